@@ -1,0 +1,38 @@
+"""``python -m benchmarks topk | table | plot``; run it in the root of the source tree, with jaxgpuops installed."""
+
+import argparse
+import os
+import sys
+
+# Python put the source tree first on the path, but its jaxgpuops has no compiled modules: use the installed one.
+sys.path.append(sys.path.pop(0))
+# torch and CuPy need memory, too; before JAX starts.
+os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.6")
+
+from benchmarks import report, runner
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for family in runner.FAMILIES:
+        measure = commands.add_parser(family, help=f"measure {family} on this machine's GPU, or CPU")
+        measure.add_argument("--only", default="", help="cases whose name contains this text")
+        measure.add_argument("--libraries", help="comma-separated; default: jaxgpuops and every peer that is installed")
+        measure.add_argument("--commit", help="what is measured; default: JAXGPUOPS_COMMIT, or what git says")
+        measure.add_argument("--out", default=report.RESULTS, help="folder for the JSON file")
+    table = commands.add_parser("table", help="fill the benchmark tables of README.md and docs/ from the JSON files")
+    table.add_argument("--check", action="store_true", help="fail if a table is out of date, change nothing")
+    commands.add_parser("plot", help="draw an SVG beside each JSON file")
+    args = parser.parse_args()
+    if args.command == "table":
+        report.fill_tables(check=args.check)
+    elif args.command == "plot":
+        report.plot()
+    else:
+        libraries = args.libraries and args.libraries.split(",")
+        runner.run(args.command, only=args.only, libraries=libraries, commit=args.commit, out=args.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""Tables and plots of the results that the runner left.
+
+In Markdown, a table stands between two markers and is filled by ``python -m benchmarks table``::
+
+    <!-- benchmark nvidia-h200-topk: case jax torch record jaxgpuops speedup -->
+    <!-- end -->
+
+The words are columns: a library, or one of COLUMNS.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks/results"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MARKED = re.compile(r"(<!-- benchmark ([\w-]+): ([\w ]+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+
+def _number(value: float | None, unit: str = "") -> str:
+    return "–" if value is None else f"{value:.3g}{unit}" if value < 1000 else f"{value:.0f}{unit}"
+
+
+def _ratio(a: float | None, b: float | None) -> float | None:
+    return a / b if a and b else None
+
+
+def _us(row, library):
+    return row["us"].get(library)
+
+
+def _floor(row):
+    return row.get("floor", {}).get("us")
+
+
+def _target(row):
+    return row["target_ratio"] * _floor(row) if _floor(row) and row["target_ratio"] else None
+
+
+def _of_copy(result, row):
+    rate = _ratio(row["bytes"] / 1e6, _us(row, "jaxgpuops"))
+    fraction = _ratio(rate, result.get("copy_rate"))
+    return "–" if fraction is None else f"{fraction:.0%}"
+
+
+# name -> (heading, text of a cell)
+COLUMNS = {
+    "case": ("", lambda result, row: row["name"].replace(" x ", " × ")),
+    "jaxgpuops": ("**jaxgpuops**", lambda result, row: f"**{_number(_us(row, 'jaxgpuops'))}**"),
+    "warm": ("warm", lambda result, row: _number(_us(row, "jaxgpuops, warm"))),
+    "jax": ("`jax.lax`", lambda result, row: _number(_us(row, "jax"))),
+    "torch": ("torch", lambda result, row: _number(_us(row, "torch"))),
+    "numpy": ("NumPy", lambda result, row: _number(_us(row, "numpy"))),
+    "cupy": ("CuPy", lambda result, row: _number(_us(row, "cupy"))),
+    "record": ("others' best*", lambda result, row: row.get("record") or "–"),
+    "floor": ("floor", lambda result, row: _number(_floor(row))),
+    "target": ("target", lambda result, row: _number(_target(row))),
+    "ratio": ("of floor", lambda result, row: _number(_ratio(_us(row, "jaxgpuops"), _floor(row)), "×")),
+    "copy": ("of copy rate", _of_copy),
+    "speedup": (
+        "over `jax.lax`",
+        lambda result, row: _number(_ratio(_us(row, "jax"), _us(row, "jaxgpuops")), "×"),
+    ),
+    "algorithm": ("kernel", lambda result, row: " ".join(plan["algorithm"] for plan in row["plan"] if plan) or "–"),
+}
+
+
+def table(result: dict, columns: list[str]) -> str:
+    headings, cells = zip(*(COLUMNS[name] for name in columns), strict=True)
+    lines = [headings, ["---"] + ["---:"] * (len(columns) - 1)]
+    lines += [[cell(result, row) for cell in cells] for row in result["rows"]]
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items() if name != "jaxgpuops")
+    commit = result["commit"][:12] + ("-dirty" if result["commit"].endswith("-dirty") else "")
+    about = f"µs of {result['timing']} time. {result['device']}; {versions}; commit {commit}, {result['date']}."
+    return "\n".join(["| " + " | ".join(line) + " |" for line in lines] + ["", about]) + "\n"
+
+
+def fill_tables(check: bool = False) -> None:
+    """Writes every marked table anew; with ``check``, only says whether one is out of date."""
+    stale = []
+    for page in PAGES:
+
+        def filled(match):
+            marker, name, columns, _, end = match.groups()
+            path = RESULTS / f"{name}.json"
+            text = table(json.loads(path.read_text()), columns.split()) if path.exists() else "Not measured yet.\n"
+            return marker + text + end
+
+        before = page.read_text()
+        after = MARKED.sub(filled, before)
+        if after != before:
+            stale.append(page.name)
+            if not check:
+                page.write_text(after)
+                print(f"{page.name} updated")
+    if check and stale:
+        sys.exit(f"out of date: {', '.join(stale)}; run python -m benchmarks table")
+
+
+def plot() -> None:
+    """One SVG per result: times of every library as bars, the floor as a line across them."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    for path in sorted(RESULTS.glob("*.json")):
+        result = json.loads(path.read_text())
+        rows = result["rows"][::-1]  # the first on top
+        libraries = list(dict.fromkeys(name for row in rows for name in row["us"] if "," not in name))
+        height = 0.8 / len(libraries)
+        figure, axes = plt.subplots(figsize=(9, 1.5 + 0.45 * len(rows)), layout="constrained")
+        for i, library in enumerate(libraries):
+            times = {
+                y + 0.4 - (i + 0.5) * height: row["us"][library] for y, row in enumerate(rows) if library in row["us"]
+            }
+            axes.barh(list(times), list(times.values()), height=height, label=library)
+        for y, row in enumerate(rows):
+            if _floor(row):
+                label = "floor" if y == 0 else None
+                axes.vlines(_floor(row), y - 0.45, y + 0.45, color="black", linewidth=1.5, label=label)
+        axes.set_yticks(range(len(rows)), [row["name"].replace(" x ", " × ") for row in rows], fontsize=8)
+        axes.set_xscale("log")
+        axes.set_xlabel(f"µs of {result['timing']} time (log scale)")
+        axes.set_title(f"{result['family']} on {result['device']}", fontsize=10)
+        axes.legend(fontsize=8)
+        figure.savefig(path.with_suffix(".svg"))
+        print(f"{path.with_suffix('.svg').name} drawn")

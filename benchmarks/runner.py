@@ -1,0 +1,262 @@
+"""Measures the cases of a family on the device at hand, beside every peer that is installed, and writes JSON.
+
+The file is written anew after each case, so that an interrupted run keeps what it has; a run of some cases (``--only``)
+updates the file of the same commit and device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import pathlib
+import platform
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+import jaxgpuops
+from benchmarks import timing
+
+FAMILIES = ["topk"]
+
+ROTATE = 128 << 20  # bytes of distinct inputs: about twice the largest L2 cache
+MAX_CALLS = 256  # in one program
+WARM = 16 << 20  # bytes of an input that stays in L2 if nothing else comes by
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One row of a family's table.
+
+    inputs: arguments of one call, as JAX arrays, from a random key.
+    functions: by library ("jaxgpuops", "jax", "torch", "cupy", "numpy") the function of these arguments, which the
+      library gets as arrays of its own. It returns a tuple of arrays; what a library returns must equal what jaxgpuops
+      returns in the same place.
+    bytes: what has to be moved at least: operands and results, each once.
+    floor: ("read" | "copy" | "write", size): the kernel and its bytes that the time is compared with.
+    target: time to reach on a GPU, as a multiple of the floor's.
+    facts: more about the case, for its row in the JSON file.
+    """
+
+    name: str
+    inputs: Callable[[jax.Array], tuple]
+    functions: dict[str, Callable]
+    bytes: int
+    floor: tuple[str, int]
+    target: float | None = None
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+# How an array comes from JAX to a library, and from there to NumPy. bfloat16 cannot go from torch to NumPy directly.
+def _library(name: str) -> tuple[Callable, Callable]:
+    if name == "torch":
+        import torch
+
+        return torch.from_dlpack, lambda y: np.asarray(jax.dlpack.from_dlpack(y.contiguous()))
+    if name == "cupy":
+        import cupy
+
+        return cupy.from_dlpack, cupy.asnumpy
+    if name == "numpy":
+        return np.asarray, np.asarray
+    return lambda x: x, np.asarray
+
+
+def _installed(name: str) -> bool:
+    if {"cupy": "cpu", "numpy": "gpu"}.get(name) == jax.default_backend():  # the wrong device for it
+        return False
+    return importlib.util.find_spec(name) is not None
+
+
+def _free_caches() -> None:
+    """Memory that torch and CuPy keep for later would be missing elsewhere."""
+    if "torch" in sys.modules and jax.default_backend() == "gpu":
+        sys.modules["torch"].cuda.empty_cache()
+    if "cupy" in sys.modules:
+        sys.modules["cupy"].get_default_memory_pool().free_all_blocks()
+
+
+def _check(name: str, results, expected) -> None:
+    for i, (actual, wanted) in enumerate(zip(results, expected, strict=False)):
+        if not np.array_equal(np.asarray(actual), wanted):
+            raise AssertionError(f"result {i} of {name} is not that of jaxgpuops")
+
+
+# ---- Measuring ------------------------------------------------------------------------------------------------------
+
+
+def _cpu_times(name: str, fn: Callable, args: tuple) -> dict[str, float]:
+    wait = jax.block_until_ready if name in ("jax", "jaxgpuops") else lambda y: y
+    return {name: timing.wall(lambda: wait(fn(*args)))}
+
+
+def _gpu_times(name: str, fn: Callable, inputs: list[tuple], size: int) -> dict[str, float]:
+    calls = [inputs[i % len(inputs)] for i in range(max(len(inputs), 4))]
+    if name == "torch":
+        return {name: timing.torch_on_gpu(fn, calls)}
+    if name == "cupy":
+        return {name: timing.cupy_on_gpu(fn, calls[:2])}
+    if name == "jax":  # sorts compile slowly: no more calls than a good measurement needs
+        jitted = jax.jit(fn)
+        once = timing.wall(lambda: jax.block_until_ready(jitted(*inputs[0])))
+        calls = calls[: max(2, min(16, int(500 / once)))]
+    timer = timing.jax_on_gpu(fn, calls)
+    times = {name: timer(calls)}
+    if name == "jaxgpuops" and size <= WARM:
+        times["jaxgpuops, warm"] = timer([inputs[0]] * len(calls))
+    return times
+
+
+def measure(case: Case, libraries: Sequence[str]) -> dict[str, Any]:
+    gpu = jax.default_backend() == "gpu"
+    one = jax.block_until_ready(jax.jit(case.inputs)(jax.random.key(0)))
+    size = max(sum(x.nbytes for x in one), case.bytes)
+    count = max(2, min(MAX_CALLS, -(-ROTATE // size))) if gpu else 1
+    inputs = [one] + [jax.jit(case.inputs)(jax.random.key(i)) for i in range(1, count)]
+    jax.block_until_ready(inputs)
+
+    row = {"name": case.name, "bytes": case.bytes, "us": {}, "errors": {}, **case.facts}
+    calls = jaxgpuops.explain(case.functions["jaxgpuops"], *one)
+    row["plan"] = [call.plan for call in calls]
+    if gpu and _installed("cupy"):
+        kind, moved = case.floor
+        row["floor"] = {"kind": kind, "us": timing.floor_on_gpu(kind, moved, max(-(-ROTATE // moved), 4))}
+        row["target_ratio"] = case.target
+        _free_caches()
+    expected = None
+    for name in libraries:
+        if name not in case.functions:
+            continue
+        fn = case.functions[name]
+        if name in ("jaxgpuops", "jax"):
+            fn = jax.jit(fn)
+        to, back = _library(name)
+        try:
+            theirs = [tuple(map(to, args)) for args in inputs]
+            results = [back(y) for y in fn(*theirs[0])]
+            if expected is None:
+                expected = results
+            _check(name, results, expected)
+            del results
+            row["us"] |= _gpu_times(name, fn, theirs, size) if gpu else _cpu_times(name, fn, theirs[0])
+        except Exception as error:  # noqa: BLE001  one library's failure must not hide the others' results
+            row["errors"][name] = f"{type(error).__name__}: {error}".split("\n")[0][:300]
+        theirs = None
+        _free_caches()
+    return row
+
+
+def _line(row: dict[str, Any]) -> str:
+    times = [f"{name} {us:.4g}" for name, us in row["us"].items()]
+    if "floor" in row:
+        floor = row["floor"]["us"]
+        times.append(f"floor {floor:.4g}")
+        if row["target_ratio"]:
+            times.append(f"target {row['target_ratio'] * floor:.4g}")
+    if "jaxgpuops" in row["us"]:
+        times.append(f"{row['bytes'] / row['us']['jaxgpuops'] / 1e3:.0f} GB/s")
+        if "jax" in row["us"]:
+            times.append(f"{row['us']['jax'] / row['us']['jaxgpuops']:.2f}x jax")
+    if algorithms := [plan["algorithm"] for plan in row["plan"] if plan]:
+        times.append("/".join(algorithms))
+    errors = [f"{name} FAILED: {error}" for name, error in row["errors"].items()]
+    return f"{row['name']:<34} " + "; ".join([", ".join(times), *errors])
+
+
+# ---- Files ----------------------------------------------------------------------------------------------------------
+
+
+def _commit() -> str:
+    if commit := os.environ.get("JAXGPUOPS_COMMIT"):
+        return commit
+    git = lambda *args: subprocess.run(["git", *args], capture_output=True, text=True, check=True).stdout.strip()
+    try:
+        return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _cpu_model() -> str:
+    try:
+        return re.search(r"model name\s*:\s*(.*)", pathlib.Path("/proc/cpuinfo").read_text())[1]
+    except (OSError, TypeError):
+        return platform.machine()
+
+
+def _version(name: str) -> str:
+    names = [name] if name != "cupy" else [d for d in importlib.metadata.packages_distributions().get(name, [name])]
+    return importlib.metadata.version(names[0])
+
+
+def environment(family: str, commit: str | None, libraries: Sequence[str]) -> dict[str, Any]:
+    device = jax.devices()[0]
+    gpu = device.platform == "gpu"
+    packages = sorted({*libraries, "jax", "jaxlib", "numpy", "jaxgpuops"})
+    return {
+        "family": family,
+        "device": device.device_kind if gpu else f"{_cpu_model()}, {os.cpu_count()} cores",
+        "timing": "device" if gpu else "wall",
+        "commit": commit or _commit(),
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in packages}},
+    }
+
+
+def result_path(folder: str | os.PathLike, family: str) -> pathlib.Path:
+    device = jax.devices()[0]
+    kind = device.device_kind if device.platform == "gpu" else "cpu"
+    return pathlib.Path(folder) / f"{re.sub('[^a-z0-9]+', '-', kind.lower())}-{family}.json"
+
+
+def run(
+    family: str,
+    *,
+    only: str = "",
+    libraries: Sequence[str] | None = None,
+    commit: str | None = None,
+    out: str | os.PathLike,
+) -> None:
+    cases = importlib.import_module(f"benchmarks.{family}").cases(jax.default_backend())
+    libraries = libraries or list(dict.fromkeys(name for case in cases for name in case.functions))
+    libraries = [name for name in libraries if _installed(name)]
+    result = environment(family, commit, libraries)
+    path = result_path(out, family)
+    rows = {}
+    if path.exists():
+        before = json.loads(path.read_text())
+        if all(before.get(key) == value for key, value in result.items()):
+            rows = {row["name"]: row for row in before["rows"]}
+    print(f"{result['device']}; " + ", ".join(f"{k} {v}" for k, v in result["versions"].items()))
+    if result["timing"] == "device":
+        if not _installed("cupy"):
+            print("no floors and targets: they are measured with CuPy, which is not installed")
+        else:
+            result["copy_rate"] = 2 * (1 << 30) / timing.floor_on_gpu("copy", 1 << 30, 4) / 1e6
+            print(f"large copy: {result['copy_rate']:.2f} TB/s; times in us of device time")
+            _free_caches()
+    result["date"] = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
+
+    failed = False
+    start = time.monotonic()
+    for case in cases:
+        if only not in case.name:
+            continue
+        rows[case.name] = row = measure(case, libraries)
+        failed |= bool(row["errors"])
+        print(f"{time.monotonic() - start:5.0f} s  {_line(row)}", flush=True)
+        ordered = [rows[c.name] for c in cases if c.name in rows]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result | {"rows": ordered}, indent=1, ensure_ascii=False) + "\n")
+    print(f"written to {path}")
+    if failed:
+        sys.exit("some measurements failed, see above")

@@ -1,0 +1,189 @@
+"""Time of one call, in microseconds.
+
+On a GPU this is device time. Wall time around a call would be mostly the host's: its wake-up and the allocation of
+results cost 10 to 600 us. So a program holds many calls over distinct inputs, the GPU runs it as one CUDA graph, many
+runs are in flight, and one wait ends them all. The inputs together are larger than the L2 cache ("cold"), or one input
+serves all calls ("warm"). Each timer takes the arguments of every call of the program.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+
+REPEATS = 5  # each result is the median of so many measurements
+SECONDS = 0.02  # that long, at least
+
+
+def _median(measure: Callable[[int], float]) -> float:
+    """``measure(runs)`` gives the seconds of a number of runs; returns seconds per run."""
+    measure(1)  # compile, load, allocate
+    runs = min(max(int(SECONDS / max(measure(2) / 2, 1e-6)), 3), 1000)
+    return statistics.median(measure(runs) / runs for _ in range(REPEATS))
+
+
+def wall(call: Callable[[], None], calls: int = 1) -> float:
+    """Of a function that makes some calls and returns when they are done."""
+
+    def measure(runs):
+        start = time.perf_counter()
+        for _ in range(runs):
+            call()
+        return time.perf_counter() - start
+
+    return _median(measure) / calls * 1e6
+
+
+def jax_on_gpu(fn: Callable, calls: Sequence[tuple]) -> Callable[[Sequence[tuple]], float]:
+    """Compiles a program of ``fn`` on each of the calls' arguments; the timer takes them, or others of the same shapes.
+
+    Results stay inside the program, so that running it allocates nothing: what leaves it is one element of each, at an
+    index that the compiler does not know, in a buffer that the next run overwrites.
+    """
+
+    def element(result, index):
+        return jax.lax.dynamic_slice(result.reshape(-1), (index,), (1,)).astype(jnp.float32)
+
+    def program(kept, index, calls):
+        results = [result for args in calls for result in jax.tree.leaves(fn(*args))]
+        return kept + jnp.concatenate([element(result, index) for result in results])
+
+    kept = jnp.zeros(len(calls) * len(jax.tree.leaves(jax.eval_shape(fn, *calls[0]))))
+    index = jnp.uint32(0)
+    run = jax.jit(program, donate_argnums=0)
+
+    def timer(calls):
+        calls = list(calls)
+
+        def measure(runs):
+            nonlocal kept
+            kept.block_until_ready()
+            start = time.perf_counter()
+            for _ in range(runs):
+                kept = run(kept, index, calls)
+            kept.block_until_ready()
+            return time.perf_counter() - start
+
+        return _median(measure) / len(calls) * 1e6
+
+    return timer
+
+
+def torch_on_gpu(fn: Callable, calls: Sequence[tuple]) -> float:
+    """Replays of a CUDA graph between CUDA events."""
+    import torch
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        fn(*calls[0])  # lazy initialisation is not allowed while capturing
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for args in calls:
+            fn(*args)
+
+    def measure(runs):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(runs):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3
+
+    return _median(measure) / len(calls) * 1e6
+
+
+def cupy_on_gpu(fn: Callable, calls: Sequence[tuple]) -> float:
+    """Between CUDA events; no graph, because CuPy allocates and synchronises in its functions."""
+    import cupy
+
+    def measure(runs):
+        start, end = cupy.cuda.Event(), cupy.cuda.Event()
+        start.record()
+        for _ in range(runs):
+            for args in calls:
+                fn(*args)
+        end.record()
+        end.synchronize()
+        return cupy.cuda.get_elapsed_time(start, end) / 1e3
+
+    return _median(measure) / len(calls) * 1e6
+
+
+# ---- Floors: the fastest that plain kernels move bytes ---------------------------------------------------------------
+
+_FLOORS = r"""
+template <class Step> __device__ void each(long long n, Step step) {
+  const long long stride = (long long)gridDim.x * blockDim.x;
+  long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+  for (; i + 3 * stride < n; i += 4 * stride) step(i, stride, 4);
+  for (; i < n; i += stride) step(i, stride, 1);
+}
+
+extern "C" __global__ void read(const uint4* x, uint4* y, long long n) {
+  unsigned sum = 0;
+  each(n, [&](long long i, long long stride, int count) {
+    uint4 v[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) v[j] = j < count ? x[i + j * stride] : uint4{0, 0, 0, 0};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) sum ^= v[j].x ^ v[j].y ^ v[j].z ^ v[j].w;
+  });
+  if (sum == 0x9e3779b9u) y[0].x = sum;  // almost never, but the compiler cannot know
+}
+
+extern "C" __global__ void copy(const uint4* x, uint4* y, long long n) {
+  each(n, [&](long long i, long long stride, int count) {
+    uint4 v[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) if (j < count) v[j] = x[i + j * stride];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) if (j < count) y[i + j * stride] = v[j];
+  });
+}
+
+extern "C" __global__ void write(const uint4* x, uint4* y, long long n) {
+  each(n, [&](long long i, long long stride, int count) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) if (j < count) y[i + j * stride] = uint4{0, 0, 0, 0};
+  });
+}
+"""
+
+
+def floor_on_gpu(kind: str, size: int, buffers: int) -> float:
+    """Of a kernel that only reads, copies or writes ``size`` bytes, over so many buffers in a CUDA graph."""
+    import cupy
+
+    module = cupy.RawModule(code=_FLOORS, options=("--std=c++17",))
+    kernel = module.get_function(kind)
+    vectors = max(size // 16, 1)
+    mixed = cupy.arange(4 * vectors, dtype=cupy.uint32) * cupy.uint32(2654435761)  # zeros may run faster than data
+    source = [mixed + cupy.uint32(i) for i in range(buffers)]
+    target = [cupy.empty_like(mixed) for _ in range(1 if kind == "read" else buffers)]
+    blocks = min(-(-vectors // 1024), 8 * cupy.cuda.Device().attributes["MultiProcessorCount"])
+    cupy.cuda.Device().synchronize()
+
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        kernel((blocks,), (256,), (source[0], target[0], cupy.int64(vectors)))
+        stream.begin_capture()
+        for i in range(buffers):
+            kernel((blocks,), (256,), (source[i], target[i % len(target)], cupy.int64(vectors)))
+        graph = stream.end_capture()
+
+        def measure(runs):
+            start, end = cupy.cuda.Event(), cupy.cuda.Event()
+            start.record(stream)
+            for _ in range(runs):
+                graph.launch(stream)
+            end.record(stream)
+            end.synchronize()
+            return cupy.cuda.get_elapsed_time(start, end) / 1e3
+
+        return _median(measure) / buffers * 1e6

@@ -1,0 +1,276 @@
+// take: one gather.   put: zeros and a scatter, in one kernel wherever the updates are few against the output.
+//
+// Elements are moved and not looked at, so kernels are compiled per element width. Pointers may be aligned to the
+// element only.
+#include "along_axis/launch.h"
+
+#include <algorithm>
+
+#include "common/launch.cuh"
+
+namespace jaxgpuops::along_axis {
+namespace {
+
+constexpr int kThreads = 256;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// ---- take -----------------------------------------------------------------------------------------------------------
+
+constexpr int kTakesPerThread = 4;
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+take_kernel(Rows rows, int64_t k, const T* __restrict__ x, const int32_t* __restrict__ indices, T* __restrict__ out) {
+  const int64_t count = rows.outer * k * rows.inner;
+  const int64_t first = int64_t{blockIdx.x} * (kThreads * kTakesPerThread) + threadIdx.x;
+#pragma unroll
+  for (int n = 0; n < kTakesPerThread; ++n) {
+    const int64_t at = first + n * kThreads;  // in (outer, k, inner)
+    if (at >= count) return;
+    const int64_t outer = at / (k * rows.inner);
+    const int64_t i = rows.inner == 1 ? 0 : at % rows.inner;
+    out[at] = x[(outer * rows.length + indices[at]) * rows.inner + i];
+  }
+}
+
+template <class T>
+cudaError_t take(cudaStream_t stream, const Problem& problem, const void* x, const int32_t* indices, void* out) {
+  const int64_t count = problem.rows.count() * problem.k;
+  if (count == 0) return cudaSuccess;
+  const int64_t blocks = ceil_div(count, kThreads * kTakesPerThread);
+  return launch(stream, {dim3(blocks), dim3(kThreads)}, take_kernel<T>, problem.rows, problem.k,
+                static_cast<const T*>(x), indices, static_cast<T*>(out));
+}
+
+// ---- put ------------------------------------------------------------------------------------------------------------
+
+// A box is a part of the output that one block writes alone: zeros, and those updates that fall into it.
+struct Box {
+  int64_t outer, length, inner;
+};
+
+constexpr int64_t kBoxBytes = 32 << 10;
+constexpr int64_t kLeastBoxBytes = 4 << 10;
+constexpr int64_t kFewBoxes = 264;   // two on each multiprocessor of an H200: fewer are made smaller
+constexpr int64_t kLineBytes = 128;  // width of a strip: a cache line
+constexpr int64_t kReadShare = 4;    // a box writes at least this many times the bytes of the indices it reads
+
+__device__ int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// While memory is busy with writes, reads wait long. So a block asks for the updates of a block that runs much later,
+// which then finds them in L2.
+constexpr int64_t kBlocksAhead = 768;
+
+__device__ void prefetch(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
+
+// A few updates of each thread, loaded together. Update n is at address(n); with index j it goes to place(n, j) of the
+// box, or nowhere if that is negative. `all` says that no update goes nowhere.
+template <class T, class Place>
+struct Batch {
+  static constexpr int kSize = 4;
+
+  template <class AddressOf, class PlaceOf>
+  __device__ void load(const T* updates, const int32_t* indices, uint32_t first, uint32_t count, bool all,
+                       AddressOf address, PlaceOf place) {
+#pragma unroll
+    for (int b = 0; b < kSize; ++b) {
+      const uint32_t n = first + b * kThreads + threadIdx.x;
+      places[b] = n < count ? place(n, indices[address(n)]) : -1;
+      if (n < count && all) values[b] = updates[address(n)];
+    }
+    if (all) return;
+#pragma unroll
+    for (int b = 0; b < kSize; ++b)
+      if (places[b] >= 0) values[b] = updates[address(first + b * kThreads + threadIdx.x)];
+  }
+
+  __device__ void store(T* box) const {
+#pragma unroll
+    for (int b = 0; b < kSize; ++b)
+      if (places[b] >= 0) box[places[b]] = values[b];
+  }
+
+  T values[kSize];
+  Place places[kSize];
+};
+
+// Boxes that are one run of memory: some whole outer indices where these are small, a part of the axis where not. A box
+// is put together in shared memory, so that global memory is written once, in whole 16-byte slots.
+template <class T>
+__global__ void __launch_bounds__(kThreads, 6)
+put_runs(Rows rows, int64_t k, Box box, const T* __restrict__ updates, const int32_t* __restrict__ indices, T* out) {
+  const int64_t parts = (rows.length + box.length - 1) / box.length;  // boxes of an outer index
+  const int64_t o0 = blockIdx.x / parts * box.outer, o1 = smaller(o0 + box.outer, rows.outer);
+  const int64_t j0 = blockIdx.x % parts * box.length, j1 = smaller(j0 + box.length, rows.length);
+  const int64_t row_updates = k * rows.inner, row_size = rows.length * rows.inner;
+  T* const first = out + o0 * row_size + j0 * rows.inner;
+  const int64_t size = (o1 - 1 - o0) * row_size + (j1 - j0) * rows.inner;
+
+  // The image in shared memory has the run's alignment. begin and end are its bytes.
+  constexpr int kSlot = 16;
+  extern __shared__ uint4 slots[];
+  unsigned char* const image = reinterpret_cast<unsigned char*>(slots);
+  const int begin = static_cast<int>(reinterpret_cast<uintptr_t>(first) % kSlot);
+  const int end = begin + static_cast<int>(size * sizeof(T));
+
+  const auto count = static_cast<uint32_t>((o1 - o0) * row_updates);
+  const auto address = [&](uint32_t n) { return o0 * row_updates + n; };
+  const auto place = [&](uint32_t n, int32_t j) {
+    if (j < j0 || j >= j1) return -1;
+    const uint32_t o = n / static_cast<uint32_t>(row_updates), i = n % static_cast<uint32_t>(rows.inner);
+    return static_cast<int>(o * row_size + (j - j0) * rows.inner + i);
+  };
+  Batch<T, int> batch;
+  batch.load(updates, indices, 0, count, parts == 1, address, place);
+
+  const int64_t later = (blockIdx.x + kBlocksAhead) / parts * box.outer;
+  if (count <= batch.kSize * kThreads && (blockIdx.x + kBlocksAhead) % parts == 0 && later < rows.outer) {
+    const int64_t stop = smaller(later + box.outer, rows.outer) * row_updates;
+    constexpr int kStep = kLineBytes / sizeof(T);
+    for (int64_t n = later * row_updates + threadIdx.x * kStep; n < stop; n += kThreads * kStep) {
+      prefetch(updates + n);
+      prefetch(indices + n);
+    }
+  }
+
+  for (int at = threadIdx.x * kSlot; at < end; at += kThreads * kSlot) slots[at / kSlot] = make_uint4(0, 0, 0, 0);
+  __syncthreads();
+  batch.store(reinterpret_cast<T*>(image + begin));
+  for (uint32_t n = batch.kSize * kThreads; n < count; n += batch.kSize * kThreads) {
+    batch.load(updates, indices, n, count, parts == 1, address, place);
+    batch.store(reinterpret_cast<T*>(image + begin));
+  }
+  __syncthreads();
+
+  unsigned char* const target = reinterpret_cast<unsigned char*>(first) - begin;
+  for (int at = threadIdx.x * kSlot; at < end; at += kThreads * kSlot) {
+    if (at >= begin && at + kSlot <= end) {
+      __stcs(reinterpret_cast<uint4*>(target + at), slots[at / kSlot]);  // not read again soon: leave L2 to the updates
+    } else {
+      for (int e = at; e < at + kSlot; e += sizeof(T))
+        if (e >= begin && e < end) *reinterpret_cast<T*>(target + e) = *reinterpret_cast<const T*>(image + e);
+    }
+  }
+}
+
+// Boxes that are strips, for an axis that is not the last: a cache line wide, and long enough along the axis that most
+// of the updates a box reads are its own. Zeros and updates go to global memory one after the other.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+put_strips(Rows rows, int64_t k, Box box, const T* __restrict__ updates, const int32_t* __restrict__ indices, T* out) {
+  // Neighbouring blocks write neighbouring memory.
+  const int64_t strips = (rows.inner + box.inner - 1) / box.inner;
+  const int64_t parts = (rows.length + box.length - 1) / box.length;
+  const int64_t o = blockIdx.x / strips / parts;
+  const int64_t j0 = blockIdx.x / strips % parts * box.length, j1 = smaller(j0 + box.length, rows.length);
+  const int64_t i0 = blockIdx.x % strips * box.inner, i1 = smaller(i0 + box.inner, rows.inner);
+  T* const first = out + (o * rows.length + j0) * rows.inner + i0;
+
+  const auto width = static_cast<uint32_t>(i1 - i0), count = static_cast<uint32_t>(k) * width;
+  const auto address = [&](uint32_t n) { return (o * k + n / width) * rows.inner + i0 + n % width; };
+  const auto place = [&](uint32_t n, int32_t j) {
+    return j < j0 || j >= j1 ? -1 : (j - j0) * rows.inner + n % width;
+  };
+  Batch<T, int64_t> batch;
+  batch.load(updates, indices, 0, count, parts == 1, address, place);
+
+  const int64_t later = blockIdx.x + kBlocksAhead, later_o = later / strips / parts;
+  if (count <= batch.kSize * kThreads && later_o < rows.outer) {
+    for (int64_t j = threadIdx.x; j < k; j += kThreads) {
+      const int64_t at = (later_o * k + j) * rows.inner + later % strips * box.inner;
+      prefetch(updates + at);
+      prefetch(indices + at);
+    }
+  }
+
+  // The widest store that every line of the strip is aligned to.
+  const auto zero = [&](auto slot) {
+    constexpr int kLanes = kLineBytes / sizeof(slot), kElements = sizeof(slot) / sizeof(T);
+    const int64_t i = threadIdx.x % kLanes * kElements;
+    if (i >= i1 - i0) return;
+#pragma unroll 4
+    for (int64_t j = threadIdx.x / kLanes; j < j1 - j0; j += kThreads / kLanes)
+      *reinterpret_cast<decltype(slot)*>(first + j * rows.inner + i) = slot;
+  };
+  if (reinterpret_cast<uintptr_t>(out) % 16 == 0 && rows.inner * sizeof(T) % 16 == 0) {
+    zero(make_uint4(0, 0, 0, 0));
+  } else {
+    zero(T{0});
+  }
+  __syncthreads();
+  batch.store(first);
+  for (uint32_t n = batch.kSize * kThreads; n < count; n += batch.kSize * kThreads) {
+    batch.load(updates, indices, n, count, parts == 1, address, place);
+    batch.store(first);
+  }
+}
+
+// For many updates: scatters into zeros that put_runs or put_strips, without updates, has written.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+scatter(Rows rows, int64_t k, const T* __restrict__ updates, const int32_t* __restrict__ indices, T* out) {
+  const int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (at >= rows.outer * k * rows.inner) return;
+  const int64_t outer = at / (k * rows.inner);
+  const int64_t i = rows.inner == 1 ? 0 : at % rows.inner;
+  out[(outer * rows.length + indices[at]) * rows.inner + i] = updates[at];
+}
+
+// Chooses the boxes. A part of an axis reads all updates of its outer index: they should be few against what it writes.
+// Where that takes too large a box, zeros and updates are two launches.
+template <class T>
+cudaError_t put(cudaStream_t stream, const Problem& problem, const void* updates_, const int32_t* indices, void* out_) {
+  const auto [outer, length, inner] = problem.rows;
+  const auto* updates = static_cast<const T*>(updates_);
+  auto* out = static_cast<T*>(out_);
+  const int64_t bytes = sizeof(T), outer_bytes = length * inner * bytes;
+  if (problem.rows.elements() == 0) return cudaSuccess;
+
+  const int64_t least_length = kReadShare * 4 * problem.k / bytes;
+  int64_t k = problem.k;
+  cudaError_t status;
+  if (inner * bytes > kLineBytes && outer_bytes > kBoxBytes) {
+    Box box{1, 0, kLineBytes / bytes};
+    box.length = std::min(length, std::max(kBoxBytes / kLineBytes, least_length));
+    if (box.length > 16 * kBoxBytes / kLineBytes) {
+      box.length = kBoxBytes / kLineBytes;
+      k = 0;
+    }
+    const int64_t boxes = outer * ceil_div(length, box.length) * ceil_div(inner, box.inner);
+    status = launch(stream, {dim3(boxes), dim3(kThreads)}, put_strips<T>, problem.rows, k, box, updates, indices, out);
+  } else {
+    int64_t box_bytes = kBoxBytes;
+    while (box_bytes > kLeastBoxBytes && outer * outer_bytes < kFewBoxes * box_bytes) box_bytes /= 2;
+    Box box{1, length, inner};
+    if (outer_bytes <= box_bytes) {
+      box.outer = std::min(outer, box_bytes / outer_bytes);
+    } else {
+      box.length = std::max<int64_t>(1, box_bytes / (inner * bytes));
+      if (box.length < least_length) box.length = std::min(length, kBoxBytes / (inner * bytes));
+      if (box.length < std::min(length, least_length)) k = 0;
+    }
+    const int64_t boxes = ceil_div(outer, box.outer) * ceil_div(length, box.length);
+    const size_t shared = box.outer * box.length * inner * bytes + 16;
+    status = launch(stream, {dim3(boxes), dim3(kThreads), shared}, put_runs<T>, problem.rows, k, box, updates, indices,
+                    out);
+  }
+  if (status != cudaSuccess || k == problem.k) return status;
+  return launch(stream, {dim3(ceil_div(problem.rows.count() * problem.k, kThreads)), dim3(kThreads)}, scatter<T>,
+                problem.rows, problem.k, updates, indices, out);
+}
+
+}  // namespace
+
+cudaError_t launch_take(cudaStream_t stream, const Problem& problem, const void* x, const int32_t* indices, void* out) {
+  return dispatch_key(8 * problem.bytes,
+                      [&](auto width) { return take<decltype(width)>(stream, problem, x, indices, out); });
+}
+
+cudaError_t launch_put(cudaStream_t stream, const Problem& problem, const void* updates, const int32_t* indices,
+                       void* out) {
+  return dispatch_key(8 * problem.bytes,
+                      [&](auto width) { return put<decltype(width)>(stream, problem, updates, indices, out); });
+}
+
+}  // namespace jaxgpuops::along_axis

@@ -1,0 +1,17 @@
+// take: out[o, j, i] = x[o, indices[o, j, i], i].   put: zeros of the full length, then out[o, indices[o, j, i], i] =
+// updates[o, j, i]. Indices are int32, in range and, for put, distinct along the axis: no atomics are needed.
+#pragma once
+
+#include <cstdint>
+
+#include "common/rows.h"
+
+namespace jaxgpuops::along_axis {
+
+struct Problem {
+  Rows rows;       // the long side: x of take, out of put
+  int64_t k = 0;   // length of the short side
+  int bytes = 4;   // element width: 1, 2, 4 or 8
+};
+
+}  // namespace jaxgpuops::along_axis

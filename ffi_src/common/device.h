@@ -1,0 +1,54 @@
+// The device a CUDA handler runs on, and the text of its failures. For .cc files: no kernel needs it.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdlib>
+
+#include <cuda_runtime_api.h>
+
+#include "ffi.h"
+
+namespace jaxgpuops {
+
+struct Device {
+  int ordinal = 0;
+  int compute_capability = 0;  // 10 * major + minor
+};
+
+// XLA makes the device of the stream current before it calls a handler. Facts are cached per device, since one process
+// may hold several kinds. JAXGPUOPS_COMPUTE_CAPABILITY=80 makes the plans choose as for that device: the forms for
+// older GPUs run, and are tested, on a newer one.
+inline Device current_device() {
+  static std::array<std::atomic<int>, 64> cache{};
+  const auto require = [](cudaError_t status) {
+    if (status != cudaSuccess) throw failure(ffi::ErrorCode::kInternal, cudaGetErrorString(status));
+  };
+  Device device;
+  require(cudaGetDevice(&device.ordinal));
+  if (const char* pretended = std::getenv("JAXGPUOPS_COMPUTE_CAPABILITY")) {
+    device.compute_capability = std::atoi(pretended);
+    return device;
+  }
+  const bool cached = device.ordinal < static_cast<int>(cache.size());
+  if (cached) device.compute_capability = cache[device.ordinal].load(std::memory_order_relaxed);
+  if (device.compute_capability == 0) {
+    int major = 0, minor = 0;
+    require(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.ordinal));
+    require(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device.ordinal));
+    device.compute_capability = 10 * major + minor;
+    if (cached) cache[device.ordinal].store(device.compute_capability, std::memory_order_relaxed);
+  }
+  return device;
+}
+
+// Throws if a launch failed: says what was launched, on what and where.
+inline void require_launched(cudaError_t status, const char* kernel, const Rows& rows, ffi::AnyBuffer x,
+                             const Device& device) {
+  if (status == cudaSuccess) return;
+  throw failure(ffi::ErrorCode::kInternal, cudaGetErrorString(status), " (kernel ", kernel, ", outer ", rows.outer,
+                ", length ", rows.length, ", inner ", rows.inner, ", ", printable(x.element_type()), ", device ",
+                device.ordinal, ", compute capability ", device.compute_capability, ")");
+}
+
+}  // namespace jaxgpuops

@@ -1,0 +1,56 @@
+// Kernel launches that report their own status (never an earlier kernel's), and dispatch on a key's width.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace jaxgpuops {
+
+struct Launch {
+  dim3 grid, block;
+  size_t shared_bytes = 0;
+  int cluster = 1;  // blocks per cluster; above 1 needs compute capability 9.0
+};
+
+template <class... Parameters, class... Arguments>
+cudaError_t launch(cudaStream_t stream, const Launch& shape, void (*kernel)(Parameters...), Arguments... arguments) {
+  const void* symbol = reinterpret_cast<const void*>(kernel);
+  if (shape.shared_bytes > 48 * 1024) {
+    const cudaError_t status = cudaFuncSetAttribute(symbol, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                    static_cast<int>(shape.shared_bytes));
+    if (status != cudaSuccess) return status;
+  }
+  cudaLaunchConfig_t config = {};
+  config.gridDim = shape.grid;
+  config.blockDim = shape.block;
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.stream = stream;
+  cudaLaunchAttribute attribute[1];
+  if (shape.cluster > 1) {
+    if (shape.cluster > 8) {
+      const cudaError_t status = cudaFuncSetAttribute(symbol, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+      if (status != cudaSuccess) return status;
+    }
+    attribute[0].id = cudaLaunchAttributeClusterDimension;
+    attribute[0].val.clusterDim.x = shape.cluster;
+    attribute[0].val.clusterDim.y = attribute[0].val.clusterDim.z = 1;
+    config.attrs = attribute;
+    config.numAttrs = 1;
+  }
+  return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
+}
+
+// Calls f with a zero of the unsigned type that is `bits` wide.
+template <class F>
+cudaError_t dispatch_key(int bits, F f) {
+  switch (bits) {
+    case 8: return f(uint8_t{});
+    case 16: return f(uint16_t{});
+    case 32: return f(uint32_t{});
+    case 64: return f(uint64_t{});
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace jaxgpuops

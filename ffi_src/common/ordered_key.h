@@ -1,0 +1,69 @@
+// Maps the bits of an element to an unsigned key whose integer order is the order of the operation, and back.
+//
+// The map is one formula for every dtype, so kernels are compiled per key width and not per dtype:
+//     key = bits ^ (negative(bits) ? magnitude : 0) ^ flip
+// with `negative` the top bit. It is a bijection: values are rebuilt from their keys bit for bit.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#if defined(__CUDACC__)
+#define JAXGPUOPS_HD __host__ __device__ __forceinline__
+#else
+#define JAXGPUOPS_HD inline
+#endif
+
+namespace jaxgpuops {
+
+enum class KeyKind { kUnsigned, kSigned, kFloat };  // bool is unsigned; every float here is sign-magnitude
+
+struct KeyOrder {
+  uint64_t magnitude = 0;
+  uint64_t flip = 0;
+};
+
+// A larger key comes first. Floats follow IEEE total order (+NaN first, +0 before -0, -NaN last), as XLA's sort does.
+inline KeyOrder key_order(KeyKind kind, int bits, bool largest) {
+  const uint64_t all = bits == 64 ? ~uint64_t{0} : (uint64_t{1} << bits) - 1;
+  const uint64_t sign = uint64_t{1} << (bits - 1);
+  KeyOrder order;
+  order.magnitude = kind == KeyKind::kFloat ? all ^ sign : 0;
+  order.flip = (kind == KeyKind::kUnsigned ? 0 : sign) ^ (largest ? 0 : all);
+  return order;
+}
+
+template <class Key>
+JAXGPUOPS_HD Key sign_mask(Key bits) {  // all ones where the top bit is set
+  using Signed = std::make_signed_t<Key>;
+  return static_cast<Key>(static_cast<Signed>(bits) >> (8 * sizeof(Key) - 1));
+}
+
+template <class Key>
+JAXGPUOPS_HD Key encode(Key bits, KeyOrder order) {
+  return static_cast<Key>(bits ^ (sign_mask(bits) & static_cast<Key>(order.magnitude)) ^ static_cast<Key>(order.flip));
+}
+
+template <class Key>
+JAXGPUOPS_HD Key decode(Key key, KeyOrder order) {
+  const Key bits = static_cast<Key>(key ^ static_cast<Key>(order.flip));
+  return static_cast<Key>(bits ^ (sign_mask(bits) & static_cast<Key>(order.magnitude)));
+}
+
+// argmax and argmin compare differently: any NaN beats every number, and -0 equals +0. `nan_above` is the largest
+// magnitude that is not a NaN (infinity, or the largest finite value where a format has no infinity); integer kinds
+// pass all ones and a zero `sign`, which makes both rules vacuous.
+struct ArgOrder {
+  KeyOrder order;
+  uint64_t sign = 0;
+  uint64_t nan_above = ~uint64_t{0};
+};
+
+template <class Key>
+JAXGPUOPS_HD Key encode_arg(Key bits, ArgOrder arg) {
+  const Key magnitude = static_cast<Key>(bits & static_cast<Key>(~arg.sign));
+  if (magnitude > static_cast<Key>(arg.nan_above)) return static_cast<Key>(~Key{0});
+  return encode(magnitude == 0 ? magnitude : bits, arg.order);
+}
+
+}  // namespace jaxgpuops

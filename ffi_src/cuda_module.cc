@@ -1,0 +1,11 @@
+// jaxgpuops._cuda: the CUDA handlers. Imports where there is no GPU and no driver.
+#include <nanobind/nanobind.h>
+
+#include "along_axis/call.h"
+#include "module.h"
+#include "topk/call.h"
+
+NB_MODULE(_cuda, module) {
+  using namespace jaxgpuops;
+  define_module(module, {topk::cuda_targets(), along_axis::cuda_targets()});
+}

@@ -1,0 +1,206 @@
+// Everything the handlers need from XLA's FFI. No other file includes xla/ffi, and no .cu file includes this one: the
+// headers cost nvcc seconds a file.
+//
+// A handler is a function of typed buffers and attributes whose body runs inside handle(): it throws a Failure, or
+// whatever the standard library throws, and XLA sees an FFI error that starts with the name of the target.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <exception>
+#include <new>
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "xla/ffi/api/ffi.h"
+
+#include "common/ordered_key.h"
+#include "common/parallel.h"
+#include "common/rows.h"
+
+namespace jaxgpuops {
+
+namespace ffi = ::xla::ffi;
+
+// One entry of a module's table: what Python registers under `name` on the platform of the module.
+struct Target {
+  const char* name;
+  XLA_FFI_Handler* handler;
+};
+
+// ---- Errors ---------------------------------------------------------------------------------------------------------
+
+struct Failure : std::runtime_error {
+  Failure(ffi::ErrorCode code, const std::string& text) : std::runtime_error(text), code(code) {}
+  ffi::ErrorCode code;
+};
+
+template <class... Parts>
+Failure failure(ffi::ErrorCode code, const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  return Failure(code, text.str());
+}
+
+template <class... Parts>
+Failure invalid(const Parts&... parts) {
+  return failure(ffi::ErrorCode::kInvalidArgument, parts...);
+}
+
+// Runs the body of the handler of `target`.
+template <class Body>
+ffi::Error handle(const char* target, Body body) {
+  const auto error = [target](ffi::ErrorCode code, const char* text) {
+    return ffi::Error(code, std::string(target) + ": " + text);
+  };
+  try {
+    body();
+    return ffi::Error::Success();
+  } catch (const Failure& e) {
+    return error(e.code, e.what());
+  } catch (const std::bad_alloc&) {
+    return error(ffi::ErrorCode::kResourceExhausted, "out of host memory");
+  } catch (const std::exception& e) {
+    return error(ffi::ErrorCode::kInternal, e.what());
+  }
+}
+
+// ---- Element types --------------------------------------------------------------------------------------------------
+
+// An element type that has an order.
+struct Element {
+  const char* name;
+  KeyKind kind;
+  int bits;
+  uint64_t nan_above = ~uint64_t{0};  // see ArgOrder
+};
+
+inline std::optional<Element> ordered_element(ffi::DataType dtype) {
+  switch (dtype) {
+    case ffi::DataType::PRED: return Element{"bool", KeyKind::kUnsigned, 8};
+    case ffi::DataType::U8: return Element{"uint8", KeyKind::kUnsigned, 8};
+    case ffi::DataType::U16: return Element{"uint16", KeyKind::kUnsigned, 16};
+    case ffi::DataType::U32: return Element{"uint32", KeyKind::kUnsigned, 32};
+    case ffi::DataType::U64: return Element{"uint64", KeyKind::kUnsigned, 64};
+    case ffi::DataType::S8: return Element{"int8", KeyKind::kSigned, 8};
+    case ffi::DataType::S16: return Element{"int16", KeyKind::kSigned, 16};
+    case ffi::DataType::S32: return Element{"int32", KeyKind::kSigned, 32};
+    case ffi::DataType::S64: return Element{"int64", KeyKind::kSigned, 64};
+    case ffi::DataType::F8E4M3FN: return Element{"float8_e4m3fn", KeyKind::kFloat, 8, 0x7e};
+    case ffi::DataType::F8E5M2: return Element{"float8_e5m2", KeyKind::kFloat, 8, 0x7c};
+    case ffi::DataType::F16: return Element{"float16", KeyKind::kFloat, 16, 0x7c00};
+    case ffi::DataType::BF16: return Element{"bfloat16", KeyKind::kFloat, 16, 0x7f80};
+    case ffi::DataType::F32: return Element{"float32", KeyKind::kFloat, 32, 0x7f800000};
+    case ffi::DataType::F64: return Element{"float64", KeyKind::kFloat, 64, 0x7ff0000000000000};
+    default: return std::nullopt;
+  }
+}
+
+inline XLA_FFI_DataType printable(ffi::DataType dtype) { return static_cast<XLA_FFI_DataType>(dtype); }
+
+inline Element require_ordered(const char* name, ffi::AnyBuffer buffer) {
+  if (const auto element = ordered_element(buffer.element_type())) return *element;
+  throw invalid(name, " has an element type without an order: ", printable(buffer.element_type()));
+}
+
+// Width in bytes of an element that is moved and not looked at: 1, 2, 4 or 8.
+inline int require_movable(const char* name, ffi::AnyBuffer buffer) {
+  switch (buffer.element_type()) {
+    case ffi::DataType::F8E3M4:
+    case ffi::DataType::F8E4M3:
+    case ffi::DataType::F8E4M3B11FNUZ:
+    case ffi::DataType::F8E5M2FNUZ:
+    case ffi::DataType::F8E4M3FNUZ:
+    case ffi::DataType::F8E8M0FNU: return 1;
+    case ffi::DataType::C64: return 8;
+    default: break;
+  }
+  if (const auto element = ordered_element(buffer.element_type())) return element->bits / 8;
+  throw invalid(name, " has elements that are not 1, 2, 4 or 8 bytes wide: ", printable(buffer.element_type()));
+}
+
+// Calls body with a zero of the unsigned type that is `bytes` wide.
+template <class Body>
+void with_width(int bytes, const Body& body) {
+  switch (bytes) {
+    case 1: return body(uint8_t{});
+    case 2: return body(uint16_t{});
+    case 4: return body(uint32_t{});
+    case 8: return body(uint64_t{});
+  }
+}
+
+// ---- Shapes ---------------------------------------------------------------------------------------------------------
+
+using Dims = std::vector<int64_t>;
+
+inline Dims dims_of(ffi::AnyBuffer buffer) {
+  const auto dims = buffer.dimensions();
+  return Dims(dims.begin(), dims.end());
+}
+
+inline std::string text_of(const Dims& dims) {
+  std::string text = "(";
+  for (size_t i = 0; i < dims.size(); ++i) text += (i ? ", " : "") + std::to_string(dims[i]);
+  return text + (dims.size() == 1 ? ",)" : ")");
+}
+
+inline void require_shape(const char* name, ffi::AnyBuffer buffer, const Dims& expected) {
+  const Dims dims = dims_of(buffer);
+  if (dims != expected) throw invalid(name, " has shape ", text_of(dims), ", expected ", text_of(expected));
+}
+
+inline void require_type(const char* name, ffi::AnyBuffer buffer, ffi::DataType expected) {
+  if (buffer.element_type() != expected)
+    throw invalid(name, " has element type ", printable(buffer.element_type()), ", expected ", printable(expected));
+}
+
+// `dims` with the entry at `axis` replaced, or removed.
+inline Dims with_axis(Dims dims, int64_t axis, int64_t length) {
+  dims[axis] = length;
+  return dims;
+}
+
+inline Dims without_axis(Dims dims, int64_t axis) {
+  dims.erase(dims.begin() + axis);
+  return dims;
+}
+
+// The buffer as (outer, length, inner). Indices along the axis are int32, so its length must be, too.
+inline Rows require_rows(const char* name, ffi::AnyBuffer buffer, int64_t axis) {
+  const auto dims = buffer.dimensions();
+  const auto rank = static_cast<int64_t>(dims.size());
+  if (axis < 0 || axis >= rank) throw invalid("axis ", axis, " is not an axis of ", name, ", which has rank ", rank);
+  Rows rows;
+  for (int64_t i = 0; i < axis; ++i) rows.outer *= dims[i];
+  rows.length = dims[axis];
+  for (int64_t i = axis + 1; i < rank; ++i) rows.inner *= dims[i];
+  if (rows.length > INT32_MAX) throw invalid(name, " has length ", rows.length, " at the axis; int32 cannot index it");
+  return rows;
+}
+
+// The hidden last result of a CUDA target: bytes for each outer index, shaped (*dimensions before the axis, bytes) so
+// that it shards with the batch. Returns bytes per outer index.
+inline int64_t require_workspace(ffi::AnyBuffer workspace, ffi::AnyBuffer x, int64_t axis) {
+  require_type("workspace", workspace, ffi::DataType::U8);
+  const auto rank = static_cast<int64_t>(workspace.dimensions().size());
+  if (rank != axis + 1) throw invalid("workspace has rank ", rank, ", expected ", axis + 1);
+  const int64_t bytes = workspace.dimensions()[axis];
+  Dims expected = dims_of(x);
+  expected.resize(axis + 1);
+  expected[axis] = bytes;
+  require_shape("workspace", workspace, expected);
+  return bytes;
+}
+
+// ---- XLA's thread pool ----------------------------------------------------------------------------------------------
+
+inline Workers workers_of(ffi::ThreadPool pool) {
+  return Workers{std::max<int64_t>(1, pool.num_threads()),
+                 [pool](std::function<void()> task) mutable { pool.Schedule(std::move(task)); }};
+}
+
+}  // namespace jaxgpuops

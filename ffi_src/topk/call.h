@@ -1,0 +1,47 @@
+// What a call of a top-k or argmax target asks for: buffers and attributes in, a checked problem out. Both backends'
+// handlers start here.
+#pragma once
+
+#include "ffi.h"
+#include "topk/topk.h"
+
+namespace jaxgpuops::topk {
+
+inline Problem topk_problem(ffi::AnyBuffer x, ffi::AnyBuffer values, ffi::AnyBuffer indices, int64_t axis, bool largest,
+                            bool sorted) {
+  const Element element = require_ordered("x", x);
+  Problem problem;
+  problem.rows = require_rows("x", x, axis);
+  if (values.dimensions().size() != x.dimensions().size())
+    throw invalid("values has rank ", values.dimensions().size(), ", expected ", x.dimensions().size());
+  problem.k = values.dimensions()[axis];
+  if (problem.k > problem.rows.length) throw invalid("k is ", problem.k, " but x has length ", problem.rows.length);
+  require_type("values", values, x.element_type());
+  require_type("indices", indices, ffi::DataType::S32);
+  require_shape("values", values, with_axis(dims_of(x), axis, problem.k));
+  require_shape("indices", indices, dims_of(values));
+  problem.key_bits = element.bits;
+  problem.order = key_order(element.kind, element.bits, largest);
+  problem.sorted = sorted;
+  return problem;
+}
+
+inline ArgProblem argmax_problem(ffi::AnyBuffer x, ffi::AnyBuffer indices, int64_t axis, bool largest) {
+  const Element element = require_ordered("x", x);
+  ArgProblem problem;
+  problem.rows = require_rows("x", x, axis);
+  if (problem.rows.length == 0) throw invalid("the axis is empty");
+  require_type("indices", indices, ffi::DataType::S32);
+  require_shape("indices", indices, without_axis(dims_of(x), axis));
+  problem.key_bits = element.bits;
+  problem.order.order = key_order(element.kind, element.bits, largest);
+  problem.order.sign = element.kind == KeyKind::kFloat ? uint64_t{1} << (element.bits - 1) : 0;
+  problem.order.nan_above = element.nan_above;
+  return problem;
+}
+
+// The tables of cpu.cc and cuda.cc.
+std::vector<Target> cpu_targets();
+std::vector<Target> cuda_targets();
+
+}  // namespace jaxgpuops::topk

@@ -1,0 +1,413 @@
+// What a block does with a buffer of candidates in shared memory: raise the threshold, sort the best, merge lists.
+//
+// These run a few times a row, mostly straight after a cold start, where fetching instructions costs more than executing
+// them: each is one function, not inlined, and loops are not unrolled. `assume_shared` keeps the pointers' address space,
+// which a call would otherwise lose.
+//
+// All three stand on one histogram over the candidates' own range. With bins that outnumber k, a bin holds a candidate
+// or two, so ranking is a counting sort and a few comparisons. Data that crowds a bin (ties of one value beside an
+// outlier, say) takes a bitonic sort of the buffer instead: slower, the same result.
+#pragma once
+
+#include "topk/composite.cuh"
+
+namespace jaxgpuops::topk {
+
+constexpr uint32_t kFullWarp = 0xffffffffu;
+constexpr uint32_t kCrowded = 64;  // candidates in one bin that make the sort the better choice
+
+template <class... Pointers>
+__device__ __forceinline__ void assume_shared(const Pointers*... pointers) {
+  (__builtin_assume(__isShared(pointers)), ...);
+}
+
+template <class C>
+__device__ __forceinline__ C larger(C a, C b) { return a > b ? a : b; }
+template <class C>
+__device__ __forceinline__ C smaller(C a, C b) { return a < b ? a : b; }
+
+template <class T>
+__device__ __forceinline__ T shuffle_xor(T v, int mask) {
+  if constexpr (sizeof(T) == 16) {
+    const uint64_t low = __shfl_xor_sync(kFullWarp, static_cast<uint64_t>(v), mask);
+    const uint64_t high = __shfl_xor_sync(kFullWarp, static_cast<uint64_t>(v >> 64), mask);
+    return (static_cast<T>(high) << 64) | low;
+  } else if constexpr (sizeof(T) < 4) {
+    return static_cast<T>(__shfl_xor_sync(kFullWarp, static_cast<uint32_t>(v), mask));
+  } else {
+    return __shfl_xor_sync(kFullWarp, v, mask);
+  }
+}
+
+__device__ __forceinline__ uint32_t inclusive_scan_warp(uint32_t v) {
+  const int lane = threadIdx.x & 31;
+#pragma unroll
+  for (int d = 1; d < 32; d *= 2) {
+    const uint32_t up = __shfl_up_sync(kFullWarp, v, d);
+    if (lane >= d) v += up;
+  }
+  return v;
+}
+
+template <class C>
+__device__ __forceinline__ int bit_length(C v) {
+  if constexpr (sizeof(C) == 16) {
+    const uint64_t high = static_cast<uint64_t>(v >> 64);
+    return high ? 128 - __clzll(high) : 64 - __clzll(static_cast<uint64_t>(v));
+  } else {
+    return 64 - __clzll(v);
+  }
+}
+
+template <int kThreads, class C>
+struct Shared {
+  static constexpr int kWarps = kThreads / 32;
+  static constexpr int kBinsPerThread = 8;
+  static constexpr int kBins = kThreads * kBinsPerThread;
+  alignas(16) uint32_t histogram[kBins];
+  C low[kWarps], high[kWarps];
+  uint32_t sums[kWarps];
+  uint32_t count;     // candidates in the buffer
+  uint32_t boundary;  // the bin that holds the k-th candidate
+  uint32_t kept;      // candidates in bins up to and including the boundary
+};
+
+// A lower bound, reached by at least k of the threads' values and by few more, of the k-th largest. Each warp's
+// ceil(k / warps)-th largest brackets it; a few counts by the barrier itself close in. Starts and ends with the block in
+// step.
+template <int kThreads, class Key>
+__device__ __noinline__ Key kth_of_block(Key value, uint32_t k) {
+  constexpr uint32_t kWarps = kThreads / 32;
+  __shared__ Key warp_kth[kWarps];
+  const uint32_t lane = threadIdx.x & 31;
+  Key sorted = value;
+#pragma unroll 1
+  for (uint32_t size = 2; size <= 32; size *= 2) {
+#pragma unroll 1
+    for (uint32_t stride = size / 2; stride; stride /= 2) {
+      const Key other = shuffle_xor(sorted, stride);
+      const bool first = !(lane & stride), downwards = !(lane & size);  // lane < 32: the last merge runs downwards
+      sorted = first == downwards ? larger(sorted, other) : smaller(sorted, other);
+    }
+  }
+  if (lane == (k + kWarps - 1) / kWarps - 1) warp_kth[threadIdx.x / 32] = sorted;
+  __syncthreads();
+  Key low = warp_kth[0], high = low;
+#pragma unroll 4
+  for (uint32_t w = 1; w < kWarps; ++w) {
+    low = smaller(low, warp_kth[w]);
+    high = larger(high, warp_kth[w]);
+  }
+#pragma unroll 1
+  for (int step = 0; step < 6 && low < high; ++step) {
+    const Key middle = static_cast<Key>(high - (high - low) / 2);
+    const uint32_t reached = __syncthreads_count(value >= middle);
+    if (reached >= k) {
+      low = middle;
+      if (reached == k) break;
+    } else {
+      high = static_cast<Key>(middle - 1);
+    }
+  }
+  __syncthreads();
+  return low;
+}
+
+template <class C>
+struct Bins {
+  C high;  // bin 0 starts here and bins descend
+  int shift;
+  uint32_t boundary, kept;
+  bool crowded;  // a bin that matters holds too many to compare
+
+  __device__ uint32_t of(C c) const { return static_cast<uint32_t>((high - c) >> shift); }
+  __device__ C floor() const {  // the lowest composite of the boundary bin
+    const C span = (static_cast<C>(boundary + 1) << shift) - 1;
+    return span >= high ? 0 : high - span;
+  }
+};
+
+// Counts buffer[0, m) into bins over its range; leaves in s.histogram the number of candidates above each bin.
+// Requires m >= k >= 1. Ends with a barrier.
+template <int kThreads, class C>
+__device__ __noinline__ Bins<C> bin_candidates(Shared<kThreads, C>& s, const C* buffer, uint32_t m, uint32_t k) {
+  assume_shared(&s, buffer);
+  using S = Shared<kThreads, C>;
+  const uint32_t tid = threadIdx.x, lane = tid & 31, warp = tid / 32;
+  C low = ~C{0}, high = 0;
+#pragma unroll 1
+  for (uint32_t i = tid; i < m; i += kThreads) {
+    low = smaller(low, buffer[i]);
+    high = larger(high, buffer[i]);
+  }
+#pragma unroll 1
+  for (int d = 16; d; d /= 2) {
+    low = smaller(low, shuffle_xor(low, d));
+    high = larger(high, shuffle_xor(high, d));
+  }
+  if (lane == 0) s.low[warp] = low, s.high[warp] = high;
+  for (int i = tid; i < S::kBins; i += kThreads) s.histogram[i] = 0;
+  __syncthreads();
+#pragma unroll 4
+  for (int w = 0; w < S::kWarps; ++w) {
+    low = smaller(low, s.low[w]);
+    high = larger(high, s.high[w]);
+  }
+  constexpr int kLogBins = kThreads == 512 ? 12 : 11;
+  static_assert(S::kBins == 1 << kLogBins);
+  Bins<C> bins;
+  bins.high = high;
+  bins.shift = max(0, bit_length(static_cast<C>(high - low)) - kLogBins);
+#pragma unroll 1
+  for (uint32_t i = tid; i < m; i += kThreads) atomicAdd(&s.histogram[bins.of(buffer[i])], 1u);
+  __syncthreads();
+
+  uint4* const mine = reinterpret_cast<uint4*>(s.histogram) + tid * (S::kBinsPerThread / 4);
+  alignas(16) uint32_t counts[S::kBinsPerThread];
+  uint32_t sum = 0;
+#pragma unroll
+  for (int v = 0; v < S::kBinsPerThread / 4; ++v) reinterpret_cast<uint4*>(counts)[v] = mine[v];
+#pragma unroll
+  for (int j = 0; j < S::kBinsPerThread; ++j) sum += counts[j];
+  const uint32_t inclusive = inclusive_scan_warp(sum);
+  if (lane == 31) s.sums[warp] = inclusive;
+  __syncthreads();
+  uint32_t above = inclusive - sum;
+#pragma unroll 4
+  for (uint32_t w = 0; w < S::kWarps; ++w) above += w < warp ? s.sums[w] : 0;
+  bool crowded = false;
+#pragma unroll
+  for (int j = 0; j < S::kBinsPerThread; ++j) {
+    const uint32_t count = counts[j];
+    if (above < k) {
+      crowded |= count > kCrowded;
+      if (above + count >= k) s.boundary = tid * S::kBinsPerThread + j, s.kept = above + count;
+    }
+    counts[j] = above;
+    above += count;
+  }
+#pragma unroll
+  for (int v = 0; v < S::kBinsPerThread / 4; ++v) mine[v] = reinterpret_cast<const uint4*>(counts)[v];
+  bins.crowded = __syncthreads_or(crowded);
+  bins.boundary = s.boundary;
+  bins.kept = s.kept;
+  return bins;
+}
+
+// Bitonic sort with every comparator pointing the same way, so that a length that is no power of two needs no padding.
+template <int kThreads, class C>
+__device__ __noinline__ void sort_descending(C* buffer, uint32_t m) {
+  assume_shared(buffer);
+  uint32_t padded = 2;
+  while (padded < m) padded *= 2;
+  const auto exchange = [&](uint32_t a, uint32_t b) {
+    if (b < m && buffer[a] < buffer[b]) {
+      const C t = buffer[a];
+      buffer[a] = buffer[b];
+      buffer[b] = t;
+    }
+  };
+  for (uint32_t size = 2; size <= padded; size *= 2) {
+    __syncthreads();
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < padded / 2; i += kThreads) {
+      const uint32_t a = 2 * i - (i & (size / 2 - 1));
+      exchange(a, a ^ (size - 1));
+    }
+    for (uint32_t stride = size / 4; stride; stride /= 2) {
+      __syncthreads();
+#pragma unroll 1
+      for (uint32_t i = threadIdx.x; i < padded / 2; i += kThreads) {
+        const uint32_t a = 2 * i - (i & (stride - 1));
+        exchange(a, a + stride);
+      }
+    }
+  }
+  __syncthreads();
+}
+
+// Keeps what is at or above the threshold of buffer[0, s.count). Starts and ends with the block in step.
+template <int kThreads, class C>
+__device__ __noinline__ void compact(Shared<kThreads, C>& s, C* buffer, C threshold) {
+  assume_shared(&s, buffer);
+  const uint32_t m = s.count, tid = threadIdx.x;
+  __syncthreads();
+  if (tid == 0) s.count = 0;
+  constexpr int kPer = sizeof(C) == 16 ? 4 : 8;
+#pragma unroll 1
+  for (uint32_t start = 0; start < m; start += kThreads * kPer) {
+    C v[kPer];
+    uint32_t keeps = 0;
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) {
+      const uint32_t i = start + j * kThreads + tid;
+      v[j] = i < m ? buffer[i] : C{0};
+      keeps |= static_cast<uint32_t>(i < m && v[j] >= threshold) << j;
+    }
+    __syncthreads();  // the chunk is in registers: its places may be written
+    const uint32_t mine = __popc(keeps), inclusive = inclusive_scan_warp(mine);
+    uint32_t at = 0;
+    if ((tid & 31) == 31 && inclusive) at = atomicAdd(&s.count, inclusive);
+    at = __shfl_sync(kFullWarp, at, 31) + inclusive - mine;
+#pragma unroll
+    for (int j = 0; j < kPer; ++j)
+      if (keeps >> j & 1) buffer[at++] = v[j];
+  }
+  __syncthreads();
+}
+
+// Shrinks buffer[0, s.count) to the k largest and at most `keep` in all; returns the new threshold, which every
+// dropped candidate is below and k kept ones reach. A sample, one candidate a thread, proposes the threshold and a
+// count accepts it; where it does not, the histogram of all candidates decides. Starts and ends with the block in step.
+template <int kThreads, class Key>
+__device__ __noinline__ Composite<Key> reselect(Shared<kThreads, Composite<Key>>& s, Composite<Key>* buffer, Packing<Key> packing,
+                                   uint32_t k, uint32_t keep) {
+  assume_shared(&s, buffer);
+  using C = Composite<Key>;
+  const uint32_t m = s.count, tid = threadIdx.x;
+  const float share = static_cast<float>(k) / m;
+  const float rank = kThreads * share + 4 * sqrtf(kThreads * share * (1 - share)) + 1;
+  if (rank < kThreads) {
+    const Key sample = packing.key(buffer[static_cast<uint32_t>(static_cast<uint64_t>(m) * tid / kThreads)]);
+    const C threshold = packing.lowest(kth_of_block<kThreads>(sample, static_cast<uint32_t>(rank)));
+    uint32_t reached = 0;
+#pragma unroll 4
+    for (uint32_t i = tid; i < m; i += kThreads) reached += buffer[i] >= threshold;
+    reached = inclusive_scan_warp(reached);
+    if (tid % 32 == 31) s.sums[tid / 32] = reached;
+    __syncthreads();
+    reached = 0;
+#pragma unroll 4
+    for (int w = 0; w < kThreads / 32; ++w) reached += s.sums[w];
+    if (reached >= k && reached <= keep) {
+      compact<kThreads>(s, buffer, threshold);
+      return threshold;
+    }
+  }
+  const Bins<C> bins = bin_candidates<kThreads>(s, buffer, m, k);
+  C threshold = bins.floor();
+  if (bins.kept > keep) {
+    sort_descending<kThreads>(buffer, m);
+    threshold = buffer[k - 1];
+  }
+  compact<kThreads>(s, buffer, threshold);
+  return threshold;
+}
+
+// Sorts the k largest of buffer[0, s.count) downwards to its front. `scratch` has room for `room` composites (any number
+// will do: too little room takes the bitonic sort). Starts and ends with the block in step.
+template <int kThreads, class C>
+__device__ __noinline__ void sort_candidates(Shared<kThreads, C>& s, C* buffer, uint32_t k, C* scratch, uint32_t room) {
+  assume_shared(&s, buffer, scratch);
+  const uint32_t m = s.count, tid = threadIdx.x;
+  if (m <= kThreads / 2) {  // few: compare all with all, several threads to a candidate
+    const uint32_t team = kThreads / m, chunk = (m + team - 1) / team, begin = tid / m * chunk;
+    if (tid < m) s.histogram[tid] = 0;
+    const C mine = buffer[tid % m];
+    __syncthreads();
+    uint32_t above = 0;
+#pragma unroll 4
+    for (uint32_t j = begin; j < min(m, begin + chunk); ++j) above += buffer[j] > mine;
+    if (above) atomicAdd(&s.histogram[tid % m], above);
+    __syncthreads();
+    if (tid < m && s.histogram[tid] < k) buffer[s.histogram[tid]] = mine;
+    __syncthreads();
+    return;
+  }
+  const Bins<C> bins = bin_candidates<kThreads>(s, buffer, m, k);
+  if (bins.crowded || bins.kept > room) {
+    sort_descending<kThreads>(buffer, m);
+    return;
+  }
+#pragma unroll 1
+  for (uint32_t i = tid; i < m; i += kThreads) {
+    const C mine = buffer[i];
+    const uint32_t bin = bins.of(mine);
+    if (bin <= bins.boundary) scratch[atomicAdd(&s.histogram[bin], 1u)] = mine;
+  }
+  __syncthreads();  // s.histogram[bin] is now where the bin ends, and where the next one starts
+#pragma unroll 1
+  for (uint32_t i = tid; i < bins.kept; i += kThreads) {
+    const C mine = scratch[i];
+    const uint32_t bin = bins.of(mine);
+    const uint32_t begin = bin ? s.histogram[bin - 1] : 0, end = s.histogram[bin];
+    uint32_t rank = begin;
+#pragma unroll 1
+    for (uint32_t j = begin; j < end; ++j) rank += scratch[j] > mine;
+    if (rank < k) buffer[rank] = mine;
+  }
+  __syncthreads();
+}
+
+// Appends the hits of up to 32 bits a lane, in one reservation for the warp; at(bit) is the candidate. Returns how far the
+// buffer is filled, as far as this warp knows.
+template <int kThreads, class C, class At>
+__device__ __forceinline__ uint32_t append_hits(Shared<kThreads, C>& s, C* buffer, uint32_t hits, At at) {
+  if (!__any_sync(kFullWarp, hits)) return 0;
+  const uint32_t mine = __popc(hits), inclusive = inclusive_scan_warp(mine);
+  uint32_t base = 0;
+  if ((threadIdx.x & 31) == 31) base = atomicAdd(&s.count, inclusive);
+  base = __shfl_sync(kFullWarp, base, 31);
+  C* to = buffer + base + inclusive - mine;
+  while (hits) {
+    *to++ = at(__ffs(hits) - 1);
+    hits &= hits - 1;
+  }
+  return base + __shfl_sync(kFullWarp, inclusive, 31);
+}
+
+constexpr uint32_t kMergeReads = 4;  // list entries that a thread reads at once
+
+// Leaves in the buffer what may be among the k largest of lists that are each sorted downwards. If a lists reach t with
+// r elements each, and a * r >= k, then t is a lower bound of the k-th largest: only entries at or above it are read
+// (it rises further when the buffer fills).
+// list(i) points at list i (shared memory of the cluster, or global), whose length is size(i) <= k; the sizes sum to
+// at least k. The buffer has room for `capacity`; at most `keep` stay. Starts and ends with the block in step.
+template <int kThreads, class Key, class List, class Size>
+__device__ void merge_lists(Shared<kThreads, Composite<Key>>& s, Composite<Key>* buffer, Packing<Key> packing,
+                            uint32_t lists, uint32_t k, uint32_t keep, uint32_t capacity, List list, Size size) {
+  using C = Composite<Key>;
+  const uint32_t tid = threadIdx.x, limit = capacity - kMergeReads * kThreads;
+  C threshold = 0;
+  if (lists <= kThreads) {
+    const uint32_t reach = min(k, (2 * k + lists - 1) / lists);  // the entry of each list that is compared
+    const Key entry = tid < lists && reach <= size(tid) ? packing.key(list(tid)[reach - 1]) : Key{0};
+    threshold = packing.lowest(kth_of_block<kThreads>(entry, (k + reach - 1) / reach));
+  }
+  if (tid == 0) s.count = 0;
+  __syncthreads();
+  // A few threads to a list, each with its own stride of it until an entry is below the threshold.
+  uint32_t team = kThreads;
+  while (team > 4 && team * lists > kThreads) team /= 2;
+  uint32_t at = tid / team, offset = tid % team;
+  while (true) {
+    while (at < lists && offset >= size(at)) at += kThreads / team, offset = tid % team;
+    const bool live = at < lists;
+    C c[kMergeReads];
+    uint32_t hits = 0;
+#pragma unroll
+    for (uint32_t r = 0; r < kMergeReads; ++r) {
+      c[r] = live && offset + r * team < size(at) ? list(at)[offset + r * team] : C{0};
+      hits |= static_cast<uint32_t>(live && offset + r * team < size(at) && c[r] >= threshold) << r;
+    }
+    const uint32_t filled = append_hits(s, buffer, hits, [&](int r) { return r < 2 ? (r ? c[1] : c[0]) : (r == 2 ? c[2] : c[3]); });
+    offset = hits == (1u << kMergeReads) - 1 ? offset + kMergeReads * team : ~0u;
+    if (__syncthreads_or(filled > limit)) {
+      threshold = larger(threshold, reselect<kThreads, Key>(s, buffer, packing, k, min(keep, limit)));
+    }
+    if (!__syncthreads_or(live)) break;
+  }
+  if (s.count > keep) reselect<kThreads, Key>(s, buffer, packing, k, keep);
+}
+
+// Few candidates of many, for k up to half the threads: one more bound spares the ranking most comparisons.
+template <int kThreads, class Key>
+__device__ __noinline__ void prune(Shared<kThreads, Composite<Key>>& s, Composite<Key>* buffer, Packing<Key> packing, uint32_t k) {
+  assume_shared(&s, buffer);
+  const uint32_t m = s.count, tid = threadIdx.x;
+  if (m <= kThreads / 2 || m > kThreads) return;
+  const Key key = tid < m ? packing.key(buffer[tid]) : Key{0};
+  compact<kThreads>(s, buffer, packing.lowest(kth_of_block<kThreads>(key, k)));
+}
+
+}  // namespace jaxgpuops::topk

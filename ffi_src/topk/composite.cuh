@@ -1,0 +1,70 @@
+// A candidate as one integer: the ordered key above, the mirrored index below. Composites are distinct and compare in
+// exactly the order of the result (larger key first, ties to the lower index), so every kernel of this family may
+// find candidates in any order and through any atomics and still write the same bits.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "common/ordered_key.h"
+
+namespace jaxgpuops::topk {
+
+template <class Key>
+using Composite = std::conditional_t<sizeof(Key) == 8, unsigned __int128, uint64_t>;
+
+template <class Key>
+struct Packing {
+  using C = Composite<Key>;
+  uint32_t last;   // length - 1: the index is stored as last - index
+  int index_bits;  // 32-bit keys always use 32: no shift; narrow keys pack densely, which spreads ties over bins
+
+  JAXGPUOPS_HD static Packing make(uint32_t length) {
+    int bits = 1;
+    while (bits < 31 && (length - 1) >> bits) ++bits;
+    return {length - 1, bits};
+  }
+  JAXGPUOPS_HD int shift() const { return sizeof(Key) == 4 ? 32 : index_bits; }
+  JAXGPUOPS_HD C pack(Key key, uint32_t index) const { return (static_cast<C>(key) << shift()) | (last - index); }
+  JAXGPUOPS_HD C lowest(Key key) const { return static_cast<C>(key) << shift(); }
+  JAXGPUOPS_HD Key key(C c) const { return static_cast<Key>(c >> shift()); }
+  JAXGPUOPS_HD uint32_t index(C c) const {
+    const uint32_t mirrored = sizeof(Key) == 4 ? static_cast<uint32_t>(c) : static_cast<uint32_t>(c) & ((1u << index_bits) - 1);
+    return last - mirrored;
+  }
+
+  // The same candidate with the index on top, for results in index order.
+  JAXGPUOPS_HD C by_index(C c) const { return (static_cast<C>(last - index(c)) << (8 * sizeof(Key))) | key(c); }
+  JAXGPUOPS_HD C from_by_index(C c) const {
+    return pack(static_cast<Key>(c), last - static_cast<uint32_t>(c >> (8 * sizeof(Key))));
+  }
+};
+
+// What the filter compares: raw bits, so that an element costs an exclusive or and a comparison. With flips as the
+// threshold's own sign has them, bits ^ flips >= key(threshold) orders elements of that sign as their keys do, and the
+// top bit decides the others.
+template <class Key>
+struct Filter {
+  using Word = std::conditional_t<sizeof(Key) == 8, uint64_t, uint32_t>;  // registers hold words of 1, 2 or 4 elements
+  static constexpr int kBits = 8 * sizeof(Key), kWordBits = 8 * sizeof(Word), kPerWord = kWordBits / kBits;
+  Word flips, floor;  // flips in every element of a word; floor in the top one
+
+  JAXGPUOPS_HD Filter(Key threshold, KeyOrder order) {
+    const bool negative = decode(threshold, order) >> (kBits - 1);
+    Word word = static_cast<Key>(order.flip ^ (negative ? order.magnitude : 0));
+#pragma unroll
+    for (int bits = kBits; bits < kWordBits; bits *= 2) word |= word << bits;
+    flips = word;
+    floor = static_cast<Word>(threshold) << (kWordBits - kBits);
+  }
+  // One bit for each element of the word that passes.
+  JAXGPUOPS_HD uint32_t passes(Word word) const {
+    uint32_t bits = 0;
+#pragma unroll
+    for (int e = 0; e < kPerWord; ++e)  // what stands below an element in the word cannot change the answer
+      bits |= static_cast<uint32_t>(((word ^ flips) << (kWordBits - kBits * (e + 1))) >= floor) << e;
+    return bits;
+  }
+};
+
+}  // namespace jaxgpuops::topk

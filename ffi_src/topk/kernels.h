@@ -1,0 +1,25 @@
+// Entry points of this family's CUDA kernels, one per file; launch.cu chooses among them.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "topk/plan.h"
+#include "topk/topk.h"
+
+namespace jaxgpuops::topk {
+
+struct Buffers {
+  const void* x;
+  void* values;     // null where only indices are wanted
+  int32_t* indices;
+  void* workspace;
+};
+
+cudaError_t launch_reduce(cudaStream_t, const Plan&, Rows, int key_bits, ArgOrder, const Buffers&);
+cudaError_t launch_warp(cudaStream_t, const Plan&, const Problem&, const Buffers&);
+cudaError_t launch_stream(cudaStream_t, const Plan&, const Problem&, const Buffers&);
+cudaError_t launch_radix(cudaStream_t, const Plan&, const Problem&, const Buffers&);
+
+}  // namespace jaxgpuops::topk

@@ -1,0 +1,33 @@
+// From a plan to its kernel.
+#include "topk/launch.h"
+
+#include "topk/kernels.h"
+
+namespace jaxgpuops::topk {
+
+cudaError_t launch_topk(cudaStream_t stream, const Plan& plan, const Problem& problem, const void* x, void* values,
+                        int32_t* indices, void* workspace) {
+  const Buffers buffers{x, values, indices, workspace};
+  switch (plan.algorithm) {
+    case Algorithm::kEmpty: return cudaSuccess;
+    case Algorithm::kArgmax: {
+      ArgOrder order;  // no NaN rule: top-1 follows the total order
+      order.order = problem.order;
+      return launch_reduce(stream, plan, problem.rows, problem.key_bits, order, buffers);
+    }
+    case Algorithm::kWarp:
+    case Algorithm::kColumns: return launch_warp(stream, plan, problem, buffers);
+    case Algorithm::kStream:
+    case Algorithm::kGrid: return launch_stream(stream, plan, problem, buffers);
+    case Algorithm::kRadix: return launch_radix(stream, plan, problem, buffers);
+  }
+  return cudaErrorInvalidValue;
+}
+
+cudaError_t launch_argmax(cudaStream_t stream, const Plan& plan, const ArgProblem& problem, const void* x,
+                          int32_t* indices, void* workspace) {
+  if (plan.algorithm == Algorithm::kEmpty) return cudaSuccess;
+  return launch_reduce(stream, plan, problem.rows, problem.key_bits, problem.order, {x, nullptr, indices, workspace});
+}
+
+}  // namespace jaxgpuops::topk

@@ -1,0 +1,37 @@
+// Which kernel a call takes, with which geometry and how much workspace. Pure functions of shapes and of a few device
+// facts, so that Python can size the workspace and explain a call where there is no GPU, and tests can walk every
+// regime. The handler calls the same functions.
+#pragma once
+
+#include <cstdint>
+
+#include "common/rows.h"
+
+namespace jaxgpuops::topk {
+
+enum class Algorithm {
+  kEmpty,    // nothing to write
+  kArgmax,   // k = 1: one reduction
+  kWarp,     // short rows: lanes of a warp share a row held in shared memory
+  kStream,   // one block, or one cluster of blocks, streams a row past a rising threshold
+  kGrid,     // the same with many blocks a row and a second kernel that merges their lists
+  kColumns,  // the axis is not the last: neighbouring columns are read together
+  kRadix,    // large k: radix select by digits, ordered compaction, then a sort of k
+};
+
+const char* name(Algorithm algorithm);
+
+struct Plan {
+  Algorithm algorithm = Algorithm::kEmpty;
+  int lanes = 32;    // kWarp: lanes that share a row
+  int threads = 0;   // threads of a block
+  int slices = 1;    // blocks that share a row
+  int64_t workspace_bytes = 0;  // per outer index
+};
+
+// `workspace_bytes` < 0 asks for the best plan; otherwise it is what the caller has, and the plan makes do with it
+// (a sharded call is planned for the whole batch but runs on a part of it).
+Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, int compute_capability, int64_t workspace_bytes = -1);
+Plan plan_argmax(Rows rows, int key_bits, int64_t workspace_bytes = -1);
+
+}  // namespace jaxgpuops::topk

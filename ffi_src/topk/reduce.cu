@@ -1,0 +1,193 @@
+// k = 1: argmax, argmin and top-1, one read of the input.
+//
+// Each thread keeps the best composite (key, then lower index) of its elements; shuffles and shared memory finish the
+// row. A row belongs to 8 or 32 lanes, to a block, or to several blocks that leave one composite each for a second
+// kernel. With an inner dimension, neighbouring threads read neighbouring columns and a block's rows of threads share
+// the axis. The composite order is total, so the order of the reduction does not matter.
+//
+// Bytes moved: the input once.
+#include "common/launch.cuh"
+#include "topk/candidates.cuh"
+#include "topk/kernels.h"
+
+namespace jaxgpuops::topk {
+namespace {
+
+struct Reduce {
+  const void* x;
+  void* values;  // null: indices only
+  int32_t* indices;
+  void* partial;  // [row][slice] composites, when slices > 1
+  ArgOrder order;
+  Rows rows;
+  uint32_t slices, slice;  // blocks that share a row, and the elements of each
+};
+
+// Best of the elements seen so far. Elements arrive in rising order of index, so a tie never replaces.
+template <class Key>
+struct Best {
+  Key key = 0;
+  uint32_t index = 0;
+  bool any = false;
+  __device__ __forceinline__ void see(Key k, uint32_t i) {
+    const bool better = k > key || !any;
+    key = better ? k : key;
+    index = better ? i : index;
+    any = true;
+  }
+};
+
+template <class Key>
+__device__ __forceinline__ Composite<Key> pack(Packing<Key> packing, Best<Key> best) {
+  return best.any ? packing.pack(best.key, best.index) : 0;
+}
+
+template <class Key>
+__device__ void write(const Reduce& a, Packing<Key> packing, int64_t row, Composite<Key> best) {
+  if (a.values) static_cast<Key*>(a.values)[row] = decode(packing.key(best), a.order.order);
+  a.indices[row] = static_cast<int32_t>(packing.index(best));
+}
+
+template <class C>
+__device__ __forceinline__ C largest_of_group(C c, int lanes) {
+  for (int d = lanes / 2; d; d /= 2) c = larger(c, shuffle_xor(c, d));
+  return c;
+}
+
+// kLanes threads of a block share a row's slice; kLanes is 8, 32 or the whole block.
+template <class Key, int kThreads, int kLanes>
+__global__ void __launch_bounds__(kThreads) reduce_rows(const Reduce a) {
+  using C = Composite<Key>;
+  constexpr uint32_t kVector = 16 / sizeof(Key);
+  constexpr int kRows = kThreads / kLanes;
+  const uint32_t lane = threadIdx.x % kLanes;
+  const int64_t unit = static_cast<int64_t>(blockIdx.x) * kRows + threadIdx.x / kLanes;
+  const int64_t row = unit / a.slices;
+  const uint32_t part = static_cast<uint32_t>(unit % a.slices);
+  const uint32_t length = static_cast<uint32_t>(a.rows.length);
+  const Packing<Key> packing = Packing<Key>::make(length);
+  const bool live = row < a.rows.count();
+  Best<Key> best;
+  if (live) {
+    const uint32_t begin = part * a.slice, count = min(a.slice, length - begin);
+    const Key* x = static_cast<const Key*>(a.x) + row * length + begin;
+    const uint32_t misaligned = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(Key));
+    const uint32_t head = min(count, misaligned ? kVector - misaligned : 0);
+    const uint32_t vectors = (count - head) / kVector;
+    for (uint32_t i = lane; i < head; i += kLanes) best.see(encode_arg(x[i], a.order), begin + i);
+    constexpr uint32_t kUnroll = sizeof(Key) == 1 ? 2 : 4;
+    uint32_t v = lane;
+    for (; v + (kUnroll - 1) * kLanes < vectors; v += kUnroll * kLanes) {
+      Key keys[kUnroll][kVector];
+#pragma unroll
+      for (uint32_t u = 0; u < kUnroll; ++u)
+        *reinterpret_cast<uint4*>(keys[u]) = __ldg(reinterpret_cast<const uint4*>(x + head) + v + u * kLanes);
+#pragma unroll
+      for (uint32_t u = 0; u < kUnroll; ++u)
+#pragma unroll
+        for (uint32_t e = 0; e < kVector; ++e)
+          best.see(encode_arg(keys[u][e], a.order), begin + head + (v + u * kLanes) * kVector + e);
+    }
+    for (; v < vectors; v += kLanes)
+      for (uint32_t e = 0; e < kVector; ++e)
+        best.see(encode_arg(x[head + v * kVector + e], a.order), begin + head + v * kVector + e);
+    for (uint32_t i = head + vectors * kVector + lane; i < count; i += kLanes)
+      best.see(encode_arg(x[i], a.order), begin + i);
+  }
+  C c = largest_of_group(pack(packing, best), kLanes < 32 ? kLanes : 32);
+  if constexpr (kLanes > 32) {
+    __shared__ C warps[kLanes / 32];
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = c;
+    __syncthreads();
+    for (int w = 0; w < kLanes / 32; ++w) c = larger(c, warps[w]);
+  }
+  if (!live || lane != 0) return;
+  if (a.slices == 1) {
+    write(a, packing, row, c);
+  } else {
+    static_cast<C*>(a.partial)[unit] = c;
+  }
+}
+
+// 32 columns a block, kThreads / 32 threads along the axis.
+template <class Key, int kThreads>
+__global__ void __launch_bounds__(kThreads) reduce_columns(const Reduce a) {
+  using C = Composite<Key>;
+  constexpr uint32_t kDeep = kThreads / 32;
+  const uint32_t length = static_cast<uint32_t>(a.rows.length);
+  const Packing<Key> packing = Packing<Key>::make(length);
+  const uint32_t lane = threadIdx.x % 32, depth = threadIdx.x / 32;
+  const int64_t tiles = (a.rows.inner + 31) / 32;  // of 32 columns
+  int64_t unit = blockIdx.x;
+  const uint32_t part = static_cast<uint32_t>(unit % a.slices);
+  unit /= a.slices;
+  const int64_t outer = unit / tiles, inner = unit % tiles * 32 + lane;
+  Best<Key> best;
+  if (inner < a.rows.inner) {
+    const Key* x = static_cast<const Key*>(a.x) + outer * length * a.rows.inner + inner;
+    const uint32_t begin = part * a.slice, end = min(length, begin + a.slice);
+#pragma unroll 8
+    for (uint32_t i = begin + depth; i < end; i += kDeep) best.see(encode_arg(x[i * a.rows.inner], a.order), i);
+  }
+  __shared__ C all[kDeep][33];
+  all[depth][lane] = pack(packing, best);
+  __syncthreads();
+  if (depth || inner >= a.rows.inner) return;
+  C c = all[0][lane];
+  for (uint32_t d = 1; d < kDeep; ++d) c = larger(c, all[d][lane]);
+  const int64_t row = outer * a.rows.inner + inner;
+  if (a.slices == 1) {
+    write(a, packing, row, c);
+  } else {
+    static_cast<C*>(a.partial)[row * a.slices + part] = c;
+  }
+}
+
+template <class Key>
+__global__ void __launch_bounds__(256) finish_rows(const Reduce a) {
+  using C = Composite<Key>;
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * 8 + threadIdx.x / 32;
+  if (row >= a.rows.count()) return;
+  C c = 0;
+  for (uint32_t i = threadIdx.x % 32; i < a.slices; i += 32)
+    c = larger(c, static_cast<const C*>(a.partial)[row * a.slices + i]);
+  c = largest_of_group(c, 32);
+  if (threadIdx.x % 32 == 0) write(a, Packing<Key>::make(static_cast<uint32_t>(a.rows.length)), row, c);
+}
+
+template <class Key>
+cudaError_t run(cudaStream_t stream, const Plan& plan, const Reduce& a) {
+  const auto blocks = [](int64_t n) { return dim3(static_cast<unsigned>(n)); };
+  const int64_t units = a.rows.count() * a.slices;
+  cudaError_t status;
+  if (a.rows.inner > 1) {
+    const int64_t tiles = a.rows.outer * ((a.rows.inner + 31) / 32) * a.slices;
+    status = launch(stream, {blocks(tiles), dim3(256)}, reduce_columns<Key, 256>, a);
+  } else if (plan.lanes == 8) {
+    status = launch(stream, {blocks((units + 31) / 32), dim3(256)}, reduce_rows<Key, 256, 8>, a);
+  } else if (plan.lanes == 32) {
+    status = launch(stream, {blocks((units + 7) / 8), dim3(256)}, reduce_rows<Key, 256, 32>, a);
+  } else {
+    status = launch(stream, {blocks(units), dim3(256)}, reduce_rows<Key, 256, 256>, a);
+  }
+  if (status != cudaSuccess || a.slices == 1) return status;
+  return launch(stream, {blocks((a.rows.count() + 7) / 8), dim3(256)}, finish_rows<Key>, a);
+}
+
+}  // namespace
+
+cudaError_t launch_reduce(cudaStream_t stream, const Plan& plan, Rows rows, int key_bits, ArgOrder order,
+                          const Buffers& buffers) {
+  Reduce a = {};
+  a.x = buffers.x;
+  a.values = buffers.values;
+  a.indices = buffers.indices;
+  a.partial = buffers.workspace;
+  a.order = order;
+  a.rows = rows;
+  a.slice = static_cast<uint32_t>(((rows.length + plan.slices - 1) / plan.slices + 15) / 16 * 16);
+  a.slices = static_cast<uint32_t>((rows.length + a.slice - 1) / a.slice);  // none is empty
+  return dispatch_key(key_bits, [&](auto key) { return run<decltype(key)>(stream, plan, a); });
+}
+
+}  // namespace jaxgpuops::topk

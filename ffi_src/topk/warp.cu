@@ -1,0 +1,422 @@
+// Top-k of short rows (up to 16 KB), k <= 64: 4 to 32 lanes of a warp share a row, and nothing waits for a block.
+//
+// A warp copies its rows to shared memory in one contiguous piece. Each lane splits its elements into four interleaved
+// parts and keeps each part's maximum, its delegate. The k-th largest delegate is a threshold that k elements reach
+// and few more do (about k for random data), all of them in parts whose delegate reaches it: only those parts, about
+// k of them, are read again. The survivors are ranked by comparing all with all. Where more arrive than there is room
+// for (ties, or large values that share a part), a radix select by 8-bit digits finds the k-th key exactly, and ties
+// at it are taken in index order.
+//
+// With an inner dimension, a block brings neighbouring columns to shared memory together, transposed on the way, and
+// goes on as with rows.
+//
+// Bytes moved: the input once, k (value + index) out. After: Dr. Top-k's delegates (arXiv 2109.08219).
+#include <cuda_pipeline.h>
+
+#include "common/launch.cuh"
+#include "topk/candidates.cuh"
+#include "topk/kernels.h"
+#include "topk/warp_shape.h"
+
+namespace jaxgpuops::topk {
+namespace {
+
+struct Warp {
+  const void* x;
+  void* values;
+  int32_t* indices;
+  KeyOrder order;
+  int64_t rows, inner;
+  uint32_t length, k, capacity;
+  uint32_t pitch, tile_bytes, row_bytes, bytes;  // shared memory, see WarpShape
+  bool sorted;
+};
+
+// Copies count elements to shared memory; both sides share their alignment within 16 bytes.
+template <class Key>
+__device__ void copy_rows(Key* to, const Key* from, uint32_t count) {
+  constexpr uint32_t kVector = 16 / sizeof(Key);
+  const uint32_t lane = threadIdx.x & 31;
+  const uint32_t misaligned = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(from) % 16 / sizeof(Key));
+  const uint32_t head = min(count, misaligned ? kVector - misaligned : 0);
+  const uint32_t vectors = (count - head) / kVector;
+#pragma unroll 4
+  for (uint32_t v = lane; v < vectors; v += 32)
+    __pipeline_memcpy_async(to + head + v * kVector, from + head + v * kVector, 16);
+  for (uint32_t i = lane; i < count - vectors * kVector; i += 32) {
+    const uint32_t at = i < head ? i : vectors * kVector + i;
+    to[at] = from[at];
+  }
+  __pipeline_commit();
+  __pipeline_wait_prior(0);
+  __syncwarp();
+}
+
+// A lower bound, reached by at least k of a group's delegates (k <= 2 * kLanes) and by few more, of the k-th largest.
+// Every lane's second delegate reaches the least of them; a bisection by ballots closes in from there.
+template <int kLanes>
+__device__ __forceinline__ uint32_t kth_of_group(const uint32_t (&v)[kParts], uint32_t k, uint32_t mates) {
+  const uint32_t a = max(v[0], v[1]), b = min(v[0], v[1]), c = max(v[2], v[3]), d = min(v[2], v[3]);
+  const uint32_t top = max(a, c), second = max(min(a, c), max(b, d));
+  uint32_t low = k <= kLanes ? top : second, high = top;
+#pragma unroll
+  for (int lanes = kLanes / 2; lanes; lanes /= 2) {
+    low = min(low, __shfl_xor_sync(kFullWarp, low, lanes));
+    high = max(high, __shfl_xor_sync(kFullWarp, high, lanes));
+  }
+  const uint32_t slack = k + k / 16;
+  for (int step = 0; step < 12; ++step) {
+    const uint32_t middle = high - (high - low) / 2;
+    uint32_t reached = 0;
+#pragma unroll
+    for (int p = 0; p < kParts; ++p) reached += __popc(__ballot_sync(kFullWarp, v[p] >= middle) & mates);
+    if (reached >= k) {
+      low = middle;
+      if (reached <= slack) high = low;
+    } else {
+      high = middle - 1;
+    }
+    if (!__any_sync(kFullWarp, low < high)) break;
+  }
+  return low;
+}
+
+// A 32-bit word as 1, 2 or 4 keys side by side.
+template <class Key>
+struct Lanes {
+  static constexpr int kBits = 8 * sizeof(Key);
+  uint32_t magnitude, flip;
+
+  __device__ explicit Lanes(KeyOrder order) : magnitude(static_cast<Key>(order.magnitude)), flip(spread(static_cast<Key>(order.flip))) {}
+  __device__ static uint32_t spread(uint32_t word) {
+#pragma unroll
+    for (int bits = kBits; bits < 32; bits *= 2) word |= word << bits;
+    return word;
+  }
+  // A multiplication spreads each sign bit over the magnitude: it runs beside the integer pipe, which is the busy one.
+  __device__ __forceinline__ uint32_t encode(uint32_t word) const {
+    const uint32_t signs = kBits == 32 ? word >> 31 : (word >> (kBits - 1)) & spread(1);
+    return word ^ (signs * magnitude) ^ flip;
+  }
+  __device__ static __forceinline__ uint32_t max(uint32_t a, uint32_t b) {
+    return kBits == 32 ? (a > b ? a : b) : kBits == 16 ? __vmaxu2(a, b) : __vmaxu4(a, b);
+  }
+  __device__ static __forceinline__ uint32_t largest(uint32_t word) {
+    if constexpr (kBits <= 16) word = max(word, word >> 16);
+    if constexpr (kBits == 8) word = max(word, word >> 8);
+    return static_cast<Key>(word);
+  }
+};
+
+// What candidates are ranked by, in one word: a 32-bit key, with its index kept beside it, or a narrow key above its
+// mirrored index, which makes all of them distinct (rows here are shorter than 2^16).
+template <class Key>
+struct Ranked {
+  static constexpr bool kDistinct = sizeof(Key) < 4;
+  __device__ static uint32_t word(Key key, uint32_t index) {
+    return kDistinct ? static_cast<uint32_t>(key) << 16 | (0xffffu - index) : key;
+  }
+  __device__ static Key key(uint32_t word) { return static_cast<Key>(kDistinct ? word >> 16 : word); }
+  __device__ static uint32_t index(uint32_t word, uint32_t index) { return kDistinct ? 0xffffu - (word & 0xffffu) : index; }
+};
+
+// The whole warp selects exactly the k largest of one row: the k-th key, then a gather in index order. Mostly `floor` is
+// the k-th key and its ties are what overflowed; otherwise digits find it from the top.
+template <class Key>
+__device__ __noinline__ void radix_select(const Key* row, uint32_t length, uint32_t k, Key floor, KeyOrder order,
+                                          uint32_t* words, uint32_t* indices, uint32_t* histogram) {
+  const uint32_t lane = threadIdx.x & 31;
+  uint32_t above = 0;
+#pragma unroll 4
+  for (uint32_t i = lane; i < length; i += 32) above += encode(row[i], order) > floor;
+  above = __shfl_sync(kFullWarp, inclusive_scan_warp(above), 31);
+  const bool found = above < k;
+  Key prefix = found ? floor : 0, known = 0;
+  uint32_t needed = found ? k - above : k;
+  for (int shift = 8 * sizeof(Key) - 8; shift >= 0 && !found; shift -= 8) {
+    for (uint32_t i = lane; i < 256; i += 32) histogram[i] = 0;
+    __syncwarp();
+    for (uint32_t start = 0; start < length; start += 32) {
+      const uint32_t i = start + lane;
+      const Key key = i < length ? encode(row[i], order) : Key{0};
+      const bool counts = i < length && (key & known) == prefix;
+      const uint32_t digit = counts ? (key >> shift) & 255 : 256;
+      const uint32_t same = __match_any_sync(kFullWarp, digit);
+      if (counts && lane == __ffs(same) - 1) atomicAdd(&histogram[digit], __popc(same));
+    }
+    __syncwarp();
+    // Lane l sums digits 255 - 8 l downwards; the digit where the running count reaches `needed` is the next one.
+    uint32_t sum = 0;
+    for (int j = 0; j < 8; ++j) sum += histogram[255 - lane * 8 - j];
+    uint32_t higher = inclusive_scan_warp(sum) - sum, digit = 0, rest = 0;
+    for (int j = 0; j < 8; ++j) {
+      const uint32_t count = histogram[255 - lane * 8 - j];
+      if (higher < needed && higher + count >= needed) digit = 255 - lane * 8 - j, rest = needed - higher;
+      higher += count;
+    }
+    const uint32_t owner = __ffs(__ballot_sync(kFullWarp, rest != 0)) - 1;
+    digit = __shfl_sync(kFullWarp, digit, owner);
+    needed = __shfl_sync(kFullWarp, rest, owner);
+    prefix = static_cast<Key>(prefix | static_cast<Key>(digit) << shift);
+    known = static_cast<Key>(known | Key{255} << shift);
+    __syncwarp();
+  }
+  uint32_t filled = 0;
+  for (uint32_t start = 0; start < length; start += 32) {
+    const uint32_t i = start + lane, before = (1u << lane) - 1;
+    const Key key = i < length ? encode(row[i], order) : Key{0};
+    const uint32_t ties = __ballot_sync(kFullWarp, i < length && key == prefix);
+    const bool taken = i < length && (key > prefix || (key == prefix && __popc(ties & before) < needed));
+    const uint32_t all = __ballot_sync(kFullWarp, taken);
+    const uint32_t at = filled + __popc(all & before);
+    if (taken) words[at] = Ranked<Key>::word(key, i), indices[at] = i;
+    filled += __popc(all);
+    needed -= min(needed, static_cast<uint32_t>(__popc(ties)));
+  }
+  __syncwarp();
+}
+
+template <class Key, int kLanes, bool kVectors, bool kColumns>
+__global__ void __launch_bounds__(32 * warps_per_block(kColumns)) warp_kernel(const Warp a) {
+  using Order = Ranked<Key>;
+  constexpr uint32_t kRows = 32 / kLanes;
+  constexpr uint32_t kOwn = 4;  // candidates that a lane ranks at once
+  constexpr uint32_t kVector = kVectors ? 16 / sizeof(Key) : 1;
+  constexpr uint32_t kWarps = warps_per_block(kColumns);
+  extern __shared__ __align__(16) unsigned char shared_bytes[];
+  const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x / 32, group = lane / kLanes, g = lane % kLanes;
+  unsigned char* mine = shared_bytes + a.tile_bytes + warp * a.bytes;
+  const Key* x = static_cast<const Key*>(a.x);
+  Key* data;        // this warp's rows, a.pitch apart
+  uint32_t rows;    // how many
+  int64_t at_first;  // where the first row's result starts; the next one's is `next_row` on
+  const int64_t next_row = kColumns ? 1 : a.k;
+  if constexpr (kColumns) {
+    constexpr uint32_t kTile = kWarps * kRows;  // columns of a block
+    const int64_t tiles = (a.inner + kTile - 1) / kTile, outer = blockIdx.x / tiles;
+    const int64_t first = blockIdx.x % tiles * kTile;
+    const uint32_t columns = static_cast<uint32_t>(min(static_cast<int64_t>(kTile), a.inner - first));
+    Key* tile = reinterpret_cast<Key*>(shared_bytes);
+    const uint32_t column = threadIdx.x % kTile;
+    const Key* from = x + outer * a.length * a.inner + first + column;
+    if (column < columns) {
+#pragma unroll 8
+      for (uint32_t i = threadIdx.x / kTile; i < a.length; i += 32 * kWarps / kTile) {
+        if constexpr (sizeof(Key) == 4) {
+          __pipeline_memcpy_async(&tile[column * a.pitch + i], &from[i * a.inner], 4);
+        } else {
+          tile[column * a.pitch + i] = from[i * a.inner];
+        }
+      }
+    }
+    __pipeline_commit();
+    __pipeline_wait_prior(0);
+    __syncthreads();
+    data = tile + warp * kRows * a.pitch;
+    rows = min(kRows, columns - min(columns, warp * kRows));
+    at_first = outer * a.k * a.inner + first + warp * kRows;
+  } else {
+    const int64_t first = (static_cast<int64_t>(blockIdx.x) * kWarps + warp) * kRows;
+    rows = static_cast<uint32_t>(max(int64_t{0}, min(static_cast<int64_t>(kRows), a.rows - first)));
+    data = reinterpret_cast<Key*>(mine + reinterpret_cast<uintptr_t>(x + first * a.length) % 16);
+    if (rows) copy_rows(data, x + first * a.length, rows * a.length);
+    at_first = first * a.k;
+  }
+  if (rows == 0) return;
+
+  // Candidates of the warp's rows: words, then indices; counters; the digit histogram of the rare radix select, where
+  // the parts to read again are listed before any digit is counted; and, for index order, what was chosen.
+  uint32_t* all_words = reinterpret_cast<uint32_t*>(mine + a.row_bytes);
+  uint32_t* all_indices = all_words + kRows * a.capacity;
+  uint32_t* counts = all_indices + kRows * a.capacity;
+  uint32_t* histogram = counts + kRows;
+  uint32_t* words_of = all_words + group * a.capacity;
+  uint32_t* indices = all_indices + group * a.capacity;
+  uint32_t* chosen = histogram + 256 + group * a.k;
+  uint32_t* chosen_indices = histogram + 256 + (kRows + group) * a.k;
+  uint8_t* parts = reinterpret_cast<uint8_t*>(histogram) + group * kLanes * kParts;
+
+  if (lane < kRows) counts[lane] = 0;
+  __syncwarp();
+  const bool live = group < rows;
+  const Key* row = data + (live ? group : 0) * a.pitch;
+  const uint32_t loads = a.length / kVector;
+  // A part is one 32-bit word of each of a lane's 16-byte loads, or every fourth of its single elements.
+  const uint32_t* words = reinterpret_cast<const uint32_t*>(row);
+  const Lanes<Key> lanes(a.order);
+
+  uint32_t delegates[kParts] = {};
+  if constexpr (kVectors) {
+    uint32_t packed[kParts] = {};
+#pragma unroll 4
+    for (uint32_t v = g; v < loads; v += kLanes) {
+      const uint4 load = *reinterpret_cast<const uint4*>(words + v * 4);
+      packed[0] = lanes.max(packed[0], lanes.encode(load.x));
+      packed[1] = lanes.max(packed[1], lanes.encode(load.y));
+      packed[2] = lanes.max(packed[2], lanes.encode(load.z));
+      packed[3] = lanes.max(packed[3], lanes.encode(load.w));
+    }
+#pragma unroll
+    for (int d = 0; d < kParts; ++d) delegates[d] = lanes.largest(packed[d]);
+  } else {
+#pragma unroll
+    for (uint32_t d = 0; d < kParts; ++d)
+      for (uint32_t i = g + d * kLanes; i < loads; i += kParts * kLanes)
+        delegates[d] = max(delegates[d], static_cast<uint32_t>(encode(row[i], a.order)));
+  }
+  const uint32_t mates = kLanes == 32 ? kFullWarp : ((1u << kLanes) - 1) << (group * kLanes);
+  const uint32_t floor = kth_of_group<kLanes>(delegates, a.k, mates);
+
+  // The parts to read again, listed so that the lanes share them evenly.
+  uint32_t listed = 0;
+#pragma unroll
+  for (int d = 0; d < kParts; ++d) {
+    const uint32_t reach = __ballot_sync(kFullWarp, live && delegates[d] >= floor) & mates;
+    if (reach >> lane & 1) parts[listed + __popc(reach & ((1u << lane) - 1))] = static_cast<uint8_t>(g * kParts + d);
+    listed += __popc(reach);
+  }
+  __syncwarp();
+  const Filter<Key> filter(static_cast<Key>(floor), a.order);
+  constexpr uint32_t kPerRead = kVectors ? 4 / sizeof(Key) : 1, kReads = 32 / kPerRead;
+  for (uint32_t p = g; p < listed; p += kLanes) {
+    const uint32_t part = parts[p], owner = part / kParts, d = part % kParts;
+    const uint32_t first = kVectors ? owner : owner + d * kLanes, step = kVectors ? kLanes : kParts * kLanes;
+    for (uint32_t start = first; start < loads; start += kReads * step) {
+      uint32_t hits = 0;
+#pragma unroll
+      for (uint32_t u = 0; u < kReads; ++u) {
+        const uint32_t v = start + u * step;
+        if (v >= loads) break;
+        hits |= (kVectors ? filter.passes(words[v * 4 + d]) : filter.passes(row[v]) & 1) << (u * kPerRead);
+      }
+      while (hits) {
+        const uint32_t bit = __ffs(hits) - 1, v = start + bit / kPerRead * step;
+        hits &= hits - 1;
+        const uint32_t at = kVectors ? v * kVector + d * kPerRead + bit % kPerRead : v;
+        const uint32_t slot = atomicAdd(&counts[group], 1u);
+        if (slot < a.capacity - 4) words_of[slot] = Order::word(encode(row[at], a.order), at), indices[slot] = at;
+      }
+    }
+  }
+  __syncwarp();
+  uint32_t m = live ? counts[group] : 0;
+  uint32_t crowded = __ballot_sync(kFullWarp, m > a.capacity - 4);
+  if (m > a.capacity - 4) m = a.k;
+  while (crowded) {  // the whole warp, one row after another
+    const uint32_t r = (__ffs(crowded) - 1) / kLanes;
+    const Key bound = static_cast<Key>(__shfl_sync(kFullWarp, floor, r * kLanes));
+    crowded &= ~((kLanes == 32 ? kFullWarp : (1u << kLanes) - 1) << (r * kLanes));
+    radix_select(data + r * a.pitch, a.length, a.k, bound, a.order, all_words + r * a.capacity, all_indices + r * a.capacity,
+                 histogram);
+  }
+  if (live && g < 4) words_of[m + g] = 0;  // the comparison reads four at a time
+  __syncwarp();
+
+  const int64_t base = at_first + group * next_row, stride = kColumns ? a.inner : 1;
+  const auto write = [&](uint32_t rank, uint32_t word, uint32_t index) {
+    static_cast<Key*>(a.values)[base + rank * stride] = decode(Order::key(word), a.order);
+    a.indices[base + rank * stride] = static_cast<int32_t>(Order::index(word, index));
+  };
+  const auto emit = [&](uint32_t rank, uint32_t word, uint32_t index) {
+    if (rank >= a.k) return;
+    if (a.sorted) {
+      write(rank, word, index);
+    } else {
+      chosen[rank] = word;
+      chosen_indices[rank] = Order::index(word, index);
+    }
+  };
+  uint32_t ranks = 0;  // their sum
+  for (uint32_t start = g; start < m; start += kOwn * kLanes) {
+    uint32_t own[kOwn], rank[kOwn] = {};
+#pragma unroll
+    for (uint32_t o = 0; o < kOwn; ++o) own[o] = start + o * kLanes < m ? words_of[start + o * kLanes] : ~0u;
+    for (uint32_t j = 0; j < m; j += 4) {
+      const uint4 other = *reinterpret_cast<const uint4*>(words_of + j);
+#pragma unroll
+      for (uint32_t o = 0; o < kOwn; ++o)
+        rank[o] += (other.x > own[o]) + (other.y > own[o]) + (other.z > own[o]) + (other.w > own[o]);
+    }
+#pragma unroll
+    for (uint32_t o = 0; o < kOwn; ++o) {
+      const uint32_t i = start + o * kLanes;
+      if (i >= m) break;
+      ranks += rank[o];
+      emit(rank[o], own[o], Order::kDistinct ? 0 : indices[i]);
+    }
+  }
+  if constexpr (!Order::kDistinct) {
+    // Ranks of distinct keys are 0 … m - 1. Ties sum to less: then the row is ranked again, equal keys by index.
+    for (int lanes = kLanes / 2; lanes; lanes /= 2) ranks += __shfl_xor_sync(kFullWarp, ranks, lanes);
+    if (m && ranks != m * (m - 1) / 2) {
+      for (uint32_t i = g; i < m; i += kLanes) {
+        uint32_t rank = 0;
+        for (uint32_t j = 0; j < m; ++j)
+          rank += words_of[j] > words_of[i] || (words_of[j] == words_of[i] && indices[j] < indices[i]);
+        emit(rank, words_of[i], indices[i]);
+      }
+    }
+  }
+  if (a.sorted) return;
+  __syncwarp();
+  for (uint32_t i = g; live && i < a.k; i += kLanes) {
+    uint32_t rank = 0;
+    for (uint32_t j = 0; j < a.k; ++j) rank += chosen_indices[j] < chosen_indices[i];
+    write(rank, chosen[i], chosen_indices[i]);
+  }
+}
+
+template <class Key, int kLanes>
+cudaError_t run(cudaStream_t stream, const Launch& config, const Warp& a) {
+  if (a.inner > 1) {
+    const bool vectors = a.length * sizeof(Key) % 16 == 0;
+    return launch(stream, config, vectors ? warp_kernel<Key, kLanes, true, true> : warp_kernel<Key, kLanes, false, true>, a);
+  }
+  const bool vectors = reinterpret_cast<uintptr_t>(a.x) % 16 == 0 && a.length * sizeof(Key) % 16 == 0;
+  return launch(stream, config, vectors ? warp_kernel<Key, kLanes, true, false> : warp_kernel<Key, kLanes, false, false>, a);
+}
+
+}  // namespace
+
+cudaError_t launch_warp(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
+  const bool columns = problem.rows.inner > 1;
+  const WarpShape shape =
+      warp_shape(problem.rows.length, problem.k, problem.key_bits / 8, problem.sorted, plan.lanes, columns);
+  Warp a = {};
+  a.x = buffers.x;
+  a.values = buffers.values;
+  a.indices = buffers.indices;
+  a.order = problem.order;
+  a.rows = problem.rows.count();
+  a.inner = problem.rows.inner;
+  a.length = static_cast<uint32_t>(problem.rows.length);
+  a.k = static_cast<uint32_t>(problem.k);
+  a.capacity = static_cast<uint32_t>(warp_capacity(problem.k));
+  a.pitch = static_cast<uint32_t>(shape.pitch);
+  a.tile_bytes = static_cast<uint32_t>(shape.tile_bytes);
+  a.row_bytes = static_cast<uint32_t>(shape.row_bytes);
+  a.bytes = static_cast<uint32_t>(shape.bytes);
+  a.sorted = problem.sorted;
+  Launch config;
+  const int warps = warps_per_block(columns), rows_per_block = shape.rows * warps;
+  const int64_t blocks = columns ? problem.rows.outer * ((a.inner + rows_per_block - 1) / rows_per_block)
+                                 : (a.rows + rows_per_block - 1) / rows_per_block;
+  config.grid = dim3(static_cast<unsigned>(blocks));
+  config.block = dim3(32 * warps);
+  config.shared_bytes = shape.tile_bytes + shape.bytes * warps;
+  return dispatch_key(problem.key_bits, [&](auto key) -> cudaError_t {
+    using Key = decltype(key);
+    if constexpr (sizeof(Key) == 8) {
+      return cudaErrorInvalidValue;  // the plan sends 64-bit keys elsewhere
+    } else {
+      switch (plan.lanes) {
+        case 4: return run<Key, 4>(stream, config, a);
+        case 8: return run<Key, 8>(stream, config, a);
+        case 16: return run<Key, 16>(stream, config, a);
+        default: return run<Key, 32>(stream, config, a);
+      }
+    }
+  });
+}
+
+}  // namespace jaxgpuops::topk

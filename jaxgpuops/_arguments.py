@@ -1,0 +1,84 @@
+"""Argument checks that every op shares. Messages name the op, the argument, what came and what is allowed."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+# The dtypes with an order that kernels know.
+ORDERED_DTYPES = frozenset(
+    map(
+        np.dtype,
+        [
+            *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+            *("float16", "float32", "float64"),
+            *(ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2),
+        ],
+    )
+)
+
+
+def array(op: str, name: str, x: Any) -> jax.Array:
+    """Any array-like as a JAX array. Tracers and JAX arrays pass."""
+    if isinstance(x, jax.Array):
+        return x
+    if getattr(x, "dtype", None) == jax.dtypes.float0:
+        raise TypeError(f"{op}: {name} has dtype float0, the tangent type of integers, which has no values")
+    try:
+        return jnp.asarray(x)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{op}: {name} must be an array of numbers or booleans, got {x!r}") from error
+
+
+def integer(op: str, name: str, value: Any) -> int:
+    """A Python int, or a symbolic dimension of an export; not a bool, not a traced value."""
+    if jax.export.is_symbolic_dim(value):
+        return value
+    try:
+        if not isinstance(value, bool | np.bool_):
+            return operator.index(value)
+    except TypeError:  # a traced value raises a kind of it
+        pass
+    raise TypeError(
+        f"{op}: {name} must be an integer known at trace time, got {value!r} of type {type(value).__name__}"
+    )
+
+
+def ordered(op: str, name: str, x: jax.Array, axis: int) -> int:
+    """Checks that ``x`` can be ordered along ``axis``; returns the axis counted from the front."""
+    if x.dtype not in ORDERED_DTYPES:
+        allowed = ", ".join(sorted(map(str, ORDERED_DTYPES)))
+        raise TypeError(f"{op}: {name} has dtype {x.dtype}; allowed are {allowed}")
+    if x.ndim == 0:
+        raise ValueError(f"{op}: {name} must have at least one dimension, got a scalar")
+    if not -x.ndim <= axis < x.ndim:
+        raise ValueError(
+            f"{op}: axis must be between {-x.ndim} and {x.ndim - 1} for {name} of shape {x.shape}, got {axis}"
+        )
+    axis %= x.ndim
+    length = x.shape[axis]
+    if isinstance(length, int) and length >= 1 << 31:
+        raise ValueError(
+            f"{op}: indices are int32, so an axis must be shorter than 2**31; got shape {x.shape} and axis={axis}"
+        )
+    return axis
+
+
+def count(op: str, name: str, k: int, x: jax.Array, axis: int) -> int:
+    """Checks 0 <= k <= length of the axis."""
+    length = x.shape[axis]
+    if jax.export.is_symbolic_dim(k) or jax.export.is_symbolic_dim(length):
+        in_range = not (isinstance(k, int) and k < 0)  # the rest cannot be known here
+    else:
+        in_range = 0 <= k <= length
+    if not in_range:
+        raise ValueError(
+            f"{op}: {name} must be between 0 and {length}, the length of axis {axis} of shape {x.shape}, got {k}"
+        )
+    return k

@@ -1,0 +1,74 @@
+"""What is built, what is registered, and which kernel a call takes."""
+
+from __future__ import annotations
+
+import platform as _platform
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.export
+import jaxlib
+
+from jaxgpuops import _native
+from jaxgpuops._primitive import KERNELS, Lowering, recording
+
+
+def explain(fn: Callable, *args: Any, platform: str | None = None, **kwargs: Any) -> list[Lowering]:
+    """Which kernels a function takes: one record per jaxgpuops call that it lowers.
+
+    The function is traced and lowered, not run; ``args`` may be arrays or `jax.ShapeDtypeStruct`. No GPU is needed to
+    ask about ``platform="cuda"``: plans are then made for an H200.
+
+    Each record has ``op``, ``shape``, ``dtype``, ``params``, ``platform``, ``kernel`` (None for plain JAX), ``plan``
+    (what the CUDA kernel's planner chose) and ``why`` (why plain JAX). Equal calls are lowered, and listed, once.
+
+    >>> import jax, jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> [call] = jaxgpuops.explain(lambda x: jaxgpuops.topk(x, 3), jax.ShapeDtypeStruct((8, 100), jnp.float32))
+    >>> call.op, call.shape, call.dtype
+    ('topk', (8, 100), 'float32')
+    """
+
+    def fresh(*args, **kwargs):  # a function that JAX has not seen, so that no cache hides the lowering
+        return fn(*args, **kwargs)
+
+    with recording() as lowerings:
+        jax.jit(fresh).trace(*args, **kwargs).lower(lowering_platforms=(platform or jax.default_backend(),))
+    return lowerings
+
+
+def export_checks() -> list[jax.export.DisabledSafetyCheck]:
+    """For `jax.export.export(..., disabled_checks=jaxgpuops.export_checks())`: lets it serialise calls to our kernels.
+
+    The names and signatures of targets are stable within a minor version of jaxgpuops.
+    """
+    return [jax.export.DisabledSafetyCheck.custom_call(kernel.target) for kernel in KERNELS.values()]
+
+
+def info() -> dict[str, str]:
+    """Versions, builds, targets and devices by name, as `python -m jaxgpuops` prints them."""
+    from jaxgpuops import __version__
+
+    facts = {
+        "jaxgpuops": __version__,
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+        "python": _platform.python_version(),
+        "FFI API of jaxlib": "{}.{}".format(*_native.running_ffi_api()),
+    }
+    for platform, module in _native.modules.items():
+        facts[f"{platform} kernels"] = _native.missing(platform) or ", ".join(_native.targets(platform))
+        if module is not None:
+            build = module.build_info()
+            facts[f"{platform} build"] = ", ".join(
+                [
+                    "FFI API {}.{}".format(*module.ffi_api_version()),
+                    build["compiler"],
+                    *([f"nvcc {build['cuda_version']}", build["cuda_architectures"]] if platform == "cuda" else []),
+                ]
+            )
+    disabled = [name for name in KERNELS if _native.disabled(name)]
+    facts["disabled"] = ", ".join(disabled) or "nothing"
+    facts["devices"] = ", ".join(f"{d.platform}:{d.id} {d.device_kind}" for d in jax.devices())
+    return facts

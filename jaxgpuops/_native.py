@@ -1,0 +1,114 @@
+"""The compiled modules `_cpu` and `_cuda`: imported where they exist, checked, registered with XLA.
+
+Both modules register the same target names, each for its own platform. What is missing is remembered with the reason,
+so that lowering can fall back to plain JAX and say why.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import pathlib
+import re
+from types import ModuleType
+
+import jax
+import jax.ffi
+import jaxlib
+
+REBUILD = "JAXGPUOPS_CUDA=ON pip install --force-reinstall --no-deps ."
+
+# JAX's lowering platforms, and the names XLA registers targets under.
+_XLA_PLATFORM = {"cpu": "cpu", "cuda": "CUDA"}
+
+
+def running_ffi_api() -> tuple[int, int]:
+    """The FFI API version of the installed jaxlib, from the header it ships."""
+    header = (pathlib.Path(jax.ffi.include_dir()) / "xla/ffi/api/c_api.h").read_text()
+    major, minor = (int(re.search(rf"#define XLA_FFI_API_{part} (\d+)", header)[1]) for part in ("MAJOR", "MINOR"))
+    return major, minor
+
+
+def check_ffi_api(built: tuple[int, int], running: tuple[int, int]) -> None:
+    """XLA accepts handlers built with its own FFI API version or an older one.
+
+    It checks when a backend starts, and a handler that is too new takes all of JAX's CPU backend down with it. So we
+    check first, before anything is registered.
+    """
+    if tuple(built) > tuple(running):
+        raise ImportError(
+            f"jaxgpuops was built with the XLA FFI API {built[0]}.{built[1]}, but jaxlib {jaxlib.__version__} runs "
+            f"{running[0]}.{running[1]} and refuses newer handlers. Upgrade jax and jaxlib, or rebuild jaxgpuops from "
+            "its source against the installed jaxlib: pip install --force-reinstall --no-deps --no-build-isolation ."
+        )
+
+
+def _load(name: str) -> tuple[ModuleType | None, str]:
+    try:
+        return importlib.import_module(f"jaxgpuops.{name}"), ""
+    except ModuleNotFoundError as error:
+        if error.name != f"jaxgpuops.{name}":
+            raise
+        return None, f"jaxgpuops.{name} was not built"
+    except ImportError as error:  # built, but this system cannot load it
+        return None, f"jaxgpuops.{name} cannot be loaded: {error}"
+
+
+modules: dict[str, ModuleType | None] = {}
+_absent: dict[str, str] = {}  # platform -> why its module is not there
+for _platform in _XLA_PLATFORM:
+    modules[_platform], _absent[_platform] = _load(f"_{_platform}")
+if modules["cpu"] and not modules["cuda"] and (_reason := modules["cpu"].build_info()["cuda_reason"]):
+    _absent["cuda"] += f": {_reason}"
+
+for _module in filter(None, modules.values()):
+    check_ffi_api(_module.ffi_api_version(), running_ffi_api())
+
+
+def _register() -> None:
+    names = set()
+    for platform, module in modules.items():
+        if module is None:
+            continue
+        for name, handler in module.targets().items():
+            jax.ffi.register_ffi_target(name, handler, platform=_XLA_PLATFORM[platform])
+            names.add(name)
+    for name in names:  # one third of the sharding contract; the rest is attached in _primitive
+        jax.ffi.register_ffi_target_as_batch_partitionable(name)
+
+
+_register()
+
+
+def targets(platform: str) -> list[str]:
+    """Names of the targets registered for a platform."""
+    module = modules.get(platform)
+    return sorted(module.targets()) if module else []
+
+
+def missing(platform: str) -> str:
+    """Why kernels cannot be used on a platform, or an empty string."""
+    if platform not in _XLA_PLATFORM:
+        return f"no kernels for platform {platform}"
+    if modules[platform] is None:
+        return _absent[platform]
+    # CUDA calls are planned by host code that lives in _cpu, so that they can be planned where there is no GPU.
+    return _absent["cpu"] if modules["cpu"] is None else ""
+
+
+def disabled(op: str) -> bool:
+    """Whether JAXGPUOPS_DISABLE (a comma-separated list, or ``all``) names the op. Read at each lowering."""
+    names = {name.strip() for name in os.environ.get("JAXGPUOPS_DISABLE", "").split(",")}
+    return op in names or "all" in names
+
+
+@functools.cache
+def compute_capability() -> int:
+    """Of the GPU at hand, as 90 for 9.0; that of an H200 where there is none. The handlers heed the same switch."""
+    if pretended := os.environ.get("JAXGPUOPS_COMPUTE_CAPABILITY"):
+        return int(pretended)
+    try:
+        return int(jax.local_devices(backend="cuda")[0].compute_capability.replace(".", ""))
+    except RuntimeError:  # no CUDA backend in this process
+        return 90

@@ -1,0 +1,327 @@
+"""The factory: one JAX primitive per kernel.
+
+Everything that kernels share is here, once: shapes and shardings of results, batching, per-platform lowering, the
+plain-JAX fallback, hidden workspaces, sharding contracts, eager calls, derivative plumbing. A kernel works on one axis
+of its operands; XLA hands it row-major buffers which it reads as (outer, length, inner), the dimensions before the
+axis, the axis, and the dimensions after it. So batching never moves data: it shifts the axis.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import dataclasses
+import functools
+import itertools
+import math
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+
+# No public API for these. `lower_with_sharding_in_types` makes the compiled program keep the shardings that
+# explicit-mesh types promise; `auto_insert_reshard` aligns operands that vary over different axes of a shard_map mesh.
+from jax._src import core as _core
+from jax._src.core import ShardingTypeError
+from jax._src.interpreters.mlir import lower_with_sharding_in_types
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from jaxgpuops import _native
+
+_align = getattr(_core, "auto_insert_reshard", None) or _core.standard_insert_pvary  # its name before jax 0.10
+
+KERNELS: dict[str, Kernel] = {}  # by name
+
+
+@dataclasses.dataclass(frozen=True)
+class Lowering:
+    """What became of one call: a kernel with its plan, or plain JAX and why."""
+
+    op: str
+    shape: tuple
+    dtype: str
+    params: dict[str, Any]
+    platform: str
+    kernel: str | None  # name of the custom call; None where plain JAX is used
+    plan: dict[str, Any]  # what the kernel's planner chose; empty where there is no choice
+    why: str  # why plain JAX is used; empty where a kernel is
+
+    def __str__(self) -> str:
+        call = ", ".join(
+            [f"{self.dtype}[{','.join(map(str, self.shape))}]", *(f"{k}={v}" for k, v in self.params.items())]
+        )
+        if self.kernel is None:
+            return f"{self.op}({call}) on {self.platform}: plain JAX, because {self.why}"
+        plan = f" {self.plan}" if self.plan else ""
+        return f"{self.op}({call}) on {self.platform}: {self.kernel}{plan}"
+
+
+_recorder: contextvars.ContextVar[list[Lowering] | None] = contextvars.ContextVar("jaxgpuops_recorder", default=None)
+
+
+def record(lowering: Lowering) -> None:
+    """Tells `explain` and the JAXGPUOPS_LOG=1 reader about a lowering."""
+    if (recorder := _recorder.get()) is not None:
+        recorder.append(lowering)
+    if os.environ.get("JAXGPUOPS_LOG", "0") not in ("", "0"):
+        print(f"jaxgpuops: {lowering}", file=sys.stderr)
+
+
+class recording:
+    """Context manager that collects the lowerings made inside it in a list."""
+
+    def __enter__(self) -> list[Lowering]:
+        lowerings: list[Lowering] = []
+        self._token = _recorder.set(lowerings)
+        return lowerings
+
+    def __exit__(self, *exc) -> None:
+        _recorder.reset(self._token)
+
+
+@functools.cache
+def _warn_missing_cuda(reason: str) -> None:  # cached: once
+    warnings.warn(
+        f"jaxgpuops uses plain JAX on CUDA: {reason}. To rebuild it, with a CUDA toolkit at hand: {_native.REBUILD}",
+        stacklevel=2,
+    )
+
+
+class Kernel:
+    """A kernel as a function of JAX arrays: ``kernel(*operands, axis=..., **params)`` returns a list of arrays.
+
+    All operands have one rank and agree in every dimension but the axis.
+
+    Args:
+      name: the op; the custom call and the primitive are called ``jaxgpuops.<name>``.
+      results: ``results(*avals, axis, **params)`` gives one ``(length, dtype)`` per result: its length along the axis,
+        or None where the result has no such axis.
+      fallback: the same function in plain JAX, for every platform and case without a kernel; returns a sequence.
+      accepts: whether the kernel takes first operands of a dtype.
+      attributes: the params that the handler reads; the others only shape results.
+      plan: ``plan(rows, dtype, compute_capability, **params)`` gives the algorithm that the CUDA handler takes for
+        rows = (outer, length, inner), and ``workspace_bytes``, the scratch memory it needs per outer index. The handler
+        gets it as one more uint8 result. None: the handler takes no such result.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        results: Callable[..., Sequence[tuple[Any, Any]]],
+        fallback: Callable[..., Sequence[jax.Array]],
+        accepts: Callable[[np.dtype], bool],
+        attributes: tuple[str, ...] = (),
+        plan: Callable[..., dict[str, Any]] | None = None,
+    ):
+        self.name = name
+        self.target = f"jaxgpuops.{name}"
+        self.results = results
+        self.fallback = fallback
+        self.accepts = accepts
+        self.attributes = attributes
+        self.plan = plan
+        self.primitive = p = Primitive(self.target)
+        p.multiple_results = True
+        p.def_impl(self._eager)
+        p.def_abstract_eval(self._abstract_eval)
+        batching.primitive_batchers[p] = self._batch
+        for platform in ("cpu", "cuda"):
+            mlir.register_lowering(p, functools.partial(self._lower, platform), platform=platform)
+        mlir.register_lowering(p, functools.partial(self._lower, None))  # any other platform
+        KERNELS[name] = self
+
+    def __call__(self, *operands: jax.Array, axis: int, **params: Any) -> list[jax.Array]:
+        return self.primitive.bind(*_align(*operands), axis=axis, **params)
+
+    # ---- Eager calls and result types -------------------------------------------------------------------------------
+
+    def _eager(self, *operands, **params):
+        return self._jitted(tuple(params.items()))(*operands)
+
+    @functools.cache  # noqa: B019  kernels live as long as the process
+    def _jitted(self, params):
+        return jax.jit(functools.partial(self.primitive.bind, **dict(params)))
+
+    def _abstract_eval(self, *avals, axis, **params):
+        x, spec = avals[0], self._merged_spec(avals)
+        results = self.results(*avals, axis=axis, **params)
+        if spec[axis] is not None and any(length is not None for length, _ in results):
+            raise ShardingTypeError(
+                f"{self.target}: the axis it works along must not be sharded; got {x} with axis={axis}"
+            )
+
+        # `update` keeps what a new aval would lose: the mesh of an explicit sharding, varying manual axes.
+        def result(length, dtype):
+            own = () if length is None else (length,)
+            shape = (*x.shape[:axis], *own, *x.shape[axis + 1 :])
+            dims = (*spec[:axis], *(None for _ in own), *spec[axis + 1 :])
+            sharding = x.sharding.update(spec=x.sharding.spec.update(partitions=dims))
+            return x.update(shape=shape, dtype=np.dtype(dtype), weak_type=False, sharding=sharding)
+
+        return [result(length, dtype) for length, dtype in results]
+
+    def _merged_spec(self, avals):
+        """Explicit sharding of each dimension: that of whichever operand is sharded there."""
+        spec = []
+        for dim, parts in enumerate(zip(*(a.sharding.spec for a in avals), strict=True)):
+            named = {part for part in parts if part is not None}
+            if len(named) > 1:
+                raise ShardingTypeError(f"{self.target}: operands are sharded differently in dimension {dim}: {avals}")
+            spec.append(named.pop() if named else None)
+        return spec
+
+    # ---- vmap -------------------------------------------------------------------------------------------------------
+
+    def _batch(self, operands, dims, *, axis, **params):
+        # The batch dimension stays where the first batched operand has it, and the axis moves over if it must. Operands
+        # that have it elsewhere, or do not have it, follow. (For take_along_axis with a batch of indices only, folding
+        # the batch into the axis would spare the copy of x, but repeat indices, and transposition relies on them being
+        # distinct.)
+        home = next(d for d in dims if d is not None)
+        size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
+
+        def place(x, d):
+            if d is None:
+                shape = (*x.shape[:home], size, *x.shape[home:])
+                return jax.lax.broadcast_in_dim(x, shape, [i for i in range(len(shape)) if i != home])
+            return jnp.moveaxis(x, d, home)
+
+        operands = [place(x, d) for x, d in zip(operands, dims, strict=True)]
+        axis += home <= axis
+        outs = self(*operands, axis=axis, **params)
+        # Where the axis is gone from a result, dimensions after it have moved up by one.
+        return outs, [home - (out.ndim < operands[0].ndim and home > axis) for out in outs]
+
+    # ---- Lowering ---------------------------------------------------------------------------------------------------
+
+    def choose(self, platform: str, avals, *, axis: int, **params) -> Lowering:
+        """Kernel or plain JAX, for a call on a platform; no GPU is needed to ask."""
+        x = avals[0]
+        planned = platform == "cuda" and self.plan is not None
+        if _native.disabled(self.name):
+            why = "JAXGPUOPS_DISABLE is set"
+        elif why := _native.missing(platform):
+            pass
+        elif not self.accepts(x.dtype):
+            why = f"no kernel takes {x.dtype}"
+        elif planned and any(map(jax.export.is_symbolic_dim, [*x.shape[axis:], *params.values()])):
+            why = "the plan must know the axis and what follows it"
+        plan = {}
+        if planned and not why:
+            plan = self.plan(_rows(x.shape, axis), x.dtype, _native.compute_capability(), **params)
+        kernel = None if why else self.target
+        return Lowering(self.name, x.shape, str(x.dtype), {"axis": axis, **params}, platform, kernel, plan, why)
+
+    def _lower(self, platform, ctx, *operands, axis, **params):
+        platform = platform or "/".join(ctx.platforms or ctx.module_context.platforms)
+        choice = self.choose(platform, ctx.avals_in, axis=axis, **params)
+        record(choice)
+        if choice.kernel:
+            outs = self._custom_call(ctx, operands, choice, axis=axis, **params)
+        else:
+            if platform == "cuda" and _native.missing("cuda"):
+                _warn_missing_cuda(choice.why)
+            fallback = functools.partial(self.fallback, axis=axis, **params)
+            outs = mlir.lower_fun(fallback, multiple_results=True)(ctx, *operands)
+        return [lower_with_sharding_in_types(ctx, out, aval) for out, aval in zip(outs, ctx.avals_out, strict=True)]
+
+    def _custom_call(self, ctx, operands, choice, *, axis, **params):
+        x = ctx.avals_in[0]
+        ins = [(aval, True) for aval in ctx.avals_in]
+        outs = [(aval, aval.ndim == x.ndim) for aval in ctx.avals_out]
+        if choice.plan:
+            # One row of bytes per outer index, so that the workspace partitions with the batch.
+            workspace = (*x.shape[:axis], choice.plan["workspace_bytes"])
+            outs.append((jax.core.ShapedArray(workspace, np.uint8), True))
+        lower = jax.ffi.ffi_lowering(self.target, extra_attributes=_sharding_contract(ctx, axis, x.ndim, ins, outs))
+        attributes = {"axis": np.int64(axis)} | {name: params[name] for name in self.attributes}
+        return lower(ctx.replace(avals_out=[aval for aval, _ in outs]), *operands, **attributes)[: len(ctx.avals_out)]
+
+
+def _rows(shape, axis) -> tuple[int, int, int]:
+    outer = math.prod(shape[:axis])
+    if jax.export.is_symbolic_dim(outer):
+        outer = 1 << 20  # a plan for many rows serves any number of them
+    return outer, shape[axis], math.prod(shape[axis + 1 :])
+
+
+def _sharding_contract(ctx, axis, rank, ins, outs):
+    """Attributes that tell the partitioner to split a call along dimensions before the axis, and along no other.
+
+    XLA splits the first ``num_batch_dims`` dimensions of a call to a batch-partitionable target; Shardy propagates
+    shardings by the rule. It takes both: either alone has no effect. Dimensions from the axis on are gathered first
+    (``need_replication``): a larger ``num_batch_dims`` would split the axis, with wrong results.
+
+    ``ins`` and ``outs`` list ``(aval, whether it has the axis)``; ``rank`` is that of the operands.
+    """
+    if any(jax.export.is_symbolic_dim(d) for aval, _ in (*ins, *outs) for d in aval.shape):
+        return None
+    # Shardy's factors: one per dimension before and after the axis, shared by all arrays; one per array for the axis.
+    fresh = itertools.count(rank - 1)
+    sizes: dict[int, int] = {}
+
+    def factors(aval, has_axis):
+        own = [next(fresh)] if has_axis else []
+        mapped = [*range(axis), *own, *range(axis, rank - 1)][: aval.ndim]  # a workspace ends at the axis
+        sizes.update(zip(mapped, aval.shape, strict=True))
+        return f"[{', '.join(map(_factor, mapped))}]"
+
+    mapping = "->".join(f"({', '.join(itertools.starmap(factors, side))})" for side in (ins, outs))
+    dims = ", ".join(f"{_factor(i)}={size}" for i, size in sorted(sizes.items()))
+    whole = ", ".join(_factor(i) for i in sorted(sizes) if i >= axis)
+    with ctx.module_context.context:
+        rule = mlir.ir.Attribute.parse(f"#sdy.op_sharding_rule<{mapping} {{{dims}}} need_replication={{{whole}}}>")
+        return {
+            "mhlo.frontend_attributes": mlir.ir_attribute({"num_batch_dims": str(axis)}),
+            "sdy.sharding_rule": rule,
+        }
+
+
+def _factor(i: int) -> str:
+    """Shardy's name for factor i: i, j, .. z, z_1, z_2, .."""
+    return chr(ord("i") + i) if i < 18 else f"z_{i - 17}"
+
+
+# ---- Derivatives ----------------------------------------------------------------------------------------------------
+
+
+def _zero_tangent(out):
+    return ad.Zero(jax.typeof(out).to_tangent_aval())
+
+
+def def_jvp(kernel: Kernel, rule: Callable[..., Sequence[jax.Array | None]]) -> None:
+    """``rule(outs, primals, tangents, **params)`` gives the tangents of the results; None, in and out, is zero."""
+
+    def jvp(primals, tangents, **params):
+        outs = kernel(*primals, **params)
+        tangents = [None if isinstance(t, ad.Zero) else t for t in tangents]
+        if all(t is None for t in tangents):
+            return outs, [_zero_tangent(out) for out in outs]
+        douts = rule(outs, primals, tangents, **params)
+        return outs, [_zero_tangent(out) if d is None else d for out, d in zip(outs, douts, strict=True)]
+
+    ad.primitive_jvps[kernel.primitive] = jvp
+
+
+def def_linear(kernel: Kernel, transpose: Callable[..., jax.Array]) -> None:
+    """Declares a kernel of one result linear in its first operand; the other operands are integers.
+
+    ``transpose(ct, aval, *others, **params)`` gives the cotangent of the first operand, whose type is ``aval``.
+    """
+
+    def rule(outs, primals, tangents, **params):
+        return kernel(tangents[0], *primals[1:], **params)
+
+    def transposed(cts, x, *others, **params):
+        ct = None if isinstance(cts[0], ad.Zero) else transpose(cts[0], x.aval, *others, **params)
+        return [ct, *(None for _ in others)]
+
+    def_jvp(kernel, rule)
+    ad.primitive_transposes[kernel.primitive] = transposed

@@ -1,0 +1,5 @@
+"""The primitive tier: names and signatures of `jax.lax`, kernels underneath, forward and reverse mode."""
+
+from jaxgpuops.lax.topk import argmax, argmin, top_k
+
+__all__ = ["argmax", "argmin", "top_k"]

@@ -1,0 +1,73 @@
+"""take_along_axis and put_along_axis: how tangents follow the indices of a selection, and cotangents return.
+
+Indices are made by this package: int32, in range, and distinct along the axis. That makes each the other's transpose,
+and lets put scatter without atomics.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxgpuops._primitive import Kernel, def_linear
+
+
+def _take_fallback(x, indices, *, axis):
+    others = tuple(d for d in range(x.ndim) if d != axis)
+    dims = lax.GatherDimensionNumbers(
+        offset_dims=(),
+        collapsed_slice_dims=(axis,),
+        start_index_map=(axis,),
+        operand_batching_dims=others,
+        start_indices_batching_dims=others,
+    )
+    mode = lax.GatherScatterMode.PROMISE_IN_BOUNDS
+    return (lax.gather(x, indices[..., None], dims, (1,) * x.ndim, mode=mode),)
+
+
+def _put_fallback(updates, indices, *, axis, length):
+    others = tuple(d for d in range(updates.ndim) if d != axis)
+    dims = lax.ScatterDimensionNumbers(
+        update_window_dims=(),
+        inserted_window_dims=(axis,),
+        scatter_dims_to_operand_dims=(axis,),
+        operand_batching_dims=others,
+        scatter_indices_batching_dims=others,
+    )
+    mode = lax.GatherScatterMode.PROMISE_IN_BOUNDS
+    zeros = jnp.zeros((*updates.shape[:axis], length, *updates.shape[axis + 1 :]), updates.dtype)
+    return (lax.scatter(zeros, indices[..., None], updates, dims, unique_indices=True, mode=mode),)
+
+
+def _accepts(dtype):
+    return not jax.dtypes.issubdtype(dtype, jax.dtypes.extended) and dtype.itemsize in (1, 2, 4, 8)
+
+
+take_along_axis_p = Kernel(
+    "take_along_axis",
+    results=lambda x, indices, *, axis: [(indices.shape[axis], x.dtype)],
+    fallback=_take_fallback,
+    accepts=_accepts,
+)
+
+put_along_axis_p = Kernel(
+    "put_along_axis",
+    results=lambda updates, indices, *, axis, length: [(length, updates.dtype)],
+    fallback=_put_fallback,
+    accepts=_accepts,
+)
+
+
+def take_along_axis(x: jax.Array, indices: jax.Array, axis: int) -> jax.Array:
+    """``out[..., j, ...] = x[..., indices[..., j, ...], ...]`` along ``axis``."""
+    return take_along_axis_p(x, indices, axis=axis)[0]
+
+
+def put_along_axis(updates: jax.Array, indices: jax.Array, axis: int, length: int) -> jax.Array:
+    """Zeros, ``length`` long along ``axis``, with ``out[..., indices[..., j, ...], ...] = updates[..., j, ...]``."""
+    return put_along_axis_p(updates, indices, axis=axis, length=length)[0]
+
+
+def_linear(take_along_axis_p, lambda ct, x, indices, *, axis: put_along_axis(ct, indices, axis, x.shape[axis]))
+def_linear(put_along_axis_p, lambda ct, updates, indices, *, axis, length: take_along_axis(ct, indices, axis))

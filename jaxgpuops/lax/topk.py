@@ -1,0 +1,177 @@
+"""Top-k, argmax and argmin as primitives."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import numpy as np
+from jax import lax
+from jax.typing import ArrayLike, DTypeLike
+
+from jaxgpuops import _arguments, _native
+from jaxgpuops._primitive import Kernel, def_jvp
+from jaxgpuops.lax.along_axis import take_along_axis
+
+# ---- The order, in plain JAX ----------------------------------------------------------------------------------------
+
+
+def _to_keys(x: jax.Array) -> jax.Array:
+    """Unsigned integers whose order is the total order of ``x``: -NaN < -inf < .. < -0 < +0 < .. < inf < NaN."""
+    if x.dtype == np.dtype(bool):
+        return x.astype(np.uint8)
+    if np.issubdtype(x.dtype, np.unsignedinteger):
+        return x
+    unsigned = np.dtype(f"uint{8 * x.dtype.itemsize}")
+    sign = unsigned.type(1 << (8 * unsigned.itemsize - 1))
+    bits = lax.bitcast_convert_type(x, unsigned)
+    if np.issubdtype(x.dtype, np.signedinteger):
+        return bits ^ sign
+    return jax.numpy.where(bits & sign, ~bits, bits | sign)
+
+
+def _from_keys(keys: jax.Array, dtype: np.dtype) -> jax.Array:
+    if np.issubdtype(dtype, np.unsignedinteger) or dtype == np.dtype(bool):
+        return keys.astype(dtype)
+    sign = keys.dtype.type(1 << (8 * dtype.itemsize - 1))
+    if np.issubdtype(dtype, np.signedinteger):
+        return lax.bitcast_convert_type(keys ^ sign, dtype)
+    return lax.bitcast_convert_type(jax.numpy.where(keys & sign, keys ^ sign, ~keys), dtype)
+
+
+# ---- Top-k ----------------------------------------------------------------------------------------------------------
+
+
+def _top_k_fallback(x, *, axis, k, largest, sorted):
+    keys = _to_keys(x)
+    keys, indices = lax.top_k(keys if largest else ~keys, k, axis=axis)
+    if not sorted:
+        indices, keys = lax.sort((indices, keys), dimension=axis, num_keys=1)
+    # Without the barrier XLA moves bfloat16 values where it could move their keys, and on CPU that flushes denormals.
+    keys = lax.optimization_barrier(keys)
+    return _from_keys(keys if largest else ~keys, x.dtype), indices
+
+
+def _plan_top_k(rows, dtype, compute_capability, *, k, largest, sorted):
+    return _native.modules["cpu"].plan_topk(*rows, k, 8 * dtype.itemsize, sorted, compute_capability)
+
+
+top_k_p = Kernel(
+    "topk",
+    results=lambda x, *, axis, k, largest, sorted: [(k, x.dtype), (k, np.int32)],
+    fallback=_top_k_fallback,
+    accepts=_arguments.ORDERED_DTYPES.__contains__,
+    attributes=("largest", "sorted"),
+    plan=_plan_top_k,
+)
+# The selection is locally constant: tangents are those of the selected elements.
+def_jvp(top_k_p, lambda outs, primals, tangents, *, axis, **_: (take_along_axis(tangents[0], outs[1], axis), None))
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2), inline=True)
+def _top_k(operand, k, axis):
+    op = "jaxgpuops.lax.top_k"
+    axis = _arguments.ordered(op, "operand", operand, axis)
+    k = _arguments.count(op, "k", k, operand, axis)
+    return top_k_p(operand, axis=axis, k=k, largest=True, sorted=True)
+
+
+def top_k(operand: ArrayLike, k: int, *, axis: int = -1) -> tuple[jax.Array, jax.Array]:
+    """The ``k`` largest elements along ``axis`` and their indices: `jax.lax.top_k` as a kernel.
+
+    Values, order, ties, NaNs, signed zeros and errors are those of `jaxgpuops.topk`, which see. Unlike that function,
+    this one has forward-mode derivatives too (`jax.jvp`, `jax.jacfwd`, `jax.linearize`).
+
+    Args:
+      operand: array of shape ``(*before, n, *after)``.
+      k: how many, ``0 <= k <= n``; static.
+      axis: the axis of length ``n``.
+
+    Returns:
+      ``[values, indices]``, both of shape ``(*before, k, *after)``; values of the operand's dtype, indices int32.
+
+    >>> import jax, jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> x = jnp.array([3.0, 1.0, 4.0, 1.0, 5.0])
+    >>> values, indices = jaxgpuops.lax.top_k(x, 2)
+    >>> values.tolist(), indices.tolist()
+    ([5.0, 4.0], [4, 2])
+    >>> jax.jacfwd(lambda x: jaxgpuops.lax.top_k(x, 2)[0])(x).tolist()
+    [[0.0, 0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 1.0, 0.0, 0.0]]
+    """
+    op = "jaxgpuops.lax.top_k"
+    operand = _arguments.array(op, "operand", operand)
+    return _top_k(operand, _arguments.integer(op, "k", k), _arguments.integer(op, "axis", axis))
+
+
+# ---- argmax, argmin -------------------------------------------------------------------------------------------------
+
+
+def _argmax_fallback(x, *, axis, largest):
+    return ((lax.argmax if largest else lax.argmin)(x, axis, np.int32),)
+
+
+def _plan_argmax(rows, dtype, compute_capability, *, largest):
+    return _native.modules["cpu"].plan_argmax(*rows, 8 * dtype.itemsize)
+
+
+argmax_p = Kernel(
+    "argmax",
+    results=lambda x, *, axis, largest: [(None, np.int32)],
+    fallback=_argmax_fallback,
+    accepts=_arguments.ORDERED_DTYPES.__contains__,
+    attributes=("largest",),
+    plan=_plan_argmax,
+)
+def_jvp(argmax_p, lambda outs, primals, tangents, **_: (None,))
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3), inline=True)
+def _argmax(operand, axis, index_dtype, largest):
+    op = f"jaxgpuops.lax.{'argmax' if largest else 'argmin'}"
+    axis = _arguments.ordered(op, "operand", operand, axis)
+    if isinstance(operand.shape[axis], int) and operand.shape[axis] == 0:
+        raise ValueError(f"{op}: the axis must not be empty; operand has shape {operand.shape} and axis={axis}")
+    if not np.issubdtype(index_dtype, np.integer):
+        raise TypeError(f"{op}: index_dtype must be an integer dtype, got {index_dtype}")
+    return argmax_p(operand, axis=axis, largest=largest)[0].astype(index_dtype)
+
+
+def argmax(operand: ArrayLike, axis: int, index_dtype: DTypeLike) -> jax.Array:
+    """The index of the largest element along ``axis``: `jax.lax.argmax` as a kernel.
+
+    The first of equal elements wins, -0 and +0 are equal, and a NaN (the first) beats everything. The result does not
+    depend on the run or on the other rows, and has no derivative.
+
+    Args:
+      operand: array of shape ``(*before, n, *after)``, ``n >= 1``; dtypes as for `jaxgpuops.topk`.
+      axis: the axis of length ``n``.
+      index_dtype: integer dtype of the result; indices are computed as int32.
+
+    Returns:
+      Indices of shape ``(*before, *after)``.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> jaxgpuops.lax.argmax(jnp.array([[3, 7, 7], [9, 0, 1]]), 1, jnp.int32).tolist()
+    [1, 0]
+    """
+    op = "jaxgpuops.lax.argmax"
+    operand = _arguments.array(op, "operand", operand)
+    return _argmax(operand, _arguments.integer(op, "axis", axis), np.dtype(index_dtype), True)
+
+
+def argmin(operand: ArrayLike, axis: int, index_dtype: DTypeLike) -> jax.Array:
+    """The index of the smallest element along ``axis``: `jax.lax.argmin` as a kernel.
+
+    The first of equal elements wins, -0 and +0 are equal, and a NaN (the first) beats everything. Otherwise as
+    `jaxgpuops.lax.argmax`.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> jaxgpuops.lax.argmin(jnp.array([[3.0, -2.0], [1.0, jnp.nan]]), 1, jnp.int32).tolist()
+    [1, 1]
+    """
+    op = "jaxgpuops.lax.argmin"
+    operand = _arguments.array(op, "operand", operand)
+    return _argmax(operand, _arguments.integer(op, "axis", axis), np.dtype(index_dtype), False)

@@ -1,0 +1,38 @@
+"""The same suite runs with JAX_PLATFORMS=cpu (8 virtual devices) and, on a machine with a GPU, JAX_PLATFORMS=cuda."""
+
+import os
+import pathlib
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several processes may share a GPU
+if os.environ.get("JAX_PLATFORMS") == "cuda":
+    os.environ["JAX_PLATFORMS"] = "cuda,cpu"  # the CPU's jax.lax is what results are compared with
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+import jaxgpuops  # noqa: E402
+from jaxgpuops import _native  # noqa: E402
+
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_enable_x64", False)
+
+
+def pytest_configure(config):
+    # `python -m pytest` in a source tree imports the tree, which has no compiled modules, and would test the fallback.
+    if reason := _native.missing("cpu"):
+        folder = pathlib.Path(jaxgpuops.__file__).parent
+        raise pytest.UsageError(f"the jaxgpuops in {folder} has no kernels ({reason}); install it and run `pytest`")
+
+
+def pytest_report_header(config):
+    cuda = _native.missing("cuda") or "kernels built"
+    return f"jaxgpuops {jaxgpuops.__version__} in {pathlib.Path(jaxgpuops.__file__).parent}; cuda: {cuda}"
+
+
+@pytest.fixture
+def several_devices():
+    """The largest power of two of devices, at most 8; with fewer than two the test is skipped."""
+    devices = jax.devices()
+    if len(devices) < 2:
+        pytest.skip(f"partitioning needs two devices or more; {jax.default_backend()} has {len(devices)}")
+    return devices[: min(8, 1 << (len(devices).bit_length() - 1))]

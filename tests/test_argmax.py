@@ -1,0 +1,123 @@
+"""Values of `jaxgpuops.lax.argmax` and `argmin`: every dtype and bit pattern, against NumPy and jax.lax."""
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+
+import jaxgpuops
+
+plan_argmax = jaxgpuops._native.modules["cpu"].plan_argmax
+
+
+def x64(dtype):
+    return jax.enable_x64(np.dtype(dtype).itemsize == 8)
+
+
+def check(x, axis, names=None):
+    with x64(x.dtype):
+        for largest in (True, False):
+            fn = jaxgpuops.lax.argmax if largest else jaxgpuops.lax.argmin
+            out, expected = fn(x, axis, np.int32), reference.argmax(x, axis, largest)
+            assert out.dtype == np.int32 and out.shape == expected.shape
+            wrong = np.argwhere(np.asarray(out) != expected)
+            which = f"{fn.__name__} of {x.dtype}{x.shape}, axis {axis}"
+            assert not wrong.size, f"{which}: {len(wrong)} wrong, {names and [names[w[0] % len(names)] for w in wrong]}"
+
+
+@hypothesis.settings(max_examples=80, deadline=None, derandomize=True)
+@hypothesis.given(st.data())
+def test_any_array(data):
+    shapes = [
+        st.tuples(st.integers(1, 300)),
+        st.tuples(st.integers(1, 40), st.integers(1, 200)),
+        st.tuples(st.integers(1, 6), st.integers(1, 60), st.integers(1, 40)),
+        st.tuples(st.integers(1, 3), st.integers(2000, 6000)),
+    ]
+    shape = data.draw(st.one_of(shapes))
+    axis = data.draw(st.integers(-len(shape), len(shape) - 1))
+    dtype = data.draw(st.sampled_from(reference.DTYPES))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    x = reference.random_bits(rng, shape, dtype)
+    palette = data.draw(st.sampled_from([None, x.ravel()[:5], reference.special_values(dtype)]))
+    check(x if palette is None else palette[rng.integers(0, len(palette), shape)], axis)
+
+
+@pytest.mark.parametrize("dtype", reference.DTYPES, ids=str)
+def test_every_dtype_and_special_value(dtype):
+    rng = np.random.default_rng(0)
+    special = reference.special_values(dtype)
+    check(np.stack(np.meshgrid(special, special)).reshape(2, -1), 0)  # every pair, in both orders
+    check(special[rng.integers(0, len(special), (30, 50))], 1)
+    check(reference.random_bits(rng, (4, 3001), dtype), 1)
+
+
+@pytest.mark.parametrize("dtype", reference.DTYPES, ids=str)
+def test_equals_jax_lax(dtype):
+    """On CPU. XLA:CPU takes denormals for zeros while it compares; they are left out here."""
+    rng = np.random.default_rng(0)
+    special = reference.special_values(dtype)
+    x = np.concatenate([reference.random_bits(rng, (40, 30), dtype), special[rng.integers(0, len(special), (40, 30))]])
+    if reference.is_float(dtype):
+        normal = reference.bits(np.array(jnp.finfo(dtype).smallest_normal, dtype))
+        x = np.where(reference.bits(np.abs(x)) < normal, np.zeros((), dtype), x)
+    with x64(dtype):
+        for ours, theirs in [(jaxgpuops.lax.argmax, jax.lax.argmax), (jaxgpuops.lax.argmin, jax.lax.argmin)]:
+            with jax.default_device(jax.devices("cpu")[0]):
+                expected = theirs(jnp.asarray(x), 1, np.int32)
+            np.testing.assert_array_equal(ours(x, 1, np.int32), expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8", "int64"])
+def test_adversarial_rows(dtype):
+    dtype = np.dtype(jnp.dtype(dtype))
+    rng = np.random.default_rng(0)
+    count = len(reference.adversarial(rng, 8, dtype))
+
+    def form(n):
+        plan = plan_argmax(count, n, 1, 8 * dtype.itemsize)
+        return plan["lanes"], plan["threads"], plan["slices"] > 1
+
+    boundaries = [n for n in range(2, 20_000) if form(n) != form(n - 1)]
+    for n in sorted({n + d for n in (2, 32, 256, 1024, *boundaries) for d in (-1, 0, 1)}):
+        rows = reference.adversarial(rng, n, dtype)
+        check(np.stack(list(rows.values())), 1, names=list(rows))
+
+
+def test_adversarial_lone_rows_and_columns():
+    rng = np.random.default_rng(0)
+    for n in (300_001, 7001):
+        rows = reference.adversarial(rng, n, np.float32)
+        for name, row in rows.items():
+            check(row, 0, names=[name])
+        check(np.stack(list(rows.values()), axis=1)[:, :19], 0)
+
+
+@pytest.mark.parametrize("index_dtype", ["int8", "int32", "uint32", "int64"])
+def test_index_dtype(index_dtype):
+    with jax.enable_x64(index_dtype == "int64"):
+        out = jaxgpuops.lax.argmax(np.arange(7.0, dtype=np.float32), 0, np.dtype(index_dtype))
+        assert out.dtype == index_dtype and out == 6
+
+
+def test_zero_rows():
+    assert jaxgpuops.lax.argmax(np.zeros((0, 3), np.float32), 1, np.int32).shape == (0,)
+
+
+@pytest.mark.parametrize("op, name", [(jaxgpuops.lax.argmax, "argmax"), (jaxgpuops.lax.argmin, "argmin")])
+def test_errors(op, name):
+    x = np.zeros((3, 5), np.float32)
+    for args, error, parts in [
+        ((np.zeros((3, 0), np.float32), 1, np.int32), ValueError, ["must not be empty", "(3, 0)"]),
+        ((x, 2, np.int32), ValueError, ["axis must be between -2 and 1", "(3, 5)", "2"]),
+        ((x, 1.0, np.int32), TypeError, ["axis must be an integer", "1.0"]),
+        ((x, 1, np.float32), TypeError, ["index_dtype must be an integer dtype", "float32"]),
+        ((x.astype(np.complex64), 1, np.int32), TypeError, ["dtype complex64"]),
+    ]:
+        with pytest.raises(error) as caught:
+            op(*args)
+        for part in [f"jaxgpuops.lax.{name}", *parts]:
+            assert part in str(caught.value)

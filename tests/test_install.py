@@ -1,0 +1,156 @@
+"""install() and uninstall(): JAX's own primitives on our kernels, and back."""
+
+import re
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax._src.interpreters import mlir
+from jax.extend.core.primitives import argmax_p, argmin_p, top_k_p
+
+import jaxgpuops
+
+
+@pytest.fixture(autouse=True)
+def restore():
+    yield
+    jaxgpuops.uninstall()
+
+
+def x_of(*shape):
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+def targets(fn, *args):
+    """Custom calls of ours in what `fn` compiles to."""
+    text = jax.jit(lambda *args: fn(*args)).lower(*args).as_text()
+    return re.findall(r"custom_call @(jaxgpuops\.\w+)", text)
+
+
+FUNCTIONS = {
+    "top_k": ("jaxgpuops.topk", lambda x: jax.lax.top_k(x, 3)),
+    "argmax": ("jaxgpuops.argmax", lambda x: jnp.argmax(x, 0)),
+    "argmin": ("jaxgpuops.argmax", lambda x: jnp.argmin(x, 1)),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_one_name_routes_one_primitive(name):
+    x = x_of(6, 7)
+    expected = {n: fn(x) for n, (_, fn) in FUNCTIONS.items()}
+    jaxgpuops.install([name])
+    for other, (target, fn) in FUNCTIONS.items():
+        assert targets(fn, x) == ([target] if other == name else [])
+        jax.tree.map(np.testing.assert_array_equal, fn(x), expected[other])
+
+
+def test_compiled_functions_follow():
+    # Three jitted calls of one function: before, during and after. The lowering is observed by explain's recorder.
+    x = x_of(4, 5)
+    fn = jax.jit(lambda x: jax.lax.top_k(x, 2)[1])
+
+    def lowers_to_ours():
+        with jaxgpuops._primitive.recording() as lowerings:
+            fn(x)
+        return [call.kernel for call in lowerings]
+
+    assert lowers_to_ours() == []
+    with jaxgpuops.install("top_k"):
+        assert lowers_to_ours() == ["jaxgpuops.topk"]
+    assert lowers_to_ours() == [] and targets(fn, x) == []
+
+
+def test_derivatives_and_batching_are_those_of_jax():
+    xs = x_of(3, 4, 5)
+    loss = lambda x: (jax.lax.top_k(x, 2, axis=0)[0] ** 3).sum()
+    transformed = jax.vmap(jax.hessian(loss), in_axes=2)
+    expected = transformed(xs)
+    with jaxgpuops.install():
+        assert "jaxgpuops.topk" in targets(transformed, xs)
+        np.testing.assert_array_equal(transformed(xs), expected)
+
+
+def test_order_of_nan_zeros_and_ties():
+    x = np.array([0.0, np.nan, -0.0, 1.0, np.nan, 1.0], np.float32)
+    expected = jax.lax.top_k(x, 6), jnp.argmax(x), jnp.argmin(x), jnp.argmax(x[2::-2]), jnp.argmin(x[:3:2])
+    with jaxgpuops.install():
+        actual = jax.lax.top_k(x, 6), jnp.argmax(x), jnp.argmin(x), jnp.argmax(x[2::-2]), jnp.argmin(x[:3:2])
+    jax.tree.map(
+        lambda a, e: np.testing.assert_array_equal(np.asarray(a).view(np.int32), np.asarray(e).view(np.int32)),
+        actual,
+        expected,
+    )
+
+
+def test_index_dtypes():
+    x = x_of(6, 7)
+    with jaxgpuops.install(), jax.enable_x64(True):
+        for dtype in (np.int8, np.uint32, np.int64):
+            index = jax.lax.argmax(x, 1, dtype)
+            assert index.dtype == dtype
+            np.testing.assert_array_equal(index, x.argmax(1))
+        assert targets(lambda x: jnp.argmax(x, 1), x) == ["jaxgpuops.argmax"]
+
+
+def test_uncovered_calls_go_the_way_of_jax(monkeypatch):
+    x = np.arange(12).reshape(3, 4).astype(ml_dtypes.float8_e4m3fnuz)
+    calls = [lambda x: jax.lax.top_k(x, 2), lambda x: jax.lax.argmax(x, 1, np.int32)]
+    expected = [call(x) for call in calls]
+    with jaxgpuops.install():
+        for call, e in zip(calls, expected, strict=True):
+            assert targets(call, x) == []
+            jax.tree.map(np.testing.assert_array_equal, call(x), e)
+            [record] = jaxgpuops.explain(call, x)
+            assert record.kernel is None and "float8_e4m3fnuz" in record.why
+        monkeypatch.setenv("JAXGPUOPS_DISABLE", "topk")
+        assert targets(lambda x: jax.lax.top_k(x, 2), x_of(3, 4)) == []
+
+
+def test_install_is_idempotent_and_uninstall_restores():
+    rules = lambda: [
+        mlir._platform_specific_lowerings[platform].get(p)
+        for platform in ("cpu", "cuda")
+        for p in (top_k_p, argmax_p, argmin_p)
+    ]
+    before = rules()
+    jaxgpuops.install()
+    installed = rules()
+    assert all(now is not then for now, then in zip(installed, before, strict=True))
+    jaxgpuops.install()
+    with jaxgpuops.install(["top_k"]):  # installs nothing new, so undoes nothing
+        pass
+    assert rules() == installed
+    jaxgpuops.uninstall("argmax")
+    assert targets(lambda x: jnp.argmax(x), x_of(4)) == []
+    assert targets(lambda x: jnp.argmin(x), x_of(4)) == ["jaxgpuops.argmax"]
+    jaxgpuops.uninstall()
+    jaxgpuops.uninstall()
+    assert rules() == before
+
+
+def test_lowers_for_cuda_without_a_gpu(monkeypatch):
+    from jaxgpuops import _native
+
+    if _native.modules["cuda"] is None:
+        monkeypatch.setitem(_native.modules, "cuda", _native.modules["cpu"])
+    with jaxgpuops.install():
+        fn = jax.jit(lambda x: jax.lax.top_k(x, 2))
+        text = fn.trace(x_of(3, 4)).lower(lowering_platforms=("cuda",)).as_text()
+    assert "custom_call @jaxgpuops.topk" in text
+
+
+def test_exports_stay_free_of_our_targets():
+    x = x_of(3, 4)
+    with jaxgpuops.install():
+        exported = jax.export.export(jax.jit(lambda x: jax.lax.top_k(x, 2)))(x)  # would refuse an unknown custom call
+        assert "jaxgpuops" not in exported.mlir_module()
+        jax.tree.map(np.testing.assert_array_equal, exported.call(x), jax.lax.top_k(x, 2))
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(ValueError, match="among top_k, argmax, argmin; got softsort"):
+        jaxgpuops.install(["top_k", "softsort"])
+    assert targets(lambda x: jax.lax.top_k(x, 2), x_of(4)) == []

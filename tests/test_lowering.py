@@ -1,0 +1,293 @@
+"""What calls lower to, on each platform, with no GPU needed; and that plain JAX gives the same results."""
+
+import doctest
+import functools
+import importlib
+import itertools
+import os
+import re
+import subprocess
+import sys
+import warnings
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import jaxgpuops
+from jaxgpuops import _native, _primitive
+from jaxgpuops._arguments import ORDERED_DTYPES
+from jaxgpuops.lax.along_axis import put_along_axis, take_along_axis
+
+SHAPE = (3, 5, 4)
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """Lowers for CUDA as a full build does, also in a build without _cuda."""
+    if _native.modules["cuda"] is None:
+        monkeypatch.setitem(_native.modules, "cuda", _native.modules["cpu"])
+
+
+def shape_of(shape=SHAPE, dtype=np.float32):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def lowered(fn, *args, platforms):
+    return jax.jit(lambda *args: fn(*args)).trace(*args).lower(lowering_platforms=platforms).as_text()
+
+
+def custom_calls(text):
+    return re.findall(r"custom_call @(jaxgpuops\.\w+)", text)
+
+
+# op -> its target, and a function of x and an axis
+OPS = {
+    "topk": ("jaxgpuops.topk", lambda x, axis: jaxgpuops.topk(x, 2, axis=axis)),
+    "lax.top_k": ("jaxgpuops.topk", lambda x, axis: jaxgpuops.lax.top_k(x, 2, axis=axis)),
+    "argmax": ("jaxgpuops.argmax", lambda x, axis: jaxgpuops.lax.argmax(x, axis, np.int32)),
+    "argmin": ("jaxgpuops.argmax", lambda x, axis: jaxgpuops.lax.argmin(x, axis, np.int32)),
+    "take": ("jaxgpuops.take_along_axis", lambda x, axis: take_along_axis(x, x.astype(np.int32), axis)),
+    "put": ("jaxgpuops.put_along_axis", lambda x, axis: put_along_axis(x, x.astype(np.int32), axis, 9)),
+}
+
+
+def batched(fn, op, axis, batch):
+    """vmap over dimension `batch`, with the result's batch dimension where it is then: nothing needs to move."""
+    out = batch - 1 if op.startswith("arg") and batch > axis else batch
+    return jax.vmap(functools.partial(fn, axis=axis), in_axes=batch, out_axes=out)
+
+
+# ---- No copies ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("axis", range(3))
+@pytest.mark.parametrize("op", OPS)
+def test_cuda_lowering_is_one_custom_call(cuda, op, axis):
+    target, fn = OPS[op]
+    text = lowered(functools.partial(fn, axis=axis), shape_of(), platforms=("cuda",))
+    assert custom_calls(text) == [target]
+    assert "transpose" not in text
+    for batch in range(4):
+        text = lowered(batched(fn, op, axis, batch), shape_of((*SHAPE[:batch], 6, *SHAPE[batch:])), platforms=("cuda",))
+        assert custom_calls(text) == [target]
+        assert "transpose" not in text
+
+
+@pytest.mark.parametrize("axis", range(3))
+@pytest.mark.parametrize("op", OPS)
+def test_compiled_program_has_no_copy(op, axis):
+    target, fn = OPS[op]
+    for batch in range(4):
+        x = shape_of((*SHAPE[:batch], 6, *SHAPE[batch:]))
+        hlo = jax.jit(batched(fn, op, axis, batch)).lower(x).compile().as_text()
+        assert f'custom_call_target="{target}"' in hlo
+        assert not re.search(r"\b(copy|transpose)(-start)?\(", hlo)
+
+
+@pytest.mark.parametrize("axis", range(3))
+def test_gradient_is_one_kernel_each_way(cuda, axis):
+    pull_back = lambda x, ct: jax.vjp(lambda x: jaxgpuops.topk(x, 2, axis=axis).values, x)[1](ct)
+    ct_shape = (*SHAPE[:axis], 2, *SHAPE[axis + 1 :])
+    for batch in range(4):
+        x, ct = (shape_of((*shape[:batch], 6, *shape[batch:])) for shape in (SHAPE, ct_shape))
+        text = lowered(jax.vmap(pull_back, in_axes=batch, out_axes=batch), x, ct, platforms=("cuda",))
+        assert custom_calls(text) == ["jaxgpuops.topk", "jaxgpuops.put_along_axis"]
+        assert "transpose" not in text and "scatter" not in text
+
+
+# ---- Platforms ------------------------------------------------------------------------------------------------------
+
+
+def test_workspace_is_a_hidden_result_per_outer_row(cuda):
+    fn = lambda x: jaxgpuops.topk(x, 2, axis=1)
+    text = lowered(fn, shape_of(), platforms=("cuda",))
+    [types] = re.findall(r"custom_call @jaxgpuops.topk.*-> (\(.*\))", text)
+    assert re.fullmatch(r"\(tensor<3x2x4xf32>, tensor<3x2x4xi32>, tensor<3x\d+xui8>\)", types)
+    assert "ui8" not in lowered(fn, shape_of(), platforms=("cpu",))
+
+
+def test_other_platforms_get_plain_jax(cuda):
+    fn = lambda x: jaxgpuops.topk(x, 2).values.sum()
+    assert custom_calls(lowered(jax.grad(fn), shape_of(), platforms=("tpu",))) == []
+    text = lowered(fn, shape_of(), platforms=("cpu", "cuda", "tpu"))
+    assert custom_calls(text) == ["jaxgpuops.topk"] * 2 and "top_k" in text
+
+
+def test_exports_for_cuda_without_a_gpu(cuda):
+    fn = jax.jit(lambda x: jaxgpuops.topk(x, 2, axis=1))
+    exported = jax.export.export(fn, platforms=["cuda"], disabled_checks=jaxgpuops.export_checks())(shape_of())
+    assert custom_calls(exported.mlir_module()) == ["jaxgpuops.topk"]
+
+
+def test_symbolic_shapes_on_cuda(cuda):
+    b, n = jax.export.symbolic_shape("b, n")
+    fn = lambda x: jaxgpuops.topk(x, 2)
+    [call] = jaxgpuops.explain(fn, shape_of((b, 64)), platform="cuda")
+    assert call.kernel == "jaxgpuops.topk"
+    assert call.plan == jaxgpuops.explain(fn, shape_of((1 << 20, 64)), platform="cuda")[0].plan
+    exported = jax.export.export(jax.jit(fn), platforms=["cuda"], disabled_checks=jaxgpuops.export_checks())
+    assert custom_calls(exported(shape_of((b, 64))).mlir_module()) == ["jaxgpuops.topk"]
+    [call] = jaxgpuops.explain(lambda x: jaxgpuops.topk(x, 0), shape_of((b, n)), platform="cuda")
+    assert call.kernel is None and "axis" in call.why
+
+
+def test_missing_cuda_module_warns_once(monkeypatch):
+    monkeypatch.setitem(_native.modules, "cuda", None)
+    monkeypatch.setitem(_native._absent, "cuda", "jaxgpuops._cuda was not built: a test says so")
+    _primitive._warn_missing_cuda.cache_clear()
+    fn = lambda x: jaxgpuops.topk(x, 2).indices
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for n in (5, 6):
+            assert custom_calls(lowered(fn, shape_of((n,)), platforms=("cuda",))) == []
+    [warning] = [w for w in caught if "jaxgpuops" in str(w.message)]
+    assert "a test says so" in str(warning.message) and _native.REBUILD in str(warning.message)
+
+
+# ---- explain, JAXGPUOPS_LOG, JAXGPUOPS_DISABLE ----------------------------------------------------------------------
+
+
+def test_explain(cuda):
+    fn = jax.grad(lambda x: jaxgpuops.topk(x, 2, axis=0).values.sum())
+    top, put = jaxgpuops.explain(fn, shape_of(), platform="cuda")
+    assert (top.op, top.shape, top.dtype, top.platform) == ("topk", SHAPE, "float32", "cuda")
+    assert top.params == {"axis": 0, "k": 2, "largest": True, "sorted": True}
+    assert (top.kernel, put.kernel, top.why) == ("jaxgpuops.topk", "jaxgpuops.put_along_axis", "")
+    assert top.plan["algorithm"] and top.plan["workspace_bytes"] >= 0
+    assert jaxgpuops.explain(fn, shape_of(), platform="cuda") == [top, put]  # no cache hides it
+    [tpu, _] = jaxgpuops.explain(fn, shape_of(), platform="tpu")
+    assert tpu.kernel is None and "tpu" in tpu.why
+    assert jaxgpuops.explain(lambda x: x + 1, shape_of()) == []
+
+
+def test_log(monkeypatch, capfd):
+    monkeypatch.setenv("JAXGPUOPS_LOG", "1")
+    jaxgpuops.explain(lambda x: jaxgpuops.topk(x, 2, axis=1), shape_of(), platform="cpu")
+    [line] = capfd.readouterr().err.splitlines()
+    assert line.startswith("jaxgpuops: topk(float32[3,5,4], axis=1, k=2, ") and "on cpu: jaxgpuops.topk" in line
+    monkeypatch.setenv("JAXGPUOPS_LOG", "0")
+    jaxgpuops.explain(lambda x: jaxgpuops.topk(x, 2, axis=1), shape_of(), platform="cpu")
+    assert capfd.readouterr().err == ""
+
+
+def test_disable(monkeypatch):
+    fn = jax.grad(lambda x: jaxgpuops.topk(x, 2).values.sum())
+    kernels = lambda: [call.kernel for call in jaxgpuops.explain(fn, shape_of(), platform="cpu")]
+    monkeypatch.setenv("JAXGPUOPS_DISABLE", "topk, argmax")
+    assert kernels() == [None, "jaxgpuops.put_along_axis"]
+    monkeypatch.setenv("JAXGPUOPS_DISABLE", "all")
+    assert kernels() == [None, None]
+    monkeypatch.setenv("JAXGPUOPS_DISABLE", "")
+    assert kernels() == ["jaxgpuops.topk", "jaxgpuops.put_along_axis"]
+
+
+# ---- Plain JAX and the kernel agree ---------------------------------------------------------------------------------
+
+
+def awkward(dtype, shape, seed=0):
+    """Arbitrary bits (NaNs of either sign with payloads, denormals), with zeros, infinities, extremes and many ties."""
+    rng = np.random.default_rng(seed)
+    if dtype == np.dtype(bool):
+        return rng.integers(0, 2, shape).astype(bool)
+    unsigned = np.dtype(f"u{dtype.itemsize}")
+    info = ml_dtypes.finfo(dtype) if jnp.issubdtype(dtype, jnp.floating) else np.iinfo(dtype)
+    special = np.append(np.array([info.min, info.max, 0, 1], dtype).view(unsigned), unsigned.type(1))  # 1: a denormal
+    sign = unsigned.type(1 << (8 * dtype.itemsize - 1))
+    any_bits = functools.partial(rng.integers, 0, np.iinfo(unsigned).max, dtype=unsigned, endpoint=True)
+    repeated = rng.choice(np.concatenate([special, special ^ sign, any_bits(6)]), shape)
+    return np.where(rng.random(shape) < 0.5, repeated, any_bits(shape)).view(dtype)
+
+
+def bits(a):
+    a = np.asarray(a)
+    return a if a.dtype == bool else a.view(f"u{a.dtype.itemsize}")
+
+
+@pytest.mark.parametrize("dtype", sorted(ORDERED_DTYPES, key=str), ids=str)
+def test_fallback_equals_kernel(monkeypatch, dtype):
+    with jax.enable_x64(True):
+        x = awkward(dtype, (4, 33, 3))
+        calls = [
+            functools.partial(jaxgpuops.topk, k=k, axis=axis, largest=largest, sorted=sorted)
+            for axis, largest, sorted in itertools.product((0, 1, 2), (True, False), (True, False))
+            for k in (0, 1, x.shape[axis] - 1, x.shape[axis])
+        ]
+        calls += [
+            functools.partial(f, axis=1, index_dtype=np.int32) for f in (jaxgpuops.lax.argmax, jaxgpuops.lax.argmin)
+        ]
+        both = []
+        for disable in ("", "all"):
+            monkeypatch.setenv("JAXGPUOPS_DISABLE", disable)
+            program = jax.jit(lambda x: [call(x) for call in calls])
+            with _primitive.recording() as lowerings:
+                both.append(program(x))
+            assert lowerings and {call.kernel is None for call in lowerings} == {disable == "all"}
+        for call, kernel, plain in zip(calls, *both, strict=True):
+            for a, b in zip(jax.tree.leaves(kernel), jax.tree.leaves(plain), strict=True):
+                np.testing.assert_array_equal(bits(a), bits(b), err_msg=str(call))
+
+
+# ---- Eager calls ----------------------------------------------------------------------------------------------------
+
+
+def test_second_eager_call_does_not_trace_or_lower():
+    x = jnp.arange(6.0).reshape(1, 2, 3, 1)
+    calls = [
+        lambda: jaxgpuops.topk(x, 2, axis=2),
+        lambda: jaxgpuops.lax.top_k(x, 2, axis=2),
+        lambda: jaxgpuops.lax.argmax(x, 2, np.int32),
+        lambda: take_along_axis(x, jnp.zeros((1, 2, 1, 1), np.int32), 2),
+    ]
+    for call in calls:
+        with _primitive.recording() as first:
+            call()
+        with _primitive.recording() as second:
+            call()
+        assert len(first) == 1 and second == []
+
+
+# ---- Import ---------------------------------------------------------------------------------------------------------
+
+
+def test_ffi_api_versions():
+    built, running = _native.modules["cpu"].ffi_api_version(), _native.running_ffi_api()
+    _native.check_ffi_api(built, running)
+    _native.check_ffi_api((0, 1), running)
+    with pytest.raises(ImportError, match=r"0\.9.*0\.3.*rebuild"):
+        _native.check_ffi_api((0, 9), (0, 3))
+
+
+def test_a_build_too_new_for_jaxlib_is_refused_before_it_harms_jax(tmp_path):
+    header = tmp_path / "xla/ffi/api/c_api.h"
+    header.parent.mkdir(parents=True)
+    header.write_text("#define XLA_FFI_API_MAJOR 0\n#define XLA_FFI_API_MINOR 0\n")
+    program = f"""
+import jax.ffi
+jax.ffi.include_dir = lambda: {str(tmp_path)!r}
+try:
+    import jaxgpuops
+except ImportError as error:
+    print(error)
+print(jax.numpy.arange(3).sum())
+"""
+    env = os.environ | {"JAX_PLATFORMS": "cpu"}
+    run = subprocess.run([sys.executable, "-P", "-c", program], env=env, capture_output=True, text=True, check=True)
+    error, total = run.stdout.splitlines()
+    assert "0.0" in error and "rebuild" in error
+    assert total == "3"
+
+
+def test_facts_page():
+    run = subprocess.run([sys.executable, "-P", "-m", "jaxgpuops"], capture_output=True, text=True, check=True)
+    for fact in (jax.__version__, "jaxgpuops.topk", "FFI API", "cuda kernels", "devices"):
+        assert fact in run.stdout
+
+
+@pytest.mark.parametrize("module", ["ops.topk", "lax.topk", "_install", "_inspect"])
+def test_docstring_examples(module):
+    results = doctest.testmod(importlib.import_module(f"jaxgpuops.{module}"))
+    assert results.attempted and not results.failed

@@ -1,0 +1,175 @@
+"""The compiled modules: what they say of themselves, the guard at import, and handlers that are called wrongly.
+
+Python checks all arguments before a handler sees them. These tests go around it: a handler must answer a call that
+makes no sense with an error that can be read, and must never abort or write out of bounds.
+"""
+
+import concurrent.futures
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxgpuops import _native
+
+S = jax.ShapeDtypeStruct
+F32, S32 = jnp.float32, jnp.int32
+X = S((4, 8), F32)
+
+
+def call(target, results, *operands, **attributes):
+    """Runs a handler on zeros. Attributes are int64 and bool, as everywhere."""
+    if jax.default_backend() == "gpu" and "along_axis" not in target:
+        axis = min(attributes["axis"], len(operands[0].shape) - 1)
+        results = [*results, S((*operands[0].shape[:axis], 0), jnp.uint8)]  # the workspace
+    attributes = {key: np.int64(value) if type(value) is int else value for key, value in attributes.items()}
+    run = jax.ffi.ffi_call(f"jaxgpuops.{target}", results)
+    return jax.block_until_ready(run(*(jnp.zeros(x.shape, x.dtype) for x in operands), **attributes))
+
+
+WRONG_TOPK = {
+    "k above n": (X, S((4, 9), F32), S((4, 9), S32), 1, "k is 9 but x has length 8"),
+    "values dtype": (X, S((4, 2), jnp.float16), S((4, 2), S32), 1, "values has element type F16, expected F32"),
+    "values rank": (X, S((8,), F32), S((8,), S32), 1, "values has rank 1, expected 2"),
+    "values shape": (X, S((3, 2), F32), S((3, 2), S32), 1, r"values has shape \(3, 2\), expected \(4, 2\)"),
+    "indices dtype": (X, S((4, 2), F32), S((4, 2), jnp.uint32), 1, "indices has element type U32, expected S32"),
+    "indices shape": (X, S((4, 2), F32), S((4, 3), S32), 1, r"indices has shape \(4, 3\), expected \(4, 2\)"),
+    "axis": (X, S((4, 2), F32), S((4, 2), S32), 2, "axis 2 is not an axis of x, which has rank 2"),
+    "negative axis": (X, S((4, 2), F32), S((4, 2), S32), -1, "axis -1 is not an axis of x"),
+    "dtype": (
+        S((4, 8), jnp.complex64), S((4, 2), jnp.complex64), S((4, 2), S32), 1,
+        "x has an element type without an order: C64",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("x, values, indices, axis, message", WRONG_TOPK.values(), ids=WRONG_TOPK)
+def test_topk_refuses(x, values, indices, axis, message):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT: jaxgpuops.topk: {message}"):
+        call("topk", [values, indices], x, axis=axis, largest=True, sorted=True)
+
+
+WRONG_ARGMAX = {
+    "empty axis": (S((4, 0), F32), S((4,), S32), "the axis is empty"),
+    "shape": (X, S((8,), S32), r"indices has shape \(8,\), expected \(4,\)"),
+    "dtype": (X, S((4,), jnp.float32), "indices has element type F32, expected S32"),
+}
+
+
+@pytest.mark.parametrize("x, indices, message", WRONG_ARGMAX.values(), ids=WRONG_ARGMAX)
+def test_argmax_refuses(x, indices, message):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT: jaxgpuops.argmax: {message}"):
+        call("argmax", [indices], x, axis=1, largest=True)
+
+
+# target -> names of its long and its short side, and (long, short, indices) in the order of the call
+ALONG_AXIS = {
+    "take_along_axis": ("x", "out", lambda long, short, indices: ([short], long, indices)),
+    "put_along_axis": ("out", "updates", lambda long, short, indices: ([long], short, indices)),
+}
+WRONG_ALONG_AXIS = {
+    "short rank": (X, S((8,), F32), S((8,), S32), 1, "{short} has rank 1, expected 2"),
+    "short shape": (X, S((3, 2), F32), S((3, 2), S32), 1, r"{short} has shape \(3, 2\), expected \(4, 2\)"),
+    "short dtype": (X, S((4, 2), S32), S((4, 2), S32), 1, "{short} has element type S32, expected F32"),
+    "indices dtype": (X, S((4, 2), F32), S((4, 2), jnp.int16), 1, "indices has element type S16, expected S32"),
+    "indices shape": (X, S((4, 2), F32), S((4, 3), S32), 1, r"indices has shape \(4, 3\), expected \(4, 2\)"),
+    "axis": (X, S((4, 2), F32), S((4, 2), S32), 5, "axis 5 is not an axis of {long}, which has rank 2"),
+    "width": (
+        S((4, 8), jnp.complex128), S((4, 2), jnp.complex128), S((4, 2), S32), 1,
+        "{long} has elements that are not 1, 2, 4 or 8 bytes wide: C128",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", ALONG_AXIS)
+@pytest.mark.parametrize("whole, part, indices, axis, message", WRONG_ALONG_AXIS.values(), ids=WRONG_ALONG_AXIS)
+def test_along_axis_refuses(target, whole, part, indices, axis, message):
+    whole_name, part_name, arguments = ALONG_AXIS[target]
+    message = message.replace("{long}", whole_name).replace("{short}", part_name)
+    results, *operands = arguments(whole, part, indices)
+    with jax.enable_x64(True), pytest.raises(jax.errors.JaxRuntimeError, match=f"jaxgpuops.{target}: {message}"):
+        call(target, results, *operands, axis=axis)
+
+
+def test_an_attribute_is_missing():
+    with pytest.raises(jax.errors.JaxRuntimeError, match="axis, largest"):
+        call("topk", [S((4, 2), F32), S((4, 2), S32)], X, axis=1, largest=True)
+
+
+@pytest.mark.parametrize("shape, axis", [((0, 8), 1), ((4, 0), 1), ((4, 8, 0), 1), ((0,), 0)])
+def test_empty_arrays(shape, axis):
+    k = min(2, shape[axis])
+    out = S((*shape[:axis], k, *shape[axis + 1 :]), F32)
+    indices = S(out.shape, S32)
+    values, _ = call("topk", [out, indices], S(shape, F32), axis=axis, largest=True, sorted=True)[:2]
+    assert values.shape == out.shape
+    assert call("take_along_axis", [out], S(shape, F32), indices, axis=axis)[0].shape == out.shape
+    assert not call("put_along_axis", [S(shape, F32)], out, indices, axis=axis)[0].any()
+
+
+def test_calls_at_once():
+    """Handlers share a thread pool that they may themselves run on: none may wait for a task that none can start."""
+
+    @jax.jit
+    def several(x):
+        runs = [
+            jax.ffi.ffi_call("jaxgpuops.topk", [S((64, 8), F32), S((64, 8), S32)])(
+                x + i, axis=np.int64(1), largest=True, sorted=True
+            )
+            for i in range(8)
+        ]
+        return [values for values, _ in runs]
+
+    if jax.default_backend() != "cpu":
+        pytest.skip("only CPU handlers use a thread pool")
+    x = np.random.default_rng(0).standard_normal((64, 5000), dtype=np.float32)
+    expected = -np.sort(-x, axis=1)[:, :8]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        for values in pool.map(several, [x] * 24, timeout=120):
+            np.testing.assert_allclose([v - i for i, v in enumerate(values)], [expected] * 8, atol=1e-5)
+
+
+def test_the_modules_describe_themselves():
+    cpu, cuda = _native.modules["cpu"], _native.modules["cuda"]
+    info = cpu.build_info()
+    assert info["ffi_api_version"] == cpu.ffi_api_version() <= _native.running_ffi_api()
+    assert info["compiler"]
+    assert info["cuda"] == (cuda is not None)
+    if cuda:
+        assert cuda.targets().keys() == cpu.targets().keys()
+        assert cuda.build_info() == info
+        assert info["cuda_version"] and info["cuda_architectures"] and not info["cuda_reason"]
+    else:
+        assert info["cuda_reason"]
+
+
+@pytest.mark.parametrize("name", ["topk", "argmax", "take_along_axis", "put_along_axis"])
+def test_target_names(name):
+    assert f"jaxgpuops.{name}" in _native.targets("cpu")
+
+
+def test_newer_headers_are_refused_before_registration():
+    program = """
+        import sys, types
+        import jax
+
+        fake = types.ModuleType("jaxgpuops._cpu")
+        fake.ffi_api_version = lambda: (0, 99)
+        fake.build_info = lambda: {"cuda_reason": ""}
+        fake.targets = lambda: sys.exit("targets were asked for")
+        sys.modules["jaxgpuops._cpu"] = fake
+        try:
+            import jaxgpuops
+        except ImportError as error:
+            print(error)
+        assert jax.numpy.arange(3).sum() == 3  # JAX itself is unharmed
+    """
+    done = subprocess.run([sys.executable, "-P", "-c", textwrap.dedent(program)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    running = ".".join(map(str, _native.running_ffi_api()))
+    for part in ("0.99", running, jax.lib.__version__, "pip install"):
+        assert part in done.stdout

@@ -1,0 +1,114 @@
+"""The plan of the CUDA kernels: a pure function of shapes, so it is tested where there is no GPU."""
+
+import itertools
+import pathlib
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxgpuops
+
+sys.path.append(str(pathlib.Path(__file__).parents[1]))  # last: the installed jaxgpuops comes first
+from benchmarks import topk as benchmark
+
+plan_topk = jaxgpuops._native.modules["cpu"].plan_topk
+plan_argmax = jaxgpuops._native.modules["cpu"].plan_argmax
+
+ALGORITHMS = {"empty", "argmax", "warp", "stream", "grid", "columns", "radix"}
+CAPABILITIES = (75, 80, 86, 89, 90, 100, 120)
+
+OUTER = (1, 3, 100, 600, 65536)
+LENGTHS = (2, 33, 256, 1000, 4096, 16385, 128256, 1 << 20, (1 << 31) - 1)
+INNER = (1, 5, 256)
+KS = (1, 2, 32, 65, 2048, 2049, 100_000)
+BITS = (8, 16, 32, 64)
+
+
+def calls():
+    """A grid over everything the plan depends on but the compute capability."""
+    for outer, length, inner, k, bits, sorted in itertools.product(OUTER, LENGTHS, INNER, KS, BITS, (True, False)):
+        if outer * length * inner < 1 << 40:
+            yield outer, length, inner, min(k, length), bits, sorted
+
+
+def rows(shape, axis):
+    return int(np.prod(shape[:axis])), shape[axis], int(np.prod(shape[axis + 1 :]))
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("point", benchmark.GPU, ids=lambda point: benchmark.name_of(*point[:4]))
+def test_every_benchmark_has_a_fitting_kernel(point, capability):
+    shape, axis, dtype, k, *_ = point
+    outer, length, inner = rows(shape, axis)
+    bits = 8 * jnp.dtype(dtype).itemsize
+    plan = plan_topk(outer, length, inner, k, bits, True, capability)
+    if k == 1:
+        expected = {"argmax"}
+    elif inner > 1:
+        expected = {"columns"}
+    elif length <= 4096:
+        expected = {"warp"}
+    else:
+        expected = {"stream", "grid"}
+    assert plan["algorithm"] in expected
+    if length <= 4096:
+        assert plan["slices"] == 1
+    # Scratch memory that would show in a memory profile, or in the time, is a bug.
+    assert outer * plan["workspace_bytes"] <= max(8 << 20, outer * length * inner * bits // 8 // 20)
+
+
+def test_every_algorithm_is_reached():
+    found = {plan_topk(*call, 90)["algorithm"] for call in calls()} | {plan_topk(0, 5, 1, 2, 32, True, 90)["algorithm"]}
+    assert found == ALGORITHMS
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_forms(capability):
+    for call in calls():
+        _, length, inner, _, bits, _ = call
+        plan = plan_topk(*call, capability)
+        assert set(plan) == {"algorithm", "lanes", "threads", "slices", "workspace_bytes"}, call
+        assert plan["algorithm"] in ALGORITHMS - {"empty"}, call
+        assert 1 <= plan["lanes"] <= 1024 and 32 <= plan["threads"] <= 1024 and plan["threads"] % 32 == 0, (call, plan)
+        assert plan["slices"] >= 1, call
+        assert plan["slices"] <= length, (call, plan)
+        # Clusters need compute capability 9.0; blocks that share a row in one of the stream kernel are a cluster.
+        if plan["algorithm"] == "stream" and plan["slices"] > 1:
+            assert capability >= 90, call
+            assert plan["slices"] in (2, 4, 8, 16), (call, plan)
+        # At most two composites of value and index for each element, and some room for counters.
+        composite = 16 if bits == 64 else 8
+        assert 0 <= plan["workspace_bytes"] <= (2 * composite * length + length // 256 + 65536) * inner, (call, plan)
+
+
+def test_older_gpus_take_another_form_only_where_they_must():
+    for call in calls():
+        new, old = plan_topk(*call, 90), plan_topk(*call, 80)
+        if new != old:
+            assert new["algorithm"] == "stream" and new["slices"] > 1, call
+            assert old["algorithm"] in ("stream", "grid"), call
+
+
+def test_nothing_to_do():
+    for outer, length, inner, k in [(0, 5, 1, 2), (3, 5, 0, 2), (3, 5, 1, 0), (3, 0, 1, 0)]:
+        plan = plan_topk(outer, length, inner, k, 32, True, 90)
+        assert plan["algorithm"] == "empty" and plan["workspace_bytes"] == 0
+
+
+def test_pure():
+    """The same call gets the same plan, whatever was planned before: a program may be compiled more than once."""
+    some = list(calls())[::7]
+    forward = [plan_topk(*call, 90) for call in some]
+    backward = [plan_topk(*call, 90) for call in reversed(some)]
+    assert forward == backward[::-1]
+
+
+def test_argmax():
+    for outer, length, inner, bits in itertools.product(OUTER, LENGTHS, INNER, BITS):
+        plan = plan_argmax(outer, length, inner, bits)
+        assert plan["algorithm"] == "argmax" and plan["slices"] >= 1
+        assert 0 <= plan["workspace_bytes"] <= inner * (length * bits // 8 // 16 + 16)
+        assert plan == plan_topk(outer, length, inner, 1, bits, True, 90)  # k = 1 is the same reduction
+    assert plan_argmax(0, 5, 1, 32)["algorithm"] == "empty"

@@ -1,0 +1,178 @@
+"""What the partitioner makes of our calls: compiled HLO on several devices."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxgpuops
+from jaxgpuops import _primitive
+from jaxgpuops.lax.along_axis import put_along_axis, take_along_axis
+
+COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
+SHAPE = (8, 8, 16, 8)
+AXIS = 2
+
+
+@pytest.fixture
+def mesh(several_devices):
+    n = len(several_devices)
+    return jax.make_mesh((n // 2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2, devices=several_devices)
+
+
+@pytest.fixture
+def explicit_mesh(several_devices):
+    n = len(several_devices)
+    return jax.make_mesh((n // 2, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2, devices=several_devices)
+
+
+def topk_values(x):
+    return jaxgpuops.topk(x, 3, axis=AXIS).values
+
+
+def indices_of(x):
+    return jax.lax.top_k(x, 3, axis=AXIS)[1]
+
+
+# name -> a function of x, and the same on jax.lax. Kernels of two operands get both from x.
+FUNCTIONS = {
+    "topk": (lambda x: jaxgpuops.topk(x, 3, axis=AXIS), lambda x: jax.lax.top_k(x, 3, axis=AXIS)),
+    "gradient": (
+        jax.grad(lambda x: (topk_values(x) ** 2).sum()),
+        jax.grad(lambda x: (jax.lax.top_k(x, 3, axis=AXIS)[0] ** 2).sum()),
+    ),
+    "argmax": (
+        lambda x: jaxgpuops.lax.argmax(x, AXIS, np.int32),
+        lambda x: jax.lax.argmax(x, AXIS, np.int32),
+    ),
+    "take_along_axis": (
+        lambda x: take_along_axis(x, jaxgpuops.topk(-x, 3, axis=AXIS).indices, AXIS),
+        lambda x: jnp.take_along_axis(x, indices_of(-x), AXIS),
+    ),
+    "put_along_axis": (
+        lambda x: put_along_axis(topk_values(x), jaxgpuops.topk(x, 3, axis=AXIS).indices, AXIS, 16),
+        lambda x: jnp.put_along_axis(
+            jnp.zeros_like(x), indices_of(x), jax.lax.top_k(x, 3, axis=AXIS)[0], AXIS, inplace=False
+        ),
+    ),
+}
+BATCH_SPECS = [P("a"), P(None, "b"), P("a", "b"), P(("a", "b")), P("b", "a")]
+OTHER_SPECS = [
+    P(None, None, "a"),
+    P(None, None, None, "a"),
+    P("b", None, "a"),
+    P("a", None, None, "b"),
+    P(None, "b", ("a",), None),
+]
+
+
+def example():
+    return np.random.default_rng(0).permutation(8 * 8 * 16 * 8).reshape(SHAPE).astype(np.float32)
+
+
+def assert_equal(actual, expected):
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(actual), jax.tree.leaves(expected))
+
+
+@pytest.mark.parametrize("spec", BATCH_SPECS, ids=str)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_batch_dimensions_shard_without_collectives(mesh, name, spec):
+    fn, reference = FUNCTIONS[name]
+    x = jax.device_put(example(), NamedSharding(mesh, spec))
+    compiled = jax.jit(fn).lower(x).compile()
+    hlo = compiled.as_text()
+    assert "jaxgpuops." in hlo
+    assert not [c for c in COLLECTIVES if c in hlo]
+    outs = compiled(x)
+    for out in jax.tree.leaves(outs):
+        assert out.sharding.is_equivalent_to(NamedSharding(mesh, spec), out.ndim)
+    assert_equal(outs, reference(example()))
+
+
+@pytest.mark.parametrize("spec", OTHER_SPECS, ids=str)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_other_dimensions_are_gathered(mesh, name, spec):
+    fn, reference = FUNCTIONS[name]
+    x = jax.device_put(example(), NamedSharding(mesh, spec))
+    assert_equal(jax.jit(fn)(x), reference(example()))
+
+
+@pytest.mark.parametrize("axis", range(4))
+def test_any_axis_under_any_one_dimensional_sharding(mesh, axis):
+    expected = jax.lax.top_k(example(), 2, axis=axis)
+    for dim in range(4):
+        x = jax.device_put(example(), NamedSharding(mesh, P(*(None,) * dim, ("a", "b"))))
+        assert_equal(jax.jit(functools.partial(jaxgpuops.topk, k=2, axis=axis))(x), expected)
+
+
+def test_vmap_shards_its_batch_without_collectives(mesh):
+    x = jax.device_put(example(), NamedSharding(mesh, P(("a", "b"))))
+    fn = jax.jit(jax.vmap(jax.grad(lambda x: (jaxgpuops.topk(x, 3, axis=-1).values ** 2).sum())))
+    hlo = fn.lower(x).compile().as_text()
+    assert "jaxgpuops.put_along_axis" in hlo
+    assert not [c for c in COLLECTIVES if c in hlo]
+
+
+@pytest.mark.parametrize("workspace_bytes", [0, 96])
+@pytest.mark.parametrize("name", ["topk", "argmax"])
+def test_workspaces_shard_with_the_batch(mesh, monkeypatch, name, workspace_bytes):
+    # The extra result of CUDA calls, compiled (not run) for the devices at hand.
+    choose = _primitive.Kernel.choose
+    planned = lambda *args, **kwargs: dataclasses.replace(
+        choose(*args, **kwargs), plan={"workspace_bytes": workspace_bytes}
+    )
+    monkeypatch.setattr(_primitive.Kernel, "choose", planned)
+    x = jax.device_put(example(), NamedSharding(mesh, P("a", "b")))
+    fn = lambda x: FUNCTIONS[name][0](x)  # a new function, so that no cache hides the lowering
+    hlo = jax.jit(fn).lower(x).compile().as_text()
+    assert f"u8[{8 // mesh.shape['a']},{8 // mesh.shape['b']},{workspace_bytes}]" in hlo
+    assert not [c for c in COLLECTIVES if c in hlo]
+
+
+def test_empty_arrays(mesh):
+    x = jax.device_put(np.zeros((8, 0), np.float32), NamedSharding(mesh, P("a")))
+    values, indices = jax.jit(lambda x: jaxgpuops.topk(x, 0))(x)
+    assert values.shape == indices.shape == (8, 0)
+
+
+def test_explicit_types_keep_batch_shardings(explicit_mesh):
+    with jax.set_mesh(explicit_mesh):
+        x = jax.device_put(example(), P("a", "b"))
+
+        @jax.jit
+        def fn(x):
+            values, indices = jaxgpuops.topk(x, 3, axis=AXIS)
+            gradient = jax.grad(lambda x: topk_values(x).sum())(x)
+            first = jaxgpuops.lax.argmax(x, AXIS, np.int32)
+            assert jax.typeof(values).sharding.spec == jax.typeof(indices).sharding.spec == P("a", "b", None, None)
+            assert jax.typeof(gradient).sharding.spec == P("a", "b", None, None)
+            assert jax.typeof(first).sharding.spec == P("a", "b", None)
+            return values, indices, gradient, first
+
+        hlo = fn.lower(x).compile().as_text()
+        assert not [c for c in COLLECTIVES if c in hlo]
+        values, indices, _, first = fn(x)
+    assert_equal((values, indices), jax.lax.top_k(example(), 3, axis=AXIS))
+    assert_equal(first, np.argmax(example(), AXIS))
+
+
+def test_explicit_types_keep_shardings_after_the_axis(explicit_mesh):
+    with jax.set_mesh(explicit_mesh):
+        x = jax.device_put(example(), P(None, None, None, "b"))
+        out = jax.jit(lambda x: jaxgpuops.topk(x, 3, axis=AXIS))(x)
+        assert out.values.sharding.spec == P(None, None, None, "b")
+    assert_equal(out, jax.lax.top_k(example(), 3, axis=AXIS))
+
+
+def test_explicitly_sharded_axis(explicit_mesh):
+    with jax.set_mesh(explicit_mesh):
+        x = jax.device_put(example(), P(None, None, "a"))
+        with pytest.raises(Exception, match="must not be sharded") as error:
+            jax.jit(lambda x: jaxgpuops.topk(x, 3, axis=AXIS))(x)
+        assert type(error.value).__name__ == "ShardingTypeError"  # as jax.lax.top_k raises
+        assert_equal(jax.jit(lambda x: jaxgpuops.lax.argmax(x, AXIS, np.int32))(x), np.argmax(example(), AXIS))

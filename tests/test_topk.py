@@ -1,0 +1,262 @@
+"""Values of `jaxgpuops.topk` and `jaxgpuops.lax.top_k`: every dtype, flag and bit pattern, against NumPy and jax.lax."""
+
+import functools
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+
+import jaxgpuops
+
+plan_topk = jaxgpuops._native.modules["cpu"].plan_topk
+
+
+def x64(dtype):
+    """64-bit arrays exist in JAX only where they are enabled."""
+    return jax.enable_x64(np.dtype(dtype).itemsize == 8)
+
+
+def assert_topk(out, x, k, axis=-1, largest=True, sorted=True, names=None):
+    values, indices = out
+    expected_bits, expected = reference.topk(x, k, axis, largest, sorted)
+    assert values.dtype == x.dtype and indices.dtype == np.int32
+    assert values.shape == indices.shape == expected.shape
+    wrong = (np.asarray(indices) != expected) | (reference.bits(values) != expected_bits)
+    if wrong.any():
+        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        row = f" ({names[at[0] % len(names)]})" if names else ""
+        raise AssertionError(
+            f"{wrong.sum()} of {wrong.size} wrong for {x.dtype}{x.shape}, k={k}, axis={axis}, largest={largest}, "
+            f"sorted={sorted}; the first at {at}{row}: index {np.asarray(indices)[at]} instead of {expected[at]}"
+        )
+
+
+def check(x, k, axis=-1, names=None, **flags):
+    with x64(x.dtype):
+        assert_topk(jaxgpuops.topk(x, k, axis=axis, **flags), x, k, axis, names=names, **flags)
+
+
+# ---- Anything goes --------------------------------------------------------------------------------------------------
+
+FEW_SHAPES = st.one_of(
+    st.tuples(st.integers(1, 300)),
+    st.tuples(st.integers(1, 40), st.integers(1, 200)),
+    st.tuples(st.integers(1, 6), st.integers(1, 60), st.integers(1, 40)),
+    st.tuples(st.integers(1, 3), st.integers(2000, 6000)),
+)
+
+
+@hypothesis.settings(max_examples=150, deadline=None, derandomize=True)
+@hypothesis.given(st.data())
+def test_any_array(data):
+    shape = data.draw(FEW_SHAPES)
+    axis = data.draw(st.integers(-len(shape), len(shape) - 1))
+    k = data.draw(st.one_of(st.integers(0, min(shape[axis], 70)), st.integers(0, shape[axis])))
+    dtype = data.draw(st.sampled_from(reference.DTYPES))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    x = reference.random_bits(rng, shape, dtype)
+    kind = data.draw(st.sampled_from(["random bits", "special values", "both", "few values"]))
+    if kind != "random bits":
+        palette = x.ravel()[:5] if kind == "few values" else reference.special_values(dtype)
+        replaced = rng.random(shape) < (0.5 if kind == "both" else 1)
+        x = np.where(replaced, palette[rng.integers(0, len(palette), shape)], x)
+    check(x, k, axis, largest=data.draw(st.booleans()), sorted=data.draw(st.booleans()))
+
+
+@pytest.mark.parametrize("dtype", reference.DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(3, 700), (70, 6), (2, 90, 5)], ids=str)
+def test_every_dtype(dtype, shape):
+    rng = np.random.default_rng(0)
+    for k in (1, 5):
+        for largest in (True, False):
+            for sorted in (True, False):
+                check(reference.random_bits(rng, shape, dtype), k, 1, largest=largest, sorted=sorted)
+
+
+@pytest.mark.parametrize("dtype", reference.DTYPES, ids=str)
+def test_equals_jax_lax(dtype):
+    """On CPU: JAX's own GPU kernels order NaNs in other ways."""
+    rng = np.random.default_rng(0)
+    special = reference.special_values(dtype)
+    x = np.stack([reference.random_bits(rng, (500,), dtype), special[rng.integers(0, len(special), 500)]])
+    if dtype.name in ("bfloat16", "float8_e5m2"):  # XLA:CPU computes on these in wider types, without NaN payloads
+        nan = np.array(np.nan, dtype)
+        x = np.where(reference.is_nan(x), np.where(np.signbit(x), -nan, nan), x)
+    with x64(dtype):
+        for k in (1, 7, 500):
+            values, indices = jaxgpuops.topk(x, k)
+            with jax.default_device(jax.devices("cpu")[0]):
+                expected = np.asarray(jax.lax.top_k(jnp.asarray(x), k)[1])
+            np.testing.assert_array_equal(indices, expected)
+            # Even the values that it returns may be other NaNs than those of x.
+            np.testing.assert_array_equal(reference.bits(values), np.take_along_axis(reference.bits(x), expected, 1))
+
+
+def test_lax_top_k():
+    x = reference.random_bits(np.random.default_rng(0), (4, 50, 3), np.float32)
+    for axis in range(3):
+        out = jaxgpuops.lax.top_k(x, 2, axis=axis)
+        assert isinstance(out, tuple | list)
+        assert_topk(out, x, 2, axis)
+
+
+# ---- Data that defeats selection algorithms -------------------------------------------------------------------------
+
+
+@functools.cache
+def boundaries(rows, k, key_bits, up_to):
+    """Lengths n where the plan takes another form than for n - 1."""
+
+    def form(n):
+        plan = plan_topk(rows, n, 1, k, key_bits, True, 90)
+        return plan["algorithm"], plan["lanes"], plan["threads"], plan["slices"] > 1
+
+    return [n for n in range(k + 1, up_to + 1) if form(n) != form(n - 1)]
+
+
+def lengths(rows, k, key_bits, up_to):
+    around = {n + d for n in (k, 32, 128, 256, 1024, 4096, *boundaries(rows, k, key_bits, up_to)) for d in (-1, 0, 1)}
+    return sorted(n for n in around if k <= n <= up_to)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8", "int64"])
+@pytest.mark.parametrize("k", [1, 2, 8, 33, 64, 65, 257])
+def test_adversarial_rows(dtype, k):
+    dtype = np.dtype(jnp.dtype(dtype))
+    rng = np.random.default_rng(0)
+    count = len(reference.adversarial(rng, 8, dtype))
+    for n in lengths(count, k, 8 * dtype.itemsize, 20_000):
+        rows = reference.adversarial(rng, n, dtype)
+        check(np.stack(list(rows.values())), k, names=list(rows))
+
+
+@pytest.mark.parametrize("flags", [{"largest": False}, {"sorted": False}, {"largest": False, "sorted": False}], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "int16"])
+def test_adversarial_rows_with_flags(dtype, flags):
+    rng = np.random.default_rng(0)
+    for n, k in [(33, 7), (200, 64), (1023, 32), (4097, 8), (5000, 100), (17_000, 300), (9000, 4000)]:
+        rows = reference.adversarial(rng, n, dtype)
+        check(np.stack(list(rows.values())), k, names=list(rows), **flags)
+
+
+@pytest.mark.parametrize("k", [1, 6, 32, 100])
+def test_adversarial_rows_by_the_hundred(k):
+    """As many rows as it takes for no row to be shared by blocks."""
+    rng = np.random.default_rng(0)
+    for n in (100, 129, 1025, 4097):
+        rows = reference.adversarial(rng, n, np.float32)
+        check(np.stack(list(rows.values()) * 26), k, names=list(rows))
+
+
+@pytest.mark.parametrize("k", [1, 50, 2048, 2049, 30_000])
+def test_adversarial_lone_rows(k):
+    """One long row, shared by many blocks."""
+    rng = np.random.default_rng(0)
+    for name, row in reference.adversarial(rng, 70_001, np.float32).items():
+        check(row, k, names=[name])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_adversarial_columns(axis, dtype):
+    """The axis is not the last one; its neighbours are 22 or more distributions side by side."""
+    dtype = np.dtype(jnp.dtype(dtype))
+    rng = np.random.default_rng(0)
+    for n, k in [(7, 2), (130, 32), (1025, 1), (4097, 8), (5001, 300), (3000, 2500)]:
+        columns = np.stack(list(reference.adversarial(rng, n, dtype).values()), axis=1)
+        check(columns if axis == 0 else np.stack([columns, columns[::-1]]), k, axis)
+
+
+# ---- Shapes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float32", "int64"])
+@pytest.mark.parametrize("offset", [1, 3, 7])
+def test_misaligned_rows(dtype, offset):
+    dtype = np.dtype(jnp.dtype(dtype))
+    rng = np.random.default_rng(0)
+    for rows, n in [(5, 101), (3, 1025), (2, 9001)]:
+        buffer = reference.random_bits(rng, (rows * n + offset,), dtype)
+        with x64(dtype):
+            out = jax.jit(lambda b: jaxgpuops.topk(b[offset:].reshape(rows, n), 5))(buffer)  # noqa: B023
+        assert_topk(out, buffer[offset:].reshape(rows, n), 5)
+
+
+@pytest.mark.parametrize(
+    "shape, axis", [((0,), 0), ((0, 5), 1), ((5, 0), 1), ((5, 0), 0), ((3, 0, 4), 1), ((2, 4, 0), 1)]
+)
+def test_zero_size(shape, axis):
+    x = np.zeros(shape, np.float32)
+    for k in {0, shape[axis]}:
+        check(x, k, axis)
+
+
+@pytest.mark.parametrize(
+    "shape, axis", [((6,), 0), ((4, 6), 1), ((6, 4), 0), ((3, 6, 2), 1), ((2000,), 0), ((1, 1), 0)]
+)
+def test_k_from_none_to_all(shape, axis):
+    x = reference.random_bits(np.random.default_rng(0), shape, np.float32)
+    n = shape[axis]
+    for k in {0, 1, n // 2, n - 1, n}:
+        for flags in ({}, {"largest": False, "sorted": False}):
+            check(x, k, axis, **flags)
+
+
+@pytest.mark.parametrize("n", [3000, 9000, 40_000])
+def test_large_k(n):
+    rng = np.random.default_rng(0)
+    for k in (2047, 2048, 2049, n // 2, n - 1, n):
+        if k <= n:
+            check(reference.random_bits(rng, (2, n), np.float32), k)
+            check(np.round(rng.standard_normal((2, n))).astype(np.float32), k, sorted=False)
+
+
+def test_result_is_a_named_tuple():
+    out = jaxgpuops.topk(np.arange(4.0, dtype=np.float32), 2)
+    assert isinstance(out, jaxgpuops.TopK) and out._fields == ("values", "indices")
+    assert out.values.tolist() == [3, 2] and out.indices.tolist() == [3, 2]
+
+
+# ---- Errors ---------------------------------------------------------------------------------------------------------
+
+X = np.zeros((3, 5), np.float32)
+ERRORS = [
+    # (x, k, axis, error, what its text contains: the op, the argument, what came, what is allowed)
+    (X, -1, -1, ValueError, ["k must be between 0 and 5", "-1"]),
+    (X, 6, -1, ValueError, ["k must be between 0 and 5", "(3, 5)", "6"]),
+    (X, 4, 0, ValueError, ["k must be between 0 and 3", "4"]),
+    (X, 2, 2, ValueError, ["axis must be between -2 and 1", "(3, 5)", "2"]),
+    (X, 2, -3, ValueError, ["axis must be between -2 and 1", "-3"]),
+    (np.float32(1), 0, -1, ValueError, ["at least one dimension", "scalar"]),
+    (X, 2.0, -1, TypeError, ["k must be an integer", "2.0"]),
+    (X, True, -1, TypeError, ["k must be an integer", "True"]),
+    (X, 2, 0.5, TypeError, ["axis must be an integer", "0.5"]),
+    (X.astype(np.complex64), 2, -1, TypeError, ["dtype complex64", "float32"]),
+    (np.zeros(3, jax.dtypes.float0), 2, -1, TypeError, ["float0"]),
+    (object(), 1, -1, TypeError, ["array of numbers", "object"]),
+]
+
+
+@pytest.mark.parametrize("x, k, axis, error, parts", ERRORS)
+@pytest.mark.parametrize("op", [jaxgpuops.topk, jaxgpuops.lax.top_k], ids=["topk", "lax.top_k"])
+def test_errors(op, x, k, axis, error, parts):
+    name = "jaxgpuops.topk" if op is jaxgpuops.topk else "jaxgpuops.lax.top_k"
+    with pytest.raises(error) as caught:
+        op(x, k, axis=axis)
+    for part in [name, *parts]:
+        assert part in str(caught.value)
+
+
+def test_traced_k_is_an_error():
+    with pytest.raises(TypeError, match="jaxgpuops.topk: k must be an integer known at trace time"):
+        jax.jit(jaxgpuops.topk)(X, 2)
+
+
+def test_axis_too_long_for_int32():
+    x = jax.ShapeDtypeStruct((1 << 31,), jnp.int8)
+    with pytest.raises(ValueError, match=r"jaxgpuops\.topk: .*int32.* shorter than 2\*\*31.*\(2147483648,\)"):
+        jax.eval_shape(lambda x: jaxgpuops.topk(x, 1), x)

@@ -1,0 +1,80 @@
+#!/bin/bash
+# Everything that needs a GPU, in one call on a GPU machine, which may have no network: tools/gpu.sh [stage ...]
+#
+#   build     pip install of this tree with the machine's own python3, CUDA code for its GPU only
+#   test      the test suite on the GPU; TESTS="tests/test_gpu.py -k cluster" (say) selects
+#   sanitize  compute-sanitizer (memcheck, racecheck, initcheck) over every kernel
+#   bench     python -m benchmarks topk; BENCH="--only 128256" (say) passes arguments on
+#
+# All stages by default; later ones run even if an earlier one fails. Logs and results go to $OUT, or ./build/gpu. Without
+# a .git directory, JAXGPUOPS_COMMIT says what is measured.
+# Wheels in ./.whl are installed first: what a machine without network lacks of [build-system] and of the extra "test".
+set -u -o pipefail
+cd "$(dirname "$0")/.."
+out=${OUT:-$PWD/build/gpu}
+mkdir -p "$out"
+architecture=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -1 | tr -d .)
+summary=()
+
+stage_build() {
+  if compgen -G '.whl/*.whl' >/dev/null; then
+    python3 -m pip install -q --no-index --no-deps --no-compile --target build/site --upgrade .whl/*.whl || return
+  fi
+  CUDAARCHS=${CUDAARCHS:-$architecture-real} JAXGPUOPS_CUDA=ON python3 -m pip install -v --no-build-isolation --no-deps \
+    --no-index --force-reinstall .
+}
+
+stage_test() {
+  # Compiling takes most of the time, so several processes share the GPU; tests/test_gpu.py wants all of its memory.
+  local failed=0
+  JAX_PLATFORMS=cuda timeout "${TEST_SECONDS:-420}" python3 -P -m pytest -q -n 8 --durations=5 ${TESTS:-tests} \
+    --ignore tests/test_gpu.py || failed=1
+  JAX_PLATFORMS=cuda timeout "${TEST_SECONDS:-420}" python3 -P -m pytest -q --durations=5 tests/test_gpu.py || failed=1
+  return $failed
+}
+
+stage_sanitize() {
+  local failed=0
+  for tool in memcheck racecheck initcheck; do
+    # The platform allocator gives each array its own allocation, so that a step outside is seen.
+    XLA_PYTHON_CLIENT_ALLOCATOR=platform JAX_PLATFORMS=cuda timeout "${SANITIZE_SECONDS:-170}" \
+      compute-sanitizer --tool $tool --kernel-name kns=jaxgpuops --error-exitcode 9 --print-limit 20 \
+      python3 -P tools/every_kernel.py >"$out/$tool.log" 2>&1
+    local rc=$?
+    echo "$tool: exit status $rc; $(tail -1 "$out/$tool.log")"
+    [ $rc -eq 0 ] || { failed=1; grep -m 20 -A 6 '=========' "$out/$tool.log"; }
+  done
+  grep '^kernels:' "$out/memcheck.log"
+  return $failed
+}
+
+stage_bench() {
+  JAX_PLATFORMS=cuda python3 -u -m benchmarks topk ${BENCH:-}
+  local rc=$?
+  cp benchmarks/results/*.json "$out"
+  return $rc
+}
+
+export PYTHONPATH=$PWD/build/site${PYTHONPATH:+:$PYTHONPATH}
+[ $# -gt 0 ] || set -- build test sanitize bench
+for stage; do
+  echo "==== $stage"
+  start=$SECONDS
+  if [ "$stage" = build ]; then
+    stage_build >"$out/build.log" 2>&1
+    status=$?
+    if [ $status -ne 0 ]; then grep -iE -m 20 'error' "$out/build.log"; tail -n 5 "$out/build.log"; fi
+  else
+    "stage_$stage" 2>&1 | tee "$out/$stage.log"
+    status=${PIPESTATUS[0]}
+  fi
+  summary+=("$stage: exit status $status after $((SECONDS - start)) s")
+  [ "$status" -eq 0 ] || failed=1
+done
+
+echo "==== summary"
+for stage; do
+  [ "$stage" = test ] && tail -n 1 "$out/test.log"
+done
+printf '%s\n' "${summary[@]}"
+exit ${failed:-0}
