@@ -28,12 +28,17 @@ NB_MODULE(_cpu, module) {
   using namespace jaxgpuops;
   define_module(module, {topk::cpu_targets(), along_axis::cpu_targets()});
 
-  module.def("plan_topk", [](int64_t outer, int64_t length, int64_t inner, int64_t k, int key_bits, bool sorted,
-                             int compute_capability) {
-    return plan_dict(topk::plan_topk(Rows{outer, length, inner}, k, key_bits, sorted, compute_capability));
-  }, "outer"_a, "length"_a, "inner"_a, "k"_a, "key_bits"_a, "sorted"_a, "compute_capability"_a);
+  module.def(
+      "plan_topk",
+      [](int64_t outer, int64_t length, int64_t inner, int64_t k, int key_bits, bool sorted, int compute_capability) {
+        return plan_dict(topk::plan_topk(Rows{outer, length, inner}, k, key_bits, sorted, compute_capability));
+      },
+      "outer"_a, "length"_a, "inner"_a, "k"_a, "key_bits"_a, "sorted"_a, "compute_capability"_a);
 
-  module.def("plan_argmax", [](int64_t outer, int64_t length, int64_t inner, int key_bits) {
-    return plan_dict(topk::plan_argmax(Rows{outer, length, inner}, key_bits));
-  }, "outer"_a, "length"_a, "inner"_a, "key_bits"_a);
+  module.def(
+      "plan_argmax",
+      [](int64_t outer, int64_t length, int64_t inner, int key_bits) {
+        return plan_dict(topk::plan_argmax(Rows{outer, length, inner}, key_bits));
+      },
+      "outer"_a, "length"_a, "inner"_a, "key_bits"_a);
 }

@@ -20,8 +20,8 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int kTakesPerThread = 4;
 
 template <class T>
-__global__ void __launch_bounds__(kThreads)
-take_kernel(Rows rows, int64_t k, const T* __restrict__ x, const int32_t* __restrict__ indices, T* __restrict__ out) {
+__global__ void __launch_bounds__(kThreads) take_kernel(Rows rows, int64_t k, const T* __restrict__ x,
+                                                        const int32_t* __restrict__ indices, T* __restrict__ out) {
   const int64_t count = rows.outer * k * rows.inner;
   const int64_t first = int64_t{blockIdx.x} * (kThreads * kTakesPerThread) + threadIdx.x;
 #pragma unroll
@@ -98,8 +98,8 @@ struct Batch {
 // Boxes that are one run of memory: some whole outer indices where these are small, a part of the axis where not. A box
 // is put together in shared memory, so that global memory is written once, in whole 16-byte slots.
 template <class T>
-__global__ void __launch_bounds__(kThreads, 6)
-put_runs(Rows rows, int64_t k, Box box, const T* __restrict__ updates, const int32_t* __restrict__ indices, T* out) {
+__global__ void __launch_bounds__(kThreads, 6) put_runs(Rows rows, int64_t k, Box box, const T* __restrict__ updates,
+                                                        const int32_t* __restrict__ indices, T* out) {
   const int64_t parts = (rows.length + box.length - 1) / box.length;  // boxes of an outer index
   const int64_t o0 = blockIdx.x / parts * box.outer, o1 = smaller(o0 + box.outer, rows.outer);
   const int64_t j0 = blockIdx.x % parts * box.length, j1 = smaller(j0 + box.length, rows.length);
@@ -157,8 +157,8 @@ put_runs(Rows rows, int64_t k, Box box, const T* __restrict__ updates, const int
 // Boxes that are strips, for an axis that is not the last: a cache line wide, and long enough along the axis that most
 // of the updates a box reads are its own. Zeros and updates go to global memory one after the other.
 template <class T>
-__global__ void __launch_bounds__(kThreads)
-put_strips(Rows rows, int64_t k, Box box, const T* __restrict__ updates, const int32_t* __restrict__ indices, T* out) {
+__global__ void __launch_bounds__(kThreads) put_strips(Rows rows, int64_t k, Box box, const T* __restrict__ updates,
+                                                       const int32_t* __restrict__ indices, T* out) {
   // Neighbouring blocks write neighbouring memory.
   const int64_t strips = (rows.inner + box.inner - 1) / box.inner;
   const int64_t parts = (rows.length + box.length - 1) / box.length;
@@ -169,9 +169,7 @@ put_strips(Rows rows, int64_t k, Box box, const T* __restrict__ updates, const i
 
   const auto width = static_cast<uint32_t>(i1 - i0), count = static_cast<uint32_t>(k) * width;
   const auto address = [&](uint32_t n) { return (o * k + n / width) * rows.inner + i0 + n % width; };
-  const auto place = [&](uint32_t n, int32_t j) {
-    return j < j0 || j >= j1 ? -1 : (j - j0) * rows.inner + n % width;
-  };
+  const auto place = [&](uint32_t n, int32_t j) { return j < j0 || j >= j1 ? -1 : (j - j0) * rows.inner + n % width; };
   Batch<T, int64_t> batch;
   batch.load(updates, indices, 0, count, parts == 1, address, place);
 
@@ -209,7 +207,7 @@ put_strips(Rows rows, int64_t k, Box box, const T* __restrict__ updates, const i
 // For many updates: scatters into zeros that put_runs or put_strips, without updates, has written.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-scatter(Rows rows, int64_t k, const T* __restrict__ updates, const int32_t* __restrict__ indices, T* out) {
+    scatter(Rows rows, int64_t k, const T* __restrict__ updates, const int32_t* __restrict__ indices, T* out) {
   const int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (at >= rows.outer * k * rows.inner) return;
   const int64_t outer = at / (k * rows.inner);
@@ -252,8 +250,8 @@ cudaError_t put(cudaStream_t stream, const Problem& problem, const void* updates
     }
     const int64_t boxes = ceil_div(outer, box.outer) * ceil_div(length, box.length);
     const size_t shared = box.outer * box.length * inner * bytes + 16;
-    status = launch(stream, {dim3(boxes), dim3(kThreads), shared}, put_runs<T>, problem.rows, k, box, updates, indices,
-                    out);
+    status =
+        launch(stream, {dim3(boxes), dim3(kThreads), shared}, put_runs<T>, problem.rows, k, box, updates, indices, out);
   }
   if (status != cudaSuccess || k == problem.k) return status;
   return launch(stream, {dim3(ceil_div(problem.rows.count() * problem.k, kThreads)), dim3(kThreads)}, scatter<T>,

@@ -9,9 +9,9 @@
 namespace jaxgpuops::along_axis {
 
 struct Problem {
-  Rows rows;       // the long side: x of take, out of put
-  int64_t k = 0;   // length of the short side
-  int bytes = 4;   // element width: 1, 2, 4 or 8
+  Rows rows;      // the long side: x of take, out of put
+  int64_t k = 0;  // length of the short side
+  int bytes = 4;  // element width: 1, 2, 4 or 8
 };
 
 }  // namespace jaxgpuops::along_axis

@@ -68,8 +68,8 @@ void put(const Problem& problem, const T* updates, const int32_t* indices, T* ou
   });
 }
 
-ffi::Error take_handler(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer indices,
-                        ffi::Result<ffi::AnyBuffer> out, int64_t axis) {
+ffi::Error take_handler(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer indices, ffi::Result<ffi::AnyBuffer> out,
+                        int64_t axis) {
   return handle("jaxgpuops.take_along_axis", [&] {
     const Problem problem = problem_of("x", x, "out", *out, indices, axis);
     with_width(problem.bytes, [&](auto width) {
@@ -105,8 +105,6 @@ XLA_FFI_DEFINE_HANDLER(kPut, put_handler, binding());
 
 }  // namespace
 
-std::vector<Target> cpu_targets() {
-  return {{"jaxgpuops.take_along_axis", kTake}, {"jaxgpuops.put_along_axis", kPut}};
-}
+std::vector<Target> cpu_targets() { return {{"jaxgpuops.take_along_axis", kTake}, {"jaxgpuops.put_along_axis", kPut}}; }
 
 }  // namespace jaxgpuops::along_axis

@@ -17,8 +17,8 @@ template <class... Parameters, class... Arguments>
 cudaError_t launch(cudaStream_t stream, const Launch& shape, void (*kernel)(Parameters...), Arguments... arguments) {
   const void* symbol = reinterpret_cast<const void*>(kernel);
   if (shape.shared_bytes > 48 * 1024) {
-    const cudaError_t status = cudaFuncSetAttribute(symbol, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                    static_cast<int>(shape.shared_bytes));
+    const cudaError_t status =
+        cudaFuncSetAttribute(symbol, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.shared_bytes));
     if (status != cudaSuccess) return status;
   }
   cudaLaunchConfig_t config = {};

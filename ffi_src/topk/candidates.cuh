@@ -1,11 +1,10 @@
 // What a block does with a buffer of candidates in shared memory: raise the threshold, sort the best, merge lists.
 //
-// These run a few times a row, mostly straight after a cold start, where fetching instructions costs more than executing
-// them: each is one function, not inlined, and loops are not unrolled. `assume_shared` keeps the pointers' address space,
-// which a call would otherwise lose.
+// These run a few times a row, mostly straight after a cold start, where fetching instructions costs as much as
+// executing them: loops are not unrolled.
 //
 // All three stand on one histogram over the candidates' own range. With bins that outnumber k, a bin holds a candidate
-// or two, so ranking is a counting sort and a few comparisons. Data that crowds a bin (ties of one value beside an
+// or two, so sorting is a counting sort and a few comparisons. Data that crowds a bin (ties of one value beside an
 // outlier, say) takes a bitonic sort of the buffer instead: slower, the same result.
 #pragma once
 
@@ -16,15 +15,14 @@ namespace jaxgpuops::topk {
 constexpr uint32_t kFullWarp = 0xffffffffu;
 constexpr uint32_t kCrowded = 64;  // candidates in one bin that make the sort the better choice
 
-template <class... Pointers>
-__device__ __forceinline__ void assume_shared(const Pointers*... pointers) {
-  (__builtin_assume(__isShared(pointers)), ...);
+template <class C>
+__device__ __forceinline__ C larger(C a, C b) {
+  return a > b ? a : b;
 }
-
 template <class C>
-__device__ __forceinline__ C larger(C a, C b) { return a > b ? a : b; }
-template <class C>
-__device__ __forceinline__ C smaller(C a, C b) { return a < b ? a : b; }
+__device__ __forceinline__ C smaller(C a, C b) {
+  return a < b ? a : b;
+}
 
 template <class T>
 __device__ __forceinline__ T shuffle_xor(T v, int mask) {
@@ -69,14 +67,15 @@ struct Shared {
   uint32_t sums[kWarps];
   uint32_t count;     // candidates in the buffer
   uint32_t boundary;  // the bin that holds the k-th candidate
-  uint32_t kept;      // candidates in bins up to and including the boundary
+  uint32_t above;     // candidates in the bins above that one
+  uint32_t kept;      // candidates in the bins up to and including it
 };
 
 // A lower bound, reached by at least k of the threads' values and by few more, of the k-th largest. Each warp's
-// ceil(k / warps)-th largest brackets it; a few counts by the barrier itself close in. Starts and ends with the block in
-// step.
+// ceil(k / warps)-th largest brackets it; a few counts by the barrier itself close in. Starts and ends with the block
+// in step.
 template <int kThreads, class Key>
-__device__ __noinline__ Key kth_of_block(Key value, uint32_t k) {
+__device__ Key kth_of_block(Key value, uint32_t k) {
   constexpr uint32_t kWarps = kThreads / 32;
   __shared__ Key warp_kth[kWarps];
   const uint32_t lane = threadIdx.x & 31;
@@ -98,8 +97,10 @@ __device__ __noinline__ Key kth_of_block(Key value, uint32_t k) {
     low = smaller(low, warp_kth[w]);
     high = larger(high, warp_kth[w]);
   }
+  // Six steps are enough for a bracket of neighbours; one that starts at an empty warp's zero takes more.
+  constexpr int kCoarse = 8 * sizeof(Key) > 14 ? 8 * sizeof(Key) - 14 : 0;
 #pragma unroll 1
-  for (int step = 0; step < 6 && low < high; ++step) {
+  for (int step = 0; low < high && (step < 6 || (high - low) >> kCoarse); ++step) {
     const Key middle = static_cast<Key>(high - (high - low) / 2);
     const uint32_t reached = __syncthreads_count(value >= middle);
     if (reached >= k) {
@@ -113,11 +114,16 @@ __device__ __noinline__ Key kth_of_block(Key value, uint32_t k) {
   return low;
 }
 
+template <int kThreads>
+__device__ __forceinline__ uint32_t spread_index() {
+  return (threadIdx.x & 31) * (kThreads / 32) + threadIdx.x / 32;
+}
+
 template <class C>
 struct Bins {
   C high;  // bin 0 starts here and bins descend
   int shift;
-  uint32_t boundary, kept;
+  uint32_t boundary, above, kept;
   bool crowded;  // a bin that matters holds too many to compare
 
   __device__ uint32_t of(C c) const { return static_cast<uint32_t>((high - c) >> shift); }
@@ -127,18 +133,19 @@ struct Bins {
   }
 };
 
-// Counts buffer[0, m) into bins over its range; leaves in s.histogram the number of candidates above each bin.
-// Requires m >= k >= 1. Ends with a barrier.
+// Counts what of buffer[0, m) lies in [from, to] into bins over its range; leaves in s.histogram the number of
+// candidates above each bin. Requires k >= 1 and k candidates in the interval. Starts and ends with the block in step.
 template <int kThreads, class C>
-__device__ __noinline__ Bins<C> bin_candidates(Shared<kThreads, C>& s, const C* buffer, uint32_t m, uint32_t k) {
-  assume_shared(&s, buffer);
+__device__ Bins<C> bin_candidates(Shared<kThreads, C>& s, const C* buffer, uint32_t m, uint32_t k, C from, C to) {
   using S = Shared<kThreads, C>;
   const uint32_t tid = threadIdx.x, lane = tid & 31, warp = tid / 32;
   C low = ~C{0}, high = 0;
 #pragma unroll 1
   for (uint32_t i = tid; i < m; i += kThreads) {
-    low = smaller(low, buffer[i]);
-    high = larger(high, buffer[i]);
+    const C c = buffer[i];
+    if (c < from || c > to) continue;
+    low = smaller(low, c);
+    high = larger(high, c);
   }
 #pragma unroll 1
   for (int d = 16; d; d /= 2) {
@@ -159,7 +166,10 @@ __device__ __noinline__ Bins<C> bin_candidates(Shared<kThreads, C>& s, const C* 
   bins.high = high;
   bins.shift = max(0, bit_length(static_cast<C>(high - low)) - kLogBins);
 #pragma unroll 1
-  for (uint32_t i = tid; i < m; i += kThreads) atomicAdd(&s.histogram[bins.of(buffer[i])], 1u);
+  for (uint32_t i = tid; i < m; i += kThreads) {
+    const C c = buffer[i];
+    if (c >= from && c <= to) atomicAdd(&s.histogram[bins.of(c)], 1u);
+  }
   __syncthreads();
 
   uint4* const mine = reinterpret_cast<uint4*>(s.histogram) + tid * (S::kBinsPerThread / 4);
@@ -181,7 +191,7 @@ __device__ __noinline__ Bins<C> bin_candidates(Shared<kThreads, C>& s, const C* 
     const uint32_t count = counts[j];
     if (above < k) {
       crowded |= count > kCrowded;
-      if (above + count >= k) s.boundary = tid * S::kBinsPerThread + j, s.kept = above + count;
+      if (above + count >= k) s.boundary = tid * S::kBinsPerThread + j, s.above = above, s.kept = above + count;
     }
     counts[j] = above;
     above += count;
@@ -190,14 +200,14 @@ __device__ __noinline__ Bins<C> bin_candidates(Shared<kThreads, C>& s, const C* 
   for (int v = 0; v < S::kBinsPerThread / 4; ++v) mine[v] = reinterpret_cast<const uint4*>(counts)[v];
   bins.crowded = __syncthreads_or(crowded);
   bins.boundary = s.boundary;
+  bins.above = s.above;
   bins.kept = s.kept;
   return bins;
 }
 
 // Bitonic sort with every comparator pointing the same way, so that a length that is no power of two needs no padding.
 template <int kThreads, class C>
-__device__ __noinline__ void sort_descending(C* buffer, uint32_t m) {
-  assume_shared(buffer);
+__device__ void sort_descending(C* buffer, uint32_t m) {
   uint32_t padded = 2;
   while (padded < m) padded *= 2;
   const auto exchange = [&](uint32_t a, uint32_t b) {
@@ -228,8 +238,7 @@ __device__ __noinline__ void sort_descending(C* buffer, uint32_t m) {
 
 // Keeps what is at or above the threshold of buffer[0, s.count). Starts and ends with the block in step.
 template <int kThreads, class C>
-__device__ __noinline__ void compact(Shared<kThreads, C>& s, C* buffer, C threshold) {
-  assume_shared(&s, buffer);
+__device__ void compact(Shared<kThreads, C>& s, C* buffer, C threshold) {
   const uint32_t m = s.count, tid = threadIdx.x;
   __syncthreads();
   if (tid == 0) s.count = 0;
@@ -260,9 +269,8 @@ __device__ __noinline__ void compact(Shared<kThreads, C>& s, C* buffer, C thresh
 // dropped candidate is below and k kept ones reach. A sample, one candidate a thread, proposes the threshold and a
 // count accepts it; where it does not, the histogram of all candidates decides. Starts and ends with the block in step.
 template <int kThreads, class Key>
-__device__ __noinline__ Composite<Key> reselect(Shared<kThreads, Composite<Key>>& s, Composite<Key>* buffer, Packing<Key> packing,
+__device__ Composite<Key> reselect(Shared<kThreads, Composite<Key>>& s, Composite<Key>* buffer, Packing<Key> packing,
                                    uint32_t k, uint32_t keep) {
-  assume_shared(&s, buffer);
   using C = Composite<Key>;
   const uint32_t m = s.count, tid = threadIdx.x;
   const float share = static_cast<float>(k) / m;
@@ -284,21 +292,24 @@ __device__ __noinline__ Composite<Key> reselect(Shared<kThreads, Composite<Key>>
       return threshold;
     }
   }
-  const Bins<C> bins = bin_candidates<kThreads>(s, buffer, m, k);
-  C threshold = bins.floor();
-  if (bins.kept > keep) {
-    sort_descending<kThreads>(buffer, m);
-    threshold = buffer[k - 1];
+  // As long as the k-th candidate's bin holds too many, the bins of the next round divide that one.
+  C from = 0, to = ~C{0};
+  uint32_t above = 0;
+  while (true) {
+    const Bins<C> bins = bin_candidates<kThreads>(s, buffer, m, k - above, from, to);
+    from = bins.floor();
+    if (above + bins.kept <= keep) break;
+    to = smaller(to, from + ((C{1} << bins.shift) - 1));
+    above += bins.above;
   }
-  compact<kThreads>(s, buffer, threshold);
-  return threshold;
+  compact<kThreads>(s, buffer, from);
+  return from;
 }
 
-// Sorts the k largest of buffer[0, s.count) downwards to its front. `scratch` has room for `room` composites (any number
-// will do: too little room takes the bitonic sort). Starts and ends with the block in step.
+// Sorts the k largest of buffer[0, s.count) downwards to its front. `scratch` has room for `room` composites (any
+// number will do: too little room takes the bitonic sort). Starts and ends with the block in step.
 template <int kThreads, class C>
-__device__ __noinline__ void sort_candidates(Shared<kThreads, C>& s, C* buffer, uint32_t k, C* scratch, uint32_t room) {
-  assume_shared(&s, buffer, scratch);
+__device__ void sort_candidates(Shared<kThreads, C>& s, C* buffer, uint32_t k, C* scratch, uint32_t room) {
   const uint32_t m = s.count, tid = threadIdx.x;
   if (m <= kThreads / 2) {  // few: compare all with all, several threads to a candidate
     const uint32_t team = kThreads / m, chunk = (m + team - 1) / team, begin = tid / m * chunk;
@@ -314,7 +325,7 @@ __device__ __noinline__ void sort_candidates(Shared<kThreads, C>& s, C* buffer, 
     __syncthreads();
     return;
   }
-  const Bins<C> bins = bin_candidates<kThreads>(s, buffer, m, k);
+  const Bins<C> bins = bin_candidates<kThreads>(s, buffer, m, k, C{0}, ~C{0});
   if (bins.crowded || bins.kept > room) {
     sort_descending<kThreads>(buffer, m);
     return;
@@ -339,8 +350,8 @@ __device__ __noinline__ void sort_candidates(Shared<kThreads, C>& s, C* buffer, 
   __syncthreads();
 }
 
-// Appends the hits of up to 32 bits a lane, in one reservation for the warp; at(bit) is the candidate. Returns how far the
-// buffer is filled, as far as this warp knows.
+// Appends the hits of up to 32 bits a lane, in one reservation for the warp; at(bit) is the candidate. Returns how far
+// the buffer is filled, as far as this warp knows.
 template <int kThreads, class C, class At>
 __device__ __forceinline__ uint32_t append_hits(Shared<kThreads, C>& s, C* buffer, uint32_t hits, At at) {
   if (!__any_sync(kFullWarp, hits)) return 0;
@@ -370,8 +381,8 @@ __device__ void merge_lists(Shared<kThreads, Composite<Key>>& s, Composite<Key>*
   const uint32_t tid = threadIdx.x, limit = capacity - kMergeReads * kThreads;
   C threshold = 0;
   if (lists <= kThreads) {
-    const uint32_t reach = min(k, (2 * k + lists - 1) / lists);  // the entry of each list that is compared
-    const Key entry = tid < lists && reach <= size(tid) ? packing.key(list(tid)[reach - 1]) : Key{0};
+    const uint32_t reach = min(k, (2 * k + lists - 1) / lists), i = spread_index<kThreads>();
+    const Key entry = i < lists && reach <= size(i) ? packing.key(list(i)[reach - 1]) : Key{0};
     threshold = packing.lowest(kth_of_block<kThreads>(entry, (k + reach - 1) / reach));
   }
   if (tid == 0) s.count = 0;
@@ -390,7 +401,8 @@ __device__ void merge_lists(Shared<kThreads, Composite<Key>>& s, Composite<Key>*
       c[r] = live && offset + r * team < size(at) ? list(at)[offset + r * team] : C{0};
       hits |= static_cast<uint32_t>(live && offset + r * team < size(at) && c[r] >= threshold) << r;
     }
-    const uint32_t filled = append_hits(s, buffer, hits, [&](int r) { return r < 2 ? (r ? c[1] : c[0]) : (r == 2 ? c[2] : c[3]); });
+    const uint32_t filled =
+        append_hits(s, buffer, hits, [&](int r) { return r < 2 ? (r ? c[1] : c[0]) : (r == 2 ? c[2] : c[3]); });
     offset = hits == (1u << kMergeReads) - 1 ? offset + kMergeReads * team : ~0u;
     if (__syncthreads_or(filled > limit)) {
       threshold = larger(threshold, reselect<kThreads, Key>(s, buffer, packing, k, min(keep, limit)));
@@ -402,11 +414,10 @@ __device__ void merge_lists(Shared<kThreads, Composite<Key>>& s, Composite<Key>*
 
 // Few candidates of many, for k up to half the threads: one more bound spares the ranking most comparisons.
 template <int kThreads, class Key>
-__device__ __noinline__ void prune(Shared<kThreads, Composite<Key>>& s, Composite<Key>* buffer, Packing<Key> packing, uint32_t k) {
-  assume_shared(&s, buffer);
-  const uint32_t m = s.count, tid = threadIdx.x;
+__device__ void prune(Shared<kThreads, Composite<Key>>& s, Composite<Key>* buffer, Packing<Key> packing, uint32_t k) {
+  const uint32_t m = s.count, i = spread_index<kThreads>();
   if (m <= kThreads / 2 || m > kThreads) return;
-  const Key key = tid < m ? packing.key(buffer[tid]) : Key{0};
+  const Key key = i < m ? packing.key(buffer[i]) : Key{0};
   compact<kThreads>(s, buffer, packing.lowest(kth_of_block<kThreads>(key, k)));
 }
 

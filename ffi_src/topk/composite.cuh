@@ -29,7 +29,8 @@ struct Packing {
   JAXGPUOPS_HD C lowest(Key key) const { return static_cast<C>(key) << shift(); }
   JAXGPUOPS_HD Key key(C c) const { return static_cast<Key>(c >> shift()); }
   JAXGPUOPS_HD uint32_t index(C c) const {
-    const uint32_t mirrored = sizeof(Key) == 4 ? static_cast<uint32_t>(c) : static_cast<uint32_t>(c) & ((1u << index_bits) - 1);
+    const uint32_t mirrored =
+        sizeof(Key) == 4 ? static_cast<uint32_t>(c) : static_cast<uint32_t>(c) & ((1u << index_bits) - 1);
     return last - mirrored;
   }
 

@@ -10,7 +10,7 @@
 namespace jaxgpuops::topk {
 namespace {
 
-constexpr int64_t kCacheLine = 64;  // bytes
+constexpr int64_t kCacheLine = 64;           // bytes
 constexpr int64_t kTaskElements = 1 << 16;   // about as many input elements as a task of short rows takes
 constexpr int64_t kSliceElements = 1 << 15;  // a slice of a long row has at least as many
 constexpr int64_t kTileElements = 1 << 18;   // of a strip's chunk

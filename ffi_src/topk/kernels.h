@@ -12,7 +12,7 @@ namespace jaxgpuops::topk {
 
 struct Buffers {
   const void* x;
-  void* values;     // null where only indices are wanted
+  void* values;  // null where only indices are wanted
   int32_t* indices;
   void* workspace;
 };

@@ -21,14 +21,15 @@ Plan plan_stream(Rows rows, int64_t k, int key_bytes, int compute_capability, in
   const int64_t composite = key_bytes == 8 ? 16 : 8;
   Plan plan;
   plan.algorithm = Algorithm::kStream;
-  plan.threads = k > 256 || rows.count() <= kMultiprocessors ? 512 : 256;
+  const bool wide = k > 256 || 2 * rows.count() <= kMultiprocessors;
+  plan.threads = wide ? 512 : 256;
   if (rows.length <= whole_row_elements(key_bytes)) return plan;
   // Blocks that a row is worth: enough to fill the device, each with at least a tile to read.
-  const int64_t tile = tile_elements(key_bytes, plan.threads);
-  int64_t slices = std::min(kMultiprocessors / rows.count(), rows.length / std::max(tile, 2 * k));
+  const int64_t tile = tile_elements(key_bytes, plan.threads), blocks = (wide ? 1 : 2) * kMultiprocessors;
+  int64_t slices = std::min(blocks / rows.count(), rows.length / std::max(tile, 2 * k));
   if (slices <= 1) return plan;
-  if (compute_capability >= 90 && slices <= 8 && k <= kMaxGatherK) {
-    while (2 * plan.slices <= slices) plan.slices *= 2;
+  if (compute_capability >= 90 && slices <= 16 && k <= 256) {  // a cluster has 8 blocks at most, but saves a launch
+    while (2 * plan.slices <= std::min<int64_t>(slices, 8)) plan.slices *= 2;
     return plan;
   }
   if (workspace_bytes >= 0) slices = std::min(slices, workspace_bytes / (rows.inner * k * composite));

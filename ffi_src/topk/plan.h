@@ -23,9 +23,9 @@ const char* name(Algorithm algorithm);
 
 struct Plan {
   Algorithm algorithm = Algorithm::kEmpty;
-  int lanes = 32;    // kWarp: lanes that share a row
-  int threads = 0;   // threads of a block
-  int slices = 1;    // blocks that share a row
+  int lanes = 32;               // kWarp: lanes that share a row
+  int threads = 0;              // threads of a block
+  int slices = 1;               // blocks that share a row
   int64_t workspace_bytes = 0;  // per outer index
 };
 

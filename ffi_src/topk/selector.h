@@ -164,7 +164,8 @@ class Selector {
   // For rows of at most `length` elements, k of them or more.
   Selector(int64_t k, int64_t length, KeyOrder order) : k_(k), order_(order), limit_(std::min(2 * k + 256, length)) {
     list_.reset(new Composite<Key>[limit_ + kFilterBlock]);
-    for (groups_ = 16; groups_ < 2 * k; groups_ *= 2) {}
+    for (groups_ = 16; groups_ < 2 * k; groups_ *= 2) {
+    }
   }
 
   void reset() {

@@ -42,7 +42,7 @@ struct Stream {
 // Writes the k largest of buffer[0, s.count) to the output, in the order asked for.
 template <int kThreads, class Key>
 __device__ void write_result(Shared<kThreads, Composite<Key>>& s, const Stream& a, Packing<Key> packing,
-                                          Composite<Key>* buffer, Composite<Key>* scratch, uint32_t room, int64_t row) {
+                             Composite<Key>* buffer, Composite<Key>* scratch, uint32_t room, int64_t row) {
   if (a.k <= kThreads / 2) prune<kThreads, Key>(s, buffer, packing, a.k);
   sort_candidates<kThreads>(s, buffer, a.k, scratch, room);
   if (!a.sorted) {
@@ -107,76 +107,94 @@ __global__ void __launch_bounds__(kThreads) stream_kernel(const Stream a) {
       }
     }
   };
-  uint32_t ahead = 0;  // the tile to copy next
   const auto advance = [&](uint32_t tile) { return tile + stride >= tiles ? tile + stride - tiles : tile + stride; };
-  for (uint32_t stage = 0; stage < a.stages; ++stage) {
-    if (stage < tiles) copy(ahead, stage);
-    __pipeline_commit();
-    ahead = advance(ahead);
-  }
-
-  Key best = 0;  // of this thread's elements: its delegate
-  if (tid == 0) s.count = 0;
-  __syncthreads();
-  if (loose) {
-    const uint32_t at = tid < head ? tid : vectors * kVector + tid;
-    if (tid < loose) best = encode(x[at * a.inner], a.order);
-    append_hits(s, buffer, tid < loose, [&](int) { return packing.pack(best, begin + at); });
-  }
-
+  // For a k past half the threads the delegates still tell where about the k-th of the slice will be. That is a guess:
+  // where too few elements reach it, the slice is read again without.
   const bool delegates = k <= kThreads / 2;
-  C threshold = 0;
-  Filter<Key> filter(0, a.order);
-  for (uint32_t step = 0, tile = 0, stage = 0; step < tiles; ++step, tile = advance(tile)) {
-    __pipeline_wait_prior(a.stages - 1);
-    const uint4* loads = ring + stage * kTileVectors + tid;
-    const auto element = [&](uint32_t j) {  // the thread's j-th of this tile
-      return encode(reinterpret_cast<const Key*>(loads + j / kVector * kThreads)[j % kVector], a.order);
-    };
-    const auto index = [&](uint32_t j) {
-      return begin + head + (tile * kTileVectors + j / kVector * kThreads + tid) * kVector + j % kVector;
-    };
-    const uint32_t first = tile * kTileVectors + tid;
-    const uint32_t loaded = first < vectors ? min(kLoads, (vectors - first + kThreads - 1) / kThreads) : 0;
-    if (step == 0 && delegates)
-      for (uint32_t j = 0; j < loaded * kVector; ++j) best = larger(best, element(j));
-    if (delegates && refreshes(step)) {
-      threshold = larger(threshold, packing.lowest(kth_of_block<kThreads>(best, k)));
-      filter = Filter<Key>(packing.key(threshold), a.order);
+  bool guesses = !delegates && count > 8 * k;
+  const float share = static_cast<float>(k) / count;
+
+  Key best;  // of this thread's elements: its delegate
+  for (;; guesses = false) {
+    best = 0;
+    uint32_t ahead = 0;  // the tile to copy next
+    for (uint32_t stage = 0; stage < a.stages; ++stage) {
+      if (stage < tiles) copy(ahead, stage);
+      __pipeline_commit();
+      ahead = advance(ahead);
     }
-    uint32_t hits = 0;
+
+    if (tid == 0) s.count = 0;
+    __syncthreads();
+    if (loose) {
+      const uint32_t at = tid < head ? tid : vectors * kVector + tid;
+      if (tid < loose) best = encode(x[at * a.inner], a.order);
+      append_hits(s, buffer, tid < loose, [&](int) { return packing.pack(best, begin + at); });
+    }
+
+    C threshold = 0;
+    Filter<Key> filter(0, a.order);
+    for (uint32_t step = 0, tile = 0, stage = 0; step < tiles; ++step, tile = advance(tile)) {
+      __pipeline_wait_prior(a.stages - 1);
+      const uint4* loads = ring + stage * kTileVectors + tid;
+      const auto element = [&](uint32_t j) {  // the thread's j-th of this tile
+        return encode(reinterpret_cast<const Key*>(loads + j / kVector * kThreads)[j % kVector], a.order);
+      };
+      const auto index = [&](uint32_t j) {
+        return begin + head + (tile * kTileVectors + j / kVector * kThreads + tid) * kVector + j % kVector;
+      };
+      const uint32_t first = tile * kTileVectors + tid;
+      const uint32_t loaded = first < vectors ? min(kLoads, (vectors - first + kThreads - 1) / kThreads) : 0;
+      if (step == 0 && (delegates || guesses))
+        for (uint32_t j = 0; j < loaded * kVector; ++j) best = larger(best, element(j));
+      if ((delegates || guesses) && refreshes(step)) {
+        uint32_t reach = k;
+        if (guesses) {  // the share of the threads that have seen an element among the k largest, and five deviations
+          const float seen = 1 - powf(1 - share, kPer * (step + 1.0f));
+          reach = static_cast<uint32_t>(kThreads * seen + 5 * sqrtf(kThreads * seen * (1 - seen))) + 1;
+        }
+        if (reach <= kThreads * 3 / 4) {
+          threshold = larger(threshold, packing.lowest(kth_of_block<kThreads>(best, reach)));
+          filter = Filter<Key>(packing.key(threshold), a.order);
+        }
+      }
+      uint32_t hits = 0;
 #pragma unroll
-    for (uint32_t u = 0; u < kLoads; ++u) {
-      alignas(16) Word words[kLoadWords];
-      *reinterpret_cast<uint4*>(words) = loads[u * kThreads];
+      for (uint32_t u = 0; u < kLoads; ++u) {
+        alignas(16) Word words[kLoadWords];
+        *reinterpret_cast<uint4*>(words) = loads[u * kThreads];
 #pragma unroll
-      for (uint32_t w = 0; w < kLoadWords; ++w) {
-        const uint32_t bits = filter.passes(words[w]);
-        hits |= bits << (u * kVector + w * Filter<Key>::kPerWord);
+        for (uint32_t w = 0; w < kLoadWords; ++w) {
+          const uint32_t bits = filter.passes(words[w]);
+          hits |= bits << (u * kVector + w * Filter<Key>::kPerWord);
+        }
+      }
+      hits &= (1u << (loaded * kVector)) - 1;
+      if (packing.lowest(packing.key(threshold)) != threshold) {  // ties with the threshold are decided by the index
+        for (uint32_t rest = hits; rest; rest &= rest - 1) {
+          const uint32_t j = __ffs(rest) - 1;
+          if (packing.pack(element(j), index(j)) < threshold) hits &= ~(1u << j);
+        }
+      }
+      const uint32_t filled = append_hits(s, buffer, hits, [&](uint32_t j) {
+        best = larger(best, element(j));
+        return packing.pack(element(j), index(j));
+      });
+      if (step + a.stages < tiles) copy(ahead, stage);
+      __pipeline_commit();
+      ahead = advance(ahead);
+      stage = stage + 1 == a.stages ? 0 : stage + 1;
+      // The warp that filled the buffer past `keep` saw it: one barrier counts the tile and decides.
+      if (__syncthreads_or(filled > a.keep) && step + 1 < tiles) {
+        threshold = reselect<kThreads, Key>(s, buffer, packing, k, a.keep);
+        filter = Filter<Key>(packing.key(threshold), a.order);
       }
     }
-    hits &= (1u << (loaded * kVector)) - 1;
-    if (packing.lowest(packing.key(threshold)) != threshold) {  // ties with the threshold are decided by the index
-      for (uint32_t rest = hits; rest; rest &= rest - 1) {
-        const uint32_t j = __ffs(rest) - 1;
-        if (packing.pack(element(j), index(j)) < threshold) hits &= ~(1u << j);
-      }
-    }
-    const uint32_t filled = append_hits(s, buffer, hits, [&](uint32_t j) {
-      best = larger(best, element(j));
-      return packing.pack(element(j), index(j));
-    });
-    if (step + a.stages < tiles) copy(ahead, stage);
-    __pipeline_commit();
-    ahead = advance(ahead);
-    stage = stage + 1 == a.stages ? 0 : stage + 1;
-    // The warp that filled the buffer past `keep` saw it: one barrier counts the tile and decides.
-    if (__syncthreads_or(filled > a.keep) && step + 1 < tiles) {
-      threshold = reselect<kThreads, Key>(s, buffer, packing, k, a.keep);
-      filter = Filter<Key>(packing.key(threshold), a.order);
-    }
+    __syncthreads();
+    const bool enough = s.count >= k;
+    __syncthreads();
+    if (enough) break;
   }
-  __syncthreads();
 
   if (s.count > a.keep) {
     reselect<kThreads, Key>(s, buffer, packing, k, a.keep);

@@ -10,10 +10,10 @@ namespace jaxgpuops::topk {
 
 struct Problem {
   Rows rows;
-  int64_t k = 0;         // 0 <= k <= rows.length < 2^31
-  int key_bits = 32;     // 8, 16, 32 or 64
-  KeyOrder order;        // larger keys come first; ties go to the lower index
-  bool sorted = true;    // false: the same set, in index order
+  int64_t k = 0;       // 0 <= k <= rows.length < 2^31
+  int key_bits = 32;   // 8, 16, 32 or 64
+  KeyOrder order;      // larger keys come first; ties go to the lower index
+  bool sorted = true;  // false: the same set, in index order
 };
 
 struct ArgProblem {

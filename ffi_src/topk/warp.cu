@@ -87,7 +87,8 @@ struct Lanes {
   static constexpr int kBits = 8 * sizeof(Key);
   uint32_t magnitude, flip;
 
-  __device__ explicit Lanes(KeyOrder order) : magnitude(static_cast<Key>(order.magnitude)), flip(spread(static_cast<Key>(order.flip))) {}
+  __device__ explicit Lanes(KeyOrder order)
+      : magnitude(static_cast<Key>(order.magnitude)), flip(spread(static_cast<Key>(order.flip))) {}
   __device__ static uint32_t spread(uint32_t word) {
 #pragma unroll
     for (int bits = kBits; bits < 32; bits *= 2) word |= word << bits;
@@ -117,11 +118,13 @@ struct Ranked {
     return kDistinct ? static_cast<uint32_t>(key) << 16 | (0xffffu - index) : key;
   }
   __device__ static Key key(uint32_t word) { return static_cast<Key>(kDistinct ? word >> 16 : word); }
-  __device__ static uint32_t index(uint32_t word, uint32_t index) { return kDistinct ? 0xffffu - (word & 0xffffu) : index; }
+  __device__ static uint32_t index(uint32_t word, uint32_t index) {
+    return kDistinct ? 0xffffu - (word & 0xffffu) : index;
+  }
 };
 
-// The whole warp selects exactly the k largest of one row: the k-th key, then a gather in index order. Mostly `floor` is
-// the k-th key and its ties are what overflowed; otherwise digits find it from the top.
+// The whole warp selects exactly the k largest of one row: the k-th key, then a gather in index order. Mostly `floor`
+// is the k-th key and its ties are what overflowed; otherwise digits find it from the top.
 template <class Key>
 __device__ __noinline__ void radix_select(const Key* row, uint32_t length, uint32_t k, Key floor, KeyOrder order,
                                           uint32_t* words, uint32_t* indices, uint32_t* histogram) {
@@ -187,8 +190,8 @@ __global__ void __launch_bounds__(32 * warps_per_block(kColumns)) warp_kernel(co
   const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x / 32, group = lane / kLanes, g = lane % kLanes;
   unsigned char* mine = shared_bytes + a.tile_bytes + warp * a.bytes;
   const Key* x = static_cast<const Key*>(a.x);
-  Key* data;        // this warp's rows, a.pitch apart
-  uint32_t rows;    // how many
+  Key* data;         // this warp's rows, a.pitch apart
+  uint32_t rows;     // how many
   int64_t at_first;  // where the first row's result starts; the next one's is `next_row` on
   const int64_t next_row = kColumns ? 1 : a.k;
   if constexpr (kColumns) {
@@ -306,8 +309,8 @@ __global__ void __launch_bounds__(32 * warps_per_block(kColumns)) warp_kernel(co
     const uint32_t r = (__ffs(crowded) - 1) / kLanes;
     const Key bound = static_cast<Key>(__shfl_sync(kFullWarp, floor, r * kLanes));
     crowded &= ~((kLanes == 32 ? kFullWarp : (1u << kLanes) - 1) << (r * kLanes));
-    radix_select(data + r * a.pitch, a.length, a.k, bound, a.order, all_words + r * a.capacity, all_indices + r * a.capacity,
-                 histogram);
+    radix_select(data + r * a.pitch, a.length, a.k, bound, a.order, all_words + r * a.capacity,
+                 all_indices + r * a.capacity, histogram);
   }
   if (live && g < 4) words_of[m + g] = 0;  // the comparison reads four at a time
   __syncwarp();
@@ -370,10 +373,12 @@ template <class Key, int kLanes>
 cudaError_t run(cudaStream_t stream, const Launch& config, const Warp& a) {
   if (a.inner > 1) {
     const bool vectors = a.length * sizeof(Key) % 16 == 0;
-    return launch(stream, config, vectors ? warp_kernel<Key, kLanes, true, true> : warp_kernel<Key, kLanes, false, true>, a);
+    return launch(stream, config,
+                  vectors ? warp_kernel<Key, kLanes, true, true> : warp_kernel<Key, kLanes, false, true>, a);
   }
   const bool vectors = reinterpret_cast<uintptr_t>(a.x) % 16 == 0 && a.length * sizeof(Key) % 16 == 0;
-  return launch(stream, config, vectors ? warp_kernel<Key, kLanes, true, false> : warp_kernel<Key, kLanes, false, false>, a);
+  return launch(stream, config,
+                vectors ? warp_kernel<Key, kLanes, true, false> : warp_kernel<Key, kLanes, false, false>, a);
 }
 
 }  // namespace

@@ -15,13 +15,14 @@ constexpr int warps_per_block(bool columns) { return columns ? 8 : 4; }
 // many delegates as candidates are wanted, no more than 32 elements each, and enough of them to fill the device.
 constexpr int warp_lanes(int64_t rows, int64_t length, int64_t k) {
   int lanes = 4;
-  while (lanes < 32 && (lanes * kParts < 2 * k || length > 32 * lanes || (rows * lanes < 2048 * 32 && length > 8 * lanes)))
+  while (lanes < 32 &&
+         (lanes * kParts < 2 * k || length > 32 * lanes || (rows * lanes < 2048 * 32 && length > 8 * lanes)))
     lanes *= 2;
   return lanes;
 }
 
-// Candidates a row has room for, four of them padding. k of G delegates leave about G ln(G / (G - k)) elements above the
-// threshold, 1.4 k at worst.
+// Candidates a row has room for, four of them padding. k of G delegates leave about G ln(G / (G - k)) elements above
+// the threshold, 1.4 k at worst.
 constexpr int warp_capacity(int64_t k) { return static_cast<int>((2 * k + 24 + 3) / 4 * 4); }
 
 struct WarpShape {
