@@ -35,10 +35,11 @@ REGIMES = {
     "stream, large k": ((600, 33_001), 1, 2048),
     "grid": ((3, 2_000_003), 1, 100),
     "grid, one row": ((1, 20_000_003), 1, 2048),
-    "columns": ((16, 4099, 130), 1, 32),
-    "columns, long": ((1, 200_003, 7), 1, 20),
+    "columns": ((16, 4093, 130), 1, 32),
+    "strided stream": ((1, 200_003, 7), 1, 20),
     "radix": ((3, 300_001), 1, 20_000),
-    "radix, all": ((40, 5003), 1, 5003),
+    "stream, any k": ((40, 5003), 1, 5003),
+    "radix, whole rows sorted": ((5, 20_001), 1, 15_000),
 }
 regimes = pytest.mark.parametrize("shape, axis, k", REGIMES.values(), ids=REGIMES)
 

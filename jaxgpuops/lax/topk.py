@@ -140,8 +140,9 @@ def _argmax(operand, axis, index_dtype, largest):
 def argmax(operand: ArrayLike, axis: int, index_dtype: DTypeLike) -> jax.Array:
     """The index of the largest element along ``axis``: `jax.lax.argmax` as a kernel.
 
-    The first of equal elements wins, -0 and +0 are equal, and a NaN (the first) beats everything. The result does not
-    depend on the run or on the other rows, and has no derivative.
+    The first of equal elements wins, -0 and +0 are equal, and a NaN (the first) beats everything. Subnormal numbers are
+    compared as what they are, as NumPy does; XLA's CPU backend takes them for zeros. The result does not depend on the
+    run or on the other rows, and has no derivative.
 
     Args:
       operand: array of shape ``(*before, n, *after)``, ``n >= 1``; dtypes as for `jaxgpuops.topk`.
