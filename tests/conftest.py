@@ -7,11 +7,11 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several proce
 if os.environ.get("JAX_PLATFORMS") == "cuda":
     os.environ["JAX_PLATFORMS"] = "cuda,cpu"  # the CPU's jax.lax is what results are compared with
 
-import jax  # noqa: E402
-import pytest  # noqa: E402
+import jax
+import pytest
 
-import jaxgpuops  # noqa: E402
-from jaxgpuops import _native  # noqa: E402
+import jaxgpuops
+from jaxgpuops import _native
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_enable_x64", False)

@@ -13,9 +13,9 @@ ROOT = pathlib.Path(__file__).parent.parent
 def run(*command, **environment):
     """Runs a command outside the source tree, whose `jaxgpuops` folder would be imported from inside it."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "JAXGPUOPS", "XLA"))}
-    return subprocess.run(
-        [str(part) for part in command], capture_output=True, text=True, cwd=ROOT.parent, env=kept | environment
-    )
+    command = [str(part) for part in command]
+    environment = kept | environment
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT.parent, env=environment, check=False)
 
 
 def build_wheel(folder, **environment):
