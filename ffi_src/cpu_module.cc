@@ -19,6 +19,7 @@ nb::dict plan_dict(const jaxgpuops::topk::Plan& plan) {
   dict["threads"] = plan.threads;
   dict["slices"] = plan.slices;
   dict["workspace_bytes"] = plan.workspace_bytes;
+  dict["shared_bytes"] = plan.shared_bytes;
   return dict;
 }
 

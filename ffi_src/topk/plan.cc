@@ -15,28 +15,81 @@ constexpr int64_t kMultiprocessors = 132;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// One block of 512 threads on each multiprocessor while rows are few, so that the most bytes are in flight for each;
-// two of 256 where rows come in waves, so that one reads while the other selects.
-Plan plan_stream(Rows rows, int64_t k, int key_bytes, int compute_capability, int64_t workspace_bytes) {
-  const int64_t composite = key_bytes == 8 ? 16 : 8;
+// Shared memory that a block may have, in bytes.
+int64_t shared_limit(int compute_capability) {
+  switch (compute_capability) {
+    case 75: return 64 << 10;
+    case 80:
+    case 87: return 163 << 10;
+    case 90:
+    case 100:
+    case 103:
+    case 110: return 227 << 10;
+    default: return 99 << 10;  // 8.6, 8.9, 12.x
+  }
+}
+
+bool fits(const Plan& plan) { return plan.shared_bytes + static_cast<int64_t>(kReservedShared) <= plan.shared_limit; }
+
+Plan plan_warp(Rows rows, int64_t k, int key_bytes, bool sorted, int64_t limit) {
   Plan plan;
-  plan.algorithm = Algorithm::kStream;
-  const bool wide = k > 256 || 2 * rows.count() <= kMultiprocessors;
-  plan.threads = wide ? 512 : 256;
-  if (rows.length <= whole_row_elements(key_bytes)) return plan;
-  // Blocks that a row is worth: enough to fill the device, each with at least a tile to read.
-  const int64_t tile = tile_elements(key_bytes, plan.threads), blocks = (wide ? 1 : 2) * kMultiprocessors;
+  const bool columns = rows.inner > 1;
+  plan.algorithm = columns ? Algorithm::kColumns : Algorithm::kWarp;
+  plan.lanes = warp_lanes(rows.count(), rows.length, k);
+  plan.threads = 32 * warps_per_block(columns);
+  const WarpShape shape = warp_shape(rows.length, k, key_bytes, sorted, plan.lanes, columns);
+  plan.shared_limit = limit;
+  plan.shared_bytes = static_cast<int64_t>(shape.tile_bytes + shape.bytes * warps_per_block(columns));
+  return plan;
+}
+
+// Blocks that share a row, and how they work together.
+void share_rows(Plan& plan, Rows rows, int64_t k, int key_bytes, int compute_capability, int64_t workspace_bytes) {
+  const int64_t composite = key_bytes == 8 ? 16 : 8;
+  if (rows.length <= whole_row_elements(key_bytes, plan.shared_limit)) return;
+  // Enough to fill the device, each with at least a tile to read.
+  const int64_t tile = tile_elements(key_bytes, plan.threads);
+  const int64_t blocks = (plan.threads == 512 ? 1 : 2) * kMultiprocessors;
   int64_t slices = std::min(blocks / rows.count(), rows.length / std::max(tile, 2 * k));
-  if (slices <= 1) return plan;
-  if (compute_capability >= 90 && slices <= 16 && k <= 256) {  // a cluster has 8 blocks at most, but saves a launch
+  if (slices <= 1) return;
+  if (compute_capability >= 90 && compute_capability < 120 && slices <= 16 && k <= 256) {
+    // A cluster has 8 blocks at most, but saves a launch.
     while (2 * plan.slices <= std::min<int64_t>(slices, 8)) plan.slices *= 2;
-    return plan;
+    return;
   }
   if (workspace_bytes >= 0) slices = std::min(slices, workspace_bytes / (rows.inner * k * composite));
-  if (slices <= 1) return plan;
+  if (slices <= 1) return;
   plan.algorithm = Algorithm::kGrid;
   plan.slices = static_cast<int>(slices);
   plan.workspace_bytes = rows.inner * slices * k * composite;
+}
+
+// One block of 512 threads on each multiprocessor while rows are few, so that the most bytes are in flight for each;
+// two of 256 where rows come in waves, so that one reads while the other selects, or where the larger does not fit.
+Plan plan_stream(Rows rows, int64_t k, int key_bytes, int compute_capability, int64_t limit, int64_t workspace_bytes) {
+  Plan plan;
+  const auto attempt = [&](int threads) {
+    plan = {};
+    plan.algorithm = Algorithm::kStream;
+    plan.threads = threads;
+    plan.shared_limit = limit;
+    share_rows(plan, rows, k, key_bytes, compute_capability, workspace_bytes);
+    plan.shared_bytes = static_cast<int64_t>(stream_shape(key_bytes, threads, static_cast<uint32_t>(rows.length),
+                                                          static_cast<uint32_t>(k), plan.slices, limit)
+                                                 .shared_bytes);
+    return fits(plan);
+  };
+  if (!((k > 256 || 2 * rows.count() <= kMultiprocessors) && attempt(512))) attempt(256);
+  return plan;
+}
+
+Plan plan_radix(Rows rows, int64_t k, int key_bytes, bool sorted, int64_t limit) {
+  Plan plan;
+  plan.algorithm = Algorithm::kRadix;
+  plan.threads = 512;
+  plan.workspace_bytes = rows.inner * radix_shape(rows.length, k, key_bytes, sorted).bytes;
+  plan.shared_limit = limit;
+  plan.shared_bytes = radix_tile(key_bytes) * (key_bytes == 8 ? 16 : 8);
   return plan;
 }
 
@@ -82,22 +135,15 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, int compute_capa
   if (k == 0 || rows.count() == 0) return {};
   if (k == 1) return plan_argmax(rows, key_bits, workspace_bytes);
   const int key_bytes = key_bits / 8;
+  const int64_t limit = shared_limit(compute_capability);
   if (k <= kMaxWarpK && key_bytes <= 4 && rows.length * key_bytes <= kMaxWarpRowBytes) {
-    Plan plan;
-    const bool columns = rows.inner > 1;
-    plan.algorithm = columns ? Algorithm::kColumns : Algorithm::kWarp;
-    plan.lanes = warp_lanes(rows.count(), rows.length, k);
-    plan.threads = 32 * warps_per_block(columns);
-    return plan;
+    if (const Plan plan = plan_warp(rows, k, key_bytes, sorted, limit); fits(plan)) return plan;
   }
-  if (k > kMaxStreamK && rows.length > whole_row_elements(key_bytes)) {
-    Plan plan;
-    plan.algorithm = Algorithm::kRadix;
-    plan.threads = 512;
-    plan.workspace_bytes = rows.inner * radix_shape(rows.length, k, key_bytes, sorted).bytes;
-    return plan;
+  if (k <= kMaxStreamK || rows.length <= whole_row_elements(key_bytes, limit)) {
+    const Plan plan = plan_stream(rows, k, key_bytes, compute_capability, limit, workspace_bytes);
+    if (fits(plan)) return plan;
   }
-  return plan_stream(rows, k, key_bytes, compute_capability, workspace_bytes);
+  return plan_radix(rows, k, key_bytes, sorted, limit);
 }
 
 }  // namespace jaxgpuops::topk

@@ -27,6 +27,8 @@ struct Plan {
   int threads = 0;              // threads of a block
   int slices = 1;               // blocks that share a row
   int64_t workspace_bytes = 0;  // per outer index
+  int64_t shared_limit = 0;     // shared memory that a block may have on the device
+  int64_t shared_bytes = 0;     // that the largest kernel of the plan asks for when it is launched
 };
 
 // `workspace_bytes` < 0 asks for the best plan; otherwise it is what the caller has, and the plan makes do with it

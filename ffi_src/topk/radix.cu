@@ -2,11 +2,11 @@
 //
 // Selection: one histogram kernel per byte of the key, from the top, each narrowing the prefix of the k-th key; then a
 // count of each tile's elements above and at it, a scan of those counts, and a gather in index order, which also
-// decides the ties. Sorting: tiles of 4096 composites in shared memory, then merge passes that double the runs, each
-// block finding its part of two runs by a diagonal search. When k passes half the row, the row is sorted whole.
+// decides the ties. Sorting: tiles of 32 KB of composites in shared memory, then merge passes that double the runs,
+// each block finding its part of two runs by a diagonal search. When k passes half the row, the row is sorted whole.
 //
 // Bytes moved: selection reads the input key_bytes + 2 times; sorting moves 8 bytes (16 for 64-bit keys) per composite
-// in and out, 1 + ceil(log2(k / 4096)) times. Every count is an integer and every order is of distinct composites, so
+// in and out, 1 + ceil(log2(k / tile)) times. Every count is an integer and every order is of distinct composites, so
 // atomics and scheduling cannot change a bit of the result.
 // After: PyTorch's radix select and gather; the two-pass block merge; merge path (Green et al. 2012).
 #include <algorithm>
@@ -20,7 +20,10 @@ namespace jaxgpuops::topk {
 namespace {
 
 constexpr int kThreads = 512;
-constexpr int kPer = kRadixTile / kThreads;
+template <class Key>
+constexpr uint32_t kTile = radix_tile(sizeof(Key));
+template <class Key>
+constexpr int kPer = kTile<Key> / kThreads;  // elements of a thread
 constexpr int64_t kMaxGridRows = 65535;
 
 struct Radix {
@@ -100,9 +103,9 @@ __global__ void __launch_bounds__(kThreads) histogram_kernel(const Radix a, int 
   __syncthreads();
   const Key* x = row_of<Key>(a);
   const int shift = kBits - 8 * (digit + 1);
-  const uint32_t begin = blockIdx.x * static_cast<uint32_t>(kRadixTile);
+  const uint32_t begin = blockIdx.x * kTile<Key>;
 #pragma unroll
-  for (int j = 0; j < kPer; ++j) {
+  for (int j = 0; j < kPer<Key>; ++j) {
     const uint32_t i = begin + j * kThreads + threadIdx.x;
     if (i >= a.length) continue;
     const Key key = encode(x[i * a.inner], a.order);
@@ -127,10 +130,10 @@ __global__ void __launch_bounds__(kThreads) count_kernel(const Radix a) {
   find_prefix<Key>(a, sizeof(Key), &kth, &needed);
   __syncthreads();
   const Key* x = row_of<Key>(a);
-  const uint32_t begin = blockIdx.x * static_cast<uint32_t>(kRadixTile);
+  const uint32_t begin = blockIdx.x * kTile<Key>;
   uint32_t more = 0, same = 0;
 #pragma unroll
-  for (int j = 0; j < kPer; ++j) {
+  for (int j = 0; j < kPer<Key>; ++j) {
     const uint32_t i = begin + j * kThreads + threadIdx.x;
     const Key key = i < a.length ? encode(x[i * a.inner], a.order) : Key{0};
     more += __popc(__ballot_sync(kFullWarp, i < a.length && key > kth));
@@ -169,17 +172,17 @@ __global__ void __launch_bounds__(1024) scan_kernel(const Radix a) {
 template <class Key>
 __global__ void __launch_bounds__(kThreads) gather_kernel(const Radix a) {
   constexpr int kWarps = kThreads / 32;
-  __shared__ uint32_t more[kPer][kWarps], same[kPer][kWarps];
+  __shared__ uint32_t more[kPer<Key>][kWarps], same[kPer<Key>][kWarps];
   Key kth;
   uint32_t needed;
   find_prefix<Key>(a, sizeof(Key), &kth, &needed);
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, lower = (1u << lane) - 1;
   const Key* x = row_of<Key>(a);
-  const uint32_t begin = blockIdx.x * static_cast<uint32_t>(kRadixTile);
-  Key keys[kPer];
-  uint32_t above[kPer], ties[kPer];
+  const uint32_t begin = blockIdx.x * kTile<Key>;
+  Key keys[kPer<Key>];
+  uint32_t above[kPer<Key>], ties[kPer<Key>];
 #pragma unroll
-  for (int j = 0; j < kPer; ++j) {
+  for (int j = 0; j < kPer<Key>; ++j) {
     const uint32_t i = begin + j * kThreads + threadIdx.x;
     keys[j] = i < a.length ? encode(x[i * a.inner], a.order) : Key{0};
     above[j] = __ballot_sync(kFullWarp, i < a.length && keys[j] > kth);
@@ -192,7 +195,7 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const Radix a) {
   const Packing<Key> packing = Packing<Key>::make(a.length);
   Composite<Key>* out = part<Composite<Key>>(a, a.first);
 #pragma unroll
-  for (int j = 0; j < kPer; ++j) {
+  for (int j = 0; j < kPer<Key>; ++j) {
     for (uint32_t w = 0; w < kWarps; ++w) {
       if (w == warp) {
         const uint32_t g = greater + __popc(above[j] & lower), e = equal + __popc(ties[j] & lower);
@@ -219,8 +222,8 @@ __global__ void __launch_bounds__(kThreads) sort_tiles_kernel(const Radix a, boo
   extern __shared__ __align__(16) unsigned char shared_bytes[];
   C* buffer = reinterpret_cast<C*>(shared_bytes);
   const Packing<Key> packing = Packing<Key>::make(a.length);
-  const uint32_t begin = blockIdx.x * static_cast<uint32_t>(kRadixTile);
-  const uint32_t m = min(static_cast<uint32_t>(kRadixTile), a.sorted - begin);
+  const uint32_t begin = blockIdx.x * kTile<Key>;
+  const uint32_t m = min(kTile<Key>, a.sorted - begin);
   C* run = part<C>(a, a.first) + begin;
   const Key* x = row_of<Key>(a);
   for (uint32_t i = threadIdx.x; i < m; i += kThreads)
@@ -259,8 +262,8 @@ __global__ void __launch_bounds__(kThreads) merge_pass_kernel(const Radix a, boo
   const Packing<Key> packing = Packing<Key>::make(a.length);
   const C* from = part<C>(a, a.first);
   C* to = part<C>(a, a.second);
-  const uint32_t begin = blockIdx.x * static_cast<uint32_t>(kRadixTile);  // of this block's outputs
-  const uint32_t m = min(static_cast<uint32_t>(kRadixTile), a.sorted - begin);
+  const uint32_t begin = blockIdx.x * kTile<Key>;  // of this block's outputs
+  const uint32_t m = min(kTile<Key>, a.sorted - begin);
   const uint64_t start = begin / (2ull * a.run) * (2ull * a.run);  // of the two runs
   const C* one = from + start;
   const uint32_t ones = min(a.run, static_cast<uint32_t>(a.sorted - start));
@@ -301,7 +304,7 @@ template <class Key>
 cudaError_t run(cudaStream_t stream, const RadixShape& shape, uint32_t rows, Radix a) {
   using C = Composite<Key>;
   const auto launch_tiles = [&](int64_t elements, size_t shared_bytes, auto kernel, auto... arguments) {
-    const dim3 grid(static_cast<unsigned>((elements + kRadixTile - 1) / kRadixTile), rows);
+    const dim3 grid(static_cast<unsigned>((elements + kTile<Key> - 1) / kTile<Key>), rows);
     return launch(stream, {grid, dim3(kThreads), shared_bytes}, kernel, arguments...);
   };
   cudaError_t status = cudaSuccess;
@@ -314,8 +317,8 @@ cudaError_t run(cudaStream_t stream, const RadixShape& shape, uint32_t rows, Rad
     if (status == cudaSuccess) status = launch_tiles(a.length, 0, gather_kernel<Key>, a);
   }
   if (status != cudaSuccess || a.sorted == 0) return status;
-  const size_t shared_bytes = kRadixTile * sizeof(C);
-  a.run = static_cast<uint32_t>(kRadixTile);
+  const size_t shared_bytes = kTile<Key> * sizeof(C);
+  a.run = kTile<Key>;
   bool last = a.run >= a.sorted;
   status = shape.select ? launch_tiles(a.sorted, shared_bytes, sort_tiles_kernel<Key, false>, a, last)
                         : launch_tiles(a.sorted, shared_bytes, sort_tiles_kernel<Key, true>, a, last);

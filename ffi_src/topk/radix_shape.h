@@ -6,7 +6,8 @@
 
 namespace jaxgpuops::topk {
 
-constexpr int64_t kRadixTile = 4096;  // elements of a block, in selection and in sorting
+// Elements of a block, in selection and in sorting: 32 KB of composites.
+constexpr int64_t radix_tile(int key_bytes) { return key_bytes == 8 ? 2048 : 4096; }
 
 struct RadixShape {
   bool select = false;     // find the k-th key and gather; otherwise the whole row is sorted
@@ -22,7 +23,7 @@ struct RadixShape {
 inline RadixShape radix_shape(int64_t length, int64_t k, int key_bytes, bool sorted) {
   const int64_t composite = key_bytes == 8 ? 16 : 8;
   RadixShape shape;
-  shape.tiles = (length + kRadixTile - 1) / kRadixTile;
+  shape.tiles = (length + radix_tile(key_bytes) - 1) / radix_tile(key_bytes);
   shape.select = !sorted || 2 * k < length;
   shape.sorted = !sorted ? 0 : shape.select ? k : length;
   shape.histograms = 0;

@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const Stream a) {
 
 template <class Key, int kThreads>
 cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, Stream a) {
-  const StreamShape shape = stream_shape(sizeof(Key), kThreads, a.length, a.k, a.slices);
+  const StreamShape shape = stream_shape(sizeof(Key), kThreads, a.length, a.k, a.slices, plan.shared_limit);
   a.keep = shape.keep;
   a.room = shape.room;
   a.stages = shape.stages;

@@ -10,9 +10,6 @@ namespace jaxgpuops::topk {
 
 constexpr int64_t kMaxStreamK = 2048;
 
-// Rows that one block holds whole, for any k.
-constexpr int64_t whole_row_elements(int key_bytes) { return key_bytes == 8 ? 4096 : 8192; }
-
 // Elements of a tile: 16 a thread, or 8 of 64 bits.
 JAXGPUOPS_HD constexpr int tile_elements(int key_bytes, int threads) { return threads * (key_bytes == 8 ? 8 : 16); }
 
@@ -23,24 +20,38 @@ JAXGPUOPS_HD constexpr size_t stream_control_bytes(size_t composite, int threads
 
 constexpr uint32_t kMaxGatherK = 128;  // up to here the blocks of a cluster hand over candidates, not sorted lists
 
+// Rows that one block holds whole, twice over and with a tile in flight.
+inline uint32_t whole_row_elements(int key_bytes, size_t shared_limit) {
+  if (shared_limit >= 200 * 1024) return key_bytes == 8 ? 4096 : 8192;
+  return key_bytes == 8 ? 1024 : 2048;
+}
+
 struct StreamShape {
   uint32_t keep = 0, room = 0, stages = 0;
   size_t shared_bytes = 0;
 };
 
+// Shared memory that the kernels take beside what is requested, and that the driver keeps for itself.
+constexpr size_t kReservedShared = 1024;
+
+// `shared_limit` is what one block may have on the device: one of 512 threads takes it all, one of 256 half.
+//
 // keep + tile never overflows: a tile is appended only when at most `keep` candidates wait. After the last tile the
-// same room holds `keep` candidates and as much again to sort them, or to merge lists.
-inline StreamShape stream_shape(int key_bytes, int threads, uint32_t length, uint32_t k, int slices) {
+// same room holds `keep` candidates and as much again to sort them, or to merge lists. A row that fits in the room
+// whole needs no threshold, and may have any k.
+inline StreamShape stream_shape(int key_bytes, int threads, uint32_t length, uint32_t k, int slices,
+                                size_t shared_limit) {
   const size_t composite = key_bytes == 8 ? 16 : 8;
   const size_t control = stream_control_bytes(composite, threads);
   const uint32_t tile = static_cast<uint32_t>(tile_elements(key_bytes, threads));
+  const size_t tile_bytes = static_cast<size_t>(tile) * key_bytes;
   StreamShape shape;
-  const bool whole = slices == 1 && length <= whole_row_elements(key_bytes);  // no threshold is needed
-  shape.keep = whole ? length : (k <= 256 ? 1024u : 2 * k) + threads;
+  const bool whole = slices == 1 && length <= whole_row_elements(key_bytes, shared_limit);
+  const uint32_t slack = shared_limit < 96 * 1024 ? 256 : 1024;
+  shape.keep = whole ? length : (k <= 256 ? slack : 2 * k) + threads;
   const uint32_t streaming = whole ? length : shape.keep + tile;
   shape.room = 2 * shape.keep > streaming ? 2 * shape.keep : streaming;
-  const size_t budget = threads == 512 ? 226 * 1024 : 112 * 1024;  // one or two blocks on a multiprocessor
-  const size_t tile_bytes = static_cast<size_t>(tile) * key_bytes;
+  const size_t budget = threads == 512 ? shared_limit - kReservedShared : shared_limit / 2 - 3 * kReservedShared / 2;
   const size_t tiles = (length / slices + tile - 1) / tile + 1;
   const size_t used = control + shape.room * composite;
   shape.stages = used + 2 * tile_bytes > budget ? 1 : static_cast<uint32_t>((budget - used) / tile_bytes);
