@@ -165,7 +165,7 @@ __device__ __noinline__ void radix_select(const Key* row, uint32_t length, uint3
     __syncwarp();
   }
   uint32_t filled = 0;
-  for (uint32_t start = 0; start < length; start += 32) {
+  for (uint32_t start = 0; start < length && filled < k; start += 32) {
     const uint32_t i = start + lane, before = (1u << lane) - 1;
     const Key key = i < length ? encode(row[i], order) : Key{0};
     const uint32_t ties = __ballot_sync(kFullWarp, i < length && key == prefix);

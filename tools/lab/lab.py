@@ -21,29 +21,15 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIBRARY = ROOT / "build" / "lab" / "liblab.so"
 ALGORITHMS = {"warp": 2, "stream": 3, "grid": 4}  # as in topk/plan.h; those with a geometry to choose
 
-# (rows, length, dtype, k): the top-k grid of benchmarks/topk.py
-GRID = [
-    (1, 1 << 20, "float32", 64),
-    (1, 1 << 27, "float32", 64),
-    (1, 1 << 27, "float32", 2048),
-    (4, 1 << 24, "float32", 128),
-    (16, 1 << 20, "float32", 2048),
-    (100, 1 << 20, "float32", 256),
-    (1, 128256, "float32", 50),
-    (64, 128256, "float32", 50),
-    (64, 128256, "bfloat16", 50),
-    (256, 32000, "float32", 10),
-    (128, 65536, "float32", 2048),
-    (128, 65536, "bfloat16", 2048),
-    (1024, 131072, "float32", 1),
-    (8192, 4096, "float32", 64),
-    (8192, 4096, "float32", 2),
-    (65536, 1024, "float32", 32),
-    (32768, 256, "float32", 8),
-    (32768, 128, "bfloat16", 8),
-    (4096, 64, "float32", 6),
-]
 DISTRIBUTIONS = ["normal", "rising", "falling", "equal", "two", "relu", "nan", "high bits", "period", "tail", "bits"]
+
+
+def grid():
+    """(rows, length, dtype, k): the points of the benchmark whose axis is the last."""
+    sys.path.append(str(ROOT))
+    from benchmarks.topk import GPU
+
+    return [(*shape, dtype, k) for shape, axis, dtype, k, *_ in GPU if axis == len(shape) - 1]
 
 
 def build():
@@ -61,8 +47,8 @@ class Lab:
         import torch
 
         self.torch = torch
-        self.library = ctypes.CDLL(str(LIBRARY))
-        self.library.lab_error.restype = self.library.lab_name.restype = ctypes.c_char_p
+        self.kernels = ctypes.CDLL(str(LIBRARY))
+        self.kernels.lab_error.restype = self.kernels.lab_name.restype = ctypes.c_char_p
         self.workspace = torch.empty(4 << 30, dtype=torch.uint8, device="cuda")
 
     def run(self, x, values, indices, rows, k, largest=True, sorted=True, capability=90, forced=(-1, -1, -1, -1)):
@@ -73,14 +59,14 @@ class Lab:
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         plan = (ctypes.c_int * 4)(*forced)
         array = None if isinstance(x, torch.dtype) else x
-        status = self.library.lab_topk(
+        status = self.kernels.lab_topk(
             *(stream, pointer(array), pointer(values), pointer(indices), pointer(self.workspace)),
             *(ctypes.c_int64(v) for v in (*rows, k)),
             *(kind, 8 * dtype.itemsize, ctypes.c_bool(largest), ctypes.c_bool(sorted), capability, plan),
         )
         if status:
-            raise RuntimeError(self.library.lab_error(status).decode())
-        return (self.library.lab_name(plan[0]).decode(), *plan[1:])
+            raise RuntimeError(self.kernels.lab_error(status).decode())
+        return (self.kernels.lab_name(plan[0]).decode(), *plan[1:])
 
     def make(self, distribution, shape, dtype, seed=0):
         torch = self.torch
@@ -182,14 +168,14 @@ def check(lab):
 
 
 def show(lab, distribution="normal"):
-    for rows, length, dtype, k in GRID:
+    for rows, length, dtype, k in grid():
         plan = lab.run(getattr(lab.torch, dtype), None, None, (rows, length, 1), k)
         us = lab.time(rows, length, dtype, k, distribution)
         print(f"{distribution:10} {rows:6} x {length:<10} {dtype:9} k = {k:<5} {us:9.2f} us  {plan}", flush=True)
 
 
 def sweep(lab):
-    for rows, length, dtype, k in GRID:
+    for rows, length, dtype, k in grid():
         planned = lab.run(getattr(lab.torch, dtype), None, None, (rows, length, 1), k)[0]
         if planned == "warp":
             forced = [(2, -1, -1, lanes) for lanes in (4, 8, 16, 32) if 2 * lanes >= k]
