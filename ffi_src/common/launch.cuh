@@ -10,7 +10,7 @@ namespace jaxgpuops {
 struct Launch {
   dim3 grid, block;
   size_t shared_bytes = 0;
-  int cluster = 1;  // blocks per cluster; above 1 needs compute capability 9.0
+  int cluster = 1;  // blocks per cluster, at most 8; above 1 needs compute capability 9.0
 };
 
 template <class... Parameters, class... Arguments>
@@ -28,10 +28,6 @@ cudaError_t launch(cudaStream_t stream, const Launch& shape, void (*kernel)(Para
   config.stream = stream;
   cudaLaunchAttribute attribute[1];
   if (shape.cluster > 1) {
-    if (shape.cluster > 8) {
-      const cudaError_t status = cudaFuncSetAttribute(symbol, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-      if (status != cudaSuccess) return status;
-    }
     attribute[0].id = cudaLaunchAttributeClusterDimension;
     attribute[0].val.clusterDim.x = shape.cluster;
     attribute[0].val.clusterDim.y = attribute[0].val.clusterDim.z = 1;

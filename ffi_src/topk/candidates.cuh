@@ -3,9 +3,10 @@
 // These run a few times a row, mostly straight after a cold start, where fetching instructions costs as much as
 // executing them: loops are not unrolled.
 //
-// All three stand on one histogram over the candidates' own range. With bins that outnumber k, a bin holds a candidate
+// A threshold comes from one value a thread (kth_of_block), and a count confirms it where it is a guess. Otherwise, and
+// for sorting, a histogram over the candidates' own range decides: with bins that outnumber k, a bin holds a candidate
 // or two, so sorting is a counting sort and a few comparisons. Data that crowds a bin (ties of one value beside an
-// outlier, say) takes a bitonic sort of the buffer instead: slower, the same result.
+// outlier, say) divides that bin again to select, and takes a bitonic sort to sort: slower, the same result.
 #pragma once
 
 #include "topk/composite.cuh"

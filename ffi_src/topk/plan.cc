@@ -53,7 +53,7 @@ void share_rows(Plan& plan, Rows rows, int64_t k, int key_bytes, int compute_cap
   int64_t slices = std::min(blocks / rows.count(), rows.length / std::max(tile, 2 * k));
   if (slices <= 1) return;
   if (compute_capability >= 90 && compute_capability < 120 && slices <= 16 && k <= 256) {
-    // A cluster has 8 blocks at most, but saves a launch.
+    // A cluster has 8 blocks at most, but saves a launch. (12.x has clusters, too, but nobody has run these there.)
     while (2 * plan.slices <= std::min<int64_t>(slices, 8)) plan.slices *= 2;
     return;
   }

@@ -3,16 +3,18 @@
 // A block streams its slice of a row once, in tiles that asynchronous copies bring to shared memory several ahead.
 // Elements at or above a threshold go to a candidate buffer. Each thread's maximum is a delegate: k delegates at or
 // above t are k elements at or above t, so for k up to half the threads the k-th delegate is the threshold, raised at
-// tiles 0, 4, 16, 64, …; whenever the buffer passes `keep` candidates, and for larger k always, the threshold rises
-// to about the k-th candidate. Random data leaves about k log(length / tile) candidates. Tiles are visited in a
-// scattered order, so that a sorted row looks like a random one.
+// tiles 0, 4, 16, 64, … For larger k the delegates' number above t tells where about the k-th element is: that
+// threshold is a guess, five standard deviations low, and where too few elements reach it the slice is read again
+// without. Whenever the buffer passes `keep` candidates, the threshold rises to about the k-th of them. Tiles are
+// visited in a scattered order, so that a sorted row looks like a random one.
 //
 // Blocks that share a row: within a cluster (kStream) one block gathers the others' candidates through distributed
 // shared memory; without (kGrid), or for larger k, each leaves its k best as a sorted list, and one block, of the
 // cluster or of a second kernel, reads the entries above a common bound.
 //
-// Bytes moved: the input once, k (value + index) out; kGrid adds slices * k composites written and mostly not read.
-// After: DeepSelect's running threshold, Dr. Top-k's delegates (arXiv 2109.08219), AIR's histograms (SC'23).
+// Bytes moved: the input once (twice after a wrong guess), k (value + index) out; kGrid adds slices * k composites
+// written and mostly not read. After: DeepSelect's running threshold, Dr. Top-k's delegates (arXiv 2109.08219), AIR's
+// histograms (SC'23).
 #include <cooperative_groups.h>
 #include <cuda_pipeline.h>
 
