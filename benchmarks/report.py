@@ -5,7 +5,8 @@ In Markdown, a table stands between two markers and is filled by ``python -m ben
     <!-- benchmark nvidia-h200-topk: case jax torch record jaxgpuops speedup -->
     <!-- end -->
 
-The words are columns: a library, or one of COLUMNS.
+The words are columns: a library, or one of COLUMNS. With ``headlines`` after the name of the result, the table has only
+the rows whose case says that it is one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-MARKED = re.compile(r"(<!-- benchmark ([\w-]+): ([\w ]+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- benchmark ([\w-]+)( headlines)?: ([\w ]+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
 def _number(value: float | None, unit: str = "") -> str:
@@ -53,6 +54,7 @@ COLUMNS = {
     "jaxgpuops": ("**jaxgpuops**", lambda result, row: f"**{_number(_us(row, 'jaxgpuops'))}**"),
     "warm": ("warm", lambda result, row: _number(_us(row, "jaxgpuops, warm"))),
     "jax": ("`jax.lax`", lambda result, row: _number(_us(row, "jax"))),
+    "loop": ("`lax.scan`", lambda result, row: _number(_us(row, "loop"))),
     "torch": ("torch", lambda result, row: _number(_us(row, "torch"))),
     "numpy": ("NumPy", lambda result, row: _number(_us(row, "numpy"))),
     "cupy": ("CuPy", lambda result, row: _number(_us(row, "cupy"))),
@@ -69,10 +71,11 @@ COLUMNS = {
 }
 
 
-def table(result: dict, columns: list[str]) -> str:
+def table(result: dict, columns: list[str], headlines: bool = False) -> str:
     headings, cells = zip(*(COLUMNS[name] for name in columns), strict=True)
     lines = [headings, ["---"] + ["---:"] * (len(columns) - 1)]
-    lines += [[cell(result, row) for cell in cells] for row in result["rows"]]
+    rows = [row for row in result["rows"] if row.get("headline") or not headlines]
+    lines += [[cell(result, row) for cell in cells] for row in rows]
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items() if name != "jaxgpuops")
     commit = result["commit"][:12] + ("-dirty" if result["commit"].endswith("-dirty") else "")
     about = f"µs of {result['timing']} time. {result['device']}; {versions}; commit {commit}, {result['date']}."
@@ -85,9 +88,11 @@ def fill_tables(check: bool = False) -> None:
     for page in PAGES:
 
         def filled(match):
-            marker, name, columns, _, end = match.groups()
+            marker, name, headlines, columns, _, end = match.groups()
             path = RESULTS / f"{name}.json"
-            text = table(json.loads(path.read_text()), columns.split()) if path.exists() else "Not measured yet.\n"
+            text = "Not measured yet.\n"
+            if path.exists():
+                text = table(json.loads(path.read_text()), columns.split(), headlines is not None)
             return marker + text + end
 
         before = page.read_text()

@@ -28,24 +28,27 @@ import numpy as np
 import jaxgpuops
 from benchmarks import timing
 
-FAMILIES = ["topk"]
+FAMILIES = ["topk", "scan"]
 
 ROTATE = 128 << 20  # bytes of distinct inputs: about twice the largest L2 cache
 MAX_CALLS = 256  # in one program
 WARM = 16 << 20  # bytes of an input that stays in L2 if nothing else comes by
+
+OF_JAX = ("jaxgpuops", "jax", "loop")  # loop: `jax.lax.scan`
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
     """One row of a family's table.
 
-    inputs: arguments of one call, as JAX arrays, from a random key.
-    functions: by library ("jaxgpuops", "jax", "torch", "cupy", "numpy") the function of these arguments, which the
+    inputs: arguments of one call, as JAX arrays (or what JAX makes of them, if only JAX gets them), from a random key.
+    functions: by library ("jaxgpuops", "jax", "loop", "torch", "cupy", "numpy") the function of these arguments, which the
       library gets as arrays of its own. It returns a tuple of arrays; what a library returns must equal what jaxgpuops
       returns in the same place.
     bytes: what has to be moved at least: operands and results, each once.
     floor: ("read" | "copy" | "write", size): the kernel and its bytes that the time is compared with.
     target: time to reach on a GPU, as a multiple of the floor's.
+    tolerance: by how much results may differ, relative to the largest of them: rounding, where orders of it differ.
     facts: more about the case, for its row in the JSON file.
     """
 
@@ -55,7 +58,14 @@ class Case:
     bytes: int
     floor: tuple[str, int]
     target: float | None = None
+    tolerance: float = 0.0
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def array_name(shape: Sequence[int], axis: int, dtype: str) -> str:
+    size = lambda n: f"2^{n.bit_length() - 1}" if n >= 1 << 20 and n & (n - 1) == 0 else str(n)
+    where = f", axis {axis}" if axis < len(shape) - 1 else ""
+    return f"{' x '.join(map(size, shape))} {dtype}{where}"
 
 
 # How an array comes from JAX to a library, and from there to NumPy. bfloat16 cannot go from torch to NumPy directly.
@@ -76,7 +86,7 @@ def _library(name: str) -> tuple[Callable, Callable]:
 def _installed(name: str) -> bool:
     if {"cupy": "cpu", "numpy": "gpu"}.get(name) == jax.default_backend():  # the wrong device for it
         return False
-    return importlib.util.find_spec(name) is not None
+    return name in OF_JAX or importlib.util.find_spec(name) is not None
 
 
 def _free_caches() -> None:
@@ -87,9 +97,14 @@ def _free_caches() -> None:
         sys.modules["cupy"].get_default_memory_pool().free_all_blocks()
 
 
-def _check(name: str, results, expected) -> None:
+def _check(name: str, results, expected, tolerance: float) -> None:
     for i, (actual, wanted) in enumerate(zip(results, expected, strict=False)):
-        if not np.array_equal(np.asarray(actual), wanted):
+        if not tolerance:
+            right = np.array_equal(actual, wanted)
+        else:
+            actual, wanted = (x.astype(np.float32) if x.dtype.itemsize < 4 else x for x in (actual, wanted))
+            right = actual.shape == wanted.shape and abs(actual - wanted).max() <= tolerance * abs(wanted).max()
+        if not right:
             raise AssertionError(f"result {i} of {name} is not that of jaxgpuops")
 
 
@@ -97,7 +112,7 @@ def _check(name: str, results, expected) -> None:
 
 
 def _cpu_times(name: str, fn: Callable, args: tuple) -> dict[str, float]:
-    wait = jax.block_until_ready if name in ("jax", "jaxgpuops") else lambda y: y
+    wait = jax.block_until_ready if name in OF_JAX else lambda y: y
     return {name: timing.wall(lambda: wait(fn(*args)))}
 
 
@@ -121,8 +136,7 @@ def _gpu_times(name: str, fn: Callable, inputs: list[tuple], size: int) -> dict[
 def measure(case: Case, libraries: Sequence[str]) -> dict[str, Any]:
     gpu = jax.default_backend() == "gpu"
     one = jax.block_until_ready(jax.jit(case.inputs)(jax.random.key(0)))
-    size = max(sum(x.nbytes for x in one), case.bytes)
-    count = max(2, min(MAX_CALLS, -(-ROTATE // size))) if gpu else 1
+    count = max(2, min(MAX_CALLS, -(-ROTATE // case.bytes))) if gpu else 1
     inputs = [one] + [jax.jit(case.inputs)(jax.random.key(i)) for i in range(1, count)]
     jax.block_until_ready(inputs)
 
@@ -139,7 +153,7 @@ def measure(case: Case, libraries: Sequence[str]) -> dict[str, Any]:
         if name not in case.functions:
             continue
         fn = case.functions[name]
-        if name in ("jaxgpuops", "jax"):
+        if name in OF_JAX:
             fn = jax.jit(fn)
         to, back = _library(name)
         try:
@@ -147,9 +161,9 @@ def measure(case: Case, libraries: Sequence[str]) -> dict[str, Any]:
             results = [back(y) for y in fn(*theirs[0])]
             if expected is None:
                 expected = results
-            _check(name, results, expected)
+            _check(name, results, expected, case.tolerance)
             del results
-            row["us"] |= _gpu_times(name, fn, theirs, size) if gpu else _cpu_times(name, fn, theirs[0])
+            row["us"] |= _gpu_times(name, fn, theirs, case.bytes) if gpu else _cpu_times(name, fn, theirs[0])
         except Exception as error:  # noqa: BLE001  one library's failure must not hide the others' results
             row["errors"][name] = f"{type(error).__name__}: {error}".split("\n")[0][:300]
         theirs = None
@@ -202,7 +216,7 @@ def _version(name: str) -> str:
 def environment(family: str, commit: str | None, libraries: Sequence[str]) -> dict[str, Any]:
     device = jax.devices()[0]
     gpu = device.platform == "gpu"
-    packages = sorted({*libraries, "jax", "jaxlib", "numpy", "jaxgpuops"})
+    packages = sorted({*libraries, "jax", "jaxlib", "numpy", "jaxgpuops"} - {"loop"})
     return {
         "family": family,
         "device": device.device_kind if gpu else f"{_cpu_model()}, {os.cpu_count()} cores",

@@ -46,6 +46,7 @@ def jax_on_gpu(fn: Callable, calls: Sequence[tuple]) -> Callable[[Sequence[tuple
     """
 
     def element(result, index):
+        result = jax.lax.optimization_barrier(result)  # or its last operation might compute that element only
         return jax.lax.dynamic_slice(result.reshape(-1), (index,), (1,)).astype(jnp.float32)
 
     def program(kept, index, calls):

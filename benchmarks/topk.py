@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxgpuops
-from benchmarks.runner import Case
+from benchmarks.runner import Case, array_name
 from jaxgpuops.lax.along_axis import put_along_axis
 
 # On a GPU. The target, in us on an H200, where the floor (a kernel that only reads the input) took so long there. The
@@ -67,9 +67,7 @@ CPU_GRADIENT = [((16, 128256), 1, "float32", 50), ((4096, 1024), 1, "float32", 3
 
 
 def name_of(shape, axis, dtype, k):
-    where = f", axis {axis}" if axis < len(shape) - 1 else ""
-    size = lambda n: f"2^{n.bit_length() - 1}" if n >= 1 << 20 and n & (n - 1) == 0 else str(n)
-    return f"{' x '.join(map(size, shape))} {dtype}{where}, k = {k}"
+    return f"{array_name(shape, axis, dtype)}, k = {k}"
 
 
 def _numpy_topk(x, k, axis):

@@ -1,9 +1,12 @@
 // jaxgpuops._cpu: the CPU handlers, and the plans of the CUDA kernels, which are pure functions and needed wherever
 // code for a GPU is lowered.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
 
 #include "along_axis/call.h"
 #include "module.h"
+#include "scan/call.h"
+#include "scan/plan.h"
 #include "topk/call.h"
 #include "topk/plan.h"
 
@@ -23,11 +26,68 @@ nb::dict plan_dict(const jaxgpuops::topk::Plan& plan) {
   return dict;
 }
 
+// What a scan's plan depends on, but for its shape. Element types of one width may take different kernels: the first of
+// these is shown, and the workspace suffices for all.
+std::vector<jaxgpuops::scan::Problem> scan_problems(const std::string& target, int item_bytes) {
+  using namespace jaxgpuops::scan;
+  using jaxgpuops::DType;
+  Problem problem;
+  bool found = true;
+  if (target == "linear_scan") {
+    problem.kind = Kind::kLinear;
+  } else if (target == "linear_scan_vjp") {
+    problem.kind = Kind::kLinearVjp;
+  } else {
+    found = false;
+    for (const Kind kind : {Kind::kCumulative, Kind::kTangent})
+      for (const Op op : {Op::kSum, Op::kProd, Op::kMax, Op::kMin, Op::kLogSumExp}) {
+        if (found || target_name(kind, op) != "jaxgpuops." + target) continue;
+        problem.kind = kind;
+        problem.op = op;
+        found = true;
+      }
+  }
+  if (!found) throw std::invalid_argument("no such scan: " + target);
+  std::vector<Problem> problems;
+  for (const DType dtype : {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kFloat8E5M2, DType::kComplex64,
+                            DType::kComplex128, DType::kInt8, DType::kInt16, DType::kInt32, DType::kInt64}) {
+    problem.dtype = dtype;
+    if (bytes_of(dtype) == item_bytes && accepts(problem.kind, problem.op, dtype)) problems.push_back(problem);
+  }
+  if (problems.empty()) throw std::invalid_argument(target + " takes no elements of that width");
+  return problems;
+}
+
+nb::dict scan_plan_dict(const std::string& target, jaxgpuops::Rows rows, int item_bytes, bool segmented,
+                        int compute_capability) {
+  using namespace jaxgpuops::scan;
+  Plan plan;
+  int64_t workspace_bytes = 0;
+  bool first = true;
+  for (Problem problem : scan_problems(target, item_bytes)) {
+    problem.rows = rows;
+    problem.segmented = segmented;
+    const Plan other = plan_scan(problem, compute_capability);
+    if (first) plan = other;
+    first = false;
+    workspace_bytes = std::max(workspace_bytes, other.workspace_bytes);
+  }
+  nb::dict dict;
+  dict["algorithm"] = name(plan.algorithm);
+  dict["layout"] = name(plan.layout);
+  dict["threads"] = plan.algorithm == Algorithm::kEmpty ? 0 : plan.threads();
+  dict["tile"] = plan.tile;
+  dict["tiles"] = plan.tiles;
+  dict["strips"] = plan.strips;
+  dict["workspace_bytes"] = workspace_bytes;
+  return dict;
+}
+
 }  // namespace
 
 NB_MODULE(_cpu, module) {
   using namespace jaxgpuops;
-  define_module(module, {topk::cpu_targets(), along_axis::cpu_targets()});
+  define_module(module, {topk::cpu_targets(), along_axis::cpu_targets(), scan::cpu_targets()});
 
   module.def(
       "plan_topk",
@@ -42,4 +102,12 @@ NB_MODULE(_cpu, module) {
         return plan_dict(topk::plan_argmax(Rows{outer, length, inner}, key_bits));
       },
       "outer"_a, "length"_a, "inner"_a, "key_bits"_a);
+
+  module.def(
+      "plan_scan",
+      [](const std::string& target, int64_t outer, int64_t length, int64_t inner, int item_bytes, bool segmented,
+         int compute_capability) {
+        return scan_plan_dict(target, Rows{outer, length, inner}, item_bytes, segmented, compute_capability);
+      },
+      "target"_a, "outer"_a, "length"_a, "inner"_a, "item_bytes"_a, "segmented"_a, "compute_capability"_a);
 }

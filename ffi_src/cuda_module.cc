@@ -3,9 +3,10 @@
 
 #include "along_axis/call.h"
 #include "module.h"
+#include "scan/call.h"
 #include "topk/call.h"
 
 NB_MODULE(_cuda, module) {
   using namespace jaxgpuops;
-  define_module(module, {topk::cuda_targets(), along_axis::cuda_targets()});
+  define_module(module, {topk::cuda_targets(), along_axis::cuda_targets(), scan::cuda_targets()});
 }

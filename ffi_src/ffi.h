@@ -17,6 +17,8 @@
 
 #include "xla/ffi/api/ffi.h"
 
+#include "common/broadcast.h"
+#include "common/dtype.h"
 #include "common/ordered_key.h"
 #include "common/parallel.h"
 #include "common/rows.h"
@@ -122,6 +124,30 @@ inline int require_movable(const char* name, ffi::AnyBuffer buffer) {
   throw invalid(name, " has elements that are not 1, 2, 4 or 8 bytes wide: ", printable(buffer.element_type()));
 }
 
+// Elements that are computed with.
+inline DType require_dtype(const char* name, ffi::AnyBuffer buffer) {
+  switch (buffer.element_type()) {
+    case ffi::DataType::PRED: return DType::kBool;
+    case ffi::DataType::S8: return DType::kInt8;
+    case ffi::DataType::S16: return DType::kInt16;
+    case ffi::DataType::S32: return DType::kInt32;
+    case ffi::DataType::S64: return DType::kInt64;
+    case ffi::DataType::U8: return DType::kUint8;
+    case ffi::DataType::U16: return DType::kUint16;
+    case ffi::DataType::U32: return DType::kUint32;
+    case ffi::DataType::U64: return DType::kUint64;
+    case ffi::DataType::F8E4M3FN: return DType::kFloat8E4M3FN;
+    case ffi::DataType::F8E5M2: return DType::kFloat8E5M2;
+    case ffi::DataType::F16: return DType::kFloat16;
+    case ffi::DataType::BF16: return DType::kBFloat16;
+    case ffi::DataType::F32: return DType::kFloat32;
+    case ffi::DataType::F64: return DType::kFloat64;
+    case ffi::DataType::C64: return DType::kComplex64;
+    case ffi::DataType::C128: return DType::kComplex128;
+    default: throw invalid(name, " has an unsupported element type: ", printable(buffer.element_type()));
+  }
+}
+
 // Calls body with a zero of the unsigned type that is `bytes` wide.
 template <class Body>
 void with_width(int bytes, const Body& body) {
@@ -169,8 +195,8 @@ inline Dims without_axis(Dims dims, int64_t axis) {
   return dims;
 }
 
-// The buffer as (outer, length, inner). Indices along the axis are int32, so its length must be, too.
-inline Rows require_rows(const char* name, ffi::AnyBuffer buffer, int64_t axis) {
+// The buffer as (outer, length, inner).
+inline Rows rows_of(const char* name, ffi::AnyBuffer buffer, int64_t axis) {
   const auto dims = buffer.dimensions();
   const auto rank = static_cast<int64_t>(dims.size());
   if (axis < 0 || axis >= rank) throw invalid("axis ", axis, " is not an axis of ", name, ", which has rank ", rank);
@@ -178,8 +204,57 @@ inline Rows require_rows(const char* name, ffi::AnyBuffer buffer, int64_t axis) 
   for (int64_t i = 0; i < axis; ++i) rows.outer *= dims[i];
   rows.length = dims[axis];
   for (int64_t i = axis + 1; i < rank; ++i) rows.inner *= dims[i];
+  return rows;
+}
+
+// The same where indices along the axis are int32, so that its length must be, too.
+inline Rows require_rows(const char* name, ffi::AnyBuffer buffer, int64_t axis) {
+  const Rows rows = rows_of(name, buffer, axis);
   if (rows.length > INT32_MAX) throw invalid(name, " has length ", rows.length, " at the axis; int32 cannot index it");
   return rows;
+}
+
+// Where a row-major operand of these dimensions, some of them 1, has the elements of a problem of the dimensions
+// `whole`. `begin` and `end` bound the dimensions that the index counts, `stride` is that of dimension `end - 1`; it
+// becomes that of `begin - 1`.
+inline IndexMap index_map(const char* name, const Dims& dims, const Dims& whole, int64_t begin, int64_t end,
+                          int64_t& stride) {
+  IndexMap map;
+  for (int64_t i = end - 1; i >= begin; --i) {
+    if (whole[i] == 1) continue;
+    const bool has = dims[i] != 1;
+    if (map.groups > 0 && has == (map.stride[map.groups - 1] != 0)) {
+      map.size[map.groups - 1] *= whole[i];
+    } else {
+      if (map.groups == IndexMap::kMaxGroups) throw invalid(name, " broadcasts in too many separate dimensions");
+      map.size[map.groups] = whole[i];
+      map.stride[map.groups++] = has ? stride : 0;
+    }
+    stride *= dims[i];
+  }
+  return map;
+}
+
+// The operand may have size 1 in any dimension.
+inline Broadcast require_broadcast(const char* name, ffi::AnyBuffer buffer, const Dims& whole, int64_t axis) {
+  const Dims dims = dims_of(buffer);
+  bool fits = dims.size() == whole.size();
+  for (size_t i = 0; fits && i < dims.size(); ++i) fits = dims[i] == whole[i] || dims[i] == 1;
+  if (!fits) throw invalid(name, " has shape ", text_of(dims), ", which does not broadcast to ", text_of(whole));
+  Broadcast broadcast;
+  int64_t stride = 1;
+  broadcast.inner = index_map(name, dims, whole, axis + 1, static_cast<int64_t>(dims.size()), stride);
+  broadcast.axis_stride = dims[axis] == 1 ? 0 : stride;
+  stride *= dims[axis];
+  broadcast.outer = index_map(name, dims, whole, 0, axis, stride);
+  return broadcast;
+}
+
+// Operand `index` of those that a handler takes without naming them.
+inline ffi::AnyBuffer require_buffer(const char* name, ffi::RemainingArgs arguments, size_t index) {
+  const auto buffer = arguments.get<ffi::AnyBuffer>(index);
+  if (buffer.has_error()) throw invalid(name, ": ", buffer.error().message());
+  return *buffer;
 }
 
 // The hidden last result of a CUDA target: bytes for each outer index, shaped (*dimensions before the axis, bytes) so

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -11,17 +12,12 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-# The dtypes with an order that kernels know.
-ORDERED_DTYPES = frozenset(
-    map(
-        np.dtype,
-        [
-            *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-            *("float16", "float32", "float64"),
-            *(ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2),
-        ],
-    )
-)
+# The dtypes that kernels know.
+INTEGERS = frozenset(map(np.dtype, ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]))
+FLOATS = frozenset(map(np.dtype, [ml_dtypes.bfloat16, "float16", "float32", "float64"]))
+FLOATS8 = frozenset(map(np.dtype, [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]))
+COMPLEX = frozenset(map(np.dtype, ["complex64", "complex128"]))
+ORDERED_DTYPES = INTEGERS | FLOATS | FLOATS8 | {np.dtype(bool)}
 
 
 def array(op: str, name: str, x: Any) -> jax.Array:
@@ -50,18 +46,26 @@ def integer(op: str, name: str, value: Any) -> int:
     )
 
 
+def dtype(op: str, name: str, dtype: np.dtype, allowed: Collection[np.dtype]) -> None:
+    """Checks that ``dtype``, of the argument ``name``, is among those allowed."""
+    if dtype not in allowed:
+        raise TypeError(f"{op}: {name} has dtype {dtype}; allowed are {', '.join(sorted(map(str, allowed)))}")
+
+
+def axis_of(op: str, name: str, shape: tuple, axis: int) -> int:
+    """Checks that ``name``, of this shape, has the axis; returns the axis counted from the front."""
+    rank = len(shape)
+    if rank == 0:
+        raise ValueError(f"{op}: {name} must have at least one dimension, got a scalar")
+    if not -rank <= axis < rank:
+        raise ValueError(f"{op}: axis must be between {-rank} and {rank - 1} for {name} of shape {shape}, got {axis}")
+    return axis % rank
+
+
 def ordered(op: str, name: str, x: jax.Array, axis: int) -> int:
     """Checks that ``x`` can be ordered along ``axis``; returns the axis counted from the front."""
-    if x.dtype not in ORDERED_DTYPES:
-        allowed = ", ".join(sorted(map(str, ORDERED_DTYPES)))
-        raise TypeError(f"{op}: {name} has dtype {x.dtype}; allowed are {allowed}")
-    if x.ndim == 0:
-        raise ValueError(f"{op}: {name} must have at least one dimension, got a scalar")
-    if not -x.ndim <= axis < x.ndim:
-        raise ValueError(
-            f"{op}: axis must be between {-x.ndim} and {x.ndim - 1} for {name} of shape {x.shape}, got {axis}"
-        )
-    axis %= x.ndim
+    dtype(op, name, x.dtype, ORDERED_DTYPES)
+    axis = axis_of(op, name, x.shape, axis)
     length = x.shape[axis]
     if isinstance(length, int) and length >= 1 << 31:
         raise ValueError(
@@ -82,3 +86,19 @@ def count(op: str, name: str, k: int, x: jax.Array, axis: int) -> int:
             f"{op}: {name} must be between 0 and {length}, the length of axis {axis} of shape {x.shape}, got {k}"
         )
     return k
+
+
+def starts(op: str, starts: Any, shape: tuple, axis: int) -> jax.Array | None:
+    """Segment starts as a boolean array of the rank of ``shape``, which it broadcasts to; along the axis it is full."""
+    if starts is None:
+        return None
+    starts = array(op, "segment_starts", starts)
+    if starts.dtype != np.dtype(bool):
+        raise TypeError(f"{op}: segment_starts must be a mask of dtype bool, got {starts.dtype}")
+    padded = (1,) * (len(shape) - starts.ndim) + starts.shape
+    fits = len(padded) == len(shape) and all(d in (1, n) for d, n in zip(padded, shape, strict=True))
+    if not fits or padded[axis] != shape[axis]:
+        raise ValueError(
+            f"{op}: segment_starts must broadcast to shape {shape} and have all of axis {axis}, got {starts.shape}"
+        )
+    return starts.reshape(padded)

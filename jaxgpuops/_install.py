@@ -15,6 +15,7 @@ from jax.extend.core import Primitive, primitives
 from jax.interpreters import mlir
 
 from jaxgpuops import _primitive
+from jaxgpuops.lax.scan import CUMULATIVE
 from jaxgpuops.lax.topk import argmax_p, top_k_p
 
 _PLATFORMS = ("cpu", "cuda")
@@ -32,10 +33,18 @@ def _top_k_params(*, k, axis, is_stable=True):  # jax 0.11 added is_stable; stab
     return {"k": k, "axis": axis, "largest": True, "sorted": True}
 
 
+def _cumulative_params(*, axis, reverse):
+    return {"axis": axis, "reverse": reverse, "exclusive": False}
+
+
 _ROUTES = {
     "top_k": _Route(primitives.top_k_p, top_k_p, _top_k_params),
     "argmax": _Route(primitives.argmax_p, argmax_p, lambda *, axes, index_dtype: {"axis": axes[0], "largest": True}),
     "argmin": _Route(primitives.argmin_p, argmax_p, lambda *, axes, index_dtype: {"axis": axes[0], "largest": False}),
+    **{
+        name: _Route(getattr(primitives, f"{name}_p"), kernel, _cumulative_params)
+        for name, kernel in CUMULATIVE.items()
+    },
 }
 
 _lock = threading.RLock()
@@ -91,13 +100,14 @@ def _names(names: Iterable[str] | str | None) -> list[str]:
 def install(names: Iterable[str] | str | None = None) -> Installed:
     """Routes JAX's own primitives to jaxgpuops kernels, on CPU and CUDA.
 
-    Afterwards `jax.lax.top_k`, `jnp.argmax` and whatever is built on them run on our kernels, with JAX's own
-    derivative, batching and sharding rules. Calls that no kernel covers go JAX's way as before, and so do programs
+    Afterwards `jax.lax.top_k`, `jnp.argmax`, `jnp.cumsum` and whatever is built on them run on our kernels, with JAX's
+    own derivative, batching and sharding rules. Calls that no kernel covers go JAX's way as before, and so do programs
     under `jax.export`, which must run where jaxgpuops is not. Functions that are compiled already are compiled again
     when called next: JAX's caches are cleared whenever something changes. Calling it again is harmless.
 
     Args:
-      names: any of ``"top_k"``, ``"argmax"``, ``"argmin"``; all of them by default.
+      names: any of ``"top_k"``, ``"argmax"``, ``"argmin"``, ``"cumsum"``, ``"cumprod"``, ``"cummax"``, ``"cummin"``,
+        ``"cumlogsumexp"``; all of them by default.
 
     Returns:
       A context manager that undoes what this call did.

@@ -87,14 +87,16 @@ def targets(platform: str) -> list[str]:
     return sorted(module.targets()) if module else []
 
 
-def missing(platform: str) -> str:
-    """Why kernels cannot be used on a platform, or an empty string."""
+def missing(platform: str, target: str | None = None) -> str:
+    """Why kernels, or that of one target, cannot be used on a platform, or an empty string."""
     if platform not in _XLA_PLATFORM:
         return f"no kernels for platform {platform}"
     if modules[platform] is None:
         return _absent[platform]
     # CUDA calls are planned by host code that lives in _cpu, so that they can be planned where there is no GPU.
-    return _absent["cpu"] if modules["cpu"] is None else ""
+    if modules["cpu"] is None:
+        return _absent["cpu"]
+    return f"jaxgpuops._{platform} has no {target}" if target and target not in modules[platform].targets() else ""
 
 
 def disabled(op: str) -> bool:

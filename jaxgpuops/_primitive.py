@@ -25,16 +25,18 @@ import jax.numpy as jnp
 import numpy as np
 
 # No public API for these. `lower_with_sharding_in_types` makes the compiled program keep the shardings that
-# explicit-mesh types promise; `auto_insert_reshard` aligns operands that vary over different axes of a shard_map mesh.
+# explicit-mesh types promise; `auto_insert_reshard` aligns operands that vary over different axes of a shard_map mesh;
+# the contexts say how many devices a program is for.
 from jax._src import core as _core
 from jax._src.core import ShardingTypeError
-from jax._src.interpreters.mlir import lower_with_sharding_in_types
+from jax._src.interpreters.mlir import broadcast_in_dim, lower_with_sharding_in_types
+from jax._src.sharding_impls import ShardingContext, SPMDAxisContext
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxgpuops import _native
 
-_align = getattr(_core, "auto_insert_reshard", None) or _core.standard_insert_pvary  # its name before jax 0.10
+align = getattr(_core, "auto_insert_reshard", None) or _core.standard_insert_pvary  # its name before jax 0.10
 
 KERNELS: dict[str, Kernel] = {}  # by name
 
@@ -96,18 +98,22 @@ def _warn_missing_cuda(reason: str) -> None:  # cached: once
 class Kernel:
     """A kernel as a function of JAX arrays: ``kernel(*operands, axis=..., **params)`` returns a list of arrays.
 
-    All operands have one rank and agree in every dimension but the axis.
+    All operands have one rank. In dimensions other than the axis they agree, or have size 1 where the first operand,
+    which always has the full shape, does not.
 
     Args:
       name: the op; the custom call and the primitive are called ``jaxgpuops.<name>``.
       results: ``results(*avals, axis, **params)`` gives one ``(length, dtype)`` per result: its length along the axis,
         or None where the result has no such axis.
       fallback: the same function in plain JAX, for every platform and case without a kernel; returns a sequence.
-      accepts: whether the kernel takes first operands of a dtype.
+      accepts: whether the kernel takes first operands of a dtype. None: there is no kernel, the fallback is made of
+        other kernels; it is a primitive to have its own derivative.
       attributes: the params that the handler reads; the others only shape results.
-      plan: ``plan(rows, dtype, compute_capability, **params)`` gives the algorithm that the CUDA handler takes for
-        rows = (outer, length, inner), and ``workspace_bytes``, the scratch memory it needs per outer index. The handler
-        gets it as one more uint8 result. None: the handler takes no such result.
+      broadcasts: ``broadcasts(count, **params)`` gives which of ``count`` operands may have size 1 where the first
+        operand has more: under vmap, they are not copied for each element of a batch that they do not depend on.
+      plan: ``plan(rows, avals, compute_capability, **params)`` gives the algorithm that the CUDA handler takes for
+        operands of types ``avals``, with rows = (outer, length, inner), and ``workspace_bytes``, the scratch memory it
+        needs per outer index. The handler gets it as one more uint8 result. None: the handler takes no such result.
     """
 
     def __init__(
@@ -116,8 +122,9 @@ class Kernel:
         *,
         results: Callable[..., Sequence[tuple[Any, Any]]],
         fallback: Callable[..., Sequence[jax.Array]],
-        accepts: Callable[[np.dtype], bool],
+        accepts: Callable[[np.dtype], bool] | None,
         attributes: tuple[str, ...] = (),
+        broadcasts: Callable[..., Sequence[int]] = lambda count, **params: (),
         plan: Callable[..., dict[str, Any]] | None = None,
     ):
         self.name = name
@@ -126,6 +133,7 @@ class Kernel:
         self.fallback = fallback
         self.accepts = accepts
         self.attributes = attributes
+        self.broadcasts = broadcasts
         self.plan = plan
         self.primitive = p = Primitive(self.target)
         p.multiple_results = True
@@ -138,7 +146,7 @@ class Kernel:
         KERNELS[name] = self
 
     def __call__(self, *operands: jax.Array, axis: int, **params: Any) -> list[jax.Array]:
-        return self.primitive.bind(*_align(*operands), axis=axis, **params)
+        return self.primitive.bind(*align(*operands), axis=axis, **params)
 
     # ---- Eager calls and result types -------------------------------------------------------------------------------
 
@@ -181,19 +189,22 @@ class Kernel:
 
     def _batch(self, operands, dims, *, axis, **params):
         # The batch dimension stays where the first batched operand has it, and the axis moves over if it must. Operands
-        # that have it elsewhere, or do not have it, follow. (For take_along_axis with a batch of indices only, folding
-        # the batch into the axis would spare the copy of x, but repeat indices, and transposition relies on them being
-        # distinct.)
+        # that have it elsewhere follow; those that do not have it are broadcast, by the kernel where it can do that.
+        # (For take_along_axis with a batch of indices only, folding the batch into the axis would spare the copy of x,
+        # but repeat indices, and transposition relies on them being distinct.)
         home = next(d for d in dims if d is not None)
         size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
+        broadcast = self.broadcasts(len(operands), **params)
 
-        def place(x, d):
-            if d is None:
-                shape = (*x.shape[:home], size, *x.shape[home:])
-                return jax.lax.broadcast_in_dim(x, shape, [i for i in range(len(shape)) if i != home])
-            return jnp.moveaxis(x, d, home)
+        def place(i, x, d):
+            if d is not None:
+                return jnp.moveaxis(x, d, home)
+            if i in broadcast:
+                return jnp.expand_dims(x, home)
+            shape = (*x.shape[:home], size, *x.shape[home:])
+            return jax.lax.broadcast_in_dim(x, shape, [i for i in range(len(shape)) if i != home])
 
-        operands = [place(x, d) for x, d in zip(operands, dims, strict=True)]
+        operands = [place(i, x, d) for i, (x, d) in enumerate(zip(operands, dims, strict=True))]
         axis += home <= axis
         outs = self(*operands, axis=axis, **params)
         # Where the axis is gone from a result, dimensions after it have moved up by one.
@@ -205,9 +216,11 @@ class Kernel:
         """Kernel or plain JAX, for a call on a platform; no GPU is needed to ask."""
         x = avals[0]
         planned = platform == "cuda" and self.plan is not None
-        if _native.disabled(self.name):
+        if self.accepts is None:
+            why = "it is made of other kernels"
+        elif _native.disabled(self.name):
             why = "JAXGPUOPS_DISABLE is set"
-        elif why := _native.missing(platform):
+        elif why := _native.missing(platform, self.target):
             pass
         elif not self.accepts(x.dtype):
             why = f"no kernel takes {x.dtype}"
@@ -215,7 +228,7 @@ class Kernel:
             why = "the plan must know the axis and what follows it"
         plan = {}
         if planned and not why:
-            plan = self.plan(_rows(x.shape, axis), x.dtype, _native.compute_capability(), **params)
+            plan = self.plan(_rows(x.shape, axis), avals, _native.compute_capability(), **params)
         kernel = None if why else self.target
         return Lowering(self.name, x.shape, str(x.dtype), {"axis": axis, **params}, platform, kernel, plan, why)
 
@@ -234,6 +247,9 @@ class Kernel:
 
     def _custom_call(self, ctx, operands, choice, *, axis, **params):
         x = ctx.avals_in[0]
+        if _is_partitioned(ctx):
+            # XLA would split a dimension of size 1 too, and pad: all devices but the first would read zeros.
+            ctx, operands = _expand_batch_dims(ctx, operands, axis)
         ins = [(aval, True) for aval in ctx.avals_in]
         outs = [(aval, aval.ndim == x.ndim) for aval in ctx.avals_out]
         if choice.plan:
@@ -252,6 +268,30 @@ def _rows(shape, axis) -> tuple[int, int, int]:
     return outer, shape[axis], math.prod(shape[axis + 1 :])
 
 
+def _is_partitioned(ctx) -> bool:
+    """Whether XLA may split the program over devices."""
+    context = ctx.module_context.axis_context
+    if isinstance(context, ShardingContext):
+        return context.num_devices > 1
+    if isinstance(context, SPMDAxisContext):  # inside shard_map, manual axes are split already
+        return any(n > 1 for name, n in context.mesh.shape.items() if name not in context.manual_axes)
+    return False
+
+
+def _expand_batch_dims(ctx, operands, axis):
+    """Broadcasts every operand to the dimensions of the first before the axis."""
+
+    def expand(aval, operand):
+        shape = (*ctx.avals_in[0].shape[:axis], *aval.shape[axis:])
+        if shape == aval.shape:
+            return aval, operand
+        aval = aval.update(shape=shape)
+        return aval, broadcast_in_dim(ctx, operand, aval, broadcast_dimensions=range(aval.ndim))
+
+    avals, operands = zip(*map(expand, ctx.avals_in, operands), strict=True)
+    return ctx.replace(avals_in=avals), operands
+
+
 def _sharding_contract(ctx, axis, rank, ins, outs):
     """Attributes that tell the partitioner to split a call along dimensions before the axis, and along no other.
 
@@ -263,14 +303,19 @@ def _sharding_contract(ctx, axis, rank, ins, outs):
     """
     if any(jax.export.is_symbolic_dim(d) for aval, _ in (*ins, *outs) for d in aval.shape):
         return None
-    # Shardy's factors: one per dimension before and after the axis, shared by all arrays; one per array for the axis.
+    # Shardy's factors: one per dimension before and after the axis, shared by all arrays; one per array for the axis,
+    # and for each dimension that it broadcasts. The first array has the full shape.
     fresh = itertools.count(rank - 1)
     sizes: dict[int, int] = {}
 
     def factors(aval, has_axis):
-        own = [next(fresh)] if has_axis else []
-        mapped = [*range(axis), *own, *range(axis, rank - 1)][: aval.ndim]  # a workspace ends at the axis
-        sizes.update(zip(mapped, aval.shape, strict=True))
+        mapped = []
+        for d, n in enumerate(aval.shape):
+            i = d - (has_axis and d > axis)
+            if (has_axis and d == axis) or sizes.get(i, n) != n:
+                i = next(fresh)
+            sizes[i] = n
+            mapped.append(i)
         return f"[{', '.join(map(_factor, mapped))}]"
 
     mapping = "->".join(f"({', '.join(itertools.starmap(factors, side))})" for side in (ins, outs))

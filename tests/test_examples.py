@@ -14,7 +14,7 @@ from jaxgpuops import _demo
 
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path.append(str(ROOT))  # last: the installed jaxgpuops comes first
-from benchmarks import report, runner, topk
+from benchmarks import report, runner, scan, topk
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
@@ -49,6 +49,10 @@ def test_readme_example():
     assert names["smallest"].values.shape == (3, x.shape[1])
     assert names["gradient"].sum() == 50 * len(x)
     np.testing.assert_array_equal(names["best"], expected[:, 0])
+    exact = np.cumsum(np.asarray(x, np.float64), 1)
+    np.testing.assert_allclose(names["sums"], exact, atol=1e-2)
+    np.testing.assert_allclose(names["totals"][0], np.asarray(x, np.float64).sum(0), atol=1e-4)
+    np.testing.assert_allclose(names["states"][:, 1:], 0.9 * names["states"][:, :-1] + x[:, 1:], atol=1e-5)
 
 
 def test_benchmark_times_right_results_only():
@@ -58,6 +62,38 @@ def test_benchmark_times_right_results_only():
     wrong = dataclasses.replace(case, functions=case.functions | {"jax": lambda x: (x[:, :4],)})
     row = runner.measure(wrong, ["jaxgpuops", "jax"])
     assert "jax" not in row["us"] and "not that of jaxgpuops" in row["errors"]["jax"]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        scan.case("cumsum", (8, 64), 1, "float32"),
+        scan.case("cummin", (8, 64), 1, "bfloat16"),
+        scan.case("linear_scan", (2, 64, 8), 1, "float32"),
+        *(scan.gradient_case(name, (8, 64), 1, "float32") for name in [*scan.NUMPY, "linear_scan"] if name != "cummin"),
+    ],
+    ids=lambda case: case.name,
+)
+def test_benchmark_of_scans(case):
+    peers = set(case.functions) & {"jaxgpuops", "jax", "loop", "numpy"}
+    if jax.default_backend() != "cpu":
+        peers -= {"loop", "numpy"}
+    row = runner.measure(case, sorted(peers, key=list(case.functions).index))
+    assert not row["errors"] and peers <= set(row["us"])
+    wrong = dataclasses.replace(
+        case, functions=case.functions | {"jax": lambda *args: (-case.functions["jax"](*args)[0],)}
+    )
+    assert "not that of jaxgpuops" in runner.measure(wrong, ["jaxgpuops", "jax"])["errors"]["jax"]
+
+
+def test_benchmark_grids():
+    for platform in ("cpu", "gpu"):
+        for family in (topk, scan):
+            cases = family.cases(platform)
+            names = [case.name for case in cases]
+            assert len(set(names)) == len(names)
+            assert all({"jaxgpuops", "jax"} <= set(case.functions) for case in cases)
+    assert {case.name for case in cases} >= scan.HEADLINES
 
 
 def test_benchmark_tables_are_those_of_the_results():

@@ -1,5 +1,6 @@
 """install() and uninstall(): JAX's own primitives on our kernels, and back."""
 
+import functools
 import re
 
 import jax
@@ -9,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from jax._src.interpreters import mlir
-from jax.extend.core.primitives import argmax_p, argmin_p, top_k_p
+from jax.extend.core import primitives
 
 import jaxgpuops
 
@@ -34,6 +35,11 @@ FUNCTIONS = {
     "top_k": ("jaxgpuops.topk", lambda x: jax.lax.top_k(x, 3)),
     "argmax": ("jaxgpuops.argmax", lambda x: jnp.argmax(x, 0)),
     "argmin": ("jaxgpuops.argmax", lambda x: jnp.argmin(x, 1)),
+    "cumsum": ("jaxgpuops.cumsum", lambda x: jnp.cumsum(x, 0)),
+    "cumprod": ("jaxgpuops.cumprod", lambda x: jnp.cumprod(x, 1)),
+    "cummax": ("jaxgpuops.cummax", lambda x: jax.lax.cummax(x, 1, reverse=True)),
+    "cummin": ("jaxgpuops.cummin", lambda x: jax.lax.cummin(x)),
+    "cumlogsumexp": ("jaxgpuops.cumlogsumexp", lambda x: jax.lax.cumlogsumexp(x, 1)),
 }
 
 
@@ -44,7 +50,7 @@ def test_one_name_routes_one_primitive(name):
     jaxgpuops.install([name])
     for other, (target, fn) in FUNCTIONS.items():
         assert targets(fn, x) == ([target] if other == name else [])
-        jax.tree.map(np.testing.assert_array_equal, fn(x), expected[other])
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), fn(x), expected[other])
 
 
 def test_compiled_functions_follow():
@@ -71,6 +77,21 @@ def test_derivatives_and_batching_are_those_of_jax():
     with jaxgpuops.install():
         assert "jaxgpuops.topk" in targets(transformed, xs)
         np.testing.assert_array_equal(transformed(xs), expected)
+
+
+def test_derivatives_and_batching_of_scans_are_those_of_jax():
+    xs = np.random.default_rng(0).integers(-1, 3, (3, 4, 5)).astype(np.float32)  # exact in any order of operations
+    for name in ("cumsum", "cumprod"):
+        loss = lambda x, name=name: (getattr(jax.lax, name)(x, axis=0, reverse=True) ** 2).sum()
+        transformed = jax.vmap(jax.grad(loss), in_axes=2)
+        primal = jax.vmap(lambda x, name=name: getattr(jnp, name)(x, 1), in_axes=2)
+        expected = transformed(xs), primal(xs)
+        with jaxgpuops.install():
+            assert f"jaxgpuops.{name}" in targets(primal, xs)
+            np.testing.assert_array_equal(transformed(xs), expected[0])
+            np.testing.assert_array_equal(primal(xs), expected[1])
+    with jaxgpuops.install():  # the transpose of a sum is one
+        assert targets(jax.grad(lambda x: (jnp.cumsum(x) ** 2).sum()), xs[0, 0]) == ["jaxgpuops.cumsum"] * 2
 
 
 def test_order_of_nan_zeros_and_ties():
@@ -105,7 +126,12 @@ def test_uncovered_calls_go_the_way_of_jax(monkeypatch):
             jax.tree.map(np.testing.assert_array_equal, call(x), e)
             [record] = jaxgpuops.explain(call, x)
             assert record.kernel is None and "float8_e4m3fnuz" in record.why
-        monkeypatch.setenv("JAXGPUOPS_DISABLE", "topk")
+        z = jnp.array([1 + 2j, 0.5, 3j], np.complex64)
+        assert targets(jax.lax.cumsum, z) == ["jaxgpuops.cumsum"]
+        assert targets(jax.lax.cummax, z) == []
+        monkeypatch.setenv("JAXGPUOPS_DISABLE", "topk,cumsum")
+        assert targets(jnp.cumsum, x_of(4)) == []
+        np.testing.assert_array_equal(jnp.cumsum(jnp.ones(4)), [1, 2, 3, 4])
         assert targets(lambda x: jax.lax.top_k(x, 2), x_of(3, 4)) == []
 
 
@@ -113,7 +139,7 @@ def test_install_is_idempotent_and_uninstall_restores():
     rules = lambda: [
         mlir._platform_specific_lowerings[platform].get(p)
         for platform in ("cpu", "cuda")
-        for p in (top_k_p, argmax_p, argmin_p)
+        for p in (getattr(primitives, f"{name}_p") for name in FUNCTIONS)
     ]
     before = rules()
     jaxgpuops.install()
@@ -151,6 +177,6 @@ def test_exports_stay_free_of_our_targets():
 
 
 def test_unknown_names_are_refused():
-    with pytest.raises(ValueError, match="among top_k, argmax, argmin; got softsort"):
+    with pytest.raises(ValueError, match="among top_k, argmax, argmin, .*; got softsort"):
         jaxgpuops.install(["top_k", "softsort"])
     assert targets(lambda x: jax.lax.top_k(x, 2), x_of(4)) == []

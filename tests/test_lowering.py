@@ -20,6 +20,7 @@ import pytest
 import jaxgpuops
 from jaxgpuops import _native, _primitive
 from jaxgpuops._arguments import ORDERED_DTYPES
+from jaxgpuops.lax import scan
 from jaxgpuops.lax.along_axis import put_along_axis, take_along_axis
 
 SHAPE = (3, 5, 4)
@@ -44,6 +45,11 @@ def custom_calls(text):
     return re.findall(r"custom_call @(jaxgpuops\.\w+)", text)
 
 
+def mask(x, axis):
+    """Segment starts, the same for all rows."""
+    return np.expand_dims(np.arange(x.shape[axis]) % 2 == 0, [d for d in range(x.ndim) if d != axis])
+
+
 # op -> its target, and a function of x and an axis
 OPS = {
     "topk": ("jaxgpuops.topk", lambda x, axis: jaxgpuops.topk(x, 2, axis=axis)),
@@ -52,6 +58,10 @@ OPS = {
     "argmin": ("jaxgpuops.argmax", lambda x, axis: jaxgpuops.lax.argmin(x, axis, np.int32)),
     "take": ("jaxgpuops.take_along_axis", lambda x, axis: take_along_axis(x, x.astype(np.int32), axis)),
     "put": ("jaxgpuops.put_along_axis", lambda x, axis: put_along_axis(x, x.astype(np.int32), axis, 9)),
+    "cumsum": ("jaxgpuops.cumsum", lambda x, axis: jaxgpuops.cumsum(x, axis=axis, segment_starts=mask(x, axis))),
+    "lax.cummax": ("jaxgpuops.cummax", lambda x, axis: jaxgpuops.lax.cummax(x, axis, reverse=True)),
+    "linear_scan": ("jaxgpuops.linear_scan", lambda x, axis: jaxgpuops.linear_scan(0.5, x, axis=axis)),
+    "lax.linear_scan": ("jaxgpuops.linear_scan", lambda x, axis: jaxgpuops.lax.linear_scan(x, x, 1.0, axis=axis)),
 }
 
 
@@ -70,11 +80,11 @@ def test_cuda_lowering_is_one_custom_call(cuda, op, axis):
     target, fn = OPS[op]
     text = lowered(functools.partial(fn, axis=axis), shape_of(), platforms=("cuda",))
     assert custom_calls(text) == [target]
-    assert "transpose" not in text
+    assert "stablehlo.transpose" not in text
     for batch in range(4):
         text = lowered(batched(fn, op, axis, batch), shape_of((*SHAPE[:batch], 6, *SHAPE[batch:])), platforms=("cuda",))
         assert custom_calls(text) == [target]
-        assert "transpose" not in text
+        assert "stablehlo.transpose" not in text
 
 
 @pytest.mark.parametrize("axis", range(3))
@@ -96,7 +106,50 @@ def test_gradient_is_one_kernel_each_way(cuda, axis):
         x, ct = (shape_of((*shape[:batch], 6, *shape[batch:])) for shape in (SHAPE, ct_shape))
         text = lowered(jax.vmap(pull_back, in_axes=batch, out_axes=batch), x, ct, platforms=("cuda",))
         assert custom_calls(text) == ["jaxgpuops.topk", "jaxgpuops.put_along_axis"]
-        assert "transpose" not in text and "scatter" not in text
+        assert "stablehlo.transpose" not in text and "scatter" not in text
+
+
+def scan_of(module, name):
+    if name == "linear_scan":
+        return lambda x: module.linear_scan(x, x, axis=1)
+    return lambda x: getattr(module, name)(x, axis=1)
+
+
+@pytest.mark.parametrize("name", ["cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "linear_scan"])
+def test_gradient_of_a_scan_is_one_kernel_each_way(cuda, name):
+    back = {"cumsum": "cumsum", "linear_scan": "linear_scan_vjp"}.get(name, f"{name}_jvp")
+    for module in (jaxgpuops, jaxgpuops.lax):
+        pull_back = lambda x, ct, module=module: jax.vjp(scan_of(module, name), x)[1](ct)
+        forward = [] if name == "cumsum" else [f"jaxgpuops.{name}"]  # linear: nothing of it is needed
+        for batch in range(4):
+            x = shape_of((*SHAPE[:batch], 6, *SHAPE[batch:]))
+            text = lowered(jax.vmap(pull_back, in_axes=batch, out_axes=batch), x, x, platforms=("cuda",))
+            assert custom_calls(text) == [*forward, f"jaxgpuops.{back}"]
+            assert "stablehlo.transpose" not in text and "scatter" not in text
+
+
+def test_operands_that_broadcast_are_not_expanded(cuda):
+    def operand_types(fn, *args):
+        text = lowered(fn, *args, platforms=("cuda",))
+        assert "stablehlo.transpose" not in text
+        return re.findall(r"custom_call @jaxgpuops.* : \((.*)\) ->", text)
+
+    fn = lambda a, b, starts: jaxgpuops.linear_scan(a, b, axis=1, segment_starts=starts)
+    a, b, starts = shape_of((4,)), shape_of(), shape_of((5, 1), np.bool_)
+    assert operand_types(fn, a, b, starts) == ["tensor<3x5x4xf32>, tensor<1x1x4xf32>, tensor<1x5x1xi1>"]
+    for batch in range(4):
+        shape = (*SHAPE[:batch], 6, *SHAPE[batch:])
+        many = "x".join(map(str, shape))
+        factors, segments = (
+            "x".join(map(str, (*shape[:batch], 1, *shape[batch:]))) for shape in ((1, 1, 4), (1, 5, 1))
+        )
+        vmapped = jax.vmap(fn, (None, batch, None), batch)
+        expected = f"tensor<{many}xf32>, tensor<{factors}xf32>, tensor<{segments}xi1>"
+        assert operand_types(vmapped, a, shape_of(shape), starts) == [expected]
+        cumulative = jax.vmap(
+            lambda x, starts: jaxgpuops.cumsum(x, axis=1, segment_starts=starts), (batch, None), batch
+        )
+        assert operand_types(cumulative, shape_of(shape), starts) == [f"tensor<{many}xf32>, tensor<{segments}xi1>"]
 
 
 # ---- Platforms ------------------------------------------------------------------------------------------------------
@@ -146,6 +199,15 @@ def test_missing_cuda_module_warns_once(monkeypatch):
             assert custom_calls(lowered(fn, shape_of((n,)), platforms=("cuda",))) == []
     [warning] = [w for w in caught if "jaxgpuops" in str(w.message)]
     assert "a test says so" in str(warning.message) and _native.REBUILD in str(warning.message)
+
+
+def test_missing_target_falls_back(monkeypatch):
+    class Older:  # a build of another version
+        targets = staticmethod(lambda: {"jaxgpuops.topk": None})
+
+    monkeypatch.setitem(_native.modules, "cuda", Older)
+    [call] = jaxgpuops.explain(jaxgpuops.cumsum, shape_of(), platform="cuda")
+    assert call.kernel is None and call.why == "jaxgpuops._cuda has no jaxgpuops.cumsum"
 
 
 # ---- explain, JAXGPUOPS_LOG, JAXGPUOPS_DISABLE ----------------------------------------------------------------------
@@ -231,6 +293,63 @@ def test_fallback_equals_kernel(monkeypatch, dtype):
                 np.testing.assert_array_equal(bits(a), bits(b), err_msg=str(call))
 
 
+def scan_calls(kind, dtype):
+    """Kernel calls on small integers: sums and products of them are exact, so that every order gives the same."""
+    rng = np.random.default_rng(0)
+    integers = lambda *shape: jnp.asarray(rng.integers(-1, 3, shape), dtype)
+    shape, state = (3, 9, 4), (3, 1, 4)
+    masks = [(), *([rng.random(s) < 0.3] for s in ((1, 9, 1), (3, 9, 1), (1, 9, 4), shape))]
+    flags = lambda *names: [
+        dict(zip(names, values, strict=True)) for values in itertools.product((False, True), repeat=len(names))
+    ]
+    for i, starts in enumerate(masks):
+        if kind == "linear":
+            for options in flags("reverse", "transpose", "initial"):
+                if options["transpose"] and options["initial"]:
+                    continue
+                h0 = [integers(*state)] if options["initial"] else []
+                a = integers(*[shape, (1, 9, 1), (3, 1, 4), (1, 1, 4), (1, 1, 1)][i])
+                yield functools.partial(scan.linear_scan_p, integers(*shape), a, *h0, *starts, axis=1, **options)
+            for options in flags("reverse", "initial"):
+                h0 = [integers(*state)] if options["initial"] else []
+                operands = (integers(*shape), integers(*shape), integers(*shape), *h0, *starts)
+                yield functools.partial(scan.linear_scan_vjp_p, *operands, axis=1, **options)
+        else:
+            for options in flags("reverse", "exclusive"):
+                x = integers(*shape)
+                forward = functools.partial(scan.CUMULATIVE[kind], x, *starts, axis=1, **options)
+                yield forward
+                if jnp.issubdtype(dtype, jnp.inexact) and kind in scan.TANGENT:
+                    for transpose in (False, True):
+                        operands = (integers(*shape), x, forward()[0], *starts)
+                        yield functools.partial(scan.TANGENT[kind], *operands, axis=1, transpose=transpose, **options)
+
+
+@pytest.mark.parametrize(
+    "kind, dtype",
+    [
+        *itertools.product(["cumsum", "cumprod", "cummax", "cummin", "linear"], ["float32", "bfloat16"]),
+        *itertools.product(["cumsum", "cumprod", "linear"], ["complex64"]),
+        *itertools.product(["cumsum", "cumprod", "cummax", "cummin"], ["int8", "uint32"]),
+        ("cummax", "bool"),
+        ("cumlogsumexp", "float32"),
+    ],
+)
+def test_fallback_of_scans_equals_kernel(monkeypatch, kind, dtype):
+    calls = list(scan_calls(kind, jnp.dtype(dtype)))
+    both = []
+    for disable in ("", "all"):
+        monkeypatch.setenv("JAXGPUOPS_DISABLE", disable)
+        program = jax.jit(lambda: [call() for call in calls])
+        with _primitive.recording() as lowerings:
+            both.append(program())
+        assert lowerings and {call.kernel is None for call in lowerings} == {disable == "all"}
+    for call, kernel, plain in zip(calls, *both, strict=True):
+        for a, b in zip(kernel, plain, strict=True):
+            a, b = (np.asarray(y).astype(np.complex64 if dtype == "complex64" else np.float32) for y in (a, b))
+            np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 if kind == "cumlogsumexp" else 0, err_msg=str(call))
+
+
 # ---- Eager calls ----------------------------------------------------------------------------------------------------
 
 
@@ -241,6 +360,9 @@ def test_second_eager_call_does_not_trace_or_lower():
         lambda: jaxgpuops.lax.top_k(x, 2, axis=2),
         lambda: jaxgpuops.lax.argmax(x, 2, np.int32),
         lambda: take_along_axis(x, jnp.zeros((1, 2, 1, 1), np.int32), 2),
+        lambda: jaxgpuops.cumsum(x, axis=2),
+        lambda: jaxgpuops.lax.cumprod(x, 2),
+        lambda: jaxgpuops.linear_scan(0.5, x, 1.0, axis=2),
     ]
     for call in calls:
         with _primitive.recording() as first:
@@ -287,7 +409,7 @@ def test_facts_page():
         assert fact in run.stdout
 
 
-@pytest.mark.parametrize("module", ["ops.topk", "lax.topk", "_install", "_inspect"])
+@pytest.mark.parametrize("module", ["ops.topk", "ops.scan", "lax.topk", "lax.scan", "_install", "_inspect"])
 def test_docstring_examples(module):
     results = doctest.testmod(importlib.import_module(f"jaxgpuops.{module}"))
     assert results.attempted and not results.failed

@@ -95,6 +95,116 @@ def test_along_axis_refuses(target, whole, part, indices, axis, message):
         call(target, results, *operands, axis=axis)
 
 
+# target -> names of its operands, results and attributes; starts and h0 may follow, the axis precedes
+CUMULATIVE = ["cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"]
+SCANS = {
+    **{name: (["x"], ["y"], ["reverse", "exclusive"]) for name in CUMULATIVE},
+    **{f"{name}_jvp": (["t", "x", "y"], ["out"], ["reverse", "exclusive", "transpose"]) for name in CUMULATIVE[1:]},
+    "linear_scan": (["b", "a"], ["h"], ["reverse", "transpose", "initial"]),
+    "linear_scan_vjp": (["g", "a", "h"], ["da", "db"], ["reverse", "initial"]),
+}
+
+
+def call_scan(target, operands=(), results=None, axis=1, x=X, **flags):
+    """Operands and results by name: those that differ from x, and those that are optional."""
+    names, result_names, attributes = SCANS[target]
+    operands, results = dict(operands), dict(results or {})
+    arguments = [operands.pop(name, x) for name in names] + list(operands.values())
+    flags = {**dict.fromkeys(attributes, False), **flags}
+    return call(target, [results.get(name, x) for name in result_names], *arguments, axis=axis, **flags)
+
+
+@pytest.mark.parametrize("target", SCANS)
+def test_scans_refuse(target):
+    names, result_names, _ = SCANS[target]
+    with pytest.raises(
+        jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT: jaxgpuops.{target}: axis 2 is not an axis"
+    ):
+        call_scan(target, axis=2)
+    for name in result_names + names[1:]:
+        where = "results" if name in result_names else "operands"
+        with pytest.raises(jax.errors.JaxRuntimeError, match=f"jaxgpuops.{target}: {name} has element type S32"):
+            call_scan(target, **{where: {name: S((4, 8), S32)}})
+        message = f"jaxgpuops.{target}: {name} has shape \\(4, 7\\), (expected|which does not broadcast to) \\(4, 8\\)"
+        with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+            call_scan(target, **{where: {name: S((4, 7), F32)}})
+
+
+@pytest.mark.parametrize("target", SCANS)
+@pytest.mark.parametrize(
+    "starts, message",
+    {
+        S((4, 8), jnp.uint8): "starts has element type U8, expected PRED",
+        S((8,), bool): r"starts has shape \(8,\), which does not broadcast to \(4, 8\)",
+        S((4, 1), bool): "starts has length 1 at the axis, expected 8",
+    }.items(),
+)
+def test_scans_refuse_starts(target, starts, message):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT: jaxgpuops.{target}: {message}"):
+        call_scan(target, {"starts": starts})
+
+
+@pytest.mark.parametrize("target", SCANS)
+def test_scans_refuse_further_operands(target):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"jaxgpuops.{target}: there are 1 operands too many"):
+        call_scan(target, {"starts": S((4, 8), bool), "another": X})
+
+
+@pytest.mark.parametrize("target", ["linear_scan", "linear_scan_vjp"])
+def test_linear_scans_refuse_h0(target):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"jaxgpuops.{target}: h0 is missing"):
+        call_scan(target, initial=True)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"h0 has shape \(4, 8\), expected \(4, 1\)"):
+        call_scan(target, {"h0": X}, initial=True)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="h0 has element type F16, expected F32"):
+        call_scan(target, {"h0": S((4, 1), jnp.float16)}, initial=True)
+
+
+def test_linear_scan_refuses_h0_where_it_is_transposed():
+    with pytest.raises(jax.errors.JaxRuntimeError, match="a transposed recurrence has no h0"):
+        call_scan("linear_scan", {"h0": S((4, 1), F32)}, initial=True, transpose=True)
+
+
+@pytest.mark.parametrize(
+    "target, dtype",
+    [
+        ("cumsum", bool),
+        ("cumlogsumexp", S32),
+        ("cummax", jnp.complex64),
+        ("cummin_jvp", jnp.complex64),
+        ("linear_scan", bool),
+    ],
+)
+def test_scans_refuse_types(target, dtype):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"jaxgpuops.{target}: . has element type"):
+        call_scan(target, x=S((4, 8), dtype))
+
+
+@pytest.mark.parametrize("target", SCANS)
+@pytest.mark.parametrize("shape, axis", [((0, 8), 1), ((4, 0), 1), ((4, 8, 0), 1), ((0,), 0)])
+def test_scans_of_empty_arrays(target, shape, axis):
+    x = S(shape, F32)
+    assert call_scan(target, x=x, axis=axis)[0].shape == shape
+    assert call_scan(target, {"starts": S(shape, bool)}, x=x, axis=axis)[0].shape == shape
+
+
+@pytest.mark.parametrize(
+    "shape, axis", [((4, 100), 1), ((4, 3000), 1), ((1, 100_000), 1), ((3, 9000, 20), 1), ((2, 9000, 3), 1)]
+)
+def test_a_row_has_the_same_bits_in_a_batch(shape, axis):
+    """However many rows there are, and so however they are shared among threads."""
+    x = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+    if jax.default_backend() != "cpu":
+        pytest.skip("test_gpu.py has this for the kernels")
+    for target in CUMULATIVE:
+        outs = []
+        for batch in (x[:1], x, np.tile(x, (16, 1, 1)[: x.ndim])):
+            run = jax.ffi.ffi_call(f"jaxgpuops.{target}", [S(batch.shape, F32)])
+            outs.append(np.asarray(run(batch, axis=np.int64(axis), reverse=False, exclusive=False)[0]))
+        np.testing.assert_array_equal(outs[0], outs[1][:1])
+        np.testing.assert_array_equal(outs[2], np.tile(outs[1], (16, 1, 1)[: x.ndim]))
+
+
 def test_an_attribute_is_missing():
     with pytest.raises(jax.errors.JaxRuntimeError, match="axis, largest"):
         call("topk", [S((4, 2), F32), S((4, 2), S32)], X, axis=1, largest=True)
@@ -147,7 +257,7 @@ def test_the_modules_describe_themselves():
         assert info["cuda_reason"]
 
 
-@pytest.mark.parametrize("name", ["topk", "argmax", "take_along_axis", "put_along_axis"])
+@pytest.mark.parametrize("name", ["topk", "argmax", "take_along_axis", "put_along_axis", *SCANS])
 def test_target_names(name):
     assert f"jaxgpuops.{name}" in _native.targets("cpu")
 

@@ -16,7 +16,7 @@ from benchmarks import topk as benchmark
 plan_topk = jaxgpuops._native.modules["cpu"].plan_topk
 plan_argmax = jaxgpuops._native.modules["cpu"].plan_argmax
 
-ALGORITHMS = {"empty", "argmax", "warp", "stream", "grid", "columns", "radix"}
+ALGORITHMS = {"empty", "argmax", "rows", "stream", "grid", "columns", "radix"}
 # KB of shared memory that a block may have, from the table of compute capabilities in the CUDA programming guide.
 SHARED_LIMIT = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 CAPABILITIES = tuple(SHARED_LIMIT)
@@ -50,8 +50,8 @@ def test_every_benchmark_has_a_fitting_kernel(point, capability):
         expected = {"argmax"}
     elif inner > 1:
         expected = {"columns"}
-    elif length <= 4096:
-        expected = {"warp"}
+    elif k <= 64 and length <= (16384 if capability not in (90, 100) else 131072):  # long ones in clusters
+        expected = {"rows"}
     else:
         expected = {"stream", "grid"}
     if k > 1 and SHARED_LIMIT[capability] < 163:  # where the best does not fit, the next best may take its place
@@ -79,8 +79,8 @@ def test_forms(capability):
         assert 1 <= plan["lanes"] <= 1024 and 32 <= plan["threads"] <= 1024 and plan["threads"] % 32 == 0, (call, plan)
         assert plan["slices"] >= 1, call
         assert plan["slices"] <= length, (call, plan)
-        # Clusters need compute capability 9.0; blocks that share a row in one of the stream kernel are a cluster.
-        if plan["algorithm"] == "stream" and plan["slices"] > 1:
+        # Clusters need compute capability 9.0; blocks that share a row in the rows and stream kernels are one.
+        if plan["algorithm"] in ("rows", "stream") and plan["slices"] > 1:
             assert capability >= 90, call
             assert plan["slices"] in (2, 4, 8, 16), (call, plan)
         # At most two composites of value and index for each element, and some room for counters.
@@ -95,7 +95,9 @@ def test_only_clusters_are_missing_on_older_gpus():
         new, old = plan_topk(*call, 90), plan_topk(*call, 80)
         if all(new[key] == old[key] for key in ("algorithm", "lanes", "threads", "slices")):
             continue
-        if length <= 8192 or bits == 64:
+        if new["algorithm"] == "rows":
+            assert new["slices"] > 1 and old["algorithm"] in ("stream", "grid"), call
+        elif length <= 8192 or bits == 64:
             assert new["algorithm"] in ("stream", "grid"), call
             assert old["algorithm"] in ("stream", "grid", "radix"), call
         else:
@@ -131,3 +133,76 @@ def test_argmax():
         assert 0 <= plan["workspace_bytes"] <= inner * (length * bits // 8 // 16 + 16)
         assert plan == plan_topk(outer, length, inner, 1, bits, True, 90)  # k = 1 is the same reduction
     assert plan_argmax(0, 5, 1, 32)["algorithm"] == "empty"
+
+
+# ---- Scans ------------------------------------------------------------------------------------------------------------
+
+plan_scan = jaxgpuops._native.modules["cpu"].plan_scan
+
+SCANS = ["cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "linear_scan", "linear_scan_vjp"]
+SCANS += ["cumprod_jvp", "cummax_jvp", "cummin_jvp", "cumlogsumexp_jvp"]
+# The benchmark's points: rows, bytes of an element, and what they should take.
+SCAN_POINTS = [
+    ((1, 1 << 27, 1), 4, "look_ahead", "along"),
+    ((1, 1 << 20, 1), 4, "two_pass", "along"),
+    ((1024, 65536, 1), 4, "loop", "along"),
+    ((65536, 1024, 1), 4, "loop", "along"),
+    ((65536, 1024, 1), 2, "loop", "along"),
+    ((8, 4096, 2048), 4, "loop", "across"),
+    ((1, 65536, 1024), 4, "look_ahead", "across"),
+    ((16, 128256, 1), 4, "two_pass", "along"),
+    ((4096, 128, 1), 4, "loop", "along"),
+    ((1, 1000, 3), 4, "two_pass", "single"),
+]
+
+
+def scan_calls():
+    """A grid over everything the plan of a scan depends on but the compute capability."""
+    for target, segmented, rows in itertools.product(
+        SCANS, (False, True), itertools.product(OUTER, LENGTHS, (1, 3, 256))
+    ):
+        for item_bytes in (2, 4, 8) if "logsumexp" in target else (1, 2, 4, 8):
+            if np.prod(rows, dtype=object) < 1 << 38 and not (item_bytes == 1 and "jvp" in target):
+                yield target, *rows, item_bytes, segmented
+
+
+@pytest.mark.parametrize("rows,item_bytes,algorithm,layout", SCAN_POINTS)
+def test_scan_benchmarks(rows, item_bytes, algorithm, layout):
+    plan = plan_scan("cumsum", *rows, item_bytes, False, 90)
+    assert (plan["algorithm"], plan["layout"]) == (algorithm, layout)
+    assert rows[0] * plan["workspace_bytes"] <= max(1 << 20, np.prod(rows) * item_bytes // 20)
+
+
+@pytest.mark.parametrize("capability", (75, 90))
+def test_scan_forms(capability):
+    for call in scan_calls():
+        length = call[2]
+        plan = plan_scan(*call, capability)
+        assert plan["algorithm"] in ("loop", "two_pass", "look_ahead"), (call, plan)
+        assert plan["threads"] % 32 == 0 and 32 <= plan["threads"] <= 256, (call, plan)
+        assert (plan["tiles"] - 1) * plan["tile"] < length <= plan["tiles"] * plan["tile"], (call, plan)
+        if plan["tiles"] == 1:
+            assert plan["algorithm"] == "loop", (call, plan)
+        if plan["algorithm"] == "two_pass":
+            assert plan["tiles"] <= 512, (call, plan)
+        if plan["algorithm"] != "loop":
+            assert plan["workspace_bytes"] > 0, (call, plan)
+
+
+def test_scan_tiles_do_not_depend_on_the_batch():
+    """The order in which numbers are added is that of the tiles: a row gets the same bits alone and in a batch."""
+    for target, outer, *rest in scan_calls():
+        if outer == 1:
+            plans = [plan_scan(target, many, *rest, capability) for many in (1, 2, 1000) for capability in (75, 90)]
+            assert len({(plan["layout"], plan["tile"], plan["tiles"]) for plan in plans}) == 1
+
+
+def test_scan_nothing_to_do():
+    for rows in [(0, 5, 1), (3, 5, 0), (3, 0, 1)]:
+        plan = plan_scan("cumsum", *rows, 4, False, 90)
+        assert plan["algorithm"] == "empty" and plan["workspace_bytes"] == 0
+
+
+def test_scan_that_is_none():
+    with pytest.raises(ValueError, match="no such scan: cummean"):
+        plan_scan("cummean", 1, 5, 1, 4, False, 90)

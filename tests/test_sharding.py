@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +40,21 @@ def indices_of(x):
     return jax.lax.top_k(x, 3, axis=AXIS)[1]
 
 
+STARTS = (np.arange(16) % 5 == 0)[:, None]
+FACTORS = np.array([0, 1, -1, 1, 1, 0, -1, 1], np.float32)
+
+
+def recurrence(x, starts=None):
+    return jaxgpuops.linear_scan(FACTORS, x, axis=AXIS, segment_starts=starts)
+
+
+def loop(x, factors=1, segmented=False):
+    states = [x[:, :, 0]]
+    for k in range(1, 16):
+        states.append((0 if segmented and STARTS[k, 0] else factors * states[-1]) + x[:, :, k])
+    return jnp.stack(states, AXIS)
+
+
 # name -> a function of x, and the same on jax.lax. Kernels of two operands get both from x.
 FUNCTIONS = {
     "topk": (lambda x: jaxgpuops.topk(x, 3, axis=AXIS), lambda x: jax.lax.top_k(x, 3, axis=AXIS)),
@@ -59,6 +75,19 @@ FUNCTIONS = {
         lambda x: jnp.put_along_axis(
             jnp.zeros_like(x), indices_of(x), jax.lax.top_k(x, 3, axis=AXIS)[0], AXIS, inplace=False
         ),
+    ),
+    "cumsum of segments": (
+        lambda x: jaxgpuops.cumsum(x, axis=AXIS, segment_starts=STARTS),
+        lambda x: loop(x, segmented=True),
+    ),
+    "gradient of cummax": (
+        jax.grad(lambda x: (jaxgpuops.cummax(x, axis=AXIS) ** 2).sum()),
+        jax.grad(lambda x: (jax.lax.cummax(x, axis=AXIS) ** 2).sum()),
+    ),
+    "linear_scan": (recurrence, lambda x: loop(x, FACTORS)),
+    "gradient of linear_scan": (
+        jax.grad(lambda x: (recurrence(x, STARTS) ** 2).sum()),
+        jax.grad(lambda x: (loop(x, FACTORS, segmented=True) ** 2).sum()),
     ),
 }
 BATCH_SPECS = [P("a"), P(None, "b"), P("a", "b"), P(("a", "b")), P("b", "a")]
@@ -119,7 +148,7 @@ def test_vmap_shards_its_batch_without_collectives(mesh):
 
 
 @pytest.mark.parametrize("workspace_bytes", [0, 96])
-@pytest.mark.parametrize("name", ["topk", "argmax"])
+@pytest.mark.parametrize("name", ["topk", "argmax", "linear_scan"])
 def test_workspaces_shard_with_the_batch(mesh, monkeypatch, name, workspace_bytes):
     # The extra result of CUDA calls, compiled (not run) for the devices at hand.
     choose = _primitive.Kernel.choose
@@ -132,6 +161,38 @@ def test_workspaces_shard_with_the_batch(mesh, monkeypatch, name, workspace_byte
     hlo = jax.jit(fn).lower(x).compile().as_text()
     assert f"u8[{8 // mesh.shape['a']},{8 // mesh.shape['b']},{workspace_bytes}]" in hlo
     assert not [c for c in COLLECTIVES if c in hlo]
+
+
+@pytest.mark.parametrize("shape", [(8, 8, 16, 8), (8, 1, 16, 1), (1, 8, 1, 8), (1, 1, 16, 8), (1, 1, 1, 1)], ids=str)
+def test_operands_that_broadcast(mesh, shape):
+    # XLA would pad a dimension of size 1 that it splits: devices would read zeros.
+    a = np.random.default_rng(0).integers(-1, 2, shape).astype(np.float32)
+    x_host = example() % 4  # so small that the sums below are exact
+    for spec in (P("a"), P(None, "b"), P("a", "b"), P(("a", "b"))):
+        x = jax.device_put(x_host, NamedSharding(mesh, spec))
+        for module in (jaxgpuops, jaxgpuops.lax):
+            fn = jax.jit(functools.partial(module.linear_scan, axis=AXIS))
+            hlo = fn.lower(a, x).compile().as_text()
+            assert "jaxgpuops.linear_scan" in hlo
+            assert not [c for c in COLLECTIVES if c in hlo]
+            states = [x_host[:, :, 0]]
+            for k in range(1, 16):
+                states.append(np.broadcast_to(a, SHAPE)[:, :, k] * states[-1] + x_host[:, :, k])
+            assert_equal(fn(a, x), np.stack(states, AXIS))
+            # The cotangent of a sums over devices: it has its own shape and needs a collective, but is right.
+            pull = jax.jit(
+                lambda a, x, module=module: jax.vjp(lambda a: module.linear_scan(a, x, axis=AXIS), a)[1](x)[0]
+            )
+            np.testing.assert_array_equal(pull(a, x), pull(a, x_host))
+
+
+def test_operands_that_broadcast_inside_shard_map(mesh):
+    # Nothing is left to split there, so nothing is expanded.
+    body = lambda a, x: jaxgpuops.linear_scan(a, x, axis=AXIS)
+    fn = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(P(), P("a", "b")), out_specs=P("a", "b")))
+    text = fn.lower(FACTORS, example()).as_text()
+    assert "tensor<1x1x1x8xf32>" in re.search(r"custom_call @jaxgpuops.linear_scan.*", text)[0]
+    assert_equal(fn(FACTORS, example()), loop(example(), FACTORS))
 
 
 def test_empty_arrays(mesh):
@@ -159,6 +220,26 @@ def test_explicit_types_keep_batch_shardings(explicit_mesh):
         values, indices, _, first = fn(x)
     assert_equal((values, indices), jax.lax.top_k(example(), 3, axis=AXIS))
     assert_equal(first, np.argmax(example(), AXIS))
+
+
+def test_explicit_types_of_operands_that_broadcast(explicit_mesh):
+    with jax.set_mesh(explicit_mesh):
+        x = jax.device_put(example(), P("a", "b"))
+        a = jax.device_put(FACTORS, P())
+
+        @jax.jit
+        def fn(a, x):
+            h = jaxgpuops.linear_scan(a, x, axis=AXIS, segment_starts=STARTS)
+            da, dx = jax.grad(lambda a, x: jaxgpuops.linear_scan(a, x, axis=AXIS).sum(), (0, 1))(a, x)
+            assert jax.typeof(h).sharding.spec == jax.typeof(dx).sharding.spec == P("a", "b", None, None)
+            assert jax.typeof(da).sharding.spec == P(None)
+            return h, da, dx
+
+        h, da, dx = fn(a, x)
+    assert_equal(h, loop(example(), FACTORS, segmented=True))
+    expected = jax.grad(lambda a, x: loop(x, a).sum(), (0, 1))(FACTORS, example())
+    np.testing.assert_allclose(da, expected[0], rtol=1e-4, atol=1)
+    assert_equal(dx, expected[1])
 
 
 def test_explicit_types_keep_shardings_after_the_axis(explicit_mesh):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from transforms import CHECKS, Case, assert_same, distinct_integers, leaves_of
+from transforms import CHECKS, Case, assert_same, distinct_integers, leaves_of, small_integers
 
 import jaxgpuops
 from jaxgpuops.lax.along_axis import put_along_axis, take_along_axis
@@ -53,6 +53,88 @@ def lax_top_k_case(k, axis):
     return Case(f"lax.top_k-k={k}-axis={axis}", fn, reference, x_only)
 
 
+# ---- Scans: loops along axis 1 -----------------------------------------------------------------------------------------
+
+
+def loop(fold, first, elements, reverse=False, exclusive=False, starts=None):
+    """``y = fold(y, *elements)`` at each position, from ``first`` on and again from there where a segment begins."""
+    elements = jnp.broadcast_arrays(*elements)
+    first = jnp.broadcast_to(first, elements[0][:, :1].shape)
+    n = elements[0].shape[1]
+    y, out = first, [None] * n
+    for i, k in enumerate(range(n)[:: -1 if reverse else 1]):
+        if starts is not None and i > 0:
+            y = jnp.where(starts[:, k + reverse, None], jnp.zeros_like(first), y)
+        folded = fold(y, *(e[:, k : k + 1] for e in elements))
+        out[k], y = y if exclusive else folded, folded
+    return jnp.concatenate(out, 1)
+
+
+def x_and_starts(rng, shape):
+    """Starts that have all of axis 1 only."""
+    return small_integers(rng, shape), rng.random((1, shape[1], 1)) < 0.4
+
+
+def factors_terms_state(rng, shape):
+    """a, b, h0: a recurrence with all operands."""
+    return small_integers(rng, shape), small_integers(rng, shape), small_integers(rng, (shape[0], 1, shape[2]))
+
+
+def terms_factors_starts(rng, shape):
+    """b, a, starts: factors that are shared by the first dimension and by the steps."""
+    return small_integers(rng, shape), small_integers(rng, (1, 1, shape[2])), rng.random((*shape[:2], 1)) < 0.4
+
+
+def linear_scan_cases(module, tier, forward):
+    step = lambda h, a, b: a * h + b
+    return [
+        Case(
+            f"{tier}linear_scan-full",
+            lambda a, b, h0: module.linear_scan(a, b, h0[:, 0], axis=1),
+            lambda a, b, h0: loop(step, h0, (a, b)),
+            factors_terms_state,
+            forward,
+        ),
+        Case(
+            f"{tier}linear_scan-broadcast",
+            lambda b, a, starts: module.linear_scan(a, b, axis=1, reverse=True, segment_starts=starts),
+            lambda b, a, starts: loop(step, 0.0, (a, b), reverse=True, starts=starts),
+            terms_factors_starts,
+            forward,
+        ),
+    ]
+
+
+def integers_only(rng, shape):
+    return (small_integers(rng, shape),)
+
+
+# The references are not `jax.lax.cumprod` and the like: XLA crashes on their gradients inside shard_map.
+SCAN_CASES = [
+    *linear_scan_cases(jaxgpuops, "", forward=False),
+    *linear_scan_cases(jaxgpuops.lax, "lax.", forward=True),
+    Case(
+        "cumsum-reverse-exclusive-segments",
+        lambda x, starts: jaxgpuops.cumsum(x, axis=1, reverse=True, exclusive=True, segment_starts=starts),
+        lambda x, starts: loop(jnp.add, 0.0, (x,), reverse=True, exclusive=True, starts=starts),
+        x_and_starts,
+        forward=False,
+    ),
+    Case(
+        "cummax",  # of distinct elements: JAX's gradient splits ties
+        functools.partial(jaxgpuops.cummax, axis=1, reverse=True),
+        lambda x: loop(jnp.maximum, -jnp.inf, (x,), reverse=True),
+        x_only,
+        forward=False,
+    ),
+    Case(
+        "lax.cumprod-exclusive",
+        functools.partial(jaxgpuops.lax.cumprod, axis=1, exclusive=True),
+        lambda x: loop(jnp.multiply, 1.0, (x,), exclusive=True),
+        integers_only,
+    ),
+]
+
 CASES = [
     topk_case(k=2, axis=-1),
     topk_case(k=3, axis=0, largest=False),
@@ -75,6 +157,7 @@ CASES = [
         x_and_indices,
     ),
     Case("put_along_axis", functools.partial(put_along_axis, axis=1, length=5), put_reference, updates_and_indices),
+    *SCAN_CASES,
 ]
 
 

@@ -4,7 +4,7 @@
 #   build     pip install of this tree with the machine's own python3, CUDA code for its GPU only
 #   test      the test suite on the GPU; TESTS="tests/test_gpu.py -k cluster" (say) selects
 #   sanitize  compute-sanitizer (memcheck, racecheck, initcheck) over every kernel
-#   bench     python -m benchmarks topk; BENCH="--only 128256" (say) passes arguments on
+#   bench     python -m benchmarks for each family; BENCH="--only 128256" (say) passes arguments on
 #
 # All stages by default; later ones run even if an earlier one fails. Logs and results go to $OUT, or ./build/gpu. Without
 # a .git directory, JAXGPUOPS_COMMIT says what is measured.
@@ -52,8 +52,10 @@ stage_sanitize() {
 }
 
 stage_bench() {
-  JAX_PLATFORMS=cuda python3 -u -m benchmarks topk ${BENCH:-}
-  local rc=$?
+  local rc=0 family
+  for family in topk scan; do
+    JAX_PLATFORMS=cuda python3 -u -m benchmarks $family ${BENCH:-} || rc=1
+  done
   cp benchmarks/results/*.json "$out"
   return $rc
 }

@@ -10,7 +10,8 @@ namespace jaxgpuops {
 struct Launch {
   dim3 grid, block;
   size_t shared_bytes = 0;
-  int cluster = 1;  // blocks per cluster, at most 8; above 1 needs compute capability 9.0
+  int cluster = 1;       // blocks per cluster, at most 8; above 1 needs compute capability 9.0
+  bool overlap = false;  // starts when the kernel before says so (griddepcontrol), not at its end; needs 9.0, too
 };
 
 template <class... Parameters, class... Arguments>
@@ -26,13 +27,18 @@ cudaError_t launch(cudaStream_t stream, const Launch& shape, void (*kernel)(Para
   config.blockDim = shape.block;
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = stream;
-  cudaLaunchAttribute attribute[1];
+  cudaLaunchAttribute attributes[2];
+  config.attrs = attributes;
   if (shape.cluster > 1) {
-    attribute[0].id = cudaLaunchAttributeClusterDimension;
-    attribute[0].val.clusterDim.x = shape.cluster;
-    attribute[0].val.clusterDim.y = attribute[0].val.clusterDim.z = 1;
-    config.attrs = attribute;
-    config.numAttrs = 1;
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = shape.cluster;
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  }
+  if (shape.overlap) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
   }
   return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
 }

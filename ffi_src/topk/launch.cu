@@ -15,8 +15,8 @@ cudaError_t launch_topk(cudaStream_t stream, const Plan& plan, const Problem& pr
       order.order = problem.order;
       return launch_reduce(stream, plan, problem.rows, problem.key_bits, order, buffers);
     }
-    case Algorithm::kWarp:
-    case Algorithm::kColumns: return launch_warp(stream, plan, problem, buffers);
+    case Algorithm::kRows: return launch_rows(stream, plan, problem, buffers);
+    case Algorithm::kColumns: return launch_columns(stream, plan, problem, buffers);
     case Algorithm::kStream:
     case Algorithm::kGrid: return launch_stream(stream, plan, problem, buffers);
     case Algorithm::kRadix: return launch_radix(stream, plan, problem, buffers);

@@ -2,9 +2,10 @@
 
 #include <algorithm>
 
+#include "topk/columns_shape.h"
 #include "topk/radix_shape.h"
+#include "topk/rows_shape.h"
 #include "topk/stream_shape.h"
-#include "topk/warp_shape.h"
 
 namespace jaxgpuops::topk {
 namespace {
@@ -31,16 +32,30 @@ int64_t shared_limit(int compute_capability) {
 
 bool fits(const Plan& plan) { return plan.shared_bytes + static_cast<int64_t>(kReservedShared) <= plan.shared_limit; }
 
-Plan plan_warp(Rows rows, int64_t k, int key_bytes, bool sorted, int64_t limit) {
+Plan plan_rows(Rows rows, int64_t k, int key_bytes, int64_t limit) {
   Plan plan;
-  const bool columns = rows.inner > 1;
-  plan.algorithm = columns ? Algorithm::kColumns : Algorithm::kWarp;
-  plan.lanes = warp_lanes(rows.count(), rows.length, k);
-  plan.threads = 32 * warps_per_block(columns);
-  const WarpShape shape = warp_shape(rows.length, k, key_bytes, sorted, plan.lanes, columns);
+  const RowsShape shape = rows_shape(rows.length, k, key_bytes);
+  plan.algorithm = Algorithm::kRows;
+  plan.lanes = std::min(shape.team, 32);
+  plan.threads = std::max(shape.team, kRowsBlock);
+  plan.slices = shape.blocks;
   plan.shared_limit = limit;
-  plan.shared_bytes = static_cast<int64_t>(shape.tile_bytes + shape.bytes * warps_per_block(columns));
   return plan;
+}
+
+Plan plan_columns(Rows rows, int64_t k, int key_bytes, bool sorted, int64_t limit) {
+  Plan plan;
+  plan.algorithm = Algorithm::kColumns;
+  plan.lanes = column_lanes(rows.count(), rows.length, k);
+  plan.threads = 32 * kColumnWarps;
+  const ColumnsShape shape = columns_shape(rows.length, k, key_bytes, sorted, plan.lanes);
+  plan.shared_limit = limit;
+  plan.shared_bytes = static_cast<int64_t>(shape.tile_bytes + shape.bytes * kColumnWarps);
+  return plan;
+}
+
+bool has_clusters(int compute_capability) {  // (12.x has them, too, but nobody has run these kernels there.)
+  return compute_capability >= 90 && compute_capability < 120;
 }
 
 // Blocks that share a row, and how they work together.
@@ -52,8 +67,8 @@ void share_rows(Plan& plan, Rows rows, int64_t k, int key_bytes, int compute_cap
   const int64_t blocks = (plan.threads == 512 ? 1 : 2) * kMultiprocessors;
   int64_t slices = std::min(blocks / rows.count(), rows.length / std::max(tile, 2 * k));
   if (slices <= 1) return;
-  if (compute_capability >= 90 && compute_capability < 120 && slices <= 16 && k <= 256) {
-    // A cluster has 8 blocks at most, but saves a launch. (12.x has clusters, too, but nobody has run these there.)
+  if (has_clusters(compute_capability) && slices <= 16 && k <= 256) {
+    // A cluster has 8 blocks at most, but saves a launch.
     while (2 * plan.slices <= std::min<int64_t>(slices, 8)) plan.slices *= 2;
     return;
   }
@@ -99,7 +114,7 @@ const char* name(Algorithm algorithm) {
   switch (algorithm) {
     case Algorithm::kEmpty: return "empty";
     case Algorithm::kArgmax: return "argmax";
-    case Algorithm::kWarp: return "warp";
+    case Algorithm::kRows: return "rows";
     case Algorithm::kStream: return "stream";
     case Algorithm::kGrid: return "grid";
     case Algorithm::kColumns: return "columns";
@@ -136,8 +151,15 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, int compute_capa
   if (k == 1) return plan_argmax(rows, key_bits, workspace_bytes);
   const int key_bytes = key_bits / 8;
   const int64_t limit = shared_limit(compute_capability);
-  if (k <= kMaxWarpK && key_bytes <= 4 && rows.length * key_bytes <= kMaxWarpRowBytes) {
-    if (const Plan plan = plan_warp(rows, k, key_bytes, sorted, limit); fits(plan)) return plan;
+  if (rows.inner == 1 && k <= kMaxRowsK && key_bytes <= 4 && rows.length <= kMaxRowsLength) {
+    const Plan plan = plan_rows(rows, k, key_bytes, limit);
+    // Clusters load a row at once, select, and make room for the next: where these come in many waves, better a block
+    // that loads while it selects.
+    const bool few = rows.count() * plan.slices <= 8 * kMultiprocessors;
+    if (plan.slices == 1 || (few && has_clusters(compute_capability))) return plan;
+  }
+  if (rows.inner > 1 && k <= kMaxColumnsK && key_bytes <= 4 && rows.length * key_bytes <= kMaxColumnBytes) {
+    if (const Plan plan = plan_columns(rows, k, key_bytes, sorted, limit); fits(plan)) return plan;
   }
   if (k <= kMaxStreamK || rows.length <= whole_row_elements(key_bytes, limit)) {
     const Plan plan = plan_stream(rows, k, key_bytes, compute_capability, limit, workspace_bytes);

@@ -12,7 +12,7 @@ namespace jaxgpuops::topk {
 enum class Algorithm {
   kEmpty,    // nothing to write
   kArgmax,   // k = 1: one reduction
-  kWarp,     // short rows: lanes of a warp share a row held in shared memory
+  kRows,     // short rows: each in the registers of a part of a warp, of a block or of a cluster
   kStream,   // one block, or one cluster of blocks, streams a row past a rising threshold
   kGrid,     // the same with many blocks a row and a second kernel that merges their lists
   kColumns,  // the axis is not the last: neighbouring columns are read together
@@ -23,7 +23,7 @@ const char* name(Algorithm algorithm);
 
 struct Plan {
   Algorithm algorithm = Algorithm::kEmpty;
-  int lanes = 32;               // kWarp: lanes that share a row
+  int lanes = 32;               // of a warp that share a row or a column (kRows, kColumns)
   int threads = 0;              // threads of a block
   int slices = 1;               // blocks that share a row
   int64_t workspace_bytes = 0;  // per outer index

@@ -52,8 +52,8 @@ def _top_k_fallback(x, *, axis, k, largest, sorted):
     return _from_keys(keys if largest else ~keys, x.dtype), indices
 
 
-def _plan_top_k(rows, dtype, compute_capability, *, k, largest, sorted):
-    return _native.modules["cpu"].plan_topk(*rows, k, 8 * dtype.itemsize, sorted, compute_capability)
+def _plan_top_k(rows, avals, compute_capability, *, k, largest, sorted):
+    return _native.modules["cpu"].plan_topk(*rows, k, 8 * avals[0].dtype.itemsize, sorted, compute_capability)
 
 
 top_k_p = Kernel(
@@ -111,8 +111,8 @@ def _argmax_fallback(x, *, axis, largest):
     return ((lax.argmax if largest else lax.argmin)(x, axis, np.int32),)
 
 
-def _plan_argmax(rows, dtype, compute_capability, *, largest):
-    return _native.modules["cpu"].plan_argmax(*rows, 8 * dtype.itemsize)
+def _plan_argmax(rows, avals, compute_capability, *, largest):
+    return _native.modules["cpu"].plan_argmax(*rows, 8 * avals[0].dtype.itemsize)
 
 
 argmax_p = Kernel(

@@ -19,7 +19,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIBRARY = ROOT / "build" / "lab" / "liblab.so"
-ALGORITHMS = {"warp": 2, "stream": 3, "grid": 4}  # as in topk/plan.h; those with a geometry to choose
+ALGORITHMS = {"stream": 3, "grid": 4}  # as in topk/plan.h; those with a geometry to choose
 
 DISTRIBUTIONS = ["normal", "rising", "falling", "equal", "two", "relu", "nan", "high bits", "period", "tail", "bits"]
 
@@ -109,9 +109,9 @@ class Lab:
         elif not x.dtype.is_signed:
             bits = bits & 255  # uint8 is the one unsigned dtype here
         keys = bits if flags.get("largest", True) else ~bits
-        expected = keys.sort(axis, descending=True, stable=True)[1].narrow(axis, 0, k)
+        expected = keys.sort(dim=axis, descending=True, stable=True)[1].narrow(axis, 0, k)
         if not flags.get("sorted", True):
-            expected = expected.sort(axis)[0]
+            expected = expected.sort(dim=axis)[0]
         same = torch.equal(indices, expected.int()) and torch.equal(
             values.view(integer), x.view(integer).gather(axis, expected)
         )
@@ -154,6 +154,9 @@ def check(lab):
         *[((20, 131072), 50, 1), ((2, 300000), 2048, 1), ((1, 1 << 20), 64, 1), ((1, 1000003), 100, 1)],
         *[((12, 128256), 50, 1), ((5, 77), 1, 1), ((1, 1 << 20), 1, 1), ((3, 20000), 5000, 1), ((2, 9000), 9000, 1)],
         *[((3, 500, 7), 9, 1), ((2000, 50), 20, 0), ((2, 4096, 40), 32, 1), ((3, 9001, 7), 4000, 1)],
+        *[((9, 64), 8, 1), ((7, 128), 8, 1), ((1000, 256), 8, 1), ((5, 500), 3, 1), ((9, 1000), 7, 1), ((3, 3), 2, 1)],
+        *[((9, 200), 16, 1), ((9, 400), 30, 1), ((9, 4000), 2, 1), ((3, 8000), 64, 1), ((3, 16000), 64, 1)],
+        *[((4, 32000), 10, 1), ((2, 65535), 33, 1), ((2, 100000), 64, 1), ((3, 131072), 64, 1)],
     ]
     right = wrong = 0
     for distribution, (shape, k, axis) in itertools.product(DISTRIBUTIONS, shapes):
@@ -177,9 +180,7 @@ def show(lab, distribution="normal"):
 def sweep(lab):
     for rows, length, dtype, k in grid():
         planned = lab.run(getattr(lab.torch, dtype), None, None, (rows, length, 1), k)[0]
-        if planned == "warp":
-            forced = [(2, -1, -1, lanes) for lanes in (4, 8, 16, 32) if 2 * lanes >= k]
-        elif planned in ALGORITHMS:
+        if planned in ALGORITHMS:
             slices = [s for s in (1, 2, 4, 8, 16, 33, 66, 132, 264) if rows * s <= 1100 and length // s >= max(k, 3500)]
             forced = [(3, t, s, -1) for t in (256, 512) for s in slices if s <= 8]
             forced += [(4, t, s, -1) for t in (256, 512) for s in slices if s > 1]

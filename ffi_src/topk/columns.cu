@@ -1,126 +1,33 @@
-// Top-k of short rows (up to 16 KB), k <= 64: 4 to 32 lanes of a warp share a row, and nothing waits for a block.
+// Top-k along an axis that is not the last, k <= 64, columns of up to 16 KB: a block brings neighbouring columns to
+// shared memory together, transposed on the way, and 4 to 32 lanes of a warp select from each.
 //
-// A warp copies its rows to shared memory in one contiguous piece. Each lane splits its elements into four interleaved
-// parts and keeps each part's maximum, its delegate. The k-th largest delegate is a threshold that k elements reach
-// and few more do (about k for random data), all of them in parts whose delegate reaches it: only those parts, about
-// k of them, are read again. The survivors are ranked by comparing all with all. Where more arrive than there is room
-// for (ties, or large values that share a part), a radix select by 8-bit digits finds the k-th key exactly, and ties
-// at it are taken in index order.
-//
-// With an inner dimension, a block brings neighbouring columns to shared memory together, transposed on the way, and
-// goes on as with rows.
+// Each lane splits its elements into four interleaved parts and keeps each part's maximum, its delegate. The k-th
+// largest delegate is a threshold that k elements reach and few more do (about k for random data), all of them in parts
+// whose delegate reaches it: only those parts, about k of them, are read again. The survivors are ranked by comparing
+// all with all. Where more arrive than there is room for (ties, or large values that share a part), a radix select by
+// 8-bit digits finds the k-th key exactly, and ties at it are taken in index order.
 //
 // Bytes moved: the input once, k (value + index) out. After: Dr. Top-k's delegates (arXiv 2109.08219).
 #include <cuda_pipeline.h>
 
 #include "common/launch.cuh"
 #include "topk/candidates.cuh"
+#include "topk/columns_shape.h"
+#include "topk/delegates.cuh"
 #include "topk/kernels.h"
-#include "topk/warp_shape.h"
 
 namespace jaxgpuops::topk {
 namespace {
 
-struct Warp {
+struct Args {
   const void* x;
   void* values;
   int32_t* indices;
   KeyOrder order;
-  int64_t rows, inner;
+  int64_t inner;
   uint32_t length, k, capacity;
-  uint32_t pitch, tile_bytes, row_bytes, bytes;  // shared memory, see WarpShape
+  uint32_t pitch, tile_bytes, bytes;  // shared memory, see ColumnsShape
   bool sorted;
-};
-
-// Copies count elements to shared memory; both sides share their alignment within 16 bytes.
-template <class Key>
-__device__ void copy_rows(Key* to, const Key* from, uint32_t count) {
-  constexpr uint32_t kVector = 16 / sizeof(Key);
-  const uint32_t lane = threadIdx.x & 31;
-  const uint32_t misaligned = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(from) % 16 / sizeof(Key));
-  const uint32_t head = min(count, misaligned ? kVector - misaligned : 0);
-  const uint32_t vectors = (count - head) / kVector;
-#pragma unroll 4
-  for (uint32_t v = lane; v < vectors; v += 32)
-    __pipeline_memcpy_async(to + head + v * kVector, from + head + v * kVector, 16);
-  for (uint32_t i = lane; i < count - vectors * kVector; i += 32) {
-    const uint32_t at = i < head ? i : vectors * kVector + i;
-    to[at] = from[at];
-  }
-  __pipeline_commit();
-  __pipeline_wait_prior(0);
-  __syncwarp();
-}
-
-// A lower bound, reached by at least k of a group's delegates (k <= 2 * kLanes) and by few more, of the k-th largest.
-// Every lane's second delegate reaches the least of them; a bisection by ballots closes in from there.
-template <int kLanes>
-__device__ __forceinline__ uint32_t kth_of_group(const uint32_t (&v)[kParts], uint32_t k, uint32_t mates) {
-  const uint32_t a = max(v[0], v[1]), b = min(v[0], v[1]), c = max(v[2], v[3]), d = min(v[2], v[3]);
-  const uint32_t top = max(a, c), second = max(min(a, c), max(b, d));
-  uint32_t low = k <= kLanes ? top : second, high = top;
-#pragma unroll
-  for (int lanes = kLanes / 2; lanes; lanes /= 2) {
-    low = min(low, __shfl_xor_sync(kFullWarp, low, lanes));
-    high = max(high, __shfl_xor_sync(kFullWarp, high, lanes));
-  }
-  const uint32_t slack = k + k / 16;
-  for (int step = 0; step < 12; ++step) {
-    const uint32_t middle = high - (high - low) / 2;
-    uint32_t reached = 0;
-#pragma unroll
-    for (int p = 0; p < kParts; ++p) reached += __popc(__ballot_sync(kFullWarp, v[p] >= middle) & mates);
-    if (reached >= k) {
-      low = middle;
-      if (reached <= slack) high = low;
-    } else {
-      high = middle - 1;
-    }
-    if (!__any_sync(kFullWarp, low < high)) break;
-  }
-  return low;
-}
-
-// A 32-bit word as 1, 2 or 4 keys side by side.
-template <class Key>
-struct Lanes {
-  static constexpr int kBits = 8 * sizeof(Key);
-  uint32_t magnitude, flip;
-
-  __device__ explicit Lanes(KeyOrder order)
-      : magnitude(static_cast<Key>(order.magnitude)), flip(spread(static_cast<Key>(order.flip))) {}
-  __device__ static uint32_t spread(uint32_t word) {
-#pragma unroll
-    for (int bits = kBits; bits < 32; bits *= 2) word |= word << bits;
-    return word;
-  }
-  // A multiplication spreads each sign bit over the magnitude: it runs beside the integer pipe, which is the busy one.
-  __device__ __forceinline__ uint32_t encode(uint32_t word) const {
-    const uint32_t signs = kBits == 32 ? word >> 31 : (word >> (kBits - 1)) & spread(1);
-    return word ^ (signs * magnitude) ^ flip;
-  }
-  __device__ static __forceinline__ uint32_t max(uint32_t a, uint32_t b) {
-    return kBits == 32 ? (a > b ? a : b) : kBits == 16 ? __vmaxu2(a, b) : __vmaxu4(a, b);
-  }
-  __device__ static __forceinline__ uint32_t largest(uint32_t word) {
-    if constexpr (kBits <= 16) word = max(word, word >> 16);
-    if constexpr (kBits == 8) word = max(word, word >> 8);
-    return static_cast<Key>(word);
-  }
-};
-
-// What candidates are ranked by, in one word: a 32-bit key, with its index kept beside it, or a narrow key above its
-// mirrored index, which makes all of them distinct (rows here are shorter than 2^16).
-template <class Key>
-struct Ranked {
-  static constexpr bool kDistinct = sizeof(Key) < 4;
-  __device__ static uint32_t word(Key key, uint32_t index) {
-    return kDistinct ? static_cast<uint32_t>(key) << 16 | (0xffffu - index) : key;
-  }
-  __device__ static Key key(uint32_t word) { return static_cast<Key>(kDistinct ? word >> 16 : word); }
-  __device__ static uint32_t index(uint32_t word, uint32_t index) {
-    return kDistinct ? 0xffffu - (word & 0xffffu) : index;
-  }
 };
 
 // The whole warp selects exactly the k largest of one row: the k-th key, then a gather in index order. Mostly `floor`
@@ -179,57 +86,43 @@ __device__ __noinline__ void radix_select(const Key* row, uint32_t length, uint3
   __syncwarp();
 }
 
-template <class Key, int kLanes, bool kVectors, bool kColumns>
-__global__ void __launch_bounds__(32 * warps_per_block(kColumns)) warp_kernel(const Warp a) {
+template <class Key, int kLanes, bool kVectors>
+__global__ void __launch_bounds__(32 * kColumnWarps) columns_kernel(const Args a) {
   using Order = Ranked<Key>;
   constexpr uint32_t kRows = 32 / kLanes;
   constexpr uint32_t kOwn = 4;  // candidates that a lane ranks at once
   constexpr uint32_t kVector = kVectors ? 16 / sizeof(Key) : 1;
-  constexpr uint32_t kWarps = warps_per_block(kColumns);
+  constexpr uint32_t kWarps = kColumnWarps;
   extern __shared__ __align__(16) unsigned char shared_bytes[];
   const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x / 32, group = lane / kLanes, g = lane % kLanes;
   unsigned char* mine = shared_bytes + a.tile_bytes + warp * a.bytes;
-  const Key* x = static_cast<const Key*>(a.x);
-  Key* data;         // this warp's rows, a.pitch apart
-  uint32_t rows;     // how many
-  int64_t at_first;  // where the first row's result starts; the next one's is `next_row` on
-  const int64_t next_row = kColumns ? 1 : a.k;
-  if constexpr (kColumns) {
-    constexpr uint32_t kTile = kWarps * kRows;  // columns of a block
-    const int64_t tiles = (a.inner + kTile - 1) / kTile, outer = blockIdx.x / tiles;
-    const int64_t first = blockIdx.x % tiles * kTile;
-    const uint32_t columns = static_cast<uint32_t>(min(static_cast<int64_t>(kTile), a.inner - first));
-    Key* tile = reinterpret_cast<Key*>(shared_bytes);
-    const uint32_t column = threadIdx.x % kTile;
-    const Key* from = x + outer * a.length * a.inner + first + column;
-    if (column < columns) {
+  constexpr uint32_t kTile = kWarps * kRows;  // columns of a block
+  const int64_t tiles = (a.inner + kTile - 1) / kTile, outer = blockIdx.x / tiles;
+  const int64_t first = blockIdx.x % tiles * kTile;
+  const uint32_t columns = static_cast<uint32_t>(min(static_cast<int64_t>(kTile), a.inner - first));
+  Key* tile = reinterpret_cast<Key*>(shared_bytes);
+  const uint32_t column = threadIdx.x % kTile;
+  const Key* from = static_cast<const Key*>(a.x) + outer * a.length * a.inner + first + column;
+  if (column < columns) {
 #pragma unroll 8
-      for (uint32_t i = threadIdx.x / kTile; i < a.length; i += 32 * kWarps / kTile) {
-        if constexpr (sizeof(Key) == 4) {
-          __pipeline_memcpy_async(&tile[column * a.pitch + i], &from[i * a.inner], 4);
-        } else {
-          tile[column * a.pitch + i] = from[i * a.inner];
-        }
+    for (uint32_t i = threadIdx.x / kTile; i < a.length; i += 32 * kWarps / kTile) {
+      if constexpr (sizeof(Key) == 4) {
+        __pipeline_memcpy_async(&tile[column * a.pitch + i], &from[i * a.inner], 4);
+      } else {
+        tile[column * a.pitch + i] = from[i * a.inner];
       }
     }
-    __pipeline_commit();
-    __pipeline_wait_prior(0);
-    __syncthreads();
-    data = tile + warp * kRows * a.pitch;
-    rows = min(kRows, columns - min(columns, warp * kRows));
-    at_first = outer * a.k * a.inner + first + warp * kRows;
-  } else {
-    const int64_t first = (static_cast<int64_t>(blockIdx.x) * kWarps + warp) * kRows;
-    rows = static_cast<uint32_t>(max(int64_t{0}, min(static_cast<int64_t>(kRows), a.rows - first)));
-    data = reinterpret_cast<Key*>(mine + reinterpret_cast<uintptr_t>(x + first * a.length) % 16);
-    if (rows) copy_rows(data, x + first * a.length, rows * a.length);
-    at_first = first * a.k;
   }
+  __pipeline_commit();
+  __pipeline_wait_prior(0);
+  __syncthreads();
+  Key* data = tile + warp * kRows * a.pitch;  // this warp's columns, now rows a.pitch apart
+  const uint32_t rows = min(kRows, columns - min(columns, warp * kRows));
   if (rows == 0) return;
 
   // Candidates of the warp's rows: words, then indices; counters; the digit histogram of the rare radix select, where
   // the parts to read again are listed before any digit is counted; and, for index order, what was chosen.
-  uint32_t* all_words = reinterpret_cast<uint32_t*>(mine + a.row_bytes);
+  uint32_t* all_words = reinterpret_cast<uint32_t*>(mine);
   uint32_t* all_indices = all_words + kRows * a.capacity;
   uint32_t* counts = all_indices + kRows * a.capacity;
   uint32_t* histogram = counts + kRows;
@@ -315,10 +208,10 @@ __global__ void __launch_bounds__(32 * warps_per_block(kColumns)) warp_kernel(co
   if (live && g < 4) words_of[m + g] = 0;  // the comparison reads four at a time
   __syncwarp();
 
-  const int64_t base = at_first + group * next_row, stride = kColumns ? a.inner : 1;
+  const int64_t base = outer * a.k * a.inner + first + warp * kRows + group;
   const auto write = [&](uint32_t rank, uint32_t word, uint32_t index) {
-    static_cast<Key*>(a.values)[base + rank * stride] = decode(Order::key(word), a.order);
-    a.indices[base + rank * stride] = static_cast<int32_t>(Order::index(word, index));
+    static_cast<Key*>(a.values)[base + rank * a.inner] = decode(Order::key(word), a.order);
+    a.indices[base + rank * a.inner] = static_cast<int32_t>(Order::index(word, index));
   };
   const auto emit = [&](uint32_t rank, uint32_t word, uint32_t index) {
     if (rank >= a.k) return;
@@ -370,45 +263,34 @@ __global__ void __launch_bounds__(32 * warps_per_block(kColumns)) warp_kernel(co
 }
 
 template <class Key, int kLanes>
-cudaError_t run(cudaStream_t stream, const Launch& config, const Warp& a) {
-  if (a.inner > 1) {
-    const bool vectors = a.length * sizeof(Key) % 16 == 0;
-    return launch(stream, config,
-                  vectors ? warp_kernel<Key, kLanes, true, true> : warp_kernel<Key, kLanes, false, true>, a);
-  }
-  const bool vectors = reinterpret_cast<uintptr_t>(a.x) % 16 == 0 && a.length * sizeof(Key) % 16 == 0;
-  return launch(stream, config,
-                vectors ? warp_kernel<Key, kLanes, true, false> : warp_kernel<Key, kLanes, false, false>, a);
+cudaError_t run(cudaStream_t stream, const Launch& config, const Args& a) {
+  const bool vectors = a.length * sizeof(Key) % 16 == 0;
+  return launch(stream, config, vectors ? columns_kernel<Key, kLanes, true> : columns_kernel<Key, kLanes, false>, a);
 }
 
 }  // namespace
 
-cudaError_t launch_warp(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
-  const bool columns = problem.rows.inner > 1;
-  const WarpShape shape =
-      warp_shape(problem.rows.length, problem.k, problem.key_bits / 8, problem.sorted, plan.lanes, columns);
-  Warp a = {};
+cudaError_t launch_columns(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
+  const ColumnsShape shape =
+      columns_shape(problem.rows.length, problem.k, problem.key_bits / 8, problem.sorted, plan.lanes);
+  Args a = {};
   a.x = buffers.x;
   a.values = buffers.values;
   a.indices = buffers.indices;
   a.order = problem.order;
-  a.rows = problem.rows.count();
   a.inner = problem.rows.inner;
   a.length = static_cast<uint32_t>(problem.rows.length);
   a.k = static_cast<uint32_t>(problem.k);
-  a.capacity = static_cast<uint32_t>(warp_capacity(problem.k));
+  a.capacity = static_cast<uint32_t>(columns_capacity(problem.k));
   a.pitch = static_cast<uint32_t>(shape.pitch);
   a.tile_bytes = static_cast<uint32_t>(shape.tile_bytes);
-  a.row_bytes = static_cast<uint32_t>(shape.row_bytes);
   a.bytes = static_cast<uint32_t>(shape.bytes);
   a.sorted = problem.sorted;
   Launch config;
-  const int warps = warps_per_block(columns), rows_per_block = shape.rows * warps;
-  const int64_t blocks = columns ? problem.rows.outer * ((a.inner + rows_per_block - 1) / rows_per_block)
-                                 : (a.rows + rows_per_block - 1) / rows_per_block;
-  config.grid = dim3(static_cast<unsigned>(blocks));
-  config.block = dim3(32 * warps);
-  config.shared_bytes = shape.tile_bytes + shape.bytes * warps;
+  const int columns = shape.columns * kColumnWarps;  // of a block
+  config.grid = dim3(static_cast<unsigned>(problem.rows.outer * ((a.inner + columns - 1) / columns)));
+  config.block = dim3(32 * kColumnWarps);
+  config.shared_bytes = shape.tile_bytes + shape.bytes * kColumnWarps;
   return dispatch_key(problem.key_bits, [&](auto key) -> cudaError_t {
     using Key = decltype(key);
     if constexpr (sizeof(Key) == 8) {

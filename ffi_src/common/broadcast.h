@@ -1,0 +1,44 @@
+// Expand without copying: where an operand that broadcasts against a (outer, length, inner) problem has its elements.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__CUDACC__)
+#define JAXGPUOPS_HOST_DEVICE __host__ __device__
+#else
+#define JAXGPUOPS_HOST_DEVICE
+#endif
+
+namespace jaxgpuops {
+
+// Maps an outer (or inner) index, which counts several dimensions in row-major order, to an offset in an operand that
+// has only some of them: neighbouring dimensions of one kind are one group, sizes innermost first, and the stride of a
+// group that the operand lacks is 0.
+struct IndexMap {
+  static constexpr int kMaxGroups = 8;
+  int groups = 0;
+  int64_t size[kMaxGroups] = {};
+  int64_t stride[kMaxGroups] = {};
+
+  JAXGPUOPS_HOST_DEVICE int64_t operator()(int64_t index) const {
+    if (groups == 1) return index * stride[0];
+    int64_t offset = 0;
+    for (int g = 0; g < groups; ++g) {
+      offset += index % size[g] * stride[g];
+      index /= size[g];
+    }
+    return offset;
+  }
+};
+
+// The element of (outer, position along the axis, inner) is at outer(o) + position * axis_stride + inner(i).
+struct Broadcast {
+  IndexMap outer, inner;
+  int64_t axis_stride = 0;  // 0: one value for the whole axis
+
+  JAXGPUOPS_HOST_DEVICE int64_t operator()(int64_t o, int64_t position, int64_t i) const {
+    return outer(o) + position * axis_stride + inner(i);
+  }
+};
+
+}  // namespace jaxgpuops

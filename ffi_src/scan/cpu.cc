@@ -1,0 +1,118 @@
+// CPU handlers of the scans.
+#include "scan/cpu.h"
+
+#include "scan/call.h"
+
+namespace jaxgpuops::scan {
+namespace {
+
+template <Op op>
+ffi::Error cumulative(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> y,
+                      int64_t axis, bool reverse, bool exclusive) {
+  return handle(target_name(Kind::kCumulative, op), [&] {
+    const Call call = cumulative_call(op, x, rest, *y, axis, reverse, exclusive);
+    cpu::run_cumulative(call.problem, call.buffers, workers_of(pool));
+  });
+}
+
+template <Op op>
+ffi::Error tangent(ffi::ThreadPool pool, ffi::AnyBuffer t, ffi::AnyBuffer x, ffi::AnyBuffer y, ffi::RemainingArgs rest,
+                   ffi::Result<ffi::AnyBuffer> out, int64_t axis, bool reverse, bool exclusive, bool transpose) {
+  return handle(target_name(Kind::kTangent, op), [&] {
+    const Call call = tangent_call(op, t, x, y, rest, *out, axis, reverse, exclusive, transpose);
+    cpu::run_tangent(call.problem, call.buffers, workers_of(pool));
+  });
+}
+
+ffi::Error linear(ffi::ThreadPool pool, ffi::AnyBuffer b, ffi::AnyBuffer a, ffi::RemainingArgs rest,
+                  ffi::Result<ffi::AnyBuffer> h, int64_t axis, bool reverse, bool transpose, bool initial) {
+  return handle("jaxgpuops.linear_scan", [&] {
+    const Call call = linear_call(b, a, rest, *h, axis, reverse, transpose, initial);
+    cpu::run_linear(call.problem, call.buffers, workers_of(pool));
+  });
+}
+
+ffi::Error linear_vjp(ffi::ThreadPool pool, ffi::AnyBuffer g, ffi::AnyBuffer a, ffi::AnyBuffer h,
+                      ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> da, ffi::Result<ffi::AnyBuffer> db,
+                      int64_t axis, bool reverse, bool initial) {
+  return handle("jaxgpuops.linear_scan_vjp", [&] {
+    const Call call = linear_vjp_call(g, a, h, rest, *da, *db, axis, reverse, initial);
+    cpu::run_linear_vjp(call.problem, call.buffers, workers_of(pool));
+  });
+}
+
+auto cumulative_binding() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::ThreadPool>()
+      .Arg<ffi::AnyBuffer>()  // x
+      .RemainingArgs()        // starts
+      .Ret<ffi::AnyBuffer>()  // y
+      .Attr<int64_t>("axis")
+      .Attr<bool>("reverse")
+      .Attr<bool>("exclusive");
+}
+XLA_FFI_DEFINE_HANDLER(kCumsum, cumulative<Op::kSum>, cumulative_binding());
+XLA_FFI_DEFINE_HANDLER(kCumprod, cumulative<Op::kProd>, cumulative_binding());
+XLA_FFI_DEFINE_HANDLER(kCummax, cumulative<Op::kMax>, cumulative_binding());
+XLA_FFI_DEFINE_HANDLER(kCummin, cumulative<Op::kMin>, cumulative_binding());
+XLA_FFI_DEFINE_HANDLER(kCumlogsumexp, cumulative<Op::kLogSumExp>, cumulative_binding());
+
+auto tangent_binding() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::ThreadPool>()
+      .Arg<ffi::AnyBuffer>()  // t
+      .Arg<ffi::AnyBuffer>()  // x
+      .Arg<ffi::AnyBuffer>()  // y
+      .RemainingArgs()        // starts
+      .Ret<ffi::AnyBuffer>()  // like t
+      .Attr<int64_t>("axis")
+      .Attr<bool>("reverse")
+      .Attr<bool>("exclusive")
+      .Attr<bool>("transpose");
+}
+XLA_FFI_DEFINE_HANDLER(kCumprodJvp, tangent<Op::kProd>, tangent_binding());
+XLA_FFI_DEFINE_HANDLER(kCummaxJvp, tangent<Op::kMax>, tangent_binding());
+XLA_FFI_DEFINE_HANDLER(kCumminJvp, tangent<Op::kMin>, tangent_binding());
+XLA_FFI_DEFINE_HANDLER(kCumlogsumexpJvp, tangent<Op::kLogSumExp>, tangent_binding());
+
+XLA_FFI_DEFINE_HANDLER(kLinear, linear,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()  // b
+                           .Arg<ffi::AnyBuffer>()  // a
+                           .RemainingArgs()        // h0, starts
+                           .Ret<ffi::AnyBuffer>()  // h
+                           .Attr<int64_t>("axis")
+                           .Attr<bool>("reverse")
+                           .Attr<bool>("transpose")
+                           .Attr<bool>("initial"));
+XLA_FFI_DEFINE_HANDLER(kLinearVjp, linear_vjp,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()  // g
+                           .Arg<ffi::AnyBuffer>()  // a
+                           .Arg<ffi::AnyBuffer>()  // h
+                           .RemainingArgs()        // h0, starts
+                           .Ret<ffi::AnyBuffer>()  // da
+                           .Ret<ffi::AnyBuffer>()  // db
+                           .Attr<int64_t>("axis")
+                           .Attr<bool>("reverse")
+                           .Attr<bool>("initial"));
+
+}  // namespace
+
+std::vector<Target> cpu_targets() {
+  return {{"jaxgpuops.cumsum", kCumsum},
+          {"jaxgpuops.cumprod", kCumprod},
+          {"jaxgpuops.cummax", kCummax},
+          {"jaxgpuops.cummin", kCummin},
+          {"jaxgpuops.cumlogsumexp", kCumlogsumexp},
+          {"jaxgpuops.cumprod_jvp", kCumprodJvp},
+          {"jaxgpuops.cummax_jvp", kCummaxJvp},
+          {"jaxgpuops.cummin_jvp", kCumminJvp},
+          {"jaxgpuops.cumlogsumexp_jvp", kCumlogsumexpJvp},
+          {"jaxgpuops.linear_scan", kLinear},
+          {"jaxgpuops.linear_scan_vjp", kLinearVjp}};
+}
+
+}  // namespace jaxgpuops::scan

@@ -1,0 +1,113 @@
+// Tiles: how the CPU scans see memory.
+//
+// Rows are scanned side by side, in lanes, so that the compiler can vectorise any recurrence. A tile is some steps of
+// each lane. It is brought into a plane of scratch memory, step by step and all lanes of a step together, converted to
+// the type that is computed with; the results go back the same way. Lanes are
+//   columns: neighbouring rows, where inner > 1 makes them contiguous
+//   rows:    any rows, where they are short
+//   parts:   the parts of a chunk of one long row (or of a few columns)
+// Positions along the axis are counted in the direction of the scan.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "common/simd.h"
+#include "scan/scan.h"
+
+#if defined(__GNUC__) && !defined(__clang__)
+#define JAXGPUOPS_INDEPENDENT _Pragma("GCC ivdep")  // the iterations of the loop that follows
+#else
+#define JAXGPUOPS_INDEPENDENT
+#endif
+
+namespace jaxgpuops::scan::cpu {
+
+constexpr int64_t kMaxLanes = 64;
+constexpr int64_t kTileElements = 1024;
+constexpr int64_t kPlane = kTileElements + 2 * kMaxLanes;  // a plane has a step more before and after the tile
+
+template <class T>
+struct Complex {
+  T re, im;
+  Complex() = default;
+  JAXGPUOPS_INLINE Complex(T re, T im = 0) : re(re), im(im) {}
+  friend JAXGPUOPS_INLINE Complex operator+(Complex a, Complex b) { return {a.re + b.re, a.im + b.im}; }
+  friend JAXGPUOPS_INLINE Complex operator*(Complex a, Complex b) {
+    return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
+  }
+  friend JAXGPUOPS_INLINE bool operator==(Complex a, Complex b) { return a.re == b.re && a.im == b.im; }
+  friend JAXGPUOPS_INLINE bool operator!=(Complex a, Complex b) { return !(a == b); }
+};
+
+// Where the lanes of a strip are in the problem.
+struct Lanes {
+  int64_t count = 0;
+  int64_t outer[kMaxLanes], inner[kMaxLanes];
+};
+
+struct Tile {
+  int64_t lanes, steps;
+  int64_t length;               // of the axis
+  int64_t position[kMaxLanes];  // of each lane's first step
+  bool uniform;                 // all the same
+};
+
+// The tile that has the one step of an array of length 1.
+inline Tile first_step(const Lanes& lanes) { return {lanes.count, 1, 1, {}, true}; }
+
+// An operand or a result as the lanes of a strip see it.
+struct Operand {
+  void* data = nullptr;
+  DType dtype = DType::kFloat32;
+  int64_t step = 0;          // from one position to the next, in elements
+  bool contiguous = false;   // lanes are neighbours
+  int64_t first[kMaxLanes];  // each lane's element at position 0
+
+  // An operand of the shape of the problem.
+  void bind(const Lanes& lanes, const Rows& rows, bool backward) {
+    step = backward ? -rows.inner : rows.inner;
+    for (int64_t w = 0; w < lanes.count; ++w)
+      first[w] =
+          lanes.outer[w] * rows.length * rows.inner + lanes.inner[w] + (backward ? rows.length - 1 : 0) * rows.inner;
+    find_contiguous(lanes.count);
+  }
+  void bind(const Lanes& lanes, const Rows& rows, bool backward, const Broadcast& at) {
+    step = backward ? -at.axis_stride : at.axis_stride;
+    for (int64_t w = 0; w < lanes.count; ++w)
+      first[w] = at(lanes.outer[w], backward ? rows.length - 1 : 0, lanes.inner[w]);
+    find_contiguous(lanes.count);
+  }
+
+ private:
+  void find_contiguous(int64_t lanes) {
+    contiguous = true;
+    for (int64_t w = 1; w < lanes; ++w) contiguous &= first[w] == first[0] + w;
+  }
+};
+
+// Reads the steps [begin, end) of the tile, from positions that are `shift` further; 0 where there is no such position.
+// C is float for all types up to 32 bits that are computed with as float, and otherwise as wide as the element.
+template <class C>
+void load(const Operand& from, const Tile& tile, int64_t begin, int64_t end, int64_t shift, C* plane);
+
+// The same for bytes that are 0 or not.
+template <class C>
+void load_flags(const Operand& from, const Tile& tile, int64_t begin, int64_t end, int64_t shift, C* plane);
+
+// Writes the steps of the tile that exist.
+template <class C>
+void store(const Operand& to, const Tile& tile, const C* plane);
+
+// Sets the element of each lane that has the position within the steps [begin, end): value(lane).
+template <class C, class Value>
+void set_at(const Tile& tile, int64_t begin, int64_t end, int64_t position, C* plane, const Value& value) {
+  for (int64_t w = 0; w < tile.lanes; ++w) {
+    const int64_t s = position - tile.position[w];
+    if (s >= begin && s < end) plane[s * tile.lanes + w] = value(w);
+    if (tile.uniform && (s < begin || s >= end)) return;
+  }
+}
+
+}  // namespace jaxgpuops::scan::cpu

@@ -1,0 +1,130 @@
+// CUDA handlers: buffers -> plan -> launch.
+#include "common/device.h"
+#include "scan/call.h"
+#include "scan/launch.h"
+
+namespace jaxgpuops::scan {
+namespace {
+
+void run(cudaStream_t stream, const Call& call, ffi::AnyBuffer main, ffi::AnyBuffer workspace, int64_t axis) {
+  const int64_t workspace_bytes = require_workspace(workspace, main, axis);
+  const Device device = current_device();
+  const Plan plan = plan_scan(call.problem, device.compute_capability, workspace_bytes);
+  const cudaError_t status = launch_scan(stream, plan, call.problem, call.buffers, workspace.untyped_data());
+  require_launched(status, name(plan.algorithm), call.problem.rows, main, device);
+}
+
+template <Op op>
+ffi::Error cumulative(cudaStream_t stream, ffi::AnyBuffer x, ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> y,
+                      ffi::Result<ffi::AnyBuffer> workspace, int64_t axis, bool reverse, bool exclusive) {
+  return handle(target_name(Kind::kCumulative, op),
+                [&] { run(stream, cumulative_call(op, x, rest, *y, axis, reverse, exclusive), x, *workspace, axis); });
+}
+
+template <Op op>
+ffi::Error tangent(cudaStream_t stream, ffi::AnyBuffer t, ffi::AnyBuffer x, ffi::AnyBuffer y, ffi::RemainingArgs rest,
+                   ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace, int64_t axis, bool reverse,
+                   bool exclusive, bool transpose) {
+  return handle(target_name(Kind::kTangent, op), [&] {
+    run(stream, tangent_call(op, t, x, y, rest, *out, axis, reverse, exclusive, transpose), t, *workspace, axis);
+  });
+}
+
+ffi::Error linear(cudaStream_t stream, ffi::AnyBuffer b, ffi::AnyBuffer a, ffi::RemainingArgs rest,
+                  ffi::Result<ffi::AnyBuffer> h, ffi::Result<ffi::AnyBuffer> workspace, int64_t axis, bool reverse,
+                  bool transpose, bool initial) {
+  return handle("jaxgpuops.linear_scan", [&] {
+    run(stream, linear_call(b, a, rest, *h, axis, reverse, transpose, initial), b, *workspace, axis);
+  });
+}
+
+ffi::Error linear_vjp(cudaStream_t stream, ffi::AnyBuffer g, ffi::AnyBuffer a, ffi::AnyBuffer h,
+                      ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> da, ffi::Result<ffi::AnyBuffer> db,
+                      ffi::Result<ffi::AnyBuffer> workspace, int64_t axis, bool reverse, bool initial) {
+  return handle("jaxgpuops.linear_scan_vjp", [&] {
+    run(stream, linear_vjp_call(g, a, h, rest, *da, *db, axis, reverse, initial), g, *workspace, axis);
+  });
+}
+
+auto cumulative_binding() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::PlatformStream<cudaStream_t>>()
+      .Arg<ffi::AnyBuffer>()  // x
+      .RemainingArgs()        // starts
+      .Ret<ffi::AnyBuffer>()  // y
+      .Ret<ffi::AnyBuffer>()  // workspace
+      .Attr<int64_t>("axis")
+      .Attr<bool>("reverse")
+      .Attr<bool>("exclusive");
+}
+XLA_FFI_DEFINE_HANDLER(kSum, cumulative<Op::kSum>, cumulative_binding(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kProd, cumulative<Op::kProd>, cumulative_binding(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kMax, cumulative<Op::kMax>, cumulative_binding(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kMin, cumulative<Op::kMin>, cumulative_binding(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kLogSumExp, cumulative<Op::kLogSumExp>, cumulative_binding(),
+                       {ffi::Traits::kCmdBufferCompatible});
+
+auto tangent_binding() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::PlatformStream<cudaStream_t>>()
+      .Arg<ffi::AnyBuffer>()  // t
+      .Arg<ffi::AnyBuffer>()  // x
+      .Arg<ffi::AnyBuffer>()  // y
+      .RemainingArgs()        // starts
+      .Ret<ffi::AnyBuffer>()  // the tangent of y; transposed, the cotangent of x
+      .Ret<ffi::AnyBuffer>()  // workspace
+      .Attr<int64_t>("axis")
+      .Attr<bool>("reverse")
+      .Attr<bool>("exclusive")
+      .Attr<bool>("transpose");
+}
+XLA_FFI_DEFINE_HANDLER(kProdJvp, tangent<Op::kProd>, tangent_binding(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kMaxJvp, tangent<Op::kMax>, tangent_binding(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kMinJvp, tangent<Op::kMin>, tangent_binding(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kLogSumExpJvp, tangent<Op::kLogSumExp>, tangent_binding(), {ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER(kLinear, linear,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                           .Arg<ffi::AnyBuffer>()  // b
+                           .Arg<ffi::AnyBuffer>()  // a
+                           .RemainingArgs()        // h0, starts
+                           .Ret<ffi::AnyBuffer>()  // h
+                           .Ret<ffi::AnyBuffer>()  // workspace
+                           .Attr<int64_t>("axis")
+                           .Attr<bool>("reverse")
+                           .Attr<bool>("transpose")
+                           .Attr<bool>("initial"),
+                       {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kLinearVjp, linear_vjp,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                           .Arg<ffi::AnyBuffer>()  // g
+                           .Arg<ffi::AnyBuffer>()  // a
+                           .Arg<ffi::AnyBuffer>()  // h
+                           .RemainingArgs()        // h0, starts
+                           .Ret<ffi::AnyBuffer>()  // da
+                           .Ret<ffi::AnyBuffer>()  // db
+                           .Ret<ffi::AnyBuffer>()  // workspace
+                           .Attr<int64_t>("axis")
+                           .Attr<bool>("reverse")
+                           .Attr<bool>("initial"),
+                       {ffi::Traits::kCmdBufferCompatible});
+
+}  // namespace
+
+std::vector<Target> cuda_targets() {
+  return {{"jaxgpuops.cumsum", kSum},
+          {"jaxgpuops.cumprod", kProd},
+          {"jaxgpuops.cummax", kMax},
+          {"jaxgpuops.cummin", kMin},
+          {"jaxgpuops.cumlogsumexp", kLogSumExp},
+          {"jaxgpuops.cumprod_jvp", kProdJvp},
+          {"jaxgpuops.cummax_jvp", kMaxJvp},
+          {"jaxgpuops.cummin_jvp", kMinJvp},
+          {"jaxgpuops.cumlogsumexp_jvp", kLogSumExpJvp},
+          {"jaxgpuops.linear_scan", kLinear},
+          {"jaxgpuops.linear_scan_vjp", kLinearVjp}};
+}
+
+}  // namespace jaxgpuops::scan

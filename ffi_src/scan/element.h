@@ -1,0 +1,331 @@
+// Elements as the scans see them: how many bytes they have in memory, and what they are computed in. Compiles for the
+// host, too, so that it can be tested there.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "common/broadcast.h"
+#include "common/dtype.h"
+
+#if defined(__CUDACC__)
+#define JAXGPUOPS_SCAN_FN __host__ __device__ __forceinline__
+#else
+#define JAXGPUOPS_SCAN_FN inline
+#endif
+
+namespace jaxgpuops::scan {
+
+template <class To, class From>
+JAXGPUOPS_SCAN_FN To bits_as(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+// ---- Arithmetic -----------------------------------------------------------------------------------------------------
+// Multiply-adds are explicit: kernels that must agree in every bit must not depend on what the compiler contracts.
+
+template <class Real>
+struct Complex {
+  Real re, im;
+};
+
+JAXGPUOPS_SCAN_FN uint32_t add(uint32_t a, uint32_t b) { return a + b; }
+JAXGPUOPS_SCAN_FN uint64_t add(uint64_t a, uint64_t b) { return a + b; }
+JAXGPUOPS_SCAN_FN float add(float a, float b) { return a + b; }
+JAXGPUOPS_SCAN_FN double add(double a, double b) { return a + b; }
+template <class Real>
+JAXGPUOPS_SCAN_FN Complex<Real> add(Complex<Real> a, Complex<Real> b) {
+  return {a.re + b.re, a.im + b.im};
+}
+
+JAXGPUOPS_SCAN_FN uint32_t multiply_add(uint32_t a, uint32_t b, uint32_t c) { return a * b + c; }
+JAXGPUOPS_SCAN_FN uint64_t multiply_add(uint64_t a, uint64_t b, uint64_t c) { return a * b + c; }
+JAXGPUOPS_SCAN_FN float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
+JAXGPUOPS_SCAN_FN double multiply_add(double a, double b, double c) { return fma(a, b, c); }
+template <class Real>
+JAXGPUOPS_SCAN_FN Complex<Real> multiply_add(Complex<Real> a, Complex<Real> b, Complex<Real> c) {
+  return {multiply_add(-a.im, b.im, multiply_add(a.re, b.re, c.re)),
+          multiply_add(a.im, b.re, multiply_add(a.re, b.im, c.im))};
+}
+
+JAXGPUOPS_SCAN_FN uint32_t multiply(uint32_t a, uint32_t b) { return a * b; }
+JAXGPUOPS_SCAN_FN uint64_t multiply(uint64_t a, uint64_t b) { return a * b; }
+JAXGPUOPS_SCAN_FN float multiply(float a, float b) { return a * b; }
+JAXGPUOPS_SCAN_FN double multiply(double a, double b) { return a * b; }
+template <class Real>
+JAXGPUOPS_SCAN_FN Complex<Real> multiply(Complex<Real> a, Complex<Real> b) {
+  const Real re = -a.im * b.im, im = a.im * b.re;
+  return {multiply_add(a.re, b.re, re), multiply_add(a.re, b.im, im)};
+}
+
+template <class Acc>
+struct Constant {
+  JAXGPUOPS_SCAN_FN static Acc of(int value) { return static_cast<Acc>(value); }
+};
+template <class Real>
+struct Constant<Complex<Real>> {
+  JAXGPUOPS_SCAN_FN static Complex<Real> of(int value) { return {static_cast<Real>(value), Real{0}}; }
+};
+
+template <class Acc>
+JAXGPUOPS_SCAN_FN bool is_zero(Acc a) {
+  return a == Acc{0};
+}
+template <class Real>
+JAXGPUOPS_SCAN_FN bool is_zero(Complex<Real> a) {
+  return a.re == Real{0} && a.im == Real{0};
+}
+
+// e^x for x <= 0 and NaN; to about 1e-7 |x|, relatively.
+JAXGPUOPS_SCAN_FN float exp_below_one(float x) {
+#if defined(__CUDA_ARCH__)
+  float e;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * 1.44269504f));
+  return e;
+#else
+  return expf(x);
+#endif
+}
+JAXGPUOPS_SCAN_FN double exp_below_one(double x) { return exp(x); }
+
+// c + log(x), for x >= 1, 0 and NaN; to about 1e-7, absolutely.
+JAXGPUOPS_SCAN_FN float log_at_least_one(float x, float c) {
+#if defined(__CUDA_ARCH__)
+  float l;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(l) : "f"(x));
+  return fmaf(l, 0.693147181f, c);
+#else
+  return c + logf(x);
+#endif
+}
+
+// The larger of two, NaN if one is, and -0 < +0.
+JAXGPUOPS_SCAN_FN float larger(float a, float b) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  float c;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+  return c;
+#elif defined(__CUDA_ARCH__)
+  return a != a ? a : b != b ? b : fmaxf(a, b);
+#else
+  if (a != a || b != b) return a != a ? a : b;
+  return a > b || (a == b && std::signbit(b)) ? a : b;
+#endif
+}
+
+// ---- Element types --------------------------------------------------------------------------------------------------
+// Bits is what is loaded and stored, Acc what is computed in; integers are their own bits, widened to at least 32.
+
+template <class Unsigned>
+struct Integer {
+  using Bits = Unsigned;
+  static constexpr DType kDType = sizeof(Unsigned) == 1   ? DType::kUint8
+                                  : sizeof(Unsigned) == 2 ? DType::kUint16
+                                  : sizeof(Unsigned) == 4 ? DType::kUint32
+                                                          : DType::kUint64;  // or the signed
+  using Acc = std::conditional_t<sizeof(Unsigned) == 8, uint64_t, uint32_t>;
+  JAXGPUOPS_SCAN_FN static Acc load(Bits bits) { return bits; }
+  JAXGPUOPS_SCAN_FN static Bits store(Acc value) { return static_cast<Bits>(value); }
+};
+
+struct Boolean : Integer<uint8_t> {};
+
+struct Float32 {
+  using Bits = uint32_t;
+  static constexpr DType kDType = DType::kFloat32;
+  using Acc = float;
+  JAXGPUOPS_SCAN_FN static float lowest() { return -std::numeric_limits<float>::infinity(); }
+  JAXGPUOPS_SCAN_FN static float load(Bits bits) { return bits_as<float>(bits); }
+  JAXGPUOPS_SCAN_FN static Bits store(float value) { return bits_as<Bits>(value); }
+};
+
+struct Float64 {
+  using Bits = uint64_t;
+  static constexpr DType kDType = DType::kFloat64;
+  using Acc = double;
+  JAXGPUOPS_SCAN_FN static double lowest() { return -std::numeric_limits<double>::infinity(); }
+  JAXGPUOPS_SCAN_FN static double load(Bits bits) { return bits_as<double>(bits); }
+  JAXGPUOPS_SCAN_FN static Bits store(double value) { return bits_as<Bits>(value); }
+};
+
+// The nearest float with `kExponent` bits of exponent and `kMantissa` of mantissa, ties to even; without infinities
+// (kFinite) what is too large is NaN, and NaN is all ones.
+template <int kExponent, int kMantissa, bool kFinite>
+struct SmallFloat {
+  static constexpr int kBias = (1 << (kExponent - 1)) - 1;
+  static constexpr uint32_t kSign = 1u << (kExponent + kMantissa);
+  static constexpr uint32_t kInfinity = ((1u << kExponent) - 1) << kMantissa;
+  static constexpr uint32_t kLargest = kFinite ? kSign - 2 : kInfinity - 1;  // of the finite
+  static constexpr uint32_t kNan = kFinite ? kSign - 1 : kInfinity | (1u << (kMantissa - 1));
+
+  JAXGPUOPS_SCAN_FN static float load(uint32_t bits) {
+    const uint32_t magnitude = bits & (kSign - 1), sign = (bits & kSign) ? 0x80000000u : 0;
+    float value = static_cast<float>(magnitude) * bits_as<float>((128u - kBias - kMantissa) << 23);  // denormal
+    if (magnitude >> kMantissa) value = bits_as<float>((magnitude << (23 - kMantissa)) + ((127u - kBias) << 23));
+    if (magnitude > kLargest) value = bits_as<float>(!kFinite && magnitude == kInfinity ? 0x7f800000u : 0x7fc00000u);
+    return bits_as<float>(bits_as<uint32_t>(value) | sign);
+  }
+
+  JAXGPUOPS_SCAN_FN static uint32_t store(float value) {
+    const uint32_t all = bits_as<uint32_t>(value), magnitude = all & 0x7fffffffu, sign = (all >> 31) ? kSign : 0;
+    if (magnitude > 0x7f800000u) return sign | kNan;
+    uint32_t bits;
+    if (magnitude < (128u - kBias) << 23) {  // below the least normal: count its steps
+      const float steps = bits_as<float>(magnitude) * bits_as<float>((126u + kBias + kMantissa) << 23);
+      bits = static_cast<uint32_t>(rintf(steps));
+    } else {
+      const uint32_t odd = (magnitude >> (23 - kMantissa)) & 1;
+      bits = (magnitude - ((127u - kBias) << 23) + (1u << (22 - kMantissa)) - 1 + odd) >> (23 - kMantissa);
+    }
+    if (bits > kLargest) bits = kFinite ? kNan : kInfinity;
+    return sign | bits;
+  }
+};
+
+struct Float16 {
+  using Bits = uint16_t;
+  static constexpr DType kDType = DType::kFloat16;
+  using Acc = float;
+  JAXGPUOPS_SCAN_FN static float lowest() { return -std::numeric_limits<float>::infinity(); }
+  JAXGPUOPS_SCAN_FN static float load(Bits bits) {
+#if defined(__CUDA_ARCH__)
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+#else
+    return SmallFloat<5, 10, false>::load(bits);
+#endif
+  }
+  JAXGPUOPS_SCAN_FN static Bits store(float value) {
+#if defined(__CUDA_ARCH__)
+    Bits bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+#else
+    return static_cast<Bits>(SmallFloat<5, 10, false>::store(value));
+#endif
+  }
+};
+
+struct BFloat16 {
+  using Bits = uint16_t;
+  static constexpr DType kDType = DType::kBFloat16;
+  using Acc = float;
+  JAXGPUOPS_SCAN_FN static float lowest() { return -std::numeric_limits<float>::infinity(); }
+  JAXGPUOPS_SCAN_FN static float load(Bits bits) { return bits_as<float>(static_cast<uint32_t>(bits) << 16); }
+  JAXGPUOPS_SCAN_FN static Bits store(float value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    Bits bits;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+#else
+    const uint32_t all = bits_as<uint32_t>(value);
+    if ((all & 0x7fffffffu) > 0x7f800000u) return static_cast<Bits>(all >> 16 | 0x40);
+    return static_cast<Bits>((all + 0x7fff + (all >> 16 & 1)) >> 16);
+#endif
+  }
+};
+
+struct Float8E4M3FN {
+  using Bits = uint8_t;
+  static constexpr DType kDType = DType::kFloat8E4M3FN;
+  using Acc = float;
+  JAXGPUOPS_SCAN_FN static float lowest() { return -448; }
+  JAXGPUOPS_SCAN_FN static float load(Bits bits) { return SmallFloat<4, 3, true>::load(bits); }
+  JAXGPUOPS_SCAN_FN static Bits store(float value) { return static_cast<Bits>(SmallFloat<4, 3, true>::store(value)); }
+};
+
+struct Float8E5M2 {
+  using Bits = uint8_t;
+  static constexpr DType kDType = DType::kFloat8E5M2;
+  using Acc = float;
+  JAXGPUOPS_SCAN_FN static float lowest() { return -std::numeric_limits<float>::infinity(); }
+  JAXGPUOPS_SCAN_FN static float load(Bits bits) { return SmallFloat<5, 2, false>::load(bits); }
+  JAXGPUOPS_SCAN_FN static Bits store(float value) { return static_cast<Bits>(SmallFloat<5, 2, false>::store(value)); }
+};
+
+struct Complex64 {
+  using Bits = uint64_t;
+  static constexpr DType kDType = DType::kComplex64;
+  using Acc = Complex<float>;
+  JAXGPUOPS_SCAN_FN static Acc load(Bits bits) {
+    return {bits_as<float>(static_cast<uint32_t>(bits)), bits_as<float>(static_cast<uint32_t>(bits >> 32))};
+  }
+  JAXGPUOPS_SCAN_FN static Bits store(Acc value) {
+    return static_cast<Bits>(bits_as<uint32_t>(value.im)) << 32 | bits_as<uint32_t>(value.re);
+  }
+};
+
+struct alignas(16) Bits128 {
+  uint64_t word[2];
+};
+
+struct Complex128 {
+  using Bits = Bits128;
+  static constexpr DType kDType = DType::kComplex128;
+  using Acc = Complex<double>;
+  JAXGPUOPS_SCAN_FN static Acc load(Bits bits) {
+    return {bits_as<double>(bits.word[0]), bits_as<double>(bits.word[1])};
+  }
+  JAXGPUOPS_SCAN_FN static Bits store(Acc value) {
+    return {{bits_as<uint64_t>(value.re), bits_as<uint64_t>(value.im)}};
+  }
+};
+
+// ---- Packs: 16 bytes of elements ------------------------------------------------------------------------------------
+
+struct alignas(16) Pack {
+  uint32_t word[4];
+};
+
+template <class Bits>
+JAXGPUOPS_SCAN_FN Bits get(const Pack& pack, int i) {
+  if constexpr (sizeof(Bits) == 8) {
+    return static_cast<uint64_t>(pack.word[2 * i + 1]) << 32 | pack.word[2 * i];
+  } else {
+    constexpr int kPerWord = 4 / sizeof(Bits);
+    return static_cast<Bits>(pack.word[i / kPerWord] >> (8 * sizeof(Bits) * (i % kPerWord)));
+  }
+}
+
+template <class Bits>
+JAXGPUOPS_SCAN_FN void set(Pack& pack, int i, Bits bits) {
+  if constexpr (sizeof(Bits) == 8) {
+    pack.word[2 * i] = static_cast<uint32_t>(bits);
+    pack.word[2 * i + 1] = static_cast<uint32_t>(bits >> 32);
+  } else if constexpr (sizeof(Bits) == 4) {
+    pack.word[i] = bits;
+  } else {
+    constexpr int kPerWord = 4 / sizeof(Bits);
+    constexpr uint32_t kMask = (1u << 8 * sizeof(Bits)) - 1;
+    const int shift = 8 * sizeof(Bits) * (i % kPerWord);
+    uint32_t& word = pack.word[i / kPerWord];
+    word = (word & ~(kMask << shift)) | static_cast<uint32_t>(bits) << shift;
+  }
+}
+
+// The elements in the other order.
+template <class Bits>
+JAXGPUOPS_SCAN_FN Pack reversed(const Pack& pack) {
+  Pack to;
+  constexpr int kCount = 16 / sizeof(Bits);
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    if constexpr (sizeof(Bits) == 8) {
+      to.word[w] = pack.word[w ^ 2];
+    } else {
+      to.word[w] = pack.word[3 - w];
+      if constexpr (sizeof(Bits) == 2) to.word[w] = to.word[w] >> 16 | to.word[w] << 16;
+    }
+  }
+  static_assert(kCount <= 8, "single bytes are not packed");
+  return to;
+}
+
+}  // namespace jaxgpuops::scan

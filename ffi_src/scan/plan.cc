@@ -1,0 +1,124 @@
+#include "scan/plan.h"
+
+#include <algorithm>
+
+namespace jaxgpuops::scan {
+namespace {
+
+// Geometry follows the shape, not the device, so that results, workspace and explanations are the same everywhere.
+constexpr int64_t kMultiprocessors = 132;  // of an H200; others do well enough with it
+
+// Fewer blocks than this would leave much of the device idle: they share the axis then.
+constexpr int64_t kEnoughStrips = 2 * kMultiprocessors;
+
+// What the L2 cache can be trusted to hold from a first pass to a second.
+constexpr int64_t kCachedBytes = 32 << 20;
+
+constexpr int64_t kLineBytes = 128, kLeastLineBytes = 64;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int bits_for(int64_t n) {  // the least power of two that is not below n
+  int bits = 0;
+  while (int64_t{1} << bits < n) ++bits;
+  return bits;
+}
+
+int operands_of(Kind kind) {
+  switch (kind) {
+    case Kind::kCumulative: return 1;
+    case Kind::kLinear: return 2;
+    case Kind::kTangent:
+    case Kind::kLinearVjp: break;
+  }
+  return 3;
+}
+
+// 32-bit words of a policy's State, at most.
+int state_words(const Problem& problem, int bytes) {
+  const int value = std::max(1, bytes / 4);
+  if (problem.kind != Kind::kCumulative) return 2 * value;
+  const int words = problem.op == Op::kLogSumExp ? 2 * value : value;
+  return problem.segmented ? words + (bytes >= 8 ? 2 : 1) : words;
+}
+
+}  // namespace
+
+const char* name(Algorithm algorithm) {
+  switch (algorithm) {
+    case Algorithm::kEmpty: return "empty";
+    case Algorithm::kLoop: return "loop";
+    case Algorithm::kTwoPass: return "two_pass";
+    case Algorithm::kLookAhead: return "look_ahead";
+  }
+  return "?";
+}
+
+const char* name(Layout layout) {
+  switch (layout) {
+    case Layout::kAlong: return "along";
+    case Layout::kAcross: return "across";
+    case Layout::kSingle: return "single";
+  }
+  return "?";
+}
+
+Plan plan_scan(const Problem& problem, int compute_capability, int64_t workspace_bytes, int forced) {
+  Plan plan;
+  const auto [outer, length, inner] = problem.rows;
+  if (problem.rows.elements() == 0) return plan;
+  const int bytes = bytes_of(problem.dtype), operands = operands_of(problem.kind);
+
+  // The geometry of a tile follows length, inner and the kind of element only: results depend on it.
+  const bool product = problem.kind == Kind::kCumulative && problem.op == Op::kProd;
+  const bool rare = is_rare(problem.kind, product, problem.segmented, problem.dtype);
+  const bool simple = problem.a.inner.groups <= 1 && problem.starts.inner.groups <= 1;  // columns beside each other
+  const bool across = inner * bytes % 16 == 0 && inner * bytes >= kLeastLineBytes && simple;
+  plan.layout = rare ? Layout::kSingle : inner == 1 ? Layout::kAlong : across ? Layout::kAcross : Layout::kSingle;
+  const RunShape shape = run_shape(plan.layout, operands, bytes);
+  int max_run_bits = 5;
+  if (plan.layout == Layout::kAcross)
+    max_run_bits -= bits_for(std::min(kLineBytes / 16, inner / shape.width));
+  else if (plan.layout == Layout::kSingle)
+    max_run_bits -= bits_for(std::min<int64_t>(32, inner));
+  const int64_t runs = ceil_div(length, shape.run);
+  if (plan.layout == Layout::kAlong && runs <= 8) {
+    plan.run_bits = bits_for(runs);
+  } else {
+    const int least = plan.layout == Layout::kAlong ? 3 : 0;
+    plan.run_bits = std::min(max_run_bits, std::max(least, bits_for(ceil_div(runs, shape.per_lane))));
+  }
+  const int lanes = 1 << plan.run_bits;
+  plan.axis_warps =
+      static_cast<int>(std::min<int64_t>(kWarps, int64_t{1} << bits_for(ceil_div(runs, lanes * shape.per_lane))));
+  plan.per_lane = static_cast<int>(std::min<int64_t>(shape.per_lane, ceil_div(runs, lanes * plan.axis_warps)));
+  plan.tile = plan.axis_warps * plan.per_lane * lanes * shape.run;
+  plan.tiles = ceil_div(length, plan.tile);
+  while (int64_t{1} << (kGroupBits * plan.levels) < plan.tiles) ++plan.levels;
+
+  // The rest does not change results. Blocks as large as leaves enough of them.
+  const int64_t vectors = outer * (inner / shape.width), vectors_of_warp = 32 / lanes;
+  plan.column_bits = bits_for(kWarps / plan.axis_warps);
+  const auto strips = [&] { return ceil_div(vectors, vectors_of_warp << plan.column_bits); };
+  while (plan.column_bits > 0 && strips() < kEnoughStrips) --plan.column_bits;
+  plan.strips = strips();
+  plan.algorithm = Algorithm::kLoop;
+  if (plan.tiles == 1 || plan.strips * plan.tiles > INT32_MAX) return plan;
+  const bool cached = problem.rows.elements() * bytes * operands <= kCachedBytes;
+  auto choice = plan.strips >= kEnoughStrips ? Algorithm::kLoop : cached ? Algorithm::kTwoPass : Algorithm::kLookAhead;
+  if (forced >= 0) choice = static_cast<Algorithm>(forced);
+  if (choice == Algorithm::kTwoPass && plan.tiles > kMaxTwoPassTiles) choice = Algorithm::kLookAhead;
+  if (choice == Algorithm::kLoop) return plan;
+
+  int64_t words = 0;
+  for (int level = 0; level < (choice == Algorithm::kTwoPass ? 1 : plan.levels); ++level)
+    words += ceil_div(plan.tiles, int64_t{1} << (kGroupBits * level));
+  const int64_t needed = kWorkspaceHeader + inner * words * state_words(problem, bytes) * 8;
+  if (workspace_bytes >= 0 && needed > workspace_bytes) return plan;
+  plan.algorithm = choice;
+  plan.workspace_bytes = needed;
+  plan.overlap = compute_capability >= 90;
+  return plan;
+}
+
+}  // namespace jaxgpuops::scan

@@ -1,0 +1,45 @@
+// Which kernel a call takes, with which geometry and how much workspace: a pure function of the problem and the compute
+// capability, so that Python can size the workspace and explain a call where there is no GPU. The handler calls it,
+// too.
+#pragma once
+
+#include <cstdint>
+
+#include "scan/scan.h"
+#include "scan/shape.h"
+
+namespace jaxgpuops::scan {
+
+enum class Algorithm {
+  kEmpty,      // nothing to write
+  kLoop,       // a block walks the axis
+  kTwoPass,    // blocks share the axis: all sum their tiles, then all scan them from the sums of the earlier ones
+  kLookAhead,  // blocks share the axis: in one pass, a block waits for the sums of earlier tiles
+};
+
+const char* name(Algorithm algorithm);
+const char* name(Layout layout);
+
+struct Plan {
+  Algorithm algorithm = Algorithm::kEmpty;
+  Layout layout = Layout::kAlong;
+  int run_bits = 0;  // see shape.h
+  int axis_warps = 1;
+  int column_bits = 0;  // 2^column_bits warps along the columns
+  int per_lane = 1;
+  int tile = 0;                 // positions of a tile
+  int64_t tiles = 0;            // along the axis
+  int64_t strips = 0;           // blocks that the columns take
+  int levels = 1;               // of folds of tiles
+  bool overlap = false;         // the second kernel of two may start before the first ends
+  int64_t workspace_bytes = 0;  // per outer index
+
+  int threads() const { return 32 * axis_warps << column_bits; }
+};
+
+// `workspace_bytes` < 0 asks for the best plan; otherwise it is what the caller has, and the plan makes do with it (a
+// sharded call is planned for the whole batch but runs on a part of it). Where that matters, results do not: they are
+// the same bits. `forced` is for experiments: an Algorithm to take where there is a choice.
+Plan plan_scan(const Problem& problem, int compute_capability, int64_t workspace_bytes = -1, int forced = -1);
+
+}  // namespace jaxgpuops::scan

@@ -1,0 +1,53 @@
+// Scans along an axis. All of them are first-order recurrences, and all have the same form: each position makes an
+// element of a monoid from its own operands (and one neighbour's), elements are folded along the axis, and each
+// position makes its result from the fold up to it.
+//
+//   cumulative   y_k = x_0 . x_1 . .. . x_k for an associative operator
+//   tangent      the derivative of a cumulative operator as a linear map of t, or the transpose of that map
+//   linear       h_k = a_k h_{k-1} + b_k
+//   linear_vjp   the cotangents of a and b, from that of h
+//
+// "Before" and k - 1 are meant in the direction of the scan: `reverse` runs from the end of the axis to its start.
+#pragma once
+
+#include <cstdint>
+
+#include "common/broadcast.h"
+#include "common/dtype.h"
+#include "common/rows.h"
+
+namespace jaxgpuops::scan {
+
+enum class Kind { kCumulative, kTangent, kLinear, kLinearVjp };
+
+enum class Op { kSum, kProd, kMax, kMin, kLogSumExp };  // of kCumulative and kTangent (which has no kSum)
+
+struct Problem {
+  Kind kind = Kind::kCumulative;
+  Op op = Op::kSum;
+  DType dtype = DType::kFloat32;
+  Rows rows;
+  bool reverse = false;    // direction of the forward call, also for kTangent and kLinearVjp
+  bool exclusive = false;  // kCumulative, kTangent: y_k is the fold before k; it starts with the identity
+  bool transpose = false;  // kTangent: the transposed map. kLinear: h_k = a_{k-1} h_{k-1} + b_k, the transpose of the
+                           // recurrence in the other direction
+  bool initial = false;    // kLinear, kLinearVjp: there is an h0, the state before the first step; else that is 0
+  bool segmented = false;  // there are starts: a segment begins at each position (of the array, whatever the direction)
+                           // where starts is not 0, and nothing passes from one segment to another
+  Broadcast a;             // kLinear: where its elements are. kLinearVjp: the whole shape, as b
+  Broadcast starts;
+};
+
+// Operands that a kind does not have are null. All but a, h0 and starts have the shape of the problem, row-major; h0 is
+// (outer, 1, inner).
+struct Buffers {
+  const void* x = nullptr;   // cumulative: x.  tangent: t, or the cotangent of y.  linear: b.  linear_vjp: of h
+  const void* a = nullptr;   // tangent: x.     linear, linear_vjp: a
+  const void* y = nullptr;   // tangent: y.     linear_vjp: h
+  const void* h0 = nullptr;  // linear, linear_vjp
+  const uint8_t* starts = nullptr;
+  void* out = nullptr;   // linear_vjp: the cotangent of a
+  void* out2 = nullptr;  // linear_vjp: that of b
+};
+
+}  // namespace jaxgpuops::scan

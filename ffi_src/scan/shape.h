@@ -1,0 +1,60 @@
+// How the elements of a problem are spread over threads: shared between the plan and the kernels.
+//
+// A block takes tiles of `length` positions by some columns (a column: one outer and one inner index). Its warps are
+// `axis_warps` along the axis by `column_warps`; the lanes of a warp are 2^run_bits along the axis by the rest. A lane
+// has `per_lane` runs of consecutive positions, and the runs of a warp's lanes interleave, so that neighbouring lanes
+// load neighbouring memory.
+#pragma once
+
+#include <cstdint>
+
+#include "scan/scan.h"
+
+namespace jaxgpuops::scan {
+
+enum class Layout {
+  kAlong,   // inner is 1: 16 bytes along the axis are one load, and one run
+  kAcross,  // 16 bytes across columns are one load; lanes have them for a run of positions
+  kSingle,  // one element is one load, and one run
+};
+
+struct RunShape {
+  int run;       // positions of a run
+  int width;     // columns of a lane
+  int per_lane;  // runs of a lane, at most
+};
+
+// For a policy of `operands` operands as large as its results. Tiles of 16 KB an operand, or less where there are more.
+constexpr RunShape run_shape(Layout layout, int operands, int bytes) {
+  switch (layout) {
+    case Layout::kAlong: return {16 / bytes, 1, operands <= 2 ? 4 : 2};
+    case Layout::kAcross: return {operands == 1 ? 8 : operands == 2 ? 4 : 2, 16 / bytes, 1};
+    case Layout::kSingle: break;
+  }
+  return {1, 1, operands == 1 ? 8 : 4};
+}
+
+// Calls that are not worth the time to compile kernels of 16-byte loads for: they take Layout::kSingle.
+constexpr bool is_rare(Kind kind, bool product, bool segmented, DType dtype) {
+  const int bytes = bytes_of(dtype);
+  if (bytes == 1 || bytes == 16) return true;
+  if (is_float(dtype)) return false;
+  if (is_complex(dtype)) return kind == Kind::kCumulative && segmented;
+  return bytes == 2 || kind != Kind::kCumulative || product || segmented;
+}
+
+constexpr int kWarps = 8;  // of a block, at most
+
+// Tiles are numbered in base kGroup, and their sums folded by digits: 32 of a level make one of the next, and the fold
+// of all before a tile is, from the highest level down, the folds of those that its digits count. The same in kernels
+// that walk the axis tile by tile, and in those whose blocks share it.
+constexpr int kGroupBits = 5;
+constexpr int kGroup = 1 << kGroupBits;
+constexpr int kMaxLevels = 8;
+
+constexpr int kMaxTwoPassTiles = 512;  // along the axis: 3 levels
+
+// The workspace: a counter, then a word of 64 bits for each 32 of a sum: those, and a tag that says they are there.
+constexpr int kWorkspaceHeader = 64;
+
+}  // namespace jaxgpuops::scan

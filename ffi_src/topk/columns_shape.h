@@ -1,0 +1,47 @@
+// The geometry of the columns kernel that the plan and the launch must agree on.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace jaxgpuops::topk {
+
+constexpr int64_t kMaxColumnsK = 64;
+constexpr int64_t kMaxColumnBytes = 16 * 1024;
+constexpr int kParts = 4;  // of a lane's elements; each has a delegate
+constexpr int kColumnWarps = 8;
+
+// Lanes that share a column: few, so that the shuffles of the selection serve several at once, but with twice as many
+// delegates as candidates are wanted, no more than 32 elements each, and enough of them to fill the device.
+constexpr int column_lanes(int64_t columns, int64_t length, int64_t k) {
+  int lanes = 4;
+  while (lanes < 32 &&
+         (lanes * kParts < 2 * k || length > 32 * lanes || (columns * lanes < 2048 * 32 && length > 8 * lanes)))
+    lanes *= 2;
+  return lanes;
+}
+
+// Candidates a column has room for, four of them padding. k of G delegates leave about G ln(G / (G - k)) elements above
+// the threshold, 1.4 k at worst.
+constexpr int columns_capacity(int64_t k) { return static_cast<int>((2 * k + 24 + 3) / 4 * 4); }
+
+struct ColumnsShape {
+  int columns = 1;        // of one warp
+  size_t pitch = 0;       // elements from column to column in shared memory
+  size_t tile_bytes = 0;  // shared memory of a block's columns
+  size_t bytes = 0;       // shared memory of one warp: its candidates, counters, digit histogram
+};
+
+constexpr ColumnsShape columns_shape(int64_t length, int64_t k, int key_bytes, bool sorted, int lanes) {
+  ColumnsShape shape;
+  shape.columns = 32 / lanes;
+  // Whole 16-byte vectors, one more than a multiple of 128 bytes: neighbouring columns written together, and the
+  // vectors of a column read together, fall on different banks.
+  shape.pitch = ((length * key_bytes + 127) / 128 * 128 + 16) / key_bytes;
+  shape.tile_bytes = kColumnWarps * shape.columns * shape.pitch * key_bytes;
+  shape.bytes = shape.columns * (columns_capacity(k) + (sorted ? 0 : k)) * 8 + shape.columns * 4 + 256 * 4;
+  shape.bytes = (shape.bytes + 15) / 16 * 16;
+  return shape;
+}
+
+}  // namespace jaxgpuops::topk

@@ -1,0 +1,81 @@
+// What kernels share in which a few lanes, or threads that each hold a few elements, select: delegates, packed keys,
+// words to rank by.
+#pragma once
+
+#include "topk/columns_shape.h"
+#include "topk/composite.cuh"
+
+namespace jaxgpuops::topk {
+
+// A lower bound, reached by at least k of a group's delegates (k <= 2 * kLanes) and by few more, of the k-th largest.
+// Every lane's second delegate reaches the least of them; a bisection by ballots closes in from there.
+template <int kLanes>
+__device__ __forceinline__ uint32_t kth_of_group(const uint32_t (&v)[kParts], uint32_t k, uint32_t mates) {
+  const uint32_t a = max(v[0], v[1]), b = min(v[0], v[1]), c = max(v[2], v[3]), d = min(v[2], v[3]);
+  const uint32_t top = max(a, c), second = max(min(a, c), max(b, d));
+  uint32_t low = k <= kLanes ? top : second, high = top;
+#pragma unroll
+  for (int lanes = kLanes / 2; lanes; lanes /= 2) {
+    low = min(low, __shfl_xor_sync(kFullWarp, low, lanes));
+    high = max(high, __shfl_xor_sync(kFullWarp, high, lanes));
+  }
+  const uint32_t slack = k + k / 16;
+  for (int step = 0; step < 12; ++step) {
+    const uint32_t middle = high - (high - low) / 2;
+    uint32_t reached = 0;
+#pragma unroll
+    for (int p = 0; p < kParts; ++p) reached += __popc(__ballot_sync(kFullWarp, v[p] >= middle) & mates);
+    if (reached >= k) {
+      low = middle;
+      if (reached <= slack) high = low;
+    } else {
+      high = middle - 1;
+    }
+    if (!__any_sync(kFullWarp, low < high)) break;
+  }
+  return low;
+}
+
+// A 32-bit word as 1, 2 or 4 keys side by side.
+template <class Key>
+struct Lanes {
+  static constexpr int kBits = 8 * sizeof(Key);
+  uint32_t magnitude, flip;
+
+  __device__ explicit Lanes(KeyOrder order)
+      : magnitude(static_cast<Key>(order.magnitude)), flip(spread(static_cast<Key>(order.flip))) {}
+  __device__ static uint32_t spread(uint32_t word) {
+#pragma unroll
+    for (int bits = kBits; bits < 32; bits *= 2) word |= word << bits;
+    return word;
+  }
+  // A multiplication spreads each sign bit over the magnitude: it runs beside the integer pipe, which is the busy one.
+  __device__ __forceinline__ uint32_t encode(uint32_t word) const {
+    const uint32_t signs = kBits == 32 ? word >> 31 : (word >> (kBits - 1)) & spread(1);
+    return word ^ (signs * magnitude) ^ flip;
+  }
+  __device__ static __forceinline__ uint32_t max(uint32_t a, uint32_t b) {
+    return kBits == 32 ? (a > b ? a : b) : kBits == 16 ? __vmaxu2(a, b) : __vmaxu4(a, b);
+  }
+  __device__ static __forceinline__ uint32_t largest(uint32_t word) {
+    if constexpr (kBits <= 16) word = max(word, word >> 16);
+    if constexpr (kBits == 8) word = max(word, word >> 8);
+    return static_cast<Key>(word);
+  }
+};
+
+// What candidates are ranked by, in one word: a 32-bit key, with its index kept beside it, or a narrow key above its
+// mirrored index, which makes all of them distinct if rows are shorter than 2^16 (kShort).
+template <class Key, bool kShort = true>
+struct Ranked {
+  static constexpr bool kDistinct = sizeof(Key) < 4 && kShort;
+  __device__ static uint32_t word(Key key, uint32_t index) {
+    return kDistinct ? static_cast<uint32_t>(key) << 16 | (0xffffu - index) : key;
+  }
+  __device__ static Key key(uint32_t word) { return static_cast<Key>(kDistinct ? word >> 16 : word); }
+  __device__ static uint32_t index(uint32_t word, uint32_t index) {
+    return kDistinct ? 0xffffu - (word & 0xffffu) : index;
+  }
+};
+
+}  // namespace jaxgpuops::topk

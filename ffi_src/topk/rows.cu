@@ -1,0 +1,700 @@
+// Top-k of rows short enough for registers, k <= 64: a team of threads holds a row, each thread 32 elements of it (64
+// of 16 bits), loaded at once. A team is a part of a warp (several rows a warp), a block, or a cluster of blocks.
+//
+// A threshold that k elements reach, and few more: maxima of parts of the row are its delegates, and the k-th largest
+// of G delegates is reached by about G ln(G / (G - k)) elements. For k <= 8 and few elements the k-th key itself:
+// sorting networks give each thread its best eight, and a butterfly of merges the team's. The candidates at or above
+// the threshold go to shared memory (of the cluster's first block) and are ranked by comparing all with all. Where too
+// many arrive (ties, or data that defeats the delegates) a bisection by counts raises the threshold, up to the k-th key
+// itself, and where ties with it are too many, another finds the index that admits few enough.
+//
+// Bytes moved: the input once, k (value + index) out; candidates are read again, mostly from L1. After: Dr. Top-k's
+// delegates (arXiv 2109.08219), bitonic top-k (Shanbhag et al., SIGMOD 2018).
+#include <algorithm>
+
+#include <cooperative_groups.h>
+
+#include "common/launch.cuh"
+#include "topk/candidates.cuh"
+#include "topk/kernels.h"
+#include "topk/rows_shape.h"
+#include "topk/delegates.cuh"
+
+namespace jaxgpuops::topk {
+namespace {
+
+namespace cg = cooperative_groups;
+
+struct Args {
+  const void* x;
+  void* values;
+  int32_t* indices;
+  KeyOrder order;
+  int64_t rows;
+  uint32_t length, k, blocks;  // blocks of a cluster
+  uint32_t most;               // candidates that are worth ranking
+  bool sorted;
+};
+
+constexpr int kDelegates = 128;        // of a row that a block or a cluster holds
+constexpr uint32_t kNaN = 0x7fc00000;  // the float32 NaN that computations yield
+constexpr int kBest = 8;               // what a thread's network keeps
+
+// What a team shares, in each block; candidates come to the first block of a cluster.
+template <int kTeam>
+struct alignas(16) Board {
+  static constexpr int kCapacity = kTeam > 32 ? 2 * kMaxRowsK + 24 : 8 * kTeam;
+  uint32_t words[kCapacity + 4];
+  uint32_t indices[kCapacity + 4];
+  uint32_t chosen[2 * kMaxRowsK];
+  uint32_t delegates[kTeam > 32 ? kDelegates : 1];
+  uint32_t totals[3], count, dropped, ranks;
+};
+
+template <class Key, int kTeam, int kElements, bool kVectors, bool kFloat>
+struct Team {
+  static constexpr bool kBlock = kTeam > 32;
+  static constexpr int kThreads = kBlock ? kTeam : kRowsBlock;
+  using Element = Key;
+  static constexpr int kSize = kTeam, kLanes = kBlock ? 32 : kTeam;
+  static constexpr int kVector = kVectors ? 16 / sizeof(Key) : 1;
+  static constexpr int kLoads = kElements / kVector;
+  static constexpr int kPerWord = kVectors ? 4 / sizeof(Key) : 1;
+  static constexpr int kWords = kElements / kPerWord;
+  static constexpr int kMasks = (kElements + 31) / 32;
+  using Order = Ranked<Key, kTeam <= kMaxDistinctTeam>;
+
+  const Args& a;
+  Board<kTeam>& board;
+  uint32_t t, threads;  // this thread's place among the row's, and their number
+  uint32_t words[kWords];
+  uint32_t step = 0;  // of `sum`
+
+  // Neighbouring loads of one thread are permuted, so that data with the period of a team does not meet one thread.
+  __device__ __forceinline__ uint32_t place(uint32_t load) const {
+    return load * threads + (t ^ (load & (kTeam < 32 ? kTeam - 1 : 31)));
+  }
+  __device__ __forceinline__ uint32_t index(uint32_t j) const { return place(j / kVector) * kVector + j % kVector; }
+
+  __device__ __forceinline__ Key raw(int j) const {
+    return static_cast<Key>(words[j / kPerWord] >> (8 * sizeof(Key) * (j % kPerWord)));
+  }
+
+  __device__ __forceinline__ void load(const Key* row, bool live) {
+    // What is not there loses every comparison that matters.
+    uint32_t filler = kFloat ? __float_as_uint(-INFINITY) : static_cast<uint32_t>(decode(Key{0}, a.order));
+#pragma unroll
+    for (int bits = 8 * sizeof(Key); kVectors && bits < 32; bits *= 2) filler |= filler << bits;
+    const uint32_t loads = live ? a.length / kVector : 0;
+#pragma unroll
+    for (int u = 0; u < kLoads; ++u) {
+      const uint32_t v = place(u);
+      if constexpr (kVectors) {
+        uint4 vector = make_uint4(filler, filler, filler, filler);
+        if (v < loads) vector = __ldg(reinterpret_cast<const uint4*>(row) + v);
+        words[4 * u] = vector.x, words[4 * u + 1] = vector.y, words[4 * u + 2] = vector.z, words[4 * u + 3] = vector.w;
+      } else {
+        words[u] = v < loads ? static_cast<uint32_t>(__ldg(row + v)) : filler;
+      }
+    }
+  }
+
+  // Keys of the largest elements of kCount parts of what the thread holds.
+  template <int kCount>
+  __device__ __forceinline__ void delegates(uint32_t (&best)[kCount]) const {
+    if constexpr (kFloat) {
+      float most[kCount];
+#pragma unroll
+      for (int j = 0; j < kElements; ++j) {
+        const float number = __uint_as_float(words[j]);
+        most[j % kCount] = j < kCount ? number : fmaxf(most[j % kCount], number);
+      }
+#pragma unroll
+      for (int p = 0; p < kCount; ++p) best[p] = encode(__float_as_uint(most[p]), a.order);
+    } else {
+      const Lanes<Key> lanes(a.order);
+      uint32_t packed[kCount] = {};
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) {
+        const uint32_t keys = kVectors ? lanes.encode(words[w]) : encode(static_cast<Key>(words[w]), a.order);
+        packed[w % kCount] = kVectors ? lanes.max(packed[w % kCount], keys) : max(packed[w % kCount], keys);
+      }
+#pragma unroll
+      for (int p = 0; p < kCount; ++p) best[p] = kVectors ? lanes.largest(packed[p]) : packed[p];
+    }
+  }
+
+  // A bit for each element at or above the threshold, of those that are there or not.
+  __device__ __forceinline__ void exactly(Key floor, uint32_t (&hits)[kMasks]) const {
+    const Filter<Key> filter(floor, a.order);
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      if (w * kPerWord % 32 == 0) hits[w * kPerWord / 32] = 0;
+      const uint32_t passes = kVectors ? filter.passes(words[w]) : encode(static_cast<Key>(words[w]), a.order) >= floor;
+      hits[w * kPerWord / 32] |= passes << (w * kPerWord % 32);
+    }
+  }
+
+  // The same, and with floats maybe the other zero, NaNs and what is not there: cheaper.
+  __device__ __forceinline__ void roughly(Key floor, uint32_t (&hits)[kMasks]) const {
+    if constexpr (kFloat) {
+      // The sign of the difference, shifted in from below: a floating-point and an integer instruction an element, and
+      // these go to different pipes. NaN has the sign of a hit.
+      const float least = __uint_as_float(decode(floor, a.order));
+#pragma unroll
+      for (int j = kElements - 1; j >= 0; --j) {
+        uint32_t& mask = hits[j / 32];
+        mask = __funnelshift_l(__float_as_uint(__uint_as_float(words[j]) - least), j % 32 == 31 ? 0 : mask, 1);
+      }
+#pragma unroll
+      for (int i = 0; i < kMasks; ++i) hits[i] = ~hits[i];
+      if (kElements < 32) hits[0] &= (1u << (kElements % 32)) - 1;
+    } else {
+      exactly(floor, hits);
+    }
+  }
+
+  __device__ __forceinline__ void sync() const {
+    if constexpr (!kBlock) {
+      __syncwarp();
+    } else {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+      if (kTeam == kClusterTeam && a.blocks > 1) {
+        cg::this_cluster().sync();
+        return;
+      }
+#endif
+      __syncthreads();
+    }
+  }
+  // Shared memory of another block of the cluster.
+  template <class T>
+  __device__ __forceinline__ T* of_block(T* address, uint32_t block) const {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+    if (kTeam == kClusterTeam && a.blocks > 1) return cg::this_cluster().map_shared_rank(address, block);
+#endif
+    return address;
+  }
+
+  // Sum over the team. For every thread of the block (or of the warp) in step.
+  __device__ __forceinline__ uint32_t sum(uint32_t v) {
+#pragma unroll
+    for (int lanes = kLanes / 2; lanes; lanes /= 2) v += __shfl_xor_sync(kFullWarp, v, lanes);
+    if constexpr (kBlock) {
+      const uint32_t lane = threadIdx.x & 31;
+      if (threadIdx.x == 0) board.totals[(step + 1) % 3] = 0;
+      if (lane < a.blocks) atomicAdd(of_block(&board.totals[step % 3], lane), v);
+      sync();
+      v = board.totals[step++ % 3];
+    }
+    return v;
+  }
+
+  // A bit for each element that is there.
+  __device__ __forceinline__ void present(bool live, uint32_t (&mask)[kMasks]) const {
+#pragma unroll
+    for (int i = 0; i < kMasks; ++i) mask[i] = 0;
+#pragma unroll
+    for (int u = 0; u < kLoads; ++u)
+      if (live && place(u) < a.length / kVector) mask[u * kVector / 32] |= ((1u << kVector) - 1) << (u * kVector % 32);
+  }
+
+  // The elements that are among the k largest, or up to kCapacity that hold these. By counts: the key is bisected until
+  // few enough reach it; where that is the k-th key itself and its ties are too many, so is the index. `wanted` says
+  // whether this team takes part; all threads of the block (or of the warp) come.
+  __device__ __forceinline__ void refine(bool wanted, Key floor, uint32_t (&hits)[kMasks]) {
+    uint32_t there[kMasks], above[kMasks] = {};
+    present(wanted, there);
+    const auto count = [&](const uint32_t (&mask)[kMasks]) {
+      uint32_t c = 0;
+#pragma unroll
+      for (int i = 0; i < kMasks; ++i) c += __popc(mask[i]);
+      return sum(c);
+    };
+    const auto any = [&](bool b) -> bool { return kBlock ? b : __any_sync(kFullWarp, b); };
+    // The largest delegate: the largest element, or all above it are NaN.
+    uint32_t best[1];
+    delegates(best);
+    if constexpr (kBlock)
+      for (uint32_t i = threadIdx.x & 31; i < kDelegates; i += 32) best[0] = max(best[0], board.delegates[i]);
+#pragma unroll
+    for (int lanes = kLanes / 2; lanes; lanes /= 2) best[0] = max(best[0], __shfl_xor_sync(kFullWarp, best[0], lanes));
+    const Key top = static_cast<Key>(best[0]);
+    // Invariant: k elements reach low; fewer reach high + 1. What reaches `low` is in hits, what is above it in above.
+    Key low = 0, high = static_cast<Key>(~Key{0}), middle = floor;
+    uint32_t more = 0, tied = 0;
+    bool open = wanted, ties = false;
+    int probe = kFloat ? 0 : 1;
+#pragma unroll
+    for (int i = 0; i < kMasks; ++i) hits[i] = there[i];
+    while (any(open)) {
+      uint32_t reach[kMasks], beyond[kMasks];
+      exactly(middle, reach);
+      exactly(static_cast<Key>(middle + 1), beyond);
+#pragma unroll
+      for (int i = 0; i < kMasks; ++i) {
+        reach[i] &= there[i];
+        beyond[i] = middle == static_cast<Key>(~Key{0}) ? 0 : beyond[i] & there[i];
+      }
+      const uint32_t reached = count(reach), passed = count(beyond);
+      if (open) {
+        if (reached >= a.k) {
+          low = middle, more = passed, tied = reached - passed;
+#pragma unroll
+          for (int i = 0; i < kMasks; ++i) hits[i] = reach[i], above[i] = beyond[i];
+          ties = reached > a.most && passed < a.k;
+          open = reached > a.most && !ties;
+        } else {
+          high = static_cast<Key>(middle - 1);
+        }
+        middle = probe == 0                 ? encode(static_cast<Key>(kNaN), a.order)
+                 : probe == 1 && top < high ? static_cast<Key>(top + 1)
+                                            : static_cast<Key>(high - (high - low) / 2);
+        ++probe;
+      }
+    }
+    // The first ties that make up k: those with an index up to `to`. A thread has its elements in the order of their
+    // indices: those up to some index are its first ones.
+    uint32_t from = 0, to = a.length - 1;
+    const auto up_to = [&](uint32_t last, uint32_t (&mask)[kMasks]) {
+      const uint32_t load = last / (threads * kVector), rest = last % (threads * kVector);
+      const uint32_t mine = place(load) - load * threads, there = rest / kVector;
+      const uint32_t some = mine < there ? kVector : mine == there ? rest % kVector + 1 : 0;
+      const uint32_t first = load * kVector + some;
+#pragma unroll
+      for (int i = 0; i < kMasks; ++i) {
+        const uint32_t ones = first >= 32 * (i + 1) ? ~0u : first <= 32 * i ? 0u : (1u << (first - 32 * i)) - 1;
+        mask[i] = hits[i] & ~above[i] & ones;
+      }
+    };
+    uint32_t first[kMasks];
+    // First where they would be if ties were spread evenly, or a little later. It need not be exact.
+    uint32_t last = min(to, static_cast<uint32_t>(1.1f * a.length * (a.k - more) / max(tied, 1u)) + 2);
+    open = ties;
+    while (any(open)) {
+      up_to(last, first);
+      const uint32_t found = more + count(first);
+      if (open) {
+        if (found >= a.k) {
+          to = last;
+        } else {
+          from = last + 1;
+        }
+        open = from < to && !(found >= a.k && found <= a.most);
+        last = from + (to - from) / 2;
+      }
+    }
+    if (ties) {
+      up_to(to, first);
+#pragma unroll
+      for (int i = 0; i < kMasks; ++i) hits[i] = first[i] | above[i];
+    }
+  }
+
+  // A few hits of a thread, read again together (a register cannot be indexed): from L1, or else from far away.
+  struct Taken {
+    static constexpr int kSize = 4;
+    Key raw[kSize];
+    uint32_t place[kSize];
+    uint32_t count;
+  };
+  __device__ __forceinline__ Taken take(const Key* row, uint32_t (&hits)[kMasks]) const {
+    Taken taken;
+    taken.count = 0;
+#pragma unroll
+    for (int n = 0; n < Taken::kSize; ++n) {
+      const bool later = kMasks == 2 && hits[0] == 0;
+      const uint32_t rest = later ? hits[kMasks - 1] : hits[0];
+      taken.count += rest != 0;
+      taken.place[n] = index((later ? 32 : 0) + max(__ffs(rest), 1) - 1);
+      if (later) {
+        hits[kMasks - 1] &= rest - 1;
+      } else {
+        hits[0] &= rest - 1;
+      }
+      taken.raw[n] = rest && taken.place[n] < a.length ? __ldg(row + taken.place[n]) : Key{0};
+    }
+    return taken;
+  }
+
+  __device__ __forceinline__ void put(uint32_t at, Key key, uint32_t place, Key floor) const {
+    const bool counts = place < a.length && key >= floor;
+    if (!counts)  // only seemed to reach the threshold
+      for (uint32_t block = 0; block < a.blocks; ++block) atomicAdd(of_block(&board.dropped, block), 1u);
+    if (at >= board.kCapacity) return;
+    of_block(board.words, 0)[at] = counts ? Order::word(key, place) : 0;
+    of_block(board.indices, 0)[at] = counts ? place : ~0u;
+  }
+
+  // Puts the hits on the (first) board; every block learns how many they are.
+  __device__ __forceinline__ void append(const Key* row, uint32_t (&hits)[kMasks], Key floor) const {
+    uint32_t mine = 0;
+#pragma unroll
+    for (int i = 0; i < kMasks; ++i) mine += __popc(hits[i]);
+    Taken taken;
+    if constexpr (kElements > 8) taken = take(row, hits);
+    const uint32_t lane = threadIdx.x & 31;
+    uint32_t inclusive = mine;
+#pragma unroll
+    for (int d = 1; d < kLanes; d *= 2) {
+      const uint32_t up = __shfl_up_sync(kFullWarp, inclusive, d);
+      if ((lane & (kLanes - 1)) >= d) inclusive += up;
+    }
+    const uint32_t total = __shfl_sync(kFullWarp, inclusive, lane | (kLanes - 1));
+    uint32_t at = inclusive - mine;
+    if constexpr (kBlock) {
+      uint32_t base = 0;
+      if (total && lane < a.blocks) base = atomicAdd(of_block(&board.count, lane), total);
+      at += __shfl_sync(kFullWarp, base, 0);
+    } else {
+      if ((lane & (kLanes - 1)) == 0) board.count = total;
+    }
+    if constexpr (kElements <= 8) {  // few enough to look at each in its register
+#pragma unroll
+      for (int j = 0; j < kElements; ++j) {
+        if (hits[0] >> j & 1) {
+          if (at < board.kCapacity) board.words[at] = encode(raw(j), a.order), board.indices[at] = index(j);
+          ++at;
+        }
+      }
+    } else {
+      while (taken.count && at < board.kCapacity) {
+#pragma unroll
+        for (int n = 0; n < Taken::kSize; ++n)
+          if (n < taken.count) put(at++, encode(taken.raw[n], a.order), taken.place[n], floor);
+        taken = take(row, hits);
+      }
+    }
+  }
+};
+
+// The rare path, called: the row is loaded again, so that the common path need not keep it in registers. Also gives the
+// hits of those teams of the warp that are done.
+template <class T>
+__device__ __noinline__ uint64_t refine_row(const Args& a, Board<T::kSize>& board, const typename T::Element* row,
+                                            uint32_t t, uint32_t threads, bool live, bool wanted,
+                                            typename T::Element floor) {
+  T team{a, board, t, threads};
+  team.load(row, live);
+  uint32_t rough[T::kMasks], exact[T::kMasks];
+  team.roughly(floor, rough);
+  team.refine(wanted, floor, exact);
+  uint64_t hits = 0;
+#pragma unroll
+  for (int i = 0; i < T::kMasks; ++i)
+    hits |= static_cast<uint64_t>(wanted ? exact[i] : live ? rough[i] : 0) << (32 * i);
+  return hits;
+}
+
+// Sorts eight values downwards (19 comparators).
+__device__ __forceinline__ void exchange(uint32_t& a, uint32_t& b) {
+  const uint32_t most = max(a, b);
+  b = min(a, b);
+  a = most;
+}
+__device__ __forceinline__ void sort_eight(uint32_t (&v)[kBest]) {
+  constexpr int kPairs[19][2] = {{0, 2}, {1, 3}, {4, 6}, {5, 7}, {0, 4}, {1, 5}, {2, 6}, {3, 7}, {0, 1}, {2, 3},
+                                 {4, 5}, {6, 7}, {2, 4}, {3, 5}, {1, 4}, {3, 6}, {1, 2}, {3, 4}, {5, 6}};
+#pragma unroll
+  for (int i = 0; i < 19; ++i) exchange(v[kPairs[i][0]], v[kPairs[i][1]]);
+}
+// The best eight of two sorted eights, given their elementwise maxima (one of them reversed).
+__device__ __forceinline__ void sort_bitonic(uint32_t (&v)[kBest]) {
+#pragma unroll
+  for (int stride = kBest / 2; stride; stride /= 2)
+#pragma unroll
+    for (int i = 0; i < kBest; ++i)
+      if (!(i & stride)) exchange(v[i], v[i + stride]);
+}
+
+// Each thread's eight best of the team, in order: keys, or keys above mirrored indices where both fit a word.
+template <class Key, class T>
+__device__ __forceinline__ void best_of_team(const T& team, uint32_t (&best)[kBest]) {
+#pragma unroll
+  for (int start = 0; start < T::kWords * T::kPerWord; start += kBest) {
+    uint32_t group[kBest];
+#pragma unroll
+    for (int i = 0; i < kBest; ++i) {
+      const int j = start + i;
+      group[i] = T::Order::word(encode(team.raw(j), team.a.order), team.index(j));
+    }
+    sort_eight(group);
+#pragma unroll
+    for (int i = 0; i < kBest; ++i) best[i] = start ? max(best[i], group[kBest - 1 - i]) : group[i];
+    if (start) sort_bitonic(best);
+  }
+#pragma unroll
+  for (int lanes = 1; lanes < T::kSize; lanes *= 2) {
+    uint32_t other[kBest];
+#pragma unroll
+    for (int i = 0; i < kBest; ++i) other[i] = __shfl_xor_sync(kFullWarp, best[kBest - 1 - i], lanes);
+#pragma unroll
+    for (int i = 0; i < kBest; ++i) best[i] = max(best[i], other[i]);
+    sort_bitonic(best);
+  }
+}
+
+template <int kTeam, int kElements, class Key>
+constexpr int kResident =  // blocks of a multiprocessor: as many registers as the elements and the rest take
+    (kElements * sizeof(Key) > 128 ? 640 : 1024) / (kTeam > 32 ? kTeam : kRowsBlock);
+
+// Where the results of a row go.
+template <class Order, class Key>
+struct Output {
+  const Args& a;
+  int64_t base;
+
+  __device__ __forceinline__ void operator()(uint32_t at, uint32_t word, uint32_t index) const {
+    static_cast<Key*>(a.values)[base + at] = decode(Order::key(word), a.order);
+    a.indices[base + at] = static_cast<int32_t>(Order::index(word, index));
+  }
+};
+
+// Writes the k best of the m candidates on a board, in the order asked for.
+template <class T>
+__device__ __forceinline__ void write_candidates(const T& team, uint32_t in_team, uint32_t m,
+                                                 Output<typename T::Order, typename T::Element> write) {
+  using Order = typename T::Order;
+  const Args& a = team.a;
+  auto& board = team.board;
+  const auto step = [&] {
+    if constexpr (T::kBlock) {
+      __syncthreads();
+    } else {
+      __syncwarp();
+    }
+  };
+  if (in_team < 4) board.words[m + in_team] = 0, board.indices[m + in_team] = ~0u;  // the comparison takes four
+  step();
+  const auto emit = [&](uint32_t at, uint32_t word, uint32_t index) {
+    if (at >= a.k) return;
+    if (a.sorted) {
+      write(at, word, index);
+    } else {
+      board.chosen[at] = word;
+      board.chosen[kMaxRowsK + at] = Order::index(word, index);
+    }
+  };
+  // The number of candidates before each, by their words or by their indices, too; a block has four lanes for it.
+  constexpr uint32_t kSplit = T::kBlock ? 4 : 1;
+  const auto rank_all = [&](auto with_indices) {
+    uint32_t sum = 0;
+    for (uint32_t i = in_team / kSplit; i < (T::kBlock ? (m + 7) / 8 * 8 : m); i += T::kSize / kSplit) {
+      const uint32_t own = i < m ? board.words[i] : ~0u, index = i < m ? board.indices[i] : 0;
+      uint32_t at = 0;
+#pragma unroll 4
+      for (uint32_t j = in_team % kSplit * 4; j < m; j += 4 * kSplit) {
+        const uint4 other = *reinterpret_cast<const uint4*>(board.words + j);
+        at += (other.x > own) + (other.y > own) + (other.z > own) + (other.w > own);
+        if constexpr (with_indices) {
+          const uint4 place = *reinterpret_cast<const uint4*>(board.indices + j);
+          at += (other.x == own && place.x < index) + (other.y == own && place.y < index) +
+                (other.z == own && place.z < index) + (other.w == own && place.w < index);
+        }
+      }
+#pragma unroll
+      for (uint32_t lanes = 1; lanes < kSplit; lanes *= 2) at += __shfl_xor_sync(kFullWarp, at, lanes);
+      if (i >= m || in_team % kSplit) continue;
+      sum += at;
+      emit(at, own, index);
+    }
+    return sum;
+  };
+  if constexpr (sizeof(typename T::Element) < 4) {
+    rank_all(std::bool_constant<!Order::kDistinct>());
+  } else {
+    // Ranks of distinct words are 0 … m - 1. Ties sum to less: then the row is ranked again, equal keys by index.
+    uint32_t ranks = rank_all(std::false_type());
+#pragma unroll
+    for (int lanes = T::kLanes / 2; lanes; lanes /= 2) ranks += __shfl_xor_sync(kFullWarp, ranks, lanes);
+    if constexpr (T::kBlock) {
+      if ((threadIdx.x & 31) == 0 && ranks) atomicAdd(&board.ranks, ranks);
+    }
+    step();
+    if constexpr (T::kBlock) ranks = board.ranks;
+    if (m && ranks != m * (m - 1) / 2) rank_all(std::true_type());
+  }
+  if (a.sorted) return;
+  step();
+  for (uint32_t i = in_team; m && i < a.k; i += T::kSize) {
+    const uint32_t index = board.chosen[kMaxRowsK + i];
+    uint32_t at = 0;
+    for (uint32_t j = 0; j < a.k; ++j) at += board.chosen[kMaxRowsK + j] < index;
+    write(at, board.chosen[i], index);
+  }
+}
+
+// Writes the k best where words have their indices in them, so that the network has left nothing to do.
+template <class T>
+__device__ __forceinline__ void write_best(const T& team, uint32_t in_team, const uint32_t (&best)[kBest],
+                                           Output<typename T::Order, typename T::Element> write) {
+  using Order = typename T::Order;
+#pragma unroll
+  for (uint32_t start = 0; start < kBest; start += T::kSize) {
+    uint32_t mine = 0, at = start + in_team;
+#pragma unroll
+    for (uint32_t j = 0; j < kBest; ++j)
+      if (at == j) mine = best[j];
+    if (at >= team.a.k) return;
+    if (!team.a.sorted) {
+      at = 0;
+#pragma unroll
+      for (uint32_t j = 0; j < kBest; ++j) at += j < team.a.k && Order::index(best[j], 0) < Order::index(mine, 0);
+    }
+    write(at, mine, 0);
+  }
+}
+
+template <class Key, int kTeam, int kElements, bool kVectors, bool kFloat, bool kNetwork>
+__global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTeam, kElements, Key>)
+    rows_kernel(const __grid_constant__ Args a) {
+  using T = Team<Key, kTeam, kElements, kVectors, kFloat>;
+  using Order = typename T::Order;
+  constexpr uint32_t kTeams = T::kThreads / kTeam;
+  __shared__ Board<kTeam> boards[kTeams];
+  const uint32_t lane = threadIdx.x & 31, in_team = threadIdx.x % kTeam, in_block = threadIdx.x / kTeam;
+  const uint32_t blocks = kTeam == kClusterTeam ? a.blocks : 1, rank = kTeam == kClusterTeam ? blockIdx.x % blocks : 0;
+  const uint32_t mates = kTeam >= 32 ? kFullWarp : ((1u << (kTeam & 31)) - 1) << (lane / kTeam * kTeam);
+  Board<kTeam>& board = boards[in_block];
+  T team{a, board, rank * kTeam + in_team, blocks * kTeam};
+
+  const int64_t r = static_cast<int64_t>(blockIdx.x / blocks) * kTeams + in_block;
+  const bool live = r < a.rows;
+  if (!__any_sync(kFullWarp, live)) return;
+  const Key* row = static_cast<const Key*>(a.x) + (live ? r : 0) * a.length;
+  const Output<Order, Key> write{a, r * a.k};
+  team.load(row, live);
+  if (in_team == 0) board.totals[0] = board.count = board.dropped = board.ranks = 0;
+
+  Key floor = 0;
+  uint32_t hits[T::kMasks];
+  if constexpr (kNetwork) {
+    uint32_t best[kBest];
+    best_of_team<Key>(team, best);
+    if constexpr (Order::kDistinct) {
+      if (live) write_best(team, in_team, best, write);
+      return;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kBest; ++i)
+      if (a.k - 1 == i) floor = Order::key(best[i]);
+    __syncwarp();
+    uint32_t there[T::kMasks];
+    team.present(live, there);
+    team.exactly(floor, hits);
+    hits[0] &= there[0];
+  } else {
+    if constexpr (T::kBlock) {
+      // Neighbouring lanes share a delegate where the row has more threads than delegates.
+      uint32_t best[1];
+      team.delegates(best);
+      const uint32_t each = team.threads / kDelegates;  // threads
+      for (uint32_t lanes = 1; lanes < each; lanes *= 2)
+        best[0] = max(best[0], __shfl_xor_sync(kFullWarp, best[0], lanes));
+      if (lane % each == 0)
+        for (uint32_t block = 0; block < blocks; ++block)
+          *team.of_block(&board.delegates[team.t / each], block) = best[0];
+      team.sync();
+      uint32_t all[kParts];
+#pragma unroll
+      for (int p = 0; p < kParts; ++p) all[p] = board.delegates[p * 32 + lane];
+      floor = static_cast<Key>(kth_of_group<32>(all, a.k, kFullWarp));
+    } else {
+      uint32_t best[kParts];
+      team.delegates(best);
+      floor = static_cast<Key>(kth_of_group<kTeam>(best, a.k, mates));
+      __syncwarp();
+    }
+    team.roughly(floor, hits);
+#pragma unroll
+    for (int i = 0; i < T::kMasks; ++i) hits[i] = live ? hits[i] : 0;
+  }
+  team.append(row, hits, floor);
+  team.sync();
+  const bool again = live && (board.count > a.most || board.count - board.dropped < a.k);
+  if (T::kBlock ? again : __any_sync(kFullWarp, again)) {
+    const uint64_t refined = refine_row<T>(a, board, row, team.t, team.threads, live, again, floor);
+#pragma unroll
+    for (int i = 0; i < T::kMasks; ++i) hits[i] = static_cast<uint32_t>(refined >> (32 * i));
+    team.sync();
+    if (in_team == 0) board.count = board.dropped = 0;
+    team.sync();
+    team.append(row, hits, again ? Key{0} : floor);
+    team.sync();
+  }
+  if (rank == 0) write_candidates(team, in_team, live ? board.count : 0, write);
+}
+
+template <class Key, int kTeam, int kElements, bool kFloat, bool kNetwork>
+cudaError_t run(cudaStream_t stream, const Args& a) {
+  constexpr int kThreads = kTeam > 32 ? kTeam : kRowsBlock, kTeams = kThreads / kTeam;
+  Launch config;
+  config.grid = dim3(static_cast<unsigned>((a.rows + kTeams - 1) / kTeams * a.blocks));
+  config.block = dim3(kThreads);
+  config.cluster = static_cast<int>(a.blocks);
+  const bool vectors = reinterpret_cast<uintptr_t>(a.x) % 16 == 0 && a.length * sizeof(Key) % 16 == 0;
+  return launch(stream, config,
+                vectors ? rows_kernel<Key, kTeam, kElements, true, kFloat, kNetwork>
+                        : rows_kernel<Key, kTeam, kElements, false, kFloat, kNetwork>,
+                a);
+}
+
+template <class Key>
+cudaError_t run_network(cudaStream_t stream, const RowsShape& shape, const Args& a) {
+  if constexpr (sizeof(Key) == 4) {
+    return run<Key, 8, 8, false, true>(stream, a);
+  } else {
+    switch (shape.team) {
+      case 4: return run<Key, 4, 32, false, true>(stream, a);
+      case 8: return run<Key, 8, 32, false, true>(stream, a);
+      case 16: return run<Key, 16, 32, false, true>(stream, a);
+      default: return run<Key, 32, 32, false, true>(stream, a);
+    }
+  }
+}
+
+template <class Key, bool kFloat>
+cudaError_t run_threshold(cudaStream_t stream, const RowsShape& shape, const Args& a) {
+  constexpr int kElements = row_elements(sizeof(Key));
+  switch (shape.team) {
+    case 4: return run<Key, 4, kElements, kFloat, false>(stream, a);
+    case 8: return run<Key, 8, kElements, kFloat, false>(stream, a);
+    case 16: return run<Key, 16, kElements, kFloat, false>(stream, a);
+    case 32: return run<Key, 32, kElements, kFloat, false>(stream, a);
+    case 128: return run<Key, 128, kElements, kFloat, false>(stream, a);
+    case 256: return run<Key, 256, kElements, kFloat, false>(stream, a);
+    default: return run<Key, kClusterTeam, kElements, kFloat, false>(stream, a);
+  }
+}
+
+}  // namespace
+
+cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
+  const RowsShape shape = rows_shape(problem.rows.length, problem.k, problem.key_bits / 8);
+  Args a = {};
+  a.x = buffers.x;
+  a.values = buffers.values;
+  a.indices = buffers.indices;
+  a.order = problem.order;
+  a.rows = problem.rows.count();
+  a.length = static_cast<uint32_t>(problem.rows.length);
+  a.k = static_cast<uint32_t>(problem.k);
+  a.blocks = static_cast<uint32_t>(plan.slices);
+  a.most = std::min(2 * a.k + 24, 8 * static_cast<uint32_t>(shape.team));
+  a.sorted = problem.sorted;
+  return dispatch_key(problem.key_bits, [&](auto key) -> cudaError_t {
+    using Key = decltype(key);
+    if constexpr (sizeof(Key) == 8) {
+      return cudaErrorInvalidValue;  // the plan sends 64-bit keys elsewhere
+    } else {
+      if (shape.network) return run_network<Key>(stream, shape, a);
+      if constexpr (sizeof(Key) == 4) {
+        const bool largest = problem.order.flip >> 31 & 1;
+        if (problem.order.magnitude && largest) return run_threshold<Key, true>(stream, shape, a);
+      }
+      return run_threshold<Key, false>(stream, shape, a);
+    }
+  });
+}
+
+}  // namespace jaxgpuops::topk

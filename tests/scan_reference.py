@@ -1,0 +1,148 @@
+"""Scans in NumPy: loops along the axis in the widest type there is, with bounds on what rounding may do to the result."""
+
+import ml_dtypes
+import numpy as np
+from reference import is_float
+
+
+def wide(dtype):
+    """The type in which the reference computes."""
+    dtype = np.dtype(dtype)
+    if dtype.kind == "c":
+        return np.dtype(np.clongdouble)
+    return np.dtype(np.longdouble) if is_float(dtype) else dtype
+
+
+def eps(dtype):
+    """Unit of rounding of the type in which an op computes: float32 for narrower floats."""
+    dtype = np.dtype(dtype)
+    return float(np.finfo(dtype if dtype.itemsize >= 4 else np.float32).eps)
+
+
+def rounding(dtype, values):
+    """What the last rounding to a float of 8 or 16 bits may change; 0 for other types."""
+    dtype = np.dtype(dtype)
+    if dtype.itemsize >= 4:
+        return 0.0
+    info = ml_dtypes.finfo(dtype)
+    return np.abs(values) * float(info.eps) + float(info.smallest_subnormal)
+
+
+def identity(name, dtype):
+    """What an exclusive scan begins with."""
+    dtype = np.dtype(dtype)
+    if name in ("cumsum", "cumprod"):
+        return dtype.type(name == "cumprod")
+    if name == "cumlogsumexp":
+        return -np.inf
+    largest = name == "cummin"
+    if dtype == bool:
+        return np.bool_(largest)
+    if not is_float(dtype):
+        return np.iinfo(dtype).max if largest else np.iinfo(dtype).min
+    infinity = np.array(np.inf if largest else -np.inf, dtype)
+    return ml_dtypes.finfo(dtype).max * (1 if largest else -1) if np.isnan(infinity) else infinity
+
+
+FOLD = {
+    "cumsum": np.add,
+    "cumprod": np.multiply,
+    "cummax": np.maximum,
+    "cummin": np.minimum,
+    "cumlogsumexp": np.logaddexp,
+}
+
+
+def positions(n, reverse):
+    return range(n)[:: -1 if reverse else 1]
+
+
+def begins(starts, k, reverse):
+    """Whether nothing passes to position k from the one before it in the direction of the scan."""
+    if starts is None:
+        return False
+    if not reverse:
+        return starts[k]
+    return starts[k + 1] if k + 1 < len(starts) else False
+
+
+def along(axis, shape, *arrays):
+    """Arrays broadcast to a shape, with the axis first; None stays."""
+    return [None if x is None else np.moveaxis(np.broadcast_to(x, shape), axis, 0) for x in arrays]
+
+
+def cumulative(name, x, axis=-1, reverse=False, exclusive=False, starts=None):
+    x = np.asarray(x)
+    first = identity(name, x.dtype)
+    rows, starts = along(axis, x.shape, x.astype(wide(x.dtype)), starts)
+    out = np.empty_like(rows)
+    y = np.full(rows.shape[1:], first, rows.dtype)
+    with np.errstate(all="ignore"):
+        for k in positions(len(rows), reverse):
+            y = np.where(begins(starts, k, reverse), np.array(first, rows.dtype), y)
+            if exclusive:
+                out[k] = y
+            y = FOLD[name](y, rows[k])
+            if not exclusive:
+                out[k] = y
+    return np.moveaxis(out, 0, axis)
+
+
+def linear(a, b, h0=None, axis=-1, reverse=False, starts=None):
+    """h0 has the shape of the result without the axis."""
+    shape = np.broadcast_shapes(np.shape(a), np.shape(b))
+    dtype = wide(np.result_type(np.asarray(a).dtype, np.asarray(b).dtype))
+    axis %= len(shape)
+    a, b, starts = along(axis, shape, np.asarray(a, dtype), np.asarray(b, dtype), starts)
+    if b.size == len(b) > 1000 and starts is None:
+        return _one_long_row(a.ravel(), b.ravel(), h0, reverse).reshape(shape)
+    out = np.empty(b.shape, dtype)
+    h = np.zeros(b.shape[1:], dtype) if h0 is None else np.broadcast_to(np.asarray(h0, dtype), b.shape[1:])
+    with np.errstate(all="ignore"):
+        for i, k in enumerate(positions(len(b), reverse)):
+            reset = (a[k] == 0) | (begins(starts, k, reverse) & (i > 0))
+            h = np.where(reset, b[k], a[k] * h + b[k])
+            out[k] = h
+    return np.moveaxis(out, 0, axis)
+
+
+def _one_long_row(a, b, h0, reverse):
+    """In Python's own floats, which is faster where there is nothing to do at once."""
+    h, out, step = 0.0 if h0 is None else float(np.squeeze(h0)), [], -1 if reverse else 1
+    for x, y in zip(a[::step].tolist(), b[::step].tolist(), strict=True):
+        h = x * h + y if x else y
+        out.append(h)
+    return np.array(out[::step], a.dtype)
+
+
+def cumulative_bound(name, x, axis=-1, reverse=False, exclusive=False, starts=None):
+    """How far any order of folding in the op's own arithmetic may be from `cumulative`.
+
+    A sum of n terms, in any order: each term goes through at most n - 1 additions, so it is off by a factor of
+    1 + n eps. A product is off by that factor too (complex ones by 4 times as much). A logarithm of a sum is off by
+    eps relative to the largest value on its way for each of n steps, and by n eps more from the sum itself; the factor 4
+    is for exp and log, which are not correctly rounded.
+    """
+    x = np.asarray(x)
+    n = x.shape[axis]
+    flags = (axis, reverse, exclusive, starts)
+    y = cumulative(name, x, *flags)
+    if name in ("cummax", "cummin") or not is_float(x.dtype):
+        return 0.0
+    unit = n * eps(x.dtype)
+    with np.errstate(all="ignore"):
+        if name == "cumsum":
+            bound = unit * cumulative("cumsum", np.abs(x), *flags)
+        elif name == "cumprod":
+            bound = unit * np.abs(y) * (4 if x.dtype.kind == "c" else 1)
+        else:
+            largest = np.max(np.abs(np.where(np.isfinite(y), y, 0)), axis, keepdims=True, initial=0)
+            bound = 4 * unit * (1 + largest)
+        return bound + rounding(x.dtype, y)
+
+
+def linear_bound(a, b, h0=None, axis=-1, reverse=False, starts=None):
+    """As `cumulative_bound`: each term goes through at most n products and n sums."""
+    h = linear(np.abs(a), np.abs(b), None if h0 is None else np.abs(h0), axis, reverse, starts)
+    dtype = np.result_type(np.asarray(a).dtype, np.asarray(b).dtype)
+    return 2 * h.shape[axis] * eps(dtype) * h * (4 if dtype.kind == "c" else 1) + rounding(dtype, h)

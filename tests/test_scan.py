@@ -1,0 +1,731 @@
+"""Values and derivatives of the scan family: against loops in NumPy, jax.lax, and exact or finite differences."""
+
+import functools
+import itertools
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import reference
+import scan_reference
+
+import jaxgpuops
+from jaxgpuops.lax import scan
+
+NAMES = ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
+FLOATS = [np.dtype(d) for d in ("float32", "float64", "float16", ml_dtypes.bfloat16)]
+LINEAR_DTYPES = [*FLOATS, np.dtype("complex64"), np.dtype("complex128")]
+DTYPES = {name: sorted(scan.CUMULATIVE_DTYPES[name], key=str) for name in NAMES}
+
+
+def x64(dtype):
+    """64-bit arrays exist in JAX only where they are enabled."""
+    return jax.enable_x64(np.dtype(dtype).itemsize >= 8 and np.dtype(dtype) != np.dtype("complex64"))
+
+
+def values(rng, shape, dtype, name=""):
+    """Moderate values: products neither overflow nor vanish, and sums cancel."""
+    dtype = np.dtype(dtype)
+    if dtype == bool:
+        return rng.integers(0, 2, shape).astype(bool)
+    if not reference.is_float(dtype):
+        return reference.random_bits(rng, shape, dtype)
+    x = rng.standard_normal(shape)
+    if name == "cumprod":
+        x = np.sign(x) * np.exp2(0.1 * x)
+    if dtype.kind == "c":
+        x = x * np.exp(1j * rng.standard_normal(shape))
+    return x.astype(dtype)
+
+
+def assert_close(actual, expected, bound):
+    """Same NaNs and infinities, and no further off than the bound; 0 stands for equal."""
+    if reference.is_float(actual.dtype) and np.isnan(np.array(np.inf, actual.dtype)):
+        expected = np.where(np.isinf(expected), np.nan, expected)
+    actual = np.asarray(actual).astype(expected.dtype)
+    assert actual.shape == expected.shape
+    with np.errstate(invalid="ignore", over="ignore"):
+        same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
+        wrong = ~same if np.isscalar(bound) else ~(same | (np.abs(actual - expected) <= bound))
+    if wrong.any():
+        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        limit = np.broadcast_to(bound, wrong.shape)[at]
+        raise AssertionError(
+            f"{wrong.sum()} of {wrong.size} wrong; the first at {at}: {actual[at]} for {expected[at]} +- {limit}"
+        )
+
+
+def check(name, x, axis=-1, **flags):
+    """The public function against the loop; the result is returned."""
+    with x64(x.dtype):
+        starts = flags.pop("starts", None)
+        y = getattr(jaxgpuops, name)(x, axis=axis, segment_starts=starts, **flags)
+        assert y.dtype == x.dtype
+    expected = scan_reference.cumulative(name, x, axis, starts=starts, **flags)
+    assert_close(y, expected, scan_reference.cumulative_bound(name, x, axis, starts=starts, **flags))
+    return y
+
+
+def check_linear(a, b, h0=None, axis=-1, starts=None, **flags):
+    dtype = np.result_type(a, b)
+    with x64(dtype):
+        h, last = jaxgpuops.linear_scan(a, b, h0, axis=axis, segment_starts=starts, return_last=True, **flags)
+        assert h.dtype == last.dtype == dtype
+    expected = scan_reference.linear(a, b, h0, axis, starts=starts, **flags)
+    assert_close(h, expected, scan_reference.linear_bound(a, b, h0, axis, starts=starts, **flags))
+    np.testing.assert_array_equal(last, np.take(np.asarray(h), 0 if flags.get("reverse") else -1, axis))
+    return h
+
+
+# ---- Anything goes --------------------------------------------------------------------------------------------------
+
+SHAPES = st.one_of(
+    st.tuples(st.integers(1, 300)),
+    st.tuples(st.integers(1, 40), st.integers(1, 200)),
+    st.tuples(st.integers(1, 6), st.integers(1, 60), st.integers(1, 40)),
+    st.tuples(*[st.integers(1, 5)] * 4),
+    st.tuples(st.integers(1, 3), st.integers(1000, 3000)),
+)
+
+
+@st.composite
+def problems(draw, dtypes):
+    shape = draw(SHAPES)
+    axis = draw(st.integers(-len(shape), len(shape) - 1))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    starts = None
+    if draw(st.booleans()):
+        of = tuple(n if d == axis % len(shape) or draw(st.booleans()) else 1 for d, n in enumerate(shape))
+        starts = rng.random(of) < draw(st.sampled_from([0.01, 0.2, 1.0]))
+    return shape, axis, rng, draw(st.sampled_from(dtypes)), draw(st.booleans()), starts
+
+
+@pytest.mark.parametrize("name", NAMES)
+@hypothesis.settings(max_examples=25, deadline=None, derandomize=True)
+@hypothesis.given(st.data())
+def test_any_array(name, data):
+    shape, axis, rng, dtype, reverse, starts = data.draw(problems(DTYPES[name]))
+    if dtype == bool and name not in ("cummax", "cummin"):
+        return
+    x = values(rng, shape, dtype, name)
+    check(name, x, axis, reverse=reverse, exclusive=data.draw(st.booleans()), starts=starts)
+
+
+@hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
+@hypothesis.given(st.data())
+def test_any_recurrence(data):
+    shape, axis, rng, dtype, reverse, starts = data.draw(problems(LINEAR_DTYPES))
+    a_shape = tuple(n if data.draw(st.booleans()) else 1 for n in shape)[data.draw(st.integers(0, len(shape))) :]
+    a = values(rng, a_shape, dtype, "cumprod") * np.dtype(dtype).type(0.9)
+    a = np.where(rng.random(a_shape) < 0.1, np.zeros((), dtype), a)
+    state = shape[: axis % len(shape)] + shape[axis % len(shape) + 1 :]
+    h0 = values(rng, state, dtype) if data.draw(st.booleans()) else None
+    check_linear(a, values(rng, shape, dtype), h0, axis, starts, reverse=reverse)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_dtype(name):
+    rng = np.random.default_rng(0)
+    for dtype, shape in itertools.product(DTYPES[name], [(3, 70), (2, 33, 5)]):
+        starts = rng.random((shape[0], shape[1], *(1 for _ in shape[2:]))) < 0.1
+        check(name, values(rng, shape, dtype, name), 1, exclusive=True, starts=starts)
+        check(name, values(rng, shape, dtype, name), 1, reverse=True)
+
+
+def lengths(up_to):
+    powers = [2**k for k in range(11)]
+    around = {p + d for p in powers for d in (-1, 0, 1)} | {4095, 4097, 65536, 65537, 1_000_000}
+    return sorted(n for n in around if 1 <= n <= up_to)
+
+
+@pytest.mark.parametrize("inner", [1, 3], ids="inner={}".format)
+def test_lengths_of_recurrences(inner):
+    rng = np.random.default_rng(0)
+    for n in lengths(1_000_000 if inner == 1 else 5000):
+        a = values(rng, (n, inner), np.float32, "cumprod") * np.float32(0.95)
+        check_linear(a, values(rng, (n, inner), np.float32), values(rng, (inner,), np.float32), axis=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lengths(name):
+    rng = np.random.default_rng(0)
+    for n in lengths(5000):
+        check(name, values(rng, (2, n), np.float32, name))
+        check(name, values(rng, (n, 3), np.float32, name), axis=0, reverse=True)
+
+
+# ---- As jax.lax ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_signature_and_results_of_jax_lax(name):
+    ours, theirs = getattr(jaxgpuops.lax, name), getattr(jax.lax, name)
+    x = jnp.asarray(np.random.default_rng(0).integers(-2, 3, (4, 5)), jnp.float32)
+    for args in ((), (1,), (1, True), (0, True)):
+        np.testing.assert_allclose(ours(x, *args), theirs(x, *args), rtol=1e-6)
+    np.testing.assert_array_equal(ours(x, axis=1, reverse=True), ours(x, -1, True))
+
+
+@pytest.mark.parametrize("name", ["cumsum", "cumprod", "cummax", "cummin"])
+def test_integers_equal_jax_lax(name):
+    rng = np.random.default_rng(0)
+    for dtype in DTYPES[name]:
+        if dtype.kind not in "iu":
+            continue
+        x = reference.random_bits(rng, (50, 4), dtype)
+        with x64(dtype):
+            for reverse in (False, True):
+                np.testing.assert_array_equal(
+                    getattr(jaxgpuops.lax, name)(x, 0, reverse), getattr(jax.lax, name)(jnp.asarray(x), 0, reverse)
+                )
+
+
+@pytest.mark.parametrize("name", ["cummax", "cummin"])
+def test_extremes_are_moved_bit_for_bit(name):
+    rng = np.random.default_rng(0)
+    for dtype in DTYPES[name]:
+        special = reference.special_values(dtype)
+        rows = [reference.random_bits(rng, (60,), dtype)]
+        rows += [special[rng.integers(0, len(special), 60)] for _ in range(20)]
+        if reference.is_float(dtype):  # zeros of both signs and denormals among NaN-free rows
+            rows += [special[rng.choice(np.flatnonzero(~reference.is_nan(special)), 60)] for _ in range(20)]
+            tiny = np.array([0.0, -0.0, 1e-45], np.float32).astype(dtype)
+            rows += [tiny[rng.integers(0, 3, 60)] for _ in range(5)]
+        x = np.stack(rows)
+        key = reference.keys(x)
+        if reference.is_float(dtype):  # NaNs win
+            key = np.where(reference.is_nan(x), ~np.uint64(0) if name == "cummax" else np.uint64(0), key)
+        fold = np.maximum if name == "cummax" else np.minimum
+        for reverse in (False, True):
+            step = -1 if reverse else 1
+            expected = fold.accumulate(key[:, ::step], 1)[:, ::step]
+            with x64(dtype):
+                y = np.asarray(getattr(jaxgpuops, name)(x, reverse=reverse))
+            actual = reference.keys(y)
+            if reference.is_float(dtype):
+                actual = np.where(reference.is_nan(y), ~np.uint64(0) if name == "cummax" else np.uint64(0), actual)
+            np.testing.assert_array_equal(actual, expected, err_msg=str(dtype))
+
+
+def test_booleans():
+    x = np.array([False, True, False, True])
+    for name in ("cumsum", "cumprod"):
+        y = getattr(jaxgpuops, name)(x)
+        expected = getattr(jnp, name)(x)
+        assert y.dtype == expected.dtype
+        np.testing.assert_array_equal(y, expected)
+    assert jaxgpuops.cummax(x).tolist() == [False, True, True, True]
+    assert jaxgpuops.cummin(x, exclusive=True).tolist() == [True, False, False, False]
+
+
+# ---- NaN, infinities, rounding ---------------------------------------------------------------------------------------
+
+INF, NAN = np.inf, np.nan
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_nonfinite_values(name, dtype):
+    rng = np.random.default_rng(0)
+    palette = np.array([INF, -INF, NAN, 0.0, 1.0, -2.0])
+    x = np.where(rng.random((60, 40)) < 0.05, palette[rng.integers(0, 6, (60, 40))], 1 + rng.random((60, 40)))
+    x = x.astype(dtype)
+    with x64(dtype):
+        y = getattr(jaxgpuops, name)(x)
+    expected = scan_reference.cumulative(name, x)
+    for kind in (np.isnan, np.isposinf, np.isneginf):
+        if name == "cumprod" and kind is not np.isnan:  # 0 and infinity meet in another order, or overflow
+            continue
+        np.testing.assert_array_equal(kind(np.asarray(y).astype(np.float64)), kind(expected.astype(np.float64)))
+
+
+def test_logsumexp_of_little_and_much():
+    x = np.array([-INF, -INF, -1e30, 0.0, 0.0, 1e30, 5.0, INF, 1.0], np.float32)
+    expected = [-INF, -INF, -1e30, 0.0, np.log(2), 1e30, 1e30, INF, INF]
+    np.testing.assert_allclose(jaxgpuops.cumlogsumexp(x), np.array(expected, np.float32), rtol=1e-6)
+    # A small sum before a large one is not lost, as it would be relative to a maximum of the whole row.
+    x = np.append(np.full(1000, -200.0), 200.0).astype(np.float32)
+    np.testing.assert_allclose(jaxgpuops.cumlogsumexp(x)[:-1], -200 + np.log(np.arange(1, 1001)), rtol=1e-5)
+
+
+def test_16_bit_floats_accumulate_in_float32():
+    for dtype in (np.float16, ml_dtypes.bfloat16):
+        ones = np.ones(5000, dtype)
+        exact = np.arange(1, 5001).astype(dtype)
+        np.testing.assert_array_equal(jaxgpuops.cumsum(ones), exact)
+        np.testing.assert_array_equal(jaxgpuops.linear_scan(np.ones((), dtype), ones), exact)
+    for dtype in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2):
+        np.testing.assert_array_equal(jaxgpuops.cumsum(np.ones(200, dtype)), np.arange(1, 201).astype(dtype))
+
+
+@pytest.mark.parametrize("bad", [INF, NAN], ids=str)
+def test_zero_factors_and_segments_are_hard_resets(bad):
+    b = np.array([1.0, bad, 2.0, 3.0, bad, 4.0], np.float32)
+    a = np.array([1.0, 1.0, 0.0, 1.0, 1.0, 0.0], np.float32)
+    assert jaxgpuops.linear_scan(a, b)[jnp.array([2, 3, 5])].tolist() == [2.0, 5.0, 4.0]
+    starts = a == 0
+    assert jaxgpuops.linear_scan(np.float32(1), b, segment_starts=starts)[jnp.array([2, 3, 5])].tolist() == [2, 5, 4]
+    assert jaxgpuops.cumsum(b, segment_starts=starts)[jnp.array([2, 3, 5])].tolist() == [2.0, 5.0, 4.0]
+    h0 = np.float32(bad)
+    assert jaxgpuops.linear_scan(np.zeros(1, np.float32), np.ones(1, np.float32), h0).tolist() == [1.0]
+    assert jaxgpuops.linear_scan(a[::-1], b[::-1], reverse=True)[::-1][jnp.array([2, 3, 5])].tolist() == [2, 5, 4]
+
+
+# ---- Determinism ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [7, 1000, 40_000])
+def test_a_row_has_the_same_bits_alone_and_in_a_batch(n):
+    rng = np.random.default_rng(0)
+    x = values(rng, (5, n), np.float32)
+    a = values(rng, (5, n), np.float32, "cumprod")
+    fns = [getattr(jaxgpuops, name) for name in NAMES] + [functools.partial(jaxgpuops.linear_scan, a)]
+    for fn in fns[:-1]:
+        np.testing.assert_array_equal(np.stack([fn(row) for row in x]), fn(x))
+        np.testing.assert_array_equal(jax.vmap(fn)(x), fn(x))
+    together = jaxgpuops.linear_scan(a, x)
+    np.testing.assert_array_equal(np.stack([jaxgpuops.linear_scan(*rows) for rows in zip(a, x, strict=True)]), together)
+    # An operand that broadcasts is the same as its copies.
+    np.testing.assert_array_equal(
+        jaxgpuops.linear_scan(a[0], x), jaxgpuops.linear_scan(np.broadcast_to(a[0], x.shape).copy(), x)
+    )
+    np.testing.assert_array_equal(jaxgpuops.linear_scan(a, x), together)  # and again
+
+
+# ---- Segments and states ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", [*NAMES, "linear_scan"])
+def test_segments_are_scans_of_their_own(name, reverse):
+    rng = np.random.default_rng(0)
+    bounds = [0, 1, 4, 5, 20, 50]
+    x = values(rng, (2, 50, 3), np.float32, name)
+    starts = np.isin(np.arange(50), bounds[1:-1])[:, None]
+    fns = [functools.partial(getattr(jaxgpuops, name), axis=1, reverse=reverse)]
+    if name == "linear_scan":
+        fns = [functools.partial(fns[0], np.float32(0.75))]
+    else:
+        fns.append(functools.partial(fns[0], exclusive=True))
+    for fn in fns:
+        parts = [fn(x[:, i:j]) for i, j in itertools.pairwise(bounds)]
+        np.testing.assert_allclose(fn(x, segment_starts=starts), np.concatenate(parts, 1), rtol=2e-5, atol=1e-5)
+        # A start at the first position changes nothing.
+        both = [fn(x, segment_starts=np.isin(np.arange(50), b)[:, None]) for b in ([0], [])]
+        np.testing.assert_array_equal(*both)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_states_continue(reverse):
+    rng = np.random.default_rng(0)
+    a, b = values(rng, (2, 60, 3), np.float32, "cumprod"), values(rng, (2, 60, 3), np.float32)
+    fn = functools.partial(jaxgpuops.linear_scan, axis=1, reverse=reverse, return_last=True)
+    whole, end = fn(a, b, 2.0)
+    first, second = (slice(25, None), slice(25)) if reverse else (slice(25), slice(25, None))
+    h1, state = fn(a[:, first], b[:, first], 2.0)
+    h2, last = fn(a[:, second], b[:, second], state)
+    np.testing.assert_allclose(np.concatenate([h2, h1] if reverse else [h1, h2], 1), whole, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(last, end, rtol=1e-5, atol=1e-5)
+
+
+def test_empty_arrays():
+    for name in NAMES:
+        for shape in ((0,), (3, 0), (0, 3)):
+            x = np.zeros(shape, np.float32)
+            assert getattr(jaxgpuops, name)(x, exclusive=True).shape == shape
+            assert jax.grad(lambda x, name=name: getattr(jaxgpuops, name)(x).sum())(x).shape == shape
+    h, last = jaxgpuops.linear_scan(
+        0.5, np.zeros((3, 0), np.float32), np.arange(3.0, dtype=np.float32), return_last=True
+    )
+    assert h.shape == (3, 0) and last.tolist() == [0.0, 1.0, 2.0]
+    assert jaxgpuops.linear_scan(0.5, np.zeros((3, 0), np.float32), return_last=True)[1].tolist() == [0.0] * 3
+    assert jaxgpuops.linear_scan(0.5, np.zeros((0, 3), np.float32), 1.0).shape == (0, 3)
+
+
+# ---- Broadcasting and promotion of the recurrence ---------------------------------------------------------------------
+
+
+def test_operands_broadcast_as_in_numpy():
+    rng = np.random.default_rng(0)
+    for a_shape, b_shape, axis in [
+        ((), (4, 5), 1),
+        ((5,), (4, 5), 0),
+        ((4, 1), (4, 5), 1),
+        ((4, 5), (5,), 0),
+        ((4, 1, 3), (5, 1), 1),
+        ((2, 1, 3), (2, 4, 1), 1),
+        ((3,), (1,), 0),
+    ]:
+        a, b = values(rng, a_shape, np.float32, "cumprod"), values(rng, b_shape, np.float32)
+        shape = np.broadcast_shapes(a_shape, b_shape)
+        check_linear(a, b, axis=axis)
+        check_linear(a, b, np.float32(2), axis=axis)
+        check_linear(a, b, values(rng, np.delete(shape, axis), np.float32), axis=axis, reverse=True)
+
+
+def test_dtypes_are_promoted():
+    b = jnp.ones(3, jnp.bfloat16)
+    assert jaxgpuops.linear_scan(0.5, b).dtype == jnp.bfloat16  # a Python number takes the dtype of the array
+    assert jaxgpuops.linear_scan(jnp.float32(0.5), b).dtype == jnp.float32
+    assert jaxgpuops.linear_scan(b, jnp.arange(3)).dtype == jnp.bfloat16
+    assert jaxgpuops.linear_scan(b, b, jnp.ones((), jnp.complex64)).dtype == jnp.complex64
+
+
+# ---- Derivatives ------------------------------------------------------------------------------------------------------
+# cumsum, cumprod and linear_scan are linear in each single element: on small integers the difference quotient is the
+# derivative, exactly, and so are mixed second ones.
+
+
+def difference(f, x, i):
+    """df/dx_i of a function that is linear in x_i."""
+    up, down = x.copy(), x.copy()
+    up.flat[i], down.flat[i] = 1, 0
+    return f(up) - f(down)
+
+
+def exact_jacobian(f, x):
+    """Of an array function in NumPy: (*result, *x.shape)."""
+    columns = [difference(f, x, i) for i in range(x.size)]
+    return np.stack(columns, -1).reshape(*columns[0].shape, *x.shape)
+
+
+def jacobians(public, lax_tier, x):
+    """In reverse mode by both tiers, in forward mode, and by linearize."""
+    yield jax.jacrev(public)(x)
+    yield jax.jacrev(lax_tier)(x)
+    yield jax.jacfwd(lax_tier)(x)
+    push = jax.linearize(lax_tier, x)[1]
+    basis = np.eye(x.size, dtype=x.dtype).reshape(x.size, *x.shape)
+    out = np.stack([push(t) for t in basis], -1)
+    yield out.reshape(*out.shape[:-1], *x.shape)
+
+
+FLAGS = [
+    {"reverse": reverse, "exclusive": exclusive, "starts": starts}
+    for reverse in (False, True)
+    for exclusive in (False, True)
+    for starts in (None, np.array([False, False, True, False, False, True, False]))
+]
+
+
+def tiers(name, flags):
+    options = {"reverse": flags["reverse"], "exclusive": flags["exclusive"], "segment_starts": flags["starts"]}
+    return functools.partial(getattr(jaxgpuops, name), axis=0, **options), functools.partial(
+        getattr(jaxgpuops.lax, name), axis=0, **options
+    )
+
+
+@pytest.mark.parametrize("zeros", range(4), ids="zeros={}".format)
+@pytest.mark.parametrize("name", ["cumsum", "cumprod"])
+def test_jacobian_is_exact(name, zeros):
+    x = np.array([2.0, -1.0, 3.0, 1.0, -2.0, 2.0, 1.0])
+    x[np.random.default_rng(zeros).permutation(7)[:zeros]] = 0
+    with jax.enable_x64(True):
+        for flags in FLAGS:
+            expected = exact_jacobian(lambda x: scan_reference.cumulative(name, x, 0, **flags), x)  # noqa: B023
+            for jacobian in jacobians(*tiers(name, flags), x):
+                np.testing.assert_array_equal(jacobian, expected.astype(float), err_msg=str(flags))
+
+
+@pytest.mark.parametrize("zeros", range(4), ids="zeros={}".format)
+def test_second_derivatives_of_cumprod_are_exact(zeros):
+    x = np.array([2.0, -1.0, 3.0, 1.0, -2.0])
+    x[np.random.default_rng(zeros).permutation(5)[:zeros]] = 0
+    weights = np.array([1.0, 2.0, -1.0, 3.0, 1.0])
+    with jax.enable_x64(True):
+        for reverse, exclusive in itertools.product((False, True), repeat=2):
+            flags = {"reverse": reverse, "exclusive": exclusive, "starts": None}
+            total = lambda x: (weights * scan_reference.cumulative("cumprod", x, 0, **flags)).sum()  # noqa: B023
+            expected = exact_jacobian(lambda x: exact_jacobian(total, x), x)  # noqa: B023
+            np.fill_diagonal(expected, 0)  # no element occurs twice in a product
+            public, lax_tier = ((lambda x, fn=fn: (weights * fn(x)).sum()) for fn in tiers("cumprod", flags))
+            for hessian in (
+                jax.hessian(public),
+                jax.jacrev(jax.grad(public)),
+                jax.jacfwd(jax.jacfwd(lax_tier)),
+                jax.jacrev(jax.jacfwd(lax_tier)),
+                jax.jacrev(jax.grad(lax_tier)),
+            ):
+                np.testing.assert_array_equal(jax.jit(hessian)(x), expected.astype(float), err_msg=str(flags))
+
+
+def test_third_derivatives_of_cumprod():
+    x = np.array([2.0, 0.0, 3.0, 0.0])
+    with jax.enable_x64(True):
+        third = jax.jacfwd(jax.hessian(lambda x: jaxgpuops.cumprod(x)[-1]))(x)
+        expected = np.zeros((4, 4, 4))
+        for i, j, k in itertools.permutations(range(4), 3):
+            expected[i, j, k] = np.prod(np.delete(x, [i, j, k]))
+        np.testing.assert_array_equal(third, expected)
+
+
+@pytest.mark.parametrize("name", ["cummax", "cummin"])
+def test_gradient_of_extremes_goes_to_the_last_of_equal_elements(name):
+    x = np.array([1.0, 2.0, 2.0, -1.0, 2.0, 3.0, 0.0])
+    with jax.enable_x64(True):
+        for flags in FLAGS:
+            x = -x if name == "cummin" else x
+            expected = np.zeros((7, 7))
+            source = [None] * 7
+            now = None
+            for k in scan_reference.positions(7, flags["reverse"]):
+                if scan_reference.begins(flags["starts"], k, flags["reverse"]):
+                    now = None
+                takes = now is None or (x[k] >= x[now] if name == "cummax" else x[k] <= x[now])
+                before, now = now, k if takes else now
+                source[k] = before if flags["exclusive"] else now
+            for k, j in enumerate(source):
+                if j is not None:
+                    expected[k, j] = 1
+            for jacobian in jacobians(*tiers(name, flags), x):
+                np.testing.assert_array_equal(jacobian, expected, err_msg=str(flags))
+
+
+def test_gradient_of_extremes_with_nans():
+    x = np.array([1.0, NAN, 3.0, NAN, 2.0], np.float32)
+    gradient = jax.grad(lambda x: (jaxgpuops.cummax(x) * jnp.array([1.0, 2.0, 3.0, 4.0, 5.0])).sum())(x)
+    assert gradient.tolist() == [1.0, 5.0, 0.0, 9.0, 0.0]
+
+
+@pytest.mark.parametrize("flags", FLAGS, ids=lambda f: f"{f['reverse']}-{f['exclusive']}-{f['starts'] is not None}")
+def test_derivatives_of_cumlogsumexp(flags):
+    x = np.array([0.5, -1.0, 30.0, -INF, 2.0, 1.0, -3.0])
+    finite = np.flatnonzero(np.isfinite(x))
+    with jax.enable_x64(True):
+        f = lambda x: scan_reference.cumulative("cumlogsumexp", x, 0, **flags)
+        y = f(x)
+        seen = np.isfinite(y)
+        # dy_k / dx_j = e^(x_j - y_k) for every j that is summed at k.
+        expected = np.zeros((7, 7))
+        for j in finite:
+            changed = np.copy(x)
+            changed[j] += 1
+            summed = seen & (f(changed) != y)
+            expected[summed, j] = np.exp(x[j] - y[summed])
+        public, lax_tier = tiers("cumlogsumexp", flags)
+        for jacobian in jacobians(public, lax_tier, x):
+            np.testing.assert_allclose(np.asarray(jacobian)[seen], expected[seen], rtol=1e-12, atol=1e-15)
+        # Second derivatives, by central differences of the first.
+        weights = np.where(seen, np.arange(1.0, 8.0), 0)
+        total = lambda x, fn: jnp.where(seen, fn(x) * weights, 0).sum()
+        gradient = jax.jit(jax.grad(functools.partial(total, fn=public)))
+        numeric = np.zeros((7, 7))
+        for j in finite:
+            step = 1e-5 * np.eye(7)[j]
+            numeric[:, j] = (gradient(x + step) - gradient(x - step)) / 2e-5
+        for hessian in (
+            jax.hessian(functools.partial(total, fn=public)),
+            jax.jacrev(jax.grad(functools.partial(total, fn=public))),
+            jax.jacfwd(jax.jacfwd(functools.partial(total, fn=lax_tier))),
+        ):
+            np.testing.assert_allclose(jax.jit(hessian)(x), numeric, atol=1e-8)
+
+
+def test_gradient_of_cumlogsumexp_is_stable():
+    x = np.array([-INF, 1000.0, -1000.0, 1000.0, -INF, 1e30], np.float32)
+    gradient = jax.grad(lambda x: jaxgpuops.cumlogsumexp(x)[1:].sum())(x)
+    # e^(x - y), where y = 1000 + log 2 is rounded.
+    np.testing.assert_allclose(gradient, [0, 1 + 1 + 0.5 + 0.5, 0, 0.5 + 0.5, 0, 1], rtol=1000 * 2.0**-23)
+    nothing = np.full(3, -INF, np.float32)
+    assert jax.grad(lambda x: jaxgpuops.cumlogsumexp(x).sum())(nothing).tolist() == [0.0] * 3
+    # Towards the end y changes from one element to the next by little more than it is rounded.
+    n = 100_000
+    gradient = jax.grad(lambda x: jaxgpuops.cumlogsumexp(x)[-1])(np.zeros(n, np.float32))
+    np.testing.assert_allclose(gradient, np.full(n, 1 / n), rtol=n * 2.0**-23)  # a product of up to n factors
+
+
+A_SHAPES = [(2, 5, 3), (1, 5, 1), (3,), (5, 1), (2, 1, 3), ()]
+
+
+@pytest.mark.parametrize("a_shape", A_SHAPES, ids=str)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_derivatives_of_recurrences_are_exact(a_shape, reverse):
+    rng = np.random.default_rng(0)
+    shape, axis = (2, 5, 3), 1
+    args = (
+        rng.integers(-2, 3, a_shape).astype(float),
+        rng.integers(-2, 3, shape).astype(float),
+        np.array([1.0, 0.0, 2.0]),
+    )
+    starts = np.array([False, False, True, False, True])[:, None]
+    weights = rng.integers(-2, 3, shape)
+    with jax.enable_x64(True):
+        for segments in (None, starts):
+            options = {"axis": axis, "reverse": reverse}
+            h = lambda *args: scan_reference.linear(*args, **options, starts=segments)  # noqa: B023
+            public, lax_tier = (
+                functools.partial(fn, **options, segment_starts=segments)
+                for fn in (jaxgpuops.linear_scan, jaxgpuops.lax.linear_scan)
+            )
+            out, pull = jax.vjp(public, *args)
+            np.testing.assert_array_equal(out, h(*args).astype(float))
+            tier_pull = jax.vjp(lax_tier, *args)[1]
+            # A scan is linear in each element of b and h0, and of a where that is not shared along the axis.
+            for i, (ct, tier_ct) in enumerate(zip(pull(weights * 1.0), tier_pull(weights * 1.0), strict=True)):
+                np.testing.assert_array_equal(ct, tier_ct)
+                if i == 0 and a_shape and (len(a_shape) < 2 or a_shape[-2] == 1) or a_shape == ():
+                    continue
+                of_one = lambda x, i=i: (weights * h(*args[:i], x, *args[i + 1 :])).sum()  # noqa: B023
+                np.testing.assert_array_equal(ct, exact_jacobian(of_one, args[i]).astype(float))
+            # Elements of a that steps share: the sum over the steps.
+            full = np.broadcast_to(args[0], shape).copy()
+            by_step = jax.vjp(public, full, *args[1:])[1](weights * 1.0)[0]
+            axes = tuple(d for d, n in enumerate((1,) * (3 - len(a_shape)) + a_shape) if n != shape[d])
+            shared = np.asarray(by_step).sum(axes, keepdims=True).reshape(a_shape)
+            np.testing.assert_array_equal(pull(weights * 1.0)[0], shared)
+            # Forward mode: the pairing of tangents and cotangents.
+            tangents = tuple(rng.integers(-2, 3, np.shape(x)).astype(float) for x in args)
+            push = (weights * jax.jvp(lax_tier, args, tangents)[1]).sum()
+            assert push == sum((t * c).sum() for t, c in zip(tangents, tier_pull(weights * 1.0), strict=True))
+
+
+@pytest.mark.parametrize("a_shape", [(2, 3), (3,), (2, 1)], ids=str)
+def test_second_derivatives_of_recurrences(a_shape):
+    # Against the same recurrence, unrolled.
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(-2, 3, a_shape).astype(float), rng.integers(-2, 3, (2, 3)).astype(float)
+    h0 = np.array([1.0, 2.0])
+
+    def unrolled(a, b, h0):
+        a, states = jnp.broadcast_to(a, b.shape), []
+        for k in range(3):
+            h0 = a[:, k] * h0 + b[:, k]
+            states.append(h0)
+        return jnp.stack(states, 1)
+
+    loss = lambda fn: lambda *args: (fn(*args) ** 2 * jnp.arange(1.0, 7.0).reshape(2, 3)).sum()
+    with jax.enable_x64(True):
+        every = (0, 1, 2)
+        expected = jax.jit(jax.hessian(loss(unrolled), every))(a, b, h0)
+        for fn in (
+            jax.hessian(loss(jaxgpuops.linear_scan), every),
+            jax.jacrev(jax.grad(loss(jaxgpuops.linear_scan), every), every),
+            jax.hessian(loss(jaxgpuops.lax.linear_scan), every),
+            jax.jacfwd(jax.jacfwd(loss(jaxgpuops.lax.linear_scan), every), every),
+            jax.jacrev(jax.grad(loss(jaxgpuops.lax.linear_scan), every), every),
+        ):
+            jax.tree.map(np.testing.assert_array_equal, jax.jit(fn)(a, b, h0), expected)
+
+
+def test_gradients_in_narrow_and_complex_types():
+    rng = np.random.default_rng(0)
+    for dtype in (np.float16, ml_dtypes.bfloat16):
+        x = values(rng, (3, 40), dtype, "cumprod")
+        for name in NAMES:
+            loss = lambda x, name=name: getattr(jaxgpuops, name)(x).astype(np.float32).sum()
+            narrow, exact = jax.grad(loss)(x), jax.grad(loss)(x.astype(np.float32))
+            assert narrow.dtype == dtype
+            if name not in ("cummax", "cummin"):  # where rounding makes ties
+                # x is exact and y, up to ~40, is rounded: factors e^(x - y) are off by 40 times its eps.
+                eps = float(ml_dtypes.finfo(dtype).eps)
+                np.testing.assert_allclose(narrow.astype(np.float32), exact, rtol=40 * eps, atol=40 * eps)
+    z = (rng.integers(-2, 3, (2, 6)) + 1j * rng.integers(-2, 3, (2, 6))).astype(np.complex64)
+    w = z[:, ::-1].copy()
+    for ours, theirs in [
+        (jaxgpuops.cumsum, lambda z: jax.lax.cumsum(z, 1)),
+        (jaxgpuops.cumprod, lambda z: jax.lax.cumprod(z, 1)),
+        (
+            lambda z: jaxgpuops.linear_scan(z, w),
+            lambda z: jax.lax.associative_scan(lambda s, t: (s[0] * t[0], t[0] * s[1] + t[1]), (z, w), axis=1)[1],
+        ),
+    ]:
+        np.testing.assert_allclose(jax.vjp(ours, z)[1](w)[0], jax.vjp(theirs, z)[1](w)[0], rtol=1e-5)
+
+
+def test_shared_factors_are_not_copied_by_vmap():
+    # The gradient with respect to factors that a batch shares equals the sum over the batch.
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(-2, 3, (5,)).astype(np.float32), rng.integers(-2, 3, (4, 5)).astype(np.float32)
+    for fn in (jaxgpuops.linear_scan, jaxgpuops.lax.linear_scan):
+        loss = lambda a, fn=fn: (jax.vmap(fn, (None, 0))(a, b) ** 2).sum()
+        one_by_one = sum(jax.grad(lambda a, row=row: (fn(a, row) ** 2).sum())(a) for row in b)  # noqa: B023
+        np.testing.assert_array_equal(jax.grad(loss)(a), one_by_one)
+
+
+@pytest.mark.parametrize("batched", [(0,), (1,), (2,), (0, 1, 2)], ids=str)
+def test_pullback_of_batched_tangents(batched):
+    # Tangents have a batch dimension that a, b and h0 lack; the other way round, they share what the others have.
+    rng = np.random.default_rng(0)
+    integers = lambda *shape: rng.integers(-2, 3, shape).astype(np.float32)
+    one, many = (integers(5, 3), integers(5, 3), integers(3)), (integers(4, 5, 3), integers(4, 5, 3), integers(4, 3))
+    weights = integers(4, 5, 3)
+    step = lambda h, ab: (ab[0] * h + ab[1],) * 2
+    ours = lambda a, b, h0: jaxgpuops.lax.linear_scan(a, b, h0, axis=0)
+    loop = lambda a, b, h0: jax.lax.scan(step, h0, (a, b))[1]
+    axes = tuple(0 if i in batched else None for i in range(3))
+    some = tuple(many[i] if i in batched else one[i] for i in range(3))
+
+    def of_tangents(fn, tangents):
+        push = lambda *tangents: jax.jvp(fn, one, tangents)[1]
+        return (jax.vmap(push, axes)(*tangents) * weights).sum()
+
+    def of_shared_tangents(fn, tangents):
+        push = lambda *primals: jax.jvp(fn, primals, tangents)[1]
+        return (jax.vmap(push, axes)(*some) * weights).sum()
+
+    for total, tangents in ((of_tangents, some), (of_shared_tangents, one)):
+        actual, expected = (jax.grad(functools.partial(total, fn))(tangents) for fn in (ours, loop))
+        jax.tree.map(np.testing.assert_array_equal, actual, expected)
+
+
+# ---- Errors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tier", ["public", "lax"])
+def test_errors(tier):
+    module = jaxgpuops if tier == "public" else jaxgpuops.lax
+    op = "jaxgpuops" if tier == "public" else "jaxgpuops.lax"
+    x = np.zeros((3, 4), np.float32)
+    z = np.zeros(4, np.complex64)
+    cases = [
+        (TypeError, "cummax: .* dtype complex64; allowed are bfloat16, bool", lambda: module.cummax(z, axis=0)),
+        (TypeError, "cumlogsumexp: .* dtype int32", lambda: module.cumlogsumexp(np.arange(3), axis=0)),
+        (TypeError, "cumsum: axis must be an integer", lambda: module.cumsum(x, axis=1.5)),
+        (TypeError, "cumsum: axis must be an integer", lambda: jax.jit(lambda i: module.cumsum(x, axis=i))(0)),
+        (ValueError, "cumsum: axis must be between -2 and 1 .* got 2", lambda: module.cumsum(x, axis=2)),
+        (ValueError, "cumprod: .* at least one dimension", lambda: module.cumprod(1.0, axis=0)),
+        (
+            TypeError,
+            "cummin: segment_starts .* bool, got int32",
+            lambda: module.cummin(x, axis=0, segment_starts=[1] * 4),
+        ),
+        (
+            ValueError,
+            "segment_starts must broadcast to shape",
+            lambda: module.cumsum(x, axis=1, segment_starts=x[0, :3] > 0),
+        ),
+        (ValueError, "have all of axis 1", lambda: module.cumsum(x, axis=1, segment_starts=x[:, :1] > 0)),
+        (ValueError, "have all of axis 0", lambda: module.cumsum(x, axis=0, segment_starts=x[0] > 0)),
+        (TypeError, "linear_scan: the result has dtype int32", lambda: module.linear_scan(2, np.arange(3))),
+        (ValueError, "linear_scan: a and b must broadcast", lambda: module.linear_scan(x[:, :2], x)),
+        (ValueError, "linear_scan: h0 must broadcast to", lambda: module.linear_scan(x, x, x)),
+        (ValueError, "linear_scan: the result must have at least one", lambda: module.linear_scan(1.0, 2.0)),
+        (ValueError, "linear_scan: axis must be between", lambda: module.linear_scan(x, x, axis=5)),
+        (TypeError, "linear_scan: segment_starts", lambda: module.linear_scan(x, x, segment_starts=x)),
+        (TypeError, "cumsum: .* must be an array", lambda: module.cumsum("abc", axis=0)),
+    ]
+    for kind, message, call in cases:
+        with pytest.raises(kind, match=message) as error:
+            call()
+        assert f"{op}." in str(error.value)
+    if tier == "lax":
+        with pytest.raises(TypeError, match="cumsum: operand has dtype bool"):  # as jax.lax
+            jaxgpuops.lax.cumsum(np.array([True]))
+
+
+def test_forward_mode_is_for_the_primitive_tier():
+    x = np.ones(3, np.float32)
+    for fn in (*(getattr(jaxgpuops, name) for name in NAMES), functools.partial(jaxgpuops.linear_scan, 0.5)):
+        with pytest.raises(TypeError, match="forward-mode"):
+            jax.jvp(fn, (x,), (x,))
+
+
+def test_integers_have_no_gradient():
+    x = np.array([1, 2, 3])
+    _, pull = jax.vjp(jaxgpuops.cumsum, x)
+    assert pull(np.zeros(3, jax.dtypes.float0))[0].dtype == jax.dtypes.float0
+    assert jax.jvp(jaxgpuops.lax.cumprod, (x,), (np.zeros(3, jax.dtypes.float0),))[1].dtype == jax.dtypes.float0

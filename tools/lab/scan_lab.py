@@ -1,0 +1,767 @@
+"""The lab of the scan kernels, without JAX: seconds between an idea and a number.
+
+    python tools/lab/scan_lab.py build    with nvcc, no GPU needed: build/lab/libscan.so (CUDAARCH, default 90)
+    python tools/lab/scan_lab.py check    on a GPU: random calls of every kind against float64, and the grid; every
+                                          algorithm must give the same bits
+    python tools/lab/scan_lab.py time     the targets' grid: CUDA graph replay, inputs rotating over more than L2
+    python tools/lab/scan_lab.py more     other points
+    python tools/lab/scan_lab.py sweep    all of these, with every algorithm that a point could take
+
+What ships is measured by `python -m benchmarks`; this is for choosing what ships. Needs torch and numpy. CASES (say
+2000) is how many random calls `check` makes; SCAN_LIBRARY names another library, ONLY (say linear) a part of `time`.
+"""
+
+import ctypes
+import itertools
+import math
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LIBRARY = pathlib.Path(os.environ.get("SCAN_LIBRARY", ROOT / "build" / "lab" / "libscan.so"))
+SOURCES = ["sum", "product", "extreme", "logsumexp", "linear", "linear_vjp", "tangent", "launch"]
+
+KINDS = ["cumulative", "tangent", "linear", "linear_vjp"]  # as in scan.h
+OPS = ["sum", "prod", "max", "min", "logsumexp"]
+ALGORITHMS = ["empty", "loop", "two_pass", "look_ahead"]  # as in plan.h
+
+
+def build():
+    folder = LIBRARY.parent / "scan"
+    folder.mkdir(parents=True, exist_ok=True)
+    arch = os.environ.get("CUDAARCH", "90")
+    flags = ["-std=c++17", "-O3", "--expt-relaxed-constexpr", "-Xcompiler", "-fPIC", "-I", "ffi_src"]
+    flags += ["-gencode", f"arch=compute_{arch},code=sm_{arch}"]
+    jobs = [f"ffi_src/scan/{name}.cu" for name in SOURCES] + ["ffi_src/scan/plan.cc", "tools/lab/scan_lab.cc"]
+    objects = [str(folder / f"{pathlib.Path(job).stem}.o") for job in jobs]
+    running, failed = [], False
+    for job, target in zip(jobs, objects):
+        running.append(subprocess.Popen(["nvcc", *flags, "-x", "cu", "-c", job, "-o", target], cwd=ROOT))
+        while len(running) >= (os.cpu_count() or 1):
+            failed |= running.pop(0).wait() != 0
+    if failed | any(process.wait() for process in running):
+        sys.exit("failed")
+    subprocess.run(["nvcc", "-shared", "-cudart", "static", "-o", str(LIBRARY), *objects], cwd=ROOT, check=True)
+
+
+# ---- Element types ---------------------------------------------------------------------------------------------------
+
+
+class DType:
+    """An element type of dtype.h: how NumPy stores it, and its values as float64, complex128 or integers."""
+
+    def __init__(self, number, name, storage, tolerance=0.0):
+        self.number, self.name, self.storage, self.tolerance = number, name, np.dtype(storage), tolerance
+        self.integer = tolerance == 0.0
+        self.complex = name.startswith("complex")
+        self.table = None
+        if name.startswith("float8"):
+            exponent, mantissa, bias = (4, 3, 7) if "e4m3" in name else (5, 2, 15)
+            byte = np.arange(256)
+            e, m = byte >> mantissa & (1 << exponent) - 1, byte & (1 << mantissa) - 1
+            value = np.where(e == 0, m * 2.0 ** (1 - bias - mantissa), (1 + m / 2**mantissa) * 2.0 ** (e - bias))
+            if exponent == 5:
+                value = np.where(e == 31, np.where(m == 0, np.inf, np.nan), value)
+            else:
+                value = np.where((e == 15) & (m == 7), np.nan, value)
+            self.table = np.where(byte >> 7, -value, value)
+
+    def decode(self, bits):
+        if self.table is not None:
+            return self.table[bits]
+        if self.name == "bfloat16":
+            return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        if self.integer:
+            return bits
+        return bits.astype(np.complex128 if self.complex else np.float64)
+
+    def encode(self, values):
+        """The nearest elements to values, more or less."""
+        with np.errstate(all="ignore"):
+            if self.table is not None:
+                order = np.argsort(self.table[:255][np.isfinite(self.table[:255])], kind="stable")
+                finite = np.flatnonzero(np.isfinite(self.table[:255]))[order]
+                at = np.searchsorted((self.table[finite][1:] + self.table[finite][:-1]) / 2, values)
+                bits = finite[at].astype(np.uint8)
+                for special in np.flatnonzero(~np.isfinite(self.table)):
+                    same = np.isnan(values) if np.isnan(self.table[special]) else values == self.table[special]
+                    bits = np.where(same, np.uint8(special), bits)
+                return bits
+            if self.name == "bfloat16":
+                word = np.asarray(values, np.float32).view(np.uint32).astype(np.uint64)
+                rounded = (word + 0x7FFF + (word >> 16 & 1)) >> 16
+                return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
+            return np.asarray(values).astype(self.storage)
+
+
+DTYPES = [
+    *(DType(i, n, n) for i, n in enumerate(["bool", "int8", "int16", "int32", "int64"])),
+    *(DType(5 + i, n, n) for i, n in enumerate(["uint8", "uint16", "uint32", "uint64"])),
+    DType(9, "float8_e4m3fn", np.uint8, 0.07),
+    DType(10, "float8_e5m2", np.uint8, 0.14),
+    DType(11, "float16", np.float16, 1.1e-3),
+    DType(12, "bfloat16", np.uint16, 8e-3),
+    DType(13, "float32", np.float32, 1e-5),
+    DType(14, "float64", np.float64, 1e-12),
+    DType(15, "complex64", np.complex64, 1e-5),
+    DType(16, "complex128", np.complex128, 1e-12),
+]
+DTYPE = {dtype.name: dtype for dtype in DTYPES}
+
+
+def accepts(kind, op, dtype):
+    narrow = dtype.name.startswith("float8")
+    if kind == "cumulative":
+        if op == "logsumexp":
+            return not dtype.integer and not dtype.complex
+        return not dtype.complex if op in ("max", "min") else dtype.name != "bool"
+    if kind == "tangent":
+        return op != "sum" and not dtype.integer and not narrow and (op == "prod" or not dtype.complex)
+    return dtype.name != "bool" if kind == "linear" else not dtype.integer
+
+
+# ---- The same in float64 ---------------------------------------------------------------------------------------------
+
+
+def take(x, k):
+    return None if x is None else x[:, k]
+
+
+def logaddexp(a, b):
+    return np.where((a == b) & np.isinf(a), a, np.logaddexp(a, b))
+
+
+def reference(call, x, a, y, h0, starts):
+    """The results of a call on (outer, length, inner) arrays, one position after the other; and how large the numbers
+    are that were added up on the way."""
+    kind, op, reverse, exclusive, transpose = (call[k] for k in ("kind", "op", "reverse", "exclusive", "transpose"))
+    n = x.shape[1]
+    cut = np.zeros(x.shape, bool)  # cut[k]: between k - 1 and k
+    if starts is not None:
+        cut[:, 1:] = np.broadcast_to(starts, x.shape)[:, 1:]
+    order = range(n - 1, -1, -1) if reverse else range(n)  # of the forward call
+    begins = np.zeros(x.shape, bool)  # a segment begins here, in that order
+    begins[:, order[0]] = True
+    begins |= np.concatenate([cut[:, 1:], cut[:, :1]], 1) if reverse else cut
+    ends = np.zeros(x.shape, bool)  # in that order, the next position begins one
+    for k, after in itertools.pairwise(order):
+        ends[:, k] = begins[:, after]
+    out, out2, scale = np.zeros_like(x), np.zeros_like(x), np.zeros(x.shape)
+    total = np.zeros(x[:, 0].shape)
+
+    if kind == "cumulative":
+        floats = x.dtype.kind in "fc"
+        if op in ("max", "min"):
+            low = call["lowest"] if op == "max" else call["highest"]
+        identity = {"sum": 0, "prod": 1, "logsumexp": -np.inf}.get(op, 0) if op not in ("max", "min") else low
+
+        def minimum(u, v):  # with -0 below +0
+            least = np.where(np.isnan(u) | np.isnan(v), np.nan, np.minimum(u, v)) if floats else np.minimum(u, v)
+            return np.where((u == v) & np.signbit(u), u, least) if floats else least
+
+        fold = {"sum": np.add, "prod": np.multiply, "logsumexp": logaddexp, "min": minimum}
+        fold["max"] = (lambda u, v: -minimum(-u, -v)) if floats else np.maximum
+        state = np.full(x[:, 0].shape, identity, x.dtype)
+        for k in order:
+            before = np.where(begins[:, k], np.asarray(identity, x.dtype), state)
+            total = np.where(begins[:, k], 0, total) + abs(x[:, k]) if op == "sum" and floats else total
+            state = fold[op](before, x[:, k])
+            out[:, k], scale[:, k] = (before if exclusive else state), total
+        return out, None, scale
+
+    if kind == "linear" and not transpose:
+        state = np.zeros_like(x[:, 0])
+        for k in order:
+            first = k == order[0]
+            drop = (begins[:, k] & (not first)) | (a[:, k] == 0)
+            before = h0[:, 0] if first and h0 is not None else np.zeros_like(state) if first else state
+            state = np.where(drop, x[:, k], a[:, k] * before + x[:, k])
+            total = np.where(drop, 0, abs(a[:, k]) * (total if not first else abs(before))) + abs(x[:, k])
+            out[:, k], scale[:, k] = state, total
+        return out, None, scale
+
+    if kind == "linear":  # of the forward call, in which g is the cotangent of b, this is the other direction
+        passed = np.zeros_like(x[:, 0])
+        for i, k in enumerate(order):
+            out[:, k] = x[:, k] + passed
+            total = total + abs(x[:, k])
+            scale[:, k] = total
+            drop = (a[:, k] == 0) | ends[:, k]
+            passed = np.where(drop, 0, a[:, k] * out[:, k])
+            total = np.where(drop, 0, abs(a[:, k]) * total)
+        return out, None, scale
+
+    if kind == "linear_vjp":
+        passed = np.zeros_like(x[:, 0])
+        scale2 = np.zeros(x.shape)
+        for i, k in reversed(list(enumerate(order))):
+            out2[:, k] = x[:, k] + passed
+            total = total + abs(x[:, k])
+            if i == 0:
+                before = h0[:, 0] if h0 is not None else np.zeros_like(passed)
+            else:
+                before = np.where(begins[:, k], 0, y[:, order[i - 1]])
+            out[:, k] = out2[:, k] * before
+            scale[:, k], scale2[:, k] = total * abs(before), total
+            drop = (a[:, k] == 0) | begins[:, k]
+            passed = np.where(drop, 0, a[:, k] * out2[:, k])
+            total = np.where(drop, 0, abs(a[:, k]) * total)
+        return (out, out2, scale, scale2)
+
+    # Tangents: x is t, a is x. The matrix, column by column in scan order, from its definition.
+    t, x = x, a
+    with np.errstate(all="ignore"):
+        taken = (x == y) | np.isnan(x)
+        if exclusive and op in ("max", "min"):
+            taken |= x > y if op == "max" else x < y
+        for i, k in enumerate(order):
+            if op == "prod":
+                previous = y[:, order[i - 1]] if i else np.ones_like(y[:, k])
+                weight = y[:, k] if exclusive else np.where(begins[:, k], 1, previous)
+                factor = x[:, k]
+            elif op in ("max", "min"):
+                weight, factor = taken[:, k] * 1.0, 1.0 - taken[:, k]
+            else:
+                after = (y[:, order[i + 1]] if i + 1 < n else np.full_like(y[:, k], np.inf)) if exclusive else y[:, k]
+                after = np.where(ends[:, k], np.inf, after) if exclusive else after
+                before = y[:, k] if exclusive else (y[:, order[i - 1]] if i else np.full_like(y[:, k], -np.inf))
+                ratio = lambda u, v: np.exp(np.minimum(np.where(u == v, 0, u - v), 0))
+                weight = np.where(np.isneginf(x[:, k]), 0, ratio(x[:, k], after))
+                factor = ratio(before, after)
+            out2[:, k] = weight
+            scale[:, k] = abs(factor)
+            if k == order[0]:
+                factors = np.zeros_like(t)
+            factors[:, k] = factor
+        weights, result, size = out2.copy(), np.zeros_like(t), np.zeros(t.shape)
+        scaled = lambda f, v: np.where(f == 0, 0, f * v)
+        state = np.zeros_like(t[:, 0])
+        for k in order if not transpose else reversed(order):
+            f, w = factors[:, k], weights[:, k]
+            if exclusive:
+                cut_here = ends[:, k] if transpose else begins[:, k]
+                state, total = np.where(cut_here, 0, state), np.where(cut_here, 0, total)
+                result[:, k] = scaled(w, state) if transpose else state
+                size[:, k] = abs(w) * total if transpose else total
+                inner = t[:, k] if transpose else scaled(w, t[:, k])
+                state, total = scaled(f, state) + inner, abs(f) * total + abs(inner)
+            elif transpose:
+                q, total = state + t[:, k], total + abs(t[:, k])
+                result[:, k], size[:, k] = scaled(w, q), abs(w) * total
+                f = np.where(begins[:, k], 0, f)
+                state, total = scaled(f, q), abs(f) * total
+            else:
+                f = np.where(begins[:, k], 0, f)
+                inner = scaled(w, t[:, k])
+                state, total = scaled(f, state) + inner, abs(f) * total + abs(inner)
+                result[:, k], size[:, k] = state, total
+    return result, None, size
+
+
+# ---- Calls -----------------------------------------------------------------------------------------------------------
+
+
+def index_map(whole, part):
+    """IndexMap: groups of neighbouring dimensions, innermost first; the strides count elements of all of `part`."""
+    sizes, strides, stride = [], [], 1
+    for big, small in reversed(list(zip(whole, part))):
+        here = 0 if small == 1 and big != 1 else stride
+        if big != 1:
+            if sizes and ((here == 0 and strides[-1] == 0) or (here and here == strides[-1] * sizes[-1])):
+                sizes[-1] *= big
+            else:
+                sizes.append(big)
+                strides.append(here)
+        stride *= small
+    return sizes, strides, stride
+
+
+def broadcast(shape, axis, part):
+    inner_sizes, inner_strides, inner = index_map(shape[axis + 1 :], part[axis + 1 :])
+    outer_sizes, outer_strides, _ = index_map(shape[:axis], part[:axis])
+    outer_strides = [s * inner * part[axis] for s in outer_strides]
+
+    def words(sizes, strides):
+        return [len(sizes), *sizes, *[1] * (8 - len(sizes)), *strides, *[0] * (8 - len(strides))]
+
+    axis_stride = inner if part[axis] > 1 or shape[axis] == 1 else 0
+    return (ctypes.c_int64 * 35)(*words(outer_sizes, outer_strides), *words(inner_sizes, inner_strides), axis_stride)
+
+
+class Host:
+    """Runs the emulated kernels on NumPy's memory."""
+
+    def put(self, array):
+        return array
+
+    def get(self, array):
+        return array
+
+    def empty(self, bytes):
+        return np.full(bytes, 0xCD, np.uint8)
+
+    def pointer(self, array):
+        return array.ctypes.data
+
+    stream = None
+
+
+class Gpu:
+    def __init__(self):
+        import torch
+
+        self.torch = torch
+        self.workspace = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
+
+    def put(self, array):
+        return self.torch.from_numpy(np.ascontiguousarray(array).view(np.uint8).reshape(-1)).cuda()
+
+    def get(self, array):
+        return array.cpu().numpy()
+
+    def empty(self, bytes):
+        return self.torch.full((bytes,), 0xCD, dtype=self.torch.uint8, device="cuda")
+
+    def pointer(self, array):
+        return array.data_ptr()
+
+    @property
+    def stream(self):
+        return ctypes.c_void_p(self.torch.cuda.current_stream().cuda_stream)
+
+
+class Lab:
+    def __init__(self, machine):
+        self.machine = machine
+        self.kernels = ctypes.CDLL(str(LIBRARY))
+        for name in ("lab_error", "lab_name", "lab_layout"):
+            getattr(self.kernels, name).restype = ctypes.c_char_p
+
+    def numbers(self, call, capability=90, forced=None):
+        shape, axis = call["shape"], call["axis"]
+        rows = (math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
+        flags = (call["reverse"], call["exclusive"], call["transpose"], call["initial"], call["segmented"])
+        forced = -1 if forced is None else ALGORITHMS.index(forced)
+        numbers = (KINDS.index(call["kind"]), OPS.index(call["op"]), call["dtype"].number, *rows, *flags)
+        return (ctypes.c_int64 * 13)(*map(int, numbers), capability, forced)
+
+    def launch(self, call, buffers, **kwargs):
+        """buffers: addresses of x, a, y, h0, starts, out, out2, workspace, or None: then only the plan."""
+        chosen = (ctypes.c_int64 * 7)()
+        maps = [broadcast(call["shape"], call["axis"], call[part]) for part in ("a_shape", "starts_shape")]
+        pointers = None if buffers is None else (ctypes.c_void_p * 8)(*buffers)
+        status = self.kernels.lab_scan(self.machine.stream, pointers, self.numbers(call, **kwargs), *maps, chosen)
+        if status:
+            raise RuntimeError(self.kernels.lab_error(status).decode())
+        names = ("algorithm", "layout", "threads", "tile", "tiles", "strips", "workspace")
+        plan = dict(zip(names, chosen))
+        plan["algorithm"] = self.kernels.lab_name(plan["algorithm"]).decode()
+        plan["layout"] = self.kernels.lab_layout(plan["layout"]).decode()
+        return plan
+
+    def run(self, call, x, a, y, h0, starts, offset=0, **kwargs):
+        """Results as arrays of bits. `offset` elements before each operand make it misaligned."""
+        m, storage = self.machine, call["dtype"].storage
+        shift = offset * storage.itemsize
+
+        def put(array):
+            if array is None:
+                return None, None
+            raw = np.concatenate([np.zeros(shift, np.uint8), np.ascontiguousarray(array).view(np.uint8).reshape(-1)])
+            raw = m.put(raw)
+            return raw, m.pointer(raw) + shift
+
+        held = [put(array) for array in (x, a, y, h0)]
+        marks = None if starts is None else m.put(starts.astype(np.uint8))
+        size = x.size * storage.itemsize
+        outs = [m.empty(size + shift + 64) for _ in range(2 if call["kind"] == "linear_vjp" else 1)]
+        plan = self.launch(call, None, **kwargs)
+        workspace = m.empty(math.prod(call["shape"][: call["axis"]]) * plan["workspace"] + 16)
+        pointers = (
+            [p for _, p in held]
+            + [None if marks is None else m.pointer(marks)]
+            + [m.pointer(o) + shift for o in outs]
+            + [None] * (2 - len(outs))
+        )
+        self.launch(call, [*pointers, m.pointer(workspace)], **kwargs)
+        raws = [m.get(o) for o in outs]
+        assert all((r[:shift] == 0xCD).all() and (r[shift + size :] == 0xCD).all() for r in raws), "wrote outside"
+        return [r[shift : shift + size].view(storage).reshape(x.shape) for r in raws], plan
+
+
+# ---- Check -----------------------------------------------------------------------------------------------------------
+
+
+def random_call(rng, largest):
+    while True:
+        dtype = DTYPES[rng.choice(17, p=np.array([1, 1, 1, 2, 2, 1, 1, 1, 1, 1, 1, 6, 8, 12, 5, 5, 2]) / 51)]
+        kind, op = KINDS[rng.choice(4, p=[0.35, 0.3, 0.2, 0.15])], OPS[rng.integers(5)]
+        if accepts(kind, op, dtype):
+            break
+    op = op if kind in ("cumulative", "tangent") else "sum"
+    size = int(np.exp(rng.uniform(0, np.log(largest))))
+    length = int(np.exp(rng.uniform(0, np.log(size + 1))))
+    if rng.random() < 0.5:  # near a power of two
+        length = max(1, (1 << length.bit_length() - 1) + int(rng.integers(-1, 2)))
+    if rng.random() < 0.3:
+        length = -(-length // 16) * 16
+    outside = max(1, size // length)
+    inner = 1 if rng.random() < 0.5 else int(np.exp(rng.uniform(0, np.log(outside + 1))))
+    if inner > 1 and rng.random() < 0.6:
+        inner = -(-inner // 16) * 16
+    inner_dims = (inner,) if rng.random() < 0.6 else ((4, inner // 4) if inner % 4 == 0 else (1, inner))
+    outer = max(1, outside // inner)
+    outer_dims = (outer,) if rng.random() < 0.6 else (2, -(-outer // 2))
+    outer_dims, inner_dims = outer_dims if outer > 1 else (), inner_dims if inner > 1 else ()
+    shape = (*outer_dims, length, *inner_dims)
+    axis = len(outer_dims)
+    thin = lambda p: tuple(1 if rng.random() < p and i != axis else s for i, s in enumerate(shape))
+    a_shape = thin(0.3) if kind == "linear" and rng.random() < 0.5 else shape
+    if kind == "linear" and rng.random() < 0.2:
+        a_shape = (*a_shape[:axis], 1, *a_shape[axis + 1 :])
+    tangent_or_scan = kind in ("cumulative", "tangent")
+    transpose = kind in ("tangent", "linear") and rng.random() < 0.5
+    call = {
+        "kind": kind,
+        "op": op,
+        "dtype": dtype,
+        "shape": shape,
+        "axis": axis,
+        "a_shape": a_shape,
+        "starts_shape": thin(0.4),
+    }
+    call |= {"reverse": rng.random() < 0.5, "exclusive": tangent_or_scan and rng.random() < 0.4, "transpose": transpose}
+    call["segmented"] = rng.random() < 0.35
+    call["initial"] = not tangent_or_scan and not transpose and rng.random() < 0.5
+    return call
+
+
+def random_values(rng, call, role, shape):
+    dtype, kind, op = call["dtype"], call["kind"], call["op"]
+    if dtype.name == "bool":
+        return rng.random(shape) < 0.5
+    if dtype.integer:
+        info = np.iinfo(dtype.storage)
+        if op == "prod" or kind == "linear":
+            return rng.integers(-3 if info.min else 0, 4, shape).astype(dtype.storage)
+        return rng.integers(info.min, info.max, shape, dtype.storage, endpoint=True)
+    x = rng.standard_normal(shape)
+    if dtype.complex:
+        x = x + 1j * rng.standard_normal(shape)
+    if role == "factor":  # what is multiplied
+        sizes = rng.choice([1.0, 1.0, 0.875, 0.5, 1.125], shape, p=[0.5, 0.2, 0.2, 0.05, 0.05])
+        x = x / np.maximum(abs(x), 1e-3) * sizes
+        x = np.where(rng.random(shape) < 0.01, 0, x)
+    elif op == "logsumexp" and role == "x":
+        x = np.where(rng.random(shape) < 0.05, -np.inf, x * 4)
+    elif op in ("max", "min") and role == "x":
+        x = np.round(x * 4) / 4
+        if rng.random() < 0.2:
+            x = np.where(rng.random(shape) < 0.002, np.nan, x)
+    return x
+
+
+def check_call(lab, rng, call):
+    dtype, shape, axis, kind, op = (call[k] for k in ("dtype", "shape", "axis", "kind", "op"))
+    rows = (math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
+    if not dtype.complex:
+        floats = dtype.table is None
+        if dtype.integer:
+            info = np.iinfo(dtype.storage) if dtype.name != "bool" else None
+            call["lowest"], call["highest"] = (info.min, info.max) if info else (False, True)
+        else:
+            low = np.inf if floats or "e5m2" in dtype.name else 448
+            call["lowest"], call["highest"] = -low, low
+    value = lambda role, s: dtype.encode(random_values(rng, call, role, s))
+    full = lambda bits, s=shape: np.broadcast_to(dtype.decode(bits), s).reshape(rows)
+    x = a = y = h0 = starts = None
+    starts_bits = rng.random(call["starts_shape"]) < 1 / rng.choice([2, 10, 100]) if call["segmented"] else None
+    if starts_bits is not None:
+        starts = np.broadcast_to(starts_bits, shape).reshape(rows)
+    x = value("factor" if kind == "cumulative" and op == "prod" else "x" if kind == "cumulative" else "t", shape)
+    if kind == "tangent":
+        a = value("factor" if op == "prod" else "x", shape)
+        forward = dict(call, kind="cumulative")
+        with np.errstate(all="ignore"):
+            y = dtype.encode(reference(forward, full(a).copy(), None, None, None, starts)[0].reshape(shape))
+    elif kind in ("linear", "linear_vjp"):
+        a = value("factor", call["a_shape"])
+        if kind == "linear_vjp":
+            y = value("t", shape)
+        if call["initial"]:
+            h0 = value("t", (*shape[:axis], 1, *shape[axis + 1 :]))
+    decoded = [None if b is None else full(b).copy() for b in (x, a, y)]
+    h0_full = None if h0 is None else dtype.decode(h0).reshape(rows[0], 1, rows[2])
+    with np.errstate(all="ignore"):
+        expected = reference(call, *decoded, h0_full, starts)
+    scales = expected[2:] if kind == "linear_vjp" else expected[2:3]
+
+    offset = int(rng.choice([0, 0, 0, 1, 3]))
+    results, bits = [], None
+    for forced in ALGORITHMS[1:]:
+        if forced != "loop" and results and results[0][1]["tiles"] == 1:
+            break
+        capability = int(rng.choice([90, 80]))
+        results.append(lab.run(call, x, a, y, h0, starts_bits, offset, forced=forced, capability=capability))
+    if rows[0] > 1 and kind != "linear" and (starts_bits is None or starts_bits.shape[:axis] == shape[:axis]):
+        # A part of the batch: the first of the outermost dimension.
+        part = lambda array: None if array is None else array[:1]
+        alone = dict(call, shape=(1, *shape[1:]), a_shape=(1, *shape[1:]))
+        alone["starts_shape"] = (1, *call["starts_shape"][1:])
+        results.append(lab.run(alone, *map(part, (x, a, y, h0, starts_bits))))
+    bad = ""
+    for outs, plan in results:
+        raw = [o.view(np.uint8) for o in outs]
+        bits = bits or raw
+        if any(not np.array_equal(b[: len(r)], r) for b, r in zip(bits, raw)):
+            bad += f" bits of {plan['algorithm']} {plan['layout']} differ from {results[0][1]['algorithm']}'s;"
+    for out, want, scale in zip(results[0][0], [e for e in expected[:2] if e is not None], scales):
+        got = dtype.decode(out).reshape(rows)
+        if dtype.integer:
+            wrong = got != want
+        else:
+            with np.errstate(all="ignore"):
+                if dtype.table is not None or dtype.name in ("float16", "bfloat16"):
+                    want = dtype.decode(dtype.encode(want))  # overflows where it does
+                tolerance = dtype.tolerance * (abs(want) + scale + (1e-2 if dtype.table is None else 0.05))
+                if op == "prod" or kind != "cumulative":
+                    tolerance = tolerance * (1 + 0.02 * rows[1] ** 0.5)
+                if op == "logsumexp":
+                    tolerance = tolerance * 4
+                same = (got == want) | (np.isnan(got) & np.isnan(want)) | (abs(got - want) <= tolerance)
+                if dtype.table is not None or dtype.name == "float16":
+                    # So narrow that sums may end on the other side of overflow.
+                    edge = {"float8_e4m3fn": 350, "float8_e5m2": 45000, "float16": 50000}[dtype.name]
+                    same |= ~np.isfinite(got) & (abs(want) > edge) | ~np.isfinite(want) & (abs(got) > edge)
+                wrong = ~same
+        if wrong.any():
+            at = tuple(np.argwhere(wrong)[0])
+            bad += f" {wrong.sum()} of {wrong.size} wrong, first at {at}: {got[at]}, not {want[at]};"
+    if bad:
+        shown = {k: v.name if k == "dtype" else v for k, v in call.items() if k not in ("lowest", "highest")}
+        print(f"WRONG:{bad}\n  {shown} offset {offset}\n  {results[0][1]}", flush=True)
+    return not bad, [plan for _, plan in results]
+
+
+def check(lab, largest=1 << 21, seed=0):
+    right, wrong, seen = 0, 0, {}
+    begin = time.time()
+    for case in range(seed, seed + int(os.environ.get("CASES", "1500"))):
+        rng = np.random.default_rng(case)
+        call = random_call(rng, largest)
+        good, plans = check_call(lab, rng, call)
+        right, wrong = right + good, wrong + (not good)
+        if not good:
+            print(f"  (case {case})", flush=True)
+        for plan in plans:
+            key = (call["kind"], plan["algorithm"], plan["layout"])
+            seen[key] = seen.get(key, 0) + 1
+    for key in sorted(seen):
+        print(*key, seen[key])
+    print(f"{right} right, {wrong} wrong, {time.time() - begin:.0f} s")
+    return wrong
+
+
+def check_large(lab):
+    """The targets' grid: all algorithms give the same bits, and the first and last rows are those of float64."""
+    torch, m = lab.machine.torch, lab.machine
+    wrong = 0
+    for point in [*GRID, *(("tangent", "prod", *point[2:]) for point in GRID), ("linear_vjp", "sum", *GRID[1][2:])]:
+        call = grid_call(point)
+        dtype, shape, axis = call["dtype"], call["shape"], call["axis"]
+        rows = (math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
+        t = getattr(torch, dtype.name)
+        torch.manual_seed(0)
+        # Factors that neither overflow nor let much of the past vanish.
+        operands = [torch.randn(shape, device="cuda").to(t)]
+        operands += [(torch.rand(shape, device="cuda") * 0.1 + 0.9).to(t) for _ in range(2)]
+        outs = [[torch.full(shape, 7, device="cuda").to(t) for _ in range(2)] for _ in ALGORITHMS[1:]]
+        first = lab.launch(call, None)
+        names = []
+        for out, forced in zip(outs, ALGORITHMS[1:]):
+            plan = lab.launch(call, None, forced=forced)
+            m.workspace.fill_(0xCD)
+            pointers = [*map(m.pointer, operands), None, None, *map(m.pointer, out), m.pointer(m.workspace)]
+            lab.launch(call, pointers, forced=forced)
+            names.append(plan["algorithm"])
+        torch.cuda.synchronize()
+        same = [all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(outs[0], o)) for o in outs]
+        report = "" if all(same) else f" bits differ: {names} {same}"
+        if rows[1] <= 1 << 17:
+            pick = lambda x, rows=rows: torch.stack([x.view(rows)[i, :, j] for i in (0, -1) for j in (0, -1)])
+            with np.errstate(all="ignore"):
+                want = reference(call, *(pick(x).double().cpu().numpy()[..., None] for x in operands), None, None)
+            for out, expected, scale in zip(outs[0], want[:2], (want[2], want[-1])):
+                if expected is not None:
+                    error = abs(pick(out).double().cpu().numpy()[..., None] - expected) / (abs(expected) + scale + 1e-2)
+                    if not error.max() <= 10 * dtype.tolerance:
+                        report += f" error {error.max()}"
+        elif call["kind"] == "cumulative":
+            expected = operands[0].double().cumsum(axis)
+            error = (outs[0][0].double() - expected).abs().max().item()
+            if not error <= 1e-5 * rows[1] ** 0.5 * 10:
+                report += f" error {error}"
+        wrong += bool(report)
+        print(
+            "WRONG" if report else "right", *map(str, (*point[:2], shape, axis, dtype.name)), first, report, flush=True
+        )
+        del operands, outs
+        torch.cuda.empty_cache()
+    return wrong
+
+
+# ---- Time ------------------------------------------------------------------------------------------------------------
+
+# name, op, shape, axis, dtype, target in microseconds; ratio is to a copy of the bytes.
+GRID = [
+    ("cumulative", "sum", (1 << 27,), 0, "float32", 290),
+    ("cumulative", "sum", (1, 1 << 20), 1, "float32", 5),
+    ("cumulative", "sum", (1024, 65536), 1, "float32", 146),
+    ("cumulative", "sum", (65536, 1024), 1, "float32", 143),
+    ("cumulative", "sum", (65536, 1024), 1, "bfloat16", 75),
+    ("cumulative", "sum", (8, 4096, 2048), 1, "float32", 148),
+    ("cumulative", "sum", (65536, 1024), 0, "float32", 155),
+    ("cumulative", "sum", (16, 128256), 1, "float32", 7),
+    ("cumulative", "sum", (4096, 128), 1, "float32", 3.2),
+    ("linear", "sum", (8, 2048, 4096), 2, "float32", 190),
+    ("linear", "sum", (8, 4096, 2048), 1, "float32", 190),
+    ("linear", "sum", (8, 2048, 4096), 2, "bfloat16", 98),
+    ("linear", "sum", (8, 2048, 1024), 2, "float32", 52),
+    ("linear", "sum", (32, 1024, 256), 2, "float32", 30),
+    ("linear", "sum", (1, 2048, 65536), 2, "float32", 385),
+    ("linear", "sum", (1, 16, 65536), 2, "float32", 9),
+    ("linear", "sum", (1, 1, 1 << 24), 2, "float32", 52),
+]
+MORE = [
+    *(("cumulative", op, *point[2:]) for op in ("max", "prod", "logsumexp") for point in GRID[:9]),
+    *((*point[:4], "bfloat16", None) for point in GRID[:9] if point[4] == "float32"),
+    *((*point[:4], "float64", None) for point in GRID[1:9] if point[4] == "float32"),
+    *(("tangent", op, *point[2:5], None) for op in ("prod", "max", "logsumexp") for point in GRID[2:8]),
+    *(("linear_vjp", "sum", *point[2:5], None) for point in GRID[9:]),
+    ("cumulative", "sum", (65536, 1023), 1, "float32", None),
+    ("cumulative", "sum", (65536, 1023), 1, "bfloat16", None),
+    ("cumulative", "sum", (1 << 20, 31), 1, "float32", None),
+    ("cumulative", "sum", (1024, 65535), 1, "float32", None),
+    ("cumulative", "sum", (1 << 20, 5), 1, "float32", None),
+    ("cumulative", "sum", (1 << 22, 3), 0, "float32", None),
+    ("cumulative", "sum", (1 << 20, 8, 4), 1, "float32", None),
+    ("cumulative", "sum", (4096, 64), 0, "float32", None),
+    ("cumulative", "sum", (100, 4096, 100), 1, "float32", None),
+    ("cumulative", "sum", (300, 131072), 1, "float32", None),
+    ("cumulative", "sum", (100, 1 << 18), 1, "float32", None),
+    ("cumulative", "sum", (64, 32768), 1, "float32", None),
+    ("cumulative", "sum", (128, 8192), 1, "float32", None),
+]
+
+
+def replay(torch, calls, count):
+    """Microseconds of a call: the median of five replays of a CUDA graph of `count` of them."""
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        calls(0)
+        with torch.cuda.graph(graph, stream=stream):
+            for i in range(count):
+                calls(i)
+    times = []
+    for _ in range(7):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e3 / count)
+    del graph
+    return sorted(times[2:])[2]
+
+
+def time_call(lab, call, forced=None):
+    """(microseconds, those of a copy of as many bytes, plan)"""
+    torch, m = lab.machine.torch, lab.machine
+    dtype, shape = call["dtype"], call["shape"]
+    operands = {"cumulative": 1, "linear": 2}.get(call["kind"], 3)
+    outs = 2 if call["kind"] == "linear_vjp" else 1
+    size = math.prod(shape)
+    t = getattr(torch, dtype.name)
+    sets = max(2, min(64, -(-(200 << 20) // (size * dtype.storage.itemsize * operands))))
+
+    def operand(i):
+        x = torch.randn(size, device="cuda") if i == 0 else torch.rand(size, device="cuda") * 0.1 + 0.9
+        return x.to(t)
+
+    inputs = [[operand(i) for i in range(operands)] for _ in range(sets)]
+    results = [[torch.empty(size, dtype=t, device="cuda") for _ in range(outs)] for _ in range(sets)]
+    copied = size * (operands + outs) // 2
+    source = [torch.empty(copied, dtype=t, device="cuda") for _ in range(sets)]
+    target = [torch.empty(copied, dtype=t, device="cuda") for _ in range(sets)]
+    plan = lab.launch(call, None, forced=forced)
+    assert math.prod(shape[: call["axis"]]) * plan["workspace"] <= m.workspace.numel()
+
+    def run(i):
+        pointers = [m.pointer(x) for x in inputs[i % sets]] + [None] * (5 - operands)
+        pointers += [m.pointer(x) for x in results[i % sets]] + [None] * (2 - outs) + [m.pointer(m.workspace)]
+        lab.launch(call, pointers, forced=forced)
+
+    count = sets * max(1, min(256, int(4e9 / (size * dtype.storage.itemsize))) // sets)
+    us = replay(torch, run, count)
+    copy = replay(torch, lambda i: target[i % sets].copy_(source[i % sets]), count)
+    return us, copy, plan
+
+
+def grid_call(point):
+    kind, op, shape, axis, dtype, _ = point
+    call = {
+        "kind": kind,
+        "op": op,
+        "dtype": DTYPE[dtype],
+        "shape": shape,
+        "axis": axis,
+        "a_shape": shape,
+        "starts_shape": shape,
+    }
+    flags = ("reverse", "exclusive", "transpose", "initial", "segmented")
+    return call | dict.fromkeys(flags, False) | {"transpose": kind == "tangent"}
+
+
+def show(lab, points, every=False):
+    for point in points:
+        kind, op, shape, axis, dtype, target = point
+        name = f"{kind}{'' if kind.startswith('linear') else ' ' + op} {shape} axis {axis} {dtype}"
+        if os.environ.get("ONLY", "") not in name:
+            continue
+        call = grid_call(point)
+        planned = lab.launch(call, None)
+        for forced in ALGORITHMS[1:] if every and planned["tiles"] > 1 else [None]:
+            if forced and lab.launch(call, None, forced=forced)["algorithm"] != forced:
+                continue
+            us, copy, plan = time_call(lab, call, forced)
+            lab.machine.torch.cuda.empty_cache()
+            if op == "logsumexp" and target and kind == "cumulative":
+                target = round(1.15 * point[5], 1)
+            mark = " " if target is None or us <= target else "!"
+            print(
+                f"{name:58} {us:8.2f} us{mark} target {target or '-':>6} copy {copy:8.2f} = {copy / us:4.0%}  {plan}",
+                flush=True,
+            )
+
+
+def main():
+    for stage in sys.argv[1:] or ["check", "time"]:
+        if stage == "build":
+            build()
+        elif stage == "emulate":  # a library built for the host: see SCAN_LIBRARY
+            sys.exit(check(Lab(Host()), 1 << 15, int(os.environ.get("SEED", "0"))) > 0)
+        else:
+            lab = Lab(Gpu())
+            if stage == "check":
+                sys.exit(check(lab, int(os.environ.get("LARGEST", "100000"))) + check_large(lab) > 0)
+            else:
+                show(lab, {"time": GRID, "more": MORE, "sweep": GRID + MORE}[stage], every=stage == "sweep")
+
+
+if __name__ == "__main__":
+    main()
