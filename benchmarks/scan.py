@@ -128,7 +128,7 @@ def operands(name, key, shape, axis, dtype):
     if name == "linear_scan":
         return jax.random.uniform(keys[1], shape).astype(dtype), x.astype(dtype)
     if name == "cumprod":
-        x = jnp.copysign(jnp.exp2(x * 8 / shape[axis] ** 0.5), x)
+        x = jnp.sign(x) + (x == 0)  # products that no rounding and no order of factors can change
     return (x.astype(dtype),)
 
 

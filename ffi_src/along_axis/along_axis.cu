@@ -249,7 +249,7 @@ cudaError_t put(cudaStream_t stream, const Problem& problem, const void* updates
       if (box.length < std::min(length, least_length)) k = 0;
     }
     const int64_t boxes = ceil_div(outer, box.outer) * ceil_div(length, box.length);
-    const size_t shared = box.outer * box.length * inner * bytes + 16;
+    const size_t shared = (box.outer * box.length * inner * bytes + 15) / 16 * 16 + 16;  // whole slots, at any offset
     status =
         launch(stream, {dim3(boxes), dim3(kThreads), shared}, put_runs<T>, problem.rows, k, box, updates, indices, out);
   }

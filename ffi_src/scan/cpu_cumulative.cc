@@ -38,8 +38,9 @@ struct Keys {
     const bool nan = static_cast<Signed>(bits & static_cast<T>(~arg.sign)) > static_cast<Signed>(arg.nan_above);
     return static_cast<T>(encode(bits, arg.order) | (nan ? static_cast<T>(~T{0}) : T{0}));
   }
+  JAXGPUOPS_INLINE T value(T key) const { return decode(key, arg.order); }
   JAXGPUOPS_INLINE void make(const T* x, T* e, int64_t i) const { e[i] = key(x[i]); }
-  JAXGPUOPS_INLINE void result(const T* fold, T* out, int64_t i) const { out[i] = decode(fold[i], arg.order); }
+  JAXGPUOPS_INLINE void result(const T* fold, T* out, int64_t i) const { out[i] = value(fold[i]); }
 };
 
 template <class T, class Form>
@@ -120,9 +121,15 @@ struct Rebind<M<From>, T> {
 // The keys of extrema are made by flipping bits. Where that is not all, the rest was done before.
 template <class M, class V, class C>
 JAXGPUOPS_INLINE V flipped(const V& value, C flip) {
-  if constexpr (std::is_same_v<M, Maximum<C>>) return value ^ flip;
+  if constexpr (std::is_same_v<M, Maximum<C>>) return static_cast<V>(value ^ flip);
   return value;
 }
+template <class M, class C = typename M::C>
+struct Flips {
+  C flip;
+  JAXGPUOPS_INLINE C key(C x) const { return flipped<M>(x, flip); }
+  JAXGPUOPS_INLINE C value(C key) const { return flipped<M>(key, flip); }
+};
 
 // Scans rows, as many as are a multiple of the side of a square. Up to a side of elements after the last row are read,
 // and overwritten: a square reaches into the next row, whose first square is therefore written after it.
@@ -157,27 +164,25 @@ JAXGPUOPS_SIMD void scan_rows(const C* x, int64_t length, int64_t rows, C identi
   }
 }
 
-template <class V, class C, size_t... i>
-JAXGPUOPS_INLINE V before_in_pairs(V x, C identity, bool backward, std::index_sequence<i...>) {
-  constexpr int n = sizeof...(i);
-  const V identities = V{} + identity;
-  return backward ? __builtin_shufflevector(x, identities, (i % 2 == 0 ? static_cast<int>(i) + 1 : n)...)
-                  : __builtin_shufflevector(x, identities, (i % 2 == 1 ? static_cast<int>(i) - 1 : n)...);
+// Rows of two elements would fill only a part of the squares.
+template <class M, bool kBackward, bool kExclusive, class Form, class C = typename M::C>
+JAXGPUOPS_SIMD void scan_pairs(Form form, const C* x, int64_t rows, C identity, C* y) {
+  JAXGPUOPS_INDEPENDENT
+  for (int64_t i = 0; i < 2 * rows; i += 2) {
+    const auto first = M::combine({identity}, {form.key(x[i + kBackward])});
+    const auto both = M::combine(first, {form.key(x[i + !kBackward])});
+    y[i + kBackward] = form.value(kExclusive ? identity : first.v);
+    y[i + !kBackward] = form.value(kExclusive ? first.v : both.v);
+  }
 }
 
-// Rows of two elements; others would fill only a part of the squares.
-template <class M, bool kBackward, bool kExclusive, class C = typename M::C>
-JAXGPUOPS_SIMD void scan_pairs(const C* x, int64_t rows, C identity, C flip, C* y) {
-  using V = Vector<C>;
-  for (int64_t i = 0; i < 2 * rows; i += kSide<C>) {
-    V value;
-    std::memcpy(&value, x + i, sizeof value);
-    value = flipped<M>(value, flip);
-    const V first = Rebind<M, V>::type::combine({V{} + identity}, {value}).v;
-    const V before = before_in_pairs(first, identity, kBackward, std::make_index_sequence<kSide<C>>());
-    value = flipped<M>(kExclusive ? before : Rebind<M, V>::type::combine({before}, {value}).v, flip);
-    std::memcpy(y + i, &value, sizeof value);
-  }
+// Calls body with two constants.
+template <class Body>
+void with_direction(const Problem& problem, const Body& body) {
+  using Yes = std::true_type;
+  using No = std::false_type;
+  if (problem.reverse) return problem.exclusive ? body(Yes(), Yes()) : body(Yes(), No());
+  return problem.exclusive ? body(No(), Yes()) : body(No(), No());
 }
 
 template <class M, class C = typename M::C>
@@ -189,15 +194,11 @@ void scan_rows(const C* x, const Problem& problem, int64_t rows, C identity, C f
         reinterpret_cast<const Signed*>(x), problem, rows, static_cast<Signed>(static_cast<Signed>(identity) ^ kSign),
         static_cast<Signed>(static_cast<Signed>(flip) ^ kSign), reinterpret_cast<Signed*>(y));
   } else {
-    const auto scan = [&](auto backward, auto exclusive) {
+    with_direction(problem, [&](auto backward, auto exclusive) {
       constexpr bool kBackward = decltype(backward)::value, kExclusive = decltype(exclusive)::value;
-      if (problem.rows.length == 2) return scan_pairs<M, kBackward, kExclusive>(x, rows, identity, flip, y);
+      if (problem.rows.length == 2) return scan_pairs<M, kBackward, kExclusive>(Flips<M>{flip}, x, rows, identity, y);
       scan_rows<M, kBackward, kExclusive>(x, problem.rows.length, rows, identity, flip, y);
-    };
-    using Yes = std::true_type;
-    using No = std::false_type;
-    if (problem.reverse) return problem.exclusive ? scan(Yes(), Yes()) : scan(Yes(), No());
-    return problem.exclusive ? scan(No(), Yes()) : scan(No(), No());
+    });
   }
 }
 
@@ -226,6 +227,14 @@ void run_short(const Problem& problem, const Buffers& buffers, const Workers& wo
       const C* x = static_cast<const C*>(buffers.x) + at;
       C* out = static_cast<C*>(buffers.out) + at;
       if (!form.moves()) {
+        if constexpr (std::is_same_v<Form, Keys<C>>) {
+          if (length == 2) {
+            with_direction(problem, [&](auto backward, auto exclusive) {
+              scan_pairs<M, decltype(backward)::value, decltype(exclusive)::value>(form, x, n / 2, identity.v, out);
+            });
+            continue;
+          }
+        }
         make_all(form, x, in, n);
         scan_rows<M>(in, problem, rows, identity.v, C(0), folds);
         write_all(form, folds, n, out);

@@ -40,7 +40,7 @@ struct BitsOf<8> : std::common_type<uint64_t> {};
 
 // to(j)[i] = from(i)[j], where from and to return pointers.
 template <class T, class From, class To>
-JAXGPUOPS_INLINE void move_square(const From& from, const To& to) {
+JAXGPUOPS_INLINE void move_square([[maybe_unused]] const From& from, [[maybe_unused]] const To& to) {
 #ifdef JAXGPUOPS_SQUARES
   if constexpr (kSide<T> > 1) {
     using V = Vector<typename BitsOf<sizeof(T)>::type>;

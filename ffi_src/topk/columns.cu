@@ -238,13 +238,15 @@ __global__ void __launch_bounds__(32 * kColumnWarps) columns_kernel(const Args a
       const uint32_t i = start + o * kLanes;
       if (i >= m) break;
       ranks += rank[o];
-      emit(rank[o], own[o], Order::kDistinct ? 0 : indices[i]);
+      if (Order::kDistinct || a.sorted) emit(rank[o], own[o], Order::kDistinct ? 0 : indices[i]);
     }
   }
   if constexpr (!Order::kDistinct) {
-    // Ranks of distinct keys are 0 … m - 1. Ties sum to less: then the row is ranked again, equal keys by index.
+    // Ranks of distinct keys are 0 … m - 1. Ties sum to less: then the row is ranked again, equal keys by index (and at
+    // once for index order, where two must not be put in one place).
     for (int lanes = kLanes / 2; lanes; lanes /= 2) ranks += __shfl_xor_sync(kFullWarp, ranks, lanes);
-    if (m && ranks != m * (m - 1) / 2) {
+    __syncwarp();
+    if (m && (!a.sorted || ranks != m * (m - 1) / 2)) {
       for (uint32_t i = g; i < m; i += kLanes) {
         uint32_t rank = 0;
         for (uint32_t j = 0; j < m; ++j)

@@ -502,8 +502,11 @@ __device__ __forceinline__ void write_candidates(const T& team, uint32_t in_team
   };
   if constexpr (sizeof(typename T::Element) < 4) {
     rank_all(std::bool_constant<!Order::kDistinct>());
+  } else if (!a.sorted) {
+    rank_all(std::true_type());
   } else {
-    // Ranks of distinct words are 0 … m - 1. Ties sum to less: then the row is ranked again, equal keys by index.
+    // Ranks of distinct words are 0 … m - 1. Ties sum to less: then the row is ranked again, equal keys by index (and
+    // at once for index order, where two must not be put in one place).
     uint32_t ranks = rank_all(std::false_type());
 #pragma unroll
     for (int lanes = T::kLanes / 2; lanes; lanes /= 2) ranks += __shfl_xor_sync(kFullWarp, ranks, lanes);
