@@ -2,10 +2,12 @@
 
 import argparse
 import os
+import pathlib
 import sys
 
-# Python put the source tree first on the path, but its jaxgpuops has no compiled modules: use the installed one.
-sys.path.append(sys.path.pop(0))
+# Python may have put the source tree first on the path, but its jaxgpuops has no compiled modules: use the installed one.
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path[:] = [path for path in sys.path if pathlib.Path(path).resolve() != ROOT] + [str(ROOT)]
 # torch and CuPy need memory, too; before JAX starts.
 os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.6")
 

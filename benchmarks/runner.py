@@ -135,6 +135,8 @@ def _gpu_times(name: str, fn: Callable, inputs: list[tuple], size: int) -> dict[
 
 def measure(case: Case, libraries: Sequence[str]) -> dict[str, Any]:
     gpu = jax.default_backend() == "gpu"
+    if why := jaxgpuops._native.missing("cuda" if gpu else "cpu"):
+        raise RuntimeError(f"this would measure plain JAX: {why}")
     one = jax.block_until_ready(jax.jit(case.inputs)(jax.random.key(0)))
     count = max(2, min(MAX_CALLS, -(-ROTATE // case.bytes))) if gpu else 1
     inputs = [one] + [jax.jit(case.inputs)(jax.random.key(i)) for i in range(1, count)]
