@@ -56,6 +56,8 @@ COLUMNS = {
     "jax": ("`jax.lax`", lambda result, row: _number(_us(row, "jax"))),
     "loop": ("`lax.scan`", lambda result, row: _number(_us(row, "loop"))),
     "torch": ("torch", lambda result, row: _number(_us(row, "torch"))),
+    "compiled": ("torch.compile", lambda result, row: _number(_us(row, "torch.compile"))),
+    "triton": ("Triton", lambda result, row: _number(_us(row, "triton"))),
     "numpy": ("NumPy", lambda result, row: _number(_us(row, "numpy"))),
     "cupy": ("CuPy", lambda result, row: _number(_us(row, "cupy"))),
     "record": ("others' best*", lambda result, row: row.get("record") or "–"),

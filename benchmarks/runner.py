@@ -28,13 +28,15 @@ import numpy as np
 import jaxgpuops
 from benchmarks import timing
 
-FAMILIES = ["topk", "scan"]
+FAMILIES = ["topk", "scan", "softmax"]
 
 ROTATE = 128 << 20  # bytes of distinct inputs: about twice the largest L2 cache
 MAX_CALLS = 256  # in one program
+PROGRAM = 4 << 30  # bytes that a program should move, so that what it costs to start one does not count
 WARM = 16 << 20  # bytes of an input that stays in L2 if nothing else comes by
 
 OF_JAX = ("jaxgpuops", "jax", "loop")  # loop: `jax.lax.scan`
+OF_TORCH = ("torch", "torch.compile", "triton")  # functions of torch's arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,13 +44,14 @@ class Case:
     """One row of a family's table.
 
     inputs: arguments of one call, as JAX arrays (or what JAX makes of them, if only JAX gets them), from a random key.
-    functions: by library ("jaxgpuops", "jax", "loop", "torch", "cupy", "numpy") the function of these arguments, which the
+    functions: by library (those of OF_JAX and OF_TORCH, "cupy", "numpy") the function of these arguments, which the
       library gets as arrays of its own. It returns a tuple of arrays; what a library returns must equal what jaxgpuops
       returns in the same place.
     bytes: what has to be moved at least: operands and results, each once.
     floor: ("read" | "copy" | "write", size): the kernel and its bytes that the time is compared with.
     target: time to reach on a GPU, as a multiple of the floor's.
     tolerance: by how much results may differ, relative to the largest of them: rounding, where orders of it differ.
+    in_place: in JAX's programs the first result takes the memory of the first argument, which nothing needs any more.
     facts: more about the case, for its row in the JSON file.
     """
 
@@ -59,6 +62,7 @@ class Case:
     floor: tuple[str, int]
     target: float | None = None
     tolerance: float = 0.0
+    in_place: bool = False
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -70,10 +74,12 @@ def array_name(shape: Sequence[int], axis: int, dtype: str) -> str:
 
 # How an array comes from JAX to a library, and from there to NumPy. bfloat16 cannot go from torch to NumPy directly.
 def _library(name: str) -> tuple[Callable, Callable]:
-    if name == "torch":
+    if name in OF_TORCH:
         import torch
 
-        return torch.from_dlpack, lambda y: np.asarray(jax.dlpack.from_dlpack(y.contiguous()))
+        # What only JAX takes stays what it is.
+        to = lambda x: torch.from_dlpack(x) if isinstance(x, jax.Array) else x
+        return to, lambda y: np.asarray(jax.dlpack.from_dlpack(y.contiguous()))
     if name == "cupy":
         import cupy
 
@@ -86,7 +92,7 @@ def _library(name: str) -> tuple[Callable, Callable]:
 def _installed(name: str) -> bool:
     if {"cupy": "cpu", "numpy": "gpu"}.get(name) == jax.default_backend():  # the wrong device for it
         return False
-    return name in OF_JAX or importlib.util.find_spec(name) is not None
+    return name in OF_JAX or importlib.util.find_spec(name.partition(".")[0]) is not None
 
 
 def _free_caches() -> None:
@@ -111,14 +117,18 @@ def _check(name: str, results, expected, tolerance: float) -> None:
 # ---- Measuring ------------------------------------------------------------------------------------------------------
 
 
-def _cpu_times(name: str, fn: Callable, args: tuple) -> dict[str, float]:
+def _cpu_times(name: str, fn: Callable, args: tuple, in_place: bool) -> dict[str, float]:
+    if in_place and name in OF_JAX:
+        return {name: timing.wall_in_place(fn, args)}
     wait = jax.block_until_ready if name in OF_JAX else lambda y: y
     return {name: timing.wall(lambda: wait(fn(*args)))}
 
 
-def _gpu_times(name: str, fn: Callable, inputs: list[tuple], size: int) -> dict[str, float]:
-    calls = [inputs[i % len(inputs)] for i in range(max(len(inputs), 4))]
-    if name == "torch":
+def _gpu_times(name: str, fn: Callable, inputs: list[tuple], size: int, in_place: bool) -> dict[str, float]:
+    if in_place and name in OF_JAX:
+        return {name: timing.jax_in_place_on_gpu(fn, inputs)}
+    calls = [inputs[i % len(inputs)] for i in range(max(len(inputs), 4, min(32, PROGRAM // size)))]
+    if name in OF_TORCH:
         return {name: timing.torch_on_gpu(fn, calls)}
     if name == "cupy":
         return {name: timing.cupy_on_gpu(fn, calls[:2])}
@@ -165,7 +175,10 @@ def measure(case: Case, libraries: Sequence[str]) -> dict[str, Any]:
                 expected = results
             _check(name, results, expected, case.tolerance)
             del results
-            row["us"] |= _gpu_times(name, fn, theirs, case.bytes) if gpu else _cpu_times(name, fn, theirs[0])
+            if gpu:
+                row["us"] |= _gpu_times(name, fn, theirs, case.bytes, case.in_place)
+            else:
+                row["us"] |= _cpu_times(name, fn, theirs[0], case.in_place)
         except Exception as error:  # noqa: BLE001  one library's failure must not hide the others' results
             row["errors"][name] = f"{type(error).__name__}: {error}".split("\n")[0][:300]
         theirs = None
@@ -218,7 +231,7 @@ def _version(name: str) -> str:
 def environment(family: str, commit: str | None, libraries: Sequence[str]) -> dict[str, Any]:
     device = jax.devices()[0]
     gpu = device.platform == "gpu"
-    packages = sorted({*libraries, "jax", "jaxlib", "numpy", "jaxgpuops"} - {"loop"})
+    packages = sorted({*libraries, "jax", "jaxlib", "numpy", "jaxgpuops"} - {"loop", "torch.compile"})
     return {
         "family": family,
         "device": device.device_kind if gpu else f"{_cpu_model()}, {os.cpu_count()} cores",

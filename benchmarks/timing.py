@@ -74,6 +74,43 @@ def jax_on_gpu(fn: Callable, calls: Sequence[tuple]) -> Callable[[Sequence[tuple
     return timer
 
 
+def wall_in_place(fn: Callable, args: tuple) -> float:
+    """Of a call whose first result takes the memory of its first argument, and is the next call's."""
+    run = jax.jit(lambda x, *others: fn(x, *others), donate_argnums=0)
+    x = jnp.copy(args[0])
+
+    def call():
+        nonlocal x
+        x, *rest = run(x, *args[1:])
+        jax.block_until_ready((x, rest))
+
+    return wall(call)
+
+
+def jax_in_place_on_gpu(fn: Callable, calls: Sequence[tuple]) -> float:
+    """The same, of a program with a call for each of these arguments."""
+
+    def program(firsts, others, kept):
+        results = [fn(x, *rest) for x, rest in zip(firsts, others, strict=True)]
+        more = [jnp.ravel(y)[0].astype(jnp.float32) for _, *rest in results for y in rest]
+        return [x for x, *_ in results], kept + jnp.stack(more)
+
+    firsts, others = [jnp.copy(x) for x, *_ in calls], [rest for _, *rest in calls]
+    kept = jnp.zeros(len(calls) * (len(jax.eval_shape(fn, *calls[0])) - 1))
+    run = jax.jit(program, donate_argnums=(0, 2))
+
+    def measure(runs):
+        nonlocal firsts, kept
+        kept.block_until_ready()
+        start = time.perf_counter()
+        for _ in range(runs):
+            firsts, kept = run(firsts, others, kept)
+        kept.block_until_ready()
+        return time.perf_counter() - start
+
+    return _median(measure) / len(calls) * 1e6
+
+
 def torch_on_gpu(fn: Callable, calls: Sequence[tuple]) -> float:
     """Replays of a CUDA graph between CUDA events."""
     import torch

@@ -5,10 +5,16 @@
 
 #include "along_axis/call.h"
 #include "module.h"
+#include "reduce/call.h"
+#include "reduce/plan.h"
 #include "scan/call.h"
 #include "scan/plan.h"
+#include "softmax/call.h"
+#include "softmax/plan.h"
 #include "topk/call.h"
 #include "topk/plan.h"
+#include "topk_softmax/call.h"
+#include "topk_softmax/plan.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -23,6 +29,15 @@ nb::dict plan_dict(const jaxgpuops::topk::Plan& plan) {
   dict["slices"] = plan.slices;
   dict["workspace_bytes"] = plan.workspace_bytes;
   dict["shared_bytes"] = plan.shared_bytes;
+  return dict;
+}
+
+nb::dict plan_dict(const jaxgpuops::topk_softmax::Plan& plan) {
+  nb::dict dict;
+  dict["algorithm"] = plan.empty ? "empty" : "rows";
+  dict["lanes"] = plan.team;
+  dict["elements"] = plan.elements;
+  dict["workspace_bytes"] = 0;
   return dict;
 }
 
@@ -83,11 +98,65 @@ nb::dict scan_plan_dict(const std::string& target, jaxgpuops::Rows rows, int ite
   return dict;
 }
 
+// The plan of the first; the workspace suffices for all.
+nb::dict plan_dict(const std::vector<jaxgpuops::RowPlan>& plans) {
+  if (plans.empty()) throw std::invalid_argument("no such target, or it takes no elements of that width");
+  const jaxgpuops::RowPlan& plan = plans[0];
+  int64_t workspace_bytes = 0;
+  for (const auto& other : plans) workspace_bytes = std::max(workspace_bytes, other.workspace_bytes);
+  nb::dict dict;
+  dict["algorithm"] = jaxgpuops::name(plan.algorithm);
+  dict["threads"] = plan.threads();
+  dict["vectors"] = plan.vectors;
+  dict["lanes"] = 1 << plan.lane_bits;
+  dict["blocks"] = plan.blocks;
+  dict["workspace_bytes"] = workspace_bytes;
+  return dict;
+}
+
+// Calls that differ in their optional operands, or in an element type of one width, may take different kernels.
+nb::dict softmax_plan_dict(const std::string& target, jaxgpuops::Rows rows, int item_bytes, int compute_capability) {
+  using namespace jaxgpuops::softmax;
+  using jaxgpuops::DType;
+  std::vector<jaxgpuops::RowPlan> plans;
+  for (const Op op : {Op::kSoftmax, Op::kLogSoftmax, Op::kLogSumExp, Op::kCrossEntropy, Op::kCrossEntropyGrad,
+                      Op::kSoftmaxJvp, Op::kLogSoftmaxJvp})
+    for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kFloat64})
+      for (const bool general : {false, true}) {
+        if (target_name(op) != "jaxgpuops." + target || bytes_of(dtype) != item_bytes) continue;
+        Problem problem;
+        problem.op = op;
+        problem.dtype = dtype;
+        problem.rows = rows;
+        plans.push_back(plan_softmax(problem, general, compute_capability));
+      }
+  return plan_dict(plans);
+}
+
+nb::dict reduce_plan_dict(const std::string& target, jaxgpuops::Rows rows, int item_bytes, int compute_capability) {
+  using namespace jaxgpuops::reduce;
+  using jaxgpuops::DType;
+  std::vector<jaxgpuops::RowPlan> plans;
+  for (const Op op : {Op::kSum, Op::kMax, Op::kMin, Op::kDot})
+    for (const DType dtype : {DType::kFloat8E5M2, DType::kFloat16, DType::kFloat32, DType::kFloat64, DType::kInt8,
+                              DType::kInt16, DType::kInt32, DType::kInt64})
+      for (const bool masked : {false, true}) {
+        if (target_name(op) != "jaxgpuops." + target || bytes_of(dtype) != item_bytes) continue;
+        Problem problem;
+        problem.op = op;
+        problem.dtype = dtype;
+        problem.rows = rows;
+        plans.push_back(plan_reduce(problem, masked, compute_capability));
+      }
+  return plan_dict(plans);
+}
+
 }  // namespace
 
 NB_MODULE(_cpu, module) {
   using namespace jaxgpuops;
-  define_module(module, {topk::cpu_targets(), along_axis::cpu_targets(), scan::cpu_targets()});
+  define_module(module, {topk::cpu_targets(), along_axis::cpu_targets(), scan::cpu_targets(),
+                         topk_softmax::cpu_targets(), softmax::cpu_targets(), reduce::cpu_targets()});
 
   module.def(
       "plan_topk",
@@ -104,10 +173,33 @@ NB_MODULE(_cpu, module) {
       "outer"_a, "length"_a, "inner"_a, "key_bits"_a);
 
   module.def(
+      "plan_topk_softmax",
+      [](int64_t outer, int64_t length, int64_t inner, int64_t k) {
+        return plan_dict(topk_softmax::plan_topk_softmax(Rows{outer, length, inner}, k));
+      },
+      "outer"_a, "length"_a, "inner"_a, "k"_a);
+
+  module.def(
       "plan_scan",
       [](const std::string& target, int64_t outer, int64_t length, int64_t inner, int item_bytes, bool segmented,
          int compute_capability) {
         return scan_plan_dict(target, Rows{outer, length, inner}, item_bytes, segmented, compute_capability);
       },
       "target"_a, "outer"_a, "length"_a, "inner"_a, "item_bytes"_a, "segmented"_a, "compute_capability"_a);
+
+  module.def(
+      "plan_softmax",
+      [](const std::string& target, int64_t outer, int64_t length, int64_t inner, int item_bytes,
+         int compute_capability) {
+        return softmax_plan_dict(target, Rows{outer, length, inner}, item_bytes, compute_capability);
+      },
+      "target"_a, "outer"_a, "length"_a, "inner"_a, "item_bytes"_a, "compute_capability"_a);
+
+  module.def(
+      "plan_reduce",
+      [](const std::string& target, int64_t outer, int64_t length, int64_t inner, int item_bytes,
+         int compute_capability) {
+        return reduce_plan_dict(target, Rows{outer, length, inner}, item_bytes, compute_capability);
+      },
+      "target"_a, "outer"_a, "length"_a, "inner"_a, "item_bytes"_a, "compute_capability"_a);
 }

@@ -257,6 +257,25 @@ inline ffi::AnyBuffer require_buffer(const char* name, ffi::RemainingArgs argume
   return *buffer;
 }
 
+// Those operands in order, each of which must be taken.
+class Rest {
+ public:
+  explicit Rest(ffi::RemainingArgs arguments) : arguments_(arguments) {}
+
+  ffi::AnyBuffer next(const char* name) {
+    if (taken_ == arguments_.size()) throw invalid(name, " is missing although the attributes say it is there");
+    return require_buffer(name, arguments_, taken_++);
+  }
+
+  void require_end() const {
+    if (taken_ < arguments_.size()) throw invalid("there are ", arguments_.size() - taken_, " operands too many");
+  }
+
+ private:
+  ffi::RemainingArgs arguments_;
+  size_t taken_ = 0;
+};
+
 // The hidden last result of a CUDA target: bytes for each outer index, shaped (*dimensions before the axis, bytes) so
 // that it shards with the batch. Returns bytes per outer index.
 inline int64_t require_workspace(ffi::AnyBuffer workspace, ffi::AnyBuffer x, int64_t axis) {

@@ -5,8 +5,11 @@ from importlib.metadata import PackageNotFoundError, version
 from jaxgpuops import lax
 from jaxgpuops._inspect import explain, export_checks
 from jaxgpuops._install import install, uninstall
+from jaxgpuops.ops.reduce import dot, max, mean, min, sum
 from jaxgpuops.ops.scan import cumlogsumexp, cummax, cummin, cumprod, cumsum, linear_scan
+from jaxgpuops.ops.softmax import log_softmax, logsumexp, softmax, softmax_cross_entropy
 from jaxgpuops.ops.topk import TopK, topk
+from jaxgpuops.ops.topk_softmax import TopKSoftmax, topk_softmax
 
 try:
     __version__ = version("jaxgpuops")
@@ -15,17 +18,28 @@ except PackageNotFoundError:  # used from a source tree
 
 __all__ = [
     "TopK",
+    "TopKSoftmax",
     "__version__",
     "cumlogsumexp",
     "cummax",
     "cummin",
     "cumprod",
     "cumsum",
+    "dot",
     "explain",
     "export_checks",
     "install",
     "lax",
     "linear_scan",
+    "log_softmax",
+    "logsumexp",
+    "max",
+    "mean",
+    "min",
+    "softmax",
+    "softmax_cross_entropy",
+    "sum",
     "topk",
+    "topk_softmax",
     "uninstall",
 ]

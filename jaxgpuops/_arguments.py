@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import operator
 from collections.abc import Collection
 from typing import Any
@@ -18,6 +19,16 @@ FLOATS = frozenset(map(np.dtype, [ml_dtypes.bfloat16, "float16", "float32", "flo
 FLOATS8 = frozenset(map(np.dtype, [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]))
 COMPLEX = frozenset(map(np.dtype, ["complex64", "complex128"]))
 ORDERED_DTYPES = INTEGERS | FLOATS | FLOATS8 | {np.dtype(bool)}
+
+
+def wide(dtype: np.dtype) -> np.dtype:
+    """What floats are computed in: float32 at least."""
+    return np.dtype(np.float32) if dtype in FLOATS8 or dtype in FLOATS and dtype.itemsize == 2 else dtype
+
+
+def given(*operands: jax.Array | None) -> list[jax.Array]:
+    """Those that are not None."""
+    return [x for x in operands if x is not None]
 
 
 def array(op: str, name: str, x: Any) -> jax.Array:
@@ -46,6 +57,20 @@ def integer(op: str, name: str, value: Any) -> int:
     )
 
 
+def number(op: str, name: str, value: Any) -> float:
+    """A Python or NumPy number, as a float; not a bool, not an array."""
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        return float(value)
+    raise TypeError(f"{op}: {name} must be a number known at trace time, got {value!r} of type {type(value).__name__}")
+
+
+def axes(op: str, value: Any) -> int | tuple[int, ...] | None:
+    """An axis, several, or None, known at trace time."""
+    if isinstance(value, tuple | list):
+        return tuple(integer(op, "each axis", axis) for axis in value)
+    return None if value is None else integer(op, "axis", value)
+
+
 def dtype(op: str, name: str, dtype: np.dtype, allowed: Collection[np.dtype]) -> None:
     """Checks that ``dtype``, of the argument ``name``, is among those allowed."""
     if dtype not in allowed:
@@ -60,6 +85,16 @@ def axis_of(op: str, name: str, shape: tuple, axis: int) -> int:
     if not -rank <= axis < rank:
         raise ValueError(f"{op}: axis must be between {-rank} and {rank - 1} for {name} of shape {shape}, got {axis}")
     return axis % rank
+
+
+def axes_of(op: str, name: str, shape: tuple, axes: int | tuple[int, ...] | None) -> tuple[int, ...]:
+    """Checks that ``name``, of this shape, has the axes (None: all); returns them in order, from the front."""
+    if axes is None:
+        return tuple(range(len(shape)))
+    found = sorted(axis_of(op, name, shape, axis) for axis in (axes if isinstance(axes, tuple) else (axes,)))
+    if len(set(found)) < len(found):
+        raise ValueError(f"{op}: axis has duplicates for {name} of shape {shape}: {axes}")
+    return tuple(found)
 
 
 def ordered(op: str, name: str, x: jax.Array, axis: int) -> int:
@@ -88,6 +123,31 @@ def count(op: str, name: str, k: int, x: jax.Array, axis: int) -> int:
     return k
 
 
+def _padded(shape: tuple, to: tuple) -> tuple | None:
+    """The shape with ones in front, up to the rank of ``to``; None if it does not broadcast to that."""
+    padded = (1,) * (len(to) - len(shape)) + shape
+    fits = len(padded) == len(to) and all(d in (1, n) for d, n in zip(padded, to, strict=True))
+    return padded if fits else None
+
+
+def broadcasting(op: str, name: str, x: jax.Array, shape: tuple) -> jax.Array:
+    """Checks that ``x`` broadcasts to ``shape``; returns it with that rank, not expanded."""
+    padded = _padded(x.shape, shape)
+    if padded is None:
+        raise ValueError(f"{op}: {name} must broadcast to shape {shape}, got {x.shape}")
+    return x.reshape(padded)
+
+
+def mask(op: str, name: str, x: Any, shape: tuple) -> jax.Array | None:
+    """A boolean array of the rank of ``shape``, which it broadcasts to; None stays None."""
+    if x is None:
+        return None
+    x = array(op, name, x)
+    if x.dtype != np.dtype(bool):
+        raise TypeError(f"{op}: {name} must be a mask of dtype bool, got {x.dtype}")
+    return broadcasting(op, name, x, shape)
+
+
 def starts(op: str, starts: Any, shape: tuple, axis: int) -> jax.Array | None:
     """Segment starts as a boolean array of the rank of ``shape``, which it broadcasts to; along the axis it is full."""
     if starts is None:
@@ -95,9 +155,8 @@ def starts(op: str, starts: Any, shape: tuple, axis: int) -> jax.Array | None:
     starts = array(op, "segment_starts", starts)
     if starts.dtype != np.dtype(bool):
         raise TypeError(f"{op}: segment_starts must be a mask of dtype bool, got {starts.dtype}")
-    padded = (1,) * (len(shape) - starts.ndim) + starts.shape
-    fits = len(padded) == len(shape) and all(d in (1, n) for d, n in zip(padded, shape, strict=True))
-    if not fits or padded[axis] != shape[axis]:
+    padded = _padded(starts.shape, shape)
+    if padded is None or padded[axis] != shape[axis]:
         raise ValueError(
             f"{op}: segment_starts must broadcast to shape {shape} and have all of axis {axis}, got {starts.shape}"
         )

@@ -1,20 +1,30 @@
-"""`install()`: lower JAX's own primitives to our kernels, so that unchanged programs run on them."""
+"""`install()`: lower JAX's own primitives to our kernels, so that unchanged programs run on them.
+
+Softmax, its logarithm and logsumexp are functions in JAX, not primitives. What can be replaced is their names.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
+import jax.nn
+import jax.numpy as jnp
+import jax.scipy.special
 
 # No public API looks up or removes a lowering rule.
 from jax._src.interpreters.mlir import _lowerings, _platform_specific_lowerings
 from jax.extend.core import Primitive, primitives
 from jax.interpreters import mlir
 
-from jaxgpuops import _primitive
+from jaxgpuops import _primitive, lax
+from jaxgpuops._arguments import FLOATS, FLOATS8, INTEGERS
 from jaxgpuops.lax.scan import CUMULATIVE
 from jaxgpuops.lax.topk import argmax_p, top_k_p
 
@@ -47,8 +57,41 @@ _ROUTES = {
     },
 }
 
+
+class _Name(NamedTuple):
+    """A function of JAX under the names it has there, and ours, which has forward mode, as it has."""
+
+    places: tuple[ModuleType, ...]
+    ours: Callable
+
+
+_NAMES = {
+    "softmax": _Name((jax.nn,), lax.softmax),
+    "log_softmax": _Name((jax.nn,), lax.log_softmax),
+    "logsumexp": _Name((jax.nn, jax.scipy.special), lax.logsumexp),
+}
+
 _lock = threading.RLock()
-_replaced: dict[str, dict[str, Any]] = {}  # name -> platform -> the entry that was there, or None
+# name -> platform -> the entry that was there, or None; for functions, module -> the function that was there
+_replaced: dict[str, dict[Any, Any]] = {}
+
+
+def _function(name: str, original: Callable) -> Callable:
+    signature = inspect.signature(original)
+    axis_default = signature.parameters["axis"].default
+
+    @functools.wraps(original)
+    def function(*args, **kwargs):
+        given = signature.bind(*args, **kwargs).arguments
+        x, axis = next(iter(given.values())), given.get("axis", axis_default)
+        options = {k: v for k, v in list(given.items())[1:] if v is not signature.parameters[k].default and k != "axis"}
+        where = options.get("where", True)
+        covered = options.keys() <= {"where", "keepdims"} and jnp.result_type(x) in FLOATS | FLOATS8 | INTEGERS
+        if not covered or jnp.result_type(where) != bool or jnp.ndim(where) > jnp.ndim(x):
+            return original(*args, **kwargs)
+        return _NAMES[name].ours(x, axis=axis, **options)
+
+    return function
 
 
 def _rule(name: str, platform: str, original):
@@ -90,10 +133,11 @@ class Installed:
         return f"Installed({self.names})"
 
 
-def _names(names: Iterable[str] | str | None) -> list[str]:
-    names = list(_ROUTES) if names is None else [names] if isinstance(names, str) else list(names)
-    if unknown := [name for name in names if name not in _ROUTES]:
-        raise ValueError(f"jaxgpuops.install: names must be among {', '.join(_ROUTES)}; got {', '.join(unknown)}")
+def _names(names: Iterable[str] | str) -> list[str]:
+    known = [*_ROUTES, *_NAMES]
+    names = [names] if isinstance(names, str) else list(names)
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"jaxgpuops.install: names must be among {', '.join(known)}; got {', '.join(unknown)}")
     return names
 
 
@@ -105,9 +149,14 @@ def install(names: Iterable[str] | str | None = None) -> Installed:
     under `jax.export`, which must run where jaxgpuops is not. Functions that are compiled already are compiled again
     when called next: JAX's caches are cleared whenever something changes. Calling it again is harmless.
 
+    Softmax, log_softmax and logsumexp are functions in JAX. They are replaced only when asked for by name, and only for
+    who looks them up as `jax.nn.softmax`, `jax.nn.log_softmax`, `jax.nn.logsumexp` or `jax.scipy.special.logsumexp`:
+    what was imported under another name before stays what it was. Derivatives are then those of `jaxgpuops.lax`, and
+    exported programs contain our calls. Calls that we do not cover (complex numbers, ``b``, ``return_sign``) go JAX's way.
+
     Args:
       names: any of ``"top_k"``, ``"argmax"``, ``"argmin"``, ``"cumsum"``, ``"cumprod"``, ``"cummax"``, ``"cummin"``,
-        ``"cumlogsumexp"``; all of them by default.
+        ``"cumlogsumexp"``, all of which are the default, and of ``"softmax"``, ``"log_softmax"``, ``"logsumexp"``.
 
     Returns:
       A context manager that undoes what this call did.
@@ -119,8 +168,14 @@ def install(names: Iterable[str] | str | None = None) -> Installed:
     [1, 2]
     """
     with _lock:
-        new = [name for name in _names(names) if name not in _replaced]
+        new = [name for name in _names(_ROUTES if names is None else names) if name not in _replaced]
         for name in new:
+            if name in _NAMES:
+                places = _NAMES[name].places
+                _replaced[name] = {place: getattr(place, name) for place in places}
+                for place in places:
+                    setattr(place, name, _function(name, _replaced[name][place]))
+                continue
             primitive = _ROUTES[name].primitive
             _replaced[name] = {}
             for platform in _PLATFORMS:
@@ -134,15 +189,16 @@ def install(names: Iterable[str] | str | None = None) -> Installed:
 
 
 def uninstall(names: Iterable[str] | str | None = None) -> None:
-    """Gives JAX's primitives their own lowering rules back; undoes `install`. What is not installed is left alone."""
+    """Undoes `install`, of all that is installed by default. What is not installed is left alone."""
     with _lock:
-        old = [name for name in _names(names) if name in _replaced]
+        old = [name for name in _names(list(_replaced) if names is None else names) if name in _replaced]
         for name in old:
-            primitive = _ROUTES[name].primitive
-            for platform, entry in _replaced.pop(name).items():
-                if entry is None:
-                    del _platform_specific_lowerings[platform][primitive]
+            for key, entry in _replaced.pop(name).items():
+                if name in _NAMES:
+                    setattr(key, name, entry)
+                elif entry is None:
+                    del _platform_specific_lowerings[key][_ROUTES[name].primitive]
                 else:
-                    _platform_specific_lowerings[platform][primitive] = entry
+                    _platform_specific_lowerings[key][_ROUTES[name].primitive] = entry
         if old:
             jax.clear_caches()

@@ -109,6 +109,9 @@ class Kernel:
       accepts: whether the kernel takes first operands of a dtype. None: there is no kernel, the fallback is made of
         other kernels; it is a primitive to have its own derivative.
       attributes: the params that the handler reads; the others only shape results.
+      dimensions: the params that are dimension numbers, or None; the handler reads -1 for None. They are before the
+        axis. A result depends on the index along such a dimension, which is therefore not split over devices.
+      aliases: ``{operand: result}``, by index, of those that may share memory: XLA copies an operand that lives on.
       broadcasts: ``broadcasts(count, **params)`` gives which of ``count`` operands may have size 1 where the first
         operand has more: under vmap, they are not copied for each element of a batch that they do not depend on.
       plan: ``plan(rows, avals, compute_capability, **params)`` gives the algorithm that the CUDA handler takes for
@@ -124,6 +127,8 @@ class Kernel:
         fallback: Callable[..., Sequence[jax.Array]],
         accepts: Callable[[np.dtype], bool] | None,
         attributes: tuple[str, ...] = (),
+        dimensions: tuple[str, ...] = (),
+        aliases: dict[int, int] | None = None,
         broadcasts: Callable[..., Sequence[int]] = lambda count, **params: (),
         plan: Callable[..., dict[str, Any]] | None = None,
     ):
@@ -133,6 +138,8 @@ class Kernel:
         self.fallback = fallback
         self.accepts = accepts
         self.attributes = attributes
+        self.dimensions = dimensions
+        self.aliases = aliases or {}
         self.broadcasts = broadcasts
         self.plan = plan
         self.primitive = p = Primitive(self.target)
@@ -206,6 +213,7 @@ class Kernel:
 
         operands = [place(i, x, d) for i, (x, d) in enumerate(zip(operands, dims, strict=True))]
         axis += home <= axis
+        params |= {name: d + (home <= d) for name in self.dimensions if (d := params[name]) is not None}
         outs = self(*operands, axis=axis, **params)
         # Where the axis is gone from a result, dimensions after it have moved up by one.
         return outs, [home - (out.ndim < operands[0].ndim and home > axis) for out in outs]
@@ -217,7 +225,7 @@ class Kernel:
         x = avals[0]
         planned = platform == "cuda" and self.plan is not None
         if self.accepts is None:
-            why = "it is made of other kernels"
+            why = "it has no kernel of its own"
         elif _native.disabled(self.name):
             why = "JAXGPUOPS_DISABLE is set"
         elif why := _native.missing(platform, self.target):
@@ -247,18 +255,26 @@ class Kernel:
 
     def _custom_call(self, ctx, operands, choice, *, axis, **params):
         x = ctx.avals_in[0]
+        numbers = {name: -1 if params[name] is None else params[name] for name in self.dimensions}
+        batch_dims = min([axis, *(d for d in numbers.values() if d >= 0)])
         if _is_partitioned(ctx):
             # XLA would split a dimension of size 1 too, and pad: all devices but the first would read zeros.
-            ctx, operands = _expand_batch_dims(ctx, operands, axis)
+            ctx, operands = _expand_batch_dims(ctx, operands, batch_dims)
         ins = [(aval, True) for aval in ctx.avals_in]
         outs = [(aval, aval.ndim == x.ndim) for aval in ctx.avals_out]
         if choice.plan:
             # One row of bytes per outer index, so that the workspace partitions with the batch.
             workspace = (*x.shape[:axis], choice.plan["workspace_bytes"])
             outs.append((jax.core.ShapedArray(workspace, np.uint8), True))
-        lower = jax.ffi.ffi_lowering(self.target, extra_attributes=_sharding_contract(ctx, axis, x.ndim, ins, outs))
-        attributes = {"axis": np.int64(axis)} | {name: params[name] for name in self.attributes}
+        contract = _sharding_contract(ctx, axis, batch_dims, x.ndim, ins, outs)
+        lower = jax.ffi.ffi_lowering(self.target, extra_attributes=contract, operand_output_aliases=self.aliases)
+        attributes = {name: _attribute(params[name]) for name in self.attributes}
+        attributes |= {name: np.int64(d) for name, d in (numbers | {"axis": axis}).items()}
         return lower(ctx.replace(avals_out=[aval for aval, _ in outs]), *operands, **attributes)[: len(ctx.avals_out)]
+
+
+def _attribute(value):
+    return np.float64(value) if isinstance(value, float) else value  # JAX would make it a float32
 
 
 def _rows(shape, axis) -> tuple[int, int, int]:
@@ -278,11 +294,11 @@ def _is_partitioned(ctx) -> bool:
     return False
 
 
-def _expand_batch_dims(ctx, operands, axis):
-    """Broadcasts every operand to the dimensions of the first before the axis."""
+def _expand_batch_dims(ctx, operands, batch_dims):
+    """Broadcasts every operand to the first dimensions of the first one, as many as that."""
 
     def expand(aval, operand):
-        shape = (*ctx.avals_in[0].shape[:axis], *aval.shape[axis:])
+        shape = (*ctx.avals_in[0].shape[:batch_dims], *aval.shape[batch_dims:])
         if shape == aval.shape:
             return aval, operand
         aval = aval.update(shape=shape)
@@ -292,11 +308,11 @@ def _expand_batch_dims(ctx, operands, axis):
     return ctx.replace(avals_in=avals), operands
 
 
-def _sharding_contract(ctx, axis, rank, ins, outs):
-    """Attributes that tell the partitioner to split a call along dimensions before the axis, and along no other.
+def _sharding_contract(ctx, axis, batch_dims, rank, ins, outs):
+    """Attributes that tell the partitioner to split a call along the first ``batch_dims`` dimensions, and no other.
 
     XLA splits the first ``num_batch_dims`` dimensions of a call to a batch-partitionable target; Shardy propagates
-    shardings by the rule. It takes both: either alone has no effect. Dimensions from the axis on are gathered first
+    shardings by the rule. It takes both: either alone has no effect. Dimensions after these are gathered first
     (``need_replication``): a larger ``num_batch_dims`` would split the axis, with wrong results.
 
     ``ins`` and ``outs`` list ``(aval, whether it has the axis)``; ``rank`` is that of the operands.
@@ -320,11 +336,11 @@ def _sharding_contract(ctx, axis, rank, ins, outs):
 
     mapping = "->".join(f"({', '.join(itertools.starmap(factors, side))})" for side in (ins, outs))
     dims = ", ".join(f"{_factor(i)}={size}" for i, size in sorted(sizes.items()))
-    whole = ", ".join(_factor(i) for i in sorted(sizes) if i >= axis)
+    whole = ", ".join(_factor(i) for i in sorted(sizes) if i >= batch_dims)
     with ctx.module_context.context:
         rule = mlir.ir.Attribute.parse(f"#sdy.op_sharding_rule<{mapping} {{{dims}}} need_replication={{{whole}}}>")
         return {
-            "mhlo.frontend_attributes": mlir.ir_attribute({"num_batch_dims": str(axis)}),
+            "mhlo.frontend_attributes": mlir.ir_attribute({"num_batch_dims": str(batch_dims)}),
             "sdy.sharding_rule": rule,
         }
 
@@ -353,6 +369,28 @@ def def_jvp(kernel: Kernel, rule: Callable[..., Sequence[jax.Array | None]]) -> 
         return outs, [_zero_tangent(out) if d is None else d for out, d in zip(outs, douts, strict=True)]
 
     ad.primitive_jvps[kernel.primitive] = jvp
+
+
+def differentiated(formula: Callable, primals: Sequence, tangents: Sequence):
+    """Tangents of ``formula(*primals)``, in plain JAX; a tangent that is None is zero."""
+    active = [i for i, t in enumerate(tangents) if t is not None]
+
+    def of_active(*values):
+        operands = list(primals)
+        for i, value in zip(active, values, strict=True):
+            operands[i] = value
+        return formula(*operands)
+
+    return jax.jvp(of_active, [primals[i] for i in active], [tangents[i] for i in active])[1]
+
+
+def def_jvp_by_fallback(kernel: Kernel) -> None:
+    """The fallback, made of differentiable parts, is differentiated in place of the kernel."""
+
+    def rule(outs, primals, tangents, **params):
+        return differentiated(functools.partial(kernel.fallback, **params), primals, tangents)
+
+    def_jvp(kernel, rule)
 
 
 def def_linear(kernel: Kernel, transpose: Callable[..., jax.Array]) -> None:

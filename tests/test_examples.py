@@ -14,7 +14,7 @@ from jaxgpuops import _demo
 
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path.append(str(ROOT))  # last: the installed jaxgpuops comes first
-from benchmarks import report, runner, scan, topk
+from benchmarks import report, runner, scan, softmax, topk
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
@@ -86,14 +86,37 @@ def test_benchmark_of_scans(case):
     assert "not that of jaxgpuops" in runner.measure(wrong, ["jaxgpuops", "jax"])["errors"]["jax"]
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        softmax.softmax_case((8, 64), 0, "float32"),
+        softmax.gradient_case((8, 64), 1, "bfloat16"),
+        softmax.logsumexp_case((8, 64), 1, "float32"),
+        softmax.cross_entropy_case((8, 64), "bfloat16"),
+        softmax.cross_entropy_gradient_case((8, 64), "float32"),
+        softmax.gate_case((8, 64), "float32", 4),
+        *(softmax.reduction_case(name, (8, 64), 1, "float32") for name in ("sum", "max", "dot")),
+    ],
+    ids=lambda case: case.name,
+)
+def test_benchmark_of_softmax(case):
+    row = runner.measure(case, ["jaxgpuops", "jax"])
+    assert not row["errors"] and {"jaxgpuops", "jax"} <= set(row["us"])
+    wrong = dataclasses.replace(
+        case, functions=case.functions | {"jax": lambda *args: (case.functions["jax"](*args)[0] + 1,)}
+    )
+    assert "not that of jaxgpuops" in runner.measure(wrong, ["jaxgpuops", "jax"])["errors"]["jax"]
+
+
 def test_benchmark_grids():
     for platform in ("cpu", "gpu"):
-        for family in (topk, scan):
+        for family in (topk, scan, softmax):
             cases = family.cases(platform)
             names = [case.name for case in cases]
             assert len(set(names)) == len(names)
             assert all({"jaxgpuops", "jax"} <= set(case.functions) for case in cases)
-    assert {case.name for case in cases} >= scan.HEADLINES
+        for family in (scan, softmax):
+            assert {case.name for case in family.cases(platform)} >= family.HEADLINES or platform == "cpu"
 
 
 def test_benchmark_tables_are_those_of_the_results():

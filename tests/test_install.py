@@ -180,3 +180,84 @@ def test_unknown_names_are_refused():
     with pytest.raises(ValueError, match="among top_k, argmax, argmin, .*; got softsort"):
         jaxgpuops.install(["top_k", "softsort"])
     assert targets(lambda x: jax.lax.top_k(x, 2), x_of(4)) == []
+
+
+# ---- Functions of JAX that are not primitives -----------------------------------------------------------------------
+
+NAMES = {
+    "softmax": [jax.nn],
+    "log_softmax": [jax.nn],
+    "logsumexp": [jax.nn, jax.scipy.special],
+}
+
+
+def originals():
+    return [getattr(place, name) for name, places in NAMES.items() for place in places]
+
+
+def test_functions_are_replaced_only_by_name_and_restored():
+    before = originals()
+    with jaxgpuops.install():
+        assert originals() == before
+    with jaxgpuops.install(NAMES):
+        assert not set(originals()) & set(before)
+        assert jax.nn.softmax.__doc__ == before[0].__doc__
+        installed = originals()
+        jaxgpuops.install(NAMES)
+        assert originals() == installed
+        jaxgpuops.uninstall("softmax")
+        assert [now is then for now, then in zip(originals(), before, strict=True)] == [True, False, False, False]
+    assert originals() == before
+    jaxgpuops.install("log_softmax")
+    jaxgpuops.uninstall()
+    assert originals() == before
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_functions_run_on_kernels(name):
+    x, where = x_of(3, 4, 5), np.arange(5) % 2 == 0
+    programs = [
+        lambda x: getattr(jax.nn, name)(x),
+        lambda x: getattr(jax.nn, name)(x, (0, 2)),
+        lambda x: getattr(jax.nn, name)(x, axis=1, where=where),
+        lambda x: jax.grad(lambda x: (jax.vmap(lambda x: getattr(jax.nn, name)(x, axis=0) ** 2)(x)).sum())(x),
+        lambda x: jax.jvp(lambda x: getattr(jax.nn, name)(x, axis=0), (x,), (x,))[1],
+    ]
+    expected = [program(x) for program in programs]
+    with jaxgpuops.install(name):
+        for program, e in zip(programs, expected, strict=True):
+            assert f"jaxgpuops.{name}" in targets(program, x)
+            y = program(x)
+            assert y.dtype == e.dtype and y.shape == e.shape
+            np.testing.assert_allclose(y, e, rtol=1e-5, atol=1e-6)
+    assert targets(programs[0], x) == []
+
+
+def test_compiled_functions_follow_names():
+    x = x_of(4, 5)
+    fn = jax.jit(lambda x: jax.nn.softmax(x))
+    for _ in range(2):
+        assert "jaxgpuops" not in fn.lower(x).as_text()
+        with jaxgpuops.install(["softmax"]):
+            assert "jaxgpuops.softmax" in fn.lower(x).as_text()
+
+
+def test_ways_to_call_functions():
+    x = x_of(3, 4)
+    calls = [
+        lambda: jax.nn.logsumexp(x, b=np.full((3, 4), 2.0, np.float32)),
+        lambda: jax.nn.logsumexp(x, return_sign=True),
+        lambda: jax.nn.logsumexp(x + 1j * x),
+        lambda: jax.nn.logsumexp(x, 1, None, True),
+        lambda: jax.nn.logsumexp(a=x, axis=(1, 0), where=x > 0),
+        lambda: jax.nn.softmax(x, where=np.ones((1, 3, 4), bool)),
+        lambda: jax.nn.softmax(np.arange(5), where=None),
+        lambda: jax.nn.softmax(x.astype(ml_dtypes.bfloat16), axis=0),
+        lambda: jax.nn.log_softmax(jnp.ones(()), axis=None),
+    ]
+    expected = [call() for call in calls]
+    with jaxgpuops.install(NAMES):
+        actual = [call() for call in calls]
+    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == e.dtype and a.shape == e.shape
+        np.testing.assert_allclose(np.asarray(a, np.complex64), np.asarray(e, np.complex64), rtol=1e-2)

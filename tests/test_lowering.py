@@ -20,7 +20,7 @@ import pytest
 import jaxgpuops
 from jaxgpuops import _native, _primitive
 from jaxgpuops._arguments import ORDERED_DTYPES
-from jaxgpuops.lax import scan
+from jaxgpuops.lax import reduce, scan, softmax_primitives
 from jaxgpuops.lax.along_axis import put_along_axis, take_along_axis
 
 SHAPE = (3, 5, 4)
@@ -50,6 +50,9 @@ def mask(x, axis):
     return np.expand_dims(np.arange(x.shape[axis]) % 2 == 0, [d for d in range(x.ndim) if d != axis])
 
 
+LABELS = [np.zeros((*SHAPE[:axis], *SHAPE[axis + 1 :]), np.int32) for axis in range(3)]
+REDUCTIONS = {"argmax", "argmin", "logsumexp", "softmax_cross_entropy", "sum", "lax.max", "dot"}
+
 # op -> its target, and a function of x and an axis
 OPS = {
     "topk": ("jaxgpuops.topk", lambda x, axis: jaxgpuops.topk(x, 2, axis=axis)),
@@ -58,16 +61,31 @@ OPS = {
     "argmin": ("jaxgpuops.argmax", lambda x, axis: jaxgpuops.lax.argmin(x, axis, np.int32)),
     "take": ("jaxgpuops.take_along_axis", lambda x, axis: take_along_axis(x, x.astype(np.int32), axis)),
     "put": ("jaxgpuops.put_along_axis", lambda x, axis: put_along_axis(x, x.astype(np.int32), axis, 9)),
+    "topk_softmax": ("jaxgpuops.topk_softmax", lambda x, axis: jaxgpuops.topk_softmax(x, 2, axis=axis)),
+    "lax.topk_softmax": ("jaxgpuops.topk_softmax", lambda x, axis: jaxgpuops.lax.topk_softmax(x, 2, axis=axis)),
     "cumsum": ("jaxgpuops.cumsum", lambda x, axis: jaxgpuops.cumsum(x, axis=axis, segment_starts=mask(x, axis))),
     "lax.cummax": ("jaxgpuops.cummax", lambda x, axis: jaxgpuops.lax.cummax(x, axis, reverse=True)),
     "linear_scan": ("jaxgpuops.linear_scan", lambda x, axis: jaxgpuops.linear_scan(0.5, x, axis=axis)),
+    "softmax": (
+        "jaxgpuops.softmax",
+        lambda x, axis: jaxgpuops.softmax(x, axis=axis, where=mask(x, axis), bias=mask(x, 0) * 1.0, scale=2.0),
+    ),
+    "lax.log_softmax": ("jaxgpuops.log_softmax", lambda x, axis: jaxgpuops.lax.log_softmax(x, axis=axis)),
+    "logsumexp": ("jaxgpuops.logsumexp", lambda x, axis: jaxgpuops.logsumexp(x, axis=axis, scale=jnp.full(1, 2.0))),
+    "softmax_cross_entropy": (
+        "jaxgpuops.cross_entropy",
+        lambda x, axis: jaxgpuops.softmax_cross_entropy(x, LABELS[axis], axis=axis),
+    ),
+    "sum": ("jaxgpuops.sum", lambda x, axis: jaxgpuops.sum(x, axis=axis, where=mask(x, axis))),
+    "lax.max": ("jaxgpuops.max", lambda x, axis: jaxgpuops.lax.max(x, axis=axis)),
+    "dot": ("jaxgpuops.dot", lambda x, axis: jaxgpuops.dot(x, x, axis=axis)),
     "lax.linear_scan": ("jaxgpuops.linear_scan", lambda x, axis: jaxgpuops.lax.linear_scan(x, x, 1.0, axis=axis)),
 }
 
 
 def batched(fn, op, axis, batch):
     """vmap over dimension `batch`, with the result's batch dimension where it is then: nothing needs to move."""
-    out = batch - 1 if op.startswith("arg") and batch > axis else batch
+    out = batch - 1 if op in REDUCTIONS and batch > axis else batch
     return jax.vmap(functools.partial(fn, axis=axis), in_axes=batch, out_axes=out)
 
 
@@ -128,6 +146,15 @@ def test_gradient_of_a_scan_is_one_kernel_each_way(cuda, name):
             assert "stablehlo.transpose" not in text and "scatter" not in text
 
 
+def test_gradient_of_a_gate_goes_to_the_chosen_logits(cuda):
+    for module in (jaxgpuops, jaxgpuops.lax):
+        gate = lambda x, module=module: module.topk_softmax(x, 2, axis=1).weights
+        pull_back = lambda x, ct, gate=gate: jax.vjp(gate, x)[1](ct)
+        text = lowered(pull_back, shape_of(), shape_of((3, 2, 4)), platforms=("cuda",))
+        assert custom_calls(text) == ["jaxgpuops.topk_softmax", "jaxgpuops.put_along_axis"]
+        assert "stablehlo.exponential" not in text and "scatter" not in text
+
+
 def test_operands_that_broadcast_are_not_expanded(cuda):
     def operand_types(fn, *args):
         text = lowered(fn, *args, platforms=("cuda",))
@@ -150,6 +177,69 @@ def test_operands_that_broadcast_are_not_expanded(cuda):
             lambda x, starts: jaxgpuops.cumsum(x, axis=1, segment_starts=starts), (batch, None), batch
         )
         assert operand_types(cumulative, shape_of(shape), starts) == [f"tensor<{many}xf32>, tensor<{segments}xi1>"]
+
+
+LIKE_SOFTMAX = ("softmax", "log_softmax", "logsumexp")
+
+
+@pytest.mark.parametrize("name", LIKE_SOFTMAX)
+def test_gradient_of_softmax_is_one_kernel_each_way(cuda, name):
+    for module in (jaxgpuops, jaxgpuops.lax):
+        fn = lambda x, module=module: getattr(module, name)(x, axis=1, scale=0.5)
+        pull_back = lambda x, ct, fn=fn: jax.vjp(fn, x)[1](ct)
+        for batch in range(4):
+            shape = (*SHAPE[:batch], 6, *SHAPE[batch:])
+            ct = shape if name != "logsumexp" else np.delete(shape, 1 + (batch <= 1))
+            ct_batch = batch - (name == "logsumexp" and batch > 1)
+            pulled = jax.vmap(pull_back, in_axes=(batch, ct_batch), out_axes=batch)
+            text = lowered(pulled, shape_of(shape), shape_of(tuple(ct)), platforms=("cuda",))
+            back = [] if name == "logsumexp" else [f"jaxgpuops.{name}_jvp"]
+            assert custom_calls(text) == [f"jaxgpuops.{name}", *back]
+            assert "scatter" not in text
+            for size in re.findall(r"stablehlo.transpose .*-> tensor<(.*)xf32>", text):  # numbers of rows only
+                assert name == "logsumexp" and np.prod([int(n) for n in size.split("x")]) == np.prod(ct)
+
+
+def test_gradient_of_cross_entropy_is_in_place(cuda):
+    labels = shape_of((3, 4), np.int32)
+    loss = lambda x, labels: jaxgpuops.softmax_cross_entropy(x, labels, axis=1, reduction="mean")
+    text = lowered(jax.value_and_grad(loss), shape_of(), labels, platforms=("cuda",))
+    assert custom_calls(text) == ["jaxgpuops.cross_entropy_grad"]
+    [call] = re.findall(r"custom_call @jaxgpuops.cross_entropy_grad.*", text)
+    assert "operand_tuple_indices" not in call or "operand_index = 0" in call
+    assert "output_operand_alias<output_tuple_indices = [0], operand_index = 0" in call
+    assert custom_calls(lowered(loss, shape_of(), labels, platforms=("cuda",))) == ["jaxgpuops.cross_entropy"]
+    for module in (jaxgpuops, jaxgpuops.lax):
+        losses = lambda x, labels, module=module: module.softmax_cross_entropy(x, labels, axis=1).sum()
+        text = lowered(jax.grad(losses), shape_of(), labels, platforms=("cuda",))
+        assert custom_calls(text) == ["jaxgpuops.cross_entropy"]
+
+
+@pytest.mark.parametrize("name", LIKE_SOFTMAX)
+def test_operands_of_softmax_are_not_expanded(cuda, name):
+    fn = functools.partial(getattr(jaxgpuops, name), axis=1)
+    arguments = {"scale": shape_of((3, 1, 1)), "bias": shape_of((4,)), "where": shape_of((5, 1), np.bool_)}
+    for batch in range(4):
+        shape = (*SHAPE[:batch], 6, *SHAPE[batch:])
+        out = batch - (name == "logsumexp" and batch > 1)
+        vmapped = jax.vmap(lambda x, kwargs: fn(x, **kwargs), (batch, None), out)
+        text = lowered(vmapped, shape_of(shape), arguments, platforms=("cuda",))
+        assert "stablehlo.transpose" not in text
+        types = [
+            "x".join(map(str, (*s[:batch], n, *s[batch:]))) + f"x{dtype}"
+            for s, n, dtype in ((SHAPE, 6, "f32"), ((3, 1, 1), 1, "f32"), ((1, 1, 4), 1, "f32"), ((1, 5, 1), 1, "i1"))
+        ]
+        [operands] = re.findall(r"custom_call @jaxgpuops.* : \((.*)\) ->", text)
+        assert operands == ", ".join(f"tensor<{t}>" for t in types)
+
+
+def test_query_axis_moves_with_the_batch(cuda):
+    for batch, query_axis in enumerate((2, 2, 1, 1)):
+        fn = jax.vmap(functools.partial(jaxgpuops.softmax, causal=True), batch, batch)
+        [call] = jaxgpuops.explain(fn, shape_of((*SHAPE[:batch], 6, *SHAPE[batch:])), platform="cuda")
+        assert call.params["query_axis"] == query_axis and call.params["axis"] == (3 if batch < 3 else 2)
+    text = lowered(jaxgpuops.softmax, shape_of(), platforms=("cuda",))
+    assert "query_axis = -1 : i64" in text and "factor = 1.000000e+00 : f64" in text
 
 
 # ---- Platforms ------------------------------------------------------------------------------------------------------
@@ -350,6 +440,76 @@ def test_fallback_of_scans_equals_kernel(monkeypatch, kind, dtype):
             np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 if kind == "cumlogsumexp" else 0, err_msg=str(call))
 
 
+def softmax_calls(dtype):
+    """Kernel calls with every operand there is, on logits that are far apart and near."""
+    rng = np.random.default_rng(0)
+    shape = (3, 9, 4)
+    normal = lambda *shape: jnp.asarray(rng.standard_normal(shape) * 3, dtype)
+    wide = np.float64 if dtype == "float64" else np.float32
+    x, bias = normal(*shape), normal(1, 9, 1)
+    scale, where = jnp.asarray(rng.uniform(0.5, 2, (3, 1, 4)), wide), jnp.asarray(rng.random((3, 9, 1)) < 0.7)
+    t = normal(*shape)
+    for scaled, biased, masked, query_axis in itertools.product((False, True), (False, True), (False, True), (None, 0)):
+        operands = [a for a, there in ((scale, scaled), (bias, biased), (where, masked)) if there]
+        flags = {"axis": 1, "factor": 0.5, "scaled": scaled, "masked": masked, "query_axis": query_axis}
+        for kernel in (softmax_primitives.softmax_p, softmax_primitives.log_softmax_p):
+            yield functools.partial(kernel, x, *operands, biased=biased, **flags)
+        yield functools.partial(softmax_primitives.logsumexp_p, x, *operands, biased=biased, wide=True, **flags)
+        if not biased:
+            for transpose in (False, True):
+                [y] = softmax_primitives.log_softmax_p(x, *operands, biased=False, **flags)
+                kernel = functools.partial(softmax_primitives.log_softmax_jvp_p, transpose=transpose, **flags)
+                yield functools.partial(kernel, t, y, *operands)
+        if not biased and not masked:
+            [y] = softmax_primitives.softmax_p(x, *operands, biased=False, **flags)
+            flags = {"axis": 1, "factor": 0.5, "scaled": scaled}
+            yield functools.partial(softmax_primitives.softmax_jvp_p, t, y, *operands, **flags)
+    labels = jnp.asarray(rng.integers(-1, 10, (3, 1, 4)), np.int32)
+    rows, cotangent = jnp.asarray(rng.random((1, 1, 4)) < 0.5), jnp.asarray(rng.standard_normal((3, 1, 1)), wide)
+    for masked, options in itertools.product((False, True), ((0.0, 0.0), (0.1, 0.01))):
+        flags = {"axis": 1, "masked": masked} | dict(zip(("label_smoothing", "z_loss"), options, strict=True))
+        where = [rows] if masked else []
+        yield functools.partial(softmax_primitives.cross_entropy_p, x, labels, *where, **flags)
+        yield functools.partial(softmax_primitives.cross_entropy_grad_p, x, labels, cotangent, *where, **flags)
+
+
+def reduce_calls(dtype):
+    rng = np.random.default_rng(0)
+    x, y = (jnp.asarray(rng.integers(0, 5, (3, 9, 4)), dtype) for _ in range(2))  # sums are exact
+    for where in ((), (jnp.asarray(rng.random((3, 1, 4)) < 0.7),), (jnp.asarray(rng.random((1, 9, 4)) < 0.7),)):
+        flags = {"axis": 1, "masked": bool(where)}
+        yield from (functools.partial(kernel, x, *where, **flags) for kernel in (reduce.max_p, reduce.min_p))
+        if dtype != "bool":
+            for wide in (False, True):
+                yield functools.partial(reduce.sum_p, x, *where, wide=wide, **flags)
+                yield functools.partial(reduce.dot_p, x, y, *where, wide=wide, **flags)
+
+
+@pytest.mark.parametrize(
+    "family, dtype",
+    [
+        *itertools.product([softmax_calls], ["float32", "float64", "float16", "bfloat16"]),
+        *itertools.product([reduce_calls], ["float32", "bfloat16", "float8_e5m2", "int8", "uint32", "bool"]),
+    ],
+)
+def test_fallback_of_rows_equals_kernel(monkeypatch, family, dtype):
+    with jax.enable_x64(dtype == "float64"):
+        calls, both = list(family(dtype)), []
+        for disable in ("", "all"):
+            monkeypatch.setenv("JAXGPUOPS_DISABLE", disable)
+            program = jax.jit(lambda: [call() for call in calls])
+            with _primitive.recording() as lowerings:
+                both.append(program())
+            assert lowerings and {call.kernel is None for call in lowerings} == {disable == "all"}
+    tolerance = 4 * float(jnp.finfo(dtype).eps) + 1e-12 if family is softmax_calls else 0
+    for call, kernel, plain in zip(calls, *both, strict=True):
+        for a, b in zip(kernel, plain, strict=True):
+            assert a.dtype == b.dtype
+            a, b = np.asarray(a).astype(np.float64), np.asarray(b).astype(np.float64)
+            largest = np.abs(b[np.isfinite(b)]).max(initial=0)
+            np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * largest, err_msg=str(call))
+
+
 # ---- Eager calls ----------------------------------------------------------------------------------------------------
 
 
@@ -360,9 +520,16 @@ def test_second_eager_call_does_not_trace_or_lower():
         lambda: jaxgpuops.lax.top_k(x, 2, axis=2),
         lambda: jaxgpuops.lax.argmax(x, 2, np.int32),
         lambda: take_along_axis(x, jnp.zeros((1, 2, 1, 1), np.int32), 2),
+        lambda: jaxgpuops.topk_softmax(x, 2, axis=2),
+        lambda: jaxgpuops.lax.topk_softmax(x, 2, axis=2),
         lambda: jaxgpuops.cumsum(x, axis=2),
         lambda: jaxgpuops.lax.cumprod(x, 2),
         lambda: jaxgpuops.linear_scan(0.5, x, 1.0, axis=2),
+        lambda: jaxgpuops.softmax(x, axis=2, scale=0.5, where=True),
+        lambda: jaxgpuops.lax.logsumexp(x, axis=(1, 2), bias=x),
+        lambda: jaxgpuops.softmax_cross_entropy(x, np.zeros((1, 2, 1), int), axis=2, reduction="mean"),
+        lambda: jaxgpuops.sum(x, axis=None),
+        lambda: jaxgpuops.lax.dot(x, x, axis=2),
     ]
     for call in calls:
         with _primitive.recording() as first:
@@ -409,7 +576,11 @@ def test_facts_page():
         assert fact in run.stdout
 
 
-@pytest.mark.parametrize("module", ["ops.topk", "ops.scan", "lax.topk", "lax.scan", "_install", "_inspect"])
+@pytest.mark.parametrize(
+    "module",
+    ["ops.topk", "ops.topk_softmax", "ops.scan", "lax.topk", "lax.topk_softmax", "lax.scan", "_install", "_inspect"]
+    + ["ops.softmax", "lax.softmax", "ops.reduce", "lax.reduce"],
+)
 def test_docstring_examples(module):
     results = doctest.testmod(importlib.import_module(f"jaxgpuops.{module}"))
     assert results.attempted and not results.failed

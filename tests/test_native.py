@@ -22,11 +22,12 @@ X = S((4, 8), F32)
 
 
 def call(target, results, *operands, **attributes):
-    """Runs a handler on zeros. Attributes are int64 and bool, as everywhere."""
+    """Runs a handler on zeros. Attributes are int64, float64 and bool, as everywhere."""
     if jax.default_backend() == "gpu" and "along_axis" not in target:
         axis = min(attributes["axis"], len(operands[0].shape) - 1)
         results = [*results, S((*operands[0].shape[:axis], 0), jnp.uint8)]  # the workspace
-    attributes = {key: np.int64(value) if type(value) is int else value for key, value in attributes.items()}
+    numbers = {int: np.int64, float: np.float64}
+    attributes = {key: numbers.get(type(value), bool)(value) for key, value in attributes.items()}
     run = jax.ffi.ffi_call(f"jaxgpuops.{target}", results)
     return jax.block_until_ready(run(*(jnp.zeros(x.shape, x.dtype) for x in operands), **attributes))
 
@@ -188,6 +189,105 @@ def test_scans_of_empty_arrays(target, shape, axis):
     assert call_scan(target, {"starts": S(shape, bool)}, x=x, axis=axis)[0].shape == shape
 
 
+# ---- Softmax and reductions -----------------------------------------------------------------------------------------
+
+LOGITS = {"factor": 1.0, "scaled": False, "biased": False, "masked": False, "query_axis": -1}
+LOSSES = {"label_smoothing": 0.0, "z_loss": 0.0, "masked": False}
+LABELS, ROW, LOSS = S((4, 1), S32), S((4, 1), F32), S((4,), F32)
+# target -> operands and results by name, which operands may broadcast, attributes
+ROWS = {
+    "softmax": ({"x": X}, {"y": X}, LOGITS),
+    "log_softmax": ({"x": X}, {"y": X}, LOGITS),
+    "logsumexp": ({"x": X}, {"y": LOSS}, LOGITS),
+    "softmax_jvp": ({"t": X, "y": X}, {"out": X}, {"factor": 1.0, "scaled": False}),
+    "log_softmax_jvp": (
+        {"t": X, "y": X},
+        {"out": X},
+        {"factor": 1.0, "scaled": False, "masked": False, "query_axis": -1, "transpose": False},
+    ),
+    "cross_entropy": ({"logits": X, "labels": LABELS}, {"loss": LOSS, "lse": LOSS}, LOSSES),
+    "cross_entropy_grad": (
+        {"logits": X, "labels": LABELS, "cotangent": ROW},
+        {"gradient": X, "loss": LOSS, "lse": LOSS},
+        LOSSES,
+    ),
+    "sum": ({"x": X}, {"out": LOSS}, {"masked": False}),
+    "max": ({"x": X}, {"out": LOSS}, {"masked": False}),
+    "min": ({"x": X}, {"out": LOSS}, {"masked": False}),
+    "dot": ({"x": X, "y": X}, {"out": LOSS}, {"masked": False}),
+}
+OPTIONAL = {  # operand -> its flag, and what it looks like
+    "scale": ("scaled", ROW),
+    "bias": ("biased", X),
+    "where": ("masked", S((4, 8), bool)),
+}
+
+
+def call_rows(target, changed=(), more=(), **flags):
+    """With operands and results that differ from what is right, by name, and further operands."""
+    operands, results, attributes = ROWS[target]
+    operands, results = ({k: dict(changed).get(k, v) for k, v in d.items()} for d in (operands, results))
+    return call(target, list(results.values()), *operands.values(), *more, **{"axis": 1} | attributes | flags)
+
+
+def where_of(target):
+    """Cross-entropy's mask is one of rows."""
+    return S((4, 1), bool) if target.startswith("cross") else S((4, 8), bool)
+
+
+@pytest.mark.parametrize("target", ROWS)
+def test_rows_refuse(target):
+    operands, results, attributes = ROWS[target]
+    refused = lambda message: pytest.raises(
+        jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT: jaxgpuops.{target}: {message}"
+    )
+    with refused("axis 2 is not an axis"):
+        call_rows(target, axis=2)
+    with refused("(x|t|logits) has (an )?element type"):
+        call_rows(target, dict.fromkeys(operands, S((4, 8), jnp.complex64)))
+    for name, right in [*list(operands.items())[1:], *results.items()]:
+        with refused(f"{name} has element type U16, expected"):
+            call_rows(target, {name: S(right.shape, jnp.uint16)})
+        shape = (7, *right.shape[1:])
+        with refused(rf"{name} has shape \(7(, \d)?,?\), (expected|which does not broadcast to) \(4"):
+            call_rows(target, {name: S(shape, right.dtype)})
+    with refused("there are 1 operands too many"):
+        call_rows(target, more=[X])
+    for name, (flag, right) in OPTIONAL.items():
+        if flag not in attributes:
+            continue
+        right = where_of(target) if name == "where" else right
+        with refused(f"{name} is missing"):
+            call_rows(target, **{flag: True})
+        with refused(f"{name} has element type U16, expected"):
+            call_rows(target, more=[S(right.shape, jnp.uint16)], **{flag: True})
+        with refused(rf"{name} has shape \(4, 7\), which does not broadcast to \(4, [18]\)"):
+            call_rows(target, more=[S((4, 7), right.dtype)], **{flag: True})
+        call_rows(target, more=[S((1, 1), right.dtype)], **{flag: True})
+    if "query_axis" in attributes:
+        with refused("query_axis 1 is not before axis 1"):
+            call_rows(target, query_axis=1)
+
+
+@pytest.mark.parametrize("target", ROWS)
+@pytest.mark.parametrize("shape, axis", [((0, 8), 1), ((4, 0), 1), ((4, 8, 0), 1), ((0,), 0)])
+def test_rows_of_empty_arrays(target, shape, axis):
+    operands, results, _ = ROWS[target]
+    without, one = (*shape[:axis], *shape[axis + 1 :]), (*shape[:axis], 1, *shape[axis + 1 :])
+    shapes = {X.shape: shape, LABELS.shape: one, LOSS.shape: without}
+    changed = {name: S(shapes[a.shape], a.dtype) for name, a in (operands | results).items()}
+    if target in ("max", "min") and shape[axis] == 0:
+        with pytest.raises(jax.errors.JaxRuntimeError, match="x has length 0 at the axis"):
+            call_rows(target, changed, axis=axis)
+        return
+    outs = call_rows(target, changed, axis=axis)
+    assert [out.shape for out in outs[: len(results)]] == [changed[name].shape for name in results]
+    if target in ("sum", "dot"):
+        assert not outs[0].any()
+    if target == "logsumexp":
+        assert np.all(np.asarray(outs[0]) == -np.inf)
+
+
 @pytest.mark.parametrize(
     "shape, axis", [((4, 100), 1), ((4, 3000), 1), ((1, 100_000), 1), ((3, 9000, 20), 1), ((2, 9000, 3), 1)]
 )
@@ -257,7 +357,7 @@ def test_the_modules_describe_themselves():
         assert info["cuda_reason"]
 
 
-@pytest.mark.parametrize("name", ["topk", "argmax", "take_along_axis", "put_along_axis", *SCANS])
+@pytest.mark.parametrize("name", ["topk", "argmax", "take_along_axis", "put_along_axis", *SCANS, *ROWS])
 def test_target_names(name):
     assert f"jaxgpuops.{name}" in _native.targets("cpu")
 

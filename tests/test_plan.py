@@ -135,6 +135,19 @@ def test_argmax():
     assert plan_argmax(0, 5, 1, 32)["algorithm"] == "empty"
 
 
+def test_topk_softmax():
+    plan_topk_softmax = jaxgpuops._native.modules["cpu"].plan_topk_softmax
+    for length in (1, 8, 64, 65, 128, 129, 256, 257, 512, 513, 1024):
+        for k in {min(k, length) for k in (1, 8, 16, 17, 32, 33, 64)}:
+            plan = plan_topk_softmax(1000, length, 1, k)
+            assert plan["algorithm"] == "rows" and plan["workspace_bytes"] == 0
+            assert plan["lanes"] * plan["elements"] >= length and 2 * plan["lanes"] >= k
+            assert plan == plan_topk_softmax(1, length, 3, k)  # rows have the same bits in every batch
+    for rows in [(0, 5, 1), (3, 5, 0)]:
+        assert plan_topk_softmax(*rows, 2)["algorithm"] == "empty"
+    assert plan_topk_softmax(3, 5, 1, 0)["algorithm"] == "empty"
+
+
 # ---- Scans ------------------------------------------------------------------------------------------------------------
 
 plan_scan = jaxgpuops._native.modules["cpu"].plan_scan
@@ -144,15 +157,15 @@ SCANS += ["cumprod_jvp", "cummax_jvp", "cummin_jvp", "cumlogsumexp_jvp"]
 # The benchmark's points: rows, bytes of an element, and what they should take.
 SCAN_POINTS = [
     ((1, 1 << 27, 1), 4, "look_ahead", "along"),
-    ((1, 1 << 20, 1), 4, "two_pass", "along"),
+    ((1, 1 << 20, 1), 4, "look_ahead", "along"),
     ((1024, 65536, 1), 4, "loop", "along"),
     ((65536, 1024, 1), 4, "loop", "along"),
     ((65536, 1024, 1), 2, "loop", "along"),
     ((8, 4096, 2048), 4, "loop", "across"),
     ((1, 65536, 1024), 4, "look_ahead", "across"),
-    ((16, 128256, 1), 4, "two_pass", "along"),
+    ((16, 128256, 1), 4, "look_ahead", "along"),
     ((4096, 128, 1), 4, "loop", "along"),
-    ((1, 1000, 3), 4, "two_pass", "single"),
+    ((1, 1000, 3), 4, "look_ahead", "single"),
 ]
 
 
@@ -178,13 +191,11 @@ def test_scan_forms(capability):
     for call in scan_calls():
         length = call[2]
         plan = plan_scan(*call, capability)
-        assert plan["algorithm"] in ("loop", "two_pass", "look_ahead"), (call, plan)
+        assert plan["algorithm"] in ("loop", "look_ahead"), (call, plan)
         assert plan["threads"] % 32 == 0 and 32 <= plan["threads"] <= 256, (call, plan)
         assert (plan["tiles"] - 1) * plan["tile"] < length <= plan["tiles"] * plan["tile"], (call, plan)
         if plan["tiles"] == 1:
             assert plan["algorithm"] == "loop", (call, plan)
-        if plan["algorithm"] == "two_pass":
-            assert plan["tiles"] <= 512, (call, plan)
         if plan["algorithm"] != "loop":
             assert plan["workspace_bytes"] > 0, (call, plan)
 

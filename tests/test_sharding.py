@@ -84,6 +84,21 @@ FUNCTIONS = {
         jax.grad(lambda x: (jaxgpuops.cummax(x, axis=AXIS) ** 2).sum()),
         jax.grad(lambda x: (jax.lax.cummax(x, axis=AXIS) ** 2).sum()),
     ),
+    "sum where": (
+        lambda x: jaxgpuops.sum(x, axis=AXIS, where=STARTS),
+        lambda x: jnp.sum(x, axis=AXIS, where=STARTS),
+    ),
+    "gradient of max": (
+        jax.grad(lambda x: (jaxgpuops.max(x, axis=AXIS) ** 2).sum()),
+        jax.grad(lambda x: (jnp.max(x, axis=AXIS) ** 2).sum()),
+    ),
+    # Logits so far apart that their softmax is exactly 0 or 1.
+    "softmax where": (
+        lambda x: jaxgpuops.softmax(
+            x, axis=AXIS, where=STARTS, scale=np.full((8, 1, 1, 1), 128, np.float32), bias=-FACTORS
+        ),
+        lambda x: jax.nn.softmax(128 * x - FACTORS, axis=AXIS, where=STARTS),
+    ),
     "linear_scan": (recurrence, lambda x: loop(x, FACTORS)),
     "gradient of linear_scan": (
         jax.grad(lambda x: (recurrence(x, STARTS) ** 2).sum()),
@@ -257,3 +272,77 @@ def test_explicitly_sharded_axis(explicit_mesh):
             jax.jit(lambda x: jaxgpuops.topk(x, 3, axis=AXIS))(x)
         assert type(error.value).__name__ == "ShardingTypeError"  # as jax.lax.top_k raises
         assert_equal(jax.jit(lambda x: jaxgpuops.lax.argmax(x, AXIS, np.int32))(x), np.argmax(example(), AXIS))
+
+
+# ---- Dimensions that a result depends on by their index -------------------------------------------------------------
+
+SQUARES = (8, 4, 8, 8)  # of queries and keys
+
+
+def squares():
+    return np.random.default_rng(0).standard_normal(SQUARES).astype(np.float32)
+
+
+CAUSAL = {
+    "softmax": lambda module, x: module.softmax(x, causal=True),
+    "log_softmax": lambda module, x: jnp.maximum(module.log_softmax(x, causal=True), -1e9),
+    "logsumexp": lambda module, x: module.logsumexp(x, causal=True),
+    "gradient": lambda module, x: jax.grad(lambda x: (module.softmax(x, causal=True) ** 2).sum())(x),
+    "gradient of log_softmax": lambda module, x: jax.grad(
+        lambda x: (jnp.exp(module.log_softmax(x, causal=True)) ** 2).sum()
+    )(x),
+    "batch between": lambda module, x: jax.vmap(lambda x: module.softmax(x, causal=True), 2, 2)(x),
+}
+
+
+def causal_by_jax(name, x):
+    class Module:
+        softmax = staticmethod(lambda x, causal: jax.nn.softmax(masked(x)))
+        log_softmax = staticmethod(lambda x, causal: jax.nn.log_softmax(masked(x)))
+        logsumexp = staticmethod(lambda x, causal: jax.nn.logsumexp(masked(x), -1))
+
+    masked = lambda x: jnp.where(jnp.tri(*x.shape[-2:], dtype=bool), x, -1e9)
+    return CAUSAL[name](Module, x)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_queries_are_not_split(mesh, name):
+    expected = causal_by_jax(name, squares())
+    for spec in (
+        P("a"),
+        P("b", "a"),
+        P(None, None, "a"),
+        P("a", None, "b"),
+        P(None, None, ("a", "b")),
+        P(None, None, "b", "a"),
+    ):
+        x = jax.device_put(squares(), NamedSharding(mesh, spec))
+        fn = jax.jit(lambda x: CAUSAL[name](jaxgpuops, x))
+        hlo = fn.lower(x).compile().as_text()
+        assert "jaxgpuops." in hlo
+        if len(spec) <= 2 and name != "batch between":
+            assert not [c for c in COLLECTIVES if c in hlo]
+        np.testing.assert_allclose(np.maximum(fn(x), -1e9), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_explicit_types_of_queries(explicit_mesh):
+    with jax.set_mesh(explicit_mesh):
+        x = jax.device_put(squares(), P("a", None, "b"))
+        y = jax.jit(lambda x: jaxgpuops.softmax(x, causal=True))(x)
+        assert y.sharding.spec == P("a", None, "b", None)
+    np.testing.assert_allclose(y, causal_by_jax("softmax", squares()), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("reduction", [None, "mean"])
+def test_cross_entropy_of_a_sharded_batch(mesh, reduction):
+    """Rows are split without being gathered; only scalars cross."""
+    logits, labels = squares().reshape(32, 64), np.arange(32) % 64
+    fn = lambda x, labels: jaxgpuops.softmax_cross_entropy(x, labels, reduction=reduction).sum()
+    sharded = (jax.device_put(a, NamedSharding(mesh, P(("a", "b")))) for a in (logits, labels))
+    compiled = jax.jit(jax.value_and_grad(fn)).lower(*(sharded := list(sharded))).compile()
+    hlo = compiled.as_text()
+    assert "jaxgpuops.cross_entropy" in hlo and "all-gather" not in hlo and "all-to-all" not in hlo
+    loss, gradient = compiled(*sharded)
+    expected = jax.value_and_grad(fn)(logits, labels)
+    np.testing.assert_allclose(loss, expected[0], rtol=1e-6)
+    np.testing.assert_allclose(gradient, expected[1], rtol=1e-5, atol=1e-7)

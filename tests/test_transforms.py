@@ -135,6 +135,117 @@ SCAN_CASES = [
     ),
 ]
 
+# ---- The gate -----------------------------------------------------------------------------------------------------------
+
+
+def logits_only(rng, shape):
+    return (distinct_integers(rng, shape) / 16,)
+
+
+def logits_and_bias(rng, shape):
+    """A bias of each expert along axis 1."""
+    return *logits_only(rng, shape), distinct_integers(rng, (1, shape[1], 1)) / 8
+
+
+def gate_reference(logits, bias=None, *, axis, score="softmax", normalize=True):
+    scores = jax.nn.sigmoid(logits) if score == "sigmoid" else jax.nn.softmax(logits, axis)
+    indices = jax.lax.top_k(logits if bias is None else scores + bias, 2, axis=axis)[1]
+    weights = take_along_axis(scores, indices, axis % scores.ndim)  # jnp's needs help on explicit meshes
+    return weights / weights.sum(axis, keepdims=True) if normalize else weights, indices
+
+
+GATE_CASES = [
+    Case(
+        "topk_softmax-sigmoid-bias",
+        lambda x, bias: jaxgpuops.topk_softmax(x, 2, axis=1, score="sigmoid", bias=bias),
+        functools.partial(gate_reference, axis=1, score="sigmoid"),
+        logits_and_bias,
+        forward=False,
+        tolerance=1e-5,
+    ),
+    Case(
+        "lax.topk_softmax-unnormalised",
+        functools.partial(jaxgpuops.lax.topk_softmax, k=2, axis=-1, normalize=False),
+        functools.partial(gate_reference, axis=-1, normalize=False),
+        logits_only,
+        tolerance=1e-5,
+    ),
+]
+
+# ---- The softmax family and reductions ----------------------------------------------------------------------------------
+
+
+def x_of_eighths(rng, shape):
+    return distinct_integers(rng, shape) / 16
+
+
+def x_bias_where(rng, shape):
+    """A bias that the first dimension shares, a mask that the last shares; the first entry of the axis always counts."""
+    where = rng.random((*shape[:2], 1)) < 0.7
+    where[:, 0] = True
+    return x_of_eighths(rng, shape), x_of_eighths(rng, (1, *shape[1:])), where
+
+
+def x_and_scale(rng, shape):
+    """One number for each row along the last dimension."""
+    return x_of_eighths(rng, shape), rng.integers(1, 5, (*shape[:2], 1)).astype(np.float32) / 2
+
+
+def x_and_labels(rng, shape):
+    return x_of_eighths(rng, shape), rng.integers(0, shape[1], (shape[0], 1, shape[2]), np.int32)
+
+
+def x_and_x(rng, shape):
+    return small_integers(rng, shape), small_integers(rng, shape)
+
+
+def finite(fn):
+    """Masked entries of log_softmax are -inf: 0 instead, for the sake of the losses."""
+    return lambda *args: (jnp.where(jnp.isfinite(y := fn(*args)), y, 0),)
+
+
+def cross_entropy_reference(x, labels):
+    log_p = jax.nn.log_softmax(x, 1)
+    return -jnp.take_along_axis(log_p, labels, 1)[:, 0] + 0.25 * jax.nn.logsumexp(x, 1) ** 2
+
+
+def lower_triangle(x):
+    return jnp.tri(*x.shape[-2:], dtype=bool)
+
+
+SOFTMAX_CASES = [
+    Case(
+        "softmax-bias-where",
+        lambda x, bias, where: jaxgpuops.softmax(x, axis=1, bias=bias, where=where, scale=0.5),
+        lambda x, bias, where: jax.nn.softmax(0.5 * x + bias, axis=1, where=where),
+        x_bias_where,
+        forward=False,
+        tolerance=2e-5,
+    ),
+    Case(
+        "lax.softmax-causal-scale",
+        lambda x, scale: jaxgpuops.lax.softmax(x, scale=scale, causal=True),
+        lambda x, scale: jax.nn.softmax(jnp.where(lower_triangle(x), x * scale, -1e9)),
+        x_and_scale,
+        tolerance=2e-5,
+    ),
+    Case(
+        "lax.log_softmax-bias-where",
+        finite(lambda x, bias, where: jaxgpuops.lax.log_softmax(x, axis=1, bias=bias, where=where)),
+        finite(lambda x, bias, where: jax.nn.log_softmax(jnp.where(where, x + bias, 0), axis=1, where=where)),
+        x_bias_where,
+        tolerance=2e-5,
+    ),
+    Case(
+        "lax.softmax_cross_entropy",
+        lambda x, labels: jaxgpuops.lax.softmax_cross_entropy(x, labels[:, 0], axis=1, z_loss=0.25),
+        cross_entropy_reference,
+        x_and_labels,
+        tolerance=2e-5,
+    ),
+    Case("lax.dot", functools.partial(jaxgpuops.lax.dot, axis=1), lambda x, y: (x * y).sum(1), x_and_x),
+]
+
 CASES = [
     topk_case(k=2, axis=-1),
     topk_case(k=3, axis=0, largest=False),
@@ -158,6 +269,8 @@ CASES = [
     ),
     Case("put_along_axis", functools.partial(put_along_axis, axis=1, length=5), put_reference, updates_and_indices),
     *SCAN_CASES,
+    *GATE_CASES,
+    *SOFTMAX_CASES,
 ]
 
 
@@ -168,4 +281,4 @@ def test_transform(case, check):
         with pytest.raises(TypeError, match="forward-mode"):
             check.run(leaves_of(case.fn), case)
         return
-    assert_same(check.run(leaves_of(case.fn), case), check.run(leaves_of(case.reference), case))
+    assert_same(check.run(leaves_of(case.fn), case), check.run(leaves_of(case.reference), case), case.tolerance)

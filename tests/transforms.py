@@ -1,8 +1,8 @@
 """What every op must survive: one table of checks under JAX's transformations.
 
 A `Case` is one function of arrays with its reference on `jax.lax`. Each check transforms both in the same way and wants
-equal results, to the last bit: the inputs are small integers stored as floats, so that sums and products are exact in
-whatever order they are computed.
+equal results, to the last bit where it can: the inputs are small integers stored as floats, so that sums and products
+are exact in whatever order they are computed.
 
 To put an op through the table, list its cases in test_transforms.py.
 """
@@ -34,6 +34,7 @@ class Case:
 
     inputs: ``inputs(rng, shape)`` makes the arguments, all of the rank of ``shape``, the shape of x or near to it.
     forward: whether fn has forward-mode derivatives. `jax.custom_vjp` functions have none, and must say so.
+    tolerance: by how much results may differ, relative to the largest of them, where they cannot be exact.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Case:
     reference: Callable[..., Any]
     inputs: Callable[[np.random.Generator, tuple[int, ...]], tuple[np.ndarray, ...]]
     forward: bool = True
+    tolerance: float = 0.0
 
     def example(self, seed: int = 0, shape: tuple[int, ...] = (3, 5, 4)) -> tuple[np.ndarray, ...]:
         return self.inputs(np.random.default_rng(seed), shape)
@@ -73,12 +75,17 @@ def check(forward: bool = False):
     return add
 
 
-def assert_same(actual, expected) -> None:
+def assert_same(actual, expected, tolerance: float = 0.0) -> None:
     actual, expected = jax.tree.leaves(actual), jax.tree.leaves(expected)
     assert len(actual) == len(expected)
     for a, e in zip(actual, expected, strict=True):
         assert a.dtype == e.dtype and a.shape == e.shape
-        np.testing.assert_array_equal(np.asarray(a), np.asarray(e))
+        if tolerance and jnp.issubdtype(e.dtype, jnp.inexact):
+            e = np.asarray(e)
+            largest = abs(e[np.isfinite(e)]).max(initial=0)
+            np.testing.assert_allclose(np.asarray(a), e, rtol=0, atol=tolerance * largest)
+        else:
+            np.testing.assert_array_equal(np.asarray(a), np.asarray(e))
 
 
 def leaves_of(fn):

@@ -2,6 +2,7 @@
 compute-sanitizer. Shapes are odd on purpose, so that rows are misaligned and last tiles are not full."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +51,150 @@ def run_topk(rng):
         largest = jaxgpuops.lax.argmax(x, axis, np.int32)
         np.testing.assert_array_equal(largest, np.argmax(np.asarray(x), axis))
     return kernels
+
+
+# ---- The gate -------------------------------------------------------------------------------------------------------
+
+GATES = [  # (shape, axis, k)
+    ((37, 61), 1, 6),
+    ((37, 128), 1, 8),
+    ((37, 255), 1, 16),
+    ((9, 256), 1, 8),
+    ((9, 500), 1, 20),
+    ((9, 1001), 1, 64),
+    ((2, 129, 5), 1, 8),
+]
+
+
+def run_gates(rng):
+    for (shape, axis, k), dtype in itertools.product(GATES, ("float16", "bfloat16", "float32")):
+        # With ties, so that some rows are searched.
+        x = jnp.asarray(np.round(2 * rng.standard_normal(shape))).astype(dtype).at[0].set(1)
+        bias = jnp.asarray(np.arange(shape[axis]) < 3, jnp.float32)
+        indices = np.argsort(-np.asarray(x, np.float64), axis, kind="stable").take(range(k), axis)
+        chosen = np.take_along_axis(np.asarray(x, np.float64), indices, axis)
+        expected = np.exp(chosen) / np.exp(chosen).sum(axis, keepdims=True)
+        weights, found = jaxgpuops.topk_softmax(x, k, axis=axis)
+        np.testing.assert_array_equal(found, indices)
+        np.testing.assert_allclose(
+            np.asarray(weights, np.float64), expected, rtol=2 * float(jnp.finfo(dtype).eps) + 1e-5
+        )
+        for score, normalize in itertools.product(("softmax", "sigmoid"), (False, True)):
+            weights, found = jaxgpuops.topk_softmax(x, k, axis=axis, score=score, normalize=normalize, bias=bias)
+            assert (np.sort(np.asarray(found).take(range(3), axis), axis).swapaxes(axis, -1) == range(3)).all()
+            assert np.isfinite(np.asarray(weights, np.float32)).all()
+    return {"topk_softmax"}
+
+
+# ---- Softmax and reductions -----------------------------------------------------------------------------------------
+
+ROWS = [  # along axis 1
+    (37, 7),
+    (37, 61),
+    (37, 250),
+    (9, 1001),
+    (5, 4093),
+    (3, 16_001),
+    (3, 16_384),  # aligned
+    (3, 50_257),
+    (2, 300_001),
+    (2, 700_001),
+    (3, 30, 5),
+    (3, 101, 64),
+    (2, 1001, 16),
+    (2, 8093, 5),
+    (1, 8093, 16),
+]
+
+
+@jax.jit
+def rows(x, t, labels, scale, bias, where):
+    """Every kernel along axis 1, and the forms that optional operands take."""
+    results = {}
+    for name in ("softmax", "log_softmax", "logsumexp"):
+        for form, operands in (("", {}), (" of all operands", {"scale": scale, "bias": bias, "where": where})):
+            fn = functools.partial(getattr(jaxgpuops, name), axis=1, **operands)
+            results[name + form], pull = jax.vjp(fn, x)
+            if name != "logsumexp":
+                results[f"{name}_jvp{form}"] = pull(t)[0]
+    losses = functools.partial(jaxgpuops.softmax_cross_entropy, labels=labels, axis=1, label_smoothing=0.1, z_loss=0.01)
+    results["cross_entropy"] = losses(x)
+    results["cross_entropy_grad"] = jax.grad(lambda x: losses(x, where=labels > 0, reduction="sum"))(x)
+    for name in ("sum", "max", "min"):
+        fn = functools.partial(getattr(jaxgpuops, name), x, axis=1)
+        results[name], results[f"{name} where"] = fn(), fn(where=where)
+    return results | {"dot": jaxgpuops.dot(x, t, axis=1), "sum of bytes": jaxgpuops.sum(x.astype(jnp.int8), axis=1)}
+
+
+def rows_by_numpy(x, t, labels, scale, bias, where):
+    """The same in float64; gradients of softmax and log_softmax for the cotangent t."""
+    results = {}
+    for form, z, factor, mask in (
+        ("", x, 1, np.ones_like(x, bool)),
+        (" of all operands", x * scale + bias, scale, np.broadcast_to(where, x.shape)),
+    ):
+        z = np.where(mask, z, -np.inf)
+        m = z.max(1, keepdims=True)
+        e = np.exp(z - m)
+        y = e / e.sum(1, keepdims=True)
+        log_sum = np.log(e.sum(1, keepdims=True))
+        ct = np.where(mask, t, 0)
+        results[f"softmax{form}"] = y
+        results[f"softmax_jvp{form}"] = factor * y * (ct - (y * ct).sum(1, keepdims=True))
+        results[f"log_softmax{form}"] = z - m - log_sum
+        results[f"log_softmax_jvp{form}"] = np.where(mask, factor * (ct - y * ct.sum(1, keepdims=True)), 0)
+        results[f"logsumexp{form}"] = (m + log_sum)[:, 0]
+        if not form:
+            lse, p = m + log_sum, y
+    n, label = x.shape[1], np.expand_dims(labels, 1)
+    at_label = np.take_along_axis(x, label, 1)
+    loss = 0.9 * (lse - at_label) + 0.1 * (lse - x.mean(1, keepdims=True)) + 0.01 * lse**2
+    position = np.arange(n).reshape(1, n, *(1 for _ in x.shape[2:]))
+    slope = p * (1 + 0.02 * lse) - 0.1 / n - 0.9 * (position == label)
+    results |= {"cross_entropy": loss[:, 0], "cross_entropy_grad": np.where(label > 0, slope, 0)}
+    for form, mask in (("", True), (" where", where)):
+        results[f"sum{form}"] = np.where(mask, x, 0).sum(1)
+        results[f"max{form}"], results[f"min{form}"] = (
+            np.where(mask, x, -np.inf).max(1),
+            np.where(mask, x, np.inf).min(1),
+        )
+    return results | {"dot": (x * t).sum(1), "sum of bytes": x.astype(np.int64).sum(1).astype(np.int8)}
+
+
+def run_rows(rng):
+    kernels = set()
+    for shape, dtype in itertools.product(ROWS, ("float16", "bfloat16", "float32", "float64")):
+        with jax.enable_x64(dtype == "float64"):
+            wide = jnp.float64 if dtype == "float64" else jnp.float32
+            row = [1 if d == 1 else n for d, n in enumerate(shape)]
+            along = [n if d == 1 else 1 for d, n in enumerate(shape)]
+            where = rng.random(along) < 0.8
+            where[:, -1] = True
+            operands = {  # eighths: exact in every dtype
+                "x": jnp.asarray(rng.integers(-20, 21, shape) / 8, dtype),
+                "t": jnp.asarray(rng.integers(-8, 9, shape) / 8, dtype),
+                "labels": jnp.asarray(rng.integers(0, shape[1], (shape[0], *shape[2:])), jnp.int32),
+                "scale": jnp.asarray(rng.integers(1, 5, row) / 2, wide),
+                "bias": jnp.asarray(rng.integers(-8, 9, along) / 8, dtype),
+                "where": jnp.asarray(where),
+            }
+            kernels |= {c.plan["algorithm"] for c in jaxgpuops.explain(rows, **operands) if c.plan}
+            actual = jax.device_get(rows(**operands))
+        exact = {
+            k: np.asarray(v, np.float64) if v.dtype != bool and k != "labels" else np.asarray(v)
+            for k, v in operands.items()
+        }
+        eps = float(jnp.finfo(dtype).eps)
+        for name, expected in rows_by_numpy(**exact).items():
+            size = np.abs(expected[np.isfinite(expected)]).max()
+            if "log_softmax_jvp" in name:  # e^y, where y was rounded
+                size += 10 * np.abs(exact["t"].sum(1)).max()
+            if "sum" in name or name == "dot":
+                size += 1e-2 * shape[1]
+            np.testing.assert_allclose(
+                np.asarray(actual[name], np.float64), expected, rtol=0, atol=(4 * eps + 2e-6) * size, err_msg=name
+            )
+    return kernels or {"cpu"}
 
 
 # ---- Scans ----------------------------------------------------------------------------------------------------------
@@ -181,7 +326,7 @@ def run_scans(rng):
 
 def main():
     rng = np.random.default_rng(0)
-    kernels = run_topk(rng) | run_scans(rng)
+    kernels = run_topk(rng) | run_gates(rng) | run_rows(rng) | run_scans(rng)
     print("kernels:", ", ".join(sorted(kernels)))
 
 

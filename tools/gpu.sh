@@ -53,7 +53,7 @@ stage_sanitize() {
 
 stage_bench() {
   local rc=0 family
-  for family in topk scan; do
+  for family in topk scan softmax; do
     JAX_PLATFORMS=cuda python3 -u -m benchmarks $family ${BENCH:-} || rc=1
   done
   cp benchmarks/results/*.json "$out"

@@ -23,9 +23,13 @@ struct IndexMap {
   JAXGPUOPS_HOST_DEVICE int64_t operator()(int64_t index) const {
     if (groups == 1) return index * stride[0];
     int64_t offset = 0;
+#if defined(__CUDACC__)
+#pragma unroll 1  // divisions are a lot of code
+#endif
     for (int g = 0; g < groups; ++g) {
-      offset += index % size[g] * stride[g];
-      index /= size[g];
+      const int64_t next = index / size[g];
+      offset += (index - next * size[g]) * stride[g];
+      index = next;
     }
     return offset;
   }

@@ -5,9 +5,26 @@
 
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #define JAXGPUOPS_SIMD __attribute__((target_clones("avx2", "default")))
+#if __GNUC__ >= 12
+// The same with fused multiply-adds, which round once: for code whose results may differ by that.
+#define JAXGPUOPS_SIMD_FMA __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define JAXGPUOPS_SIMD_FMA JAXGPUOPS_SIMD
+#endif
 #else
 #define JAXGPUOPS_SIMD
+#define JAXGPUOPS_SIMD_FMA
 #endif
+
+#if defined(__GNUC__) && !defined(__clang__)
+#define JAXGPUOPS_INDEPENDENT _Pragma("GCC ivdep")  // the iterations of the loop that follows
+#else
+#define JAXGPUOPS_INDEPENDENT
+#endif
+
+// The loop that follows may add to the variable in any order. Takes effect with -fopenmp-simd.
+#define JAXGPUOPS_PRAGMA(text) _Pragma(#text)
+#define JAXGPUOPS_SUM(variable) JAXGPUOPS_PRAGMA(omp simd reduction(+ : variable))
 
 // For what such loops call: a function that is not part of its caller is compiled for the oldest CPU only.
 #define JAXGPUOPS_INLINE inline __attribute__((always_inline))

@@ -16,12 +16,6 @@
 #include "common/simd.h"
 #include "scan/scan.h"
 
-#if defined(__GNUC__) && !defined(__clang__)
-#define JAXGPUOPS_INDEPENDENT _Pragma("GCC ivdep")  // the iterations of the loop that follows
-#else
-#define JAXGPUOPS_INDEPENDENT
-#endif
-
 namespace jaxgpuops::scan::cpu {
 
 constexpr int64_t kMaxLanes = 64;

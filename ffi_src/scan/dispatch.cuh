@@ -1,7 +1,7 @@
 // From an element type to the kernels compiled for it.
 #pragma once
 
-#include "scan/engine.cuh"
+#include "scan/algorithms.cuh"
 
 namespace jaxgpuops::scan {
 

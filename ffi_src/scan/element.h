@@ -94,7 +94,7 @@ JAXGPUOPS_SCAN_FN float exp_below_one(float x) {
 }
 JAXGPUOPS_SCAN_FN double exp_below_one(double x) { return exp(x); }
 
-// c + log(x), for x >= 1, 0 and NaN; to about 1e-7, absolutely.
+// c + log(x), for x >= 1, 0 and NaN; to about 1e-7 (1 + log(x)), absolutely: a sum of n terms is no better known.
 JAXGPUOPS_SCAN_FN float log_at_least_one(float x, float c) {
 #if defined(__CUDA_ARCH__)
   float l;

@@ -1,18 +1,9 @@
-// The scan kernels, for any policy (policy.h), element and layout (shape.h). Operands are read once, results written
-// once (two passes: read twice, the second time from L2).
+// What a block does with a tile of a scan, for any policy (policy.h), element and layout (shape.h): load it, fold it,
+// and write its results, once it knows the fold of what comes before. algorithms.cuh puts these together.
 //
-// A block takes tiles. A lane folds its runs of positions in registers; the lanes of a warp fold theirs with shuffles,
-// warps through shared memory, tiles by digits (shape.h). That gives each run the fold of all that comes before, with
-// which its lane goes over it again for the results. What comes before a tile is known
-//
-//   tile        because nothing does: the axis is one tile
-//   loop        because the block has walked over it
-//   two_pass    from the tiles' sums, that a first kernel wrote
-//   look_ahead  from the sums that other blocks publish in words of 32 bits each, with a tag beside it that says so:
-//   one
-//               64-bit store, so nothing has to be ordered. A block takes its tile from a counter and publishes before
-//               it waits: whoever it waits for is running and not waiting for it. (After the look-ahead of CCCL's
-//               warpspeed scan; only sums are ever waited for, so what is folded is always the same.)
+// A lane folds its runs of positions in registers; the lanes of a warp fold theirs with shuffles, warps through shared
+// memory, tiles by digits (shape.h). That gives each run the fold of all that comes before, with which its lane goes
+// over it again for the results.
 //
 // Positions count in the direction of the scan. Positions beyond the end hold whatever they do: nothing comes after.
 #pragma once
@@ -27,10 +18,7 @@
 
 namespace jaxgpuops::scan {
 
-constexpr int kThreads = 32 * kWarps;
 constexpr unsigned kAllLanes = 0xffffffffu;
-
-enum class Phase { kSum, kScan, kLookAhead };
 
 struct Parameters {
   const void* operands[3];
@@ -45,9 +33,9 @@ struct Parameters {
   int64_t length;
   int tile, tiles;
   unsigned strips;
-  int run_bits, axis_warps, column_bits, per_lane, levels, folds;
-  unsigned level_at[kMaxLevels];  // first word of a level
-  Phase phase;
+  int run_bits, axis_warps, column_bits, per_lane, levels, late;
+  unsigned level_at[kMaxLevels];            // first word of a level
+  unsigned staging_at, states_at;           // bytes of shared memory before these
   bool backward;                            // positions count from the end of the array
   bool aligned;                             // whole packs are aligned to 16 bytes
   bool starts_aligned;                      // and the bytes of starts that belong to them, to their number
@@ -78,6 +66,53 @@ __device__ __forceinline__ void store_word(uint64_t* word, uint64_t value) {
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 #else
   __atomic_store_n(word, value, __ATOMIC_RELAXED);
+#endif
+}
+
+// Copies some bytes to shared memory while the thread does something else, where the device can (4, 8 or 16 bytes);
+// wait_for_copies<n> waits for all but those that it committed last, n times.
+template <int kBytes>
+__device__ __forceinline__ void copy(void* shared, const void* global) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  const auto to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(global), "n"(kBytes) : "memory");
+  }
+#else
+  using Unit = std::conditional_t<kBytes == 16, uint4, std::conditional_t<kBytes == 8, uint64_t, uint32_t>>;
+  *static_cast<Unit*>(shared) = *static_cast<const Unit*>(global);
+#endif
+}
+__device__ __forceinline__ void commit_copies() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+template <int kLast>
+__device__ __forceinline__ void wait_for_copies() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLast) : "memory");
+#endif
+}
+
+// A barrier that some threads of the block wait at and others only pass.
+#if !defined(__CUDA_ARCH__)
+void emulated_barrier(int id, int threads, bool wait);
+#endif
+__device__ __forceinline__ void wait_at_barrier(int id, int threads) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+#else
+  emulated_barrier(id, threads, true);
+#endif
+}
+__device__ __forceinline__ void pass_barrier(int id, int threads) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+#else
+  emulated_barrier(id, threads, false);
 #endif
 }
 
@@ -115,32 +150,124 @@ __device__ __forceinline__ T shuffle(T value, int lane) {
   return bits_as<T>(words);
 }
 
+// ---- Between warps
+// ---------------------------------------------------------------------------------------------------
+
+// What the warps of a block tell each other, in shared memory, after tiles on their way and other staging: for each of
+// some slots, totals of warps [axis_warps][columns], and carry, what comes before the tile, [columns].
+template <class Policy>
+class BetweenWarps {
+ public:
+  using State = typename Policy::State;
+
+  __device__ int block_columns() const { return columns; }
+  __device__ State* totals(int slot) const {
+    return reinterpret_cast<State*>(shared_memory() + p.states_at) + slot * (p.axis_warps + 1) * columns;
+  }
+  __device__ State* carry(int slot) const { return totals(slot) + p.axis_warps * columns; }
+
+  __device__ State tile_total(int slot, int column) const {
+    State fold = identity();
+    for (int w = 0; w < p.axis_warps; ++w) fold = Policy::combine(fold, totals(slot)[w * columns + column]);
+    return fold;
+  }
+
+  // What comes before a warp.
+  __device__ State before_warp(int slot, int axis_warp, int column) const {
+    State fold = identity();
+#pragma unroll
+    for (int w = 0; w < kWarps - 1; ++w) {
+      if (w >= axis_warp) continue;
+      fold = Policy::combine(fold, totals(slot)[w * columns + column]);
+    }
+    return Policy::combine(carry(slot)[column], fold);
+  }
+
+  // The state before the first position.
+  __device__ State initial(int64_t column) const {
+    if constexpr (Policy::kInitial) {
+      using Element = typename Policy::Element;
+      if (p.h0 && column < p.columns)
+        return Policy::constant(Element::load(static_cast<const typename Element::Bits*>(p.h0)[column]));
+    }
+    return identity();
+  }
+
+  __device__ State identity() const { return Policy::identity(p.options); }
+
+ protected:
+  __device__ BetweenWarps(const Parameters& p, int columns) : p(p), columns(columns) {}
+
+  const Parameters& p;
+  const int columns;  // of the block
+};
+
 // ---- The engine -----------------------------------------------------------------------------------------------------
 
 // One thread's part of a block's work.
 template <class Policy, Layout kLayout>
-class Engine {
+class Engine : public BetweenWarps<Policy> {
  public:
+  using Base = BetweenWarps<Policy>;
+  using Base::identity, Base::p, Base::totals;
+
   using Element = typename Policy::Element;
   using Bits = typename Element::Bits;
   using Acc = typename Element::Acc;
   using State = typename Policy::State;
 
+  static constexpr bool kOneColumn = false;
   static constexpr bool kAlong = kLayout == Layout::kAlong, kAcross = kLayout == Layout::kAcross;
   static constexpr RunShape kShape = run_shape(kLayout, Policy::kOperands, sizeof(Bits));
   static constexpr int kRun = kShape.run, kWidth = kShape.width, kPerLane = kShape.per_lane;
   static constexpr int kUnits = kAcross ? kRun : kPerLane;              // loads of an operand
   static constexpr int kInUnit = kAlong ? kRun : kAcross ? kWidth : 1;  // elements of one
   static constexpr int kLines = kAcross ? kWidth : kPerLane;            // folds of a lane
-  static constexpr int kExtras = kAcross ? 1 : kPerLane;
+  static constexpr int kExtras = kAcross ? 1 : kPerLane, kTileExtras = Policy::kNeighbour ? kExtras : 1;
   using Unit = std::conditional_t<kLayout == Layout::kSingle, Bits, Pack>;
   using Extra = std::conditional_t<kAcross, Pack, Bits>;
   using Bytes = std::conditional_t<kWidth == 8, uint64_t, std::conditional_t<kWidth == 4, uint32_t, uint16_t>>;
 
   struct Tile {
     Unit operand[Policy::kOperands][kUnits];
-    Extra extra[Policy::kNeighbour ? kExtras : 1];  // neighbours that no unit has
+    Extra extra[kTileExtras];  // neighbours that no unit has
   };
+
+  // The fold before each run, within the warp, and that of the whole warp, for each column.
+  struct Folds {
+    State before[kLines];
+    State warp[kWidth];
+  };
+
+  // Where loaded units go: to registers, or, without waiting for them, to a place in shared memory that the thread
+  // alone uses.
+  struct ToRegisters {
+    Unit* units;
+    __device__ void copy(int u, const Unit* from) const { units[u] = *from; }
+    __device__ void put(int u, Unit unit) const { units[u] = unit; }
+  };
+  struct ToShared {
+    Unit* units;
+    __device__ void copy(int u, const Unit* from) const {
+      if constexpr (sizeof(Unit) == 16 && kLayout != Layout::kSingle) {
+        scan::copy<16>(units + u * kThreads, from);
+      } else {
+        put(u, *from);
+      }
+    }
+    __device__ void put(int u, Unit unit) const { units[u * kThreads] = unit; }
+  };
+
+  // A tile in shared memory: units, extras, and the folds before each run.
+  static constexpr int kExtrasAt = Policy::kOperands * kUnits * kThreads * sizeof(Unit);
+  static constexpr int kFoldsAt = kExtrasAt + (Policy::kNeighbour ? kExtras * kThreads * sizeof(Extra) : 0);
+  static constexpr int kStageBytes = stage_bytes(kLayout, Policy::kOperands, sizeof(Bits), sizeof(State));
+  static_assert(kAlong || kFoldsAt + kLines * kThreads * sizeof(State) <= kStageBytes);
+
+  template <class T>
+  __device__ T* in_stage(int stage, int at) const {
+    return reinterpret_cast<T*>(shared_memory() + stage * kStageBytes + at) + threadIdx.x;
+  }
 
   // Where the columns of this thread are.
   struct Place {
@@ -150,7 +277,7 @@ class Engine {
     int64_t i;              // inner index
   };
 
-  __device__ explicit Engine(const Parameters& p) : p(p) {
+  __device__ explicit Engine(const Parameters& p) : Base(p, (32 >> p.run_bits << p.column_bits) * kWidth) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int columns = 32 >> p.run_bits;
     if (kAlong) {
@@ -168,8 +295,6 @@ class Engine {
     const int column_warp = warp & ((1 << p.column_bits) - 1);
     column_in_block = column_warp * columns + column_in_warp;
   }
-
-  __device__ int block_columns() const { return (32 >> p.run_bits << p.column_bits) * kWidth; }
 
   __device__ Place place(unsigned strip) const {
     Place place;
@@ -206,30 +331,42 @@ class Engine {
   }
 
   __device__ void load(const Place& place, const Span& span, Tile& tile) const {
-    load_units(static_cast<const Bits*>(p.operands[0]), place.at, p.inner, true, place, span, tile.operand[0]);
-    if constexpr (Policy::kBroadcast) {
-      const bool adjacent = !kAcross || p.a_inner_stride == 1;
-      load_units(static_cast<const Bits*>(p.operands[1]), place.a + (kAcross && adjacent ? place.i : 0),
-                 p.a.axis_stride, adjacent, place, span, tile.operand[1]);
-    } else {
-#pragma unroll
-      for (int o = 1; o < Policy::kOperands; ++o)
-        load_units(static_cast<const Bits*>(p.operands[o]), place.at, p.inner, true, place, span, tile.operand[o]);
-    }
+    load_operands(place, span, [&](int operand) { return ToRegisters{tile.operand[operand]}; });
+    load_extras(place, span, tile.extra);
+  }
+
+  // Starts to load a tile into shared memory. Its extras go to registers; put_extras() takes them there later.
+  __device__ void fetch(int stage, const Place& place, const Span& span, Extra (&extra)[kTileExtras]) const {
+    Unit* const units = in_stage<Unit>(stage, 0);
+    load_operands(place, span, [&](int operand) { return ToShared{units + operand * kUnits * kThreads}; });
+    load_extras(place, span, extra);
+  }
+
+  __device__ void put_extras(int stage, const Extra (&extra)[kTileExtras]) const {
     if constexpr (Policy::kNeighbour) {
-      const auto* y = static_cast<const Bits*>(p.operands[Policy::kOperands - 1]) + place.at;
 #pragma unroll
-      for (int e = 0; e < kExtras; ++e) {
-        tile.extra[e] = {};
-        const int q = position(e) + (p.neighbour_before ? -1 : kRun);
-        if (!place.active || e >= p.per_lane || span.begin + q < 0 || q >= span.left) continue;
-        if constexpr (kAcross) {
-          tile.extra[e] = load_across(y + index(span, q) * p.inner, true);
-        } else {
-          tile.extra[e] = y[index(span, q) * p.inner];
-        }
-      }
+      for (int e = 0; e < kExtras; ++e) in_stage<Extra>(stage, kExtrasAt)[e * kThreads] = extra[e];
     }
+  }
+
+  __device__ void take(int stage, Tile& tile) const {
+#pragma unroll
+    for (int o = 0; o < Policy::kOperands; ++o)
+#pragma unroll
+      for (int u = 0; u < kUnits; ++u) tile.operand[o][u] = in_stage<Unit>(stage, 0)[(o * kUnits + u) * kThreads];
+    if constexpr (Policy::kNeighbour) {
+#pragma unroll
+      for (int e = 0; e < kExtras; ++e) tile.extra[e] = in_stage<Extra>(stage, kExtrasAt)[e * kThreads];
+    }
+  }
+
+  __device__ void put_folds(int stage, const Folds& folds) const {
+#pragma unroll
+    for (int line = 0; line < kLines; ++line) in_stage<State>(stage, kFoldsAt)[line * kThreads] = folds.before[line];
+  }
+  __device__ void take_folds(int stage, Folds& folds) const {
+#pragma unroll
+    for (int line = 0; line < kLines; ++line) folds.before[line] = in_stage<State>(stage, kFoldsAt)[line * kThreads];
   }
 
   __device__ void store(const Place& place, const Span& span, int result, Unit (&units)[kUnits]) const {
@@ -326,14 +463,6 @@ class Engine {
   }
 
   // ---- Folds
-
-  __device__ State identity() const { return Policy::identity(p.options); }
-
-  // The fold before each run, within the warp, and that of the whole warp, for each column.
-  struct Folds {
-    State before[kLines];
-    State warp[kWidth];
-  };
 
   __device__ Folds fold(const Place& place, const Span& span, const Tile& tile, const Starts& starts) const {
     Folds folds;
@@ -432,63 +561,25 @@ class Engine {
     if constexpr (Policy::kResults == 2) store(place, span, 1, tile.operand[1]);
   }
 
-  // ---- Between warps. Shared memory:
-  //   staging  packs of misaligned rows   (kAlong, only where they are)
-  //   totals   of warps: [2][axis_warps][columns], of this tile and the last
-  //   carry    what comes before the tile: [2][columns]
-  //   folds    of each level, or in two passes of each group of tiles: [folds][columns]   (only where blocks share)
-
-  __device__ State* totals(int parity) const { return states() + parity * p.axis_warps * block_columns(); }
-  __device__ State* carry(int parity) const { return states() + (2 * p.axis_warps + parity) * block_columns(); }
-  __device__ State* level_folds() const { return states() + (2 * p.axis_warps + 2) * block_columns(); }
-  __device__ void* after_states() const { return level_folds() + p.folds * block_columns(); }
-
-  __device__ void publish_warp(int parity, const Folds& folds) const {
+  __device__ void publish_warp(int slot, const Folds& folds) const {
     if (run != 0) return;
 #pragma unroll
     for (int v = 0; v < kWidth; ++v)
-      totals(parity)[axis_warp * block_columns() + column_in_block * kWidth + v] = folds.warp[v];
+      totals(slot)[axis_warp * this->columns + column_in_block * kWidth + v] = folds.warp[v];
   }
 
   // `base` of a thread: what comes before the tile, and its earlier warps.
-  __device__ void earlier_warps(int parity, int carry_parity, State (&base)[kWidth]) const {
+  __device__ void earlier_warps(int slot, State (&base)[kWidth]) const {
 #pragma unroll
-    for (int v = 0; v < kWidth; ++v) {
-      State fold = identity();
-#pragma unroll
-      for (int w = 0; w < kWarps - 1; ++w) {
-        if (w >= axis_warp) continue;
-        fold = Policy::combine(fold, totals(parity)[w * block_columns() + column_in_block * kWidth + v]);
-      }
-      base[v] = Policy::combine(carry(carry_parity)[column_in_block * kWidth + v], fold);
-    }
+    for (int v = 0; v < kWidth; ++v) base[v] = this->before_warp(slot, axis_warp, column_in_block * kWidth + v);
   }
 
-  __device__ State tile_total(int parity, int column) const {
-    State fold = identity();
-    for (int w = 0; w < p.axis_warps; ++w) fold = Policy::combine(fold, totals(parity)[w * block_columns() + column]);
-    return fold;
-  }
-
-  // The state before the first position.
-  __device__ State initial(int64_t column) const {
-    if constexpr (Policy::kInitial) {
-      if (p.h0 && column < p.columns) return Policy::constant(Element::load(static_cast<const Bits*>(p.h0)[column]));
-    }
-    return identity();
-  }
-
-  const Parameters& p;
   int run, column_in_warp, run_stride, last_run_lane;
   int axis_warp, column_in_block;
 
   static constexpr int kStagingBytes = kWarps * kPerLane * 32 * 16;
 
  private:
-  __device__ State* states() const {
-    return reinterpret_cast<State*>(shared_memory() + (kAlong && !p.aligned ? kStagingBytes : 0));
-  }
-
   // Columns beside each other, or that share an element.
   __device__ Pack load_across(const Bits* data, bool adjacent) const {
     if (adjacent && p.aligned) return *reinterpret_cast<const Pack*>(data);
@@ -503,49 +594,90 @@ class Engine {
     return kLayout == Layout::kSingle ? map(i) : 0;
   }
 
+  // to(operand) is a ToRegisters or a ToShared.
+  template <class To>
+  __device__ void load_operands(const Place& place, const Span& span, To to) const {
+    load_units(static_cast<const Bits*>(p.operands[0]), place.at, p.inner, true, place, span, to(0));
+    if constexpr (Policy::kBroadcast) {
+      const bool adjacent = !kAcross || p.a_inner_stride == 1;
+      load_units(static_cast<const Bits*>(p.operands[1]), place.a + (kAcross && adjacent ? place.i : 0),
+                 p.a.axis_stride, adjacent, place, span, to(1));
+    } else {
+#pragma unroll
+      for (int o = 1; o < Policy::kOperands; ++o)
+        load_units(static_cast<const Bits*>(p.operands[o]), place.at, p.inner, true, place, span, to(o));
+    }
+  }
+
+  __device__ void load_extras(const Place& place, const Span& span, Extra (&extra)[kTileExtras]) const {
+    if constexpr (Policy::kNeighbour) {
+      const auto* y = static_cast<const Bits*>(p.operands[Policy::kOperands - 1]) + place.at;
+#pragma unroll
+      for (int e = 0; e < kExtras; ++e) {
+        extra[e] = {};
+        const int q = position(e) + (p.neighbour_before ? -1 : kRun);
+        if (!place.active || e >= p.per_lane || span.begin + q < 0 || q >= span.left) continue;
+        if constexpr (kAcross) {
+          extra[e] = load_across(y + index(span, q) * p.inner, true);
+        } else {
+          extra[e] = y[index(span, q) * p.inner];
+        }
+      }
+    }
+  }
+
+  template <class To>
   __device__ void load_units(const Bits* data, int64_t at, int64_t stride, bool adjacent, const Place& place,
-                             const Span& span, Unit (&units)[kUnits]) const {
+                             const Span& span, To to) const {
     if constexpr (kAlong) {
       if (Policy::kBroadcast && stride == 0) {
         const Bits value = place.active ? data[at] : Bits{};
+        Pack pack = {};
 #pragma unroll
-        for (auto& unit : units)
+        for (int i = 0; i < kRun; ++i) set<Bits>(pack, i, value);
 #pragma unroll
-          for (int i = 0; i < kRun; ++i) set<Bits>(unit, i, value);
+        for (int j = 0; j < kUnits; ++j) to.put(j, pack);
         return;
       }
-      if (!p.aligned) return load_misaligned(data, at, place, span, units);
+      if (!p.aligned) return load_misaligned(data, at, place, span, to);
 #pragma unroll
       for (int j = 0; j < kUnits; ++j) {
-        units[j] = {};
         const int q = position(j);
-        if (!place.active || j >= p.per_lane || q >= span.left) continue;
-        if (q + kRun <= span.left) {
-          units[j] =
-              *reinterpret_cast<const Pack*>(data + at + (p.backward ? index(span, q + kRun - 1) : index(span, q)));
+        if (!place.active || j >= p.per_lane || q >= span.left) {
+          to.put(j, Pack{});
+        } else if (q + kRun <= span.left) {
+          to.copy(j,
+                  reinterpret_cast<const Pack*>(data + at + (p.backward ? index(span, q + kRun - 1) : index(span, q))));
         } else {
+          Pack pack = {};
 #pragma unroll
           for (int i = 0; i < kRun; ++i) {
             if (q + i >= span.left) continue;
             const Bits bits = data[at + index(span, q + i)];
             if (p.backward) {
-              set<Bits>(units[j], kRun - 1 - i, bits);
+              set<Bits>(pack, kRun - 1 - i, bits);
             } else {
-              set<Bits>(units[j], i, bits);
+              set<Bits>(pack, i, bits);
             }
           }
+          to.put(j, pack);
         }
       }
     } else {
 #pragma unroll
       for (int u = 0; u < kUnits; ++u) {
-        units[u] = {};
         const int q = kAcross ? position(0) + u : position(u);
-        if (!place.active || (!kAcross && u >= p.per_lane) || q >= span.left) continue;
-        if constexpr (kAcross) {
-          units[u] = load_across(data + at + index(span, q) * stride, adjacent);
+        if (!place.active || (!kAcross && u >= p.per_lane) || q >= span.left) {
+          to.put(u, Unit{});
+          continue;
+        }
+        const Bits* const from = data + at + index(span, q) * stride;
+        if constexpr (!kAcross) {
+          to.copy(u, from);
+        } else if (adjacent && p.aligned) {
+          to.copy(u, reinterpret_cast<const Pack*>(from));
         } else {
-          units[u] = data[at + index(span, q) * stride];
+          to.put(u, load_across(from, adjacent));
         }
       }
     }
@@ -556,7 +688,7 @@ class Engine {
   static constexpr int kStagingOfWarp = kPerLane * 32 * 16;
 
   __device__ Bits* staging() const {
-    return reinterpret_cast<Bits*>(shared_memory() + threadIdx.x / 32 * kStagingOfWarp);
+    return reinterpret_cast<Bits*>(shared_memory() + p.staging_at + threadIdx.x / 32 * kStagingOfWarp);
   }
 
   // Calls body(element of the staging area, its offset in the array) for the elements that this lane moves.
@@ -578,8 +710,8 @@ class Engine {
     }
   }
 
-  __device__ void load_misaligned(const Bits* data, int64_t at, const Place& place, const Span& span,
-                                  Unit (&units)[kUnits]) const {
+  template <class To>
+  __device__ void load_misaligned(const Bits* data, int64_t at, const Place& place, const Span& span, To to) const {
     if constexpr (kAlong) {
       Bits values[kRun][kPerLane] = {};
       each_staged(at, place, span, [&](int i, int j, int, int64_t offset) { values[i][j] = data[offset]; });
@@ -591,7 +723,7 @@ class Engine {
         for (int j = 0; j < kPerLane; ++j) staging()[j * 32 * kRun + i * 32 + lane] = values[i][j];
       __syncwarp();
 #pragma unroll
-      for (int j = 0; j < kUnits; ++j) units[j] = reinterpret_cast<const Pack*>(staging())[j * 32 + lane];
+      for (int j = 0; j < kUnits; ++j) to.put(j, reinterpret_cast<const Pack*>(staging())[j * 32 + lane]);
     }
   }
 
@@ -647,376 +779,5 @@ class Engine {
     return in;
   }
 };
-
-// What comes before the next tile of a column, for the thread that keeps it: folds of the levels below. See kGroup.
-template <class Policy>
-class Counter {
- public:
-  using State = typename Policy::State;
-
-  __device__ explicit Counter(const Parameters& p) : p(p) {
-    low = high = Policy::identity(p.options);
-    for (int level = 0; level < kMaxLevels; ++level) levels[level] = low;
-  }
-
-  // Adds tile t. Returns the fold up to it.
-  __device__ State add(int t, State tile) {
-    low = Policy::combine(low, tile);
-    if ((t + 1) % kGroup == 0) {
-      State sum = low;
-      low = Policy::identity(p.options);
-      int level = 1;
-      for (; ((t + 1) >> (kGroupBits * level)) % kGroup == 0 && level < p.levels - 1; ++level) {
-        sum = Policy::combine(levels[level], sum);
-        levels[level] = Policy::identity(p.options);
-      }
-      levels[level] = Policy::combine(levels[level], sum);
-      high = Policy::identity(p.options);
-      for (level = p.levels - 1; level > 0; --level) high = Policy::combine(high, levels[level]);
-    }
-    return Policy::combine(high, low);
-  }
-
- private:
-  const Parameters& p;
-  State low, high;  // of level 0; of the others
-  State levels[kMaxLevels];
-};
-
-// Blocks that registers must leave room for. What hides the latency of memory is other blocks, or, across columns,
-// where blocks are few, the next tile of a loop, loaded early.
-template <class Policy, Layout kLayout>
-constexpr int kTileBlocks =
-    Policy::kOperands == 1 && sizeof(typename Policy::State) <= 8 && kLayout != Layout::kAcross ? 5
-    : Policy::kOperands == 1                                                                    ? 4
-                                                                                                : 3;
-template <class Policy, Layout kLayout>
-constexpr int kLoopBlocks = kLayout == Layout::kAcross ? 2 : kTileBlocks<Policy, kLayout>;
-
-// Axes of one tile.
-template <class Policy, Layout kLayout>
-__global__ void __launch_bounds__(kThreads, (kTileBlocks<Policy, kLayout>))
-    scan_tile(const __grid_constant__ Parameters p) {
-  using Work = Engine<Policy, kLayout>;
-  const Work work(p);
-  const auto place = work.place(blockIdx.x);
-  const auto span = work.span(0);
-  typename Work::Tile tile;
-  work.load(place, span, tile);
-  work.turn(tile);
-  const auto starts = work.starts(place, span);
-  const auto folds = work.fold(place, span, tile, starts);
-  typename Work::State base[Work::kWidth];
-  if (p.axis_warps == 1) {
-#pragma unroll
-    for (int v = 0; v < Work::kWidth; ++v) base[v] = work.initial(place.column + v);
-  } else {
-    const int columns = work.block_columns();
-    if (threadIdx.x < columns) work.carry(0)[threadIdx.x] = work.initial(int64_t{blockIdx.x} * columns + threadIdx.x);
-    work.publish_warp(0, folds);
-    __syncthreads();
-    work.earlier_warps(0, 0, base);
-  }
-  work.finish(place, span, tile, starts, folds, base);
-}
-
-template <class Policy, Layout kLayout>
-__global__ void __launch_bounds__(kThreads, (kLoopBlocks<Policy, kLayout>))
-    scan_loop(const __grid_constant__ Parameters p) {
-  using Work = Engine<Policy, kLayout>;
-  using State = typename Work::State;
-  const Work work(p);
-  const auto place = work.place(blockIdx.x);
-  const int columns = work.block_columns();
-  const bool keeps = threadIdx.x < columns;  // what comes before the next tile, for a column
-  constexpr bool kAhead = kLayout == Layout::kAcross;
-  typename Work::Tile tile, next;
-  Counter<Policy> counter(p);
-  const State initial = keeps ? work.initial(int64_t{blockIdx.x} * columns + threadIdx.x) : work.identity();
-  if (keeps) work.carry(0)[threadIdx.x] = initial;
-
-  for (int t = kAhead ? -1 : 0;; ++t) {  // with kAhead there is only a next tile at first
-    const bool more = t + 1 < p.tiles;
-    if (kAhead && more) work.load(place, work.span(t + 1), next);
-    if (t >= 0) {
-      const auto span = work.span(t);
-      if (!kAhead) work.load(place, span, tile);
-      work.turn(tile);
-      const auto starts = work.starts(place, span);
-      const auto folds = work.fold(place, span, tile, starts);
-      work.publish_warp(t % 2, folds);
-      __syncthreads();
-      State base[Work::kWidth];
-      work.earlier_warps(t % 2, t % 2, base);
-      if (more && keeps)
-        work.carry((t + 1) % 2)[threadIdx.x] =
-            Policy::combine(initial, counter.add(t, work.tile_total(t % 2, threadIdx.x)));
-      work.finish(place, span, tile, starts, folds, base);
-    }
-    if (!more) return;
-    if (kAhead) tile = next;
-  }
-}
-
-// ---- Blocks that share an axis --------------------------------------------------------------------------------------
-
-constexpr uint64_t kThere = uint64_t{1} << 32;
-
-// The sums of tiles and of groups of them, in global memory.
-template <class Policy>
-struct Sums {
-  using State = typename Policy::State;
-  static constexpr int kWords = sizeof(State) / 4;
-  static constexpr int kBatch = kWords >= 8 ? 2 : 16 / kWords;  // loaded together
-
-  const Parameters& p;
-
-  __device__ uint64_t* at(int level, int index, int64_t column) const {
-    return p.words + ((p.level_at[level] + static_cast<int64_t>(index)) * p.columns + column) * kWords;
-  }
-
-  __device__ void publish(int level, int index, int64_t column, State state) const {
-    const auto words = bits_as<Words<State>>(state);
-    uint64_t* to = at(level, index, column);
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) store_word(to + w, kThere | words.word[w]);
-  }
-
-  // The same by a warp, for a block of one column: one load for all, so that blocks that wait do not crowd the cache.
-  __device__ State fold_by_warp(int level, int first, int count, int64_t column) const {
-    const int lane = threadIdx.x % 32;
-    const uint64_t* from = at(level, first + min(lane, max(count - 1, 0)), column);
-    Words<State> words;
-    bool there;
-    do {
-      there = true;
-#pragma unroll
-      for (int w = 0; w < kWords; ++w) {
-        const uint64_t word = load_word(from + w);
-        there = there && (word >= kThere || lane >= count);
-        words.word[w] = static_cast<uint32_t>(word);
-      }
-    } while (!__all_sync(kAllLanes, there));
-    const State mine = bits_as<State>(words);
-    State state = Policy::identity(p.options);
-#pragma unroll
-    for (int i = 0; i < kGroup; ++i) {
-      const State with = Policy::combine(state, shuffle(mine, i));
-      if (i < count) state = with;
-    }
-    return state;
-  }
-
-  // The fold of `count` sums of a level from `first` on; waits until they are there.
-  __device__ State fold(int level, int first, int count, int64_t column) const {
-    State state = Policy::identity(p.options);
-    for (int begin = 0; begin < count; begin += kBatch) {
-      Words<State> words[kBatch];
-      bool there;
-      do {
-        there = true;
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-          if (begin + i >= count) continue;
-          const uint64_t* from = at(level, first + begin + i, column);
-#pragma unroll
-          for (int w = 0; w < kWords; ++w) {
-            const uint64_t word = load_word(from + w);
-            there = there && word >= kThere;
-            words[i].word[w] = static_cast<uint32_t>(word);
-          }
-        }
-      } while (!there);
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i)
-        if (begin + i < count) state = Policy::combine(state, bits_as<State>(words[i]));
-    }
-    return state;
-  }
-};
-
-// Makes all words say that nothing is there.
-static __global__ void clear_workspace(unsigned* counter, uint64_t* words, int64_t count) {
-  let_next_start();
-  const int64_t first = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (first == 0) *counter = 0;
-  for (int64_t i = first; i < count; i += int64_t{gridDim.x} * blockDim.x) words[i] = 0;
-}
-
-// A tile a block.
-template <class Policy, Layout kLayout>
-__global__ void __launch_bounds__(kThreads, (kTileBlocks<Policy, kLayout>))
-    scan_shared(const __grid_constant__ Parameters p) {
-  using Work = Engine<Policy, kLayout>;
-  using State = typename Work::State;
-  const Work work(p);
-  const Sums<Policy> sums{p};
-  const int columns = work.block_columns();
-  const bool look_ahead = p.phase == Phase::kLookAhead;
-  unsigned ticket = blockIdx.x;
-  if (look_ahead) {
-    auto* const slot = reinterpret_cast<unsigned*>(work.after_states());
-    wait_for_previous();
-    if (threadIdx.x == 0) *slot = atomicAdd(p.counter, 1u);
-    __syncthreads();
-    ticket = *slot;
-  } else if (p.phase == Phase::kSum) {
-    let_next_start();
-  }
-
-  const unsigned strip = ticket % p.strips;
-  const int t = static_cast<int>(ticket / p.strips);
-  const auto place = work.place(strip);
-  const auto span = work.span(t);
-  typename Work::Tile tile;
-  work.load(place, span, tile);
-  const int64_t column = int64_t{strip} * columns + threadIdx.x;  // that this thread keeps
-  const bool keeps = threadIdx.x < columns && column < p.columns;
-  work.turn(tile);
-  const auto starts = work.starts(place, span);
-  const auto folds = work.fold(place, span, tile, starts);
-  work.publish_warp(0, folds);
-  __syncthreads();
-
-  State total = work.identity();
-  if (keeps) {
-    total = work.tile_total(0, threadIdx.x);
-    if (p.phase != Phase::kScan) sums.publish(0, t, column, total);
-  }
-  if (p.phase == Phase::kSum) return;
-
-  // Folds of levels; in two passes, where there are sums of tiles only, of the groups of tiles that come before. What
-  // others wait for comes first, by threads that wait for nothing else: the sum of a level that ends here.
-  if (p.phase == Phase::kScan) wait_for_previous();
-  const int groups = look_ahead ? p.levels : (t + kGroup - 1) / kGroup;
-  const auto first_of = [&](int group) {
-    return look_ahead ? (t >> (kGroupBits * group)) / kGroup * kGroup : group * kGroup;
-  };
-  const auto count_of = [&](int group) {
-    return min((look_ahead ? t >> (kGroupBits * group) : t) - first_of(group), kGroup);
-  };
-  const auto fold_up = [&](auto fold) {  // the sums of levels that end with this tile
-    State sum = total;
-    for (int level = 0;; ++level) {
-      const State before = fold(level);
-      if (level == 0 && keeps) work.level_folds()[threadIdx.x] = before;
-      if (count_of(level) != kGroup - 1 || level + 1 >= p.levels) break;
-      sum = Policy::combine(before, sum);
-      if (keeps) sums.publish(level + 1, (t >> (kGroupBits * level)) / kGroup, column, sum);
-    }
-  };
-  const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  if (columns == 1) {
-    const int64_t at = strip;
-    const auto fold = [&](int group) {
-      return sums.fold_by_warp(look_ahead ? group : 0, first_of(group), count_of(group), at);
-    };
-    if (look_ahead && warp == 0) fold_up(fold);
-    for (int group = look_ahead ? (warp == 0 ? groups : warp) : warp; group < groups;
-         group += look_ahead ? warps - 1 : warps) {
-      const State sum = fold(group);
-      if (threadIdx.x % 32 == 0) work.level_folds()[group] = sum;
-    }
-  } else {
-    const int keepers = look_ahead ? (columns + 31) / 32 * 32 : 0;  // threads of the warps that fold up
-    if (look_ahead && keeps)
-      fold_up([&](int level) { return sums.fold(level, first_of(level), count_of(level), column); });
-    for (int i = static_cast<int>(threadIdx.x) - keepers + (look_ahead ? columns : 0);
-         threadIdx.x >= keepers && i < groups * columns; i += blockDim.x - keepers) {
-      const int group = i / columns, c = i - group * columns;
-      const int64_t at = int64_t{strip} * columns + c;
-      if (at < p.columns)
-        work.level_folds()[i] = sums.fold(look_ahead ? group : 0, first_of(group), count_of(group), at);
-    }
-  }
-  __syncthreads();
-
-  if (keeps) {
-    const auto fold = [&](int i) { return work.level_folds()[i * columns + threadIdx.x]; };
-    State low = work.identity(), high = work.identity();
-    if (look_ahead) {
-      for (int level = p.levels - 1; level > 0; --level) high = Policy::combine(high, fold(level));
-      low = fold(0);
-    } else {
-      const int full = t / kGroup;
-      State level2 = work.identity(), level1 = work.identity();
-      for (int group = 0; group < full; ++group) {
-        level1 = Policy::combine(level1, fold(group));
-        if ((group + 1) % kGroup == 0) {
-          level2 = Policy::combine(level2, level1);
-          level1 = work.identity();
-        }
-      }
-      high = Policy::combine(p.levels > 2 ? Policy::combine(high, level2) : high, level1);
-      if (t % kGroup != 0) low = fold(full);
-    }
-    work.carry(0)[threadIdx.x] = Policy::combine(work.initial(column), Policy::combine(high, low));
-  }
-  __syncthreads();
-
-  State base[Work::kWidth];
-  work.earlier_warps(0, 0, base);
-  work.finish(place, span, tile, starts, folds, base);
-}
-
-// ---- Launches -------------------------------------------------------------------------------------------------------
-
-template <class Policy, Layout kLayout>
-cudaError_t launch_layout(cudaStream_t stream, const Plan& plan, Parameters p) {
-  using Work = Engine<Policy, kLayout>;
-  const size_t columns = (32 >> p.run_bits << p.column_bits) * Work::kWidth;
-  const size_t staging = kLayout == Layout::kAlong && !p.aligned ? Work::kStagingBytes : 0;
-  const auto shared = [&](size_t folds) {
-    return staging + (2 * p.axis_warps + 2 + folds) * columns * sizeof(typename Policy::State);
-  };
-  const dim3 block(plan.threads());
-  if (plan.algorithm == Algorithm::kLoop) {
-    if (plan.tiles > 1) return launch(stream, {dim3(p.strips), block, shared(0)}, scan_loop<Policy, kLayout>, p);
-    const size_t bytes = plan.axis_warps == 1 ? staging : shared(0);
-    return launch(stream, {dim3(p.strips), block, bytes}, scan_tile<Policy, kLayout>, p);
-  }
-
-  const unsigned tickets = p.strips * static_cast<unsigned>(p.tiles);
-  const bool small = plan.algorithm == Algorithm::kTwoPass;
-  p.folds = small ? static_cast<int>((plan.tiles + kGroup - 1) / kGroup) : plan.levels;
-  unsigned tiles = 0;
-  for (int level = 0; level < plan.levels; ++level) {
-    p.level_at[level] = tiles;
-    tiles += static_cast<unsigned>(((plan.tiles - 1) >> (kGroupBits * level)) + 1);
-  }
-  Launch shape{dim3(tickets), block, shared(p.folds) + 16};
-  cudaError_t status;
-  if (small) {
-    p.phase = Phase::kSum;
-    status = launch(stream, shape, scan_shared<Policy, kLayout>, p);
-    p.phase = Phase::kScan;
-  } else {
-    const int64_t words = tiles * p.columns * Sums<Policy>::kWords;
-    const auto blocks = static_cast<unsigned>((words + 2047) / 2048);
-    status = launch(stream, {dim3(blocks), dim3(256)}, clear_workspace, p.counter, p.words, words);
-    p.phase = Phase::kLookAhead;
-  }
-  if (status != cudaSuccess) return status;
-  shape.overlap = plan.overlap;
-  return launch(stream, shape, scan_shared<Policy, kLayout>, p);
-}
-
-// Everything a kernel needs that does not depend on the policy.
-Parameters parameters_of(const Plan& plan, const Problem& problem, const Buffers& buffers, void* workspace);
-
-// As is_rare() of the plan.
-template <class Policy>
-constexpr bool kRare = is_rare(Policy::kKind, Policy::kProduct, Policy::kCut, Policy::Element::kDType);
-
-template <class Policy>
-cudaError_t launch_policy(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers,
-                          void* workspace) {
-  const Parameters p = parameters_of(plan, problem, buffers, workspace);
-  if constexpr (!kRare<Policy>) {
-    if (plan.layout == Layout::kAlong) return launch_layout<Policy, Layout::kAlong>(stream, plan, p);
-    if (plan.layout == Layout::kAcross) return launch_layout<Policy, Layout::kAcross>(stream, plan, p);
-  }
-  return launch_layout<Policy, Layout::kSingle>(stream, plan, p);
-}
 
 }  // namespace jaxgpuops::scan

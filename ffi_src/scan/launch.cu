@@ -1,7 +1,7 @@
 // From a plan to its kernel.
 #include "scan/launch.h"
 
-#include "scan/engine.cuh"
+#include "scan/algorithms.cuh"
 #include "scan/kernels.h"
 
 namespace jaxgpuops::scan {
@@ -51,6 +51,7 @@ Parameters parameters_of(const Plan& plan, const Problem& problem, const Buffers
   p.column_bits = plan.column_bits;
   p.per_lane = plan.per_lane;
   p.levels = plan.levels;
+  p.late = plan.late;
 
   p.backward = vjp || (tangent && problem.transpose) ? !problem.reverse : problem.reverse;
   // The boundary before a position, in the direction of the scan, or after it where what is passed on is cut.

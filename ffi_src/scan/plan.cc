@@ -2,17 +2,19 @@
 
 #include <algorithm>
 
+#include "common/shared_memory.h"
+
 namespace jaxgpuops::scan {
 namespace {
 
 // Geometry follows the shape, not the device, so that results, workspace and explanations are the same everywhere.
 constexpr int64_t kMultiprocessors = 132;  // of an H200; others do well enough with it
 
-// Fewer blocks than this would leave much of the device idle: they share the axis then.
-constexpr int64_t kEnoughStrips = 2 * kMultiprocessors;
-
-// What the L2 cache can be trusted to hold from a first pass to a second.
-constexpr int64_t kCachedBytes = 32 << 20;
+// Fewer blocks than this would leave much of the device idle: they share the axis then. Blocks of kAcross, with the
+// next tile in registers, are large enough to have a multiprocessor of their own.
+constexpr int64_t enough_strips(Layout layout) {
+  return layout == Layout::kAcross ? kMultiprocessors : 2 * kMultiprocessors;
+}
 
 constexpr int64_t kLineBytes = 128, kLeastLineBytes = 64;
 
@@ -48,7 +50,6 @@ const char* name(Algorithm algorithm) {
   switch (algorithm) {
     case Algorithm::kEmpty: return "empty";
     case Algorithm::kLoop: return "loop";
-    case Algorithm::kTwoPass: return "two_pass";
     case Algorithm::kLookAhead: return "look_ahead";
   }
   return "?";
@@ -100,21 +101,27 @@ Plan plan_scan(const Problem& problem, int compute_capability, int64_t workspace
   const int64_t vectors = outer * (inner / shape.width), vectors_of_warp = 32 / lanes;
   plan.column_bits = bits_for(kWarps / plan.axis_warps);
   const auto strips = [&] { return ceil_div(vectors, vectors_of_warp << plan.column_bits); };
-  while (plan.column_bits > 0 && strips() < kEnoughStrips) --plan.column_bits;
+  while (plan.column_bits > 0 && strips() < 2 * kMultiprocessors) --plan.column_bits;
   plan.strips = strips();
   plan.algorithm = Algorithm::kLoop;
   if (plan.tiles == 1 || plan.strips * plan.tiles > INT32_MAX) return plan;
-  const bool cached = problem.rows.elements() * bytes * operands <= kCachedBytes;
-  auto choice = plan.strips >= kEnoughStrips ? Algorithm::kLoop : cached ? Algorithm::kTwoPass : Algorithm::kLookAhead;
+  auto choice = plan.strips >= enough_strips(plan.layout) ? Algorithm::kLoop : Algorithm::kLookAhead;
   if (forced >= 0) choice = static_cast<Algorithm>(forced);
-  if (choice == Algorithm::kTwoPass && plan.tiles > kMaxTwoPassTiles) choice = Algorithm::kLookAhead;
   if (choice == Algorithm::kLoop) return plan;
 
   int64_t words = 0;
-  for (int level = 0; level < (choice == Algorithm::kTwoPass ? 1 : plan.levels); ++level)
-    words += ceil_div(plan.tiles, int64_t{1} << (kGroupBits * level));
+  for (int level = 0; level < plan.levels; ++level) words += ceil_div(plan.tiles, int64_t{1} << (kGroupBits * level));
   const int64_t needed = kWorkspaceHeader + inner * words * state_words(problem, bytes) * 8;
   if (workspace_bytes >= 0 && needed > workspace_bytes) return plan;
+
+  const int stage = stage_bytes(plan.layout, operands, bytes, 4 * state_words(problem, bytes));
+  const auto shared = [&](int late) {  // with what warps tell each other, and 1 KB to spare
+    const int64_t columns = (vectors_of_warp << plan.column_bits) * shape.width;
+    return (late + 2) * (stage + (plan.axis_warps + 1) * columns * 4 * state_words(problem, bytes)) + 1024;
+  };
+  plan.late = most_late(plan.layout, operands);
+  while (plan.late > 0 && shared(plan.late) > shared_bytes(compute_capability)) --plan.late;
+  if (shared(plan.late) > shared_bytes(compute_capability)) return plan;
   plan.algorithm = choice;
   plan.workspace_bytes = needed;
   plan.overlap = compute_capability >= 90;

@@ -13,8 +13,7 @@ namespace jaxgpuops::scan {
 enum class Algorithm {
   kEmpty,      // nothing to write
   kLoop,       // a block walks the axis
-  kTwoPass,    // blocks share the axis: all sum their tiles, then all scan them from the sums of the earlier ones
-  kLookAhead,  // blocks share the axis: in one pass, a block waits for the sums of earlier tiles
+  kLookAhead,  // blocks share the axis: a block waits for the sums of earlier tiles
 };
 
 const char* name(Algorithm algorithm);
@@ -31,6 +30,7 @@ struct Plan {
   int64_t tiles = 0;            // along the axis
   int64_t strips = 0;           // blocks that the columns take
   int levels = 1;               // of folds of tiles
+  int late = 0;                 // look_ahead: steps from a tile's sum to its results
   bool overlap = false;         // the second kernel of two may start before the first ends
   int64_t workspace_bytes = 0;  // per outer index
 

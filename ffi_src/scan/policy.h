@@ -143,7 +143,7 @@ struct LogSumExp {
                 : State{r.maximum, multiply_add(l.sum, factor, r.sum)};
   }
   JAXGPUOPS_SCAN_FN static Real result(State s, const Options&) {
-    if constexpr (sizeof(typename E::Bits) <= 2) return log_at_least_one(s.sum, s.maximum);
+    if constexpr (std::is_same_v<Real, float>) return log_at_least_one(s.sum, s.maximum);
     return s.maximum + log(s.sum);
   }
 };

@@ -43,7 +43,21 @@ constexpr bool is_rare(Kind kind, bool product, bool segmented, DType dtype) {
   return bytes == 2 || kind != Kind::kCumulative || product || segmented;
 }
 
-constexpr int kWarps = 8;  // of a block, at most
+constexpr int kWarps = 8;  // of a block, at most; those that look ahead not counted
+constexpr int kThreads = 32 * kWarps;
+
+// look_ahead: bytes of shared memory of a tile on its way, at most: operands, neighbours, the folds before runs.
+constexpr int stage_bytes(Layout layout, int operands, int bytes, int state_bytes) {
+  const RunShape shape = run_shape(layout, operands, bytes);
+  const int unit = layout == Layout::kSingle ? bytes : 16;
+  const int units = layout == Layout::kAcross ? shape.run : shape.per_lane;
+  const int extra = operands < 3 ? 0 : layout == Layout::kAlong ? bytes : unit * shape.per_lane;
+  const int folds = layout == Layout::kAcross ? shape.width : layout == Layout::kSingle ? shape.per_lane : 1;
+  return kThreads * (operands * units * unit + extra + folds * state_bytes);
+}
+
+// look_ahead: steps from a tile's sum to its results, at most.
+constexpr int most_late(Layout layout, int operands) { return layout == Layout::kAlong && operands == 1 ? 2 : 1; }
 
 // Tiles are numbered in base kGroup, and their sums folded by digits: 32 of a level make one of the next, and the fold
 // of all before a tile is, from the highest level down, the folds of those that its digits count. The same in kernels
@@ -51,8 +65,6 @@ constexpr int kWarps = 8;  // of a block, at most
 constexpr int kGroupBits = 5;
 constexpr int kGroup = 1 << kGroupBits;
 constexpr int kMaxLevels = 8;
-
-constexpr int kMaxTwoPassTiles = 512;  // along the axis: 3 levels
 
 // The workspace: a counter, then a word of 64 bits for each 32 of a sum: those, and a tag that says they are there.
 constexpr int kWorkspaceHeader = 64;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "common/shared_memory.h"
 #include "topk/columns_shape.h"
 #include "topk/radix_shape.h"
 #include "topk/rows_shape.h"
@@ -15,20 +16,6 @@ namespace {
 constexpr int64_t kMultiprocessors = 132;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// Shared memory that a block may have, in bytes.
-int64_t shared_limit(int compute_capability) {
-  switch (compute_capability) {
-    case 75: return 64 << 10;
-    case 80:
-    case 87: return 163 << 10;
-    case 90:
-    case 100:
-    case 103:
-    case 110: return 227 << 10;
-    default: return 99 << 10;  // 8.6, 8.9, 12.x
-  }
-}
 
 bool fits(const Plan& plan) { return plan.shared_bytes + static_cast<int64_t>(kReservedShared) <= plan.shared_limit; }
 
@@ -150,7 +137,7 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, int compute_capa
   if (k == 0 || rows.count() == 0) return {};
   if (k == 1) return plan_argmax(rows, key_bits, workspace_bytes);
   const int key_bytes = key_bits / 8;
-  const int64_t limit = shared_limit(compute_capability);
+  const int64_t limit = shared_bytes(compute_capability);
   if (rows.inner == 1 && k <= kMaxRowsK && key_bytes <= 4 && rows.length <= kMaxRowsLength) {
     const Plan plan = plan_rows(rows, k, key_bytes, limit);
     // Clusters load a row at once, select, and make room for the next: where these come in many waves, better a block

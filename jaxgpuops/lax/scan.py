@@ -21,8 +21,8 @@ from jax.interpreters import ad, batching
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments, _native
-from jaxgpuops._arguments import COMPLEX, FLOATS, FLOATS8, INTEGERS, ORDERED_DTYPES
-from jaxgpuops._primitive import Kernel, align, def_jvp
+from jaxgpuops._arguments import COMPLEX, FLOATS, FLOATS8, INTEGERS, ORDERED_DTYPES, given
+from jaxgpuops._primitive import Kernel, align, def_jvp, def_jvp_by_fallback
 
 # ---- What scans share -----------------------------------------------------------------------------------------------
 
@@ -47,11 +47,6 @@ def _optional(rest, initial):
     """h0 and starts, or None, from the operands after the required ones."""
     h0, *rest = rest if initial else (None, *rest)
     return h0, rest[0] if rest else None
-
-
-def given(*operands):
-    """Those that are not None."""
-    return [x for x in operands if x is not None]
 
 
 def _wide(x):
@@ -98,19 +93,6 @@ def _or_zero(factor, x):
 def _sum_to(x, shape):
     axes = tuple(d for d, (n, m) in enumerate(zip(x.shape, shape, strict=True)) if n != m)
     return jnp.sum(x, axes, keepdims=True) if axes else x
-
-
-def _differentiated(formula, primals, tangents):
-    """Tangents of ``formula(*primals)``; a tangent that is None is zero."""
-    active = [i for i, t in enumerate(tangents) if t is not None]
-
-    def of_active(*values):
-        operands = list(primals)
-        for i, value in zip(active, values, strict=True):
-            operands[i] = value
-        return formula(*operands)
-
-    return jax.jvp(of_active, [primals[i] for i in active], [tangents[i] for i in active])[1]
 
 
 # ---- Linear recurrences: h_k = a_k h_{k-1} + b_k ---------------------------------------------------------------------
@@ -257,17 +239,8 @@ ad.primitive_transposes[linear_scan_p.primitive] = _linear_scan_transpose
 ad.primitive_transposes[linear_scan_jvp_p.primitive] = _linear_scan_jvp_transpose
 
 
-def _def_jvp_by_fallback(kernel):
-    """The fallback, made of differentiable parts, is differentiated in place of the kernel."""
-
-    def rule(outs, primals, tangents, **params):
-        return _differentiated(functools.partial(kernel.fallback, **params), primals, tangents)
-
-    def_jvp(kernel, rule)
-
-
-_def_jvp_by_fallback(linear_scan_jvp_p)
-_def_jvp_by_fallback(linear_scan_vjp_p)
+def_jvp_by_fallback(linear_scan_jvp_p)
+def_jvp_by_fallback(linear_scan_vjp_p)
 
 
 def _batch_linear_scan_vjp(operands, dims, **params):
@@ -340,7 +313,7 @@ def _tangent_kernel(name):
         return [*kernel(cts[0], x, y, *starts, transpose=not transpose, **params), *others]
 
     ad.primitive_transposes[kernel.primitive] = transpose_rule
-    _def_jvp_by_fallback(kernel)
+    def_jvp_by_fallback(kernel)
     return kernel
 
 

@@ -28,7 +28,7 @@ SOURCES = ["sum", "product", "extreme", "logsumexp", "linear", "linear_vjp", "ta
 
 KINDS = ["cumulative", "tangent", "linear", "linear_vjp"]  # as in scan.h
 OPS = ["sum", "prod", "max", "min", "logsumexp"]
-ALGORITHMS = ["empty", "loop", "two_pass", "look_ahead"]  # as in plan.h
+ALGORITHMS = ["empty", "loop", "look_ahead"]  # as in plan.h
 
 
 def build():

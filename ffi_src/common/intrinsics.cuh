@@ -1,0 +1,125 @@
+// What kernels need of the device beyond CUDA's own C++: shuffles of whole structs, clusters, dependent launches.
+#pragma once
+
+#include <cstdint>
+
+#include "common/launch.cuh"
+
+namespace jaxgpuops {
+
+constexpr unsigned kEveryLane = 0xffffffffu;
+
+template <class T>
+struct WordsOf {
+  static_assert(sizeof(T) % 4 == 0);
+  uint32_t word[sizeof(T) / 4];
+};
+
+template <class To, class From>
+__device__ __forceinline__ To reinterpret(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+// All lanes of the warp take part.
+template <class T>
+__device__ __forceinline__ T shuffle_from(T value, int lane) {
+  auto words = reinterpret<WordsOf<T>>(value);
+#pragma unroll
+  for (auto& word : words.word) word = __shfl_sync(kEveryLane, word, lane);
+  return reinterpret<T>(words);
+}
+
+template <class T>
+__device__ __forceinline__ T shuffle_xor(T value, int mask) {
+  auto words = reinterpret<WordsOf<T>>(value);
+#pragma unroll
+  for (auto& word : words.word) word = __shfl_xor_sync(kEveryLane, word, mask);
+  return reinterpret<T>(words);
+}
+
+__device__ __forceinline__ unsigned char* dynamic_shared_memory() {
+  extern __shared__ uint4 jaxgpuops_shared_memory[];
+  return reinterpret_cast<unsigned char*>(jaxgpuops_shared_memory);
+}
+
+// 16 bytes that are not needed again soon: they leave the caches first.
+template <class T>
+__device__ __forceinline__ T load_once(const T* from) {
+  static_assert(sizeof(T) == 16);
+  return reinterpret<T>(__ldcs(reinterpret_cast<const uint4*>(from)));
+}
+template <class T>
+__device__ __forceinline__ void store_once(T* to, T value) {
+  __stcs(reinterpret_cast<uint4*>(to), reinterpret<uint4>(value));
+}
+
+// The word at byte `bits / 8` of high:low, read as eight bytes.
+__device__ __forceinline__ uint32_t funnel_right(uint32_t low, uint32_t high, int bits) {
+  return __funnelshift_r(low, high, bits);
+}
+
+// 2^x, to 2 ulp; results below the least normal number are 0.
+__device__ __forceinline__ float fast_exp2(float x) {
+  float e;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x));
+  return e;
+}
+
+// Products and sums that are rounded here, and never become part of a multiply-add.
+__device__ __forceinline__ float rounded_product(float a, float b) { return __fmul_rn(a, b); }
+__device__ __forceinline__ double rounded_product(double a, double b) { return __dmul_rn(a, b); }
+__device__ __forceinline__ float rounded_sum(float a, float b) { return __fadd_rn(a, b); }
+__device__ __forceinline__ double rounded_sum(double a, double b) { return __dadd_rn(a, b); }
+
+__device__ __forceinline__ float fused_multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
+__device__ __forceinline__ double fused_multiply_add(double a, double b, double c) { return fma(a, b, c); }
+
+// ---- Dependent launches (Launch::overlap) ---------------------------------------------------------------------------
+
+// Lets the next kernel start, where it was launched to overlap.
+__device__ __forceinline__ void let_dependents_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Waits for the end of the kernel before.
+__device__ __forceinline__ void wait_for_predecessor() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// ---- Clusters (Launch::cluster > 1) ---------------------------------------------------------------------------------
+
+__device__ __forceinline__ void arrive_at_cluster_barrier() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void wait_at_cluster_barrier() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+// Stores to where `to` is in the shared memory of another block of the cluster.
+template <class T>
+__device__ __forceinline__ void store_in_cluster(T* to, unsigned rank, T value) {
+#if __CUDA_ARCH__ >= 900
+  const auto words = reinterpret<WordsOf<T>>(value);
+  uint32_t address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(address)
+      : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))), "r"(rank));
+#pragma unroll
+  for (int w = 0; w < static_cast<int>(sizeof(T) / 4); ++w)
+    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address + 4 * w), "r"(words.word[w]) : "memory");
+#endif
+}
+
+}  // namespace jaxgpuops

@@ -1,0 +1,181 @@
+#include "common/row_plan.h"
+
+#include <algorithm>
+
+namespace jaxgpuops {
+namespace {
+
+// Geometry follows the shape, not the device, so that workspace and explanations are the same everywhere.
+constexpr int64_t kMultiprocessors = 132;  // of an H200; others do well enough with it
+
+// What the L2 cache can be trusted to hold from a first sweep to a second.
+constexpr int64_t kCachedBytes = 24 << 20;
+constexpr int64_t kMaxRounds = 64;
+
+constexpr int kTeamWarps = 4;        // of a block whose warps have rows of their own
+constexpr int kPreferredWarps = 16;  // of a block that holds a row, or a part
+constexpr int kMaxCluster = 16;      // blocks
+constexpr int kLeastWarps = 4;       // of a part, where many small ones keep more of the device busy
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int bits_for(int64_t n) {  // the least power of two that is not below n
+  int bits = 0;
+  while (int64_t{1} << bits < n) ++bits;
+  return bits;
+}
+
+int max_cluster(int compute_capability) {
+  if (compute_capability < 90) return 1;
+  return compute_capability < 120 ? kMaxCluster : 8;
+}
+
+void plan_split(RowPlan& plan, const Rows& rows) {
+  const RowTraits& traits = plan.traits;
+  const auto padded = [](int64_t bytes) { return ceil_div(bytes, 16) * 16; };
+  plan.workspace_bytes =
+      padded(rows.inner * plan.units * traits.stat_bytes) + padded(rows.inner * int64_t{traits.final_bytes});
+  plan.round = rows.outer;
+  if (!traits.output) return;
+  const int64_t bytes = rows.length * rows.inner * traits.item_bytes * traits.operands;
+  plan.round = std::max<int64_t>(1, std::max(ceil_div(rows.outer, kMaxRounds), kCachedBytes / bytes));
+}
+
+// Shared memory of a multiprocessor of compute capability 9.0 and 10.0, of which a block has 1 KiB less.
+constexpr int64_t kSharedBytes = 228 << 10;
+
+// Where results are written, a block for each multiprocessor that holds two spans a warp, and the ring has the half of
+// the next row besides; else, and where rows are few, several blocks, and parts that are small.
+void plan_stream(RowPlan& plan, const Rows& rows) {
+  const RowTraits& traits = plan.traits;
+  plan.algorithm = RowAlgorithm::kRowsStream;
+  const auto part = [&] { return ceil_div(plan.spans, plan.blocks); };
+  const bool few = rows.outer <= kMultiprocessors, small = few || !traits.output;
+  const auto more = [&] {
+    if (traits.output) return few ? part() >= 2 * kLeastWarps : part() > 2 * kStreamWarps;
+    return rows.outer * plan.blocks < 4 * kMultiprocessors && part() >= 2 * kLeastWarps;
+  };
+  while (plan.blocks < kMaxCluster && more()) plan.blocks *= 2;
+  const int64_t most = small ? kStreamWarps / 2 : kStreamWarps;
+  plan.part = static_cast<int>(part());
+  plan.block_warps = static_cast<int>(ceil_div(plan.part, ceil_div(plan.part, most)));
+  const int64_t stage = (plan.vectors * 512 + 16) * traits.operands + 8;  // with its barrier
+  const auto stages = [&](int64_t blocks) {                               // of so many blocks of a multiprocessor
+    return (kSharedBytes / blocks - 1024 - 256 - 2 * plan.spans * traits.stat_bytes) / stage;
+  };
+  int64_t resident = small ? 2 * kStreamWarps / plan.block_warps : 1;
+  while (resident > 1 && stages(resident) < (traits.output ? plan.part : plan.block_warps)) --resident;
+  plan.stages = static_cast<int>(std::min<int64_t>(stages(resident), 32 * plan.block_warps));
+  // The warp that has the span so many stages later must not be ahead of the one that has this.
+  if (plan.stages < plan.part) plan.stages -= plan.stages % plan.block_warps;
+}
+
+void plan_rows(RowPlan& plan, const Rows& rows, int compute_capability, const RowTuning& tuning) {
+  const RowTraits& traits = plan.traits;
+  const int64_t vectors = std::max<int64_t>(1, ceil_div(rows.length, 16 / traits.item_bytes));
+  if (!traits.fast) {
+    plan.vectors = kOnlyVectors;
+  } else if (vectors <= 2) {
+    plan.vectors = 1;
+  } else {
+    plan.vectors = vectors <= (traits.output ? 32 * 4 : 8 * 4) || !traits.large ? 4 : 8;
+  }
+  if (tuning.vectors) plan.vectors = tuning.vectors;
+  plan.lane_bits = std::min(5, bits_for(ceil_div(vectors, plan.vectors)));
+  plan.spans = ceil_div(vectors, int64_t{plan.vectors} << plan.lane_bits);
+
+  plan.algorithm = RowAlgorithm::kRows;
+  if (plan.spans == 1) {
+    plan.block_warps = tuning.block_warps ? tuning.block_warps : kTeamWarps;
+    const int64_t warps = ceil_div(rows.outer, 32 >> plan.lane_bits);
+    while (plan.block_warps > 1 && ceil_div(warps, plan.block_warps) < 2 * kMultiprocessors) plan.block_warps /= 2;
+    return;
+  }
+  const int64_t most = max_cluster(compute_capability);
+  const bool stream = traits.fast && most == kMaxCluster && plan.spans > kPreferredWarps * traits.operands &&
+                      plan.spans <= kMaxFlatSpans && rows.outer * kMaxCluster > kMultiprocessors;
+  if (stream && !tuning.cluster && !tuning.split && !tuning.vectors) return plan_stream(plan, rows);
+  while (plan.blocks < most && ceil_div(plan.spans, plan.blocks) > kPreferredWarps) plan.blocks *= 2;
+  while (plan.blocks < most && rows.outer * plan.blocks * 2 <= kMultiprocessors &&
+         ceil_div(plan.spans, 2 * plan.blocks) >= kLeastWarps)
+    plan.blocks *= 2;
+  if (tuning.cluster) plan.blocks = tuning.cluster;
+  if (ceil_div(plan.spans, plan.blocks) <= kMaxBlockWarps && !tuning.split) {
+    plan.block_warps = static_cast<int>(ceil_div(plan.spans, plan.blocks));
+    return;
+  }
+  plan.algorithm = RowAlgorithm::kRowsSplit;
+  plan.block_warps = kPreferredWarps;
+  plan.blocks = ceil_div(plan.spans, plan.block_warps);
+  plan.unit_warps = plan.spans <= kMaxFlatSpans ? 1 : plan.block_warps;
+  plan.units = ceil_div(plan.spans, plan.unit_warps);
+  plan_split(plan, rows);
+}
+
+void plan_columns(RowPlan& plan, const Rows& rows, int compute_capability, const RowTuning& tuning) {
+  const RowTraits& traits = plan.traits;
+  plan.algorithm = RowAlgorithm::kColumns;
+  plan.vectors = column_vectors(traits.operands);
+  plan.vector = traits.vector && rows.inner * traits.item_bytes % 16 == 0;
+  const int64_t across = plan.vector ? rows.inner * traits.item_bytes / 16 : rows.inner;  // lanes that inner keeps busy
+  const int64_t units = std::max<int64_t>(1, ceil_div(rows.length, plan.vectors));
+  // Lanes across at least: 128 bytes, or 64 if an axis fits into a block then.
+  const int line = !plan.vector ? 5 : units <= kMaxColumnWarps * 8 ? 2 : 3;
+  const int line_bits = std::min(line, bits_for(across));
+  const int axis_bits = std::min(5 - line_bits, bits_for(units));
+  plan.column_lane_bits = 5 - axis_bits;
+  plan.axis_warps = static_cast<int>(std::min<int64_t>(kMaxColumnWarps, ceil_div(units, int64_t{1} << axis_bits)));
+  plan.blocks = ceil_div(units, int64_t{plan.axis_warps} << axis_bits);
+  if (plan.blocks <= kMaxColumnWarps) plan.blocks = int64_t{1} << bits_for(plan.blocks);  // clusters are powers of two
+
+  const int64_t lanes = plan.vector ? ceil_div(rows.count() * traits.item_bytes, 16) : rows.count();
+  if (plan.axis_warps == 1) {
+    plan.column_warp_bits = bits_for(kTeamWarps);
+    while (plan.column_warp_bits > 0 &&
+           ceil_div(lanes, int64_t{1} << (plan.column_lane_bits + plan.column_warp_bits)) < 2 * kMultiprocessors)
+      --plan.column_warp_bits;
+  }
+  plan.block_warps = plan.axis_warps << plan.column_warp_bits;
+  const int64_t most = std::min<int64_t>(kMaxColumnWarps, max_cluster(compute_capability));
+  if (plan.blocks <= most && !(tuning.split && plan.blocks > 1)) return;
+  plan.algorithm = RowAlgorithm::kColumnsSplit;
+  plan.units = plan.blocks;
+  plan_split(plan, rows);
+}
+
+}  // namespace
+
+const char* name(RowAlgorithm algorithm) {
+  switch (algorithm) {
+    case RowAlgorithm::kEmpty: return "empty";
+    case RowAlgorithm::kRows: return "rows";
+    case RowAlgorithm::kRowsStream: return "rows_stream";
+    case RowAlgorithm::kRowsSplit: return "rows_split";
+    case RowAlgorithm::kColumns: return "columns";
+    case RowAlgorithm::kColumnsSplit: return "columns_split";
+  }
+  return "?";
+}
+
+RowPlan held_in_registers(RowPlan plan) {
+  plan.algorithm = RowAlgorithm::kRows;
+  plan.blocks = 1;
+  while (plan.blocks < kMaxCluster && ceil_div(plan.spans, plan.blocks) > kPreferredWarps) plan.blocks *= 2;
+  plan.block_warps = static_cast<int>(ceil_div(plan.spans, plan.blocks));
+  return plan;
+}
+
+RowPlan plan_row_engine(const Rows& rows, const RowTraits& traits, int compute_capability, const RowTuning& tuning) {
+  RowPlan plan;
+  plan.traits = traits;
+  if (rows.count() == 0 || (rows.length == 0 && traits.output)) return plan;
+  plan.overlap = compute_capability >= 90;
+  if (rows.inner == 1) {
+    plan_rows(plan, rows, compute_capability, tuning);
+  } else {
+    plan_columns(plan, rows, compute_capability, tuning);
+  }
+  return plan;
+}
+
+}  // namespace jaxgpuops

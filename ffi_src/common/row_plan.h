@@ -1,0 +1,86 @@
+// The geometry of the row engine (row_engine.cuh): how statistics of a row are divided among lanes, warps and blocks,
+// and what goes through memory. A pure function of shape, element and compute capability.
+//
+// What decides a result's bits follows (length, inner, element) only. The rest may also follow the number of rows and
+// the device: the same statistics are merged in the same order wherever they were computed.
+#pragma once
+
+#include <cstdint>
+
+#include "common/rows.h"
+
+namespace jaxgpuops {
+
+enum class RowAlgorithm {
+  kEmpty,         // nothing to write
+  kRows,          // inner == 1. A team of lanes, a block or a cluster holds a row in registers: one read, one write
+  kRowsStream,    // the same for long rows, by blocks that stay and have the next rows on their way (row_stream.cuh)
+  kRowsSplit,     // rows too long for that: statistics of all parts, then of the row, then the results
+  kColumns,       // inner > 1. Lanes along inner; a block or a cluster holds the axis in registers
+  kColumnsSplit,  // axes too long for that
+};
+
+const char* name(RowAlgorithm algorithm);
+
+// What the plan needs to know of an operation.
+struct RowTraits {
+  int item_bytes = 4;
+  int operands = 1;
+  bool fast = true;     // kernels for several numbers of vectors a lane are compiled, else for kOnlyVectors
+  bool large = true;    // among them those for most
+  bool vector = true;   // columns: kernels of 16-byte vectors along inner are compiled
+  bool output = true;   // results of the full shape
+  int stat_bytes = 8;   // of a part of a row
+  int final_bytes = 8;  // what the results of a row need to know of it
+};
+
+constexpr int kOnlyVectors = 4;
+
+constexpr int kMaxBlockWarps = 32;
+constexpr int kStreamWarps = 16;     // of a block that stays
+constexpr int kMaxColumnWarps = 16;  // along the axis; and blocks of a cluster: half a warp merges them
+constexpr int kMaxFlatSpans = 512;   // whose statistics are merged by one warp
+
+// Positions along the axis that a lane of a column kernel holds.
+constexpr int column_vectors(int operands) { return operands == 1 ? 8 : 4; }
+
+struct RowPlan {
+  RowAlgorithm algorithm = RowAlgorithm::kEmpty;
+  RowTraits traits;
+  // Rows: a lane holds `vectors` of 16 bytes. A span is what a warp holds: vector (span * vectors + j) * lanes + lane.
+  int vectors = 1;
+  int lane_bits = 0;   // 2^lane_bits lanes share a row (and a warp has several rows), if spans == 1
+  int64_t spans = 1;   // of a row
+  int part = 1;        // kRowsStream: spans of a block, ..
+  int stages = 1;      // .. and those for which it has shared memory
+  int unit_warps = 1;  // kRowsSplit: spans whose statistics are merged before they are stored
+  // Columns: a lane holds consecutive positions of one column, or of 16 bytes of columns beside each other.
+  bool vector = false;
+  int column_lane_bits = 0;  // lanes of a warp that are along inner; the others are along the axis
+  int column_warp_bits = 0;  // warps of a block that are along inner
+  int axis_warps = 1;        // warps of a block that are along the axis
+  // Both.
+  int block_warps = 1;
+  int64_t blocks = 1;  // that share a row: the size of a cluster, unless split
+  int64_t units = 1;   // split: statistics a row
+  int64_t round = 0;   // split: outer indices per pair of sweeps, so that the second finds the data in L2
+  bool overlap = false;
+  int64_t workspace_bytes = 0;  // per outer index
+
+  int threads() const { return algorithm == RowAlgorithm::kEmpty ? 0 : 32 * block_warps; }
+};
+
+// For experiments: where not 0, instead of the plan's choice.
+struct RowTuning {
+  int vectors = 0;
+  int cluster = 0;
+  int block_warps = 0;  // with spans == 1
+  bool split = false;
+};
+
+// Of a kRowsStream plan: kRows, which operands and results may be misaligned for as they like.
+RowPlan held_in_registers(RowPlan plan);
+
+RowPlan plan_row_engine(const Rows& rows, const RowTraits& traits, int compute_capability, const RowTuning& = {});
+
+}  // namespace jaxgpuops

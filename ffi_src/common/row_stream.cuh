@@ -1,0 +1,334 @@
+// Long rows (inner == 1) of the row engine, in one kernel that stays: a cluster of blocks has every n-th row, and each
+// of its warps the same spans of all of them. A block has a ring of stages in shared memory, a span each, that the copy
+// engine fills, so that what comes next is on its way while a row is worked on: the warp that is done with a stage asks
+// for the span that many stages later, whichever warp will have it.
+//
+// The statistics of a row go to all blocks of the cluster, each of which waits for them. A warp sends those of a row
+// after it has read all of the row before, and nobody sends those of the row after it before it has all of this: two
+// places take turns, and there is no other barrier. (A barrier of the cluster would wait for results to be written.)
+//
+// Spans and the order in which they are merged are those of rows_kernel, and so are all bits.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "common/bulk_copy.cuh"
+#include "common/row_engine.cuh"
+
+namespace jaxgpuops::row_engine {
+
+template <class P>
+struct StreamParameters {
+  Parameters<P> of;
+  int part;  // spans of a block
+  int stages;
+};
+
+constexpr int kStreamSlots = 2;   // rows whose statistics are on their way
+constexpr int kStreamUnroll = 4;  // vectors that a lane works on at once: no more, for the sake of small code
+
+// Shared memory: statistics [kStreamSlots][spans], their barriers [kStreamSlots], those of stages, stages.
+template <class P, int kVectors, bool kAligned>
+struct StreamLayout {
+  // A span that is not aligned begins and ends in windows of 16 bytes that it has not whole.
+  static constexpr int kOperandBytes = kVectors * 32 * 16 + (kAligned ? 0 : 16);
+  static constexpr int kStageBytes = P::kOperands * kOperandBytes;
+
+  __host__ __device__ static int barriers_at(int spans) {
+    return (kStreamSlots * spans * static_cast<int>(sizeof(Stat<P>)) + 15) / 16 * 16;
+  }
+  __host__ __device__ static int stages_at(int spans, int stages) {
+    return (barriers_at(spans) + 8 * (kStreamSlots + stages) + 127) / 128 * 128;
+  }
+};
+
+template <class P, int kVectors, bool kAligned>
+__global__ void __launch_bounds__(32 * kStreamWarps, 2) stream_kernel(const __grid_constant__ StreamParameters<P> s) {
+  using Element = typename P::Element;
+  using Bits = typename Element::Bits;
+  using Acc = typename Element::Acc;
+  using Layout = StreamLayout<P, kVectors, kAligned>;
+  using Unit = Held<P, 1, true>;
+  using Units = Held<P, kStreamUnroll, true>;
+  static_assert(kVectors % kStreamUnroll == 0);
+  constexpr int kWidth = Unit::kWidth, kItem = sizeof(Bits), kSpan = kVectors * 32 * kWidth;
+  static_assert(!P::kMasked && !P::kDecoded);
+  const Parameters<P>& p = s.of;
+
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  const int block = blockIdx.x % static_cast<unsigned>(p.blocks);
+  const int64_t rows_apart = gridDim.x / static_cast<unsigned>(p.blocks);
+  const int64_t first_row = blockIdx.x / static_cast<unsigned>(p.blocks);
+  const int rows = static_cast<int>((p.columns - first_row + rows_apart - 1) / rows_apart);
+  const int first_span = block * s.part, count = min(s.part, p.spans - first_span);  // of this block
+
+  unsigned char* const memory = dynamic_shared_memory();
+  auto* const stats = reinterpret_cast<Stat<P>*>(memory);
+  auto* const stats_there = reinterpret_cast<uint64_t*>(memory + Layout::barriers_at(p.spans));
+  uint64_t* const filled = stats_there + kStreamSlots;
+  unsigned char* const ring = memory + Layout::stages_at(p.spans, s.stages);
+  const int receivers = (p.spans + s.part - 1) / s.part;  // blocks that have spans
+  const uint32_t bytes_there = p.spans * static_cast<int>(sizeof(Stat<P>));
+
+  // Of a span of this block.
+  const auto begin = [&](int span) { return int64_t{first_span + span} * kSpan; };
+  const auto size = [&](int span) { return static_cast<int>(min(p.length - begin(span), int64_t{kSpan})); };
+  const auto shift_of = [&](int64_t at) {  // bytes before the span in its first window
+    return kAligned ? 0
+                    : static_cast<int>(reinterpret_cast<uintptr_t>(static_cast<const Bits*>(p.operands[0]) + at) & 15);
+  };
+
+  // Of the block's n-th span, all rows counted.
+  const auto fetch = [&](int n, int stage) {
+    const int i = n / count, span = n - i * count;
+    if (i >= rows || lane != 0) return;
+    const int64_t at = (first_row + i * rows_apart) * p.length + begin(span);
+    const int shift = shift_of(at);
+    const uint32_t bytes = (size(span) * kItem + shift + 15) & ~15;
+    expect_copies(filled + stage, P::kOperands * bytes);
+#pragma unroll
+    for (int o = 0; o < P::kOperands; ++o)
+      copy_bulk(ring + stage * Layout::kStageBytes + o * Layout::kOperandBytes,
+                reinterpret_cast<const unsigned char*>(static_cast<const Bits*>(p.operands[o]) + at) - shift, bytes,
+                filled + stage);
+  };
+  if (threadIdx.x < s.stages) make_copy_barrier(filled + threadIdx.x);
+  if (threadIdx.x < kStreamSlots) make_copy_barrier(stats_there + threadIdx.x, p.blocks == 1 ? p.spans : 1);
+  make_barriers_visible();
+  __syncthreads();
+  arrive_at_cluster_barrier();  // after which others may send
+  if (count > 0) {
+#pragma unroll 1
+    for (int n = warp; n < s.stages; n += warps) fetch(n, n);
+  }
+
+  Pack padding[P::kOperands];
+#pragma unroll
+  for (int o = 0; o < P::kOperands; ++o)
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) set<Bits>(padding[o], i, P::pad(p.args, o));
+
+  // kWhole: all elements of a span count.
+  const auto statistics = [&](auto whole, const unsigned char* stage, int64_t at, int wanted, int hole) {
+    constexpr bool kWhole = decltype(whole)::value;
+    const int bytes = shift_of(at);
+    const auto load = [&](int j, auto& units, int u) {
+      const int e = (j * 32 + lane) * kWidth;
+#pragma unroll
+      for (int o = 0; o < P::kOperands; ++o) {
+        const auto* from = reinterpret_cast<const Pack*>(stage + o * Layout::kOperandBytes) + j * 32 + lane;
+        Pack pack = from[0];
+        if constexpr (!kAligned) pack = between<kItem>(pack, from[1], bytes);
+        if (!kWhole && e + kWidth > wanted) {
+#pragma unroll
+          for (int i = 0; i < kWidth; ++i)
+            if (e + i >= wanted) set<Bits>(pack, i, get<Bits>(padding[o], i));
+        }
+        units.raw[o][u] = pack;
+      }
+    };
+    const auto leave_out_hole = [&](int j, auto& units, int u) {
+      if constexpr (P::kHole && !kWhole) {
+        const int at = hole - (j * 32 + lane) * kWidth;
+        if (at >= 0 && at < kWidth) {
+#pragma unroll
+          for (int i = 0; i < kWidth; ++i)
+            if (i == at) units.leave_out(p.args, u, i);
+        }
+      }
+    };
+    Stat<P> stat;
+    Acc peak = Acc(0);
+    if constexpr (P::kPeak) {
+      peak = P::lowest();
+#pragma unroll 1
+      for (int j = 0; j < kVectors; j += kStreamUnroll) {
+        Units units;
+#pragma unroll
+        for (int u = 0; u < kStreamUnroll; ++u) {
+          load(j + u, units, u);
+          leave_out_hole(j + u, units, u);
+        }
+        peak = P::larger(peak, units.peak(p.args));
+      }
+      peak = merged_peak<P>(peak, 0, 5);
+      stat.of[0] = peak;
+    }
+    if constexpr (P::kSums > 0) {
+      constexpr int kPlain = P::kPlainSum ? P::kSums - 1 : P::kSums;  // sums from there on are plain
+      const auto shift = P::guard(peak);
+#pragma unroll
+      for (int k = 0; k < P::kSums; ++k) stat.sum(k) = Acc(0);
+      P::with_args(p.args, [&](const auto& args) {
+#pragma unroll kStreamUnroll
+        for (int j = 0; j < kVectors; ++j) {
+          Unit unit;
+          load(j, unit, 0);
+          if constexpr (P::kPlainSum) {
+            if (P::add_plain(args)) {
+#pragma unroll
+              for (int i = 0; i < kWidth; ++i)
+                if ((j * 32 + lane) * kWidth + i < wanted) stat.sum(kPlain) += unit.x(args, 0, i);
+            }
+          }
+          leave_out_hole(j, unit, 0);
+#pragma unroll
+          for (int k = 0; k < kPlain; ++k) {
+            const Acc of_unit = unit.sum(args, k, shift, 0, kWidth);
+            stat.sum(k) = j == 0 ? of_unit : stat.sum(k) + of_unit;
+          }
+        }
+      });
+#pragma unroll
+      for (int k = 0; k < P::kSums; ++k) stat.sum(k) = merged_sum(stat.sum(k), 0, 5);
+    }
+    return stat;
+  };
+
+  const auto write = [&](const unsigned char* stage, int64_t at, int left, int hole, const typename P::Row& row,
+                         const typename P::Final& final) {
+    Bits* const to = static_cast<Bits*>(p.out) + at;
+    const int tail = shift_of(at) / kItem, windows = (left + tail + kWidth - 1) / kWidth;
+    const auto write_window = [&](const auto& args, int w) {
+      Unit unit;
+#pragma unroll
+      for (int o = 0; o < P::kOperands; ++o)
+        unit.raw[o][0] = reinterpret_cast<const Pack*>(stage + o * Layout::kOperandBytes)[w];
+      const int e = w * kWidth - tail;
+      Acc values[kWidth];
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) values[i] = P::output(args, row, final, unit.x(args, 0, i), unit.y(0, i));
+      Pack pack = packed<Element>(values);
+      if constexpr (P::kHole) {
+        if (hole >= e && hole < e + kWidth) {
+          const Bits value = Element::store(P::hole_output(p.args, row, final));
+#pragma unroll
+          for (int i = 0; i < kWidth; ++i)
+            if (e + i == hole) set<Bits>(pack, i, value);
+        }
+      }
+      if (kAligned ? e < left : e >= 0 && e + kWidth <= left) {
+        store_once(reinterpret_cast<Pack*>(to + e), pack);
+      } else if (!kAligned) {
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i)
+          if (e + i >= 0 && e + i < left) to[e + i] = get<Bits>(pack, i);
+      }
+    };
+    P::with_args(p.args, [&](const auto& args) {
+#pragma unroll kStreamUnroll
+      for (int j = 0; j < kVectors; ++j) write_window(args, j * 32 + lane);
+      if constexpr (!kAligned)
+        if (windows > kVectors * 32 && lane == 0) write_window(args, kVectors * 32);
+    });
+  };
+
+  const auto hole_of = [&](const typename P::Row& row, int span) {
+    if constexpr (P::kHole) {
+      const int64_t hole = P::hole(row) - begin(span);
+      if (hole >= 0 && hole < size(span)) return static_cast<int>(hole);
+    }
+    return -1;
+  };
+
+  wait_at_cluster_barrier();
+  if (count <= 0) return;
+  for (int i = 0; i < rows; ++i) {
+    const int64_t outer = first_row + i * rows_apart;
+    auto row = P::row(p.args, outer, 0, p.length, 1);
+    const bool skip = P::skip(row);
+    const int slot = i % kStreamSlots;
+    if (p.blocks > 1 && threadIdx.x == 0) expect_copies(stats_there + slot, bytes_there);
+    for (int span = warp; span < count; span += warps) {
+      const int n = i * count + span, turn = n / s.stages, at_stage = n - turn * s.stages;
+      const int wanted = skip ? 0 : size(span), hole = hole_of(row, span);
+      const int64_t at = outer * p.length + begin(span);
+      const unsigned char* const stage = ring + at_stage * Layout::kStageBytes;
+      wait_for_copies(filled + at_stage, turn & 1);
+      const Stat<P> stat = wanted == kSpan && hole < 0 ? statistics(std::true_type{}, stage, at, wanted, hole)
+                                                       : statistics(std::false_type{}, stage, at, wanted, hole);
+      // All that row() reads has arrived before others go on, and perhaps write there.
+      if constexpr (P::kHole) row = shuffle_from(row, 0);
+      Stat<P>* const to = stats + slot * p.spans + first_span + span;
+      if (p.blocks > 1) {
+        if (lane < receivers) copy_to_block(to, stats_there + slot, lane, stat);
+      } else if (lane == 0) {
+        *to = stat;
+        arrive_at(stats_there + slot);
+      }
+      if (p.out == nullptr) {
+        __syncwarp();
+        fetch(n + s.stages, at_stage);
+      }
+    }
+    wait_for_copies(stats_there + slot, i / kStreamSlots & 1);
+    if (p.out == nullptr && (block != i % receivers || warp != 0)) continue;
+    const Stat<P>* const parts = stats + slot * p.spans;
+    const auto final = P::finish(p.args, row, merge_by_warp<P>([&](int u) { return parts[u]; }, p.spans));
+    if ((p.out == nullptr || block == 0) && threadIdx.x == 0) P::write_row(p.args, outer, row, final);
+    if (p.out == nullptr) continue;
+    for (int span = warp; span < count; span += warps) {
+      const int n = i * count + span, at_stage = n % s.stages;
+      write(ring + at_stage * Layout::kStageBytes, outer * p.length + begin(span), size(span), hole_of(row, span), row,
+            final);
+      __syncwarp();
+      fetch(n + s.stages, at_stage);
+    }
+  }
+}
+
+// How many clusters the device has at a time.
+template <class Kernel>
+cudaError_t most_clusters(Kernel kernel, const Launch& shape, int* count) {
+  const void* const symbol = reinterpret_cast<const void*>(kernel);
+  cudaError_t status =
+      cudaFuncSetAttribute(symbol, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.shared_bytes));
+  if (status == cudaSuccess && shape.cluster > 8)
+    status = cudaFuncSetAttribute(symbol, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  if (status != cudaSuccess) return status;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(shape.cluster);
+  config.blockDim = shape.block;
+  config.dynamicSmemBytes = shape.shared_bytes;
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = shape.cluster;
+  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return cudaOccupancyMaxActiveClusters(count, symbol, &config);
+}
+
+template <class P, int kVectors, bool kAligned>
+cudaError_t launch_stream(cudaStream_t stream, const RowPlan& plan, const StreamParameters<P>& s) {
+  using Layout = StreamLayout<P, kVectors, kAligned>;
+  const auto kernel = stream_kernel<P, kVectors, kAligned>;
+  Launch launched;
+  launched.block = dim3(plan.threads());
+  launched.shared_bytes = Layout::stages_at(s.of.spans, plan.stages) + plan.stages * Layout::kStageBytes;
+  launched.cluster = static_cast<int>(plan.blocks);
+  int resident = 0;
+  const cudaError_t status = most_clusters(kernel, launched, &resident);
+  if (status != cudaSuccess) return status;
+  const int64_t clusters = std::min<int64_t>(s.of.columns, std::max(1, resident));
+  launched.grid = dim3(static_cast<unsigned>(clusters * plan.blocks));
+  return launch(stream, launched, kernel, s);
+}
+
+template <class P>
+cudaError_t run_stream(cudaStream_t stream, const RowPlan& plan, const Parameters<P>& p) {
+  if constexpr (P::kFast && !P::kMasked && !P::kDecoded) {
+    const StreamParameters<P> s{p, plan.part, plan.stages};
+    constexpr int kVectors = P::kLarge ? 8 : kOnlyVectors;
+    if (plan.vectors != kVectors) return cudaErrorInvalidValue;
+    if constexpr (P::kAlignedRows)
+      if (p.aligned) return launch_stream<P, kVectors, true>(stream, plan, s);
+    return launch_stream<P, kVectors, false>(stream, plan, s);
+  } else {
+    return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace jaxgpuops::row_engine

@@ -1,0 +1,338 @@
+// Reductions on the CPU: a monoid over the elements of a block, then over the blocks of a row.
+#include <cmath>
+#include <limits>
+#include <type_traits>
+
+#include "common/narrow_float.h"
+#include "common/ordered_key.h"
+#include "common/simd_reduce.h"
+#include "common/strips.h"
+#include "reduce/cpu.h"
+
+namespace jaxgpuops::reduce::cpu {
+namespace {
+
+// ---- Monoids --------------------------------------------------------------------------------------------------------
+// Of Value in a block, of Total over blocks.
+
+template <class Format_>
+struct Sum {
+  using Op = Add;
+  using Format = Format_;
+  using Bits = typename Format::Bits;
+  using Value = decltype(Format::decode(Bits{}));
+  using Total = std::conditional_t<std::is_floating_point_v<Value>, double, Value>;
+  static constexpr bool kDirect = std::is_same_v<Bits, Value>;  // elements are values as they are
+  static constexpr bool kPairs = false, kZeros = false;
+
+  Value identity = 0;
+  JAXGPUOPS_INLINE Value value(Bits x, Bits) const { return Format::decode(x); }
+  Bits result(Value total) const { return Format::encode(total); }
+};
+
+template <class Format>
+struct Dot : Sum<Format> {
+  using typename Sum<Format>::Bits;
+  using typename Sum<Format>::Value;
+  static constexpr bool kDirect = false, kPairs = true;
+
+  JAXGPUOPS_INLINE Value value(Bits x, Bits y) const {
+    if constexpr (std::is_same_v<Value, uint16_t>) return static_cast<Value>(1u * x * y);  // int would overflow
+    return static_cast<Value>(Format::decode(x) * Format::decode(y));
+  }
+};
+
+// Floats of 32 and 64 bits as they are. Which zero it is, -0 or the larger +0, the bits of a block with that result
+// say.
+template <class T, bool kLargest>
+struct FloatExtreme {
+  using Op = Extremum<kLargest>;
+  using Bits = T;
+  using Value = T;
+  using Total = T;
+  static constexpr bool kDirect = true, kPairs = false, kZeros = true;
+
+  Value identity = kLargest ? -std::numeric_limits<T>::infinity() : std::numeric_limits<T>::infinity();
+  JAXGPUOPS_INLINE Value value(Bits x, Bits) const { return x; }
+  Bits result(Value total) const { return total; }
+};
+
+// The largest key. Any NaN is the largest of all, -0 comes before +0.
+template <class Key>
+struct Extreme {
+  using Op = Largest;
+  using Bits = Key;
+  using Value = Key;
+  using Total = Key;
+  static constexpr bool kDirect = false, kPairs = false, kZeros = false;
+
+  Extreme(DType dtype, bool largest) {
+    constexpr int kBits = 8 * sizeof(Key);
+    const Key sign = static_cast<Key>(Key{1} << (kBits - 1));
+    order = key_order(kind(dtype), kBits, largest);
+    if (is_float(dtype)) {
+      magnitude = static_cast<Key>(sign - 1);
+      nan_above = static_cast<Key>(greatest(dtype));
+      identity = encode(static_cast<Key>(largest ? nan_above | sign : nan_above), order);
+    } else if (dtype == DType::kBool && !largest) {
+      identity = encode(Key{1}, order);
+    }
+  }
+
+  static KeyKind kind(DType dtype) {
+    if (is_float(dtype)) return KeyKind::kFloat;
+    return dtype >= DType::kInt8 && dtype <= DType::kInt64 ? KeyKind::kSigned : KeyKind::kUnsigned;
+  }
+
+  // The largest float that is no NaN.
+  static uint64_t greatest(DType dtype) {
+    switch (dtype) {
+      case DType::kFloat8E4M3FN: return 0x7e;
+      case DType::kFloat8E5M2: return 0x7c;
+      case DType::kFloat16: return 0x7c00;
+      case DType::kBFloat16: return 0x7f80;
+      case DType::kFloat32: return 0x7f800000;
+      default: return 0x7ff0000000000000;
+    }
+  }
+
+  JAXGPUOPS_INLINE Value value(Bits x, Bits) const {
+    const Key key = encode(x, order);
+    return static_cast<Key>(x & magnitude) > nan_above ? static_cast<Key>(~Key{0}) : key;
+  }
+  Bits result(Value total) const { return decode(total, order); }
+
+  KeyOrder order;
+  Key magnitude = 0, nan_above = 0;  // integers: no NaN
+  Key identity = 0;
+};
+
+// ---- Loops ----------------------------------------------------------------------------------------------------------
+
+// Elements of a block in memory: `segments` of `count`, that many apart.
+template <class Monoid>
+struct Elements {
+  const typename Monoid::Bits *x, *y;
+  int64_t segments, count, stride;
+};
+
+// Their values, without gaps. The flags of `where` lie so, too.
+template <bool kMasked, class Monoid>
+JAXGPUOPS_SIMD_FMA void evaluate(Monoid monoid, Elements<Monoid> from, const uint8_t* where,
+                                 typename Monoid::Value* to) {
+  for (int64_t s = 0; s < from.segments; ++s) {
+    const auto* x = from.x + s * from.stride;
+    const auto* y = (Monoid::kPairs ? from.y : from.x) + s * from.stride;
+    JAXGPUOPS_INDEPENDENT
+    for (int64_t i = 0; i < from.count; ++i) {
+      const auto value = monoid.value(x[i], y[i]);
+      to[s * from.count + i] = kMasked && !where[s * from.count + i] ? monoid.identity : value;
+    }
+  }
+}
+
+template <class Op, class T>
+JAXGPUOPS_SIMD_FMA void rows_of_block(const T* x, int64_t rows, int64_t count, int64_t stride, T identity, T* result) {
+  reduce_rows<Op>(x, rows, stride, [&](int64_t) { return count; }, identity, result);
+}
+
+template <class Op, class T>
+JAXGPUOPS_SIMD_FMA void columns_of_block(const T* x, int64_t steps, int64_t stride, int64_t width, T identity,
+                                         T* result) {
+  T lane[kWidest];
+  if (stride == width) {
+    reduce_dense<Op>(x, steps * width, width, Strips::lanes(width), identity, lane);
+  } else {
+    reduce_strided<Op>(x, steps, stride, width, identity, lane);
+  }
+  std::copy(lane, lane + width, result);
+}
+
+// Values of a block: positions are `stride` apart, outer indices `outer_stride`.
+template <class T>
+struct Block {
+  const T* x;
+  int64_t outers, outer_stride, steps, stride, width;
+
+  template <class Op>
+  void reduce(T identity, T* result) const {
+    if (width == 1 && stride == 1) return rows_of_block<Op>(x, outers, steps, outer_stride, identity, result);
+    for (int64_t r = 0; r < outers; ++r)
+      columns_of_block<Op>(x + r * outer_stride, steps, stride, width, identity, result + r * width);
+  }
+};
+
+// Zeros by their bits: XLA's threads take denormals for zeros.
+template <class T>
+bool is_zero(T value) {
+  using Bits = std::make_unsigned_t<typename FloatFormat<T>::Bits>;
+  return static_cast<Bits>(bits_as<Bits>(value) << 1) == 0;
+}
+
+// Gives results that are 0 their sign: + if any element is +0 where the largest is wanted, else - if any is -0.
+template <bool kLargest, class T>
+void sign_zeros(const Block<T>& block, T* result) {
+  using Bits = std::make_unsigned_t<typename FloatFormat<T>::Bits>;
+  const int64_t columns = block.outers * block.width;
+  if (std::none_of(result, result + columns, is_zero<T>)) return;
+  std::vector<Bits> bits(columns);
+  const Block<Bits> same{
+      reinterpret_cast<const Bits*>(block.x), block.outers, block.outer_stride, block.steps, block.stride, block.width};
+  same.template reduce<Bitwise<kLargest>>(kLargest ? static_cast<Bits>(~Bits{0}) : Bits{0}, bits.data());
+  for (int64_t c = 0; c < columns; ++c)
+    if (is_zero(result[c])) result[c] = std::copysign(T(0), bits_as<T>(bits[c]));
+}
+
+// ---- The job --------------------------------------------------------------------------------------------------------
+
+template <class Monoid>
+class Reduction {
+ public:
+  using Bits = typename Monoid::Bits;
+  using Value = typename Monoid::Value;
+
+  Reduction(const Problem& problem, const Buffers& buffers, const Strips& strips, const Monoid& monoid)
+      : problem_(problem), buffers_(buffers), strips_(strips), monoid_(monoid) {}
+
+  struct Stats {
+    Stats(const Reduction& job, const Unit& unit) : unit(unit), values(job.strips_.blocks * unit.columns()) {}
+
+    Unit unit;
+    std::vector<Value> values;  // of blocks
+  };
+
+  struct Scratch {
+    explicit Scratch(const Reduction& job)
+        : where(job.buffers_.where, job.problem_.where),
+          where_block(where ? new uint8_t[job.strips_.elements] : nullptr),
+          values(new Value[job.strips_.elements]) {}
+
+    StripOperand<uint8_t> where;
+    std::unique_ptr<uint8_t[]> where_block;
+    std::unique_ptr<Value[]> values;
+  };
+
+  bool has_output() const { return false; }
+  void output(Stats&, int64_t, Scratch&, bool) const {}
+
+  void partial(Stats& stats, int64_t block, Scratch& scratch, bool) const {
+    const Unit& unit = stats.unit;
+    const Rows& rows = strips_.rows;
+    const int64_t first = block * strips_.steps, steps = std::min(strips_.steps, rows.length - first);
+    const int64_t count = steps * unit.width;  // of an outer index
+    const int64_t outer_stride = rows.length * rows.inner;
+    const auto at = [&](int64_t outer) { return outer * outer_stride + first * rows.inner + unit.inner; };
+    Block<Value> values{scratch.values.get(), unit.outers, count, steps, unit.width, unit.width};
+    if (Monoid::kDirect && !scratch.where) {
+      values = {static_cast<const Value*>(buffers_.x) + at(unit.outer),
+                unit.outers,
+                outer_stride,
+                steps,
+                rows.inner,
+                unit.width};
+    } else {
+      evaluate_block(unit, first, steps, scratch);
+    }
+    Value* result = &stats.values[block * unit.columns()];
+    values.template reduce<typename Monoid::Op>(monoid_.identity, result);
+    if constexpr (Monoid::kZeros) sign_zeros<std::is_same_v<typename Monoid::Op, Extremum<true>>>(values, result);
+  }
+
+  void finish(Stats& stats) const {
+    const Unit& unit = stats.unit;
+    const int64_t columns = unit.columns();
+    std::vector<Total> totals(stats.values.begin(), stats.values.begin() + columns);
+    for (int64_t b = 1; b < strips_.blocks; ++b)
+      for (int64_t c = 0; c < columns; ++c) merge(totals[c], static_cast<Total>(stats.values[b * columns + c]));
+    for (int64_t c = 0; c < columns; ++c) {
+      const Value value = static_cast<Value>(totals[c]);
+      const int64_t at = (unit.outer + c / unit.width) * strips_.rows.inner + unit.inner + c % unit.width;
+      if (problem_.wide_result) {
+        static_cast<Value*>(buffers_.out)[at] = value;
+      } else {
+        static_cast<Bits*>(buffers_.out)[at] = monoid_.result(value);
+      }
+    }
+  }
+
+ private:
+  using Total = typename Monoid::Total;
+
+  static void merge(Total& a, Total b) {
+    if constexpr (Monoid::kZeros) {
+      if (is_zero(a) && is_zero(b)) {
+        if (std::signbit(a) == std::is_same_v<typename Monoid::Op, Extremum<true>>) a = b;
+        return;
+      }
+    }
+    Monoid::Op::into(a, b);
+  }
+
+  // Brings the values of a block to scratch memory.
+  void evaluate_block(const Unit& unit, int64_t first, int64_t steps, Scratch& scratch) const {
+    const Rows& rows = strips_.rows;
+    const int64_t count = steps * unit.width;
+    const bool dense = unit.width == rows.inner;
+    const auto elements = [&](int64_t outer, int64_t outers) {
+      const int64_t at = (outer * rows.length + first) * rows.inner + unit.inner;
+      Elements<Monoid> from;
+      from.x = static_cast<const Bits*>(buffers_.x) + at;
+      from.y = Monoid::kPairs ? static_cast<const Bits*>(buffers_.y) + at : nullptr;
+      from.segments = dense ? outers : steps;
+      from.count = dense ? count : unit.width;
+      from.stride = dense ? rows.length * rows.inner : rows.inner;
+      return from;
+    };
+    Value* values = scratch.values.get();
+    if (!scratch.where) return evaluate<false>(monoid_, elements(unit.outer, unit.outers), nullptr, values);
+    for (int64_t r = 0; r < unit.outers; ++r) {
+      const uint8_t* where = scratch.where.block(unit, unit.outer + r, first, steps, scratch.where_block.get());
+      evaluate<true>(monoid_, elements(unit.outer + r, 1), where, values + r * count);
+    }
+  }
+
+  const Problem& problem_;
+  const Buffers& buffers_;
+  const Strips& strips_;
+  const Monoid monoid_;
+};
+
+template <class Body>
+void with_unsigned(DType dtype, const Body& body) {
+  switch (bytes_of(dtype)) {
+    case 1: return body(uint8_t{});
+    case 2: return body(uint16_t{});
+    case 4: return body(uint32_t{});
+    default: return body(uint64_t{});
+  }
+}
+
+}  // namespace
+
+void run(const Problem& problem, const Buffers& buffers, const Workers& workers) {
+  if (problem.rows.count() == 0) return;
+  const auto reduce = [&](const auto& monoid) {
+    using Monoid = std::decay_t<decltype(monoid)>;
+    // Values that are not there as they are go through the cache.
+    const Strips strips(problem.rows, {Monoid::kDirect ? 1 << 14 : 1 << 12, 1 << 17, kWidest, kWidest});
+    run_strips(Reduction<Monoid>(problem, buffers, strips, monoid), strips, workers);
+  };
+  const auto add = [&](auto format) {
+    if (problem.op == Op::kDot) return reduce(Dot<decltype(format)>());
+    reduce(Sum<decltype(format)>());
+  };
+  if (problem.op == Op::kMax || problem.op == Op::kMin) {
+    const bool largest = problem.op == Op::kMax;
+    if (problem.dtype == DType::kFloat32)
+      return largest ? reduce(FloatExtreme<float, true>()) : reduce(FloatExtreme<float, false>());
+    if (problem.dtype == DType::kFloat64)
+      return largest ? reduce(FloatExtreme<double, true>()) : reduce(FloatExtreme<double, false>());
+    with_unsigned(problem.dtype, [&](auto zero) { reduce(Extreme<decltype(zero)>(problem.dtype, largest)); });
+  } else if (is_float(problem.dtype)) {
+    with_any_format(problem.dtype, add);
+  } else {  // integers wrap, so signs do not matter
+    with_unsigned(problem.dtype, [&](auto zero) { add(Whole<decltype(zero)>()); });
+  }
+}
+
+}  // namespace jaxgpuops::reduce::cpu

@@ -1,0 +1,302 @@
+// A tile of a long axis with inner = 1, for any policy: as Engine (engine.cuh), but a lane has one run of 64 bytes (32
+// where there are many operands), so that lanes have little to tell each other. Tiles are loaded into shared memory 16
+// bytes by 16 bytes, neighbouring lanes neighbouring memory, each warp its own part; runs are read from there, and
+// results go back the same way. The 16 bytes lie such that neither way has conflicts of banks.
+#pragma once
+
+#include "scan/engine.cuh"
+
+namespace jaxgpuops::scan {
+
+template <class Policy>
+class Chunks : public BetweenWarps<Policy> {
+ public:
+  using Element = typename Policy::Element;
+  using Bits = typename Element::Bits;
+  using Acc = typename Element::Acc;
+  using State = typename Policy::State;
+  using Base = BetweenWarps<Policy>;
+  using Base::p;
+
+  static constexpr int kInPack = 16 / sizeof(Bits);
+  static constexpr int kPacks = run_shape(Layout::kAlong, Policy::kOperands, sizeof(Bits)).per_lane;
+  static constexpr int kRun = kPacks * kInPack, kOfWarp = 32 * kRun, kTile = kWarps * kOfWarp;
+  static constexpr int kWidth = 1, kTileExtras = 1;
+  static constexpr bool kOneColumn = true;
+  using Extra = Bits;
+
+  struct Tile {
+    Pack operand[Policy::kOperands][kPacks];
+    Bits extra[1];  // the neighbour that the run does not have
+    int stage;
+  };
+
+  struct Place {
+    int64_t column;         // the outer index
+    int64_t at, a, starts;  // offsets of the axis' first element
+  };
+
+  struct Span {
+    int64_t begin;   // of the tile's positions
+    int64_t memory;  // index in the array of what is first in memory; may be before the start
+    bool whole;
+  };
+
+  struct Folds {
+    State before[1];  // the fold before the run, within the warp
+    State warp[1];
+  };
+
+  static constexpr int kExtrasAt = Policy::kOperands * kTile * static_cast<int>(sizeof(Bits));
+  static constexpr int kFoldsAt = kExtrasAt + (Policy::kNeighbour ? kThreads * static_cast<int>(sizeof(Bits)) : 0);
+  static constexpr int kStageBytes = stage_bytes(Layout::kAlong, Policy::kOperands, sizeof(Bits), sizeof(State));
+  static_assert(kFoldsAt + kThreads * sizeof(State) <= kStageBytes);
+
+  __device__ explicit Chunks(const Parameters& p) : Base(p, 1) {
+    const int warp = threadIdx.x / 32;
+    lane = threadIdx.x % 32;
+    part = p.backward ? kWarps - 1 - warp : warp;
+  }
+
+  __device__ Place place(unsigned strip) const {
+    Place place;
+    place.column = strip;
+    place.at = place.column * p.length;
+    if (Policy::kBroadcast) place.a = p.a.outer(place.column);
+    if (Policy::kStarts && p.starts) place.starts = p.starts_at.outer(place.column);
+    return place;
+  }
+
+  __device__ Span span(int t) const {
+    const int64_t begin = static_cast<int64_t>(t) * kTile;
+    return {begin, p.backward ? p.length - begin - kTile : begin, begin + kTile <= p.length};
+  }
+
+  // Starts to load a tile into shared memory. Its extra goes to a register; put_extras() takes it there later.
+  __device__ void fetch(int stage, const Place& place, const Span& span, Extra (&extra)[1]) const {
+    fetch_operand(stage, 0, static_cast<const Bits*>(p.operands[0]) + place.at, span);
+    if constexpr (Policy::kBroadcast) {
+      const auto* const a = static_cast<const Bits*>(p.operands[1]) + place.a;
+      if (p.a.axis_stride == 0) {
+        Pack pack = {};
+#pragma unroll
+        for (int i = 0; i < kInPack; ++i) set<Bits>(pack, i, *a);
+#pragma unroll
+        for (int u = 0; u < kPacks; ++u) memory_order(stage, 1)[u * 32] = pack;
+      } else {
+        fetch_operand(stage, 1, a, span);
+      }
+    } else {
+#pragma unroll
+      for (int o = 1; o < Policy::kOperands; ++o)
+        fetch_operand(stage, o, static_cast<const Bits*>(p.operands[o]) + place.at, span);
+    }
+    if constexpr (Policy::kNeighbour) {
+      const int64_t q = position(span) + (p.neighbour_before ? -1 : kRun);
+      extra[0] = {};
+      if (q >= 0 && q < p.length)
+        extra[0] = static_cast<const Bits*>(p.operands[Policy::kOperands - 1])[place.at + index(q)];
+    }
+  }
+
+  __device__ void put_extras(int stage, const Extra (&extra)[1]) const {
+    if constexpr (Policy::kNeighbour) in_stage<Bits>(stage, kExtrasAt)[0] = extra[0];
+  }
+
+  // All lanes of a warp, after their copies have ended.
+  __device__ void take(int stage, Tile& tile) const {
+    __syncwarp();
+    tile.stage = stage;
+#pragma unroll
+    for (int o = 0; o < Policy::kOperands; ++o)
+#pragma unroll
+      for (int j = 0; j < kPacks; ++j) {
+        const Pack pack = *run_order(stage, o, j);
+        tile.operand[o][j] = p.backward ? reversed<Bits>(pack) : pack;
+      }
+    if constexpr (Policy::kNeighbour) tile.extra[0] = in_stage<Bits>(stage, kExtrasAt)[0];
+  }
+
+  __device__ void put_folds(int stage, const Folds& folds) const {
+    in_stage<State>(stage, kFoldsAt)[0] = folds.before[0];
+  }
+  __device__ void take_folds(int stage, Folds& folds) const { folds.before[0] = in_stage<State>(stage, kFoldsAt)[0]; }
+
+  // A bit for each element of the run: whether there is a boundary.
+  __device__ uint32_t starts(const Place& place, const Span& span) const {
+    uint32_t bits = 0;
+    if (!Policy::kStarts || !p.starts) return bits;
+    const uint8_t* const from = p.starts + place.starts;
+#pragma unroll
+    for (int i = 0; i < kRun; ++i) {
+      const int64_t q = position(span) + i, at = index(q) + p.start_offset;
+      if (q < p.length && at > 0 && at < p.length && from[at * p.starts_at.axis_stride]) bits |= 1u << i;
+    }
+    return bits;
+  }
+
+  __device__ Folds fold(const Place& place, const Span& span, const Tile& tile, uint32_t starts) const {
+    State inclusive = Policy::first(input(place, span, tile, starts, 0), p.options);
+#pragma unroll
+    for (int i = 1; i < kRun; ++i) Policy::step(inclusive, input(place, span, tile, starts, i), p.options);
+#pragma unroll
+    for (int bit = 0; bit < 5; ++bit) {
+      const State left = shuffle_up(inclusive, 1 << bit);
+      if (lane >= 1 << bit) inclusive = Policy::combine(left, inclusive);
+    }
+    Folds folds;
+    folds.before[0] = shuffle_up(inclusive, 1);
+    if (lane == 0) folds.before[0] = Policy::identity(p.options);
+    folds.warp[0] = shuffle(inclusive, 31);
+    return folds;
+  }
+
+  __device__ void publish_warp(int slot, const Folds& folds) const {
+    if (lane == 0) this->totals(slot)[threadIdx.x / 32] = folds.warp[0];
+  }
+
+  __device__ void earlier_warps(int slot, State (&base)[1]) const {
+    base[0] = this->before_warp(slot, threadIdx.x / 32, 0);
+  }
+
+  // Writes the results of a tile, of which `base` is the fold of what comes before the warp's part.
+  __device__ void finish(const Place& place, const Span& span, Tile& tile, uint32_t starts, const Folds& folds,
+                         const State (&base)[1]) const {
+    State state = Policy::combine(base[0], folds.before[0]);
+    Pack results[Policy::kResults][kPacks];
+#pragma unroll
+    for (int i = 0; i < kRun; ++i) {
+      const Out<Acc> out = Policy::step(state, input(place, span, tile, starts, i), p.options);
+      set<Bits>(results[0][i / kInPack], i % kInPack, Element::store(out.first));
+      if constexpr (Policy::kResults == 2) set<Bits>(results[1][i / kInPack], i % kInPack, Element::store(out.second));
+    }
+#pragma unroll
+    for (int r = 0; r < Policy::kResults; ++r)
+#pragma unroll
+      for (int j = 0; j < kPacks; ++j)
+        *run_order(tile.stage, r, j) = p.backward ? reversed<Bits>(results[r][j]) : results[r][j];
+    __syncwarp();
+#pragma unroll
+    for (int r = 0; r < Policy::kResults; ++r)
+      store_result(tile.stage, r, static_cast<Bits*>(p.results[r]) + place.at, span);
+    __syncwarp();  // the next tile may come
+  }
+
+ private:
+  template <class T>
+  __device__ T* in_stage(int stage, int at) const {
+    return reinterpret_cast<T*>(shared_memory() + stage * kStageBytes + at) + threadIdx.x;
+  }
+
+  // 16 bytes by 16 bytes of the warp's part of an operand, as a run has them, j of kPacks, ..
+  __device__ Pack* of_warp(int stage, int operand) const {
+    return reinterpret_cast<Pack*>(shared_memory() + stage * kStageBytes) + (operand * kWarps + part) * (32 * kPacks);
+  }
+  static constexpr int kTurns = 8 / kPacks;  // runs that together have a pack in each bank
+  __device__ Pack* run_order(int stage, int operand, int j) const {
+    const int run = p.backward ? 31 - lane : lane;
+    if (p.backward) j ^= kPacks - 1;
+    return of_warp(stage, operand) + run * kPacks + (j ^ (run / kTurns & (kPacks - 1)));
+  }
+  // .. and as memory has them: u * 32 after this.
+  __device__ Pack* memory_order(int stage, int operand) const {
+    const int j = lane & (kPacks - 1);
+    return of_warp(stage, operand) + (lane - j) + (j ^ (lane / 8 & (kPacks - 1)));
+  }
+  // An element of the warp's part, as memory has them.
+  __device__ Bits* element(int stage, int operand, int e) const {
+    const int pack = e / kInPack, run = pack / kPacks, j = pack & (kPacks - 1);
+    return reinterpret_cast<Bits*>(of_warp(stage, operand) + run * kPacks + (j ^ (run / kTurns & (kPacks - 1)))) +
+           e % kInPack;
+  }
+
+  __device__ int64_t position(const Span& span) const {  // of the run
+    return span.begin + static_cast<int>(threadIdx.x) * kRun;
+  }
+  __device__ int64_t index(int64_t position) const { return p.backward ? p.length - 1 - position : position; }
+
+  // Whether `count` elements from that one of the tile on, as memory has them, are in the array.
+  __device__ bool inside(const Span& span, int e, int count) const {
+    return span.whole || (span.memory + e >= 0 && span.memory + e + count <= p.length);
+  }
+
+  __device__ void fetch_operand(int stage, int operand, const Bits* axis, const Span& span) const {
+    if (p.aligned) {
+      Pack* const to = memory_order(stage, operand);
+      const int first = part * kOfWarp + lane * kInPack;
+      const Bits* const from = axis + span.memory + first;
+#pragma unroll
+      for (int u = 0; u < kPacks; ++u) {
+        if (inside(span, first + u * 32 * kInPack, kInPack)) {
+          copy<16>(to + u * 32, from + u * 32 * kInPack);
+        } else {
+          to[u * 32] = Pack{};
+        }
+      }
+    } else if constexpr (sizeof(Bits) >= 4) {
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) {
+        const int e = i * 32 + lane, in_tile = part * kOfWarp + e;
+        Bits* const to = element(stage, operand, e);
+        if (inside(span, in_tile, 1)) {
+          copy<sizeof(Bits)>(to, axis + span.memory + in_tile);
+        } else {
+          *to = Bits{};
+        }
+      }
+    } else {
+      Bits values[kRun];
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) {
+        const int in_tile = part * kOfWarp + i * 32 + lane;
+        values[i] = inside(span, in_tile, 1) ? axis[span.memory + in_tile] : Bits{};
+      }
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) *element(stage, operand, i * 32 + lane) = values[i];
+    }
+  }
+
+  __device__ void store_result(int stage, int result, Bits* axis, const Span& span) const {
+    if (p.aligned) {
+      const Pack* const from = memory_order(stage, result);
+      const int first = part * kOfWarp + lane * kInPack;
+      Bits* const to = axis + span.memory + first;
+#pragma unroll
+      for (int u = 0; u < kPacks; ++u)
+        if (inside(span, first + u * 32 * kInPack, kInPack))
+          *reinterpret_cast<Pack*>(to + u * 32 * kInPack) = from[u * 32];
+    } else {
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) {
+        const int e = i * 32 + lane, in_tile = part * kOfWarp + e;
+        if (inside(span, in_tile, 1)) axis[span.memory + in_tile] = *element(stage, result, e);
+      }
+    }
+  }
+
+  // Element i of the run.
+  __device__ In<Acc> input(const Place& place, const Span& span, const Tile& tile, uint32_t starts, int i) const {
+    const auto bits = [&](int operand, int i) { return get<Bits>(tile.operand[operand][i / kInPack], i % kInPack); };
+    In<Acc> in;
+    in.x = Element::load(bits(0, i));
+    if (Policy::kOperands > 1) in.a = Element::load(bits(1, i));
+    if (Policy::kOperands > 2) in.y = Element::load(bits(2, i));
+    in.start = Policy::kStarts && (starts >> i & 1);
+    if constexpr (Policy::kNeighbour) {
+      constexpr int kLast = Policy::kOperands - 1;
+      const Bits before = i > 0 ? bits(kLast, i - 1) : tile.extra[0];
+      const Bits after = i < kRun - 1 ? bits(kLast, i + 1) : tile.extra[0];
+      in.neighbour = Element::load(p.neighbour_before ? before : after);
+      const int64_t q = position(span) + i;
+      if (p.neighbour_before ? q == 0 : q == p.length - 1) {
+        in.neighbour = Policy::edge(p.options);
+        if (p.h0) in.neighbour = Element::load(static_cast<const Bits*>(p.h0)[place.column]);
+      }
+    }
+    return in;
+  }
+
+  int lane, part;  // part: of the tile, as memory has it, that is this warp's
+};
+
+}  // namespace jaxgpuops::scan

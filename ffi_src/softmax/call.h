@@ -1,0 +1,175 @@
+// What a call of a softmax target asks for: buffers and attributes in, a checked problem out. Both backends' handlers
+// start here. The length of the axis may pass 2^31.
+#pragma once
+
+#include "ffi.h"
+#include "softmax/softmax.h"
+
+namespace jaxgpuops::softmax {
+
+struct Call {
+  Problem problem;
+  Buffers buffers;
+};
+
+inline const char* target_name(Op op) {
+  switch (op) {
+    case Op::kSoftmax: return "jaxgpuops.softmax";
+    case Op::kLogSoftmax: return "jaxgpuops.log_softmax";
+    case Op::kLogSumExp: return "jaxgpuops.logsumexp";
+    case Op::kCrossEntropy: return "jaxgpuops.cross_entropy";
+    case Op::kCrossEntropyGrad: return "jaxgpuops.cross_entropy_grad";
+    case Op::kSoftmaxJvp: return "jaxgpuops.softmax_jvp";
+    case Op::kLogSoftmaxJvp: return "jaxgpuops.log_softmax_jvp";
+  }
+  return "";
+}
+
+// The optional operands that a call has, in this order.
+struct Optional {
+  bool scaled = false, biased = false, masked = false;
+};
+
+// The type that elements are computed in, and that numbers a row have.
+inline ffi::DataType wide_type(DType dtype) {
+  return dtype == DType::kFloat64 ? ffi::DataType::F64 : ffi::DataType::F32;
+}
+
+// Sets what follows from the first operand: element type and rows.
+inline void set_main(Call& call, const char* name, ffi::AnyBuffer buffer, int64_t axis) {
+  call.problem.dtype = require_dtype(name, buffer);
+  if (!is_float(call.problem.dtype) || bytes_of(call.problem.dtype) == 1)
+    throw invalid(name, " has element type ", printable(buffer.element_type()), ", which is not supported here");
+  call.problem.rows = rows_of(name, buffer, axis);
+  call.buffers.x = buffer.untyped_data();
+}
+
+// Checks a further operand, or a result, of the same type and shape.
+inline void* require_like(const char* name, ffi::AnyBuffer buffer, ffi::AnyBuffer main) {
+  require_type(name, buffer, main.element_type());
+  require_shape(name, buffer, dims_of(main));
+  return buffer.untyped_data();
+}
+
+// Checks an operand that has one element a row and may broadcast.
+inline Broadcast require_row_broadcast(const char* name, ffi::AnyBuffer buffer, ffi::AnyBuffer main, int64_t axis,
+                                       ffi::DataType dtype) {
+  require_type(name, buffer, dtype);
+  return require_broadcast(name, buffer, with_axis(dims_of(main), axis, 1), axis);
+}
+
+// Checks a result that has one element a row.
+inline void* require_row_result(const char* name, ffi::AnyBuffer buffer, ffi::AnyBuffer main, int64_t axis,
+                                ffi::DataType dtype) {
+  require_type(name, buffer, dtype);
+  require_shape(name, buffer, without_axis(dims_of(main), axis));
+  return buffer.untyped_data();
+}
+
+inline void set_optional(Call& call, ffi::RemainingArgs arguments, ffi::AnyBuffer main, int64_t axis,
+                         Optional optional) {
+  Rest rest(arguments);
+  if (optional.scaled) {
+    const ffi::AnyBuffer scale = rest.next("scale");
+    call.problem.scale = require_row_broadcast("scale", scale, main, axis, wide_type(call.problem.dtype));
+    call.buffers.scale = scale.untyped_data();
+  }
+  if (optional.biased) {
+    const ffi::AnyBuffer bias = rest.next("bias");
+    require_type("bias", bias, main.element_type());
+    call.problem.bias = require_broadcast("bias", bias, dims_of(main), axis);
+    call.buffers.bias = bias.untyped_data();
+  }
+  if (optional.masked) {
+    const ffi::AnyBuffer where = rest.next("where");
+    require_type("where", where, ffi::DataType::PRED);
+    call.problem.where = require_broadcast("where", where, dims_of(main), axis);
+    call.buffers.where = static_cast<const uint8_t*>(where.untyped_data());
+  }
+  rest.require_end();
+}
+
+// `query_axis` is the dimension of the queries, -1 where the call is not causal.
+inline void set_causal(Problem& problem, ffi::AnyBuffer main, int64_t axis, int64_t query_axis) {
+  if (query_axis < 0) return;
+  if (query_axis >= axis) throw invalid("query_axis ", query_axis, " is not before axis ", axis);
+  const Dims dims = dims_of(main);
+  problem.queries = dims[query_axis];
+  for (int64_t i = query_axis + 1; i < axis; ++i) problem.query_stride *= dims[i];
+}
+
+// kSoftmax, kLogSoftmax, kLogSumExp.
+inline Call softmax_call(Op op, ffi::AnyBuffer x, ffi::RemainingArgs rest, ffi::AnyBuffer y, int64_t axis,
+                         double factor, bool scaled, bool biased, bool masked, int64_t query_axis) {
+  Call call;
+  call.problem.op = op;
+  call.problem.factor = factor;
+  set_main(call, "x", x, axis);
+  set_optional(call, rest, x, axis, {scaled, biased, masked});
+  set_causal(call.problem, x, axis, query_axis);
+  if (op == Op::kLogSumExp) {
+    call.problem.wide_result = bytes_of(call.problem.dtype) == 2 && y.element_type() == ffi::DataType::F32;
+    call.buffers.lse =
+        require_row_result("y", y, x, axis, call.problem.wide_result ? ffi::DataType::F32 : x.element_type());
+  } else {
+    call.buffers.out = require_like("y", y, x);
+  }
+  return call;
+}
+
+// kSoftmaxJvp, kLogSoftmaxJvp.
+inline Call jvp_call(Op op, ffi::AnyBuffer t, ffi::AnyBuffer y, ffi::RemainingArgs rest, ffi::AnyBuffer out,
+                     int64_t axis, double factor, bool scaled, bool masked, int64_t query_axis, bool transpose) {
+  Call call;
+  call.problem.op = op;
+  call.problem.factor = factor;
+  call.problem.transpose = transpose;
+  set_main(call, "t", t, axis);
+  call.buffers.y = require_like("y", y, t);
+  set_optional(call, rest, t, axis, {scaled, false, masked});
+  set_causal(call.problem, t, axis, query_axis);
+  call.buffers.out = require_like("out", out, t);
+  return call;
+}
+
+inline Call cross_entropy_call(ffi::AnyBuffer logits, ffi::AnyBuffer labels, ffi::RemainingArgs arguments,
+                               ffi::AnyBuffer loss, ffi::AnyBuffer lse, int64_t axis, double label_smoothing,
+                               double z_loss, bool masked) {
+  Call call;
+  call.problem.op = Op::kCrossEntropy;
+  call.problem.label_smoothing = label_smoothing;
+  call.problem.z_loss = z_loss;
+  set_main(call, "logits", logits, axis);
+  require_type("labels", labels, ffi::DataType::S32);
+  require_shape("labels", labels, with_axis(dims_of(logits), axis, 1));
+  call.buffers.labels = static_cast<const int32_t*>(labels.untyped_data());
+  Rest rest(arguments);
+  if (masked) {
+    const ffi::AnyBuffer where = rest.next("where");
+    call.problem.row_where = require_row_broadcast("where", where, logits, axis, ffi::DataType::PRED);
+    call.buffers.row_where = static_cast<const uint8_t*>(where.untyped_data());
+  }
+  rest.require_end();
+  const ffi::DataType wide = wide_type(call.problem.dtype);
+  call.buffers.loss = require_row_result("loss", loss, logits, axis, wide);
+  call.buffers.lse = require_row_result("lse", lse, logits, axis, wide);
+  return call;
+}
+
+inline Call cross_entropy_grad_call(ffi::AnyBuffer logits, ffi::AnyBuffer labels, ffi::AnyBuffer cotangent,
+                                    ffi::RemainingArgs rest, ffi::AnyBuffer gradient, ffi::AnyBuffer loss,
+                                    ffi::AnyBuffer lse, int64_t axis, double label_smoothing, double z_loss,
+                                    bool masked) {
+  Call call = cross_entropy_call(logits, labels, rest, loss, lse, axis, label_smoothing, z_loss, masked);
+  call.problem.op = Op::kCrossEntropyGrad;
+  call.problem.cotangent = require_row_broadcast("cotangent", cotangent, logits, axis, wide_type(call.problem.dtype));
+  call.buffers.cotangent = cotangent.untyped_data();
+  call.buffers.out = require_like("gradient", gradient, logits);
+  return call;
+}
+
+// The tables of cpu.cc and cuda.cc.
+std::vector<Target> cpu_targets();
+std::vector<Target> cuda_targets();
+
+}  // namespace jaxgpuops::softmax

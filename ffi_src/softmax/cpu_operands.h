@@ -1,0 +1,120 @@
+// What both passes have in common: rows of a call, and the numbers that scale them.
+#pragma once
+
+#include <type_traits>
+
+#include "softmax/cpu_kernels.h"
+#include "softmax/softmax.h"
+
+namespace jaxgpuops::softmax::cpu {
+
+// The type that elements of a format are computed in.
+template <class Format>
+using Computed = std::conditional_t<std::is_same_v<Format, Whole<double>>, double, float>;
+
+// Positions of the block that a causal mask leaves to rows of the outer index.
+inline int64_t visible_steps(const Problem& problem, int64_t outer, int64_t first, int64_t steps) {
+  if (problem.queries == 0) return steps;
+  return std::clamp<int64_t>(outer / problem.query_stride % problem.queries + 1 - first, 0, steps);
+}
+
+// factor * scale of a unit's rows.
+template <class C>
+std::vector<C> multipliers(const Problem& problem, const Buffers& buffers, const Unit& unit) {
+  std::vector<C> result(unit.columns(), static_cast<C>(problem.factor));
+  if (!buffers.scale) return result;
+  const StripOperand<C> scale(buffers.scale, problem.scale);
+  for (int64_t r = 0; r < unit.outers; ++r)
+    for (int64_t i = 0; i < unit.width; ++i) result[r * unit.width + i] *= scale.at(unit.outer + r, unit.inner + i);
+  return result;
+}
+
+// A number a column, repeated over lanes.
+template <class C>
+struct Lanes {
+  const C* spread(const C* from, int64_t width, int64_t lanes) {
+    for (int64_t at = 0; at < lanes; at += width) std::copy(from, from + width, value + at);
+    return value;
+  }
+  C value[kMaxLanes];
+};
+
+// A block as it lies in memory, and in scratch memory: `stride` apart for each outer index there.
+struct Place {
+  Place(const Strips& strips, const Unit& unit, int64_t block)
+      : unit(unit), rows(strips.rows), lanes(Strips::lanes(unit.width)) {
+    first = block * strips.steps;
+    steps = std::min(strips.steps, rows.length - first);
+    stride = round_up(steps * unit.width, 16);
+  }
+
+  bool dense() const { return unit.width == rows.inner; }
+  bool single() const { return unit.width == 1; }
+  int64_t offset(int64_t r) const { return ((unit.outer + r) * rows.length + first) * rows.inner + unit.inner; }
+
+  const Unit& unit;
+  const Rows& rows;
+  int64_t lanes, first, steps, stride;
+};
+
+// Brings the positions of the block that `visible` says, of outer index r, to scratch memory.
+template <class Format, class C>
+void load_block(const void* data, const Place& place, int64_t r, int64_t visible, C* to) {
+  const auto* from = static_cast<const typename Format::Bits*>(data) + place.offset(r);
+  const int64_t width = place.unit.width;
+  if (place.dense()) return decode_rows<Format>(from, 0, 1, visible * width, to, 0);
+  decode_rows<Format>(from, place.rows.inner, visible, width, to, width);
+}
+
+// The same for all positions of all outer indices.
+template <class Format, class C>
+void load_blocks(const void* data, const Place& place, C* to) {
+  if (!place.dense()) return load_block<Format>(data, place, 0, place.steps, to);
+  const auto* from = static_cast<const typename Format::Bits*>(data) + place.offset(0);
+  decode_rows<Format>(from, place.rows.length * place.rows.inner, place.unit.outers, place.steps * place.unit.width, to,
+                      place.stride);
+}
+
+// Writes the results of the block. a and b are numbers a column; `count` says how many elements there are.
+template <class Format, class Result, class C>
+void store_block(const C* z, const C* y, const Place& place, const int64_t* count, const C* a, const C* b, void* data) {
+  auto* to = static_cast<typename Format::Bits*>(data) + place.offset(0);
+  const int64_t width = place.unit.width, outer_stride = place.rows.length * place.rows.inner;
+  if (place.single() && place.dense())
+    return store_rows<Format, Result>(z, y, {place.unit.outers, place.stride, count}, a, b, to, outer_stride);
+  Lanes<C> first, second;
+  for (int64_t r = 0; r < place.unit.outers; ++r) {
+    const C* lane_a = first.spread(a + r * width, width, place.lanes);
+    const C* lane_b = second.spread(b + r * width, width, place.lanes);
+    const C *x = z + r * place.stride, *x2 = y + r * place.stride;
+    if (place.dense()) {
+      store_columns<Format, Result>(x, x2, 1, count[r], place.lanes, lane_a, lane_b, to + r * outer_stride, 0);
+    } else {
+      store_columns<Format, Result>(x, x2, count[r] / width, width, place.lanes, lane_a, lane_b, to, place.rows.inner);
+    }
+  }
+}
+
+// Sums of a Term over the block, a number a column. m may be null.
+template <class Term, bool kKeep, class C>
+void sum_block(const C* z, const C* y, const Place& place, const int64_t* count, const C* m, C* terms, C* result) {
+  const int64_t width = place.unit.width;
+  if (place.single()) return sum_rows<Term, kKeep>(z, y, {place.unit.outers, place.stride, count}, m, terms, result);
+  Lanes<C> maximum;
+  if (!m) std::fill(maximum.value, maximum.value + place.lanes, C(0));
+  for (int64_t r = 0; r < place.unit.outers; ++r) {
+    const int64_t at = r * place.stride;
+    if (m) maximum.spread(m + r * width, width, place.lanes);
+    sum_columns<Term>(z + at, y + at, count[r], width, place.lanes, maximum.value, terms + at, result + r * width);
+  }
+}
+
+// Sets elements of the block in memory: those from `visible` positions on, of outer index r.
+template <class Bits>
+void fill_from(Bits* data, const Place& place, int64_t r, int64_t visible, Bits value) {
+  Bits* to = data + place.offset(r);
+  for (int64_t p = visible; p < place.steps; ++p)
+    std::fill(to + p * place.rows.inner, to + p * place.rows.inner + place.unit.width, value);
+}
+
+}  // namespace jaxgpuops::softmax::cpu

@@ -1,0 +1,160 @@
+// CUDA handlers: buffers -> plan -> launch.
+#include "common/device.h"
+#include "softmax/call.h"
+#include "softmax/launch.h"
+
+namespace jaxgpuops::softmax {
+namespace {
+
+void run(cudaStream_t stream, const Call& call, ffi::AnyBuffer main, ffi::AnyBuffer workspace, int64_t axis) {
+  const int64_t workspace_bytes = require_workspace(workspace, main, axis);
+  const Device device = current_device();
+  const bool general = is_general(call.problem, call.buffers);
+  const RowPlan plan = plan_softmax(call.problem, general, device.compute_capability);
+  if (plan.workspace_bytes > workspace_bytes)
+    throw invalid("workspace has ", workspace_bytes, " bytes, kernel ", name(plan.algorithm), " needs ",
+                  plan.workspace_bytes);
+  const cudaError_t status = launch_softmax(stream, plan, call.problem, call.buffers, workspace.untyped_data());
+  require_launched(status, name(plan.algorithm), call.problem.rows, main, device);
+}
+
+template <Op op>
+ffi::Error forward(cudaStream_t stream, ffi::AnyBuffer x, ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> y,
+                   ffi::Result<ffi::AnyBuffer> workspace, int64_t axis, double factor, bool scaled, bool biased,
+                   bool masked, int64_t query_axis) {
+  return handle(target_name(op), [&] {
+    const Call call = softmax_call(op, x, rest, *y, axis, factor, scaled, biased, masked, query_axis);
+    run(stream, call, x, *workspace, axis);
+  });
+}
+
+ffi::Error softmax_jvp(cudaStream_t stream, ffi::AnyBuffer t, ffi::AnyBuffer y, ffi::RemainingArgs rest,
+                       ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace, int64_t axis,
+                       double factor, bool scaled) {
+  return handle(target_name(Op::kSoftmaxJvp), [&] {
+    const Call call = jvp_call(Op::kSoftmaxJvp, t, y, rest, *out, axis, factor, scaled, false, -1, false);
+    run(stream, call, t, *workspace, axis);
+  });
+}
+
+ffi::Error log_softmax_jvp(cudaStream_t stream, ffi::AnyBuffer t, ffi::AnyBuffer y, ffi::RemainingArgs rest,
+                           ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace, int64_t axis,
+                           double factor, bool scaled, bool masked, int64_t query_axis, bool transpose) {
+  return handle(target_name(Op::kLogSoftmaxJvp), [&] {
+    const Call call =
+        jvp_call(Op::kLogSoftmaxJvp, t, y, rest, *out, axis, factor, scaled, masked, query_axis, transpose);
+    run(stream, call, t, *workspace, axis);
+  });
+}
+
+ffi::Error cross_entropy(cudaStream_t stream, ffi::AnyBuffer logits, ffi::AnyBuffer labels, ffi::RemainingArgs rest,
+                         ffi::Result<ffi::AnyBuffer> loss, ffi::Result<ffi::AnyBuffer> lse,
+                         ffi::Result<ffi::AnyBuffer> workspace, int64_t axis, double label_smoothing, double z_loss,
+                         bool masked) {
+  return handle(target_name(Op::kCrossEntropy), [&] {
+    const Call call = cross_entropy_call(logits, labels, rest, *loss, *lse, axis, label_smoothing, z_loss, masked);
+    run(stream, call, logits, *workspace, axis);
+  });
+}
+
+ffi::Error cross_entropy_grad(cudaStream_t stream, ffi::AnyBuffer logits, ffi::AnyBuffer labels,
+                              ffi::AnyBuffer cotangent, ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> gradient,
+                              ffi::Result<ffi::AnyBuffer> loss, ffi::Result<ffi::AnyBuffer> lse,
+                              ffi::Result<ffi::AnyBuffer> workspace, int64_t axis, double label_smoothing,
+                              double z_loss, bool masked) {
+  return handle(target_name(Op::kCrossEntropyGrad), [&] {
+    const Call call = cross_entropy_grad_call(logits, labels, cotangent, rest, *gradient, *loss, *lse, axis,
+                                              label_smoothing, z_loss, masked);
+    run(stream, call, logits, *workspace, axis);
+  });
+}
+
+auto forward_binding() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::PlatformStream<cudaStream_t>>()
+      .Arg<ffi::AnyBuffer>()  // x
+      .RemainingArgs()        // scale, bias, where
+      .Ret<ffi::AnyBuffer>()  // y
+      .Ret<ffi::AnyBuffer>()  // workspace
+      .Attr<int64_t>("axis")
+      .Attr<double>("factor")
+      .Attr<bool>("scaled")
+      .Attr<bool>("biased")
+      .Attr<bool>("masked")
+      .Attr<int64_t>("query_axis");
+}
+XLA_FFI_DEFINE_HANDLER(kSoftmax, forward<Op::kSoftmax>, forward_binding(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kLogSoftmax, forward<Op::kLogSoftmax>, forward_binding(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kLogSumExp, forward<Op::kLogSumExp>, forward_binding(), {ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER(kSoftmaxJvp, softmax_jvp,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                           .Arg<ffi::AnyBuffer>()  // t
+                           .Arg<ffi::AnyBuffer>()  // y
+                           .RemainingArgs()        // scale
+                           .Ret<ffi::AnyBuffer>()  // out
+                           .Ret<ffi::AnyBuffer>()  // workspace
+                           .Attr<int64_t>("axis")
+                           .Attr<double>("factor")
+                           .Attr<bool>("scaled"),
+                       {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kLogSoftmaxJvp, log_softmax_jvp,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                           .Arg<ffi::AnyBuffer>()  // t
+                           .Arg<ffi::AnyBuffer>()  // y
+                           .RemainingArgs()        // scale, where
+                           .Ret<ffi::AnyBuffer>()  // out
+                           .Ret<ffi::AnyBuffer>()  // workspace
+                           .Attr<int64_t>("axis")
+                           .Attr<double>("factor")
+                           .Attr<bool>("scaled")
+                           .Attr<bool>("masked")
+                           .Attr<int64_t>("query_axis")
+                           .Attr<bool>("transpose"),
+                       {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kCrossEntropy, cross_entropy,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                           .Arg<ffi::AnyBuffer>()  // logits
+                           .Arg<ffi::AnyBuffer>()  // labels
+                           .RemainingArgs()        // where
+                           .Ret<ffi::AnyBuffer>()  // loss
+                           .Ret<ffi::AnyBuffer>()  // lse
+                           .Ret<ffi::AnyBuffer>()  // workspace
+                           .Attr<int64_t>("axis")
+                           .Attr<double>("label_smoothing")
+                           .Attr<double>("z_loss")
+                           .Attr<bool>("masked"),
+                       {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kCrossEntropyGrad, cross_entropy_grad,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                           .Arg<ffi::AnyBuffer>()  // logits
+                           .Arg<ffi::AnyBuffer>()  // labels
+                           .Arg<ffi::AnyBuffer>()  // cotangent
+                           .RemainingArgs()        // where
+                           .Ret<ffi::AnyBuffer>()  // gradient
+                           .Ret<ffi::AnyBuffer>()  // loss
+                           .Ret<ffi::AnyBuffer>()  // lse
+                           .Ret<ffi::AnyBuffer>()  // workspace
+                           .Attr<int64_t>("axis")
+                           .Attr<double>("label_smoothing")
+                           .Attr<double>("z_loss")
+                           .Attr<bool>("masked"),
+                       {ffi::Traits::kCmdBufferCompatible});
+
+}  // namespace
+
+std::vector<Target> cuda_targets() {
+  return {{"jaxgpuops.softmax", kSoftmax},
+          {"jaxgpuops.log_softmax", kLogSoftmax},
+          {"jaxgpuops.logsumexp", kLogSumExp},
+          {"jaxgpuops.softmax_jvp", kSoftmaxJvp},
+          {"jaxgpuops.log_softmax_jvp", kLogSoftmaxJvp},
+          {"jaxgpuops.cross_entropy", kCrossEntropy},
+          {"jaxgpuops.cross_entropy_grad", kCrossEntropyGrad}};
+}
+
+}  // namespace jaxgpuops::softmax

@@ -1,0 +1,56 @@
+#include "softmax/plan.h"
+
+#include <cmath>
+
+namespace jaxgpuops::softmax {
+namespace {
+
+// As in policy.cuh.
+RowTraits traits_of(const Problem& problem, bool general) {
+  const bool wide = problem.dtype == DType::kFloat64;
+  const int acc_bytes = wide ? 8 : 4;
+  RowTraits traits;
+  traits.item_bytes = bytes_of(problem.dtype);
+  traits.fast = traits.large = traits.vector = !wide;
+  const int shift_numbers = traits.item_bytes == 2 ? 3 : 1;  // ExponentialSum::Shift, where it is largest
+  switch (problem.op) {
+    case Op::kSoftmax:
+    case Op::kLogSoftmax:
+    case Op::kLogSumExp:
+      if (general) traits.fast = traits.vector = false;
+      traits.output = problem.op != Op::kLogSumExp;
+      traits.stat_bytes = 2 * acc_bytes;
+      traits.final_bytes = (shift_numbers + 1) * acc_bytes;
+      break;
+    case Op::kCrossEntropy:
+    case Op::kCrossEntropyGrad:
+      traits.vector = false;
+      traits.output = problem.op == Op::kCrossEntropyGrad;
+      traits.stat_bytes = 3 * acc_bytes;
+      traits.final_bytes = (shift_numbers + 5) * acc_bytes;
+      break;
+    case Op::kSoftmaxJvp:
+    case Op::kLogSoftmaxJvp:
+      if (general) traits.fast = traits.vector = false;
+      traits.large = false;
+      traits.operands = 2;
+      traits.stat_bytes = (traits.item_bytes > 2 ? 3 : 1) * acc_bytes;
+      traits.final_bytes = 4 * acc_bytes;
+      break;
+  }
+  return traits;
+}
+
+}  // namespace
+
+bool is_general(const Problem& problem, const Buffers& buffers) {
+  if (buffers.where || problem.queries) return true;
+  if (problem.op == Op::kSoftmaxJvp || problem.op == Op::kLogSoftmaxJvp) return false;
+  return buffers.scale || buffers.bias || !(problem.factor > 0 && std::isfinite(problem.factor));
+}
+
+RowPlan plan_softmax(const Problem& problem, bool general, int compute_capability, const RowTuning& tuning) {
+  return plan_row_engine(problem.rows, traits_of(problem, general), compute_capability, tuning);
+}
+
+}  // namespace jaxgpuops::softmax

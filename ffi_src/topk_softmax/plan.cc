@@ -1,0 +1,21 @@
+#include "topk_softmax/plan.h"
+
+#include <stdexcept>
+#include <string>
+
+namespace jaxgpuops::topk_softmax {
+
+// Few lanes, so that shuffles serve several rows at once, but no more elements than fit their registers, and two
+// candidates for each of k.
+Plan plan_topk_softmax(Rows rows, int64_t k) {
+  Plan plan;
+  if (rows.count() == 0 || k == 0) return plan;
+  if (rows.length > kMaxLength || k > kMaxK)
+    throw std::invalid_argument("no kernel takes k = " + std::to_string(k) + " of " + std::to_string(rows.length));
+  plan.empty = false;
+  plan.team = rows.length <= 256 && k <= 16 ? 8 : rows.length <= 512 && k <= 32 ? 16 : 32;
+  plan.elements = plan.team > 8 || rows.length > 128 ? 32 : rows.length > 64 ? 16 : 8;
+  return plan;
+}
+
+}  // namespace jaxgpuops::topk_softmax

@@ -1,0 +1,370 @@
+// The gate of a mixture of experts. A team of 8 to 32 lanes holds a row, each lane up to 32 logits, in registers and,
+// to be looked up by index, in shared memory.
+//
+// The k-th largest of the lanes' maxima (two a lane, or four) is a threshold that at least k elements reach, and not
+// many more: k of G maxima leave about G ln(G / (G - k)). Those are found with float comparisons, and only they get
+// exact keys, with their indices below, so that no two are equal; each then counts how many are larger. Rows where too
+// many reach the threshold (ties), or NaNs have misled it, take k rounds of a search for the next largest.
+//
+// Bytes moved: logits once, k (weight + index) out. Sums are taken in an order that follows from the length and k.
+#include <algorithm>
+#include <cmath>
+
+#include "common/launch.cuh"
+#include "scan/element.h"
+#include "topk/candidates.cuh"
+#include "topk/delegates.cuh"
+#include "topk_softmax/launch.h"
+
+namespace jaxgpuops::topk_softmax {
+namespace {
+
+using topk::kFullWarp;
+
+struct Args {
+  const void* logits;
+  const float* bias;
+  void* weights;
+  int32_t* indices;
+  Broadcast bias_at;
+  int64_t rows, inner;
+  uint32_t length, k;
+  bool sigmoid, normalize;
+  bool vectors;  // rows are vectors of 16 bytes
+};
+
+// Raw elements as unsigned keys whose order is the total order of the floats.
+template <class Bits>
+__device__ __forceinline__ uint32_t key_of(Bits bits) {
+  const uint32_t word = static_cast<uint32_t>(bits) << (32 - 8 * sizeof(Bits));
+  return word ^ (sign_mask(word) | 0x80000000u);
+}
+__device__ __forceinline__ uint32_t key_of(float value) { return key_of(__float_as_uint(value)); }
+__device__ __forceinline__ float value_of(uint32_t key) {
+  return __uint_as_float(key >> 31 ? key ^ 0x80000000u : ~key);
+}
+
+__device__ __forceinline__ float sigmoid(float z) { return 1 / (1 + expf(-z)); }
+
+// What a team shares.
+template <class Element, int kTeam, int kElements>
+struct alignas(16) Board {
+  static constexpr uint32_t kCapacity = 8 * kTeam;
+  uint64_t candidates[kCapacity + 2];
+  uint64_t best[2 * kTeam];
+  typename Element::Bits row[kTeam * kElements];
+};
+
+template <int kTeam, class T, class Fold>
+__device__ __forceinline__ T of_team(T v, Fold fold) {
+#pragma unroll
+  for (int lanes = kTeam / 2; lanes; lanes /= 2) v = fold(v, __shfl_xor_sync(kFullWarp, v, lanes));
+  return v;
+}
+template <int kTeam>
+__device__ __forceinline__ float max_of_team(float v) {
+  return of_team<kTeam>(v, [](float a, float b) { return fmaxf(a, b); });
+}
+template <int kTeam>
+__device__ __forceinline__ float sum_of_team(float v) {
+  return of_team<kTeam>(v, [](float a, float b) { return a + b; });
+}
+
+// What elements of a row are selected by.
+template <class Element, bool kBiased>
+struct Selection {
+  const typename Element::Bits* row;
+  const float* bias;
+  int64_t bias_stride;
+  float top, inverse;  // softmax is e^(z - top) inverse
+  bool sigmoid;
+
+  __device__ __forceinline__ float score(float z) const {
+    return sigmoid ? topk_softmax::sigmoid(z) : expf(z - top) * inverse;
+  }
+  // Score and bias, rounded one after the other wherever it is computed.
+  __device__ __forceinline__ float biased(float z, uint32_t index) const {
+    const float sum = __fadd_rn(score(z), __ldg(bias + index * bias_stride));
+    return sum == sum ? sum : __uint_as_float(0x7fc00000);
+  }
+  // The exact key above the mirrored index.
+  __device__ __forceinline__ uint64_t composite(uint32_t index) const {
+    uint32_t key;
+    if constexpr (kBiased) {
+      key = key_of(biased(Element::load(row[index]), index));
+    } else {
+      key = key_of(row[index]);
+    }
+    return static_cast<uint64_t>(key) << 32 | static_cast<uint32_t>(~index);
+  }
+};
+
+// The k-th largest of two keys a lane, k <= kTeam: a bitonic sort over the team.
+template <int kTeam>
+__device__ __forceinline__ uint32_t kth_of_pairs(uint32_t a, uint32_t b, uint32_t k) {
+  const uint32_t lane = threadIdx.x & 31, t = lane & (kTeam - 1);
+#pragma unroll
+  for (uint32_t size = 1; size <= kTeam; size *= 2) {  // lanes whose pairs are sorted together
+    const bool descending = (t & size) == 0;
+#pragma unroll
+    for (uint32_t lanes = size / 2; lanes; lanes /= 2) {
+      const bool larger = ((t & lanes) == 0) == descending;
+      const uint32_t other_a = __shfl_xor_sync(kFullWarp, a, lanes), other_b = __shfl_xor_sync(kFullWarp, b, lanes);
+      a = larger ? max(a, other_a) : min(a, other_a);
+      b = larger ? max(b, other_b) : min(b, other_b);
+    }
+    const uint32_t most = max(a, b), least = min(a, b);
+    a = descending ? most : least;
+    b = descending ? least : most;
+  }
+  const uint32_t from = lane - t + (k - 1) / 2;
+  const uint32_t of_a = __shfl_sync(kFullWarp, a, from), of_b = __shfl_sync(kFullWarp, b, from);
+  return k % 2 ? of_a : of_b;
+}
+
+// The rare path: round after round, the largest composite below the last one.
+template <int kTeam, class S, class B>
+__device__ __noinline__ void search(const Args& a, const S& selection, B& board, uint32_t t, bool wanted) {
+  uint64_t last = ~uint64_t{0};
+  for (uint32_t round = 0; round < a.k; ++round) {
+    uint64_t best = 0;
+    for (uint32_t index = t; wanted && index < a.length; index += kTeam) {
+      const uint64_t composite = selection.composite(index);
+      if (composite < last && composite > best) best = composite;
+    }
+    last = of_team<kTeam>(best, [](uint64_t a, uint64_t b) { return a > b ? a : b; });
+    if (wanted && t == 0) board.best[round] = last;
+  }
+}
+
+// Blocks of a multiprocessor: as many registers as a lane's elements and the rest take.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
+constexpr int kMostResident = 8;  // it has 1024 threads
+#else
+constexpr int kMostResident = 12;
+#endif
+constexpr int resident(int elements, bool biased) {
+  const int blocks = elements == 32 ? 8 : elements == 16 ? 10 : 12;
+  return std::min(kMostResident, biased ? blocks - 2 : blocks);
+}
+
+template <class Element, int kTeam, int kElements, bool kBiased>
+__global__ void __launch_bounds__(kBlock, resident(kElements, kBiased)) gate_kernel(const __grid_constant__ Args a) {
+  using Bits = typename Element::Bits;
+  using TeamBoard = Board<Element, kTeam, kElements>;
+  constexpr uint32_t kTeams = kBlock / kTeam, kVector = 16 / sizeof(Bits), kLoads = kElements / kVector;
+  __shared__ TeamBoard boards[kTeams];
+  const uint32_t lane = threadIdx.x & 31, t = threadIdx.x % kTeam, in_block = threadIdx.x / kTeam;
+  const int64_t r = static_cast<int64_t>(blockIdx.x) * kTeams + in_block;
+  const bool live = r < a.rows;
+  if (!__any_sync(kFullWarp, live)) return;
+  const int64_t outer = live ? a.inner == 1 ? r : r / a.inner : 0, inner = live ? r - outer * a.inner : 0;
+  TeamBoard& board = boards[in_block];
+  const auto index_of = [&](uint32_t j) { return (j / kVector * kTeam + t) * kVector + j % kVector; };
+
+  // Load. What is not there is -inf.
+  float v[kElements];
+  const Bits* row = static_cast<const Bits*>(a.logits) + outer * a.length * a.inner + inner;
+  const Bits lowest = Element::store(-INFINITY);
+  if (a.vectors) {
+    constexpr int kPerWord = 4 / sizeof(Bits);
+    const uint32_t filler = kPerWord == 1 ? lowest : lowest * 0x10001u, vectors = live ? a.length / kVector : 0;
+    uint4 loaded[kLoads];
+#pragma unroll
+    for (uint32_t u = 0; u < kLoads; ++u) {
+      loaded[u] = make_uint4(filler, filler, filler, filler);
+      const uint32_t at = u * kTeam + t;
+      if (at < vectors) loaded[u] = __ldg(reinterpret_cast<const uint4*>(row) + at);
+    }
+#pragma unroll
+    for (uint32_t u = 0; u < kLoads; ++u) {
+      reinterpret_cast<uint4*>(board.row)[u * kTeam + t] = loaded[u];
+      const uint32_t words[4] = {loaded[u].x, loaded[u].y, loaded[u].z, loaded[u].w};
+#pragma unroll
+      for (uint32_t c = 0; c < kVector; ++c)
+        v[u * kVector + c] =
+            Element::load(static_cast<Bits>(words[c / kPerWord] >> (8 * sizeof(Bits) * (c % kPerWord))));
+    }
+  } else {
+#pragma unroll
+    for (uint32_t j = 0; j < kElements; ++j) {
+      const uint32_t index = index_of(j);
+      const Bits bits = live && index < a.length ? __ldg(row + index * a.inner) : lowest;
+      board.row[index] = bits;
+      v[j] = Element::load(bits);
+    }
+  }
+  // The first ones of a lane are there.
+  const uint32_t part = a.length % (kTeam * kVector);
+  const uint32_t some = part > t * kVector ? min(part - t * kVector, kVector) : 0;
+  const uint32_t count = live ? a.length / (kTeam * kVector) * kVector + some : 0;
+  const uint32_t present = count >= 32 ? ~0u : (1u << count) - 1;
+
+  // Scores of the whole row, where they matter.
+  Selection<Element, kBiased> selection{board.row, nullptr, 0, 0, 1, a.sigmoid};
+  if (!a.sigmoid && (kBiased || !a.normalize)) {
+    float top = v[0];
+#pragma unroll
+    for (uint32_t j = 1; j < kElements; ++j) top = fmaxf(top, v[j]);
+    selection.top = max_of_team<kTeam>(top);
+    float sums[4] = {};
+#pragma unroll
+    for (uint32_t j = 0; j < kElements; ++j) sums[j % 4] += expf(v[j] - selection.top);
+    selection.inverse = 1 / sum_of_team<kTeam>((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  }
+  if constexpr (kBiased) {
+    selection.bias = a.bias + a.bias_at.outer(outer) + a.bias_at.inner(inner);
+    selection.bias_stride = a.bias_at.axis_stride;
+#pragma unroll
+    for (uint32_t j = 0; j < kElements; ++j) v[j] = j < count ? selection.biased(v[j], index_of(j)) : -INFINITY;
+  }
+
+  // The threshold. fmaxf drops NaNs.
+  uint32_t floor;
+  if (a.k <= kTeam) {
+    float most[2] = {v[0], v[1]};
+#pragma unroll
+    for (uint32_t j = 2; j < kElements; ++j) most[j % 2] = fmaxf(most[j % 2], v[j]);
+    floor = kth_of_pairs<kTeam>(key_of(most[0]), key_of(most[1]), a.k);
+  } else {
+    float most[4] = {v[0], v[1], v[2], v[3]};
+#pragma unroll
+    for (uint32_t j = 4; j < kElements; ++j) most[j % 4] = fmaxf(most[j % 4], v[j]);
+    const uint32_t keys[4] = {key_of(most[0]), key_of(most[1]), key_of(most[2]), key_of(most[3])};
+    const uint32_t mates = kTeam == 32 ? kFullWarp : ((1u << (kTeam & 31)) - 1) << (lane - t);
+    floor = topk::kth_of_group<kTeam>(keys, a.k, mates);
+    __syncwarp();
+  }
+
+  // A bit for each element that reaches it, or is NaN.
+  uint32_t hits = 0;
+  const float least = value_of(floor);
+#pragma unroll
+  for (int j = kElements - 1; j >= 0; --j) {
+#if defined(__CUDA_ARCH__)
+    // The sign of the difference, shifted in: a floating-point and an integer instruction, which go to different pipes.
+    // The NaN of a computation has the sign of a hit.
+    hits = __funnelshift_l(__float_as_uint(v[j] - least), hits, 1);
+#else
+    hits = hits << 1 | (v[j] < least);
+#endif
+  }
+  hits = ~hits & present;
+
+  // Candidates to the board, where they are ranked.
+  uint32_t inclusive = __popc(hits), at = inclusive;
+#pragma unroll
+  for (uint32_t d = 1; d < kTeam; d *= 2) {
+    const uint32_t up = __shfl_up_sync(kFullWarp, inclusive, d);
+    if (t >= d) inclusive += up;
+  }
+  const uint32_t total = __shfl_sync(kFullWarp, inclusive, lane | (kTeam - 1));
+  const uint32_t candidates = total <= board.kCapacity ? total : 0;
+  if (candidates) {
+    for (at = inclusive - at; hits; hits &= hits - 1)
+      board.candidates[at++] = selection.composite(index_of(__ffs(hits) - 1));
+    if (t == 0) board.candidates[candidates] = 0;  // they are read in pairs
+  }
+  __syncwarp();
+  for (uint32_t i = t; i < candidates; i += kTeam) {
+    const uint64_t own = board.candidates[i];
+    uint32_t rank = 0;
+    for (uint32_t j = 0; j < candidates; j += 2) {
+      const ulonglong2 pair = *reinterpret_cast<const ulonglong2*>(board.candidates + j);
+      rank += (pair.x > own) + (pair.y > own);
+    }
+    if (rank < a.k) board.best[rank] = own;
+  }
+  __syncwarp();
+  const bool found = candidates >= a.k && static_cast<uint32_t>(board.best[a.k - 1] >> 32) >= floor;
+  if (__any_sync(kFullWarp, live && !found)) {
+    search<kTeam>(a, selection, board, t, live && !found);
+    __syncwarp();
+  }
+
+  // Weights: a lane has one of the chosen, or two.
+  const bool has[2] = {true, a.k > kTeam};
+  float z[2] = {-INFINITY, -INFINITY}, w[2] = {};
+  uint32_t index[2];
+#pragma unroll
+  for (uint32_t s = 0; s < 2; ++s) {
+    const uint32_t rank = t + s * kTeam;
+    if (!has[s] || !live || rank >= a.k) continue;
+    index[s] = ~static_cast<uint32_t>(board.best[rank]);
+    z[s] = Element::load(board.row[index[s]]);
+  }
+  if (a.normalize) {
+    // Sigmoids are scaled, too, so that they cannot all vanish: e^z / (1 + e^z) below 0, 1 / (1 + e^-z) above.
+    const float top = max_of_team<kTeam>(fmaxf(z[0], z[1])), shift = a.sigmoid ? fminf(top, 0) : top;
+#pragma unroll
+    for (uint32_t s = 0; s < 2; ++s) {
+      if (!has[s]) continue;
+      w[s] = a.sigmoid && z[s] > 0 ? 1 : expf(z[s] - shift);
+      if (a.sigmoid) w[s] /= 1 + expf(-fabsf(z[s]));
+    }
+    const float sum = sum_of_team<kTeam>(w[0] + w[1]);
+    w[0] /= sum;
+    if (has[1]) w[1] /= sum;
+  } else {
+    w[0] = selection.score(z[0]);
+    if (has[1]) w[1] = selection.score(z[1]);
+  }
+#pragma unroll
+  for (uint32_t s = 0; s < 2; ++s) {
+    const uint32_t rank = t + s * kTeam;
+    if (!has[s] || !live || rank >= a.k) continue;
+    const int64_t to = (outer * a.k + rank) * a.inner + inner;
+    static_cast<Bits*>(a.weights)[to] = Element::store(w[s]);
+    a.indices[to] = static_cast<int32_t>(index[s]);
+  }
+}
+
+template <class Element, int kTeam, int kElements>
+cudaError_t run(cudaStream_t stream, const Args& a) {
+  constexpr int64_t kTeams = kBlock / kTeam;
+  Launch config;
+  config.grid = dim3(static_cast<unsigned>((a.rows + kTeams - 1) / kTeams));
+  config.block = dim3(kBlock);
+  return launch(stream, config,
+                a.bias ? gate_kernel<Element, kTeam, kElements, true> : gate_kernel<Element, kTeam, kElements, false>,
+                a);
+}
+
+template <class Element>
+cudaError_t dispatch(cudaStream_t stream, const Plan& plan, Args a) {
+  const size_t size = sizeof(typename Element::Bits);
+  a.vectors = a.inner == 1 && a.length * size % 16 == 0 && reinterpret_cast<uintptr_t>(a.logits) % 16 == 0;
+  if (plan.team == 32) return run<Element, 32, 32>(stream, a);
+  if (plan.team == 16) return run<Element, 16, 32>(stream, a);
+  switch (plan.elements) {
+    case 8: return run<Element, 8, 8>(stream, a);
+    case 16: return run<Element, 8, 16>(stream, a);
+    default: return run<Element, 8, 32>(stream, a);
+  }
+}
+
+}  // namespace
+
+cudaError_t launch_topk_softmax(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
+  if (plan.empty) return cudaSuccess;
+  Args a = {};
+  a.logits = buffers.logits;
+  a.bias = buffers.bias;
+  a.weights = buffers.weights;
+  a.indices = buffers.indices;
+  a.bias_at = problem.bias;
+  a.rows = problem.rows.count();
+  a.inner = problem.rows.inner;
+  a.length = static_cast<uint32_t>(problem.rows.length);
+  a.k = static_cast<uint32_t>(problem.k);
+  a.sigmoid = problem.sigmoid;
+  a.normalize = problem.normalize;
+  switch (problem.dtype) {
+    case DType::kFloat16: return dispatch<scan::Float16>(stream, plan, a);
+    case DType::kBFloat16: return dispatch<scan::BFloat16>(stream, plan, a);
+    case DType::kFloat32: return dispatch<scan::Float32>(stream, plan, a);
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace jaxgpuops::topk_softmax

@@ -1,0 +1,336 @@
+"""Sums, extremes, means and dot products along axes."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.interpreters import ad
+from jax.typing import ArrayLike
+
+from jaxgpuops import _arguments, _native
+from jaxgpuops._arguments import FLOATS, FLOATS8, INTEGERS, ORDERED_DTYPES, given
+from jaxgpuops._axes import Merged
+from jaxgpuops._primitive import Kernel, align, def_jvp, def_jvp_by_fallback
+
+# ---- Primitives -------------------------------------------------------------------------------------------------------
+
+SUMMED_DTYPES = FLOATS | FLOATS8 | INTEGERS
+
+
+def _kernel(name, operands, **kwargs):
+    """A kernel with that many operands, then perhaps ``where`` (the param ``masked`` says so)."""
+
+    def plan(rows, avals, compute_capability, **_):
+        return _native.modules["cpu"].plan_reduce(name, *rows, avals[0].dtype.itemsize, compute_capability)
+
+    return Kernel(
+        name, attributes=("masked",), broadcasts=lambda count, **_: range(operands, count), plan=plan, **kwargs
+    )
+
+
+def _where(where, x, fill):
+    return jnp.where(where[0], x, np.array(fill, x.dtype)) if where else x
+
+
+def _sum_dtype(x, wide):
+    return _arguments.wide(x.dtype) if wide else x.dtype
+
+
+def _sum_fallback(x, *where, axis, masked, wide):
+    total = jnp.sum(_where(where, x.astype(_arguments.wide(x.dtype)), 0), axis, dtype=_arguments.wide(x.dtype))
+    return (total.astype(_sum_dtype(x, wide)),)
+
+
+# Its result has the dtype of x or, ``wide``, the one that it is computed in.
+sum_p = _kernel(
+    "sum",
+    1,
+    results=lambda x, *_, wide, **__: [(None, _sum_dtype(x, wide))],
+    fallback=_sum_fallback,
+    accepts=SUMMED_DTYPES.__contains__,
+)
+
+
+def sum_cotangent(ct, aval, where, axis):
+    """The cotangent of a row at each of its entries that count."""
+    return _where(where, jnp.broadcast_to(lax.expand_dims(ct, (axis,)), aval.shape), 0).astype(aval.dtype)
+
+
+def _sum_transpose(cts, x, *where, axis, **_):
+    ct = None if isinstance(cts[0], ad.Zero) else sum_cotangent(cts[0], x.aval, where, axis)
+    return [ct, *(None for _ in where)]
+
+
+def_jvp(sum_p, lambda outs, primals, tangents, **params: sum_p(tangents[0], *primals[1:], **params))
+ad.primitive_transposes[sum_p.primitive] = _sum_transpose
+
+
+def _dot_fallback(x, y, *where, axis, masked, wide):
+    dtype = _arguments.wide(x.dtype)
+    products = _where(where, x.astype(dtype) * y.astype(dtype), 0)
+    return (jnp.sum(products, axis, dtype=dtype).astype(_sum_dtype(x, wide)),)
+
+
+dot_p = _kernel(
+    "dot",
+    2,
+    results=lambda x, *_, wide, **__: [(None, _sum_dtype(x, wide))],
+    fallback=_dot_fallback,
+    accepts=SUMMED_DTYPES.__contains__,
+)
+
+
+def _dot_jvp(outs, primals, tangents, **params):
+    x, y, *where = primals
+    tx, ty, *_ = tangents
+    terms = given(
+        None if tx is None else dot_p(tx, y, *where, **params)[0],
+        None if ty is None else dot_p(x, ty, *where, **params)[0],
+    )
+    return [functools.reduce(jnp.add, terms)]
+
+
+def dot_cotangent(ct, other, where, axis):
+    """The cotangent of one of the two arrays of a dot product."""
+    dtype = _arguments.wide(other.dtype)
+    ct = lax.expand_dims(ct.astype(dtype), (axis,))
+    return _where(where, ct * other.astype(dtype), 0).astype(other.dtype)
+
+
+def _dot_transpose(cts, x, y, *where, axis, **_):
+    nothing = [None for _ in where]
+    if isinstance(cts[0], ad.Zero):
+        return [None, None, *nothing]
+    if ad.is_undefined_primal(x):
+        return [dot_cotangent(cts[0], y, where, axis), None, *nothing]
+    return [None, dot_cotangent(cts[0], x, where, axis), *nothing]
+
+
+def_jvp(dot_p, _dot_jvp)
+ad.primitive_transposes[dot_p.primitive] = _dot_transpose
+
+
+def _extreme_fallback(name):
+    def fallback(x, *where, axis, masked):
+        if where:
+            x = jnp.where(where[0], x, _identity(name, x.dtype))
+        return (getattr(jnp, name)(x, axis),)
+
+    return fallback
+
+
+def _identity(name, dtype):
+    """What a row without entries that count has: the lowest or highest value."""
+    if dtype == np.dtype(bool):
+        return np.array(name == "min")
+    if jnp.issubdtype(dtype, jnp.floating):
+        infinity = np.array(np.inf, dtype)
+        largest = jnp.finfo(dtype).max if np.isnan(infinity) else infinity
+        return np.array(largest if name == "min" else -largest, dtype)
+    info = jnp.iinfo(dtype)
+    return np.array(info.max if name == "min" else info.min, dtype)
+
+
+def _extreme_kernel(name):
+    return _kernel(
+        name,
+        1,
+        results=lambda x, *_, **__: [(None, x.dtype)],
+        fallback=_extreme_fallback(name),
+        accepts=ORDERED_DTYPES.__contains__,
+    )
+
+
+max_p, min_p = _extreme_kernel("max"), _extreme_kernel("min")
+
+
+def _takes(x, y, where, axis):
+    """Which entries an extreme y, with the axis, is the value of, and how many: a NaN is equal to it if it is NaN."""
+    takes = (x == y) | jnp.isnan(x)
+    if where:
+        takes &= where[0]
+    count = jnp.sum(takes, axis, dtype=_arguments.wide(x.dtype), keepdims=True)
+    return takes, jnp.maximum(count, 1)  # no entry counts in a row that is masked whole
+
+
+def _extreme_jvp_fallback(t, x, y, *where, axis, masked):
+    takes, count = _takes(x, y, where, axis)
+    mean = jnp.sum(jnp.where(takes, t.astype(count.dtype) / count, np.zeros((), count.dtype)), axis)
+    return (mean.astype(t.dtype),)
+
+
+# The tangent of a maximum or minimum y from that of x: equal entries share it, as in JAX. Plain JAX, which XLA fuses; a
+# primitive so that no residual but x and y is kept.
+extreme_jvp_p = Kernel(
+    "extreme_jvp",
+    results=lambda t, *_, **__: [(None, t.dtype)],
+    fallback=_extreme_jvp_fallback,
+    accepts=None,
+    broadcasts=lambda count, **_: range(1, count),
+)
+
+
+def extreme_cotangent(ct, x, y, where, axis):
+    """The cotangent of x from that of its maximum or minimum y, which has the axis."""
+    takes, count = _takes(x, y, where, axis)
+    share = lax.expand_dims(ct, (axis,)).astype(count.dtype) / count
+    return jnp.where(takes, share, np.zeros((), share.dtype)).astype(ct.dtype)
+
+
+def _extreme_jvp_transpose(cts, t, x, y, *where, axis, masked):
+    others = [None for _ in (x, y, *where)]
+    if isinstance(cts[0], ad.Zero):
+        return [None, *others]
+    return [jnp.broadcast_to(extreme_cotangent(cts[0], x, y, where, axis), t.aval.shape), *others]
+
+
+ad.primitive_transposes[extreme_jvp_p.primitive] = _extreme_jvp_transpose
+def_jvp_by_fallback(extreme_jvp_p)
+
+
+def _extreme_jvp(outs, primals, tangents, *, axis, masked):
+    x, *where = primals
+    return extreme_jvp_p(tangents[0], x, lax.expand_dims(outs[0], (axis,)), *where, axis=axis, masked=masked)
+
+
+def_jvp(max_p, _extreme_jvp)
+def_jvp(min_p, _extreme_jvp)
+
+# ---- Arguments --------------------------------------------------------------------------------------------------------
+
+KERNELS = {"sum": sum_p, "max": max_p, "min": min_p, "dot": dot_p}
+Axis = int | tuple[int, ...] | None
+
+
+def evaluate(op, name, function, arrays, axis, where, keepdims):
+    """A reduction, where ``function(name, operands, where, axis, **params)`` is that of aligned arrays along one axis."""
+    mean = name == "mean"
+    name = "sum" if mean else name
+    if len(arrays) == 2:
+        dtype = jnp.result_type(*arrays)
+        try:
+            arrays = jnp.broadcast_arrays(*(x.astype(dtype) for x in arrays))
+        except ValueError as error:
+            raise ValueError(
+                f"{op}: x and y must broadcast to one shape, got {arrays[0].shape} and {arrays[1].shape}"
+            ) from error
+    [dtype] = {x.dtype for x in arrays}
+    _arguments.dtype(op, "x", dtype, ORDERED_DTYPES)
+    if mean and dtype not in FLOATS | FLOATS8:
+        dtype = jnp.promote_types(dtype, jnp.result_type(float))
+    elif dtype == np.dtype(bool) and name in ("sum", "dot"):
+        dtype = jnp.result_type(int)
+    shape = arrays[0].shape
+    axes = _arguments.axes_of(op, "x", shape, axis)
+    where = _arguments.mask(op, "where", where, shape)
+    if name in ("max", "min") and any(shape[d] == 0 for d in axes):
+        raise ValueError(f"{op}: there is no {name} of no elements: x has shape {shape}, axis is {axis}")
+    merged = Merged(shape, axes)
+    *arrays, where = (None if a is None else merged.merge(a) for a in (*(x.astype(dtype) for x in arrays), where))
+    operands = align(*given(*arrays, where))
+    params = {"wide": mean} if name in ("sum", "dot") else {}
+    y = function(name, operands, merged.axis, masked=where is not None, **params)
+    if mean:
+        y = (y / _count(where, arrays[0].shape, merged.axis, y.dtype)).astype(dtype)
+    return merged.reduced(y, keepdims)
+
+
+def _count(where, shape, axis, dtype):
+    """How many entries of each row count."""
+    if where is None:
+        return jnp.asarray(shape[axis]).astype(dtype)
+    count = jnp.sum(where, axis, dtype=dtype)
+    return count if where.shape[axis] == shape[axis] else count * shape[axis]
+
+
+def arguments(op, axis, **arrays):
+    """Arrays, and the axis: what must be checked before tracing."""
+    return [_arguments.array(op, name, x) for name, x in arrays.items()], _arguments.axes(op, axis)
+
+
+# ---- Functions --------------------------------------------------------------------------------------------------------
+
+
+def _bind(name, operands, axis, **params):
+    return KERNELS[name](*operands, axis=axis, **params)[0]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3, 4), inline=True)
+def _reduce(name, arrays, where, axis, keepdims):
+    return evaluate(f"jaxgpuops.lax.{name}", name, _bind, arrays, axis, where, keepdims)
+
+
+def sum(x: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepdims: bool = False) -> jax.Array:
+    """Sum as `jaxgpuops.sum`, which see. This one has forward-mode derivatives too (`jax.jvp`, `jax.jacfwd`).
+
+    >>> import jax, jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> jaxgpuops.lax.sum(jnp.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
+    [3.0, 7.0]
+    >>> jax.jacfwd(jaxgpuops.lax.sum)(jnp.array([1.0, 2.0])).tolist()
+    [1.0, 1.0]
+    """
+    arrays, axis = arguments("jaxgpuops.lax.sum", axis, x=x)
+    return _reduce("sum", arrays, where, axis, bool(keepdims))
+
+
+def mean(x: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepdims: bool = False) -> jax.Array:
+    """Mean as `jaxgpuops.mean`, which see. This one has forward-mode derivatives too (`jax.jvp`, `jax.jacfwd`).
+
+    >>> import jax, jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> jaxgpuops.lax.mean(jnp.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
+    [1.5, 3.5]
+    >>> jax.jacfwd(jaxgpuops.lax.mean)(jnp.array([1.0, 2.0])).tolist()
+    [0.5, 0.5]
+    """
+    arrays, axis = arguments("jaxgpuops.lax.mean", axis, x=x)
+    return _reduce("mean", arrays, where, axis, bool(keepdims))
+
+
+def max(x: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepdims: bool = False) -> jax.Array:
+    """Maximum as `jaxgpuops.max`, which see. This one has forward-mode derivatives too (`jax.jvp`, `jax.jacfwd`).
+
+    >>> import jax, jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> jaxgpuops.lax.max(jnp.array([[1.0, 2.0], [4.0, 3.0]])).tolist()
+    [2.0, 4.0]
+    >>> jax.jacfwd(jaxgpuops.lax.max)(jnp.array([1.0, 2.0])).tolist()
+    [0.0, 1.0]
+    """
+    arrays, axis = arguments("jaxgpuops.lax.max", axis, x=x)
+    return _reduce("max", arrays, where, axis, bool(keepdims))
+
+
+def min(x: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepdims: bool = False) -> jax.Array:
+    """Minimum as `jaxgpuops.min`, which see. This one has forward-mode derivatives too (`jax.jvp`, `jax.jacfwd`).
+
+    >>> import jax, jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> jaxgpuops.lax.min(jnp.array([[1.0, 2.0], [4.0, 3.0]])).tolist()
+    [1.0, 3.0]
+    >>> jax.jacfwd(jaxgpuops.lax.min)(jnp.array([1.0, 1.0])).tolist()
+    [0.5, 0.5]
+    """
+    arrays, axis = arguments("jaxgpuops.lax.min", axis, x=x)
+    return _reduce("min", arrays, where, axis, bool(keepdims))
+
+
+def dot(
+    x: ArrayLike, y: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepdims: bool = False
+) -> jax.Array:
+    """Dot product as `jaxgpuops.dot`, which see. This one has forward-mode derivatives too (`jax.jvp`, `jax.jacfwd`).
+
+    >>> import jax, jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> jaxgpuops.lax.dot(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([1.0, -1.0])).tolist()
+    [-1.0, -1.0]
+    >>> jax.jacfwd(jaxgpuops.lax.dot)(jnp.array([1.0, 2.0]), jnp.array([3.0, 4.0])).tolist()
+    [3.0, 4.0]
+    """
+    arrays, axis = arguments("jaxgpuops.lax.dot", axis, x=x, y=y)
+    return _reduce("dot", arrays, where, axis, bool(keepdims))

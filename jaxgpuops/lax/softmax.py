@@ -1,0 +1,242 @@
+"""Softmax, its logarithm, logsumexp and cross-entropy, with forward and reverse mode; what both tiers check."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import ArrayLike
+
+from jaxgpuops import _arguments
+from jaxgpuops._arguments import FLOATS, FLOATS8, INTEGERS, given
+from jaxgpuops._axes import Merged
+from jaxgpuops._primitive import align
+from jaxgpuops.lax.softmax_primitives import bind, cross_entropy_p, log_softmax_p, logsumexp_p, softmax_p
+
+# ---- Arguments --------------------------------------------------------------------------------------------------------
+
+Axis = int | tuple[int, ...] | None
+
+DTYPES = FLOATS | FLOATS8 | INTEGERS | {np.dtype(bool)}
+
+
+def arguments(op, name, x, axis, scale):
+    """x, axis, the number and the array that ``scale`` is: what must be checked before tracing."""
+    x = _arguments.array(op, name, x)
+    factor = 1.0
+    if scale is not None and not isinstance(scale, np.ndarray | jax.Array):
+        factor, scale = _arguments.number(op, "scale", scale), None
+    return x, _arguments.axes(op, axis), factor, scale
+
+
+def evaluate(op, name, function, x, axis, scale, bias, where, causal):
+    """``function(operands, axis, query_axis)`` of aligned operands (None where missing) and one axis, from the front.
+
+    Returns its result, and how the axes were merged.
+    """
+    _arguments.dtype(op, name, x.dtype, DTYPES)
+    x = x.astype(jnp.promote_types(x.dtype, jnp.result_type(float))) if x.dtype not in FLOATS | FLOATS8 else x
+    axes = _arguments.axes_of(op, name, x.shape, axis)
+    if scale is not None:
+        scale = _float(op, "scale", _arguments.array(op, "scale", scale))
+        scale = _arguments.broadcasting(op, "scale", scale.astype(_arguments.wide(x.dtype)), x.shape)
+        if any(scale.shape[d] != 1 for d in axes):
+            raise ValueError(
+                f"{op}: scale must have size 1 along axis {axis}, one number a row, got {scale.shape} for {name} of "
+                f"shape {x.shape}"
+            )
+    if bias is not None:
+        bias = _float(op, "bias", _arguments.array(op, "bias", bias))
+        bias = _arguments.broadcasting(op, "bias", bias.astype(x.dtype), x.shape)
+    where = _arguments.mask(op, "where", where, x.shape)
+    if causal and (x.ndim < 2 or axes != (x.ndim - 1,)):
+        raise ValueError(
+            f"{op}: causal needs the axis to be the last of two dimensions or more, got axis={axis} for {name} of shape "
+            f"{x.shape}"
+        )
+    merged = Merged(x.shape, axes)
+    operands = [None if a is None else merged.merge(a) for a in (x, scale, bias, where)]
+    aligned = iter(align(*given(*operands)))
+    operands = [None if a is None else next(aligned) for a in operands]
+    return function(operands, merged.axis, merged.axis - 1 if causal else None), merged
+
+
+def _float(op, name, x):
+    _arguments.dtype(op, name, x.dtype, DTYPES - {np.dtype(bool)})
+    return x
+
+
+def losses(op, label_smoothing, z_loss, reduction):
+    """Checked numbers of a cross-entropy."""
+    label_smoothing = _arguments.number(op, "label_smoothing", label_smoothing)
+    z_loss = _arguments.number(op, "z_loss", z_loss)
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(f"{op}: label_smoothing must be between 0 and 1, got {label_smoothing}")
+    if not 0 <= z_loss < math.inf:
+        raise ValueError(f"{op}: z_loss must be a number not below 0, got {z_loss}")
+    if reduction not in (None, "sum", "mean"):
+        raise ValueError(f"{op}: reduction must be None, 'sum' or 'mean', got {reduction!r}")
+    return label_smoothing, z_loss, reduction
+
+
+def cross_entropy_operands(op, logits, labels, where, axis):
+    """Aligned logits, labels with the axis, ``where`` (or None) with the axis, and the axis counted from the front."""
+    _arguments.dtype(op, "logits", logits.dtype, FLOATS | FLOATS8)
+    axis = _arguments.axis_of(op, "logits", logits.shape, axis)
+    _arguments.dtype(op, "labels", labels.dtype, INTEGERS)
+    rows = (*logits.shape[:axis], *logits.shape[axis + 1 :])
+    if labels.shape != rows:
+        raise ValueError(f"{op}: labels must have shape {rows}, that of logits without axis {axis}, got {labels.shape}")
+    if labels.dtype.itemsize == 8 or labels.dtype == np.dtype(np.uint32):  # large ones must not wrap into range
+        labels = jnp.where((labels >= 0) & (labels < logits.shape[axis]), labels, labels.dtype.type(2**31 - 1))
+    labels = lax.expand_dims(labels.astype(np.int32), (axis,))
+    where = _arguments.mask(op, "where", where, rows)
+    if where is not None:
+        where = lax.expand_dims(where, (axis,))
+    return *align(*given(logits, labels, where)), *(() if where is not None else (None,)), axis
+
+
+def mean_weight(labels, where, dtype) -> jax.Array:
+    """One over the number of rows that count; of none, 1."""
+    rows = labels.shape
+    if where is None:
+        count = jnp.asarray(math.prod(rows))
+    else:
+        missing = math.prod(n for n, m in zip(rows, where.shape, strict=True) if m != n)
+        count = jnp.sum(where) * missing
+    return 1 / jnp.maximum(count, 1).astype(dtype)
+
+
+# ---- Functions --------------------------------------------------------------------------------------------------------
+
+
+@functools.partial(jax.jit, static_argnums=(0, 5, 6, 7), inline=True)
+def _softmax(name, x, scale, bias, where, axis, factor, causal):
+    def function(operands, axis, query_axis):
+        kernel = {"softmax": softmax_p, "log_softmax": log_softmax_p}[name]
+        return bind(kernel, operands, axis, factor, query_axis)
+
+    y, merged = evaluate(f"jaxgpuops.lax.{name}", "x", function, x, axis, scale, bias, where, causal)
+    return merged.split(y)
+
+
+@functools.partial(jax.jit, static_argnums=(4, 5, 6, 7), inline=True)
+def _logsumexp(x, scale, bias, where, axis, factor, causal, keepdims):
+    def function(operands, axis, query_axis):
+        return bind(logsumexp_p, operands, axis, factor, query_axis, wide=False)
+
+    y, merged = evaluate("jaxgpuops.lax.logsumexp", "x", function, x, axis, scale, bias, where, causal)
+    return merged.reduced(y, keepdims)
+
+
+def softmax(
+    x: ArrayLike,
+    *,
+    axis: Axis = -1,
+    where: ArrayLike | None = None,
+    scale: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    causal: bool = False,
+) -> jax.Array:
+    """Softmax as `jaxgpuops.softmax`, which see. This one has forward-mode derivatives too (`jax.jvp`, `jax.jacfwd`).
+
+    >>> import jax, jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> x = jnp.log(jnp.array([1.0, 3.0]))
+    >>> jaxgpuops.lax.softmax(x).round(4).tolist()
+    [0.25, 0.75]
+    >>> jax.jacfwd(jaxgpuops.lax.softmax)(x).round(4).tolist()
+    [[0.1875, -0.1875], [-0.1875, 0.1875]]
+    """
+    x, axis, factor, scale = arguments("jaxgpuops.lax.softmax", "x", x, axis, scale)
+    return _softmax("softmax", x, scale, bias, where, axis, factor, bool(causal))
+
+
+def log_softmax(
+    x: ArrayLike,
+    *,
+    axis: Axis = -1,
+    where: ArrayLike | None = None,
+    scale: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    causal: bool = False,
+) -> jax.Array:
+    """Logarithm of softmax as `jaxgpuops.log_softmax`, which see. This one has forward-mode derivatives too.
+
+    >>> import jax, jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> x = jnp.log(jnp.array([1.0, 3.0]))
+    >>> jnp.exp(jaxgpuops.lax.log_softmax(x)).round(4).tolist()
+    [0.25, 0.75]
+    >>> jax.jacfwd(jaxgpuops.lax.log_softmax)(x).round(4).tolist()
+    [[0.75, -0.75], [-0.25, 0.25]]
+    """
+    x, axis, factor, scale = arguments("jaxgpuops.lax.log_softmax", "x", x, axis, scale)
+    return _softmax("log_softmax", x, scale, bias, where, axis, factor, bool(causal))
+
+
+def logsumexp(
+    x: ArrayLike,
+    *,
+    axis: Axis = -1,
+    where: ArrayLike | None = None,
+    scale: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    causal: bool = False,
+    keepdims: bool = False,
+) -> jax.Array:
+    """Logarithm of the sum of exponentials as `jaxgpuops.logsumexp`, which see. This one has forward-mode derivatives too.
+
+    >>> import jax, jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> x = jnp.log(jnp.array([1.0, 3.0]))
+    >>> print(jnp.exp(jaxgpuops.lax.logsumexp(x)).round(4))
+    4.0
+    >>> jax.jacfwd(jaxgpuops.lax.logsumexp)(x).round(4).tolist()
+    [0.25, 0.75]
+    """
+    x, axis, factor, scale = arguments("jaxgpuops.lax.logsumexp", "x", x, axis, scale)
+    return _logsumexp(x, scale, bias, where, axis, factor, bool(causal), bool(keepdims))
+
+
+@functools.partial(jax.jit, static_argnums=(3, 4, 5, 6), inline=True)
+def _cross_entropy(logits, labels, where, axis, label_smoothing, z_loss, reduction):
+    op = "jaxgpuops.lax.softmax_cross_entropy"
+    logits, labels, where, axis = cross_entropy_operands(op, logits, labels, where, axis)
+    params = {"masked": where is not None, "label_smoothing": label_smoothing, "z_loss": z_loss}
+    loss, _ = cross_entropy_p(*given(logits, labels, where), axis=axis, **params)
+    if reduction is None:
+        return loss
+    return jnp.sum(loss) * (mean_weight(labels, where, loss.dtype) if reduction == "mean" else 1)
+
+
+def softmax_cross_entropy(
+    logits: ArrayLike,
+    labels: ArrayLike,
+    *,
+    axis: int = -1,
+    where: ArrayLike | None = None,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    reduction: str | None = None,
+) -> jax.Array:
+    """Cross-entropy as `jaxgpuops.softmax_cross_entropy`, which see. This one has forward-mode derivatives too.
+
+    With a reduction, its gradient is a second pass over the logits, where that function computes it in the first.
+
+    >>> import jax, jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> logits = jnp.log(jnp.array([[1.0, 3.0]]))
+    >>> jnp.exp(-jaxgpuops.lax.softmax_cross_entropy(logits, jnp.array([0]))).round(4).tolist()
+    [0.25]
+    >>> jax.jacfwd(jaxgpuops.lax.softmax_cross_entropy)(logits, jnp.array([0])).round(4).tolist()
+    [[[-0.75, 0.75]]]
+    """
+    op = "jaxgpuops.lax.softmax_cross_entropy"
+    logits, labels = _arguments.array(op, "logits", logits), _arguments.array(op, "labels", labels)
+    axis = _arguments.integer(op, "axis", axis)
+    return _cross_entropy(logits, labels, where, axis, *losses(op, label_smoothing, z_loss, reduction))

@@ -1,0 +1,518 @@
+"""Softmax, its logarithm, logsumexp and cross-entropy as primitives.
+
+All are functions of logits ``z = factor * scale * x + bias``, where ``scale`` and ``bias`` may be missing and broadcast,
+and of a mask: an entry is masked where ``where`` is False or, causal, where its position along the axis is after that
+of its query, its index along the dimension ``query_axis``. A masked entry takes part in nothing, whatever it holds.
+
+Derivatives of softmax and log_softmax are kernels, linear in a tangent and transposable. Those of logsumexp and of
+cross-entropy need nothing of the row but a number that the forward pass found: they are elementwise, and plain JAX,
+which XLA makes one read and one write; as primitives, so that no residual but the arguments is kept, and that they
+are batched as kernels are.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.interpreters import ad
+
+from jaxgpuops import _arguments, _native
+from jaxgpuops._arguments import FLOATS, given
+from jaxgpuops._primitive import Kernel, def_jvp, def_jvp_by_fallback
+
+# ---- Logits -----------------------------------------------------------------------------------------------------------
+
+
+def _kernel(name, operands, *, plan=True, **kwargs):
+    """A kernel with that many operands that do not broadcast; others follow."""
+
+    def plan_softmax(rows, avals, compute_capability, **_):
+        return _native.modules["cpu"].plan_softmax(name, *rows, avals[0].dtype.itemsize, compute_capability)
+
+    return Kernel(
+        name,
+        broadcasts=lambda count, **_: range(operands, count),
+        plan=plan_softmax if plan else None,
+        **kwargs,
+    )
+
+
+def _like_first(x, *_, axis, **__):
+    return [(x.shape[axis], x.dtype)]
+
+
+def _optional(rest, *present):
+    """Operands that may be missing: those that are not ``present`` are None."""
+    rest = iter(rest)
+    return [next(rest) if p else None for p in present]
+
+
+def wide(x: jax.Array) -> jax.Array:
+    return x.astype(_arguments.wide(x.dtype))
+
+
+def _position(shape, axis):
+    return lax.broadcasted_iota(np.int32, shape, axis)
+
+
+def _mask(where, shape, axis, query_axis):
+    """Where entries count, or None where all do; broadcasts against ``shape``."""
+    if query_axis is None:
+        return where
+    dims = [n if d in (axis, query_axis) else 1 for d, n in enumerate(shape)]
+    causal = _position(dims, axis) <= _position(dims, query_axis)
+    return causal if where is None else where & causal
+
+
+def _where(mask, x, fill):
+    return x if mask is None else jnp.where(mask, x, np.array(fill, x.dtype))
+
+
+def _logits(x, scale, bias, mask, factor):
+    """z, -inf where masked, in the dtype that it is computed in."""
+    z = wide(_where(mask, x, 0))
+    if scale is not None:
+        z = z * (np.array(factor, z.dtype) * scale)
+    elif factor != 1:
+        z = z * np.array(factor, z.dtype)
+    if bias is not None:
+        z = z + wide(bias)
+    return _where(mask, z, -np.inf)
+
+
+def _maximum(z, axis):
+    """The largest of each row as a constant, 0 where it is not finite; -inf of an empty row counts as that."""
+    m = lax.stop_gradient(jnp.max(z, axis, keepdims=True, initial=-np.inf))
+    return m, jnp.where(jnp.isfinite(m), m, np.zeros((), m.dtype))
+
+
+def _below(z, m):
+    """z - m for z <= m, exactly 0 where they are equal.
+
+    XLA may compute z again where it is used, and contract the product in it with the subtraction: what is left is then
+    what z lost when it was rounded, for large numbers anything.
+    """
+    d = z - m
+    return d - lax.stop_gradient(jnp.where((z == m) & jnp.isfinite(m), d, np.zeros((), d.dtype)))
+
+
+def _log_sum(z, m, axis):
+    """log(sum of e^(z - m)) to the last digit, also where the largest element is all but 1 of the sum."""
+    d, largest = _below(z, m), z == m
+    e = jnp.exp(d)
+    count = jnp.sum(largest, axis, dtype=z.dtype, keepdims=True)
+    rest = jnp.sum(jnp.where(largest, jnp.expm1(d), e), axis, keepdims=True) + (count - 1)
+    return jnp.where(jnp.isfinite(rest) & (count > 0), jnp.log1p(rest), jnp.log(jnp.sum(e, axis, keepdims=True)))
+
+
+def _call(x, rest, axis, factor, scaled, biased, masked, query_axis):
+    """Logits and mask of a call."""
+    scale, bias, where = _optional(rest, scaled, biased, masked)
+    mask = _mask(where, x.shape, axis, query_axis)
+    return _logits(x, scale, bias, mask, factor), mask
+
+
+def or_zero(p: jax.Array, x: jax.Array) -> jax.Array:
+    """``p * x``, and 0 where p is 0, whatever x is."""
+    return p * jnp.where(p == 0, np.zeros((), x.dtype), x)
+
+
+# ---- Derivatives of softmax and log_softmax ---------------------------------------------------------------------------
+# Where a probability is more than a half, 1 - p is not computed, but the sum of the others: nothing of it is lost when p
+# is 1 but for rounding.
+
+
+def _relative(t, p, axis):
+    """Tangents less that of the entry of more than a half, if there is one. Their mean changes by as much."""
+    most = jnp.sum(jnp.where(p > 0.5, t, np.zeros((), t.dtype)), axis, keepdims=True)
+    return t - most
+
+
+def _times(y, factor, scale):
+    y = y if factor == 1 else y * np.array(factor, y.dtype)
+    return y if scale is None else y * scale
+
+
+def _softmax_jvp_fallback(t, y, *scale, axis, factor, scaled):
+    dtype, t, y = t.dtype, wide(t), wide(y)
+    t = _relative(jnp.where(y == 0, np.zeros((), t.dtype), t), y, axis)
+    out = or_zero(y, t - jnp.sum(or_zero(y, t), axis, keepdims=True))
+    return (_times(out, factor, *_optional(scale, scaled)).astype(dtype),)
+
+
+# The tangent of y from that of x. It is its own transpose.
+softmax_jvp_p = _kernel(
+    "softmax_jvp",
+    2,
+    results=_like_first,
+    fallback=_softmax_jvp_fallback,
+    accepts=FLOATS.__contains__,
+    attributes=("factor", "scaled"),
+)
+
+
+def _log_softmax_jvp_fallback(t, y, *rest, axis, factor, scaled, masked, query_axis, transpose):
+    dtype, t, y = t.dtype, wide(t), wide(y)
+    scale, where = _optional(rest, scaled, masked)
+    mask = _mask(where, t.shape, axis, query_axis)
+    t, p = _where(mask, t, 0), _where(mask, jnp.exp(y), 0)
+    zero = np.zeros((), t.dtype)
+    if transpose:
+        total, others, q = (
+            jnp.sum(a, axis, keepdims=True) for a in (t, jnp.where(p > 0.5, zero, t), jnp.where(p > 0.5, zero, p))
+        )
+        out = jnp.where(p > 0.5, q * total - others, t - p * total)
+    else:
+        t = _relative(t, p, axis)
+        out = t - jnp.sum(or_zero(p, t), axis, keepdims=True)
+    return (_where(mask, _times(out, factor, scale), 0).astype(dtype),)
+
+
+# The tangent of y from that of x; transposed, the cotangent of x from that of y.
+log_softmax_jvp_p = _kernel(
+    "log_softmax_jvp",
+    2,
+    results=_like_first,
+    fallback=_log_softmax_jvp_fallback,
+    accepts=FLOATS.__contains__,
+    attributes=("factor", "scaled", "masked", "transpose"),
+    dimensions=("query_axis",),
+)
+
+
+def _def_transpose(kernel, transposed):
+    """``transposed(cts, aval, *others, **params)`` is the cotangent of the first operand, in which the kernel is linear."""
+
+    def rule(cts, t, *others, **params):
+        nothing = [None for _ in others]
+        if all(isinstance(ct, ad.Zero) for ct in cts):
+            return [None, *nothing]
+        return [transposed(cts, t.aval, *others, **params), *nothing]
+
+    ad.primitive_transposes[kernel.primitive] = rule
+    def_jvp_by_fallback(kernel)
+
+
+_def_transpose(softmax_jvp_p, lambda cts, aval, *others, **params: softmax_jvp_p(*cts, *others, **params)[0])
+_def_transpose(
+    log_softmax_jvp_p,
+    lambda cts, aval, *others, transpose, **params: log_softmax_jvp_p(*cts, *others, transpose=not transpose, **params)[
+        0
+    ],
+)
+
+
+def _finite(x):
+    """In wide dtype, and 0 for infinities and NaNs: what the derivative by the scale takes for x.
+
+    Where they count, the row is NaN anyway, or the probability is 0.
+    """
+    return jnp.where(jnp.isfinite(x), wide(x), np.zeros((), _arguments.wide(x.dtype)))
+
+
+def _tangent(primals, tangents, factor, scaled, biased, masked):
+    """A tangent t, a scale (or None) and a factor: that of the logits is factor * scale * t."""
+    x, *rest = primals
+    tx, *trest = tangents
+    scale, *_ = _optional(rest, scaled, biased, masked)
+    tscale, tbias, _ = _optional(trest, scaled, biased, masked)
+    if tscale is None and tbias is None:
+        return tx, scale, factor
+    terms = []
+    if tx is not None:
+        terms.append(_times(wide(tx), factor, scale))
+    if tscale is not None:
+        terms.append(_times(_finite(x), factor, tscale))
+    if tbias is not None:
+        terms.append(wide(tbias))
+    return jnp.broadcast_to(functools.reduce(jnp.add, terms), x.shape).astype(x.dtype), None, 1.0
+
+
+def logit_cotangents(dz, x, scale, bias, factor):
+    """Cotangents of x, scale and bias (None for those that are None) from that of the logits, in wide dtype."""
+    dx = _times(dz, factor, scale).astype(x.dtype)
+    dscale = None if scale is None else sum_to(_times(dz * _finite(x), factor, None), scale.shape)
+    return dx, dscale, None if bias is None else sum_to(dz, bias.shape).astype(bias.dtype)
+
+
+def sum_to(x: jax.Array, shape: tuple) -> jax.Array:
+    axes = tuple(d for d, (n, m) in enumerate(zip(x.shape, shape, strict=True)) if n != m)
+    return jnp.sum(x, axes, keepdims=True) if axes else x
+
+
+# ---- Softmax and log_softmax ------------------------------------------------------------------------------------------
+
+_LOGITS = {"attributes": ("factor", "scaled", "biased", "masked"), "dimensions": ("query_axis",)}
+
+
+def _softmax_fallback(x, *rest, axis, **logits):
+    z, mask = _call(x, rest, axis, **logits)
+    e = _where(mask, jnp.exp(_below(z, _maximum(z, axis)[0])), 0)
+    return (_where(mask, e / jnp.sum(e, axis, keepdims=True), 0).astype(x.dtype),)
+
+
+softmax_p = _kernel(
+    "softmax", 1, results=_like_first, fallback=_softmax_fallback, accepts=FLOATS.__contains__, **_LOGITS
+)
+
+
+def _log_softmax_fallback(x, *rest, axis, **logits):
+    z, mask = _call(x, rest, axis, **logits)
+    m, _ = _maximum(z, axis)
+    return (_where(mask, _below(z, m) - _log_sum(z, m, axis), -np.inf).astype(x.dtype),)
+
+
+log_softmax_p = _kernel(
+    "log_softmax", 1, results=_like_first, fallback=_log_softmax_fallback, accepts=FLOATS.__contains__, **_LOGITS
+)
+
+
+def _softmax_jvp(outs, primals, tangents, *, axis, factor, scaled, biased, masked, query_axis):
+    t, scale, factor = _tangent(primals, tangents, factor, scaled, biased, masked)
+    return softmax_jvp_p(*given(t, outs[0], scale), axis=axis, factor=factor, scaled=scale is not None)
+
+
+def _log_softmax_jvp(outs, primals, tangents, *, axis, factor, scaled, biased, masked, query_axis):
+    t, scale, factor = _tangent(primals, tangents, factor, scaled, biased, masked)
+    *_, where = _optional(primals[1:], scaled, biased, masked)
+    params = {"axis": axis, "factor": factor, "scaled": scale is not None, "masked": masked, "query_axis": query_axis}
+    return log_softmax_jvp_p(*given(t, outs[0], scale, where), transpose=False, **params)
+
+
+def_jvp(softmax_p, _softmax_jvp)
+def_jvp(log_softmax_p, _log_softmax_jvp)
+
+# ---- logsumexp --------------------------------------------------------------------------------------------------------
+
+
+def _logsumexp_fallback(x, *rest, axis, wide, **logits):
+    z, _ = _call(x, rest, axis, **logits)
+    _, m = _maximum(z, axis)
+    return (lax.squeeze(m + _log_sum(z, m, axis), (axis,)).astype(_lse_dtype(x, wide)),)
+
+
+def _lse_dtype(x, wide):
+    return _arguments.wide(x.dtype) if wide else x.dtype
+
+
+# Its result has the dtype of x or, ``wide``, the one that it is computed in.
+logsumexp_p = _kernel(
+    "logsumexp",
+    1,
+    results=lambda x, *_, wide, **__: [(None, _lse_dtype(x, wide))],
+    fallback=_logsumexp_fallback,
+    accepts=FLOATS.__contains__,
+    **_LOGITS,
+)
+
+
+def _probabilities(x, lse, *rest, axis, **logits):
+    """Of each entry, from the wide logsumexp of its row; 0 where that is -inf."""
+    z, _ = _call(x, rest, axis, **logits)
+    counts = (z != -np.inf) & (lse != -np.inf)
+    return jnp.exp(jnp.where(counts, _below(z, lse), -np.inf))
+
+
+def _logsumexp_jvp_fallback(t, x, lse, *rest, axis, **logits):
+    return (jnp.sum(or_zero(_probabilities(x, lse, *rest, axis=axis, **logits), t), axis),)
+
+
+# The tangent of logsumexp from that of its logits. All is in wide dtype, but for x and the bias.
+logsumexp_jvp_p = _kernel(
+    "logsumexp_jvp",
+    1,
+    plan=False,
+    results=lambda t, *_, **__: [(None, t.dtype)],
+    fallback=_logsumexp_jvp_fallback,
+    accepts=None,
+    dimensions=("query_axis",),
+)
+
+
+def _logsumexp_vjp_fallback(x, lse, ct, *rest, axis, **logits):
+    return (or_zero(_probabilities(x, lse, *rest, axis=axis, **logits), ct),)
+
+
+# The cotangent of the logits from that of logsumexp, in wide dtype.
+logsumexp_vjp_p = _kernel(
+    "logsumexp_vjp",
+    1,
+    plan=False,
+    results=lambda x, *_, axis, **__: [(x.shape[axis], _arguments.wide(x.dtype))],
+    fallback=_logsumexp_vjp_fallback,
+    accepts=None,
+    dimensions=("query_axis",),
+)
+def_jvp_by_fallback(logsumexp_vjp_p)
+
+
+def _logsumexp_jvp_transposed(cts, aval, x, lse, *rest, axis, **logits):
+    ct = lax.expand_dims(cts[0], (axis,))
+    x = jnp.broadcast_to(x, aval.shape)
+    return logsumexp_vjp_p(x, lse, ct, *rest, axis=axis, **logits)[0]
+
+
+_def_transpose(logsumexp_jvp_p, _logsumexp_jvp_transposed)
+
+
+def _logsumexp_jvp(primals, tangents, *, axis, wide, factor, scaled, biased, masked, query_axis):
+    x, *rest = primals
+    logits = {"axis": axis, "factor": factor, "scaled": scaled, "biased": biased, "masked": masked}
+    [lse] = logsumexp_p(x, *rest, wide=True, query_axis=query_axis, **logits)
+    out = lse.astype(_lse_dtype(x, wide))
+    tangents = [None if isinstance(t, ad.Zero) else t for t in tangents]
+    if all(t is None for t in tangents):
+        return [out], [ad.Zero(jax.typeof(out).to_tangent_aval())]
+    t, scale, factor_t = _tangent(primals, tangents, factor, scaled, biased, masked)
+    t = _times(t.astype(lse.dtype), factor_t, scale)
+    [dlse] = logsumexp_jvp_p(t, x, lax.expand_dims(lse, (axis,)), *rest, query_axis=query_axis, **logits)
+    return [out], [dlse.astype(out.dtype)]
+
+
+ad.primitive_jvps[logsumexp_p.primitive] = _logsumexp_jvp
+
+
+def bind(kernel, operands, axis, factor, query_axis, **params):
+    """One of softmax, log_softmax and logsumexp of (x, scale, bias, where)."""
+    _, scale, bias, where = operands
+    flags = {"scaled": scale is not None, "biased": bias is not None, "masked": where is not None}
+    return kernel(*given(*operands), axis=axis, factor=factor, query_axis=query_axis, **flags, **params)[0]
+
+
+# ---- Cross-entropy ----------------------------------------------------------------------------------------------------
+
+
+def _cross_entropy_terms(logits, labels, where, axis, label_smoothing, z_loss):
+    """Loss and logsumexp of rows, z, e^(z - m), and where the label is; all with the axis."""
+    z = wide(_where(where, logits, 0))
+    n = z.shape[axis]
+    _, m = _maximum(z, axis)
+    is_label = _position(z.shape, axis) == labels
+    log_sum = _log_sum(z, m, axis)
+    lse = m + log_sum
+    at_label = jnp.sum(jnp.where(is_label, z, np.zeros((), z.dtype)), axis, keepdims=True)
+    loss = (m - at_label) + log_sum
+    if label_smoothing:
+        loss = (1 - label_smoothing) * loss
+        loss = loss + label_smoothing * ((m - jnp.sum(z / n, axis, keepdims=True)) + log_sum)
+    if z_loss:
+        loss = loss + z_loss * lse**2
+    loss = jnp.where((labels >= 0) & (labels < n), loss, np.nan)
+    return _where(where, loss, 0), _where(where, lse, 0), z, jnp.exp(_below(z, m)), is_label
+
+
+def _cross_entropy_fallback(logits, labels, *where, axis, masked, **losses):
+    loss, lse, *_ = _cross_entropy_terms(logits, labels, *_optional(where, masked), axis, **losses)
+    return lax.squeeze(loss, (axis,)), lax.squeeze(lse, (axis,))
+
+
+_LOSSES = ("label_smoothing", "z_loss", "masked")
+
+# Loss and logsumexp of each row, in wide dtype.
+cross_entropy_p = _kernel(
+    "cross_entropy",
+    2,
+    results=lambda x, *_, **__: [(None, _arguments.wide(x.dtype))] * 2,
+    fallback=_cross_entropy_fallback,
+    accepts=FLOATS.__contains__,
+    attributes=_LOSSES,
+)
+
+
+def _slope(p, less_one, is_label, loss, lse, label_smoothing, z_loss, n):
+    """Derivative of a row's loss by its logits; ``less_one`` is p - 1 at the label. NaN where a row has no right one."""
+    slope = jnp.where(is_label, less_one, p)
+    if z_loss:
+        slope += p * (2 * z_loss * lse)
+    if label_smoothing:
+        slope += jnp.where(is_label, label_smoothing - label_smoothing / n, -label_smoothing / n)
+    return jnp.where(jnp.isnan(loss) | ~jnp.isfinite(lse), np.array(np.nan, slope.dtype), slope)
+
+
+def _cross_entropy_slope(logits, labels, loss, lse, *where, axis, masked, label_smoothing, z_loss):
+    """Derivative of the loss of each row by its logits, in wide dtype, elementwise from what the forward pass found."""
+    [where] = _optional(where, masked)
+    z = wide(_where(where, logits, 0))
+    # The loss itself, where it is nothing else, keeps what is left of 1 - p where p is 1 but for rounding.
+    d = _below(z, lse)
+    less_one = jnp.expm1(d if label_smoothing or z_loss else -loss)
+    is_label = _position(z.shape, axis) == labels
+    slope = _slope(jnp.exp(d), less_one, is_label, loss, lse, label_smoothing, z_loss, z.shape[axis])
+    return _where(where, slope, 0)
+
+
+def _cross_entropy_jvp_fallback(t, logits, labels, loss, lse, *where, axis, masked, **losses):
+    slope = _cross_entropy_slope(logits, labels, loss, lse, *where, axis=axis, masked=masked, **losses)
+    return (jnp.sum(or_zero(slope, wide(t)), axis),)
+
+
+# The tangent of the loss from that of the logits.
+cross_entropy_jvp_p = _kernel(
+    "cross_entropy_jvp",
+    1,
+    plan=False,
+    results=lambda t, *_, **__: [(None, _arguments.wide(t.dtype))],
+    fallback=_cross_entropy_jvp_fallback,
+    accepts=None,
+)
+
+
+def _cross_entropy_vjp_fallback(logits, labels, loss, lse, ct, *where, **params):
+    return (or_zero(_cross_entropy_slope(logits, labels, loss, lse, *where, **params), ct).astype(logits.dtype),)
+
+
+# The cotangent of the logits from that of the loss.
+cross_entropy_vjp_p = _kernel(
+    "cross_entropy_vjp", 1, plan=False, results=_like_first, fallback=_cross_entropy_vjp_fallback, accepts=None
+)
+def_jvp_by_fallback(cross_entropy_vjp_p)
+
+
+def _cross_entropy_jvp_transposed(cts, aval, logits, labels, loss, lse, *where, axis, **params):
+    ct = lax.expand_dims(cts[0], (axis,))
+    logits = jnp.broadcast_to(logits, aval.shape)
+    return cross_entropy_vjp_p(logits, labels, loss, lse, ct, *where, axis=axis, **params)[0]
+
+
+_def_transpose(cross_entropy_jvp_p, _cross_entropy_jvp_transposed)
+
+
+def _cross_entropy_jvp(outs, primals, tangents, *, axis, masked, **losses):
+    logits, labels, *where = primals
+    loss, lse = (lax.expand_dims(out, (axis,)) for out in outs)
+    params = {"axis": axis, "masked": masked}
+    [dloss] = cross_entropy_jvp_p(tangents[0], logits, labels, loss, lse, *where, **params, **losses)
+    params |= {"factor": 1.0, "scaled": False, "biased": False, "query_axis": None}
+    return dloss, logsumexp_jvp_p(wide(tangents[0]), logits, lse, *where, **params)[0]
+
+
+def_jvp(cross_entropy_p, _cross_entropy_jvp)
+
+
+def _cross_entropy_grad_fallback(logits, labels, cotangent, *where, axis, masked, **losses):
+    [where] = _optional(where, masked)
+    loss, lse, z, e, is_label = _cross_entropy_terms(logits, labels, where, axis, **losses)
+    total = jnp.sum(e, axis, keepdims=True)
+    others = jnp.sum(jnp.where(is_label, np.zeros((), e.dtype), e), axis, keepdims=True)
+    slope = _slope(e / total, -others / total, is_label, loss, lse, n=z.shape[axis], **losses)
+    slope = _where(where, slope, 0)
+    gradient = or_zero(slope, cotangent).astype(logits.dtype)
+    return gradient, lax.squeeze(loss, (axis,)), lax.squeeze(lse, (axis,))
+
+
+# The gradient of sum(cotangent * loss), and what `cross_entropy_p` gives, in one pass. The gradient may take the place of
+# the logits.
+cross_entropy_grad_p = _kernel(
+    "cross_entropy_grad",
+    2,
+    results=lambda x, *_, axis, **__: [(x.shape[axis], x.dtype), *[(None, _arguments.wide(x.dtype))] * 2],
+    fallback=_cross_entropy_grad_fallback,
+    accepts=FLOATS.__contains__,
+    attributes=_LOSSES,
+    aliases={0: 0},
+)
+def_jvp_by_fallback(cross_entropy_grad_p)

@@ -1,0 +1,173 @@
+"""The gate of a mixture of experts as a primitive."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from jaxgpuops import _arguments, _native
+from jaxgpuops._primitive import Kernel, align, def_jvp
+from jaxgpuops.lax.along_axis import put_along_axis, take_along_axis
+from jaxgpuops.lax.topk import top_k_p
+
+# What the kernel takes, as in topk_softmax/plan.h; longer rows and larger k are composed of other kernels.
+MAX_LENGTH, MAX_K = 1024, 64
+
+
+class TopKSoftmax(NamedTuple):
+    """Weights of the chosen experts, and which these are."""
+
+    weights: jax.Array
+    indices: jax.Array
+
+
+def _shares(scores, axis):
+    """Numbers divided by their sum, given their logarithms."""
+    top = jnp.max(scores, axis, keepdims=True, initial=-jnp.inf)
+    e = jnp.exp(scores - top)
+    return e / e.sum(axis, keepdims=True)
+
+
+def composed(logits, *bias, axis, k, sigmoid, normalize, biased):
+    """The gate, made of other kernels and plain JAX: what the primitive computes, for any dtype and size."""
+    wide = logits.astype(_arguments.wide(logits.dtype))
+    scores = jax.nn.sigmoid(wide) if sigmoid else _shares(wide, axis)
+    if biased:
+        keys = jax.lax.stop_gradient(scores) + bias[0]
+        keys = jnp.where(jnp.isnan(keys), jnp.nan, keys)  # all of one sign
+        indices = top_k_p(keys, axis=axis, k=k, largest=True, sorted=True)[1]
+    else:
+        indices = top_k_p(jax.lax.stop_gradient(logits), axis=axis, k=k, largest=True, sorted=True)[1]
+    if normalize:
+        chosen = take_along_axis(logits, indices, axis).astype(wide.dtype)
+        weights = _shares(jax.nn.log_sigmoid(chosen) if sigmoid else chosen, axis)
+    else:
+        weights = take_along_axis(scores, indices, axis)
+    return weights.astype(logits.dtype), indices
+
+
+def _plan(rows, avals, compute_capability, *, k, **_):
+    return _native.modules["cpu"].plan_topk_softmax(*rows, k)
+
+
+topk_softmax_p = Kernel(
+    "topk_softmax",
+    results=lambda logits, *_, axis, k, **params: [(k, logits.dtype), (k, np.int32)],
+    fallback=composed,
+    accepts=(_arguments.FLOATS - {np.dtype(np.float64)}).__contains__,
+    attributes=("sigmoid", "normalize", "biased"),
+    broadcasts=lambda count, **_: range(1, count),
+    plan=_plan,
+)
+
+
+def saved(logits, indices, *, axis, sigmoid, normalize):
+    """What derivatives need beside the results."""
+    if sigmoid:
+        return take_along_axis(logits, indices, axis)
+    return None if normalize else logits
+
+
+def tangent(t, rest, weights, indices, *, axis, sigmoid, normalize):
+    """The tangent of the weights: each times that of its logarithm. The choice is locally constant."""
+    w = weights.astype(_arguments.wide(weights.dtype))
+    dlog = take_along_axis(t, indices, axis).astype(w.dtype)
+    if sigmoid:
+        dlog *= jax.nn.sigmoid(-rest.astype(w.dtype))
+    if normalize:
+        dlog -= (w * dlog).sum(axis, keepdims=True)
+    elif not sigmoid:
+        dlog -= (_shares(rest.astype(w.dtype), axis) * t.astype(w.dtype)).sum(axis, keepdims=True)
+    return (w * dlog).astype(weights.dtype)
+
+
+def cotangent_of_logits(ct, rest, weights, indices, *, length, axis, sigmoid, normalize):
+    """The transpose of `tangent`."""
+    w = weights.astype(_arguments.wide(weights.dtype))
+    c = w * ct.astype(w.dtype)
+    total = c.sum(axis, keepdims=True)
+    if normalize:
+        c -= w * total
+    if sigmoid:
+        c *= jax.nn.sigmoid(-rest.astype(w.dtype))
+    if normalize or sigmoid:
+        return put_along_axis(c.astype(ct.dtype), indices, axis, length)
+    return (put_along_axis(c, indices, axis, length) - _shares(rest.astype(w.dtype), axis) * total).astype(ct.dtype)
+
+
+def _jvp(outs, primals, tangents, *, axis, k, sigmoid, normalize, biased):
+    if tangents[0] is None:  # only the bias moves
+        return None, None
+    kind = {"axis": axis, "sigmoid": sigmoid, "normalize": normalize}
+    weights, indices = outs
+    return tangent(tangents[0], saved(primals[0], indices, **kind), weights, indices, **kind), None
+
+
+def_jvp(topk_softmax_p, _jvp)
+
+
+def gate(logits, bias, **params) -> TopKSoftmax:
+    """The primitive, or what it is composed of, on checked arguments."""
+    length, k = logits.shape[params["axis"]], params["k"]
+    fits = isinstance(length, int) and isinstance(k, int) and length <= MAX_LENGTH and k <= MAX_K
+    operands = _arguments.given(logits, bias)
+    return TopKSoftmax(*(topk_softmax_p if fits else composed)(*operands, biased=bias is not None, **params))
+
+
+def checked(op: str, logits, bias, k, axis, score):
+    """Logits and bias of one rank, aligned, axis and k."""
+    _arguments.dtype(op, "logits", logits.dtype, _arguments.FLOATS)
+    axis = _arguments.ordered(op, "logits", logits, axis)
+    k = _arguments.count(op, "k", k, logits, axis)
+    if score not in ("softmax", "sigmoid"):
+        raise ValueError(f'{op}: score must be "softmax" or "sigmoid", got {score!r}')
+    if bias is not None:
+        wide = _arguments.wide(logits.dtype)
+        if not jnp.issubdtype(bias.dtype, jnp.floating):
+            raise TypeError(f"{op}: bias must have a float dtype, got {bias.dtype}")
+        if bias.ndim == 1:  # one for each expert, wherever the axis is
+            bias = bias.reshape(*bias.shape, *(1 for _ in logits.shape[axis + 1 :]))
+        bias = _arguments.broadcasting(op, "bias", bias, logits.shape).astype(wide)
+        logits, bias = align(logits, bias)
+    return logits, bias, axis, k
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3, 4, 5), inline=True)
+def _topk_softmax(logits, bias, k, axis, score, normalize):
+    logits, bias, axis, k = checked("jaxgpuops.lax.topk_softmax", logits, bias, k, axis, score)
+    return gate(logits, bias, axis=axis, k=k, sigmoid=score == "sigmoid", normalize=normalize)
+
+
+def topk_softmax(
+    logits: ArrayLike,
+    k: int,
+    *,
+    axis: int = -1,
+    normalize: bool = True,
+    score: str = "softmax",
+    bias: ArrayLike | None = None,
+) -> TopKSoftmax:
+    """The ``k`` experts with the highest scores, and their weights: `jaxgpuops.topk_softmax`, which see.
+
+    Unlike that function, this one has forward-mode derivatives too (`jax.jvp`, `jax.jacfwd`, `jax.linearize`).
+
+    >>> import jax, jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> logits = jnp.log(jnp.array([1.0, 4.0, 2.0, 1.0]))
+    >>> weights, indices = jaxgpuops.lax.topk_softmax(logits, 2, normalize=False)
+    >>> weights.round(3).tolist(), indices.tolist()
+    ([0.5, 0.25], [1, 2])
+    >>> gate = lambda logits: jaxgpuops.lax.topk_softmax(logits, 2, normalize=False).weights
+    >>> jax.jvp(gate, (logits,), (jnp.array([1.0, 0.0, 0.0, 0.0]),))[1].round(4).tolist()
+    [-0.0625, -0.031199999153614044]
+    """
+    op = "jaxgpuops.lax.topk_softmax"
+    logits = _arguments.array(op, "logits", logits)
+    bias = None if bias is None else _arguments.array(op, "bias", bias)
+    k, axis = _arguments.integer(op, "k", k), _arguments.integer(op, "axis", axis)
+    return _topk_softmax(logits, bias, k, axis, score, bool(normalize))

@@ -1,0 +1,269 @@
+"""Values and derivatives of row reductions: against NumPy in higher precision and jnp."""
+
+import functools
+import itertools
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import jax.test_util
+import ml_dtypes
+import numpy as np
+import pytest
+import reference
+import scan_reference
+
+import jaxgpuops
+from jaxgpuops.lax import reduce
+
+NAMES = ("sum", "mean", "max", "min", "dot")
+DTYPES = sorted(reduce.SUMMED_DTYPES, key=str)
+INF, NAN = np.inf, np.nan
+TIERS = {"public": jaxgpuops, "lax": jaxgpuops.lax}
+tiers = pytest.mark.parametrize("module", TIERS.values(), ids=TIERS)
+
+
+def x64(dtype):
+    """64-bit arrays exist in JAX only where they are enabled."""
+    return jax.enable_x64(np.dtype(dtype).itemsize == 8)
+
+
+def values(rng, shape, dtype):
+    if not reference.is_float(dtype):
+        return reference.random_bits(rng, shape, dtype)
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def check(name, arrays, axis=-1, where=None):
+    """The public function against NumPy, in the widest type; integers exactly."""
+    dtype = arrays[0].dtype
+    axes = tuple(range(arrays[0].ndim)) if axis is None else axis
+    is_float = reference.is_float(dtype)
+    mask = np.ones(arrays[0].shape, bool) if where is None else np.broadcast_to(where, arrays[0].shape)
+    wide = np.longdouble if is_float or name == "mean" else dtype
+    x = functools.reduce(np.multiply, (a.astype(wide) for a in arrays))
+    with x64(dtype):
+        y = np.asarray(getattr(jaxgpuops, name)(*arrays, axis=axis, where=where))
+    if name in ("max", "min"):
+        identity = scan_reference.identity(f"cum{name}", dtype)
+        fold = np.max if name == "max" else np.min
+        expected, bound = fold(np.where(mask, x, np.asarray(identity).astype(wide)), axis=axes), 0
+        assert y.dtype == dtype
+    else:
+        x = np.where(mask, x, 0)
+        expected, bound = x.sum(axes, dtype=wide), 0
+        if is_float:
+            bound = scan_reference.eps(dtype) * (4 + np.log2(x.size + 1)) * abs(x).sum(axes)
+        if name == "mean":
+            count = mask.sum(axes)
+            assert y.dtype == (dtype if is_float else np.float64 if dtype.itemsize == 8 else np.float32)
+            with np.errstate(invalid="ignore"):
+                expected = expected.astype(np.longdouble) / count
+            bound = (
+                bound / np.maximum(count, 1) if is_float else 1e-5 * abs(x.astype(np.longdouble)).max(axes, initial=1)
+            )
+        else:
+            assert y.dtype == dtype
+        bound = bound + 2 * scan_reference.rounding(dtype, np.nan_to_num(expected)) if is_float else bound
+    y = y.astype(expected.dtype)
+    assert y.shape == expected.shape
+    wrong = (
+        ~((y == expected) | (np.isnan(y) & np.isnan(expected)) | (abs(y - expected) <= bound))
+        if is_float
+        else y != expected
+    )
+    if name == "mean" and not is_float:
+        wrong = ~((abs(y - expected) <= bound) | np.isnan(expected))
+    assert not wrong.any(), (name, dtype, y[wrong], expected[wrong])
+
+
+SHAPES = st.one_of(
+    st.tuples(st.integers(1, 300)),
+    st.tuples(st.integers(1, 40), st.integers(1, 200)),
+    st.tuples(st.integers(1, 6), st.integers(1, 60), st.integers(1, 40)),
+    st.tuples(*[st.integers(1, 5)] * 4),
+    st.tuples(st.integers(1, 3), st.integers(1000, 3000)),
+)
+
+
+@pytest.mark.parametrize("name", ["sum", "max", "dot"])
+@hypothesis.settings(max_examples=20, deadline=None, derandomize=True)
+@hypothesis.given(st.data())
+def test_any_array(name, data):
+    shape = data.draw(SHAPES)
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    rank = len(shape)
+    axis = data.draw(st.one_of(st.integers(-rank, rank - 1), st.just(None)))
+    where = None
+    if data.draw(st.booleans()):
+        sizes = tuple(n if data.draw(st.booleans()) else 1 for n in shape)[data.draw(st.integers(0, rank)) :]
+        where = rng.random(sizes) < data.draw(st.sampled_from([0.1, 0.7]))
+    dtype = data.draw(st.sampled_from(DTYPES))
+    arrays = [values(rng, shape, dtype) for _ in range(1 + (name == "dot"))]
+    check(name, arrays, axis, where)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_dtype(name):
+    rng = np.random.default_rng(0)
+    for dtype in DTYPES:
+        if name == "mean" and not reference.is_float(dtype) and dtype.itemsize == 8:
+            continue  # an integer of 64 bits loses digits when it becomes a float
+        where = rng.random((3, 1, 5)) < 0.5
+        arrays = [values(rng, (3, 40, 5), dtype) for _ in range(1 + (name == "dot"))]
+        check(name, arrays, 1, where)
+        check(name, arrays, (1, 2))
+
+
+@pytest.mark.parametrize("name", ["sum", "max", "dot"])
+def test_lengths(name):
+    rng = np.random.default_rng(0)
+    lengths = [1, 2, 3, 7, 8, 9, 31, 33, 63, 65, 127, 129, 255, 257, 1023, 1025, 4097, 50257, 70_000]
+    for n in lengths:
+        arrays = [values(rng, (2, n), np.dtype(np.float32)) for _ in range(1 + (name == "dot"))]
+        check(name, arrays)
+        if n < 2000:
+            check(name, [a.reshape(n, 2) for a in arrays], 0)
+
+
+@tiers
+@pytest.mark.parametrize("axis", [0, -2, None, (0, 1), (2, 1), (0, 2), (-1, 0, 1), (), [1, 2]], ids=str)
+def test_axes(module, axis):
+    rng = np.random.default_rng(0)
+    x, ct = rng.standard_normal((2, 3, 4, 5)), rng.standard_normal((2, 3, 4, 5))
+    options = [{"where": w, "keepdims": k} for w, k in ((None, False), (rng.random((3, 1, 1)) < 0.7, True))]
+    initial = {"max": {"initial": -INF}, "min": {"initial": INF}}
+    theirs = {name: functools.partial(getattr(jnp, name), **initial.get(name, {})) for name in NAMES[:4]}
+    theirs["dot"] = lambda x, y, **options: jnp.sum(x * y, **options)
+
+    def results(functions, axis):
+        for (name, function), option in itertools.product(functions.items(), options):
+            fn = lambda x: function(*[x] * (1 + (name == "dot")), axis=axis, **option)  # noqa: B023  called here
+            y, pull = jax.vjp(fn, x)
+            yield y, pull(ct.ravel()[: y.size].reshape(y.shape))[0]
+
+    with jax.enable_x64(True):
+        actual = jax.jit(lambda: list(results({name: getattr(module, name) for name in NAMES}, axis)))()
+        expected = jax.jit(lambda: list(results(theirs, tuple(axis) if isinstance(axis, list) else axis)))()
+        for (y, gradient), (y_expected, gradient_expected) in zip(actual, expected, strict=True):
+            assert y.shape == y_expected.shape
+            np.testing.assert_allclose(y, y_expected, rtol=1e-12)
+            np.testing.assert_allclose(gradient, gradient_expected, rtol=1e-12)
+
+
+@tiers
+def test_booleans(module):
+    x = np.array([[True, False, True], [False, False, False]])
+    assert module.sum(x).dtype == jnp.sum(x).dtype and module.sum(x).tolist() == [2, 0]
+    assert module.dot(x, x).tolist() == [2, 0]
+    assert module.max(x).tolist() == [True, False] and module.min(x).tolist() == [False, False]
+    assert module.min(x, where=x).tolist() == [True, True]
+    np.testing.assert_allclose(module.mean(x), [2 / 3, 0])
+
+
+@tiers
+def test_empty_rows(module):
+    x = np.zeros((2, 0), np.float32)
+    assert module.sum(x).tolist() == module.dot(x, x).tolist() == [0.0, 0.0]
+    assert np.isnan(module.mean(x)).all()
+    assert module.sum(x, axis=0).shape == (0,) and module.max(x, axis=0).shape == (0,)
+    for name in ("max", "min"):
+        with pytest.raises(ValueError, match=rf"{name}: there is no {name} of no elements: x has shape \(2, 0\)"):
+            getattr(module, name)(x)
+
+
+def test_16_bit_floats_accumulate_in_float32():
+    for dtype in (np.float16, ml_dtypes.bfloat16):
+        x = np.ones((2, 5000), dtype)
+        expected = np.asarray(5000).astype(dtype)
+        assert np.all(np.asarray(jaxgpuops.sum(x)) == expected) and np.all(np.asarray(jaxgpuops.dot(x, x)) == expected)
+        assert np.all(np.asarray(jaxgpuops.mean(np.full((2, 4097), 3, dtype))) == 3)
+    big = np.full((1, 100), 60000, np.float16)
+    assert jaxgpuops.mean(big).tolist() == [60000.0]  # the sum would be infinite
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+def test_nans_and_infinities(dtype):
+    palette = np.array([1.0, INF, -INF, NAN]).astype(dtype)
+    x = palette[np.array(list(itertools.product(range(4), repeat=4)))]
+    with x64(dtype), np.errstate(invalid="ignore"):
+        for name in ("sum", "max", "min"):
+            np.testing.assert_array_equal(getattr(jaxgpuops, name)(x), getattr(np, name)(x, axis=-1))
+        where = np.isfinite(x)
+        np.testing.assert_array_equal(jaxgpuops.sum(x, where=where), where.sum(-1))
+        np.testing.assert_array_equal(jaxgpuops.dot(x, x, where=where), where.sum(-1))
+        np.testing.assert_array_equal(jaxgpuops.max(x, where=where), np.where(where.any(-1), 1, -INF))
+
+
+@tiers
+def test_gradients_of_extremes(module):
+    x = jnp.array([[1.0, 2.0, 2.0], [NAN, 1.0, NAN], [3.0, NAN, 5.0]])
+    where = jnp.array([[True, True, True], [True, True, True], [False, False, False]])
+    gradient = jax.grad(lambda x: jnp.nan_to_num(module.max(x, where=where), neginf=0).sum())(x)
+    assert gradient[0].tolist() == [0.0, 0.5, 0.5] and gradient[2].tolist() == [0.0, 0.0, 0.0]
+    [pulled] = jax.vjp(lambda x: module.min(x, where=where), x)[1](jnp.ones(3))
+    assert pulled.tolist() == [[1.0, 0.0, 0.0], [0.5, 0.0, 0.5], [0.0, 0.0, 0.0]]
+
+
+@tiers
+def test_gradients_of_masked_elements_are_0(module):
+    x = jnp.array([[1.0, NAN, 3.0], [INF, 2.0, NAN]])
+    where = jnp.isfinite(x)
+    for name in NAMES:
+        fn = lambda x: getattr(module, name)(*[x] * (1 + (name == "dot")), where=where).sum()  # noqa: B023
+        gradient = np.asarray(jax.grad(fn)(x))
+        assert np.isfinite(gradient).all() and np.all(gradient[~np.asarray(where)] == 0)
+
+
+@tiers
+def test_finite_differences(module):
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        x, y, where = rng.standard_normal((2, 3, 4)), rng.standard_normal((3, 1)), rng.random((3, 4)) < 0.8
+        modes = ("fwd", "rev") if module is jaxgpuops.lax else ("rev",)
+        for name in NAMES[:4]:
+            fn = lambda x: getattr(module, name)(x, axis=1, where=where) ** 2  # noqa: B023
+            fn_finite = lambda x: jnp.where(jnp.isfinite(out := fn(x)), out, 0)  # noqa: B023
+            jax.test_util.check_grads(jax.jit(fn_finite), (x,), order=2, modes=modes, atol=1e-6, rtol=1e-6)
+        dot = lambda x, y: module.dot(x, y, axis=(1, 2), where=where)
+        jax.test_util.check_grads(jax.jit(dot), (x, y), order=2, modes=modes, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("n", [7, 1000, 40_000])
+def test_a_row_has_the_same_bits_alone_and_in_a_batch(n):
+    rng = np.random.default_rng(0)
+    x, where = rng.standard_normal((5, n)).astype(np.float32), rng.random(n) < 0.7
+    for name in ("sum", "max", "dot"):
+        fn = lambda x: getattr(jaxgpuops, name)(*[x] * (1 + (name == "dot")), where=where)  # noqa: B023
+        np.testing.assert_array_equal(np.stack([fn(row) for row in x]), fn(x))
+        np.testing.assert_array_equal(jax.vmap(fn)(x), fn(x))
+
+
+X = np.zeros((3, 4), np.float32)
+WRONG = {
+    "axis": (ValueError, {"axis": 2}, "axis must be between -2 and 1"),
+    "axis twice": (ValueError, {"axis": (1, -1)}, "axis has duplicates"),
+    "axis type": (TypeError, {"axis": "0"}, "axis must be an integer known at trace time, got '0'"),
+    "dtype": (TypeError, {"x": X.astype(np.complex64)}, "x has dtype complex64"),
+    "where": (ValueError, {"where": np.zeros(3, bool)}, r"where must broadcast to shape \(3, 4\), got \(3,\)"),
+    "where dtype": (TypeError, {"where": np.zeros(4)}, "where must be a mask of dtype bool"),
+}
+
+
+@tiers
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("error, arguments, message", WRONG.values(), ids=WRONG)
+def test_errors(module, name, error, arguments, message):
+    arguments = {"x": X} | arguments
+    if name == "dot":
+        arguments["y"] = arguments["x"]
+    with pytest.raises(error, match=f"{name}: {message}"):
+        getattr(module, name)(**arguments)
+
+
+def test_arrays_of_a_dot_product_broadcast():
+    x, y = np.arange(12.0, dtype=np.float32).reshape(3, 4), np.arange(4)
+    assert jaxgpuops.dot(x, y).tolist() == (x @ y).tolist()
+    with pytest.raises(ValueError, match=r"dot: x and y must broadcast to one shape, got \(3, 4\) and \(3,\)"):
+        jaxgpuops.dot(x, np.zeros(3))

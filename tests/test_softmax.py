@@ -1,0 +1,723 @@
+"""Values and derivatives of the softmax family: against NumPy in higher precision, jax.nn, and finite differences."""
+
+import functools
+import itertools
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import jax.test_util
+import ml_dtypes
+import numpy as np
+import pytest
+import scan_reference
+from softmax_reference import Logits, cross_entropy
+
+import jaxgpuops
+from jaxgpuops.lax import softmax_primitives
+
+NAMES = ("softmax", "log_softmax", "logsumexp")
+FLOATS = [np.dtype(d) for d in ("float32", "float64", "float16", ml_dtypes.bfloat16)]
+FLOATS8 = [np.dtype(d) for d in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)]
+INF, NAN = np.inf, np.nan
+TIERS = {"public": jaxgpuops, "lax": jaxgpuops.lax}
+tiers = pytest.mark.parametrize("module", TIERS.values(), ids=TIERS)
+
+
+@pytest.fixture(params=["", "all"], ids=["kernels", "plain JAX"])
+def paths(request, monkeypatch):
+    """Both kernels and what takes their place elsewhere."""
+    monkeypatch.setenv("JAXGPUOPS_DISABLE", request.param)
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
+
+
+def x64(dtype):
+    """64-bit arrays exist in JAX only where they are enabled."""
+    return jax.enable_x64(np.dtype(dtype) == np.dtype("float64"))
+
+
+def assert_close(actual, expected, bound):
+    """Same NaNs and infinities, and no further off than the bound."""
+    actual = np.asarray(actual).astype(expected.dtype)
+    assert actual.shape == expected.shape
+    with np.errstate(invalid="ignore", over="ignore"):
+        same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
+        wrong = ~(same | (abs(actual - expected) <= bound))
+    if wrong.any():
+        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        limit = np.broadcast_to(bound, wrong.shape)[at]
+        raise AssertionError(
+            f"{wrong.sum()} of {wrong.size} wrong; the first at {at}: {actual[at]} for {expected[at]} +- {limit}"
+        )
+
+
+def check(name, x, axis=-1, scale=None, bias=None, where=None, causal=False, ct=None):
+    """Values, and with a cotangent the gradients, against the reference."""
+    if scale is not None and not np.isscalar(scale):
+        scale = np.asarray(scale, np.float64 if x.dtype == np.float64 else np.float32)
+    reference = Logits(x, axis % x.ndim, where, scale, bias, causal)
+    arrays = {"x": x} | {k: v for k, v in (("scale", scale), ("bias", bias)) if isinstance(v, np.ndarray)}
+    numbers = {} if scale is None or "scale" in arrays else {"scale": scale}
+    fn = functools.partial(getattr(jaxgpuops, name), axis=axis, where=where, causal=causal, **numbers)
+    with x64(x.dtype):
+        y, pull = jax.vjp(lambda arrays: fn(**arrays), arrays)
+        assert y.dtype == x.dtype
+        assert_close(y, getattr(reference, name)(), getattr(reference, f"{name}_bound")())
+        if ct is None:
+            return
+        [gradients] = pull(ct.astype(x.dtype))
+    dz = getattr(reference, f"{name}_cotangent")(ct.astype(x.dtype).astype(np.longdouble))
+    # The sums over rows are exact to a few units of what is added up.
+    eps = scan_reference.eps(x.dtype)
+    last = float(ml_dtypes.finfo(x.dtype).eps)  # the forward result was rounded to it
+    exponent = 1 if name == "softmax" else np.nan_to_num(abs(reference.log_softmax()), posinf=0, neginf=0)
+    size = abs(ct).sum(axis, keepdims=True) if name != "logsumexp" else abs(np.expand_dims(ct, axis))
+    off = reference._exponent() + 16 * eps + (0 if name == "logsumexp" else 2 * last * np.max(exponent, initial=1))
+    bound = off * (abs(ct) + size if name != "logsumexp" else size)
+    for key, gradient in gradients.items():
+        terms = {"x": reference.factor, "scale": reference.x, "bias": np.longdouble(1)}[key]
+        terms, bounds = np.broadcast_to(dz * terms, x.shape), np.broadcast_to(bound * abs(terms), x.shape)
+        shape = (1,) * (x.ndim - arrays[key].ndim) + arrays[key].shape
+        axes = tuple(d for d in range(x.ndim) if shape[d] != x.shape[d])
+        expected = terms.sum(axes, keepdims=True).reshape(arrays[key].shape)
+        limit = bounds.sum(axes, keepdims=True).reshape(arrays[key].shape)
+        limit = limit + 2 * scan_reference.rounding(arrays[key].dtype, limit + abs(expected)) + 1e-30
+        assert gradient.dtype == arrays[key].dtype
+        assert_close(gradient, expected, limit)
+
+
+# ---- Anything goes --------------------------------------------------------------------------------------------------
+
+SHAPES = st.one_of(
+    st.tuples(st.integers(1, 300)),
+    st.tuples(st.integers(1, 40), st.integers(1, 200)),
+    st.tuples(st.integers(1, 6), st.integers(1, 60), st.integers(1, 40)),
+    st.tuples(*[st.integers(1, 5)] * 4),
+    st.tuples(st.integers(1, 3), st.integers(1000, 3000)),
+)
+
+
+@st.composite
+def problems(draw):
+    """Arguments of `check`."""
+    shape = draw(SHAPES)
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    causal = len(shape) > 1 and draw(st.booleans())
+    axis = -1 if causal else draw(st.integers(-len(shape), len(shape) - 1))
+    dtype = draw(st.sampled_from(FLOATS))
+
+    def part():
+        """A shape that broadcasts."""
+        sizes = tuple(n if draw(st.booleans()) else 1 for n in shape)
+        return sizes[draw(st.integers(0, len(shape))) :]
+
+    arguments = {"x": (3 * rng.standard_normal(shape)).astype(dtype), "axis": axis, "causal": causal}
+    kind = draw(st.sampled_from(["none", "number", "array"]))
+    if kind == "number":
+        arguments["scale"] = draw(st.sampled_from([0.125, 0.3, -1.0, 0.0]))
+    elif kind == "array":
+        sizes = list(part())
+        if len(sizes) >= (-axis if axis < 0 else len(shape) - axis):
+            sizes[axis if axis < 0 else axis - len(shape)] = 1
+        arguments["scale"] = rng.uniform(0.1, 2, sizes)
+    if draw(st.booleans()):
+        arguments["bias"] = rng.standard_normal(part()).astype(dtype)
+    if draw(st.booleans()):
+        arguments["where"] = rng.random(part()) < draw(st.sampled_from([0.1, 0.7, 1.0]))
+    return rng, arguments
+
+
+@pytest.mark.parametrize("name", NAMES)
+@hypothesis.settings(max_examples=25, deadline=None, derandomize=True)
+@hypothesis.given(st.data())
+def test_any_array(name, data):
+    rng, arguments = data.draw(problems())
+    x = arguments["x"]
+    shape = x.shape if name != "logsumexp" else np.delete(x.shape, arguments["axis"])
+    ct = rng.standard_normal(shape) if data.draw(st.booleans()) else None
+    check(name, ct=ct, **arguments)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [*FLOATS, *FLOATS8], ids=str)
+def test_every_dtype(name, dtype):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((3, 70)).astype(dtype)
+    check(name, x)
+    check(name, x.reshape(3, 7, 10), axis=1)
+
+
+def lengths(up_to):
+    powers = [2**k for k in range(4, 12)]
+    around = {p + d for p in powers for d in (-1, 0, 1)} | {4095, 4097, 32000, 50257, 65537}
+    return sorted(n for n in around if 1 <= n <= up_to)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lengths(name):
+    rng = np.random.default_rng(0)
+    for n in lengths(70_000):
+        x = rng.standard_normal((2, n)).astype(np.float32) * 4
+        check(name, x, ct=rng.standard_normal((2, n) if name != "logsumexp" else 2) if n < 3000 else None)
+    for n in lengths(3000):
+        check(name, rng.standard_normal((n, 3)).astype(ml_dtypes.bfloat16), axis=0)
+
+
+# ---- As jax.nn -------------------------------------------------------------------------------------------------------
+
+
+def jax_nn(name):
+    return getattr(jax.nn, name)
+
+
+@tiers
+@pytest.mark.parametrize("axis", [0, -2, 2, None, (0, 1), (1, 2), (2, 1), (0, 2), (-1, 0, 1), (), [1, 2]], ids=str)
+def test_axes(module, axis):
+    rng = np.random.default_rng(0)
+    x, ct = rng.standard_normal((2, 3, 4, 5)), rng.standard_normal((2, 3, 4, 5))
+    wheres = None, rng.random((2, 3, 4, 5)) < 0.7, rng.random((3, 1, 1)) < 0.7
+
+    def results(functions, axis):
+        for function, where in itertools.product(functions, wheres):
+            y, pull = jax.vjp(lambda x: function(x, axis=axis, where=where), x)  # noqa: B023  called here
+            yield y, pull(ct.ravel()[: y.size].reshape(y.shape))[0]
+
+    with jax.enable_x64(True):
+        actual = jax.jit(lambda: list(results([getattr(module, name) for name in NAMES], axis)))()
+        jax_axis = tuple(axis) if isinstance(axis, list) else axis
+        expected = jax.jit(lambda: list(results(map(jax_nn, NAMES), jax_axis)))()
+        for (y, gradient), (y_expected, gradient_expected) in zip(actual, expected, strict=True):
+            np.testing.assert_allclose(y, y_expected, rtol=1e-13)
+            np.testing.assert_allclose(gradient, gradient_expected, atol=1e-13)
+
+
+@tiers
+def test_keepdims(module):
+    x = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
+    for axis in (1, None, (0, 2), ()):
+        expected = jax.nn.logsumexp(x, axis=axis, keepdims=True)
+        y = module.logsumexp(x, axis=axis, keepdims=True)
+        assert y.shape == expected.shape
+        np.testing.assert_allclose(y, expected, rtol=1e-6)
+
+
+@tiers
+def test_scale_and_bias_of_several_axes(module):
+    rng = np.random.default_rng(0)
+    x, bias, scale = rng.standard_normal((3, 4, 5)), rng.standard_normal((4, 1)), rng.uniform(0.5, 2, (1, 4, 1))
+    with jax.enable_x64(True):
+        for axes in ((0, 2), (0,)):
+            y = module.softmax(x, axis=axes, scale=scale, bias=bias)
+            np.testing.assert_allclose(y, jax.nn.softmax(x * scale + bias, axis=axes), rtol=1e-13)
+
+
+@tiers
+@pytest.mark.parametrize("dtype", ["int8", "uint32", "bool", "int32"])
+def test_integers_become_floats(module, dtype):
+    x = np.arange(12).reshape(3, 4).astype(dtype)
+    for name in NAMES:
+        expected = jax_nn(name)(x.astype(np.float32), axis=-1)
+        y = getattr(module, name)(x)
+        assert y.dtype == np.float32
+        np.testing.assert_allclose(y, expected, rtol=1e-5)
+    assert getattr(module, name)([[1, 2, 3]]).dtype == np.float32
+
+
+@tiers
+def test_scalars(module):
+    assert [float(getattr(module, name)(2.0, axis=None)) for name in NAMES] == [1.0, 0.0, 2.0]
+
+
+@tiers
+@pytest.mark.parametrize("shape, axis", [((0,), 0), ((3, 0), 1), ((0, 3), 1), ((2, 0, 3), 1), ((2, 3, 0), (0, 1))])
+def test_empty_arrays(module, shape, axis):
+    x = np.zeros(shape, np.float32)
+    for name in NAMES:
+        y, pull = jax.vjp(lambda x: getattr(module, name)(x, axis=axis), x)  # noqa: B023
+        expected = jax.nn.logsumexp(x, axis=axis) if name == "logsumexp" else x
+        np.testing.assert_array_equal(y, expected)
+        assert pull(jnp.ones_like(y))[0].shape == shape
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("masked", [False, True])
+def test_infinities_and_nans(paths, dtype, masked):
+    palette = np.array([0.0, 1.0, INF, -INF, NAN])
+    rows = np.array(list(itertools.product(range(5), repeat=3)))
+    x = palette[rows].astype(dtype)
+    wheres = [None] if not masked else list(itertools.product([False, True], repeat=3))
+    for where in wheres:
+        where = None if where is None else np.array(where)
+        clean = x if where is None else np.where(where, x, 0).astype(dtype)  # JAX lets a masked NaN through
+        with x64(dtype):
+            for name in NAMES:
+                expected = np.asarray(jax_nn(name)(clean, axis=-1, where=where)).astype(np.float64)
+                actual = np.asarray(getattr(jaxgpuops, name)(x, where=where)).astype(np.float64)
+                np.testing.assert_allclose(actual, expected, rtol=1e-2, err_msg=f"{name} {where}")
+
+
+# Rows as long as to be divided into parts: a part that is -inf, or masked, or beyond a query.
+@pytest.mark.parametrize("n", [100, 5000, 70_000])
+@pytest.mark.parametrize("name", NAMES)
+def test_parts_that_are_masked_whole(name, n):
+    x = np.random.default_rng(0).standard_normal((2, n)).astype(np.float32)
+    for start, stop in [(0, n - 3), (3, n), (n // 3, n - n // 3)]:
+        where = np.ones(n, bool)
+        where[start:stop] = False
+        check(name, x, where=where)
+        reference = Logits(np.where(where, x, -INF), 1)
+        y = getattr(jaxgpuops, name)(np.where(where, x, np.float32(-INF)))
+        assert_close(y, getattr(reference, name)(), getattr(reference, f"{name}_bound")())
+
+
+# ---- Causal ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("queries, keys", [(7, 7), (3, 8), (8, 3), (1, 5), (70, 300)])
+def test_causal_of_any_shape(queries, keys):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, 3, queries, keys)).astype(np.float32)
+    where = rng.random((3, 1, keys)) < 0.8
+    for name in NAMES:
+        shape = x.shape if name != "logsumexp" else x.shape[:-1]
+        check(name, x, causal=True, where=where, scale=0.25, ct=rng.standard_normal(shape))
+    # vmap over any dimension, between the queries and the keys too.
+    for batch, name in itertools.product(range(4), NAMES):
+        fn = functools.partial(getattr(jaxgpuops, name), causal=True)
+        out = min(batch, 2) if name == "logsumexp" else batch
+        actual = jax.vmap(fn, in_axes=batch, out_axes=out)(np.moveaxis(x, 0, batch))
+        np.testing.assert_allclose(np.moveaxis(actual, out, 0), fn(x), rtol=1e-5)
+
+
+@tiers
+def test_masked_entries_are_not_read(module):
+    x = np.random.default_rng(0).standard_normal((2, 6, 6)).astype(np.float32)
+    poisoned = np.where(np.tri(6, dtype=bool), x, NAN)
+    for name in NAMES:
+        fn = functools.partial(getattr(module, name), causal=True)
+        np.testing.assert_array_equal(fn(poisoned), fn(x))
+
+
+# ---- What JAX gets wrong ---------------------------------------------------------------------------------------------
+
+
+@tiers
+def test_float16_cotangents_of_log_softmax_do_not_overflow(paths, module):
+    # Their sum, 2^17, is more than float16 holds.
+    x = jnp.zeros((1, 1 << 17), jnp.float16)
+    gradient = jax.grad(lambda x: module.log_softmax(x).astype(np.float32).sum())(x)
+    assert np.all(abs(np.asarray(gradient)) < 0.01)  # 1 - 2^17 p, where p is from a logarithm of 16 bits
+    gradient = jax.grad(lambda x: module.log_softmax(x)[0, 0].astype(np.float32) * 2**15)(x)
+    assert gradient[0, 0] == 2**15
+    np.testing.assert_allclose(np.asarray(gradient[0, 1:]).astype(np.float32), -0.25, rtol=1e-2)
+
+
+@tiers
+def test_what_is_left_of_1_is_not_lost(paths, module):
+    tail = np.exp(-40.0)
+    with jax.enable_x64(True):
+        for dtype in (np.float32, np.float64):
+            x = jnp.array([[40.0, 0.0, -INF], [0.0, 40.0, 0.0]], dtype)
+            label = jnp.array([0, 1])
+            for reduction in (None, "sum"):
+                fn = lambda x: module.softmax_cross_entropy(x, label, reduction=reduction).sum()  # noqa: B023
+                loss, gradient = jax.value_and_grad(fn)(x)
+                np.testing.assert_allclose(loss, 3 * tail, rtol=1e-5)
+                expected = [[-tail, tail, 0], [tail, -2 * tail, tail]]
+                np.testing.assert_allclose(gradient, expected, rtol=1e-5)
+
+
+def test_what_is_left_of_1_is_not_lost_by_derivatives(monkeypatch):
+    if jax.default_backend() == "cpu":  # its kernels do lose it: see the limits in docs/softmax.md
+        monkeypatch.setenv("JAXGPUOPS_DISABLE", "all")
+    jax.clear_caches()
+    with jax.enable_x64(True):
+        for dtype in (np.float32, np.float64):
+            x = jnp.array([3.0, 40.0, 0.0], dtype)
+            p = np.exp(np.array([3.0, 40, 0]) - 40)
+            q = p[0] + p[2]
+            for module in TIERS.values():
+                gradient = jax.grad(lambda x: module.softmax(x)[1])(x)  # noqa: B023
+                np.testing.assert_allclose(gradient, [-p[0], q, -p[2]], rtol=1e-5)
+                gradient = jax.grad(lambda x: module.log_softmax(x)[1])(x)  # noqa: B023
+                np.testing.assert_allclose(gradient, [-p[0], q, -p[2]], rtol=1e-5)
+            t = jnp.array([0.0, 1.0, 0.0], dtype)
+            tangent = jax.jvp(jaxgpuops.lax.log_softmax, (x,), (t,))[1]
+            np.testing.assert_allclose(tangent, [-1, q, -1], rtol=1e-5)
+            tangent = jax.jvp(jaxgpuops.lax.softmax, (x,), (t,))[1]
+            np.testing.assert_allclose(tangent, [-p[0], q, -p[2]], rtol=1e-5)
+    jax.clear_caches()
+
+
+@tiers
+def test_gradient_of_logsumexp_of_nothing_is_0(paths, module):
+    x = jnp.array([[-INF, -INF], [0.0, -INF]])
+    gradient = jax.grad(lambda x: module.logsumexp(x).sum())
+    assert gradient(x).tolist() == [[0.0, 0.0], [1.0, 0.0]]
+    assert gradient(jnp.zeros((2, 0))).shape == (2, 0)
+    masked = jax.grad(lambda x: module.logsumexp(x, where=jnp.zeros(2, bool)).sum())
+    assert masked(jnp.array([NAN, INF])).tolist() == [0.0, 0.0]
+    second = jax.hessian(lambda x: module.logsumexp(x).sum())(x)
+    assert np.all(np.asarray(second) == 0)
+
+
+@tiers
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_of_masked_entries_are_0(paths, module, name):
+    """Whatever they hold, whatever their cotangents are, and to second order."""
+    where = np.array([[True, False, True, False], [False, False, False, False], [True, True, True, True]])
+    for bad in (NAN, INF, -INF, 1e30):
+        x = np.where(where, np.arange(12.0).reshape(3, 4) / 4, bad).astype(np.float32)
+        fn = lambda x: getattr(module, name)(x, where=where)
+        y, pull = jax.vjp(fn, x)
+        good, pull_good = jax.vjp(fn, np.where(where, x, 0).astype(np.float32))
+        np.testing.assert_array_equal(y, good)
+        ct = np.full(y.shape, 1.5, np.float32)
+        if name == "softmax":
+            ct = np.where(where, ct, NAN)
+        elif name == "log_softmax":
+            ct = np.where(where, ct, INF)
+        gradient = np.asarray(pull(ct)[0])
+        assert np.all(gradient[~where] == 0)
+        np.testing.assert_array_equal(gradient, pull_good(ct)[0])
+        total = lambda x: (jnp.where(jnp.isfinite(fn(x)), fn(x), 0) ** 2).sum()  # noqa: B023
+        second = np.asarray(jax.hessian(total)(x))
+        assert np.all(second[~where] == 0) and np.all(second[:, :, ~where] == 0)
+
+
+@tiers
+def test_rows_that_are_masked_whole(paths, module):
+    x = jnp.array([[1.0, 2.0], [3.0, NAN]])
+    where = jnp.array([[True, True], [False, False]])
+    assert module.softmax(x, where=where)[1].tolist() == [0.0, 0.0]
+    assert module.log_softmax(x, where=where)[1].tolist() == [-INF, -INF]
+    assert module.logsumexp(x, where=where)[1] == -INF
+    for name in NAMES:
+        fn = lambda x: jnp.where(jnp.isfinite(y := getattr(module, name)(x, where=where)), y, 0).sum()  # noqa: B023
+        gradient = jax.grad(fn)(x)
+        assert np.isfinite(gradient).all() and gradient[1].tolist() == [0.0, 0.0]
+
+
+@tiers
+@pytest.mark.parametrize("scale", [1e8, np.float32(3e30), "array"], ids=str)
+def test_huge_pre_activations(paths, module, scale):
+    """The product is rounded once, and the same everywhere: nothing contracts it with the subtraction."""
+    x = np.random.default_rng(0).standard_normal((20, 300)).astype(np.float32)
+    factor = np.float32(1e20) if scale == "array" else np.float32(scale)
+    scale = np.full((20, 1), factor, np.float32) if isinstance(scale, str) else scale
+    y, log_y, lse = jax.jit(lambda x: [getattr(module, name)(x * 7, scale=scale) for name in NAMES])(x)
+    winners = np.argmax(x, -1)
+    np.testing.assert_array_equal(y, np.eye(300)[winners])
+    np.testing.assert_array_equal(np.asarray(log_y)[np.arange(20), winners], 0)
+    np.testing.assert_allclose(lse, (x * np.float32(7)).max(-1) * factor, rtol=1e-6)
+
+
+# ---- Derivatives -----------------------------------------------------------------------------------------------------
+
+
+@tiers
+@pytest.mark.parametrize("name", [*NAMES, "softmax_cross_entropy"])
+def test_finite_differences(module, name):
+    rng = np.random.default_rng(0)
+    function = getattr(module, name)
+    with jax.enable_x64(True):
+        x, scale, bias = rng.standard_normal((2, 3, 4)), rng.uniform(0.5, 2, (2, 1, 1)), rng.standard_normal((3, 1))
+        where, labels, rows = rng.random((1, 4)) < 0.7, rng.integers(0, 4, (2, 3)), rng.random((2, 1)) < 0.7
+
+        def all_operands(x, scale, bias):
+            y = function(x, scale=scale, bias=bias, where=where, causal=True)
+            return jnp.where(jnp.isfinite(y), y, 0)
+
+        checks = [(all_operands, (x, scale, bias)), (lambda x: function(x, scale=-1.5, axis=1), (x,))]
+        if name == "softmax_cross_entropy":
+            fused = functools.partial(function, labels=labels, where=rows, z_loss=0.3, reduction="mean")
+            checks = [(lambda x: function(x, labels), (x,)), (lambda x: fused(x, label_smoothing=0.1), (x,))]
+        modes = ("fwd", "rev") if module is jaxgpuops.lax else ("rev",)
+        for fn, args in checks:
+            jax.test_util.check_grads(jax.jit(fn), args, order=2, modes=modes, atol=1e-6, rtol=1e-6)
+
+
+def test_derivatives_are_the_transposes_of_each_other(paths):
+    rng = np.random.default_rng(0)
+    x, t, g = (rng.standard_normal((3, 40)).astype(np.float32) for _ in range(3))
+    where = rng.random((3, 40)) < 0.8
+    for name in ("softmax", "log_softmax"):
+        fn = functools.partial(getattr(jaxgpuops.lax, name), where=where, scale=0.5)
+        tangent = jax.jvp(fn, (x,), (t,))[1]
+        [cotangent] = jax.vjp(fn, x)[1](g)
+        np.testing.assert_allclose(
+            np.sum(np.asarray(tangent) * np.where(where, g, 0)), np.sum(np.asarray(cotangent) * t), rtol=1e-4
+        )
+
+
+# ---- Cross-entropy ---------------------------------------------------------------------------------------------------
+
+
+def check_cross_entropy(logits, labels, axis=-1, where=None, module=jaxgpuops, **options):
+    loss, _, slope = cross_entropy(logits, labels, axis, where, **options)
+    fn = functools.partial(module.softmax_cross_entropy, axis=axis, where=where, **options)
+    eps = scan_reference.eps(logits.dtype)
+    size = 1 + np.nan_to_num(abs(logits.astype(np.longdouble)), posinf=0).max(initial=0)
+    off = eps * (64 + 4 * size) * (1 + options.get("z_loss", 0) * 8 * size)
+    with x64(logits.dtype):
+        ct = np.random.default_rng(1).standard_normal(loss.shape).astype(np.float32)
+        actual, pull = jax.vjp(lambda logits: fn(logits, labels), logits)
+        assert actual.dtype == (np.float64 if logits.dtype == np.float64 else np.float32)
+        assert_close(actual, loss, off * (1 + abs(np.nan_to_num(loss))))
+        expected = slope * np.expand_dims(ct.astype(np.longdouble), axis)
+        bound = off * abs(np.nan_to_num(expected)) + off * 1e-2 + 2 * scan_reference.rounding(logits.dtype, expected)
+        assert_close(pull(ct.astype(actual.dtype))[0], expected, bound)
+        rows = max(1, loss.size if where is None else np.broadcast_to(where, loss.shape).sum())
+        for reduction, weight in (("sum", 1), ("mean", 1 / np.longdouble(rows))):
+            total, gradient = jax.value_and_grad(lambda x: fn(x, labels, reduction=reduction))(logits)  # noqa: B023
+            assert total.dtype == actual.dtype and gradient.dtype == logits.dtype
+            limit = off * weight * (loss.size + abs(np.nan_to_num(loss)).sum())
+            assert_close(np.asarray(total), np.asarray(loss.sum() * weight), limit)
+            np.testing.assert_allclose(fn(logits, labels, reduction=reduction), total, rtol=1e-6)
+            bound = off * weight * (1e-2 + abs(np.nan_to_num(slope)))
+            bound = bound + 2 * scan_reference.rounding(logits.dtype, slope * weight)
+            assert_close(gradient, slope * weight, bound)
+
+
+OPTIONS = [{}, {"label_smoothing": 0.1}, {"z_loss": 1e-2}, {"label_smoothing": 1.0, "z_loss": 0.1}]
+
+
+@hypothesis.settings(max_examples=15, deadline=None, derandomize=True)
+@hypothesis.given(st.data())
+def test_any_cross_entropy(data):
+    shape = data.draw(SHAPES)
+    axis = data.draw(st.integers(-len(shape), len(shape) - 1))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    logits = (3 * rng.standard_normal(shape)).astype(data.draw(st.sampled_from(FLOATS)))
+    rows = tuple(np.delete(shape, axis))
+    labels = rng.integers(0, shape[axis], rows)
+    where = rng.random(rows) < 0.7 if data.draw(st.booleans()) else None
+    if where is not None:
+        labels = np.where(where, labels, -100)
+        logits = np.where(np.expand_dims(where, axis), logits, np.array(NAN, logits.dtype))
+    options = data.draw(st.sampled_from(OPTIONS))
+    check_cross_entropy(logits, labels.astype(data.draw(st.sampled_from(["int32", "int16"]))), axis, where, **options)
+
+
+@pytest.mark.parametrize("n", [1, 2, 1000, 32000, 50257])
+def test_vocabularies(n):
+    rng = np.random.default_rng(0)
+    for dtype in (np.float32, ml_dtypes.bfloat16):
+        check_cross_entropy((2 * rng.standard_normal((3, n))).astype(dtype), rng.integers(0, n, 3))
+
+
+def test_labels_that_are_no_class(paths):
+    logits = np.random.default_rng(0).standard_normal((6, 5)).astype(np.float32)
+    labels = np.array([-1, 5, 4, 2**31 - 1, -(2**31), 0])
+    check_cross_entropy(logits, labels.astype(np.int32))
+    check_cross_entropy(logits, labels.astype(np.int32), label_smoothing=0.1, z_loss=0.01)
+    with jax.enable_x64(True):
+        loss = jaxgpuops.softmax_cross_entropy(logits, np.array([1 << 32, 4, -(1 << 32), (1 << 32) + 1, 0, 1]))
+        assert np.isnan(loss).tolist() == [True, False, True, True, False, False]
+    loss = jaxgpuops.softmax_cross_entropy(logits[:2], np.array([2**32 - 1, 1], np.uint32))
+    assert np.isnan(loss).tolist() == [True, False]
+    for dtype in ("int8", "uint32"):
+        np.testing.assert_array_equal(
+            jaxgpuops.softmax_cross_entropy(logits, np.arange(6).astype(dtype) % 5),
+            jaxgpuops.softmax_cross_entropy(logits, np.arange(6) % 5),
+        )
+
+
+def test_rows_that_do_not_count(paths):
+    logits = np.array([[1.0, 2.0], [NAN, INF], [3.0, 1.0]], np.float32)
+    labels, where = np.array([0, 7, 1]), np.array([True, False, True])
+    fn = functools.partial(jaxgpuops.softmax_cross_entropy, labels=labels, where=where)
+    assert fn(logits)[1] == 0
+    for reduction in ("sum", "mean"):
+        gradient = np.asarray(jax.grad(functools.partial(fn, reduction=reduction))(logits))
+        assert gradient[1].tolist() == [0.0, 0.0] and np.isfinite(gradient).all()
+    np.testing.assert_allclose(fn(logits, reduction="mean"), np.asarray(fn(logits))[[0, 2]].mean(), rtol=1e-6)
+    nothing = functools.partial(fn, where=np.zeros(3, bool), reduction="mean")
+    assert nothing(logits) == 0 and np.all(np.asarray(jax.grad(nothing)(logits)) == 0)
+    shared = jaxgpuops.softmax_cross_entropy(
+        np.zeros((2, 3, 4), np.float32), np.zeros((2, 3), int), where=np.array([True, False, True]), reduction="mean"
+    )
+    np.testing.assert_allclose(shared, np.log(4), rtol=1e-6)
+
+
+def test_infinite_logits_of_cross_entropy(paths):
+    logits = np.array([[0.0, -INF, 1.0], [0.0, INF, 1.0], [-INF, -INF, -INF], [NAN, 0.0, 0.0]], np.float32)
+    for label in range(3):
+        labels = np.full(4, label)
+        log_p = np.asarray(jax.nn.log_softmax(logits))[:, label]
+        loss = np.asarray(jaxgpuops.softmax_cross_entropy(logits, labels))
+        np.testing.assert_allclose(loss[0], -log_p[0], rtol=1e-6)
+        assert not np.isfinite(loss[1:]).any() and np.isnan(loss[2:]).all()
+        gradients = [
+            jax.grad(lambda x: jaxgpuops.softmax_cross_entropy(x, labels).sum())(logits),  # noqa: B023
+            jax.grad(lambda x: jaxgpuops.softmax_cross_entropy(x, labels, reduction="sum"))(logits),  # noqa: B023
+        ]
+        np.testing.assert_allclose(*gradients, rtol=1e-6)
+        assert np.isfinite(gradients[0][0]).all() and np.isnan(gradients[0][1:]).all()
+
+
+def test_reductions_are_reductions_of_losses():
+    rng = np.random.default_rng(0)
+    logits, labels = rng.standard_normal((50, 20)).astype(np.float32), rng.integers(0, 20, 50)
+    where = rng.random(50) < 0.5
+    loss = np.asarray(jaxgpuops.softmax_cross_entropy(logits, labels, where=where))
+    for module in TIERS.values():
+        fn = functools.partial(module.softmax_cross_entropy, logits, labels, where=where)
+        np.testing.assert_allclose(fn(reduction="sum"), loss.sum(), rtol=1e-6)
+        np.testing.assert_allclose(fn(reduction="mean"), loss[where].mean(), rtol=1e-6)
+
+
+# ---- Memory ----------------------------------------------------------------------------------------------------------
+
+
+def temporary_bytes(fn, *args, donate=()):
+    memory = jax.jit(fn, donate_argnums=donate).lower(*args).compile().memory_analysis()
+    return memory.temp_size_in_bytes, memory.alias_size_in_bytes
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("reduction", [None, "sum", "mean"])
+def test_gradient_of_cross_entropy_needs_no_further_array(dtype, reduction):
+    """It takes the place of the logits, and nothing else is as large as they are."""
+    rows, n = 512, 1024
+    logits, labels = jax.ShapeDtypeStruct((rows, n), dtype), jax.ShapeDtypeStruct((rows,), np.int32)
+    size = rows * n * logits.dtype.itemsize
+
+    def gradient(logits, labels):
+        fn = lambda x: jaxgpuops.softmax_cross_entropy(x, labels, label_smoothing=0.1, reduction=reduction).sum()
+        return jax.value_and_grad(fn)(logits)
+
+    temporary, aliased = temporary_bytes(gradient, logits, labels, donate=(0,))
+    assert temporary < size / 8 and aliased >= size
+    # Not donated, there are the logits and the gradient.
+    temporary, _ = temporary_bytes(gradient, logits, labels)
+    assert temporary < size / 8
+
+    # Logits that the program computes.
+    def layer(weights, x, labels):
+        fn = lambda w: jaxgpuops.softmax_cross_entropy(x @ w, labels, reduction=reduction).sum()
+        return jax.grad(fn)(weights)
+
+    arrays = (jax.ShapeDtypeStruct(shape, dtype) for shape in ((8, n), (rows, 8)))
+    temporary, _ = temporary_bytes(layer, *arrays, labels)
+    # A CPU multiplies matrices of 16 bits as float32.
+    assert temporary < size * (1.5 if dtype == "float32" else 6)
+
+
+def test_the_two_tiers_keep_the_same_residuals():
+    x, labels = jnp.zeros((64, 256)), jnp.zeros(64, int)
+    for fn in (
+        lambda module, x: module.softmax_cross_entropy(x, labels),
+        lambda module, x: module.logsumexp(x),
+        lambda module, x: module.softmax(x),
+        lambda module, x: module.log_softmax(x, scale=2.0),
+    ):
+        residuals = [
+            sum(a.nbytes for a in jax.tree.leaves(jax.vjp(functools.partial(fn, module), x)[1]))
+            for module in TIERS.values()
+        ]
+        assert max(residuals) <= 3 * x.nbytes
+
+
+# ---- Determinism -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [7, 1000, 40_000])
+def test_a_row_has_the_same_bits_alone_and_in_a_batch(n):
+    rng = np.random.default_rng(0)
+    x, t = (rng.standard_normal((5, n)).astype(np.float32) for _ in range(2))
+    bias = rng.standard_normal(n).astype(np.float32)
+    for name in NAMES:
+        fn = functools.partial(getattr(jaxgpuops, name), bias=bias)
+        together = fn(x)
+        np.testing.assert_array_equal(np.stack([fn(row) for row in x]), together)
+        np.testing.assert_array_equal(jax.vmap(fn)(x), together)
+        np.testing.assert_array_equal(fn(x), together)  # and again
+        # An operand that broadcasts is the same as its copies.
+        copies = getattr(jaxgpuops, name)(x, bias=np.broadcast_to(bias, x.shape).copy())
+        np.testing.assert_array_equal(copies, together)
+        if name != "logsumexp":
+            pull = lambda x, t: jax.vjp(fn, x)[1](t)[0]  # noqa: B023
+            np.testing.assert_array_equal(np.stack([pull(*rows) for rows in zip(x, t, strict=True)]), pull(x, t))
+    labels = rng.integers(0, n, 5)
+    loss = jax.jit(lambda x, label: jax.value_and_grad(jaxgpuops.softmax_cross_entropy)(x, label, reduction="sum"))
+    rows = [loss(*row) for row in zip(x, labels, strict=True)]
+    together = jax.vmap(loss)(x, labels)
+    for alone, batch in zip(zip(*rows, strict=True), together, strict=True):
+        np.testing.assert_array_equal(np.stack(alone), batch)
+
+
+# ---- Errors ----------------------------------------------------------------------------------------------------------
+
+X = np.zeros((3, 4), np.float32)
+WRONG = {
+    "axis": (ValueError, {"axis": 2}, "axis must be between -2 and 1"),
+    "axis of tuple": (ValueError, {"axis": (0, -3)}, "axis must be between -2 and 1"),
+    "axis twice": (ValueError, {"axis": (1, -1)}, r"axis has duplicates .* \(1, -1\)"),
+    "axis type": (TypeError, {"axis": 1.5}, "axis must be an integer known at trace time, got 1.5"),
+    "scalar": (ValueError, {"x": np.float32(1)}, "must have at least one dimension"),
+    "dtype": (TypeError, {"x": X.astype(np.complex64)}, "x has dtype complex64; allowed are bfloat16"),
+    "where dtype": (TypeError, {"where": np.zeros(4)}, "where must be a mask of dtype bool, got float"),
+    "where shape": (ValueError, {"where": np.zeros(3, bool)}, r"where must broadcast to shape \(3, 4\), got \(3,\)"),
+    "where rank": (ValueError, {"where": np.zeros((1, 3, 4), bool)}, "where must broadcast to shape"),
+    "bias shape": (ValueError, {"bias": np.zeros((2, 4))}, r"bias must broadcast to shape \(3, 4\), got \(2, 4\)"),
+    "bias dtype": (TypeError, {"bias": np.zeros(4, bool)}, "bias has dtype bool"),
+    "scale shape": (ValueError, {"scale": np.zeros((2, 1))}, "scale must broadcast to shape"),
+    "scale with the axis": (ValueError, {"scale": np.ones(4)}, r"scale must have size 1 along axis -1.* got \(1, 4\)"),
+    "scale type": (TypeError, {"scale": "2"}, "scale must be a number known at trace time, got '2'"),
+    "scale bool": (TypeError, {"scale": True}, "scale must be a number"),
+    "causal axis": (ValueError, {"causal": True, "axis": 0}, "causal needs the axis to be the last"),
+    "causal rank": (ValueError, {"causal": True, "x": X[0]}, "causal needs the axis to be the last of two"),
+}  # fmt: skip
+
+
+@tiers
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("error, arguments, message", WRONG.values(), ids=WRONG)
+def test_errors(module, name, error, arguments, message):
+    op = "jaxgpuops." if module is jaxgpuops else "jaxgpuops.lax."
+    with pytest.raises(error, match=rf"{op}{name}: .*{message}"):
+        getattr(module, name)(**({"x": X} | arguments))
+
+
+WRONG_CROSS_ENTROPY = {
+    "logits dtype": (TypeError, {"logits": np.zeros((3, 4), int)}, "logits has dtype int"),
+    "labels dtype": (TypeError, {"labels": np.zeros(3)}, "labels has dtype float32; allowed are int16"),
+    "labels shape": (ValueError, {"labels": np.zeros((3, 1), int)}, r"labels must have shape \(3,\).* got \(3, 1\)"),
+    "axis": (ValueError, {"axis": 2}, "axis must be between -2 and 1 for logits"),
+    "where": (ValueError, {"where": np.zeros((3, 4), bool)}, r"where must broadcast to shape \(3,\)"),
+    "label_smoothing": (ValueError, {"label_smoothing": 1.5}, "label_smoothing must be between 0 and 1, got 1.5"),
+    "label_smoothing type": (TypeError, {"label_smoothing": "0"}, "label_smoothing must be a number known at trace"),
+    "z_loss": (ValueError, {"z_loss": -1}, "z_loss must be a number not below 0, got -1"),
+    "reduction": (ValueError, {"reduction": "max"}, "reduction must be None, 'sum' or 'mean', got 'max'"),
+}  # fmt: skip
+
+
+@tiers
+@pytest.mark.parametrize("error, arguments, message", WRONG_CROSS_ENTROPY.values(), ids=WRONG_CROSS_ENTROPY)
+def test_errors_of_cross_entropy(module, error, arguments, message):
+    op = "jaxgpuops." if module is jaxgpuops else "jaxgpuops.lax."
+    with pytest.raises(error, match=f"{op}softmax_cross_entropy: {message}"):
+        module.softmax_cross_entropy(**({"logits": X, "labels": np.zeros(3, int)} | arguments))
+
+
+def test_forward_mode_is_refused_with_a_reason():
+    for fn in (
+        jaxgpuops.softmax,
+        jaxgpuops.logsumexp,
+        lambda x: jaxgpuops.softmax_cross_entropy(x, np.zeros(3, int)),
+        lambda x: jaxgpuops.softmax_cross_entropy(x, np.zeros(3, int), reduction="sum"),
+    ):
+        with pytest.raises(TypeError, match="forward-mode"):
+            jax.jvp(fn, (X,), (X,))
+
+
+def test_wide_results_of_logsumexp():
+    x = jnp.full((2, 3000), 1, jnp.bfloat16)
+    flags = dict.fromkeys(("scaled", "biased", "masked"), False)
+    [lse] = softmax_primitives.logsumexp_p(x, axis=1, wide=True, factor=1.0, query_axis=None, **flags)
+    assert lse.dtype == np.float32
+    np.testing.assert_allclose(lse, 1 + np.log(3000), rtol=1e-6)

@@ -1,0 +1,325 @@
+"""`jaxgpuops.topk_softmax`: choices equal to `jax.lax.top_k`, weights and derivatives to those of float64."""
+
+import functools
+import itertools
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+
+import jaxgpuops
+from jaxgpuops import _primitive
+from jaxgpuops.lax.topk_softmax import MAX_K, MAX_LENGTH
+
+DTYPES = ["float16", "bfloat16", "float32", "float64"]
+KINDS = list(itertools.product(["softmax", "sigmoid"], [True, False]))
+kinds = pytest.mark.parametrize("score, normalize", KINDS)
+
+
+def scores_of(logits, axis, score):
+    """In float64, with JAX's conventions for infinities."""
+    with np.errstate(all="ignore"):
+        z = np.asarray(logits, np.float64)
+        if score == "sigmoid":
+            return 1 / (1 + np.exp(-z))
+        e = np.exp(z - np.max(z, axis, keepdims=True, initial=-np.inf))
+        return e / e.sum(axis, keepdims=True)
+
+
+def weights_of(logits, indices, axis, score, normalize):
+    """Those of experts that were chosen."""
+    with np.errstate(all="ignore"):
+        chosen = np.take_along_axis(np.asarray(logits, np.float64), indices, axis)
+    if not normalize:
+        return np.take_along_axis(scores_of(logits, axis, score), indices, axis)
+    if score == "sigmoid":
+        with np.errstate(all="ignore"):
+            chosen = -np.logaddexp(0, -chosen)
+    return scores_of(chosen, axis, "softmax")
+
+
+def assert_weights(actual, expected, dtype):
+    info = jnp.finfo(dtype)
+    rtol = max(2e-6 if dtype != "float64" else 1e-12, float(info.eps))
+    np.testing.assert_allclose(
+        np.asarray(actual, np.float64), expected, rtol=rtol, atol=2 * float(info.smallest_normal), equal_nan=True
+    )
+
+
+def check(logits, k, axis=-1, score="softmax", normalize=True):
+    with jax.enable_x64(logits.dtype == np.float64):
+        weights, indices = jaxgpuops.topk_softmax(logits, k, axis=axis, score=score, normalize=normalize)
+    assert weights.dtype == logits.dtype and indices.dtype == np.int32
+    np.testing.assert_array_equal(indices, reference.topk(logits, k, axis)[1])
+    expected = weights_of(logits, np.asarray(indices), axis, score, normalize)
+    assert_weights(weights, expected, logits.dtype.name)
+
+
+def check_biased(logits, bias, k, axis=-1, score="softmax", normalize=True):
+    """The choice may differ from that in float64 where sums are equal but for rounding."""
+    with jax.enable_x64(logits.dtype == np.float64):
+        weights, indices = jaxgpuops.topk_softmax(logits, k, axis=axis, score=score, normalize=normalize, bias=bias)
+    indices = np.asarray(indices)
+    column = bias.reshape(-1, *[1] * (logits.ndim - 1 - axis % logits.ndim)) if bias.ndim == 1 else bias
+    keys = scores_of(logits, axis, score) + column
+    expected = np.take_along_axis(keys, np.argsort(-keys, axis, kind="stable").take(range(k), axis), axis)
+    np.testing.assert_allclose(np.take_along_axis(keys, indices, axis), expected, rtol=0, atol=1e-6)
+    ordered = np.sort(indices, axis)
+    assert not (np.diff(ordered, axis=axis) == 0).any()
+    assert_weights(weights, weights_of(logits, indices, axis, score, normalize), logits.dtype.name)
+
+
+def normal(shape, dtype, seed=0, scale=3):
+    return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(jnp.dtype(dtype))
+
+
+# Every form of the kernel, its boundaries, and what is composed of other kernels: (length, k).
+SIZES = [
+    (1, 1),
+    (8, 2),
+    (7, 3),
+    (60, 4),
+    (64, 16),
+    (65, 8),
+    (128, 8),
+    (129, 9),
+    (256, 8),
+    (257, 8),
+    (200, 17),
+    (512, 32),
+]
+SIZES += [(513, 5), (384, 33), (1024, 64), (100, 65), (1025, 3)]
+CASES = [(*size, dtype) for dtype in ("float32", "bfloat16") for size in SIZES[:: 1 if dtype == "float32" else 2]]
+CASES += [(60, 4, "float16"), (512, 32, "float16"), (64, 6, "float64")]
+
+
+@pytest.mark.parametrize("length, k, dtype", CASES)
+def test_values(length, k, dtype):
+    logits = normal((37, length), dtype)
+    bias = np.random.default_rng(1).uniform(-0.1, 0.1, length).astype(np.float32)
+    for i, (score, normalize) in enumerate(KINDS):
+        check(logits, k, score=score, normalize=normalize)
+        if i % 2 == length % 2:
+            check_biased(logits, bias, k, score=score, normalize=normalize)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_axes(axis):
+    logits = normal((9, 12, 10), "float32")
+    for score, normalize in KINDS:
+        check(logits, 3, axis, score, normalize)
+    for i, shape in enumerate([(logits.shape[axis],), (9, 12, 10), (12, 10), (9, 1, 10), ()]):
+        bias = np.random.default_rng(1).uniform(-0.1, 0.1, shape).astype(np.float32)
+        check_biased(logits, bias, 3, axis, *KINDS[i % 4])
+
+
+@kinds
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_adversarial_rows(dtype, score, normalize):
+    """Ties, NaNs, infinities, zeros of both signs, arbitrary bits: the choice is exact."""
+    for length, k in [(8, 2), (64, 6), (256, 8), (1024, 64)]:
+        rows = reference.adversarial(np.random.default_rng(length), length, np.dtype(jnp.dtype(dtype)))
+        check(np.stack(list(rows.values())), k, -1, score, normalize)
+
+
+@hypothesis.settings(max_examples=40, deadline=None, derandomize=True)
+@hypothesis.given(st.data())
+def test_any_bits(data):
+    shape = data.draw(st.tuples(st.integers(1, 9), st.integers(1, 300), st.integers(1, 3)))
+    k = data.draw(st.integers(0, min(shape[1], 70)))
+    dtype = np.dtype(jnp.dtype(data.draw(st.sampled_from(DTYPES[:3]))))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    logits = reference.random_bits(rng, shape, dtype)
+    palette = reference.special_values(dtype) if data.draw(st.booleans()) else logits.ravel()[:5]
+    logits = np.where(rng.random(shape) < 0.5, palette[rng.integers(0, len(palette), shape)], logits)
+    indices = jaxgpuops.topk_softmax(logits, k, axis=1).indices
+    np.testing.assert_array_equal(indices, reference.topk(logits, k, 1)[1])
+
+
+def test_masked_experts():
+    logits = np.float32([[-np.inf, 1, -np.inf, 2], [-np.inf] * 4, [0, np.inf, 1, 2], [0, np.nan, 1, 2]])
+    weights, indices = jaxgpuops.topk_softmax(logits, 3)
+    np.testing.assert_array_equal(indices, [[3, 1, 0], [0, 1, 2], [1, 3, 2], [1, 3, 2]])
+    p = jax.nn.softmax(jnp.float32([2, 1]))
+    np.testing.assert_allclose(weights, [[*p, 0], *[[np.nan] * 3] * 3], rtol=1e-6)
+    weights, _ = jaxgpuops.topk_softmax(logits, 2, normalize=False)
+    np.testing.assert_allclose(weights, [p, *[[np.nan] * 2] * 3], rtol=1e-6)
+    weights, indices = jaxgpuops.topk_softmax(logits, 3, score="sigmoid", bias=np.float32([0.5, 0, 0, 0]))
+    np.testing.assert_array_equal(indices, [[3, 1, 0], [0, 1, 2], [0, 1, 3], [1, 0, 3]])
+    assert weights[0, 2] == 0 and np.isnan(weights[1]).all() and np.isfinite(weights[2]).all()
+
+
+def test_normalised_sigmoids_do_not_vanish():
+    """exp(-200) is 0 in float32; the shares of such scores are not."""
+    weights, _ = jaxgpuops.topk_softmax(jnp.float32([-200, -201, -300]), 2, score="sigmoid")
+    np.testing.assert_allclose(weights, jax.nn.softmax(jnp.float32([-200, -201])), rtol=1e-6)
+
+
+def test_bias_only_chooses():
+    logits = normal((5, 16), "float32")
+    bias = np.where(np.arange(16) < 4, 10, 0).astype(np.float32)
+    weights, indices = jaxgpuops.topk_softmax(logits, 4, bias=bias, normalize=False)
+    np.testing.assert_array_equal(np.sort(indices, 1), np.tile(np.arange(4), (5, 1)))
+    np.testing.assert_allclose(weights, np.take_along_axis(jax.nn.softmax(logits), np.asarray(indices), 1), rtol=2e-6)
+    tied = jaxgpuops.topk_softmax(np.zeros((1, 16), np.float32), 6, bias=bias, score="sigmoid")
+    np.testing.assert_array_equal(tied.indices, [np.arange(6)])
+    several = np.zeros(16, np.float32)
+    several[[3, 9]] = np.nan, -np.nan
+    np.testing.assert_array_equal(jaxgpuops.topk_softmax(logits, 2, bias=several).indices, [[3, 9]] * 5)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@kinds
+def test_a_row_has_the_same_bits_in_every_batch(score, normalize, biased):
+    logits = normal((64, 200), "float32")
+    bias = np.linspace(0, 0.1, 200, dtype=np.float32) if biased else None
+    fn = jax.jit(lambda x: jaxgpuops.topk_softmax(x, 8, score=score, normalize=normalize, bias=bias))
+    whole = fn(logits)
+    from_third = jax.jit(lambda x: fn(x[3:].reshape(64, 200)))  # rows that are not aligned
+    for a, b in zip(whole, from_third(np.append(np.zeros(3, np.float32), logits)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    for i in range(3):
+        for a, b in zip(whole, fn(logits[i : i + 1]), strict=True):
+            np.testing.assert_array_equal(a[i], b[0])
+
+
+@pytest.mark.parametrize("shape, axis", [((0, 5), 1), ((5, 0), 1), ((3, 4, 0), 1), ((4,), 0)])
+def test_nothing_to_do(shape, axis):
+    for k in {0, min(2, shape[axis])}:
+        weights, indices = jaxgpuops.topk_softmax(np.zeros(shape, np.float32), k, axis=axis)
+        assert weights.shape == indices.shape == (*shape[:axis], k, *shape[axis + 1 :])
+    gradient = jax.grad(lambda x: jaxgpuops.topk_softmax(x, 0, axis=axis).weights.sum())(np.zeros(shape, np.float32))
+    assert gradient.shape == shape and not gradient.any()
+
+
+# ---- Derivatives ----------------------------------------------------------------------------------------------------
+
+
+def plain(logits, k, axis, score, normalize, bias=None):
+    """In differentiable JAX."""
+    scores = jax.nn.sigmoid(logits) if score == "sigmoid" else jax.nn.softmax(logits, axis)
+    keys = logits if bias is None else scores + bias
+    indices = jnp.argsort(-jax.lax.stop_gradient(keys), axis).take(jnp.arange(k), axis)
+    weights = jnp.take_along_axis(scores, indices, axis)
+    return weights / weights.sum(axis, keepdims=True) if normalize else weights
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@kinds
+def test_derivatives(score, normalize, biased):
+    logits = jnp.asarray(normal((3, 6, 2), "float32", scale=1))
+    ct, t, bias = logits[:, :2], logits[::-1], jnp.linspace(0, 0.3, 6)[:, None] if biased else None
+    flags = {"score": score, "normalize": normalize, "bias": bias}
+
+    @jax.jit
+    def derivatives(x):
+        results = {}
+        ours, lax = (
+            lambda x, module=module: module.topk_softmax(x, 2, axis=1, **flags).weights
+            for module in (jaxgpuops, jaxgpuops.lax)
+        )
+        for name, fn in {"ours": ours, "lax": lax, "plain": lambda x: plain(x, 2, 1, **flags)}.items():
+            gradient = jax.grad(lambda x, fn=fn: (fn(x) ** 2 * ct).sum())
+            results[name] = [gradient(x), jax.grad(lambda x, gradient=gradient: (gradient(x) * t).sum())(x)]
+            if name != "ours":
+                results[name].append(jax.jvp(fn, (x,), (t,)))
+        return results
+
+    results = derivatives(logits)
+    close = functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-6)
+    jax.tree.map(close, results["lax"], results["plain"])
+    jax.tree.map(close, results["ours"], results["plain"][:2])
+
+
+def test_derivatives_of_what_is_composed():
+    with jax.enable_x64(True):
+        x = jnp.asarray(normal((2, 1030), "float64"))
+
+        @jax.jit
+        def both(x):
+            ours = lambda x: (jaxgpuops.topk_softmax(x, 3, normalize=False).weights ** 2).sum()
+            theirs = lambda x: (plain(x, 3, 1, "softmax", False) ** 2).sum()
+            return jax.grad(ours)(x), jax.jvp(ours_lax, (x,), (x,)), jax.grad(theirs)(x), jax.jvp(theirs, (x,), (x,))
+
+        ours_lax = lambda x: (jaxgpuops.lax.topk_softmax(x, 3, normalize=False).weights ** 2).sum()
+        gradient, tangent, *expected = both(x)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-10), [gradient, tangent], expected)
+
+
+@kinds
+def test_gradients_of_16_bits_are_rounded_once(score, normalize):
+    logits = normal((50, 64), "bfloat16", scale=1)
+    ct = normal((50, 4), "bfloat16", seed=1)
+    pull = lambda x, ct: jax.vjp(lambda x: jaxgpuops.topk_softmax(x, 4, score=score, normalize=normalize).weights, x)[
+        1
+    ](ct)[0]
+    gradient = pull(logits, ct)
+    assert gradient.dtype == jnp.bfloat16
+    exact = pull(logits.astype(np.float32), ct.astype(np.float32))
+    # The weights that it starts from are rounded.
+    np.testing.assert_allclose(gradient.astype(np.float32), exact, atol=2**-7 * abs(exact).max())
+
+
+def test_bias_has_no_gradient():
+    logits, bias = jnp.asarray(normal((3, 8), "float32")), jnp.zeros(8)
+    for module in (jaxgpuops, jaxgpuops.lax):
+        loss = lambda bias, module=module: module.topk_softmax(logits, 2, bias=bias).weights[:, 0].sum()
+        assert not jax.grad(loss)(bias).any()
+    with pytest.raises(TypeError, match="forward-mode"):
+        jax.jvp(lambda x: jaxgpuops.topk_softmax(x, 2).weights, (logits,), (logits,))
+
+
+@kinds
+@pytest.mark.parametrize("biased", [False, True])
+def test_composition_equals_kernel(monkeypatch, score, normalize, biased):
+    logits = normal((5, 40, 3), "bfloat16")
+    bias = jnp.linspace(0, 0.1, 40) if biased else None
+    call = lambda x: jaxgpuops.topk_softmax(x, 4, axis=1, score=score, normalize=normalize, bias=bias)
+    weights, indices = jax.jit(lambda x: call(x))(logits)
+    monkeypatch.setenv("JAXGPUOPS_DISABLE", "all")
+    with _primitive.recording() as lowerings:
+        others = jax.jit(lambda x: call(x))(logits)
+    assert lowerings and {lowering.kernel for lowering in lowerings} == {None}
+    np.testing.assert_array_equal(indices, others.indices)
+    np.testing.assert_allclose(weights.astype(np.float32), others.weights.astype(np.float32), rtol=2**-8)
+
+
+# ---- Limits, errors -------------------------------------------------------------------------------------------------
+
+
+def test_limits_are_those_of_the_kernel():
+    plan = jaxgpuops._native.modules["cpu"].plan_topk_softmax
+    assert plan(5, MAX_LENGTH, 1, MAX_K)["algorithm"] == "rows"
+    for length, k in [(MAX_LENGTH + 1, 1), (MAX_LENGTH, MAX_K + 1)]:
+        with pytest.raises(ValueError, match="no kernel takes"):
+            plan(5, length, 1, k)
+    for length, k in [(MAX_LENGTH, MAX_K), (MAX_LENGTH + 1, MAX_K), (MAX_LENGTH, MAX_K + 1)]:
+        calls = jaxgpuops.explain(functools.partial(jaxgpuops.topk_softmax, k=k), jnp.zeros((2, length)))
+        fits = length <= MAX_LENGTH and k <= MAX_K
+        assert [call.op for call in calls if call.op.startswith("topk")] == ["topk_softmax" if fits else "topk"]
+
+
+X = np.zeros((3, 5), np.float32)
+ERRORS = [
+    ((X, 6), {}, ValueError, ["k must be between 0 and 5", "6"]),
+    ((X, 2.0), {}, TypeError, ["k must be an integer", "2.0"]),
+    ((X, 2), {"axis": 2}, ValueError, ["axis must be between -2 and 1"]),
+    ((X.astype(np.int32), 2), {}, TypeError, ["logits has dtype int32", "float32"]),
+    ((X, 2), {"score": "tanh"}, ValueError, ["score must be", "tanh"]),
+    ((X, 2), {"bias": np.zeros(4, np.float32)}, ValueError, ["bias must broadcast", "(3, 5)", "4"]),
+    ((X, 2), {"bias": np.zeros(5, np.int32)}, TypeError, ["bias must have a float dtype", "int32"]),
+    ((np.float32(1), 1), {}, ValueError, ["at least one dimension"]),
+]
+
+
+@pytest.mark.parametrize("args, kwargs, error, parts", ERRORS)
+@pytest.mark.parametrize("module", [jaxgpuops, jaxgpuops.lax], ids=["ops", "lax"])
+def test_errors(module, args, kwargs, error, parts):
+    with pytest.raises(error) as caught:
+        module.topk_softmax(*args, **kwargs)
+    for part in [module.__name__ + ".topk_softmax", *parts]:
+        assert part in str(caught.value)

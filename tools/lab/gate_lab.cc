@@ -1,0 +1,20 @@
+// The gate's kernel behind a C interface, for gate_lab.py.
+#include "topk_softmax/launch.h"
+
+using namespace jaxgpuops;
+using namespace jaxgpuops::topk_softmax;
+
+// call = {dtype, outer, length, inner, k, sigmoid, normalize}; a bias, if there is one, is one number an expert.
+// Returns a cudaError_t.
+extern "C" int lab_gate(void* stream, const int64_t* call, const void* logits, const float* bias, void* weights,
+                        int32_t* indices) {
+  Problem problem;
+  problem.dtype = static_cast<DType>(call[0]);
+  problem.rows = {call[1], call[2], call[3]};
+  problem.k = call[4];
+  problem.sigmoid = call[5];
+  problem.normalize = call[6];
+  problem.bias.axis_stride = 1;
+  return launch_topk_softmax(static_cast<cudaStream_t>(stream), plan_topk_softmax(problem.rows, problem.k), problem,
+                             {logits, bias, weights, indices});
+}
