@@ -857,6 +857,10 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps, kPacks ? 2 : 1)
           const auto all = merge_by_half_warp<P>([&](int b) { return of_blocks[c * block_places + b]; }, p.blocks);
           if (first_half + half < block_columns) finish(c, all);
         }
+        if (P::kHole && p.out != nullptr) {  // row() has read what the others may write over now
+          arrive_at_cluster_barrier();
+          wait_at_cluster_barrier();
+        }
       }
       __syncthreads();
     }

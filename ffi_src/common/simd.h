@@ -28,3 +28,17 @@
 
 // For what such loops call: a function that is not part of its caller is compiled for the oldest CPU only.
 #define JAXGPUOPS_INLINE inline __attribute__((always_inline))
+
+namespace jaxgpuops {
+
+// Asks for memory that a loop over memory comes to 4 KiB later: hardware does not look beyond a page.
+constexpr int64_t kPrefetchBytes = 4096, kCacheLine = 64;
+template <class T>
+JAXGPUOPS_INLINE void prefetch(const T* from, int64_t count) {
+#if defined(__GNUC__)
+  const char* bytes = reinterpret_cast<const char*>(from) + kPrefetchBytes;
+  for (int64_t at = 0; at < count * static_cast<int64_t>(sizeof(T)); at += kCacheLine) __builtin_prefetch(bytes + at);
+#endif
+}
+
+}  // namespace jaxgpuops

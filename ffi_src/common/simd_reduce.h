@@ -92,7 +92,14 @@ JAXGPUOPS_INLINE void reduce_to_pack(const T* x, int64_t count, T identity, T* l
   Pack<T> total[4];
   fill_packs(identity, total);
   const int64_t steps = count / kStep;
-  reduce_packs<Op, T>(steps, [&](int64_t s, int k) { return x + s * kStep + k * kPack<T>; }, total);
+  reduce_packs<Op, T>(
+      steps,
+      [&](int64_t s, int k) {
+        const T* from = x + s * kStep + k * kPack<T>;
+        if (k % 2 == 0) prefetch(from, 2 * kPack<T>);
+        return from;
+      },
+      total);
   Op::into(total[0], total[2]);
   Op::into(total[1], total[3]);
   Op::into(total[0], total[1]);

@@ -47,6 +47,7 @@ struct Dot : Sum<Format> {
 template <class T, bool kLargest>
 struct FloatExtreme {
   using Op = Extremum<kLargest>;
+  using Signs = Bitwise<kLargest>;  // combines those of zeros
   using Bits = T;
   using Value = T;
   using Total = T;
@@ -120,13 +121,19 @@ struct Elements {
 template <bool kMasked, class Monoid>
 JAXGPUOPS_SIMD_FMA void evaluate(Monoid monoid, Elements<Monoid> from, const uint8_t* where,
                                  typename Monoid::Value* to) {
+  constexpr int64_t kPiece = 256;
+  const bool contiguous = from.segments == 1 || from.stride == from.count;
   for (int64_t s = 0; s < from.segments; ++s) {
-    const auto* x = from.x + s * from.stride;
-    const auto* y = (Monoid::kPairs ? from.y : from.x) + s * from.stride;
-    JAXGPUOPS_INDEPENDENT
-    for (int64_t i = 0; i < from.count; ++i) {
-      const auto value = monoid.value(x[i], y[i]);
-      to[s * from.count + i] = kMasked && !where[s * from.count + i] ? monoid.identity : value;
+    for (int64_t at = 0; at < from.count; at += kPiece) {
+      const int64_t first = s * from.count + at, n = std::min(kPiece, from.count - at);
+      const auto* x = from.x + s * from.stride + at;
+      const auto* y = (Monoid::kPairs ? from.y : from.x) + s * from.stride + at;
+      if (contiguous && !Monoid::kPairs) prefetch(x, n);
+      JAXGPUOPS_INDEPENDENT
+      for (int64_t i = 0; i < n; ++i) {
+        const auto value = monoid.value(x[i], y[i]);
+        to[first + i] = kMasked && !where[first + i] ? monoid.identity : value;
+      }
     }
   }
 }
@@ -164,23 +171,43 @@ struct Block {
 
 // Zeros by their bits: XLA's threads take denormals for zeros.
 template <class T>
-bool is_zero(T value) {
+JAXGPUOPS_INLINE bool is_zero(T value) {
   using Bits = std::make_unsigned_t<typename FloatFormat<T>::Bits>;
   return static_cast<Bits>(bits_as<Bits>(value) << 1) == 0;
 }
 
 // Gives results that are 0 their sign: + if any element is +0 where the largest is wanted, else - if any is -0.
-template <bool kLargest, class T>
+template <class Signs, class T>
 void sign_zeros(const Block<T>& block, T* result) {
   using Bits = std::make_unsigned_t<typename FloatFormat<T>::Bits>;
   const int64_t columns = block.outers * block.width;
-  if (std::none_of(result, result + columns, is_zero<T>)) return;
+  if (std::none_of(result, result + columns, [](T value) { return is_zero(value); })) return;
+  constexpr bool kAnd = std::is_same_v<Signs, Bitwise<true>>;
   std::vector<Bits> bits(columns);
   const Block<Bits> same{
       reinterpret_cast<const Bits*>(block.x), block.outers, block.outer_stride, block.steps, block.stride, block.width};
-  same.template reduce<Bitwise<kLargest>>(kLargest ? static_cast<Bits>(~Bits{0}) : Bits{0}, bits.data());
+  same.template reduce<Signs>(kAnd ? static_cast<Bits>(~Bits{0}) : Bits{0}, bits.data());
   for (int64_t c = 0; c < columns; ++c)
     if (is_zero(result[c])) result[c] = std::copysign(T(0), bits_as<T>(bits[c]));
+}
+
+// Adds the results of a block to those of the blocks before it.
+template <class Monoid>
+JAXGPUOPS_SIMD_FMA void merge_block(const typename Monoid::Value* values, int64_t columns,
+                                    typename Monoid::Total* totals) {
+  using Total = typename Monoid::Total;
+  for (int64_t c = 0; c < columns; ++c) {
+    const Total a = totals[c], b = static_cast<Total>(values[c]);
+    Total merged = a;
+    Monoid::Op::into(merged, b);
+    if constexpr (Monoid::kZeros) {
+      using Bits = std::make_unsigned_t<typename FloatFormat<Total>::Bits>;
+      Bits signs = bits_as<Bits>(a);
+      Monoid::Signs::into(signs, bits_as<Bits>(b));
+      merged = is_zero(a) & is_zero(b) ? bits_as<Total>(signs) : merged;
+    }
+    totals[c] = merged;
+  }
 }
 
 // ---- The job --------------------------------------------------------------------------------------------------------
@@ -235,7 +262,7 @@ class Reduction {
     }
     Value* result = &stats.values[block * unit.columns()];
     values.template reduce<typename Monoid::Op>(monoid_.identity, result);
-    if constexpr (Monoid::kZeros) sign_zeros<std::is_same_v<typename Monoid::Op, Extremum<true>>>(values, result);
+    if constexpr (Monoid::kZeros) sign_zeros<typename Monoid::Signs>(values, result);
   }
 
   void finish(Stats& stats) const {
@@ -243,7 +270,7 @@ class Reduction {
     const int64_t columns = unit.columns();
     std::vector<Total> totals(stats.values.begin(), stats.values.begin() + columns);
     for (int64_t b = 1; b < strips_.blocks; ++b)
-      for (int64_t c = 0; c < columns; ++c) merge(totals[c], static_cast<Total>(stats.values[b * columns + c]));
+      merge_block<Monoid>(&stats.values[b * columns], columns, totals.data());
     for (int64_t c = 0; c < columns; ++c) {
       const Value value = static_cast<Value>(totals[c]);
       const int64_t at = (unit.outer + c / unit.width) * strips_.rows.inner + unit.inner + c % unit.width;
@@ -257,16 +284,6 @@ class Reduction {
 
  private:
   using Total = typename Monoid::Total;
-
-  static void merge(Total& a, Total b) {
-    if constexpr (Monoid::kZeros) {
-      if (is_zero(a) && is_zero(b)) {
-        if (std::signbit(a) == std::is_same_v<typename Monoid::Op, Extremum<true>>) a = b;
-        return;
-      }
-    }
-    Monoid::Op::into(a, b);
-  }
 
   // Brings the values of a block to scratch memory.
   void evaluate_block(const Unit& unit, int64_t first, int64_t steps, Scratch& scratch) const {

@@ -29,8 +29,18 @@ constexpr C kInfinity = std::numeric_limits<C>::infinity();
 template <class Format, class C>
 JAXGPUOPS_SIMD_FMA void decode_rows(const typename Format::Bits* from, int64_t from_stride, int64_t rows, int64_t count,
                                     C* to, int64_t to_stride) {
-  for (int64_t r = 0; r < rows; ++r) JAXGPUOPS_INDEPENDENT
-  for (int64_t i = 0; i < count; ++i) to[r * to_stride + i] = Format::decode(from[r * from_stride + i]);
+  constexpr int64_t kPiece = 256;
+  const bool contiguous = rows == 1 || from_stride == count;
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t at = 0; at < count; at += kPiece) {
+      const auto* x = from + r * from_stride + at;
+      C* z = to + r * to_stride + at;
+      const int64_t n = std::min(kPiece, count - at);
+      if (contiguous) prefetch(x, n);
+      JAXGPUOPS_INDEPENDENT
+      for (int64_t i = 0; i < n; ++i) z[i] = Format::decode(x[i]);
+    }
+  }
 }
 
 template <class C>
