@@ -471,6 +471,7 @@ def test_rows_are_those_of_plain_jax(shape, axis, dtype):
     eps = float(jnp.finfo(dtype).eps)
     for name, y in actual.items():
         a, b = y.astype(jnp.float32), expected[name].astype(jnp.float32)
+        b = jnp.where(jnp.abs(b) > float(jnp.finfo(y.dtype).max), jnp.copysign(jnp.inf, b), b)
         # A gradient knows the results as they were rounded, and is a difference of what may be larger.
         t = jnp.abs(operands["t"]).astype(jnp.float32)
         sizes = {"gradient of softmax": 2 * t.max(axis, keepdims=True)}
