@@ -205,7 +205,7 @@ SCANS = [  # along axis 1
     ((300, 9001), "float32"),
     ((2, 70_001), "float32"),
     ((1, 65_536), "float32"),  # aligned
-    ((1, 2_100_001), "float32"),  # more tiles than two passes take
+    ((1, 2_100_001), "float32"),  # many tiles of one row
     ((268, 270, 32), "float32"),  # columns in vectors
     ((2, 1001, 16), "float32"),
     ((1, 135_001, 16), "float32"),

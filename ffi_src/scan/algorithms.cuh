@@ -26,8 +26,7 @@
 
 namespace jaxgpuops::scan {
 
-// ---- Folds of tiles
-// --------------------------------------------------------------------------------------------------
+// ---- Folds of tiles -------------------------------------------------------------------------------------------------
 //
 // Always the same, however tiles come to be folded (shape.h): for each digit of the tile's number the fold of the
 // groups that it counts, as those of the digit's bits, each a balanced tree; then the folds of digits.

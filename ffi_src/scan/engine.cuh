@@ -98,7 +98,7 @@ __device__ __forceinline__ void wait_for_copies() {
 }
 
 // A barrier that some threads of the block wait at and others only pass.
-#if !defined(__CUDA_ARCH__)
+#if !defined(__CUDA_ARCH__)  // where kernels run on the host, as if on a GPU, whoever runs them has this
 void emulated_barrier(int id, int threads, bool wait);
 #endif
 __device__ __forceinline__ void wait_at_barrier(int id, int threads) {
@@ -150,8 +150,7 @@ __device__ __forceinline__ T shuffle(T value, int lane) {
   return bits_as<T>(words);
 }
 
-// ---- Between warps
-// ---------------------------------------------------------------------------------------------------
+// ---- Between warps --------------------------------------------------------------------------------------------------
 
 // What the warps of a block tell each other, in shared memory, after tiles on their way and other staging: for each of
 // some slots, totals of warps [axis_warps][columns], and carry, what comes before the tile, [columns].
