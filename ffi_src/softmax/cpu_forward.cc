@@ -159,9 +159,9 @@ class Forward {
     const C* b = stats.b.data();
     C zero = 0;
     switch (problem_.op) {
-      case Op::kSoftmax: store_block<Format, Product>(z, z, place, scratch.count, a, b, buffers_.out); break;
-      case Op::kLogSoftmax: store_block<Format, Difference>(z, z, place, scratch.count, a, b, buffers_.out); break;
-      default: store_block<Format, Affine>(z, z, place, scratch.count, a, b, buffers_.out);
+      case Op::kSoftmax: store_block<Format, Product>(z, z, place, scratch.count, buffers_.out, a, b); break;
+      case Op::kLogSoftmax: store_block<Format, Difference>(z, z, place, scratch.count, buffers_.out, a, b); break;
+      default: store_block<Format, Affine>(z, z, place, scratch.count, buffers_.out, a, b);
     }
     if (problem_.op == Op::kLogSoftmax) zero = -kInfinity<C>;
     const Bits masked = Format::encode(zero);

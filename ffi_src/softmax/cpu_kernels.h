@@ -62,6 +62,12 @@ JAXGPUOPS_SIMD_FMA void add_bias(C* z, int64_t count, const typename Format::Bit
 }
 
 template <class C>
+JAXGPUOPS_SIMD_FMA void exponentials(const C* z, int64_t count, C* to) {
+  JAXGPUOPS_INDEPENDENT
+  for (int64_t i = 0; i < count; ++i) to[i] = exp_negative(z[i]);
+}
+
+template <class C>
 JAXGPUOPS_SIMD_FMA void apply_mask(C* z, int64_t count, const uint8_t* where, C masked) {
   for (int64_t i = 0; i < count; ++i) z[i] = where[i] ? z[i] : masked;
 }
@@ -82,7 +88,7 @@ JAXGPUOPS_SIMD_FMA void column_maxima(const C* z, int64_t count, int64_t width, 
 
 // ---- Sums -----------------------------------------------------------------------------------------------------------
 
-// What is added up, of an element relative to the row's maximum. Those of the derivatives see t and y.
+// What is added up, of an element relative to the row's maximum.
 struct Exp {
   template <class C>
   static JAXGPUOPS_INLINE C of(C z, C) {
@@ -95,16 +101,29 @@ struct Identity {
     return z;
   }
 };
-struct SoftmaxProduct {
+// Of t and a probability p. At most one is above a half, and what it lacks to 1 is the sum of the others.
+struct ProductOfOthers {
   template <class C>
-  static JAXGPUOPS_INLINE C of(C t, C y) {
-    return y == C(0) ? C(0) : y * t;
+  static JAXGPUOPS_INLINE C of(C t, C p) {
+    return p > C(0.5) || p == C(0) ? C(0) : p * t;
   }
 };
-struct LogSoftmaxProduct {
+struct TangentOfOthers {
   template <class C>
-  static JAXGPUOPS_INLINE C of(C t, C y) {
-    return exp_negative(y) * t;
+  static JAXGPUOPS_INLINE C of(C t, C p) {
+    return p > C(0.5) ? C(0) : t;
+  }
+};
+struct ProbabilityOfOthers {
+  template <class C>
+  static JAXGPUOPS_INLINE C of(C, C p) {
+    return p > C(0.5) ? C(0) : p;
+  }
+};
+struct TangentOfLikely {
+  template <class C>
+  static JAXGPUOPS_INLINE C of(C t, C p) {
+    return p > C(0.5) ? t : C(0);
   }
 };
 
@@ -212,7 +231,7 @@ JAXGPUOPS_SIMD_FMA void maximum_of(const C* m, int64_t count, C* whole) {
 
 // ---- Results --------------------------------------------------------------------------------------------------------
 
-// What is written, of an element (t and y for derivatives) and two numbers of its row.
+// What is written, of an element (t and p for derivatives) and numbers of its row.
 struct Product {
   template <class C>
   static JAXGPUOPS_INLINE C of(C e, C, C a, C) {
@@ -231,48 +250,51 @@ struct Difference {
     return (z - a) - b;
   }
 };
-struct SoftmaxTangent {  // a: factor * scale, b: the sum
+struct SoftmaxTangent {  // sum: of p (t - origin)
   template <class C>
-  static JAXGPUOPS_INLINE C of(C t, C y, C a, C b) {
-    return y == C(0) ? C(0) : y * (t - b) * a;
+  static JAXGPUOPS_INLINE C of(C t, C p, C factor, C origin, C sum, C) {
+    return p == C(0) ? C(0) : p * ((t - origin) - sum) * factor;
   }
 };
 struct LogSoftmaxTangent {
   template <class C>
-  static JAXGPUOPS_INLINE C of(C t, C, C a, C b) {
-    return (t - b) * a;
+  static JAXGPUOPS_INLINE C of(C t, C, C factor, C origin, C sum, C) {
+    return ((t - origin) - sum) * factor;
   }
 };
-struct LogSoftmaxCotangent {
+struct LogSoftmaxCotangent {  // of t, of p but for the one above a half, and of t but for that
   template <class C>
-  static JAXGPUOPS_INLINE C of(C t, C y, C a, C b) {
-    return (t - exp_negative(y) * b) * a;
+  static JAXGPUOPS_INLINE C of(C t, C p, C factor, C total, C rest, C others) {
+    return (p > C(0.5) ? rest * total - others : t - p * total) * factor;
   }
 };
 
-template <class Format, class Result, class C>
-JAXGPUOPS_SIMD_FMA void store_rows(const C* z, const C* y, RowBlock block, const C* a, const C* b,
-                                   typename Format::Bits* to, int64_t to_stride) {
+template <class Format, class Result, class C, class... Number>
+JAXGPUOPS_SIMD_FMA void store_rows(const C* z, const C* y, RowBlock block, typename Format::Bits* to, int64_t to_stride,
+                                   const Number*... of_row) {
   for (int64_t r = 0; r < block.rows; ++r) {
     const C *x = z + r * block.stride, *x2 = y + r * block.stride;
-    const C first = a[r], second = b[r];
     typename Format::Bits* out = to + r * to_stride;
-    JAXGPUOPS_INDEPENDENT
-    for (int64_t i = 0; i < block.count[r]; ++i) out[i] = Format::encode(Result::of(x[i], x2[i], first, second));
+    const int64_t count = block.count[r];
+    const auto store = [=](const auto... number) {
+      JAXGPUOPS_INDEPENDENT
+      for (int64_t i = 0; i < count; ++i) out[i] = Format::encode(Result::of(x[i], x2[i], number...));
+    };
+    store(of_row[r]...);
   }
 }
 
 // `rows` times `count` elements, that many apart in scratch memory.
-template <class Format, class Result, class C>
-JAXGPUOPS_SIMD_FMA void store_columns(const C* z, const C* y, int64_t rows, int64_t count, int64_t lanes, const C* a,
-                                      const C* b, typename Format::Bits* to, int64_t to_stride) {
+template <class Format, class Result, class C, class... Number>
+JAXGPUOPS_SIMD_FMA void store_columns(const C* z, const C* y, int64_t rows, int64_t count, int64_t lanes,
+                                      typename Format::Bits* to, int64_t to_stride, const Number*... of_lane) {
   for (int64_t r = 0; r < rows; ++r) {
     const C *x = z + r * count, *x2 = y + r * count;
     typename Format::Bits* out = to + r * to_stride;
     for (int64_t at = 0; at < count; at += lanes) {
       const int64_t n = std::min(lanes, count - at);
       JAXGPUOPS_INDEPENDENT
-      for (int64_t i = 0; i < n; ++i) out[at + i] = Format::encode(Result::of(x[at + i], x2[at + i], a[i], b[i]));
+      for (int64_t i = 0; i < n; ++i) out[at + i] = Format::encode(Result::of(x[at + i], x2[at + i], of_lane[i]...));
     }
   }
 }

@@ -1,6 +1,7 @@
 // What both passes have in common: rows of a call, and the numbers that scale them.
 #pragma once
 
+#include <tuple>
 #include <type_traits>
 
 #include "softmax/cpu_kernels.h"
@@ -75,23 +76,26 @@ void load_blocks(const void* data, const Place& place, C* to) {
                       place.stride);
 }
 
-// Writes the results of the block. a and b are numbers a column; `count` says how many elements there are.
-template <class Format, class Result, class C>
-void store_block(const C* z, const C* y, const Place& place, const int64_t* count, const C* a, const C* b, void* data) {
+// Writes the results of the block, of numbers a column; `count` says how many elements there are.
+template <class Format, class Result, class C, class... Number>
+void store_block(const C* z, const C* y, const Place& place, const int64_t* count, void* data,
+                 const Number*... of_column) {
   auto* to = static_cast<typename Format::Bits*>(data) + place.offset(0);
   const int64_t width = place.unit.width, outer_stride = place.rows.length * place.rows.inner;
   if (place.single() && place.dense())
-    return store_rows<Format, Result>(z, y, {place.unit.outers, place.stride, count}, a, b, to, outer_stride);
-  Lanes<C> first, second;
+    return store_rows<Format, Result>(z, y, {place.unit.outers, place.stride, count}, to, outer_stride, of_column...);
+  Lanes<C> lanes[sizeof...(Number)];
   for (int64_t r = 0; r < place.unit.outers; ++r) {
-    const C* lane_a = first.spread(a + r * width, width, place.lanes);
-    const C* lane_b = second.spread(b + r * width, width, place.lanes);
     const C *x = z + r * place.stride, *x2 = y + r * place.stride;
-    if (place.dense()) {
-      store_columns<Format, Result>(x, x2, 1, count[r], place.lanes, lane_a, lane_b, to + r * outer_stride, 0);
-    } else {
-      store_columns<Format, Result>(x, x2, count[r] / width, width, place.lanes, lane_a, lane_b, to, place.rows.inner);
-    }
+    const auto store = [&](const auto*... of_lane) {
+      if (place.dense()) {
+        store_columns<Format, Result>(x, x2, 1, count[r], place.lanes, to + r * outer_stride, 0, of_lane...);
+      } else {
+        store_columns<Format, Result>(x, x2, count[r] / width, width, place.lanes, to, place.rows.inner, of_lane...);
+      }
+    };
+    int64_t n = 0;
+    std::apply(store, std::tuple{lanes[n++].spread(of_column + r * width, width, place.lanes)...});
   }
 }
 

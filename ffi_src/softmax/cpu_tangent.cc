@@ -1,4 +1,5 @@
-// The derivatives of softmax and log_softmax on the CPU: a sum over the row, then a sweep.
+// The derivatives of softmax and log_softmax on the CPU: sums over the row, then a sweep. What they make of the sums is
+// in policy.cuh, too.
 #include "softmax/cpu.h"
 #include "softmax/cpu_operands.h"
 
@@ -14,27 +15,31 @@ class Tangent {
   Tangent(const Problem& problem, const Buffers& buffers, const Strips& strips)
       : problem_(problem), buffers_(buffers), strips_(strips) {}
 
+  static constexpr int kSums = 3;
+
   struct Stats {
     Stats(const Tangent& job, const Unit& unit)
         : unit(unit),
           multiplier(multipliers<C>(job.problem_, job.buffers_, unit)),
-          sums(job.strips_.blocks * unit.columns()) {}
+          sums(kSums * job.strips_.blocks * unit.columns()) {}
+
+    // Sum k of the block's columns; in the end, of block 0, numbers of the results.
+    C* sum(int k, int64_t block) { return &sums[(block * kSums + k) * unit.columns()]; }
 
     Unit unit;
-    std::vector<C> multiplier;
-    std::vector<C> sums;  // of blocks
+    std::vector<C> multiplier, sums;
   };
 
   struct Scratch {
     explicit Scratch(const Tangent& job)
         : t(new C[3 * job.strips_.elements]),
-          y(t.get() + job.strips_.elements),
-          terms(y + job.strips_.elements),
+          p(t.get() + job.strips_.elements),
+          terms(p + job.strips_.elements),
           where(job.buffers_.where, job.problem_.where),
           where_block(where ? new uint8_t[job.strips_.elements] : nullptr) {}
 
     std::unique_ptr<C[]> t;
-    C *y, *terms;
+    C *p, *terms;
     StripOperand<uint8_t> where;
     std::unique_ptr<uint8_t[]> where_block;
     int64_t count[Units::kMaxColumns];  // elements that an outer index has in the block
@@ -44,39 +49,46 @@ class Tangent {
 
   void partial(Stats& stats, int64_t block, Scratch& scratch, bool) const {
     Place place(strips_, stats.unit, block);
-    const auto [t, y] = load(place, scratch);
-    C* sums = &stats.sums[block * stats.unit.columns()];
-    const C* none = nullptr;
-    if (problem_.op == Op::kSoftmaxJvp) {
-      sum_block<SoftmaxProduct, false>(t, y, place, scratch.count, none, scratch.terms, sums);
-    } else if (problem_.transpose) {
-      sum_block<Identity, false>(t, y, place, scratch.count, none, scratch.terms, sums);
+    const auto [t, p] = load(place, scratch);
+    const auto sum = [&, t = t, p = p](auto term, int k) {
+      const C* none = nullptr;
+      sum_block<decltype(term), false>(t, p, place, scratch.count, none, scratch.terms, stats.sum(k, block));
+    };
+    if (transposed()) {
+      sum(TangentOfOthers{}, 0);
     } else {
-      sum_block<LogSoftmaxProduct, false>(t, y, place, scratch.count, none, scratch.terms, sums);
+      sum(ProductOfOthers{}, 0);
     }
+    sum(ProbabilityOfOthers{}, 1);
+    sum(TangentOfLikely{}, 2);
   }
 
   void finish(Stats& stats) const {
-    const int64_t columns = stats.unit.columns();
-    for (int64_t c = 0; strips_.blocks > 1 && c < columns; ++c) {
-      double sum = 0;
-      for (int64_t b = 0; b < strips_.blocks; ++b) sum += stats.sums[b * columns + c];
-      stats.sums[c] = static_cast<C>(sum);
+    for (int64_t c = 0; c < stats.unit.columns(); ++c) {
+      double of[kSums] = {};
+      for (int64_t b = 0; b < strips_.blocks; ++b)
+        for (int k = 0; k < kSums; ++k) of[k] += stats.sum(k, b)[c];
+      const auto [others, rest, likely] = of;
+      stats.sum(0, 0)[c] = static_cast<C>(transposed() ? others + likely : likely);
+      stats.sum(1, 0)[c] = static_cast<C>(transposed() ? rest : others - rest * likely);
+      stats.sum(2, 0)[c] = static_cast<C>(others);
     }
   }
 
   void output(Stats& stats, int64_t block, Scratch& scratch, bool kept) const {
     const Unit& unit = stats.unit;
     Place place(strips_, unit, block);
-    if (!kept || strips_.blocks > 1) load(place, scratch);
-    const auto [t, y] = operands(place, scratch);
-    const C *a = stats.multiplier.data(), *b = stats.sums.data();
+    const auto [t, p] = kept && strips_.blocks == 1 ? operands(place, scratch) : load(place, scratch);
+    const auto store = [&, t = t, p = p](auto result) {
+      store_block<Format, decltype(result)>(t, p, place, scratch.count, buffers_.out, stats.multiplier.data(),
+                                            stats.sum(0, 0), stats.sum(1, 0), stats.sum(2, 0));
+    };
     if (problem_.op == Op::kSoftmaxJvp) {
-      store_block<Format, SoftmaxTangent>(t, y, place, scratch.count, a, b, buffers_.out);
-    } else if (problem_.transpose) {
-      store_block<Format, LogSoftmaxCotangent>(t, y, place, scratch.count, a, b, buffers_.out);
+      store(SoftmaxTangent{});
+    } else if (transposed()) {
+      store(LogSoftmaxCotangent{});
     } else {
-      store_block<Format, LogSoftmaxTangent>(t, y, place, scratch.count, a, b, buffers_.out);
+      store(LogSoftmaxTangent{});
     }
     Bits* out = static_cast<Bits*>(buffers_.out);
     for (int64_t r = 0; r < unit.outers; ++r) {
@@ -100,8 +112,11 @@ class Tangent {
                                scratch.where_block.get());
   }
 
+  bool of_logarithms() const { return problem_.op != Op::kSoftmaxJvp; }
+  bool transposed() const { return of_logarithms() && problem_.transpose; }
+
   struct Pair {
-    const C *t, *y;
+    const C *t, *p;
   };
 
   // Whether t and y are used where they lie.
@@ -109,12 +124,13 @@ class Tangent {
     return std::is_same_v<Bits, C> && place.dense() && problem_.queries == 0 && !buffers_.where;
   }
 
-  // t and y of the block, once they are loaded.
+  // t and p of the block, once they are loaded.
   Pair operands(Place& place, const Scratch& scratch) const {
-    if (!direct(place)) return {scratch.t.get(), scratch.y};
+    if (!direct(place)) return {scratch.t.get(), scratch.p};
     place.stride = place.rows.length * place.rows.inner;
     const int64_t at = place.offset(0);
-    return {static_cast<const C*>(buffers_.x) + at, static_cast<const C*>(buffers_.y) + at};
+    return {static_cast<const C*>(buffers_.x) + at,
+            of_logarithms() ? scratch.p : static_cast<const C*>(buffers_.y) + at};
   }
 
   // Masked entries are as if t were 0.
@@ -123,22 +139,27 @@ class Tangent {
     C* t = scratch.t.get();
     for (int64_t r = 0; r < unit.outers; ++r)
       scratch.count[r] = visible_steps(problem_, unit.outer + r, place.first, place.steps) * unit.width;
-    if (direct(place)) return operands(place, scratch);
-    if (problem_.queries == 0) {
+    const C* y = scratch.p;
+    if (direct(place)) {
+      y = static_cast<const C*>(buffers_.y) + place.offset(0);
+    } else if (problem_.queries == 0) {
       load_blocks<Format>(buffers_.x, place, t);
-      load_blocks<Format>(buffers_.y, place, scratch.y);
+      load_blocks<Format>(buffers_.y, place, scratch.p);
     } else {
       for (int64_t r = 0; r < unit.outers; ++r) {
         load_block<Format>(buffers_.x, place, r, scratch.count[r] / unit.width, t + r * place.stride);
-        load_block<Format>(buffers_.y, place, r, scratch.count[r] / unit.width, scratch.y + r * place.stride);
+        load_block<Format>(buffers_.y, place, r, scratch.count[r] / unit.width, scratch.p + r * place.stride);
       }
     }
     for (int64_t r = 0; scratch.where && r < unit.outers; ++r) {
       const uint8_t* where = where_of(place, r, scratch);
       apply_mask(t + r * place.stride, scratch.count[r], where, C(0));
-      apply_mask(scratch.y + r * place.stride, scratch.count[r], where, -kInfinity<C>);
+      apply_mask(scratch.p + r * place.stride, scratch.count[r], where, of_logarithms() ? -kInfinity<C> : C(0));
     }
-    return {t, scratch.y};
+    const Pair pair = operands(place, scratch);
+    for (int64_t r = 0; of_logarithms() && r < unit.outers; ++r)
+      exponentials(y + r * place.stride, scratch.count[r], scratch.p + r * place.stride);
+    return pair;
   }
 
   const Problem& problem_;
