@@ -25,7 +25,7 @@ from jax.interpreters import mlir
 
 from jaxgpuops import _primitive, lax
 from jaxgpuops._arguments import FLOATS, FLOATS8, INTEGERS
-from jaxgpuops.lax.scan import CUMULATIVE
+from jaxgpuops.lax.scan_primitives import CUMULATIVE
 from jaxgpuops.lax.topk import argmax_p, top_k_p
 
 _PLATFORMS = ("cpu", "cuda")

@@ -20,7 +20,7 @@ import pytest
 import jaxgpuops
 from jaxgpuops import _native, _primitive
 from jaxgpuops._arguments import ORDERED_DTYPES
-from jaxgpuops.lax import reduce, scan, softmax_primitives
+from jaxgpuops.lax import reduce, scan_primitives, softmax_primitives
 from jaxgpuops.lax.along_axis import put_along_axis, take_along_axis
 
 SHAPE = (3, 5, 4)
@@ -399,20 +399,24 @@ def scan_calls(kind, dtype):
                     continue
                 h0 = [integers(*state)] if options["initial"] else []
                 a = integers(*[shape, (1, 9, 1), (3, 1, 4), (1, 1, 4), (1, 1, 1)][i])
-                yield functools.partial(scan.linear_scan_p, integers(*shape), a, *h0, *starts, axis=1, **options)
+                yield functools.partial(
+                    scan_primitives.linear_scan_p, integers(*shape), a, *h0, *starts, axis=1, **options
+                )
             for options in flags("reverse", "initial"):
                 h0 = [integers(*state)] if options["initial"] else []
                 operands = (integers(*shape), integers(*shape), integers(*shape), *h0, *starts)
-                yield functools.partial(scan.linear_scan_vjp_p, *operands, axis=1, **options)
+                yield functools.partial(scan_primitives.linear_scan_vjp_p, *operands, axis=1, **options)
         else:
             for options in flags("reverse", "exclusive"):
                 x = integers(*shape)
-                forward = functools.partial(scan.CUMULATIVE[kind], x, *starts, axis=1, **options)
+                forward = functools.partial(scan_primitives.CUMULATIVE[kind], x, *starts, axis=1, **options)
                 yield forward
-                if jnp.issubdtype(dtype, jnp.inexact) and kind in scan.TANGENT:
+                if jnp.issubdtype(dtype, jnp.inexact) and kind in scan_primitives.TANGENT:
                     for transpose in (False, True):
                         operands = (integers(*shape), x, forward()[0], *starts)
-                        yield functools.partial(scan.TANGENT[kind], *operands, axis=1, transpose=transpose, **options)
+                        yield functools.partial(
+                            scan_primitives.TANGENT[kind], *operands, axis=1, transpose=transpose, **options
+                        )
 
 
 @pytest.mark.parametrize(

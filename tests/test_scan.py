@@ -14,7 +14,7 @@ import reference
 import scan_reference
 
 import jaxgpuops
-from jaxgpuops.lax import scan
+from jaxgpuops.lax import scan_primitives as scan
 
 NAMES = ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
 FLOATS = [np.dtype(d) for d in ("float32", "float64", "float16", ml_dtypes.bfloat16)]

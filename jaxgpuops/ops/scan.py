@@ -9,7 +9,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
-from jaxgpuops.lax import scan
+from jaxgpuops.lax import scan, scan_primitives
 
 
 def cumsum(
@@ -241,13 +241,13 @@ def _jitted(name, x, starts, axis, reverse, exclusive):
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
 def _cumulative(name, axis, reverse, exclusive, x, starts=None):
     operands = scan.given(x, starts)
-    return scan.CUMULATIVE[name](*operands, axis=axis, reverse=reverse, exclusive=exclusive)[0]
+    return scan_primitives.CUMULATIVE[name](*operands, axis=axis, reverse=reverse, exclusive=exclusive)[0]
 
 
 def _cumulative_forward(name, axis, reverse, exclusive, x, starts=None):
     # The primitive, not `_cumulative`: it has forward mode, so that forward over reverse (`jax.hessian`) works.
     operands = scan.given(x, starts)
-    y = scan.CUMULATIVE[name](*operands, axis=axis, reverse=reverse, exclusive=exclusive)[0]
+    y = scan_primitives.CUMULATIVE[name](*operands, axis=axis, reverse=reverse, exclusive=exclusive)[0]
     return y, (starts,) if name == "cumsum" else (x, y, starts)
 
 
@@ -256,10 +256,10 @@ def _cumulative_backward(name, axis, reverse, exclusive, residuals, ct):
     if ct.dtype == jax.dtypes.float0:  # integers: no gradient
         return None, None
     if name == "cumsum":
-        [dx] = scan.cumsum_p(*scan.given(ct, starts), axis=axis, reverse=not reverse, exclusive=exclusive)
+        [dx] = scan_primitives.cumsum_p(*scan.given(ct, starts), axis=axis, reverse=not reverse, exclusive=exclusive)
     else:
         params = {"axis": axis, "reverse": reverse, "exclusive": exclusive, "transpose": True}
-        [dx] = scan.TANGENT[name](ct, *values, *scan.given(starts), **params)
+        [dx] = scan_primitives.TANGENT[name](ct, *values, *scan.given(starts), **params)
     return dx, None
 
 
@@ -349,7 +349,7 @@ def _jitted_linear(a, b, h0, starts, axis, reverse, return_last):
 
 def _linear_forward(axis, reverse, a, b, h0, starts):
     operands = scan.given(b, a, h0, starts)
-    [h] = scan.linear_scan_p(*operands, axis=axis, reverse=reverse, transpose=False, initial=h0 is not None)
+    [h] = scan_primitives.linear_scan_p(*operands, axis=axis, reverse=reverse, transpose=False, initial=h0 is not None)
     return h, (a, h, h0, starts)
 
 
@@ -359,7 +359,7 @@ def _linear(axis, reverse, a, b, h0, starts):
 
 
 def _linear_backward(axis, reverse, residuals, ct):
-    return *scan.linear_scan_cotangents(ct, *residuals, axis, reverse), None
+    return *scan_primitives.linear_scan_cotangents(ct, *residuals, axis, reverse), None
 
 
 _linear.defvjp(_linear_forward, _linear_backward)

@@ -1,0 +1,424 @@
+"""Cumulative operations and linear recurrences as primitives.
+
+Whatever the operation, its derivative is a linear recurrence along the same axis, with factors that the forward pass
+knows: no division, no scatter, nothing quadratic. So there are three kinds of kernels: the cumulative operations, their
+derivatives as linear maps of a tangent (or, transposed, of a cotangent), and the linear recurrence itself, in terms of
+which everything that is differentiated once more is written.
+
+"Before" and "previous" are meant in the direction of the scan. Segments begin where ``starts`` is True, in the order of
+the array whatever the direction: the transpose of a scan is then a scan in the other direction with the same segments.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.interpreters import ad, batching
+
+from jaxgpuops import _native
+from jaxgpuops._arguments import COMPLEX, FLOATS, FLOATS8, INTEGERS, ORDERED_DTYPES, given
+from jaxgpuops._primitive import Kernel, def_jvp, def_jvp_by_fallback
+
+# ---- What scans share -----------------------------------------------------------------------------------------------
+
+
+def _kernel(name, operands, *, results=1, broadcasts=(), **kwargs):
+    """A kernel with that many operands, then perhaps h0 (the param ``initial`` says so), then perhaps starts."""
+
+    def plan(rows, avals, compute_capability, *, initial=False, **_):
+        segmented = len(avals) > operands + initial
+        return _native.modules["cpu"].plan_scan(name, *rows, avals[0].dtype.itemsize, segmented, compute_capability)
+
+    return Kernel(
+        name,
+        results=lambda x, *_, axis, **__: [(x.shape[axis], x.dtype)] * results,
+        broadcasts=lambda count, initial=False, **_: (*broadcasts, *range(operands + initial, count)),
+        plan=plan,
+        **kwargs,
+    )
+
+
+def _optional(rest, initial):
+    """h0 and starts, or None, from the operands after the required ones."""
+    h0, *rest = rest if initial else (None, *rest)
+    return h0, rest[0] if rest else None
+
+
+def _wide(x):
+    """In the dtype that it is computed in."""
+    if x is None:
+        return None
+    if x.dtype == np.dtype(bool):
+        return x.astype(np.uint8)
+    return x.astype(np.float32) if x.dtype in FLOATS8 or x.dtype.itemsize == 2 and x.dtype in FLOATS else x
+
+
+def _first(x, axis, reverse):
+    return lax.slice_in_dim(x, x.shape[axis] - 1, None, axis=axis) if reverse else lax.slice_in_dim(x, 0, 1, axis=axis)
+
+
+def _shift(x, axis, by, fill):
+    config = [(by, -by, 0) if d == axis else (0, 0, 0) for d in range(x.ndim)]
+    return lax.pad(x, np.array(fill, x.dtype), config)
+
+
+def _cut(starts, axis, reverse):
+    """Where nothing passes from the previous position."""
+    return _shift(starts, axis, -1, False) if reverse else starts
+
+
+def _previous(x, axis, reverse, fill, starts=None):
+    """The element at the previous position; ``fill`` where there is none."""
+    x = _shift(x, axis, -1 if reverse else 1, fill)
+    return x if starts is None else jnp.where(_cut(starts, axis, reverse), np.array(fill, x.dtype), x)
+
+
+def _at_first(x, axis, reverse, length):
+    """x, of size 1 along the axis, at the first position and zeros elsewhere."""
+    config = [(0, 0, 0)] * x.ndim
+    config[axis] = (length - 1, 0, 0) if reverse else (0, length - 1, 0)
+    return lax.pad(x, np.zeros((), x.dtype), config)
+
+
+def _or_zero(factor, x):
+    """``factor * x``, and 0 where the factor is 0 whatever x is."""
+    return factor * jnp.where((factor == 0) & ~jnp.isfinite(x), np.zeros((), x.dtype), x)
+
+
+def _sum_to(x, shape):
+    axes = tuple(d for d, (n, m) in enumerate(zip(x.shape, shape, strict=True)) if n != m)
+    return jnp.sum(x, axes, keepdims=True) if axes else x
+
+
+# ---- Linear recurrences: h_k = a_k h_{k-1} + b_k ---------------------------------------------------------------------
+
+
+def _linear_scan_fallback(b, a, *rest, axis, reverse, transpose, initial):
+    h0, starts = _optional(rest, initial)
+    if b.shape[axis] == 0:
+        return (b,)
+    dtype, b, a = b.dtype, _wide(b), _wide(a)
+    if initial:  # before segments cut: it enters the first one
+        b = b + _at_first(_or_zero(_first(a, axis, reverse), _wide(h0)), axis, reverse, b.shape[axis])
+    a = jnp.broadcast_to(a, b.shape)
+    if transpose:
+        a = _previous(a, axis, reverse, 0, starts)
+    elif starts is not None:
+        a = jnp.where(_cut(starts, axis, reverse), np.zeros((), a.dtype), a)
+
+    def fold(before, after):  # steps, as maps h -> a h + b
+        (a1, b1), (a2, b2) = before, after
+        return jnp.where(a2 == 0, a2, _or_zero(a1, a2)), jnp.where(a2 == 0, b2, a2 * b1 + b2)
+
+    return (lax.associative_scan(fold, (a, b), reverse=reverse, axis=axis)[1].astype(dtype),)
+
+
+linear_scan_p = _kernel(
+    "linear_scan",
+    2,
+    fallback=_linear_scan_fallback,
+    accepts=(FLOATS | COMPLEX).__contains__,
+    attributes=("reverse", "transpose", "initial"),
+    broadcasts=(1,),
+)
+
+
+def _scan(b, a, starts, axis, reverse, transpose=False):
+    """The recurrence without h0. Transposed: h_k = a_{k-1} h_{k-1} + b_k."""
+    operands = given(b, a, starts)
+    return linear_scan_p(*operands, axis=axis, reverse=reverse, transpose=transpose, initial=False)[0]
+
+
+def _previous_state(h, h0, starts, axis, reverse):
+    """h_{k-1}, which is h0 at the first position and 0 where a segment begins."""
+    previous = _previous(h, axis, reverse, 0, starts)
+    return previous if h0 is None else previous + _at_first(h0, axis, reverse, h.shape[axis])
+
+
+def _linear_scan_vjp_fallback(g, a, h, *rest, axis, reverse, initial):
+    h0, starts = _optional(rest, initial)
+    db = _scan(_wide(g), _wide(a), starts, axis, not reverse, transpose=True)
+    da = _or_zero(_previous_state(_wide(h), _wide(h0), starts, axis, reverse), db)
+    return da.astype(g.dtype), db.astype(g.dtype)
+
+
+# Cotangents of a and b from that of h.
+linear_scan_vjp_p = _kernel(
+    "linear_scan_vjp",
+    3,
+    results=2,
+    fallback=_linear_scan_vjp_fallback,
+    accepts=(FLOATS | COMPLEX).__contains__,
+    attributes=("reverse", "initial"),
+)
+
+
+def _linear_scan_jvp_fallback(db, da, a, h, *rest, axis, reverse, initial):
+    h0, starts = _optional(rest, initial)
+    push = _wide(da) * _previous_state(_wide(h), _wide(h0), starts, axis, reverse)
+    return (_scan((_wide(db) + push).astype(db.dtype), a, starts, axis, reverse),)
+
+
+# The tangent of h from those of b and a. A primitive of its own so that its transpose is one kernel.
+linear_scan_jvp_p = _kernel(
+    "linear_scan_jvp",
+    4,
+    fallback=_linear_scan_jvp_fallback,
+    accepts=None,
+    broadcasts=(1, 2, 3, 4),
+)
+
+
+def _pull_back(g, a, h, h0, starts, axis, reverse, shape):
+    """Cotangents of a, summed to ``shape``, and of b, from g, that of h. The others may broadcast against g."""
+    if a.shape == h.shape == g.shape:
+        if h0 is not None:
+            h0 = jnp.broadcast_to(h0, (*g.shape[:axis], 1, *g.shape[axis + 1 :]))
+        operands = given(g, a, h, h0, starts)
+        da, db = linear_scan_vjp_p(*operands, axis=axis, reverse=reverse, initial=h0 is not None)
+        return _sum_to(da, shape), db
+    db = _scan(g, a, starts, axis, not reverse, transpose=True)
+    da = _wide(db) * _previous_state(_wide(h), _wide(h0), starts, axis, reverse)
+    return _sum_to(da, shape).astype(g.dtype), db
+
+
+def linear_scan_cotangents(g, a, h, h0, starts, axis, reverse):
+    """Cotangents of a, b and h0 (None without one) from g, that of h."""
+    da, db = _pull_back(g, a, h, h0, starts, axis, reverse, a.shape)
+    return da, db, None if h0 is None else _initial_cotangent(a, db, axis, reverse)
+
+
+def _initial_cotangent(a, db, axis, reverse):
+    return _or_zero(_first(a, axis, reverse), _first(db, axis, reverse))
+
+
+def _linear_scan_jvp(outs, primals, tangents, *, axis, reverse, transpose, initial):
+    b, a, *rest = primals
+    db, da, *dh0 = tangents[: 2 + initial]
+    _, starts = _optional(rest, initial)
+    dh0 = dh0[0] if dh0 else None
+    if db is None:
+        db = jnp.zeros_like(b)
+    if da is None:
+        params = {"axis": axis, "reverse": reverse, "transpose": transpose, "initial": dh0 is not None}
+        return linear_scan_p(db, a, *given(dh0, starts), **params)
+    if transpose:
+        return [_scan(db + _previous(da * outs[0], axis, reverse, 0, starts), a, starts, axis, reverse, True)]
+    if dh0 is not None:
+        db = db + _at_first(_first(a, axis, reverse) * dh0, axis, reverse, b.shape[axis])
+    return linear_scan_jvp_p(db, da, a, outs[0], *rest, axis=axis, reverse=reverse, initial=initial)
+
+
+def _linear_scan_transpose(cts, b, a, *rest, axis, reverse, transpose, initial):
+    h0, starts = _optional(rest, initial)
+    [ct] = cts
+    db = None if isinstance(ct, ad.Zero) else _scan(ct, a, starts, axis, not reverse, not transpose)
+    out = [db if ad.is_undefined_primal(b) else None, *(None for _ in (a, *rest))]
+    if ad.is_undefined_primal(h0) and db is not None:
+        out[2] = _initial_cotangent(a, db, axis, reverse)
+    return out
+
+
+def _linear_scan_jvp_transpose(cts, db, da, a, h, *rest, axis, reverse, initial):
+    h0, starts = _optional(rest, initial)
+    [ct] = cts
+    others = [None for _ in (a, h, *rest)]
+    if isinstance(ct, ad.Zero):
+        return [None, None, *others]
+    ct_a, ct_b = _pull_back(ct, a, h, h0, starts, axis, reverse, da.aval.shape)
+    return [ct_b if ad.is_undefined_primal(db) else None, ct_a, *others]
+
+
+def_jvp(linear_scan_p, _linear_scan_jvp)
+ad.primitive_transposes[linear_scan_p.primitive] = _linear_scan_transpose
+ad.primitive_transposes[linear_scan_jvp_p.primitive] = _linear_scan_jvp_transpose
+
+
+def_jvp_by_fallback(linear_scan_jvp_p)
+def_jvp_by_fallback(linear_scan_vjp_p)
+
+
+def _batch_linear_scan_vjp(operands, dims, **params):
+    # Where a or h is shared by the batch, the kernel would need copies of them; the recurrence alone does not.
+    if None not in dims[1:3]:
+        return linear_scan_vjp_p._batch(operands, dims, **params)
+    formula = functools.partial(_linear_scan_vjp_fallback, **params)
+    return jax.vmap(formula, dims, 0)(*operands), (0, 0)
+
+
+batching.primitive_batchers[linear_scan_vjp_p.primitive] = _batch_linear_scan_vjp
+
+# ---- Derivatives of cumulative operations -----------------------------------------------------------------------------
+
+
+def _factors(name, x, y, starts, axis, reverse, exclusive):
+    """c and w of the derivative: s_k = c_k s_{k-1} + w_k t_k gives dy_k = s_k, or s_{k-1} where y is exclusive."""
+    before = y if exclusive else None  # the fold up to the previous position
+    if name == "cumprod":
+        return x, _previous(y, axis, reverse, 1, starts) if before is None else before
+    if name == "cumlogsumexp":
+        if exclusive:
+            y = jnp.logaddexp(before, x)
+        else:
+            before = _previous(y, axis, reverse, -np.inf, starts)
+        return _exp_difference(before, y), jnp.where(x == -np.inf, np.zeros((), x.dtype), _exp_difference(x, y))
+    # Does position k take the running extreme? Of equal ones, the last does.
+    if not exclusive:
+        takes = x == y
+    else:
+        takes = x >= y if name == "cummax" else x <= y
+    takes |= jnp.isnan(x)
+    return 1 - takes.astype(x.dtype), takes.astype(x.dtype)
+
+
+def _exp_difference(a, b):
+    """e^(a - b), and 1 where both are the same infinity."""
+    return jnp.exp(jnp.where((a == b) & jnp.isinf(a), np.zeros((), a.dtype), a - b))
+
+
+def _tangent_fallback(name):
+    def fallback(t, x, y, *starts, axis, reverse, exclusive, transpose):
+        dtype, t = t.dtype, _wide(t)
+        starts = starts[0] if starts else None
+        c, w = _factors(name, _wide(x), _wide(y), starts, axis, reverse, exclusive)
+        if not transpose:
+            s = _scan(_or_zero(w, t), c, starts, axis, reverse)
+            return ((_previous(s, axis, reverse, 0, starts) if exclusive else s).astype(dtype),)
+        s = _scan(t, c, starts, axis, not reverse, transpose=not exclusive)
+        if exclusive:
+            s = _previous(s, axis, not reverse, 0, starts)
+        return (_or_zero(w, s).astype(dtype),)
+
+    return fallback
+
+
+def _tangent_kernel(name):
+    kernel = _kernel(
+        f"{name}_jvp",
+        3,
+        fallback=_tangent_fallback(name),
+        accepts=(FLOATS | COMPLEX if name == "cumprod" else FLOATS).__contains__,
+        attributes=("reverse", "exclusive", "transpose"),
+    )
+
+    def transpose_rule(cts, t, x, y, *starts, transpose, **params):
+        others = [None for _ in (x, y, *starts)]
+        if isinstance(cts[0], ad.Zero):
+            return [None, *others]
+        return [*kernel(cts[0], x, y, *starts, transpose=not transpose, **params), *others]
+
+    ad.primitive_transposes[kernel.primitive] = transpose_rule
+    def_jvp_by_fallback(kernel)
+    return kernel
+
+
+cumprod_jvp_p = _tangent_kernel("cumprod")
+cummax_jvp_p = _tangent_kernel("cummax")
+cummin_jvp_p = _tangent_kernel("cummin")
+cumlogsumexp_jvp_p = _tangent_kernel("cumlogsumexp")
+
+# ---- Cumulative operations --------------------------------------------------------------------------------------------
+
+
+_FOLD = {"cumsum": lax.add, "cumprod": lax.mul, "cummax": lax.max, "cummin": lax.min, "cumlogsumexp": jnp.logaddexp}
+
+
+def _identity(name, dtype):
+    """What an exclusive scan begins with. An extreme is the lowest or highest number where there is no infinity."""
+    if name in ("cumsum", "cumprod"):
+        return int(name == "cumprod")
+    if name == "cumlogsumexp":
+        return -np.inf
+    highest = name == "cummin"
+    if dtype == np.dtype(bool):
+        return highest
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return jnp.iinfo(dtype).max if highest else jnp.iinfo(dtype).min
+    if np.isnan(np.array(np.inf, dtype)):
+        return float(jnp.finfo(dtype).max if highest else jnp.finfo(dtype).min)
+    return np.inf if highest else -np.inf
+
+
+def _cumulative_fallback(name):
+    def fallback(x, *starts, axis, reverse, exclusive):
+        y = _wide(x)
+        starts = starts[0] if starts else None
+        if starts is None:
+            y = getattr(lax, name)(y, axis, reverse)
+        else:
+
+            def fold(before, after):
+                (_, x), (begins, y) = before, after
+                return before[0] | begins, jnp.where(begins, y, _FOLD[name](x, y))
+
+            begins = jnp.broadcast_to(_cut(starts, axis, reverse), x.shape)
+            y = lax.associative_scan(fold, (begins, y), reverse=reverse, axis=axis)[1]
+        if exclusive:
+            y = _previous(y, axis, reverse, _identity(name, x.dtype), starts)
+        return (y.astype(x.dtype),)
+
+    return fallback
+
+
+# What each takes; the lists are those of `jax.lax` on CPU, and bool where it has a meaning.
+CUMULATIVE_DTYPES = {
+    "cumsum": INTEGERS | FLOATS | FLOATS8 | COMPLEX,
+    "cumprod": INTEGERS | FLOATS | FLOATS8 | COMPLEX,
+    "cummax": ORDERED_DTYPES,
+    "cummin": ORDERED_DTYPES,
+    "cumlogsumexp": FLOATS | FLOATS8,
+}
+
+
+def _cumulative_kernel(name, tangent_kernel=None):
+    kernel = _kernel(
+        name,
+        1,
+        fallback=_cumulative_fallback(name),
+        accepts=CUMULATIVE_DTYPES[name].__contains__,
+        attributes=("reverse", "exclusive"),
+    )
+
+    def jvp(outs, primals, tangents, **params):
+        x, *starts = primals
+        if tangent_kernel is None:
+            return kernel(tangents[0], *starts, **params)
+        return tangent_kernel(tangents[0], x, outs[0], *starts, transpose=False, **params)
+
+    def_jvp(kernel, jvp)
+    return kernel
+
+
+cumsum_p = _cumulative_kernel("cumsum")
+cumprod_p = _cumulative_kernel("cumprod", cumprod_jvp_p)
+cummax_p = _cumulative_kernel("cummax", cummax_jvp_p)
+cummin_p = _cumulative_kernel("cummin", cummin_jvp_p)
+cumlogsumexp_p = _cumulative_kernel("cumlogsumexp", cumlogsumexp_jvp_p)
+
+
+def _cumsum_transpose(cts, x, *starts, reverse, **params):
+    others = [None for _ in starts]
+    if isinstance(cts[0], ad.Zero):
+        return [None, *others]
+    return [*cumsum_p(cts[0], *starts, reverse=not reverse, **params), *others]
+
+
+ad.primitive_transposes[cumsum_p.primitive] = _cumsum_transpose
+
+TANGENT = {
+    "cumprod": cumprod_jvp_p,
+    "cummax": cummax_jvp_p,
+    "cummin": cummin_jvp_p,
+    "cumlogsumexp": cumlogsumexp_jvp_p,
+}
+CUMULATIVE = {
+    "cumsum": cumsum_p,
+    "cumprod": cumprod_p,
+    "cummax": cummax_p,
+    "cummin": cummin_p,
+    "cumlogsumexp": cumlogsumexp_p,
+}
