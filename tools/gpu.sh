@@ -34,21 +34,33 @@ stage_test() {
 }
 
 stage_sanitize() {
-  local failed=0
+  local failed=0 family tool
+  # A process a family: one for all of them has crashed in compute-sanitizer.
   for tool in memcheck racecheck initcheck; do
-    # initcheck must see every write, those of XLA's kernels too; the others need look at ours only.
-    local only='--kernel-name kns=jaxgpuops'
-    [ $tool != initcheck ] || only=
-    # The platform allocator gives each array its own allocation, so that a step outside is seen.
-    XLA_PYTHON_CLIENT_ALLOCATOR=platform JAX_PLATFORMS=cuda timeout "${SANITIZE_SECONDS:-170}" \
-      compute-sanitizer --tool $tool $only --error-exitcode 9 --print-limit 20 \
-      python3 -P tools/every_kernel.py >"$out/$tool.log" 2>&1
-    local rc=$?
-    echo "$tool: exit status $rc; $(tail -1 "$out/$tool.log")"
-    [ $rc -eq 0 ] || { failed=1; grep -m 20 -A 6 '=========' "$out/$tool.log"; }
+    for family in topk gates rows scans; do
+      sanitize $tool $family &
+    done
+    for family in topk gates rows scans; do
+      wait -n || failed=1
+    done
   done
-  grep '^kernels:' "$out/memcheck.log"
+  grep -h '^kernels:' "$out"/memcheck-*.log
   return $failed
+}
+
+sanitize() {
+  local log=$out/$1-$2.log
+  # initcheck must see every write, those of XLA's kernels too; the others need look at ours only.
+  local only='--kernel-name kns=jaxgpuops'
+  [ $1 != initcheck ] || only=
+  # The platform allocator gives each array its own allocation, so that a step outside is seen.
+  XLA_PYTHON_CLIENT_ALLOCATOR=platform JAX_PLATFORMS=cuda timeout "${SANITIZE_SECONDS:-170}" \
+    compute-sanitizer --tool $1 $only --error-exitcode 9 --print-limit 20 \
+    python3 -P tools/every_kernel.py $2 >"$log" 2>&1
+  local status=$?
+  echo "$1 $2: exit status $status; $(tail -1 "$log")"
+  [ $status -eq 0 ] || grep -m 20 -A 6 '=========' "$log"
+  return $status
 }
 
 stage_bench() {
