@@ -295,7 +295,7 @@ def test_a_row_has_the_same_bits_in_a_batch(shape, axis):
     """However many rows there are, and so however they are shared among threads."""
     x = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
     if jax.default_backend() != "cpu":
-        pytest.skip("test_gpu.py has this for the kernels")
+        pytest.skip("test_gpu_scan.py has this for the kernels")
     for target in CUMULATIVE:
         outs = []
         for batch in (x[:1], x, np.tile(x, (16, 1, 1)[: x.ndim])):

@@ -2,7 +2,7 @@
 # Everything that needs a GPU, in one call on a GPU machine, which may have no network: tools/gpu.sh [stage ...]
 #
 #   build     pip install of this tree with the machine's own python3, CUDA code for its GPU only
-#   test      the test suite on the GPU; TESTS="tests/test_gpu.py -k cluster" (say) selects
+#   test      the test suite on the GPU; TESTS="tests/test_scan.py -k exclusive" (say) selects
 #   sanitize  compute-sanitizer (memcheck, racecheck, initcheck) over every kernel
 #   bench     python -m benchmarks for each family; BENCH="--only 128256" (say) passes arguments on
 #
@@ -25,11 +25,11 @@ stage_build() {
 }
 
 stage_test() {
-  # Compiling takes most of the time, so several processes share the GPU; tests/test_gpu.py wants all of its memory.
+  # Compiling takes most of the time, so several processes share the GPU; the tests for GPUs want all of its memory.
   local failed=0
   JAX_PLATFORMS=cuda timeout "${TEST_SECONDS:-420}" python3 -P -m pytest -q -n 8 --durations=5 ${TESTS:-tests} \
-    --ignore tests/test_gpu.py || failed=1
-  JAX_PLATFORMS=cuda timeout "${TEST_SECONDS:-420}" python3 -P -m pytest -q --durations=5 tests/test_gpu.py || failed=1
+    --ignore-glob '*/test_gpu_*' || failed=1
+  JAX_PLATFORMS=cuda timeout "${TEST_SECONDS:-420}" python3 -P -m pytest -q --durations=5 tests/test_gpu_*.py || failed=1
   return $failed
 }
 

@@ -1,0 +1,212 @@
+"""Scans on a GPU: see gpu.py."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gpu import busy_stream, needs_memory, plan, run_in_command_buffers, same_bits
+
+import jaxgpuops
+
+# Every kernel and layout of it: (shape, axis). A row of "look-ahead, one row" is so long that it takes that kernel
+# alone, and in a large batch another.
+REGIMES = {
+    "loop, along, a tile": ((3000, 250), 1),
+    "loop, along, aligned": ((3000, 4096), 1),
+    "loop, along, many tiles": ((600, 70_001), 1),
+    "look-ahead, along, few tiles": ((3, 300_001), 1),
+    "look-ahead, along, aligned": ((1, 1 << 20), 1),
+    "look-ahead, along, one row": ((1, 2_200_003), 1),
+    "look-ahead, along": ((2, 8_000_004), 1),
+    "loop, across": ((16, 1003, 2048), 1),
+    "look-ahead, across, few tiles": ((2, 8003, 64), 1),
+    "look-ahead, across": ((1, 65_537, 256), 1),
+    "loop, single": ((600, 1003, 3), 1),
+    "look-ahead, single, few tiles": ((2, 100_003, 3), 1),
+    "look-ahead, single": ((1, 1_000_003, 3), 1),
+}
+regimes = pytest.mark.parametrize("shape, axis", REGIMES.values(), ids=REGIMES)
+
+
+def integers(key, shape):
+    """So small that their sums are exact in any order."""
+    return jax.random.randint(key, shape, -99, 100, jnp.int8).astype(jnp.float32)
+
+
+def normal(key, shape):
+    return 30 * jax.random.normal(key, shape)
+
+
+def starts_of(x):
+    return jnp.floor(x) == 77
+
+
+def factors_of(x):
+    """-1, 0 and 1 where x is an integer: the states of a recurrence are sums, too. Otherwise something near them."""
+    whole = jnp.floor(x)
+    return jnp.where(whole == 50, 0, jnp.where(whole % 2 == 0, 1, -1)) * jnp.where(
+        x == whole, 1, 0.99 + 0.02 * (x - whole)
+    )
+
+
+def all_scans(x, axis):
+    """By name, results of kernels that are all different code."""
+    starts, factors = starts_of(x), factors_of(x)
+    gradient = lambda fn, *primals: jax.vjp(fn, *primals)[1](x)
+    return {
+        "cumsum": jaxgpuops.cumsum(x, axis=axis),
+        "cumsum of segments": jaxgpuops.cumsum(x, axis=axis, reverse=True, exclusive=True, segment_starts=starts),
+        "cumprod": jaxgpuops.cumprod(factors, axis=axis, segment_starts=starts),
+        "cummin": jaxgpuops.cummin(x, axis=axis, segment_starts=starts),
+        "cumlogsumexp": jaxgpuops.cumlogsumexp(x / 9, axis=axis),
+        "linear_scan": jaxgpuops.linear_scan(factors, x, jnp.take(x, 1, axis), axis=axis, segment_starts=starts),
+        "gradients of linear_scan": gradient(
+            lambda a, b: jaxgpuops.linear_scan(a, b, axis=axis, reverse=True), factors, x
+        ),
+        "gradient of cumprod": gradient(lambda x: jaxgpuops.cumprod(x, axis=axis, segment_starts=starts), factors),
+        "gradient of cummax": gradient(lambda x: jaxgpuops.cummax(x, axis=axis), x),
+        "gradient of cumlogsumexp": gradient(lambda x: jaxgpuops.cumlogsumexp(x, axis=axis), x / 9),
+    }
+
+
+run_scans = jax.jit(all_scans, static_argnums=1)
+
+
+def shifted(x, axis, by, fill):
+    """What is one position before (by = 1) or after (by = -1)."""
+    return jax.lax.pad(x, jnp.array(fill, x.dtype), [(by, -by, 0) if d == axis else (0, 0, 0) for d in range(x.ndim)])
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def follow(x, results, axis):
+    """By name, whether each result is what the operation makes of the one before it: whether all are, by induction.
+
+    x holds integers: everything but logarithms is exact, whatever the order of operations.
+    """
+    starts, factors = starts_of(x), factors_of(x)
+    before = lambda y, fill: shifted(y, axis, 1, fill)
+    after = lambda y, fill: shifted(y, axis, -1, fill)
+    right = {}
+    y = results["cumsum"]
+    right["cumsum"] = y == before(y, 0) + x
+    y = results["cumsum of segments"]  # in reverse: a segment ends where the next one starts
+    right["cumsum of segments"] = y == jnp.where(after(starts, True), 0, after(x + y, 0))
+    y = results["cumprod"]
+    right["cumprod"] = y == jnp.where(starts, 1, before(y, 1)) * factors
+    y = results["cummin"]
+    right["cummin"] = y == jnp.where(starts, x, jnp.minimum(before(y, jnp.inf), x))
+    y = results["cumlogsumexp"]  # about 20
+    right["cumlogsumexp"] = abs(y - jnp.logaddexp(before(y, -jnp.inf), x / 9)) < 1e-4
+    y = results["linear_scan"]
+    first = jax.lax.broadcasted_iota(jnp.int32, x.shape, axis) == 0
+    state = jnp.where(first, jnp.expand_dims(jnp.take(x, 1, axis), axis), jnp.where(starts, 0, before(y, 0)))
+    right["linear_scan"] = y == factors * state + x
+    da, db = results["gradients of linear_scan"]
+    h = jaxgpuops.linear_scan(factors, x, axis=axis, reverse=True)
+    right["gradients of linear_scan"] = (db == before(factors * db, 0) + x) & (da == db * after(h, 0))
+    return {name: where.all() for name, where in right.items()}
+
+
+def test_every_kernel_has_a_regime():
+    found = set()
+    for shape, axis in REGIMES.values():
+        chosen = plan(functools.partial(jaxgpuops.cumsum, axis=axis), jax.ShapeDtypeStruct(shape, jnp.float32))
+        found.add((chosen["algorithm"], chosen["layout"]))
+    algorithms, layouts = ("loop", "look_ahead"), ("along", "across", "single")
+    assert found == {(algorithm, layout) for algorithm in algorithms for layout in layouts}
+
+
+@regimes
+def test_scans_follow_from_one_to_the_next(shape, axis):
+    x = integers(jax.random.key(0), shape)
+    right = follow(x, run_scans(x, axis), axis)
+    assert all(right.values()), right
+
+
+@regimes
+def test_gradients_of_scans(shape, axis):
+    """With T the linear map of tangents and T' that of cotangents, <T t, g> = <t, T' g>."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    x, t, g = (jax.random.normal(key, shape) for key in keys)
+
+    @jax.jit
+    def products(x, t, g):
+        results = {}
+        for name in ("cumprod", "cummax", "cumlogsumexp"):
+            fn = functools.partial(getattr(jaxgpuops.lax, name), axis=axis)
+            at = jnp.copysign(jnp.exp2(x / 64), x) if name == "cumprod" else x
+            forward, backward = jax.jvp(fn, (at,), (t,))[1] * g, jax.vjp(fn, at)[1](g)[0] * t
+            results[name] = abs(forward.sum() - backward.sum()) / (abs(forward).sum() + abs(backward).sum())
+        return results
+
+    differences = products(x, t, g)
+    assert all(d < 1e-4 for d in differences.values()), differences
+
+
+@regimes
+def test_repeats_bit_for_bit_while_another_stream_is_busy(shape, axis):
+    x = normal(jax.random.key(0), shape)
+    first = jax.block_until_ready(run_scans(x, axis))
+    with busy_stream() as keep_busy:
+        for _ in range(20):
+            keep_busy()
+            assert same_bits(run_scans(x, axis), first)
+
+
+@regimes
+def test_scans_of_a_row_are_those_of_the_row_in_its_batch(shape, axis):
+    x = normal(jax.random.key(0), (5, *shape[1:]))
+    whole = run_scans(x, axis)
+    for i in range(5):
+        assert same_bits(run_scans(x[i : i + 1], axis), jax.tree.map(lambda y: y[i : i + 1], whole))  # noqa: B023
+    limit = jax.local_devices()[0].memory_stats()["bytes_limit"]
+    many = max(1, min(120, limit // (40 * x.nbytes)))  # enough rows for the kernel that gives each to one block
+    repeated = run_scans(jnp.concatenate([x] * many), axis)
+    assert same_bits(jax.tree.map(lambda y: y[-5:], repeated), whole)
+
+
+def command_buffers():
+    for regime, (shape, axis) in REGIMES.items():
+        program = jax.jit(lambda x: [all_scans(x + i, axis) for i in range(2)])
+        for seed in range(4):  # new inputs, at new addresses
+            x = integers(jax.random.key(seed), shape)
+            for i, results in enumerate(program(x)):
+                right = follow(x + i, results, axis)
+                assert all(right.values()), (regime, seed, i, right)
+
+
+def test_command_buffers_with_changing_inputs():
+    run_in_command_buffers("test_gpu_scan")
+
+
+LARGE = {
+    "many rows": (((1 << 21) + 5, 1031), 1),
+    "long rows": ((3, (1 << 30) + 3), 1),
+    "a row longer than 2^31": (((1 << 31) + 5,), 0),
+    "many columns": ((3, 1031, (1 << 20) + 8), 1),
+    "columns of no whole vectors": ((3, 1031, (1 << 20) + 1), 1),
+    "long columns": (((1 << 28) + 3, 9), 0),
+}
+
+
+@pytest.mark.parametrize("shape, axis", LARGE.values(), ids=LARGE)
+def test_more_than_2_to_the_31_elements(shape, axis):
+    needs_memory(40)
+    iota = functools.partial(jax.lax.broadcasted_iota, jnp.uint32, shape)
+    mixed = lambda: sum(iota(d) * jnp.uint32(2654435761 + 2 * d) for d in range(len(shape))) >> 24
+    before = lambda y: shifted(y, axis, 1, 0)
+
+    x = jax.jit(lambda: mixed().astype(jnp.int8))()
+    y = jax.jit(lambda x: jaxgpuops.cumsum(x, axis=axis))(x)
+    assert jax.jit(lambda x, y: (y == before(y) + x).all())(x, y)  # wraps around
+    # Rising along the axis, with noise; all values are exact in float16.
+    x = jax.jit(lambda: (jnp.floor(iota(axis) * (2000 / shape[axis])) + mixed() % 64).astype(jnp.float16))()
+    y = jax.jit(lambda x: jaxgpuops.cummax(x, axis=axis))(x)
+    assert jax.jit(lambda x, y: (y == jnp.maximum(before(y), x)).all())(x, y)
+    del y
+    # Starts anew so often that states are exact in float16.
+    recurrence = lambda x: ((x % 8 != 0).astype(x.dtype), x % 3 - 1)
+    h = jax.jit(lambda x: jaxgpuops.linear_scan(*recurrence(x), axis=axis))(x)
+    assert jax.jit(lambda x, h: (h == recurrence(x)[0] * before(h) + recurrence(x)[1]).all())(x, h)

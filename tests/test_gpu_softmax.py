@@ -1,0 +1,254 @@
+"""Softmax, its relatives and reductions on a GPU: see gpu.py."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gpu import busy_stream, needs_memory, plan, run_in_command_buffers, same_bits
+
+import jaxgpuops
+
+# Every kernel and form of it: (shape, axis).
+REGIMES = {
+    "rows, a few lanes": ((30_000, 7), 1),
+    "rows, 4 lanes": ((30_000, 61), 1),
+    "rows, 16 lanes": ((30_000, 250), 1),
+    "rows, a warp a row": ((3000, 1000), 1),
+    "rows, a block a row": ((3000, 4093), 1),
+    "rows, larger blocks": ((600, 16_001), 1),
+    "rows, aligned": ((600, 16_384), 1),
+    "rows, cluster": ((5, 50_257), 1),
+    "streamed rows": ((600, 50_257), 1),
+    "streamed rows, large cluster": ((64, 128_256), 1),
+    "streamed rows, largest cluster": ((40, 300_001), 1),
+    "split rows": ((40, 600_001), 1),
+    "one split row": ((1, 20_000_003), 1),
+    "columns": ((300, 30, 5), 1),
+    "columns, vectors": ((64, 1024, 256), 1),
+    "columns, cluster": ((16, 1001, 130), 1),
+    "split columns": ((16, 8093, 130), 1),
+    "long split columns": ((1, 200_003, 7), 1),
+}
+regimes = pytest.mark.parametrize("shape, axis", REGIMES.values(), ids=REGIMES)
+SOFTMAX = ("softmax", "log_softmax", "logsumexp")
+
+
+def row_operands(shape, axis, key=0, dtype=jnp.float32):
+    """x, a tangent, labels, and scale, bias and mask that some dimensions share."""
+    keys = jax.random.split(jax.random.key(key), 6)
+    along = [n if d == axis else 1 for d, n in enumerate(shape)]
+    rows = [1 if d == axis else n for d, n in enumerate(shape)]
+    return {
+        "x": 3 * jax.random.normal(keys[0], shape, dtype),
+        "t": jax.random.normal(keys[1], shape, dtype),
+        "labels": jax.random.randint(keys[2], [n for d, n in enumerate(shape) if d != axis], 0, shape[axis]),
+        "scale": jax.random.uniform(keys[3], rows, jnp.float32, 0.5, 2),
+        "bias": jax.random.normal(keys[4], along, dtype),
+        "where": jax.random.uniform(keys[5], along) < 0.8,
+    }
+
+
+def all_rows(x, t, labels, scale, bias, where, *, axis, module=jaxgpuops):
+    """Results of every kernel, and of those that optional operands take."""
+    results = {}
+    for name in SOFTMAX:
+        plain = functools.partial(getattr(module, name), axis=axis)
+        general = functools.partial(plain, scale=scale, bias=bias, where=where)
+        results[name], pull = jax.vjp(plain, x)
+        results[f"{name} of all operands"], pull_general = jax.vjp(general, x)
+        if name != "logsumexp":
+            results[f"gradient of {name}"] = pull(t)[0]
+            results[f"gradient of {name} of all operands"] = pull_general(t)[0]
+    loss = functools.partial(module.softmax_cross_entropy, labels=labels, axis=axis, label_smoothing=0.1, z_loss=0.01)
+    results["cross_entropy"] = loss(x)
+    results["cross_entropy_grad"] = jax.grad(lambda x: loss(x, reduction="sum"))(x)
+    for name in ("sum", "max", "min"):
+        fn = functools.partial(getattr(module, name), axis=axis)
+        results[name], results[f"{name} where"] = fn(x), fn(x, where=where)
+    results["dot"] = module.dot(x, t, axis=axis)
+    return results
+
+
+run_rows = jax.jit(all_rows, static_argnames="axis")
+
+
+class Plain:
+    """The same in plain JAX."""
+
+    @staticmethod
+    def _logits(name, x, axis, scale=1, bias=0, where=None):
+        z = getattr(jax.nn, name)(x * scale + bias, axis=axis, where=where)
+        return z if where is None or name != "log_softmax" else jnp.where(where, z, -jnp.inf)
+
+    softmax = functools.partial(_logits, "softmax")
+    log_softmax = functools.partial(_logits, "log_softmax")
+    logsumexp = functools.partial(_logits, "logsumexp")
+    sum = staticmethod(jnp.sum)
+    max = staticmethod(functools.partial(jnp.max, initial=-jnp.inf))
+    min = staticmethod(functools.partial(jnp.min, initial=jnp.inf))
+
+    @staticmethod
+    def dot(x, y, axis):
+        return (x * y).sum(axis)
+
+    @staticmethod
+    def softmax_cross_entropy(x, labels, axis, label_smoothing, z_loss, reduction=None):
+        lse = jax.nn.logsumexp(x, axis)
+        at_label = jnp.take_along_axis(x, jnp.expand_dims(labels, axis), axis).squeeze(axis)
+        loss = (1 - label_smoothing) * (lse - at_label) + label_smoothing * (lse - x.mean(axis)) + z_loss * lse**2
+        return loss if reduction is None else loss.sum()
+
+
+for _name in SOFTMAX:
+    setattr(Plain, _name, staticmethod(getattr(Plain, _name)))
+
+
+def test_every_kernel_has_a_regime():
+    found = set()
+    for shape, axis in REGIMES.values():
+        x = jax.ShapeDtypeStruct(shape, jnp.float32)
+        chosen = [plan(functools.partial(fn, axis=axis), x) for fn in (jaxgpuops.softmax, jaxgpuops.sum)]
+        found |= {(c["algorithm"], c["blocks"] > 1) for c in chosen}
+    assert found == {
+        ("rows", False), ("rows", True), ("rows_stream", False), ("rows_stream", True), ("rows_split", True),
+        ("columns", False), ("columns", True), ("columns_split", True),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@regimes
+def test_rows_are_those_of_plain_jax(shape, axis, dtype):
+    operands = row_operands(shape, axis, dtype=dtype)
+    actual = run_rows(**operands, axis=axis)
+    with jax.enable_x64(True):
+        exact = {k: v.astype(jnp.float64) if jnp.issubdtype(v.dtype, jnp.floating) else v for k, v in operands.items()}
+        expected = jax.jit(functools.partial(all_rows, axis=axis, module=Plain))(**exact)
+    eps = float(jnp.finfo(dtype).eps)
+    for name, y in actual.items():
+        a, b = y.astype(jnp.float32), expected[name].astype(jnp.float32)
+        b = jnp.where(jnp.abs(b) > float(jnp.finfo(y.dtype).max), jnp.copysign(jnp.inf, b), b)
+        # A gradient knows the results as they were rounded, and is a difference of what may be larger.
+        t = jnp.abs(operands["t"]).astype(jnp.float32)
+        sizes = {"gradient of softmax": 2 * t.max(axis, keepdims=True)}
+        sizes["gradient of log_softmax"] = t.sum(axis, keepdims=True)
+        largest = jnp.abs(jnp.where(jnp.isfinite(b), b, 0)).max(axis if b.ndim == len(shape) else None, keepdims=True)
+        largest = jnp.maximum(largest, sizes.get(name.removesuffix(" of all operands"), 0))
+        if name in ("sum", "sum where", "dot"):  # they cancel
+            largest = largest + 10 * shape[axis] ** 0.5 * (eps < 1e-4)
+        off = jnp.where((a == b) | (jnp.isnan(a) & jnp.isnan(b)), 0, jnp.abs(a - b) / (largest + 1e-30)).max()
+        assert off < 8 * eps + 2e-6, (name, float(off))
+
+
+@regimes
+def test_repeats_bit_for_bit_while_another_stream_is_busy(shape, axis):
+    operands = row_operands(shape, axis)
+    first = jax.block_until_ready(run_rows(**operands, axis=axis))
+    with busy_stream() as keep_busy:
+        for _ in range(20):
+            keep_busy()
+            assert same_bits(run_rows(**operands, axis=axis), first)
+
+
+ROWWISE = ("x", "t", "labels", "scale")
+
+
+@regimes
+def test_a_row_is_that_of_the_row_in_its_batch(shape, axis):
+    operands = row_operands((5, *shape[1:]), axis)
+    part = lambda of: {k: of(v) if k in ROWWISE else v for k, v in operands.items()}
+    whole = run_rows(**operands, axis=axis)
+    for i in range(5):
+        row = lambda v: v[i : i + 1]  # noqa: B023  called here
+        assert same_bits(run_rows(**part(row), axis=axis), jax.tree.map(row, whole))
+    limit = jax.local_devices()[0].memory_stats()["bytes_limit"]
+    many = max(1, min(120, limit // (100 * operands["x"].nbytes)))
+    repeated = run_rows(**part(lambda v: jnp.concatenate([v] * many)), axis=axis)
+    assert same_bits(jax.tree.map(lambda y: y[-5:], repeated), whole)
+    if axis == 1 and len(shape) == 2:  # rows that are not aligned
+
+        @jax.jit
+        def shifted(flat):
+            return all_rows(**operands | {"x": flat[3:].reshape(5, -1)}, axis=axis)
+
+        assert same_bits(shifted(jnp.append(jnp.zeros(3), operands["x"])), whole)
+
+
+@regimes
+def test_infinities_in_parts_of_rows(shape, axis):
+    """Parts that are -inf, or masked, as long as those that kernels divide rows into."""
+    shape = (min(shape[0], 20), *shape[1:])
+    n = shape[axis]
+    x = jax.random.normal(jax.random.key(0), shape)
+    position = jax.lax.broadcasted_iota(jnp.int32, shape, axis)
+    for counts in (position >= n - 3, position < 3, abs(position - n // 2) < 2):
+        low = jnp.where(counts, x, -jnp.inf)
+        for name in SOFTMAX:
+            fn = jax.jit(functools.partial(getattr(jaxgpuops, name), axis=axis))
+            expected = getattr(jax.nn, name)(low, axis=axis)
+            np.testing.assert_allclose(fn(low), expected, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(fn(jnp.where(counts, x, jnp.nan), where=counts), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_causal_rows():
+    for queries, keys in [(7, 7), (300, 200), (1000, 1000), (16, 20_000)]:
+        x = jax.random.normal(jax.random.key(0), (3, queries, keys))
+        triangle = jnp.tri(queries, keys, dtype=bool)
+        poisoned = jnp.where(triangle, x, jnp.nan)
+        for name in SOFTMAX:
+            y, pull = jax.vjp(lambda x: getattr(jaxgpuops, name)(x, causal=True), poisoned)  # noqa: B023
+            masked = functools.partial(getattr(jaxgpuops, name), where=triangle)
+            expected, pull_expected = jax.vjp(masked, x)
+            np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(
+                pull(jnp.ones_like(y))[0], pull_expected(jnp.ones_like(y))[0], rtol=1e-4, atol=1e-5
+            )
+
+
+def command_buffers():
+    for regime, (shape, axis) in REGIMES.items():
+        shape = (min(shape[0], 50), *shape[1:])
+        program = jax.jit(lambda o: all_rows(**o, axis=axis))
+        for seed in range(4):  # new inputs, at new addresses
+            operands = row_operands(shape, axis, seed)
+            results = program(operands)
+            again = {name: jax.jit(lambda o: all_rows(**o, axis=axis)[name])(operands) for name in ("softmax", "sum")}
+            assert same_bits({name: results[name] for name in again}, again), (regime, seed)
+            assert abs(results["softmax"].sum(axis) - 1).max() < 1e-4, (regime, seed)
+            assert (
+                abs(results["log_softmax"] + jnp.expand_dims(results["logsumexp"], axis) - operands["x"]).max() < 1e-4
+            )
+
+
+def test_command_buffers_with_changing_inputs():
+    run_in_command_buffers("test_gpu_softmax")
+
+
+LARGE = {
+    "many rows": (((1 << 21) + 5, 1031), 1),
+    "long rows": ((3, (1 << 30) + 3), 1),
+    "a row longer than 2^31": (((1 << 31) + 5,), 0),
+    "many columns": ((3, 1031, (1 << 20) + 8), 1),
+    "long columns": (((1 << 28) + 3, 9), 0),
+}
+
+
+@pytest.mark.parametrize("shape, axis", LARGE.values(), ids=LARGE)
+def test_more_than_2_to_the_31_elements(shape, axis):
+    needs_memory(40)
+    iota = functools.partial(jax.lax.broadcasted_iota, jnp.uint32, shape)
+    mixed = lambda: sum(iota(d) * jnp.uint32(2654435761 + 2 * d) for d in range(len(shape))) >> 24
+    x = jax.jit(lambda: (mixed() % 16).astype(jnp.bfloat16) / 4)()
+    lse = jax.jit(lambda x: jaxgpuops.logsumexp(x, axis=axis, keepdims=True))(x).astype(jnp.float32)
+    for name in ("softmax", "log_softmax"):
+        y = jax.jit(lambda x: getattr(jaxgpuops, name)(x, axis=axis))(x)  # noqa: B023
+        log = jnp.log if name == "softmax" else lambda y: y
+        worst = jax.jit(lambda x, y, lse: abs(log(y.astype(jnp.float32)) + lse - x).max())(x, y, lse)  # noqa: B023
+        assert worst < 0.2, name  # lse and y have 8 bits
+        del y
+    bytes_ = x.astype(jnp.int8)
+    largest = jax.jit(lambda x: [jaxgpuops.max(x, axis=axis), jaxgpuops.min(x, axis=axis)])(bytes_)
+    assert (largest[0] == 3).all() and (largest[1] == 0).all()
+    total = jax.jit(lambda x: jaxgpuops.sum(x, axis=axis))(bytes_)
+    assert (total == jnp.sum(bytes_, axis, dtype=jnp.int8)).all()  # wraps around

@@ -1,0 +1,218 @@
+"""Top-k on a GPU: see gpu.py."""
+
+import functools
+import math
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+from gpu import busy_stream, expected_topk, in_subprocess, needs_memory, plan, run_in_command_buffers, same_bits, spread
+
+import jaxgpuops
+from jaxgpuops.lax.along_axis import put_along_axis
+
+# Every kernel and form of it: (shape, axis, k).
+REGIMES = {
+    "argmax, warps": ((5000, 300), 1, 1),
+    "argmax, blocks": ((500, 70_001), 1, 1),
+    "argmax, sliced": ((2, 3_000_001), 1, 1),
+    "rows, sorting networks": ((30_000, 61), 1, 5),
+    "rows, 4 lanes": ((30_000, 100), 1, 2),
+    "rows, 8 lanes": ((30_000, 250), 1, 8),
+    "rows, 16 lanes": ((3000, 501), 1, 32),
+    "rows, 32 lanes": ((3000, 1000), 1, 64),
+    "rows, a block a row": ((3000, 4096), 1, 64),
+    "rows, larger blocks": ((600, 16_001), 1, 50),
+    "rows, cluster": ((64, 128_256), 1, 50),
+    "stream, whole row": ((600, 2000), 1, 200),
+    "stream, a block a row": ((600, 33_001), 1, 50),
+    "stream, cluster": ((64, 128_256), 1, 100),
+    "stream, large k": ((600, 33_001), 1, 2048),
+    "grid": ((3, 2_000_003), 1, 100),
+    "grid, one row": ((1, 20_000_003), 1, 2048),
+    "columns": ((16, 4093, 130), 1, 32),
+    "strided stream": ((1, 200_003, 7), 1, 20),
+    "radix": ((3, 300_001), 1, 20_000),
+    "stream, any k": ((40, 5003), 1, 5003),
+    "radix, whole rows sorted": ((5, 20_001), 1, 15_000),
+}
+regimes = pytest.mark.parametrize("shape, axis, k", REGIMES.values(), ids=REGIMES)
+
+
+def test_every_kernel_has_a_regime():
+    found = set()
+    for shape, axis, k in REGIMES.values():
+        fn = functools.partial(jaxgpuops.topk, k=k, axis=axis)
+        found.add(plan(fn, jax.ShapeDtypeStruct(shape, jnp.float32))["algorithm"])
+    assert found == {"argmax", "rows", "stream", "grid", "columns", "radix"}
+
+
+# ---- Values, at sizes that would take minutes on a CPU ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@regimes
+def test_adversarial(shape, axis, k, dtype):
+    distributions = reference.adversarial(np.random.default_rng(0), shape[axis], jnp.dtype(dtype))
+    names, rows = list(distributions), jnp.asarray(np.stack(list(distributions.values())))
+    lanes = math.prod(shape) // shape[axis]
+    for largest, sorted in [(True, True), (False, False)]:
+        expected = jax.jit(expected_topk, static_argnums=(1, 2, 3, 4))(rows, k, 1, largest, sorted)
+        fn = jax.jit(lambda x: jaxgpuops.topk(x, k, axis=axis, largest=largest, sorted=sorted))  # noqa: B023
+        for shift in range(0, len(rows), lanes):
+            wanted = jax.tree.map(lambda e: spread(e, shape, axis, shift), expected)  # noqa: B023
+            assert same_bits(tuple(fn(spread(rows, shape, axis, shift))), wanted), names[shift : shift + lanes]
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "float64"])
+@regimes
+def test_other_widths(shape, axis, k, dtype):
+    with jax.enable_x64(dtype == "float64"):
+        key = jax.random.key(0)
+        if dtype == "float64":
+            x = jax.random.normal(key, shape, dtype)
+        else:
+            x = jax.random.bits(key, shape, f"uint{8 * jnp.dtype(dtype).itemsize}").astype(dtype)
+        values, indices = jaxgpuops.topk(x, k, axis=axis)
+        order = ~x if dtype != "float64" else -x  # descending
+        iota = jax.lax.broadcasted_iota(jnp.int32, shape, axis)
+        expected = jax.lax.sort((order, iota), dimension=axis, is_stable=True, num_keys=1)[1]
+        expected = jax.lax.slice_in_dim(expected, 0, k, axis=axis)
+        assert (indices == expected).all()
+        assert (values == jnp.take_along_axis(x, expected, axis)).all()
+
+
+# ---- Determinism ----------------------------------------------------------------------------------------------------
+
+
+@regimes
+def test_repeats_bit_for_bit_while_another_stream_is_busy(shape, axis, k):
+    x = jnp.round(jax.random.normal(jax.random.key(0), shape) * 100)  # with ties
+    fn = jax.jit(lambda x: jaxgpuops.topk(x, k, axis=axis))
+    first = jax.block_until_ready(fn(x))
+    with busy_stream() as keep_busy:
+        for _ in range(20):
+            keep_busy()
+            assert same_bits(fn(x), first)
+
+
+@regimes
+def test_a_row_alone_is_the_row_in_its_batch(shape, axis, k):
+    x = jnp.round(jax.random.normal(jax.random.key(0), (5, *shape[1:])) * 1000)
+    fn = jax.jit(lambda x: jaxgpuops.topk(x, k, axis=axis))
+    whole = fn(x)
+    for i in range(5):
+        assert same_bits(fn(x[i : i + 1]), jax.tree.map(lambda y: y[i : i + 1], whole))  # noqa: B023
+    repeated = fn(jnp.concatenate([x] * 120))  # enough rows for a kernel that gives each to one block
+    assert same_bits(jax.tree.map(lambda y: y[-5:], repeated), whole)
+
+
+# ---- CUDA graphs ----------------------------------------------------------------------------------------------------
+
+
+def command_buffers():
+    for name, (shape, axis, k) in REGIMES.items():
+        shape = (min(shape[0], 300), *shape[1:])
+
+        @jax.jit
+        def program(x):
+            results = [jaxgpuops.topk(x + i, k, axis=axis) for i in range(3)]
+            gradient = jax.grad(lambda x: (jaxgpuops.topk(x, k, axis=axis).values ** 2).sum())(x)
+            return results, gradient, jaxgpuops.lax.argmax(x, axis, jnp.int32)
+
+        for seed in range(4):  # new inputs, at new addresses
+            x = jnp.round(jax.random.normal(jax.random.key(seed), shape) * 100)
+            x = jnp.where(x == 0, 0, x)  # XLA makes -0 of -0 + 0, when it compiles that
+            results, gradient, largest = program(x)
+            for i in range(3):
+                assert same_bits(tuple(results[i]), expected_topk(x + i, k, axis, True, True)), (name, seed, i)
+            indices = results[0].indices
+            chosen = jnp.put_along_axis(jnp.zeros(shape), indices, 2 * results[0].values, axis, inplace=False)
+            assert (gradient == chosen).all(), (name, seed)
+            assert (largest == jnp.argmax(x, axis)).all(), (name, seed)
+
+
+def test_command_buffers_with_changing_inputs():
+    """XLA captures even single calls into CUDA graphs, and replays them with other buffers."""
+    run_in_command_buffers("test_gpu_topk")
+
+
+# ---- Older GPUs -----------------------------------------------------------------------------------------------------
+
+
+def test_forms_for_older_gpus():
+    """The forms that GPUs before compute capability 9.0 take, run on the GPU at hand."""
+    if "JAXGPUOPS_COMPUTE_CAPABILITY" in os.environ:
+        assert plan(lambda x: jaxgpuops.topk(x, 50), jnp.zeros((64, 128_256)))["algorithm"] == "grid"
+        return
+    tests = [
+        "test_gpu_topk.py",
+        "test_gpu_scan.py",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        "adversarial or other_widths or alone or older or follow",
+    ]
+    in_subprocess("-m", "pytest", *tests, JAXGPUOPS_COMPUTE_CAPABILITY="80")
+
+
+# ---- More than 2^31 elements ----------------------------------------------------------------------------------------
+
+LARGE = {
+    "many short rows": (((1 << 21) + 5, 1031), 1, 5),
+    "many rows": (((1 << 17) + 1, 16_411), 1, 70),
+    "long rows": ((3, (1 << 30) + 3), 1, 5),
+    "the longest row": ((1, (1 << 31) - 1), 1, 50),
+    "columns": ((3, 1031, (1 << 20) + 1), 1, 5),
+    "large k": ((3, (1 << 30) + 3), 1, 5000),
+    "argmax": ((1, (1 << 31) - 1), 1, 1),
+    "argmax of columns": ((1031, (1 << 21) + 1), 0, 1),
+}
+
+
+@pytest.mark.parametrize("shape, axis, k", LARGE.values(), ids=LARGE)
+def test_more_than_2_to_the_31_elements(shape, axis, k):
+    needs_memory(16)
+    n = shape[axis]
+    iota = jax.lax.broadcasted_iota
+    # Small values, and k different large places in every row, all of them in its last half.
+    first = n - min(n // 2, 2 * k)
+    row = jnp.arange(n, dtype=jnp.int32)
+    planted = jnp.where((row >= first) & ((row - first) % 2 == 0), 200 + row % 7, row % 199).astype(jnp.uint8)
+    expected = reference.topk(np.asarray(planted[max(first - 8, 0) :]), k)[1] + max(first - 8, 0)
+    at = [-1 if i == axis else 1 for i in range(len(shape))]
+    x = jax.jit(lambda: jnp.broadcast_to(planted.reshape(at), shape) + (iota(jnp.uint8, shape, 0) & 0))()
+    values, indices = jaxgpuops.topk(x, k, axis=axis)
+    assert (indices == expected.reshape(at)).all()
+    assert (values == planted[expected].reshape(at)).all()
+
+
+def test_gradient_of_more_than_2_to_the_31_elements():
+    needs_memory(16)
+    n, rows = (1 << 20) + 1, (1 << 11) + 5
+    indices = jnp.broadcast_to(jnp.array([n - 1, 0, 77], jnp.int32), (rows, 3))
+    out = put_along_axis(jnp.broadcast_to(jnp.array([1, 2, 3], jnp.uint8), (rows, 3)), indices, 1, n)
+    assert out.shape == (rows, n)
+    assert (out[:, jnp.array([n - 1, 0, 77])] == jnp.array([1, 2, 3], jnp.uint8)).all()
+    assert (jnp.count_nonzero(out, axis=1) == 3).all()
+
+
+# ---- Errors ---------------------------------------------------------------------------------------------------------
+
+
+def test_errors_of_the_handler_name_the_op():
+    """Calls that Python would not make; what a mismatch of versions may look like."""
+    call = jax.ffi.ffi_call(
+        "jaxgpuops.topk",
+        [
+            jax.ShapeDtypeStruct((4, 9), jnp.float32),
+            jax.ShapeDtypeStruct((4, 9), jnp.int32),
+            jax.ShapeDtypeStruct((4, 0), jnp.uint8),
+        ],
+    )
+    with pytest.raises(Exception, match=r"jaxgpuops\.topk: .*k is 9 but x has length 5"):
+        jax.block_until_ready(call(jnp.zeros((4, 5)), axis=np.int64(1), largest=True, sorted=True))
