@@ -31,14 +31,22 @@
 
 namespace jaxgpuops {
 
-// Asks for memory that a loop over memory comes to 4 KiB later: hardware does not look beyond a page.
+// Asks for memory that a loop over memory comes to 4 KiB later, or `ahead` bytes: hardware does not look beyond a page.
 constexpr int64_t kPrefetchBytes = 4096, kCacheLine = 64;
-template <class T>
-JAXGPUOPS_INLINE void prefetch(const T* from, int64_t count) {
+template <bool kToWrite = false, class T>
+JAXGPUOPS_INLINE void prefetch(const T* from, int64_t count, int64_t ahead = kPrefetchBytes) {
 #if defined(__GNUC__)
-  const char* bytes = reinterpret_cast<const char*>(from) + kPrefetchBytes;
-  for (int64_t at = 0; at < count * static_cast<int64_t>(sizeof(T)); at += kCacheLine) __builtin_prefetch(bytes + at);
+  const char* bytes = reinterpret_cast<const char*>(from) + ahead;
+  for (int64_t at = 0; at < count * static_cast<int64_t>(sizeof(T)); at += kCacheLine)
+    __builtin_prefetch(bytes + at, kToWrite);
 #endif
+}
+
+// The same for a loop over segments of `count` elements that are `stride` apart.
+template <class T>
+JAXGPUOPS_INLINE int64_t bytes_ahead(int64_t count, int64_t stride) {
+  const int64_t item = sizeof(T), bytes = count * item;
+  return bytes >= kPrefetchBytes || bytes == 0 ? stride * item : (kPrefetchBytes + bytes - 1) / bytes * stride * item;
 }
 
 }  // namespace jaxgpuops

@@ -26,7 +26,10 @@ struct StripShape {
   int64_t row_elements;             // of a block where inner is small
   int64_t column_elements;          // and where it is large: many positions of each column
   int64_t least_width, most_width;  // of strips, then: long runs of memory
+  int64_t resident = 0;             // elements of a strip that a thread can keep, for which strips may be narrower
 };
+
+constexpr int64_t kNarrowest = 64;  // columns of a strip that is one of several
 
 inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
@@ -35,13 +38,15 @@ struct Strips {
     const int64_t length = std::max<int64_t>(rows.length, 1);
     const int64_t inner = std::max<int64_t>(rows.inner, 1);
     elements = inner <= kRowLanes ? shape.row_elements : shape.column_elements;
-    const int64_t most =
-        inner <= kRowLanes ? inner : std::clamp(elements / length, shape.least_width, shape.most_width);
+    int64_t most = inner <= kRowLanes ? inner : std::clamp(elements / length, shape.least_width, shape.most_width);
+    if (inner > kRowLanes && length * most > shape.resident && length * kNarrowest <= shape.resident)
+      most = shape.resident / length / 16 * 16;
     count = (inner + most - 1) / most;
     width = count == 1 ? inner : round_up((inner + count - 1) / count, 16);
     count = (inner + width - 1) / width;
     steps = elements / width;
     blocks = (length + steps - 1) / steps;
+    resident = blocks * elements <= shape.resident + elements;
   }
 
   // Lanes of a strip of this width.
@@ -56,6 +61,7 @@ struct Strips {
   int64_t count;     // strips of an outer index
   int64_t steps;     // positions of a block
   int64_t blocks;    // of a row, at least 1
+  bool resident;     // a thread can keep all blocks of a strip
 };
 
 // Some rows of a problem: a strip, or several outer indices of one where blocks hold that many rows.
@@ -152,12 +158,12 @@ class StripOperand {
   bool neighbours_ = false, constant_ = false;
 };
 
-// Runs a Job over all rows, on several threads. A Job has
-//   Stats                         what is known of a unit's rows: Stats(job, unit)
-//   Scratch                       of a thread: Scratch(job)
-//   partial(stats, block, scratch, keep)   finds what the block says; keep: output(.., kept) of the same scratch
-//   follows finish(stats)                 all blocks are there output(stats, block, scratch, kept)    writes what the
-//   block's elements become, where has_output()
+// Runs a Job over all rows, on several threads. Of a Job:
+//
+// - Stats(job, unit): what is known of a unit's rows; Scratch(job): of a thread.
+// - partial(stats, block, scratch, keep): finds what the block says. keep: output(.., kept) of this scratch follows.
+// - finish(stats): all blocks are there.
+// - output(stats, block, scratch, kept): writes what the block's elements become, where has_output().
 template <class Job>
 void run_strips(const Job& job, const Strips& strips, const Workers& workers) {
   constexpr int64_t kTaskElements = 1 << 16;

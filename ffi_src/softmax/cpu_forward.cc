@@ -11,8 +11,6 @@
 namespace jaxgpuops::softmax::cpu {
 namespace {
 
-constexpr int64_t kResidentBytes = 1 << 19;  // of a row's elements
-
 template <class C>
 constexpr C kNaN = std::numeric_limits<C>::quiet_NaN();
 
@@ -28,8 +26,7 @@ class Forward {
         strips_(strips),
         x_(static_cast<const Bits*>(buffers.x)),
         entropy_(problem.op == Op::kCrossEntropy || problem.op == Op::kCrossEntropyGrad),
-        exponentials_(problem.op == Op::kSoftmax || problem.op == Op::kCrossEntropyGrad),
-        resident_(strips.blocks * strips.elements * static_cast<int64_t>(sizeof(C)) <= kResidentBytes) {}
+        exponentials_(problem.op == Op::kSoftmax || problem.op == Op::kCrossEntropyGrad) {}
 
   struct Label {
     bool counts = true;     // row_where
@@ -56,7 +53,7 @@ class Forward {
 
   struct Scratch {
     explicit Scratch(const Forward& job)
-        : z(new C[(job.resident_ ? job.strips_.blocks : 1) * job.strips_.elements]),
+        : z(new C[(job.strips_.resident ? job.strips_.blocks : 1) * job.strips_.elements]),
           terms(new C[job.strips_.elements]),
           bias(job.buffers_.bias, job.problem_.bias),
           where(job.buffers_.where, job.problem_.where),
@@ -79,7 +76,7 @@ class Forward {
     const Unit& unit = stats.unit;
     const int64_t columns = unit.columns();
     const Place place(strips_, unit, block);
-    C* z = scratch.z.get() + (keep && resident_ ? block * strips_.elements : 0);
+    C* z = scratch.z.get() + (keep && strips_.resident ? block * strips_.elements : 0);
     C *maxima = &stats.maxima[block * columns], *sums = &stats.sums[block * columns];
     load(stats, place, scratch, z);
     if (!stats.z_sums.empty()) {
@@ -143,8 +140,8 @@ class Forward {
     const int64_t columns = unit.columns();
     const Place place(strips_, unit, block);
     const C* maxima = &stats.maxima[block * columns];
-    C* z = scratch.z.get() + (kept && resident_ ? block * strips_.elements : 0);
-    if (kept && (resident_ || strips_.blocks == 1)) {
+    C* z = scratch.z.get() + (kept && strips_.resident ? block * strips_.elements : 0);
+    if (kept && (strips_.resident || strips_.blocks == 1)) {
       set_counts(stats, place, scratch.count);
     } else {
       load(stats, place, scratch, z);
@@ -330,7 +327,7 @@ class Forward {
   const Buffers& buffers_;
   const Strips& strips_;
   const Bits* x_;
-  const bool entropy_, exponentials_, resident_;
+  const bool entropy_, exponentials_;
 };
 
 }  // namespace

@@ -18,7 +18,7 @@ struct RowBlock {
   const int64_t* count;
 };
 
-constexpr StripShape kShape = {1 << 12, 1 << 14, 256, 1024};
+constexpr StripShape kShape = {1 << 12, 1 << 14, 256, 1024, 1 << 18};
 constexpr int64_t kMaxLanes = kShape.most_width;
 
 template <class C>
@@ -30,13 +30,13 @@ template <class Format, class C>
 JAXGPUOPS_SIMD_FMA void decode_rows(const typename Format::Bits* from, int64_t from_stride, int64_t rows, int64_t count,
                                     C* to, int64_t to_stride) {
   constexpr int64_t kPiece = 256;
-  const bool contiguous = rows == 1 || from_stride == count;
+  const int64_t ahead = rows == 1 ? kPrefetchBytes : bytes_ahead<typename Format::Bits>(count, from_stride);
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t at = 0; at < count; at += kPiece) {
       const auto* x = from + r * from_stride + at;
       C* z = to + r * to_stride + at;
       const int64_t n = std::min(kPiece, count - at);
-      if (contiguous) prefetch(x, n);
+      prefetch(x, n, ahead);
       JAXGPUOPS_INDEPENDENT
       for (int64_t i = 0; i < n; ++i) z[i] = Format::decode(x[i]);
     }
@@ -288,11 +288,13 @@ JAXGPUOPS_SIMD_FMA void store_rows(const C* z, const C* y, RowBlock block, typen
 template <class Format, class Result, class C, class... Number>
 JAXGPUOPS_SIMD_FMA void store_columns(const C* z, const C* y, int64_t rows, int64_t count, int64_t lanes,
                                       typename Format::Bits* to, int64_t to_stride, const Number*... of_lane) {
+  const int64_t ahead = bytes_ahead<typename Format::Bits>(count, to_stride);
   for (int64_t r = 0; r < rows; ++r) {
     const C *x = z + r * count, *x2 = y + r * count;
     typename Format::Bits* out = to + r * to_stride;
     for (int64_t at = 0; at < count; at += lanes) {
       const int64_t n = std::min(lanes, count - at);
+      if (rows > 1) prefetch<true>(out + at, n, ahead);
       JAXGPUOPS_INDEPENDENT
       for (int64_t i = 0; i < n; ++i) out[at + i] = Format::encode(Result::of(x[at + i], x2[at + i], of_lane[i]...));
     }

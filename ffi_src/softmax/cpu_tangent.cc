@@ -32,14 +32,15 @@ class Tangent {
 
   struct Scratch {
     explicit Scratch(const Tangent& job)
-        : t(new C[3 * job.strips_.elements]),
-          p(t.get() + job.strips_.elements),
-          terms(p + job.strips_.elements),
+        : kept(job.strips_.elements * (job.strips_.resident ? job.strips_.blocks : 1)),
+          t(new C[2 * kept + job.strips_.elements]),
+          terms(t.get() + 2 * kept),
           where(job.buffers_.where, job.problem_.where),
           where_block(where ? new uint8_t[job.strips_.elements] : nullptr) {}
 
+    int64_t kept;  // elements of t and of p after it
     std::unique_ptr<C[]> t;
-    C *p, *terms;
+    C* terms;
     StripOperand<uint8_t> where;
     std::unique_ptr<uint8_t[]> where_block;
     int64_t count[Units::kMaxColumns];  // elements that an outer index has in the block
@@ -47,9 +48,9 @@ class Tangent {
 
   bool has_output() const { return true; }
 
-  void partial(Stats& stats, int64_t block, Scratch& scratch, bool) const {
+  void partial(Stats& stats, int64_t block, Scratch& scratch, bool keep) const {
     Place place(strips_, stats.unit, block);
-    const auto [t, p] = load(place, scratch);
+    const auto [t, p] = load(place, scratch, keep && strips_.resident ? block : 0);
     const auto sum = [&, t = t, p = p](auto term, int k) {
       const C* none = nullptr;
       sum_block<decltype(term), false>(t, p, place, scratch.count, none, scratch.terms, stats.sum(k, block));
@@ -78,7 +79,10 @@ class Tangent {
   void output(Stats& stats, int64_t block, Scratch& scratch, bool kept) const {
     const Unit& unit = stats.unit;
     Place place(strips_, unit, block);
-    const auto [t, p] = kept && strips_.blocks == 1 ? operands(place, scratch) : load(place, scratch);
+    const int64_t at = kept && strips_.resident ? block : 0;
+    set_counts(place, scratch);
+    const auto [t, p] =
+        kept && (strips_.resident || strips_.blocks == 1) ? operands(place, scratch, at) : load(place, scratch, at);
     const auto store = [&, t = t, p = p](auto result) {
       store_block<Format, decltype(result)>(t, p, place, scratch.count, buffers_.out, stats.multiplier.data(),
                                             stats.sum(0, 0), stats.sum(1, 0), stats.sum(2, 0));
@@ -124,41 +128,46 @@ class Tangent {
     return std::is_same_v<Bits, C> && place.dense() && problem_.queries == 0 && !buffers_.where;
   }
 
-  // t and p of the block, once they are loaded.
-  Pair operands(Place& place, const Scratch& scratch) const {
-    if (!direct(place)) return {scratch.t.get(), scratch.p};
+  void set_counts(const Place& place, Scratch& scratch) const {
+    for (int64_t r = 0; r < place.unit.outers; ++r)
+      scratch.count[r] = visible_steps(problem_, place.unit.outer + r, place.first, place.steps) * place.unit.width;
+  }
+
+  // t and p of a block that was loaded as the at-th.
+  Pair operands(Place& place, const Scratch& scratch, int64_t at) const {
+    const C* t = scratch.t.get() + at * strips_.elements;
+    if (!direct(place)) return {t, t + scratch.kept};
     place.stride = place.rows.length * place.rows.inner;
-    const int64_t at = place.offset(0);
-    return {static_cast<const C*>(buffers_.x) + at,
-            of_logarithms() ? scratch.p : static_cast<const C*>(buffers_.y) + at};
+    const int64_t first = place.offset(0);
+    return {static_cast<const C*>(buffers_.x) + first,
+            of_logarithms() ? t + scratch.kept : static_cast<const C*>(buffers_.y) + first};
   }
 
   // Masked entries are as if t were 0.
-  Pair load(Place& place, Scratch& scratch) const {
+  Pair load(Place& place, Scratch& scratch, int64_t at) const {
     const Unit& unit = place.unit;
-    C* t = scratch.t.get();
-    for (int64_t r = 0; r < unit.outers; ++r)
-      scratch.count[r] = visible_steps(problem_, unit.outer + r, place.first, place.steps) * unit.width;
-    const C* y = scratch.p;
+    C *t = scratch.t.get() + at * strips_.elements, *p = t + scratch.kept;
+    const C* y = p;
+    set_counts(place, scratch);
     if (direct(place)) {
       y = static_cast<const C*>(buffers_.y) + place.offset(0);
     } else if (problem_.queries == 0) {
       load_blocks<Format>(buffers_.x, place, t);
-      load_blocks<Format>(buffers_.y, place, scratch.p);
+      load_blocks<Format>(buffers_.y, place, p);
     } else {
       for (int64_t r = 0; r < unit.outers; ++r) {
         load_block<Format>(buffers_.x, place, r, scratch.count[r] / unit.width, t + r * place.stride);
-        load_block<Format>(buffers_.y, place, r, scratch.count[r] / unit.width, scratch.p + r * place.stride);
+        load_block<Format>(buffers_.y, place, r, scratch.count[r] / unit.width, p + r * place.stride);
       }
     }
     for (int64_t r = 0; scratch.where && r < unit.outers; ++r) {
       const uint8_t* where = where_of(place, r, scratch);
       apply_mask(t + r * place.stride, scratch.count[r], where, C(0));
-      apply_mask(scratch.p + r * place.stride, scratch.count[r], where, of_logarithms() ? -kInfinity<C> : C(0));
+      apply_mask(p + r * place.stride, scratch.count[r], where, of_logarithms() ? -kInfinity<C> : C(0));
     }
-    const Pair pair = operands(place, scratch);
+    const Pair pair = operands(place, scratch, at);
     for (int64_t r = 0; of_logarithms() && r < unit.outers; ++r)
-      exponentials(y + r * place.stride, scratch.count[r], scratch.p + r * place.stride);
+      exponentials(y + r * place.stride, scratch.count[r], p + r * place.stride);
     return pair;
   }
 
