@@ -48,6 +48,7 @@ cudaError_t take(cudaStream_t stream, const Problem& problem, const void* x, con
 // A box is a part of the output that one block writes alone: zeros, and those updates that fall into it.
 struct Box {
   int64_t outer, length, inner;
+  uint32_t parts, strips;  // boxes along the axis, and across it
 };
 
 constexpr int64_t kBoxBytes = 32 << 10;
@@ -60,16 +61,40 @@ __device__ int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // While memory is busy with writes, reads wait long. So a block asks for the updates of a block that runs much later,
 // which then finds them in L2.
-constexpr int64_t kBlocksAhead = 768;
+constexpr uint32_t kBlocksAhead = 768;
 
 __device__ void prefetch(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
 
 // A few updates of each thread, loaded together. Update n is at address(n); with index j it goes to place(n, j) of the
-// box, or nowhere if that is negative. `all` says that no update goes nowhere.
+// box, or nowhere if that is negative. `all` says that no update goes nowhere. ask() does not wait for memory,
+// resolve() does.
 template <class T, class Place>
 struct Batch {
   static constexpr int kSize = 4;
 
+  template <class AddressOf>
+  __device__ void ask(const T* updates, const int32_t* indices, uint32_t first, uint32_t count, bool all,
+                      AddressOf address) {
+#pragma unroll
+    for (int b = 0; b < kSize; ++b) {
+      const uint32_t n = first + b * kThreads + threadIdx.x;
+      if (n < count) axis[b] = indices[address(n)];
+      if (n < count && all) values[b] = updates[address(n)];
+    }
+  }
+
+  template <class AddressOf, class PlaceOf>
+  __device__ void resolve(const T* updates, uint32_t first, uint32_t count, bool all, AddressOf address,
+                          PlaceOf place) {
+#pragma unroll
+    for (int b = 0; b < kSize; ++b) {
+      const uint32_t n = first + b * kThreads + threadIdx.x;
+      places[b] = n < count ? place(n, axis[b]) : -1;
+      if (places[b] >= 0 && !all) values[b] = updates[address(n)];
+    }
+  }
+
+  // Both, before a strip's zeros are written: these go to global memory, and would be ahead of the updates.
   template <class AddressOf, class PlaceOf>
   __device__ void load(const T* updates, const int32_t* indices, uint32_t first, uint32_t count, bool all,
                        AddressOf address, PlaceOf place) {
@@ -91,6 +116,7 @@ struct Batch {
       if (places[b] >= 0) box[places[b]] = values[b];
   }
 
+  int32_t axis[kSize];
   T values[kSize];
   Place places[kSize];
 };
@@ -100,7 +126,7 @@ struct Batch {
 template <class T>
 __global__ void __launch_bounds__(kThreads, 6) put_runs(Rows rows, int64_t k, Box box, const T* __restrict__ updates,
                                                         const int32_t* __restrict__ indices, T* out) {
-  const int64_t parts = (rows.length + box.length - 1) / box.length;  // boxes of an outer index
+  const uint32_t parts = box.parts;
   const int64_t o0 = blockIdx.x / parts * box.outer, o1 = smaller(o0 + box.outer, rows.outer);
   const int64_t j0 = blockIdx.x % parts * box.length, j1 = smaller(j0 + box.length, rows.length);
   const int64_t row_updates = k * rows.inner, row_size = rows.length * rows.inner;
@@ -118,11 +144,12 @@ __global__ void __launch_bounds__(kThreads, 6) put_runs(Rows rows, int64_t k, Bo
   const auto address = [&](uint32_t n) { return o0 * row_updates + n; };
   const auto place = [&](uint32_t n, int32_t j) {
     if (j < j0 || j >= j1) return -1;
-    const uint32_t o = n / static_cast<uint32_t>(row_updates), i = n % static_cast<uint32_t>(rows.inner);
+    const uint32_t o = n / static_cast<uint32_t>(row_updates);
+    const uint32_t i = rows.inner == 1 ? 0 : n % static_cast<uint32_t>(rows.inner);
     return static_cast<int>(o * row_size + (j - j0) * rows.inner + i);
   };
   Batch<T, int> batch;
-  batch.load(updates, indices, 0, count, parts == 1, address, place);
+  batch.ask(updates, indices, 0, count, parts == 1, address);
 
   const int64_t later = (blockIdx.x + kBlocksAhead) / parts * box.outer;
   if (count <= batch.kSize * kThreads && (blockIdx.x + kBlocksAhead) % parts == 0 && later < rows.outer) {
@@ -135,10 +162,12 @@ __global__ void __launch_bounds__(kThreads, 6) put_runs(Rows rows, int64_t k, Bo
   }
 
   for (int at = threadIdx.x * kSlot; at < end; at += kThreads * kSlot) slots[at / kSlot] = make_uint4(0, 0, 0, 0);
+  batch.resolve(updates, 0, count, parts == 1, address, place);
   __syncthreads();
   batch.store(reinterpret_cast<T*>(image + begin));
   for (uint32_t n = batch.kSize * kThreads; n < count; n += batch.kSize * kThreads) {
-    batch.load(updates, indices, n, count, parts == 1, address, place);
+    batch.ask(updates, indices, n, count, parts == 1, address);
+    batch.resolve(updates, n, count, parts == 1, address, place);
     batch.store(reinterpret_cast<T*>(image + begin));
   }
   __syncthreads();
@@ -160,8 +189,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads) put_strips(Rows rows, int64_t k, Box box, const T* __restrict__ updates,
                                                        const int32_t* __restrict__ indices, T* out) {
   // Neighbouring blocks write neighbouring memory.
-  const int64_t strips = (rows.inner + box.inner - 1) / box.inner;
-  const int64_t parts = (rows.length + box.length - 1) / box.length;
+  const uint32_t strips = box.strips, parts = box.parts;
   const int64_t o = blockIdx.x / strips / parts;
   const int64_t j0 = blockIdx.x / strips % parts * box.length, j1 = smaller(j0 + box.length, rows.length);
   const int64_t i0 = blockIdx.x % strips * box.inner, i1 = smaller(i0 + box.inner, rows.inner);
@@ -173,10 +201,10 @@ __global__ void __launch_bounds__(kThreads) put_strips(Rows rows, int64_t k, Box
   Batch<T, int64_t> batch;
   batch.load(updates, indices, 0, count, parts == 1, address, place);
 
-  const int64_t later = blockIdx.x + kBlocksAhead, later_o = later / strips / parts;
+  const uint32_t later = blockIdx.x + kBlocksAhead, later_o = later / strips / parts;
   if (count <= batch.kSize * kThreads && later_o < rows.outer) {
     for (int64_t j = threadIdx.x; j < k; j += kThreads) {
-      const int64_t at = (later_o * k + j) * rows.inner + later % strips * box.inner;
+      const int64_t at = (int64_t{later_o} * k + j) * rows.inner + later % strips * box.inner;
       prefetch(updates + at);
       prefetch(indices + at);
     }
@@ -235,7 +263,9 @@ cudaError_t put(cudaStream_t stream, const Problem& problem, const void* updates
       box.length = kBoxBytes / kLineBytes;
       k = 0;
     }
-    const int64_t boxes = outer * ceil_div(length, box.length) * ceil_div(inner, box.inner);
+    box.parts = ceil_div(length, box.length);
+    box.strips = ceil_div(inner, box.inner);
+    const int64_t boxes = outer * box.parts * box.strips;
     status = launch(stream, {dim3(boxes), dim3(kThreads)}, put_strips<T>, problem.rows, k, box, updates, indices, out);
   } else {
     int64_t box_bytes = kBoxBytes;
@@ -248,7 +278,8 @@ cudaError_t put(cudaStream_t stream, const Problem& problem, const void* updates
       if (box.length < least_length) box.length = std::min(length, kBoxBytes / (inner * bytes));
       if (box.length < std::min(length, least_length)) k = 0;
     }
-    const int64_t boxes = ceil_div(outer, box.outer) * ceil_div(length, box.length);
+    box.parts = ceil_div(length, box.length);
+    const int64_t boxes = ceil_div(outer, box.outer) * box.parts;
     const size_t shared = (box.outer * box.length * inner * bytes + 15) / 16 * 16 + 16;  // whole slots, at any offset
     status =
         launch(stream, {dim3(boxes), dim3(kThreads), shared}, put_runs<T>, problem.rows, k, box, updates, indices, out);

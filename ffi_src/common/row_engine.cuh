@@ -19,6 +19,7 @@
 //     static constexpr bool kPlainSum;        // the last sum, where add_plain(args), is that of all elements, hole too
 //     static constexpr bool kFast, kLarge, kPackColumns, kSingleColumns;  // which kernels there are: RowTraits
 //     static constexpr bool kAlignedRows;     // and one for rows that are aligned, which is faster
+//     static constexpr bool kAlong;           // and one for statistics only, of vectors of columns
 //     struct Args;                            // of the call
 //     struct Row;                             // of a row, known before its statistics
 //     struct Final;                           // of a row, from its statistics
@@ -39,6 +40,8 @@
 //   };
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <type_traits>
 
@@ -85,8 +88,9 @@ struct Parameters {
   int spans, units;
   int lane_bits, blocks, unit_warps;
   int column_lane_bits, column_warp_bits, axis_warps;
-  bool cluster;  // blocks that share a row are one
-  bool aligned;  // every vector is, in every row
+  int64_t part_length;  // along_kernel: positions of a block
+  bool cluster;         // blocks that share a row are one
+  bool aligned;         // every vector is, in every row
   Phase phase;
 };
 
@@ -369,8 +373,9 @@ class Span {
   __device__ int element(int j) const { return (j * lanes + slot) * kWidth; }
   __device__ int size() const { return kVectors * lanes * kWidth; }
 
-  // The first `left` elements from `from` on, and `pad` for the others.
-  __device__ void load(const Bits* from, int left, Bits pad, Pack (&units)[kVectors]) const {
+  // The first `left` elements from `from` on, and `pad` for the others. Nothing is read from beyond them where the
+  // array may end there (`last`), else what is in the same 16 bytes.
+  __device__ void load(const Bits* from, int left, bool last, Bits pad, Pack (&units)[kVectors]) const {
     Pack padding;
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) set<Bits>(padding, i, pad);
@@ -383,15 +388,28 @@ class Span {
       const int shift = reinterpret_cast<uintptr_t>(from) & 15;
       const auto* windows = reinterpret_cast<const Pack*>(reinterpret_cast<uintptr_t>(from) - shift);
       const int end = left > 0 ? left * static_cast<int>(sizeof(Bits)) + shift : 0;
-      const auto window = [&](int w) { return w * 16 < end ? load_once(windows + w) : padding; };
+      const int whole = last ? end & ~15 : end;
+      const auto window = [&](int w) { return w * 16 < whole ? load_once(windows + w) : padding; };
 #pragma unroll
       for (int j = 0; j < kVectors; ++j) units[j] = window(j * lanes + slot);
-      const Pack last = window(kVectors * lanes);
+      Pack beyond = window(kVectors * lanes);
+      if (whole < end) {
+        Pack part = padding;
+        const int begin = max(shift - whole, 0) / static_cast<int>(sizeof(Bits));
+#pragma unroll
+        for (int i = 0; i < kWidth - 1; ++i)
+          if (i >= begin && whole + i * static_cast<int>(sizeof(Bits)) < end)
+            set<Bits>(part, i, reinterpret_cast<const Bits*>(windows + whole / 16)[i]);
+#pragma unroll
+        for (int j = 0; j < kVectors; ++j)
+          if (j * lanes + slot == whole / 16) units[j] = part;
+        if (kVectors * lanes == whole / 16) beyond = part;
+      }
       const int next_lane = team | ((slot + 1) & (lanes - 1));
 #pragma unroll
       for (int j = 0; j < kVectors; ++j) {
         Pack next = units[j];
-        if (slot == 0) next = j + 1 < kVectors ? units[j + 1 < kVectors ? j + 1 : j] : last;
+        if (slot == 0) next = j + 1 < kVectors ? units[j + 1 < kVectors ? j + 1 : j] : beyond;
         next = shuffle_from(next, next_lane);
         units[j] = between<sizeof(Bits)>(units[j], next, shift);
       }
@@ -495,7 +513,8 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) rows_kernel(const __grid_
   Lane lane;
 #pragma unroll
   for (int o = 0; o < P::kOperands; ++o)
-    span.load(static_cast<const Bits*>(p.operands[o]) + at, wanted, P::pad(p.args, o), lane.raw[o]);
+    span.load(static_cast<const Bits*>(p.operands[o]) + at, wanted, outer + 1 == p.columns, P::pad(p.args, o),
+              lane.raw[o]);
 
   const bool masks = P::kMasked && p.extras.masks();
   if constexpr (P::kMasked) {
@@ -915,7 +934,122 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps, kPacks ? 2 : 1)
   }
 }
 
+// Statistics only, of columns of 16 bytes beside each other. A lane goes along the axis and merges some positions at a
+// time into statistics of its own; lanes are merged at the end. Reads the array once. Where several blocks share a
+// column, what they make of their parts goes to the workspace.
+template <class P>
+__global__ void __launch_bounds__(32 * kAlongWarps, 3) along_kernel(const __grid_constant__ Parameters<P> p) {
+  using Element = typename P::Element;
+  using Bits = typename Element::Bits;
+  using Acc = typename Element::Acc;
+  constexpr int kCount = column_vectors(P::kOperands);
+  using Lane = Held<P, kCount, true>;
+  constexpr int kWidth = Lane::kWidth;
+  const int bits = p.column_lane_bits, across = threadIdx.x & ((1 << bits) - 1), along = threadIdx.x >> bits;
+  const int step = 32 * kAlongWarps >> bits, block_columns = kWidth << bits;
+  const unsigned strips = gridDim.x / static_cast<unsigned>(p.blocks), part = blockIdx.x / strips;
+  const int64_t strip = p.first + int64_t{blockIdx.x % strips} * block_columns, column = strip + across * kWidth;
+  const bool exists = column < p.columns;
+  const int64_t outer = exists ? column / p.inner : 0, i0 = exists ? column - outer * p.inner : 0;
+  const int64_t begin = part * p.part_length + along, end = min((part + 1) * p.part_length, p.length);
+
+  Pack padding[P::kOperands];
+#pragma unroll
+  for (int o = 0; o < P::kOperands; ++o)
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) set<Bits>(padding[o], i, P::pad(p.args, o));
+  Stat<P> stat[kWidth];
+#pragma unroll
+  for (auto& of_column : stat) of_column = Stat<P>::none();
+  const Bits* from[P::kOperands];
+#pragma unroll
+  for (int o = 0; o < P::kOperands; ++o)
+    from[o] = static_cast<const Bits*>(p.operands[o]) + (outer * p.length + begin) * p.inner + i0;
+  P::with_args(p.args, [&](const auto& args) {
+    const int64_t apart = step * p.inner;
+    int64_t left = exists ? (end - begin + step - 1) / step : 0;  // positions of this lane
+#pragma unroll 1
+    for (; left > 0; left -= kCount) {
+      Lane lane;
+#pragma unroll
+      for (int o = 0; o < P::kOperands; ++o) {
+#pragma unroll
+        for (int j = 0; j < kCount; ++j) {
+          lane.raw[o][j] = padding[o];
+          if (j >= left) continue;
+          if (p.aligned) {
+            lane.raw[o][j] = load_once(reinterpret_cast<const Pack*>(from[o] + j * apart));
+          } else {
+#pragma unroll
+            for (int i = 0; i < kWidth; ++i) lane.set_bits(o, j, i, from[o][j * apart + i]);
+          }
+        }
+        from[o] += kCount * apart;
+      }
+      [[maybe_unused]] Acc peak[kWidth] = {};
+      if constexpr (P::kPeak) lane.peaks(args, peak);
+      lane.forget();
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
+        Stat<P> all = Stat<P>::none();
+        if constexpr (P::kPeak) all.of[0] = P::larger(stat[i].peak(), peak[i]);
+        const auto shift = P::guard(all.peak());
+        add_stat<P>(all, stat[i], shift);
+#pragma unroll
+        for (int k = 0; k < P::kSums; ++k) all.sum(k) = all.sum(k) + lane.sum(args, k, shift, i, i + 1);
+        stat[i] = all;
+      }
+    }
+  });
+
+  // Lanes of a warp that have the same columns, then warps.
+  for (int bit = bits; bit < 5; ++bit)
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      const auto other = shuffle_xor(stat[i], 1 << bit);
+      Stat<P> all = Stat<P>::none();
+      if constexpr (P::kPeak) all.of[0] = P::larger(stat[i].peak(), other.peak());
+      const auto shift = P::guard(all.peak());
+      add_stat<P>(all, stat[i], shift);
+      add_stat<P>(all, other, shift);
+      stat[i] = all;
+    }
+  auto* const of_warps = reinterpret_cast<Stat<P>*>(dynamic_shared_memory());
+  const int warp_lanes = max(0, 5 - bits), places = step >> warp_lanes;
+  if ((along & ((1 << warp_lanes) - 1)) == 0) {
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) of_warps[(along >> warp_lanes) * block_columns + across * kWidth + i] = stat[i];
+  }
+  __syncthreads();
+  if (p.phase == Phase::kPartial) let_dependents_start();
+  for (int c = threadIdx.x; c < block_columns; c += blockDim.x) {
+    const int64_t mine = strip + c;
+    if (mine >= p.columns) continue;
+    const auto all = merge_serially<P>([&](int w) { return of_warps[w * block_columns + c]; }, 0, 1, places);
+    const int64_t its_outer = mine / p.inner, i = mine - its_outer * p.inner;
+    if (p.phase == Phase::kPartial) {
+      *stat_at(p, its_outer, part, i) = all;
+    } else {
+      const auto row = P::row(p.args, its_outer, i, p.length, p.inner);
+      P::write_row(p.args, mine, row, P::finish(p.args, row, all));
+    }
+  }
+  if (p.phase == Phase::kPartial) wait_for_predecessor();
+}
+
 // ---- Between the sweeps of a split row ------------------------------------------------------------------------------
+
+// A lane per column, where few units are merged.
+template <class P>
+__global__ void __launch_bounds__(32 * kAlongWarps) merge_few_kernel(const __grid_constant__ Parameters<P> p) {
+  wait_for_predecessor();
+  const int64_t column = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (column >= p.columns) return;
+  const int64_t outer = column / p.inner, i = column - outer * p.inner;
+  const auto row = P::row(p.args, outer, i, p.length, p.inner);
+  const auto all = merge_serially<P>([&](int u) { return *stat_at(p, outer, u, i); }, 0, 1, p.units);
+  P::write_row(p.args, column, row, P::finish(p.args, row, all));
+}
 
 // A block per column.
 template <class P>
@@ -924,14 +1058,9 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) merge_kernel(const __grid
   wait_for_predecessor();
   const int64_t column = p.first + blockIdx.x, outer = column / p.inner, i = column - outer * p.inner;
   const auto stat = [&](int u) { return *stat_at(p, outer, u, i); };
-  Stat<P> all;
-  if (p.inner > 1 && p.units <= kMaxColumnWarps) {
-    all = merge_by_half_warp<P>(stat, p.units);
-  } else if (blockDim.x == 32) {
-    all = merge_by_warp<P>(stat, p.units);
-  } else {
+  Stat<P> all = merge_lanes<P>(merge_serially<P>(stat, threadIdx.x, blockDim.x, p.units));
+  if (blockDim.x > 32) {
     auto* const of_warps = reinterpret_cast<Stat<P>*>(dynamic_shared_memory());
-    all = merge_lanes<P>(merge_serially<P>(stat, threadIdx.x, blockDim.x, p.units));
     if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = all;
     __syncthreads();
     if (threadIdx.x >= 32) return;
@@ -945,6 +1074,62 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) merge_kernel(const __grid
 }
 
 // ---- Launch ---------------------------------------------------------------------------------------------------------
+
+// How many clusters (or blocks) of a kernel a device has at a time. To ask takes microseconds: the last answer is kept,
+// for each device, with what it was asked for.
+class Residents {
+ public:
+  cudaError_t count(const void* kernel, const Launch& shape, int* count) {
+    int device = 0;
+    cudaError_t status = cudaGetDevice(&device);
+    if (status != cudaSuccess) return status;
+    const uint64_t asked = shape.shared_bytes << 12 | shape.block.x / 32 << 6 | shape.cluster;
+    std::atomic<uint64_t>& last = last_[std::min(device, kDevices)];
+    const uint64_t known = last.load(std::memory_order_relaxed);
+    *count = static_cast<int>(known & kMost);
+    if (known >> kCountBits == asked) return cudaSuccess;
+    status = ask(kernel, shape, device, count);
+    if (status == cudaSuccess && device < kDevices) last.store(asked << kCountBits | *count, std::memory_order_relaxed);
+    return status;
+  }
+
+ private:
+  static constexpr int kDevices = 32, kCountBits = 24, kMost = (1 << kCountBits) - 1;
+
+  static cudaError_t ask(const void* kernel, const Launch& shape, int device, int* count) {
+    cudaError_t status =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.shared_bytes));
+    if (status != cudaSuccess) return status;
+    if (shape.cluster == 1) {
+      int processors = 0;
+      status = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+      if (status == cudaSuccess)
+        status = cudaOccupancyMaxActiveBlocksPerMultiprocessor(count, kernel, shape.block.x, shape.shared_bytes);
+      *count *= processors;
+    } else {
+      cudaLaunchConfig_t config = {};
+      config.gridDim = dim3(shape.cluster);
+      config.blockDim = shape.block;
+      config.dynamicSmemBytes = shape.shared_bytes;
+      cudaLaunchAttribute attribute;
+      attribute.id = cudaLaunchAttributeClusterDimension;
+      attribute.val.clusterDim.x = shape.cluster;
+      attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+      config.attrs = &attribute;
+      config.numAttrs = 1;
+      status = cudaOccupancyMaxActiveClusters(count, kernel, &config);
+    }
+    *count = std::clamp(*count, 1, kMost);
+    return status;
+  }
+
+  std::atomic<uint64_t> last_[kDevices + 1] = {};  // the last one is of all others, and stays 0
+};
+
+// Allows clusters of more than 8 blocks.
+inline cudaError_t allow_cluster(const void* kernel, int blocks) {
+  return blocks > 8 ? cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) : cudaSuccess;
+}
 
 template <class P>
 struct Call {
@@ -971,8 +1156,10 @@ struct Call {
       }
       return plan.vectors == kOnlyVectors ? rows<kOnlyVectors>() : nullptr;
     }
+    if constexpr (P::kAlong)
+      if (plan.along) return along_kernel<P>;
     if constexpr (P::kPackColumns)
-      if (plan.vector) return columns_kernel<P, true>;
+      if (plan.vector && !plan.along) return columns_kernel<P, true>;
     if constexpr (P::kSingleColumns)
       if (!plan.vector) return columns_kernel<P, false>;
     return nullptr;
@@ -997,6 +1184,10 @@ struct Call {
       } else {
         launched.shared_bytes = (whole ? plan.spans : plan.block_warps) * stat;
       }
+    } else if (plan.along) {
+      const int64_t columns = int64_t{16 / sizeof(typename P::Element::Bits)} << plan.column_lane_bits;
+      groups = (end - first + columns - 1) / columns;
+      launched.shared_bytes = 16 / sizeof(typename P::Element::Bits) * plan.threads() * stat;
     } else {
       const int64_t columns = (plan.vector ? 16 / sizeof(typename P::Element::Bits) : 1)
                               << (plan.column_lane_bits + plan.column_warp_bits);
@@ -1010,22 +1201,28 @@ struct Call {
     launched.grid = dim3(static_cast<unsigned>(blocks));
     if (p.cluster) {
       launched.cluster = static_cast<int>(plan.blocks);
-      if (launched.cluster > 8) {
-        const cudaError_t status = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                                        cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-        if (status != cudaSuccess) return status;
-      }
+      const cudaError_t status = allow_cluster(reinterpret_cast<const void*>(kernel), launched.cluster);
+      if (status != cudaSuccess) return status;
     }
     return launch(stream, launched, kernel, p);
   }
 
   cudaError_t merge(int64_t first, int64_t end) {
     p.first = first;
+    p.columns = end;
     Launch launched;
+    launched.overlap = plan.overlap;
+    if constexpr (P::kAlong) {
+      if (plan.along && plan.units <= kMaxSerialUnits) {
+        const int threads = 32 * kAlongWarps;
+        launched.grid = dim3(static_cast<unsigned>((end - first + threads - 1) / threads));
+        launched.block = dim3(threads);
+        return launch(stream, launched, merge_few_kernel<P>, p);
+      }
+    }
     launched.grid = dim3(static_cast<unsigned>(end - first));
     launched.block = dim3(plan.units <= kMaxFlatSpans ? 32 : 32 * kMaxBlockWarps);
     launched.shared_bytes = kMaxBlockWarps * sizeof(Stat<P>);
-    launched.overlap = plan.overlap;
     return launch(stream, launched, merge_kernel<P>, p);
   }
 };
@@ -1064,6 +1261,7 @@ cudaError_t run(cudaStream_t stream, const RowPlan& plan, const Rows& rows, Para
   p.column_lane_bits = plan.column_lane_bits;
   p.column_warp_bits = plan.column_warp_bits;
   p.axis_warps = plan.axis_warps;
+  p.part_length = (rows.length + plan.blocks - 1) / plan.blocks;
   p.cluster = !split && plan.blocks > 1;
   p.aligned = is_aligned(p.operands[0]) && is_aligned(p.operands[1]) && is_aligned(p.out) &&
               (rows.inner == 1 ? rows.length : rows.inner) * sizeof(typename P::Element::Bits) % 16 == 0;

@@ -63,7 +63,9 @@ void plan_stream(RowPlan& plan, const Rows& rows) {
   const auto stages = [&](int64_t blocks) {                               // of so many blocks of a multiprocessor
     return (kSharedBytes / blocks - 1024 - 256 - 2 * plan.spans * traits.stat_bytes) / stage;
   };
+  // Where rows are few, what a row needs comes first: no more stages than that.
   int64_t resident = small ? 2 * kStreamWarps / plan.block_warps : 1;
+  if (few && traits.output) resident = std::max<int64_t>(resident, 6);
   while (resident > 1 && stages(resident) < (traits.output ? plan.part : plan.block_warps)) --resident;
   plan.stages = static_cast<int>(std::min<int64_t>(stages(resident), 32 * plan.block_warps));
   // The warp that has the span so many stages later must not be ahead of the one that has this.
@@ -92,15 +94,18 @@ void plan_rows(RowPlan& plan, const Rows& rows, int compute_capability, const Ro
     return;
   }
   const int64_t most = max_cluster(compute_capability);
+  const bool tuned = tuning.cluster || tuning.split || tuning.vectors;
   const bool stream = traits.fast && most == kMaxCluster && plan.spans > kPreferredWarps * traits.operands &&
-                      plan.spans <= kMaxFlatSpans && rows.outer * kMaxCluster > kMultiprocessors;
-  if (stream && !tuning.cluster && !tuning.split && !tuning.vectors) return plan_stream(plan, rows);
+                      plan.spans <= kMaxFlatSpans && rows.outer * kMaxCluster > kMultiprocessors && !tuned;
+  // Statistics of few rows: two kernels, of whose blocks there are as many as the device likes.
+  const bool split = stream && !traits.output && rows.outer <= kMultiprocessors;
+  if (stream && !split) return plan_stream(plan, rows);
   while (plan.blocks < most && ceil_div(plan.spans, plan.blocks) > kPreferredWarps) plan.blocks *= 2;
   while (plan.blocks < most && rows.outer * plan.blocks * 2 <= kMultiprocessors &&
-         ceil_div(plan.spans, 2 * plan.blocks) >= kLeastWarps)
+         ceil_div(plan.spans, 2 * plan.blocks) >= kLeastWarps && (plan.blocks < 8 || rows.outer <= 4))
     plan.blocks *= 2;
   if (tuning.cluster) plan.blocks = tuning.cluster;
-  if (ceil_div(plan.spans, plan.blocks) <= kMaxBlockWarps && !tuning.split) {
+  if (ceil_div(plan.spans, plan.blocks) <= kMaxBlockWarps && !tuning.split && !split) {
     plan.block_warps = static_cast<int>(ceil_div(plan.spans, plan.blocks));
     return;
   }
@@ -112,11 +117,40 @@ void plan_rows(RowPlan& plan, const Rows& rows, int compute_capability, const Ro
   plan_split(plan, rows);
 }
 
+// Statistics of columns. Lanes across for 128 bytes, or more where the blocks of an outer index alone fill the device
+// more evenly then, or the axis is so short that others had nothing to do; where they are few, parts of the axis that
+// are not short.
+void plan_along(RowPlan& plan, const Rows& rows) {
+  constexpr int kLaneBits = 8;  // of a block
+  constexpr int64_t kResident = 3 * kMultiprocessors;
+  plan.along = true;
+  plan.block_warps = kAlongWarps;
+  const int64_t across = rows.inner * plan.traits.item_bytes / 16;
+  const auto strips = [&](int bits) { return ceil_div(across, int64_t{1} << bits); };
+  const auto batch = [&](int bits) { return int64_t{plan.vectors} << (kLaneBits - bits); };  // positions at a time
+  const auto evenly = [&](int bits) {
+    const int64_t blocks = strips(bits), step = blocks > kResident ? kResident : kMultiprocessors;
+    return static_cast<double>(blocks) / (ceil_div(blocks, step) * step);
+  };
+  int& bits = plan.column_lane_bits;
+  bits = std::min(3, bits_for(across));
+  for (int more = bits + 1; more <= 5 && strips(more) >= 2 * kMultiprocessors * 9 / 10; ++more)
+    if (evenly(more) > evenly(bits)) bits = more;
+  while (bits < kLaneBits && batch(bits) >= 2 * rows.length) ++bits;
+  plan.blocks = std::min(kResident / strips(bits), rows.length / (2 * batch(bits)));
+  if (plan.blocks < 3) plan.blocks = 1;  // the others are not worth a second kernel
+  if (plan.blocks == 1) return;
+  plan.algorithm = RowAlgorithm::kColumnsSplit;
+  plan.units = plan.blocks;
+  plan_split(plan, rows);
+}
+
 void plan_columns(RowPlan& plan, const Rows& rows, int compute_capability, const RowTuning& tuning) {
   const RowTraits& traits = plan.traits;
   plan.algorithm = RowAlgorithm::kColumns;
   plan.vectors = column_vectors(traits.operands);
   plan.vector = traits.vector && rows.inner * traits.item_bytes % 16 == 0;
+  if (plan.vector && !traits.output) return plan_along(plan, rows);
   const int64_t across = plan.vector ? rows.inner * traits.item_bytes / 16 : rows.inner;  // lanes that inner keeps busy
   const int64_t units = std::max<int64_t>(1, ceil_div(rows.length, plan.vectors));
   // Lanes across at least: 128 bytes, or 64 if an axis fits into a block then.

@@ -38,6 +38,8 @@ constexpr int kOnlyVectors = 4;
 
 constexpr int kMaxBlockWarps = 32;
 constexpr int kStreamWarps = 16;     // of a block that stays
+constexpr int kAlongWarps = 8;       // of a block whose lanes go along the axis
+constexpr int kMaxSerialUnits = 16;  // whose statistics are merged by one lane
 constexpr int kMaxColumnWarps = 16;  // along the axis; and blocks of a cluster: half a warp merges them
 constexpr int kMaxFlatSpans = 512;   // whose statistics are merged by one warp
 
@@ -56,9 +58,10 @@ struct RowPlan {
   int unit_warps = 1;  // kRowsSplit: spans whose statistics are merged before they are stored
   // Columns: a lane holds consecutive positions of one column, or of 16 bytes of columns beside each other.
   bool vector = false;
-  int column_lane_bits = 0;  // lanes of a warp that are along inner; the others are along the axis
+  int column_lane_bits = 0;  // lanes of a warp (`along`: of a block) along inner; the others are along the axis
   int column_warp_bits = 0;  // warps of a block that are along inner
   int axis_warps = 1;        // warps of a block that are along the axis
+  bool along = false;        // statistics only: lanes go along the axis (along_kernel)
   // Both.
   int block_warps = 1;
   int64_t blocks = 1;  // that share a row: the size of a cluster, unless split

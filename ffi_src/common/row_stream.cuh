@@ -85,14 +85,25 @@ __global__ void __launch_bounds__(32 * kStreamWarps, 2) stream_kernel(const __gr
     const int i = n / count, span = n - i * count;
     if (i >= rows || lane != 0) return;
     const int64_t at = (first_row + i * rows_apart) * p.length + begin(span);
-    const int shift = shift_of(at);
-    const uint32_t bytes = (size(span) * kItem + shift + 15) & ~15;
-    expect_copies(filled + stage, P::kOperands * bytes);
+    const int shift = shift_of(at), end = size(span) * kItem + shift;
+    const bool last = !kAligned && at + size(span) == p.columns * p.length;
+    // Whole windows, but not beyond the end of the array.
+    const int bytes = last ? end & ~15 : (end + 15) & ~15;
+    unsigned char* const to = ring + stage * Layout::kStageBytes;
+    const auto windows = [&](int o) {
+      return reinterpret_cast<const unsigned char*>(static_cast<const Bits*>(p.operands[o]) + at) - shift;
+    };
+    if (last) {
 #pragma unroll
-    for (int o = 0; o < P::kOperands; ++o)
-      copy_bulk(ring + stage * Layout::kStageBytes + o * Layout::kOperandBytes,
-                reinterpret_cast<const unsigned char*>(static_cast<const Bits*>(p.operands[o]) + at) - shift, bytes,
-                filled + stage);
+      for (int o = 0; o < P::kOperands; ++o)
+#pragma unroll 1
+        for (int b = max(bytes, shift); b < end; b += kItem)
+          *reinterpret_cast<Bits*>(to + o * Layout::kOperandBytes + b) = *reinterpret_cast<const Bits*>(windows(o) + b);
+    }
+    expect_copies(filled + stage, P::kOperands * bytes);
+    if (bytes == 0) return;
+#pragma unroll
+    for (int o = 0; o < P::kOperands; ++o) copy_bulk(to + o * Layout::kOperandBytes, windows(o), bytes, filled + stage);
   };
   if (threadIdx.x < s.stages) make_copy_barrier(filled + threadIdx.x);
   if (threadIdx.x < kStreamSlots) make_copy_barrier(stats_there + threadIdx.x, p.blocks == 1 ? p.spans : 1);
@@ -233,35 +244,54 @@ __global__ void __launch_bounds__(32 * kStreamWarps, 2) stream_kernel(const __gr
     return -1;
   };
 
+  // Of a span of the i-th row of this block.
+  const auto measure = [&](int i, typename P::Row& row, int span) {
+    const int n = i * count + span, turn = n / s.stages, at_stage = n - turn * s.stages;
+    const int wanted = P::skip(row) ? 0 : size(span), hole = hole_of(row, span);
+    const int64_t at = (first_row + i * rows_apart) * p.length + begin(span);
+    const unsigned char* const stage = ring + at_stage * Layout::kStageBytes;
+    wait_for_copies(filled + at_stage, turn & 1);
+    const Stat<P> stat = wanted == kSpan && hole < 0 ? statistics(std::true_type{}, stage, at, wanted, hole)
+                                                     : statistics(std::false_type{}, stage, at, wanted, hole);
+    // All that row() reads has arrived before others go on, and perhaps write there.
+    if constexpr (P::kHole) row = shuffle_from(row, 0);
+    if (p.out == nullptr) {
+      __syncwarp();
+      fetch(n + s.stages, at_stage);
+    }
+    return stat;
+  };
+  const auto send = [&](int slot, int span, const Stat<P>& stat) {
+    Stat<P>* const to = stats + slot * p.spans + first_span + span;
+    if (p.blocks > 1) {
+      if (lane < receivers) copy_to_block(to, stats_there + slot, lane, stat);
+    } else if (lane == 0) {
+      *to = stat;
+      arrive_at(stats_there + slot);
+    }
+  };
+
   wait_at_cluster_barrier();
-  if (count <= 0) return;
-  for (int i = 0; i < rows; ++i) {
+  if (warp >= count) return;
+  // While statistics of a row are on their way, a warp takes those of its first span of the next, if that has been
+  // fetched by then.
+  const bool fetched_early = count + warp < s.stages;
+  bool early = false;
+  Stat<P> stat;
+  auto row = P::row(p.args, first_row, 0, p.length, 1), measured = row;
+  for (int i = 0; i < rows; ++i, row = measured) {
     const int64_t outer = first_row + i * rows_apart;
-    auto row = P::row(p.args, outer, 0, p.length, 1);
-    const bool skip = P::skip(row);
     const int slot = i % kStreamSlots;
     if (p.blocks > 1 && threadIdx.x == 0) expect_copies(stats_there + slot, bytes_there);
-    for (int span = warp; span < count; span += warps) {
-      const int n = i * count + span, turn = n / s.stages, at_stage = n - turn * s.stages;
-      const int wanted = skip ? 0 : size(span), hole = hole_of(row, span);
-      const int64_t at = outer * p.length + begin(span);
-      const unsigned char* const stage = ring + at_stage * Layout::kStageBytes;
-      wait_for_copies(filled + at_stage, turn & 1);
-      const Stat<P> stat = wanted == kSpan && hole < 0 ? statistics(std::true_type{}, stage, at, wanted, hole)
-                                                       : statistics(std::false_type{}, stage, at, wanted, hole);
-      // All that row() reads has arrived before others go on, and perhaps write there.
-      if constexpr (P::kHole) row = shuffle_from(row, 0);
-      Stat<P>* const to = stats + slot * p.spans + first_span + span;
-      if (p.blocks > 1) {
-        if (lane < receivers) copy_to_block(to, stats_there + slot, lane, stat);
-      } else if (lane == 0) {
-        *to = stat;
-        arrive_at(stats_there + slot);
-      }
-      if (p.out == nullptr) {
-        __syncwarp();
-        fetch(n + s.stages, at_stage);
-      }
+    if (early) send(slot, warp, stat);
+    for (int span = early ? warp + warps : warp;; span += warps) {
+      const bool next = span >= count, more = i + 1 < rows;
+      early = next && more && fetched_early;
+      if (next && more) measured = P::row(p.args, outer + rows_apart, 0, p.length, 1);
+      if (next && !early) break;
+      stat = measure(next ? i + 1 : i, measured, next ? warp : span);
+      if (next) break;
+      send(slot, span, stat);
     }
     wait_for_copies(stats_there + slot, i / kStreamSlots & 1);
     if (p.out == nullptr && (block != i % receivers || warp != 0)) continue;
@@ -279,28 +309,6 @@ __global__ void __launch_bounds__(32 * kStreamWarps, 2) stream_kernel(const __gr
   }
 }
 
-// How many clusters the device has at a time.
-template <class Kernel>
-cudaError_t most_clusters(Kernel kernel, const Launch& shape, int* count) {
-  const void* const symbol = reinterpret_cast<const void*>(kernel);
-  cudaError_t status =
-      cudaFuncSetAttribute(symbol, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.shared_bytes));
-  if (status == cudaSuccess && shape.cluster > 8)
-    status = cudaFuncSetAttribute(symbol, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-  if (status != cudaSuccess) return status;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(shape.cluster);
-  config.blockDim = shape.block;
-  config.dynamicSmemBytes = shape.shared_bytes;
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = shape.cluster;
-  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  return cudaOccupancyMaxActiveClusters(count, symbol, &config);
-}
-
 template <class P, int kVectors, bool kAligned>
 cudaError_t launch_stream(cudaStream_t stream, const RowPlan& plan, const StreamParameters<P>& s) {
   using Layout = StreamLayout<P, kVectors, kAligned>;
@@ -309,10 +317,13 @@ cudaError_t launch_stream(cudaStream_t stream, const RowPlan& plan, const Stream
   launched.block = dim3(plan.threads());
   launched.shared_bytes = Layout::stages_at(s.of.spans, plan.stages) + plan.stages * Layout::kStageBytes;
   launched.cluster = static_cast<int>(plan.blocks);
-  int resident = 0;
-  const cudaError_t status = most_clusters(kernel, launched, &resident);
+  cudaError_t status = allow_cluster(reinterpret_cast<const void*>(kernel), launched.cluster);
   if (status != cudaSuccess) return status;
-  const int64_t clusters = std::min<int64_t>(s.of.columns, std::max(1, resident));
+  static Residents of_kernel;
+  int resident = 0;
+  status = of_kernel.count(reinterpret_cast<const void*>(kernel), launched, &resident);
+  if (status != cudaSuccess) return status;
+  const int64_t clusters = std::min<int64_t>(s.of.columns, resident);
   launched.grid = dim3(static_cast<unsigned>(clusters * plan.blocks));
   return launch(stream, launched, kernel, s);
 }

@@ -21,6 +21,7 @@
 
 #include "common/launch.cuh"
 #include "scan/chunks.cuh"
+#include "scan/columns.cuh"
 #include "scan/engine.cuh"
 #include "scan/plan.h"
 
@@ -39,12 +40,15 @@ class Counter {
 
   __device__ explicit Counter(const Parameters& p) : p(p) {}
 
-  // Adds tile t. Returns the fold up to it.
-  __device__ State add(int t, State sum) {
+  // Adds tile t, after those before it.
+  __device__ void add(int t, State sum) {
     int bit = 0;
     for (; t >> bit & 1; ++bit) sum = Policy::combine(trees[bit], sum);
     trees[bit] = sum;
-    const int count = t + 1;
+  }
+
+  // The fold of all, `count` of them.
+  __device__ State fold(int count) const {
     State all = Policy::identity(p.options);
     for (int level = 0; count >> (kGroupBits * level); ++level) {
       State digit = Policy::identity(p.options);
@@ -101,27 +105,25 @@ class Digits {
   State sums[kMaxLevels];  // of a level, in the lane of its number
 };
 
-// Blocks that registers must leave room for. What hides the latency of memory is other blocks, or, across columns,
-// where blocks are few, the next tile of a loop, loaded early.
-template <class Policy, Layout kLayout>
-constexpr int kTileBlocks =
-    Policy::kOperands == 1 && sizeof(typename Policy::State) <= 8 && kLayout != Layout::kAcross ? 5
-    : Policy::kOperands == 1                                                                    ? 4
-                                                                                                : 3;
-template <class Policy, Layout kLayout>
-constexpr int kLoopBlocks = kLayout == Layout::kAcross ? 2 : kTileBlocks<Policy, kLayout>;
+// Blocks that registers must leave room for: other blocks hide the latency of memory. More of a kernel that has one
+// tile only, all of it in registers.
+template <class Policy>
+constexpr int kLoopBlocks = Policy::kOperands > 1                 ? 3
+                            : sizeof(typename Policy::State) <= 8 ? 5
+                                                                  : 4;
+template <class Policy>
+constexpr int kTileBlocks = Policy::kOperands == 3 && sizeof(typename Policy::State) <= 8 ? 4 : kLoopBlocks<Policy>;
 
 // Axes of one tile.
 template <class Policy, Layout kLayout>
-__global__ void __launch_bounds__(kThreads, (kTileBlocks<Policy, kLayout>))
-    scan_tile(const __grid_constant__ Parameters p) {
+__global__ void __launch_bounds__(kThreads, kTileBlocks<Policy>) scan_tile(const __grid_constant__ Parameters p) {
   using Work = Engine<Policy, kLayout>;
   const Work work(p);
   const auto place = work.place(blockIdx.x);
   const auto span = work.span(0);
   typename Work::Tile tile;
   work.load(place, span, tile);
-  work.turn(tile);
+  work.turn(place, span, tile);
   const auto starts = work.starts(place, span);
   const auto folds = work.fold(place, span, tile, starts);
   typename Work::State base[Work::kWidth];
@@ -138,48 +140,88 @@ __global__ void __launch_bounds__(kThreads, (kTileBlocks<Policy, kLayout>))
   work.finish(place, span, tile, starts, folds, base);
 }
 
-template <class Policy, Layout kLayout>
-__global__ void __launch_bounds__(kThreads, (kLoopBlocks<Policy, kLayout>))
-    scan_loop(const __grid_constant__ Parameters p) {
-  using Work = Engine<Policy, kLayout>;
+template <class Policy>
+__global__ void __launch_bounds__(kThreads, kLoopBlocks<Policy>) scan_loop(const __grid_constant__ Parameters p) {
+  using Work = Engine<Policy, Layout::kSingle>;
   using State = typename Work::State;
   const Work work(p);
   const auto place = work.place(blockIdx.x);
   const int columns = work.block_columns();
   const bool keeps = threadIdx.x < columns;  // what comes before the next tile, for a column
-  constexpr bool kAhead = kLayout == Layout::kAcross;
-  typename Work::Tile tile, next;
   Counter<Policy> counter(p);
   const State initial = keeps ? work.initial(int64_t{blockIdx.x} * columns + threadIdx.x) : work.identity();
   if (keeps) work.carry(0)[threadIdx.x] = initial;
+  for (int t = 0; t < p.tiles; ++t) {
+    const auto span = work.span(t);
+    typename Work::Tile tile;
+    work.load(place, span, tile);
+    const auto starts = work.starts(place, span);
+    const auto folds = work.fold(place, span, tile, starts);
+    work.publish_warp(t % 2, folds);
+    __syncthreads();
+    State base[1];
+    work.earlier_warps(t % 2, base);
+    if (t + 1 < p.tiles && keeps) {
+      counter.add(t, work.tile_total(t % 2, threadIdx.x));
+      work.carry((t + 1) % 2)[threadIdx.x] = Policy::combine(initial, counter.fold(t + 1));
+    }
+    work.finish(place, span, tile, starts, folds, base);
+  }
+}
 
-  for (int t = kAhead ? -1 : 0;; ++t) {  // with kAhead there is only a next tile at first
-    const bool more = t + 1 < p.tiles;
-    if (kAhead && more) work.load(place, work.span(t + 1), next);
-    if (t >= 0) {
-      const auto span = work.span(t);
-      if (!kAhead) work.load(place, span, tile);
-      work.turn(tile);
-      const auto starts = work.starts(place, span);
-      const auto folds = work.fold(place, span, tile, starts);
+// Columns, of one tile or more: the next p.stages - 1 tiles are on their way while one is worked on.
+template <class Policy>
+__global__ void __launch_bounds__(kThreads, 2) scan_columns(const __grid_constant__ Parameters p) {
+  using Work = Columns<Policy>;
+  using State = typename Work::State;
+  const Work work(p);
+  const auto place = work.place(blockIdx.x);
+  const int columns = work.block_columns();
+  const bool shared = p.axis_warps > 1, keeps = shared && threadIdx.x < columns;
+  Counter<Policy> counter(p);
+  const State initial = keeps ? work.initial(int64_t{blockIdx.x} * columns + threadIdx.x) : work.identity();
+  if (keeps) work.carry(0)[threadIdx.x] = initial;
+  typename Work::Extra extra[1];
+  const auto fetch = [&](int t) {
+    if (t < p.tiles) work.fetch(t % p.stages, place, work.span(t), extra);
+    commit_copies();
+  };
+  for (int t = 0; t < p.stages - 1; ++t) fetch(t);
+  for (int t = 0; t < p.tiles; ++t) {
+    fetch(t + p.stages - 1);
+    if (p.stages == 3) {
+      wait_for_copies<2>();
+    } else if (p.stages == 2) {
+      wait_for_copies<1>();
+    } else {
+      wait_for_copies<0>();
+    }
+    const auto span = work.span(t);
+    typename Work::Tile tile;
+    work.take(t % p.stages, place, span, tile);
+    const auto starts = work.starts(place, span);
+    typename Work::Folds folds;
+    State base[Work::kWidth];
+    if (shared) {
+      folds = work.fold(place, span, tile, starts);
       work.publish_warp(t % 2, folds);
       __syncthreads();
-      State base[Work::kWidth];
       work.earlier_warps(t % 2, base);
-      if (more && keeps)
-        work.carry((t + 1) % 2)[threadIdx.x] =
-            Policy::combine(initial, counter.add(t, work.tile_total(t % 2, threadIdx.x)));
-      work.finish(place, span, tile, starts, folds, base);
+      if (t + 1 < p.tiles && keeps) {
+        counter.add(t, work.tile_total(t % 2, threadIdx.x));
+        work.carry((t + 1) % 2)[threadIdx.x] = Policy::combine(initial, counter.fold(t + 1));
+      }
+    } else {
+#pragma unroll
+      for (int v = 0; v < Work::kWidth; ++v) base[v] = work.initial(place.column + v);
     }
-    if (!more) return;
-    if (kAhead) tile = next;
+    work.finish(place, span, tile, starts, folds, base);
   }
 }
 
 // The same for long axes with inner = 1: the next tile is on its way while one is worked on.
 template <class Policy>
-__global__ void __launch_bounds__(kThreads, (kTileBlocks<Policy, Layout::kAlong>))
-    scan_walk(const __grid_constant__ Parameters p) {
+__global__ void __launch_bounds__(kThreads, kLoopBlocks<Policy>) scan_walk(const __grid_constant__ Parameters p) {
   using Work = Chunks<Policy>;
   using State = typename Work::State;
   const Work work(p);
@@ -198,7 +240,7 @@ __global__ void __launch_bounds__(kThreads, (kTileBlocks<Policy, Layout::kAlong>
     wait_for_copies<1>();
     const auto span = work.span(t);
     typename Work::Tile tile;
-    work.take(t % 2, tile);
+    work.take(t % 2, place, span, tile);
     const auto starts = work.starts(place, span);
     const auto folds = work.fold(place, span, tile, starts);
     work.publish_warp(t % 2, folds);
@@ -239,10 +281,9 @@ struct Sums {
     for (int w = 0; w < kWords; ++w) store_word(to + w, kThere | words.word[w]);
   }
 
-  // The fold of `count` sums of a level, from the first of a group on, and of `state` after them; waits until they are
-  // there.
-  __device__ State fold(int level, int first, int count, int64_t column, State state) const {
-    State trees[kGroupBits];
+  // Calls body(i, sum i) for `count` sums of a level, one after the other; waits until they are there.
+  template <class Body>
+  __device__ void each(int level, int first, int count, int64_t column, Body body) const {
     for (int begin = 0; begin < count; begin += kBatch) {
       Words<State> words[kBatch];
       bool there[kBatch], all;
@@ -257,22 +298,27 @@ struct Sums {
         }
       } while (!all);
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        if (begin + i >= count) continue;
-        State sum = bits_as<State>(words[i]);
-        bool carry = true;
+      for (int i = 0; i < kBatch; ++i)
+        if (begin + i < count) body(begin + i, bits_as<State>(words[i]));
+    }
+  }
+
+  // The fold of `count` sums of a level, from the first of a group on, and of `state` after them.
+  __device__ State fold(int level, int first, int count, int64_t column, State state) const {
+    State trees[kGroupBits];
+    each(level, first, count, column, [&](int i, State sum) {
+      bool carry = true;
 #pragma unroll
-        for (int bit = 0; bit < kGroupBits; ++bit) {
-          if (!carry) continue;
-          carry = (begin + i) >> bit & 1;
-          if (carry) {
-            sum = Policy::combine(trees[bit], sum);
-          } else {
-            trees[bit] = sum;
-          }
+      for (int bit = 0; bit < kGroupBits; ++bit) {
+        if (!carry) continue;
+        carry = i >> bit & 1;
+        if (carry) {
+          sum = Policy::combine(trees[bit], sum);
+        } else {
+          trees[bit] = sum;
         }
       }
-    }
+    });
 #pragma unroll
     for (int bit = 0; bit < kGroupBits; ++bit)
       if (count >> bit & 1) state = Policy::combine(trees[bit], state);
@@ -293,23 +339,27 @@ struct Sums {
 };
 
 // Makes all words say that nothing is there.
-static __global__ void clear_workspace(unsigned* counter, uint64_t* words, int64_t count) {
+static __global__ void clear_workspace(unsigned* counters, uint64_t* words, int64_t count) {
   let_next_start();
   const int64_t first = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (first == 0) *counter = 0;
+  if (first < kMostCounters) counters[first] = 0;
   for (int64_t i = first; i < count; i += int64_t{gridDim.x} * blockDim.x) words[i] = 0;
 }
 
+// Where there are many strips, a block stays with one, and takes the next tile of that; it knows the sums up to its
+// last tile, and so needs only those since. Otherwise it takes the next of all.
+//
 // A block's tiles are counted; tile i is loaded in step i - 1, its sum published in step i, and its results written in
 // step i + p.late. So there are p.late + 2 tiles in shared memory, and as many warps look ahead as tiles wait for what
-// comes before them, each at every so many tiles.
+// comes before them, each at every so many tiles (one at all, where the block stays with a strip).
+constexpr unsigned kManyStrips = 16;
 constexpr int kTickets = 8;  // a ring of those from tile i - p.late to i + 2
 template <class Policy, class Work>
 constexpr int kMostLookers = most_late(Work::kOneColumn ? Layout::kAlong : Layout::kAcross, Policy::kOperands) + 1;
 
-// Warps of a looker: for 32 columns each, of which a block has as many as fill 128 bytes.
+// Warps of a looker: for 32 columns each.
 template <class Work>
-constexpr int kTeam = (Work::kWidth + 3) / 4;
+constexpr int kTeam = Work::kWidth;
 
 template <class Policy, class Work>
 class LookAhead {
@@ -324,11 +374,13 @@ class LookAhead {
         columns(work.block_columns()),
         stages(p.late + 2),
         tickets(reinterpret_cast<volatile unsigned*>(work.totals(p.late + 2))),
-        all_tickets(p.strips * static_cast<unsigned>(p.tiles)) {}
+        all_tickets(p.strips * static_cast<unsigned>(p.tiles)),
+        counter(blockIdx.x % p.counters),
+        lookers(p.counters > 1 ? 1 : p.late + 1) {}
 
   __device__ void run() const {
     wait_for_previous();
-    if (threadIdx.x == 0) tickets[0] = atomicAdd(p.counter, 1u);
+    if (threadIdx.x == 0) tickets[0] = next_ticket();
     __syncthreads();
     if (threadIdx.x < kThreads) {
       move();
@@ -350,24 +402,33 @@ class LookAhead {
   };
   __device__ Part part(unsigned ticket) const { return {ticket % p.strips, static_cast<int>(ticket / p.strips)}; }
   __device__ unsigned ticket_of(int i) const { return tickets[i % kTickets]; }
+  __device__ unsigned next_ticket() const { return atomicAdd(p.counters_at + counter, 1u) * p.counters + counter; }
 
   __device__ void move() const {
     int looker = 0;                            // that step i is for: of tile i + 1, and of tile i - p.late
     int coming_stage = 0, stage = stages - 1;  // of tiles i + 1 and i
+    typename Work::Place place;
+    unsigned placed = ~0u;  // the strip where that is, which is mostly the same
+    const auto place_of = [&](unsigned strip) {
+      if (Work::kOneColumn || strip != placed) place = work.place(strip);
+      placed = strip;
+      return place;
+    };
     for (int i = -1;; ++i) {
       const unsigned coming = ticket_of(i + 1);
       typename Work::Extra extra[Work::kTileExtras];
       if (coming < all_tickets) {
         const Part at = part(coming);
-        work.fetch(coming_stage, work.place(at.strip), work.span(at.tile), extra);
+        work.fetch(coming_stage, place_of(at.strip), work.span(at.tile), extra);
       }
       commit_copies();
       unsigned next = all_tickets;
-      if (threadIdx.x == 0 && coming < all_tickets) next = atomicAdd(p.counter, 1u);
+      if (threadIdx.x == 0 && coming < all_tickets) next = next_ticket();
 
       if (i >= 0 && ticket_of(i) < all_tickets) {
         wait_for_copies<1>();
-        publish(stage, part(ticket_of(i)));
+        const Part at = part(ticket_of(i));
+        publish(stage, at, place_of(at.strip));
       }
       if (threadIdx.x == 0) tickets[(i + 2) % kTickets] = next;
       if (i < p.late) {
@@ -376,7 +437,8 @@ class LookAhead {
         const unsigned ready = ticket_of(i - p.late);
         if (ready >= all_tickets) return;
         wait_at_barrier(kBaseThere + looker, kWithLooker);
-        finish(coming_stage + 1 == stages ? 0 : coming_stage + 1, part(ready));
+        const Part at = part(ready);
+        finish(coming_stage + 1 == stages ? 0 : coming_stage + 1, at, place_of(at.strip));
       }
       if (coming < all_tickets) work.put_extras(coming_stage, extra);
       pass_barrier(kStepEnded + looker, kWithLooker);
@@ -386,11 +448,10 @@ class LookAhead {
     }
   }
 
-  __device__ void publish(int stage, Part at) const {
-    const auto place = work.place(at.strip);
+  __device__ void publish(int stage, Part at, const typename Work::Place& place) const {
     const auto span = work.span(at.tile);
     Tile tile;
-    work.take(stage, tile);
+    work.take(stage, place, span, tile);
     const auto folds = work.fold(place, span, tile, work.starts(place, span));
     work.put_folds(stage, folds);
     work.publish_warp(stage, folds);
@@ -400,11 +461,10 @@ class LookAhead {
       sums.publish(0, at.tile, column, work.tile_total(stage, threadIdx.x));
   }
 
-  __device__ void finish(int stage, Part at) const {
-    const auto place = work.place(at.strip);
+  __device__ void finish(int stage, Part at, const typename Work::Place& place) const {
     const auto span = work.span(at.tile);
     Tile tile;
-    work.take(stage, tile);
+    work.take(stage, place, span, tile);
     typename Work::Folds folds;
     work.take_folds(stage, folds);
     State base[Work::kWidth];
@@ -415,8 +475,11 @@ class LookAhead {
   __device__ void look() const {
     const int looker = (static_cast<int>(threadIdx.x) / 32 - kWarps) / kTeam<Work>;
     const int member = (static_cast<int>(threadIdx.x) - kThreads) % (32 * kTeam<Work>);
-    for (int j = looker, stage = looker;; j += p.late + 1) {
-      wait_at_barrier(kStepEnded + looker, kWithLooker);
+    Counter<Policy> known(p);
+    int count = 0;  // of sums that are known
+    for (int j = looker, stage = looker;; j += lookers) {
+      const int turn = j % (p.late + 1);
+      wait_at_barrier(kStepEnded + turn, kWithLooker);
       const unsigned ticket = ticket_of(j);
       if (ticket >= all_tickets) return;
       const Part at = part(ticket);
@@ -425,14 +488,25 @@ class LookAhead {
         const State base = base_by_warp(at);
         if (member == 0) carry[0] = base;
       } else {
-        for (int c = member; c < columns; c += 32 * kTeam<Work>) {
-          const int64_t column = int64_t{at.strip} * columns + c;
-          if (column < p.columns) carry[c] = base_of(at.tile, column);
+        const int64_t column = int64_t{at.strip} * columns + member;
+        if (member < columns && column < p.columns) {
+          if (p.counters > 1) {
+            sums.each(0, count, at.tile - count, column, [&](int i, State sum) { known.add(count + i, sum); });
+            count = at.tile;
+            carry[member] = with_initial(at.tile, column, known.fold(at.tile));
+          } else {
+            carry[member] = base_of(at.tile, column);
+          }
         }
       }
-      pass_barrier(kBaseThere + looker, kWithLooker);
-      stage = stage == 0 ? stages - 1 : stage - 1;  // p.late + 1 on
+      pass_barrier(kBaseThere + turn, kWithLooker);
+      stage = (stage + lookers) % stages;
     }
+  }
+
+  __device__ State with_initial(int tile, int64_t column, State before) const {
+    const State initial = work.initial(column);
+    return tile == 0 ? initial : Policy::combine(initial, before);
   }
 
   // What comes before a tile: for each digit of its number, the sums of those that come before in its group. Who has
@@ -477,8 +551,7 @@ class LookAhead {
       const bool there = load(level, more);
       fold(level, more, there);
     }
-    const State initial = work.initial(column);
-    return at.tile == 0 ? initial : Policy::combine(initial, before);
+    return with_initial(at.tile, column, before);
   }
 
   // By a thread.
@@ -497,8 +570,7 @@ class LookAhead {
     State state = work.identity();
     for (int level = 0; tile >> (kGroupBits * level); ++level)
       state = Policy::combine(fold(level, work.identity()), state);
-    const State initial = work.initial(column);
-    return tile == 0 ? initial : Policy::combine(initial, state);
+    return with_initial(tile, column, state);
   }
 
   const Parameters& p;
@@ -506,11 +578,13 @@ class LookAhead {
   const Sums<Policy> sums;
   const int columns, stages;
   volatile unsigned* const tickets;
-  const unsigned all_tickets;
+  const unsigned all_tickets, counter;
+  const int lookers;
 };
 
+// (The folds of exponentials need more registers than three blocks leave them.)
 template <class Policy, class Work>
-constexpr int kSharedBlocks = Policy::kOperands == 1 && Work::kOneColumn ? 3 : 2;
+constexpr int kSharedBlocks = Policy::kOperands == 1 && Work::kOneColumn && !kByParts<Policy> ? 3 : 2;
 
 template <class Policy, class Work>
 __global__ void __launch_bounds__((kThreads + 32 * kTeam<Work> * kMostLookers<Policy, Work>),
@@ -537,7 +611,7 @@ cudaError_t launch_look_ahead(cudaStream_t stream, const Plan& plan, Parameters 
   }
   const int64_t words = tiles * p.columns * Sums<Policy>::kWords;
   const auto clearing = static_cast<unsigned>((words + 2047) / 2048);
-  cudaError_t status = launch(stream, {dim3(clearing), dim3(256)}, clear_workspace, p.counter, p.words, words);
+  cudaError_t status = launch(stream, {dim3(clearing), dim3(256)}, clear_workspace, p.counters_at, p.words, words);
   if (status != cudaSuccess) return status;
   const size_t bytes = layout_shared<Policy, Work>(p, p.late + 2, 0, p.late + 2, columns) + kTickets * sizeof(unsigned);
   int device = 0, multiprocessors = 0;
@@ -547,16 +621,30 @@ cudaError_t launch_look_ahead(cudaStream_t stream, const Plan& plan, Parameters 
   // As many blocks as run at once: more would find nothing left.
   const int fitting = static_cast<int>((size_t{227} << 10) / (bytes + 1024));
   const unsigned blocks = multiprocessors * std::max(1, std::min(kSharedBlocks<Policy, Work>, fitting));
-  const unsigned grid = std::min(blocks, p.strips * static_cast<unsigned>(p.tiles));
-  Launch shape{dim3(grid), dim3(kThreads + 32 * kTeam<Work> * (p.late + 1)), bytes};
+  unsigned grid = std::min(blocks, p.strips * static_cast<unsigned>(p.tiles));
+  const unsigned staying = blocks / p.strips * p.strips;  // if as many stay with each strip
+  const bool stay =
+      !Work::kOneColumn && p.strips >= kManyStrips && p.strips <= kMostCounters && staying >= blocks / 4 * 3;
+  p.counters = stay ? p.strips : 1;
+  if (stay) grid = std::min(staying, grid);
+  Launch shape{dim3(grid), dim3(kThreads + 32 * kTeam<Work> * (stay ? 1 : p.late + 1)), bytes};
   shape.overlap = plan.overlap;
   return launch(stream, shape, scan_look_ahead<Policy, Work>, p);
+}
+
+template <class Policy>
+cudaError_t launch_columns(cudaStream_t stream, const Plan& plan, Parameters p) {
+  using Work = Columns<Policy>;
+  const size_t columns = (32 << p.column_bits) * Work::kWidth;
+  if (plan.algorithm == Algorithm::kLookAhead) return launch_look_ahead<Policy, Work>(stream, plan, p, columns);
+  const size_t bytes = layout_shared<Policy, Work>(p, p.stages, 0, plan.axis_warps == 1 ? 0 : 2, columns);
+  return launch(stream, {dim3(p.strips), dim3(plan.threads()), bytes}, scan_columns<Policy>, p);
 }
 
 template <class Policy, Layout kLayout>
 cudaError_t launch_layout(cudaStream_t stream, const Plan& plan, Parameters p) {
   using Work = Engine<Policy, kLayout>;
-  const size_t columns = (32 >> p.run_bits << p.column_bits) * Work::kWidth;
+  const size_t columns = 32 >> p.run_bits << p.column_bits;
   if constexpr (kLayout == Layout::kAlong) {
     if (plan.tiles > 1) {
       if (plan.algorithm == Algorithm::kLookAhead) return launch_look_ahead<Policy, Chunks<Policy>>(stream, plan, p, 1);
@@ -569,8 +657,8 @@ cudaError_t launch_layout(cudaStream_t stream, const Plan& plan, Parameters p) {
   const size_t staging = kLayout == Layout::kAlong && !p.aligned ? Work::kStagingBytes : 0;
   const int slots = plan.tiles > 1 ? 2 : plan.axis_warps == 1 ? 0 : 1;
   Launch shape{dim3(p.strips), dim3(plan.threads()), layout_shared<Policy, Work>(p, 0, staging, slots, columns)};
-  if constexpr (kLayout != Layout::kAlong) {
-    if (plan.tiles > 1) return launch(stream, shape, scan_loop<Policy, kLayout>, p);
+  if constexpr (kLayout == Layout::kSingle) {
+    if (plan.tiles > 1) return launch(stream, shape, scan_loop<Policy>, p);
   }
   return launch(stream, shape, scan_tile<Policy, kLayout>, p);
 }
@@ -588,7 +676,7 @@ cudaError_t launch_policy(cudaStream_t stream, const Plan& plan, const Problem& 
   const Parameters p = parameters_of(plan, problem, buffers, workspace);
   if constexpr (!kRare<Policy>) {
     if (plan.layout == Layout::kAlong) return launch_layout<Policy, Layout::kAlong>(stream, plan, p);
-    if (plan.layout == Layout::kAcross) return launch_layout<Policy, Layout::kAcross>(stream, plan, p);
+    if (plan.layout == Layout::kAcross) return launch_columns<Policy>(stream, plan, p);
   }
   return launch_layout<Policy, Layout::kSingle>(stream, plan, p);
 }

@@ -94,7 +94,9 @@ class Chunks : public BetweenWarps<Policy> {
     if constexpr (Policy::kNeighbour) {
       const int64_t q = position(span) + (p.neighbour_before ? -1 : kRun);
       extra[0] = {};
-      if (q >= 0 && q < p.length)
+      if (q < 0 || q == p.length)
+        extra[0] = this->edge(place.column);
+      else if (q < p.length)
         extra[0] = static_cast<const Bits*>(p.operands[Policy::kOperands - 1])[place.at + index(q)];
     }
   }
@@ -104,9 +106,17 @@ class Chunks : public BetweenWarps<Policy> {
   }
 
   // All lanes of a warp, after their copies have ended.
-  __device__ void take(int stage, Tile& tile) const {
+  __device__ void take(int stage, const Place& place, const Span& span, Tile& tile) const {
     __syncwarp();
     tile.stage = stage;
+    if constexpr (Policy::kNeighbour) {
+      const int64_t end = p.length - position(span);
+      if (!p.neighbour_before && end > 0 && end < kRun) {
+        const int i = static_cast<int>(end), e = i % kInPack;
+        auto* const pack = reinterpret_cast<Bits*>(run_order(stage, Policy::kOperands - 1, i / kInPack));
+        pack[p.backward ? kInPack - 1 - e : e] = this->edge(place.column);
+      }
+    }
 #pragma unroll
     for (int o = 0; o < Policy::kOperands; ++o)
 #pragma unroll
@@ -136,9 +146,7 @@ class Chunks : public BetweenWarps<Policy> {
   }
 
   __device__ Folds fold(const Place& place, const Span& span, const Tile& tile, uint32_t starts) const {
-    State inclusive = Policy::first(input(place, span, tile, starts, 0), p.options);
-#pragma unroll
-    for (int i = 1; i < kRun; ++i) Policy::step(inclusive, input(place, span, tile, starts, i), p.options);
+    State inclusive = fold_run<Policy, kRun>([&](int i) { return input(tile, starts, i); }, p.options);
 #pragma unroll
     for (int bit = 0; bit < 5; ++bit) {
       const State left = shuffle_up(inclusive, 1 << bit);
@@ -164,12 +172,11 @@ class Chunks : public BetweenWarps<Policy> {
                          const State (&base)[1]) const {
     State state = Policy::combine(base[0], folds.before[0]);
     Pack results[Policy::kResults][kPacks];
-#pragma unroll
-    for (int i = 0; i < kRun; ++i) {
-      const Out<Acc> out = Policy::step(state, input(place, span, tile, starts, i), p.options);
+    const auto put = [&](int i, Out<Acc> out) {
       set<Bits>(results[0][i / kInPack], i % kInPack, Element::store(out.first));
       if constexpr (Policy::kResults == 2) set<Bits>(results[1][i / kInPack], i % kInPack, Element::store(out.second));
-    }
+    };
+    step_run<Policy, kRun>(state, [&](int i) { return input(tile, starts, i); }, p.options, put);
 #pragma unroll
     for (int r = 0; r < Policy::kResults; ++r)
 #pragma unroll
@@ -275,7 +282,7 @@ class Chunks : public BetweenWarps<Policy> {
   }
 
   // Element i of the run.
-  __device__ In<Acc> input(const Place& place, const Span& span, const Tile& tile, uint32_t starts, int i) const {
+  __device__ In<Acc> input(const Tile& tile, uint32_t starts, int i) const {
     const auto bits = [&](int operand, int i) { return get<Bits>(tile.operand[operand][i / kInPack], i % kInPack); };
     In<Acc> in;
     in.x = Element::load(bits(0, i));
@@ -287,11 +294,6 @@ class Chunks : public BetweenWarps<Policy> {
       const Bits before = i > 0 ? bits(kLast, i - 1) : tile.extra[0];
       const Bits after = i < kRun - 1 ? bits(kLast, i + 1) : tile.extra[0];
       in.neighbour = Element::load(p.neighbour_before ? before : after);
-      const int64_t q = position(span) + i;
-      if (p.neighbour_before ? q == 0 : q == p.length - 1) {
-        in.neighbour = Policy::edge(p.options);
-        if (p.h0) in.neighbour = Element::load(static_cast<const Bits*>(p.h0)[place.column]);
-      }
     }
     return in;
   }

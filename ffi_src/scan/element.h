@@ -94,8 +94,8 @@ JAXGPUOPS_SCAN_FN float exp_below_one(float x) {
 }
 JAXGPUOPS_SCAN_FN double exp_below_one(double x) { return exp(x); }
 
-// c + log(x), for x >= 1, 0 and NaN; to about 1e-7 (1 + log(x)), absolutely: a sum of n terms is no better known.
-JAXGPUOPS_SCAN_FN float log_at_least_one(float x, float c) {
+// c + log(x), for x >= 0 and NaN; to about 1e-7 (1 + |log(x)|), absolutely: a sum of n terms is no better known.
+JAXGPUOPS_SCAN_FN float log_of_sum(float x, float c) {
 #if defined(__CUDA_ARCH__)
   float l;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(l) : "f"(x));
@@ -104,6 +104,11 @@ JAXGPUOPS_SCAN_FN float log_at_least_one(float x, float c) {
   return c + logf(x);
 #endif
 }
+JAXGPUOPS_SCAN_FN double log_of_sum(double x, double c) { return c + log(x); }
+
+// x <= 0, or 0 for NaN.
+JAXGPUOPS_SCAN_FN float not_nan(float x) { return fminf(x, 0.0f); }
+JAXGPUOPS_SCAN_FN double not_nan(double x) { return fmin(x, 0.0); }
 
 // The larger of two, NaN if one is, and -0 < +0.
 JAXGPUOPS_SCAN_FN float larger(float a, float b) {
@@ -118,6 +123,7 @@ JAXGPUOPS_SCAN_FN float larger(float a, float b) {
   return a > b || (a == b && std::signbit(b)) ? a : b;
 #endif
 }
+JAXGPUOPS_SCAN_FN double larger(double a, double b) { return a != a || a > b ? a : b; }
 
 // ---- Element types --------------------------------------------------------------------------------------------------
 // Bits is what is loaded and stored, Acc what is computed in; integers are their own bits, widened to at least 32.

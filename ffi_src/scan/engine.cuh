@@ -5,7 +5,8 @@
 // memory, tiles by digits (shape.h). That gives each run the fold of all that comes before, with which its lane goes
 // over it again for the results.
 //
-// Positions count in the direction of the scan. Positions beyond the end hold whatever they do: nothing comes after.
+// Positions count in the direction of the scan. Positions beyond the end hold zeros: nothing comes after, but a run
+// that ends there may be computed from its maximum, say.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +26,7 @@ struct Parameters {
   void* results[2];
   const void* h0;
   const uint8_t* starts;
-  unsigned* counter;
+  unsigned* counters_at;
   uint64_t* words;
   Broadcast a, starts_at;
   Options options;
@@ -33,7 +34,8 @@ struct Parameters {
   int64_t length;
   int tile, tiles;
   unsigned strips;
-  int run_bits, axis_warps, column_bits, per_lane, levels, late;
+  int run_bits, axis_warps, column_bits, per_lane, levels, late, stages;
+  unsigned counters;
   unsigned level_at[kMaxLevels];            // first word of a level
   unsigned staging_at, states_at;           // bytes of shared memory before these
   bool backward;                            // positions count from the end of the array
@@ -192,6 +194,13 @@ class BetweenWarps {
     return identity();
   }
 
+  // The neighbour of the position at the end, where there is none.
+  __device__ auto edge(int64_t column) const {
+    using Element = typename Policy::Element;
+    if (p.h0 && column < p.columns) return static_cast<const typename Element::Bits*>(p.h0)[column];
+    return Element::store(Policy::edge(p.options));
+  }
+
   __device__ State identity() const { return Policy::identity(p.options); }
 
  protected:
@@ -203,7 +212,7 @@ class BetweenWarps {
 
 // ---- The engine -----------------------------------------------------------------------------------------------------
 
-// One thread's part of a block's work.
+// One thread's part of a block's work: kAlong with all of a tile in registers, and kSingle.
 template <class Policy, Layout kLayout>
 class Engine : public BetweenWarps<Policy> {
  public:
@@ -216,52 +225,40 @@ class Engine : public BetweenWarps<Policy> {
   using State = typename Policy::State;
 
   static constexpr bool kOneColumn = false;
-  static constexpr bool kAlong = kLayout == Layout::kAlong, kAcross = kLayout == Layout::kAcross;
+  static constexpr bool kAlong = kLayout == Layout::kAlong;
   static constexpr RunShape kShape = run_shape(kLayout, Policy::kOperands, sizeof(Bits));
-  static constexpr int kRun = kShape.run, kWidth = kShape.width, kPerLane = kShape.per_lane;
-  static constexpr int kUnits = kAcross ? kRun : kPerLane;              // loads of an operand
-  static constexpr int kInUnit = kAlong ? kRun : kAcross ? kWidth : 1;  // elements of one
-  static constexpr int kLines = kAcross ? kWidth : kPerLane;            // folds of a lane
-  static constexpr int kExtras = kAcross ? 1 : kPerLane, kTileExtras = Policy::kNeighbour ? kExtras : 1;
-  using Unit = std::conditional_t<kLayout == Layout::kSingle, Bits, Pack>;
-  using Extra = std::conditional_t<kAcross, Pack, Bits>;
-  using Bytes = std::conditional_t<kWidth == 8, uint64_t, std::conditional_t<kWidth == 4, uint32_t, uint16_t>>;
+  static constexpr int kRun = kShape.run, kWidth = 1, kPerLane = kShape.per_lane, kUnits = kPerLane;
+  static constexpr int kInUnit = kAlong ? kRun : 1;  // elements of a load
+  static constexpr int kTileExtras = Policy::kNeighbour ? kPerLane : 1;
+  using Unit = std::conditional_t<kAlong, Pack, Bits>;
+  using Extra = Bits;
 
   struct Tile {
     Unit operand[Policy::kOperands][kUnits];
     Extra extra[kTileExtras];  // neighbours that no unit has
   };
 
-  // The fold before each run, within the warp, and that of the whole warp, for each column.
+  // The fold before each run, within the warp, and that of the whole warp.
   struct Folds {
-    State before[kLines];
-    State warp[kWidth];
+    State before[kPerLane];
+    State warp;
   };
 
-  // Where loaded units go: to registers, or, without waiting for them, to a place in shared memory that the thread
-  // alone uses.
+  // Where loaded units go: to registers, or to a place in shared memory that the thread alone uses.
   struct ToRegisters {
     Unit* units;
-    __device__ void copy(int u, const Unit* from) const { units[u] = *from; }
     __device__ void put(int u, Unit unit) const { units[u] = unit; }
   };
   struct ToShared {
     Unit* units;
-    __device__ void copy(int u, const Unit* from) const {
-      if constexpr (sizeof(Unit) == 16 && kLayout != Layout::kSingle) {
-        scan::copy<16>(units + u * kThreads, from);
-      } else {
-        put(u, *from);
-      }
-    }
     __device__ void put(int u, Unit unit) const { units[u * kThreads] = unit; }
   };
 
   // A tile in shared memory: units, extras, and the folds before each run.
   static constexpr int kExtrasAt = Policy::kOperands * kUnits * kThreads * sizeof(Unit);
-  static constexpr int kFoldsAt = kExtrasAt + (Policy::kNeighbour ? kExtras * kThreads * sizeof(Extra) : 0);
+  static constexpr int kFoldsAt = kExtrasAt + (Policy::kNeighbour ? kPerLane * kThreads * sizeof(Extra) : 0);
   static constexpr int kStageBytes = stage_bytes(kLayout, Policy::kOperands, sizeof(Bits), sizeof(State));
-  static_assert(kAlong || kFoldsAt + kLines * kThreads * sizeof(State) <= kStageBytes);
+  static_assert(kAlong || kFoldsAt + kPerLane * kThreads * sizeof(State) <= kStageBytes);
 
   template <class T>
   __device__ T* in_stage(int stage, int at) const {
@@ -273,10 +270,9 @@ class Engine : public BetweenWarps<Policy> {
     bool active;
     int64_t column;         // outer * inner + the inner index
     int64_t at, a, starts;  // offsets of position 0 of the array
-    int64_t i;              // inner index
   };
 
-  __device__ explicit Engine(const Parameters& p) : Base(p, (32 >> p.run_bits << p.column_bits) * kWidth) {
+  __device__ explicit Engine(const Parameters& p) : Base(p, 32 >> p.run_bits << p.column_bits) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int columns = 32 >> p.run_bits;
     if (kAlong) {
@@ -297,15 +293,14 @@ class Engine : public BetweenWarps<Policy> {
 
   __device__ Place place(unsigned strip) const {
     Place place;
-    const int64_t vector = int64_t{strip} * (32 >> p.run_bits << p.column_bits) + column_in_block;
-    place.column = vector * kWidth;
-    place.active = place.column < p.columns;
-    const int64_t outer = kAlong ? vector : place.column / p.inner;
-    place.i = kAlong ? 0 : place.column - outer * p.inner;
-    place.at = outer * p.length * p.inner + place.i;
-    if (Policy::kBroadcast && place.active) place.a = p.a.outer(outer) + inner_offset(p.a.inner, place.i);
+    const int64_t column = int64_t{strip} * (32 >> p.run_bits << p.column_bits) + column_in_block;
+    place.column = column;
+    place.active = column < p.columns;
+    const int64_t outer = kAlong ? column : column / p.inner, i = kAlong ? 0 : column - outer * p.inner;
+    place.at = outer * p.length * p.inner + i;
+    if (Policy::kBroadcast && place.active) place.a = p.a.outer(outer) + (kAlong ? 0 : p.a.inner(i));
     if (Policy::kStarts && p.starts && place.active)
-      place.starts = p.starts_at.outer(outer) + inner_offset(p.starts_at.inner, place.i);
+      place.starts = p.starts_at.outer(outer) + (kAlong ? 0 : p.starts_at.inner(i));
     return place;
   }
 
@@ -344,28 +339,28 @@ class Engine : public BetweenWarps<Policy> {
   __device__ void put_extras(int stage, const Extra (&extra)[kTileExtras]) const {
     if constexpr (Policy::kNeighbour) {
 #pragma unroll
-      for (int e = 0; e < kExtras; ++e) in_stage<Extra>(stage, kExtrasAt)[e * kThreads] = extra[e];
+      for (int e = 0; e < kPerLane; ++e) in_stage<Extra>(stage, kExtrasAt)[e * kThreads] = extra[e];
     }
   }
 
-  __device__ void take(int stage, Tile& tile) const {
+  __device__ void take(int stage, const Place&, const Span&, Tile& tile) const {
 #pragma unroll
     for (int o = 0; o < Policy::kOperands; ++o)
 #pragma unroll
       for (int u = 0; u < kUnits; ++u) tile.operand[o][u] = in_stage<Unit>(stage, 0)[(o * kUnits + u) * kThreads];
     if constexpr (Policy::kNeighbour) {
 #pragma unroll
-      for (int e = 0; e < kExtras; ++e) tile.extra[e] = in_stage<Extra>(stage, kExtrasAt)[e * kThreads];
+      for (int e = 0; e < kPerLane; ++e) tile.extra[e] = in_stage<Extra>(stage, kExtrasAt)[e * kThreads];
     }
   }
 
   __device__ void put_folds(int stage, const Folds& folds) const {
 #pragma unroll
-    for (int line = 0; line < kLines; ++line) in_stage<State>(stage, kFoldsAt)[line * kThreads] = folds.before[line];
+    for (int line = 0; line < kPerLane; ++line) in_stage<State>(stage, kFoldsAt)[line * kThreads] = folds.before[line];
   }
   __device__ void take_folds(int stage, Folds& folds) const {
 #pragma unroll
-    for (int line = 0; line < kLines; ++line) folds.before[line] = in_stage<State>(stage, kFoldsAt)[line * kThreads];
+    for (int line = 0; line < kPerLane; ++line) folds.before[line] = in_stage<State>(stage, kFoldsAt)[line * kThreads];
   }
 
   __device__ void store(const Place& place, const Span& span, int result, Unit (&units)[kUnits]) const {
@@ -388,29 +383,32 @@ class Engine : public BetweenWarps<Policy> {
     } else {
 #pragma unroll
       for (int u = 0; u < kUnits; ++u) {
-        const int q = kAcross ? position(0) + u : position(u);
-        if (!place.active || (!kAcross && u >= p.per_lane) || q >= span.left) continue;
-        Bits* const to = data + place.at + index(span, q) * p.inner;
-        if constexpr (!kAcross) {
-          *to = units[u];
-        } else if (p.aligned) {
-          *reinterpret_cast<Pack*>(to) = units[u];
-        } else {
-#pragma unroll
-          for (int v = 0; v < kWidth; ++v) to[v] = get<Bits>(units[u], v);
-        }
+        const int q = position(u);
+        if (!place.active || u >= p.per_lane || q >= span.left) continue;
+        data[place.at + index(span, q) * p.inner] = units[u];
       }
     }
   }
 
   // Packs come as they lie in memory: call this before they are used.
-  __device__ void turn(Tile& tile) const {
+  __device__ void turn(const Place& place, const Span& span, Tile& tile) const {
     if constexpr (kAlong) {
-      if (!p.backward || !p.aligned) return;
+      if (p.backward && p.aligned) {
 #pragma unroll
-      for (auto& units : tile.operand)
+        for (auto& units : tile.operand)
 #pragma unroll
-        for (auto& unit : units) unit = reversed<Bits>(unit);
+          for (auto& unit : units) unit = reversed<Bits>(unit);
+      }
+      if constexpr (Policy::kNeighbour) {
+#pragma unroll
+        for (int j = 0; j < kUnits; ++j) {
+          const int beyond = span.left - position(j);
+          if (p.neighbour_before || beyond <= 0 || beyond >= kRun) continue;
+#pragma unroll
+          for (int i = 1; i < kRun; ++i)
+            if (i == beyond) set<Bits>(tile.operand[Policy::kOperands - 1][j], i, this->edge(place.column));
+        }
+      }
     }
   }
 
@@ -423,39 +421,15 @@ class Engine : public BetweenWarps<Policy> {
     Starts starts = {};
     if (!Policy::kStarts || !p.starts || !place.active) return starts;
     const int64_t stride = p.starts_at.axis_stride;
-    if constexpr (kAcross) {
-      // Columns share a byte, or have bytes beside each other.
-      const bool shared = p.starts_inner_stride == 0;
-      const uint8_t* const from = p.starts + place.starts + (shared ? 0 : place.i);
+    const uint8_t* const from = p.starts + place.starts;
 #pragma unroll
-      for (int u = 0; u < kUnits; ++u) {
-        const int q = position(0) + u;
+    for (int j = 0; j < kUnits; ++j) {
+      if (j >= p.per_lane) continue;
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) {
+        const int q = position(j) + i;
         const int64_t at = index(span, q) + p.start_offset;
-        if (q >= span.left || at <= 0 || at >= p.length) continue;
-        if (shared) {
-          if (from[at * stride]) starts.bits[u] = (1u << kWidth) - 1;
-        } else if (p.starts_aligned) {
-          const auto bytes = *reinterpret_cast<const Bytes*>(from + at * stride);
-#pragma unroll
-          for (int v = 0; v < kWidth; ++v)
-            if (bytes >> (8 * v) & 255) starts.bits[u] |= 1u << v;
-        } else {
-#pragma unroll 1
-          for (int v = 0; v < kWidth; ++v)
-            if (from[at * stride + v]) starts.bits[u] |= 1u << v;
-        }
-      }
-    } else {
-      const uint8_t* const from = p.starts + place.starts;
-#pragma unroll
-      for (int j = 0; j < kUnits; ++j) {
-        if (j >= p.per_lane) continue;
-#pragma unroll
-        for (int i = 0; i < kRun; ++i) {
-          const int q = position(j) + i;
-          const int64_t at = index(span, q) + p.start_offset;
-          if (q < span.left && at > 0 && at < p.length && from[at * stride]) starts.bits[j] |= 1u << i;
-        }
+        if (q < span.left && at > 0 && at < p.length && from[at * stride]) starts.bits[j] |= 1u << i;
       }
     }
     return starts;
@@ -466,52 +440,28 @@ class Engine : public BetweenWarps<Policy> {
   __device__ Folds fold(const Place& place, const Span& span, const Tile& tile, const Starts& starts) const {
     Folds folds;
 #pragma unroll
-    for (int line = 0; line < kLines; ++line) folds.before[line] = identity();
-    if constexpr (kAcross) {
+    for (int line = 0; line < kPerLane; ++line) folds.before[line] = identity();
 #pragma unroll
-      for (int u = 0; u < kRun; ++u) {
-#pragma unroll
-        for (int v = 0; v < kWidth; ++v) {
-          const In<Acc> in = input(place, span, tile, starts, u, v);
-          if (u == 0) {
-            folds.before[v] = Policy::first(in, p.options);
-          } else {
-            Policy::step(folds.before[v], in, p.options);
-          }
-        }
-      }
-    } else {
-#pragma unroll
-      for (int j = 0; j < kPerLane; ++j) {
-        if (j >= p.per_lane) continue;
-        folds.before[j] = Policy::first(input(place, span, tile, starts, j, 0), p.options);
-#pragma unroll
-        for (int i = 1; i < kRun; ++i) Policy::step(folds.before[j], input(place, span, tile, starts, j, i), p.options);
-      }
+    for (int j = 0; j < kPerLane; ++j) {
+      if (j >= p.per_lane) continue;
+      folds.before[j] = fold_run<Policy, kRun>([&](int i) { return input(tile, starts, j, i); }, p.options);
     }
+    folds.warp = identity();
 #pragma unroll
-    for (int v = 0; v < kWidth; ++v) folds.warp[v] = identity();
-#pragma unroll
-    for (int line = 0; line < kLines; ++line) {
+    for (int line = 0; line < kPerLane; ++line) {
       // (No branches on what is the same for all threads: they would keep the lines from overlapping.)
       State inclusive = folds.before[line];
 #pragma unroll
       for (int bit = 0; bit < 5; ++bit) {
-        if (kAcross && bit >= p.run_bits) continue;
         const State left = shuffle_up(inclusive, run_stride << bit);
         if (run >= 1 << bit) inclusive = Policy::combine(left, inclusive);
       }
       State before = shuffle_up(inclusive, run_stride);
       if (run == 0) before = identity();
       const State all = shuffle(inclusive, last_run_lane);
-      if constexpr (kAcross) {
-        folds.before[line] = before;
-        folds.warp[line] = all;
-      } else {
-        folds.before[line] = Policy::combine(folds.warp[0], before);
-        const State with = Policy::combine(folds.warp[0], all);
-        if (line < p.per_lane) folds.warp[0] = with;
-      }
+      folds.before[line] = Policy::combine(folds.warp, before);
+      const State with = Policy::combine(folds.warp, all);
+      if (line < p.per_lane) folds.warp = with;
     }
     return folds;
   }
@@ -519,42 +469,23 @@ class Engine : public BetweenWarps<Policy> {
   // Writes the results of a tile, of which `base` is the fold of what comes before the warp's part.
   __device__ void finish(const Place& place, const Span& span, Tile& tile, const Starts& starts, const Folds& folds,
                          const State (&base)[kWidth]) const {
-    if constexpr (kAcross) {
-      State state[kWidth];
 #pragma unroll
-      for (int v = 0; v < kWidth; ++v) state[v] = Policy::combine(base[v], folds.before[v]);
-#pragma unroll
-      for (int u = 0; u < kRun; ++u) {
-        Pack first = {}, second = {};
-#pragma unroll
-        for (int v = 0; v < kWidth; ++v) {
-          const Out<Acc> out = Policy::step(state[v], input(place, span, tile, starts, u, v), p.options);
-          set<Bits>(first, v, Element::store(out.first));
-          if (Policy::kResults == 2) set<Bits>(second, v, Element::store(out.second));
+    for (int j = 0; j < kPerLane; ++j) {
+      if (j >= p.per_lane) continue;
+      State state = Policy::combine(base[0], folds.before[j]);
+      Unit first = {}, second = {};
+      const auto put = [&](int i, Out<Acc> out) {
+        if constexpr (kAlong) {
+          set<Bits>(first, i, Element::store(out.first));
+          if (Policy::kResults == 2) set<Bits>(second, i, Element::store(out.second));
+        } else {
+          first = Element::store(out.first);
+          if (Policy::kResults == 2) second = Element::store(out.second);
         }
-        tile.operand[0][u] = first;
-        if constexpr (Policy::kResults == 2) tile.operand[1][u] = second;
-      }
-    } else {
-#pragma unroll
-      for (int j = 0; j < kPerLane; ++j) {
-        if (j >= p.per_lane) continue;
-        State state = Policy::combine(base[0], folds.before[j]);
-        Unit first = {}, second = {};
-#pragma unroll
-        for (int i = 0; i < kRun; ++i) {
-          const Out<Acc> out = Policy::step(state, input(place, span, tile, starts, j, i), p.options);
-          if constexpr (kAlong) {
-            set<Bits>(first, i, Element::store(out.first));
-            if (Policy::kResults == 2) set<Bits>(second, i, Element::store(out.second));
-          } else {
-            first = Element::store(out.first);
-            if (Policy::kResults == 2) second = Element::store(out.second);
-          }
-        }
-        tile.operand[0][j] = first;
-        if constexpr (Policy::kResults == 2) tile.operand[1][j] = second;
-      }
+      };
+      step_run<Policy, kRun>(state, [&](int i) { return input(tile, starts, j, i); }, p.options, put);
+      tile.operand[0][j] = first;
+      if constexpr (Policy::kResults == 2) tile.operand[1][j] = second;
     }
     store(place, span, 0, tile.operand[0]);
     if constexpr (Policy::kResults == 2) store(place, span, 1, tile.operand[1]);
@@ -562,15 +493,12 @@ class Engine : public BetweenWarps<Policy> {
 
   __device__ void publish_warp(int slot, const Folds& folds) const {
     if (run != 0) return;
-#pragma unroll
-    for (int v = 0; v < kWidth; ++v)
-      totals(slot)[axis_warp * this->columns + column_in_block * kWidth + v] = folds.warp[v];
+    totals(slot)[axis_warp * this->columns + column_in_block] = folds.warp;
   }
 
   // `base` of a thread: what comes before the tile, and its earlier warps.
   __device__ void earlier_warps(int slot, State (&base)[kWidth]) const {
-#pragma unroll
-    for (int v = 0; v < kWidth; ++v) base[v] = this->before_warp(slot, axis_warp, column_in_block * kWidth + v);
+    base[0] = this->before_warp(slot, axis_warp, column_in_block);
   }
 
   int run, column_in_warp, run_stride, last_run_lane;
@@ -579,32 +507,16 @@ class Engine : public BetweenWarps<Policy> {
   static constexpr int kStagingBytes = kWarps * kPerLane * 32 * 16;
 
  private:
-  // Columns beside each other, or that share an element.
-  __device__ Pack load_across(const Bits* data, bool adjacent) const {
-    if (adjacent && p.aligned) return *reinterpret_cast<const Pack*>(data);
-    Pack pack = {};
-#pragma unroll
-    for (int v = 0; v < kWidth; ++v) set<Bits>(pack, v, data[adjacent ? v : 0]);
-    return pack;
-  }
-
-  // kAcross has the strides of columns, 0 or 1, in the parameters.
-  __device__ static int64_t inner_offset(const IndexMap& map, int64_t i) {
-    return kLayout == Layout::kSingle ? map(i) : 0;
-  }
-
   // to(operand) is a ToRegisters or a ToShared.
   template <class To>
   __device__ void load_operands(const Place& place, const Span& span, To to) const {
-    load_units(static_cast<const Bits*>(p.operands[0]), place.at, p.inner, true, place, span, to(0));
+    load_units(static_cast<const Bits*>(p.operands[0]), place.at, p.inner, place, span, to(0));
     if constexpr (Policy::kBroadcast) {
-      const bool adjacent = !kAcross || p.a_inner_stride == 1;
-      load_units(static_cast<const Bits*>(p.operands[1]), place.a + (kAcross && adjacent ? place.i : 0),
-                 p.a.axis_stride, adjacent, place, span, to(1));
+      load_units(static_cast<const Bits*>(p.operands[1]), place.a, p.a.axis_stride, place, span, to(1));
     } else {
 #pragma unroll
       for (int o = 1; o < Policy::kOperands; ++o)
-        load_units(static_cast<const Bits*>(p.operands[o]), place.at, p.inner, true, place, span, to(o));
+        load_units(static_cast<const Bits*>(p.operands[o]), place.at, p.inner, place, span, to(o));
     }
   }
 
@@ -612,22 +524,18 @@ class Engine : public BetweenWarps<Policy> {
     if constexpr (Policy::kNeighbour) {
       const auto* y = static_cast<const Bits*>(p.operands[Policy::kOperands - 1]) + place.at;
 #pragma unroll
-      for (int e = 0; e < kExtras; ++e) {
+      for (int e = 0; e < kPerLane; ++e) {
         extra[e] = {};
         const int q = position(e) + (p.neighbour_before ? -1 : kRun);
-        if (!place.active || e >= p.per_lane || span.begin + q < 0 || q >= span.left) continue;
-        if constexpr (kAcross) {
-          extra[e] = load_across(y + index(span, q) * p.inner, true);
-        } else {
-          extra[e] = y[index(span, q) * p.inner];
-        }
+        if (!place.active || e >= p.per_lane || q > span.left) continue;
+        extra[e] = span.begin + q < 0 || q == span.left ? this->edge(place.column) : y[index(span, q) * p.inner];
       }
     }
   }
 
   template <class To>
-  __device__ void load_units(const Bits* data, int64_t at, int64_t stride, bool adjacent, const Place& place,
-                             const Span& span, To to) const {
+  __device__ void load_units(const Bits* data, int64_t at, int64_t stride, const Place& place, const Span& span,
+                             To to) const {
     if constexpr (kAlong) {
       if (Policy::kBroadcast && stride == 0) {
         const Bits value = place.active ? data[at] : Bits{};
@@ -645,8 +553,8 @@ class Engine : public BetweenWarps<Policy> {
         if (!place.active || j >= p.per_lane || q >= span.left) {
           to.put(j, Pack{});
         } else if (q + kRun <= span.left) {
-          to.copy(j,
-                  reinterpret_cast<const Pack*>(data + at + (p.backward ? index(span, q + kRun - 1) : index(span, q))));
+          to.put(j,
+                 *reinterpret_cast<const Pack*>(data + at + (p.backward ? index(span, q + kRun - 1) : index(span, q))));
         } else {
           Pack pack = {};
 #pragma unroll
@@ -665,18 +573,11 @@ class Engine : public BetweenWarps<Policy> {
     } else {
 #pragma unroll
       for (int u = 0; u < kUnits; ++u) {
-        const int q = kAcross ? position(0) + u : position(u);
-        if (!place.active || (!kAcross && u >= p.per_lane) || q >= span.left) {
+        const int q = position(u);
+        if (!place.active || u >= p.per_lane || q >= span.left) {
           to.put(u, Unit{});
-          continue;
-        }
-        const Bits* const from = data + at + index(span, q) * stride;
-        if constexpr (!kAcross) {
-          to.copy(u, from);
-        } else if (adjacent && p.aligned) {
-          to.copy(u, reinterpret_cast<const Pack*>(from));
         } else {
-          to.put(u, load_across(from, adjacent));
+          to.put(u, data[at + index(span, q) * stride]);
         }
       }
     }
@@ -738,8 +639,7 @@ class Engine : public BetweenWarps<Policy> {
   }
 
   // Element e of unit u.
-  __device__ In<Acc> input(const Place& place, const Span& span, const Tile& tile, const Starts& starts, int u,
-                           int e) const {
+  __device__ In<Acc> input(const Tile& tile, const Starts& starts, int u, int e) const {
     const auto bits = [&](int operand, int u, int e) {
       if constexpr (kLayout == Layout::kSingle) {
         return tile.operand[operand][u];
@@ -754,26 +654,9 @@ class Engine : public BetweenWarps<Policy> {
     in.start = Policy::kStarts && (starts.bits[u] >> e & 1);
     if constexpr (Policy::kNeighbour) {
       constexpr int kLast = Policy::kOperands - 1;
-      Bits before, after;
-      int q;
-      if constexpr (kAlong) {
-        q = position(u) + e;
-        before = e > 0 ? bits(kLast, u, e - 1) : tile.extra[u];
-        after = e < kRun - 1 ? bits(kLast, u, e + 1) : tile.extra[u];
-      } else if constexpr (kAcross) {
-        q = position(0) + u;
-        before = u > 0 ? bits(kLast, u - 1, e) : get<Bits>(tile.extra[0], e);
-        after = u < kRun - 1 ? bits(kLast, u + 1, e) : get<Bits>(tile.extra[0], e);
-      } else {
-        q = position(u);
-        before = after = tile.extra[u];
-      }
+      const Bits before = e > 0 ? bits(kLast, u, e - 1) : tile.extra[u];
+      const Bits after = e < kInUnit - 1 ? bits(kLast, u, e + 1) : tile.extra[u];
       in.neighbour = Element::load(p.neighbour_before ? before : after);
-      if (p.neighbour_before ? span.begin + q == 0 : q == span.left - 1) {
-        in.neighbour = Policy::edge(p.options);
-        if (p.h0 && place.active)
-          in.neighbour = Element::load(static_cast<const Bits*>(p.h0)[place.column + (kAcross ? e : 0)]);
-      }
     }
     return in;
   }

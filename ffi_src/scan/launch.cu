@@ -32,12 +32,13 @@ Parameters parameters_of(const Plan& plan, const Problem& problem, const Buffers
   p.results[1] = buffers.out2;
   p.h0 = problem.initial ? buffers.h0 : nullptr;
   p.starts = problem.segmented ? buffers.starts : nullptr;
-  p.counter = static_cast<unsigned*>(workspace);
+  p.counters_at = static_cast<unsigned*>(workspace);
   p.words = reinterpret_cast<uint64_t*>(static_cast<unsigned char*>(workspace) + kWorkspaceHeader);
   p.a = problem.a;
   p.starts_at = problem.starts;
   p.options.exclusive = problem.exclusive;
   p.options.transpose = problem.transpose;
+  p.options.segmented = problem.segmented;
   p.options.smaller = problem.op == Op::kMin;
   p.options.mask = order_mask(problem.dtype, p.options.smaller);
   p.inner = inner;
@@ -52,6 +53,7 @@ Parameters parameters_of(const Plan& plan, const Problem& problem, const Buffers
   p.per_lane = plan.per_lane;
   p.levels = plan.levels;
   p.late = plan.late;
+  p.stages = plan.stages;
 
   p.backward = vjp || (tangent && problem.transpose) ? !problem.reverse : problem.reverse;
   // The boundary before a position, in the direction of the scan, or after it where what is passed on is cut.

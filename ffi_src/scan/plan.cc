@@ -10,13 +10,13 @@ namespace {
 // Geometry follows the shape, not the device, so that results, workspace and explanations are the same everywhere.
 constexpr int64_t kMultiprocessors = 132;  // of an H200; others do well enough with it
 
-// Fewer blocks than this would leave much of the device idle: they share the axis then. Blocks of kAcross, with the
-// next tile in registers, are large enough to have a multiprocessor of their own.
+// Fewer blocks than this would leave much of the device idle: they share the axis then. Blocks of kAcross, with some
+// tiles on their way, are large enough to have a multiprocessor of their own.
 constexpr int64_t enough_strips(Layout layout) {
   return layout == Layout::kAcross ? kMultiprocessors : 2 * kMultiprocessors;
 }
 
-constexpr int64_t kLineBytes = 128, kLeastLineBytes = 64;
+constexpr int64_t kLeastLineBytes = 64;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -79,7 +79,7 @@ Plan plan_scan(const Problem& problem, int compute_capability, int64_t workspace
   const RunShape shape = run_shape(plan.layout, operands, bytes);
   int max_run_bits = 5;
   if (plan.layout == Layout::kAcross)
-    max_run_bits -= bits_for(std::min(kLineBytes / 16, inner / shape.width));
+    max_run_bits = 0;
   else if (plan.layout == Layout::kSingle)
     max_run_bits -= bits_for(std::min<int64_t>(32, inner));
   const int64_t runs = ceil_div(length, shape.run);
@@ -104,6 +104,18 @@ Plan plan_scan(const Problem& problem, int compute_capability, int64_t workspace
   while (plan.column_bits > 0 && strips() < 2 * kMultiprocessors) --plan.column_bits;
   plan.strips = strips();
   plan.algorithm = Algorithm::kLoop;
+  const int state_bytes = 4 * state_words(problem, bytes),
+            stage = stage_bytes(plan.layout, operands, bytes, state_bytes);
+  const int64_t columns = (vectors_of_warp << plan.column_bits) * shape.width, most = shared_bytes(compute_capability);
+  // Of a block: tiles on their way, and for each slot what warps tell each other; 1 KB to spare.
+  const auto shared = [&](int stages, int slots) {
+    return stages * stage + slots * (plan.axis_warps + 1) * columns * state_bytes + 1024;
+  };
+  if (plan.layout == Layout::kAcross) {  // two blocks of a multiprocessor, if they have two tiles each
+    plan.stages = static_cast<int>(std::min<int64_t>(3, plan.tiles));
+    while (plan.stages > 2 && 2 * shared(plan.stages, 2) > most) --plan.stages;
+    while (plan.stages > 1 && shared(plan.stages, 2) > most) --plan.stages;
+  }
   if (plan.tiles == 1 || plan.strips * plan.tiles > INT32_MAX) return plan;
   auto choice = plan.strips >= enough_strips(plan.layout) ? Algorithm::kLoop : Algorithm::kLookAhead;
   if (forced >= 0) choice = static_cast<Algorithm>(forced);
@@ -114,14 +126,9 @@ Plan plan_scan(const Problem& problem, int compute_capability, int64_t workspace
   const int64_t needed = kWorkspaceHeader + inner * words * state_words(problem, bytes) * 8;
   if (workspace_bytes >= 0 && needed > workspace_bytes) return plan;
 
-  const int stage = stage_bytes(plan.layout, operands, bytes, 4 * state_words(problem, bytes));
-  const auto shared = [&](int late) {  // with what warps tell each other, and 1 KB to spare
-    const int64_t columns = (vectors_of_warp << plan.column_bits) * shape.width;
-    return (late + 2) * (stage + (plan.axis_warps + 1) * columns * 4 * state_words(problem, bytes)) + 1024;
-  };
   plan.late = most_late(plan.layout, operands);
-  while (plan.late > 0 && shared(plan.late) > shared_bytes(compute_capability)) --plan.late;
-  if (shared(plan.late) > shared_bytes(compute_capability)) return plan;
+  while (plan.late > 0 && shared(plan.late + 2, plan.late + 2) > most) --plan.late;
+  if (shared(plan.late + 2, plan.late + 2) > most) return plan;
   plan.algorithm = choice;
   plan.workspace_bytes = needed;
   plan.overlap = compute_capability >= 90;

@@ -31,6 +31,7 @@ struct Plan {
   int64_t strips = 0;           // blocks that the columns take
   int levels = 1;               // of folds of tiles
   int late = 0;                 // look_ahead: steps from a tile's sum to its results
+  int stages = 1;               // kAcross, loop: tiles in shared memory
   bool overlap = false;         // the second kernel of two may start before the first ends
   int64_t workspace_bytes = 0;  // per outer index
 

@@ -18,6 +18,7 @@ namespace jaxgpuops::scan {
 struct Options {
   bool exclusive = false;
   bool transpose = false;
+  bool segmented = false;
   bool smaller = false;  // min rather than max
   uint64_t mask = 0;     // integers: x ^ mask, as a signed number, has the order that max is taken in
 };
@@ -135,16 +136,51 @@ struct LogSumExp {
   };
   JAXGPUOPS_SCAN_FN static State identity(const Options&) { return {-std::numeric_limits<Real>::infinity(), Real{0}}; }
   JAXGPUOPS_SCAN_FN static State element(Real x, const Options&) { return {x, Real{1}}; }
+  // The maximum alone is NaN where a number is: then the sum is of no account.
   JAXGPUOPS_SCAN_FN static State combine(State l, State r) {
-    const Real above = l.maximum == r.maximum ? Real{0} : l.maximum - r.maximum;  // both may be infinite
-    const bool left = above >= 0;
-    const Real factor = exp_below_one(left ? -above : above);  // NaN stays
-    return left ? State{l.maximum, multiply_add(r.sum, factor, l.sum)}
-                : State{r.maximum, multiply_add(l.sum, factor, r.sum)};
+    const Real apart = l.maximum - r.maximum;  // NaN where both are infinite, too
+    const bool left = l.maximum >= r.maximum;
+    const Real factor = exp_below_one(not_nan(-std::fabs(apart)));
+    return {larger(l.maximum, r.maximum), multiply_add(left ? r.sum : l.sum, factor, left ? l.sum : r.sum)};
   }
-  JAXGPUOPS_SCAN_FN static Real result(State s, const Options&) {
-    if constexpr (std::is_same_v<Real, float>) return log_at_least_one(s.sum, s.maximum);
-    return s.maximum + log(s.sum);
+  JAXGPUOPS_SCAN_FN static Real result(State s, const Options&) { return log_of_sum(s.sum, s.maximum); }
+
+  // The fold of n numbers x(i), with one exponential each.
+  template <int n, class X>
+  JAXGPUOPS_SCAN_FN static State fold(X x) {
+    State all = {maximum_of<n>(x), Real{0}};
+#pragma unroll
+    for (int i = 0; i < n; ++i) all.sum += exp_below_one(x(i) - all.maximum);
+    if (std::fabs(all.maximum) == std::numeric_limits<Real>::infinity()) all.sum = 1;
+    return all;
+  }
+
+  // Adds n numbers one after the other, if the maximum rises by so little meanwhile that all sums may be of what
+  // numbers are below the last maximum.
+  template <int n, class X>
+  JAXGPUOPS_SCAN_FN static bool add(State& state, X x, Real (&results)[n], const Options& o) {
+    const Real maximum = maximum_of<n>(x);
+    const Real rise = maximum - (o.exclusive ? state.maximum : larger(state.maximum, x(0)));
+    if (!(rise <= 4 && rise > -std::numeric_limits<Real>::infinity())) return false;
+    const Real last = larger(state.maximum, maximum), factor = exp_below_one(maximum - last);
+    Real sum = state.sum * exp_below_one(state.maximum - last);
+#pragma unroll
+    for (int i = 0; i < n; ++i) {
+      const Real before = sum;
+      sum = multiply_add(exp_below_one(x(i) - maximum), factor, sum);
+      results[i] = log_of_sum(o.exclusive ? before : sum, last);
+    }
+    state = {last, sum};
+    return true;
+  }
+
+ private:
+  template <int n, class X>
+  JAXGPUOPS_SCAN_FN static Real maximum_of(X x) {
+    Real maximum = x(0);
+#pragma unroll
+    for (int i = 1; i < n; ++i) maximum = larger(maximum, x(i));
+    return maximum;
   }
 };
 
@@ -365,5 +401,97 @@ struct Tangent : Affine<typename W::Element> {
     return {o.transpose ? scaled(w.weight, taken) : taken, {}};
   }
 };
+
+// ---- Runs of positions ----------------------------------------------------------------------------------------------
+// n positions, of which at(i) gives the operands: as first() and step() one after the other, but faster where a policy
+// knows how, or where what the call asks for is simple.
+
+template <class Policy>
+constexpr bool kByParts = false;
+template <class E>
+constexpr bool kByParts<Cumulative<LogSumExp<E>, false>> = true;
+constexpr int kPart = 8;
+
+// Calls body(at, options), with constants where there are neither segments nor exclusive results.
+template <class Policy, class At, class Body>
+JAXGPUOPS_SCAN_FN void with_constants(At at, const Options& o, Body body) {
+  if constexpr (Policy::kKind == Kind::kCumulative) {
+    body(at, o);
+  } else if (o.segmented || o.exclusive) {
+    body(at, o);
+  } else {
+    const auto uncut = [&](int i) {
+      auto in = at(i);
+      in.start = false;
+      return in;
+    };
+    Options simple = {};
+    simple.smaller = o.smaller;
+    if (Policy::kKind != Kind::kLinearVjp && o.transpose) {
+      simple.transpose = true;
+      body(uncut, simple);
+    } else {
+      body(uncut, simple);
+    }
+  }
+}
+
+template <class Policy, int n, class At>
+JAXGPUOPS_SCAN_FN typename Policy::State fold_run(At at, const Options& options) {
+  typename Policy::State state;
+  if constexpr (kByParts<Policy>) {
+    constexpr int kOne = n < kPart ? n : kPart;
+#pragma unroll
+    for (int begin = 0; begin < n; begin += kOne) {
+      const auto part =
+          LogSumExp<typename Policy::Element>::template fold<kOne>([&](int i) { return at(begin + i).x; });
+      state = begin == 0 ? part : Policy::combine(state, part);
+    }
+  } else {
+    with_constants<Policy>(at, options, [&](auto at, const Options& o) {
+      state = Policy::first(at(0), o);
+#pragma unroll
+      for (int i = 1; i < n; ++i) Policy::step(state, at(i), o);
+    });
+  }
+  return state;
+}
+
+// Adds them to `state`.
+template <class Policy, int n, class At>
+JAXGPUOPS_SCAN_FN void fold_on(typename Policy::State& state, At at, const Options& options) {
+  if constexpr (kByParts<Policy>) {
+    state = Policy::combine(state, fold_run<Policy, n>(at, options));
+  } else {
+    with_constants<Policy>(at, options, [&](auto at, const Options& o) {
+#pragma unroll
+      for (int i = 0; i < n; ++i) Policy::step(state, at(i), o);
+    });
+  }
+}
+
+// The same, and calls put(i, result).
+template <class Policy, int n, class At, class Put>
+JAXGPUOPS_SCAN_FN void step_run(typename Policy::State& state, At at, const Options& options, Put put) {
+  if constexpr (kByParts<Policy>) {
+    constexpr int kOne = n < kPart ? n : kPart;
+#pragma unroll
+    for (int begin = 0; begin < n; begin += kOne) {
+      typename Policy::Acc results[kOne];
+      const auto in = [&](int i) { return at(begin + i).x; };
+      if (!LogSumExp<typename Policy::Element>::template add<kOne>(state, in, results, options)) {
+#pragma unroll
+        for (int i = 0; i < kOne; ++i) results[i] = Policy::step(state, at(begin + i), options).first;
+      }
+#pragma unroll
+      for (int i = 0; i < kOne; ++i) put(begin + i, Out<typename Policy::Acc>{results[i], {}});
+    }
+  } else {
+    with_constants<Policy>(at, options, [&](auto at, const Options& o) {
+#pragma unroll
+      for (int i = 0; i < n; ++i) put(i, Policy::step(state, at(i), o));
+    });
+  }
+}
 
 }  // namespace jaxgpuops::scan

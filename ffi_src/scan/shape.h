@@ -14,7 +14,7 @@ namespace jaxgpuops::scan {
 
 enum class Layout {
   kAlong,   // inner is 1: 16 bytes along the axis are one load, and one run
-  kAcross,  // 16 bytes across columns are one load; lanes have them for a run of positions
+  kAcross,  // 16 bytes across columns are one load; a lane has a run of positions of 4 bytes, or of one column
   kSingle,  // one element is one load, and one run
 };
 
@@ -28,7 +28,7 @@ struct RunShape {
 constexpr RunShape run_shape(Layout layout, int operands, int bytes) {
   switch (layout) {
     case Layout::kAlong: return {16 / bytes, 1, operands <= 2 ? 4 : 2};
-    case Layout::kAcross: return {operands == 1 ? 8 : operands == 2 ? 4 : 2, 16 / bytes, 1};
+    case Layout::kAcross: return {(operands == 1 ? 32 : 16) / (bytes > 4 ? 2 : 1), bytes < 4 ? 4 / bytes : 1, 1};
     case Layout::kSingle: break;
   }
   return {1, 1, operands == 1 ? 8 : 4};
@@ -46,14 +46,15 @@ constexpr bool is_rare(Kind kind, bool product, bool segmented, DType dtype) {
 constexpr int kWarps = 8;  // of a block, at most; those that look ahead not counted
 constexpr int kThreads = 32 * kWarps;
 
-// look_ahead: bytes of shared memory of a tile on its way, at most: operands, neighbours, the folds before runs.
+// Bytes of shared memory of a tile on its way, at most: operands, neighbours, the folds before runs.
 constexpr int stage_bytes(Layout layout, int operands, int bytes, int state_bytes) {
   const RunShape shape = run_shape(layout, operands, bytes);
+  if (layout == Layout::kAcross)  // a line of neighbours more
+    return kThreads * (operands * shape.run + (operands < 3 ? 0 : 1)) * shape.width * bytes;
   const int unit = layout == Layout::kSingle ? bytes : 16;
-  const int units = layout == Layout::kAcross ? shape.run : shape.per_lane;
-  const int extra = operands < 3 ? 0 : layout == Layout::kAlong ? bytes : unit * shape.per_lane;
-  const int folds = layout == Layout::kAcross ? shape.width : layout == Layout::kSingle ? shape.per_lane : 1;
-  return kThreads * (operands * units * unit + extra + folds * state_bytes);
+  const int extra = operands < 3 ? 0 : layout == Layout::kAlong ? bytes : bytes * shape.per_lane;
+  const int folds = layout == Layout::kSingle ? shape.per_lane : 1;
+  return kThreads * (operands * shape.per_lane * unit + extra + folds * state_bytes);
 }
 
 // look_ahead: steps from a tile's sum to its results, at most.
@@ -66,7 +67,8 @@ constexpr int kGroupBits = 5;
 constexpr int kGroup = 1 << kGroupBits;
 constexpr int kMaxLevels = 8;
 
-// The workspace: a counter, then a word of 64 bits for each 32 of a sum: those, and a tag that says they are there.
-constexpr int kWorkspaceHeader = 64;
+// The workspace: counters, then a word of 64 bits for each 32 of a sum: those, and a tag that says they are there.
+constexpr int kMostCounters = 256;
+constexpr int kWorkspaceHeader = 4 * kMostCounters;
 
 }  // namespace jaxgpuops::scan

@@ -146,7 +146,8 @@ struct Softmax : ExponentialSum<E, sizeof(typename E::Bits) == 2 && !kGeneral> {
   using typename Base::Shift;
   static constexpr int kSums = 1;
   static constexpr bool kDecoded = kGeneral, kMasked = kGeneral, kHole = false, kPlainSum = false;
-  static constexpr bool kFast = !kGeneral, kLarge = kFast, kPackColumns = !kGeneral, kSingleColumns = kGeneral;
+  static constexpr bool kFast = !kGeneral, kLarge = kFast, kPackColumns = !kGeneral, kAlong = !kGeneral,
+                        kSingleColumns = kGeneral;
 
   struct Args {
     Scale<Acc> scale;
@@ -211,7 +212,8 @@ struct CrossEntropy : ExponentialSum<E, sizeof(typename E::Bits) == 2> {
   using typename Base::Shift;
   static constexpr int kSums = 2;
   static constexpr bool kDecoded = false, kMasked = false, kHole = true, kPlainSum = true;
-  static constexpr bool kFast = sizeof(Bits) < 8, kLarge = kFast, kPackColumns = false, kSingleColumns = true;
+  static constexpr bool kFast = sizeof(Bits) < 8, kLarge = kFast, kPackColumns = false, kAlong = false,
+                        kSingleColumns = true;
 
   struct Args {
     const Bits* logits;
@@ -312,7 +314,8 @@ struct Tangent {
   static constexpr int kOperands = 2, kSums = kTails ? 3 : 1;
   static constexpr bool kPeak = false, kDecoded = false, kHole = false, kPlainSum = false;
   static constexpr bool kPackedPeak = false, kAlignedRows = true, kOutput = true;
-  static constexpr bool kFast = sizeof(Bits) < 8, kLarge = false, kPackColumns = kFast, kSingleColumns = true;
+  static constexpr bool kFast = sizeof(Bits) < 8, kLarge = false, kPackColumns = kFast, kAlong = false,
+                        kSingleColumns = true;
 
   struct Args {
     Scale<Acc> scale;

@@ -1,7 +1,7 @@
-// What a block does with a buffer of candidates in shared memory: raise the threshold, sort the best, merge lists.
+// What a block does with a buffer of candidates in shared memory: raise the threshold, sort the best.
 //
 // These run a few times a row, mostly straight after a cold start, where fetching instructions costs as much as
-// executing them: loops are not unrolled.
+// executing them: loops are unrolled only where several candidates of a thread hide each other's latency.
 //
 // A threshold comes from one value a thread (kth_of_block), and a count confirms it where it is a guess. Otherwise, and
 // for sorting, a histogram over the candidates' own range decides: with bins that outnumber k, a bin holds a candidate
@@ -66,7 +66,8 @@ struct Shared {
   alignas(16) uint32_t histogram[kBins];
   C low[kWarps], high[kWarps];
   uint32_t sums[kWarps];
-  uint32_t count;     // candidates in the buffer
+  uint32_t count;     // candidates in the buffer; more than its room, where some found no place
+  uint32_t full;      // whether some found no place
   uint32_t boundary;  // the bin that holds the k-th candidate
   uint32_t above;     // candidates in the bins above that one
   uint32_t kept;      // candidates in the bins up to and including it
@@ -76,14 +77,14 @@ struct Shared {
 // ceil(k / warps)-th largest brackets it; a few counts by the barrier itself close in. Starts and ends with the block
 // in step.
 template <int kThreads, class Key>
-__device__ Key kth_of_block(Key value, uint32_t k) {
+__device__ __noinline__ Key kth_of_block(Key value, uint32_t k) {
   constexpr uint32_t kWarps = kThreads / 32;
   __shared__ Key warp_kth[kWarps];
   const uint32_t lane = threadIdx.x & 31;
   Key sorted = value;
-#pragma unroll 1
+#pragma unroll
   for (uint32_t size = 2; size <= 32; size *= 2) {
-#pragma unroll 1
+#pragma unroll
     for (uint32_t stride = size / 2; stride; stride /= 2) {
       const Key other = shuffle_xor(sorted, stride);
       const bool first = !(lane & stride), downwards = !(lane & size);  // lane < 32: the last merge runs downwards
@@ -93,11 +94,12 @@ __device__ Key kth_of_block(Key value, uint32_t k) {
   if (lane == (k + kWarps - 1) / kWarps - 1) warp_kth[threadIdx.x / 32] = sorted;
   __syncthreads();
   Key low = warp_kth[0], high = low;
-#pragma unroll 4
+#pragma unroll
   for (uint32_t w = 1; w < kWarps; ++w) {
     low = smaller(low, warp_kth[w]);
     high = larger(high, warp_kth[w]);
   }
+  if (k == 1) low = high;
   // Six steps are enough for a bracket of neighbours; one that starts at an empty warp's zero takes more.
   constexpr int kCoarse = 8 * sizeof(Key) > 14 ? 8 * sizeof(Key) - 14 : 0;
 #pragma unroll 1
@@ -118,6 +120,23 @@ __device__ Key kth_of_block(Key value, uint32_t k) {
 template <int kThreads>
 __device__ __forceinline__ uint32_t spread_index() {
   return (threadIdx.x & 31) * (kThreads / 32) + threadIdx.x / 32;
+}
+
+// Calls use(c) for each candidate of buffer[0, m). A thread reads a few at once.
+template <class C>
+constexpr int kBatch = sizeof(C) == 16 ? 4 : 8;
+
+template <int kThreads, class C, class Use>
+__device__ __forceinline__ void for_each_candidate(const C* buffer, uint32_t m, Use use) {
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < m; i += kBatch<C> * kThreads) {
+    C c[kBatch<C>];
+#pragma unroll
+    for (int j = 0; j < kBatch<C>; ++j) c[j] = buffer[min(i + j * kThreads, m - 1)];
+#pragma unroll
+    for (int j = 0; j < kBatch<C>; ++j)
+      if (i + j * kThreads < m) use(c[j]);
+  }
 }
 
 template <class C>
@@ -141,14 +160,12 @@ __device__ Bins<C> bin_candidates(Shared<kThreads, C>& s, const C* buffer, uint3
   using S = Shared<kThreads, C>;
   const uint32_t tid = threadIdx.x, lane = tid & 31, warp = tid / 32;
   C low = ~C{0}, high = 0;
-#pragma unroll 1
-  for (uint32_t i = tid; i < m; i += kThreads) {
-    const C c = buffer[i];
-    if (c < from || c > to) continue;
+  for_each_candidate<kThreads>(buffer, m, [&](C c) {
+    if (c < from || c > to) return;
     low = smaller(low, c);
     high = larger(high, c);
-  }
-#pragma unroll 1
+  });
+#pragma unroll
   for (int d = 16; d; d /= 2) {
     low = smaller(low, shuffle_xor(low, d));
     high = larger(high, shuffle_xor(high, d));
@@ -166,11 +183,9 @@ __device__ Bins<C> bin_candidates(Shared<kThreads, C>& s, const C* buffer, uint3
   Bins<C> bins;
   bins.high = high;
   bins.shift = max(0, bit_length(static_cast<C>(high - low)) - kLogBins);
-#pragma unroll 1
-  for (uint32_t i = tid; i < m; i += kThreads) {
-    const C c = buffer[i];
+  for_each_candidate<kThreads>(buffer, m, [&](C c) {
     if (c >= from && c <= to) atomicAdd(&s.histogram[bins.of(c)], 1u);
-  }
+  });
   __syncthreads();
 
   uint4* const mine = reinterpret_cast<uint4*>(s.histogram) + tid * (S::kBinsPerThread / 4);
@@ -239,7 +254,8 @@ __device__ void sort_descending(C* buffer, uint32_t m) {
 
 // Keeps what is at or above the threshold of buffer[0, s.count). Starts and ends with the block in step.
 template <int kThreads, class C>
-__device__ void compact(Shared<kThreads, C>& s, C* buffer, C threshold) {
+__device__ __noinline__ void compact(Shared<kThreads, C>& s, C* buffer, C threshold) {
+  __builtin_assume(__isShared(&s) && __isShared(buffer));
   const uint32_t m = s.count, tid = threadIdx.x;
   __syncthreads();
   if (tid == 0) s.count = 0;
@@ -270,8 +286,9 @@ __device__ void compact(Shared<kThreads, C>& s, C* buffer, C threshold) {
 // dropped candidate is below and k kept ones reach. A sample, one candidate a thread, proposes the threshold and a
 // count accepts it; where it does not, the histogram of all candidates decides. Starts and ends with the block in step.
 template <int kThreads, class Key>
-__device__ Composite<Key> reselect(Shared<kThreads, Composite<Key>>& s, Composite<Key>* buffer, Packing<Key> packing,
-                                   uint32_t k, uint32_t keep) {
+__device__ __noinline__ Composite<Key> reselect(Shared<kThreads, Composite<Key>>& s, Composite<Key>* buffer,
+                                                Packing<Key> packing, uint32_t k, uint32_t keep) {
+  __builtin_assume(__isShared(&s) && __isShared(buffer));
   using C = Composite<Key>;
   const uint32_t m = s.count, tid = threadIdx.x;
   const float share = static_cast<float>(k) / m;
@@ -310,7 +327,8 @@ __device__ Composite<Key> reselect(Shared<kThreads, Composite<Key>>& s, Composit
 // Sorts the k largest of buffer[0, s.count) downwards to its front. `scratch` has room for `room` composites (any
 // number will do: too little room takes the bitonic sort). Starts and ends with the block in step.
 template <int kThreads, class C>
-__device__ void sort_candidates(Shared<kThreads, C>& s, C* buffer, uint32_t k, C* scratch, uint32_t room) {
+__device__ __noinline__ void sort_candidates(Shared<kThreads, C>& s, C* buffer, uint32_t k, C* scratch, uint32_t room) {
+  __builtin_assume(__isShared(&s) && __isShared(buffer) && __isShared(scratch));
   const uint32_t m = s.count, tid = threadIdx.x;
   if (m <= kThreads / 2) {  // few: compare all with all, several threads to a candidate
     const uint32_t team = kThreads / m, chunk = (m + team - 1) / team, begin = tid / m * chunk;
@@ -332,85 +350,75 @@ __device__ void sort_candidates(Shared<kThreads, C>& s, C* buffer, uint32_t k, C
     return;
   }
 #pragma unroll 1
-  for (uint32_t i = tid; i < m; i += kThreads) {
-    const C mine = buffer[i];
-    const uint32_t bin = bins.of(mine);
-    if (bin <= bins.boundary) scratch[atomicAdd(&s.histogram[bin], 1u)] = mine;
+  for (uint32_t i = tid; i < m; i += kBatch<C> * kThreads) {
+    C mine[kBatch<C>];
+    uint32_t at[kBatch<C>];
+#pragma unroll
+    for (int j = 0; j < kBatch<C>; ++j) mine[j] = buffer[min(i + j * kThreads, m - 1)];
+#pragma unroll
+    for (int j = 0; j < kBatch<C>; ++j) {
+      const uint32_t bin = bins.of(mine[j]);
+      at[j] = i + j * kThreads < m && bin <= bins.boundary ? atomicAdd(&s.histogram[bin], 1u) : ~0u;
+    }
+#pragma unroll
+    for (int j = 0; j < kBatch<C>; ++j)
+      if (at[j] != ~0u) scratch[at[j]] = mine[j];
   }
   __syncthreads();  // s.histogram[bin] is now where the bin ends, and where the next one starts
+  // A thread ranks a few candidates at once, a warp neighbours: their bins are of like size.
+  constexpr int kRanked = 4;
 #pragma unroll 1
-  for (uint32_t i = tid; i < bins.kept; i += kThreads) {
-    const C mine = scratch[i];
-    const uint32_t bin = bins.of(mine);
-    const uint32_t begin = bin ? s.histogram[bin - 1] : 0, end = s.histogram[bin];
-    uint32_t rank = begin;
+  for (uint32_t i = tid / 32 * (32 * kRanked) + tid % 32; i < bins.kept; i += kRanked * kThreads) {
+    C mine[kRanked];
+    uint32_t at[kRanked], end[kRanked], rank[kRanked], steps = 0;
+#pragma unroll
+    for (int j = 0; j < kRanked; ++j) mine[j] = scratch[min(i + j * 32, bins.kept - 1)];
+#pragma unroll
+    for (int j = 0; j < kRanked; ++j) {
+      const uint32_t bin = bins.of(mine[j]);
+      rank[j] = at[j] = bin ? s.histogram[bin - 1] : 0;
+      end[j] = s.histogram[bin];
+      steps = max(steps, end[j] - at[j]);
+    }
 #pragma unroll 1
-    for (uint32_t j = begin; j < end; ++j) rank += scratch[j] > mine;
-    if (rank < k) buffer[rank] = mine;
+    for (; steps; --steps) {
+#pragma unroll
+      for (int j = 0; j < kRanked; ++j) {
+        if (at[j] < end[j]) rank[j] += scratch[at[j]] > mine[j];
+        ++at[j];
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kRanked; ++j)
+      if (i + j * 32 < bins.kept && rank[j] < k) buffer[rank[j]] = mine[j];
   }
   __syncthreads();
 }
 
-// Appends the hits of up to 32 bits a lane, in one reservation for the warp; at(bit) is the candidate. Returns how far
-// the buffer is filled, as far as this warp knows.
+// Appends the hits of up to 32 bits a lane, in one reservation for the warp; at(bit) is the candidate. Returns those
+// that found no place.
 template <int kThreads, class C, class At>
-__device__ __forceinline__ uint32_t append_hits(Shared<kThreads, C>& s, C* buffer, uint32_t hits, At at) {
+__device__ __forceinline__ uint32_t append_hits(Shared<kThreads, C>& s, C* buffer, uint32_t room, uint32_t hits,
+                                                At at) {
   if (!__any_sync(kFullWarp, hits)) return 0;
   const uint32_t mine = __popc(hits), inclusive = inclusive_scan_warp(mine);
   uint32_t base = 0;
   if ((threadIdx.x & 31) == 31) base = atomicAdd(&s.count, inclusive);
-  base = __shfl_sync(kFullWarp, base, 31);
-  C* to = buffer + base + inclusive - mine;
-  while (hits) {
-    *to++ = at(__ffs(hits) - 1);
+  uint32_t place = __shfl_sync(kFullWarp, base, 31) + inclusive - mine;
+  while (hits && place < room) {
+    buffer[place++] = at(__ffs(hits) - 1);
     hits &= hits - 1;
   }
-  return base + __shfl_sync(kFullWarp, inclusive, 31);
+  return hits;
 }
 
-constexpr uint32_t kMergeReads = 4;  // list entries that a thread reads at once
-
-// Leaves in the buffer what may be among the k largest of lists that are each sorted downwards. If a lists reach t with
-// r elements each, and a * r >= k, then t is a lower bound of the k-th largest: only entries at or above it are read
-// (it rises further when the buffer fills).
-// list(i) points at list i (shared memory of the cluster, or global), whose length is size(i) <= k; the sizes sum to
-// at least k. The buffer has room for `capacity`; at most `keep` stay. Starts and ends with the block in step.
-template <int kThreads, class Key, class List, class Size>
-__device__ void merge_lists(Shared<kThreads, Composite<Key>>& s, Composite<Key>* buffer, Packing<Key> packing,
-                            uint32_t lists, uint32_t k, uint32_t keep, uint32_t capacity, List list, Size size) {
-  using C = Composite<Key>;
-  const uint32_t tid = threadIdx.x, limit = capacity - kMergeReads * kThreads;
-  C threshold = 0;
-  if (lists <= kThreads) {
-    const uint32_t reach = min(k, (2 * k + lists - 1) / lists), i = spread_index<kThreads>();
-    const Key entry = i < lists && reach <= size(i) ? packing.key(list(i)[reach - 1]) : Key{0};
-    threshold = packing.lowest(kth_of_block<kThreads>(entry, (k + reach - 1) / reach));
-  }
-  if (tid == 0) s.count = 0;
+// After a barrier at which some found no place: makes room, and returns the new threshold.
+template <int kThreads, class Key>
+__device__ Composite<Key> make_room(Shared<kThreads, Composite<Key>>& s, Composite<Key>* buffer, Packing<Key> packing,
+                                    uint32_t k, uint32_t keep, uint32_t room) {
+  if (threadIdx.x == 0) s.count = min(s.count, room), s.full = 0;
   __syncthreads();
-  // A few threads to a list, each with its own stride of it until an entry is below the threshold.
-  uint32_t team = kThreads;
-  while (team > 4 && team * lists > kThreads) team /= 2;
-  uint32_t at = tid / team, offset = tid % team;
-  while (true) {
-    while (at < lists && offset >= size(at)) at += kThreads / team, offset = tid % team;
-    const bool live = at < lists;
-    C c[kMergeReads];
-    uint32_t hits = 0;
-#pragma unroll
-    for (uint32_t r = 0; r < kMergeReads; ++r) {
-      c[r] = live && offset + r * team < size(at) ? list(at)[offset + r * team] : C{0};
-      hits |= static_cast<uint32_t>(live && offset + r * team < size(at) && c[r] >= threshold) << r;
-    }
-    const uint32_t filled =
-        append_hits(s, buffer, hits, [&](int r) { return r < 2 ? (r ? c[1] : c[0]) : (r == 2 ? c[2] : c[3]); });
-    offset = hits == (1u << kMergeReads) - 1 ? offset + kMergeReads * team : ~0u;
-    if (__syncthreads_or(filled > limit)) {
-      threshold = larger(threshold, reselect<kThreads, Key>(s, buffer, packing, k, min(keep, limit)));
-    }
-    if (!__syncthreads_or(live)) break;
-  }
-  if (s.count > keep) reselect<kThreads, Key>(s, buffer, packing, k, keep);
+  return reselect<kThreads, Key>(s, buffer, packing, k, keep);
 }
 
 // Few candidates of many, for k up to half the threads: one more bound spares the ranking most comparisons.

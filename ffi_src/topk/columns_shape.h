@@ -10,6 +10,7 @@ constexpr int64_t kMaxColumnsK = 64;
 constexpr int64_t kMaxColumnBytes = 16 * 1024;
 constexpr int kParts = 4;  // of a lane's elements; each has a delegate
 constexpr int kColumnWarps = 8;
+constexpr int kStreamedThreads = 128;  // of a block that streams columns
 
 // Lanes that share a column: few, so that the shuffles of the selection serve several at once, but with twice as many
 // delegates as candidates are wanted, no more than 32 elements each, and enough of them to fill the device.

@@ -58,6 +58,20 @@ struct Filter {
     flips = word;
     floor = static_cast<Word>(threshold) << (kWordBits - kBits);
   }
+  // The largest elements of two words, the first of them a result of this function or 0; and whether one passes.
+  __device__ Word most(Word a, Word word) const {
+    if constexpr (kPerWord == 1) {
+      return a > (word ^ flips) ? a : word ^ flips;
+    } else {
+      return kPerWord == 2 ? __vmaxu2(a, word ^ flips) : __vmaxu4(a, word ^ flips);
+    }
+  }
+  __device__ bool reaches(Word most) const {
+    bool any = false;
+#pragma unroll
+    for (int e = 0; e < kPerWord; ++e) any |= most << (kWordBits - kBits * (e + 1)) >= floor;
+    return any;
+  }
   // One bit for each element of the word that passes.
   JAXGPUOPS_HD uint32_t passes(Word word) const {
     uint32_t bits = 0;

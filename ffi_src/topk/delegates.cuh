@@ -7,6 +7,11 @@
 
 namespace jaxgpuops::topk {
 
+// count += a < b, in two instructions: by the carry of b + ~a.
+__device__ __forceinline__ void count_less(uint32_t& count, uint32_t a, uint32_t b) {
+  asm("{\n.reg .u32 t;\nadd.cc.u32 t, %1, %2;\naddc.u32 %0, %0, 0;\n}" : "+r"(count) : "r"(~a), "r"(b));
+}
+
 // A lower bound, reached by at least k of a group's delegates (k <= 2 * kLanes) and by few more, of the k-th largest.
 // Every lane's second delegate reaches the least of them; a bisection by ballots closes in from there.
 template <int kLanes>

@@ -21,10 +21,10 @@ bool fits(const Plan& plan) { return plan.shared_bytes + static_cast<int64_t>(kR
 
 Plan plan_rows(Rows rows, int64_t k, int key_bytes, int64_t limit) {
   Plan plan;
-  const RowsShape shape = rows_shape(rows.length, k, key_bytes);
+  const RowsShape shape = rows_shape(rows.count(), rows.length, k, key_bytes);
   plan.algorithm = Algorithm::kRows;
   plan.lanes = std::min(shape.team, 32);
-  plan.threads = std::max(shape.team, kRowsBlock);
+  plan.threads = shape.team > 32 ? shape.team : kRowsBlock;
   plan.slices = shape.blocks;
   plan.shared_limit = limit;
   return plan;
@@ -33,10 +33,17 @@ Plan plan_rows(Rows rows, int64_t k, int key_bytes, int64_t limit) {
 Plan plan_columns(Rows rows, int64_t k, int key_bytes, bool sorted, int64_t limit) {
   Plan plan;
   plan.algorithm = Algorithm::kColumns;
+  plan.shared_limit = limit;
+  // Long columns are streamed where these fill the device: what holds them whole leaves no room for a second block.
+  const int64_t blocks = rows.inner >= 16 ? rows.outer * ceil_div(rows.inner, 32) : 0;
+  if (blocks >= 3 * kMultiprocessors && rows.length >= 2048) {
+    plan.lanes = 1;
+    plan.threads = kStreamedThreads;
+    return plan;
+  }
   plan.lanes = column_lanes(rows.count(), rows.length, k);
   plan.threads = 32 * kColumnWarps;
   const ColumnsShape shape = columns_shape(rows.length, k, key_bytes, sorted, plan.lanes);
-  plan.shared_limit = limit;
   plan.shared_bytes = static_cast<int64_t>(shape.tile_bytes + shape.bytes * kColumnWarps);
   return plan;
 }
@@ -59,11 +66,14 @@ void share_rows(Plan& plan, Rows rows, int64_t k, int key_bytes, int compute_cap
     while (2 * plan.slices <= std::min<int64_t>(slices, 8)) plan.slices *= 2;
     return;
   }
-  if (workspace_bytes >= 0) slices = std::min(slices, workspace_bytes / (rows.inner * k * composite));
+  slices = std::min<int64_t>(slices, plan.threads);
+  while (slices > 1 && workspace_bytes >= 0 && rows.inner * pool_bytes(slices, k, composite) > workspace_bytes)
+    --slices;
   if (slices <= 1) return;
   plan.algorithm = Algorithm::kGrid;
   plan.slices = static_cast<int>(slices);
-  plan.workspace_bytes = rows.inner * slices * k * composite;
+  plan.overlap = compute_capability >= 90;
+  plan.workspace_bytes = rows.inner * pool_bytes(slices, k, composite);
 }
 
 // One block of 512 threads on each multiprocessor while rows are few, so that the most bytes are in flight for each;
@@ -142,7 +152,7 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, int compute_capa
     const Plan plan = plan_rows(rows, k, key_bytes, limit);
     // Clusters load a row at once, select, and make room for the next: where these come in many waves, better a block
     // that loads while it selects.
-    const bool few = rows.count() * plan.slices <= 8 * kMultiprocessors;
+    const bool few = rows.count() * plan.slices * plan.threads <= 4 * kMultiprocessors * 1024;
     if (plan.slices == 1 || (few && has_clusters(compute_capability))) return plan;
   }
   if (rows.inner > 1 && k <= kMaxColumnsK && key_bytes <= 4 && rows.length * key_bytes <= kMaxColumnBytes) {

@@ -26,6 +26,7 @@ struct Plan {
   int lanes = 32;               // of a warp that share a row or a column (kRows, kColumns)
   int threads = 0;              // threads of a block
   int slices = 1;               // blocks that share a row
+  bool overlap = false;         // a kernel of several may start before the one before it ends (kGrid)
   int64_t workspace_bytes = 0;  // per outer index
   int64_t shared_limit = 0;     // shared memory that a block may have on the device
   int64_t shared_bytes = 0;     // that the largest kernel of the plan asks for when it is launched

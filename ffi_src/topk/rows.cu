@@ -1,5 +1,5 @@
-// Top-k of rows short enough for registers, k <= 64: a team of threads holds a row, each thread 32 elements of it (64
-// of 16 bits), loaded at once. A team is a part of a warp (several rows a warp), a block, or a cluster of blocks.
+// Top-k of rows short enough for registers, k <= 64: a team of threads holds a row, each thread 32 or 64 elements of
+// it, loaded at once. A team is a part of a warp (several rows a warp), a block, or a cluster of blocks.
 //
 // A threshold that k elements reach, and few more: maxima of parts of the row are its delegates, and the k-th largest
 // of G delegates is reached by about G ln(G / (G - k)) elements. For k <= 8 and few elements the k-th key itself:
@@ -43,12 +43,12 @@ constexpr int kBest = 8;               // what a thread's network keeps
 // What a team shares, in each block; candidates come to the first block of a cluster.
 template <int kTeam>
 struct alignas(16) Board {
-  static constexpr int kCapacity = kTeam > 32 ? 2 * kMaxRowsK + 24 : 8 * kTeam;
+  static constexpr int kMaxK = kTeam > 32 ? kMaxRowsK : 2 * kTeam, kCapacity = 2 * kMaxK + 24;
   uint32_t words[kCapacity + 4];
   uint32_t indices[kCapacity + 4];
-  uint32_t chosen[2 * kMaxRowsK];
+  uint32_t chosen[2 * kMaxK];
   uint32_t delegates[kTeam > 32 ? kDelegates : 1];
-  uint32_t totals[3], count, dropped, ranks;
+  uint32_t totals[3], count, ranks;
 };
 
 template <class Key, int kTeam, int kElements, bool kVectors, bool kFloat>
@@ -135,23 +135,24 @@ struct Team {
     }
   }
 
-  // The same, and with floats maybe the other zero, NaNs and what is not there: cheaper.
-  __device__ __forceinline__ void roughly(Key floor, uint32_t (&hits)[kMasks]) const {
+  // A bit for each element at or above the threshold that is there.
+  __device__ __forceinline__ void reach(Key floor, bool live, uint32_t (&hits)[kMasks]) const {
     if constexpr (kFloat) {
-      // The sign of the difference, shifted in from below: a floating-point and an integer instruction an element, and
-      // these go to different pipes. NaN has the sign of a hit.
-      const float least = __uint_as_float(decode(floor, a.order));
+      if (floor >> 31) {  // with positive floats, all others compare as signed integers
+        const auto least = static_cast<int32_t>(decode(floor, a.order));
 #pragma unroll
-      for (int j = kElements - 1; j >= 0; --j) {
-        uint32_t& mask = hits[j / 32];
-        mask = __funnelshift_l(__float_as_uint(__uint_as_float(words[j]) - least), j % 32 == 31 ? 0 : mask, 1);
+        for (int i = 0; i < kMasks; ++i) hits[i] = 0;
+#pragma unroll
+        for (int j = 0; j < kElements; ++j)
+          if (static_cast<int32_t>(words[j]) >= least) hits[j / 32] |= 1u << (j % 32);
+        return;
       }
-#pragma unroll
-      for (int i = 0; i < kMasks; ++i) hits[i] = ~hits[i];
-      if (kElements < 32) hits[0] &= (1u << (kElements % 32)) - 1;
-    } else {
-      exactly(floor, hits);
     }
+    uint32_t there[kMasks];
+    exactly(floor, hits);
+    present(live, there);
+#pragma unroll
+    for (int i = 0; i < kMasks; ++i) hits[i] &= there[i];
   }
 
   __device__ __forceinline__ void sync() const {
@@ -159,7 +160,7 @@ struct Team {
       __syncwarp();
     } else {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-      if (kTeam == kClusterTeam && a.blocks > 1) {
+      if (kTeam >= kClusterTeam && a.blocks > 1) {
         cg::this_cluster().sync();
         return;
       }
@@ -171,7 +172,7 @@ struct Team {
   template <class T>
   __device__ __forceinline__ T* of_block(T* address, uint32_t block) const {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-    if (kTeam == kClusterTeam && a.blocks > 1) return cg::this_cluster().map_shared_rank(address, block);
+    if (kTeam >= kClusterTeam && a.blocks > 1) return cg::this_cluster().map_shared_rank(address, block);
 #endif
     return address;
   }
@@ -291,48 +292,13 @@ struct Team {
     }
   }
 
-  // A few hits of a thread, read again together (a register cannot be indexed): from L1, or else from far away.
-  struct Taken {
-    static constexpr int kSize = 4;
-    Key raw[kSize];
-    uint32_t place[kSize];
-    uint32_t count;
-  };
-  __device__ __forceinline__ Taken take(const Key* row, uint32_t (&hits)[kMasks]) const {
-    Taken taken;
-    taken.count = 0;
-#pragma unroll
-    for (int n = 0; n < Taken::kSize; ++n) {
-      const bool later = kMasks == 2 && hits[0] == 0;
-      const uint32_t rest = later ? hits[kMasks - 1] : hits[0];
-      taken.count += rest != 0;
-      taken.place[n] = index((later ? 32 : 0) + max(__ffs(rest), 1) - 1);
-      if (later) {
-        hits[kMasks - 1] &= rest - 1;
-      } else {
-        hits[0] &= rest - 1;
-      }
-      taken.raw[n] = rest && taken.place[n] < a.length ? __ldg(row + taken.place[n]) : Key{0};
-    }
-    return taken;
-  }
-
-  __device__ __forceinline__ void put(uint32_t at, Key key, uint32_t place, Key floor) const {
-    const bool counts = place < a.length && key >= floor;
-    if (!counts)  // only seemed to reach the threshold
-      for (uint32_t block = 0; block < a.blocks; ++block) atomicAdd(of_block(&board.dropped, block), 1u);
-    if (at >= board.kCapacity) return;
-    of_block(board.words, 0)[at] = counts ? Order::word(key, place) : 0;
-    of_block(board.indices, 0)[at] = counts ? place : ~0u;
-  }
-
-  // Puts the hits on the (first) board; every block learns how many they are.
-  __device__ __forceinline__ void append(const Key* row, uint32_t (&hits)[kMasks], Key floor) const {
+  // Puts the hits on the (first) board: their indices, and their words where few threads have any. Every block learns
+  // how many they are.
+  static constexpr bool kGather = kTeam < kClusterTeam && kElements > 8;
+  __device__ __forceinline__ void append(const Key* row, uint32_t (&hits)[kMasks]) const {
     uint32_t mine = 0;
 #pragma unroll
     for (int i = 0; i < kMasks; ++i) mine += __popc(hits[i]);
-    Taken taken;
-    if constexpr (kElements > 8) taken = take(row, hits);
     const uint32_t lane = threadIdx.x & 31;
     uint32_t inclusive = mine;
 #pragma unroll
@@ -349,20 +315,15 @@ struct Team {
     } else {
       if ((lane & (kLanes - 1)) == 0) board.count = total;
     }
-    if constexpr (kElements <= 8) {  // few enough to look at each in its register
+    if (at + mine > board.kCapacity) return;  // too many: all come again
 #pragma unroll
-      for (int j = 0; j < kElements; ++j) {
-        if (hits[0] >> j & 1) {
-          if (at < board.kCapacity) board.words[at] = encode(raw(j), a.order), board.indices[at] = index(j);
-          ++at;
-        }
-      }
-    } else {
-      while (taken.count && at < board.kCapacity) {
-#pragma unroll
-        for (int n = 0; n < Taken::kSize; ++n)
-          if (n < taken.count) put(at++, encode(taken.raw[n], a.order), taken.place[n], floor);
-        taken = take(row, hits);
+    for (int i = 0; i < kMasks; ++i) {
+      while (hits[i]) {  // a register cannot be indexed: elements are read again, from L1
+        const uint32_t place = index(32 * i + __ffs(hits[i]) - 1);
+        hits[i] &= hits[i] - 1;
+        of_block(board.indices, 0)[at] = place;
+        if constexpr (!kGather) of_block(board.words, 0)[at] = Order::word(encode(__ldg(row + place), a.order), place);
+        ++at;
       }
     }
   }
@@ -377,12 +338,11 @@ __device__ __noinline__ uint64_t refine_row(const Args& a, Board<T::kSize>& boar
   T team{a, board, t, threads};
   team.load(row, live);
   uint32_t rough[T::kMasks], exact[T::kMasks];
-  team.roughly(floor, rough);
+  team.reach(floor, live, rough);
   team.refine(wanted, floor, exact);
   uint64_t hits = 0;
 #pragma unroll
-  for (int i = 0; i < T::kMasks; ++i)
-    hits |= static_cast<uint64_t>(wanted ? exact[i] : live ? rough[i] : 0) << (32 * i);
+  for (int i = 0; i < T::kMasks; ++i) hits |= static_cast<uint64_t>(wanted ? exact[i] : rough[i]) << (32 * i);
   return hits;
 }
 
@@ -452,8 +412,8 @@ struct Output {
 
 // Writes the k best of the m candidates on a board, in the order asked for.
 template <class T>
-__device__ __forceinline__ void write_candidates(const T& team, uint32_t in_team, uint32_t m,
-                                                 Output<typename T::Order, typename T::Element> write) {
+__device__ __forceinline__ void write_candidates(const T& team, const typename T::Element* row, uint32_t in_team,
+                                                 uint32_t m, Output<typename T::Order, typename T::Element> write) {
   using Order = typename T::Order;
   const Args& a = team.a;
   auto& board = team.board;
@@ -464,6 +424,21 @@ __device__ __forceinline__ void write_candidates(const T& team, uint32_t in_team
       __syncwarp();
     }
   };
+  if constexpr (T::kGather) {
+    for (uint32_t start = in_team; start < m; start += 2 * T::kSize) {
+      uint32_t index[2];
+      typename T::Element raw[2];
+#pragma unroll
+      for (uint32_t i = 0; i < 2; ++i) {
+        index[i] = board.indices[min(start + i * T::kSize, m - 1)];
+        raw[i] = __ldg(row + index[i]);
+      }
+#pragma unroll
+      for (uint32_t i = 0; i < 2; ++i)
+        if (start + i * T::kSize < m)
+          board.words[start + i * T::kSize] = Order::word(encode(raw[i], a.order), index[i]);
+    }
+  }
   if (in_team < 4) board.words[m + in_team] = 0, board.indices[m + in_team] = ~0u;  // the comparison takes four
   step();
   const auto emit = [&](uint32_t at, uint32_t word, uint32_t index) {
@@ -472,31 +447,48 @@ __device__ __forceinline__ void write_candidates(const T& team, uint32_t in_team
       write(at, word, index);
     } else {
       board.chosen[at] = word;
-      board.chosen[kMaxRowsK + at] = Order::index(word, index);
+      board.chosen[board.kMaxK + at] = Order::index(word, index);
     }
   };
-  // The number of candidates before each, by their words or by their indices, too; a block has four lanes for it.
-  constexpr uint32_t kSplit = T::kBlock ? 4 : 1;
+  // The number of candidates before each, by their words or by their indices, too. A thread has some at once; four
+  // lanes of a block have the same ones.
+  constexpr uint32_t kSplit = T::kBlock ? 4 : 1, kApart = T::kSize / kSplit;
+  constexpr uint32_t kOwn = kApart <= 16 ? 3 : T::kSize == 32 || kApart == 64 ? 2 : kApart == 32 ? 3 : 1;
   const auto rank_all = [&](auto with_indices) {
     uint32_t sum = 0;
-    for (uint32_t i = in_team / kSplit; i < (T::kBlock ? (m + 7) / 8 * 8 : m); i += T::kSize / kSplit) {
-      const uint32_t own = i < m ? board.words[i] : ~0u, index = i < m ? board.indices[i] : 0;
-      uint32_t at = 0;
-#pragma unroll 4
+    for (uint32_t start = 0; start < m; start += kOwn * kApart) {
+      const uint32_t first = start + in_team / kSplit;
+      uint32_t own[kOwn], index[kOwn], before[kOwn];
+#pragma unroll
+      for (uint32_t o = 0; o < kOwn; ++o) {
+        const uint32_t i = first + o * kApart;
+        own[o] = i < m ? board.words[i] : ~0u, index[o] = i < m ? board.indices[i] : 0, before[o] = 0;
+      }
       for (uint32_t j = in_team % kSplit * 4; j < m; j += 4 * kSplit) {
         const uint4 other = *reinterpret_cast<const uint4*>(board.words + j);
-        at += (other.x > own) + (other.y > own) + (other.z > own) + (other.w > own);
+#pragma unroll
+        for (uint32_t o = 0; o < kOwn; ++o) {
+          count_less(before[o], own[o], other.x);
+          count_less(before[o], own[o], other.y);
+          count_less(before[o], own[o], other.z);
+          count_less(before[o], own[o], other.w);
+        }
         if constexpr (with_indices) {
           const uint4 place = *reinterpret_cast<const uint4*>(board.indices + j);
-          at += (other.x == own && place.x < index) + (other.y == own && place.y < index) +
-                (other.z == own && place.z < index) + (other.w == own && place.w < index);
+#pragma unroll
+          for (uint32_t o = 0; o < kOwn; ++o)
+            before[o] += (other.x == own[o] && place.x < index[o]) + (other.y == own[o] && place.y < index[o]) +
+                         (other.z == own[o] && place.z < index[o]) + (other.w == own[o] && place.w < index[o]);
         }
       }
 #pragma unroll
-      for (uint32_t lanes = 1; lanes < kSplit; lanes *= 2) at += __shfl_xor_sync(kFullWarp, at, lanes);
-      if (i >= m || in_team % kSplit) continue;
-      sum += at;
-      emit(at, own, index);
+      for (uint32_t o = 0; o < kOwn; ++o) {
+#pragma unroll
+        for (uint32_t lanes = 1; lanes < kSplit; lanes *= 2) before[o] += __shfl_xor_sync(kFullWarp, before[o], lanes);
+        if (first + o * kApart >= m || in_team % kSplit) continue;
+        sum += before[o];
+        emit(before[o], own[o], index[o]);
+      }
     }
     return sum;
   };
@@ -520,9 +512,9 @@ __device__ __forceinline__ void write_candidates(const T& team, uint32_t in_team
   if (a.sorted) return;
   step();
   for (uint32_t i = in_team; m && i < a.k; i += T::kSize) {
-    const uint32_t index = board.chosen[kMaxRowsK + i];
+    const uint32_t index = board.chosen[board.kMaxK + i];
     uint32_t at = 0;
-    for (uint32_t j = 0; j < a.k; ++j) at += board.chosen[kMaxRowsK + j] < index;
+    for (uint32_t j = 0; j < a.k; ++j) at += board.chosen[board.kMaxK + j] < index;
     write(at, board.chosen[i], index);
   }
 }
@@ -556,7 +548,7 @@ __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTe
   constexpr uint32_t kTeams = T::kThreads / kTeam;
   __shared__ Board<kTeam> boards[kTeams];
   const uint32_t lane = threadIdx.x & 31, in_team = threadIdx.x % kTeam, in_block = threadIdx.x / kTeam;
-  const uint32_t blocks = kTeam == kClusterTeam ? a.blocks : 1, rank = kTeam == kClusterTeam ? blockIdx.x % blocks : 0;
+  const uint32_t blocks = kTeam >= kClusterTeam ? a.blocks : 1, rank = kTeam >= kClusterTeam ? blockIdx.x % blocks : 0;
   const uint32_t mates = kTeam >= 32 ? kFullWarp : ((1u << (kTeam & 31)) - 1) << (lane / kTeam * kTeam);
   Board<kTeam>& board = boards[in_block];
   T team{a, board, rank * kTeam + in_team, blocks * kTeam};
@@ -567,7 +559,7 @@ __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTe
   const Key* row = static_cast<const Key*>(a.x) + (live ? r : 0) * a.length;
   const Output<Order, Key> write{a, r * a.k};
   team.load(row, live);
-  if (in_team == 0) board.totals[0] = board.count = board.dropped = board.ranks = 0;
+  if (in_team == 0) board.totals[0] = board.count = board.ranks = 0;
 
   Key floor = 0;
   uint32_t hits[T::kMasks];
@@ -582,21 +574,23 @@ __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTe
     for (uint32_t i = 0; i < kBest; ++i)
       if (a.k - 1 == i) floor = Order::key(best[i]);
     __syncwarp();
-    uint32_t there[T::kMasks];
-    team.present(live, there);
-    team.exactly(floor, hits);
-    hits[0] &= there[0];
   } else {
     if constexpr (T::kBlock) {
       // Neighbouring lanes share a delegate where the row has more threads than delegates.
-      uint32_t best[1];
+      constexpr uint32_t kOwn = kTeam < kDelegates ? kDelegates / kTeam : 1;
+      uint32_t best[kOwn];
       team.delegates(best);
-      const uint32_t each = team.threads / kDelegates;  // threads
-      for (uint32_t lanes = 1; lanes < each; lanes *= 2)
-        best[0] = max(best[0], __shfl_xor_sync(kFullWarp, best[0], lanes));
-      if (lane % each == 0)
-        for (uint32_t block = 0; block < blocks; ++block)
-          *team.of_block(&board.delegates[team.t / each], block) = best[0];
+      if constexpr (kOwn > 1) {
+#pragma unroll
+        for (int p = 0; p < kOwn; ++p) board.delegates[team.t + p * kTeam] = best[p];
+      } else {
+        const uint32_t each = team.threads / kDelegates;  // threads
+        for (uint32_t lanes = 1; lanes < each; lanes *= 2)
+          best[0] = max(best[0], __shfl_xor_sync(kFullWarp, best[0], lanes));
+        if (lane % each == 0)
+          for (uint32_t block = 0; block < blocks; ++block)
+            *team.of_block(&board.delegates[team.t / each], block) = best[0];
+      }
       team.sync();
       uint32_t all[kParts];
 #pragma unroll
@@ -608,24 +602,22 @@ __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTe
       floor = static_cast<Key>(kth_of_group<kTeam>(best, a.k, mates));
       __syncwarp();
     }
-    team.roughly(floor, hits);
-#pragma unroll
-    for (int i = 0; i < T::kMasks; ++i) hits[i] = live ? hits[i] : 0;
   }
-  team.append(row, hits, floor);
+  team.reach(floor, live, hits);
+  team.append(row, hits);
   team.sync();
-  const bool again = live && (board.count > a.most || board.count - board.dropped < a.k);
+  const bool again = live && (board.count > a.most || board.count < a.k);
   if (T::kBlock ? again : __any_sync(kFullWarp, again)) {
     const uint64_t refined = refine_row<T>(a, board, row, team.t, team.threads, live, again, floor);
 #pragma unroll
     for (int i = 0; i < T::kMasks; ++i) hits[i] = static_cast<uint32_t>(refined >> (32 * i));
     team.sync();
-    if (in_team == 0) board.count = board.dropped = 0;
+    if (in_team == 0) board.count = 0;
     team.sync();
-    team.append(row, hits, again ? Key{0} : floor);
+    team.append(row, hits);
     team.sync();
   }
-  if (rank == 0) write_candidates(team, in_team, live ? board.count : 0, write);
+  if (rank == 0) write_candidates(team, row, in_team, live ? board.count : 0, write);
 }
 
 template <class Key, int kTeam, int kElements, bool kFloat, bool kNetwork>
@@ -658,22 +650,30 @@ cudaError_t run_network(cudaStream_t stream, const RowsShape& shape, const Args&
 
 template <class Key, bool kFloat>
 cudaError_t run_threshold(cudaStream_t stream, const RowsShape& shape, const Args& a) {
-  constexpr int kElements = row_elements(sizeof(Key));
+  constexpr int kFew = few_elements(sizeof(Key)), kMany = kManyElements;  // narrow types have as many in all teams
   switch (shape.team) {
-    case 4: return run<Key, 4, kElements, kFloat, false>(stream, a);
-    case 8: return run<Key, 8, kElements, kFloat, false>(stream, a);
-    case 16: return run<Key, 16, kElements, kFloat, false>(stream, a);
-    case 32: return run<Key, 32, kElements, kFloat, false>(stream, a);
-    case 128: return run<Key, 128, kElements, kFloat, false>(stream, a);
-    case 256: return run<Key, 256, kElements, kFloat, false>(stream, a);
-    default: return run<Key, kClusterTeam, kElements, kFloat, false>(stream, a);
+    case 4: return run<Key, 4, kFew, kFloat, false>(stream, a);
+    case 8: return run<Key, 8, kFew, kFloat, false>(stream, a);
+    case 16: return run<Key, 16, kFew, kFloat, false>(stream, a);
+    case 32:
+      return shape.elements == kFew ? run<Key, 32, kFew, kFloat, false>(stream, a)
+                                    : run<Key, 32, kMany, kFloat, false>(stream, a);
+    case 64:
+      if constexpr (sizeof(Key) == 4) return run<Key, 64, kMany, kFloat, false>(stream, a);
+      return cudaErrorInvalidValue;
+    case 128: return run<Key, 128, kMany, kFloat, false>(stream, a);
+    case 256: return run<Key, 256, kMany, kFloat, false>(stream, a);
+    case 512: return run<Key, 512, kFew, kFloat, false>(stream, a);
+    default:
+      if constexpr (sizeof(Key) < 4) return run<Key, 1024, kFew, kFloat, false>(stream, a);
+      return cudaErrorInvalidValue;
   }
 }
 
 }  // namespace
 
 cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
-  const RowsShape shape = rows_shape(problem.rows.length, problem.k, problem.key_bits / 8);
+  const RowsShape shape = rows_shape(problem.rows.count(), problem.rows.length, problem.k, problem.key_bits / 8);
   Args a = {};
   a.x = buffers.x;
   a.values = buffers.values;
@@ -683,7 +683,7 @@ cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, const Problem& pr
   a.length = static_cast<uint32_t>(problem.rows.length);
   a.k = static_cast<uint32_t>(problem.k);
   a.blocks = static_cast<uint32_t>(plan.slices);
-  a.most = std::min(2 * a.k + 24, 8 * static_cast<uint32_t>(shape.team));
+  a.most = 2 * a.k + 24;
   a.sorted = problem.sorted;
   return dispatch_key(problem.key_bits, [&](auto key) -> cudaError_t {
     using Key = decltype(key);

@@ -278,6 +278,7 @@ __global__ void __launch_bounds__(kBlock, resident(kElements, kBiased)) gate_ker
   __syncwarp();
   const bool found = candidates >= a.k && static_cast<uint32_t>(board.best[a.k - 1] >> 32) >= floor;
   if (__any_sync(kFullWarp, live && !found)) {
+    __syncwarp();  // all have read what is written over
     search<kTeam>(a, selection, board, t, live && !found);
     __syncwarp();
   }

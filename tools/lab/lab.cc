@@ -20,6 +20,7 @@ extern "C" int lab_topk(void* stream, const void* x, void* values, int32_t* indi
   if (forced[1] >= 0) plan.threads = forced[1];
   if (forced[2] >= 0) plan.slices = forced[2];
   if (forced[3] >= 0) plan.lanes = forced[3];
+  plan.overlap = compute_capability >= 90;
   if (!x) {
     forced[0] = static_cast<int>(plan.algorithm);
     forced[1] = plan.threads;

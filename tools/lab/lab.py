@@ -183,7 +183,7 @@ def sweep(lab):
         if planned in ALGORITHMS:
             slices = [s for s in (1, 2, 4, 8, 16, 33, 66, 132, 264) if rows * s <= 1100 and length // s >= max(k, 3500)]
             forced = [(3, t, s, -1) for t in (256, 512) for s in slices if s <= 8]
-            forced += [(4, t, s, -1) for t in (256, 512) for s in slices if s > 1]
+            forced += [(4, t, s, -1) for t in (256, 512) for s in slices if 1 < s <= t]
         else:
             continue
         times = []
