@@ -403,6 +403,7 @@ struct Lists {
       put(first + kept++, own[i], place);
     }
     if (__any_sync(kFullWarp, kept > kHeld - kBatch)) kept = spread(kept);
+    __syncwarp();  // all have read what is written over
     counts[part][column] = static_cast<uint8_t>(kept);
     if (part == 0) floors[column] = low;
   }

@@ -273,7 +273,7 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) stream_kernel(const 
       };
       for (; step < stop; ++step) {
         wait_for_tile(a.stages);
-        const uint32_t full = *static_cast<volatile uint32_t*>(&s.full);
+        const uint32_t full = tid % 32 == 0 ? atomicOr(&s.full, 0) : 0;  // others may set it now
         alignas(16) Word words[kLoads][kLoadWords];
         Word most = 0;
 #pragma unroll
@@ -305,7 +305,7 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) stream_kernel(const 
             return packing.pack(element(j), index(j));
           });
           if (__any_sync(kFullWarp, left)) {
-            s.full = 1;
+            if (tid % 32 == 0) atomicOr(&s.full, 1);
             break;
           }
         }
