@@ -21,6 +21,7 @@ def main() -> None:
         measure = commands.add_parser(family, help=f"measure {family} on this machine's GPU, or CPU")
         measure.add_argument("--only", default="", help="cases whose name contains this text")
         measure.add_argument("--libraries", help="comma-separated; default: jaxgpuops and every peer that is installed")
+        measure.add_argument("--keep", help="comma-separated; keep what the file that is there says of these libraries")
         measure.add_argument("--commit", help="what is measured; default: JAXGPUOPS_COMMIT, or what git says")
         measure.add_argument("--out", default=report.RESULTS, help="folder for the JSON file")
     table = commands.add_parser("table", help="fill the benchmark tables of README.md and docs/ from the JSON files")
@@ -32,8 +33,8 @@ def main() -> None:
     elif args.command == "plot":
         report.plot()
     else:
-        libraries = args.libraries and args.libraries.split(",")
-        runner.run(args.command, only=args.only, libraries=libraries, commit=args.commit, out=args.out)
+        libraries, keep = (names.split(",") if names else None for names in (args.libraries, args.keep))
+        runner.run(args.command, only=args.only, libraries=libraries, commit=args.commit, out=args.out, keep=keep or ())
 
 
 if __name__ == "__main__":

@@ -254,17 +254,25 @@ def run(
     libraries: Sequence[str] | None = None,
     commit: str | None = None,
     out: str | os.PathLike,
+    keep: Sequence[str] = (),
 ) -> None:
     cases = importlib.import_module(f"benchmarks.{family}").cases(jax.default_backend())
     libraries = libraries or list(dict.fromkeys(name for case in cases for name in case.functions))
     libraries = [name for name in libraries if _installed(name)]
     result = environment(family, commit, libraries)
     path = result_path(out, family)
-    rows = {}
+    rows, kept = {}, {}
     if path.exists():
         before = json.loads(path.read_text())
+        if keep and before["device"] == result["device"]:
+            kept = {
+                row["name"]: {name: row["us"][name] for name in keep if name in row["us"]} for row in before["rows"]
+            }
+            result["versions"] |= {name: v for name, v in before["versions"].items() if name in keep}
         if all(before.get(key) == value for key, value in result.items()):
             rows = {row["name"]: row for row in before["rows"]}
+        about = {"commit": before["commit"], "date": before["date"]}
+        result |= {"kept": {name: before.get("kept", {}).get(name, about) for name in keep}} if kept else {}
     print(f"{result['device']}; " + ", ".join(f"{k} {v}" for k, v in result["versions"].items()))
     if result["timing"] == "device":
         if not _installed("cupy"):
@@ -281,6 +289,7 @@ def run(
         if only not in case.name:
             continue
         rows[case.name] = row = measure(case, libraries)
+        row["us"] |= kept.get(case.name, {})
         failed |= bool(row["errors"])
         print(f"{time.monotonic() - start:5.0f} s  {_line(row)}", flush=True)
         ordered = [rows[c.name] for c in cases if c.name in rows]
