@@ -67,10 +67,13 @@ def busy_stream():
     stream.synchronize()
 
 
+def memory():
+    return jax.local_devices()[0].memory_stats()["bytes_limit"]
+
+
 def needs_memory(gibibytes):
-    limit = jax.local_devices()[0].memory_stats()["bytes_limit"]
-    if limit < gibibytes << 30:
-        pytest.skip(f"needs {gibibytes} GiB of GPU memory for JAX, has {limit >> 30}")
+    if memory() < gibibytes << 30:
+        pytest.skip(f"needs {gibibytes} GiB of GPU memory for JAX, has {memory() >> 30}")
 
 
 def expected_topk(x, k, axis, largest, sorted):

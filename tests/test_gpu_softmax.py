@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gpu import busy_stream, needs_memory, plan, run_in_command_buffers, same_bits
+from gpu import busy_stream, memory, needs_memory, plan, run_in_command_buffers, same_bits
 
 import jaxgpuops
 
@@ -162,8 +162,7 @@ def test_a_row_is_that_of_the_row_in_its_batch(shape, axis):
     for i in range(5):
         row = lambda v: v[i : i + 1]  # noqa: B023  called here
         assert same_bits(run_rows(**part(row), axis=axis), jax.tree.map(row, whole))
-    limit = jax.local_devices()[0].memory_stats()["bytes_limit"]
-    many = max(1, min(120, limit // (100 * operands["x"].nbytes)))
+    many = max(1, min(120, memory() // (100 * operands["x"].nbytes)))
     repeated = run_rows(**part(lambda v: jnp.concatenate([v] * many)), axis=axis)
     assert same_bits(jax.tree.map(lambda y: y[-5:], repeated), whole)
     if axis == 1 and len(shape) == 2:  # rows that are not aligned
