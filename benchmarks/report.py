@@ -81,8 +81,12 @@ def table(result: dict, columns: list[str], headlines: bool = False) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items() if name != "jaxgpuops")
     commit = result["commit"][:12] + ("-dirty" if result["commit"].endswith("-dirty") else "")
     about = f"µs of {result['timing']} time. {result['device']}; {versions}; commit {commit}, {result['date']}."
+    before = {}  # libraries that were measured with an earlier commit
     for name, when in result.get("kept", {}).items():
-        about += f" {name} as measured beside commit {when['commit'][:12]}, {when['date']}."
+        if any(name in row["us"] for row in rows):
+            before.setdefault((when["commit"][:12], when["date"]), []).append(name)
+    for (commit, date), names in before.items():
+        about += f" {' and '.join(names)} as measured beside commit {commit}, {date}."
     return "\n".join(["| " + " | ".join(line) + " |" for line in lines] + ["", about]) + "\n"
 
 

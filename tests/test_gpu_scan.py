@@ -4,7 +4,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from gpu import busy_stream, needs_memory, plan, run_in_command_buffers, same_bits
 
