@@ -15,7 +15,8 @@
 #include <type_traits>
 
 #include "common/bulk_copy.cuh"
-#include "common/row_engine.cuh"
+#include "common/residents.cuh"
+#include "common/row_in_registers.cuh"
 
 namespace jaxgpuops::row_engine {
 

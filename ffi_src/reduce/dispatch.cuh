@@ -2,7 +2,6 @@
 #pragma once
 
 #include "common/row_engine.cuh"
-#include "common/row_stream.cuh"
 #include "reduce/kernels.h"
 #include "reduce/plan.h"
 

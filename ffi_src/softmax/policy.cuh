@@ -8,7 +8,6 @@
 #include <limits>
 
 #include "common/row_engine.cuh"
-#include "common/row_stream.cuh"
 #include "softmax/softmax.h"
 
 namespace jaxgpuops::softmax {

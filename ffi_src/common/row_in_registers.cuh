@@ -1,0 +1,336 @@
+// Rows (inner == 1) of the row engine: a team of lanes, a block or a cluster holds a row in registers. One read, one
+// write; of split rows, the sweeps.
+#pragma once
+
+#include "common/row_parts.cuh"
+
+namespace jaxgpuops::row_engine {
+
+// 16 of the 32 bytes of a and b, from byte `at` on, 0 to 16.
+template <int kItemBytes>
+__device__ __forceinline__ Pack between(const Pack& a, const Pack& b, int at) {
+  uint32_t word[8];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    word[i] = at & 16 ? b.word[i] : a.word[i];
+    word[i + 4] = b.word[i];
+  }
+  if constexpr (kItemBytes <= 8) {
+#pragma unroll
+    for (int i = 0; i < 6; ++i) word[i] = at & 8 ? word[i + 2] : word[i];
+  }
+  if constexpr (kItemBytes <= 4) {
+#pragma unroll
+    for (int i = 0; i < 5; ++i) word[i] = at & 4 ? word[i + 1] : word[i];
+  }
+  Pack pack;
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    pack.word[i] = kItemBytes < 4 ? funnel_right(word[i], word[i + 1], 8 * (at & 3)) : word[i];
+  return pack;
+}
+
+// A lane's part of a span: unit j has the kWidth elements from element(j) on.
+template <class P, int kVectors, bool kAligned>
+class Span {
+ public:
+  using Bits = typename P::Element::Bits;
+  static constexpr int kWidth = 16 / sizeof(Bits);
+
+  __device__ explicit Span(int lane_bits)
+      : lanes(1 << lane_bits), slot(threadIdx.x & (lanes - 1)), team(threadIdx.x % 32 & ~(lanes - 1)) {}
+
+  __device__ int element(int j) const { return (j * lanes + slot) * kWidth; }
+  __device__ int size() const { return kVectors * lanes * kWidth; }
+
+  // The first `left` elements from `from` on, and `pad` for the others. Nothing is read from beyond them where the
+  // array may end there (`last`), else what is in the same 16 bytes.
+  __device__ void load(const Bits* from, int left, bool last, Bits pad, Pack (&units)[kVectors]) const {
+    Pack padding;
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) set<Bits>(padding, i, pad);
+    if constexpr (kAligned) {
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j)
+        units[j] = element(j) < left ? load_once(reinterpret_cast<const Pack*>(from + element(j))) : padding;
+    } else {
+      // Aligned windows, of which neighbouring lanes hold neighbours, and then what is between two of them.
+      const int shift = reinterpret_cast<uintptr_t>(from) & 15;
+      const auto* windows = reinterpret_cast<const Pack*>(reinterpret_cast<uintptr_t>(from) - shift);
+      const int end = left > 0 ? left * static_cast<int>(sizeof(Bits)) + shift : 0;
+      const int whole = last ? end & ~15 : end;
+      const auto window = [&](int w) { return w * 16 < whole ? load_once(windows + w) : padding; };
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j) units[j] = window(j * lanes + slot);
+      Pack beyond = window(kVectors * lanes);
+      if (whole < end) {
+        Pack part = padding;
+        const int begin = max(shift - whole, 0) / static_cast<int>(sizeof(Bits));
+#pragma unroll
+        for (int i = 0; i < kWidth - 1; ++i)
+          if (i >= begin && whole + i * static_cast<int>(sizeof(Bits)) < end)
+            set<Bits>(part, i, reinterpret_cast<const Bits*>(windows + whole / 16)[i]);
+#pragma unroll
+        for (int j = 0; j < kVectors; ++j)
+          if (j * lanes + slot == whole / 16) units[j] = part;
+        if (kVectors * lanes == whole / 16) beyond = part;
+      }
+      const int next_lane = team | ((slot + 1) & (lanes - 1));
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j) {
+        Pack next = units[j];
+        if (slot == 0) next = j + 1 < kVectors ? units[j + 1 < kVectors ? j + 1 : j] : beyond;
+        next = shuffle_from(next, next_lane);
+        units[j] = between<sizeof(Bits)>(units[j], next, shift);
+      }
+    }
+    if constexpr (!kAligned || P::kMasked) {
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j) {
+        const int rest = left - element(j);
+        if (rest <= 0) {
+          units[j] = padding;
+        } else if (rest < kWidth) {
+#pragma unroll
+          for (int i = 0; i < kWidth; ++i)
+            if (i >= rest) set<Bits>(units[j], i, pad);
+        }
+      }
+    }
+  }
+
+  __device__ void store(Bits* to, int left, Pack (&units)[kVectors]) const {
+    if constexpr (kAligned) {
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j)
+        if (element(j) < left) store_once(reinterpret_cast<Pack*>(to + element(j)), units[j]);
+    } else {
+      store_shifted(to, left, units);
+    }
+  }
+
+  const int lanes, slot, team;
+
+ private:
+  __device__ void store_shifted(Bits* to, int left, Pack (&units)[kVectors]) const {
+    const int shift = reinterpret_cast<uintptr_t>(to) & 15, tail = shift / static_cast<int>(sizeof(Bits));
+    const int end = min(left, size());
+    if (slot == lanes - 1) {  // the window after the last belongs to the next span, but for this
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
+        const int e = element(kVectors - 1) + i;
+        if (i >= kWidth - tail && e < end) to[e] = get<Bits>(units[kVectors - 1], i);
+      }
+    }
+    const int previous_lane = team | ((slot - 1) & (lanes - 1));
+#pragma unroll
+    for (int j = kVectors - 1; j >= 0; --j) {
+      Pack previous = units[j];
+      if (slot == lanes - 1 && j > 0) previous = units[j > 0 ? j - 1 : 0];
+      previous = shuffle_from(previous, previous_lane);
+      units[j] = between<sizeof(Bits)>(previous, units[j], 16 - shift);
+    }
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      const int e = element(j) - tail;  // of the window
+      if (e >= 0 && e + kWidth <= end) {
+        store_once(reinterpret_cast<Pack*>(to + e), units[j]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i)
+          if (e + i >= 0 && e + i < end) to[e + i] = get<Bits>(units[j], i);
+      }
+    }
+  }
+};
+
+// kAligned: every row is, to 16 bytes. The bits of the results are the same.
+template <class P, int kVectors, bool kAligned>
+__global__ void __launch_bounds__(32 * kMaxBlockWarps) rows_kernel(const __grid_constant__ Parameters<P> p) {
+  using Element = typename P::Element;
+  using Bits = typename Element::Bits;
+  using Acc = typename Element::Acc;
+  using Lane = Held<P, kVectors, true>;
+  constexpr int kWidth = Lane::kWidth;
+  const int warp = threadIdx.x / 32, block_warps = blockDim.x / 32;
+  const Span<P, kVectors, kAligned> span(p.lane_bits);
+  if (p.cluster) arrive_at_cluster_barrier();  // until all blocks have begun, their memory is not there
+
+  int64_t outer;
+  int number = 0, block = 0;
+  if (p.spans == 1) {
+    outer = (int64_t{blockIdx.x} * block_warps + warp) * (32 >> p.lane_bits) + (threadIdx.x % 32 >> p.lane_bits);
+  } else {
+    // The last results first: the last of what was read is still in the cache.
+    const unsigned index = p.phase == Phase::kFinish ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+    outer = index / static_cast<unsigned>(p.blocks);
+    block = index % static_cast<unsigned>(p.blocks);
+    number = block * block_warps + warp;
+  }
+  outer += p.first;
+  const bool exists = outer < p.columns;
+  typename P::Row row = {};
+  if (exists) row = P::row(p.args, outer, 0, p.length, 1);
+  const int64_t first = int64_t{number} * span.size();
+  const auto left = [&](int64_t end) {  // elements of the span that are before `end`
+    return exists ? static_cast<int>(max(int64_t{0}, min(end - first, static_cast<int64_t>(span.size())))) : 0;
+  };
+  const int here = left(p.length);
+  const int unmasked = P::kMasked ? left(p.extras.limit(outer, p.length)) : here;
+  const int wanted = exists && P::skip(row) ? 0 : unmasked;
+  const int64_t at = outer * p.length + first;
+
+  Lane lane;
+#pragma unroll
+  for (int o = 0; o < P::kOperands; ++o)
+    span.load(static_cast<const Bits*>(p.operands[o]) + at, wanted, outer + 1 == p.columns, P::pad(p.args, o),
+              lane.raw[o]);
+
+  const bool masks = P::kMasked && p.extras.masks();
+  if constexpr (P::kMasked) {
+    for (auto& word : lane.masks) word = 0;
+    if (masks) {
+      const int64_t stride = p.extras.where_at.axis_stride;
+      const uint8_t* where =
+          p.extras.where && exists ? p.extras.where + p.extras.where_at.outer(outer) + first * stride : nullptr;
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j)
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) {
+          const int e = span.element(j) + i;
+          if (e >= here) continue;
+          if (e >= unmasked || (where && !where[e * stride])) lane.mask(j, i);
+        }
+    }
+  }
+  if constexpr (P::kDecoded) {
+    const int64_t stride = p.extras.bias_at.axis_stride;
+    const Bits* bias = p.extras.bias && exists
+                           ? static_cast<const Bits*>(p.extras.bias) + p.extras.bias_at.outer(outer) + first * stride
+                           : nullptr;
+    lane.decode(p.args, row, bias != nullptr, [&](int j, int i) {
+      const int e = span.element(j) + i;
+      return Element::load(bias[min(e, max(here - 1, 0)) * stride]);
+    });
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j)
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i)
+        if (span.element(j) + i >= wanted) lane.z[j][i] = P::lowest();
+  }
+  if (masks) {
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j)
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i)
+        if (lane.masked(j, i)) lane.leave_out(p.args, j, i);
+  }
+
+  Acc plain = Acc(0);
+  if constexpr (P::kPlainSum) {
+    if (P::add_plain(p.args)) {
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j)
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i)
+          if (span.element(j) + i < wanted) plain += lane.x(p.args, j, i);
+    }
+  }
+  int hole = -1;  // j * kWidth + i
+  if constexpr (P::kHole) {
+    const int64_t element = exists ? P::hole(row) - first : -1;
+    if (element >= 0 && element < here) {
+      const int vector = static_cast<int>(element) / kWidth;
+      if ((vector & (span.lanes - 1)) == span.slot)
+        hole = (vector >> p.lane_bits) * kWidth + static_cast<int>(element) % kWidth;
+    }
+    if (hole >= 0) {
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j)
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i)
+          if (j * kWidth + i == hole) lane.leave_out(p.args, j, i);
+    }
+  }
+
+  typename P::Final final;
+  if (P::kOutput && p.phase == Phase::kFinish) {
+    let_dependents_start();
+    wait_for_predecessor();
+    final = *final_at(p, outer, 0);
+  } else {
+    Stat<P> stat;
+    Acc peak = Acc(0);
+    if constexpr (P::kPeak) {
+      peak = merged_peak<P>(lane.peak(p.args), 0, p.lane_bits);
+      stat.of[0] = peak;
+    }
+    const auto shift = P::guard(peak);
+    P::with_args(p.args, [&](const auto& args) {
+#pragma unroll
+      for (int k = 0; k < P::kSums; ++k) {
+        const bool is_plain = P::kPlainSum && k == P::kSums - 1;
+        stat.sum(k) = is_plain ? plain : lane.sum(args, k, shift, 0, kWidth);
+      }
+    });
+#pragma unroll
+    for (int k = 0; k < P::kSums; ++k) stat.sum(k) = merged_sum(stat.sum(k), 0, p.lane_bits);
+    auto* const stats = reinterpret_cast<Stat<P>*>(dynamic_shared_memory());
+    if (p.phase == Phase::kPartial) {
+      let_dependents_start();
+      if (p.unit_warps == 1) {
+        if (threadIdx.x % 32 == 0 && number < p.spans) *stat_at(p, outer, number, 0) = stat;
+      } else {
+        if (threadIdx.x % 32 == 0) stats[warp] = stat;
+        __syncthreads();
+        stat = merge_by_warp<P>([&](int u) { return stats[u]; }, min(block_warps, p.spans - block * block_warps));
+        if (threadIdx.x == 0) *stat_at(p, outer, block, 0) = stat;
+      }
+      wait_for_predecessor();
+      return;
+    }
+    if (p.spans > 1) {
+      if (p.cluster) {
+        wait_at_cluster_barrier();
+        if (number < p.spans)
+          for (int rank = threadIdx.x % 32; rank < p.blocks; rank += 32) store_in_cluster(&stats[number], rank, stat);
+        arrive_at_cluster_barrier();
+        wait_at_cluster_barrier();
+      } else {
+        if (threadIdx.x % 32 == 0 && number < p.spans) stats[number] = stat;
+        __syncthreads();
+      }
+      stat = merge_by_warp<P>([&](int u) { return stats[u]; }, p.spans);
+    }
+    final = P::finish(p.args, row, stat);
+    if (exists && number == 0 && span.slot == 0) P::write_row(p.args, outer, row, final);
+  }
+
+  if (!P::kOutput || p.out == nullptr) return;
+  lane.forget();
+  P::with_args(p.args, [&](const auto& args) {
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      Acc value[kWidth];
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
+        value[i] = P::output(args, row, final, lane.x(args, j, i), lane.y(j, i));
+        if constexpr (P::kMasked) value[i] = lane.masked(j, i) ? P::masked_output(args) : value[i];
+      }
+      lane.raw[0][j] = packed<Element>(value);
+    }
+  });
+  if constexpr (P::kHole) {
+    if (hole >= 0) {
+      const Bits value = Element::store(P::hole_output(p.args, row, final));
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j)
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i)
+          if (j * kWidth + i == hole) set<Bits>(lane.raw[0][j], i, value);
+    }
+  }
+  span.store(static_cast<Bits*>(p.out) + at, here, lane.raw[0]);
+}
+
+}  // namespace jaxgpuops::row_engine
