@@ -42,18 +42,23 @@ def jax_on_gpu(fn: Callable, calls: Sequence[tuple]) -> Callable[[Sequence[tuple
     """Compiles a program of ``fn`` on each of the calls' arguments; the timer takes them, or others of the same shapes.
 
     Results stay inside the program, so that running it allocates nothing: what leaves it is one element of each, at an
-    index that the compiler does not know, in a buffer that the next run overwrites.
+    index that the compiler does not know, in a buffer that the next run overwrites. One kernel picks those of so many
+    results; of more at once XLA would make a kernel for each.
     """
-
-    def element(result, index):
-        result = jax.lax.optimization_barrier(result)  # or its last operation might compute that element only
-        return jax.lax.dynamic_slice(result.reshape(-1), (index,), (1,)).astype(jnp.float32)
+    results_at_once = 32
 
     def program(kept, index, calls):
         results = [result for args in calls for result in jax.tree.leaves(fn(*args))]
-        return kept + jnp.concatenate([element(result, index) for result in results])
+        sums = []
+        for first, before in zip(range(0, len(results), results_at_once), kept, strict=True):
+            # The barrier: or the last operation of a call might compute that element only.
+            some = jax.lax.optimization_barrier(results[first : first + results_at_once])
+            elements = [jax.lax.dynamic_slice(x.reshape(-1), (index,), (1,)).astype(jnp.float32) for x in some]
+            sums.append(before + jnp.concatenate(elements))
+        return sums
 
-    kept = jnp.zeros(len(calls) * len(jax.tree.leaves(jax.eval_shape(fn, *calls[0]))))
+    count = len(calls) * len(jax.tree.leaves(jax.eval_shape(fn, *calls[0])))
+    kept = [jnp.zeros(min(results_at_once, count - first)) for first in range(0, count, results_at_once)]
     index = jnp.uint32(0)
     run = jax.jit(program, donate_argnums=0)
 
@@ -62,11 +67,11 @@ def jax_on_gpu(fn: Callable, calls: Sequence[tuple]) -> Callable[[Sequence[tuple
 
         def measure(runs):
             nonlocal kept
-            kept.block_until_ready()
+            jax.block_until_ready(kept)
             start = time.perf_counter()
             for _ in range(runs):
                 kept = run(kept, index, calls)
-            kept.block_until_ready()
+            jax.block_until_ready(kept)
             return time.perf_counter() - start
 
         return _median(measure) / len(calls) * 1e6

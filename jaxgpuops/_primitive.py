@@ -39,6 +39,7 @@ from jaxgpuops import _native
 align = getattr(_core, "auto_insert_reshard", None) or _core.standard_insert_pvary  # its name before jax 0.10
 
 KERNELS: dict[str, Kernel] = {}  # by name
+MAX_GROUPS = 8  # IndexMap::kMaxGroups of ffi_src/common/broadcast.h
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,7 +260,8 @@ class Kernel:
         batch_dims = min([axis, *(d for d in numbers.values() if d >= 0)])
         if _is_partitioned(ctx):
             # XLA would split a dimension of size 1 too, and pad: all devices but the first would read zeros.
-            ctx, operands = _expand_batch_dims(ctx, operands, batch_dims)
+            ctx, operands = _expand(ctx, operands, lambda shape: (*x.shape[:batch_dims], *shape[batch_dims:]))
+        ctx, operands = _expand(ctx, operands, lambda shape: _readable(shape, x.shape, axis))
         ins = [(aval, True) for aval in ctx.avals_in]
         outs = [(aval, aval.ndim == x.ndim) for aval in ctx.avals_out]
         if choice.plan:
@@ -294,11 +296,11 @@ def _is_partitioned(ctx) -> bool:
     return False
 
 
-def _expand_batch_dims(ctx, operands, batch_dims):
-    """Broadcasts every operand to the first dimensions of the first one, as many as that."""
+def _expand(ctx, operands, target):
+    """Broadcasts every operand to the shape ``target(its shape)``."""
 
     def expand(aval, operand):
-        shape = (*ctx.avals_in[0].shape[:batch_dims], *aval.shape[batch_dims:])
+        shape = target(aval.shape)
         if shape == aval.shape:
             return aval, operand
         aval = aval.update(shape=shape)
@@ -306,6 +308,18 @@ def _expand_batch_dims(ctx, operands, batch_dims):
 
     avals, operands = zip(*map(expand, ctx.avals_in, operands), strict=True)
     return ctx.replace(avals_in=avals), operands
+
+
+def _readable(shape, whole, axis):
+    """The shape, or the whole one but for the axis where the kernels' IndexMap has too few groups for the shape's."""
+
+    def groups(part):  # of neighbouring dimensions that the operand has, or that it lacks
+        return sum(1 for _ in itertools.groupby(n != 1 for n, m in zip(shape[part], whole[part], strict=True) if m != 1))
+
+    before, after = slice(axis), slice(axis + 1, None)
+    if max(groups(before), groups(after)) <= MAX_GROUPS:
+        return shape
+    return (*whole[before], shape[axis], *whole[after])
 
 
 def _sharding_contract(ctx, axis, batch_dims, rank, ins, outs):

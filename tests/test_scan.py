@@ -367,6 +367,16 @@ def test_operands_broadcast_as_in_numpy():
         check_linear(a, b, values(rng, np.delete(shape, axis), np.float32), axis=axis, reverse=True)
 
 
+def test_an_operand_may_broadcast_in_any_number_of_dimensions():
+    rng = np.random.default_rng(0)
+    shape, alternating = (2,) * 17 + (3,), (2, 1) * 8 + (2, 3)  # nine runs of dimensions are more than kernels count
+    for axis in (0, 8, 17):
+        a = rng.standard_normal(np.moveaxis(np.empty(alternating), -1, axis).shape, np.float32)
+        b = rng.standard_normal(np.moveaxis(np.empty(shape), -1, axis).shape, np.float32)
+        scan = functools.partial(jaxgpuops.linear_scan, axis=axis)
+        np.testing.assert_array_equal(scan(a, b), scan(np.broadcast_to(a, b.shape).copy(), b))
+
+
 def test_dtypes_are_promoted():
     b = jnp.ones(3, jnp.bfloat16)
     assert jaxgpuops.linear_scan(0.5, b).dtype == jnp.bfloat16  # a Python number takes the dtype of the array
