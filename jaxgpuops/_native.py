@@ -96,7 +96,16 @@ def missing(platform: str, target: str | None = None) -> str:
     # CUDA calls are planned by host code that lives in _cpu, so that they can be planned where there is no GPU.
     if modules["cpu"] is None:
         return _absent["cpu"]
-    return f"jaxgpuops._{platform} has no {target}" if target and target not in modules[platform].targets() else ""
+    if target and target not in modules[platform].targets():
+        return f"jaxgpuops._{platform} has no {target}"
+    if platform == "cuda" and (capability := device_capability()):
+        architectures = modules["cuda"].build_info()["cuda_architectures"]
+        if not covers(architectures, capability):
+            return (
+                f"jaxgpuops._cuda was compiled for {architectures}, which does not run on a GPU of compute capability "
+                f"{capability / 10}, but CUDAARCHS={capability}-real would"
+            )
+    return ""
 
 
 def disabled(op: str) -> bool:
@@ -105,12 +114,30 @@ def disabled(op: str) -> bool:
     return op in names or "all" in names
 
 
+def covers(architectures: str, capability: int) -> bool:
+    """Whether code for a list of CMake's CUDA architectures runs on a GPU of that compute capability."""
+
+    def runs(architecture: str) -> bool:
+        number, _, kind = architecture.partition("-")
+        if not number.isdigit():  # "native" or "all-major", say: whatever these were
+            return True
+        same = int(number) // 10 == capability // 10  # PTX runs on later generations, too
+        return int(number) <= capability and (same or kind != "real")
+
+    return any(map(runs, architectures.split(";")))
+
+
 @functools.cache
-def compute_capability() -> int:
-    """Of the GPU at hand, as 90 for 9.0; that of an H200 where there is none. The handlers heed the same switch."""
-    if pretended := os.environ.get("JAXGPUOPS_COMPUTE_CAPABILITY"):
-        return int(pretended)
+def device_capability() -> int | None:
+    """Compute capability of the GPU at hand, as 90 for 9.0."""
     try:
         return int(jax.local_devices(backend="cuda")[0].compute_capability.replace(".", ""))
     except RuntimeError:  # no CUDA backend in this process
-        return 90
+        return None
+
+
+def compute_capability() -> int:
+    """The one to plan for, as 90 for 9.0: that of an H200 where there is no GPU. The handlers heed the same switch."""
+    if pretended := os.environ.get("JAXGPUOPS_COMPUTE_CAPABILITY"):
+        return int(pretended)
+    return device_capability() or 90

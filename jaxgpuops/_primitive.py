@@ -314,7 +314,8 @@ def _readable(shape, whole, axis):
     """The shape, or the whole one but for the axis where the kernels' IndexMap has too few groups for the shape's."""
 
     def groups(part):  # of neighbouring dimensions that the operand has, or that it lacks
-        return sum(1 for _ in itertools.groupby(n != 1 for n, m in zip(shape[part], whole[part], strict=True) if m != 1))
+        has = (n != 1 for n, m in zip(shape[part], whole[part], strict=True) if m != 1)
+        return sum(1 for _ in itertools.groupby(has))
 
     before, after = slice(axis), slice(axis + 1, None)
     if max(groups(before), groups(after)) <= MAX_GROUPS:

@@ -300,6 +300,27 @@ def test_missing_target_falls_back(monkeypatch):
     assert call.kernel is None and call.why == "jaxgpuops._cuda has no jaxgpuops.cumsum"
 
 
+@pytest.mark.filterwarnings("ignore:jaxgpuops uses plain JAX")
+@pytest.mark.parametrize(
+    ("architectures", "covered", "not_covered"),
+    [
+        ("90-real", [90], [75, 89, 100, 120]),
+        ("80-real", [80, 86, 89], [75, 90]),
+        ("90", [90, 100, 120], [89]),  # PTX, too
+        ("75-real;80-real;120", [75, 80, 86, 120, 121], [90, 100]),
+        ("90-virtual", [90, 100], [80]),
+        ("all-major", [75, 120], []),
+    ],
+)
+def test_gpus_that_the_build_does_not_cover_get_plain_jax(cuda, monkeypatch, architectures, covered, not_covered):
+    monkeypatch.setattr(_native.modules["cuda"], "build_info", lambda: {"cuda_architectures": architectures})
+    for capability in covered + not_covered:
+        monkeypatch.setattr(_native, "device_capability", lambda capability=capability: capability)
+        [call] = jaxgpuops.explain(jaxgpuops.cumsum, shape_of(), platform="cuda")
+        assert (call.kernel is None) == (capability in not_covered), capability
+        assert call.kernel or f"CUDAARCHS={capability}-real" in call.why
+
+
 # ---- explain, JAXGPUOPS_LOG, JAXGPUOPS_DISABLE ----------------------------------------------------------------------
 
 
