@@ -41,7 +41,9 @@ REGIMES = {
     "stream, a block a row": ((600, 33_001), 1, 50),
     "stream, cluster": ((64, 128_256), 1, 100),
     "stream, large k": ((600, 33_001), 1, 2048),
-    "grid": ((3, 2_000_003), 1, 100),
+    "grid": ((3, 2_000_003), 1, 300),
+    "wave": ((3, 100_003), 1, 50),
+    "wave, one row": ((1, 1_000_003), 1, 200),
     "grid, one row": ((1, 20_000_003), 1, 2048),
     "columns": ((16, 4093, 130), 1, 32),
     "streamed columns": ((64, 4093, 250), 1, 32),
@@ -58,7 +60,7 @@ def test_every_kernel_has_a_regime():
     for shape, axis, k in REGIMES.values():
         fn = functools.partial(jaxgpuops.topk, k=k, axis=axis)
         found.add(plan(fn, jax.ShapeDtypeStruct(shape, jnp.float32))["algorithm"])
-    assert found == {"argmax", "rows", "stream", "grid", "columns", "radix"}
+    assert found == {"argmax", "rows", "stream", "grid", "wave", "columns", "radix"}
 
 
 # ---- Values, at sizes that would take minutes on a CPU ---------------------------------------------------------------

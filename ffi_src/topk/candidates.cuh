@@ -430,4 +430,35 @@ __device__ void prune(Shared<kThreads, Composite<Key>>& s, Composite<Key>* buffe
   compact<kThreads>(s, buffer, packing.lowest(kth_of_block<kThreads>(key, k)));
 }
 
+// Where results go, and which.
+struct Output {
+  void* values;
+  int32_t* indices;
+  KeyOrder order;
+  int64_t inner;
+  uint32_t k;
+  bool sorted;
+};
+
+// Writes the k largest of buffer[0, s.count) to the output, in the order asked for.
+template <int kThreads, class Key>
+__device__ void write_result(Shared<kThreads, Composite<Key>>& s, const Output& a, Packing<Key> packing,
+                             Composite<Key>* buffer, Composite<Key>* scratch, uint32_t room, int64_t row) {
+  if (a.k <= kThreads / 2) prune<kThreads, Key>(s, buffer, packing, a.k);
+  sort_candidates<kThreads>(s, buffer, a.k, scratch, room);
+  if (!a.sorted) {
+    for (uint32_t i = threadIdx.x; i < a.k; i += kThreads) buffer[i] = packing.by_index(buffer[i]);
+    if (threadIdx.x == 0) s.count = a.k;
+    __syncthreads();
+    sort_candidates<kThreads>(s, buffer, a.k, scratch, room);
+  }
+  const int64_t base = row / a.inner * a.k * a.inner + row % a.inner;
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < a.k; i += kThreads) {
+    const Composite<Key> c = a.sorted ? buffer[i] : packing.from_by_index(buffer[i]);
+    static_cast<Key*>(a.values)[base + i * a.inner] = decode(packing.key(c), a.order);
+    a.indices[base + i * a.inner] = static_cast<int32_t>(packing.index(c));
+  }
+}
+
 }  // namespace jaxgpuops::topk

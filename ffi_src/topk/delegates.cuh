@@ -41,6 +41,29 @@ __device__ __forceinline__ uint32_t kth_of_group(const uint32_t (&v)[kParts], ui
   return low;
 }
 
+// The k-th largest of two keys a lane, k <= kTeam: a bitonic sort over the team.
+template <int kTeam>
+__device__ __forceinline__ uint32_t kth_of_pairs(uint32_t a, uint32_t b, uint32_t k) {
+  const uint32_t lane = threadIdx.x & 31, t = lane & (kTeam - 1);
+#pragma unroll
+  for (uint32_t size = 1; size <= kTeam; size *= 2) {  // lanes whose pairs are sorted together
+    const bool descending = (t & size) == 0;
+#pragma unroll
+    for (uint32_t lanes = size / 2; lanes; lanes /= 2) {
+      const bool larger = ((t & lanes) == 0) == descending;
+      const uint32_t other_a = __shfl_xor_sync(kFullWarp, a, lanes), other_b = __shfl_xor_sync(kFullWarp, b, lanes);
+      a = larger ? max(a, other_a) : min(a, other_a);
+      b = larger ? max(b, other_b) : min(b, other_b);
+    }
+    const uint32_t most = max(a, b), least = min(a, b);
+    a = descending ? most : least;
+    b = descending ? least : most;
+  }
+  const uint32_t from = lane - t + (k - 1) / 2;
+  const uint32_t of_a = __shfl_sync(kFullWarp, a, from), of_b = __shfl_sync(kFullWarp, b, from);
+  return k % 2 ? of_a : of_b;
+}
+
 // A 32-bit word as 1, 2 or 4 keys side by side.
 template <class Key>
 struct Lanes {

@@ -22,5 +22,6 @@ cudaError_t launch_rows(cudaStream_t, const Plan&, const Problem&, const Buffers
 cudaError_t launch_columns(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 cudaError_t launch_stream(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 cudaError_t launch_radix(cudaStream_t, const Plan&, const Problem&, const Buffers&);
+cudaError_t launch_wave(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 
 }  // namespace jaxgpuops::topk

@@ -19,6 +19,7 @@ cudaError_t launch_topk(cudaStream_t stream, const Plan& plan, const Problem& pr
     case Algorithm::kColumns: return launch_columns(stream, plan, problem, buffers);
     case Algorithm::kStream:
     case Algorithm::kGrid: return launch_stream(stream, plan, problem, buffers);
+    case Algorithm::kWave: return launch_wave(stream, plan, problem, buffers);
     case Algorithm::kRadix: return launch_radix(stream, plan, problem, buffers);
   }
   return cudaErrorInvalidValue;

@@ -7,6 +7,7 @@
 #include "topk/radix_shape.h"
 #include "topk/rows_shape.h"
 #include "topk/stream_shape.h"
+#include "topk/wave_shape.h"
 
 namespace jaxgpuops::topk {
 namespace {
@@ -95,6 +96,25 @@ Plan plan_stream(Rows rows, int64_t k, int key_bytes, int compute_capability, in
   return plan;
 }
 
+// One block on each multiprocessor, for the least latency, if a thread then reads no more than it loads at once; else
+// two, so that more is in flight.
+Plan plan_wave(Rows rows, int64_t k, int key_bytes, int compute_capability, int64_t limit, int64_t workspace_bytes) {
+  Plan plan;
+  const int64_t vectors = rows.length * key_bytes / 16, composite = key_bytes == 8 ? 16 : 8;
+  int64_t slices = std::min(kMultiprocessors / rows.count(), ceil_div(vectors, 2 * kWaveThreads));
+  if (slices * kWaveLoads * kWaveThreads < vectors) slices = 2 * kMultiprocessors / rows.count();
+  while (slices > 1 && workspace_bytes >= 0 && wave_report_bytes(k, slices, composite) > workspace_bytes) --slices;
+  if (slices <= 1 || !wave_tells_enough(k, slices)) return plan;
+  plan.algorithm = Algorithm::kWave;
+  plan.threads = kWaveThreads;
+  plan.slices = static_cast<int>(slices);
+  plan.overlap = compute_capability >= 90;
+  plan.workspace_bytes = wave_report_bytes(k, slices, composite);
+  plan.shared_limit = limit;
+  plan.shared_bytes = static_cast<int64_t>(wave_shared_bytes(composite));
+  return plan;
+}
+
 Plan plan_radix(Rows rows, int64_t k, int key_bytes, bool sorted, int64_t limit) {
   Plan plan;
   plan.algorithm = Algorithm::kRadix;
@@ -114,6 +134,7 @@ const char* name(Algorithm algorithm) {
     case Algorithm::kRows: return "rows";
     case Algorithm::kStream: return "stream";
     case Algorithm::kGrid: return "grid";
+    case Algorithm::kWave: return "wave";
     case Algorithm::kColumns: return "columns";
     case Algorithm::kRadix: return "radix";
   }
@@ -148,6 +169,10 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, int compute_capa
   if (k == 1) return plan_argmax(rows, key_bits, workspace_bytes);
   const int key_bytes = key_bits / 8;
   const int64_t limit = shared_bytes(compute_capability);
+  if (rows.inner == 1 && k <= kMaxWaveK && rows.count() <= kMaxWaveRows && rows.length * key_bytes >= kMinWaveBytes) {
+    const Plan plan = plan_wave(rows, k, key_bytes, compute_capability, limit, workspace_bytes);
+    if (plan.algorithm == Algorithm::kWave && fits(plan)) return plan;
+  }
   if (rows.inner == 1 && k <= kMaxRowsK && key_bytes <= 4 && rows.length <= kMaxRowsLength) {
     const Plan plan = plan_rows(rows, k, key_bytes, limit);
     // Clusters load a row at once, select, and make room for the next: where these come in many waves, better a block

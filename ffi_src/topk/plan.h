@@ -15,6 +15,7 @@ enum class Algorithm {
   kRows,     // short rows: each in the registers of a part of a warp, of a block or of a cluster
   kStream,   // one block, or one cluster of blocks, streams a row past a rising threshold
   kGrid,     // the same with many blocks a row and a second kernel that merges their lists
+  kWave,     // few long rows, k <= 256: a wave of blocks reads them, and each tells a second kernel its best
   kColumns,  // the axis is not the last: neighbouring columns are read together
   kRadix,    // large k: radix select by digits, ordered compaction, then a sort of k
 };
@@ -26,7 +27,7 @@ struct Plan {
   int lanes = 32;               // of a warp that share a row or a column (kRows, kColumns)
   int threads = 0;              // threads of a block
   int slices = 1;               // blocks that share a row
-  bool overlap = false;         // a kernel of several may start before the one before it ends (kGrid)
+  bool overlap = false;         // a kernel of several may start before the one before it ends (kGrid, kWave)
   int64_t workspace_bytes = 0;  // per outer index
   int64_t shared_limit = 0;     // shared memory that a block may have on the device
   int64_t shared_bytes = 0;     // that the largest kernel of the plan asks for when it is launched

@@ -32,6 +32,7 @@ struct Args {
   KeyOrder order;
   int64_t rows;
   uint32_t length, k, blocks;  // blocks of a cluster
+  uint32_t one, minus_one;     // 1 and -1, which the compiler must not know
   uint32_t most;               // candidates that are worth ranking
   bool sorted;
 };
@@ -76,6 +77,12 @@ struct Team {
   }
   __device__ __forceinline__ uint32_t index(uint32_t j) const { return place(j / kVector) * kVector + j % kVector; }
 
+  // The index of the first thread's element, in teams of a part of a warp; others' differ by t * kVector in their bits.
+  __device__ static constexpr uint32_t index_of_first(uint32_t j) {
+    const uint32_t load = j / kVector;
+    return (load * kTeam + (load & (kTeam - 1) & 31)) * kVector + j % kVector;
+  }
+
   __device__ __forceinline__ Key raw(int j) const {
     return static_cast<Key>(words[j / kPerWord] >> (8 * sizeof(Key) * (j % kPerWord)));
   }
@@ -99,7 +106,7 @@ struct Team {
     }
   }
 
-  // Keys of the largest elements of kCount parts of what the thread holds.
+  // Keys of the largest elements of kCount parts of what the thread holds; 0 for a part of NaNs.
   template <int kCount>
   __device__ __forceinline__ void delegates(uint32_t (&best)[kCount]) const {
     if constexpr (kFloat) {
@@ -110,7 +117,7 @@ struct Team {
         most[j % kCount] = j < kCount ? number : fmaxf(most[j % kCount], number);
       }
 #pragma unroll
-      for (int p = 0; p < kCount; ++p) best[p] = encode(__float_as_uint(most[p]), a.order);
+      for (int p = 0; p < kCount; ++p) best[p] = most[p] == most[p] ? encode(__float_as_uint(most[p]), a.order) : 0;
     } else {
       const Lanes<Key> lanes(a.order);
       uint32_t packed[kCount] = {};
@@ -135,16 +142,32 @@ struct Team {
     }
   }
 
-  // A bit for each element at or above the threshold that is there.
+  // A bit for each of 32 floats that reaches a threshold of no less than +0 that is a number, and for each NaN, which
+  // no number can be told to be above. The sign of the difference, shifted in: a floating-point and an integer
+  // instruction, which go to different pipes. The NaN of a computation has the sign of a hit; -0 - +0 has not.
+  __device__ static __forceinline__ uint32_t float_hits(const uint32_t* words, float least) {
+    uint32_t misses = 0;
+#pragma unroll
+    for (int j = 31; j >= 0; --j)
+      misses = __funnelshift_l(__float_as_uint(__uint_as_float(words[j]) - least), misses, 1);
+    return ~misses;
+  }
+
+  // A bit for each element at or above the threshold that is there; perhaps also for negative NaNs, which rank last.
   __device__ __forceinline__ void reach(Key floor, bool live, uint32_t (&hits)[kMasks]) const {
     if constexpr (kFloat) {
       if (floor >> 31) {  // with positive floats, all others compare as signed integers
-        const auto least = static_cast<int32_t>(decode(floor, a.order));
+        const uint32_t least = decode(floor, a.order);
 #pragma unroll
         for (int i = 0; i < kMasks; ++i) hits[i] = 0;
+        if constexpr (kBlock) {
 #pragma unroll
-        for (int j = 0; j < kElements; ++j)
-          if (static_cast<int32_t>(words[j]) >= least) hits[j / 32] |= 1u << (j % 32);
+          for (int j = 0; j < kElements; ++j)
+            if (static_cast<int32_t>(words[j]) >= static_cast<int32_t>(least)) hits[j / 32] |= 1u << (j % 32);
+        } else {
+#pragma unroll
+          for (int i = 0; i < kMasks; ++i) hits[i] = float_hits(words + 32 * i, __uint_as_float(least));
+        }
         return;
       }
     }
@@ -213,7 +236,7 @@ struct Team {
       return sum(c);
     };
     const auto any = [&](bool b) -> bool { return kBlock ? b : __any_sync(kFullWarp, b); };
-    // The largest delegate: the largest element, or all above it are NaN.
+    // The largest delegate: mostly the largest element, or all above it are NaN.
     uint32_t best[1];
     delegates(best);
     if constexpr (kBlock)
@@ -346,42 +369,75 @@ __device__ __noinline__ uint64_t refine_row(const Args& a, Board<T::kSize>& boar
   return hits;
 }
 
-// Sorts eight values downwards (19 comparators).
-__device__ __forceinline__ void exchange(uint32_t& a, uint32_t& b) {
-  const uint32_t most = max(a, b);
-  b = min(a, b);
-  a = most;
-}
-__device__ __forceinline__ void sort_eight(uint32_t (&v)[kBest]) {
-  constexpr int kPairs[19][2] = {{0, 2}, {1, 3}, {4, 6}, {5, 7}, {0, 4}, {1, 5}, {2, 6}, {3, 7}, {0, 1}, {2, 3},
-                                 {4, 5}, {6, 7}, {2, 4}, {3, 5}, {1, 4}, {3, 6}, {1, 2}, {3, 4}, {5, 6}};
-#pragma unroll
-  for (int i = 0; i < 19; ++i) exchange(v[kPairs[i][0]], v[kPairs[i][1]]);
-}
-// The best eight of two sorted eights, given their elementwise maxima (one of them reversed).
-__device__ __forceinline__ void sort_bitonic(uint32_t (&v)[kBest]) {
-#pragma unroll
-  for (int stride = kBest / 2; stride; stride /= 2)
-#pragma unroll
-    for (int i = 0; i < kBest; ++i)
-      if (!(i & stride)) exchange(v[i], v[i + stride]);
-}
+// Comparators. Minima and maxima share a pipe with most else that is done here: of some comparators the lesser value is
+// what is left of the sum, by two multiply-adds, which go to another.
+struct Network {
+  uint32_t one, minus_one;
+
+  template <bool kBySum>
+  __device__ __forceinline__ void exchange(uint32_t& a, uint32_t& b) const {
+    const uint32_t most = max(a, b);
+    if constexpr (kBySum) {
+      uint32_t sum;
+      asm("mad.lo.u32 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(one), "r"(b));
+      asm("mad.lo.u32 %0, %1, %2, %3;" : "=r"(b) : "r"(most), "r"(minus_one), "r"(sum));
+    } else {
+      b = min(a, b);
+    }
+    a = most;
+  }
+  // Sorts eight values downwards (19 comparators).
+  __device__ __forceinline__ void sort(uint32_t (&v)[kBest]) const {
+    // clang-format off
+    step<0, 2, 1, 3, 4, 6, 5, 7>(v), step<0, 4, 1, 5, 2, 6, 3, 7>(v), step<0, 1, 2, 3, 4, 5, 6, 7>(v);
+    step<2, 4, 3, 5>(v), step<1, 4, 3, 6>(v), step<1, 2, 3, 4, 5, 6>(v);
+    // clang-format on
+  }
+  // The best eight of two sorted eights, given their elementwise maxima (one of them reversed).
+  __device__ __forceinline__ void merge(uint32_t (&v)[kBest]) const {
+    step<0, 4, 1, 5, 2, 6, 3, 7>(v), step<0, 2, 1, 3, 4, 6, 5, 7>(v), step<0, 1, 2, 3, 4, 5, 6, 7>(v);
+  }
+
+ private:
+  template <int kA, int kB, int... kRest>
+  __device__ __forceinline__ void step(uint32_t (&v)[kBest]) const {
+    exchange<sizeof...(kRest) != 0>(v[kA], v[kB]);
+    if constexpr (sizeof...(kRest) > 0) step<kRest...>(v);
+  }
+};
 
 // Each thread's eight best of the team, in order: keys, or keys above mirrored indices where both fit a word.
 template <class Key, class T>
 __device__ __forceinline__ void best_of_team(const T& team, uint32_t (&best)[kBest]) {
+  const Network network{team.a.one, team.a.minus_one};
+  const Lanes<Key> lanes(team.a.order);
 #pragma unroll
   for (int start = 0; start < T::kWords * T::kPerWord; start += kBest) {
     uint32_t group[kBest];
+    if constexpr (sizeof(Key) == 2 && T::kVector > 1) {
 #pragma unroll
-    for (int i = 0; i < kBest; ++i) {
-      const int j = start + i;
-      group[i] = T::Order::word(encode(team.raw(j), team.a.order), team.index(j));
+      for (int i = 0; i < kBest; i += 2) {
+        const uint32_t pair = lanes.encode(team.words[(start + i) / 2]);
+        group[i] = pair * 65536 + (0xffff - team.index_of_first(start + i));
+        group[i + 1] = (pair & 0xffff0000) | (0xffff - team.index_of_first(start + i + 1));
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kBest; ++i) {
+        const int j = start + i;
+        group[i] = T::Order::word(encode(team.raw(j), team.a.order), team.index_of_first(j));
+      }
     }
-    sort_eight(group);
+    network.sort(group);
 #pragma unroll
     for (int i = 0; i < kBest; ++i) best[i] = start ? max(best[i], group[kBest - 1 - i]) : group[i];
-    if (start) sort_bitonic(best);
+    if (start) network.merge(best);
+  }
+  // Indices were those of the first thread's elements, which constants hold. The number of the thread does not change
+  // their order: it is the same in all that have been compared.
+  if constexpr (T::Order::kDistinct) {
+#pragma unroll
+    for (int i = 0; i < kBest; ++i) best[i] ^= team.t * T::kVector;
   }
 #pragma unroll
   for (int lanes = 1; lanes < T::kSize; lanes *= 2) {
@@ -390,7 +446,7 @@ __device__ __forceinline__ void best_of_team(const T& team, uint32_t (&best)[kBe
     for (int i = 0; i < kBest; ++i) other[i] = __shfl_xor_sync(kFullWarp, best[kBest - 1 - i], lanes);
 #pragma unroll
     for (int i = 0; i < kBest; ++i) best[i] = max(best[i], other[i]);
-    sort_bitonic(best);
+    network.merge(best);
   }
 }
 
@@ -453,7 +509,7 @@ __device__ __forceinline__ void write_candidates(const T& team, const typename T
   // The number of candidates before each, by their words or by their indices, too. A thread has some at once; four
   // lanes of a block have the same ones.
   constexpr uint32_t kSplit = T::kBlock ? 4 : 1, kApart = T::kSize / kSplit;
-  constexpr uint32_t kOwn = kApart <= 16 ? 3 : T::kSize == 32 || kApart == 64 ? 2 : kApart == 32 ? 3 : 1;
+  constexpr uint32_t kOwn = T::kSize == 32 || kApart == 64 ? 2 : kApart <= 32 ? 3 : 1;
   const auto rank_all = [&](auto with_indices) {
     uint32_t sum = 0;
     for (uint32_t start = 0; start < m; start += kOwn * kApart) {
@@ -596,6 +652,11 @@ __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTe
 #pragma unroll
       for (int p = 0; p < kParts; ++p) all[p] = board.delegates[p * 32 + lane];
       floor = static_cast<Key>(kth_of_group<32>(all, a.k, kFullWarp));
+    } else if (a.k <= kTeam) {
+      uint32_t best[2];
+      team.delegates(best);
+      floor = static_cast<Key>(kth_of_pairs<kTeam>(best[0], best[1], a.k));
+      __syncwarp();
     } else {
       uint32_t best[kParts];
       team.delegates(best);
@@ -685,6 +746,8 @@ cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, const Problem& pr
   a.blocks = static_cast<uint32_t>(plan.slices);
   a.most = 2 * a.k + 24;
   a.sorted = problem.sorted;
+  a.one = 1;
+  a.minus_one = ~0u;
   return dispatch_key(problem.key_bits, [&](auto key) -> cudaError_t {
     using Key = decltype(key);
     if constexpr (sizeof(Key) == 8) {

@@ -44,6 +44,8 @@ struct Stream {
   uint32_t stages;         // tiles in flight
   bool sorted, cluster;
   bool shares;  // blocks of a grid tell each other bounds on the way, too
+
+  __device__ Output output() const { return {values, indices, order, inner, k, sorted}; }
 };
 
 // What the blocks that share a row of the grid leave for each other.
@@ -72,27 +74,6 @@ __global__ void clear_kernel(const Stream a) {
   let_dependents_start();
   uint64_t* bounds = reinterpret_cast<uint64_t*>(a.pools + blockIdx.x * a.pool_bytes);
   for (uint32_t i = threadIdx.x; i < a.slices; i += blockDim.x) bounds[i] = 0;
-}
-
-// Writes the k largest of buffer[0, s.count) to the output, in the order asked for.
-template <int kThreads, class Key>
-__device__ void write_result(Shared<kThreads, Composite<Key>>& s, const Stream& a, Packing<Key> packing,
-                             Composite<Key>* buffer, Composite<Key>* scratch, uint32_t room, int64_t row) {
-  if (a.k <= kThreads / 2) prune<kThreads, Key>(s, buffer, packing, a.k);
-  sort_candidates<kThreads>(s, buffer, a.k, scratch, room);
-  if (!a.sorted) {
-    for (uint32_t i = threadIdx.x; i < a.k; i += kThreads) buffer[i] = packing.by_index(buffer[i]);
-    if (threadIdx.x == 0) s.count = a.k;
-    __syncthreads();
-    sort_candidates<kThreads>(s, buffer, a.k, scratch, room);
-  }
-  const int64_t base = row / a.inner * a.k * a.inner + row % a.inner;
-#pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < a.k; i += kThreads) {
-    const Composite<Key> c = a.sorted ? buffer[i] : packing.from_by_index(buffer[i]);
-    static_cast<Key*>(a.values)[base + i * a.inner] = decode(packing.key(c), a.order);
-    a.indices[base + i * a.inner] = static_cast<int32_t>(packing.index(c));
-  }
 }
 
 // Waits for the oldest of the tiles in flight. (The count of what may be still under way is part of the instruction.)
@@ -373,7 +354,7 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) stream_kernel(const 
     } else if (delegates && s.count > kThreads / 2) {
       compact<kThreads>(s, buffer, packing.lowest(kth_of_block<kThreads>(best, k)));
     }
-    write_result<kThreads, Key>(s, a, packing, buffer, scratch, a.keep, row);
+    write_result<kThreads, Key>(s, a.output(), packing, buffer, scratch, a.keep, row);
     return;
   }
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -398,7 +379,7 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) stream_kernel(const 
                            [&](uint32_t from, uint32_t i) { return cluster.map_shared_rank(buffer, from + 1)[i]; });
   }
   cluster.sync();  // the others' candidates have been read
-  if (rank == 0) write_result<kThreads, Key>(s, a, packing, buffer, scratch, a.keep, row);
+  if (rank == 0) write_result<kThreads, Key>(s, a.output(), packing, buffer, scratch, a.keep, row);
 #endif
 }
 
@@ -423,7 +404,7 @@ __global__ void __launch_bounds__(kThreads, 1) merge_kernel(const Stream a) {
   const uint32_t most = static_cast<uint32_t>(pool_candidates(a.k));
   collect<kThreads, Key>(s, buffer, packing, a, threshold, a.slices, counts, s.kept,
                          [&](uint32_t from, uint32_t i) { return pool.candidates[from * most + i]; });
-  write_result<kThreads, Key>(s, a, packing, buffer, buffer + a.keep, a.keep, row);
+  write_result<kThreads, Key>(s, a.output(), packing, buffer, buffer + a.keep, a.keep, row);
 }
 
 template <class Key, int kThreads>

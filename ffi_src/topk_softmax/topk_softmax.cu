@@ -11,7 +11,7 @@
 #include <cmath>
 
 #include "common/launch.cuh"
-#include "scan/element.h"
+#include "common/element.h"
 #include "topk/candidates.cuh"
 #include "topk/delegates.cuh"
 #include "topk_softmax/launch.h"
@@ -98,29 +98,6 @@ struct Selection {
     return static_cast<uint64_t>(key) << 32 | static_cast<uint32_t>(~index);
   }
 };
-
-// The k-th largest of two keys a lane, k <= kTeam: a bitonic sort over the team.
-template <int kTeam>
-__device__ __forceinline__ uint32_t kth_of_pairs(uint32_t a, uint32_t b, uint32_t k) {
-  const uint32_t lane = threadIdx.x & 31, t = lane & (kTeam - 1);
-#pragma unroll
-  for (uint32_t size = 1; size <= kTeam; size *= 2) {  // lanes whose pairs are sorted together
-    const bool descending = (t & size) == 0;
-#pragma unroll
-    for (uint32_t lanes = size / 2; lanes; lanes /= 2) {
-      const bool larger = ((t & lanes) == 0) == descending;
-      const uint32_t other_a = __shfl_xor_sync(kFullWarp, a, lanes), other_b = __shfl_xor_sync(kFullWarp, b, lanes);
-      a = larger ? max(a, other_a) : min(a, other_a);
-      b = larger ? max(b, other_b) : min(b, other_b);
-    }
-    const uint32_t most = max(a, b), least = min(a, b);
-    a = descending ? most : least;
-    b = descending ? least : most;
-  }
-  const uint32_t from = lane - t + (k - 1) / 2;
-  const uint32_t of_a = __shfl_sync(kFullWarp, a, from), of_b = __shfl_sync(kFullWarp, b, from);
-  return k % 2 ? of_a : of_b;
-}
 
 // The rare path: round after round, the largest composite below the last one.
 template <int kTeam, class S, class B>
@@ -225,7 +202,7 @@ __global__ void __launch_bounds__(kBlock, resident(kElements, kBiased)) gate_ker
     float most[2] = {v[0], v[1]};
 #pragma unroll
     for (uint32_t j = 2; j < kElements; ++j) most[j % 2] = fmaxf(most[j % 2], v[j]);
-    floor = kth_of_pairs<kTeam>(key_of(most[0]), key_of(most[1]), a.k);
+    floor = topk::kth_of_pairs<kTeam>(key_of(most[0]), key_of(most[1]), a.k);
   } else {
     float most[4] = {v[0], v[1], v[2], v[3]};
 #pragma unroll
@@ -361,9 +338,9 @@ cudaError_t launch_topk_softmax(cudaStream_t stream, const Plan& plan, const Pro
   a.sigmoid = problem.sigmoid;
   a.normalize = problem.normalize;
   switch (problem.dtype) {
-    case DType::kFloat16: return dispatch<scan::Float16>(stream, plan, a);
-    case DType::kBFloat16: return dispatch<scan::BFloat16>(stream, plan, a);
-    case DType::kFloat32: return dispatch<scan::Float32>(stream, plan, a);
+    case DType::kFloat16: return dispatch<Float16>(stream, plan, a);
+    case DType::kBFloat16: return dispatch<BFloat16>(stream, plan, a);
+    case DType::kFloat32: return dispatch<Float32>(stream, plan, a);
     default: return cudaErrorInvalidValue;
   }
 }

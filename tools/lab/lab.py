@@ -19,7 +19,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIBRARY = ROOT / "build" / "lab" / "liblab.so"
-ALGORITHMS = {"stream": 3, "grid": 4}  # as in topk/plan.h; those with a geometry to choose
+ALGORITHMS = {"stream": 3, "grid": 4, "wave": 5}  # as in topk/plan.h; those with a geometry to choose
 
 DISTRIBUTIONS = ["normal", "rising", "falling", "equal", "two", "relu", "nan", "high bits", "period", "tail", "bits"]
 
