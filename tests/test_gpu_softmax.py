@@ -28,6 +28,7 @@ REGIMES = {
     "columns": ((300, 30, 5), 1),
     "columns, vectors": ((64, 1024, 256), 1),
     "columns, cluster": ((16, 1001, 130), 1),
+    "columns, streamed gradients": ((4, 4000, 264), 1),
     "split columns": ((16, 8093, 130), 1),
     "long split columns": ((1, 200_003, 7), 1),
 }

@@ -111,6 +111,7 @@ ROWS = [  # along axis 1
     (2, 1001, 16),
     (2, 8093, 5),
     (1, 8093, 16),
+    (1, 4093, 1056),  # of float32, streamed gradients
 ]
 
 

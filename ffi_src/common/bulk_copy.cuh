@@ -94,4 +94,19 @@ __device__ __forceinline__ void wait_for_copies(uint64_t* barrier, int parity) {
 #endif
 }
 
+// 16 bytes, to the shared memory of this block: this thread has them after wait_for_async_copies(). Compute capability
+// 8.0.
+__device__ __forceinline__ void copy_async(void* to, const void* from) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)),
+               "l"(__cvta_generic_to_global(from))
+               : "memory");
+#endif
+}
+__device__ __forceinline__ void wait_for_async_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
 }  // namespace jaxgpuops

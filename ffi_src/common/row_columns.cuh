@@ -6,6 +6,91 @@
 
 namespace jaxgpuops::row_engine {
 
+// Statistics of what a warp has of each of a lane's columns; `plain` is the lane's part of the plain sum.
+template <class P, int kCount, bool kPacks>
+__device__ __forceinline__ void warp_statistics(const Parameters<P>& p, Held<P, kCount, kPacks>& lane,
+                                                typename P::Element::Acc plain,
+                                                Stat<P> (&stat)[Held<P, kCount, kPacks>::kWidth]) {
+  using Acc = typename P::Element::Acc;
+  constexpr int kWidth = Held<P, kCount, kPacks>::kWidth;
+  Acc peak[kWidth] = {};
+  if constexpr (P::kPeak) lane.peaks(p.args, peak);
+  lane.forget();
+  // The shuffles of all columns together: one alone would wait for itself.
+  if constexpr (P::kPeak) {
+    for (int bit = p.column_lane_bits; bit < 5; ++bit)
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) peak[i] = P::larger(peak[i], shuffle_xor(peak[i], 1 << bit));
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) stat[i].of[0] = peak[i];
+  }
+  P::with_args(p.args, [&](const auto& args) {
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+#pragma unroll
+      for (int k = 0; k < P::kSums; ++k) {
+        const bool is_plain = P::kPlainSum && k == P::kSums - 1;
+        stat[i].sum(k) = is_plain ? plain : lane.sum(args, k, P::guard(peak[i]), i, i + 1);
+      }
+      if (sizeof(typename P::Element::Bits) == 2 && i % 2 == 1) lane.forget();  // two columns after the other
+    }
+  });
+  for (int bit = p.column_lane_bits; bit < 5; ++bit)
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i)
+#pragma unroll
+      for (int k = 0; k < P::kSums; ++k) stat[i].sum(k) = stat[i].sum(k) + shuffle_xor(stat[i].sum(k), 1 << bit);
+}
+
+// Half a warp merges kMaxColumnWarps statistics of a column, a unit, of `count` that there are: [columns][places].
+// Calls f(column, unit, statistics) with all lanes of the half.
+template <class P, class F>
+__device__ __forceinline__ void merge_by_halves(const Stat<P>* stats, int places, int columns, int count, F f) {
+  const int half = threadIdx.x / 16, halves = blockDim.x / 16;
+  const int tasks = (count + kMaxColumnWarps - 1) / kMaxColumnWarps * columns;
+  for (int first = 0; first < tasks; first += halves) {
+    const int task = min(first + half, tasks - 1);
+    const int unit = task >> (31 - __clz(columns)), c = task & (columns - 1);  // columns are a power of two
+    const Stat<P>* const from = stats + c * places + unit * kMaxColumnWarps;
+    const auto merged =
+        merge_by_half_warp<P>([&](int u) { return from[u]; }, min(kMaxColumnWarps, count - unit * kMaxColumnWarps));
+    if (first + half < tasks) f(c, unit, merged);
+  }
+}
+
+// What is to be stored, in place of the first operand; `hole`: the position that is one, or -1.
+template <class P, int kCount, bool kPacks>
+__device__ __forceinline__ void make_results(const Parameters<P>& p, Held<P, kCount, kPacks>& lane,
+                                             const typename P::Row* row, const typename P::Final* finals, int hole) {
+  using Element = typename P::Element;
+  using Acc = typename Element::Acc;
+  lane.forget();
+  P::with_args(p.args, [&](const auto& args) {
+    const auto value = [&](int j, int i, const typename P::Final& final) {
+      Acc value = P::output(args, row[i], final, lane.x(args, j, i), lane.y(j, i));
+      if constexpr (P::kMasked) value = lane.masked(j, i) ? P::masked_output(args) : value;
+      if constexpr (P::kHole) value = j == hole ? P::hole_output(args, row[i], final) : value;
+      return value;
+    };
+    if constexpr (kPacks && sizeof(typename Element::Bits) == 2) {
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        const typename P::Final low = finals[2 * w], high = finals[2 * w + 1];
+#pragma unroll
+        for (int j = 0; j < kCount; ++j)
+          lane.raw[0][j].word[w] = pair_of<Element>(value(j, 2 * w, low), value(j, 2 * w + 1, high));
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < Held<P, kCount, kPacks>::kWidth; ++i) {
+        const typename P::Final final = finals[i];
+#pragma unroll
+        for (int j = 0; j < kCount; ++j) lane.set_bits(0, j, i, Element::store(value(j, i, final)));
+      }
+    }
+  });
+}
+
 template <class P, bool kPacks>
 __global__ void __launch_bounds__(32 * kMaxColumnWarps, kPacks ? 2 : 1)
     columns_kernel(const __grid_constant__ Parameters<P> p) {
@@ -132,33 +217,7 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps, kPacks ? 2 : 1)
     finals = final_at(p, outer, i0);
   } else {
     Stat<P> stat[kWidth];
-    Acc peak[kWidth] = {};
-    if constexpr (P::kPeak) lane.peaks(p.args, peak);
-    lane.forget();
-    // The shuffles of all columns together: one alone would wait for itself.
-    if constexpr (P::kPeak) {
-      for (int bit = p.column_lane_bits; bit < 5; ++bit)
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i) peak[i] = P::larger(peak[i], shuffle_xor(peak[i], 1 << bit));
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) stat[i].of[0] = peak[i];
-    }
-    P::with_args(p.args, [&](const auto& args) {
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) {
-#pragma unroll
-        for (int k = 0; k < P::kSums; ++k) {
-          const bool is_plain = P::kPlainSum && k == P::kSums - 1;
-          stat[i].sum(k) = is_plain ? plain : lane.sum(args, k, P::guard(peak[i]), i, i + 1);
-        }
-        if (sizeof(Bits) == 2 && i % 2 == 1) lane.forget();  // two columns after the other
-      }
-    });
-    for (int bit = p.column_lane_bits; bit < 5; ++bit)
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i)
-#pragma unroll
-        for (int k = 0; k < P::kSums; ++k) stat[i].sum(k) = stat[i].sum(k) + shuffle_xor(stat[i].sum(k), 1 << bit);
+    warp_statistics<P>(p, lane, plain, stat);
     // Shared memory, of each column: statistics of warps, of blocks (each with one place left over, so that columns
     // are in different banks), and finals.
     const int warp_places = p.axis_warps + 1, block_places = p.cluster ? p.blocks + 1 : 0;
@@ -183,8 +242,7 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps, kPacks ? 2 : 1)
       __syncthreads();
       if (p.phase == Phase::kPartial) let_dependents_start();
       if (p.cluster) wait_at_cluster_barrier();
-      // Half a warp has a column.
-      const int half = threadIdx.x / 16, half_lane = threadIdx.x % 16, halves = blockDim.x / 16;
+      const int half_lane = threadIdx.x % 16;
       const auto finish = [&](int c, const Stat<P>& all) {
         const int64_t mine = strip + c;
         if (half_lane != 0 || mine >= p.columns) return;
@@ -192,10 +250,7 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps, kPacks ? 2 : 1)
         of_columns[c] = P::finish(p.args, mine_row, all);
         if (block == 0) P::write_row(p.args, mine, mine_row, of_columns[c]);
       };
-      for (int first_half = 0; first_half < block_columns; first_half += halves) {
-        const int c = min(first_half + half, block_columns - 1);
-        const auto merged = merge_by_half_warp<P>([&](int w) { return of_warps[c * warp_places + w]; }, p.axis_warps);
-        if (first_half + half >= block_columns) continue;
+      merge_by_halves<P>(of_warps, warp_places, block_columns, p.axis_warps, [&](int c, int, const Stat<P>& merged) {
         if (p.phase == Phase::kPartial) {
           const int64_t mine = strip + c;
           if (half_lane == 0 && mine < p.columns) *stat_at(p, mine / p.inner, block, mine % p.inner) = merged;
@@ -204,7 +259,7 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps, kPacks ? 2 : 1)
         } else {
           finish(c, merged);
         }
-      }
+      });
       if (p.phase == Phase::kPartial) {
         wait_for_predecessor();
         return;
@@ -212,11 +267,8 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps, kPacks ? 2 : 1)
       if (p.cluster) {
         arrive_at_cluster_barrier();
         wait_at_cluster_barrier();
-        for (int first_half = 0; first_half < block_columns; first_half += halves) {
-          const int c = min(first_half + half, block_columns - 1);
-          const auto all = merge_by_half_warp<P>([&](int b) { return of_blocks[c * block_places + b]; }, p.blocks);
-          if (first_half + half < block_columns) finish(c, all);
-        }
+        merge_by_halves<P>(of_blocks, block_places, block_columns, p.blocks,
+                           [&](int c, int, const Stat<P>& all) { finish(c, all); });
         if (P::kHole && p.out != nullptr) {  // row() has read what the others may write over now
           arrive_at_cluster_barrier();
           wait_at_cluster_barrier();
@@ -228,32 +280,8 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps, kPacks ? 2 : 1)
   }
 
   if (!P::kOutput || p.out == nullptr) return;
-  lane.forget();
+  make_results<P>(p, lane, row, finals, hole);
   Bits* const to = static_cast<Bits*>(p.out) + at;
-  P::with_args(p.args, [&](const auto& args) {
-    const auto value = [&](int j, int i, const typename P::Final& final) {
-      Acc value = P::output(args, row[i], final, lane.x(args, j, i), lane.y(j, i));
-      if constexpr (P::kMasked) value = lane.masked(j, i) ? P::masked_output(args) : value;
-      if constexpr (P::kHole) value = j == hole ? P::hole_output(args, row[i], final) : value;
-      return value;
-    };
-    if constexpr (kPacks && sizeof(Bits) == 2) {
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        const typename P::Final low = finals[2 * w], high = finals[2 * w + 1];
-#pragma unroll
-        for (int j = 0; j < kCount; ++j)
-          lane.raw[0][j].word[w] = pair_of<Element>(value(j, 2 * w, low), value(j, 2 * w + 1, high));
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) {
-        const typename P::Final final = finals[i];
-#pragma unroll
-        for (int j = 0; j < kCount; ++j) lane.set_bits(0, j, i, Element::store(value(j, i, final)));
-      }
-    }
-  });
   if (!kPacks || p.aligned) {
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {

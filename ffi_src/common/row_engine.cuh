@@ -7,7 +7,7 @@
 // merges them, and a second sweep, backwards, writes the results of what is still in the L2 cache.
 //
 //   struct Policy {
-//     using Element = ..;                     // scan/element.h
+//     using Element = ..;                     // common/element.h
 //     static constexpr int kOperands;         // full arrays that are read: x, y
 //     static constexpr bool kPeak;            // the first statistic is a maximum, relative to which sums are taken
 //     static constexpr int kSums;             // the others are sums
@@ -27,6 +27,9 @@
 //     static void with_args(args, f);         // calls f with args, or with a type that knows more of them
 //     static bool skip(row);                  // nothing of the row is read
 //     static int64_t hole(row);               // -1: none
+//     static Row begun(args, outer, i, length, inner);  // kHole: row() in two steps. This reads where ..
+//     static Row completed(args, begun, outer, i, length, inner);  // .. and this reads there
+//     static Row counted(row);                // kHole: the row, known not to be skipped
 //     static Bits pad(args, operand);         // in place of what is missing or masked: adds nothing to statistics
 //     static Acc value(args, x);              // an element, from what is stored; or decode(args, row, x, bias)
 //     static Acc larger(a, b), lowest();
@@ -45,6 +48,7 @@
 
 #include "common/launch.cuh"
 #include "common/row_columns.cuh"
+#include "common/row_columns_stream.cuh"
 #include "common/row_in_registers.cuh"
 #include "common/row_stream.cuh"
 
@@ -192,13 +196,16 @@ cudaError_t run(cudaStream_t stream, const RowPlan& plan, const Rows& rows, Para
       plan.traits.final_bytes < static_cast<int>(sizeof(typename P::Final)))
     return cudaErrorInvalidValue;
   const bool split = plan.algorithm == RowAlgorithm::kRowsSplit || plan.algorithm == RowAlgorithm::kColumnsSplit;
+  const auto is_aligned = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; };
+  const bool aligned = is_aligned(p.operands[0]) && is_aligned(p.operands[1]) && is_aligned(p.out);
+  if (plan.algorithm == RowAlgorithm::kColumnsStream && !aligned)
+    return run<P>(stream, held_in_registers(plan), rows, p, workspace);
   if (plan.algorithm == RowAlgorithm::kRowsStream) {
     const auto differ = [&](const void* pointer) {  // all but where there is no such array
       return pointer && (reinterpret_cast<uintptr_t>(pointer) ^ reinterpret_cast<uintptr_t>(p.operands[0])) % 16 != 0;
     };
     if (differ(p.operands[1]) || differ(p.out)) return run<P>(stream, held_in_registers(plan), rows, p, workspace);
   }
-  const auto is_aligned = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; };
   p.length = rows.length;
   p.inner = rows.inner;
   p.columns = rows.count();
@@ -216,9 +223,9 @@ cudaError_t run(cudaStream_t stream, const RowPlan& plan, const Rows& rows, Para
   p.axis_warps = plan.axis_warps;
   p.part_length = (rows.length + plan.blocks - 1) / plan.blocks;
   p.cluster = !split && plan.blocks > 1;
-  p.aligned = is_aligned(p.operands[0]) && is_aligned(p.operands[1]) && is_aligned(p.out) &&
-              (rows.inner == 1 ? rows.length : rows.inner) * sizeof(typename P::Element::Bits) % 16 == 0;
+  p.aligned = aligned && (rows.inner == 1 ? rows.length : rows.inner) * sizeof(typename P::Element::Bits) % 16 == 0;
   if (plan.algorithm == RowAlgorithm::kRowsStream) return run_stream<P>(stream, plan, p);
+  if (plan.algorithm == RowAlgorithm::kColumnsStream) return run_columns_stream<P>(stream, plan, p);
   Call<P> call{stream, plan, rows, p};
   const auto kernel = call.kernel();
   if (!kernel) return cudaErrorInvalidValue;

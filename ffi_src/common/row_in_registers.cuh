@@ -52,14 +52,14 @@ class Span {
     if constexpr (kAligned) {
 #pragma unroll
       for (int j = 0; j < kVectors; ++j)
-        units[j] = element(j) < left ? load_once(reinterpret_cast<const Pack*>(from + element(j))) : padding;
+        units[j] = element(j) < left ? load_pack(reinterpret_cast<const Pack*>(from + element(j))) : padding;
     } else {
       // Aligned windows, of which neighbouring lanes hold neighbours, and then what is between two of them.
       const int shift = reinterpret_cast<uintptr_t>(from) & 15;
       const auto* windows = reinterpret_cast<const Pack*>(reinterpret_cast<uintptr_t>(from) - shift);
       const int end = left > 0 ? left * static_cast<int>(sizeof(Bits)) + shift : 0;
       const int whole = last ? end & ~15 : end;
-      const auto window = [&](int w) { return w * 16 < whole ? load_once(windows + w) : padding; };
+      const auto window = [&](int w) { return w * 16 < whole ? load_pack(windows + w) : padding; };
 #pragma unroll
       for (int j = 0; j < kVectors; ++j) units[j] = window(j * lanes + slot);
       Pack beyond = window(kVectors * lanes);
@@ -103,7 +103,7 @@ class Span {
     if constexpr (kAligned) {
 #pragma unroll
       for (int j = 0; j < kVectors; ++j)
-        if (element(j) < left) store_once(reinterpret_cast<Pack*>(to + element(j)), units[j]);
+        if (element(j) < left) store_pack(reinterpret_cast<Pack*>(to + element(j)), units[j]);
     } else {
       store_shifted(to, left, units);
     }
@@ -134,7 +134,7 @@ class Span {
     for (int j = 0; j < kVectors; ++j) {
       const int e = element(j) - tail;  // of the window
       if (e >= 0 && e + kWidth <= end) {
-        store_once(reinterpret_cast<Pack*>(to + e), units[j]);
+        store_pack(reinterpret_cast<Pack*>(to + e), units[j]);
       } else {
 #pragma unroll
         for (int i = 0; i < kWidth; ++i)

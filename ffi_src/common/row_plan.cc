@@ -51,6 +51,7 @@ void plan_stream(RowPlan& plan, const Rows& rows) {
   plan.algorithm = RowAlgorithm::kRowsStream;
   const auto part = [&] { return ceil_div(plan.spans, plan.blocks); };
   const bool few = rows.outer <= kMultiprocessors, small = few || !traits.output;
+  plan.workspace_bytes = few ? 0 : 16;  // for the number of rows that were taken
   const auto more = [&] {
     if (traits.output) return few ? part() >= 2 * kLeastWarps : part() > 2 * kStreamWarps;
     return rows.outer * plan.blocks < 4 * kMultiprocessors && part() >= 2 * kLeastWarps;
@@ -61,7 +62,7 @@ void plan_stream(RowPlan& plan, const Rows& rows) {
   plan.block_warps = static_cast<int>(ceil_div(plan.part, ceil_div(plan.part, most)));
   const int64_t stage = (plan.vectors * 512 + 16) * traits.operands + 8;  // with its barrier
   const auto stages = [&](int64_t blocks) {                               // of so many blocks of a multiprocessor
-    return (kSharedBytes / blocks - 1024 - 256 - 2 * plan.spans * traits.stat_bytes) / stage;
+    return (kSharedBytes / blocks - 1024 - 384 - 2 * plan.spans * traits.stat_bytes) / stage;
   };
   // Where rows are few, what a row needs comes first: no more stages than that.
   int64_t resident = small ? 2 * kStreamWarps / plan.block_warps : 1;
@@ -100,7 +101,9 @@ void plan_rows(RowPlan& plan, const Rows& rows, int compute_capability, const Ro
   // Statistics of few rows: two kernels, of whose blocks there are as many as the device likes.
   const bool split = stream && !traits.output && rows.outer <= kMultiprocessors;
   if (stream && !split) return plan_stream(plan, rows);
-  while (plan.blocks < most && ceil_div(plan.spans, plan.blocks) > kPreferredWarps) plan.blocks *= 2;
+  // A row of two operands has twice the spans; and a block that is alone does better than two that wait for each other.
+  const int64_t preferred = kPreferredWarps * (traits.output ? traits.operands : 1);
+  while (plan.blocks < most && ceil_div(plan.spans, plan.blocks) > preferred) plan.blocks *= 2;
   while (plan.blocks < most && rows.outer * plan.blocks * 2 <= kMultiprocessors &&
          ceil_div(plan.spans, 2 * plan.blocks) >= kLeastWarps && (plan.blocks < 8 || rows.outer <= 4))
     plan.blocks *= 2;
@@ -145,6 +148,17 @@ void plan_along(RowPlan& plan, const Rows& rows) {
   plan_split(plan, rows);
 }
 
+// Of two operands, where there are strips enough for blocks that stay. Half of a block's warps are a block of columns
+// that are not streamed, and so are the others: what is merged, and in which order, is the same.
+void plan_columns_stream(RowPlan& plan, int64_t lanes, const RowTuning& tuning) {
+  const int64_t blocks = plan.blocks / 2, strips = ceil_div(lanes, int64_t{1} << plan.column_lane_bits);
+  const bool many = strips * blocks >= 2 * kMultiprocessors || tuning.cluster;
+  if (plan.traits.operands != 2 || plan.blocks == 1 || !many) return;
+  plan.algorithm = RowAlgorithm::kColumnsStream;
+  plan.axis_warps = plan.block_warps = 2 * kMaxColumnWarps;
+  plan.blocks = blocks;
+}
+
 void plan_columns(RowPlan& plan, const Rows& rows, int compute_capability, const RowTuning& tuning) {
   const RowTraits& traits = plan.traits;
   plan.algorithm = RowAlgorithm::kColumns;
@@ -171,7 +185,10 @@ void plan_columns(RowPlan& plan, const Rows& rows, int compute_capability, const
   }
   plan.block_warps = plan.axis_warps << plan.column_warp_bits;
   const int64_t most = std::min<int64_t>(kMaxColumnWarps, max_cluster(compute_capability));
-  if (plan.blocks <= most && !(tuning.split && plan.blocks > 1)) return;
+  if (plan.blocks <= most && !(tuning.split && plan.blocks > 1)) {
+    if (plan.vector && most == kMaxCluster) plan_columns_stream(plan, lanes, tuning);
+    return;
+  }
   plan.algorithm = RowAlgorithm::kColumnsSplit;
   plan.units = plan.blocks;
   plan_split(plan, rows);
@@ -186,12 +203,19 @@ const char* name(RowAlgorithm algorithm) {
     case RowAlgorithm::kRowsStream: return "rows_stream";
     case RowAlgorithm::kRowsSplit: return "rows_split";
     case RowAlgorithm::kColumns: return "columns";
+    case RowAlgorithm::kColumnsStream: return "columns_stream";
     case RowAlgorithm::kColumnsSplit: return "columns_split";
   }
   return "?";
 }
 
 RowPlan held_in_registers(RowPlan plan) {
+  if (plan.algorithm == RowAlgorithm::kColumnsStream) {
+    plan.algorithm = RowAlgorithm::kColumns;
+    plan.axis_warps = plan.block_warps = kMaxColumnWarps;
+    plan.blocks *= 2;
+    return plan;
+  }
   plan.algorithm = RowAlgorithm::kRows;
   plan.blocks = 1;
   while (plan.blocks < kMaxCluster && ceil_div(plan.spans, plan.blocks) > kPreferredWarps) plan.blocks *= 2;

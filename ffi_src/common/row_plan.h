@@ -12,12 +12,13 @@
 namespace jaxgpuops {
 
 enum class RowAlgorithm {
-  kEmpty,         // nothing to write
-  kRows,          // inner == 1. A team of lanes, a block or a cluster holds a row in registers: one read, one write
-  kRowsStream,    // the same for long rows, by blocks that stay and have the next rows on their way (row_stream.cuh)
-  kRowsSplit,     // rows too long for that: statistics of all parts, then of the row, then the results
-  kColumns,       // inner > 1. Lanes along inner; a block or a cluster holds the axis in registers
-  kColumnsSplit,  // axes too long for that
+  kEmpty,          // nothing to write
+  kRows,           // inner == 1. A team of lanes, a block or a cluster holds a row in registers: one read, one write
+  kRowsStream,     // the same for long rows, by blocks that stay and take the next rows in turn (row_stream.cuh)
+  kRowsSplit,      // rows too long for that: statistics of all parts, then of the row, then the results
+  kColumns,        // inner > 1. Lanes along inner; a block or a cluster holds the axis in registers
+  kColumnsStream,  // the same for many columns, by blocks that stay and have the next on their way
+  kColumnsSplit,   // axes too long for that
 };
 
 const char* name(RowAlgorithm algorithm);
@@ -60,8 +61,8 @@ struct RowPlan {
   bool vector = false;
   int column_lane_bits = 0;  // lanes of a warp (`along`: of a block) along inner; the others are along the axis
   int column_warp_bits = 0;  // warps of a block that are along inner
-  int axis_warps = 1;        // warps of a block that are along the axis
-  bool along = false;        // statistics only: lanes go along the axis (along_kernel)
+  int axis_warps = 1;  // warps of a block that are along the axis; kColumnsStream: those of two blocks of kColumns
+  bool along = false;  // statistics only: lanes go along the axis (along_kernel)
   // Both.
   int block_warps = 1;
   int64_t blocks = 1;  // that share a row: the size of a cluster, unless split
@@ -81,7 +82,8 @@ struct RowTuning {
   bool split = false;
 };
 
-// Of a kRowsStream plan: kRows, which operands and results may be misaligned for as they like.
+// Of a kRowsStream plan: kRows, which operands and results may be misaligned for as they like; of kColumnsStream,
+// kColumns.
 RowPlan held_in_registers(RowPlan plan);
 
 RowPlan plan_row_engine(const Rows& rows, const RowTraits& traits, int compute_capability, const RowTuning& = {});

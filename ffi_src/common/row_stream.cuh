@@ -1,11 +1,16 @@
-// Long rows (inner == 1) of the row engine, in one kernel that stays: a cluster of blocks has every n-th row, and each
-// of its warps the same spans of all of them. A block has a ring of stages in shared memory, a span each, that the copy
-// engine fills, so that what comes next is on its way while a row is worked on: the warp that is done with a stage asks
-// for the span that many stages later, whichever warp will have it.
+// Long rows (inner == 1) of the row engine, in one kernel that stays: a cluster of blocks takes one row after the
+// other, and each of its warps has the same spans of all of them. A block has a ring of stages in shared memory, a span
+// each, that the copy engine fills, so that what comes next is on its way while a row is worked on: the warp that is
+// done with a stage asks for the span that many stages later, whichever warp will have it.
 //
 // The statistics of a row go to all blocks of the cluster, each of which waits for them. A warp sends those of a row
 // after it has read all of the row before, and nobody sends those of the row after it before it has all of this: two
 // places take turns, and there is no other barrier. (A barrier of the cluster would wait for results to be written.)
+//
+// Multiprocessors are not equally fast (those of a cluster of them share a way to memory): the next row goes to whoever
+// comes first, by a counter in the workspace, and so neighbouring rows are read at about the same time. A fixed share
+// for each cost up to 5 %. Which row comes much later travels with the statistics: that costs no further exchange, and
+// nobody waits for the counter.
 //
 // Spans and the order in which they are merged are those of rows_kernel, and so are all bits.
 #pragma once
@@ -25,21 +30,27 @@ struct StreamParameters {
   Parameters<P> of;
   int part;  // spans of a block
   int stages;
+  unsigned* counter;  // of rows that were taken; or null: every cluster has every n-th row
 };
 
-constexpr int kStreamSlots = 2;   // rows whose statistics are on their way
+constexpr int kStreamSlots = 2;                 // rows whose statistics are on their way
+constexpr int kStreamAhead = 4;                 // rows that stages reach ahead of the one that is written, at most
+constexpr int kStreamKnown = kStreamAhead + 2;  // how much later the row is of which statistics bring the number
+constexpr int kStreamRows = 16;                 // places for numbers: from the row before to kStreamKnown later
 constexpr int kStreamUnroll = 4;  // vectors that a lane works on at once: no more, for the sake of small code
 
-// Shared memory: statistics [kStreamSlots][spans], their barriers [kStreamSlots], those of stages, stages.
+// Shared memory: statistics [kStreamSlots][spans], numbers of rows [kStreamRows], barriers of statistics
+// [kStreamSlots], those of stages, stages.
 template <class P, int kVectors, bool kAligned>
 struct StreamLayout {
   // A span that is not aligned begins and ends in windows of 16 bytes that it has not whole.
   static constexpr int kOperandBytes = kVectors * 32 * 16 + (kAligned ? 0 : 16);
   static constexpr int kStageBytes = P::kOperands * kOperandBytes;
 
-  __host__ __device__ static int barriers_at(int spans) {
+  __host__ __device__ static int rows_at(int spans) {
     return (kStreamSlots * spans * static_cast<int>(sizeof(Stat<P>)) + 15) / 16 * 16;
   }
+  __host__ __device__ static int barriers_at(int spans) { return rows_at(spans) + 4 * kStreamRows; }
   __host__ __device__ static int stages_at(int spans, int stages) {
     return (barriers_at(spans) + 8 * (kStreamSlots + stages) + 127) / 128 * 128;
   }
@@ -60,18 +71,22 @@ __global__ void __launch_bounds__(32 * kStreamWarps, 2) stream_kernel(const __gr
 
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   const int block = blockIdx.x % static_cast<unsigned>(p.blocks);
-  const int64_t rows_apart = gridDim.x / static_cast<unsigned>(p.blocks);
-  const int64_t first_row = blockIdx.x / static_cast<unsigned>(p.blocks);
-  const int rows = static_cast<int>((p.columns - first_row + rows_apart - 1) / rows_apart);
+  const int cluster = blockIdx.x / static_cast<unsigned>(p.blocks);
+  const int clusters = gridDim.x / static_cast<unsigned>(p.blocks);
   const int first_span = block * s.part, count = min(s.part, p.spans - first_span);  // of this block
 
   unsigned char* const memory = dynamic_shared_memory();
   auto* const stats = reinterpret_cast<Stat<P>*>(memory);
+  auto* const numbers = reinterpret_cast<unsigned*>(memory + Layout::rows_at(p.spans));
   auto* const stats_there = reinterpret_cast<uint64_t*>(memory + Layout::barriers_at(p.spans));
   uint64_t* const filled = stats_there + kStreamSlots;
   unsigned char* const ring = memory + Layout::stages_at(p.spans, s.stages);
   const int receivers = (p.spans + s.part - 1) / s.part;  // blocks that have spans
-  const uint32_t bytes_there = p.spans * static_cast<int>(sizeof(Stat<P>));
+  const uint32_t bytes_there = p.spans * static_cast<int>(sizeof(Stat<P>)) + sizeof(unsigned);
+  const int stages = min(s.stages, kStreamAhead * count);
+  // Of the cluster's i-th row; beyond the last one where there are no more.
+  const auto outer_of = [&](int i) { return static_cast<int64_t>(numbers[i % kStreamRows]); };
+  const auto exists = [&](int i) { return outer_of(i) < p.columns; };
 
   // Of a span of this block.
   const auto begin = [&](int span) { return int64_t{first_span + span} * kSpan; };
@@ -84,8 +99,8 @@ __global__ void __launch_bounds__(32 * kStreamWarps, 2) stream_kernel(const __gr
   // Of the block's n-th span, all rows counted.
   const auto fetch = [&](int n, int stage) {
     const int i = n / count, span = n - i * count;
-    if (i >= rows || lane != 0) return;
-    const int64_t at = (first_row + i * rows_apart) * p.length + begin(span);
+    if (lane != 0 || !exists(i)) return;
+    const int64_t at = outer_of(i) * p.length + begin(span);
     const int shift = shift_of(at), end = size(span) * kItem + shift;
     const bool last = !kAligned && at + size(span) == p.columns * p.length;
     // Whole windows, but not beyond the end of the array.
@@ -106,6 +121,8 @@ __global__ void __launch_bounds__(32 * kStreamWarps, 2) stream_kernel(const __gr
 #pragma unroll
     for (int o = 0; o < P::kOperands; ++o) copy_bulk(to + o * Layout::kOperandBytes, windows(o), bytes, filled + stage);
   };
+  if (threadIdx.x < kStreamKnown)
+    numbers[threadIdx.x] = static_cast<unsigned>(min(p.columns, cluster + int64_t{clusters} * threadIdx.x));
   if (threadIdx.x < s.stages) make_copy_barrier(filled + threadIdx.x);
   if (threadIdx.x < kStreamSlots) make_copy_barrier(stats_there + threadIdx.x, p.blocks == 1 ? p.spans : 1);
   make_barriers_visible();
@@ -113,7 +130,7 @@ __global__ void __launch_bounds__(32 * kStreamWarps, 2) stream_kernel(const __gr
   arrive_at_cluster_barrier();  // after which others may send
   if (count > 0) {
 #pragma unroll 1
-    for (int n = warp; n < s.stages; n += warps) fetch(n, n);
+    for (int n = warp; n < stages; n += warps) fetch(n, n);
   }
 
   Pack padding[P::kOperands];
@@ -178,13 +195,6 @@ __global__ void __launch_bounds__(32 * kStreamWarps, 2) stream_kernel(const __gr
         for (int j = 0; j < kVectors; ++j) {
           Unit unit;
           load(j, unit, 0);
-          if constexpr (P::kPlainSum) {
-            if (P::add_plain(args)) {
-#pragma unroll
-              for (int i = 0; i < kWidth; ++i)
-                if ((j * 32 + lane) * kWidth + i < wanted) stat.sum(kPlain) += unit.x(args, 0, i);
-            }
-          }
           leave_out_hole(j, unit, 0);
 #pragma unroll
           for (int k = 0; k < kPlain; ++k) {
@@ -193,8 +203,21 @@ __global__ void __launch_bounds__(32 * kStreamWarps, 2) stream_kernel(const __gr
           }
         }
       });
+      if constexpr (P::kPlainSum) {
+        if (P::add_plain(p.args)) {
+#pragma unroll 1
+          for (int j = 0; j < kVectors; ++j) {
+            Unit unit;
+            load(j, unit, 0);
 #pragma unroll
-      for (int k = 0; k < P::kSums; ++k) stat.sum(k) = merged_sum(stat.sum(k), 0, 5);
+            for (int i = 0; i < kWidth; ++i)
+              if ((j * 32 + lane) * kWidth + i < wanted) stat.sum(kPlain) += unit.x(p.args, 0, i);
+          }
+          stat.sum(kPlain) = merged_sum(stat.sum(kPlain), 0, 5);
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < kPlain; ++k) stat.sum(k) = merged_sum(stat.sum(k), 0, 5);
     }
     return stat;
   };
@@ -203,6 +226,13 @@ __global__ void __launch_bounds__(32 * kStreamWarps, 2) stream_kernel(const __gr
                          const typename P::Final& final) {
     Bits* const to = static_cast<Bits*>(p.out) + at;
     const int tail = shift_of(at) / kItem, windows = (left + tail + kWidth - 1) / kWidth;
+    // Results of a row that is skipped are 0: words are easier to clear than elements.
+    typename P::Row counted = row;
+    uint32_t kept = ~0u;
+    if constexpr (P::kHole) {
+      kept = P::skip(row) ? 0u : ~0u;
+      counted = P::counted(row);
+    }
     const auto write_window = [&](const auto& args, int w) {
       Unit unit;
 #pragma unroll
@@ -211,9 +241,11 @@ __global__ void __launch_bounds__(32 * kStreamWarps, 2) stream_kernel(const __gr
       const int e = w * kWidth - tail;
       Acc values[kWidth];
 #pragma unroll
-      for (int i = 0; i < kWidth; ++i) values[i] = P::output(args, row, final, unit.x(args, 0, i), unit.y(0, i));
+      for (int i = 0; i < kWidth; ++i) values[i] = P::output(args, counted, final, unit.x(args, 0, i), unit.y(0, i));
       Pack pack = packed<Element>(values);
       if constexpr (P::kHole) {
+#pragma unroll
+        for (auto& word : pack.word) word &= kept;
         if (hole >= e && hole < e + kWidth) {
           const Bits value = Element::store(P::hole_output(p.args, row, final));
 #pragma unroll
@@ -247,9 +279,9 @@ __global__ void __launch_bounds__(32 * kStreamWarps, 2) stream_kernel(const __gr
 
   // Of a span of the i-th row of this block.
   const auto measure = [&](int i, typename P::Row& row, int span) {
-    const int n = i * count + span, turn = n / s.stages, at_stage = n - turn * s.stages;
+    const int n = i * count + span, turn = n / stages, at_stage = n - turn * stages;
     const int wanted = P::skip(row) ? 0 : size(span), hole = hole_of(row, span);
-    const int64_t at = (first_row + i * rows_apart) * p.length + begin(span);
+    const int64_t at = outer_of(i) * p.length + begin(span);
     const unsigned char* const stage = ring + at_stage * Layout::kStageBytes;
     wait_for_copies(filled + at_stage, turn & 1);
     const Stat<P> stat = wanted == kSpan && hole < 0 ? statistics(std::true_type{}, stage, at, wanted, hole)
@@ -258,41 +290,77 @@ __global__ void __launch_bounds__(32 * kStreamWarps, 2) stream_kernel(const __gr
     if constexpr (P::kHole) row = shuffle_from(row, 0);
     if (p.out == nullptr) {
       __syncwarp();
-      fetch(n + s.stages, at_stage);
+      fetch(n + stages, at_stage);
     }
     return stat;
   };
-  const auto send = [&](int slot, int span, const Stat<P>& stat) {
+  // The first block of a cluster tells the others, with the statistics of a row, which row comes kStreamKnown later. It
+  // has asked for that one row ago.
+  const bool leads = block == 0 && warp == 0;
+  unsigned later = 0;
+  const auto ask_for = [&](int i) {
+    if (!leads || lane != 0) return;
+    const int64_t first = int64_t{clusters} * i;
+    if (s.counter) {
+      later = clusters * kStreamKnown + atomicAdd(s.counter, 1u);
+    } else {
+      later = static_cast<unsigned>(min(p.columns, first + cluster));
+    }
+  };
+  const auto send = [&](int i, int span, const Stat<P>& stat) {
+    const int slot = i % kStreamSlots;
     Stat<P>* const to = stats + slot * p.spans + first_span + span;
+    unsigned* const number = numbers + (i + kStreamKnown) % kStreamRows;
     if (p.blocks > 1) {
       if (lane < receivers) copy_to_block(to, stats_there + slot, lane, stat);
+      if (leads && span == 0) {
+        const unsigned told = shuffle_from(later, 0);
+        if (lane < receivers) copy_to_block(number, stats_there + slot, lane, told);
+      }
     } else if (lane == 0) {
       *to = stat;
+      if (span == 0) *number = later;
       arrive_at(stats_there + slot);
     }
+    if (span == 0) ask_for(i + 1 + kStreamKnown);
   };
 
   wait_at_cluster_barrier();
   if (warp >= count) return;
   // While statistics of a row are on their way, a warp takes those of its first span of the next, if that has been
   // fetched by then.
-  const bool fetched_early = count + warp < s.stages;
+  const bool fetched_early = count + warp < stages;
   bool early = false;
   Stat<P> stat;
-  auto row = P::row(p.args, first_row, 0, p.length, 1), measured = row;
-  for (int i = 0; i < rows; ++i, row = measured) {
-    const int64_t outer = first_row + i * rows_apart;
+  ask_for(kStreamKnown);
+  // What else is read of a row is asked for in time, too: `begun` two rows ahead, and what that leads to one row ahead.
+  typename P::Row row = P::row(p.args, outer_of(0), 0, p.length, 1), measured = row, following = row, begun = row;
+  const auto look_ahead = [&](int i) {
+    if constexpr (P::kHole) {
+      if (exists(i)) following = P::completed(p.args, begun, outer_of(i), 0, p.length, 1);
+      if (exists(i + 1)) begun = P::begun(p.args, outer_of(i + 1), 0, p.length, 1);
+    } else {
+      if (exists(i)) following = P::row(p.args, outer_of(i), 0, p.length, 1);
+    }
+  };
+  if constexpr (P::kHole) {
+    if (exists(1)) begun = P::begun(p.args, outer_of(1), 0, p.length, 1);
+  }
+  for (int i = 0; exists(i); ++i, row = measured) {
+    const int64_t outer = outer_of(i);
     const int slot = i % kStreamSlots;
+    const bool more = exists(i + 1);
+    look_ahead(i + 1);
     if (p.blocks > 1 && threadIdx.x == 0) expect_copies(stats_there + slot, bytes_there);
-    if (early) send(slot, warp, stat);
+    if (early) send(i, warp, stat);
     for (int span = early ? warp + warps : warp;; span += warps) {
-      const bool next = span >= count, more = i + 1 < rows;
+      const bool next = span >= count;
       early = next && more && fetched_early;
-      if (next && more) measured = P::row(p.args, outer + rows_apart, 0, p.length, 1);
+      if (next && more) measured = following;
       if (next && !early) break;
       stat = measure(next ? i + 1 : i, measured, next ? warp : span);
       if (next) break;
-      send(slot, span, stat);
+      send(i, span, stat);
     }
     wait_for_copies(stats_there + slot, i / kStreamSlots & 1);
     if (p.out == nullptr && (block != i % receivers || warp != 0)) continue;
@@ -301,17 +369,23 @@ __global__ void __launch_bounds__(32 * kStreamWarps, 2) stream_kernel(const __gr
     if ((p.out == nullptr || block == 0) && threadIdx.x == 0) P::write_row(p.args, outer, row, final);
     if (p.out == nullptr) continue;
     for (int span = warp; span < count; span += warps) {
-      const int n = i * count + span, at_stage = n % s.stages;
+      const int n = i * count + span, at_stage = n % stages;
       write(ring + at_stage * Layout::kStageBytes, outer * p.length + begin(span), size(span), hole_of(row, span), row,
             final);
       __syncwarp();
-      fetch(n + s.stages, at_stage);
+      fetch(n + stages, at_stage);
     }
   }
 }
 
+// Before a stream_kernel that takes rows from the counter.
+template <class Counter>
+__global__ void clear_kernel(Counter* counter) {
+  *counter = 0;
+}
+
 template <class P, int kVectors, bool kAligned>
-cudaError_t launch_stream(cudaStream_t stream, const RowPlan& plan, const StreamParameters<P>& s) {
+cudaError_t launch_stream(cudaStream_t stream, const RowPlan& plan, StreamParameters<P> s) {
   using Layout = StreamLayout<P, kVectors, kAligned>;
   const auto kernel = stream_kernel<P, kVectors, kAligned>;
   Launch launched;
@@ -326,13 +400,19 @@ cudaError_t launch_stream(cudaStream_t stream, const RowPlan& plan, const Stream
   if (status != cudaSuccess) return status;
   const int64_t clusters = std::min<int64_t>(s.of.columns, resident);
   launched.grid = dim3(static_cast<unsigned>(clusters * plan.blocks));
+  if (s.of.columns <= clusters * kStreamKnown) s.counter = nullptr;
+  if (s.counter) {
+    status = launch(stream, Launch{dim3(1), dim3(1)}, clear_kernel<unsigned>, s.counter);
+    if (status != cudaSuccess) return status;
+  }
   return launch(stream, launched, kernel, s);
 }
 
 template <class P>
 cudaError_t run_stream(cudaStream_t stream, const RowPlan& plan, const Parameters<P>& p) {
   if constexpr (P::kFast && !P::kMasked && !P::kDecoded) {
-    const StreamParameters<P> s{p, plan.part, plan.stages};
+    auto* const counter = reinterpret_cast<unsigned*>(plan.workspace_bytes ? p.workspace : nullptr);
+    const StreamParameters<P> s{p, plan.part, plan.stages, counter};
     constexpr int kVectors = P::kLarge ? 8 : kOnlyVectors;
     if (plan.vectors != kVectors) return cudaErrorInvalidValue;
     if constexpr (P::kAlignedRows)

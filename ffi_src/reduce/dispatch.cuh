@@ -96,7 +96,7 @@ __device__ __forceinline__ double larger(double a, double b) {
   if (a != a || b != b) return a != a ? a : b;
   return a > b || (a == b && reinterpret<int64_t>(b) < 0) ? a : b;
 }
-__device__ __forceinline__ float larger(float a, float b) { return scan::larger(a, b); }
+__device__ __forceinline__ float larger(float a, float b) { return jaxgpuops::larger(a, b); }
 __device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
 __device__ __forceinline__ uint64_t larger(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
@@ -147,19 +147,19 @@ struct Extreme : Reduction<E, kMasks> {
 template <class F>
 cudaError_t with_element(DType dtype, F f) {
   switch (dtype) {
-    case DType::kFloat8E4M3FN: return f(scan::Float8E4M3FN{});
-    case DType::kFloat8E5M2: return f(scan::Float8E5M2{});
-    case DType::kFloat16: return f(scan::Float16{});
-    case DType::kBFloat16: return f(scan::BFloat16{});
-    case DType::kFloat32: return f(scan::Float32{});
-    case DType::kFloat64: return f(scan::Float64{});
+    case DType::kFloat8E4M3FN: return f(Float8E4M3FN{});
+    case DType::kFloat8E5M2: return f(Float8E5M2{});
+    case DType::kFloat16: return f(Float16{});
+    case DType::kBFloat16: return f(BFloat16{});
+    case DType::kFloat32: return f(Float32{});
+    case DType::kFloat64: return f(Float64{});
     default: break;
   }
   switch (bytes_of(dtype)) {
-    case 1: return f(scan::Integer<uint8_t>{});
-    case 2: return f(scan::Integer<uint16_t>{});
-    case 4: return f(scan::Integer<uint32_t>{});
-    case 8: return f(scan::Integer<uint64_t>{});
+    case 1: return f(Integer<uint8_t>{});
+    case 2: return f(Integer<uint16_t>{});
+    case 4: return f(Integer<uint32_t>{});
+    case 8: return f(Integer<uint64_t>{});
     default: return cudaErrorInvalidValue;
   }
 }

@@ -12,10 +12,10 @@ using row_engine::Parameters;
 template <class F>
 cudaError_t with_element(DType dtype, F f) {
   switch (dtype) {
-    case DType::kFloat16: return f(scan::Float16{});
-    case DType::kBFloat16: return f(scan::BFloat16{});
-    case DType::kFloat32: return f(scan::Float32{});
-    case DType::kFloat64: return f(scan::Float64{});
+    case DType::kFloat16: return f(Float16{});
+    case DType::kBFloat16: return f(BFloat16{});
+    case DType::kFloat32: return f(Float32{});
+    case DType::kFloat64: return f(Float64{});
     default: return cudaErrorInvalidValue;
   }
 }

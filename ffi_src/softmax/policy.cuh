@@ -236,20 +236,30 @@ struct CrossEntropy : ExponentialSum<E, sizeof(typename E::Bits) == 2> {
   };
 
   __device__ static Row row(const Args& args, int64_t outer, int64_t i, int64_t length, int64_t inner) {
+    return completed(args, begun(args, outer, i, length, inner), outer, i, length, inner);
+  }
+  // A row in two steps: what the second reads, the first has to know.
+  __device__ static Row begun(const Args& args, int64_t outer, int64_t i, int64_t length, int64_t inner) {
     Row row = {};
     row.counts = !args.where || args.where[args.where_at(outer, 0, i)];
-    row.label = -1;
-    if (!row.counts) return row;
-    const int label = args.labels[outer * inner + i];
-    row.z_label = nan<Acc>();
-    if (label >= 0 && label < length) {
-      row.label = label;
-      row.z_label = E::load(args.logits[(outer * length + label) * inner + i]);
-    }
+    row.label = args.labels[outer * inner + i];
     if (args.cotangent) row.cotangent = args.cotangent[args.cotangent_at(outer, 0, i)];
     return row;
   }
+  __device__ static Row completed(const Args& args, Row row, int64_t outer, int64_t i, int64_t length, int64_t inner) {
+    row.z_label = nan<Acc>();
+    if (!row.counts || row.label < 0 || row.label >= length) {
+      row.label = -1;
+    } else {
+      row.z_label = E::load(args.logits[(outer * length + row.label) * inner + i]);
+    }
+    return row;
+  }
   __device__ static bool skip(const Row& row) { return !row.counts; }
+  __device__ static Row counted(Row row) {
+    row.counts = true;
+    return row;
+  }
   template <class F>
   __device__ static void with_args(const Args& args, F f) {
     f(args);

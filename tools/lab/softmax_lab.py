@@ -448,6 +448,8 @@ def geometries(lab, rng, call):
                 yield {"cluster": cluster}
     elif plan["algorithm"] == "rows":
         yield {"block_warps": int(rng.choice([1, 2, 8]))}
+    elif plan["algorithm"].startswith("columns"):
+        yield {"cluster": 1}  # streamed, however few
     yield {"split": True}
 
 
@@ -588,6 +590,9 @@ MORE = [
     ("softmax", (8, 65536, 128), 1, "float32", -1.5),
     ("softmax", (256, 8, 65536), 1, "float32", -1.1),
     ("softmax_jvp", (4096, 32768), 0, "float32", -1.1),
+    ("softmax_jvp", (4096, 32768), 0, "bfloat16", -1.1),
+    ("softmax_jvp", (64, 1024, 2048), 1, "float32", -1.1),
+    ("log_softmax_jvp", (64, 1024, 2048), 1, "float32", -1.1),
     ("softmax_jvp", (16384, 50257), 1, "bfloat16", -1.1),
     ("softmax masked", (32, 16, 1024, 1024), 3, "bfloat16", -1.3),
     ("softmax causal", (32, 16, 1024, 1024), 3, "bfloat16", -1.0),
