@@ -1,6 +1,7 @@
 """Scans on a GPU: see gpu.py."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +16,9 @@ REGIMES = {
     "loop, along, a tile": ((3000, 250), 1),
     "loop, along, aligned": ((3000, 4096), 1),
     "loop, along, many tiles": ((600, 70_001), 1),
-    "look-ahead, along, few tiles": ((3, 300_001), 1),
-    "look-ahead, along, aligned": ((1, 1 << 20), 1),
+    "resident": ((3, 300_001), 1),
+    "resident, aligned": ((1, 1 << 20), 1),
+    "resident, two tiles a block": ((7, 299_001), 1),
     "look-ahead, along, one row": ((1, 2_200_003), 1),
     "look-ahead, along": ((2, 8_000_004), 1),
     "loop, across": ((16, 1003, 2048), 1),
@@ -114,7 +116,7 @@ def test_every_kernel_has_a_regime():
         chosen = plan(functools.partial(jaxgpuops.cumsum, axis=axis), jax.ShapeDtypeStruct(shape, jnp.float32))
         found.add((chosen["algorithm"], chosen["layout"]))
     algorithms, layouts = ("loop", "look_ahead"), ("along", "across", "single")
-    assert found == {(algorithm, layout) for algorithm in algorithms for layout in layouts}
+    assert found == {*itertools.product(algorithms, layouts), ("resident", "along")}
 
 
 @regimes

@@ -16,7 +16,7 @@ from benchmarks import topk as benchmark
 plan_topk = jaxgpuops._native.modules["cpu"].plan_topk
 plan_argmax = jaxgpuops._native.modules["cpu"].plan_argmax
 
-ALGORITHMS = {"empty", "argmax", "rows", "stream", "grid", "columns", "radix"}
+ALGORITHMS = {"empty", "argmax", "rows", "stream", "grid", "wave", "columns", "radix"}
 # KB of shared memory that a block may have, from the table of compute capabilities in the CUDA programming guide.
 SHARED_LIMIT = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 CAPABILITIES = tuple(SHARED_LIMIT)
@@ -50,6 +50,8 @@ def test_every_benchmark_has_a_fitting_kernel(point, capability):
         expected = {"argmax"}
     elif inner > 1:
         expected = {"columns"}
+    elif k <= 256 and outer <= 4 and length * bits >= 1 << 20:
+        expected = {"wave"}
     elif k <= 64 and length <= (16384 if capability not in (90, 100) else 131072):  # long ones in clusters
         expected = {"rows"}
     else:
@@ -157,13 +159,13 @@ SCANS += ["cumprod_jvp", "cummax_jvp", "cummin_jvp", "cumlogsumexp_jvp"]
 # The benchmark's points: rows, bytes of an element, and what they should take.
 SCAN_POINTS = [
     ((1, 1 << 27, 1), 4, "look_ahead", "along"),
-    ((1, 1 << 20, 1), 4, "look_ahead", "along"),
+    ((1, 1 << 20, 1), 4, "resident", "along"),
     ((1024, 65536, 1), 4, "loop", "along"),
     ((65536, 1024, 1), 4, "loop", "along"),
     ((65536, 1024, 1), 2, "loop", "along"),
     ((8, 4096, 2048), 4, "loop", "across"),
     ((1, 65536, 1024), 4, "look_ahead", "across"),
-    ((16, 128256, 1), 4, "look_ahead", "along"),
+    ((16, 128256, 1), 4, "resident", "along"),
     ((4096, 128, 1), 4, "loop", "along"),
     ((1, 1000, 3), 4, "look_ahead", "single"),
 ]
@@ -191,7 +193,7 @@ def test_scan_forms(capability):
     for call in scan_calls():
         length = call[2]
         plan = plan_scan(*call, capability)
-        assert plan["algorithm"] in ("loop", "look_ahead"), (call, plan)
+        assert plan["algorithm"] in ("loop", "look_ahead", "resident"), (call, plan)
         assert plan["threads"] % 32 == 0 and 32 <= plan["threads"] <= 256, (call, plan)
         assert (plan["tiles"] - 1) * plan["tile"] < length <= plan["tiles"] * plan["tile"], (call, plan)
         if plan["tiles"] == 1:

@@ -10,8 +10,9 @@ namespace jaxgpuops {
 struct Launch {
   dim3 grid, block;
   size_t shared_bytes = 0;
-  int cluster = 1;       // blocks per cluster, at most 8; above 1 needs compute capability 9.0
-  bool overlap = false;  // starts when the kernel before says so (griddepcontrol), not at its end; needs 9.0, too
+  int cluster = 1;        // blocks per cluster, at most 8; above 1 needs compute capability 9.0
+  bool overlap = false;   // starts when the kernel before says so (griddepcontrol), not at its end; needs 9.0, too
+  bool together = false;  // all blocks run at the same time, or the launch fails: they may have a barrier of the grid
 };
 
 template <class... Parameters, class... Arguments>
@@ -27,7 +28,7 @@ cudaError_t launch(cudaStream_t stream, const Launch& shape, void (*kernel)(Para
   config.blockDim = shape.block;
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = stream;
-  cudaLaunchAttribute attributes[2];
+  cudaLaunchAttribute attributes[3];
   config.attrs = attributes;
   if (shape.cluster > 1) {
     cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
@@ -39,6 +40,11 @@ cudaError_t launch(cudaStream_t stream, const Launch& shape, void (*kernel)(Para
     cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (shape.together) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeCooperative;
+    attribute.val.cooperative = 1;
   }
   return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
 }

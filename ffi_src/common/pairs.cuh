@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "scan/element.h"
+#include "common/element.h"
 
 namespace jaxgpuops {
 
@@ -48,7 +48,7 @@ __device__ __forceinline__ uint32_t larger_pair(uint32_t a, uint32_t b) {
   for (int i = 0; i < 2; ++i) {
     const float of_a = Element::load(static_cast<uint16_t>(a >> 16 * i));
     const float of_b = Element::load(static_cast<uint16_t>(b >> 16 * i));
-    larger[i] = kNan ? scan::larger(of_a, of_b) : fmaxf(of_a, of_b);
+    larger[i] = kNan ? jaxgpuops::larger(of_a, of_b) : fmaxf(of_a, of_b);
   }
   return pair_of<Element>(larger[0], larger[1]);
 #endif

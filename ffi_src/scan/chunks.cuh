@@ -53,9 +53,9 @@ class Chunks : public BetweenWarps<Policy> {
   static_assert(kFoldsAt + kThreads * sizeof(State) <= kStageBytes);
 
   __device__ explicit Chunks(const Parameters& p) : Base(p, 1) {
-    const int warp = threadIdx.x / 32;
-    lane = threadIdx.x % 32;
-    part = p.backward ? kWarps - 1 - warp : warp;
+    thread = threadIdx.x % kThreads;
+    lane = thread % 32;
+    part = p.backward ? kWarps - 1 - thread / 32 : thread / 32;
   }
 
   __device__ Place place(unsigned strip) const {
@@ -160,12 +160,10 @@ class Chunks : public BetweenWarps<Policy> {
   }
 
   __device__ void publish_warp(int slot, const Folds& folds) const {
-    if (lane == 0) this->totals(slot)[threadIdx.x / 32] = folds.warp[0];
+    if (lane == 0) this->totals(slot)[thread / 32] = folds.warp[0];
   }
 
-  __device__ void earlier_warps(int slot, State (&base)[1]) const {
-    base[0] = this->before_warp(slot, threadIdx.x / 32, 0);
-  }
+  __device__ void earlier_warps(int slot, State (&base)[1]) const { base[0] = this->before_warp(slot, thread / 32, 0); }
 
   // Writes the results of a tile, of which `base` is the fold of what comes before the warp's part.
   __device__ void finish(const Place& place, const Span& span, Tile& tile, uint32_t starts, const Folds& folds,
@@ -192,7 +190,7 @@ class Chunks : public BetweenWarps<Policy> {
  private:
   template <class T>
   __device__ T* in_stage(int stage, int at) const {
-    return reinterpret_cast<T*>(shared_memory() + stage * kStageBytes + at) + threadIdx.x;
+    return reinterpret_cast<T*>(shared_memory() + stage * kStageBytes + at) + thread;
   }
 
   // 16 bytes by 16 bytes of the warp's part of an operand, as a run has them, j of kPacks, ..
@@ -218,7 +216,7 @@ class Chunks : public BetweenWarps<Policy> {
   }
 
   __device__ int64_t position(const Span& span) const {  // of the run
-    return span.begin + static_cast<int>(threadIdx.x) * kRun;
+    return span.begin + thread * kRun;
   }
   __device__ int64_t index(int64_t position) const { return p.backward ? p.length - 1 - position : position; }
 
@@ -298,7 +296,8 @@ class Chunks : public BetweenWarps<Policy> {
     return in;
   }
 
-  int lane, part;  // part: of the tile, as memory has it, that is this warp's
+  int thread, lane;  // of those that work on a tile, and of its warp
+  int part;          // of the tile, as memory has it, that is this warp's
 };
 
 }  // namespace jaxgpuops::scan

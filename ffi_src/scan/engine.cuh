@@ -87,6 +87,16 @@ __device__ __forceinline__ void copy(void* shared, const void* global) {
   *static_cast<Unit*>(shared) = *static_cast<const Unit*>(global);
 #endif
 }
+// The same of 16 bytes, zeros if they are not `there`.
+__device__ __forceinline__ void copy_or_clear(void* shared, const void* global, bool there) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  const auto to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  const int bytes = there ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes) : "memory");
+#else
+  *static_cast<uint4*>(shared) = there ? *static_cast<const uint4*>(global) : uint4{};
+#endif
+}
 __device__ __forceinline__ void commit_copies() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");
@@ -100,22 +110,11 @@ __device__ __forceinline__ void wait_for_copies() {
 }
 
 // A barrier that some threads of the block wait at and others only pass.
-#if !defined(__CUDA_ARCH__)  // where kernels run on the host, as if on a GPU, whoever runs them has this
-void emulated_barrier(int id, int threads, bool wait);
-#endif
 __device__ __forceinline__ void wait_at_barrier(int id, int threads) {
-#if defined(__CUDA_ARCH__)
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-#else
-  emulated_barrier(id, threads, true);
-#endif
 }
 __device__ __forceinline__ void pass_barrier(int id, int threads) {
-#if defined(__CUDA_ARCH__)
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-#else
-  emulated_barrier(id, threads, false);
-#endif
 }
 
 // Lets the next kernel start, where it was launched to overlap; and waits for the end of the one before.
@@ -212,7 +211,7 @@ class BetweenWarps {
 
 // ---- The engine -----------------------------------------------------------------------------------------------------
 
-// One thread's part of a block's work: kAlong with all of a tile in registers, and kSingle.
+// One thread's part of a block's work: kSingle, and kAlong where rows are so tiny that a lane has one run of 16 bytes.
 template <class Policy, Layout kLayout>
 class Engine : public BetweenWarps<Policy> {
  public:
@@ -227,7 +226,7 @@ class Engine : public BetweenWarps<Policy> {
   static constexpr bool kOneColumn = false;
   static constexpr bool kAlong = kLayout == Layout::kAlong;
   static constexpr RunShape kShape = run_shape(kLayout, Policy::kOperands, sizeof(Bits));
-  static constexpr int kRun = kShape.run, kWidth = 1, kPerLane = kShape.per_lane, kUnits = kPerLane;
+  static constexpr int kRun = kShape.run, kWidth = 1, kPerLane = kAlong ? 1 : kShape.per_lane, kUnits = kPerLane;
   static constexpr int kInUnit = kAlong ? kRun : 1;  // elements of a load
   static constexpr int kTileExtras = Policy::kNeighbour ? kPerLane : 1;
   using Unit = std::conditional_t<kAlong, Pack, Bits>;

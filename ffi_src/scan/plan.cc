@@ -51,6 +51,7 @@ const char* name(Algorithm algorithm) {
     case Algorithm::kEmpty: return "empty";
     case Algorithm::kLoop: return "loop";
     case Algorithm::kLookAhead: return "look_ahead";
+    case Algorithm::kResident: return "resident";
   }
   return "?";
 }
@@ -86,13 +87,17 @@ Plan plan_scan(const Problem& problem, int compute_capability, int64_t workspace
   if (plan.layout == Layout::kAlong && runs <= 8) {
     plan.run_bits = bits_for(runs);
   } else {
-    const int least = plan.layout == Layout::kAlong ? 3 : 0;
-    plan.run_bits = std::min(max_run_bits, std::max(least, bits_for(ceil_div(runs, shape.per_lane))));
+    plan.run_bits = std::min(max_run_bits, bits_for(ceil_div(runs, shape.per_lane)));
   }
   const int lanes = 1 << plan.run_bits;
-  plan.axis_warps =
-      static_cast<int>(std::min<int64_t>(kWarps, int64_t{1} << bits_for(ceil_div(runs, lanes * shape.per_lane))));
-  plan.per_lane = static_cast<int>(std::min<int64_t>(shape.per_lane, ceil_div(runs, lanes * plan.axis_warps)));
+  const int64_t warps = ceil_div(runs, lanes * shape.per_lane);
+  if (plan.layout == Layout::kAlong) {  // tiny rows have one run in a lane (engine.cuh), others all (rows.cuh)
+    plan.axis_warps = static_cast<int>(std::min<int64_t>(kWarps, warps));
+    plan.per_lane = runs <= 8 ? 1 : shape.per_lane;
+  } else {
+    plan.axis_warps = static_cast<int>(std::min<int64_t>(kWarps, int64_t{1} << bits_for(warps)));
+    plan.per_lane = static_cast<int>(std::min<int64_t>(shape.per_lane, ceil_div(runs, lanes * plan.axis_warps)));
+  }
   plan.tile = plan.axis_warps * plan.per_lane * lanes * shape.run;
   plan.tiles = ceil_div(length, plan.tile);
   while (int64_t{1} << (kGroupBits * plan.levels) < plan.tiles) ++plan.levels;
@@ -117,8 +122,13 @@ Plan plan_scan(const Problem& problem, int compute_capability, int64_t workspace
     while (plan.stages > 1 && shared(plan.stages, 2) > most) --plan.stages;
   }
   if (plan.tiles == 1 || plan.strips * plan.tiles > INT32_MAX) return plan;
-  auto choice = plan.strips >= enough_strips(plan.layout) ? Algorithm::kLoop : Algorithm::kLookAhead;
+  const bool cut = problem.kind == Kind::kCumulative && problem.segmented;
+  const bool fits = plan.layout == Layout::kAlong && !cut && plan.strips * plan.tiles <= kResidentTiles;
+  auto choice = plan.strips >= enough_strips(plan.layout) ? Algorithm::kLoop
+                : fits                                    ? Algorithm::kResident
+                                                          : Algorithm::kLookAhead;
   if (forced >= 0) choice = static_cast<Algorithm>(forced);
+  if (choice == Algorithm::kResident && !fits) choice = Algorithm::kLookAhead;
   if (choice == Algorithm::kLoop) return plan;
 
   int64_t words = 0;
@@ -126,9 +136,17 @@ Plan plan_scan(const Problem& problem, int compute_capability, int64_t workspace
   const int64_t needed = kWorkspaceHeader + inner * words * state_words(problem, bytes) * 8;
   if (workspace_bytes >= 0 && needed > workspace_bytes) return plan;
 
-  plan.late = most_late(plan.layout, operands);
-  while (plan.late > 0 && shared(plan.late + 2, plan.late + 2) > most) --plan.late;
-  if (shared(plan.late + 2, plan.late + 2) > most) return plan;
+  const auto room = [&](int stages) { return shared(stages, stages); };
+  if (const int wanted = row_blocks(operands, cut); plan.layout == Layout::kAlong && wanted > 0) {
+    const int blocks = wanted * room(4) <= most ? wanted : 1;
+    plan.stages = kMostStages;
+    while (plan.stages > 2 && blocks * room(plan.stages) > most) --plan.stages;
+    if (room(plan.stages) > most) return plan;
+  } else {
+    plan.late = kMostLate;
+    while (plan.late > 0 && room(plan.late + 2) > most) --plan.late;
+    if (room(plan.late + 2) > most) return plan;
+  }
   plan.algorithm = choice;
   plan.workspace_bytes = needed;
   plan.overlap = compute_capability >= 90;

@@ -14,6 +14,7 @@ enum class Algorithm {
   kEmpty,      // nothing to write
   kLoop,       // a block walks the axis
   kLookAhead,  // blocks share the axis: a block waits for the sums of earlier tiles
+  kResident,   // blocks share a row, and all run at a time
 };
 
 const char* name(Algorithm algorithm);
@@ -31,7 +32,7 @@ struct Plan {
   int64_t strips = 0;           // blocks that the columns take
   int levels = 1;               // of folds of tiles
   int late = 0;                 // look_ahead: steps from a tile's sum to its results
-  int stages = 1;               // kAcross, loop: tiles in shared memory
+  int stages = 1;               // kAcross, loop; look_ahead along rows: tiles in shared memory
   bool overlap = false;         // the second kernel of two may start before the first ends
   int64_t workspace_bytes = 0;  // per outer index
 

@@ -9,7 +9,7 @@
 // results: only operands have to be kept between the two.
 #pragma once
 
-#include "scan/element.h"
+#include "common/element.h"
 #include "scan/scan.h"
 
 namespace jaxgpuops::scan {
@@ -43,10 +43,10 @@ struct Sum {
   using Element = E;
   static constexpr bool kProduct = false;
   using State = typename E::Acc;
-  JAXGPUOPS_SCAN_FN static State identity(const Options&) { return Constant<State>::of(0); }
-  JAXGPUOPS_SCAN_FN static State element(State x, const Options&) { return x; }
-  JAXGPUOPS_SCAN_FN static State combine(State l, State r) { return add(l, r); }
-  JAXGPUOPS_SCAN_FN static State result(State s, const Options&) { return s; }
+  JAXGPUOPS_FN static State identity(const Options&) { return Constant<State>::of(0); }
+  JAXGPUOPS_FN static State element(State x, const Options&) { return x; }
+  JAXGPUOPS_FN static State combine(State l, State r) { return add(l, r); }
+  JAXGPUOPS_FN static State result(State s, const Options&) { return s; }
 };
 
 template <class E>
@@ -54,10 +54,10 @@ struct Product {
   using Element = E;
   static constexpr bool kProduct = true;
   using State = typename E::Acc;
-  JAXGPUOPS_SCAN_FN static State identity(const Options&) { return Constant<State>::of(1); }
-  JAXGPUOPS_SCAN_FN static State element(State x, const Options&) { return x; }
-  JAXGPUOPS_SCAN_FN static State combine(State l, State r) { return multiply(l, r); }
-  JAXGPUOPS_SCAN_FN static State result(State s, const Options&) { return s; }
+  JAXGPUOPS_FN static State identity(const Options&) { return Constant<State>::of(1); }
+  JAXGPUOPS_FN static State element(State x, const Options&) { return x; }
+  JAXGPUOPS_FN static State combine(State l, State r) { return multiply(l, r); }
+  JAXGPUOPS_FN static State result(State s, const Options&) { return s; }
 };
 
 // max; min(x) is -max(-x) for floats, and for integers the order is in the mask.
@@ -66,13 +66,13 @@ struct Extreme {
   using Element = E;
   static constexpr bool kProduct = false;
   using State = float;
-  JAXGPUOPS_SCAN_FN static float flip(float x, const Options& o) {
+  JAXGPUOPS_FN static float flip(float x, const Options& o) {
     return bits_as<float>(bits_as<uint32_t>(x) ^ (o.smaller ? 0x80000000u : 0));
   }
-  JAXGPUOPS_SCAN_FN static State identity(const Options&) { return E::lowest(); }
-  JAXGPUOPS_SCAN_FN static State element(float x, const Options& o) { return flip(x, o); }
-  JAXGPUOPS_SCAN_FN static State combine(State l, State r) { return larger(l, r); }
-  JAXGPUOPS_SCAN_FN static float result(State s, const Options& o) { return flip(s, o); }
+  JAXGPUOPS_FN static State identity(const Options&) { return E::lowest(); }
+  JAXGPUOPS_FN static State element(float x, const Options& o) { return flip(x, o); }
+  JAXGPUOPS_FN static State combine(State l, State r) { return larger(l, r); }
+  JAXGPUOPS_FN static float result(State s, const Options& o) { return flip(s, o); }
 };
 
 // float64: the order of its bits as integers, NaN largest.
@@ -82,17 +82,15 @@ struct Extreme<Float64> {
   static constexpr bool kProduct = false;
   using State = int64_t;
   static constexpr int64_t kMagnitude = 0x7fffffffffffffff;
-  JAXGPUOPS_SCAN_FN static uint64_t sign(const Options& o) {
-    return o.smaller ? ~static_cast<uint64_t>(kMagnitude) : 0;
-  }
-  JAXGPUOPS_SCAN_FN static State element(double x, const Options& o) {
+  JAXGPUOPS_FN static uint64_t sign(const Options& o) { return o.smaller ? ~static_cast<uint64_t>(kMagnitude) : 0; }
+  JAXGPUOPS_FN static State element(double x, const Options& o) {
     if (x != x) return kMagnitude;
     const auto bits = static_cast<int64_t>(bits_as<uint64_t>(x) ^ sign(o));
     return bits < 0 ? bits ^ kMagnitude : bits;
   }
-  JAXGPUOPS_SCAN_FN static State identity(const Options&) { return element(Float64::lowest(), {}); }
-  JAXGPUOPS_SCAN_FN static State combine(State l, State r) { return l > r ? l : r; }
-  JAXGPUOPS_SCAN_FN static double result(State s, const Options& o) {
+  JAXGPUOPS_FN static State identity(const Options&) { return element(Float64::lowest(), {}); }
+  JAXGPUOPS_FN static State combine(State l, State r) { return l > r ? l : r; }
+  JAXGPUOPS_FN static double result(State s, const Options& o) {
     return bits_as<double>(static_cast<uint64_t>(s < 0 ? s ^ kMagnitude : s) ^ sign(o));
   }
 };
@@ -104,14 +102,12 @@ struct Extreme<Integer<Unsigned>> {
   using Acc = typename Element::Acc;
   using State = std::conditional_t<sizeof(Unsigned) == 8, int64_t, int32_t>;
   using Signed = std::make_signed_t<Unsigned>;
-  JAXGPUOPS_SCAN_FN static State identity(const Options&) { return std::numeric_limits<Signed>::min(); }
-  JAXGPUOPS_SCAN_FN static State element(Acc x, const Options& o) {
+  JAXGPUOPS_FN static State identity(const Options&) { return std::numeric_limits<Signed>::min(); }
+  JAXGPUOPS_FN static State element(Acc x, const Options& o) {
     return static_cast<Signed>(static_cast<Unsigned>(x ^ static_cast<Acc>(o.mask)));
   }
-  JAXGPUOPS_SCAN_FN static State combine(State l, State r) { return l > r ? l : r; }
-  JAXGPUOPS_SCAN_FN static Acc result(State s, const Options& o) {
-    return static_cast<Acc>(s) ^ static_cast<Acc>(o.mask);
-  }
+  JAXGPUOPS_FN static State combine(State l, State r) { return l > r ? l : r; }
+  JAXGPUOPS_FN static Acc result(State s, const Options& o) { return static_cast<Acc>(s) ^ static_cast<Acc>(o.mask); }
 };
 
 template <>
@@ -119,10 +115,10 @@ struct Extreme<Boolean> {
   using Element = Boolean;
   static constexpr bool kProduct = false;
   using State = uint32_t;
-  JAXGPUOPS_SCAN_FN static State identity(const Options&) { return 0; }
-  JAXGPUOPS_SCAN_FN static State element(uint32_t x, const Options& o) { return (x != 0) != o.smaller; }
-  JAXGPUOPS_SCAN_FN static State combine(State l, State r) { return l | r; }
-  JAXGPUOPS_SCAN_FN static uint32_t result(State s, const Options& o) { return (s != 0) != o.smaller; }
+  JAXGPUOPS_FN static State identity(const Options&) { return 0; }
+  JAXGPUOPS_FN static State element(uint32_t x, const Options& o) { return (x != 0) != o.smaller; }
+  JAXGPUOPS_FN static State combine(State l, State r) { return l | r; }
+  JAXGPUOPS_FN static uint32_t result(State s, const Options& o) { return (s != 0) != o.smaller; }
 };
 
 // log(sum exp) of some numbers: their maximum, and the sum of the exponentials of what they are below it.
@@ -134,49 +130,51 @@ struct LogSumExp {
   struct State {
     Real maximum, sum;
   };
-  JAXGPUOPS_SCAN_FN static State identity(const Options&) { return {-std::numeric_limits<Real>::infinity(), Real{0}}; }
-  JAXGPUOPS_SCAN_FN static State element(Real x, const Options&) { return {x, Real{1}}; }
+  JAXGPUOPS_FN static State identity(const Options&) { return {-std::numeric_limits<Real>::infinity(), Real{0}}; }
+  JAXGPUOPS_FN static State element(Real x, const Options&) { return {x, Real{1}}; }
   // The maximum alone is NaN where a number is: then the sum is of no account.
-  JAXGPUOPS_SCAN_FN static State combine(State l, State r) {
+  JAXGPUOPS_FN static State combine(State l, State r) {
     const Real apart = l.maximum - r.maximum;  // NaN where both are infinite, too
     const bool left = l.maximum >= r.maximum;
     const Real factor = exp_below_one(not_nan(-std::fabs(apart)));
     return {larger(l.maximum, r.maximum), multiply_add(left ? r.sum : l.sum, factor, left ? l.sum : r.sum)};
   }
-  JAXGPUOPS_SCAN_FN static Real result(State s, const Options&) { return log_of_sum(s.sum, s.maximum); }
+  JAXGPUOPS_FN static Real result(State s, const Options&) { return log_of_sum(s.sum, s.maximum); }
 
-  // The fold of n numbers x(i), with one exponential each.
+  // The fold of n numbers x(i), with one exponential each: sums[i] is that of those up to i, below the maximum of all.
   template <int n, class X>
-  JAXGPUOPS_SCAN_FN static State fold(X x) {
-    State all = {maximum_of<n>(x), Real{0}};
+  JAXGPUOPS_FN static State fold(X x, Real* sums) {
+    const Real maximum = maximum_of<n>(x);
+    sums[0] = exp_below_one(x(0) - maximum);
 #pragma unroll
-    for (int i = 0; i < n; ++i) all.sum += exp_below_one(x(i) - all.maximum);
-    if (std::fabs(all.maximum) == std::numeric_limits<Real>::infinity()) all.sum = 1;
-    return all;
+    for (int i = 1; i < n; ++i) sums[i] = sums[i - 1] + exp_below_one(x(i) - maximum);
+    return {maximum, std::fabs(maximum) == std::numeric_limits<Real>::infinity() ? Real{1} : sums[n - 1]};
   }
 
-  // Adds n numbers one after the other, if the maximum rises by so little meanwhile that all sums may be of what
-  // numbers are below the last maximum.
-  template <int n, class X>
-  JAXGPUOPS_SCAN_FN static bool add(State& state, X x, Real (&results)[n], const Options& o) {
-    const Real maximum = maximum_of<n>(x);
-    const Real rise = maximum - (o.exclusive ? state.maximum : larger(state.maximum, x(0)));
+  // Adds n numbers one after the other, the first of them `x0`, of which fold() has found the maximum and the sums, if
+  // the maximum rises by so little meanwhile that all sums may be of what numbers are below the last maximum.
+  template <int n>
+  JAXGPUOPS_FN static bool add(State& state, Real x0, Real maximum, const Real* sums, Real (&results)[n],
+                               const Options& o) {
+    const Real rise = maximum - (o.exclusive ? state.maximum : larger(state.maximum, x0));
     if (!(rise <= 4 && rise > -std::numeric_limits<Real>::infinity())) return false;
     const Real last = larger(state.maximum, maximum), factor = exp_below_one(maximum - last);
-    Real sum = state.sum * exp_below_one(state.maximum - last);
+    const Real before = state.sum * exp_below_one(state.maximum - last);
+    state = {last, multiply_add(sums[n - 1], factor, before)};
+    if (o.exclusive) {
 #pragma unroll
-    for (int i = 0; i < n; ++i) {
-      const Real before = sum;
-      sum = multiply_add(exp_below_one(x(i) - maximum), factor, sum);
-      results[i] = log_of_sum(o.exclusive ? before : sum, last);
+      for (int i = 0; i < n; ++i)
+        results[i] = log_of_sum(i == 0 ? before : multiply_add(sums[i - 1], factor, before), last);
+    } else {
+#pragma unroll
+      for (int i = 0; i < n; ++i) results[i] = log_of_sum(multiply_add(sums[i], factor, before), last);
     }
-    state = {last, sum};
     return true;
   }
 
  private:
   template <int n, class X>
-  JAXGPUOPS_SCAN_FN static Real maximum_of(X x) {
+  JAXGPUOPS_FN static Real maximum_of(X x) {
     Real maximum = x(0);
 #pragma unroll
     for (int i = 1; i < n; ++i) maximum = larger(maximum, x(i));
@@ -197,10 +195,10 @@ struct Cumulative<Op, false> {
   static constexpr Kind kKind = Kind::kCumulative;
   static constexpr bool kProduct = Op::kProduct, kCut = false;
 
-  JAXGPUOPS_SCAN_FN static State identity(const Options& o) { return Op::identity(o); }
-  JAXGPUOPS_SCAN_FN static State combine(State l, State r) { return Op::combine(l, r); }
-  JAXGPUOPS_SCAN_FN static State first(const In<Acc>& in, const Options& o) { return Op::element(in.x, o); }
-  JAXGPUOPS_SCAN_FN static Out<Acc> step(State& state, const In<Acc>& in, const Options& o) {
+  JAXGPUOPS_FN static State identity(const Options& o) { return Op::identity(o); }
+  JAXGPUOPS_FN static State combine(State l, State r) { return Op::combine(l, r); }
+  JAXGPUOPS_FN static State first(const In<Acc>& in, const Options& o) { return Op::element(in.x, o); }
+  JAXGPUOPS_FN static Out<Acc> step(State& state, const In<Acc>& in, const Options& o) {
     const State before = state;
     state = Op::combine(before, Op::element(in.x, o));
     return {Op::result(o.exclusive ? before : state, o), {}};
@@ -220,12 +218,12 @@ struct Cumulative<Op, true> {
   static constexpr Kind kKind = Kind::kCumulative;
   static constexpr bool kProduct = Op::kProduct, kCut = true;
 
-  JAXGPUOPS_SCAN_FN static State identity(const Options& o) { return {Op::identity(o), 0}; }
-  JAXGPUOPS_SCAN_FN static State combine(State l, State r) {
+  JAXGPUOPS_FN static State identity(const Options& o) { return {Op::identity(o), 0}; }
+  JAXGPUOPS_FN static State combine(State l, State r) {
     return {r.cut ? r.value : Op::combine(l.value, r.value), l.cut | r.cut};
   }
-  JAXGPUOPS_SCAN_FN static State first(const In<Acc>& in, const Options& o) { return {Op::element(in.x, o), in.start}; }
-  JAXGPUOPS_SCAN_FN static Out<Acc> step(State& state, const In<Acc>& in, const Options& o) {
+  JAXGPUOPS_FN static State first(const In<Acc>& in, const Options& o) { return {Op::element(in.x, o), in.start}; }
+  JAXGPUOPS_FN static Out<Acc> step(State& state, const In<Acc>& in, const Options& o) {
     const typename Op::State before = in.start ? Op::identity(o) : state.value;
     state.value = Op::combine(before, Op::element(in.x, o));
     state.cut |= in.start;
@@ -238,7 +236,7 @@ struct Cumulative<Op, true> {
 // a factor of 0.
 
 template <class Acc>
-JAXGPUOPS_SCAN_FN Acc scaled(Acc factor, Acc v) {
+JAXGPUOPS_FN Acc scaled(Acc factor, Acc v) {
   return is_zero(factor) ? factor : multiply(factor, v);
 }
 
@@ -249,17 +247,17 @@ struct Affine {
   struct State {
     Acc factor, value;
   };
-  JAXGPUOPS_SCAN_FN static State identity(const Options&) { return {Constant<Acc>::of(1), Constant<Acc>::of(0)}; }
+  JAXGPUOPS_FN static State identity(const Options&) { return {Constant<Acc>::of(1), Constant<Acc>::of(0)}; }
   // A product of many factors may overflow where nothing is there to be multiplied: 0 stays 0.
-  JAXGPUOPS_SCAN_FN static State combine(State l, State r) {
+  JAXGPUOPS_FN static State combine(State l, State r) {
     const bool forget = is_zero(r.factor) || is_zero(l.value);
     return {multiply(l.factor, r.factor), forget ? r.value : multiply_add(r.factor, l.value, r.value)};
   }
   // The map that gives v, whatever it is applied to.
-  JAXGPUOPS_SCAN_FN static State constant(Acc v) { return {Constant<Acc>::of(0), v}; }
+  JAXGPUOPS_FN static State constant(Acc v) { return {Constant<Acc>::of(0), v}; }
 
   // q = factor v + u, which becomes v; if `passed`, q = v + u, and factor q becomes v. Returns q.
-  JAXGPUOPS_SCAN_FN static Acc advance(State& s, Acc factor, Acc u, bool passed) {
+  JAXGPUOPS_FN static Acc advance(State& s, Acc factor, Acc u, bool passed) {
     const Acc one = Constant<Acc>::of(1);
     const Acc before = passed ? one : factor, after = passed ? factor : one;
     const Acc q = is_zero(before) ? u : multiply_add(before, s.value, u);
@@ -267,9 +265,7 @@ struct Affine {
     s.factor = multiply(s.factor, factor);
     return q;
   }
-  JAXGPUOPS_SCAN_FN static State begin(Acc factor, Acc u, bool passed) {
-    return {factor, passed ? scaled(factor, u) : u};
-  }
+  JAXGPUOPS_FN static State begin(Acc factor, Acc u, bool passed) { return {factor, passed ? scaled(factor, u) : u}; }
 };
 
 // h_k = a_k h_{k-1} + b_k, or with a_{k-1}.
@@ -283,11 +279,11 @@ struct Linear : Affine<E> {
   static constexpr Kind kKind = Kind::kLinear;
   static constexpr bool kProduct = false, kCut = false;
 
-  JAXGPUOPS_SCAN_FN static Acc factor(const In<Acc>& in) { return in.start ? Constant<Acc>::of(0) : in.a; }
-  JAXGPUOPS_SCAN_FN static State first(const In<Acc>& in, const Options& o) {
+  JAXGPUOPS_FN static Acc factor(const In<Acc>& in) { return in.start ? Constant<Acc>::of(0) : in.a; }
+  JAXGPUOPS_FN static State first(const In<Acc>& in, const Options& o) {
     return Base::begin(factor(in), in.x, o.transpose);
   }
-  JAXGPUOPS_SCAN_FN static Out<Acc> step(State& s, const In<Acc>& in, const Options& o) {
+  JAXGPUOPS_FN static Out<Acc> step(State& s, const In<Acc>& in, const Options& o) {
     return {Base::advance(s, factor(in), in.x, o.transpose), {}};
   }
 };
@@ -303,12 +299,10 @@ struct LinearVjp : Affine<E> {
   static constexpr Kind kKind = Kind::kLinearVjp;
   static constexpr bool kProduct = false, kCut = false;
 
-  JAXGPUOPS_SCAN_FN static Acc edge(const Options&) { return Constant<Acc>::of(0); }  // where there is no h0
-  JAXGPUOPS_SCAN_FN static Acc factor(const In<Acc>& in) { return in.start ? Constant<Acc>::of(0) : in.a; }
-  JAXGPUOPS_SCAN_FN static State first(const In<Acc>& in, const Options&) {
-    return Base::begin(factor(in), in.x, true);
-  }
-  JAXGPUOPS_SCAN_FN static Out<Acc> step(State& s, const In<Acc>& in, const Options&) {
+  JAXGPUOPS_FN static Acc edge(const Options&) { return Constant<Acc>::of(0); }  // where there is no h0
+  JAXGPUOPS_FN static Acc factor(const In<Acc>& in) { return in.start ? Constant<Acc>::of(0) : in.a; }
+  JAXGPUOPS_FN static State first(const In<Acc>& in, const Options&) { return Base::begin(factor(in), in.x, true); }
+  JAXGPUOPS_FN static Out<Acc> step(State& s, const In<Acc>& in, const Options&) {
     const Acc db = Base::advance(s, factor(in), in.x, true);
     return {in.start ? Constant<Acc>::of(0) : multiply(db, in.neighbour), db};
   }
@@ -329,8 +323,8 @@ struct ProductWeights {
   using Element = E;
   using Acc = typename E::Acc;
   static constexpr bool kNeighbour = true;
-  JAXGPUOPS_SCAN_FN static Acc edge(const Options&) { return Constant<Acc>::of(1); }
-  JAXGPUOPS_SCAN_FN static Weights<Acc> of(const In<Acc>& in, const Options& o) {
+  JAXGPUOPS_FN static Acc edge(const Options&) { return Constant<Acc>::of(1); }
+  JAXGPUOPS_FN static Weights<Acc> of(const In<Acc>& in, const Options& o) {
     if (o.exclusive) return {in.a, in.y};
     return {in.a, in.start ? Constant<Acc>::of(1) : in.neighbour};
   }
@@ -341,8 +335,8 @@ struct ExtremeWeights {
   using Element = E;
   using Acc = typename E::Acc;
   static constexpr bool kNeighbour = false;
-  JAXGPUOPS_SCAN_FN static Acc edge(const Options&) { return Acc{0}; }
-  JAXGPUOPS_SCAN_FN static Weights<Acc> of(const In<Acc>& in, const Options& o) {
+  JAXGPUOPS_FN static Acc edge(const Options&) { return Acc{0}; }
+  JAXGPUOPS_FN static Weights<Acc> of(const In<Acc>& in, const Options& o) {
     const bool beyond = o.exclusive && (o.smaller ? in.a < in.y : in.a > in.y);
     const bool taken = in.a == in.y || in.a != in.a || beyond;
     return {taken ? Acc{0} : Acc{1}, taken ? Acc{1} : Acc{0}};
@@ -354,16 +348,16 @@ struct LogSumExpWeights {
   using Element = E;
   using Acc = typename E::Acc;
   static constexpr bool kNeighbour = true;
-  JAXGPUOPS_SCAN_FN static Acc edge(const Options& o) {
+  JAXGPUOPS_FN static Acc edge(const Options& o) {
     const Acc infinity = std::numeric_limits<Acc>::infinity();
     return o.exclusive ? infinity : -infinity;
   }
   // e^(low - high), where low <= high but for rounding.
-  JAXGPUOPS_SCAN_FN static Acc ratio(Acc low, Acc high) {
+  JAXGPUOPS_FN static Acc ratio(Acc low, Acc high) {
     const Acc d = low == high ? Acc{0} : low - high;
     return exp_below_one(d > 0 ? Acc{0} : d);
   }
-  JAXGPUOPS_SCAN_FN static Weights<Acc> of(const In<Acc>& in, const Options& o) {
+  JAXGPUOPS_FN static Weights<Acc> of(const In<Acc>& in, const Options& o) {
     const Acc before = o.exclusive ? in.y : in.neighbour, after = o.exclusive ? in.neighbour : in.y;
     const bool nothing = in.a == -std::numeric_limits<Acc>::infinity();
     return {ratio(before, after), nothing ? Acc{0} : ratio(in.a, after)};
@@ -380,20 +374,18 @@ struct Tangent : Affine<typename W::Element> {
   static constexpr Kind kKind = Kind::kTangent;
   static constexpr bool kProduct = false, kCut = false;
 
-  JAXGPUOPS_SCAN_FN static Acc edge(const Options& o) { return W::edge(o); }
-  JAXGPUOPS_SCAN_FN static Weights<Acc> weights(const In<Acc>& in, const Options& o) {
+  JAXGPUOPS_FN static Acc edge(const Options& o) { return W::edge(o); }
+  JAXGPUOPS_FN static Weights<Acc> weights(const In<Acc>& in, const Options& o) {
     Weights<Acc> w = W::of(in, o);
     if (in.start) w.factor = Constant<Acc>::of(0);
     return w;
   }
-  JAXGPUOPS_SCAN_FN static Acc input(Acc weight, Acc t, const Options& o) {
-    return o.transpose ? t : scaled(weight, t);
-  }
-  JAXGPUOPS_SCAN_FN static State first(const In<Acc>& in, const Options& o) {
+  JAXGPUOPS_FN static Acc input(Acc weight, Acc t, const Options& o) { return o.transpose ? t : scaled(weight, t); }
+  JAXGPUOPS_FN static State first(const In<Acc>& in, const Options& o) {
     const Weights<Acc> w = weights(in, o);
     return Base::begin(w.factor, input(w.weight, in.x, o), o.transpose && !o.exclusive);
   }
-  JAXGPUOPS_SCAN_FN static Out<Acc> step(State& s, const In<Acc>& in, const Options& o) {
+  JAXGPUOPS_FN static Out<Acc> step(State& s, const In<Acc>& in, const Options& o) {
     const Weights<Acc> w = weights(in, o);
     const Acc before = in.start ? Constant<Acc>::of(0) : s.value;
     const Acc q = Base::advance(s, w.factor, input(w.weight, in.x, o), o.transpose && !o.exclusive);
@@ -410,11 +402,20 @@ template <class Policy>
 constexpr bool kByParts = false;
 template <class E>
 constexpr bool kByParts<Cumulative<LogSumExp<E>, false>> = true;
-constexpr int kPart = 8;
+constexpr int kPart = 16;
+
+// What fold_run() of n positions may leave for the step_run() of the same: exponentials cost more than registers.
+template <class Policy, int n>
+struct Kept {};
+template <class E, int n>
+struct Kept<Cumulative<LogSumExp<E>, false>, n> {
+  static constexpr int kOne = n < kPart ? n : kPart;
+  typename E::Acc maximum[n / kOne], sums[n];
+};
 
 // Calls body(at, options), with constants where there are neither segments nor exclusive results.
 template <class Policy, class At, class Body>
-JAXGPUOPS_SCAN_FN void with_constants(At at, const Options& o, Body body) {
+JAXGPUOPS_FN void with_constants(At at, const Options& o, Body body) {
   if constexpr (Policy::kKind == Kind::kCumulative) {
     body(at, o);
   } else if (o.segmented || o.exclusive) {
@@ -430,21 +431,22 @@ JAXGPUOPS_SCAN_FN void with_constants(At at, const Options& o, Body body) {
     if (Policy::kKind != Kind::kLinearVjp && o.transpose) {
       simple.transpose = true;
       body(uncut, simple);
-    } else {
+    } else {  // not one call with what o.transpose is: each knows which
       body(uncut, simple);
     }
   }
 }
 
 template <class Policy, int n, class At>
-JAXGPUOPS_SCAN_FN typename Policy::State fold_run(At at, const Options& options) {
+JAXGPUOPS_FN typename Policy::State fold_run(At at, const Options& options, Kept<Policy, n>& kept) {
   typename Policy::State state;
   if constexpr (kByParts<Policy>) {
-    constexpr int kOne = n < kPart ? n : kPart;
+    constexpr int kOne = Kept<Policy, n>::kOne;
 #pragma unroll
     for (int begin = 0; begin < n; begin += kOne) {
-      const auto part =
-          LogSumExp<typename Policy::Element>::template fold<kOne>([&](int i) { return at(begin + i).x; });
+      const auto part = LogSumExp<typename Policy::Element>::template fold<kOne>([&](int i) { return at(begin + i).x; },
+                                                                                 kept.sums + begin);
+      kept.maximum[begin / kOne] = part.maximum;
       state = begin == 0 ? part : Policy::combine(state, part);
     }
   } else {
@@ -457,9 +459,15 @@ JAXGPUOPS_SCAN_FN typename Policy::State fold_run(At at, const Options& options)
   return state;
 }
 
+template <class Policy, int n, class At>
+JAXGPUOPS_FN typename Policy::State fold_run(At at, const Options& options) {
+  Kept<Policy, n> kept;
+  return fold_run<Policy, n>(at, options, kept);
+}
+
 // Adds them to `state`.
 template <class Policy, int n, class At>
-JAXGPUOPS_SCAN_FN void fold_on(typename Policy::State& state, At at, const Options& options) {
+JAXGPUOPS_FN void fold_on(typename Policy::State& state, At at, const Options& options) {
   if constexpr (kByParts<Policy>) {
     state = Policy::combine(state, fold_run<Policy, n>(at, options));
   } else {
@@ -472,14 +480,16 @@ JAXGPUOPS_SCAN_FN void fold_on(typename Policy::State& state, At at, const Optio
 
 // The same, and calls put(i, result).
 template <class Policy, int n, class At, class Put>
-JAXGPUOPS_SCAN_FN void step_run(typename Policy::State& state, At at, const Options& options, Put put) {
+JAXGPUOPS_FN void step_run(typename Policy::State& state, At at, const Options& options, Put put,
+                           const Kept<Policy, n>& kept) {
   if constexpr (kByParts<Policy>) {
-    constexpr int kOne = n < kPart ? n : kPart;
+    using Fold = LogSumExp<typename Policy::Element>;
+    constexpr int kOne = Kept<Policy, n>::kOne;
 #pragma unroll
     for (int begin = 0; begin < n; begin += kOne) {
       typename Policy::Acc results[kOne];
-      const auto in = [&](int i) { return at(begin + i).x; };
-      if (!LogSumExp<typename Policy::Element>::template add<kOne>(state, in, results, options)) {
+      if (!Fold::template add<kOne>(state, at(begin).x, kept.maximum[begin / kOne], kept.sums + begin, results,
+                                    options)) {
 #pragma unroll
         for (int i = 0; i < kOne; ++i) results[i] = Policy::step(state, at(begin + i), options).first;
       }
@@ -492,6 +502,13 @@ JAXGPUOPS_SCAN_FN void step_run(typename Policy::State& state, At at, const Opti
       for (int i = 0; i < n; ++i) put(i, Policy::step(state, at(i), o));
     });
   }
+}
+
+template <class Policy, int n, class At, class Put>
+JAXGPUOPS_FN void step_run(typename Policy::State& state, At at, const Options& options, Put put) {
+  Kept<Policy, n> kept;
+  if constexpr (kByParts<Policy>) fold_run<Policy, n>(at, options, kept);
+  step_run<Policy, n>(state, at, options, put, kept);
 }
 
 }  // namespace jaxgpuops::scan

@@ -2,8 +2,8 @@
 //
 // A block takes tiles of `length` positions by some columns (a column: one outer and one inner index). Its warps are
 // `axis_warps` along the axis by `column_warps`; the lanes of a warp are 2^run_bits along the axis by the rest. A lane
-// has `per_lane` runs of consecutive positions, and the runs of a warp's lanes interleave, so that neighbouring lanes
-// load neighbouring memory.
+// has `per_lane` runs of consecutive positions. kAlong, they are one after the other; kSingle, those of a warp's lanes
+// interleave, so that neighbouring lanes load neighbouring memory.
 #pragma once
 
 #include <cstdint>
@@ -58,7 +58,14 @@ constexpr int stage_bytes(Layout layout, int operands, int bytes, int state_byte
 }
 
 // look_ahead: steps from a tile's sum to its results, at most.
-constexpr int most_late(Layout layout, int operands) { return layout == Layout::kAlong && operands == 1 ? 2 : 1; }
+constexpr int kMostLate = 1;
+// The same along rows of few operands: blocks of a multiprocessor, and tiles in the shared memory of one, at most. 0 of
+// other calls (`cut`: segments of cumulative ones, whose states need too many registers): they take the kernel above.
+constexpr int row_blocks(int operands, bool cut) { return cut ? 0 : operands == 1 ? 2 : operands == 2 ? 1 : 0; }
+constexpr int kMostStages = 6;
+
+// resident: tiles of all rows together, at most; 132 multiprocessors have as many at a time.
+constexpr int kResidentTiles = 528;
 
 // Tiles are numbered in base kGroup, and their sums folded by digits: 32 of a level make one of the next, and the fold
 // of all before a tile is, from the highest level down, the folds of those that its digits count. The same in kernels

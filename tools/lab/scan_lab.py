@@ -28,7 +28,7 @@ SOURCES = ["sum", "product", "extreme", "logsumexp", "linear", "linear_vjp", "ta
 
 KINDS = ["cumulative", "tangent", "linear", "linear_vjp"]  # as in scan.h
 OPS = ["sum", "prod", "max", "min", "logsumexp"]
-ALGORITHMS = ["empty", "loop", "look_ahead"]  # as in plan.h
+ALGORITHMS = ["empty", "loop", "look_ahead", "resident"]  # as in plan.h
 
 
 def build():
@@ -506,6 +506,8 @@ def check_call(lab, rng, call):
     for forced in ALGORITHMS[1:]:
         if forced != "loop" and results and results[0][1]["tiles"] == 1:
             break
+        if lab.launch(call, None, forced=forced)["algorithm"] != forced and forced != "loop":
+            continue
         capability = int(rng.choice([90, 80]))
         results.append(lab.run(call, x, a, y, h0, starts_bits, offset, forced=forced, capability=capability))
     if rows[0] > 1 and kind != "linear" and (starts_bits is None or starts_bits.shape[:axis] == shape[:axis]):

@@ -1,4 +1,4 @@
-// Elements as the scans see them: how many bytes they have in memory, and what they are computed in. Compiles for the
+// Elements as kernels see them: how many bytes they have in memory, and what they are computed in. Compiles for the
 // host, too, so that it can be tested there.
 #pragma once
 
@@ -12,15 +12,15 @@
 #include "common/dtype.h"
 
 #if defined(__CUDACC__)
-#define JAXGPUOPS_SCAN_FN __host__ __device__ __forceinline__
+#define JAXGPUOPS_FN __host__ __device__ __forceinline__
 #else
-#define JAXGPUOPS_SCAN_FN inline
+#define JAXGPUOPS_FN inline
 #endif
 
-namespace jaxgpuops::scan {
+namespace jaxgpuops {
 
 template <class To, class From>
-JAXGPUOPS_SCAN_FN To bits_as(From from) {
+JAXGPUOPS_FN To bits_as(From from) {
   static_assert(sizeof(To) == sizeof(From));
   To to;
   memcpy(&to, &from, sizeof(to));
@@ -35,55 +35,55 @@ struct Complex {
   Real re, im;
 };
 
-JAXGPUOPS_SCAN_FN uint32_t add(uint32_t a, uint32_t b) { return a + b; }
-JAXGPUOPS_SCAN_FN uint64_t add(uint64_t a, uint64_t b) { return a + b; }
-JAXGPUOPS_SCAN_FN float add(float a, float b) { return a + b; }
-JAXGPUOPS_SCAN_FN double add(double a, double b) { return a + b; }
+JAXGPUOPS_FN uint32_t add(uint32_t a, uint32_t b) { return a + b; }
+JAXGPUOPS_FN uint64_t add(uint64_t a, uint64_t b) { return a + b; }
+JAXGPUOPS_FN float add(float a, float b) { return a + b; }
+JAXGPUOPS_FN double add(double a, double b) { return a + b; }
 template <class Real>
-JAXGPUOPS_SCAN_FN Complex<Real> add(Complex<Real> a, Complex<Real> b) {
+JAXGPUOPS_FN Complex<Real> add(Complex<Real> a, Complex<Real> b) {
   return {a.re + b.re, a.im + b.im};
 }
 
-JAXGPUOPS_SCAN_FN uint32_t multiply_add(uint32_t a, uint32_t b, uint32_t c) { return a * b + c; }
-JAXGPUOPS_SCAN_FN uint64_t multiply_add(uint64_t a, uint64_t b, uint64_t c) { return a * b + c; }
-JAXGPUOPS_SCAN_FN float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
-JAXGPUOPS_SCAN_FN double multiply_add(double a, double b, double c) { return fma(a, b, c); }
+JAXGPUOPS_FN uint32_t multiply_add(uint32_t a, uint32_t b, uint32_t c) { return a * b + c; }
+JAXGPUOPS_FN uint64_t multiply_add(uint64_t a, uint64_t b, uint64_t c) { return a * b + c; }
+JAXGPUOPS_FN float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
+JAXGPUOPS_FN double multiply_add(double a, double b, double c) { return fma(a, b, c); }
 template <class Real>
-JAXGPUOPS_SCAN_FN Complex<Real> multiply_add(Complex<Real> a, Complex<Real> b, Complex<Real> c) {
+JAXGPUOPS_FN Complex<Real> multiply_add(Complex<Real> a, Complex<Real> b, Complex<Real> c) {
   return {multiply_add(-a.im, b.im, multiply_add(a.re, b.re, c.re)),
           multiply_add(a.im, b.re, multiply_add(a.re, b.im, c.im))};
 }
 
-JAXGPUOPS_SCAN_FN uint32_t multiply(uint32_t a, uint32_t b) { return a * b; }
-JAXGPUOPS_SCAN_FN uint64_t multiply(uint64_t a, uint64_t b) { return a * b; }
-JAXGPUOPS_SCAN_FN float multiply(float a, float b) { return a * b; }
-JAXGPUOPS_SCAN_FN double multiply(double a, double b) { return a * b; }
+JAXGPUOPS_FN uint32_t multiply(uint32_t a, uint32_t b) { return a * b; }
+JAXGPUOPS_FN uint64_t multiply(uint64_t a, uint64_t b) { return a * b; }
+JAXGPUOPS_FN float multiply(float a, float b) { return a * b; }
+JAXGPUOPS_FN double multiply(double a, double b) { return a * b; }
 template <class Real>
-JAXGPUOPS_SCAN_FN Complex<Real> multiply(Complex<Real> a, Complex<Real> b) {
+JAXGPUOPS_FN Complex<Real> multiply(Complex<Real> a, Complex<Real> b) {
   const Real re = -a.im * b.im, im = a.im * b.re;
   return {multiply_add(a.re, b.re, re), multiply_add(a.re, b.im, im)};
 }
 
 template <class Acc>
 struct Constant {
-  JAXGPUOPS_SCAN_FN static Acc of(int value) { return static_cast<Acc>(value); }
+  JAXGPUOPS_FN static Acc of(int value) { return static_cast<Acc>(value); }
 };
 template <class Real>
 struct Constant<Complex<Real>> {
-  JAXGPUOPS_SCAN_FN static Complex<Real> of(int value) { return {static_cast<Real>(value), Real{0}}; }
+  JAXGPUOPS_FN static Complex<Real> of(int value) { return {static_cast<Real>(value), Real{0}}; }
 };
 
 template <class Acc>
-JAXGPUOPS_SCAN_FN bool is_zero(Acc a) {
+JAXGPUOPS_FN bool is_zero(Acc a) {
   return a == Acc{0};
 }
 template <class Real>
-JAXGPUOPS_SCAN_FN bool is_zero(Complex<Real> a) {
+JAXGPUOPS_FN bool is_zero(Complex<Real> a) {
   return a.re == Real{0} && a.im == Real{0};
 }
 
 // e^x for x <= 0 and NaN; to about 1e-7 |x|, relatively.
-JAXGPUOPS_SCAN_FN float exp_below_one(float x) {
+JAXGPUOPS_FN float exp_below_one(float x) {
 #if defined(__CUDA_ARCH__)
   float e;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * 1.44269504f));
@@ -92,10 +92,10 @@ JAXGPUOPS_SCAN_FN float exp_below_one(float x) {
   return expf(x);
 #endif
 }
-JAXGPUOPS_SCAN_FN double exp_below_one(double x) { return exp(x); }
+JAXGPUOPS_FN double exp_below_one(double x) { return exp(x); }
 
 // c + log(x), for x >= 0 and NaN; to about 1e-7 (1 + |log(x)|), absolutely: a sum of n terms is no better known.
-JAXGPUOPS_SCAN_FN float log_of_sum(float x, float c) {
+JAXGPUOPS_FN float log_of_sum(float x, float c) {
 #if defined(__CUDA_ARCH__)
   float l;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(l) : "f"(x));
@@ -104,14 +104,14 @@ JAXGPUOPS_SCAN_FN float log_of_sum(float x, float c) {
   return c + logf(x);
 #endif
 }
-JAXGPUOPS_SCAN_FN double log_of_sum(double x, double c) { return c + log(x); }
+JAXGPUOPS_FN double log_of_sum(double x, double c) { return c + log(x); }
 
 // x <= 0, or 0 for NaN.
-JAXGPUOPS_SCAN_FN float not_nan(float x) { return fminf(x, 0.0f); }
-JAXGPUOPS_SCAN_FN double not_nan(double x) { return fmin(x, 0.0); }
+JAXGPUOPS_FN float not_nan(float x) { return fminf(x, 0.0f); }
+JAXGPUOPS_FN double not_nan(double x) { return fmin(x, 0.0); }
 
 // The larger of two, NaN if one is, and -0 < +0.
-JAXGPUOPS_SCAN_FN float larger(float a, float b) {
+JAXGPUOPS_FN float larger(float a, float b) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   float c;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
@@ -123,7 +123,7 @@ JAXGPUOPS_SCAN_FN float larger(float a, float b) {
   return a > b || (a == b && std::signbit(b)) ? a : b;
 #endif
 }
-JAXGPUOPS_SCAN_FN double larger(double a, double b) { return a != a || a > b ? a : b; }
+JAXGPUOPS_FN double larger(double a, double b) { return a != a || a > b ? a : b; }
 
 // ---- Element types --------------------------------------------------------------------------------------------------
 // Bits is what is loaded and stored, Acc what is computed in; integers are their own bits, widened to at least 32.
@@ -136,8 +136,8 @@ struct Integer {
                                   : sizeof(Unsigned) == 4 ? DType::kUint32
                                                           : DType::kUint64;  // or the signed
   using Acc = std::conditional_t<sizeof(Unsigned) == 8, uint64_t, uint32_t>;
-  JAXGPUOPS_SCAN_FN static Acc load(Bits bits) { return bits; }
-  JAXGPUOPS_SCAN_FN static Bits store(Acc value) { return static_cast<Bits>(value); }
+  JAXGPUOPS_FN static Acc load(Bits bits) { return bits; }
+  JAXGPUOPS_FN static Bits store(Acc value) { return static_cast<Bits>(value); }
 };
 
 struct Boolean : Integer<uint8_t> {};
@@ -146,18 +146,18 @@ struct Float32 {
   using Bits = uint32_t;
   static constexpr DType kDType = DType::kFloat32;
   using Acc = float;
-  JAXGPUOPS_SCAN_FN static float lowest() { return -std::numeric_limits<float>::infinity(); }
-  JAXGPUOPS_SCAN_FN static float load(Bits bits) { return bits_as<float>(bits); }
-  JAXGPUOPS_SCAN_FN static Bits store(float value) { return bits_as<Bits>(value); }
+  JAXGPUOPS_FN static float lowest() { return -std::numeric_limits<float>::infinity(); }
+  JAXGPUOPS_FN static float load(Bits bits) { return bits_as<float>(bits); }
+  JAXGPUOPS_FN static Bits store(float value) { return bits_as<Bits>(value); }
 };
 
 struct Float64 {
   using Bits = uint64_t;
   static constexpr DType kDType = DType::kFloat64;
   using Acc = double;
-  JAXGPUOPS_SCAN_FN static double lowest() { return -std::numeric_limits<double>::infinity(); }
-  JAXGPUOPS_SCAN_FN static double load(Bits bits) { return bits_as<double>(bits); }
-  JAXGPUOPS_SCAN_FN static Bits store(double value) { return bits_as<Bits>(value); }
+  JAXGPUOPS_FN static double lowest() { return -std::numeric_limits<double>::infinity(); }
+  JAXGPUOPS_FN static double load(Bits bits) { return bits_as<double>(bits); }
+  JAXGPUOPS_FN static Bits store(double value) { return bits_as<Bits>(value); }
 };
 
 // The nearest float with `kExponent` bits of exponent and `kMantissa` of mantissa, ties to even; without infinities
@@ -170,7 +170,7 @@ struct SmallFloat {
   static constexpr uint32_t kLargest = kFinite ? kSign - 2 : kInfinity - 1;  // of the finite
   static constexpr uint32_t kNan = kFinite ? kSign - 1 : kInfinity | (1u << (kMantissa - 1));
 
-  JAXGPUOPS_SCAN_FN static float load(uint32_t bits) {
+  JAXGPUOPS_FN static float load(uint32_t bits) {
     const uint32_t magnitude = bits & (kSign - 1), sign = (bits & kSign) ? 0x80000000u : 0;
     float value = static_cast<float>(magnitude) * bits_as<float>((128u - kBias - kMantissa) << 23);  // denormal
     if (magnitude >> kMantissa) value = bits_as<float>((magnitude << (23 - kMantissa)) + ((127u - kBias) << 23));
@@ -178,7 +178,7 @@ struct SmallFloat {
     return bits_as<float>(bits_as<uint32_t>(value) | sign);
   }
 
-  JAXGPUOPS_SCAN_FN static uint32_t store(float value) {
+  JAXGPUOPS_FN static uint32_t store(float value) {
     const uint32_t all = bits_as<uint32_t>(value), magnitude = all & 0x7fffffffu, sign = (all >> 31) ? kSign : 0;
     if (magnitude > 0x7f800000u) return sign | kNan;
     uint32_t bits;
@@ -198,8 +198,8 @@ struct Float16 {
   using Bits = uint16_t;
   static constexpr DType kDType = DType::kFloat16;
   using Acc = float;
-  JAXGPUOPS_SCAN_FN static float lowest() { return -std::numeric_limits<float>::infinity(); }
-  JAXGPUOPS_SCAN_FN static float load(Bits bits) {
+  JAXGPUOPS_FN static float lowest() { return -std::numeric_limits<float>::infinity(); }
+  JAXGPUOPS_FN static float load(Bits bits) {
 #if defined(__CUDA_ARCH__)
     float value;
     asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
@@ -208,7 +208,7 @@ struct Float16 {
     return SmallFloat<5, 10, false>::load(bits);
 #endif
   }
-  JAXGPUOPS_SCAN_FN static Bits store(float value) {
+  JAXGPUOPS_FN static Bits store(float value) {
 #if defined(__CUDA_ARCH__)
     Bits bits;
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
@@ -217,15 +217,24 @@ struct Float16 {
     return static_cast<Bits>(SmallFloat<5, 10, false>::store(value));
 #endif
   }
+  JAXGPUOPS_FN static uint32_t store(float low, float high) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    uint32_t bits;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+    return bits;
+#else
+    return store(low) | static_cast<uint32_t>(store(high)) << 16;
+#endif
+  }
 };
 
 struct BFloat16 {
   using Bits = uint16_t;
   static constexpr DType kDType = DType::kBFloat16;
   using Acc = float;
-  JAXGPUOPS_SCAN_FN static float lowest() { return -std::numeric_limits<float>::infinity(); }
-  JAXGPUOPS_SCAN_FN static float load(Bits bits) { return bits_as<float>(static_cast<uint32_t>(bits) << 16); }
-  JAXGPUOPS_SCAN_FN static Bits store(float value) {
+  JAXGPUOPS_FN static float lowest() { return -std::numeric_limits<float>::infinity(); }
+  JAXGPUOPS_FN static float load(Bits bits) { return bits_as<float>(static_cast<uint32_t>(bits) << 16); }
+  JAXGPUOPS_FN static Bits store(float value) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     Bits bits;
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
@@ -236,34 +245,43 @@ struct BFloat16 {
     return static_cast<Bits>((all + 0x7fff + (all >> 16 & 1)) >> 16);
 #endif
   }
+  JAXGPUOPS_FN static uint32_t store(float low, float high) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    uint32_t bits;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+    return bits;
+#else
+    return store(low) | static_cast<uint32_t>(store(high)) << 16;
+#endif
+  }
 };
 
 struct Float8E4M3FN {
   using Bits = uint8_t;
   static constexpr DType kDType = DType::kFloat8E4M3FN;
   using Acc = float;
-  JAXGPUOPS_SCAN_FN static float lowest() { return -448; }
-  JAXGPUOPS_SCAN_FN static float load(Bits bits) { return SmallFloat<4, 3, true>::load(bits); }
-  JAXGPUOPS_SCAN_FN static Bits store(float value) { return static_cast<Bits>(SmallFloat<4, 3, true>::store(value)); }
+  JAXGPUOPS_FN static float lowest() { return -448; }
+  JAXGPUOPS_FN static float load(Bits bits) { return SmallFloat<4, 3, true>::load(bits); }
+  JAXGPUOPS_FN static Bits store(float value) { return static_cast<Bits>(SmallFloat<4, 3, true>::store(value)); }
 };
 
 struct Float8E5M2 {
   using Bits = uint8_t;
   static constexpr DType kDType = DType::kFloat8E5M2;
   using Acc = float;
-  JAXGPUOPS_SCAN_FN static float lowest() { return -std::numeric_limits<float>::infinity(); }
-  JAXGPUOPS_SCAN_FN static float load(Bits bits) { return SmallFloat<5, 2, false>::load(bits); }
-  JAXGPUOPS_SCAN_FN static Bits store(float value) { return static_cast<Bits>(SmallFloat<5, 2, false>::store(value)); }
+  JAXGPUOPS_FN static float lowest() { return -std::numeric_limits<float>::infinity(); }
+  JAXGPUOPS_FN static float load(Bits bits) { return SmallFloat<5, 2, false>::load(bits); }
+  JAXGPUOPS_FN static Bits store(float value) { return static_cast<Bits>(SmallFloat<5, 2, false>::store(value)); }
 };
 
 struct Complex64 {
   using Bits = uint64_t;
   static constexpr DType kDType = DType::kComplex64;
   using Acc = Complex<float>;
-  JAXGPUOPS_SCAN_FN static Acc load(Bits bits) {
+  JAXGPUOPS_FN static Acc load(Bits bits) {
     return {bits_as<float>(static_cast<uint32_t>(bits)), bits_as<float>(static_cast<uint32_t>(bits >> 32))};
   }
-  JAXGPUOPS_SCAN_FN static Bits store(Acc value) {
+  JAXGPUOPS_FN static Bits store(Acc value) {
     return static_cast<Bits>(bits_as<uint32_t>(value.im)) << 32 | bits_as<uint32_t>(value.re);
   }
 };
@@ -276,12 +294,8 @@ struct Complex128 {
   using Bits = Bits128;
   static constexpr DType kDType = DType::kComplex128;
   using Acc = Complex<double>;
-  JAXGPUOPS_SCAN_FN static Acc load(Bits bits) {
-    return {bits_as<double>(bits.word[0]), bits_as<double>(bits.word[1])};
-  }
-  JAXGPUOPS_SCAN_FN static Bits store(Acc value) {
-    return {{bits_as<uint64_t>(value.re), bits_as<uint64_t>(value.im)}};
-  }
+  JAXGPUOPS_FN static Acc load(Bits bits) { return {bits_as<double>(bits.word[0]), bits_as<double>(bits.word[1])}; }
+  JAXGPUOPS_FN static Bits store(Acc value) { return {{bits_as<uint64_t>(value.re), bits_as<uint64_t>(value.im)}}; }
 };
 
 // ---- Packs: 16 bytes of elements ------------------------------------------------------------------------------------
@@ -291,7 +305,7 @@ struct alignas(16) Pack {
 };
 
 template <class Bits>
-JAXGPUOPS_SCAN_FN Bits get(const Pack& pack, int i) {
+JAXGPUOPS_FN Bits get(const Pack& pack, int i) {
   if constexpr (sizeof(Bits) == 8) {
     return static_cast<uint64_t>(pack.word[2 * i + 1]) << 32 | pack.word[2 * i];
   } else {
@@ -301,7 +315,7 @@ JAXGPUOPS_SCAN_FN Bits get(const Pack& pack, int i) {
 }
 
 template <class Bits>
-JAXGPUOPS_SCAN_FN void set(Pack& pack, int i, Bits bits) {
+JAXGPUOPS_FN void set(Pack& pack, int i, Bits bits) {
   if constexpr (sizeof(Bits) == 8) {
     pack.word[2 * i] = static_cast<uint32_t>(bits);
     pack.word[2 * i + 1] = static_cast<uint32_t>(bits >> 32);
@@ -316,9 +330,24 @@ JAXGPUOPS_SCAN_FN void set(Pack& pack, int i, Bits bits) {
   }
 }
 
+// As many numbers as a pack has elements.
+template <class E>
+JAXGPUOPS_FN Pack pack_of(const typename E::Acc* values) {
+  Pack pack = {};
+  if constexpr (std::is_same_v<E, Float16> || std::is_same_v<E, BFloat16>) {
+#pragma unroll
+    for (int w = 0; w < 4; ++w) pack.word[w] = E::store(values[2 * w], values[2 * w + 1]);
+  } else {
+    constexpr int kCount = 16 / sizeof(typename E::Bits);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) set<typename E::Bits>(pack, i, E::store(values[i]));
+  }
+  return pack;
+}
+
 // The elements in the other order.
 template <class Bits>
-JAXGPUOPS_SCAN_FN Pack reversed(const Pack& pack) {
+JAXGPUOPS_FN Pack reversed(const Pack& pack) {
   Pack to;
   constexpr int kCount = 16 / sizeof(Bits);
 #pragma unroll
@@ -334,4 +363,4 @@ JAXGPUOPS_SCAN_FN Pack reversed(const Pack& pack) {
   return to;
 }
 
-}  // namespace jaxgpuops::scan
+}  // namespace jaxgpuops
