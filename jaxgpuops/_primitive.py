@@ -159,7 +159,11 @@ class Kernel:
     # ---- Eager calls and result types -------------------------------------------------------------------------------
 
     def _eager(self, *operands, **params):
-        return self._jitted(tuple(params.items()))(*operands)
+        call = self._jitted(tuple(params.items()))
+        if jax.config.jax_disable_jit:  # of the program around; it would have this call itself again and again
+            with jax.disable_jit(False):
+                return call(*operands)
+        return call(*operands)
 
     @functools.cache  # noqa: B019  kernels live as long as the process
     def _jitted(self, params):

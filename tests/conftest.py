@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import tempfile
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several processes may share a GPU
 if os.environ.get("JAX_PLATFORMS") == "cuda":
@@ -15,6 +16,13 @@ from jaxgpuops import _native
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_enable_x64", False)
+
+# Many tests clear JAX's caches and then compile the same small programs again, which took most of the suite's time. Here
+# they find them on disk; each process has a folder of its own.
+_compiled = tempfile.TemporaryDirectory(prefix="jaxgpuops-tests-")
+jax.config.update("jax_compilation_cache_dir", _compiled.name)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def pytest_configure(config):

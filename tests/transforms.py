@@ -135,6 +135,23 @@ def jit(fn, case):
 
 
 @check()
+def disable_jit(fn, case):
+    """What people debug with. Every custom_vjp, custom batching and kernel is then called as it stands."""
+    args = case.example()
+    with jax.disable_jit():
+        return fn(*map(jnp.asarray, args)), jax.vmap(fn)(*case.examples(3)), jax.grad(loss(fn))(*args)
+
+
+@check()
+def strict_promotion(fn, case):
+    """Where JAX raises for implicit conversions and broadcasts: what we call inside must not rely on them."""
+    args = tuple(map(jnp.asarray, case.example()))
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"), jax.debug_nans(True):
+        out, pull = jax.vjp(lambda x: [y for y in fn(x, *args[1:]) if jnp.issubdtype(y.dtype, jnp.inexact)], args[0])
+        return out, pull([tangent(y) for y in out]), jax.vmap(fn)(*case.examples(3))
+
+
+@check()
 def eval_shape(fn, case):
     shapes = jax.tree.leaves(jax.eval_shape(fn, *case.example()))
     return [np.zeros(s.shape, s.dtype) for s in shapes]

@@ -221,7 +221,7 @@ def evaluate(op, name, function, arrays, axis, where, keepdims):
     [dtype] = {x.dtype for x in arrays}
     _arguments.dtype(op, "x", dtype, ORDERED_DTYPES)
     if mean and dtype not in FLOATS | FLOATS8:
-        dtype = jnp.promote_types(dtype, jnp.result_type(float))
+        dtype = jnp.result_type(float)
     elif dtype == np.dtype(bool) and name in ("sum", "dot"):
         dtype = jnp.result_type(int)
     shape = arrays[0].shape

@@ -39,7 +39,7 @@ def evaluate(op, name, function, x, axis, scale, bias, where, causal):
     Returns its result, and how the axes were merged.
     """
     _arguments.dtype(op, name, x.dtype, DTYPES)
-    x = x.astype(jnp.promote_types(x.dtype, jnp.result_type(float))) if x.dtype not in FLOATS | FLOATS8 else x
+    x = x if x.dtype in FLOATS | FLOATS8 else x.astype(jnp.result_type(float))
     axes = _arguments.axes_of(op, name, x.shape, axis)
     if scale is not None:
         scale = _float(op, "scale", _arguments.array(op, "scale", scale))
