@@ -20,8 +20,9 @@ REGIMES = {
     "rows, larger blocks": ((600, 16_001), 1),
     "rows, aligned": ((600, 16_384), 1),
     "rows, cluster": ((5, 50_257), 1),
-    "streamed rows": ((600, 50_257), 1),
-    "streamed rows, large cluster": ((64, 128_256), 1),
+    "rows, many clusters": ((600, 50_257), 1),
+    "rows, large cluster": ((64, 128_256), 1),
+    "streamed rows": ((1100, 17_001), 1),
     "streamed rows, largest cluster": ((40, 300_001), 1),
     "split rows": ((40, 600_001), 1),
     "one split row": ((1, 20_000_003), 1),
@@ -29,6 +30,7 @@ REGIMES = {
     "columns, vectors": ((64, 1024, 256), 1),
     "columns, cluster": ((16, 1001, 130), 1),
     "columns, streamed gradients": ((4, 4000, 264), 1),
+    "columns, streamed": ((3, 500, 6144), 1),
     "split columns": ((16, 8093, 130), 1),
     "long split columns": ((1, 200_003, 7), 1),
 }
@@ -114,7 +116,8 @@ def test_every_kernel_has_a_regime():
         found |= {(c["algorithm"], c["blocks"] > 1) for c in chosen}
     assert found == {
         ("rows", False), ("rows", True), ("rows_stream", False), ("rows_stream", True), ("rows_split", True),
-        ("columns", False), ("columns", True), ("columns_split", True),
+        ("columns", False), ("columns", True), ("columns_stream", False), ("columns_stream", True),
+        ("columns_split", True),
     }  # fmt: skip
 
 

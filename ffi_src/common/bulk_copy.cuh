@@ -32,6 +32,13 @@ __device__ __forceinline__ void make_barriers_visible() {
 #endif
 }
 
+// The same where the copy engine has nothing to do with them: only for copy_to_block(), from other blocks.
+__device__ __forceinline__ void make_barriers_visible_to_cluster() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
 // One thread: the barrier's next phase ends after copies of so many bytes.
 __device__ __forceinline__ void expect_copies(uint64_t* barrier, uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900
@@ -103,9 +110,16 @@ __device__ __forceinline__ void copy_async(void* to, const void* from) {
                : "memory");
 #endif
 }
+__device__ __forceinline__ void commit_async_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+// For all but those that this thread committed last, kLast times.
+template <int kLast>
 __device__ __forceinline__ void wait_for_async_copies() {
 #if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_all;" ::: "memory");
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLast) : "memory");
 #endif
 }
 

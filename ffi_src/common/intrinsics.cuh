@@ -101,10 +101,34 @@ __device__ __forceinline__ void arrive_at_cluster_barrier() {
 #endif
 }
 
+// The same where nothing that was written before has to be seen after it (barriers: make_barriers_visible()). The other
+// waits for all memory of the device.
+__device__ __forceinline__ void arrive_at_cluster_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+
 __device__ __forceinline__ void wait_at_cluster_barrier() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
+}
+
+// Numbers of the cluster in the grid and of the block in the cluster.
+__device__ __forceinline__ int cluster_of_grid() {
+  unsigned cluster = blockIdx.x;
+#if __CUDA_ARCH__ >= 900
+  asm("mov.u32 %0, %%clusterid.x;" : "=r"(cluster));
+#endif
+  return static_cast<int>(cluster);
+}
+__device__ __forceinline__ int block_of_cluster() {
+  unsigned block = 0;
+#if __CUDA_ARCH__ >= 900
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(block));
+#endif
+  return static_cast<int>(block);
 }
 
 // Stores to where `to` is in the shared memory of another block of the cluster.

@@ -1,14 +1,17 @@
-// Long columns of the row engine, in one kernel that stays: a cluster of blocks has every n-th strip of columns, and a
-// thread the same positions of all of them. The next strip is on its way to shared memory, as much as there is in
-// registers, while statistics are exchanged and results written: one read, one write, and memory does not wait for
-// either. A thread fetches what it will hold itself, so there is no barrier for that.
+// Long columns of the row engine, in one kernel that stays: a tile is what a block of columns_kernel has, a unit of a
+// strip of columns, and a block has every n-th of them. kStreamStages tiles are in shared memory: one that waits for
+// what other units of its strip have, one whose statistics are taken, and those on their way, so that memory waits for
+// neither. One read, one write. A thread fetches what it will work on itself, so there is no barrier for that.
 //
-// The statistics of units go to all blocks of the cluster, each of which waits for them. Two places take turns: nobody
-// sends those of the next strip but one before it has all of the next, which the others send after they have read all
-// of this. There is no other barrier of the cluster: it would wait for results to be written.
+// Units tell each other their statistics through the workspace, in words of 64 bits that are not 0 once they are there:
+// so nothing has to be ordered, and no cluster is needed, which would not fill the device. All blocks run at a time (a
+// cooperative launch), and a tile waits for tiles of the same round only, whose statistics are told before any block
+// waits for them. The words are cleared first, while the first tiles are on their way.
 //
-// A unit, which is half of a block's warps, is a block of columns_kernel, and merged as there. Compute capability 9.0.
+// Statistics are merged as in columns_kernel. Compute capability 9.0.
 #pragma once
+
+#include <cooperative_groups.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -19,199 +22,311 @@
 
 namespace jaxgpuops::row_engine {
 
-constexpr int kColumnSlots = 2;  // strips whose statistics are on their way
-constexpr int kBlockUnits = 2;
-constexpr int kStreamColumnWarps = kBlockUnits * kMaxColumnWarps;
+constexpr int kStreamStages = 3;
+constexpr int kMostColumnLaneBits = 4;
 
 template <class P>
 struct ColumnsStreamParameters {
   Parameters<P> of;
-  // Between strips of a cluster: columns, which are outer indices and others, and elements; and where i begins again.
+  uint64_t* words;  // [columns][units][Told::kWords]
+  int unit_bits;
+  // Between a block's tiles: columns, which are outer indices and others, and elements; and where i begins again.
   int64_t columns_apart, outers_apart, i_apart, elements_apart, elements_to_next_outer;
 };
 
-// Shared memory: of each column of a strip (with one place left over, so that columns are in different banks)
-// statistics of warps, of units [kColumnSlots], and finals; barriers [kColumnSlots]; what is on its way
-// [warps][operands][kCount][lanes].
+// Shared memory: tiles [kStreamStages][operands][kCount][threads]; of each column of a strip (with one place left over,
+// so that columns are in different banks) statistics of warps; finals.
 template <class P>
 struct ColumnsStreamLayout {
-  static constexpr int kCount = column_vectors(P::kOperands), kWidth = Held<P, kCount, true>::kWidth;
-  static constexpr int kWarpPlaces = kStreamColumnWarps + 1;
-  int columns, unit_places, units_at, finals_at, barriers_at, next_at, bytes;
+  static constexpr int kThreads = 32 * kMaxColumnWarps, kCount = column_vectors(P::kOperands);
+  static constexpr int kStagePacks = P::kOperands * kCount * kThreads, kWarpPlaces = kMaxColumnWarps + 1;
+  int columns, finals_at, bytes;
 
-  __host__ __device__ ColumnsStreamLayout(int column_lane_bits, int blocks)
-      : columns(kWidth << column_lane_bits), unit_places(kBlockUnits * blocks + 1) {
-    const auto padded = [](int bytes) { return (bytes + 15) / 16 * 16; };
-    const int stats = columns * static_cast<int>(sizeof(Stat<P>));
-    units_at = padded(kWarpPlaces * stats);
-    finals_at = units_at + padded(kColumnSlots * unit_places * stats);
-    barriers_at = finals_at + padded(columns * static_cast<int>(sizeof(typename P::Final)));
-    next_at = barriers_at + padded(8 * kColumnSlots);
-    bytes = next_at + kStreamColumnWarps * P::kOperands * kCount * 512;
+  __host__ __device__ explicit ColumnsStreamLayout(int column_lane_bits)
+      : columns(Held<P, kCount, true>::kWidth << column_lane_bits) {
+    finals_at = kStreamStages * kStagePacks * 16 + columns * kWarpPlaces * static_cast<int>(sizeof(Stat<P>));
+    finals_at = (finals_at + 15) / 16 * 16;
+    bytes = finals_at + columns * static_cast<int>(sizeof(typename P::Final));
   }
 };
 
+// A statistic on its way, two numbers a word, of which none is 0: that says that it is not there yet. (What is ~0 is
+// two NaN.)
 template <class P>
-__global__ void __launch_bounds__(32 * kStreamColumnWarps, 1)
+struct Told {
+  static constexpr int kWords = (Stat<P>::kCount + 1) / 2;
+  uint64_t word[kWords];
+
+  __device__ static void tell(uint64_t* to, const Stat<P>& stat) {
+    Told told = {};
+    memcpy(told.word, stat.of, sizeof(stat.of));
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      const uint64_t word = max(~told.word[w], uint64_t{1});
+      asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to + w), "l"(word) : "memory");
+    }
+  }
+  __device__ void load(const uint64_t* from) {
+#pragma unroll
+    for (int w = 0; w < kWords; ++w)
+      asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word[w]) : "l"(from + w) : "memory");
+  }
+  __device__ bool there() const {
+    bool all = true;
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) all = all && word[w] != 0;
+    return all;
+  }
+  __device__ Stat<P> stat() const {
+    uint64_t words[kWords];
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) words[w] = ~word[w];
+    Stat<P> stat;
+    memcpy(stat.of, words, sizeof(stat.of));
+    return stat;
+  }
+};
+
+// As merge_by_half_warp(), by a team of kTeam lanes beside each other that merge kEach statistics each, themselves
+// first: the same sums of the same numbers, and few instructions.
+template <class P, int kTeam, int kEach>
+__device__ __forceinline__ Stat<P> merge_by_team(const Stat<P> (&each)[kEach]) {
+  static_assert(kTeam * kEach == kMaxColumnWarps);
+  Stat<P> all = Stat<P>::none();
+  if constexpr (P::kPeak) {
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) all.of[0] = P::larger(all.peak(), each[e].peak());
+#pragma unroll
+    for (int apart = 1; apart < kTeam; apart *= 2) all.of[0] = P::larger(all.peak(), shuffle_xor(all.peak(), apart));
+  }
+  const auto shift = P::guard(all.peak());
+  Stat<P> scaled[kEach];
+#pragma unroll
+  for (int e = 0; e < kEach; ++e) {
+    scaled[e] = Stat<P>::none();
+    add_stat<P>(scaled[e], each[e], shift);
+  }
+#pragma unroll
+  for (int k = 0; k < P::kSums; ++k) {
+#pragma unroll
+    for (int apart = 1; apart < kEach; apart *= 2)
+#pragma unroll
+      for (int e = 0; e < kEach; e += 2 * apart) scaled[e].sum(k) = scaled[e].sum(k) + scaled[e + apart].sum(k);
+    all.sum(k) = scaled[0].sum(k);
+#pragma unroll
+    for (int apart = 1; apart < kTeam; apart *= 2) all.sum(k) = all.sum(k) + shuffle_xor(all.sum(k), apart);
+  }
+  return all;
+}
+
+template <class P>
+__global__ void __launch_bounds__(32 * kMaxColumnWarps, 1)
     columns_stream_kernel(const __grid_constant__ ColumnsStreamParameters<P> s) {
   using Layout = ColumnsStreamLayout<P>;
   using Bits = typename P::Element::Bits;
-  constexpr int kCount = Layout::kCount, kWidth = Layout::kWidth;
+  constexpr int kCount = Layout::kCount, kThreads = Layout::kThreads;
   using Lane = Held<P, kCount, true>;
+  constexpr int kWidth = Lane::kWidth;
   static_assert(!P::kDecoded && !P::kMasked && !P::kHole && !P::kPlainSum);
   const Parameters<P>& p = s.of;
 
-  const int warp_lane = threadIdx.x % 32, warp = threadIdx.x / 32, half_lane = threadIdx.x % 16;
+  const int warp_lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int axis_lane = warp_lane >> p.column_lane_bits;
   const int column_of_block = (warp_lane & ((1 << p.column_lane_bits) - 1)) * kWidth;
-  const int block = blockIdx.x % static_cast<unsigned>(p.blocks), units = kBlockUnits * p.blocks;
-  const Layout layout(p.column_lane_bits, p.blocks);
-  const int columns = layout.columns, unit_places = layout.unit_places;
+  const int units = 1 << s.unit_bits, lag = units > 1 ? 1 : 0;
+  const Layout layout(p.column_lane_bits);
+  const int columns = layout.columns;
   unsigned char* const memory = dynamic_shared_memory();
-  auto* const of_warps = reinterpret_cast<Stat<P>*>(memory);
+  Pack* const stages = reinterpret_cast<Pack*>(memory) + threadIdx.x;
+  auto* const of_warps = reinterpret_cast<Stat<P>*>(memory + kStreamStages * Layout::kStagePacks * 16);
   auto* const of_columns = reinterpret_cast<typename P::Final*>(memory + layout.finals_at);
-  auto* const units_there = reinterpret_cast<uint64_t*>(memory + layout.barriers_at);
-  auto* const next = reinterpret_cast<Pack*>(memory + layout.next_at) + warp * (P::kOperands * kCount * 32) + warp_lane;
-  const auto next_at = [&](int o, int j) { return next + (o * kCount + j) * 32; };
 
-  // Where this thread is: a column, which is (outer, i0), the first of its positions, and the element there.
-  const int64_t first_strip = int64_t{blockIdx.x / static_cast<unsigned>(p.blocks)} * columns;
-  const auto strips_from = [&](int64_t column) {
+  // Statistics of a column of the strip are merged by a team of lanes.
+  constexpr int kTeam = kThreads / (kWidth << kMostColumnLaneBits), kEach = kMaxColumnWarps / kTeam;
+  const int team_lane = threadIdx.x % kTeam, team_column = threadIdx.x / kTeam;
+
+  // A block has the same unit of all its strips, and a thread the same positions: the first is `first`, and there are
+  // `here`. (No branch on here == kCount: ptxas 13.0 took it for lanes that have none, too.)
+  const int unit = blockIdx.x & (units - 1);
+  const int first = ((unit * kMaxColumnWarps + warp) * (32 >> p.column_lane_bits) + axis_lane) * kCount;
+  const int here = max(0, min(static_cast<int>(p.length) - first, kCount));
+  const int64_t first_column = int64_t{blockIdx.x >> s.unit_bits} * columns;
+  const auto rounds_from = [&](int64_t column) {
     return column < p.columns ? static_cast<int>((p.columns - column + s.columns_apart - 1) / s.columns_apart) : 0;
   };
-  const int strips = strips_from(first_strip), mine = strips_from(first_strip + column_of_block);
-  int64_t outer = (first_strip + column_of_block) / p.inner, i0 = first_strip + column_of_block - outer * p.inner;
-  const int64_t first =
-      ((int64_t{block} * kStreamColumnWarps + warp) * (32 >> p.column_lane_bits) + axis_lane) * kCount;
-  int64_t at = (outer * p.length + first) * p.inner + i0;
-  const int here = static_cast<int>(max(int64_t{0}, min(p.length - first, int64_t{kCount})));
-  const auto go_on = [&](int64_t& outer, int64_t& i0, int64_t& at) {
-    outer += s.outers_apart;
-    i0 += s.i_apart;
-    at += s.elements_apart;
-    if (i0 < p.inner) return;
-    ++outer;
-    i0 -= p.inner;
-    at += s.elements_to_next_outer;
+  const int rounds = rounds_from(first_column), mine = rounds_from(first_column + column_of_block),
+            of_team = team_column < columns ? rounds_from(first_column + team_column) : 0;
+  // Where this thread is in a tile: a column, which is (outer, i0), and the element of the first of its positions.
+  struct Place {
+    int64_t outer, i0, at;
   };
-
-  const auto fetch = [&](int64_t at) {
+  const auto go_on = [&](Place& place) {
+    place.outer += s.outers_apart;
+    place.i0 += s.i_apart;
+    place.at += s.elements_apart;
+    if (place.i0 < p.inner) return;
+    ++place.outer;
+    place.i0 -= p.inner;
+    place.at += s.elements_to_next_outer;
+  };
+  const auto pack = [&](int stage, int o, int j) {
+    return stages + (stage * P::kOperands * kCount + o * kCount + j) * kThreads;
+  };
+  const auto fetch = [&](int stage, bool exists, const Place& place) {
+    const int count = exists ? here : 0;
 #pragma unroll
     for (int o = 0; o < P::kOperands; ++o) {
-      const Bits* from = static_cast<const Bits*>(p.operands[o]) + at;
+      const Bits* from = static_cast<const Bits*>(p.operands[o]) + place.at;
 #pragma unroll
       for (int j = 0; j < kCount; ++j, from += p.inner)
-        if (j < here) copy_async(next_at(o, j), from);
+        if (j < count) copy_async(pack(stage, o, j), from);
     }
+    commit_async_copies();
   };
-  // What is beyond the axis stays as it is.
-#pragma unroll
-  for (int o = 0; o < P::kOperands; ++o) {
-    Pack padding;
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) set<Bits>(padding, i, P::pad(p.args, o));
-#pragma unroll
-    for (int j = 0; j < kCount; ++j)
-      if (j >= here || mine == 0) *next_at(o, j) = padding;
-  }
-  if (mine > 0) fetch(at);
-  if (threadIdx.x < kColumnSlots) make_copy_barrier(units_there + threadIdx.x);
-  make_barriers_visible();
-  __syncthreads();
-  if (p.cluster) {  // others may send from here on
-    arrive_at_cluster_barrier();
-    wait_at_cluster_barrier();
-  }
-
-#pragma unroll 1
-  for (int n = 0; n < strips; ++n) {
-    const int slot = n % kColumnSlots;
-    auto* const of_units = reinterpret_cast<Stat<P>*>(memory + layout.units_at) + slot * columns * unit_places;
-    if (p.cluster && threadIdx.x == 0)
-      expect_copies(units_there + slot, columns * units * static_cast<int>(sizeof(Stat<P>)));
-
-    typename P::Row row[kWidth];
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i)
-      row[i] = n < mine ? P::row(p.args, outer, i0 + i, p.length, p.inner) : typename P::Row{};
+  const auto take = [&](int stage, bool exists) {
     Lane lane;
-    wait_for_async_copies();
 #pragma unroll
     for (int o = 0; o < P::kOperands; ++o)
 #pragma unroll
-      for (int j = 0; j < kCount; ++j) lane.raw[o][j] = *next_at(o, j);
-    lane.forget();
-    if (n + 1 < mine) {
-      int64_t next_outer = outer, next_i0 = i0, next = at;
-      go_on(next_outer, next_i0, next);
-      fetch(next);
-    }
-    // Where that is is not kept, but found again below.
-    asm volatile("" : "+l"(i0), "+l"(at));
-
-    Stat<P> stat[kWidth];
-    warp_statistics<P>(p, lane, 0, stat);
-    if (axis_lane == 0) {
+      for (int j = 0; j < kCount; ++j) lane.raw[o][j] = *pack(stage, o, j);
+    if (!exists || here < kCount) {
 #pragma unroll
-      for (int i = 0; i < kWidth; ++i) of_warps[(column_of_block + i) * Layout::kWarpPlaces + warp] = stat[i];
+      for (int o = 0; o < P::kOperands; ++o)
+#pragma unroll
+        for (int j = 0; j < kCount; ++j)
+#pragma unroll
+          for (int v = 0; v < kWidth; ++v)
+            if (!exists || j >= here) lane.set_bits(o, j, v, P::pad(p.args, o));
     }
-    __syncthreads();
-    merge_by_halves<P>(of_warps, Layout::kWarpPlaces, columns, kStreamColumnWarps,
-                       [&](int c, int unit, const Stat<P>& merged) {
-                         Stat<P>* const to = of_units + c * unit_places + block * kBlockUnits + unit;
-                         if (p.cluster) {
-                           if (half_lane < p.blocks) copy_to_block(to, units_there + slot, half_lane, merged);
-                         } else if (half_lane == 0) {
-                           *to = merged;
-                         }
-                       });
-    if (p.cluster) {
-      wait_for_copies(units_there + slot, n / kColumnSlots & 1);
+    return lane;
+  };
+  uint64_t* words =
+      s.words + ((first_column + team_column) * units) * Told<P>::kWords;  // of the team's column in tile i
+  const int64_t words_apart = s.columns_apart * units * Told<P>::kWords;
+  const auto finish = [&](int i, const Stat<P>& all) {
+    if (team_lane != 0 || i >= of_team) return;
+    const int64_t column = first_column + team_column + i * s.columns_apart, outer = column / p.inner;
+    const auto row = P::row(p.args, outer, column - outer * p.inner, p.length, p.inner);
+    of_columns[team_column] = P::finish(p.args, row, all);
+    if (unit == 0) P::write_row(p.args, column, row, of_columns[team_column]);
+  };
+
+  Place done;  // of tile i - lag
+  done.outer = (first_column + column_of_block) / p.inner;
+  done.i0 = first_column + column_of_block - done.outer * p.inner;
+  done.at = (done.outer * p.length + first) * p.inner + done.i0;
+  Place next = done;  // of the tile that is fetched next
+  for (int n = 0; n < kStreamStages - lag; ++n, go_on(next)) fetch(n, n < mine, next);
+  if (lag) {
+    const int64_t count = p.columns * units * Told<P>::kWords;
+    for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += int64_t{gridDim.x} * kThreads)
+      s.words[i] = 0;
+    cooperative_groups::this_grid().sync();
+  }
+
+  int stage = 0, oldest = lag ? kStreamStages - 1 : 0;  // of tiles i and i - lag
+#pragma unroll 1
+  for (int i = 0; i < rounds + lag; ++i) {
+    if (lag) {
+      wait_for_async_copies<kStreamStages - 2>();
     } else {
-      __syncthreads();
+      wait_for_async_copies<kStreamStages - 1>();
     }
-    merge_by_halves<P>(of_units, unit_places, columns, units, [&](int c, int, const Stat<P>& all) {
-      const int64_t column = first_strip + n * s.columns_apart + c;
-      if (half_lane != 0 || column >= p.columns) return;
-      const auto of_column = P::row(p.args, column / p.inner, column % p.inner, p.length, p.inner);
-      of_columns[c] = P::finish(p.args, of_column, all);
-      if (block == 0) P::write_row(p.args, column, of_column, of_columns[c]);
-    });
-    __syncthreads();
-
-    make_results<P>(p, lane, row, of_columns + column_of_block, -1);
-    if (n >= mine) continue;
-    Bits* to = static_cast<Bits*>(p.out) + at;
+    // What units have told of tile i - 1, asked for before it is needed.
+    const uint64_t* const last = words - words_apart;
+    Told<P> told[kEach];
+    if (lag && i > 0 && i <= of_team) {
 #pragma unroll
-    for (int j = 0; j < kCount; ++j, to += p.inner)
-      if (j < here) store_once(reinterpret_cast<Pack*>(to), lane.raw[0][j]);
-    go_on(outer, i0, at);
+      for (int e = 0; e < kEach; ++e)
+        if (team_lane * kEach + e < units) told[e].load(last + (team_lane * kEach + e) * Told<P>::kWords);
+    }
+    if (i < rounds) {
+      Lane lane = take(stage, i < mine);
+      Stat<P> stat[kWidth];
+      warp_statistics<P>(p, lane, 0, stat);
+      if (axis_lane == 0) {
+#pragma unroll
+        for (int v = 0; v < kWidth; ++v) of_warps[(column_of_block + v) * Layout::kWarpPlaces + warp] = stat[v];
+      }
+    }
+    __syncthreads();
+    if (i < rounds && team_column < columns) {
+      Stat<P> each[kEach];
+#pragma unroll
+      for (int e = 0; e < kEach; ++e) each[e] = of_warps[team_column * Layout::kWarpPlaces + team_lane * kEach + e];
+      const auto merged = merge_by_team<P, kTeam>(each);
+      if (!lag) {
+        finish(i, merged);
+      } else if (team_lane == 0 && i < of_team) {
+        Told<P>::tell(words + unit * Told<P>::kWords, merged);
+      }
+    }
+    if (lag && i > 0 && team_column < columns) {
+      Stat<P> each[kEach];
+#pragma unroll
+      for (int e = 0; e < kEach; ++e) {
+        each[e] = Stat<P>::none();
+        if (i > of_team || team_lane * kEach + e >= units) continue;
+        while (!told[e].there()) told[e].load(last + (team_lane * kEach + e) * Told<P>::kWords);
+        each[e] = told[e].stat();
+      }
+      finish(i - 1, merge_by_team<P, kTeam>(each));
+    }
+    words += words_apart;
+    __syncthreads();
+    const bool exists = i - lag < mine;
+    if (i >= lag) {
+      Lane lane = take(oldest, exists);
+      lane.forget();
+      fetch(oldest, i - lag + kStreamStages < mine, next);
+      typename P::Row row[kWidth];
+#pragma unroll
+      for (int v = 0; v < kWidth; ++v)
+        row[v] = exists ? P::row(p.args, done.outer, done.i0 + v, p.length, p.inner) : typename P::Row{};
+      make_results<P>(p, lane, row, of_columns + column_of_block, -1);
+      Bits* out = static_cast<Bits*>(p.out) + done.at;
+      const int count = exists ? here : 0;
+#pragma unroll
+      for (int j = 0; j < kCount; ++j, out += p.inner)
+        if (j < count) store_once(reinterpret_cast<Pack*>(out), lane.raw[0][j]);
+      go_on(done);
+    } else {
+      fetch(oldest, i - lag + kStreamStages < mine, next);
+    }
+    go_on(next);
+    oldest = stage;
+    stage = stage + 1 == kStreamStages ? 0 : stage + 1;
+    if (!lag) oldest = stage;
   }
 }
 
 template <class P>
 cudaError_t run_columns_stream(cudaStream_t stream, const RowPlan& plan, const Parameters<P>& p) {
-  if constexpr (P::kPackColumns && P::kOperands == 2) {
+  if constexpr (P::kPackColumns && P::kOutput) {
     const auto kernel = columns_stream_kernel<P>;
-    const ColumnsStreamLayout<P> layout(p.column_lane_bits, p.blocks);
-    if (plan.axis_warps != kStreamColumnWarps || kBlockUnits * p.blocks > kMaxColumnWarps) return cudaErrorInvalidValue;
+    const ColumnsStreamLayout<P> layout(p.column_lane_bits);
+    if (plan.axis_warps != kMaxColumnWarps || plan.blocks > kMaxColumnWarps || p.column_lane_bits > kMostColumnLaneBits)
+      return cudaErrorInvalidValue;
     Launch launched;
     launched.block = dim3(plan.threads());
     launched.shared_bytes = layout.bytes;
-    launched.cluster = p.blocks;
+    launched.together = plan.blocks > 1;
     static Residents of_kernel;
     int resident = 0;
     const cudaError_t status = of_kernel.count(reinterpret_cast<const void*>(kernel), launched, &resident);
     if (status != cudaSuccess) return status;
+    if (resident < plan.blocks) return cudaErrorCooperativeLaunchTooLarge;
     const int64_t strips = (p.columns + layout.columns - 1) / layout.columns;
-    const int64_t clusters = std::min<int64_t>(strips, resident);
+    const int64_t together = std::min<int64_t>(strips, resident / plan.blocks);
     ColumnsStreamParameters<P> s = {p};
-    s.columns_apart = clusters * layout.columns;
+    s.words = reinterpret_cast<uint64_t*>(p.workspace);
+    while (1 << s.unit_bits < plan.blocks) ++s.unit_bits;
+    s.columns_apart = together * layout.columns;
     s.outers_apart = s.columns_apart / p.inner;
     s.i_apart = s.columns_apart % p.inner;
     s.elements_apart = s.outers_apart * p.length * p.inner + s.i_apart;
     s.elements_to_next_outer = (p.length - 1) * p.inner;
-    launched.grid = dim3(static_cast<unsigned>(clusters * p.blocks));
+    launched.grid = dim3(static_cast<unsigned>(together * plan.blocks));
     return launch(stream, launched, kernel, s);
   } else {
     return cudaErrorInvalidValue;

@@ -16,6 +16,7 @@
 //     static constexpr bool kHole;            // one element of a row may be left out of the statistics
 //     static constexpr bool kOutput;          // there may be full results
 //     static constexpr bool kPackedPeak;      // 16-bit elements are compared two at a time, as they are stored
+//     static constexpr bool kStoredPeak;      // value() does not change which element is the largest
 //     static constexpr bool kPlainSum;        // the last sum, where add_plain(args), is that of all elements, hole too
 //     static constexpr bool kFast, kLarge, kPackColumns, kSingleColumns;  // which kernels there are: RowTraits
 //     static constexpr bool kAlignedRows;     // and one for rows that are aligned, which is faster
@@ -25,6 +26,7 @@
 //     struct Final;                           // of a row, from its statistics
 //     static Row row(args, outer, i, length, inner);
 //     static void with_args(args, f);         // calls f with args, or with a type that knows more of them
+//     static void with_sum_args(args, f);     // the same, for add()
 //     static bool skip(row);                  // nothing of the row is read
 //     static int64_t hole(row);               // -1: none
 //     static Row begun(args, outer, i, length, inner);  // kHole: row() in two steps. This reads where ..
@@ -101,22 +103,31 @@ struct Call {
 
   using Kernel = void (*)(Parameters<P>);
 
-  template <int kVectors>
+  template <int kVectors, Sharing kSharing>
   Kernel rows() const {
     if constexpr (P::kAlignedRows)
-      if (p.aligned) return rows_kernel<P, kVectors, true>;
-    return rows_kernel<P, kVectors, false>;
+      if (p.aligned) return rows_kernel<P, kVectors, kSharing, true>;
+    return rows_kernel<P, kVectors, kSharing, false>;
+  }
+
+  // Those that plan_rows() asks for.
+  Kernel rows() const {
+    if constexpr (!P::kFast) {
+      if (plan.vectors == kOnlyVectors) return rows<kOnlyVectors, Sharing::kAny>();
+    } else if (plan.spans == 1) {
+      if (plan.vectors == 1) return rows<1, Sharing::kTeam>();
+      if (plan.vectors == kOnlyVectors) return rows<kOnlyVectors, Sharing::kTeam>();
+      if constexpr (P::kLarge)
+        if (plan.vectors == 8) return rows<8, Sharing::kTeam>();
+    } else {
+      constexpr int kVectors = P::kLarge ? 8 : kOnlyVectors;
+      if (plan.vectors == kVectors) return rows<kVectors, Sharing::kBlocks>();
+    }
+    return nullptr;
   }
 
   Kernel kernel() const {
-    if (plan.algorithm == RowAlgorithm::kRows || plan.algorithm == RowAlgorithm::kRowsSplit) {
-      if constexpr (P::kFast) {
-        if (plan.vectors == 1) return rows<1>();
-        if constexpr (P::kLarge)
-          if (plan.vectors == 8) return rows<8>();
-      }
-      return plan.vectors == kOnlyVectors ? rows<kOnlyVectors>() : nullptr;
-    }
+    if (plan.algorithm == RowAlgorithm::kRows || plan.algorithm == RowAlgorithm::kRowsSplit) return rows();
     if constexpr (P::kAlong)
       if (plan.along) return along_kernel<P>;
     if constexpr (P::kPackColumns)
@@ -143,7 +154,7 @@ struct Call {
         const int64_t teams = plan.block_warps * (32 >> plan.lane_bits);
         groups = (groups + teams - 1) / teams;
       } else {
-        launched.shared_bytes = (whole ? plan.spans : plan.block_warps) * stat;
+        launched.shared_bytes = kRowsBarrierBytes + (whole ? plan.spans : plan.block_warps) * stat;
       }
     } else if (plan.along) {
       const int64_t columns = int64_t{16 / sizeof(typename P::Element::Bits)} << plan.column_lane_bits;

@@ -2,6 +2,7 @@
 // write; of split rows, the sweeps.
 #pragma once
 
+#include "common/bulk_copy.cuh"
 #include "common/row_parts.cuh"
 
 namespace jaxgpuops::row_engine {
@@ -50,9 +51,10 @@ class Span {
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) set<Bits>(padding, i, pad);
     if constexpr (kAligned) {
+      const Pack* const mine = reinterpret_cast<const Pack*>(from) + static_cast<unsigned>(slot);
 #pragma unroll
       for (int j = 0; j < kVectors; ++j)
-        units[j] = element(j) < left ? load_pack(reinterpret_cast<const Pack*>(from + element(j))) : padding;
+        units[j] = element(j) < left ? load_pack(mine + static_cast<unsigned>(j * lanes)) : padding;
     } else {
       // Aligned windows, of which neighbouring lanes hold neighbours, and then what is between two of them.
       const int shift = reinterpret_cast<uintptr_t>(from) & 15;
@@ -102,11 +104,16 @@ class Span {
   __device__ void store(Bits* to, int left, Pack (&units)[kVectors]) const {
     if constexpr (kAligned) {
 #pragma unroll
-      for (int j = 0; j < kVectors; ++j)
-        if (element(j) < left) store_pack(reinterpret_cast<Pack*>(to + element(j)), units[j]);
+      for (int j = 0; j < kVectors; ++j) store_aligned(to, left, j, units[j]);
     } else {
       store_shifted(to, left, units);
     }
+  }
+
+  // Unit j only, of a span that is aligned.
+  __device__ void store_aligned(Bits* to, int left, int j, Pack unit) const {
+    Pack* const mine = reinterpret_cast<Pack*>(to) + static_cast<unsigned>(slot);
+    if (element(j) < left) store_pack(mine + static_cast<unsigned>(j * lanes), unit);
   }
 
   const int lanes, slot, team;
@@ -144,31 +151,54 @@ class Span {
   }
 };
 
+// Shared memory: a barrier of statistics of other blocks, statistics.
+constexpr int kRowsBarrierBytes = 16;
+
+// Who has a row: a team of lanes (its one span), or a block or a cluster, or (split) many blocks. kAny: p says which of
+// them, for operations that are not worth two kernels.
+enum class Sharing { kTeam, kBlocks, kAny };
+
 // kAligned: every row is, to 16 bytes. The bits of the results are the same.
-template <class P, int kVectors, bool kAligned>
+template <class P, int kVectors, Sharing kSharing, bool kAligned>
 __global__ void __launch_bounds__(32 * kMaxBlockWarps) rows_kernel(const __grid_constant__ Parameters<P> p) {
   using Element = typename P::Element;
   using Bits = typename Element::Bits;
   using Acc = typename Element::Acc;
   using Lane = Held<P, kVectors, true>;
   constexpr int kWidth = Lane::kWidth;
+  const bool team = kSharing == Sharing::kTeam || (kSharing == Sharing::kAny && p.spans == 1);
   const int warp = threadIdx.x / 32, block_warps = blockDim.x / 32;
-  const Span<P, kVectors, kAligned> span(p.lane_bits);
-  if (p.cluster) arrive_at_cluster_barrier();  // until all blocks have begun, their memory is not there
+  const int lane_bits = kSharing == Sharing::kBlocks ? 5 : p.lane_bits;
+  const Span<P, kVectors, kAligned> span(lane_bits);
+  // Of a cluster: statistics go to the blocks that need them, and nobody waits for anything else.
+  const bool cluster = !team && p.cluster;
+  auto* const stats_there = reinterpret_cast<uint64_t*>(dynamic_shared_memory());
+  auto* const stats = reinterpret_cast<Stat<P>*>(dynamic_shared_memory() + kRowsBarrierBytes);
+  if (cluster) {
+    if (threadIdx.x == 0) {
+      make_copy_barrier(stats_there);
+      make_barriers_visible_to_cluster();
+      expect_copies(stats_there, p.spans * static_cast<int>(sizeof(Stat<P>)));
+    }
+    arrive_at_cluster_start();  // until all blocks have begun, their memory is not there
+  }
 
   int64_t outer;
   int number = 0, block = 0;
-  if (p.spans == 1) {
-    outer = (int64_t{blockIdx.x} * block_warps + warp) * (32 >> p.lane_bits) + (threadIdx.x % 32 >> p.lane_bits);
+  if (team) {
+    outer = (int64_t{blockIdx.x} * block_warps + warp) * (32 >> lane_bits) + (threadIdx.x % 32 >> lane_bits);
+  } else if (cluster) {
+    outer = cluster_of_grid();
+    block = block_of_cluster();
   } else {
     // The last results first: the last of what was read is still in the cache.
     const unsigned index = p.phase == Phase::kFinish ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
     outer = index / static_cast<unsigned>(p.blocks);
     block = index % static_cast<unsigned>(p.blocks);
-    number = block * block_warps + warp;
   }
+  if (!team) number = block * block_warps + warp;
   outer += p.first;
-  const bool exists = outer < p.columns;
+  const bool exists = !team || outer < p.columns;
   typename P::Row row = {};
   if (exists) row = P::row(p.args, outer, 0, p.length, 1);
   const int64_t first = int64_t{number} * span.size();
@@ -242,7 +272,7 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) rows_kernel(const __grid_
     if (element >= 0 && element < here) {
       const int vector = static_cast<int>(element) / kWidth;
       if ((vector & (span.lanes - 1)) == span.slot)
-        hole = (vector >> p.lane_bits) * kWidth + static_cast<int>(element) % kWidth;
+        hole = (vector >> lane_bits) * kWidth + static_cast<int>(element) % kWidth;
     }
     if (hole >= 0) {
 #pragma unroll
@@ -254,7 +284,7 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) rows_kernel(const __grid_
   }
 
   typename P::Final final;
-  if (P::kOutput && p.phase == Phase::kFinish) {
+  if (!team && P::kOutput && p.phase == Phase::kFinish) {
     let_dependents_start();
     wait_for_predecessor();
     final = *final_at(p, outer, 0);
@@ -262,11 +292,11 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) rows_kernel(const __grid_
     Stat<P> stat;
     Acc peak = Acc(0);
     if constexpr (P::kPeak) {
-      peak = merged_peak<P>(lane.peak(p.args), 0, p.lane_bits);
+      peak = merged_peak<P>(lane.peak(p.args), 0, lane_bits);
       stat.of[0] = peak;
     }
     const auto shift = P::guard(peak);
-    P::with_args(p.args, [&](const auto& args) {
+    P::with_sum_args(p.args, [&](const auto& args) {
 #pragma unroll
       for (int k = 0; k < P::kSums; ++k) {
         const bool is_plain = P::kPlainSum && k == P::kSums - 1;
@@ -274,32 +304,32 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) rows_kernel(const __grid_
       }
     });
 #pragma unroll
-    for (int k = 0; k < P::kSums; ++k) stat.sum(k) = merged_sum(stat.sum(k), 0, p.lane_bits);
-    auto* const stats = reinterpret_cast<Stat<P>*>(dynamic_shared_memory());
-    if (p.phase == Phase::kPartial) {
-      let_dependents_start();
-      if (p.unit_warps == 1) {
-        if (threadIdx.x % 32 == 0 && number < p.spans) *stat_at(p, outer, number, 0) = stat;
-      } else {
-        if (threadIdx.x % 32 == 0) stats[warp] = stat;
-        __syncthreads();
-        stat = merge_by_warp<P>([&](int u) { return stats[u]; }, min(block_warps, p.spans - block * block_warps));
-        if (threadIdx.x == 0) *stat_at(p, outer, block, 0) = stat;
+    for (int k = 0; k < P::kSums; ++k) stat.sum(k) = merged_sum(stat.sum(k), 0, lane_bits);
+    if (!team) {
+      if (p.phase == Phase::kPartial) {
+        let_dependents_start();
+        if (p.unit_warps == 1) {
+          if (threadIdx.x % 32 == 0 && number < p.spans) *stat_at(p, outer, number, 0) = stat;
+        } else {
+          if (threadIdx.x % 32 == 0) stats[warp] = stat;
+          __syncthreads();
+          stat = merge_by_warp<P>([&](int u) { return stats[u]; }, min(block_warps, p.spans - block * block_warps));
+          if (threadIdx.x == 0) *stat_at(p, outer, block, 0) = stat;
+        }
+        wait_for_predecessor();
+        return;
       }
-      wait_for_predecessor();
-      return;
-    }
-    if (p.spans > 1) {
-      if (p.cluster) {
+      if (cluster) {
+        const int rank = threadIdx.x % 32, receivers = p.out == nullptr ? 1 : p.blocks;
         wait_at_cluster_barrier();
-        if (number < p.spans)
-          for (int rank = threadIdx.x % 32; rank < p.blocks; rank += 32) store_in_cluster(&stats[number], rank, stat);
-        arrive_at_cluster_barrier();
-        wait_at_cluster_barrier();
+        if (number < p.spans && rank < receivers) copy_to_block(&stats[number], stats_there, rank, stat);
+        if (block >= receivers) return;
+        wait_for_copies(stats_there, 0);
       } else {
         if (threadIdx.x % 32 == 0 && number < p.spans) stats[number] = stat;
         __syncthreads();
       }
+      if (p.out == nullptr && warp != 0) return;
       stat = merge_by_warp<P>([&](int u) { return stats[u]; }, p.spans);
     }
     final = P::finish(p.args, row, stat);
@@ -307,6 +337,10 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) rows_kernel(const __grid_
   }
 
   if (!P::kOutput || p.out == nullptr) return;
+  // A cluster writes a unit while it works on the next: its rows may be few, and all of them at the same point. Of many
+  // rows others write, and all units together are better.
+  const bool at_once = kAligned && !P::kHole && cluster;
+  Bits* const out = static_cast<Bits*>(p.out) + at;
   lane.forget();
   P::with_args(p.args, [&](const auto& args) {
 #pragma unroll
@@ -318,6 +352,7 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) rows_kernel(const __grid_
         if constexpr (P::kMasked) value[i] = lane.masked(j, i) ? P::masked_output(args) : value[i];
       }
       lane.raw[0][j] = packed<Element>(value);
+      if (at_once) span.store_aligned(out, here, j, lane.raw[0][j]);
     }
   });
   if constexpr (P::kHole) {
@@ -330,7 +365,7 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) rows_kernel(const __grid_
           if (j * kWidth + i == hole) set<Bits>(lane.raw[0][j], i, value);
     }
   }
-  span.store(static_cast<Bits*>(p.out) + at, here, lane.raw[0]);
+  if (!at_once) span.store(out, here, lane.raw[0]);
 }
 
 }  // namespace jaxgpuops::row_engine

@@ -29,24 +29,25 @@ struct Extras {
   }
 };
 
+// What every kernel reads first comes first, side by side: what is read of it for the first time is far away.
 template <class P>
 struct Parameters {
   const void* operands[2];
-  void* out;  // null: results are numbers a row
-  typename P::Args args;
-  Extras extras;
+  void* out;                       // null: results are numbers a row
   int64_t columns, length, inner;  // columns: outer * inner
   int64_t first;                   // column of the first block
+  int spans, units;
+  int lane_bits, blocks, unit_warps;
+  bool cluster;  // blocks that share a row are one
+  bool aligned;  // every vector is, in every row
+  Phase phase;
   unsigned char* workspace;
   int64_t workspace_stride;  // bytes an outer index
   int64_t finals_at;         // in them
-  int spans, units;
-  int lane_bits, blocks, unit_warps;
   int column_lane_bits, column_warp_bits, axis_warps;
   int64_t part_length;  // along_kernel: positions of a block
-  bool cluster;         // blocks that share a row are one
-  bool aligned;         // every vector is, in every row
-  Phase phase;
+  typename P::Args args;
+  Extras extras;
 };
 
 template <class P>
@@ -105,7 +106,8 @@ struct Held {
       raw[operand][j] = to;
     }
   }
-  __device__ Acc x(const typename P::Args& args, int j, int i) const {
+  template <class Args>
+  __device__ Acc x(const Args& args, int j, int i) const {
     if constexpr (P::kDecoded) {
       return z[j][i];
     } else {
@@ -173,11 +175,19 @@ struct Held {
               P::larger(P::lowest(), P::ordered_value(args, Element::load(static_cast<Bits>(pair >> 16 * i))));
       }
     } else {
+      const auto of = [&](int j, int i) {
+        if constexpr (P::kStoredPeak) {
+          return Element::load(bits(0, j, i));
+        } else {
+          return x(args, j, i);
+        }
+      };
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) {
         peak[i] = P::lowest();
 #pragma unroll
-        for (int j = 0; j < kCount; ++j) peak[i] = P::larger(peak[i], x(args, j, i));
+        for (int j = 0; j < kCount; ++j) peak[i] = P::larger(peak[i], of(j, i));
+        if constexpr (P::kStoredPeak) peak[i] = P::value(args, peak[i]);
       }
     }
   }
@@ -248,14 +258,30 @@ __device__ __forceinline__ void add_stat(Stat<P>& to, const Stat<P>& from, const
   for (int k = 0; k < P::kSums; ++k) to.sum(k) = to.sum(k) + P::scaled(k, from.sum(k), weight);
 }
 
-// Of what stat(begin), stat(begin + step), .. below count are.
+// Of what stat(begin), stat(begin + step), .. below count are: some at a time, for the sake of latency.
 template <class P, class Get>
 __device__ __forceinline__ Stat<P> merge_serially(Get stat, int begin, int step, int count) {
+  constexpr int kTogether = 4;
   Stat<P> all = Stat<P>::none();
-  if constexpr (P::kPeak)
-    for (int u = begin; u < count; u += step) all.of[0] = P::larger(all.of[0], stat(u).peak());
+  if constexpr (P::kPeak) {
+#pragma unroll 1
+    for (int u = begin; u < count; u += kTogether * step) {
+      typename Stat<P>::Acc peak[kTogether];
+#pragma unroll
+      for (int t = 0; t < kTogether; ++t) peak[t] = u + t * step < count ? stat(u + t * step).peak() : P::lowest();
+#pragma unroll
+      for (int t = 0; t < kTogether; ++t) all.of[0] = P::larger(all.of[0], peak[t]);
+    }
+  }
   const auto shift = P::guard(all.peak());  // without a peak there is nothing to guard, and it is not used
-  for (int u = begin; u < count; u += step) add_stat<P>(all, stat(u), shift);
+#pragma unroll 1
+  for (int u = begin; u < count; u += kTogether * step) {
+    Stat<P> part[kTogether];
+#pragma unroll
+    for (int t = 0; t < kTogether; ++t) part[t] = u + t * step < count ? stat(u + t * step) : Stat<P>::none();
+#pragma unroll
+    for (int t = 0; t < kTogether; ++t) add_stat<P>(all, part[t], shift);  // none() adds nothing
+  }
   return all;
 }
 

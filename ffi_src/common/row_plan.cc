@@ -15,6 +15,7 @@ constexpr int64_t kMaxRounds = 64;
 constexpr int kTeamWarps = 4;        // of a block whose warps have rows of their own
 constexpr int kPreferredWarps = 16;  // of a block that holds a row, or a part
 constexpr int kMaxCluster = 16;      // blocks
+constexpr int kPartWarps = 8;        // of a small block that holds a part of a row, at most
 constexpr int kLeastWarps = 4;       // of a part, where many small ones keep more of the device busy
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -98,7 +99,22 @@ void plan_rows(RowPlan& plan, const Rows& rows, int compute_capability, const Ro
   const bool tuned = tuning.cluster || tuning.split || tuning.vectors;
   const bool stream = traits.fast && most == kMaxCluster && plan.spans > kPreferredWarps * traits.operands &&
                       plan.spans <= kMaxFlatSpans && rows.outer * kMaxCluster > kMultiprocessors && !tuned;
-  // Statistics of few rows: two kernels, of whose blocks there are as many as the device likes.
+  // Clusters of small blocks, of which a multiprocessor has several, each at something else: that is best where rows
+  // are few. Many rows have a block each, if it holds them; else blocks that stay are better at rows with labels or
+  // that are not aligned, and at long ones of two arrays or only to be read; at two arrays that are not aligned always.
+  const bool two = traits.operands == 2, aligned = rows.length * traits.item_bytes % 16 == 0;
+  const bool longest = plan.spans > (traits.output && !two ? kMaxFlatSpans : kMaxCluster * kLeastWarps);
+  const bool few = rows.outer <= (two && longest ? 1 : 8) * kMultiprocessors;
+  const bool many =
+      plan.spans > kPreferredWarps * traits.operands && traits.fast && aligned && !traits.label && !longest;
+  const bool small = few ? aligned || !two || !stream : many;
+  if (small && !tuned && most > 1 && ceil_div(plan.spans, most) <= kPartWarps) {
+    const int64_t part = few && traits.output && !two ? kPartWarps - 1 : kPartWarps;
+    while (plan.blocks < most && ceil_div(plan.spans, plan.blocks) > part) plan.blocks *= 2;
+    plan.block_warps = static_cast<int>(ceil_div(plan.spans, plan.blocks));
+    return;
+  }
+  // Statistics of rows that are longer: two kernels, of whose blocks there are as many as the device likes.
   const bool split = stream && !traits.output && rows.outer <= kMultiprocessors;
   if (stream && !split) return plan_stream(plan, rows);
   // A row of two operands has twice the spans; and a block that is alone does better than two that wait for each other.
@@ -148,15 +164,13 @@ void plan_along(RowPlan& plan, const Rows& rows) {
   plan_split(plan, rows);
 }
 
-// Of two operands, where there are strips enough for blocks that stay. Half of a block's warps are a block of columns
-// that are not streamed, and so are the others: what is merged, and in which order, is the same.
-void plan_columns_stream(RowPlan& plan, int64_t lanes, const RowTuning& tuning) {
-  const int64_t blocks = plan.blocks / 2, strips = ceil_div(lanes, int64_t{1} << plan.column_lane_bits);
-  const bool many = strips * blocks >= 2 * kMultiprocessors || tuning.cluster;
-  if (plan.traits.operands != 2 || plan.blocks == 1 || !many) return;
+// Where there are tiles enough for blocks that stay: a tile is what a block has that holds it in registers, and what is
+// merged, in which order, is the same.
+void plan_columns_stream(RowPlan& plan, const Rows& rows, int64_t lanes) {
+  const int64_t tiles = ceil_div(lanes, int64_t{1} << plan.column_lane_bits) * plan.blocks;
+  if (plan.axis_warps != kMaxColumnWarps || tiles < 4 * kMultiprocessors) return;
   plan.algorithm = RowAlgorithm::kColumnsStream;
-  plan.axis_warps = plan.block_warps = 2 * kMaxColumnWarps;
-  plan.blocks = blocks;
+  if (plan.blocks > 1) plan.workspace_bytes = rows.inner * plan.blocks * (ceil_div(plan.traits.stat_bytes, 8) * 8);
 }
 
 void plan_columns(RowPlan& plan, const Rows& rows, int compute_capability, const RowTuning& tuning) {
@@ -167,8 +181,10 @@ void plan_columns(RowPlan& plan, const Rows& rows, int compute_capability, const
   if (plan.vector && !traits.output) return plan_along(plan, rows);
   const int64_t across = plan.vector ? rows.inner * traits.item_bytes / 16 : rows.inner;  // lanes that inner keeps busy
   const int64_t units = std::max<int64_t>(1, ceil_div(rows.length, plan.vectors));
-  // Lanes across at least: 128 bytes, or 64 if an axis fits into a block then.
-  const int line = !plan.vector ? 5 : units <= kMaxColumnWarps * 8 ? 2 : 3;
+  // Lanes across at least: 128 bytes; 256 where several blocks share an axis, if a cluster holds it then. (Memory is
+  // a third slower with pieces of 128 bytes that are far apart, and no faster with larger ones.)
+  const bool wide = units > kMaxColumnWarps * 4 && units <= kMaxColumnWarps * kMaxColumnWarps * 2;
+  const int line = !plan.vector ? 5 : wide ? 4 : 3;
   const int line_bits = std::min(line, bits_for(across));
   const int axis_bits = std::min(5 - line_bits, bits_for(units));
   plan.column_lane_bits = 5 - axis_bits;
@@ -186,7 +202,7 @@ void plan_columns(RowPlan& plan, const Rows& rows, int compute_capability, const
   plan.block_warps = plan.axis_warps << plan.column_warp_bits;
   const int64_t most = std::min<int64_t>(kMaxColumnWarps, max_cluster(compute_capability));
   if (plan.blocks <= most && !(tuning.split && plan.blocks > 1)) {
-    if (plan.vector && most == kMaxCluster) plan_columns_stream(plan, lanes, tuning);
+    if (plan.vector && most == kMaxCluster && !tuning.cluster) plan_columns_stream(plan, rows, lanes);
     return;
   }
   plan.algorithm = RowAlgorithm::kColumnsSplit;
@@ -212,8 +228,6 @@ const char* name(RowAlgorithm algorithm) {
 RowPlan held_in_registers(RowPlan plan) {
   if (plan.algorithm == RowAlgorithm::kColumnsStream) {
     plan.algorithm = RowAlgorithm::kColumns;
-    plan.axis_warps = plan.block_warps = kMaxColumnWarps;
-    plan.blocks *= 2;
     return plan;
   }
   plan.algorithm = RowAlgorithm::kRows;

@@ -31,6 +31,7 @@ struct RowTraits {
   bool large = true;    // among them those for most
   bool vector = true;   // columns: kernels of 16-byte vectors along inner are compiled
   bool output = true;   // results of the full shape
+  bool label = false;   // an element of a row has to be found first
   int stat_bytes = 8;   // of a part of a row
   int final_bytes = 8;  // what the results of a row need to know of it
 };

@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(32 * kStreamWarps, 2) stream_kernel(const __gr
   if (threadIdx.x < kStreamSlots) make_copy_barrier(stats_there + threadIdx.x, p.blocks == 1 ? p.spans : 1);
   make_barriers_visible();
   __syncthreads();
-  arrive_at_cluster_barrier();  // after which others may send
+  arrive_at_cluster_start();  // after which others may send
   if (count > 0) {
 #pragma unroll 1
     for (int n = warp; n < stages; n += warps) fetch(n, n);

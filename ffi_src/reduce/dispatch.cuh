@@ -20,7 +20,7 @@ struct Reduction {
       !kMasks && (E::kDType == DType::kFloat16 || E::kDType == DType::kBFloat16 || E::kDType == DType::kFloat32);
   static constexpr bool kPackColumns = false, kAlong = kFast, kSingleColumns = true, kAlignedRows = kFast,
                         kOutput = false;
-  static constexpr bool kPackedPeak = kFast && sizeof(Bits) == 2;
+  static constexpr bool kPackedPeak = kFast && sizeof(Bits) == 2, kStoredPeak = false;
 
   struct Args {
     void* out;
@@ -37,6 +37,10 @@ struct Reduction {
   __device__ static bool skip(const Row&) { return false; }
   template <class F>
   __device__ static void with_args(const Args& args, F f) {
+    f(args);
+  }
+  template <class F>
+  __device__ static void with_sum_args(const Args& args, F f) {
     f(args);
   }
   __device__ static Bits pad(const Args& args, int) { return args.none; }

@@ -25,6 +25,7 @@ RowTraits traits_of(const Problem& problem, bool general) {
     case Op::kCrossEntropy:
     case Op::kCrossEntropyGrad:
       traits.vector = false;
+      traits.label = true;
       traits.output = problem.op == Op::kCrossEntropyGrad;
       traits.stat_bytes = 3 * acc_bytes;
       traits.final_bytes = (shift_numbers + 5) * acc_bytes;

@@ -60,6 +60,12 @@ struct Known : Args {
   __device__ explicit Known(const Args& args) : Args(args) {}
   static constexpr bool flag() { return kFlag; }
 };
+// .. of which it is known that the factor of logits is 1.
+template <class Args>
+struct Unscaled : Args {
+  __device__ explicit Unscaled(const Args& args) : Args(args) {}
+  static constexpr bool unscaled() { return true; }
+};
 template <class Args, class F>
 __device__ __forceinline__ void with_known(const Args& args, F f) {
   if (args.flag()) {
@@ -145,16 +151,18 @@ struct Softmax : ExponentialSum<E, sizeof(typename E::Bits) == 2 && !kGeneral> {
   using typename Base::Shift;
   static constexpr int kSums = 1;
   static constexpr bool kDecoded = kGeneral, kMasked = kGeneral, kHole = false, kPlainSum = false;
+  static constexpr bool kStoredPeak = !kGeneral;  // the factor is positive
   static constexpr bool kFast = !kGeneral, kLarge = kFast, kPackColumns = !kGeneral, kAlong = !kGeneral,
                         kSingleColumns = kGeneral;
 
   struct Args {
-    Scale<Acc> scale;
     Op op;
-    void* lse;
     bool wide_lse;
+    void* lse;
+    Scale<Acc> scale;
 
     __device__ bool flag() const { return op == Op::kSoftmax; }
+    static constexpr bool unscaled() { return false; }
   };
   struct Row {
     Acc factor;  // kGeneral
@@ -172,8 +180,19 @@ struct Softmax : ExponentialSum<E, sizeof(typename E::Bits) == 2 && !kGeneral> {
   __device__ static void with_args(const Args& args, F f) {
     with_known(args, f);
   }
+  template <class F>
+  __device__ static void with_sum_args(const Args& args, F f) {
+    if (!kGeneral && args.scale.factor == 1) {
+      f(Unscaled<Args>(args));
+    } else {
+      f(args);
+    }
+  }
   __device__ static Bits pad(const Args&, int) { return E::store(-infinity<Acc>()); }
-  __device__ static Acc value(const Args& args, Acc x) { return rounded_product(x, args.scale.factor); }
+  template <class A>
+  __device__ static Acc value(const A& args, Acc x) {
+    return args.unscaled() ? x : rounded_product(x, args.scale.factor);
+  }
   __device__ static Acc ordered_value(const Args& args, Acc x) { return value(args, x); }  // the factor is positive
   __device__ static Acc decode(const Args&, const Row& row, Acc x) { return rounded_product(x, row.factor); }
   __device__ static Acc scaled(int, Acc sum, Acc weight) { return rounded_product(sum, weight); }
@@ -210,7 +229,7 @@ struct CrossEntropy : ExponentialSum<E, sizeof(typename E::Bits) == 2> {
   using typename Base::Bits;
   using typename Base::Shift;
   static constexpr int kSums = 2;
-  static constexpr bool kDecoded = false, kMasked = false, kHole = true, kPlainSum = true;
+  static constexpr bool kDecoded = false, kMasked = false, kHole = true, kPlainSum = true, kStoredPeak = true;
   static constexpr bool kFast = sizeof(Bits) < 8, kLarge = kFast, kPackColumns = false, kAlong = false,
                         kSingleColumns = true;
 
@@ -262,6 +281,10 @@ struct CrossEntropy : ExponentialSum<E, sizeof(typename E::Bits) == 2> {
   }
   template <class F>
   __device__ static void with_args(const Args& args, F f) {
+    f(args);
+  }
+  template <class F>
+  __device__ static void with_sum_args(const Args& args, F f) {
     f(args);
   }
   __device__ static int64_t hole(const Row& row) { return row.label; }
@@ -322,7 +345,7 @@ struct Tangent {
   static constexpr bool kTails = sizeof(Bits) > 2;
   static constexpr int kOperands = 2, kSums = kTails ? 3 : 1;
   static constexpr bool kPeak = false, kDecoded = false, kHole = false, kPlainSum = false;
-  static constexpr bool kPackedPeak = false, kAlignedRows = true, kOutput = true;
+  static constexpr bool kPackedPeak = false, kStoredPeak = false, kAlignedRows = true, kOutput = true;
   static constexpr bool kFast = sizeof(Bits) < 8, kLarge = false, kPackColumns = kFast, kAlong = false,
                         kSingleColumns = true;
 
@@ -364,6 +387,10 @@ struct Tangent {
   __device__ static void with_args(const Args& args, F f) {
     f(args);
   }
+  template <class F>
+  __device__ static void with_sum_args(const Args& args, F f) {
+    f(args);
+  }
   __device__ static Bits pad(const Args&, int) { return Bits{}; }
   __device__ static Acc value(const Args&, Acc x) { return x; }
   __device__ static Acc guard(Acc) { return Acc(0); }
@@ -401,6 +428,10 @@ struct LogSoftmaxTangent : Tangent<E> {
 
   template <class F>
   __device__ static void with_args(const Args& args, F f) {
+    with_known(args, f);
+  }
+  template <class F>
+  __device__ static void with_sum_args(const Args& args, F f) {
     with_known(args, f);
   }
   // Transposed, sum k: of t where p is at most a half, of p there, and of t elsewhere.

@@ -714,9 +714,12 @@ def show(lab, points, every=False):
         if every:
             plan = lab.launch(call, None)
             if plan["algorithm"] == "rows":
-                for vectors in (1, 4, 8) if op in ("softmax", "logsumexp", "sum", "log_softmax") else (1, 4):
+                choices = (1, 4, 8) if op in ("softmax", "logsumexp", "sum", "log_softmax") else (1, 4)
+                for vectors in choices:
                     planned = lab.launch(call, None, vectors=vectors)
                     if planned["spans"] > 1:
+                        if vectors != choices[-1]:
+                            continue  # compiled for rows of one span only
                         fits = [
                             c for c in (1, 2, 4, 8, 16) if -(-planned["spans"] // c) <= 32 and planned["spans"] >= 2 * c
                         ]
