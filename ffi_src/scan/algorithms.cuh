@@ -56,16 +56,17 @@ template <class Policy, class Work>
 cudaError_t launch_look_ahead(cudaStream_t stream, const Plan& plan, Parameters p, size_t columns) {
   cudaError_t status = clear_sums<Policy>(stream, plan, p);
   if (status != cudaSuccess) return status;
-  const size_t bytes = layout_shared<Policy, Work>(p, p.late + 2, 0, p.late + 2, columns) + kTickets * sizeof(unsigned);
+  const size_t bytes =
+      layout_shared<Policy, Work>(p, (p.late + 2) * plan.width(), 0, p.late + 2, columns) + kTickets * sizeof(unsigned);
   unsigned blocks = 0;
-  if ((status = most_blocks(bytes, kSharedBlocks, blocks)) != cudaSuccess) return status;
+  if ((status = most_blocks(bytes, kSharedBlocks / plan.width(), blocks)) != cudaSuccess) return status;
   unsigned grid = std::min(blocks, p.strips * static_cast<unsigned>(p.tiles));
   const unsigned staying = blocks / p.strips * p.strips;  // if as many stay with each strip
   const bool stay =
       !Work::kOneColumn && p.strips >= kManyStrips && p.strips <= kMostCounters && staying >= blocks / 4 * 3;
   p.counters = stay ? p.strips : 1;
   if (stay) grid = std::min(staying, grid);
-  Launch shape{dim3(grid), dim3(kThreads + 32 * kTeam<Work> * (stay ? 1 : p.late + 1)), bytes};
+  Launch shape{dim3(grid), dim3(look_ahead_threads<Work>(plan.threads(), stay ? 1 : p.late + 1)), bytes};
   shape.overlap = plan.overlap;
   return launch(stream, shape, scan_look_ahead<Policy, Work>, p);
 }
@@ -75,14 +76,13 @@ cudaError_t launch_row_look_ahead(cudaStream_t stream, const Plan& plan, Paramet
   cudaError_t status = clear_sums<Policy>(stream, plan, p);
   if (status != cudaSuccess) return status;
   const size_t bytes =
-      layout_shared<Policy, Chunks<Policy>>(p, p.stages, RowLookAhead<Policy, false>::kControlBytes, p.stages, 1);
+      layout_shared<Policy, Chunks<Policy>>(p, p.stages, RowLookAhead<Policy>::kControlBytes, p.stages, 1);
   unsigned blocks = 0;
   if ((status = most_blocks(bytes, kRowBlocks<Policy>, blocks)) != cudaSuccess) return status;
-  Launch shape{dim3(std::min(blocks, p.strips * static_cast<unsigned>(p.tiles))), dim3(2 * kThreads + 32 * kLookers),
-               bytes};
+  Launch shape{dim3(std::min(blocks, p.strips * static_cast<unsigned>(p.tiles))),
+               dim3(2 * kThreads + 32 * std::min(kLookers, p.stages)), bytes};
   shape.overlap = plan.overlap;
-  return plan.levels <= kFewLevels ? launch(stream, shape, scan_row_look_ahead<Policy, false>, p)
-                                   : launch(stream, shape, scan_row_look_ahead<Policy, true>, p);
+  return launch(stream, shape, scan_row_look_ahead<Policy>, p);
 }
 
 // look_ahead along rows.
@@ -118,7 +118,8 @@ cudaError_t launch_columns(cudaStream_t stream, const Plan& plan, Parameters p) 
   using Work = Columns<Policy>;
   const size_t columns = (32 << p.column_bits) * Work::kWidth;
   if (plan.algorithm == Algorithm::kLookAhead) return launch_look_ahead<Policy, Work>(stream, plan, p, columns);
-  const size_t bytes = layout_shared<Policy, Work>(p, p.stages, 0, plan.axis_warps == 1 ? 0 : 2, columns);
+  const size_t bytes =
+      layout_shared<Policy, Work>(p, p.stages * plan.width(), 0, plan.axis_warps == 1 ? 0 : 2, columns);
   return launch(stream, {dim3(p.strips), dim3(plan.threads()), bytes}, scan_columns<Policy>, p);
 }
 
@@ -139,7 +140,7 @@ cudaError_t launch_layout(cudaStream_t stream, const Plan& plan, Parameters p) {
       if constexpr (!Policy::kCut)
         if (plan.algorithm == Algorithm::kResident) return launch_resident<Policy>(stream, plan, p);
       if (plan.algorithm == Algorithm::kLookAhead) return launch_along<Policy>(stream, plan, p);
-      const size_t bytes = layout_shared<Policy, Chunks<Policy>>(p, 2, 0, 2, 1);
+      const size_t bytes = layout_shared<Policy, Chunks<Policy>>(p, p.stages, 0, 2, 1);
       return launch(stream, {dim3(p.strips), dim3(kThreads), bytes}, scan_walk<Policy>, p);
     }
   } else {

@@ -101,6 +101,17 @@ class Chunks : public BetweenWarps<Policy> {
     }
   }
 
+  // Lets a tile of the first operand that is fetched later come to the level 2 cache, where the device can. One thread.
+  __device__ void let_come_near(const Place& place, const Span& span) const {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    if (!p.aligned || !span.whole) return;
+    const auto* const from = static_cast<const Bits*>(p.operands[0]) + place.at + span.memory;
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)),
+                 "n"(kTile * static_cast<int>(sizeof(Bits)))
+                 : "memory");
+#endif
+  }
+
   __device__ void put_extras(int stage, const Extra (&extra)[1]) const {
     if constexpr (Policy::kNeighbour) in_stage<Bits>(stage, kExtrasAt)[0] = extra[0];
   }

@@ -51,7 +51,9 @@ class Columns : public BetweenWarps<Policy> {
     State warp[kWidth];
   };
 
-  __device__ explicit Columns(const Parameters& p) : Base(p, (32 << p.column_bits) * kWidth) {
+  __device__ explicit Columns(const Parameters& p)
+      : Base(p, (32 << p.column_bits) * kWidth),
+        bytes_of_stage(kStageBytes * max(1, (p.axis_warps << p.column_bits) / kWarps)) {
     const int warp = threadIdx.x / 32;
     lane = threadIdx.x % 32;
     axis_warp = warp >> p.column_bits;
@@ -173,7 +175,10 @@ class Columns : public BetweenWarps<Policy> {
     for (int v = 0; v < kWidth; ++v) state[v] = base[v];
     const int rows = span.left - position();
     const int64_t step = p.backward ? -p.inner : p.inner;
-    int64_t at = place.at + index(span, position()) * p.inner;
+    Bits* to[Policy::kResults];
+#pragma unroll
+    for (int o = 0; o < Policy::kResults; ++o)
+      to[o] = static_cast<Bits*>(p.results[o]) + place.at + index(span, position()) * p.inner;
 #pragma unroll 1
     for (int r = 0; r < kRun && r < rows; r += kTogether) {
       Words words[kTogether];
@@ -190,11 +195,12 @@ class Columns : public BetweenWarps<Policy> {
       }
       if (!place.active) continue;
 #pragma unroll
-      for (int j = 0; j < kTogether; ++j, at += step) {
-        if (r + j >= rows) break;
+      for (int j = 0; j < kTogether; ++j)
 #pragma unroll
-        for (int o = 0; o < Policy::kResults; ++o) store(p.results[o], at, results[o][j]);
-      }
+        for (int o = 0; o < Policy::kResults; ++o) {
+          if (r + j < rows) store(to[o], results[o][j]);
+          to[o] += step;
+        }
     }
     __syncwarp();  // the next tile may come
   }
@@ -215,7 +221,7 @@ class Columns : public BetweenWarps<Policy> {
   static constexpr int kLines = Policy::kOperands * kRun + (Policy::kNeighbour ? 1 : 0);
   static_assert(kWarps * kLines * kLine <= kStageBytes);
   __device__ Pack* line(int stage, int operand, int r) const {
-    unsigned char* const warps = shared_memory() + stage * kStageBytes + threadIdx.x / 32 * (kLines * kLine);
+    unsigned char* const warps = shared_memory() + stage * bytes_of_stage + threadIdx.x / 32 * (kLines * kLine);
     if (Policy::kNeighbour && operand == Policy::kOperands - 1 && p.neighbour_before) ++r;
     return reinterpret_cast<Pack*>(warps + (operand * kRun + r) * kLine);
   }
@@ -237,20 +243,26 @@ class Columns : public BetweenWarps<Policy> {
     if (!place.loads) return;
     const int first = position() + lane / kPacks;
     Pack* const to = line(stage, operand, 0) + lane;
-    const Bits* const from = static_cast<const Bits*>(p.operands[operand]) + at + index(span, first) * stride;
+    const Bits* from = static_cast<const Bits*>(p.operands[operand]) + at + index(span, first) * stride;
     const int64_t step = (p.backward ? -kAtOnce : kAtOnce) * stride;
+    // What is beyond the end is zeros, not what happens to be there: see engine.cuh.
+    if (adjacent && p.aligned) {
 #pragma unroll
-    for (int u = 0; u < kRun / kAtOnce; ++u)
-      if (first + u * kAtOnce < span.left) {
-        fetch_pack(to + u * 32, from + u * step, adjacent);
-      } else {
-        to[u * 32] = Pack{};  // not what happens to be there: see engine.cuh
-      }
+      for (int u = 0; u < kRun / kAtOnce; ++u, from += step)
+        copy_or_clear(to + u * 32, from, first + u * kAtOnce < span.left);
+    } else {
+#pragma unroll 1
+      for (int u = 0; u < kRun / kAtOnce; ++u, from += step)
+        if (first + u * kAtOnce < span.left) {
+          fetch_pack(to + u * 32, from, adjacent);
+        } else {
+          to[u * 32] = Pack{};
+        }
+    }
   }
 
   // Of both columns of 16 bits at once, where they are aligned.
-  __device__ void store(void* result, int64_t at, Word word) const {
-    Bits* const to = static_cast<Bits*>(result) + at;
+  __device__ void store(Bits* to, Word word) const {
     if (kWidth == 1 || p.aligned) {
       *reinterpret_cast<Word*>(to) = word;
     } else {
@@ -287,6 +299,7 @@ class Columns : public BetweenWarps<Policy> {
     return in;
   }
 
+  const int bytes_of_stage;
   int lane, axis_warp, column_warp;
 };
 

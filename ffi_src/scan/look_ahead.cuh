@@ -17,13 +17,14 @@
 
 namespace jaxgpuops::scan {
 
-constexpr unsigned kManyStrips = 16;
 constexpr int kTickets = 8;  // a ring of those from tile i - p.late to i + 2
 constexpr int kMostLookers = kMostLate + 1;
 
-// Warps of a looker: for 32 columns each.
+// Warps of a looker: for 32 columns each. In blocks of so many threads that move.
 template <class Work>
-constexpr int kTeam = Work::kWidth;
+constexpr int looker_warps(int movers) {
+  return Work::kWidth * (movers > kThreads ? movers / kThreads : 1);
+}
 
 template <class Policy, class Work>
 class LookAhead {
@@ -36,6 +37,8 @@ class LookAhead {
         work(p),
         sums{p},
         columns(work.block_columns()),
+        movers(32 * p.axis_warps << p.column_bits),
+        team(32 * looker_warps<Work>(movers)),
         stages(p.late + 2),
         tickets(reinterpret_cast<volatile unsigned*>(work.totals(p.late + 2))),
         all_tickets(p.strips * static_cast<unsigned>(p.tiles)),
@@ -46,7 +49,7 @@ class LookAhead {
     wait_for_previous();
     if (threadIdx.x == 0) tickets[0] = next_ticket();
     __syncthreads();
-    if (threadIdx.x < kThreads) {
+    if (threadIdx.x < movers) {
       move();
     } else {
       look();
@@ -56,7 +59,6 @@ class LookAhead {
  private:
   // Barriers: those that move tell a looker that a step has ended, and it tells them that a base is there.
   static constexpr int kAmongMovers = 1, kStepEnded = 2, kBaseThere = kStepEnded + kMostLookers;
-  static constexpr int kWithLooker = kThreads + 32 * kTeam<Work>;
 
   struct Part {
     unsigned strip;
@@ -94,16 +96,16 @@ class LookAhead {
       }
       if (threadIdx.x == 0) tickets[(i + 2) % kTickets] = next;
       if (i < p.late) {
-        wait_at_barrier(kAmongMovers, kThreads);
+        wait_at_barrier(kAmongMovers, movers);
       } else {
         const unsigned ready = ticket_of(i - p.late);
         if (ready >= all_tickets) return;
-        wait_at_barrier(kBaseThere + looker, kWithLooker);
+        wait_at_barrier(kBaseThere + looker, movers + team);
         const Part at = part(ready);
         finish(coming_stage + 1 == stages ? 0 : coming_stage + 1, at, place_of(at.strip));
       }
       if (coming < all_tickets) work.put_extras(coming_stage, extra);
-      pass_barrier(kStepEnded + looker, kWithLooker);
+      pass_barrier(kStepEnded + looker, movers + team);
       looker = looker == p.late ? 0 : looker + 1;
       stage = coming_stage;
       coming_stage = coming_stage + 1 == stages ? 0 : coming_stage + 1;
@@ -117,7 +119,7 @@ class LookAhead {
     const auto folds = work.fold(place, span, tile, work.starts(place, span));
     work.put_folds(stage, folds);
     work.publish_warp(stage, folds);
-    wait_at_barrier(kAmongMovers, kThreads);
+    wait_at_barrier(kAmongMovers, movers);
     const int64_t column = int64_t{at.strip} * columns + threadIdx.x;
     if (threadIdx.x < columns && column < p.columns)
       sums.publish(0, at.tile, column, work.tile_total(stage, threadIdx.x));
@@ -135,19 +137,19 @@ class LookAhead {
   }
 
   __device__ void look() const {
-    const int looker = (static_cast<int>(threadIdx.x) / 32 - kWarps) / kTeam<Work>;
-    const int member = (static_cast<int>(threadIdx.x) - kThreads) % (32 * kTeam<Work>);
+    const int looker = (static_cast<int>(threadIdx.x) - movers) / team;
+    const int member = static_cast<int>(threadIdx.x) - movers - looker * team;
     Counter<Policy> known(p);
     int count = 0;  // of sums that are known
     for (int j = looker, stage = looker;; j += lookers) {
       const int turn = j % (p.late + 1);
-      wait_at_barrier(kStepEnded + turn, kWithLooker);
+      wait_at_barrier(kStepEnded + turn, movers + team);
       const unsigned ticket = ticket_of(j);
       if (ticket >= all_tickets) return;
       const Part at = part(ticket);
       State* const carry = work.carry(stage);
       if constexpr (Work::kOneColumn) {
-        const State before = Before<Policy>(p, at.tile, at.strip).template find<true>();
+        const State before = Before<Policy>(p, at.tile, at.strip).find();
         if (member == 0) carry[0] = with_initial(at.tile, at.strip, before);
       } else {
         const int64_t column = int64_t{at.strip} * columns + member;
@@ -161,7 +163,7 @@ class LookAhead {
           }
         }
       }
-      pass_barrier(kBaseThere + turn, kWithLooker);
+      pass_barrier(kBaseThere + turn, movers + team);
       stage = (stage + lookers) % stages;
     }
   }
@@ -193,17 +195,23 @@ class LookAhead {
   const Parameters& p;
   const Work work;
   const Sums<Policy> sums;
-  const int columns, stages;
+  const int columns, movers, team, stages;
   volatile unsigned* const tickets;
   const unsigned all_tickets, counter;
   const int lookers;
 };
 
+// Threads of a block, and blocks of a multiprocessor: one that is twice as wide, or two.
 constexpr int kSharedBlocks = 2;
+template <class Work>
+constexpr int look_ahead_threads(int movers, int lookers) {
+  return movers + 32 * looker_warps<Work>(movers) * lookers;
+}
+template <class Work>
+constexpr int kMostThreads = look_ahead_threads<Work>(kWideThreads, kMostLookers);
 
 template <class Policy, class Work>
-__global__ void __launch_bounds__((kThreads + 32 * kTeam<Work> * kMostLookers), kSharedBlocks)
-    scan_look_ahead(const __grid_constant__ Parameters p) {
+__global__ void __launch_bounds__(kMostThreads<Work>, 1) scan_look_ahead(const __grid_constant__ Parameters p) {
   LookAhead<Policy, Work>(p).run();
 }
 

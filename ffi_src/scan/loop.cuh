@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kThreads, kLoopBlocks<Policy>) scan_loop(const
 
 // Columns, of one tile or more: the next p.stages - 1 tiles are on their way while one is worked on.
 template <class Policy>
-__global__ void __launch_bounds__(kThreads, 2) scan_columns(const __grid_constant__ Parameters p) {
+__global__ void __launch_bounds__(kWideThreads, 1) scan_columns(const __grid_constant__ Parameters p) {
   using Work = Columns<Policy>;
   using State = typename Work::State;
   const Work work(p);
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kThreads, 2) scan_columns(const __grid_constan
   }
 }
 
-// The same for long axes with inner = 1: the next tile is on its way while one is worked on.
+// The same for long axes with inner = 1: the next tile is on its way while one is worked on, if there is room for two.
 template <class Policy>
 __global__ void __launch_bounds__(kThreads, kLoopBlocks<Policy>) scan_walk(const __grid_constant__ Parameters p) {
   using Work = Chunks<Policy>;
@@ -158,12 +158,16 @@ __global__ void __launch_bounds__(kThreads, kLoopBlocks<Policy>) scan_walk(const
   if (threadIdx.x == 0) work.carry(0)[0] = initial;
   for (int t = 0; t < p.tiles; ++t) {
     const bool more = t + 1 < p.tiles;
-    if (more) work.fetch((t + 1) % 2, place, work.span(t + 1), extra);
-    commit_copies();
-    wait_for_copies<1>();
+    if (p.stages == 1) {
+      wait_for_copies<0>();
+    } else {
+      if (more) work.fetch((t + 1) % 2, place, work.span(t + 1), extra);
+      commit_copies();
+      wait_for_copies<1>();
+    }
     const auto span = work.span(t);
     typename Work::Tile tile;
-    work.take(t % 2, place, span, tile);
+    work.take(t % p.stages, place, span, tile);
     const auto starts = work.starts(place, span);
     const auto folds = work.fold(place, span, tile, starts);
     work.publish_warp(t % 2, folds);
@@ -176,7 +180,13 @@ __global__ void __launch_bounds__(kThreads, kLoopBlocks<Policy>) scan_walk(const
       if (threadIdx.x == 0) work.carry((t + 1) % 2)[0] = next;
     }
     work.finish(place, span, tile, starts, folds, base);
-    if (more) work.put_extras((t + 1) % 2, extra);
+    if (!more) continue;
+    if (p.stages == 1) {
+      __syncwarp();  // a warp has a part of the stage to itself
+      work.fetch(0, place, work.span(t + 1), extra);
+      commit_copies();
+    }
+    work.put_extras((t + 1) % p.stages, extra);
   }
 }
 

@@ -111,22 +111,33 @@ Plan plan_scan(const Problem& problem, int compute_capability, int64_t workspace
   plan.algorithm = Algorithm::kLoop;
   const int state_bytes = 4 * state_words(problem, bytes),
             stage = stage_bytes(plan.layout, operands, bytes, state_bytes);
-  const int64_t columns = (vectors_of_warp << plan.column_bits) * shape.width, most = shared_bytes(compute_capability);
+  const int64_t most = shared_bytes(compute_capability);
   // Of a block: tiles on their way, and for each slot what warps tell each other; 1 KB to spare.
   const auto shared = [&](int stages, int slots) {
-    return stages * stage + slots * (plan.axis_warps + 1) * columns * state_bytes + 1024;
+    const int64_t columns = (vectors_of_warp << plan.column_bits) * shape.width;
+    return stages * stage * plan.width() + slots * (plan.axis_warps + 1) * columns * state_bytes + 1024;
   };
-  if (plan.layout == Layout::kAcross) {  // two blocks of a multiprocessor, if they have two tiles each
+  bool enough = plan.strips >= enough_strips(plan.layout);
+  if (forced >= 0) enough = forced == static_cast<int>(Algorithm::kLoop);
+  if (plan.layout == Layout::kAcross) {
+    // Two blocks of a multiprocessor, if they have two tiles each; or one that is twice as wide, where that leaves none
+    // idle: the pieces of memory that it takes are, too.
+    const int64_t least = enough ? 2 * kMultiprocessors * 9 / 10 : 2 * kManyStrips;
+    if (plan.axis_warps == kWarps && plan.tiles > 1 && plan.strips >= least) {
+      ++plan.column_bits;
+      if ((enough ? shared(2, 2) : shared(kMostLate + 2, kMostLate + 2)) > most) --plan.column_bits;
+      plan.strips = strips();
+    }
+    const int blocks = 2 / plan.width();
     plan.stages = static_cast<int>(std::min<int64_t>(3, plan.tiles));
-    while (plan.stages > 2 && 2 * shared(plan.stages, 2) > most) --plan.stages;
+    while (plan.stages > 2 && blocks * shared(plan.stages, 2) > most) --plan.stages;
     while (plan.stages > 1 && shared(plan.stages, 2) > most) --plan.stages;
   }
+  if (plan.layout == Layout::kAlong && plan.tiles > 1) plan.stages = shared(2, 2) <= most ? 2 : 1;
   if (plan.tiles == 1 || plan.strips * plan.tiles > INT32_MAX) return plan;
   const bool cut = problem.kind == Kind::kCumulative && problem.segmented;
   const bool fits = plan.layout == Layout::kAlong && !cut && plan.strips * plan.tiles <= kResidentTiles;
-  auto choice = plan.strips >= enough_strips(plan.layout) ? Algorithm::kLoop
-                : fits                                    ? Algorithm::kResident
-                                                          : Algorithm::kLookAhead;
+  auto choice = enough ? Algorithm::kLoop : fits ? Algorithm::kResident : Algorithm::kLookAhead;
   if (forced >= 0) choice = static_cast<Algorithm>(forced);
   if (choice == Algorithm::kResident && !fits) choice = Algorithm::kLookAhead;
   if (choice == Algorithm::kLoop) return plan;
@@ -139,9 +150,10 @@ Plan plan_scan(const Problem& problem, int compute_capability, int64_t workspace
   const auto room = [&](int stages) { return shared(stages, stages); };
   if (const int wanted = row_blocks(operands, cut); plan.layout == Layout::kAlong && wanted > 0) {
     const int blocks = wanted * room(4) <= most ? wanted : 1;
-    plan.stages = kMostStages;
-    while (plan.stages > 2 && blocks * room(plan.stages) > most) --plan.stages;
-    if (room(plan.stages) > most) return plan;
+    int stages = kMostStages;
+    while (stages > 2 && blocks * room(stages) > most) --stages;
+    if (room(stages) > most) return plan;
+    plan.stages = stages;
   } else {
     plan.late = kMostLate;
     while (plan.late > 0 && room(plan.late + 2) > most) --plan.late;

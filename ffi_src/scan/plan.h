@@ -37,6 +37,7 @@ struct Plan {
   int64_t workspace_bytes = 0;  // per outer index
 
   int threads() const { return 32 * axis_warps << column_bits; }
+  int width() const { return threads() > kThreads ? threads() / kThreads : 1; }  // as many columns as others have
 };
 
 // `workspace_bytes` < 0 asks for the best plan; otherwise it is what the caller has, and the plan makes do with it (a

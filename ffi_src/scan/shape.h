@@ -45,6 +45,7 @@ constexpr bool is_rare(Kind kind, bool product, bool segmented, DType dtype) {
 
 constexpr int kWarps = 8;  // of a block, at most; those that look ahead not counted
 constexpr int kThreads = 32 * kWarps;
+constexpr int kWideThreads = 2 * kThreads;  // of a block that walks along 256 bytes of columns, at most
 
 // Bytes of shared memory of a tile on its way, at most: operands, neighbours, the folds before runs.
 constexpr int stage_bytes(Layout layout, int operands, int bytes, int state_bytes) {
@@ -59,6 +60,8 @@ constexpr int stage_bytes(Layout layout, int operands, int bytes, int state_byte
 
 // look_ahead: steps from a tile's sum to its results, at most.
 constexpr int kMostLate = 1;
+// Across columns, strips from which on a block stays with one.
+constexpr int kManyStrips = 16;
 // The same along rows of few operands: blocks of a multiprocessor, and tiles in the shared memory of one, at most. 0 of
 // other calls (`cut`: segments of cumulative ones, whose states need too many registers): they take the kernel above.
 constexpr int row_blocks(int operands, bool cut) { return cut ? 0 : operands == 1 ? 2 : operands == 2 ? 1 : 0; }

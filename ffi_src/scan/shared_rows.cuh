@@ -14,15 +14,24 @@
 
 namespace jaxgpuops::scan {
 
-// The sum of a tile whose warps have published theirs.
+// The sum of a tile whose warps have published theirs, by a thread, which leaves each warp the fold of those before it.
 template <class Policy>
 __device__ typename Policy::State row_total(const Chunks<Policy>& work, const Parameters& p, int slot) {
   typename Policy::State warps[kWarps], fold = Policy::identity(p.options);
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) warps[w] = work.totals(slot)[w];
 #pragma unroll
-  for (int w = 0; w < kWarps; ++w) fold = Policy::combine(fold, warps[w]);
+  for (int w = 0; w < kWarps; ++w) {
+    work.totals(slot)[w] = fold;
+    fold = Policy::combine(fold, warps[w]);
+  }
   return fold;
+}
+
+// What comes before a warp, from that and what comes before the tile.
+template <class Policy>
+__device__ void before_warp(const Chunks<Policy>& work, int slot, typename Policy::State (&base)[1]) {
+  base[0] = Policy::combine(work.carry(slot)[0], work.totals(slot)[threadIdx.x % kThreads / 32]);
 }
 
 template <class Policy, class State>
@@ -89,186 +98,226 @@ __global__ void __launch_bounds__(kMostTeams* kThreads, 2) scan_resident(const _
   }
   wait_at_barrier(1 + team, kThreads);
   State base[1];
-  work.earlier_warps(team, base);
+  before_warp<Policy>(work, team, base);
   work.finish(place, span, tile, starts, folds, base);
 }
 
 // look_ahead along rows of one or two operands: a block has a ring of tiles in shared memory, and three kinds of warps.
-// Eight fetch tiles, fold them as they land, and publish their sums; lookers, in turns, find out what comes before a
-// tile; eight more write the results of a tile, once that is known. So sums are published long before anybody waits for
-// them, which hides how long it takes until all others' are there: that, not memory, is what bounds this algorithm.
-// Moves 2 n bytes, or those of all operands.
+// Eight fold a tile when it has landed, and publish its sum; lookers, in turns, find out what comes before a tile;
+// eight more write its results, once that is known, and at once let another tile come in its place. None waits for more
+// than it needs: sums are published as early as memory allows, since what bounds this algorithm is not memory but how
+// long it takes until all earlier sums are there. Moves 2 n bytes, or those of all operands.
+//
+// A ticket is taken when there is room for the tile: a sum that others wait for is always on its way.
 template <class Policy>
 constexpr int kRowBlocks = row_blocks(Policy::kOperands, Policy::kCut);
-constexpr int kLookers = 3;
-constexpr int kRing = 16;  // of tickets: those of the tiles in shared memory, and some before and after
+constexpr int kLookers = 3;      // or as many as there are tiles in the ring; four were slower
+constexpr int kTicketRing = 16;  // those of the tiles in shared memory, and some before
 
-// kDeep: rows of more than kFewLevels levels. (If all were, the others would spill registers.)
-template <class Policy, bool kDeep>
+template <class Policy>
 class RowLookAhead {
  public:
   using Work = Chunks<Policy>;
   using State = typename Policy::State;
   using Tile = typename Work::Tile;
 
-  static constexpr int kControlBytes = 4 * (kRing + 4);  // of shared memory, besides tiles
+  static constexpr int kControlBytes = 8 * kMostStages + 4 * kTicketRing;  // of shared memory, besides tiles
+  static_assert(kControlBytes % 16 == 0);
 
   __device__ explicit RowLookAhead(const Parameters& p)
       : p(p),
         work(p),
         sums{p},
-        tickets(reinterpret_cast<volatile unsigned*>(shared_memory() + p.staging_at)),
-        known(reinterpret_cast<volatile int*>(tickets + kRing)),
-        all_tickets(p.strips * static_cast<unsigned>(p.tiles)) {}
+        landed(reinterpret_cast<uint64_t*>(shared_memory() + p.staging_at)),
+        tickets(reinterpret_cast<volatile unsigned*>(landed + kMostStages)),
+        all_tickets(p.strips * static_cast<unsigned>(p.tiles)),
+        lookers((static_cast<int>(blockDim.x) - 2 * kThreads) / 32) {}
 
   __device__ void run() const {
-    wait_for_previous();
-    if (threadIdx.x == 0) {
-      tickets[0] = next_ticket();
-      *known = 0;
-    }
+    if (threadIdx.x < p.stages) make_landing(threadIdx.x);
     __syncthreads();
     if (threadIdx.x < kThreads) {
-      fold();
-    } else if (threadIdx.x < 2 * kThreads) {
+      wait_for_previous();
       finish();
+    } else if (threadIdx.x < 2 * kThreads) {
+      fold();
     } else {
       look();
     }
   }
 
  private:
-  // Barriers: of those that fold; for each stage, that its tile is folded and what comes before it known; and that it
-  // is free again.
-  static constexpr int kAmongFolders = 1, kReady = 2, kFree = kReady + kMostStages;
-  static_assert(kFree + kMostStages <= 16);
-  static constexpr int kOfReady = 2 * kThreads + 32, kOfFree = 2 * kThreads;
+  // Barriers: of those that fold, and that finish; for each stage, that what comes before its tile is known; and that
+  // it has landed, where the device cannot tell so by itself.
+  static constexpr int kAmongFolders = 1, kAmongFinishers = 2, kReady = 3, kLanded = kReady + kMostStages;
+  static_assert(kLanded + kMostStages <= 16);
+  static constexpr int kOfStage = 2 * kThreads + 32;
+
+  // Whether the tiles of the next round come to the level 2 cache meanwhile. Memory is kept busy then where all wait
+  // for one tile that is late. (Three rounds were slower than none: results push them out of the cache. So was one of
+  // two operands.)
+  static constexpr bool kNear = Policy::kOperands == 1;
+
+  // Counts tiles, and where they are.
+  struct Turn {
+    int tile, stage;
+    unsigned phase;
+    __device__ void skip(int count, int stages) {
+      tile += count;
+      stage += count;
+      if (stage >= stages) {
+        stage -= stages;
+        phase ^= 1;
+      }
+    }
+  };
 
   struct Part {
     unsigned row;
     int tile;
   };
   __device__ Part part(unsigned ticket) const { return {ticket % p.strips, static_cast<int>(ticket / p.strips)}; }
-  __device__ unsigned ticket_of(int i) const { return tickets[i % kRing]; }
+  __device__ unsigned ticket_of(int i) const { return tickets[i % kTicketRing]; }
   __device__ unsigned next_ticket() const { return atomicAdd(p.counters_at, 1u); }
-  __device__ int next_stage(int stage) const { return stage + 1 == p.stages ? 0 : stage + 1; }
 
-  // Tile i is folded while the next one or two land.
-  __device__ void fold() const {
-    const int ahead = min(3 - kRowBlocks<Policy>, p.stages - 1);
-    int coming_stage = 0, stage = 0;
-    for (int coming = 0;; ++coming) {
-      const int i = coming - ahead;
-      const unsigned ticket = ticket_of(coming);
-      if (coming >= p.stages) wait_at_barrier(kFree + coming_stage, kOfFree);
-      unsigned next = all_tickets;
+  // A tile has landed when the copies of all threads that finish have ended; they do not wait for that.
+  __device__ void make_landing(int stage) const {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(landing(stage)), "r"(kThreads + kWarps) : "memory");
+#endif
+  }
+  __device__ void tell_landing(int stage) const {  // of what this warp has copied, and stored
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(landing(stage)) : "memory");
+    __syncwarp();
+    if (threadIdx.x % 32 == 0)
+      asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(landing(stage)) : "memory");
+#else
+    pass_barrier(kLanded + stage, kOfStage);
+#endif
+  }
+  __device__ void wait_for_landing(const Turn& turn) const {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    uint32_t done;
+    do {
+      asm volatile(
+          "{\n"
+          ".reg .pred p;\n"
+#if __CUDA_ARCH__ >= 900
+          "mbarrier.try_wait.parity.shared.b64 p, [%1], %2;\n"
+#else
+          "mbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n"
+#endif
+          "selp.u32 %0, 1, 0, p;\n"
+          "}"
+          : "=r"(done)
+          : "r"(landing(turn.stage)), "r"(turn.phase)
+          : "memory");
+    } while (!done);
+#else
+    wait_at_barrier(kLanded + turn.stage, kOfStage);
+#endif
+  }
+#if defined(__CUDA_ARCH__)
+  __device__ uint32_t landing(int stage) const {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(landed + stage));
+  }
+#endif
+
+  // Lets tile i come, of which the first of those that finish has taken the ticket.
+  __device__ void fetch(int i, int stage, unsigned ticket) const {
+    if (threadIdx.x == 0) tickets[i % kTicketRing] = ticket;
+    wait_at_barrier(kAmongFinishers, kThreads);
+    ticket = ticket_of(i);
+    if (ticket < all_tickets) {
+      const Part at = part(ticket);
       typename Work::Extra extra[1];
-      if (ticket < all_tickets) {
-        if (threadIdx.x == 0) next = next_ticket();
-        const Part at = part(ticket);
-        work.fetch(coming_stage, work.place(at.row), work.span(at.tile), extra);
+      work.fetch(stage, work.place(at.row), work.span(at.tile), extra);
+      work.put_extras(stage, extra);
+    }
+    tell_landing(stage);
+    if constexpr (kNear) {
+      const unsigned later = ticket + gridDim.x;
+      if (threadIdx.x == 0 && i >= p.stages - 1 && later < all_tickets) {
+        const Part at = part(later);
+        work.let_come_near(work.place(at.row), work.span(at.tile));
       }
-      commit_copies();
-      if (ticket < all_tickets) work.put_extras(coming_stage, extra);
-      coming_stage = next_stage(coming_stage);
-      if (i < 0) {
-        tell(coming + 1, next);
-        wait_at_barrier(kAmongFolders, kThreads);
-        continue;
-      }
-      if (ticket_of(i) >= all_tickets) {
-        for (int j = 1; j <= kLookers; ++j) tell(i + j, all_tickets);
-        if (threadIdx.x == 0) *known = INT32_MAX;
-        pass_barrier(kReady + stage, kOfReady);
-        return;
-      }
-      if (ahead == 2) {
-        wait_for_copies<2>();
-      } else {
-        wait_for_copies<1>();
-      }
-      const Part at = part(ticket_of(i));
-      const auto place = work.place(at.row);
-      const auto span = work.span(at.tile);
-      Tile tile;
-      work.take(stage, place, span, tile);
-      const auto folds = work.fold(place, span, tile, work.starts(place, span));
-      work.put_folds(stage, folds);
-      work.publish_warp(stage, folds);
-      tell(coming + 1, next);
-      wait_at_barrier(kAmongFolders, kThreads);
-      if (threadIdx.x == 0) sums.publish(0, at.tile, at.row, row_total<Policy>(work, p, stage));
-      pass_barrier(kReady + stage, kOfReady);
-      stage = next_stage(stage);
     }
   }
 
-  // The ticket of tile i. Whoever looks may begin with those before it: their stages are free.
-  __device__ void tell(int i, unsigned ticket) const {
-    if (threadIdx.x != 0) return;
-    tickets[i % kRing] = ticket;
-    __threadfence_block();
-    *known = i;
-  }
-
   __device__ void finish() const {
-    for (int i = 0, stage = 0;; ++i, stage = next_stage(stage)) {
-      wait_at_barrier(kReady + stage, kOfReady);
-      const unsigned ticket = ticket_of(i);
+    for (int i = 0; i < p.stages; ++i) fetch(i, i, threadIdx.x == 0 ? next_ticket() : 0);
+    for (Turn turn = {};; turn.skip(1, p.stages)) {
+      const unsigned ticket = ticket_of(turn.tile);
       if (ticket >= all_tickets) return;
+      wait_at_barrier(kReady + turn.stage, kOfStage);
+      const unsigned next = threadIdx.x == 0 ? next_ticket() : 0;
       const Part at = part(ticket);
       const auto place = work.place(at.row);
       const auto span = work.span(at.tile);
       Tile tile;
-      work.take(stage, place, span, tile);
+      work.take(turn.stage, place, span, tile);
       typename Work::Folds folds;
-      work.take_folds(stage, folds);
+      work.take_folds(turn.stage, folds);
       State base[1];
-      work.earlier_warps(stage, base);
+      before_warp<Policy>(work, turn.stage, base);
       work.finish(place, span, tile, work.starts(place, span), folds, base);
-      pass_barrier(kFree + stage, kOfFree);
+      fetch(turn.tile + p.stages, turn.stage, next);
+    }
+  }
+
+  // After the last tile each looker waits for an empty one.
+  __device__ void fold() const {
+    int empty = 0;
+    for (Turn turn = {}; empty < lookers; turn.skip(1, p.stages)) {
+      wait_for_landing(turn);
+      const unsigned ticket = ticket_of(turn.tile);
+      if (ticket >= all_tickets) {
+        ++empty;
+        continue;
+      }
+      const Part at = part(ticket);
+      const auto place = work.place(at.row);
+      const auto span = work.span(at.tile);
+      Tile tile;
+      work.take(turn.stage, place, span, tile);
+      const auto folds = work.fold(place, span, tile, work.starts(place, span));
+      work.put_folds(turn.stage, folds);
+      work.publish_warp(turn.stage, folds);
+      wait_at_barrier(kAmongFolders, kThreads);
+      if (threadIdx.x == kThreads) sums.publish(0, at.tile, at.row, row_total<Policy>(work, p, turn.stage));
+      pass_barrier(kReady + turn.stage, kOfStage);
     }
   }
 
   __device__ void look() const {
-    for (int i = static_cast<int>(threadIdx.x) / 32 - 2 * kWarps;; i += kLookers) {
-      while (*known <= i) pause();
-      __threadfence_block();
-      __syncwarp();
-      const unsigned ticket = ticket_of(i);
-      const int stage = i % p.stages;
-      if (ticket < all_tickets) {
-        const Part at = part(ticket);
-        const State before = Before<Policy>(p, at.tile, at.row).template find<kDeep>();
-        const State base = with_initial<Policy>(work, at.row, at.tile, before);
-        if (threadIdx.x % 32 == 0) work.carry(stage)[0] = base;
-        __syncwarp();
-      } else if (i > 0 && ticket_of(i - 1) >= all_tickets) {
-        return;
-      }
-      pass_barrier(kReady + stage, kOfReady);
+    Turn turn = {};
+    for (turn.skip(static_cast<int>(threadIdx.x) / 32 - 2 * kWarps, p.stages);; turn.skip(lookers, p.stages)) {
+      wait_for_landing(turn);
+      const unsigned ticket = ticket_of(turn.tile);
       if (ticket >= all_tickets) return;
+      const Part at = part(ticket);
+      const State before = Before<Policy>(p, at.tile, at.row).find();
+      const State base = with_initial<Policy>(work, at.row, at.tile, before);
+      if (threadIdx.x % 32 == 0) work.carry(turn.stage)[0] = base;
+      __syncwarp();
+      pass_barrier(kReady + turn.stage, kOfStage);
     }
-  }
-
-  __device__ static void pause() {
-#if defined(__CUDA_ARCH__)
-    __nanosleep(20);
-#endif
   }
 
   const Parameters& p;
   const Work work;
   const Sums<Policy> sums;
+  uint64_t* const landed;
   volatile unsigned* const tickets;
-  volatile int* const known;  // tiles whose tickets are there, and stages
   const unsigned all_tickets;
+  const int lookers;
 };
 
-template <class Policy, bool kDeep>
+template <class Policy>
 __global__ void __launch_bounds__((2 * kThreads + 32 * kLookers), kRowBlocks<Policy>)
     scan_row_look_ahead(const __grid_constant__ Parameters p) {
-  RowLookAhead<Policy, kDeep>(p).run();
+  RowLookAhead<Policy>(p).run();
 }
 
 }  // namespace jaxgpuops::scan

@@ -104,8 +104,7 @@ class Before {
   __device__ Before(const Parameters& p, int tile, int64_t column)
       : p(p), tile(tile), column(column), sums{p}, before(Policy::identity(p.options)), sum(before), ends(true) {}
 
-  // The first tries of three levels overlap. If not kDeep there are no more.
-  template <bool kDeep>
+  // The first tries of three levels overlap.
   __device__ __forceinline__ State find() {
     Words<State> words[kFewLevels];
     bool there[kFewLevels];
@@ -115,18 +114,25 @@ class Before {
 #pragma unroll
     for (int level = 0; level < kFewLevels; ++level)
       if (level < p.levels) fold(level, words[level], there[level]);
-    if constexpr (kDeep) {
-#pragma unroll 1
-      for (int level = kFewLevels; level < p.levels; ++level) {
-        Words<State> more;
-        const bool first_try = load(level, more);
-        fold(level, more, first_try);
-      }
-    }
-    return before;
+    return p.levels <= kFewLevels ? before : of_more_levels(p, tile, column, before, sum, ends);
   }
 
  private:
+  // A function of its own: few rows have so many tiles, and registers are scarce.
+  __device__ __noinline__ static State of_more_levels(const Parameters& p, int tile, int64_t column, State before,
+                                                      State sum, bool ends) {
+    Before rest(p, tile, column);
+    rest.before = before;
+    rest.sum = sum;
+    rest.ends = ends;
+    for (int level = kFewLevels; level < p.levels; ++level) {
+      Words<State> words;
+      const bool there = rest.load(level, words);
+      rest.fold(level, words, there);
+    }
+    return rest.before;
+  }
+
   __device__ __forceinline__ bool load(int level, Words<State>& words) const {
     const int lane = threadIdx.x % 32, index = tile >> (kGroupBits * level), digit = index % kGroup;
     const bool wanted = lane < digit || (level == 0 && digit == kGroup - 1);  // the latter with the tile's own sum
