@@ -68,7 +68,7 @@ __device__ void prefetch(const void* address) { asm volatile("prefetch.global.L2
 // A few updates of each thread, loaded together. Update n is at address(n); with index j it goes to place(n, j) of the
 // box, or nowhere if that is negative. `all` says that no update goes nowhere. ask() does not wait for memory,
 // resolve() does.
-template <class T, class Place>
+template <class T>
 struct Batch {
   static constexpr int kSize = 4;
 
@@ -94,22 +94,6 @@ struct Batch {
     }
   }
 
-  // Both, before a strip's zeros are written: these go to global memory, and would be ahead of the updates.
-  template <class AddressOf, class PlaceOf>
-  __device__ void load(const T* updates, const int32_t* indices, uint32_t first, uint32_t count, bool all,
-                       AddressOf address, PlaceOf place) {
-#pragma unroll
-    for (int b = 0; b < kSize; ++b) {
-      const uint32_t n = first + b * kThreads + threadIdx.x;
-      places[b] = n < count ? place(n, indices[address(n)]) : -1;
-      if (n < count && all) values[b] = updates[address(n)];
-    }
-    if (all) return;
-#pragma unroll
-    for (int b = 0; b < kSize; ++b)
-      if (places[b] >= 0) values[b] = updates[address(first + b * kThreads + threadIdx.x)];
-  }
-
   __device__ void store(T* box) const {
 #pragma unroll
     for (int b = 0; b < kSize; ++b)
@@ -118,7 +102,7 @@ struct Batch {
 
   int32_t axis[kSize];
   T values[kSize];
-  Place places[kSize];
+  int places[kSize];
 };
 
 // Boxes that are one run of memory: some whole outer indices where these are small, a part of the axis where not. A box
@@ -148,7 +132,7 @@ __global__ void __launch_bounds__(kThreads, 6) put_runs(Rows rows, int64_t k, Bo
     const uint32_t i = rows.inner == 1 ? 0 : n % static_cast<uint32_t>(rows.inner);
     return static_cast<int>(o * row_size + (j - j0) * rows.inner + i);
   };
-  Batch<T, int> batch;
+  Batch<T> batch;
   batch.ask(updates, indices, 0, count, parts == 1, address);
 
   const int64_t later = (blockIdx.x + kBlocksAhead) / parts * box.outer;
@@ -184,22 +168,27 @@ __global__ void __launch_bounds__(kThreads, 6) put_runs(Rows rows, int64_t k, Bo
 }
 
 // Boxes that are strips, for an axis that is not the last: a cache line wide, and long enough along the axis that most
-// of the updates a box reads are its own. Zeros and updates go to global memory one after the other.
+// of the updates a box reads are its own. They are put together in shared memory, too.
 template <class T>
-__global__ void __launch_bounds__(kThreads) put_strips(Rows rows, int64_t k, Box box, const T* __restrict__ updates,
-                                                       const int32_t* __restrict__ indices, T* out) {
+__global__ void __launch_bounds__(kThreads, 6) put_strips(Rows rows, int64_t k, Box box, const T* __restrict__ updates,
+                                                          const int32_t* __restrict__ indices, T* out) {
   // Neighbouring blocks write neighbouring memory.
+  constexpr uint32_t kWidth = kLineBytes / sizeof(T);
   const uint32_t strips = box.strips, parts = box.parts;
   const int64_t o = blockIdx.x / strips / parts;
-  const int64_t j0 = blockIdx.x / strips % parts * box.length, j1 = smaller(j0 + box.length, rows.length);
-  const int64_t i0 = blockIdx.x % strips * box.inner, i1 = smaller(i0 + box.inner, rows.inner);
-  T* const first = out + (o * rows.length + j0) * rows.inner + i0;
+  const int64_t j0 = blockIdx.x / strips % parts * box.length, i0 = blockIdx.x % strips * box.inner;
+  const auto length = static_cast<uint32_t>(smaller(box.length, rows.length - j0));
+  const auto width = static_cast<uint32_t>(smaller(box.inner, rows.inner - i0));
 
-  const auto width = static_cast<uint32_t>(i1 - i0), count = static_cast<uint32_t>(k) * width;
-  const auto address = [&](uint32_t n) { return (o * k + n / width) * rows.inner + i0 + n % width; };
-  const auto place = [&](uint32_t n, int32_t j) { return j < j0 || j >= j1 ? -1 : (j - j0) * rows.inner + n % width; };
-  Batch<T, int64_t> batch;
-  batch.load(updates, indices, 0, count, parts == 1, address, place);
+  // Where a strip is less wide than a line, the rest is read again, and goes nowhere.
+  const auto count = static_cast<uint32_t>(k) * kWidth;
+  const auto address = [&](uint32_t n) { return (o * k + n / kWidth) * rows.inner + i0 + min(n % kWidth, width - 1); };
+  const auto place = [&](uint32_t n, int32_t j) {
+    const uint32_t at = static_cast<uint32_t>(j) - static_cast<uint32_t>(j0);
+    return at < length && n % kWidth < width ? static_cast<int>(at * kWidth + n % kWidth) : -1;
+  };
+  Batch<T> batch;
+  batch.ask(updates, indices, 0, count, parts == 1, address);
 
   const uint32_t later = blockIdx.x + kBlocksAhead, later_o = later / strips / parts;
   if (count <= batch.kSize * kThreads && later_o < rows.outer) {
@@ -210,25 +199,34 @@ __global__ void __launch_bounds__(kThreads) put_strips(Rows rows, int64_t k, Box
     }
   }
 
-  // The widest store that every line of the strip is aligned to.
-  const auto zero = [&](auto slot) {
-    constexpr int kLanes = kLineBytes / sizeof(slot), kElements = sizeof(slot) / sizeof(T);
-    const int64_t i = threadIdx.x % kLanes * kElements;
-    if (i >= i1 - i0) return;
-#pragma unroll 4
-    for (int64_t j = threadIdx.x / kLanes; j < j1 - j0; j += kThreads / kLanes)
-      *reinterpret_cast<decltype(slot)*>(first + j * rows.inner + i) = slot;
-  };
-  if (reinterpret_cast<uintptr_t>(out) % 16 == 0 && rows.inner * sizeof(T) % 16 == 0) {
-    zero(make_uint4(0, 0, 0, 0));
-  } else {
-    zero(T{0});
+  extern __shared__ uint4 slots[];
+  T* const image = reinterpret_cast<T*>(slots);
+  for (uint32_t at = threadIdx.x; at < length * (kLineBytes / 16); at += kThreads) slots[at] = make_uint4(0, 0, 0, 0);
+  batch.resolve(updates, 0, count, parts == 1, address, place);
+  __syncthreads();
+  batch.store(image);
+  for (uint32_t n = batch.kSize * kThreads; n < count; n += batch.kSize * kThreads) {
+    batch.ask(updates, indices, n, count, parts == 1, address);
+    batch.resolve(updates, n, count, parts == 1, address, place);
+    batch.store(image);
   }
   __syncthreads();
-  batch.store(first);
-  for (uint32_t n = batch.kSize * kThreads; n < count; n += batch.kSize * kThreads) {
-    batch.load(updates, indices, n, count, parts == 1, address, place);
-    batch.store(first);
+
+  // By the widest store that every line of the strip is aligned to.
+  const auto write = [&](auto slot) {
+    constexpr uint32_t kLanes = kLineBytes / sizeof(slot), kElements = sizeof(slot) / sizeof(T);
+    const uint32_t i = threadIdx.x % kLanes * kElements;
+    if (i >= width) return;
+    T* const to = out + (o * rows.length + j0) * rows.inner + i0 + i;
+#pragma unroll 4
+    for (uint32_t j = threadIdx.x / kLanes; j < length; j += kThreads / kLanes)
+      __stcs(reinterpret_cast<decltype(slot)*>(to + j * rows.inner),
+             *reinterpret_cast<const decltype(slot)*>(image + j * kWidth + i));
+  };
+  if (reinterpret_cast<uintptr_t>(out) % 16 == 0 && rows.inner * sizeof(T) % 16 == 0) {
+    write(uint4{});
+  } else {
+    write(T{});
   }
 }
 
@@ -257,16 +255,16 @@ cudaError_t put(cudaStream_t stream, const Problem& problem, const void* updates
   int64_t k = problem.k;
   cudaError_t status;
   if (inner * bytes > kLineBytes && outer_bytes > kBoxBytes) {
-    Box box{1, 0, kLineBytes / bytes};
-    box.length = std::min(length, std::max(kBoxBytes / kLineBytes, least_length));
-    if (box.length > 16 * kBoxBytes / kLineBytes) {
-      box.length = kBoxBytes / kLineBytes;
-      k = 0;
-    }
+    Box box{1, kBoxBytes / kLineBytes, kLineBytes / bytes};
+    if (box.length < least_length) box.length *= 2;
+    if (box.length < std::min(length, least_length / kReadShare)) box.length /= 2, k = 0;
+    box.length = std::min(length, box.length);
     box.parts = ceil_div(length, box.length);
     box.strips = ceil_div(inner, box.inner);
     const int64_t boxes = outer * box.parts * box.strips;
-    status = launch(stream, {dim3(boxes), dim3(kThreads)}, put_strips<T>, problem.rows, k, box, updates, indices, out);
+    const size_t shared = box.length * kLineBytes;
+    status = launch(stream, {dim3(boxes), dim3(kThreads), shared}, put_strips<T>, problem.rows, k, box, updates,
+                    indices, out);
   } else {
     int64_t box_bytes = kBoxBytes;
     while (box_bytes > kLeastBoxBytes && outer * outer_bytes < kFewBoxes * box_bytes) box_bytes /= 2;

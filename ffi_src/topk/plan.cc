@@ -147,18 +147,18 @@ Plan plan_argmax(Rows rows, int key_bits, int64_t workspace_bytes) {
   plan.algorithm = Algorithm::kArgmax;
   const int64_t row_bytes = rows.length * key_bits / 8, composite = key_bits == 64 ? 16 : 8;
   plan.threads = 256;
-  // Blocks that can start on their own without sharing a row, and the blocks that a long row is worth.
+  // Blocks that can start on their own without sharing a row, and the blocks that a long row is worth. All run at once.
   int64_t units;
   if (rows.inner > 1) {
     units = rows.outer * ceil_div(rows.inner, 32);
   } else {
-    plan.lanes = row_bytes <= 512 ? 8 : row_bytes <= 8192 ? 32 : 256;
-    units = plan.lanes == 256 ? rows.count() : ceil_div(rows.count() * plan.lanes, 256);
+    plan.lanes = row_bytes <= 512 ? 8 : row_bytes <= 8192 ? 32 : kArgmaxBlock;
+    if (plan.lanes == kArgmaxBlock) plan.threads = kArgmaxBlock;
+    units = ceil_div(rows.count() * plan.lanes, plan.threads);
   }
-  int64_t slices = std::min(ceil_div(8 * kMultiprocessors, units), row_bytes * (rows.inner > 1 ? 16 : 1) / 32768);
+  int64_t slices = std::min(8 * kMultiprocessors / units, row_bytes * (rows.inner > 1 ? 16 : 1) / 32768);
   if (workspace_bytes >= 0) slices = std::min(slices, workspace_bytes / (rows.inner * composite));
   if (slices <= 1) return plan;
-  plan.lanes = 256;
   plan.slices = static_cast<int>(slices);
   plan.workspace_bytes = rows.inner * slices * composite;
   return plan;

@@ -22,6 +22,8 @@ enum class Algorithm {
 
 const char* name(Algorithm algorithm);
 
+constexpr int kArgmaxBlock = 128;  // threads of a block that reads a long row of argmax, or a part of one
+
 struct Plan {
   Algorithm algorithm = Algorithm::kEmpty;
   int lanes = 32;               // of a warp that share a row or a column (kRows, kColumns)

@@ -1,17 +1,27 @@
 // k = 1: argmax, argmin and top-1, one read of the input.
 //
-// Each thread keeps the best composite (key, then lower index) of its elements; shuffles and shared memory finish the
-// row. A row belongs to 8 or 32 lanes, to a block, or to several blocks that leave one composite each for a second
-// kernel. With an inner dimension, neighbouring threads read neighbouring columns and a block's rows of threads share
-// the axis. The composite order is total, so the order of the reduction does not matter.
+// Each thread finds the largest key of its elements, and which batch of a few loads had it first; only lanes that have
+// the largest of their warp look the element up again. From there on a result is a composite (key, then lower index);
+// shuffles and shared memory finish the row. A row belongs to 8 or 32 lanes, to a block, or to several blocks that
+// leave one composite each for a second kernel. With an inner dimension, neighbouring threads read neighbouring columns
+// and a block's rows of threads share the axis. The composite order is total, so the order of the reduction does not
+// matter.
 //
-// Bytes moved: the input once.
+// Bytes moved: the input once. About five instructions for each word of it: integers, too, run at memory speed.
 #include "common/launch.cuh"
 #include "topk/candidates.cuh"
+#include "topk/delegates.cuh"
 #include "topk/kernels.h"
 
 namespace jaxgpuops::topk {
 namespace {
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
+constexpr int kResidentThreads = 1024;  // of a multiprocessor, whose rows belong to lanes
+#else
+constexpr int kResidentThreads = 1536;
+#endif
+constexpr int resident(int threads, int lanes) { return (lanes > 32 ? 1024 : kResidentThreads) / threads; }
 
 struct Reduce {
   const void* x;
@@ -54,12 +64,44 @@ __device__ __forceinline__ C largest_of_group(C c, int lanes) {
   return c;
 }
 
+// The largest key of some vectors, in the order of argmax.
+template <class Key, uint32_t kVectors>
+__device__ __forceinline__ Key largest_key(const uint4 (&vectors)[kVectors], const ArgOrder& order) {
+  if constexpr (sizeof(Key) == 8) {
+    Key most = 0;
+#pragma unroll
+    for (const uint4& v : vectors) {
+      most = larger(most, encode_arg(static_cast<Key>(v.y) << 32 | v.x, order));
+      most = larger(most, encode_arg(static_cast<Key>(v.w) << 32 | v.z, order));
+    }
+    return most;
+  } else {
+    // By plain keys, several in a word. The order of argmax puts no number elsewhere (at most two side by side are
+    // equal), only negative NaNs: the least key tells whether there are any.
+    const Lanes<Key> lanes(order.order);
+    uint32_t most = 0, least = ~0u;
+#pragma unroll
+    for (const uint4& v : vectors) {
+#pragma unroll
+      for (const uint32_t word : {v.x, v.y, v.z, v.w}) {
+        const uint32_t keys = lanes.encode(word);
+        most = lanes.max(most, keys);
+        least = sizeof(Key) == 4   ? smaller(least, keys)
+                : sizeof(Key) == 2 ? __vminu2(least, keys)
+                                   : __vminu4(least, keys);
+      }
+    }
+    const Key ends[2] = {static_cast<Key>(lanes.largest(most)), static_cast<Key>(~lanes.largest(~least))};
+    return larger(encode_arg(decode(ends[0], order.order), order), encode_arg(decode(ends[1], order.order), order));
+  }
+}
+
 // kLanes threads of a block share a row's slice; kLanes is 8, 32 or the whole block.
 template <class Key, int kThreads, int kLanes>
-__global__ void __launch_bounds__(kThreads) reduce_rows(const Reduce a) {
+__global__ void __launch_bounds__(kThreads, resident(kThreads, kLanes)) reduce_rows(const __grid_constant__ Reduce a) {
   using C = Composite<Key>;
   constexpr uint32_t kVector = 16 / sizeof(Key);
-  constexpr int kRows = kThreads / kLanes;
+  constexpr int kRows = kThreads / kLanes, kGroup = kLanes < 32 ? kLanes : 32;
   const uint32_t lane = threadIdx.x % kLanes;
   const int64_t unit = static_cast<int64_t>(blockIdx.x) * kRows + threadIdx.x / kLanes;
   const int64_t row = unit / a.slices;
@@ -67,21 +109,23 @@ __global__ void __launch_bounds__(kThreads) reduce_rows(const Reduce a) {
   const uint32_t length = static_cast<uint32_t>(a.rows.length);
   const Packing<Key> packing = Packing<Key>::make(length);
   const bool live = row < a.rows.count();
-  Best<Key> best;
-  if (live) {
-    const uint32_t begin = part * a.slice, count = min(a.slice, length - begin);
-    const Key* x = static_cast<const Key*>(a.x) + row * length + begin;
-    const uint32_t misaligned = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(Key));
-    const uint32_t head = min(count, misaligned ? kVector - misaligned : 0);
-    const uint32_t vectors = (count - head) / kVector;
-    for (uint32_t i = lane; i < head; i += kLanes) best.see(encode_arg(x[i], a.order), begin + i);
+  const uint32_t begin = part * a.slice, count = live ? min(a.slice, length - begin) : 0;
+  const Key* x = static_cast<const Key*>(a.x) + (live ? row : 0) * length + begin;
+  const uint32_t misaligned = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(Key));
+  const uint32_t head = min(count, misaligned ? kVector - misaligned : 0);
+  const uint32_t vectors = (count - head) / kVector;
+  const uint4* body = reinterpret_cast<const uint4*>(x + head);
+
+  C c = 0;
+  if constexpr (kLanes <= 32) {
+    Best<Key> best;
     constexpr uint32_t kUnroll = sizeof(Key) == 1 ? 2 : 4;
+    for (uint32_t i = lane; i < head; i += kLanes) best.see(encode_arg(x[i], a.order), begin + i);
     uint32_t v = lane;
     for (; v + (kUnroll - 1) * kLanes < vectors; v += kUnroll * kLanes) {
       Key keys[kUnroll][kVector];
 #pragma unroll
-      for (uint32_t u = 0; u < kUnroll; ++u)
-        *reinterpret_cast<uint4*>(keys[u]) = __ldg(reinterpret_cast<const uint4*>(x + head) + v + u * kLanes);
+      for (uint32_t u = 0; u < kUnroll; ++u) *reinterpret_cast<uint4*>(keys[u]) = __ldg(body + v + u * kLanes);
 #pragma unroll
       for (uint32_t u = 0; u < kUnroll; ++u)
 #pragma unroll
@@ -93,8 +137,50 @@ __global__ void __launch_bounds__(kThreads) reduce_rows(const Reduce a) {
         best.see(encode_arg(x[head + v * kVector + e], a.order), begin + head + v * kVector + e);
     for (uint32_t i = head + vectors * kVector + lane; i < count; i += kLanes)
       best.see(encode_arg(x[i], a.order), begin + i);
+    c = pack(packing, best);
+  } else {
+    // What is no whole vector.
+    for (uint32_t i = lane; i < count - vectors * kVector; i += kLanes) {
+      const uint32_t at = i < head ? i : i + vectors * kVector;
+      c = larger(c, packing.pack(encode_arg(x[at], a.order), begin + at));
+    }
+
+    // The last batch repeats the last vector, which changes nothing.
+    constexpr uint32_t kBatch = 8;
+    Key best = 0;
+    uint32_t batch = lane;
+    const auto place = [&](uint32_t v, uint32_t u) { return min(v + u * kLanes, vectors - 1); };
+    const auto look = [&](uint32_t v, auto whole) {
+      uint4 loaded[kBatch];
+#pragma unroll
+      for (uint32_t u = 0; u < kBatch; ++u) loaded[u] = __ldg(body + (whole ? v + u * kLanes : place(v, u)));
+      const Key most = largest_key<Key>(loaded, a.order);
+      if (most > best) best = most, batch = v;
+    };
+    uint32_t v = lane;
+    for (; v + (kBatch - 1) * kLanes < vectors; v += kBatch * kLanes) look(v, std::true_type());
+    if (v < vectors) look(v, std::false_type());
+
+    if (best == largest_of_group(best, 32) && lane < vectors) {
+      // Elements with this key have one pattern of bits, but for zeros and NaNs.
+      const Key sign = static_cast<Key>(a.order.sign), found = decode(best, a.order.order);
+      const bool nan = sign && best == static_cast<Key>(~Key{0});
+      const Key drop = nan || static_cast<Key>(found & ~sign) == 0 ? sign : 0;
+      const Key from = static_cast<Key>(nan ? a.order.nan_above + 1 : found & ~drop);
+      const Key span = static_cast<Key>(nan ? ~sign - from : 0);
+      uint32_t first = 0;
+#pragma unroll
+      for (int u = kBatch - 1; u >= 0; --u) {
+        Key elements[kVector];
+        *reinterpret_cast<uint4*>(elements) = __ldg(body + place(batch, u));
+#pragma unroll
+        for (int e = kVector - 1; e >= 0; --e)
+          if (static_cast<Key>((elements[e] & ~drop) - from) <= span) first = place(batch, u) * kVector + e;
+      }
+      c = larger(c, packing.pack(best, begin + head + first));
+    }
   }
-  C c = largest_of_group(pack(packing, best), kLanes < 32 ? kLanes : 32);
+  c = largest_of_group(c, kGroup);
   if constexpr (kLanes > 32) {
     __shared__ C warps[kLanes / 32];
     if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = c;
@@ -168,7 +254,7 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Reduce& a) {
   } else if (plan.lanes == 32) {
     status = launch(stream, {blocks((units + 7) / 8), dim3(256)}, reduce_rows<Key, 256, 32>, a);
   } else {
-    status = launch(stream, {blocks(units), dim3(256)}, reduce_rows<Key, 256, 256>, a);
+    status = launch(stream, {blocks(units), dim3(kArgmaxBlock)}, reduce_rows<Key, kArgmaxBlock, kArgmaxBlock>, a);
   }
   if (status != cudaSuccess || a.slices == 1) return status;
   return launch(stream, {blocks((a.rows.count() + 7) / 8), dim3(256)}, finish_rows<Key>, a);

@@ -16,9 +16,10 @@
 
 #include "common/launch.cuh"
 #include "topk/candidates.cuh"
-#include "topk/kernels.h"
-#include "topk/rows_shape.h"
 #include "topk/delegates.cuh"
+#include "topk/kernels.h"
+#include "topk/network.cuh"
+#include "topk/rows_shape.h"
 
 namespace jaxgpuops::topk {
 namespace {
@@ -39,7 +40,6 @@ struct Args {
 
 constexpr int kDelegates = 128;        // of a row that a block or a cluster holds
 constexpr uint32_t kNaN = 0x7fc00000;  // the float32 NaN that computations yield
-constexpr int kBest = 8;               // what a thread's network keeps
 
 // What a team shares, in each block; candidates come to the first block of a cluster.
 template <int kTeam>
@@ -369,44 +369,7 @@ __device__ __noinline__ uint64_t refine_row(const Args& a, Board<T::kSize>& boar
   return hits;
 }
 
-// Comparators. Minima and maxima share a pipe with most else that is done here: of some comparators the lesser value is
-// what is left of the sum, by two multiply-adds, which go to another.
-struct Network {
-  uint32_t one, minus_one;
-
-  template <bool kBySum>
-  __device__ __forceinline__ void exchange(uint32_t& a, uint32_t& b) const {
-    const uint32_t most = max(a, b);
-    if constexpr (kBySum) {
-      uint32_t sum;
-      asm("mad.lo.u32 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(one), "r"(b));
-      asm("mad.lo.u32 %0, %1, %2, %3;" : "=r"(b) : "r"(most), "r"(minus_one), "r"(sum));
-    } else {
-      b = min(a, b);
-    }
-    a = most;
-  }
-  // Sorts eight values downwards (19 comparators).
-  __device__ __forceinline__ void sort(uint32_t (&v)[kBest]) const {
-    // clang-format off
-    step<0, 2, 1, 3, 4, 6, 5, 7>(v), step<0, 4, 1, 5, 2, 6, 3, 7>(v), step<0, 1, 2, 3, 4, 5, 6, 7>(v);
-    step<2, 4, 3, 5>(v), step<1, 4, 3, 6>(v), step<1, 2, 3, 4, 5, 6>(v);
-    // clang-format on
-  }
-  // The best eight of two sorted eights, given their elementwise maxima (one of them reversed).
-  __device__ __forceinline__ void merge(uint32_t (&v)[kBest]) const {
-    step<0, 4, 1, 5, 2, 6, 3, 7>(v), step<0, 2, 1, 3, 4, 6, 5, 7>(v), step<0, 1, 2, 3, 4, 5, 6, 7>(v);
-  }
-
- private:
-  template <int kA, int kB, int... kRest>
-  __device__ __forceinline__ void step(uint32_t (&v)[kBest]) const {
-    exchange<sizeof...(kRest) != 0>(v[kA], v[kB]);
-    if constexpr (sizeof...(kRest) > 0) step<kRest...>(v);
-  }
-};
-
-// Each thread's eight best of the team, in order: keys, or keys above mirrored indices where both fit a word.
+// Each thread's eight best of the team, in order: narrow keys above mirrored indices.
 template <class Key, class T>
 __device__ __forceinline__ void best_of_team(const T& team, uint32_t (&best)[kBest]) {
   const Network network{team.a.one, team.a.minus_one};
@@ -435,19 +398,9 @@ __device__ __forceinline__ void best_of_team(const T& team, uint32_t (&best)[kBe
   }
   // Indices were those of the first thread's elements, which constants hold. The number of the thread does not change
   // their order: it is the same in all that have been compared.
-  if constexpr (T::Order::kDistinct) {
 #pragma unroll
-    for (int i = 0; i < kBest; ++i) best[i] ^= team.t * T::kVector;
-  }
-#pragma unroll
-  for (int lanes = 1; lanes < T::kSize; lanes *= 2) {
-    uint32_t other[kBest];
-#pragma unroll
-    for (int i = 0; i < kBest; ++i) other[i] = __shfl_xor_sync(kFullWarp, best[kBest - 1 - i], lanes);
-#pragma unroll
-    for (int i = 0; i < kBest; ++i) best[i] = max(best[i], other[i]);
-    network.merge(best);
-  }
+  for (int i = 0; i < kBest; ++i) best[i] ^= team.t * T::kVector;
+  best_of_lanes<T::kSize>(network, best);
 }
 
 template <int kTeam, int kElements, class Key>
@@ -575,24 +528,44 @@ __device__ __forceinline__ void write_candidates(const T& team, const typename T
   }
 }
 
-// Writes the k best where words have their indices in them, so that the network has left nothing to do.
-template <class T>
-__device__ __forceinline__ void write_best(const T& team, uint32_t in_team, const uint32_t (&best)[kBest],
-                                           Output<typename T::Order, typename T::Element> write) {
+// Selects the k best by a network, and writes them.
+template <class Key, class T>
+__device__ __forceinline__ void select_by_network(const T& team, const Key* row, uint32_t in_team, bool live,
+                                                  Output<typename T::Order, Key> write) {
   using Order = typename T::Order;
+  const Args& a = team.a;
+  if constexpr (Order::kDistinct) {
+    uint32_t best[kBest];
+    best_of_team<Key>(team, best);
+    if (!live) return;
 #pragma unroll
-  for (uint32_t start = 0; start < kBest; start += T::kSize) {
-    uint32_t mine = 0, at = start + in_team;
+    for (uint32_t start = 0; start < kBest; start += T::kSize) {
+      uint32_t mine = 0, at = start + in_team;
 #pragma unroll
-    for (uint32_t j = 0; j < kBest; ++j)
-      if (at == j) mine = best[j];
-    if (at >= team.a.k) return;
-    if (!team.a.sorted) {
-      at = 0;
+      for (uint32_t j = 0; j < kBest; ++j)
+        if (at == j) mine = best[j];
+      if (at >= a.k) return;
+      if (!a.sorted) {
+        at = 0;
 #pragma unroll
-      for (uint32_t j = 0; j < kBest; ++j) at += j < team.a.k && Order::index(best[j], 0) < Order::index(mine, 0);
+        for (uint32_t j = 0; j < kBest; ++j) at += j < a.k && Order::index(best[j], 0) < Order::index(mine, 0);
+      }
+      write(at, mine, 0);
     }
-    write(at, mine, 0);
+  } else {
+    static_assert(T::kSize == kBest && T::kWords == kBest);
+    uint32_t keys[kBest], key, index;
+#pragma unroll
+    for (int i = 0; i < kBest; ++i) keys[i] = encode(team.words[i], a.order);
+    best_of_short_row(
+        Network{a.one, a.minus_one}, keys, live ? a.length : 0, a.k, [&](int i) { return team.index(i); },
+        [&](uint32_t i) { return encode(static_cast<uint32_t>(__ldg(row + i)), a.order); }, key, index);
+    uint32_t at = in_team;
+    if (!a.sorted) {
+      at = 0;
+      for (uint32_t j = 0; j < a.k; ++j) at += __shfl_sync(kFullWarp, index, j, kBest) < index;
+    }
+    if (live && in_team < a.k) write(at, key, index);
   }
 }
 
@@ -615,22 +588,12 @@ __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTe
   const Key* row = static_cast<const Key*>(a.x) + (live ? r : 0) * a.length;
   const Output<Order, Key> write{a, r * a.k};
   team.load(row, live);
-  if (in_team == 0) board.totals[0] = board.count = board.ranks = 0;
-
-  Key floor = 0;
-  uint32_t hits[T::kMasks];
   if constexpr (kNetwork) {
-    uint32_t best[kBest];
-    best_of_team<Key>(team, best);
-    if constexpr (Order::kDistinct) {
-      if (live) write_best(team, in_team, best, write);
-      return;
-    }
-#pragma unroll
-    for (uint32_t i = 0; i < kBest; ++i)
-      if (a.k - 1 == i) floor = Order::key(best[i]);
-    __syncwarp();
+    select_by_network(team, row, in_team, live, write);
   } else {
+    if (in_team == 0) board.totals[0] = board.count = board.ranks = 0;
+    Key floor = 0;
+    uint32_t hits[T::kMasks];
     if constexpr (T::kBlock) {
       // Neighbouring lanes share a delegate where the row has more threads than delegates.
       constexpr uint32_t kOwn = kTeam < kDelegates ? kDelegates / kTeam : 1;
@@ -663,22 +626,22 @@ __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTe
       floor = static_cast<Key>(kth_of_group<kTeam>(best, a.k, mates));
       __syncwarp();
     }
-  }
-  team.reach(floor, live, hits);
-  team.append(row, hits);
-  team.sync();
-  const bool again = live && (board.count > a.most || board.count < a.k);
-  if (T::kBlock ? again : __any_sync(kFullWarp, again)) {
-    const uint64_t refined = refine_row<T>(a, board, row, team.t, team.threads, live, again, floor);
-#pragma unroll
-    for (int i = 0; i < T::kMasks; ++i) hits[i] = static_cast<uint32_t>(refined >> (32 * i));
-    team.sync();
-    if (in_team == 0) board.count = 0;
-    team.sync();
+    team.reach(floor, live, hits);
     team.append(row, hits);
     team.sync();
+    const bool again = live && (board.count > a.most || board.count < a.k);
+    if (T::kBlock ? again : __any_sync(kFullWarp, again)) {
+      const uint64_t refined = refine_row<T>(a, board, row, team.t, team.threads, live, again, floor);
+#pragma unroll
+      for (int i = 0; i < T::kMasks; ++i) hits[i] = static_cast<uint32_t>(refined >> (32 * i));
+      team.sync();
+      if (in_team == 0) board.count = 0;
+      team.sync();
+      team.append(row, hits);
+      team.sync();
+    }
+    if (rank == 0) write_candidates(team, row, in_team, live ? board.count : 0, write);
   }
-  if (rank == 0) write_candidates(team, row, in_team, live ? board.count : 0, write);
 }
 
 template <class Key, int kTeam, int kElements, bool kFloat, bool kNetwork>

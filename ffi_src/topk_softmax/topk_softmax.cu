@@ -4,7 +4,8 @@
 // The k-th largest of the lanes' maxima (two a lane, or four) is a threshold that at least k elements reach, and not
 // many more: k of G maxima leave about G ln(G / (G - k)). Those are found with float comparisons, and only they get
 // exact keys, with their indices below, so that no two are equal; each then counts how many are larger. Rows where too
-// many reach the threshold (ties), or NaNs have misled it, take k rounds of a search for the next largest.
+// many reach the threshold (ties), or NaNs have misled it, take k rounds of a search for the next largest. Rows of up
+// to 64 logits without a bias go through sorting networks, for k <= 8.
 //
 // Bytes moved: logits once, k (weight + index) out. Sums are taken in an order that follows from the length and k.
 #include <algorithm>
@@ -14,6 +15,7 @@
 #include "common/element.h"
 #include "topk/candidates.cuh"
 #include "topk/delegates.cuh"
+#include "topk/network.cuh"
 #include "topk_softmax/launch.h"
 
 namespace jaxgpuops::topk_softmax {
@@ -29,6 +31,7 @@ struct Args {
   Broadcast bias_at;
   int64_t rows, inner;
   uint32_t length, k;
+  uint32_t one, minus_one;  // 1 and -1, which the compiler must not know
   bool sigmoid, normalize;
   bool vectors;  // rows are vectors of 16 bytes
 };
@@ -118,11 +121,11 @@ __device__ __noinline__ void search(const Args& a, const S& selection, B& board,
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
 constexpr int kMostResident = 8;  // it has 1024 threads
 #else
-constexpr int kMostResident = 12;
+constexpr int kMostResident = 10;
 #endif
 constexpr int resident(int elements, bool biased) {
-  const int blocks = elements == 32 ? 8 : elements == 16 ? 10 : 12;
-  return std::min(kMostResident, biased ? blocks - 2 : blocks);
+  const int blocks = elements == 32 ? 8 : 10;
+  return std::min(kMostResident, biased && elements > 8 ? blocks - 2 : blocks);
 }
 
 template <class Element, int kTeam, int kElements, bool kBiased>
@@ -140,6 +143,8 @@ __global__ void __launch_bounds__(kBlock, resident(kElements, kBiased)) gate_ker
   const auto index_of = [&](uint32_t j) { return (j / kVector * kTeam + t) * kVector + j % kVector; };
 
   // Load. What is not there is -inf.
+  constexpr bool kNetwork = kElements == topk::kBest && !kBiased;
+  Bits bits[kElements];
   float v[kElements];
   const Bits* row = static_cast<const Bits*>(a.logits) + outer * a.length * a.inner + inner;
   const Bits lowest = Element::store(-INFINITY);
@@ -155,22 +160,22 @@ __global__ void __launch_bounds__(kBlock, resident(kElements, kBiased)) gate_ker
     }
 #pragma unroll
     for (uint32_t u = 0; u < kLoads; ++u) {
-      reinterpret_cast<uint4*>(board.row)[u * kTeam + t] = loaded[u];
+      if constexpr (!kNetwork) reinterpret_cast<uint4*>(board.row)[u * kTeam + t] = loaded[u];
       const uint32_t words[4] = {loaded[u].x, loaded[u].y, loaded[u].z, loaded[u].w};
 #pragma unroll
       for (uint32_t c = 0; c < kVector; ++c)
-        v[u * kVector + c] =
-            Element::load(static_cast<Bits>(words[c / kPerWord] >> (8 * sizeof(Bits) * (c % kPerWord))));
+        bits[u * kVector + c] = static_cast<Bits>(words[c / kPerWord] >> (8 * sizeof(Bits) * (c % kPerWord)));
     }
   } else {
 #pragma unroll
     for (uint32_t j = 0; j < kElements; ++j) {
       const uint32_t index = index_of(j);
-      const Bits bits = live && index < a.length ? __ldg(row + index * a.inner) : lowest;
-      board.row[index] = bits;
-      v[j] = Element::load(bits);
+      bits[j] = live && index < a.length ? __ldg(row + index * a.inner) : lowest;
+      if constexpr (!kNetwork) board.row[index] = bits[j];
     }
   }
+#pragma unroll
+  for (uint32_t j = 0; j < kElements; ++j) v[j] = Element::load(bits[j]);
   // The first ones of a lane are there.
   const uint32_t part = a.length % (kTeam * kVector);
   const uint32_t some = part > t * kVector ? min(part - t * kVector, kVector) : 0;
@@ -196,81 +201,93 @@ __global__ void __launch_bounds__(kBlock, resident(kElements, kBiased)) gate_ker
     for (uint32_t j = 0; j < kElements; ++j) v[j] = j < count ? selection.biased(v[j], index_of(j)) : -INFINITY;
   }
 
-  // The threshold. fmaxf drops NaNs.
-  uint32_t floor;
-  if (a.k <= kTeam) {
-    float most[2] = {v[0], v[1]};
-#pragma unroll
-    for (uint32_t j = 2; j < kElements; ++j) most[j % 2] = fmaxf(most[j % 2], v[j]);
-    floor = topk::kth_of_pairs<kTeam>(key_of(most[0]), key_of(most[1]), a.k);
-  } else {
-    float most[4] = {v[0], v[1], v[2], v[3]};
-#pragma unroll
-    for (uint32_t j = 4; j < kElements; ++j) most[j % 4] = fmaxf(most[j % 4], v[j]);
-    const uint32_t keys[4] = {key_of(most[0]), key_of(most[1]), key_of(most[2]), key_of(most[3])};
-    const uint32_t mates = kTeam == 32 ? kFullWarp : ((1u << (kTeam & 31)) - 1) << (lane - t);
-    floor = topk::kth_of_group<kTeam>(keys, a.k, mates);
-    __syncwarp();
-  }
-
-  // A bit for each element that reaches it, or is NaN.
-  uint32_t hits = 0;
-  const float least = value_of(floor);
-#pragma unroll
-  for (int j = kElements - 1; j >= 0; --j) {
-#if defined(__CUDA_ARCH__)
-    // The sign of the difference, shifted in: a floating-point and an integer instruction, which go to different pipes.
-    // The NaN of a computation has the sign of a hit.
-    hits = __funnelshift_l(__float_as_uint(v[j] - least), hits, 1);
-#else
-    hits = hits << 1 | (v[j] < least);
-#endif
-  }
-  hits = ~hits & present;
-
-  // Candidates to the board, where they are ranked.
-  uint32_t inclusive = __popc(hits), at = inclusive;
-#pragma unroll
-  for (uint32_t d = 1; d < kTeam; d *= 2) {
-    const uint32_t up = __shfl_up_sync(kFullWarp, inclusive, d);
-    if (t >= d) inclusive += up;
-  }
-  const uint32_t total = __shfl_sync(kFullWarp, inclusive, lane | (kTeam - 1));
-  const uint32_t candidates = total <= board.kCapacity ? total : 0;
-  if (candidates) {
-    for (at = inclusive - at; hits; hits &= hits - 1)
-      board.candidates[at++] = selection.composite(index_of(__ffs(hits) - 1));
-    if (t == 0) board.candidates[candidates] = 0;  // they are read in pairs
-  }
-  __syncwarp();
-  for (uint32_t i = t; i < candidates; i += kTeam) {
-    const uint64_t own = board.candidates[i];
-    uint32_t rank = 0;
-    for (uint32_t j = 0; j < candidates; j += 2) {
-      const ulonglong2 pair = *reinterpret_cast<const ulonglong2*>(board.candidates + j);
-      rank += (pair.x > own) + (pair.y > own);
-    }
-    if (rank < a.k) board.best[rank] = own;
-  }
-  __syncwarp();
-  const bool found = candidates >= a.k && static_cast<uint32_t>(board.best[a.k - 1] >> 32) >= floor;
-  if (__any_sync(kFullWarp, live && !found)) {
-    __syncwarp();  // all have read what is written over
-    search<kTeam>(a, selection, board, t, live && !found);
-    __syncwarp();
-  }
-
-  // Weights: a lane has one of the chosen, or two.
-  const bool has[2] = {true, a.k > kTeam};
+  // A lane gets one of the chosen, or two.
+  const bool has[2] = {true, !kNetwork && a.k > kTeam};
   float z[2] = {-INFINITY, -INFINITY}, w[2] = {};
   uint32_t index[2];
+  if constexpr (kNetwork) {
+    uint32_t keys[kElements], key;
 #pragma unroll
-  for (uint32_t s = 0; s < 2; ++s) {
-    const uint32_t rank = t + s * kTeam;
-    if (!has[s] || !live || rank >= a.k) continue;
-    index[s] = ~static_cast<uint32_t>(board.best[rank]);
-    z[s] = Element::load(board.row[index[s]]);
+    for (uint32_t j = 0; j < kElements; ++j) keys[j] = j < count ? key_of(bits[j]) : 0;
+    topk::best_of_short_row(
+        topk::Network{a.one, a.minus_one}, keys, live ? a.length : 0, a.k, index_of,
+        [&](uint32_t i) { return key_of(__ldg(row + i * a.inner)); }, key, index[0]);
+    if (t < a.k) z[0] = Element::load(static_cast<Bits>(__float_as_uint(value_of(key)) >> (32 - 8 * sizeof(Bits))));
+  } else {
+    // The threshold. fmaxf drops NaNs.
+    uint32_t floor;
+    if (a.k <= kTeam) {
+      float most[2] = {v[0], v[1]};
+#pragma unroll
+      for (uint32_t j = 2; j < kElements; ++j) most[j % 2] = fmaxf(most[j % 2], v[j]);
+      floor = topk::kth_of_pairs<kTeam>(key_of(most[0]), key_of(most[1]), a.k);
+    } else {
+      float most[4] = {v[0], v[1], v[2], v[3]};
+#pragma unroll
+      for (uint32_t j = 4; j < kElements; ++j) most[j % 4] = fmaxf(most[j % 4], v[j]);
+      const uint32_t keys[4] = {key_of(most[0]), key_of(most[1]), key_of(most[2]), key_of(most[3])};
+      const uint32_t mates = kTeam == 32 ? kFullWarp : ((1u << (kTeam & 31)) - 1) << (lane - t);
+      floor = topk::kth_of_group<kTeam>(keys, a.k, mates);
+      __syncwarp();
+    }
+
+    // A bit for each element that reaches it, or is NaN.
+    uint32_t hits = 0;
+    const float least = value_of(floor);
+#pragma unroll
+    for (int j = kElements - 1; j >= 0; --j) {
+#if defined(__CUDA_ARCH__)
+      // The sign of the difference, shifted in: a floating-point and an integer instruction, which go to different
+      // pipes. The NaN of a computation has the sign of a hit.
+      hits = __funnelshift_l(__float_as_uint(v[j] - least), hits, 1);
+#else
+      hits = hits << 1 | (v[j] < least);
+#endif
+    }
+    hits = ~hits & present;
+
+    // Candidates to the board, where they are ranked.
+    uint32_t inclusive = __popc(hits), at = inclusive;
+#pragma unroll
+    for (uint32_t d = 1; d < kTeam; d *= 2) {
+      const uint32_t up = __shfl_up_sync(kFullWarp, inclusive, d);
+      if (t >= d) inclusive += up;
+    }
+    const uint32_t total = __shfl_sync(kFullWarp, inclusive, lane | (kTeam - 1));
+    const uint32_t candidates = total <= board.kCapacity ? total : 0;
+    if (candidates) {
+      for (at = inclusive - at; hits; hits &= hits - 1)
+        board.candidates[at++] = selection.composite(index_of(__ffs(hits) - 1));
+      if (t == 0) board.candidates[candidates] = 0;  // they are read in pairs
+    }
+    __syncwarp();
+    for (uint32_t i = t; i < candidates; i += kTeam) {
+      const uint64_t own = board.candidates[i];
+      uint32_t rank = 0;
+      for (uint32_t j = 0; j < candidates; j += 2) {
+        const ulonglong2 pair = *reinterpret_cast<const ulonglong2*>(board.candidates + j);
+        rank += (pair.x > own) + (pair.y > own);
+      }
+      if (rank < a.k) board.best[rank] = own;
+    }
+    __syncwarp();
+    const bool found = candidates >= a.k && static_cast<uint32_t>(board.best[a.k - 1] >> 32) >= floor;
+    if (__any_sync(kFullWarp, live && !found)) {
+      __syncwarp();  // all have read what is written over
+      search<kTeam>(a, selection, board, t, live && !found);
+      __syncwarp();
+    }
+
+#pragma unroll
+    for (uint32_t s = 0; s < 2; ++s) {
+      const uint32_t rank = t + s * kTeam;
+      if (!has[s] || !live || rank >= a.k) continue;
+      index[s] = ~static_cast<uint32_t>(board.best[rank]);
+      z[s] = Element::load(board.row[index[s]]);
+    }
   }
+
+  // Weights.
   if (a.normalize) {
     // Sigmoids are scaled, too, so that they cannot all vanish: e^z / (1 + e^z) below 0, 1 / (1 + e^-z) above.
     const float top = max_of_team<kTeam>(fmaxf(z[0], z[1])), shift = a.sigmoid ? fminf(top, 0) : top;
@@ -335,6 +352,8 @@ cudaError_t launch_topk_softmax(cudaStream_t stream, const Plan& plan, const Pro
   a.inner = problem.rows.inner;
   a.length = static_cast<uint32_t>(problem.rows.length);
   a.k = static_cast<uint32_t>(problem.k);
+  a.one = 1;
+  a.minus_one = ~0u;
   a.sigmoid = problem.sigmoid;
   a.normalize = problem.normalize;
   switch (problem.dtype) {
