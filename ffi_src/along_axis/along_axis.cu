@@ -111,8 +111,9 @@ template <class T>
 __global__ void __launch_bounds__(kThreads, 6) put_runs(Rows rows, int64_t k, Box box, const T* __restrict__ updates,
                                                         const int32_t* __restrict__ indices, T* out) {
   const uint32_t parts = box.parts;
-  const int64_t o0 = blockIdx.x / parts * box.outer, o1 = smaller(o0 + box.outer, rows.outer);
-  const int64_t j0 = blockIdx.x % parts * box.length, j1 = smaller(j0 + box.length, rows.length);
+  const uint32_t whole = parts == 1 ? blockIdx.x : blockIdx.x / parts;  // a division that most calls need not wait for
+  const int64_t o0 = whole * box.outer, o1 = smaller(o0 + box.outer, rows.outer);
+  const int64_t j0 = (blockIdx.x - whole * parts) * box.length, j1 = smaller(j0 + box.length, rows.length);
   const int64_t row_updates = k * rows.inner, row_size = rows.length * rows.inner;
   T* const first = out + o0 * row_size + j0 * rows.inner;
   const int64_t size = (o1 - 1 - o0) * row_size + (j1 - j0) * rows.inner;
@@ -135,8 +136,8 @@ __global__ void __launch_bounds__(kThreads, 6) put_runs(Rows rows, int64_t k, Bo
   Batch<T> batch;
   batch.ask(updates, indices, 0, count, parts == 1, address);
 
-  const int64_t later = (blockIdx.x + kBlocksAhead) / parts * box.outer;
-  if (count <= batch.kSize * kThreads && (blockIdx.x + kBlocksAhead) % parts == 0 && later < rows.outer) {
+  const int64_t later = (blockIdx.x + kBlocksAhead) * box.outer;
+  if (count <= batch.kSize * kThreads && parts == 1 && later < rows.outer) {
     const int64_t stop = smaller(later + box.outer, rows.outer) * row_updates;
     constexpr int kStep = kLineBytes / sizeof(T);
     for (int64_t n = later * row_updates + threadIdx.x * kStep; n < stop; n += kThreads * kStep) {

@@ -38,6 +38,12 @@ __device__ __forceinline__ void make_barriers_visible_to_cluster() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
 }
+// What this thread has stored in shared memory comes before copies to there that are asked for after this.
+__device__ __forceinline__ void order_with_copies() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
 
 // One thread: the barrier's next phase ends after copies of so many bytes.
 __device__ __forceinline__ void expect_copies(uint64_t* barrier, uint32_t bytes) {
@@ -54,6 +60,19 @@ __device__ __forceinline__ void copy_bulk(void* to, const void* from, uint32_t b
                    shared_address(to)),
                "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(barrier))
                : "memory");
+#endif
+}
+
+// The same, of what is not needed again soon: it leaves the caches first.
+__device__ __forceinline__ void copy_bulk_once(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
+#if __CUDA_ARCH__ >= 900
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+          "r"(shared_address(to)),
+      "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
+      : "memory");
 #endif
 }
 

@@ -58,7 +58,8 @@ void plan_stream(RowPlan& plan, const Rows& rows) {
     return rows.outer * plan.blocks < 4 * kMultiprocessors && part() >= 2 * kLeastWarps;
   };
   while (plan.blocks < kMaxCluster && more()) plan.blocks *= 2;
-  const int64_t most = small ? kStreamWarps / 2 : kStreamWarps;
+  // A small block has half the warps, unless its part is very long.
+  const int64_t most = small && part() < 8 * kStreamWarps ? kStreamWarps / 2 : kStreamWarps;
   plan.part = static_cast<int>(part());
   plan.block_warps = static_cast<int>(ceil_div(plan.part, ceil_div(plan.part, most)));
   const int64_t stage = (plan.vectors * 512 + 16) * traits.operands + 8;  // with its barrier
@@ -90,7 +91,9 @@ void plan_rows(RowPlan& plan, const Rows& rows, int compute_capability, const Ro
 
   plan.algorithm = RowAlgorithm::kRows;
   if (plan.spans == 1) {
-    plan.block_warps = tuning.block_warps ? tuning.block_warps : kTeamWarps;
+    // A warp that has a row for itself, and writes it, needs no company.
+    const bool alone = traits.fast && traits.output && plan.lane_bits == 5;
+    plan.block_warps = tuning.block_warps ? tuning.block_warps : alone ? 1 : kTeamWarps;
     const int64_t warps = ceil_div(rows.outer, 32 >> plan.lane_bits);
     while (plan.block_warps > 1 && ceil_div(warps, plan.block_warps) < 2 * kMultiprocessors) plan.block_warps /= 2;
     return;

@@ -28,7 +28,7 @@ RowTraits traits_of(const Problem& problem, bool general) {
       traits.label = true;
       traits.output = problem.op == Op::kCrossEntropyGrad;
       traits.stat_bytes = 3 * acc_bytes;
-      traits.final_bytes = (shift_numbers + 5) * acc_bytes;
+      traits.final_bytes = (shift_numbers + 6) * acc_bytes;
       break;
     case Op::kSoftmaxJvp:
     case Op::kLogSoftmaxJvp:

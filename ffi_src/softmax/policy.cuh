@@ -249,9 +249,9 @@ struct CrossEntropy : ExponentialSum<E, sizeof(typename E::Bits) == 2> {
   };
   struct Final {
     Shift shift;
-    Acc slope, offset;  // the gradient is slope e^(z - peak) - offset
-    Acc at_label;       // and this there
-    Acc loss, lse;
+    Acc slope, offset;            // the gradient is slope e^(z - peak) - offset
+    Acc at_label;                 // and this there
+    Acc others, of_label, total;  // sums of e^(z - peak), and of z: for the loss, which one thread computes
   };
 
   __device__ static Row row(const Args& args, int64_t outer, int64_t i, int64_t length, int64_t inner) {
@@ -300,28 +300,34 @@ struct CrossEntropy : ExponentialSum<E, sizeof(typename E::Bits) == 2> {
     const Shift shift = Base::guard(has_label ? larger_number(stat.peak(), row.z_label) : stat.peak());
     const Acc others = rounded_product(stat.sum(0), Base::weight(stat.peak(), shift));
     const Acc of_label = has_label ? Base::exponential(row.z_label, shift) : Acc(0);
-    const Acc peak = Base::peak_of(shift), sum = others + of_label, log_sum = Base::log_of(sum, shift);
-    const Acc lse = peak + log_sum;
-    const Acc smoothing = args.label_smoothing, z_loss = args.z_loss;
-    // A probability near 1 is 1 less those of the others.
-    const bool likely = others < of_label && of_label < infinity<Acc>();
-    Acc loss = likely ? logarithm_beyond_1(others / of_label) : (peak - row.z_label) + log_sum;
-    loss *= 1 - smoothing;
-    if (smoothing != 0) loss += smoothing * (lse - stat.sum(1) / args.length);
-    if (z_loss != 0) loss += z_loss * lse * lse;
-
-    Final final = {shift, 0, 0, 0, loss, lse};
+    Final final = {shift, 0, 0, 0, others, of_label, stat.sum(1)};
     if (!args.cotangent) return final;
+    const Acc sum = others + of_label, smoothing = args.label_smoothing;
     const Acc g = has_label && sum < infinity<Acc>() ? row.cotangent : nan<Acc>();
-    const Acc inverse = 1 / sum, pull = z_loss != 0 ? 2 * z_loss * lse : Acc(0);  // of z_loss, on each probability
+    const Acc inverse = 1 / sum;
+    Acc pull = 0;  // of z_loss, on each probability
+    if (args.z_loss != 0) pull = 2 * args.z_loss * (Base::peak_of(shift) + Base::log_of(sum, shift));
     final.slope = g * (inverse * (1 + pull));
     final.offset = g * (smoothing / args.length);
     final.at_label = g * ((pull * of_label - others) * inverse + smoothing - smoothing / args.length);
     return final;
   }
-  __device__ static void write_row(const Args& args, int64_t index, const Row&, const Final& final) {
-    args.loss[index] = final.loss;
-    args.lse[index] = final.lse;
+  __device__ static void write_row(const Args& args, int64_t index, const Row& row, const Final& final) {
+    Acc loss = 0, lse = 0;
+    if (row.counts) {
+      const Acc others = final.others, of_label = final.of_label, peak = Base::peak_of(final.shift);
+      const Acc log_sum = Base::log_of(others + of_label, final.shift);
+      const Acc smoothing = args.label_smoothing, z_loss = args.z_loss;
+      lse = peak + log_sum;
+      // A probability near 1 is 1 less those of the others.
+      const bool likely = others < of_label && of_label < infinity<Acc>();
+      loss = likely ? logarithm_beyond_1(others / of_label) : (peak - row.z_label) + log_sum;
+      loss *= 1 - smoothing;
+      if (smoothing != 0) loss += smoothing * (lse - final.total / args.length);
+      if (z_loss != 0) loss += z_loss * lse * lse;
+    }
+    args.loss[index] = loss;
+    args.lse[index] = lse;
   }
   __device__ static Acc output(const Args&, const Row& row, const Final& final, Acc z, Acc) {
     const Acc value = fused_multiply_add(Base::exponential(z, final.shift), final.slope, -final.offset);

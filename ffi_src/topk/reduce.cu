@@ -16,13 +16,6 @@
 namespace jaxgpuops::topk {
 namespace {
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
-constexpr int kResidentThreads = 1024;  // of a multiprocessor, whose rows belong to lanes
-#else
-constexpr int kResidentThreads = 1536;
-#endif
-constexpr int resident(int threads, int lanes) { return (lanes > 32 ? 1024 : kResidentThreads) / threads; }
-
 struct Reduce {
   const void* x;
   void* values;  // null: indices only
@@ -64,6 +57,55 @@ __device__ __forceinline__ C largest_of_group(C c, int lanes) {
   return c;
 }
 
+// kLanes lanes, 8 or 32, share a row's slice.
+template <class Key, int kThreads, int kLanes>
+__global__ void __launch_bounds__(kThreads) reduce_short_rows(const Reduce a) {
+  using C = Composite<Key>;
+  constexpr uint32_t kVector = 16 / sizeof(Key);
+  constexpr int kRows = kThreads / kLanes;
+  const uint32_t lane = threadIdx.x % kLanes;
+  const int64_t unit = static_cast<int64_t>(blockIdx.x) * kRows + threadIdx.x / kLanes;
+  const int64_t row = unit / a.slices;
+  const uint32_t part = static_cast<uint32_t>(unit % a.slices);
+  const uint32_t length = static_cast<uint32_t>(a.rows.length);
+  const Packing<Key> packing = Packing<Key>::make(length);
+  const bool live = row < a.rows.count();
+  Best<Key> best;
+  if (live) {
+    const uint32_t begin = part * a.slice, count = min(a.slice, length - begin);
+    const Key* x = static_cast<const Key*>(a.x) + row * length + begin;
+    const uint32_t misaligned = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(Key));
+    const uint32_t head = min(count, misaligned ? kVector - misaligned : 0);
+    const uint32_t vectors = (count - head) / kVector;
+    for (uint32_t i = lane; i < head; i += kLanes) best.see(encode_arg(x[i], a.order), begin + i);
+    constexpr uint32_t kUnroll = sizeof(Key) == 1 ? 2 : 4;
+    uint32_t v = lane;
+    for (; v + (kUnroll - 1) * kLanes < vectors; v += kUnroll * kLanes) {
+      Key keys[kUnroll][kVector];
+#pragma unroll
+      for (uint32_t u = 0; u < kUnroll; ++u)
+        *reinterpret_cast<uint4*>(keys[u]) = __ldg(reinterpret_cast<const uint4*>(x + head) + v + u * kLanes);
+#pragma unroll
+      for (uint32_t u = 0; u < kUnroll; ++u)
+#pragma unroll
+        for (uint32_t e = 0; e < kVector; ++e)
+          best.see(encode_arg(keys[u][e], a.order), begin + head + (v + u * kLanes) * kVector + e);
+    }
+    for (; v < vectors; v += kLanes)
+      for (uint32_t e = 0; e < kVector; ++e)
+        best.see(encode_arg(x[head + v * kVector + e], a.order), begin + head + v * kVector + e);
+    for (uint32_t i = head + vectors * kVector + lane; i < count; i += kLanes)
+      best.see(encode_arg(x[i], a.order), begin + i);
+  }
+  const C c = largest_of_group(pack(packing, best), kLanes);
+  if (!live || lane != 0) return;
+  if (a.slices == 1) {
+    write(a, packing, row, c);
+  } else {
+    static_cast<C*>(a.partial)[unit] = c;
+  }
+}
+
 // The largest key of some vectors, in the order of argmax.
 template <class Key, uint32_t kVectors>
 __device__ __forceinline__ Key largest_key(const uint4 (&vectors)[kVectors], const ArgOrder& order) {
@@ -96,98 +138,71 @@ __device__ __forceinline__ Key largest_key(const uint4 (&vectors)[kVectors], con
   }
 }
 
-// kLanes threads of a block share a row's slice; kLanes is 8, 32 or the whole block.
-template <class Key, int kThreads, int kLanes>
-__global__ void __launch_bounds__(kThreads, resident(kThreads, kLanes)) reduce_rows(const __grid_constant__ Reduce a) {
+// A block shares a row's slice.
+template <class Key, int kThreads>
+__global__ void __launch_bounds__(kThreads, 1024 / kThreads) reduce_long_rows(const __grid_constant__ Reduce a) {
   using C = Composite<Key>;
   constexpr uint32_t kVector = 16 / sizeof(Key);
-  constexpr int kRows = kThreads / kLanes, kGroup = kLanes < 32 ? kLanes : 32;
-  const uint32_t lane = threadIdx.x % kLanes;
-  const int64_t unit = static_cast<int64_t>(blockIdx.x) * kRows + threadIdx.x / kLanes;
+  const uint32_t lane = threadIdx.x;
+  const int64_t unit = blockIdx.x;
   const int64_t row = unit / a.slices;
   const uint32_t part = static_cast<uint32_t>(unit % a.slices);
   const uint32_t length = static_cast<uint32_t>(a.rows.length);
   const Packing<Key> packing = Packing<Key>::make(length);
-  const bool live = row < a.rows.count();
-  const uint32_t begin = part * a.slice, count = live ? min(a.slice, length - begin) : 0;
-  const Key* x = static_cast<const Key*>(a.x) + (live ? row : 0) * length + begin;
+  const uint32_t begin = part * a.slice, count = min(a.slice, length - begin);
+  const Key* x = static_cast<const Key*>(a.x) + row * length + begin;
   const uint32_t misaligned = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(Key));
   const uint32_t head = min(count, misaligned ? kVector - misaligned : 0);
   const uint32_t vectors = (count - head) / kVector;
   const uint4* body = reinterpret_cast<const uint4*>(x + head);
 
   C c = 0;
-  if constexpr (kLanes <= 32) {
-    Best<Key> best;
-    constexpr uint32_t kUnroll = sizeof(Key) == 1 ? 2 : 4;
-    for (uint32_t i = lane; i < head; i += kLanes) best.see(encode_arg(x[i], a.order), begin + i);
-    uint32_t v = lane;
-    for (; v + (kUnroll - 1) * kLanes < vectors; v += kUnroll * kLanes) {
-      Key keys[kUnroll][kVector];
-#pragma unroll
-      for (uint32_t u = 0; u < kUnroll; ++u) *reinterpret_cast<uint4*>(keys[u]) = __ldg(body + v + u * kLanes);
-#pragma unroll
-      for (uint32_t u = 0; u < kUnroll; ++u)
-#pragma unroll
-        for (uint32_t e = 0; e < kVector; ++e)
-          best.see(encode_arg(keys[u][e], a.order), begin + head + (v + u * kLanes) * kVector + e);
-    }
-    for (; v < vectors; v += kLanes)
-      for (uint32_t e = 0; e < kVector; ++e)
-        best.see(encode_arg(x[head + v * kVector + e], a.order), begin + head + v * kVector + e);
-    for (uint32_t i = head + vectors * kVector + lane; i < count; i += kLanes)
-      best.see(encode_arg(x[i], a.order), begin + i);
-    c = pack(packing, best);
-  } else {
-    // What is no whole vector.
-    for (uint32_t i = lane; i < count - vectors * kVector; i += kLanes) {
-      const uint32_t at = i < head ? i : i + vectors * kVector;
-      c = larger(c, packing.pack(encode_arg(x[at], a.order), begin + at));
-    }
-
-    // The last batch repeats the last vector, which changes nothing.
-    constexpr uint32_t kBatch = 8;
-    Key best = 0;
-    uint32_t batch = lane;
-    const auto place = [&](uint32_t v, uint32_t u) { return min(v + u * kLanes, vectors - 1); };
-    const auto look = [&](uint32_t v, auto whole) {
-      uint4 loaded[kBatch];
-#pragma unroll
-      for (uint32_t u = 0; u < kBatch; ++u) loaded[u] = __ldg(body + (whole ? v + u * kLanes : place(v, u)));
-      const Key most = largest_key<Key>(loaded, a.order);
-      if (most > best) best = most, batch = v;
-    };
-    uint32_t v = lane;
-    for (; v + (kBatch - 1) * kLanes < vectors; v += kBatch * kLanes) look(v, std::true_type());
-    if (v < vectors) look(v, std::false_type());
-
-    if (best == largest_of_group(best, 32) && lane < vectors) {
-      // Elements with this key have one pattern of bits, but for zeros and NaNs.
-      const Key sign = static_cast<Key>(a.order.sign), found = decode(best, a.order.order);
-      const bool nan = sign && best == static_cast<Key>(~Key{0});
-      const Key drop = nan || static_cast<Key>(found & ~sign) == 0 ? sign : 0;
-      const Key from = static_cast<Key>(nan ? a.order.nan_above + 1 : found & ~drop);
-      const Key span = static_cast<Key>(nan ? ~sign - from : 0);
-      uint32_t first = 0;
-#pragma unroll
-      for (int u = kBatch - 1; u >= 0; --u) {
-        Key elements[kVector];
-        *reinterpret_cast<uint4*>(elements) = __ldg(body + place(batch, u));
-#pragma unroll
-        for (int e = kVector - 1; e >= 0; --e)
-          if (static_cast<Key>((elements[e] & ~drop) - from) <= span) first = place(batch, u) * kVector + e;
-      }
-      c = larger(c, packing.pack(best, begin + head + first));
-    }
+  // What is no whole vector.
+  for (uint32_t i = lane; i < count - vectors * kVector; i += kThreads) {
+    const uint32_t at = i < head ? i : i + vectors * kVector;
+    c = larger(c, packing.pack(encode_arg(x[at], a.order), begin + at));
   }
-  c = largest_of_group(c, kGroup);
-  if constexpr (kLanes > 32) {
-    __shared__ C warps[kLanes / 32];
-    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = c;
-    __syncthreads();
-    for (int w = 0; w < kLanes / 32; ++w) c = larger(c, warps[w]);
+
+  // The last batch repeats the last vector, which changes nothing.
+  constexpr uint32_t kBatch = 8;
+  Key best = 0;
+  uint32_t batch = lane;
+  const auto place = [&](uint32_t v, uint32_t u) { return min(v + u * kThreads, vectors - 1); };
+  const auto look = [&](uint32_t v, auto whole) {
+    uint4 loaded[kBatch];
+#pragma unroll
+    for (uint32_t u = 0; u < kBatch; ++u) loaded[u] = __ldg(body + (whole ? v + u * kThreads : place(v, u)));
+    const Key most = largest_key<Key>(loaded, a.order);
+    if (most > best) best = most, batch = v;
+  };
+  uint32_t v = lane;
+  for (; v + (kBatch - 1) * kThreads < vectors; v += kBatch * kThreads) look(v, std::true_type());
+  if (v < vectors) look(v, std::false_type());
+
+  if (best == largest_of_group(best, 32) && lane < vectors) {
+    // Elements with this key have one pattern of bits, but for zeros and NaNs.
+    const Key sign = static_cast<Key>(a.order.sign), found = decode(best, a.order.order);
+    const bool nan = sign && best == static_cast<Key>(~Key{0});
+    const Key drop = nan || static_cast<Key>(found & ~sign) == 0 ? sign : 0;
+    const Key from = static_cast<Key>(nan ? a.order.nan_above + 1 : found & ~drop);
+    const Key span = static_cast<Key>(nan ? ~sign - from : 0);
+    uint32_t first = 0;
+#pragma unroll
+    for (int u = kBatch - 1; u >= 0; --u) {
+      Key elements[kVector];
+      *reinterpret_cast<uint4*>(elements) = __ldg(body + place(batch, u));
+#pragma unroll
+      for (int e = kVector - 1; e >= 0; --e)
+        if (static_cast<Key>((elements[e] & ~drop) - from) <= span) first = place(batch, u) * kVector + e;
+    }
+    c = larger(c, packing.pack(best, begin + head + first));
   }
-  if (!live || lane != 0) return;
+  c = largest_of_group(c, 32);
+  __shared__ C warps[kThreads / 32];
+  if (lane % 32 == 0) warps[lane / 32] = c;
+  __syncthreads();
+  if (lane != 0) return;
+  for (int w = 0; w < kThreads / 32; ++w) c = larger(c, warps[w]);
   if (a.slices == 1) {
     write(a, packing, row, c);
   } else {
@@ -250,11 +265,11 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Reduce& a) {
     const int64_t tiles = a.rows.outer * ((a.rows.inner + 31) / 32) * a.slices;
     status = launch(stream, {blocks(tiles), dim3(256)}, reduce_columns<Key, 256>, a);
   } else if (plan.lanes == 8) {
-    status = launch(stream, {blocks((units + 31) / 32), dim3(256)}, reduce_rows<Key, 256, 8>, a);
+    status = launch(stream, {blocks((units + 31) / 32), dim3(256)}, reduce_short_rows<Key, 256, 8>, a);
   } else if (plan.lanes == 32) {
-    status = launch(stream, {blocks((units + 7) / 8), dim3(256)}, reduce_rows<Key, 256, 32>, a);
+    status = launch(stream, {blocks((units + 7) / 8), dim3(256)}, reduce_short_rows<Key, 256, 32>, a);
   } else {
-    status = launch(stream, {blocks(units), dim3(kArgmaxBlock)}, reduce_rows<Key, kArgmaxBlock, kArgmaxBlock>, a);
+    status = launch(stream, {blocks(units), dim3(kArgmaxBlock)}, reduce_long_rows<Key, kArgmaxBlock>, a);
   }
   if (status != cudaSuccess || a.slices == 1) return status;
   return launch(stream, {blocks((a.rows.count() + 7) / 8), dim3(256)}, finish_rows<Key>, a);

@@ -160,7 +160,7 @@ struct Team {
         const uint32_t least = decode(floor, a.order);
 #pragma unroll
         for (int i = 0; i < kMasks; ++i) hits[i] = 0;
-        if constexpr (kBlock) {
+        if constexpr (kBlock && kTeam < kClusterTeam) {
 #pragma unroll
           for (int j = 0; j < kElements; ++j)
             if (static_cast<int32_t>(words[j]) >= static_cast<int32_t>(least)) hits[j / 32] |= 1u << (j % 32);
