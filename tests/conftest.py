@@ -17,8 +17,8 @@ from jaxgpuops import _native
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_enable_x64", False)
 
-# Many tests clear JAX's caches and then compile the same small programs again, which took most of the suite's time. Here
-# they find them on disk; each process has a folder of its own.
+# Many tests clear JAX's caches and then compile the same small programs again: more than half the time of some groups.
+# Here they find them on disk; each process has a folder of its own.
 _compiled = tempfile.TemporaryDirectory(prefix="jaxgpuops-tests-")
 jax.config.update("jax_compilation_cache_dir", _compiled.name)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)

@@ -160,6 +160,8 @@ def test_booleans(module):
     assert module.max(x).tolist() == [True, False] and module.min(x).tolist() == [False, False]
     assert module.min(x, where=x).tolist() == [True, True]
     np.testing.assert_allclose(module.mean(x), [2 / 3, 0])
+    with jax.numpy_dtype_promotion("strict"):  # the mean of integers is a float by our rule, and not implicit
+        np.testing.assert_allclose(module.mean(x.astype(np.int32)), [2 / 3, 0])
 
 
 @tiers
