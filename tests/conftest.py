@@ -7,6 +7,10 @@ import tempfile
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several processes may share a GPU
 if os.environ.get("JAX_PLATFORMS") == "cuda":
     os.environ["JAX_PLATFORMS"] = "cuda,cpu"  # the CPU's jax.lax is what results are compared with
+else:
+    # Half of the suite's time goes into compiling for the CPU what then runs once: LLVM need not optimise that.
+    fast_to_compile = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {fast_to_compile}"
 
 import jax
 import pytest

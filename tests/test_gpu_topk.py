@@ -36,15 +36,19 @@ REGIMES = {
     "rows, 32 lanes": ((3000, 1000), 1, 64),
     "rows, a block a row": ((3000, 4096), 1, 64),
     "rows, larger blocks": ((600, 16_001), 1, 50),
-    "rows, cluster": ((64, 128_256), 1, 50),
+    "held, a block a row": ((256, 32_000), 1, 10),
+    "held, cluster": ((64, 128_256), 1, 50),
+    "held, eight blocks": ((8, 100_003), 1, 64),
     "stream, whole row": ((600, 2000), 1, 200),
     "stream, a block a row": ((600, 33_001), 1, 50),
     "stream, cluster": ((64, 128_256), 1, 100),
-    "stream, large k": ((600, 33_001), 1, 2048),
-    "grid": ((3, 2_000_003), 1, 300),
+    "stream, large k": ((600, 30_001), 1, 2048),
+    "grid": ((5, 2_000_003), 1, 200),
     "wave": ((3, 100_003), 1, 50),
     "wave, one row": ((1, 1_000_003), 1, 200),
-    "grid, one row": ((1, 20_000_003), 1, 2048),
+    "sieve": ((100, 66_003), 1, 2048),
+    "sieve, shared rows": ((3, 2_000_003), 1, 300),
+    "sieve, one row": ((1, 20_000_003), 1, 2048),
     "columns": ((16, 4093, 130), 1, 32),
     "streamed columns": ((64, 4093, 250), 1, 32),
     "strided stream": ((1, 200_003, 7), 1, 20),
@@ -60,7 +64,7 @@ def test_every_kernel_has_a_regime():
     for shape, axis, k in REGIMES.values():
         fn = functools.partial(jaxgpuops.topk, k=k, axis=axis)
         found.add(plan(fn, jax.ShapeDtypeStruct(shape, jnp.float32))["algorithm"])
-    assert found == {"argmax", "rows", "stream", "grid", "wave", "columns", "radix"}
+    assert found == {"argmax", "rows", "held", "stream", "grid", "wave", "sieve", "columns", "radix"}
 
 
 # ---- Values, at sizes that would take minutes on a CPU ---------------------------------------------------------------
@@ -177,29 +181,30 @@ def test_forms_for_older_gpus():
 # ---- More than 2^31 elements ----------------------------------------------------------------------------------------
 
 LARGE = {
-    "many short rows": (((1 << 21) + 5, 1031), 1, 5),
-    "many rows": (((1 << 17) + 1, 16_411), 1, 70),
-    "long rows": ((3, (1 << 30) + 3), 1, 5),
-    "the longest row": ((1, (1 << 31) - 1), 1, 50),
-    "columns": ((3, 1031, (1 << 20) + 1), 1, 5),
-    "large k": ((3, (1 << 30) + 3), 1, 5000),
-    "argmax": ((1, (1 << 31) - 1), 1, 1),
-    "argmax of columns": ((1031, (1 << 21) + 1), 0, 1),
+    "many short rows": (((1 << 21) + 5, 1031), 1, 5, "uint8"),
+    "many rows": (((1 << 17) + 1, 16_411), 1, 70, "uint8"),
+    "long rows": ((3, (1 << 30) + 3), 1, 5, "uint8"),
+    "many rows, hundreds": (((1 << 15) + 5, 65_601), 1, 300, "int16"),
+    "the longest row": ((1, (1 << 31) - 1), 1, 50, "uint8"),
+    "columns": ((3, 1031, (1 << 20) + 1), 1, 5, "uint8"),
+    "large k": ((3, (1 << 30) + 3), 1, 5000, "uint8"),
+    "argmax": ((1, (1 << 31) - 1), 1, 1, "uint8"),
+    "argmax of columns": ((1031, (1 << 21) + 1), 0, 1, "uint8"),
 }
 
 
-@pytest.mark.parametrize("shape, axis, k", LARGE.values(), ids=LARGE)
-def test_more_than_2_to_the_31_elements(shape, axis, k):
+@pytest.mark.parametrize("shape, axis, k, dtype", LARGE.values(), ids=LARGE)
+def test_more_than_2_to_the_31_elements(shape, axis, k, dtype):
     needs_memory(16)
     n = shape[axis]
     iota = jax.lax.broadcasted_iota
     # Small values, and k different large places in every row, all of them in its last half.
     first = n - min(n // 2, 2 * k)
     row = jnp.arange(n, dtype=jnp.int32)
-    planted = jnp.where((row >= first) & ((row - first) % 2 == 0), 200 + row % 7, row % 199).astype(jnp.uint8)
+    planted = jnp.where((row >= first) & ((row - first) % 2 == 0), 200 + row % 7, row % 199).astype(dtype)
     expected = reference.topk(np.asarray(planted[max(first - 8, 0) :]), k)[1] + max(first - 8, 0)
     at = [-1 if i == axis else 1 for i in range(len(shape))]
-    x = jax.jit(lambda: jnp.broadcast_to(planted.reshape(at), shape) + (iota(jnp.uint8, shape, 0) & 0))()
+    x = jax.jit(lambda: jnp.broadcast_to(planted.reshape(at), shape) + (iota(dtype, shape, 0) & 0))()
     values, indices = jaxgpuops.topk(x, k, axis=axis)
     assert (indices == expected.reshape(at)).all()
     assert (values == planted[expected].reshape(at)).all()

@@ -19,6 +19,8 @@ def run(*command, **environment):
 
 
 def build_wheel(folder, **environment):
+    """Without optimisation, which is most of the time of a build and nothing to the packaging."""
+    environment["SKBUILD_CMAKE_BUILD_TYPE"] = "Debug"
     return run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", folder, ROOT, **environment)
 
 

@@ -16,7 +16,7 @@ from benchmarks import topk as benchmark
 plan_topk = jaxgpuops._native.modules["cpu"].plan_topk
 plan_argmax = jaxgpuops._native.modules["cpu"].plan_argmax
 
-ALGORITHMS = {"empty", "argmax", "rows", "stream", "grid", "wave", "columns", "radix"}
+ALGORITHMS = {"empty", "argmax", "rows", "held", "stream", "grid", "wave", "sieve", "columns", "radix"}
 # KB of shared memory that a block may have, from the table of compute capabilities in the CUDA programming guide.
 SHARED_LIMIT = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 CAPABILITIES = tuple(SHARED_LIMIT)
@@ -52,8 +52,12 @@ def test_every_benchmark_has_a_fitting_kernel(point, capability):
         expected = {"columns"}
     elif k <= 256 and outer <= 4 and length * bits >= 1 << 20:
         expected = {"wave"}
-    elif k <= 64 and length <= (16384 if capability not in (90, 100) else 131072):  # long ones in clusters
+    elif k <= 64 and length <= 16384:
         expected = {"rows"}
+    elif k <= 64 and length <= 131072 and capability in (90, 100):
+        expected = {"held"}
+    elif k > 256 and SHARED_LIMIT[capability] == 227:
+        expected = {"sieve"}
     else:
         expected = {"stream", "grid"}
     if k > 1 and SHARED_LIMIT[capability] < 163:  # where the best does not fit, the next best may take its place
@@ -81,8 +85,8 @@ def test_forms(capability):
         assert 1 <= plan["lanes"] <= 1024 and 32 <= plan["threads"] <= 1024 and plan["threads"] % 32 == 0, (call, plan)
         assert plan["slices"] >= 1, call
         assert plan["slices"] <= length, (call, plan)
-        # Clusters need compute capability 9.0; blocks that share a row in the rows and stream kernels are one.
-        if plan["algorithm"] in ("rows", "stream") and plan["slices"] > 1:
+        # Clusters need compute capability 9.0; blocks that share a row in the held and stream kernels are one.
+        if plan["algorithm"] in ("held", "stream") and plan["slices"] > 1:
             assert capability >= 90, call
             assert plan["slices"] in (2, 4, 8, 16), (call, plan)
         # At most two composites of value and index for each element, and some room for counters.
@@ -97,8 +101,8 @@ def test_only_clusters_are_missing_on_older_gpus():
         new, old = plan_topk(*call, 90), plan_topk(*call, 80)
         if all(new[key] == old[key] for key in ("algorithm", "lanes", "threads", "slices")):
             continue
-        if new["algorithm"] == "rows":
-            assert new["slices"] > 1 and old["algorithm"] in ("stream", "grid"), call
+        if new["algorithm"] in ("held", "sieve"):
+            assert old["algorithm"] in ("stream", "grid"), call
         elif length <= 8192 or bits == 64:
             assert new["algorithm"] in ("stream", "grid"), call
             assert old["algorithm"] in ("stream", "grid", "radix"), call
@@ -160,7 +164,9 @@ SCANS += ["cumprod_jvp", "cummax_jvp", "cummin_jvp", "cumlogsumexp_jvp"]
 SCAN_POINTS = [
     ((1, 1 << 27, 1), 4, "look_ahead", "along"),
     ((1, 1 << 20, 1), 4, "resident", "along"),
-    ((1024, 65536, 1), 4, "loop", "along"),
+    ((1024, 65536, 1), 4, "look_ahead", "along"),
+    ((1024, 65536, 1), 2, "loop", "along"),
+    ((4096, 16384, 1), 4, "loop", "along"),
     ((65536, 1024, 1), 4, "loop", "along"),
     ((65536, 1024, 1), 2, "loop", "along"),
     ((8, 4096, 2048), 4, "loop", "across"),

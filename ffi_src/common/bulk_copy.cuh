@@ -9,10 +9,6 @@
 
 namespace jaxgpuops {
 
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
-
 // One thread; others, and the copy engine, see the barriers after make_barriers_visible() and a barrier of threads. Of
 // so many arrivals, of which expect_copies() is one.
 __device__ __forceinline__ void make_copy_barrier(uint64_t* barrier, int arrivals = 1) {
@@ -63,17 +59,17 @@ __device__ __forceinline__ void copy_bulk(void* to, const void* from, uint32_t b
 #endif
 }
 
-// The same, of what is not needed again soon: it leaves the caches first.
-__device__ __forceinline__ void copy_bulk_once(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
+// 0 to count - 1 and again, for a counter in shared memory. Who counts last sees what others stored before they
+// counted.
+__device__ __forceinline__ int count_in_turn(unsigned* counter, int count) {
+  unsigned before = 0;
 #if __CUDA_ARCH__ >= 900
-  uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
-          "r"(shared_address(to)),
-      "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
-      : "memory");
+  asm volatile("atom.acq_rel.cta.shared::cta.inc.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "r"(shared_address(counter)), "r"(count - 1)
+               : "memory");
 #endif
+  return static_cast<int>(before);
 }
 
 // To where `to` is in the shared memory of a block of the cluster, and told to its barrier.
@@ -117,28 +113,6 @@ __device__ __forceinline__ void wait_for_copies(uint64_t* barrier, int parity) {
         : "r"(shared_address(barrier)), "r"(parity)
         : "memory");
   } while (!done);
-#endif
-}
-
-// 16 bytes, to the shared memory of this block: this thread has them after wait_for_async_copies(). Compute capability
-// 8.0.
-__device__ __forceinline__ void copy_async(void* to, const void* from) {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)),
-               "l"(__cvta_generic_to_global(from))
-               : "memory");
-#endif
-}
-__device__ __forceinline__ void commit_async_copies() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-// For all but those that this thread committed last, kLast times.
-template <int kLast>
-__device__ __forceinline__ void wait_for_async_copies() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_group %0;" ::"n"(kLast) : "memory");
 #endif
 }
 

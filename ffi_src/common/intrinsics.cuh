@@ -40,6 +40,19 @@ __device__ __forceinline__ T shuffle_xor(T value, int mask) {
   return reinterpret<T>(words);
 }
 
+// Of all lanes' numbers, none of which is NaN. Keys that are ordered like them take one instruction; five shuffles wait
+// for each other.
+__device__ __forceinline__ float largest_of_warp(float number) {
+#if __CUDA_ARCH__ >= 800
+  const auto ordered = [](int bits) { return bits ^ (bits >> 31 & 0x7fffffff); };
+  return __int_as_float(ordered(__reduce_max_sync(kEveryLane, ordered(__float_as_int(number)))));
+#else
+#pragma unroll
+  for (int lanes = 16; lanes; lanes /= 2) number = fmaxf(number, __shfl_xor_sync(kEveryLane, number, lanes));
+  return number;
+#endif
+}
+
 __device__ __forceinline__ unsigned char* dynamic_shared_memory() {
   extern __shared__ uint4 jaxgpuops_shared_memory[];
   return reinterpret_cast<unsigned char*>(jaxgpuops_shared_memory);
@@ -76,6 +89,11 @@ __device__ __forceinline__ double rounded_sum(double a, double b) { return __dad
 
 __device__ __forceinline__ float fused_multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
 __device__ __forceinline__ double fused_multiply_add(double a, double b, double c) { return fma(a, b, c); }
+
+// An address in shared memory, for the instructions that take no other.
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
 
 // ---- Dependent launches (Launch::overlap) ---------------------------------------------------------------------------
 

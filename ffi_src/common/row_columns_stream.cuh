@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "common/async_copy.cuh"
 #include "common/bulk_copy.cuh"
 #include "common/residents.cuh"
 #include "common/row_columns.cuh"

@@ -10,6 +10,7 @@
 //     using Element = ..;                     // common/element.h
 //     static constexpr int kOperands;         // full arrays that are read: x, y
 //     static constexpr bool kPeak;            // the first statistic is a maximum, relative to which sums are taken
+//     static constexpr bool kNumericPeak;     // kPeak: which is a number, never NaN
 //     static constexpr int kSums;             // the others are sums
 //     static constexpr bool kDecoded;         // elements are kept as what decode() makes of them
 //     static constexpr bool kMasked;          // there may be masks
@@ -121,6 +122,9 @@ struct Call {
         if (plan.vectors == 8) return rows<8, Sharing::kTeam>();
     } else {
       constexpr int kVectors = P::kLarge ? 8 : kOnlyVectors;
+      if constexpr (kOftenStatistics<P>)
+        if (p.cluster && p.aligned && p.out == nullptr && plan.vectors == kVectors && plan.block_warps <= kPartWarps)
+          return rows_kernel<P, kVectors, Sharing::kStatistics, true>;
       if (plan.vectors == kVectors) return rows<kVectors, Sharing::kBlocks>();
     }
     return nullptr;

@@ -154,13 +154,28 @@ class Span {
 // Shared memory: a barrier of statistics of other blocks, statistics.
 constexpr int kRowsBarrierBytes = 16;
 
-// Who has a row: a team of lanes (its one span), or a block or a cluster, or (split) many blocks. kAny: p says which of
-// them, for operations that are not worth two kernels.
-enum class Sharing { kTeam, kBlocks, kAny };
+// Who has a row: a team of lanes (its one span), or a block or a cluster, or (split) many blocks. kStatistics: a
+// cluster of small blocks that writes statistics only. kAny: p says which of them, for operations that are not worth
+// two kernels.
+enum class Sharing { kTeam, kBlocks, kStatistics, kAny };
+
+// Operations of one array that have results, or statistics only.
+template <class P>
+constexpr bool kOftenStatistics = P::kOutput && P::kAlong;
+
+// Blocks of a multiprocessor for which kStatistics leaves registers: memory is busy only if there are many. (Where
+// nothing is asked for it is 0, not 1, for which ptxas takes more registers.)
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
+constexpr int kStatisticsResident = 4;  // it has 1024 threads
+#else
+constexpr int kStatisticsResident = 5;
+#endif
 
 // kAligned: every row is, to 16 bytes. The bits of the results are the same.
 template <class P, int kVectors, Sharing kSharing, bool kAligned>
-__global__ void __launch_bounds__(32 * kMaxBlockWarps) rows_kernel(const __grid_constant__ Parameters<P> p) {
+__global__ void __launch_bounds__(32 * (kSharing == Sharing::kStatistics ? kPartWarps : kMaxBlockWarps),
+                                  kSharing == Sharing::kStatistics ? kStatisticsResident : 0)
+    rows_kernel(const __grid_constant__ Parameters<P> p) {
   using Element = typename P::Element;
   using Bits = typename Element::Bits;
   using Acc = typename Element::Acc;
@@ -168,10 +183,12 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) rows_kernel(const __grid_
   constexpr int kWidth = Lane::kWidth;
   const bool team = kSharing == Sharing::kTeam || (kSharing == Sharing::kAny && p.spans == 1);
   const int warp = threadIdx.x / 32, block_warps = blockDim.x / 32;
-  const int lane_bits = kSharing == Sharing::kBlocks ? 5 : p.lane_bits;
+  constexpr bool kWholeWarps = kSharing == Sharing::kBlocks || kSharing == Sharing::kStatistics;
+  const int lane_bits = kWholeWarps ? 5 : p.lane_bits;
   const Span<P, kVectors, kAligned> span(lane_bits);
   // Of a cluster: statistics go to the blocks that need them, and nobody waits for anything else.
-  const bool cluster = !team && p.cluster;
+  const bool cluster = kSharing == Sharing::kStatistics || (!team && p.cluster);
+  const auto writes = [&] { return P::kOutput && kSharing != Sharing::kStatistics && p.out != nullptr; };
   auto* const stats_there = reinterpret_cast<uint64_t*>(dynamic_shared_memory());
   auto* const stats = reinterpret_cast<Stat<P>*>(dynamic_shared_memory() + kRowsBarrierBytes);
   if (cluster) {
@@ -284,7 +301,7 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) rows_kernel(const __grid_
   }
 
   typename P::Final final;
-  if (!team && P::kOutput && p.phase == Phase::kFinish) {
+  if (!team && kSharing != Sharing::kStatistics && P::kOutput && p.phase == Phase::kFinish) {
     let_dependents_start();
     wait_for_predecessor();
     final = *final_at(p, outer, 0);
@@ -292,7 +309,12 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) rows_kernel(const __grid_
     Stat<P> stat;
     Acc peak = Acc(0);
     if constexpr (P::kPeak) {
-      peak = merged_peak<P>(lane.peak(p.args), 0, lane_bits);
+      peak = lane.peak(p.args);
+      if constexpr (kWholeWarps) {
+        peak = peak_of_warp<P>(peak);
+      } else {
+        peak = merged_peak<P>(peak, 0, lane_bits);
+      }
       stat.of[0] = peak;
     }
     const auto shift = P::guard(peak);
@@ -306,7 +328,7 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) rows_kernel(const __grid_
 #pragma unroll
     for (int k = 0; k < P::kSums; ++k) stat.sum(k) = merged_sum(stat.sum(k), 0, lane_bits);
     if (!team) {
-      if (p.phase == Phase::kPartial) {
+      if (kSharing != Sharing::kStatistics && p.phase == Phase::kPartial) {
         let_dependents_start();
         if (p.unit_warps == 1) {
           if (threadIdx.x % 32 == 0 && number < p.spans) *stat_at(p, outer, number, 0) = stat;
@@ -320,7 +342,7 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) rows_kernel(const __grid_
         return;
       }
       if (cluster) {
-        const int rank = threadIdx.x % 32, receivers = p.out == nullptr ? 1 : p.blocks;
+        const int rank = threadIdx.x % 32, receivers = writes() ? p.blocks : 1;
         wait_at_cluster_barrier();
         if (number < p.spans && rank < receivers) copy_to_block(&stats[number], stats_there, rank, stat);
         if (block >= receivers) return;
@@ -329,14 +351,20 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) rows_kernel(const __grid_
         if (threadIdx.x % 32 == 0 && number < p.spans) stats[number] = stat;
         __syncthreads();
       }
-      if (p.out == nullptr && warp != 0) return;
-      stat = merge_by_warp<P>([&](int u) { return stats[u]; }, p.spans);
+      if (!writes() && warp != 0) return;
+      const auto get = [&](int u) { return stats[u]; };
+      if constexpr (kSharing == Sharing::kStatistics) {
+        static_assert(kMaxCluster * kPartWarps <= 4 * 32);
+        stat = merge_few_by_warp<P>(get, p.spans);
+      } else {
+        stat = merge_by_warp<P>(get, p.spans);
+      }
     }
     final = P::finish(p.args, row, stat);
     if (exists && number == 0 && span.slot == 0) P::write_row(p.args, outer, row, final);
   }
 
-  if (!P::kOutput || p.out == nullptr) return;
+  if (!writes()) return;
   // A cluster writes a unit while it works on the next: its rows may be few, and all of them at the same point. Of many
   // rows others write, and all units together are better.
   const bool at_once = kAligned && !P::kHole && cluster;

@@ -242,6 +242,15 @@ __device__ __forceinline__ Acc merged_peak(Acc peak, int from, int to) {
     if (bit >= from && bit < to) peak = P::larger(peak, shuffle_xor(peak, 1 << bit));
   return peak;
 }
+// Of all lanes.
+template <class P, class Acc>
+__device__ __forceinline__ Acc peak_of_warp(Acc peak) {
+  if constexpr (P::kNumericPeak && sizeof(Acc) == 4) {
+    return largest_of_warp(peak);
+  } else {
+    return merged_peak<P>(peak, 0, 5);
+  }
+}
 template <class Acc>
 __device__ __forceinline__ Acc merged_sum(Acc sum, int from, int to) {
 #pragma unroll
@@ -289,7 +298,7 @@ __device__ __forceinline__ Stat<P> merge_serially(Get stat, int begin, int step,
 template <class P>
 __device__ __forceinline__ Stat<P> merge_lanes(Stat<P> mine) {
   Stat<P> all = Stat<P>::none();
-  if constexpr (P::kPeak) all.of[0] = merged_peak<P>(mine.peak(), 0, 5);
+  if constexpr (P::kPeak) all.of[0] = peak_of_warp<P>(mine.peak());
   add_stat<P>(all, mine, P::guard(all.peak()));
 #pragma unroll
   for (int k = 0; k < P::kSums; ++k) all.sum(k) = merged_sum(all.sum(k), 0, 5);
@@ -298,6 +307,22 @@ __device__ __forceinline__ Stat<P> merge_lanes(Stat<P> mine) {
 template <class P, class Get>
 __device__ __forceinline__ Stat<P> merge_by_warp(Get stat, int count) {
   return merge_lanes<P>(merge_serially<P>(stat, threadIdx.x % 32, 32, count));
+}
+// The same of at most 4 * 32, by a warp that has registers for what is read: once.
+template <class P, class Get>
+__device__ __forceinline__ Stat<P> merge_few_by_warp(Get stat, int count) {
+  constexpr int kEach = 4;
+  Stat<P> all = Stat<P>::none(), part[kEach];
+#pragma unroll
+  for (int t = 0; t < kEach; ++t) {
+    const int u = t * 32 + threadIdx.x % 32;
+    part[t] = u < count ? stat(u) : Stat<P>::none();
+    if constexpr (P::kPeak) all.of[0] = P::larger(all.peak(), part[t].peak());
+  }
+  const auto shift = P::guard(all.peak());
+#pragma unroll
+  for (int t = 0; t < kEach; ++t) add_stat<P>(all, part[t], shift);
+  return merge_lanes<P>(all);
 }
 
 // By half a warp, all of whose lanes get it; at most kMaxColumnWarps.

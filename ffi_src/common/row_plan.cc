@@ -14,8 +14,6 @@ constexpr int64_t kMaxRounds = 64;
 
 constexpr int kTeamWarps = 4;        // of a block whose warps have rows of their own
 constexpr int kPreferredWarps = 16;  // of a block that holds a row, or a part
-constexpr int kMaxCluster = 16;      // blocks
-constexpr int kPartWarps = 8;        // of a small block that holds a part of a row, at most
 constexpr int kLeastWarps = 4;       // of a part, where many small ones keep more of the device busy
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -50,7 +48,10 @@ constexpr int64_t kSharedBytes = 228 << 10;
 void plan_stream(RowPlan& plan, const Rows& rows) {
   const RowTraits& traits = plan.traits;
   plan.algorithm = RowAlgorithm::kRowsStream;
-  const auto part = [&] { return ceil_div(plan.spans, plan.blocks); };
+  const auto part = [&] {  // a block has all spans of every so many-th chain
+    return plan.spans / kStreamChains * (kStreamChains / plan.blocks) +
+           ceil_div(plan.spans % kStreamChains, plan.blocks);
+  };
   const bool few = rows.outer <= kMultiprocessors, small = few || !traits.output;
   plan.workspace_bytes = few ? 0 : 16;  // for the number of rows that were taken
   const auto more = [&] {
@@ -64,7 +65,7 @@ void plan_stream(RowPlan& plan, const Rows& rows) {
   plan.block_warps = static_cast<int>(ceil_div(plan.part, ceil_div(plan.part, most)));
   const int64_t stage = (plan.vectors * 512 + 16) * traits.operands + 8;  // with its barrier
   const auto stages = [&](int64_t blocks) {                               // of so many blocks of a multiprocessor
-    return (kSharedBytes / blocks - 1024 - 384 - 2 * plan.spans * traits.stat_bytes) / stage;
+    return (kSharedBytes / blocks - 1024 - 384 - 2 * (plan.part + kStreamChains) * traits.stat_bytes) / stage;
   };
   // Where rows are few, what a row needs comes first: no more stages than that.
   int64_t resident = small ? 2 * kStreamWarps / plan.block_warps : 1;

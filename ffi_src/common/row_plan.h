@@ -39,7 +39,10 @@ struct RowTraits {
 constexpr int kOnlyVectors = 4;
 
 constexpr int kMaxBlockWarps = 32;
+constexpr int kMaxCluster = 16;      // blocks
+constexpr int kPartWarps = 8;        // of a small block, which holds a part of a row or several rows, at most
 constexpr int kStreamWarps = 16;     // of a block that stays
+constexpr int kStreamChains = 32;    // of spans: every 32nd, which a lane merges
 constexpr int kAlongWarps = 8;       // of a block whose lanes go along the axis
 constexpr int kMaxSerialUnits = 16;  // whose statistics are merged by one lane
 constexpr int kMaxColumnWarps = 16;  // along the axis; and blocks of a cluster: half a warp merges them
@@ -55,7 +58,7 @@ struct RowPlan {
   int vectors = 1;
   int lane_bits = 0;   // 2^lane_bits lanes share a row (and a warp has several rows), if spans == 1
   int64_t spans = 1;   // of a row
-  int part = 1;        // kRowsStream: spans of a block, ..
+  int part = 1;        // kRowsStream: spans of a block, at most, ..
   int stages = 1;      // .. and those for which it has shared memory
   int unit_warps = 1;  // kRowsSplit: spans whose statistics are merged before they are stored
   // Columns: a lane holds consecutive positions of one column, or of 16 bytes of columns beside each other.

@@ -3,9 +3,12 @@
 // each, that the copy engine fills, so that what comes next is on its way while a row is worked on: the warp that is
 // done with a stage asks for the span that many stages later, whichever warp will have it.
 //
-// The statistics of a row go to all blocks of the cluster, each of which waits for them. A warp sends those of a row
-// after it has read all of the row before, and nobody sends those of the row after it before it has all of this: two
-// places take turns, and there is no other barrier. (A barrier of the cluster would wait for results to be written.)
+// Statistics are merged in the order of rows_kernel, where each lane of a warp first merges a chain: every 32nd span.
+// A block has all spans of some chains, and whichever of its warps is the last with a row merges them and tells all
+// blocks of the cluster, each of which waits for the 32 chains. (Each warp merging all spans took a tenth of the time.)
+// A warp gives statistics of a row after it has read those of the row before, and no block tells those of the row after
+// it before it has all of this: two places take turns, and there is no other barrier. (A barrier of the cluster would
+// wait for results to be written.)
 //
 // Multiprocessors are not equally fast (those of a cluster of them share a way to memory): the next row goes to whoever
 // comes first, by a counter in the workspace, and so neighbouring rows are read at about the same time. A fixed share
@@ -39,30 +42,32 @@ constexpr int kStreamKnown = kStreamAhead + 2;  // how much later the row is of 
 constexpr int kStreamRows = 16;                 // places for numbers: from the row before to kStreamKnown later
 constexpr int kStreamUnroll = 4;  // vectors that a lane works on at once: no more, for the sake of small code
 
-// Shared memory: statistics [kStreamSlots][spans], numbers of rows [kStreamRows], barriers of statistics
-// [kStreamSlots], those of stages, stages.
+// Shared memory: statistics of the block's spans [kStreamSlots][part] and of all chains [kStreamSlots][kStreamChains],
+// numbers of rows [kStreamRows], how many spans are done [kStreamSlots], barriers of statistics [kStreamSlots], those
+// of stages, stages.
 template <class P, int kVectors, bool kAligned>
 struct StreamLayout {
   // A span that is not aligned begins and ends in windows of 16 bytes that it has not whole.
   static constexpr int kOperandBytes = kVectors * 32 * 16 + (kAligned ? 0 : 16);
   static constexpr int kStageBytes = P::kOperands * kOperandBytes;
 
-  __host__ __device__ static int rows_at(int spans) {
-    return (kStreamSlots * spans * static_cast<int>(sizeof(Stat<P>)) + 15) / 16 * 16;
+  __host__ __device__ static int rows_at(int part) {
+    return (kStreamSlots * (part + kStreamChains) * static_cast<int>(sizeof(Stat<P>)) + 15) / 16 * 16;
   }
-  __host__ __device__ static int barriers_at(int spans) { return rows_at(spans) + 4 * kStreamRows; }
-  __host__ __device__ static int stages_at(int spans, int stages) {
-    return (barriers_at(spans) + 8 * (kStreamSlots + stages) + 127) / 128 * 128;
+  __host__ __device__ static int barriers_at(int part) { return rows_at(part) + 4 * (kStreamRows + kStreamSlots); }
+  __host__ __device__ static int stages_at(int part, int stages) {
+    return (barriers_at(part) + 8 * (kStreamSlots + stages) + 127) / 128 * 128;
   }
 };
 
-// Blocks of a multiprocessor for which there are registers. In the 64 that two leave to a lane gradients of 16 bits
-// took a quarter longer.
+// Warps of a multiprocessor for which there are registers: those of two blocks; or of three small ones, where there are
+// two operands and the 64 that more warps leave to a lane spilled. (Gradients took up to a quarter longer.)
 template <class P>
-constexpr int kStreamResident = P::kOperands == 2 && sizeof(typename P::Element::Bits) == 2 ? 1 : 2;
+constexpr int kStreamResident =
+    P::kOperands == 2 && (P::kOutput || sizeof(typename P::Element::Bits) == 2) ? 24 : 2 * kStreamWarps;
 
 template <class P, int kVectors, bool kAligned>
-__global__ void __launch_bounds__(32 * kStreamWarps, kStreamResident<P>)
+__global__ void __launch_bounds__(32 * kStreamResident<P>)
     stream_kernel(const __grid_constant__ StreamParameters<P> s) {
   using Element = typename P::Element;
   using Bits = typename Element::Bits;
@@ -79,32 +84,39 @@ __global__ void __launch_bounds__(32 * kStreamWarps, kStreamResident<P>)
   const int block = blockIdx.x % static_cast<unsigned>(p.blocks);
   const int cluster = blockIdx.x / static_cast<unsigned>(p.blocks);
   const int clusters = gridDim.x / static_cast<unsigned>(p.blocks);
-  const int first_span = block * s.part, count = min(s.part, p.spans - first_span);  // of this block
+  // Blocks are a power of two. Of this one:
+  const int chains = kStreamChains / p.blocks, chain_bits = __ffs(chains) - 1;
+  const auto chain_at = [&](int c) { return c * p.blocks + block; };
+  const int count =
+      (p.spans / kStreamChains << chain_bits) + ((p.spans % kStreamChains + p.blocks - 1 - block) >> (5 - chain_bits));
 
   unsigned char* const memory = dynamic_shared_memory();
-  auto* const stats = reinterpret_cast<Stat<P>*>(memory);
-  auto* const numbers = reinterpret_cast<unsigned*>(memory + Layout::rows_at(p.spans));
-  auto* const stats_there = reinterpret_cast<uint64_t*>(memory + Layout::barriers_at(p.spans));
+  auto* const of_spans = reinterpret_cast<Stat<P>*>(memory);
+  Stat<P>* const of_chains = of_spans + kStreamSlots * s.part;
+  auto* const numbers = reinterpret_cast<unsigned*>(memory + Layout::rows_at(s.part));
+  unsigned* const done = numbers + kStreamRows;
+  auto* const stats_there = reinterpret_cast<uint64_t*>(memory + Layout::barriers_at(s.part));
   uint64_t* const filled = stats_there + kStreamSlots;
-  unsigned char* const ring = memory + Layout::stages_at(p.spans, s.stages);
-  const int receivers = (p.spans + s.part - 1) / s.part;  // blocks that have spans
-  const uint32_t bytes_there = p.spans * static_cast<int>(sizeof(Stat<P>)) + sizeof(unsigned);
+  unsigned char* const ring = memory + Layout::stages_at(s.part, s.stages);
+  const int all_chains = min(p.spans, kStreamChains);
+  const int receivers = min(p.blocks, all_chains);  // blocks that have spans
+  const uint32_t bytes_there = all_chains * static_cast<int>(sizeof(Stat<P>)) + sizeof(unsigned);
   const int stages = min(s.stages, kStreamAhead * count);
   // Of the cluster's i-th row; beyond the last one where there are no more.
   const auto outer_of = [&](int i) { return static_cast<int64_t>(numbers[i % kStreamRows]); };
   const auto exists = [&](int i) { return outer_of(i) < p.columns; };
 
   // Of a span of this block.
-  const auto begin = [&](int span) { return int64_t{first_span + span} * kSpan; };
+  const auto begin = [&](int span) {
+    return int64_t{(span >> chain_bits) * kStreamChains + chain_at(span & (chains - 1))} * kSpan;
+  };
   const auto size = [&](int span) { return static_cast<int>(min(p.length - begin(span), int64_t{kSpan})); };
   const auto shift_of = [&](int64_t at) {  // bytes before the span in its first window
     return kAligned ? 0
                     : static_cast<int>(reinterpret_cast<uintptr_t>(static_cast<const Bits*>(p.operands[0]) + at) & 15);
   };
 
-  // Of the block's n-th span, all rows counted.
-  const auto fetch = [&](int n, int stage) {
-    const int i = n / count, span = n - i * count;
+  const auto fetch = [&](int i, int span, int stage) {
     if (lane != 0 || !exists(i)) return;
     const int64_t at = outer_of(i) * p.length + begin(span);
     const int shift = shift_of(at), end = size(span) * kItem + shift;
@@ -125,24 +137,21 @@ __global__ void __launch_bounds__(32 * kStreamWarps, kStreamResident<P>)
     expect_copies(filled + stage, P::kOperands * bytes);
     if (bytes == 0) return;
 #pragma unroll
-    for (int o = 0; o < P::kOperands; ++o) {
-      if constexpr (P::kHole) {  // where the advice was not found to help
-        copy_bulk(to + o * Layout::kOperandBytes, windows(o), bytes, filled + stage);
-      } else {
-        copy_bulk_once(to + o * Layout::kOperandBytes, windows(o), bytes, filled + stage);
-      }
-    }
+    for (int o = 0; o < P::kOperands; ++o) copy_bulk(to + o * Layout::kOperandBytes, windows(o), bytes, filled + stage);
   };
   if (threadIdx.x < kStreamKnown)
     numbers[threadIdx.x] = static_cast<unsigned>(min(p.columns, cluster + int64_t{clusters} * threadIdx.x));
   if (threadIdx.x < s.stages) make_copy_barrier(filled + threadIdx.x);
-  if (threadIdx.x < kStreamSlots) make_copy_barrier(stats_there + threadIdx.x, p.blocks == 1 ? p.spans : 1);
+  if (threadIdx.x < kStreamSlots) {
+    make_copy_barrier(stats_there + threadIdx.x);
+    done[threadIdx.x] = 0;
+  }
   make_barriers_visible();
   __syncthreads();
   arrive_at_cluster_start();  // after which others may send
   if (count > 0) {
 #pragma unroll 1
-    for (int n = warp; n < stages; n += warps) fetch(n, n);
+    for (int n = warp; n < stages; n += warps) fetch(n / count, n % count, n);
   }
 
   Pack padding[P::kOperands];
@@ -255,7 +264,12 @@ __global__ void __launch_bounds__(32 * kStreamWarps, kStreamResident<P>)
         for (auto& word : pack.word) word &= kept;
       }
       if (kAligned ? e < left : e >= 0 && e + kWidth <= left) {
-        store_once(reinterpret_cast<Pack*>(to + e), pack);
+        // Without advice, as loads (load_pack()), but where results may replace what was read.
+        if constexpr (P::kHole) {
+          store_once(reinterpret_cast<Pack*>(to + e), pack);
+        } else {
+          store_pack(reinterpret_cast<Pack*>(to + e), pack);
+        }
       } else if (!kAligned) {
 #pragma unroll
         for (int i = 0; i < kWidth; ++i)
@@ -282,20 +296,39 @@ __global__ void __launch_bounds__(32 * kStreamWarps, kStreamResident<P>)
     return -1;
   };
 
+  // The stage of a span, and how often the ring went round before. No division: that takes longer than a merge.
+  struct Place {
+    int stage, turn;
+  };
+  const auto beyond = [&](Place place, int spans) {  // at most as many as there are stages
+    place.stage += spans;
+    if (place.stage >= stages) {
+      place.stage -= stages;
+      ++place.turn;
+    }
+    return place;
+  };
+  const int row_turns = count / max(stages, 1), row_rest = count - row_turns * stages;
+  const int rows_ahead = stages / max(count, 1), spans_ahead = stages - rows_ahead * count;
+  // What comes into the stage of a span of the i-th row after it.
+  const auto refill = [&](int i, int span, int stage) {
+    const int later = span + spans_ahead, over = later >= count ? 1 : 0;
+    fetch(i + rows_ahead + over, later - over * count, stage);
+  };
+
   // Of a span of the i-th row of this block.
-  const auto measure = [&](int i, typename P::Row& row, int span) {
-    const int n = i * count + span, turn = n / stages, at_stage = n - turn * stages;
+  const auto measure = [&](int i, typename P::Row& row, int span, Place place) {
     const int wanted = P::skip(row) ? 0 : size(span), hole = hole_of(row, span);
     const int64_t at = outer_of(i) * p.length + begin(span);
-    unsigned char* const stage = ring + at_stage * Layout::kStageBytes;
-    wait_for_copies(filled + at_stage, turn & 1);
+    unsigned char* const stage = ring + place.stage * Layout::kStageBytes;
+    wait_for_copies(filled + place.stage, place.turn & 1);
     const Stat<P> stat = wanted == kSpan ? statistics(std::true_type{}, stage, at, wanted, hole)
                                          : statistics(std::false_type{}, stage, at, wanted, hole);
     // All that row() reads has arrived before others go on, and perhaps write there.
     if constexpr (P::kHole) row = shuffle_from(row, 0);
     if (p.out == nullptr) {
       __syncwarp();
-      fetch(n + stages, at_stage);
+      refill(i, span, place.stage);
     }
     return stat;
   };
@@ -312,22 +345,40 @@ __global__ void __launch_bounds__(32 * kStreamWarps, kStreamResident<P>)
       later = static_cast<unsigned>(min(p.columns, first + cluster));
     }
   };
-  const auto send = [&](int i, int span, const Stat<P>& stat) {
+  const auto give = [&](int i, int span, const Stat<P>& stat) {
     const int slot = i % kStreamSlots;
-    Stat<P>* const to = stats + slot * p.spans + first_span + span;
-    unsigned* const number = numbers + (i + kStreamKnown) % kStreamRows;
-    if (p.blocks > 1) {
-      if (lane < receivers) copy_to_block(to, stats_there + slot, lane, stat);
-      if (leads && span == 0) {
-        const unsigned told = shuffle_from(later, 0);
-        if (lane < receivers) copy_to_block(number, stats_there + slot, lane, told);
+    Stat<P>* const mine = of_spans + slot * s.part;
+    if (leads && span == 0) {
+      unsigned* const number = numbers + (i + kStreamKnown) % kStreamRows;
+      const unsigned told = shuffle_from(later, 0);
+      if (p.blocks == 1) {
+        if (lane == 0) *number = told;
+      } else if (lane < receivers) {
+        copy_to_block(number, stats_there + slot, lane, told);
       }
-    } else if (lane == 0) {
-      *to = stat;
-      if (span == 0) *number = later;
-      arrive_at(stats_there + slot);
+      ask_for(i + 1 + kStreamKnown);
     }
-    if (span == 0) ask_for(i + 1 + kStreamKnown);
+    bool last = false;
+    if (lane == 0) {
+      mine[span] = stat;
+      last = count_in_turn(done + slot, count) == count - 1;
+    }
+    if (!__any_sync(kEveryLane, last)) return;
+    __syncwarp();
+    // A lane for each of this block's chains and each block that is told.
+    const int chain = lane & (chains - 1), rank = lane >> chain_bits;
+    Stat<P> all = merge_serially<P>([&](int u) { return mine[u]; }, chain, chains, count);
+    Stat<P>* const to = of_chains + slot * kStreamChains;
+    if (p.blocks > 1) {
+      if (rank < receivers && chain_at(chain) < all_chains)
+        copy_to_block(to + chain_at(chain), stats_there + slot, rank, all);
+    } else {
+      all = merge_lanes<P>(all);
+      if (lane == 0) {
+        *to = all;
+        arrive_at(stats_there + slot);
+      }
+    }
   };
 
   wait_at_cluster_barrier();
@@ -351,34 +402,41 @@ __global__ void __launch_bounds__(32 * kStreamWarps, kStreamResident<P>)
   if constexpr (P::kHole) {
     if (exists(1)) begun = P::begun(p.args, outer_of(1), 0, p.length, 1);
   }
+  Place of_row = beyond({0, 0}, warp);  // of the warp's first span
   for (int i = 0; exists(i); ++i, row = measured) {
     const int64_t outer = outer_of(i);
     const int slot = i % kStreamSlots;
     const bool more = exists(i + 1);
-    look_ahead(i + 1);
     if (p.blocks > 1 && threadIdx.x == 0) expect_copies(stats_there + slot, bytes_there);
-    if (early) send(i, warp, stat);
-    for (int span = early ? warp + warps : warp;; span += warps) {
-      const bool next = span >= count;
-      early = next && more && fetched_early;
-      if (next && more) measured = following;
-      if (next && !early) break;
-      stat = measure(next ? i + 1 : i, measured, next ? warp : span);
-      if (next) break;
-      send(i, span, stat);
+    const Place of_next = beyond({of_row.stage, of_row.turn + row_turns}, row_rest);
+    Place place = of_row;
+    for (int span = warp;; span += warps, place = beyond(place, warps)) {
+      if (!early) {
+        const bool next = span >= count;
+        if (next) look_ahead(i + 1);
+        early = next && more && fetched_early;
+        if (next && more) measured = following;
+        if (next && !early) break;
+        stat = measure(next ? i + 1 : i, measured, next ? warp : span, next ? of_next : place);
+        if (next) break;
+      }
+      early = false;
+      give(i, span, stat);
     }
+    place = of_row;
+    of_row = of_next;
     wait_for_copies(stats_there + slot, i / kStreamSlots & 1);
     if (p.out == nullptr && (block != i % receivers || warp != 0)) continue;
-    const Stat<P>* const parts = stats + slot * p.spans;
-    const auto final = P::finish(p.args, row, merge_by_warp<P>([&](int u) { return parts[u]; }, p.spans));
+    const Stat<P>* const parts = of_chains + slot * kStreamChains;
+    const auto all = p.blocks == 1 ? *parts : merge_lanes<P>(lane < all_chains ? parts[lane] : Stat<P>::none());
+    const auto final = P::finish(p.args, row, all);
     if ((p.out == nullptr || block == 0) && threadIdx.x == 0) P::write_row(p.args, outer, row, final);
     if (p.out == nullptr) continue;
-    for (int span = warp; span < count; span += warps) {
-      const int n = i * count + span, at_stage = n % stages;
-      write(ring + at_stage * Layout::kStageBytes, outer * p.length + begin(span), size(span), hole_of(row, span), row,
-            final);
+    for (int span = warp; span < count; span += warps, place = beyond(place, warps)) {
+      write(ring + place.stage * Layout::kStageBytes, outer * p.length + begin(span), size(span), hole_of(row, span),
+            row, final);
       __syncwarp();
-      fetch(n + stages, at_stage);
+      refill(i, span, place.stage);
     }
   }
 }
@@ -395,7 +453,7 @@ cudaError_t launch_stream(cudaStream_t stream, const RowPlan& plan, StreamParame
   const auto kernel = stream_kernel<P, kVectors, kAligned>;
   Launch launched;
   launched.block = dim3(plan.threads());
-  launched.shared_bytes = Layout::stages_at(s.of.spans, plan.stages) + plan.stages * Layout::kStageBytes;
+  launched.shared_bytes = Layout::stages_at(plan.part, plan.stages) + plan.stages * Layout::kStageBytes;
   launched.cluster = static_cast<int>(plan.blocks);
   cudaError_t status = allow_cluster(reinterpret_cast<const void*>(kernel), launched.cluster);
   if (status != cudaSuccess) return status;

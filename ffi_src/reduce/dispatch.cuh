@@ -113,7 +113,7 @@ struct Extreme : Reduction<E, kMasks> {
   using typename Base::Final;
   using typename Base::Row;
   static constexpr int kOperands = 1, kSums = 0;
-  static constexpr bool kPeak = true, kLarge = Base::kFast;
+  static constexpr bool kPeak = true, kNumericPeak = false, kLarge = Base::kFast;
   static constexpr bool kFloats = std::is_floating_point_v<Acc>;
 
   __device__ static Acc ordered(const Args& args, Acc x) {

@@ -101,7 +101,7 @@ cudaError_t launch_resident(cudaStream_t stream, const Plan& plan, Parameters p)
   static Residents of_kernel;
   const int teams = plan.strips * plan.tiles > kResidentTiles / kMostTeams ? kMostTeams : 1;
   Parameters q = p;
-  Launch shape{dim3(static_cast<unsigned>(plan.strips * ((plan.tiles + teams - 1) / teams))), dim3(teams * kThreads)};
+  Launch shape{dim3(static_cast<unsigned>((plan.tiles + teams - 1) / teams), p.strips), dim3(32 + teams * kThreads)};
   shape.shared_bytes =
       layout_shared<Policy, Chunks<Policy>>(q, teams, 0, teams, 1) + teams * kGroup * sizeof(typename Policy::State);
   shape.together = true;
@@ -109,7 +109,7 @@ cudaError_t launch_resident(cudaStream_t stream, const Plan& plan, Parameters p)
   const void* const kernel = reinterpret_cast<const void*>(scan_resident<Policy>);
   const cudaError_t status = of_kernel.count(kernel, shape, &fitting);
   if (status != cudaSuccess) return status;
-  if (static_cast<int>(shape.grid.x) > fitting) return launch_along<Policy>(stream, plan, p);
+  if (static_cast<int>(shape.grid.x * shape.grid.y) > fitting) return launch_along<Policy>(stream, plan, p);
   return launch(stream, shape, scan_resident<Policy>, q);
 }
 
@@ -117,7 +117,8 @@ template <class Policy>
 cudaError_t launch_columns(cudaStream_t stream, const Plan& plan, Parameters p) {
   using Work = Columns<Policy>;
   const size_t columns = (32 << p.column_bits) * Work::kWidth;
-  if (plan.algorithm == Algorithm::kLookAhead) return launch_look_ahead<Policy, Work>(stream, plan, p, columns);
+  if (plan.algorithm == Algorithm::kLookAhead)
+    return launch_look_ahead<Policy, Columns<Policy, true>>(stream, plan, p, columns);
   const size_t bytes =
       layout_shared<Policy, Work>(p, p.stages * plan.width(), 0, plan.axis_warps == 1 ? 0 : 2, columns);
   return launch(stream, {dim3(p.strips), dim3(plan.threads()), bytes}, scan_columns<Policy>, p);

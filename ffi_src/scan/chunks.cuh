@@ -22,7 +22,7 @@ class Chunks : public BetweenWarps<Policy> {
   static constexpr int kPacks = run_shape(Layout::kAlong, Policy::kOperands, sizeof(Bits)).per_lane;
   static constexpr int kRun = kPacks * kInPack, kOfWarp = 32 * kRun, kTile = kWarps * kOfWarp;
   static constexpr int kWidth = 1, kTileExtras = 1;
-  static constexpr bool kOneColumn = true;
+  static constexpr bool kOneColumn = true, kNear = false;
   using Extra = Bits;
 
   struct Tile {
@@ -52,8 +52,9 @@ class Chunks : public BetweenWarps<Policy> {
   static constexpr int kStageBytes = stage_bytes(Layout::kAlong, Policy::kOperands, sizeof(Bits), sizeof(State));
   static_assert(kFoldsAt + kThreads * sizeof(State) <= kStageBytes);
 
-  __device__ explicit Chunks(const Parameters& p) : Base(p, 1) {
-    thread = threadIdx.x % kThreads;
+  // By 256 threads, of which this is one.
+  __device__ explicit Chunks(const Parameters& p, unsigned thread_of_block = threadIdx.x) : Base(p, 1) {
+    thread = thread_of_block % kThreads;
     lane = thread % 32;
     part = p.backward ? kWarps - 1 - thread / 32 : thread / 32;
   }
@@ -101,14 +102,19 @@ class Chunks : public BetweenWarps<Policy> {
     }
   }
 
-  // Lets a tile of the first operand that is fetched later come to the level 2 cache, where the device can. One thread.
+  // Lets a tile that is fetched later come to the level 2 cache, where the device can. One thread.
   __device__ void let_come_near(const Place& place, const Span& span) const {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#if __CUDA_ARCH__ >= 900
     if (!p.aligned || !span.whole) return;
-    const auto* const from = static_cast<const Bits*>(p.operands[0]) + place.at + span.memory;
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)),
-                 "n"(kTile * static_cast<int>(sizeof(Bits)))
-                 : "memory");
+#pragma unroll
+    for (int o = 0; o < Policy::kOperands; ++o) {
+      const bool a = Policy::kBroadcast && o == 1;
+      if (a && p.a.axis_stride == 0) continue;
+      const auto* const from = static_cast<const Bits*>(p.operands[o]) + (a ? place.a : place.at) + span.memory;
+      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)),
+                   "n"(kTile * static_cast<int>(sizeof(Bits)))
+                   : "memory");
+    }
 #endif
   }
 
@@ -156,8 +162,10 @@ class Chunks : public BetweenWarps<Policy> {
     return bits;
   }
 
-  __device__ Folds fold(const Place& place, const Span& span, const Tile& tile, uint32_t starts) const {
-    State inclusive = fold_run<Policy, kRun>([&](int i) { return input(tile, starts, i); }, p.options);
+  // May leave what finish() would compute once more.
+  template <class... Kept>
+  __device__ Folds fold(const Place& place, const Span& span, const Tile& tile, uint32_t starts, Kept&... kept) const {
+    State inclusive = fold_run<Policy, kRun>([&](int i) { return input(tile, starts, i); }, p.options, kept...);
 #pragma unroll
     for (int bit = 0; bit < 5; ++bit) {
       const State left = shuffle_up(inclusive, 1 << bit);
@@ -177,15 +185,20 @@ class Chunks : public BetweenWarps<Policy> {
   __device__ void earlier_warps(int slot, State (&base)[1]) const { base[0] = this->before_warp(slot, thread / 32, 0); }
 
   // Writes the results of a tile, of which `base` is the fold of what comes before the warp's part.
+  template <class... Kept>
   __device__ void finish(const Place& place, const Span& span, Tile& tile, uint32_t starts, const Folds& folds,
-                         const State (&base)[1]) const {
+                         const State (&base)[1], const Kept&... kept) const {
     State state = Policy::combine(base[0], folds.before[0]);
     Pack results[Policy::kResults][kPacks];
     const auto put = [&](int i, Out<Acc> out) {
       set<Bits>(results[0][i / kInPack], i % kInPack, Element::store(out.first));
       if constexpr (Policy::kResults == 2) set<Bits>(results[1][i / kInPack], i % kInPack, Element::store(out.second));
     };
-    step_run<Policy, kRun>(state, [&](int i) { return input(tile, starts, i); }, p.options, put);
+    if constexpr (kByParts<Policy> && sizeof...(Kept) > 0) {
+      step_run<Policy, kRun>(state, [&](int i) { return input_again(tile.stage, i); }, p.options, put, kept...);
+    } else {
+      step_run<Policy, kRun>(state, [&](int i) { return input(tile, starts, i); }, p.options, put, kept...);
+    }
 #pragma unroll
     for (int r = 0; r < Policy::kResults; ++r)
 #pragma unroll
@@ -241,21 +254,21 @@ class Chunks : public BetweenWarps<Policy> {
       Pack* const to = memory_order(stage, operand);
       const int first = part * kOfWarp + lane * kInPack;
       const Bits* const from = axis + span.memory + first;
+      if (span.whole) {
 #pragma unroll
-      for (int u = 0; u < kPacks; ++u) {
-        if (inside(span, first + u * 32 * kInPack, kInPack)) {
-          copy<16>(to + u * 32, from + u * 32 * kInPack);
-        } else {
-          to[u * 32] = Pack{};
-        }
+        for (int u = 0; u < kPacks; ++u) copy_async(to + u * 32, from + u * 32 * kInPack);
+      } else {
+#pragma unroll 1
+        for (int u = 0; u < kPacks; ++u)
+          copy_async_or_clear(to + u * 32, from + u * 32 * kInPack, inside(span, first + u * 32 * kInPack, kInPack));
       }
     } else if constexpr (sizeof(Bits) >= 4) {
-#pragma unroll
+#pragma unroll 4
       for (int i = 0; i < kRun; ++i) {
         const int e = i * 32 + lane, in_tile = part * kOfWarp + e;
         Bits* const to = element(stage, operand, e);
         if (inside(span, in_tile, 1)) {
-          copy<sizeof(Bits)>(to, axis + span.memory + in_tile);
+          copy_async<sizeof(Bits)>(to, axis + span.memory + in_tile);
         } else {
           *to = Bits{};
         }
@@ -277,12 +290,17 @@ class Chunks : public BetweenWarps<Policy> {
       const Pack* const from = memory_order(stage, result);
       const int first = part * kOfWarp + lane * kInPack;
       Bits* const to = axis + span.memory + first;
+      if (span.whole) {
 #pragma unroll
-      for (int u = 0; u < kPacks; ++u)
-        if (inside(span, first + u * 32 * kInPack, kInPack))
-          *reinterpret_cast<Pack*>(to + u * 32 * kInPack) = from[u * 32];
+        for (int u = 0; u < kPacks; ++u) *reinterpret_cast<Pack*>(to + u * 32 * kInPack) = from[u * 32];
+      } else {
+#pragma unroll 1
+        for (int u = 0; u < kPacks; ++u)
+          if (inside(span, first + u * 32 * kInPack, kInPack))
+            *reinterpret_cast<Pack*>(to + u * 32 * kInPack) = from[u * 32];
+      }
     } else {
-#pragma unroll
+#pragma unroll 4
       for (int i = 0; i < kRun; ++i) {
         const int e = i * 32 + lane, in_tile = part * kOfWarp + e;
         if (inside(span, in_tile, 1)) axis[span.memory + in_tile] = *element(stage, result, e);
@@ -304,6 +322,15 @@ class Chunks : public BetweenWarps<Policy> {
       const Bits after = i < kRun - 1 ? bits(kLast, i + 1) : tile.extra[0];
       in.neighbour = Element::load(p.neighbour_before ? before : after);
     }
+    return in;
+  }
+
+  // The same from shared memory, where it is until there are results: for what is hardly ever needed.
+  __device__ In<Acc> input_again(int stage, int i) const {
+    const auto* const pack = reinterpret_cast<const Bits*>(run_order(stage, 0, i / kInPack));
+    In<Acc> in;
+    in.x = Element::load(pack[p.backward ? kInPack - 1 - i % kInPack : i % kInPack]);
+    in.start = false;
     return in;
   }
 

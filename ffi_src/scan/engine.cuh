@@ -12,6 +12,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "common/async_copy.cuh"
+#include "common/intrinsics.cuh"
 #include "common/launch.cuh"
 #include "scan/plan.h"
 #include "scan/policy.h"
@@ -54,59 +56,13 @@ __device__ __forceinline__ unsigned char* shared_memory() {
 }
 
 __device__ __forceinline__ uint64_t load_word(const uint64_t* word) {
-#if defined(__CUDA_ARCH__)
   uint64_t value;
   asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
   return value;
-#else
-  return __atomic_load_n(word, __ATOMIC_RELAXED);
-#endif
 }
 
 __device__ __forceinline__ void store_word(uint64_t* word, uint64_t value) {
-#if defined(__CUDA_ARCH__)
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
-#else
-  __atomic_store_n(word, value, __ATOMIC_RELAXED);
-#endif
-}
-
-// Copies some bytes to shared memory while the thread does something else, where the device can (4, 8 or 16 bytes);
-// wait_for_copies<n> waits for all but those that it committed last, n times.
-template <int kBytes>
-__device__ __forceinline__ void copy(void* shared, const void* global) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  const auto to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(global), "n"(kBytes) : "memory");
-  }
-#else
-  using Unit = std::conditional_t<kBytes == 16, uint4, std::conditional_t<kBytes == 8, uint64_t, uint32_t>>;
-  *static_cast<Unit*>(shared) = *static_cast<const Unit*>(global);
-#endif
-}
-// The same of 16 bytes, zeros if they are not `there`.
-__device__ __forceinline__ void copy_or_clear(void* shared, const void* global, bool there) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  const auto to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  const int bytes = there ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes) : "memory");
-#else
-  *static_cast<uint4*>(shared) = there ? *static_cast<const uint4*>(global) : uint4{};
-#endif
-}
-__device__ __forceinline__ void commit_copies() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-template <int kLast>
-__device__ __forceinline__ void wait_for_copies() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_group %0;" ::"n"(kLast) : "memory");
-#endif
 }
 
 // A barrier that some threads of the block wait at and others only pass.
@@ -115,18 +71,6 @@ __device__ __forceinline__ void wait_at_barrier(int id, int threads) {
 }
 __device__ __forceinline__ void pass_barrier(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-// Lets the next kernel start, where it was launched to overlap; and waits for the end of the one before.
-__device__ __forceinline__ void let_next_start() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void wait_for_previous() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
 }
 
 template <class T>
@@ -223,7 +167,7 @@ class Engine : public BetweenWarps<Policy> {
   using Acc = typename Element::Acc;
   using State = typename Policy::State;
 
-  static constexpr bool kOneColumn = false;
+  static constexpr bool kOneColumn = false, kNear = false;
   static constexpr bool kAlong = kLayout == Layout::kAlong;
   static constexpr RunShape kShape = run_shape(kLayout, Policy::kOperands, sizeof(Bits));
   static constexpr int kRun = kShape.run, kWidth = 1, kPerLane = kAlong ? 1 : kShape.per_lane, kUnits = kPerLane;

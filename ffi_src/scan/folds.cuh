@@ -38,12 +38,13 @@ class Counter {
   State trees[kGroupBits * kMaxLevels];  // of 2^bit tiles
 };
 
-// For a warp that has the sums of a group in its lanes: those up to each lane.
+// For a warp that has the sums of a group in its lanes: those up to each lane, of the first `count`.
 template <class Policy, class State>
-__device__ __forceinline__ State scan_group(State sum) {
+__device__ __forceinline__ State scan_group(State sum, int count = kGroup) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int bit = 0; bit < kGroupBits; ++bit) {
+    if (1 << bit >= count) break;
     const State left = shuffle(sum, (lane >> bit << bit) - 1);
     if (lane >> bit & 1) sum = Policy::combine(left, sum);
   }

@@ -39,6 +39,7 @@ Parameters parameters_of(const Plan& plan, const Problem& problem, const Buffers
   p.options.exclusive = problem.exclusive;
   p.options.transpose = problem.transpose;
   p.options.segmented = problem.segmented;
+  p.options.sign = problem.op == Op::kMin ? -1.0f : 1.0f;
   p.options.smaller = problem.op == Op::kMin;
   p.options.mask = order_mask(problem.dtype, p.options.smaller);
   p.inner = inner;

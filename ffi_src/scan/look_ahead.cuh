@@ -46,7 +46,7 @@ class LookAhead {
         lookers(p.counters > 1 ? 1 : p.late + 1) {}
 
   __device__ void run() const {
-    wait_for_previous();
+    wait_for_predecessor();
     if (threadIdx.x == 0) tickets[0] = next_ticket();
     __syncthreads();
     if (threadIdx.x < movers) {
@@ -84,13 +84,17 @@ class LookAhead {
       if (coming < all_tickets) {
         const Part at = part(coming);
         work.fetch(coming_stage, place_of(at.strip), work.span(at.tile), extra);
+        if constexpr (Work::kNear) {  // and that of the next round, from memory
+          const unsigned later = coming + gridDim.x;
+          if (later < all_tickets) work.let_come_near(part(later).strip, work.span(part(later).tile));
+        }
       }
-      commit_copies();
+      commit_async_copies();
       unsigned next = all_tickets;
       if (threadIdx.x == 0 && coming < all_tickets) next = next_ticket();
 
       if (i >= 0 && ticket_of(i) < all_tickets) {
-        wait_for_copies<1>();
+        wait_for_async_copies<1>();
         const Part at = part(ticket_of(i));
         publish(stage, at, place_of(at.strip));
       }

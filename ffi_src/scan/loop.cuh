@@ -107,17 +107,17 @@ __global__ void __launch_bounds__(kWideThreads, 1) scan_columns(const __grid_con
   typename Work::Extra extra[1];
   const auto fetch = [&](int t) {
     if (t < p.tiles) work.fetch(t % p.stages, place, work.span(t), extra);
-    commit_copies();
+    commit_async_copies();
   };
   for (int t = 0; t < p.stages - 1; ++t) fetch(t);
   for (int t = 0; t < p.tiles; ++t) {
     fetch(t + p.stages - 1);
     if (p.stages == 3) {
-      wait_for_copies<2>();
+      wait_for_async_copies<2>();
     } else if (p.stages == 2) {
-      wait_for_copies<1>();
+      wait_for_async_copies<1>();
     } else {
-      wait_for_copies<0>();
+      wait_for_async_copies<0>();
     }
     const auto span = work.span(t);
     typename Work::Tile tile;
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kThreads, kLoopBlocks<Policy>) scan_walk(const
   const auto place = work.place(blockIdx.x);
   typename Work::Extra extra[1];
   work.fetch(0, place, work.span(0), extra);
-  commit_copies();
+  commit_async_copies();
   work.put_extras(0, extra);
   Digits<Policy> digits;  // of the first warp
   const State initial = work.initial(blockIdx.x);
@@ -159,11 +159,11 @@ __global__ void __launch_bounds__(kThreads, kLoopBlocks<Policy>) scan_walk(const
   for (int t = 0; t < p.tiles; ++t) {
     const bool more = t + 1 < p.tiles;
     if (p.stages == 1) {
-      wait_for_copies<0>();
+      wait_for_async_copies<0>();
     } else {
       if (more) work.fetch((t + 1) % 2, place, work.span(t + 1), extra);
-      commit_copies();
-      wait_for_copies<1>();
+      commit_async_copies();
+      wait_for_async_copies<1>();
     }
     const auto span = work.span(t);
     typename Work::Tile tile;
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(kThreads, kLoopBlocks<Policy>) scan_walk(const
     if (p.stages == 1) {
       __syncwarp();  // a warp has a part of the stage to itself
       work.fetch(0, place, work.span(t + 1), extra);
-      commit_copies();
+      commit_async_copies();
     }
     work.put_extras((t + 1) % p.stages, extra);
   }

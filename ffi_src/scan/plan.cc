@@ -18,6 +18,12 @@ constexpr int64_t enough_strips(Layout layout) {
 
 constexpr int64_t kLeastLineBytes = 64;
 
+// Rows that have a block each come in waves, the last of which leaves much of the device idle where there are few
+// waves: fewer rows than this, of so many tiles that are almost all full, are shared instead, where a sum is one word
+// (others take longer to fold than to load).
+constexpr int64_t kManyRows = 2048;  // 660 are on an H200 at a time
+constexpr int64_t kLongRow = 16;     // tiles
+
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int bits_for(int64_t n) {  // the least power of two that is not below n
@@ -137,7 +143,10 @@ Plan plan_scan(const Problem& problem, int compute_capability, int64_t workspace
   if (plan.tiles == 1 || plan.strips * plan.tiles > INT32_MAX) return plan;
   const bool cut = problem.kind == Kind::kCumulative && problem.segmented;
   const bool fits = plan.layout == Layout::kAlong && !cut && plan.strips * plan.tiles <= kResidentTiles;
-  auto choice = enough ? Algorithm::kLoop : fits ? Algorithm::kResident : Algorithm::kLookAhead;
+  const bool ragged = plan.layout == Layout::kAlong && !cut && bytes == 4 && state_bytes == 4 && length % 4 == 0 &&
+                      plan.strips < kManyRows && plan.tiles >= kLongRow &&
+                      plan.tiles * plan.tile - length <= length / 16 && compute_capability >= 90;
+  auto choice = enough && !ragged ? Algorithm::kLoop : fits ? Algorithm::kResident : Algorithm::kLookAhead;
   if (forced >= 0) choice = static_cast<Algorithm>(forced);
   if (choice == Algorithm::kResident && !fits) choice = Algorithm::kLookAhead;
   if (choice == Algorithm::kLoop) return plan;

@@ -20,6 +20,7 @@ struct Options {
   bool transpose = false;
   bool segmented = false;
   bool smaller = false;  // min rather than max
+  float sign = 1;        // -1 if so: floats are multiplied by it, in units that comparing leaves idle
   uint64_t mask = 0;     // integers: x ^ mask, as a signed number, has the order that max is taken in
 };
 
@@ -66,9 +67,7 @@ struct Extreme {
   using Element = E;
   static constexpr bool kProduct = false;
   using State = float;
-  JAXGPUOPS_FN static float flip(float x, const Options& o) {
-    return bits_as<float>(bits_as<uint32_t>(x) ^ (o.smaller ? 0x80000000u : 0));
-  }
+  JAXGPUOPS_FN static float flip(float x, const Options& o) { return x * o.sign; }
   JAXGPUOPS_FN static State identity(const Options&) { return E::lowest(); }
   JAXGPUOPS_FN static State element(float x, const Options& o) { return flip(x, o); }
   JAXGPUOPS_FN static State combine(State l, State r) { return larger(l, r); }

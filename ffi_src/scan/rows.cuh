@@ -72,7 +72,7 @@ class Rows : public BetweenWarps<Policy> {
 #pragma unroll
       for (int o = 1; o < Policy::kOperands; ++o) fetch(o, static_cast<const Bits*>(p.operands[o]));
     }
-    commit_copies();
+    commit_async_copies();
     constexpr int kLast = Policy::kOperands - 1;
     Bits beside = {};  // the neighbour of the warp's
     if constexpr (Policy::kNeighbour) {
@@ -81,7 +81,7 @@ class Rows : public BetweenWarps<Policy> {
         beside = static_cast<const Bits*>(p.operands[kLast])[row() * p.length + index(q)];
     }
     tile.starts = starts();
-    wait_for_copies<0>();
+    wait_for_async_copies<0>();
     __syncwarp();
     if constexpr (Policy::kNeighbour) {
       const int i = length - position();
@@ -234,7 +234,8 @@ class Rows : public BetweenWarps<Policy> {
     data += first * p.length;
     if (!p.aligned) return fetch_rows(operand, data, (lane >> p.run_bits) * p.length);
 #pragma unroll
-    for (int u = 0; u < kPacks; ++u) copy_or_clear(memory_order(operand, u), data + moved + step(u), there >> u & 1);
+    for (int u = 0; u < kPacks; ++u)
+      copy_async_or_clear(memory_order(operand, u), data + moved + step(u), there >> u & 1);
   }
 
   // The same of rows that may be anywhere, or have one element for all of a row: that of the lane is at data[at].
@@ -253,7 +254,7 @@ class Rows : public BetweenWarps<Policy> {
       for (int u = 0; u < kPacks; ++u) {
         const Where from = where<false>((u * 32 + lane) * kInPack);
         const Bits* const pack = data + shuffle(at, from.row << p.run_bits) + from.at;
-        copy_or_clear(memory_order(operand, u), pack, from.there);
+        copy_async_or_clear(memory_order(operand, u), pack, from.there);
       }
     } else if (p.run_bits == 5) {
       fetch_elements<true>(operand, data, at);

@@ -1,12 +1,13 @@
 // Blocks that share a row (inner = 1): a strip is a row, and one warp can know what comes before a tile. What that is,
 // is the same in both algorithms: for each digit of the tile's number, the fold of those that come before in its group.
 //
-//   resident    all tiles are on the GPU at a time: all publish their sums, wait for a barrier of the grid, and read
-//               what they need
+//   resident    all tiles are on the GPU at a time: each publishes its sum, and reads all before it
 //   look_ahead  as in look_ahead.cuh, of one or two operands, with warps of their own for sums and for results
 #pragma once
 
 #include <cooperative_groups.h>
+
+#include <utility>
 
 #include "scan/chunks.cuh"
 #include "scan/plan.h"
@@ -41,65 +42,92 @@ __device__ State with_initial(const Chunks<Policy>& work, unsigned row, int tile
 }
 
 // resident: rows so few and so short that all tiles are on the GPU at a time, each with 256 threads of a block of one
-// or two tiles. Moves 2 n bytes, or those of all operands, and is one kernel: the barrier of the grid between the sums
-// and who reads them is the driver's, so there is nothing to clear.
+// or two tiles. Moves 2 n bytes, or those of all operands, and is one kernel: what says that a sum is there is cleared
+// here, and a barrier of the grid, which is the driver's, comes between that and who looks. One more warp, the first,
+// sees to that while the tiles are on their way.
 constexpr int kMostTeams = 2;
+constexpr int kResidentThreads = 32 + kMostTeams * kThreads;
+
+// What comes before tile t of a row, by all threads of a tile: each warp folds some groups of sums, as soon as they are
+// there, and leaves that in `groups`.
+template <class Policy>
+__device__ __forceinline__ typename Policy::State before_resident(const Parameters& p, const uint64_t* words, int t,
+                                                                  int warp, int barrier,
+                                                                  typename Policy::State* groups) {
+  using State = typename Policy::State;
+  const int lane = threadIdx.x % 32, group = t / kGroup, digit = t % kGroup;
+  const State none = Policy::identity(p.options);
+  for (int g = warp; g <= group; g += kWarps) {
+    Words<State> sum = bits_as<Words<State>>(none);
+    if (g < group || lane < digit)
+      while (!Sums<Policy>::load(words + (g * kGroup + lane) * Sums<Policy>::kWords, sum)) {
+      }
+    __syncwarp();
+    const State all = shuffle(scan_group<Policy>(bits_as<State>(sum)), g < group ? kGroup - 1 : max(digit - 1, 0));
+    if (lane == 0) groups[g] = all;
+  }
+  wait_at_barrier(barrier, kThreads);
+  State before = none;
+  if (digit != 0) before = Policy::combine(groups[group], before);
+  if (group != 0) {
+    const State all = scan_group<Policy>(lane < group ? groups[lane] : none, group);
+    before = Policy::combine(shuffle(all, group - 1), before);
+  }
+  return before;
+}
 
 template <class Policy>
-__global__ void __launch_bounds__(kMostTeams* kThreads, 2) scan_resident(const __grid_constant__ Parameters p) {
+__global__ void __launch_bounds__(kResidentThreads, 2) scan_resident(const __grid_constant__ Parameters p) {
   using Work = Chunks<Policy>;
   using State = typename Work::State;
-  using StateWords = Words<State>;
-  const Work work(p);
-  const int teams = static_cast<int>(blockDim.x) / kThreads, team = static_cast<int>(threadIdx.x) / kThreads;
-  const int blocks = (p.tiles + teams - 1) / teams;  // of a row
-  const unsigned row = blockIdx.x / blocks;
-  const int t = static_cast<int>(blockIdx.x % blocks) * teams + team;  // may be beyond the row: then it is empty
+  constexpr int kWords = Sums<Policy>::kWords;
+  const auto grid = cooperative_groups::this_grid();
+  const int teams = static_cast<int>(blockDim.x) / kThreads;
+  const unsigned row = blockIdx.y;
+  uint64_t* const words = p.words + int64_t{row} * p.tiles * kWords;
+  if (threadIdx.x < 32) {
+    const int t = static_cast<int>(blockIdx.x) * teams + static_cast<int>(threadIdx.x);
+    if (threadIdx.x < teams && t < p.tiles)
+      for (int w = 0; w < kWords; ++w) store_word(words + t * kWords + w, 0);
+    grid.barrier_wait(grid.barrier_arrive());
+    return;
+  }
+  const int thread = static_cast<int>(threadIdx.x) - 32, team = thread / kThreads;
+  const Work work(p, thread);
+  const int t = static_cast<int>(blockIdx.x) * teams + team;  // may be beyond the row: then it is empty
   const auto place = work.place(row);
   const auto span = work.span(t);
   typename Work::Extra extra[1];
   work.fetch(team, place, span, extra);
-  commit_copies();
+  commit_async_copies();
+  auto arrived = grid.barrier_arrive();
   work.put_extras(team, extra);
-  wait_for_copies<0>();
+  wait_for_async_copies<0>();
   typename Work::Tile tile;
   work.take(team, place, span, tile);
   const auto starts = work.starts(place, span);
-  const auto folds = work.fold(place, span, tile, starts);
+  Kept<Policy, Work::kRun> kept;
+  const auto folds = work.fold(place, span, tile, starts, kept);
+  const int warp = thread % kThreads / 32;
   work.publish_warp(team, folds);
   wait_at_barrier(1 + team, kThreads);
-  StateWords* const sums = reinterpret_cast<StateWords*>(p.words) + int64_t{row} * p.tiles;
-  if (threadIdx.x % kThreads == 0 && t < p.tiles) sums[t] = bits_as<StateWords>(row_total<Policy>(work, p, team));
-  cooperative_groups::this_grid().sync();
-  if (t >= p.tiles) return;
-
-  const int warp = threadIdx.x % kThreads / 32, lane = threadIdx.x % 32, group = t / kGroup, digit = t % kGroup;
-  State* const groups = work.totals(teams) + team * kGroup;  // the folds of those before, and of what is of its own
-  for (int g = warp; g <= group; g += kWarps) {
-    StateWords words = bits_as<StateWords>(work.identity());
-    if (g < group || lane < digit) {
+  State sum = work.identity(), earlier = sum;
 #pragma unroll
-      for (int w = 0; w < static_cast<int>(sizeof(State) / 4); ++w)
-        words.word[w] = __ldcg(&sums[g * kGroup + lane].word[w]);
-    }
-    const State all = scan_group<Policy>(bits_as<State>(words));
-    const State sum = shuffle(all, g < group ? kGroup - 1 : max(digit - 1, 0));
-    if (lane == 0) groups[g] = sum;
+  for (int w = 0; w < kWarps; ++w) {
+    if (w == warp) earlier = sum;
+    sum = Policy::combine(sum, work.totals(team)[w]);
   }
-  wait_at_barrier(1 + team, kThreads);
-  if (warp == 0) {
-    State before = work.identity();
-    if (digit != 0) before = Policy::combine(groups[group], before);
-    if (group != 0) {
-      const State all = scan_group<Policy>(lane < group ? groups[lane] : work.identity());
-      before = Policy::combine(shuffle(all, group - 1), before);
-    }
-    if (lane == 0) work.carry(team)[0] = with_initial<Policy>(work, row, t, before);
+  if (thread % kThreads == 0 && t < p.tiles) {
+    const auto of_sum = bits_as<Words<State>>(sum);
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) store_word(words + t * kWords + w, kThere | of_sum.word[w]);
   }
-  wait_at_barrier(1 + team, kThreads);
-  State base[1];
-  before_warp<Policy>(work, team, base);
-  work.finish(place, span, tile, starts, folds, base);
+  grid.barrier_wait(std::move(arrived));
+  if (t >= p.tiles) return;
+  State* const groups = work.totals(teams) + team * kGroup;
+  const State before = before_resident<Policy>(p, words, t, warp, 1 + team, groups);
+  State base[1] = {Policy::combine(with_initial<Policy>(work, row, t, before), earlier)};
+  work.finish(place, span, tile, starts, folds, base, kept);
 }
 
 // look_ahead along rows of one or two operands: a block has a ring of tiles in shared memory, and three kinds of warps.
@@ -137,7 +165,7 @@ class RowLookAhead {
     if (threadIdx.x < p.stages) make_landing(threadIdx.x);
     __syncthreads();
     if (threadIdx.x < kThreads) {
-      wait_for_previous();
+      wait_for_predecessor();
       finish();
     } else if (threadIdx.x < 2 * kThreads) {
       fold();
@@ -152,11 +180,6 @@ class RowLookAhead {
   static constexpr int kAmongFolders = 1, kAmongFinishers = 2, kReady = 3, kLanded = kReady + kMostStages;
   static_assert(kLanded + kMostStages <= 16);
   static constexpr int kOfStage = 2 * kThreads + 32;
-
-  // Whether the tiles of the next round come to the level 2 cache meanwhile. Memory is kept busy then where all wait
-  // for one tile that is late. (Three rounds were slower than none: results push them out of the cache. So was one of
-  // two operands.)
-  static constexpr bool kNear = Policy::kOperands == 1;
 
   // Counts tiles, and where they are.
   struct Turn {
@@ -182,12 +205,12 @@ class RowLookAhead {
 
   // A tile has landed when the copies of all threads that finish have ended; they do not wait for that.
   __device__ void make_landing(int stage) const {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#if __CUDA_ARCH__ >= 800
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(landing(stage)), "r"(kThreads + kWarps) : "memory");
 #endif
   }
   __device__ void tell_landing(int stage) const {  // of what this warp has copied, and stored
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(landing(stage)) : "memory");
     __syncwarp();
     if (threadIdx.x % 32 == 0)
@@ -197,7 +220,7 @@ class RowLookAhead {
 #endif
   }
   __device__ void wait_for_landing(const Turn& turn) const {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#if __CUDA_ARCH__ >= 800
     uint32_t done;
     do {
       asm volatile(
@@ -218,11 +241,7 @@ class RowLookAhead {
     wait_at_barrier(kLanded + turn.stage, kOfStage);
 #endif
   }
-#if defined(__CUDA_ARCH__)
-  __device__ uint32_t landing(int stage) const {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(landed + stage));
-  }
-#endif
+  __device__ uint32_t landing(int stage) const { return shared_address(landed + stage); }
 
   // Lets tile i come, of which the first of those that finish has taken the ticket.
   __device__ void fetch(int i, int stage, unsigned ticket) const {
@@ -236,12 +255,12 @@ class RowLookAhead {
       work.put_extras(stage, extra);
     }
     tell_landing(stage);
-    if constexpr (kNear) {
-      const unsigned later = ticket + gridDim.x;
-      if (threadIdx.x == 0 && i >= p.stages - 1 && later < all_tickets) {
-        const Part at = part(later);
-        work.let_come_near(work.place(at.row), work.span(at.tile));
-      }
+    // Meanwhile the tile of the next round comes to the level 2 cache: memory is kept busy then where all wait for one
+    // tile that is late. (Three rounds were slower than none: results push them out of the cache.)
+    const unsigned later = ticket + gridDim.x;
+    if (threadIdx.x == 0 && i >= p.stages - 1 && later < all_tickets) {
+      const Part at = part(later);
+      work.let_come_near(work.place(at.row), work.span(at.tile));
     }
   }
 

@@ -164,7 +164,7 @@ class Before {
 
 // Makes all words say that nothing is there.
 static __global__ void clear_workspace(unsigned* counters, uint64_t* words, int64_t count) {
-  let_next_start();
+  let_dependents_start();
   const int64_t first = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (first < kMostCounters) counters[first] = 0;
   for (int64_t i = first; i < count; i += int64_t{gridDim.x} * blockDim.x) words[i] = 0;

@@ -82,7 +82,7 @@ struct ExponentialSum {
   using Acc = typename E::Acc;
   using Shift = std::conditional_t<kFused, FusedShift<Acc>, Acc>;
   static constexpr int kOperands = 1;
-  static constexpr bool kPeak = true, kPackedPeak = kFused, kAlignedRows = true, kOutput = true;
+  static constexpr bool kPeak = true, kNumericPeak = true, kPackedPeak = kFused, kAlignedRows = true, kOutput = true;
 
   __device__ static Acc lowest() { return -infinity<Acc>(); }
   __device__ static Acc larger(Acc a, Acc b) { return larger_number(a, b); }

@@ -16,9 +16,11 @@ cudaError_t launch_topk(cudaStream_t stream, const Plan& plan, const Problem& pr
       return launch_reduce(stream, plan, problem.rows, problem.key_bits, order, buffers);
     }
     case Algorithm::kRows: return launch_rows(stream, plan, problem, buffers);
+    case Algorithm::kHeld: return launch_held(stream, plan, problem, buffers);
     case Algorithm::kColumns: return launch_columns(stream, plan, problem, buffers);
     case Algorithm::kStream:
     case Algorithm::kGrid: return launch_stream(stream, plan, problem, buffers);
+    case Algorithm::kSieve: return launch_sieve(stream, plan, problem, buffers);
     case Algorithm::kWave: return launch_wave(stream, plan, problem, buffers);
     case Algorithm::kRadix: return launch_radix(stream, plan, problem, buffers);
   }

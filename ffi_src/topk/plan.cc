@@ -4,8 +4,10 @@
 
 #include "common/shared_memory.h"
 #include "topk/columns_shape.h"
+#include "topk/held_shape.h"
 #include "topk/radix_shape.h"
 #include "topk/rows_shape.h"
+#include "topk/sieve_shape.h"
 #include "topk/stream_shape.h"
 #include "topk/wave_shape.h"
 
@@ -20,14 +22,28 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 bool fits(const Plan& plan) { return plan.shared_bytes + static_cast<int64_t>(kReservedShared) <= plan.shared_limit; }
 
-Plan plan_rows(Rows rows, int64_t k, int key_bytes, int64_t limit) {
+Plan plan_rows(int64_t length, int64_t k, int key_bytes, int64_t limit) {
   Plan plan;
-  const RowsShape shape = rows_shape(rows.count(), rows.length, k, key_bytes);
+  const RowsShape shape = rows_shape(length, k, key_bytes);
   plan.algorithm = Algorithm::kRows;
   plan.lanes = std::min(shape.team, 32);
   plan.threads = shape.team > 32 ? shape.team : kRowsBlock;
+  plan.shared_limit = limit;
+  return plan;
+}
+
+Plan plan_held(Rows rows, int key_bytes, int64_t limit) {
+  Plan plan;
+  const HeldShape shape = held_shape(rows.count(), rows.length * key_bytes, kMultiprocessors);
+  if (shape.threads == 0) return plan;
+  // Clusters load a row at once, select, and make room for the next: where these come in many waves, better a block
+  // that loads while it selects.
+  if (rows.count() * shape.blocks * shape.threads > 4 * kMultiprocessors * kHeldThreads) return plan;
+  plan.algorithm = Algorithm::kHeld;
+  plan.threads = shape.threads;
   plan.slices = shape.blocks;
   plan.shared_limit = limit;
+  plan.shared_bytes = static_cast<int64_t>(held_shared_bytes(shape.threads, shape.blocks));
   return plan;
 }
 
@@ -115,6 +131,23 @@ Plan plan_wave(Rows rows, int64_t k, int key_bytes, int compute_capability, int6
   return plan;
 }
 
+// At most one wave of blocks that share rows, with a few steps to read each: what the first of them load is a sample.
+Plan plan_sieve(Rows rows, int64_t k, int key_bytes, int64_t limit, int64_t workspace_bytes) {
+  Plan plan;
+  const int64_t most = rows.length * key_bytes / kSieveLeast;
+  if (most == 0 || rows.length < 16 * k) return plan;
+  int64_t slices = std::clamp<int64_t>(kMultiprocessors / rows.count(), 1, most);
+  if (workspace_bytes >= 0)
+    while (slices > 1 && sieve_workspace_bytes(slices) > workspace_bytes) --slices;
+  plan.algorithm = Algorithm::kSieve;
+  plan.threads = kSieveThreads;
+  plan.slices = static_cast<int>(slices);
+  if (slices > 1) plan.workspace_bytes = sieve_workspace_bytes(slices);
+  plan.shared_limit = limit;
+  plan.shared_bytes = static_cast<int64_t>(kSieveShared);
+  return plan;
+}
+
 Plan plan_radix(Rows rows, int64_t k, int key_bytes, bool sorted, int64_t limit) {
   Plan plan;
   plan.algorithm = Algorithm::kRadix;
@@ -132,8 +165,10 @@ const char* name(Algorithm algorithm) {
     case Algorithm::kEmpty: return "empty";
     case Algorithm::kArgmax: return "argmax";
     case Algorithm::kRows: return "rows";
+    case Algorithm::kHeld: return "held";
     case Algorithm::kStream: return "stream";
     case Algorithm::kGrid: return "grid";
+    case Algorithm::kSieve: return "sieve";
     case Algorithm::kWave: return "wave";
     case Algorithm::kColumns: return "columns";
     case Algorithm::kRadix: return "radix";
@@ -173,15 +208,19 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, int compute_capa
     const Plan plan = plan_wave(rows, k, key_bytes, compute_capability, limit, workspace_bytes);
     if (plan.algorithm == Algorithm::kWave && fits(plan)) return plan;
   }
-  if (rows.inner == 1 && k <= kMaxRowsK && key_bytes <= 4 && rows.length <= kMaxRowsLength) {
-    const Plan plan = plan_rows(rows, k, key_bytes, limit);
-    // Clusters load a row at once, select, and make room for the next: where these come in many waves, better a block
-    // that loads while it selects.
-    const bool few = rows.count() * plan.slices * plan.threads <= 4 * kMultiprocessors * 1024;
-    if (plan.slices == 1 || (few && has_clusters(compute_capability))) return plan;
+  if (rows.inner == 1 && k <= kMaxRowsK && key_bytes <= 4 && rows.length <= kMaxRowsLength)
+    return plan_rows(rows.length, k, key_bytes, limit);
+  if (rows.inner == 1 && k <= kMaxHeldK && key_bytes <= 4 && rows.length <= kMaxHeldLength &&
+      has_clusters(compute_capability)) {
+    const Plan plan = plan_held(rows, key_bytes, limit);
+    if (plan.algorithm == Algorithm::kHeld && fits(plan)) return plan;
   }
   if (rows.inner > 1 && k <= kMaxColumnsK && key_bytes <= 4 && rows.length * key_bytes <= kMaxColumnBytes) {
     if (const Plan plan = plan_columns(rows, k, key_bytes, sorted, limit); fits(plan)) return plan;
+  }
+  if (rows.inner == 1 && sorted && k >= kMinSieveK && k <= kMaxSieveK && (key_bytes == 2 || key_bytes == 4)) {
+    const Plan plan = plan_sieve(rows, k, key_bytes, limit, workspace_bytes);
+    if (plan.algorithm == Algorithm::kSieve && fits(plan)) return plan;
   }
   if (k <= kMaxStreamK || rows.length <= whole_row_elements(key_bytes, limit)) {
     const Plan plan = plan_stream(rows, k, key_bytes, compute_capability, limit, workspace_bytes);

@@ -12,10 +12,12 @@ namespace jaxgpuops::topk {
 enum class Algorithm {
   kEmpty,    // nothing to write
   kArgmax,   // k = 1: one reduction
-  kRows,     // short rows: each in the registers of a part of a warp, of a block or of a cluster
+  kRows,     // short rows: each in the registers of a part of a warp or of a block
+  kHeld,     // longer ones: in registers and shared memory of a block or of a cluster
   kStream,   // one block, or one cluster of blocks, streams a row past a rising threshold
   kGrid,     // the same with many blocks a row and a second kernel that merges their lists
   kWave,     // few long rows, k <= 256: a wave of blocks reads them, and each tells a second kernel its best
+  kSieve,    // k of 257 to 2048: blocks keep what reaches a threshold, and rank it together
   kColumns,  // the axis is not the last: neighbouring columns are read together
   kRadix,    // large k: radix select by digits, ordered compaction, then a sort of k
 };

@@ -1,18 +1,16 @@
 // Top-k of rows short enough for registers, k <= 64: a team of threads holds a row, each thread 32 or 64 elements of
-// it, loaded at once. A team is a part of a warp (several rows a warp), a block, or a cluster of blocks.
+// it, loaded at once. A team is a part of a warp (several rows a warp) or a block.
 //
 // A threshold that k elements reach, and few more: maxima of parts of the row are its delegates, and the k-th largest
 // of G delegates is reached by about G ln(G / (G - k)) elements. For k <= 8 and few elements the k-th key itself:
 // sorting networks give each thread its best eight, and a butterfly of merges the team's. The candidates at or above
-// the threshold go to shared memory (of the cluster's first block) and are ranked by comparing all with all. Where too
-// many arrive (ties, or data that defeats the delegates) a bisection by counts raises the threshold, up to the k-th key
-// itself, and where ties with it are too many, another finds the index that admits few enough.
+// the threshold go to shared memory and are ranked by comparing all with all. Where too many arrive (ties, or data that
+// defeats the delegates) a bisection by counts raises the threshold, up to the k-th key itself, and where ties with it
+// are too many, another finds the index that admits few enough.
 //
 // Bytes moved: the input once, k (value + index) out; candidates are read again, mostly from L1. After: Dr. Top-k's
 // delegates (arXiv 2109.08219), bitonic top-k (Shanbhag et al., SIGMOD 2018).
 #include <algorithm>
-
-#include <cooperative_groups.h>
 
 #include "common/launch.cuh"
 #include "topk/candidates.cuh"
@@ -24,30 +22,29 @@
 namespace jaxgpuops::topk {
 namespace {
 
-namespace cg = cooperative_groups;
-
 struct Args {
   const void* x;
   void* values;
   int32_t* indices;
   KeyOrder order;
   int64_t rows;
-  uint32_t length, k, blocks;  // blocks of a cluster
-  uint32_t one, minus_one;     // 1 and -1, which the compiler must not know
-  uint32_t most;               // candidates that are worth ranking
+  uint32_t length, k;
+  uint32_t one, minus_one;  // 1 and -1, which the compiler must not know
+  uint32_t most;            // candidates that are worth ranking
   bool sorted;
 };
 
-constexpr int kDelegates = 128;        // of a row that a block or a cluster holds
+constexpr int kDelegates = 128;        // of a row that a block holds
 constexpr uint32_t kNaN = 0x7fc00000;  // the float32 NaN that computations yield
 
-// What a team shares, in each block; candidates come to the first block of a cluster.
+// What a team shares.
 template <int kTeam>
 struct alignas(16) Board {
   static constexpr int kMaxK = kTeam > 32 ? kMaxRowsK : 2 * kTeam, kCapacity = 2 * kMaxK + 24;
   uint32_t words[kCapacity + 4];
   uint32_t indices[kCapacity + 4];
   uint32_t chosen[2 * kMaxK];
+  uint16_t before[kCapacity];  // each candidate: how many
   uint32_t delegates[kTeam > 32 ? kDelegates : 1];
   uint32_t totals[3], count, ranks;
 };
@@ -63,17 +60,17 @@ struct Team {
   static constexpr int kPerWord = kVectors ? 4 / sizeof(Key) : 1;
   static constexpr int kWords = kElements / kPerWord;
   static constexpr int kMasks = (kElements + 31) / 32;
-  using Order = Ranked<Key, kTeam <= kMaxDistinctTeam>;
+  using Order = Ranked<Key>;
 
   const Args& a;
   Board<kTeam>& board;
-  uint32_t t, threads;  // this thread's place among the row's, and their number
+  uint32_t t;  // this thread's place in the team
   uint32_t words[kWords];
   uint32_t step = 0;  // of `sum`
 
   // Neighbouring loads of one thread are permuted, so that data with the period of a team does not meet one thread.
   __device__ __forceinline__ uint32_t place(uint32_t load) const {
-    return load * threads + (t ^ (load & (kTeam < 32 ? kTeam - 1 : 31)));
+    return load * kTeam + (t ^ (load & (kTeam < 32 ? kTeam - 1 : 31)));
   }
   __device__ __forceinline__ uint32_t index(uint32_t j) const { return place(j / kVector) * kVector + j % kVector; }
 
@@ -160,7 +157,7 @@ struct Team {
         const uint32_t least = decode(floor, a.order);
 #pragma unroll
         for (int i = 0; i < kMasks; ++i) hits[i] = 0;
-        if constexpr (kBlock && kTeam < kClusterTeam) {
+        if constexpr (kBlock) {
 #pragma unroll
           for (int j = 0; j < kElements; ++j)
             if (static_cast<int32_t>(words[j]) >= static_cast<int32_t>(least)) hits[j / 32] |= 1u << (j % 32);
@@ -182,22 +179,8 @@ struct Team {
     if constexpr (!kBlock) {
       __syncwarp();
     } else {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-      if (kTeam >= kClusterTeam && a.blocks > 1) {
-        cg::this_cluster().sync();
-        return;
-      }
-#endif
       __syncthreads();
     }
-  }
-  // Shared memory of another block of the cluster.
-  template <class T>
-  __device__ __forceinline__ T* of_block(T* address, uint32_t block) const {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-    if (kTeam >= kClusterTeam && a.blocks > 1) return cg::this_cluster().map_shared_rank(address, block);
-#endif
-    return address;
   }
 
   // Sum over the team. For every thread of the block (or of the warp) in step.
@@ -205,9 +188,8 @@ struct Team {
 #pragma unroll
     for (int lanes = kLanes / 2; lanes; lanes /= 2) v += __shfl_xor_sync(kFullWarp, v, lanes);
     if constexpr (kBlock) {
-      const uint32_t lane = threadIdx.x & 31;
       if (threadIdx.x == 0) board.totals[(step + 1) % 3] = 0;
-      if (lane < a.blocks) atomicAdd(of_block(&board.totals[step % 3], lane), v);
+      if (threadIdx.x % 32 == 0) atomicAdd(&board.totals[step % 3], v);
       sync();
       v = board.totals[step++ % 3];
     }
@@ -281,8 +263,8 @@ struct Team {
     // indices: those up to some index are its first ones.
     uint32_t from = 0, to = a.length - 1;
     const auto up_to = [&](uint32_t last, uint32_t (&mask)[kMasks]) {
-      const uint32_t load = last / (threads * kVector), rest = last % (threads * kVector);
-      const uint32_t mine = place(load) - load * threads, there = rest / kVector;
+      const uint32_t load = last / (kTeam * kVector), rest = last % (kTeam * kVector);
+      const uint32_t mine = place(load) - load * kTeam, there = rest / kVector;
       const uint32_t some = mine < there ? kVector : mine == there ? rest % kVector + 1 : 0;
       const uint32_t first = load * kVector + some;
 #pragma unroll
@@ -315,9 +297,8 @@ struct Team {
     }
   }
 
-  // Puts the hits on the (first) board: their indices, and their words where few threads have any. Every block learns
-  // how many they are.
-  static constexpr bool kGather = kTeam < kClusterTeam && kElements > 8;
+  // Puts the hits on the board: their indices, and their words where a thread has few elements.
+  static constexpr bool kGather = kElements > 8;
   __device__ __forceinline__ void append(const Key* row, uint32_t (&hits)[kMasks]) const {
     uint32_t mine = 0;
 #pragma unroll
@@ -333,7 +314,7 @@ struct Team {
     uint32_t at = inclusive - mine;
     if constexpr (kBlock) {
       uint32_t base = 0;
-      if (total && lane < a.blocks) base = atomicAdd(of_block(&board.count, lane), total);
+      if (total && lane == 0) base = atomicAdd(&board.count, total);
       at += __shfl_sync(kFullWarp, base, 0);
     } else {
       if ((lane & (kLanes - 1)) == 0) board.count = total;
@@ -344,8 +325,8 @@ struct Team {
       while (hits[i]) {  // a register cannot be indexed: elements are read again, from L1
         const uint32_t place = index(32 * i + __ffs(hits[i]) - 1);
         hits[i] &= hits[i] - 1;
-        of_block(board.indices, 0)[at] = place;
-        if constexpr (!kGather) of_block(board.words, 0)[at] = Order::word(encode(__ldg(row + place), a.order), place);
+        board.indices[at] = place;
+        if constexpr (!kGather) board.words[at] = Order::word(encode(__ldg(row + place), a.order), place);
         ++at;
       }
     }
@@ -356,9 +337,8 @@ struct Team {
 // hits of those teams of the warp that are done.
 template <class T>
 __device__ __noinline__ uint64_t refine_row(const Args& a, Board<T::kSize>& board, const typename T::Element* row,
-                                            uint32_t t, uint32_t threads, bool live, bool wanted,
-                                            typename T::Element floor) {
-  T team{a, board, t, threads};
+                                            uint32_t t, bool live, bool wanted, typename T::Element floor) {
+  T team{a, board, t};
   team.load(row, live);
   uint32_t rough[T::kMasks], exact[T::kMasks];
   team.reach(floor, live, rough);
@@ -450,18 +430,9 @@ __device__ __forceinline__ void write_candidates(const T& team, const typename T
   }
   if (in_team < 4) board.words[m + in_team] = 0, board.indices[m + in_team] = ~0u;  // the comparison takes four
   step();
-  const auto emit = [&](uint32_t at, uint32_t word, uint32_t index) {
-    if (at >= a.k) return;
-    if (a.sorted) {
-      write(at, word, index);
-    } else {
-      board.chosen[at] = word;
-      board.chosen[board.kMaxK + at] = Order::index(word, index);
-    }
-  };
-  // The number of candidates before each, by their words or by their indices, too. A thread has some at once; four
+  // The number of candidates before each, by their words or by their indices, too. A thread has some at once; some
   // lanes of a block have the same ones.
-  constexpr uint32_t kSplit = T::kBlock ? 4 : 1, kApart = T::kSize / kSplit;
+  constexpr uint32_t kSplit = T::kSize == 64 ? 2 : T::kBlock ? 4 : 1, kApart = T::kSize / kSplit;
   constexpr uint32_t kOwn = T::kSize == 32 || kApart == 64 ? 2 : kApart <= 32 ? 3 : 1;
   const auto rank_all = [&](auto with_indices) {
     uint32_t sum = 0;
@@ -496,7 +467,7 @@ __device__ __forceinline__ void write_candidates(const T& team, const typename T
         for (uint32_t lanes = 1; lanes < kSplit; lanes *= 2) before[o] += __shfl_xor_sync(kFullWarp, before[o], lanes);
         if (first + o * kApart >= m || in_team % kSplit) continue;
         sum += before[o];
-        emit(before[o], own[o], index[o]);
+        board.before[first + o * kApart] = static_cast<uint16_t>(before[o]);
       }
     }
     return sum;
@@ -507,7 +478,7 @@ __device__ __forceinline__ void write_candidates(const T& team, const typename T
     rank_all(std::true_type());
   } else {
     // Ranks of distinct words are 0 … m - 1. Ties sum to less: then the row is ranked again, equal keys by index (and
-    // at once for index order, where two must not be put in one place).
+    // at once for index order, which needs the indices anyway).
     uint32_t ranks = rank_all(std::false_type());
 #pragma unroll
     for (int lanes = T::kLanes / 2; lanes; lanes /= 2) ranks += __shfl_xor_sync(kFullWarp, ranks, lanes);
@@ -518,12 +489,19 @@ __device__ __forceinline__ void write_candidates(const T& team, const typename T
     if constexpr (T::kBlock) ranks = board.ranks;
     if (m && ranks != m * (m - 1) / 2) rank_all(std::true_type());
   }
-  if (a.sorted) return;
   step();
+  for (uint32_t i = in_team; i < m; i += T::kSize) {
+    const uint32_t at = board.before[i], word = board.words[i];
+    if (at < a.k) board.chosen[at] = word, board.chosen[board.kMaxK + at] = Order::index(word, board.indices[i]);
+  }
+  step();  // results are written together
   for (uint32_t i = in_team; m && i < a.k; i += T::kSize) {
     const uint32_t index = board.chosen[board.kMaxK + i];
-    uint32_t at = 0;
-    for (uint32_t j = 0; j < a.k; ++j) at += board.chosen[board.kMaxK + j] < index;
+    uint32_t at = i;
+    if (!a.sorted) {
+      at = 0;
+      for (uint32_t j = 0; j < a.k; ++j) at += board.chosen[board.kMaxK + j] < index;
+    }
     write(at, board.chosen[i], index);
   }
 }
@@ -577,12 +555,11 @@ __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTe
   constexpr uint32_t kTeams = T::kThreads / kTeam;
   __shared__ Board<kTeam> boards[kTeams];
   const uint32_t lane = threadIdx.x & 31, in_team = threadIdx.x % kTeam, in_block = threadIdx.x / kTeam;
-  const uint32_t blocks = kTeam >= kClusterTeam ? a.blocks : 1, rank = kTeam >= kClusterTeam ? blockIdx.x % blocks : 0;
   const uint32_t mates = kTeam >= 32 ? kFullWarp : ((1u << (kTeam & 31)) - 1) << (lane / kTeam * kTeam);
   Board<kTeam>& board = boards[in_block];
-  T team{a, board, rank * kTeam + in_team, blocks * kTeam};
+  T team{a, board, in_team};
 
-  const int64_t r = static_cast<int64_t>(blockIdx.x / blocks) * kTeams + in_block;
+  const int64_t r = static_cast<int64_t>(blockIdx.x) * kTeams + in_block;
   const bool live = r < a.rows;
   if (!__any_sync(kFullWarp, live)) return;
   const Key* row = static_cast<const Key*>(a.x) + (live ? r : 0) * a.length;
@@ -603,12 +580,11 @@ __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTe
 #pragma unroll
         for (int p = 0; p < kOwn; ++p) board.delegates[team.t + p * kTeam] = best[p];
       } else {
-        const uint32_t each = team.threads / kDelegates;  // threads
-        for (uint32_t lanes = 1; lanes < each; lanes *= 2)
+        constexpr uint32_t kEach = kTeam / kDelegates;  // threads
+#pragma unroll
+        for (uint32_t lanes = 1; lanes < kEach; lanes *= 2)
           best[0] = max(best[0], __shfl_xor_sync(kFullWarp, best[0], lanes));
-        if (lane % each == 0)
-          for (uint32_t block = 0; block < blocks; ++block)
-            *team.of_block(&board.delegates[team.t / each], block) = best[0];
+        if (lane % kEach == 0) board.delegates[team.t / kEach] = best[0];
       }
       team.sync();
       uint32_t all[kParts];
@@ -631,7 +607,7 @@ __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTe
     team.sync();
     const bool again = live && (board.count > a.most || board.count < a.k);
     if (T::kBlock ? again : __any_sync(kFullWarp, again)) {
-      const uint64_t refined = refine_row<T>(a, board, row, team.t, team.threads, live, again, floor);
+      const uint64_t refined = refine_row<T>(a, board, row, team.t, live, again, floor);
 #pragma unroll
       for (int i = 0; i < T::kMasks; ++i) hits[i] = static_cast<uint32_t>(refined >> (32 * i));
       team.sync();
@@ -640,7 +616,7 @@ __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTe
       team.append(row, hits);
       team.sync();
     }
-    if (rank == 0) write_candidates(team, row, in_team, live ? board.count : 0, write);
+    write_candidates(team, row, in_team, live ? board.count : 0, write);
   }
 }
 
@@ -648,9 +624,8 @@ template <class Key, int kTeam, int kElements, bool kFloat, bool kNetwork>
 cudaError_t run(cudaStream_t stream, const Args& a) {
   constexpr int kThreads = kTeam > 32 ? kTeam : kRowsBlock, kTeams = kThreads / kTeam;
   Launch config;
-  config.grid = dim3(static_cast<unsigned>((a.rows + kTeams - 1) / kTeams * a.blocks));
+  config.grid = dim3(static_cast<unsigned>((a.rows + kTeams - 1) / kTeams));
   config.block = dim3(kThreads);
-  config.cluster = static_cast<int>(a.blocks);
   const bool vectors = reinterpret_cast<uintptr_t>(a.x) % 16 == 0 && a.length * sizeof(Key) % 16 == 0;
   return launch(stream, config,
                 vectors ? rows_kernel<Key, kTeam, kElements, true, kFloat, kNetwork>
@@ -686,18 +661,14 @@ cudaError_t run_threshold(cudaStream_t stream, const RowsShape& shape, const Arg
       if constexpr (sizeof(Key) == 4) return run<Key, 64, kMany, kFloat, false>(stream, a);
       return cudaErrorInvalidValue;
     case 128: return run<Key, 128, kMany, kFloat, false>(stream, a);
-    case 256: return run<Key, 256, kMany, kFloat, false>(stream, a);
-    case 512: return run<Key, 512, kFew, kFloat, false>(stream, a);
-    default:
-      if constexpr (sizeof(Key) < 4) return run<Key, 1024, kFew, kFloat, false>(stream, a);
-      return cudaErrorInvalidValue;
+    default: return run<Key, 256, kMany, kFloat, false>(stream, a);
   }
 }
 
 }  // namespace
 
 cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
-  const RowsShape shape = rows_shape(problem.rows.count(), problem.rows.length, problem.k, problem.key_bits / 8);
+  const RowsShape shape = rows_shape(problem.rows.length, problem.k, problem.key_bits / 8);
   Args a = {};
   a.x = buffers.x;
   a.values = buffers.values;
@@ -706,7 +677,6 @@ cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, const Problem& pr
   a.rows = problem.rows.count();
   a.length = static_cast<uint32_t>(problem.rows.length);
   a.k = static_cast<uint32_t>(problem.k);
-  a.blocks = static_cast<uint32_t>(plan.slices);
   a.most = 2 * a.k + 24;
   a.sorted = problem.sorted;
   a.one = 1;

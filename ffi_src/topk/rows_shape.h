@@ -6,11 +6,10 @@
 namespace jaxgpuops::topk {
 
 constexpr int64_t kMaxRowsK = 64;
-constexpr int kRowsBlock = 128;        // threads of a block whose teams are parts of its warps
-constexpr int kClusterTeam = 512;      // threads of a block of a cluster, at least
-constexpr int kMaxDistinctTeam = 256;  // rows of teams up to here have indices of 16 bits
-constexpr int64_t kMaxRowsLength = 8 * 32 * kClusterTeam;
+constexpr int kRowsBlock = 128;    // threads of a block whose teams are parts of its warps
 constexpr int kManyElements = 64;  // of a thread
+constexpr int kMaxTeam = 256;
+constexpr int64_t kMaxRowsLength = kMaxTeam * kManyElements;
 
 constexpr int few_elements(int key_bytes) { return key_bytes == 4 ? 32 : kManyElements; }
 
@@ -18,12 +17,11 @@ struct RowsShape {
   bool network = false;  // sorting networks, or delegates
   int team = 0;          // threads of a block that share a row
   int elements = 0;      // of a thread
-  int blocks = 1;        // of a cluster
 };
 
 // Few threads, so that what a team does once serves several rows; but no more than a thread has room for, and two
 // delegates for each of k. In teams of a part of a warp, threads do better with few elements.
-constexpr RowsShape rows_shape(int64_t rows, int64_t length, int64_t k, int key_bytes) {
+constexpr RowsShape rows_shape(int64_t length, int64_t k, int key_bytes) {
   RowsShape shape;
   shape.elements = few_elements(key_bytes);
   shape.network = k <= 8 && length <= (key_bytes == 4 ? 64 : 1024);
@@ -33,15 +31,10 @@ constexpr RowsShape rows_shape(int64_t rows, int64_t length, int64_t k, int key_
   } else if (length <= 32 * shape.elements) {
     shape.team = 4;
     while (shape.elements * shape.team < length || 2 * shape.team < k) shape.team *= 2;
-  } else if (length <= 256 * kManyElements) {
+  } else {
     shape.elements = kManyElements;
     shape.team = key_bytes == 4 ? 32 : 128;
     while (shape.elements * shape.team < length) shape.team *= 2;
-  } else {
-    shape.team = kClusterTeam;
-    while (shape.elements * shape.team * shape.blocks < length) shape.blocks *= 2;
-    // More clusters of two blocks than of four find room; few rows are read faster by more multiprocessors.
-    if (key_bytes < 4 && shape.blocks == 4 && rows > 33) shape.team *= 2, shape.blocks /= 2;
   }
   return shape;
 }

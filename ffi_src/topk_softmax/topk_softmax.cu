@@ -1,5 +1,5 @@
-// The gate of a mixture of experts. A team of 8 to 32 lanes holds a row, each lane up to 32 logits, in registers and,
-// to be looked up by index, in shared memory.
+// The gate of a mixture of experts. A team of 8 to 32 lanes holds a row, each lane up to 32 logits, in registers. The
+// few that are looked up by index are read again, from L1.
 //
 // The k-th largest of the lanes' maxima (two a lane, or four) is a threshold that at least k elements reach, and not
 // many more: k of G maxima leave about G ln(G / (G - k)). Those are found with float comparisons, and only they get
@@ -13,6 +13,7 @@
 
 #include "common/launch.cuh"
 #include "common/element.h"
+#include "common/intrinsics.cuh"
 #include "topk/candidates.cuh"
 #include "topk/delegates.cuh"
 #include "topk/network.cuh"
@@ -46,17 +47,31 @@ __device__ __forceinline__ uint32_t key_of(float value) { return key_of(__float_
 __device__ __forceinline__ float value_of(uint32_t key) {
   return __uint_as_float(key >> 31 ? key ^ 0x80000000u : ~key);
 }
+// The logit that has this key.
+template <class Element>
+__device__ __forceinline__ float logit_of(uint32_t key) {
+  using Bits = typename Element::Bits;
+  return Element::load(static_cast<Bits>(__float_as_uint(value_of(key)) >> (32 - 8 * sizeof(Bits))));
+}
 
 __device__ __forceinline__ float sigmoid(float z) { return 1 / (1 + expf(-z)); }
 
-// What a team shares.
-template <class Element, int kTeam, int kElements>
+// What a team shares. A candidate is the exact key above the mirrored index.
+template <int kTeam>
 struct alignas(16) Board {
   static constexpr uint32_t kCapacity = 8 * kTeam;
-  uint64_t candidates[kCapacity + 2];
+  uint64_t candidates[kCapacity + 4];
   uint64_t best[2 * kTeam];
-  typename Element::Bits row[kTeam * kElements];
 };
+
+// count += a < b, in three instructions: by the carry of b + ~a.
+__device__ __forceinline__ void count_less(uint32_t& count, uint64_t a, uint64_t b) {
+  const uint64_t flipped = ~a;
+  asm("{\n.reg .u32 t;\nadd.cc.u32 t, %1, %3;\naddc.cc.u32 t, %2, %4;\naddc.u32 %0, %0, 0;\n}"
+      : "+r"(count)
+      : "r"(static_cast<uint32_t>(flipped)), "r"(static_cast<uint32_t>(flipped >> 32)), "r"(static_cast<uint32_t>(b)),
+        "r"(static_cast<uint32_t>(b >> 32)));
+}
 
 template <int kTeam, class T, class Fold>
 __device__ __forceinline__ T of_team(T v, Fold fold) {
@@ -77,6 +92,7 @@ __device__ __forceinline__ float sum_of_team(float v) {
 template <class Element, bool kBiased>
 struct Selection {
   const typename Element::Bits* row;
+  int64_t stride;
   const float* bias;
   int64_t bias_stride;
   float top, inverse;  // softmax is e^(z - top) inverse
@@ -90,30 +106,37 @@ struct Selection {
     const float sum = __fadd_rn(score(z), __ldg(bias + index * bias_stride));
     return sum == sum ? sum : __uint_as_float(0x7fc00000);
   }
-  // The exact key above the mirrored index.
-  __device__ __forceinline__ uint64_t composite(uint32_t index) const {
-    uint32_t key;
+  __device__ __forceinline__ uint32_t key(uint32_t index) const {
+    const auto bits = __ldg(row + index * stride);
     if constexpr (kBiased) {
-      key = key_of(biased(Element::load(row[index]), index));
+      return key_of(biased(Element::load(bits), index));
     } else {
-      key = key_of(row[index]);
+      return key_of(bits);
     }
-    return static_cast<uint64_t>(key) << 32 | static_cast<uint32_t>(~index);
   }
 };
 
-// The rare path: round after round, the largest composite below the last one.
-template <int kTeam, class S, class B>
-__device__ __noinline__ void search(const Args& a, const S& selection, B& board, uint32_t t, bool wanted) {
-  uint64_t last = ~uint64_t{0};
+// The rare path: round after round, the largest that is left.
+template <int kTeam, int kElements, class S, class B>
+__device__ __noinline__ void search(const Args& a, S selection, B& board, uint32_t t, bool wanted) {
+  uint32_t keys[kElements], left = 0;
+#pragma unroll
+  for (uint32_t j = 0; j < kElements; ++j) {
+    const uint32_t index = j * kTeam + t;
+    const bool there = wanted && index < a.length;
+    keys[j] = there ? selection.key(index) : 0;
+    if (there) left |= 1u << j;
+  }
+#pragma unroll 1
   for (uint32_t round = 0; round < a.k; ++round) {
-    uint64_t best = 0;
-    for (uint32_t index = t; wanted && index < a.length; index += kTeam) {
-      const uint64_t composite = selection.composite(index);
-      if (composite < last && composite > best) best = composite;
-    }
-    last = of_team<kTeam>(best, [](uint64_t a, uint64_t b) { return a > b ? a : b; });
-    if (wanted && t == 0) board.best[round] = last;
+    uint32_t key = 0, chosen = 0;
+#pragma unroll
+    for (int j = kElements - 1; j >= 0; --j)  // the first of equal ones comes last
+      if (left >> j & 1 && keys[j] >= key) key = keys[j], chosen = j;
+    const uint64_t mine = left ? static_cast<uint64_t>(key) << 32 | ~(chosen * kTeam + t) : 0;
+    const uint64_t best = of_team<kTeam>(mine, [](uint64_t a, uint64_t b) { return a > b ? a : b; });
+    if (mine == best) left &= ~(1u << chosen);
+    if (wanted && t == 0) board.best[round] = best;
   }
 }
 
@@ -131,14 +154,21 @@ constexpr int resident(int elements, bool biased) {
 template <class Element, int kTeam, int kElements, bool kBiased>
 __global__ void __launch_bounds__(kBlock, resident(kElements, kBiased)) gate_kernel(const __grid_constant__ Args a) {
   using Bits = typename Element::Bits;
-  using TeamBoard = Board<Element, kTeam, kElements>;
+  using TeamBoard = Board<kTeam>;
   constexpr uint32_t kTeams = kBlock / kTeam, kVector = 16 / sizeof(Bits), kLoads = kElements / kVector;
   __shared__ TeamBoard boards[kTeams];
   const uint32_t lane = threadIdx.x & 31, t = threadIdx.x % kTeam, in_block = threadIdx.x / kTeam;
   const int64_t r = static_cast<int64_t>(blockIdx.x) * kTeams + in_block;
   const bool live = r < a.rows;
   if (!__any_sync(kFullWarp, live)) return;
-  const int64_t outer = live ? a.inner == 1 ? r : r / a.inner : 0, inner = live ? r - outer * a.inner : 0;
+  // Where the row begins, and its results. A team without a row reads the first one.
+  int64_t at_row = 0, to = 0, outer = live ? r : 0, inner = 0;
+  if (a.inner == 1) {
+    at_row = outer * a.length, to = outer * a.k;
+  } else {
+    inner = outer % a.inner, outer /= a.inner;
+    at_row = outer * a.length * a.inner + inner, to = outer * a.k * a.inner + inner;
+  }
   TeamBoard& board = boards[in_block];
   const auto index_of = [&](uint32_t j) { return (j / kVector * kTeam + t) * kVector + j % kVector; };
 
@@ -146,21 +176,26 @@ __global__ void __launch_bounds__(kBlock, resident(kElements, kBiased)) gate_ker
   constexpr bool kNetwork = kElements == topk::kBest && !kBiased;
   Bits bits[kElements];
   float v[kElements];
-  const Bits* row = static_cast<const Bits*>(a.logits) + outer * a.length * a.inner + inner;
+  const Bits* row = static_cast<const Bits*>(a.logits) + at_row;
   const Bits lowest = Element::store(-INFINITY);
   if (a.vectors) {
     constexpr int kPerWord = 4 / sizeof(Bits);
-    const uint32_t filler = kPerWord == 1 ? lowest : lowest * 0x10001u, vectors = live ? a.length / kVector : 0;
+    const uint32_t filler = kPerWord == 1 ? lowest : lowest * 0x10001u;
+    const int vectors = static_cast<int>(a.length / kVector) - static_cast<int>(t);
+    const auto* const mine = reinterpret_cast<const uint4*>(row) + t;
     uint4 loaded[kLoads];
+    if (a.length == kTeam * kElements) {
 #pragma unroll
-    for (uint32_t u = 0; u < kLoads; ++u) {
-      loaded[u] = make_uint4(filler, filler, filler, filler);
-      const uint32_t at = u * kTeam + t;
-      if (at < vectors) loaded[u] = __ldg(reinterpret_cast<const uint4*>(row) + at);
+      for (uint32_t u = 0; u < kLoads; ++u) loaded[u] = __ldg(mine + u * kTeam);
+    } else {
+#pragma unroll
+      for (int u = 0; u < static_cast<int>(kLoads); ++u) {
+        loaded[u] = make_uint4(filler, filler, filler, filler);
+        if (u * kTeam < vectors) loaded[u] = __ldg(mine + u * kTeam);
+      }
     }
 #pragma unroll
     for (uint32_t u = 0; u < kLoads; ++u) {
-      if constexpr (!kNetwork) reinterpret_cast<uint4*>(board.row)[u * kTeam + t] = loaded[u];
       const uint32_t words[4] = {loaded[u].x, loaded[u].y, loaded[u].z, loaded[u].w};
 #pragma unroll
       for (uint32_t c = 0; c < kVector; ++c)
@@ -170,8 +205,7 @@ __global__ void __launch_bounds__(kBlock, resident(kElements, kBiased)) gate_ker
 #pragma unroll
     for (uint32_t j = 0; j < kElements; ++j) {
       const uint32_t index = index_of(j);
-      bits[j] = live && index < a.length ? __ldg(row + index * a.inner) : lowest;
-      if constexpr (!kNetwork) board.row[index] = bits[j];
+      bits[j] = index < a.length ? __ldg(row + index * a.inner) : lowest;
     }
   }
 #pragma unroll
@@ -179,11 +213,11 @@ __global__ void __launch_bounds__(kBlock, resident(kElements, kBiased)) gate_ker
   // The first ones of a lane are there.
   const uint32_t part = a.length % (kTeam * kVector);
   const uint32_t some = part > t * kVector ? min(part - t * kVector, kVector) : 0;
-  const uint32_t count = live ? a.length / (kTeam * kVector) * kVector + some : 0;
+  const uint32_t count = a.length / (kTeam * kVector) * kVector + some;
   const uint32_t present = count >= 32 ? ~0u : (1u << count) - 1;
 
   // Scores of the whole row, where they matter.
-  Selection<Element, kBiased> selection{board.row, nullptr, 0, 0, 1, a.sigmoid};
+  Selection<Element, kBiased> selection{row, a.inner, nullptr, 0, 0, 1, a.sigmoid};
   if (!a.sigmoid && (kBiased || !a.normalize)) {
     float top = v[0];
 #pragma unroll
@@ -191,7 +225,8 @@ __global__ void __launch_bounds__(kBlock, resident(kElements, kBiased)) gate_ker
     selection.top = max_of_team<kTeam>(top);
     float sums[4] = {};
 #pragma unroll
-    for (uint32_t j = 0; j < kElements; ++j) sums[j % 4] += expf(v[j] - selection.top);
+    for (uint32_t j = 0; j < kElements; ++j)
+      sums[j % 4] += fast_exp2(rounded_product(v[j] - selection.top, 1.44269504f));
     selection.inverse = 1 / sum_of_team<kTeam>((sums[0] + sums[1]) + (sums[2] + sums[3]));
   }
   if constexpr (kBiased) {
@@ -210,9 +245,9 @@ __global__ void __launch_bounds__(kBlock, resident(kElements, kBiased)) gate_ker
 #pragma unroll
     for (uint32_t j = 0; j < kElements; ++j) keys[j] = j < count ? key_of(bits[j]) : 0;
     topk::best_of_short_row(
-        topk::Network{a.one, a.minus_one}, keys, live ? a.length : 0, a.k, index_of,
+        topk::Network{a.one, a.minus_one}, keys, a.length, a.k, index_of,
         [&](uint32_t i) { return key_of(__ldg(row + i * a.inner)); }, key, index[0]);
-    if (t < a.k) z[0] = Element::load(static_cast<Bits>(__float_as_uint(value_of(key)) >> (32 - 8 * sizeof(Bits))));
+    if (t < a.k) z[0] = logit_of<Element>(key);
   } else {
     // The threshold. fmaxf drops NaNs.
     uint32_t floor;
@@ -256,25 +291,44 @@ __global__ void __launch_bounds__(kBlock, resident(kElements, kBiased)) gate_ker
     const uint32_t total = __shfl_sync(kFullWarp, inclusive, lane | (kTeam - 1));
     const uint32_t candidates = total <= board.kCapacity ? total : 0;
     if (candidates) {
-      for (at = inclusive - at; hits; hits &= hits - 1)
-        board.candidates[at++] = selection.composite(index_of(__ffs(hits) - 1));
-      if (t == 0) board.candidates[candidates] = 0;  // they are read in pairs
+      // First the indices, then all keys together: a register cannot be indexed, and logits are read again.
+      auto* const words = reinterpret_cast<uint32_t*>(board.candidates);
+      for (at = inclusive - at; hits; hits &= hits - 1) words[2 * at++] = ~index_of(__ffs(hits) - 1);
+      if (t < 4) board.candidates[candidates + t] = 0;  // they are read by fours
     }
     __syncwarp();
-    for (uint32_t i = t; i < candidates; i += kTeam) {
-      const uint64_t own = board.candidates[i];
-      uint32_t rank = 0;
-      for (uint32_t j = 0; j < candidates; j += 2) {
-        const ulonglong2 pair = *reinterpret_cast<const ulonglong2*>(board.candidates + j);
-        rank += (pair.x > own) + (pair.y > own);
+    for (uint32_t i = t; i < candidates; i += 2 * kTeam) {  // a lane has two at once
+      auto* const words = reinterpret_cast<uint32_t*>(board.candidates + i);
+      const bool more = i + kTeam < candidates;
+      const uint32_t key = selection.key(~words[0]), next = more ? selection.key(~words[2 * kTeam]) : 0;
+      words[1] = key;
+      if (more) words[2 * kTeam + 1] = next;
+    }
+    __syncwarp();
+    for (uint32_t i = t; i < candidates; i += 2 * kTeam) {
+      const uint64_t own[2] = {board.candidates[i], i + kTeam < candidates ? board.candidates[i + kTeam] : 0};
+      uint32_t rank[2] = {};
+#pragma unroll 1
+      for (uint32_t j = 0; j < candidates; j += 4) {
+        const auto* const pairs = reinterpret_cast<const ulonglong2*>(board.candidates + j);
+        const ulonglong2 low = pairs[0], high = pairs[1];
+#pragma unroll
+        for (uint32_t o = 0; o < 2; ++o) {
+          count_less(rank[o], own[o], low.x);
+          count_less(rank[o], own[o], low.y);
+          count_less(rank[o], own[o], high.x);
+          count_less(rank[o], own[o], high.y);
+        }
       }
-      if (rank < a.k) board.best[rank] = own;
+#pragma unroll
+      for (uint32_t o = 0; o < 2; ++o)
+        if (i + o * kTeam < candidates && rank[o] < a.k) board.best[rank[o]] = own[o];
     }
     __syncwarp();
     const bool found = candidates >= a.k && static_cast<uint32_t>(board.best[a.k - 1] >> 32) >= floor;
     if (__any_sync(kFullWarp, live && !found)) {
       __syncwarp();  // all have read what is written over
-      search<kTeam>(a, selection, board, t, live && !found);
+      search<kTeam, kElements>(a, selection, board, t, live && !found);
       __syncwarp();
     }
 
@@ -282,15 +336,26 @@ __global__ void __launch_bounds__(kBlock, resident(kElements, kBiased)) gate_ker
     for (uint32_t s = 0; s < 2; ++s) {
       const uint32_t rank = t + s * kTeam;
       if (!has[s] || !live || rank >= a.k) continue;
-      index[s] = ~static_cast<uint32_t>(board.best[rank]);
-      z[s] = Element::load(board.row[index[s]]);
+      const uint64_t chosen = board.best[rank];
+      index[s] = ~static_cast<uint32_t>(chosen);
+      if constexpr (kBiased) {
+        z[s] = Element::load(__ldg(row + index[s] * a.inner));
+      } else {
+        z[s] = logit_of<Element>(static_cast<uint32_t>(chosen >> 32));
+      }
     }
   }
 
   // Weights.
   if (a.normalize) {
     // Sigmoids are scaled, too, so that they cannot all vanish: e^z / (1 + e^z) below 0, 1 / (1 + e^-z) above.
-    const float top = max_of_team<kTeam>(fmaxf(z[0], z[1])), shift = a.sigmoid ? fminf(top, 0) : top;
+    float top;
+    if constexpr (kBiased) {
+      top = max_of_team<kTeam>(fmaxf(z[0], z[1]));
+    } else {
+      top = __shfl_sync(kFullWarp, z[0], lane - t);
+    }
+    const float shift = a.sigmoid ? fminf(top, 0) : top;
 #pragma unroll
     for (uint32_t s = 0; s < 2; ++s) {
       if (!has[s]) continue;
@@ -308,9 +373,8 @@ __global__ void __launch_bounds__(kBlock, resident(kElements, kBiased)) gate_ker
   for (uint32_t s = 0; s < 2; ++s) {
     const uint32_t rank = t + s * kTeam;
     if (!has[s] || !live || rank >= a.k) continue;
-    const int64_t to = (outer * a.k + rank) * a.inner + inner;
-    static_cast<Bits*>(a.weights)[to] = Element::store(w[s]);
-    a.indices[to] = static_cast<int32_t>(index[s]);
+    static_cast<Bits*>(a.weights)[to + rank * a.inner] = Element::store(w[s]);
+    a.indices[to + rank * a.inner] = static_cast<int32_t>(index[s]);
   }
 }
 

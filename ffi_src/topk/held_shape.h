@@ -1,0 +1,51 @@
+// The geometry of the held kernel that the plan and the launch must agree on.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace jaxgpuops::topk {
+
+constexpr int64_t kMaxHeldK = 64, kMaxHeldLength = 1 << 17;
+constexpr int kHeldLoads = 8;       // vectors of 16 bytes that a thread has in registers, and in shared memory
+constexpr int kHeldThreads = 1024;  // of a multiprocessor
+constexpr int kMaxHeldBlocks = 8;   // of a cluster
+constexpr uint32_t kHeldDelegates = 128;
+constexpr uint32_t kHeldKeep = 256;  // candidates that a block tells the cluster, at most
+
+// Candidates that a block has room for, and all that is in shared memory beside the row.
+constexpr uint32_t held_room(int threads) { return 4 * threads; }
+constexpr size_t held_board_bytes(int threads) { return 8 * held_room(threads) + 1200; }
+
+struct HeldShape {
+  int threads = 256;  // of a block; 0: rows are too long
+  int blocks = 1;     // of a cluster, which shares a row
+};
+
+constexpr int64_t held_bytes(int threads) { return int64_t{2 * 16 * kHeldLoads} * threads; }  // of a row, by a block
+
+// As many multiprocessors as there are for each row, if each has enough to read.
+constexpr HeldShape held_shape(int64_t rows, int64_t row_bytes, int64_t multiprocessors) {
+  HeldShape shape;
+  while (shape.blocks < kMaxHeldBlocks &&
+         (row_bytes > shape.blocks * held_bytes(kHeldThreads) ||
+          (2 * shape.blocks * rows <= multiprocessors && row_bytes > shape.blocks * held_bytes(256))))
+    shape.blocks *= 2;
+  while (shape.threads < kHeldThreads && row_bytes > shape.blocks * held_bytes(shape.threads)) shape.threads *= 2;
+  if (row_bytes > shape.blocks * held_bytes(shape.threads)) shape.threads = 0;
+  // More threads where they would else be missing, if each has enough to read. Larger clusters find room where two of
+  // their blocks fit a multiprocessor.
+  const int64_t together = shape.blocks > 2 ? 2 : 1;
+  while (shape.threads && shape.threads < kHeldThreads / together &&
+         2 * rows * shape.blocks * shape.threads <= multiprocessors * kHeldThreads / together &&
+         64 * shape.blocks * shape.threads <= row_bytes)
+    shape.threads *= 2;
+  return shape;
+}
+
+// Half of the row's part, and the board.
+constexpr size_t held_shared_bytes(int threads, int blocks) {
+  return held_bytes(threads) / 2 + held_board_bytes(threads) + (blocks > 1 ? 8 * kHeldKeep * blocks : 0);
+}
+
+}  // namespace jaxgpuops::topk
