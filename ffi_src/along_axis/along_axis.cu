@@ -168,6 +168,52 @@ __global__ void __launch_bounds__(kThreads, 6) put_runs(Rows rows, int64_t k, Bo
   }
 }
 
+// Short rows whose boxes all run at the same time: a launch then takes as long as its blocks wait, for their updates
+// and for their own instructions. So there are few of these, a warp puts its rows together without the others, and rows
+// are whole 16-byte slots.
+struct ShortRows {
+  static constexpr int64_t kUpdates = 64, kSlots = 128;  // of a warp, at most
+  static constexpr int64_t kAllBytes = 16 << 20;         // what the warps of an H200 have at once
+  uint32_t rows, length, k;
+  uint32_t each;     // rows of a warp
+  uint32_t inverse;  // of k, times 2^31
+};
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    put_short(ShortRows a, const T* __restrict__ updates, const int32_t* __restrict__ indices, T* out) {
+  constexpr uint32_t kWarps = kThreads / 32, kPerSlot = 16 / sizeof(T);
+  constexpr uint32_t kOwnUpdates = ShortRows::kUpdates / 32, kOwnSlots = ShortRows::kSlots / 32;
+  __shared__ uint4 images[kWarps][ShortRows::kSlots];
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const uint32_t first = (blockIdx.x * kWarps + warp) * a.each;
+  if (first >= a.rows) return;
+  const uint32_t rows = min(a.each, a.rows - first), count = rows * a.k, slots = rows * a.length / kPerSlot;
+  const T* const values = updates + first * a.k;
+  const int32_t* const places = indices + first * a.k;
+  T value[kOwnUpdates];
+  uint32_t place[kOwnUpdates];
+#pragma unroll
+  for (uint32_t b = 0; b < kOwnUpdates; ++b) {
+    const uint32_t n = b * 32 + lane;
+    if (n < count) place[b] = places[n], value[b] = values[n];
+  }
+  uint4* const image = images[warp];
+#pragma unroll
+  for (uint32_t b = 0; b < kOwnSlots; ++b) image[b * 32 + lane] = make_uint4(0, 0, 0, 0);
+  __syncwarp();
+#pragma unroll
+  for (uint32_t b = 0; b < kOwnUpdates; ++b) {
+    const uint32_t n = b * 32 + lane, row = static_cast<uint32_t>(n * uint64_t{a.inverse} >> 31);
+    if (n < count && place[b] < a.length) reinterpret_cast<T*>(image)[row * a.length + place[b]] = value[b];
+  }
+  __syncwarp();
+  uint4* const target = reinterpret_cast<uint4*>(out) + first * (a.length / kPerSlot);
+#pragma unroll
+  for (uint32_t b = 0; b < kOwnSlots; ++b)
+    if (b * 32 + lane < slots) __stcs(target + b * 32 + lane, image[b * 32 + lane]);
+}
+
 // Boxes that are strips, for an axis that is not the last: a cache line wide, and long enough along the axis that most
 // of the updates a box reads are its own. They are put together in shared memory, too.
 template <class T>
@@ -267,6 +313,19 @@ cudaError_t put(cudaStream_t stream, const Problem& problem, const void* updates
     status = launch(stream, {dim3(boxes), dim3(kThreads), shared}, put_strips<T>, problem.rows, k, box, updates,
                     indices, out);
   } else {
+    constexpr int64_t kWarpBytes = ShortRows::kSlots * 16;
+    const int64_t each = inner > 1 || k < 1 ? 0 : std::min(kWarpBytes / outer_bytes, ShortRows::kUpdates / k);
+    const bool slots = outer_bytes % 16 == 0 && reinterpret_cast<uintptr_t>(out) % 16 == 0;
+    if (slots && 2 * each * outer_bytes >= kWarpBytes && outer * outer_bytes <= ShortRows::kAllBytes) {
+      ShortRows rows;
+      rows.rows = static_cast<uint32_t>(outer);
+      rows.length = static_cast<uint32_t>(length);
+      rows.k = static_cast<uint32_t>(k);
+      rows.each = static_cast<uint32_t>(each);
+      rows.inverse = (1u << 31) / rows.k + 1;  // exact for so few
+      return launch(stream, {dim3(ceil_div(outer, each * (kThreads / 32))), dim3(kThreads)}, put_short<T>, rows,
+                    updates, indices, out);
+    }
     int64_t box_bytes = kBoxBytes;
     while (box_bytes > kLeastBoxBytes && outer * outer_bytes < kFewBoxes * box_bytes) box_bytes /= 2;
     Box box{1, length, inner};

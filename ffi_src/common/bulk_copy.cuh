@@ -59,6 +59,14 @@ __device__ __forceinline__ void copy_bulk(void* to, const void* from, uint32_t b
 #endif
 }
 
+// To the L2 cache. Addresses and bytes are multiples of 16.
+__device__ __forceinline__ void prefetch_bulk(const void* from, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)), "r"(bytes)
+               : "memory");
+#endif
+}
+
 // 0 to count - 1 and again, for a counter in shared memory. Who counts last sees what others stored before they
 // counted.
 __device__ __forceinline__ int count_in_turn(unsigned* counter, int count) {

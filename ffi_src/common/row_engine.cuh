@@ -237,6 +237,7 @@ cudaError_t run(cudaStream_t stream, const RowPlan& plan, const Rows& rows, Para
   p.column_warp_bits = plan.column_warp_bits;
   p.axis_warps = plan.axis_warps;
   p.part_length = (rows.length + plan.blocks - 1) / plan.blocks;
+  p.ahead = plan.ahead;
   p.cluster = !split && plan.blocks > 1;
   p.aligned = aligned && (rows.inner == 1 ? rows.length : rows.inner) * sizeof(typename P::Element::Bits) % 16 == 0;
   if (plan.algorithm == RowAlgorithm::kRowsStream) return run_stream<P>(stream, plan, p);

@@ -31,8 +31,8 @@ __device__ __forceinline__ Pack between(const Pack& a, const Pack& b, int at) {
   return pack;
 }
 
-// A lane's part of a span: unit j has the kWidth elements from element(j) on.
-template <class P, int kVectors, bool kAligned>
+// A lane's part of a span: unit j has the kWidth elements from element(j) on. kTeam: lanes may be fewer than a warp's.
+template <class P, int kVectors, bool kAligned, bool kTeam>
 class Span {
  public:
   using Bits = typename P::Element::Bits;
@@ -50,7 +50,18 @@ class Span {
     Pack padding;
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) set<Bits>(padding, i, pad);
-    if constexpr (kAligned) {
+    if constexpr (kAligned && kTeam) {
+      // From unit to unit: an index times a number of lanes that is not known took four instructions.
+      const Pack* next = reinterpret_cast<const Pack*>(from) + static_cast<unsigned>(slot);
+      if (left >= size()) {  // nothing is asked, and nothing padded
+#pragma unroll
+        for (int j = 0; j < kVectors; ++j, next += static_cast<unsigned>(lanes)) units[j] = load_pack(next);
+      } else {
+#pragma unroll
+        for (int j = 0; j < kVectors; ++j, next += static_cast<unsigned>(lanes))
+          units[j] = element(j) < left ? load_pack(next) : padding;
+      }
+    } else if constexpr (kAligned) {
       const Pack* const mine = reinterpret_cast<const Pack*>(from) + static_cast<unsigned>(slot);
 #pragma unroll
       for (int j = 0; j < kVectors; ++j)
@@ -161,20 +172,33 @@ enum class Sharing { kTeam, kBlocks, kStatistics, kAny };
 
 // Operations of one array that have results, or statistics only.
 template <class P>
-constexpr bool kOftenStatistics = P::kOutput && P::kAlong;
+constexpr bool kOftenStatistics = P::kOutput && P::kOperands == 1;
 
-// Blocks of a multiprocessor for which kStatistics leaves registers: memory is busy only if there are many. (Where
-// nothing is asked for it is 0, not 1, for which ptxas takes more registers.)
+// Those of which later rows are brought to the L2 cache (RowPlan::ahead). With two arrays that took longer.
+template <class P>
+constexpr bool kAhead = P::kOutput && P::kOperands == 1 && P::kFast;
+
+// Rows that a team of lanes has in few registers, and writes.
+template <class P, int kVectors, Sharing kSharing>
+constexpr bool kFewUnits = kSharing == Sharing::kTeam && kVectors == kOnlyVectors && P::kOutput && P::kAlong;
+
+// Blocks of kPartWarps of a multiprocessor for which there are registers: statistics, and rows of few units, keep
+// memory busy only if there are many. (Where nothing is asked for it is 0, not 1, for which ptxas takes more
+// registers.)
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
-constexpr int kStatisticsResident = 4;  // it has 1024 threads
+constexpr int kMostResident = 4;  // it has 1024 threads
 #else
-constexpr int kStatisticsResident = 5;
+constexpr int kMostResident = 6;
 #endif
+template <class P, int kVectors, Sharing kSharing, bool kAligned>
+constexpr int kRowsResident = kSharing == Sharing::kStatistics               ? std::min(kMostResident, 5)
+                              : kAligned && kFewUnits<P, kVectors, kSharing> ? kMostResident
+                                                                             : 0;
 
 // kAligned: every row is, to 16 bytes. The bits of the results are the same.
 template <class P, int kVectors, Sharing kSharing, bool kAligned>
-__global__ void __launch_bounds__(32 * (kSharing == Sharing::kStatistics ? kPartWarps : kMaxBlockWarps),
-                                  kSharing == Sharing::kStatistics ? kStatisticsResident : 0)
+__global__ void __launch_bounds__(32 * (kRowsResident<P, kVectors, kSharing, kAligned> ? kPartWarps : kMaxBlockWarps),
+                                  kRowsResident<P, kVectors, kSharing, kAligned>)
     rows_kernel(const __grid_constant__ Parameters<P> p) {
   using Element = typename P::Element;
   using Bits = typename Element::Bits;
@@ -185,7 +209,7 @@ __global__ void __launch_bounds__(32 * (kSharing == Sharing::kStatistics ? kPart
   const int warp = threadIdx.x / 32, block_warps = blockDim.x / 32;
   constexpr bool kWholeWarps = kSharing == Sharing::kBlocks || kSharing == Sharing::kStatistics;
   const int lane_bits = kWholeWarps ? 5 : p.lane_bits;
-  const Span<P, kVectors, kAligned> span(lane_bits);
+  const Span<P, kVectors, kAligned, kSharing == Sharing::kTeam> span(lane_bits);
   // Of a cluster: statistics go to the blocks that need them, and nobody waits for anything else.
   const bool cluster = kSharing == Sharing::kStatistics || (!team && p.cluster);
   const auto writes = [&] { return P::kOutput && kSharing != Sharing::kStatistics && p.out != nullptr; };
@@ -203,7 +227,7 @@ __global__ void __launch_bounds__(32 * (kSharing == Sharing::kStatistics ? kPart
   int64_t outer;
   int number = 0, block = 0;
   if (team) {
-    outer = (int64_t{blockIdx.x} * block_warps + warp) * (32 >> lane_bits) + (threadIdx.x % 32 >> lane_bits);
+    outer = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) >> lane_bits;
   } else if (cluster) {
     outer = cluster_of_grid();
     block = block_of_cluster();
@@ -217,10 +241,17 @@ __global__ void __launch_bounds__(32 * (kSharing == Sharing::kStatistics ? kPart
   outer += p.first;
   const bool exists = !team || outer < p.columns;
   typename P::Row row = {};
-  if (exists) row = P::row(p.args, outer, 0, p.length, 1);
+  if (exists) {
+    if constexpr (P::kHole) {
+      row = P::begun(p.args, outer, 0, p.length, 1);
+    } else {
+      row = P::row(p.args, outer, 0, p.length, 1);
+    }
+  }
   const int64_t first = int64_t{number} * span.size();
   const auto left = [&](int64_t end) {  // elements of the span that are before `end`
-    return exists ? static_cast<int>(max(int64_t{0}, min(end - first, static_cast<int64_t>(span.size())))) : 0;
+    if (team) return exists ? static_cast<int>(end) : 0;
+    return static_cast<int>(max(int64_t{0}, min(end - first, static_cast<int64_t>(span.size()))));
   };
   const int here = left(p.length);
   const int unmasked = P::kMasked ? left(p.extras.limit(outer, p.length)) : here;
@@ -232,6 +263,16 @@ __global__ void __launch_bounds__(32 * (kSharing == Sharing::kStatistics ? kPart
   for (int o = 0; o < P::kOperands; ++o)
     span.load(static_cast<const Bits*>(p.operands[o]) + at, wanted, outer + 1 == p.columns, P::pad(p.args, o),
               lane.raw[o]);
+
+  // What the block would have of a later row comes to the L2 cache, in one piece: where blocks come and go, memory is
+  // neither always busy nor read in the order that suits it.
+  if constexpr (kSharing == Sharing::kBlocks && kAligned && kAhead<P>) {
+    if (threadIdx.x == 0 && p.ahead > 0 && outer + p.ahead < p.columns) {
+      const int64_t then = (outer + p.ahead) * p.length + first;
+      const int64_t bytes = min(p.length - first, int64_t{block_warps} * span.size()) * int64_t{sizeof(Bits)};
+      if (bytes > 0) prefetch_bulk(static_cast<const Bits*>(p.operands[0]) + then, static_cast<uint32_t>(bytes));
+    }
+  }
 
   const bool masks = P::kMasked && p.extras.masks();
   if constexpr (P::kMasked) {
@@ -317,6 +358,10 @@ __global__ void __launch_bounds__(32 * (kSharing == Sharing::kStatistics ? kPart
       }
       stat.of[0] = peak;
     }
+    // What is read where the row says is read here: the loads of the row did not wait for that.
+    if constexpr (P::kHole) {
+      if (exists) row = P::completed(p.args, row, outer, 0, p.length, 1);
+    }
     const auto shift = P::guard(peak);
     P::with_sum_args(p.args, [&](const auto& args) {
 #pragma unroll
@@ -343,6 +388,8 @@ __global__ void __launch_bounds__(32 * (kSharing == Sharing::kStatistics ? kPart
       }
       if (cluster) {
         const int rank = threadIdx.x % 32, receivers = writes() ? p.blocks : 1;
+        // All that row() reads has arrived before other blocks go on, and perhaps write there.
+        if constexpr (P::kHole) row = shuffle_from(row, 0);
         wait_at_cluster_barrier();
         if (number < p.spans && rank < receivers) copy_to_block(&stats[number], stats_there, rank, stat);
         if (block >= receivers) return;
@@ -366,13 +413,16 @@ __global__ void __launch_bounds__(32 * (kSharing == Sharing::kStatistics ? kPart
 
   if (!writes()) return;
   // A cluster writes a unit while it works on the next: its rows may be few, and all of them at the same point. Of many
-  // rows others write, and all units together are better.
-  const bool at_once = kAligned && !P::kHole && cluster;
+  // rows others write, and all units together are better, but where registers are few, and a unit is not less than 64
+  // bytes of a row.
+  const bool team_at_once = kAligned && kFewUnits<P, kVectors, kSharing> && lane_bits >= 2;
+  const bool at_once = kAligned && cluster;
   Bits* const out = static_cast<Bits*>(p.out) + at;
   lane.forget();
   P::with_args(p.args, [&](const auto& args) {
+    Pack* next = reinterpret_cast<Pack*>(out) + static_cast<unsigned>(span.slot);
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j) {
+    for (int j = 0; j < kVectors; ++j, next += static_cast<unsigned>(span.lanes)) {
       Acc value[kWidth];
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) {
@@ -380,10 +430,11 @@ __global__ void __launch_bounds__(32 * (kSharing == Sharing::kStatistics ? kPart
         if constexpr (P::kMasked) value[i] = lane.masked(j, i) ? P::masked_output(args) : value[i];
       }
       lane.raw[0][j] = packed<Element>(value);
+      if (team_at_once && span.element(j) < here) store_pack(next, lane.raw[0][j]);
       if (at_once) span.store_aligned(out, here, j, lane.raw[0][j]);
     }
   });
-  if constexpr (P::kHole) {
+  if constexpr (P::kHole && !kAligned) {  // otherwise others would write there
     if (hole >= 0) {
       const Bits value = Element::store(P::hole_output(p.args, row, final));
 #pragma unroll
@@ -393,7 +444,11 @@ __global__ void __launch_bounds__(32 * (kSharing == Sharing::kStatistics ? kPart
           if (j * kWidth + i == hole) set<Bits>(lane.raw[0][j], i, value);
     }
   }
-  if (!at_once) span.store(out, here, lane.raw[0]);
+  if (!team_at_once && !at_once) span.store(out, here, lane.raw[0]);
+  if constexpr (P::kHole && kAligned) {  // by the lane that has written there
+    if (hole >= 0)
+      out[span.element(hole / kWidth) + hole % kWidth] = Element::store(P::hole_output(p.args, row, final));
+  }
 }
 
 }  // namespace jaxgpuops::row_engine

@@ -46,6 +46,7 @@ struct Parameters {
   int64_t finals_at;         // in them
   int column_lane_bits, column_warp_bits, axis_warps;
   int64_t part_length;  // along_kernel: positions of a block
+  int64_t ahead;        // rows_kernel: see RowPlan
   typename P::Args args;
   Extras extras;
 };
@@ -193,6 +194,15 @@ struct Held {
   }
   // Of all columns.
   __device__ Acc peak(const typename P::Args& args) const {
+    if constexpr (P::kPackedPeak && kPacks) {  // words first: few of them are taken apart
+      uint32_t pair = P::ordered_pair(args, raw[0][0].word[0]);
+#pragma unroll
+      for (int j = 0; j < kCount; ++j)
+#pragma unroll
+        for (int w = j == 0 ? 1 : 0; w < 4; ++w) pair = P::larger_pair(pair, P::ordered_pair(args, raw[0][j].word[w]));
+      const auto half = [&](int i) { return P::ordered_value(args, Element::load(static_cast<Bits>(pair >> 16 * i))); };
+      return P::larger(P::larger(P::lowest(), half(0)), half(1));
+    }
     Acc of_columns[kWidth];
     peaks(args, of_columns);
     Acc peak = of_columns[0];

@@ -16,6 +16,10 @@ constexpr int kTeamWarps = 4;        // of a block whose warps have rows of thei
 constexpr int kPreferredWarps = 16;  // of a block that holds a row, or a part
 constexpr int kLeastWarps = 4;       // of a part, where many small ones keep more of the device busy
 
+// How much later in memory that is which a block of many rows brings to the L2 cache (RowPlan::ahead): 1 to 5 MiB were
+// as good, 8 worse than nothing; and six rows of 1 MiB.
+constexpr int64_t kAheadBytes = 4 << 20, kAheadRows = 6;
+
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int bits_for(int64_t n) {  // the least power of two that is not below n
@@ -55,7 +59,9 @@ void plan_stream(RowPlan& plan, const Rows& rows) {
   const bool few = rows.outer <= kMultiprocessors, small = few || !traits.output;
   plan.workspace_bytes = few ? 0 : 16;  // for the number of rows that were taken
   const auto more = [&] {
-    if (traits.output) return few ? part() >= 2 * kLeastWarps : part() > 2 * kStreamWarps;
+    if (traits.output && few) return part() >= 2 * kLeastWarps;
+    // Of four blocks with labels that fill a multiprocessor each, eight are better, two to a multiprocessor.
+    if (traits.output) return part() > (traits.label && plan.blocks == 4 ? 27 : 2 * kStreamWarps);
     return rows.outer * plan.blocks < 4 * kMultiprocessors && part() >= 2 * kLeastWarps;
   };
   while (plan.blocks < kMaxCluster && more()) plan.blocks *= 2;
@@ -68,7 +74,9 @@ void plan_stream(RowPlan& plan, const Rows& rows) {
     return (kSharedBytes / blocks - 1024 - 384 - 2 * (plan.part + kStreamChains) * traits.stat_bytes) / stage;
   };
   // Where rows are few, what a row needs comes first: no more stages than that.
-  int64_t resident = small ? 2 * kStreamWarps / plan.block_warps : 1;
+  // Two blocks for which there is room, of one array: each does something while the other waits for its row. (Gradients
+  // with labels took up to 36 % less.)
+  int64_t resident = small ? 2 * kStreamWarps / plan.block_warps : traits.operands == 1 ? 2 : 1;
   if (few && traits.output) resident = std::max<int64_t>(resident, 6);
   while (resident > 1 && stages(resident) < (traits.output ? plan.part : plan.block_warps)) --resident;
   plan.stages = static_cast<int>(std::min<int64_t>(stages(resident), 32 * plan.block_warps));
@@ -92,9 +100,12 @@ void plan_rows(RowPlan& plan, const Rows& rows, int compute_capability, const Ro
 
   plan.algorithm = RowAlgorithm::kRows;
   if (plan.spans == 1) {
-    // A warp that has a row for itself, and writes it, needs no company.
-    const bool alone = traits.fast && traits.output && plan.lane_bits == 5;
-    plan.block_warps = tuning.block_warps ? tuning.block_warps : alone ? 1 : kTeamWarps;
+    // A warp that has a row for itself, and writes it, needs no company, and one that has few rows not much.
+    const bool writes = traits.fast && traits.output;
+    const int preferred = writes && plan.lane_bits == 5   ? 1
+                          : writes && plan.lane_bits >= 3 ? kTeamWarps / 2
+                                                          : kTeamWarps;
+    plan.block_warps = tuning.block_warps ? tuning.block_warps : preferred;
     const int64_t warps = ceil_div(rows.outer, 32 >> plan.lane_bits);
     while (plan.block_warps > 1 && ceil_div(warps, plan.block_warps) < 2 * kMultiprocessors) plan.block_warps /= 2;
     return;
@@ -104,19 +115,26 @@ void plan_rows(RowPlan& plan, const Rows& rows, int compute_capability, const Ro
   const bool stream = traits.fast && most == kMaxCluster && plan.spans > kPreferredWarps * traits.operands &&
                       plan.spans <= kMaxFlatSpans && rows.outer * kMaxCluster > kMultiprocessors && !tuned;
   // Clusters of small blocks, of which a multiprocessor has several, each at something else: that is best where rows
-  // are few. Many rows have a block each, if it holds them; else blocks that stay are better at rows with labels or
-  // that are not aligned, and at long ones of two arrays or only to be read; at two arrays that are not aligned always.
+  // are few. Many rows have a block each, if it holds them; else blocks that stay are better at gradients of rows with
+  // labels, at rows that are not aligned, and at long ones of two arrays or only to be read, where that takes all
+  // registers; at two arrays that are not aligned always.
   const bool two = traits.operands == 2, aligned = rows.length * traits.item_bytes % 16 == 0;
   const bool longest = plan.spans > (traits.output && !two ? kMaxFlatSpans : kMaxCluster * kLeastWarps);
   const bool few = rows.outer <= (two && longest ? 1 : 8) * kMultiprocessors;
-  const bool many =
-      plan.spans > kPreferredWarps * traits.operands && traits.fast && aligned && !traits.label && !longest;
+  const bool many = plan.spans > kPreferredWarps * traits.operands && traits.fast && aligned &&
+                    (!traits.label || traits.lean) && !longest;
   const bool small = few ? aligned || !two || !stream : many;
-  if (small && !tuned && most > 1 && ceil_div(plan.spans, most) <= kPartWarps) {
+  const auto hold = [&] {
+    plan.block_warps = static_cast<int>(ceil_div(plan.spans, plan.blocks));
+    if (!few && aligned && traits.fast && traits.output && !two && compute_capability >= 90)
+      plan.ahead = static_cast<int>(std::max<int64_t>(kAheadRows, kAheadBytes / (rows.length * traits.item_bytes)));
+  };
+  // Many rows that small blocks do not hold: with what comes later on its way, larger ones do better than the stream.
+  const int64_t widest = !few && traits.output && !two ? kPreferredWarps : kPartWarps;
+  if (small && !tuned && most > 1 && ceil_div(plan.spans, most) <= widest) {
     const int64_t part = few && traits.output && !two ? kPartWarps - 1 : kPartWarps;
     while (plan.blocks < most && ceil_div(plan.spans, plan.blocks) > part) plan.blocks *= 2;
-    plan.block_warps = static_cast<int>(ceil_div(plan.spans, plan.blocks));
-    return;
+    return hold();
   }
   // Statistics of rows that are longer: two kernels, of whose blocks there are as many as the device likes.
   const bool split = stream && !traits.output && rows.outer <= kMultiprocessors;
@@ -128,10 +146,7 @@ void plan_rows(RowPlan& plan, const Rows& rows, int compute_capability, const Ro
          ceil_div(plan.spans, 2 * plan.blocks) >= kLeastWarps && (plan.blocks < 8 || rows.outer <= 4))
     plan.blocks *= 2;
   if (tuning.cluster) plan.blocks = tuning.cluster;
-  if (ceil_div(plan.spans, plan.blocks) <= kMaxBlockWarps && !tuning.split && !split) {
-    plan.block_warps = static_cast<int>(ceil_div(plan.spans, plan.blocks));
-    return;
-  }
+  if (ceil_div(plan.spans, plan.blocks) <= kMaxBlockWarps && !tuning.split && !split) return hold();
   plan.algorithm = RowAlgorithm::kRowsSplit;
   plan.block_warps = kPreferredWarps;
   plan.blocks = ceil_div(plan.spans, plan.block_warps);

@@ -32,6 +32,7 @@ struct RowTraits {
   bool vector = true;   // columns: kernels of 16-byte vectors along inner are compiled
   bool output = true;   // results of the full shape
   bool label = false;   // an element of a row has to be found first
+  bool lean = false;    // no results now, and a kernel of few registers for that (Sharing::kStatistics)
   int stat_bytes = 8;   // of a part of a row
   int final_bytes = 8;  // what the results of a row need to know of it
 };
@@ -60,6 +61,7 @@ struct RowPlan {
   int64_t spans = 1;   // of a row
   int part = 1;        // kRowsStream: spans of a block, at most, ..
   int stages = 1;      // .. and those for which it has shared memory
+  int ahead = 0;       // kRows: how much later the row is that is brought to the L2 cache meanwhile; 0: none
   int unit_warps = 1;  // kRowsSplit: spans whose statistics are merged before they are stored
   // Columns: a lane holds consecutive positions of one column, or of 16 bytes of columns beside each other.
   bool vector = false;

@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(32 * kStreamResident<P>)
         for (int u = 0; u < kStreamUnroll; ++u) load(j + u, units, u);
         peak = P::larger(peak, units.peak(p.args));
       }
-      peak = merged_peak<P>(peak, 0, 5);
+      peak = peak_of_warp<P>(peak);
       stat.of[0] = peak;
     }
     if constexpr (P::kSums > 0) {

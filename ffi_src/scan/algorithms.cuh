@@ -80,7 +80,7 @@ cudaError_t launch_row_look_ahead(cudaStream_t stream, const Plan& plan, Paramet
   unsigned blocks = 0;
   if ((status = most_blocks(bytes, kRowBlocks<Policy>, blocks)) != cudaSuccess) return status;
   Launch shape{dim3(std::min(blocks, p.strips * static_cast<unsigned>(p.tiles))),
-               dim3(2 * kThreads + 32 * std::min(kLookers, p.stages)), bytes};
+               dim3(2 * kThreads + 32 * std::min(kLookers<Policy>, p.stages)), bytes};
   shape.overlap = plan.overlap;
   return launch(stream, shape, scan_row_look_ahead<Policy>, p);
 }

@@ -137,10 +137,8 @@ class Chunks : public BetweenWarps<Policy> {
 #pragma unroll
     for (int o = 0; o < Policy::kOperands; ++o)
 #pragma unroll
-      for (int j = 0; j < kPacks; ++j) {
-        const Pack pack = *run_order(stage, o, j);
-        tile.operand[o][j] = p.backward ? reversed<Bits>(pack) : pack;
-      }
+      for (int j = 0; j < kPacks; ++j) tile.operand[o][j] = *run_order(stage, o, j);
+    if (p.backward) turn(tile.operand);
     if constexpr (Policy::kNeighbour) tile.extra[0] = in_stage<Bits>(stage, kExtrasAt)[0];
   }
 
@@ -199,11 +197,11 @@ class Chunks : public BetweenWarps<Policy> {
     } else {
       step_run<Policy, kRun>(state, [&](int i) { return input(tile, starts, i); }, p.options, put, kept...);
     }
+    if (p.backward) turn(results);
 #pragma unroll
     for (int r = 0; r < Policy::kResults; ++r)
 #pragma unroll
-      for (int j = 0; j < kPacks; ++j)
-        *run_order(tile.stage, r, j) = p.backward ? reversed<Bits>(results[r][j]) : results[r][j];
+      for (int j = 0; j < kPacks; ++j) *run_order(tile.stage, r, j) = results[r][j];
     __syncwarp();
 #pragma unroll
     for (int r = 0; r < Policy::kResults; ++r)
@@ -212,6 +210,15 @@ class Chunks : public BetweenWarps<Policy> {
   }
 
  private:
+  // (A branch, not a choice for each element: most calls go forward.)
+  template <int n>
+  __device__ static void turn(Pack (&packs)[n][kPacks]) {
+#pragma unroll
+    for (auto& operand : packs)
+#pragma unroll
+      for (auto& pack : operand) pack = reversed<Bits>(pack);
+  }
+
   template <class T>
   __device__ T* in_stage(int stage, int at) const {
     return reinterpret_cast<T*>(shared_memory() + stage * kStageBytes + at) + thread;

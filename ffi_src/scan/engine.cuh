@@ -37,6 +37,7 @@ struct Parameters {
   int tile, tiles;
   unsigned strips;
   int run_bits, axis_warps, column_bits, per_lane, levels, late, stages;
+  int copies;  // resident: of each sum
   unsigned counters;
   unsigned level_at[kMaxLevels];            // first word of a level
   unsigned staging_at, states_at;           // bytes of shared memory before these

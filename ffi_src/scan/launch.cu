@@ -55,6 +55,7 @@ Parameters parameters_of(const Plan& plan, const Problem& problem, const Buffers
   p.levels = plan.levels;
   p.late = plan.late;
   p.stages = plan.stages;
+  p.copies = resident_copies(plan.tiles);
 
   p.backward = vjp || (tangent && problem.transpose) ? !problem.reverse : problem.reverse;
   // The boundary before a position, in the direction of the scan, or after it where what is passed on is cut.

@@ -46,6 +46,14 @@ class LookAhead {
         lookers(p.counters > 1 ? 1 : p.late + 1) {}
 
   __device__ void run() const {
+    // The first tiles come to the level 2 cache, whoever takes them, while the counters are cleared. (Where they are
+    // all that there is, that was slower.)
+    if constexpr (Work::kNear) {
+      if (gridDim.x < all_tickets && threadIdx.x < movers) {
+        const Part first = part(blockIdx.x);
+        work.let_come_near(first.strip, work.span(first.tile));
+      }
+    }
     wait_for_predecessor();
     if (threadIdx.x == 0) tickets[0] = next_ticket();
     __syncthreads();

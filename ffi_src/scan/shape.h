@@ -69,6 +69,10 @@ constexpr int kMostStages = 6;
 
 // resident: tiles of all rows together, at most; 132 multiprocessors have as many at a time.
 constexpr int kResidentTiles = 528;
+// Where all tiles of a row look for a sum, memory tells them one after the other: of rows of many tiles there are
+// copies of each sum, for some of the tiles each. A power of two.
+constexpr int kMostCopies = 8;
+constexpr int resident_copies(int64_t tiles) { return tiles >= 128 ? kMostCopies : 1; }
 
 // Tiles are numbered in base kGroup, and their sums folded by digits: 32 of a level make one of the next, and the fold
 // of all before a tile is, from the highest level down, the folds of those that its digits count. The same in kernels

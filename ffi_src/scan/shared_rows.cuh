@@ -84,11 +84,13 @@ __global__ void __launch_bounds__(kResidentThreads, 2) scan_resident(const __gri
   const auto grid = cooperative_groups::this_grid();
   const int teams = static_cast<int>(blockDim.x) / kThreads;
   const unsigned row = blockIdx.y;
-  uint64_t* const words = p.words + int64_t{row} * p.tiles * kWords;
+  const int row_words = p.tiles * kWords;  // copies of a row lie one after the other
+  uint64_t* const words = p.words + row * p.copies * row_words;
   if (threadIdx.x < 32) {
-    const int t = static_cast<int>(blockIdx.x) * teams + static_cast<int>(threadIdx.x);
-    if (threadIdx.x < teams && t < p.tiles)
-      for (int w = 0; w < kWords; ++w) store_word(words + t * kWords + w, 0);
+    const int team = static_cast<int>(threadIdx.x) / kMostCopies, copy = threadIdx.x % kMostCopies;
+    const int t = static_cast<int>(blockIdx.x) * teams + team;
+    if (team < teams && copy < p.copies && t < p.tiles)
+      for (int w = 0; w < kWords; ++w) store_word(words + copy * row_words + t * kWords + w, 0);
     grid.barrier_wait(grid.barrier_arrive());
     return;
   }
@@ -117,15 +119,16 @@ __global__ void __launch_bounds__(kResidentThreads, 2) scan_resident(const __gri
     if (w == warp) earlier = sum;
     sum = Policy::combine(sum, work.totals(team)[w]);
   }
-  if (thread % kThreads == 0 && t < p.tiles) {
+  if (const int copy = thread % kThreads; copy < p.copies && t < p.tiles) {
     const auto of_sum = bits_as<Words<State>>(sum);
 #pragma unroll
-    for (int w = 0; w < kWords; ++w) store_word(words + t * kWords + w, kThere | of_sum.word[w]);
+    for (int w = 0; w < kWords; ++w) store_word(words + copy * row_words + t * kWords + w, kThere | of_sum.word[w]);
   }
   grid.barrier_wait(std::move(arrived));
   if (t >= p.tiles) return;
   State* const groups = work.totals(teams) + team * kGroup;
-  const State before = before_resident<Policy>(p, words, t, warp, 1 + team, groups);
+  const uint64_t* const copy = words + (blockIdx.x & (p.copies - 1)) * row_words;
+  const State before = before_resident<Policy>(p, copy, t, warp, 1 + team, groups);
   State base[1] = {Policy::combine(with_initial<Policy>(work, row, t, before), earlier)};
   work.finish(place, span, tile, starts, folds, base, kept);
 }
@@ -139,8 +142,9 @@ __global__ void __launch_bounds__(kResidentThreads, 2) scan_resident(const __gri
 // A ticket is taken when there is room for the tile: a sum that others wait for is always on its way.
 template <class Policy>
 constexpr int kRowBlocks = row_blocks(Policy::kOperands, Policy::kCut);
-constexpr int kLookers = 3;      // or as many as there are tiles in the ring; four were slower
-constexpr int kTicketRing = 16;  // those of the tiles in shared memory, and some before
+template <class Policy>
+constexpr int kLookers = Policy::kOperands == 2 ? 4 : 3;  // or as many as there are tiles in the ring
+constexpr int kTicketRing = 16;                           // those of the tiles in shared memory, and some before
 
 template <class Policy>
 class RowLookAhead {
@@ -199,7 +203,10 @@ class RowLookAhead {
     unsigned row;
     int tile;
   };
-  __device__ Part part(unsigned ticket) const { return {ticket % p.strips, static_cast<int>(ticket / p.strips)}; }
+  __device__ Part part(unsigned ticket) const {
+    if (p.strips == 1) return {0, static_cast<int>(ticket)};  // divisions take long
+    return {ticket % p.strips, static_cast<int>(ticket / p.strips)};
+  }
   __device__ unsigned ticket_of(int i) const { return tickets[i % kTicketRing]; }
   __device__ unsigned next_ticket() const { return atomicAdd(p.counters_at, 1u); }
 
@@ -334,7 +341,7 @@ class RowLookAhead {
 };
 
 template <class Policy>
-__global__ void __launch_bounds__((2 * kThreads + 32 * kLookers), kRowBlocks<Policy>)
+__global__ void __launch_bounds__((2 * kThreads + 32 * kLookers<Policy>), kRowBlocks<Policy>)
     scan_row_look_ahead(const __grid_constant__ Parameters p) {
   RowLookAhead<Policy>(p).run();
 }

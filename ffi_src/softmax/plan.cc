@@ -39,6 +39,7 @@ RowTraits traits_of(const Problem& problem, bool general) {
       traits.final_bytes = 4 * acc_bytes;
       break;
   }
+  traits.lean = traits.fast && !traits.output;
   return traits;
 }
 

@@ -48,6 +48,18 @@ __device__ __forceinline__ uint32_t inclusive_scan_warp(uint32_t v) {
   return v;
 }
 
+// The sum of the values of all threads before this one. Starts with the block in step; `sums` may be used again after
+// the next barrier.
+template <int kThreads>
+__device__ __forceinline__ uint32_t scan_block(uint32_t value, uint32_t* sums) {
+  constexpr uint32_t kWarps = kThreads / 32;
+  const uint32_t inclusive = inclusive_scan_warp(value), warp = threadIdx.x / 32;
+  if (threadIdx.x % 32 == 31) sums[warp] = inclusive;
+  __syncthreads();
+  const uint32_t before = inclusive_scan_warp(sums[threadIdx.x % kWarps]);
+  return inclusive - value + (warp ? __shfl_sync(kFullWarp, before, warp - 1) : 0);
+}
+
 template <class C>
 __device__ __forceinline__ int bit_length(C v) {
   if constexpr (sizeof(C) == 16) {

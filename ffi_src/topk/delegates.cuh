@@ -12,6 +12,11 @@ __device__ __forceinline__ void count_less(uint32_t& count, uint32_t a, uint32_t
   asm("{\n.reg .u32 t;\nadd.cc.u32 t, %1, %2;\naddc.u32 %0, %0, 0;\n}" : "+r"(count) : "r"(~a), "r"(b));
 }
 
+// bits = 2 * bits + (above < word), likewise, by the carry of word + ~above.
+__device__ __forceinline__ void push_reaches(uint32_t& bits, uint32_t word, uint32_t above) {
+  asm("{\n.reg .u32 t;\nadd.cc.u32 t, %1, %2;\naddc.u32 %0, %0, %0;\n}" : "+r"(bits) : "r"(~above), "r"(word));
+}
+
 // A lower bound, reached by at least k of a group's delegates (k <= 2 * kLanes) and by few more, of the k-th largest.
 // Every lane's second delegate reaches the least of them; a bisection by ballots closes in from there.
 template <int kLanes>
@@ -41,27 +46,75 @@ __device__ __forceinline__ uint32_t kth_of_group(const uint32_t (&v)[kParts], ui
   return low;
 }
 
-// The k-th largest of two keys a lane, k <= kTeam: a bitonic sort over the team.
-template <int kTeam>
-__device__ __forceinline__ uint32_t kth_of_pairs(uint32_t a, uint32_t b, uint32_t k) {
-  const uint32_t lane = threadIdx.x & 31, t = lane & (kTeam - 1);
+// Inclusive sums over teams of kLanes lanes.
+template <int kLanes>
+__device__ __forceinline__ uint32_t inclusive_scan(uint32_t v) {
 #pragma unroll
-  for (uint32_t size = 1; size <= kTeam; size *= 2) {  // lanes whose pairs are sorted together
-    const bool descending = (t & size) == 0;
+  for (int d = 1; d < kLanes; d *= 2)
+    asm volatile(
+        "{\n.reg .u32 up;\n.reg .pred p;\nshfl.sync.up.b32 up|p, %0, %1, %2, 0xffffffff;\n@p add.u32 %0, %0, up;\n}"
+        : "+r"(v)
+        : "r"(d), "n"((32 - kLanes) << 8));
+  return v;
+}
+
+// Keys or floats (no NaNs) of lanes, sorted downwards over teams: bitonic sorts of several at once, in step. Whether a
+// lane keeps the larger or the lesser of two depends on the lane; floats change their sign instead, so that all keep
+// the larger: that is a multiplication, on another pipe than comparisons.
+template <int kTeam, int kCount>
+__device__ __forceinline__ void sort_over_team(uint32_t (&v)[kCount]) {
+  const uint32_t t = threadIdx.x & (kTeam - 1);
+#pragma unroll
+  for (uint32_t size = 2; size <= kTeam; size *= 2) {
 #pragma unroll
     for (uint32_t lanes = size / 2; lanes; lanes /= 2) {
-      const bool larger = ((t & lanes) == 0) == descending;
-      const uint32_t other_a = __shfl_xor_sync(kFullWarp, a, lanes), other_b = __shfl_xor_sync(kFullWarp, b, lanes);
-      a = larger ? max(a, other_a) : min(a, other_a);
-      b = larger ? max(b, other_b) : min(b, other_b);
+      const bool larger = ((t & lanes) == 0) == ((t & size) == 0);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const uint32_t other = __shfl_xor_sync(kFullWarp, v[i], lanes);
+        v[i] = larger ? max(v[i], other) : min(v[i], other);
+      }
     }
-    const uint32_t most = max(a, b), least = min(a, b);
-    a = descending ? most : least;
-    b = descending ? least : most;
   }
-  const uint32_t from = lane - t + (k - 1) / 2;
-  const uint32_t of_a = __shfl_sync(kFullWarp, a, from), of_b = __shfl_sync(kFullWarp, b, from);
-  return k % 2 ? of_a : of_b;
+}
+
+template <int kTeam, int kCount>
+__device__ __forceinline__ void sort_over_team(float (&v)[kCount]) {
+  const uint32_t t = threadIdx.x & (kTeam - 1);
+  const auto turn = [&](uint32_t bits) {  // 1, or -1 where one of these two bits is set
+    const uint32_t low = bits & -bits, high = bits ^ low, top = 1u << 31;
+    return __uint_as_float((((t * (top / low)) ^ (high ? t * (top / high) : 0)) & top) | 0x3f800000);
+  };
+  uint32_t turned = 0;
+#pragma unroll
+  for (uint32_t size = 2; size <= kTeam; size *= 2) {
+#pragma unroll
+    for (uint32_t lanes = size / 2; lanes; lanes /= 2) {
+      const float sign = turn(turned ^ lanes ^ size);
+      turned = lanes ^ size;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        v[i] *= sign;
+        v[i] = fmaxf(v[i], -__shfl_xor_sync(kFullWarp, v[i], lanes));
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) v[i] *= turn(turned);
+}
+
+// The k-th largest of two keys or floats a lane, k <= kTeam. With i of the k of the one kind and k - i of the other,
+// both sorted, it is the least of these, for the best i.
+template <int kTeam, class V>
+__device__ __forceinline__ V kth_of_pairs(V a, V b, uint32_t k) {
+  V v[2] = {a, b};
+  sort_over_team<kTeam>(v);
+  const uint32_t lane = threadIdx.x & 31, t = lane & (kTeam - 1);
+  const V other = __shfl_sync(kFullWarp, v[1], lane - t + ((k - 2 - t) & (kTeam - 1)));
+  V kth = t + 1 == k ? max(v[0], v[1]) : min(v[0], other);
+#pragma unroll
+  for (int lanes = kTeam / 2; lanes; lanes /= 2) kth = max(kth, __shfl_xor_sync(kFullWarp, kth, lanes));
+  return kth;
 }
 
 // A 32-bit word as 1, 2 or 4 keys side by side.

@@ -24,6 +24,7 @@ cudaError_t launch_columns(cudaStream_t, const Plan&, const Problem&, const Buff
 cudaError_t launch_stream(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 cudaError_t launch_radix(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 cudaError_t launch_sieve(cudaStream_t, const Plan&, const Problem&, const Buffers&);
+cudaError_t launch_sieve_whole(cudaStream_t, const Problem&, const Buffers&);
 cudaError_t launch_wave(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 
 }  // namespace jaxgpuops::topk

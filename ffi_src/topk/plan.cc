@@ -134,7 +134,8 @@ Plan plan_wave(Rows rows, int64_t k, int key_bytes, int compute_capability, int6
 // At most one wave of blocks that share rows, with a few steps to read each: what the first of them load is a sample.
 Plan plan_sieve(Rows rows, int64_t k, int key_bytes, int64_t limit, int64_t workspace_bytes) {
   Plan plan;
-  const int64_t most = rows.length * key_bytes / kSieveLeast;
+  const bool whole = sieve_holds_whole(rows.length, key_bytes);
+  const int64_t most = whole ? 1 : rows.length * key_bytes / kSieveLeast;
   if (most == 0 || rows.length < 16 * k) return plan;
   int64_t slices = std::clamp<int64_t>(kMultiprocessors / rows.count(), 1, most);
   if (workspace_bytes >= 0)
@@ -144,7 +145,7 @@ Plan plan_sieve(Rows rows, int64_t k, int key_bytes, int64_t limit, int64_t work
   plan.slices = static_cast<int>(slices);
   if (slices > 1) plan.workspace_bytes = sieve_workspace_bytes(slices);
   plan.shared_limit = limit;
-  plan.shared_bytes = static_cast<int64_t>(kSieveShared);
+  plan.shared_bytes = static_cast<int64_t>(whole ? kWholeShared : kSieveShared);
   return plan;
 }
 

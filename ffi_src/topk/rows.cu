@@ -36,6 +36,7 @@ struct Args {
 
 constexpr int kDelegates = 128;        // of a row that a block holds
 constexpr uint32_t kNaN = 0x7fc00000;  // the float32 NaN that computations yield
+constexpr uint32_t kExponent = 0x7f800000;
 
 // What a team shares.
 template <int kTeam>
@@ -43,8 +44,7 @@ struct alignas(16) Board {
   static constexpr int kMaxK = kTeam > 32 ? kMaxRowsK : 2 * kTeam, kCapacity = 2 * kMaxK + 24;
   uint32_t words[kCapacity + 4];
   uint32_t indices[kCapacity + 4];
-  uint32_t chosen[2 * kMaxK];
-  uint16_t before[kCapacity];  // each candidate: how many
+  unsigned long long chosen[kMaxK];  // indices above words
   uint32_t delegates[kTeam > 32 ? kDelegates : 1];
   uint32_t totals[3], count, ranks;
 };
@@ -52,9 +52,11 @@ struct alignas(16) Board {
 template <class Key, int kTeam, int kElements, bool kVectors, bool kFloat>
 struct Team {
   static constexpr bool kBlock = kTeam > 32;
+  static constexpr bool kFloats = kFloat && !kBlock;  // candidates are ranked as floats
   static constexpr int kThreads = kBlock ? kTeam : kRowsBlock;
   using Element = Key;
   static constexpr int kSize = kTeam, kLanes = kBlock ? 32 : kTeam;
+  static_assert(kSize % kLanes == 0);
   static constexpr int kVector = kVectors ? 16 / sizeof(Key) : 1;
   static constexpr int kLoads = kElements / kVector;
   static constexpr int kPerWord = kVectors ? 4 / sizeof(Key) : 1;
@@ -72,7 +74,10 @@ struct Team {
   __device__ __forceinline__ uint32_t place(uint32_t load) const {
     return load * kTeam + (t ^ (load & (kTeam < 32 ? kTeam - 1 : 31)));
   }
-  __device__ __forceinline__ uint32_t index(uint32_t j) const { return place(j / kVector) * kVector + j % kVector; }
+  __device__ __forceinline__ uint32_t index(uint32_t j) const {
+    constexpr uint32_t kTurned = (kTeam < 32 ? kTeam : 32) * kVector - 1;
+    return (j & ~(kVector - 1u)) * kTeam + ((t * kVector) ^ (j & kTurned));
+  }
 
   // The index of the first thread's element, in teams of a part of a warp; others' differ by t * kVector in their bits.
   __device__ static constexpr uint32_t index_of_first(uint32_t j) {
@@ -103,16 +108,21 @@ struct Team {
     }
   }
 
-  // Keys of the largest elements of kCount parts of what the thread holds; 0 for a part of NaNs.
+  // The largest elements of kCount parts of what the thread holds: as floats, NaN for a part of these; or their keys,
+  // where that is 0.
+  template <int kCount>
+  __device__ __forceinline__ void delegates(float (&most)[kCount]) const {
+#pragma unroll
+    for (int j = 0; j < kElements; ++j) {
+      const float number = __uint_as_float(words[j]);
+      most[j % kCount] = j < kCount ? number : fmaxf(most[j % kCount], number);
+    }
+  }
   template <int kCount>
   __device__ __forceinline__ void delegates(uint32_t (&best)[kCount]) const {
     if constexpr (kFloat) {
       float most[kCount];
-#pragma unroll
-      for (int j = 0; j < kElements; ++j) {
-        const float number = __uint_as_float(words[j]);
-        most[j % kCount] = j < kCount ? number : fmaxf(most[j % kCount], number);
-      }
+      delegates(most);
 #pragma unroll
       for (int p = 0; p < kCount; ++p) best[p] = most[p] == most[p] ? encode(__float_as_uint(most[p]), a.order) : 0;
     } else {
@@ -139,32 +149,25 @@ struct Team {
     }
   }
 
-  // A bit for each of 32 floats that reaches a threshold of no less than +0 that is a number, and for each NaN, which
-  // no number can be told to be above. The sign of the difference, shifted in: a floating-point and an integer
-  // instruction, which go to different pipes. The NaN of a computation has the sign of a hit; -0 - +0 has not.
-  __device__ static __forceinline__ uint32_t float_hits(const uint32_t* words, float least) {
-    uint32_t misses = 0;
+  // A bit for each of 32 floats that is not below a number: differences, scaled so that the least there can be is 1,
+  // saturate at 0 or 1, and NaNs at 0. Multiply-adds alone: their pipe has twice the room of that of comparisons.
+  __device__ static __forceinline__ uint32_t float_hits(const uint32_t* words, uint32_t least) {
+    const float scale = __uint_as_float((278u << 23) - (least & kExponent)), scaled = __uint_as_float(least) * scale;
+    float misses[2] = {8388608, 8388608};
 #pragma unroll
-    for (int j = 31; j >= 0; --j)
-      misses = __funnelshift_l(__float_as_uint(__uint_as_float(words[j]) - least), misses, 1);
-    return ~misses;
+    for (int j = 0; j < 32; ++j)
+      misses[j / 16] = fmaf(__saturatef(fmaf(__uint_as_float(words[j]), -scale, scaled)),
+                            static_cast<float>(1 << j % 16), misses[j / 16]);
+    return ~__byte_perm(__float_as_uint(misses[0]), __float_as_uint(misses[1]), 0x5410);
   }
 
   // A bit for each element at or above the threshold that is there; perhaps also for negative NaNs, which rank last.
   __device__ __forceinline__ void reach(Key floor, bool live, uint32_t (&hits)[kMasks]) const {
     if constexpr (kFloat) {
-      if (floor >> 31) {  // with positive floats, all others compare as signed integers
-        const uint32_t least = decode(floor, a.order);
+      const uint32_t least = decode(floor, a.order);
+      if ((least & kExponent) - (24u << 23) <= 230u << 23) {  // neither too small to scale nor infinite
 #pragma unroll
-        for (int i = 0; i < kMasks; ++i) hits[i] = 0;
-        if constexpr (kBlock) {
-#pragma unroll
-          for (int j = 0; j < kElements; ++j)
-            if (static_cast<int32_t>(words[j]) >= static_cast<int32_t>(least)) hits[j / 32] |= 1u << (j % 32);
-        } else {
-#pragma unroll
-          for (int i = 0; i < kMasks; ++i) hits[i] = float_hits(words + 32 * i, __uint_as_float(least));
-        }
+        for (int i = 0; i < kMasks; ++i) hits[i] = float_hits(words + 32 * i, least);
         return;
       }
     }
@@ -297,39 +300,29 @@ struct Team {
     }
   }
 
-  // Puts the hits on the board: their indices, and their words where a thread has few elements.
-  static constexpr bool kGather = kElements > 8;
-  __device__ __forceinline__ void append(const Key* row, uint32_t (&hits)[kMasks]) const {
+  // Puts the indices of hits on the board. Their number is returned, or, to a block, in board.count.
+  __device__ __forceinline__ uint32_t append(uint32_t (&hits)[kMasks]) const {
     uint32_t mine = 0;
 #pragma unroll
     for (int i = 0; i < kMasks; ++i) mine += __popc(hits[i]);
-    const uint32_t lane = threadIdx.x & 31;
-    uint32_t inclusive = mine;
-#pragma unroll
-    for (int d = 1; d < kLanes; d *= 2) {
-      const uint32_t up = __shfl_up_sync(kFullWarp, inclusive, d);
-      if ((lane & (kLanes - 1)) >= d) inclusive += up;
-    }
+    const uint32_t lane = threadIdx.x & 31, inclusive = inclusive_scan<kLanes>(mine);
     const uint32_t total = __shfl_sync(kFullWarp, inclusive, lane | (kLanes - 1));
     uint32_t at = inclusive - mine;
     if constexpr (kBlock) {
       uint32_t base = 0;
       if (total && lane == 0) base = atomicAdd(&board.count, total);
       at += __shfl_sync(kFullWarp, base, 0);
-    } else {
-      if ((lane & (kLanes - 1)) == 0) board.count = total;
     }
-    if (at + mine > board.kCapacity) return;  // too many: all come again
+    if (at + mine > board.kCapacity) return total;  // too many: all come again
 #pragma unroll
     for (int i = 0; i < kMasks; ++i) {
-      while (hits[i]) {  // a register cannot be indexed: elements are read again, from L1
-        const uint32_t place = index(32 * i + __ffs(hits[i]) - 1);
-        hits[i] &= hits[i] - 1;
-        board.indices[at] = place;
-        if constexpr (!kGather) board.words[at] = Order::word(encode(__ldg(row + place), a.order), place);
-        ++at;
+      while (hits[i]) {
+        const uint32_t bit = 31 - __clz(hits[i]);
+        hits[i] ^= 1u << bit;
+        board.indices[at++] = index(32 * i + bit);
       }
     }
+    return total;
   }
 };
 
@@ -387,71 +380,85 @@ template <int kTeam, int kElements, class Key>
 constexpr int kResident =  // blocks of a multiprocessor: as many registers as the elements and the rest take
     (kElements * sizeof(Key) > 128 ? 640 : 1024) / (kTeam > 32 ? kTeam : kRowsBlock);
 
-// Where the results of a row go.
-template <class Order, class Key>
+// Where the results of a row go. Floats are their own words.
+template <class Order, class Key, bool kFloats>
 struct Output {
   const Args& a;
   int64_t base;
 
   __device__ __forceinline__ void operator()(uint32_t at, uint32_t word, uint32_t index) const {
-    static_cast<Key*>(a.values)[base + at] = decode(Order::key(word), a.order);
+    static_cast<Key*>(a.values)[base + at] = kFloats ? static_cast<Key>(word) : decode(Order::key(word), a.order);
     a.indices[base + at] = static_cast<int32_t>(Order::index(word, index));
   }
 };
 
 // Writes the k best of the m candidates on a board, in the order asked for.
-template <class T>
+template <class T, class Output>
 __device__ __forceinline__ void write_candidates(const T& team, const typename T::Element* row, uint32_t in_team,
-                                                 uint32_t m, Output<typename T::Order, typename T::Element> write) {
+                                                 uint32_t m, typename T::Element floor, Output write) {
   using Order = typename T::Order;
+  using Key = typename T::Element;
   const Args& a = team.a;
   auto& board = team.board;
-  const auto step = [&] {
-    if constexpr (T::kBlock) {
-      __syncthreads();
-    } else {
-      __syncwarp();
-    }
-  };
-  if constexpr (T::kGather) {
-    for (uint32_t start = in_team; start < m; start += 2 * T::kSize) {
-      uint32_t index[2];
-      typename T::Element raw[2];
+  for (uint32_t start = in_team; start < m; start += 2 * T::kSize) {
+    uint32_t index[2];
+    Key raw[2];
 #pragma unroll
-      for (uint32_t i = 0; i < 2; ++i) {
-        index[i] = board.indices[min(start + i * T::kSize, m - 1)];
-        raw[i] = __ldg(row + index[i]);
-      }
-#pragma unroll
-      for (uint32_t i = 0; i < 2; ++i)
-        if (start + i * T::kSize < m)
-          board.words[start + i * T::kSize] = Order::word(encode(raw[i], a.order), index[i]);
+    for (uint32_t i = 0; i < 2; ++i) {  // a register cannot be indexed: elements are read again, from L1
+      index[i] = board.indices[min(start + i * T::kSize, m - 1)];
+      raw[i] = __ldg(row + index[i]);
     }
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i)
+      if (start + i * T::kSize < m)
+        board.words[start + i * T::kSize] = T::kFloats ? raw[i] : Order::word(encode(raw[i], a.order), index[i]);
   }
-  if (in_team < 4) board.words[m + in_team] = 0, board.indices[m + in_team] = ~0u;  // the comparison takes four
-  step();
+  if (in_team < 4) {  // the comparison takes four
+    board.words[m + in_team] = T::kFloats ? decode(Key{0}, a.order) : 0;
+    board.indices[m + in_team] = ~0u;
+  }
+  team.sync();
   // The number of candidates before each, by their words or by their indices, too. A thread has some at once; some
-  // lanes of a block have the same ones.
+  // lanes of a block have the same ones. Floats are compared as float_hits does: none is counted before one that it is
+  // not above. What is not told apart so, NaNs for example, counts as a tie.
   constexpr uint32_t kSplit = T::kSize == 64 ? 2 : T::kBlock ? 4 : 1, kApart = T::kSize / kSplit;
   constexpr uint32_t kOwn = T::kSize == 32 || kApart == 64 ? 2 : kApart <= 32 ? 3 : 1;
+  const float scale = __uint_as_float(min((314u << 23) - (decode(floor, a.order) & kExponent), 254u << 23));
   const auto rank_all = [&](auto with_indices) {
+    if constexpr (T::kFloats && with_indices) {
+      for (uint32_t i = in_team; i < m + 4; i += T::kSize) board.words[i] = encode(board.words[i], a.order);
+      team.sync();
+    }
+    constexpr bool kFloats = T::kFloats && !with_indices;
     uint32_t sum = 0;
     for (uint32_t start = 0; start < m; start += kOwn * kApart) {
       const uint32_t first = start + in_team / kSplit;
       uint32_t own[kOwn], index[kOwn], before[kOwn];
+      float offset[kOwn], higher[kOwn];
 #pragma unroll
       for (uint32_t o = 0; o < kOwn; ++o) {
-        const uint32_t i = first + o * kApart;
-        own[o] = i < m ? board.words[i] : ~0u, index[o] = i < m ? board.indices[i] : 0, before[o] = 0;
+        const uint32_t i = min(first + o * kApart, m);
+        own[o] = board.words[i], index[o] = board.indices[i], before[o] = 0;
+        offset[o] = __uint_as_float(own[o]) * -scale, higher[o] = 8388608;
       }
       for (uint32_t j = in_team % kSplit * 4; j < m; j += 4 * kSplit) {
         const uint4 other = *reinterpret_cast<const uint4*>(board.words + j);
+        if constexpr (kFloats) {
 #pragma unroll
-        for (uint32_t o = 0; o < kOwn; ++o) {
-          count_less(before[o], own[o], other.x);
-          count_less(before[o], own[o], other.y);
-          count_less(before[o], own[o], other.z);
-          count_less(before[o], own[o], other.w);
+          for (uint32_t o = 0; o < kOwn; ++o) {
+            higher[o] += __saturatef(fmaf(__uint_as_float(other.x), scale, offset[o]));
+            higher[o] += __saturatef(fmaf(__uint_as_float(other.y), scale, offset[o]));
+            higher[o] += __saturatef(fmaf(__uint_as_float(other.z), scale, offset[o]));
+            higher[o] += __saturatef(fmaf(__uint_as_float(other.w), scale, offset[o]));
+          }
+        } else {
+#pragma unroll
+          for (uint32_t o = 0; o < kOwn; ++o) {
+            count_less(before[o], own[o], other.x);
+            count_less(before[o], own[o], other.y);
+            count_less(before[o], own[o], other.z);
+            count_less(before[o], own[o], other.w);
+          }
         }
         if constexpr (with_indices) {
           const uint4 place = *reinterpret_cast<const uint4*>(board.indices + j);
@@ -463,16 +470,21 @@ __device__ __forceinline__ void write_candidates(const T& team, const typename T
       }
 #pragma unroll
       for (uint32_t o = 0; o < kOwn; ++o) {
+        if constexpr (kFloats) before[o] = __float_as_uint(higher[o]) & 0x7fffff;
 #pragma unroll
         for (uint32_t lanes = 1; lanes < kSplit; lanes *= 2) before[o] += __shfl_xor_sync(kFullWarp, before[o], lanes);
         if (first + o * kApart >= m || in_team % kSplit) continue;
         sum += before[o];
-        board.before[first + o * kApart] = static_cast<uint16_t>(before[o]);
+        if (before[o] >= a.k) continue;
+        const uint32_t word = T::kFloats && with_indices ? decode(static_cast<Key>(own[o]), a.order) : own[o];
+        // An atomic: ties that are still to be told apart have one place, which any of them may have till then.
+        atomicExch(&board.chosen[before[o]],
+                   static_cast<unsigned long long>(Order::index(own[o], index[o])) << 32 | word);
       }
     }
     return sum;
   };
-  if constexpr (sizeof(typename T::Element) < 4) {
+  if constexpr (sizeof(Key) < 4) {
     rank_all(std::bool_constant<!Order::kDistinct>());
   } else if (!a.sorted) {
     rank_all(std::true_type());
@@ -485,31 +497,28 @@ __device__ __forceinline__ void write_candidates(const T& team, const typename T
     if constexpr (T::kBlock) {
       if ((threadIdx.x & 31) == 0 && ranks) atomicAdd(&board.ranks, ranks);
     }
-    step();
+    team.sync();
     if constexpr (T::kBlock) ranks = board.ranks;
-    if (m && ranks != m * (m - 1) / 2) rank_all(std::true_type());
+    const bool tied = m && ranks != m * (m - 1) / 2;
+    if (T::kBlock ? tied : __any_sync(kFullWarp, tied)) rank_all(std::true_type());
   }
-  step();
-  for (uint32_t i = in_team; i < m; i += T::kSize) {
-    const uint32_t at = board.before[i], word = board.words[i];
-    if (at < a.k) board.chosen[at] = word, board.chosen[board.kMaxK + at] = Order::index(word, board.indices[i]);
-  }
-  step();  // results are written together
+  team.sync();  // results are written together
   for (uint32_t i = in_team; m && i < a.k; i += T::kSize) {
-    const uint32_t index = board.chosen[board.kMaxK + i];
+    const unsigned long long best = board.chosen[i];
+    const auto index = static_cast<uint32_t>(best >> 32);
     uint32_t at = i;
     if (!a.sorted) {
       at = 0;
-      for (uint32_t j = 0; j < a.k; ++j) at += board.chosen[board.kMaxK + j] < index;
+      for (uint32_t j = 0; j < a.k; ++j) at += static_cast<uint32_t>(board.chosen[j] >> 32) < index;
     }
-    write(at, board.chosen[i], index);
+    write(at, static_cast<uint32_t>(best), index);
   }
 }
 
 // Selects the k best by a network, and writes them.
 template <class Key, class T>
 __device__ __forceinline__ void select_by_network(const T& team, const Key* row, uint32_t in_team, bool live,
-                                                  Output<typename T::Order, Key> write) {
+                                                  Output<typename T::Order, Key, false> write) {
   using Order = typename T::Order;
   const Args& a = team.a;
   if constexpr (Order::kDistinct) {
@@ -560,15 +569,15 @@ __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTe
   T team{a, board, in_team};
 
   const int64_t r = static_cast<int64_t>(blockIdx.x) * kTeams + in_block;
-  const bool live = r < a.rows;
-  if (!__any_sync(kFullWarp, live)) return;
+  if (kTeam >= 32 ? r >= a.rows : !__any_sync(kFullWarp, r < a.rows)) return;
+  const bool live = kTeam >= 32 || r < a.rows;
   const Key* row = static_cast<const Key*>(a.x) + (live ? r : 0) * a.length;
-  const Output<Order, Key> write{a, r * a.k};
+  const Output<Order, Key, T::kFloats> write{a, r * a.k};
   team.load(row, live);
   if constexpr (kNetwork) {
     select_by_network(team, row, in_team, live, write);
   } else {
-    if (in_team == 0) board.totals[0] = board.count = board.ranks = 0;
+    if (T::kBlock && in_team == 0) board.totals[0] = board.count = board.ranks = 0;
     Key floor = 0;
     uint32_t hits[T::kMasks];
     if constexpr (T::kBlock) {
@@ -592,31 +601,37 @@ __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTe
       for (int p = 0; p < kParts; ++p) all[p] = board.delegates[p * 32 + lane];
       floor = static_cast<Key>(kth_of_group<32>(all, a.k, kFullWarp));
     } else if (a.k <= kTeam) {
-      uint32_t best[2];
+      using Best = std::conditional_t<kFloat, float, uint32_t>;
+      Best best[2];
       team.delegates(best);
-      floor = static_cast<Key>(kth_of_pairs<kTeam>(best[0], best[1], a.k));
-      __syncwarp();
+      if constexpr (kFloat) {  // NaNs give way to what is there
+        const float kth = kth_of_pairs<kTeam>(fmaxf(best[0], -INFINITY), fmaxf(best[1], -INFINITY), a.k);
+        floor = encode(__float_as_uint(kth), a.order);
+      } else {
+        floor = static_cast<Key>(kth_of_pairs<kTeam>(best[0], best[1], a.k));
+      }
     } else {
       uint32_t best[kParts];
       team.delegates(best);
       floor = static_cast<Key>(kth_of_group<kTeam>(best, a.k, mates));
-      __syncwarp();
     }
     team.reach(floor, live, hits);
-    team.append(row, hits);
+    uint32_t found = team.append(hits);
     team.sync();
-    const bool again = live && (board.count > a.most || board.count < a.k);
+    if constexpr (T::kBlock) found = board.count;
+    const bool again = live && (found > a.most || found < a.k);
     if (T::kBlock ? again : __any_sync(kFullWarp, again)) {
       const uint64_t refined = refine_row<T>(a, board, row, team.t, live, again, floor);
 #pragma unroll
       for (int i = 0; i < T::kMasks; ++i) hits[i] = static_cast<uint32_t>(refined >> (32 * i));
       team.sync();
-      if (in_team == 0) board.count = 0;
+      if (T::kBlock && in_team == 0) board.count = 0;
       team.sync();
-      team.append(row, hits);
+      found = team.append(hits);
       team.sync();
+      if constexpr (T::kBlock) found = board.count;
     }
-    write_candidates(team, row, in_team, live ? board.count : 0, write);
+    write_candidates(team, row, in_team, found, floor, write);
   }
 }
 

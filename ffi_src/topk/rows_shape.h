@@ -6,7 +6,7 @@
 namespace jaxgpuops::topk {
 
 constexpr int64_t kMaxRowsK = 64;
-constexpr int kRowsBlock = 128;    // threads of a block whose teams are parts of its warps
+constexpr int kRowsBlock = 64;     // threads of a block whose teams are parts of its warps
 constexpr int kManyElements = 64;  // of a thread
 constexpr int kMaxTeam = 256;
 constexpr int64_t kMaxRowsLength = kMaxTeam * kManyElements;

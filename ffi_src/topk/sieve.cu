@@ -93,16 +93,6 @@ __device__ __forceinline__ void meet(uint32_t* arrivals, uint32_t slices, uint32
   __syncthreads();
 }
 
-// The sum of the values of all threads before this one. Starts with the block in step; `sums` may be used again after
-// the next barrier.
-__device__ __forceinline__ uint32_t scan_block(uint32_t value, uint32_t* sums) {
-  const uint32_t inclusive = inclusive_scan_warp(value), warp = threadIdx.x / 32;
-  if (threadIdx.x % 32 == 31) sums[warp] = inclusive;
-  __syncthreads();
-  const uint32_t before = inclusive_scan_warp(sums[threadIdx.x % kWarps]);
-  return inclusive - value + (warp ? __shfl_sync(kFullWarp, before, warp - 1) : 0);
-}
-
 // The part of a row that a block reads. Streams of 32 neighbouring vectors a step are spread evenly over the row.
 template <class Key>
 struct Share {
@@ -199,7 +189,7 @@ __device__ __noinline__ void search(const Sieve& a, int64_t row, uint32_t rank, 
 #pragma unroll
     for (uint32_t j = 0; j < kDigits / kThreads; ++j)
       sum += counts[j] = s.histogram[kDigits - 1 - (tid * (kDigits / kThreads) + j)];
-    uint32_t before = scan_block(sum, s.sums);
+    uint32_t before = scan_block<kThreads>(sum, s.sums);
 #pragma unroll
     for (uint32_t j = 0; j < kDigits / kThreads; ++j) {
       if (before < need && before + counts[j] >= need) {
@@ -228,11 +218,6 @@ __device__ __noinline__ void search(const Sieve& a, int64_t row, uint32_t rank, 
   __syncthreads();
   sort_descending<kThreads>(few, m);
   for (uint32_t i = tid; i < a.k; i += kThreads) write(a, packing, row, i, few[i]);
-}
-
-// bits = 2 * bits + (above < word), in two instructions: by the carry of word + ~above.
-__device__ __forceinline__ void push_reaches(uint32_t& bits, uint32_t word, uint32_t above) {
-  asm("{\n.reg .u32 t;\nadd.cc.u32 t, %1, %2;\naddc.u32 %0, %0, %0;\n}" : "+r"(bits) : "r"(~above), "r"(word));
 }
 
 constexpr uint32_t kListRoom = kSieveRoom / 32;
@@ -522,7 +507,7 @@ __global__ void __launch_bounds__(kThreads, 1) sieve_kernel(const __grid_constan
     }
 #pragma unroll
     for (uint32_t j = 0; j < kPerThread; ++j) sum += starts[j];
-    uint32_t before = scan_block(sum, s.sums);
+    uint32_t before = scan_block<kThreads>(sum, s.sums);
     bool crowded = false;
 #pragma unroll
     for (uint32_t j = 0; j < kPerThread; ++j) {
@@ -634,6 +619,7 @@ cudaError_t run(cudaStream_t stream, const Problem& problem, Sieve a) {
 }  // namespace
 
 cudaError_t launch_sieve(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
+  if (sieve_holds_whole(problem.rows.length, problem.key_bits / 8)) return launch_sieve_whole(stream, problem, buffers);
   Sieve a = {};
   a.x = buffers.x;
   a.values = buffers.values;

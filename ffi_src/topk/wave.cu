@@ -134,18 +134,14 @@ __device__ __forceinline__ C kth_of_threads(C value, uint32_t k) {
   }
   if (threadIdx.x % 32 == 0) warp_kth[threadIdx.x / 32] = kth;
   __syncthreads();
-  C low = warp_kth[threadIdx.x % kWarps], high = low;
-#pragma unroll
-  for (int d = kWarps / 2; d; d /= 2) {
-    low = smaller(low, shuffle_xor(low, d));
-    high = larger(high, shuffle_xor(high, d));
-  }
+  const C of_warp = warp_kth[threadIdx.x % kWarps];
+  C low = ~largest_of_warp(static_cast<C>(~of_warp)), high = largest_of_warp(of_warp);
   while (low < high) {
     const C middle = high - (high - low) / 2;
     const uint32_t reached = __syncthreads_count(value >= middle);
     if (reached >= k) {
       low = middle;
-      if (reached <= k + k / 8) break;
+      if (reached <= k + (k <= 64 ? k / 2 : k / 8)) break;
     } else {
       high = middle - 1;
     }
@@ -242,12 +238,12 @@ __global__ void __launch_bounds__(kThreads, 2) wave_kernel(const Wave a) {
   }
 }
 
+// Any result, of any number of candidates, some of which may have to be read again.
 template <class Key>
-__global__ void __launch_bounds__(kThreads) finish_kernel(const Wave a) {
+__device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_bytes) {
   using C = Composite<Key>;
   constexpr uint32_t kVector = Dealt<Key>::kVector;
   constexpr uint32_t kMine = kMaxWaveReports / kThreads;
-  extern __shared__ __align__(128) unsigned char shared_bytes[];
   auto& s = *reinterpret_cast<Shared<kThreads, C>*>(shared_bytes);
   C* buffer = reinterpret_cast<C*>(shared_bytes + stream_control_bytes(sizeof(C), kThreads));
   const uint32_t tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
@@ -260,8 +256,8 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const Wave a) {
     const uint32_t at = dealt.loose_index(tid);
     loose = packing.pack(encode(dealt.x[at], a.order), at);
   }
+  __syncthreads();
   if (tid == 0) s.count = s.full = s.above = 0;
-  wait_for_predecessor();
 
   const uint32_t all = a.told * a.slices, bounds = all + 2 * a.slices, entries = bounds + a.slices;
   const uint32_t own = lane / 4 * (4 * kWarps) + warp * 4 + lane % 4;  // each warp has a part of the best
@@ -354,22 +350,94 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const Wave a) {
   push(hits, told_at);
   if (dealt.loose()) push(loose >= threshold, [&](int) { return loose; });
 
-  const uint32_t count = s.count;
-  if (count <= kThreads / 4 && a.out.sorted) {  // four threads rank a candidate
-    const C one = buffer[min(tid / 4, count - 1)];
-    uint32_t above = 0;
-#pragma unroll 4
-    for (uint32_t i = tid % 4; i < count; i += 4) above += buffer[i] > one;
-    above += __shfl_xor_sync(kFullWarp, above, 1);
-    above += __shfl_xor_sync(kFullWarp, above, 2);
-    if (tid % 4 == 0 && tid / 4 < count && above < a.k) {
-      static_cast<Key*>(a.out.values)[row * a.k + above] = decode(packing.key(one), a.order);
-      a.out.indices[row * a.k + above] = static_cast<int32_t>(packing.index(one));
-    }
+  if (s.count > kWaveKeep) reselect<kThreads, Key>(s, buffer, packing, a.k, kWaveKeep);
+  write_result<kThreads, Key>(s, a.out, packing, buffer, buffer + kWaveKeep, kWaveKeep, row);
+}
+
+// Most often there are few candidates, and all are told. What runs once waits for its instructions more than for
+// anything else: those of this case stand together.
+template <class Key>
+__global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant__ Wave a) {
+  using C = Composite<Key>;
+  constexpr uint32_t kMine = kMaxWaveReports / kThreads, kFew = kThreads / 4;
+  extern __shared__ __align__(128) unsigned char shared_bytes[];
+  auto& s = *reinterpret_cast<Shared<kThreads, C>*>(shared_bytes);
+  C* buffer = reinterpret_cast<C*>(shared_bytes + stream_control_bytes(sizeof(C), kThreads));
+  const uint32_t tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
+  const int64_t row = blockIdx.x;
+  const Packing<Key> packing = Packing<Key>::make(a.length);
+  const Reports<Key> reports(a, row);
+  const Dealt<Key> dealt(a, row);
+  C loose = 0;
+  if (tid < dealt.loose()) {
+    const uint32_t at = dealt.loose_index(tid);
+    loose = packing.pack(encode(dealt.x[at], a.order), at);
+  }
+  if (tid < kFew + 16) buffer[tid] = 0;
+  if (tid == 0) s.count = 0;
+  wait_for_predecessor();
+  if (a.k > kFew * 7 / 8 || !a.out.sorted) {
+    finish_any<Key>(a, shared_bytes);
     return;
   }
-  if (count > kWaveKeep) reselect<kThreads, Key>(s, buffer, packing, a.k, kWaveKeep);
-  write_result<kThreads, Key>(s, a.out, packing, buffer, buffer + kWaveKeep, kWaveKeep, row);
+
+  const uint32_t all = a.told * a.slices, bounds = all + 2 * a.slices, entries = bounds + a.slices;
+  const uint32_t own = lane / 4 * (4 * kWarps) + warp * 4 + lane % 4;  // each warp has a part of the best
+  C told[kMine], best = 0, floor = 1, bound = 0;  // no element of the result is 0, the last composite of all
+#pragma unroll
+  for (uint32_t j = 0; j < kMine; ++j) {
+    const uint32_t i = own + j * kThreads;
+    told[j] = i < entries ? reports.told[i] : C{0};
+  }
+#pragma unroll
+  for (uint32_t j = 0; j < kMine; ++j) {
+    const uint32_t i = own + j * kThreads;
+    if (j * kThreads >= entries) break;
+    if (i >= bounds) {
+      floor = larger(floor, told[j]);
+    } else if (i >= all) {
+      bound = larger(bound, told[j]);
+    }
+    if (i >= all) told[j] = 0;
+    best = larger(best, told[j]);
+  }
+  C threshold = larger(kth_of_threads(best, a.k), floor);
+  if (a.deep) {
+    floor = largest_of_warp(threshold);
+    if (lane == 0) s.low[warp] = floor;
+    __syncthreads();
+    threshold = largest_of_warp(s.low[lane % kWarps]);
+  }
+  const auto put = [&](C c) {
+    if (c < threshold) return;
+    const uint32_t place = atomicAdd(&s.count, 1u);
+    if (place < kFew) buffer[place] = c;
+  };
+#pragma unroll
+  for (uint32_t j = 0; j < kMine; ++j) {
+    if (j * kThreads >= all) break;
+    put(told[j]);
+  }
+  put(loose);
+  const bool again = __syncthreads_or(bound >= threshold);
+  const uint32_t count = s.count;
+  if (again || count > kFew) {
+    finish_any<Key>(a, shared_bytes);
+    return;
+  }
+  const C one = buffer[tid / 4];  // four threads rank a candidate
+  uint32_t above = 0;
+#pragma unroll 1
+  for (uint32_t i = tid % 4; i < count; i += 16) {  // what stands after the last is 0
+#pragma unroll
+    for (uint32_t u = 0; u < 16; u += 4) above += buffer[i + u] > one;
+  }
+  above += __shfl_xor_sync(kFullWarp, above, 1);
+  above += __shfl_xor_sync(kFullWarp, above, 2);
+  if (tid % 4 == 0 && tid / 4 < count && above < a.k) {
+    static_cast<Key*>(a.out.values)[row * a.k + above] = decode(packing.key(one), a.order);
+    a.out.indices[row * a.k + above] = static_cast<int32_t>(packing.index(one));
+  }
 }
 
 template <class Key>
