@@ -154,7 +154,8 @@ Plan plan_scan(const Problem& problem, int compute_capability, int64_t workspace
   int64_t words = 0;
   for (int level = 0; level < plan.levels; ++level) words += ceil_div(plan.tiles, int64_t{1} << (kGroupBits * level));
   // (What a part of the batch may need, too.)
-  if (plan.tiles <= kResidentTiles) words = std::max(words, plan.tiles * resident_copies(plan.tiles));
+  if (plan.layout == Layout::kAlong && plan.tiles <= kResidentTiles)
+    words = std::max(words, plan.tiles * resident_copies(plan.tiles));
   const int64_t needed = kWorkspaceHeader + inner * words * state_words(problem, bytes) * 8;
   if (workspace_bytes >= 0 && needed > workspace_bytes) return plan;
 
