@@ -59,8 +59,8 @@ sanitize() {
   # initcheck must see every write, those of XLA's kernels too; the others need look at ours only.
   local only='--kernel-name kns=jaxgpuops'
   [ $1 != initcheck ] || only=
-  # The platform allocator gives each array its own allocation, so that a step outside is seen. Large CUDA graphs crash
-  # compute-sanitizer, so XLA makes none.
+  # The platform allocator gives each array its own allocation, so that a step outside is seen. XLA makes no
+  # CUDA graphs, for compute-sanitizer has crashed on some of many kernels.
   XLA_FLAGS=--xla_gpu_enable_command_buffer= XLA_PYTHON_CLIENT_ALLOCATOR=platform JAX_PLATFORMS=cuda \
     timeout "${SANITIZE_SECONDS:-170}" compute-sanitizer --tool $1 $only --error-exitcode 9 --print-limit 20 \
     python3 -P tools/every_kernel.py $2 >"$log" 2>&1
