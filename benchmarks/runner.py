@@ -33,6 +33,7 @@ FAMILIES = ["topk", "scan", "softmax"]
 ROTATE = 128 << 20  # bytes of distinct inputs: about twice the largest L2 cache
 MAX_CALLS = 256  # in one program
 PROGRAM = 4 << 30  # bytes that a program should move, so that what it costs to start one does not count
+SOME_CALLS = 128  # in a program of small ones: with 32 of 3 us, the host takes longer to start it than the GPU to run it
 WARM = 16 << 20  # bytes of an input that stays in L2 if nothing else comes by
 
 OF_JAX = ("jaxgpuops", "jax", "loop")  # loop: `jax.lax.scan`
@@ -127,7 +128,7 @@ def _cpu_times(name: str, fn: Callable, args: tuple, in_place: bool) -> dict[str
 def _gpu_times(name: str, fn: Callable, inputs: list[tuple], size: int, in_place: bool) -> dict[str, float]:
     if in_place and name in OF_JAX:
         return {name: timing.jax_in_place_on_gpu(fn, inputs)}
-    calls = [inputs[i % len(inputs)] for i in range(max(len(inputs), 4, min(32, PROGRAM // size)))]
+    calls = [inputs[i % len(inputs)] for i in range(max(len(inputs), 4, min(SOME_CALLS, PROGRAM // size)))]
     if name in OF_TORCH:
         return {name: timing.torch_on_gpu(fn, calls)}
     if name == "cupy":

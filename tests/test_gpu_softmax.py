@@ -22,6 +22,7 @@ REGIMES = {
     "rows, cluster": ((5, 50_257), 1),
     "rows, many clusters": ((600, 50_257), 1),
     "rows, large cluster": ((64, 128_256), 1),
+    "rows, 1 MiB": ((3, 262_144), 1),
     "streamed rows": ((1100, 17_001), 1),
     "streamed rows, largest cluster": ((40, 300_001), 1),
     "split rows": ((40, 600_001), 1),
@@ -166,7 +167,7 @@ def test_a_row_is_that_of_the_row_in_its_batch(shape, axis):
     for i in range(5):
         row = lambda v: v[i : i + 1]  # noqa: B023  called here
         assert same_bits(run_rows(**part(row), axis=axis), jax.tree.map(row, whole))
-    many = max(1, min(120, memory() // (100 * operands["x"].nbytes)))
+    many = max(1, min(220, memory() // (100 * operands["x"].nbytes)))
     repeated = run_rows(**part(lambda v: jnp.concatenate([v] * many)), axis=axis)
     assert same_bits(jax.tree.map(lambda y: y[-5:], repeated), whole)
     if axis == 1 and len(shape) == 2:  # rows that are not aligned

@@ -294,6 +294,7 @@ def test_missing_cuda_module_warns_once(monkeypatch):
 def test_missing_target_falls_back(monkeypatch):
     class Older:  # a build of another version
         targets = staticmethod(lambda: {"jaxgpuops.topk": None})
+        build_info = staticmethod(lambda: {"cuda_architectures": "75"})
 
     monkeypatch.setitem(_native.modules, "cuda", Older)
     [call] = jaxgpuops.explain(jaxgpuops.cumsum, shape_of(), platform="cuda")

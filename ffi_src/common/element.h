@@ -363,4 +363,12 @@ JAXGPUOPS_FN Pack reversed(const Pack& pack) {
   return to;
 }
 
+template <class Bits, int rows, int packs>
+JAXGPUOPS_FN void reverse_each(Pack (&each)[rows][packs]) {
+#pragma unroll
+  for (auto& row : each)
+#pragma unroll
+    for (auto& pack : row) pack = reversed<Bits>(pack);
+}
+
 }  // namespace jaxgpuops

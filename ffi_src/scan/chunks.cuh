@@ -4,7 +4,8 @@
 // results go back the same way. The 16 bytes lie such that neither way has conflicts of banks.
 #pragma once
 
-#include "scan/engine.cuh"
+#include "common/async_copy.cuh"
+#include "scan/block.cuh"
 
 namespace jaxgpuops::scan {
 
@@ -138,7 +139,7 @@ class Chunks : public BetweenWarps<Policy> {
     for (int o = 0; o < Policy::kOperands; ++o)
 #pragma unroll
       for (int j = 0; j < kPacks; ++j) tile.operand[o][j] = *run_order(stage, o, j);
-    if (p.backward) turn(tile.operand);
+    if (p.backward) reverse_each<Bits>(tile.operand);
     if constexpr (Policy::kNeighbour) tile.extra[0] = in_stage<Bits>(stage, kExtrasAt)[0];
   }
 
@@ -197,7 +198,7 @@ class Chunks : public BetweenWarps<Policy> {
     } else {
       step_run<Policy, kRun>(state, [&](int i) { return input(tile, starts, i); }, p.options, put, kept...);
     }
-    if (p.backward) turn(results);
+    if (p.backward) reverse_each<Bits>(results);
 #pragma unroll
     for (int r = 0; r < Policy::kResults; ++r)
 #pragma unroll
@@ -210,15 +211,6 @@ class Chunks : public BetweenWarps<Policy> {
   }
 
  private:
-  // (A branch, not a choice for each element: most calls go forward.)
-  template <int n>
-  __device__ static void turn(Pack (&packs)[n][kPacks]) {
-#pragma unroll
-    for (auto& operand : packs)
-#pragma unroll
-      for (auto& pack : operand) pack = reversed<Bits>(pack);
-  }
-
   template <class T>
   __device__ T* in_stage(int stage, int at) const {
     return reinterpret_cast<T*>(shared_memory() + stage * kStageBytes + at) + thread;

@@ -4,7 +4,8 @@
 // written from registers, line by line.
 #pragma once
 
-#include "scan/engine.cuh"
+#include "common/async_copy.cuh"
+#include "scan/block.cuh"
 
 namespace jaxgpuops::scan {
 

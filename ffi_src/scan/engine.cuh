@@ -9,152 +9,12 @@
 // that ends there may be computed from its maximum, say.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
-#include "common/async_copy.cuh"
-#include "common/intrinsics.cuh"
-#include "common/launch.cuh"
-#include "scan/plan.h"
-#include "scan/policy.h"
-#include "scan/scan.h"
+#include "scan/block.cuh"
 
 namespace jaxgpuops::scan {
-
-constexpr unsigned kAllLanes = 0xffffffffu;
-
-struct Parameters {
-  const void* operands[3];
-  void* results[2];
-  const void* h0;
-  const uint8_t* starts;
-  unsigned* counters_at;
-  uint64_t* words;
-  Broadcast a, starts_at;
-  Options options;
-  int64_t inner, columns;  // columns: outer * inner
-  int64_t length;
-  int tile, tiles;
-  unsigned strips;
-  int run_bits, axis_warps, column_bits, per_lane, levels, late, stages;
-  int copies;  // resident: of each sum
-  unsigned counters;
-  unsigned level_at[kMaxLevels];            // first word of a level
-  unsigned staging_at, states_at;           // bytes of shared memory before these
-  bool backward;                            // positions count from the end of the array
-  bool aligned;                             // whole packs are aligned to 16 bytes
-  bool starts_aligned;                      // and the bytes of starts that belong to them, to their number
-  int a_inner_stride, starts_inner_stride;  // kAcross
-  bool neighbour_before;                    // the policy's neighbour is at the position before, else after
-  int start_offset;                         // the boundary that the policy asks for is at starts[index + this]
-};
-
-// ---- Device facilities ----------------------------------------------------------------------------------------------
-
-__device__ __forceinline__ unsigned char* shared_memory() {
-  extern __shared__ uint4 scan_shared_memory[];
-  return reinterpret_cast<unsigned char*>(scan_shared_memory);
-}
-
-__device__ __forceinline__ uint64_t load_word(const uint64_t* word) {
-  uint64_t value;
-  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
-  return value;
-}
-
-__device__ __forceinline__ void store_word(uint64_t* word, uint64_t value) {
-  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
-}
-
-// A barrier that some threads of the block wait at and others only pass.
-__device__ __forceinline__ void wait_at_barrier(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-__device__ __forceinline__ void pass_barrier(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-template <class T>
-struct Words {
-  static_assert(sizeof(T) % 4 == 0);
-  uint32_t word[sizeof(T) / 4];
-};
-
-template <class T>
-__device__ __forceinline__ T shuffle_up(T value, int delta) {
-  auto words = bits_as<Words<T>>(value);
-#pragma unroll
-  for (auto& word : words.word) word = __shfl_up_sync(kAllLanes, word, delta);
-  return bits_as<T>(words);
-}
-
-template <class T>
-__device__ __forceinline__ T shuffle(T value, int lane) {
-  auto words = bits_as<Words<T>>(value);
-#pragma unroll
-  for (auto& word : words.word) word = __shfl_sync(kAllLanes, word, lane);
-  return bits_as<T>(words);
-}
-
-// ---- Between warps --------------------------------------------------------------------------------------------------
-
-// What the warps of a block tell each other, in shared memory, after tiles on their way and other staging: for each of
-// some slots, totals of warps [axis_warps][columns], and carry, what comes before the tile, [columns].
-template <class Policy>
-class BetweenWarps {
- public:
-  using State = typename Policy::State;
-
-  __device__ int block_columns() const { return columns; }
-  __device__ State* totals(int slot) const {
-    return reinterpret_cast<State*>(shared_memory() + p.states_at) + slot * (p.axis_warps + 1) * columns;
-  }
-  __device__ State* carry(int slot) const { return totals(slot) + p.axis_warps * columns; }
-
-  __device__ State tile_total(int slot, int column) const {
-    State fold = identity();
-    for (int w = 0; w < p.axis_warps; ++w) fold = Policy::combine(fold, totals(slot)[w * columns + column]);
-    return fold;
-  }
-
-  // What comes before a warp.
-  __device__ State before_warp(int slot, int axis_warp, int column) const {
-    State fold = identity();
-#pragma unroll
-    for (int w = 0; w < kWarps - 1; ++w) {
-      if (w >= axis_warp) continue;
-      fold = Policy::combine(fold, totals(slot)[w * columns + column]);
-    }
-    return Policy::combine(carry(slot)[column], fold);
-  }
-
-  // The state before the first position.
-  __device__ State initial(int64_t column) const {
-    if constexpr (Policy::kInitial) {
-      using Element = typename Policy::Element;
-      if (p.h0 && column < p.columns)
-        return Policy::constant(Element::load(static_cast<const typename Element::Bits*>(p.h0)[column]));
-    }
-    return identity();
-  }
-
-  // The neighbour of the position at the end, where there is none.
-  __device__ auto edge(int64_t column) const {
-    using Element = typename Policy::Element;
-    if (p.h0 && column < p.columns) return static_cast<const typename Element::Bits*>(p.h0)[column];
-    return Element::store(Policy::edge(p.options));
-  }
-
-  __device__ State identity() const { return Policy::identity(p.options); }
-
- protected:
-  __device__ BetweenWarps(const Parameters& p, int columns) : p(p), columns(columns) {}
-
-  const Parameters& p;
-  const int columns;  // of the block
-};
-
-// ---- The engine -----------------------------------------------------------------------------------------------------
 
 // One thread's part of a block's work: kSingle, and kAlong where rows are so tiny that a lane has one run of 16 bytes.
 template <class Policy, Layout kLayout>
@@ -337,12 +197,7 @@ class Engine : public BetweenWarps<Policy> {
   // Packs come as they lie in memory: call this before they are used.
   __device__ void turn(const Place& place, const Span& span, Tile& tile) const {
     if constexpr (kAlong) {
-      if (p.backward && p.aligned) {
-#pragma unroll
-        for (auto& units : tile.operand)
-#pragma unroll
-          for (auto& unit : units) unit = reversed<Bits>(unit);
-      }
+      if (p.backward && p.aligned) reverse_each<Bits>(tile.operand);
       if constexpr (Policy::kNeighbour) {
 #pragma unroll
         for (int j = 0; j < kUnits; ++j) {

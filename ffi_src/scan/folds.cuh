@@ -2,7 +2,7 @@
 // fold of the groups that it counts, as those of the digit's bits, each a balanced tree; then the folds of digits.
 #pragma once
 
-#include "scan/engine.cuh"
+#include "scan/block.cuh"
 
 namespace jaxgpuops::scan {
 

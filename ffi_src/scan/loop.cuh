@@ -3,6 +3,7 @@
 
 #include "scan/chunks.cuh"
 #include "scan/columns.cuh"
+#include "scan/engine.cuh"
 #include "scan/folds.cuh"
 #include "scan/rows.cuh"
 

@@ -3,7 +3,8 @@
 // rows, or a row some warps, each of which loads what it works on itself: only the warps of a row wait for each other.
 #pragma once
 
-#include "scan/engine.cuh"
+#include "common/async_copy.cuh"
+#include "scan/block.cuh"
 
 namespace jaxgpuops::scan {
 
@@ -157,7 +158,7 @@ class Rows : public BetweenWarps<Policy> {
     for (int r = 0; r < Policy::kResults; ++r)
 #pragma unroll
       for (int j = 0; j < kPacks; ++j) packed[r][j] = pack_of<Element>(results[r] + j * kInPack);
-    if (p.backward) turn(packed);
+    if (p.backward) reverse_each<Bits>(packed);
 #pragma unroll
     for (int r = 0; r < Policy::kResults; ++r)
 #pragma unroll
@@ -181,15 +182,7 @@ class Rows : public BetweenWarps<Policy> {
     for (int o = 0; o < Policy::kOperands; ++o)
 #pragma unroll
       for (int j = 0; j < kPacks; ++j) tile.operand[o][j] = *run_order(o, j);
-    if (p.backward) turn(tile.operand);
-  }
-
-  template <int n>
-  __device__ static void turn(Pack (&packs)[n][kPacks]) {
-#pragma unroll
-    for (auto& operand : packs)
-#pragma unroll
-      for (auto& pack : operand) pack = reversed<Bits>(pack);
+    if (p.backward) reverse_each<Bits>(tile.operand);
   }
 
   // The warp's part of an operand, 16 bytes by 16 bytes: where shared memory has those that memory has at `pack`, such
