@@ -87,7 +87,7 @@ __device__ __forceinline__ void copy_to_block(T* to, uint64_t* barrier, unsigned
   uint32_t address, told;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(to)), "r"(rank));
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(told) : "r"(shared_address(barrier)), "r"(rank));
-  const auto words = reinterpret<WordsOf<T>>(value);
+  const auto words = bits_as<WordsOf<T>>(value);
   constexpr int kWords = sizeof(T) / 4, kTogether = kWords % 2 == 0 ? 2 : 1;
 #pragma unroll
   for (int w = 0; w < kWords; w += kTogether) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "common/element.h"
 #include "common/launch.cuh"
 
 namespace jaxgpuops {
@@ -15,29 +16,29 @@ struct WordsOf {
   uint32_t word[sizeof(T) / 4];
 };
 
-template <class To, class From>
-__device__ __forceinline__ To reinterpret(From from) {
-  static_assert(sizeof(To) == sizeof(From));
-  To to;
-  memcpy(&to, &from, sizeof(to));
-  return to;
-}
-
 // All lanes of the warp take part.
 template <class T>
 __device__ __forceinline__ T shuffle_from(T value, int lane) {
-  auto words = reinterpret<WordsOf<T>>(value);
+  auto words = bits_as<WordsOf<T>>(value);
 #pragma unroll
   for (auto& word : words.word) word = __shfl_sync(kEveryLane, word, lane);
-  return reinterpret<T>(words);
+  return bits_as<T>(words);
+}
+
+template <class T>
+__device__ __forceinline__ T shuffle_up(T value, int lanes) {
+  auto words = bits_as<WordsOf<T>>(value);
+#pragma unroll
+  for (auto& word : words.word) word = __shfl_up_sync(kEveryLane, word, lanes);
+  return bits_as<T>(words);
 }
 
 template <class T>
 __device__ __forceinline__ T shuffle_xor(T value, int mask) {
-  auto words = reinterpret<WordsOf<T>>(value);
+  auto words = bits_as<WordsOf<T>>(value);
 #pragma unroll
   for (auto& word : words.word) word = __shfl_xor_sync(kEveryLane, word, mask);
-  return reinterpret<T>(words);
+  return bits_as<T>(words);
 }
 
 // Of all lanes' numbers, none of which is NaN. Keys that are ordered like them take one instruction; five shuffles wait
@@ -62,11 +63,11 @@ __device__ __forceinline__ unsigned char* dynamic_shared_memory() {
 template <class T>
 __device__ __forceinline__ T load_once(const T* from) {
   static_assert(sizeof(T) == 16);
-  return reinterpret<T>(__ldcs(reinterpret_cast<const uint4*>(from)));
+  return bits_as<T>(__ldcs(reinterpret_cast<const uint4*>(from)));
 }
 template <class T>
 __device__ __forceinline__ void store_once(T* to, T value) {
-  __stcs(reinterpret_cast<uint4*>(to), reinterpret<uint4>(value));
+  __stcs(reinterpret_cast<uint4*>(to), bits_as<uint4>(value));
 }
 
 // The word at byte `bits / 8` of high:low, read as eight bytes.
@@ -153,7 +154,7 @@ __device__ __forceinline__ int block_of_cluster() {
 template <class T>
 __device__ __forceinline__ void store_in_cluster(T* to, unsigned rank, T value) {
 #if __CUDA_ARCH__ >= 900
-  const auto words = reinterpret<WordsOf<T>>(value);
+  const auto words = bits_as<WordsOf<T>>(value);
   uint32_t address;
   asm("mapa.shared::cluster.u32 %0, %1, %2;"
       : "=r"(address)

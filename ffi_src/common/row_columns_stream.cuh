@@ -6,7 +6,11 @@
 // Units tell each other their statistics through the workspace, in words of 64 bits that are not 0 once they are there:
 // so nothing has to be ordered, and no cluster is needed, which would not fill the device. All blocks run at a time (a
 // cooperative launch), and a tile waits for tiles of the same round only, whose statistics are told before any block
-// waits for them. The words are cleared first, while the first tiles are on their way.
+// waits for them. The words are cleared first, while the first tiles are on their way, and the L2 cache is asked to
+// keep them: in every round, what comes from memory would wait behind all the tiles that are asked for.
+//
+// The blocks of a strip are a group. Groups work on strips beside each other if together these are whole rows, or long
+// pieces of them. Else each has a part of the array for itself: short pieces that are near each other are slower.
 //
 // Statistics are merged as in columns_kernel. Compute capability 9.0.
 #pragma once
@@ -25,12 +29,15 @@ namespace jaxgpuops::row_engine {
 
 constexpr int kStreamStages = 3;
 constexpr int kMostColumnLaneBits = 4;
+constexpr int kBesideBytes = 8 << 10;
 
 template <class P>
 struct ColumnsStreamParameters {
   Parameters<P> of;
   uint64_t* words;  // [columns][units][Told::kWords]
   int unit_bits;
+  int64_t strips, groups;
+  bool beside;  // what groups work on at a time
   // Between a block's tiles: columns, which are outer indices and others, and elements; and where i begins again.
   int64_t columns_apart, outers_apart, i_apart, elements_apart, elements_to_next_outer;
 };
@@ -51,6 +58,15 @@ struct ColumnsStreamLayout {
   }
 };
 
+// Advice for the L2 cache: of all that it has, this leaves last.
+__device__ __forceinline__ uint64_t keep_in_cache() {
+  uint64_t policy = 0;
+#if __CUDA_ARCH__ >= 900
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+#endif
+  return policy;
+}
+
 // A statistic on its way, two numbers a word, of which none is 0: that says that it is not there yet. (What is ~0 is
 // two NaN.)
 template <class P>
@@ -64,13 +80,25 @@ struct Told {
 #pragma unroll
     for (int w = 0; w < kWords; ++w) {
       const uint64_t word = max(~told.word[w], uint64_t{1});
-      asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to + w), "l"(word) : "memory");
+      store(to + w, word);
     }
+  }
+  __device__ static void store(uint64_t* to, uint64_t word) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.relaxed.gpu.global.L2::cache_hint.u64 [%0], %1, %2;" ::"l"(to), "l"(word), "l"(keep_in_cache())
+                 : "memory");
+#endif
   }
   __device__ void load(const uint64_t* from) {
 #pragma unroll
-    for (int w = 0; w < kWords; ++w)
-      asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word[w]) : "l"(from + w) : "memory");
+    for (int w = 0; w < kWords; ++w) {
+#if __CUDA_ARCH__ >= 900
+      asm volatile("ld.relaxed.gpu.global.L2::cache_hint.u64 %0, [%1], %2;"
+                   : "=l"(word[w])
+                   : "l"(from + w), "l"(keep_in_cache())
+                   : "memory");
+#endif
+    }
   }
   __device__ bool there() const {
     bool all = true;
@@ -151,9 +179,11 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps, 1)
   const int unit = blockIdx.x & (units - 1);
   const int first = ((unit * kMaxColumnWarps + warp) * (32 >> p.column_lane_bits) + axis_lane) * kCount;
   const int here = max(0, min(static_cast<int>(p.length) - first, kCount));
-  const int64_t first_column = int64_t{blockIdx.x >> s.unit_bits} * columns;
+  const int64_t group = blockIdx.x >> s.unit_bits;
+  const auto begin = [&](int64_t group) { return (s.beside ? group : group * s.strips / s.groups) * columns; };
+  const int64_t first_column = begin(group), end = s.beside ? p.columns : min(p.columns, begin(group + 1));
   const auto rounds_from = [&](int64_t column) {
-    return column < p.columns ? static_cast<int>((p.columns - column + s.columns_apart - 1) / s.columns_apart) : 0;
+    return column < end ? static_cast<int>((end - column + s.columns_apart - 1) / s.columns_apart) : 0;
   };
   const int rounds = rounds_from(first_column), mine = rounds_from(first_column + column_of_block),
             of_team = team_column < columns ? rounds_from(first_column + team_column) : 0;
@@ -221,7 +251,7 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps, 1)
   if (lag) {
     const int64_t count = p.columns * units * Told<P>::kWords;
     for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += int64_t{gridDim.x} * kThreads)
-      s.words[i] = 0;
+      Told<P>::store(s.words + i, 0);
     cooperative_groups::this_grid().sync();
   }
 
@@ -322,7 +352,11 @@ cudaError_t run_columns_stream(cudaStream_t stream, const RowPlan& plan, const P
     ColumnsStreamParameters<P> s = {p};
     s.words = reinterpret_cast<uint64_t*>(p.workspace);
     while (1 << s.unit_bits < plan.blocks) ++s.unit_bits;
-    s.columns_apart = together * layout.columns;
+    s.strips = strips;
+    s.groups = together;
+    s.beside =
+        together * layout.columns >= std::min<int64_t>(p.inner, kBesideBytes / sizeof(typename P::Element::Bits));
+    s.columns_apart = (s.beside ? together : 1) * layout.columns;
     s.outers_apart = s.columns_apart / p.inner;
     s.i_apart = s.columns_apart % p.inner;
     s.elements_apart = s.outers_apart * p.length * p.inner + s.i_apart;

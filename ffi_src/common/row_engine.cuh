@@ -30,6 +30,7 @@
 //     static void with_sum_args(args, f);     // the same, for add()
 //     static bool skip(row);                  // nothing of the row is read
 //     static int64_t hole(row);               // -1: none
+//     static bool counts(args, outer, i);     // kHole: !skip() of that row
 //     static Row begun(args, outer, i, length, inner);  // kHole: row() in two steps. This reads where ..
 //     static Row completed(args, begun, outer, i, length, inner);  // .. and this reads there
 //     static Row counted(row);                // kHole: the row, known not to be skipped
@@ -158,7 +159,7 @@ struct Call {
         const int64_t teams = plan.block_warps * (32 >> plan.lane_bits);
         groups = (groups + teams - 1) / teams;
       } else {
-        launched.shared_bytes = kRowsBarrierBytes + (whole ? plan.spans : plan.block_warps) * stat;
+        launched.shared_bytes = std::max(plan.room, kRowsBarrierBytes + (whole ? plan.spans : plan.block_warps) * stat);
       }
     } else if (plan.along) {
       const int64_t columns = int64_t{16 / sizeof(typename P::Element::Bits)} << plan.column_lane_bits;
@@ -239,6 +240,7 @@ cudaError_t run(cudaStream_t stream, const RowPlan& plan, const Rows& rows, Para
   p.part_length = (rows.length + plan.blocks - 1) / plan.blocks;
   p.ahead = plan.ahead;
   p.cluster = !split && plan.blocks > 1;
+  while (p.cluster && 1 << p.block_bits < p.blocks) ++p.block_bits;
   p.aligned = aligned && (rows.inner == 1 ? rows.length : rows.inner) * sizeof(typename P::Element::Bits) % 16 == 0;
   if (plan.algorithm == RowAlgorithm::kRowsStream) return run_stream<P>(stream, plan, p);
   if (plan.algorithm == RowAlgorithm::kColumnsStream) return run_columns_stream<P>(stream, plan, p);

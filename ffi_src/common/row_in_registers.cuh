@@ -31,8 +31,10 @@ __device__ __forceinline__ Pack between(const Pack& a, const Pack& b, int at) {
   return pack;
 }
 
-// A lane's part of a span: unit j has the kWidth elements from element(j) on. kTeam: lanes may be fewer than a warp's.
-template <class P, int kVectors, bool kAligned, bool kTeam>
+// A lane's part of a span: unit j has the kWidth elements from element(j) on. kAsked: it is asked first whether the
+// span is whole, since nothing else has to be asked then. (Of long rows with results that took up to 7 % more: ptxas
+// kept what is stored for the end.)
+template <class P, int kVectors, bool kAligned, bool kAsked>
 class Span {
  public:
   using Bits = typename P::Element::Bits;
@@ -43,6 +45,15 @@ class Span {
 
   __device__ int element(int j) const { return (j * lanes + slot) * kWidth; }
   __device__ int size() const { return kVectors * lanes * kWidth; }
+  // Unit j of what is aligned, by bytes: where the number of lanes is not known that is a product for each unit, and
+  // none waits for another. From unit to unit it took ten instructions more before the last load.
+  template <class T>
+  __device__ auto* unit_at(T* from, int j) const {
+    using Byte = std::conditional_t<std::is_const_v<T>, const unsigned char, unsigned char>;
+    using Unit = std::conditional_t<std::is_const_v<T>, const Pack, Pack>;
+    Byte* const mine = reinterpret_cast<Byte*>(from) + static_cast<uint64_t>(static_cast<unsigned>(slot)) * 16;
+    return reinterpret_cast<Unit*>(mine + static_cast<uint64_t>(static_cast<unsigned>(lanes)) * (16 * j));
+  }
 
   // The first `left` elements from `from` on, and `pad` for the others. Nothing is read from beyond them where the
   // array may end there (`last`), else what is in the same 16 bytes.
@@ -50,16 +61,13 @@ class Span {
     Pack padding;
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) set<Bits>(padding, i, pad);
-    if constexpr (kAligned && kTeam) {
-      // From unit to unit: an index times a number of lanes that is not known took four instructions.
-      const Pack* next = reinterpret_cast<const Pack*>(from) + static_cast<unsigned>(slot);
-      if (left >= size()) {  // nothing is asked, and nothing padded
+    if constexpr (kAligned && kAsked) {
+      if (left >= size()) {
 #pragma unroll
-        for (int j = 0; j < kVectors; ++j, next += static_cast<unsigned>(lanes)) units[j] = load_pack(next);
+        for (int j = 0; j < kVectors; ++j) units[j] = load_pack(unit_at(from, j));
       } else {
 #pragma unroll
-        for (int j = 0; j < kVectors; ++j, next += static_cast<unsigned>(lanes))
-          units[j] = element(j) < left ? load_pack(next) : padding;
+        for (int j = 0; j < kVectors; ++j) units[j] = element(j) < left ? load_pack(unit_at(from, j)) : padding;
       }
     } else if constexpr (kAligned) {
       const Pack* const mine = reinterpret_cast<const Pack*>(from) + static_cast<unsigned>(slot);
@@ -209,28 +217,20 @@ __global__ void __launch_bounds__(32 * (kRowsResident<P, kVectors, kSharing, kAl
   const int warp = threadIdx.x / 32, block_warps = blockDim.x / 32;
   constexpr bool kWholeWarps = kSharing == Sharing::kBlocks || kSharing == Sharing::kStatistics;
   const int lane_bits = kWholeWarps ? 5 : p.lane_bits;
-  const Span<P, kVectors, kAligned, kSharing == Sharing::kTeam> span(lane_bits);
+  constexpr bool kAsked = kSharing == Sharing::kTeam || kSharing == Sharing::kStatistics;
+  const Span<P, kVectors, kAligned, kAsked> span(lane_bits);
   // Of a cluster: statistics go to the blocks that need them, and nobody waits for anything else.
   const bool cluster = kSharing == Sharing::kStatistics || (!team && p.cluster);
   const auto writes = [&] { return P::kOutput && kSharing != Sharing::kStatistics && p.out != nullptr; };
   auto* const stats_there = reinterpret_cast<uint64_t*>(dynamic_shared_memory());
   auto* const stats = reinterpret_cast<Stat<P>*>(dynamic_shared_memory() + kRowsBarrierBytes);
-  if (cluster) {
-    if (threadIdx.x == 0) {
-      make_copy_barrier(stats_there);
-      make_barriers_visible_to_cluster();
-      expect_copies(stats_there, p.spans * static_cast<int>(sizeof(Stat<P>)));
-    }
-    arrive_at_cluster_start();  // until all blocks have begun, their memory is not there
-  }
-
   int64_t outer;
   int number = 0, block = 0;
   if (team) {
-    outer = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) >> lane_bits;
+    outer = int64_t{blockIdx.x} * (blockDim.x >> lane_bits) + (threadIdx.x >> lane_bits);
   } else if (cluster) {
-    outer = cluster_of_grid();
-    block = block_of_cluster();
+    outer = blockIdx.x >> p.block_bits;  // the number of a cluster is a quotient of floats
+    block = blockIdx.x & (p.blocks - 1);
   } else {
     // The last results first: the last of what was read is still in the cache.
     const unsigned index = p.phase == Phase::kFinish ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
@@ -238,10 +238,16 @@ __global__ void __launch_bounds__(32 * (kRowsResident<P, kVectors, kSharing, kAl
     block = index % static_cast<unsigned>(p.blocks);
   }
   if (!team) number = block * block_warps + warp;
-  outer += p.first;
+  if constexpr (kSharing != Sharing::kTeam) outer += p.first;
   const bool exists = !team || outer < p.columns;
   typename P::Row row = {};
-  if (exists) {
+  bool skipped = false;
+  // Where nothing is written, what is read of a row is asked for after its elements, but for what decides whether those
+  // are read. (Before them it had to arrive first: the address of the elements went where it was.)
+  constexpr bool kElementsFirst = P::kHole && kSharing == Sharing::kStatistics;
+  if constexpr (kElementsFirst) {
+    skipped = !P::counts(p.args, outer, 0);
+  } else if (exists) {
     if constexpr (P::kHole) {
       row = P::begun(p.args, outer, 0, p.length, 1);
     } else {
@@ -255,14 +261,27 @@ __global__ void __launch_bounds__(32 * (kRowsResident<P, kVectors, kSharing, kAl
   };
   const int here = left(p.length);
   const int unmasked = P::kMasked ? left(p.extras.limit(outer, p.length)) : here;
-  const int wanted = exists && P::skip(row) ? 0 : unmasked;
-  const int64_t at = outer * p.length + first;
+  if constexpr (!kElementsFirst) skipped = exists && P::skip(row);
+  const int wanted = skipped ? 0 : unmasked;
+  const int64_t length = kSharing == Sharing::kTeam ? static_cast<uint32_t>(p.length) : p.length;  // a shorter product
+  const int64_t at = outer * length + first;
 
   Lane lane;
 #pragma unroll
   for (int o = 0; o < P::kOperands; ++o)
     span.load(static_cast<const Bits*>(p.operands[o]) + at, wanted, outer + 1 == p.columns, P::pad(p.args, o),
               lane.raw[o]);
+
+  if constexpr (kElementsFirst) row = P::begun(p.args, outer, 0, p.length, 1);
+
+  if (cluster) {  // while what was asked for is on its way
+    if (threadIdx.x == 0) {
+      make_copy_barrier(stats_there);
+      make_barriers_visible_to_cluster();
+      expect_copies(stats_there, p.spans * static_cast<int>(sizeof(Stat<P>)));
+    }
+    arrive_at_cluster_start();  // until all blocks have begun, their memory is not there
+  }
 
   // What the block would have of a later row comes to the L2 cache, in one piece: where blocks come and go, memory is
   // neither always busy nor read in the order that suits it.
@@ -358,10 +377,6 @@ __global__ void __launch_bounds__(32 * (kRowsResident<P, kVectors, kSharing, kAl
       }
       stat.of[0] = peak;
     }
-    // What is read where the row says is read here: the loads of the row did not wait for that.
-    if constexpr (P::kHole) {
-      if (exists) row = P::completed(p.args, row, outer, 0, p.length, 1);
-    }
     const auto shift = P::guard(peak);
     P::with_sum_args(p.args, [&](const auto& args) {
 #pragma unroll
@@ -370,6 +385,11 @@ __global__ void __launch_bounds__(32 * (kRowsResident<P, kVectors, kSharing, kAl
         stat.sum(k) = is_plain ? plain : lane.sum(args, k, shift, 0, kWidth);
       }
     });
+    // What is read where the row says is read here: the loads of the row did not wait for that, and nor do the sums.
+    // (Read before them, it took up to a tenth more: what waited for an exponential waited for it.)
+    if constexpr (P::kHole) {
+      if (exists) row = P::completed(p.args, row, outer, 0, p.length, 1);
+    }
 #pragma unroll
     for (int k = 0; k < P::kSums; ++k) stat.sum(k) = merged_sum(stat.sum(k), 0, lane_bits);
     if (!team) {
@@ -392,7 +412,7 @@ __global__ void __launch_bounds__(32 * (kRowsResident<P, kVectors, kSharing, kAl
         if constexpr (P::kHole) row = shuffle_from(row, 0);
         wait_at_cluster_barrier();
         if (number < p.spans && rank < receivers) copy_to_block(&stats[number], stats_there, rank, stat);
-        if (block >= receivers) return;
+        if (block >= receivers || (!writes() && warp != 0)) return;
         wait_for_copies(stats_there, 0);
       } else {
         if (threadIdx.x % 32 == 0 && number < p.spans) stats[number] = stat;
@@ -420,9 +440,8 @@ __global__ void __launch_bounds__(32 * (kRowsResident<P, kVectors, kSharing, kAl
   Bits* const out = static_cast<Bits*>(p.out) + at;
   lane.forget();
   P::with_args(p.args, [&](const auto& args) {
-    Pack* next = reinterpret_cast<Pack*>(out) + static_cast<unsigned>(span.slot);
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j, next += static_cast<unsigned>(span.lanes)) {
+    for (int j = 0; j < kVectors; ++j) {
       Acc value[kWidth];
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) {
@@ -430,7 +449,7 @@ __global__ void __launch_bounds__(32 * (kRowsResident<P, kVectors, kSharing, kAl
         if constexpr (P::kMasked) value[i] = lane.masked(j, i) ? P::masked_output(args) : value[i];
       }
       lane.raw[0][j] = packed<Element>(value);
-      if (team_at_once && span.element(j) < here) store_pack(next, lane.raw[0][j]);
+      if (team_at_once && span.element(j) < here) store_pack(span.unit_at(out, j), lane.raw[0][j]);
       if (at_once) span.store_aligned(out, here, j, lane.raw[0][j]);
     }
   });

@@ -37,7 +37,7 @@ struct Parameters {
   int64_t columns, length, inner;  // columns: outer * inner
   int64_t first;                   // column of the first block
   int spans, units;
-  int lane_bits, blocks, unit_warps;
+  int lane_bits, blocks, block_bits, unit_warps;
   bool cluster;  // blocks that share a row are one
   bool aligned;  // every vector is, in every row
   Phase phase;
@@ -70,10 +70,10 @@ struct Stat {
 // 16 bytes, without advice to the caches. With load_once and store_once rows took up to 10 % longer now and then, it
 // seems after kernels that had filled the L2.
 __device__ __forceinline__ Pack load_pack(const Pack* from) {
-  return reinterpret<Pack>(*reinterpret_cast<const uint4*>(from));
+  return bits_as<Pack>(*reinterpret_cast<const uint4*>(from));
 }
 __device__ __forceinline__ void store_pack(Pack* to, Pack pack) {
-  *reinterpret_cast<uint4*>(to) = reinterpret<uint4>(pack);
+  *reinterpret_cast<uint4*>(to) = bits_as<uint4>(pack);
 }
 
 // ---- What a lane holds ----------------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ struct Held {
     Acc sum = Acc(0);
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
-      Acc of_unit = Acc(0);
+      Acc of_unit = P::kPeak ? -Acc(0) : Acc(0);  // what is added to -0 is not changed: no addition
 #pragma unroll
       for (int i = 0; i < kWidth; ++i)
         if constexpr (P::kSums > 0)

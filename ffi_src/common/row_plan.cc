@@ -15,6 +15,7 @@ constexpr int64_t kMaxRounds = 64;
 constexpr int kTeamWarps = 4;        // of a block whose warps have rows of their own
 constexpr int kPreferredWarps = 16;  // of a block that holds a row, or a part
 constexpr int kLeastWarps = 4;       // of a part, where many small ones keep more of the device busy
+constexpr int kRoomyBlocks = 4;      // of a multiprocessor, where rows are few and only read
 
 // How much later in memory that is which a block of many rows brings to the L2 cache (RowPlan::ahead): 1 to 5 MiB were
 // as good, 8 worse than nothing; and six rows of 1 MiB.
@@ -126,6 +127,11 @@ void plan_rows(RowPlan& plan, const Rows& rows, int compute_capability, const Ro
   const bool small = few ? aligned || !two || !stream : many;
   const auto hold = [&] {
     plan.block_warps = static_cast<int>(ceil_div(plan.spans, plan.blocks));
+    // Few rows, only to be read, by large parts: where a multiprocessor has room for five some have five, most four,
+    // and are done earlier; so none has more than four. (Of clusters of 16 fewer would be there at once.)
+    if (few && traits.lean && aligned && plan.block_warps >= kPartWarps - 1 && plan.block_warps <= kPartWarps &&
+        plan.blocks > 1 && plan.blocks < kMaxCluster && most == kMaxCluster)
+      plan.room = kSharedBytes / (kRoomyBlocks + 1);
     if (!few && aligned && traits.fast && traits.output && !two && compute_capability >= 90)
       plan.ahead = static_cast<int>(std::max<int64_t>(kAheadRows, kAheadBytes / (rows.length * traits.item_bytes)));
   };

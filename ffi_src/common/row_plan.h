@@ -62,6 +62,7 @@ struct RowPlan {
   int part = 1;        // kRowsStream: spans of a block, at most, ..
   int stages = 1;      // .. and those for which it has shared memory
   int ahead = 0;       // kRows: how much later the row is that is brought to the L2 cache meanwhile; 0: none
+  int64_t room = 0;    // kRows: bytes of shared memory a block takes at least, so that fewer share a multiprocessor
   int unit_warps = 1;  // kRowsSplit: spans whose statistics are merged before they are stored
   // Columns: a lane holds consecutive positions of one column, or of 16 bytes of columns beside each other.
   bool vector = false;

@@ -1,5 +1,5 @@
-// What every kernel of a scan stands on: its parameters, words that blocks exchange, shuffles of states, and what the
-// warps of a block tell each other.
+// What every kernel of a scan stands on: its parameters, words that blocks exchange, and what the warps of a block tell
+// each other.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,6 @@
 #include "scan/scan.h"
 
 namespace jaxgpuops::scan {
-
-constexpr unsigned kAllLanes = 0xffffffffu;
 
 struct Parameters {
   const void* operands[3];
@@ -40,12 +38,7 @@ struct Parameters {
   int start_offset;                         // the boundary that the policy asks for is at starts[index + this]
 };
 
-// ---- Device facilities ----------------------------------------------------------------------------------------------
-
-__device__ __forceinline__ unsigned char* shared_memory() {
-  extern __shared__ uint4 scan_shared_memory[];
-  return reinterpret_cast<unsigned char*>(scan_shared_memory);
-}
+// ---- Words and barriers ---------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ uint64_t load_word(const uint64_t* word) {
   uint64_t value;
@@ -53,8 +46,21 @@ __device__ __forceinline__ uint64_t load_word(const uint64_t* word) {
   return value;
 }
 
+// Two words in one access, each by itself all the same.
+__device__ __forceinline__ void load_two_words(const uint64_t* words, uint64_t (&values)[2]) {
+  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
+               : "=l"(values[0]), "=l"(values[1])
+               : "l"(words)
+               : "memory");
+}
+
 __device__ __forceinline__ void store_word(uint64_t* word, uint64_t value) {
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
+// Sets a word that is clear; those that look see it sooner than if it was stored.
+__device__ __forceinline__ void set_word(uint64_t* word, uint64_t value) {
+  asm volatile("red.relaxed.gpu.global.or.b64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 
 // A barrier that some threads of the block wait at and others only pass.
@@ -63,28 +69,6 @@ __device__ __forceinline__ void wait_at_barrier(int id, int threads) {
 }
 __device__ __forceinline__ void pass_barrier(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-template <class T>
-struct Words {
-  static_assert(sizeof(T) % 4 == 0);
-  uint32_t word[sizeof(T) / 4];
-};
-
-template <class T>
-__device__ __forceinline__ T shuffle_up(T value, int delta) {
-  auto words = bits_as<Words<T>>(value);
-#pragma unroll
-  for (auto& word : words.word) word = __shfl_up_sync(kAllLanes, word, delta);
-  return bits_as<T>(words);
-}
-
-template <class T>
-__device__ __forceinline__ T shuffle(T value, int lane) {
-  auto words = bits_as<Words<T>>(value);
-#pragma unroll
-  for (auto& word : words.word) word = __shfl_sync(kAllLanes, word, lane);
-  return bits_as<T>(words);
 }
 
 // ---- Between warps --------------------------------------------------------------------------------------------------
@@ -98,7 +82,7 @@ class BetweenWarps {
 
   __device__ int block_columns() const { return columns; }
   __device__ State* totals(int slot) const {
-    return reinterpret_cast<State*>(shared_memory() + p.states_at) + slot * (p.axis_warps + 1) * columns;
+    return reinterpret_cast<State*>(dynamic_shared_memory() + p.states_at) + slot * (p.axis_warps + 1) * columns;
   }
   __device__ State* carry(int slot) const { return totals(slot) + p.axis_warps * columns; }
 

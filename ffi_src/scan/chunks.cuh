@@ -173,7 +173,7 @@ class Chunks : public BetweenWarps<Policy> {
     Folds folds;
     folds.before[0] = shuffle_up(inclusive, 1);
     if (lane == 0) folds.before[0] = Policy::identity(p.options);
-    folds.warp[0] = shuffle(inclusive, 31);
+    folds.warp[0] = shuffle_from(inclusive, 31);
     return folds;
   }
 
@@ -213,12 +213,13 @@ class Chunks : public BetweenWarps<Policy> {
  private:
   template <class T>
   __device__ T* in_stage(int stage, int at) const {
-    return reinterpret_cast<T*>(shared_memory() + stage * kStageBytes + at) + thread;
+    return reinterpret_cast<T*>(dynamic_shared_memory() + stage * kStageBytes + at) + thread;
   }
 
   // 16 bytes by 16 bytes of the warp's part of an operand, as a run has them, j of kPacks, ..
   __device__ Pack* of_warp(int stage, int operand) const {
-    return reinterpret_cast<Pack*>(shared_memory() + stage * kStageBytes) + (operand * kWarps + part) * (32 * kPacks);
+    return reinterpret_cast<Pack*>(dynamic_shared_memory() + stage * kStageBytes) +
+           (operand * kWarps + part) * (32 * kPacks);
   }
   static constexpr int kTurns = 8 / kPacks;  // runs that together have a pack in each bank
   __device__ Pack* run_order(int stage, int operand, int j) const {

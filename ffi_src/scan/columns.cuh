@@ -250,7 +250,7 @@ class Columns : public BetweenWarps<Policy> {
   static constexpr int kLines = Policy::kOperands * kRun + (Policy::kNeighbour ? 1 : 0);
   static_assert(kWarps * kLines * kLine <= kStageBytes);
   __device__ Pack* line(int stage, int operand, int r) const {
-    unsigned char* const warps = shared_memory() + stage * bytes_of_stage + threadIdx.x / 32 * (kLines * kLine);
+    unsigned char* const warps = dynamic_shared_memory() + stage * bytes_of_stage + threadIdx.x / 32 * (kLines * kLine);
     if (Policy::kNeighbour && operand == Policy::kOperands - 1 && p.neighbour_before) ++r;
     return reinterpret_cast<Pack*>(warps + (operand * kRun + r) * kLine);
   }

@@ -66,7 +66,7 @@ class Engine : public BetweenWarps<Policy> {
 
   template <class T>
   __device__ T* in_stage(int stage, int at) const {
-    return reinterpret_cast<T*>(shared_memory() + stage * kStageBytes + at) + threadIdx.x;
+    return reinterpret_cast<T*>(dynamic_shared_memory() + stage * kStageBytes + at) + threadIdx.x;
   }
 
   // Where the columns of this thread are.
@@ -257,7 +257,7 @@ class Engine : public BetweenWarps<Policy> {
       }
       State before = shuffle_up(inclusive, run_stride);
       if (run == 0) before = identity();
-      const State all = shuffle(inclusive, last_run_lane);
+      const State all = shuffle_from(inclusive, last_run_lane);
       folds.before[line] = Policy::combine(folds.warp, before);
       const State with = Policy::combine(folds.warp, all);
       if (line < p.per_lane) folds.warp = with;
@@ -387,7 +387,7 @@ class Engine : public BetweenWarps<Policy> {
   static constexpr int kStagingOfWarp = kPerLane * 32 * 16;
 
   __device__ Bits* staging() const {
-    return reinterpret_cast<Bits*>(shared_memory() + p.staging_at + threadIdx.x / 32 * kStagingOfWarp);
+    return reinterpret_cast<Bits*>(dynamic_shared_memory() + p.staging_at + threadIdx.x / 32 * kStagingOfWarp);
   }
 
   // Calls body(element of the staging area, its offset in the array) for the elements that this lane moves.
@@ -397,8 +397,8 @@ class Engine : public BetweenWarps<Policy> {
 #pragma unroll
     for (int i = 0; i < kRun; ++i) {
       const int element = i * 32 + lane, owner = element / kRun;
-      const int64_t owner_at = shuffle(at, owner);
-      const bool owner_active = shuffle(static_cast<uint32_t>(place.active), owner);
+      const int64_t owner_at = shuffle_from(at, owner);
+      const bool owner_active = shuffle_from(static_cast<uint32_t>(place.active), owner);
       const int owner_run = owner & ((1 << p.run_bits) - 1);
 #pragma unroll
       for (int j = 0; j < kPerLane; ++j) {

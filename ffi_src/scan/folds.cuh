@@ -45,7 +45,7 @@ __device__ __forceinline__ State scan_group(State sum, int count = kGroup) {
 #pragma unroll
   for (int bit = 0; bit < kGroupBits; ++bit) {
     if (1 << bit >= count) break;
-    const State left = shuffle(sum, (lane >> bit << bit) - 1);
+    const State left = shuffle_from(sum, (lane >> bit << bit) - 1);
     if (lane >> bit & 1) sum = Policy::combine(left, sum);
   }
   return sum;
@@ -62,7 +62,7 @@ class Digits {
     for (;; ++level) {
       if (threadIdx.x % 32 == index % kGroup) sums[level] = sum;
       if (index % kGroup != kGroup - 1 || level == kMaxLevels - 1) return;
-      sum = shuffle(scan_group<Policy>(sums[level]), kGroup - 1);
+      sum = shuffle_from(scan_group<Policy>(sums[level]), kGroup - 1);
       index /= kGroup;
     }
   }
@@ -71,7 +71,7 @@ class Digits {
   __device__ State before(int level, int t, State state) const {
     for (; t >> (kGroupBits * level); ++level) {
       const int digit = (t >> (kGroupBits * level)) % kGroup;
-      if (digit != 0) state = Policy::combine(shuffle(scan_group<Policy>(sums[level]), digit - 1), state);
+      if (digit != 0) state = Policy::combine(shuffle_from(scan_group<Policy>(sums[level]), digit - 1), state);
     }
     return state;
   }

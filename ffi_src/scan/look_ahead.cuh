@@ -134,7 +134,7 @@ class LookAhead {
     wait_at_barrier(kAmongMovers, movers);
     const int64_t column = int64_t{at.strip} * columns + threadIdx.x;
     if (threadIdx.x < columns && column < p.columns)
-      sums.publish(0, at.tile, column, work.tile_total(stage, threadIdx.x));
+      sums.template publish<Work::kOneColumn>(0, at.tile, column, work.tile_total(stage, threadIdx.x));
   }
 
   __device__ void finish(int stage, Part at, const typename Work::Place& place) const {
@@ -167,7 +167,8 @@ class LookAhead {
         const int64_t column = int64_t{at.strip} * columns + member;
         if (member < columns && column < p.columns) {
           if (p.counters > 1) {
-            sums.each(0, count, at.tile - count, column, [&](int i, State sum) { known.add(count + i, sum); });
+            sums.template each<false>(0, count, at.tile - count, column,  // (two words at a time were slower here)
+                                      [&](int i, State sum) { known.add(count + i, sum); });
             count = at.tile;
             carry[member] = with_initial(at.tile, column, known.fold(at.tile));
           } else {
@@ -195,7 +196,7 @@ class LookAhead {
       State sum = sums.fold(0, tile, 1, column, work.identity());
       for (int level = 0; (tile >> (kGroupBits * level)) % kGroup == kGroup - 1 && level + 1 < p.levels; ++level) {
         sum = fold(level, sum);
-        sums.publish(level + 1, tile >> (kGroupBits * (level + 1)), column, sum);
+        sums.template publish<false>(level + 1, tile >> (kGroupBits * (level + 1)), column, sum);
       }
     }
     State state = work.identity();

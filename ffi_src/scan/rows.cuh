@@ -47,7 +47,7 @@ class Rows : public BetweenWarps<Policy> {
     first = ((int64_t{strip} << p.column_bits) + column_warp) << (5 - p.run_bits);
     const bool last = strip + 1 == p.strips;
     rows = last ? static_cast<int>(p.columns - first) : 32;
-    packs = reinterpret_cast<Pack*>(shared_memory()) + warp * (kBytesOfWarp / 16);
+    packs = reinterpret_cast<Pack*>(dynamic_shared_memory()) + warp * (kBytesOfWarp / 16);
     origin = (p.backward ? length - p.tile : 0) + part * kOfWarp;
     const Where pack = where<false>(lane * kInPack);
     moved = pack.row * length + pack.at;
@@ -95,7 +95,7 @@ class Rows : public BetweenWarps<Policy> {
     if constexpr (Policy::kNeighbour) {
       const auto& y = tile.operand[kLast];
       const Acc before = shuffle_up(Element::load(get<Bits>(y[kPacks - 1], kInPack - 1)), 1);
-      const Acc after = shuffle(Element::load(get<Bits>(y[0], 0)), (lane + 1) % 32);
+      const Acc after = shuffle_from(Element::load(get<Bits>(y[0], 0)), (lane + 1) % 32);
       tile.neighbour = p.neighbour_before ? before : after;
       if (lane == (p.neighbour_before ? 0 : 31)) tile.neighbour = Element::load(beside);
       if (p.neighbour_before ? position() == 0 : position() + kRun == length)
@@ -130,10 +130,10 @@ class Rows : public BetweenWarps<Policy> {
 #pragma unroll
     for (int step = 1; step < kWarps; step *= 2) {
       if (step >= p.axis_warps) break;
-      const State right = shuffle(fold, lane + step);
+      const State right = shuffle_from(fold, lane + step);
       if (w + step < axis_warp) fold = Policy::combine(fold, right);
     }
-    return Policy::combine(initial, shuffle(fold, 0));
+    return Policy::combine(initial, shuffle_from(fold, 0));
   }
 
   // Writes the results, of which `base` is the fold of what comes before the warp.
@@ -246,7 +246,7 @@ class Rows : public BetweenWarps<Policy> {
 #pragma unroll
       for (int u = 0; u < kPacks; ++u) {
         const Where from = where<false>((u * 32 + lane) * kInPack);
-        const Bits* const pack = data + shuffle(at, from.row << p.run_bits) + from.at;
+        const Bits* const pack = data + shuffle_from(at, from.row << p.run_bits) + from.at;
         copy_async_or_clear(memory_order(operand, u), pack, from.there);
       }
     } else if (p.run_bits == 5) {
@@ -266,7 +266,7 @@ class Rows : public BetweenWarps<Policy> {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const Where from = where<kOneRow>((begin + i) * 32 + lane);
-        const Bits* const row = kOneRow ? data : data + shuffle(at, from.row << p.run_bits);
+        const Bits* const row = kOneRow ? data : data + shuffle_from(at, from.row << p.run_bits);
         values[i] = from.there ? row[from.at] : Bits{};
       }
 #pragma unroll

@@ -58,12 +58,12 @@ __device__ __forceinline__ typename Policy::State before_resident(const Paramete
   const int lane = threadIdx.x % 32, group = t / kGroup, digit = t % kGroup;
   const State none = Policy::identity(p.options);
   for (int g = warp; g <= group; g += kWarps) {
-    Words<State> sum = bits_as<Words<State>>(none);
+    WordsOf<State> sum = bits_as<WordsOf<State>>(none);
     if (g < group || lane < digit)
       while (!Sums<Policy>::load(words + (g * kGroup + lane) * Sums<Policy>::kWords, sum)) {
       }
     __syncwarp();
-    const State all = shuffle(scan_group<Policy>(bits_as<State>(sum)), g < group ? kGroup - 1 : max(digit - 1, 0));
+    const State all = shuffle_from(scan_group<Policy>(bits_as<State>(sum)), g < group ? kGroup - 1 : max(digit - 1, 0));
     if (lane == 0) groups[g] = all;
   }
   wait_at_barrier(barrier, kThreads);
@@ -71,7 +71,7 @@ __device__ __forceinline__ typename Policy::State before_resident(const Paramete
   if (digit != 0) before = Policy::combine(groups[group], before);
   if (group != 0) {
     const State all = scan_group<Policy>(lane < group ? groups[lane] : none, group);
-    before = Policy::combine(shuffle(all, group - 1), before);
+    before = Policy::combine(shuffle_from(all, group - 1), before);
   }
   return before;
 }
@@ -119,11 +119,8 @@ __global__ void __launch_bounds__(kResidentThreads, 2) scan_resident(const __gri
     if (w == warp) earlier = sum;
     sum = Policy::combine(sum, work.totals(team)[w]);
   }
-  if (const int copy = thread % kThreads; copy < p.copies && t < p.tiles) {
-    const auto of_sum = bits_as<Words<State>>(sum);
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) store_word(words + copy * row_words + t * kWords + w, kThere | of_sum.word[w]);
-  }
+  if (const int copy = thread % kThreads; copy < p.copies && t < p.tiles)
+    Sums<Policy>::set(words + copy * row_words + t * kWords, sum);
   grid.barrier_wait(std::move(arrived));
   if (t >= p.tiles) return;
   State* const groups = work.totals(teams) + team * kGroup;
@@ -160,7 +157,7 @@ class RowLookAhead {
       : p(p),
         work(p),
         sums{p},
-        landed(reinterpret_cast<uint64_t*>(shared_memory() + p.staging_at)),
+        landed(reinterpret_cast<uint64_t*>(dynamic_shared_memory() + p.staging_at)),
         tickets(reinterpret_cast<volatile unsigned*>(landed + kMostStages)),
         all_tickets(p.strips * static_cast<unsigned>(p.tiles)),
         lookers((static_cast<int>(blockDim.x) - 2 * kThreads) / 32) {}
@@ -169,6 +166,7 @@ class RowLookAhead {
     if (threadIdx.x < p.stages) make_landing(threadIdx.x);
     __syncthreads();
     if (threadIdx.x < kThreads) {
+      if (threadIdx.x == 0) let_come_near(blockIdx.x);  // whoever takes it, while the counter is cleared
       wait_for_predecessor();
       finish();
     } else if (threadIdx.x < 2 * kThreads) {
@@ -250,6 +248,12 @@ class RowLookAhead {
   }
   __device__ uint32_t landing(int stage) const { return shared_address(landed + stage); }
 
+  __device__ void let_come_near(unsigned ticket) const {
+    if (ticket >= all_tickets) return;
+    const Part at = part(ticket);
+    work.let_come_near(work.place(at.row), work.span(at.tile));
+  }
+
   // Lets tile i come, of which the first of those that finish has taken the ticket.
   __device__ void fetch(int i, int stage, unsigned ticket) const {
     if (threadIdx.x == 0) tickets[i % kTicketRing] = ticket;
@@ -264,11 +268,7 @@ class RowLookAhead {
     tell_landing(stage);
     // Meanwhile the tile of the next round comes to the level 2 cache: memory is kept busy then where all wait for one
     // tile that is late. (Three rounds were slower than none: results push them out of the cache.)
-    const unsigned later = ticket + gridDim.x;
-    if (threadIdx.x == 0 && i >= p.stages - 1 && later < all_tickets) {
-      const Part at = part(later);
-      work.let_come_near(work.place(at.row), work.span(at.tile));
-    }
+    if (threadIdx.x == 0 && i >= p.stages - 1) let_come_near(ticket + gridDim.x);
   }
 
   __device__ void finish() const {

@@ -1,6 +1,6 @@
 // The sums of tiles that blocks which share an axis tell each other, in global memory.
 //
-// A sum is published in words of 32 bits each, with a tag beside it that says so: one 64-bit store, so nothing has to
+// A sum is published in words of 32 bits each, with a tag beside it that says so: one 64-bit access, so nothing has to
 // be ordered. To publish a sum a block waits for nothing but tiles that come before in a counter's order, so there is
 // always one that can go on, whatever blocks are running. Only sums are ever waited for, never what comes before
 // another tile, so what is folded is always the same, and there is no chain from tile to tile. (Look-ahead and its
@@ -26,18 +26,17 @@ struct Sums {
     return p.words + ((p.level_at[level] + static_cast<int64_t>(index)) * p.columns + column) * kWords;
   }
 
+  // By atomics, which are seen sooner, or by stores, which cost memory less: better where each thread has a column.
+  template <bool kSoon = true>
   __device__ void publish(int level, int index, int64_t column, State state) const {
-    const auto words = bits_as<Words<State>>(state);
-    uint64_t* to = at(level, index, column);
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) store_word(to + w, kThere | words.word[w]);
+    set<kSoon>(at(level, index, column), state);
   }
 
   // Calls body(i, sum i) for `count` sums of a level, one after the other; waits until they are there.
-  template <class Body>
+  template <bool kByTwo = true, class Body>
   __device__ void each(int level, int first, int count, int64_t column, Body body) const {
     for (int begin = 0; begin < count; begin += kBatch) {
-      Words<State> words[kBatch];
+      WordsOf<State> words[kBatch];
       bool there[kBatch], all;
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) there[i] = begin + i >= count;
@@ -45,7 +44,7 @@ struct Sums {
         all = true;
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
-          if (!there[i]) there[i] = load(at(level, first + begin + i, column), words[i]);
+          if (!there[i]) there[i] = load<kByTwo>(at(level, first + begin + i, column), words[i]);
           all = all && there[i];
         }
       } while (!all);
@@ -77,14 +76,38 @@ struct Sums {
     return state;
   }
 
-  // Loads a sum, if it is there.
-  __device__ static bool load(const uint64_t* from, Words<State>& words) {
-    bool there = true;
+  // Makes words that are clear say that a sum is there.
+  template <bool kSoon = true>
+  __device__ static void set(uint64_t* to, State state) {
+    const auto words = bits_as<WordsOf<State>>(state);
 #pragma unroll
     for (int w = 0; w < kWords; ++w) {
-      const uint64_t word = load_word(from + w);
-      there = there && word >= kThere;
-      words.word[w] = static_cast<uint32_t>(word);
+      if constexpr (kSoon) {
+        set_word(to + w, kThere | words.word[w]);
+      } else {
+        store_word(to + w, kThere | words.word[w]);
+      }
+    }
+  }
+
+  // Loads a sum, if it is there, two words at a time where their number is even.
+  template <bool kByTwo = true>
+  __device__ static bool load(const uint64_t* from, WordsOf<State>& state) {
+    constexpr int kStep = kByTwo && kWords % 2 == 0 ? 2 : 1;
+    bool there = true;
+#pragma unroll
+    for (int first = 0; first < kWords; first += kStep) {
+      uint64_t words[kStep];
+      if constexpr (kStep == 2) {
+        load_two_words(from + first, words);
+      } else {
+        words[0] = load_word(from + first);
+      }
+#pragma unroll
+      for (int w = 0; w < kStep; ++w) {
+        there = there && words[w] >= kThere;
+        state.word[first + w] = static_cast<uint32_t>(words[w]);
+      }
     }
     return there;
   }
@@ -106,7 +129,7 @@ class Before {
 
   // The first tries of three levels overlap.
   __device__ __forceinline__ State find() {
-    Words<State> words[kFewLevels];
+    WordsOf<State> words[kFewLevels];
     bool there[kFewLevels];
 #pragma unroll
     for (int level = 0; level < kFewLevels; ++level)
@@ -126,32 +149,32 @@ class Before {
     rest.sum = sum;
     rest.ends = ends;
     for (int level = kFewLevels; level < p.levels; ++level) {
-      Words<State> words;
+      WordsOf<State> words;
       const bool there = rest.load(level, words);
       rest.fold(level, words, there);
     }
     return rest.before;
   }
 
-  __device__ __forceinline__ bool load(int level, Words<State>& words) const {
+  __device__ __forceinline__ bool load(int level, WordsOf<State>& words) const {
     const int lane = threadIdx.x % 32, index = tile >> (kGroupBits * level), digit = index % kGroup;
     const bool wanted = lane < digit || (level == 0 && digit == kGroup - 1);  // the latter with the tile's own sum
     return !wanted || sums.load(sums.at(level, index - digit + lane, column), words);
   }
 
-  __device__ __forceinline__ void fold(int level, Words<State>& words, bool there) {
+  __device__ __forceinline__ void fold(int level, WordsOf<State>& words, bool there) {
     const int lane = threadIdx.x % 32, index = tile >> (kGroupBits * level), digit = index % kGroup;
-    while (!__all_sync(kAllLanes, there))
+    while (!__all_sync(kEveryLane, there))
       if (!there) there = load(level, words);
     State mine = bits_as<State>(words);
     if (level > 0 && lane == kGroup - 1) mine = sum;
     const State all = scan_group<Policy>(mine);
     ends = ends && digit == kGroup - 1 && level + 1 < p.levels;
     if (ends) {
-      sum = shuffle(all, kGroup - 1);
+      sum = shuffle_from(all, kGroup - 1);
       if (lane == 0) sums.publish(level + 1, index / kGroup, column, sum);
     }
-    if (digit != 0) before = Policy::combine(shuffle(all, digit - 1), before);
+    if (digit != 0) before = Policy::combine(shuffle_from(all, digit - 1), before);
   }
 
   const Parameters& p;

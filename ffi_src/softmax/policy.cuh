@@ -257,10 +257,13 @@ struct CrossEntropy : ExponentialSum<E, sizeof(typename E::Bits) == 2> {
   __device__ static Row row(const Args& args, int64_t outer, int64_t i, int64_t length, int64_t inner) {
     return completed(args, begun(args, outer, i, length, inner), outer, i, length, inner);
   }
+  __device__ static bool counts(const Args& args, int64_t outer, int64_t i) {
+    return !args.where || args.where[args.where_at(outer, 0, i)];
+  }
   // A row in two steps: what the second reads, the first has to know.
   __device__ static Row begun(const Args& args, int64_t outer, int64_t i, int64_t length, int64_t inner) {
     Row row = {};
-    row.counts = !args.where || args.where[args.where_at(outer, 0, i)];
+    row.counts = counts(args, outer, i);
     row.label = args.labels[outer * inner + i];
     if (args.cotangent) row.cotangent = args.cotangent[args.cotangent_at(outer, 0, i)];
     return row;
@@ -333,7 +336,7 @@ struct CrossEntropy : ExponentialSum<E, sizeof(typename E::Bits) == 2> {
     const Acc value = fused_multiply_add(Base::exponential(z, final.shift), final.slope, -final.offset);
     // 0 whatever the logits are where the row does not count; without a branch for every element.
     using Word = std::conditional_t<sizeof(Acc) == 8, uint64_t, uint32_t>;
-    return reinterpret<Acc>(reinterpret<Word>(value) & -static_cast<Word>(row.counts));
+    return bits_as<Acc>(bits_as<Word>(value) & -static_cast<Word>(row.counts));
   }
   __device__ static Acc hole_output(const Args&, const Row&, const Final& final) { return final.at_label; }
 };

@@ -72,6 +72,14 @@ struct Filter {
     for (int e = 0; e < kPerWord; ++e) any |= most << (kWordBits - kBits * (e + 1)) >= floor;
     return any;
   }
+  // The same for larger keys than the threshold.
+  __device__ bool exceeds(Word most) const {
+    bool any = false;
+#pragma unroll
+    for (int e = 0; e < kPerWord; ++e)
+      any |= most << (kWordBits - kBits * (e + 1)) > (floor | ((Word{1} << (kWordBits - kBits)) - 1));
+    return any;
+  }
   // One bit for each element of the word that passes.
   JAXGPUOPS_HD uint32_t passes(Word word) const {
     uint32_t bits = 0;

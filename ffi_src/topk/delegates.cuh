@@ -12,6 +12,14 @@ __device__ __forceinline__ void count_less(uint32_t& count, uint32_t a, uint32_t
   asm("{\n.reg .u32 t;\nadd.cc.u32 t, %1, %2;\naddc.u32 %0, %0, 0;\n}" : "+r"(count) : "r"(~a), "r"(b));
 }
 
+// count += whether other comes before own: it is larger, or equal and of a lower index. In three instructions.
+__device__ __forceinline__ void count_before(uint32_t& count, uint32_t own, uint32_t index, uint32_t other,
+                                             uint32_t other_index) {
+  asm("{\n.reg .u32 t;\nadd.cc.u32 t, %1, %2;\naddc.cc.u32 t, %3, %4;\naddc.u32 %0, %0, 0;\n}"
+      : "+r"(count)
+      : "r"(index), "r"(~other_index), "r"(~own), "r"(other));
+}
+
 // bits = 2 * bits + (above < word), likewise, by the carry of word + ~above.
 __device__ __forceinline__ void push_reaches(uint32_t& bits, uint32_t word, uint32_t above) {
   asm("{\n.reg .u32 t;\nadd.cc.u32 t, %1, %2;\naddc.u32 %0, %0, %0;\n}" : "+r"(bits) : "r"(~above), "r"(word));

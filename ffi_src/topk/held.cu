@@ -43,7 +43,8 @@ struct Board {
   uint64_t chosen[kMaxHeldK];
   uint32_t delegates[kHeldDelegates];
   uint32_t bounds[2][kMaxHeldBlocks], counts[kMaxHeldBlocks];
-  uint32_t count, totals[3], padding[2];
+  uint32_t count, totals[3];
+  unsigned long long top;
 };
 static_assert(sizeof(Board<256>) == held_board_bytes(256));
 
@@ -89,19 +90,31 @@ __device__ __forceinline__ void append(Board<kThreads>& board, bool wanted, uint
   if (wanted && at < board.kRoom) board.list[at] = candidate;
 }
 
+// The largest of all threads' values. All threads; another barrier before the next call.
+template <int kThreads>
+__device__ __forceinline__ uint64_t most_of_block(Board<kThreads>& board, uint64_t value) {
+  if (threadIdx.x == 0) board.top = 0;
+#pragma unroll
+  for (int d = 16; d; d /= 2) value = larger(value, shuffle_xor(value, d));
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) atomicMax(&board.top, static_cast<unsigned long long>(value));
+  __syncthreads();
+  return board.top;
+}
+
 // Leaves from k to kHeldKeep of m candidates on the list, the best, and gives a bound that these reach. All threads.
 template <int kThreads>
-__device__ __noinline__ uint64_t keep_best(Board<kThreads>& board, uint32_t m, uint32_t k, uint64_t low,
-                                           uint64_t high) {
+__device__ __noinline__ uint64_t keep_best(Board<kThreads>& board, uint32_t m, uint32_t k, uint64_t low) {
   constexpr uint32_t kOwn = held_room(kThreads) / kThreads;
-  uint64_t own[kOwn];
+  uint64_t own[kOwn], high = 0;
 #pragma unroll
   for (uint32_t o = 0; o < kOwn; ++o) {
     const uint32_t i = o * kThreads + threadIdx.x;
     own[o] = i < m ? board.list[i] : 0;
+    high = larger(high, own[o]);
   }
   if (threadIdx.x == 0) board.totals[0] = 0;
-  __syncthreads();
+  high = most_of_block(board, high);
   if (threadIdx.x == 0) board.count = 0;
 #pragma unroll 1
   for (uint32_t step = 0; low < high; ++step) {
@@ -132,7 +145,7 @@ __device__ __noinline__ uint64_t keep_best(Board<kThreads>& board, uint32_t m, u
 // The rare path, called: collects candidates of a block that has too many. Gives their number.
 template <class Key, int kThreads>
 __device__ __noinline__ uint32_t collect_again(const Args& a, Board<kThreads>& board, uint32_t r, uint32_t rank,
-                                               const uint4* half) {
+                                               Key floor, const uint4* half) {
   const Part<Key> part(a, r, rank);
   constexpr uint32_t kVector = Part<Key>::kVector, kChunk = Part<Key>::kChunk;
   const Packing<Key> packing{a.length - 1, a.index_bits};
@@ -159,8 +172,7 @@ __device__ __noinline__ uint32_t collect_again(const Args& a, Board<kThreads>& b
 #pragma unroll
     for (uint32_t e = 0; e < kVector; ++e) best = larger(best, composite(vector, place(where), e));
   }
-  const uint64_t highest = packing.pack(static_cast<Key>(~Key{0}), 0);
-  uint64_t low = 0, high = highest;
+  uint64_t low = packing.lowest(floor), high = most_of_block(board, best);
 #pragma unroll 1
   while (low < high) {
     const uint64_t middle = high - (high - low) / 2;
@@ -174,31 +186,43 @@ __device__ __noinline__ uint32_t collect_again(const Args& a, Board<kThreads>& b
   }
   if (tid == 0) board.count = 0;
   __syncthreads();
-  const auto make_room = [&] {
-    __syncthreads();
-    const uint32_t m = board.count;
-    __syncthreads();
-    if (m + kThreads > board.kRoom) low = keep_best<kThreads>(board, m, a.k, low, highest);
-  };
+  constexpr uint32_t kAtOnce = 4;
+  static_assert(2 * kHeldLoads % kAtOnce == 0);
+  uint32_t any = 0, used = 0;  // places of the list, at most
 #pragma unroll 1
   for (uint32_t j = 0; j < 2 * kHeldLoads; ++j) {
-    const bool there = place(j) < part.vectors;
+    if (j % kAtOnce == 0) {  // most often none of these has any
+      const Filter<Key> filter(packing.key(low), a.order);
+      any = 0;
+#pragma unroll
+      for (uint32_t u = 0; u < kAtOnce; ++u) {
+        if (place(j + u) >= part.vectors) continue;
+        const uint4 v = load(j + u);
+        const uint32_t most_of = filter.most(filter.most(filter.most(filter.most(0, v.x), v.y), v.z), v.w);
+        // Where all indices are above that of `low`, larger keys only.
+        const bool late = part.begin + place(j + u) * kVector > packing.index(low);
+        if (late ? filter.exceeds(most_of) : filter.reaches(most_of)) any |= 1u << u;
+      }
+      if (!__syncthreads_or(any)) {
+        j += kAtOnce - 1;
+        continue;
+      }
+    }
+    const bool there = any >> j % kAtOnce & 1;
+    const uint32_t more = __syncthreads_count(there) * kVector;
+    used += more;
+    if (used + kThreads <= board.kRoom ? !__any_sync(kFullWarp, there) : more == 0) continue;
     uint4 vector = make_uint4(0, 0, 0, 0);
     if (there) vector = load(j);
-    const Filter<Key> filter(packing.key(low), a.order);
-    const uint32_t most_of =
-        filter.most(filter.most(filter.most(filter.most(0, vector.x), vector.y), vector.z), vector.w);
-    bool any = false;
-    if (there && filter.reaches(most_of)) {
-#pragma unroll
-      for (uint32_t e = 0; e < kVector; ++e) any |= composite(vector, place(j), e) >= low;
-    }
-    if (!__syncthreads_or(any)) continue;
 #pragma unroll 1
     for (uint32_t e = 0; e < kVector; ++e) {
       const uint64_t c = composite(vector, place(j), e);
       append(board, there && c >= low, c);
-      make_room();
+      if (used + kThreads <= board.kRoom) continue;
+      __syncthreads();
+      const uint32_t m = board.count;
+      __syncthreads();
+      if (m + kThreads > board.kRoom) low = keep_best<kThreads>(board, m, a.k, low);
     }
   }
   uint64_t c = 0;
@@ -208,6 +232,7 @@ __device__ __noinline__ uint32_t collect_again(const Args& a, Board<kThreads>& b
   }
   append(board, tid < part.loose && c >= low, c);
   __syncthreads();
+  if (board.count > kHeldKeep) keep_best<kThreads>(board, board.count, a.k, low);
   return board.count;
 }
 
@@ -317,9 +342,9 @@ __global__ void __launch_bounds__(kThreads, kHeldThreads / kThreads) held_kernel
   // By lanes on their own: few have any.
   const auto put = [&](uint4 vector, uint32_t v) {
     asm("" : "+r"(vector.x), "+r"(vector.y), "+r"(vector.z), "+r"(vector.w));  // or their keys were kept in registers
+    if (v >= part.vectors || *static_cast<volatile uint32_t*>(&board.count) > board.kRoom) return;  // all come again
     uint32_t hits = filter.passes(vector.x) | filter.passes(vector.y) << kPerWord |
                     filter.passes(vector.z) << (2 * kPerWord) | filter.passes(vector.w) << (3 * kPerWord);
-    if (v >= part.vectors || *static_cast<volatile uint32_t*>(&board.count) > board.kRoom) return;  // all come again
     const uint32_t number = __popc(hits);
     uint32_t at = atomicAdd(&board.count, number);
     if (at + number > board.kRoom) return;
@@ -354,10 +379,9 @@ __global__ void __launch_bounds__(kThreads, kHeldThreads / kThreads) held_kernel
   }
   __syncthreads();
   uint32_t m = board.count;
-  if (m > board.kRoom) m = collect_again<Key, kThreads>(a, board, r, rank, half);
+  if (m > board.kRoom) m = collect_again<Key, kThreads>(a, board, r, rank, static_cast<Key>(floor), half);
   if (m > kHeldKeep) {
-    const uint64_t low = packing.lowest(static_cast<Key>(floor)), high = packing.pack(static_cast<Key>(~Key{0}), 0);
-    keep_best<kThreads>(board, m, a.k, low, high);
+    keep_best<kThreads>(board, m, a.k, packing.lowest(static_cast<Key>(floor)));
     m = board.count;
   }
 

@@ -34,6 +34,7 @@ struct Args {
   bool sorted;
 };
 
+constexpr uint32_t kSlack = 12;        // candidates beyond twice k that are worth ranking
 constexpr int kDelegates = 128;        // of a row that a block holds
 constexpr uint32_t kNaN = 0x7fc00000;  // the float32 NaN that computations yield
 constexpr uint32_t kExponent = 0x7f800000;
@@ -41,7 +42,7 @@ constexpr uint32_t kExponent = 0x7f800000;
 // What a team shares.
 template <int kTeam>
 struct alignas(16) Board {
-  static constexpr int kMaxK = kTeam > 32 ? kMaxRowsK : 2 * kTeam, kCapacity = 2 * kMaxK + 24;
+  static constexpr int kMaxK = kTeam > 32 ? kMaxRowsK : 2 * kTeam, kCapacity = 2 * kMaxK + kSlack;
   uint32_t words[kCapacity + 4];
   uint32_t indices[kCapacity + 4];
   unsigned long long chosen[kMaxK];  // indices above words
@@ -395,7 +396,7 @@ struct Output {
 // Writes the k best of the m candidates on a board, in the order asked for.
 template <class T, class Output>
 __device__ __forceinline__ void write_candidates(const T& team, const typename T::Element* row, uint32_t in_team,
-                                                 uint32_t m, typename T::Element floor, Output write) {
+                                                 uint32_t m, typename T::Element floor, bool ties, Output write) {
   using Order = typename T::Order;
   using Key = typename T::Element;
   const Args& a = team.a;
@@ -443,7 +444,16 @@ __device__ __forceinline__ void write_candidates(const T& team, const typename T
       }
       for (uint32_t j = in_team % kSplit * 4; j < m; j += 4 * kSplit) {
         const uint4 other = *reinterpret_cast<const uint4*>(board.words + j);
-        if constexpr (kFloats) {
+        if constexpr (with_indices) {
+          const uint4 place = *reinterpret_cast<const uint4*>(board.indices + j);
+#pragma unroll
+          for (uint32_t o = 0; o < kOwn; ++o) {
+            count_before(before[o], own[o], index[o], other.x, place.x);
+            count_before(before[o], own[o], index[o], other.y, place.y);
+            count_before(before[o], own[o], index[o], other.z, place.z);
+            count_before(before[o], own[o], index[o], other.w, place.w);
+          }
+        } else if constexpr (kFloats) {
 #pragma unroll
           for (uint32_t o = 0; o < kOwn; ++o) {
             higher[o] += __saturatef(fmaf(__uint_as_float(other.x), scale, offset[o]));
@@ -459,13 +469,6 @@ __device__ __forceinline__ void write_candidates(const T& team, const typename T
             count_less(before[o], own[o], other.z);
             count_less(before[o], own[o], other.w);
           }
-        }
-        if constexpr (with_indices) {
-          const uint4 place = *reinterpret_cast<const uint4*>(board.indices + j);
-#pragma unroll
-          for (uint32_t o = 0; o < kOwn; ++o)
-            before[o] += (other.x == own[o] && place.x < index[o]) + (other.y == own[o] && place.y < index[o]) +
-                         (other.z == own[o] && place.z < index[o]) + (other.w == own[o] && place.w < index[o]);
         }
       }
 #pragma unroll
@@ -486,7 +489,7 @@ __device__ __forceinline__ void write_candidates(const T& team, const typename T
   };
   if constexpr (sizeof(Key) < 4) {
     rank_all(std::bool_constant<!Order::kDistinct>());
-  } else if (!a.sorted) {
+  } else if (!a.sorted || ties) {
     rank_all(std::true_type());
   } else {
     // Ranks of distinct words are 0 … m - 1. Ties sum to less: then the row is ranked again, equal keys by index (and
@@ -620,7 +623,8 @@ __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTe
     team.sync();
     if constexpr (T::kBlock) found = board.count;
     const bool again = live && (found > a.most || found < a.k);
-    if (T::kBlock ? again : __any_sync(kFullWarp, again)) {
+    const bool any_again = T::kBlock ? again : __any_sync(kFullWarp, again);
+    if (any_again) {
       const uint64_t refined = refine_row<T>(a, board, row, team.t, live, again, floor);
 #pragma unroll
       for (int i = 0; i < T::kMasks; ++i) hits[i] = static_cast<uint32_t>(refined >> (32 * i));
@@ -631,7 +635,7 @@ __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTe
       team.sync();
       if constexpr (T::kBlock) found = board.count;
     }
-    write_candidates(team, row, in_team, found, floor, write);
+    write_candidates(team, row, in_team, found, floor, !T::kBlock && any_again, write);
   }
 }
 
@@ -692,7 +696,7 @@ cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, const Problem& pr
   a.rows = problem.rows.count();
   a.length = static_cast<uint32_t>(problem.rows.length);
   a.k = static_cast<uint32_t>(problem.k);
-  a.most = 2 * a.k + 24;
+  a.most = 2 * a.k + kSlack;
   a.sorted = problem.sorted;
   a.one = 1;
   a.minus_one = ~0u;

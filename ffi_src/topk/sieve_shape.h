@@ -31,12 +31,15 @@ constexpr size_t kSieveShared = kSieveControl + kSieveRing + kSieveRoom * 8;
 static_assert(kSieveRoom * 2 + (kMaxSieveK + 2 * kSieveCrowd) * 8 <= kSieveRing);
 
 // Rows of 16-bit keys that one block holds whole: a key and an index are one word. Bins and counters, the row with what
-// stands beside it in its first and last 16 bytes, numbers of survivors, the list.
+// stands beside it in its first and last 16 bytes, numbers of survivors, two lists.
 constexpr int64_t kMinWholeLength = 1 << 15, kMaxWholeLength = 1 << 16;
 constexpr uint32_t kWholeRoom = 16384;  // survivors
+constexpr uint32_t kWholeCrowd = 64;    // survivors in one bin that make another way the better choice
+constexpr uint32_t kWholeSort = 4096;   // that the other way sorts
 constexpr size_t kWholeControl = kSieveBins * 4 + 512;
-constexpr size_t kWholeRow = kMaxWholeLength * 2 + 32;
-constexpr size_t kWholeShared = kWholeControl + kWholeRow + kWholeRoom * 2 + (kMaxSieveK + kSieveCrowd) * 4;
+constexpr size_t kWholeRow = kMaxWholeLength * 2 + 512;
+constexpr size_t kWholeShared = kWholeControl + kWholeRow + kWholeRoom * 2 + 2 * kWholeSort * 4;
+static_assert(kMaxSieveK + kWholeCrowd <= kWholeSort);
 
 constexpr bool sieve_holds_whole(int64_t length, int key_bytes) {
   return key_bytes == 2 && length >= kMinWholeLength && length <= kMaxWholeLength;

@@ -4,11 +4,12 @@
 // threads' and a bound of all else; a block tells the best 8 or 16 of its warps' and a bound of all that it does not
 // tell. The k-th largest of what the blocks tell is a threshold that k elements reach, and few more of them if what
 // they tell is enough. A second kernel takes those; the warps of a block that may hold more than it told (its bound
-// says so) have their elements read again. No element is compared with a threshold while the row is read, no block
-// waits for another, and the result depends on none of that.
+// says so) have their elements read again, the best first. No element is compared with a threshold while the row is
+// read, no block waits for another, and the result depends on none of that.
 //
 // Where neighbours hold the best elements (sorted rows, ties), the blocks' lists are too short and the threshold is
-// low. Where threads read much, a block therefore tells a bound of its own, too: the k-th best of its threads.
+// low. Where threads read much, a block therefore tells a bound of its own, too: the k-th best of its threads. And what
+// is read again raises the threshold.
 //
 // Bytes moved: the input once (that of a few warps twice), some 200 bytes a block to the workspace and back, k (value +
 // index) out. After: Dr. Top-k's delegates (arXiv 2109.08219).
@@ -35,6 +36,7 @@ struct Wave {
 
 constexpr int kThreads = kWaveThreads;
 constexpr uint32_t kWarps = kThreads / 32;
+constexpr uint32_t kFew = kThreads / 4;  // candidates that are ranked at once
 
 // A row, dealt out to the threads of all its blocks: vectors of 16 bytes, in rounds. What stands before the first
 // boundary of 16 bytes and after the last is `loose`.
@@ -122,21 +124,25 @@ __device__ __forceinline__ C largest_of_warp(C c) {
 }
 
 // A lower bound, reached by at least k of the threads' values and by few more, of the k-th largest: as kth_of_block,
-// but of composites, so that ties do not spoil it, and faster for small k. Starts and ends with the block in step.
+// but of composites, so that ties do not spoil it, and faster for small k. Values below `floor` count as it does.
+// Starts and ends with the block in step.
 template <class C>
-__device__ __forceinline__ C kth_of_threads(C value, uint32_t k) {
-  __shared__ C warp_kth[kWarps];
+__device__ __forceinline__ C kth_of_threads(C value, uint32_t k, C floor = 0) {
+  __shared__ C warp_kth[kWarps], warp_least[kWarps];
+  const uint32_t warp = threadIdx.x / 32;
+  value = larger(value, floor);
   C rest = value, kth = 0;
 #pragma unroll 1
   for (uint32_t i = 0; i < k; i += kWarps) {
     kth = largest_of_warp(rest);
     if (rest == kth) rest = 0;
   }
-  if (threadIdx.x % 32 == 0) warp_kth[threadIdx.x / 32] = kth;
+  if (threadIdx.x % 32 == 0) warp_kth[warp] = kth;
   __syncthreads();
+  const auto least_of_warp = [](C c) { return static_cast<C>(~largest_of_warp(static_cast<C>(~c))); };
   const C of_warp = warp_kth[threadIdx.x % kWarps];
-  C low = ~largest_of_warp(static_cast<C>(~of_warp)), high = largest_of_warp(of_warp);
-  while (low < high) {
+  C low = larger(least_of_warp(of_warp), floor), high = largest_of_warp(of_warp);
+  for (uint32_t step = 1; low < high; ++step) {
     const C middle = high - (high - low) / 2;
     const uint32_t reached = __syncthreads_count(value >= middle);
     if (reached >= k) {
@@ -144,6 +150,13 @@ __device__ __forceinline__ C kth_of_threads(C value, uint32_t k) {
       if (reached <= k + (k <= 64 ? k / 2 : k / 8)) break;
     } else {
       high = middle - 1;
+    }
+    if (__builtin_expect(step == 8, false)) {  // ties, far from other values: on to what there is
+      const C least = least_of_warp(value >= low ? value : ~C{0}), most = largest_of_warp(value <= high ? value : C{0});
+      if (threadIdx.x % 32 == 0) warp_least[warp] = least, warp_kth[warp] = most;
+      __syncthreads();
+      low = least_of_warp(warp_least[threadIdx.x % kWarps]);
+      high = largest_of_warp(warp_kth[threadIdx.x % kWarps]);
     }
   }
   __syncthreads();
@@ -238,118 +251,164 @@ __global__ void __launch_bounds__(kThreads, 2) wave_kernel(const Wave a) {
   }
 }
 
-// Any result, of any number of candidates, some of which may have to be read again.
+// Writes the k largest of up to kFew candidates, in order; the 16 places after the last are 0.
 template <class Key>
-__device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_bytes) {
+__device__ __forceinline__ void write_few(const Wave& a, const Composite<Key>* buffer, uint32_t count,
+                                          const Packing<Key>& packing, int64_t row) {
+  const uint32_t tid = threadIdx.x;
+  const Composite<Key> one = buffer[tid / 4];  // four threads rank a candidate
+  uint32_t above = 0;
+#pragma unroll 1
+  for (uint32_t i = tid % 4; i < count; i += 16) {
+#pragma unroll
+    for (uint32_t u = 0; u < 16; u += 4) above += buffer[i + u] > one;
+  }
+  above += __shfl_xor_sync(kFullWarp, above, 1);
+  above += __shfl_xor_sync(kFullWarp, above, 2);
+  if (tid % 4 == 0 && tid / 4 < count && above < a.k) {
+    static_cast<Key*>(a.out.values)[row * a.k + above] = decode(packing.key(one), a.order);
+    a.out.indices[row * a.k + above] = static_cast<int32_t>(packing.index(one));
+  }
+}
+
+// Whether k candidates and what comes with them are few.
+__device__ __forceinline__ bool few(const Wave& a) { return a.k <= kFew * 7 / 8 && a.out.sorted; }
+
+template <class C>
+__device__ __noinline__ C raise(C value, uint32_t k, C floor) {
+  return kth_of_threads(value, k, floor);
+}
+
+// Any result, of any number of candidates. These stand in the buffer, unless it has no room for them or some have to be
+// read again. Where neighbours hold the best elements, many warps may hold more than was told, and far more elements
+// than k reach the threshold. Warps are therefore read again in the order of their best elements, some at a time, and
+// what they hold raises the threshold before it is kept: once the k best are read, few others' best reach it.
+template <class Key>
+__device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_bytes, Composite<Key> threshold,
+                                        bool again) {
   using C = Composite<Key>;
   constexpr uint32_t kVector = Dealt<Key>::kVector;
-  constexpr uint32_t kMine = kMaxWaveReports / kThreads;
   auto& s = *reinterpret_cast<Shared<kThreads, C>*>(shared_bytes);
   C* buffer = reinterpret_cast<C*>(shared_bytes + stream_control_bytes(sizeof(C), kThreads));
+  auto* warps = reinterpret_cast<uint32_t*>(buffer + kWaveRoom);      // those that are read again now
+  auto* more = reinterpret_cast<unsigned char*>(warps + kWaveAgain);  // blocks that may hold more than they told
   const uint32_t tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
   const int64_t row = blockIdx.x;
   const Packing<Key> packing = Packing<Key>::make(a.length);
   const Reports<Key> reports(a, row);
   const Dealt<Key> dealt(a, row);
-  C loose = 0;
-  if (tid < dealt.loose()) {
-    const uint32_t at = dealt.loose_index(tid);
-    loose = packing.pack(encode(dealt.x[at], a.order), at);
-  }
-  __syncthreads();
-  if (tid == 0) s.count = s.full = s.above = 0;
 
-  const uint32_t all = a.told * a.slices, bounds = all + 2 * a.slices, entries = bounds + a.slices;
-  const uint32_t own = lane / 4 * (4 * kWarps) + warp * 4 + lane % 4;  // each warp has a part of the best
-  C told[kMine], best = 0, floor = 1, bound = 0;  // no element of the result is 0, the last composite of all
-#pragma unroll
-  for (uint32_t j = 0; j < kMine; ++j) {
-    const uint32_t i = own + j * kThreads;
-    told[j] = i < entries ? reports.told[i] : C{0};
-  }
-#pragma unroll
-  for (uint32_t j = 0; j < kMine; ++j) {
-    const uint32_t i = own + j * kThreads;
-    if (i < all) {
-      best = larger(best, told[j]);
-    } else if (i < bounds) {
-      bound = larger(bound, told[j]);
-    } else {
-      floor = larger(floor, told[j]);
-    }
-  }
-  C threshold = larger(kth_of_threads(best, a.k), floor);
-  if (a.deep) {
-    floor = largest_of_warp(threshold);
-    if (lane == 0) s.low[warp] = floor;
+  if (again || s.count > kWaveRoom) {
+    const auto push = [&](uint32_t hits, auto at) {
+      while (true) {
+        hits = append_hits(s, buffer, kWaveRoom, hits, at);
+        if (!__syncthreads_or(hits)) break;
+        threshold = larger(threshold, make_room<kThreads, Key>(s, buffer, packing, a.k, kWaveKeep, kWaveRoom));
+        for (uint32_t rest = hits; rest; rest &= rest - 1)
+          if (at(__ffs(rest) - 1) < threshold) hits &= ~(rest & -rest);
+      }
+    };
     __syncthreads();
-    threshold = largest_of_warp(s.low[lane % kWarps]);
+    if (tid == 0) s.count = s.full = s.above = 0;
+    const uint32_t all = a.told * a.slices, firsts = a.slices * kWarps;
+    const C* bounds = reports.told + all;
+#pragma unroll 1
+    for (uint32_t i = tid; i < a.slices; i += kThreads) more[i] = larger(bounds[i], bounds[a.slices + i]) >= threshold;
+    __syncthreads();
+#pragma unroll 1
+    for (uint32_t most = kWarps;; most = min(2 * most, kWaveAgain)) {
+      C from = threshold;
+      bool last = true;
+      while (true) {
+        C best = 0;
+#pragma unroll 4
+        for (uint32_t i = tid; i < firsts; i += kThreads) {  // a thread looks at the same ones each time
+          const C first = more[i / kWarps] ? reports.first[i] : C{0};
+          if (first < from) continue;
+          best = larger(best, first);
+          const uint32_t place = atomicAdd(&s.above, 1u);
+          if (place >= kWaveAgain) continue;
+          warps[place] = i;
+          if (!last) reports.first[i] = 0;
+        }
+        __syncthreads();
+        if (!last || s.above <= most) break;
+        from = raise(best, most / 2, threshold);  // too many: the best of them
+        last = false;
+        if (tid == 0) s.above = 0;
+        __syncthreads();
+      }
+      constexpr uint32_t kReads = kVector < 4 ? 8 : 32 / kVector;  // of a thread, at once
+      const uint32_t chosen = min(s.above, kWaveAgain), reads = chosen * ((dealt.rounds + kReads - 1) / kReads);
+#pragma unroll 1
+      for (uint32_t start = 0; start < reads; start += kWarps) {
+        const uint32_t read = start + warp, round = read / chosen * kReads;
+        const uint32_t vector = round * dealt.threads + warps[read % chosen] * 32 + lane;
+        const uint32_t rounds = max(dealt.rounds, round) - round;  // none for what is beyond the last read
+        const auto index = [&](uint32_t j) { return dealt.index(vector + j / kVector * dealt.threads) + j % kVector; };
+        const auto at = [&](uint32_t j) { return packing.pack(encode(dealt.x[index(j)], a.order), index(j)); };
+        uint4 words[kReads];
+#pragma unroll
+        for (uint32_t u = 0; u < kReads; ++u) {
+          if (u >= rounds) break;
+          words[u] = dealt.load(min(vector + u * dealt.threads, dealt.vectors - 1));
+        }
+        uint32_t found;
+#pragma unroll 1
+        for (bool raised = false;; raised = true) {
+          C best = 0;
+          found = 0;
+#pragma unroll
+          for (uint32_t j = 0; j < kReads * kVector; ++j) {
+            if (j / kVector >= rounds) break;
+            const C c = packing.pack(encode(reinterpret_cast<const Key*>(words)[j], a.order), index(j));
+            if (c < threshold || vector + j / kVector * dealt.threads >= dealt.vectors) continue;
+            found |= 1u << j;
+            best = larger(best, c);
+          }
+          if (raised || __syncthreads_count(found) <= a.k + a.k / 2) break;
+          threshold = raise(best, a.k, threshold);
+        }
+        push(found, at);
+      }
+      if (last) break;
+      if (tid == 0) s.above = 0;
+      __syncthreads();
+    }
+    const uint32_t others = all + dealt.loose();
+    const auto other = [&](uint32_t j) {
+      const uint32_t i = tid + j * kThreads, at = dealt.loose_index(i - all);
+      if (i < all) return more[i % a.slices] ? C{0} : reports.told[i];
+      return i < others ? packing.pack(encode(dealt.x[at], a.order), at) : C{0};
+    };
+    uint32_t hits = 0;
+#pragma unroll 1
+    for (uint32_t j = 0; j * kThreads < others; ++j) hits |= static_cast<uint32_t>(other(j) >= threshold) << j;
+    push(hits, other);
   }
 
-  const auto push = [&](uint32_t hits, auto at) {
-    while (true) {
-      hits = append_hits(s, buffer, kWaveRoom, hits, at);
-      if (!__syncthreads_or(hits)) break;
-      threshold = larger(threshold, make_room<kThreads, Key>(s, buffer, packing, a.k, kWaveKeep, kWaveRoom));
-      for (uint32_t rest = hits; rest; rest &= rest - 1)
-        if (at(__ffs(rest) - 1) < threshold) hits &= ~(rest & -rest);
-    }
-  };
-  uint32_t hits = 0;
-#pragma unroll
-  for (uint32_t j = 0; j < kMine; ++j)
-    hits |= static_cast<uint32_t>(own + j * kThreads < all && told[j] >= threshold) << j;
-  const auto told_at = [&](uint32_t at) {
-    C c = told[0];
-#pragma unroll
-    for (uint32_t j = 1; j < kMine; ++j)
-      if (j == at) c = told[j];
-    return c;
-  };
-  const bool again = __syncthreads_or(bound >= threshold);
-  if (again) {  // of the blocks that may hold more than they told, the warps whose best element reaches the threshold
-    auto* warps = reinterpret_cast<uint16_t*>(buffer + kWaveRoom);
-    auto* more = reinterpret_cast<unsigned char*>(warps + kMaxWaveSlices * kWarps);
-    for (uint32_t i = tid; i < a.slices; i += kThreads) more[i] = false;
-    __syncthreads();
+  if (few(a)) {
+    constexpr uint32_t kMine = kWaveRoom / kThreads;
+    C mine[kMine], best = 0;
 #pragma unroll
     for (uint32_t j = 0; j < kMine; ++j) {
-      const uint32_t i = own + j * kThreads;
-      if (i >= all && i < bounds && told[j] >= threshold) more[(i - all) % a.slices] = true;
+      const uint32_t i = tid + j * kThreads;
+      mine[j] = i < s.count ? buffer[i] : C{0};
+      best = larger(best, mine[j]);
     }
+    threshold = raise(best, a.k, threshold);
+    if (tid < kFew + 16) buffer[tid] = 0;
+    if (tid == 0) s.count = 0;
     __syncthreads();
 #pragma unroll
     for (uint32_t j = 0; j < kMine; ++j)
-      if (more[(own + j * kThreads) % a.slices]) hits &= ~(1u << j);
-    for (uint32_t i = tid; i < a.slices * kWarps; i += kThreads)
-      if (more[i / kWarps] && reports.first[i] >= threshold) warps[atomicAdd(&s.above, 1u)] = static_cast<uint16_t>(i);
+      if (mine[j] >= threshold) buffer[atomicAdd(&s.count, 1u)] = mine[j];
     __syncthreads();
-    constexpr uint32_t kReads = kVector < 4 ? 8 : 32 / kVector;  // of a thread, at once
-    const uint32_t chosen = s.above, reads = chosen * ((dealt.rounds + kReads - 1) / kReads);
-#pragma unroll 1
-    for (uint32_t start = 0; start < reads; start += kWarps) {
-      const uint32_t read = start + warp;
-      const uint32_t vector = read / chosen * kReads * dealt.threads + warps[read % chosen] * 32 + lane;
-      const auto at = [&](uint32_t j) {
-        const uint32_t index = dealt.index(vector + j / kVector * dealt.threads) + j % kVector;
-        return packing.pack(encode(dealt.x[index], a.order), index);
-      };
-      uint4 words[kReads];
-#pragma unroll
-      for (uint32_t u = 0; u < kReads; ++u) words[u] = dealt.load(min(vector + u * dealt.threads, dealt.vectors - 1));
-      uint32_t found = 0;
-#pragma unroll
-      for (uint32_t j = 0; j < kReads * kVector; ++j) {
-        const uint32_t v = vector + j / kVector * dealt.threads;
-        const C c = packing.pack(encode(reinterpret_cast<const Key*>(words)[j], a.order), dealt.index(v) + j % kVector);
-        found |= static_cast<uint32_t>(read < reads && v < dealt.vectors && c >= threshold) << j;
-      }
-      push(found, at);
+    if (s.count <= kFew) {
+      write_few<Key>(a, buffer, s.count, packing, row);
+      return;
     }
   }
-  push(hits, told_at);
-  if (dealt.loose()) push(loose >= threshold, [&](int) { return loose; });
-
   if (s.count > kWaveKeep) reselect<kThreads, Key>(s, buffer, packing, a.k, kWaveKeep);
   write_result<kThreads, Key>(s, a.out, packing, buffer, buffer + kWaveKeep, kWaveKeep, row);
 }
@@ -359,7 +418,7 @@ __device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_byt
 template <class Key>
 __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant__ Wave a) {
   using C = Composite<Key>;
-  constexpr uint32_t kMine = kMaxWaveReports / kThreads, kFew = kThreads / 4;
+  constexpr uint32_t kMine = kMaxWaveReports / kThreads;
   extern __shared__ __align__(128) unsigned char shared_bytes[];
   auto& s = *reinterpret_cast<Shared<kThreads, C>*>(shared_bytes);
   C* buffer = reinterpret_cast<C*>(shared_bytes + stream_control_bytes(sizeof(C), kThreads));
@@ -376,10 +435,6 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
   if (tid < kFew + 16) buffer[tid] = 0;
   if (tid == 0) s.count = 0;
   wait_for_predecessor();
-  if (a.k > kFew * 7 / 8 || !a.out.sorted) {
-    finish_any<Key>(a, shared_bytes);
-    return;
-  }
 
   const uint32_t all = a.told * a.slices, bounds = all + 2 * a.slices, entries = bounds + a.slices;
   const uint32_t own = lane / 4 * (4 * kWarps) + warp * 4 + lane % 4;  // each warp has a part of the best
@@ -411,7 +466,7 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
   const auto put = [&](C c) {
     if (c < threshold) return;
     const uint32_t place = atomicAdd(&s.count, 1u);
-    if (place < kFew) buffer[place] = c;
+    if (place < kWaveRoom) buffer[place] = c;
   };
 #pragma unroll
   for (uint32_t j = 0; j < kMine; ++j) {
@@ -421,23 +476,11 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
   put(loose);
   const bool again = __syncthreads_or(bound >= threshold);
   const uint32_t count = s.count;
-  if (again || count > kFew) {
-    finish_any<Key>(a, shared_bytes);
+  if (again || count > kFew || !few(a)) {
+    finish_any<Key>(a, shared_bytes, threshold, again);
     return;
   }
-  const C one = buffer[tid / 4];  // four threads rank a candidate
-  uint32_t above = 0;
-#pragma unroll 1
-  for (uint32_t i = tid % 4; i < count; i += 16) {  // what stands after the last is 0
-#pragma unroll
-    for (uint32_t u = 0; u < 16; u += 4) above += buffer[i + u] > one;
-  }
-  above += __shfl_xor_sync(kFullWarp, above, 1);
-  above += __shfl_xor_sync(kFullWarp, above, 2);
-  if (tid % 4 == 0 && tid / 4 < count && above < a.k) {
-    static_cast<Key*>(a.out.values)[row * a.k + above] = decode(packing.key(one), a.order);
-    a.out.indices[row * a.k + above] = static_cast<int32_t>(packing.index(one));
-  }
+  write_few<Key>(a, buffer, count, packing, row);
 }
 
 template <class Key>

@@ -15,6 +15,7 @@ constexpr uint32_t kWaveTold = 4;           // elements that a warp tells its bl
 constexpr uint32_t kWaveBounds = 3;         // what a block tells beside elements
 constexpr uint32_t kMaxWaveReports = 3072;  // of the blocks that share a row
 constexpr uint32_t kMaxWaveSlices = kMaxWaveReports / (8 + kWaveBounds);
+constexpr uint32_t kWaveAgain = 128;                    // warps that are read again at a time
 constexpr uint32_t kWaveKeep = 1024, kWaveRoom = 2048;  // candidates, as in stream_shape.h
 
 // Elements that a block tells of: with four times its share of k, few blocks hold more of them than they tell.
@@ -28,10 +29,10 @@ constexpr int64_t wave_report_bytes(int64_t k, int64_t slices, int64_t composite
   return slices * (wave_told(k, slices) + kWaveBounds + kWaveThreads / 32) * composite;
 }
 
-// The second kernel: candidates, warps to be read again, and a flag for each block.
+// The second kernel: candidates, warps to be read again, and a flag for each block of the first.
 constexpr size_t wave_shared_bytes(size_t composite) {
-  return stream_control_bytes(composite, kWaveThreads) + kWaveRoom * composite +
-         kMaxWaveSlices * (kWaveThreads / 32 * sizeof(uint16_t) + 1);
+  return stream_control_bytes(composite, kWaveThreads) + kWaveRoom * composite + kWaveAgain * sizeof(uint32_t) +
+         kMaxWaveSlices;
 }
 
 }  // namespace jaxgpuops::topk
