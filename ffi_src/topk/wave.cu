@@ -116,11 +116,13 @@ __device__ __forceinline__ C largest_of_warp(C c) {
     const uint32_t high = static_cast<uint32_t>(c >> 32), most = __reduce_max_sync(kFullWarp, high);
     const uint32_t low = high == most ? static_cast<uint32_t>(c) : 0;
     return static_cast<C>(most) << 32 | __reduce_max_sync(kFullWarp, low);
-  }
+  } else
 #endif
+  {
 #pragma unroll
-  for (int d = 16; d; d /= 2) c = larger(c, shuffle_xor(c, d));
-  return c;
+    for (int d = 16; d; d /= 2) c = larger(c, shuffle_xor(c, d));
+    return c;
+  }
 }
 
 // A lower bound, reached by at least k of the threads' values and by few more, of the k-th largest: as kth_of_block,
