@@ -46,7 +46,7 @@ stage_sanitize() {
       wait -n || failed=1
     done
   done
-  # compute-sanitizer itself crashes now and then where several run at a time: those once more, alone.
+  # compute-sanitizer itself crashes at times, more often where several run at a time: those once more, alone.
   while read -r tool family; do
     sanitize $tool $family </dev/null || failed=1
   done <"$crashed"
