@@ -312,12 +312,12 @@ __global__ void __launch_bounds__(32 * (kRowsResident<P, kVectors, kSharing, kAl
   }
   if constexpr (P::kDecoded) {
     const int64_t stride = p.extras.bias_at.axis_stride;
-    const Bits* bias = p.extras.bias && exists
+    const Bits* bias = p.extras.bias && here > 0  // spans past the end of the row have none
                            ? static_cast<const Bits*>(p.extras.bias) + p.extras.bias_at.outer(outer) + first * stride
                            : nullptr;
     lane.decode(p.args, row, bias != nullptr, [&](int j, int i) {
       const int e = span.element(j) + i;
-      return Element::load(bias[min(e, max(here - 1, 0)) * stride]);
+      return Element::load(bias[min(e, here - 1) * stride]);
     });
 #pragma unroll
     for (int j = 0; j < kVectors; ++j)
