@@ -48,6 +48,16 @@ def _of_copy(result, row):
     return "–" if fraction is None else f"{fraction:.0%}"
 
 
+def _worst(result, row):
+    ours = "jaxgpuops, "
+    times = {name.removeprefix(ours): us for name, us in row["us"].items() if name.startswith(ours)}
+    times.pop("warm", None)
+    if not times:
+        return "–"
+    worst = max(times, key=times.get)
+    return f"{_number(times[worst] / _us(row, 'jaxgpuops'), '×')} {worst}"
+
+
 # name -> (heading, text of a cell)
 COLUMNS = {
     "case": ("", lambda result, row: row["name"].replace(" x ", " × ")),
@@ -69,6 +79,7 @@ COLUMNS = {
         "over `jax.lax`",
         lambda result, row: _number(_ratio(_us(row, "jax"), _us(row, "jaxgpuops")), "×"),
     ),
+    "worst": ("worst rows", _worst),
     "algorithm": ("kernel", lambda result, row: " ".join(plan["algorithm"] for plan in row["plan"] if plan) or "–"),
 }
 

@@ -33,7 +33,7 @@ FAMILIES = ["topk", "scan", "softmax"]
 ROTATE = 128 << 20  # bytes of distinct inputs: about twice the largest L2 cache
 MAX_CALLS = 256  # in one program
 PROGRAM = 4 << 30  # bytes that a program should move, so that what it costs to start one does not count
-SOME_CALLS = 128  # in a program of small ones: with 32 of 3 us, the host takes longer to start it than the GPU to run it
+SOME_CALLS = 128  # in a program of small ones: the host takes longer to start one of 32 of 3 us than the GPU to run it
 WARM = 16 << 20  # bytes of an input that stays in L2 if nothing else comes by
 
 OF_JAX = ("jaxgpuops", "jax", "loop")  # loop: `jax.lax.scan`
@@ -53,6 +53,7 @@ class Case:
     target: time to reach on a GPU, as a multiple of the floor's.
     tolerance: by how much results may differ, relative to the largest of them: rounding, where orders of it differ.
     in_place: in JAX's programs the first result takes the memory of the first argument, which nothing needs any more.
+    hostile: by name, what makes of these arguments some of the same shapes that may take us longer; timed on GPUs only.
     facts: more about the case, for its row in the JSON file.
     """
 
@@ -64,6 +65,7 @@ class Case:
     target: float | None = None
     tolerance: float = 0.0
     in_place: bool = False
+    hostile: dict[str, Callable[..., tuple]] = dataclasses.field(default_factory=dict)
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -125,10 +127,11 @@ def _cpu_times(name: str, fn: Callable, args: tuple, in_place: bool) -> dict[str
     return {name: timing.wall(lambda: wait(fn(*args)))}
 
 
-def _gpu_times(name: str, fn: Callable, inputs: list[tuple], size: int, in_place: bool) -> dict[str, float]:
-    if in_place and name in OF_JAX:
+def _gpu_times(name: str, fn: Callable, inputs: list[tuple], case: Case) -> dict[str, float]:
+    if case.in_place and name in OF_JAX:
         return {name: timing.jax_in_place_on_gpu(fn, inputs)}
-    calls = [inputs[i % len(inputs)] for i in range(max(len(inputs), 4, min(SOME_CALLS, PROGRAM // size)))]
+    count = max(len(inputs), 4, min(SOME_CALLS, PROGRAM // case.bytes))
+    calls = [inputs[i % len(inputs)] for i in range(count)]
     if name in OF_TORCH:
         return {name: timing.torch_on_gpu(fn, calls)}
     if name == "cupy":
@@ -139,8 +142,12 @@ def _gpu_times(name: str, fn: Callable, inputs: list[tuple], size: int, in_place
         calls = calls[: max(2, min(16, int(500 / once)))]
     timer = timing.jax_on_gpu(fn, calls)
     times = {name: timer(calls)}
-    if name == "jaxgpuops" and size <= WARM:
+    if name == "jaxgpuops" and case.bytes <= WARM:
         times["jaxgpuops, warm"] = timer([inputs[0]] * len(calls))
+    if name == "jaxgpuops":
+        for kind, made_of in case.hostile.items():
+            hostile = [jax.jit(made_of)(*args) for args in inputs]
+            times[f"jaxgpuops, {kind}"] = timer([hostile[i % len(inputs)] for i in range(count)])
     return times
 
 
@@ -177,7 +184,7 @@ def measure(case: Case, libraries: Sequence[str]) -> dict[str, Any]:
             _check(name, results, expected, case.tolerance)
             del results
             if gpu:
-                row["us"] |= _gpu_times(name, fn, theirs, case.bytes, case.in_place)
+                row["us"] |= _gpu_times(name, fn, theirs, case)
             else:
                 row["us"] |= _cpu_times(name, fn, theirs[0], case.in_place)
         except Exception as error:  # noqa: BLE001  one library's failure must not hide the others' results

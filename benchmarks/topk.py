@@ -1,4 +1,4 @@
-"""Top-k: `jaxgpuops.topk` with default flags, and its gradient, on normal random data."""
+"""Top-k: `jaxgpuops.topk` with default flags on normal random data and on hostile rows, and its gradient."""
 
 from __future__ import annotations
 
@@ -70,6 +70,19 @@ def name_of(shape, axis, dtype, k):
     return f"{array_name(shape, axis, dtype)}, k = {k}"
 
 
+def _hostile(axis, k):
+    """Rows that defeat some way to select; the contract is at most three times as long as on random ones."""
+    return {
+        "rising": lambda x: (jnp.sort(x, axis),),
+        "falling": lambda x: (-jnp.sort(x, axis),),
+        "equal": lambda x: (jnp.ones_like(x),),
+        "two values": lambda x: ((x > 0).astype(x.dtype),),
+        "few ones": lambda x: ((x > jax.scipy.special.ndtri(1 - k / 2 / x.shape[axis])).astype(x.dtype),),
+        "half NaN": lambda x: (jnp.where(x > 0, jnp.nan, x),),
+        "high bits": lambda x: (1 + abs(x) * 2**-10,),
+    }
+
+
 def _numpy_topk(x, k, axis):
     chosen = np.argpartition(x, x.shape[axis] - k, axis)
     values = np.take_along_axis(x, np.take(chosen, range(-k, 0), axis), axis)
@@ -102,6 +115,7 @@ def topk_case(shape, axis, dtype, k, target=None, floor=None, record=""):
         bytes=elements * size + elements // shape[axis] * k * (size + 4),
         floor=("read", elements * size),
         target=target and target / floor,
+        hostile=_hostile(axis, k),
         facts={"record": record},
     )
 
