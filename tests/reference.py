@@ -102,9 +102,16 @@ def adversarial(rng, n, dtype):
         "large at the end": normal + 5 * (position >= n - max(n // 16, 1)),
         "large in the first block": normal + 5 * (position < 64),
         "alternating": np.where(position % 2, -1.0, 1.0) * (1 + position / n),
+        "few above equals": (normal > 2.5) * 1.0,
+        "few above zeros": np.maximum(normal - 2, 0),
+        "outliers above ascending": np.sort(normal) + 8 * (normal > 2.5),
+        "stairs": -(position // 97 / 1000.0),
+        "stairs of values": np.round(np.sort(normal) * 8) / 8,
+        "large in every fourth block": normal + 5 * (position % 1024 < 256),
     }
     if is_float(dtype):
         rows["NaNs"] = np.where(normal > 0.3, np.nan, normal)
+        rows["few NaNs"] = np.where(normal > 2.3, np.nan, normal)
         rows["only NaNs"] = np.full(n, np.nan)
         rows["infinities"] = np.where(normal > 0, np.inf, -np.inf)
         rows["zeros of both signs"] = np.where(normal > 0, 0.0, -0.0)
@@ -115,6 +122,10 @@ def adversarial(rng, n, dtype):
         shift = 8 * scale if info.min == 0 else 0
         rows = {name: np.clip(row * scale + shift, info.min, info.max // 2).astype(dtype) for name, row in rows.items()}
     rows["random bits"] = random_bits(rng, (n,), dtype)
+    ones, sign = (1 << 8 * dtype.itemsize) - 1, 1 << 8 * dtype.itemsize - 1
+    least, most = {"i": (sign, ones ^ sign), "u": (0, ones), "b": (0, 1)}.get(dtype.kind, (ones, ones ^ sign))
+    rows["least of all keys"] = np.full(n, least, f"uint{8 * dtype.itemsize}").view(dtype)
+    rows["most of all keys"] = np.full(n, most, f"uint{8 * dtype.itemsize}").view(dtype)
     special = special_values(dtype)
     rows["special values"] = special[rng.integers(0, len(special), n)]
     return rows

@@ -14,6 +14,8 @@ import jaxgpuops
 REGIMES = {
     "rows, a few lanes": ((30_000, 7), 1),
     "rows, 4 lanes": ((30_000, 61), 1),
+    "rows, whole vectors": ((30_000, 64), 1),
+    "rows, a warp of whole vectors": ((3000, 256), 1),
     "rows, 16 lanes": ((30_000, 250), 1),
     "rows, a warp a row": ((3000, 1000), 1),
     "rows, a block a row": ((3000, 4093), 1),

@@ -46,6 +46,7 @@ REGIMES = {
     "grid": ((5, 2_000_003), 1, 200),
     "wave": ((3, 100_003), 1, 50),
     "wave, one row": ((1, 1_000_003), 1, 200),
+    "wave, no few candidates": ((1, 262_144), 1, 128),
     "sieve": ((100, 66_003), 1, 2048),
     "sieve, rows of 16 bits whole": ((100, 50_003), 1, 2048),
     "sieve, shared rows": ((3, 2_000_003), 1, 300),

@@ -11,9 +11,21 @@ struct Launch {
   dim3 grid, block;
   size_t shared_bytes = 0;
   int cluster = 1;        // blocks per cluster, at most 8; above 1 needs compute capability 9.0
+  bool packed = false;    // blocks of a cluster may share a multiprocessor, and need not wait for one each
   bool overlap = false;   // starts when the kernel before says so (griddepcontrol), not at its end; needs 9.0, too
   bool together = false;  // all blocks run at the same time, or the launch fails: they may have a barrier of the grid
 };
+
+// Returns how many attributes a launch as a cluster has: two at most.
+inline int set_cluster(cudaLaunchAttribute* attributes, const Launch& shape) {
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim.x = shape.cluster;
+  attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+  if (!shape.packed) return 1;
+  attributes[1].id = cudaLaunchAttributeClusterSchedulingPolicyPreference;
+  attributes[1].val.clusterSchedulingPolicyPreference = cudaClusterSchedulingPolicyLoadBalancing;
+  return 2;
+}
 
 template <class... Parameters, class... Arguments>
 cudaError_t launch(cudaStream_t stream, const Launch& shape, void (*kernel)(Parameters...), Arguments... arguments) {
@@ -28,14 +40,9 @@ cudaError_t launch(cudaStream_t stream, const Launch& shape, void (*kernel)(Para
   config.blockDim = shape.block;
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = stream;
-  cudaLaunchAttribute attributes[3];
+  cudaLaunchAttribute attributes[4];
   config.attrs = attributes;
-  if (shape.cluster > 1) {
-    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = shape.cluster;
-    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  }
+  if (shape.cluster > 1) config.numAttrs = set_cluster(attributes, shape);
   if (shape.overlap) {
     cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;

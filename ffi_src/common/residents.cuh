@@ -45,12 +45,9 @@ class Residents {
       config.gridDim = dim3(shape.cluster);
       config.blockDim = shape.block;
       config.dynamicSmemBytes = shape.shared_bytes;
-      cudaLaunchAttribute attribute;
-      attribute.id = cudaLaunchAttributeClusterDimension;
-      attribute.val.clusterDim.x = shape.cluster;
-      attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-      config.attrs = &attribute;
-      config.numAttrs = 1;
+      cudaLaunchAttribute attributes[2];
+      config.attrs = attributes;
+      config.numAttrs = set_cluster(attributes, shape);
       status = cudaOccupancyMaxActiveClusters(count, kernel, &config);
     }
     *count = std::clamp(*count, 1, kMost);

@@ -34,6 +34,7 @@
 //     static Row begun(args, outer, i, length, inner);  // kHole: row() in two steps. This reads where ..
 //     static Row completed(args, begun, outer, i, length, inner);  // .. and this reads there
 //     static Row counted(row);                // kHole: the row, known not to be skipped
+//     static Args of_statistics(args);        // where there is a lean_rows_kernel: known to ask for no full results
 //     static Bits pad(args, operand);         // in place of what is missing or masked: adds nothing to statistics
 //     static Acc value(args, x);              // an element, from what is stored; or decode(args, row, x, bias)
 //     static Acc larger(a, b), lowest();
@@ -119,6 +120,9 @@ struct Call {
     } else if (plan.spans == 1) {
       if (plan.vectors == 1) return rows<1, Sharing::kTeam>();
       if (plan.vectors == kOnlyVectors) return rows<kOnlyVectors, Sharing::kTeam>();
+      if constexpr (kLean<P>)
+        if (plan.vectors == kLeanVectors && p.out == nullptr)
+          return p.aligned ? lean_rows_kernel<P, true> : lean_rows_kernel<P, false>;
       if constexpr (P::kLarge)
         if (plan.vectors == 8) return rows<8, Sharing::kTeam>();
     } else {
@@ -178,6 +182,7 @@ struct Call {
     launched.grid = dim3(static_cast<unsigned>(blocks));
     if (p.cluster) {
       launched.cluster = static_cast<int>(plan.blocks);
+      launched.packed = plan.packed;
       const cudaError_t status = allow_cluster(reinterpret_cast<const void*>(kernel), launched.cluster);
       if (status != cudaSuccess) return status;
     }

@@ -182,6 +182,10 @@ enum class Sharing { kTeam, kBlocks, kStatistics, kAny };
 template <class P>
 constexpr bool kOftenStatistics = P::kOutput && P::kOperands == 1;
 
+// Those that have a kernel for statistics of short rows (lean_rows_kernel).
+template <class P>
+constexpr bool kLean = kOftenStatistics<P> && P::kFast && !P::kHole;
+
 // Those of which later rows are brought to the L2 cache (RowPlan::ahead). With two arrays that took longer.
 template <class P>
 constexpr bool kAhead = P::kOutput && P::kOperands == 1 && P::kFast;
@@ -468,6 +472,49 @@ __global__ void __launch_bounds__(32 * (kRowsResident<P, kVectors, kSharing, kAl
     if (hole >= 0)
       out[span.element(hole / kWidth) + hole % kWidth] = Element::store(P::hole_output(p.args, row, final));
   }
+}
+
+// ---- Statistics of short rows ---------------------------------------------------------------------------------------
+
+// Rows of 4 to 64 vectors, a power of two: each of 2 to 32 lanes has two. One read.
+//
+// What comes after a row has arrived takes half as long with two vectors a lane as with four, but there are twice as
+// many warps, and each does what a row takes whatever its length. Here that is little: no lane has less than another,
+// nothing is written but numbers, and addresses follow from the number of the thread.
+template <class P, bool kAligned>
+__global__ void __launch_bounds__(32 * kMaxBlockWarps) lean_rows_kernel(const __grid_constant__ Parameters<P> p) {
+  using Bits = typename P::Element::Bits;
+  using Lane = Held<P, kLeanVectors, true>;
+  const auto args = P::of_statistics(p.args);
+  const int lane_bits = p.lane_bits;
+  const unsigned lanes = 1u << lane_bits, slot = threadIdx.x & (lanes - 1);
+  const int64_t outer = uint64_t{blockIdx.x} * (blockDim.x >> lane_bits) + (threadIdx.x >> lane_bits);
+  const bool exists = outer < p.columns;
+
+  // Unit j of thread t of all is at kLeanVectors * t - slot + j * lanes. Who has no row has the block's first one.
+  const unsigned mine = exists ? kLeanVectors * threadIdx.x - slot : slot;
+  const auto* const from = static_cast<const unsigned char*>(p.operands[0]) +
+                           (uint64_t{blockIdx.x} * (kLeanVectors * blockDim.x) + mine) * 16;
+  Lane lane;
+#pragma unroll
+  for (int j = 0; j < kLeanVectors; ++j) {
+    const auto* const unit = from + uint64_t{lanes} * (16 * j);
+    if constexpr (kAligned) {
+      lane.raw[0][j] = load_pack(reinterpret_cast<const Pack*>(unit));
+    } else {
+#pragma unroll
+      for (int i = 0; i < Lane::kWidth; ++i) set<Bits>(lane.raw[0][j], i, reinterpret_cast<const Bits*>(unit)[i]);
+    }
+  }
+
+  Stat<P> stat;
+  stat.of[0] = merged_peak<P>(merged_peak<P>(lane.peak(args), 0, 1), 1, lane_bits);
+  const auto shift = P::guard(stat.peak());
+  P::with_sum_args(args, [&](const auto& known) { stat.sum(0) = lane.sum(known, 0, shift, 0, Lane::kWidth); });
+  stat.sum(0) = merged_sum(merged_sum(stat.sum(0), 0, 1), 1, lane_bits);
+  if (!exists || slot != 0) return;
+  const typename P::Row row = P::row(args, outer, 0, p.length, 1);
+  P::write_row(args, outer, row, P::finish(args, row, stat));
 }
 
 }  // namespace jaxgpuops::row_engine

@@ -75,6 +75,12 @@ __device__ __forceinline__ Pack load_pack(const Pack* from) {
 __device__ __forceinline__ void store_pack(Pack* to, Pack pack) {
   *reinterpret_cast<uint4*>(to) = bits_as<uint4>(pack);
 }
+// The same, where nvcc makes four stores of a word of one of several of those.
+__device__ __forceinline__ void store_whole(Pack* to, Pack pack) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(pack.word[0]),
+               "r"(pack.word[1]), "r"(pack.word[2]), "r"(pack.word[3])
+               : "memory");
+}
 
 // ---- What a lane holds ----------------------------------------------------------------------------------------------
 

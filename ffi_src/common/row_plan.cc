@@ -94,8 +94,11 @@ void plan_rows(RowPlan& plan, const Rows& rows, int compute_capability, const Ro
     plan.vectors = 1;
   } else {
     plan.vectors = vectors <= (traits.output ? 32 * 4 : 8 * 4) || !traits.large ? 4 : 8;
+    // Lanes of which none has less than the others.
+    const bool whole = rows.length * traits.item_bytes == int64_t{16} << bits_for(vectors);
+    if (traits.lean && !traits.label && whole && vectors <= kLeanVectors * 32) plan.vectors = kLeanVectors;
   }
-  if (tuning.vectors) plan.vectors = tuning.vectors;
+  if (tuning.vectors && tuning.vectors != kLeanVectors) plan.vectors = tuning.vectors;
   plan.lane_bits = std::min(5, bits_for(ceil_div(vectors, plan.vectors)));
   plan.spans = ceil_div(vectors, int64_t{plan.vectors} << plan.lane_bits);
 
@@ -132,6 +135,11 @@ void plan_rows(RowPlan& plan, const Rows& rows, int compute_capability, const Ro
     if (few && traits.lean && aligned && plan.block_warps >= kPartWarps - 1 && plan.block_warps <= kPartWarps &&
         plan.blocks > 1 && plan.blocks < kMaxCluster && most == kMaxCluster)
       plan.room = kSharedBytes / (kRoomyBlocks + 1);
+    // A cluster of 16 blocks that has a multiprocessor for each waits for nearly all of a GPC. Where clusters come one
+    // after the other, those of many rows or that take many registers, they start sooner without. Gradients of rows
+    // with labels do so in smaller ones, too. (Up to 10 % less. Clusters that are there at once are better spread:
+    // softmax of few rows took up to 10 % longer.)
+    plan.packed = (traits.label && traits.output) || (plan.blocks == kMaxCluster && (two || !few));
     if (!few && aligned && traits.fast && traits.output && !two && compute_capability >= 90)
       plan.ahead = static_cast<int>(std::max<int64_t>(kAheadRows, kAheadBytes / (rows.length * traits.item_bytes)));
   };

@@ -38,6 +38,7 @@ struct RowTraits {
 };
 
 constexpr int kOnlyVectors = 4;
+constexpr int kLeanVectors = 2;  // of short rows of which there are statistics only (lean_rows_kernel)
 
 constexpr int kMaxBlockWarps = 32;
 constexpr int kMaxCluster = 16;      // blocks
@@ -76,6 +77,7 @@ struct RowPlan {
   int64_t units = 1;   // split: statistics a row
   int64_t round = 0;   // split: outer indices per pair of sweeps, so that the second finds the data in L2
   bool overlap = false;
+  bool packed = false;          // kRows: blocks of a cluster may share a multiprocessor
   int64_t workspace_bytes = 0;  // per outer index
 
   int threads() const { return algorithm == RowAlgorithm::kEmpty ? 0 : 32 * block_warps; }

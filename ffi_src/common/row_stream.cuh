@@ -34,12 +34,14 @@ struct StreamParameters {
   int part;  // spans of a block
   int stages;
   unsigned* counter;  // of rows that were taken; or null: every cluster has every n-th row
+  int64_t apart;      // clocks from the start of one cluster to that of the next
 };
 
 constexpr int kStreamSlots = 2;                 // rows whose statistics are on their way
 constexpr int kStreamAhead = 4;                 // rows that stages reach ahead of the one that is written, at most
 constexpr int kStreamKnown = kStreamAhead + 2;  // how much later the row is of which statistics bring the number
 constexpr int kStreamRows = 16;                 // places for numbers: from the row before to kStreamKnown later
+constexpr int kStreamClockBytes = 4096;         // read in a clock, at most, by clusters that start one after the other
 constexpr int kStreamUnroll = 4;  // vectors that a lane works on at once: no more, for the sake of small code
 
 // Shared memory: statistics of the block's spans [kStreamSlots][part] and of all chains [kStreamSlots][kStreamChains],
@@ -149,6 +151,11 @@ __global__ void __launch_bounds__(32 * kStreamResident<P>)
   make_barriers_visible();
   __syncthreads();
   arrive_at_cluster_start();  // after which others may send
+  if (s.apart > 0) {
+    const int64_t start = clock64();
+    while (clock64() - start < cluster * s.apart) {
+    }
+  }
   if (count > 0) {
 #pragma unroll 1
     for (int n = warp; n < stages; n += warps) fetch(n / count, n % count, n);
@@ -268,7 +275,7 @@ __global__ void __launch_bounds__(32 * kStreamResident<P>)
         if constexpr (P::kHole) {
           store_once(reinterpret_cast<Pack*>(to + e), pack);
         } else {
-          store_pack(reinterpret_cast<Pack*>(to + e), pack);
+          store_whole(reinterpret_cast<Pack*>(to + e), pack);
         }
       } else if (!kAligned) {
 #pragma unroll
@@ -455,6 +462,7 @@ cudaError_t launch_stream(cudaStream_t stream, const RowPlan& plan, StreamParame
   launched.block = dim3(plan.threads());
   launched.shared_bytes = Layout::stages_at(plan.part, plan.stages) + plan.stages * Layout::kStageBytes;
   launched.cluster = static_cast<int>(plan.blocks);
+  launched.packed = true;
   cudaError_t status = allow_cluster(reinterpret_cast<const void*>(kernel), launched.cluster);
   if (status != cudaSuccess) return status;
   static Residents of_kernel;
@@ -463,6 +471,12 @@ cudaError_t launch_stream(cudaStream_t stream, const RowPlan& plan, StreamParame
   if (status != cudaSuccess) return status;
   const int64_t clusters = std::min<int64_t>(s.of.columns, resident);
   launched.grid = dim3(static_cast<unsigned>(clusters * plan.blocks));
+  // Clusters that start together read, exchange statistics and write together, in every round. So they start one after
+  // the other, where some have a second row, but faster than memory brings the first ones, so that it is never idle (an
+  // H200's brings about 2500 bytes in a clock). On faster devices that costs some of the time of the first rows at
+  // most. (Few rows took up to 20 % less.)
+  if (s.of.out && s.of.columns > clusters)
+    s.apart = s.of.length * P::kOperands * static_cast<int>(sizeof(typename P::Element::Bits)) / kStreamClockBytes;
   if (s.of.columns <= clusters * kStreamKnown) s.counter = nullptr;
   if (s.counter) {
     status = launch(stream, Launch{dim3(1), dim3(1)}, clear_kernel<unsigned>, s.counter);
@@ -475,7 +489,7 @@ template <class P>
 cudaError_t run_stream(cudaStream_t stream, const RowPlan& plan, const Parameters<P>& p) {
   if constexpr (P::kFast && !P::kMasked && !P::kDecoded) {
     auto* const counter = reinterpret_cast<unsigned*>(plan.workspace_bytes ? p.workspace : nullptr);
-    const StreamParameters<P> s{p, plan.part, plan.stages, counter};
+    const StreamParameters<P> s{p, plan.part, plan.stages, counter, 0};
     constexpr int kVectors = P::kLarge ? 8 : kOnlyVectors;
     if (plan.vectors != kVectors) return cudaErrorInvalidValue;
     if constexpr (P::kAlignedRows)

@@ -176,6 +176,10 @@ struct Softmax : ExponentialSum<E, sizeof(typename E::Bits) == 2 && !kGeneral> {
     return {kGeneral ? args.scale(outer, i) : args.scale.factor};
   }
   __device__ static bool skip(const Row&) { return false; }
+  __device__ static Args of_statistics(Args args) {
+    args.op = Op::kLogSumExp;
+    return args;
+  }
   template <class F>
   __device__ static void with_args(const Args& args, F f) {
     with_known(args, f);

@@ -294,6 +294,24 @@ __device__ __noinline__ void compact(Shared<kThreads, C>& s, C* buffer, C thresh
   __syncthreads();
 }
 
+// Shrinks buffer[0, s.count) to the k largest and at most `keep` in all; returns a threshold as reselect does. By bins
+// over the range of the candidates: as long as the one that holds the k-th holds too many, the next bins divide that
+// one. Starts and ends with the block in step.
+template <int kThreads, class C>
+__device__ __noinline__ C divide(Shared<kThreads, C>& s, C* buffer, uint32_t k, uint32_t keep, Bins<C> bins) {
+  __builtin_assume(__isShared(&s) && __isShared(buffer));
+  C to = ~C{0};
+  uint32_t above = 0;
+  while (above + bins.kept > keep) {
+    to = smaller(to, bins.high - (static_cast<C>(bins.boundary) << bins.shift));
+    above += bins.above;
+    bins = bin_candidates<kThreads>(s, buffer, s.count, k - above, bins.floor(), to);
+  }
+  const C threshold = bins.floor();
+  compact<kThreads>(s, buffer, threshold);
+  return threshold;
+}
+
 // Shrinks buffer[0, s.count) to the k largest and at most `keep` in all; returns the new threshold, which every
 // dropped candidate is below and k kept ones reach. A sample, one candidate a thread, proposes the threshold and a
 // count accepts it; where it does not, the histogram of all candidates decides. Starts and ends with the block in step.
@@ -322,18 +340,7 @@ __device__ __noinline__ Composite<Key> reselect(Shared<kThreads, Composite<Key>>
       return threshold;
     }
   }
-  // As long as the k-th candidate's bin holds too many, the bins of the next round divide that one.
-  C from = 0, to = ~C{0};
-  uint32_t above = 0;
-  while (true) {
-    const Bins<C> bins = bin_candidates<kThreads>(s, buffer, m, k - above, from, to);
-    from = bins.floor();
-    if (above + bins.kept <= keep) break;
-    to = smaller(to, from + ((C{1} << bins.shift) - 1));
-    above += bins.above;
-  }
-  compact<kThreads>(s, buffer, from);
-  return from;
+  return divide<kThreads>(s, buffer, k, keep, bin_candidates<kThreads>(s, buffer, m, k, C{0}, ~C{0}));
 }
 
 // Sorts the k largest of buffer[0, s.count) downwards to its front. `scratch` has room for `room` composites (any
@@ -341,25 +348,33 @@ __device__ __noinline__ Composite<Key> reselect(Shared<kThreads, Composite<Key>>
 template <int kThreads, class C>
 __device__ __noinline__ void sort_candidates(Shared<kThreads, C>& s, C* buffer, uint32_t k, C* scratch, uint32_t room) {
   __builtin_assume(__isShared(&s) && __isShared(buffer) && __isShared(scratch));
-  const uint32_t m = s.count, tid = threadIdx.x;
-  if (m <= kThreads / 2) {  // few: compare all with all, several threads to a candidate
-    const uint32_t team = kThreads / m, chunk = (m + team - 1) / team, begin = tid / m * chunk;
-    if (tid < m) s.histogram[tid] = 0;
-    const C mine = buffer[tid % m];
-    __syncthreads();
-    uint32_t above = 0;
+  const uint32_t tid = threadIdx.x;
+  uint32_t m;
+  Bins<C> bins;
+  for (bool again = false;; again = true) {
+    m = s.count;
+    if (m <= kThreads / 2) {  // few: compare all with all, several threads to a candidate
+      const uint32_t team = kThreads / m, chunk = (m + team - 1) / team, begin = tid / m * chunk;
+      if (tid < m) s.histogram[tid] = 0;
+      const C mine = buffer[tid % m];
+      __syncthreads();
+      uint32_t above = 0;
 #pragma unroll 4
-    for (uint32_t j = begin; j < min(m, begin + chunk); ++j) above += buffer[j] > mine;
-    if (above) atomicAdd(&s.histogram[tid % m], above);
-    __syncthreads();
-    if (tid < m && s.histogram[tid] < k) buffer[s.histogram[tid]] = mine;
-    __syncthreads();
-    return;
-  }
-  const Bins<C> bins = bin_candidates<kThreads>(s, buffer, m, k, C{0}, ~C{0});
-  if (bins.crowded || bins.kept > room) {
-    sort_descending<kThreads>(buffer, m);
-    return;
+      for (uint32_t j = begin; j < min(m, begin + chunk); ++j) above += buffer[j] > mine;
+      if (above) atomicAdd(&s.histogram[tid % m], above);
+      __syncthreads();
+      if (tid < m && s.histogram[tid] < k) buffer[s.histogram[tid]] = mine;
+      __syncthreads();
+      return;
+    }
+    bins = bin_candidates<kThreads>(s, buffer, m, k, C{0}, ~C{0});
+    if (!bins.crowded && bins.kept <= room) break;
+    const uint32_t keep = max(k + k / 8, kThreads / 2);  // of many, first what is not among the k largest is dropped
+    if (again || m <= keep) {
+      sort_descending<kThreads>(buffer, m);
+      return;
+    }
+    divide<kThreads>(s, buffer, k, keep, bins);
   }
 #pragma unroll 1
   for (uint32_t i = tid; i < m; i += kBatch<C> * kThreads) {

@@ -6,9 +6,10 @@
 // second half arrives, which is compared with it piece by piece. So little is left to do after the last byte: the few
 // candidates of all blocks, which each block has then, are ranked by comparing all with all.
 //
-// A block with too many candidates keeps the best k of them, by a bisection with counts. Where they have no room, the
-// k-th of each thread's best elements is the threshold (ties are told apart by their index, so k threads hold all that
-// reach it), and candidates are collected again.
+// A block with too many candidates keeps the best k of them, by a bisection with counts. Where they have no room,
+// candidates are collected again: if most delegates tie with the threshold, what exceeds it and the first ties; else
+// the k-th of each thread's best elements is the threshold (ties are told apart by their index, so k threads hold all
+// that reach it).
 //
 // Bytes moved: the input once, k (value + index) out. After: Dr. Top-k's delegates (arXiv 2109.08219).
 #include "common/bulk_copy.cuh"
@@ -102,7 +103,8 @@ __device__ __forceinline__ uint64_t most_of_block(Board<kThreads>& board, uint64
   return board.top;
 }
 
-// Leaves from k to kHeldKeep of m candidates on the list, the best, and gives a bound that these reach. All threads.
+// Leaves from k to 2 * kMaxHeldK of m candidates on the list, the best, and gives a bound that these reach. All
+// threads.
 template <int kThreads>
 __device__ __noinline__ uint64_t keep_best(Board<kThreads>& board, uint32_t m, uint32_t k, uint64_t low) {
   constexpr uint32_t kOwn = held_room(kThreads) / kThreads;
@@ -132,7 +134,7 @@ __device__ __noinline__ uint64_t keep_best(Board<kThreads>& board, uint32_t m, u
       high = middle - 1;
     } else {
       low = middle;
-      if (reached <= kHeldKeep) break;
+      if (reached <= 2 * kMaxHeldK) break;
     }
   }
   __syncthreads();
@@ -140,6 +142,67 @@ __device__ __noinline__ uint64_t keep_best(Board<kThreads>& board, uint32_t m, u
   for (uint32_t o = 0; o < kOwn; ++o) append(board, own[o] >= low && own[o], own[o]);
   __syncthreads();
   return low;
+}
+
+// Collects candidates where most tie with the threshold, and gives their number: what exceeds it has room then, mostly,
+// and of the ties the first will do, as many as are missing.
+template <class Key, int kThreads>
+__device__ __noinline__ uint32_t take_ties(const Args& a, Board<kThreads>& board, uint32_t r, uint32_t rank,
+                                           Key floor) {
+  constexpr uint32_t kVector = Part<Key>::kVector;
+  const Part<Key> part(a, r, rank);
+  const Packing<Key> packing{a.length - 1, a.index_bits};
+  const Filter<Key> filter(floor, a.order);
+  const uint32_t tid = threadIdx.x;
+  const auto load = [&](uint32_t v) { return v < part.vectors ? __ldg(part.body + v) : make_uint4(0, 0, 0, 0); };
+  const auto bits_of = [&](uint4 vector, uint32_t v, auto take) {  // for each element whether `take` it
+    uint32_t bits = 0;
+#pragma unroll
+    for (uint32_t e = 0; e < kVector; ++e)
+      bits |= static_cast<uint32_t>(take(encode(element<Key>(vector, e), a.order))) << e;
+    return v < part.vectors ? bits : 0;
+  };
+  if (tid == 0) board.count = 0;
+  __syncthreads();
+#pragma unroll 1
+  for (uint32_t start = tid; start < part.vectors; start += 4 * kThreads) {
+    uint4 vectors[4];
+#pragma unroll
+    for (uint32_t u = 0; u < 4; ++u) vectors[u] = load(start + u * kThreads);
+#pragma unroll
+    for (uint32_t u = 0; u < 4; ++u) {
+      const uint4 w = vectors[u];
+      if (!filter.exceeds(filter.most(filter.most(filter.most(filter.most(0, w.x), w.y), w.z), w.w))) continue;
+      const uint32_t v = start + u * kThreads;
+#pragma unroll 1
+      for (uint32_t hits = bits_of(w, v, [&](Key key) { return key > floor; }); hits; hits &= hits - 1) {
+        const uint32_t e = __ffs(hits) - 1, at = atomicAdd(&board.count, 1u);
+        if (at >= board.kRoom) break;
+        board.list[at] = packing.pack(encode(element<Key>(w, e), a.order), part.begin + v * kVector + e);
+      }
+    }
+  }
+  __syncthreads();
+  const uint32_t above = board.count;
+  uint32_t found = above;
+#pragma unroll 1
+  for (uint32_t start = 0; start < part.vectors && found < a.k; start += kThreads) {
+    const uint32_t v = start + tid;
+    uint32_t hits = bits_of(load(v), v, [&](Key key) { return key == floor; });
+    uint32_t* const sums = board.delegates + start / kThreads % 2 * 32;  // these are no longer needed
+    uint32_t at = found + scan_block<kThreads>(__popc(hits), sums);
+    for (; hits && at < a.k; hits &= hits - 1)
+      board.list[at++] = packing.pack(floor, part.begin + v * kVector + __ffs(hits) - 1);
+    found += __reduce_add_sync(kFullWarp, tid % 32 < kThreads / 32 ? sums[tid % 32] : 0);
+  }
+  if (above > board.kRoom - kThreads) return board.kRoom + 1;
+  __syncthreads();
+  if (tid == 0) board.count = max(above, min(found, a.k));
+  __syncthreads();
+  const Key loose = tid < part.loose ? encode(part.row[part.loose_index(tid)], a.order) : Key{0};
+  append(board, tid < part.loose && loose >= floor, packing.pack(loose, part.loose_index(tid)));
+  __syncthreads();
+  return board.count;
 }
 
 // The rare path, called: collects candidates of a block that has too many. Gives their number.
@@ -150,6 +213,10 @@ __device__ __noinline__ uint32_t collect_again(const Args& a, Board<kThreads>& b
   constexpr uint32_t kVector = Part<Key>::kVector, kChunk = Part<Key>::kChunk;
   const Packing<Key> packing{a.length - 1, a.index_bits};
   const uint32_t tid = threadIdx.x, mine = tid / kChunk * 2 * kChunk + tid % kChunk;
+  if (__syncthreads_count(tid < kHeldDelegates && board.delegates[tid] == floor) > kHeldDelegates / 4) {
+    const uint32_t m = take_ties<Key, kThreads>(a, board, r, rank, floor);
+    if (m <= board.kRoom) return m;
+  }
   const auto place = [&](uint32_t j) { return j / 2 * 2 * kThreads + mine + j % 2 * kChunk; };
   const auto load = [&](uint32_t j) { return j % 2 ? half[j / 2 * kThreads + tid] : __ldg(part.body + place(j)); };
   const auto composite = [&](const uint4& vector, uint32_t v, uint32_t e) {

@@ -11,7 +11,7 @@ constexpr int kHeldLoads = 8;       // vectors of 16 bytes that a thread has in 
 constexpr int kHeldThreads = 1024;  // of a multiprocessor
 constexpr int kMaxHeldBlocks = 8;   // of a cluster
 constexpr uint32_t kHeldDelegates = 128;
-constexpr uint32_t kHeldKeep = 256;  // candidates that a block tells the cluster, at most
+constexpr uint32_t kHeldKeep = 224;  // candidates that a block tells the cluster, at most
 
 // Candidates that a block has room for, and all that is in shared memory beside the row.
 constexpr uint32_t held_room(int threads) { return 4 * threads; }

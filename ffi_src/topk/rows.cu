@@ -258,6 +258,7 @@ struct Team {
           high = static_cast<Key>(middle - 1);
         }
         middle = probe == 0                 ? encode(static_cast<Key>(kNaN), a.order)
+                 : probe == 1 && top < low  ? high
                  : probe == 1 && top < high ? static_cast<Key>(top + 1)
                                             : static_cast<Key>(high - (high - low) / 2);
         ++probe;

@@ -6,9 +6,9 @@
 // threshold and deal their survivors out to bins over the range above it: a count in each bin gives each survivor a
 // place in a list, and comparisons within its bin its rank. The blocks share the ranking, too.
 //
-// Where a bin is crowded, the range of the survivors replaces that of the sample. Where the bet fails (fewer than k
-// survivors, more than a block holds, a crowded bin still), digits of the composite from the top, a histogram and a
-// read of the row each, find a threshold that a few thousand elements reach; these are sorted.
+// Where a bin is crowded, a sorted sample of the survivors divides their range instead. Where the bet fails (fewer than
+// k survivors, more than a block holds, a crowded bin still), digits of the composite from the top, a histogram and a
+// read of the row (or of the survivors) each, find a threshold that a few thousand elements reach; these are sorted.
 //
 // Bytes moved: the input once, k (value + index) out; with several blocks a row about three times the survivors through
 // the workspace. After: Dr. Top-k's delegates (arXiv 2109.08219), sample sort, AIR's histograms (SC'23).
@@ -56,12 +56,14 @@ struct Control {
   uint32_t tops[kWarps];
   uint32_t digit, found;
 };
+static_assert(kSieveKeep * sizeof(C) <= kSieveRing && kSieveSample == kThreads);
 static_assert(sizeof(Control) <= kSieveControl && Shared<kThreads, C>::kBins == kSieveBins);
 
 // What the blocks that share a row leave for each other.
 struct Board {
   uint32_t* arrivals;
   uint32_t* failed;
+  uint32_t* crowded;
   uint32_t* found;
   C* told;  // each block's threshold, then each block's best
   uint32_t* bins;
@@ -71,7 +73,8 @@ struct Board {
     unsigned char* bytes = a.boards + row * a.board_bytes;
     arrivals = reinterpret_cast<uint32_t*>(bytes);
     failed = arrivals + 1;
-    found = arrivals + 2;
+    crowded = arrivals + 2;
+    found = arrivals + 3;
     bins = reinterpret_cast<uint32_t*>(bytes + 128);
     list = reinterpret_cast<C*>(bins + kSieveBins);
     told = list + kSieveKeep;
@@ -127,10 +130,11 @@ __device__ __forceinline__ void write(const Sieve& a, Packing<Key> packing, int6
   a.indices[row * a.k + rank] = static_cast<int32_t>(packing.index(c));
 }
 
-// The exact way, for all blocks of a row together. `few` has room for kSieveKeep composites in shared memory.
+// The exact way, for all blocks of a row together: of the survivors from `floor` on, or, where these are not all that
+// matter, of the row. `few` has room for kSieveKeep composites in shared memory.
 template <class Key>
-__device__ __noinline__ void search(const Sieve& a, int64_t row, uint32_t rank, Control& control, C* few, bool alone,
-                                    uint32_t target) {
+__device__ __noinline__ void search(const Sieve& a, int64_t row, uint32_t rank, Control& control, const C* survivors,
+                                    uint32_t held, C floor, bool of_row, C* few, bool alone, uint32_t target) {
   auto& s = control.shared;
   constexpr int kDigit = 11;
   constexpr uint32_t kDigits = 1 << kDigit;
@@ -141,6 +145,11 @@ __device__ __noinline__ void search(const Sieve& a, int64_t row, uint32_t rank, 
   C* const list = alone ? few : board.list;
   uint32_t* const found = alone ? &control.found : board.found;
   const auto each = [&](auto use) {
+    if (!of_row) {
+      for (uint32_t i = tid; i < held; i += kThreads)
+        if (i / 32 < control.counts[i % 32] && survivors[i] >= floor) use(survivors[i]);
+      return;
+    }
 #pragma unroll 1
     for (uint32_t step = 0; step < share.steps; ++step) {
       uint4 tile[kSieveLoads];
@@ -220,6 +229,19 @@ __device__ __noinline__ void search(const Sieve& a, int64_t row, uint32_t rank, 
   for (uint32_t i = tid; i < a.k; i += kThreads) write(a, packing, row, i, few[i]);
 }
 
+// The bin of a survivor: there are a few between two splitters, which are a sorted sample of the survivors.
+__device__ __noinline__ uint32_t bin_between(const C* splitters, C c) {
+  constexpr uint32_t kEach = kSieveBins / kSieveSample;
+  uint32_t above = 0;
+#pragma unroll 1
+  for (uint32_t step = kSieveSample / 2; step; step /= 2)
+    if (splitters[above + step - 1] > c) above += step;
+  if (above == 0) return 0;
+  const C high = splitters[above - 1];
+  const int shift = max(0, bit_length(high - splitters[above]) - bit_length<C>(kEach - 1));
+  return above * kEach + static_cast<uint32_t>(smaller((high - c) >> shift, C{kEach - 1}));
+}
+
 constexpr uint32_t kListRoom = kSieveRoom / 32;
 
 __device__ __forceinline__ uint32_t longest_list(const uint32_t* counts) {
@@ -239,20 +261,27 @@ __device__ __forceinline__ void fill_lists(C* survivors, const uint32_t* counts,
 template <class Key>
 __device__ __noinline__ uint32_t last_tie(const Sieve& a, const Share<Key>& share, Shared<kThreads, C>& s,
                                           const uint4* ring, Key key) {
+  constexpr uint32_t kVector = Share<Key>::kVector;
+  uint32_t above = 0, ties[kSieveLoads] = {};
+#pragma unroll
+  for (int u = 0; u < kSieveLoads; ++u) {
+    if (share.vector(0, u) >= share.vectors) continue;
+    const uint4 words = ring[u * kThreads + threadIdx.x];
+#pragma unroll
+    for (uint32_t e = 0; e < kVector; ++e) {
+      const Key k = encode(reinterpret_cast<const Key*>(&words)[e], a.order);
+      above += k > key;
+      ties[u] |= static_cast<uint32_t>(k == key) << e;
+    }
+  }
   uint32_t low = 0, high = a.length - 1;
   while (low < high) {
     const uint32_t middle = low + (high - low) / 2;
-    uint32_t mine = 0;
-#pragma unroll 1
-    for (int u = 0; u < kSieveLoads; ++u) {
-      const uint32_t vector = share.vector(0, u), index = share.index(vector);
-      if (vector >= share.vectors) continue;
-      const uint4 words = ring[u * kThreads + threadIdx.x];
+    uint32_t mine = above;
 #pragma unroll
-      for (uint32_t e = 0; e < Share<Key>::kVector; ++e) {
-        const Key k = encode(reinterpret_cast<const Key*>(&words)[e], a.order);
-        mine += k > key || (k == key && index + e <= middle);
-      }
+    for (int u = 0; u < kSieveLoads; ++u) {
+      const uint32_t first = share.index(share.vector(0, u));
+      if (middle >= first) mine += __popc(ties[u] & ((1u << min(middle - first + 1, kVector)) - 1));
     }
     mine = inclusive_scan_warp(mine);
     if (threadIdx.x % 32 == 31) s.sums[threadIdx.x / 32] = mine;
@@ -282,7 +311,8 @@ __global__ void __launch_bounds__(kThreads, 1) sieve_kernel(const __grid_constan
   uint4* const ring = reinterpret_cast<uint4*>(shared_bytes + kSieveControl);
   C* const survivors = reinterpret_cast<C*>(shared_bytes + kSieveControl + kSieveRing);
   C* const window = reinterpret_cast<C*>(ring);  // when the row has been read
-  auto* const places = reinterpret_cast<uint16_t*>(window + kMaxSieveK + 2 * kSieveCrowd);
+  C* const splitters = window + kMaxSieveK + 2 * kSieveCrowd;
+  auto* const places = reinterpret_cast<uint16_t*>(splitters + kSieveSample);
 
   const uint32_t tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
   const uint32_t slices = kAlone ? 1 : a.slices;
@@ -317,7 +347,7 @@ __global__ void __launch_bounds__(kThreads, 1) sieve_kernel(const __grid_constan
     }
   };
   clear();
-  if (!kAlone && rank == 0 && tid == 0) *board.arrivals = *board.failed = *board.found = 0;
+  if (!kAlone && rank == 0 && tid == 0) *board.arrivals = *board.failed = *board.crowded = *board.found = 0;
 
   __pipeline_wait_prior(0);  // it would wait for all that is asked for with it
 #pragma unroll 1
@@ -380,6 +410,7 @@ __global__ void __launch_bounds__(kThreads, 1) sieve_kernel(const __grid_constan
         push_reaches(hits, word, below);
       }
     }
+    if (filter.floor == 0) hits = ~0u >> (32 - kElements);  // nothing is below: there is no carry
     if (__any_sync(kFullWarp, hits)) {
       const auto candidate = [&](uint32_t j) {
         const auto* from = reinterpret_cast<const Key*>(ring + (stage * kSieveLoads + j / kVector) * kThreads + tid);
@@ -450,39 +481,30 @@ __global__ void __launch_bounds__(kThreads, 1) sieve_kernel(const __grid_constan
   const uint32_t held = min(longest, kListRoom) * 32;
   const auto held_at = [&](uint32_t i) { return i / 32 < in_list ? survivors[i] : C{0}; };
   static_assert(kSieveBins == 1 << 12);
-  int shift = 0;
-  const auto bin_of = [&](C c) { return c >= high ? 0 : static_cast<uint32_t>((high - c) >> shift); };
   uint32_t* const bins = kAlone ? s.histogram : board.bins;
-#pragma unroll 1
-  for (bool again = false;; again = true) {
-    if (again) {  // what has been found says more than the sample
-      high = threshold;
-      for (uint32_t i = tid; i < held; i += kThreads) high = larger(high, held_at(i));
-#pragma unroll
-      for (int d = 16; d; d /= 2) high = larger(high, shuffle_xor(high, d));
-      if (lane == 0) s.high[warp] = high;
-      meet(board.arrivals, slices, target);  // all have read the bins
-      for (uint32_t w = 0; w < kWarps; ++w) high = larger(high, s.high[w]);
-      clear();
-      if (!kAlone) tell();
-      meet(board.arrivals, slices, target);
-    } else if (!kAlone) {
-      cg::this_grid().barrier_wait(std::move(token));
-      if (tid == 0 && longest > kListRoom) *static_cast<volatile uint32_t*>(board.failed) = 1;
+  if (!kAlone) {
+    cg::this_grid().barrier_wait(std::move(token));
+    if (tid == 0 && longest > kListRoom) *static_cast<volatile uint32_t*>(board.failed) = 1;
+    threshold = 0;
+    for (uint32_t i = lane; i < slices; i += 32) {  // the blocks agree
+      threshold = larger(threshold, __ldcg(&board.told[i]));
+      high = larger(high, __ldcg(&board.told[slices + i]));
     }
-    C floor = kAlone ? threshold : 0;
-    if (!kAlone) {  // the blocks agree
-      for (uint32_t i = lane; i < slices; i += 32) {
-        floor = larger(floor, __ldcg(&board.told[i]));
-        high = larger(high, __ldcg(&board.told[slices + i]));
-      }
 #pragma unroll
-      for (int d = 16; d; d /= 2) {
-        floor = larger(floor, shuffle_xor(floor, d));
-        high = larger(high, shuffle_xor(high, d));
-      }
+    for (int d = 16; d; d /= 2) {
+      threshold = larger(threshold, shuffle_xor(threshold, d));
+      high = larger(high, shuffle_xor(high, d));
     }
-    shift = max(0, bit_length(high - floor) - 12);
+  }
+  const int shift = max(0, bit_length(high - threshold) - 12);
+  const auto bin_in_range = [&](C c) { return c >= high ? 0 : static_cast<uint32_t>((high - c) >> shift); };
+  const auto bin_by_sample = [&](C c) { return bin_between(splitters, c); };
+  // Where neighbours on the lists share bins, most survivors do: to count these would take long, for nothing.
+  const C some = held_at(tid);
+  const uint32_t bin = some >= threshold ? bin_in_range(some) : kSieveBins + lane;
+  const bool crowd = __popc(__ballot_sync(kFullWarp, bin == __shfl_up_sync(kFullWarp, bin, 1))) > 4;
+  if (!kAlone && crowd && lane == 0) *static_cast<volatile uint32_t*>(board.crowded) = 1;
+  const auto count = [&](auto bin_of) {
     constexpr int kAtOnce = 4;
 #pragma unroll 1
     for (uint32_t i = tid; i < held; i += kAtOnce * kThreads) {
@@ -491,13 +513,20 @@ __global__ void __launch_bounds__(kThreads, 1) sieve_kernel(const __grid_constan
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) c[j] = held_at(i + j * kThreads);
 #pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) place[j] = c[j] >= floor ? atomicAdd(&bins[bin_of(c[j])], 1u) : 0;
+      for (int j = 0; j < kAtOnce; ++j) place[j] = c[j] >= threshold ? atomicAdd(&bins[bin_of(c[j])], 1u) : 0;
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j)
         if (i + j * kThreads < held) places[i + j * kThreads] = static_cast<uint16_t>(place[j]);
     }
+  };
+  if (!crowd) count(bin_in_range);
+  bool divided = false;  // by a sample
+#pragma unroll 1
+  while (true) {
     meet(board.arrivals, slices, target);
 
+    const bool failed = kAlone ? longest > kListRoom : __ldcg(board.failed) != 0;
+    const bool uncounted = !divided && (kAlone ? crowd : __ldcg(board.crowded) != 0);
     alignas(16) uint32_t starts[kPerThread];
     uint32_t sum = 0;
 #pragma unroll
@@ -508,7 +537,7 @@ __global__ void __launch_bounds__(kThreads, 1) sieve_kernel(const __grid_constan
 #pragma unroll
     for (uint32_t j = 0; j < kPerThread; ++j) sum += starts[j];
     uint32_t before = scan_block<kThreads>(sum, s.sums);
-    bool crowded = false;
+    bool crowded = uncounted;
 #pragma unroll
     for (uint32_t j = 0; j < kPerThread; ++j) {
       const uint32_t in_bin = starts[j];
@@ -522,61 +551,72 @@ __global__ void __launch_bounds__(kThreads, 1) sieve_kernel(const __grid_constan
 #pragma unroll
     for (uint32_t v = 0; v < kPerThread / 4; ++v)
       reinterpret_cast<uint4*>(s.histogram)[tid * (kPerThread / 4) + v] = reinterpret_cast<const uint4*>(starts)[v];
-    bool lost = tid == kThreads - 1 && before < a.k;
-    lost |= kAlone ? longest > kListRoom : *static_cast<volatile uint32_t*>(board.failed) != 0;
-    if (!__syncthreads_or(crowded || lost)) {
-      threshold = floor;
-      break;
-    }
-    if (__syncthreads_or(lost || again)) {
-      search<Key>(a, row, rank, control, survivors, kAlone, target);
+    const bool lost = tid == kThreads - 1 && before < a.k;
+    if (!__syncthreads_or(crowded || lost || failed)) break;
+    const bool few = failed || (!__syncthreads_or(uncounted) && __syncthreads_or(lost));  // or not all of them
+    if (few || divided) {
+      search<Key>(a, row, rank, control, survivors, held, threshold, few, window, kAlone, target);
       return;
     }
+    // A sample of the survivors divides them better than their range.
+    const uint32_t each = kSieveSample / slices, depth = tid * (held / 32) / each * 32;
+    C* const sample = kAlone ? splitters : board.list;
+    if (tid < each) sample[rank * each + tid] = larger(held_at(depth + lane), threshold);
+    meet(board.arrivals, slices, target);  // all have read the bins, too
+    if (!kAlone) splitters[tid] = tid < each * slices ? __ldcg(&sample[tid]) : threshold;
+    sort_descending<kThreads>(splitters, kSieveSample);
+    clear();
+    meet(board.arrivals, slices, target);
+    count(bin_by_sample);
+    divided = true;
   }
 
-  C* const list = kAlone ? window : board.list;
+  const auto rank_all = [&](auto bin_of) {
+    C* const list = kAlone ? window : board.list;
 #pragma unroll 2
-  for (uint32_t i = tid; i < held; i += kThreads) {
-    const C c = held_at(i);
-    const uint32_t start = c >= threshold ? s.histogram[bin_of(c)] : a.k;
-    if (start < a.k) list[start + places[i]] = c;
-  }
-  meet(board.arrivals, slices, target);
-  const uint32_t kept = s.kept, share_of_list = (kept + slices - 1) / slices;
-  const uint32_t from = rank * share_of_list, to = min(kept, from + share_of_list);
-  uint32_t offset = 0;
-  if (!kAlone) {
-    offset = max(from, kSieveCrowd) - kSieveCrowd;
-    const uint32_t end = min(kept, to + kSieveCrowd);
-    for (uint32_t i = offset + tid; i < end; i += kThreads) window[i - offset] = __ldcg(&list[i]);
-    __syncthreads();
-  }
-  constexpr int kRanked = kAlone ? 4 : 1;  // candidates of a thread at once
-#pragma unroll 1
-  for (uint32_t i = from + tid; i < to; i += kRanked * kThreads) {
-    C mine[kRanked];
-    uint32_t at[kRanked], end[kRanked], place[kRanked], longest = 0;
-#pragma unroll
-    for (int j = 0; j < kRanked; ++j) mine[j] = window[min(i + j * kThreads, to - 1) - offset];
-#pragma unroll
-    for (int j = 0; j < kRanked; ++j) {
-      const uint32_t bin = bin_of(mine[j]);
-      place[j] = at[j] = s.histogram[bin];
-      end[j] = bin + 1 < kSieveBins ? min(s.histogram[bin + 1], kept) : kept;
-      longest = max(longest, end[j] - at[j]);
+    for (uint32_t i = tid; i < held; i += kThreads) {
+      const C c = held_at(i);
+      const uint32_t start = c >= threshold ? s.histogram[bin_of(c)] : a.k;
+      if (start < a.k) list[start + places[i]] = c;
     }
+    meet(board.arrivals, slices, target);
+    const uint32_t kept = s.kept, share_of_list = (kept + slices - 1) / slices;
+    const uint32_t from = rank * share_of_list, to = min(kept, from + share_of_list);
+    uint32_t offset = 0;
+    if (!kAlone) {
+      offset = max(from, kSieveCrowd) - kSieveCrowd;
+      const uint32_t end = min(kept, to + kSieveCrowd);
+      for (uint32_t i = offset + tid; i < end; i += kThreads) window[i - offset] = __ldcg(&list[i]);
+      __syncthreads();
+    }
+    constexpr int kRanked = kAlone ? 4 : 1;  // candidates of a thread at once
 #pragma unroll 1
-    for (; longest; --longest) {
+    for (uint32_t i = from + tid; i < to; i += kRanked * kThreads) {
+      C mine[kRanked];
+      uint32_t at[kRanked], end[kRanked], place[kRanked], longest = 0;
+#pragma unroll
+      for (int j = 0; j < kRanked; ++j) mine[j] = window[min(i + j * kThreads, to - 1) - offset];
 #pragma unroll
       for (int j = 0; j < kRanked; ++j) {
-        if (at[j] < end[j]) place[j] += window[at[j] - offset] > mine[j];
-        ++at[j];
+        const uint32_t bin = bin_of(mine[j]);
+        place[j] = at[j] = s.histogram[bin];
+        end[j] = bin + 1 < kSieveBins ? min(s.histogram[bin + 1], kept) : kept;
+        longest = max(longest, end[j] - at[j]);
       }
-    }
+#pragma unroll 1
+      for (; longest; --longest) {
 #pragma unroll
-    for (int j = 0; j < kRanked; ++j)
-      if (i + j * kThreads < to && place[j] < a.k) write(a, packing, row, place[j], mine[j]);
-  }
+        for (int j = 0; j < kRanked; ++j) {
+          if (at[j] < end[j]) place[j] += window[at[j] - offset] > mine[j];
+          ++at[j];
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kRanked; ++j)
+        if (i + j * kThreads < to && place[j] < a.k) write(a, packing, row, place[j], mine[j]);
+    }
+  };
+  divided ? rank_all(bin_by_sample) : rank_all(bin_in_range);
 }
 
 template <class Key>

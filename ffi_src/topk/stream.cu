@@ -6,7 +6,8 @@
 // threshold, raised at tiles 0, 4, 16, 64, … For larger k the delegates' number above t tells where about the k-th
 // element is: that threshold is a guess, five standard deviations low, and where too few elements reach it the tiles
 // are read again without. Whenever the buffer is full, the block meets, and the threshold rises to about the k-th
-// candidate. Tiles are visited in a scattered order, so that a sorted row looks like a random one.
+// candidate. Tiles are visited in a scattered order, so that a sorted row looks like a random one. Where many delegates
+// of the first tile tie with the threshold, a count of its elements adds an index to it.
 //
 // Blocks that share a row take its tiles in turn. Each tells a key that some of its delegates reach; enough of these
 // keys are a bound for the whole row. In a cluster (kStream) the first block gathers from the others' shared memory
@@ -168,7 +169,7 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) stream_kernel(const 
   const uint32_t vectors = (a.length - head) / kVector, loose = rank == 0 ? a.length - vectors * kVector : 0;
   const uint32_t row_tiles = (vectors + kTileVectors - 1) / kTileVectors;
   const uint32_t tiles = (row_tiles + a.slices - 1) / a.slices;  // of this block; the last may not be there
-  const uint32_t middle = tiles ? (tiles - 1) / 2 : 0, stride = scattered_stride(tiles);  // the order of tiles
+  const uint32_t stride = scattered_stride(tiles);               // the order of tiles
   const auto first_vector = [&](uint32_t tile) { return (tile * a.slices + rank) * kTileVectors + tid; };
   uint32_t count = loose;  // of this block's elements
   if (rank < row_tiles) {
@@ -203,6 +204,8 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) stream_kernel(const 
   // where too few elements reach it, the slice is read again without.
   const bool delegates = k <= kThreads / 2;
   bool guesses = !delegates && count > 8 * k;
+  // Of equal elements the first ones count, so the first tile is. A guess takes its tile for an average one.
+  const uint32_t start = delegates || tiles == 0 ? 0 : (tiles - 1) / 2;
   const float share = static_cast<float>(k) / count;
   Key best;  // of this thread's elements: its delegate
   const auto tell = [&] {
@@ -214,7 +217,7 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) stream_kernel(const 
   C threshold;
   for (;; guesses = false) {
     best = 0;
-    uint32_t ahead = middle;  // the tile to copy next
+    uint32_t ahead = start;  // the tile to copy next
     const auto fill = [&](uint32_t from, uint32_t to) {
       for (uint32_t stage = from; stage < to; ++stage) {
         if (stage < tiles) copy(ahead, stage);
@@ -235,9 +238,10 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) stream_kernel(const 
 
     threshold = 0;
     Filter<Key> filter(0, a.order);
-    Key bound = 0;      // what k elements of the row reach, as other blocks tell
-    uint32_t left = 0;  // hits of the tile at hand that found no place
-    uint32_t step = 0, tile = middle, stage = 0;
+    Key bound = 0;             // what k elements of the row reach, as other blocks tell
+    uint32_t left = 0;         // hits of the tile at hand that found no place
+    uint32_t last = a.length;  // index of the threshold
+    uint32_t step = 0, tile = start, stage = 0;
     // Warps go ahead on their own, until the buffer is full or up to the tile at which delegates raise the threshold.
     for (uint32_t stop = 0;;) {
       const auto element = [&](uint32_t j) {  // the thread's j-th of this tile
@@ -252,6 +256,27 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) stream_kernel(const 
         const uint32_t loaded = first < vectors ? min(kLoads, (vectors - first + kThreads - 1) / kThreads) : 0;
         return loaded * kVector == 32 ? ~0u : (1u << (loaded * kVector)) - 1;
       };
+      // What the first k elements of the tile reach that reach a key, where there are k.
+      const auto ties = [&](Key key) {
+        const uint32_t there = present();
+        uint32_t found = 0;
+#pragma unroll 1
+        for (uint32_t u = 0; u < kLoads && found < k; ++u) {
+          uint32_t hits = 0;
+#pragma unroll
+          for (uint32_t e = 0; e < kVector; ++e) hits |= static_cast<uint32_t>(element(u * kVector + e) >= key) << e;
+          hits &= there >> (u * kVector);
+          const uint32_t before = found + scan_block<kThreads>(__popc(hits), s.sums), after = before + __popc(hits);
+          if (before < k && after >= k) {
+            for (uint32_t more = k - 1 - before; more; --more) hits &= hits - 1;
+            s.boundary = index(u * kVector + __ffs(hits) - 1);
+          }
+          if (tid == kThreads - 1) s.above = after;
+          __syncthreads();
+          found = s.above;
+        }
+        return found < k ? packing.lowest(key) : packing.pack(key, s.boundary);
+      };
       for (; step < stop; ++step) {
         wait_for_tile(a.stages);
         const uint32_t full = tid % 32 == 0 ? atomicOr(&s.full, 0) : 0;  // others may set it now
@@ -263,7 +288,9 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) stream_kernel(const 
 #pragma unroll
           for (uint32_t w = 0; w < kLoadWords; ++w) most = filter.most(most, words[u][w]);
         }
-        if (__any_sync(kFullWarp, filter.reaches(most) || full || left)) {
+        // Where all indices come after that of the threshold, larger keys only.
+        const bool late = head + first_vector(tile) * kVector > last;
+        if (__any_sync(kFullWarp, (late ? filter.exceeds(most) : filter.reaches(most)) || full || left)) {
           if (__any_sync(kFullWarp, full)) break;
           uint32_t hits = left;
           const bool again = __any_sync(kFullWarp, left);
@@ -323,12 +350,16 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) stream_kernel(const 
             const float seen = 1 - __expf(-share * kPer * (stop + 1.0f));
             reach = static_cast<uint32_t>(kThreads * seen + 5 * sqrtf(kThreads * seen * (1 - seen))) + 1;
           }
-          if (reach <= kThreads * 3 / 4)
-            threshold = larger(threshold, packing.lowest(kth_of_block<kThreads>(best, reach)));
+          if (reach <= kThreads * 3 / 4) {
+            const Key kth = kth_of_block<kThreads>(best, reach);
+            threshold = larger(threshold, packing.lowest(kth));
+            if (stop == 0 && __syncthreads_count(best == kth) > kThreads / 8) threshold = larger(threshold, ties(kth));
+          }
         }
         stop = min(stop ? 4 * stop : kFirstStop, tiles);
       }
       filter = Filter<Key>(packing.key(threshold), a.order);
+      last = packing.index(threshold);
     }
     // Enough, or all that reach a threshold which others vouch for.
     if (!guesses || s.count >= k || packing.lowest(bound) == threshold) break;

@@ -8,8 +8,8 @@
 // read, no block waits for another, and the result depends on none of that.
 //
 // Where neighbours hold the best elements (sorted rows, ties), the blocks' lists are too short and the threshold is
-// low. Where threads read much, a block therefore tells a bound of its own, too: the k-th best of its threads. And what
-// is read again raises the threshold.
+// low. Neighbouring warps' shares of a row are therefore of different blocks; where threads read much, a block tells a
+// bound of its own, too: the k-th best of its threads; and what is read again raises the threshold.
 //
 // Bytes moved: the input once (that of a few warps twice), some 200 bytes a block to the workspace and back, k (value +
 // index) out. After: Dr. Top-k's delegates (arXiv 2109.08219).
@@ -62,6 +62,14 @@ struct Dealt {
   __device__ uint32_t loose() const { return length - vectors * kVector; }
   __device__ uint32_t loose_index(uint32_t i) const { return i < head ? i : vectors * kVector + i; }
 };
+
+// Which share of each round a warp of a block reads. Neighbouring shares are of different blocks, so that what stands
+// together is told by many of them, and no block has the same part of every period of a row.
+__device__ __forceinline__ uint32_t share_of_warp(uint32_t block, uint32_t warp, uint32_t blocks) {
+  uint32_t turned = block + warp;
+  while (turned >= blocks) turned -= blocks;
+  return warp * blocks + turned;
+}
 
 // What the blocks of a row tell. Of block b: told[i * slices + b] is its i-th best element for i < a.told, what follows
 // bounds all others (two bounds, both hold for a part of them), and a key that k elements of the block reach.
@@ -173,7 +181,7 @@ __global__ void __launch_bounds__(kThreads, 2) wave_kernel(const Wave a) {
   const int64_t row = blockIdx.x / a.slices;
   const uint32_t rank = blockIdx.x % a.slices, tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
   const Dealt<Key> dealt(a, row);
-  const uint32_t mine = rank * kThreads + tid;
+  const uint32_t mine = share_of_warp(rank, warp, a.slices) * 32 + lane;
   const Packing<Key> packing = Packing<Key>::make(a.length);
 
   uint32_t filler = static_cast<uint32_t>(decode(Key{0}, a.order)), filler_high = filler;  // loses every comparison
@@ -233,7 +241,7 @@ __global__ void __launch_bounds__(kThreads, 2) wave_kernel(const Wave a) {
   if (lane < kWaveTold) board[warp * kWaveTold + lane] = kept;
   if (lane == 0) {
     rests[warp] = rest;
-    reports.first[mine / 32] = kept;
+    reports.first[rank * kWarps + warp] = kept;
   }
   __syncthreads();
   static_assert(4 * kWarps * kWaveTold < kThreads && kWarps < 32);
@@ -281,10 +289,24 @@ __device__ __noinline__ C raise(C value, uint32_t k, C floor) {
   return kth_of_threads(value, k, floor);
 }
 
-// Any result, of any number of candidates. These stand in the buffer, unless it has no room for them or some have to be
-// read again. Where neighbours hold the best elements, many warps may hold more than was told, and far more elements
-// than k reach the threshold. Warps are therefore read again in the order of their best elements, some at a time, and
-// what they hold raises the threshold before it is kept: once the k best are read, few others' best reach it.
+// After the candidates: what is read again.
+template <class Key>
+struct Again {
+  uint32_t* warps;      // those that are read again now
+  uint32_t* blocks;     // those that may hold more than they told
+  unsigned char* more;  // whether a block is one of these
+
+  __device__ explicit Again(Composite<Key>* buffer) {
+    warps = reinterpret_cast<uint32_t*>(buffer + kWaveRoom);
+    blocks = warps + kWaveAgain;
+    more = reinterpret_cast<unsigned char*>(blocks + kMaxWaveSlices);
+  }
+};
+
+// Any result, of any number of candidates. These stand in the buffer, but for those that have to be read again. Where
+// neighbours hold the best elements, many warps may hold more than was told, and far more elements than k reach the
+// threshold. Warps are therefore read again in the order of their best elements, some at a time, and what they hold
+// raises the threshold before it is kept: once the k best are read, few others' best reach it.
 template <class Key>
 __device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_bytes, Composite<Key> threshold,
                                         bool again) {
@@ -292,15 +314,14 @@ __device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_byt
   constexpr uint32_t kVector = Dealt<Key>::kVector;
   auto& s = *reinterpret_cast<Shared<kThreads, C>*>(shared_bytes);
   C* buffer = reinterpret_cast<C*>(shared_bytes + stream_control_bytes(sizeof(C), kThreads));
-  auto* warps = reinterpret_cast<uint32_t*>(buffer + kWaveRoom);      // those that are read again now
-  auto* more = reinterpret_cast<unsigned char*>(warps + kWaveAgain);  // blocks that may hold more than they told
+  const Again<Key> list(buffer);
   const uint32_t tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
   const int64_t row = blockIdx.x;
   const Packing<Key> packing = Packing<Key>::make(a.length);
   const Reports<Key> reports(a, row);
   const Dealt<Key> dealt(a, row);
 
-  if (again || s.count > kWaveRoom) {
+  if (again) {
     const auto push = [&](uint32_t hits, auto at) {
       while (true) {
         hits = append_hits(s, buffer, kWaveRoom, hits, at);
@@ -310,28 +331,23 @@ __device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_byt
           if (at(__ffs(rest) - 1) < threshold) hits &= ~(rest & -rest);
       }
     };
-    __syncthreads();
-    if (tid == 0) s.count = s.full = s.above = 0;
-    const uint32_t all = a.told * a.slices, firsts = a.slices * kWarps;
-    const C* bounds = reports.told + all;
+    const uint32_t firsts = s.full * kWarps;
 #pragma unroll 1
-    for (uint32_t i = tid; i < a.slices; i += kThreads) more[i] = larger(bounds[i], bounds[a.slices + i]) >= threshold;
-    __syncthreads();
-#pragma unroll 1
-    for (uint32_t most = kWarps;; most = min(2 * most, kWaveAgain)) {
+    for (uint32_t most = kWarps;; most = min(4 * most, kWaveAgain)) {
       C from = threshold;
       bool last = true;
       while (true) {
         C best = 0;
-#pragma unroll 4
+#pragma unroll 1
         for (uint32_t i = tid; i < firsts; i += kThreads) {  // a thread looks at the same ones each time
-          const C first = more[i / kWarps] ? reports.first[i] : C{0};
+          const uint32_t block = list.blocks[i / kWarps], at = block * kWarps + i % kWarps;
+          const C first = reports.first[at];
           if (first < from) continue;
           best = larger(best, first);
           const uint32_t place = atomicAdd(&s.above, 1u);
           if (place >= kWaveAgain) continue;
-          warps[place] = i;
-          if (!last) reports.first[i] = 0;
+          list.warps[place] = share_of_warp(block, i % kWarps, a.slices);
+          if (!last) reports.first[at] = 0;
         }
         __syncthreads();
         if (!last || s.above <= most) break;
@@ -345,7 +361,7 @@ __device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_byt
 #pragma unroll 1
       for (uint32_t start = 0; start < reads; start += kWarps) {
         const uint32_t read = start + warp, round = read / chosen * kReads;
-        const uint32_t vector = round * dealt.threads + warps[read % chosen] * 32 + lane;
+        const uint32_t vector = round * dealt.threads + list.warps[read % chosen] * 32 + lane;
         const uint32_t rounds = max(dealt.rounds, round) - round;  // none for what is beyond the last read
         const auto index = [&](uint32_t j) { return dealt.index(vector + j / kVector * dealt.threads) + j % kVector; };
         const auto at = [&](uint32_t j) { return packing.pack(encode(dealt.x[index(j)], a.order), index(j)); };
@@ -377,39 +393,30 @@ __device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_byt
       if (tid == 0) s.above = 0;
       __syncthreads();
     }
-    const uint32_t others = all + dealt.loose();
-    const auto other = [&](uint32_t j) {
-      const uint32_t i = tid + j * kThreads, at = dealt.loose_index(i - all);
-      if (i < all) return more[i % a.slices] ? C{0} : reports.told[i];
-      return i < others ? packing.pack(encode(dealt.x[at], a.order), at) : C{0};
-    };
-    uint32_t hits = 0;
-#pragma unroll 1
-    for (uint32_t j = 0; j * kThreads < others; ++j) hits |= static_cast<uint32_t>(other(j) >= threshold) << j;
-    push(hits, other);
   }
 
   if (few(a)) {
-    constexpr uint32_t kMine = kWaveRoom / kThreads;
-    C mine[kMine], best = 0;
+    while (s.count > kFew) {  // twice at most: then no thread has two
+      constexpr uint32_t kMine = kWaveRoom / kThreads;
+      C mine[kMine], best = 0;
 #pragma unroll
-    for (uint32_t j = 0; j < kMine; ++j) {
-      const uint32_t i = tid + j * kThreads;
-      mine[j] = i < s.count ? buffer[i] : C{0};
-      best = larger(best, mine[j]);
-    }
-    threshold = raise(best, a.k, threshold);
-    if (tid < kFew + 16) buffer[tid] = 0;
-    if (tid == 0) s.count = 0;
-    __syncthreads();
+      for (uint32_t j = 0; j < kMine; ++j) {
+        const uint32_t i = tid + j * kThreads;
+        mine[j] = i < s.count ? buffer[i] : C{0};
+        best = larger(best, mine[j]);
+      }
+      threshold = raise(best, a.k, threshold);
+      if (tid == 0) s.count = 0;
+      __syncthreads();
 #pragma unroll
-    for (uint32_t j = 0; j < kMine; ++j)
-      if (mine[j] >= threshold) buffer[atomicAdd(&s.count, 1u)] = mine[j];
-    __syncthreads();
-    if (s.count <= kFew) {
-      write_few<Key>(a, buffer, s.count, packing, row);
-      return;
+      for (uint32_t j = 0; j < kMine; ++j)
+        if (mine[j] >= threshold) buffer[atomicAdd(&s.count, 1u)] = mine[j];
+      __syncthreads();
     }
+    if (tid < 16) buffer[s.count + tid] = 0;
+    __syncthreads();
+    write_few<Key>(a, buffer, s.count, packing, row);
+    return;
   }
   if (s.count > kWaveKeep) reselect<kThreads, Key>(s, buffer, packing, a.k, kWaveKeep);
   write_result<kThreads, Key>(s, a.out, packing, buffer, buffer + kWaveKeep, kWaveKeep, row);
@@ -454,9 +461,9 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
       floor = larger(floor, told[j]);
     } else if (i >= all) {
       bound = larger(bound, told[j]);
+    } else {
+      best = larger(best, told[j]);
     }
-    if (i >= all) told[j] = 0;
-    best = larger(best, told[j]);
   }
   C threshold = larger(kth_of_threads(best, a.k), floor);
   if (a.deep) {
@@ -466,23 +473,45 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
     threshold = largest_of_warp(s.low[lane % kWarps]);
   }
   const auto put = [&](C c) {
-    if (c < threshold) return;
-    const uint32_t place = atomicAdd(&s.count, 1u);
-    if (place < kWaveRoom) buffer[place] = c;
+    if (c >= threshold) buffer[atomicAdd(&s.count, 1u)] = c;
   };
+  static_assert(kMaxWaveK * 9 / 8 * kMine + 32 <= kWaveRoom);  // what may reach the threshold, and what is loose
 #pragma unroll
   for (uint32_t j = 0; j < kMine; ++j) {
     if (j * kThreads >= all) break;
-    put(told[j]);
+    if (own + j * kThreads < all) put(told[j]);
   }
   put(loose);
   const bool again = __syncthreads_or(bound >= threshold);
-  const uint32_t count = s.count;
-  if (again || count > kFew || !few(a)) {
+  if (again) {  // without what is told by blocks that may hold more
+    const Again<Key> list(buffer);
+    for (uint32_t i = tid; i < a.slices; i += kThreads) list.more[i] = 0;
+    if (tid == 0) s.count = s.full = s.above = 0;
+    __syncthreads();
+#pragma unroll
+    for (uint32_t j = 0; j < kMine; ++j) {
+      const uint32_t i = own + j * kThreads;
+      if (i < all || i >= bounds || told[j] < threshold) continue;
+      list.more[i - all < a.slices ? i - all : i - all - a.slices] = 1;
+    }
+    __syncthreads();
+    for (uint32_t i = tid; i < a.slices; i += kThreads)
+      if (list.more[i]) list.blocks[atomicAdd(&s.full, 1u)] = i;
+    uint32_t block = own % a.slices;
+#pragma unroll
+    for (uint32_t j = 0; j < kMine; ++j) {
+      if (own + j * kThreads < all && !list.more[block]) put(told[j]);
+      block += kThreads % a.slices;
+      if (block >= a.slices) block -= a.slices;
+    }
+    put(loose);
+    __syncthreads();
+  }
+  if (again || s.count > kFew || !few(a)) {
     finish_any<Key>(a, shared_bytes, threshold, again);
     return;
   }
-  write_few<Key>(a, buffer, count, packing, row);
+  write_few<Key>(a, buffer, s.count, packing, row);
 }
 
 template <class Key>

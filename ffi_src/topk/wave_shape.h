@@ -29,10 +29,10 @@ constexpr int64_t wave_report_bytes(int64_t k, int64_t slices, int64_t composite
   return slices * (wave_told(k, slices) + kWaveBounds + kWaveThreads / 32) * composite;
 }
 
-// The second kernel: candidates, warps to be read again, and a flag for each block of the first.
+// The second kernel: candidates, warps to be read again, and for each block of the first a place in a list and a flag.
 constexpr size_t wave_shared_bytes(size_t composite) {
   return stream_control_bytes(composite, kWaveThreads) + kWaveRoom * composite + kWaveAgain * sizeof(uint32_t) +
-         kMaxWaveSlices;
+         kMaxWaveSlices * (sizeof(uint32_t) + 1);
 }
 
 }  // namespace jaxgpuops::topk
