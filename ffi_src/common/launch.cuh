@@ -10,7 +10,7 @@ namespace jaxgpuops {
 struct Launch {
   dim3 grid, block;
   size_t shared_bytes = 0;
-  int cluster = 1;        // blocks per cluster, at most 8; above 1 needs compute capability 9.0
+  int cluster = 1;        // blocks per cluster; above 1 needs compute capability 9.0, above 8 allow_cluster() before
   bool packed = false;    // blocks of a cluster may share a multiprocessor, and need not wait for one each
   bool overlap = false;   // starts when the kernel before says so (griddepcontrol), not at its end; needs 9.0, too
   bool together = false;  // all blocks run at the same time, or the launch fails: they may have a barrier of the grid

@@ -98,6 +98,7 @@ void plan_rows(RowPlan& plan, const Rows& rows, int compute_capability, const Ro
     const bool whole = rows.length * traits.item_bytes == int64_t{16} << bits_for(vectors);
     if (traits.lean && !traits.label && whole && vectors <= kLeanVectors * 32) plan.vectors = kLeanVectors;
   }
+  // (kLeanVectors cannot be asked for: the kernel that takes so many reads whole vectors only.)
   if (tuning.vectors && tuning.vectors != kLeanVectors) plan.vectors = tuning.vectors;
   plan.lane_bits = std::min(5, bits_for(ceil_div(vectors, plan.vectors)));
   plan.spans = ceil_div(vectors, int64_t{plan.vectors} << plan.lane_bits);

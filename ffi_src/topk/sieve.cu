@@ -378,13 +378,11 @@ __global__ void __launch_bounds__(kThreads, 1) sieve_kernel(const __grid_constan
   // There may be better ones, the more the smaller the sample.
   high += smaller((high - threshold) / (kAlone && share.steps <= 16 ? 8 : 2), ~high);
   uint32_t token = 0, target = 0;
-  const auto tell = [&] {
-    if (tid != 0) return;
-    board.told[rank] = threshold;
-    board.told[slices + rank] = high;
-  };
   if (!kAlone) {
-    tell();
+    if (tid == 0) {
+      board.told[rank] = threshold;
+      board.told[slices + rank] = high;
+    }
     token = cg::this_grid().barrier_arrive();
   }
 
