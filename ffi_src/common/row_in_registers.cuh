@@ -226,6 +226,7 @@ __global__ void __launch_bounds__(32 * (kRowsResident<P, kVectors, kSharing, kAl
   // Of a cluster: statistics go to the blocks that need them, and nobody waits for anything else.
   const bool cluster = kSharing == Sharing::kStatistics || (!team && p.cluster);
   const auto writes = [&] { return P::kOutput && kSharing != Sharing::kStatistics && p.out != nullptr; };
+  const auto receivers = [&] { return writes() ? p.blocks : 1; };
   auto* const stats_there = reinterpret_cast<uint64_t*>(dynamic_shared_memory());
   auto* const stats = reinterpret_cast<Stat<P>*>(dynamic_shared_memory() + kRowsBarrierBytes);
   int64_t outer;
@@ -279,10 +280,9 @@ __global__ void __launch_bounds__(32 * (kRowsResident<P, kVectors, kSharing, kAl
   if constexpr (kElementsFirst) row = P::begun(p.args, outer, 0, p.length, 1);
 
   if (cluster) {  // while what was asked for is on its way
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0 && block < receivers()) {
       make_copy_barrier(stats_there);
       make_barriers_visible_to_cluster();
-      expect_copies(stats_there, p.spans * static_cast<int>(sizeof(Stat<P>)));
     }
     arrive_at_cluster_start();  // until all blocks have begun, their memory is not there
   }
@@ -411,12 +411,13 @@ __global__ void __launch_bounds__(32 * (kRowsResident<P, kVectors, kSharing, kAl
         return;
       }
       if (cluster) {
-        const int rank = threadIdx.x % 32, receivers = writes() ? p.blocks : 1;
+        const int rank = threadIdx.x % 32;
         // All that row() reads has arrived before other blocks go on, and perhaps write there.
         if constexpr (P::kHole) row = shuffle_from(row, 0);
         wait_at_cluster_barrier();
-        if (number < p.spans && rank < receivers) copy_to_block(&stats[number], stats_there, rank, stat);
-        if (block >= receivers || (!writes() && warp != 0)) return;
+        if (number < p.spans && rank < receivers()) copy_to_block(&stats[number], stats_there, rank, stat);
+        if (block >= receivers() || (!writes() && warp != 0)) return;
+        if (threadIdx.x == 0) expect_copies(stats_there, p.spans * static_cast<int>(sizeof(Stat<P>)));
         wait_for_copies(stats_there, 0);
       } else {
         if (threadIdx.x % 32 == 0 && number < p.spans) stats[number] = stat;

@@ -38,6 +38,32 @@ __device__ __forceinline__ T shuffle_xor(T v, int mask) {
   }
 }
 
+__device__ __forceinline__ uint64_t most_of_warp(uint64_t value) {
+#pragma unroll
+  for (int d = 16; d; d /= 2) value = larger(value, shuffle_xor(value, d));
+  return value;
+}
+
+__device__ __forceinline__ uint32_t most_of_warp(uint32_t value) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_max_sync(kFullWarp, value);
+#else
+#pragma unroll
+  for (int d = 16; d; d /= 2) value = larger(value, shuffle_xor(value, d));
+  return value;
+#endif
+}
+
+__device__ __forceinline__ uint32_t sum_of_warp(uint32_t value) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_add_sync(kFullWarp, value);
+#else
+#pragma unroll
+  for (int d = 16; d; d /= 2) value += shuffle_xor(value, d);
+  return value;
+#endif
+}
+
 __device__ __forceinline__ uint32_t inclusive_scan_warp(uint32_t v) {
   const int lane = threadIdx.x & 31;
 #pragma unroll

@@ -15,13 +15,13 @@ constexpr int kSieveStages = 3;         // steps in flight
 constexpr uint32_t kSieveRoom = 12288;  // survivors that a block holds
 constexpr uint32_t kSieveKeep = 4096;   // that stay where they become too many; also what is sorted without bins
 constexpr uint32_t kSieveBins = 4096;   // that the survivors of a row are dealt out to
-constexpr uint32_t kSieveSample = 512;  // of the survivors, which divides their range
+constexpr uint32_t kSieveSample = 256;  // of the survivors, which divides their range
 constexpr uint32_t kSieveCrowd = 256;   // survivors in one bin that make another way the better choice
 constexpr int64_t kSieveStep = int64_t{16} * kSieveLoads * kSieveThreads;  // bytes that a block loads at once
 constexpr int64_t kSieveLeast = 4 * kSieveStep;                            // that a block is worth
 
-// What the blocks that share a row leave for each other: counters, two composites of each, bins and a list.
-constexpr int64_t sieve_workspace_bytes(int64_t slices) { return 128 + slices * 16 + kSieveBins * 4 + kSieveKeep * 8; }
+// What the blocks that share a row leave for each other: counters, three composites of each, bins and a list.
+constexpr int64_t sieve_workspace_bytes(int64_t slices) { return 128 + slices * 24 + kSieveBins * 4 + kSieveKeep * 8; }
 static_assert(kMaxSieveK + kSieveCrowd <= kSieveKeep);
 
 // Bins and counters, the ring and the survivors. When the row has been read, the ring holds the survivors' places
@@ -29,7 +29,7 @@ static_assert(kMaxSieveK + kSieveCrowd <= kSieveKeep);
 constexpr size_t kSieveControl = stream_control_bytes(8, kSieveThreads) + 256;
 constexpr size_t kSieveRing = kSieveStages * kSieveStep;
 constexpr size_t kSieveShared = kSieveControl + kSieveRing + kSieveRoom * 8;
-static_assert(kSieveRoom * 2 + (kMaxSieveK + 2 * kSieveCrowd + kSieveSample) * 8 <= kSieveRing);
+static_assert(kSieveRoom * 4 + (kMaxSieveK + 2 * kSieveCrowd + 2 * kSieveSample) * 8 <= kSieveRing);
 
 // Rows of 16-bit keys that one block holds whole: a key and an index are one word. Bins and counters, the row with what
 // stands beside it in its first and last 16 bytes, numbers of survivors, two lists.

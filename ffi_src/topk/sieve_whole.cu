@@ -63,26 +63,6 @@ struct Control {
 };
 static_assert(sizeof(Control) <= kWholeControl);
 
-__device__ __forceinline__ uint32_t most_of_warp(uint32_t value) {
-#if __CUDA_ARCH__ >= 800
-  return __reduce_max_sync(kFullWarp, value);
-#else
-#pragma unroll
-  for (int d = 16; d; d /= 2) value = larger(value, shuffle_xor(value, d));
-  return value;
-#endif
-}
-
-__device__ __forceinline__ uint32_t sum_of_warp(uint32_t value) {
-#if __CUDA_ARCH__ >= 800
-  return __reduce_add_sync(kFullWarp, value);
-#else
-#pragma unroll
-  for (int d = 16; d; d /= 2) value += shuffle_xor(value, d);
-  return value;
-#endif
-}
-
 // A row in shared memory, where its vectors are aligned, too.
 struct Row {
   Key* keys;  // of element 0
