@@ -89,6 +89,8 @@ def test_forms(capability):
         if plan["algorithm"] in ("held", "stream") and plan["slices"] > 1:
             assert capability >= 90, call
             assert plan["slices"] in (2, 4, 8, 16), (call, plan)
+        if plan["algorithm"] == "sieve":
+            assert plan["workspace_bytes"] % 16 == 0, (call, plan)  # that of the next row follows
         # At most two composites of value and index for each element, and some room for counters.
         composite = 16 if bits == 64 else 8
         assert 0 <= plan["workspace_bytes"] <= (2 * composite * length + length // 256 + 65536) * inner, (call, plan)
