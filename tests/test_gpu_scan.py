@@ -192,6 +192,7 @@ LARGE = {
 }
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("shape, axis", LARGE.values(), ids=LARGE)
 def test_more_than_2_to_the_31_elements(shape, axis):
     needs_memory(40)

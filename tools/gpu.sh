@@ -25,11 +25,15 @@ stage_build() {
 }
 
 stage_test() {
-  # Compiling takes most of the time, so several processes share the GPU; the tests for GPUs want all of its memory.
+  # Compiling takes most of the time, so several processes share the GPU. Of the tests for GPUs, those that are alone want
+  # all of its memory.
   local failed=0
-  JAX_PLATFORMS=cuda timeout "${TEST_SECONDS:-420}" python3 -P -m pytest -q -n 8 --durations=5 ${TESTS:-tests} \
-    --ignore-glob '*/test_gpu_*' || failed=1
-  JAX_PLATFORMS=cuda timeout "${TEST_SECONDS:-420}" python3 -P -m pytest -q --durations=5 tests/test_gpu_*.py || failed=1
+  suite() {
+    JAX_PLATFORMS=cuda timeout --signal INT "${TEST_SECONDS:-420}" python3 -P -m pytest -q --durations=5 "$@" || failed=1
+  }
+  suite -n 8 ${TESTS:-tests} --ignore-glob '*/test_gpu_*'
+  XLA_PYTHON_CLIENT_MEM_FRACTION=.085 suite -n 10 -m 'not alone' tests/test_gpu_*.py
+  suite -m alone tests/test_gpu_*.py
   return $failed
 }
 
