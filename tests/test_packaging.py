@@ -14,13 +14,13 @@ def run(*command, **environment):
     """Runs a command outside the source tree, whose `jaxgpuops` folder would be imported from inside it."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "JAXGPUOPS", "XLA"))}
     command = [str(part) for part in command]
-    environment = kept | environment
+    environment = kept | {"PIP_NO_COMPILE": "1"} | environment  # most of what is installed is never imported
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT.parent, env=environment, check=False)
 
 
 def build_wheel(folder, **environment):
     """Without optimisation, which is most of the time of a build and nothing to the packaging."""
-    environment["SKBUILD_CMAKE_BUILD_TYPE"] = "Debug"
+    environment["SKBUILD_CMAKE_BUILD_TYPE"] = "None"
     return run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", folder, ROOT, **environment)
 
 
