@@ -80,10 +80,7 @@ struct Division {
 constexpr uint32_t kListRoom = kSieveRoom / 32;
 
 __device__ __forceinline__ uint32_t longest_list(const uint32_t* counts) {
-  uint32_t longest = counts[threadIdx.x % 32];
-#pragma unroll
-  for (int d = 16; d; d /= 2) longest = larger(longest, shuffle_xor(longest, d));
-  return longest;
+  return most_of_warp(counts[threadIdx.x % 32]);
 }
 
 // Runs shrink(), which selects from one buffer, on the lists: for it all become as long as the longest, with composites
@@ -248,17 +245,22 @@ __global__ void __launch_bounds__(kThreads, 1) sieve_kernel(const __grid_constan
 #pragma unroll 1
   for (uint32_t step = 0; step < share.steps; ++step) {
     __pipeline_wait_prior(kSieveStages - 1);
-    uint32_t hits = 0;  // the first element on top
+    // A bit for each element whose order reaches past `below`, the first element on top.
+    const auto reaches = [&](uint32_t below) {
+      uint32_t hits = 0;
 #pragma unroll
-    for (int u = 0; u < kSieveLoads; ++u) {
-      const uint4 words = ring[(stage * kSieveLoads + u) * kThreads + tid];
+      for (int u = 0; u < kSieveLoads; ++u) {
+        const uint4 words = ring[(stage * kSieveLoads + u) * kThreads + tid];
 #pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        const uint32_t word = reinterpret_cast<const uint32_t*>(&words)[w] ^ filter.flips;
-        if constexpr (sizeof(Key) == 2) push_reaches(hits, word << 16, below);
-        push_reaches(hits, word, below);
+        for (int w = 0; w < 4; ++w) {
+          const uint32_t word = reinterpret_cast<const uint32_t*>(&words)[w] ^ filter.flips;
+          if constexpr (sizeof(Key) == 2) push_reaches(hits, word << 16, below);
+          push_reaches(hits, word, below);
+        }
       }
-    }
+      return hits;
+    };
+    uint32_t hits = reaches(below);
     if (filter.floor == 0) hits = ~0u >> (32 - kElements);  // nothing is below: there is no carry
     if (__any_sync(kFullWarp, hits)) {
       const auto candidate = [&](uint32_t j) {
@@ -275,17 +277,7 @@ __global__ void __launch_bounds__(kThreads, 1) sieve_kernel(const __grid_constan
       }
       if (packing.index(threshold) != packing.last) {  // of what ties with the key of the threshold, the first ones
         const uint32_t like = filter.floor | (~0u >> (8 * sizeof(Key) - 1) >> 1);
-        uint32_t above = 0;
-#pragma unroll
-        for (uint32_t u = 0; u < kSieveLoads; ++u) {
-          const uint4 words = ring[(stage * kSieveLoads + u) * kThreads + tid];
-#pragma unroll
-          for (int w = 0; w < 4; ++w) {
-            const uint32_t word = reinterpret_cast<const uint32_t*>(&words)[w] ^ filter.flips;
-            if constexpr (sizeof(Key) == 2) push_reaches(above, word << 16, like);
-            push_reaches(above, word, like);
-          }
-        }
+        uint32_t above = reaches(like);
 #pragma unroll
         for (uint32_t u = 0; u < kSieveLoads; ++u) {
           const uint32_t last = packing.index(threshold), first = share.index(share.vector(step, static_cast<int>(u)));
