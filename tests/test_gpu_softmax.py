@@ -28,7 +28,7 @@ REGIMES = {
     "streamed rows": ((1100, 17_001), 1),
     "streamed rows, largest cluster": ((40, 300_001), 1),
     "split rows": ((40, 600_001), 1),
-    "one split row": ((1, 20_000_003), 1),
+    "one split row": ((1, 8_000_003), 1),
     "columns": ((300, 30, 5), 1),
     "columns, vectors": ((64, 1024, 256), 1),
     "columns, cluster": ((16, 1001, 130), 1),

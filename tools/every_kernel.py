@@ -1,7 +1,7 @@
 """Runs every kernel once on small arrays and checks the results: the program that tools/gpu.sh runs under
 compute-sanitizer. Shapes are odd on purpose, so that rows are misaligned and last tiles are not full.
 
-    python tools/every_kernel.py [topk | gates | rows | scans ...]
+    python tools/every_kernel.py [topk | gates | rows | streamed | scans ...]
 """
 
 import functools
@@ -177,7 +177,7 @@ def rows_by_numpy(x, t, labels, scale, bias, where):
     return results | {"dot": (x * t).sum(1), "sum of bytes": x.astype(np.int64).sum(1).astype(np.int8)}
 
 
-def run_rows(rng):
+def run_rows(rng, streamed=False):
     kernels = set()
     for shape, dtype in itertools.product(ROWS, ("float16", "bfloat16", "float32", "float64")):
         with jax.enable_x64(dtype == "float64"):
@@ -194,7 +194,11 @@ def run_rows(rng):
                 "bias": jnp.asarray(rng.integers(-8, 9, along) / 8, dtype),
                 "where": jnp.asarray(where),
             }
-            kernels |= {c.plan["algorithm"] for c in jaxgpuops.explain(rows, **operands) if c.plan}
+            plans = [call.plan for call in jaxgpuops.explain(rows, **operands)]
+            algorithms = {plan["algorithm"] for plan in plans if plan}
+            if ("rows_stream" in algorithms) != streamed:
+                continue
+            kernels |= algorithms
             actual = jax.device_get(rows(**operands))
         exact = {
             k: np.asarray(v, np.float64) if v.dtype != bool and k != "labels" else np.asarray(v)
@@ -346,6 +350,7 @@ def run_scans(rng):
 
 def main():
     families = {"topk": run_topk, "gates": run_gates, "rows": run_rows, "scans": run_scans}
+    families["streamed"] = functools.partial(run_rows, streamed=True)
     kernels = set()
     for family in sys.argv[1:] or families:
         kernels |= families[family](np.random.default_rng(0))
