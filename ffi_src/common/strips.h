@@ -26,10 +26,8 @@ struct StripShape {
   int64_t row_elements;             // of a block where inner is small
   int64_t column_elements;          // and where it is large: many positions of each column
   int64_t least_width, most_width;  // of strips, then: long runs of memory
-  int64_t resident = 0;             // elements of a strip that a thread can keep, for which strips may be narrower
+  int64_t resident = 0;             // elements of a strip that a thread can keep
 };
-
-constexpr int64_t kNarrowest = 64;  // columns of a strip that is one of several
 
 inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
@@ -38,9 +36,8 @@ struct Strips {
     const int64_t length = std::max<int64_t>(rows.length, 1);
     const int64_t inner = std::max<int64_t>(rows.inner, 1);
     elements = inner <= kRowLanes ? shape.row_elements : shape.column_elements;
-    int64_t most = inner <= kRowLanes ? inner : std::clamp(elements / length, shape.least_width, shape.most_width);
-    if (inner > kRowLanes && length * most > shape.resident && length * kNarrowest <= shape.resident)
-      most = shape.resident / length / 16 * 16;
+    const int64_t most =
+        inner <= kRowLanes ? inner : std::clamp(elements / length, shape.least_width, shape.most_width);
     count = (inner + most - 1) / most;
     width = count == 1 ? inner : round_up((inner + count - 1) / count, 16);
     count = (inner + width - 1) / width;
@@ -162,11 +159,12 @@ class StripOperand {
 //
 // - Stats(job, unit): what is known of a unit's rows; Scratch(job): of a thread.
 // - partial(stats, block, scratch, keep): finds what the block says. keep: output(.., kept) of this scratch follows.
+// - kTaskElements: about as many as a task takes.
 // - finish(stats): all blocks are there.
 // - output(stats, block, scratch, kept): writes what the block's elements become, where has_output().
 template <class Job>
 void run_strips(const Job& job, const Strips& strips, const Workers& workers) {
-  constexpr int64_t kTaskElements = 1 << 16;
+  constexpr int64_t kTaskElements = Job::kTaskElements;
   const Units units(strips);
   const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   if (strips.blocks == 1 || units.count >= 4 * workers.threads) {

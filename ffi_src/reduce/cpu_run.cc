@@ -217,6 +217,7 @@ class Reduction {
  public:
   using Bits = typename Monoid::Bits;
   using Value = typename Monoid::Value;
+  static constexpr int64_t kTaskElements = 1 << 16;
 
   Reduction(const Problem& problem, const Buffers& buffers, const Strips& strips, const Monoid& monoid)
       : problem_(problem), buffers_(buffers), strips_(strips), monoid_(monoid) {}

@@ -19,6 +19,7 @@ class Forward {
  public:
   using Bits = typename Format::Bits;
   using C = Computed<Format>;
+  static constexpr int64_t kTaskElements = kTask;
 
   Forward(const Problem& problem, const Buffers& buffers, const Strips& strips)
       : problem_(problem),
@@ -78,22 +79,23 @@ class Forward {
     const Place place(strips_, unit, block);
     C* z = scratch.z.get() + (keep && strips_.resident ? block * strips_.elements : 0);
     C *maxima = &stats.maxima[block * columns], *sums = &stats.sums[block * columns];
-    load(stats, place, scratch, z);
+    const C* x = load(stats, place, scratch, z);
     if (!stats.z_sums.empty()) {
-      sum_block<Identity, false>(z, z, place, scratch.count, static_cast<const C*>(nullptr), scratch.terms.get(), sums);
+      sum_block<false, Identity>(x, x, place, scratch.count, static_cast<const C*>(nullptr), scratch.terms.get(),
+                                 {sums});
       std::copy(sums, sums + columns, &stats.z_sums[block * columns]);
     }
-    if (place.single()) pad(unit.outers, place.stride, scratch.count, z);
+    if (place.single() && x == z) pad(unit.outers, place.stride, scratch.count, z);
     if (place.single()) {
-      row_maxima(z, {unit.outers, place.stride, scratch.count}, maxima);
+      row_maxima(x, {unit.outers, place.stride, scratch.count}, maxima);
     } else {
       for (int64_t r = 0; r < unit.outers; ++r)
-        column_maxima(z + r * place.stride, scratch.count[r], unit.width, place.lanes, maxima + r * unit.width);
+        column_maxima(x + r * place.stride, scratch.count[r], unit.width, place.lanes, maxima + r * unit.width);
     }
     // e^(inf - inf) would be NaN, also in a row that has none.
     std::vector<int64_t> infinite;
     for (int64_t c = 0; c < columns; ++c)
-      if (maxima[c] == kInfinity<C> && !has_nan(place, scratch.count, z, c)) infinite.push_back(c);
+      if (maxima[c] == kInfinity<C> && !has_nan(place, scratch.count, x, c)) infinite.push_back(c);
     // Cross-entropy sums without the label: its gradient is that sum, where 1 - p would have lost it.
     for (int64_t c = 0; entropy_ && c < columns; ++c) {
       const int64_t at = (stats.labels[c].position - place.first) * unit.width, r = c / unit.width;
@@ -101,9 +103,9 @@ class Forward {
     }
     guard(maxima, columns, scratch.m);
     if (exponentials_) {
-      sum_block<Exp, true>(z, z, place, scratch.count, scratch.m, z, sums);
+      sum_block<true, Exp>(x, x, place, scratch.count, scratch.m, keep ? terms(place, z) : z, {sums}, x != z);
     } else {
-      sum_block<Exp, false>(z, z, place, scratch.count, scratch.m, scratch.terms.get(), sums);
+      sum_block<false, Exp>(x, x, place, scratch.count, scratch.m, scratch.terms.get(), {sums}, x != z);
     }
     for (const int64_t c : infinite) sums[c] = 1;
   }
@@ -141,12 +143,17 @@ class Forward {
     const Place place(strips_, unit, block);
     const C* maxima = &stats.maxima[block * columns];
     C* z = scratch.z.get() + (kept && strips_.resident ? block * strips_.elements : 0);
-    if (kept && (strips_.resident || strips_.blocks == 1)) {
+    const C* x = z;
+    kept &= strips_.resident || strips_.blocks == 1;
+    if (kept) {
       set_counts(stats, place, scratch.count);
+      if (exponentials_)
+        x = terms(place, z);
+      else if (direct(stats, place))
+        x = in_memory(place);
     } else {
-      load(stats, place, scratch, z);
+      x = load(stats, place, scratch, z);
       guard(maxima, columns, scratch.m);
-      if (exponentials_) sum_block<Exp, true>(z, z, place, scratch.count, scratch.m, z, scratch.a);
     }
     const C* a = stats.a.data();
     if (exponentials_ && strips_.blocks > 1) {
@@ -155,10 +162,13 @@ class Forward {
     }
     const C* b = stats.b.data();
     C zero = 0;
+    const auto store = [&](auto result, const auto*... numbers) {
+      store_block<Format, decltype(result)>(x, x, place, scratch.count, buffers_.out, numbers...);
+    };
     switch (problem_.op) {
-      case Op::kSoftmax: store_block<Format, Product>(z, z, place, scratch.count, buffers_.out, a, b); break;
-      case Op::kLogSoftmax: store_block<Format, Difference>(z, z, place, scratch.count, buffers_.out, a, b); break;
-      default: store_block<Format, Affine>(z, z, place, scratch.count, buffers_.out, a, b);
+      case Op::kSoftmax: kept ? store(Product{}, a, b) : store(ExpProduct{}, a, scratch.m); break;
+      case Op::kLogSoftmax: store(Difference{}, a, b); break;
+      default: kept ? store(Affine{}, a, b) : store(ExpAffine{}, a, b, scratch.m);
     }
     if (problem_.op == Op::kLogSoftmax) zero = -kInfinity<C>;
     const Bits masked = Format::encode(zero);
@@ -230,18 +240,40 @@ class Forward {
     }
   }
 
-  // The logits of the block, masked.
-  void load(const Stats& stats, const Place& place, Scratch& scratch, C* z) const {
+  // Whether a block lies in memory as it would in scratch memory.
+  bool in_vectors(const Place& place) const {
+    return std::is_same_v<Bits, C> && place.dense() && place.stride == place.steps * place.unit.width;
+  }
+
+  // Whether the logits of the block are used where they lie: all of them, in whole vectors, and no label to be left
+  // out.
+  bool direct(const Stats& stats, const Place& place) const {
+    const int64_t last = place.first + place.steps;
+    const auto in_block = [&](const Label& label) { return label.position >= place.first && label.position < last; };
+    return in_vectors(place) && stats.multiplier.empty() && !buffers_.bias && !buffers_.where && !buffers_.row_where &&
+           problem_.queries == 0 && std::none_of(stats.labels.begin(), stats.labels.end(), in_block);
+  }
+
+  const C* in_memory(const Place& place) const { return reinterpret_cast<const C*>(x_ + place.offset(0)); }
+
+  // Where a block's exponentials are kept: where the results will be, if they lie so there.
+  C* terms(const Place& place, C* z) const {
+    return in_vectors(place) ? static_cast<C*>(buffers_.out) + place.offset(0) : z;
+  }
+
+  // The logits of the block, masked, in z or in memory.
+  const C* load(const Stats& stats, const Place& place, Scratch& scratch, C* z) const {
     const Unit& unit = stats.unit;
     const int64_t width = unit.width;
     set_counts(stats, place, scratch.count);
+    if (direct(stats, place)) return in_memory(place);
     if (problem_.queries == 0 && !buffers_.row_where) {
       load_blocks<Format>(x_, place, z);
     } else {
       for (int64_t r = 0; r < unit.outers; ++r)
         load_block<Format>(x_, place, r, scratch.count[r] / width, z + r * place.stride);
     }
-    if (stats.multiplier.empty() && !scratch.bias && !scratch.where) return;
+    if (stats.multiplier.empty() && !scratch.bias && !scratch.where) return z;
     for (int64_t r = 0; r < unit.outers; ++r) {
       C* x = z + r * place.stride;
       const int64_t count = scratch.count[r], outer = unit.outer + r;
@@ -257,6 +289,7 @@ class Forward {
         apply_mask(x, count, scratch.where.block(unit, outer, place.first, count / width, scratch.where_block.get()),
                    -kInfinity<C>);
     }
+    return z;
   }
 
   void combine(Stats& stats) const {

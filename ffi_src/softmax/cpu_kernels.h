@@ -18,7 +18,8 @@ struct RowBlock {
   const int64_t* count;
 };
 
-constexpr StripShape kShape = {1 << 12, 1 << 14, 256, 1024, 1 << 18};
+constexpr StripShape kShape = {1 << 12, 1 << 16, 2048, 2048, 1 << 18};
+constexpr int64_t kTask = 1 << 14;  // elements of a task
 constexpr int64_t kMaxLanes = kShape.most_width;
 
 template <class C>
@@ -127,41 +128,57 @@ struct TangentOfLikely {
   }
 };
 
-// Of one row. No terms: null.
-template <class Term, class C>
-JAXGPUOPS_INLINE C sum_row(const C* z, const C* y, C maximum, int64_t count, C* terms) {
-  constexpr int64_t kChain = 256;  // an element goes through few additions
-  C total = 0;
-  for (int64_t at = 0; at < count; at += kChain) {
-    const int64_t end = std::min(at + kChain, count);
-    C sum = 0;
-    if (terms) {
-      JAXGPUOPS_SUM(sum)
-      for (int64_t i = at; i < end; ++i) {
-        const C term = Term::of(z[i] - maximum, y[i]);
-        terms[i] = term;
-        sum += term;
-      }
-    } else {
-      JAXGPUOPS_SUM(sum)
-      for (int64_t i = at; i < end; ++i) sum += Term::of(z[i] - maximum, y[i]);
-    }
-    total += sum;
-  }
-  return total;
+// Adds Terms of element i to a lane of their sums, and keeps the last one where kKeep.
+template <bool kKeep, class... Term, class C, size_t kLanes>
+JAXGPUOPS_INLINE void add_terms(const C* z, const C* y, C m, int64_t i, C* terms, C (&sums)[sizeof...(Term)][kLanes],
+                                int64_t lane) {
+  const C x = z[i] - m, x2 = y[i];
+  C term = 0;
+  int k = 0;
+  ((term = Term::of(x, x2), sums[k++][lane] += term), ...);
+  if (kKeep) terms[i] = term;
 }
 
-// The terms go to `terms` where kKeep, which may be z, else they may. y is z where a Term does not look at it; no m: 0.
-template <class Term, bool kKeep, class C>
-JAXGPUOPS_SIMD_FMA void sum_rows(const C* z, const C* y, RowBlock block, const C* m, C* terms, C* result) {
-  constexpr int64_t kShort = 128;  // a loop a row costs as much as its elements
-  if (block.stride > kShort) {
-    for (int64_t r = 0; r < block.rows; ++r) {
-      const int64_t at = r * block.stride;
-      result[r] = sum_row<Term>(z + at, y + at, m ? m[r] : C(0), block.count[r], kKeep ? terms + at : nullptr);
+// Asks for what comes `ahead` elements after x, if it is in memory.
+template <class C>
+JAXGPUOPS_INLINE void ask(const C* x, const C* y, int64_t count, int64_t ahead) {
+  const int64_t bytes = ahead * static_cast<int64_t>(sizeof(C));
+  if (ahead) prefetch(x, count, bytes);
+  if (ahead && y != x) prefetch(y, count, bytes);
+}
+
+constexpr int64_t kFewAdditions = 16;  // that a number of a sum goes through, then as many of their sums
+
+// Sums of one row in lanes.
+template <bool kKeep, class... Term, class C>
+JAXGPUOPS_INLINE void sum_row(const C* z, const C* y, C m, int64_t count, C* terms, C* const (&result)[sizeof...(Term)],
+                              int64_t row, int64_t ahead) {
+  constexpr int64_t kLanes = 16, kChain = kFewAdditions * kLanes;
+  constexpr int kTerms = sizeof...(Term);
+  C total[kTerms][kLanes] = {};
+  for (int64_t at = 0; at < count; at += kChain) {
+    C part[kTerms][kLanes] = {};
+    const int64_t end = std::min(at + kChain, count);
+    ask(z + at, y + at, end - at, ahead);
+    int64_t i = at;
+    for (; i + kLanes <= end; i += kLanes) {
+      JAXGPUOPS_INDEPENDENT
+      for (int64_t lane = 0; lane < kLanes; ++lane) add_terms<kKeep, Term...>(z, y, m, i + lane, terms, part, lane);
     }
-    return;
+    for (int64_t lane = 0; i + lane < end; ++lane) add_terms<kKeep, Term...>(z, y, m, i + lane, terms, part, lane);
+    for (int k = 0; k < kTerms; ++k)
+      for (int64_t lane = 0; lane < kLanes; ++lane) total[k][lane] += part[k][lane];
   }
+  for (int k = 0; k < kTerms; ++k) {
+    for (int64_t lanes = kLanes / 2; lanes; lanes /= 2)
+      for (int64_t lane = 0; lane < lanes; ++lane) total[k][lane] += total[k][lane + lanes];
+    result[k][row] = total[k][0];
+  }
+}
+
+// Sums of rows for which a loop a row would cost as much as their elements.
+template <class Term, class C>
+JAXGPUOPS_INLINE void sum_short_rows(const C* z, const C* y, RowBlock block, const C* m, C* terms, C* result) {
   for (int64_t r = 0; r < block.rows; ++r) {
     const C* x = z + r * block.stride;
     C* to = terms + r * block.stride;
@@ -174,19 +191,47 @@ JAXGPUOPS_SIMD_FMA void sum_rows(const C* z, const C* y, RowBlock block, const C
   reduce_rows<Add>(terms, block.rows, block.stride, [&](int64_t r) { return block.count[r]; }, C(0), result);
 }
 
-template <class Term, class C>
-JAXGPUOPS_SIMD_FMA void sum_columns(const C* z, const C* y, int64_t count, int64_t width, int64_t lanes, const C* m,
-                                    C* terms, C* result) {
-  for (int64_t at = 0; at < count; at += lanes) {
-    const C *x = z + at, *x2 = y + at;
-    C* term = terms + at;
-    const int64_t n = std::min(lanes, count - at);
-    JAXGPUOPS_INDEPENDENT
-    for (int64_t i = 0; i < n; ++i) term[i] = Term::of(x[i] - m[i], x2[i]);
+// Sums of several Terms, and the terms themselves where kKeep (then there is one Term), which may replace z; short rows
+// need room for them anyway. y is z where no Term looks at it; no m: 0.
+template <bool kKeep, class... Term, class C>
+JAXGPUOPS_SIMD_FMA void sum_rows(const C* z, const C* y, RowBlock block, const C* m, C* terms,
+                                 C* const (&result)[sizeof...(Term)], int64_t ahead) {
+  static_assert(!kKeep || sizeof...(Term) == 1);
+  constexpr int64_t kShort = 128;
+  if (block.stride > kShort) {
+    for (int64_t r = 0; r < block.rows; ++r) {
+      const int64_t at = r * block.stride;
+      sum_row<kKeep, Term...>(z + at, y + at, m ? m[r] : C(0), block.count[r], terms + at, result, r, ahead);
+    }
+    return;
   }
-  C lane[kMaxLanes];
-  reduce_dense<Add>(terms, count, width, lanes, C(0), lane);
-  std::copy(lane, lane + width, result);
+  int k = 0;
+  (sum_short_rows<Term>(z, y, block, m, terms, result[k++]), ...);
+}
+
+// The same of columns, to result[k] + first. m repeats over lanes.
+template <bool kKeep, class... Term, class C>
+JAXGPUOPS_SIMD_FMA void sum_columns(const C* z, const C* y, int64_t count, int64_t width, int64_t lanes, const C* m,
+                                    C* terms, C* const (&result)[sizeof...(Term)], int64_t first, int64_t ahead) {
+  constexpr int kTerms = sizeof...(Term);
+  C total[kTerms][kMaxLanes], part[kTerms][kMaxLanes];
+  for (int k = 0; k < kTerms; ++k) std::fill(total[k], total[k] + lanes, C(0));
+  for (int64_t at = 0; at < count;) {
+    for (int k = 0; k < kTerms; ++k) std::fill(part[k], part[k] + lanes, C(0));
+    for (const int64_t end = std::min(at + kFewAdditions * lanes, count); at < end; at += lanes) {
+      const int64_t n = std::min(lanes, end - at);
+      ask(z + at, y + at, n, ahead);
+      JAXGPUOPS_INDEPENDENT
+      for (int64_t i = 0; i < n; ++i) add_terms<kKeep, Term...>(z + at, y + at, m[i], i, terms + at, part, i);
+    }
+    for (int k = 0; k < kTerms; ++k)
+      for (int64_t i = 0; i < lanes; ++i) total[k][i] += part[k][i];
+  }
+  for (int k = 0; k < kTerms; ++k) {
+    for (int64_t at = width; at < lanes; at += width)
+      for (int64_t i = 0; i < width; ++i) total[k][i] += total[k][at + i];
+    std::copy(total[k], total[k] + width, result[k] + first);
+  }
 }
 
 // Of numbers from 1 on.
@@ -242,6 +287,18 @@ struct Affine {
   template <class C>
   static JAXGPUOPS_INLINE C of(C e, C, C a, C b) {
     return e * a - b;
+  }
+};
+struct ExpProduct {  // e^(z - m), times a number
+  template <class C>
+  static JAXGPUOPS_INLINE C of(C z, C, C a, C m) {
+    return exp_negative(z - m) * a;
+  }
+};
+struct ExpAffine {
+  template <class C>
+  static JAXGPUOPS_INLINE C of(C z, C, C a, C b, C m) {
+    return exp_negative(z - m) * a - b;
   }
 };
 struct Difference {

@@ -99,17 +99,21 @@ void store_block(const C* z, const C* y, const Place& place, const int64_t* coun
   }
 }
 
-// Sums of a Term over the block, a number a column. m may be null.
-template <class Term, bool kKeep, class C>
-void sum_block(const C* z, const C* y, const Place& place, const int64_t* count, const C* m, C* terms, C* result) {
-  const int64_t width = place.unit.width;
-  if (place.single()) return sum_rows<Term, kKeep>(z, y, {place.unit.outers, place.stride, count}, m, terms, result);
+// Sums of Terms over the block, for each a number a column. m may be null. in_memory: the next block is, too, and is
+// asked for.
+template <bool kKeep, class... Term, class C>
+void sum_block(const C* z, const C* y, const Place& place, const int64_t* count, const C* m, C* terms,
+               C* const (&result)[sizeof...(Term)], bool in_memory = false) {
+  const int64_t width = place.unit.width, ahead = in_memory ? place.unit.outers * place.stride : 0;
+  if (place.single())
+    return sum_rows<kKeep, Term...>(z, y, {place.unit.outers, place.stride, count}, m, terms, result, ahead);
   Lanes<C> maximum;
   if (!m) std::fill(maximum.value, maximum.value + place.lanes, C(0));
   for (int64_t r = 0; r < place.unit.outers; ++r) {
     const int64_t at = r * place.stride;
     if (m) maximum.spread(m + r * width, width, place.lanes);
-    sum_columns<Term>(z + at, y + at, count[r], width, place.lanes, maximum.value, terms + at, result + r * width);
+    sum_columns<kKeep, Term...>(z + at, y + at, count[r], width, place.lanes, maximum.value, terms + at, result,
+                                r * width, ahead);
   }
 }
 

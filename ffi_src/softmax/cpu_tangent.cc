@@ -15,6 +15,7 @@ class Tangent {
   Tangent(const Problem& problem, const Buffers& buffers, const Strips& strips)
       : problem_(problem), buffers_(buffers), strips_(strips) {}
 
+  static constexpr int64_t kTaskElements = kTask;
   static constexpr int kSums = 3;
 
   struct Stats {
@@ -51,17 +52,17 @@ class Tangent {
   void partial(Stats& stats, int64_t block, Scratch& scratch, bool keep) const {
     Place place(strips_, stats.unit, block);
     const auto [t, p] = load(place, scratch, keep && strips_.resident ? block : 0);
-    const auto sum = [&, t = t, p = p](auto term, int k) {
+    C* const sums[kSums] = {stats.sum(0, block), stats.sum(1, block), stats.sum(2, block)};
+    const auto sum = [&, t = t, p = p](auto first) {
       const C* none = nullptr;
-      sum_block<decltype(term), false>(t, p, place, scratch.count, none, scratch.terms, stats.sum(k, block));
+      sum_block<false, decltype(first), ProbabilityOfOthers, TangentOfLikely>(t, p, place, scratch.count, none,
+                                                                              scratch.terms, sums, direct(place));
     };
     if (transposed()) {
-      sum(TangentOfOthers{}, 0);
+      sum(TangentOfOthers{});
     } else {
-      sum(ProductOfOthers{}, 0);
+      sum(ProductOfOthers{});
     }
-    sum(ProbabilityOfOthers{}, 1);
-    sum(TangentOfLikely{}, 2);
   }
 
   void finish(Stats& stats) const {
