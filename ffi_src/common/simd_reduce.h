@@ -85,6 +85,25 @@ JAXGPUOPS_INLINE void reduce_packs(int64_t steps, const Load& load, Pack<T> (&to
   }
 }
 
+// Of four packs, one: the first.
+template <class Op, class T>
+JAXGPUOPS_INLINE void combine_packs(Pack<T> (&packs)[4]) {
+  Op::into(packs[0], packs[2]);
+  Op::into(packs[1], packs[3]);
+  Op::into(packs[0], packs[1]);
+}
+
+// Of the lanes of some rows, side by side.
+template <class Op, class T>
+JAXGPUOPS_INLINE void combine_lanes(const T* lanes, int64_t rows, T* result) {
+  for (int64_t r = 0; r < rows; ++r) {
+    const T* lane = lanes + r * kPack<T>;
+    T total = lane[0];
+    for (int64_t i = 1; i < kPack<T>; ++i) Op::into(total, lane[i]);
+    result[r] = total;
+  }
+}
+
 // Of `count` neighbours, to kPack lanes.
 template <class Op, class T>
 JAXGPUOPS_INLINE void reduce_to_pack(const T* x, int64_t count, T identity, T* lanes) {
@@ -100,9 +119,7 @@ JAXGPUOPS_INLINE void reduce_to_pack(const T* x, int64_t count, T identity, T* l
         return from;
       },
       total);
-  Op::into(total[0], total[2]);
-  Op::into(total[1], total[3]);
-  Op::into(total[0], total[1]);
+  combine_packs<Op, T>(total);
   int64_t at = steps * kStep;
   Pack<T> next;
   for (; at + kPack<T> <= count; at += kPack<T>) {
@@ -119,21 +136,17 @@ JAXGPUOPS_INLINE void reduce_to_pack(const T* x, int64_t count, T identity, T* l
   std::memcpy(lanes, &total[0], sizeof total[0]);
 }
 
+constexpr int64_t kGroup = 64;  // rows whose lanes are combined side by side
+
 // Of rows that are `stride` apart; count(row) says how many elements they have.
 template <class Op, class T, class Count>
 JAXGPUOPS_INLINE void reduce_rows(const T* x, int64_t rows, int64_t stride, const Count& count, T identity, T* result) {
-  constexpr int64_t kGroup = 64;  // rows whose lanes are combined side by side
   T lanes[kGroup * kPack<T>];
   for (int64_t first = 0; first < rows; first += kGroup) {
     const int64_t group = std::min(kGroup, rows - first);
     for (int64_t r = 0; r < group; ++r)
       reduce_to_pack<Op>(x + (first + r) * stride, count(first + r), identity, lanes + r * kPack<T>);
-    for (int64_t r = 0; r < group; ++r) {
-      T* lane = lanes + r * kPack<T>;
-      T total = lane[0];
-      for (int64_t i = 1; i < kPack<T>; ++i) Op::into(total, lane[i]);
-      result[first + r] = total;
-    }
+    combine_lanes<Op>(lanes, group, result + first);
   }
 }
 

@@ -30,6 +30,12 @@ struct Sum {
   Bits result(Value total) const { return Format::encode(total); }
 };
 
+// Two neighbours, which one word holds: to take it apart costs less than to widen two numbers.
+struct SumOfPairs : Sum<BFloat16> {
+  using Bits = uint32_t;
+  JAXGPUOPS_INLINE float value(Bits x, Bits) const { return bits_as<float>(x << 16) + bits_as<float>(x & 0xffff0000u); }
+};
+
 template <class Format>
 struct Dot : Sum<Format> {
   using typename Sum<Format>::Bits;
@@ -138,6 +144,42 @@ JAXGPUOPS_SIMD_FMA void evaluate(Monoid monoid, Elements<Monoid> from, const uin
   }
 }
 
+// Of values of long rows, without a place for them in memory.
+template <class Monoid>
+JAXGPUOPS_SIMD_FMA void reduce_values(Monoid monoid, Elements<Monoid> from, typename Monoid::Value* result) {
+  using Op = typename Monoid::Op;
+  using Value = typename Monoid::Value;
+  constexpr int64_t kLanes = 4 * kPack<Value>, kChain = 16 * kLanes;  // a number goes through few additions
+  Value lanes[kGroup * kPack<Value>];
+  for (int64_t r = 0; r < from.segments; ++r) {
+    const auto* x = from.x + r * from.stride;
+    const auto* y = (Monoid::kPairs ? from.y : from.x) + r * from.stride;
+    Value total[kLanes];
+    std::fill(total, total + kLanes, monoid.identity);
+    for (int64_t at = 0; at < from.count; at += kChain) {
+      Value part[kLanes];
+      std::fill(part, part + kLanes, monoid.identity);
+      const int64_t end = std::min(at + kChain, from.count);
+      prefetch(x + at, end - at);
+      if (Monoid::kPairs) prefetch(y + at, end - at);
+      int64_t i = at;
+      for (; i + kLanes <= end; i += kLanes) {
+        JAXGPUOPS_INDEPENDENT
+        for (int64_t lane = 0; lane < kLanes; ++lane) Op::into(part[lane], monoid.value(x[i + lane], y[i + lane]));
+      }
+      for (int64_t lane = 0; i + lane < end; ++lane) Op::into(part[lane], monoid.value(x[i + lane], y[i + lane]));
+      JAXGPUOPS_INDEPENDENT
+      for (int64_t lane = 0; lane < kLanes; ++lane) Op::into(total[lane], part[lane]);
+    }
+    Pack<Value> packs[4];
+    std::memcpy(packs, total, sizeof packs);
+    combine_packs<Op, Value>(packs);
+    std::memcpy(lanes + r % kGroup * kPack<Value>, packs, sizeof packs[0]);
+    const int64_t group = r % kGroup + 1;
+    if (group == kGroup || r + 1 == from.segments) combine_lanes<Op>(lanes, group, result + r + 1 - group);
+  }
+}
+
 template <class Op, class T>
 JAXGPUOPS_SIMD_FMA void rows_of_block(const T* x, int64_t rows, int64_t count, int64_t stride, T identity, T* result) {
   reduce_rows<Op>(x, rows, stride, [&](int64_t) { return count; }, identity, result);
@@ -217,7 +259,7 @@ class Reduction {
  public:
   using Bits = typename Monoid::Bits;
   using Value = typename Monoid::Value;
-  static constexpr int64_t kTaskElements = 1 << 16;
+  static constexpr int64_t kTaskElements = 1 << 16, kLongRow = 128;
 
   Reduction(const Problem& problem, const Buffers& buffers, const Strips& strips, const Monoid& monoid)
       : problem_(problem), buffers_(buffers), strips_(strips), monoid_(monoid) {}
@@ -250,6 +292,12 @@ class Reduction {
     const int64_t count = steps * unit.width;  // of an outer index
     const int64_t outer_stride = rows.length * rows.inner;
     const auto at = [&](int64_t outer) { return outer * outer_stride + first * rows.inner + unit.inner; };
+    Value* result = &stats.values[block * unit.columns()];
+    if constexpr (!Monoid::kDirect) {
+      static_assert(!Monoid::kZeros);
+      if (rows.inner == 1 && steps >= kLongRow && !scratch.where)
+        return reduce_values(monoid_, elements(unit, first, steps, unit.outer, unit.outers), result);
+    }
     Block<Value> values{scratch.values.get(), unit.outers, count, steps, unit.width, unit.width};
     if (Monoid::kDirect && !scratch.where) {
       values = {static_cast<const Value*>(buffers_.x) + at(unit.outer),
@@ -261,7 +309,6 @@ class Reduction {
     } else {
       evaluate_block(unit, first, steps, scratch);
     }
-    Value* result = &stats.values[block * unit.columns()];
     values.template reduce<typename Monoid::Op>(monoid_.identity, result);
     if constexpr (Monoid::kZeros) sign_zeros<typename Monoid::Signs>(values, result);
   }
@@ -278,7 +325,7 @@ class Reduction {
       if (problem_.wide_result) {
         static_cast<Value*>(buffers_.out)[at] = value;
       } else {
-        static_cast<Bits*>(buffers_.out)[at] = monoid_.result(value);
+        static_cast<decltype(monoid_.result(value))*>(buffers_.out)[at] = monoid_.result(value);
       }
     }
   }
@@ -286,26 +333,28 @@ class Reduction {
  private:
   using Total = typename Monoid::Total;
 
+  // Those of a block at some outer indices.
+  Elements<Monoid> elements(const Unit& unit, int64_t first, int64_t steps, int64_t outer, int64_t outers) const {
+    const Rows& rows = strips_.rows;
+    const int64_t at = (outer * rows.length + first) * rows.inner + unit.inner;
+    const bool dense = unit.width == rows.inner;
+    Elements<Monoid> from;
+    from.x = static_cast<const Bits*>(buffers_.x) + at;
+    from.y = Monoid::kPairs ? static_cast<const Bits*>(buffers_.y) + at : nullptr;
+    from.segments = dense ? outers : steps;
+    from.count = dense ? steps * unit.width : unit.width;
+    from.stride = dense ? rows.length * rows.inner : rows.inner;
+    return from;
+  }
+
   // Brings the values of a block to scratch memory.
   void evaluate_block(const Unit& unit, int64_t first, int64_t steps, Scratch& scratch) const {
-    const Rows& rows = strips_.rows;
-    const int64_t count = steps * unit.width;
-    const bool dense = unit.width == rows.inner;
-    const auto elements = [&](int64_t outer, int64_t outers) {
-      const int64_t at = (outer * rows.length + first) * rows.inner + unit.inner;
-      Elements<Monoid> from;
-      from.x = static_cast<const Bits*>(buffers_.x) + at;
-      from.y = Monoid::kPairs ? static_cast<const Bits*>(buffers_.y) + at : nullptr;
-      from.segments = dense ? outers : steps;
-      from.count = dense ? count : unit.width;
-      from.stride = dense ? rows.length * rows.inner : rows.inner;
-      return from;
-    };
     Value* values = scratch.values.get();
-    if (!scratch.where) return evaluate<false>(monoid_, elements(unit.outer, unit.outers), nullptr, values);
+    if (!scratch.where)
+      return evaluate<false>(monoid_, elements(unit, first, steps, unit.outer, unit.outers), nullptr, values);
     for (int64_t r = 0; r < unit.outers; ++r) {
       const uint8_t* where = scratch.where.block(unit, unit.outer + r, first, steps, scratch.where_block.get());
-      evaluate<true>(monoid_, elements(unit.outer + r, 1), where, values + r * count);
+      evaluate<true>(monoid_, elements(unit, first, steps, unit.outer + r, 1), where, values + r * steps * unit.width);
     }
   }
 
@@ -329,23 +378,29 @@ void with_unsigned(DType dtype, const Body& body) {
 
 void run(const Problem& problem, const Buffers& buffers, const Workers& workers) {
   if (problem.rows.count() == 0) return;
-  const auto reduce = [&](const auto& monoid) {
+  const auto reduce = [&](const auto& monoid, const Problem& problem) {
     using Monoid = std::decay_t<decltype(monoid)>;
     // Values that are not there as they are go through the cache.
     const Strips strips(problem.rows, {Monoid::kDirect ? 1 << 14 : 1 << 12, 1 << 17, kWidest, kWidest});
     run_strips(Reduction<Monoid>(problem, buffers, strips, monoid), strips, workers);
   };
+  if (problem.op == Op::kSum && problem.dtype == DType::kBFloat16 && problem.rows.inner == 1 &&
+      problem.rows.length % 2 == 0 && !buffers.where) {
+    Problem pairs = problem;
+    pairs.rows.length /= 2;
+    return reduce(SumOfPairs(), pairs);
+  }
   const auto add = [&](auto format) {
-    if (problem.op == Op::kDot) return reduce(Dot<decltype(format)>());
-    reduce(Sum<decltype(format)>());
+    if (problem.op == Op::kDot) return reduce(Dot<decltype(format)>(), problem);
+    reduce(Sum<decltype(format)>(), problem);
   };
   if (problem.op == Op::kMax || problem.op == Op::kMin) {
     const bool largest = problem.op == Op::kMax;
     if (problem.dtype == DType::kFloat32)
-      return largest ? reduce(FloatExtreme<float, true>()) : reduce(FloatExtreme<float, false>());
+      return largest ? reduce(FloatExtreme<float, true>(), problem) : reduce(FloatExtreme<float, false>(), problem);
     if (problem.dtype == DType::kFloat64)
-      return largest ? reduce(FloatExtreme<double, true>()) : reduce(FloatExtreme<double, false>());
-    with_unsigned(problem.dtype, [&](auto zero) { reduce(Extreme<decltype(zero)>(problem.dtype, largest)); });
+      return largest ? reduce(FloatExtreme<double, true>(), problem) : reduce(FloatExtreme<double, false>(), problem);
+    with_unsigned(problem.dtype, [&](auto zero) { reduce(Extreme<decltype(zero)>(problem.dtype, largest), problem); });
   } else if (is_float(problem.dtype)) {
     with_any_format(problem.dtype, add);
   } else {  // integers wrap, so signs do not matter

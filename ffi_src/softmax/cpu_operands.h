@@ -104,7 +104,8 @@ void store_block(const C* z, const C* y, const Place& place, const int64_t* coun
 template <bool kKeep, class... Term, class C>
 void sum_block(const C* z, const C* y, const Place& place, const int64_t* count, const C* m, C* terms,
                C* const (&result)[sizeof...(Term)], bool in_memory = false) {
-  const int64_t width = place.unit.width, ahead = in_memory ? place.unit.outers * place.stride : 0;
+  const int64_t width = place.unit.width, next = (place.unit.outers - 1) * place.stride + place.steps * width;
+  const int64_t ahead = in_memory ? next : 0;
   if (place.single())
     return sum_rows<kKeep, Term...>(z, y, {place.unit.outers, place.stride, count}, m, terms, result, ahead);
   Lanes<C> maximum;
