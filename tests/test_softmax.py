@@ -166,6 +166,18 @@ def test_lengths(name):
         check(name, rng.standard_normal((n, 3)).astype(ml_dtypes.bfloat16), axis=0)
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("length, inner", [(3, 65), (2500, 65), (300, 1056), (40, 2100), (20, 5000)])
+def test_columns(name, length, inner):
+    """Many side by side, in blocks and strips. However many arrays of them there are, they have the same bits."""
+    rng = np.random.default_rng(0)
+    x, ct = (4 * rng.standard_normal((1, length, inner)).astype(np.float32) for _ in range(2))
+    check(name, x, axis=1, ct=ct if name != "logsumexp" else ct[:, 0])
+    check(name, x.astype(ml_dtypes.bfloat16), axis=1, bias=ct[:, :, :1].astype(ml_dtypes.bfloat16), where=ct > -2)
+    fn = functools.partial(getattr(jaxgpuops, name), axis=1)
+    np.testing.assert_array_equal(fn(np.tile(x, (17, 1, 1)))[-1:], fn(x))
+
+
 # ---- As jax.nn -------------------------------------------------------------------------------------------------------
 
 
@@ -622,7 +634,7 @@ def test_the_two_tiers_keep_the_same_residuals():
 # ---- Determinism -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n", [7, 1000, 40_000])
+@pytest.mark.parametrize("n", [7, 1000, 40_000, 65_536, 300_000])
 def test_a_row_has_the_same_bits_alone_and_in_a_batch(n):
     rng = np.random.default_rng(0)
     x, t = (rng.standard_normal((5, n)).astype(np.float32) for _ in range(2))
@@ -633,18 +645,26 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(n):
         np.testing.assert_array_equal(np.stack([fn(row) for row in x]), together)
         np.testing.assert_array_equal(jax.vmap(fn)(x), together)
         np.testing.assert_array_equal(fn(x), together)  # and again
+        # Many rows are shared among threads in another way.
+        np.testing.assert_array_equal(fn(np.tile(x, (8, 1)))[-5:], together)
+        plain = getattr(jaxgpuops, name)
+        np.testing.assert_array_equal(plain(np.tile(x, (8, 1)))[-5:], plain(x))
         # An operand that broadcasts is the same as its copies.
         copies = getattr(jaxgpuops, name)(x, bias=np.broadcast_to(bias, x.shape).copy())
         np.testing.assert_array_equal(copies, together)
         if name != "logsumexp":
             pull = lambda x, t: jax.vjp(fn, x)[1](t)[0]  # noqa: B023
             np.testing.assert_array_equal(np.stack([pull(*rows) for rows in zip(x, t, strict=True)]), pull(x, t))
+            np.testing.assert_array_equal(pull(np.tile(x, (8, 1)), np.tile(t, (8, 1)))[-5:], pull(x, t))
     labels = rng.integers(0, n, 5)
     loss = jax.jit(lambda x, label: jax.value_and_grad(jaxgpuops.softmax_cross_entropy)(x, label, reduction="sum"))
     rows = [loss(*row) for row in zip(x, labels, strict=True)]
     together = jax.vmap(loss)(x, labels)
     for alone, batch in zip(zip(*rows, strict=True), together, strict=True):
         np.testing.assert_array_equal(np.stack(alone), batch)
+    for alone, batch in zip(loss(x, labels), loss(np.tile(x, (8, 1)), np.tile(labels, 8)), strict=True):
+        if alone.ndim:  # a sum over rows is another one
+            np.testing.assert_array_equal(batch[-5:], alone)
 
 
 # ---- Errors ----------------------------------------------------------------------------------------------------------

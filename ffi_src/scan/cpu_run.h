@@ -48,6 +48,9 @@ struct Cut {
       for (int64_t w = 0; w < lanes.count; ++w) lanes.outer[w] = strip / strips_per_outer, lanes.inner[w] = column + w;
     } else if (parts == 1) {
       lanes.count = std::min(width, rows.count() - strip * width);
+      lanes.even = rows.inner == 1;
+      lanes.outer[0] = strip * width, lanes.inner[0] = 0;
+      if (lanes.even) return;
       int64_t outer = strip * width / rows.inner, inner = strip * width % rows.inner;
       for (int64_t w = 0; w < lanes.count; ++w) {
         lanes.outer[w] = outer, lanes.inner[w] = inner;

@@ -92,6 +92,32 @@ void clear_missing(const Tile& tile, int64_t begin, int64_t end, int64_t shift, 
   }
 }
 
+// Whether lanes have too few steps for squares.
+template <class T>
+bool is_short(const Tile& tile) {
+  return kSide<T> == 1 || tile.length < kSide<T>;
+}
+
+template <class T, class Pitch>
+JAXGPUOPS_INLINE void take_every(const T* from, Pitch pitch, int64_t lanes, T* to) {
+  JAXGPUOPS_INDEPENDENT
+  for (int64_t w = 0; w < lanes; ++w) to[w] = from[w * pitch];
+}
+
+// The compiler vectorises those for pitches that it knows.
+template <class T>
+JAXGPUOPS_SIMD void take_lanes(const T* from, int64_t pitch, int64_t lanes, T* to) {
+  if (pitch == 2) return take_every(from, std::integral_constant<int64_t, 2>(), lanes, to);
+  if (pitch == 3) return take_every(from, std::integral_constant<int64_t, 3>(), lanes, to);
+  take_every(from, pitch, lanes, to);
+}
+
+template <class T>
+void put_lanes(const T* from, int64_t pitch, int64_t lanes, T* to) {
+  JAXGPUOPS_INDEPENDENT
+  for (int64_t w = 0; w < lanes; ++w) to[w * pitch] = from[w];
+}
+
 template <class T>
 void gather(const Operand& from, const Tile& tile, int64_t begin, int64_t end, int64_t shift, T* plane) {
   const T* data = static_cast<const T*>(from.data);
@@ -103,7 +129,13 @@ void gather(const Operand& from, const Tile& tile, int64_t begin, int64_t end, i
     for (int64_t s = steps.first; s < steps.last; ++s) std::memcpy(plane + s * lanes, x + s * step, lanes * sizeof(T));
     return;
   }
-  const auto at = [&](int64_t w, int64_t s) { return data + from.first[w] + (tile.position[w] + shift + s) * step; };
+  if (tile.uniform && from.even && is_short<T>(tile)) {
+    const Steps steps(tile, 0, begin, end, shift);
+    const T* x = data + from.first[0] + (tile.position[0] + shift) * step;
+    for (int64_t s = steps.first; s < steps.last; ++s) take_lanes(x + s * step, from.pitch, lanes, plane + s * lanes);
+    return;
+  }
+  const auto at = [&](int64_t w, int64_t s) { return data + from.first_of(w) + (tile.position[w] + shift + s) * step; };
   constexpr int64_t kLast = kSide<T> - 1;
   for_lanes<T>(
       from, tile, begin, end, shift,
@@ -129,7 +161,13 @@ void scatter(const Operand& to, const Tile& tile, const T* plane) {
     for (int64_t s = steps.first; s < steps.last; ++s) std::memcpy(x + s * step, plane + s * lanes, lanes * sizeof(T));
     return;
   }
-  const auto at = [&](int64_t w, int64_t s) { return data + to.first[w] + (tile.position[w] + s) * step; };
+  if (tile.uniform && to.even && is_short<T>(tile)) {
+    const Steps steps(tile, 0, 0, tile.steps, 0);
+    T* x = data + to.first[0] + tile.position[0] * step;
+    for (int64_t s = steps.first; s < steps.last; ++s) put_lanes(plane + s * lanes, to.pitch, lanes, x + s * step);
+    return;
+  }
+  const auto at = [&](int64_t w, int64_t s) { return data + to.first_of(w) + (tile.position[w] + s) * step; };
   constexpr int64_t kLast = kSide<T> - 1;
   for_lanes<T>(
       to, tile, 0, tile.steps, 0,

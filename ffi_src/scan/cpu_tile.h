@@ -35,9 +35,10 @@ struct Complex {
   friend JAXGPUOPS_INLINE bool operator!=(Complex a, Complex b) { return !(a == b); }
 };
 
-// Where the lanes of a strip are in the problem.
+// Where the lanes of a strip are in the problem. even: each is the next outer index, and only the first is there.
 struct Lanes {
   int64_t count = 0;
+  bool even = false;
   int64_t outer[kMaxLanes], inner[kMaxLanes];
 };
 
@@ -55,29 +56,40 @@ inline Tile first_step(const Lanes& lanes) { return {lanes.count, 1, 1, {}, true
 struct Operand {
   void* data = nullptr;
   DType dtype = DType::kFloat32;
-  int64_t step = 0;          // from one position to the next, in elements
-  bool contiguous = false;   // lanes are neighbours
-  int64_t first[kMaxLanes];  // each lane's element at position 0
+  int64_t step = 0;         // from one position to the next, in elements
+  bool contiguous = false;  // lanes are neighbours
+  bool even = false;        // lanes are so far apart
+  int64_t pitch;
+  int64_t first[kMaxLanes];  // each lane's element at position 0; where even, the first one's only
+
+  int64_t first_of(int64_t lane) const { return even ? first[0] + lane * pitch : first[lane]; }
 
   // An operand of the shape of the problem.
   void bind(const Lanes& lanes, const Rows& rows, bool backward) {
     step = backward ? -rows.inner : rows.inner;
-    for (int64_t w = 0; w < lanes.count; ++w)
-      first[w] =
-          lanes.outer[w] * rows.length * rows.inner + lanes.inner[w] + (backward ? rows.length - 1 : 0) * rows.inner;
-    find_contiguous(lanes.count);
+    const int64_t origin = (backward ? rows.length - 1 : 0) * rows.inner;
+    find(lanes, true, [&](int64_t o, int64_t i) { return o * rows.length * rows.inner + i + origin; });
   }
   void bind(const Lanes& lanes, const Rows& rows, bool backward, const Broadcast& at) {
     step = backward ? -at.axis_stride : at.axis_stride;
-    for (int64_t w = 0; w < lanes.count; ++w)
-      first[w] = at(lanes.outer[w], backward ? rows.length - 1 : 0, lanes.inner[w]);
-    find_contiguous(lanes.count);
+    const int64_t position = backward ? rows.length - 1 : 0;
+    find(lanes, at.outer.groups <= 1, [&](int64_t o, int64_t i) { return at(o, position, i); });
   }
 
  private:
-  void find_contiguous(int64_t lanes) {
+  template <class Place>
+  void find(const Lanes& lanes, bool linear, const Place& place) {
+    even = lanes.even && linear;
+    if (even) {
+      first[0] = place(lanes.outer[0], lanes.inner[0]);
+      pitch = place(lanes.outer[0] + 1, lanes.inner[0]) - first[0];
+      contiguous = pitch == 1;
+      return;
+    }
+    for (int64_t w = 0; w < lanes.count; ++w)
+      first[w] = place(lanes.even ? lanes.outer[0] + w : lanes.outer[w], lanes.inner[lanes.even ? 0 : w]);
     contiguous = true;
-    for (int64_t w = 1; w < lanes; ++w) contiguous &= first[w] == first[0] + w;
+    for (int64_t w = 1; w < lanes.count; ++w) contiguous &= first[w] == first[0] + w;
   }
 };
 

@@ -68,7 +68,7 @@ class Forward {
     std::unique_ptr<uint8_t[]> where_block;
     Lanes<C> lanes;
     int64_t count[Units::kMaxColumns];  // elements that an outer index has in the block
-    C m[Units::kMaxColumns], a[Units::kMaxColumns];
+    C m[kMaxColumns], a[kMaxColumns];
   };
 
   bool has_output() const { return buffers_.out; }
@@ -103,7 +103,8 @@ class Forward {
     }
     guard(maxima, columns, scratch.m);
     if (exponentials_) {
-      sum_block<true, Exp>(x, x, place, scratch.count, scratch.m, keep ? terms(place, z) : z, {sums}, x != z);
+      sum_block<true, Exp>(x, x, place, scratch.count, scratch.m, keep && keeps() ? terms(place, z) : z, {sums},
+                           x != z);
     } else {
       sum_block<false, Exp>(x, x, place, scratch.count, scratch.m, scratch.terms.get(), {sums}, x != z);
     }
@@ -144,7 +145,7 @@ class Forward {
     const C* maxima = &stats.maxima[block * columns];
     C* z = scratch.z.get() + (kept && strips_.resident ? block * strips_.elements : 0);
     const C* x = z;
-    kept &= strips_.resident || strips_.blocks == 1;
+    kept &= keeps();
     if (kept) {
       set_counts(stats, place, scratch.count);
       if (exponentials_)
@@ -256,7 +257,11 @@ class Forward {
 
   const C* in_memory(const Place& place) const { return reinterpret_cast<const C*>(x_ + place.offset(0)); }
 
-  // Where a block's exponentials are kept: where the results will be, if they lie so there.
+  // Whether the blocks of a row are kept till it is known what becomes of them.
+  bool keeps() const { return strips_.resident || strips_.blocks == 1; }
+
+  // Where a block's exponentials are kept: where the results will be, if they lie so there. That may be where the
+  // logits are.
   C* terms(const Place& place, C* z) const {
     return in_vectors(place) ? static_cast<C*>(buffers_.out) + place.offset(0) : z;
   }
