@@ -136,6 +136,20 @@ def test_adversarial_rows(dtype, k):
         check(np.stack(list(rows.values())), k, names=list(rows))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "uint32"])
+@pytest.mark.parametrize("k", [1, 3, 8])
+def test_equal_extremes_beside_keys_alike_but_for_low_bits(dtype, k):
+    """One warp has both, and what the second needs must not take from the first."""
+    least, most = (2**32 - 1, 2**31 - 1) if dtype == "float32" else (0, 2**32 - 1)
+    for n in (8, 9, 33, 64):
+        i = np.arange(n)
+        up, down = (np.where(i < n // 2, 2**30 + sign * i, i) for sign in (1, -1))
+        rows = np.stack([np.full(n, most), up, np.full(n, least), down])
+        x = rows.astype(np.uint32).view(dtype)
+        check(x, k)
+        check(x, k, largest=False)
+
+
 @pytest.mark.parametrize("flags", [{"largest": False}, {"sorted": False}, {"largest": False, "sorted": False}], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "int16"])
 def test_adversarial_rows_with_flags(dtype, flags):

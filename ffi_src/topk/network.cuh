@@ -104,18 +104,18 @@ __device__ __forceinline__ void best_of_short_row(const Network& network, const 
 #pragma unroll
     for (int i = 0; i < kBest; ++i) words[i] = keys[i] < low ? 0 : (keys[i] - low) * kShortRow + (kLow - index_of(i));
   }
-  uint64_t below = ~uint64_t{0};
+  uint64_t highest = ~uint64_t{0};  // of what is left: it may be the largest key of all at index 0
 #pragma unroll 1
   for (uint32_t round = 0; round < k; ++round) {
     uint64_t most = 0;
 #pragma unroll
     for (int i = 0; i < kBest; ++i) {
       const uint64_t composite = static_cast<uint64_t>(keys[i]) << 32 | ~index_of(i);
-      if (index_of(i) < length && composite < below) most = larger(most, composite);
+      if (index_of(i) < length && composite <= highest) most = larger(most, composite);
     }
 #pragma unroll
     for (int lanes = 1; lanes < kBest; lanes *= 2) most = larger(most, shuffle_xor(most, lanes));
-    below = most;
+    highest = most - 1;
     if (t == round) key = static_cast<uint32_t>(most >> 32), index = ~static_cast<uint32_t>(most);
   }
 }
