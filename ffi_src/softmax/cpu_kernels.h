@@ -180,15 +180,16 @@ JAXGPUOPS_INLINE void sum_row(const C* z, const C* y, C m, int64_t count, C* ter
 // Sums of rows for which a loop a row would cost as much as their elements.
 template <class Term, class C>
 JAXGPUOPS_INLINE void sum_short_rows(const C* z, const C* y, RowBlock block, const C* m, C* terms, C* result) {
-  for (int64_t r = 0; r < block.rows; ++r) {
+  for (int64_t r = 0; m && r < block.rows; ++r) {
     const C* x = z + r * block.stride;
     C* to = terms + r * block.stride;
-    const C maximum = m ? m[r] : C(0);
+    const C maximum = m[r];
     JAXGPUOPS_INDEPENDENT
     for (int64_t i = 0; i < block.stride; ++i) to[i] = x[i] - maximum;
   }
+  if (m) z = terms;
   JAXGPUOPS_INDEPENDENT
-  for (int64_t i = 0; i < block.rows * block.stride; ++i) terms[i] = Term::of(terms[i], y[i]);
+  for (int64_t i = 0; i < block.rows * block.stride; ++i) terms[i] = Term::of(z[i], y[i]);
   reduce_rows<Add>(terms, block.rows, block.stride, [&](int64_t r) { return block.count[r]; }, C(0), result);
 }
 
