@@ -8,6 +8,9 @@ serves all calls ("warm"). Each timer takes the arguments of every call of the p
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -39,8 +42,21 @@ def _median_of_more(measure: Callable[[int], float]) -> float:
     return statistics.median((measure(3 * runs) - measure(runs)) / (2 * runs) for _ in range(REPEATS))
 
 
+@functools.cache
+def _keep_memory() -> None:
+    """For the whole process: glibc gives large blocks back to the system, or not, as it happens, and the page faults of
+    a result of 16 MiB take as long as a softmax of it. Here they stay in the heap, whoever allocates them.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        m_trim_threshold, m_mmap_max = -1, -4
+        mallopt(m_mmap_max, 0)
+        mallopt(m_trim_threshold, 2**31 - 1)
+
+
 def wall(call: Callable[[], None], calls: int = 1) -> float:
     """Of a function that makes some calls and returns when they are done."""
+    _keep_memory()
 
     def measure(runs):
         start = time.perf_counter()
