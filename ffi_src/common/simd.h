@@ -22,10 +22,6 @@
 #define JAXGPUOPS_INDEPENDENT
 #endif
 
-// The loop that follows may add to the variable in any order. Takes effect with -fopenmp-simd.
-#define JAXGPUOPS_PRAGMA(text) _Pragma(#text)
-#define JAXGPUOPS_SUM(variable) JAXGPUOPS_PRAGMA(omp simd reduction(+ : variable))
-
 // For what such loops call: a function that is not part of its caller is compiled for the oldest CPU only.
 #define JAXGPUOPS_INLINE inline __attribute__((always_inline))
 
