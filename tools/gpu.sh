@@ -43,7 +43,7 @@ stage_sanitize() {
     started=()
     for family in topk gates rows streamed scans; do
       # In the streamed rows' kernel an atomic tells which warp is the last with a row, and orders what warps have stored
-      # before, which racecheck does not see. synccheck (of CUDA 13.0) fails itself on rows, where memcheck finds nothing.
+      # before, which racecheck does not see. synccheck (of CUDA 13.0) ends in a fault on rows, where memcheck finds none.
       case $tool-$family in racecheck-streamed | synccheck-streamed | synccheck-rows) continue ;; esac
       sanitize $tool $family &
       started+=($!)
