@@ -2,10 +2,10 @@
 #include <limits>
 
 #include "common/ordered_key.h"
+#include "common/transpose.h"
 #include "scan/cpu.h"
 #include "scan/cpu_operands.h"
 #include "scan/cpu_run.h"
-#include "scan/cpu_square.h"
 
 namespace jaxgpuops::scan::cpu {
 namespace {
@@ -143,7 +143,7 @@ JAXGPUOPS_SIMD void scan_rows(const C* x, int64_t length, int64_t rows, C identi
     for (int64_t k = 0; k < squares; ++k) {
       const int64_t s = (kBackward ? squares - 1 - k : k) * kSide<C>;
       for (int64_t i = 0; i < kSide<C>; ++i) std::memcpy(&square[i], x + i * length + s, sizeof(V));
-      transpose<kSide<C>>(square);
+      transpose_square<kSide<C>>(square);
       for (int64_t i = 0; i < kSide<C>; ++i) {
         const int64_t step = kBackward ? kSide<C> - 1 - i : i;
         if (kBackward && s + step >= length) continue;  // of the next row
@@ -151,7 +151,7 @@ JAXGPUOPS_SIMD void scan_rows(const C* x, int64_t length, int64_t rows, C identi
         fold = VectorMonoid::combine({before}, {flipped<M>(square[step], flip)}).v;
         square[step] = flipped<M>(kExclusive ? before : fold, flip);
       }
-      transpose<kSide<C>>(square);
+      transpose_square<kSide<C>>(square);
       for (int64_t i = 0; i < kSide<C>; ++i) {
         if (s == 0) {
           first[i] = square[i];
@@ -218,7 +218,7 @@ void run_short(const Problem& problem, const Buffers& buffers, const Workers& wo
     C in[kTileElements + kSide<C>] = {}, folds[kTileElements + kSide<C>];
     Operands operands(problem, buffers, false);
     operands.x.contiguous = operands.out.contiguous = true;
-    Tile tile = {0, 1, 1, {}, true};
+    Tile tile = first_step(Lanes{});
     const int64_t last = std::min(elements, (task + 1) * task_elements);
     for (int64_t at = task * task_elements; at < last; at += chunk) {
       const int64_t n = tile.lanes = std::min(chunk, last - at);

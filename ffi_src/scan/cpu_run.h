@@ -11,6 +11,7 @@
 namespace jaxgpuops::scan::cpu {
 
 constexpr int64_t kColumns = 16;            // from as many columns on, they are the lanes
+constexpr int64_t kColumnLanes = 64;        // .. as many of them, or more where they are short
 constexpr int64_t kParts = 32;              // lanes of a long row
 constexpr int64_t kShort = 512;             // longest row that is a lane itself
 constexpr int64_t kBlockTiles = 32;         // tiles of a block, of a row in parts
@@ -23,12 +24,13 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // of a block starts from its own first element, so that blocks can be folded at the same time.
 struct Cut {
   explicit Cut(const Rows& rows) : rows(rows) {
+    const int64_t fitting = kTileElements / std::max<int64_t>(rows.length, 1);  // lanes of a tile that has all steps
     if (rows.inner >= kColumns) {
-      width = std::min(rows.inner, kMaxLanes);
+      width = std::min(rows.inner, std::clamp(fitting, kColumnLanes, kMaxLanes));
       strips_per_outer = ceil_div(rows.inner, width);
       strips = rows.outer * strips_per_outer;
     } else if (rows.length <= kShort) {
-      width = std::clamp(kTileElements / std::max<int64_t>(rows.length, 1), kParts / 2, kMaxLanes);
+      width = std::clamp(fitting, kParts / 2, kMaxLanes);
       strips = ceil_div(rows.count(), width);
     } else {
       parts = kParts / rows.inner;
@@ -42,17 +44,16 @@ struct Cut {
 
   // The rows of the strip; with parts, as many times.
   void find(int64_t strip, Lanes& lanes) const {
-    if (rows.inner >= kColumns) {
-      const int64_t column = strip % strips_per_outer * width;
-      lanes.count = std::min(width, rows.inner - column);
-      for (int64_t w = 0; w < lanes.count; ++w) lanes.outer[w] = strip / strips_per_outer, lanes.inner[w] = column + w;
+    lanes.along = rows.inner >= kColumns          ? Along::kInner
+                  : rows.inner == 1 && parts == 1 ? Along::kOuter
+                                                  : Along::kAnywhere;
+    if (lanes.along == Along::kInner) {
+      lanes.outer[0] = strip / strips_per_outer, lanes.inner[0] = strip % strips_per_outer * width;
+      lanes.count = std::min(width, rows.inner - lanes.inner[0]);
     } else if (parts == 1) {
       lanes.count = std::min(width, rows.count() - strip * width);
-      lanes.even = rows.inner == 1;
-      lanes.outer[0] = strip * width, lanes.inner[0] = 0;
-      if (lanes.even) return;
       int64_t outer = strip * width / rows.inner, inner = strip * width % rows.inner;
-      for (int64_t w = 0; w < lanes.count; ++w) {
+      for (int64_t w = 0; w < (lanes.along == Along::kOuter ? 1 : lanes.count); ++w) {
         lanes.outer[w] = outer, lanes.inner[w] = inner;
         if (++inner == rows.inner) ++outer, inner = 0;
       }
@@ -130,9 +131,8 @@ class Worker {
     if (!empty) std::copy_n(initial_, rows(), total);
     for (int64_t at = first; at < last; at += tile_length, empty = false) {
       tile_.steps = ceil_div(std::min(tile_length, last - at), cut_.parts);
-      for (int64_t w = 0; w < cut_.width; ++w) tile_.position[w] = at;
-      for (int64_t w = cut_.width; w < tile_.lanes; ++w)
-        tile_.position[w] = tile_.position[w - cut_.width] + tile_.steps;
+      tile_.first[0] = at;
+      for (int64_t w = 1; !tile_.uniform && w < tile_.lanes; ++w) tile_.first[w] = at + w / cut_.width * tile_.steps;
       C* e = memory_.get() + kMaxLanes;
       kind_.build(tile_, e);
       if (cut_.parts > 1) {

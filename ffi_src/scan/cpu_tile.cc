@@ -4,7 +4,7 @@
 #include <type_traits>
 
 #include "common/narrow_float.h"
-#include "scan/cpu_square.h"
+#include "common/transpose.h"
 
 namespace jaxgpuops::scan::cpu {
 namespace {
@@ -14,37 +14,12 @@ namespace {
 // The steps of lane w that exist.
 struct Steps {
   Steps(const Tile& tile, int64_t w, int64_t begin, int64_t end, int64_t shift) {
-    const int64_t position = tile.position[w] + shift;
+    const int64_t position = tile.position(w) + shift;
     first = std::clamp<int64_t>(-position, begin, end);
     last = std::clamp<int64_t>(tile.length - position, first, end);
   }
   int64_t first, last;
 };
-
-template <int kBytes>
-struct BitsOf;
-template <>
-struct BitsOf<1> : std::common_type<uint8_t> {};
-template <>
-struct BitsOf<2> : std::common_type<uint16_t> {};
-template <>
-struct BitsOf<4> : std::common_type<uint32_t> {};
-template <>
-struct BitsOf<8> : std::common_type<uint64_t> {};
-
-// to(j)[i] = from(i)[j], where from and to return pointers.
-template <class T, class From, class To>
-JAXGPUOPS_INLINE void move_square([[maybe_unused]] const From& from, [[maybe_unused]] const To& to) {
-#ifdef JAXGPUOPS_SQUARES
-  if constexpr (kSide<T> > 1) {
-    using V = Vector<typename BitsOf<sizeof(T)>::type>;
-    V rows[kSide<T>];
-    for (int64_t i = 0; i < kSide<T>; ++i) std::memcpy(&rows[i], from(i), sizeof(V));
-    transpose<kSide<T>>(rows);
-    for (int64_t i = 0; i < kSide<T>; ++i) std::memcpy(to(i), &rows[i], sizeof(V));
-  }
-#endif
-}
 
 // Moves elements between a plane and lanes that are not beside each other. Calls, of steps that exist,
 //   square(w, s)  for lanes [w, w + side) and steps [s, s + side); squares may overlap
@@ -92,30 +67,23 @@ void clear_missing(const Tile& tile, int64_t begin, int64_t end, int64_t shift, 
   }
 }
 
-// Whether lanes have too few steps for squares.
+// Moves the steps of evenly spaced lanes at the same positions: `lane` is where the first has its first step.
 template <class T>
-bool is_short(const Tile& tile) {
-  return kSide<T> == 1 || tile.length < kSide<T>;
-}
-
-template <class T, class Pitch>
-JAXGPUOPS_INLINE void take_every(const T* from, Pitch pitch, int64_t lanes, T* to) {
-  JAXGPUOPS_INDEPENDENT
-  for (int64_t w = 0; w < lanes; ++w) to[w] = from[w * pitch];
-}
-
-// The compiler vectorises those for pitches that it knows.
-template <class T>
-JAXGPUOPS_SIMD void take_lanes(const T* from, int64_t pitch, int64_t lanes, T* to) {
-  if (pitch == 2) return take_every(from, std::integral_constant<int64_t, 2>(), lanes, to);
-  if (pitch == 3) return take_every(from, std::integral_constant<int64_t, 3>(), lanes, to);
-  take_every(from, pitch, lanes, to);
+JAXGPUOPS_SIMD void take_lanes(const T* lane, const Operand& from, int64_t lanes, int64_t steps, T* plane) {
+  if (from.step == 1) return transpose(lane, from.pitch, lanes, steps, plane, lanes);
+  const int64_t last = steps - 1;
+  if (from.step == -1) return transpose(lane - last, from.pitch, lanes, steps, plane + last * lanes, -lanes);
+  for (int64_t s = 0; s < steps; ++s)
+    for (int64_t w = 0; w < lanes; ++w) plane[s * lanes + w] = lane[s * from.step + w * from.pitch];
 }
 
 template <class T>
-void put_lanes(const T* from, int64_t pitch, int64_t lanes, T* to) {
-  JAXGPUOPS_INDEPENDENT
-  for (int64_t w = 0; w < lanes; ++w) to[w * pitch] = from[w];
+void put_lanes(const T* plane, const Operand& to, int64_t lanes, int64_t steps, T* lane) {
+  if (to.step == 1) return transpose(plane, lanes, steps, lanes, lane, to.pitch);
+  const int64_t last = steps - 1;
+  if (to.step == -1) return transpose(plane + last * lanes, -lanes, steps, lanes, lane - last, to.pitch);
+  for (int64_t s = 0; s < steps; ++s)
+    for (int64_t w = 0; w < lanes; ++w) lane[s * to.step + w * to.pitch] = plane[s * lanes + w];
 }
 
 template <class T>
@@ -125,17 +93,16 @@ void gather(const Operand& from, const Tile& tile, int64_t begin, int64_t end, i
   clear_missing(tile, begin, end, shift, plane);
   if (tile.uniform && from.contiguous) {
     const Steps steps(tile, 0, begin, end, shift);
-    const T* x = data + from.first[0] + (tile.position[0] + shift) * step;
+    const T* x = data + from.first[0] + (tile.position(0) + shift) * step;
     for (int64_t s = steps.first; s < steps.last; ++s) std::memcpy(plane + s * lanes, x + s * step, lanes * sizeof(T));
     return;
   }
-  if (tile.uniform && from.even && is_short<T>(tile)) {
+  if (tile.uniform && from.even) {
     const Steps steps(tile, 0, begin, end, shift);
-    const T* x = data + from.first[0] + (tile.position[0] + shift) * step;
-    for (int64_t s = steps.first; s < steps.last; ++s) take_lanes(x + s * step, from.pitch, lanes, plane + s * lanes);
-    return;
+    const T* x = data + from.first[0] + (tile.position(0) + shift + steps.first) * step;
+    return take_lanes(x, from, lanes, steps.last - steps.first, plane + steps.first * lanes);
   }
-  const auto at = [&](int64_t w, int64_t s) { return data + from.first_of(w) + (tile.position[w] + shift + s) * step; };
+  const auto at = [&](int64_t w, int64_t s) { return data + from.first_of(w) + (tile.position(w) + shift + s) * step; };
   constexpr int64_t kLast = kSide<T> - 1;
   for_lanes<T>(
       from, tile, begin, end, shift,
@@ -157,17 +124,16 @@ void scatter(const Operand& to, const Tile& tile, const T* plane) {
   const int64_t lanes = tile.lanes, step = to.step;
   if (tile.uniform && to.contiguous) {
     const Steps steps(tile, 0, 0, tile.steps, 0);
-    T* x = data + to.first[0] + tile.position[0] * step;
+    T* x = data + to.first[0] + tile.position(0) * step;
     for (int64_t s = steps.first; s < steps.last; ++s) std::memcpy(x + s * step, plane + s * lanes, lanes * sizeof(T));
     return;
   }
-  if (tile.uniform && to.even && is_short<T>(tile)) {
+  if (tile.uniform && to.even) {
     const Steps steps(tile, 0, 0, tile.steps, 0);
-    T* x = data + to.first[0] + tile.position[0] * step;
-    for (int64_t s = steps.first; s < steps.last; ++s) put_lanes(plane + s * lanes, to.pitch, lanes, x + s * step);
-    return;
+    T* x = data + to.first[0] + (tile.position(0) + steps.first) * step;
+    return put_lanes(plane + steps.first * lanes, to, lanes, steps.last - steps.first, x);
   }
-  const auto at = [&](int64_t w, int64_t s) { return data + to.first_of(w) + (tile.position[w] + s) * step; };
+  const auto at = [&](int64_t w, int64_t s) { return data + to.first_of(w) + (tile.position(w) + s) * step; };
   constexpr int64_t kLast = kSide<T> - 1;
   for_lanes<T>(
       to, tile, 0, tile.steps, 0,

@@ -18,9 +18,10 @@
 
 namespace jaxgpuops::scan::cpu {
 
-constexpr int64_t kMaxLanes = 64;
+constexpr int64_t kMaxLanes = 512;
 constexpr int64_t kTileElements = 1024;
-constexpr int64_t kPlane = kTileElements + 2 * kMaxLanes;  // a plane has a step more before and after the tile
+// A plane has a step more before and after the tile; planes are not a multiple of a page apart.
+constexpr int64_t kPlane = kTileElements + 2 * kMaxLanes + 64;
 
 template <class T>
 struct Complex {
@@ -35,22 +36,40 @@ struct Complex {
   friend JAXGPUOPS_INLINE bool operator!=(Complex a, Complex b) { return !(a == b); }
 };
 
-// Where the lanes of a strip are in the problem. even: each is the next outer index, and only the first is there.
+// Where the lanes of a strip are in the problem: anywhere, or each is the next outer or inner index, and only the first
+// is there.
+enum class Along { kAnywhere, kOuter, kInner };
 struct Lanes {
   int64_t count = 0;
-  bool even = false;
+  Along along = Along::kAnywhere;
   int64_t outer[kMaxLanes], inner[kMaxLanes];
+
+  int64_t outer_of(int64_t w) const {
+    return along == Along::kAnywhere ? outer[w] : outer[0] + (along == Along::kOuter ? w : 0);
+  }
+  int64_t inner_of(int64_t w) const {
+    return along == Along::kAnywhere ? inner[w] : inner[0] + (along == Along::kInner ? w : 0);
+  }
 };
 
 struct Tile {
   int64_t lanes, steps;
-  int64_t length;               // of the axis
-  int64_t position[kMaxLanes];  // of each lane's first step
-  bool uniform;                 // all the same
+  int64_t length;            // of the axis
+  bool uniform;              // all lanes are at the same positions
+  int64_t first[kMaxLanes];  // the position of each lane's first step; where uniform, the first lane's only
+
+  int64_t position(int64_t w) const { return first[uniform ? 0 : w]; }
 };
 
 // The tile that has the one step of an array of length 1.
-inline Tile first_step(const Lanes& lanes) { return {lanes.count, 1, 1, {}, true}; }
+inline Tile first_step(const Lanes& lanes) {
+  Tile tile;
+  tile.lanes = lanes.count;
+  tile.steps = tile.length = 1;
+  tile.uniform = true;
+  tile.first[0] = 0;
+  return tile;
+}
 
 // An operand or a result as the lanes of a strip see it.
 struct Operand {
@@ -59,7 +78,7 @@ struct Operand {
   int64_t step = 0;         // from one position to the next, in elements
   bool contiguous = false;  // lanes are neighbours
   bool even = false;        // lanes are so far apart
-  int64_t pitch;
+  int64_t pitch = 0;
   int64_t first[kMaxLanes];  // each lane's element at position 0; where even, the first one's only
 
   int64_t first_of(int64_t lane) const { return even ? first[0] + lane * pitch : first[lane]; }
@@ -73,23 +92,26 @@ struct Operand {
   void bind(const Lanes& lanes, const Rows& rows, bool backward, const Broadcast& at) {
     step = backward ? -at.axis_stride : at.axis_stride;
     const int64_t position = backward ? rows.length - 1 : 0;
-    find(lanes, at.outer.groups <= 1, [&](int64_t o, int64_t i) { return at(o, position, i); });
+    find(lanes, (lanes.along == Along::kOuter ? at.outer : at.inner).groups <= 1,
+         [&](int64_t o, int64_t i) { return at(o, position, i); });
   }
 
  private:
   template <class Place>
   void find(const Lanes& lanes, bool linear, const Place& place) {
-    even = lanes.even && linear;
+    const auto lane = [&](int64_t w) { return place(lanes.outer_of(w), lanes.inner_of(w)); };
+    even = lanes.along != Along::kAnywhere && linear;
+    first[0] = lane(0);
     if (even) {
-      first[0] = place(lanes.outer[0], lanes.inner[0]);
-      pitch = place(lanes.outer[0] + 1, lanes.inner[0]) - first[0];
+      pitch = lanes.count > 1 ? lane(1) - first[0] : 1;
       contiguous = pitch == 1;
       return;
     }
-    for (int64_t w = 0; w < lanes.count; ++w)
-      first[w] = place(lanes.even ? lanes.outer[0] + w : lanes.outer[w], lanes.inner[lanes.even ? 0 : w]);
     contiguous = true;
-    for (int64_t w = 1; w < lanes.count; ++w) contiguous &= first[w] == first[0] + w;
+    for (int64_t w = 1; w < lanes.count; ++w) {
+      first[w] = lane(w);
+      contiguous &= first[w] == first[0] + w;
+    }
   }
 };
 
@@ -110,7 +132,7 @@ void store(const Operand& to, const Tile& tile, const C* plane);
 template <class C, class Value>
 void set_at(const Tile& tile, int64_t begin, int64_t end, int64_t position, C* plane, const Value& value) {
   for (int64_t w = 0; w < tile.lanes; ++w) {
-    const int64_t s = position - tile.position[w];
+    const int64_t s = position - tile.position(w);
     if (s >= begin && s < end) plane[s * tile.lanes + w] = value(w);
     if (tile.uniform && (s < begin || s >= end)) return;
   }
