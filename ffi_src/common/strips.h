@@ -5,6 +5,8 @@
 // a lane has elements of one column only and the compiler vectorises over lanes. The lanes of a column are combined at
 // the end of the block, the blocks at the end of the row. All of it depends on length and inner only, hence so does
 // the order in which the elements of a row are added up.
+//
+// Short rows are turned: transposed as they come and go, they are columns, the rows of a problem (1, length, rows).
 #pragma once
 
 #include <algorithm>
@@ -19,10 +21,12 @@
 
 namespace jaxgpuops {
 
-constexpr int64_t kRowLanes = 64;  // where a strip is one column
+constexpr int64_t kRowLanes = 64;       // where a strip is one column
+constexpr int64_t kTurnedWidth = 1024;  // most columns of a strip of turned rows
 
 // What suits a job.
 struct StripShape {
+  int64_t turned;                   // the longest row that is turned
   int64_t row_elements;             // of a block where inner is small
   int64_t column_elements;          // and where it is large: many positions of each column
   int64_t least_width, most_width;  // of strips, then: long runs of memory
@@ -32,8 +36,19 @@ struct StripShape {
 inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 struct Strips {
-  Strips(const Rows& rows, const StripShape& shape) : rows(rows) {
+  Strips(const Rows& in_memory, const StripShape& shape, bool may_turn = true)
+      : turned(may_turn && in_memory.inner == 1 && in_memory.length > 0 && in_memory.length <= shape.turned),
+        rows(turned ? Rows{1, in_memory.length, in_memory.outer} : in_memory) {
     const int64_t length = std::max<int64_t>(rows.length, 1);
+    if (turned) {
+      elements = shape.row_elements;
+      width = std::min(elements / length / 16 * 16, kTurnedWidth);
+      count = (rows.inner + width - 1) / width;
+      steps = length;
+      blocks = 1;
+      resident = true;
+      return;
+    }
     const int64_t inner = std::max<int64_t>(rows.inner, 1);
     elements = inner <= kRowLanes ? shape.row_elements : shape.column_elements;
     const int64_t most =
@@ -46,12 +61,29 @@ struct Strips {
     resident = blocks * elements <= shape.resident + elements;
   }
 
-  // Lanes of a strip of this width.
+  // Lanes of a strip of this width; of turned rows they are its columns.
   static int64_t lanes(int64_t width) {
     const int64_t unit = width <= 16 ? std::lcm<int64_t>(width, 16) : width;
     return round_up(kRowLanes, unit);
   }
 
+  // An element in memory: the position of a column, by its outer and inner indices.
+  int64_t at(int64_t outer, int64_t position, int64_t inner) const {
+    return turned ? inner * rows.length + position : (outer * rows.length + position) * rows.inner + inner;
+  }
+  // From a position to the next one.
+  int64_t step() const { return turned ? 1 : rows.inner; }
+
+  // How an operand that broadcasts sees the rows.
+  Broadcast operand(const Broadcast& in_memory) const {
+    if (!turned) return in_memory;
+    Broadcast result;
+    result.inner = in_memory.outer;
+    result.axis_stride = in_memory.axis_stride;
+    return result;
+  }
+
+  bool turned;
   Rows rows;
   int64_t elements;  // of a block, at most
   int64_t width;     // columns of a strip; the last one may have fewer
@@ -67,6 +99,8 @@ struct Unit {
   int64_t inner, width;
 
   int64_t columns() const { return outers * width; }
+  // The first one's place among all rows; the others follow it.
+  int64_t first_row(const Rows& rows) const { return outer * rows.inner + inner; }
 };
 
 class Units {

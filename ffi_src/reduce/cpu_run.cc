@@ -7,6 +7,7 @@
 #include "common/ordered_key.h"
 #include "common/simd_reduce.h"
 #include "common/strips.h"
+#include "common/transpose.h"
 #include "reduce/cpu.h"
 
 namespace jaxgpuops::reduce::cpu {
@@ -27,7 +28,7 @@ struct Sum {
 
   Value identity = 0;
   JAXGPUOPS_INLINE Value value(Bits x, Bits) const { return Format::decode(x); }
-  Bits result(Value total) const { return Format::encode(total); }
+  JAXGPUOPS_INLINE Bits result(Value total) const { return Format::encode(total); }
 };
 
 // Two neighbours, which one word holds: to take it apart costs less than to widen two numbers.
@@ -61,7 +62,7 @@ struct FloatExtreme {
 
   Value identity = kLargest ? -std::numeric_limits<T>::infinity() : std::numeric_limits<T>::infinity();
   JAXGPUOPS_INLINE Value value(Bits x, Bits) const { return x; }
-  Bits result(Value total) const { return total; }
+  JAXGPUOPS_INLINE Bits result(Value total) const { return total; }
 };
 
 // The largest key. Any NaN is the largest of all, -0 comes before +0.
@@ -107,7 +108,7 @@ struct Extreme {
     const Key key = encode(x, order);
     return static_cast<Key>(x & magnitude) > nan_above ? static_cast<Key>(~Key{0}) : key;
   }
-  Bits result(Value total) const { return decode(total, order); }
+  JAXGPUOPS_INLINE Bits result(Value total) const { return decode(total, order); }
 
   KeyOrder order;
   Key magnitude = 0, nan_above = 0;  // integers: no NaN
@@ -197,14 +198,32 @@ JAXGPUOPS_SIMD_FMA void columns_of_block(const T* x, int64_t steps, int64_t stri
   std::copy(lane, lane + width, result);
 }
 
+// The same where the order must not depend on the width.
+template <class Op, class T>
+JAXGPUOPS_SIMD_FMA void turned_block(const T* x, int64_t steps, int64_t width, T identity, T* result) {
+  JAXGPUOPS_INDEPENDENT
+  for (int64_t i = 0; i < width; ++i) {
+    T first = identity;
+    Op::into(first, x[i]);
+    result[i] = first;
+  }
+  for (int64_t s = 1; s < steps; ++s) {
+    const T* next = x + s * width;
+    JAXGPUOPS_INDEPENDENT
+    for (int64_t i = 0; i < width; ++i) Op::into(result[i], next[i]);
+  }
+}
+
 // Values of a block: positions are `stride` apart, outer indices `outer_stride`.
 template <class T>
 struct Block {
   const T* x;
   int64_t outers, outer_stride, steps, stride, width;
+  bool turned;
 
   template <class Op>
   void reduce(T identity, T* result) const {
+    if (turned) return turned_block<Op>(x, steps, width, identity, result);
     if (width == 1 && stride == 1) return rows_of_block<Op>(x, outers, steps, outer_stride, identity, result);
     for (int64_t r = 0; r < outers; ++r)
       columns_of_block<Op>(x + r * outer_stride, steps, stride, width, identity, result + r * width);
@@ -226,8 +245,13 @@ void sign_zeros(const Block<T>& block, T* result) {
   if (std::none_of(result, result + columns, [](T value) { return is_zero(value); })) return;
   constexpr bool kAnd = std::is_same_v<Signs, Bitwise<true>>;
   std::vector<Bits> bits(columns);
-  const Block<Bits> same{
-      reinterpret_cast<const Bits*>(block.x), block.outers, block.outer_stride, block.steps, block.stride, block.width};
+  const Block<Bits> same{reinterpret_cast<const Bits*>(block.x),
+                         block.outers,
+                         block.outer_stride,
+                         block.steps,
+                         block.stride,
+                         block.width,
+                         block.turned};
   same.template reduce<Signs>(kAnd ? static_cast<Bits>(~Bits{0}) : Bits{0}, bits.data());
   for (int64_t c = 0; c < columns; ++c)
     if (is_zero(result[c])) result[c] = std::copysign(T(0), bits_as<T>(bits[c]));
@@ -252,6 +276,12 @@ JAXGPUOPS_SIMD_FMA void merge_block(const typename Monoid::Value* values, int64_
   }
 }
 
+template <class Monoid, class Result>
+JAXGPUOPS_SIMD_FMA void store_results(Monoid monoid, const typename Monoid::Value* values, int64_t count, Result* to) {
+  JAXGPUOPS_INDEPENDENT
+  for (int64_t i = 0; i < count; ++i) to[i] = monoid.result(values[i]);
+}
+
 // ---- The job --------------------------------------------------------------------------------------------------------
 
 template <class Monoid>
@@ -265,21 +295,24 @@ class Reduction {
       : problem_(problem), buffers_(buffers), strips_(strips), monoid_(monoid) {}
 
   struct Stats {
-    Stats(const Reduction& job, const Unit& unit) : unit(unit), values(job.strips_.blocks * unit.columns()) {}
+    Stats(const Reduction& job, const Unit& unit)
+        : unit(unit), values(new Value[job.strips_.blocks * unit.columns()]) {}
 
     Unit unit;
-    std::vector<Value> values;  // of blocks
+    std::unique_ptr<Value[]> values;  // of blocks
   };
 
   struct Scratch {
     explicit Scratch(const Reduction& job)
         : where(job.buffers_.where, job.problem_.where),
           where_block(where ? new uint8_t[job.strips_.elements] : nullptr),
-          values(new Value[job.strips_.elements]) {}
+          values(new Value[job.strips_.elements]),
+          columns(job.strips_.turned ? new Bits[2 * job.strips_.elements] : nullptr) {}
 
     StripOperand<uint8_t> where;
     std::unique_ptr<uint8_t[]> where_block;
     std::unique_ptr<Value[]> values;
+    std::unique_ptr<Bits[]> columns;  // turned: x, and y
   };
 
   bool has_output() const { return false; }
@@ -290,24 +323,18 @@ class Reduction {
     const Rows& rows = strips_.rows;
     const int64_t first = block * strips_.steps, steps = std::min(strips_.steps, rows.length - first);
     const int64_t count = steps * unit.width;  // of an outer index
-    const int64_t outer_stride = rows.length * rows.inner;
-    const auto at = [&](int64_t outer) { return outer * outer_stride + first * rows.inner + unit.inner; };
     Value* result = &stats.values[block * unit.columns()];
     if constexpr (!Monoid::kDirect) {
       static_assert(!Monoid::kZeros);
-      if (rows.inner == 1 && steps >= kLongRow && !scratch.where)
-        return reduce_values(monoid_, elements(unit, first, steps, unit.outer, unit.outers), result);
+      if (!strips_.turned && rows.inner == 1 && steps >= kLongRow && !scratch.where)
+        return reduce_values(monoid_, elements(unit, first, steps, unit.outer, unit.outers, scratch), result);
     }
-    Block<Value> values{scratch.values.get(), unit.outers, count, steps, unit.width, unit.width};
-    if (Monoid::kDirect && !scratch.where) {
-      values = {static_cast<const Value*>(buffers_.x) + at(unit.outer),
-                unit.outers,
-                outer_stride,
-                steps,
-                rows.inner,
-                unit.width};
-    } else {
+    Block<Value> values{scratch.values.get(), unit.outers, count, steps, unit.width, unit.width, strips_.turned};
+    if (!Monoid::kDirect || scratch.where) {
       evaluate_block(unit, first, steps, scratch);
+    } else {
+      values.x = reinterpret_cast<const Value*>(elements(unit, first, steps, unit.outer, unit.outers, scratch).x);
+      if (!strips_.turned) values.outer_stride = rows.length * rows.inner, values.stride = rows.inner;
     }
     values.template reduce<typename Monoid::Op>(monoid_.identity, result);
     if constexpr (Monoid::kZeros) sign_zeros<typename Monoid::Signs>(values, result);
@@ -316,17 +343,18 @@ class Reduction {
   void finish(Stats& stats) const {
     const Unit& unit = stats.unit;
     const int64_t columns = unit.columns();
-    std::vector<Total> totals(stats.values.begin(), stats.values.begin() + columns);
-    for (int64_t b = 1; b < strips_.blocks; ++b)
-      merge_block<Monoid>(&stats.values[b * columns], columns, totals.data());
-    for (int64_t c = 0; c < columns; ++c) {
-      const Value value = static_cast<Value>(totals[c]);
-      const int64_t at = (unit.outer + c / unit.width) * strips_.rows.inner + unit.inner + c % unit.width;
-      if (problem_.wide_result) {
-        static_cast<Value*>(buffers_.out)[at] = value;
-      } else {
-        static_cast<decltype(monoid_.result(value))*>(buffers_.out)[at] = monoid_.result(value);
-      }
+    Value* values = stats.values.get();
+    if (strips_.blocks > 1) {
+      std::vector<Total> totals(values, values + columns);
+      for (int64_t b = 1; b < strips_.blocks; ++b) merge_block<Monoid>(values + b * columns, columns, totals.data());
+      std::transform(totals.begin(), totals.end(), values, [](Total total) { return static_cast<Value>(total); });
+    }
+    const int64_t first = unit.first_row(strips_.rows);
+    using Result = decltype(monoid_.result(Value{}));
+    if (problem_.wide_result) {
+      std::copy(values, values + columns, static_cast<Value*>(buffers_.out) + first);
+    } else {
+      store_results(monoid_, values, columns, static_cast<Result*>(buffers_.out) + first);
     }
   }
 
@@ -334,11 +362,18 @@ class Reduction {
   using Total = typename Monoid::Total;
 
   // Those of a block at some outer indices.
-  Elements<Monoid> elements(const Unit& unit, int64_t first, int64_t steps, int64_t outer, int64_t outers) const {
+  Elements<Monoid> elements(const Unit& unit, int64_t first, int64_t steps, int64_t outer, int64_t outers,
+                            Scratch& scratch) const {
     const Rows& rows = strips_.rows;
-    const int64_t at = (outer * rows.length + first) * rows.inner + unit.inner;
+    const int64_t at = strips_.at(outer, first, unit.inner);
     const bool dense = unit.width == rows.inner;
     Elements<Monoid> from;
+    if (strips_.turned) {
+      Bits *x = scratch.columns.get(), *y = x + strips_.elements;
+      transpose(static_cast<const Bits*>(buffers_.x) + at, steps, unit.width, steps, x, unit.width);
+      if (Monoid::kPairs) transpose(static_cast<const Bits*>(buffers_.y) + at, steps, unit.width, steps, y, unit.width);
+      return {x, y, 1, steps * unit.width, 0};
+    }
     from.x = static_cast<const Bits*>(buffers_.x) + at;
     from.y = Monoid::kPairs ? static_cast<const Bits*>(buffers_.y) + at : nullptr;
     from.segments = dense ? outers : steps;
@@ -351,10 +386,11 @@ class Reduction {
   void evaluate_block(const Unit& unit, int64_t first, int64_t steps, Scratch& scratch) const {
     Value* values = scratch.values.get();
     if (!scratch.where)
-      return evaluate<false>(monoid_, elements(unit, first, steps, unit.outer, unit.outers), nullptr, values);
+      return evaluate<false>(monoid_, elements(unit, first, steps, unit.outer, unit.outers, scratch), nullptr, values);
     for (int64_t r = 0; r < unit.outers; ++r) {
       const uint8_t* where = scratch.where.block(unit, unit.outer + r, first, steps, scratch.where_block.get());
-      evaluate<true>(monoid_, elements(unit, first, steps, unit.outer + r, 1), where, values + r * steps * unit.width);
+      evaluate<true>(monoid_, elements(unit, first, steps, unit.outer + r, 1, scratch), where,
+                     values + r * steps * unit.width);
     }
   }
 
@@ -381,8 +417,10 @@ void run(const Problem& problem, const Buffers& buffers, const Workers& workers)
   const auto reduce = [&](const auto& monoid, const Problem& problem) {
     using Monoid = std::decay_t<decltype(monoid)>;
     // Values that are not there as they are go through the cache.
-    const Strips strips(problem.rows, {Monoid::kDirect ? 1 << 14 : 1 << 12, 1 << 17, kWidest, kWidest});
-    run_strips(Reduction<Monoid>(problem, buffers, strips, monoid), strips, workers);
+    const Strips strips(problem.rows, {12, Monoid::kDirect ? 1 << 14 : 1 << 12, 1 << 17, kWidest, kWidest});
+    Problem seen = problem;
+    seen.where = strips.operand(problem.where);
+    run_strips(Reduction<Monoid>(seen, buffers, strips, monoid), strips, workers);
   };
   if (problem.op == Op::kSum && problem.dtype == DType::kBFloat16 && problem.rows.inner == 1 &&
       problem.rows.length % 2 == 0 && !buffers.where) {

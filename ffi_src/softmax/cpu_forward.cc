@@ -3,16 +3,13 @@
 // The exponentials of a block are relative to its own maximum; the factor that makes them relative to the row's comes
 // with the last multiplication. So a block is read once from memory, and its exponentials are taken once, where a
 // thread does all of a row and the row fits into its cache; else the second sweep does the same again.
-#include <cmath>
+#include <optional>
 
 #include "softmax/cpu.h"
 #include "softmax/cpu_operands.h"
 
 namespace jaxgpuops::softmax::cpu {
 namespace {
-
-template <class C>
-constexpr C kNaN = std::numeric_limits<C>::quiet_NaN();
 
 template <class Format>
 class Forward {
@@ -29,27 +26,45 @@ class Forward {
         entropy_(problem.op == Op::kCrossEntropy || problem.op == Op::kCrossEntropyGrad),
         exponentials_(problem.op == Op::kSoftmax || problem.op == Op::kCrossEntropyGrad) {}
 
-  struct Label {
-    bool counts = true;     // row_where
-    int64_t position = -1;  // -1: no class
-    C logit = kNaN<C>;
-    C gradient = kNaN<C>;
+  // Of each column; not there but for cross-entropy.
+  struct Labels {
+    explicit Labels(const Forward& job, const Unit& unit)
+        : position(new int64_t[unit.columns()]),
+          numbers(new C[2 * unit.columns()]),
+          logit(numbers.get()),
+          gradient(logit + unit.columns()),
+          row_where(job.buffers_.row_where ? new uint8_t[unit.columns()] : nullptr),
+          z_sums(job.problem_.label_smoothing != 0 ? job.strips_.blocks * unit.columns() : 0) {}
+
+    bool counts(int64_t c) const { return !row_where || row_where[c]; }
+
+    std::unique_ptr<int64_t[]> position;  // -1: no class
+    std::unique_ptr<C[]> numbers;
+    C *logit, *gradient;  // -inf: no class
+    std::unique_ptr<uint8_t[]> row_where;
+    std::vector<double> z_sums;  // of blocks
   };
 
   struct Stats {
     Stats(const Forward& job, const Unit& unit)
-        : unit(unit), maxima(job.strips_.blocks * unit.columns()), sums(maxima.size()), m(unit.columns()), a(m), b(m) {
+        : unit(unit),
+          numbers(new C[(2 * job.strips_.blocks + 3) * unit.columns()]),
+          maxima(numbers.get()),
+          sums(maxima + job.strips_.blocks * unit.columns()),
+          m(sums + job.strips_.blocks * unit.columns()),
+          a(m + unit.columns()),
+          b(a + unit.columns()) {
       if (job.buffers_.scale || job.problem_.factor != 1) multiplier = multipliers<C>(job.problem_, job.buffers_, unit);
-      if (job.entropy_) job.read_labels(*this);
+      if (job.entropy_) job.read_labels(unit, labels.emplace(job, unit));
     }
 
     Unit unit;
     std::vector<C> multiplier;
-    std::vector<C> maxima, sums;  // of blocks
-    std::vector<C> m, a, b;       // of columns: the maximum, the numbers of the result
-    bool special = false;         // a row has no finite maximum, or NaN
-    std::vector<Label> labels;
-    std::vector<double> z_sums;
+    std::unique_ptr<C[]> numbers;
+    C *maxima, *sums;      // of blocks
+    C *m, *a, *b;          // of columns: the maximum, the numbers of the result
+    bool special = false;  // a row has no finite maximum, or NaN
+    std::optional<Labels> labels;
   };
 
   struct Scratch {
@@ -80,10 +95,10 @@ class Forward {
     C* z = scratch.z.get() + (keep && strips_.resident ? block * strips_.elements : 0);
     C *maxima = &stats.maxima[block * columns], *sums = &stats.sums[block * columns];
     const C* x = load(stats, place, scratch, z);
-    if (!stats.z_sums.empty()) {
+    if (entropy_ && !stats.labels->z_sums.empty()) {
       sum_block<false, Identity>(x, x, place, scratch.count, static_cast<const C*>(nullptr), scratch.terms.get(),
                                  {sums});
-      std::copy(sums, sums + columns, &stats.z_sums[block * columns]);
+      std::copy(sums, sums + columns, &stats.labels->z_sums[block * columns]);
     }
     if (place.single() && x == z) pad(unit.outers, place.stride, scratch.count, z);
     if (place.single()) {
@@ -94,13 +109,9 @@ class Forward {
     }
     // e^(inf - inf) would be NaN, also in a row that has none.
     std::vector<int64_t> infinite;
-    for (int64_t c = 0; c < columns; ++c)
+    for (int64_t c = 0, any = any_is(maxima, columns, kInfinity<C>); any && c < columns; ++c)
       if (maxima[c] == kInfinity<C> && !has_nan(place, scratch.count, x, c)) infinite.push_back(c);
-    // Cross-entropy sums without the label: its gradient is that sum, where 1 - p would have lost it.
-    for (int64_t c = 0; entropy_ && c < columns; ++c) {
-      const int64_t at = (stats.labels[c].position - place.first) * unit.width, r = c / unit.width;
-      if (at >= 0 && at < scratch.count[r]) z[r * place.stride + at + c % unit.width] = -kInfinity<C>;
-    }
+    if (entropy_) leave_labels_out(stats, place, scratch.count, z);
     guard(maxima, columns, scratch.m);
     if (exponentials_) {
       sum_block<true, Exp>(x, x, place, scratch.count, scratch.m, keep && keeps() ? terms(place, z) : z, {sums},
@@ -113,29 +124,24 @@ class Forward {
 
   void finish(Stats& stats) const {
     const int64_t columns = stats.unit.columns();
-    C* sums = stats.sums.data();  // from here on of columns
-    std::copy_n(stats.maxima.data(), columns, stats.m.data());
+    C* sums = stats.sums;  // from here on of columns
+    std::copy_n(stats.maxima, columns, stats.m);
     if (strips_.blocks > 1) combine(stats);
-    for (int64_t c = 0; c < columns; ++c) stats.special |= is_special(stats.m[c], sums[c]);
+    stats.special = any_is_special(stats.m, sums, columns);
     if (entropy_) return finish_entropy(stats);
     if (problem_.op == Op::kSoftmax) {
-      for (int64_t c = 0; c < columns; ++c) stats.a[c] = 1 / sums[c];
+      reciprocals(sums, columns, stats.a);
     } else {
-      logarithms(sums, columns, stats.b.data());
-      stats.a = stats.m;
+      logarithms(sums, columns, stats.b);
+    }
+    if (problem_.op == Op::kLogSumExp) {
+      const C *m = stats.m, *b = stats.b;
+      if (problem_.wide_result)
+        return log_sum_exps<Whole<C>>(m, sums, b, columns, of_rows<C>(buffers_.lse, stats.unit));
+      return log_sum_exps<Format>(m, sums, b, columns, of_rows<Bits>(buffers_.lse, stats.unit));
     }
     for (int64_t c = 0; stats.special && c < columns; ++c)
       if (is_special(stats.m[c], sums[c])) (problem_.op == Op::kSoftmax ? stats.a : stats.b)[c] = kNaN<C>;
-    if (problem_.op != Op::kLogSumExp) return;
-    for (int64_t c = 0; c < columns; ++c) {
-      const bool special = is_special(stats.m[c], sums[c]), nan = sums[c] != sums[c];
-      const C lse = !special ? stats.m[c] + stats.b[c] : nan ? kNaN<C> : stats.m[c];
-      if (problem_.wide_result) {
-        static_cast<C*>(buffers_.lse)[row(stats.unit, c)] = lse;
-      } else {
-        static_cast<Bits*>(buffers_.lse)[row(stats.unit, c)] = Format::encode(lse);
-      }
-    }
   }
 
   void output(Stats& stats, int64_t block, Scratch& scratch, bool kept) const {
@@ -156,12 +162,12 @@ class Forward {
       x = load(stats, place, scratch, z);
       guard(maxima, columns, scratch.m);
     }
-    const C* a = stats.a.data();
+    const C* a = problem_.op == Op::kLogSoftmax ? stats.m : stats.a;
     if (exponentials_ && strips_.blocks > 1) {
-      scale_relative(a, maxima, stats.m.data(), columns, scratch.a);
+      scale_relative(a, maxima, stats.m, columns, scratch.a);
       a = scratch.a;
     }
-    const C* b = stats.b.data();
+    const C* b = problem_.op == Op::kSoftmax ? a : stats.b;  // softmax has none
     C zero = 0;
     const auto store = [&](auto result, const auto*... numbers) {
       store_block<Format, decltype(result)>(x, x, place, scratch.count, buffers_.out, numbers...);
@@ -182,20 +188,13 @@ class Forward {
       const int64_t r = c / unit.width, i = c % unit.width, position = place.first;
       if (!is_special(stats.m[c], stats.sums[c])) continue;
       const uint8_t* where = buffers_.where + problem_.where(unit.outer + r, position, unit.inner + i);
-      Bits* to = out + place.offset(r) + i;
+      Bits* to = out + strips_.at(unit.outer + r, position, unit.inner + i);
       for (int64_t p = 0; p < place.steps; ++p)
-        if (!where[p * problem_.where.axis_stride]) to[p * place.rows.inner] = masked;
+        if (!where[p * problem_.where.axis_stride]) to[p * strips_.step()] = masked;
     }
   }
 
  private:
-  static bool is_special(C m, C sum) { return !(std::abs(m) < kInfinity<C>) || sum != sum; }
-
-  // What exponentials are relative to: e^(-inf) is 0 also where there is nothing else.
-  static void guard(const C* maxima, int64_t columns, C* m) {
-    for (int64_t c = 0; c < columns; ++c) m[c] = maxima[c] == -kInfinity<C> ? C(0) : maxima[c];
-  }
-
   static void pad(int64_t outers, int64_t stride, int64_t* count, C* z) {
     for (int64_t r = 0; r < outers; ++r) {
       const int64_t padded = round_up(count[r], 16);
@@ -212,30 +211,44 @@ class Forward {
     return false;
   }
 
-  int64_t row(const Unit& unit, int64_t c) const {
-    return (unit.outer + c / unit.width) * strips_.rows.inner + unit.inner + c % unit.width;
+  // The results of a unit's rows are neighbours.
+  template <class T>
+  T* of_rows(void* results, const Unit& unit) const {
+    return static_cast<T*>(results) + unit.first_row(strips_.rows);
   }
 
-  void read_labels(Stats& stats) const {
+  // Calls body(column of the unit, outer index, inner index).
+  template <class Body>
+  static void for_columns(const Unit& unit, const Body& body) {
+    for (int64_t r = 0; r < unit.outers; ++r)
+      for (int64_t i = 0; i < unit.width; ++i) body(r * unit.width + i, unit.outer + r, unit.inner + i);
+  }
+
+  void read_labels(const Unit& unit, Labels& labels) const {
+    const int64_t length = strips_.rows.length;
+    const int32_t* label = buffers_.labels + unit.first_row(strips_.rows);
+    for_columns(unit, [&](int64_t c, int64_t o, int64_t i) {
+      if (labels.row_where) labels.row_where[c] = buffers_.row_where[problem_.row_where(o, 0, i)];
+      const int64_t position = label[c];
+      const bool valid = labels.counts(c) && position >= 0 && position < length;
+      labels.position[c] = valid ? position : -1;
+      labels.logit[c] = valid ? Format::decode(x_[strips_.at(o, position, i)]) : -kInfinity<C>;
+    });
+  }
+
+  // Cross-entropy sums without the label: its gradient is that sum, where 1 - p would have lost it.
+  void leave_labels_out(const Stats& stats, const Place& place, const int64_t* count, C* z) const {
     const Unit& unit = stats.unit;
-    const int64_t length = strips_.rows.length, inner = strips_.rows.inner;
-    stats.labels.resize(unit.columns());
-    if (problem_.label_smoothing != 0) stats.z_sums.resize(stats.maxima.size());
-    for (int64_t c = 0; c < unit.columns(); ++c) {
-      const int64_t o = unit.outer + c / unit.width, i = unit.inner + c % unit.width;
-      Label& label = stats.labels[c];
-      if (buffers_.row_where) label.counts = buffers_.row_where[problem_.row_where(o, 0, i)];
-      const int64_t position = buffers_.labels[row(unit, c)];
-      if (!label.counts || position < 0 || position >= length) continue;
-      label.position = position;
-      label.logit = Format::decode(x_[(o * length + position) * inner + i]);
-    }
+    for_columns(unit, [&](int64_t c, int64_t o, int64_t i) {
+      const int64_t at = (stats.labels->position[c] - place.first) * unit.width, r = o - unit.outer;
+      if (at >= 0 && at < count[r]) z[r * place.stride + at + i - unit.inner] = -kInfinity<C>;
+    });
   }
 
   // Elements of the block that are there, and not masked whole.
   void set_counts(const Stats& stats, const Place& place, int64_t* count) const {
     for (int64_t r = 0; r < place.unit.outers; ++r) {
-      const bool skipped = entropy_ && place.single() && !stats.labels[r].counts;
+      const bool skipped = entropy_ && place.single() && !stats.labels->counts(r);
       const int64_t steps = skipped ? 0 : visible_steps(problem_, place.unit.outer + r, place.first, place.steps);
       count[r] = steps * place.unit.width;
     }
@@ -249,10 +262,13 @@ class Forward {
   // Whether the logits of the block are used where they lie: all of them, in whole vectors, and no label to be left
   // out.
   bool direct(const Stats& stats, const Place& place) const {
-    const int64_t last = place.first + place.steps;
-    const auto in_block = [&](const Label& label) { return label.position >= place.first && label.position < last; };
-    return in_vectors(place) && stats.multiplier.empty() && !buffers_.bias && !buffers_.where && !buffers_.row_where &&
-           problem_.queries == 0 && std::none_of(stats.labels.begin(), stats.labels.end(), in_block);
+    if (!in_vectors(place) || !stats.multiplier.empty() || buffers_.bias || buffers_.where || buffers_.row_where ||
+        problem_.queries != 0)
+      return false;
+    if (!entropy_) return true;
+    const int64_t* position = stats.labels->position.get();
+    return std::none_of(position, position + place.unit.columns(),
+                        [&](int64_t p) { return p >= place.first && p < place.first + place.steps; });
   }
 
   const C* in_memory(const Place& place) const { return reinterpret_cast<const C*>(x_ + place.offset(0)); }
@@ -300,65 +316,58 @@ class Forward {
   void combine(Stats& stats) const {
     const int64_t columns = stats.unit.columns();
     std::vector<double> totals(columns);
-    for (int64_t b = 1; b < strips_.blocks; ++b) maximum_of(&stats.maxima[b * columns], columns, stats.m.data());
+    for (int64_t b = 1; b < strips_.blocks; ++b) maximum_of(stats.maxima + b * columns, columns, stats.m);
     for (int64_t b = 0; b < strips_.blocks; ++b)
-      add_relative(&stats.sums[b * columns], &stats.maxima[b * columns], stats.m.data(), columns, totals.data());
-    std::copy(totals.begin(), totals.end(), stats.sums.begin());
+      add_relative(stats.sums + b * columns, stats.maxima + b * columns, stats.m, columns, totals.data());
+    std::copy(totals.begin(), totals.end(), stats.sums);
   }
 
   // Losses and lse, and what gradients are made of: a e^(z - m) - b, but for the label.
   void finish_entropy(Stats& stats) const {
-    const int64_t columns = stats.unit.columns();
-    std::vector<C> numbers(4 * columns);
-    C *logits = numbers.data(), *at_label = logits + columns, *sums = at_label + columns, *log_sums = sums + columns;
-    for (int64_t c = 0; c < columns; ++c)
-      logits[c] = stats.labels[c].position < 0 ? -kInfinity<C> : stats.labels[c].logit;
-    add_labels(stats.sums.data(), logits, stats.m.data(), columns, at_label, sums, log_sums);
-    for (int64_t c = 0; c < columns; ++c) {
-      const int64_t at = row(stats.unit, c);
-      C &loss = static_cast<C*>(buffers_.loss)[at], &lse = static_cast<C*>(buffers_.lse)[at];
-      loss = lse = 0;
-      if (stats.labels[c].counts) finish_row(stats, c, at_label[c], sums[c], log_sums[c], loss, lse);
-    }
-  }
-
-  void finish_row(Stats& stats, int64_t c, C at_label, C sum, C log_sum, C& loss, C& lse) const {
     const Unit& unit = stats.unit;
-    const double length = static_cast<double>(strips_.rows.length), smoothing = problem_.label_smoothing;
-    Label& label = stats.labels[c];
-    const C m = stats.m[c], rest = stats.sums[c];
-    const bool special = is_special(m, sum);
-    const bool nan = rest != rest || (label.position >= 0 && label.logit != label.logit);
-    lse = nan ? kNaN<C> : special ? m : m + log_sum;
-    double result = special ? lse - label.logit : log_sum - (label.logit - m);
-    if (smoothing != 0) {
+    const int64_t columns = unit.columns();
+    Labels& labels = *stats.labels;
+    const std::unique_ptr<C[]> numbers(new C[5 * columns]);
+    C *at_label = numbers.get(), *sums = at_label + columns, *log_sums = sums + columns, *means = log_sums + columns;
+    C *cotangent = means + columns, *loss = of_rows<C>(buffers_.loss, unit), *lse = of_rows<C>(buffers_.lse, unit);
+    const double length = static_cast<double>(strips_.rows.length);
+    const Entropy<C> rows{problem_.label_smoothing,
+                          problem_.z_loss,
+                          length,
+                          labels.position.get(),
+                          labels.logit,
+                          stats.m,
+                          stats.sums,
+                          at_label,
+                          sums,
+                          log_sums,
+                          means};
+    add_labels(stats.sums, labels.logit, stats.m, columns, at_label, sums, log_sums);
+    for (int64_t c = 0; c < columns && !labels.z_sums.empty(); ++c) {
       double mean = 0;
-      for (int64_t b = 0; b < strips_.blocks; ++b) mean += stats.z_sums[b * unit.columns() + c];
-      mean /= length;
-      result = (1 - smoothing) * result + smoothing * (special ? lse - mean : log_sum - (mean - m));
+      for (int64_t b = 0; b < strips_.blocks; ++b) mean += labels.z_sums[b * columns + c];
+      means[c] = static_cast<C>(mean / length);
     }
-    if (problem_.z_loss != 0) result += problem_.z_loss * lse * lse;
-    loss = static_cast<C>(result);
-    if (problem_.op != Op::kCrossEntropyGrad) return;
-    const double cotangent = static_cast<const C*>(
-        buffers_.cotangent)[problem_.cotangent(unit.outer + c / unit.width, 0, unit.inner + c % unit.width)];
-    const double z_factor = 2 * problem_.z_loss * lse, share = smoothing / length;
-    const bool valid = !special && label.position >= 0;
-    stats.a[c] = valid ? static_cast<C>(cotangent * (1 + z_factor) / sum) : kNaN<C>;
-    stats.b[c] = static_cast<C>(cotangent * share);
-    if (valid) label.gradient = static_cast<C>(cotangent * ((z_factor * at_label - rest) / sum + (smoothing - share)));
+    losses(rows, columns, loss, lse);
+    if (problem_.op == Op::kCrossEntropyGrad) {
+      const C* given = static_cast<const C*>(buffers_.cotangent);
+      for_columns(unit, [&](int64_t c, int64_t o, int64_t i) { cotangent[c] = given[problem_.cotangent(o, 0, i)]; });
+      gradients(rows, lse, cotangent, columns, stats.a, stats.b, labels.gradient);
+    }
+    for (int64_t c = 0; c < columns && labels.row_where; ++c)
+      if (!labels.row_where[c]) loss[c] = lse[c] = 0;
   }
 
   // Gradients that are not like their rows': of labels, and of rows that do not count.
   void set_labels(const Stats& stats, const Place& place, Bits* out) const {
-    const Unit& unit = stats.unit;
-    for (int64_t c = 0; c < unit.columns(); ++c) {
-      const Label& label = stats.labels[c];
-      Bits* to = out + place.offset(c / unit.width) + c % unit.width;
-      const int64_t p = label.position - place.first;
-      if (label.counts && p >= 0 && p < place.steps) to[p * place.rows.inner] = Format::encode(label.gradient);
-      for (int64_t i = 0; !label.counts && !place.single() && i < place.steps; ++i) to[i * place.rows.inner] = Bits{};
-    }
+    const Labels& labels = *stats.labels;
+    const int64_t step = strips_.step();
+    for_columns(stats.unit, [&](int64_t c, int64_t o, int64_t i) {
+      Bits* to = out + strips_.at(o, place.first, i);
+      const int64_t p = labels.position[c] - place.first;
+      if (p >= 0 && p < place.steps) to[p * step] = Format::encode(labels.gradient[c]);
+      for (int64_t s = 0; !labels.counts(c) && !place.single() && s < place.steps; ++s) to[s * step] = Bits{};
+    });
   }
 
   const Problem& problem_;
@@ -372,9 +381,10 @@ class Forward {
 
 void run_forward(const Problem& problem, const Buffers& buffers, const Workers& workers) {
   if (problem.rows.count() == 0) return;
-  const Strips strips(problem.rows, kShape);
+  const Strips strips(problem.rows, kShape, problem.queries == 0);
+  const Problem seen = as_seen(problem, strips);
   with_format(problem.dtype,
-              [&](auto format) { run_strips(Forward<decltype(format)>(problem, buffers, strips), strips, workers); });
+              [&](auto format) { run_strips(Forward<decltype(format)>(seen, buffers, strips), strips, workers); });
 }
 
 }  // namespace jaxgpuops::softmax::cpu

@@ -18,13 +18,15 @@ struct RowBlock {
   const int64_t* count;
 };
 
-constexpr StripShape kShape = {1 << 12, 1 << 16, 2048, 2048, 1 << 18};
+constexpr StripShape kShape = {24, 1 << 12, 1 << 16, 2048, 2048, 1 << 18};
 constexpr int64_t kTask = 1 << 14;  // elements of a task
 constexpr int64_t kMaxLanes = kShape.most_width;
 constexpr int64_t kMaxColumns = std::max(Units::kMaxColumns, kMaxLanes);  // of a unit
 
 template <class C>
 constexpr C kInfinity = std::numeric_limits<C>::infinity();
+template <class C>
+constexpr C kNaN = std::numeric_limits<C>::quiet_NaN();
 
 // ---- Loads ----------------------------------------------------------------------------------------------------------
 
@@ -253,6 +255,93 @@ JAXGPUOPS_SIMD_FMA void add_labels(const C* rest, const C* label, const C* m, in
     sum[i] = whole;
     log_sum[i] = log_above_one(whole) + (label[i] == m[i] ? (rest[i] - (whole - C(1))) / whole : C(0));
   }
+}
+
+// Whether a row has no finite maximum, or NaN.
+template <class C>
+JAXGPUOPS_INLINE bool is_special(C m, C sum) {
+  return !(m < kInfinity<C> && m > -kInfinity<C>) | (sum != sum);
+}
+
+// Rows of a cross-entropy.
+template <class C>
+struct Entropy {
+  double smoothing, z_loss, length;
+  const int64_t* position;  // of the label; -1: no class
+  const C *label, *m;       // its logit, or -inf; the maximum
+  const C* rest;            // the sum without the label
+  const C *at_label, *sum, *log_sum;
+  const C* mean;  // of the logits, where there is smoothing
+};
+
+template <class C>
+JAXGPUOPS_SIMD_FMA void losses(Entropy<C> rows, int64_t count, C* loss, C* lse) {
+  JAXGPUOPS_INDEPENDENT
+  for (int64_t i = 0; i < count; ++i) {
+    const C m = rows.m[i], log_sum = rows.log_sum[i], label = rows.position[i] < 0 ? kNaN<C> : rows.label[i];
+    const bool special = is_special(m, rows.sum[i]);
+    const bool nan = (rows.rest[i] != rows.rest[i]) | (rows.label[i] != rows.label[i]);
+    const C whole = nan ? kNaN<C> : special ? m : m + log_sum;
+    double result = special ? whole - label : log_sum - (label - m);
+    if (rows.smoothing != 0) {
+      const C mean = rows.mean[i];
+      result = (1 - rows.smoothing) * result + rows.smoothing * (special ? whole - mean : log_sum - (mean - m));
+    }
+    if (rows.z_loss != 0) result += rows.z_loss * whole * whole;
+    loss[i] = static_cast<C>(result);
+    lse[i] = whole;
+  }
+}
+
+// a and b of a e^(z - m) - b, and the gradient of the label.
+template <class C>
+JAXGPUOPS_SIMD_FMA void gradients(Entropy<C> rows, const C* lse, const C* cotangents, int64_t count, C* a, C* b,
+                                  C* of_label) {
+  const double share = rows.smoothing / rows.length;
+  JAXGPUOPS_INDEPENDENT
+  for (int64_t i = 0; i < count; ++i) {
+    const double cotangent = cotangents[i], z_factor = 2 * rows.z_loss * lse[i], sum = rows.sum[i];
+    const bool valid = !is_special(rows.m[i], rows.sum[i]) & (rows.position[i] >= 0);
+    const double rest = (z_factor * rows.at_label[i] - rows.rest[i]) / sum + (rows.smoothing - share);
+    a[i] = valid ? static_cast<C>(cotangent * (1 + z_factor) / sum) : kNaN<C>;
+    b[i] = static_cast<C>(cotangent * share);
+    of_label[i] = valid ? static_cast<C>(cotangent * rest) : kNaN<C>;
+  }
+}
+
+template <class C>
+JAXGPUOPS_SIMD_FMA bool any_is(const C* x, int64_t count, C value) {
+  int any = 0;
+  for (int64_t i = 0; i < count; ++i) any |= x[i] == value;
+  return any;
+}
+
+template <class C>
+JAXGPUOPS_SIMD_FMA bool any_is_special(const C* m, const C* sum, int64_t count) {
+  int any = 0;
+  for (int64_t i = 0; i < count; ++i) any |= is_special(m[i], sum[i]);
+  return any;
+}
+
+template <class C>
+JAXGPUOPS_SIMD_FMA void reciprocals(const C* from, int64_t count, C* to) {
+  for (int64_t i = 0; i < count; ++i) to[i] = 1 / from[i];
+}
+
+template <class Format, class C>
+JAXGPUOPS_SIMD_FMA void log_sum_exps(const C* m, const C* sum, const C* log_sum, int64_t count,
+                                     typename Format::Bits* to) {
+  JAXGPUOPS_INDEPENDENT
+  for (int64_t i = 0; i < count; ++i) {
+    const C special = sum[i] != sum[i] ? kNaN<C> : m[i];
+    to[i] = Format::encode(is_special(m[i], sum[i]) ? special : m[i] + log_sum[i]);
+  }
+}
+
+// What exponentials are relative to: e^(-inf) is 0 also where there is nothing else.
+template <class C>
+JAXGPUOPS_SIMD_FMA void guard(const C* maxima, int64_t count, C* m) {
+  for (int64_t i = 0; i < count; ++i) m[i] = maxima[i] == -kInfinity<C> ? C(0) : maxima[i];
 }
 
 // e^(m - whole), where m <= whole are maxima, and what it makes of a sum.

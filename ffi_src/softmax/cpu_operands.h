@@ -4,6 +4,7 @@
 #include <tuple>
 #include <type_traits>
 
+#include "common/transpose.h"
 #include "softmax/cpu_kernels.h"
 #include "softmax/softmax.h"
 
@@ -12,6 +13,13 @@ namespace jaxgpuops::softmax::cpu {
 // The type that elements of a format are computed in.
 template <class Format>
 using Computed = std::conditional_t<std::is_same_v<Format, Whole<double>>, double, float>;
+
+// The problem with operands as strips see them.
+inline Problem as_seen(Problem problem, const Strips& strips) {
+  for (Broadcast* operand : {&problem.scale, &problem.bias, &problem.where, &problem.row_where, &problem.cotangent})
+    *operand = strips.operand(*operand);
+  return problem;
+}
 
 // Positions of the block that a causal mask leaves to rows of the outer index.
 inline int64_t visible_steps(const Problem& problem, int64_t outer, int64_t first, int64_t steps) {
@@ -43,19 +51,24 @@ struct Lanes {
 // A block as it lies in memory, and in scratch memory: `stride` apart for each outer index there.
 struct Place {
   Place(const Strips& strips, const Unit& unit, int64_t block)
-      : unit(unit), rows(strips.rows), lanes(Strips::lanes(unit.width)) {
+      : unit(unit),
+        rows(strips.rows),
+        turned(strips.turned),
+        lanes(strips.turned ? unit.width : Strips::lanes(unit.width)) {
     first = block * strips.steps;
     steps = std::min(strips.steps, rows.length - first);
     stride = round_up(steps * unit.width, 16);
+    offsets = strips.at(unit.outer, first, unit.inner);
   }
 
-  bool dense() const { return unit.width == rows.inner; }
-  bool single() const { return unit.width == 1; }
-  int64_t offset(int64_t r) const { return ((unit.outer + r) * rows.length + first) * rows.inner + unit.inner; }
+  bool dense() const { return !turned && unit.width == rows.inner; }
+  bool single() const { return !turned && unit.width == 1; }
+  int64_t offset(int64_t r) const { return offsets + r * rows.length * rows.inner; }
 
   const Unit& unit;
   const Rows& rows;
-  int64_t lanes, first, steps, stride;
+  bool turned;
+  int64_t lanes, first, steps, stride, offsets;
 };
 
 // Brings the positions of the block that `visible` says, of outer index r, to scratch memory.
@@ -70,6 +83,15 @@ void load_block(const void* data, const Place& place, int64_t r, int64_t visible
 // The same for all positions of all outer indices.
 template <class Format, class C>
 void load_blocks(const void* data, const Place& place, C* to) {
+  if (place.turned) {
+    using Bits = typename Format::Bits;
+    const auto* from = static_cast<const Bits*>(data) + place.offset(0);
+    const int64_t width = place.unit.width;
+    if constexpr (std::is_same_v<Bits, C>) return transpose(from, place.steps, width, place.steps, to, width);
+    Bits columns[kShape.row_elements];
+    transpose(from, place.steps, width, place.steps, columns, width);
+    return decode_rows<Format>(columns, 0, 1, place.steps * width, to, 0);
+  }
   if (!place.dense()) return load_block<Format>(data, place, 0, place.steps, to);
   const auto* from = static_cast<const typename Format::Bits*>(data) + place.offset(0);
   decode_rows<Format>(from, place.rows.length * place.rows.inner, place.unit.outers, place.steps * place.unit.width, to,
@@ -88,7 +110,11 @@ void store_block(const C* z, const C* y, const Place& place, const int64_t* coun
   for (int64_t r = 0; r < place.unit.outers; ++r) {
     const C *x = z + r * place.stride, *x2 = y + r * place.stride;
     const auto store = [&](const auto*... of_lane) {
-      if (place.dense()) {
+      if (place.turned) {
+        typename Format::Bits columns[kShape.row_elements];
+        store_columns<Format, Result>(x, x2, 1, count[r], place.lanes, columns, 0, of_lane...);
+        transpose(columns, width, place.steps, width, to, place.steps);
+      } else if (place.dense()) {
         store_columns<Format, Result>(x, x2, 1, count[r], place.lanes, to + r * outer_stride, 0, of_lane...);
       } else {
         store_columns<Format, Result>(x, x2, count[r] / width, width, place.lanes, to, place.rows.inner, of_lane...);

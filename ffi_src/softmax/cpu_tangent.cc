@@ -102,7 +102,10 @@ class Tangent {
       if (!scratch.where) continue;
       const uint8_t* where = where_of(place, r, scratch);
       Bits* to = out + place.offset(r);
-      if (place.dense()) {
+      if (place.turned) {
+        for (int64_t i = 0; i < scratch.count[r]; ++i)
+          if (!where[i]) to[i % unit.width * place.steps + i / unit.width] = Bits{};
+      } else if (place.dense()) {
         clear_masked(to, scratch.count[r], where);
       } else {
         for (int64_t p = 0; p < visible; ++p)
@@ -181,9 +184,10 @@ class Tangent {
 
 void run_tangent(const Problem& problem, const Buffers& buffers, const Workers& workers) {
   if (problem.rows.elements() == 0) return;
-  const Strips strips(problem.rows, kShape);
+  const Strips strips(problem.rows, kShape, problem.queries == 0);
+  const Problem seen = as_seen(problem, strips);
   with_format(problem.dtype,
-              [&](auto format) { run_strips(Tangent<decltype(format)>(problem, buffers, strips), strips, workers); });
+              [&](auto format) { run_strips(Tangent<decltype(format)>(seen, buffers, strips), strips, workers); });
 }
 
 }  // namespace jaxgpuops::softmax::cpu
