@@ -22,7 +22,8 @@
 namespace jaxgpuops {
 
 constexpr int64_t kRowLanes = 64;       // where a strip is one column
-constexpr int64_t kTurnedWidth = 1024;  // most columns of a strip of turned rows
+constexpr int64_t kTurnedElements = 1 << 12;  // of a block of turned rows, but of no more columns than this:
+constexpr int64_t kTurnedWidth = 1008;        // not a page
 
 // What suits a job.
 struct StripShape {
@@ -41,7 +42,7 @@ struct Strips {
         rows(turned ? Rows{1, in_memory.length, in_memory.outer} : in_memory) {
     const int64_t length = std::max<int64_t>(rows.length, 1);
     if (turned) {
-      elements = shape.row_elements;
+      elements = kTurnedElements;
       width = std::min(elements / length / 16 * 16, kTurnedWidth);
       count = (rows.inner + width - 1) / width;
       steps = length;

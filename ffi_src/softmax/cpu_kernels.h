@@ -249,6 +249,7 @@ JAXGPUOPS_SIMD_FMA void logarithms(const C* from, int64_t count, C* to) {
 template <class C>
 JAXGPUOPS_SIMD_FMA void add_labels(const C* rest, const C* label, const C* m, int64_t count, C* at_label, C* sum,
                                    C* log_sum) {
+  JAXGPUOPS_INDEPENDENT
   for (int64_t i = 0; i < count; ++i) {
     const C e = label[i] == m[i] ? C(1) : exp_negative(label[i] - m[i]), whole = rest[i] + e;
     at_label[i] = e;

@@ -88,7 +88,7 @@ void load_blocks(const void* data, const Place& place, C* to) {
     const auto* from = static_cast<const Bits*>(data) + place.offset(0);
     const int64_t width = place.unit.width;
     if constexpr (std::is_same_v<Bits, C>) return transpose(from, place.steps, width, place.steps, to, width);
-    Bits columns[kShape.row_elements];
+    Bits columns[kTurnedElements];
     transpose(from, place.steps, width, place.steps, columns, width);
     return decode_rows<Format>(columns, 0, 1, place.steps * width, to, 0);
   }
@@ -111,7 +111,7 @@ void store_block(const C* z, const C* y, const Place& place, const int64_t* coun
     const C *x = z + r * place.stride, *x2 = y + r * place.stride;
     const auto store = [&](const auto*... of_lane) {
       if (place.turned) {
-        typename Format::Bits columns[kShape.row_elements];
+        typename Format::Bits columns[kTurnedElements];
         store_columns<Format, Result>(x, x2, 1, count[r], place.lanes, columns, 0, of_lane...);
         transpose(columns, width, place.steps, width, to, place.steps);
       } else if (place.dense()) {
