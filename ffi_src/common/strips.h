@@ -21,7 +21,7 @@
 
 namespace jaxgpuops {
 
-constexpr int64_t kRowLanes = 64;       // where a strip is one column
+constexpr int64_t kRowLanes = 64;             // where a strip is one column
 constexpr int64_t kTurnedElements = 1 << 12;  // of a block of turned rows, but of no more columns than this:
 constexpr int64_t kTurnedWidth = 1008;        // not a page
 
@@ -37,8 +37,8 @@ struct StripShape {
 inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 struct Strips {
-  Strips(const Rows& in_memory, const StripShape& shape, bool may_turn = true)
-      : turned(may_turn && in_memory.inner == 1 && in_memory.length > 0 && in_memory.length <= shape.turned),
+  Strips(const Rows& in_memory, const StripShape& shape)
+      : turned(in_memory.inner == 1 && in_memory.length > 0 && in_memory.length <= shape.turned),
         rows(turned ? Rows{1, in_memory.length, in_memory.outer} : in_memory) {
     const int64_t length = std::max<int64_t>(rows.length, 1);
     if (turned) {

@@ -381,7 +381,10 @@ class Forward {
 
 void run_forward(const Problem& problem, const Buffers& buffers, const Workers& workers) {
   if (problem.rows.count() == 0) return;
-  const Strips strips(problem.rows, kShape, problem.queries == 0);
+  StripShape shape = kShape;
+  if (problem.op == Op::kCrossEntropy || problem.op == Op::kCrossEntropyGrad) shape.turned = kTurnedEntropy;
+  if (problem.queries != 0) shape.turned = 0;  // a row's length is its own
+  const Strips strips(problem.rows, shape);
   const Problem seen = as_seen(problem, strips);
   with_format(problem.dtype,
               [&](auto format) { run_strips(Forward<decltype(format)>(seen, buffers, strips), strips, workers); });

@@ -19,7 +19,8 @@ struct RowBlock {
 };
 
 constexpr StripShape kShape = {24, 1 << 12, 1 << 16, 2048, 2048, 1 << 18};
-constexpr int64_t kTask = 1 << 14;  // elements of a task
+constexpr int64_t kTurnedEntropy = 64;  // .. of cross-entropy: a label would have its row copied anyway
+constexpr int64_t kTask = 1 << 14;      // elements of a task
 constexpr int64_t kMaxLanes = kShape.most_width;
 constexpr int64_t kMaxColumns = std::max(Units::kMaxColumns, kMaxLanes);  // of a unit
 

@@ -184,7 +184,9 @@ class Tangent {
 
 void run_tangent(const Problem& problem, const Buffers& buffers, const Workers& workers) {
   if (problem.rows.elements() == 0) return;
-  const Strips strips(problem.rows, kShape, problem.queries == 0);
+  StripShape shape = kShape;
+  if (problem.queries != 0) shape.turned = 0;  // a row's length is its own
+  const Strips strips(problem.rows, shape);
   const Problem seen = as_seen(problem, strips);
   with_format(problem.dtype,
               [&](auto format) { run_strips(Tangent<decltype(format)>(seen, buffers, strips), strips, workers); });
