@@ -288,7 +288,7 @@ class Forward {
     const int64_t width = unit.width;
     set_counts(stats, place, scratch.count);
     if (direct(stats, place)) return in_memory(place);
-    if (problem_.queries == 0 && !buffers_.row_where) {
+    if (place.turned || (problem_.queries == 0 && !buffers_.row_where)) {
       load_blocks<Format>(x_, place, z);
     } else {
       for (int64_t r = 0; r < unit.outers; ++r)
