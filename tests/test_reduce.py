@@ -232,6 +232,21 @@ def test_finite_differences(module):
         jax.test_util.check_grads(jax.jit(dot), (x, y), order=2, modes=modes, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize("n", [1, 2, 3, 10, 12, 13])
+def test_many_short_rows(n):
+    """More than a strip of them, of which the last one is not full. Each has the bits that it has alone."""
+    rng = np.random.default_rng(0)
+    where = rng.random((2100, n)) < 0.8
+    for name, dtype in itertools.product(NAMES, ("float32", "float64", ml_dtypes.bfloat16, "int8", "uint16")):
+        arrays = [values(rng, (2100, n), dtype) for _ in range(1 + (name == "dot"))]
+        check(name, arrays)
+        check(name, arrays, where=where)
+        check(name, arrays, where=where[0])
+        if dtype == "float32":
+            fn = getattr(jaxgpuops, name)
+            np.testing.assert_array_equal(fn(*arrays)[-3:], fn(*(x[-3:] for x in arrays)))
+
+
 @pytest.mark.parametrize("n", [7, 1000, 40_000])
 def test_a_row_has_the_same_bits_alone_and_in_a_batch(n):
     rng = np.random.default_rng(0)

@@ -178,6 +178,27 @@ def test_columns(name, length, inner):
     np.testing.assert_array_equal(fn(np.tile(x, (17, 1, 1)))[-1:], fn(x))
 
 
+@pytest.mark.parametrize("n", [1, 2, 3, 10, 24, 25, 64, 65])
+def test_many_short_rows(n):
+    """More than a strip of them, of which the last one is not full. Each has the bits that it has alone."""
+    rng = np.random.default_rng(0)
+    x, ct = (4 * rng.standard_normal((2100, n)).astype(np.float32) for _ in range(2))
+    where, scale = rng.random(x.shape) < 0.8, rng.uniform(0.5, 2, (2100, 1))
+    for name in NAMES:
+        g = ct if name != "logsumexp" else ct[:, 0]
+        check(name, x, ct=g)
+        check(name, x.astype(ml_dtypes.bfloat16), ct=g, bias=ct[0].astype(ml_dtypes.bfloat16), where=where)
+        check(name, x.astype(np.float64), scale=scale, where=where[:1])
+        pull = lambda x, g: jax.vjp(getattr(jaxgpuops, name), x)[1](g)[0]  # noqa: B023
+        np.testing.assert_array_equal(getattr(jaxgpuops, name)(x)[-3:], getattr(jaxgpuops, name)(x[-3:]))
+        np.testing.assert_array_equal(pull(x, g)[-3:], pull(x[-3:], g[-3:]))
+    labels, rows = rng.integers(0, n, 2100), rng.random(2100) < 0.8
+    for dtype, options in zip((np.float32, ml_dtypes.bfloat16, np.float32, np.float64), OPTIONS, strict=True):
+        check_cross_entropy(x.astype(dtype), np.where(rows, labels, -1), where=rows, **options)
+    loss = jax.jit(lambda x, label: jax.value_and_grad(jaxgpuops.softmax_cross_entropy)(x, label, reduction="sum")[1])
+    np.testing.assert_array_equal(loss(x, labels)[-3:], loss(x[-3:], labels[-3:]))
+
+
 # ---- As jax.nn -------------------------------------------------------------------------------------------------------
 
 
@@ -359,6 +380,20 @@ def test_what_is_left_of_1_is_not_lost_by_derivatives(paths):
             np.testing.assert_allclose(tangent, [-1, q, -1], rtol=1e-5)
             tangent = jax.jvp(jaxgpuops.lax.softmax, (x,), (t,))[1]
             np.testing.assert_allclose(tangent, [-p[0], q, -p[2]], rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_two_equal_logits(paths, dtype):
+    """Rounded to 16 bits, the logarithm of a half says that both are more likely than that."""
+    atol = 4 * float(ml_dtypes.finfo(dtype).eps)
+    with x64(dtype):
+        x, ct = np.zeros((2, 2), dtype), np.array([[1, -1], [3, 2]], dtype)
+        for module in (jaxgpuops, jaxgpuops.lax):
+            of_softmax, of_logarithms = (jax.vjp(f, x)[1](ct)[0] for f in (module.softmax, module.log_softmax))
+            np.testing.assert_array_equal(of_softmax, [[0.5, -0.5], [0.25, -0.25]])
+            np.testing.assert_allclose(of_logarithms.astype(np.float64), [[1, -1], [0.5, -0.5]], atol=atol)
+        tangent = jax.jvp(jaxgpuops.lax.log_softmax, (x,), (ct,))[1]
+        np.testing.assert_allclose(tangent.astype(np.float64), [[1, -1], [0.5, -0.5]], atol=atol)
 
 
 @tiers

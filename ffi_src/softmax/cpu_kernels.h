@@ -106,29 +106,36 @@ struct Identity {
     return z;
   }
 };
-// Of t and a probability p. At most one is above a half, and what it lacks to 1 is the sum of the others.
+// What a probability that is near 1 lacks to it is the sum of the others. Two of a half may both be above it, where
+// they come from rounded logarithms; two that are likely there are not.
+template <class C>
+JAXGPUOPS_INLINE bool is_likely(C p) {
+  return p > C(0.75);
+}
+
+// Of t and a probability p.
 struct ProductOfOthers {
   template <class C>
   static JAXGPUOPS_INLINE C of(C t, C p) {
-    return p > C(0.5) || p == C(0) ? C(0) : p * t;
+    return is_likely(p) || p == C(0) ? C(0) : p * t;
   }
 };
 struct TangentOfOthers {
   template <class C>
   static JAXGPUOPS_INLINE C of(C t, C p) {
-    return p > C(0.5) ? C(0) : t;
+    return is_likely(p) ? C(0) : t;
   }
 };
 struct ProbabilityOfOthers {
   template <class C>
   static JAXGPUOPS_INLINE C of(C, C p) {
-    return p > C(0.5) ? C(0) : p;
+    return is_likely(p) ? C(0) : p;
   }
 };
 struct TangentOfLikely {
   template <class C>
   static JAXGPUOPS_INLINE C of(C t, C p) {
-    return p > C(0.5) ? t : C(0);
+    return is_likely(p) ? t : C(0);
   }
 };
 
@@ -412,10 +419,10 @@ struct LogSoftmaxTangent {
     return ((t - origin) - sum) * factor;
   }
 };
-struct LogSoftmaxCotangent {  // of t, of p but for the one above a half, and of t but for that
+struct LogSoftmaxCotangent {  // of t, of p but for the likely one, and of t but for that
   template <class C>
   static JAXGPUOPS_INLINE C of(C t, C p, C factor, C total, C rest, C others) {
-    return (p > C(0.5) ? rest * total - others : t - p * total) * factor;
+    return (is_likely(p) ? rest * total - others : t - p * total) * factor;
   }
 };
 

@@ -347,9 +347,9 @@ struct CrossEntropy : ExponentialSum<E, sizeof(typename E::Bits) == 2> {
 
 // What the tangents have in common: x is t.
 //
-// Of probabilities p at most one is above a half, and what matters of it is what it lacks to 1, which is not in p but
-// in the others. So it is left out of the sums: with its t as the origin, t - sum of p t is what the others make of it.
-// (In 16 bits results cannot show that, and there is one sum.)
+// What matters of a probability p near 1 is what it lacks to 1, which is not in p but in the others. So a likely one is
+// left out of the sums: with its t as the origin, t - sum of p t is what the others make of it. (In 16 bits results
+// cannot show that, and there is one sum.)
 template <class E>
 struct Tangent {
   using Element = E;
@@ -372,16 +372,19 @@ struct Tangent {
     Acc factor;
   };
   struct Final {
-    Acc origin, sum;    // of p (t - origin); transposed log_softmax: of p, without the one above a half
-    Acc others, total;  // transposed log_softmax: of t, without the one above a half and with it
+    Acc origin, sum;    // of p (t - origin); transposed log_softmax: of p, without the likely one
+    Acc others, total;  // transposed log_softmax: of t, without the likely one and with it
   };
 
-  // Sum k: of p t, of p, and of t where p is above a half.
+  // At most one is, however p were rounded.
+  __device__ static bool is_likely(Acc p) { return p > Acc(0.75); }
+
+  // Sum k: of p t, of p, and of t where p is likely.
   __device__ static Acc add_term(int k, Acc sum, Acc t, Acc p) {
     if (!kTails) return fused_multiply_add(p, t, sum);
-    const bool large = p > Acc(0.5);
-    if (k == 2) return large ? sum + t : sum;
-    return large ? sum : k == 1 ? sum + p : fused_multiply_add(p, t, sum);
+    const bool likely = is_likely(p);
+    if (k == 2) return likely ? sum + t : sum;
+    return likely ? sum : k == 1 ? sum + p : fused_multiply_add(p, t, sum);
   }
   template <class S>
   __device__ static Final finish_terms(const S& stat) {
@@ -447,13 +450,13 @@ struct LogSoftmaxTangent : Tangent<E> {
   __device__ static void with_sum_args(const Args& args, F f) {
     with_known(args, f);
   }
-  // Transposed, sum k: of t where p is at most a half, of p there, and of t elsewhere.
+  // Transposed, sum k: of t where p is not likely, of p there, and of t elsewhere.
   template <class A>
   __device__ static Acc add(const A& args, int k, Acc sum, Acc t, Acc y, Acc) {
     if (!args.flag()) return Tangent<E>::add_term(k, sum, t, exponential<E>(y));
     if (!Tangent<E>::kTails) return sum + t;
     const Acc p = exponential<E>(y);
-    return (p > Acc(0.5)) == (k == 2) ? sum + (k == 1 ? p : t) : sum;
+    return Tangent<E>::is_likely(p) == (k == 2) ? sum + (k == 1 ? p : t) : sum;
   }
   __device__ static Final finish(const Args& args, const Row&, const Stat<LogSoftmaxTangent>& stat) {
     if (!args.flag()) return Tangent<E>::finish_terms(stat);
@@ -471,7 +474,8 @@ struct LogSoftmaxTangent : Tangent<E> {
     } else {
       const Acc p = exponential<E>(y);
       value = t - rounded_product(p, final.total);
-      if (Tangent<E>::kTails && p > Acc(0.5)) value = fused_multiply_add(final.sum, final.total, -final.others);
+      if (Tangent<E>::kTails && Tangent<E>::is_likely(p))
+        value = fused_multiply_add(final.sum, final.total, -final.others);
     }
     return rounded_product(value, row.factor);
   }

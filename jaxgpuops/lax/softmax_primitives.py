@@ -122,13 +122,17 @@ def or_zero(p: jax.Array, x: jax.Array) -> jax.Array:
 
 
 # ---- Derivatives of softmax and log_softmax ---------------------------------------------------------------------------
-# Where a probability is more than a half, 1 - p is not computed, but the sum of the others: nothing of it is lost when p
-# is 1 but for rounding.
+# Where a probability is near 1, 1 - p is not computed, but the sum of the others: nothing of it is lost when p is 1 but
+# for rounding. Two of a half may both be above it, where they come from rounded logarithms; two likely ones are none.
+
+
+def _is_likely(p):
+    return p > 0.75
 
 
 def _relative(t, p, axis):
-    """Tangents less that of the entry of more than a half, if there is one. Their mean changes by as much."""
-    most = jnp.sum(jnp.where(p > 0.5, t, np.zeros((), t.dtype)), axis, keepdims=True)
+    """Tangents less that of the likely entry, if there is one. Their mean changes by as much."""
+    most = jnp.sum(jnp.where(_is_likely(p), t, np.zeros((), t.dtype)), axis, keepdims=True)
     return t - most
 
 
@@ -162,10 +166,11 @@ def _log_softmax_jvp_fallback(t, y, *rest, axis, factor, scaled, masked, query_a
     t, p = _where(mask, t, 0), _where(mask, jnp.exp(y), 0)
     zero = np.zeros((), t.dtype)
     if transpose:
+        likely = _is_likely(p)
         total, others, q = (
-            jnp.sum(a, axis, keepdims=True) for a in (t, jnp.where(p > 0.5, zero, t), jnp.where(p > 0.5, zero, p))
+            jnp.sum(a, axis, keepdims=True) for a in (t, jnp.where(likely, zero, t), jnp.where(likely, zero, p))
         )
-        out = jnp.where(p > 0.5, q * total - others, t - p * total)
+        out = jnp.where(likely, q * total - others, t - p * total)
     else:
         t = _relative(t, p, axis)
         out = t - jnp.sum(or_zero(p, t), axis, keepdims=True)
