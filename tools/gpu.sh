@@ -34,6 +34,9 @@ stage_test() {
   suite -n 8 --dist worksteal ${TESTS:-tests} --ignore-glob '*/test_gpu_*'
   XLA_PYTHON_CLIENT_MEM_FRACTION=.085 suite -n 10 --dist worksteal -m 'not alone' tests/test_gpu_*.py
   suite -m alone tests/test_gpu_*.py
+  # The forms that GPUs before compute capability 9.0 take.
+  JAXGPUOPS_COMPUTE_CAPABILITY=80 XLA_PYTHON_CLIENT_MEM_FRACTION=.085 suite -n 10 --dist worksteal -m 'not alone' \
+    -k 'adversarial or other_widths or same_bits or older or follow' tests/test_gpu_topk.py tests/test_gpu_scan.py
   return $failed
 }
 
