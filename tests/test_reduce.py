@@ -232,7 +232,7 @@ def test_finite_differences(module):
         jax.test_util.check_grads(jax.jit(dot), (x, y), order=2, modes=modes, atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 10, 12, 13])
+@pytest.mark.parametrize("n", [1, 3, 12, 13])
 def test_many_short_rows(n):
     """More than a strip of them, of which the last one is not full. Each has the bits that it has alone."""
     rng = np.random.default_rng(0)

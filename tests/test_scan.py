@@ -301,7 +301,7 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(n):
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 8])
+@pytest.mark.parametrize("n", [1, 2, 3, 8])
 def test_many_short_rows(n, axis):
     """More than there are lanes, in both layouts. Each has the bits that it has alone."""
     rng = np.random.default_rng(0)

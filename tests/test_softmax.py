@@ -178,7 +178,7 @@ def test_columns(name, length, inner):
     np.testing.assert_array_equal(fn(np.tile(x, (17, 1, 1)))[-1:], fn(x))
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 10, 24, 25, 64, 65])
+@pytest.mark.parametrize("n", [1, 2, 10, 25, 65])
 def test_many_short_rows(n):
     """More than a strip of them, of which the last one is not full. Each has the bits that it has alone."""
     rng = np.random.default_rng(0)

@@ -113,9 +113,10 @@ class Worker {
     cut_.find(strip, lanes_);
     tile_.lanes = lanes_.count;
     kind_.bind(lanes_);
-    for (int64_t w = 0; w < rows(); ++w) initial_[w] = kind_.initial(w);
+    rows_ = lanes_.count / cut_.parts;
+    for (int64_t w = 0; w < rows_; ++w) initial_[w] = kind_.initial(w);
   }
-  int64_t rows() const { return lanes_.count / cut_.parts; }
+  int64_t rows() const { return rows_; }
 
   // Scans a block. `carry` has the fold of all blocks before it, for each row; the first block has none. `total`
   // becomes the fold of the block.
@@ -128,7 +129,7 @@ class Worker {
     const int64_t first = block * cut_.block, last = std::min(cut_.rows.length, first + cut_.block);
     const int64_t tile_length = cut_.tile_steps * cut_.parts;
     bool empty = block > 0;  // no fold yet
-    if (!empty) std::copy_n(initial_, rows(), total);
+    if (!empty) std::copy_n(initial_, rows_, total);
     for (int64_t at = first; at < last; at += tile_length, empty = false) {
       tile_.steps = ceil_div(std::min(tile_length, last - at), cut_.parts);
       tile_.first[0] = at;
@@ -187,6 +188,7 @@ class Worker {
   std::unique_ptr<C[]> memory_;
   Lanes lanes_;
   Tile tile_;
+  int64_t rows_;
   Value initial_[kMaxLanes];
 };
 
@@ -207,6 +209,7 @@ void run(const Rows& rows, const Kind& kind, const Workers& workers) {
         worker.turn_to(strip);
         for (int64_t block = 0; block < cut.blocks; ++block) {
           worker.scan(block, block > 0 ? carry : nullptr, total);
+          if (block + 1 == cut.blocks) break;
           for (int64_t w = 0; w < worker.rows(); ++w) carry[w] = block > 0 ? M::combine(carry[w], total[w]) : total[w];
         }
       }

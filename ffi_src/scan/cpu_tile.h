@@ -131,10 +131,10 @@ void store(const Operand& to, const Tile& tile, const C* plane);
 // Sets the element of each lane that has the position within the steps [begin, end): value(lane).
 template <class C, class Value>
 void set_at(const Tile& tile, int64_t begin, int64_t end, int64_t position, C* plane, const Value& value) {
+  if (tile.uniform && (position - tile.first[0] < begin || position - tile.first[0] >= end)) return;
   for (int64_t w = 0; w < tile.lanes; ++w) {
     const int64_t s = position - tile.position(w);
     if (s >= begin && s < end) plane[s * tile.lanes + w] = value(w);
-    if (tile.uniform && (s < begin || s >= end)) return;
   }
 }
 
