@@ -245,6 +245,11 @@ def test_many_short_rows(n):
         if dtype == "float32":
             fn = getattr(jaxgpuops, name)
             np.testing.assert_array_equal(fn(*arrays)[-3:], fn(*(x[-3:] for x in arrays)))
+            # Four side by side.
+            arrays = [x.reshape(525, n, 4) for x in arrays]
+            check(name, arrays, axis=1)
+            check(name, arrays, axis=1, where=where.reshape(525, n, 4))
+            np.testing.assert_array_equal(fn(*arrays, axis=1)[-3:], fn(*(x[-3:] for x in arrays), axis=1))
 
 
 @pytest.mark.parametrize("n", [7, 1000, 40_000])

@@ -192,9 +192,16 @@ def test_many_short_rows(n):
         pull = lambda x, g: jax.vjp(getattr(jaxgpuops, name), x)[1](g)[0]  # noqa: B023
         np.testing.assert_array_equal(getattr(jaxgpuops, name)(x)[-3:], getattr(jaxgpuops, name)(x[-3:]))
         np.testing.assert_array_equal(pull(x, g)[-3:], pull(x[-3:], g[-3:]))
+        # Three side by side.
+        x3, where3, g = (a.reshape(700, n, 3) for a in (x, where, ct))
+        check(name, x3, axis=1, where=where3, scale=scale[:700, None], ct=g[:, 0] if name == "logsumexp" else g)
+        fn = functools.partial(getattr(jaxgpuops, name), axis=1)
+        np.testing.assert_array_equal(fn(x3)[-3:], fn(x3[-3:]))
     labels, rows = rng.integers(0, n, 2100), rng.random(2100) < 0.8
     for dtype, options in zip((np.float32, ml_dtypes.bfloat16, np.float32, np.float64), OPTIONS, strict=True):
         check_cross_entropy(x.astype(dtype), np.where(rows, labels, -1), where=rows, **options)
+    where, labels3 = rows.reshape(700, 3), labels.reshape(700, 3)
+    check_cross_entropy(x3, np.where(where, labels3, -1), axis=1, where=where, **OPTIONS[1])
     loss = jax.jit(lambda x, label: jax.value_and_grad(jaxgpuops.softmax_cross_entropy)(x, label, reduction="sum")[1])
     np.testing.assert_array_equal(loss(x, labels)[-3:], loss(x[-3:], labels[-3:]))
 

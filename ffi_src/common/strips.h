@@ -6,7 +6,8 @@
 // the end of the block, the blocks at the end of the row. All of it depends on length and inner only, hence so does
 // the order in which the elements of a row are added up.
 //
-// Short rows are turned: transposed as they come and go, they are columns, the rows of a problem (1, length, rows).
+// Short rows are turned: transposed as they come and go, those of (outer, length, inner) are the columns of a problem
+// (1, length, outer inner).
 #pragma once
 
 #include <algorithm>
@@ -24,10 +25,11 @@ namespace jaxgpuops {
 constexpr int64_t kRowLanes = 64;             // where a strip is one column
 constexpr int64_t kTurnedElements = 1 << 12;  // of a block of turned rows, but of no more columns than this:
 constexpr int64_t kTurnedWidth = 1008;        // not a page
+constexpr int64_t kTurnedArray = 64;          // the largest length inner that is turned where inner > 1
 
 // What suits a job.
 struct StripShape {
-  int64_t turned;                   // the longest row that is turned
+  int64_t turned;                   // the longest row that is turned where inner is 1; 0: none
   int64_t row_elements;             // of a block where inner is small
   int64_t column_elements;          // and where it is large: many positions of each column
   int64_t least_width, most_width;  // of strips, then: long runs of memory
@@ -37,13 +39,15 @@ struct StripShape {
 inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 struct Strips {
-  Strips(const Rows& in_memory, const StripShape& shape)
-      : turned(in_memory.inner == 1 && in_memory.length > 0 && in_memory.length <= shape.turned),
-        rows(turned ? Rows{1, in_memory.length, in_memory.outer} : in_memory) {
+  Strips(const Rows& memory, const StripShape& shape)
+      : turned(memory.elements() > 0 && shape.turned > 0 &&
+               memory.length * memory.inner <= (memory.inner == 1 ? shape.turned : kTurnedArray)),
+        memory(memory),
+        rows(turned ? Rows{1, memory.length, memory.count()} : memory) {
     const int64_t length = std::max<int64_t>(rows.length, 1);
     if (turned) {
       elements = kTurnedElements;
-      width = std::min(elements / length / 16 * 16, kTurnedWidth);
+      width = std::min(elements / length / 16 * 16, kTurnedWidth) / memory.inner * memory.inner;
       count = (rows.inner + width - 1) / width;
       steps = length;
       blocks = 1;
@@ -62,36 +66,26 @@ struct Strips {
     resident = blocks * elements <= shape.resident + elements;
   }
 
-  // Lanes of a strip of this width. (Of turned rows they are its columns, so that the last strip adds up as the others.)
+  // Lanes of a strip of this width. (Of turned rows they are its columns, so that the last strip adds up as the
+  // others.)
   static int64_t lanes(int64_t width) {
     const int64_t unit = width <= 16 ? std::lcm<int64_t>(width, 16) : width;
     return round_up(kRowLanes, unit);
   }
 
-  // An element in memory: the position of a column, by its outer and inner indices.
+  // Where an element is in memory, whose indices these are.
   int64_t at(int64_t outer, int64_t position, int64_t inner) const {
-    return turned ? inner * rows.length + position : (outer * rows.length + position) * rows.inner + inner;
-  }
-  // From a position to the next one.
-  int64_t step() const { return turned ? 1 : rows.inner; }
-
-  // How an operand that broadcasts sees the rows.
-  Broadcast operand(const Broadcast& in_memory) const {
-    if (!turned) return in_memory;
-    Broadcast result;
-    result.inner = in_memory.outer;
-    result.axis_stride = in_memory.axis_stride;
-    return result;
+    return (outer * memory.length + position) * memory.inner + inner;
   }
 
   bool turned;
-  Rows rows;
-  int64_t elements;  // of a block, at most
-  int64_t width;     // columns of a strip; the last one may have fewer
-  int64_t count;     // strips of an outer index
-  int64_t steps;     // positions of a block
-  int64_t blocks;    // of a row, at least 1
-  bool resident;     // a thread can keep all blocks of a strip
+  Rows memory, rows;  // as they are, and as they are seen
+  int64_t elements;   // of a block, at most
+  int64_t width;      // columns of a strip; the last one may have fewer
+  int64_t count;      // strips of an outer index
+  int64_t steps;      // positions of a block
+  int64_t blocks;     // of a row, at least 1
+  bool resident;      // a thread can keep all blocks of a strip
 };
 
 // Some rows of a problem: a strip, or several outer indices of one where blocks hold that many rows.
@@ -103,6 +97,15 @@ struct Unit {
   // The first one's place among all rows; the others follow it.
   int64_t first_row(const Rows& rows) const { return outer * rows.inner + inner; }
 };
+
+// Calls body(column of the unit, its outer index in memory, its inner index in memory).
+template <class Body>
+void for_columns(const Strips& strips, const Unit& unit, const Body& body) {
+  const int64_t width = strips.turned ? strips.memory.inner : unit.width, outers = unit.columns() / width;
+  const int64_t outer = strips.turned ? unit.inner / width : unit.outer, inner = strips.turned ? 0 : unit.inner;
+  for (int64_t r = 0; r < outers; ++r)
+    for (int64_t i = 0; i < width; ++i) body(r * width + i, outer + r, inner + i);
+}
 
 class Units {
  public:
@@ -139,7 +142,8 @@ class Units {
 template <class T>
 class StripOperand {
  public:
-  StripOperand(const void* data, const Broadcast& at) : data_(static_cast<const T*>(data)), at_(at) {}
+  StripOperand(const void* data, const Broadcast& at, const Strips& strips)
+      : data_(static_cast<const T*>(data)), at_(at), strips_(strips) {}
 
   explicit operator bool() const { return data_; }
 
@@ -167,17 +171,16 @@ class StripOperand {
     return scratch;
   }
 
-  // The element of a row, of an operand that has one a row.
-  T at(int64_t outer, int64_t inner) const { return data_[at_(outer, 0, inner)]; }
-
  private:
   void bind(const Unit& unit) {
     if (unit.inner == inner_ && static_cast<int64_t>(offset_.size()) == unit.width) return;
     inner_ = unit.inner;
     offset_.resize(unit.width);
     neighbours_ = constant_ = true;
+    const bool turned = strips_.turned;
+    if (turned) for_columns(strips_, unit, [&](int64_t c, int64_t o, int64_t i) { offset_[c] = at_(o, 0, i); });
     for (int64_t i = 0; i < unit.width; ++i) {
-      offset_[i] = at_.inner(unit.inner + i);
+      if (!turned) offset_[i] = at_.inner(unit.inner + i);
       neighbours_ &= offset_[i] == offset_[0] + i;
       constant_ &= offset_[i] == offset_[0];
     }
@@ -185,6 +188,7 @@ class StripOperand {
 
   const T* data_;
   const Broadcast& at_;
+  const Strips& strips_;
   int64_t inner_ = -1;
   std::vector<int64_t> offset_;
   bool neighbours_ = false, constant_ = false;

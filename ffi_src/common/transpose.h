@@ -127,4 +127,27 @@ JAXGPUOPS_SIMD void transpose(const T* from, int64_t from_stride, int64_t rows, 
   }
 }
 
+// The same of runs of some elements.
+template <class T, class Run>
+JAXGPUOPS_INLINE void transpose_runs(const T* from, int64_t from_stride, int64_t rows, int64_t columns, Run run, T* to,
+                                     int64_t to_stride) {
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t c = 0; c < columns; ++c)
+      for (int64_t i = 0; i < run; ++i) to[c * to_stride + r * run + i] = from[r * from_stride + c * run + i];
+}
+template <class T>
+void transpose(const T* from, int64_t from_stride, int64_t rows, int64_t columns, int64_t run, T* to,
+               int64_t to_stride) {
+  switch (run) {
+    case 1: return transpose(from, from_stride, rows, columns, to, to_stride);
+    case 2:
+      return transpose_runs(from, from_stride, rows, columns, std::integral_constant<int64_t, 2>(), to, to_stride);
+    case 3:
+      return transpose_runs(from, from_stride, rows, columns, std::integral_constant<int64_t, 3>(), to, to_stride);
+    case 4:
+      return transpose_runs(from, from_stride, rows, columns, std::integral_constant<int64_t, 4>(), to, to_stride);
+    default: return transpose_runs(from, from_stride, rows, columns, run, to, to_stride);
+  }
+}
+
 }  // namespace jaxgpuops

@@ -304,7 +304,7 @@ class Reduction {
 
   struct Scratch {
     explicit Scratch(const Reduction& job)
-        : where(job.buffers_.where, job.problem_.where),
+        : where(job.buffers_.where, job.problem_.where, job.strips_),
           where_block(where ? new uint8_t[job.strips_.elements] : nullptr),
           values(new Value[job.strips_.elements]),
           columns(job.strips_.turned ? new Bits[2 * job.strips_.elements] : nullptr) {}
@@ -365,15 +365,19 @@ class Reduction {
   Elements<Monoid> elements(const Unit& unit, int64_t first, int64_t steps, int64_t outer, int64_t outers,
                             Scratch& scratch) const {
     const Rows& rows = strips_.rows;
+    if (strips_.turned) {
+      Bits *x = scratch.columns.get(), *y = x + strips_.elements;
+      const int64_t run = strips_.memory.inner, outers = unit.width / run, at = unit.inner * steps;
+      const auto turn = [&](const void* from, Bits* to) {
+        transpose(static_cast<const Bits*>(from) + at, steps * run, outers, steps, run, to, unit.width);
+      };
+      turn(buffers_.x, x);
+      if (Monoid::kPairs) turn(buffers_.y, y);
+      return {x, y, 1, steps * unit.width, 0};
+    }
     const int64_t at = strips_.at(outer, first, unit.inner);
     const bool dense = unit.width == rows.inner;
     Elements<Monoid> from;
-    if (strips_.turned) {
-      Bits *x = scratch.columns.get(), *y = x + strips_.elements;
-      transpose(static_cast<const Bits*>(buffers_.x) + at, steps, unit.width, steps, x, unit.width);
-      if (Monoid::kPairs) transpose(static_cast<const Bits*>(buffers_.y) + at, steps, unit.width, steps, y, unit.width);
-      return {x, y, 1, steps * unit.width, 0};
-    }
     from.x = static_cast<const Bits*>(buffers_.x) + at;
     from.y = Monoid::kPairs ? static_cast<const Bits*>(buffers_.y) + at : nullptr;
     from.segments = dense ? outers : steps;
@@ -418,9 +422,7 @@ void run(const Problem& problem, const Buffers& buffers, const Workers& workers)
     using Monoid = std::decay_t<decltype(monoid)>;
     // Values that are not there as they are go through the cache.
     const Strips strips(problem.rows, {12, Monoid::kDirect ? 1 << 14 : 1 << 12, 1 << 17, kWidest, kWidest});
-    Problem seen = problem;
-    seen.where = strips.operand(problem.where);
-    run_strips(Reduction<Monoid>(seen, buffers, strips, monoid), strips, workers);
+    run_strips(Reduction<Monoid>(problem, buffers, strips, monoid), strips, workers);
   };
   if (problem.op == Op::kSum && problem.dtype == DType::kBFloat16 && problem.rows.inner == 1 &&
       problem.rows.length % 2 == 0 && !buffers.where) {

@@ -54,7 +54,8 @@ class Forward {
           m(sums + job.strips_.blocks * unit.columns()),
           a(m + unit.columns()),
           b(a + unit.columns()) {
-      if (job.buffers_.scale || job.problem_.factor != 1) multiplier = multipliers<C>(job.problem_, job.buffers_, unit);
+      if (job.buffers_.scale || job.problem_.factor != 1)
+        multiplier = multipliers<C>(job.problem_, job.buffers_, job.strips_, unit);
       if (job.entropy_) job.read_labels(unit, labels.emplace(job, unit));
     }
 
@@ -71,8 +72,8 @@ class Forward {
     explicit Scratch(const Forward& job)
         : z(new C[(job.strips_.resident ? job.strips_.blocks : 1) * job.strips_.elements]),
           terms(new C[job.strips_.elements]),
-          bias(job.buffers_.bias, job.problem_.bias),
-          where(job.buffers_.where, job.problem_.where),
+          bias(job.buffers_.bias, job.problem_.bias, job.strips_),
+          where(job.buffers_.where, job.problem_.where, job.strips_),
           bias_block(bias ? new Bits[job.strips_.elements] : nullptr),
           where_block(where ? new uint8_t[job.strips_.elements] : nullptr) {}
 
@@ -184,14 +185,14 @@ class Forward {
       if (scratch.count[r] < place.steps * unit.width) fill_from(out, place, r, scratch.count[r] / unit.width, masked);
     if (entropy_) return set_labels(stats, place, out);
     // Masked entries of rows that became NaN.
-    for (int64_t c = 0; stats.special && buffers_.where && c < columns; ++c) {
-      const int64_t r = c / unit.width, i = c % unit.width, position = place.first;
-      if (!is_special(stats.m[c], stats.sums[c])) continue;
-      const uint8_t* where = buffers_.where + problem_.where(unit.outer + r, position, unit.inner + i);
-      Bits* to = out + strips_.at(unit.outer + r, position, unit.inner + i);
+    if (!stats.special || !buffers_.where) return;
+    for_columns(strips_, unit, [&](int64_t c, int64_t o, int64_t i) {
+      if (!is_special(stats.m[c], stats.sums[c])) return;
+      const uint8_t* where = buffers_.where + problem_.where(o, place.first, i);
+      Bits* to = out + strips_.at(o, place.first, i);
       for (int64_t p = 0; p < place.steps; ++p)
-        if (!where[p * problem_.where.axis_stride]) to[p * strips_.step()] = masked;
-    }
+        if (!where[p * problem_.where.axis_stride]) to[p * strips_.memory.inner] = masked;
+    });
   }
 
  private:
@@ -217,17 +218,10 @@ class Forward {
     return static_cast<T*>(results) + unit.first_row(strips_.rows);
   }
 
-  // Calls body(column of the unit, outer index, inner index).
-  template <class Body>
-  static void for_columns(const Unit& unit, const Body& body) {
-    for (int64_t r = 0; r < unit.outers; ++r)
-      for (int64_t i = 0; i < unit.width; ++i) body(r * unit.width + i, unit.outer + r, unit.inner + i);
-  }
-
   void read_labels(const Unit& unit, Labels& labels) const {
     const int64_t length = strips_.rows.length;
     const int32_t* label = buffers_.labels + unit.first_row(strips_.rows);
-    for_columns(unit, [&](int64_t c, int64_t o, int64_t i) {
+    for_columns(strips_, unit, [&](int64_t c, int64_t o, int64_t i) {
       if (labels.row_where) labels.row_where[c] = buffers_.row_where[problem_.row_where(o, 0, i)];
       const int64_t position = label[c];
       const bool valid = labels.counts(c) && position >= 0 && position < length;
@@ -239,9 +233,10 @@ class Forward {
   // Cross-entropy sums without the label: its gradient is that sum, where 1 - p would have lost it.
   void leave_labels_out(const Stats& stats, const Place& place, const int64_t* count, C* z) const {
     const Unit& unit = stats.unit;
-    for_columns(unit, [&](int64_t c, int64_t o, int64_t i) {
-      const int64_t at = (stats.labels->position[c] - place.first) * unit.width, r = o - unit.outer;
-      if (at >= 0 && at < count[r]) z[r * place.stride + at + i - unit.inner] = -kInfinity<C>;
+    for_columns(strips_, unit, [&](int64_t c, int64_t o, int64_t i) {
+      const int64_t at = (stats.labels->position[c] - place.first) * unit.width;
+      const int64_t r = place.turned ? 0 : o - unit.outer, column = place.turned ? c : i - unit.inner;
+      if (at >= 0 && at < count[r]) z[r * place.stride + at + column] = -kInfinity<C>;
     });
   }
 
@@ -351,7 +346,8 @@ class Forward {
     losses(rows, columns, loss, lse);
     if (problem_.op == Op::kCrossEntropyGrad) {
       const C* given = static_cast<const C*>(buffers_.cotangent);
-      for_columns(unit, [&](int64_t c, int64_t o, int64_t i) { cotangent[c] = given[problem_.cotangent(o, 0, i)]; });
+      for_columns(strips_, unit,
+                  [&](int64_t c, int64_t o, int64_t i) { cotangent[c] = given[problem_.cotangent(o, 0, i)]; });
       gradients(rows, lse, cotangent, columns, stats.a, stats.b, labels.gradient);
     }
     for (int64_t c = 0; c < columns && labels.row_where; ++c)
@@ -361,8 +357,8 @@ class Forward {
   // Gradients that are not like their rows': of labels, and of rows that do not count.
   void set_labels(const Stats& stats, const Place& place, Bits* out) const {
     const Labels& labels = *stats.labels;
-    const int64_t step = strips_.step();
-    for_columns(stats.unit, [&](int64_t c, int64_t o, int64_t i) {
+    const int64_t step = strips_.memory.inner;
+    for_columns(strips_, stats.unit, [&](int64_t c, int64_t o, int64_t i) {
       Bits* to = out + strips_.at(o, place.first, i);
       const int64_t p = labels.position[c] - place.first;
       if (p >= 0 && p < place.steps) to[p * step] = Format::encode(labels.gradient[c]);
@@ -383,11 +379,10 @@ void run_forward(const Problem& problem, const Buffers& buffers, const Workers& 
   if (problem.rows.count() == 0) return;
   StripShape shape = kShape;
   if (problem.op == Op::kCrossEntropy || problem.op == Op::kCrossEntropyGrad) shape.turned = kTurnedEntropy;
-  if (problem.queries != 0) shape.turned = 0;  // a row's length is its own
+  if (problem.queries != 0) shape.turned = 0;  // rows have lengths of their own
   const Strips strips(problem.rows, shape);
-  const Problem seen = as_seen(problem, strips);
   with_format(problem.dtype,
-              [&](auto format) { run_strips(Forward<decltype(format)>(seen, buffers, strips), strips, workers); });
+              [&](auto format) { run_strips(Forward<decltype(format)>(problem, buffers, strips), strips, workers); });
 }
 
 }  // namespace jaxgpuops::softmax::cpu

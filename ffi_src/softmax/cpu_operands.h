@@ -14,13 +14,6 @@ namespace jaxgpuops::softmax::cpu {
 template <class Format>
 using Computed = std::conditional_t<std::is_same_v<Format, Whole<double>>, double, float>;
 
-// The problem with operands as strips see them.
-inline Problem as_seen(Problem problem, const Strips& strips) {
-  for (Broadcast* operand : {&problem.scale, &problem.bias, &problem.where, &problem.row_where, &problem.cotangent})
-    *operand = strips.operand(*operand);
-  return problem;
-}
-
 // Positions of the block that a causal mask leaves to rows of the outer index.
 inline int64_t visible_steps(const Problem& problem, int64_t outer, int64_t first, int64_t steps) {
   if (problem.queries == 0) return steps;
@@ -29,12 +22,11 @@ inline int64_t visible_steps(const Problem& problem, int64_t outer, int64_t firs
 
 // factor * scale of a unit's rows.
 template <class C>
-std::vector<C> multipliers(const Problem& problem, const Buffers& buffers, const Unit& unit) {
+std::vector<C> multipliers(const Problem& problem, const Buffers& buffers, const Strips& strips, const Unit& unit) {
   std::vector<C> result(unit.columns(), static_cast<C>(problem.factor));
-  if (!buffers.scale) return result;
-  const StripOperand<C> scale(buffers.scale, problem.scale);
-  for (int64_t r = 0; r < unit.outers; ++r)
-    for (int64_t i = 0; i < unit.width; ++i) result[r * unit.width + i] *= scale.at(unit.outer + r, unit.inner + i);
+  const C* scale = static_cast<const C*>(buffers.scale);
+  if (scale)
+    for_columns(strips, unit, [&](int64_t c, int64_t o, int64_t i) { result[c] *= scale[problem.scale(o, 0, i)]; });
   return result;
 }
 
@@ -54,21 +46,23 @@ struct Place {
       : unit(unit),
         rows(strips.rows),
         turned(strips.turned),
-        lanes(strips.turned ? unit.width : Strips::lanes(unit.width)) {
+        run(strips.memory.inner),
+        lanes(turned ? unit.width : Strips::lanes(unit.width)) {
     first = block * strips.steps;
     steps = std::min(strips.steps, rows.length - first);
     stride = round_up(steps * unit.width, 16);
-    offsets = strips.at(unit.outer, first, unit.inner);
+    origin = turned ? unit.inner * rows.length : strips.at(unit.outer, first, unit.inner);
   }
 
   bool dense() const { return !turned && unit.width == rows.inner; }
   bool single() const { return !turned && unit.width == 1; }
-  int64_t offset(int64_t r) const { return offsets + r * rows.length * rows.inner; }
+  int64_t offset(int64_t r) const { return origin + r * rows.length * rows.inner; }
 
   const Unit& unit;
   const Rows& rows;
   bool turned;
-  int64_t lanes, first, steps, stride, offsets;
+  int64_t run;  // neighbours in memory, if turned
+  int64_t lanes, first, steps, stride, origin;
 };
 
 // Brings the positions of the block that `visible` says, of outer index r, to scratch memory.
@@ -87,9 +81,10 @@ void load_blocks(const void* data, const Place& place, C* to) {
     using Bits = typename Format::Bits;
     const auto* from = static_cast<const Bits*>(data) + place.offset(0);
     const int64_t width = place.unit.width;
-    if constexpr (std::is_same_v<Bits, C>) return transpose(from, place.steps, width, place.steps, to, width);
+    const int64_t stride = place.steps * place.run, outers = width / place.run;
+    if constexpr (std::is_same_v<Bits, C>) return transpose(from, stride, outers, place.steps, place.run, to, width);
     Bits columns[kTurnedElements];
-    transpose(from, place.steps, width, place.steps, columns, width);
+    transpose(from, stride, outers, place.steps, place.run, columns, width);
     return decode_rows<Format>(columns, 0, 1, place.steps * width, to, 0);
   }
   if (!place.dense()) return load_block<Format>(data, place, 0, place.steps, to);
@@ -113,7 +108,7 @@ void store_block(const C* z, const C* y, const Place& place, const int64_t* coun
       if (place.turned) {
         typename Format::Bits columns[kTurnedElements];
         store_columns<Format, Result>(x, x2, 1, count[r], place.lanes, columns, 0, of_lane...);
-        transpose(columns, width, place.steps, width, to, place.steps);
+        transpose(columns, width, place.steps, width / place.run, place.run, to, place.steps * place.run);
       } else if (place.dense()) {
         store_columns<Format, Result>(x, x2, 1, count[r], place.lanes, to + r * outer_stride, 0, of_lane...);
       } else {

@@ -21,7 +21,7 @@ class Tangent {
   struct Stats {
     Stats(const Tangent& job, const Unit& unit)
         : unit(unit),
-          multiplier(multipliers<C>(job.problem_, job.buffers_, unit)),
+          multiplier(multipliers<C>(job.problem_, job.buffers_, job.strips_, unit)),
           sums(kSums * job.strips_.blocks * unit.columns()) {}
 
     // Sum k of the block's columns; in the end, of block 0, numbers of the results.
@@ -36,7 +36,7 @@ class Tangent {
         : kept(job.strips_.elements * (job.strips_.resident ? job.strips_.blocks : 1)),
           t(new C[2 * kept + job.strips_.elements]),
           terms(t.get() + 2 * kept),
-          where(job.buffers_.where, job.problem_.where),
+          where(job.buffers_.where, job.problem_.where, job.strips_),
           where_block(where ? new uint8_t[job.strips_.elements] : nullptr) {}
 
     int64_t kept;  // elements of t and of p after it
@@ -103,8 +103,10 @@ class Tangent {
       const uint8_t* where = where_of(place, r, scratch);
       Bits* to = out + place.offset(r);
       if (place.turned) {
-        for (int64_t i = 0; i < scratch.count[r]; ++i)
-          if (!where[i]) to[i % unit.width * place.steps + i / unit.width] = Bits{};
+        for_columns(strips_, unit, [&](int64_t c, int64_t o, int64_t i) {
+          for (int64_t p = 0; p < place.steps; ++p)
+            if (!where[p * unit.width + c]) out[strips_.at(o, p, i)] = Bits{};
+        });
       } else if (place.dense()) {
         clear_masked(to, scratch.count[r], where);
       } else {
@@ -185,11 +187,10 @@ class Tangent {
 void run_tangent(const Problem& problem, const Buffers& buffers, const Workers& workers) {
   if (problem.rows.elements() == 0) return;
   StripShape shape = kShape;
-  if (problem.queries != 0) shape.turned = 0;  // a row's length is its own
+  if (problem.queries != 0) shape.turned = 0;  // rows have lengths of their own
   const Strips strips(problem.rows, shape);
-  const Problem seen = as_seen(problem, strips);
   with_format(problem.dtype,
-              [&](auto format) { run_strips(Tangent<decltype(format)>(seen, buffers, strips), strips, workers); });
+              [&](auto format) { run_strips(Tangent<decltype(format)>(problem, buffers, strips), strips, workers); });
 }
 
 }  // namespace jaxgpuops::softmax::cpu
