@@ -519,7 +519,9 @@ def check_cross_entropy(logits, labels, axis=-1, where=None, module=jaxgpuops, *
         assert actual.dtype == (np.float64 if logits.dtype == np.float64 else np.float32)
         assert_close(actual, loss, off * (1 + abs(np.nan_to_num(loss))))
         expected = slope * np.expand_dims(ct.astype(np.longdouble), axis)
-        bound = off * abs(np.nan_to_num(expected)) + off * 1e-2 + 2 * scan_reference.rounding(logits.dtype, expected)
+        size = 1 + np.expand_dims(abs(ct), axis)
+        bound = off * abs(np.nan_to_num(expected)) + off * 1e-2 * size
+        bound = bound + 2 * scan_reference.rounding(logits.dtype, expected)
         assert_close(pull(ct.astype(actual.dtype))[0], expected, bound)
         rows = max(1, loss.size if where is None else np.broadcast_to(where, loss.shape).sum())
         for reduction, weight in (("sum", 1), ("mean", 1 / np.longdouble(rows))):
