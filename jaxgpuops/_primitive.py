@@ -115,6 +115,8 @@ class Kernel:
       aliases: ``{operand: result}``, by index, of those that may share memory: XLA copies an operand that lives on.
       broadcasts: ``broadcasts(count, **params)`` gives which of ``count`` operands may have size 1 where the first
         operand has more: under vmap, they are not copied for each element of a batch that they do not depend on.
+      shortest: length of the shortest rows that the CPU handler is for: XLA makes one loop of shorter ones and what is
+        around them, which is faster.
       plan: ``plan(rows, avals, compute_capability, **params)`` gives the algorithm that the CUDA handler takes for
         operands of types ``avals``, with rows = (outer, length, inner), and ``workspace_bytes``, the scratch memory it
         needs per outer index. The handler gets it as one more uint8 result. None: the handler takes no such result.
@@ -131,6 +133,7 @@ class Kernel:
         dimensions: tuple[str, ...] = (),
         aliases: dict[int, int] | None = None,
         broadcasts: Callable[..., Sequence[int]] = lambda count, **params: (),
+        shortest: int = 0,
         plan: Callable[..., dict[str, Any]] | None = None,
     ):
         self.name = name
@@ -142,6 +145,7 @@ class Kernel:
         self.dimensions = dimensions
         self.aliases = aliases or {}
         self.broadcasts = broadcasts
+        self.shortest = shortest
         self.plan = plan
         self.primitive = p = Primitive(self.target)
         p.multiple_results = True
@@ -228,6 +232,7 @@ class Kernel:
     def choose(self, platform: str, avals, *, axis: int, **params) -> Lowering:
         """Kernel or plain JAX, for a call on a platform; no GPU is needed to ask."""
         x = avals[0]
+        length = x.shape[axis]
         planned = platform == "cuda" and self.plan is not None
         if self.accepts is None:
             why = "it has no kernel of its own"
@@ -237,6 +242,8 @@ class Kernel:
             pass
         elif not self.accepts(x.dtype):
             why = f"no kernel takes {x.dtype}"
+        elif platform == "cpu" and not jax.export.is_symbolic_dim(length) and 0 < length < self.shortest:
+            why = f"it is faster at rows of {length}"
         elif planned and any(map(jax.export.is_symbolic_dim, [*x.shape[axis:], *params.values()])):
             why = "the plan must know the axis and what follows it"
         plan = {}

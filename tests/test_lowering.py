@@ -278,6 +278,34 @@ def test_symbolic_shapes_on_cuda(cuda):
     assert call.kernel is None and "axis" in call.why
 
 
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_shortest_rows_on_the_cpu(monkeypatch, length):
+    """They are plain JAX, unless nobody knows that they are so short; where they are not, results are the same."""
+    a, b, h0, g = np.random.default_rng(length).integers(-4, 5, (4, 7, length, 5)).astype(np.float32)  # nothing rounds
+    h0 = h0[:, 0]
+
+    def fn(a, b, h0, g):
+        out = [jaxgpuops.sum(a, axis=1), jaxgpuops.max(a, axis=1), jaxgpuops.dot(a, b, axis=1)]
+        for of, *args in (jaxgpuops.linear_scan, a, b, h0), (jaxgpuops.cumprod, a), (jaxgpuops.cummax, a):
+            y, pull = jax.vjp(functools.partial(of, axis=1), *args)
+            out += [y, *pull(g)]
+        return out
+
+    def kernels():
+        return {call.op for call in jaxgpuops.explain(fn, a, b, h0, g, platform="cpu") if call.kernel}
+
+    whole = {"linear_scan", "linear_scan_vjp", "cumprod_jvp", "cummax_jvp"}, {"sum", "max", "dot"}
+    assert kernels() == {"cumprod", "cummax"} | (whole[0] if length > 2 else set()) | (
+        whole[1] if length > 1 else set()
+    )
+    plain = jax.jit(fn)(a, b, h0, g)
+    for name in set().union(*whole):
+        monkeypatch.setattr(_primitive.KERNELS[name], "shortest", 0)
+    assert kernels() == {"cumprod", "cummax"}.union(*whole)
+    for y, expected in zip(jax.jit(fn)(a, b, h0, g), plain, strict=True):
+        np.testing.assert_array_equal(y, expected)
+
+
 def test_missing_cuda_module_warns_once(monkeypatch):
     monkeypatch.setitem(_native.modules, "cuda", None)
     monkeypatch.setitem(_native._absent, "cuda", "jaxgpuops._cuda was not built: a test says so")

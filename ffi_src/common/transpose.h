@@ -127,27 +127,48 @@ JAXGPUOPS_SIMD void transpose(const T* from, int64_t from_stride, int64_t rows, 
   }
 }
 
-// The same of runs of some elements.
-template <class T, class Run>
-JAXGPUOPS_INLINE void transpose_runs(const T* from, int64_t from_stride, int64_t rows, int64_t columns, Run run, T* to,
-                                     int64_t to_stride) {
-  for (int64_t r = 0; r < rows; ++r)
-    for (int64_t c = 0; c < columns; ++c)
-      for (int64_t i = 0; i < run; ++i) to[c * to_stride + r * run + i] = from[r * from_stride + c * run + i];
+// The same of runs of some elements, where both strides are multiples of a run.
+template <int64_t kBytes>
+struct Bytes {
+  unsigned char bytes[kBytes];
+};
+
+// In pieces, the last two of which may overlap.
+template <int64_t kPiece>
+JAXGPUOPS_INLINE void copy_run(const unsigned char* from, int64_t bytes, unsigned char* to) {
+  for (int64_t at = 0; at < bytes - kPiece; at += kPiece) std::memcpy(to + at, from + at, kPiece);
+  std::memcpy(to + bytes - kPiece, from + bytes - kPiece, kPiece);
 }
+
+template <int64_t kPiece, class T>
+void transpose_runs(const T* from, int64_t from_stride, int64_t rows, int64_t columns, int64_t run, T* to,
+                    int64_t to_stride) {
+  const int64_t bytes = run * sizeof(T);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < columns; ++c)
+      copy_run<kPiece>(reinterpret_cast<const unsigned char*>(from + r * from_stride + c * run), bytes,
+                       reinterpret_cast<unsigned char*>(to + c * to_stride + r * run));
+  }
+}
+
 template <class T>
 void transpose(const T* from, int64_t from_stride, int64_t rows, int64_t columns, int64_t run, T* to,
                int64_t to_stride) {
-  switch (run) {
-    case 1: return transpose(from, from_stride, rows, columns, to, to_stride);
-    case 2:
-      return transpose_runs(from, from_stride, rows, columns, std::integral_constant<int64_t, 2>(), to, to_stride);
-    case 3:
-      return transpose_runs(from, from_stride, rows, columns, std::integral_constant<int64_t, 3>(), to, to_stride);
-    case 4:
-      return transpose_runs(from, from_stride, rows, columns, std::integral_constant<int64_t, 4>(), to, to_stride);
-    default: return transpose_runs(from, from_stride, rows, columns, run, to, to_stride);
-  }
+  // A short run is an element.
+  const auto as = [&](auto element) {
+    using E = decltype(element);
+    transpose(reinterpret_cast<const E*>(from), from_stride / run, rows, columns, reinterpret_cast<E*>(to),
+              to_stride / run);
+  };
+  const int64_t bytes = run * sizeof(T);
+  if (run == 1) return transpose(from, from_stride, rows, columns, to, to_stride);
+  if (bytes == 2) return as(Bytes<2>());
+  if (bytes == 4) return as(Bytes<4>());
+  if (bytes == 8) return as(Bytes<8>());
+  if (bytes >= 16) return transpose_runs<16>(from, from_stride, rows, columns, run, to, to_stride);
+  if (bytes >= 8) return transpose_runs<8>(from, from_stride, rows, columns, run, to, to_stride);
+  if (bytes >= 4) return transpose_runs<4>(from, from_stride, rows, columns, run, to, to_stride);
+  transpose_runs<1>(from, from_stride, rows, columns, run, to, to_stride);
 }
 
 }  // namespace jaxgpuops

@@ -217,13 +217,12 @@ void run_short(const Problem& problem, const Buffers& buffers, const Workers& wo
   parallel_for(workers, ceil_div(elements, task_elements), [&](int64_t task) {
     C in[kTileElements + kSide<C>] = {}, folds[kTileElements + kSide<C>];
     Operands operands(problem, buffers, false);
-    operands.x.contiguous = operands.out.contiguous = true;
-    Tile tile = first_step(Lanes{});
+    Lanes lanes;  // the elements
     const int64_t last = std::min(elements, (task + 1) * task_elements);
     for (int64_t at = task * task_elements; at < last; at += chunk) {
-      const int64_t n = tile.lanes = std::min(chunk, last - at);
+      const int64_t n = lanes.count = lanes.run = std::min(chunk, last - at);
+      lanes.inner = at;
       const int64_t rows = ceil_div(n / length, kSide<C>) * kSide<C>;
-      operands.x.first[0] = operands.out.first[0] = at;
       const C* x = static_cast<const C*>(buffers.x) + at;
       C* out = static_cast<C*>(buffers.out) + at;
       if (!form.moves()) {
@@ -241,6 +240,9 @@ void run_short(const Problem& problem, const Buffers& buffers, const Workers& wo
       } else if (!converts && at + n + kSide<C> <= last && rows * length == n) {
         scan_rows<M>(x, problem, rows, identity.v, form.flip(), out);
       } else {
+        const Tile tile = first_step(lanes);
+        operands.x.bind(lanes, Rows{1, 1, elements}, false);
+        operands.out.bind(lanes, Rows{1, 1, elements}, false);
         load(operands.x, tile, 0, 1, 0, in);
         scan_rows<M>(in, problem, rows, identity.v, form.flip(), folds);
         store(operands.out, tile, folds);

@@ -25,18 +25,19 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 struct Cut {
   explicit Cut(const Rows& rows) : rows(rows) {
     const int64_t fitting = kTileElements / std::max<int64_t>(rows.length, 1);  // lanes of a tile that has all steps
-    if (rows.inner >= kColumns) {
-      width = std::min(rows.inner, std::clamp(fitting, kColumnLanes, kMaxLanes));
-      strips_per_outer = ceil_div(rows.inner, width);
-      strips = rows.outer * strips_per_outer;
-    } else if (rows.length <= kShort) {
-      width = std::clamp(fitting, kParts / 2, kMaxLanes);
-      strips = ceil_div(rows.count(), width);
+    run = rows.inner;
+    if (rows.inner >= kColumns || rows.length <= kShort) {
+      const int64_t least = rows.inner >= kColumns ? kColumnLanes : ceil_div(kParts / 2, rows.inner) * rows.inner;
+      const int64_t most = std::clamp(fitting, least, kMaxLanes);
+      run = std::min(run, most);
+      if (rows.length <= kShort) outers = most / run;
     } else {
       parts = kParts / rows.inner;
-      width = rows.inner;
-      strips = rows.outer;
     }
+    runs_per_outer = ceil_div(rows.inner, run);
+    if (runs_per_outer > 1) outers = 1;
+    strips = ceil_div(rows.outer, outers) * runs_per_outer;
+    width = outers * run;
     tile_steps = kTileElements / (width * parts);
     block = parts > 1 ? kBlockTiles * tile_steps * parts : kBlockSteps;
     blocks = ceil_div(rows.length, block);
@@ -44,29 +45,18 @@ struct Cut {
 
   // The rows of the strip; with parts, as many times.
   void find(int64_t strip, Lanes& lanes) const {
-    lanes.along = rows.inner >= kColumns          ? Along::kInner
-                  : rows.inner == 1 && parts == 1 ? Along::kOuter
-                                                  : Along::kAnywhere;
-    if (lanes.along == Along::kInner) {
-      lanes.outer[0] = strip / strips_per_outer, lanes.inner[0] = strip % strips_per_outer * width;
-      lanes.count = std::min(width, rows.inner - lanes.inner[0]);
-    } else if (parts == 1) {
-      lanes.count = std::min(width, rows.count() - strip * width);
-      int64_t outer = strip * width / rows.inner, inner = strip * width % rows.inner;
-      for (int64_t w = 0; w < (lanes.along == Along::kOuter ? 1 : lanes.count); ++w) {
-        lanes.outer[w] = outer, lanes.inner[w] = inner;
-        if (++inner == rows.inner) ++outer, inner = 0;
-      }
-    } else {
-      lanes.count = parts * width;
-      for (int64_t w = 0; w < lanes.count; ++w) lanes.outer[w] = strip, lanes.inner[w] = w % width;
-    }
+    lanes.outer = strip / runs_per_outer * outers;
+    lanes.inner = strip % runs_per_outer * run;
+    lanes.run = std::min(run, rows.inner - lanes.inner);
+    lanes.parts = parts > 1;
+    lanes.count = lanes.run * (parts > 1 ? parts : std::min(outers, rows.outer - lanes.outer));
   }
 
   const Rows rows;
-  int64_t width;      // rows of a strip
-  int64_t parts = 1;  // lanes that share a row
-  int64_t strips_per_outer = 1, strips, tile_steps, block, blocks;
+  int64_t run, outers = 1;  // inner and outer indices of a strip
+  int64_t width;            // rows of a strip
+  int64_t parts = 1;        // lanes that share a row
+  int64_t runs_per_outer, strips, tile_steps, block, blocks;
 };
 
 // Folds each lane from its step `begin`, which is combined with the step before it.
@@ -106,20 +96,18 @@ class Worker {
 
   Worker(const Cut& cut, const Kind& kind) : cut_(cut), kind_(kind), memory_(new C[Kind::kPlanes * kPlane]) {
     tile_.length = cut.rows.length;
-    tile_.uniform = cut.parts == 1;
   }
 
   void turn_to(int64_t strip) {
     cut_.find(strip, lanes_);
     tile_.lanes = lanes_.count;
+    tile_.run = lanes_.run;
     kind_.bind(lanes_);
-    rows_ = lanes_.count / cut_.parts;
-    for (int64_t w = 0; w < rows_; ++w) initial_[w] = kind_.initial(w);
   }
-  int64_t rows() const { return rows_; }
+  int64_t rows() const { return lanes_.count / cut_.parts; }
 
   // Scans a block. `carry` has the fold of all blocks before it, for each row; the first block has none. `total`
-  // becomes the fold of the block.
+  // becomes the fold of the block, unless it is the last one.
   void scan(int64_t block, const Value* carry, Value* total) { run<true>(block, carry, total); }
   void fold(int64_t block, Value* total) { run<false>(block, nullptr, total); }
 
@@ -128,28 +116,30 @@ class Worker {
   void run(int64_t block, const Value* carry, Value* total) {
     const int64_t first = block * cut_.block, last = std::min(cut_.rows.length, first + cut_.block);
     const int64_t tile_length = cut_.tile_steps * cut_.parts;
-    bool empty = block > 0;  // no fold yet
-    if (!empty) std::copy_n(initial_, rows_, total);
-    for (int64_t at = first; at < last; at += tile_length, empty = false) {
+    for (int64_t at = first; at < last; at += tile_length) {
       tile_.steps = ceil_div(std::min(tile_length, last - at), cut_.parts);
-      tile_.first[0] = at;
-      for (int64_t w = 1; !tile_.uniform && w < tile_.lanes; ++w) tile_.first[w] = at + w / cut_.width * tile_.steps;
+      tile_.first = at;
+      if (cut_.parts > 1) tile_.spread = tile_.steps;
       C* e = memory_.get() + kMaxLanes;
       kind_.build(tile_, e);
+      const bool empty = block > 0 && at == first;  // no fold yet
       if (cut_.parts > 1) {
         scan_parts<kScan>(e, carry, total, empty);
       } else {
-        scan_rows<kScan>(e, carry, total, empty);
+        scan_rows<kScan>(e, carry, total, empty, at + tile_length < cut_.rows.length);
       }
       if (kScan) kind_.finish(tile_, e);
     }
   }
 
   template <bool kScan>
-  void scan_rows(C* e, const Value* carry, Value* total, bool empty) {
+  void scan_rows(C* e, const Value* carry, Value* total, bool empty, bool goes_on) {
     const int64_t lanes = tile_.lanes, steps = tile_.steps;
-    if (!empty)
+    if (tile_.first == 0) {
+      for (int64_t w = 0; w < lanes; ++w) M::store(e, w - lanes, kind_.initial(w));
+    } else if (!empty) {
       for (int64_t w = 0; w < lanes; ++w) M::store(e, w - lanes, total[w]);
+    }
     fold_steps<M>(e, lanes, empty ? 1 : 0, steps);
     if (kScan && carry) {
       Value before[kMaxLanes];
@@ -160,7 +150,7 @@ class Worker {
       }
       prepend<M>(e, lanes, steps, steps);
       for (int64_t w = 0; w < lanes; ++w) M::store(e, w - lanes, before[w]);
-    } else {
+    } else if (goes_on) {
       for (int64_t w = 0; w < lanes; ++w) total[w] = M::load(e, (steps - 1) * lanes + w);
     }
   }
@@ -170,7 +160,7 @@ class Worker {
     const int64_t lanes = tile_.lanes, steps = tile_.steps;
     fold_steps<M>(e, lanes, 1, steps);
     for (int64_t row = 0; row < cut_.width; ++row) {
-      Value sum = total[row];
+      Value sum = tile_.first == 0 ? kind_.initial(row) : total[row];
       bool none = empty;
       for (int64_t w = row; w < lanes; w += cut_.width) {
         const Value part = M::load(e, (steps - 1) * lanes + w);
@@ -188,8 +178,6 @@ class Worker {
   std::unique_ptr<C[]> memory_;
   Lanes lanes_;
   Tile tile_;
-  int64_t rows_;
-  Value initial_[kMaxLanes];
 };
 
 template <class Kind>

@@ -21,132 +21,143 @@ struct Steps {
   int64_t first, last;
 };
 
-// Moves elements between a plane and lanes that are not beside each other. Calls, of steps that exist,
-//   square(w, s)  for lanes [w, w + side) and steps [s, s + side); squares may overlap
-//   single(w, s)  for one
-template <class T, class Square, class Single>
-JAXGPUOPS_INLINE void for_lanes(const Operand& operand, const Tile& tile, int64_t begin, int64_t end, int64_t shift,
-                                const Square& square, const Single& single) {
-  const bool rows = kSide<T> > 1 && (operand.step == 1 || operand.step == -1) && tile.lanes >= kSide<T>;
-  const int64_t side = rows ? kSide<T> : 1;
-  Steps common(tile, 0, begin, end, shift), steps = common;
-  for (int64_t group = 0; group < tile.lanes; group += side) {
-    const int64_t lane = std::min(group, tile.lanes - side);
-    for (int64_t w = lane; !tile.uniform && w < lane + side; ++w) {
-      steps = Steps(tile, w, begin, end, shift);
-      common.first = w == lane ? steps.first : std::max(common.first, steps.first);
-      common.last = w == lane ? steps.last : std::min(common.last, steps.last);
+// Runs of lanes, and steps of theirs, all of which exist.
+struct Block {
+  int64_t first_run, runs, first_step, steps;
+
+  // The steps that all lanes have; of parts, the lanes that have all steps.
+  Block(const Tile& tile, int64_t begin, int64_t end, int64_t shift) {
+    const int64_t all = tile.lanes / tile.run;
+    const Steps first(tile, 0, begin, end, shift);
+    if (tile.spread == 0) {
+      first_run = 0, runs = all, first_step = first.first, steps = first.last - first.first;
+      return;
     }
-    const bool squares = rows && common.last - common.first >= side;
-    for (int64_t s = common.first; squares && s < common.last; s += side) square(lane, std::min(s, common.last - side));
-    if (squares && tile.uniform) continue;
-    for (int64_t w = lane; w < lane + side; ++w) {
-      if (!tile.uniform) steps = Steps(tile, w, begin, end, shift);
-      for (int64_t s = steps.first; s < steps.last; ++s) {
-        if (squares && s == common.first) s = common.last;
-        if (s < steps.last) single(w, s);
-      }
-    }
+    const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+    first_run = std::min(ceil_div(std::max<int64_t>(-(tile.first + shift + begin), 0), tile.spread), all);
+    const int64_t room = tile.length - (tile.first + shift + end);  // behind the first part
+    runs = std::max<int64_t>(std::min(room < 0 ? 0 : room / tile.spread + 1, all) - first_run, 0);
+    first_step = begin, steps = end - begin;
+  }
+
+  bool has(int64_t run) const { return run >= first_run && run < first_run + runs; }
+};
+
+// Calls single(w, s) for the elements that exist outside of the block.
+template <class Single>
+void for_others(const Tile& tile, const Block& block, int64_t begin, int64_t end, int64_t shift, const Single& single) {
+  if (tile.spread == 0) return;  // there are none
+  for (int64_t w = 0; w < tile.lanes; ++w) {
+    if (block.has(w / tile.run)) continue;
+    const Steps steps(tile, w, begin, end, shift);
+    for (int64_t s = steps.first; s < steps.last; ++s) single(w, s);
   }
 }
 
 // Clears the steps of a plane that do not exist.
 template <class T>
-void clear_missing(const Tile& tile, int64_t begin, int64_t end, int64_t shift, T* plane) {
+void clear_missing(const Tile& tile, const Block& block, int64_t begin, int64_t end, int64_t shift, T* plane) {
   const int64_t lanes = tile.lanes;
-  if (tile.uniform) {
-    const Steps steps(tile, 0, begin, end, shift);
-    std::fill(plane + begin * lanes, plane + steps.first * lanes, T{});
-    std::fill(plane + steps.last * lanes, plane + end * lanes, T{});
+  if (tile.spread == 0) {
+    std::fill(plane + begin * lanes, plane + block.first_step * lanes, T{});
+    std::fill(plane + (block.first_step + block.steps) * lanes, plane + end * lanes, T{});
     return;
   }
   for (int64_t w = 0; w < lanes; ++w) {
+    if (block.has(w / tile.run)) continue;
     const Steps steps(tile, w, begin, end, shift);
     for (int64_t s = begin; s < steps.first; ++s) plane[s * lanes + w] = T{};
     for (int64_t s = steps.last; s < end; ++s) plane[s * lanes + w] = T{};
   }
 }
 
-// Moves the steps of evenly spaced lanes at the same positions: `lane` is where the first has its first step.
+// How a block lies in memory.
 template <class T>
-JAXGPUOPS_SIMD void take_lanes(const T* lane, const Operand& from, int64_t lanes, int64_t steps, T* plane) {
-  if (from.step == 1) return transpose(lane, from.pitch, lanes, steps, plane, lanes);
-  const int64_t last = steps - 1;
-  if (from.step == -1) return transpose(lane - last, from.pitch, lanes, steps, plane + last * lanes, -lanes);
-  for (int64_t s = 0; s < steps; ++s)
-    for (int64_t w = 0; w < lanes; ++w) plane[s * lanes + w] = lane[s * from.step + w * from.pitch];
-}
+struct Place {
+  Place(const Operand& operand, const Tile& tile, const Block& block, int64_t shift)
+      : step(operand.step), pitch(tile.spread == 0 ? operand.pitch : tile.spread * operand.step) {
+    first = static_cast<T*>(operand.data) + operand.origin + (tile.first + shift + block.first_step) * step +
+            block.first_run * pitch;
+    const bool neighbours = tile.run == 1 || operand.neighbour == 1;
+    contiguous = neighbours && (block.runs == 1 || pitch == tile.run);
+    transposed = neighbours && (step == tile.run || step == -tile.run);
+  }
+  T* first;
+  const int64_t step, pitch;
+  bool contiguous;  // the lanes of a step are
+  bool transposed;  // the steps of a run are
+};
 
 template <class T>
-void put_lanes(const T* plane, const Operand& to, int64_t lanes, int64_t steps, T* lane) {
-  if (to.step == 1) return transpose(plane, lanes, steps, lanes, lane, to.pitch);
-  const int64_t last = steps - 1;
-  if (to.step == -1) return transpose(plane + last * lanes, -lanes, steps, lanes, lane - last, to.pitch);
-  for (int64_t s = 0; s < steps; ++s)
-    for (int64_t w = 0; w < lanes; ++w) lane[s * to.step + w * to.pitch] = plane[s * lanes + w];
+void take(const Operand& from, const Tile& tile, const Block& block, int64_t shift, T* plane) {
+  const Place<const T> at(from, tile, block, shift);
+  const int64_t lanes = tile.lanes, run = tile.run, last = block.steps - 1;
+  plane += block.first_step * lanes + block.first_run * run;
+  if (at.contiguous) {
+    for (int64_t s = 0; s < block.steps; ++s)
+      std::memcpy(plane + s * lanes, at.first + s * at.step, block.runs * run * sizeof(T));
+  } else if (at.transposed && at.step > 0) {
+    transpose(at.first, at.pitch, block.runs, block.steps, run, plane, lanes);
+  } else if (at.transposed) {
+    transpose(at.first + last * at.step, at.pitch, block.runs, block.steps, run, plane + last * lanes, -lanes);
+  } else {
+    // It broadcasts. Rows are a run, too.
+    const int64_t runs = run == 1 ? 1 : block.runs, width = block.runs * run / runs;
+    const int64_t apart = run == 1 ? at.pitch : from.neighbour;
+    for (int64_t s = 0; s < block.steps; ++s) {
+      for (int64_t r = 0; r < runs; ++r) {
+        const T* x = at.first + s * at.step + r * at.pitch;
+        T* to = plane + s * lanes + r * width;
+        if (apart == 0) {
+          std::fill_n(to, width, *x);
+        } else {
+          for (int64_t i = 0; i < width; ++i) to[i] = x[i * apart];
+        }
+      }
+    }
+  }
 }
 
 template <class T>
 void gather(const Operand& from, const Tile& tile, int64_t begin, int64_t end, int64_t shift, T* plane) {
+  const Block block(tile, begin, end, shift);
+  clear_missing(tile, block, begin, end, shift, plane);
   const T* data = static_cast<const T*>(from.data);
-  const int64_t lanes = tile.lanes, step = from.step;
-  clear_missing(tile, begin, end, shift, plane);
-  if (tile.uniform && from.contiguous) {
-    const Steps steps(tile, 0, begin, end, shift);
-    const T* x = data + from.first[0] + (tile.position(0) + shift) * step;
-    for (int64_t s = steps.first; s < steps.last; ++s) std::memcpy(plane + s * lanes, x + s * step, lanes * sizeof(T));
+  const int64_t lanes = tile.lanes;
+  if (!from.even) {
+    for (int64_t w = 0; w < lanes; ++w) {
+      const Steps steps(tile, w, begin, end, shift);
+      const T* x = data + from.origins[w] + (tile.position(w) + shift) * from.step;
+      for (int64_t s = steps.first; s < steps.last; ++s) plane[s * lanes + w] = x[s * from.step];
+    }
     return;
   }
-  if (tile.uniform && from.even) {
-    const Steps steps(tile, 0, begin, end, shift);
-    const T* x = data + from.first[0] + (tile.position(0) + shift + steps.first) * step;
-    return take_lanes(x, from, lanes, steps.last - steps.first, plane + steps.first * lanes);
-  }
-  const auto at = [&](int64_t w, int64_t s) { return data + from.first_of(w) + (tile.position(w) + shift + s) * step; };
-  constexpr int64_t kLast = kSide<T> - 1;
-  for_lanes<T>(
-      from, tile, begin, end, shift,
-      [&](int64_t w, int64_t s) {
-        T* to = plane + s * lanes + w;
-        if (step > 0) {
-          move_square<T>([&](int64_t i) { return at(w + i, s); }, [&](int64_t j) { return to + j * lanes; });
-        } else {
-          move_square<T>([&](int64_t i) { return at(w + i, s + kLast); },
-                         [&](int64_t j) { return to + (kLast - j) * lanes; });
-        }
-      },
-      [&](int64_t w, int64_t s) { plane[s * lanes + w] = *at(w, s); });
+  if (block.runs > 0 && block.steps > 0) take(from, tile, block, shift, plane);
+  for_others(tile, block, begin, end, shift, [&](int64_t w, int64_t s) {
+    const int64_t position = tile.position(w) + shift + s;
+    plane[s * lanes + w] = data[from.origin + w % tile.run * from.neighbour + position * from.step];
+  });
 }
 
+// Results have the shape of the problem.
 template <class T>
 void scatter(const Operand& to, const Tile& tile, const T* plane) {
+  const Block block(tile, 0, tile.steps, 0);
+  const Place<T> at(to, tile, block, 0);
+  const int64_t lanes = tile.lanes, run = tile.run, last = block.steps - 1;
+  const T* from = plane + block.first_step * lanes + block.first_run * run;
+  if (at.contiguous) {
+    for (int64_t s = 0; s < block.steps; ++s)
+      std::memcpy(at.first + s * at.step, from + s * lanes, block.runs * run * sizeof(T));
+  } else if (block.runs > 0 && at.step > 0) {
+    transpose(from, lanes, block.steps, block.runs, run, at.first, at.pitch);
+  } else if (block.runs > 0) {
+    transpose(from + last * lanes, -lanes, block.steps, block.runs, run, at.first + last * at.step, at.pitch);
+  }
   T* data = static_cast<T*>(to.data);
-  const int64_t lanes = tile.lanes, step = to.step;
-  if (tile.uniform && to.contiguous) {
-    const Steps steps(tile, 0, 0, tile.steps, 0);
-    T* x = data + to.first[0] + tile.position(0) * step;
-    for (int64_t s = steps.first; s < steps.last; ++s) std::memcpy(x + s * step, plane + s * lanes, lanes * sizeof(T));
-    return;
-  }
-  if (tile.uniform && to.even) {
-    const Steps steps(tile, 0, 0, tile.steps, 0);
-    T* x = data + to.first[0] + (tile.position(0) + steps.first) * step;
-    return put_lanes(plane + steps.first * lanes, to, lanes, steps.last - steps.first, x);
-  }
-  const auto at = [&](int64_t w, int64_t s) { return data + to.first_of(w) + (tile.position(w) + s) * step; };
-  constexpr int64_t kLast = kSide<T> - 1;
-  for_lanes<T>(
-      to, tile, 0, tile.steps, 0,
-      [&](int64_t w, int64_t s) {
-        const T* from = plane + s * lanes + w;
-        if (step > 0) {
-          move_square<T>([&](int64_t i) { return from + i * lanes; }, [&](int64_t j) { return at(w + j, s); });
-        } else {
-          move_square<T>([&](int64_t i) { return from + (kLast - i) * lanes; },
-                         [&](int64_t j) { return at(w + j, s + kLast); });
-        }
-      },
-      [&](int64_t w, int64_t s) { *at(w, s) = plane[s * lanes + w]; });
+  for_others(tile, block, 0, tile.steps, 0, [&](int64_t w, int64_t s) {
+    data[to.origin + w % run + (tile.position(w) + s) * to.step] = plane[s * lanes + w];
+  });
 }
 
 // ---- Floats of 8 and 16 bits ----------------------------------------------------------------------------------------

@@ -3,8 +3,8 @@
 // Rows are scanned side by side, in lanes, so that the compiler can vectorise any recurrence. A tile is some steps of
 // each lane. It is brought into a plane of scratch memory, step by step and all lanes of a step together, converted to
 // the type that is computed with; the results go back the same way. Lanes are
-//   columns: neighbouring rows, where inner > 1 makes them contiguous
-//   rows:    any rows, where they are short
+//   columns: neighbouring inner indices, where inner is large
+//   rows:    all inner indices of neighbouring outer indices, where rows are short
 //   parts:   the parts of a chunk of one long row (or of a few columns)
 // Positions along the axis are counted in the direction of the scan.
 #pragma once
@@ -36,38 +36,33 @@ struct Complex {
   friend JAXGPUOPS_INLINE bool operator!=(Complex a, Complex b) { return !(a == b); }
 };
 
-// Where the lanes of a strip are in the problem: anywhere, or each is the next outer or inner index, and only the first
-// is there.
-enum class Along { kAnywhere, kOuter, kInner };
+// Which rows the lanes of a strip are: runs of neighbouring inner indices, one run after the other of the next outer
+// index, or of the next part of the same rows.
 struct Lanes {
-  int64_t count = 0;
-  Along along = Along::kAnywhere;
-  int64_t outer[kMaxLanes], inner[kMaxLanes];
+  int64_t count = 0, run = 1;
+  int64_t outer = 0, inner = 0;  // of the first
+  bool parts = false;
 
-  int64_t outer_of(int64_t w) const {
-    return along == Along::kAnywhere ? outer[w] : outer[0] + (along == Along::kOuter ? w : 0);
-  }
-  int64_t inner_of(int64_t w) const {
-    return along == Along::kAnywhere ? inner[w] : inner[0] + (along == Along::kInner ? w : 0);
-  }
+  int64_t outer_of(int64_t w) const { return outer + (parts ? 0 : w / run); }
+  int64_t inner_of(int64_t w) const { return inner + w % run; }
 };
 
 struct Tile {
-  int64_t lanes, steps;
-  int64_t length;            // of the axis
-  bool uniform;              // all lanes are at the same positions
-  int64_t first[kMaxLanes];  // the position of each lane's first step; where uniform, the first lane's only
+  int64_t lanes, run, steps;
+  int64_t length;      // of the axis
+  int64_t first;       // the position of the first lane's first step
+  int64_t spread = 0;  // positions from a part to the next; 0 where there are no parts
 
-  int64_t position(int64_t w) const { return first[uniform ? 0 : w]; }
+  int64_t position(int64_t w) const { return spread == 0 ? first : first + w / run * spread; }
 };
 
 // The tile that has the one step of an array of length 1.
 inline Tile first_step(const Lanes& lanes) {
   Tile tile;
   tile.lanes = lanes.count;
+  tile.run = lanes.run;
   tile.steps = tile.length = 1;
-  tile.uniform = true;
-  tile.first[0] = 0;
+  tile.first = 0;
   return tile;
 }
 
@@ -75,42 +70,38 @@ inline Tile first_step(const Lanes& lanes) {
 struct Operand {
   void* data = nullptr;
   DType dtype = DType::kFloat32;
-  int64_t step = 0;         // from one position to the next, in elements
-  bool contiguous = false;  // lanes are neighbours
-  bool even = false;        // lanes are so far apart
-  int64_t pitch = 0;
-  int64_t first[kMaxLanes];  // each lane's element at position 0; where even, the first one's only
-
-  int64_t first_of(int64_t lane) const { return even ? first[0] + lane * pitch : first[lane]; }
+  // In elements:
+  int64_t step = 0;            // from one position to the next
+  int64_t origin = 0;          // the first lane's element at position 0
+  bool even = false;           // the others are
+  int64_t neighbour = 0;       // .. so far apart in a run,
+  int64_t pitch = 0;           // .. and so far from a run to the next one;
+  int64_t origins[kMaxLanes];  // .. if not, here
 
   // An operand of the shape of the problem.
   void bind(const Lanes& lanes, const Rows& rows, bool backward) {
+    const int64_t last = backward ? rows.length - 1 : 0;
     step = backward ? -rows.inner : rows.inner;
-    const int64_t origin = (backward ? rows.length - 1 : 0) * rows.inner;
-    find(lanes, true, [&](int64_t o, int64_t i) { return o * rows.length * rows.inner + i + origin; });
-  }
-  void bind(const Lanes& lanes, const Rows& rows, bool backward, const Broadcast& at) {
-    step = backward ? -at.axis_stride : at.axis_stride;
-    const int64_t position = backward ? rows.length - 1 : 0;
-    find(lanes, (lanes.along == Along::kOuter ? at.outer : at.inner).groups <= 1,
-         [&](int64_t o, int64_t i) { return at(o, position, i); });
+    even = true;
+    origin = (lanes.outer * rows.length + last) * rows.inner + lanes.inner;
+    neighbour = 1;
+    pitch = rows.length * rows.inner;
   }
 
- private:
-  template <class Place>
-  void find(const Lanes& lanes, bool linear, const Place& place) {
-    const auto lane = [&](int64_t w) { return place(lanes.outer_of(w), lanes.inner_of(w)); };
-    even = lanes.along != Along::kAnywhere && linear;
-    first[0] = lane(0);
+  // One that broadcasts.
+  void bind(const Lanes& lanes, const Rows& rows, bool backward, const Broadcast& at) {
+    const auto origin_of = [&](int64_t w) {
+      return at(lanes.outer_of(w), backward ? rows.length - 1 : 0, lanes.inner_of(w));
+    };
+    step = backward ? -at.axis_stride : at.axis_stride;
+    const bool runs = lanes.count > lanes.run && !lanes.parts;
+    even = (at.outer.groups <= 1 || !runs) && (at.inner.groups <= 1 || lanes.run == 1);
+    origin = origin_of(0);
     if (even) {
-      pitch = lanes.count > 1 ? lane(1) - first[0] : 1;
-      contiguous = pitch == 1;
-      return;
-    }
-    contiguous = true;
-    for (int64_t w = 1; w < lanes.count; ++w) {
-      first[w] = lane(w);
-      contiguous &= first[w] == first[0] + w;
+      neighbour = lanes.run > 1 ? origin_of(1) - origin : 0;
+      pitch = runs ? origin_of(lanes.run) - origin : 0;
+    } else {
+      for (int64_t w = 0; w < lanes.count; ++w) origins[w] = origin_of(w);
     }
   }
 };
@@ -131,7 +122,12 @@ void store(const Operand& to, const Tile& tile, const C* plane);
 // Sets the element of each lane that has the position within the steps [begin, end): value(lane).
 template <class C, class Value>
 void set_at(const Tile& tile, int64_t begin, int64_t end, int64_t position, C* plane, const Value& value) {
-  if (tile.uniform && (position - tile.first[0] < begin || position - tile.first[0] >= end)) return;
+  if (tile.spread == 0) {
+    const int64_t s = position - tile.first;
+    if (s >= begin && s < end)
+      for (int64_t w = 0; w < tile.lanes; ++w) plane[s * tile.lanes + w] = value(w);
+    return;
+  }
   for (int64_t w = 0; w < tile.lanes; ++w) {
     const int64_t s = position - tile.position(w);
     if (s >= begin && s < end) plane[s * tile.lanes + w] = value(w);

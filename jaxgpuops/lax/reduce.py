@@ -28,7 +28,12 @@ def _kernel(name, operands, **kwargs):
         return _native.modules["cpu"].plan_reduce(name, *rows, avals[0].dtype.itemsize, compute_capability)
 
     return Kernel(
-        name, attributes=("masked",), broadcasts=lambda count, **_: range(operands, count), plan=plan, **kwargs
+        name,
+        attributes=("masked",),
+        broadcasts=lambda count, **_: range(operands, count),
+        shortest=2,
+        plan=plan,
+        **kwargs,
     )
 
 
