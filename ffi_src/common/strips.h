@@ -66,8 +66,7 @@ struct Strips {
     resident = blocks * elements <= shape.resident + elements;
   }
 
-  // Lanes of a strip of this width. (Of turned rows they are its columns, so that the last strip adds up as the
-  // others.)
+  // Lanes of a strip of this width. Those of turned rows are its columns, so that the last strip adds up as the others.
   static int64_t lanes(int64_t width) {
     const int64_t unit = width <= 16 ? std::lcm<int64_t>(width, 16) : width;
     return round_up(kRowLanes, unit);

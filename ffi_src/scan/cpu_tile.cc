@@ -141,22 +141,27 @@ void gather(const Operand& from, const Tile& tile, int64_t begin, int64_t end, i
 
 // Results have the shape of the problem.
 template <class T>
-void scatter(const Operand& to, const Tile& tile, const T* plane) {
-  const Block block(tile, 0, tile.steps, 0);
+void put(const Operand& to, const Tile& tile, const Block& block, const T* plane) {
   const Place<T> at(to, tile, block, 0);
   const int64_t lanes = tile.lanes, run = tile.run, last = block.steps - 1;
-  const T* from = plane + block.first_step * lanes + block.first_run * run;
+  plane += block.first_step * lanes + block.first_run * run;
   if (at.contiguous) {
     for (int64_t s = 0; s < block.steps; ++s)
-      std::memcpy(at.first + s * at.step, from + s * lanes, block.runs * run * sizeof(T));
-  } else if (block.runs > 0 && at.step > 0) {
-    transpose(from, lanes, block.steps, block.runs, run, at.first, at.pitch);
-  } else if (block.runs > 0) {
-    transpose(from + last * lanes, -lanes, block.steps, block.runs, run, at.first + last * at.step, at.pitch);
+      std::memcpy(at.first + s * at.step, plane + s * lanes, block.runs * run * sizeof(T));
+  } else if (at.step > 0) {
+    transpose(plane, lanes, block.steps, block.runs, run, at.first, at.pitch);
+  } else {
+    transpose(plane + last * lanes, -lanes, block.steps, block.runs, run, at.first + last * at.step, at.pitch);
   }
+}
+
+template <class T>
+void scatter(const Operand& to, const Tile& tile, const T* plane) {
+  const Block block(tile, 0, tile.steps, 0);
   T* data = static_cast<T*>(to.data);
+  if (block.runs > 0 && block.steps > 0) put(to, tile, block, plane);
   for_others(tile, block, 0, tile.steps, 0, [&](int64_t w, int64_t s) {
-    data[to.origin + w % run + (tile.position(w) + s) * to.step] = plane[s * lanes + w];
+    data[to.origin + w % tile.run + (tile.position(w) + s) * to.step] = plane[s * tile.lanes + w];
   });
 }
 

@@ -377,10 +377,7 @@ class Forward {
 
 void run_forward(const Problem& problem, const Buffers& buffers, const Workers& workers) {
   if (problem.rows.count() == 0) return;
-  StripShape shape = kShape;
-  if (problem.op == Op::kCrossEntropy || problem.op == Op::kCrossEntropyGrad) shape.turned = kTurnedEntropy;
-  if (problem.queries != 0) shape.turned = 0;  // rows have lengths of their own
-  const Strips strips(problem.rows, shape);
+  const Strips strips = strips_of(problem);
   with_format(problem.dtype,
               [&](auto format) { run_strips(Forward<decltype(format)>(problem, buffers, strips), strips, workers); });
 }

@@ -14,6 +14,14 @@ namespace jaxgpuops::softmax::cpu {
 template <class Format>
 using Computed = std::conditional_t<std::is_same_v<Format, Whole<double>>, double, float>;
 
+// How the rows of a call are cut.
+inline Strips strips_of(const Problem& problem) {
+  StripShape shape = kShape;
+  if (problem.op == Op::kCrossEntropy || problem.op == Op::kCrossEntropyGrad) shape.turned = kTurnedEntropy;
+  if (problem.queries != 0) shape.turned = 0;  // rows have lengths of their own
+  return Strips(problem.rows, shape);
+}
+
 // Positions of the block that a causal mask leaves to rows of the outer index.
 inline int64_t visible_steps(const Problem& problem, int64_t outer, int64_t first, int64_t steps) {
   if (problem.queries == 0) return steps;

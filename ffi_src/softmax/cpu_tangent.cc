@@ -186,9 +186,7 @@ class Tangent {
 
 void run_tangent(const Problem& problem, const Buffers& buffers, const Workers& workers) {
   if (problem.rows.elements() == 0) return;
-  StripShape shape = kShape;
-  if (problem.queries != 0) shape.turned = 0;  // rows have lengths of their own
-  const Strips strips(problem.rows, shape);
+  const Strips strips = strips_of(problem);
   with_format(problem.dtype,
               [&](auto format) { run_strips(Tangent<decltype(format)>(problem, buffers, strips), strips, workers); });
 }
