@@ -89,6 +89,7 @@ SHAPES = st.one_of(
     st.tuples(st.integers(1, 6), st.integers(1, 60), st.integers(1, 40)),
     st.tuples(*[st.integers(1, 5)] * 4),
     st.tuples(st.integers(1, 3), st.integers(1000, 3000)),
+    st.tuples(st.integers(1000, 1600), st.integers(2, 40)),
 )
 
 
@@ -312,7 +313,7 @@ def test_many_short_rows(n, axis):
         check_linear(a, x, axis=axis)
         check_linear(a[:1], x, rng.standard_normal(1300).astype(dtype), axis, starts, reverse=True)
         check_linear(a[:, :1], x, axis=axis, reverse=True)
-        pull = lambda a, x: jax.vjp(lambda *ab: jaxgpuops.linear_scan(*ab, axis=axis), a, x)[1](x)  # noqa: B023
+        pull = lambda a, x: jax.vjp(lambda *ab: jaxgpuops.linear_scan(*ab, axis=axis), a, x)[1](x)
         if axis == 1:  # columns are not a batch: with fewer of them they may be added up in another order
             for some, alone in zip(pull(a, x), pull(a[-3:], x[-3:]), strict=True):
                 np.testing.assert_array_equal(some[-3:], alone)
@@ -619,6 +620,51 @@ def test_derivatives_of_recurrences_are_exact(a_shape, reverse):
             tangents = tuple(rng.integers(-2, 3, np.shape(x)).astype(float) for x in args)
             push = (weights * jax.jvp(lax_tier, args, tangents)[1]).sum()
             assert push == sum((t * c).sum() for t, c in zip(tangents, tier_pull(weights * 1.0), strict=True))
+
+
+LONG = [((3000,), 0), ((2, 700), 1), ((1025, 4), 0), ((2, 1030, 3), 1), ((1537, 40), 0), ((3, 2049), 0)]
+
+
+@pytest.mark.parametrize("shape, axis", LONG, ids=str)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_gradients_of_long_rows(shape, axis, reverse):
+    """Blocks, and parts of rows, that work is shared by. Of numbers that nothing rounds, so by the sums themselves."""
+    rng = np.random.default_rng(0)
+    n, steps = shape[axis], slice(None, None, -1 if reverse else 1)
+    along = lambda x: np.moveaxis(np.asarray(x), axis, 0)[steps]  # in the order of the scan
+    a, b, g = rng.integers(-1, 2, (3, *shape)).astype(np.float32)
+    h0 = rng.integers(-2, 3, shape[:axis] + shape[axis + 1 :]).astype(np.float32)
+    h, pull = jax.vjp(functools.partial(jaxgpuops.linear_scan, axis=axis, reverse=reverse), a, b, h0)
+    da, db, dh0 = pull(jnp.asarray(g))
+    before = np.concatenate([h0[None], along(h)[:-1]])
+    np.testing.assert_array_equal(along(h), along(a) * before + along(b))
+    after = np.concatenate([(along(a) * along(db))[1:], np.zeros_like(h0[None])])
+    np.testing.assert_array_equal(along(db), along(g) + after)
+    np.testing.assert_array_equal(along(da), along(db) * before)
+    np.testing.assert_array_equal(dh0, along(a)[0] * along(db)[0])
+
+    x = rng.permuted(np.broadcast_to(np.arange(n, dtype=np.float32), (*h0.shape, n)), axis=-1)
+    x = np.moveaxis(x, -1, axis)
+    y, pull = jax.vjp(functools.partial(jaxgpuops.cummax, axis=axis, reverse=reverse), x)
+    takes = along(y) == along(x)
+    # Those from one that takes the extreme up to the next.
+    totals = np.cumsum(along(g)[::-1], 0)[::-1] * takes
+    later = np.concatenate([totals, np.zeros_like(h0[None])])
+    for k in range(n - 1, -1, -1):
+        later[k] = np.where(takes[k], later[k], later[k + 1])
+    np.testing.assert_array_equal(along(pull(jnp.asarray(g))[0]), takes * (later[:-1] - later[1:]))
+
+    signs = rng.choice(np.float32([-1, 1]), shape)
+    y, pull = jax.vjp(functools.partial(jaxgpuops.cumprod, axis=axis, reverse=reverse), signs)
+    expected = np.cumsum(along(g * y)[::-1], 0)[::-1] * along(signs)
+    np.testing.assert_array_equal(along(pull(jnp.asarray(g))[0]), expected)
+
+    with jax.enable_x64(True):  # weights e^(x_j - y_k) that sum to 1, of equal elements: 1 / (k + 1)
+        gradient = jax.vjp(functools.partial(jaxgpuops.cumlogsumexp, axis=axis, reverse=reverse), np.zeros(shape))[1]
+        shares = along(g).astype(float) / np.arange(1.0, n + 1).reshape(n, *(1 for _ in h0.shape))
+        bound = 4 * n * 2.0**-53 * np.cumsum(abs(shares)[::-1], 0)[::-1]
+        wrong = abs(along(gradient(jnp.asarray(g, float))[0]) - np.cumsum(shares[::-1], 0)[::-1]) > bound
+        assert not wrong.any()
 
 
 @pytest.mark.parametrize("a_shape", [(2, 3), (3,), (2, 1)], ids=str)

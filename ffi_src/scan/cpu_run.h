@@ -126,7 +126,7 @@ class Worker {
       if (cut_.parts > 1) {
         scan_parts<kScan>(e, carry, total, empty);
       } else {
-        scan_rows<kScan>(e, carry, total, empty, at + tile_length < cut_.rows.length);
+        scan_rows<kScan>(e, carry, total, empty, std::min(at + tile_length, last) < cut_.rows.length);
       }
       if (kScan) kind_.finish(tile_, e);
     }

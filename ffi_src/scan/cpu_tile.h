@@ -85,7 +85,7 @@ struct Operand {
     even = true;
     origin = (lanes.outer * rows.length + last) * rows.inner + lanes.inner;
     neighbour = 1;
-    pitch = rows.length * rows.inner;
+    pitch = lanes.parts ? 0 : rows.length * rows.inner;
   }
 
   // One that broadcasts.
