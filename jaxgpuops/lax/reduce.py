@@ -158,8 +158,8 @@ def _takes(x, y, where, axis):
     takes = (x == y) | jnp.isnan(x)
     if where:
         takes &= where[0]
-    count = jnp.sum(takes, axis, dtype=_arguments.wide(x.dtype), keepdims=True)
-    return takes, jnp.maximum(count, 1)  # no entry counts in a row that is masked whole
+    count = jnp.sum(takes, axis, dtype=np.uint32, keepdims=True)  # of floats, XLA's sum is many times slower on the CPU
+    return takes, jnp.maximum(count, 1).astype(_arguments.wide(x.dtype))  # a row that is masked whole has none
 
 
 def _extreme_jvp_fallback(t, x, y, *where, axis, masked):
