@@ -71,12 +71,11 @@ struct Operand {
   void* data = nullptr;
   DType dtype = DType::kFloat32;
   // In elements:
-  int64_t step = 0;            // from one position to the next
-  int64_t origin = 0;          // the first lane's element at position 0
-  bool even = false;           // the others are
-  int64_t neighbour = 0;       // .. so far apart in a run,
-  int64_t pitch = 0;           // .. and so far from a run to the next one;
-  int64_t origins[kMaxLanes];  // .. if not, here
+  int64_t step = 0;                  // from one position to the next
+  int64_t origin = 0;                // of the first lane at position 0
+  bool even = false;                 // lanes are evenly spaced:
+  int64_t neighbour = 0, pitch = 0;  // .. from one lane of a run to the next; from a run to the next, but for parts
+  int64_t origins[kMaxLanes];        // else: of each lane at position 0
 
   // An operand of the shape of the problem.
   void bind(const Lanes& lanes, const Rows& rows, bool backward) {
