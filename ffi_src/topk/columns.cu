@@ -445,6 +445,7 @@ struct Lists {
       }
     });
     if (by_value) return;
+    k = min(k, m);  // 0 beyond the last column
     for (uint32_t i = part; i < k; i += kApart) found[column][i] = order[column][i];
     __syncwarp();
     rank(k, found[column], order[column], [&](uint32_t place) { return 0xffffu - index(place); });
