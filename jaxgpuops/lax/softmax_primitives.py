@@ -93,7 +93,7 @@ def _maximum(z, axis):
 def _below(z, m):
     """z - m for z <= m, exactly 0 where they are equal.
 
-    XLA may compute z again where it is used, and contract the product in it with the subtraction: what is left is then
+    XLA may compute z again where it is used, and contract a product in it with the subtraction: what is left is then
     what z lost when it was rounded, for large numbers anything.
     """
     d = z - m
@@ -315,11 +315,11 @@ logsumexp_p = _kernel(
 )
 
 
-def _probabilities(x, lse, *rest, axis, **logits):
-    """Of each entry, from the wide logsumexp of its row; 0 where that is -inf."""
-    z, _ = _call(x, rest, axis, **logits)
-    counts = (z != -np.inf) & (lse != -np.inf)
-    return jnp.exp(jnp.where(counts, _below(z, lse), -np.inf))
+def _probabilities(x, lse, *rest, axis, factor, scaled, **logits):
+    """Of each entry, from the wide logsumexp of its row; 0 where z is -inf, whatever the row."""
+    z, _ = _call(x, rest, axis, factor, scaled, **logits)
+    is_product = scaled or factor != 1
+    return jnp.exp(jnp.where(z == -np.inf, z, _below(z, lse) if is_product else z - lse))
 
 
 def _logsumexp_jvp_fallback(t, x, lse, *rest, axis, **logits):
@@ -428,14 +428,19 @@ cross_entropy_p = _kernel(
 )
 
 
-def _slope(p, less_one, is_label, loss, lse, label_smoothing, z_loss, n):
-    """Derivative of a row's loss by its logits; ``less_one`` is p - 1 at the label. NaN where a row has no right one."""
+def _slope(p, less_one, is_label, lse, label_smoothing, z_loss, n):
+    """Derivative of a row's loss by its logits; ``less_one`` is p - 1 at the label."""
     slope = jnp.where(is_label, less_one, p)
     if z_loss:
         slope += p * (2 * z_loss * lse)
     if label_smoothing:
         slope += jnp.where(is_label, label_smoothing - label_smoothing / n, -label_smoothing / n)
-    return jnp.where(jnp.isnan(loss) | ~jnp.isfinite(lse), np.array(np.nan, slope.dtype), slope)
+    return slope
+
+
+def _nan_unless_differentiable(x, loss, lse):
+    """x, a number a row; NaN where the loss has no derivative."""
+    return jnp.where(jnp.isnan(loss) | ~jnp.isfinite(lse), np.array(np.nan, x.dtype), x)
 
 
 def _cross_entropy_slope(logits, labels, loss, lse, *where, axis, masked, label_smoothing, z_loss):
@@ -443,10 +448,10 @@ def _cross_entropy_slope(logits, labels, loss, lse, *where, axis, masked, label_
     [where] = _optional(where, masked)
     z = wide(_where(where, logits, 0))
     # The loss itself, where it is nothing else, keeps what is left of 1 - p where p is 1 but for rounding.
-    d = _below(z, lse)
-    less_one = jnp.expm1(d if label_smoothing or z_loss else -loss)
+    d = z - _nan_unless_differentiable(lse, loss, lse)
+    less_one = jnp.expm1(d if label_smoothing or z_loss else _nan_unless_differentiable(-loss, loss, lse))
     is_label = _position(z.shape, axis) == labels
-    slope = _slope(jnp.exp(d), less_one, is_label, loss, lse, label_smoothing, z_loss, z.shape[axis])
+    slope = _slope(jnp.exp(d), less_one, is_label, lse, label_smoothing, z_loss, z.shape[axis])
     return _where(where, slope, 0)
 
 
@@ -503,8 +508,8 @@ def _cross_entropy_grad_fallback(logits, labels, cotangent, *where, axis, masked
     loss, lse, z, e, is_label = _cross_entropy_terms(logits, labels, where, axis, **losses)
     total = jnp.sum(e, axis, keepdims=True)
     others = jnp.sum(jnp.where(is_label, np.zeros((), e.dtype), e), axis, keepdims=True)
-    slope = _slope(e / total, -others / total, is_label, loss, lse, n=z.shape[axis], **losses)
-    slope = _where(where, slope, 0)
+    slope = _slope(e / total, -others / total, is_label, lse, n=z.shape[axis], **losses)
+    slope = _where(where, jnp.where(jnp.isnan(loss) | ~jnp.isfinite(lse), np.array(np.nan, slope.dtype), slope), 0)
     gradient = or_zero(slope, cotangent).astype(logits.dtype)
     return gradient, lax.squeeze(loss, (axis,)), lax.squeeze(lse, (axis,))
 
