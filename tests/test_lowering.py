@@ -109,8 +109,9 @@ def test_cuda_lowering_is_one_custom_call(cuda, op, axis):
 @pytest.mark.parametrize("op", OPS)
 def test_compiled_program_has_no_copy(op, axis):
     target, fn = OPS[op]
+    shape = (*SHAPE[:axis], 8, *SHAPE[axis + 1 :])  # on the CPU, the shortest rows have no kernel
     for batch in range(4):
-        x = shape_of((*SHAPE[:batch], 6, *SHAPE[batch:]))
+        x = shape_of((*shape[:batch], 6, *shape[batch:]))
         hlo = jax.jit(batched(fn, op, axis, batch)).lower(x).compile().as_text()
         assert f'custom_call_target="{target}"' in hlo
         assert not re.search(r"\b(copy|transpose)(-start)?\(", hlo)
@@ -278,7 +279,7 @@ def test_symbolic_shapes_on_cuda(cuda):
     assert call.kernel is None and "axis" in call.why
 
 
-@pytest.mark.parametrize("length", [1, 2, 3])
+@pytest.mark.parametrize("length", [1, 2, 3, 4])
 def test_shortest_rows_on_the_cpu(monkeypatch, length):
     """They are plain JAX, unless nobody knows that they are so short; where they are not, results are the same."""
     a, b, h0, g = np.random.default_rng(length).integers(-4, 5, (4, 7, length, 5)).astype(np.float32)  # nothing rounds
@@ -295,7 +296,7 @@ def test_shortest_rows_on_the_cpu(monkeypatch, length):
         return {call.op for call in jaxgpuops.explain(fn, a, b, h0, g, platform="cpu") if call.kernel}
 
     whole = {"linear_scan", "linear_scan_vjp", "cumprod_jvp", "cummax_jvp"}, {"sum", "max", "dot"}
-    assert kernels() == {"cumprod", "cummax"} | (whole[0] if length > 2 else set()) | (
+    assert kernels() == {"cumprod", "cummax"} | (whole[0] if length > 3 else set()) | (
         whole[1] if length > 1 else set()
     )
     plain = jax.jit(fn)(a, b, h0, g)
@@ -303,6 +304,30 @@ def test_shortest_rows_on_the_cpu(monkeypatch, length):
         monkeypatch.setattr(_primitive.KERNELS[name], "shortest", 0)
     assert kernels() == {"cumprod", "cummax"}.union(*whole)
     for y, expected in zip(jax.jit(fn)(a, b, h0, g), plain, strict=True):
+        np.testing.assert_array_equal(y, expected)
+
+
+def test_rows_of_one_element_on_the_cpu(monkeypatch):
+    labels = np.array([[0, 0, 1], [-1, 0, 0]])  # some are no class
+    x = np.array([[[1, np.inf, np.nan]], [[-np.inf, 0, 300]]], np.float32)
+
+    def fn(x, g):
+        y, pull = jax.vjp(lambda x: jaxgpuops.softmax(x, axis=1), x)
+        z, pull_z = jax.vjp(lambda x: jaxgpuops.log_softmax(x, axis=1), x)
+        losses, pull_losses = jax.vjp(lambda x: jaxgpuops.softmax_cross_entropy(x, labels, axis=1), x)
+        loss = lambda x: jaxgpuops.softmax_cross_entropy(x, labels, axis=1, reduction="sum")
+        return y, *pull(g), z, *pull_z(g), losses, *pull_losses(g[:, 0]), *jax.value_and_grad(loss)(x)
+
+    def kernels():
+        return {call.op for call in jaxgpuops.explain(fn, x, x, platform="cpu") if call.kernel}
+
+    others = {"softmax", "softmax_jvp", "log_softmax_jvp", "cross_entropy", "cross_entropy_grad"}
+    assert kernels() == {"log_softmax"}
+    plain = jax.jit(fn)(x, x)
+    for name in others:
+        monkeypatch.setattr(_primitive.KERNELS[name], "shortest", 0)
+    assert kernels() == {"log_softmax"} | others
+    for y, expected in zip(jax.jit(fn)(x, x), plain, strict=True):
         np.testing.assert_array_equal(y, expected)
 
 

@@ -37,7 +37,7 @@ def _kernel(name, operands, *, results=1, broadcasts=(), **kwargs):
         name,
         results=lambda x, *_, axis, **__: [(x.shape[axis], x.dtype)] * results,
         broadcasts=lambda count, initial=False, **_: (*broadcasts, *range(operands + initial, count)),
-        shortest=3 if operands > 1 else 0,
+        shortest=4 if operands > 1 else 0,
         plan=plan,
         **kwargs,
     )

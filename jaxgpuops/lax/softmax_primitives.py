@@ -27,7 +27,7 @@ from jaxgpuops._primitive import Kernel, def_jvp, def_jvp_by_fallback
 # ---- Logits -----------------------------------------------------------------------------------------------------------
 
 
-def _kernel(name, operands, *, plan=True, **kwargs):
+def _kernel(name, operands, *, plan=True, shortest=2, **kwargs):
     """A kernel with that many operands that do not broadcast; others follow."""
 
     def plan_softmax(rows, avals, compute_capability, **_):
@@ -37,6 +37,7 @@ def _kernel(name, operands, *, plan=True, **kwargs):
         name,
         broadcasts=lambda count, **_: range(operands, count),
         plan=plan_softmax if plan else None,
+        shortest=shortest,
         **kwargs,
     )
 
@@ -272,7 +273,13 @@ def _log_softmax_fallback(x, *rest, axis, **logits):
 
 
 log_softmax_p = _kernel(
-    "log_softmax", 1, results=_like_first, fallback=_log_softmax_fallback, accepts=FLOATS.__contains__, **_LOGITS
+    "log_softmax",
+    1,
+    shortest=0,
+    results=_like_first,
+    fallback=_log_softmax_fallback,
+    accepts=FLOATS.__contains__,
+    **_LOGITS,
 )
 
 
@@ -308,6 +315,7 @@ def _lse_dtype(x, wide):
 logsumexp_p = _kernel(
     "logsumexp",
     1,
+    shortest=0,
     results=lambda x, *_, wide, **__: [(None, _lse_dtype(x, wide))],
     fallback=_logsumexp_fallback,
     accepts=FLOATS.__contains__,
