@@ -26,7 +26,7 @@ from jaxgpuops._primitive import Kernel, def_jvp, def_jvp_by_fallback
 # ---- What scans share -----------------------------------------------------------------------------------------------
 
 
-def _kernel(name, operands, *, results=1, broadcasts=(), **kwargs):
+def _kernel(name, operands, *, results=1, broadcasts=(), shortest=4, **kwargs):
     """A kernel with that many operands, then perhaps h0 (the param ``initial`` says so), then perhaps starts."""
 
     def plan(rows, avals, compute_capability, *, initial=False, **_):
@@ -37,7 +37,7 @@ def _kernel(name, operands, *, results=1, broadcasts=(), **kwargs):
         name,
         results=lambda x, *_, axis, **__: [(x.shape[axis], x.dtype)] * results,
         broadcasts=lambda count, initial=False, **_: (*broadcasts, *range(operands + initial, count)),
-        shortest=4 if operands > 1 else 0,
+        shortest=shortest,
         plan=plan,
         **kwargs,
     )
@@ -382,6 +382,7 @@ def _cumulative_kernel(name, tangent_kernel=None):
         fallback=_cumulative_fallback(name),
         accepts=CUMULATIVE_DTYPES[name].__contains__,
         attributes=("reverse", "exclusive"),
+        shortest=0 if name == "cumlogsumexp" else 3,
     )
 
     def jvp(outs, primals, tangents, **params):
