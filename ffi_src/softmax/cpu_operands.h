@@ -123,8 +123,9 @@ void store_block(const C* z, const C* y, const Place& place, const int64_t* coun
         store_columns<Format, Result>(x, x2, count[r] / width, width, place.lanes, to, place.rows.inner, of_lane...);
       }
     };
-    int64_t n = 0;
-    std::apply(store, std::tuple{lanes[n++].spread(of_column + r * width, width, place.lanes)...});
+    Lanes<C>* next = lanes;
+    const auto spread = [&](const C* numbers) { return next++->spread(numbers + r * width, width, place.lanes); };
+    std::apply(store, std::tuple{spread(of_column)...});
   }
 }
 
