@@ -447,7 +447,7 @@ def _slope(p, less_one, is_label, lse, label_smoothing, z_loss, n):
 
 
 def _nan_unless_differentiable(x, loss, lse):
-    """x, a number a row; NaN where the loss has no derivative."""
+    """x, and NaN in rows whose loss has no derivative."""
     return jnp.where(jnp.isnan(loss) | ~jnp.isfinite(lse), np.array(np.nan, x.dtype), x)
 
 
@@ -517,7 +517,7 @@ def _cross_entropy_grad_fallback(logits, labels, cotangent, *where, axis, masked
     total = jnp.sum(e, axis, keepdims=True)
     others = jnp.sum(jnp.where(is_label, np.zeros((), e.dtype), e), axis, keepdims=True)
     slope = _slope(e / total, -others / total, is_label, lse, n=z.shape[axis], **losses)
-    slope = _where(where, jnp.where(jnp.isnan(loss) | ~jnp.isfinite(lse), np.array(np.nan, slope.dtype), slope), 0)
+    slope = _where(where, _nan_unless_differentiable(slope, loss, lse), 0)
     gradient = or_zero(slope, cotangent).astype(logits.dtype)
     return gradient, lax.squeeze(loss, (axis,)), lax.squeeze(lse, (axis,))
 
