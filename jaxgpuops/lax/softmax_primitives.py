@@ -98,7 +98,7 @@ def _below(z, m):
     what z lost when it was rounded, for large numbers anything.
     """
     d = z - m
-    return d - lax.stop_gradient(jnp.where((z == m) & jnp.isfinite(m), d, np.zeros((), d.dtype)))
+    return d - lax.stop_gradient(jnp.where(z == m, d, np.zeros((), d.dtype)))
 
 
 def _log_sum(z, m, axis):
