@@ -28,7 +28,10 @@ from jaxgpuops._primitive import Kernel, def_jvp, def_jvp_by_fallback
 
 
 def _kernel(name, operands, *, plan=True, shortest=2, **kwargs):
-    """A kernel with that many operands that do not broadcast; others follow."""
+    """A kernel with that many operands that do not broadcast; others follow.
+
+    Of rows of one element XLA makes as much as it can see through: all but their logarithms, which take 0 for ``shortest``.
+    """
 
     def plan_softmax(rows, avals, compute_capability, **_):
         return _native.modules["cpu"].plan_softmax(name, *rows, avals[0].dtype.itemsize, compute_capability)
