@@ -13,13 +13,14 @@ import ctypes
 import functools
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 
 REPEATS = 5  # each result is the median of so many measurements
 SECONDS = 0.02  # that long, at least
+TURNS = 15  # and of so many on a CPU
 
 
 def _median(measure: Callable[[int], float]) -> float:
@@ -54,17 +55,19 @@ def _keep_memory() -> None:
         mallopt(m_trim_threshold, 2**31 - 1)
 
 
-def wall(call: Callable[[], None], calls: int = 1) -> float:
-    """Of a function that makes some calls and returns when they are done."""
+def wall(calls: Mapping[str, Callable[[], None]]) -> dict[str, float]:
+    """Of functions that return when they are done. In turns: what else the machine does delays all of them alike."""
     _keep_memory()
 
-    def measure(runs):
+    def seconds(call, runs):
         start = time.perf_counter()
         for _ in range(runs):
             call()
         return time.perf_counter() - start
 
-    return _median(measure) / calls * 1e6
+    runs = {name: _enough(functools.partial(seconds, call)) for name, call in calls.items()}
+    turns = [{name: seconds(call, runs[name]) / runs[name] for name, call in calls.items()} for _ in range(TURNS)]
+    return {name: statistics.median(turn[name] for turn in turns) * 1e6 for name in calls}
 
 
 def jax_on_gpu(fn: Callable, calls: Sequence[tuple]) -> Callable[[Sequence[tuple]], float]:
@@ -108,8 +111,8 @@ def jax_on_gpu(fn: Callable, calls: Sequence[tuple]) -> Callable[[Sequence[tuple
     return timer
 
 
-def wall_in_place(fn: Callable, args: tuple) -> float:
-    """Of a call whose first result takes the memory of its first argument, and is the next call's."""
+def in_place(fn: Callable, args: tuple) -> Callable[[], None]:
+    """For wall(): a call whose first result takes the memory of its first argument, and is the next call's."""
     run = jax.jit(lambda x, *others: fn(x, *others), donate_argnums=0)
     x = jnp.copy(args[0])
 
@@ -118,11 +121,11 @@ def wall_in_place(fn: Callable, args: tuple) -> float:
         x, *rest = run(x, *args[1:])
         jax.block_until_ready((x, rest))
 
-    return wall(call)
+    return call
 
 
 def jax_in_place_on_gpu(fn: Callable, calls: Sequence[tuple]) -> float:
-    """The same, of a program with a call for each of these arguments."""
+    """Of a program with such a call for each of these arguments."""
 
     def program(firsts, others, kept):
         results = [fn(x, *rest) for x, rest in zip(firsts, others, strict=True)]
