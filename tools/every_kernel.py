@@ -100,7 +100,7 @@ def run_gates(rng):
 ROWS = [  # along axis 1
     (37, 7),
     (37, 61),
-    (37, 64),  # whole vectors
+    *((37, n) for n in (32, 64, 128, 256)),  # whole vectors
     (37, 250),
     (9, 1001),
     (5, 4093),

@@ -113,6 +113,18 @@ struct Call {
     return rows_kernel<P, kVectors, kSharing, false>;
   }
 
+  template <bool kAligned>
+  Kernel lean_rows() const {
+    switch (plan.lane_bits) {
+      case 1: return lean_rows_kernel<P, kAligned, 1>;
+      case 2: return lean_rows_kernel<P, kAligned, 2>;
+      case 3: return lean_rows_kernel<P, kAligned, 3>;
+      case 4: return lean_rows_kernel<P, kAligned, 4>;
+      case 5: return lean_rows_kernel<P, kAligned, 5>;
+    }
+    return nullptr;
+  }
+
   // Those that plan_rows() asks for.
   Kernel rows() const {
     if constexpr (!P::kFast) {
@@ -121,8 +133,7 @@ struct Call {
       if (plan.vectors == 1) return rows<1, Sharing::kTeam>();
       if (plan.vectors == kOnlyVectors) return rows<kOnlyVectors, Sharing::kTeam>();
       if constexpr (kLean<P>)
-        if (plan.vectors == kLeanVectors && p.out == nullptr)
-          return p.aligned ? lean_rows_kernel<P, true> : lean_rows_kernel<P, false>;
+        if (plan.vectors == kLeanVectors && p.out == nullptr) return p.aligned ? lean_rows<true>() : lean_rows<false>();
       if constexpr (P::kLarge)
         if (plan.vectors == 8) return rows<8, Sharing::kTeam>();
     } else {

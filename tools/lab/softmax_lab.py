@@ -387,6 +387,15 @@ def random_operands(rng, call):
             operands[name] = dtype.encode(rng.standard_normal(part) * 2)
         else:
             operands[name] = rng.standard_normal(part).astype(wide)
+    if op == "log_softmax_jvp":  # y is what log_softmax gives: the probabilities of what is not masked add up to 1
+        outer, length, inner = rows_of(call)
+        where = operands.get("where")
+        if where is not None:
+            where = np.broadcast_to(where != 0, shape).reshape(outer, length, inner)
+        rows = y.reshape(outer, length, inner)
+        masked = logits_of(dict(call, factor=1), rows, None, None, where)[1]
+        total = np.where(masked, 0, np.exp(rows)).sum(1, keepdims=True)
+        operands["y"] = dtype.encode((rows - np.log(np.where(total > 0, total, 1))).reshape(shape))
     return operands
 
 
