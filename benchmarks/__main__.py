@@ -26,7 +26,7 @@ def main() -> None:
         measure.add_argument("--out", default=report.RESULTS, help="folder for the JSON file")
     table = commands.add_parser("table", help="fill the benchmark tables of README.md and docs/ from the JSON files")
     table.add_argument("--check", action="store_true", help="fail if a table is out of date, change nothing")
-    commands.add_parser("plot", help="draw an SVG beside each JSON file")
+    commands.add_parser("plot", help="draw an SVG of each GPU's JSON files, beside them")
     args = parser.parse_args()
     if args.command == "table":
         report.fill_tables(check=args.check)

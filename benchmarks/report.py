@@ -1,4 +1,4 @@
-"""Tables and plots of the results that the runner left.
+"""Tables and a plot of the results that the runner left.
 
 In Markdown, a table stands between two markers and is filled by ``python -m benchmarks table``::
 
@@ -126,31 +126,41 @@ def fill_tables(check: bool = False) -> None:
 
 
 def plot() -> None:
-    """One SVG per result: times of every library as bars, the floor as a line across them."""
+    """One SVG per GPU: how near to the speed of memory each library comes, a point for each row of its results."""
     import matplotlib
 
     matplotlib.use("svg")
     import matplotlib.pyplot as plt
+    from matplotlib.lines import Line2D
 
-    for path in sorted(RESULTS.glob("*.json")):
+    plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "", "font.size": 8}
+    colors = {"jaxgpuops": "tab:blue", "jax": "tab:orange", "torch": "tab:green", "triton": "tab:red"}
+    devices = {}
+    for path in sorted(RESULTS.glob("*.json"), key=lambda path: ("topk" not in path.stem, path.stem)):
         result = json.loads(path.read_text())
-        rows = result["rows"][::-1]  # the first on top
-        libraries = list(dict.fromkeys(name for row in rows for name in row["us"] if "," not in name))
-        height = 0.8 / len(libraries)
-        figure, axes = plt.subplots(figsize=(9, 1.5 + 0.45 * len(rows)), layout="constrained")
-        for i, library in enumerate(libraries):
-            times = {
-                y + 0.4 - (i + 0.5) * height: row["us"][library] for y, row in enumerate(rows) if library in row["us"]
-            }
-            axes.barh(list(times), list(times.values()), height=height, label=library)
-        for y, row in enumerate(rows):
-            if _floor(row):
-                label = "floor" if y == 0 else None
-                axes.vlines(_floor(row), y - 0.45, y + 0.45, color="black", linewidth=1.5, label=label)
-        axes.set_yticks(range(len(rows)), [row["name"].replace(" x ", " × ") for row in rows], fontsize=8)
-        axes.set_xscale("log")
-        axes.set_xlabel(f"µs of {result['timing']} time (log scale)")
-        axes.set_title(f"{result['family']} on {result['device']}", fontsize=10)
-        axes.legend(fontsize=8)
-        figure.savefig(path.with_suffix(".svg"))
-        print(f"{path.with_suffix('.svg').name} drawn")
+        if result["timing"] == "device":
+            devices.setdefault(path.stem.rpartition("-")[0], []).append(result)
+    for device, results in devices.items():
+        size = (3.2 * len(results), 3.4)
+        figure, panels = plt.subplots(1, len(results), figsize=size, sharey=True, squeeze=False, layout="constrained")
+        for axes, result in zip(panels[0], results, strict=True):
+            for library, color in reversed(colors.items()):  # ours on top
+                rows = [row for row in result["rows"] if _floor(row) and library in row["us"]]
+                shares = [_floor(row) / row["us"][library] for row in rows]
+                axes.scatter([_floor(row) for row in rows], shares, s=10, color=color)
+            axes.axhline(1, color="black", linewidth=0.8)
+            axes.set(xscale="log", yscale="log", title=result["family"], xlabel="µs at the speed of memory")
+            axes.grid(alpha=0.3)
+        panels[0][0].set_ylabel("share of the speed of memory")
+        panels[0][0].set_yticks([0.001, 0.01, 0.1, 1], ["0.1%", "1%", "10%", "100%"])
+        figure.legend(
+            handles=[
+                Line2D([], [], color=color, marker="o", linestyle="", label=name) for name, color in colors.items()
+            ],
+            loc="outside right center",
+        )
+        commits = ", ".join(dict.fromkeys(result["commit"][:12] for result in results))
+        figure.supxlabel(f"{results[0]['device']}, commit {commits}", fontsize=7)
+        path = RESULTS / f"{device}.svg"
+        figure.savefig(path, metadata={"Date": None})
+        print(f"{path.name} drawn")

@@ -1,6 +1,7 @@
 """The demo, the examples, the code in the documentation and the benchmarks run, and hold what they assert."""
 
 import dataclasses
+import json
 import pathlib
 import re
 import runpy
@@ -130,3 +131,10 @@ def test_benchmark_grids():
 
 def test_benchmark_tables_are_those_of_the_results():
     report.fill_tables(check=True)
+
+
+def test_plot_is_that_of_the_results():
+    drawn = (report.RESULTS / "nvidia-h200.svg").read_text()
+    for family in runner.FAMILIES:
+        commit = json.loads((report.RESULTS / f"nvidia-h200-{family}.json").read_text())["commit"]
+        assert commit[:12] in drawn, f"{family} was measured after the plot; run python -m benchmarks plot"
