@@ -131,10 +131,10 @@ def plot() -> None:
 
     matplotlib.use("svg")
     import matplotlib.pyplot as plt
-    from matplotlib.lines import Line2D
 
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "", "font.size": 8}
-    colors = {"jaxgpuops": "tab:blue", "jax": "tab:orange", "torch": "tab:green", "triton": "tab:red"}
+    libraries = ["jaxgpuops", "jax", "torch", "triton", "cupy"]
+    colors = dict(zip(libraries, plt.get_cmap("tab10").colors, strict=False))
     devices = {}
     for path in sorted(RESULTS.glob("*.json"), key=lambda path: ("topk" not in path.stem, path.stem)):
         result = json.loads(path.read_text())
@@ -147,18 +147,14 @@ def plot() -> None:
             for library, color in reversed(colors.items()):  # ours on top
                 rows = [row for row in result["rows"] if _floor(row) and library in row["us"]]
                 shares = [_floor(row) / row["us"][library] for row in rows]
-                axes.scatter([_floor(row) for row in rows], shares, s=10, color=color)
+                axes.scatter([_floor(row) for row in rows], shares, s=10, color=color, label=library)
             axes.axhline(1, color="black", linewidth=0.8)
             axes.set(xscale="log", yscale="log", title=result["family"], xlabel="µs at the speed of memory")
             axes.grid(alpha=0.3)
         panels[0][0].set_ylabel("share of the speed of memory")
         panels[0][0].set_yticks([0.001, 0.01, 0.1, 1], ["0.1%", "1%", "10%", "100%"])
-        figure.legend(
-            handles=[
-                Line2D([], [], color=color, marker="o", linestyle="", label=name) for name, color in colors.items()
-            ],
-            loc="outside right center",
-        )
+        handles, names = panels[0][0].get_legend_handles_labels()
+        figure.legend(handles[::-1], names[::-1], loc="outside right center")
         commits = ", ".join(dict.fromkeys(result["commit"][:12] for result in results))
         figure.supxlabel(f"{results[0]['device']}, commit {commits}", fontsize=7)
         path = RESULTS / f"{device}.svg"
