@@ -568,6 +568,7 @@ GRID = [
     ("logsumexp", (1, 128256), 1, "float32", -1.08),
     ("logsumexp", (1, 1 << 26), 1, "float32", -1.08),
     ("logsumexp", (4096, 32768), 0, "float32", -1.08),
+    ("logsumexp", (64, 1024, 2048), 1, "float32", -1.08),
 ]
 MORE = [
     *(("sum", s, a, "float32", -1.05) for s, a, _ in SHAPES),
