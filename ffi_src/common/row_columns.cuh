@@ -303,15 +303,11 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps, kPacks ? 2 : 1)
   }
 }
 
-// Blocks of a multiprocessor for which along_kernel leaves registers: four where those of a softmax suffice.
-template <class P>
-constexpr int kAlongResident = P::kOutput && sizeof(typename P::Element::Bits) == 4 ? 4 : 3;
-
 // Statistics only, of columns of 16 bytes beside each other. A lane goes along the axis and merges some positions at a
 // time into statistics of its own; lanes are merged at the end. Reads the array once. Where several blocks share a
 // column, what they make of their parts goes to the workspace.
 template <class P>
-__global__ void __launch_bounds__(32 * kAlongWarps, kAlongResident<P>)
+__global__ void __launch_bounds__(32 * kAlongWarps, along_resident(sizeof(typename P::Element::Bits)))
     along_kernel(const __grid_constant__ Parameters<P> p) {
   using Element = typename P::Element;
   using Bits = typename Element::Bits;

@@ -171,26 +171,26 @@ void plan_rows(RowPlan& plan, const Rows& rows, int compute_capability, const Ro
 }
 
 // Statistics of columns. Lanes across for 128 bytes, or more where the blocks of an outer index alone fill the device
-// more evenly then, or the axis is so short that others had nothing to do; where they are few, parts of the axis that
-// are not short.
+// more evenly then, or as evenly in fewer rounds, or the axis is so short that others had nothing to do; where they are
+// few, parts of the axis that are not short.
 void plan_along(RowPlan& plan, const Rows& rows) {
   constexpr int kLaneBits = 8;  // of a block
-  constexpr int64_t kResident = 3 * kMultiprocessors;
+  const int64_t resident = along_resident(plan.traits.item_bytes) * kMultiprocessors;
   plan.along = true;
   plan.block_warps = kAlongWarps;
   const int64_t across = rows.inner * plan.traits.item_bytes / 16;
   const auto strips = [&](int bits) { return ceil_div(across, int64_t{1} << bits); };
   const auto batch = [&](int bits) { return int64_t{plan.vectors} << (kLaneBits - bits); };  // positions at a time
   const auto evenly = [&](int bits) {
-    const int64_t blocks = strips(bits), step = blocks > kResident ? kResident : kMultiprocessors;
+    const int64_t blocks = strips(bits), step = blocks > resident ? resident : kMultiprocessors;
     return static_cast<double>(blocks) / (ceil_div(blocks, step) * step);
   };
   int& bits = plan.column_lane_bits;
   bits = std::min(3, bits_for(across));
   for (int more = bits + 1; more <= 5 && strips(more) >= 2 * kMultiprocessors * 9 / 10; ++more)
-    if (evenly(more) > evenly(bits)) bits = more;
+    if (evenly(more) > evenly(bits) || (evenly(more) == evenly(bits) && strips(bits) > resident)) bits = more;
   while (bits < kLaneBits && batch(bits) >= 2 * rows.length) ++bits;
-  plan.blocks = std::min(kResident / strips(bits), rows.length / (2 * batch(bits)));
+  plan.blocks = std::min(resident / strips(bits), rows.length / (2 * batch(bits)));
   if (plan.blocks < 3) plan.blocks = 1;  // the others are not worth a second kernel
   if (plan.blocks == 1) return;
   plan.algorithm = RowAlgorithm::kColumnsSplit;

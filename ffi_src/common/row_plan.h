@@ -52,6 +52,8 @@ constexpr int kMaxFlatSpans = 512;   // whose statistics are merged by one warp
 
 // Positions along the axis that a lane of a column kernel holds.
 constexpr int column_vectors(int operands) { return operands == 1 ? 8 : 4; }
+// Blocks of a multiprocessor for which along_kernel leaves registers.
+constexpr int along_resident(int item_bytes) { return item_bytes == 4 ? 4 : 3; }
 
 struct RowPlan {
   RowAlgorithm algorithm = RowAlgorithm::kEmpty;
