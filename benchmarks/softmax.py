@@ -191,18 +191,19 @@ def gradient_case(shape, axis, dtype, target=None, floor=None, record=""):
         y, ours = jax.vjp(lambda x: jaxgpuops.softmax(x, axis=axis), x)
         return ct, y, ours, jax.vjp(lambda x: jax.nn.softmax(x, axis), x)[1]
 
-    def torch_gradient(ct, y, *_):
+    def gradient_of_torch(ct, y):
         import torch
 
         return (torch._softmax_backward_data(ct, y, axis, ct.dtype),)
 
+    of_both = lambda fn: lambda ct, y, ours, theirs: fn(ct, y)
     return named(
         f"gradient softmax {array_name(shape, axis, dtype)}",
         inputs=inputs,
         functions={
             "jaxgpuops": lambda ct, y, ours, theirs: ours(ct),
             "jax": lambda ct, y, ours, theirs: theirs(ct),
-            "torch": torch_gradient,
+            **{name: of_both(fn) for name, fn in of_torch(gradient_of_torch).items()},
         },
         bytes=3 * size,
         floor=("copy", 3 * size // 2),
