@@ -113,29 +113,36 @@ JAXGPUOPS_INLINE bool is_likely(C p) {
   return p > C(0.75);
 }
 
+// x or 0, by its bits: of a condition the compiler makes two sums, of which the one that adds 0 takes as long.
+template <class C>
+JAXGPUOPS_INLINE C only_if(bool condition, C x) {
+  using Bits = typename FloatFormat<C>::Bits;
+  return bits_as<C>(static_cast<Bits>(bits_as<Bits>(x) & -static_cast<Bits>(condition)));
+}
+
 // Of t and a probability p.
 struct ProductOfOthers {
   template <class C>
   static JAXGPUOPS_INLINE C of(C t, C p) {
-    return is_likely(p) || p == C(0) ? C(0) : p * t;
+    return only_if(!is_likely(p) & (p != C(0)), p * t);
   }
 };
 struct TangentOfOthers {
   template <class C>
   static JAXGPUOPS_INLINE C of(C t, C p) {
-    return is_likely(p) ? C(0) : t;
+    return only_if(!is_likely(p), t);
   }
 };
 struct ProbabilityOfOthers {
   template <class C>
   static JAXGPUOPS_INLINE C of(C, C p) {
-    return is_likely(p) ? C(0) : p;
+    return only_if(!is_likely(p), p);
   }
 };
 struct TangentOfLikely {
   template <class C>
   static JAXGPUOPS_INLINE C of(C t, C p) {
-    return is_likely(p) ? t : C(0);
+    return only_if(is_likely(p), t);
   }
 };
 
@@ -152,10 +159,8 @@ JAXGPUOPS_INLINE void add_terms(const C* z, const C* y, C m, int64_t i, C* terms
 
 // Asks for what comes `ahead` elements after x, if it is in memory.
 template <class C>
-JAXGPUOPS_INLINE void ask(const C* x, const C* y, int64_t count, int64_t ahead) {
-  const int64_t bytes = ahead * static_cast<int64_t>(sizeof(C));
-  if (ahead) prefetch(x, count, bytes);
-  if (ahead && y != x) prefetch(y, count, bytes);
+JAXGPUOPS_INLINE void ask(const C* x, int64_t count, int64_t ahead) {
+  if (ahead) prefetch(x, count, ahead * static_cast<int64_t>(sizeof(C)));
 }
 
 constexpr int64_t kFewAdditions = 16;  // that a number of a sum goes through, then as many of their sums
@@ -170,7 +175,7 @@ JAXGPUOPS_INLINE void sum_row(const C* z, const C* y, C m, int64_t count, C* ter
   for (int64_t at = 0; at < count; at += kChain) {
     C part[kTerms][kLanes] = {};
     const int64_t end = std::min(at + kChain, count);
-    ask(z + at, y + at, end - at, ahead);
+    ask(z + at, end - at, ahead);
     int64_t i = at;
     for (; i + kLanes <= end; i += kLanes) {
       JAXGPUOPS_INDEPENDENT
@@ -232,7 +237,7 @@ JAXGPUOPS_SIMD_FMA void sum_columns(const C* z, const C* y, int64_t count, int64
     for (int k = 0; k < kTerms; ++k) std::fill(part[k], part[k] + lanes, C(0));
     for (const int64_t end = std::min(at + kFewAdditions * lanes, count); at < end; at += lanes) {
       const int64_t n = std::min(lanes, end - at);
-      ask(z + at, y + at, n, ahead);
+      ask(z + at, n, ahead);
       JAXGPUOPS_INDEPENDENT
       for (int64_t i = 0; i < n; ++i) add_terms<kKeep, Term...>(z + at, y + at, m[i], i, terms + at, part, i);
     }

@@ -55,8 +55,9 @@ class Tangent {
     C* const sums[kSums] = {stats.sum(0, block), stats.sum(1, block), stats.sum(2, block)};
     const auto sum = [&, t = t, p = p](auto first) {
       const C* none = nullptr;
+      // What comes next is not asked for: the cache holds no more than this block of both, for the sweep.
       sum_block<false, decltype(first), ProbabilityOfOthers, TangentOfLikely>(t, p, place, scratch.count, none,
-                                                                              scratch.terms, sums, direct(place));
+                                                                              scratch.terms, sums);
     };
     if (transposed()) {
       sum(TangentOfOthers{});
