@@ -133,7 +133,7 @@ def plot() -> None:
     import matplotlib.pyplot as plt
 
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "", "font.size": 8}
-    libraries = ["jaxgpuops", "jax", "torch", "triton", "cupy"]
+    libraries = ["jaxgpuops", "jax", "torch", "torch.compile", "triton", "cupy"]
     colors = dict(zip(libraries, plt.get_cmap("tab10").colors, strict=False))
     devices = {}
     for path in sorted(RESULTS.glob("*.json"), key=lambda path: ("topk" not in path.stem, path.stem)):
