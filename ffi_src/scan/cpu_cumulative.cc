@@ -15,6 +15,7 @@ template <class T>
 struct Plain {
   bool moves() const { return true; }
   T flip() const { return T(0); }
+  JAXGPUOPS_INLINE T value(T element) const { return element; }
   JAXGPUOPS_INLINE void make(const T*, T*, int64_t) const {}
   JAXGPUOPS_INLINE void result(const T* fold, T* out, int64_t i) const { out[i] = fold[i]; }
 };
@@ -186,18 +187,19 @@ void with_direction(const Problem& problem, const Body& body) {
 }
 
 template <class M, class C = typename M::C>
-void scan_rows(const C* x, const Problem& problem, int64_t rows, C identity, C flip, C* y) {
+void scan_rows(const C* x, const Problem& problem, int64_t length, int64_t rows, C identity, C flip, C* y) {
   if constexpr (std::is_same_v<M, Maximum<C>> && std::is_unsigned_v<C>) {
     using Signed = std::make_signed_t<C>;  // faster to compare
     constexpr Signed kSign = std::numeric_limits<Signed>::min();
-    return scan_rows<Maximum<Signed>>(
-        reinterpret_cast<const Signed*>(x), problem, rows, static_cast<Signed>(static_cast<Signed>(identity) ^ kSign),
-        static_cast<Signed>(static_cast<Signed>(flip) ^ kSign), reinterpret_cast<Signed*>(y));
+    return scan_rows<Maximum<Signed>>(reinterpret_cast<const Signed*>(x), problem, length, rows,
+                                      static_cast<Signed>(static_cast<Signed>(identity) ^ kSign),
+                                      static_cast<Signed>(static_cast<Signed>(flip) ^ kSign),
+                                      reinterpret_cast<Signed*>(y));
   } else {
     with_direction(problem, [&](auto backward, auto exclusive) {
       constexpr bool kBackward = decltype(backward)::value, kExclusive = decltype(exclusive)::value;
-      if (problem.rows.length == 2) return scan_pairs<M, kBackward, kExclusive>(Flips<M>{flip}, x, rows, identity, y);
-      scan_rows<M, kBackward, kExclusive>(x, problem.rows.length, rows, identity, flip, y);
+      if (length == 2) return scan_pairs<M, kBackward, kExclusive>(Flips<M>{flip}, x, rows, identity, y);
+      scan_rows<M, kBackward, kExclusive>(x, length, rows, identity, flip, y);
     });
   }
 }
@@ -235,21 +237,92 @@ void run_short(const Problem& problem, const Buffers& buffers, const Workers& wo
           }
         }
         make_all(form, x, in, n);
-        scan_rows<M>(in, problem, rows, identity.v, C(0), folds);
+        scan_rows<M>(in, problem, length, rows, identity.v, C(0), folds);
         write_all(form, folds, n, out);
       } else if (!converts && at + n + kSide<C> <= last && rows * length == n) {
-        scan_rows<M>(x, problem, rows, identity.v, form.flip(), out);
+        scan_rows<M>(x, problem, length, rows, identity.v, form.flip(), out);
       } else {
         const Tile tile = first_step(lanes);
         operands.x.bind(lanes, Rows{1, 1, elements}, false);
         operands.out.bind(lanes, Rows{1, 1, elements}, false);
         load(operands.x, tile, 0, 1, 0, in);
-        scan_rows<M>(in, problem, rows, identity.v, form.flip(), folds);
+        scan_rows<M>(in, problem, length, rows, identity.v, form.flip(), folds);
         store(operands.out, tile, folds);
       }
     }
   });
 }
+
+// ---- Long rows ------------------------------------------------------------------------------------------------------
+// The parts of a tile are scanned as short rows, and what is before a part is put before its elements.
+
+template <class M, class Form, class C>
+JAXGPUOPS_SIMD void prepend_fold(Form form, C before, int64_t n, C* folds) {
+  JAXGPUOPS_INDEPENDENT
+  for (int64_t i = 0; i < n; ++i) folds[i] = form.value(M::combine({before}, {folds[i]}).v);
+}
+
+// A Worker whose strips are rows.
+template <class Monoid, class Form>
+class RowWorker {
+ public:
+  using M = Monoid;
+  using C = typename M::C;
+  using Value = typename M::Value;
+
+  RowWorker(const Cut& cut, const Problem& problem, const Buffers& buffers, const Form& form, Value identity)
+      : cut_(cut), operands_(problem, buffers, false), form_(form), identity_(identity) {}
+
+  void turn_to(int64_t row) { row_ = row; }
+  int64_t rows() const { return 1; }
+  void scan(int64_t block, const Value* carry, Value* total) { run<true>(block, carry, total); }
+  void fold(int64_t block, Value* total) { run<false>(block, nullptr, total); }
+
+ private:
+  static constexpr int64_t kParts = std::max<int64_t>(8, kSide<C>);  // of a tile
+
+  template <bool kScan>
+  void run(int64_t block, const Value* carry, Value* total) {
+    const Problem& problem = operands_.problem;
+    const int64_t length = cut_.rows.length, first = block * cut_.block, last = std::min(length, first + cut_.block);
+    const bool reverse = problem.reverse;
+    Value sum = identity_;
+    bool none = block > 0;  // no fold yet
+    for (int64_t at = first; at < last; at += cut_.tile_steps) {
+      const int64_t n = std::min(cut_.tile_steps, last - at), begin = reverse ? length - at - n : at;
+      const int64_t steps = ceil_div(n, kParts * kSide<C>) * kSide<C>, pad = steps * kParts - n;
+      Lanes lanes;  // the elements
+      lanes.count = lanes.run = n;
+      lanes.inner = row_ * length + begin;
+      for (Operand* operand : {&operands_.x, &operands_.out})
+        operand->bind(lanes, Rows{1, 1, cut_.rows.elements()}, false);
+      const Tile tile = first_step(lanes);
+
+      C x[kTileElements], folds[kTileElements];
+      const int64_t offset = reverse ? pad : 0;  // what is missing comes last
+      load(operands_.x, tile, 0, 1, 0, x + offset);
+      if constexpr (!std::is_same_v<Form, Plain<C>>) make_all(form_, x + offset, x + offset, n);
+      std::fill_n(x + (reverse ? 0 : n), pad, identity_.v);
+      scan_rows<M>(x, problem, steps, kParts, identity_.v, C(0), folds);
+      for (int64_t k = 0; k < kParts; ++k) {
+        const int64_t of_part = (reverse ? kParts - 1 - k : k) * steps, end = of_part + (reverse ? 0 : steps - 1);
+        const Value all = {folds[end]}, part = problem.exclusive ? M::combine(all, {x[end]}) : all;
+        const Value before = !carry ? sum : none ? *carry : M::combine(*carry, sum);
+        if (kScan) prepend_fold<M>(form_, before.v, steps, folds + of_part);
+        sum = none ? part : M::combine(sum, part);
+        none = false;
+      }
+      if (kScan) store(operands_.out, tile, folds + offset);
+    }
+    *total = sum;
+  }
+
+  const Cut& cut_;
+  Operands operands_;
+  Form form_;
+  Value identity_;
+  int64_t row_ = 0;
+};
 #endif
 
 template <class M, class Form>
@@ -258,8 +331,11 @@ void run_monoid(const Problem& problem, const Buffers& buffers, const Workers& w
 #ifdef JAXGPUOPS_SQUARES
   if constexpr (M::kPlanes == 1 && std::is_arithmetic_v<typename M::C>) {
     const Rows& rows = problem.rows;
-    if (rows.elements() > 0 && rows.inner == 1 && rows.length <= kShortRow<typename M::C> && !problem.segmented)
-      return run_short<M>(problem, buffers, workers, form, identity);
+    if (rows.elements() > 0 && rows.inner == 1 && !problem.segmented) {
+      if (rows.length <= kShortRow<typename M::C>) return run_short<M>(problem, buffers, workers, form, identity);
+      const Cut cut(rows, kTileElements);
+      return run_cut(cut, workers, [&] { return RowWorker<M, Form>(cut, problem, buffers, form, identity); });
+    }
   }
 #endif
   if (problem.segmented) {

@@ -43,6 +43,17 @@ struct Cut {
     blocks = ceil_div(rows.length, block);
   }
 
+  // Rows whose elements are neighbours, one after the other.
+  Cut(const Rows& rows, int64_t tile_steps)
+      : rows(rows),
+        run(1),
+        width(1),
+        runs_per_outer(1),
+        strips(rows.outer),
+        tile_steps(tile_steps),
+        block(kBlockTiles * tile_steps),
+        blocks(ceil_div(rows.length, block)) {}
+
   // The rows of the strip; with parts, as many times.
   void find(int64_t strip, Lanes& lanes) const {
     lanes.outer = strip / runs_per_outer * outers;
@@ -180,17 +191,15 @@ class Worker {
   Tile tile_;
 };
 
-template <class Kind>
-void run(const Rows& rows, const Kind& kind, const Workers& workers) {
-  using M = typename Kind::Monoid;
+// Scans all strips. make() is a Worker, or what has its members.
+template <class Make>
+void run_cut(const Cut& cut, const Workers& workers, const Make& make) {
+  using M = typename decltype(make())::M;
   using Value = typename M::Value;
-  if (rows.elements() == 0) return;
-  const Cut cut(rows);
-
   if (cut.blocks == 1 || workers.threads == 1 || cut.strips >= 2 * workers.threads) {
-    const int64_t strips_per_task = std::max<int64_t>(1, kTaskElements / (cut.width * rows.length));
+    const int64_t strips_per_task = std::max<int64_t>(1, kTaskElements / (cut.width * cut.rows.length));
     parallel_for(workers, ceil_div(cut.strips, strips_per_task), [&](int64_t task) {
-      Worker<Kind> worker(cut, kind);
+      auto worker = make();
       Value carry[kMaxLanes], total[kMaxLanes];
       const int64_t last = std::min(cut.strips, (task + 1) * strips_per_task);
       for (int64_t strip = task * strips_per_task; strip < last; ++strip) {
@@ -209,7 +218,7 @@ void run(const Rows& rows, const Kind& kind, const Workers& workers) {
   std::vector<Value> folds(cut.strips * cut.blocks * cut.width);  // at [block], then: up to and including it
   const auto fold_of = [&](int64_t strip, int64_t block) { return &folds[(strip * cut.blocks + block) * cut.width]; };
   parallel_for(workers, cut.strips * (cut.blocks - 1), [&](int64_t task) {
-    Worker<Kind> worker(cut, kind);
+    auto worker = make();
     const int64_t strip = task / (cut.blocks - 1), block = task % (cut.blocks - 1);
     worker.turn_to(strip);
     worker.fold(block, fold_of(strip, block));
@@ -219,12 +228,19 @@ void run(const Rows& rows, const Kind& kind, const Workers& workers) {
       for (int64_t w = 0; w < cut.width; ++w)
         fold_of(strip, block)[w] = M::combine(fold_of(strip, block - 1)[w], fold_of(strip, block)[w]);
   parallel_for(workers, cut.strips * cut.blocks, [&](int64_t task) {
-    Worker<Kind> worker(cut, kind);
+    auto worker = make();
     Value total[kMaxLanes];
     const int64_t strip = task / cut.blocks, block = task % cut.blocks;
     worker.turn_to(strip);
     worker.scan(block, block > 0 ? fold_of(strip, block - 1) : nullptr, total);
   });
+}
+
+template <class Kind>
+void run(const Rows& rows, const Kind& kind, const Workers& workers) {
+  if (rows.elements() == 0) return;
+  const Cut cut(rows);
+  run_cut(cut, workers, [&] { return Worker<Kind>(cut, kind); });
 }
 
 }  // namespace jaxgpuops::scan::cpu
