@@ -40,18 +40,21 @@ struct Block {
     first_step = begin, steps = end - begin;
   }
 
-  bool has(int64_t run) const { return run >= first_run && run < first_run + runs; }
+  // Calls body(lane) for the lanes of other runs.
+  template <class Body>
+  void for_other_lanes(const Tile& tile, const Body& body) const {
+    for (int64_t w = 0; w < first_run * tile.run; ++w) body(w);
+    for (int64_t w = (first_run + runs) * tile.run; w < tile.lanes; ++w) body(w);
+  }
 };
 
 // Calls single(w, s) for the elements that exist outside of the block.
 template <class Single>
 void for_others(const Tile& tile, const Block& block, int64_t begin, int64_t end, int64_t shift, const Single& single) {
-  if (tile.spread == 0) return;  // there are none
-  for (int64_t w = 0; w < tile.lanes; ++w) {
-    if (block.has(w / tile.run)) continue;
+  block.for_other_lanes(tile, [&](int64_t w) {
     const Steps steps(tile, w, begin, end, shift);
     for (int64_t s = steps.first; s < steps.last; ++s) single(w, s);
-  }
+  });
 }
 
 // Clears the steps of a plane that do not exist.
@@ -63,12 +66,11 @@ void clear_missing(const Tile& tile, const Block& block, int64_t begin, int64_t 
     std::fill(plane + (block.first_step + block.steps) * lanes, plane + end * lanes, T{});
     return;
   }
-  for (int64_t w = 0; w < lanes; ++w) {
-    if (block.has(w / tile.run)) continue;
+  block.for_other_lanes(tile, [&](int64_t w) {
     const Steps steps(tile, w, begin, end, shift);
     for (int64_t s = begin; s < steps.first; ++s) plane[s * lanes + w] = T{};
     for (int64_t s = steps.last; s < end; ++s) plane[s * lanes + w] = T{};
-  }
+  });
 }
 
 // How a block lies in memory.

@@ -121,15 +121,10 @@ void store(const Operand& to, const Tile& tile, const C* plane);
 // Sets the element of each lane that has the position within the steps [begin, end): value(lane).
 template <class C, class Value>
 void set_at(const Tile& tile, int64_t begin, int64_t end, int64_t position, C* plane, const Value& value) {
-  if (tile.spread == 0) {
-    const int64_t s = position - tile.first;
-    if (s >= begin && s < end)
-      for (int64_t w = 0; w < tile.lanes; ++w) plane[s * tile.lanes + w] = value(w);
-    return;
-  }
-  for (int64_t w = 0; w < tile.lanes; ++w) {
-    const int64_t s = position - tile.position(w);
-    if (s >= begin && s < end) plane[s * tile.lanes + w] = value(w);
+  int64_t s = position - tile.first;
+  for (int64_t first = 0; first < tile.lanes; first += tile.run, s -= tile.spread) {
+    if (s < begin || s >= end) continue;
+    for (int64_t w = first; w < first + tile.run; ++w) plane[s * tile.lanes + w] = value(w);
   }
 }
 
