@@ -25,8 +25,8 @@ struct ProductTangent {
   using Monoid = Affine<T>;
 
   // Steps of the neighbour that the operands of an element, or of a result, are taken from.
-  static int64_t x_shift(bool transpose, bool exclusive) { return transpose && !exclusive ? -1 : 0; }
-  static int64_t y_shift(bool transpose, bool exclusive) { return exclusive ? 0 : transpose ? 1 : -1; }
+  static constexpr int64_t x_shift(bool transpose, bool exclusive) { return transpose && !exclusive ? -1 : 0; }
+  static constexpr int64_t y_shift(bool transpose, bool exclusive) { return exclusive ? 0 : transpose ? 1 : -1; }
 
   // y of the step before the first is 1.
   template <bool kTranspose, bool kExclusive>
@@ -51,8 +51,8 @@ struct ExtremumTangent {
   using Monoid = Affine<T>;
   bool largest;
 
-  static int64_t x_shift(bool transpose, bool exclusive) { return transpose && !exclusive ? -1 : 0; }
-  static int64_t y_shift(bool transpose, bool exclusive) { return x_shift(transpose, exclusive); }
+  static constexpr int64_t x_shift(bool transpose, bool exclusive) { return transpose && !exclusive ? -1 : 0; }
+  static constexpr int64_t y_shift(bool transpose, bool exclusive) { return x_shift(transpose, exclusive); }
 
   template <bool kExclusive>
   JAXGPUOPS_INLINE bool takes(T x, T y) const {
@@ -76,8 +76,8 @@ template <class T>
 struct LogSumExpTangent {
   using Monoid = Segmented<ScaledSum<T>>;
 
-  static int64_t x_shift(bool, bool) { return 0; }
-  static int64_t y_shift(bool transpose, bool exclusive) { return exclusive && !transpose ? 1 : 0; }
+  static constexpr int64_t x_shift(bool, bool) { return 0; }
+  static constexpr int64_t y_shift(bool transpose, bool exclusive) { return exclusive && !transpose ? 1 : 0; }
 
   // e^(x - y) w for x <= y.
   static JAXGPUOPS_INLINE T weigh(T x, T y, T w) {
@@ -133,23 +133,27 @@ class Tangent {
     const Planes p = planes_at(planes);
     operands_.load_cuts(tile, tile.steps + 1, T(1), T(1), p.cuts);
     load(operands_.x, tile, 0, tile.steps, 0, p.t);
-    load(operands_.a, tile, 0, tile.steps, Form::x_shift(kTranspose, kExclusive), p.x);
-    if (!kTranspose || Form::y_shift(true, kExclusive) <= 0)
-      load(operands_.y, tile, 0, tile.steps, Form::y_shift(kTranspose, kExclusive), p.y);
+    load(operands_.a, tile, 0, tile.steps + kXLater, kXShift, p.x);
+    if (kYShift <= 0 || !kTranspose) load(operands_.y, tile, 0, tile.steps + kYLater, kYShift, p.y);
     make_all<kTranspose, kExclusive>(form_, p.t, p.x, p.y, p.cuts, tile.steps * tile.lanes, planes);
   }
 
   void finish(const Tile& tile, T* planes) {
     const Planes p = planes_at(planes);
-    if (kTranspose && Form::x_shift(true, kExclusive) != 0) load(operands_.a, tile, 0, tile.steps, 0, p.x);
-    const int64_t after = Form::y_shift(kTranspose, kExclusive) > 0 ? 1 : 0;
-    if (kTranspose && Form::y_shift(true, kExclusive) != 0) load(operands_.y, tile, 0, tile.steps, after, p.y);
-    write_all<kTranspose, kExclusive>(form_, kExclusive ? planes - tile.lanes : planes, p.x, p.y, p.cuts,
-                                      p.cuts + after * tile.lanes, tile.steps * tile.lanes, p.t);
+    constexpr int64_t kAfter = kYShift > 0 ? 1 : 0;
+    if (kTranspose && kAfter) load(operands_.y, tile, 0, tile.steps, kAfter, p.y);
+    write_all<kTranspose, kExclusive>(form_, kExclusive ? planes - tile.lanes : planes, p.x + kXLater * tile.lanes,
+                                      p.y + kYLater * tile.lanes, p.cuts, p.cuts + kAfter * tile.lanes,
+                                      tile.steps * tile.lanes, p.t);
     store(operands_.out, tile, p.t);
   }
 
  private:
+  static constexpr int64_t kXShift = Form::x_shift(kTranspose, kExclusive),
+                           kYShift = Form::y_shift(kTranspose, kExclusive);
+  // Results of a transpose need the step after the one that their element needs, where that is a neighbour.
+  static constexpr int64_t kXLater = kTranspose && kXShift < 0 ? 1 : 0, kYLater = kTranspose && kYShift < 0 ? 1 : 0;
+
   struct Planes {
     T *t, *x, *y, *cuts;
   };
