@@ -159,6 +159,16 @@ def test_lengths(name):
         check(name, values(rng, (n, 3), np.float32, name), axis=0, reverse=True)
 
 
+@pytest.mark.parametrize("exclusive", [False, True])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_of_several_blocks(name, reverse, exclusive):
+    rng = np.random.default_rng(0)
+    for dtype in ("int8", "float32"):
+        if np.dtype(dtype) in DTYPES[name]:
+            check(name, values(rng, (33_003,), dtype, name), reverse=reverse, exclusive=exclusive)
+
+
 # ---- As jax.lax ------------------------------------------------------------------------------------------------------
 
 
