@@ -207,6 +207,16 @@ void scan_rows(const C* x, const Problem& problem, int64_t length, int64_t rows,
 template <class C>
 constexpr int64_t kShortRow = kTileElements / kSide<C>;  // the longest row that there are squares of in a tile
 
+// Turns to n elements that are neighbours, from `at` on.
+Tile turn_to_elements(Operands& operands, int64_t at, int64_t n) {
+  Lanes lanes;
+  lanes.count = lanes.run = n;
+  lanes.inner = at;
+  for (Operand* operand : {&operands.x, &operands.out})
+    operand->bind(lanes, Rows{1, 1, operands.problem.rows.elements()}, false);
+  return first_step(lanes);
+}
+
 template <class M, class Form>
 void run_short(const Problem& problem, const Buffers& buffers, const Workers& workers, const Form& form,
                typename M::Value identity) {
@@ -219,11 +229,9 @@ void run_short(const Problem& problem, const Buffers& buffers, const Workers& wo
   parallel_for(workers, ceil_div(elements, task_elements), [&](int64_t task) {
     C in[kTileElements + kSide<C>] = {}, folds[kTileElements + kSide<C>];
     Operands operands(problem, buffers, false);
-    Lanes lanes;  // the elements
     const int64_t last = std::min(elements, (task + 1) * task_elements);
     for (int64_t at = task * task_elements; at < last; at += chunk) {
-      const int64_t n = lanes.count = lanes.run = std::min(chunk, last - at);
-      lanes.inner = at;
+      const int64_t n = std::min(chunk, last - at);
       const int64_t rows = ceil_div(n / length, kSide<C>) * kSide<C>;
       const C* x = static_cast<const C*>(buffers.x) + at;
       C* out = static_cast<C*>(buffers.out) + at;
@@ -242,9 +250,7 @@ void run_short(const Problem& problem, const Buffers& buffers, const Workers& wo
       } else if (!converts && at + n + kSide<C> <= last && rows * length == n) {
         scan_rows<M>(x, problem, length, rows, identity.v, form.flip(), out);
       } else {
-        const Tile tile = first_step(lanes);
-        operands.x.bind(lanes, Rows{1, 1, elements}, false);
-        operands.out.bind(lanes, Rows{1, 1, elements}, false);
+        const Tile tile = turn_to_elements(operands, at, n);
         load(operands.x, tile, 0, 1, 0, in);
         scan_rows<M>(in, problem, length, rows, identity.v, form.flip(), folds);
         store(operands.out, tile, folds);
@@ -279,7 +285,7 @@ class RowWorker {
   void fold(int64_t block, Value* total) { run<false>(block, nullptr, total); }
 
  private:
-  static constexpr int64_t kParts = std::max<int64_t>(8, kSide<C>);  // of a tile
+  static constexpr int64_t kTileParts = std::max<int64_t>(8, kSide<C>);
 
   template <bool kScan>
   void run(int64_t block, const Value* carry, Value* total) {
@@ -290,22 +296,17 @@ class RowWorker {
     bool none = block > 0;  // no fold yet
     for (int64_t at = first; at < last; at += cut_.tile_steps) {
       const int64_t n = std::min(cut_.tile_steps, last - at), begin = reverse ? length - at - n : at;
-      const int64_t steps = ceil_div(n, kParts * kSide<C>) * kSide<C>, pad = steps * kParts - n;
-      Lanes lanes;  // the elements
-      lanes.count = lanes.run = n;
-      lanes.inner = row_ * length + begin;
-      for (Operand* operand : {&operands_.x, &operands_.out})
-        operand->bind(lanes, Rows{1, 1, cut_.rows.elements()}, false);
-      const Tile tile = first_step(lanes);
+      const int64_t steps = ceil_div(n, kTileParts * kSide<C>) * kSide<C>, pad = steps * kTileParts - n;
+      const Tile tile = turn_to_elements(operands_, row_ * length + begin, n);
 
       C x[kTileElements], folds[kTileElements];
       const int64_t offset = reverse ? pad : 0;  // what is missing comes last
       load(operands_.x, tile, 0, 1, 0, x + offset);
       if constexpr (!std::is_same_v<Form, Plain<C>>) make_all(form_, x + offset, x + offset, n);
       std::fill_n(x + (reverse ? 0 : n), pad, identity_.v);
-      scan_rows<M>(x, problem, steps, kParts, identity_.v, C(0), folds);
-      for (int64_t k = 0; k < kParts; ++k) {
-        const int64_t of_part = (reverse ? kParts - 1 - k : k) * steps, end = of_part + (reverse ? 0 : steps - 1);
+      scan_rows<M>(x, problem, steps, kTileParts, identity_.v, C(0), folds);
+      for (int64_t k = 0; k < kTileParts; ++k) {
+        const int64_t of_part = (reverse ? kTileParts - 1 - k : k) * steps, end = of_part + (reverse ? 0 : steps - 1);
         const Value all = {folds[end]}, part = problem.exclusive ? M::combine(all, {x[end]}) : all;
         const Value before = !carry ? sum : none ? *carry : M::combine(*carry, sum);
         if (kScan) prepend_fold<M>(form_, before.v, steps, folds + of_part);
