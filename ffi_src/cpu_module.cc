@@ -41,52 +41,8 @@ nb::dict plan_dict(const jaxgpuops::topk_softmax::Plan& plan) {
   return dict;
 }
 
-// What a scan's plan depends on, but for its shape. Element types of one width may take different kernels: the first of
-// these is shown, and the workspace suffices for all.
-std::vector<jaxgpuops::scan::Problem> scan_problems(const std::string& target, int item_bytes) {
+nb::dict plan_dict(const jaxgpuops::scan::Plan& plan) {
   using namespace jaxgpuops::scan;
-  using jaxgpuops::DType;
-  Problem problem;
-  bool found = true;
-  if (target == "linear_scan") {
-    problem.kind = Kind::kLinear;
-  } else if (target == "linear_scan_vjp") {
-    problem.kind = Kind::kLinearVjp;
-  } else {
-    found = false;
-    for (const Kind kind : {Kind::kCumulative, Kind::kTangent})
-      for (const Op op : {Op::kSum, Op::kProd, Op::kMax, Op::kMin, Op::kLogSumExp}) {
-        if (found || target_name(kind, op) != "jaxgpuops." + target) continue;
-        problem.kind = kind;
-        problem.op = op;
-        found = true;
-      }
-  }
-  if (!found) throw std::invalid_argument("no such scan: " + target);
-  std::vector<Problem> problems;
-  for (const DType dtype : {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kFloat8E5M2, DType::kComplex64,
-                            DType::kComplex128, DType::kInt8, DType::kInt16, DType::kInt32, DType::kInt64}) {
-    problem.dtype = dtype;
-    if (bytes_of(dtype) == item_bytes && accepts(problem.kind, problem.op, dtype)) problems.push_back(problem);
-  }
-  if (problems.empty()) throw std::invalid_argument(target + " takes no elements of that width");
-  return problems;
-}
-
-nb::dict scan_plan_dict(const std::string& target, jaxgpuops::Rows rows, int item_bytes, bool segmented,
-                        int compute_capability) {
-  using namespace jaxgpuops::scan;
-  Plan plan;
-  int64_t workspace_bytes = 0;
-  bool first = true;
-  for (Problem problem : scan_problems(target, item_bytes)) {
-    problem.rows = rows;
-    problem.segmented = segmented;
-    const Plan other = plan_scan(problem, compute_capability);
-    if (first) plan = other;
-    first = false;
-    workspace_bytes = std::max(workspace_bytes, other.workspace_bytes);
-  }
   nb::dict dict;
   dict["algorithm"] = name(plan.algorithm);
   dict["layout"] = name(plan.layout);
@@ -94,61 +50,66 @@ nb::dict scan_plan_dict(const std::string& target, jaxgpuops::Rows rows, int ite
   dict["tile"] = plan.tile;
   dict["tiles"] = plan.tiles;
   dict["strips"] = plan.strips;
-  dict["workspace_bytes"] = workspace_bytes;
+  dict["workspace_bytes"] = plan.workspace_bytes;
   return dict;
 }
 
-// The plan of the first; the workspace suffices for all.
-nb::dict plan_dict(const std::vector<jaxgpuops::RowPlan>& plans) {
-  if (plans.empty()) throw std::invalid_argument("no such target, or it takes no elements of that width");
-  const jaxgpuops::RowPlan& plan = plans[0];
-  int64_t workspace_bytes = 0;
-  for (const auto& other : plans) workspace_bytes = std::max(workspace_bytes, other.workspace_bytes);
+nb::dict plan_dict(const jaxgpuops::RowPlan& plan) {
   nb::dict dict;
   dict["algorithm"] = jaxgpuops::name(plan.algorithm);
   dict["threads"] = plan.threads();
   dict["vectors"] = plan.vectors;
   dict["lanes"] = 1 << plan.lane_bits;
   dict["blocks"] = plan.blocks;
-  dict["workspace_bytes"] = workspace_bytes;
+  dict["workspace_bytes"] = plan.workspace_bytes;
   return dict;
 }
 
-// Calls that differ in their optional operands, or in an element type of one width, may take different kernels.
-nb::dict softmax_plan_dict(const std::string& target, jaxgpuops::Rows rows, int item_bytes, int compute_capability) {
-  using namespace jaxgpuops::softmax;
+// The name that NumPy and ml_dtypes have for an element type.
+jaxgpuops::DType dtype_named(const std::string& name) {
   using jaxgpuops::DType;
-  std::vector<jaxgpuops::RowPlan> plans;
-  for (const Op op : {Op::kSoftmax, Op::kLogSoftmax, Op::kLogSumExp, Op::kCrossEntropy, Op::kCrossEntropyGrad,
-                      Op::kSoftmaxJvp, Op::kLogSoftmaxJvp})
-    for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kFloat64})
-      for (const bool general : {false, true}) {
-        if (target_name(op) != "jaxgpuops." + target || bytes_of(dtype) != item_bytes) continue;
-        Problem problem;
-        problem.op = op;
-        problem.dtype = dtype;
-        problem.rows = rows;
-        plans.push_back(plan_softmax(problem, general, compute_capability));
-      }
-  return plan_dict(plans);
+  static const std::pair<const char*, DType> kNames[] = {
+      {"bool", DType::kBool},
+      {"int8", DType::kInt8},
+      {"int16", DType::kInt16},
+      {"int32", DType::kInt32},
+      {"int64", DType::kInt64},
+      {"uint8", DType::kUint8},
+      {"uint16", DType::kUint16},
+      {"uint32", DType::kUint32},
+      {"uint64", DType::kUint64},
+      {"float8_e4m3fn", DType::kFloat8E4M3FN},
+      {"float8_e5m2", DType::kFloat8E5M2},
+      {"float16", DType::kFloat16},
+      {"bfloat16", DType::kBFloat16},
+      {"float32", DType::kFloat32},
+      {"float64", DType::kFloat64},
+      {"complex64", DType::kComplex64},
+      {"complex128", DType::kComplex128},
+  };
+  for (const auto& [known, dtype] : kNames)
+    if (name == known) return dtype;
+  throw std::invalid_argument("no such element type: " + name);
 }
 
-nb::dict reduce_plan_dict(const std::string& target, jaxgpuops::Rows rows, int item_bytes, int compute_capability) {
-  using namespace jaxgpuops::reduce;
-  using jaxgpuops::DType;
-  std::vector<jaxgpuops::RowPlan> plans;
-  for (const Op op : {Op::kSum, Op::kMax, Op::kMin, Op::kDot})
-    for (const DType dtype : {DType::kFloat8E5M2, DType::kFloat16, DType::kFloat32, DType::kFloat64, DType::kInt8,
-                              DType::kInt16, DType::kInt32, DType::kInt64})
-      for (const bool masked : {false, true}) {
-        if (target_name(op) != "jaxgpuops." + target || bytes_of(dtype) != item_bytes) continue;
-        Problem problem;
-        problem.op = op;
-        problem.dtype = dtype;
-        problem.rows = rows;
-        plans.push_back(plan_reduce(problem, masked, compute_capability));
-      }
-  return plan_dict(plans);
+// Of the ops of a family, the one whose target has a name.
+template <class Op>
+Op op_named(std::initializer_list<Op> ops, const std::string& name) {
+  for (const Op op : ops)
+    if (target_name(op) == "jaxgpuops." + name) return op;
+  throw std::invalid_argument("no such op: " + name);
+}
+
+jaxgpuops::scan::Problem scan_named(const std::string& name) {
+  using namespace jaxgpuops::scan;
+  Problem problem;
+  for (const Kind kind : {Kind::kCumulative, Kind::kTangent, Kind::kLinear, Kind::kLinearVjp})
+    for (const Op op : {Op::kSum, Op::kProd, Op::kMax, Op::kMin, Op::kLogSumExp}) {
+      problem.kind = kind;
+      problem.op = op;
+      if (target_name(kind, op) == "jaxgpuops." + name) return problem;
+    }
+  throw std::invalid_argument("no such op: " + name);
 }
 
 }  // namespace
@@ -158,19 +119,25 @@ NB_MODULE(_cpu, module) {
   define_module(module, {topk::cpu_targets(), along_axis::cpu_targets(), scan::cpu_targets(),
                          topk_softmax::cpu_targets(), softmax::cpu_targets(), reduce::cpu_targets()});
 
+  // The plan of a call on a GPU of a compute capability. `workspace_bytes` < 0 asks for the best; else it is what the
+  // call has, as when a part of a batch runs what was lowered for the whole.
   module.def(
       "plan_topk",
-      [](int64_t outer, int64_t length, int64_t inner, int64_t k, int key_bits, bool sorted, int compute_capability) {
-        return plan_dict(topk::plan_topk(Rows{outer, length, inner}, k, key_bits, sorted, compute_capability));
+      [](int64_t outer, int64_t length, int64_t inner, int64_t k, int key_bits, bool sorted, int compute_capability,
+         int64_t workspace_bytes) {
+        const Rows rows{outer, length, inner};
+        return plan_dict(topk::plan_topk(rows, k, key_bits, sorted, gpu_of(compute_capability), workspace_bytes));
       },
-      "outer"_a, "length"_a, "inner"_a, "k"_a, "key_bits"_a, "sorted"_a, "compute_capability"_a);
+      "outer"_a, "length"_a, "inner"_a, "k"_a, "key_bits"_a, "sorted"_a, "compute_capability"_a,
+      "workspace_bytes"_a = -1);
 
   module.def(
       "plan_argmax",
-      [](int64_t outer, int64_t length, int64_t inner, int key_bits) {
-        return plan_dict(topk::plan_argmax(Rows{outer, length, inner}, key_bits));
+      [](int64_t outer, int64_t length, int64_t inner, int key_bits, int compute_capability, int64_t workspace_bytes) {
+        const Rows rows{outer, length, inner};
+        return plan_dict(topk::plan_argmax(rows, key_bits, gpu_of(compute_capability), workspace_bytes));
       },
-      "outer"_a, "length"_a, "inner"_a, "key_bits"_a);
+      "outer"_a, "length"_a, "inner"_a, "key_bits"_a, "compute_capability"_a, "workspace_bytes"_a = -1);
 
   module.def(
       "plan_topk_softmax",
@@ -179,27 +146,52 @@ NB_MODULE(_cpu, module) {
       },
       "outer"_a, "length"_a, "inner"_a, "k"_a);
 
+  // `groups`: the most groups of neighbouring dimensions after the axis that an operand which broadcasts has or lacks.
   module.def(
       "plan_scan",
-      [](const std::string& target, int64_t outer, int64_t length, int64_t inner, int item_bytes, bool segmented,
-         int compute_capability) {
-        return scan_plan_dict(target, Rows{outer, length, inner}, item_bytes, segmented, compute_capability);
+      [](const std::string& op, int64_t outer, int64_t length, int64_t inner, const std::string& dtype, bool segmented,
+         int groups, int compute_capability, int64_t workspace_bytes) {
+        scan::Problem problem = scan_named(op);
+        problem.rows = {outer, length, inner};
+        problem.dtype = dtype_named(dtype);
+        if (!scan::accepts(problem.kind, problem.op, problem.dtype))
+          throw std::invalid_argument(op + " takes no " + dtype);
+        problem.segmented = segmented;
+        problem.a.inner.groups = groups;
+        return plan_dict(scan::plan_scan(problem, gpu_of(compute_capability), workspace_bytes));
       },
-      "target"_a, "outer"_a, "length"_a, "inner"_a, "item_bytes"_a, "segmented"_a, "compute_capability"_a);
+      "op"_a, "outer"_a, "length"_a, "inner"_a, "dtype"_a, "segmented"_a, "groups"_a, "compute_capability"_a,
+      "workspace_bytes"_a = -1);
 
   module.def(
       "plan_softmax",
-      [](const std::string& target, int64_t outer, int64_t length, int64_t inner, int item_bytes,
-         int compute_capability) {
-        return softmax_plan_dict(target, Rows{outer, length, inner}, item_bytes, compute_capability);
+      [](const std::string& op, int64_t outer, int64_t length, int64_t inner, const std::string& dtype, double factor,
+         bool scaled, bool biased, bool masked, int compute_capability, int64_t workspace_bytes) {
+        using softmax::Op;
+        softmax::Problem problem;
+        problem.op = op_named({Op::kSoftmax, Op::kLogSoftmax, Op::kLogSumExp, Op::kCrossEntropy, Op::kCrossEntropyGrad,
+                               Op::kSoftmaxJvp, Op::kLogSoftmaxJvp},
+                              op);
+        problem.rows = {outer, length, inner};
+        problem.dtype = dtype_named(dtype);
+        problem.general = softmax::is_general(problem.op, factor, scaled, biased, masked);
+        return plan_dict(softmax::plan_softmax(problem, gpu_of(compute_capability), workspace_bytes));
       },
-      "target"_a, "outer"_a, "length"_a, "inner"_a, "item_bytes"_a, "compute_capability"_a);
+      "op"_a, "outer"_a, "length"_a, "inner"_a, "dtype"_a, "factor"_a, "scaled"_a, "biased"_a, "masked"_a,
+      "compute_capability"_a, "workspace_bytes"_a = -1);
 
   module.def(
       "plan_reduce",
-      [](const std::string& target, int64_t outer, int64_t length, int64_t inner, int item_bytes,
-         int compute_capability) {
-        return reduce_plan_dict(target, Rows{outer, length, inner}, item_bytes, compute_capability);
+      [](const std::string& op, int64_t outer, int64_t length, int64_t inner, const std::string& dtype, bool masked,
+         int compute_capability, int64_t workspace_bytes) {
+        using reduce::Op;
+        reduce::Problem problem;
+        problem.op = op_named({Op::kSum, Op::kMax, Op::kMin, Op::kDot}, op);
+        problem.rows = {outer, length, inner};
+        problem.dtype = dtype_named(dtype);
+        problem.masked = masked;
+        return plan_dict(reduce::plan_reduce(problem, gpu_of(compute_capability), workspace_bytes));
       },
-      "target"_a, "outer"_a, "length"_a, "inner"_a, "item_bytes"_a, "compute_capability"_a);
+      "op"_a, "outer"_a, "length"_a, "inner"_a, "dtype"_a, "masked"_a, "compute_capability"_a,
+      "workspace_bytes"_a = -1);
 }

@@ -117,9 +117,9 @@ class Kernel:
         operand has more: under vmap, they are not copied for each element of a batch that they do not depend on.
       shortest: length of the shortest rows that the CPU handler is for: XLA makes one loop of shorter ones and what is
         around them, which is faster.
-      plan: ``plan(rows, avals, compute_capability, **params)`` gives the algorithm that the CUDA handler takes for
-        operands of types ``avals``, with rows = (outer, length, inner), and ``workspace_bytes``, the scratch memory it
-        needs per outer index. The handler gets it as one more uint8 result. None: the handler takes no such result.
+      plan: ``plan(rows, avals, compute_capability, axis, **params)`` gives the algorithm that the CUDA handler takes
+        for operands of types ``avals``, with rows = (outer, length, inner), and ``workspace_bytes``, the scratch memory
+        it needs per outer index. The handler gets it as one more uint8 result. None: the handler takes no such result.
     """
 
     def __init__(
@@ -248,7 +248,7 @@ class Kernel:
             why = "the plan must know the axis and what follows it"
         plan = {}
         if planned and not why:
-            plan = self.plan(_rows(x.shape, axis), avals, _native.compute_capability(), **params)
+            plan = self.plan(_rows(x.shape, axis), avals, _native.compute_capability(), axis, **params)
         kernel = None if why else self.target
         return Lowering(self.name, x.shape, str(x.dtype), {"axis": axis, **params}, platform, kernel, plan, why)
 
@@ -323,15 +323,23 @@ def _expand(ctx, operands, target):
 
 def _readable(shape, whole, axis):
     """The shape, or the whole one but for the axis where the kernels' IndexMap has too few groups for the shape's."""
-
-    def groups(part):  # of neighbouring dimensions that the operand has, or that it lacks
-        has = (n != 1 for n, m in zip(shape[part], whole[part], strict=True) if m != 1)
-        return sum(1 for _ in itertools.groupby(has))
-
     before, after = slice(axis), slice(axis + 1, None)
-    if max(groups(before), groups(after)) <= MAX_GROUPS:
+    if max(_groups(shape[before], whole[before]), _groups(shape[after], whole[after])) <= MAX_GROUPS:
         return shape
     return (*whole[before], shape[axis], *whole[after])
+
+
+def _groups(shape, whole):
+    """How often neighbouring dimensions differ in whether an operand of that shape has them; 0 where there are none."""
+    has = (n != 1 for n, m in zip(shape, whole, strict=True) if m != 1)
+    return sum(1 for _ in itertools.groupby(has))
+
+
+def groups_after(avals, axis) -> int:
+    """The groups of dimensions after the axis that the kernel's IndexMap has for the operand that needs the most."""
+    x, *others = (aval.shape for aval in avals)
+    most = max((_groups(shape[axis + 1 :], x[axis + 1 :]) for shape in others), default=0)
+    return most if most <= MAX_GROUPS else 1  # `_readable` broadcasts it then
 
 
 def _sharding_contract(ctx, axis, batch_dims, rank, ins, outs):

@@ -78,7 +78,7 @@ def test_adversarial_rows(dtype):
     count = len(reference.adversarial(rng, 8, dtype))
 
     def form(n):
-        plan = plan_argmax(count, n, 1, 8 * dtype.itemsize)
+        plan = plan_argmax(count, n, 1, 8 * dtype.itemsize, 90)
         return plan["lanes"], plan["threads"], plan["slices"] > 1
 
     boundaries = [n for n in range(2, 20_000) if form(n) != form(n - 1)]

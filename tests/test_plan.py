@@ -136,11 +136,11 @@ def test_pure():
 
 def test_argmax():
     for outer, length, inner, bits in itertools.product(OUTER, LENGTHS, INNER, BITS):
-        plan = plan_argmax(outer, length, inner, bits)
+        plan = plan_argmax(outer, length, inner, bits, 90)
         assert plan["algorithm"] == "argmax" and plan["slices"] >= 1
         assert 0 <= plan["workspace_bytes"] <= inner * (length * bits // 8 // 16 + 16)
         assert plan == plan_topk(outer, length, inner, 1, bits, True, 90)  # k = 1 is the same reduction
-    assert plan_argmax(0, 5, 1, 32)["algorithm"] == "empty"
+    assert plan_argmax(0, 5, 1, 32, 90)["algorithm"] == "empty"
 
 
 def test_topk_softmax():
@@ -162,21 +162,25 @@ plan_scan = jaxgpuops._native.modules["cpu"].plan_scan
 
 SCANS = ["cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "linear_scan", "linear_scan_vjp"]
 SCANS += ["cumprod_jvp", "cummax_jvp", "cummin_jvp", "cumlogsumexp_jvp"]
-# The benchmark's points: rows, bytes of an element, and what they should take.
+# The benchmark's points: rows, element, and what they should take.
 SCAN_POINTS = [
-    ((1, 1 << 27, 1), 4, "look_ahead", "along"),
-    ((1, 1 << 20, 1), 4, "resident", "along"),
-    ((1024, 65536, 1), 4, "look_ahead", "along"),
-    ((1024, 65536, 1), 2, "loop", "along"),
-    ((4096, 16384, 1), 4, "loop", "along"),
-    ((65536, 1024, 1), 4, "loop", "along"),
-    ((65536, 1024, 1), 2, "loop", "along"),
-    ((8, 4096, 2048), 4, "loop", "across"),
-    ((1, 65536, 1024), 4, "look_ahead", "across"),
-    ((16, 128256, 1), 4, "resident", "along"),
-    ((4096, 128, 1), 4, "loop", "along"),
-    ((1, 1000, 3), 4, "look_ahead", "single"),
+    ((1, 1 << 27, 1), "float32", "look_ahead", "along"),
+    ((1, 1 << 20, 1), "float32", "resident", "along"),
+    ((1024, 65536, 1), "float32", "look_ahead", "along"),
+    ((1024, 65536, 1), "bfloat16", "loop", "along"),
+    ((4096, 16384, 1), "float32", "loop", "along"),
+    ((65536, 1024, 1), "float32", "loop", "along"),
+    ((65536, 1024, 1), "bfloat16", "loop", "along"),
+    ((8, 4096, 2048), "float32", "loop", "across"),
+    ((1, 65536, 1024), "float32", "look_ahead", "across"),
+    ((16, 128256, 1), "float32", "resident", "along"),
+    ((4096, 128, 1), "float32", "loop", "along"),
+    ((1, 1000, 3), "float32", "look_ahead", "single"),
 ]
+
+
+# Element types of every width, and those of one width that take different kernels; derivatives take floats only.
+SCANNED = {False: ("int8", "float16", "float32", "int32", "float64"), True: ("float16", "float32", "float64")}
 
 
 def scan_calls():
@@ -184,16 +188,16 @@ def scan_calls():
     for target, segmented, rows in itertools.product(
         SCANS, (False, True), itertools.product(OUTER, LENGTHS, (1, 3, 256))
     ):
-        for item_bytes in (2, 4, 8) if "logsumexp" in target else (1, 2, 4, 8):
-            if np.prod(rows, dtype=object) < 1 << 38 and not (item_bytes == 1 and "jvp" in target):
-                yield target, *rows, item_bytes, segmented
+        for dtype in ("bfloat16", "float32", "float64") if "logsumexp" in target else SCANNED[target.endswith("jvp")]:
+            if np.prod(rows, dtype=object) < 1 << 38:
+                yield target, *rows, dtype, segmented, 1
 
 
-@pytest.mark.parametrize("rows,item_bytes,algorithm,layout", SCAN_POINTS)
-def test_scan_benchmarks(rows, item_bytes, algorithm, layout):
-    plan = plan_scan("cumsum", *rows, item_bytes, False, 90)
+@pytest.mark.parametrize("rows,dtype,algorithm,layout", SCAN_POINTS)
+def test_scan_benchmarks(rows, dtype, algorithm, layout):
+    plan = plan_scan("cumsum", *rows, dtype, False, 1, 90)
     assert (plan["algorithm"], plan["layout"]) == (algorithm, layout)
-    assert rows[0] * plan["workspace_bytes"] <= max(1 << 20, np.prod(rows) * item_bytes // 20)
+    assert rows[0] * plan["workspace_bytes"] <= max(1 << 20, np.prod(rows) * jnp.dtype(dtype).itemsize // 20)
 
 
 @pytest.mark.parametrize("capability", (75, 90))
@@ -221,10 +225,81 @@ def test_scan_tiles_do_not_depend_on_the_batch():
 
 def test_scan_nothing_to_do():
     for rows in [(0, 5, 1), (3, 5, 0), (3, 0, 1)]:
-        plan = plan_scan("cumsum", *rows, 4, False, 90)
+        plan = plan_scan("cumsum", *rows, "float32", False, 1, 90)
         assert plan["algorithm"] == "empty" and plan["workspace_bytes"] == 0
 
 
 def test_scan_that_is_none():
-    with pytest.raises(ValueError, match="no such scan: cummean"):
-        plan_scan("cummean", 1, 5, 1, 4, False, 90)
+    with pytest.raises(ValueError, match="no such op: cummean"):
+        plan_scan("cummean", 1, 5, 1, "float32", False, 1, 90)
+
+
+# ---- Parts of a batch -------------------------------------------------------------------------------------------------
+
+plan_softmax = jaxgpuops._native.modules["cpu"].plan_softmax
+plan_reduce = jaxgpuops._native.modules["cpu"].plan_reduce
+
+
+def softmax_planner(op, dtype, masked):
+    return lambda *args: plan_softmax(op, *args[:3], dtype, 1.0, False, False, masked, *args[3:])
+
+
+def reduce_planner(op, dtype, masked):
+    return lambda *args: plan_reduce(op, *args[:3], dtype, masked, *args[3:])
+
+
+def scan_planner(op, dtype, segmented):
+    return lambda *args: plan_scan(op, *args[:3], dtype, segmented, 1, *args[3:])
+
+
+def topk_planner(k, bits, sorted):
+    return lambda *args: plan_topk(*args[:3], min(k, args[1]), bits, sorted, *args[3:])
+
+
+# ``plan(outer, length, inner, compute_capability, workspace_bytes)`` of every family and of the forms of its calls.
+PLANNERS = {
+    **{f"topk {k} {bits} {s}": topk_planner(k, bits, s) for k in KS for bits in BITS for s in (True, False)},
+    **{f"argmax {bits}": lambda *args, bits=bits: plan_argmax(*args[:3], bits, *args[3:]) for bits in BITS},
+    **{
+        f"{op} {dtype} {masked}": softmax_planner(op, dtype, masked)
+        for op in ("softmax", "log_softmax", "logsumexp", "cross_entropy", "cross_entropy_grad", "softmax_jvp")
+        + ("log_softmax_jvp",)
+        for dtype in ("bfloat16", "float32", "float64")
+        for masked in (True, False)
+    },
+    **{
+        f"{op} {dtype} {masked}": reduce_planner(op, dtype, masked)
+        for op in ("sum", "max", "min", "dot")
+        for dtype in ("int8", "bfloat16", "float32", "int32", "float64")
+        for masked in (True, False)
+    },
+    **{
+        f"{op} {dtype} {segmented}": scan_planner(op, dtype, segmented)
+        for op in SCANS
+        for dtype in ("bfloat16", "float32", "float64")
+        for segmented in (True, False)
+    },
+}
+WHOLE = (1, 7, 64, 131, 1024, 1 << 20)  # rows of a whole batch; the last stands for a symbolic one
+
+
+@pytest.mark.parametrize("capability", (75, 80, 89, 90, 100, 120))
+def test_parts_of_a_batch_make_do_with_their_workspace(capability):
+    """A call is planned for the whole batch, and each device plans again for the rows that it has, however many."""
+    rng = np.random.default_rng(capability)
+    reached = set()
+    for name, plan in PLANNERS.items():
+        for whole in WHOLE:
+            lengths = (*LENGTHS, *np.exp(rng.uniform(0, np.log(1 << 24), 3)).astype(int).tolist())
+            for length, inner in itertools.product(lengths, (1, 3, 256)):
+                if whole * length * inner > 1 << 40:
+                    continue
+                given = plan(whole, length, inner, capability, -1)["workspace_bytes"]
+                for part in {1, 9, 100, 132, int(rng.integers(1, whole + 1))}:
+                    if part <= whole:
+                        of_part = plan(part, length, inner, capability, given)
+                        assert of_part["workspace_bytes"] <= given, (name, whole, part, length, inner, of_part)
+                        reached.add((name.split()[0], of_part["algorithm"]))
+    if capability == 90:
+        for op in ("logsumexp", "cross_entropy", "sum"):
+            assert {a for o, a in reached if o == op} >= {"rows", "rows_stream", "rows_split"}, op

@@ -7,6 +7,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "common/gpu.h"
 #include "ffi.h"
 
 namespace jaxgpuops {
@@ -14,6 +15,8 @@ namespace jaxgpuops {
 struct Device {
   int ordinal = 0;
   int compute_capability = 0;  // 10 * major + minor
+
+  Gpu gpu() const { return gpu_of(compute_capability); }
 };
 
 // XLA makes the device of the stream current before it calls a handler. Facts are cached per device, since one process

@@ -5,11 +5,6 @@
 namespace jaxgpuops {
 namespace {
 
-// Geometry follows the shape, not the device, so that workspace and explanations are the same everywhere.
-constexpr int64_t kMultiprocessors = 132;  // of an H200; others do well enough with it
-
-// What the L2 cache can be trusted to hold from a first sweep to a second.
-constexpr int64_t kCachedBytes = 24 << 20;
 constexpr int64_t kMaxRounds = 64;
 
 constexpr int kTeamWarps = 4;        // of a block whose warps have rows of their own
@@ -29,41 +24,39 @@ int bits_for(int64_t n) {  // the least power of two that is not below n
   return bits;
 }
 
-int max_cluster(int compute_capability) {
-  if (compute_capability < 90) return 1;
-  return compute_capability < 120 ? kMaxCluster : 8;
+// The statistics and the finals of split rows or columns, per outer index.
+int64_t split_bytes(const RowTraits& traits, int64_t inner, int64_t units) {
+  const auto padded = [](int64_t bytes) { return ceil_div(bytes, 16) * 16; };
+  return padded(inner * units * traits.stat_bytes) + padded(inner * int64_t{traits.final_bytes});
 }
 
-void plan_split(RowPlan& plan, const Rows& rows) {
+void plan_split(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   const RowTraits& traits = plan.traits;
-  const auto padded = [](int64_t bytes) { return ceil_div(bytes, 16) * 16; };
-  plan.workspace_bytes =
-      padded(rows.inner * plan.units * traits.stat_bytes) + padded(rows.inner * int64_t{traits.final_bytes});
+  plan.workspace_bytes = split_bytes(traits, rows.inner, plan.units);
   plan.round = rows.outer;
   if (!traits.output) return;
   const int64_t bytes = rows.length * rows.inner * traits.item_bytes * traits.operands;
-  plan.round = std::max<int64_t>(1, std::max(ceil_div(rows.outer, kMaxRounds), kCachedBytes / bytes));
+  plan.round = std::max<int64_t>(1, std::max(ceil_div(rows.outer, kMaxRounds), gpu.cached_bytes / bytes));
 }
 
-// Shared memory of a multiprocessor of compute capability 9.0 and 10.0, of which a block has 1 KiB less.
-constexpr int64_t kSharedBytes = 228 << 10;
+constexpr int64_t kCounterBytes = 16;  // of the number of rows that clusters of kRowsStream have taken
 
 // Where results are written, a block for each multiprocessor that holds two spans a warp, and the ring has the half of
 // the next row besides; else, and where rows are few, several blocks, and parts that are small.
-void plan_stream(RowPlan& plan, const Rows& rows) {
+void plan_stream(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   const RowTraits& traits = plan.traits;
   plan.algorithm = RowAlgorithm::kRowsStream;
   const auto part = [&] {  // a block has all spans of every so many-th chain
     return plan.spans / kStreamChains * (kStreamChains / plan.blocks) +
            ceil_div(plan.spans % kStreamChains, plan.blocks);
   };
-  const bool few = rows.outer <= kMultiprocessors, small = few || !traits.output;
-  plan.workspace_bytes = few ? 0 : 16;  // for the number of rows that were taken
+  const bool few = rows.outer <= gpu.multiprocessors, small = few || !traits.output;
+  plan.workspace_bytes = few ? 0 : kCounterBytes;
   const auto more = [&] {
     if (traits.output && few) return part() >= 2 * kLeastWarps;
     // Of four blocks with labels that fill a multiprocessor each, eight are better, two to a multiprocessor.
     if (traits.output) return part() > (traits.label && plan.blocks == 4 ? 27 : 2 * kStreamWarps);
-    return rows.outer * plan.blocks < 4 * kMultiprocessors && part() >= 2 * kLeastWarps;
+    return rows.outer * plan.blocks < 4 * gpu.multiprocessors && part() >= 2 * kLeastWarps;
   };
   while (plan.blocks < kMaxCluster && more()) plan.blocks *= 2;
   // A small block has half the warps, unless its part is very long.
@@ -72,7 +65,7 @@ void plan_stream(RowPlan& plan, const Rows& rows) {
   plan.block_warps = static_cast<int>(ceil_div(plan.part, ceil_div(plan.part, most)));
   const int64_t stage = (plan.vectors * 512 + 16) * traits.operands + 8;  // with its barrier
   const auto stages = [&](int64_t blocks) {                               // of so many blocks of a multiprocessor
-    return (kSharedBytes / blocks - 1024 - 384 - 2 * (plan.part + kStreamChains) * traits.stat_bytes) / stage;
+    return (gpu.multiprocessor_shared / blocks - 1024 - 384 - 2 * (plan.part + kStreamChains) * traits.stat_bytes) / stage;
   };
   // Where rows are few, what a row needs comes first: no more stages than that.
   // Two blocks for which there is room, of one array: each does something while the other waits for its row. (Gradients
@@ -85,7 +78,13 @@ void plan_stream(RowPlan& plan, const Rows& rows) {
   if (plan.stages < plan.part) plan.stages -= plan.stages % plan.block_warps;
 }
 
-void plan_rows(RowPlan& plan, const Rows& rows, int compute_capability, const RowTuning& tuning) {
+// Whether kRowsStream takes rows of so many spans, if there are enough of them.
+bool is_streamable(const RowPlan& plan, const Gpu& gpu) {
+  return plan.traits.fast && gpu.max_cluster == kMaxCluster &&
+         plan.spans > kPreferredWarps * plan.traits.operands && plan.spans <= kMaxFlatSpans;
+}
+
+void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning& tuning) {
   const RowTraits& traits = plan.traits;
   const int64_t vectors = std::max<int64_t>(1, ceil_div(rows.length, 16 / traits.item_bytes));
   if (!traits.fast) {
@@ -112,20 +111,19 @@ void plan_rows(RowPlan& plan, const Rows& rows, int compute_capability, const Ro
                                                           : kTeamWarps;
     plan.block_warps = tuning.block_warps ? tuning.block_warps : preferred;
     const int64_t warps = ceil_div(rows.outer, 32 >> plan.lane_bits);
-    while (plan.block_warps > 1 && ceil_div(warps, plan.block_warps) < 2 * kMultiprocessors) plan.block_warps /= 2;
+    while (plan.block_warps > 1 && ceil_div(warps, plan.block_warps) < 2 * gpu.multiprocessors) plan.block_warps /= 2;
     return;
   }
-  const int64_t most = max_cluster(compute_capability);
+  const int64_t most = gpu.max_cluster;
   const bool tuned = tuning.cluster || tuning.split || tuning.vectors;
-  const bool stream = traits.fast && most == kMaxCluster && plan.spans > kPreferredWarps * traits.operands &&
-                      plan.spans <= kMaxFlatSpans && rows.outer * kMaxCluster > kMultiprocessors && !tuned;
+  const bool stream = is_streamable(plan, gpu) && rows.outer * kMaxCluster > gpu.multiprocessors && !tuned;
   // Clusters of small blocks, of which a multiprocessor has several, each at something else: that is best where rows
   // are few. Many rows have a block each, if it holds them; else blocks that stay are better at gradients of rows with
   // labels, at rows that are not aligned, and at long ones of two arrays or only to be read, where that takes all
   // registers; at two arrays that are not aligned always.
   const bool two = traits.operands == 2, aligned = rows.length * traits.item_bytes % 16 == 0;
   const bool longest = plan.spans > (traits.output && !two ? kMaxFlatSpans : kMaxCluster * kLeastWarps);
-  const bool few = rows.outer <= (two && longest ? 1 : 8) * kMultiprocessors;
+  const bool few = rows.outer <= (two && longest ? 1 : 8) * gpu.multiprocessors;
   const bool many = plan.spans > kPreferredWarps * traits.operands && traits.fast && aligned &&
                     (!traits.label || traits.lean) && !longest;
   const bool small = few ? aligned || !two || !stream : many;
@@ -135,13 +133,13 @@ void plan_rows(RowPlan& plan, const Rows& rows, int compute_capability, const Ro
     // and are done earlier; so none has more than four. (Of clusters of 16 fewer would be there at once.)
     if (few && traits.lean && aligned && plan.block_warps >= kPartWarps - 1 && plan.block_warps <= kPartWarps &&
         plan.blocks > 1 && plan.blocks < kMaxCluster && most == kMaxCluster)
-      plan.room = kSharedBytes / (kRoomyBlocks + 1);
+      plan.room = gpu.multiprocessor_shared / (kRoomyBlocks + 1);
     // A cluster of 16 blocks that has a multiprocessor for each waits for nearly all of a GPC. Where clusters come one
     // after the other, those of many rows or that take many registers, they start sooner without. Gradients of rows
     // with labels do so in smaller ones, too. (Up to 10 % less. Clusters that are there at once are better spread:
     // softmax of few rows took up to 10 % longer.)
     plan.packed = (traits.label && traits.output) || (plan.blocks == kMaxCluster && (two || !few));
-    if (!few && aligned && traits.fast && traits.output && !two && compute_capability >= 90)
+    if (!few && aligned && traits.fast && traits.output && !two && gpu.bulk_copy)
       plan.ahead = static_cast<int>(std::max<int64_t>(kAheadRows, kAheadBytes / (rows.length * traits.item_bytes)));
   };
   // Many rows that small blocks do not hold: with what comes later on its way, larger ones do better than the stream.
@@ -152,12 +150,12 @@ void plan_rows(RowPlan& plan, const Rows& rows, int compute_capability, const Ro
     return hold();
   }
   // Statistics of rows that are longer: two kernels, of whose blocks there are as many as the device likes.
-  const bool split = stream && !traits.output && rows.outer <= kMultiprocessors;
-  if (stream && !split) return plan_stream(plan, rows);
+  const bool split = stream && !traits.output && rows.outer <= gpu.multiprocessors;
+  if (stream && !split) return plan_stream(plan, rows, gpu);
   // A row of two operands has twice the spans; and a block that is alone does better than two that wait for each other.
   const int64_t preferred = kPreferredWarps * (traits.output ? traits.operands : 1);
   while (plan.blocks < most && ceil_div(plan.spans, plan.blocks) > preferred) plan.blocks *= 2;
-  while (plan.blocks < most && rows.outer * plan.blocks * 2 <= kMultiprocessors &&
+  while (plan.blocks < most && rows.outer * plan.blocks * 2 <= gpu.multiprocessors &&
          ceil_div(plan.spans, 2 * plan.blocks) >= kLeastWarps && (plan.blocks < 8 || rows.outer <= 4))
     plan.blocks *= 2;
   if (tuning.cluster) plan.blocks = tuning.cluster;
@@ -167,27 +165,33 @@ void plan_rows(RowPlan& plan, const Rows& rows, int compute_capability, const Ro
   plan.blocks = ceil_div(plan.spans, plan.block_warps);
   plan.unit_warps = plan.spans <= kMaxFlatSpans ? 1 : plan.block_warps;
   plan.units = ceil_div(plan.spans, plan.unit_warps);
-  plan_split(plan, rows);
+  plan_split(plan, rows, gpu);
+}
+
+// The most that a plan for rows like these asks for, however many there are: parts of a batch take other algorithms.
+int64_t bytes_of_any_batch(const RowPlan& plan, const Gpu& gpu) {
+  if (!is_streamable(plan, gpu)) return 0;
+  return plan.traits.output ? kCounterBytes : split_bytes(plan.traits, 1, plan.spans);
 }
 
 // Statistics of columns. Lanes across for 128 bytes, or more where the blocks of an outer index alone fill the device
 // more evenly then, or as evenly in fewer rounds, or the axis is so short that others had nothing to do; where they are
 // few, parts of the axis that are not short.
-void plan_along(RowPlan& plan, const Rows& rows) {
+void plan_along(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   constexpr int kLaneBits = 8;  // of a block
-  const int64_t resident = along_resident(plan.traits.item_bytes) * kMultiprocessors;
+  const int64_t resident = along_resident(plan.traits.item_bytes) * gpu.multiprocessors;
   plan.along = true;
   plan.block_warps = kAlongWarps;
   const int64_t across = rows.inner * plan.traits.item_bytes / 16;
   const auto strips = [&](int bits) { return ceil_div(across, int64_t{1} << bits); };
   const auto batch = [&](int bits) { return int64_t{plan.vectors} << (kLaneBits - bits); };  // positions at a time
   const auto evenly = [&](int bits) {
-    const int64_t blocks = strips(bits), step = blocks > resident ? resident : kMultiprocessors;
+    const int64_t blocks = strips(bits), step = blocks > resident ? resident : gpu.multiprocessors;
     return static_cast<double>(blocks) / (ceil_div(blocks, step) * step);
   };
   int& bits = plan.column_lane_bits;
   bits = std::min(3, bits_for(across));
-  for (int more = bits + 1; more <= 5 && strips(more) >= 2 * kMultiprocessors * 9 / 10; ++more)
+  for (int more = bits + 1; more <= 5 && strips(more) >= 2 * gpu.multiprocessors * 9 / 10; ++more)
     if (evenly(more) > evenly(bits) || (evenly(more) == evenly(bits) && strips(bits) > resident)) bits = more;
   while (bits < kLaneBits && batch(bits) >= 2 * rows.length) ++bits;
   plan.blocks = std::min(resident / strips(bits), rows.length / (2 * batch(bits)));
@@ -195,24 +199,24 @@ void plan_along(RowPlan& plan, const Rows& rows) {
   if (plan.blocks == 1) return;
   plan.algorithm = RowAlgorithm::kColumnsSplit;
   plan.units = plan.blocks;
-  plan_split(plan, rows);
+  plan_split(plan, rows, gpu);
 }
 
 // Where there are tiles enough for blocks that stay: a tile is what a block has that holds it in registers, and what is
 // merged, in which order, is the same.
-void plan_columns_stream(RowPlan& plan, const Rows& rows, int64_t lanes) {
+void plan_columns_stream(RowPlan& plan, const Rows& rows, int64_t lanes, const Gpu& gpu) {
   const int64_t tiles = ceil_div(lanes, int64_t{1} << plan.column_lane_bits) * plan.blocks;
-  if (plan.axis_warps != kMaxColumnWarps || tiles < 4 * kMultiprocessors) return;
+  if (plan.axis_warps != kMaxColumnWarps || tiles < 4 * gpu.multiprocessors) return;
   plan.algorithm = RowAlgorithm::kColumnsStream;
   if (plan.blocks > 1) plan.workspace_bytes = rows.inner * plan.blocks * (ceil_div(plan.traits.stat_bytes, 8) * 8);
 }
 
-void plan_columns(RowPlan& plan, const Rows& rows, int compute_capability, const RowTuning& tuning) {
+void plan_columns(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning& tuning) {
   const RowTraits& traits = plan.traits;
   plan.algorithm = RowAlgorithm::kColumns;
   plan.vectors = column_vectors(traits.operands);
   plan.vector = traits.vector && rows.inner * traits.item_bytes % 16 == 0;
-  if (plan.vector && !traits.output) return plan_along(plan, rows);
+  if (plan.vector && !traits.output) return plan_along(plan, rows, gpu);
   const int64_t across = plan.vector ? rows.inner * traits.item_bytes / 16 : rows.inner;  // lanes that inner keeps busy
   const int64_t units = std::max<int64_t>(1, ceil_div(rows.length, plan.vectors));
   // Lanes across at least: 128 bytes; 256 where several blocks share an axis, if a cluster holds it then. (Memory is
@@ -230,18 +234,18 @@ void plan_columns(RowPlan& plan, const Rows& rows, int compute_capability, const
   if (plan.axis_warps == 1) {
     plan.column_warp_bits = bits_for(kTeamWarps);
     while (plan.column_warp_bits > 0 &&
-           ceil_div(lanes, int64_t{1} << (plan.column_lane_bits + plan.column_warp_bits)) < 2 * kMultiprocessors)
+           ceil_div(lanes, int64_t{1} << (plan.column_lane_bits + plan.column_warp_bits)) < 2 * gpu.multiprocessors)
       --plan.column_warp_bits;
   }
   plan.block_warps = plan.axis_warps << plan.column_warp_bits;
-  const int64_t most = std::min<int64_t>(kMaxColumnWarps, max_cluster(compute_capability));
+  const int64_t most = std::min<int64_t>(kMaxColumnWarps, gpu.max_cluster);
   if (plan.blocks <= most && !(tuning.split && plan.blocks > 1)) {
-    if (plan.vector && most == kMaxCluster && !tuning.cluster) plan_columns_stream(plan, rows, lanes);
+    if (plan.vector && most == kMaxCluster && !tuning.cluster) plan_columns_stream(plan, rows, lanes, gpu);
     return;
   }
   plan.algorithm = RowAlgorithm::kColumnsSplit;
   plan.units = plan.blocks;
-  plan_split(plan, rows);
+  plan_split(plan, rows, gpu);
 }
 
 }  // namespace
@@ -260,6 +264,7 @@ const char* name(RowAlgorithm algorithm) {
 }
 
 RowPlan held_in_registers(RowPlan plan) {
+  plan.workspace_bytes = 0;
   if (plan.algorithm == RowAlgorithm::kColumnsStream) {
     plan.algorithm = RowAlgorithm::kColumns;
     return plan;
@@ -271,15 +276,23 @@ RowPlan held_in_registers(RowPlan plan) {
   return plan;
 }
 
-RowPlan plan_row_engine(const Rows& rows, const RowTraits& traits, int compute_capability, const RowTuning& tuning) {
+RowPlan plan_row_engine(const Rows& rows, const RowTraits& traits, const Gpu& gpu, int64_t workspace_bytes,
+                        const RowTuning& tuning) {
   RowPlan plan;
   plan.traits = traits;
   if (rows.count() == 0 || (rows.length == 0 && traits.output)) return plan;
-  plan.overlap = compute_capability >= 90;
+  plan.overlap = gpu.dependent_launch;
   if (rows.inner == 1) {
-    plan_rows(plan, rows, compute_capability, tuning);
+    plan_rows(plan, rows, gpu, tuning);
   } else {
-    plan_columns(plan, rows, compute_capability, tuning);
+    plan_columns(plan, rows, gpu, tuning);
+  }
+  if (workspace_bytes < 0) {
+    if (rows.inner == 1) plan.workspace_bytes = std::max(plan.workspace_bytes, bytes_of_any_batch(plan, gpu));
+  } else if (plan.workspace_bytes > workspace_bytes) {
+    const bool too_long = plan.algorithm == RowAlgorithm::kColumnsSplit ||
+                          (plan.algorithm == RowAlgorithm::kRowsSplit && !is_streamable(plan, gpu));
+    if (!too_long) return held_in_registers(plan);
   }
   return plan;
 }

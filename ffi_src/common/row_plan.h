@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "common/gpu.h"
 #include "common/rows.h"
 
 namespace jaxgpuops {
@@ -93,10 +94,13 @@ struct RowTuning {
   bool split = false;
 };
 
-// Of a kRowsStream plan: kRows, which operands and results may be misaligned for as they like; of kColumnsStream,
-// kColumns.
+// The form of a plan that needs no workspace and takes operands and results of different alignment: of rows that are
+// streamed or split, kRows; of kColumnsStream, kColumns. Not for rows or columns that are split for being too long.
 RowPlan held_in_registers(RowPlan plan);
 
-RowPlan plan_row_engine(const Rows& rows, const RowTraits& traits, int compute_capability, const RowTuning& = {});
+// `workspace_bytes` < 0 asks for the best plan; otherwise it is what the caller has, and the plan makes do with it (a
+// sharded call is planned for the whole batch but runs on a part of it). Results have the same bits.
+RowPlan plan_row_engine(const Rows& rows, const RowTraits& traits, const Gpu& gpu, int64_t workspace_bytes = -1,
+                        const RowTuning& = {});
 
 }  // namespace jaxgpuops

@@ -47,6 +47,7 @@ inline Call reduce_call(Op op, ffi::AnyBuffer x, const ffi::AnyBuffer* y, ffi::R
     call.buffers.y = y->untyped_data();
   }
   Rest rest(arguments);
+  problem.masked = masked;
   if (masked) {
     const ffi::AnyBuffer where = rest.next("where");
     require_type("where", where, ffi::DataType::PRED);

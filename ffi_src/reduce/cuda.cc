@@ -9,7 +9,7 @@ namespace {
 void run(cudaStream_t stream, const Call& call, ffi::AnyBuffer x, ffi::AnyBuffer workspace, int64_t axis) {
   const int64_t workspace_bytes = require_workspace(workspace, x, axis);
   const Device device = current_device();
-  const RowPlan plan = plan_reduce(call.problem, call.buffers.where != nullptr, device.compute_capability);
+  const RowPlan plan = plan_reduce(call.problem, device.gpu(), workspace_bytes);
   if (plan.workspace_bytes > workspace_bytes)
     throw invalid("workspace has ", workspace_bytes, " bytes, kernel ", name(plan.algorithm), " needs ",
                   plan.workspace_bytes);

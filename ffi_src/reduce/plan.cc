@@ -4,15 +4,15 @@ namespace jaxgpuops::reduce {
 
 bool is_rare(DType dtype) { return dtype != DType::kFloat16 && dtype != DType::kBFloat16 && dtype != DType::kFloat32; }
 
-RowPlan plan_reduce(const Problem& problem, bool masked, int compute_capability, const RowTuning& tuning) {
+RowPlan plan_reduce(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, const RowTuning& tuning) {
   RowTraits traits;
   traits.item_bytes = bytes_of(problem.dtype);
   traits.operands = problem.op == Op::kDot ? 2 : 1;
-  traits.fast = traits.vector = !is_rare(problem.dtype) && !masked;
+  traits.fast = traits.vector = !is_rare(problem.dtype) && !problem.masked;
   traits.large = traits.fast && traits.operands == 1;
   traits.output = false;
   traits.stat_bytes = traits.final_bytes = traits.item_bytes == 8 ? 8 : 4;
-  return plan_row_engine(problem.rows, traits, compute_capability, tuning);
+  return plan_row_engine(problem.rows, traits, gpu, workspace_bytes, tuning);
 }
 
 }  // namespace jaxgpuops::reduce

@@ -6,8 +6,8 @@
 
 namespace jaxgpuops::reduce {
 
-// `masked`: the call has a `where`.
-RowPlan plan_reduce(const Problem& problem, bool masked, int compute_capability, const RowTuning& tuning = {});
+// `workspace_bytes`: see plan_row_engine.
+RowPlan plan_reduce(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes = -1, const RowTuning& tuning = {});
 
 // Whether only the least set of kernels is compiled for the type.
 bool is_rare(DType dtype);

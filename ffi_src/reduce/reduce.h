@@ -16,6 +16,7 @@ struct Problem {
   DType dtype = DType::kFloat32;  // floats in float32 at least, with one rounding at the end; integers wrap
   Rows rows;
   bool wide_result = false;  // kSum, kDot of float8, float16, bfloat16: results are float32
+  bool masked = false;       // there is a `where`
   Broadcast where;           // entries where it is 0 count as the identity
 };
 

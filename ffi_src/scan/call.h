@@ -12,8 +12,10 @@ struct Call {
   Buffers buffers;
 };
 
-// Target of the operator, or of its tangent. `kind` is kCumulative or kTangent.
+// Target of the recurrence or its derivative, of the operator, or of its tangent (there is none of a sum).
 inline const char* target_name(Kind kind, Op op) {
+  if (kind == Kind::kLinear) return "jaxgpuops.linear_scan";
+  if (kind == Kind::kLinearVjp) return "jaxgpuops.linear_scan_vjp";
   const bool cumulative = kind == Kind::kCumulative;
   switch (op) {
     case Op::kSum: return "jaxgpuops.cumsum";

@@ -26,7 +26,7 @@ ffi::Error tangent(ffi::ThreadPool pool, ffi::AnyBuffer t, ffi::AnyBuffer x, ffi
 
 ffi::Error linear(ffi::ThreadPool pool, ffi::AnyBuffer b, ffi::AnyBuffer a, ffi::RemainingArgs rest,
                   ffi::Result<ffi::AnyBuffer> h, int64_t axis, bool reverse, bool transpose, bool initial) {
-  return handle("jaxgpuops.linear_scan", [&] {
+  return handle(target_name(Kind::kLinear, Op{}), [&] {
     const Call call = linear_call(b, a, rest, *h, axis, reverse, transpose, initial);
     cpu::run_linear(call.problem, call.buffers, workers_of(pool));
   });
@@ -35,7 +35,7 @@ ffi::Error linear(ffi::ThreadPool pool, ffi::AnyBuffer b, ffi::AnyBuffer a, ffi:
 ffi::Error linear_vjp(ffi::ThreadPool pool, ffi::AnyBuffer g, ffi::AnyBuffer a, ffi::AnyBuffer h,
                       ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> da, ffi::Result<ffi::AnyBuffer> db,
                       int64_t axis, bool reverse, bool initial) {
-  return handle("jaxgpuops.linear_scan_vjp", [&] {
+  return handle(target_name(Kind::kLinearVjp, Op{}), [&] {
     const Call call = linear_vjp_call(g, a, h, rest, *da, *db, axis, reverse, initial);
     cpu::run_linear_vjp(call.problem, call.buffers, workers_of(pool));
   });

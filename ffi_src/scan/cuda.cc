@@ -9,7 +9,7 @@ namespace {
 void run(cudaStream_t stream, const Call& call, ffi::AnyBuffer main, ffi::AnyBuffer workspace, int64_t axis) {
   const int64_t workspace_bytes = require_workspace(workspace, main, axis);
   const Device device = current_device();
-  const Plan plan = plan_scan(call.problem, device.compute_capability, workspace_bytes);
+  const Plan plan = plan_scan(call.problem, device.gpu(), workspace_bytes);
   const cudaError_t status = launch_scan(stream, plan, call.problem, call.buffers, workspace.untyped_data());
   require_launched(status, name(plan.algorithm), call.problem.rows, main, device);
 }
@@ -33,7 +33,7 @@ ffi::Error tangent(cudaStream_t stream, ffi::AnyBuffer t, ffi::AnyBuffer x, ffi:
 ffi::Error linear(cudaStream_t stream, ffi::AnyBuffer b, ffi::AnyBuffer a, ffi::RemainingArgs rest,
                   ffi::Result<ffi::AnyBuffer> h, ffi::Result<ffi::AnyBuffer> workspace, int64_t axis, bool reverse,
                   bool transpose, bool initial) {
-  return handle("jaxgpuops.linear_scan", [&] {
+  return handle(target_name(Kind::kLinear, Op{}), [&] {
     run(stream, linear_call(b, a, rest, *h, axis, reverse, transpose, initial), b, *workspace, axis);
   });
 }
@@ -41,7 +41,7 @@ ffi::Error linear(cudaStream_t stream, ffi::AnyBuffer b, ffi::AnyBuffer a, ffi::
 ffi::Error linear_vjp(cudaStream_t stream, ffi::AnyBuffer g, ffi::AnyBuffer a, ffi::AnyBuffer h,
                       ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> da, ffi::Result<ffi::AnyBuffer> db,
                       ffi::Result<ffi::AnyBuffer> workspace, int64_t axis, bool reverse, bool initial) {
-  return handle("jaxgpuops.linear_scan_vjp", [&] {
+  return handle(target_name(Kind::kLinearVjp, Op{}), [&] {
     run(stream, linear_vjp_call(g, a, h, rest, *da, *db, axis, reverse, initial), g, *workspace, axis);
   });
 }

@@ -2,18 +2,13 @@
 
 #include <algorithm>
 
-#include "common/shared_memory.h"
-
 namespace jaxgpuops::scan {
 namespace {
 
-// Geometry follows the shape, not the device, so that results, workspace and explanations are the same everywhere.
-constexpr int64_t kMultiprocessors = 132;  // of an H200; others do well enough with it
-
 // Fewer blocks than this would leave much of the device idle: they share the axis then. Blocks of kAcross, with some
 // tiles on their way, are large enough to have a multiprocessor of their own.
-constexpr int64_t enough_strips(Layout layout) {
-  return layout == Layout::kAcross ? kMultiprocessors : 2 * kMultiprocessors;
+int64_t enough_strips(Layout layout, const Gpu& gpu) {
+  return layout == Layout::kAcross ? gpu.multiprocessors : 2 * gpu.multiprocessors;
 }
 
 constexpr int64_t kLeastLineBytes = 64;
@@ -71,7 +66,7 @@ const char* name(Layout layout) {
   return "?";
 }
 
-Plan plan_scan(const Problem& problem, int compute_capability, int64_t workspace_bytes, int forced) {
+Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, int forced) {
   Plan plan;
   const auto [outer, length, inner] = problem.rows;
   if (problem.rows.elements() == 0) return plan;
@@ -112,23 +107,23 @@ Plan plan_scan(const Problem& problem, int compute_capability, int64_t workspace
   const int64_t vectors = outer * (inner / shape.width), vectors_of_warp = 32 / lanes;
   plan.column_bits = bits_for(kWarps / plan.axis_warps);
   const auto strips = [&] { return ceil_div(vectors, vectors_of_warp << plan.column_bits); };
-  while (plan.column_bits > 0 && strips() < 2 * kMultiprocessors) --plan.column_bits;
+  while (plan.column_bits > 0 && strips() < 2 * gpu.multiprocessors) --plan.column_bits;
   plan.strips = strips();
   plan.algorithm = Algorithm::kLoop;
   const int state_bytes = 4 * state_words(problem, bytes),
             stage = stage_bytes(plan.layout, operands, bytes, state_bytes);
-  const int64_t most = shared_bytes(compute_capability);
+  const int64_t most = gpu.shared_bytes;
   // Of a block: tiles on their way, and for each slot what warps tell each other; 1 KB to spare.
   const auto shared = [&](int stages, int slots) {
     const int64_t columns = (vectors_of_warp << plan.column_bits) * shape.width;
     return stages * stage * plan.width() + slots * (plan.axis_warps + 1) * columns * state_bytes + 1024;
   };
-  bool enough = plan.strips >= enough_strips(plan.layout);
+  bool enough = plan.strips >= enough_strips(plan.layout, gpu);
   if (forced >= 0) enough = forced == static_cast<int>(Algorithm::kLoop);
   if (plan.layout == Layout::kAcross) {
     // Two blocks of a multiprocessor, if they have two tiles each; or one that is twice as wide, where that leaves none
     // idle: the pieces of memory that it takes are, too.
-    const int64_t least = enough ? 2 * kMultiprocessors * 9 / 10 : 2 * kManyStrips;
+    const int64_t least = enough ? 2 * gpu.multiprocessors * 9 / 10 : 2 * kManyStrips;
     if (plan.axis_warps == kWarps && plan.tiles > 1 && plan.strips >= least) {
       ++plan.column_bits;
       if ((enough ? shared(2, 2) : shared(kMostLate + 2, kMostLate + 2)) > most) --plan.column_bits;
@@ -145,7 +140,7 @@ Plan plan_scan(const Problem& problem, int compute_capability, int64_t workspace
   const bool fits = plan.layout == Layout::kAlong && !cut && plan.strips * plan.tiles <= kResidentTiles;
   const bool ragged = plan.layout == Layout::kAlong && !cut && bytes == 4 && state_bytes == 4 && length % 4 == 0 &&
                       plan.strips < kManyRows && plan.tiles >= kLongRow &&
-                      plan.tiles * plan.tile - length <= length / 16 && compute_capability >= 90;
+                      plan.tiles * plan.tile - length <= length / 16 && gpu.bulk_copy;
   auto choice = enough && !ragged ? Algorithm::kLoop : fits ? Algorithm::kResident : Algorithm::kLookAhead;
   if (forced >= 0) choice = static_cast<Algorithm>(forced);
   if (choice == Algorithm::kResident && !fits) choice = Algorithm::kLookAhead;
@@ -173,7 +168,7 @@ Plan plan_scan(const Problem& problem, int compute_capability, int64_t workspace
   }
   plan.algorithm = choice;
   plan.workspace_bytes = needed;
-  plan.overlap = compute_capability >= 90;
+  plan.overlap = gpu.dependent_launch;
   return plan;
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "common/gpu.h"
 #include "scan/scan.h"
 #include "scan/shape.h"
 
@@ -43,6 +44,6 @@ struct Plan {
 // `workspace_bytes` < 0 asks for the best plan; otherwise it is what the caller has, and the plan makes do with it (a
 // sharded call is planned for the whole batch but runs on a part of it). Where that matters, results do not: they are
 // the same bits. `forced` is for experiments: an Algorithm to take where there is a choice.
-Plan plan_scan(const Problem& problem, int compute_capability, int64_t workspace_bytes = -1, int forced = -1);
+Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes = -1, int forced = -1);
 
 }  // namespace jaxgpuops::scan

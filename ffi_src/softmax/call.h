@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ffi.h"
+#include "softmax/plan.h"
 #include "softmax/softmax.h"
 
 namespace jaxgpuops::softmax {
@@ -104,6 +105,7 @@ inline Call softmax_call(Op op, ffi::AnyBuffer x, ffi::RemainingArgs rest, ffi::
   Call call;
   call.problem.op = op;
   call.problem.factor = factor;
+  call.problem.general = is_general(op, factor, scaled, biased, masked || query_axis >= 0);
   set_main(call, "x", x, axis);
   set_optional(call, rest, x, axis, {scaled, biased, masked});
   set_causal(call.problem, x, axis, query_axis);
@@ -123,6 +125,7 @@ inline Call jvp_call(Op op, ffi::AnyBuffer t, ffi::AnyBuffer y, ffi::RemainingAr
   Call call;
   call.problem.op = op;
   call.problem.factor = factor;
+  call.problem.general = is_general(op, factor, scaled, false, masked || query_axis >= 0);
   call.problem.transpose = transpose;
   set_main(call, "t", t, axis);
   call.buffers.y = require_like("y", y, t);

@@ -9,8 +9,7 @@ namespace {
 void run(cudaStream_t stream, const Call& call, ffi::AnyBuffer main, ffi::AnyBuffer workspace, int64_t axis) {
   const int64_t workspace_bytes = require_workspace(workspace, main, axis);
   const Device device = current_device();
-  const bool general = is_general(call.problem, call.buffers);
-  const RowPlan plan = plan_softmax(call.problem, general, device.compute_capability);
+  const RowPlan plan = plan_softmax(call.problem, device.gpu(), workspace_bytes);
   if (plan.workspace_bytes > workspace_bytes)
     throw invalid("workspace has ", workspace_bytes, " bytes, kernel ", name(plan.algorithm), " needs ",
                   plan.workspace_bytes);

@@ -6,7 +6,7 @@ namespace jaxgpuops::softmax {
 namespace {
 
 // As in policy.cuh.
-RowTraits traits_of(const Problem& problem, bool general) {
+RowTraits traits_of(const Problem& problem) {
   const bool wide = problem.dtype == DType::kFloat64;
   const int acc_bytes = wide ? 8 : 4;
   RowTraits traits;
@@ -17,7 +17,7 @@ RowTraits traits_of(const Problem& problem, bool general) {
     case Op::kSoftmax:
     case Op::kLogSoftmax:
     case Op::kLogSumExp:
-      if (general) traits.fast = traits.vector = false;
+      if (problem.general) traits.fast = traits.vector = false;
       traits.output = problem.op != Op::kLogSumExp;
       traits.stat_bytes = 2 * acc_bytes;
       traits.final_bytes = (shift_numbers + 1) * acc_bytes;
@@ -32,7 +32,7 @@ RowTraits traits_of(const Problem& problem, bool general) {
       break;
     case Op::kSoftmaxJvp:
     case Op::kLogSoftmaxJvp:
-      if (general) traits.fast = traits.vector = false;
+      if (problem.general) traits.fast = traits.vector = false;
       traits.large = false;
       traits.operands = 2;
       traits.stat_bytes = (traits.item_bytes > 2 ? 3 : 1) * acc_bytes;
@@ -45,14 +45,13 @@ RowTraits traits_of(const Problem& problem, bool general) {
 
 }  // namespace
 
-bool is_general(const Problem& problem, const Buffers& buffers) {
-  if (buffers.where || problem.queries) return true;
-  if (problem.op == Op::kSoftmaxJvp || problem.op == Op::kLogSoftmaxJvp) return false;
-  return buffers.scale || buffers.bias || !(problem.factor > 0 && std::isfinite(problem.factor));
+bool is_general(Op op, double factor, bool scaled, bool biased, bool masked) {
+  if (masked || op == Op::kSoftmaxJvp || op == Op::kLogSoftmaxJvp) return masked;
+  return scaled || biased || !(factor > 0 && std::isfinite(factor));
 }
 
-RowPlan plan_softmax(const Problem& problem, bool general, int compute_capability, const RowTuning& tuning) {
-  return plan_row_engine(problem.rows, traits_of(problem, general), compute_capability, tuning);
+RowPlan plan_softmax(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, const RowTuning& tuning) {
+  return plan_row_engine(problem.rows, traits_of(problem), gpu, workspace_bytes, tuning);
 }
 
 }  // namespace jaxgpuops::softmax

@@ -8,11 +8,12 @@
 
 namespace jaxgpuops::softmax {
 
-// `general`: the call has more than logits and a positive factor (see is_general), which other kernels are compiled
-// for. Where no buffers are known, the larger workspace of the two suffices.
-RowPlan plan_softmax(const Problem& problem, bool general, int compute_capability, const RowTuning& tuning = {});
+// `workspace_bytes`: see plan_row_engine.
+RowPlan plan_softmax(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes = -1,
+                     const RowTuning& tuning = {});
 
-// Whether logits are not just a positive multiple of x; of log_softmax_jvp, whether entries are masked.
-bool is_general(const Problem& problem, const Buffers& buffers);
+// What Problem::general says: whether logits are not just a positive multiple of x, or entries are masked; of
+// derivatives, whether entries are masked.
+bool is_general(Op op, double factor, bool scaled, bool biased, bool masked);
 
 }  // namespace jaxgpuops::softmax

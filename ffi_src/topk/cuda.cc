@@ -14,7 +14,7 @@ ffi::Error topk(cudaStream_t stream, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffe
     const int64_t workspace_bytes = require_workspace(*workspace, x, axis);
     const Device device = current_device();
     const Plan plan =
-        plan_topk(problem.rows, problem.k, problem.key_bits, sorted, device.compute_capability, workspace_bytes);
+        plan_topk(problem.rows, problem.k, problem.key_bits, sorted, device.gpu(), workspace_bytes);
     if (plan.workspace_bytes > workspace_bytes)
       throw invalid("workspace has ", workspace_bytes, " bytes, kernel ", name(plan.algorithm), " needs ",
                     plan.workspace_bytes);
@@ -30,7 +30,7 @@ ffi::Error argmax(cudaStream_t stream, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuf
     const ArgProblem problem = argmax_problem(x, *indices, axis, largest);
     const int64_t workspace_bytes = require_workspace(*workspace, x, axis);
     const Device device = current_device();
-    const Plan plan = plan_argmax(problem.rows, problem.key_bits, workspace_bytes);
+    const Plan plan = plan_argmax(problem.rows, problem.key_bits, device.gpu(), workspace_bytes);
     if (plan.workspace_bytes > workspace_bytes)
       throw invalid("workspace has ", workspace_bytes, " bytes, kernel ", name(plan.algorithm), " needs ",
                     plan.workspace_bytes);

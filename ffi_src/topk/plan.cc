@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "common/shared_memory.h"
 #include "topk/columns_shape.h"
 #include "topk/held_shape.h"
 #include "topk/radix_shape.h"
@@ -14,46 +13,42 @@
 namespace jaxgpuops::topk {
 namespace {
 
-// Geometry follows the shape, not the device, so that results, workspace and explanations are the same everywhere.
-// This is the H200's number of multiprocessors; others do well enough with it.
-constexpr int64_t kMultiprocessors = 132;
-
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 bool fits(const Plan& plan) { return plan.shared_bytes + static_cast<int64_t>(kReservedShared) <= plan.shared_limit; }
 
-Plan plan_rows(int64_t length, int64_t k, int key_bytes, int64_t limit) {
+Plan plan_rows(int64_t length, int64_t k, int key_bytes, const Gpu& gpu) {
   Plan plan;
   const RowsShape shape = rows_shape(length, k, key_bytes);
   plan.algorithm = Algorithm::kRows;
   plan.lanes = std::min(shape.team, 32);
   plan.threads = shape.team > 32 ? shape.team : kRowsBlock;
-  plan.shared_limit = limit;
+  plan.shared_limit = gpu.shared_bytes;
   return plan;
 }
 
-Plan plan_held(Rows rows, int key_bytes, int64_t limit) {
+Plan plan_held(Rows rows, int key_bytes, const Gpu& gpu) {
   Plan plan;
-  const HeldShape shape = held_shape(rows.count(), rows.length * key_bytes, kMultiprocessors);
+  const HeldShape shape = held_shape(rows.count(), rows.length * key_bytes, gpu.multiprocessors);
   if (shape.threads == 0) return plan;
   // Clusters load a row at once, select, and make room for the next: where these come in many waves, better a block
   // that loads while it selects.
-  if (rows.count() * shape.blocks * shape.threads > 4 * kMultiprocessors * kHeldThreads) return plan;
+  if (rows.count() * shape.blocks * shape.threads > 4 * gpu.multiprocessors * kHeldThreads) return plan;
   plan.algorithm = Algorithm::kHeld;
   plan.threads = shape.threads;
   plan.slices = shape.blocks;
-  plan.shared_limit = limit;
+  plan.shared_limit = gpu.shared_bytes;
   plan.shared_bytes = static_cast<int64_t>(held_shared_bytes(shape.threads, shape.blocks));
   return plan;
 }
 
-Plan plan_columns(Rows rows, int64_t k, int key_bytes, bool sorted, int64_t limit) {
+Plan plan_columns(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
   Plan plan;
   plan.algorithm = Algorithm::kColumns;
-  plan.shared_limit = limit;
+  plan.shared_limit = gpu.shared_bytes;
   // Long columns are streamed where these fill the device: what holds them whole leaves no room for a second block.
   const int64_t blocks = rows.inner >= 16 ? rows.outer * ceil_div(rows.inner, 32) : 0;
-  if (blocks >= 3 * kMultiprocessors && rows.length >= 2048) {
+  if (blocks >= 3 * gpu.multiprocessors && rows.length >= 2048) {
     plan.lanes = 1;
     plan.threads = kStreamedThreads;
     return plan;
@@ -65,20 +60,18 @@ Plan plan_columns(Rows rows, int64_t k, int key_bytes, bool sorted, int64_t limi
   return plan;
 }
 
-bool has_clusters(int compute_capability) {  // (12.x has them, too, but nobody has run these kernels there.)
-  return compute_capability >= 90 && compute_capability < 120;
-}
+bool has_clusters(const Gpu& gpu) { return gpu.max_cluster >= 16; }
 
 // Blocks that share a row, and how they work together.
-void share_rows(Plan& plan, Rows rows, int64_t k, int key_bytes, int compute_capability, int64_t workspace_bytes) {
+void share_rows(Plan& plan, Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t workspace_bytes) {
   const int64_t composite = key_bytes == 8 ? 16 : 8;
   if (rows.length <= whole_row_elements(key_bytes, plan.shared_limit)) return;
   // Enough to fill the device, each with at least a tile to read.
   const int64_t tile = tile_elements(key_bytes, plan.threads);
-  const int64_t blocks = (plan.threads == 512 ? 1 : 2) * kMultiprocessors;
+  const int64_t blocks = (plan.threads == 512 ? 1 : 2) * gpu.multiprocessors;
   int64_t slices = std::min(blocks / rows.count(), rows.length / std::max(tile, 2 * k));
   if (slices <= 1) return;
-  if (has_clusters(compute_capability) && slices <= 16 && k <= 256) {
+  if (has_clusters(gpu) && slices <= 16 && k <= 256) {
     // A cluster has 8 blocks at most, but saves a launch.
     while (2 * plan.slices <= std::min<int64_t>(slices, 8)) plan.slices *= 2;
     return;
@@ -89,72 +82,72 @@ void share_rows(Plan& plan, Rows rows, int64_t k, int key_bytes, int compute_cap
   if (slices <= 1) return;
   plan.algorithm = Algorithm::kGrid;
   plan.slices = static_cast<int>(slices);
-  plan.overlap = compute_capability >= 90;
+  plan.overlap = gpu.dependent_launch;
   plan.workspace_bytes = rows.inner * pool_bytes(slices, k, composite);
 }
 
 // One block of 512 threads on each multiprocessor while rows are few, so that the most bytes are in flight for each;
 // two of 256 where rows come in waves, so that one reads while the other selects, or where the larger does not fit.
-Plan plan_stream(Rows rows, int64_t k, int key_bytes, int compute_capability, int64_t limit, int64_t workspace_bytes) {
+Plan plan_stream(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t workspace_bytes) {
   Plan plan;
   const auto attempt = [&](int threads) {
     plan = {};
     plan.algorithm = Algorithm::kStream;
     plan.threads = threads;
-    plan.shared_limit = limit;
-    share_rows(plan, rows, k, key_bytes, compute_capability, workspace_bytes);
+    plan.shared_limit = gpu.shared_bytes;
+    share_rows(plan, rows, k, key_bytes, gpu, workspace_bytes);
     plan.shared_bytes = static_cast<int64_t>(stream_shape(key_bytes, threads, static_cast<uint32_t>(rows.length),
-                                                          static_cast<uint32_t>(k), plan.slices, limit)
+                                                          static_cast<uint32_t>(k), plan.slices, gpu.shared_bytes)
                                                  .shared_bytes);
     return fits(plan);
   };
-  if (!((k > 256 || 2 * rows.count() <= kMultiprocessors) && attempt(512))) attempt(256);
+  if (!((k > 256 || 2 * rows.count() <= gpu.multiprocessors) && attempt(512))) attempt(256);
   return plan;
 }
 
 // One block on each multiprocessor, for the least latency, if a thread then reads no more than it loads at once; else
 // two, so that more is in flight.
-Plan plan_wave(Rows rows, int64_t k, int key_bytes, int compute_capability, int64_t limit, int64_t workspace_bytes) {
+Plan plan_wave(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t workspace_bytes) {
   Plan plan;
   const int64_t vectors = rows.length * key_bytes / 16, composite = key_bytes == 8 ? 16 : 8;
-  int64_t slices = std::min(kMultiprocessors / rows.count(), ceil_div(vectors, 2 * kWaveThreads));
-  if (slices * kWaveLoads * kWaveThreads < vectors) slices = 2 * kMultiprocessors / rows.count();
+  int64_t slices = std::min(gpu.multiprocessors / rows.count(), ceil_div(vectors, 2 * kWaveThreads));
+  if (slices * kWaveLoads * kWaveThreads < vectors) slices = 2 * gpu.multiprocessors / rows.count();
   while (slices > 1 && workspace_bytes >= 0 && wave_report_bytes(k, slices, composite) > workspace_bytes) --slices;
   if (slices <= 1 || !wave_tells_enough(k, slices)) return plan;
   plan.algorithm = Algorithm::kWave;
   plan.threads = kWaveThreads;
   plan.slices = static_cast<int>(slices);
-  plan.overlap = compute_capability >= 90;
+  plan.overlap = gpu.dependent_launch;
   plan.workspace_bytes = wave_report_bytes(k, slices, composite);
-  plan.shared_limit = limit;
+  plan.shared_limit = gpu.shared_bytes;
   plan.shared_bytes = static_cast<int64_t>(wave_shared_bytes(composite));
   return plan;
 }
 
 // At most one wave of blocks that share rows, with a few steps to read each: what the first of them load is a sample.
-Plan plan_sieve(Rows rows, int64_t k, int key_bytes, int64_t limit, int64_t workspace_bytes) {
+Plan plan_sieve(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t workspace_bytes) {
   Plan plan;
   const bool whole = sieve_holds_whole(rows.length, key_bytes);
   const int64_t most = whole ? 1 : rows.length * key_bytes / kSieveLeast;
   if (most == 0 || rows.length < 16 * k) return plan;
-  int64_t slices = std::clamp<int64_t>(kMultiprocessors / rows.count(), 1, most);
+  int64_t slices = std::clamp<int64_t>(gpu.multiprocessors / rows.count(), 1, most);
   if (workspace_bytes >= 0)
     while (slices > 1 && sieve_workspace_bytes(slices) > workspace_bytes) --slices;
   plan.algorithm = Algorithm::kSieve;
   plan.threads = kSieveThreads;
   plan.slices = static_cast<int>(slices);
   if (slices > 1) plan.workspace_bytes = sieve_workspace_bytes(slices);
-  plan.shared_limit = limit;
+  plan.shared_limit = gpu.shared_bytes;
   plan.shared_bytes = static_cast<int64_t>(whole ? kWholeShared : kSieveShared);
   return plan;
 }
 
-Plan plan_radix(Rows rows, int64_t k, int key_bytes, bool sorted, int64_t limit) {
+Plan plan_radix(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
   Plan plan;
   plan.algorithm = Algorithm::kRadix;
   plan.threads = 512;
   plan.workspace_bytes = rows.inner * radix_shape(rows.length, k, key_bytes, sorted).bytes;
-  plan.shared_limit = limit;
+  plan.shared_limit = gpu.shared_bytes;
   plan.shared_bytes = radix_tile(key_bytes) * (key_bytes == 8 ? 16 : 8);
   return plan;
 }
@@ -177,7 +170,7 @@ const char* name(Algorithm algorithm) {
   return "?";
 }
 
-Plan plan_argmax(Rows rows, int key_bits, int64_t workspace_bytes) {
+Plan plan_argmax(Rows rows, int key_bits, const Gpu& gpu, int64_t workspace_bytes) {
   Plan plan;
   if (rows.count() == 0) return plan;
   plan.algorithm = Algorithm::kArgmax;
@@ -192,7 +185,7 @@ Plan plan_argmax(Rows rows, int key_bits, int64_t workspace_bytes) {
     if (plan.lanes == kArgmaxBlock) plan.threads = kArgmaxBlock;
     units = ceil_div(rows.count() * plan.lanes, plan.threads);
   }
-  int64_t slices = std::min(8 * kMultiprocessors / units, row_bytes * (rows.inner > 1 ? 16 : 1) / 32768);
+  int64_t slices = std::min(8 * gpu.multiprocessors / units, row_bytes * (rows.inner > 1 ? 16 : 1) / 32768);
   if (workspace_bytes >= 0) slices = std::min(slices, workspace_bytes / (rows.inner * composite));
   if (slices <= 1) return plan;
   plan.slices = static_cast<int>(slices);
@@ -200,34 +193,33 @@ Plan plan_argmax(Rows rows, int key_bits, int64_t workspace_bytes) {
   return plan;
 }
 
-Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, int compute_capability, int64_t workspace_bytes) {
+Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, int64_t workspace_bytes) {
   if (k == 0 || rows.count() == 0) return {};
-  if (k == 1) return plan_argmax(rows, key_bits, workspace_bytes);
+  if (k == 1) return plan_argmax(rows, key_bits, gpu, workspace_bytes);
   const int key_bytes = key_bits / 8;
-  const int64_t limit = shared_bytes(compute_capability);
   if (rows.inner == 1 && k <= kMaxWaveK && rows.count() <= kMaxWaveRows && rows.length * key_bytes >= kMinWaveBytes) {
-    const Plan plan = plan_wave(rows, k, key_bytes, compute_capability, limit, workspace_bytes);
+    const Plan plan = plan_wave(rows, k, key_bytes, gpu, workspace_bytes);
     if (plan.algorithm == Algorithm::kWave && fits(plan)) return plan;
   }
   if (rows.inner == 1 && k <= kMaxRowsK && key_bytes <= 4 && rows.length <= kMaxRowsLength)
-    return plan_rows(rows.length, k, key_bytes, limit);
+    return plan_rows(rows.length, k, key_bytes, gpu);
   if (rows.inner == 1 && k <= kMaxHeldK && key_bytes <= 4 && rows.length <= kMaxHeldLength &&
-      has_clusters(compute_capability)) {
-    const Plan plan = plan_held(rows, key_bytes, limit);
+      has_clusters(gpu)) {
+    const Plan plan = plan_held(rows, key_bytes, gpu);
     if (plan.algorithm == Algorithm::kHeld && fits(plan)) return plan;
   }
   if (rows.inner > 1 && k <= kMaxColumnsK && key_bytes <= 4 && rows.length * key_bytes <= kMaxColumnBytes) {
-    if (const Plan plan = plan_columns(rows, k, key_bytes, sorted, limit); fits(plan)) return plan;
+    if (const Plan plan = plan_columns(rows, k, key_bytes, sorted, gpu); fits(plan)) return plan;
   }
   if (rows.inner == 1 && sorted && k >= kMinSieveK && k <= kMaxSieveK && (key_bytes == 2 || key_bytes == 4)) {
-    const Plan plan = plan_sieve(rows, k, key_bytes, limit, workspace_bytes);
+    const Plan plan = plan_sieve(rows, k, key_bytes, gpu, workspace_bytes);
     if (plan.algorithm == Algorithm::kSieve && fits(plan)) return plan;
   }
-  if (k <= kMaxStreamK || rows.length <= whole_row_elements(key_bytes, limit)) {
-    const Plan plan = plan_stream(rows, k, key_bytes, compute_capability, limit, workspace_bytes);
+  if (k <= kMaxStreamK || rows.length <= whole_row_elements(key_bytes, gpu.shared_bytes)) {
+    const Plan plan = plan_stream(rows, k, key_bytes, gpu, workspace_bytes);
     if (fits(plan)) return plan;
   }
-  return plan_radix(rows, k, key_bytes, sorted, limit);
+  return plan_radix(rows, k, key_bytes, sorted, gpu);
 }
 
 }  // namespace jaxgpuops::topk

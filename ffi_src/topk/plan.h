@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "common/gpu.h"
 #include "common/rows.h"
 
 namespace jaxgpuops::topk {
@@ -39,7 +40,7 @@ struct Plan {
 
 // `workspace_bytes` < 0 asks for the best plan; otherwise it is what the caller has, and the plan makes do with it
 // (a sharded call is planned for the whole batch but runs on a part of it).
-Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, int compute_capability, int64_t workspace_bytes = -1);
-Plan plan_argmax(Rows rows, int key_bits, int64_t workspace_bytes = -1);
+Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, int64_t workspace_bytes = -1);
+Plan plan_argmax(Rows rows, int key_bits, const Gpu& gpu, int64_t workspace_bytes = -1);
 
 }  // namespace jaxgpuops::topk

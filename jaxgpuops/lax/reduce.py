@@ -24,8 +24,8 @@ SUMMED_DTYPES = FLOATS | FLOATS8 | INTEGERS
 def _kernel(name, operands, **kwargs):
     """A kernel with that many operands, then perhaps ``where`` (the param ``masked`` says so)."""
 
-    def plan(rows, avals, compute_capability, **_):
-        return _native.modules["cpu"].plan_reduce(name, *rows, avals[0].dtype.itemsize, compute_capability)
+    def plan(rows, avals, compute_capability, axis, *, masked, **_):
+        return _native.modules["cpu"].plan_reduce(name, *rows, avals[0].dtype.name, masked, compute_capability)
 
     return Kernel(
         name,

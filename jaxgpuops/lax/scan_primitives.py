@@ -21,7 +21,7 @@ from jax.interpreters import ad, batching
 
 from jaxgpuops import _native
 from jaxgpuops._arguments import COMPLEX, FLOATS, FLOATS8, INTEGERS, ORDERED_DTYPES, given
-from jaxgpuops._primitive import Kernel, def_jvp, def_jvp_by_fallback
+from jaxgpuops._primitive import Kernel, def_jvp, def_jvp_by_fallback, groups_after
 
 # ---- What scans share -----------------------------------------------------------------------------------------------
 
@@ -29,9 +29,12 @@ from jaxgpuops._primitive import Kernel, def_jvp, def_jvp_by_fallback
 def _kernel(name, operands, *, results=1, broadcasts=(), shortest=4, **kwargs):
     """A kernel with that many operands, then perhaps h0 (the param ``initial`` says so), then perhaps starts."""
 
-    def plan(rows, avals, compute_capability, *, initial=False, **_):
+    def plan(rows, avals, compute_capability, axis, *, initial=False, **_):
         segmented = len(avals) > operands + initial
-        return _native.modules["cpu"].plan_scan(name, *rows, avals[0].dtype.itemsize, segmented, compute_capability)
+        groups = groups_after(avals, axis)
+        return _native.modules["cpu"].plan_scan(
+            name, *rows, avals[0].dtype.name, segmented, groups, compute_capability
+        )
 
     return Kernel(
         name,

@@ -33,8 +33,13 @@ def _kernel(name, operands, *, plan=True, shortest=2, **kwargs):
     Of rows of one element XLA makes as much as it can see through: all but their logarithms, which take 0 for ``shortest``.
     """
 
-    def plan_softmax(rows, avals, compute_capability, **_):
-        return _native.modules["cpu"].plan_softmax(name, *rows, avals[0].dtype.itemsize, compute_capability)
+    def plan_softmax(
+        rows, avals, compute_capability, axis, *, factor=1.0, scaled=False, biased=False, masked=False, query_axis=None, **_
+    ):
+        masked = masked or query_axis is not None
+        return _native.modules["cpu"].plan_softmax(
+            name, *rows, avals[0].dtype.name, factor, scaled, biased, masked, compute_capability
+        )
 
     return Kernel(
         name,

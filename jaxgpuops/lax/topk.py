@@ -52,7 +52,7 @@ def _top_k_fallback(x, *, axis, k, largest, sorted):
     return _from_keys(keys if largest else ~keys, x.dtype), indices
 
 
-def _plan_top_k(rows, avals, compute_capability, *, k, largest, sorted):
+def _plan_top_k(rows, avals, compute_capability, axis, *, k, sorted, **_):
     return _native.modules["cpu"].plan_topk(*rows, k, 8 * avals[0].dtype.itemsize, sorted, compute_capability)
 
 
@@ -111,8 +111,8 @@ def _argmax_fallback(x, *, axis, largest):
     return ((lax.argmax if largest else lax.argmin)(x, axis, np.int32),)
 
 
-def _plan_argmax(rows, avals, compute_capability, *, largest):
-    return _native.modules["cpu"].plan_argmax(*rows, 8 * avals[0].dtype.itemsize)
+def _plan_argmax(rows, avals, compute_capability, axis, **_):
+    return _native.modules["cpu"].plan_argmax(*rows, 8 * avals[0].dtype.itemsize, compute_capability)
 
 
 argmax_p = Kernel(

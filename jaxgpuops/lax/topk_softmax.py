@@ -51,7 +51,7 @@ def composed(logits, *bias, axis, k, sigmoid, normalize, biased):
     return weights.astype(logits.dtype), indices
 
 
-def _plan(rows, avals, compute_capability, *, k, **_):
+def _plan(rows, avals, compute_capability, axis, *, k, **_):
     return _native.modules["cpu"].plan_topk_softmax(*rows, k)
 
 

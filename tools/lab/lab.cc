@@ -15,12 +15,12 @@ extern "C" int lab_topk(void* stream, const void* x, void* values, int32_t* indi
   problem.key_bits = bits;
   problem.order = key_order(static_cast<KeyKind>(kind), bits, largest);
   problem.sorted = sorted;
-  Plan plan = plan_topk(problem.rows, k, bits, sorted, compute_capability);
+  Plan plan = plan_topk(problem.rows, k, bits, sorted, gpu_of(compute_capability));
   if (forced[0] >= 0) plan.algorithm = static_cast<Algorithm>(forced[0]);
   if (forced[1] >= 0) plan.threads = forced[1];
   if (forced[2] >= 0) plan.slices = forced[2];
   if (forced[3] >= 0) plan.lanes = forced[3];
-  plan.overlap = compute_capability >= 90;
+  plan.overlap = gpu_of(compute_capability).dependent_launch;
   if (!x) {
     forced[0] = static_cast<int>(plan.algorithm);
     forced[1] = plan.threads;

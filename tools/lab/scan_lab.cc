@@ -40,7 +40,7 @@ extern "C" int lab_scan(void* stream, void** buffers, const int64_t* call, const
   problem.segmented = call[10];
   problem.a = read(a);
   problem.starts = read(starts);
-  Plan plan = plan_scan(problem, static_cast<int>(call[11]), -1, static_cast<int>(call[12]));
+  Plan plan = plan_scan(problem, gpu_of(static_cast<int>(call[11])), -1, static_cast<int>(call[12]));
   const int64_t facts[] = {static_cast<int64_t>(plan.algorithm),
                            static_cast<int64_t>(plan.layout),
                            plan.threads(),

@@ -45,7 +45,7 @@ constexpr int kMapWords = 35;
 extern "C" int lab_softmax(void* stream, void** buffers, const int64_t* call, const double* numbers,
                            const int64_t* maps, int64_t* chosen) {
   const Rows rows{call[3], call[4], call[5]};
-  const int capability = static_cast<int>(call[6]);
+  const Gpu gpu = gpu_of(static_cast<int>(call[6]));
   const RowTuning tuning{static_cast<int>(call[11]), static_cast<int>(call[12]), static_cast<int>(call[13]),
                          call[14] != 0};
   if (call[0] == 1) {
@@ -55,8 +55,8 @@ extern "C" int lab_softmax(void* stream, void** buffers, const int64_t* call, co
     problem.rows = rows;
     problem.wide_result = call[8];
     problem.where = read(maps + 2 * kMapWords);
-    const bool masked = buffers ? buffers[4] != nullptr : call[15] != 0;
-    const RowPlan plan = reduce::plan_reduce(problem, masked, capability, tuning);
+    problem.masked = buffers ? buffers[4] != nullptr : call[15] != 0;
+    const RowPlan plan = reduce::plan_reduce(problem, gpu, -1, tuning);
     tell(plan, chosen);
     if (!buffers) return cudaSuccess;
     const reduce::Buffers b{buffers[0], buffers[1], static_cast<const uint8_t*>(buffers[4]), buffers[8]};
@@ -92,8 +92,9 @@ extern "C" int lab_softmax(void* stream, void** buffers, const int64_t* call, co
     b.loss = buffers[9];
     b.lse = buffers[10];
   }
-  const bool general = buffers ? softmax::is_general(problem, b) : call[15] != 0;
-  const RowPlan plan = softmax::plan_softmax(problem, general, capability, tuning);
+  const bool masked = b.where || problem.queries;
+  problem.general = buffers ? softmax::is_general(problem.op, problem.factor, b.scale, b.bias, masked) : call[15] != 0;
+  const RowPlan plan = softmax::plan_softmax(problem, gpu, -1, tuning);
   tell(plan, chosen);
   if (!buffers) return cudaSuccess;
   return softmax::launch_softmax(static_cast<cudaStream_t>(stream), plan, problem, b, buffers[11]);
