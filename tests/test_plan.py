@@ -188,7 +188,7 @@ def scan_calls():
     for target, segmented, rows in itertools.product(
         SCANS, (False, True), itertools.product(OUTER, LENGTHS, (1, 3, 256))
     ):
-        for dtype in ("bfloat16", "float32", "float64") if "logsumexp" in target else SCANNED[target.endswith("jvp")]:
+        for dtype in ("bfloat16", "float32", "float64") if "logsumexp" in target else SCANNED[target.endswith(("jvp", "vjp"))]:
             if np.prod(rows, dtype=object) < 1 << 38:
                 yield target, *rows, dtype, segmented, 1
 
