@@ -390,6 +390,31 @@ def test_explain(cuda):
     assert jaxgpuops.explain(lambda x: x + 1, shape_of()) == []
 
 
+def test_explain_plans_the_call_that_runs(cuda):
+    """Element types of one width, masks and operands that broadcast take kernels of their own."""
+
+    def plan(fn, *args):
+        [call] = jaxgpuops.explain(fn, *args, platform="cuda")
+        return call.plan
+
+    def layout(dtype, fn=jaxgpuops.cumsum):
+        return plan(fn, jax.ShapeDtypeStruct((65536, 1024), dtype))["layout"]
+
+    assert layout(np.float32) == layout(np.int32) == layout(np.float16) == "along"
+    assert layout(np.int16) == layout(np.int32, jaxgpuops.cumprod) == "single"
+
+    logits, mask = jax.ShapeDtypeStruct((8192, 65536), jnp.bfloat16), jax.ShapeDtypeStruct((1, 65536), bool)
+    assert plan(jaxgpuops.softmax, logits)["vectors"] == 8
+    assert plan(lambda x, mask: jaxgpuops.softmax(x, where=mask), logits, mask)["vectors"] == 4
+    causal = functools.partial(jaxgpuops.softmax, causal=True)
+    assert plan(causal, jax.ShapeDtypeStruct((8, 65536, 65536), jnp.bfloat16))["vectors"] == 4
+
+    b = jax.ShapeDtypeStruct((8, 4096, 16, 16), jnp.float32)
+    for shape, expected in [((8, 4096, 16, 16), "across"), ((4096, 16, 1), "single"), ((4096, 1, 1), "across")]:
+        scan = functools.partial(jaxgpuops.linear_scan, axis=1)
+        assert plan(scan, jax.ShapeDtypeStruct(shape, jnp.float32), b)["layout"] == expected, shape
+
+
 def test_log(monkeypatch, capfd):
     monkeypatch.setenv("JAXGPUOPS_LOG", "1")
     jaxgpuops.explain(lambda x: jaxgpuops.topk(x, 2, axis=1), shape_of(), platform="cpu")
