@@ -1,0 +1,83 @@
+"""What is planned is what runs: parts of a batch that was planned for whole, and what `explain` shows."""
+
+import glob
+import re
+
+import gpu  # noqa: F401  skips this file where there is no GPU
+import jax
+import jax.numpy as jnp
+import pytest
+from gpu import same_bits
+
+import jaxgpuops
+
+
+def cross_entropy(x):
+    return jaxgpuops.softmax_cross_entropy(x, jnp.arange(x.shape[0], dtype=jnp.int32))
+
+
+@pytest.mark.parametrize(
+    "fn", [jaxgpuops.logsumexp, jaxgpuops.sum, jaxgpuops.softmax, cross_entropy], ids=lambda fn: fn.__name__
+)
+@pytest.mark.parametrize("length", [65536, 262144, 300001])
+def test_exports_with_a_symbolic_batch(fn, length):
+    """The workspace is that of a plan for many rows; few rows take other kernels, with the same bits."""
+    [batch] = jax.export.symbolic_shape("batch")
+    shape = jax.ShapeDtypeStruct((batch, length), jnp.float32)
+    checks = jaxgpuops.export_checks()
+    exported = jax.export.export(jax.jit(fn), platforms=["cuda"], disabled_checks=checks)(shape)
+    call = jax.jit(jax.export.deserialize(exported.serialize()).call)
+    x = jax.random.normal(jax.random.key(0), (201, length))
+    for rows in (1, 9, 132, 133, 201):
+        assert same_bits(call(x[:rows]), jax.jit(fn)(x[:rows])), rows
+
+
+# For a family's algorithm, as `explain` names it, what the name of one of its kernels begins with.
+KERNELS = {
+    "topk": {"rows": "rows_kernel", "held": "held_kernel", "stream": "stream_kernel", "grid": "merge_kernel"}
+    | {"wave": "wave_kernel", "sieve": "(sieve|whole)_kernel", "columns": "(streamed_)?columns_kernel"}
+    | {"radix": "histogram_kernel"},
+    "scan": {"loop": "scan_(tile|rows|loop|columns|walk)", "look_ahead": "scan_(row_)?look_ahead"}
+    | {"resident": "scan_resident"},
+    "row_engine": {"rows": "(lean_)?rows_kernel", "rows_stream": "stream_kernel", "rows_split": "merge_kernel"}
+    | {"columns": "(columns|along)_kernel", "columns_stream": "columns_stream_kernel", "columns_split": "merge_"},
+}
+
+
+def masked(fn):
+    return lambda x: fn(x, where=x > 0)
+
+
+CALLS = [
+    ("topk", lambda x: jaxgpuops.topk(x, 8), [(4096, 256), (64, 128_256), (1, 1 << 22)]),
+    ("topk", lambda x: jaxgpuops.topk(x, 1000), [(16, 1 << 18), (64, 4096), (200, 2500)]),
+    ("topk", lambda x: jaxgpuops.topk(x, 5000), [(3, 1 << 16)]),
+    ("topk", lambda x: jaxgpuops.topk(x, 8, axis=0), [(512, 1000), (4096, 70_000)]),
+    ("scan", jaxgpuops.cumsum, [(4096, 128), (1024, 65536), (1, 1 << 20), (1, 1 << 25)]),
+    ("scan", lambda x: jaxgpuops.cumsum(x, axis=0), [(65536, 1024), (1000, 3), (16, 70_001)]),
+    ("scan", lambda x: jaxgpuops.cumprod(x.astype(jnp.int32)), [(4096, 1024)]),
+    ("scan", lambda x: jaxgpuops.linear_scan(0.5, x), [(512, 4096), (16, 65536), (100_000, 3)]),
+    ("row_engine", jaxgpuops.softmax, [(4096, 100), (512, 8192), (1000, 262_144), (2, 1 << 24)]),
+    ("row_engine", masked(jaxgpuops.softmax), [(512, 8192), (3, 1 << 20)]),
+    ("row_engine", lambda x: jaxgpuops.softmax(x, axis=0), [(1000, 3), (4096, 32768), (1 << 18, 64), (4, 100_000)]),
+    ("row_engine", jaxgpuops.logsumexp, [(32768, 256), (64, 128_256), (100, 262_144)]),
+    ("row_engine", lambda x: jaxgpuops.sum(x, axis=0), [(100_000, 64), (4, 100_000)]),
+    ("row_engine", masked(jaxgpuops.sum), [(512, 8192)]),
+]
+
+
+@pytest.mark.parametrize("family,fn,shape", [(family, fn, shape) for family, fn, shapes in CALLS for shape in shapes])
+def test_explain_shows_what_is_launched(family, fn, shape, tmp_path):
+    x = jnp.ones(shape)
+    algorithms = {call.plan["algorithm"] for call in jaxgpuops.explain(fn, x)}
+    run = jax.jit(fn).lower(x).compile()
+    jax.block_until_ready(run(x))
+    with jax.profiler.trace(str(tmp_path)):
+        jax.block_until_ready(run(x))
+    [trace] = glob.glob(f"{tmp_path}/**/*.xplane.pb", recursive=True)
+    data = jax.profiler.ProfileData.from_file(trace)
+    names = {event.name for plane in data.planes if "GPU" in plane.name for line in plane.lines for event in line.events}
+    launched = {name for name in names if "jaxgpuops" in name}
+    for algorithm in algorithms:
+        pattern = KERNELS[family][algorithm]
+        assert any(re.search(rf"\b{pattern}", name) for name in launched), (algorithm, launched)
