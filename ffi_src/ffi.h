@@ -257,6 +257,13 @@ inline ffi::AnyBuffer require_buffer(const char* name, ffi::RemainingArgs argume
   return *buffer;
 }
 
+// The same of results.
+inline ffi::AnyBuffer require_buffer(const char* name, ffi::RemainingRets results, size_t index) {
+  auto buffer = results.get<ffi::AnyBuffer>(index);
+  if (buffer.has_error()) throw invalid(name, ": ", buffer.error().message());
+  return **buffer;
+}
+
 // Those operands in order, each of which must be taken.
 class Rest {
  public:

@@ -116,9 +116,10 @@ def cross_entropy(logits, labels, axis, where=None, label_smoothing=0.0, z_loss=
     nll = np.where(
         np.where(is_label, z, -np.inf).max(-1, keepdims=True) == m,
         np.log1p(np.where(valid, others, 0)),
-        lse - np.where(is_label, z, 0).sum(-1, keepdims=True),
+        (m - np.where(is_label, z, 0).sum(-1, keepdims=True)) + np.log(total),
     )
-    loss = (1 - label_smoothing) * nll + label_smoothing * (lse - z.mean(-1, keepdims=True)) + z_loss * lse**2
+    of_mean = (m - z).mean(-1, keepdims=True) + np.log(total)
+    loss = (1 - label_smoothing) * nll + label_smoothing * of_mean + z_loss * lse**2
     p = e / total
     slope = np.where(is_label, -others / total + label_smoothing, p) - label_smoothing / n + p * (2 * z_loss * lse)
     loss, slope = np.where(valid, loss, NAN), np.where(valid, slope, NAN)

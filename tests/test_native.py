@@ -198,17 +198,21 @@ LABELS, ROW, LOSS = S((4, 1), S32), S((4, 1), F32), S((4,), F32)
 ROWS = {
     "softmax": ({"x": X}, {"y": X}, LOGITS),
     "log_softmax": ({"x": X}, {"y": X}, LOGITS),
-    "logsumexp": ({"x": X}, {"y": LOSS}, LOGITS),
+    "logsumexp": ({"x": X}, {"y": LOSS}, LOGITS | {"parts": False}),
     "softmax_jvp": ({"t": X, "y": X}, {"out": X}, {"factor": 1.0, "scaled": False}),
     "log_softmax_jvp": (
         {"t": X, "y": X},
         {"out": X},
         {"factor": 1.0, "scaled": False, "masked": False, "query_axis": -1, "transpose": False},
     ),
-    "cross_entropy": ({"logits": X, "labels": LABELS}, {"loss": LOSS, "lse": LOSS}, LOSSES),
+    "cross_entropy": (
+        {"logits": X, "labels": LABELS},
+        {"loss": LOSS, "maximum": LOSS, "log_sum": LOSS},
+        LOSSES,
+    ),
     "cross_entropy_grad": (
         {"logits": X, "labels": LABELS, "cotangent": ROW},
-        {"gradient": X, "loss": LOSS, "lse": LOSS},
+        {"gradient": X, "loss": LOSS},
         LOSSES,
     ),
     "sum": ({"x": X}, {"out": LOSS}, {"masked": False}),
@@ -267,6 +271,20 @@ def test_rows_refuse(target):
     if "query_axis" in attributes:
         with refused("query_axis 1 is not before axis 1"):
             call_rows(target, query_axis=1)
+
+
+def test_parts_of_logsumexp_are_checked():
+    refused = lambda message: pytest.raises(jax.errors.JaxRuntimeError, match=f"jaxgpuops.logsumexp: {message}")
+    flags = LOGITS | {"axis": 1, "parts": True}
+    half = S((4, 8), jnp.bfloat16)
+    call("logsumexp", [LOSS, LOSS], half, **flags)
+    for results, message in [
+        ([LOSS], "log_sum" if jax.default_backend() == "cpu" else "log_sum has element type U8"),
+        ([S((4,), jnp.bfloat16), LOSS], "maximum has element type BF16, expected F32"),
+        ([LOSS, S((3,), F32)], r"log_sum has shape \(3,\), expected \(4,\)"),
+    ]:
+        with refused(message):
+            call("logsumexp", results, half, **flags)
 
 
 @pytest.mark.parametrize("target", ROWS)

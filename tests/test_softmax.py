@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import scan_reference
-from softmax_reference import Logits, cross_entropy
+from softmax_reference import Logits, cross_entropy, tiny
 
 import jaxgpuops
 from jaxgpuops.lax import softmax_primitives
@@ -466,6 +466,118 @@ def test_huge_pre_activations(paths, module, scale):
     np.testing.assert_allclose(lse, (x * np.float32(7)).max(-1) * factor, rtol=1e-6)
 
 
+# ---- Large logits ----------------------------------------------------------------------------------------------------
+
+# Log-likelihoods are as large. What is lost where the logsumexp is rounded to one number: at 10^6, 3 % of each
+# probability of float32; at 10^30, all of it.
+SIZES = [1e3, 1e4, 1e6, 1e7, 1e30]
+
+
+def large(rng, size, dtype, shape):
+    """Numbers near ``size``, halves of which, and sums of which with small multiples of ``unit``, are exact; unit."""
+    unit = max(1 / 16, 4 * float(ml_dtypes.finfo(dtype).eps) * size)
+    return (np.array(size, dtype) + unit * rng.integers(-60, 60, shape)).astype(dtype), unit
+
+
+def relative_error(reference):
+    """Of probabilities that are computed anew from the maximum and the logarithm of the sum: by the exponent, and 4
+    units for the second exponential and the products."""
+    return reference._exponent() + 4 * scan_reference.eps(reference.dtype)
+
+
+@tiers
+@pytest.mark.parametrize("dtype", FLOATS[:2] + FLOATS[3:], ids=str)
+def test_derivatives_of_logsumexp_at_large_logits(paths, module, dtype):
+    rng = np.random.default_rng(0)
+    wide = np.longdouble
+    where, scale = rng.random((4, 7, 50)) < 0.8, np.full((4, 1, 1), 0.5, np.float64 if dtype == np.float64 else np.float32)
+    ct, t = rng.standard_normal((4, 7)).astype(dtype), rng.standard_normal((4, 7, 50)).astype(dtype)
+    for size in SIZES:
+        x, unit = large(rng, size, dtype, (4, 7, 50))
+        bias = (unit * rng.integers(-9, 9, (7, 1))).astype(dtype)
+        for options, z, factor in [
+            ({}, x, 1),
+            ({"where": where}, x, 1),
+            ({"bias": bias}, x + bias, 1),
+            ({"scale": 0.5, "causal": True}, x / 2, 0.5),
+            ({"scale": scale, "where": where}, x / 2, 0.5),
+        ]:
+            reference = Logits(z.astype(dtype), 2, where=options.get("where"), causal=options.get("causal", False))
+            p, off = reference.softmax(), relative_error(reference)
+            with x64(dtype):
+                fn = functools.partial(module.logsumexp, **options)
+                y, pull = jax.vjp(fn, x)
+                [gradient] = pull(ct)
+                assert_close(y, reference.logsumexp(), reference.logsumexp_bound())
+                expected = factor * p * ct.astype(wide)[..., None]
+                bound = off * abs(expected) + scan_reference.rounding(dtype, expected) + tiny(dtype)
+                assert_close(gradient, expected, bound)
+                if module is jaxgpuops.lax:
+                    tangent = jax.jvp(fn, (x,), (t,))[1]
+                    terms = factor * p * t.astype(wide)
+                    # A sum of 50 numbers, in any order.
+                    bound = ((off + 50 * scan_reference.eps(dtype)) * abs(terms)).sum(-1)
+                    bound = bound + 2 * scan_reference.rounding(dtype, bound + abs(terms.sum(-1)))
+                    assert_close(tangent, terms.sum(-1), bound)
+
+
+@tiers
+@pytest.mark.parametrize("dtype", FLOATS[:2] + FLOATS[3:], ids=str)
+def test_cross_entropy_at_large_logits(paths, module, dtype):
+    rng = np.random.default_rng(0)
+    labels, where, eps = rng.integers(0, 50, 6), np.arange(6) != 2, scan_reference.eps(dtype)
+    ct, t = rng.standard_normal(6).astype(np.float32), rng.standard_normal((6, 50)).astype(dtype)
+    for size, options in itertools.product(SIZES, OPTIONS):
+        logits, _ = large(rng, size, dtype, (6, 50))
+        reference = Logits(logits, 1)
+        p, off = reference.softmax(), relative_error(reference)
+        smoothing, z_loss = (options.get(name, 0) for name in ("label_smoothing", "z_loss"))
+        if z_loss and size > 1e10:
+            continue  # the square is infinite
+        loss, lse, slope = cross_entropy(logits, labels, -1, where, **options)
+        with x64(dtype):
+            fn = functools.partial(module.softmax_cross_entropy, labels=labels, where=where, **options)
+            actual, pull = jax.vjp(fn, logits)
+            [gradient] = pull(ct.astype(actual.dtype))
+            # Only the mean of the logits and the square of lse are large, and lose what numbers of their size lose.
+            bound = 2 * reference._exponent().max(-1) + 4 * eps * abs(loss)
+            bound += 8 * eps * (smoothing * abs(logits.astype(np.longdouble)).max(-1) + z_loss * lse**2)
+            assert_close(actual, loss, bound)
+            # Of each entry: of p, of what z_loss makes of it, and of the numbers that are subtracted.
+            pull = 1 + 2 * z_loss * abs(lse)[:, None]
+            terms = p * pull + smoothing + abs(slope)
+            expected = ct.astype(np.longdouble)[:, None] * slope
+            bound = abs(ct[:, None]) * ((off + 4 * eps) * terms + tiny(dtype) * pull)
+            bound = bound + scan_reference.rounding(dtype, expected) + tiny(dtype)
+            assert_close(gradient, expected, bound)
+            if module is jaxgpuops.lax:
+                tangent = jax.jvp(fn, (logits,), (t,))[1]
+                expected = (slope * t.astype(np.longdouble)).sum(-1)
+                assert_close(tangent, expected, ((off + 54 * eps) * terms * abs(t.astype(np.longdouble))).sum(-1))
+
+
+@tiers
+def test_second_derivatives_at_large_logits(paths, module):
+    rng = np.random.default_rng(0)
+    for size in SIZES:
+        x, _ = large(rng, size, np.dtype(np.float32), (6,))
+        reference = Logits(x, 0)
+        p, off = reference.softmax(), relative_error(reference)
+        expected = np.diag(p) - np.outer(p, p)
+        bound = 3 * np.maximum.outer(off, off) * (np.diag(p) + np.outer(p, p)) + tiny(np.float32)
+        for fn in (module.logsumexp, lambda x: module.softmax_cross_entropy(x, np.array(2))):
+            assert_close(jax.hessian(fn)(x), expected, bound)
+            assert_close(jax.jacrev(jax.grad(fn))(x), expected, bound)
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_softmax_at_large_logits(paths, name):
+    rng = np.random.default_rng(0)
+    for dtype, size in itertools.product(FLOATS[:2], SIZES):
+        x, _ = large(rng, size, dtype, (5, 50))
+        check(name, x, ct=rng.standard_normal(x.shape), where=rng.random(x.shape) < 0.8)
+
+
 # ---- Derivatives -----------------------------------------------------------------------------------------------------
 
 
@@ -776,9 +888,12 @@ def test_forward_mode_is_refused_with_a_reason():
             jax.jvp(fn, (X,), (X,))
 
 
-def test_wide_results_of_logsumexp():
-    x = jnp.full((2, 3000), 1, jnp.bfloat16)
+def test_parts_of_logsumexp(paths):
+    x = jnp.full((5, 3000), 1, jnp.bfloat16).at[jnp.arange(1, 5), 7].set(jnp.array([3, -INF, INF, NAN], jnp.bfloat16))
+    x = x.at[2].set(-INF)
     flags = dict.fromkeys(("scaled", "biased", "masked"), False)
-    [lse] = softmax_primitives.logsumexp_p(x, axis=1, wide=True, factor=1.0, query_axis=None, **flags)
-    assert lse.dtype == np.float32
-    np.testing.assert_allclose(lse, 1 + np.log(3000), rtol=1e-6)
+    m, log_sum = softmax_primitives.logsumexp_p(x, axis=1, parts=True, factor=1.0, query_axis=None, **flags)
+    assert m.dtype == log_sum.dtype == np.float32
+    assert m[:4].tolist() == [1, 3, 0, 0] and np.isfinite(m[4])
+    expected = [np.log(3000), np.log(1 + 2999 * np.exp(-2)), -INF, INF, NAN]
+    np.testing.assert_allclose(log_sum, expected, rtol=1e-6)

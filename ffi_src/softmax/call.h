@@ -99,9 +99,9 @@ inline void set_causal(Problem& problem, ffi::AnyBuffer main, int64_t axis, int6
   for (int64_t i = query_axis + 1; i < axis; ++i) problem.query_stride *= dims[i];
 }
 
-// kSoftmax, kLogSoftmax, kLogSumExp.
-inline Call softmax_call(Op op, ffi::AnyBuffer x, ffi::RemainingArgs rest, ffi::AnyBuffer y, int64_t axis,
-                         double factor, bool scaled, bool biased, bool masked, int64_t query_axis) {
+// What the calls of kSoftmax, kLogSoftmax and kLogSumExp have in common.
+inline Call logits_call(Op op, ffi::AnyBuffer x, ffi::RemainingArgs rest, int64_t axis, double factor, bool scaled,
+                        bool biased, bool masked, int64_t query_axis) {
   Call call;
   call.problem.op = op;
   call.problem.factor = factor;
@@ -109,12 +109,31 @@ inline Call softmax_call(Op op, ffi::AnyBuffer x, ffi::RemainingArgs rest, ffi::
   set_main(call, "x", x, axis);
   set_optional(call, rest, x, axis, {scaled, biased, masked});
   set_causal(call.problem, x, axis, query_axis);
-  if (op == Op::kLogSumExp) {
-    call.problem.wide_result = bytes_of(call.problem.dtype) == 2 && y.element_type() == ffi::DataType::F32;
-    call.buffers.lse =
-        require_row_result("y", y, x, axis, call.problem.wide_result ? ffi::DataType::F32 : x.element_type());
+  return call;
+}
+
+// kSoftmax, kLogSoftmax.
+inline Call softmax_call(Op op, ffi::AnyBuffer x, ffi::RemainingArgs rest, ffi::AnyBuffer y, int64_t axis,
+                         double factor, bool scaled, bool biased, bool masked, int64_t query_axis) {
+  Call call = logits_call(op, x, rest, axis, factor, scaled, biased, masked, query_axis);
+  call.buffers.out = require_like("y", y, x);
+  return call;
+}
+
+inline void set_parts(Call& call, ffi::AnyBuffer maximum, ffi::AnyBuffer log_sum, ffi::AnyBuffer main, int64_t axis) {
+  const ffi::DataType wide = wide_type(call.problem.dtype);
+  call.buffers.maximum = require_row_result("maximum", maximum, main, axis, wide);
+  call.buffers.log_sum = require_row_result("log_sum", log_sum, main, axis, wide);
+}
+
+// kLogSumExp. The results are y or, `parts`, maximum and log_sum; what follows them is not looked at.
+inline Call log_sum_exp_call(ffi::AnyBuffer x, ffi::RemainingArgs rest, ffi::RemainingRets results, int64_t axis,
+                             double factor, bool scaled, bool biased, bool masked, bool parts, int64_t query_axis) {
+  Call call = logits_call(Op::kLogSumExp, x, rest, axis, factor, scaled, biased, masked, query_axis);
+  if (parts) {
+    set_parts(call, require_buffer("maximum", results, 0), require_buffer("log_sum", results, 1), x, axis);
   } else {
-    call.buffers.out = require_like("y", y, x);
+    call.buffers.lse = require_row_result("y", require_buffer("y", results, 0), x, axis, x.element_type());
   }
   return call;
 }
@@ -135,11 +154,11 @@ inline Call jvp_call(Op op, ffi::AnyBuffer t, ffi::AnyBuffer y, ffi::RemainingAr
   return call;
 }
 
-inline Call cross_entropy_call(ffi::AnyBuffer logits, ffi::AnyBuffer labels, ffi::RemainingArgs arguments,
-                               ffi::AnyBuffer loss, ffi::AnyBuffer lse, int64_t axis, double label_smoothing,
-                               double z_loss, bool masked) {
+// What the calls of kCrossEntropy and kCrossEntropyGrad have in common.
+inline Call loss_call(Op op, ffi::AnyBuffer logits, ffi::AnyBuffer labels, ffi::RemainingArgs arguments,
+                      ffi::AnyBuffer loss, int64_t axis, double label_smoothing, double z_loss, bool masked) {
   Call call;
-  call.problem.op = Op::kCrossEntropy;
+  call.problem.op = op;
   call.problem.label_smoothing = label_smoothing;
   call.problem.z_loss = z_loss;
   set_main(call, "logits", logits, axis);
@@ -153,18 +172,22 @@ inline Call cross_entropy_call(ffi::AnyBuffer logits, ffi::AnyBuffer labels, ffi
     call.buffers.row_where = static_cast<const uint8_t*>(where.untyped_data());
   }
   rest.require_end();
-  const ffi::DataType wide = wide_type(call.problem.dtype);
-  call.buffers.loss = require_row_result("loss", loss, logits, axis, wide);
-  call.buffers.lse = require_row_result("lse", lse, logits, axis, wide);
+  call.buffers.loss = require_row_result("loss", loss, logits, axis, wide_type(call.problem.dtype));
+  return call;
+}
+
+inline Call cross_entropy_call(ffi::AnyBuffer logits, ffi::AnyBuffer labels, ffi::RemainingArgs rest,
+                               ffi::AnyBuffer loss, ffi::AnyBuffer maximum, ffi::AnyBuffer log_sum, int64_t axis,
+                               double label_smoothing, double z_loss, bool masked) {
+  Call call = loss_call(Op::kCrossEntropy, logits, labels, rest, loss, axis, label_smoothing, z_loss, masked);
+  set_parts(call, maximum, log_sum, logits, axis);
   return call;
 }
 
 inline Call cross_entropy_grad_call(ffi::AnyBuffer logits, ffi::AnyBuffer labels, ffi::AnyBuffer cotangent,
-                                    ffi::RemainingArgs rest, ffi::AnyBuffer gradient, ffi::AnyBuffer loss,
-                                    ffi::AnyBuffer lse, int64_t axis, double label_smoothing, double z_loss,
-                                    bool masked) {
-  Call call = cross_entropy_call(logits, labels, rest, loss, lse, axis, label_smoothing, z_loss, masked);
-  call.problem.op = Op::kCrossEntropyGrad;
+                                    ffi::RemainingArgs rest, ffi::AnyBuffer gradient, ffi::AnyBuffer loss, int64_t axis,
+                                    double label_smoothing, double z_loss, bool masked) {
+  Call call = loss_call(Op::kCrossEntropyGrad, logits, labels, rest, loss, axis, label_smoothing, z_loss, masked);
   call.problem.cotangent = require_row_broadcast("cotangent", cotangent, logits, axis, wide_type(call.problem.dtype));
   call.buffers.cotangent = cotangent.untyped_data();
   call.buffers.out = require_like("gradient", gradient, logits);

@@ -15,6 +15,15 @@ ffi::Error forward(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingArgs re
   });
 }
 
+ffi::Error log_sum_exp(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingArgs rest, ffi::RemainingRets results,
+                       int64_t axis, double factor, bool scaled, bool biased, bool masked, bool parts,
+                       int64_t query_axis) {
+  return handle(target_name(Op::kLogSumExp), [&] {
+    const Call call = log_sum_exp_call(x, rest, results, axis, factor, scaled, biased, masked, parts, query_axis);
+    cpu::run_forward(call.problem, call.buffers, workers_of(pool));
+  });
+}
+
 ffi::Error softmax_jvp(ffi::ThreadPool pool, ffi::AnyBuffer t, ffi::AnyBuffer y, ffi::RemainingArgs rest,
                        ffi::Result<ffi::AnyBuffer> out, int64_t axis, double factor, bool scaled) {
   return handle(target_name(Op::kSoftmaxJvp), [&] {
@@ -34,21 +43,23 @@ ffi::Error log_softmax_jvp(ffi::ThreadPool pool, ffi::AnyBuffer t, ffi::AnyBuffe
 }
 
 ffi::Error cross_entropy(ffi::ThreadPool pool, ffi::AnyBuffer logits, ffi::AnyBuffer labels, ffi::RemainingArgs rest,
-                         ffi::Result<ffi::AnyBuffer> loss, ffi::Result<ffi::AnyBuffer> lse, int64_t axis,
-                         double label_smoothing, double z_loss, bool masked) {
+                         ffi::Result<ffi::AnyBuffer> loss, ffi::Result<ffi::AnyBuffer> maximum,
+                         ffi::Result<ffi::AnyBuffer> log_sum, int64_t axis, double label_smoothing, double z_loss,
+                         bool masked) {
   return handle(target_name(Op::kCrossEntropy), [&] {
-    const Call call = cross_entropy_call(logits, labels, rest, *loss, *lse, axis, label_smoothing, z_loss, masked);
+    const Call call =
+        cross_entropy_call(logits, labels, rest, *loss, *maximum, *log_sum, axis, label_smoothing, z_loss, masked);
     cpu::run_forward(call.problem, call.buffers, workers_of(pool));
   });
 }
 
 ffi::Error cross_entropy_grad(ffi::ThreadPool pool, ffi::AnyBuffer logits, ffi::AnyBuffer labels,
                               ffi::AnyBuffer cotangent, ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> gradient,
-                              ffi::Result<ffi::AnyBuffer> loss, ffi::Result<ffi::AnyBuffer> lse, int64_t axis,
-                              double label_smoothing, double z_loss, bool masked) {
+                              ffi::Result<ffi::AnyBuffer> loss, int64_t axis, double label_smoothing, double z_loss,
+                              bool masked) {
   return handle(target_name(Op::kCrossEntropyGrad), [&] {
-    const Call call = cross_entropy_grad_call(logits, labels, cotangent, rest, *gradient, *loss, *lse, axis,
-                                              label_smoothing, z_loss, masked);
+    const Call call = cross_entropy_grad_call(logits, labels, cotangent, rest, *gradient, *loss, axis, label_smoothing,
+                                              z_loss, masked);
     cpu::run_forward(call.problem, call.buffers, workers_of(pool));
   });
 }
@@ -68,7 +79,19 @@ auto forward_binding() {
 }
 XLA_FFI_DEFINE_HANDLER(kSoftmax, forward<Op::kSoftmax>, forward_binding());
 XLA_FFI_DEFINE_HANDLER(kLogSoftmax, forward<Op::kLogSoftmax>, forward_binding());
-XLA_FFI_DEFINE_HANDLER(kLogSumExp, forward<Op::kLogSumExp>, forward_binding());
+XLA_FFI_DEFINE_HANDLER(kLogSumExp, log_sum_exp,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()  // x
+                           .RemainingArgs()        // scale, bias, where
+                           .RemainingRets()        // y, or maximum and log_sum
+                           .Attr<int64_t>("axis")
+                           .Attr<double>("factor")
+                           .Attr<bool>("scaled")
+                           .Attr<bool>("biased")
+                           .Attr<bool>("masked")
+                           .Attr<bool>("parts")
+                           .Attr<int64_t>("query_axis"));
 
 XLA_FFI_DEFINE_HANDLER(kSoftmaxJvp, softmax_jvp,
                        ffi::Ffi::Bind()
@@ -101,7 +124,8 @@ XLA_FFI_DEFINE_HANDLER(kCrossEntropy, cross_entropy,
                            .Arg<ffi::AnyBuffer>()  // labels
                            .RemainingArgs()        // where
                            .Ret<ffi::AnyBuffer>()  // loss
-                           .Ret<ffi::AnyBuffer>()  // lse
+                           .Ret<ffi::AnyBuffer>()  // maximum
+                           .Ret<ffi::AnyBuffer>()  // log_sum
                            .Attr<int64_t>("axis")
                            .Attr<double>("label_smoothing")
                            .Attr<double>("z_loss")
@@ -115,7 +139,6 @@ XLA_FFI_DEFINE_HANDLER(kCrossEntropyGrad, cross_entropy_grad,
                            .RemainingArgs()        // where
                            .Ret<ffi::AnyBuffer>()  // gradient
                            .Ret<ffi::AnyBuffer>()  // loss
-                           .Ret<ffi::AnyBuffer>()  // lse
                            .Attr<int64_t>("axis")
                            .Attr<double>("label_smoothing")
                            .Attr<double>("z_loss")

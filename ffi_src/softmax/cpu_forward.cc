@@ -137,9 +137,9 @@ class Forward {
     }
     if (problem_.op == Op::kLogSumExp) {
       const C *m = stats.m, *b = stats.b;
-      if (problem_.wide_result)
-        return log_sum_exps<Whole<C>>(m, sums, b, columns, of_rows<C>(buffers_.lse, stats.unit));
-      return log_sum_exps<Format>(m, sums, b, columns, of_rows<Bits>(buffers_.lse, stats.unit));
+      if (buffers_.lse) return log_sum_exps<Format>(m, sums, b, columns, of_rows<Bits>(buffers_.lse, stats.unit));
+      return log_sum_exp_parts(m, sums, b, columns, of_rows<C>(buffers_.maximum, stats.unit),
+                               of_rows<C>(buffers_.log_sum, stats.unit));
     }
     for (int64_t c = 0; stats.special && c < columns; ++c)
       if (is_special(stats.m[c], sums[c])) (problem_.op == Op::kSoftmax ? stats.a : stats.b)[c] = kNaN<C>;
@@ -317,14 +317,19 @@ class Forward {
     std::copy(totals.begin(), totals.end(), stats.sums);
   }
 
-  // Losses and lse, and what gradients are made of: a e^(z - m) - b, but for the label.
+  // Losses and the parts of lse, and what gradients are made of: a e^(z - m) - b, but for the label.
   void finish_entropy(Stats& stats) const {
     const Unit& unit = stats.unit;
     const int64_t columns = unit.columns();
     Labels& labels = *stats.labels;
-    const std::unique_ptr<C[]> numbers(new C[5 * columns]);
+    const std::unique_ptr<C[]> numbers(new C[7 * columns]);
     C *at_label = numbers.get(), *sums = at_label + columns, *log_sums = sums + columns, *means = log_sums + columns;
-    C *cotangent = means + columns, *loss = of_rows<C>(buffers_.loss, unit), *lse = of_rows<C>(buffers_.lse, unit);
+    C *cotangent = means + columns, *maximum = cotangent + columns, *log_sum = maximum + columns;
+    C* loss = of_rows<C>(buffers_.loss, unit);
+    if (buffers_.maximum) {
+      maximum = of_rows<C>(buffers_.maximum, unit);
+      log_sum = of_rows<C>(buffers_.log_sum, unit);
+    }
     const double length = static_cast<double>(strips_.rows.length);
     const Entropy<C> rows{problem_.label_smoothing,
                           problem_.z_loss,
@@ -343,15 +348,15 @@ class Forward {
       for (int64_t b = 0; b < strips_.blocks; ++b) mean += labels.z_sums[b * columns + c];
       means[c] = static_cast<C>(mean / length);
     }
-    losses(rows, columns, loss, lse);
+    losses(rows, columns, loss, maximum, log_sum);
     if (problem_.op == Op::kCrossEntropyGrad) {
       const C* given = static_cast<const C*>(buffers_.cotangent);
       for_columns(strips_, unit,
                   [&](int64_t c, int64_t o, int64_t i) { cotangent[c] = given[problem_.cotangent(o, 0, i)]; });
-      gradients(rows, lse, cotangent, columns, stats.a, stats.b, labels.gradient);
+      gradients(rows, maximum, log_sum, cotangent, columns, stats.a, stats.b, labels.gradient);
     }
     for (int64_t c = 0; c < columns && labels.row_where; ++c)
-      if (!labels.row_where[c]) loss[c] = lse[c] = 0;
+      if (!labels.row_where[c]) loss[c] = maximum[c] = log_sum[c] = 0;
   }
 
   // Gradients that are not like their rows': of labels, and of rows that do not count.

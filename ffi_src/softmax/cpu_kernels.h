@@ -289,13 +289,15 @@ struct Entropy {
 };
 
 template <class C>
-JAXGPUOPS_SIMD_FMA void losses(Entropy<C> rows, int64_t count, C* loss, C* lse) {
+JAXGPUOPS_SIMD_FMA void losses(Entropy<C> rows, int64_t count, C* loss, C* maximum, C* log_sums) {
   JAXGPUOPS_INDEPENDENT
   for (int64_t i = 0; i < count; ++i) {
     const C m = rows.m[i], log_sum = rows.log_sum[i], label = rows.position[i] < 0 ? kNaN<C> : rows.label[i];
     const bool special = is_special(m, rows.sum[i]);
     const bool nan = (rows.rest[i] != rows.rest[i]) | (rows.label[i] != rows.label[i]);
-    const C whole = nan ? kNaN<C> : special ? m : m + log_sum;
+    maximum[i] = nan | special ? C(0) : m;
+    log_sums[i] = nan ? kNaN<C> : special ? m : log_sum;
+    const C whole = maximum[i] + log_sums[i];
     double result = special ? whole - label : log_sum - (label - m);
     if (rows.smoothing != 0) {
       const C mean = rows.mean[i];
@@ -303,18 +305,18 @@ JAXGPUOPS_SIMD_FMA void losses(Entropy<C> rows, int64_t count, C* loss, C* lse) 
     }
     if (rows.z_loss != 0) result += rows.z_loss * whole * whole;
     loss[i] = static_cast<C>(result);
-    lse[i] = whole;
   }
 }
 
 // a and b of a e^(z - m) - b, and the gradient of the label.
 template <class C>
-JAXGPUOPS_SIMD_FMA void gradients(Entropy<C> rows, const C* lse, const C* cotangents, int64_t count, C* a, C* b,
-                                  C* of_label) {
+JAXGPUOPS_SIMD_FMA void gradients(Entropy<C> rows, const C* maximum, const C* log_sums, const C* cotangents,
+                                  int64_t count, C* a, C* b, C* of_label) {
   const double share = rows.smoothing / rows.length;
   JAXGPUOPS_INDEPENDENT
   for (int64_t i = 0; i < count; ++i) {
-    const double cotangent = cotangents[i], z_factor = 2 * rows.z_loss * lse[i], sum = rows.sum[i];
+    const C lse = maximum[i] + log_sums[i];
+    const double cotangent = cotangents[i], z_factor = 2 * rows.z_loss * lse, sum = rows.sum[i];
     const bool valid = !is_special(rows.m[i], rows.sum[i]) & (rows.position[i] >= 0);
     const double rest = (z_factor * rows.at_label[i] - rows.rest[i]) / sum + (rows.smoothing - share);
     a[i] = valid ? static_cast<C>(cotangent * (1 + z_factor) / sum) : kNaN<C>;
@@ -349,6 +351,18 @@ JAXGPUOPS_SIMD_FMA void log_sum_exps(const C* m, const C* sum, const C* log_sum,
   for (int64_t i = 0; i < count; ++i) {
     const C special = sum[i] != sum[i] ? kNaN<C> : m[i];
     to[i] = Format::encode(is_special(m[i], sum[i]) ? special : m[i] + log_sum[i]);
+  }
+}
+
+// The parts of such a logarithm: the maximum, 0 where it is not finite, and the rest.
+template <class C>
+JAXGPUOPS_SIMD_FMA void log_sum_exp_parts(const C* m, const C* sum, const C* log_sum, int64_t count, C* maximum,
+                                          C* rest) {
+  JAXGPUOPS_INDEPENDENT
+  for (int64_t i = 0; i < count; ++i) {
+    const bool special = is_special(m[i], sum[i]);
+    maximum[i] = special ? C(0) : m[i];
+    rest[i] = sum[i] != sum[i] ? kNaN<C> : special ? m[i] : log_sum[i];
   }
 }
 

@@ -18,7 +18,8 @@ cudaError_t launch_cross_entropy(cudaStream_t stream, const RowPlan& plan, const
     p.args.z_loss = static_cast<Acc>(problem.z_loss);
     p.args.length = static_cast<Acc>(problem.rows.length);
     p.args.loss = static_cast<Acc*>(buffers.loss);
-    p.args.lse = static_cast<Acc*>(buffers.lse);
+    p.args.maximum = static_cast<Acc*>(buffers.maximum);
+    p.args.log_sum = static_cast<Acc*>(buffers.log_sum);
     return row_engine::run<P>(stream, plan, problem.rows, p, workspace);
   });
 }

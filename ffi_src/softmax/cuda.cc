@@ -27,6 +27,15 @@ ffi::Error forward(cudaStream_t stream, ffi::AnyBuffer x, ffi::RemainingArgs res
   });
 }
 
+ffi::Error log_sum_exp(cudaStream_t stream, ffi::AnyBuffer x, ffi::RemainingArgs rest, ffi::RemainingRets results,
+                       int64_t axis, double factor, bool scaled, bool biased, bool masked, bool parts,
+                       int64_t query_axis) {
+  return handle(target_name(Op::kLogSumExp), [&] {
+    const Call call = log_sum_exp_call(x, rest, results, axis, factor, scaled, biased, masked, parts, query_axis);
+    run(stream, call, x, require_buffer("workspace", results, parts ? 2 : 1), axis);
+  });
+}
+
 ffi::Error softmax_jvp(cudaStream_t stream, ffi::AnyBuffer t, ffi::AnyBuffer y, ffi::RemainingArgs rest,
                        ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace, int64_t axis,
                        double factor, bool scaled) {
@@ -47,23 +56,23 @@ ffi::Error log_softmax_jvp(cudaStream_t stream, ffi::AnyBuffer t, ffi::AnyBuffer
 }
 
 ffi::Error cross_entropy(cudaStream_t stream, ffi::AnyBuffer logits, ffi::AnyBuffer labels, ffi::RemainingArgs rest,
-                         ffi::Result<ffi::AnyBuffer> loss, ffi::Result<ffi::AnyBuffer> lse,
-                         ffi::Result<ffi::AnyBuffer> workspace, int64_t axis, double label_smoothing, double z_loss,
-                         bool masked) {
+                         ffi::Result<ffi::AnyBuffer> loss, ffi::Result<ffi::AnyBuffer> maximum,
+                         ffi::Result<ffi::AnyBuffer> log_sum, ffi::Result<ffi::AnyBuffer> workspace, int64_t axis,
+                         double label_smoothing, double z_loss, bool masked) {
   return handle(target_name(Op::kCrossEntropy), [&] {
-    const Call call = cross_entropy_call(logits, labels, rest, *loss, *lse, axis, label_smoothing, z_loss, masked);
+    const Call call =
+        cross_entropy_call(logits, labels, rest, *loss, *maximum, *log_sum, axis, label_smoothing, z_loss, masked);
     run(stream, call, logits, *workspace, axis);
   });
 }
 
 ffi::Error cross_entropy_grad(cudaStream_t stream, ffi::AnyBuffer logits, ffi::AnyBuffer labels,
                               ffi::AnyBuffer cotangent, ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> gradient,
-                              ffi::Result<ffi::AnyBuffer> loss, ffi::Result<ffi::AnyBuffer> lse,
-                              ffi::Result<ffi::AnyBuffer> workspace, int64_t axis, double label_smoothing,
-                              double z_loss, bool masked) {
+                              ffi::Result<ffi::AnyBuffer> loss, ffi::Result<ffi::AnyBuffer> workspace, int64_t axis,
+                              double label_smoothing, double z_loss, bool masked) {
   return handle(target_name(Op::kCrossEntropyGrad), [&] {
-    const Call call = cross_entropy_grad_call(logits, labels, cotangent, rest, *gradient, *loss, *lse, axis,
-                                              label_smoothing, z_loss, masked);
+    const Call call = cross_entropy_grad_call(logits, labels, cotangent, rest, *gradient, *loss, axis, label_smoothing,
+                                              z_loss, masked);
     run(stream, call, logits, *workspace, axis);
   });
 }
@@ -84,7 +93,20 @@ auto forward_binding() {
 }
 XLA_FFI_DEFINE_HANDLER(kSoftmax, forward<Op::kSoftmax>, forward_binding(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kLogSoftmax, forward<Op::kLogSoftmax>, forward_binding(), {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kLogSumExp, forward<Op::kLogSumExp>, forward_binding(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kLogSumExp, log_sum_exp,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                           .Arg<ffi::AnyBuffer>()  // x
+                           .RemainingArgs()        // scale, bias, where
+                           .RemainingRets()        // y, or maximum and log_sum; workspace
+                           .Attr<int64_t>("axis")
+                           .Attr<double>("factor")
+                           .Attr<bool>("scaled")
+                           .Attr<bool>("biased")
+                           .Attr<bool>("masked")
+                           .Attr<bool>("parts")
+                           .Attr<int64_t>("query_axis"),
+                       {ffi::Traits::kCmdBufferCompatible});
 
 XLA_FFI_DEFINE_HANDLER(kSoftmaxJvp, softmax_jvp,
                        ffi::Ffi::Bind()
@@ -120,7 +142,8 @@ XLA_FFI_DEFINE_HANDLER(kCrossEntropy, cross_entropy,
                            .Arg<ffi::AnyBuffer>()  // labels
                            .RemainingArgs()        // where
                            .Ret<ffi::AnyBuffer>()  // loss
-                           .Ret<ffi::AnyBuffer>()  // lse
+                           .Ret<ffi::AnyBuffer>()  // maximum
+                           .Ret<ffi::AnyBuffer>()  // log_sum
                            .Ret<ffi::AnyBuffer>()  // workspace
                            .Attr<int64_t>("axis")
                            .Attr<double>("label_smoothing")
@@ -136,7 +159,6 @@ XLA_FFI_DEFINE_HANDLER(kCrossEntropyGrad, cross_entropy_grad,
                            .RemainingArgs()        // where
                            .Ret<ffi::AnyBuffer>()  // gradient
                            .Ret<ffi::AnyBuffer>()  // loss
-                           .Ret<ffi::AnyBuffer>()  // lse
                            .Ret<ffi::AnyBuffer>()  // workspace
                            .Attr<int64_t>("axis")
                            .Attr<double>("label_smoothing")

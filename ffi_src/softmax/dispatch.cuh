@@ -46,8 +46,9 @@ cudaError_t launch_softmax_policy(cudaStream_t stream, const RowPlan& plan, cons
   auto p = parameters_of<P>(problem, buffers);
   p.args.scale = scale_of<typename P::Acc>(problem, buffers);
   p.args.op = problem.op;
-  p.args.lse = buffers.lse;
-  p.args.wide_lse = problem.wide_result;
+  p.args.lse = static_cast<typename P::Bits*>(buffers.lse);
+  p.args.maximum = static_cast<typename P::Acc*>(buffers.maximum);
+  p.args.log_sum = static_cast<typename P::Acc*>(buffers.log_sum);
   return row_engine::run<P>(stream, plan, problem.rows, p, workspace);
 }
 

@@ -33,6 +33,12 @@ __device__ __forceinline__ double larger_number(double a, double b) { return fma
 __device__ __forceinline__ float smaller_number(float a, float b) { return fminf(a, b); }
 __device__ __forceinline__ double smaller_number(double a, double b) { return fmin(a, b); }
 
+// The maximum as a result, which has to be finite.
+template <class Acc>
+__device__ __forceinline__ Acc maximum_of(Acc peak, Acc log_sum) {
+  return log_sum - log_sum == 0 ? peak : Acc(0);
+}
+
 // factor * scale of a row.
 template <class Acc>
 struct Scale {
@@ -157,8 +163,8 @@ struct Softmax : ExponentialSum<E, sizeof(typename E::Bits) == 2 && !kGeneral> {
 
   struct Args {
     Op op;
-    bool wide_lse;
-    void* lse;
+    Bits* lse;  // or null: its parts are asked for
+    Acc *maximum, *log_sum;
     Scale<Acc> scale;
 
     __device__ bool flag() const { return op == Op::kSoftmax; }
@@ -210,11 +216,12 @@ struct Softmax : ExponentialSum<E, sizeof(typename E::Bits) == 2 && !kGeneral> {
   }
   __device__ static void write_row(const Args& args, int64_t index, const Row&, const Final& final) {
     if (args.op != Op::kLogSumExp) return;
-    const Acc lse = Base::peak_of(final.shift) + final.sum;
-    if (args.wide_lse) {
-      static_cast<Acc*>(args.lse)[index] = lse;
+    const Acc peak = Base::peak_of(final.shift);
+    if (args.lse) {
+      args.lse[index] = E::store(peak + final.sum);
     } else {
-      static_cast<Bits*>(args.lse)[index] = E::store(lse);
+      args.maximum[index] = maximum_of(peak, final.sum);
+      args.log_sum[index] = final.sum;
     }
   }
   template <class A>
@@ -244,7 +251,7 @@ struct CrossEntropy : ExponentialSum<E, sizeof(typename E::Bits) == 2> {
     const Acc* cotangent;  // or null: no gradient is asked for
     Broadcast where_at, cotangent_at;
     Acc label_smoothing, z_loss, length;
-    Acc *loss, *lse;
+    Acc *loss, *maximum, *log_sum;  // with a gradient: only the loss
   };
   struct Row {
     bool counts;
@@ -320,21 +327,24 @@ struct CrossEntropy : ExponentialSum<E, sizeof(typename E::Bits) == 2> {
     return final;
   }
   __device__ static void write_row(const Args& args, int64_t index, const Row& row, const Final& final) {
-    Acc loss = 0, lse = 0;
+    Acc loss = 0, peak = 0, log_sum = 0;
     if (row.counts) {
-      const Acc others = final.others, of_label = final.of_label, peak = Base::peak_of(final.shift);
-      const Acc log_sum = Base::log_of(others + of_label, final.shift);
+      const Acc others = final.others, of_label = final.of_label;
+      peak = Base::peak_of(final.shift);
+      log_sum = Base::log_of(others + of_label, final.shift);
       const Acc smoothing = args.label_smoothing, z_loss = args.z_loss;
-      lse = peak + log_sum;
+      const Acc lse = peak + log_sum;
       // A probability near 1 is 1 less those of the others.
       const bool likely = others < of_label && of_label < infinity<Acc>();
       loss = likely ? logarithm_beyond_1(others / of_label) : (peak - row.z_label) + log_sum;
       loss *= 1 - smoothing;
-      if (smoothing != 0) loss += smoothing * (lse - final.total / args.length);
+      if (smoothing != 0) loss += smoothing * ((peak - final.total / args.length) + log_sum);
       if (z_loss != 0) loss += z_loss * lse * lse;
     }
     args.loss[index] = loss;
-    args.lse[index] = lse;
+    if (args.cotangent) return;
+    args.maximum[index] = maximum_of(peak, log_sum);
+    args.log_sum[index] = log_sum;
   }
   __device__ static Acc output(const Args&, const Row& row, const Final& final, Acc z, Acc) {
     const Acc value = fused_multiply_add(Base::exponential(z, final.shift), final.slope, -final.offset);

@@ -7,9 +7,10 @@
 //
 //   softmax           e^(z - m) / sum; a masked entry is 0, also in a row that is masked whole
 //   log_softmax       z - m - log(sum); a masked entry is -inf
-//   logsumexp         m + log(sum); -inf for a row that is masked whole, or empty
+//   logsumexp         m + log(sum), or the two apart; -inf for a row that is masked whole, or empty
 //   cross_entropy     (1 - smoothing) (lse - z_label) + smoothing (lse - mean of z) + z_loss lse^2, a number a row, and
-//                     lse; with gradient: also that of sum(cotangent * loss), for all logits, in the same pass
+//                     the parts of lse; with gradient: that of sum(cotangent * loss) instead, for all logits, in the
+//                     same pass
 //   softmax_jvp       factor scale y (t - sum of y t): the tangent of y, and the cotangent of x: it is its own
 //   transpose log_softmax_jvp   factor scale (t - sum of e^y t); transposed factor scale (t - e^y sum of t)
 #pragma once
@@ -32,7 +33,6 @@ struct Problem {
   bool transpose = false;      // kLogSoftmaxJvp
   double label_smoothing = 0;  // kCrossEntropy, kCrossEntropyGrad
   double z_loss = 0;           // the same
-  bool wide_result = false;    // kLogSumExp: results are float32 although the dtype has 16 bits
   int64_t queries = 0;         // causal: the query of an outer index is outer / query_stride % queries; 0: not causal
   int64_t query_stride = 1;
   bool general = false;  // logits are more than a positive multiple of x, or some are masked: other kernels are compiled
@@ -54,7 +54,11 @@ struct Buffers {
   const void* cotangent = nullptr;  // float32 (float64 where the dtype is)
   void* out = nullptr;              // the full result; kCrossEntropyGrad: may be x itself
   void* loss = nullptr;             // kCrossEntropy*: float32 (float64 where the dtype is)
-  void* lse = nullptr;              // the same, and kLogSumExp, in its result's type
+  void* lse = nullptr;              // kLogSumExp: of the dtype of x, or null
+  // kCrossEntropy, and kLogSumExp without lse: two numbers that add up to lse. What is computed from them is as
+  // accurate for large logits as for small ones; the sum is rounded to multiples of 1/16 at 10^6. Types as of the loss.
+  void* maximum = nullptr;  // 0 where log_sum is not finite
+  void* log_sum = nullptr;
 };
 
 }  // namespace jaxgpuops::softmax

@@ -118,7 +118,7 @@ def mean_weight(labels, where, dtype) -> jax.Array:
 def _softmax(name, x, scale, bias, where, axis, factor, causal):
     def function(operands, axis, query_axis):
         kernel = {"softmax": softmax_p, "log_softmax": log_softmax_p}[name]
-        return bind(kernel, operands, axis, factor, query_axis)
+        return bind(kernel, operands, axis, factor, query_axis)[0]
 
     y, merged = evaluate(f"jaxgpuops.lax.{name}", "x", function, x, axis, scale, bias, where, causal)
     return merged.split(y)
@@ -127,7 +127,7 @@ def _softmax(name, x, scale, bias, where, axis, factor, causal):
 @functools.partial(jax.jit, static_argnums=(4, 5, 6, 7), inline=True)
 def _logsumexp(x, scale, bias, where, axis, factor, causal, keepdims):
     def function(operands, axis, query_axis):
-        return bind(logsumexp_p, operands, axis, factor, query_axis, wide=False)
+        return bind(logsumexp_p, operands, axis, factor, query_axis, parts=False)[0]
 
     y, merged = evaluate("jaxgpuops.lax.logsumexp", "x", function, x, axis, scale, bias, where, causal)
     return merged.reduced(y, keepdims)
@@ -208,7 +208,7 @@ def _cross_entropy(logits, labels, where, axis, label_smoothing, z_loss, reducti
     op = "jaxgpuops.lax.softmax_cross_entropy"
     logits, labels, where, axis = cross_entropy_operands(op, logits, labels, where, axis)
     params = {"masked": where is not None, "label_smoothing": label_smoothing, "z_loss": z_loss}
-    loss, _ = cross_entropy_p(*given(logits, labels, where), axis=axis, **params)
+    loss, *_ = cross_entropy_p(*given(logits, labels, where), axis=axis, **params)
     if reduction is None:
         return loss
     return jnp.sum(loss) * (mean_weight(labels, where, loss.dtype) if reduction == "mean" else 1)

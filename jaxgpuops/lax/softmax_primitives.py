@@ -5,9 +5,10 @@ and of a mask: an entry is masked where ``where`` is False or, causal, where its
 of its query, its index along the dimension ``query_axis``. A masked entry takes part in nothing, whatever it holds.
 
 Derivatives of softmax and log_softmax are kernels, linear in a tangent and transposable. Those of logsumexp and of
-cross-entropy need nothing of the row but a number that the forward pass found: they are elementwise, and plain JAX,
+cross-entropy need nothing of the row but numbers that the forward pass found: they are elementwise, and plain JAX,
 which XLA makes one read and one write; as primitives, so that no residual but the arguments is kept, and that they
-are batched as kernels are.
+are batched as kernels are. The logsumexp itself is kept in two parts, the maximum m and the logarithm of the sum of
+e^(z - m): their sum, rounded to one number, would lose all digits of probabilities where logits are large.
 """
 
 from __future__ import annotations
@@ -309,37 +310,42 @@ def_jvp(log_softmax_p, _log_softmax_jvp)
 # ---- logsumexp --------------------------------------------------------------------------------------------------------
 
 
-def _logsumexp_fallback(x, *rest, axis, wide, **logits):
+def _logsumexp_fallback(x, *rest, axis, parts, **logits):
     z, _ = _call(x, rest, axis, **logits)
     _, m = _maximum(z, axis)
-    return (lax.squeeze(m + _log_sum(z, m, axis), (axis,)).astype(_lse_dtype(x, wide)),)
+    both = [lax.squeeze(a, (axis,)) for a in (m, _log_sum(z, m, axis))]
+    return both if parts else (whole(both, x.dtype),)
 
 
-def _lse_dtype(x, wide):
-    return _arguments.wide(x.dtype) if wide else x.dtype
+def whole(parts: list[jax.Array], dtype: np.dtype) -> jax.Array:
+    """logsumexp from its parts."""
+    m, log_sum = parts
+    return (m + log_sum).astype(dtype)
 
 
-# Its result has the dtype of x or, ``wide``, the one that it is computed in.
+# Its result has the dtype of x. In ``parts``, these are m and log_sum, in the dtype that it is computed in.
 logsumexp_p = _kernel(
     "logsumexp",
     1,
     shortest=0,
-    results=lambda x, *_, wide, **__: [(None, _lse_dtype(x, wide))],
+    results=lambda x, *_, parts, **__: [(None, _arguments.wide(x.dtype))] * 2 if parts else [(None, x.dtype)],
     fallback=_logsumexp_fallback,
     accepts=FLOATS.__contains__,
-    **_LOGITS,
+    attributes=(*_LOGITS["attributes"], "parts"),
+    dimensions=_LOGITS["dimensions"],
 )
 
 
-def _probabilities(x, lse, *rest, axis, factor, scaled, **logits):
-    """Of each entry, from the wide logsumexp of its row; 0 where z is -inf, whatever the row."""
+def _probabilities(x, m, log_sum, *rest, axis, factor, scaled, **logits):
+    """Of each entry, from the parts of its row's logsumexp; 0 where z is -inf, whatever the row."""
     z, _ = _call(x, rest, axis, factor, scaled, **logits)
     is_product = scaled or factor != 1
-    return jnp.exp(jnp.where(z == -np.inf, z, _below(z, lse) if is_product else z - lse))
+    d = _below(z, m) if is_product else z - m
+    return jnp.exp(jnp.where(z == -np.inf, z, d - log_sum))
 
 
-def _logsumexp_jvp_fallback(t, x, lse, *rest, axis, **logits):
-    return (jnp.sum(or_zero(_probabilities(x, lse, *rest, axis=axis, **logits), t), axis),)
+def _logsumexp_jvp_fallback(t, x, m, log_sum, *rest, axis, **logits):
+    return (jnp.sum(or_zero(_probabilities(x, m, log_sum, *rest, axis=axis, **logits), t), axis),)
 
 
 # The tangent of logsumexp from that of its logits. All is in wide dtype, but for x and the bias.
@@ -354,8 +360,8 @@ logsumexp_jvp_p = _kernel(
 )
 
 
-def _logsumexp_vjp_fallback(x, lse, ct, *rest, axis, **logits):
-    return (or_zero(_probabilities(x, lse, *rest, axis=axis, **logits), ct),)
+def _logsumexp_vjp_fallback(x, m, log_sum, ct, *rest, axis, **logits):
+    return (or_zero(_probabilities(x, m, log_sum, *rest, axis=axis, **logits), ct),)
 
 
 # The cotangent of the logits from that of logsumexp, in wide dtype.
@@ -371,44 +377,46 @@ logsumexp_vjp_p = _kernel(
 def_jvp_by_fallback(logsumexp_vjp_p)
 
 
-def _logsumexp_jvp_transposed(cts, aval, x, lse, *rest, axis, **logits):
+def _logsumexp_jvp_transposed(cts, aval, x, m, log_sum, *rest, axis, **logits):
     ct = lax.expand_dims(cts[0], (axis,))
     x = jnp.broadcast_to(x, aval.shape)
-    return logsumexp_vjp_p(x, lse, ct, *rest, axis=axis, **logits)[0]
+    return logsumexp_vjp_p(x, m, log_sum, ct, *rest, axis=axis, **logits)[0]
 
 
 _def_transpose(logsumexp_jvp_p, _logsumexp_jvp_transposed)
 
 
-def _logsumexp_jvp(primals, tangents, *, axis, wide, factor, scaled, biased, masked, query_axis):
+def _logsumexp_jvp(primals, tangents, *, axis, parts, factor, scaled, biased, masked, query_axis):
     x, *rest = primals
     logits = {"axis": axis, "factor": factor, "scaled": scaled, "biased": biased, "masked": masked}
-    [lse] = logsumexp_p(x, *rest, wide=True, query_axis=query_axis, **logits)
-    out = lse.astype(_lse_dtype(x, wide))
+    both = logsumexp_p(x, *rest, parts=True, query_axis=query_axis, **logits)
+    outs = both if parts else [whole(both, x.dtype)]
+    zeros = [ad.Zero(jax.typeof(out).to_tangent_aval()) for out in outs]
     tangents = [None if isinstance(t, ad.Zero) else t for t in tangents]
     if all(t is None for t in tangents):
-        return [out], [ad.Zero(jax.typeof(out).to_tangent_aval())]
+        return outs, zeros
     t, scale, factor_t = _tangent(primals, tangents, factor, scaled, biased, masked)
-    t = _times(t.astype(lse.dtype), factor_t, scale)
-    [dlse] = logsumexp_jvp_p(t, x, lax.expand_dims(lse, (axis,)), *rest, query_axis=query_axis, **logits)
-    return [out], [dlse.astype(out.dtype)]
+    t = _times(wide(t), factor_t, scale)
+    rows = (lax.expand_dims(a, (axis,)) for a in both)
+    [dlse] = logsumexp_jvp_p(t, x, *rows, *rest, query_axis=query_axis, **logits)
+    return outs, [*zeros[:-1], dlse.astype(outs[-1].dtype)]  # of the parts, m is as good as constant
 
 
 ad.primitive_jvps[logsumexp_p.primitive] = _logsumexp_jvp
 
 
 def bind(kernel, operands, axis, factor, query_axis, **params):
-    """One of softmax, log_softmax and logsumexp of (x, scale, bias, where)."""
+    """Results of softmax, log_softmax or logsumexp of (x, scale, bias, where)."""
     _, scale, bias, where = operands
     flags = {"scaled": scale is not None, "biased": bias is not None, "masked": where is not None}
-    return kernel(*given(*operands), axis=axis, factor=factor, query_axis=query_axis, **flags, **params)[0]
+    return kernel(*given(*operands), axis=axis, factor=factor, query_axis=query_axis, **flags, **params)
 
 
 # ---- Cross-entropy ----------------------------------------------------------------------------------------------------
 
 
 def _cross_entropy_terms(logits, labels, where, axis, label_smoothing, z_loss):
-    """Loss and logsumexp of rows, z, e^(z - m), and where the label is; all with the axis."""
+    """Loss and the parts of logsumexp of rows, z, e^(z - m), and where the label is; all with the axis."""
     z = wide(_where(where, logits, 0))
     n = z.shape[axis]
     _, m = _maximum(z, axis)
@@ -423,21 +431,22 @@ def _cross_entropy_terms(logits, labels, where, axis, label_smoothing, z_loss):
     if z_loss:
         loss = loss + z_loss * lse**2
     loss = jnp.where((labels >= 0) & (labels < n), loss, np.nan)
-    return _where(where, loss, 0), _where(where, lse, 0), z, jnp.exp(_below(z, m)), is_label
+    rows = [_where(where, a, 0) for a in (loss, m, log_sum)]
+    return *rows, z, jnp.exp(_below(z, m)), is_label
 
 
 def _cross_entropy_fallback(logits, labels, *where, axis, masked, **losses):
-    loss, lse, *_ = _cross_entropy_terms(logits, labels, *_optional(where, masked), axis, **losses)
-    return lax.squeeze(loss, (axis,)), lax.squeeze(lse, (axis,))
+    rows = _cross_entropy_terms(logits, labels, *_optional(where, masked), axis, **losses)[:3]
+    return [lax.squeeze(a, (axis,)) for a in rows]
 
 
 _LOSSES = ("label_smoothing", "z_loss", "masked")
 
-# Loss and logsumexp of each row, in wide dtype.
+# Loss and the parts of logsumexp of each row, in wide dtype.
 cross_entropy_p = _kernel(
     "cross_entropy",
     2,
-    results=lambda x, *_, **__: [(None, _arguments.wide(x.dtype))] * 2,
+    results=lambda x, *_, **__: [(None, _arguments.wide(x.dtype))] * 3,
     fallback=_cross_entropy_fallback,
     accepts=FLOATS.__contains__,
     attributes=_LOSSES,
@@ -454,25 +463,25 @@ def _slope(p, less_one, is_label, lse, label_smoothing, z_loss, n):
     return slope
 
 
-def _nan_unless_differentiable(x, loss, lse):
+def _nan_unless_differentiable(x, loss, log_sum):
     """x, and NaN in rows whose loss has no derivative."""
-    return jnp.where(jnp.isnan(loss) | ~jnp.isfinite(lse), np.array(np.nan, x.dtype), x)
+    return jnp.where(jnp.isnan(loss) | ~jnp.isfinite(log_sum), np.array(np.nan, x.dtype), x)
 
 
-def _cross_entropy_slope(logits, labels, loss, lse, *where, axis, masked, label_smoothing, z_loss):
+def _cross_entropy_slope(logits, labels, loss, m, log_sum, *where, axis, masked, label_smoothing, z_loss):
     """Derivative of the loss of each row by its logits, in wide dtype, elementwise from what the forward pass found."""
     [where] = _optional(where, masked)
     z = wide(_where(where, logits, 0))
     # The loss itself, where it is nothing else, keeps what is left of 1 - p where p is 1 but for rounding.
-    d = z - _nan_unless_differentiable(lse, loss, lse)
-    less_one = jnp.expm1(d if label_smoothing or z_loss else _nan_unless_differentiable(-loss, loss, lse))
+    d = (z - m) - _nan_unless_differentiable(log_sum, loss, log_sum)
+    less_one = jnp.expm1(d if label_smoothing or z_loss else _nan_unless_differentiable(-loss, loss, log_sum))
     is_label = _position(z.shape, axis) == labels
-    slope = _slope(jnp.exp(d), less_one, is_label, lse, label_smoothing, z_loss, z.shape[axis])
+    slope = _slope(jnp.exp(d), less_one, is_label, m + log_sum, label_smoothing, z_loss, z.shape[axis])
     return _where(where, slope, 0)
 
 
-def _cross_entropy_jvp_fallback(t, logits, labels, loss, lse, *where, axis, masked, **losses):
-    slope = _cross_entropy_slope(logits, labels, loss, lse, *where, axis=axis, masked=masked, **losses)
+def _cross_entropy_jvp_fallback(t, logits, labels, loss, m, log_sum, *where, axis, masked, **losses):
+    slope = _cross_entropy_slope(logits, labels, loss, m, log_sum, *where, axis=axis, masked=masked, **losses)
     return (jnp.sum(or_zero(slope, wide(t)), axis),)
 
 
@@ -487,8 +496,9 @@ cross_entropy_jvp_p = _kernel(
 )
 
 
-def _cross_entropy_vjp_fallback(logits, labels, loss, lse, ct, *where, **params):
-    return (or_zero(_cross_entropy_slope(logits, labels, loss, lse, *where, **params), ct).astype(logits.dtype),)
+def _cross_entropy_vjp_fallback(logits, labels, loss, m, log_sum, ct, *where, **params):
+    slope = _cross_entropy_slope(logits, labels, loss, m, log_sum, *where, **params)
+    return (or_zero(slope, ct).astype(logits.dtype),)
 
 
 # The cotangent of the logits from that of the loss.
@@ -498,10 +508,10 @@ cross_entropy_vjp_p = _kernel(
 def_jvp_by_fallback(cross_entropy_vjp_p)
 
 
-def _cross_entropy_jvp_transposed(cts, aval, logits, labels, loss, lse, *where, axis, **params):
+def _cross_entropy_jvp_transposed(cts, aval, logits, labels, loss, m, log_sum, *where, axis, **params):
     ct = lax.expand_dims(cts[0], (axis,))
     logits = jnp.broadcast_to(logits, aval.shape)
-    return cross_entropy_vjp_p(logits, labels, loss, lse, ct, *where, axis=axis, **params)[0]
+    return cross_entropy_vjp_p(logits, labels, loss, m, log_sum, ct, *where, axis=axis, **params)[0]
 
 
 _def_transpose(cross_entropy_jvp_p, _cross_entropy_jvp_transposed)
@@ -509,11 +519,11 @@ _def_transpose(cross_entropy_jvp_p, _cross_entropy_jvp_transposed)
 
 def _cross_entropy_jvp(outs, primals, tangents, *, axis, masked, **losses):
     logits, labels, *where = primals
-    loss, lse = (lax.expand_dims(out, (axis,)) for out in outs)
+    loss, *parts = (lax.expand_dims(out, (axis,)) for out in outs)
     params = {"axis": axis, "masked": masked}
-    [dloss] = cross_entropy_jvp_p(tangents[0], logits, labels, loss, lse, *where, **params, **losses)
+    [dloss] = cross_entropy_jvp_p(tangents[0], logits, labels, loss, *parts, *where, **params, **losses)
     params |= {"factor": 1.0, "scaled": False, "biased": False, "query_axis": None}
-    return dloss, logsumexp_jvp_p(wide(tangents[0]), logits, lse, *where, **params)[0]
+    return dloss, None, logsumexp_jvp_p(wide(tangents[0]), logits, *parts, *where, **params)[0]
 
 
 def_jvp(cross_entropy_p, _cross_entropy_jvp)
@@ -521,21 +531,19 @@ def_jvp(cross_entropy_p, _cross_entropy_jvp)
 
 def _cross_entropy_grad_fallback(logits, labels, cotangent, *where, axis, masked, **losses):
     [where] = _optional(where, masked)
-    loss, lse, z, e, is_label = _cross_entropy_terms(logits, labels, where, axis, **losses)
+    loss, m, log_sum, z, e, is_label = _cross_entropy_terms(logits, labels, where, axis, **losses)
     total = jnp.sum(e, axis, keepdims=True)
     others = jnp.sum(jnp.where(is_label, np.zeros((), e.dtype), e), axis, keepdims=True)
-    slope = _slope(e / total, -others / total, is_label, lse, n=z.shape[axis], **losses)
-    slope = _where(where, _nan_unless_differentiable(slope, loss, lse), 0)
-    gradient = or_zero(slope, cotangent).astype(logits.dtype)
-    return gradient, lax.squeeze(loss, (axis,)), lax.squeeze(lse, (axis,))
+    slope = _slope(e / total, -others / total, is_label, m + log_sum, n=z.shape[axis], **losses)
+    slope = _where(where, _nan_unless_differentiable(slope, loss, log_sum), 0)
+    return or_zero(slope, cotangent).astype(logits.dtype), lax.squeeze(loss, (axis,))
 
 
-# The gradient of sum(cotangent * loss), and what `cross_entropy_p` gives, in one pass. The gradient may take the place of
-# the logits.
+# The gradient of sum(cotangent * loss), and the losses, in one pass. The gradient may take the place of the logits.
 cross_entropy_grad_p = _kernel(
     "cross_entropy_grad",
     2,
-    results=lambda x, *_, axis, **__: [(x.shape[axis], x.dtype), *[(None, _arguments.wide(x.dtype))] * 2],
+    results=lambda x, *_, axis, **__: [(x.shape[axis], x.dtype), (None, _arguments.wide(x.dtype))],
     fallback=_cross_entropy_grad_fallback,
     accepts=FLOATS.__contains__,
     attributes=_LOSSES,

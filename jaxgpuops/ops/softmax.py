@@ -146,9 +146,9 @@ def logsumexp(
     Numbers: as for `jaxgpuops.softmax`, with no overflow in between. -inf for a row that is masked whole, -inf
     everywhere, or empty; NaN for one with a NaN; else +inf for one with a +inf.
 
-    Derivatives: the softmax of the logits times the cotangent, from the result and ``x``; 0 for a row whose result is
-    -inf, and for masked entries. It is elementwise plain JAX, which XLA fuses with what is around it; its relative error
-    is that of the result, half a unit in its last place. Forward mode: `jaxgpuops.lax.logsumexp`.
+    Derivatives: the softmax of the logits times the cotangent, from ``x`` and two numbers a row; 0 for a row whose
+    result is -inf, and for masked entries. It is elementwise plain JAX, which XLA fuses with what is around it, and as
+    accurate for large logits as for small ones. Forward mode: `jaxgpuops.lax.logsumexp`.
 
     Raises:
       TypeError, ValueError: as `jaxgpuops.softmax`.
@@ -180,17 +180,17 @@ _KERNELS = {"softmax": primitives.softmax_p, "log_softmax": primitives.log_softm
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
 def _softmax(name, axis, factor, query_axis, *operands):
     if name == "logsumexp":
-        return primitives.bind(primitives.logsumexp_p, operands, axis, factor, query_axis, wide=False)
-    return primitives.bind(_KERNELS[name], operands, axis, factor, query_axis)
+        return primitives.bind(primitives.logsumexp_p, operands, axis, factor, query_axis, parts=False)[0]
+    return primitives.bind(_KERNELS[name], operands, axis, factor, query_axis)[0]
 
 
 # The forward passes call primitives, not `_softmax`: these have forward mode, so that forward over reverse
 # (`jax.hessian`) works.
 def _forward(name, axis, factor, query_axis, *operands):
     if name == "logsumexp":
-        lse = primitives.bind(primitives.logsumexp_p, operands, axis, factor, query_axis, wide=True)
-        return lse.astype(operands[0].dtype), (lse, operands)
-    y = primitives.bind(_KERNELS[name], operands, axis, factor, query_axis)
+        parts = primitives.bind(primitives.logsumexp_p, operands, axis, factor, query_axis, parts=True)
+        return primitives.whole(parts, operands[0].dtype), (parts, operands)
+    [y] = primitives.bind(_KERNELS[name], operands, axis, factor, query_axis)
     return y, (y, operands)
 
 
@@ -207,11 +207,11 @@ def _backward(name, axis, factor, query_axis, residuals, ct):
         return primitives.log_softmax_jvp_p(*operands, **params)[0]
 
     if name == "logsumexp":
-        lse, ct = (lax.expand_dims(a, (axis,)) for a in (y, ct.astype(y.dtype)))
+        rows = [lax.expand_dims(a, (axis,)) for a in (*y, primitives.wide(ct))]
         flags = {"scaled": scale is not None, "biased": bias is not None, "masked": where is not None}
         rest = given(scale, bias, where)
         params = {"axis": axis, "factor": factor, "query_axis": query_axis} | flags
-        [dz] = primitives.logsumexp_vjp_p(x, lse, ct, *rest, **params)
+        [dz] = primitives.logsumexp_vjp_p(x, *rows, *rest, **params)
         dx, dscale, dbias = primitives.logit_cotangents(dz, x, scale, bias, factor)
     else:
         # By the kernel that multiplies the cotangent of the logits already: it is that of x alone that mostly is needed.
@@ -263,10 +263,11 @@ def softmax_cross_entropy(
     Derivatives: with respect to the logits. With a reduction, the gradient is computed together with the loss, by one
     kernel that reads the logits once and writes it once, in their place if they are not used any more (donated, or
     computed in the same program); the backward pass multiplies it by the cotangent. Without one, the backward pass
-    computes it from the logits and lse, elementwise, in plain JAX. Either way no other array of the size of the logits
-    is kept or made. The gradient at the label is minus the sum of the other probabilities, not rounded away where that
-    of the label is almost 1. Reverse mode works, and whatever is built on top of it. For forward mode at the bottom
-    (`jax.jvp`, `jax.jacfwd`) use `jaxgpuops.lax.softmax_cross_entropy`; here JAX raises TypeError.
+    computes it from the logits and three numbers a row, elementwise, in plain JAX. Either way no other array of the
+    size of the logits is kept or made. The gradient at the label is minus the sum of the other probabilities, not
+    rounded away where that of the label is almost 1, and all of it is as accurate for large logits as for small ones.
+    Reverse mode works, and whatever is built on top of it. For forward mode at the bottom (`jax.jvp`, `jax.jacfwd`) use
+    `jaxgpuops.lax.softmax_cross_entropy`; here JAX raises TypeError.
 
     Raises:
       TypeError: for other dtypes, and for arguments that must be, and are not, numbers known at trace time.
@@ -309,8 +310,8 @@ def _params(config, where):
 
 
 def _losses_forward(config, logits, labels, where):
-    loss, lse = primitives.cross_entropy_p(*given(logits, labels, where), **_params(config, where))
-    return loss, (logits, labels, where, loss, lse)
+    loss, *parts = primitives.cross_entropy_p(*given(logits, labels, where), **_params(config, where))
+    return loss, (logits, labels, where, loss, *parts)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -320,8 +321,8 @@ def _losses(config, logits, labels, where):
 
 def _losses_backward(config, residuals, ct):
     logits, labels, where, *rows = residuals
-    loss, lse, ct = (lax.expand_dims(a, (config[0],)) for a in (*rows, ct))
-    operands = given(logits, labels, loss, lse, ct, where)
+    rows = (lax.expand_dims(a, (config[0],)) for a in (*rows, ct))
+    operands = given(logits, labels, *rows, where)
     return *primitives.cross_entropy_vjp_p(*operands, **_params(config, where)), None, None
 
 
@@ -336,7 +337,7 @@ def _weighted_sum(config, logits, labels, where, weight):
 def _weighted_sum_forward(config, logits, labels, where, weight):
     cotangent = jnp.broadcast_to(weight, (1,) * logits.ndim)
     operands = given(logits, labels, cotangent, where)
-    gradient, loss, _ = primitives.cross_entropy_grad_p(*operands, **_params(config, where))
+    gradient, loss = primitives.cross_entropy_grad_p(*operands, **_params(config, where))
     return jnp.sum(loss) * weight, gradient
 
 

@@ -40,7 +40,7 @@ constexpr int kMapWords = 35;
 // call = {family (0: softmax, 1: reduce), op, dtype, outer, length, inner, capability, transpose, wide, queries,
 // query_stride, tuned vectors, cluster, block warps, split}; numbers = {factor, label_smoothing, z_loss}; maps = those
 // of scale, bias, where, row_where, cotangent. buffers = {x, y, scale, bias, where, labels, row_where, cotangent, out,
-// loss, lse, workspace}. Without buffers nothing runs, and `call[15]` says whether the call is general. `chosen`
+// loss, lse, workspace, maximum, log_sum}. Without buffers nothing runs, and `call[15]` says whether the call is general. `chosen`
 // receives {algorithm, vectors, lanes, spans, block warps, blocks, vector, workspace bytes}. Returns a cudaError_t.
 extern "C" int lab_softmax(void* stream, void** buffers, const int64_t* call, const double* numbers,
                            const int64_t* maps, int64_t* chosen) {
@@ -67,7 +67,6 @@ extern "C" int lab_softmax(void* stream, void** buffers, const int64_t* call, co
   problem.dtype = static_cast<DType>(call[2]);
   problem.rows = rows;
   problem.transpose = call[7];
-  problem.wide_result = call[8];
   problem.queries = call[9];
   problem.query_stride = call[10];
   problem.factor = numbers[0];
@@ -91,6 +90,8 @@ extern "C" int lab_softmax(void* stream, void** buffers, const int64_t* call, co
     b.out = buffers[8];
     b.loss = buffers[9];
     b.lse = buffers[10];
+    b.maximum = buffers[12];
+    b.log_sum = buffers[13];
   }
   const bool masked = b.where || problem.queries;
   problem.general = buffers ? softmax::is_general(problem.op, problem.factor, b.scale, b.bias, masked) : call[15] != 0;
