@@ -26,6 +26,11 @@ def wide(dtype: np.dtype) -> np.dtype:
     return np.dtype(np.float32) if dtype in FLOATS8 or dtype in FLOATS and dtype.itemsize == 2 else dtype
 
 
+def inexact(dtype: np.dtype) -> np.dtype:
+    """What floats JAX makes of integers and bools: float64 of those of 64 bits, and float32."""
+    return np.dtype(np.float64 if dtype.itemsize == 8 else np.float32)
+
+
 def given(*operands: jax.Array | None) -> list[jax.Array]:
     """Those that are not None."""
     return [x for x in operands if x is not None]
@@ -39,8 +44,42 @@ def array(op: str, name: str, x: Any) -> jax.Array:
         raise TypeError(f"{op}: {name} has dtype float0, the tangent type of integers, which has no values")
     try:
         return jnp.asarray(x)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise TypeError(f"{op}: {name} must be an array of numbers or booleans, got {x!r}") from error
+
+
+def optional(op: str, name: str, x: Any) -> jax.Array | None:
+    """The same of an argument that may be None, and stays that."""
+    return None if x is None else array(op, name, x)
+
+
+def labels(op: str, name: str, x: Any) -> jax.Array:
+    """Any array-like of classes. Where JAX makes 32 bits of 64, those that do not fit become -1, which is no class."""
+    if not isinstance(x, jax.Array) and not jax.config.jax_enable_x64:
+        try:
+            wide = np.asarray(x)
+        except (TypeError, ValueError, OverflowError):  # `array` says what is wrong
+            wide = np.zeros(0)
+        if wide.dtype in (np.int64, np.uint64):
+            x = np.where((wide >= 0) & (wide < 2**31), wide, np.array(-1).astype(wide.dtype)).astype(np.int32)
+    return array(op, name, x)
+
+
+def flag(op: str, name: str, value: Any) -> bool:
+    """A Python or NumPy bool; not a number, not an array, not a traced value."""
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    raise TypeError(
+        f"{op}: {name} must be True or False, known at trace time, got {value!r} of type {type(value).__name__}"
+    )
+
+
+def choice(op: str, name: str, value: Any, allowed: Collection[str | None]) -> str | None:
+    """One of a few words, or None where that is among them."""
+    if (value is None or isinstance(value, str)) and value in allowed:
+        return value
+    words = list(map(repr, allowed))
+    raise ValueError(f"{op}: {name} must be {', '.join(words[:-1])} or {words[-1]}, got {value!r}")
 
 
 def integer(op: str, name: str, value: Any) -> int:
@@ -138,21 +177,19 @@ def broadcasting(op: str, name: str, x: jax.Array, shape: tuple) -> jax.Array:
     return x.reshape(padded)
 
 
-def mask(op: str, name: str, x: Any, shape: tuple) -> jax.Array | None:
+def mask(op: str, name: str, x: jax.Array | None, shape: tuple) -> jax.Array | None:
     """A boolean array of the rank of ``shape``, which it broadcasts to; None stays None."""
     if x is None:
         return None
-    x = array(op, name, x)
     if x.dtype != np.dtype(bool):
         raise TypeError(f"{op}: {name} must be a mask of dtype bool, got {x.dtype}")
     return broadcasting(op, name, x, shape)
 
 
-def starts(op: str, starts: Any, shape: tuple, axis: int) -> jax.Array | None:
+def starts(op: str, starts: jax.Array | None, shape: tuple, axis: int) -> jax.Array | None:
     """Segment starts as a boolean array of the rank of ``shape``, which it broadcasts to; along the axis it is full."""
     if starts is None:
         return None
-    starts = array(op, "segment_starts", starts)
     if starts.dtype != np.dtype(bool):
         raise TypeError(f"{op}: segment_starts must be a mask of dtype bool, got {starts.dtype}")
     padded = _padded(starts.shape, shape)

@@ -10,15 +10,16 @@ import jax
 import jax.export
 import jaxlib
 
-from jaxgpuops import _native
+from jaxgpuops import _arguments, _native
 from jaxgpuops._primitive import KERNELS, Lowering, recording
 
 
 def explain(fn: Callable, *args: Any, platform: str | None = None, **kwargs: Any) -> list[Lowering]:
     """Which kernels a function takes: one record per jaxgpuops call that it lowers.
 
-    The function is traced and lowered, not run; ``args`` may be arrays or `jax.ShapeDtypeStruct`. No GPU is needed to
-    ask about ``platform="cuda"``: plans are then made for an H200.
+    The function is traced and lowered, not run; ``args`` may be arrays or `jax.ShapeDtypeStruct`. ``platform`` is
+    "cpu", "cuda" or "gpu" (the same), or None for that of JAX. No GPU is needed to ask about "cuda": plans are then made
+    for an H200.
 
     Each record has ``op``, ``shape``, ``dtype``, ``params``, ``platform``, ``kernel`` (None for plain JAX), ``plan``
     (what the CUDA kernel's planner chose) and ``why`` (why plain JAX). Equal calls are lowered, and listed, once.
@@ -30,11 +31,15 @@ def explain(fn: Callable, *args: Any, platform: str | None = None, **kwargs: Any
     ('topk', (8, 100), 'float32')
     """
 
+    if platform is not None:
+        platform = _arguments.choice("jaxgpuops.explain", "platform", platform, ("cpu", "cuda", "gpu"))
+    platform = _native.lowering_platform(platform or jax.default_backend())
+
     def fresh(*args, **kwargs):  # a function that JAX has not seen, so that no cache hides the lowering
         return fn(*args, **kwargs)
 
     with recording() as lowerings:
-        jax.jit(fresh).trace(*args, **kwargs).lower(lowering_platforms=(platform or jax.default_backend(),))
+        jax.jit(fresh).trace(*args, **kwargs).lower(lowering_platforms=(platform,))
     return lowerings
 
 

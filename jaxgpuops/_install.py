@@ -86,7 +86,9 @@ def _function(name: str, original: Callable) -> Callable:
         x, axis = next(iter(given.values())), given.get("axis", axis_default)
         options = {k: v for k, v in list(given.items())[1:] if v is not signature.parameters[k].default and k != "axis"}
         where = options.get("where", True)
-        covered = options.keys() <= {"where", "keepdims"} and jnp.result_type(x) in FLOATS | FLOATS8 | INTEGERS
+        # Of integers and ``where``, JAX's softmax makes the default float type.
+        dtypes = FLOATS | FLOATS8 if "where" in options else FLOATS | FLOATS8 | INTEGERS
+        covered = options.keys() <= {"where", "keepdims"} and jnp.result_type(x) in dtypes
         if not covered or jnp.result_type(where) != bool or jnp.ndim(where) > jnp.ndim(x):
             return original(*args, **kwargs)
         return _NAMES[name].ours(x, axis=axis, **options)

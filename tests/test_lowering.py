@@ -385,7 +385,9 @@ def test_explain(cuda):
     assert (top.kernel, put.kernel, top.why) == ("jaxgpuops.topk", "jaxgpuops.put_along_axis", "")
     assert top.plan["algorithm"] and top.plan["workspace_bytes"] >= 0
     assert jaxgpuops.explain(fn, shape_of(), platform="cuda") == [top, put]  # no cache hides it
-    [tpu, _] = jaxgpuops.explain(fn, shape_of(), platform="tpu")
+    with _primitive.recording() as lowerings:  # elsewhere, where there are no kernels to ask about
+        jax.jit(fn).trace(shape_of()).lower(lowering_platforms=("tpu",))
+    tpu, _ = lowerings
     assert tpu.kernel is None and "tpu" in tpu.why
     assert jaxgpuops.explain(lambda x: x + 1, shape_of()) == []
 
@@ -430,10 +432,24 @@ def test_disable(monkeypatch):
     kernels = lambda: [call.kernel for call in jaxgpuops.explain(fn, shape_of(), platform="cpu")]
     monkeypatch.setenv("JAXGPUOPS_DISABLE", "topk, argmax")
     assert kernels() == [None, "jaxgpuops.put_along_axis"]
-    monkeypatch.setenv("JAXGPUOPS_DISABLE", "all")
-    assert kernels() == [None, None]
+    for name in ("TOPK", "top_k", " Top_K ,"):
+        monkeypatch.setenv("JAXGPUOPS_DISABLE", name)
+        assert kernels() == [None, "jaxgpuops.put_along_axis"]
+    for name in ("all", "ALL"):
+        monkeypatch.setenv("JAXGPUOPS_DISABLE", name)
+        assert kernels() == [None, None]
+    for name in ("argmin", "argmax"):
+        monkeypatch.setenv("JAXGPUOPS_DISABLE", name)
+        [call] = jaxgpuops.explain(lambda x: jaxgpuops.lax.argmin(x, 1, np.int32), shape_of(), platform="cpu")
+        assert call.kernel is None
     monkeypatch.setenv("JAXGPUOPS_DISABLE", "")
     assert kernels() == ["jaxgpuops.topk", "jaxgpuops.put_along_axis"]
+    monkeypatch.setenv("JAXGPUOPS_DISABLE", "topk,tokp")
+    with pytest.warns(UserWarning, match=r"JAXGPUOPS_DISABLE: there is no tokp; there are .*argmin, .*top_k, topk"):
+        assert kernels() == [None, "jaxgpuops.put_along_axis"]
+    with warnings.catch_warnings():  # once
+        warnings.simplefilter("error")
+        kernels()
 
 
 # ---- Plain JAX and the kernel agree ---------------------------------------------------------------------------------

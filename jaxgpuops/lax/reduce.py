@@ -226,7 +226,7 @@ def evaluate(op, name, function, arrays, axis, where, keepdims):
     [dtype] = {x.dtype for x in arrays}
     _arguments.dtype(op, "x", dtype, ORDERED_DTYPES)
     if mean and dtype not in FLOATS | FLOATS8:
-        dtype = jnp.result_type(float)
+        dtype = _arguments.inexact(dtype)
     elif dtype == np.dtype(bool) and name in ("sum", "dot"):
         dtype = jnp.result_type(int)
     shape = arrays[0].shape
@@ -252,9 +252,11 @@ def _count(where, shape, axis, dtype):
     return count if where.shape[axis] == shape[axis] else count * shape[axis]
 
 
-def arguments(op, axis, **arrays):
-    """Arrays, and the axis: what must be checked before tracing."""
-    return [_arguments.array(op, name, x) for name, x in arrays.items()], _arguments.axes(op, axis)
+def arguments(op, axis, where, keepdims, **arrays):
+    """Arrays, where, axis and keepdims: what must be checked before tracing."""
+    arrays = [_arguments.array(op, name, x) for name, x in arrays.items()]
+    where = _arguments.optional(op, "where", where)
+    return arrays, where, _arguments.axes(op, axis), _arguments.flag(op, "keepdims", keepdims)
 
 
 # ---- Functions --------------------------------------------------------------------------------------------------------
@@ -279,8 +281,7 @@ def sum(x: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepdi
     >>> jax.jacfwd(jaxgpuops.lax.sum)(jnp.array([1.0, 2.0])).tolist()
     [1.0, 1.0]
     """
-    arrays, axis = arguments("jaxgpuops.lax.sum", axis, x=x)
-    return _reduce("sum", arrays, where, axis, bool(keepdims))
+    return _reduce("sum", *arguments("jaxgpuops.lax.sum", axis, where, keepdims, x=x))
 
 
 def mean(x: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepdims: bool = False) -> jax.Array:
@@ -293,8 +294,7 @@ def mean(x: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepd
     >>> jax.jacfwd(jaxgpuops.lax.mean)(jnp.array([1.0, 2.0])).tolist()
     [0.5, 0.5]
     """
-    arrays, axis = arguments("jaxgpuops.lax.mean", axis, x=x)
-    return _reduce("mean", arrays, where, axis, bool(keepdims))
+    return _reduce("mean", *arguments("jaxgpuops.lax.mean", axis, where, keepdims, x=x))
 
 
 def max(x: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepdims: bool = False) -> jax.Array:
@@ -307,8 +307,7 @@ def max(x: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepdi
     >>> jax.jacfwd(jaxgpuops.lax.max)(jnp.array([1.0, 2.0])).tolist()
     [0.0, 1.0]
     """
-    arrays, axis = arguments("jaxgpuops.lax.max", axis, x=x)
-    return _reduce("max", arrays, where, axis, bool(keepdims))
+    return _reduce("max", *arguments("jaxgpuops.lax.max", axis, where, keepdims, x=x))
 
 
 def min(x: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepdims: bool = False) -> jax.Array:
@@ -321,8 +320,7 @@ def min(x: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepdi
     >>> jax.jacfwd(jaxgpuops.lax.min)(jnp.array([1.0, 1.0])).tolist()
     [0.5, 0.5]
     """
-    arrays, axis = arguments("jaxgpuops.lax.min", axis, x=x)
-    return _reduce("min", arrays, where, axis, bool(keepdims))
+    return _reduce("min", *arguments("jaxgpuops.lax.min", axis, where, keepdims, x=x))
 
 
 def dot(
@@ -337,5 +335,4 @@ def dot(
     >>> jax.jacfwd(jaxgpuops.lax.dot)(jnp.array([1.0, 2.0]), jnp.array([3.0, 4.0])).tolist()
     [3.0, 4.0]
     """
-    arrays, axis = arguments("jaxgpuops.lax.dot", axis, x=x, y=y)
-    return _reduce("dot", arrays, where, axis, bool(keepdims))
+    return _reduce("dot", *arguments("jaxgpuops.lax.dot", axis, where, keepdims, x=x, y=y))

@@ -22,6 +22,13 @@ def cumulative_operands(op, arg, name, x, starts, axis):
     return align(*given(x, _arguments.starts(op, starts, x.shape, axis))), axis
 
 
+def options(op, segment_starts, axis, **flags):
+    """segment_starts, axis and flags: what must be checked before tracing, beside the arrays."""
+    starts = _arguments.optional(op, "segment_starts", segment_starts)
+    flags = (_arguments.flag(op, name, value) for name, value in flags.items())
+    return starts, _arguments.integer(op, "axis", axis), *flags
+
+
 @functools.partial(jax.jit, static_argnums=(0, 3, 4, 5), inline=True)
 def _cumulative(name, operand, starts, axis, reverse, exclusive):
     operands, axis = cumulative_operands(f"jaxgpuops.lax.{name}", "operand", name, operand, starts, axis)
@@ -31,9 +38,7 @@ def _cumulative(name, operand, starts, axis, reverse, exclusive):
 def _function(name: str, operand, axis, reverse, exclusive, segment_starts) -> jax.Array:
     op = f"jaxgpuops.lax.{name}"
     operand = _arguments.array(op, "operand", operand)
-    return _cumulative(
-        name, operand, segment_starts, _arguments.integer(op, "axis", axis), bool(reverse), bool(exclusive)
-    )
+    return _cumulative(name, operand, *options(op, segment_starts, axis, reverse=reverse, exclusive=exclusive))
 
 
 def cumsum(
@@ -217,6 +222,5 @@ def linear_scan(
     """
     op = "jaxgpuops.lax.linear_scan"
     a, b = _arguments.array(op, "a", a), _arguments.array(op, "b", b)
-    h0 = None if h0 is None else _arguments.array(op, "h0", h0)
-    axis = _arguments.integer(op, "axis", axis)
-    return _linear_scan(a, b, h0, segment_starts, axis, bool(reverse), bool(return_last))
+    h0 = _arguments.optional(op, "h0", h0)
+    return _linear_scan(a, b, h0, *options(op, segment_starts, axis, reverse=reverse, return_last=return_last))

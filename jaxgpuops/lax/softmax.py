@@ -24,13 +24,16 @@ Axis = int | tuple[int, ...] | None
 DTYPES = FLOATS | FLOATS8 | INTEGERS | {np.dtype(bool)}
 
 
-def arguments(op, name, x, axis, scale):
-    """x, axis, the number and the array that ``scale`` is: what must be checked before tracing."""
-    x = _arguments.array(op, name, x)
-    factor = 1.0
-    if scale is not None and not isinstance(scale, np.ndarray | jax.Array):
+def arguments(op, x, scale, bias, where, axis, **flags):
+    """Arrays, then axis, the number that ``scale`` is if it is no array, flags: what must be checked before tracing."""
+    x, factor = _arguments.array(op, "x", x), 1.0
+    if isinstance(scale, np.ndarray | jax.Array):
+        scale = _arguments.array(op, "scale", scale)
+    elif scale is not None:
         factor, scale = _arguments.number(op, "scale", scale), None
-    return x, _arguments.axes(op, axis), factor, scale
+    bias, where = _arguments.optional(op, "bias", bias), _arguments.optional(op, "where", where)
+    flags = (_arguments.flag(op, name, value) for name, value in flags.items())
+    return x, scale, bias, where, _arguments.axes(op, axis), factor, *flags
 
 
 def evaluate(op, name, function, x, axis, scale, bias, where, causal):
@@ -39,10 +42,10 @@ def evaluate(op, name, function, x, axis, scale, bias, where, causal):
     Returns its result, and how the axes were merged.
     """
     _arguments.dtype(op, name, x.dtype, DTYPES)
-    x = x if x.dtype in FLOATS | FLOATS8 else x.astype(jnp.result_type(float))
+    x = x if x.dtype in FLOATS | FLOATS8 else x.astype(_arguments.inexact(x.dtype))
     axes = _arguments.axes_of(op, name, x.shape, axis)
     if scale is not None:
-        scale = _float(op, "scale", _arguments.array(op, "scale", scale))
+        scale = _float(op, "scale", scale)
         scale = _arguments.broadcasting(op, "scale", scale.astype(_arguments.wide(x.dtype)), x.shape)
         if any(scale.shape[d] != 1 for d in axes):
             raise ValueError(
@@ -50,7 +53,7 @@ def evaluate(op, name, function, x, axis, scale, bias, where, causal):
                 f"shape {x.shape}"
             )
     if bias is not None:
-        bias = _float(op, "bias", _arguments.array(op, "bias", bias))
+        bias = _float(op, "bias", bias)
         bias = _arguments.broadcasting(op, "bias", bias.astype(x.dtype), x.shape)
     where = _arguments.mask(op, "where", where, x.shape)
     if causal and (x.ndim < 2 or axes != (x.ndim - 1,)):
@@ -70,17 +73,21 @@ def _float(op, name, x):
     return x
 
 
+def cross_entropy_arguments(op, logits, labels, where, axis):
+    """What must be checked before tracing, beside numbers."""
+    logits, labels = _arguments.array(op, "logits", logits), _arguments.labels(op, "labels", labels)
+    return logits, labels, _arguments.optional(op, "where", where), _arguments.integer(op, "axis", axis)
+
+
 def losses(op, label_smoothing, z_loss, reduction):
-    """Checked numbers of a cross-entropy."""
+    """Checked numbers of a cross-entropy, and its reduction."""
     label_smoothing = _arguments.number(op, "label_smoothing", label_smoothing)
     z_loss = _arguments.number(op, "z_loss", z_loss)
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"{op}: label_smoothing must be between 0 and 1, got {label_smoothing}")
     if not 0 <= z_loss < math.inf:
         raise ValueError(f"{op}: z_loss must be a number not below 0, got {z_loss}")
-    if reduction not in (None, "sum", "mean"):
-        raise ValueError(f"{op}: reduction must be None, 'sum' or 'mean', got {reduction!r}")
-    return label_smoothing, z_loss, reduction
+    return label_smoothing, z_loss, _arguments.choice(op, "reduction", reduction, (None, "sum", "mean"))
 
 
 def cross_entropy_operands(op, logits, labels, where, axis):
@@ -152,8 +159,7 @@ def softmax(
     >>> jax.jacfwd(jaxgpuops.lax.softmax)(x).round(4).tolist()
     [[0.1875, -0.1875], [-0.1875, 0.1875]]
     """
-    x, axis, factor, scale = arguments("jaxgpuops.lax.softmax", "x", x, axis, scale)
-    return _softmax("softmax", x, scale, bias, where, axis, factor, bool(causal))
+    return _softmax("softmax", *arguments("jaxgpuops.lax.softmax", x, scale, bias, where, axis, causal=causal))
 
 
 def log_softmax(
@@ -175,8 +181,7 @@ def log_softmax(
     >>> jax.jacfwd(jaxgpuops.lax.log_softmax)(x).round(4).tolist()
     [[0.75, -0.75], [-0.25, 0.25]]
     """
-    x, axis, factor, scale = arguments("jaxgpuops.lax.log_softmax", "x", x, axis, scale)
-    return _softmax("log_softmax", x, scale, bias, where, axis, factor, bool(causal))
+    return _softmax("log_softmax", *arguments("jaxgpuops.lax.log_softmax", x, scale, bias, where, axis, causal=causal))
 
 
 def logsumexp(
@@ -199,8 +204,8 @@ def logsumexp(
     >>> jax.jacfwd(jaxgpuops.lax.logsumexp)(x).round(4).tolist()
     [0.25, 0.75]
     """
-    x, axis, factor, scale = arguments("jaxgpuops.lax.logsumexp", "x", x, axis, scale)
-    return _logsumexp(x, scale, bias, where, axis, factor, bool(causal), bool(keepdims))
+    op = "jaxgpuops.lax.logsumexp"
+    return _logsumexp(*arguments(op, x, scale, bias, where, axis, causal=causal, keepdims=keepdims))
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4, 5, 6), inline=True)
@@ -237,6 +242,5 @@ def softmax_cross_entropy(
     [[[-0.75, 0.75]]]
     """
     op = "jaxgpuops.lax.softmax_cross_entropy"
-    logits, labels = _arguments.array(op, "logits", logits), _arguments.array(op, "labels", labels)
-    axis = _arguments.integer(op, "axis", axis)
-    return _cross_entropy(logits, labels, where, axis, *losses(op, label_smoothing, z_loss, reduction))
+    arrays_and_axis = cross_entropy_arguments(op, logits, labels, where, axis)
+    return _cross_entropy(*arrays_and_axis, *losses(op, label_smoothing, z_loss, reduction))

@@ -119,13 +119,11 @@ def gate(logits, bias, **params) -> TopKSoftmax:
     return TopKSoftmax(*(topk_softmax_p if fits else composed)(*operands, biased=bias is not None, **params))
 
 
-def checked(op: str, logits, bias, k, axis, score):
+def checked(op: str, logits, bias, k, axis):
     """Logits and bias of one rank, aligned, axis and k."""
     _arguments.dtype(op, "logits", logits.dtype, _arguments.FLOATS)
     axis = _arguments.ordered(op, "logits", logits, axis)
     k = _arguments.count(op, "k", k, logits, axis)
-    if score not in ("softmax", "sigmoid"):
-        raise ValueError(f'{op}: score must be "softmax" or "sigmoid", got {score!r}')
     if bias is not None:
         wide = _arguments.wide(logits.dtype)
         if not jnp.issubdtype(bias.dtype, jnp.floating):
@@ -139,7 +137,7 @@ def checked(op: str, logits, bias, k, axis, score):
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4, 5), inline=True)
 def _topk_softmax(logits, bias, k, axis, score, normalize):
-    logits, bias, axis, k = checked("jaxgpuops.lax.topk_softmax", logits, bias, k, axis, score)
+    logits, bias, axis, k = checked("jaxgpuops.lax.topk_softmax", logits, bias, k, axis)
     return gate(logits, bias, axis=axis, k=k, sigmoid=score == "sigmoid", normalize=normalize)
 
 
@@ -168,6 +166,7 @@ def topk_softmax(
     """
     op = "jaxgpuops.lax.topk_softmax"
     logits = _arguments.array(op, "logits", logits)
-    bias = None if bias is None else _arguments.array(op, "bias", bias)
+    bias = _arguments.optional(op, "bias", bias)
     k, axis = _arguments.integer(op, "k", k), _arguments.integer(op, "axis", axis)
-    return _topk_softmax(logits, bias, k, axis, score, bool(normalize))
+    score = _arguments.choice(op, "score", score, ("softmax", "sigmoid"))
+    return _topk_softmax(logits, bias, k, axis, score, _arguments.flag(op, "normalize", normalize))

@@ -37,8 +37,8 @@ def sum(x: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepdi
     the bottom (`jax.jvp`, `jax.jacfwd`, `jax.linearize`) use `jaxgpuops.lax.sum`; here JAX raises TypeError.
 
     Raises:
-      TypeError: for other dtypes, for an ``axis`` that is not known at trace time, and for ``where`` that are not
-        booleans.
+      TypeError: for other dtypes, for an ``axis`` or a ``keepdims`` that is not known at trace time, and for ``where``
+        that are not booleans.
       ValueError: for ``axis`` out of range or given twice, and for ``where`` that do not broadcast to ``x``.
 
     Algorithms: lanes of a row that are added pairwise at the end, Harris, "Optimizing parallel reduction in CUDA"
@@ -54,8 +54,7 @@ def sum(x: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepdi
     >>> jax.grad(lambda x: jaxgpuops.sum(x, where=x > 0))(jnp.array([-1.0, 2.0])).tolist()
     [0.0, 1.0]
     """
-    arrays, axis = primitives.arguments("jaxgpuops.sum", axis, x=x)
-    return _jitted("sum", arrays, where, axis, bool(keepdims))
+    return _jitted("sum", *primitives.arguments("jaxgpuops.sum", axis, where, keepdims, x=x))
 
 
 def mean(x: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepdims: bool = False) -> jax.Array:
@@ -65,8 +64,8 @@ def mean(x: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepd
       x, axis, where, keepdims: as for `jaxgpuops.sum`.
 
     Returns:
-      An array of the shape of ``x`` without the axes, of the dtype of ``x``; of the default float type for integers and
-      bools, which are converted first. NaN for no elements.
+      An array of the shape of ``x`` without the axes, of the dtype of ``x``; for integers and bools, which are converted
+      first, float32, or float64 where they have 64 bits, as `jnp.mean`. NaN for no elements.
 
     Numbers, derivatives: as for `jaxgpuops.sum`; the sum of 16-bit floats is rounded only after the division. XLA may
     multiply by the reciprocal instead: the last bit of a mean may depend on the program around it. Forward mode:
@@ -83,8 +82,7 @@ def mean(x: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepd
     >>> jax.grad(lambda x: jaxgpuops.mean(x, axis=(0, 1), where=x > 5))(x).tolist()
     [[0.0, 0.0, 0.5], [0.0, 0.0, 0.5]]
     """
-    arrays, axis = primitives.arguments("jaxgpuops.mean", axis, x=x)
-    return _jitted("mean", arrays, where, axis, bool(keepdims))
+    return _jitted("mean", *primitives.arguments("jaxgpuops.mean", axis, where, keepdims, x=x))
 
 
 def max(x: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepdims: bool = False) -> jax.Array:
@@ -113,8 +111,7 @@ def max(x: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepdi
     >>> jax.grad(lambda x: jaxgpuops.max(x).sum())(x).tolist()
     [[0.0, 0.5, 0.5], [1.0, 0.0, 0.0]]
     """
-    arrays, axis = primitives.arguments("jaxgpuops.max", axis, x=x)
-    return _jitted("max", arrays, where, axis, bool(keepdims))
+    return _jitted("max", *primitives.arguments("jaxgpuops.max", axis, where, keepdims, x=x))
 
 
 def min(x: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepdims: bool = False) -> jax.Array:
@@ -129,8 +126,7 @@ def min(x: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepdi
     >>> jaxgpuops.min(x).tolist(), jaxgpuops.min(x, axis=0, keepdims=True).tolist()
     ([1, 0], [[1, 3, 0]])
     """
-    arrays, axis = primitives.arguments("jaxgpuops.min", axis, x=x)
-    return _jitted("min", arrays, where, axis, bool(keepdims))
+    return _jitted("min", *primitives.arguments("jaxgpuops.min", axis, where, keepdims, x=x))
 
 
 def dot(
@@ -158,8 +154,7 @@ def dot(
     >>> jax.grad(jaxgpuops.dot)(x[0], y[0]).tolist()
     [5.0, 6.0]
     """
-    arrays, axis = primitives.arguments("jaxgpuops.dot", axis, x=x, y=y)
-    return _jitted("dot", arrays, where, axis, bool(keepdims))
+    return _jitted("dot", *primitives.arguments("jaxgpuops.dot", axis, where, keepdims, x=x, y=y))
 
 
 # Checks of shapes and dtypes run while tracing: an eager call that has been made before costs one dispatch.

@@ -44,8 +44,8 @@ def cumsum(
     bottom (`jax.jvp`, `jax.jacfwd`, `jax.linearize`) use `jaxgpuops.lax.cumsum`; here JAX raises TypeError.
 
     Raises:
-      TypeError: for other dtypes, for an ``axis`` that is not an integer known at trace time, and for
-        ``segment_starts`` that are not booleans.
+      TypeError: for other dtypes, for an ``axis`` that is not an integer and flags that are not True or False, known at
+        trace time, and for ``segment_starts`` that are not booleans.
       ValueError: for a scalar ``x``, ``axis`` out of range, and ``segment_starts`` that do not broadcast.
 
     Algorithms: prefix sums by blocks, Blelloch, "Prefix sums and their applications" (1990); in one pass over the data,
@@ -228,7 +228,7 @@ def cumlogsumexp(
 def _function(name, x, axis, reverse, exclusive, segment_starts):
     op = f"jaxgpuops.{name}"
     x = _arguments.array(op, "x", x)
-    return _jitted(name, x, segment_starts, _arguments.integer(op, "axis", axis), bool(reverse), bool(exclusive))
+    return _jitted(name, x, *scan.options(op, segment_starts, axis, reverse=reverse, exclusive=exclusive))
 
 
 # Checks of shapes and dtypes run while tracing: an eager call that has been made before costs one dispatch.
@@ -314,8 +314,8 @@ def linear_scan(
     JAX's, not conjugated.
 
     Raises:
-      TypeError: for other dtypes, for an ``axis`` that is not an integer known at trace time, and for
-        ``segment_starts`` that are not booleans.
+      TypeError: for other dtypes, for an ``axis`` that is not an integer and flags that are not True or False, known at
+        trace time, and for ``segment_starts`` that are not booleans.
       ValueError: for ``axis`` out of range, and for shapes that do not broadcast.
 
     Algorithms: Blelloch, "Prefix sums and their applications" (1990), section 1.4; for recurrent networks, Martin &
@@ -337,9 +337,8 @@ def linear_scan(
     """
     op = "jaxgpuops.linear_scan"
     a, b = _arguments.array(op, "a", a), _arguments.array(op, "b", b)
-    h0 = None if h0 is None else _arguments.array(op, "h0", h0)
-    axis = _arguments.integer(op, "axis", axis)
-    return _jitted_linear(a, b, h0, segment_starts, axis, bool(reverse), bool(return_last))
+    h0 = _arguments.optional(op, "h0", h0)
+    return _jitted_linear(a, b, h0, *scan.options(op, segment_starts, axis, reverse=reverse, return_last=return_last))
 
 
 @functools.partial(jax.jit, static_argnums=(4, 5, 6), inline=True)

@@ -13,7 +13,15 @@ from jax.typing import ArrayLike
 from jaxgpuops import _arguments
 from jaxgpuops._arguments import given
 from jaxgpuops.lax import softmax_primitives as primitives
-from jaxgpuops.lax.softmax import Axis, arguments, cross_entropy_operands, evaluate, losses, mean_weight
+from jaxgpuops.lax.softmax import (
+    Axis,
+    arguments,
+    cross_entropy_arguments,
+    cross_entropy_operands,
+    evaluate,
+    losses,
+    mean_weight,
+)
 
 
 def softmax(
@@ -29,7 +37,7 @@ def softmax(
 
     Args:
       x: array of shape ``(*before, n, *after)``, of dtype float8_e4m3fn, float8_e5m2, float16, bfloat16, float32 or
-        float64. Integers and bools are converted to the default float type, as in `jax.nn.softmax`.
+        float64. Integers and bools are converted to float32, those of 64 bits to float64, as in `jax.nn.softmax`.
       axis: the axis of length ``n``, or several, which are taken together, or None for all. No single axis costs a
         transpose, nor do neighbouring ones; others are first moved to the end, a copy.
       where: boolean mask that broadcasts to ``x``; False masks an entry. Like ``scale`` and ``bias``, it is read as it
@@ -56,8 +64,8 @@ def softmax(
     TypeError.
 
     Raises:
-      TypeError: for other dtypes, for an ``axis`` that is not known at trace time, and for ``where`` that are not
-        booleans.
+      TypeError: for other dtypes, for an ``axis`` or a flag that is not known at trace time, and for ``where`` that are
+        not booleans.
       ValueError: for ``axis`` out of range or given twice, for operands that do not broadcast to ``x``, for a ``scale``
         that has the axis, and for ``causal`` along another axis than the last.
 
@@ -82,8 +90,7 @@ def softmax(
     >>> jax.grad(lambda x: jaxgpuops.softmax(x)[2])(x[0]).round(4).tolist()
     [-0.125, -0.125, 0.25]
     """
-    x, axis, factor, scale = arguments("jaxgpuops.softmax", "x", x, axis, scale)
-    return _jitted("softmax", x, scale, bias, where, axis, factor, bool(causal), False)
+    return _jitted("softmax", *arguments("jaxgpuops.softmax", x, scale, bias, where, axis, causal=causal))
 
 
 def log_softmax(
@@ -120,8 +127,7 @@ def log_softmax(
     >>> jax.grad(lambda x: jaxgpuops.log_softmax(x)[0])(jnp.zeros(4)).tolist()
     [0.75, -0.25, -0.25, -0.25]
     """
-    x, axis, factor, scale = arguments("jaxgpuops.log_softmax", "x", x, axis, scale)
-    return _jitted("log_softmax", x, scale, bias, where, axis, factor, bool(causal), False)
+    return _jitted("log_softmax", *arguments("jaxgpuops.log_softmax", x, scale, bias, where, axis, causal=causal))
 
 
 def logsumexp(
@@ -162,13 +168,13 @@ def logsumexp(
     [[0.5 0.5]
      [0.  0. ]]
     """
-    x, axis, factor, scale = arguments("jaxgpuops.logsumexp", "x", x, axis, scale)
-    return _jitted("logsumexp", x, scale, bias, where, axis, factor, bool(causal), bool(keepdims))
+    op = "jaxgpuops.logsumexp"
+    return _jitted("logsumexp", *arguments(op, x, scale, bias, where, axis, causal=causal, keepdims=keepdims))
 
 
 # Checks of shapes and dtypes run while tracing: an eager call that has been made before costs one dispatch.
 @functools.partial(jax.jit, static_argnums=(0, 5, 6, 7, 8), inline=True)
-def _jitted(name, x, scale, bias, where, axis, factor, causal, keepdims):
+def _jitted(name, x, scale, bias, where, axis, factor, causal, keepdims=False):
     function = lambda operands, axis, query_axis: _softmax(name, axis, factor, query_axis, *operands)
     y, merged = evaluate(f"jaxgpuops.{name}", "x", function, x, axis, scale, bias, where, causal)
     return merged.reduced(y, keepdims) if name == "logsumexp" else merged.split(y)
@@ -257,8 +263,8 @@ def softmax_cross_entropy(
       The losses, of shape ``(*before, *after)``, or a scalar with a reduction; float32, or float64 for float64 logits.
 
     Numbers: floats of 8 and 16 bits are computed in float32, others in their own dtype; a row has the same bits wherever
-    it is. The loss of a row that counts is NaN for a label that is no class (negative, or ``n`` and more), and its
-    gradient is too; NaNs and infinities are treated as by `jaxgpuops.logsumexp`.
+    it is. The loss of a row that counts is NaN for a label that is no class (negative, or ``n`` and more, also of 64
+    bits where JAX has 32), and its gradient is too; NaNs and infinities are treated as by `jaxgpuops.logsumexp`.
 
     Derivatives: with respect to the logits. With a reduction, the gradient is computed together with the loss, by one
     kernel that reads the logits once and writes it once, in their place if they are not used any more (donated, or
@@ -287,9 +293,8 @@ def softmax_cross_entropy(
     [[0.25, 0.25, -0.5], [0.0, 0.0, 0.0]]
     """
     op = "jaxgpuops.softmax_cross_entropy"
-    logits, labels = _arguments.array(op, "logits", logits), _arguments.array(op, "labels", labels)
-    axis = _arguments.integer(op, "axis", axis)
-    return _jitted_cross_entropy(logits, labels, where, axis, *losses(op, label_smoothing, z_loss, reduction))
+    arrays_and_axis = cross_entropy_arguments(op, logits, labels, where, axis)
+    return _jitted_cross_entropy(*arrays_and_axis, *losses(op, label_smoothing, z_loss, reduction))
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4, 5, 6), inline=True)

@@ -47,7 +47,8 @@ def topk(x: ArrayLike, k: int, *, axis: int = -1, largest: bool = True, sorted: 
     `jaxgpuops.lax.top_k`; here JAX raises TypeError.
 
     Raises:
-      TypeError: for other dtypes, and for ``k`` or ``axis`` that are not integers known at trace time.
+      TypeError: for other dtypes, for ``k`` or ``axis`` that are not integers, and flags that are not True or False,
+        known at trace time.
       ValueError: for a scalar ``x``, ``axis`` out of range, ``k`` not in ``[0, n]``, ``n >= 2**31``.
 
     Algorithms: threshold filtering and radix selection on ordered keys; cf. Alabi et al., "Fast k-selection algorithms
@@ -69,7 +70,8 @@ def topk(x: ArrayLike, k: int, *, axis: int = -1, largest: bool = True, sorted: 
     op = "jaxgpuops.topk"
     x = _arguments.array(op, "x", x)
     k, axis = _arguments.integer(op, "k", k), _arguments.integer(op, "axis", axis)
-    return _jitted(x, k, axis, bool(largest), bool(sorted))
+    largest, sorted = _arguments.flag(op, "largest", largest), _arguments.flag(op, "sorted", sorted)
+    return _jitted(x, k, axis, largest, sorted)
 
 
 # Checks of shapes and dtypes run while tracing: an eager call that has been made before costs one dispatch.

@@ -47,7 +47,8 @@ def topk_softmax(
     One kernel takes ``n <= 1024`` and ``k <= 64`` (not float64); larger calls are composed of top-k and other kernels.
 
     Raises:
-      TypeError: for other dtypes, and for ``k`` or ``axis`` that are not integers known at trace time.
+      TypeError: for other dtypes, for ``k`` or ``axis`` that are not integers, and a flag that is not True or False,
+        known at trace time.
       ValueError: for a scalar, ``axis`` or ``k`` out of range, another ``score``, a ``bias`` that does not broadcast.
 
     Gates of this kind: Shazeer et al., "Outrageously large neural networks" (2017); sigmoid scores with a bias for
@@ -66,14 +67,15 @@ def topk_softmax(
     """
     op = "jaxgpuops.topk_softmax"
     logits = _arguments.array(op, "logits", logits)
-    bias = None if bias is None else _arguments.array(op, "bias", bias)
+    bias = _arguments.optional(op, "bias", bias)
     k, axis = _arguments.integer(op, "k", k), _arguments.integer(op, "axis", axis)
-    return _jitted(logits, bias, k, axis, score, bool(normalize))
+    score = _arguments.choice(op, "score", score, ("softmax", "sigmoid"))
+    return _jitted(logits, bias, k, axis, score, _arguments.flag(op, "normalize", normalize))
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4, 5), inline=True)
 def _jitted(logits, bias, k, axis, score, normalize):
-    logits, bias, axis, k = checked("jaxgpuops.topk_softmax", logits, bias, k, axis, score)
+    logits, bias, axis, k = checked("jaxgpuops.topk_softmax", logits, bias, k, axis)
     return _topk_softmax(logits, bias, logits.shape[axis], k, axis, score == "sigmoid", normalize)
 
 
