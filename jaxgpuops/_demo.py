@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxgpuops
+from jaxgpuops import _native
 
 NEIGHBOURS = 10
 TEMPERATURE = 100.0  # of the vote: how fast a neighbour's weight falls with its squared distance
@@ -92,6 +93,8 @@ def time_topk() -> None:
 
 
 def main() -> None:
+    if why := _native.missing(_native.lowering_platform(jax.default_backend())):
+        raise SystemExit(f"The demo compares kernels with jax.lax, and there are none to run: {why}.")
     try:
         import sklearn  # noqa: F401
     except ImportError:

@@ -11,6 +11,7 @@ import importlib
 import os
 import pathlib
 import re
+import warnings
 from types import ModuleType
 
 import jax
@@ -62,6 +63,14 @@ for _platform in _XLA_PLATFORM:
 if modules["cpu"] and not modules["cuda"] and (_reason := modules["cpu"].build_info()["cuda_reason"]):
     _absent["cuda"] += f": {_reason}"
 
+if modules["cpu"] is None:
+    warnings.warn(
+        f"jaxgpuops was imported from {pathlib.Path(__file__).parent}, where there are no kernels ({_absent['cpu']}): "
+        "plain JAX takes their place, which may be many times slower. Install it with pip; if it is installed and this is "
+        "its source tree, start Python with -P, or from another directory",
+        stacklevel=2,
+    )
+
 for _module in filter(None, modules.values()):
     check_ffi_api(_module.ffi_api_version(), running_ffi_api())
 
@@ -79,6 +88,11 @@ def _register() -> None:
 
 
 _register()
+
+
+def lowering_platform(backend: str) -> str:
+    """What lowering calls the platform of a backend: "cuda" for "gpu"."""
+    return "cuda" if backend == "gpu" else backend
 
 
 def targets(platform: str) -> list[str]:
@@ -108,10 +122,34 @@ def missing(platform: str, target: str | None = None) -> str:
     return ""
 
 
+# Names of functions whose kernels are called otherwise.
+_KERNELS_OF = {
+    "top_k": ["topk"],
+    "argmin": ["argmax"],
+    "mean": ["sum"],
+    "softmax_cross_entropy": ["cross_entropy", "cross_entropy_grad"],
+}
+
+
 def disabled(op: str) -> bool:
-    """Whether JAXGPUOPS_DISABLE (a comma-separated list, or ``all``) names the op. Read at each lowering."""
-    names = {name.strip() for name in os.environ.get("JAXGPUOPS_DISABLE", "").split(",")}
+    """Whether JAXGPUOPS_DISABLE (names of kernels or functions with commas between, or ``all``) names the op.
+
+    Read at each lowering.
+    """
+    names = _disabled(os.environ.get("JAXGPUOPS_DISABLE", ""))
     return op in names or "all" in names
+
+
+@functools.cache  # so that it warns once
+def _disabled(value: str) -> frozenset[str]:
+    names = {name.strip().lower() for name in value.split(",")} - {""}
+    kernels = {target.removeprefix("jaxgpuops.") for target in targets("cpu")}
+    known = kernels | _KERNELS_OF.keys() | {"all"}
+    if kernels and (unknown := sorted(names - known)):
+        warnings.warn(
+            f"JAXGPUOPS_DISABLE: there is no {', '.join(unknown)}; there are {', '.join(sorted(known))}", stacklevel=2
+        )
+    return frozenset(kernel for name in names for kernel in _KERNELS_OF.get(name, [name]))
 
 
 def covers(architectures: str, capability: int) -> bool:

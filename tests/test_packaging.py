@@ -4,6 +4,7 @@ import importlib.metadata
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -68,6 +69,22 @@ def test_it_runs_with_what_it_requires(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[0] == "[3.0, 2.0] [0, 2]"
+
+
+def test_a_source_tree_says_that_it_has_no_kernels(tmp_path):
+    """Python started in a clone imports that, and would fall back without a word."""
+    clone = tmp_path / "clone"
+    shutil.copytree(ROOT / "jaxgpuops", clone / "jaxgpuops", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    environment |= {"JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", "jaxgpuops"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=clone, env=environment, check=False)
+    text = " ".join(done.stderr.split())
+    assert f"jaxgpuops was imported from {clone / 'jaxgpuops'}, where there are no kernels" in text
+    assert "-P" in text and "Install it" in text
+    # The demo does not compare plain JAX with itself.
+    assert done.returncode == 1 and "there are none to run: jaxgpuops._cpu was not built" in text
+    assert " ms" not in done.stdout
 
 
 def test_cuda_is_demanded_where_there_is_no_nvcc(tmp_path):
