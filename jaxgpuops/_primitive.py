@@ -34,7 +34,7 @@ from jax._src.sharding_impls import ShardingContext, SPMDAxisContext
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jaxgpuops import _native
+from jaxgpuops import _native, _partition
 
 align = getattr(_core, "auto_insert_reshard", None) or _core.standard_insert_pvary  # its name before jax 0.10
 
@@ -92,6 +92,15 @@ class recording:
 def _warn_missing_cuda(reason: str) -> None:  # cached: once
     warnings.warn(
         f"jaxgpuops uses plain JAX on CUDA: {reason}. To rebuild it, with a CUDA toolkit at hand: {_native.REBUILD}",
+        stacklevel=2,
+    )
+
+
+@functools.cache
+def _warn_missing_partitioner() -> None:
+    warnings.warn(
+        f"jaxgpuops gathers arrays that are split in other than their first dimensions: it does not know this jax, "
+        f"{jax.__version__}, well enough ({_partition.missing}). Upgrade jaxgpuops.",
         stacklevel=2,
     )
 
@@ -256,7 +265,12 @@ class Kernel:
         platform = platform or "/".join(ctx.platforms or ctx.module_context.platforms)
         choice = self.choose(platform, ctx.avals_in, axis=axis, **params)
         record(choice)
-        if choice.kernel:
+        partitioned = _is_partitioned(ctx) and not ctx.module_context.lowering_parameters.for_export
+        if partitioned and choice.kernel and _partition.missing:
+            _warn_missing_partitioner()
+        if choice.kernel and partitioned and not _partition.missing:
+            outs = _partition.lower(self, ctx, operands, choice, axis=axis, **params)
+        elif choice.kernel:
             outs = self._custom_call(ctx, operands, choice, axis=axis, **params)
         else:
             if platform == "cuda" and _native.missing("cuda"):

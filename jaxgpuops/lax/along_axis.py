@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
+from jaxgpuops._partition import RULES, Rule
 from jaxgpuops._primitive import Kernel, def_linear
 
 
@@ -26,7 +28,7 @@ def _take_fallback(x, indices, *, axis):
     return (lax.gather(x, indices[..., None], dims, (1,) * x.ndim, mode=mode),)
 
 
-def _put_fallback(updates, indices, *, axis, length):
+def _put_fallback(updates, indices, *, axis, length, mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS):
     others = tuple(d for d in range(updates.ndim) if d != axis)
     dims = lax.ScatterDimensionNumbers(
         update_window_dims=(),
@@ -35,7 +37,6 @@ def _put_fallback(updates, indices, *, axis, length):
         operand_batching_dims=others,
         scatter_indices_batching_dims=others,
     )
-    mode = lax.GatherScatterMode.PROMISE_IN_BOUNDS
     zeros = jnp.zeros((*updates.shape[:axis], length, *updates.shape[axis + 1 :]), updates.dtype)
     return (lax.scatter(zeros, indices[..., None], updates, dims, unique_indices=True, mode=mode),)
 
@@ -71,3 +72,37 @@ def put_along_axis(updates: jax.Array, indices: jax.Array, axis: int, length: in
 
 def_linear(take_along_axis_p, lambda ct, x, indices, *, axis: put_along_axis(ct, indices, axis, x.shape[axis]))
 def_linear(put_along_axis_p, lambda ct, updates, indices, *, axis, length: take_along_axis(ct, indices, axis))
+
+
+# ---- A split axis -----------------------------------------------------------------------------------------------------
+
+
+def _take_pays(split, avals, *, axis):
+    x, indices = avals
+    dtype = x.dtype
+    return not jnp.issubdtype(dtype, jnp.complexfloating) and indices.shape[axis] < split.length
+
+
+def _take_split(splits, x, indices, *, axis):
+    """Each device gives the elements that it has, the others zeros: added as bits, they are what they were."""
+    split = splits[axis]
+    own = indices - split.start()
+    mine = (own >= 0) & (own < split.part)
+    [y] = take_along_axis_p.primitive.bind(x, jnp.where(mine, own, 0), axis=axis)
+    unsigned = np.dtype(f"uint{8 * x.dtype.itemsize}")
+    is_bool = x.dtype == np.dtype(bool)
+    bits = y.astype(unsigned) if is_bool else lax.bitcast_convert_type(y, unsigned)
+    bits = split.sum(jnp.where(mine, bits, np.zeros((), unsigned)))
+    return (bits.astype(bool) if is_bool else lax.bitcast_convert_type(bits, x.dtype),)
+
+
+def _put_split(splits, updates, indices, *, axis, length):
+    """Each device puts what falls into its part: plain JAX, as the kernel knows no bounds."""
+    split = splits[axis]
+    own = indices - split.start()
+    own = jnp.where((own >= 0) & (own < split.part), own, np.iinfo(np.int32).max)  # dropped
+    return _put_fallback(updates, own, axis=axis, length=split.part, mode=lax.GatherScatterMode.FILL_OR_DROP)
+
+
+RULES["take_along_axis"] = Rule(_take_split, operands=1, pays=_take_pays)
+RULES["put_along_axis"] = Rule(_put_split, operands=0, keeps=True)

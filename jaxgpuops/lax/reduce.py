@@ -14,7 +14,9 @@ from jax.typing import ArrayLike
 from jaxgpuops import _arguments, _native
 from jaxgpuops._arguments import FLOATS, FLOATS8, INTEGERS, ORDERED_DTYPES, given
 from jaxgpuops._axes import Merged
+from jaxgpuops._partition import RULES, Rule
 from jaxgpuops._primitive import Kernel, align, def_jvp, def_jvp_by_fallback
+from jaxgpuops.lax.order import from_keys, identity, to_keys
 
 # ---- Primitives -------------------------------------------------------------------------------------------------------
 
@@ -122,22 +124,10 @@ ad.primitive_transposes[dot_p.primitive] = _dot_transpose
 def _extreme_fallback(name):
     def fallback(x, *where, axis, masked):
         if where:
-            x = jnp.where(where[0], x, _identity(name, x.dtype))
+            x = jnp.where(where[0], x, identity(name, x.dtype))
         return (getattr(jnp, name)(x, axis),)
 
     return fallback
-
-
-def _identity(name, dtype):
-    """What a row without entries that count has: the lowest or highest value."""
-    if dtype == np.dtype(bool):
-        return np.array(name == "min")
-    if jnp.issubdtype(dtype, jnp.floating):
-        infinity = np.array(np.inf, dtype)
-        largest = jnp.finfo(dtype).max if np.isnan(infinity) else infinity
-        return np.array(largest if name == "min" else -largest, dtype)
-    info = jnp.iinfo(dtype)
-    return np.array(info.max if name == "min" else info.min, dtype)
 
 
 def _extreme_kernel(name):
@@ -204,6 +194,40 @@ def _extreme_jvp(outs, primals, tangents, *, axis, masked):
 
 def_jvp(max_p, _extreme_jvp)
 def_jvp(min_p, _extreme_jvp)
+
+# ---- A split axis -----------------------------------------------------------------------------------------------------
+
+
+def _sum_split(splits, x, *where, axis, masked, wide):
+    split = splits[axis]
+    [total] = sum_p.primitive.bind(split.fill(x, axis, 0), *where, axis=axis, masked=masked, wide=True)
+    return (split.sum(total).astype(_sum_dtype(x, wide)),)
+
+
+def _dot_split(splits, x, y, *where, axis, masked, wide):
+    split = splits[axis]
+    x, y = split.fill(x, axis, 0), split.fill(y, axis, 0)
+    [total] = dot_p.primitive.bind(x, y, *where, axis=axis, masked=masked, wide=True)
+    return (split.sum(total).astype(_sum_dtype(x, wide)),)
+
+
+def _extreme_split(kernel):
+    def local(splits, x, *where, axis, masked):
+        """The largest of keys: of floats, XLA's collectives may lose a NaN."""
+        split, is_min = splits[axis], kernel.name == "min"
+        x = split.fill(x, axis, identity(kernel.name, x.dtype))
+        [y] = kernel.primitive.bind(x, *where, axis=axis, masked=masked)
+        keys = ~to_keys(y) if is_min else to_keys(y)
+        keys = split.max(jnp.where(jnp.isnan(y), np.array(np.iinfo(keys.dtype).max, keys.dtype), keys))
+        return (from_keys(~keys if is_min else keys, x.dtype),)
+
+    return local
+
+
+RULES["sum"] = Rule(_sum_split)
+RULES["dot"] = Rule(_dot_split)
+RULES["max"] = Rule(_extreme_split(max_p))
+RULES["min"] = Rule(_extreme_split(min_p))
 
 # ---- Arguments --------------------------------------------------------------------------------------------------------
 

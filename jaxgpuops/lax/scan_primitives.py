@@ -21,6 +21,7 @@ from jax.interpreters import ad, batching
 
 from jaxgpuops import _native
 from jaxgpuops._arguments import COMPLEX, FLOATS, FLOATS8, INTEGERS, ORDERED_DTYPES, given
+from jaxgpuops._partition import RULES, Rule
 from jaxgpuops._primitive import Kernel, def_jvp, def_jvp_by_fallback, groups_after
 
 # ---- What scans share -----------------------------------------------------------------------------------------------
@@ -70,19 +71,34 @@ def _shift(x, axis, by, fill):
     return lax.pad(x, np.array(fill, x.dtype), config)
 
 
-def _cut(starts, axis, reverse):
+# Where the axis is split over devices, formulas get the `Split` and take over what crosses the borders between them.
+
+
+def _cut(starts, axis, reverse, split=None):
     """Where nothing passes from the previous position."""
-    return _shift(starts, axis, -1, False) if reverse else starts
+    return _previous(starts, axis, True, False, split=split) if reverse else starts
 
 
-def _previous(x, axis, reverse, fill, starts=None):
+def _previous(x, axis, reverse, fill, starts=None, split=None):
     """The element at the previous position; ``fill`` where there is none."""
-    x = _shift(x, axis, -1 if reverse else 1, fill)
-    return x if starts is None else jnp.where(_cut(starts, axis, reverse), np.array(fill, x.dtype), x)
+    if split is None:
+        before = _shift(x, axis, -1 if reverse else 1, fill)
+    else:
+        x = split.fill(x, axis, fill)
+        border = split.from_previous(_first(x, axis, not reverse), reverse)
+        border = jnp.where(split.is_first(reverse), np.array(fill, x.dtype), border)
+        length = x.shape[axis]
+        rest = lax.slice_in_dim(x, int(reverse), length - 1 + int(reverse), axis=axis)
+        before = lax.concatenate([rest, border] if reverse else [border, rest], axis)
+    return before if starts is None else jnp.where(_cut(starts, axis, reverse, split), np.array(fill, x.dtype), before)
 
 
-def _at_first(x, axis, reverse, length):
+def _at_first(x, axis, reverse, length, split=None):
     """x, of size 1 along the axis, at the first position and zeros elsewhere."""
+    if split is not None:
+        shape = [length if d == axis else n for d, n in enumerate(x.shape)]
+        is_first = split.positions(shape, axis) == (split.length - 1 if reverse else 0)
+        return jnp.where(is_first, x, np.zeros((), x.dtype))
     config = [(0, 0, 0)] * x.ndim
     config[axis] = (length - 1, 0, 0) if reverse else (0, length - 1, 0)
     return lax.pad(x, np.zeros((), x.dtype), config)
@@ -131,22 +147,23 @@ linear_scan_p = _kernel(
 )
 
 
-def _scan(b, a, starts, axis, reverse, transpose=False):
+def _scan(b, a, starts, axis, reverse, transpose=False, split=None):
     """The recurrence without h0. Transposed: h_k = a_{k-1} h_{k-1} + b_k."""
     operands = given(b, a, starts)
-    return linear_scan_p(*operands, axis=axis, reverse=reverse, transpose=transpose, initial=False)[0]
+    params = {"axis": axis, "reverse": reverse, "transpose": transpose, "initial": False}
+    return (linear_scan_p(*operands, **params) if split is None else _linear_scan_split(split, *operands, **params))[0]
 
 
-def _previous_state(h, h0, starts, axis, reverse):
+def _previous_state(h, h0, starts, axis, reverse, split=None):
     """h_{k-1}, which is h0 at the first position and 0 where a segment begins."""
-    previous = _previous(h, axis, reverse, 0, starts)
-    return previous if h0 is None else previous + _at_first(h0, axis, reverse, h.shape[axis])
+    previous = _previous(h, axis, reverse, 0, starts, split)
+    return previous if h0 is None else previous + _at_first(h0, axis, reverse, h.shape[axis], split)
 
 
-def _linear_scan_vjp_fallback(g, a, h, *rest, axis, reverse, initial):
+def _linear_scan_vjp_fallback(g, a, h, *rest, axis, reverse, initial, split=None):
     h0, starts = _optional(rest, initial)
-    db = _scan(_wide(g), _wide(a), starts, axis, not reverse, transpose=True)
-    da = _or_zero(_previous_state(_wide(h), _wide(h0), starts, axis, reverse), db)
+    db = _scan(_wide(g), _wide(a), starts, axis, not reverse, transpose=True, split=split)
+    da = _or_zero(_previous_state(_wide(h), _wide(h0), starts, axis, reverse, split), db)
     return da.astype(g.dtype), db.astype(g.dtype)
 
 
@@ -259,16 +276,16 @@ batching.primitive_batchers[linear_scan_vjp_p.primitive] = _batch_linear_scan_vj
 # ---- Derivatives of cumulative operations -----------------------------------------------------------------------------
 
 
-def _factors(name, x, y, starts, axis, reverse, exclusive):
+def _factors(name, x, y, starts, axis, reverse, exclusive, split):
     """c and w of the derivative: s_k = c_k s_{k-1} + w_k t_k gives dy_k = s_k, or s_{k-1} where y is exclusive."""
     before = y if exclusive else None  # the fold up to the previous position
     if name == "cumprod":
-        return x, _previous(y, axis, reverse, 1, starts) if before is None else before
+        return x, _previous(y, axis, reverse, 1, starts, split) if before is None else before
     if name == "cumlogsumexp":
         if exclusive:
             y = jnp.logaddexp(before, x)
         else:
-            before = _previous(y, axis, reverse, -np.inf, starts)
+            before = _previous(y, axis, reverse, -np.inf, starts, split)
         return _exp_difference(before, y), jnp.where(x == -np.inf, np.zeros((), x.dtype), _exp_difference(x, y))
     # Does position k take the running extreme? Of equal ones, the last does.
     if not exclusive:
@@ -285,16 +302,16 @@ def _exp_difference(a, b):
 
 
 def _tangent_fallback(name):
-    def fallback(t, x, y, *starts, axis, reverse, exclusive, transpose):
+    def fallback(t, x, y, *starts, axis, reverse, exclusive, transpose, split=None):
         dtype, t = t.dtype, _wide(t)
         starts = starts[0] if starts else None
-        c, w = _factors(name, _wide(x), _wide(y), starts, axis, reverse, exclusive)
+        c, w = _factors(name, _wide(x), _wide(y), starts, axis, reverse, exclusive, split)
         if not transpose:
-            s = _scan(_or_zero(w, t), c, starts, axis, reverse)
-            return ((_previous(s, axis, reverse, 0, starts) if exclusive else s).astype(dtype),)
-        s = _scan(t, c, starts, axis, not reverse, transpose=not exclusive)
+            s = _scan(_or_zero(w, t), c, starts, axis, reverse, split=split)
+            return ((_previous(s, axis, reverse, 0, starts, split) if exclusive else s).astype(dtype),)
+        s = _scan(t, c, starts, axis, not reverse, transpose=not exclusive, split=split)
         if exclusive:
-            s = _previous(s, axis, not reverse, 0, starts)
+            s = _previous(s, axis, not reverse, 0, starts, split)
         return (_or_zero(w, s).astype(dtype),)
 
     return fallback
@@ -427,3 +444,93 @@ CUMULATIVE = {
     "cummin": cummin_p,
     "cumlogsumexp": cumlogsumexp_p,
 }
+
+# ---- A split axis -----------------------------------------------------------------------------------------------------
+# Each device scans its part; the ends of all parts are gathered and scanned, and what comes before a part goes into it.
+
+
+def _before_part(ends, axis, reverse, split):
+    """Of the ends of all parts, that of the one before this; any on the first device."""
+    at = split.index() + (1 if reverse else -1)
+    return lax.dynamic_slice_in_dim(ends, jnp.clip(at, 0, split.shards - 1), 1, axis)
+
+
+def _linear_scan_split(split, b, a, *rest, axis, reverse, transpose, initial):
+    """A part is a map of the state before it, (product of a, its end from 0). Scans twice, as few bytes as can be move."""
+    h0, starts = _optional(rest, initial)
+    dtype, b, a, h0 = b.dtype, split.fill(_wide(b), axis, 0), _wide(a), _wide(h0)
+    starts = None if starts is None else split.fill(starts, axis, False)
+    if split.uneven or transpose:
+        a = jnp.broadcast_to(a, [n if d != axis else b.shape[axis] for d, n in enumerate(a.shape)])
+    a = split.fill(a, axis, 1)  # padding keeps the state
+    if transpose:
+        a, starts = _previous(a, axis, reverse, 0, starts, split), None
+    cut = None if starts is None else _cut(starts, axis, reverse, split)
+    scan = functools.partial(linear_scan_p.primitive.bind, axis=axis, reverse=reverse, transpose=False)
+    zero, is_first = np.zeros((), b.dtype), split.is_first(reverse)
+    h0 = None if h0 is None else jnp.where(is_first, h0, zero)
+
+    [h] = scan(b, a, *given(h0, starts), initial=initial)
+    one = a.shape[axis] == 1
+    factor = lax.integer_pow(a, b.shape[axis]) if one else jnp.prod(a, axis, keepdims=True)
+    if cut is not None:
+        factor = jnp.where(jnp.any(cut, axis, keepdims=True), zero, factor)
+    ends = split.gather(_first(h, axis, not reverse), axis)
+    [ends] = scan(ends, split.gather(factor, axis), initial=False)
+    before = _before_part(ends, axis, reverse, split)
+    if cut is not None:
+        before = jnp.where(_first(cut, axis, reverse), zero, before)
+    before = jnp.where(is_first, zero if h0 is None else h0, before)
+    return (scan(b, a, *given(before, starts), initial=True)[0].astype(dtype),)
+
+
+def _cumulative_split(name):
+    def local(splits, x, *starts, axis, reverse, exclusive):
+        split, dtype, fold = splits[axis], x.dtype, _FOLD[name]
+        x = x if name in ("cummax", "cummin") else _wide(x)  # rounded once, at the end
+        x = split.fill(x, axis, _identity(name, dtype))
+        starts = [split.fill(a, axis, False) for a in starts]
+        scan = functools.partial(CUMULATIVE[name].primitive.bind, axis=axis)
+        [y] = scan(x, *starts, reverse=reverse, exclusive=exclusive)
+        end = _first(y, axis, not reverse)
+        if exclusive:
+            end = fold(end, _first(x, axis, not reverse))
+        ends, keep = split.gather(end, axis), split.is_first(reverse)
+        if not starts:
+            [ends] = scan(ends, reverse=reverse, exclusive=False)
+        else:
+            cut = _cut(starts[0], axis, reverse, split)
+            cuts = split.gather(jnp.any(cut, axis, keepdims=True), axis)
+            in_order = functools.partial(jnp.flip, axis=axis) if reverse else lambda x: x
+            ends = in_order(scan(in_order(ends), in_order(cuts), reverse=False, exclusive=False)[0])
+            keep |= cummax_p.primitive.bind(cut, axis=axis, reverse=reverse, exclusive=False)[0]
+        before = jnp.broadcast_to(_before_part(ends, axis, reverse, split), y.shape)
+        return (jnp.where(keep, y, fold(before, y)).astype(dtype),)
+
+    return local
+
+
+def _split_rule(formula, numbers):
+    """A rule that moves so many numbers for each device and row."""
+
+    def local(splits, *operands, axis, **params):
+        return formula(*operands, axis=axis, split=splits[axis], **params)
+
+    return Rule(local, keeps=True, pays=functools.partial(_pays, numbers))
+
+
+def _pays(numbers, split, avals, **_):
+    itemsize = avals[0].dtype.itemsize
+    return split.shards * numbers * (1 + max(itemsize, 4)) < split.length * itemsize
+
+
+for _name in CUMULATIVE:
+    RULES[_name] = Rule(_cumulative_split(_name), keeps=True, pays=functools.partial(_pays, 1))
+for _name, _kernel_of_tangents in TANGENT.items():
+    RULES[_kernel_of_tangents.name] = _split_rule(_kernel_of_tangents.fallback, 3)
+RULES["linear_scan"] = Rule(
+    lambda splits, *operands, axis, **params: _linear_scan_split(splits[axis], *operands, axis=axis, **params),
+    keeps=True,
+    pays=lambda split, avals, *, transpose, initial, **_: not (transpose and initial) and _pays(2, split, avals),
+)
+RULES["linear_scan_vjp"] = _split_rule(_linear_scan_vjp_fallback, 3)

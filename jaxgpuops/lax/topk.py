@@ -10,46 +10,22 @@ from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxgpuops import _arguments, _native
+from jaxgpuops._partition import RULES, Rule
 from jaxgpuops._primitive import Kernel, def_jvp
 from jaxgpuops.lax.along_axis import take_along_axis
-
-# ---- The order, in plain JAX ----------------------------------------------------------------------------------------
-
-
-def _to_keys(x: jax.Array) -> jax.Array:
-    """Unsigned integers whose order is the total order of ``x``: -NaN < -inf < .. < -0 < +0 < .. < inf < NaN."""
-    if x.dtype == np.dtype(bool):
-        return x.astype(np.uint8)
-    if np.issubdtype(x.dtype, np.unsignedinteger):
-        return x
-    unsigned = np.dtype(f"uint{8 * x.dtype.itemsize}")
-    sign = unsigned.type(1 << (8 * unsigned.itemsize - 1))
-    bits = lax.bitcast_convert_type(x, unsigned)
-    if np.issubdtype(x.dtype, np.signedinteger):
-        return bits ^ sign
-    return jax.numpy.where(bits & sign, ~bits, bits | sign)
-
-
-def _from_keys(keys: jax.Array, dtype: np.dtype) -> jax.Array:
-    if np.issubdtype(dtype, np.unsignedinteger) or dtype == np.dtype(bool):
-        return keys.astype(dtype)
-    sign = keys.dtype.type(1 << (8 * dtype.itemsize - 1))
-    if np.issubdtype(dtype, np.signedinteger):
-        return lax.bitcast_convert_type(keys ^ sign, dtype)
-    return lax.bitcast_convert_type(jax.numpy.where(keys & sign, keys ^ sign, ~keys), dtype)
-
+from jaxgpuops.lax.order import from_keys, identity, to_keys
 
 # ---- Top-k ----------------------------------------------------------------------------------------------------------
 
 
 def _top_k_fallback(x, *, axis, k, largest, sorted):
-    keys = _to_keys(x)
+    keys = to_keys(x)
     keys, indices = lax.top_k(keys if largest else ~keys, k, axis=axis)
     if not sorted:
         indices, keys = lax.sort((indices, keys), dimension=axis, num_keys=1)
     # Without the barrier XLA moves bfloat16 values where it could move their keys, and on CPU that flushes denormals.
     keys = lax.optimization_barrier(keys)
-    return _from_keys(keys if largest else ~keys, x.dtype), indices
+    return from_keys(keys if largest else ~keys, x.dtype), indices
 
 
 def _plan_top_k(rows, avals, compute_capability, axis, *, k, sorted, **_):
@@ -66,6 +42,26 @@ top_k_p = Kernel(
 )
 # The selection is locally constant: tangents are those of the selected elements.
 def_jvp(top_k_p, lambda outs, primals, tangents, *, axis, **_: (take_along_axis(tangents[0], outs[1], axis), None))
+
+
+def _top_k_pays(split, avals, *, k, **_):
+    itemsize = avals[0].dtype.itemsize
+    return min(k, split.part) * split.shards * (itemsize + 4) < split.length * itemsize
+
+
+def _top_k_split(splits, x, *, axis, k, **order):
+    """Top-k of each device's top-k. These are in the order of their indices as far as they are equal, so ties stay right."""
+    split = splits[axis]
+    if split.uneven:  # padding comes last: it is the least in the order, and after all that is equal to it
+        least = 0 if order["largest"] else np.iinfo(to_keys(x).dtype).max
+        x = from_keys(lax.optimization_barrier(split.fill(to_keys(x), axis, least)), x.dtype)
+    bind = functools.partial(top_k_p.primitive.bind, axis=axis, **order)
+    values, indices = bind(x, k=min(k, split.part))
+    values, at = bind(split.gather(values, axis), k=k)
+    return values, take_along_axis(split.gather(indices + split.start(), axis), at, axis)
+
+
+RULES["topk"] = Rule(_top_k_split, pays=_top_k_pays)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2), inline=True)
@@ -124,6 +120,21 @@ argmax_p = Kernel(
     plan=_plan_argmax,
 )
 def_jvp(argmax_p, lambda outs, primals, tangents, **_: (None,))
+
+
+
+def _argmax_split(splits, x, *, axis, largest):
+    """The first of the best of each device, as the axis is in the order of devices."""
+    split = splits[axis]
+    x = split.fill(x, axis, identity("max" if largest else "min", x.dtype))
+    bind = functools.partial(argmax_p.primitive.bind, axis=axis, largest=largest)
+    at = lax.expand_dims(bind(x)[0], (axis,))
+    indices = split.gather(at + split.start(), axis)
+    best = lax.expand_dims(bind(split.gather(take_along_axis(x, at, axis), axis))[0], (axis,))
+    return (lax.squeeze(take_along_axis(indices, best, axis), (axis,)),)
+
+
+RULES["argmax"] = Rule(_argmax_split)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3), inline=True)

@@ -1,0 +1,355 @@
+"""Calls that XLA splits over devices.
+
+A kernel knows its operands as rows: a whole array's dimensions, one of which is the axis it works along. XLA's
+partitioner knows nothing of that, and would gather an array that is split in any other way than along its first
+dimensions. So in programs for several devices, and there only, a primitive is lowered to one call of a target that the
+partitioner asks us about. It says how arrays are split, and we answer with how they shall be, and with a program for
+each device: the kernel on its part and, where the axis is split, what the kernel's `Rule` does, with collectives.
+
+Dimensions off the axis are independent of each other and split freely: nothing moves. The axis, and a dimension whose
+index counts (that of the queries of a causal mask), are split where a kernel has a rule and the rule pays; otherwise
+they are gathered.
+
+The partitioner speaks of device numbers, not of names of a mesh. `_Meshes` finds names: its axes have prime sizes, so
+that they refine the program's own mesh, or meshes, whichever these are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+import os
+import types
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+# All private names of JAX that partitioning needs. Without one of them `missing` says so, and calls are lowered with the
+# contract of `_primitive._sharding_contract`: right, but axes and what follows them are gathered.
+try:
+    from jax._src import custom_partitioning as _jax
+    from jax._src import mesh as _mesh
+    from jax._src.lib import xla_client
+    from jax._src.lib.mlir import ir
+    from jax._src.lib.mlir.dialects import hlo
+    from jax._src.sharding_impls import SPMDAxisContext, parse_flatten_op_sharding
+    from jax._src.xla_bridge import register_plugin_callbacks
+    from jax.interpreters import mlir
+
+    _register = xla_client.register_custom_call_partitioner
+    _callbacks = _jax._sharding_callbacks
+    _propagate = _jax._custom_partitioning_propagate_user_sharding
+    _partition = _jax._custom_partitioning_partition
+    _infer = _jax._custom_partitioning_infer_sharding_from_operands
+    _parse_rule, _rule_attribute = _jax.str_to_sdy_sharding_rule, _jax.sdy_sharding_rule_to_mlir
+    _without_mesh = functools.partial(_mesh.use_abstract_mesh, _mesh.empty_abstract_mesh)
+    missing = ""
+except (ImportError, AttributeError) as error:  # a JAX newer than this package
+    missing = str(error)
+
+_TARGET = "jaxgpuops.partition"
+try:
+    _VERSION = version("jaxgpuops")
+except PackageNotFoundError:  # used from a source tree
+    _VERSION = "0+unknown"
+
+# ---- Rules ----------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """A dimension that is split over devices, seen from one of them: it has the index-th of ``shards`` equal parts.
+
+    Where they cannot be equal, arrays are padded at the end, with anything.
+    """
+
+    mesh: AbstractMesh
+    names: tuple[str, ...]  # of the mesh axes that it is split along, the slowest first
+    length: int  # of the whole dimension
+
+    @property
+    def shards(self) -> int:
+        return math.prod(self.mesh.shape[name] for name in self.names)
+
+    @property
+    def part(self) -> int:
+        return -(-self.length // self.shards)
+
+    @property
+    def uneven(self) -> bool:
+        return self.part * self.shards != self.length
+
+    def index(self) -> jax.Array:
+        return lax.axis_index(self.names)
+
+    def start(self) -> jax.Array:
+        return self.index().astype(np.int32) * np.int32(self.part)
+
+    def positions(self, shape: tuple, dim: int) -> jax.Array:
+        """Indices along the whole dimension, in an array that broadcasts against ``shape``."""
+        shape = tuple(n if d == dim else 1 for d, n in enumerate(shape))
+        return self.start() + lax.broadcasted_iota(np.int32, shape, dim)
+
+    def is_padding(self, shape: tuple, dim: int) -> jax.Array:
+        """What only makes parts equal, in an array that broadcasts against ``shape``."""
+        own = [min(self.part, max(0, self.length - i * self.part)) for i in range(self.shards)]
+        shape = tuple(n if d == dim else 1 for d, n in enumerate(shape))
+        return lax.broadcasted_iota(np.int32, shape, dim) >= jnp.asarray(own, np.int32)[self.index()]
+
+    def fill(self, x: jax.Array, dim: int, value) -> jax.Array:
+        """x with that value in place of padding."""
+        if not self.uneven or x.shape[dim] != self.part:
+            return x
+        return jnp.where(self.is_padding(x.shape, dim), jnp.asarray(value, x.dtype), x)
+
+    def gather(self, x: jax.Array, dim: int) -> jax.Array:
+        return lax.all_gather(x, self.names, axis=dim, tiled=True)
+
+    def sum(self, x: jax.Array) -> jax.Array:
+        return lax.psum(x, self.names)
+
+    def max(self, x: jax.Array) -> jax.Array:
+        return lax.pmax(x, self.names)
+
+    def is_first(self, reverse: bool = False) -> jax.Array:
+        return self.index() == (self.shards - 1 if reverse else 0)
+
+    def from_previous(self, x: jax.Array, reverse: bool = False) -> jax.Array:
+        """What the device before this one has as x; zeros on the first one."""
+        # `ppermute` takes names in the order of the mesh only: the i-th part is then on the order[i]-th device.
+        in_mesh = tuple(name for name in self.mesh.axis_names if name in self.names)
+        devices = np.arange(self.shards).reshape([self.mesh.shape[name] for name in in_mesh])
+        order = devices.transpose([in_mesh.index(name) for name in self.names]).ravel().tolist()
+        order = order[::-1] if reverse else order
+        return lax.ppermute(x, in_mesh, list(itertools.pairwise(order)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """What a kernel does where its axis, or a dimension whose index counts, is split over devices.
+
+    Args:
+      local: ``local(splits, *operands, axis, **params)`` gives this device's part of the results from its part of the
+        operands; ``splits`` has a `Split` for each dimension that is split. Never called where only others are.
+      operands: how many operands, from the first, are split with the axis if they have all of it; None: every one.
+        With 0, the axis is that of the results.
+      keeps: whether results are split along the axis. Others have all of it, if they have it, on every device.
+      pays: ``pays(split, avals, **params)``, with the axis' split: whether this moves less than gathering the axis.
+    """
+
+    local: Callable[..., Sequence[jax.Array]]
+    operands: int | None = None
+    keeps: bool = False
+    pays: Callable[..., bool] = lambda split, avals, **params: True
+
+
+RULES: dict[str, Rule] = {}  # by name of the kernel
+
+
+# ---- One call -------------------------------------------------------------------------------------------------------
+
+
+class _Call:
+    """A call of a kernel: how XLA may split it, and what each device then does.
+
+    Has the attributes that JAX's own callbacks look for. Lives as long as the process: programs are compiled again from
+    lowerings that are kept. It must not hold a lowering context.
+    """
+
+    static_args = ()
+    mesh = None
+    propagate_user_sharding = None
+
+    def __init__(self, kernel, avals_in, avals_out, platforms, meshes, *, axis, **params):
+        self.kernel, self.axis, self.params = kernel, axis, params
+        self.rule = RULES.get(kernel.name)
+        self.avals_in, self.avals_out, self.meshes = avals_in, avals_out, meshes
+        self.indexed = {params[name] for name in kernel.dimensions} - {None}
+        self.whole = list(avals_in[0].shape)
+        if self.rule and self.rule.operands == 0:
+            self.whole[axis] = avals_out[0].shape[axis]
+        self.in_rows = [self._rows_of(a, i, False) for i, a in enumerate(avals_in)]
+        self.out_rows = [self._rows_of(a, i, True) for i, a in enumerate(avals_out)]
+        self.in_tree = jax.tree.structure((0,) * len(avals_in))
+        self.out_tree = jax.tree.structure((0,) * len(avals_out))
+        self.module_context = types.SimpleNamespace(platforms=platforms, backend=None)
+        self.programs: dict[str, Any] = {}  # layers of one shape are traced once
+
+    def _rows_of(self, aval, i, is_result) -> list[int | None]:
+        """For each dimension of an array the dimension of rows that it is split with; None: never split."""
+        own = [d for d in range(len(self.whole)) if d != self.axis or aval.ndim == len(self.whole)]
+        free = [self._may_split(aval.shape[j], d, i, is_result) for j, d in enumerate(own)]
+        return [d if f else None for d, f in zip(own, free, strict=True)]
+
+    def _may_split(self, size, d, i, is_result) -> bool:
+        if size != self.whole[d]:  # it broadcasts, or is another axis
+            return False
+        if d != self.axis:
+            return self.rule is not None or d not in self.indexed
+        if self.rule is None:
+            return False
+        return self.rule.keeps if is_result else self.rule.operands is None or i < self.rule.operands
+
+    def sharding_rule(self) -> str:
+        """Shardy's: a factor for each dimension of rows, and one that must not be split for each other dimension."""
+        fixed = (f"z{i}" for i in itertools.count())
+        factors = [
+            [" ".join(next(fixed) if d is None else f"d{d}" for d in rows) for rows in side]
+            for side in (self.in_rows, self.out_rows)
+        ]
+        return " -> ".join(map(", ".join, factors))
+
+    def unsplit_factors(self) -> tuple[str, ...]:
+        return tuple(f"z{i}" for i in range(sum(rows.count(None) for rows in (*self.in_rows, *self.out_rows))))
+
+    # ---- What JAX's callbacks ask for
+
+    def unflatten_arg_shape(self, shape, sharding):
+        return shape.dimensions(), sharding
+
+    def unflatten_arg_shapes(self, shapes, shardings):
+        return self.in_tree.unflatten(list(map(self.unflatten_arg_shape, shapes, shardings)))
+
+    def infer_sharding_from_operands(self, mesh, args, results):
+        _, _, _, outs = self._plan(args, ())
+        return outs
+
+    def partition(self, mesh, args, results):
+        mesh, splits, ins, outs = self._plan(args, results)
+        if self.rule and any(d in splits for d in (self.axis, *self.indexed)):
+            own = functools.partial(self.rule.local, splits)
+        else:
+            own = self.kernel.primitive.bind
+        return mesh, lambda *operands: tuple(own(*operands, axis=self.axis, **self.params)), outs, ins
+
+    def _plan(self, args, results):
+        """Mesh, splits of rows and shardings of operands and results, from those that XLA has."""
+        full, free, specs = self.meshes.decode([*args, *results])
+        names: dict[int, tuple] = {}  # of each dimension of rows: as the first array has it, no mesh axis twice
+        for rows, spec in zip([*self.in_rows, *self.out_rows], specs, strict=False):
+            for d, entry in zip(rows, spec, strict=True):
+                if entry and d is not None and d not in names and not {*entry} & {*itertools.chain(*names.values())}:
+                    names[d] = entry
+        splits = {d: Split(full, n, self.whole[d]) for d, n in names.items()}
+        split = splits.get(self.axis)
+        if split and not (split.length and self.rule.pays(split, self.avals_in, axis=self.axis, **self.params)):
+            del splits[self.axis]
+
+        def shardings(sides):
+            spec = lambda rows: PartitionSpec(*(splits[d].names if d in splits else None for d in rows))
+            return tuple(NamedSharding(free, spec(rows)) for rows in sides)
+
+        return full, splits, shardings(self.in_rows), shardings(self.out_rows)
+
+
+class _Meshes:
+    """Meshes whose axes have prime sizes: whatever mesh shardings are of, one of these refines it.
+
+    Of each there are two. Collectives name axes of the full one. Where `shard_map` is manual along some axes of a mesh,
+    XLA's shardings are of the free other axes.
+    """
+
+    def __init__(self, context):
+        if isinstance(context, SPMDAxisContext):
+            sizes = [(p, name in context.manual_axes) for name, n in context.mesh.shape.items() for p in _primes(n)]
+            self.orders = [tuple(sizes)]
+        else:
+            self.orders = _orders(tuple((p, False) for p in _primes(context.num_devices)))
+
+    def __repr__(self):
+        return repr(self.orders)
+
+    def __iter__(self):
+        for order in self.orders:
+            axes = [(p, f"d{i}", manual) for i, (p, manual) in enumerate(order)]
+            full = AbstractMesh(tuple(p for p, _, _ in axes), tuple(name for _, name, _ in axes))
+            free = [(p, name) for p, name, manual in axes if not manual]
+            yield full, AbstractMesh(tuple(p for p, _ in free), tuple(name for _, name in free))
+
+    def decode(self, arrays):
+        """A full and a free mesh, and for each ``(shape, HloSharding)`` the mesh axes that each dimension is split along."""
+        for full, free in self:
+            try:
+                return full, free, [_entries(parse_flatten_op_sharding(s, free)[0], len(n)) for n, s in arrays]
+            except Exception:  # not of this mesh: JAX raises various things
+                continue
+        return full, free, [[()] * len(shape) for shape, _ in arrays]  # gathered: right, if slow
+
+
+def _entries(spec, rank) -> list[tuple[str, ...]]:
+    entries = [n if isinstance(n, tuple) else () if n is None else (n,) for n in spec]
+    return [*entries, *[()] * (rank - len(entries))]
+
+
+def _primes(n: int) -> tuple[int, ...]:
+    return next(((p, *_primes(n // p)) for p in range(2, n + 1) if n % p == 0), ())
+
+
+def _orders(items: tuple) -> list[tuple]:
+    """The different orders of items."""
+    if not items:
+        return [()]
+    first = {item: items.index(item) for item in items}
+    return [(item, *rest) for item, i in first.items() for rest in _orders((*items[:i], *items[i + 1 :]))]
+
+
+# ---- Lowering -------------------------------------------------------------------------------------------------------
+
+_calls: dict[bytes, _Call] = {}  # by key; JAX's own dictionary is weak
+
+
+def lower(kernel, ctx, operands, choice, *, axis, **params):
+    """Lowers a call for which `choice` is what `Kernel.choose` says of the whole arrays; see the top of this file."""
+    shapes = lambda avals: tuple(jax.core.ShapedArray(a.shape, a.dtype) for a in avals)  # they hold nothing of ctx
+    avals_in, avals_out = shapes(ctx.avals_in), shapes(ctx.avals_out)
+    platforms, meshes = ctx.module_context.platforms, _Meshes(ctx.module_context.axis_context)
+    # All that the device's program depends on: compiled programs are found by it, on disk, too.
+    settings = [os.environ.get(name) for name in ("JAXGPUOPS_DISABLE", "JAXGPUOPS_COMPUTE_CAPABILITY")]
+    text = (_VERSION, str(choice), sorted(params.items()), avals_in, avals_out, platforms, meshes, settings)
+    key = repr((*text, jax.config.jax_enable_x64)).encode()
+    if key not in _calls:
+        _calls[key] = _Call(kernel, avals_in, avals_out, platforms, meshes, axis=axis, **params)
+    call = _callbacks[key] = _calls[key]
+
+    types_of = lambda avals: [ir.RankedTensorType.get(a.shape, mlir.dtype_to_ir_type(a.dtype)) for a in avals]
+    op = hlo.CustomCallOp(
+        types_of(avals_out),
+        list(operands),
+        call_target_name=ir.StringAttr.get(_TARGET),
+        has_side_effect=ir.BoolAttr.get(False),
+        api_version=mlir.i32_attr(2),
+        called_computations=ir.ArrayAttr.get([]),
+        backend_config=ir.StringAttr.get(key),
+    )
+    if jax.config.jax_use_shardy_partitioner:
+        rule = _parse_rule(call.sharding_rule(), need_replication_factors=call.unsplit_factors())
+        op.attributes["sdy.sharding_rule"] = _rule_attribute(rule, types_of(avals_in), types_of(avals_out))
+    return list(op.results)
+
+
+def _partition_once(*arguments):
+    programs = _callbacks[arguments[-1]].programs
+    asked = repr([str(argument) for argument in arguments[:-1]])
+    if asked not in programs:
+        with _without_mesh():  # that of `jax.set_mesh` is in force when XLA calls
+            programs[asked] = _partition(*arguments)
+    return programs[asked]
+
+
+if not missing:
+    _registered = {
+        "prop_user_sharding": _propagate,
+        "partition": _partition_once,
+        "infer_sharding_from_operands": _infer,
+        "can_side_effecting_have_replicated_sharding": True,
+    }
+    _register(_TARGET, *_registered.values())
+    register_plugin_callbacks(functools.partial(_register, name=_TARGET, **_registered))

@@ -1,0 +1,43 @@
+"""The order of values, in plain JAX."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+
+def to_keys(x: jax.Array) -> jax.Array:
+    """Unsigned integers whose order is the total order of ``x``: -NaN < -inf < .. < -0 < +0 < .. < inf < NaN."""
+    if x.dtype == np.dtype(bool):
+        return x.astype(np.uint8)
+    if np.issubdtype(x.dtype, np.unsignedinteger):
+        return x
+    unsigned = np.dtype(f"uint{8 * x.dtype.itemsize}")
+    sign = unsigned.type(1 << (8 * unsigned.itemsize - 1))
+    bits = lax.bitcast_convert_type(x, unsigned)
+    if np.issubdtype(x.dtype, np.signedinteger):
+        return bits ^ sign
+    return jax.numpy.where(bits & sign, ~bits, bits | sign)
+
+
+def from_keys(keys: jax.Array, dtype: np.dtype) -> jax.Array:
+    if np.issubdtype(dtype, np.unsignedinteger) or dtype == np.dtype(bool):
+        return keys.astype(dtype)
+    sign = keys.dtype.type(1 << (8 * dtype.itemsize - 1))
+    if np.issubdtype(dtype, np.signedinteger):
+        return lax.bitcast_convert_type(keys ^ sign, dtype)
+    return lax.bitcast_convert_type(jax.numpy.where(keys & sign, keys ^ sign, ~keys), dtype)
+
+
+def identity(name, dtype):
+    """What a row without entries that count has: the lowest or highest value."""
+    if dtype == np.dtype(bool):
+        return np.array(name == "min")
+    if jnp.issubdtype(dtype, jnp.floating):
+        infinity = np.array(np.inf, dtype)
+        largest = jnp.finfo(dtype).max if np.isnan(infinity) else infinity
+        return np.array(largest if name == "min" else -largest, dtype)
+    info = jnp.iinfo(dtype)
+    return np.array(info.max if name == "min" else info.min, dtype)
