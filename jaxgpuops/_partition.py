@@ -111,7 +111,11 @@ class Split:
         return jnp.where(self.is_padding(x.shape, dim), jnp.asarray(value, x.dtype), x)
 
     def gather(self, x: jax.Array, dim: int) -> jax.Array:
-        return lax.all_gather(x, self.names, axis=dim, tiled=True)
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            return lax.all_gather(x, self.names, axis=dim, tiled=True)
+        # As bits: XLA's CPU backend gathers short floats as long ones, and NaNs change on the way.
+        bits = lax.bitcast_convert_type(x, np.dtype(f"uint{8 * x.dtype.itemsize}"))
+        return lax.bitcast_convert_type(lax.all_gather(bits, self.names, axis=dim, tiled=True), x.dtype)
 
     def sum(self, x: jax.Array) -> jax.Array:
         return lax.psum(x, self.names)
@@ -279,7 +283,7 @@ class _Meshes:
         for full, free in self:
             try:
                 return full, free, [_entries(parse_flatten_op_sharding(s, free)[0], len(n)) for n, s in arrays]
-            except Exception:  # not of this mesh: JAX raises various things
+            except Exception:  # noqa: BLE001, S112  not of this mesh: JAX raises various things
                 continue
         return full, free, [[()] * len(shape) for shape, _ in arrays]  # gathered: right, if slow
 

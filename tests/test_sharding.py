@@ -12,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxgpuops
-from jaxgpuops import _primitive
+from jaxgpuops import _partition, _primitive
 from jaxgpuops.lax.along_axis import put_along_axis, take_along_axis
 
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
@@ -346,3 +346,44 @@ def test_cross_entropy_of_a_sharded_batch(mesh, reduction):
     expected = jax.value_and_grad(fn)(logits, labels)
     np.testing.assert_allclose(loss, expected[0], rtol=1e-6)
     np.testing.assert_allclose(gradient, expected[1], rtol=1e-5, atol=1e-7)
+
+
+# ---- The mechanism ----------------------------------------------------------------------------------------------------
+
+
+def test_jax_has_the_private_names_that_partitioning_needs():
+    # Where this fails, JAX has changed: find the new name and add it at the top of _partition.py beside the old one.
+    assert not _partition.missing
+
+
+@pytest.mark.filterwarnings("ignore:jaxgpuops gathers arrays")
+def test_without_them_other_dimensions_are_gathered(mesh, monkeypatch):
+    monkeypatch.setattr(_partition, "missing", "no such name")
+    _primitive._warn_missing_partitioner.cache_clear()
+    x = jax.device_put(example(), NamedSharding(mesh, P("a", None, "b")))
+    fn = jax.jit(lambda x: jaxgpuops.cummax(x, axis=AXIS))
+    with pytest.warns(UserWarning, match="no such name"):
+        compiled = fn.lower(x).compile()
+    assert "all-gather" in compiled.as_text()
+    assert_equal(compiled(x), np.maximum.accumulate(example(), AXIS))
+
+
+def test_programs_for_one_device_and_exports_have_calls_of_kernels():
+    fn = jax.jit(lambda x: jaxgpuops.cummax(x, axis=AXIS))
+    assert _partition._TARGET not in fn.lower(example()).as_text()
+    mesh = jax.make_mesh((1,), ("a",), devices=jax.devices()[:1])
+    assert _partition._TARGET not in fn.lower(jax.device_put(example(), NamedSharding(mesh, P("a")))).as_text()
+
+
+def test_two_meshes_and_manual_axes(mesh, several_devices):
+    other = jax.make_mesh((2, len(several_devices) // 2), ("b", "c"), axis_types=(AxisType.Auto,) * 2)
+    scan = lambda x: jaxgpuops.cumsum(x, axis=AXIS)
+
+    @jax.jit
+    def fn(x, y):
+        partly = jax.shard_map(scan, mesh=mesh, in_specs=P("a"), out_specs=P("a"), axis_names={"a"}, check_vma=False)
+        return scan(x), scan(y), partly(x)
+
+    x = jax.device_put(example(), NamedSharding(mesh, P(None, None, "b", "a")))
+    y = jax.device_put(example(), NamedSharding(other, P(None, None, ("c", "b"))))
+    assert_equal(fn(x, y), [np.cumsum(example(), AXIS)] * 3)

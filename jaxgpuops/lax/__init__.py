@@ -1,5 +1,6 @@
 """The primitive tier: names and signatures of `jax.lax`, kernels underneath, forward and reverse mode."""
 
+from jaxgpuops.lax import softmax_rules  # noqa: F401  registers them
 from jaxgpuops.lax.reduce import dot, max, mean, min, sum
 from jaxgpuops.lax.scan import cumlogsumexp, cummax, cummin, cumprod, cumsum, linear_scan
 from jaxgpuops.lax.softmax import log_softmax, logsumexp, softmax, softmax_cross_entropy

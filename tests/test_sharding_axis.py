@@ -1,0 +1,203 @@
+"""Every op with its axis split over devices, or dimensions beside it: one device's results, and no more bytes than JAX.
+
+Bytes are those of the results of the collectives in the compiled program of one device.
+"""
+
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxgpuops
+from jaxgpuops.lax.along_axis import put_along_axis, take_along_axis
+
+SHAPE, AXIS = (8, 128, 4), 1
+_COLLECTIVE = re.compile(
+    r" = (.*?) (?:all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter|collective-broadcast)(?:-start)?\("
+)
+
+
+def moved(hlo):
+    """Bytes and number of the collectives of a compiled program."""
+    shapes = [re.findall(r"(\w+?)(\d+)?\w*\[([\d,]*)\]", result) for result in _COLLECTIVE.findall(hlo)]
+    bits = lambda digits: int(digits) if digits else 8
+    sizes = [math.prod(map(int, filter(None, dims.split(",")))) * bits(n) // 8 for s in shapes for _, n, dims in s]
+    return sum(sizes), len(shapes)
+
+
+def integers(shape=SHAPE):
+    return np.random.default_rng(0).integers(-3, 4, shape).astype(np.float32)
+
+
+STARTS = (np.arange(SHAPE[AXIS]) % 23 == 7)[:, None]
+LABELS = np.random.default_rng(1).integers(0, SHAPE[AXIS], (SHAPE[0], SHAPE[2])).astype(np.int32)
+
+
+def one_hot_loss(x):
+    logits = jax.nn.log_softmax(x, axis=AXIS)
+    return -jnp.sum(jax.nn.one_hot(LABELS, SHAPE[AXIS], axis=AXIS) * logits, AXIS)
+
+
+def gradient(f):
+    return jax.grad(lambda x: (f(x) ** 2).sum())
+
+
+def scan(name, **options):
+    ours = lambda x: getattr(jaxgpuops, name)(x, axis=AXIS, **options)
+    plain = lambda x: getattr(jax.lax, name)(x, AXIS, reverse=options.get("reverse", False))
+    return ours, plain
+
+
+def recurrence(**options):
+    return lambda x: jaxgpuops.linear_scan(jnp.sign(x), x, axis=AXIS, **options)
+
+
+# name -> a function of x and what JAX does for the like of it, whose bytes are the limit; exact or within rounding.
+OPS = {
+    "top-k": (lambda x: jaxgpuops.topk(x, 3, axis=AXIS), lambda x: jax.lax.top_k(x, 3, axis=AXIS), True),
+    "smallest, unsorted": (
+        lambda x: jaxgpuops.topk(x, 3, axis=AXIS, largest=False, sorted=False),
+        lambda x: jax.lax.top_k(-x, 3, axis=AXIS),
+        True,
+    ),
+    "gradient of top-k": (
+        gradient(lambda x: jaxgpuops.topk(x, 3, axis=AXIS).values),
+        gradient(lambda x: jax.lax.top_k(x, 3, axis=AXIS)[0]),
+        True,
+    ),
+    "argmax": (lambda x: jaxgpuops.lax.argmax(x, AXIS, np.int32), lambda x: jnp.argmax(x, AXIS), True),
+    "argmin": (lambda x: jaxgpuops.lax.argmin(x, AXIS, np.int32), lambda x: jnp.argmin(x, AXIS), True),
+    "sum where": (
+        lambda x: jaxgpuops.sum(x, axis=AXIS, where=STARTS),
+        lambda x: jnp.sum(x, axis=AXIS, where=STARTS),
+        True,
+    ),
+    "dot": (lambda x: jaxgpuops.dot(x, x, axis=AXIS), lambda x: jnp.sum(x * x, AXIS), True),
+    "mean": (lambda x: jaxgpuops.mean(x, axis=AXIS), lambda x: jnp.mean(x, AXIS), True),
+    "gradient of max": (
+        gradient(lambda x: jaxgpuops.max(x, axis=AXIS)),
+        gradient(lambda x: jnp.max(x, AXIS)),
+        True,
+    ),
+    "min": (lambda x: jaxgpuops.min(x, axis=AXIS), lambda x: jnp.min(x, AXIS), True),
+    "cumsum": (*scan("cumsum"), True),
+    "cumsum of segments": (*scan("cumsum", segment_starts=STARTS), True),
+    "gradient of cumsum": (*map(gradient, scan("cumsum", reverse=True, exclusive=True, segment_starts=STARTS)), True),
+    "cummax": (*scan("cummax", reverse=True, segment_starts=STARTS), True),
+    "gradient of cummin": (*map(gradient, scan("cummin")), True),
+    "gradient of cumlogsumexp": (*map(gradient, scan("cumlogsumexp", reverse=True)), False),
+    "linear_scan": (recurrence(segment_starts=STARTS), scan("cumsum")[1], True),
+    "gradient of linear_scan": (gradient(recurrence(reverse=True, h0=np.float32(1))), None, False),
+    "softmax": (
+        lambda x: jaxgpuops.softmax(x, axis=AXIS, where=STARTS),
+        lambda x: jax.nn.softmax(x, axis=AXIS, where=STARTS),
+        False,
+    ),
+    "gradient of softmax": (
+        gradient(lambda x: jaxgpuops.softmax(x, axis=AXIS, scale=2.0)),
+        gradient(lambda x: jax.nn.softmax(2 * x, axis=AXIS)),
+        False,
+    ),
+    "gradient of log_softmax": (
+        gradient(lambda x: jaxgpuops.log_softmax(x, axis=AXIS)),
+        gradient(lambda x: jax.nn.log_softmax(x, axis=AXIS)),
+        False,
+    ),
+    "gradient of logsumexp": (
+        gradient(lambda x: jaxgpuops.logsumexp(x, axis=AXIS)),
+        gradient(lambda x: jax.nn.logsumexp(x, AXIS)),
+        False,
+    ),
+    "cross-entropy": (lambda x: jaxgpuops.softmax_cross_entropy(x, LABELS, axis=AXIS), one_hot_loss, False),
+    "cross-entropy and gradient": (
+        jax.value_and_grad(lambda x: jaxgpuops.softmax_cross_entropy(x, LABELS, axis=AXIS, reduction="sum", z_loss=0.1)),
+        jax.value_and_grad(lambda x: one_hot_loss(x).sum()),
+        False,
+    ),
+    "smoothed cross-entropy": (
+        gradient(lambda x: jaxgpuops.softmax_cross_entropy(x, LABELS, axis=AXIS, label_smoothing=0.1)),
+        None,
+        False,
+    ),
+}
+SPECS = [P(None, ("b", "a")), P("b", "a"), P("a", None, "b")]
+
+
+@pytest.fixture
+def mesh(several_devices):
+    n = len(several_devices)
+    return jax.make_mesh((n // 2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2, devices=several_devices)
+
+
+def assert_close(actual, expected, exact):
+    """Exactly, or within the rounding of sums of numbers as large as the largest."""
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0 if exact else 2e-5, atol=0 if exact else 2e-6 * np.abs(b).max())
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_results_are_those_of_one_device_and_bytes_not_more_than_those_of_jax(mesh, name):
+    ours, plain, exact = OPS[name]
+    expected = jax.jit(ours)(integers())
+    for spec in SPECS:
+        x = jax.device_put(integers(), NamedSharding(mesh, spec))
+        compiled = jax.jit(ours).lower(x).compile()
+        assert_close(compiled(x), expected, exact)
+        own = moved(compiled.as_text())[0]
+        if spec == P("a", None, "b"):
+            assert own <= (8 if name == "cross-entropy and gradient" else 0)  # the sum of all rows, in two steps
+        elif plain is not None:
+            assert own <= moved(jax.jit(plain).lower(x).compile().as_text())[0]
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_parts_that_are_not_equal(mesh, name, monkeypatch):
+    length = SHAPE[AXIS] - 13
+    monkeypatch.setitem(globals(), "STARTS", STARTS[:length])
+    monkeypatch.setitem(globals(), "LABELS", LABELS % length)
+    if {"segment_starts"} & {*_options(OPS[name][0])}:
+        pytest.skip("starts are of another length")
+    x = integers()[:, :length]
+    ours = OPS[name][0]
+    split = lambda x: ours(jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(None, ("a", "b")))))
+    assert_close(jax.jit(split)(x), jax.jit(lambda x: ours(x))(x), OPS[name][2])
+
+
+def _options(f):
+    cells = [cell.cell_contents for cell in f.__closure__ or ()]
+    return [key for c in cells for key in (c if isinstance(c, dict) else _options(c) if callable(c) else ())]
+
+
+def test_selections_keep_bits(mesh):
+    bits = np.random.default_rng(0).integers(0, 1 << 16, (4, 256), np.uint16)
+    x = jax.lax.bitcast_convert_type(bits, jnp.bfloat16)
+    as_bits = lambda out: [jax.lax.bitcast_convert_type(out.values, np.uint16), out.indices]
+    for largest in (True, False):
+        f = lambda x, largest=largest: as_bits(jaxgpuops.topk(x, 5, largest=largest))
+        take = lambda x: jax.lax.bitcast_convert_type(take_along_axis(x, LABELS[:4, :3] * 2, 1), np.uint16)
+        sharded = jax.device_put(x, NamedSharding(mesh, P(None, ("a", "b"))))
+        assert_close(jax.jit(f)(sharded), jax.jit(f)(x), True)
+        assert_close(jax.jit(take)(sharded), jax.jit(take)(x), True)
+
+
+def test_put_along_a_split_axis(mesh):
+    indices = jnp.argsort(integers((8, 128)), axis=1)[:, :9].astype(np.int32)
+    put = lambda u: put_along_axis(u, indices, 1, 128)
+    split = jax.jit(put, out_shardings=NamedSharding(mesh, P(None, ("a", "b")))).lower(integers((8, 9))).compile()
+    assert moved(split.as_text()) == (0, 0)
+    assert_close(split(integers((8, 9))), put(integers((8, 9))), True)
+
+
+def test_causal_queries_are_split(mesh):
+    x = np.random.default_rng(0).standard_normal((2, 64, 64)).astype(np.float32)
+    for f in (jaxgpuops.softmax, jaxgpuops.log_softmax, jaxgpuops.logsumexp):
+        g = lambda x, f=f: jax.grad(lambda x: (jnp.maximum(f(x, causal=True), -9) ** 2).sum())(x)
+        for spec in (P(None, ("a", "b")), P(None, "a", "b"), P(None, None, ("b", "a"))):
+            compiled = jax.jit(g).lower(sharded := jax.device_put(x, NamedSharding(mesh, spec))).compile()
+            assert spec != P(None, ("a", "b")) or moved(compiled.as_text()) == (0, 0)
+            assert_close(compiled(sharded), jax.jit(g)(x), False)
