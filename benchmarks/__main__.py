@@ -11,7 +11,7 @@ sys.path[:] = [path for path in sys.path if pathlib.Path(path).resolve() != ROOT
 # torch and CuPy need memory, too; before JAX starts.
 os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.6")
 
-from benchmarks import report, runner
+from benchmarks import problems, report, runner, sweep
 
 
 def main() -> None:
@@ -24,6 +24,20 @@ def main() -> None:
         measure.add_argument("--keep", help="comma-separated; keep what the file that is there says of these libraries")
         measure.add_argument("--commit", help="what is measured; default: JAXGPUOPS_COMMIT, or what git says")
         measure.add_argument("--out", default=report.RESULTS, help="folder for the JSON file")
+    swept = commands.add_parser("sweep", help="random problems, or the shapes of programs: how slow, and whether right")
+    swept.add_argument("families", nargs="*", default=problems.FAMILIES, help=f"of {', '.join(problems.FAMILIES)}")
+    swept.add_argument("--shapes", choices=["random", "programs"], default="random")
+    swept.add_argument("--seed", type=int, default=0)
+    swept.add_argument("--problems", type=int, default=900, help="how many random ones")
+    swept.add_argument(
+        "--only", default="", help="one random problem, as topk/17; or programs whose name contains this"
+    )
+    swept.add_argument(
+        "--check", action="store_true", help="only whether each plan launches and is right; on a CPU, too"
+    )
+    swept.add_argument("--seconds", type=float, help="leave out what takes longer")
+    swept.add_argument("--commit", help="what is measured; default: JAXGPUOPS_COMMIT, or what git says")
+    swept.add_argument("--out", default=report.RESULTS, help="folder for the JSON file")
     table = commands.add_parser("table", help="fill the benchmark tables of README.md and docs/ from the JSON files")
     table.add_argument("--check", action="store_true", help="fail if a table is out of date, change nothing")
     commands.add_parser("plot", help="draw an SVG of each GPU's JSON files, beside them")
@@ -32,6 +46,8 @@ def main() -> None:
         report.fill_tables(check=args.check)
     elif args.command == "plot":
         report.plot()
+    elif args.command == "sweep":
+        sweep.run(**{name: value for name, value in vars(args).items() if name != "command"})
     else:
         libraries, keep = (names.split(",") if names else None for names in (args.libraries, args.keep))
         runner.run(args.command, only=args.only, libraries=libraries, commit=args.commit, out=args.out, keep=keep or ())

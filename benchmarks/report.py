@@ -5,13 +5,15 @@ In Markdown, a table stands between two markers and is filled by ``python -m ben
     <!-- benchmark nvidia-h200-topk: case jax torch record jaxgpuops speedup -->
     <!-- end -->
 
-The words are columns: a library, or one of COLUMNS. With ``headlines`` after the name of the result, the table has only
-the rows whose case says that it is one.
+The words are columns: a library, or one of COLUMNS. After the name of the result may stand which rows: ``headlines``,
+only those whose case says that it is one; of a sweep ``families``, one row for each, or ``worst``, the problems that are
+most behind the faster of the other libraries.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import pathlib
 import re
 import sys
@@ -19,7 +21,9 @@ import sys
 ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-MARKED = re.compile(r"(<!-- benchmark ([\w-]+)( headlines)?: ([\w ]+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+MARKED = re.compile(
+    r"(<!-- benchmark ([\w-]+)(?: (headlines|families|worst))?: ([\w ]+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL
+)
 
 
 def _number(value: float | None, unit: str = "") -> str:
@@ -84,10 +88,98 @@ COLUMNS = {
 }
 
 
-def table(result: dict, columns: list[str], headlines: bool = False) -> str:
+# ---- Of a sweep -----------------------------------------------------------------------------------------------------
+
+WORST = 4  # of each family
+
+
+def _best(row):
+    """Of the other libraries."""
+    return min((us for library, us in row["us"].items() if library != "jaxgpuops"), default=math.inf)
+
+
+def behind(row) -> bool:
+    """By more than a tenth and half a microsecond."""
+    return _us(row, "jaxgpuops") > 1.1 * _best(row) + 0.5
+
+
+def far(row) -> bool:
+    """From the floor, where that matters."""
+    return _us(row, "jaxgpuops") > max(20, 3 * row["floor"])
+
+
+def _mean_ratio(pairs):
+    logarithms = [math.log(a / b) for a, b in pairs if a and b]
+    return math.exp(sum(logarithms) / len(logarithms)) if logarithms else None
+
+
+def _of_rows(about, rows):
+    timed = [row for row in rows if "jaxgpuops" in row["us"]]
+    return {
+        "name": about,
+        "problems": len(rows),
+        "failed": sum("jaxgpuops" in row["errors"] for row in rows),
+        "plain": sum(None in row["plan"] for row in rows),
+        "behind": sum(map(behind, timed)),
+        "far behind": sum(_us(row, "jaxgpuops") > 1.5 * _best(row) + 1 for row in timed),
+        "over jax": _mean_ratio((_us(row, "jax"), _us(row, "jaxgpuops")) for row in timed),
+        "of floor": _mean_ratio((_us(row, "jaxgpuops"), row["floor"]) for row in timed),
+        "far": sum(map(far, timed)),
+    }
+
+
+def _families(rows):
+    names = list(dict.fromkeys(row["family"] for row in rows))
+    return [_of_rows(name, [row for row in rows if row["family"] == name]) for name in names] + [_of_rows("all", rows)]
+
+
+def _most_behind(rows):
+    chosen = []
+    for family in dict.fromkeys(row["family"] for row in rows):
+        losing = [row for row in rows if row["family"] == family and "jaxgpuops" in row["us"] and behind(row)]
+        chosen += sorted(losing, key=lambda row: _best(row) / _us(row, "jaxgpuops"))[:WORST]
+    return chosen
+
+
+def _count(key):
+    return lambda result, row: str(row[key])
+
+
+def _problem(result, row):
+    axis = f", axis {row['axis']}" if row["axis"] < len(row["shape"]) - 1 else ""
+    return f"{row['call']} {' × '.join(map(str, row['shape']))} {row['dtype']}{axis}, {row['data']}"
+
+
+COLUMNS |= {
+    "problems": ("problems", _count("problems")),
+    "failed": ("wrong", _count("failed")),
+    "plain": ("left to JAX", _count("plain")),
+    "behind": ("behind", _count("behind")),
+    "lost": ("far behind", _count("far behind")),
+    "jaxes": ("`jax.lax` ÷ ours", lambda result, row: _number(row["over jax"])),
+    "floors": ("ours ÷ floor", lambda result, row: _number(row["of floor"])),
+    "far": ("over 3 × floor", _count("far")),
+    "problem": ("", _problem),
+    "least": ("floor", lambda result, row: _number(row["floor"])),
+    "kernels": ("kernel", lambda result, row: " ".join(name or "plain JAX" for name in row["plan"])),
+}
+SWEEP_COLUMNS = "case problems failed plain behind lost jaxes floors far"
+WORST_COLUMNS = "problem jaxgpuops jax torch least kernels"
+
+
+# ---- Tables ---------------------------------------------------------------------------------------------------------
+
+
+def rows_of(result: dict, which: str | None) -> list[dict]:
+    if which == "headlines":
+        return [row for row in result["rows"] if row.get("headline")]
+    return {"families": _families, "worst": _most_behind}.get(which, list)(result["rows"])
+
+
+def table(result: dict, columns: list[str], which: str | None = None) -> str:
     headings, cells = zip(*(COLUMNS[name] for name in columns), strict=True)
+    rows = rows_of(result, which)
     lines = [headings, ["---"] + ["---:"] * (len(columns) - 1)]
-    rows = [row for row in result["rows"] if row.get("headline") or not headlines]
     lines += [[cell(result, row) for cell in cells] for row in rows]
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items() if name != "jaxgpuops")
     commit = result["commit"][:12] + ("-dirty" if result["commit"].endswith("-dirty") else "")
@@ -107,11 +199,11 @@ def fill_tables(check: bool = False) -> None:
     for page in PAGES:
 
         def filled(match):
-            marker, name, headlines, columns, _, end = match.groups()
+            marker, name, which, columns, _, end = match.groups()
             path = RESULTS / f"{name}.json"
             text = "Not measured yet.\n"
             if path.exists():
-                text = table(json.loads(path.read_text()), columns.split(), headlines is not None)
+                text = table(json.loads(path.read_text()), columns.split(), which)
             return marker + text + end
 
         before = page.read_text()

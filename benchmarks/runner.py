@@ -98,7 +98,7 @@ def _installed(name: str) -> bool:
     return name in OF_JAX or importlib.util.find_spec(name.partition(".")[0]) is not None
 
 
-def _free_caches() -> None:
+def free_caches() -> None:
     """Memory that torch and CuPy keep for later would be missing elsewhere."""
     if "torch" in sys.modules and jax.default_backend() == "gpu":
         sys.modules["torch"].cuda.empty_cache()
@@ -167,7 +167,7 @@ def measure(case: Case, libraries: Sequence[str]) -> dict[str, Any]:
         kind, moved = case.floor
         row["floor"] = {"kind": kind, "us": timing.floor_on_gpu(kind, moved, max(-(-ROTATE // moved), 4))}
         row["target_ratio"] = case.target
-        _free_caches()
+        free_caches()
     expected = None
     cpu_calls = {}
     for name in libraries:
@@ -191,7 +191,7 @@ def measure(case: Case, libraries: Sequence[str]) -> dict[str, Any]:
         except Exception as error:  # noqa: BLE001  one library's failure must not hide the others' results
             row["errors"][name] = f"{type(error).__name__}: {error}".split("\n")[0][:300]
         theirs = None
-        _free_caches()
+        free_caches()
     if cpu_calls:
         row["us"] |= timing.wall(cpu_calls)
     return row
@@ -291,7 +291,7 @@ def run(
         else:
             result["copy_rate"] = 2 * (1 << 30) / timing.floor_on_gpu("copy", 1 << 30, 4) / 1e6
             print(f"large copy: {result['copy_rate']:.2f} TB/s; times in us of device time")
-            _free_caches()
+            free_caches()
     result["date"] = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
 
     failed = False

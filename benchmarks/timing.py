@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -262,3 +263,44 @@ def floor_on_gpu(kind: str, size: int, buffers: int) -> float:
             return cupy.cuda.get_elapsed_time(start, end) / 1e3
 
         return _median(measure) / buffers * 1e6
+
+
+# ---- Kernels alone --------------------------------------------------------------------------------------------------
+
+
+def kernels(call: Callable[[int], object], runs: int) -> tuple[float, float]:
+    """Microseconds in which any kernel of a call runs, and how many kernels it has, as CUPTI sees them.
+
+    ``call(i)``, of JAX or torch, is the i-th of so many, each on inputs of its own. This neither counts what the host
+    takes nor needs a program of many calls: for many problems, each measured once. A kernel that starts early and waits
+    for the one before it is not counted twice.
+    """
+    import torch
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for i in range(runs):
+            jax.block_until_ready(call(i))
+        torch.cuda.synchronize()
+    on_gpu = [event.time_range for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    total, end = 0.0, -math.inf
+    for span in sorted(on_gpu, key=lambda span: span.start):
+        total += max(0.0, span.end - max(span.start, end))
+        end = max(end, span.end)
+    return total / runs, len(on_gpu) / runs
+
+
+def floor_of_kernels() -> tuple[float, float]:
+    """Bytes that a large copy moves in a microsecond, and the microseconds of the smallest kernel."""
+    import torch
+
+    source = torch.randn(1 << 28, device="cuda")
+    target, small = torch.empty_like(source), torch.zeros(32, device="cuda")
+
+    def of_large():
+        return kernels(lambda i: target.copy_(source), 5)[0]
+
+    def of_small():
+        return kernels(lambda i: small.add_(1), 20)[0]
+
+    of_large(), of_small()  # the first of a profiler are slow
+    return 2 * source.nbytes / of_large(), of_small()
