@@ -11,7 +11,7 @@ sys.path[:] = [path for path in sys.path if pathlib.Path(path).resolve() != ROOT
 # torch and CuPy need memory, too; before JAX starts.
 os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.6")
 
-from benchmarks import problems, report, runner, sweep
+from benchmarks import problems, programs, report, runner, sweep
 
 
 def main() -> None:
@@ -38,6 +38,10 @@ def main() -> None:
     swept.add_argument("--seconds", type=float, help="leave out what takes longer")
     swept.add_argument("--commit", help="what is measured; default: JAXGPUOPS_COMMIT, or what git says")
     swept.add_argument("--out", default=report.RESULTS, help="folder for the JSON file")
+    whole = commands.add_parser("programs", help="whole programs: plain, after install(), and with our functions")
+    whole.add_argument("--only", default="", help="programs whose name contains this text")
+    whole.add_argument("--commit", help="what is measured; default: JAXGPUOPS_COMMIT, or what git says")
+    whole.add_argument("--out", default=report.RESULTS, help="folder for the JSON file")
     table = commands.add_parser("table", help="fill the benchmark tables of README.md and docs/ from the JSON files")
     table.add_argument("--check", action="store_true", help="fail if a table is out of date, change nothing")
     commands.add_parser("plot", help="draw an SVG of each GPU's JSON files, beside them")
@@ -46,8 +50,9 @@ def main() -> None:
         report.fill_tables(check=args.check)
     elif args.command == "plot":
         report.plot()
-    elif args.command == "sweep":
-        sweep.run(**{name: value for name, value in vars(args).items() if name != "command"})
+    elif args.command in ("sweep", "programs"):
+        measure = {"sweep": sweep, "programs": programs}[args.command]
+        measure.run(**{name: value for name, value in vars(args).items() if name != "command"})
     else:
         libraries, keep = (names.split(",") if names else None for names in (args.libraries, args.keep))
         runner.run(args.command, only=args.only, libraries=libraries, commit=args.commit, out=args.out, keep=keep or ())

@@ -162,9 +162,15 @@ COLUMNS |= {
     "problem": ("", _problem),
     "least": ("floor", lambda result, row: _number(row["floor"])),
     "kernels": ("kernel", lambda result, row: " ".join(name or "plain JAX" for name in row["plan"])),
+    # Of programs.
+    "plain_jax": ("plain JAX", lambda result, row: _number(_us(row, "plain"))),
+    "installed": ("after `install()`", lambda result, row: _number(_us(row, "installed"))),
+    "gain": ("", lambda result, row: _number(_ratio(_us(row, "plain"), _us(row, "installed")), "×")),
+    "written": ("with `jaxgpuops`", lambda result, row: _number(_us(row, "jaxgpuops"))),
 }
 SWEEP_COLUMNS = "case problems failed plain behind lost jaxes floors far"
 WORST_COLUMNS = "problem jaxgpuops jax torch least kernels"
+PROGRAM_COLUMNS = "case plain_jax installed gain written"
 
 
 # ---- Tables ---------------------------------------------------------------------------------------------------------

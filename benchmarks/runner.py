@@ -235,6 +235,8 @@ def _cpu_model() -> str:
 
 
 def _version(name: str) -> str:
+    if name == "jaxgpuops":  # which may be used from a source tree
+        return jaxgpuops.__version__
     names = [name] if name != "cupy" else [d for d in importlib.metadata.packages_distributions().get(name, [name])]
     return importlib.metadata.version(names[0])
 

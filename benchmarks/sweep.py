@@ -1,14 +1,14 @@
 """The sweep: random problems, or the shapes of programs, ours beside `jax.lax` and torch.
 
-    python -m benchmarks sweep --seed 1 --problems 900            on a GPU: times, and whether results are right
-    python -m benchmarks sweep --shapes programs                  the same for the list of shapes of real programs
-    python -m benchmarks sweep --seed 1 --problems 900 --check    on a GPU or CPU: only whether each plan launches and is right
-    python -m benchmarks sweep --seed 1 --only topk/17            that problem again
+    python -m benchmarks sweep --seed 1 --problems 900          on a GPU: times, and whether results are right
+    python -m benchmarks sweep --shapes programs                the same for the list of shapes of real programs
+    python -m benchmarks sweep --seed 1 --check                 on a GPU or CPU: only whether plans launch and are right
+    python -m benchmarks sweep --seed 1 --only topk/17          that problem again
 
-The benchmark's grid says how fast the kernels are where they were tuned; this says how slow they may be elsewhere. All is
-compiled first, in threads, then measured with nothing else on the GPU. Times are those of kernels (`timing.kernels`), of
-inputs that rotate over more than the L2 cache where a dozen of them are larger. The floor: the bytes that must move, at
-the rate of a large copy, and the time of the smallest kernel.
+The benchmark's grid says how fast the kernels are where they were tuned; this says how slow they may be elsewhere. All
+is compiled first, in threads, then measured with nothing else on the GPU. Times are those of kernels
+(`timing.kernels`). Inputs rotate: over more than the L2 cache, unless a dozen of them are smaller. The floor: the bytes
+that must move, at the rate of a large copy, and the time of the smallest kernel.
 """
 
 from __future__ import annotations
@@ -62,21 +62,21 @@ class Prepared:
     def __init__(self, problem: Problem, pool: jax.ShapeDtypeStruct, check: bool):
         operands = problem.operands()
         self.problem = problem
-        self.draw = self._compiled(problem.draw, pool, jax.ShapeDtypeStruct((), jnp.int32))
+        self.draw = self._compiled(problem.draw, pool, jax.ShapeDtypeStruct((), jnp.int32), hasty=True)
         with recording() as self.calls:
             self.ours = self._compiled(problem.ours, *operands)
         results = jax.eval_shape(problem.ours, *operands)
         right = lambda operands, results: problem.right(operands, jax.tree.leaves(results))
-        self.right = self._compiled(right, tuple(operands), results)
+        self.right = self._compiled(right, tuple(operands), results, hasty=True)
         self.jax = None if check else self._compiled(problem.jax, *operands)
 
     @staticmethod
-    def _compiled(function, *args):
+    def _compiled(function, *args, hasty=False):
         def fresh(*args):  # no cache knows it, so that `recording` sees its calls
             return function(*args)
 
         try:
-            return jax.jit(fresh).lower(*args).compile()
+            return jax.jit(fresh).lower(*args).compile({"xla_llvm_disable_expensive_passes": hasty})
         except Exception as error:  # noqa: BLE001  it is the row's to tell
             return error
 

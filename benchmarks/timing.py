@@ -71,6 +71,30 @@ def wall(calls: Mapping[str, Callable[[], None]]) -> dict[str, float]:
     return {name: statistics.median(turn[name] for turn in turns) * 1e6 for name in calls}
 
 
+def in_flight(calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """Of JAX's programs as they are, each run started while the one before is at work, in turns; results are dropped.
+
+    A program that keeps its device busy for longer than the host takes to start it (some 30 us) costs that.
+    """
+
+    def seconds(call, runs):
+        start = time.perf_counter()
+        for _ in range(runs):
+            result = call()
+        jax.block_until_ready(result)
+        return time.perf_counter() - start
+
+    runs = {name: _enough(functools.partial(seconds, call)) for name, call in calls.items()}
+    turns = [
+        {
+            name: (seconds(call, 3 * runs[name]) - seconds(call, runs[name])) / (2 * runs[name])
+            for name, call in calls.items()
+        }
+        for _ in range(REPEATS)
+    ]
+    return {name: statistics.median(turn[name] for turn in turns) * 1e6 for name in calls}
+
+
 def jax_on_gpu(fn: Callable, calls: Sequence[tuple]) -> Callable[[Sequence[tuple]], float]:
     """Compiles a program of ``fn`` on each of the calls' arguments; the timer takes them, or others of the same shapes.
 

@@ -1,5 +1,5 @@
-"""A program written for JAX alone, first as it is, then on our kernels: `jaxgpuops.install()` routes JAX's own top_k,
-argmax and argmin."""
+"""A program written for JAX alone, first as it is, then on our kernels: `jaxgpuops.install()` routes JAX's own top_k, and
+argmax when asked for by name."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ def program(logits):
 def main():
     logits = jax.random.normal(jax.random.key(0), (16, 32_000))
     before = program(logits)
-    with jaxgpuops.install():
+    with jaxgpuops.install(), jaxgpuops.install("argmax"):
         calls = jaxgpuops.explain(program, logits)
         after = program(logits)
     for call in calls:

@@ -47,6 +47,19 @@ def _cumulative_params(*, axis, reverse):
     return {"axis": axis, "reverse": reverse, "exclusive": False}
 
 
+# What `install()` routes by default, and from how many bytes of operand on, on a GPU. XLA fuses its own argmax and short
+# scans with what stands around them, where a kernel of ours costs a launch, one write and one read of the operand more.
+# XLA makes several kernels of a scan, so large ones pay. Found by `python -m benchmarks programs`, on an H100. What is
+# not here is routed only if asked for by name, and then always.
+_PAYS = {
+    "top_k": 0,
+    "cumsum": 16 << 20,
+    "cumprod": 16 << 20,
+    "cummax": 16 << 20,
+    "cummin": 16 << 20,
+    "cumlogsumexp": 1 << 20,
+}
+
 _ROUTES = {
     "top_k": _Route(primitives.top_k_p, top_k_p, _top_k_params),
     "argmax": _Route(primitives.argmax_p, argmax_p, lambda *, axes, index_dtype: {"axis": axes[0], "largest": True}),
@@ -74,6 +87,7 @@ _NAMES = {
 _lock = threading.RLock()
 # name -> platform -> the entry that was there, or None; for functions, module -> the function that was there
 _replaced: dict[str, dict[Any, Any]] = {}
+_asked: set[str] = set()  # those of them that were asked for by name
 
 
 def _function(name: str, original: Callable) -> Callable:
@@ -96,12 +110,22 @@ def _function(name: str, original: Callable) -> Callable:
     return function
 
 
+def _too_small(name: str, operand) -> str:
+    """Why a call does not pay, or nothing."""
+    size = operand.size * operand.dtype.itemsize
+    if jax.export.is_symbolic_dim(size) or size >= _PAYS[name]:
+        return ""
+    return f"XLA fuses a {name} of less than {_PAYS[name] >> 10} KiB with its neighbours; install({name!r}) routes all"
+
+
 def _rule(name: str, platform: str, original):
     primitive, kernel, translate = _ROUTES[name]
 
     def lower(ctx, operand, **params):
         ours = translate(**params)
         choice = kernel.choose(platform, ctx.avals_in, **ours)
+        if platform == "cuda" and choice.kernel and name not in _asked and (why := _too_small(name, ctx.avals_in[0])):
+            choice = dataclasses.replace(choice, kernel=None, plan={}, why=why)
         if ctx.module_context.lowering_parameters.for_export:
             why = "an exported program that never mentions jaxgpuops must run without it"
             choice = dataclasses.replace(choice, kernel=None, plan={}, why=why)
@@ -120,16 +144,18 @@ def _rule(name: str, platform: str, original):
 
 
 class Installed:
-    """What `install` returns: as a context manager, it uninstalls at the end what that call installed."""
+    """What `install` returns: as a context manager, it undoes at the end what that call did."""
 
-    def __init__(self, names: list[str]):
+    def __init__(self, names: list[str], asked: list[str]):
         self.names = names
+        self._asked = asked  # of names that were installed before, too
 
     def __enter__(self) -> Installed:
         return self
 
     def __exit__(self, *exc) -> None:
         uninstall(self.names)
+        _ask_no_more(self._asked)
 
     def __repr__(self) -> str:
         return f"Installed({self.names})"
@@ -143,13 +169,24 @@ def _names(names: Iterable[str] | str) -> list[str]:
     return names
 
 
+def _ask_no_more(names: Iterable[str]) -> None:
+    with _lock:
+        if _asked.intersection(names):
+            _asked.difference_update(names)
+            jax.clear_caches()
+
+
 def install(names: Iterable[str] | str | None = None) -> Installed:
     """Routes JAX's own primitives to jaxgpuops kernels, on CPU and CUDA.
 
-    Afterwards `jax.lax.top_k`, `jnp.argmax`, `jnp.cumsum` and whatever is built on them run on our kernels, with JAX's
-    own derivative, batching and sharding rules. Calls that no kernel covers go JAX's way as before, and so do programs
-    under `jax.export`, which must run where jaxgpuops is not. Functions that are compiled already are compiled again
-    when called next: JAX's caches are cleared whenever something changes. Calling it again is harmless.
+    Afterwards `jax.lax.top_k`, `jnp.cumsum` and whatever is built on them run on our kernels, with JAX's own
+    derivative, batching and sharding rules. By default that is what makes whole programs faster: on a GPU every top-k,
+    and scans that are large enough. XLA fuses small scans, and every argmax, with what stands around them; no kernel of
+    ours can. What is asked for by name is always routed. `jaxgpuops.explain` says what became of each call, and why.
+
+    Calls that no kernel covers go JAX's way as before, and so do programs under `jax.export`, which must run where
+    jaxgpuops is not. Functions that are compiled already are compiled again when called next: JAX's caches are cleared
+    whenever something changes. Calling it again is harmless.
 
     Softmax, log_softmax and logsumexp are functions in JAX. They are replaced only when asked for by name, and only for
     who looks them up as `jax.nn.softmax`, `jax.nn.log_softmax`, `jax.nn.logsumexp` or `jax.scipy.special.logsumexp`:
@@ -157,8 +194,8 @@ def install(names: Iterable[str] | str | None = None) -> Installed:
     exported programs contain our calls. Calls that we do not cover (complex numbers, ``b``, ``return_sign``) go JAX's way.
 
     Args:
-      names: any of ``"top_k"``, ``"argmax"``, ``"argmin"``, ``"cumsum"``, ``"cumprod"``, ``"cummax"``, ``"cummin"``,
-        ``"cumlogsumexp"``, all of which are the default, and of ``"softmax"``, ``"log_softmax"``, ``"logsumexp"``.
+      names: any of ``"top_k"``, ``"cumsum"``, ``"cumprod"``, ``"cummax"``, ``"cummin"``, ``"cumlogsumexp"``,
+        ``"argmax"``, ``"argmin"``, ``"softmax"``, ``"log_softmax"``, ``"logsumexp"``: every call of these.
 
     Returns:
       A context manager that undoes what this call did.
@@ -170,7 +207,10 @@ def install(names: Iterable[str] | str | None = None) -> Installed:
     [1, 2]
     """
     with _lock:
-        new = [name for name in _names(_ROUTES if names is None else names) if name not in _replaced]
+        chosen = _names(_PAYS if names is None else names)
+        new = [name for name in chosen if name not in _replaced]
+        asked = [] if names is None else [name for name in chosen if name not in _asked]
+        _asked.update(asked)
         for name in new:
             if name in _NAMES:
                 places = _NAMES[name].places
@@ -185,13 +225,13 @@ def install(names: Iterable[str] | str | None = None) -> Installed:
                 _replaced[name][platform] = entry
                 original = (entry or _lowerings[primitive]).rule
                 mlir.register_lowering(primitive, _rule(name, platform, original), platform=platform)
-        if new:
+        if new or asked:
             jax.clear_caches()
-        return Installed(new)
+        return Installed(new, asked)
 
 
 def uninstall(names: Iterable[str] | str | None = None) -> None:
-    """Undoes `install`, of all that is installed by default. What is not installed is left alone."""
+    """Undoes `install`, by default of all that is installed. What is not installed is left alone."""
     with _lock:
         old = [name for name in _names(list(_replaced) if names is None else names) if name in _replaced]
         for name in old:
@@ -202,5 +242,6 @@ def uninstall(names: Iterable[str] | str | None = None) -> None:
                     del _platform_specific_lowerings[key][_ROUTES[name].primitive]
                 else:
                     _platform_specific_lowerings[key][_ROUTES[name].primitive] = entry
+        _asked.difference_update(old)
         if old:
             jax.clear_caches()

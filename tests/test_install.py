@@ -53,6 +53,27 @@ def test_one_name_routes_one_primitive(name):
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), fn(x), expected[other])
 
 
+def stays(fn, *args):
+    """Why a call on a GPU stays plain JAX, by op."""
+    return {call.op: call.why for call in jaxgpuops.explain(fn, *args, platform="cuda")}
+
+
+def test_default_routes_what_pays(monkeypatch):
+    monkeypatch.setattr(jaxgpuops._native, "missing", lambda platform, target="": "")  # as on a GPU
+    large, small = (jax.ShapeDtypeStruct((rows, 4096), np.float32) for rows in (4096, 8))
+    program = lambda x: (jax.lax.top_k(x, 3), jnp.argmax(x, 1), jnp.cumsum(x, 1))
+    with jaxgpuops.install():
+        assert stays(program, large) == {"topk": "", "cumsum": ""}  # of argmax nothing is known
+        reasons = stays(program, small)
+        assert reasons["topk"] == "" and "install('cumsum') routes all" in reasons["cumsum"]
+        with jaxgpuops.install(["cumsum", "argmax"]):
+            assert stays(program, small) == {"topk": "", "cumsum": "", "argmax": ""}
+        assert stays(program, small) == reasons
+        jaxgpuops.install("cumsum")
+        assert stays(program, small)["cumsum"] == ""
+    assert stays(program, small) == {}
+
+
 def test_compiled_functions_follow():
     # Three jitted calls of one function: before, during and after. The lowering is observed by explain's recorder.
     x = x_of(4, 5)
@@ -74,7 +95,7 @@ def test_derivatives_and_batching_are_those_of_jax():
     loss = lambda x: (jax.lax.top_k(x, 2, axis=0)[0] ** 3).sum()
     transformed = jax.vmap(jax.hessian(loss), in_axes=2)
     expected = transformed(xs)
-    with jaxgpuops.install():
+    with jaxgpuops.install(FUNCTIONS):
         assert "jaxgpuops.topk" in targets(transformed, xs)
         np.testing.assert_array_equal(transformed(xs), expected)
 
@@ -86,18 +107,18 @@ def test_derivatives_and_batching_of_scans_are_those_of_jax():
         transformed = jax.vmap(jax.grad(loss), in_axes=2)
         primal = jax.vmap(lambda x, name=name: getattr(jnp, name)(x, 1), in_axes=2)
         expected = transformed(xs), primal(xs)
-        with jaxgpuops.install():
+        with jaxgpuops.install(FUNCTIONS):
             assert f"jaxgpuops.{name}" in targets(primal, xs)
             np.testing.assert_array_equal(transformed(xs), expected[0])
             np.testing.assert_array_equal(primal(xs), expected[1])
-    with jaxgpuops.install():  # the transpose of a sum is one
+    with jaxgpuops.install(FUNCTIONS):  # the transpose of a sum is one
         assert targets(jax.grad(lambda x: (jnp.cumsum(x) ** 2).sum()), xs[0, 0]) == ["jaxgpuops.cumsum"] * 2
 
 
 def test_order_of_nan_zeros_and_ties():
     x = np.array([0.0, np.nan, -0.0, 1.0, np.nan, 1.0], np.float32)
     expected = jax.lax.top_k(x, 6), jnp.argmax(x), jnp.argmin(x), jnp.argmax(x[2::-2]), jnp.argmin(x[:3:2])
-    with jaxgpuops.install():
+    with jaxgpuops.install(FUNCTIONS):
         actual = jax.lax.top_k(x, 6), jnp.argmax(x), jnp.argmin(x), jnp.argmax(x[2::-2]), jnp.argmin(x[:3:2])
     jax.tree.map(
         lambda a, e: np.testing.assert_array_equal(np.asarray(a).view(np.int32), np.asarray(e).view(np.int32)),
@@ -108,7 +129,7 @@ def test_order_of_nan_zeros_and_ties():
 
 def test_index_dtypes():
     x = x_of(6, 7)
-    with jaxgpuops.install(), jax.enable_x64(True):
+    with jaxgpuops.install(FUNCTIONS), jax.enable_x64(True):
         for dtype in (np.int8, np.uint32, np.int64):
             index = jax.lax.argmax(x, 1, dtype)
             assert index.dtype == dtype
@@ -120,7 +141,7 @@ def test_uncovered_calls_go_the_way_of_jax(monkeypatch):
     x = np.arange(12).reshape(3, 4).astype(ml_dtypes.float8_e4m3fnuz)
     calls = [lambda x: jax.lax.top_k(x, 2), lambda x: jax.lax.argmax(x, 1, np.int32)]
     expected = [call(x) for call in calls]
-    with jaxgpuops.install():
+    with jaxgpuops.install(FUNCTIONS):
         for call, e in zip(calls, expected, strict=True):
             assert targets(call, x) == []
             jax.tree.map(np.testing.assert_array_equal, call(x), e)
@@ -142,10 +163,10 @@ def test_install_is_idempotent_and_uninstall_restores():
         for p in (getattr(primitives, f"{name}_p") for name in FUNCTIONS)
     ]
     before = rules()
-    jaxgpuops.install()
+    jaxgpuops.install(FUNCTIONS)
     installed = rules()
     assert all(now is not then for now, then in zip(installed, before, strict=True))
-    jaxgpuops.install()
+    jaxgpuops.install(FUNCTIONS)
     with jaxgpuops.install(["top_k"]):  # installs nothing new, so undoes nothing
         pass
     assert rules() == installed
@@ -162,7 +183,7 @@ def test_lowers_for_cuda_without_a_gpu(monkeypatch):
 
     if _native.modules["cuda"] is None:
         monkeypatch.setitem(_native.modules, "cuda", _native.modules["cpu"])
-    with jaxgpuops.install():
+    with jaxgpuops.install(FUNCTIONS):
         fn = jax.jit(lambda x: jax.lax.top_k(x, 2))
         text = fn.trace(x_of(3, 4)).lower(lowering_platforms=("cuda",)).as_text()
     assert "custom_call @jaxgpuops.topk" in text
@@ -170,7 +191,7 @@ def test_lowers_for_cuda_without_a_gpu(monkeypatch):
 
 def test_exports_stay_free_of_our_targets():
     x = x_of(3, 4)
-    with jaxgpuops.install():
+    with jaxgpuops.install(FUNCTIONS):
         exported = jax.export.export(jax.jit(lambda x: jax.lax.top_k(x, 2)))(x)  # would refuse an unknown custom call
         assert "jaxgpuops" not in exported.mlir_module()
         jax.tree.map(np.testing.assert_array_equal, exported.call(x), jax.lax.top_k(x, 2))
@@ -197,7 +218,7 @@ def originals():
 
 def test_functions_are_replaced_only_by_name_and_restored():
     before = originals()
-    with jaxgpuops.install():
+    with jaxgpuops.install(FUNCTIONS):
         assert originals() == before
     with jaxgpuops.install(NAMES):
         assert not set(originals()) & set(before)
