@@ -1,9 +1,9 @@
 """Problems of the sweep: calls of every family on any shape, random ones and those of real programs.
 
-A problem knows our function of its operands, that of JAX and that of torch, how to draw operands, how many bytes have to
-move, and how to tell whether results are right. The last needs no other library's results: it is cheaper to see that
-results are right than to find them. Top-k is right if its elements are in order and as many as k are not below the last,
-a scan if each result follows from the one before. Derivatives are compared with those of JAX in float64.
+A problem knows our function of its operands, that of JAX and that of torch, how to draw operands, how many bytes have
+to move, and how to tell whether results are right. The last needs no other library's results: it is cheaper to see that
+results are right than to find them. Top-k is right if its elements are in order and as many as k are not below the
+last, a scan if each result follows from the one before. Derivatives are compared with those of JAX in float64.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Problem:
         if not jnp.issubdtype(dtype, jnp.floating):
             if self.data == "normal":  # any bits
                 return _mixed_bits(x).astype(dtype)
-            return (8 * x).astype("int32").astype(dtype)
+            return (8 * x + 32 * (dtype == "uint8")).astype("int32").astype(dtype)
         if kind == "factors":
             x = 1 + x / (4 * math.sqrt(n) if self.data in ("normal", "ties") else n)
         return x.astype(dtype)
@@ -559,8 +559,8 @@ def drawn(family: str, seed: int, index: int, elements: int, shortest: int = 2) 
     if family == "softmax":
         return softmax(shape, 1, dtype, op=source.choice(["softmax", "softmax", "log_softmax", "logsumexp"]), **about)
     if family == "ce":
-        shape = _log_uniform(source, 16, 16384), _log_uniform(source, 100, 262144)
-        return ce((max(1, min(shape[0], 4 * elements // shape[1])), shape[1]), 1, dtype, **about)
+        rows, classes = _log_uniform(source, 16, 16384), _log_uniform(source, 100, min(262144, elements))
+        return ce((max(1, min(rows, 4 * elements // classes)), classes), 1, dtype, **about)
     if family == "gate":
         experts, rows = source.choice(EXPERTS), _log_uniform(source, 16, 1 << 17)
         rows = max(1, min(rows, elements // experts))

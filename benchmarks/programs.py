@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import json
 import os
 import time
@@ -147,7 +148,7 @@ def beam_search(key, small) -> Program:
 
 def gate(key, small) -> Program:
     """And how much load each expert gets."""
-    tokens, width, experts = (64, 16, 16) if small else (8192, 1024, 128)
+    tokens, width, experts = (64, 16, 16) if small else (32768, 1024, 128)
 
     def routed(gate):
         def program(x, router):
@@ -346,6 +347,7 @@ def run(*, only: str = "", commit: str | None = None, out: str | os.PathLike) ->
     result = runner.environment("programs", commit, []) | {"timing": "in flight"}
     result["date"] = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
     result["rows"] = rows = []
+    path = runner.result_path(out, "programs")
     start = time.monotonic()
     for make in PROGRAMS:
         if only not in make.__name__:
@@ -354,15 +356,12 @@ def run(*, only: str = "", commit: str | None = None, out: str | os.PathLike) ->
         programs = forms(case)
         with jaxgpuops.install():
             calls = jaxgpuops.explain(case.plain, *case.arguments)
-        us = timing.in_flight(
-            {name: lambda program=program: program(*case.arguments) for name, program in programs.items()}
-        )
+        us = timing.in_flight({name: functools.partial(program, *case.arguments) for name, program in programs.items()})
         rows.append({"name": case.name, "us": us, "calls": list(dict.fromkeys(map(str, calls)))})
         text = ", ".join(f"{name} {t:.4g}" for name, t in us.items())
         slower = us["installed"] > SLOWER * us["plain"]
         print(f"{time.monotonic() - start:5.0f} s  {case.name:<40} {text}{'  SLOWER' * slower}", flush=True)
         for call in rows[-1]["calls"]:
             print(f"          {call}")
-    path = runner.result_path(out, "programs")
-    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+        path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     print(f"written to {path}\n\n{report.table(result, report.PROGRAM_COLUMNS.split())}")

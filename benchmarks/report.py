@@ -5,9 +5,9 @@ In Markdown, a table stands between two markers and is filled by ``python -m ben
     <!-- benchmark nvidia-h200-topk: case jax torch record jaxgpuops speedup -->
     <!-- end -->
 
-The words are columns: a library, or one of COLUMNS. After the name of the result may stand which rows: ``headlines``,
-only those whose case says that it is one; of a sweep ``families``, one row for each, or ``worst``, the problems that are
-most behind the faster of the other libraries.
+The words are columns: a library, or one of COLUMNS. Before the colon may stand which rows: ``headlines``, only those
+whose case says that it is one; of a sweep ``families``, one row for each, or ``worst``, the problems that are most
+behind the faster of the other libraries.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import math
 import threading
 from collections.abc import Callable, Iterable
 from types import ModuleType
@@ -47,17 +48,24 @@ def _cumulative_params(*, axis, reverse):
     return {"axis": axis, "reverse": reverse, "exclusive": False}
 
 
-# What `install()` routes by default, and from how many bytes of operand on, on a GPU. XLA fuses its own argmax and short
-# scans with what stands around them, where a kernel of ours costs a launch, one write and one read of the operand more.
-# XLA makes several kernels of a scan, so large ones pay. Found by `python -m benchmarks programs`, on an H100. What is
-# not here is routed only if asked for by name, and then always.
+class _Pays(NamedTuple):
+    """From which sizes on a call on a GPU makes whole programs faster."""
+
+    bytes: int = 0  # of the operand
+    length: int = 1  # of the axis
+    inner: int = 1  # numbers after each place of the axis, if there are several
+
+
+# What `install()` routes by default. XLA fuses its own argmax and short scans with what stands around them, where a
+# kernel of ours costs one write and one read of the operand more, and the host some 10 us to start it and what is no
+# longer fused with it. Found on an H100 by scans between elementwise functions: of 64 and more places, XLA makes three
+# kernels or more, and takes 1.2 to 1.5 times as long as ours from 16 MiB on (cumlogsumexp: 3 times, from 1 MiB on);
+# shorter ones, and those of few channels, take ours longer. XLA cannot fuse its own top-k, either. What is not here is
+# routed only if asked for by name, and then always.
 _PAYS = {
-    "top_k": 0,
-    "cumsum": 16 << 20,
-    "cumprod": 16 << 20,
-    "cummax": 16 << 20,
-    "cummin": 16 << 20,
-    "cumlogsumexp": 1 << 20,
+    "top_k": _Pays(),
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin"), _Pays(16 << 20, 64, 32)),
+    "cumlogsumexp": _Pays(1 << 20, 16, 32),
 }
 
 _ROUTES = {
@@ -110,12 +118,20 @@ def _function(name: str, original: Callable) -> Callable:
     return function
 
 
-def _too_small(name: str, operand) -> str:
-    """Why a call does not pay, or nothing."""
-    size = operand.size * operand.dtype.itemsize
-    if jax.export.is_symbolic_dim(size) or size >= _PAYS[name]:
+def _does_not_pay(name: str, operand, axis: int) -> str:
+    """Why, or nothing."""
+    least, length, inner = _PAYS[name], operand.shape[axis], math.prod(operand.shape[axis + 1 :])
+    if jax.export.is_symbolic_dim(operand.size):
         return ""
-    return f"XLA fuses a {name} of less than {_PAYS[name] >> 10} KiB with its neighbours; install({name!r}) routes all"
+    if operand.size * operand.dtype.itemsize < least.bytes:
+        what = f"less than {least.bytes >> 20} MiB"
+    elif length < least.length:
+        what = f"less than {least.length} places"
+    elif 1 < inner < least.inner:
+        what = f"less than {least.inner} numbers a place"
+    else:
+        return ""
+    return f"XLA fuses a {name} of {what} with what stands around it; install({name!r}) routes all"
 
 
 def _rule(name: str, platform: str, original):
@@ -124,7 +140,12 @@ def _rule(name: str, platform: str, original):
     def lower(ctx, operand, **params):
         ours = translate(**params)
         choice = kernel.choose(platform, ctx.avals_in, **ours)
-        if platform == "cuda" and choice.kernel and name not in _asked and (why := _too_small(name, ctx.avals_in[0])):
+        if (
+            platform == "cuda"
+            and choice.kernel
+            and name not in _asked
+            and (why := _does_not_pay(name, ctx.avals_in[0], ours["axis"]))
+        ):
             choice = dataclasses.replace(choice, kernel=None, plan={}, why=why)
         if ctx.module_context.lowering_parameters.for_export:
             why = "an exported program that never mentions jaxgpuops must run without it"

@@ -60,15 +60,17 @@ def stays(fn, *args):
 
 def test_default_routes_what_pays(monkeypatch):
     monkeypatch.setattr(jaxgpuops._native, "missing", lambda platform, target="": "")  # as on a GPU
-    large, small = (jax.ShapeDtypeStruct((rows, 4096), np.float32) for rows in (4096, 8))
-    program = lambda x: (jax.lax.top_k(x, 3), jnp.argmax(x, 1), jnp.cumsum(x, 1))
+    program = lambda x: (jax.lax.top_k(x, 3, axis=1), jnp.argmax(x, 1), jnp.cumsum(x, 1))
+    large = jax.ShapeDtypeStruct((4096, 4096), np.float32)
+    small, short, few = (jax.ShapeDtypeStruct(s, np.float32) for s in ((8, 4096), (1 << 20, 32), (1, 1 << 22, 2)))
     with jaxgpuops.install():
-        assert stays(program, large) == {"topk": "", "cumsum": ""}  # of argmax nothing is known
-        reasons = stays(program, small)
-        assert reasons["topk"] == "" and "install('cumsum') routes all" in reasons["cumsum"]
-        with jaxgpuops.install(["cumsum", "argmax"]):
-            assert stays(program, small) == {"topk": "", "cumsum": "", "argmax": ""}
-        assert stays(program, small) == reasons
+        assert stays(program, large) == {"topk": "", "cumsum": ""}  # argmax is not even asked about
+        for x, why in ((small, "less than 16 MiB"), (short, "less than 64 places"), (few, "less than 32 numbers")):
+            reasons = stays(program, x)
+            assert reasons["topk"] == "" and why in reasons["cumsum"]
+            with jaxgpuops.install(["cumsum", "argmax"]):
+                assert stays(program, x) == {"topk": "", "cumsum": "", "argmax": ""}
+            assert stays(program, x) == reasons
         jaxgpuops.install("cumsum")
         assert stays(program, small)["cumsum"] == ""
     assert stays(program, small) == {}

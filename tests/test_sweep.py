@@ -1,0 +1,151 @@
+"""The sweep and the whole programs of the benchmarks: what they call right is right, and what they count."""
+
+import dataclasses
+import pathlib
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+sys.path.append(str(ROOT))  # last: the installed jaxgpuops comes first
+from benchmarks import problems, programs, report, sweep
+
+
+@pytest.fixture(autouse=True)
+def wide():
+    before = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", True)  # what is right is measured in float64
+    yield
+    jax.config.update("jax_enable_x64", before)
+
+
+def results_of(problem):
+    pool = jax.random.normal(jax.random.key(0), (1 << 13,))
+    operands = problem.draw(pool, 5)
+    return operands, jax.tree.leaves(problem.ours(*operands))
+
+
+@pytest.mark.parametrize("family", problems.FAMILIES)
+def test_random_problems(family):
+    problem = problems.drawn(family, 7, 1, 1 << 11)
+    operands, results = results_of(problem)
+    assert problem.right(operands, results)
+
+
+WRONG = {
+    "topk": problems.topk((3, 40), 1, "float32", k=5, data="ties"),
+    "topk smallest": problems.topk((3, 40, 4), 1, "uint8", k=9, largest=False, sorted=False),
+    "argmax": problems.arg((3, 40), 1, "bfloat16"),
+    "argmin": problems.arg((3, 40), 1, "int32", op="argmin"),
+    **{op: problems.scan((3, 40), 1, "float32", op=op) for op in ("cumsum", "cumprod", "cummax", "cumlogsumexp")},
+    "cummin": problems.scan((3, 40, 2), 1, "int32", op="cummin", reverse=True),
+    "linear_scan": problems.linear((3, 40), 1, "float32"),
+    **{op: problems.softmax((3, 40), 1, "bfloat16", op=op) for op in ("softmax", "log_softmax", "logsumexp")},
+    "cross-entropy": problems.ce((3, 40), 1, "float32"),
+    "gate": problems.gate((5, 16), 1, "float32", k=4),
+    **{op: problems.reduce((3, 40), 1, "float32", op=op) for op in ("sum", "mean", "max")},
+    **{f"gradient of {op}": problems.grad((3, 40), 1, "float32", op=op, k=3) for op in ("topk", "cummax", "softmax")},
+}
+
+
+@pytest.mark.parametrize("problem", WRONG.values(), ids=WRONG)
+def test_wrong_results_are_seen(problem):
+    """One element that is wrong by a fiftieth, or by 1, in each result."""
+    operands, results = results_of(problem)
+    assert problem.right(operands, results)
+    for i, result in enumerate(results):
+        at = (-1,) * result.ndim
+        step = 1 if jnp.issubdtype(result.dtype, jnp.integer) else 0.02 * (abs(result).max() + 1)
+        changed = results[:i] + [result.at[at].add(jnp.asarray(step, result.dtype))] + results[i + 1 :]
+        assert not problem.right(operands, changed)
+
+
+def test_values_are_of_every_distribution():
+    pool = jax.random.normal(jax.random.key(0), (1 << 13,))
+    for dtype in ("float32", "bfloat16", "uint8", "int64"):
+        drawn = {}
+        for data in set(problems.DATA):
+            [x] = dataclasses.replace(problems.arg((4, 50), 1, dtype), data=data).draw(pool, 0)
+            assert x.dtype == dtype
+            drawn[data] = x
+        assert (drawn["constant"] == drawn["constant"][0, 0]).all()
+        assert (jnp.sort(drawn["rising"], 1) == drawn["rising"]).all()
+        assert (jnp.sort(drawn["falling"], 1)[:, ::-1] == drawn["falling"]).all()
+        assert len(jnp.unique(drawn["ties"])) < 40 < len(jnp.unique(drawn["normal"]))
+
+
+def test_problems_are_the_same_for_the_same_seed():
+    draw = lambda seed: [
+        str(problems.drawn(family, seed, i, 1 << 20)) for family in problems.FAMILIES for i in range(20)
+    ]
+    assert draw(1) == draw(1) and len(set(draw(1)) | set(draw(2))) == 2 * len(set(draw(1)))
+
+
+def test_shapes_of_programs_are_calls():
+    listed = problems.of_programs()
+    assert {problem.family for problem in listed} == set(problems.FAMILIES)
+    for problem in listed:
+        for function in (problem.ours, problem.jax):
+            jax.eval_shape(function, *problem.operands())
+
+
+def test_check_reports_what_fails(monkeypatch, capsys, tmp_path):
+    options = {
+        "shapes": "random",
+        "families": ["topk"],
+        "seed": 0,
+        "problems": 3,
+        "only": "",
+        "commit": "",
+        "out": tmp_path,
+    }
+    monkeypatch.setitem(sweep.ELEMENTS, jax.default_backend(), 1 << 9)
+    with pytest.raises(SystemExit, match="0"):
+        sweep.run(**options, check=True, seconds=None)
+    assert "3 of 3 problems are right" in capsys.readouterr().out
+    made = problems.drawn
+    monkeypatch.setattr(
+        sweep, "drawn", lambda *args: dataclasses.replace(made(*args), right=lambda *args: jnp.bool(False))
+    )
+    with pytest.raises(SystemExit, match="1"):
+        sweep.run(**options, check=True, seconds=None)
+    assert "FAILED topk/0" in capsys.readouterr().out
+
+
+def row(family, ours, floor=1.0, plan="rows", **others):
+    about = {"call": family, "shape": [2, 3], "axis": 1, "dtype": "float32", "data": "normal", "errors": {}}
+    return about | {"family": family, "us": {"jaxgpuops": ours, **others}, "floor": floor, "plan": [plan]}
+
+
+def test_table_of_a_sweep():
+    rows = [
+        row("topk", 2.0, jax=8.0, torch=1.0),  # behind torch by more than a tenth and half a microsecond
+        row("topk", 2.0, jax=1.5),  # not by half a microsecond
+        row("arg", 30.0, jax=20.0, floor=5.0, plan=None),
+        row("arg", 19.0, jax=76.0, floor=4.0),
+    ]
+    result = {"rows": rows, "versions": {}, "commit": "abc", "timing": "kernel", "device": "a GPU", "date": "today"}
+    lines = report.table(result, report.SWEEP_COLUMNS.split(), "families").splitlines()
+    assert lines[2:5] == [
+        "| topk | 2 | 0 | 0 | 1 | 0 | 1.73 | 2 | 0 |",
+        "| arg | 2 | 0 | 1 | 1 | 0 | 1.63 | 5.34 | 1 |",
+        "| all | 4 | 0 | 1 | 2 | 0 | 1.68 | 3.27 | 1 |",
+    ]
+    worst = report.table(result, report.WORST_COLUMNS.split(), "worst").splitlines()[2:4]
+    assert worst[0] == "| topk 2 × 3 float32, normal | **2** | 8 | 1 | 1 | rows |" and "plain JAX" in worst[1]
+
+
+@pytest.mark.parametrize("make", programs.PROGRAMS, ids=lambda make: make.__name__)
+def test_programs_have_the_same_results(make):
+    with jax.enable_x64(False):
+        programs.forms(make(jax.random.key(0), small=True))
+
+
+def test_programs_with_other_results_are_refused():
+    with jax.enable_x64(False):
+        case = programs.returns(jax.random.key(0), small=True)
+        wrong = dataclasses.replace(case, ours=lambda x: jax.tree.map(lambda y: 1.01 * y, case.plain(x)))
+        with pytest.raises(AssertionError, match="returns, jaxgpuops: not the results of plain JAX"):
+            programs.forms(wrong)
