@@ -1,5 +1,5 @@
-"""A program written for JAX alone, first as it is, then on our kernels: `jaxgpuops.install()` routes JAX's own top_k, and
-argmax when asked for by name."""
+"""A program written for JAX alone, first as it is, then on our kernels: `jaxgpuops.install()` routes JAX's own top_k,
+and argmax when asked for by name."""
 
 import jax
 import jax.numpy as jnp

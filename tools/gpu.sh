@@ -5,8 +5,9 @@
 #   test      the test suite on the GPU; TESTS="tests/test_scan.py -k exclusive" (say) selects
 #   sanitize  compute-sanitizer (memcheck, racecheck, initcheck, synccheck) over every kernel
 #   bench     python -m benchmarks for each family; BENCH="--only 128256" (say) passes arguments on
+#   sweep     random problems, shapes of programs and whole programs; SWEEP="--seed 1 --problems 900" (say)
 #
-# All stages by default; later ones run even if an earlier one fails. Logs and results go to $OUT, or ./build/gpu. Without
+# All stages but the last by default; later ones run even if an earlier one fails. Logs and results go to $OUT, or ./build/gpu. Without
 # a .git directory, JAXGPUOPS_COMMIT says what is measured.
 # Wheels in ./.whl are installed first: what a machine without network lacks of [build-system] and of the extra "test".
 set -u -o pipefail
@@ -81,6 +82,16 @@ stage_bench() {
   for family in topk scan softmax; do
     JAX_PLATFORMS=cuda python3 -u -m benchmarks $family ${BENCH:-} || rc=1
   done
+  cp benchmarks/results/*.json "$out"
+  return $rc
+}
+
+stage_sweep() {
+  local rc=0
+  export JAX_PLATFORMS=cuda
+  python3 -u -m benchmarks sweep ${SWEEP:---seed 1 --seconds 400} || rc=1
+  python3 -u -m benchmarks sweep --shapes programs || rc=1
+  python3 -u -m benchmarks programs || rc=1
   cp benchmarks/results/*.json "$out"
   return $rc
 }
