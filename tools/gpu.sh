@@ -7,8 +7,8 @@
 #   bench     python -m benchmarks for each family; BENCH="--only 128256" (say) passes arguments on
 #   sweep     random problems, shapes of programs and whole programs; SWEEP="--seed 1 --problems 900" (say)
 #
-# All stages but the last by default; later ones run even if an earlier one fails. Logs and results go to $OUT, or ./build/gpu. Without
-# a .git directory, JAXGPUOPS_COMMIT says what is measured.
+# All stages but the last by default; later ones run even if an earlier one fails. Logs and results go to $OUT, or
+# ./build/gpu. Without a .git directory, JAXGPUOPS_COMMIT says what is measured.
 # Wheels in ./.whl are installed first: what a machine without network lacks of [build-system] and of the extra "test".
 set -u -o pipefail
 cd "$(dirname "$0")/.."
