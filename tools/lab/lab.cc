@@ -32,4 +32,5 @@ extern "C" int lab_topk(void* stream, const void* x, void* values, int32_t* indi
 }
 
 extern "C" const char* lab_error(int status) { return cudaGetErrorString(static_cast<cudaError_t>(status)); }
+// "?" where there is none of that number: Python finds numbers by names.
 extern "C" const char* lab_name(int algorithm) { return name(static_cast<Algorithm>(algorithm)); }

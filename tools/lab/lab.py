@@ -19,7 +19,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIBRARY = ROOT / "build" / "lab" / "liblab.so"
-ALGORITHMS = {"stream": 3, "grid": 4, "wave": 5}  # as in topk/plan.h; those with a geometry to choose
+SWEPT = ("stream", "grid", "wave")  # algorithms with a geometry to choose
 
 DISTRIBUTIONS = ["normal", "rising", "falling", "equal", "two", "relu", "nan", "high bits", "period", "tail", "bits"]
 
@@ -38,7 +38,20 @@ def build():
     flags = ["-std=c++17", "-O3", "-lineinfo", "--expt-relaxed-constexpr", "-Xcompiler", "-fPIC", "-I", "ffi_src"]
     flags += ["-gencode", f"arch=compute_{arch},code=sm_{arch}"]
     sources = [*map(str, (ROOT / "ffi_src" / "topk").glob("*.cu")), "ffi_src/topk/plan.cc", "tools/lab/lab.cc"]
-    command = ["nvcc", *flags, "-x", "cu", "--threads", "0", "-shared", "-cudart", "static", "-o", str(LIBRARY), *sources]
+    command = [
+        "nvcc",
+        *flags,
+        "-x",
+        "cu",
+        "--threads",
+        "0",
+        "-shared",
+        "-cudart",
+        "static",
+        "-o",
+        str(LIBRARY),
+        *sources,
+    ]
     subprocess.run(command, cwd=ROOT, check=True)
 
 
@@ -49,6 +62,10 @@ class Lab:
         self.torch = torch
         self.kernels = ctypes.CDLL(str(LIBRARY))
         self.kernels.lab_error.restype = self.kernels.lab_name.restype = ctypes.c_char_p
+        names = itertools.takewhile(
+            lambda name: name != "?", (self.kernels.lab_name(i).decode() for i in itertools.count())
+        )
+        self.algorithms = {name: i for i, name in enumerate(names)}
         self.workspace = torch.empty(4 << 30, dtype=torch.uint8, device="cuda")
 
     def run(self, x, values, indices, rows, k, largest=True, sorted=True, capability=90, forced=(-1, -1, -1, -1)):
@@ -124,7 +141,9 @@ class Lab:
         torch = self.torch
         dtype = getattr(torch, dtype)
         size = rows * length * dtype.itemsize
-        inputs = [self.make(distribution, (rows, length), dtype, i) for i in range(max(2, min(64, -(-(200 << 20) // size))))]
+        inputs = [
+            self.make(distribution, (rows, length), dtype, i) for i in range(max(2, min(64, -(-(200 << 20) // size))))
+        ]
         values = torch.empty(rows * k, dtype=dtype, device="cuda")
         indices = torch.empty(rows * k, dtype=torch.int32, device="cuda")
         calls = len(inputs) * max(1, min(256, int(4e9 / size)) // len(inputs))
@@ -180,10 +199,11 @@ def show(lab, distribution="normal"):
 def sweep(lab):
     for rows, length, dtype, k in grid():
         planned = lab.run(getattr(lab.torch, dtype), None, None, (rows, length, 1), k)[0]
-        if planned in ALGORITHMS:
+        if planned in SWEPT:
             slices = [s for s in (1, 2, 4, 8, 16, 33, 66, 132, 264) if rows * s <= 1100 and length // s >= max(k, 3500)]
-            forced = [(3, t, s, -1) for t in (256, 512) for s in slices if s <= 8]
-            forced += [(4, t, s, -1) for t in (256, 512) for s in slices if 1 < s <= t]
+            stream, grid = lab.algorithms["stream"], lab.algorithms["grid"]
+            forced = [(stream, t, s, -1) for t in (256, 512) for s in slices if s <= 8]
+            forced += [(grid, t, s, -1) for t in (256, 512) for s in slices if 1 < s <= t]
         else:
             continue
         times = []
