@@ -30,7 +30,7 @@ inline int set_cluster(cudaLaunchAttribute* attributes, const Launch& shape) {
 template <class... Parameters, class... Arguments>
 cudaError_t launch(cudaStream_t stream, const Launch& shape, void (*kernel)(Parameters...), Arguments... arguments) {
   const void* symbol = reinterpret_cast<const void*>(kernel);
-  if (shape.shared_bytes > 48 * 1024) {
+  if (shape.shared_bytes > 0) {  // beyond 48 KB, which the kernel's own variables count to, too
     const cudaError_t status =
         cudaFuncSetAttribute(symbol, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.shared_bytes));
     if (status != cudaSuccess) return status;
