@@ -9,8 +9,7 @@
 // 8-bit digits finds the k-th key exactly, and ties at it are taken in index order.
 //
 // Bytes moved: the input once, k (value + index) out. After: Dr. Top-k's delegates (arXiv 2109.08219).
-#include <cuda_pipeline.h>
-
+#include "common/async_copy.cuh"
 #include "common/launch.cuh"
 #include "topk/candidates.cuh"
 #include "topk/columns_shape.h"
@@ -108,14 +107,14 @@ __global__ void __launch_bounds__(32 * kColumnWarps) columns_kernel(const Args a
 #pragma unroll 8
     for (uint32_t i = threadIdx.x / kTile; i < a.length; i += 32 * kWarps / kTile) {
       if constexpr (sizeof(Key) == 4) {
-        __pipeline_memcpy_async(&tile[column * a.pitch + i], &from[i * a.inner], 4);
+        copy_async<4>(&tile[column * a.pitch + i], &from[i * a.inner]);
       } else {
         tile[column * a.pitch + i] = from[i * a.inner];
       }
     }
   }
-  __pipeline_commit();
-  __pipeline_wait_prior(0);
+  commit_async_copies();
+  wait_for_async_copies<0>();
   __syncthreads();
   Key* data = tile + warp * kRows * a.pitch;  // this warp's columns, now rows a.pitch apart
   const uint32_t rows = min(kRows, columns - min(columns, warp * kRows));

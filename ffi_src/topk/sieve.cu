@@ -14,12 +14,12 @@
 // Bytes moved: the input once, k (value + index) out; with several blocks a row about three times the survivors through
 // the workspace. After: Dr. Top-k's delegates (arXiv 2109.08219), sample sort, AIR's histograms (SC'23).
 #include <cooperative_groups.h>
-#include <cuda_pipeline.h>
 
 #include <algorithm>
 #include <cmath>
 #include <utility>
 
+#include "common/async_copy.cuh"
 #include "common/intrinsics.cuh"
 #include "common/launch.cuh"
 #include "common/residents.cuh"
@@ -160,10 +160,10 @@ __global__ void __launch_bounds__(kThreads, 1) sieve_kernel(const __grid_constan
       for (int u = 0; u < kSieveLoads; ++u) {
         const uint32_t vector = share.vector(step, u);
         if (vector < share.vectors)
-          __pipeline_memcpy_async(ring + (stage * kSieveLoads + u) * kThreads + tid, share.address(vector), 16);
+          copy_async(ring + (stage * kSieveLoads + u) * kThreads + tid, share.address(vector));
       }
     }
-    __pipeline_commit();
+    commit_async_copies();
   };
   copy(0, 0);
   if (tid == 0) control.found = control.most = 0;
@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(kThreads, 1) sieve_kernel(const __grid_constan
     *board.most = 0;
   }
 
-  __pipeline_wait_prior(0);  // it would wait for all that is asked for with it
+  wait_for_async_copies<0>();  // it would wait for all that is asked for with it
 #pragma unroll 1
   for (uint32_t stage = 1; stage < kSieveStages; ++stage) copy(stage, stage);
   const Lanes<Key> lanes(a.order);
@@ -244,7 +244,7 @@ __global__ void __launch_bounds__(kThreads, 1) sieve_kernel(const __grid_constan
   uint32_t stage = 0;
 #pragma unroll 1
   for (uint32_t step = 0; step < share.steps; ++step) {
-    __pipeline_wait_prior(kSieveStages - 1);
+    wait_for_async_copies<kSieveStages - 1>();
     // A bit for each element whose order reaches past `below`, the first element on top.
     const auto reaches = [&](uint32_t below) {
       uint32_t hits = 0;
@@ -324,7 +324,7 @@ __global__ void __launch_bounds__(kThreads, 1) sieve_kernel(const __grid_constan
       }
     }
   }
-  __pipeline_wait_prior(0);
+  wait_for_async_copies<0>();
   __syncthreads();
 
   uint32_t longest = longest_list(control.counts);

@@ -10,11 +10,10 @@
 // better threshold, or the k-th key and how many like it are taken; these are listed in order and sorted by digits.
 //
 // Bytes moved: the input once, k (value + index) out.
-#include <cuda_pipeline.h>
-
 #include <algorithm>
 #include <cmath>
 
+#include "common/async_copy.cuh"
 #include "common/intrinsics.cuh"
 #include "common/launch.cuh"
 #include "topk/candidates.cuh"
@@ -265,9 +264,9 @@ __global__ void __launch_bounds__(kThreads, 1) whole_kernel(const __grid_constan
 #pragma unroll
     for (uint32_t u = 0; u < kLoads; ++u) {
       const uint32_t vector = first + u * kSpread + step * 32;
-      if (vector < vectors) __pipeline_memcpy_async(ring + vector, from + vector, 16);
+      if (vector < vectors) copy_async(ring + vector, from + vector);
     }
-    __pipeline_commit();
+    commit_async_copies();
   };
   copy(0);
   if (tid == 0) s.count = 0;
@@ -275,7 +274,7 @@ __global__ void __launch_bounds__(kThreads, 1) whole_kernel(const __grid_constan
   for (uint32_t i = 0; i < kPerThread / 4; ++i)
     reinterpret_cast<uint4*>(s.bins)[i * kThreads + tid] = make_uint4(0, 0, 0, 0);
   if (tid < loose) row.keys[row.loose_index(tid)] = x[row.loose_index(tid)];
-  __pipeline_wait_prior(0);  // it would wait for all that is asked for with it
+  wait_for_async_copies<0>();  // it would wait for all that is asked for with it
 #pragma unroll 1
   for (uint32_t step = 1; step < kSteps; ++step) copy(step);
 
@@ -305,7 +304,7 @@ __global__ void __launch_bounds__(kThreads, 1) whole_kernel(const __grid_constan
   }
   const auto exactly = [&] { search(a, row, s, list, list + kWholeSort, survivors, least, bottom, top); };
   if (least == bottom) {  // all threads have what reaches it
-    __pipeline_wait_prior(0);
+    wait_for_async_copies<0>();
     return exactly();
   }
   const uint32_t threshold = larger(least << 16, 1u);
@@ -318,7 +317,7 @@ __global__ void __launch_bounds__(kThreads, 1) whole_kernel(const __grid_constan
   const uint32_t below = filter.floor - 1;
 #pragma unroll 1
   for (uint32_t step = 0; step < kSteps; ++step) {
-    __pipeline_wait_prior(kSteps - 1);
+    wait_for_async_copies<kSteps - 1>();
     const uint32_t vector = first + step * 32;
     uint32_t hits = 0;  // the first element on top
 #pragma unroll
@@ -351,7 +350,7 @@ __global__ void __launch_bounds__(kThreads, 1) whole_kernel(const __grid_constan
       hits ^= 1u << bit;
       *to = static_cast<uint16_t>(last - bit);
     }
-    __pipeline_commit();
+    commit_async_copies();
   }
   __syncthreads();
 
