@@ -27,6 +27,7 @@ nb::dict plan_dict(const jaxgpuops::topk::Plan& plan) {
   dict["lanes"] = plan.lanes;
   dict["threads"] = plan.threads;
   dict["slices"] = plan.slices;
+  dict["blocks"] = plan.blocks;
   dict["workspace_bytes"] = plan.workspace_bytes;
   dict["shared_bytes"] = plan.shared_bytes;
   return dict;

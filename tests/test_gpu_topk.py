@@ -36,14 +36,22 @@ REGIMES = {
     "rows, 32 lanes": ((3000, 1000), 1, 64),
     "rows, a block a row": ((3000, 4096), 1, 64),
     "rows, larger blocks": ((600, 16_001), 1, 50),
+    "sort, a thread a row": ((30_000, 15), 1, 15),
+    "sort, a few lanes": ((3000, 100), 1, 97),
+    "sort, a warp": ((700, 500), 1, 500),
+    "sort, a block": ((300, 5003), 1, 3000),
+    "sort, few of many": ((700, 2003), 1, 100),
+    "sort, columns": ((5, 290, 70), 1, 290),
+    "sort, few columns": ((300, 100, 3), 1, 70),
     "held, a block a row": ((256, 32_000), 1, 10),
     "held, cluster": ((64, 128_256), 1, 50),
     "held, eight blocks": ((8, 100_003), 1, 64),
-    "stream, whole row": ((600, 2000), 1, 200),
     "stream, a block a row": ((600, 33_001), 1, 50),
     "stream, cluster": ((64, 128_256), 1, 100),
     "stream, large k": ((600, 30_001), 1, 2048),
     "grid": ((5, 2_000_003), 1, 200),
+    "grid, close to 48 KB of shared memory": ((2, 1_500_003), 1, 721),
+    "grid, columns": ((1, 65_536, 21), 1, 706),
     "wave": ((3, 100_003), 1, 50),
     "wave, one row": ((1, 1_000_003), 1, 200),
     "wave, no few candidates": ((1, 262_144), 1, 128),
@@ -52,11 +60,12 @@ REGIMES = {
     "sieve, shared rows": ((3, 2_000_003), 1, 300),
     "sieve, an odd number of blocks": ((44, 100_003), 1, 300),
     "sieve, one row": ((1, 5_000_003), 1, 2048),
+    "sieve, thousands": ((100, 70_003), 1, 4096),
+    "sieve, thousands of 16 bits": ((100, 65_536), 1, 4000),
     "columns": ((16, 4093, 130), 1, 32),
     "streamed columns": ((64, 4093, 250), 1, 32),
     "strided stream": ((1, 200_003, 7), 1, 20),
     "radix": ((3, 300_001), 1, 20_000),
-    "stream, any k": ((40, 5003), 1, 5003),
     "radix, whole rows sorted": ((5, 20_001), 1, 15_000),
 }
 regimes = pytest.mark.parametrize("shape, axis, k", REGIMES.values(), ids=REGIMES)
@@ -67,7 +76,7 @@ def test_every_kernel_has_a_regime():
     for shape, axis, k in REGIMES.values():
         fn = functools.partial(jaxgpuops.topk, k=k, axis=axis)
         found.add(plan(fn, jax.ShapeDtypeStruct(shape, jnp.float32))["algorithm"])
-    assert found == {"argmax", "rows", "held", "stream", "grid", "wave", "sieve", "columns", "radix"}
+    assert found == {"argmax", "rows", "sort", "held", "stream", "grid", "wave", "sieve", "columns", "radix"}
 
 
 # ---- Values, at sizes that would take minutes on a CPU ---------------------------------------------------------------

@@ -16,7 +16,7 @@ from benchmarks import topk as benchmark
 plan_topk = jaxgpuops._native.modules["cpu"].plan_topk
 plan_argmax = jaxgpuops._native.modules["cpu"].plan_argmax
 
-ALGORITHMS = {"empty", "argmax", "rows", "held", "stream", "grid", "wave", "sieve", "columns", "radix"}
+ALGORITHMS = {"empty", "argmax", "rows", "sort", "held", "stream", "grid", "wave", "sieve", "columns", "radix"}
 # KB of shared memory that a block may have, from the table of compute capabilities in the CUDA programming guide.
 SHARED_LIMIT = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 CAPABILITIES = tuple(SHARED_LIMIT)
@@ -80,7 +80,7 @@ def test_forms(capability):
     for call in calls():
         _, length, inner, _, bits, _ = call
         plan = plan_topk(*call, capability)
-        assert set(plan) == {"algorithm", "lanes", "threads", "slices", "workspace_bytes", "shared_bytes"}, call
+        assert set(plan) == {"algorithm", "lanes", "threads", "slices", "blocks", "workspace_bytes", "shared_bytes"}, call
         assert plan["algorithm"] in ALGORITHMS - {"empty"}, call
         assert 1 <= plan["lanes"] <= 1024 and 32 <= plan["threads"] <= 1024 and plan["threads"] % 32 == 0, (call, plan)
         assert plan["slices"] >= 1, call
@@ -97,15 +97,15 @@ def test_forms(capability):
 
 
 def test_only_clusters_are_missing_on_older_gpus():
-    """Beside forms that need more shared memory: rows that a block holds whole, and 64-bit elements."""
+    """Beside forms that need more shared memory: the largest k of the sieve, and 64-bit elements."""
     for call in calls():
-        _, length, _, _, bits, _ = call
+        _, _, _, k, bits, _ = call
         new, old = plan_topk(*call, 90), plan_topk(*call, 80)
         if all(new[key] == old[key] for key in ("algorithm", "lanes", "threads", "slices")):
             continue
         if new["algorithm"] in ("held", "sieve"):
-            assert old["algorithm"] in ("stream", "grid"), call
-        elif length <= 8192 or bits == 64:
+            assert old["algorithm"] in (("stream", "grid") if k <= 2048 else ("radix",)), call
+        elif bits == 64:
             assert new["algorithm"] in ("stream", "grid"), call
             assert old["algorithm"] in ("stream", "grid", "radix"), call
         else:
@@ -303,3 +303,30 @@ def test_parts_of_a_batch_make_do_with_their_workspace(capability):
     if capability == 90:
         for op in ("logsumexp", "cross_entropy", "sum"):
             assert {a for o, a in reached if o == op} >= {"rows", "rows_stream", "rows_split"}, op
+
+
+# ---- What a device can launch -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_topk_plans_can_be_launched(capability):
+    """Random problems, whole and in parts: shared memory, grids, clusters and workspaces are within limits."""
+    rng = np.random.default_rng(capability)
+    for _ in range(3000):
+        outer, length, inner = np.exp2(rng.uniform(0, 37) * rng.dirichlet((1, 1, 1))).astype(int).tolist()
+        length = min(max(2, length if rng.integers(2) else 1 << length.bit_length() - 1), (1 << 31) - 1)
+        inner = inner if rng.integers(2) else 1
+        k = int(length ** rng.uniform(0, 1)) if rng.integers(3) else max(1, length - length // int(rng.integers(2, 9)))
+        bits, sorted, part = int(rng.choice(BITS)), bool(rng.integers(2)), int(rng.integers(1, outer + 1))
+        if outer * inner * (length * bits // 8 + k * (bits // 8 + 4)) > 1 << 38:  # no device has as much memory
+            continue
+        whole = plan_topk(outer, length, inner, k, bits, sorted, capability)
+        some = plan_topk(part, length, inner, k, bits, sorted, capability, whole["workspace_bytes"])
+        for plan in (whole, some):
+            call = (outer, length, inner, k, bits, sorted, part)
+            assert 0 <= plan["shared_bytes"] <= SHARED_LIMIT[capability] * 1024 - 1024, (call, plan)
+            assert plan["algorithm"] == "argmax" or 0 < plan["blocks"] < 1 << 31, (call, plan)
+            assert 32 <= plan["threads"] <= 1024, (call, plan)
+            if plan["algorithm"] in ("held", "stream"):  # blocks that share a row are a cluster
+                assert plan["slices"] <= (8 if capability in (90, 100) else 1), (call, plan)
+            assert 0 <= plan["workspace_bytes"] <= whole["workspace_bytes"], (call, plan)

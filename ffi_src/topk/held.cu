@@ -535,7 +535,7 @@ cudaError_t launch_held(cudaStream_t stream, const Plan& plan, const Problem& pr
   a.index_bits = Packing<uint8_t>::make(a.length).index_bits;
   a.sorted = problem.sorted;
   Launch config;
-  config.grid = dim3(static_cast<unsigned>(problem.rows.count() * a.blocks));
+  config.grid = dim3(static_cast<unsigned>(plan.blocks));
   config.block = dim3(plan.threads);
   config.shared_bytes = plan.shared_bytes;
   config.cluster = static_cast<int>(a.blocks);

@@ -19,6 +19,7 @@ struct Buffers {
 
 cudaError_t launch_reduce(cudaStream_t, const Plan&, Rows, int key_bits, ArgOrder, const Buffers&);
 cudaError_t launch_rows(cudaStream_t, const Plan&, const Problem&, const Buffers&);
+cudaError_t launch_sort(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 cudaError_t launch_held(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 cudaError_t launch_columns(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 cudaError_t launch_stream(cudaStream_t, const Plan&, const Problem&, const Buffers&);

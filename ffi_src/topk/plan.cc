@@ -7,6 +7,7 @@
 #include "topk/radix_shape.h"
 #include "topk/rows_shape.h"
 #include "topk/sieve_shape.h"
+#include "topk/sort_shape.h"
 #include "topk/stream_shape.h"
 #include "topk/wave_shape.h"
 
@@ -17,13 +18,37 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 bool fits(const Plan& plan) { return plan.shared_bytes + static_cast<int64_t>(kReservedShared) <= plan.shared_limit; }
 
-Plan plan_rows(int64_t length, int64_t k, int key_bytes, const Gpu& gpu) {
+Plan plan_rows(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   Plan plan;
-  const RowsShape shape = rows_shape(length, k, key_bytes);
+  const RowsShape shape = rows_shape(rows.length, k, key_bytes);
   plan.algorithm = Algorithm::kRows;
   plan.lanes = std::min(shape.team, 32);
   plan.threads = shape.team > 32 ? shape.team : kRowsBlock;
+  plan.blocks = ceil_div(rows.count(), plan.threads / shape.team);
   plan.shared_limit = gpu.shared_bytes;
+  return plan;
+}
+
+// Whether sorting a row, or what is left of it above a threshold, beats the kernels that select from it: these rank few
+// candidates by comparing all with all, and give a row at least four lanes, or a column of a block's 64.
+bool sorts(Rows rows, int64_t k, int key_bytes) {
+  if (rows.length > kMaxSortLength) return false;
+  if (rows.length > kMaxSortLength / 2 && key_bytes >= 4 && k <= (key_bytes == 8 ? kMaxStreamK : 512)) return false;
+  if (key_bytes == 8 || k > kMaxRowsK || rows.length <= 16) return true;
+  if (rows.inner == 1) return k > 8 && rows.length <= (key_bytes < 4 ? 5 : 3) * k;
+  return rows.length <= 4 * k || (rows.inner <= 16 && rows.length <= 128) || (rows.inner < 8 && rows.length <= 512);
+}
+
+Plan plan_sort(Rows rows, int key_bytes, const Gpu& gpu) {
+  Plan plan;
+  plan.algorithm = Algorithm::kSort;
+  plan.sort =
+      sort_shape(rows, key_bytes, gpu.multiprocessors, gpu.shared_bytes - static_cast<int64_t>(kReservedShared));
+  plan.lanes = std::min(plan.sort.team, 32);
+  plan.threads = plan.sort.threads;
+  plan.blocks = plan.sort.blocks;
+  plan.shared_limit = gpu.shared_bytes;
+  plan.shared_bytes = static_cast<int64_t>(plan.sort.shared_bytes);
   return plan;
 }
 
@@ -37,6 +62,7 @@ Plan plan_held(Rows rows, int key_bytes, const Gpu& gpu) {
   plan.algorithm = Algorithm::kHeld;
   plan.threads = shape.threads;
   plan.slices = shape.blocks;
+  plan.blocks = rows.count() * plan.slices;
   plan.shared_limit = gpu.shared_bytes;
   plan.shared_bytes = static_cast<int64_t>(held_shared_bytes(shape.threads, shape.blocks));
   return plan;
@@ -51,11 +77,13 @@ Plan plan_columns(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& g
   if (blocks >= 3 * gpu.multiprocessors && rows.length >= 2048) {
     plan.lanes = 1;
     plan.threads = kStreamedThreads;
+    plan.blocks = blocks;
     return plan;
   }
   plan.lanes = column_lanes(rows.count(), rows.length, k);
   plan.threads = 32 * kColumnWarps;
   const ColumnsShape shape = columns_shape(rows.length, k, key_bytes, sorted, plan.lanes);
+  plan.blocks = rows.outer * ceil_div(rows.inner, shape.columns * kColumnWarps);
   plan.shared_bytes = static_cast<int64_t>(shape.tile_bytes + shape.bytes * kColumnWarps);
   return plan;
 }
@@ -96,9 +124,10 @@ Plan plan_stream(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t wo
     plan.threads = threads;
     plan.shared_limit = gpu.shared_bytes;
     share_rows(plan, rows, k, key_bytes, gpu, workspace_bytes);
-    plan.shared_bytes = static_cast<int64_t>(stream_shape(key_bytes, threads, static_cast<uint32_t>(rows.length),
-                                                          static_cast<uint32_t>(k), plan.slices, gpu.shared_bytes)
-                                                 .shared_bytes);
+    const StreamShape shape = stream_shape(key_bytes, threads, static_cast<uint32_t>(rows.length),
+                                           static_cast<uint32_t>(k), plan.slices, gpu.shared_bytes);
+    plan.blocks = rows.count() * plan.slices;
+    plan.shared_bytes = static_cast<int64_t>(std::max(shape.shared_bytes, shape.merge_bytes));
     return fits(plan);
   };
   if (!((k > 256 || 2 * rows.count() <= gpu.multiprocessors) && attempt(512))) attempt(256);
@@ -118,6 +147,7 @@ Plan plan_wave(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t work
   plan.threads = kWaveThreads;
   plan.slices = static_cast<int>(slices);
   plan.overlap = gpu.dependent_launch;
+  plan.blocks = rows.count() * slices;
   plan.workspace_bytes = wave_report_bytes(k, slices, composite);
   plan.shared_limit = gpu.shared_bytes;
   plan.shared_bytes = static_cast<int64_t>(wave_shared_bytes(composite));
@@ -136,6 +166,7 @@ Plan plan_sieve(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t wor
   plan.algorithm = Algorithm::kSieve;
   plan.threads = kSieveThreads;
   plan.slices = static_cast<int>(slices);
+  plan.blocks = rows.count() * slices;
   if (slices > 1) plan.workspace_bytes = sieve_workspace_bytes(slices);
   plan.shared_limit = gpu.shared_bytes;
   plan.shared_bytes = static_cast<int64_t>(whole ? kWholeShared : kSieveShared);
@@ -146,7 +177,9 @@ Plan plan_radix(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu
   Plan plan;
   plan.algorithm = Algorithm::kRadix;
   plan.threads = 512;
-  plan.workspace_bytes = rows.inner * radix_shape(rows.length, k, key_bytes, sorted).bytes;
+  const RadixShape shape = radix_shape(rows.length, k, key_bytes, sorted);
+  plan.blocks = shape.tiles * std::min(rows.count(), kMaxRadixRows);
+  plan.workspace_bytes = rows.inner * shape.bytes;
   plan.shared_limit = gpu.shared_bytes;
   plan.shared_bytes = radix_tile(key_bytes) * (key_bytes == 8 ? 16 : 8);
   return plan;
@@ -159,6 +192,7 @@ const char* name(Algorithm algorithm) {
     case Algorithm::kEmpty: return "empty";
     case Algorithm::kArgmax: return "argmax";
     case Algorithm::kRows: return "rows";
+    case Algorithm::kSort: return "sort";
     case Algorithm::kHeld: return "held";
     case Algorithm::kStream: return "stream";
     case Algorithm::kGrid: return "grid";
@@ -201,10 +235,12 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
     const Plan plan = plan_wave(rows, k, key_bytes, gpu, workspace_bytes);
     if (plan.algorithm == Algorithm::kWave && fits(plan)) return plan;
   }
+  if (sorts(rows, k, key_bytes)) {
+    if (const Plan plan = plan_sort(rows, key_bytes, gpu); fits(plan)) return plan;
+  }
   if (rows.inner == 1 && k <= kMaxRowsK && key_bytes <= 4 && rows.length <= kMaxRowsLength)
-    return plan_rows(rows.length, k, key_bytes, gpu);
-  if (rows.inner == 1 && k <= kMaxHeldK && key_bytes <= 4 && rows.length <= kMaxHeldLength &&
-      has_clusters(gpu)) {
+    return plan_rows(rows, k, key_bytes, gpu);
+  if (rows.inner == 1 && k <= kMaxHeldK && key_bytes <= 4 && rows.length <= kMaxHeldLength && has_clusters(gpu)) {
     const Plan plan = plan_held(rows, key_bytes, gpu);
     if (plan.algorithm == Algorithm::kHeld && fits(plan)) return plan;
   }

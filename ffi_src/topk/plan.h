@@ -7,6 +7,7 @@
 
 #include "common/gpu.h"
 #include "common/rows.h"
+#include "topk/sort_shape.h"
 
 namespace jaxgpuops::topk {
 
@@ -14,11 +15,12 @@ enum class Algorithm {
   kEmpty,    // nothing to write
   kArgmax,   // k = 1: one reduction
   kRows,     // short rows: each in the registers of a part of a warp or of a block
+  kSort,     // short rows of large k, or of 64 bits: teams of threads sort them in registers
   kHeld,     // longer ones: in registers and shared memory of a block or of a cluster
   kStream,   // one block, or one cluster of blocks, streams a row past a rising threshold
   kGrid,     // the same with many blocks a row and a second kernel that merges their lists
   kWave,     // few long rows, k <= 256: a wave of blocks reads them, and each tells a second kernel its best
-  kSieve,    // k of 257 to 2048: blocks keep what reaches a threshold, and rank it together
+  kSieve,    // k of 257 to 4096: blocks keep what reaches a threshold, and rank it together
   kColumns,  // the axis is not the last: neighbouring columns are read together
   kRadix,    // large k: radix select by digits, ordered compaction, then a sort of k
 };
@@ -32,9 +34,11 @@ struct Plan {
   int lanes = 32;               // of a warp that share a row or a column (kRows, kColumns)
   int threads = 0;              // threads of a block
   int slices = 1;               // blocks that share a row
+  int64_t blocks = 0;           // of the largest launch
   bool overlap = false;         // a kernel of several may start before the one before it ends (kGrid, kWave)
   int64_t workspace_bytes = 0;  // per outer index
   int64_t shared_limit = 0;     // shared memory that a block may have on the device
+  SortShape sort;               // (kSort)
   int64_t shared_bytes = 0;     // that the largest kernel of the plan asks for when it is launched
 };
 

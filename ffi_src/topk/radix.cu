@@ -24,7 +24,6 @@ template <class Key>
 constexpr uint32_t kTile = radix_tile(sizeof(Key));
 template <class Key>
 constexpr int kPer = kTile<Key> / kThreads;  // elements of a thread
-constexpr int64_t kMaxGridRows = 65535;
 
 struct Radix {
   const void* x;
@@ -353,8 +352,8 @@ cudaError_t launch_radix(cudaStream_t stream, const Plan& plan, const Problem& p
   a.k = static_cast<uint32_t>(problem.k);
   a.sorted = static_cast<uint32_t>(shape.sorted);
   a.tiles = static_cast<uint32_t>(shape.tiles);
-  for (a.first_row = 0; a.first_row < problem.rows.count(); a.first_row += kMaxGridRows) {
-    const uint32_t rows = static_cast<uint32_t>(std::min(kMaxGridRows, problem.rows.count() - a.first_row));
+  for (a.first_row = 0; a.first_row < problem.rows.count(); a.first_row += kMaxRadixRows) {
+    const uint32_t rows = static_cast<uint32_t>(std::min(kMaxRadixRows, problem.rows.count() - a.first_row));
     const cudaError_t status =
         dispatch_key(problem.key_bits, [&](auto key) { return run<decltype(key)>(stream, shape, rows, a); });
     if (status != cudaSuccess) return status;

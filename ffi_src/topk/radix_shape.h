@@ -9,6 +9,8 @@ namespace jaxgpuops::topk {
 // Elements of a block, in selection and in sorting: 32 KB of composites.
 constexpr int64_t radix_tile(int key_bytes) { return key_bytes == 8 ? 2048 : 4096; }
 
+constexpr int64_t kMaxRadixRows = 65535;  // of a launch
+
 struct RadixShape {
   bool select = false;     // find the k-th key and gather; otherwise the whole row is sorted
   int64_t sorted = 0;      // composites that are sorted (a row's, when it is sorted whole, else k)

@@ -18,8 +18,8 @@
 // Bytes moved: the input once (twice after a wrong guess), k (value + index) out; kGrid adds some candidates of each
 // block. After: DeepSelect's running threshold, Dr. Top-k's delegates (arXiv 2109.08219), AIR's histograms (SC'23).
 #include <cooperative_groups.h>
-#include <cuda_pipeline.h>
 
+#include "common/async_copy.cuh"
 #include "common/intrinsics.cuh"
 #include "common/launch.cuh"
 #include "topk/candidates.cuh"
@@ -81,15 +81,15 @@ __global__ void clear_kernel(const Stream a) {
 __device__ __forceinline__ void wait_for_tile(uint32_t stages) {
   static_assert(kMaxStages == 5);
   if (stages == 5) {
-    __pipeline_wait_prior(4);
+    wait_for_async_copies<4>();
   } else if (stages == 4) {
-    __pipeline_wait_prior(3);
+    wait_for_async_copies<3>();
   } else if (stages == 3) {
-    __pipeline_wait_prior(2);
+    wait_for_async_copies<2>();
   } else if (stages == 2) {
-    __pipeline_wait_prior(1);
+    wait_for_async_copies<1>();
   } else {
-    __pipeline_wait_prior(0);
+    wait_for_async_copies<0>();
   }
 }
 
@@ -191,11 +191,10 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) stream_kernel(const 
       const uint4* from = reinterpret_cast<const uint4*>(x + head) + v;
       if (v + (kLoads - 1) * kThreads < vectors) {
 #pragma unroll
-        for (uint32_t u = 0; u < kLoads; ++u) __pipeline_memcpy_async(to + u * kThreads, from + u * kThreads, 16);
+        for (uint32_t u = 0; u < kLoads; ++u) copy_async(to + u * kThreads, from + u * kThreads);
       } else {
 #pragma unroll 1
-        for (uint32_t u = 0; v + u * kThreads < vectors; ++u)
-          __pipeline_memcpy_async(to + u * kThreads, from + u * kThreads, 16);
+        for (uint32_t u = 0; v + u * kThreads < vectors; ++u) copy_async(to + u * kThreads, from + u * kThreads);
       }
     }
   };
@@ -221,7 +220,7 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) stream_kernel(const 
     const auto fill = [&](uint32_t from, uint32_t to) {
       for (uint32_t stage = from; stage < to; ++stage) {
         if (stage < tiles) copy(ahead, stage);
-        __pipeline_commit();
+        commit_async_copies();
         ahead = advance(ahead);
       }
     };
@@ -318,7 +317,7 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) stream_kernel(const 
           }
         }
         if (step + a.stages < tiles) copy(ahead, stage);
-        __pipeline_commit();
+        commit_async_copies();
         ahead = advance(ahead);
         tile = advance(tile);
         stage = stage + 1 == a.stages ? 0 : stage + 1;
@@ -424,7 +423,7 @@ __global__ void __launch_bounds__(kThreads, 1) merge_kernel(const Stream a) {
   const int64_t row = blockIdx.x;
   const Packing<Key> packing = Packing<Key>::make(a.length);
   const Pool<Key> pool(a, row);
-  __shared__ uint32_t counts[kThreads];
+  uint32_t* const counts = reinterpret_cast<uint32_t*>(buffer + a.room);
   if (tid == 0) s.count = s.full = s.kept = 0;
   __syncthreads();
   wait_for_predecessor();
@@ -448,7 +447,7 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, S
   const bool strided = a.inner > 1;
   Launch config;
   config.block = dim3(kThreads);
-  config.grid = dim3(static_cast<unsigned>(problem.rows.count() * a.slices));
+  config.grid = dim3(static_cast<unsigned>(plan.blocks));
   config.shared_bytes = shape.shared_bytes;
   config.cluster = a.cluster ? static_cast<int>(a.slices) : 1;
   const auto kernel = strided ? stream_kernel<Key, kThreads, true> : stream_kernel<Key, kThreads, false>;
@@ -459,7 +458,7 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, S
   if (status == cudaSuccess) status = launch(stream, config, kernel, a);
   config.overlap = plan.overlap;
   config.grid = rows;
-  config.shared_bytes = stream_control_bytes(sizeof(Composite<Key>), kThreads) + a.room * sizeof(Composite<Key>);
+  config.shared_bytes = shape.merge_bytes;
   if (status == cudaSuccess) status = launch(stream, config, merge_kernel<Key, kThreads>, a);
   return status;
 }

@@ -40,9 +40,10 @@ constexpr uint32_t kMaxStages = 5;
 struct StreamShape {
   uint32_t keep = 0, room = 0, stages = 0;
   size_t shared_bytes = 0;
+  size_t merge_bytes = 0;  // of the kernel that merges what blocks of a grid leave
 };
 
-// Shared memory that the kernels take beside what is requested, and that the driver keeps for itself.
+// Shared memory that the kernels take beside what is requested: none of them has more in variables of its own.
 constexpr size_t kReservedShared = 1024;
 
 // `shared_limit` is what one block may have on the device: one of 512 threads takes it all, one of 256 half.
@@ -67,6 +68,7 @@ inline StreamShape stream_shape(int key_bytes, int threads, uint32_t length, uin
   if (shape.stages > tiles) shape.stages = static_cast<uint32_t>(tiles);
   if (shape.stages > kMaxStages) shape.stages = kMaxStages;
   shape.shared_bytes = used + shape.stages * tile_bytes;
+  shape.merge_bytes = used + threads * sizeof(uint32_t);
   return shape;
 }
 

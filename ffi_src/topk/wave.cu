@@ -518,7 +518,7 @@ template <class Key>
 cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, const Wave& a) {
   using C = Composite<Key>;
   Launch config;
-  config.grid = dim3(static_cast<unsigned>(problem.rows.count() * a.slices));
+  config.grid = dim3(static_cast<unsigned>(plan.blocks));
   config.block = dim3(kThreads);
   cudaError_t status = launch(stream, config, wave_kernel<Key>, a);
   config.grid = dim3(static_cast<unsigned>(problem.rows.count()));

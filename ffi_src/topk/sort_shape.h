@@ -1,0 +1,65 @@
+// The geometry of the sort kernel that the plan and the launch must agree on.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "common/rows.h"
+
+namespace jaxgpuops::topk {
+
+constexpr int64_t kMaxSortLength = 8192;
+constexpr int kSortBlock = 256;  // threads of a block at most, where a row has no more than a warp
+constexpr int64_t kSortTile =
+    80 << 10;  // bytes that the rows of such a block should not exceed, where they are several
+
+struct SortShape {
+  int each = 16;       // elements of a thread
+  int team = 1;        // threads that share a row, a power of two
+  int threads = 0;     // of a block
+  int64_t outers = 1;  // a block's rows: those of so many outer indices
+  int64_t width = 1;   // and of so many inner ones: of all, or of some where `outers` is 1
+  int64_t pitch = 1;   // elements from one index of a row to the next in shared memory
+  int64_t order = 0;   // from one row's order of elements (16 bits each) to the next
+  size_t shared_bytes = 0;
+  int64_t blocks = 0;
+};
+
+// Where a row's order keeps what stands at `place`: neighbouring threads write at a distance of 8 words, and meet no
+// bank twice.
+constexpr int64_t sort_place(int64_t place) { return place + place / 64 * 2; }
+
+inline SortShape sort_shape(Rows rows, int key_bytes, int64_t multiprocessors, int64_t shared_limit) {
+  SortShape shape;
+  // Few elements a thread where there are not enough threads.
+  if (rows.length <= 8 || (rows.length <= 256 && rows.elements() <= 1024 * multiprocessors)) shape.each = 8;
+  while (shape.team * shape.each < rows.length) shape.team *= 2;
+  // Blocks of few threads where there are few rows: all multiprocessors take part.
+  shape.threads = std::max(shape.team, kSortBlock);
+  if (shape.team > 32) shape.threads = shape.team;
+  while (shape.threads > std::max(shape.team, 32) && rows.count() * shape.team < 2 * multiprocessors * shape.threads)
+    shape.threads /= 2;
+  shape.order = (sort_place(rows.length) + 1) / 2 * 2;
+  if (shape.order % 4 == 0) shape.order += 2;
+  // Rows that stand side by side in memory come together, in whole sectors, if that leaves enough blocks.
+  const int64_t teams = shape.threads / shape.team;
+  int64_t wanted = rows.inner == 1 ? teams : std::max<int64_t>(teams, 32 / key_bytes);
+  while (wanted > teams && rows.count() < multiprocessors * wanted) wanted /= 2;
+  const int64_t most = std::min(kSortTile * std::min(shape.threads, kSortBlock) / kSortBlock, shared_limit);
+  for (;; wanted /= 2) {
+    shape.width = std::min(rows.inner, wanted);
+    shape.outers = std::min(rows.outer, wanted / shape.width);
+    shape.pitch = shape.width > 1 && shape.team > 1 ? shape.width | 1 : shape.width;
+    const int64_t tile = (shape.outers * rows.length * shape.pitch * key_bytes + 15) / 16 * 16;
+    const int64_t order = (shape.outers * shape.width * shape.order * 2 + 15) / 16 * 16;
+    const int64_t exchange = shape.team > 32 ? int64_t{4} * shape.each * shape.threads : 0;
+    shape.shared_bytes = static_cast<size_t>(tile + order + exchange);
+    if (wanted == 1 || static_cast<int64_t>(shape.shared_bytes) <= most) break;
+  }
+  shape.blocks = shape.width < rows.inner ? rows.outer * ((rows.inner + shape.width - 1) / shape.width)
+                                          : (rows.outer + shape.outers - 1) / shape.outers;
+  return shape;
+}
+
+}  // namespace jaxgpuops::topk
