@@ -80,7 +80,6 @@ __global__ void __launch_bounds__(32 * kWalkWarps, 4) held_walk_kernel(const __g
       };
       Stat<P> stat = Stat<P>::none();
       if constexpr (P::kPeak) {
-        if constexpr (P::kSums == 0) stat.of[0] = P::value(args, Element::load(P::pad(args, 0)));  // of no elements
 #pragma unroll
         for (int j = 0; j < kHeld; ++j)
           if (counts(j)) stat.of[0] = P::larger(stat.peak(), x(j));
