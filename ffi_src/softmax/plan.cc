@@ -11,20 +11,20 @@ RowTraits traits_of(const Problem& problem) {
   const int acc_bytes = wide ? 8 : 4;
   RowTraits traits;
   traits.item_bytes = bytes_of(problem.dtype);
-  traits.fast = traits.large = !wide;
+  traits.fast = traits.large = traits.vector = !wide;
   const int shift_numbers = traits.item_bytes == 2 ? 3 : 1;  // ExponentialSum::Shift, where it is largest
   switch (problem.op) {
     case Op::kSoftmax:
     case Op::kLogSoftmax:
     case Op::kLogSumExp:
-      traits.masked = problem.general;
-      traits.fast = traits.fast && !traits.masked;
+      if (problem.general) traits.fast = traits.vector = false;
       traits.output = problem.op != Op::kLogSumExp;
       traits.stat_bytes = 2 * acc_bytes;
       traits.final_bytes = (shift_numbers + 1) * acc_bytes;
       break;
     case Op::kCrossEntropy:
     case Op::kCrossEntropyGrad:
+      traits.vector = false;
       traits.label = true;
       traits.output = problem.op == Op::kCrossEntropyGrad;
       traits.stat_bytes = 3 * acc_bytes;
@@ -32,8 +32,7 @@ RowTraits traits_of(const Problem& problem) {
       break;
     case Op::kSoftmaxJvp:
     case Op::kLogSoftmaxJvp:
-      traits.masked = problem.general;
-      traits.fast = traits.fast && !traits.masked;
+      if (problem.general) traits.fast = traits.vector = false;
       traits.large = false;
       traits.operands = 2;
       traits.stat_bytes = (traits.item_bytes > 2 ? 3 : 1) * acc_bytes;

@@ -158,7 +158,7 @@ struct Softmax : ExponentialSum<E, sizeof(typename E::Bits) == 2 && !kGeneral> {
   static constexpr int kSums = 1;
   static constexpr bool kDecoded = kGeneral, kMasked = kGeneral, kHole = false, kPlainSum = false;
   static constexpr bool kStoredPeak = !kGeneral;  // the factor is positive
-  static constexpr bool kFast = !kGeneral && sizeof(Bits) < 8, kLarge = kFast, kPackColumns = kFast, kAlong = kFast,
+  static constexpr bool kFast = !kGeneral, kLarge = kFast, kPackColumns = !kGeneral, kAlong = !kGeneral,
                         kSingleColumns = kGeneral;
 
   struct Args {
@@ -370,7 +370,7 @@ struct Tangent {
   static constexpr bool kPeak = false, kDecoded = false, kHole = false, kPlainSum = false;
   static constexpr bool kPackedPeak = false, kStoredPeak = false, kAlignedRows = true, kOutput = true;
   static constexpr bool kFast = sizeof(Bits) < 8, kLarge = false, kPackColumns = kFast, kAlong = false,
-                        kSingleColumns = false;
+                        kSingleColumns = true;
 
   struct Args {
     Scale<Acc> scale;
@@ -450,8 +450,7 @@ struct LogSoftmaxTangent : Tangent<E> {
   using typename Tangent<E>::Args;
   using typename Tangent<E>::Row;
   using typename Tangent<E>::Final;
-  static constexpr bool kMasked = kMasks, kFast = Tangent<E>::kFast && !kMasks, kPackColumns = kFast,
-                        kSingleColumns = kMasks;
+  static constexpr bool kMasked = kMasks, kFast = Tangent<E>::kFast && !kMasks, kPackColumns = kFast;
 
   template <class F>
   __device__ static void with_args(const Args& args, F f) {
