@@ -121,7 +121,8 @@ class Kernel:
       attributes: the params that the handler reads; the others only shape results.
       dimensions: the params that are dimension numbers, or None; the handler reads -1 for None. They are before the
         axis. A result depends on the index along such a dimension, which is therefore not split over devices.
-      aliases: ``{operand: result}``, by index, of those that may share memory: XLA copies an operand that lives on.
+      aliases: ``{operand: result}``, by index, of those that share memory: XLA copies an operand that lives on. (On a
+        GPU those of little memory do not: there a copy is one more kernel.)
       broadcasts: ``broadcasts(count, **params)`` gives which of ``count`` operands may have size 1 where the first
         operand has more: under vmap, they are not copied for each element of a batch that they do not depend on.
       shortest: length of the shortest rows that the CPU handler is for: XLA makes one loop of shorter ones and what is
@@ -294,7 +295,8 @@ class Kernel:
             workspace = (*x.shape[:axis], choice.plan["workspace_bytes"])
             outs.append((jax.core.ShapedArray(workspace, np.uint8), True))
         contract = _sharding_contract(ctx, axis, batch_dims, x.ndim, ins, outs)
-        lower = jax.ffi.ffi_lowering(self.target, extra_attributes=contract, operand_output_aliases=self.aliases)
+        aliases = {i: out for i, out in self.aliases.items() if _is_worth_a_copy(choice.platform, ctx.avals_in[i])}
+        lower = jax.ffi.ffi_lowering(self.target, extra_attributes=contract, operand_output_aliases=aliases)
         attributes = {name: _attribute(params[name]) for name in self.attributes}
         attributes |= {name: np.int64(d) for name, d in (numbers | {"axis": axis}).items()}
         return lower(ctx.replace(avals_out=[aval for aval, _ in outs]), *operands, **attributes)[: len(ctx.avals_out)]
@@ -302,6 +304,12 @@ class Kernel:
 
 def _attribute(value):
     return np.float64(value) if isinstance(value, float) else value  # JAX would make it a float32
+
+
+def _is_worth_a_copy(platform, aval) -> bool:
+    """Whether memory matters more than the copy that XLA makes of an operand that lives on and is written over."""
+    count = math.prod(aval.shape)
+    return platform != "cuda" or jax.export.is_symbolic_dim(count) or count * aval.dtype.itemsize >= 64 << 20
 
 
 def _rows(shape, axis) -> tuple[int, int, int]:
