@@ -39,7 +39,8 @@ KERNELS = {
     | {"radix": "histogram_kernel"},
     "scan": {"loop": "scan_(tile|rows|loop|columns|walk)", "look_ahead": "scan_(row_)?look_ahead"}
     | {"resident": "scan_resident"},
-    "row_engine": {"rows": "(lean_)?rows_kernel", "rows_stream": "stream_kernel", "rows_split": "merge_kernel"}
+    "row_engine": {"rows": "((lean_)?rows|spread|sweep)_kernel", "rows_tiles": "tile_kernel"}
+    | {"rows_stream": "stream_kernel", "rows_split": "merge_kernel"}
     | {"columns": "(columns|along)_kernel", "columns_stream": "columns_stream_kernel", "columns_split": "merge_"},
 }
 
@@ -61,6 +62,8 @@ CALLS = [
     ("row_engine", masked(jaxgpuops.softmax), [(512, 8192), (3, 1 << 20)]),
     ("row_engine", lambda x: jaxgpuops.softmax(x, axis=0), [(1000, 3), (4096, 32768), (1 << 18, 64), (4, 100_000)]),
     ("row_engine", jaxgpuops.logsumexp, [(32768, 256), (64, 128_256), (100, 262_144)]),
+    ("row_engine", jaxgpuops.softmax, [(64, 27), (100_000, 27), (100_000, 3)]),
+    ("row_engine", lambda x: jaxgpuops.max(x.astype(jnp.int32), axis=1), [(1000, 27), (3, 70_001), (9, 1 << 20)]),
     ("row_engine", lambda x: jaxgpuops.sum(x, axis=0), [(100_000, 64), (4, 100_000)]),
     ("row_engine", masked(jaxgpuops.sum), [(512, 8192)]),
 ]

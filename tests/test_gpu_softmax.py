@@ -17,6 +17,7 @@ REGIMES = {
     "rows, whole vectors": ((30_000, 64), 1),
     "rows, a warp of whole vectors": ((3000, 256), 1),
     "rows, 16 lanes": ((30_000, 250), 1),
+    "shorter rows": ((200_003, 3), 1),
     "rows, a warp a row": ((3000, 1000), 1),
     "rows, a block a row": ((3000, 4093), 1),
     "rows, larger blocks": ((600, 16_001), 1),
@@ -118,7 +119,8 @@ def test_every_kernel_has_a_regime():
         chosen = [plan(functools.partial(fn, axis=axis), x) for fn in (jaxgpuops.softmax, jaxgpuops.sum)]
         found |= {(c["algorithm"], c["blocks"] > 1) for c in chosen}
     assert found == {
-        ("rows", False), ("rows", True), ("rows_stream", False), ("rows_stream", True), ("rows_split", True),
+        ("rows", False), ("rows", True), ("rows_tiles", False), ("rows_stream", False), ("rows_stream", True),
+        ("rows_split", True),
         ("columns", False), ("columns", True), ("columns_stream", False), ("columns_stream", True),
         ("columns_split", True),
     }  # fmt: skip

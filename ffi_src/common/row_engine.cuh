@@ -55,7 +55,10 @@
 #include "common/row_columns.cuh"
 #include "common/row_columns_stream.cuh"
 #include "common/row_in_registers.cuh"
+#include "common/row_spread.cuh"
 #include "common/row_stream.cuh"
+#include "common/row_sweep.cuh"
+#include "common/row_tiles.cuh"
 
 namespace jaxgpuops::row_engine {
 
@@ -127,7 +130,12 @@ struct Call {
 
   // Those that plan_rows() asks for.
   Kernel rows() const {
-    if constexpr (!P::kFast) {
+    if constexpr (kSpread<P>)
+      if (plan.spread) return p.aligned ? spread_kernel<P, true> : spread_kernel<P, false>;
+    if constexpr (kSwept<P>) {
+      if (plan.vectors == kOnlyVectors && plan.spans > 1)
+        return p.aligned ? sweep_kernel<P, true> : sweep_kernel<P, false>;
+    } else if constexpr (!P::kFast) {
       if (plan.vectors == kOnlyVectors) return rows<kOnlyVectors, Sharing::kAny>();
     } else if (plan.spans == 1) {
       if (plan.vectors == 1) return rows<1, Sharing::kTeam>();
@@ -171,10 +179,11 @@ struct Call {
     if (shape.inner == 1) {
       groups = end - first;
       if (plan.spans == 1) {
-        const int64_t teams = plan.block_warps * (32 >> plan.lane_bits);
+        const int64_t teams = plan.block_warps * (32 >> (plan.lane_bits + (plan.spread ? p.vector_bits : 0)));
         groups = (groups + teams - 1) / teams;
       } else {
-        launched.shared_bytes = std::max(plan.room, kRowsBarrierBytes + (whole ? plan.spans : plan.block_warps) * stat);
+        const int64_t spans = whole ? plan.spans : kSwept<P> ? plan.part : plan.block_warps;
+        launched.shared_bytes = std::max(plan.room, kRowsBarrierBytes + spans * stat);
       }
     } else if (plan.along) {
       const int64_t columns = int64_t{16 / sizeof(typename P::Element::Bits)} << plan.column_lane_bits;
@@ -248,8 +257,10 @@ cudaError_t run(cudaStream_t stream, const RowPlan& plan, const Rows& rows, Para
   p.spans = static_cast<int>(plan.spans);
   p.units = static_cast<int>(plan.units);
   p.lane_bits = plan.lane_bits;
+  while (1 << p.vector_bits < plan.vectors) ++p.vector_bits;
   p.blocks = static_cast<int>(plan.blocks);
   p.unit_warps = plan.unit_warps;
+  p.part = plan.part;
   p.column_lane_bits = plan.column_lane_bits;
   p.column_warp_bits = plan.column_warp_bits;
   p.axis_warps = plan.axis_warps;
@@ -258,6 +269,7 @@ cudaError_t run(cudaStream_t stream, const RowPlan& plan, const Rows& rows, Para
   p.cluster = !split && plan.blocks > 1;
   while (p.cluster && 1 << p.block_bits < p.blocks) ++p.block_bits;
   p.aligned = aligned && (rows.inner == 1 ? rows.length : rows.inner) * sizeof(typename P::Element::Bits) % 16 == 0;
+  if (plan.algorithm == RowAlgorithm::kRowsTiles) return run_tiles<P>(stream, plan, p);
   if (plan.algorithm == RowAlgorithm::kRowsStream) return run_stream<P>(stream, plan, p);
   if (plan.algorithm == RowAlgorithm::kColumnsStream) return run_columns_stream<P>(stream, plan, p);
   Call<P> call{stream, plan, rows, p};

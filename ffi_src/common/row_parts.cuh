@@ -37,7 +37,7 @@ struct Parameters {
   int64_t columns, length, inner;  // columns: outer * inner
   int64_t first;                   // column of the first block
   int spans, units;
-  int lane_bits, blocks, block_bits, unit_warps;
+  int lane_bits, vector_bits, blocks, block_bits, unit_warps, part;
   bool cluster;  // blocks that share a row are one
   bool aligned;  // every vector is, in every row
   Phase phase;

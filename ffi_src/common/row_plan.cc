@@ -9,6 +9,8 @@ constexpr int64_t kMaxRounds = 64;
 
 constexpr int kTeamWarps = 4;        // of a block whose warps have rows of their own
 constexpr int kPreferredWarps = 16;  // of a block that holds a row, or a part
+constexpr int kMaxTileLaneBits = 2;            // of rows with results: lanes of longer ones store whole vectors mostly
+constexpr int64_t kLeastTiledBytes = 1 << 20;  // of an array: a tile takes longer than a row alone
 constexpr int kLeastWarps = 4;       // of a part, where many small ones keep more of the device busy
 constexpr int kRoomyBlocks = 4;      // of a multiprocessor, where rows are few and only read
 
@@ -84,6 +86,27 @@ bool is_streamable(const RowPlan& plan, const Gpu& gpu) {
          plan.spans > kPreferredWarps * plan.traits.operands && plan.spans <= kMaxFlatSpans;
 }
 
+// Rows that a block reads in little time, or a cluster if they are few, have no second kernel. Parts of others are
+// large where there are enough.
+void plan_sweep(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
+  const bool many = rows.outer * plan.spans >= 4 * gpu.multiprocessors * 2 * kPreferredWarps;
+  const auto part = [&] { return ceil_div(plan.spans, plan.blocks); };
+  if (!many && plan.spans > kMaxSweptSpans / 2 && plan.spans <= kMaxFlatSpans) {
+    const auto more = [&] { return rows.outer * plan.blocks < gpu.multiprocessors || part() > kMaxSweptSpans; };
+    while (plan.blocks < gpu.max_cluster && part() > kPartWarps && more()) plan.blocks *= 2;
+  }
+  plan.part = static_cast<int>(std::min<int64_t>(part(), kMaxSweptSpans));
+  if (part() > kMaxSweptSpans) {
+    plan.algorithm = RowAlgorithm::kRowsSplit;
+    plan.part = many ? 2 * kPreferredWarps : kPreferredWarps;
+    plan.blocks = ceil_div(plan.spans, plan.part);
+    plan.unit_warps = plan.spans <= kMaxFlatSpans ? 1 : kPreferredWarps;
+    plan.units = ceil_div(plan.spans, plan.unit_warps);
+    plan_split(plan, rows, gpu);
+  }
+  plan.block_warps = std::min(plan.part, kPartWarps);
+}
+
 void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning& tuning) {
   const RowTraits& traits = plan.traits;
   const int64_t vectors = std::max<int64_t>(1, ceil_div(rows.length, 16 / traits.item_bytes));
@@ -103,6 +126,21 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
   plan.spans = ceil_div(vectors, int64_t{plan.vectors} << plan.lane_bits);
 
   plan.algorithm = RowAlgorithm::kRows;
+  const int64_t row_bytes = rows.length * traits.item_bytes;
+  const bool tiles = row_bytes % 16 != 0 && plan.lane_bits <= kMaxTileLaneBits &&
+                     rows.outer * row_bytes >= kLeastTiledBytes && traits.tiled;
+  if (plan.spans == 1 && (tiles || traits.swept)) {
+    plan.algorithm = RowAlgorithm::kRowsTiles;
+    plan.block_warps = kTileThreads / 32;
+    return;
+  }
+  if (plan.spans == 1 && traits.tiled && plan.vectors << plan.lane_bits <= 32) {
+    plan.spread = true;
+    plan.block_warps = tuning.block_warps ? std::min(tuning.block_warps, kSpreadWarps) : kSpreadWarps;
+    const int64_t warps = ceil_div(rows.outer * plan.vectors << plan.lane_bits, 32);
+    while (plan.block_warps > 1 && ceil_div(warps, plan.block_warps) < 2 * gpu.multiprocessors) plan.block_warps /= 2;
+    return;
+  }
   if (plan.spans == 1) {
     // A warp that has a row for itself, and writes it, needs no company, and one that has few rows not much.
     const bool writes = traits.fast && traits.output;
@@ -114,6 +152,7 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
     while (plan.block_warps > 1 && ceil_div(warps, plan.block_warps) < 2 * gpu.multiprocessors) plan.block_warps /= 2;
     return;
   }
+  if (traits.swept) return plan_sweep(plan, rows, gpu);
   const int64_t most = gpu.max_cluster;
   const bool tuned = tuning.cluster || tuning.split || tuning.vectors;
   const bool stream = is_streamable(plan, gpu) && rows.outer * kMaxCluster > gpu.multiprocessors && !tuned;
@@ -254,6 +293,7 @@ const char* name(RowAlgorithm algorithm) {
   switch (algorithm) {
     case RowAlgorithm::kEmpty: return "empty";
     case RowAlgorithm::kRows: return "rows";
+    case RowAlgorithm::kRowsTiles: return "rows_tiles";
     case RowAlgorithm::kRowsStream: return "rows_stream";
     case RowAlgorithm::kRowsSplit: return "rows_split";
     case RowAlgorithm::kColumns: return "columns";

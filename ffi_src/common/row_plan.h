@@ -15,7 +15,8 @@ namespace jaxgpuops {
 enum class RowAlgorithm {
   kEmpty,          // nothing to write
   kRows,           // inner == 1. A team of lanes, a block or a cluster holds a row in registers: one read, one write
-  kRowsStream,     // the same for long rows, by blocks that stay and take the next rows in turn (row_stream.cuh)
+  kRowsTiles,      // many short rows that are not whole vectors, in shared memory (row_tiles.cuh)
+  kRowsStream,     // as kRows, of long rows, by blocks that stay and take the next rows in turn (row_stream.cuh)
   kRowsSplit,      // rows too long for that: statistics of all parts, then of the row, then the results
   kColumns,        // inner > 1. Lanes along inner; a block or a cluster holds the axis in registers
   kColumnsStream,  // the same for many columns, by blocks that stay and have the next on their way
@@ -34,6 +35,8 @@ struct RowTraits {
   bool output = true;   // results of the full shape
   bool label = false;   // an element of a row has to be found first
   bool lean = false;    // no results now, and a kernel of few registers for that (Sharing::kStatistics)
+  bool tiled = false;   // results, and kernels of short rows: tile_kernel and spread_kernel
+  bool swept = false;   // statistics only, and no kernels but tile_kernel and sweep_kernel
   int stat_bytes = 8;   // of a part of a row
   int final_bytes = 8;  // what the results of a row need to know of it
 };
@@ -46,10 +49,15 @@ constexpr int kMaxCluster = 16;      // blocks
 constexpr int kPartWarps = 8;        // of a small block, which holds a part of a row or several rows, at most
 constexpr int kStreamWarps = 16;     // of a block that stays
 constexpr int kStreamChains = 32;    // of spans: every 32nd, which a lane merges
+constexpr int kSpreadWarps = 4;      // of a block of spread_kernel, at most
+constexpr int kTileThreads = 128;    // of a block that has a tile of rows
+constexpr int kTileBytes = 8 << 10;  // of an operand, about, where rows are shorter than a team of lanes holds
+constexpr int kTileTurns = 4;        // rows of a team, at most
 constexpr int kAlongWarps = 8;       // of a block whose lanes go along the axis
 constexpr int kMaxSerialUnits = 16;  // whose statistics are merged by one lane
 constexpr int kMaxColumnWarps = 16;  // along the axis; and blocks of a cluster: half a warp merges them
 constexpr int kMaxFlatSpans = 512;   // whose statistics are merged by one warp
+constexpr int kMaxSweptSpans = 64;   // of a block of sweep_kernel
 
 // Positions along the axis that a lane of a column kernel holds.
 constexpr int column_vectors(int operands) { return operands == 1 ? 8 : 4; }
@@ -63,8 +71,9 @@ struct RowPlan {
   int vectors = 1;
   int lane_bits = 0;   // 2^lane_bits lanes share a row (and a warp has several rows), if spans == 1
   int64_t spans = 1;   // of a row
-  int part = 1;        // kRowsStream: spans of a block, at most, ..
+  int part = 1;        // kRowsStream, or swept: spans of a block, at most, ..
   int stages = 1;      // .. and those for which it has shared memory
+  bool spread = false;  // kRows: a lane has one vector, and as many lanes more share a row
   int ahead = 0;       // kRows: how much later the row is that is brought to the L2 cache meanwhile; 0: none
   int64_t room = 0;    // kRows: bytes of shared memory a block takes at least, so that fewer share a multiprocessor
   int unit_warps = 1;  // kRowsSplit: spans whose statistics are merged before they are stored

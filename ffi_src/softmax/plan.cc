@@ -19,6 +19,7 @@ RowTraits traits_of(const Problem& problem) {
     case Op::kLogSumExp:
       if (problem.general) traits.fast = traits.vector = false;
       traits.output = problem.op != Op::kLogSumExp;
+      traits.tiled = traits.output && !problem.general;
       traits.stat_bytes = 2 * acc_bytes;
       traits.final_bytes = (shift_numbers + 1) * acc_bytes;
       break;
@@ -35,6 +36,7 @@ RowTraits traits_of(const Problem& problem) {
       if (problem.general) traits.fast = traits.vector = false;
       traits.large = false;
       traits.operands = 2;
+      traits.tiled = !problem.general;
       traits.stat_bytes = (traits.item_bytes > 2 ? 3 : 1) * acc_bytes;
       traits.final_bytes = 4 * acc_bytes;
       break;

@@ -158,7 +158,7 @@ struct Softmax : ExponentialSum<E, sizeof(typename E::Bits) == 2 && !kGeneral> {
   static constexpr int kSums = 1;
   static constexpr bool kDecoded = kGeneral, kMasked = kGeneral, kHole = false, kPlainSum = false;
   static constexpr bool kStoredPeak = !kGeneral;  // the factor is positive
-  static constexpr bool kFast = !kGeneral, kLarge = kFast, kPackColumns = !kGeneral, kAlong = !kGeneral,
+  static constexpr bool kFast = !kGeneral && sizeof(Bits) < 8, kLarge = kFast, kPackColumns = kFast, kAlong = kFast,
                         kSingleColumns = kGeneral;
 
   struct Args {
