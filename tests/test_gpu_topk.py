@@ -26,9 +26,15 @@ from jaxgpuops.lax.along_axis import put_along_axis
 
 # Every kernel and form of it: (shape, axis, k).
 REGIMES = {
-    "argmax, warps": ((5000, 300), 1, 1),
-    "argmax, blocks": ((500, 70_001), 1, 1),
-    "argmax, sliced": ((2, 3_000_001), 1, 1),
+    "argmax, tiles": ((5000, 300), 1, 1),
+    "argmax, tiles of columns": ((3000, 7, 11), 1, 1),
+    "argmax, rows": ((500, 70_001), 1, 1),
+    "argmax, shared rows": ((2, 3_000_001), 1, 1),
+    "argmax, columns": ((300, 3001, 6), 1, 1),
+    "argmax, shared columns": ((1, 500_001, 3), 1, 1),
+    "argmax, long rows of columns": ((3, 301, 8 * 1031), 1, 1),
+    "argmax, strided": ((2, 5003, 1001), 1, 1),
+    "argmax, a thread a column": ((70, 5, 2501), 1, 1),
     "rows, sorting networks": ((30_000, 61), 1, 5),
     "rows, 4 lanes": ((30_000, 100), 1, 2),
     "rows, 8 lanes": ((30_000, 250), 1, 8),

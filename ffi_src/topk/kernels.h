@@ -17,7 +17,7 @@ struct Buffers {
   void* workspace;
 };
 
-cudaError_t launch_reduce(cudaStream_t, const Plan&, Rows, int key_bits, ArgOrder, const Buffers&);
+cudaError_t launch_argmax_kernels(cudaStream_t, const Plan&, Rows, int key_bits, const ArgOrder&, const Buffers&);
 cudaError_t launch_rows(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 cudaError_t launch_sort(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 cudaError_t launch_held(cudaStream_t, const Plan&, const Problem&, const Buffers&);

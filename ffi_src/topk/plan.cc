@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "topk/argmax_shape.h"
 #include "topk/columns_shape.h"
 #include "topk/held_shape.h"
 #include "topk/radix_shape.h"
@@ -208,22 +209,30 @@ Plan plan_argmax(Rows rows, int key_bits, const Gpu& gpu, int64_t workspace_byte
   Plan plan;
   if (rows.count() == 0) return plan;
   plan.algorithm = Algorithm::kArgmax;
-  const int64_t row_bytes = rows.length * key_bits / 8, composite = key_bits == 64 ? 16 : 8;
-  plan.threads = 256;
-  // Blocks that can start on their own without sharing a row, and the blocks that a long row is worth. All run at once.
-  int64_t units;
-  if (rows.inner > 1) {
-    units = rows.outer * ceil_div(rows.inner, 32);
-  } else {
-    plan.lanes = row_bytes <= 512 ? 8 : row_bytes <= 8192 ? 32 : kArgmaxBlock;
-    if (plan.lanes == kArgmaxBlock) plan.threads = kArgmaxBlock;
-    units = ceil_div(rows.count() * plan.lanes, plan.threads);
+  const int64_t key_bytes = key_bits / 8, candidate = key_bits == 64 ? 16 : 8;
+  const ArgmaxShape shape = argmax_shape(rows, static_cast<int>(key_bytes), true);
+  plan.lanes = shape.form == ArgmaxForm::kTiles ? 1 << shape.lane_bits : shape.threads;
+  plan.threads = static_cast<int>(ceil_div(shape.threads, 32) * 32);
+  plan.shared_limit = gpu.shared_bytes;
+  plan.shared_bytes = argmax_shared_bytes(rows, static_cast<int>(key_bytes), shape);
+  // Blocks that start on their own without sharing a column; the blocks that the device is to have; and how many a
+  // column is worth.
+  const int64_t units = rows.outer * shape.tiles;
+  int64_t slices = 1;
+  if (shape.form == ArgmaxForm::kRows) {
+    slices = std::min(3 * gpu.multiprocessors / units, rows.length * key_bytes / 8192);
+  } else if (shape.form == ArgmaxForm::kColumns) {
+    const int64_t step = shape.beside ? shape.deep : shape.threads * (16 / key_bytes) / rows.inner;  // rows of a step
+    slices = std::min(2 * gpu.multiprocessors / units, rows.length / (4 * step));
+  } else if (shape.form == ArgmaxForm::kStrided) {
+    slices = std::min(4 * gpu.multiprocessors / units, rows.length / (32 * shape.deep));
   }
-  int64_t slices = std::min(8 * gpu.multiprocessors / units, row_bytes * (rows.inner > 1 ? 16 : 1) / 32768);
-  if (workspace_bytes >= 0) slices = std::min(slices, workspace_bytes / (rows.inner * composite));
+  slices = std::min(slices, rows.length * key_bytes / (16 * candidate));  // candidates are a sixteenth of x at most
+  if (workspace_bytes >= 0) slices = std::min(slices, workspace_bytes / (rows.inner * candidate));
   if (slices <= 1) return plan;
   plan.slices = static_cast<int>(slices);
-  plan.workspace_bytes = rows.inner * slices * composite;
+  plan.overlap = gpu.dependent_launch;
+  plan.workspace_bytes = rows.inner * slices * candidate;
   return plan;
 }
 

@@ -27,15 +27,13 @@ enum class Algorithm {
 
 const char* name(Algorithm algorithm);
 
-constexpr int kArgmaxBlock = 128;  // threads of a block that reads a long row of argmax, or a part of one
-
 struct Plan {
   Algorithm algorithm = Algorithm::kEmpty;
-  int lanes = 32;               // of a warp that share a row or a column (kRows, kColumns)
+  int lanes = 32;               // that share a row or a column (kArgmax; kRows, kColumns: of a warp)
   int threads = 0;              // threads of a block
   int slices = 1;               // blocks that share a row
   int64_t blocks = 0;           // of the largest launch
-  bool overlap = false;         // a kernel of several may start before the one before it ends (kGrid, kWave)
+  bool overlap = false;         // a kernel of several may start before the one before it ends (kArgmax, kGrid, kWave)
   int64_t workspace_bytes = 0;  // per outer index
   int64_t shared_limit = 0;     // shared memory that a block may have on the device
   SortShape sort;               // (kSort)

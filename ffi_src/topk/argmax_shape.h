@@ -1,0 +1,109 @@
+// The geometry of the argmax kernels (argmax.cu has what they are) that the plan and the launch must agree on.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+
+#include "common/rows.h"
+
+namespace jaxgpuops::topk {
+
+constexpr int kArgmaxThreads = 256;
+constexpr int kArgmaxMostThreads = 512;  // columns
+constexpr int kArgmaxRowThreads = 128;   // rows
+
+constexpr int64_t kArgmaxTilePlane = 24 << 10;  // bytes of an outer index that tiles take
+constexpr int64_t kArgmaxTileRow = 6 << 10;     // the same, if inner is 1
+
+enum class ArgmaxForm { kTiles, kRows, kColumns, kStrided, kSheets };
+
+struct ArgmaxShape {
+  ArgmaxForm form = ArgmaxForm::kTiles;
+  int64_t outers = 1;        // tiles: outer indices of a block
+  int lane_bits = 0;         // tiles: 2^n lanes share a column
+  int64_t tiles = 1;         // columns, strided, sheets: blocks beside each other
+  int beside = 0, deep = 1;  // the same: threads of a block beside and behind each other (columns: see ColumnsCall)
+  int threads = kArgmaxThreads;
+};
+
+// Columns of a thread of strided, where it has several.
+constexpr int argmax_sheet_columns(int key_bytes) { return key_bytes == 8 ? 4 : 8; }
+
+// Lanes that read about 96 bytes each of a column, and blocks that fill their threads; small problems are spread.
+inline ArgmaxShape argmax_tiles_shape(Rows rows, int key_bytes) {
+  ArgmaxShape shape;
+  const int64_t column_bytes = rows.length * key_bytes, plane = column_bytes * rows.inner;
+  while (shape.lane_bits < 5 && column_bytes > 96 << shape.lane_bits) ++shape.lane_bits;
+  const auto lanes = [&] { return int64_t{1} << shape.lane_bits; };
+  const int64_t several = column_bytes <= 24 ? 4 : 1;  // columns of a thread
+  shape.outers = std::max<int64_t>(1, several * kArgmaxThreads / (rows.inner * lanes()));
+  shape.outers = std::max<int64_t>(1, std::min(shape.outers, 47 * 1024 / plane));
+  shape.outers = std::min(shape.outers, std::max<int64_t>(1, rows.outer / 132));
+  while (shape.lane_bits < 5 && 8 * lanes() < rows.length && 2 * lanes() * shape.outers * rows.inner <= kArgmaxThreads)
+    ++shape.lane_bits;
+  return shape;
+}
+
+// `aligned`: the array begins at a multiple of 16 bytes, as XLA's do.
+inline ArgmaxShape argmax_shape(Rows rows, int key_bytes, bool aligned) {
+  ArgmaxShape shape;
+  const int64_t vector = 16 / key_bytes, inner_bytes = rows.inner * key_bytes;
+  const int64_t period = rows.inner / std::gcd(rows.inner, vector);  // vectors after which columns come again
+  const bool whole = aligned && rows.inner % vector == 0;
+  const auto spread = [&](int64_t units, int64_t most) {  // over blocks of at most so many threads
+    shape.tiles = (units + most - 1) / most;
+    shape.beside = static_cast<int>((units + shape.tiles - 1) / shape.tiles);
+  };
+  if (rows.inner == 1) {
+    // Few rows have more threads as blocks.
+    const int64_t most = rows.outer < 512 ? kArgmaxTileRow / 3 : kArgmaxTileRow;
+    if (rows.length * key_bytes <= most) return argmax_tiles_shape(rows, key_bytes);
+    shape.form = ArgmaxForm::kRows;
+    shape.threads = kArgmaxRowThreads;
+  } else if (inner_bytes >= 1024 && rows.length <= 24 && !(whole && rows.length > 8)) {
+    // A thread has whole columns, several if there are enough of them.
+    const bool several = rows.count() >= 1 << 17;
+    shape.form = several ? ArgmaxForm::kSheets : ArgmaxForm::kStrided;
+    shape.threads = several ? kArgmaxThreads : 128;
+    const int64_t columns = several ? argmax_sheet_columns(key_bytes) : 1;
+    spread((rows.inner + columns - 1) / columns, shape.threads);
+  } else if (rows.length * inner_bytes <= kArgmaxTilePlane) {
+    return argmax_tiles_shape(rows, key_bytes);
+  } else if (period <= kArgmaxMostThreads * (key_bytes == 1 ? 3 : 4) / 4) {
+    shape.form = ArgmaxForm::kColumns;
+    const int64_t bytes = rows.elements() * key_bytes, most = kArgmaxMostThreads * (key_bytes == 1 ? 3 : 4) / 4;
+    const int64_t threads = std::max(period, bytes >= 8 << 20 ? most : int64_t{kArgmaxThreads});
+    shape.threads = static_cast<int>(threads / period * period);
+  } else if (whole) {
+    shape.form = ArgmaxForm::kColumns;
+    shape.deep = rows.length < 16 ? 1 : 2;
+    spread(rows.inner / vector, kArgmaxThreads / shape.deep);
+    shape.threads = shape.beside * shape.deep;
+  } else {
+    shape.form = ArgmaxForm::kStrided;
+    spread(rows.inner, kArgmaxThreads);
+    shape.deep = kArgmaxThreads / shape.beside;
+    shape.threads = shape.beside * shape.deep;
+  }
+  return shape;
+}
+
+// Shared memory of a block.
+inline int64_t argmax_shared_bytes(Rows rows, int key_bytes, const ArgmaxShape& shape) {
+  const int64_t candidate = key_bytes == 8 ? 16 : 8;
+  switch (shape.form) {
+    case ArgmaxForm::kTiles: return shape.outers * rows.length * rows.inner * key_bytes + 16 + 128;
+    case ArgmaxForm::kColumns: return shape.threads * (16 / key_bytes) * candidate;
+    case ArgmaxForm::kStrided: return shape.threads * candidate;
+    default: return 0;
+  }
+}
+
+// Elements of the axis that a block has. Whole vectors, where rows are.
+inline int64_t argmax_slice(Rows rows, int64_t slices) {
+  const int64_t slice = (rows.length + slices - 1) / slices;
+  return rows.inner == 1 ? (slice + 15) / 16 * 16 : slice;
+}
+
+}  // namespace jaxgpuops::topk
