@@ -24,9 +24,17 @@ REGIMES = {
     "loop, across": ((16, 1003, 2048), 1),
     "look-ahead, across, few tiles": ((2, 8003, 64), 1),
     "look-ahead, across": ((1, 65_537, 256), 1),
-    "loop, single": ((600, 1003, 3), 1),
-    "look-ahead, single, few tiles": ((2, 100_003, 3), 1),
-    "look-ahead, single": ((1, 1_000_003, 3), 1),
+    "look-ahead, across, by words": ((2, 9001, 70), 1),
+    "loop, spans": ((600, 5003, 3), 1),
+    "loop, spans, a tile": ((40, 163, 23), 1),
+    "look-ahead, spans, few columns": ((1, 1_000_003, 3), 1),
+    "look-ahead, spans": ((2, 50_001, 19), 1),
+    "look-ahead, spans, a block stays": ((20, 30_001, 5), 1),
+    "short, rows of two": ((70_003, 2), 1),
+    "short, rows of whole vectors": ((9001, 24), 1),
+    "short, rows": ((9001, 31), 1),
+    "short, a few columns": ((5001, 7, 5), 1),
+    "short, columns": ((33, 3, 1003), 1),
 }
 regimes = pytest.mark.parametrize("shape, axis", REGIMES.values(), ids=REGIMES)
 
@@ -115,7 +123,7 @@ def test_every_kernel_has_a_regime():
     for shape, axis in REGIMES.values():
         chosen = plan(functools.partial(jaxgpuops.cumsum, axis=axis), jax.ShapeDtypeStruct(shape, jnp.float32))
         found.add((chosen["algorithm"], chosen["layout"]))
-    algorithms, layouts = ("loop", "look_ahead"), ("along", "across", "single")
+    algorithms, layouts = ("loop", "look_ahead"), ("along", "across", "spans")
     assert found == {*itertools.product(algorithms, layouts), ("resident", "along")}
 
 

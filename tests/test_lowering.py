@@ -405,7 +405,7 @@ def test_explain_plans_the_call_that_runs(cuda):
         return plan(fn, jax.ShapeDtypeStruct((65536, 1024), dtype))["layout"]
 
     assert layout(np.float32) == layout(np.int32) == layout(np.float16) == "along"
-    assert layout(np.int16) == layout(np.int32, jaxgpuops.cumprod) == "single"
+    assert layout(np.int16) == layout(np.int32, jaxgpuops.cumprod) == "spans"
 
     logits, mask = jax.ShapeDtypeStruct((8192, 65536), jnp.bfloat16), jax.ShapeDtypeStruct((1, 65536), bool)
     assert plan(jaxgpuops.softmax, logits)["vectors"] == 8
@@ -414,7 +414,7 @@ def test_explain_plans_the_call_that_runs(cuda):
     assert plan(causal, jax.ShapeDtypeStruct((8, 65536, 65536), jnp.bfloat16))["vectors"] == 4
 
     b = jax.ShapeDtypeStruct((8, 4096, 16, 16), jnp.float32)
-    for shape, expected in [((8, 4096, 16, 16), "across"), ((4096, 16, 1), "single"), ((4096, 1, 1), "across")]:
+    for shape, expected in [((8, 4096, 16, 16), "across"), ((4096, 16, 1), "spans"), ((4096, 1, 1), "across")]:
         scan = functools.partial(jaxgpuops.linear_scan, axis=1)
         assert plan(scan, jax.ShapeDtypeStruct(shape, jnp.float32), b)["layout"] == expected, shape
 

@@ -175,7 +175,12 @@ SCAN_POINTS = [
     ((1, 65536, 1024), "float32", "look_ahead", "across"),
     ((16, 128256, 1), "float32", "resident", "along"),
     ((4096, 128, 1), "float32", "loop", "along"),
-    ((1, 1000, 3), "float32", "look_ahead", "single"),
+    ((1, 1000, 3), "float32", "loop", "spans"),
+    ((1, 100_000, 3), "float32", "look_ahead", "spans"),
+    ((1, 100_000, 34), "float32", "look_ahead", "across"),
+    ((1, 100_000, 35), "bfloat16", "look_ahead", "spans"),
+    ((1 << 20, 32, 1), "float32", "loop", "spans"),
+    ((100, 2, 1 << 20), "float32", "loop", "spans"),
 ]
 
 

@@ -1,5 +1,6 @@
 // The algorithms of scans: which block takes which tiles, and how it knows the fold of what comes before one.
 //
+//   short       nothing does: a lane has the axis (spans.cuh)
 //   tile        nothing does: the axis is one tile (loop.cuh)
 //   loop        the block has walked over it (loop.cuh)
 //   resident    blocks share a row, and all tiles are on the GPU at a time, each in its block (shared_rows.cuh)
@@ -21,9 +22,9 @@
 namespace jaxgpuops::scan {
 
 // Shared memory of a kernel that has some tiles on their way and folds of some; sets where they are.
-template <class Policy, class Work>
+template <class Policy>
 size_t layout_shared(Parameters& p, int stages, size_t staging, int slots, size_t columns) {
-  p.staging_at = static_cast<unsigned>(stages * Work::kStageBytes);
+  p.staging_at = static_cast<unsigned>(stages * p.stage_bytes);
   p.states_at = p.staging_at + static_cast<unsigned>(staging);
   return p.states_at + slots * (p.axis_warps + 1) * columns * sizeof(typename Policy::State);
 }
@@ -56,14 +57,13 @@ template <class Policy, class Work>
 cudaError_t launch_look_ahead(cudaStream_t stream, const Plan& plan, Parameters p, size_t columns) {
   cudaError_t status = clear_sums<Policy>(stream, plan, p);
   if (status != cudaSuccess) return status;
-  const size_t bytes =
-      layout_shared<Policy, Work>(p, (p.late + 2) * plan.width(), 0, p.late + 2, columns) + kTickets * sizeof(unsigned);
+  const size_t bytes = layout_shared<Policy>(p, p.late + 2, 0, p.late + 2, columns) + kTickets * sizeof(unsigned);
   unsigned blocks = 0;
   if ((status = most_blocks(bytes, kSharedBlocks / plan.width(), blocks)) != cudaSuccess) return status;
   unsigned grid = std::min(blocks, p.strips * static_cast<unsigned>(p.tiles));
   const unsigned staying = blocks / p.strips * p.strips;  // if as many stay with each strip
-  const bool stay =
-      !Work::kOneColumn && p.strips >= kManyStrips && p.strips <= kMostCounters && staying >= blocks / 4 * 3;
+  const bool stay = !Work::kOneColumn && p.strips >= kManyStrips && p.strips <= kMostCounters &&
+                    staying >= blocks / 4 * 3 && columns <= 32 * looker_warps<Work>(plan.threads());
   p.counters = stay ? p.strips : 1;
   if (stay) grid = std::min(staying, grid);
   Launch shape{dim3(grid), dim3(look_ahead_threads<Work>(plan.threads(), stay ? 1 : p.late + 1)), bytes};
@@ -75,8 +75,7 @@ template <class Policy>
 cudaError_t launch_row_look_ahead(cudaStream_t stream, const Plan& plan, Parameters p) {
   cudaError_t status = clear_sums<Policy>(stream, plan, p);
   if (status != cudaSuccess) return status;
-  const size_t bytes =
-      layout_shared<Policy, Chunks<Policy>>(p, p.stages, RowLookAhead<Policy>::kControlBytes, p.stages, 1);
+  const size_t bytes = layout_shared<Policy>(p, p.stages, RowLookAhead<Policy>::kControlBytes, p.stages, 1);
   unsigned blocks = 0;
   if ((status = most_blocks(bytes, kRowBlocks<Policy>, blocks)) != cudaSuccess) return status;
   Launch shape{dim3(std::min(blocks, p.strips * static_cast<unsigned>(p.tiles))),
@@ -102,8 +101,7 @@ cudaError_t launch_resident(cudaStream_t stream, const Plan& plan, Parameters p)
   const int teams = plan.strips * plan.tiles > kResidentTiles / kMostTeams ? kMostTeams : 1;
   Parameters q = p;
   Launch shape{dim3(static_cast<unsigned>((plan.tiles + teams - 1) / teams), p.strips), dim3(32 + teams * kThreads)};
-  shape.shared_bytes =
-      layout_shared<Policy, Chunks<Policy>>(q, teams, 0, teams, 1) + teams * kGroup * sizeof(typename Policy::State);
+  shape.shared_bytes = layout_shared<Policy>(q, teams, 0, teams, 1) + teams * kGroup * sizeof(typename Policy::State);
   shape.together = true;
   int fitting = 0;
   const void* const kernel = reinterpret_cast<const void*>(scan_resident<Policy>);
@@ -119,44 +117,35 @@ cudaError_t launch_columns(cudaStream_t stream, const Plan& plan, Parameters p) 
   const size_t columns = (32 << p.column_bits) * Work::kWidth;
   if (plan.algorithm == Algorithm::kLookAhead)
     return launch_look_ahead<Policy, Columns<Policy, true>>(stream, plan, p, columns);
-  const size_t bytes =
-      layout_shared<Policy, Work>(p, p.stages * plan.width(), 0, plan.axis_warps == 1 ? 0 : 2, columns);
-  return launch(stream, {dim3(p.strips), dim3(plan.threads()), bytes}, scan_columns<Policy>, p);
+  const size_t bytes = layout_shared<Policy>(p, p.stages, 0, plan.axis_warps == 1 ? 0 : 2, columns);
+  return launch(stream, {dim3(p.strips), dim3(plan.threads()), bytes}, scan_columns<Policy, Work>, p);
 }
 
 template <class Policy>
 cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, Parameters p) {
+  if (plan.tiles > 1) {
+    if constexpr (!Policy::kCut)
+      if (plan.algorithm == Algorithm::kResident) return launch_resident<Policy>(stream, plan, p);
+    if (plan.algorithm == Algorithm::kLookAhead) return launch_along<Policy>(stream, plan, p);
+    const size_t bytes = layout_shared<Policy>(p, p.stages, 0, 2, 1);
+    return launch(stream, {dim3(p.strips), dim3(kThreads), bytes}, scan_walk<Policy>, p);
+  }
   p.states_at = static_cast<unsigned>(plan.threads() / 32 * Rows<Policy>::kBytesOfWarp);
   const size_t states = plan.axis_warps == 1 ? 0 : kWarps << p.column_bits;
   const size_t bytes = p.states_at + states * sizeof(typename Policy::State);
   return launch(stream, {dim3(p.strips), dim3(plan.threads()), bytes}, scan_rows<Policy>, p);
 }
 
-template <class Policy, Layout kLayout>
-cudaError_t launch_layout(cudaStream_t stream, const Plan& plan, Parameters p) {
-  using Work = Engine<Policy, kLayout>;
-  const size_t columns = 32 >> p.run_bits << p.column_bits;
-  if constexpr (kLayout == Layout::kAlong) {
-    if (plan.tiles > 1) {
-      if constexpr (!Policy::kCut)
-        if (plan.algorithm == Algorithm::kResident) return launch_resident<Policy>(stream, plan, p);
-      if (plan.algorithm == Algorithm::kLookAhead) return launch_along<Policy>(stream, plan, p);
-      const size_t bytes = layout_shared<Policy, Chunks<Policy>>(p, p.stages, 0, 2, 1);
-      return launch(stream, {dim3(p.strips), dim3(kThreads), bytes}, scan_walk<Policy>, p);
-    }
-  } else {
-    if (plan.algorithm == Algorithm::kLookAhead) return launch_look_ahead<Policy, Work>(stream, plan, p, columns);
+template <class Policy>
+cudaError_t launch_spans(cudaStream_t stream, const Plan& plan, Parameters p) {
+  using Work = Spans<Policy>;
+  if (plan.block_columns > 0) {
+    const size_t bytes = p.staged ? p.stage_bytes : 0;
+    return launch(stream, {dim3(p.strips), dim3(plan.threads()), bytes}, scan_short<Policy>, p);
   }
-  if constexpr (kLayout == Layout::kAlong) {
-    if (plan.per_lane > 1) return launch_rows<Policy>(stream, plan, p);
-  }
-  const size_t staging = kLayout == Layout::kAlong && !p.aligned ? Work::kStagingBytes : 0;
-  const int slots = plan.tiles > 1 ? 2 : plan.axis_warps == 1 ? 0 : 1;
-  Launch shape{dim3(p.strips), dim3(plan.threads()), layout_shared<Policy, Work>(p, 0, staging, slots, columns)};
-  if constexpr (kLayout == Layout::kSingle) {
-    if (plan.tiles > 1) return launch(stream, shape, scan_loop<Policy>, p);
-  }
-  return launch(stream, shape, scan_tile<Policy, kLayout>, p);
+  if (plan.algorithm == Algorithm::kLookAhead) return launch_look_ahead<Policy, Work>(stream, plan, p, p.width);
+  const size_t bytes = layout_shared<Policy>(p, p.stages, 0, 2, p.width);
+  return launch(stream, {dim3(p.strips), dim3(plan.threads()), bytes}, scan_columns<Policy, Work>, p);
 }
 
 // Everything a kernel needs that does not depend on the policy.
@@ -171,10 +160,10 @@ cudaError_t launch_policy(cudaStream_t stream, const Plan& plan, const Problem& 
                           void* workspace) {
   const Parameters p = parameters_of(plan, problem, buffers, workspace);
   if constexpr (!kRare<Policy>) {
-    if (plan.layout == Layout::kAlong) return launch_layout<Policy, Layout::kAlong>(stream, plan, p);
+    if (plan.layout == Layout::kAlong) return launch_rows<Policy>(stream, plan, p);
     if (plan.layout == Layout::kAcross) return launch_columns<Policy>(stream, plan, p);
   }
-  return launch_layout<Policy, Layout::kSingle>(stream, plan, p);
+  return launch_spans<Policy>(stream, plan, p);
 }
 
 }  // namespace jaxgpuops::scan

@@ -26,12 +26,21 @@ struct Parameters {
   int tile, tiles;
   unsigned strips;
   int run_bits, axis_warps, column_bits, per_lane, levels, late, stages;
+  int threads;              // of a block, those that look ahead not counted
+  int runs, width;          // kSpans: runs of a warp, columns of a span
+  unsigned parts;           // of inner, of so many columns each; of a short axis perhaps 0: blocks have whole rows
+  int span_bytes, padding;  // of an operand in shared memory; and of these, bytes after each line
+  int staged;               // a bit for each operand: whether it is there
+  bool packed;              // runs are whole packs
+  int64_t block_columns;    // of a short axis
+  int stage_bytes;
   int copies;  // resident: of each sum
   unsigned counters;
   unsigned level_at[kMaxLevels];            // first word of a level
   unsigned staging_at, states_at;           // bytes of shared memory before these
   bool backward;                            // positions count from the end of the array
-  bool aligned;                             // whole packs are aligned to 16 bytes
+  bool aligned;                             // whole packs are aligned to 16 bytes; by_words, words are to theirs
+  bool by_words;                            // kAcross: rows are not whole packs
   bool starts_aligned;                      // and the bytes of starts that belong to them, to their number
   int a_inner_stride, starts_inner_stride;  // kAcross
   bool neighbour_before;                    // the policy's neighbour is at the position before, else after

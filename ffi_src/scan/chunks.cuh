@@ -1,4 +1,4 @@
-// A tile of a long axis with inner = 1, for any policy: as Engine (engine.cuh), but a lane has one run of 64 bytes (32
+// A tile of a long axis with inner = 1, for any policy: a lane has one run of 64 bytes (32
 // where there are many operands), so that lanes have little to tell each other. Tiles are loaded into shared memory 16
 // bytes by 16 bytes, neighbouring lanes neighbouring memory, each warp its own part; runs are read from there, and
 // results go back the same way. The 16 bytes lie such that neither way has conflicts of banks.
@@ -23,7 +23,8 @@ class Chunks : public BetweenWarps<Policy> {
   static constexpr int kPacks = run_shape(Layout::kAlong, Policy::kOperands, sizeof(Bits)).per_lane;
   static constexpr int kRun = kPacks * kInPack, kOfWarp = 32 * kRun, kTile = kWarps * kOfWarp;
   static constexpr int kWidth = 1, kTileExtras = 1;
-  static constexpr bool kOneColumn = true, kNear = false;
+  static constexpr bool kOneColumn = true, kNear = false, kFoldsAll = true;
+  static constexpr int kThreadsAtMost = kThreads, kLookerWarps = 1, kLookBlocks = 1;
   using Extra = Bits;
 
   struct Tile {
@@ -59,6 +60,8 @@ class Chunks : public BetweenWarps<Policy> {
     lane = thread % 32;
     part = p.backward ? kWarps - 1 - thread / 32 : thread / 32;
   }
+
+  __device__ int64_t column_of(unsigned strip, int member) const { return member == 0 ? strip : p.columns; }
 
   __device__ Place place(unsigned strip) const {
     Place place;

@@ -1,7 +1,7 @@
-// A tile of columns beside each other, for any policy: as Engine (engine.cuh), but a lane has a run of positions of one
-// column (of two, where elements have 16 bits), so that lanes have nothing to tell each other. Each warp loads its
-// own positions into shared memory, 16 bytes by 16 bytes, a line of 32 lanes' columns after the other; results are
-// written from registers, line by line.
+// A tile of columns beside each other, for any policy: a lane has a run of positions of one column (of two, where
+// elements have 16 bits), so that lanes have nothing to tell each other. Each warp loads its own positions into shared
+// memory, a line of 32 lanes' columns after the other, 16 bytes by 16 bytes, or 4 by 4 where rows are not aligned to
+// more; results are written from registers, line by line.
 #pragma once
 
 #include "common/async_copy.cuh"
@@ -22,7 +22,8 @@ class Columns : public BetweenWarps<Policy> {
 
   static constexpr RunShape kShape = run_shape(Layout::kAcross, Policy::kOperands, sizeof(Bits));
   static constexpr int kRun = kShape.run, kWidth = kShape.width, kTileExtras = 1;
-  static constexpr bool kOneColumn = false;
+  static constexpr int kThreadsAtMost = kWideThreads, kLoopBlocks = 1, kLookerWarps = kWidth, kLookBlocks = 1;
+  static constexpr bool kOneColumn = false, kFoldsAll = false;
   using Word = std::conditional_t<sizeof(Bits) == 8, uint64_t, uint32_t>;  // of a lane, in a line
   static constexpr int kLine = 32 * sizeof(Word), kInPack = 16 / sizeof(Bits), kPacks = kLine / 16;
   static constexpr int kStageBytes = stage_bytes(Layout::kAcross, Policy::kOperands, sizeof(Bits), sizeof(State));
@@ -39,7 +40,7 @@ class Columns : public BetweenWarps<Policy> {
   };
 
   struct Place {
-    bool active, loads;    // whether the lane's columns, and the 16 bytes that it loads, are in the array
+    bool active, loads;    // whether the lane's columns, and what it loads, are in the array
     int64_t column;        // outer * inner + the inner index
     int64_t at, starts;    // offsets of position 0 of the array
     int64_t from, from_a;  // of what it loads
@@ -67,6 +68,10 @@ class Columns : public BetweenWarps<Policy> {
     column_warp = warp & ((1 << p.column_bits) - 1);
   }
 
+  __device__ int64_t column_of(unsigned strip, int member) const {
+    return member < this->columns ? int64_t{strip} * this->columns + member : p.columns;
+  }
+
   __device__ Place place(unsigned strip) const {
     Place place = {};
     const int64_t first = ((int64_t{strip} << p.column_bits) + column_warp) * (32 * kWidth);
@@ -77,7 +82,7 @@ class Columns : public BetweenWarps<Policy> {
       place.at = outer * p.length * p.inner + i;
       if (Policy::kStarts && p.starts) place.starts = p.starts_at.outer(outer) + (p.starts_inner_stride ? i : 0);
     }
-    const int64_t loaded = first + lane % kPacks * kInPack;
+    const int64_t loaded = p.by_words ? place.column : first + lane % kPacks * kInPack;
     place.loads = loaded < p.columns;
     if (place.loads) {
       const int64_t outer = outer_of(loaded), i = loaded - outer * p.inner;
@@ -103,9 +108,15 @@ class Columns : public BetweenWarps<Policy> {
     }
     if constexpr (Policy::kNeighbour) {
       const int q = position() + (p.neighbour_before ? -1 : kRun);
-      if (lane < kPacks && place.loads && span.begin + q >= 0 && q < span.left) {
-        const auto* y = static_cast<const Bits*>(p.operands[Policy::kOperands - 1]) + place.from;
-        fetch_pack(line(stage, Policy::kOperands - 1, q - position()) + lane, y + index(span, q) * p.inner, true);
+      if (place.loads && span.begin + q >= 0 && q < span.left) {
+        const auto* y =
+            static_cast<const Bits*>(p.operands[Policy::kOperands - 1]) + place.from + index(span, q) * p.inner;
+        Pack* const to = line(stage, Policy::kOperands - 1, q - position());
+        if (p.by_words) {
+          fetch_word(to, y, true);
+        } else if (lane < kPacks) {
+          fetch_pack(to + lane, y, true);
+        }
       }
     }
   }
@@ -115,7 +126,7 @@ class Columns : public BetweenWarps<Policy> {
 #if __CUDA_ARCH__ >= 900
     constexpr int kInLine = 128 / sizeof(Bits);
     const int lines = this->columns / kInLine, q = static_cast<int>(threadIdx.x) / lines;
-    if (!p.aligned || q >= min(p.tile, span.left)) return;
+    if (!p.aligned || p.by_words || q >= min(p.tile, span.left)) return;
     const int64_t first = int64_t{strip} * this->columns + static_cast<int>(threadIdx.x) % lines * kInLine;
     if (first >= p.columns) return;
     const int64_t outer = outer_of(first);
@@ -266,15 +277,39 @@ class Columns : public BetweenWarps<Policy> {
     *to = pack;
   }
 
+  // The lane's part of a line, of rows whose 16 bytes are not aligned.
+  __device__ void fetch_word(Pack* line, const Bits* from, bool adjacent) const {
+    Word* const to = reinterpret_cast<Word*>(line) + lane;
+    if (adjacent && p.aligned) return copy_async<sizeof(Word)>(to, from);
+    Word word = 0;
+#pragma unroll
+    for (int v = 0; v < kWidth; ++v) word |= static_cast<Word>(from[adjacent ? v : 0]) << (8 * sizeof(Bits) * v);
+    *to = word;
+  }
+
   __device__ void fetch_operand(int stage, int operand, int64_t at, int64_t stride, bool adjacent, const Place& place,
                                 const Span& span) const {
     constexpr int kAtOnce = 32 / kPacks;  // lines
     if (!place.loads) return;
+    if (p.by_words) {
+      const Bits* from = static_cast<const Bits*>(p.operands[operand]) + at + index(span, position()) * stride;
+      const int64_t step = p.backward ? -stride : stride;
+#pragma unroll 4
+      for (int r = 0; r < kRun; ++r, from += step) {
+        if (position() + r < span.left) {
+          fetch_word(line(stage, operand, r), from, adjacent);
+        } else {
+          reinterpret_cast<Word*>(line(stage, operand, r))[lane] = 0;
+        }
+      }
+      return;
+    }
     const int first = position() + lane / kPacks;
     Pack* const to = line(stage, operand, 0) + lane;
     const Bits* from = static_cast<const Bits*>(p.operands[operand]) + at + index(span, first) * stride;
     const int64_t step = (p.backward ? -kAtOnce : kAtOnce) * stride;
-    // What is beyond the end is zeros, not what happens to be there: see engine.cuh.
+    // What is beyond the end is zeros, not what happens to be there: a run that ends there may be
+    // computed from its maximum.
     if (adjacent && p.aligned) {
 #pragma unroll
       for (int u = 0; u < kRun / kAtOnce; ++u, from += step)

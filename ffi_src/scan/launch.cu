@@ -1,13 +1,35 @@
 // From a plan to its kernel.
 #include "scan/launch.h"
 
+#include <algorithm>
+
 #include "scan/algorithms.cuh"
 #include "scan/kernels.h"
 
 namespace jaxgpuops::scan {
 namespace {
 
-bool is_aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+bool is_aligned(const void* pointer, int bytes = 16) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
+
+// kSpans: a bit for each operand that comes to shared memory as it lies in memory, if results may leave like that, too.
+int staged_operands(const Plan& plan, const Problem& problem, const Buffers& buffers) {
+  if (plan.span_bytes == 0) return 0;
+  if (!is_aligned(buffers.x) || !is_aligned(buffers.y) || !is_aligned(buffers.out) || !is_aligned(buffers.out2))
+    return 0;
+  int operands = 1 | (buffers.y ? 4 : 0);
+  const auto [outer, length, inner] = problem.rows;
+  const auto is_dense = [](const IndexMap& map, int64_t count, int64_t stride) {
+    return count == 1 || (map.groups == 1 && map.stride[0] == stride);
+  };
+  const bool all_of_a = problem.kind != Kind::kLinear ||
+                        (is_dense(problem.a.inner, inner, 1) && (length == 1 || problem.a.axis_stride == inner) &&
+                         is_dense(problem.a.outer, outer, length * inner));
+  if (buffers.a && all_of_a) {
+    if (is_aligned(buffers.a)) return operands | 2;
+    if (buffers.out2) return 0;  // which has no place to leave from
+  }
+  return operands;
+}
 
 // In integers x ^ mask, as a signed number, is larger where x is (or smaller).
 uint64_t order_mask(DType dtype, bool smaller) {
@@ -56,6 +78,16 @@ Parameters parameters_of(const Plan& plan, const Problem& problem, const Buffers
   p.late = plan.late;
   p.stages = plan.stages;
   p.copies = resident_copies(plan.tiles);
+  p.threads = plan.threads();
+  p.runs = plan.runs;
+  p.width = plan.columns;
+  p.parts = static_cast<unsigned>(plan.parts);
+  p.block_columns = plan.block_columns;
+  p.span_bytes = plan.span_bytes;
+  p.padding = plan.padding;
+  p.stage_bytes = plan.stage_bytes;
+  if (plan.layout == Layout::kSpans) p.staged = staged_operands(plan, problem, buffers);
+  p.packed = inner == 1 && p.padding > 0 && bytes_of(problem.dtype) > 1;
 
   p.backward = vjp || (tangent && problem.transpose) ? !problem.reverse : problem.reverse;
   // The boundary before a position, in the direction of the scan, or after it where what is passed on is cut.
@@ -64,8 +96,12 @@ Parameters parameters_of(const Plan& plan, const Problem& problem, const Buffers
   // Positions before, in the direction of the forward call; after for the exclusive tangent of logsumexp.
   p.neighbour_before = (p.backward == problem.reverse) != (tangent && problem.exclusive);
 
-  p.aligned = is_aligned(buffers.x) && is_aligned(buffers.a) && is_aligned(buffers.y) && is_aligned(buffers.out) &&
-              is_aligned(buffers.out2);
+  p.by_words = plan.layout == Layout::kAcross && inner * bytes_of(problem.dtype) % 16 != 0;
+  const int alignment = p.by_words ? std::max(4, bytes_of(problem.dtype)) : 16;
+  p.aligned = true;
+  for (const void* buffer :
+       {buffers.x, buffers.a, buffers.y, const_cast<const void*>(buffers.out), const_cast<const void*>(buffers.out2)})
+    p.aligned = p.aligned && is_aligned(buffer, alignment);
   p.starts_aligned = is_aligned(buffers.starts);
   p.a_inner_stride = problem.a.inner.groups == 0 ? 0 : static_cast<int>(problem.a.inner.stride[0]);
   p.starts_inner_stride = problem.starts.inner.groups == 0 ? 0 : static_cast<int>(problem.starts.inner.stride[0]);

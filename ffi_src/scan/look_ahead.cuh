@@ -1,4 +1,4 @@
-// look_ahead across columns, of single elements, and along rows of three operands: blocks share the axis, each taking
+// look_ahead across columns, of spans, and along rows of three operands: blocks share the axis, each taking
 // the next tile that is left from a counter. A thread takes tiles through all steps, which overlap with those of the
 // block's other tiles: a tile is loaded into shared memory; its sum is folded and published; its results are written,
 // once a warp of its own (or some) has found out what comes before it.
@@ -20,10 +20,13 @@ namespace jaxgpuops::scan {
 constexpr int kTickets = 8;  // a ring of those from tile i - p.late to i + 2
 constexpr int kMostLookers = kMostLate + 1;
 
-// Warps of a looker: for 32 columns each. In blocks of so many threads that move.
+// Where there are fewer columns, a warp looks for what comes before one.
+constexpr int kFewColumns = 8;
+
+// Warps of a looker: for 32 columns each, or all. In blocks of so many threads that move.
 template <class Work>
 constexpr int looker_warps(int movers) {
-  return Work::kWidth * (movers > kThreads ? movers / kThreads : 1);
+  return Work::kLookerWarps * (movers > kThreads ? movers / kThreads : 1);
 }
 
 template <class Policy, class Work>
@@ -132,9 +135,9 @@ class LookAhead {
     work.put_folds(stage, folds);
     work.publish_warp(stage, folds);
     wait_at_barrier(kAmongMovers, movers);
-    const int64_t column = int64_t{at.strip} * columns + threadIdx.x;
-    if (threadIdx.x < columns && column < p.columns)
-      sums.template publish<Work::kOneColumn>(0, at.tile, column, work.tile_total(stage, threadIdx.x));
+    const int member = static_cast<int>(threadIdx.x);
+    const int64_t column = work.column_of(at.strip, member);
+    if (column < p.columns) sums.template publish<Work::kOneColumn>(0, at.tile, column, work.tile_total(stage, member));
   }
 
   __device__ void finish(int stage, Part at, const typename Work::Place& place) const {
@@ -163,17 +166,25 @@ class LookAhead {
       if constexpr (Work::kOneColumn) {
         const State before = Before<Policy>(p, at.tile, at.strip).find();
         if (member == 0) carry[0] = with_initial(at.tile, at.strip, before);
+      } else if (p.counters > 1) {
+        const int64_t column = work.column_of(at.strip, member);
+        if (column < p.columns) {
+          sums.template each<false>(0, count, at.tile - count, column,  // (two words at a time were slower here)
+                                    [&](int i, State sum) { known.add(count + i, sum); });
+          count = at.tile;
+          carry[member] = with_initial(at.tile, column, known.fold(at.tile));
+        }
+      } else if (columns <= kFewColumns) {
+        for (int c = member / 32; c < columns; c += team / 32) {
+          const int64_t column = work.column_of(at.strip, c);
+          if (column >= p.columns) break;
+          const State before = Before<Policy>(p, at.tile, column).find();
+          if (member % 32 == 0) carry[c] = with_initial(at.tile, column, before);
+        }
       } else {
-        const int64_t column = int64_t{at.strip} * columns + member;
-        if (member < columns && column < p.columns) {
-          if (p.counters > 1) {
-            sums.template each<false>(0, count, at.tile - count, column,  // (two words at a time were slower here)
-                                      [&](int i, State sum) { known.add(count + i, sum); });
-            count = at.tile;
-            carry[member] = with_initial(at.tile, column, known.fold(at.tile));
-          } else {
-            carry[member] = base_of(at.tile, column);
-          }
+        for (int c = member; c < columns; c += team) {
+          const int64_t column = work.column_of(at.strip, c);
+          if (column < p.columns) carry[c] = base_of(at.tile, column);
         }
       }
       pass_barrier(kBaseThere + turn, movers + team);
@@ -221,10 +232,11 @@ constexpr int look_ahead_threads(int movers, int lookers) {
   return movers + 32 * looker_warps<Work>(movers) * lookers;
 }
 template <class Work>
-constexpr int kMostThreads = look_ahead_threads<Work>(kWideThreads, kMostLookers);
+constexpr int kMostThreads = look_ahead_threads<Work>(Work::kThreadsAtMost, kMostLookers);
 
 template <class Policy, class Work>
-__global__ void __launch_bounds__(kMostThreads<Work>, 1) scan_look_ahead(const __grid_constant__ Parameters p) {
+__global__ void __launch_bounds__(kMostThreads<Work>, Work::kLookBlocks)
+    scan_look_ahead(const __grid_constant__ Parameters p) {
   LookAhead<Policy, Work>(p).run();
 }
 

@@ -3,48 +3,19 @@
 
 #include "scan/chunks.cuh"
 #include "scan/columns.cuh"
-#include "scan/engine.cuh"
 #include "scan/folds.cuh"
 #include "scan/rows.cuh"
+#include "scan/spans.cuh"
 
 namespace jaxgpuops::scan {
 
-// Blocks that registers must leave room for: other blocks hide the latency of memory. More of a kernel that has one
-// tile only, all of it in registers.
+// Blocks that registers must leave room for: other blocks hide the latency of memory.
 template <class Policy>
 constexpr int kLoopBlocks = Policy::kOperands > 1                 ? 3
                             : sizeof(typename Policy::State) <= 8 ? 5
                                                                   : 4;
-template <class Policy>
-constexpr int kTileBlocks = Policy::kOperands == 3 && sizeof(typename Policy::State) <= 8 ? 4 : kLoopBlocks<Policy>;
 
-// Axes of one tile: tiny rows, and kSingle.
-template <class Policy, Layout kLayout>
-__global__ void __launch_bounds__(kThreads, kTileBlocks<Policy>) scan_tile(const __grid_constant__ Parameters p) {
-  using Work = Engine<Policy, kLayout>;
-  const Work work(p);
-  const auto place = work.place(blockIdx.x);
-  const auto span = work.span(0);
-  typename Work::Tile tile;
-  work.load(place, span, tile);
-  work.turn(place, span, tile);
-  const auto starts = work.starts(place, span);
-  const auto folds = work.fold(place, span, tile, starts);
-  typename Work::State base[Work::kWidth];
-  if (p.axis_warps == 1) {
-#pragma unroll
-    for (int v = 0; v < Work::kWidth; ++v) base[v] = work.initial(place.column + v);
-  } else {
-    const int columns = work.block_columns();
-    if (threadIdx.x < columns) work.carry(0)[threadIdx.x] = work.initial(int64_t{blockIdx.x} * columns + threadIdx.x);
-    work.publish_warp(0, folds);
-    __syncthreads();
-    work.earlier_warps(0, base);
-  }
-  work.finish(place, span, tile, starts, folds, base);
-}
-
-// Rows of one tile, unless they are tiny: operands are read once, results written once. A block has one strip; others
+// Rows of one tile: operands are read once, results written once. A block has one strip; others
 // of its multiprocessor hide how long memory takes. (Blocks that stay, with the next strip on its way, were slower.) Of
 // 16 bits a lane has 32 elements, so fewer blocks fit.
 template <class Policy>
@@ -64,46 +35,17 @@ __global__ void __launch_bounds__(kThreads, kWholeRowBlocks<Policy>) scan_rows(c
   work.finish(tile, folds, work.earlier_warps(folds));
 }
 
-template <class Policy>
-__global__ void __launch_bounds__(kThreads, kLoopBlocks<Policy>) scan_loop(const __grid_constant__ Parameters p) {
-  using Work = Engine<Policy, Layout::kSingle>;
+// Columns, or spans, of one tile or more: the next p.stages - 1 tiles are on their way while one is worked on.
+template <class Policy, class Work>
+__global__ void __launch_bounds__(Work::kThreadsAtMost, Work::kLoopBlocks)
+    scan_columns(const __grid_constant__ Parameters p) {
   using State = typename Work::State;
   const Work work(p);
   const auto place = work.place(blockIdx.x);
   const int columns = work.block_columns();
-  const bool keeps = threadIdx.x < columns;  // what comes before the next tile, for a column
+  const bool shared = Work::kFoldsAll || p.axis_warps > 1, keeps = shared && threadIdx.x < columns;
   Counter<Policy> counter(p);
-  const State initial = keeps ? work.initial(int64_t{blockIdx.x} * columns + threadIdx.x) : work.identity();
-  if (keeps) work.carry(0)[threadIdx.x] = initial;
-  for (int t = 0; t < p.tiles; ++t) {
-    const auto span = work.span(t);
-    typename Work::Tile tile;
-    work.load(place, span, tile);
-    const auto starts = work.starts(place, span);
-    const auto folds = work.fold(place, span, tile, starts);
-    work.publish_warp(t % 2, folds);
-    __syncthreads();
-    State base[1];
-    work.earlier_warps(t % 2, base);
-    if (t + 1 < p.tiles && keeps) {
-      counter.add(t, work.tile_total(t % 2, threadIdx.x));
-      work.carry((t + 1) % 2)[threadIdx.x] = Policy::combine(initial, counter.fold(t + 1));
-    }
-    work.finish(place, span, tile, starts, folds, base);
-  }
-}
-
-// Columns, of one tile or more: the next p.stages - 1 tiles are on their way while one is worked on.
-template <class Policy>
-__global__ void __launch_bounds__(kWideThreads, 1) scan_columns(const __grid_constant__ Parameters p) {
-  using Work = Columns<Policy>;
-  using State = typename Work::State;
-  const Work work(p);
-  const auto place = work.place(blockIdx.x);
-  const int columns = work.block_columns();
-  const bool shared = p.axis_warps > 1, keeps = shared && threadIdx.x < columns;
-  Counter<Policy> counter(p);
-  const State initial = keeps ? work.initial(int64_t{blockIdx.x} * columns + threadIdx.x) : work.identity();
+  const State initial = keeps ? work.initial(work.column_of(blockIdx.x, threadIdx.x)) : work.identity();
   if (keeps) work.carry(0)[threadIdx.x] = initial;
   typename Work::Extra extra[1];
   const auto fetch = [&](int t) {

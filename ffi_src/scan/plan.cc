@@ -11,13 +11,14 @@ int64_t enough_strips(Layout layout, const Gpu& gpu) {
   return layout == Layout::kAcross ? gpu.multiprocessors : 2 * gpu.multiprocessors;
 }
 
-constexpr int64_t kLeastLineBytes = 64;
-
 // Rows that have a block each come in waves, the last of which leaves much of the device idle where there are few
 // waves: fewer rows than this, of so many tiles that are almost all full, are shared instead, where a sum is one word
 // (others take longer to fold than to load).
 constexpr int64_t kManyRows = 2048;  // 660 are on an H200 at a time
 constexpr int64_t kLongRow = 16;     // tiles
+
+constexpr int64_t kFewTiles = 3;           // that a block soon walks over
+constexpr int64_t kShortBytes = 24 << 10;  // of a block where the axis is short
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -45,6 +46,35 @@ int state_words(const Problem& problem, int bytes) {
   return problem.segmented ? words + (bytes >= 8 ? 2 : 1) : words;
 }
 
+// Lanes that have all of a column. Where rows of columns are shorter than a line of memory, blocks bring whole ones to
+// shared memory.
+Plan plan_short(const Problem& problem, const Gpu& gpu, Plan plan) {
+  const auto [outer, length, inner] = problem.rows;
+  const int bytes = bytes_of(problem.dtype), operands = operands_of(problem.kind);
+  plan.algorithm = Algorithm::kLoop;
+  plan.per_lane = plan.tile = static_cast<int>(length);
+  plan.tiles = 1;
+  const int64_t columns = outer * inner;
+  if (inner * bytes < kLineBytes) {
+    const int64_t rows = std::max<int64_t>(kShortBytes / (operands * length * inner * bytes), 1);
+    const int64_t shared_out = ceil_div(std::max<int64_t>(ceil_div(columns, 2 * gpu.multiprocessors), 64), inner);
+    plan.block_columns = inner * std::min(rows, shared_out);
+    plan.padding = length * inner * bytes % 16 == 0 ? 16 : 0;
+    plan.span_bytes = static_cast<int>(span_bytes(plan.block_columns * length, bytes, plan.padding));
+    plan.stage_bytes = operands * plan.span_bytes;
+    plan.parts = 0;
+    plan.axis_warps = static_cast<int>(std::min<int64_t>(kWarps, ceil_div(plan.block_columns, 32)));
+    plan.strips = ceil_div(columns, plan.block_columns);
+  } else {
+    const int64_t at_once = length <= 2 ? 4 : length <= 4 ? 2 : 1;  // columns of a lane
+    plan.parts = ceil_div(inner, at_once * kThreads);
+    plan.block_columns = ceil_div(inner, plan.parts);
+    plan.axis_warps = static_cast<int>(ceil_div(plan.block_columns, 32 * at_once));
+    plan.strips = outer * plan.parts;
+  }
+  return plan;
+}
+
 }  // namespace
 
 const char* name(Algorithm algorithm) {
@@ -61,7 +91,7 @@ const char* name(Layout layout) {
   switch (layout) {
     case Layout::kAlong: return "along";
     case Layout::kAcross: return "across";
-    case Layout::kSingle: return "single";
+    case Layout::kSpans: return "spans";
   }
   return "?";
 }
@@ -76,46 +106,61 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   const bool product = problem.kind == Kind::kCumulative && problem.op == Op::kProd;
   const bool rare = is_rare(problem.kind, product, problem.segmented, problem.dtype);
   const bool simple = problem.a.inner.groups <= 1 && problem.starts.inner.groups <= 1;  // columns beside each other
-  const bool across = inner * bytes % 16 == 0 && inner * bytes >= kLeastLineBytes && simple;
-  plan.layout = rare ? Layout::kSingle : inner == 1 ? Layout::kAlong : across ? Layout::kAcross : Layout::kSingle;
+  const bool across = inner * bytes % 4 == 0 && inner > 32 && simple;
+  plan.layout = rare || length <= kShortAxis ? Layout::kSpans
+                : inner == 1                 ? Layout::kAlong
+                : across                     ? Layout::kAcross
+                                             : Layout::kSpans;
+  if (plan.layout == Layout::kSpans && length <= kShortAxis) return plan_short(problem, gpu, plan);
   const RunShape shape = run_shape(plan.layout, operands, bytes);
-  int max_run_bits = 5;
-  if (plan.layout == Layout::kAcross)
-    max_run_bits = 0;
-  else if (plan.layout == Layout::kSingle)
-    max_run_bits -= bits_for(std::min<int64_t>(32, inner));
   const int64_t runs = ceil_div(length, shape.run);
-  if (plan.layout == Layout::kAlong && runs <= 8) {
-    plan.run_bits = bits_for(runs);
+  if (plan.layout == Layout::kAcross) {
+    plan.axis_warps = static_cast<int>(std::min<int64_t>(kWarps, int64_t{1} << bits_for(runs)));
+  } else if (plan.layout == Layout::kAlong) {
+    plan.run_bits = std::min(5, bits_for(ceil_div(runs, shape.per_lane)));
+    plan.axis_warps = static_cast<int>(std::min<int64_t>(kWarps, ceil_div(runs, shape.per_lane << plan.run_bits)));
+    plan.per_lane = shape.per_lane;
   } else {
-    plan.run_bits = std::min(max_run_bits, bits_for(ceil_div(runs, shape.per_lane)));
+    plan.columns = static_cast<int>(std::min<int64_t>(kMostColumns, inner));
+    plan.runs = std::max(1, 32 / plan.columns);
+    plan.column_bits = bits_for(ceil_div(plan.columns, 32));
+    plan.axis_warps = kWarps >> plan.column_bits;
+    // An odd number of positions, so that lanes whose runs they are do not share banks of shared memory.
+    plan.per_lane = shape.per_lane;
+    const int64_t lanes = plan.runs * plan.axis_warps;  // of a column
+    while (plan.per_lane > 9 && lanes * (plan.per_lane / 2 + 1) >= length) plan.per_lane = plan.per_lane / 2 + 1;
+    plan.axis_warps = static_cast<int>(std::min<int64_t>(plan.axis_warps, ceil_div(length, plan.runs * plan.per_lane)));
   }
   const int lanes = 1 << plan.run_bits;
-  const int64_t warps = ceil_div(runs, lanes * shape.per_lane);
-  if (plan.layout == Layout::kAlong) {  // tiny rows have one run in a lane (engine.cuh), others all (rows.cuh)
-    plan.axis_warps = static_cast<int>(std::min<int64_t>(kWarps, warps));
-    plan.per_lane = runs <= 8 ? 1 : shape.per_lane;
-  } else {
-    plan.axis_warps = static_cast<int>(std::min<int64_t>(kWarps, int64_t{1} << bits_for(warps)));
-    plan.per_lane = static_cast<int>(std::min<int64_t>(shape.per_lane, ceil_div(runs, lanes * plan.axis_warps)));
-  }
-  plan.tile = plan.axis_warps * plan.per_lane * lanes * shape.run;
+  plan.tile = plan.axis_warps * plan.per_lane * (plan.layout == Layout::kSpans ? plan.runs : lanes * shape.run);
   plan.tiles = ceil_div(length, plan.tile);
   while (int64_t{1} << (kGroupBits * plan.levels) < plan.tiles) ++plan.levels;
 
   // The rest does not change results. Blocks as large as leaves enough of them.
   const int64_t vectors = outer * (inner / shape.width), vectors_of_warp = 32 / lanes;
-  plan.column_bits = bits_for(kWarps / plan.axis_warps);
   const auto strips = [&] { return ceil_div(vectors, vectors_of_warp << plan.column_bits); };
-  while (plan.column_bits > 0 && strips() < 2 * gpu.multiprocessors) --plan.column_bits;
-  plan.strips = strips();
+  if (plan.layout == Layout::kSpans) {
+    plan.parts = ceil_div(inner, plan.columns);
+    plan.strips = outer * plan.parts;
+  } else {
+    plan.column_bits = bits_for(kWarps / plan.axis_warps);
+    while (plan.column_bits > 0 && strips() < 2 * gpu.multiprocessors) --plan.column_bits;
+    plan.strips = strips();
+  }
   plan.algorithm = Algorithm::kLoop;
-  const int state_bytes = 4 * state_words(problem, bytes),
-            stage = stage_bytes(plan.layout, operands, bytes, state_bytes);
+  const int state_bytes = 4 * state_words(problem, bytes);
+  int stage = 0;
+  if (plan.layout == Layout::kSpans) {
+    if (inner == plan.columns) plan.span_bytes = static_cast<int>(span_bytes(plan.tile * inner, bytes, 0));
+    stage = operands * plan.span_bytes + (plan.threads() * state_bytes + 15) / 16 * 16;
+  } else {
+    stage = stage_bytes(plan.layout, operands, bytes, state_bytes);
+  }
   const int64_t most = gpu.shared_bytes;
   // Of a block: tiles on their way, and for each slot what warps tell each other; 1 KB to spare.
   const auto shared = [&](int stages, int slots) {
-    const int64_t columns = (vectors_of_warp << plan.column_bits) * shape.width;
+    const int64_t columns =
+        plan.layout == Layout::kSpans ? plan.columns : (vectors_of_warp << plan.column_bits) * shape.width;
     return stages * stage * plan.width() + slots * (plan.axis_warps + 1) * columns * state_bytes + 1024;
   };
   bool enough = plan.strips >= enough_strips(plan.layout, gpu);
@@ -135,6 +180,11 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
     while (plan.stages > 1 && shared(plan.stages, 2) > most) --plan.stages;
   }
   if (plan.layout == Layout::kAlong && plan.tiles > 1) plan.stages = shared(2, 2) <= most ? 2 : 1;
+  if (plan.layout == Layout::kSpans) {  // two blocks of a multiprocessor
+    plan.stages = static_cast<int>(std::min<int64_t>(3, plan.tiles));
+    while (plan.stages > 1 && 2 * shared(plan.stages, 2) > most) --plan.stages;
+  }
+  plan.stage_bytes = stage * plan.width();
   if (plan.tiles == 1 || plan.strips * plan.tiles > INT32_MAX) return plan;
   const bool cut = problem.kind == Kind::kCumulative && problem.segmented;
   const bool fits = plan.layout == Layout::kAlong && !cut && plan.strips * plan.tiles <= kResidentTiles;
@@ -143,6 +193,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
                       plan.tiles * plan.tile - length <= length / 16 && gpu.bulk_copy;
   auto choice = enough && !ragged ? Algorithm::kLoop : fits ? Algorithm::kResident : Algorithm::kLookAhead;
   if (forced >= 0) choice = static_cast<Algorithm>(forced);
+  if (plan.layout == Layout::kSpans && plan.tiles <= kFewTiles) choice = Algorithm::kLoop;
   if (choice == Algorithm::kResident && !fits) choice = Algorithm::kLookAhead;
   if (choice == Algorithm::kLoop) return plan;
 

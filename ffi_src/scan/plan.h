@@ -28,6 +28,13 @@ struct Plan {
   int axis_warps = 1;
   int column_bits = 0;  // 2^column_bits warps along the columns
   int per_lane = 1;
+  int runs = 1;                 // kSpans: of a warp
+  int columns = 1;              // and of a span
+  int64_t parts = 1;            // of inner
+  int64_t block_columns = 0;    // of a block where the axis is short; else 0
+  int span_bytes = 0;           // shared memory of an operand's part of a span; 0 if that is not contiguous
+  int padding = 0;              // of these, bytes that are left free after each 128
+  int stage_bytes = 0;          // and of a tile
   int tile = 0;                 // positions of a tile
   int64_t tiles = 0;            // along the axis
   int64_t strips = 0;           // blocks that the columns take

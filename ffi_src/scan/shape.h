@@ -2,8 +2,10 @@
 //
 // A block takes tiles of `length` positions by some columns (a column: one outer and one inner index). Its warps are
 // `axis_warps` along the axis by `column_warps`; the lanes of a warp are 2^run_bits along the axis by the rest. A lane
-// has `per_lane` runs of consecutive positions. kAlong, they are one after the other; kSingle, those of a warp's lanes
-// interleave, so that neighbouring lanes load neighbouring memory.
+// has `per_lane` runs of consecutive positions, one after the other.
+//
+// kSpans, a warp has `runs` runs, of up to 32 columns each, of `per_lane` positions; more columns have warps beside
+// each other. Of a short axis a lane has all positions.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +17,7 @@ namespace jaxgpuops::scan {
 enum class Layout {
   kAlong,   // inner is 1: 16 bytes along the axis are one load, and one run
   kAcross,  // 16 bytes across columns are one load; a lane has a run of positions of 4 bytes, or of one column
-  kSingle,  // one element is one load, and one run
+  kSpans,   // 4 bytes of memory are one load, whatever they belong to; a lane has a run of one column
 };
 
 struct RunShape {
@@ -29,12 +31,21 @@ constexpr RunShape run_shape(Layout layout, int operands, int bytes) {
   switch (layout) {
     case Layout::kAlong: return {16 / bytes, 1, operands <= 2 ? 4 : 2};
     case Layout::kAcross: return {(operands == 1 ? 32 : 16) / (bytes > 4 ? 2 : 1), bytes < 4 ? 4 / bytes : 1, 1};
-    case Layout::kSingle: break;
+    case Layout::kSpans: break;
   }
-  return {1, 1, operands == 1 ? 8 : 4};
+  return {1, 1, (operands == 1 ? 128 : operands == 2 ? 64 : 32) / (bytes < 2 ? 2 : bytes > 8 ? 8 : bytes) + 1};
 }
 
-// Calls that are not worth the time to compile kernels of 16-byte loads for: they take Layout::kSingle.
+constexpr int64_t kShortAxis = 32;
+constexpr int kMostColumns = 256;                          // of a span
+constexpr int kLineBits = 7, kLineBytes = 1 << kLineBits;  // of memory; spans are aligned to these in shared memory
+
+// Bytes of shared memory of an operand's part of a span.
+constexpr int64_t span_bytes(int64_t elements, int bytes, int padding) {
+  return ((elements * bytes + kLineBytes - 1) / kLineBytes + 1) * (kLineBytes + padding);
+}
+
+// Calls that are not worth the time to compile kernels of 16-byte loads for: they take Layout::kSpans.
 constexpr bool is_rare(Kind kind, bool product, bool segmented, DType dtype) {
   const int bytes = bytes_of(dtype);
   if (bytes == 1 || bytes == 16) return true;
@@ -52,10 +63,7 @@ constexpr int stage_bytes(Layout layout, int operands, int bytes, int state_byte
   const RunShape shape = run_shape(layout, operands, bytes);
   if (layout == Layout::kAcross)  // a line of neighbours more
     return kThreads * (operands * shape.run + (operands < 3 ? 0 : 1)) * shape.width * bytes;
-  const int unit = layout == Layout::kSingle ? bytes : 16;
-  const int extra = operands < 3 ? 0 : layout == Layout::kAlong ? bytes : bytes * shape.per_lane;
-  const int folds = layout == Layout::kSingle ? shape.per_lane : 1;
-  return kThreads * (operands * shape.per_lane * unit + extra + folds * state_bytes);
+  return kThreads * (operands * shape.per_lane * 16 + (operands < 3 ? 0 : bytes) + state_bytes);
 }
 
 // look_ahead: steps from a tile's sum to its results, at most.
