@@ -188,7 +188,7 @@ def measure(case: Case, libraries: Sequence[str]) -> dict[str, Any]:
                 row["us"] |= _gpu_times(name, fn, theirs, case)
             else:
                 cpu_calls[name] = _cpu_call(name, fn, theirs[0], case.in_place)
-        except Exception as error:  # noqa: BLE001  one library's failure must not hide the others' results
+        except Exception as error:
             row["errors"][name] = f"{type(error).__name__}: {error}".split("\n")[0][:300]
         theirs = None
         free_caches()
@@ -237,7 +237,7 @@ def _cpu_model() -> str:
 def _version(name: str) -> str:
     if name == "jaxgpuops":  # which may be used from a source tree
         return jaxgpuops.__version__
-    names = [name] if name != "cupy" else [d for d in importlib.metadata.packages_distributions().get(name, [name])]
+    names = [name] if name != "cupy" else list(importlib.metadata.packages_distributions().get(name, [name]))
     return importlib.metadata.version(names[0])
 
 

@@ -77,7 +77,7 @@ class Prepared:
 
         try:
             return jax.jit(fresh).lower(*args).compile({"xla_llvm_disable_expensive_passes": hasty})
-        except Exception as error:  # noqa: BLE001  it is the row's to tell
+        except Exception as error:
             return error
 
     def row(self) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def checked(prepared: Prepared, operands: tuple, row: dict[str, Any]) -> None:
         results = _run(prepared.ours, *operands)
         if not _run(prepared.right, operands, results):
             row["errors"]["jaxgpuops"] = "wrong results"
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         row["errors"]["jaxgpuops"] = _message(error)
 
 
@@ -136,7 +136,7 @@ def timed(prepared: Prepared, inputs: list[tuple], row: dict[str, Any]) -> None:
         row["us"]["jaxgpuops"], row["launches"] = _kernels(lambda *args: _run(prepared.ours, *args), inputs)
     try:
         row["us"]["jax"], _ = _kernels(lambda *args: _run(prepared.jax, *args), inputs)
-    except Exception as error:  # noqa: BLE001  out of memory, say
+    except Exception as error:
         row["errors"]["jax"] = _message(error)
     if problem.torch is None:
         return
@@ -150,7 +150,7 @@ def timed(prepared: Prepared, inputs: list[tuple], row: dict[str, Any]) -> None:
             torch.cuda.synchronize()
 
         row["us"]["torch"], _ = _kernels(call, theirs)
-    except Exception as error:  # noqa: BLE001  a dtype that it lacks, say
+    except Exception as error:
         row["errors"]["torch"] = _message(error)
     del theirs
     torch.cuda.empty_cache()

@@ -283,7 +283,7 @@ class _Meshes:
         for full, free in self:
             try:
                 return full, free, [_entries(parse_flatten_op_sharding(s, free)[0], len(n)) for n, s in arrays]
-            except Exception:  # noqa: BLE001, S112  not of this mesh: JAX raises various things
+            except Exception:
                 continue
         return full, free, [[()] * len(shape) for shape, _ in arrays]  # gathered: right, if slow
 

@@ -40,7 +40,7 @@ def test_flags_are_bools(op):
             with pytest.raises(TypeError, match=f"{op}: {flag} must be True or False, known at trace time, got "):
                 function(*arrays, **{flag: value})
         with pytest.raises(TypeError, match=f"{op}: {flag} must be True or False, known at trace time, got .*racer"):
-            jax.jit(lambda value: function(*arrays, **{flag: value}))(True)  # noqa: B023  called here
+            jax.jit(lambda value: function(*arrays, **{flag: value}))(True)
         function(*arrays, **{flag: np.False_})
 
 

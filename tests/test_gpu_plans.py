@@ -79,7 +79,9 @@ def test_explain_shows_what_is_launched(family, fn, shape, tmp_path):
         jax.block_until_ready(run(x))
     [trace] = glob.glob(f"{tmp_path}/**/*.xplane.pb", recursive=True)
     data = jax.profiler.ProfileData.from_file(trace)
-    names = {event.name for plane in data.planes if "GPU" in plane.name for line in plane.lines for event in line.events}
+    names = {
+        event.name for plane in data.planes if "GPU" in plane.name for line in plane.lines for event in line.events
+    }
     launched = {name for name in names if "jaxgpuops" in name}
     for algorithm in algorithms:
         pattern = KERNELS[family][algorithm]

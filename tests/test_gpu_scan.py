@@ -169,7 +169,7 @@ def test_scans_of_a_row_are_those_of_the_row_in_its_batch(shape, axis):
     x = normal(jax.random.key(0), (5, *shape[1:]))
     whole = run_scans(x, axis)
     for i in range(5):
-        assert same_bits(run_scans(x[i : i + 1], axis), jax.tree.map(lambda y: y[i : i + 1], whole))  # noqa: B023
+        assert same_bits(run_scans(x[i : i + 1], axis), jax.tree.map(lambda y: y[i : i + 1], whole))
     limit = jax.local_devices()[0].memory_stats()["bytes_limit"]
     many = max(1, min(120, limit // (40 * x.nbytes)))  # enough rows for the kernel that gives each to one block
     repeated = run_scans(jnp.concatenate([x] * many), axis)

@@ -169,7 +169,7 @@ def test_a_row_is_that_of_the_row_in_its_batch(shape, axis):
     part = lambda of: {k: of(v) if k in ROWWISE else v for k, v in operands.items()}
     whole = run_rows(**operands, axis=axis)
     for i in range(5):
-        row = lambda v: v[i : i + 1]  # noqa: B023  called here
+        row = lambda v: v[i : i + 1]
         assert same_bits(run_rows(**part(row), axis=axis), jax.tree.map(row, whole))
     many = max(1, min(220, memory() // (200 * operands["x"].nbytes)))
     repeated = run_rows(**part(lambda v: jnp.concatenate([v] * many)), axis=axis)
@@ -205,7 +205,7 @@ def test_causal_rows():
         triangle = jnp.tri(queries, keys, dtype=bool)
         poisoned = jnp.where(triangle, x, jnp.nan)
         for name in SOFTMAX:
-            y, pull = jax.vjp(lambda x: getattr(jaxgpuops, name)(x, causal=True), poisoned)  # noqa: B023
+            y, pull = jax.vjp(lambda x: getattr(jaxgpuops, name)(x, causal=True), poisoned)
             masked = functools.partial(getattr(jaxgpuops, name), where=triangle)
             expected, pull_expected = jax.vjp(masked, x)
             np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
@@ -251,9 +251,9 @@ def test_more_than_2_to_the_31_elements(shape, axis):
     x = jax.jit(lambda: (mixed() % 16).astype(jnp.bfloat16) / 4)()
     lse = jax.jit(lambda x: jaxgpuops.logsumexp(x, axis=axis, keepdims=True))(x).astype(jnp.float32)
     for name in ("softmax", "log_softmax"):
-        y = jax.jit(lambda x: getattr(jaxgpuops, name)(x, axis=axis))(x)  # noqa: B023
+        y = jax.jit(lambda x: getattr(jaxgpuops, name)(x, axis=axis))(x)
         log = jnp.log if name == "softmax" else lambda y: y
-        worst = jax.jit(lambda x, y, lse: abs(log(y.astype(jnp.float32)) + lse - x).max())(x, y, lse)  # noqa: B023
+        worst = jax.jit(lambda x, y, lse: abs(log(y.astype(jnp.float32)) + lse - x).max())(x, y, lse)
         assert worst < 0.2, name  # lse and y have 8 bits
         del y
     bytes_ = x.astype(jnp.int8)

@@ -96,9 +96,9 @@ def test_adversarial(shape, axis, k, dtype):
     lanes = math.prod(shape) // shape[axis]
     for largest, sorted in [(True, True), (False, False)]:
         expected = jax.jit(expected_topk, static_argnums=(1, 2, 3, 4))(rows, k, 1, largest, sorted)
-        fn = jax.jit(lambda x: jaxgpuops.topk(x, k, axis=axis, largest=largest, sorted=sorted))  # noqa: B023
+        fn = jax.jit(lambda x: jaxgpuops.topk(x, k, axis=axis, largest=largest, sorted=sorted))
         for shift in range(0, len(rows), lanes):
-            wanted = jax.tree.map(lambda e: spread(e, shape, axis, shift), expected)  # noqa: B023
+            wanted = jax.tree.map(lambda e: spread(e, shape, axis, shift), expected)
             assert same_bits(tuple(fn(spread(rows, shape, axis, shift))), wanted), names[shift : shift + lanes]
 
 
@@ -140,7 +140,7 @@ def test_a_row_alone_is_the_row_in_its_batch(shape, axis, k):
     fn = jax.jit(lambda x: jaxgpuops.topk(x, k, axis=axis))
     whole = fn(x)
     for i in range(5):
-        assert same_bits(fn(x[i : i + 1]), jax.tree.map(lambda y: y[i : i + 1], whole))  # noqa: B023
+        assert same_bits(fn(x[i : i + 1]), jax.tree.map(lambda y: y[i : i + 1], whole))
     many = max(1, min(120, memory() // (8 * x.nbytes)))  # enough rows for a kernel that gives each to one block
     repeated = fn(jnp.concatenate([x] * many))
     assert same_bits(jax.tree.map(lambda y: y[-5:], repeated), whole)

@@ -80,7 +80,9 @@ def test_forms(capability):
     for call in calls():
         _, length, inner, _, bits, _ = call
         plan = plan_topk(*call, capability)
-        assert set(plan) == {"algorithm", "lanes", "threads", "slices", "blocks", "workspace_bytes", "shared_bytes"}, call
+        assert set(plan) == {"algorithm", "lanes", "threads", "slices", "blocks", "workspace_bytes", "shared_bytes"}, (
+            call
+        )
         assert plan["algorithm"] in ALGORITHMS - {"empty"}, call
         assert 1 <= plan["lanes"] <= 1024 and 32 <= plan["threads"] <= 1024 and plan["threads"] % 32 == 0, (call, plan)
         assert plan["slices"] >= 1, call
@@ -193,7 +195,9 @@ def scan_calls():
     for target, segmented, rows in itertools.product(
         SCANS, (False, True), itertools.product(OUTER, LENGTHS, (1, 3, 256))
     ):
-        for dtype in ("bfloat16", "float32", "float64") if "logsumexp" in target else SCANNED[target.endswith(("jvp", "vjp"))]:
+        for dtype in (
+            ("bfloat16", "float32", "float64") if "logsumexp" in target else SCANNED[target.endswith(("jvp", "vjp"))]
+        ):
             if np.prod(rows, dtype=object) < 1 << 38:
                 yield target, *rows, dtype, segmented, 1
 

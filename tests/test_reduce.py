@@ -139,7 +139,7 @@ def test_axes(module, axis):
 
     def results(functions, axis):
         for (name, function), option in itertools.product(functions.items(), options):
-            fn = lambda x: function(*[x] * (1 + (name == "dot")), axis=axis, **option)  # noqa: B023  called here
+            fn = lambda x: function(*[x] * (1 + (name == "dot")), axis=axis, **option)
             y, pull = jax.vjp(fn, x)
             yield y, pull(ct.ravel()[: y.size].reshape(y.shape))[0]
 
@@ -213,7 +213,7 @@ def test_gradients_of_masked_elements_are_0(module):
     x = jnp.array([[1.0, NAN, 3.0], [INF, 2.0, NAN]])
     where = jnp.isfinite(x)
     for name in NAMES:
-        fn = lambda x: getattr(module, name)(*[x] * (1 + (name == "dot")), where=where).sum()  # noqa: B023
+        fn = lambda x: getattr(module, name)(*[x] * (1 + (name == "dot")), where=where).sum()
         gradient = np.asarray(jax.grad(fn)(x))
         assert np.isfinite(gradient).all() and np.all(gradient[~np.asarray(where)] == 0)
 
@@ -225,8 +225,8 @@ def test_finite_differences(module):
         x, y, where = rng.standard_normal((2, 3, 4)), rng.standard_normal((3, 1)), rng.random((3, 4)) < 0.8
         modes = ("fwd", "rev") if module is jaxgpuops.lax else ("rev",)
         for name in NAMES[:4]:
-            fn = lambda x: getattr(module, name)(x, axis=1, where=where) ** 2  # noqa: B023
-            fn_finite = lambda x: jnp.where(jnp.isfinite(out := fn(x)), out, 0)  # noqa: B023
+            fn = lambda x: getattr(module, name)(x, axis=1, where=where) ** 2
+            fn_finite = lambda x: jnp.where(jnp.isfinite(out := fn(x)), out, 0)
             jax.test_util.check_grads(jax.jit(fn_finite), (x,), order=2, modes=modes, atol=1e-6, rtol=1e-6)
         dot = lambda x, y: module.dot(x, y, axis=(1, 2), where=where)
         jax.test_util.check_grads(jax.jit(dot), (x, y), order=2, modes=modes, atol=1e-6, rtol=1e-6)
@@ -257,7 +257,7 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(n):
     rng = np.random.default_rng(0)
     x, where = rng.standard_normal((5, n)).astype(np.float32), rng.random(n) < 0.7
     for name in ("sum", "max", "dot"):
-        fn = lambda x: getattr(jaxgpuops, name)(*[x] * (1 + (name == "dot")), where=where)  # noqa: B023
+        fn = lambda x: getattr(jaxgpuops, name)(*[x] * (1 + (name == "dot")), where=where)
         np.testing.assert_array_equal(np.stack([fn(row) for row in x]), fn(x))
         np.testing.assert_array_equal(jax.vmap(fn)(x), fn(x))
 

@@ -330,7 +330,7 @@ def test_many_short_rows(n, axis):
     for name, reverse in itertools.product(NAMES, (False, True)):
         x, fn = values(rng, shape, np.float32, name), functools.partial(getattr(jaxgpuops, name), axis=axis)
         check(name, x, axis, reverse=reverse, exclusive=reverse, starts=starts)
-        pull = lambda x: jax.vjp(fn, x)[1](x)[0]  # noqa: B023
+        pull = lambda x: jax.vjp(fn, x)[1](x)[0]
         if axis == 1:
             np.testing.assert_array_equal(pull(x)[-3:], pull(x[-3:]))
 
@@ -475,7 +475,7 @@ def test_jacobian_is_exact(name, zeros):
     x[np.random.default_rng(zeros).permutation(7)[:zeros]] = 0
     with jax.enable_x64(True):
         for flags in FLAGS:
-            expected = exact_jacobian(lambda x: scan_reference.cumulative(name, x, 0, **flags), x)  # noqa: B023
+            expected = exact_jacobian(lambda x: scan_reference.cumulative(name, x, 0, **flags), x)
             for jacobian in jacobians(*tiers(name, flags), x):
                 np.testing.assert_array_equal(jacobian, expected.astype(float), err_msg=str(flags))
 
@@ -488,8 +488,8 @@ def test_second_derivatives_of_cumprod_are_exact(zeros):
     with jax.enable_x64(True):
         for reverse, exclusive in itertools.product((False, True), repeat=2):
             flags = {"reverse": reverse, "exclusive": exclusive, "starts": None}
-            total = lambda x: (weights * scan_reference.cumulative("cumprod", x, 0, **flags)).sum()  # noqa: B023
-            expected = exact_jacobian(lambda x: exact_jacobian(total, x), x)  # noqa: B023
+            total = lambda x: (weights * scan_reference.cumulative("cumprod", x, 0, **flags)).sum()
+            expected = exact_jacobian(lambda x: exact_jacobian(total, x), x)
             np.fill_diagonal(expected, 0)  # no element occurs twice in a product
             public, lax_tier = ((lambda x, fn=fn: (weights * fn(x)).sum()) for fn in tiers("cumprod", flags))
             for hessian in (
@@ -605,7 +605,7 @@ def test_derivatives_of_recurrences_are_exact(a_shape, reverse):
     with jax.enable_x64(True):
         for segments in (None, starts):
             options = {"axis": axis, "reverse": reverse}
-            h = lambda *args: scan_reference.linear(*args, **options, starts=segments)  # noqa: B023
+            h = lambda *args: scan_reference.linear(*args, **options, starts=segments)
             public, lax_tier = (
                 functools.partial(fn, **options, segment_starts=segments)
                 for fn in (jaxgpuops.linear_scan, jaxgpuops.lax.linear_scan)
@@ -618,7 +618,7 @@ def test_derivatives_of_recurrences_are_exact(a_shape, reverse):
                 np.testing.assert_array_equal(ct, tier_ct)
                 if i == 0 and a_shape and (len(a_shape) < 2 or a_shape[-2] == 1) or a_shape == ():
                     continue
-                of_one = lambda x, i=i: (weights * h(*args[:i], x, *args[i + 1 :])).sum()  # noqa: B023
+                of_one = lambda x, i=i: (weights * h(*args[:i], x, *args[i + 1 :])).sum()
                 np.testing.assert_array_equal(ct, exact_jacobian(of_one, args[i]).astype(float))
             # Elements of a that steps share: the sum over the steps.
             full = np.broadcast_to(args[0], shape).copy()
@@ -736,7 +736,7 @@ def test_shared_factors_are_not_copied_by_vmap():
     a, b = rng.integers(-2, 3, (5,)).astype(np.float32), rng.integers(-2, 3, (4, 5)).astype(np.float32)
     for fn in (jaxgpuops.linear_scan, jaxgpuops.lax.linear_scan):
         loss = lambda a, fn=fn: (jax.vmap(fn, (None, 0))(a, b) ** 2).sum()
-        one_by_one = sum(jax.grad(lambda a, row=row: (fn(a, row) ** 2).sum())(a) for row in b)  # noqa: B023
+        one_by_one = sum(jax.grad(lambda a, row=row: (fn(a, row) ** 2).sum())(a) for row in b)
         np.testing.assert_array_equal(jax.grad(loss)(a), one_by_one)
 
 

@@ -115,7 +115,9 @@ OPS = {
     ),
     "cross-entropy": (lambda x: jaxgpuops.softmax_cross_entropy(x, LABELS, axis=AXIS), one_hot_loss, False),
     "cross-entropy and gradient": (
-        jax.value_and_grad(lambda x: jaxgpuops.softmax_cross_entropy(x, LABELS, axis=AXIS, reduction="sum", z_loss=0.1)),
+        jax.value_and_grad(
+            lambda x: jaxgpuops.softmax_cross_entropy(x, LABELS, axis=AXIS, reduction="sum", z_loss=0.1)
+        ),
         jax.value_and_grad(lambda x: one_hot_loss(x).sum()),
         False,
     ),

@@ -189,7 +189,7 @@ def test_many_short_rows(n):
         check(name, x, ct=g)
         check(name, x.astype(ml_dtypes.bfloat16), ct=g, bias=ct[0].astype(ml_dtypes.bfloat16), where=where)
         check(name, x.astype(np.float64), scale=scale, where=where[:1])
-        pull = lambda x, g: jax.vjp(getattr(jaxgpuops, name), x)[1](g)[0]  # noqa: B023
+        pull = lambda x, g: jax.vjp(getattr(jaxgpuops, name), x)[1](g)[0]
         np.testing.assert_array_equal(getattr(jaxgpuops, name)(x)[-3:], getattr(jaxgpuops, name)(x[-3:]))
         np.testing.assert_array_equal(pull(x, g)[-3:], pull(x[-3:], g[-3:]))
         # Three side by side.
@@ -222,7 +222,7 @@ def test_axes(module, axis):
 
     def results(functions, axis):
         for function, where in itertools.product(functions, wheres):
-            y, pull = jax.vjp(lambda x: function(x, axis=axis, where=where), x)  # noqa: B023  called here
+            y, pull = jax.vjp(lambda x: function(x, axis=axis, where=where), x)
             yield y, pull(ct.ravel()[: y.size].reshape(y.shape))[0]
 
     with jax.enable_x64(True):
@@ -277,7 +277,7 @@ def test_scalars(module):
 def test_empty_arrays(module, shape, axis):
     x = np.zeros(shape, np.float32)
     for name in NAMES:
-        y, pull = jax.vjp(lambda x: getattr(module, name)(x, axis=axis), x)  # noqa: B023
+        y, pull = jax.vjp(lambda x: getattr(module, name)(x, axis=axis), x)
         expected = jax.nn.logsumexp(x, axis=axis) if name == "logsumexp" else x
         np.testing.assert_array_equal(y, expected)
         assert pull(jnp.ones_like(y))[0].shape == shape
@@ -364,7 +364,7 @@ def test_what_is_left_of_1_is_not_lost(paths, module):
             x = jnp.array([[40.0, 0.0, -INF], [0.0, 40.0, 0.0]], dtype)
             label = jnp.array([0, 1])
             for reduction in (None, "sum"):
-                fn = lambda x: module.softmax_cross_entropy(x, label, reduction=reduction).sum()  # noqa: B023
+                fn = lambda x: module.softmax_cross_entropy(x, label, reduction=reduction).sum()
                 loss, gradient = jax.value_and_grad(fn)(x)
                 np.testing.assert_allclose(loss, 3 * tail, rtol=1e-5)
                 expected = [[-tail, tail, 0], [tail, -2 * tail, tail]]
@@ -378,9 +378,9 @@ def test_what_is_left_of_1_is_not_lost_by_derivatives(paths):
             p = np.exp(np.array([3.0, 40, 0]) - 40)
             q = p[0] + p[2]
             for module in TIERS.values():
-                gradient = jax.grad(lambda x: module.softmax(x)[1])(x)  # noqa: B023
+                gradient = jax.grad(lambda x: module.softmax(x)[1])(x)
                 np.testing.assert_allclose(gradient, [-p[0], q, -p[2]], rtol=1e-5)
-                gradient = jax.grad(lambda x: module.log_softmax(x)[1])(x)  # noqa: B023
+                gradient = jax.grad(lambda x: module.log_softmax(x)[1])(x)
                 np.testing.assert_allclose(gradient, [-p[0], q, -p[2]], rtol=1e-5)
             t = jnp.array([0.0, 1.0, 0.0], dtype)
             tangent = jax.jvp(jaxgpuops.lax.log_softmax, (x,), (t,))[1]
@@ -434,7 +434,7 @@ def test_gradients_of_masked_entries_are_0(paths, module, name):
         gradient = np.asarray(pull(ct)[0])
         assert np.all(gradient[~where] == 0)
         np.testing.assert_array_equal(gradient, pull_good(ct)[0])
-        total = lambda x: (jnp.where(jnp.isfinite(fn(x)), fn(x), 0) ** 2).sum()  # noqa: B023
+        total = lambda x: (jnp.where(jnp.isfinite(fn(x)), fn(x), 0) ** 2).sum()
         second = np.asarray(jax.hessian(total)(x))
         assert np.all(second[~where] == 0) and np.all(second[:, :, ~where] == 0)
 
@@ -447,7 +447,7 @@ def test_rows_that_are_masked_whole(paths, module):
     assert module.log_softmax(x, where=where)[1].tolist() == [-INF, -INF]
     assert module.logsumexp(x, where=where)[1] == -INF
     for name in NAMES:
-        fn = lambda x: jnp.where(jnp.isfinite(y := getattr(module, name)(x, where=where)), y, 0).sum()  # noqa: B023
+        fn = lambda x: jnp.where(jnp.isfinite(y := getattr(module, name)(x, where=where)), y, 0).sum()
         gradient = jax.grad(fn)(x)
         assert np.isfinite(gradient).all() and gradient[1].tolist() == [0.0, 0.0]
 
@@ -490,7 +490,10 @@ def relative_error(reference):
 def test_derivatives_of_logsumexp_at_large_logits(paths, module, dtype):
     rng = np.random.default_rng(0)
     wide = np.longdouble
-    where, scale = rng.random((4, 7, 50)) < 0.8, np.full((4, 1, 1), 0.5, np.float64 if dtype == np.float64 else np.float32)
+    where, scale = (
+        rng.random((4, 7, 50)) < 0.8,
+        np.full((4, 1, 1), 0.5, np.float64 if dtype == np.float64 else np.float32),
+    )
     ct, t = rng.standard_normal((4, 7)).astype(dtype), rng.standard_normal((4, 7, 50)).astype(dtype)
     for size in SIZES:
         x, unit = large(rng, size, dtype, (4, 7, 50))
@@ -637,7 +640,7 @@ def check_cross_entropy(logits, labels, axis=-1, where=None, module=jaxgpuops, *
         assert_close(pull(ct.astype(actual.dtype))[0], expected, bound)
         rows = max(1, loss.size if where is None else np.broadcast_to(where, loss.shape).sum())
         for reduction, weight in (("sum", 1), ("mean", 1 / np.longdouble(rows))):
-            total, gradient = jax.value_and_grad(lambda x: fn(x, labels, reduction=reduction))(logits)  # noqa: B023
+            total, gradient = jax.value_and_grad(lambda x: fn(x, labels, reduction=reduction))(logits)
             assert total.dtype == actual.dtype and gradient.dtype == logits.dtype
             limit = off * weight * (loss.size + abs(np.nan_to_num(loss)).sum())
             assert_close(np.asarray(total), np.asarray(loss.sum() * weight), limit)
@@ -717,8 +720,8 @@ def test_infinite_logits_of_cross_entropy(paths):
         np.testing.assert_allclose(loss[0], -log_p[0], rtol=1e-6)
         assert not np.isfinite(loss[1:]).any() and np.isnan(loss[2:]).all()
         gradients = [
-            jax.grad(lambda x: jaxgpuops.softmax_cross_entropy(x, labels).sum())(logits),  # noqa: B023
-            jax.grad(lambda x: jaxgpuops.softmax_cross_entropy(x, labels, reduction="sum"))(logits),  # noqa: B023
+            jax.grad(lambda x: jaxgpuops.softmax_cross_entropy(x, labels).sum())(logits),
+            jax.grad(lambda x: jaxgpuops.softmax_cross_entropy(x, labels, reduction="sum"))(logits),
         ]
         np.testing.assert_allclose(*gradients, rtol=1e-6)
         assert np.isfinite(gradients[0][0]).all() and np.isnan(gradients[0][1:]).all()
@@ -809,7 +812,7 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(n):
         copies = getattr(jaxgpuops, name)(x, bias=np.broadcast_to(bias, x.shape).copy())
         np.testing.assert_array_equal(copies, together)
         if name != "logsumexp":
-            pull = lambda x, t: jax.vjp(fn, x)[1](t)[0]  # noqa: B023
+            pull = lambda x, t: jax.vjp(fn, x)[1](t)[0]
             np.testing.assert_array_equal(np.stack([pull(*rows) for rows in zip(x, t, strict=True)]), pull(x, t))
             np.testing.assert_array_equal(pull(np.tile(x, (8, 1)), np.tile(t, (8, 1)))[-5:], pull(x, t))
     labels = rng.integers(0, n, 5)

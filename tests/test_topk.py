@@ -198,7 +198,7 @@ def test_misaligned_rows(dtype, offset):
     for rows, n in [(5, 101), (3, 1025), (2, 9001)]:
         buffer = reference.random_bits(rng, (rows * n + offset,), dtype)
         with x64(dtype):
-            out = jax.jit(lambda b: jaxgpuops.topk(b[offset:].reshape(rows, n), 5))(buffer)  # noqa: B023
+            out = jax.jit(lambda b: jaxgpuops.topk(b[offset:].reshape(rows, n), 5))(buffer)
         assert_topk(out, buffer[offset:].reshape(rows, n), 5)
 
 

@@ -46,7 +46,7 @@ def run_topk(rng):
             with jax.enable_x64(dtype == "int64"):
                 x = jnp.asarray((rng.standard_normal(shape) * 50).astype(np.int64) % 199).astype(dtype)
                 for flags in ({}, {"largest": False, "sorted": False}):
-                    fn = lambda x: jaxgpuops.topk(x, k, axis=axis, **flags)  # noqa: B023  called here
+                    fn = lambda x: jaxgpuops.topk(x, k, axis=axis, **flags)
                     kernels |= {call.plan.get("algorithm", "cpu") for call in jaxgpuops.explain(fn, x)}
                     values, indices = map(np.asarray, fn(x))
                     order = np.argsort(np.asarray(x, np.int64) * (1 if flags else -1), axis, kind="stable")
@@ -341,7 +341,7 @@ def run_scans(rng):
             starts = rng.random((1, *shape[1:])) < 0.1
             args = (*(jnp.asarray(v).astype(dtype) for v in (x, a, t, y, h0)), jnp.asarray(starts))
             reverse = bool(i % 2)
-            for call in jaxgpuops.explain(lambda *args: scans(*args, reverse), *args):  # noqa: B023  called here
+            for call in jaxgpuops.explain(lambda *args: scans(*args, reverse), *args):
                 if call.plan:
                     kernels.add(f"{call.plan['algorithm']} {call.plan['layout']}")
             check_scans(jax.device_get(scans(*args, reverse)), *args, reverse)

@@ -9,14 +9,14 @@
 namespace jaxgpuops {
 
 struct Gpu {
-  int compute_capability;             // 10 * major + minor
-  int64_t multiprocessors;            // over which plans spread the work
-  int64_t shared_bytes;               // shared memory that a block may have
-  int64_t multiprocessor_shared;      // shared memory of a multiprocessor; each of its blocks takes 1 KiB more than asked
-  int64_t cached_bytes;               // what the L2 cache can be trusted to hold from one sweep to the next
-  int max_cluster;                    // blocks of a thread-block cluster; 1: there are no clusters
-  bool bulk_copy;                     // cp.async.bulk and mbarriers
-  bool dependent_launch;              // a kernel may start before the one before it ends (griddepcontrol)
+  int compute_capability;         // 10 * major + minor
+  int64_t multiprocessors;        // over which plans spread the work
+  int64_t shared_bytes;           // shared memory that a block may have
+  int64_t multiprocessor_shared;  // shared memory of a multiprocessor; each of its blocks takes 1 KiB more than asked
+  int64_t cached_bytes;           // what the L2 cache can be trusted to hold from one sweep to the next
+  int max_cluster;                // blocks of a thread-block cluster; 1: there are no clusters
+  bool bulk_copy;                 // cp.async.bulk and mbarriers
+  bool dependent_launch;          // a kernel may start before the one before it ends (griddepcontrol)
 };
 
 // The number of multiprocessors is the H200's in every row: nobody has tuned the others. 12.x has 16-block clusters on

@@ -7,12 +7,12 @@ namespace {
 
 constexpr int64_t kMaxRounds = 64;
 
-constexpr int kTeamWarps = 4;        // of a block whose warps have rows of their own
-constexpr int kPreferredWarps = 16;  // of a block that holds a row, or a part
+constexpr int kTeamWarps = 4;                  // of a block whose warps have rows of their own
+constexpr int kPreferredWarps = 16;            // of a block that holds a row, or a part
 constexpr int kMaxTileLaneBits = 2;            // of rows with results: lanes of longer ones store whole vectors mostly
 constexpr int64_t kLeastTiledBytes = 1 << 20;  // of an array: a tile takes longer than a row alone
-constexpr int kLeastWarps = 4;       // of a part, where many small ones keep more of the device busy
-constexpr int kRoomyBlocks = 4;      // of a multiprocessor, where rows are few and only read
+constexpr int kLeastWarps = 4;                 // of a part, where many small ones keep more of the device busy
+constexpr int kRoomyBlocks = 4;                // of a multiprocessor, where rows are few and only read
 
 // How much later in memory that is which a block of many rows brings to the L2 cache (RowPlan::ahead): 1 to 5 MiB were
 // as good, 8 worse than nothing; and six rows of 1 MiB.
@@ -67,7 +67,8 @@ void plan_stream(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   plan.block_warps = static_cast<int>(ceil_div(plan.part, ceil_div(plan.part, most)));
   const int64_t stage = (plan.vectors * 512 + 16) * traits.operands + 8;  // with its barrier
   const auto stages = [&](int64_t blocks) {                               // of so many blocks of a multiprocessor
-    return (gpu.multiprocessor_shared / blocks - 1024 - 384 - 2 * (plan.part + kStreamChains) * traits.stat_bytes) / stage;
+    return (gpu.multiprocessor_shared / blocks - 1024 - 384 - 2 * (plan.part + kStreamChains) * traits.stat_bytes) /
+           stage;
   };
   // Where rows are few, what a row needs comes first: no more stages than that.
   // Two blocks for which there is room, of one array: each does something while the other waits for its row. (Gradients
@@ -82,8 +83,8 @@ void plan_stream(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
 
 // Whether kRowsStream takes rows of so many spans, if there are enough of them.
 bool is_streamable(const RowPlan& plan, const Gpu& gpu) {
-  return plan.traits.fast && gpu.max_cluster == kMaxCluster &&
-         plan.spans > kPreferredWarps * plan.traits.operands && plan.spans <= kMaxFlatSpans;
+  return plan.traits.fast && gpu.max_cluster == kMaxCluster && plan.spans > kPreferredWarps * plan.traits.operands &&
+         plan.spans <= kMaxFlatSpans;
 }
 
 // Rows that a block reads in little time, or a cluster if they are few, have no second kernel. Parts of others are

@@ -69,14 +69,14 @@ struct RowPlan {
   RowTraits traits;
   // Rows: a lane holds `vectors` of 16 bytes. A span is what a warp holds: vector (span * vectors + j) * lanes + lane.
   int vectors = 1;
-  int lane_bits = 0;   // 2^lane_bits lanes share a row (and a warp has several rows), if spans == 1
-  int64_t spans = 1;   // of a row
-  int part = 1;        // kRowsStream, or swept: spans of a block, at most, ..
-  int stages = 1;      // .. and those for which it has shared memory
+  int lane_bits = 0;    // 2^lane_bits lanes share a row (and a warp has several rows), if spans == 1
+  int64_t spans = 1;    // of a row
+  int part = 1;         // kRowsStream, or swept: spans of a block, at most, ..
+  int stages = 1;       // .. and those for which it has shared memory
   bool spread = false;  // kRows: a lane has one vector, and as many lanes more share a row
-  int ahead = 0;       // kRows: how much later the row is that is brought to the L2 cache meanwhile; 0: none
-  int64_t room = 0;    // kRows: bytes of shared memory a block takes at least, so that fewer share a multiprocessor
-  int unit_warps = 1;  // kRowsSplit: spans whose statistics are merged before they are stored
+  int ahead = 0;        // kRows: how much later the row is that is brought to the L2 cache meanwhile; 0: none
+  int64_t room = 0;     // kRows: bytes of shared memory a block takes at least, so that fewer share a multiprocessor
+  int unit_warps = 1;   // kRowsSplit: spans whose statistics are merged before they are stored
   // Columns: a lane holds consecutive positions of one column, or of 16 bytes of columns beside each other.
   bool vector = false;
   int column_lane_bits = 0;  // lanes of a warp (`along`: of a block) along inner; the others are along the axis

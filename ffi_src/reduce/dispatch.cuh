@@ -209,7 +209,7 @@ cudaError_t launch_reduction(cudaStream_t stream, const RowPlan& plan, const Pro
   return with_element(problem.dtype, [&](auto element) {
     using E = decltype(element);
     return problem.masked ? launch_policy<Op<E, true>>(stream, plan, problem, buffers, workspace)
-                         : launch_policy<Op<E, false>>(stream, plan, problem, buffers, workspace);
+                          : launch_policy<Op<E, false>>(stream, plan, problem, buffers, workspace);
   });
 }
 

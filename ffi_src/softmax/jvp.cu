@@ -21,9 +21,8 @@ cudaError_t launch_jvp(cudaStream_t stream, const RowPlan& plan, const Problem& 
     using E = decltype(element);
     if (problem.op == Op::kSoftmaxJvp)
       return launch_tangent<SoftmaxTangent<E>>(stream, plan, problem, buffers, workspace);
-    return problem.general
-               ? launch_tangent<LogSoftmaxTangent<E, true>>(stream, plan, problem, buffers, workspace)
-               : launch_tangent<LogSoftmaxTangent<E, false>>(stream, plan, problem, buffers, workspace);
+    return problem.general ? launch_tangent<LogSoftmaxTangent<E, true>>(stream, plan, problem, buffers, workspace)
+                           : launch_tangent<LogSoftmaxTangent<E, false>>(stream, plan, problem, buffers, workspace);
   });
 }
 

@@ -35,7 +35,8 @@ struct Problem {
   double z_loss = 0;           // the same
   int64_t queries = 0;         // causal: the query of an outer index is outer / query_stride % queries; 0: not causal
   int64_t query_stride = 1;
-  bool general = false;  // logits are more than a positive multiple of x, or some are masked: other kernels are compiled
+  bool general =
+      false;  // logits are more than a positive multiple of x, or some are masked: other kernels are compiled
   Broadcast scale, bias, where;  // where the elements of these operands are. One scale a row: its axis_stride is 0
   Broadcast row_where;           // kCrossEntropy*: which rows count; the loss and the gradient of others are 0
   Broadcast cotangent;           // kCrossEntropyGrad

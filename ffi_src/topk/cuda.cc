@@ -13,8 +13,7 @@ ffi::Error topk(cudaStream_t stream, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffe
     const Problem problem = topk_problem(x, *values, *indices, axis, largest, sorted);
     const int64_t workspace_bytes = require_workspace(*workspace, x, axis);
     const Device device = current_device();
-    const Plan plan =
-        plan_topk(problem.rows, problem.k, problem.key_bits, sorted, device.gpu(), workspace_bytes);
+    const Plan plan = plan_topk(problem.rows, problem.k, problem.key_bits, sorted, device.gpu(), workspace_bytes);
     if (plan.workspace_bytes > workspace_bytes)
       throw invalid("workspace has ", workspace_bytes, " bytes, kernel ", name(plan.algorithm), " needs ",
                     plan.workspace_bytes);

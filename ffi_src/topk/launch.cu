@@ -31,7 +31,8 @@ cudaError_t launch_topk(cudaStream_t stream, const Plan& plan, const Problem& pr
 cudaError_t launch_argmax(cudaStream_t stream, const Plan& plan, const ArgProblem& problem, const void* x,
                           int32_t* indices, void* workspace) {
   if (plan.algorithm == Algorithm::kEmpty) return cudaSuccess;
-  return launch_argmax_kernels(stream, plan, problem.rows, problem.key_bits, problem.order, {x, nullptr, indices, workspace});
+  return launch_argmax_kernels(stream, plan, problem.rows, problem.key_bits, problem.order,
+                               {x, nullptr, indices, workspace});
 }
 
 }  // namespace jaxgpuops::topk

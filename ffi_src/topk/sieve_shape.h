@@ -20,8 +20,8 @@ constexpr uint32_t kSieveCrowd = 256;   // survivors in one bin that make anothe
 constexpr int64_t kSieveStep = int64_t{16} * kSieveLoads * kSieveThreads;  // bytes that a block loads at once
 constexpr int64_t kSieveLeast = 4 * kSieveStep;                            // that a block is worth
 
-// What the blocks that share a row leave for each other: counters, three composites of each, bins and a list. A multiple
-// of 16: that of the next row follows.
+// What the blocks that share a row leave for each other: counters, three composites of each, bins and a list. A
+// multiple of 16: that of the next row follows.
 constexpr int64_t sieve_workspace_bytes(int64_t slices) {
   return 128 + (slices + 1) / 2 * 48 + kSieveBins * 4 + kSieveKeep * 8;
 }

@@ -33,9 +33,7 @@ def _kernel(name, operands, *, results=1, broadcasts=(), shortest=4, **kwargs):
     def plan(rows, avals, compute_capability, axis, *, initial=False, **_):
         segmented = len(avals) > operands + initial
         groups = groups_after(avals, axis)
-        return _native.modules["cpu"].plan_scan(
-            name, *rows, avals[0].dtype.name, segmented, groups, compute_capability
-        )
+        return _native.modules["cpu"].plan_scan(name, *rows, avals[0].dtype.name, segmented, groups, compute_capability)
 
     return Kernel(
         name,
@@ -288,11 +286,8 @@ def _factors(name, x, y, starts, axis, reverse, exclusive, split):
             before = _previous(y, axis, reverse, -np.inf, starts, split)
         return _exp_difference(before, y), jnp.where(x == -np.inf, np.zeros((), x.dtype), _exp_difference(x, y))
     # Does position k take the running extreme? Of equal ones, the last does.
-    if not exclusive:
-        takes = x == y
-    else:
-        takes = x >= y if name == "cummax" else x <= y
-    takes |= jnp.isnan(x)
+    first = x >= y if name == "cummax" else x <= y
+    takes = (first if exclusive else x == y) | jnp.isnan(x)
     return 1 - takes.astype(x.dtype), takes.astype(x.dtype)
 
 

@@ -35,7 +35,17 @@ def _kernel(name, operands, *, plan=True, shortest=2, **kwargs):
     """
 
     def plan_softmax(
-        rows, avals, compute_capability, axis, *, factor=1.0, scaled=False, biased=False, masked=False, query_axis=None, **_
+        rows,
+        avals,
+        compute_capability,
+        axis,
+        *,
+        factor=1.0,
+        scaled=False,
+        biased=False,
+        masked=False,
+        query_axis=None,
+        **_,
     ):
         masked = masked or query_axis is not None
         return _native.modules["cpu"].plan_softmax(

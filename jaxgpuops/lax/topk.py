@@ -122,7 +122,6 @@ argmax_p = Kernel(
 def_jvp(argmax_p, lambda outs, primals, tangents, **_: (None,))
 
 
-
 def _argmax_split(splits, x, *, axis, largest):
     """The first of the best of each device, as the axis is in the order of devices."""
     split = splits[axis]

@@ -9,6 +9,7 @@
 What ships is measured by `python -m benchmarks`; this is for choosing what ships. Needs torch.
 """
 
+import contextlib
 import ctypes
 import itertools
 import math
@@ -201,17 +202,15 @@ def sweep(lab):
         planned = lab.run(getattr(lab.torch, dtype), None, None, (rows, length, 1), k)[0]
         if planned in SWEPT:
             slices = [s for s in (1, 2, 4, 8, 16, 33, 66, 132, 264) if rows * s <= 1100 and length // s >= max(k, 3500)]
-            stream, grid = lab.algorithms["stream"], lab.algorithms["grid"]
-            forced = [(stream, t, s, -1) for t in (256, 512) for s in slices if s <= 8]
-            forced += [(grid, t, s, -1) for t in (256, 512) for s in slices if 1 < s <= t]
+            in_clusters, in_grids = lab.algorithms["stream"], lab.algorithms["grid"]
+            forced = [(in_clusters, t, s, -1) for t in (256, 512) for s in slices if s <= 8]
+            forced += [(in_grids, t, s, -1) for t in (256, 512) for s in slices if 1 < s <= t]
         else:
             continue
         times = []
         for choice in forced:
-            try:
+            with contextlib.suppress(RuntimeError):  # a geometry that does not fit
                 times.append((round(lab.time(rows, length, dtype, k, forced=choice), 1), choice))
-            except RuntimeError:  # a geometry that does not fit
-                pass
         print(f"{rows} x {length} {dtype} k = {k}:", *sorted(times)[:5], flush=True)
 
 

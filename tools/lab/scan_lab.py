@@ -187,7 +187,7 @@ def reference(call, x, a, y, h0, starts):
 
     if kind == "linear":  # of the forward call, in which g is the cotangent of b, this is the other direction
         passed = np.zeros_like(x[:, 0])
-        for i, k in enumerate(order):
+        for k in order:
             out[:, k] = x[:, k] + passed
             total = total + abs(x[:, k])
             scale[:, k] = total

@@ -40,8 +40,9 @@ constexpr int kMapWords = 35;
 // call = {family (0: softmax, 1: reduce), op, dtype, outer, length, inner, capability, transpose, wide, queries,
 // query_stride, tuned vectors, cluster, block warps, split}; numbers = {factor, label_smoothing, z_loss}; maps = those
 // of scale, bias, where, row_where, cotangent. buffers = {x, y, scale, bias, where, labels, row_where, cotangent, out,
-// loss, lse, workspace, maximum, log_sum}. Without buffers nothing runs, and `call[15]` says whether the call is general. `chosen`
-// receives {algorithm, vectors, lanes, spans, block warps, blocks, vector, workspace bytes}. Returns a cudaError_t.
+// loss, lse, workspace, maximum, log_sum}. Without buffers nothing runs, and `call[15]` says whether the call is
+// general. `chosen` receives {algorithm, vectors, lanes, spans, block warps, blocks, vector, workspace bytes}. Returns
+// a cudaError_t.
 extern "C" int lab_softmax(void* stream, void** buffers, const int64_t* call, const double* numbers,
                            const int64_t* maps, int64_t* chosen) {
   const Rows rows{call[3], call[4], call[5]};
