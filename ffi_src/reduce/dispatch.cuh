@@ -97,8 +97,8 @@ struct Dot : Sum<E, kMasks> {
 
 // Maxima of numbers, or of numbers of the other sign: NaN if there is one, and -0 is less than +0.
 __device__ __forceinline__ double larger(double a, double b) {
-  const double c = a != a || a > b ? a : b;
-  return a == b ? bits_as<double>(bits_as<uint64_t>(a) & bits_as<uint64_t>(b)) : c;  // zeros differ by their sign only
+  if (a != a || b != b) return a != a ? a : b;
+  return a > b || (a == b && bits_as<int64_t>(b) < 0) ? a : b;
 }
 __device__ __forceinline__ float larger(float a, float b) { return jaxgpuops::larger(a, b); }
 __device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
