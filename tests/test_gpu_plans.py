@@ -36,8 +36,8 @@ def test_exports_with_a_symbolic_batch(fn, length):
 KERNELS = {
     "topk": {"rows": "rows_kernel", "held": "held_kernel", "stream": "stream_kernel", "grid": "merge_kernel"}
     | {"wave": "wave_kernel", "sieve": "(sieve|whole)_kernel", "columns": "(streamed_)?columns_kernel"}
-    | {"radix": "histogram_kernel"},
-    "scan": {"loop": "scan_(tile|rows|loop|columns|walk)", "look_ahead": "scan_(row_)?look_ahead"}
+    | {"radix": "histogram_kernel", "sort": "sort_kernel"},
+    "scan": {"loop": "scan_(tile|rows|loop|columns|walk|short)", "look_ahead": "scan_(row_)?look_ahead"}
     | {"resident": "scan_resident"},
     "row_engine": {"rows": "((lean_)?rows|spread|sweep)_kernel", "rows_tiles": "tile_kernel"}
     | {"rows_stream": "stream_kernel", "rows_split": "merge_kernel"}
