@@ -236,35 +236,41 @@ Plan plan_argmax(Rows rows, int key_bits, const Gpu& gpu, int64_t workspace_byte
   return plan;
 }
 
-Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, int64_t workspace_bytes) {
+Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, int64_t workspace_bytes, int forced) {
   if (k == 0 || rows.count() == 0) return {};
   if (k == 1) return plan_argmax(rows, key_bits, gpu, workspace_bytes);
   const int key_bytes = key_bits / 8;
-  if (rows.inner == 1 && k <= kMaxWaveK && rows.count() <= kMaxWaveRows && rows.length * key_bytes >= kMinWaveBytes) {
+  const auto may = [&](Algorithm algorithm) { return forced < 0 || forced == static_cast<int>(algorithm); };
+  if (may(Algorithm::kWave) && rows.inner == 1 && k <= kMaxWaveK && rows.count() <= kMaxWaveRows &&
+      rows.length * key_bytes >= kMinWaveBytes) {
     const Plan plan = plan_wave(rows, k, key_bytes, gpu, workspace_bytes);
     if (plan.algorithm == Algorithm::kWave && fits(plan)) return plan;
   }
-  if (sorts(rows, k, key_bytes)) {
+  if (may(Algorithm::kSort) && (forced < 0 ? sorts(rows, k, key_bytes) : rows.length <= kMaxSortLength)) {
     if (const Plan plan = plan_sort(rows, key_bytes, gpu); fits(plan)) return plan;
   }
-  if (rows.inner == 1 && k <= kMaxRowsK && key_bytes <= 4 && rows.length <= kMaxRowsLength)
+  if (may(Algorithm::kRows) && rows.inner == 1 && k <= kMaxRowsK && key_bytes <= 4 && rows.length <= kMaxRowsLength)
     return plan_rows(rows, k, key_bytes, gpu);
-  if (rows.inner == 1 && k <= kMaxHeldK && key_bytes <= 4 && rows.length <= kMaxHeldLength && has_clusters(gpu)) {
+  if (may(Algorithm::kHeld) && rows.inner == 1 && k <= kMaxHeldK && key_bytes <= 4 && rows.length <= kMaxHeldLength &&
+      has_clusters(gpu)) {
     const Plan plan = plan_held(rows, key_bytes, gpu);
     if (plan.algorithm == Algorithm::kHeld && fits(plan)) return plan;
   }
-  if (rows.inner > 1 && k <= kMaxColumnsK && key_bytes <= 4 && rows.length * key_bytes <= kMaxColumnBytes) {
+  if (may(Algorithm::kColumns) && rows.inner > 1 && k <= kMaxColumnsK && key_bytes <= 4 &&
+      rows.length * key_bytes <= kMaxColumnBytes) {
     if (const Plan plan = plan_columns(rows, k, key_bytes, sorted, gpu); fits(plan)) return plan;
   }
-  if (rows.inner == 1 && sorted && k >= kMinSieveK && k <= kMaxSieveK && (key_bytes == 2 || key_bytes == 4)) {
+  if (may(Algorithm::kSieve) && rows.inner == 1 && sorted && k >= kMinSieveK && k <= kMaxSieveK &&
+      (key_bytes == 2 || key_bytes == 4)) {
     const Plan plan = plan_sieve(rows, k, key_bytes, gpu, workspace_bytes);
     if (plan.algorithm == Algorithm::kSieve && fits(plan)) return plan;
   }
-  if (k <= kMaxStreamK || rows.length <= whole_row_elements(key_bytes, gpu.shared_bytes)) {
+  if ((may(Algorithm::kStream) || may(Algorithm::kGrid)) &&
+      (k <= kMaxStreamK || rows.length <= whole_row_elements(key_bytes, gpu.shared_bytes))) {
     const Plan plan = plan_stream(rows, k, key_bytes, gpu, workspace_bytes);
     if (fits(plan)) return plan;
   }
-  return plan_radix(rows, k, key_bytes, sorted, gpu);
+  return may(Algorithm::kRadix) ? plan_radix(rows, k, key_bytes, sorted, gpu) : Plan{};
 }
 
 }  // namespace jaxgpuops::topk

@@ -41,8 +41,10 @@ struct Plan {
 };
 
 // `workspace_bytes` < 0 asks for the best plan; otherwise it is what the caller has, and the plan makes do with it
-// (a sharded call is planned for the whole batch but runs on a part of it).
-Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, int64_t workspace_bytes = -1);
+// (a sharded call is planned for the whole batch but runs on a part of it). `forced` is for experiments: an Algorithm
+// to take where it can; kEmpty comes back where it cannot.
+Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, int64_t workspace_bytes = -1,
+               int forced = -1);
 Plan plan_argmax(Rows rows, int key_bits, const Gpu& gpu, int64_t workspace_bytes = -1);
 
 }  // namespace jaxgpuops::topk

@@ -1,25 +1,13 @@
-"""The gate's lab: topk_softmax without JAX, for the minutes between an idea and a number.
-
-    python tools/lab/gate_lab.py build      with nvcc, no GPU needed: build/lab/libgate.so (CUDAARCH, default 90)
-    python tools/lab/gate_lab.py check      on a GPU: every form against float64 in NumPy, on hostile data too
-    python tools/lab/gate_lab.py time       on a GPU: CUDA graph replay, inputs rotating over more than L2
-    python tools/lab/gate_lab.py emulate    checks a library built for the host: see GATE_LIBRARY
-
-What ships is measured by `python -m benchmarks`. On a GPU it needs torch.
-"""
+"""The lab of the gate, topk_softmax."""
 
 import ctypes
 import itertools
-import os
-import pathlib
-import subprocess
 import sys
 
 import ml_dtypes
 import numpy as np
+from machine import ROOT, Gpu, Host, build, library, replay
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-LIBRARY = pathlib.Path(os.environ.get("GATE_LIBRARY", ROOT / "build" / "lab" / "libgate.so"))
 DTYPES = {"float16": 11, "bfloat16": 12, "float32": 13}  # as in common/dtype.h
 sys.path.append(str(ROOT / "tests"))
 import reference
@@ -38,51 +26,13 @@ TIMES = [  # rows, length, k, dtype, target in microseconds
 ]
 
 
-def build():
-    LIBRARY.parent.mkdir(parents=True, exist_ok=True)
-    arch = os.environ.get("CUDAARCH", "90")
-    flags = ["-std=c++17", "-O3", "-lineinfo", "--expt-relaxed-constexpr", "-Xcompiler", "-fPIC", "-I", "ffi_src"]
-    flags += ["-gencode", f"arch=compute_{arch},code=sm_{arch}", "-x", "cu", "-shared", "-cudart", "static"]
-    sources = ["ffi_src/topk_softmax/topk_softmax.cu", "ffi_src/topk_softmax/plan.cc", "tools/lab/gate_lab.cc"]
-    subprocess.run(["nvcc", *flags, "-o", str(LIBRARY), *sources], cwd=ROOT, check=True)
-
-
-class Host:
-    def put(self, array):
-        return array
-
-    get = put
-
-    def pointer(self, array):
-        return ctypes.c_void_p(array.ctypes.data)
-
-    stream = None
-
-
-class Gpu:
-    def __init__(self):
-        import torch
-
-        self.torch = torch
-
-    def put(self, array):
-        return self.torch.from_numpy(array.view(np.uint8).reshape(-1)).cuda()
-
-    def get(self, array):
-        return array.cpu().numpy()
-
-    def pointer(self, array):
-        return ctypes.c_void_p(array.data_ptr())
-
-    @property
-    def stream(self):
-        return ctypes.c_void_p(self.torch.cuda.current_stream().cuda_stream)
+SOURCES = ["ffi_src/topk_softmax/topk_softmax.cu", "ffi_src/topk_softmax/plan.cc", "tools/lab/gate_lab.cc"]
 
 
 class Lab:
     def __init__(self, machine):
         self.machine = machine
-        self.launch = ctypes.CDLL(str(LIBRARY)).lab_gate
+        self.launch = ctypes.CDLL(str(library("gate"))).lab_gate
 
     def call(self, dtype, rows, k, sigmoid, normalize):
         return (ctypes.c_int64 * 7)(DTYPES[dtype], *rows, k, sigmoid, normalize)
@@ -93,15 +43,15 @@ class Lab:
         outer, _, inner = x.shape
         buffer = np.concatenate([np.zeros(offset, dtype), x.ravel()])
         held = m.put(buffer)
-        pointer = ctypes.c_void_p(m.pointer(held).value + offset * dtype.itemsize)
+        pointer = ctypes.c_void_p(m.pointer(held) + offset * dtype.itemsize)
         out = [m.put(np.zeros(outer * k * inner, t)) for t in (dtype, np.int32)]
         given = None if bias is None else m.put(bias)
         status = self.launch(
             m.stream,
             self.call(dtype.name, x.shape, k, sigmoid, normalize),
             pointer,
-            None if bias is None else m.pointer(given),
-            *map(m.pointer, out),
+            None if bias is None else ctypes.c_void_p(m.pointer(given)),
+            *(ctypes.c_void_p(m.pointer(array)) for array in out),
         )
         assert status == 0, status
         views = [m.get(a).view(np.uint8).view(t) for a, t in zip(out, (dtype, np.int32), strict=True)]
@@ -179,7 +129,8 @@ def check(lab, rows=36):
 
 def time(lab, rows, length, k, dtype, sigmoid, normalize, biased):
     """Microseconds of a call."""
-    torch, pointer, t = lab.machine.torch, lab.machine.pointer, getattr(lab.machine.torch, dtype)
+    torch, t = lab.machine.torch, getattr(lab.machine.torch, dtype)
+    pointer = lambda array: ctypes.c_void_p(array.data_ptr())
     copies = min(256, max(2, -(-(128 << 20) // (rows * length * t.itemsize))))
     xs = [torch.randn(rows, length, device="cuda").to(t) for _ in range(copies)]
     bias = torch.rand(length, device="cuda") / 10
@@ -187,24 +138,10 @@ def time(lab, rows, length, k, dtype, sigmoid, normalize, biased):
     call = lab.call(dtype, (rows, length, 1), k, sigmoid, normalize)
     others = (pointer(bias) if biased else None, *map(pointer, out))
 
-    def body():
-        for x in xs:
-            assert lab.launch(lab.machine.stream, call, pointer(x), *others) == 0
+    def run(i):
+        assert lab.launch(lab.machine.stream, call, pointer(xs[i % copies]), *others) == 0
 
-    body()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        body()
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    times = []
-    for _ in range(7):
-        start.record()
-        for _ in range(5):
-            graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / 5 / copies)
-    return sorted(times)[3]
+    return replay(torch, run, 5 * copies)
 
 
 def show(lab):
@@ -214,17 +151,24 @@ def show(lab):
         print(f"{rows} x {length} {dtype} k {k} {name:<15} {us:7.2f}" + (f", target {target}" if target else ""))
 
 
-def main():
-    for stage in sys.argv[1:]:
-        if stage == "build":
-            build()
-        elif stage == "emulate":
-            sys.exit(check(Lab(Host())) > 0)
-        elif stage == "check":
-            sys.exit(check(Lab(Gpu()), 999) > 0)
-        else:
-            show(Lab(Gpu()))
+def check_on_gpu():
+    """Every form against float64 in NumPy, on hostile data too."""
+    return check(Lab(Gpu()), 999)
 
 
-if __name__ == "__main__":
-    main()
+def emulate():
+    """The same with kernels that were built for the host."""
+    return check(Lab(Host()))
+
+
+def times():
+    """Sizes of public models."""
+    show(Lab(Gpu()))
+
+
+def compiled():
+    """With nvcc; no GPU needed."""
+    build("gate", SOURCES)
+
+
+STAGES = {"build": compiled, "check": check_on_gpu, "emulate": emulate, "time": times}  # one kernel: nothing to sweep

@@ -1,52 +1,20 @@
-"""The lab of the scan kernels, without JAX: seconds between an idea and a number.
-
-    python tools/lab/scan_lab.py build    with nvcc, no GPU needed: build/lab/libscan.so (CUDAARCH, default 90)
-    python tools/lab/scan_lab.py check    on a GPU: random calls of every kind against float64, and the grid; every
-                                          algorithm must give the same bits
-    python tools/lab/scan_lab.py time     the targets' grid: CUDA graph replay, inputs rotating over more than L2
-    python tools/lab/scan_lab.py more     other points
-    python tools/lab/scan_lab.py sweep    all of these, with every algorithm that a point could take
-
-What ships is measured by `python -m benchmarks`; this is for choosing what ships. Needs torch and numpy. CASES (say
-2000) is how many random calls `check` makes; SCAN_LIBRARY names another library, ONLY (say linear) a part of `time`.
-"""
+"""The lab of the scans."""
 
 import ctypes
 import itertools
 import math
 import os
-import pathlib
-import subprocess
-import sys
 import time
 
 import numpy as np
+from machine import Gpu, Host, Sweep, build, library, random_rows, replay
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-LIBRARY = pathlib.Path(os.environ.get("SCAN_LIBRARY", ROOT / "build" / "lab" / "libscan.so"))
-SOURCES = ["sum", "product", "extreme", "logsumexp", "linear", "linear_vjp", "tangent", "launch"]
+CUDA = ["sum", "product", "extreme", "logsumexp", "linear", "linear_vjp", "tangent", "launch"]
+SOURCES = [*(f"ffi_src/scan/{name}.cu" for name in CUDA), "ffi_src/scan/plan.cc", "tools/lab/scan_lab.cc"]
 
 KINDS = ["cumulative", "tangent", "linear", "linear_vjp"]  # as in scan.h
 OPS = ["sum", "prod", "max", "min", "logsumexp"]
 ALGORITHMS = ["empty", "loop", "look_ahead", "resident"]  # as in plan.h
-
-
-def build():
-    folder = LIBRARY.parent / "scan"
-    folder.mkdir(parents=True, exist_ok=True)
-    arch = os.environ.get("CUDAARCH", "90")
-    flags = ["-std=c++17", "-O3", "--expt-relaxed-constexpr", "-Xcompiler", "-fPIC", "-I", "ffi_src"]
-    flags += ["-gencode", f"arch=compute_{arch},code=sm_{arch}"]
-    jobs = [f"ffi_src/scan/{name}.cu" for name in SOURCES] + ["ffi_src/scan/plan.cc", "tools/lab/scan_lab.cc"]
-    objects = [str(folder / f"{pathlib.Path(job).stem}.o") for job in jobs]
-    running, failed = [], False
-    for job, target in zip(jobs, objects):
-        running.append(subprocess.Popen(["nvcc", *flags, "-x", "cu", "-c", job, "-o", target], cwd=ROOT))
-        while len(running) >= (os.cpu_count() or 1):
-            failed |= running.pop(0).wait() != 0
-    if failed | any(process.wait() for process in running):
-        sys.exit("failed")
-    subprocess.run(["nvcc", "-shared", "-cudart", "static", "-o", str(LIBRARY), *objects], cwd=ROOT, check=True)
 
 
 # ---- Element types ---------------------------------------------------------------------------------------------------
@@ -293,52 +261,10 @@ def broadcast(shape, axis, part):
     return (ctypes.c_int64 * 35)(*words(outer_sizes, outer_strides), *words(inner_sizes, inner_strides), axis_stride)
 
 
-class Host:
-    """Runs the emulated kernels on NumPy's memory."""
-
-    def put(self, array):
-        return array
-
-    def get(self, array):
-        return array
-
-    def empty(self, bytes):
-        return np.full(bytes, 0xCD, np.uint8)
-
-    def pointer(self, array):
-        return array.ctypes.data
-
-    stream = None
-
-
-class Gpu:
-    def __init__(self):
-        import torch
-
-        self.torch = torch
-        self.workspace = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
-
-    def put(self, array):
-        return self.torch.from_numpy(np.ascontiguousarray(array).view(np.uint8).reshape(-1)).cuda()
-
-    def get(self, array):
-        return array.cpu().numpy()
-
-    def empty(self, bytes):
-        return self.torch.full((bytes,), 0xCD, dtype=self.torch.uint8, device="cuda")
-
-    def pointer(self, array):
-        return array.data_ptr()
-
-    @property
-    def stream(self):
-        return ctypes.c_void_p(self.torch.cuda.current_stream().cuda_stream)
-
-
 class Lab:
     def __init__(self, machine):
         self.machine = machine
-        self.kernels = ctypes.CDLL(str(LIBRARY))
+        self.kernels = ctypes.CDLL(str(library("scan")))
         for name in ("lab_error", "lab_name", "lab_layout"):
             getattr(self.kernels, name).restype = ctypes.c_char_p
 
@@ -661,26 +587,6 @@ MORE = [
 ]
 
 
-def replay(torch, calls, count):
-    """Microseconds of a call: the median of five replays of a CUDA graph of `count` of them."""
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    with torch.cuda.stream(stream):
-        calls(0)
-        with torch.cuda.graph(graph, stream=stream):
-            for i in range(count):
-                calls(i)
-    times = []
-    for _ in range(7):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / count)
-    del graph
-    return sorted(times[2:])[2]
-
-
 def time_call(lab, call, forced=None):
     """(microseconds, those of a copy of as many bytes, plan)"""
     torch, m = lab.machine.torch, lab.machine
@@ -729,41 +635,74 @@ def grid_call(point):
     return call | dict.fromkeys(flags, False) | {"transpose": kind == "tangent"}
 
 
-def show(lab, points, every=False):
+def show(lab, points):
     for point in points:
         kind, op, shape, axis, dtype, target = point
         name = f"{kind}{'' if kind.startswith('linear') else ' ' + op} {shape} axis {axis} {dtype}"
         if os.environ.get("ONLY", "") not in name:
             continue
+        us, copy, plan = time_call(lab, grid_call(point))
+        if op == "logsumexp" and target and kind == "cumulative":
+            target = round(1.15 * point[5], 1)
+        mark = " " if target is None or us <= target else "!"
+        print(
+            f"{name:58} {us:8.2f} us{mark} target {target or '-':>6} copy {copy:8.2f} = {copy / us:4.0%}  {plan}",
+            flush=True,
+        )
+
+
+def random_points(count):
+    rng = np.random.default_rng(int(os.environ.get("SEED", "0")))
+    for _ in range(count):
+        kind = str(rng.choice(KINDS))
+        op = str(rng.choice(["sum", "max", "logsumexp"])) if kind in ("cumulative", "tangent") else "sum"
+        yield kind, op, random_rows(rng), 1, str(rng.choice(["float32", "bfloat16", "float64"])), None
+
+
+def sweep(lab):
+    seen = Sweep()
+    for point in [*GRID, *MORE, *random_points(int(os.environ.get("CASES", "100")))]:
         call = grid_call(point)
         planned = lab.launch(call, None)
-        for forced in ALGORITHMS[1:] if every and planned["tiles"] > 1 else [None]:
-            if forced and lab.launch(call, None, forced=forced)["algorithm"] != forced:
-                continue
-            us, copy, plan = time_call(lab, call, forced)
-            lab.machine.torch.cuda.empty_cache()
-            if op == "logsumexp" and target and kind == "cumulative":
-                target = round(1.15 * point[5], 1)
-            mark = " " if target is None or us <= target else "!"
-            print(
-                f"{name:58} {us:8.2f} us{mark} target {target or '-':>6} copy {copy:8.2f} = {copy / us:4.0%}  {plan}",
-                flush=True,
-            )
+        choices = [a for a in ALGORITHMS[1:] if lab.launch(call, None, forced=a)["algorithm"] == a]
+        if os.environ.get("ONLY", "") not in str(point) or planned["tiles"] == 1:
+            continue
+        timed = {algorithm: time_call(lab, call, algorithm)[0] for algorithm in choices}
+        others = [(us, algorithm) for algorithm, us in timed.items() if algorithm != planned["algorithm"]]
+        seen.add(point[:5], (timed[planned["algorithm"]], planned["algorithm"]), others)
+    seen.end()
 
 
-def main():
-    for stage in sys.argv[1:] or ["check", "time"]:
-        if stage == "build":
-            build()
-        elif stage == "emulate":  # a library built for the host: see SCAN_LIBRARY
-            sys.exit(check(Lab(Host()), 1 << 15, int(os.environ.get("SEED", "0"))) > 0)
-        else:
-            lab = Lab(Gpu())
-            if stage == "check":
-                sys.exit(check(lab, int(os.environ.get("LARGEST", "100000"))) + check_large(lab) > 0)
-            else:
-                show(lab, {"time": GRID, "more": MORE, "sweep": GRID + MORE}[stage], every=stage == "sweep")
+def compiled():
+    """With nvcc; no GPU needed."""
+    build("scan", SOURCES)
 
 
-if __name__ == "__main__":
-    main()
+def check_on_gpu():
+    """Random calls of every kind against float64, and the grid; every algorithm must give the same bits."""
+    lab = Lab(Gpu())
+    return check(lab, int(os.environ.get("LARGEST", "100000"))) + check_large(lab)
+
+
+def emulate():
+    """The random calls with kernels that were built for the host."""
+    return check(Lab(Host()), 1 << 15, int(os.environ.get("SEED", "0")))
+
+
+def times():
+    """The targets' grid, and a copy of as many bytes."""
+    show(Lab(Gpu()), GRID)
+
+
+def more():
+    """Other points."""
+    show(Lab(Gpu()), MORE)
+
+
+def sweep_on_gpu():
+    """Grid, other points and random ones: where the plan lost more than 5 % to another algorithm."""
+    sweep(Lab(Gpu()))
+
+
+STAGES = {"build": compiled, "check": check_on_gpu, "emulate": emulate}
+STAGES |= {"time": times, "more": more, "sweep": sweep_on_gpu}

@@ -1,31 +1,14 @@
-"""The lab of the softmax and reduce kernels, without JAX: seconds between an idea and a number.
-
-    python tools/lab/softmax_lab.py build    with nvcc, no GPU needed: build/lab/libsoftmax.so (CUDAARCH, default 90)
-    python tools/lab/softmax_lab.py check    on a GPU: random calls of every kind, on hostile data, against float64;
-                                             every geometry must give the same bits
-    python tools/lab/softmax_lab.py large    the targets' shapes against torch
-    python tools/lab/softmax_lab.py time     the targets' grid: CUDA graph replay, inputs rotating over more than L2
-    python tools/lab/softmax_lab.py more     other points
-    python tools/lab/softmax_lab.py sweep    points of both, with other geometries
-
-What ships is measured by `python -m benchmarks`; this is for choosing what ships. Needs torch and numpy. CASES (say
-2000) is how many random calls `check` makes, SEED the first; SOFTMAX_LIBRARY names another library, ONLY (a substring)
-a part of the grids.
-"""
+"""The lab of the row engine: softmax and the reductions."""
 
 import ctypes
 import math
 import os
-import pathlib
-import subprocess
-import sys
 import time
 
 import numpy as np
-from scan_lab import DTYPE, Gpu, Host, broadcast, replay
+from machine import Gpu, Host, Sweep, build, library, random_rows, replay
+from scan_lab import DTYPE, broadcast
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-LIBRARY = pathlib.Path(os.environ.get("SOFTMAX_LIBRARY", ROOT / "build" / "lab" / "libsoftmax.so"))
 CUDA_SOURCES = [
     *(f"softmax/{name}" for name in ("plain", "general", "cross_entropy", "jvp", "launch")),
     *(f"reduce/{name}" for name in ("sum", "dot", "extreme", "launch")),
@@ -47,25 +30,6 @@ SOFTMAX_OPS = [  # as in softmax.h and reduce.h
 ]
 REDUCE_OPS = ["sum", "max", "min", "dot"]
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
-
-
-def build():
-    folder = LIBRARY.parent / "softmax"
-    folder.mkdir(parents=True, exist_ok=True)
-    arch = os.environ.get("CUDAARCH", "90")
-    flags = ["-std=c++17", "-O3", "--expt-relaxed-constexpr", "-Xcompiler", "-fPIC", "-I", "ffi_src"]
-    flags += ["-gencode", f"arch=compute_{arch},code=sm_{arch}", *os.environ.get("NVCC_FLAGS", "").split()]
-    objects = [str(folder / (job.replace("/", "_") + ".o")) for job in SOURCES]
-    running, failed = [], False
-    for job, target in zip(SOURCES, objects, strict=True):
-        running.append(subprocess.Popen(["nvcc", *flags, "-x", "cu", "-c", job, "-o", target], cwd=ROOT))
-        while len(running) >= (os.cpu_count() or 1):
-            failed |= running.pop(0).wait() != 0
-    for process in running:
-        failed |= process.wait() != 0
-    if failed:
-        sys.exit("failed")
-    subprocess.run(["nvcc", "-shared", "-cudart", "static", "-o", str(LIBRARY), *objects], cwd=ROOT, check=True)
 
 
 # ---- The same in float64 ---------------------------------------------------------------------------------------------
@@ -208,7 +172,7 @@ def storage_of(call, result):
 class Lab:
     def __init__(self, machine):
         self.machine = machine
-        self.kernels = ctypes.CDLL(str(LIBRARY))
+        self.kernels = ctypes.CDLL(str(library("softmax")))
         for name in ("lab_error", "lab_name"):
             getattr(self.kernels, name).restype = ctypes.c_char_p
 
@@ -701,7 +665,6 @@ def floor_of(lab, size, passes):
         )
         _floors[key] = replay(torch, run, sets * max(1, min(256, int(4e9 / moved)) // sets))
         del pairs
-        torch.cuda.empty_cache()
     return _floors[key]
 
 
@@ -723,8 +686,7 @@ def time_call(lab, call, **tuning):
     return replay(torch, lambda i: lab.launch(call, pointers[i % sets], **tuning), count), plan
 
 
-def show(lab, points, every=False):
-    torch = lab.machine.torch
+def show(lab, points):
     for point in points:
         op, shape, axis, dtype, target = point
         name = f"{op} {shape} axis {axis} {dtype}"
@@ -732,33 +694,51 @@ def show(lab, points, every=False):
             continue
         call = grid_call(point)
         floor = floor_of(lab, math.prod(shape) * call["dtype"].storage.itemsize, full_passes(call))
-        tunings = [{}]
-        if every:
-            plan = lab.launch(call, None)
-            if plan["algorithm"] == "rows":
-                choices = (1, 4, 8) if op in ("softmax", "logsumexp", "sum", "log_softmax") else (1, 4)
-                for vectors in choices:
-                    planned = lab.launch(call, None, vectors=vectors)
-                    if planned["spans"] > 1:
-                        if vectors != choices[-1]:
-                            continue  # compiled for rows of one span only
-                        fits = [
-                            c for c in (1, 2, 4, 8, 16) if -(-planned["spans"] // c) <= 32 and planned["spans"] >= 2 * c
-                        ]
-                        tunings += [{"vectors": vectors, "cluster": c} for c in fits]
-                    elif planned["lanes"] * vectors >= 4:
-                        tunings += [{"vectors": vectors, "block_warps": w} for w in (1, 2, 4, 8)]
-        for tuning in tunings:
-            us, plan = time_call(lab, call, **tuning)
-            torch.cuda.empty_cache()
-            goal = -target * floor if target < 0 else target
-            mark = " " if us <= goal else "!"
-            shown = " ".join(str(plan[k]) for k in FACTS[:-1])
-            what = name if not tuning else f"   {tuning}"
-            print(
-                f"{what:56} {us:8.2f} us{mark} target {goal:8.2f} floor {floor:8.2f} = {floor / us:4.0%}  {shown}",
-                flush=True,
+        us, plan = time_call(lab, call)
+        goal = -target * floor if target < 0 else target
+        mark = " " if us <= goal else "!"
+        shown = " ".join(str(plan[k]) for k in FACTS[:-1])
+        print(
+            f"{name:56} {us:8.2f} us{mark} target {goal:8.2f} floor {floor:8.2f} = {floor / us:4.0%}  {shown}",
+            flush=True,
+        )
+
+
+def random_points(count):
+    rng = np.random.default_rng(int(os.environ.get("SEED", "0")))
+    for _ in range(count):
+        op = str(rng.choice(["softmax", "logsumexp", "softmax_jvp", "sum", "max", "dot"]))
+        yield op, random_rows(rng), 1, str(rng.choice(["float32", "bfloat16", "float64"])), -1
+
+
+def other_geometries(lab, call):
+    """Tunings that are compiled for this call, beside the plan's."""
+    plan = lab.launch(call, None)
+    if plan["algorithm"] != "rows":
+        return
+    for vectors in (1, 4, 8) if call["op"] in ("softmax", "logsumexp", "sum", "log_softmax") else (1, 4):
+        planned = lab.launch(call, None, vectors=vectors)
+        if planned["spans"] > 1:
+            yield from (
+                {"vectors": vectors, "cluster": c}
+                for c in (1, 2, 4, 8, 16)
+                if -(-planned["spans"] // c) <= 32 and planned["spans"] >= 2 * c
             )
+        elif planned["lanes"] * vectors >= 4:
+            yield from ({"vectors": vectors, "block_warps": warps} for warps in (1, 2, 4, 8))
+
+
+def sweep(lab):
+    seen = Sweep()
+    for point in [*GRID, *MORE, *random_points(int(os.environ.get("CASES", "100")))]:
+        call = grid_call(point)
+        if os.environ.get("ONLY", "") not in str(point):
+            continue
+        tunings = list(other_geometries(lab, call))
+        if tunings:
+            others = [(time_call(lab, call, **tuning)[0], tuning) for tuning in tunings]
+            seen.add(point[:4], time_call(lab, call), others)
+    seen.end()
 
 
 def check_large(lab):
@@ -804,23 +784,40 @@ def check_large(lab):
     return wrong
 
 
-def main():
-    for stage in sys.argv[1:] or ["check", "time"]:
-        if stage == "build":
-            build()
-        elif stage == "emulate":  # a library built for the host: see SOFTMAX_LIBRARY
-            sys.exit(check(Lab(Host()), int(os.environ.get("LARGEST", str(1 << 15)))) > 0)
-        else:
-            lab = Lab(Gpu())
-            if stage == "check":
-                if check(lab, int(os.environ.get("LARGEST", str(1 << 19)))):
-                    sys.exit("wrong")
-            elif stage == "large":
-                if check_large(lab):
-                    sys.exit("wrong")
-            else:
-                show(lab, {"time": GRID, "more": MORE, "sweep": GRID}[stage], every=stage == "sweep")
+def compiled():
+    """With nvcc; no GPU needed."""
+    build("softmax", SOURCES)
 
 
-if __name__ == "__main__":
-    main()
+def check_on_gpu():
+    """Random calls of every kind, on hostile data, against float64; every geometry must give the same bits."""
+    return check(Lab(Gpu()), int(os.environ.get("LARGEST", str(1 << 19))))
+
+
+def emulate():
+    """The same with kernels that were built for the host."""
+    return check(Lab(Host()), int(os.environ.get("LARGEST", str(1 << 15))))
+
+
+def large():
+    """The shapes of the targets against float64."""
+    return check_large(Lab(Gpu()))
+
+
+def times():
+    """The targets' grid, and the time to move as many bytes."""
+    show(Lab(Gpu()), GRID)
+
+
+def more():
+    """Other points."""
+    show(Lab(Gpu()), MORE)
+
+
+def sweep_on_gpu():
+    """Grid, other points and random ones: where the plan lost more than 5 % to another geometry."""
+    sweep(Lab(Gpu()))
+
+
+STAGES = {"build": compiled, "check": check_on_gpu, "emulate": emulate, "large": large}
+STAGES |= {"time": times, "more": more, "sweep": sweep_on_gpu}

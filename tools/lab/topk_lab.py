@@ -1,27 +1,18 @@
-"""The kernel lab: top-k kernels without JAX, for the minutes between an idea and a number.
+"""The lab of top-k."""
 
-    python tools/lab/lab.py build         with nvcc, no GPU needed: build/lab/liblab.so (CUDAARCH, default 90)
-    python tools/lab/lab.py check         on a GPU: every kernel against torch.sort, on hostile data
-    python tools/lab/lab.py time          the benchmark's grid, CUDA graph replay, inputs rotating over more than L2
-    python tools/lab/lab.py hostile       the same on data that defeats thresholds
-    python tools/lab/lab.py sweep         other geometries than the plan's
-
-What ships is measured by `python -m benchmarks`; this is for choosing what ships. Needs torch.
-"""
-
-import contextlib
 import ctypes
 import itertools
 import math
 import os
-import pathlib
-import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-LIBRARY = ROOT / "build" / "lab" / "liblab.so"
-SWEPT = ("stream", "grid", "wave")  # algorithms with a geometry to choose
+import numpy as np
+from machine import ROOT, Sweep, build, library, log_uniform, random_rows, replay
 
+SOURCES = [
+    *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "ffi_src" / "topk").glob("*.cu"))),
+    *("ffi_src/topk/plan.cc", "tools/lab/topk_lab.cc"),
+]
 DISTRIBUTIONS = ["normal", "rising", "falling", "equal", "two", "relu", "nan", "high bits", "period", "tail", "bits"]
 
 
@@ -33,35 +24,12 @@ def grid():
     return [(*shape, dtype, k) for shape, axis, dtype, k, *_ in GPU if axis == len(shape) - 1]
 
 
-def build():
-    LIBRARY.parent.mkdir(parents=True, exist_ok=True)
-    arch = os.environ.get("CUDAARCH", "90")
-    flags = ["-std=c++17", "-O3", "-lineinfo", "--expt-relaxed-constexpr", "-Xcompiler", "-fPIC", "-I", "ffi_src"]
-    flags += ["-gencode", f"arch=compute_{arch},code=sm_{arch}"]
-    sources = [*map(str, (ROOT / "ffi_src" / "topk").glob("*.cu")), "ffi_src/topk/plan.cc", "tools/lab/lab.cc"]
-    command = [
-        "nvcc",
-        *flags,
-        "-x",
-        "cu",
-        "--threads",
-        "0",
-        "-shared",
-        "-cudart",
-        "static",
-        "-o",
-        str(LIBRARY),
-        *sources,
-    ]
-    subprocess.run(command, cwd=ROOT, check=True)
-
-
 class Lab:
     def __init__(self):
         import torch
 
         self.torch = torch
-        self.kernels = ctypes.CDLL(str(LIBRARY))
+        self.kernels = ctypes.CDLL(str(library("topk")))
         self.kernels.lab_error.restype = self.kernels.lab_name.restype = ctypes.c_char_p
         names = itertools.takewhile(
             lambda name: name != "?", (self.kernels.lab_name(i).decode() for i in itertools.count())
@@ -69,13 +37,13 @@ class Lab:
         self.algorithms = {name: i for i, name in enumerate(names)}
         self.workspace = torch.empty(4 << 30, dtype=torch.uint8, device="cuda")
 
-    def run(self, x, values, indices, rows, k, largest=True, sorted=True, capability=90, forced=(-1, -1, -1, -1)):
-        """One call; with x None, the plan: (algorithm's name, threads, slices, lanes). x is (dtype) or an array."""
+    def run(self, x, values, indices, rows, k, largest=True, sorted=True, capability=90, forced=None):
+        """One call by an algorithm; where x is a dtype the plan alone: (algorithm, threads, slices, lanes)."""
         torch, pointer = self.torch, lambda a: ctypes.c_void_p(None if a is None else a.data_ptr())
         dtype = x if isinstance(x, torch.dtype) else x.dtype
         kind = 2 if dtype.is_floating_point else 1 if dtype.is_signed else 0
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        plan = (ctypes.c_int * 4)(*forced)
+        plan = (ctypes.c_int * 4)(-1 if forced is None else self.algorithms[forced])
         array = None if isinstance(x, torch.dtype) else x
         status = self.kernels.lab_topk(
             *(stream, pointer(array), pointer(values), pointer(indices), pointer(self.workspace)),
@@ -137,34 +105,20 @@ class Lab:
             print("WRONG", tuple(x.shape), x.dtype, f"k={k} axis={axis}", flags, self.run(x.dtype, None, None, rows, k))
         return same
 
-    def time(self, rows, length, dtype, k, distribution="normal", forced=(-1, -1, -1, -1)):
-        """Microseconds of one call: the median of five replays of a CUDA graph of many."""
+    def time(self, rows, k, dtype, distribution="normal", forced=None):
+        """Microseconds of one call."""
         torch = self.torch
         dtype = getattr(torch, dtype)
-        size = rows * length * dtype.itemsize
+        outer, length, inner = rows
+        size = math.prod(rows) * dtype.itemsize
         inputs = [
-            self.make(distribution, (rows, length), dtype, i) for i in range(max(2, min(64, -(-(200 << 20) // size))))
+            self.make(distribution, (outer, inner, length), dtype, i).mT.contiguous()
+            for i in range(max(2, min(64, -(-(200 << 20) // size))))
         ]
-        values = torch.empty(rows * k, dtype=dtype, device="cuda")
-        indices = torch.empty(rows * k, dtype=torch.int32, device="cuda")
-        calls = len(inputs) * max(1, min(256, int(4e9 / size)) // len(inputs))
-        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-        with torch.cuda.stream(stream):
-            self.run(inputs[0], values, indices, (rows, length, 1), k, forced=forced)
-            with torch.cuda.graph(graph, stream=stream):
-                for i in range(calls):
-                    self.run(inputs[i % len(inputs)], values, indices, (rows, length, 1), k, forced=forced)
-        times = []
-        for _ in range(7):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end) * 1e3 / calls)
-        del graph
-        torch.cuda.empty_cache()
-        return sorted(times[2:])[2]
+        values = torch.empty(outer * k * inner, dtype=dtype, device="cuda")
+        indices = torch.empty(outer * k * inner, dtype=torch.int32, device="cuda")
+        run = lambda i: self.run(inputs[i % len(inputs)], values, indices, rows, k, forced=forced)
+        return replay(torch, run, len(inputs) * max(1, min(256, int(4e9 / size)) // len(inputs)))
 
 
 def check(lab):
@@ -188,44 +142,66 @@ def check(lab):
                 else:
                     wrong += 1
     print(f"{right} right, {wrong} wrong")
+    return wrong
 
 
 def show(lab, distribution="normal"):
     for rows, length, dtype, k in grid():
         plan = lab.run(getattr(lab.torch, dtype), None, None, (rows, length, 1), k)
-        us = lab.time(rows, length, dtype, k, distribution)
+        us = lab.time((rows, length, 1), k, dtype, distribution)
         print(f"{distribution:10} {rows:6} x {length:<10} {dtype:9} k = {k:<5} {us:9.2f} us  {plan}", flush=True)
 
 
+def random_points(count):
+    rng = np.random.default_rng(int(os.environ.get("SEED", "0")))
+    for _ in range(count):
+        rows = random_rows(rng)
+        yield rows, log_uniform(rng, 1, rows[1]), str(rng.choice(["float32", "bfloat16", "float64"]))
+
+
 def sweep(lab):
-    for rows, length, dtype, k in grid():
-        planned = lab.run(getattr(lab.torch, dtype), None, None, (rows, length, 1), k)[0]
-        if planned in SWEPT:
-            slices = [s for s in (1, 2, 4, 8, 16, 33, 66, 132, 264) if rows * s <= 1100 and length // s >= max(k, 3500)]
-            in_clusters, in_grids = lab.algorithms["stream"], lab.algorithms["grid"]
-            forced = [(in_clusters, t, s, -1) for t in (256, 512) for s in slices if s <= 8]
-            forced += [(in_grids, t, s, -1) for t in (256, 512) for s in slices if 1 < s <= t]
-        else:
+    seen = Sweep()
+    points = [((rows, length, 1), k, dtype) for rows, length, dtype, k in grid()]
+    for rows, k, dtype in [*points, *random_points(int(os.environ.get("CASES", "100")))]:
+        problem = f"{rows} k {k} {dtype}"
+        if os.environ.get("ONLY", "") not in problem:
             continue
-        times = []
-        for choice in forced:
-            with contextlib.suppress(RuntimeError):  # a geometry that does not fit
-                times.append((round(lab.time(rows, length, dtype, k, forced=choice), 1), choice))
-        print(f"{rows} x {length} {dtype} k = {k}:", *sorted(times)[:5], flush=True)
+        choose = lambda forced, dtype=dtype, rows=rows, k=k: lab.run(
+            getattr(lab.torch, dtype), None, None, rows, k, forced=forced
+        )[0]
+        planned = choose(None)
+        choices = [a for a in lab.algorithms if a not in ("empty", "argmax", planned) and choose(a) == a]
+        if k > 1 and choices:
+            others = [(lab.time(rows, k, dtype, forced=a), a) for a in choices]
+            seen.add(problem, (lab.time(rows, k, dtype), planned), others)
+    seen.end()
 
 
-def main():
-    for stage in sys.argv[1:] or ["check", "time"]:
-        if stage == "build":
-            build()
-            continue
-        lab = Lab()
-        if stage == "hostile":
-            for distribution in DISTRIBUTIONS[1:]:
-                show(lab, distribution)
-        else:
-            {"check": check, "time": show, "sweep": sweep}[stage](lab)
+def compiled():
+    """With nvcc; no GPU needed."""
+    build("topk", SOURCES)
 
 
-if __name__ == "__main__":
-    main()
+def check_on_gpu():
+    """Every kernel against torch.sort, on hostile data."""
+    return check(Lab())
+
+
+def times():
+    """The benchmark's grid."""
+    show(Lab())
+
+
+def hostile():
+    """The same on data that defeats thresholds."""
+    lab = Lab()
+    for distribution in DISTRIBUTIONS[1:]:
+        show(lab, distribution)
+
+
+def sweep_on_gpu():
+    """The grid and random problems: where the plan lost more than 5 % to another algorithm."""
+    sweep(Lab())
+
+
+STAGES = {"build": compiled, "check": check_on_gpu, "time": times, "hostile": hostile, "sweep": sweep_on_gpu}

@@ -1,31 +1,26 @@
-// The top-k kernels behind a C interface, for lab.py: the plan's choice may be overridden.
+// The top-k kernels behind a C interface, for topk_lab.py: the plan's choice of algorithm may be overridden.
 #include "topk/launch.h"
 
 using namespace jaxgpuops;
 using namespace jaxgpuops::topk;
 
-// forced = {algorithm, threads, slices, lanes}; negative entries leave the plan's. Returns a cudaError_t. With a null x
-// nothing runs and `forced` receives the plan.
+// chosen[0] is the algorithm to take, or negative; with a null x nothing runs and `chosen` receives {algorithm,
+// threads, slices, lanes}. Returns a cudaError_t.
 extern "C" int lab_topk(void* stream, const void* x, void* values, int32_t* indices, void* workspace, int64_t outer,
                         int64_t length, int64_t inner, int64_t k, int kind, int bits, bool largest, bool sorted,
-                        int compute_capability, int* forced) {
+                        int compute_capability, int* chosen) {
   Problem problem;
   problem.rows = {outer, length, inner};
   problem.k = k;
   problem.key_bits = bits;
   problem.order = key_order(static_cast<KeyKind>(kind), bits, largest);
   problem.sorted = sorted;
-  Plan plan = plan_topk(problem.rows, k, bits, sorted, gpu_of(compute_capability));
-  if (forced[0] >= 0) plan.algorithm = static_cast<Algorithm>(forced[0]);
-  if (forced[1] >= 0) plan.threads = forced[1];
-  if (forced[2] >= 0) plan.slices = forced[2];
-  if (forced[3] >= 0) plan.lanes = forced[3];
-  plan.overlap = gpu_of(compute_capability).dependent_launch;
+  const Plan plan = plan_topk(problem.rows, k, bits, sorted, gpu_of(compute_capability), -1, chosen[0]);
   if (!x) {
-    forced[0] = static_cast<int>(plan.algorithm);
-    forced[1] = plan.threads;
-    forced[2] = plan.slices;
-    forced[3] = plan.lanes;
+    chosen[0] = static_cast<int>(plan.algorithm);
+    chosen[1] = plan.threads;
+    chosen[2] = plan.slices;
+    chosen[3] = plan.lanes;
     return cudaSuccess;
   }
   return launch_topk(static_cast<cudaStream_t>(stream), plan, problem, x, values, indices, workspace);
