@@ -38,12 +38,12 @@ class Lab:
         self.workspace = torch.empty(4 << 30, dtype=torch.uint8, device="cuda")
 
     def run(self, x, values, indices, rows, k, largest=True, sorted=True, capability=90, forced=None):
-        """One call by an algorithm; where x is a dtype the plan alone: (algorithm, threads, slices, lanes)."""
+        """One call by an algorithm; where x is a dtype the plan alone: (algorithm, threads, slices, lanes, workspace)."""
         torch, pointer = self.torch, lambda a: ctypes.c_void_p(None if a is None else a.data_ptr())
         dtype = x if isinstance(x, torch.dtype) else x.dtype
         kind = 2 if dtype.is_floating_point else 1 if dtype.is_signed else 0
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        plan = (ctypes.c_int * 4)(-1 if forced is None else self.algorithms[forced])
+        plan = (ctypes.c_int64 * 5)(-1 if forced is None else self.algorithms[forced])
         array = None if isinstance(x, torch.dtype) else x
         status = self.kernels.lab_topk(
             *(stream, pointer(array), pointer(values), pointer(indices), pointer(self.workspace)),
@@ -166,9 +166,11 @@ def sweep(lab):
         problem = f"{rows} k {k} {dtype}"
         if os.environ.get("ONLY", "") not in problem:
             continue
-        choose = lambda forced, dtype=dtype, rows=rows, k=k: lab.run(
-            getattr(lab.torch, dtype), None, None, rows, k, forced=forced
-        )[0]
+
+        def choose(forced, rows=rows, k=k, dtype=dtype):
+            *plan, workspace = lab.run(getattr(lab.torch, dtype), None, None, rows, k, forced=forced)
+            return plan[0] if workspace <= lab.workspace.numel() else "too large"
+
         planned = choose(None)
         choices = [a for a in lab.algorithms if a not in ("empty", "argmax", planned) and choose(a) == a]
         if k > 1 and choices:
