@@ -412,12 +412,13 @@ struct Kept<Cumulative<LogSumExp<E>, false>, n> {
   typename E::Acc maximum[n / kOne], sums[n];
 };
 
-// Calls body(at, options), with constants where there are neither segments nor exclusive results.
+// Calls body(at, options), with constants for what most calls ask for: neither segments nor exclusive results, and of
+// tangents the transposed map. Where code is dear, nobody does.
 template <class Policy, class At, class Body>
 JAXGPUOPS_FN void with_constants(At at, const Options& o, Body body) {
   if constexpr (Policy::kKind == Kind::kCumulative) {
     body(at, o);
-  } else if (o.segmented || o.exclusive) {
+  } else if (o.segmented || o.exclusive || (Policy::kKind == Kind::kTangent && !o.transpose)) {
     body(at, o);
   } else {
     const auto uncut = [&](int i) {
@@ -427,10 +428,10 @@ JAXGPUOPS_FN void with_constants(At at, const Options& o, Body body) {
     };
     Options simple = {};
     simple.smaller = o.smaller;
-    if (Policy::kKind != Kind::kLinearVjp && o.transpose) {
-      simple.transpose = true;
+    if (Policy::kKind == Kind::kLinear && !o.transpose) {  // not one call with what o.transpose is: each knows which
       body(uncut, simple);
-    } else {  // not one call with what o.transpose is: each knows which
+    } else {
+      simple.transpose = true;
       body(uncut, simple);
     }
   }

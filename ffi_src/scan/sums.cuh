@@ -54,8 +54,9 @@ struct Sums {
     }
   }
 
-  // The fold of `count` sums of a level, from the first of a group on, and of `state` after them.
-  __device__ State fold(int level, int first, int count, int64_t column, State state) const {
+  // The fold of `count` sums of a level, from the first of a group on, and of `state` after them. A function of its own:
+  // there are several calls, which wait for memory.
+  __device__ __noinline__ State fold(int level, int first, int count, int64_t column, State state) const {
     State trees[kGroupBits];
     each(level, first, count, column, [&](int i, State sum) {
       bool carry = true;
