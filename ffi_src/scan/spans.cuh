@@ -24,7 +24,7 @@ class Spans : public BetweenWarps<Policy> {
   using Base = BetweenWarps<Policy>;
   using Base::identity, Base::p, Base::totals;
 
-  static constexpr bool kOneColumn = false, kNear = false, kFoldsAll = true;
+  static constexpr bool kOneColumn = false, kMayBeFew = true, kNear = false, kFoldsAll = true;
   static constexpr int kWidth = 1, kTileExtras = 1;
   static constexpr int kThreadsAtMost = kThreads, kLoopBlocks = 3, kLookerWarps = 2, kLookBlocks = 2;
   static constexpr int kInPack = 16 / sizeof(Bits), kInLine = kLineBytes / sizeof(Bits);
@@ -524,8 +524,10 @@ __device__ void scan_short_rows(const Parameters& p) {
 template <class Policy>
 __global__ void __launch_bounds__(kThreads, sizeof(typename Policy::State) > 8 ? 3 : 4)
     scan_short(const __grid_constant__ Parameters p) {
-  if (p.length <= 2) return scan_short_rows<Policy, 2>(p);
-  if (Spans<Policy>::kTogether > 4 && p.length <= 4) return scan_short_rows<Policy, 4>(p);
+  if constexpr (!Policy::kCut) {  // which is worth some code for what is not rare
+    if (p.length <= 2) return scan_short_rows<Policy, 2>(p);
+    if (Spans<Policy>::kTogether > 4 && p.length <= 4) return scan_short_rows<Policy, 4>(p);
+  }
   scan_short_rows<Policy, Spans<Policy>::kTogether>(p);
 }
 

@@ -128,6 +128,9 @@ class Before {
   __device__ Before(const Parameters& p, int tile, int64_t column)
       : p(p), tile(tile), column(column), sums{p}, before(Policy::identity(p.options)), sum(before), ends(true) {}
 
+  // The same, a level after the other: less code, for kernels that have better ways, too.
+  __device__ __forceinline__ State find_by_levels() { return from_level(0, p, tile, column, before, sum, ends); }
+
   // The first tries of three levels overlap.
   __device__ __forceinline__ State find() {
     WordsOf<State> words[kFewLevels];
@@ -138,18 +141,19 @@ class Before {
 #pragma unroll
     for (int level = 0; level < kFewLevels; ++level)
       if (level < p.levels) fold(level, words[level], there[level]);
-    return p.levels <= kFewLevels ? before : of_more_levels(p, tile, column, before, sum, ends);
+    return p.levels <= kFewLevels ? before : from_level(kFewLevels, p, tile, column, before, sum, ends);
   }
 
  private:
   // A function of its own: few rows have so many tiles, and registers are scarce.
-  __device__ __noinline__ static State of_more_levels(const Parameters& p, int tile, int64_t column, State before,
-                                                      State sum, bool ends) {
+  __device__ __noinline__ static State from_level(int first, const Parameters& p, int tile, int64_t column,
+                                                  State before, State sum, bool ends) {
     Before rest(p, tile, column);
     rest.before = before;
     rest.sum = sum;
     rest.ends = ends;
-    for (int level = kFewLevels; level < p.levels; ++level) {
+#pragma unroll 1
+    for (int level = first; level < p.levels; ++level) {
       WordsOf<State> words;
       const bool there = rest.load(level, words);
       rest.fold(level, words, there);
