@@ -54,8 +54,8 @@ struct Sums {
     }
   }
 
-  // The fold of `count` sums of a level, from the first of a group on, and of `state` after them. A function of its own:
-  // there are several calls, which wait for memory.
+  // The fold of `count` sums of a level, from the first of a group on, and of `state` after them. A function of its
+  // own: there are several calls, which wait for memory.
   __device__ __noinline__ State fold(int level, int first, int count, int64_t column, State state) const {
     State trees[kGroupBits];
     each(level, first, count, column, [&](int i, State sum) {
@@ -152,10 +152,13 @@ class Before {
     rest.before = before;
     rest.sum = sum;
     rest.ends = ends;
+    WordsOf<State> next;
+    bool next_there = rest.load(first, next);
 #pragma unroll 1
     for (int level = first; level < p.levels; ++level) {
-      WordsOf<State> words;
-      const bool there = rest.load(level, words);
+      WordsOf<State> words = next;
+      const bool there = next_there;
+      if (level + 1 < p.levels) next_there = rest.load(level + 1, next);  // on its way meanwhile
       rest.fold(level, words, there);
     }
     return rest.before;
