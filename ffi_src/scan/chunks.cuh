@@ -23,7 +23,7 @@ class Chunks : public BetweenWarps<Policy> {
   static constexpr int kPacks = run_shape(Layout::kAlong, Policy::kOperands, sizeof(Bits)).per_lane;
   static constexpr int kRun = kPacks * kInPack, kOfWarp = 32 * kRun, kTile = kWarps * kOfWarp;
   static constexpr int kWidth = 1, kTileExtras = 1;
-  static constexpr bool kOneColumn = true, kNear = false, kFoldsAll = true;
+  static constexpr bool kOneColumn = true, kMayBeFew = false, kNear = false, kFoldsAll = true;
   static constexpr int kThreadsAtMost = kThreads, kLookerWarps = 1, kLookBlocks = 1;
   using Extra = Bits;
 
@@ -156,7 +156,7 @@ class Chunks : public BetweenWarps<Policy> {
     uint32_t bits = 0;
     if (!Policy::kStarts || !p.starts) return bits;
     const uint8_t* const from = p.starts + place.starts;
-#pragma unroll
+#pragma unroll 8
     for (int i = 0; i < kRun; ++i) {
       const int64_t q = position(span) + i, at = index(q) + p.start_offset;
       if (q < p.length && at > 0 && at < p.length && from[at * p.starts_at.axis_stride]) bits |= 1u << i;

@@ -174,11 +174,11 @@ class LookAhead {
           count = at.tile;
           carry[member] = with_initial(at.tile, column, known.fold(at.tile));
         }
-      } else if (columns <= kFewColumns) {
+      } else if (Work::kMayBeFew && columns <= kFewColumns) {
         for (int c = member / 32; c < columns; c += team / 32) {
           const int64_t column = work.column_of(at.strip, c);
           if (column >= p.columns) break;
-          const State before = Before<Policy>(p, at.tile, column).find();
+          const State before = Before<Policy>(p, at.tile, column).find_by_levels();
           if (member % 32 == 0) carry[c] = with_initial(at.tile, column, before);
         }
       } else {

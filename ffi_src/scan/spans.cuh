@@ -24,7 +24,7 @@ class Spans : public BetweenWarps<Policy> {
   using Base = BetweenWarps<Policy>;
   using Base::identity, Base::p, Base::totals;
 
-  static constexpr bool kOneColumn = false, kNear = false, kFoldsAll = true;
+  static constexpr bool kOneColumn = false, kMayBeFew = true, kNear = false, kFoldsAll = true;
   static constexpr int kWidth = 1, kTileExtras = 1;
   static constexpr int kThreadsAtMost = kThreads, kLoopBlocks = 3, kLookerWarps = 2, kLookBlocks = 2;
   static constexpr int kInPack = 16 / sizeof(Bits), kInLine = kLineBytes / sizeof(Bits);
@@ -171,31 +171,26 @@ class Spans : public BetweenWarps<Policy> {
 
   // The fold of a run.
   __device__ State fold_of(int stage, const Place& place, const Image& image, const Run& run) const {
-    State state = identity();
-    if (!place.active || run.rows <= 0) return state;
-    int r = 0;
-    if (run.rows < kTogether) {
-      Words<1> words;
-      read(stage, place, image, run, r, words);
-      state = fold_run<Policy, 1>([&](int) { return input(words, 0); }, p.options);
-      r = 1;
-    } else {
+    if (!place.active || run.rows <= 0) return identity();
+    Words<1> words;
+    read(stage, place, image, run, 0, words);
+    State state = Policy::first(input(words, 0), p.options);
+    int r = 1;  // and then so many more, of most runs: their lengths are odd
+#pragma unroll 1
+    for (; r + kTogether <= run.rows; r += kTogether) {
       Words<kTogether> words;
       read(stage, place, image, run, r, words);
-      state = fold_run<Policy, kTogether>([&](int j) { return input(words, j); }, p.options);
-      r = kTogether;
-#pragma unroll 1
-      for (; r + kTogether <= run.rows; r += kTogether) {
-        read(stage, place, image, run, r, words);
+      if constexpr (kByParts<Policy>) {
         fold_on<Policy, kTogether>(state, [&](int j) { return input(words, j); }, p.options);
+      } else {
+#pragma unroll
+        for (int j = 0; j < kTogether; ++j) Policy::step(state, input(words, j), p.options);
       }
     }
 #pragma unroll 1
     for (; r < run.rows; ++r) {
-      Words<1> words;
       read(stage, place, image, run, r, words);
-      Bits results[Policy::kResults][1];  // of no account
-      step_some<1>(state, words, 1, results);
+      Policy::step(state, input(words, 0), p.options);
     }
     return state;
   }
@@ -260,7 +255,16 @@ class Spans : public BetweenWarps<Policy> {
   // ---- Tiles of columns that lanes share, as Columns has them
 
   __device__ void fetch(int stage, const Place& place, const Span& span, Extra (&)[1]) const {
-    if (p.staged) copy_in(stage, image_of(place, span));
+    if (p.staged) return copy_in(stage, image_of(place, span));
+    if (!place.active) return;
+    const int first = (axis_warp * p.runs + run) * p.per_lane, rows = min(p.per_lane, min(p.tile, span.left) - first);
+#pragma unroll
+    for (int o = 0; o < Policy::kOperands; ++o) {
+      const int64_t stride = is_broadcast(o) ? p.a.axis_stride : p.inner, by = p.backward ? -stride : stride;
+      const Bits* from = operand_at(o, place, span.begin + first);
+#pragma unroll 4
+      for (int r = 0; r < rows; ++r, from += by) let_come_near(from);
+    }
   }
   __device__ void put_extras(int, const Extra (&)[1]) const {}
   __device__ void take(int stage, const Place&, const Span&, Tile& tile) const {
@@ -310,6 +314,18 @@ class Spans : public BetweenWarps<Policy> {
   }
 
  private:
+  __device__ static constexpr bool is_broadcast(int operand) { return Policy::kBroadcast && operand == 1; }
+  __device__ const Bits* operand_at(int o, const Place& place, int64_t position) const {
+    const int64_t at =
+        is_broadcast(o) ? place.a + index(position) * p.a.axis_stride : place.at + index(position) * p.inner;
+    return static_cast<const Bits*>(p.operands[o]) + at;
+  }
+
+  // What is not staged comes to the level 2 cache a tile ahead: lanes have few loads on their way.
+  __device__ static void let_come_near(const Bits* from) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(from)) : "memory");
+  }
+
   __device__ int64_t index(int64_t position) const { return p.backward ? p.length - 1 - position : position; }
 
   __device__ Image image_of(const Place& place, const Span& span) const {
@@ -440,10 +456,8 @@ class Spans : public BetweenWarps<Policy> {
 
   template <int n>
   __device__ void read_operand(int o, const Place& place, int64_t first, int count, Bits (&to)[n]) const {
-    const bool broadcast = Policy::kBroadcast && o == 1;
-    const int64_t stride = broadcast ? p.a.axis_stride : p.inner, by = p.backward ? -stride : stride;
-    const Bits* from =
-        static_cast<const Bits*>(p.operands[o]) + (broadcast ? place.a : place.at) + index(first) * stride;
+    const int64_t stride = is_broadcast(o) ? p.a.axis_stride : p.inner, by = p.backward ? -stride : stride;
+    const Bits* from = operand_at(o, place, first);
 #pragma unroll
     for (int j = 0; j < n; ++j, from += by)
       if (j < count) to[j] = *from;
@@ -470,23 +484,15 @@ class Spans : public BetweenWarps<Policy> {
   template <int n>
   __device__ void step_some(State& state, const Words<n>& words, int count,
                             Bits (&results)[Policy::kResults][n]) const {
-    const auto at = [&](int j) { return input(words, j); };
     const auto put = [&](int j, Out<Acc> out) {
       results[0][j] = Element::store(out.first);
       if constexpr (Policy::kResults == 2) results[1][j] = Element::store(out.second);
     };
-    if constexpr (kByParts<Policy>) {
-      if (n > 1 && count == n) return step_run<Policy, n>(state, at, p.options, put);
+    if constexpr (kByParts<Policy> && n > 1)
+      if (count == n) return step_run<Policy, n>(state, [&](int j) { return input(words, j); }, p.options, put);
 #pragma unroll
-      for (int j = 0; j < n; ++j)
-        if (j < count) put(j, Policy::step(state, at(j), p.options));
-    } else {
-      with_constants<Policy>(at, p.options, [&](auto at, const Options& options) {
-#pragma unroll
-        for (int j = 0; j < n; ++j)
-          if (j < count) put(j, Policy::step(state, at(j), options));
-      });
-    }
+    for (int j = 0; j < n; ++j)
+      if (j < count) put(j, Policy::step(state, input(words, j), p.options));
   }
 
   template <int n>
@@ -537,8 +543,10 @@ __device__ void scan_short_rows(const Parameters& p) {
 template <class Policy>
 __global__ void __launch_bounds__(kThreads, sizeof(typename Policy::State) > 8 ? 3 : 4)
     scan_short(const __grid_constant__ Parameters p) {
-  if (p.length <= 2) return scan_short_rows<Policy, 2>(p);
-  if (p.length <= 4) return scan_short_rows<Policy, 4>(p);
+  if constexpr (!Policy::kCut) {  // which is worth some code for what is not rare
+    if (p.length <= 2) return scan_short_rows<Policy, 2>(p);
+    if (Spans<Policy>::kTogether > 4 && p.length <= 4) return scan_short_rows<Policy, 4>(p);
+  }
   scan_short_rows<Policy, Spans<Policy>::kTogether>(p);
 }
 
