@@ -3,7 +3,7 @@
 // block share them. One read, one write; any compute capability.
 //
 // Results take a second walk, backwards: what the blocks of a multiprocessor have at a time is in its L1 cache, or in
-// L2.
+// L2. The shortest axes are held in registers.
 #pragma once
 
 #include <algorithm>
@@ -38,6 +38,89 @@ struct WalkPlace {
     i = column - outer * p.inner;
   }
 };
+
+// At most held_positions(): a thread holds its columns in registers. One read, one write. (No position is computed that
+// is not there: of a length of 2 that were most.)
+template <class P>
+__global__ void __launch_bounds__(32 * kWalkWarps, 4) held_walk_kernel(const __grid_constant__ Parameters<P> p) {
+  using Element = typename P::Element;
+  using Bits = typename Element::Bits;
+  using Acc = typename Element::Acc;
+  constexpr int kColumns = Walk<P>::kColumns, kHeld = held_positions(P::kOperands);
+  const int64_t first = (int64_t{blockIdx.x} * (blockDim.x / 32) + threadIdx.x / 32) * 32 * kColumns + threadIdx.x % 32;
+  const int length = static_cast<int>(p.length);
+  int64_t at[kColumns];
+  typename P::Row row[kColumns];
+  Bits held[P::kOperands][kHeld][kColumns];
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    const WalkPlace place(p, min(first + 32 * c, p.columns - 1));
+    at[c] = place.outer * length * p.inner + place.i;
+    row[c] = P::row(p.args, place.outer, place.i, length, p.inner);
+  }
+#pragma unroll
+  for (int j = 0; j < kHeld; ++j)
+    if (j < length) {
+#pragma unroll
+      for (int o = 0; o < P::kOperands; ++o)
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c)
+          held[o][j][c] = P::skip(row[c]) ? P::pad(p.args, o)
+                                          : static_cast<const Bits*>(p.operands[o])[at[c] + j * p.inner];
+    }
+  const auto y = [&](int j, int c) { return Element::load(held[P::kOperands - 1][j][c]); };
+  typename P::Final final[kColumns];
+  P::with_sum_args(p.args, [&](const auto& args) {
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      const auto x = [&](int j) { return P::value(args, Element::load(held[0][j][c])); };
+      const auto counts = [&](int j) {
+        if constexpr (P::kHole) return j < length && j != P::hole(row[c]);
+        return j < length;
+      };
+      Stat<P> stat = Stat<P>::none();
+      if constexpr (P::kPeak) {
+        if constexpr (P::kSums == 0) stat.of[0] = P::value(args, Element::load(P::pad(args, 0)));  // of no elements
+#pragma unroll
+        for (int j = 0; j < kHeld; ++j)
+          if (counts(j)) stat.of[0] = P::larger(stat.peak(), x(j));
+      }
+      const auto shift = P::guard(stat.peak());
+#pragma unroll
+      for (int k = 0; k < P::kSums; ++k) {
+        [[maybe_unused]] const bool is_plain = P::kPlainSum && k == P::kSums - 1;
+        Acc sum = Acc(0);
+#pragma unroll
+        for (int j = 0; j < kHeld; ++j) {
+          if constexpr (P::kPlainSum) {
+            if (is_plain && P::add_plain(args) && !P::skip(row[c]) && j < length) sum += x(j);
+          }
+          if constexpr (P::kSums > 0)
+            if (!is_plain && counts(j)) sum = P::add(args, k, sum, x(j), y(j, c), shift);
+        }
+        stat.sum(k) = sum;
+      }
+      final[c] = P::finish(p.args, row[c], stat);
+      if (first + 32 * c < p.columns) P::write_row(p.args, first + 32 * c, row[c], final[c]);
+    }
+  });
+  if constexpr (P::kOutput) {
+    if (p.out == nullptr) return;
+    P::with_args(p.args, [&](const auto& args) {
+#pragma unroll
+      for (int j = 0; j < kHeld; ++j)
+        if (j < length) {
+#pragma unroll
+          for (int c = 0; c < kColumns; ++c) {
+            Acc value = P::output(args, row[c], final[c], P::value(args, Element::load(held[0][j][c])), y(j, c));
+            if constexpr (P::kHole)
+              if (j == P::hole(row[c])) value = P::hole_output(args, row[c], final[c]);
+            if (first + 32 * c < p.columns) static_cast<Bits*>(p.out)[at[c] + j * p.inner] = Element::store(value);
+          }
+        }
+    });
+  }
+}
 
 template <class P>
 __global__ void __launch_bounds__(32 * kMaxColumnWarps, 2) walk_kernel(const __grid_constant__ Parameters<P> p) {
@@ -173,7 +256,8 @@ cudaError_t run_walk(cudaStream_t stream, const RowPlan& plan, const Parameters<
     if (plan.axis_warps > 1)
       launched.shared_bytes = (plan.axis_warps * columns * sizeof(Stat<P>) + 15) / 16 * 16 +
                               columns * sizeof(typename P::Final);
-    return launch(stream, launched, walk_kernel<P>, p);
+    const bool held = p.length <= held_positions(P::kOperands);
+    return launch(stream, launched, held ? held_walk_kernel<P> : walk_kernel<P>, p);
   } else {
     return cudaErrorInvalidValue;
   }

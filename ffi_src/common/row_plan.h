@@ -67,9 +67,10 @@ constexpr int kFlatWarps = 16;       // of a block that reads flat rows, at most
 constexpr int column_vectors(int operands) { return operands == 1 ? 8 : 4; }
 // Columns of a lane that walks.
 constexpr int walk_columns(int item_bytes, bool label) {
-  if (label) return item_bytes == 2 ? 2 : 1;
-  return item_bytes == 8 ? 1 : item_bytes == 4 ? 2 : 4;
+  return item_bytes == 8 || (label && item_bytes == 4) ? 1 : item_bytes == 1 ? 4 : 2;
 }
+// Positions of which a thread that walks holds all.
+constexpr int held_positions(int operands) { return 8 / operands; }
 // Vectors of a lane at a time, of flat rows.
 constexpr int flat_vectors(int operands) { return operands == 1 ? 4 : 2; }
 // Blocks of a multiprocessor for which along_kernel leaves registers.
