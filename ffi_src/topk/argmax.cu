@@ -711,9 +711,9 @@ cudaError_t launch_argmax_kernels(cudaStream_t stream, const Plan& plan, Rows ro
   a.partial = buffers.workspace;
   a.rows = rows;
   a.slice = static_cast<uint32_t>(argmax_slice(rows, plan.slices));
-  // None is empty, but for those of a cluster.
-  a.slices = static_cast<uint32_t>(plan.cluster ? plan.slices : (rows.length + a.slice - 1) / a.slice);
-  a.cluster = plan.cluster;
+  // None is empty, but for those of a cluster, which need no workspace.
+  a.cluster = plan.slices > 1 && plan.workspace_bytes == 0;
+  a.slices = static_cast<uint32_t>(a.cluster ? plan.slices : (rows.length + a.slice - 1) / a.slice);
   const bool aligned = reinterpret_cast<uintptr_t>(buffers.x) % 16 == 0;
   const ArgmaxShape shape = argmax_shape(rows, key_bits / 8, aligned);
   a.own_bytes = static_cast<uint32_t>(argmax_own_bytes(rows, key_bits / 8, shape));

@@ -205,8 +205,8 @@ const char* name(Algorithm algorithm) {
   return "?";
 }
 
-// Of argmax: blocks of a cluster, at most; what one of them reads where a cluster is chosen for small problems; and what
-// the first keeps of all.
+// Of argmax: blocks of a cluster, at most; what one of them reads where small problems have a cluster; and what the first
+// keeps of all.
 constexpr int64_t kArgmaxCluster = 16, kArgmaxClusterPart = 48 << 10, kArgmaxClusterBytes = 32 << 10;
 
 Plan plan_argmax(Rows rows, int key_bits, const Gpu& gpu, int64_t workspace_bytes) {
@@ -233,11 +233,10 @@ Plan plan_argmax(Rows rows, int key_bits, const Gpu& gpu, int64_t workspace_byte
   } else if (shape.form == ArgmaxForm::kStrided) {
     slices = std::min(4 * gpu.multiprocessors / units, rows.length / (32 * shape.deep));
   }
-  // Blocks of a cluster need no second launch, which takes as long as a block reads some tens of KB.
+  // Blocks of a cluster need no second launch, which takes as long as a block reads some tens of KB, and no workspace.
   const bool few = slices <= kArgmaxCluster || rows.length * shape_bytes <= kArgmaxCluster * kArgmaxClusterPart;
   const bool starved = workspace_bytes >= 0 && workspace_bytes < 2 * rows.inner * candidate;
   if (slices > 1 && has_clusters(gpu) && (few || starved) && merged <= kArgmaxClusterBytes) {
-    plan.cluster = true;
     while (plan.slices < std::min<int64_t>(slices, kArgmaxCluster)) plan.slices *= 2;
     plan.shared_bytes = argmax_shared_bytes(rows, static_cast<int>(key_bytes), shape, plan.slices);
     return plan;

@@ -32,7 +32,6 @@ struct Plan {
   int lanes = 32;               // that share a row or a column (kArgmax; kRows, kColumns: of a warp)
   int threads = 0;              // threads of a block
   int slices = 1;               // blocks that share a row
-  bool cluster = false;         // they are one (kArgmax)
   int64_t blocks = 0;           // of the largest launch
   bool overlap = false;         // a kernel of several may start before the one before it ends (kArgmax, kGrid, kWave)
   int64_t workspace_bytes = 0;  // per outer index
