@@ -228,8 +228,8 @@ __device__ __forceinline__ Candidate<Key>* of_cluster(const Argmax& a) {
 
 // `c` is that of column `inner`, which is number `place` of the block's `width`.
 template <class Key>
-__device__ __forceinline__ void finish(const Argmax& a, int64_t outer, uint32_t inner, uint32_t part,
-                                       Candidate<Key> c, uint32_t place, uint32_t width) {
+__device__ __forceinline__ void finish(const Argmax& a, int64_t outer, uint32_t inner, uint32_t part, Candidate<Key> c,
+                                       uint32_t place, uint32_t width) {
   if (a.slices == 1) {
     write<Key>(a, outer, inner, c.index);
   } else if (a.cluster) {
@@ -679,16 +679,12 @@ cudaError_t run(cudaStream_t stream, const ArgmaxShape& shape, bool overlap, con
       status = launch(stream, {blocks((rows.outer + shape.outers - 1) / shape.outers), dim3(kArgmaxThreads), shared},
                       argmax_tiles<Key>, a, ranks, static_cast<uint32_t>(shape.outers), shape.lane_bits);
       break;
-    case ArgmaxForm::kRows:
-      status = launch_shared(dim3(kArgmaxRowThreads), argmax_rows<Key>, order);
-      break;
+    case ArgmaxForm::kRows: status = launch_shared(dim3(kArgmaxRowThreads), argmax_rows<Key>, order); break;
     case ArgmaxForm::kColumns:
       status = launch_shared(dim3((threads + 31) / 32 * 32), argmax_columns<Key>, ranks,
                              ColumnsCall{tiles, beside, deep, threads});
       break;
-    case ArgmaxForm::kStrided:
-      status = launch_shared(dim3(beside, deep), argmax_strided<Key, 1>, ranks, tiles);
-      break;
+    case ArgmaxForm::kStrided: status = launch_shared(dim3(beside, deep), argmax_strided<Key, 1>, ranks, tiles); break;
     case ArgmaxForm::kSheets:
       status = launch(stream, {blocks(units), dim3(beside)}, argmax_strided<Key, kSheet>, a, ranks, tiles);
       break;

@@ -205,8 +205,8 @@ const char* name(Algorithm algorithm) {
   return "?";
 }
 
-// Of argmax: blocks of a cluster, at most; what one of them reads where small problems have a cluster; and what the first
-// keeps of all.
+// Of argmax: blocks of a cluster, at most; what one of them reads where small problems have a cluster; and what the
+// first keeps of all.
 constexpr int64_t kArgmaxCluster = 16, kArgmaxClusterPart = 48 << 10, kArgmaxClusterBytes = 32 << 10;
 
 Plan plan_argmax(Rows rows, int key_bits, const Gpu& gpu, int64_t workspace_bytes) {
