@@ -207,7 +207,7 @@ struct Argmax {
   void* partial;  // [row][slice] candidates, when slices > 1
   Rows rows;
   uint32_t slices, slice;  // blocks that share a row, and the elements of each
-  uint32_t own_bytes;      // of shared memory: what follows belongs to the cluster (0: those blocks are none)
+  uint32_t own_bytes;      // of shared memory: what follows belongs to the cluster
   bool cluster;            // they are one
 };
 
