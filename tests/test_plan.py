@@ -107,6 +107,9 @@ def test_only_clusters_are_missing_on_older_gpus():
             continue
         if new["algorithm"] in ("held", "sieve"):
             assert old["algorithm"] in (("stream", "grid") if k <= 2048 else ("radix",)), call
+        elif new["algorithm"] == "argmax":
+            assert old["algorithm"] == "argmax" and new["slices"] in (2, 4, 8, 16), call
+            assert new["workspace_bytes"] == 0, call
         elif bits == 64:
             assert new["algorithm"] in ("stream", "grid"), call
             assert old["algorithm"] in ("stream", "grid", "radix"), call
