@@ -30,13 +30,18 @@ REGIMES = {
     "streamed rows, largest cluster": ((40, 300_001), 1),
     "split rows": ((40, 600_001), 1),
     "one split row": ((1, 8_000_003), 1),
-    "columns": ((300, 30, 5), 1),
+    "columns, walked by threads": ((300, 3, 50), 1),
+    "columns, walked by threads, longer": ((300, 20, 5), 1),
+    "columns, walked by warps": ((16, 401, 130), 1),
+    "flat columns": ((300, 100, 5), 1),
     "columns, vectors": ((64, 1024, 256), 1),
-    "columns, cluster": ((16, 1001, 130), 1),
+    "columns, cluster": ((16, 1001, 132), 1),
     "columns, streamed gradients": ((4, 4000, 264), 1),
     "columns, streamed": ((3, 500, 6144), 1),
-    "split columns": ((16, 8093, 130), 1),
-    "long split columns": ((1, 200_003, 7), 1),
+    "split flat columns": ((16, 8093, 130), 1),
+    "slices of flat columns": ((3, 1101, 2051), 1),
+    "long split flat columns": ((1, 200_003, 7), 1),
+    "split vectors of columns": ((1, 40_000, 64), 1),
 }
 regimes = pytest.mark.parametrize("shape, axis", REGIMES.values(), ids=REGIMES)
 SOFTMAX = ("softmax", "log_softmax", "logsumexp")
@@ -122,7 +127,7 @@ def test_every_kernel_has_a_regime():
         ("rows", False), ("rows", True), ("rows_tiles", False), ("rows_stream", False), ("rows_stream", True),
         ("rows_split", True),
         ("columns", False), ("columns", True), ("columns_stream", False), ("columns_stream", True),
-        ("columns_split", True),
+        ("columns_split", True), ("columns_walk", False), ("columns_flat", False), ("columns_flat", True),
     }  # fmt: skip
 
 

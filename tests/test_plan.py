@@ -107,6 +107,9 @@ def test_only_clusters_are_missing_on_older_gpus():
             continue
         if new["algorithm"] in ("held", "sieve"):
             assert old["algorithm"] in (("stream", "grid") if k <= 2048 else ("radix",)), call
+        elif new["algorithm"] == "argmax":
+            assert old["algorithm"] == "argmax" and new["slices"] in (2, 4, 8, 16), call
+            assert new["workspace_bytes"] == 0, call
         elif bits == 64:
             assert new["algorithm"] in ("stream", "grid"), call
             assert old["algorithm"] in ("stream", "grid", "radix"), call
@@ -143,6 +146,11 @@ def test_argmax():
         assert 0 <= plan["workspace_bytes"] <= inner * (length * bits // 8 // 16 + 16)
         assert plan == plan_topk(outer, length, inner, 1, bits, True, 90)  # k = 1 is the same reduction
     assert plan_argmax(0, 5, 1, 32, 90)["algorithm"] == "empty"
+    # Small problems whose blocks are a cluster: no workspace, one launch. Older GPUs have two.
+    for rows_of, bits in [((42, 27872, 4), 32), ((19, 4096, 4), 16), ((1, 32768, 6), 16), ((32, 128_256, 1), 16)]:
+        plan, old = plan_argmax(*rows_of, bits, 90), plan_argmax(*rows_of, bits, 80)
+        assert 2 <= plan["slices"] <= 16 and plan["workspace_bytes"] == 0, (rows_of, plan)
+        assert old["slices"] == 1 or old["workspace_bytes"] > 0, (rows_of, old)
 
 
 def test_topk_softmax():
@@ -257,6 +265,36 @@ def softmax_planner(op, dtype, masked):
 
 def reduce_planner(op, dtype, masked):
     return lambda *args: plan_reduce(op, *args[:3], dtype, masked, *args[3:])
+
+
+def test_columns():
+    """Short axes are walked along, few columns read as flat rows, others in vectors; masks have kernels of their own."""
+    for (length, inner), dtype, expected in [
+        ((2, 388_374), "bfloat16", "columns_walk"),
+        ((21, 262_145), "float64", "columns_walk"),
+        ((810, 1054), "float64", "columns_walk"),
+        ((262_144, 89), "bfloat16", "columns_flat"),
+        ((8_388_608, 2), "float64", "columns_flat"),
+        ((1 << 20, 4), "float32", "columns_flat"),
+        ((1024, 256), "float32", "columns"),
+    ]:
+        for op in ("softmax", "logsumexp", "softmax_jvp", "log_softmax_jvp"):
+            if op == "logsumexp" and expected == "columns_flat" and (inner, dtype) == (4, "float32"):
+                continue  # its kernel of vectors takes axes of any length
+            plan = plan_softmax(op, 3, length, inner, dtype, 1.0, False, False, False, 90)
+            assert plan["algorithm"] == expected, (op, length, inner, dtype, plan)
+            # Which parts are merged, in which order, does not depend on the batch, nor on the device.
+            if expected != "columns":
+                same = {k: v for k, v in plan.items() if k in ("algorithm", "blocks", "units")}
+                for outer, capability in ((1, 90), (700, 90), (3, 80)):
+                    other = plan_softmax(op, outer, length, inner, dtype, 1.0, False, False, False, capability)
+                    assert {k: other[k] for k in same} == same, (op, length, inner, dtype, outer)
+            masked = plan_softmax(op, 3, length, inner, dtype, 1.0, False, False, True, 90)
+            assert masked["algorithm"] in ("columns", "columns_split"), (op, length, inner, dtype, masked)
+    for dtype, length, inner in itertools.product(("int8", "int32", "float64"), (2, 40, 100_000), (3, 257)):
+        plan = plan_reduce("sum", 5, length, inner, dtype, False, 90)
+        assert plan["algorithm"] == ("columns_walk" if length <= 32 else plan["algorithm"]), (dtype, length, inner)
+        assert plan["algorithm"] in ("columns_walk", "columns_flat"), (dtype, length, inner)
 
 
 def scan_planner(op, dtype, segmented):

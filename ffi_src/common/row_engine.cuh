@@ -22,6 +22,7 @@
 //     static constexpr bool kFast, kLarge, kPackColumns, kSingleColumns;  // which kernels there are: RowTraits
 //     static constexpr bool kAlignedRows;     // and one for rows that are aligned, which is faster
 //     static constexpr bool kAlong;           // and one for statistics only, of vectors of columns
+//                                             // (unmasked: those that walk, and of flat rows, are always there)
 //     struct Args;                            // of the call
 //     struct Row;                             // of a row, known before its statistics
 //     struct Final;                           // of a row, from its statistics
@@ -53,7 +54,9 @@
 
 #include "common/launch.cuh"
 #include "common/row_columns.cuh"
+#include "common/row_columns_flat.cuh"
 #include "common/row_columns_stream.cuh"
+#include "common/row_columns_walk.cuh"
 #include "common/row_in_registers.cuh"
 #include "common/row_spread.cuh"
 #include "common/row_stream.cuh"
@@ -209,6 +212,33 @@ struct Call {
     return launch(stream, launched, kernel, p);
   }
 
+  // A sweep over all flat rows.
+  cudaError_t flat(Phase phase) {
+    if constexpr (kFlat<P>) {
+      p.phase = phase;
+      p.part_length = plan.part_length;
+      const FlatParameters<P> f{p, plan.period, plan.turns, plan.across, plan.deep, plan.slices};
+      const int64_t blocks = shape.outer * plan.blocks * plan.slices;
+      if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+      Launch launched;
+      launched.grid = dim3(static_cast<unsigned>(blocks));
+      launched.block = dim3(plan.threads());
+      if constexpr (P::kOutput) {
+        if (phase == Phase::kFinish) {
+          launched.overlap = plan.overlap;
+          return launch(stream, launched, flat_results_kernel<P>, f);
+        }
+      }
+      const int64_t stats =
+          int64_t{plan.across} * plan.deep * (16 / sizeof(typename P::Element::Bits)) * sizeof(Stat<P>);
+      launched.shared_bytes = (stats + 15) / 16 * 16;
+      if (phase == Phase::kWhole && p.out) launched.shared_bytes += shape.inner * sizeof(typename P::Final);
+      return launch(stream, launched, flat_kernel<P>, f);
+    } else {
+      return cudaErrorInvalidValue;
+    }
+  }
+
   cudaError_t merge(int64_t first, int64_t end) {
     p.first = first;
     p.columns = end;
@@ -272,7 +302,15 @@ cudaError_t run(cudaStream_t stream, const RowPlan& plan, const Rows& rows, Para
   if (plan.algorithm == RowAlgorithm::kRowsTiles) return run_tiles<P>(stream, plan, p);
   if (plan.algorithm == RowAlgorithm::kRowsStream) return run_stream<P>(stream, plan, p);
   if (plan.algorithm == RowAlgorithm::kColumnsStream) return run_columns_stream<P>(stream, plan, p);
+  if (plan.algorithm == RowAlgorithm::kColumnsWalk) return run_walk<P>(stream, plan, p);
   Call<P> call{stream, plan, rows, p};
+  if (plan.algorithm == RowAlgorithm::kColumnsFlat) {
+    if (!plan.split) return call.flat(Phase::kWhole);
+    cudaError_t status = call.flat(Phase::kPartial);
+    if (status == cudaSuccess) status = call.merge(0, rows.count());
+    if (status == cudaSuccess && p.out) status = call.flat(Phase::kFinish);
+    return status;
+  }
   const auto kernel = call.kernel();
   if (!kernel) return cudaErrorInvalidValue;
   if (!split) return call.sweep(kernel, Phase::kWhole, 0, rows.count(), false);

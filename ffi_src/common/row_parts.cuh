@@ -283,6 +283,23 @@ __device__ __forceinline__ void add_stat(Stat<P>& to, const Stat<P>& from, const
   for (int k = 0; k < P::kSums; ++k) to.sum(k) = to.sum(k) + P::scaled(k, from.sum(k), weight);
 }
 
+// Takes more elements in, whose peak and sums, relative to a shift, are given.
+template <class P, class Sum>
+__device__ __forceinline__ void take_in(Stat<P>& stat, typename Stat<P>::Acc peak, Sum sum) {
+  if constexpr (P::kPeak) {
+    const auto larger = P::larger(stat.peak(), peak);
+    if (P::kSums > 0 && !(larger == stat.peak())) {  // rare, and scaling costs as much as an element
+      Stat<P> scaled = Stat<P>::none();
+      add_stat<P>(scaled, stat, P::guard(larger));
+      stat = scaled;
+    }
+    stat.of[0] = larger;
+  }
+  const auto shift = P::guard(stat.peak());  // without a peak there is nothing to guard, and it is not used
+#pragma unroll
+  for (int k = 0; k < P::kSums; ++k) stat.sum(k) = stat.sum(k) + sum(k, shift);
+}
+
 // Of what stat(begin), stat(begin + step), .. below count are: some at a time, for the sake of latency.
 template <class P, class Get>
 __device__ __forceinline__ Stat<P> merge_serially(Get stat, int begin, int step, int count) {

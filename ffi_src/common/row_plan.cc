@@ -1,11 +1,21 @@
 #include "common/row_plan.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace jaxgpuops {
 namespace {
 
 constexpr int64_t kMaxRounds = 64;
+
+// Walks: up to so many positions by a warp, else by one for every so many, which stay in the caches then. Longer axes,
+// and those of few columns, are read as flat rows.
+constexpr int64_t kWalkedAlone = 24, kWalkPositions = 16;
+constexpr int64_t kMostWalked = 1024, kFewColumns = 64, kManyColumns = 256;
+constexpr int64_t kFlatThreads = 256;  // where a flat row is divided
+constexpr int64_t kFlatBlocks = 256;   // for a flat row, at most
+constexpr int64_t kFlatParts = 3;      // fewer are not worth more kernels
+constexpr int64_t kFlatVectors = 4;    // of a lane that has a part of a short flat row
 
 constexpr int kTeamWarps = 4;                  // of a block whose warps have rows of their own
 constexpr int kPreferredWarps = 16;            // of a block that holds a row, or a part
@@ -242,6 +252,46 @@ void plan_along(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   plan_split(plan, rows, gpu);
 }
 
+// A thread for a column of a short axis, else some warps.
+void plan_walk(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
+  plan.algorithm = RowAlgorithm::kColumnsWalk;
+  if (rows.length > kWalkedAlone)
+    plan.axis_warps = static_cast<int>(std::min<int64_t>(ceil_div(rows.length, kWalkPositions), kMaxColumnWarps));
+  const int64_t strips = ceil_div(rows.count(), 32 * walk_columns(plan.traits.item_bytes, plan.traits.label));
+  while (plan.axis_warps << (plan.column_warp_bits + 1) <= kWalkWarps &&
+         strips >> (plan.column_warp_bits + 1) >= 2 * gpu.multiprocessors)
+    ++plan.column_warp_bits;
+  plan.block_warps = plan.axis_warps << plan.column_warp_bits;
+}
+
+// A block for a flat row, or parts of the axis that are not short.
+void plan_flat(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
+  plan.algorithm = RowAlgorithm::kColumnsFlat;
+  const int64_t width = 16 / plan.traits.item_bytes, shared = std::gcd(rows.inner, width);
+  plan.period = static_cast<int>(rows.inner / shared);
+  plan.turns = static_cast<int>(width / shared);
+  plan.slices = static_cast<int>(ceil_div(plan.period, 32 * kFlatWarps));
+  plan.across = static_cast<int>(ceil_div(plan.period, plan.slices));
+  const auto set_threads = [&](int64_t threads) {
+    plan.deep = static_cast<int>(std::max<int64_t>(1, threads / plan.across));
+    plan.block_warps = static_cast<int>(ceil_div(int64_t{plan.across} * plan.deep, 32));
+  };
+  set_threads(kFlatThreads);
+  const int64_t batch = int64_t{2 * flat_vectors(plan.traits.operands)} * plan.deep * plan.turns;  // positions
+  const int64_t parts = std::min(kFlatBlocks / plan.slices, rows.length / (2 * batch));
+  const bool whole = plan.slices == 1 || (plan.turns == 1 && !plan.traits.output);
+  if (whole && parts < kFlatParts) {
+    set_threads(std::clamp<int64_t>(ceil_div(rows.length * rows.inner, width * kFlatVectors), 32, 32 * kFlatWarps));
+    plan.part_length = rows.length;
+    return;
+  }
+  plan.part_length = ceil_div(ceil_div(rows.length, std::max<int64_t>(1, parts)), plan.turns) * plan.turns;
+  plan.blocks = ceil_div(rows.length, plan.part_length);
+  plan.units = plan.blocks * (plan.slices > 1 ? plan.turns : 1);
+  plan.split = true;
+  plan_split(plan, rows, gpu);
+}
+
 // Where there are tiles enough for blocks that stay: a tile is what a block has that holds it in registers, and what is
 // merged, in which order, is the same.
 void plan_columns_stream(RowPlan& plan, const Rows& rows, int64_t lanes, const Gpu& gpu) {
@@ -255,8 +305,15 @@ void plan_columns(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuni
   const RowTraits& traits = plan.traits;
   plan.algorithm = RowAlgorithm::kColumns;
   plan.vectors = column_vectors(traits.operands);
-  plan.vector = traits.vector && rows.inner * traits.item_bytes % 16 == 0;
+  plan.vector = traits.fast && !traits.label && rows.inner * traits.item_bytes % 16 == 0;
   if (plan.vector && !traits.output) return plan_along(plan, rows, gpu);
+  if (!plan.vector && !traits.masked) {
+    const bool walk = rows.length <= 2 * kWalkPositions ||
+                      (rows.length <= kMostWalked / 2 && rows.inner >= kFewColumns) ||
+                      (rows.length <= kMostWalked && (rows.inner >= kManyColumns || traits.label));
+    if (walk) return plan_walk(plan, rows, gpu);
+    if (!traits.label) return plan_flat(plan, rows, gpu);
+  }
   const int64_t across = plan.vector ? rows.inner * traits.item_bytes / 16 : rows.inner;  // lanes that inner keeps busy
   const int64_t units = std::max<int64_t>(1, ceil_div(rows.length, plan.vectors));
   // Lanes across at least: 128 bytes; 256 where several blocks share an axis, if a cluster holds it then. (Memory is
@@ -283,6 +340,10 @@ void plan_columns(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuni
     if (plan.vector && most == kMaxCluster && !tuning.cluster) plan_columns_stream(plan, rows, lanes, gpu);
     return;
   }
+  if (plan.vector && plan.blocks > kMaxColumnWarps) {  // more than the largest cluster of any device
+    plan.blocks = 1;
+    return plan_flat(plan, rows, gpu);
+  }
   plan.algorithm = RowAlgorithm::kColumnsSplit;
   plan.units = plan.blocks;
   plan_split(plan, rows, gpu);
@@ -300,6 +361,8 @@ const char* name(RowAlgorithm algorithm) {
     case RowAlgorithm::kColumns: return "columns";
     case RowAlgorithm::kColumnsStream: return "columns_stream";
     case RowAlgorithm::kColumnsSplit: return "columns_split";
+    case RowAlgorithm::kColumnsWalk: return "columns_walk";
+    case RowAlgorithm::kColumnsFlat: return "columns_flat";
   }
   return "?";
 }
@@ -332,6 +395,7 @@ RowPlan plan_row_engine(const Rows& rows, const RowTraits& traits, const Gpu& gp
     if (rows.inner == 1) plan.workspace_bytes = std::max(plan.workspace_bytes, bytes_of_any_batch(plan, gpu));
   } else if (plan.workspace_bytes > workspace_bytes) {
     const bool too_long = plan.algorithm == RowAlgorithm::kColumnsSplit ||
+                          plan.algorithm == RowAlgorithm::kColumnsFlat ||
                           (plan.algorithm == RowAlgorithm::kRowsSplit && !is_streamable(plan, gpu));
     if (!too_long) return held_in_registers(plan);
   }

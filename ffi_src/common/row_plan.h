@@ -21,6 +21,8 @@ enum class RowAlgorithm {
   kColumns,        // inner > 1. Lanes along inner; a block or a cluster holds the axis in registers
   kColumnsStream,  // the same for many columns, by blocks that stay and have the next on their way
   kColumnsSplit,   // axes too long for that
+  kColumnsWalk,    // lanes go along short axes, twice if there are results (row_columns_walk.cuh)
+  kColumnsFlat,    // few columns: an outer index is a flat row, read in vectors (row_columns_flat.cuh)
 };
 
 const char* name(RowAlgorithm algorithm);
@@ -31,7 +33,7 @@ struct RowTraits {
   int operands = 1;
   bool fast = true;     // kernels for several numbers of vectors a lane are compiled, else for kOnlyVectors
   bool large = true;    // among them those for most
-  bool vector = true;   // columns: kernels of 16-byte vectors along inner are compiled
+  bool masked = false;  // there may be masks: columns are read one by one
   bool output = true;   // results of the full shape
   bool label = false;   // an element of a row has to be found first
   bool lean = false;    // no results now, and a kernel of few registers for that (Sharing::kStatistics)
@@ -58,9 +60,19 @@ constexpr int kMaxSerialUnits = 16;  // whose statistics are merged by one lane
 constexpr int kMaxColumnWarps = 16;  // along the axis; and blocks of a cluster: half a warp merges them
 constexpr int kMaxFlatSpans = 512;   // whose statistics are merged by one warp
 constexpr int kMaxSweptSpans = 64;   // of a block of sweep_kernel
+constexpr int kWalkWarps = 8;        // of a block that walks, unless more share its columns
+constexpr int kFlatWarps = 16;       // of a block that reads flat rows, at most
 
 // Positions along the axis that a lane of a column kernel holds.
 constexpr int column_vectors(int operands) { return operands == 1 ? 8 : 4; }
+// Columns of a lane that walks.
+constexpr int walk_columns(int item_bytes, bool label) {
+  return item_bytes == 8 || (label && item_bytes == 4) ? 1 : item_bytes == 1 ? 4 : 2;
+}
+// Positions of which a thread that walks holds all.
+constexpr int held_positions(int operands) { return 8 / operands; }
+// Vectors of a lane at a time, of flat rows.
+constexpr int flat_vectors(int operands) { return operands == 1 ? 4 : 2; }
 // Blocks of a multiprocessor for which along_kernel leaves registers.
 constexpr int along_resident(int item_bytes) { return item_bytes == 4 ? 4 : 3; }
 
@@ -83,6 +95,11 @@ struct RowPlan {
   int column_warp_bits = 0;  // warps of a block that are along inner
   int axis_warps = 1;  // warps of a block that are along the axis; kColumnsStream: those of two blocks of kColumns
   bool along = false;  // statistics only: lanes go along the axis (along_kernel)
+  // kColumnsFlat: a period is the least number of vectors that are whole positions: `turns`. A block has `across`
+  // vectors of it, and `deep` periods, at a time.
+  int period = 1, turns = 1, across = 1, deep = 1, slices = 1;
+  int64_t part_length = 0;  // positions of a block
+  bool split = false;       // statistics of parts go to the workspace
   // Both.
   int block_warps = 1;
   int64_t blocks = 1;  // that share a row: the size of a cluster, unless split

@@ -18,7 +18,7 @@ struct Reduction {
   static constexpr bool kDecoded = false, kMasked = kMasks, kHole = false, kPlainSum = false;
   static constexpr bool kFast =
       !kMasks && (E::kDType == DType::kFloat16 || E::kDType == DType::kBFloat16 || E::kDType == DType::kFloat32);
-  static constexpr bool kPackColumns = false, kAlong = kFast, kSingleColumns = true, kAlignedRows = kFast,
+  static constexpr bool kPackColumns = false, kAlong = kFast, kSingleColumns = kMasks, kAlignedRows = kFast,
                         kOutput = false;
   static constexpr bool kPackedPeak = kFast && sizeof(Bits) == 2, kStoredPeak = false;
 

@@ -8,7 +8,8 @@ RowPlan plan_reduce(const Problem& problem, const Gpu& gpu, int64_t workspace_by
   RowTraits traits;
   traits.item_bytes = bytes_of(problem.dtype);
   traits.operands = problem.op == Op::kDot ? 2 : 1;
-  traits.fast = traits.vector = !is_rare(problem.dtype) && !problem.masked;
+  traits.masked = problem.masked;
+  traits.fast = !is_rare(problem.dtype) && !problem.masked;
   traits.large = traits.fast && traits.operands == 1;
   traits.output = false;
   traits.swept = is_rare(problem.dtype) && !problem.masked;

@@ -11,9 +11,7 @@ cudaError_t launch_softmax(cudaStream_t stream, const RowPlan& plan, const Probl
     case Op::kSoftmax:
     case Op::kLogSoftmax:
     case Op::kLogSumExp: {
-      const bool columns = problem.rows.inner > 1;
-      const bool general = problem.general || (columns && !plan.vector);
-      const auto launch = general ? launch_general : launch_plain;
+      const auto launch = problem.general ? launch_general : launch_plain;
       return launch(stream, plan, problem, buffers, workspace);
     }
     case Op::kCrossEntropy:

@@ -11,13 +11,14 @@ RowTraits traits_of(const Problem& problem) {
   const int acc_bytes = wide ? 8 : 4;
   RowTraits traits;
   traits.item_bytes = bytes_of(problem.dtype);
-  traits.fast = traits.large = traits.vector = !wide;
+  traits.fast = traits.large = !wide;
   const int shift_numbers = traits.item_bytes == 2 ? 3 : 1;  // ExponentialSum::Shift, where it is largest
   switch (problem.op) {
     case Op::kSoftmax:
     case Op::kLogSoftmax:
     case Op::kLogSumExp:
-      if (problem.general) traits.fast = traits.vector = false;
+      traits.masked = problem.general;
+      traits.fast = traits.fast && !traits.masked;
       traits.output = problem.op != Op::kLogSumExp;
       traits.tiled = traits.output && !problem.general;
       traits.stat_bytes = 2 * acc_bytes;
@@ -25,7 +26,6 @@ RowTraits traits_of(const Problem& problem) {
       break;
     case Op::kCrossEntropy:
     case Op::kCrossEntropyGrad:
-      traits.vector = false;
       traits.label = true;
       traits.output = problem.op == Op::kCrossEntropyGrad;
       traits.stat_bytes = 3 * acc_bytes;
@@ -33,7 +33,8 @@ RowTraits traits_of(const Problem& problem) {
       break;
     case Op::kSoftmaxJvp:
     case Op::kLogSoftmaxJvp:
-      if (problem.general) traits.fast = traits.vector = false;
+      traits.masked = problem.general;
+      traits.fast = traits.fast && !traits.masked;
       traits.large = false;
       traits.operands = 2;
       traits.tiled = !problem.general;

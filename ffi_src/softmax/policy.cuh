@@ -370,7 +370,7 @@ struct Tangent {
   static constexpr bool kPeak = false, kDecoded = false, kHole = false, kPlainSum = false;
   static constexpr bool kPackedPeak = false, kStoredPeak = false, kAlignedRows = true, kOutput = true;
   static constexpr bool kFast = sizeof(Bits) < 8, kLarge = false, kPackColumns = kFast, kAlong = false,
-                        kSingleColumns = true;
+                        kSingleColumns = false;
 
   struct Args {
     Scale<Acc> scale;
@@ -450,7 +450,8 @@ struct LogSoftmaxTangent : Tangent<E> {
   using typename Tangent<E>::Args;
   using typename Tangent<E>::Row;
   using typename Tangent<E>::Final;
-  static constexpr bool kMasked = kMasks, kFast = Tangent<E>::kFast && !kMasks, kPackColumns = kFast;
+  static constexpr bool kMasked = kMasks, kFast = Tangent<E>::kFast && !kMasks, kPackColumns = kFast,
+                        kSingleColumns = kMasks;
 
   template <class F>
   __device__ static void with_args(const Args& args, F f) {
