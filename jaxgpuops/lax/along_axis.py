@@ -28,7 +28,7 @@ def _take_fallback(x, indices, *, axis):
     return (lax.gather(x, indices[..., None], dims, (1,) * x.ndim, mode=mode),)
 
 
-def _put_fallback(updates, indices, *, axis, length, mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS):
+def _put_fallback(updates, indices, *, axis, length, along=None, mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS):
     others = tuple(d for d in range(updates.ndim) if d != axis)
     dims = lax.ScatterDimensionNumbers(
         update_window_dims=(),
@@ -47,6 +47,7 @@ def _accepts(dtype):
 
 take_along_axis_p = Kernel(
     "take_along_axis",
+    reindexes=True,
     results=lambda x, indices, *, axis: [(indices.shape[axis], x.dtype)],
     fallback=_take_fallback,
     accepts=_accepts,
@@ -54,7 +55,8 @@ take_along_axis_p = Kernel(
 
 put_along_axis_p = Kernel(
     "put_along_axis",
-    results=lambda updates, indices, *, axis, length: [(length, updates.dtype)],
+    reindexes=True,
+    results=lambda updates, indices, *, axis, length, along: [(length, updates.dtype)],
     fallback=_put_fallback,
     accepts=_accepts,
 )
@@ -65,13 +67,24 @@ def take_along_axis(x: jax.Array, indices: jax.Array, axis: int) -> jax.Array:
     return take_along_axis_p(x, indices, axis=axis)[0]
 
 
-def put_along_axis(updates: jax.Array, indices: jax.Array, axis: int, length: int) -> jax.Array:
-    """Zeros, ``length`` long along ``axis``, with ``out[..., indices[..., j, ...], ...] = updates[..., j, ...]``."""
-    return put_along_axis_p(updates, indices, axis=axis, length=length)[0]
+def put_along_axis(updates: jax.Array, indices: jax.Array, axis: int, length: int, along=None) -> jax.Array:
+    """Zeros, ``length`` long along ``axis``, with ``out[..., indices[..., j, ...], ...] = updates[..., j, ...]``.
+
+    In an explicit mesh, the axis is split ``along`` that axis of it, or these.
+    """
+    return put_along_axis_p(updates, indices, axis=axis, length=length, along=along)[0]
 
 
-def_linear(take_along_axis_p, lambda ct, x, indices, *, axis: put_along_axis(ct, indices, axis, x.shape[axis]))
-def_linear(put_along_axis_p, lambda ct, updates, indices, *, axis, length: take_along_axis(ct, indices, axis))
+def along(x: jax.Array, axis: int):
+    """The axes of an explicit mesh that x is split along there."""
+    return jax.typeof(x).sharding.spec[axis]
+
+
+def_linear(
+    take_along_axis_p,
+    lambda ct, x, indices, *, axis: put_along_axis(ct, indices, axis, x.shape[axis], x.sharding.spec[axis]),
+)
+def_linear(put_along_axis_p, lambda ct, updates, indices, *, axis, **_: take_along_axis(ct, indices, axis))
 
 
 # ---- A split axis -----------------------------------------------------------------------------------------------------
@@ -96,7 +109,7 @@ def _take_split(splits, x, indices, *, axis):
     return (bits.astype(bool) if is_bool else lax.bitcast_convert_type(bits, x.dtype),)
 
 
-def _put_split(splits, updates, indices, *, axis, length):
+def _put_split(splits, updates, indices, *, axis, length, along):
     """Each device puts what falls into its part: plain JAX, as the kernel knows no bounds."""
     split = splits[axis]
     own = indices - split.start()

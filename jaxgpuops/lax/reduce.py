@@ -15,7 +15,7 @@ from jaxgpuops import _arguments, _native
 from jaxgpuops._arguments import FLOATS, FLOATS8, INTEGERS, ORDERED_DTYPES, given
 from jaxgpuops._axes import Merged
 from jaxgpuops._partition import RULES, Rule
-from jaxgpuops._primitive import Kernel, align, def_jvp, def_jvp_by_fallback
+from jaxgpuops._primitive import Kernel, align, def_jvp, def_jvp_by_fallback, like
 from jaxgpuops.lax.order import from_keys, identity, to_keys
 
 # ---- Primitives -------------------------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ sum_p = _kernel(
 
 def sum_cotangent(ct, aval, where, axis):
     """The cotangent of a row at each of its entries that count."""
-    return _where(where, jnp.broadcast_to(lax.expand_dims(ct, (axis,)), aval.shape), 0).astype(aval.dtype)
+    return _where(where, like(lax.expand_dims(ct, (axis,)), aval), 0).astype(aval.dtype)
 
 
 def _sum_transpose(cts, x, *where, axis, **_):
@@ -180,7 +180,7 @@ def _extreme_jvp_transpose(cts, t, x, y, *where, axis, masked):
     others = [None for _ in (x, y, *where)]
     if isinstance(cts[0], ad.Zero):
         return [None, *others]
-    return [jnp.broadcast_to(extreme_cotangent(cts[0], x, y, where, axis), t.aval.shape), *others]
+    return [like(extreme_cotangent(cts[0], x, y, where, axis), t.aval), *others]
 
 
 ad.primitive_transposes[extreme_jvp_p.primitive] = _extreme_jvp_transpose

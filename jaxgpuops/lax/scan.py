@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 from jaxgpuops import _arguments
 from jaxgpuops._arguments import COMPLEX, FLOATS, given
 from jaxgpuops._primitive import align
-from jaxgpuops.lax.scan_primitives import CUMULATIVE, CUMULATIVE_DTYPES, linear_scan_p
+from jaxgpuops.lax.scan_primitives import CUMULATIVE, CUMULATIVE_DTYPES, last, linear_scan_p
 
 
 def cumulative_operands(op, arg, name, x, starts, axis):
@@ -185,7 +185,7 @@ def linear_operands(op, a, b, h0, starts, axis):
 def with_last(h, h0, axis, reverse):
     """All states and the last one; that is the one before the first where there are none."""
     if h.shape[axis] != 0:
-        return h, lax.index_in_dim(h, 0 if reverse else h.shape[axis] - 1, axis, keepdims=False)
+        return h, last(h, axis, reverse)
     shape = (*h.shape[:axis], *h.shape[axis + 1 :])
     return h, jnp.zeros(shape, h.dtype) if h0 is None else lax.squeeze(h0, (axis,))
 

@@ -18,11 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.interpreters import ad, batching
+from jax.sharding import PartitionSpec
 
 from jaxgpuops import _native
 from jaxgpuops._arguments import COMPLEX, FLOATS, FLOATS8, INTEGERS, ORDERED_DTYPES, given
 from jaxgpuops._partition import RULES, Rule
-from jaxgpuops._primitive import Kernel, def_jvp, def_jvp_by_fallback, groups_after
+from jaxgpuops._primitive import Kernel, as_automatic, def_jvp, def_jvp_by_fallback, groups_after
 
 # ---- What scans share -----------------------------------------------------------------------------------------------
 
@@ -61,12 +62,26 @@ def _wide(x):
 
 
 def _first(x, axis, reverse):
-    return lax.slice_in_dim(x, x.shape[axis] - 1, None, axis=axis) if reverse else lax.slice_in_dim(x, 0, 1, axis=axis)
+    def first(x):
+        at = x.shape[axis] - 1 if reverse else 0
+        return lax.slice_in_dim(x, at, at + 1, axis=axis)
+
+    return as_automatic(first, _spec_without(x, axis), x)
+
+
+def _spec_without(x, axis):
+    return PartitionSpec(*(None if d == axis else s for d, s in enumerate(jax.typeof(x).sharding.spec)))
 
 
 def _shift(x, axis, by, fill):
     config = [(by, -by, 0) if d == axis else (0, 0, 0) for d in range(x.ndim)]
-    return lax.pad(x, np.array(fill, x.dtype), config)
+    shift = lambda x: lax.pad(x, np.array(fill, x.dtype), config)
+    return as_automatic(shift, jax.typeof(x).sharding.spec, x)
+
+
+def last(h, axis, reverse):
+    """The last element, without the axis."""
+    return lax.squeeze(_first(h, axis, not reverse), (axis,))
 
 
 # Where the axis is split over devices, formulas get the `Split` and take over what crosses the borders between them.

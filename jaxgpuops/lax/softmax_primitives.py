@@ -23,7 +23,7 @@ from jax.interpreters import ad
 
 from jaxgpuops import _arguments, _native
 from jaxgpuops._arguments import FLOATS, given
-from jaxgpuops._primitive import Kernel, def_jvp, def_jvp_by_fallback
+from jaxgpuops._primitive import Kernel, def_jvp, def_jvp_by_fallback, like
 
 # ---- Logits -----------------------------------------------------------------------------------------------------------
 
@@ -389,7 +389,7 @@ def_jvp_by_fallback(logsumexp_vjp_p)
 
 def _logsumexp_jvp_transposed(cts, aval, x, m, log_sum, *rest, axis, **logits):
     ct = lax.expand_dims(cts[0], (axis,))
-    x = jnp.broadcast_to(x, aval.shape)
+    x = like(x, aval)
     return logsumexp_vjp_p(x, m, log_sum, ct, *rest, axis=axis, **logits)[0]
 
 
@@ -520,7 +520,7 @@ def_jvp_by_fallback(cross_entropy_vjp_p)
 
 def _cross_entropy_jvp_transposed(cts, aval, logits, labels, loss, m, log_sum, *where, axis, **params):
     ct = lax.expand_dims(cts[0], (axis,))
-    logits = jnp.broadcast_to(logits, aval.shape)
+    logits = like(logits, aval)
     return cross_entropy_vjp_p(logits, labels, loss, m, log_sum, ct, *where, axis=axis, **params)[0]
 
 

@@ -34,6 +34,7 @@ def _plan_top_k(rows, avals, compute_capability, axis, *, k, sorted, **_):
 
 top_k_p = Kernel(
     "topk",
+    reindexes=True,
     results=lambda x, *, axis, k, largest, sorted: [(k, x.dtype), (k, np.int32)],
     fallback=_top_k_fallback,
     accepts=_arguments.ORDERED_DTYPES.__contains__,

@@ -57,6 +57,7 @@ def _plan(rows, avals, compute_capability, axis, *, k, **_):
 
 topk_softmax_p = Kernel(
     "topk_softmax",
+    reindexes=True,
     results=lambda logits, *_, axis, k, **params: [(k, logits.dtype), (k, np.int32)],
     fallback=composed,
     accepts=(_arguments.FLOATS - {np.dtype(np.float64)}).__contains__,
@@ -86,7 +87,7 @@ def tangent(t, rest, weights, indices, *, axis, sigmoid, normalize):
     return (w * dlog).astype(weights.dtype)
 
 
-def cotangent_of_logits(ct, rest, weights, indices, *, length, axis, sigmoid, normalize):
+def cotangent_of_logits(ct, rest, weights, indices, *, length, along, axis, sigmoid, normalize):
     """The transpose of `tangent`."""
     w = weights.astype(_arguments.wide(weights.dtype))
     c = w * ct.astype(w.dtype)
@@ -96,8 +97,10 @@ def cotangent_of_logits(ct, rest, weights, indices, *, length, axis, sigmoid, no
     if sigmoid:
         c *= jax.nn.sigmoid(-rest.astype(w.dtype))
     if normalize or sigmoid:
-        return put_along_axis(c.astype(ct.dtype), indices, axis, length)
-    return (put_along_axis(c, indices, axis, length) - _shares(rest.astype(w.dtype), axis) * total).astype(ct.dtype)
+        return put_along_axis(c.astype(ct.dtype), indices, axis, length, along)
+    return (put_along_axis(c, indices, axis, length, along) - _shares(rest.astype(w.dtype), axis) * total).astype(
+        ct.dtype
+    )
 
 
 def _jvp(outs, primals, tangents, *, axis, k, sigmoid, normalize, biased):

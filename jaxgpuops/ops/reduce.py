@@ -185,7 +185,7 @@ def _backward(name, axis, params, residuals, ct):
         dx, dy = (primitives.dot_cotangent(ct, other, where, axis) for other in (y, x))
         return dx, dy, *nothing[1:]
     if name == "sum":
-        return primitives.sum_cotangent(ct, x, others, axis), *nothing
+        return primitives.sum_cotangent(ct, jax.typeof(x), others, axis), *nothing
     return primitives.extreme_cotangent(ct, x, lax.expand_dims(out, (axis,)), others, axis), *nothing
 
 

@@ -9,7 +9,7 @@ import jax
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
-from jaxgpuops.lax.along_axis import put_along_axis
+from jaxgpuops.lax.along_axis import along, put_along_axis
 from jaxgpuops.lax.topk import top_k_p
 
 
@@ -79,24 +79,24 @@ def topk(x: ArrayLike, k: int, *, axis: int = -1, largest: bool = True, sorted: 
 def _jitted(x, k, axis, largest, sorted):
     axis = _arguments.ordered("jaxgpuops.topk", "x", x, axis)
     k = _arguments.count("jaxgpuops.topk", "k", k, x, axis)
-    return _topk(x, x.shape[axis], k, axis, largest, sorted)
+    return _topk(x, (x.shape[axis], along(x, axis)), k, axis, largest, sorted)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4, 5))
-def _topk(x, length, k, axis, largest, sorted):  # `length` is x.shape[axis], which the backward pass needs
+def _topk(x, size, k, axis, largest, sorted):  # `size` is what the backward pass must know of the axis
     return TopK(*top_k_p(x, axis=axis, k=k, largest=largest, sorted=sorted))
 
 
-def _forward(x, length, k, axis, largest, sorted):
+def _forward(x, size, k, axis, largest, sorted):
     # The primitive, not `_topk`: it has forward mode, so that forward over reverse (`jax.hessian`) works.
     out = TopK(*top_k_p(x, axis=axis, k=k, largest=largest, sorted=sorted))
     return out, out.indices
 
 
-def _backward(length, k, axis, largest, sorted, indices, cotangent):
+def _backward(size, k, axis, largest, sorted, indices, cotangent):
     if cotangent.values.dtype == jax.dtypes.float0:  # integers: no gradient
         return (None,)
-    return (put_along_axis(cotangent.values, indices, axis, length),)
+    return (put_along_axis(cotangent.values, indices, axis, *size),)
 
 
 _topk.defvjp(_forward, _backward)

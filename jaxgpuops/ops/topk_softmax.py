@@ -8,6 +8,7 @@ import jax
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
+from jaxgpuops.lax.along_axis import along
 from jaxgpuops.lax.topk_softmax import TopKSoftmax, checked, cotangent_of_logits, gate, saved
 
 
@@ -76,24 +77,27 @@ def topk_softmax(
 @functools.partial(jax.jit, static_argnums=(2, 3, 4, 5), inline=True)
 def _jitted(logits, bias, k, axis, score, normalize):
     logits, bias, axis, k = checked("jaxgpuops.topk_softmax", logits, bias, k, axis)
-    return _topk_softmax(logits, bias, logits.shape[axis], k, axis, score == "sigmoid", normalize)
+    return _topk_softmax(
+        logits, bias, (logits.shape[axis], along(logits, axis)), k, axis, score == "sigmoid", normalize
+    )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5, 6))
-def _topk_softmax(logits, bias, length, k, axis, sigmoid, normalize):  # `length` is what the backward pass needs
+def _topk_softmax(logits, bias, size, k, axis, sigmoid, normalize):  # `size` is what the backward pass must know
     return gate(logits, bias, k=k, axis=axis, sigmoid=sigmoid, normalize=normalize)
 
 
-def _forward(logits, bias, length, k, axis, sigmoid, normalize):
+def _forward(logits, bias, size, k, axis, sigmoid, normalize):
     kind = {"axis": axis, "sigmoid": sigmoid, "normalize": normalize}
     out = gate(logits, bias, k=k, **kind)
     return out, (out, saved(logits, out.indices, **kind))
 
 
-def _backward(length, k, axis, sigmoid, normalize, residuals, cotangent):
+def _backward(size, k, axis, sigmoid, normalize, residuals, cotangent):
     (weights, indices), rest = residuals
     kind = {"axis": axis, "sigmoid": sigmoid, "normalize": normalize}
-    return cotangent_of_logits(cotangent.weights, rest, weights, indices, length=length, **kind), None
+    length, along = size
+    return cotangent_of_logits(cotangent.weights, rest, weights, indices, length=length, along=along, **kind), None
 
 
 _topk_softmax.defvjp(_forward, _backward)
