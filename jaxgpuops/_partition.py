@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 # All private names of JAX that partitioning needs. Without one of them `missing` says so, and calls are lowered with the
 # contract of `_primitive._sharding_contract`: right, but axes and what follows them are gathered.
@@ -69,11 +69,15 @@ class Split:
     """A dimension that is split over devices, seen from one of them: it has the index-th of ``shards`` equal parts.
 
     Where they cannot be equal, arrays are padded at the end, with anything.
+
+    It is also the param of calls inside `jax.shard_map` that get ``axis_name``: of operands and results these have a part,
+    and where results have no part, all devices have the same. ``checked`` says that JAX knows that (``check_vma``).
     """
 
     mesh: AbstractMesh
     names: tuple[str, ...]  # of the mesh axes that it is split along, the slowest first
     length: int  # of the whole dimension
+    checked: bool = True
 
     @property
     def shards(self) -> int:
@@ -123,6 +127,14 @@ class Split:
     def max(self, x: jax.Array) -> jax.Array:
         return lax.pmax(x, self.names)
 
+    def cotangent(self, ct: jax.Array) -> jax.Array:
+        """On each device, the cotangent of a result that all have: unless JAX knows that, each has a part of the sum."""
+        return ct if self.checked else self.sum(ct)
+
+    def part_of(self, x: jax.Array, dim: int) -> jax.Array:
+        """This device's part of a whole array."""
+        return lax.dynamic_slice_in_dim(x, self.start(), self.part, dim)
+
     def is_first(self, reverse: bool = False) -> jax.Array:
         return self.index() == (self.shards - 1 if reverse else 0)
 
@@ -156,6 +168,58 @@ class Rule:
 
 
 RULES: dict[str, Rule] = {}  # by name of the kernel
+
+
+def plain_rule(kernel, keeps: bool = False, **options) -> Rule:
+    """That of a fallback which takes a `Split`."""
+
+    def local(splits, *operands, axis, **params):
+        return kernel.fallback(*operands, axis=axis, split=splits[axis], **params)
+
+    return Rule(local, keeps=keeps, **options)
+
+
+def manual(op: str, names: tuple[str, ...] | None, part: int) -> Split | None:
+    """How ``axis_name`` says that an axis is split of which each device of `jax.shard_map` has so much."""
+    if names is None:
+        return None
+    mesh = jax.sharding.get_abstract_mesh()
+    manual_axes = [n for n, t in zip(mesh.axis_names, mesh.axis_types, strict=True) if t == AxisType.Manual]
+    if unknown := [name for name in names if name not in manual_axes]:
+        raise ValueError(
+            f"{op}: axis_name must be of axes of the mesh of a jax.shard_map around the call, of {manual_axes}; got "
+            f"{', '.join(map(repr, unknown))}"
+        )
+    split = Split(
+        mesh, names, part * math.prod(mesh.shape[name] for name in names), bool(varying(lax.axis_index(names)))
+    )
+    if split.length >= 1 << 31:
+        raise ValueError(f"{op}: an axis that is split must be shorter than 2**31, got {split.length}")
+    return split
+
+
+def varying(x: jax.Array) -> frozenset[str]:
+    """The manual mesh axes along which JAX knows x to vary."""
+    aval = jax.typeof(x)
+    return aval.mat.varying if hasattr(aval, "mat") else aval.vma
+
+
+def invarying(aval, names: tuple[str, ...]):
+    """The type of what does not vary along these mesh axes."""
+    if hasattr(aval, "mat"):
+        return aval.update(manual_axis_type=aval.mat.update(varying=aval.mat.varying - {*names}))
+    return aval.update(vma=aval.vma - {*names})
+
+
+def run_manually(kernel, split: Split, *operands, axis, **params):
+    """A kernel of arrays whose axis is split as ``axis_name`` says, in plain JAX, other kernels and collectives."""
+    rule = RULES[kernel.name]
+    if rule.pays(split, operands, axis=axis, **params):
+        return tuple(rule.local({axis: split}, *operands, axis=axis, **params))
+    count = len(operands) if rule.operands is None else rule.operands
+    whole = lambda i, x: split.gather(x, axis) if i < count and x.shape[axis] == split.part else x
+    outs = kernel.primitive.bind(*itertools.starmap(whole, enumerate(operands)), axis=axis, **params)
+    return tuple(split.part_of(y, axis) if rule.keeps and y.ndim == operands[0].ndim else y for y in outs)
 
 
 # ---- One call -------------------------------------------------------------------------------------------------------

@@ -174,8 +174,12 @@ class Kernel:
         mlir.register_lowering(p, functools.partial(self._lower, None))  # any other platform
         KERNELS[name] = self
 
-    def __call__(self, *operands: jax.Array, axis: int, **params: Any) -> list[jax.Array]:
-        return self.primitive.bind(*_vary(*operands), axis=axis, **params)
+    def __call__(self, *operands: jax.Array, axis: int, split=None, **params: Any) -> list[jax.Array]:
+        """``split`` is a `_partition.Split` where ``axis_name`` is given: operands and results are this device's parts."""
+        if split is None:
+            return self.primitive.bind(*_vary(*operands), axis=axis, **params)
+        *operands, _ = _vary(*operands, jax.lax.axis_index(split.names))  # all vary: cotangents are parts of sums
+        return self.primitive.bind(*operands, axis=axis, split=split, **params)
 
     # ---- Eager calls and result types -------------------------------------------------------------------------------
 
@@ -190,7 +194,7 @@ class Kernel:
     def _jitted(self, params):
         return jax.jit(functools.partial(self.primitive.bind, **dict(params)))
 
-    def _abstract_eval(self, *avals, axis, **params):
+    def _abstract_eval(self, *avals, axis, split=None, **params):
         x, spec = avals[0], _merged_spec(avals)
         along = params.get("along") if self.reindexes else spec[axis]
 
@@ -200,7 +204,9 @@ class Kernel:
             shape = (*x.shape[:axis], *own, *x.shape[axis + 1 :])
             dims = (*spec[:axis], *(along for _ in own), *spec[axis + 1 :])
             sharding = x.sharding.update(spec=x.sharding.spec.update(partitions=dims))
-            return x.update(shape=shape, dtype=np.dtype(dtype), weak_type=False, sharding=sharding)
+            aval = x.update(shape=shape, dtype=np.dtype(dtype), weak_type=False, sharding=sharding)
+            is_part = split is None or not split.checked or length is not None and _partition.RULES[self.name].keeps
+            return aval if is_part else _partition.invarying(aval, split.names)
 
         return [result(length, dtype) for length, dtype in self.results(*avals, axis=axis, **params)]
 
@@ -255,7 +261,12 @@ class Kernel:
         kernel = None if why else self.target
         return Lowering(self.name, x.shape, str(x.dtype), {"axis": axis, **params}, platform, kernel, plan, why)
 
-    def _lower(self, platform, ctx, *operands, axis, **params):
+    def _lower(self, platform, ctx, *operands, axis, split=None, **params):
+        if split is not None:
+            outs = _lower_fun(
+                ctx, functools.partial(_partition.run_manually, self, split, axis=axis, **params), operands
+            )
+            return [lower_with_sharding_in_types(ctx, y, aval) for y, aval in zip(outs, ctx.avals_out, strict=True)]
         platform = platform or "/".join(ctx.platforms or ctx.module_context.platforms)
         choice = self.choose(platform, ctx.avals_in, axis=axis, **params)
         record(choice)
@@ -460,9 +471,11 @@ def as_automatic(function: Callable, specs, *operands: jax.Array):
     return jax.sharding.auto_axes(function, axes=_explicit_axes(mesh), out_sharding=shardings)(*operands)
 
 
-def like(x: jax.Array, aval) -> jax.Array:
+def like(x: jax.Array, aval, split=None) -> jax.Array:
     """x, expanded to the shape of ``aval``, and split over an explicit mesh as it is."""
     x = jnp.broadcast_to(x, aval.shape)
+    if split is not None:
+        x, _ = _vary(x, jax.lax.axis_index(split.names))
     same = jax.typeof(x).sharding.spec == aval.sharding.spec
     return x if same else jax.sharding.reshard(x, aval.sharding)
 
@@ -504,7 +517,10 @@ def differentiated(formula: Callable, primals: Sequence, tangents: Sequence):
 def def_jvp_by_fallback(kernel: Kernel) -> None:
     """The fallback, made of differentiable parts, is differentiated in place of the kernel."""
 
-    def rule(outs, primals, tangents, **params):
+    def rule(outs, primals, tangents, split=None, **params):
+        if split is not None:
+            local = functools.partial(_partition.RULES[kernel.name].local, {params["axis"]: split}, **params)
+            return differentiated(lambda *primals: tuple(local(*primals)), primals, tangents)
         specs = tuple(jax.typeof(out).sharding.spec for out in outs)
         fallback = lambda *primals: tuple(kernel.fallback(*primals, **params))
         return differentiated(functools.partial(as_automatic, fallback, specs), primals, tangents)

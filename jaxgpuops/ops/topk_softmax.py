@@ -20,6 +20,7 @@ def topk_softmax(
     normalize: bool = True,
     score: str = "softmax",
     bias: ArrayLike | None = None,
+    axis_name: _arguments.AxisName = None,
 ) -> TopKSoftmax:
     """The gate of a mixture of experts: the ``k`` experts with the highest scores, and their weights, in one kernel.
 
@@ -32,6 +33,7 @@ def topk_softmax(
       score: "softmax" (over all experts) or "sigmoid" of the logits.
       bias: added to the scores to choose experts, and to nothing else, as for a balanced load without an auxiliary
         loss. Of shape ``(n,)``, or any that broadcasts to that of the logits.
+      axis_name: inside `jax.shard_map`, what ``axis`` is split along, as for `jaxgpuops.topk`; a ``bias`` of one number an expert is this device's part.
 
     Returns:
       ``TopKSoftmax(weights, indices)``, both of shape ``(*before, k, *after)``; weights of the dtype of the logits,
@@ -71,15 +73,17 @@ def topk_softmax(
     bias = _arguments.optional(op, "bias", bias)
     k, axis = _arguments.integer(op, "k", k), _arguments.integer(op, "axis", axis)
     score = _arguments.choice(op, "score", score, ("softmax", "sigmoid"))
-    return _jitted(logits, bias, k, axis, score, _arguments.flag(op, "normalize", normalize))
+    names, normalize = _arguments.names(op, axis_name), _arguments.flag(op, "normalize", normalize)
+    return _jitted(logits, bias, k, axis, names, score, normalize)
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3, 4, 5), inline=True)
-def _jitted(logits, bias, k, axis, score, normalize):
-    logits, bias, axis, k = checked("jaxgpuops.topk_softmax", logits, bias, k, axis)
-    return _topk_softmax(
-        logits, bias, (logits.shape[axis], along(logits, axis)), k, axis, score == "sigmoid", normalize
-    )
+@functools.partial(jax.jit, static_argnums=(2, 3, 4, 5, 6), inline=True)
+def _jitted(logits, bias, k, axis, names, score, normalize):
+    logits, bias, axis, k, split = checked("jaxgpuops.topk_softmax", logits, bias, k, axis, names)
+    if split is not None:
+        return gate(logits, bias, split, k=k, axis=axis, sigmoid=score == "sigmoid", normalize=normalize)
+    size = logits.shape[axis], along(logits, axis)
+    return _topk_softmax(logits, bias, size, k, axis, score == "sigmoid", normalize)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5, 6))
