@@ -25,9 +25,10 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-# No public API for these. `use_abstract_mesh` says what the axes of a mesh are while functions are traced; `lower_with_sharding_in_types` makes the compiled program keep the shardings that
-# explicit-mesh types promise; `auto_insert_reshard` aligns operands that vary over different axes of a shard_map mesh;
-# the contexts say how many devices a program is for.
+# No public API for these. `use_abstract_mesh` says what the axes of a mesh are while functions are traced;
+# `lower_with_sharding_in_types` makes the compiled program keep the shardings that explicit-mesh types promise;
+# `auto_insert_reshard` aligns operands that vary over different axes of a shard_map mesh; the contexts say how many
+# devices a program is for.
 from jax._src import core as _core
 from jax._src.core import ShardingTypeError
 from jax._src.interpreters.mlir import broadcast_in_dim, lower_with_sharding_in_types
