@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform as _platform
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,10 @@ def explain(fn: Callable, *args: Any, platform: str | None = None, **kwargs: Any
     Each record has ``op``, ``shape``, ``dtype``, ``params``, ``platform``, ``kernel`` (None for plain JAX), ``plan``
     (what the CUDA kernel's planner chose) and ``why`` (why plain JAX). Equal calls are lowered, and listed, once.
 
+    In a program for several devices of this machine, which is then compiled too, calls that XLA partitions also have
+    ``part``, the shape of what each device has, and ``collectives``, the bytes that it gets for the call, by kind: ``{}``
+    where nothing moves. What XLA gathers because a call wants it whole is not among them: ``part`` is then whole.
+
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops
     >>> [call] = jaxgpuops.explain(lambda x: jaxgpuops.topk(x, 3), jax.ShapeDtypeStruct((8, 100), jnp.float32))
@@ -38,8 +43,13 @@ def explain(fn: Callable, *args: Any, platform: str | None = None, **kwargs: Any
     def fresh(*args, **kwargs):  # a function that JAX has not seen, so that no cache hides the lowering
         return fn(*args, **kwargs)
 
+    fresh.__name__ = f"explained_{time.time_ns()}"  # nor one on disk what XLA asks about
     with recording() as lowerings:
-        jax.jit(fresh).trace(*args, **kwargs).lower(lowering_platforms=(platform,))
+        lowered = jax.jit(fresh).trace(*args, **kwargs).lower(lowering_platforms=(platform,))
+        if any(call.partitioned for call in lowerings) and platform == _native.lowering_platform(jax.default_backend()):
+            count = len(lowerings)
+            lowered.compile()
+            del lowerings[count:]  # what each device calls
     return lowerings
 
 

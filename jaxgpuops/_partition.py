@@ -16,6 +16,7 @@ that they refine the program's own mesh, or meshes, whichever these are.
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
 import functools
 import itertools
@@ -115,6 +116,7 @@ class Split:
         return jnp.where(self.is_padding(x.shape, dim), jnp.asarray(value, x.dtype), x)
 
     def gather(self, x: jax.Array, dim: int) -> jax.Array:
+        _note("all-gather", x, self.shards)
         if not jnp.issubdtype(x.dtype, jnp.floating):
             return lax.all_gather(x, self.names, axis=dim, tiled=True)
         # As bits: XLA's CPU backend gathers short floats as long ones, and NaNs change on the way.
@@ -122,9 +124,11 @@ class Split:
         return lax.bitcast_convert_type(lax.all_gather(bits, self.names, axis=dim, tiled=True), x.dtype)
 
     def sum(self, x: jax.Array) -> jax.Array:
+        _note("all-reduce", x)
         return lax.psum(x, self.names)
 
     def max(self, x: jax.Array) -> jax.Array:
+        _note("all-reduce", x)
         return lax.pmax(x, self.names)
 
     def cotangent(self, ct: jax.Array) -> jax.Array:
@@ -145,7 +149,17 @@ class Split:
         devices = np.arange(self.shards).reshape([self.mesh.shape[name] for name in in_mesh])
         order = devices.transpose([in_mesh.index(name) for name in self.names]).ravel().tolist()
         order = order[::-1] if reverse else order
+        _note("collective-permute", x)
         return lax.ppermute(x, in_mesh, list(itertools.pairwise(order)))
+
+
+_noted: contextvars.ContextVar[dict[str, int] | None] = contextvars.ContextVar("jaxgpuops_noted", default=None)
+
+
+def _note(collective: str, x: jax.Array, times: int = 1) -> None:
+    """The bytes of a collective's result, for `explain`."""
+    if (noted := _noted.get()) is not None:
+        noted[collective] = noted.get(collective, 0) + x.size * x.dtype.itemsize * times
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,6 +239,14 @@ def run_manually(kernel, split: Split, *operands, axis, **params):
 # ---- One call -------------------------------------------------------------------------------------------------------
 
 
+@dataclasses.dataclass
+class Part:
+    """What one device has of a call's first operand, and the bytes that its rule moves, by kind of collective."""
+
+    shape: tuple
+    collectives: dict[str, int]
+
+
 class _Call:
     """A call of a kernel: how XLA may split it, and what each device then does.
 
@@ -250,6 +272,7 @@ class _Call:
         self.out_tree = jax.tree.structure((0,) * len(avals_out))
         self.module_context = types.SimpleNamespace(platforms=platforms, backend=None)
         self.programs: dict[str, Any] = {}  # layers of one shape are traced once
+        self.parts: dict[str, Part] = {}  # by the same keys
 
     def _rows_of(self, aval, i, is_result) -> list[int | None]:
         """For each dimension of an array the dimension of rows that it is split with; None: never split."""
@@ -296,7 +319,18 @@ class _Call:
             own = functools.partial(self.rule.local, splits)
         else:
             own = self.kernel.primitive.bind
-        return mesh, lambda *operands: tuple(own(*operands, axis=self.axis, **self.params)), outs, ins
+        self.part = part = Part(tuple(self.avals_in[0].shape), {})
+
+        def run(*operands):
+            part.shape = operands[0].shape
+            part.collectives.clear()
+            token = _noted.set(part.collectives)
+            try:
+                return tuple(own(*operands, axis=self.axis, **self.params))
+            finally:
+                _noted.reset(token)
+
+        return mesh, run, outs, ins
 
     def _plan(self, args, results):
         """Mesh, splits of rows and shardings of operands and results, from those that XLA has."""
@@ -372,6 +406,7 @@ def _orders(items: tuple) -> list[tuple]:
 # ---- Lowering -------------------------------------------------------------------------------------------------------
 
 _calls: dict[bytes, _Call] = {}  # by key; JAX's own dictionary is weak
+on_part: Callable[[Any, Part], None] = lambda choice, part: None  # told of each call that is partitioned
 
 
 def lower(kernel, ctx, operands, choice, *, axis, **params):
@@ -385,6 +420,7 @@ def lower(kernel, ctx, operands, choice, *, axis, **params):
     key = repr((*text, jax.config.jax_enable_x64)).encode()
     if key not in _calls:
         _calls[key] = _Call(kernel, avals_in, avals_out, platforms, meshes, axis=axis, **params)
+        _calls[key].choice = choice
     call = _callbacks[key] = _calls[key]
 
     types_of = lambda avals: [ir.RankedTensorType.get(a.shape, mlir.dtype_to_ir_type(a.dtype)) for a in avals]
@@ -406,9 +442,12 @@ def lower(kernel, ctx, operands, choice, *, axis, **params):
 def _partition_once(*arguments):
     programs = _callbacks[arguments[-1]].programs
     asked = repr([str(argument) for argument in arguments[:-1]])
+    call = _callbacks[arguments[-1]]
     if asked not in programs:
         with _without_mesh():  # that of `jax.set_mesh` is in force when XLA calls
             programs[asked] = _partition(*arguments)
+        call.parts[asked] = call.part
+    on_part(call.choice, call.parts[asked])
     return programs[asked]
 
 

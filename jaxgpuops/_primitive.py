@@ -58,6 +58,9 @@ class Lowering:
     kernel: str | None  # name of the custom call; None where plain JAX is used
     plan: dict[str, Any]  # what the kernel's planner chose; empty where there is no choice
     why: str  # why plain JAX is used; empty where a kernel is
+    partitioned: bool = False  # whether XLA is asked how to split it over devices
+    part: tuple | None = None  # what of the shape one device has, where the array is split
+    collectives: dict[str, int] = dataclasses.field(default_factory=dict)  # bytes that a device gets, by kind
 
     def __str__(self) -> str:
         call = ", ".join(
@@ -66,7 +69,9 @@ class Lowering:
         if self.kernel is None:
             return f"{self.op}({call}) on {self.platform}: plain JAX, because {self.why}"
         plan = f" {self.plan}" if self.plan else ""
-        return f"{self.op}({call}) on {self.platform}: {self.kernel}{plan}"
+        moved = "".join(f", {kind} of {size} bytes" for kind, size in self.collectives.items()) or ", nothing moves"
+        part = "" if self.part is None else f", each device has {[*self.part]}{moved}"
+        return f"{self.op}({call}) on {self.platform}: {self.kernel}{plan}{part}"
 
 
 _recorder: contextvars.ContextVar[list[Lowering] | None] = contextvars.ContextVar("jaxgpuops_recorder", default=None)
@@ -78,6 +83,17 @@ def record(lowering: Lowering) -> None:
         recorder.append(lowering)
     if os.environ.get("JAXGPUOPS_LOG", "0") not in ("", "0"):
         print(f"jaxgpuops: {lowering}", file=sys.stderr)
+
+
+def _record_part(choice: Lowering, part: _partition.Part) -> None:
+    """Completes what was recorded when the call was lowered."""
+    recorder = _recorder.get() or []
+    if choice in recorder:
+        at = recorder.index(choice)
+        recorder[at] = dataclasses.replace(choice, part=part.shape, collectives=dict(part.collectives))
+
+
+_partition.on_part = _record_part
 
 
 class recording:
@@ -270,11 +286,12 @@ class Kernel:
             return [lower_with_sharding_in_types(ctx, y, aval) for y, aval in zip(outs, ctx.avals_out, strict=True)]
         platform = platform or "/".join(ctx.platforms or ctx.module_context.platforms)
         choice = self.choose(platform, ctx.avals_in, axis=axis, **params)
-        record(choice)
         partitioned = _is_partitioned(ctx) and not ctx.module_context.lowering_parameters.for_export
+        choice = dataclasses.replace(choice, partitioned=bool(partitioned and choice.kernel and not _partition.missing))
+        record(choice)
         if partitioned and choice.kernel and _partition.missing:
             _warn_missing_partitioner()
-        if choice.kernel and partitioned and not _partition.missing:
+        if choice.partitioned:
             outs = _partition.lower(self, ctx, operands, choice, axis=axis, **params)
         elif choice.kernel:
             outs = self._custom_call(ctx, operands, choice, axis=axis, **params)

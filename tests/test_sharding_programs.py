@@ -107,6 +107,18 @@ def test_exported_programs_know_nothing_of_the_partitioner(mesh):
     assert_equal(jax.jit(exported.call)(x), several(example()))
 
 
+def test_explain_says_what_each_device_has_and_gets(mesh):
+    for spec, part, moved_bytes in ((("b", "a"), (4, 128), 4 * 16 * 8), (("a",), (2, 512), 0)):
+        x = split(mesh, *spec)
+        for _ in range(2):  # XLA asks once about equal calls
+            topk, cumsum = jaxgpuops.explain(lambda x: jaxgpuops.cumsum(jaxgpuops.topk(x, 4).values[:, :1] + x), x)
+            assert (topk.op, topk.part) == ("topk", part)
+            assert sum(topk.collectives.values()) == moved_bytes and cumsum.op == "cumsum"
+    assert "each device has [2, 512], nothing moves" in str(topk)
+    [whole] = jaxgpuops.explain(lambda x: jaxgpuops.topk(x, 4), example())
+    assert whole.part is None and "device" not in str(whole)
+
+
 INSTALLED = {
     "top_k": lambda x: jax.lax.top_k(x, 3),
     "argmax": lambda x: jnp.argmax(x, 1),
