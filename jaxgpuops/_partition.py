@@ -117,11 +117,12 @@ class Split:
 
     def gather(self, x: jax.Array, dim: int) -> jax.Array:
         _note("all-gather", x, self.shards)
-        if not jnp.issubdtype(x.dtype, jnp.floating):
-            return lax.all_gather(x, self.names, axis=dim, tiled=True)
-        # As bits: XLA's CPU backend gathers short floats as long ones, and NaNs change on the way.
-        bits = lax.bitcast_convert_type(x, np.dtype(f"uint{8 * x.dtype.itemsize}"))
-        return lax.bitcast_convert_type(lax.all_gather(bits, self.names, axis=dim, tiled=True), x.dtype)
+        return _as_bits(lambda x: lax.all_gather(x, self.names, axis=dim, tiled=True), x)
+
+    def exchange(self, x: jax.Array, dim: int, axis: int) -> jax.Array:
+        """Of one part of dimension dim, what all devices have, one after another along the axis."""
+        _note("all-to-all", x)
+        return _as_bits(lambda x: lax.all_to_all(x, self.names, dim, axis, tiled=True), x)
 
     def sum(self, x: jax.Array) -> jax.Array:
         _note("all-reduce", x)
@@ -151,6 +152,14 @@ class Split:
         order = order[::-1] if reverse else order
         _note("collective-permute", x)
         return lax.ppermute(x, in_mesh, list(itertools.pairwise(order)))
+
+
+def _as_bits(move: Callable, x: jax.Array) -> jax.Array:
+    """XLA's CPU backend moves short floats as long ones, and NaNs change on the way."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return move(x)
+    bits = lax.bitcast_convert_type(x, np.dtype(f"uint{8 * x.dtype.itemsize}"))
+    return lax.bitcast_convert_type(move(bits), x.dtype)
 
 
 _noted: contextvars.ContextVar[dict[str, int] | None] = contextvars.ContextVar("jaxgpuops_noted", default=None)

@@ -14,6 +14,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxgpuops
+from jaxgpuops.lax import topk
 from jaxgpuops.lax.along_axis import put_along_axis, take_along_axis
 
 SHAPE, AXIS = (8, 128, 4), 1
@@ -230,6 +231,18 @@ def test_parts_that_are_not_equal(mesh, name, monkeypatch):
     ours = OPS[name][0]
     split = lambda x: ours(jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(None, ("a", "b")))))
     assert_close(jax.jit(split)(x), jax.jit(lambda x: ours(x))(x), OPS[name][2])
+
+
+def test_of_many_rows_each_device_merges_some(mesh, monkeypatch):
+    monkeypatch.setattr(topk, "_MANY", 1)
+    bits = np.random.default_rng(0).integers(0, 1 << 16, (16, 512), np.uint16)
+    x = jax.lax.bitcast_convert_type(bits, jnp.bfloat16)
+    f = lambda x: [jax.lax.bitcast_convert_type((y := jaxgpuops.topk(x, 7)).values, np.uint16), y.indices]
+    for spec in (P(None, ("a", "b")), P(None, ("b", "a")), P("b", "a")):
+        split = jax.jit(lambda x: f(x)).lower(jax.device_put(x, NamedSharding(mesh, spec))).compile()
+        shards, rows = (mesh.shape["a"], 8) if spec[0] else (mesh.size, 16)
+        assert shards <= 2 or moved(split.as_text())[0] == 2 * 7 * 6 * rows
+        assert_close(split(jax.device_put(x, NamedSharding(mesh, spec))), f(x), True)
 
 
 def test_selections_keep_bits(mesh):

@@ -64,8 +64,22 @@ def _top_k_split(splits, x, *, axis, k, **order):
         x = from_keys(lax.optimization_barrier(split.fill(to_keys(x), axis, least)), x.dtype)
     bind = functools.partial(top_k_p.primitive.bind, axis=axis, **order)
     values, indices = bind(x, k=min(k, split.part))
-    values, at = bind(split.gather(values, axis), k=k)
-    return values, take_along_axis(split.gather(indices + split.start(), axis), at, axis)
+    best = values, indices + split.start()
+    # Of many rows each device makes a part, and gets the others': 2 k numbers a row for k of each device.
+    size = values.size * split.shards * (x.dtype.itemsize + 4)
+    rows = [d for d, n in enumerate(x.shape) if d != axis and n % split.shards == 0]
+    if split.shards <= 2 or size < _MANY or not rows:
+        return _merged(*(split.gather(a, axis) for a in best), axis, k, bind)
+    merged = _merged(*(split.exchange(a, rows[0], axis) for a in best), axis, k, bind)
+    return tuple(split.gather(a, rows[0]) for a in merged)
+
+
+_MANY = 1 << 20  # bytes of candidates from which on two more collectives pay
+
+
+def _merged(values, indices, axis, k, bind):
+    values, at = bind(values, k=k)
+    return values, take_along_axis(indices, at, axis)
 
 
 RULES["topk"] = Rule(_top_k_split, pays=_top_k_pays)
