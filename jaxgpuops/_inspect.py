@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import platform as _platform
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import jax
 import jax.export
 import jaxlib
 
-from jaxgpuops import _arguments, _native
+from jaxgpuops import _arguments, _native, _partition
 from jaxgpuops._primitive import KERNELS, Lowering, recording
 
 
@@ -49,10 +50,25 @@ def explain(fn: Callable, *args: Any, platform: str | None = None, **kwargs: Any
         lowered = jax.jit(fresh).trace(*args, **kwargs).lower(lowering_platforms=(platform,))
         if any(call.partitioned for call in lowerings) and platform == _native.lowering_platform(jax.default_backend()):
             count = len(lowerings)
-            with contextlib.suppress(RuntimeError):  # for devices that are not there
-                lowered.compile()
+            _complete(lowerings, lowered)
             del lowerings[count:]  # what each device calls
     return lowerings
+
+
+def _complete(lowerings, lowered) -> None:
+    """Adds what XLA's partitioner makes of the calls."""
+
+    def listen(choice, part):
+        if choice in lowerings:
+            parts = {"part": part.shape, "collectives": dict(part.collectives)}
+            lowerings[lowerings.index(choice)] = dataclasses.replace(choice, **parts)
+
+    _partition.listeners.append(listen)
+    try:
+        with contextlib.suppress(RuntimeError):  # for devices that are not there
+            lowered.compile()
+    finally:
+        _partition.listeners.remove(listen)
 
 
 def export_checks() -> list[jax.export.DisabledSafetyCheck]:

@@ -415,7 +415,8 @@ def _orders(items: tuple) -> list[tuple]:
 # ---- Lowering -------------------------------------------------------------------------------------------------------
 
 _calls: dict[bytes, _Call] = {}  # by key; JAX's own dictionary is weak
-on_part: Callable[[Any, Part], None] = lambda choice, part: None  # told of each call that is partitioned
+# Told of each call that is partitioned, in whatever thread XLA does it.
+listeners: list[Callable[[Any, Part], None]] = []
 
 
 def lower(kernel, ctx, operands, choice, *, axis, **params):
@@ -456,7 +457,8 @@ def _partition_once(*arguments):
         with _without_mesh():  # that of `jax.set_mesh` is in force when XLA calls
             programs[asked] = _partition(*arguments)
         call.parts[asked] = call.part
-    on_part(call.choice, call.parts[asked])
+    for listener in listeners:
+        listener(call.choice, call.parts[asked])
     return programs[asked]
 
 

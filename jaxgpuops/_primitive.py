@@ -85,17 +85,6 @@ def record(lowering: Lowering) -> None:
         print(f"jaxgpuops: {lowering}", file=sys.stderr)
 
 
-def _record_part(choice: Lowering, part: _partition.Part) -> None:
-    """Completes what was recorded when the call was lowered."""
-    recorder = _recorder.get() or []
-    if choice in recorder:
-        at = recorder.index(choice)
-        recorder[at] = dataclasses.replace(choice, part=part.shape, collectives=dict(part.collectives))
-
-
-_partition.on_part = _record_part
-
-
 class recording:
     """Context manager that collects the lowerings made inside it in a list."""
 
