@@ -2,8 +2,9 @@
 
     python -m benchmarks sharded
 
-On GPUs, times are of calls in flight. Bytes are those of the collectives' results in the compiled program of one device; the rate
-of the link that they are compared with is that of an all-gather of 256 MiB, measured here. With one device all is local.
+On GPUs, times are of calls in flight. Bytes are those of the collectives' results in the compiled program of one
+device; the rate of the link that they are compared with is that of an all-gather of 256 MiB, measured here. With one
+device all is local.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def mesh_of_all() -> Mesh:
     return jax.make_mesh((len(jax.devices()),), ("x",), axis_types=(AxisType.Auto,))
 
 
-# ---- Programs: functions of arrays whose last axis is split. ``small`` are sizes for a CPU. -----------------------------
+# ---- Programs: functions of arrays whose last axis is split. ``small`` are sizes for a CPU. ---------------------
 
 
 def _normal(shape, dtype, mesh):
@@ -137,7 +138,7 @@ def link_rate(mesh, small) -> float | None:
 
 
 def keeps_nan(mesh) -> bool:
-    """Whether a collective maximum of floats gives NaN where one device has that. We move order keys, whatever it does."""
+    """Whether a collective maximum of floats gives NaN where one device has that. We move order keys anyway."""
     values = jnp.where(jnp.arange(mesh.size) == mesh.size - 1, jnp.nan, 1.0)
     split, whole = PartitionSpec("x"), PartitionSpec()
     top = jax.shard_map(lambda x: jax.lax.pmax(x, "x"), mesh=mesh, in_specs=split, out_specs=whole)

@@ -71,8 +71,8 @@ class Split:
 
     Where they cannot be equal, arrays are padded at the end, with anything.
 
-    It is also the param of calls inside `jax.shard_map` that get ``axis_name``: of operands and results these have a part,
-    and where results have no part, all devices have the same. ``checked`` says that JAX knows that (``check_vma``).
+    It is also the param of calls inside `jax.shard_map` that get ``axis_name``: devices have parts of operands and of
+    results, and the same where a result has no parts. ``checked`` says that JAX knows that (``check_vma``).
     """
 
     mesh: AbstractMesh
@@ -133,7 +133,7 @@ class Split:
         return lax.pmax(x, self.names)
 
     def cotangent(self, ct: jax.Array) -> jax.Array:
-        """On each device, the cotangent of a result that all have: unless JAX knows that, each has a part of the sum."""
+        """That of a result that all devices have, on each: unless JAX knows that they do, each has a part of the sum."""
         return ct if self.checked else self.sum(ct)
 
     def part_of(self, x: jax.Array, dim: int) -> jax.Array:

@@ -31,7 +31,8 @@ def cumsum(
       exclusive: True to leave out the element at the position itself; the first result is then 0.
       segment_starts: boolean mask that broadcasts to the shape of ``x`` and has all of the axis. The sum begins anew
         at each True, and with ``reverse`` just before it: segments are the same in both directions.
-      axis_name: inside `jax.shard_map`, what ``axis`` is split along, as for `jaxgpuops.topk`; the result is this device's part.
+      axis_name: inside `jax.shard_map`, what ``axis`` is split along, as for `jaxgpuops.topk`; the result is this
+        device's part.
 
     Returns:
       An array of the shape and dtype of ``x``; int32 for bool (int64 with x64 enabled), as `jnp.cumsum`.
@@ -310,8 +311,8 @@ def linear_scan(
         begins anew, from 0, at each True, and with ``reverse`` just before it: segments are the same in both
         directions. ``h0`` enters the segment that comes first.
       return_last: True to return the state after the last step too.
-      axis_name: inside `jax.shard_map`, what ``axis`` is split along, as for `jaxgpuops.topk`: ``h`` is this device's part,
-        ``h0`` and ``last`` are of the whole axis.
+      axis_name: inside `jax.shard_map`, what ``axis`` is split along, as for `jaxgpuops.topk`: ``h`` is this device's
+        part, ``h0`` and ``last`` are of the whole axis.
 
     Returns:
       The states ``h``; with ``return_last``, ``(h, last)``, where ``last`` has the shape of ``h`` without the axis. As

@@ -50,8 +50,8 @@ def softmax(
         inverse temperature. A number is compiled into the program, so one that changes should be an array.
       bias: array that broadcasts to ``x``. It is converted to the dtype of ``x``.
       causal: True to mask entry (q, k) of the last two dimensions where k > q. The axis must be the last.
-      axis_name: inside `jax.shard_map`, what ``axis`` is split along, as for `jaxgpuops.topk`, with one ``axis`` only; the
-        result, ``bias`` and ``where`` are this device's part.
+      axis_name: inside `jax.shard_map`, what ``axis`` is split along, as for `jaxgpuops.topk`, with one ``axis`` only;
+        the result, ``bias`` and ``where`` are this device's part.
 
     Returns:
       An array of the shape and dtype of ``x``. Masked entries are 0, whatever ``x`` holds there.
@@ -153,7 +153,8 @@ def logsumexp(
     """The logarithm of the sum of the exponentials along an axis: of the logits ``z = scale * x + bias``.
 
     Args:
-      x, axis, where, scale, bias, causal, axis_name: as for `jaxgpuops.softmax`. (`jax.nn.logsumexp` has another default axis.)
+      x, axis, where, scale, bias, causal, axis_name: as for `jaxgpuops.softmax`. (`jax.nn.logsumexp` has another default
+        axis.)
       keepdims: True to keep the axes, with length 1.
 
     Returns:

@@ -33,7 +33,8 @@ def topk_softmax(
       score: "softmax" (over all experts) or "sigmoid" of the logits.
       bias: added to the scores to choose experts, and to nothing else, as for a balanced load without an auxiliary
         loss. Of shape ``(n,)``, or any that broadcasts to that of the logits.
-      axis_name: inside `jax.shard_map`, what ``axis`` is split along, as for `jaxgpuops.topk`; a ``bias`` of one number an expert is this device's part.
+      axis_name: inside `jax.shard_map`, what ``axis`` is split along, as for `jaxgpuops.topk`; a
+        ``bias`` of one number an expert is this device's part.
 
     Returns:
       ``TopKSoftmax(weights, indices)``, both of shape ``(*before, k, *after)``; weights of the dtype of the logits,
