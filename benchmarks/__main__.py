@@ -11,7 +11,7 @@ sys.path[:] = [path for path in sys.path if pathlib.Path(path).resolve() != ROOT
 # torch and CuPy need memory, too; before JAX starts.
 os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.6")
 
-from benchmarks import problems, programs, report, runner, sweep
+from benchmarks import problems, programs, report, runner, sharded, sweep
 
 
 def main() -> None:
@@ -42,6 +42,10 @@ def main() -> None:
     whole.add_argument("--only", default="", help="programs whose name contains this text")
     whole.add_argument("--commit", help="what is measured; default: JAXGPUOPS_COMMIT, or what git says")
     whole.add_argument("--out", default=report.RESULTS, help="folder for the JSON file")
+    split = commands.add_parser("sharded", help="arrays that are split over all devices, along the axis")
+    split.add_argument("--only", default="", help="programs whose name contains this text")
+    split.add_argument("--commit", help="what is measured; default: JAXGPUOPS_COMMIT, or what git says")
+    split.add_argument("--out", default=report.RESULTS, help="folder for the JSON file")
     table = commands.add_parser("table", help="fill the benchmark tables of README.md and docs/ from the JSON files")
     table.add_argument("--check", action="store_true", help="fail if a table is out of date, change nothing")
     commands.add_parser("plot", help="draw an SVG of each GPU's JSON files, beside them")
@@ -50,8 +54,8 @@ def main() -> None:
         report.fill_tables(check=args.check)
     elif args.command == "plot":
         report.plot()
-    elif args.command in ("sweep", "programs"):
-        measure = {"sweep": sweep, "programs": programs}[args.command]
+    elif args.command in ("sweep", "programs", "sharded"):
+        measure = {"sweep": sweep, "programs": programs, "sharded": sharded}[args.command]
         measure.run(**{name: value for name, value in vars(args).items() if name != "command"})
     else:
         libraries, keep = (names.split(",") if names else None for names in (args.libraries, args.keep))

@@ -110,6 +110,24 @@ def axes(op: str, value: Any) -> int | tuple[int, ...] | None:
     return None if value is None else integer(op, "axis", value)
 
 
+AxisName = str | tuple[str, ...] | None
+
+
+def one_axis(op: str, names: tuple[str, ...] | None, axes: tuple[int, ...]) -> bool:
+    """Whether there are names, which work with one axis only."""
+    if names is not None and len(axes) != 1:
+        raise ValueError(f"{op}: axis_name works with one axis, got {len(axes)}")
+    return names is not None
+
+
+def names(op: str, value: Any) -> tuple[str, ...] | None:
+    """Names of mesh axes, or None."""
+    value = (value,) if isinstance(value, str) else value
+    if value is None or isinstance(value, tuple | list) and value and all(isinstance(name, str) for name in value):
+        return None if value is None else tuple(value)
+    raise TypeError(f"{op}: axis_name must be a name of a mesh axis, or several, or None, got {value!r}")
+
+
 def dtype(op: str, name: str, dtype: np.dtype, allowed: Collection[np.dtype]) -> None:
     """Checks that ``dtype``, of the argument ``name``, is among those allowed."""
     if dtype not in allowed:
@@ -148,9 +166,9 @@ def ordered(op: str, name: str, x: jax.Array, axis: int) -> int:
     return axis
 
 
-def count(op: str, name: str, k: int, x: jax.Array, axis: int) -> int:
+def count(op: str, name: str, k: int, x: jax.Array, axis: int, split=None) -> int:
     """Checks 0 <= k <= length of the axis."""
-    length = x.shape[axis]
+    length = x.shape[axis] if split is None else split.length
     if jax.export.is_symbolic_dim(k) or jax.export.is_symbolic_dim(length):
         in_range = not (isinstance(k, int) and k < 0)  # the rest cannot be known here
     else:

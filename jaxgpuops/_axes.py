@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import PartitionSpec
+
+from jaxgpuops._primitive import as_automatic
 
 
 class Merged:
@@ -38,13 +42,19 @@ class Merged:
         if own != whole and any(n != 1 for n in own):
             own = whole
             x = jnp.broadcast_to(x, (*before, *own, *after))
-        return x.reshape(*before, math.prod(own), *after)
+        merge = lambda x: x.reshape(*before, math.prod(own), *after)
+        first, second, third = self._split_at(jax.typeof(x).sharding.spec)
+        names = itertools.chain(*(s if isinstance(s, tuple) else (s,) for s in second if s))
+        return as_automatic(merge, PartitionSpec(*first, tuple(names) or None, *third), x)
 
     def split(self, y: jax.Array) -> jax.Array:
         """The inverse, for arrays of the whole shape."""
         if len(self.axes) == 1:
             return y
-        return y.reshape(self._shape).transpose([self._order.index(d) for d in range(len(self._order))])
+        spec = list(jax.typeof(y).sharding.spec)
+        spec[self.axis : self.axis + 1] = (spec[self.axis], *(None for _ in self.axes[1:])) if self.axes else ()
+        y = as_automatic(lambda y: y.reshape(self._shape), PartitionSpec(*spec), y)
+        return y.transpose([self._order.index(d) for d in range(len(self._order))])
 
     def reduced(self, y: jax.Array, keepdims: bool) -> jax.Array:
         """A result without the axis, with the axes of size 1 if ``keepdims``."""

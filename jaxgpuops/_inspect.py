@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import platform as _platform
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +13,7 @@ import jax
 import jax.export
 import jaxlib
 
-from jaxgpuops import _arguments, _native
+from jaxgpuops import _arguments, _native, _partition
 from jaxgpuops._primitive import KERNELS, Lowering, recording
 
 
@@ -23,6 +26,10 @@ def explain(fn: Callable, *args: Any, platform: str | None = None, **kwargs: Any
 
     Each record has ``op``, ``shape``, ``dtype``, ``params``, ``platform``, ``kernel`` (None for plain JAX), ``plan``
     (what the CUDA kernel's planner chose) and ``why`` (why plain JAX). Equal calls are lowered, and listed, once.
+
+    In a program for several devices of this machine, which is then compiled too, calls that XLA partitions also have
+    ``part``, the shape of what each device has, and ``collectives``, the bytes that it gets for the call, by kind: ``{}``
+    where nothing moves. What XLA gathers because a call wants it whole is not among them: ``part`` is then whole.
 
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops
@@ -38,9 +45,30 @@ def explain(fn: Callable, *args: Any, platform: str | None = None, **kwargs: Any
     def fresh(*args, **kwargs):  # a function that JAX has not seen, so that no cache hides the lowering
         return fn(*args, **kwargs)
 
+    fresh.__name__ = f"explained_{time.time_ns()}"  # nor one on disk what XLA asks about
     with recording() as lowerings:
-        jax.jit(fresh).trace(*args, **kwargs).lower(lowering_platforms=(platform,))
+        lowered = jax.jit(fresh).trace(*args, **kwargs).lower(lowering_platforms=(platform,))
+        if any(call.partitioned for call in lowerings) and platform == _native.lowering_platform(jax.default_backend()):
+            count = len(lowerings)
+            _complete(lowerings, lowered)
+            del lowerings[count:]  # what each device calls
     return lowerings
+
+
+def _complete(lowerings, lowered) -> None:
+    """Adds what XLA's partitioner makes of the calls."""
+
+    def listen(choice, part):
+        if choice in lowerings:
+            parts = {"part": part.shape, "collectives": dict(part.collectives)}
+            lowerings[lowerings.index(choice)] = dataclasses.replace(choice, **parts)
+
+    _partition.listeners.append(listen)
+    try:
+        with contextlib.suppress(RuntimeError):  # for devices that are not there
+            lowered.compile()
+    finally:
+        _partition.listeners.remove(listen)
 
 
 def export_checks() -> list[jax.export.DisabledSafetyCheck]:

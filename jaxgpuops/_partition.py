@@ -16,6 +16,7 @@ that they refine the program's own mesh, or meshes, whichever these are.
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
 import functools
 import itertools
@@ -30,7 +31,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 # All private names of JAX that partitioning needs. Without one of them `missing` says so, and calls are lowered with the
 # contract of `_primitive._sharding_contract`: right, but axes and what follows them are gathered.
@@ -69,11 +70,15 @@ class Split:
     """A dimension that is split over devices, seen from one of them: it has the index-th of ``shards`` equal parts.
 
     Where they cannot be equal, arrays are padded at the end, with anything.
+
+    It is also the param of calls inside `jax.shard_map` that get ``axis_name``: devices have parts of operands and of
+    results, and the same where a result has no parts. ``checked`` says that JAX knows that (``check_vma``).
     """
 
     mesh: AbstractMesh
     names: tuple[str, ...]  # of the mesh axes that it is split along, the slowest first
     length: int  # of the whole dimension
+    checked: bool = True
 
     @property
     def shards(self) -> int:
@@ -111,17 +116,29 @@ class Split:
         return jnp.where(self.is_padding(x.shape, dim), jnp.asarray(value, x.dtype), x)
 
     def gather(self, x: jax.Array, dim: int) -> jax.Array:
-        if not jnp.issubdtype(x.dtype, jnp.floating):
-            return lax.all_gather(x, self.names, axis=dim, tiled=True)
-        # As bits: XLA's CPU backend gathers short floats as long ones, and NaNs change on the way.
-        bits = lax.bitcast_convert_type(x, np.dtype(f"uint{8 * x.dtype.itemsize}"))
-        return lax.bitcast_convert_type(lax.all_gather(bits, self.names, axis=dim, tiled=True), x.dtype)
+        _note("all-gather", x, self.shards)
+        return _as_bits(lambda x: lax.all_gather(x, self.names, axis=dim, tiled=True), x)
+
+    def exchange(self, x: jax.Array, dim: int, axis: int) -> jax.Array:
+        """Of one part of dimension dim, what all devices have, one after another along the axis."""
+        _note("all-to-all", x)
+        return _as_bits(lambda x: lax.all_to_all(x, self.names, dim, axis, tiled=True), x)
 
     def sum(self, x: jax.Array) -> jax.Array:
+        _note("all-reduce", x)
         return lax.psum(x, self.names)
 
     def max(self, x: jax.Array) -> jax.Array:
+        _note("all-reduce", x)
         return lax.pmax(x, self.names)
+
+    def cotangent(self, ct: jax.Array) -> jax.Array:
+        """That of a result that all devices have, on each: unless JAX knows that they do, each has a part of the sum."""
+        return ct if self.checked else self.sum(ct)
+
+    def part_of(self, x: jax.Array, dim: int) -> jax.Array:
+        """This device's part of a whole array."""
+        return lax.dynamic_slice_in_dim(x, self.start(), self.part, dim)
 
     def is_first(self, reverse: bool = False) -> jax.Array:
         return self.index() == (self.shards - 1 if reverse else 0)
@@ -133,7 +150,25 @@ class Split:
         devices = np.arange(self.shards).reshape([self.mesh.shape[name] for name in in_mesh])
         order = devices.transpose([in_mesh.index(name) for name in self.names]).ravel().tolist()
         order = order[::-1] if reverse else order
+        _note("collective-permute", x)
         return lax.ppermute(x, in_mesh, list(itertools.pairwise(order)))
+
+
+def _as_bits(move: Callable, x: jax.Array) -> jax.Array:
+    """XLA's CPU backend moves short floats as long ones, and NaNs change on the way."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return move(x)
+    bits = lax.bitcast_convert_type(x, np.dtype(f"uint{8 * x.dtype.itemsize}"))
+    return lax.bitcast_convert_type(move(bits), x.dtype)
+
+
+_noted: contextvars.ContextVar[dict[str, int] | None] = contextvars.ContextVar("jaxgpuops_noted", default=None)
+
+
+def _note(collective: str, x: jax.Array, times: int = 1) -> None:
+    """The bytes of a collective's result, for `explain`."""
+    if (noted := _noted.get()) is not None:
+        noted[collective] = noted.get(collective, 0) + x.size * x.dtype.itemsize * times
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +193,67 @@ class Rule:
 RULES: dict[str, Rule] = {}  # by name of the kernel
 
 
+def plain_rule(kernel, keeps: bool = False, **options) -> Rule:
+    """That of a fallback which takes a `Split`."""
+
+    def local(splits, *operands, axis, **params):
+        return kernel.fallback(*operands, axis=axis, split=splits[axis], **params)
+
+    return Rule(local, keeps=keeps, **options)
+
+
+def manual(op: str, names: tuple[str, ...] | None, part: int) -> Split | None:
+    """How ``axis_name`` says that an axis is split of which each device of `jax.shard_map` has so much."""
+    if names is None:
+        return None
+    mesh = jax.sharding.get_abstract_mesh()
+    manual_axes = [n for n, t in zip(mesh.axis_names, mesh.axis_types, strict=True) if t == AxisType.Manual]
+    if unknown := [name for name in names if name not in manual_axes]:
+        raise ValueError(
+            f"{op}: axis_name must be of axes of the mesh of a jax.shard_map around the call, of {manual_axes}; got "
+            f"{', '.join(map(repr, unknown))}"
+        )
+    split = Split(
+        mesh, names, part * math.prod(mesh.shape[name] for name in names), bool(varying(lax.axis_index(names)))
+    )
+    if split.length >= 1 << 31:
+        raise ValueError(f"{op}: an axis that is split must be shorter than 2**31, got {split.length}")
+    return split
+
+
+def varying(x: jax.Array) -> frozenset[str]:
+    """The manual mesh axes along which JAX knows x to vary."""
+    aval = jax.typeof(x)
+    return aval.mat.varying if hasattr(aval, "mat") else aval.vma
+
+
+def invarying(aval, names: tuple[str, ...]):
+    """The type of what does not vary along these mesh axes."""
+    if hasattr(aval, "mat"):
+        return aval.update(manual_axis_type=aval.mat.update(varying=aval.mat.varying - {*names}))
+    return aval.update(vma=aval.vma - {*names})
+
+
+def run_manually(kernel, split: Split, *operands, axis, **params):
+    """A kernel of arrays whose axis is split as ``axis_name`` says, in plain JAX, other kernels and collectives."""
+    rule = RULES[kernel.name]
+    if rule.pays(split, operands, axis=axis, **params):
+        return tuple(rule.local({axis: split}, *operands, axis=axis, **params))
+    count = len(operands) if rule.operands is None else rule.operands
+    whole = lambda i, x: split.gather(x, axis) if i < count and x.shape[axis] == split.part else x
+    outs = kernel.primitive.bind(*itertools.starmap(whole, enumerate(operands)), axis=axis, **params)
+    return tuple(split.part_of(y, axis) if rule.keeps and y.ndim == operands[0].ndim else y for y in outs)
+
+
 # ---- One call -------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Part:
+    """What one device has of a call's first operand, and the bytes that its rule moves, by kind of collective."""
+
+    shape: tuple
+    collectives: dict[str, int]
 
 
 class _Call:
@@ -186,6 +281,7 @@ class _Call:
         self.out_tree = jax.tree.structure((0,) * len(avals_out))
         self.module_context = types.SimpleNamespace(platforms=platforms, backend=None)
         self.programs: dict[str, Any] = {}  # layers of one shape are traced once
+        self.parts: dict[str, Part] = {}  # by the same keys
 
     def _rows_of(self, aval, i, is_result) -> list[int | None]:
         """For each dimension of an array the dimension of rows that it is split with; None: never split."""
@@ -232,7 +328,18 @@ class _Call:
             own = functools.partial(self.rule.local, splits)
         else:
             own = self.kernel.primitive.bind
-        return mesh, lambda *operands: tuple(own(*operands, axis=self.axis, **self.params)), outs, ins
+        self.part = part = Part(tuple(self.avals_in[0].shape), {})
+
+        def run(*operands):
+            part.shape = operands[0].shape
+            part.collectives.clear()
+            token = _noted.set(part.collectives)
+            try:
+                return tuple(own(*operands, axis=self.axis, **self.params))
+            finally:
+                _noted.reset(token)
+
+        return mesh, run, outs, ins
 
     def _plan(self, args, results):
         """Mesh, splits of rows and shardings of operands and results, from those that XLA has."""
@@ -308,6 +415,8 @@ def _orders(items: tuple) -> list[tuple]:
 # ---- Lowering -------------------------------------------------------------------------------------------------------
 
 _calls: dict[bytes, _Call] = {}  # by key; JAX's own dictionary is weak
+# Told of each call that is partitioned, in whatever thread XLA does it.
+listeners: list[Callable[[Any, Part], None]] = []
 
 
 def lower(kernel, ctx, operands, choice, *, axis, **params):
@@ -321,6 +430,7 @@ def lower(kernel, ctx, operands, choice, *, axis, **params):
     key = repr((*text, jax.config.jax_enable_x64)).encode()
     if key not in _calls:
         _calls[key] = _Call(kernel, avals_in, avals_out, platforms, meshes, axis=axis, **params)
+        _calls[key].choice = choice
     call = _callbacks[key] = _calls[key]
 
     types_of = lambda avals: [ir.RankedTensorType.get(a.shape, mlir.dtype_to_ir_type(a.dtype)) for a in avals]
@@ -342,9 +452,13 @@ def lower(kernel, ctx, operands, choice, *, axis, **params):
 def _partition_once(*arguments):
     programs = _callbacks[arguments[-1]].programs
     asked = repr([str(argument) for argument in arguments[:-1]])
+    call = _callbacks[arguments[-1]]
     if asked not in programs:
         with _without_mesh():  # that of `jax.set_mesh` is in force when XLA calls
             programs[asked] = _partition(*arguments)
+        call.parts[asked] = call.part
+    for listener in listeners:
+        listener(call.choice, call.parts[asked])
     return programs[asked]
 
 

@@ -8,6 +8,7 @@ axis, the axis, and the dimensions after it. So batching never moves data: it sh
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import dataclasses
 import functools
@@ -24,19 +25,22 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-# No public API for these. `lower_with_sharding_in_types` makes the compiled program keep the shardings that
-# explicit-mesh types promise; `auto_insert_reshard` aligns operands that vary over different axes of a shard_map mesh;
-# the contexts say how many devices a program is for.
+# No public API for these. `use_abstract_mesh` says what the axes of a mesh are while functions are traced;
+# `lower_with_sharding_in_types` makes the compiled program keep the shardings that explicit-mesh types promise;
+# `auto_insert_reshard` aligns operands that vary over different axes of a shard_map mesh; the contexts say how many
+# devices a program is for.
 from jax._src import core as _core
 from jax._src.core import ShardingTypeError
 from jax._src.interpreters.mlir import broadcast_in_dim, lower_with_sharding_in_types
+from jax._src.mesh import use_abstract_mesh
 from jax._src.sharding_impls import ShardingContext, SPMDAxisContext
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxgpuops import _native, _partition
 
-align = getattr(_core, "auto_insert_reshard", None) or _core.standard_insert_pvary  # its name before jax 0.10
+_vary = getattr(_core, "auto_insert_reshard", None) or _core.standard_insert_pvary  # its name before jax 0.10
 
 KERNELS: dict[str, Kernel] = {}  # by name
 MAX_GROUPS = 8  # IndexMap::kMaxGroups of ffi_src/common/broadcast.h
@@ -54,6 +58,9 @@ class Lowering:
     kernel: str | None  # name of the custom call; None where plain JAX is used
     plan: dict[str, Any]  # what the kernel's planner chose; empty where there is no choice
     why: str  # why plain JAX is used; empty where a kernel is
+    partitioned: bool = False  # whether XLA is asked how to split it over devices
+    part: tuple | None = None  # what of the shape one device has, where the array is split
+    collectives: dict[str, int] = dataclasses.field(default_factory=dict)  # bytes that a device gets, by kind
 
     def __str__(self) -> str:
         call = ", ".join(
@@ -62,7 +69,9 @@ class Lowering:
         if self.kernel is None:
             return f"{self.op}({call}) on {self.platform}: plain JAX, because {self.why}"
         plan = f" {self.plan}" if self.plan else ""
-        return f"{self.op}({call}) on {self.platform}: {self.kernel}{plan}"
+        moved = "".join(f", {kind} of {size} bytes" for kind, size in self.collectives.items()) or ", nothing moves"
+        part = "" if self.part is None else f", each device has {[*self.part]}{moved}"
+        return f"{self.op}({call}) on {self.platform}: {self.kernel}{plan}{part}"
 
 
 _recorder: contextvars.ContextVar[list[Lowering] | None] = contextvars.ContextVar("jaxgpuops_recorder", default=None)
@@ -130,6 +139,8 @@ class Kernel:
       plan: ``plan(rows, avals, compute_capability, axis, **params)`` gives the algorithm that the CUDA handler takes
         for operands of types ``avals``, with rows = (outer, length, inner), and ``workspace_bytes``, the scratch memory
         it needs per outer index. The handler gets it as one more uint8 result. None: the handler takes no such result.
+      reindexes: whether the axis of results is another one than that of the operands: then it is split over an explicit
+        mesh only as the param ``along`` says, if there is one. Others are split as the operands are.
     """
 
     def __init__(
@@ -145,6 +156,7 @@ class Kernel:
         broadcasts: Callable[..., Sequence[int]] = lambda count, **params: (),
         shortest: int = 0,
         plan: Callable[..., dict[str, Any]] | None = None,
+        reindexes: bool = False,
     ):
         self.name = name
         self.target = f"jaxgpuops.{name}"
@@ -157,6 +169,7 @@ class Kernel:
         self.broadcasts = broadcasts
         self.shortest = shortest
         self.plan = plan
+        self.reindexes = reindexes
         self.primitive = p = Primitive(self.target)
         p.multiple_results = True
         p.def_impl(self._eager)
@@ -167,8 +180,12 @@ class Kernel:
         mlir.register_lowering(p, functools.partial(self._lower, None))  # any other platform
         KERNELS[name] = self
 
-    def __call__(self, *operands: jax.Array, axis: int, **params: Any) -> list[jax.Array]:
-        return self.primitive.bind(*align(*operands), axis=axis, **params)
+    def __call__(self, *operands: jax.Array, axis: int, split=None, **params: Any) -> list[jax.Array]:
+        """``split`` is a `_partition.Split` where ``axis_name`` is given: operands and results are this device's parts."""
+        if split is None:
+            return self.primitive.bind(*_vary(*operands), axis=axis, **params)
+        *operands, _ = _vary(*operands, jax.lax.axis_index(split.names))  # all vary: cotangents are parts of sums
+        return self.primitive.bind(*operands, axis=axis, split=split, **params)
 
     # ---- Eager calls and result types -------------------------------------------------------------------------------
 
@@ -183,33 +200,21 @@ class Kernel:
     def _jitted(self, params):
         return jax.jit(functools.partial(self.primitive.bind, **dict(params)))
 
-    def _abstract_eval(self, *avals, axis, **params):
-        x, spec = avals[0], self._merged_spec(avals)
-        results = self.results(*avals, axis=axis, **params)
-        if spec[axis] is not None and any(length is not None for length, _ in results):
-            raise ShardingTypeError(
-                f"{self.target}: the axis it works along must not be sharded; got {x} with axis={axis}"
-            )
+    def _abstract_eval(self, *avals, axis, split=None, **params):
+        x, spec = avals[0], _merged_spec(avals)
+        along = params.get("along") if self.reindexes else spec[axis]
 
         # `update` keeps what a new aval would lose: the mesh of an explicit sharding, varying manual axes.
         def result(length, dtype):
             own = () if length is None else (length,)
             shape = (*x.shape[:axis], *own, *x.shape[axis + 1 :])
-            dims = (*spec[:axis], *(None for _ in own), *spec[axis + 1 :])
+            dims = (*spec[:axis], *(along for _ in own), *spec[axis + 1 :])
             sharding = x.sharding.update(spec=x.sharding.spec.update(partitions=dims))
-            return x.update(shape=shape, dtype=np.dtype(dtype), weak_type=False, sharding=sharding)
+            aval = x.update(shape=shape, dtype=np.dtype(dtype), weak_type=False, sharding=sharding)
+            is_part = split is None or not split.checked or length is not None and _partition.RULES[self.name].keeps
+            return aval if is_part else _partition.invarying(aval, split.names)
 
-        return [result(length, dtype) for length, dtype in results]
-
-    def _merged_spec(self, avals):
-        """Explicit sharding of each dimension: that of whichever operand is sharded there."""
-        spec = []
-        for dim, parts in enumerate(zip(*(a.sharding.spec for a in avals), strict=True)):
-            named = {part for part in parts if part is not None}
-            if len(named) > 1:
-                raise ShardingTypeError(f"{self.target}: operands are sharded differently in dimension {dim}: {avals}")
-            spec.append(named.pop() if named else None)
-        return spec
+        return [result(length, dtype) for length, dtype in self.results(*avals, axis=axis, **params)]
 
     # ---- vmap -------------------------------------------------------------------------------------------------------
 
@@ -262,22 +267,27 @@ class Kernel:
         kernel = None if why else self.target
         return Lowering(self.name, x.shape, str(x.dtype), {"axis": axis, **params}, platform, kernel, plan, why)
 
-    def _lower(self, platform, ctx, *operands, axis, **params):
+    def _lower(self, platform, ctx, *operands, axis, split=None, **params):
+        if split is not None:
+            outs = _lower_fun(
+                ctx, functools.partial(_partition.run_manually, self, split, axis=axis, **params), operands
+            )
+            return [lower_with_sharding_in_types(ctx, y, aval) for y, aval in zip(outs, ctx.avals_out, strict=True)]
         platform = platform or "/".join(ctx.platforms or ctx.module_context.platforms)
         choice = self.choose(platform, ctx.avals_in, axis=axis, **params)
-        record(choice)
         partitioned = _is_partitioned(ctx) and not ctx.module_context.lowering_parameters.for_export
+        choice = dataclasses.replace(choice, partitioned=bool(partitioned and choice.kernel and not _partition.missing))
+        record(choice)
         if partitioned and choice.kernel and _partition.missing:
             _warn_missing_partitioner()
-        if choice.kernel and partitioned and not _partition.missing:
+        if choice.partitioned:
             outs = _partition.lower(self, ctx, operands, choice, axis=axis, **params)
         elif choice.kernel:
             outs = self._custom_call(ctx, operands, choice, axis=axis, **params)
         else:
             if platform == "cuda" and _native.missing("cuda"):
                 _warn_missing_cuda(choice.why)
-            fallback = functools.partial(self.fallback, axis=axis, **params)
-            outs = mlir.lower_fun(fallback, multiple_results=True)(ctx, *operands)
+            outs = _lower_fun(ctx, functools.partial(self.fallback, axis=axis, **params), operands)
         return [lower_with_sharding_in_types(ctx, out, aval) for out, aval in zip(outs, ctx.avals_out, strict=True)]
 
     def _custom_call(self, ctx, operands, choice, *, axis, **params):
@@ -300,6 +310,20 @@ class Kernel:
         attributes = {name: _attribute(params[name]) for name in self.attributes}
         attributes |= {name: np.int64(d) for name, d in (numbers | {"axis": axis}).items()}
         return lower(ctx.replace(avals_out=[aval for aval, _ in outs]), *operands, **attributes)[: len(ctx.avals_out)]
+
+
+def _lower_fun(ctx, function, operands):
+    """Lowers plain JAX, with explicit meshes as automatic ones: types refuse much that XLA does."""
+    meshes = {aval.sharding.mesh for aval in ctx.avals_in if any(aval.sharding.spec)}
+    context = contextlib.nullcontext()
+    if meshes:
+        [mesh] = meshes
+        mesh = mesh.update_axis_types(dict.fromkeys(_explicit_axes(mesh), AxisType.Auto))
+        untyped = lambda aval: aval.update(sharding=NamedSharding(mesh, PartitionSpec(*[None] * aval.ndim)))
+        ctx = ctx.replace(avals_in=list(map(untyped, ctx.avals_in)), avals_out=list(map(untyped, ctx.avals_out)))
+        context = use_abstract_mesh(mesh)
+    with context:
+        return mlir.lower_fun(function, multiple_results=True)(ctx, *operands)
 
 
 def _attribute(value):
@@ -406,6 +430,63 @@ def _factor(i: int) -> str:
     return chr(ord("i") + i) if i < 18 else f"z_{i - 17}"
 
 
+# ---- Explicit meshes ------------------------------------------------------------------------------------------------
+
+
+def _explicit_axes(mesh) -> tuple[str, ...]:
+    return tuple(n for n, t in zip(mesh.axis_names, mesh.axis_types, strict=True) if t == AxisType.Explicit)
+
+
+def _merged_spec(avals):
+    """Explicit sharding of each dimension: that of whichever operand is sharded there."""
+    spec = []
+    for dim, parts in enumerate(zip(*(a.sharding.spec for a in avals), strict=True)):
+        named = {part for part in parts if part is not None}
+        if len(named) > 1:
+            raise ShardingTypeError(f"jaxgpuops: operands are sharded differently in dimension {dim}: {avals}")
+        spec.append(named.pop() if named else None)
+    return spec
+
+
+def align(*operands: jax.Array) -> list[jax.Array]:
+    """Operands of one rank that vary over the same manual axes, and are split alike in all dimensions that they have."""
+    operands = _vary(*operands)
+    avals = [jax.typeof(x) for x in operands]
+    if not any(any(aval.sharding.spec) for aval in avals):
+        return operands
+    spec, sizes = _merged_spec(avals), [max(sizes) for sizes in zip(*(aval.shape for aval in avals), strict=True)]
+
+    def aligned(x, aval):
+        own = PartitionSpec(*(s if n == m else None for s, n, m in zip(spec, aval.shape, sizes, strict=True)))
+        same = own == aval.sharding.spec
+        return x if same else jax.sharding.reshard(x, NamedSharding(_mesh_of(avals), own))
+
+    return list(map(aligned, operands, avals))
+
+
+def _mesh_of(avals):
+    return next(aval.sharding.mesh for aval in avals if any(aval.sharding.spec))
+
+
+def as_automatic(function: Callable, specs, *operands: jax.Array):
+    """What a function gives that types of an explicit mesh may refuse; its results, a tree, are split by ``specs``."""
+    avals = [jax.typeof(x) for x in operands]
+    if not any(any(aval.sharding.spec) for aval in avals):
+        return function(*operands)
+    mesh = _mesh_of(avals)
+    shardings = jax.tree.map(functools.partial(NamedSharding, mesh), specs)
+    return jax.sharding.auto_axes(function, axes=_explicit_axes(mesh), out_sharding=shardings)(*operands)
+
+
+def like(x: jax.Array, aval, split=None) -> jax.Array:
+    """x, expanded to the shape of ``aval``, and split over an explicit mesh as it is."""
+    x = jnp.broadcast_to(x, aval.shape)
+    if split is not None:
+        x, _ = _vary(x, jax.lax.axis_index(split.names))
+    same = jax.typeof(x).sharding.spec == aval.sharding.spec
+    return x if same else jax.sharding.reshard(x, aval.sharding)
+
+
 # ---- Derivatives ----------------------------------------------------------------------------------------------------
 
 
@@ -443,8 +524,13 @@ def differentiated(formula: Callable, primals: Sequence, tangents: Sequence):
 def def_jvp_by_fallback(kernel: Kernel) -> None:
     """The fallback, made of differentiable parts, is differentiated in place of the kernel."""
 
-    def rule(outs, primals, tangents, **params):
-        return differentiated(functools.partial(kernel.fallback, **params), primals, tangents)
+    def rule(outs, primals, tangents, split=None, **params):
+        if split is not None:
+            local = functools.partial(_partition.RULES[kernel.name].local, {params["axis"]: split}, **params)
+            return differentiated(lambda *primals: tuple(local(*primals)), primals, tangents)
+        specs = tuple(jax.typeof(out).sharding.spec for out in outs)
+        fallback = lambda *primals: tuple(kernel.fallback(*primals, **params))
+        return differentiated(functools.partial(as_automatic, fallback, specs), primals, tangents)
 
     def_jvp(kernel, rule)
 

@@ -15,7 +15,7 @@ from jaxgpuops import _demo
 
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path.append(str(ROOT))  # last: the installed jaxgpuops comes first
-from benchmarks import report, runner, scan, softmax, timing, topk
+from benchmarks import report, runner, scan, sharded, softmax, timing, topk
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
@@ -116,6 +116,18 @@ def test_benchmark_of_softmax(case):
         case, functions=case.functions | {"jax": lambda *args: (case.functions["jax"](*args)[0] + 1,)}
     )
     assert "not that of jaxgpuops" in runner.measure(wrong, ["jaxgpuops", "jax"])["errors"]["jax"]
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="sizes are those of several GPUs")
+def test_benchmark_of_sharded_arrays(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(
+        sharded, "_us", lambda calls: {name: len(jax.tree.leaves(call())) for name, call in calls.items()}
+    )
+    sharded.run(out=tmp_path)
+    [result] = [json.loads(path.read_text()) for path in tmp_path.iterdir()]
+    assert result["devices"] == len(jax.devices()) and len(result["rows"]) == len(sharded.PROGRAMS)
+    assert all(0 < row["bytes"]["jaxgpuops"] <= row["bytes"]["jax"] for row in result["rows"])
+    assert "MORE" not in capsys.readouterr().out
 
 
 def test_benchmark_grids():

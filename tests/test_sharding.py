@@ -267,11 +267,16 @@ def test_explicit_types_keep_shardings_after_the_axis(explicit_mesh):
 
 def test_explicitly_sharded_axis(explicit_mesh):
     with jax.set_mesh(explicit_mesh):
-        x = jax.device_put(example(), P(None, None, "a"))
-        with pytest.raises(Exception, match="must not be sharded") as error:
-            jax.jit(lambda x: jaxgpuops.topk(x, 3, axis=AXIS))(x)
-        assert type(error.value).__name__ == "ShardingTypeError"  # as jax.lax.top_k raises
-        assert_equal(jax.jit(lambda x: jaxgpuops.lax.argmax(x, AXIS, np.int32))(x), np.argmax(example(), AXIS))
+        x, y = (jax.device_put(example(), P(None, None, name)) for name in "ab")
+        with pytest.raises(Exception, match="sharded differently in dimension 2") as error:
+            jax.jit(lambda x, y: jaxgpuops.dot(x, y, axis=AXIS))(x, y)
+        assert type(error.value).__name__ == "ShardingTypeError"  # as x * y raises
+        for name, spec in {"topk": P(None, None, None, None), "cumsum of segments": P(None, None, "a", None)}.items():
+            ours, reference = FUNCTIONS[name]
+            out = jax.jit(lambda x, ours=ours: ours(x))(x)
+            assert {y.sharding.spec for y in jax.tree.leaves(out)} == {spec}
+            assert_equal(out, reference(example()))
+        assert jax.jit(lambda x: jaxgpuops.sum(x, axis=AXIS))(x).sharding.spec == P(None, None, None)
 
 
 # ---- Dimensions that a result depends on by their index -------------------------------------------------------------

@@ -28,7 +28,7 @@ def _take_fallback(x, indices, *, axis):
     return (lax.gather(x, indices[..., None], dims, (1,) * x.ndim, mode=mode),)
 
 
-def _put_fallback(updates, indices, *, axis, length, mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS):
+def _put_fallback(updates, indices, *, axis, length, along=None, mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS):
     others = tuple(d for d in range(updates.ndim) if d != axis)
     dims = lax.ScatterDimensionNumbers(
         update_window_dims=(),
@@ -47,6 +47,7 @@ def _accepts(dtype):
 
 take_along_axis_p = Kernel(
     "take_along_axis",
+    reindexes=True,
     results=lambda x, indices, *, axis: [(indices.shape[axis], x.dtype)],
     fallback=_take_fallback,
     accepts=_accepts,
@@ -54,24 +55,45 @@ take_along_axis_p = Kernel(
 
 put_along_axis_p = Kernel(
     "put_along_axis",
-    results=lambda updates, indices, *, axis, length: [(length, updates.dtype)],
+    reindexes=True,
+    results=lambda updates, indices, *, axis, length, along: [(length, updates.dtype)],
     fallback=_put_fallback,
     accepts=_accepts,
 )
 
 
-def take_along_axis(x: jax.Array, indices: jax.Array, axis: int) -> jax.Array:
+def take_along_axis(x: jax.Array, indices: jax.Array, axis: int, split=None) -> jax.Array:
     """``out[..., j, ...] = x[..., indices[..., j, ...], ...]`` along ``axis``."""
-    return take_along_axis_p(x, indices, axis=axis)[0]
+    return take_along_axis_p(x, indices, axis=axis, split=split)[0]
 
 
-def put_along_axis(updates: jax.Array, indices: jax.Array, axis: int, length: int) -> jax.Array:
-    """Zeros, ``length`` long along ``axis``, with ``out[..., indices[..., j, ...], ...] = updates[..., j, ...]``."""
-    return put_along_axis_p(updates, indices, axis=axis, length=length)[0]
+def put_along_axis(updates: jax.Array, indices: jax.Array, axis: int, length: int, along=None, split=None) -> jax.Array:
+    """Zeros, ``length`` long along ``axis``, with ``out[..., indices[..., j, ...], ...] = updates[..., j, ...]``.
+
+    In an explicit mesh, the axis is split ``along`` that axis of it, or these.
+    """
+    return put_along_axis_p(updates, indices, axis=axis, length=length, along=along, split=split)[0]
 
 
-def_linear(take_along_axis_p, lambda ct, x, indices, *, axis: put_along_axis(ct, indices, axis, x.shape[axis]))
-def_linear(put_along_axis_p, lambda ct, updates, indices, *, axis, length: take_along_axis(ct, indices, axis))
+def along(x: jax.Array, axis: int):
+    """The axes of an explicit mesh that x is split along there."""
+    return jax.typeof(x).sharding.spec[axis]
+
+
+def _take_transpose(ct, x, indices, *, axis, split=None):
+    ct = ct if split is None else split.cotangent(ct)
+    return put_along_axis(ct, indices, axis, x.shape[axis], x.sharding.spec[axis], split)
+
+
+def _put_transpose(ct, updates, indices, *, axis, split=None, **_):
+    if split is None:
+        return take_along_axis(ct, indices, axis)
+    own, mine = _own(split, indices)
+    return jnp.where(mine, take_along_axis(ct, own, axis), np.zeros((), ct.dtype))
+
+
+def_linear(take_along_axis_p, _take_transpose)
+def_linear(put_along_axis_p, _put_transpose)
 
 
 # ---- A split axis -----------------------------------------------------------------------------------------------------
@@ -83,20 +105,26 @@ def _take_pays(split, avals, *, axis):
     return not jnp.issubdtype(dtype, jnp.complexfloating) and indices.shape[axis] < split.length
 
 
+def _own(split, indices):
+    """Indices in this device's part, 0 where they are of another, and whether they are of this."""
+    own = indices - split.start()
+    mine = (own >= 0) & (own < split.part)
+    return jnp.where(mine, own, 0), mine
+
+
 def _take_split(splits, x, indices, *, axis):
     """Each device gives the elements that it has, the others zeros: added as bits, they are what they were."""
     split = splits[axis]
-    own = indices - split.start()
-    mine = (own >= 0) & (own < split.part)
-    [y] = take_along_axis_p.primitive.bind(x, jnp.where(mine, own, 0), axis=axis)
     unsigned = np.dtype(f"uint{8 * x.dtype.itemsize}")
     is_bool = x.dtype == np.dtype(bool)
+    own, mine = _own(split, indices)
+    y = take_along_axis(x, own, axis)
     bits = y.astype(unsigned) if is_bool else lax.bitcast_convert_type(y, unsigned)
     bits = split.sum(jnp.where(mine, bits, np.zeros((), unsigned)))
     return (bits.astype(bool) if is_bool else lax.bitcast_convert_type(bits, x.dtype),)
 
 
-def _put_split(splits, updates, indices, *, axis, length):
+def _put_split(splits, updates, indices, *, axis, length, along):
     """Each device puts what falls into its part: plain JAX, as the kernel knows no bounds."""
     split = splits[axis]
     own = indices - split.start()

@@ -14,8 +14,8 @@ from jax.typing import ArrayLike
 from jaxgpuops import _arguments, _native
 from jaxgpuops._arguments import FLOATS, FLOATS8, INTEGERS, ORDERED_DTYPES, given
 from jaxgpuops._axes import Merged
-from jaxgpuops._partition import RULES, Rule
-from jaxgpuops._primitive import Kernel, align, def_jvp, def_jvp_by_fallback
+from jaxgpuops._partition import RULES, Rule, manual, plain_rule
+from jaxgpuops._primitive import Kernel, align, def_jvp, def_jvp_by_fallback, like
 from jaxgpuops.lax.order import from_keys, identity, to_keys
 
 # ---- Primitives -------------------------------------------------------------------------------------------------------
@@ -62,13 +62,14 @@ sum_p = _kernel(
 )
 
 
-def sum_cotangent(ct, aval, where, axis):
+def sum_cotangent(ct, aval, where, axis, split=None):
     """The cotangent of a row at each of its entries that count."""
-    return _where(where, jnp.broadcast_to(lax.expand_dims(ct, (axis,)), aval.shape), 0).astype(aval.dtype)
+    ct = ct if split is None else split.cotangent(ct)
+    return _where(where, like(lax.expand_dims(ct, (axis,)), aval, split), 0).astype(aval.dtype)
 
 
-def _sum_transpose(cts, x, *where, axis, **_):
-    ct = None if isinstance(cts[0], ad.Zero) else sum_cotangent(cts[0], x.aval, where, axis)
+def _sum_transpose(cts, x, *where, axis, split=None, **_):
+    ct = None if isinstance(cts[0], ad.Zero) else sum_cotangent(cts[0], x.aval, where, axis, split)
     return [ct, *(None for _ in where)]
 
 
@@ -108,13 +109,14 @@ def dot_cotangent(ct, other, where, axis):
     return _where(where, ct * other.astype(dtype), 0).astype(other.dtype)
 
 
-def _dot_transpose(cts, x, y, *where, axis, **_):
+def _dot_transpose(cts, x, y, *where, axis, split=None, **_):
     nothing = [None for _ in where]
     if isinstance(cts[0], ad.Zero):
         return [None, None, *nothing]
+    ct = cts[0] if split is None else split.cotangent(cts[0])
     if ad.is_undefined_primal(x):
-        return [dot_cotangent(cts[0], y, where, axis), None, *nothing]
-    return [None, dot_cotangent(cts[0], x, where, axis), *nothing]
+        return [dot_cotangent(ct, y, where, axis), None, *nothing]
+    return [None, dot_cotangent(ct, x, where, axis), *nothing]
 
 
 def_jvp(dot_p, _dot_jvp)
@@ -143,19 +145,20 @@ def _extreme_kernel(name):
 max_p, min_p = _extreme_kernel("max"), _extreme_kernel("min")
 
 
-def _takes(x, y, where, axis):
+def _takes(x, y, where, axis, split=None):
     """Which entries an extreme y, with the axis, is the value of, and how many: a NaN is equal to it if it is NaN."""
     takes = (x == y) | jnp.isnan(x)
     if where:
         takes &= where[0]
     count = jnp.sum(takes, axis, dtype=np.uint32, keepdims=True)  # of floats, XLA's sum is many times slower on the CPU
+    count = count if split is None else split.sum(count)
     return takes, jnp.maximum(count, 1).astype(_arguments.wide(x.dtype))  # a row that is masked whole has none
 
 
-def _extreme_jvp_fallback(t, x, y, *where, axis, masked):
-    takes, count = _takes(x, y, where, axis)
+def _extreme_jvp_fallback(t, x, y, *where, axis, masked, split=None):
+    takes, count = _takes(x, y, where, axis, split)
     mean = jnp.sum(jnp.where(takes, t.astype(count.dtype) / count, np.zeros((), count.dtype)), axis)
-    return (mean.astype(t.dtype),)
+    return ((mean if split is None else split.sum(mean)).astype(t.dtype),)
 
 
 # The tangent of a maximum or minimum y from that of x: equal entries share it, as in JAX. Plain JAX, which XLA fuses; a
@@ -169,27 +172,28 @@ extreme_jvp_p = Kernel(
 )
 
 
-def extreme_cotangent(ct, x, y, where, axis):
+def extreme_cotangent(ct, x, y, where, axis, split=None):
     """The cotangent of x from that of its maximum or minimum y, which has the axis."""
-    takes, count = _takes(x, y, where, axis)
+    ct = ct if split is None else split.cotangent(ct)
+    takes, count = _takes(x, y, where, axis, split)
     share = lax.expand_dims(ct, (axis,)).astype(count.dtype) / count
     return jnp.where(takes, share, np.zeros((), share.dtype)).astype(ct.dtype)
 
 
-def _extreme_jvp_transpose(cts, t, x, y, *where, axis, masked):
+def _extreme_jvp_transpose(cts, t, x, y, *where, axis, masked, split=None):
     others = [None for _ in (x, y, *where)]
     if isinstance(cts[0], ad.Zero):
         return [None, *others]
-    return [jnp.broadcast_to(extreme_cotangent(cts[0], x, y, where, axis), t.aval.shape), *others]
+    return [like(extreme_cotangent(cts[0], x, y, where, axis, split), t.aval), *others]
 
 
 ad.primitive_transposes[extreme_jvp_p.primitive] = _extreme_jvp_transpose
 def_jvp_by_fallback(extreme_jvp_p)
 
 
-def _extreme_jvp(outs, primals, tangents, *, axis, masked):
+def _extreme_jvp(outs, primals, tangents, *, axis, **params):
     x, *where = primals
-    return extreme_jvp_p(tangents[0], x, lax.expand_dims(outs[0], (axis,)), *where, axis=axis, masked=masked)
+    return extreme_jvp_p(tangents[0], x, lax.expand_dims(outs[0], (axis,)), *where, axis=axis, **params)
 
 
 def_jvp(max_p, _extreme_jvp)
@@ -228,14 +232,16 @@ RULES["sum"] = Rule(_sum_split)
 RULES["dot"] = Rule(_dot_split)
 RULES["max"] = Rule(_extreme_split(max_p))
 RULES["min"] = Rule(_extreme_split(min_p))
+RULES["extreme_jvp"] = plain_rule(extreme_jvp_p)
 
 # ---- Arguments --------------------------------------------------------------------------------------------------------
 
 KERNELS = {"sum": sum_p, "max": max_p, "min": min_p, "dot": dot_p}
 Axis = int | tuple[int, ...] | None
+AxisName = _arguments.AxisName
 
 
-def evaluate(op, name, function, arrays, axis, where, keepdims):
+def evaluate(op, name, function, arrays, axis, where, keepdims, names=None):
     """A reduction, where ``function(name, operands, where, axis, **params)`` is that of aligned arrays along one axis."""
     mean = name == "mean"
     name = "sum" if mean else name
@@ -261,41 +267,53 @@ def evaluate(op, name, function, arrays, axis, where, keepdims):
     merged = Merged(shape, axes)
     *arrays, where = (None if a is None else merged.merge(a) for a in (*(x.astype(dtype) for x in arrays), where))
     operands = align(*given(*arrays, where))
-    params = {"wide": mean} if name in ("sum", "dot") else {}
+    split = manual(op, names, shape[axes[0]]) if _arguments.one_axis(op, names, axes) else None
+    params = ({"wide": mean} if name in ("sum", "dot") else {}) | ({"split": split} if split else {})
     y = function(name, operands, merged.axis, masked=where is not None, **params)
     if mean:
-        y = (y / _count(where, arrays[0].shape, merged.axis, y.dtype)).astype(dtype)
+        y = (y / _count(where, arrays[0].shape, merged.axis, y.dtype, split)).astype(dtype)
     return merged.reduced(y, keepdims)
 
 
-def _count(where, shape, axis, dtype):
+def _count(where, shape, axis, dtype, split):
     """How many entries of each row count."""
+    length = shape[axis] if split is None else split.length
     if where is None:
-        return jnp.asarray(shape[axis]).astype(dtype)
+        return jnp.asarray(length).astype(dtype)
     count = jnp.sum(where, axis, dtype=dtype)
-    return count if where.shape[axis] == shape[axis] else count * shape[axis]
+    if where.shape[axis] != shape[axis]:
+        return count * length
+    return count if split is None else split.sum(count)
 
 
-def arguments(op, axis, where, keepdims, **arrays):
-    """Arrays, where, axis and keepdims: what must be checked before tracing."""
+def arguments(op, axis, where, keepdims, names=None, **arrays):
+    """Arrays, where, axis, keepdims, axis_name: what must be checked before tracing."""
     arrays = [_arguments.array(op, name, x) for name, x in arrays.items()]
     where = _arguments.optional(op, "where", where)
-    return arrays, where, _arguments.axes(op, axis), _arguments.flag(op, "keepdims", keepdims)
+    axis, keepdims = _arguments.axes(op, axis), _arguments.flag(op, "keepdims", keepdims)
+    return arrays, where, axis, keepdims, _arguments.names(op, names)
 
 
 # ---- Functions --------------------------------------------------------------------------------------------------------
 
 
-def _bind(name, operands, axis, **params):
+def bind(name, operands, axis, **params):
     return KERNELS[name](*operands, axis=axis, **params)[0]
 
 
-@functools.partial(jax.jit, static_argnums=(0, 3, 4), inline=True)
-def _reduce(name, arrays, where, axis, keepdims):
-    return evaluate(f"jaxgpuops.lax.{name}", name, _bind, arrays, axis, where, keepdims)
+@functools.partial(jax.jit, static_argnums=(0, 3, 4, 5), inline=True)
+def _reduce(name, arrays, where, axis, keepdims, names):
+    return evaluate(f"jaxgpuops.lax.{name}", name, bind, arrays, axis, where, keepdims, names)
 
 
-def sum(x: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepdims: bool = False) -> jax.Array:
+def sum(
+    x: ArrayLike,
+    *,
+    axis: Axis = -1,
+    where: ArrayLike | None = None,
+    keepdims: bool = False,
+    axis_name: AxisName = None,
+) -> jax.Array:
     """Sum as `jaxgpuops.sum`, which see. This one has forward-mode derivatives too (`jax.jvp`, `jax.jacfwd`).
 
     >>> import jax, jax.numpy as jnp
@@ -305,10 +323,17 @@ def sum(x: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepdi
     >>> jax.jacfwd(jaxgpuops.lax.sum)(jnp.array([1.0, 2.0])).tolist()
     [1.0, 1.0]
     """
-    return _reduce("sum", *arguments("jaxgpuops.lax.sum", axis, where, keepdims, x=x))
+    return _reduce("sum", *arguments("jaxgpuops.lax.sum", axis, where, keepdims, axis_name, x=x))
 
 
-def mean(x: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepdims: bool = False) -> jax.Array:
+def mean(
+    x: ArrayLike,
+    *,
+    axis: Axis = -1,
+    where: ArrayLike | None = None,
+    keepdims: bool = False,
+    axis_name: AxisName = None,
+) -> jax.Array:
     """Mean as `jaxgpuops.mean`, which see. This one has forward-mode derivatives too (`jax.jvp`, `jax.jacfwd`).
 
     >>> import jax, jax.numpy as jnp
@@ -318,10 +343,17 @@ def mean(x: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepd
     >>> jax.jacfwd(jaxgpuops.lax.mean)(jnp.array([1.0, 2.0])).tolist()
     [0.5, 0.5]
     """
-    return _reduce("mean", *arguments("jaxgpuops.lax.mean", axis, where, keepdims, x=x))
+    return _reduce("mean", *arguments("jaxgpuops.lax.mean", axis, where, keepdims, axis_name, x=x))
 
 
-def max(x: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepdims: bool = False) -> jax.Array:
+def max(
+    x: ArrayLike,
+    *,
+    axis: Axis = -1,
+    where: ArrayLike | None = None,
+    keepdims: bool = False,
+    axis_name: AxisName = None,
+) -> jax.Array:
     """Maximum as `jaxgpuops.max`, which see. This one has forward-mode derivatives too (`jax.jvp`, `jax.jacfwd`).
 
     >>> import jax, jax.numpy as jnp
@@ -331,10 +363,17 @@ def max(x: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepdi
     >>> jax.jacfwd(jaxgpuops.lax.max)(jnp.array([1.0, 2.0])).tolist()
     [0.0, 1.0]
     """
-    return _reduce("max", *arguments("jaxgpuops.lax.max", axis, where, keepdims, x=x))
+    return _reduce("max", *arguments("jaxgpuops.lax.max", axis, where, keepdims, axis_name, x=x))
 
 
-def min(x: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepdims: bool = False) -> jax.Array:
+def min(
+    x: ArrayLike,
+    *,
+    axis: Axis = -1,
+    where: ArrayLike | None = None,
+    keepdims: bool = False,
+    axis_name: AxisName = None,
+) -> jax.Array:
     """Minimum as `jaxgpuops.min`, which see. This one has forward-mode derivatives too (`jax.jvp`, `jax.jacfwd`).
 
     >>> import jax, jax.numpy as jnp
@@ -344,11 +383,17 @@ def min(x: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepdi
     >>> jax.jacfwd(jaxgpuops.lax.min)(jnp.array([1.0, 1.0])).tolist()
     [0.5, 0.5]
     """
-    return _reduce("min", *arguments("jaxgpuops.lax.min", axis, where, keepdims, x=x))
+    return _reduce("min", *arguments("jaxgpuops.lax.min", axis, where, keepdims, axis_name, x=x))
 
 
 def dot(
-    x: ArrayLike, y: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepdims: bool = False
+    x: ArrayLike,
+    y: ArrayLike,
+    *,
+    axis: Axis = -1,
+    where: ArrayLike | None = None,
+    keepdims: bool = False,
+    axis_name: AxisName = None,
 ) -> jax.Array:
     """Dot product as `jaxgpuops.dot`, which see. This one has forward-mode derivatives too (`jax.jvp`, `jax.jacfwd`).
 
@@ -359,4 +404,4 @@ def dot(
     >>> jax.jacfwd(jaxgpuops.lax.dot)(jnp.array([1.0, 2.0]), jnp.array([3.0, 4.0])).tolist()
     [3.0, 4.0]
     """
-    return _reduce("dot", *arguments("jaxgpuops.lax.dot", axis, where, keepdims, x=x, y=y))
+    return _reduce("dot", *arguments("jaxgpuops.lax.dot", axis, where, keepdims, axis_name, x=x, y=y))

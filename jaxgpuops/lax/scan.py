@@ -11,34 +11,40 @@ from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
 from jaxgpuops._arguments import COMPLEX, FLOATS, given
+from jaxgpuops._partition import manual
 from jaxgpuops._primitive import align
-from jaxgpuops.lax.scan_primitives import CUMULATIVE, CUMULATIVE_DTYPES, linear_scan_p
+from jaxgpuops.lax.scan_primitives import CUMULATIVE, CUMULATIVE_DTYPES, last, linear_scan_p
+
+AxisName = _arguments.AxisName
 
 
-def cumulative_operands(op, arg, name, x, starts, axis):
-    """Checked operands of a cumulative primitive, and the axis counted from the front."""
+def cumulative_operands(op, arg, name, x, starts, axis, names):
+    """Checked operands of a cumulative primitive, the axis counted from the front, and its split."""
     _arguments.dtype(op, arg, x.dtype, CUMULATIVE_DTYPES[name])
     axis = _arguments.axis_of(op, arg, x.shape, axis)
-    return align(*given(x, _arguments.starts(op, starts, x.shape, axis))), axis
+    operands = align(*given(x, _arguments.starts(op, starts, x.shape, axis)))
+    return operands, axis, manual(op, names, x.shape[axis])
 
 
-def options(op, segment_starts, axis, **flags):
-    """segment_starts, axis and flags: what must be checked before tracing, beside the arrays."""
+def options(op, segment_starts, axis, names, **flags):
+    """segment_starts, axis, axis_name and flags: what must be checked before tracing, beside the arrays."""
     starts = _arguments.optional(op, "segment_starts", segment_starts)
     flags = (_arguments.flag(op, name, value) for name, value in flags.items())
-    return starts, _arguments.integer(op, "axis", axis), *flags
+    return starts, _arguments.integer(op, "axis", axis), _arguments.names(op, names), *flags
 
 
-@functools.partial(jax.jit, static_argnums=(0, 3, 4, 5), inline=True)
-def _cumulative(name, operand, starts, axis, reverse, exclusive):
-    operands, axis = cumulative_operands(f"jaxgpuops.lax.{name}", "operand", name, operand, starts, axis)
-    return CUMULATIVE[name](*operands, axis=axis, reverse=reverse, exclusive=exclusive)[0]
+@functools.partial(jax.jit, static_argnums=(0, 3, 4, 5, 6), inline=True)
+def _cumulative(name, operand, starts, axis, names, reverse, exclusive):
+    op = f"jaxgpuops.lax.{name}"
+    operands, axis, split = cumulative_operands(op, "operand", name, operand, starts, axis, names)
+    return CUMULATIVE[name](*operands, axis=axis, reverse=reverse, exclusive=exclusive, split=split)[0]
 
 
-def _function(name: str, operand, axis, reverse, exclusive, segment_starts) -> jax.Array:
+def _function(name: str, operand, axis, reverse, exclusive, segment_starts, names) -> jax.Array:
     op = f"jaxgpuops.lax.{name}"
     operand = _arguments.array(op, "operand", operand)
-    return _cumulative(name, operand, *options(op, segment_starts, axis, reverse=reverse, exclusive=exclusive))
+    checked = options(op, segment_starts, axis, names, reverse=reverse, exclusive=exclusive)
+    return _cumulative(name, operand, *checked)
 
 
 def cumsum(
@@ -48,6 +54,7 @@ def cumsum(
     *,
     exclusive: bool = False,
     segment_starts: ArrayLike | None = None,
+    axis_name: AxisName = None,
 ) -> jax.Array:
     """Sums of the elements up to each position: `jax.lax.cumsum` as a kernel.
 
@@ -61,7 +68,7 @@ def cumsum(
     >>> jax.jacfwd(jaxgpuops.lax.cumsum)(jnp.array([1.0, 2.0])).tolist()
     [[1.0, 0.0], [1.0, 1.0]]
     """
-    return _function("cumsum", operand, axis, reverse, exclusive, segment_starts)
+    return _function("cumsum", operand, axis, reverse, exclusive, segment_starts, axis_name)
 
 
 def cumprod(
@@ -71,6 +78,7 @@ def cumprod(
     *,
     exclusive: bool = False,
     segment_starts: ArrayLike | None = None,
+    axis_name: AxisName = None,
 ) -> jax.Array:
     """Products of the elements up to each position: `jax.lax.cumprod` as a kernel.
 
@@ -84,7 +92,7 @@ def cumprod(
     >>> jax.jvp(jaxgpuops.lax.cumprod, (jnp.array([2.0, 0.0, 3.0]),), (jnp.array([0.0, 1.0, 0.0]),))[1].tolist()
     [0.0, 2.0, 6.0]
     """
-    return _function("cumprod", operand, axis, reverse, exclusive, segment_starts)
+    return _function("cumprod", operand, axis, reverse, exclusive, segment_starts, axis_name)
 
 
 def cummax(
@@ -94,6 +102,7 @@ def cummax(
     *,
     exclusive: bool = False,
     segment_starts: ArrayLike | None = None,
+    axis_name: AxisName = None,
 ) -> jax.Array:
     """The largest element up to each position: `jax.lax.cummax` as a kernel.
 
@@ -107,7 +116,7 @@ def cummax(
     >>> jax.jacfwd(jaxgpuops.lax.cummax)(jnp.array([3.0, 1.0])).tolist()
     [[1.0, 0.0], [1.0, 0.0]]
     """
-    return _function("cummax", operand, axis, reverse, exclusive, segment_starts)
+    return _function("cummax", operand, axis, reverse, exclusive, segment_starts, axis_name)
 
 
 def cummin(
@@ -117,6 +126,7 @@ def cummin(
     *,
     exclusive: bool = False,
     segment_starts: ArrayLike | None = None,
+    axis_name: AxisName = None,
 ) -> jax.Array:
     """The smallest element up to each position: `jax.lax.cummin` as a kernel.
 
@@ -128,7 +138,7 @@ def cummin(
     >>> jaxgpuops.lax.cummin(jnp.array([[3, 1, 2], [4, 0, 5]]), 1, reverse=True).tolist()
     [[1, 1, 2], [0, 0, 5]]
     """
-    return _function("cummin", operand, axis, reverse, exclusive, segment_starts)
+    return _function("cummin", operand, axis, reverse, exclusive, segment_starts, axis_name)
 
 
 def cumlogsumexp(
@@ -138,6 +148,7 @@ def cumlogsumexp(
     *,
     exclusive: bool = False,
     segment_starts: ArrayLike | None = None,
+    axis_name: AxisName = None,
 ) -> jax.Array:
     """The logarithm of the sum of exponentials up to each position: `jax.lax.cumlogsumexp` as a kernel.
 
@@ -152,7 +163,7 @@ def cumlogsumexp(
     >>> jax.jacfwd(jaxgpuops.lax.cumlogsumexp)(x).round(4).tolist()
     [[1.0, 0.0], [0.25, 0.75]]
     """
-    return _function("cumlogsumexp", operand, axis, reverse, exclusive, segment_starts)
+    return _function("cumlogsumexp", operand, axis, reverse, exclusive, segment_starts, axis_name)
 
 
 def linear_operands(op, a, b, h0, starts, axis):
@@ -182,20 +193,28 @@ def linear_operands(op, a, b, h0, starts, axis):
     return *(None if x is None else next(aligned) for x in operands), axis
 
 
-def with_last(h, h0, axis, reverse):
+def with_last(h, h0, axis, reverse, split=None):
     """All states and the last one; that is the one before the first where there are none."""
+    if split is not None and split.length != 0:
+        own = jnp.where(split.is_first(not reverse), last(h, axis, reverse), jnp.zeros((), h.dtype))
+        return h, split.sum(own)
     if h.shape[axis] != 0:
-        return h, lax.index_in_dim(h, 0 if reverse else h.shape[axis] - 1, axis, keepdims=False)
+        return h, last(h, axis, reverse)
     shape = (*h.shape[:axis], *h.shape[axis + 1 :])
     return h, jnp.zeros(shape, h.dtype) if h0 is None else lax.squeeze(h0, (axis,))
 
 
-@functools.partial(jax.jit, static_argnums=(4, 5, 6), inline=True)
-def _linear_scan(a, b, h0, starts, axis, reverse, return_last):
-    b, a, h0, starts, axis = linear_operands("jaxgpuops.lax.linear_scan", a, b, h0, starts, axis)
+@functools.partial(jax.jit, static_argnums=(4, 5, 6, 7), inline=True)
+def _linear_scan(a, b, h0, starts, axis, names, reverse, return_last):
+    op = "jaxgpuops.lax.linear_scan"
+    b, a, h0, starts, axis = linear_operands(op, a, b, h0, starts, axis)
+    return states(b, a, h0, starts, axis, manual(op, names, b.shape[axis]), reverse, return_last)
+
+
+def states(b, a, h0, starts, axis, split, reverse, return_last):
     operands = given(b, a, h0, starts)
-    [h] = linear_scan_p(*operands, axis=axis, reverse=reverse, transpose=False, initial=h0 is not None)
-    return with_last(h, h0, axis, reverse) if return_last else h
+    [h] = linear_scan_p(*operands, axis=axis, reverse=reverse, transpose=False, initial=h0 is not None, split=split)
+    return with_last(h, h0, axis, reverse, split) if return_last else h
 
 
 def linear_scan(
@@ -207,6 +226,7 @@ def linear_scan(
     reverse: bool = False,
     segment_starts: ArrayLike | None = None,
     return_last: bool = False,
+    axis_name: AxisName = None,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """The linear recurrence ``h[k] = a[k] * h[k - 1] + b[k]`` along ``axis``, as `jaxgpuops.linear_scan`, which see.
 
@@ -223,4 +243,5 @@ def linear_scan(
     op = "jaxgpuops.lax.linear_scan"
     a, b = _arguments.array(op, "a", a), _arguments.array(op, "b", b)
     h0 = _arguments.optional(op, "h0", h0)
-    return _linear_scan(a, b, h0, *options(op, segment_starts, axis, reverse=reverse, return_last=return_last))
+    checked = options(op, segment_starts, axis, axis_name, reverse=reverse, return_last=return_last)
+    return _linear_scan(a, b, h0, *checked)

@@ -18,11 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.interpreters import ad, batching
+from jax.sharding import PartitionSpec
 
 from jaxgpuops import _native
 from jaxgpuops._arguments import COMPLEX, FLOATS, FLOATS8, INTEGERS, ORDERED_DTYPES, given
-from jaxgpuops._partition import RULES, Rule
-from jaxgpuops._primitive import Kernel, def_jvp, def_jvp_by_fallback, groups_after
+from jaxgpuops._partition import RULES, Rule, plain_rule
+from jaxgpuops._primitive import Kernel, as_automatic, def_jvp, def_jvp_by_fallback, groups_after
 
 # ---- What scans share -----------------------------------------------------------------------------------------------
 
@@ -61,12 +62,26 @@ def _wide(x):
 
 
 def _first(x, axis, reverse):
-    return lax.slice_in_dim(x, x.shape[axis] - 1, None, axis=axis) if reverse else lax.slice_in_dim(x, 0, 1, axis=axis)
+    def first(x):
+        at = x.shape[axis] - 1 if reverse else 0
+        return lax.slice_in_dim(x, at, at + 1, axis=axis)
+
+    return as_automatic(first, _spec_without(x, axis), x)
+
+
+def _spec_without(x, axis):
+    return PartitionSpec(*(None if d == axis else s for d, s in enumerate(jax.typeof(x).sharding.spec)))
 
 
 def _shift(x, axis, by, fill):
     config = [(by, -by, 0) if d == axis else (0, 0, 0) for d in range(x.ndim)]
-    return lax.pad(x, np.array(fill, x.dtype), config)
+    shift = lambda x: lax.pad(x, np.array(fill, x.dtype), config)
+    return as_automatic(shift, jax.typeof(x).sharding.spec, x)
+
+
+def last(h, axis, reverse):
+    """The last element, without the axis."""
+    return lax.squeeze(_first(h, axis, not reverse), (axis,))
 
 
 # Where the axis is split over devices, formulas get the `Split` and take over what crosses the borders between them.
@@ -149,7 +164,7 @@ def _scan(b, a, starts, axis, reverse, transpose=False, split=None):
     """The recurrence without h0. Transposed: h_k = a_{k-1} h_{k-1} + b_k."""
     operands = given(b, a, starts)
     params = {"axis": axis, "reverse": reverse, "transpose": transpose, "initial": False}
-    return (linear_scan_p(*operands, **params) if split is None else _linear_scan_split(split, *operands, **params))[0]
+    return linear_scan_p(*operands, split=split, **params)[0]
 
 
 def _previous_state(h, h0, starts, axis, reverse, split=None):
@@ -176,10 +191,10 @@ linear_scan_vjp_p = _kernel(
 )
 
 
-def _linear_scan_jvp_fallback(db, da, a, h, *rest, axis, reverse, initial):
+def _linear_scan_jvp_fallback(db, da, a, h, *rest, axis, reverse, initial, split=None):
     h0, starts = _optional(rest, initial)
-    push = _wide(da) * _previous_state(_wide(h), _wide(h0), starts, axis, reverse)
-    return (_scan((_wide(db) + push).astype(db.dtype), a, starts, axis, reverse),)
+    push = _wide(da) * _previous_state(_wide(h), _wide(h0), starts, axis, reverse, split)
+    return (_scan((_wide(db) + push).astype(db.dtype), a, starts, axis, reverse, split=split),)
 
 
 # The tangent of h from those of b and a. A primitive of its own so that its transpose is one kernel.
@@ -192,16 +207,16 @@ linear_scan_jvp_p = _kernel(
 )
 
 
-def _pull_back(g, a, h, h0, starts, axis, reverse, shape):
+def _pull_back(g, a, h, h0, starts, axis, reverse, shape, split=None):
     """Cotangents of a, summed to ``shape``, and of b, from g, that of h. The others may broadcast against g."""
     if a.shape == h.shape == g.shape:
         if h0 is not None:
             h0 = jnp.broadcast_to(h0, (*g.shape[:axis], 1, *g.shape[axis + 1 :]))
         operands = given(g, a, h, h0, starts)
-        da, db = linear_scan_vjp_p(*operands, axis=axis, reverse=reverse, initial=h0 is not None)
+        da, db = linear_scan_vjp_p(*operands, axis=axis, reverse=reverse, initial=h0 is not None, split=split)
         return _sum_to(da, shape), db
-    db = _scan(g, a, starts, axis, not reverse, transpose=True)
-    da = _wide(db) * _previous_state(_wide(h), _wide(h0), starts, axis, reverse)
+    db = _scan(g, a, starts, axis, not reverse, transpose=True, split=split)
+    da = _wide(db) * _previous_state(_wide(h), _wide(h0), starts, axis, reverse, split)
     return _sum_to(da, shape).astype(g.dtype), db
 
 
@@ -211,11 +226,12 @@ def linear_scan_cotangents(g, a, h, h0, starts, axis, reverse):
     return da, db, None if h0 is None else _initial_cotangent(a, db, axis, reverse)
 
 
-def _initial_cotangent(a, db, axis, reverse):
-    return _or_zero(_first(a, axis, reverse), _first(db, axis, reverse))
+def _initial_cotangent(a, db, axis, reverse, split=None):
+    ct = _or_zero(_first(a, axis, reverse), _first(db, axis, reverse))
+    return ct if split is None else jnp.where(split.is_first(reverse), ct, np.zeros((), ct.dtype))
 
 
-def _linear_scan_jvp(outs, primals, tangents, *, axis, reverse, transpose, initial):
+def _linear_scan_jvp(outs, primals, tangents, *, axis, reverse, transpose, initial, split=None):
     b, a, *rest = primals
     db, da, *dh0 = tangents[: 2 + initial]
     _, starts = _optional(rest, initial)
@@ -224,31 +240,32 @@ def _linear_scan_jvp(outs, primals, tangents, *, axis, reverse, transpose, initi
         db = jnp.zeros_like(b)
     if da is None:
         params = {"axis": axis, "reverse": reverse, "transpose": transpose, "initial": dh0 is not None}
-        return linear_scan_p(db, a, *given(dh0, starts), **params)
+        return linear_scan_p(db, a, *given(dh0, starts), split=split, **params)
     if transpose:
-        return [_scan(db + _previous(da * outs[0], axis, reverse, 0, starts), a, starts, axis, reverse, True)]
+        push = _previous(da * outs[0], axis, reverse, 0, starts, split)
+        return [_scan(db + push, a, starts, axis, reverse, True, split)]
     if dh0 is not None:
-        db = db + _at_first(_first(a, axis, reverse) * dh0, axis, reverse, b.shape[axis])
-    return linear_scan_jvp_p(db, da, a, outs[0], *rest, axis=axis, reverse=reverse, initial=initial)
+        db = db + _at_first(_first(a, axis, reverse) * dh0, axis, reverse, b.shape[axis], split)
+    return linear_scan_jvp_p(db, da, a, outs[0], *rest, axis=axis, reverse=reverse, initial=initial, split=split)
 
 
-def _linear_scan_transpose(cts, b, a, *rest, axis, reverse, transpose, initial):
+def _linear_scan_transpose(cts, b, a, *rest, axis, reverse, transpose, initial, split=None):
     h0, starts = _optional(rest, initial)
     [ct] = cts
-    db = None if isinstance(ct, ad.Zero) else _scan(ct, a, starts, axis, not reverse, not transpose)
+    db = None if isinstance(ct, ad.Zero) else _scan(ct, a, starts, axis, not reverse, not transpose, split)
     out = [db if ad.is_undefined_primal(b) else None, *(None for _ in (a, *rest))]
     if ad.is_undefined_primal(h0) and db is not None:
-        out[2] = _initial_cotangent(a, db, axis, reverse)
+        out[2] = _initial_cotangent(a, db, axis, reverse, split)
     return out
 
 
-def _linear_scan_jvp_transpose(cts, db, da, a, h, *rest, axis, reverse, initial):
+def _linear_scan_jvp_transpose(cts, db, da, a, h, *rest, axis, reverse, initial, split=None):
     h0, starts = _optional(rest, initial)
     [ct] = cts
     others = [None for _ in (a, h, *rest)]
     if isinstance(ct, ad.Zero):
         return [None, None, *others]
-    ct_a, ct_b = _pull_back(ct, a, h, h0, starts, axis, reverse, da.aval.shape)
+    ct_a, ct_b = _pull_back(ct, a, h, h0, starts, axis, reverse, da.aval.shape, split)
     return [ct_b if ad.is_undefined_primal(db) else None, ct_a, *others]
 
 
@@ -505,16 +522,8 @@ def _cumulative_split(name):
     return local
 
 
-def _split_rule(formula, numbers):
-    """A rule that moves so many numbers for each device and row."""
-
-    def local(splits, *operands, axis, **params):
-        return formula(*operands, axis=axis, split=splits[axis], **params)
-
-    return Rule(local, keeps=True, pays=functools.partial(_pays, numbers))
-
-
 def _pays(numbers, split, avals, **_):
+    """Whether so many numbers for each device and row are less than the row."""
     itemsize = avals[0].dtype.itemsize
     return split.shards * numbers * (1 + max(itemsize, 4)) < split.length * itemsize
 
@@ -522,10 +531,11 @@ def _pays(numbers, split, avals, **_):
 for _name in CUMULATIVE:
     RULES[_name] = Rule(_cumulative_split(_name), keeps=True, pays=functools.partial(_pays, 1))
 for _name, _kernel_of_tangents in TANGENT.items():
-    RULES[_kernel_of_tangents.name] = _split_rule(_kernel_of_tangents.fallback, 3)
+    RULES[_kernel_of_tangents.name] = plain_rule(_kernel_of_tangents, keeps=True, pays=functools.partial(_pays, 3))
 RULES["linear_scan"] = Rule(
     lambda splits, *operands, axis, **params: _linear_scan_split(splits[axis], *operands, axis=axis, **params),
     keeps=True,
     pays=lambda split, avals, *, transpose, initial, **_: not (transpose and initial) and _pays(2, split, avals),
 )
-RULES["linear_scan_vjp"] = _split_rule(_linear_scan_vjp_fallback, 3)
+RULES["linear_scan_vjp"] = plain_rule(linear_scan_vjp_p, keeps=True, pays=functools.partial(_pays, 3))
+RULES["linear_scan_jvp"] = plain_rule(linear_scan_jvp_p, keeps=True)

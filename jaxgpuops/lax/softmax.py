@@ -14,18 +14,20 @@ from jax.typing import ArrayLike
 from jaxgpuops import _arguments
 from jaxgpuops._arguments import FLOATS, FLOATS8, INTEGERS, given
 from jaxgpuops._axes import Merged
+from jaxgpuops._partition import manual
 from jaxgpuops._primitive import align
 from jaxgpuops.lax.softmax_primitives import bind, cross_entropy_p, log_softmax_p, logsumexp_p, softmax_p
 
 # ---- Arguments --------------------------------------------------------------------------------------------------------
 
 Axis = int | tuple[int, ...] | None
+AxisName = _arguments.AxisName
 
 DTYPES = FLOATS | FLOATS8 | INTEGERS | {np.dtype(bool)}
 
 
-def arguments(op, x, scale, bias, where, axis, **flags):
-    """Arrays, then axis, the number that ``scale`` is if it is no array, flags: what must be checked before tracing."""
+def arguments(op, x, scale, bias, where, axis, names, **flags):
+    """Arrays, axis, axis_name, the number that ``scale`` is if no array, flags: what must be checked before tracing."""
     x, factor = _arguments.array(op, "x", x), 1.0
     if isinstance(scale, np.ndarray | jax.Array):
         scale = _arguments.array(op, "scale", scale)
@@ -33,11 +35,11 @@ def arguments(op, x, scale, bias, where, axis, **flags):
         factor, scale = _arguments.number(op, "scale", scale), None
     bias, where = _arguments.optional(op, "bias", bias), _arguments.optional(op, "where", where)
     flags = (_arguments.flag(op, name, value) for name, value in flags.items())
-    return x, scale, bias, where, _arguments.axes(op, axis), factor, *flags
+    return x, scale, bias, where, _arguments.axes(op, axis), _arguments.names(op, names), factor, *flags
 
 
-def evaluate(op, name, function, x, axis, scale, bias, where, causal):
-    """``function(operands, axis, query_axis)`` of aligned operands (None where missing) and one axis, from the front.
+def evaluate(op, name, function, x, axis, names, scale, bias, where, causal):
+    """``function(operands, axis, query_axis, split)`` of aligned operands (None where missing) and one axis, from the front.
 
     Returns its result, and how the axes were merged.
     """
@@ -65,7 +67,8 @@ def evaluate(op, name, function, x, axis, scale, bias, where, causal):
     operands = [None if a is None else merged.merge(a) for a in (x, scale, bias, where)]
     aligned = iter(align(*given(*operands)))
     operands = [None if a is None else next(aligned) for a in operands]
-    return function(operands, merged.axis, merged.axis - 1 if causal else None), merged
+    split = manual(op, names, x.shape[axes[0]]) if _arguments.one_axis(op, names, axes) else None
+    return function(operands, merged.axis, merged.axis - 1 if causal else None, split), merged
 
 
 def _float(op, name, x):
@@ -73,10 +76,11 @@ def _float(op, name, x):
     return x
 
 
-def cross_entropy_arguments(op, logits, labels, where, axis):
+def cross_entropy_arguments(op, logits, labels, where, axis, names):
     """What must be checked before tracing, beside numbers."""
     logits, labels = _arguments.array(op, "logits", logits), _arguments.labels(op, "labels", labels)
-    return logits, labels, _arguments.optional(op, "where", where), _arguments.integer(op, "axis", axis)
+    where, axis = _arguments.optional(op, "where", where), _arguments.integer(op, "axis", axis)
+    return logits, labels, where, axis, _arguments.names(op, names)
 
 
 def losses(op, label_smoothing, z_loss, reduction):
@@ -90,21 +94,23 @@ def losses(op, label_smoothing, z_loss, reduction):
     return label_smoothing, z_loss, _arguments.choice(op, "reduction", reduction, (None, "sum", "mean"))
 
 
-def cross_entropy_operands(op, logits, labels, where, axis):
-    """Aligned logits, labels with the axis, ``where`` (or None) with the axis, and the axis counted from the front."""
+def cross_entropy_operands(op, logits, labels, where, axis, names):
+    """Aligned logits, labels with the axis, ``where`` (or None) with the axis, the axis from the front, and its split."""
     _arguments.dtype(op, "logits", logits.dtype, FLOATS | FLOATS8)
     axis = _arguments.axis_of(op, "logits", logits.shape, axis)
     _arguments.dtype(op, "labels", labels.dtype, INTEGERS)
     rows = (*logits.shape[:axis], *logits.shape[axis + 1 :])
     if labels.shape != rows:
         raise ValueError(f"{op}: labels must have shape {rows}, that of logits without axis {axis}, got {labels.shape}")
+    split = manual(op, names, logits.shape[axis])
     if labels.dtype.itemsize == 8 or labels.dtype == np.dtype(np.uint32):  # large ones must not wrap into range
-        labels = jnp.where((labels >= 0) & (labels < logits.shape[axis]), labels, labels.dtype.type(2**31 - 1))
+        length = logits.shape[axis] if split is None else split.length
+        labels = jnp.where((labels >= 0) & (labels < length), labels, labels.dtype.type(2**31 - 1))
     labels = lax.expand_dims(labels.astype(np.int32), (axis,))
     where = _arguments.mask(op, "where", where, rows)
     if where is not None:
         where = lax.expand_dims(where, (axis,))
-    return *align(*given(logits, labels, where)), *(() if where is not None else (None,)), axis
+    return *align(*given(logits, labels, where)), *(() if where is not None else (None,)), axis, split
 
 
 def mean_weight(labels, where, dtype) -> jax.Array:
@@ -121,22 +127,28 @@ def mean_weight(labels, where, dtype) -> jax.Array:
 # ---- Functions --------------------------------------------------------------------------------------------------------
 
 
-@functools.partial(jax.jit, static_argnums=(0, 5, 6, 7), inline=True)
-def _softmax(name, x, scale, bias, where, axis, factor, causal):
-    def function(operands, axis, query_axis):
-        kernel = {"softmax": softmax_p, "log_softmax": log_softmax_p}[name]
-        return bind(kernel, operands, axis, factor, query_axis)[0]
+def evaluate_primitive(op, name, x, axis, names, factor, scale, bias, where, causal):
+    """softmax, log_softmax or logsumexp, and how the axes were merged."""
+    kernel = {"softmax": softmax_p, "log_softmax": log_softmax_p, "logsumexp": logsumexp_p}[name]
+    parts = {"parts": False} if name == "logsumexp" else {}
 
-    y, merged = evaluate(f"jaxgpuops.lax.{name}", "x", function, x, axis, scale, bias, where, causal)
+    def function(operands, axis, query_axis, split):
+        return bind(kernel, operands, axis, factor, query_axis, split, **parts)[0]
+
+    return evaluate(op, "x", function, x, axis, names, scale, bias, where, causal)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 5, 6, 7, 8), inline=True)
+def _softmax(name, x, scale, bias, where, axis, names, factor, causal):
+    op = f"jaxgpuops.lax.{name}"
+    y, merged = evaluate_primitive(op, name, x, axis, names, factor, scale, bias, where, causal)
     return merged.split(y)
 
 
-@functools.partial(jax.jit, static_argnums=(4, 5, 6, 7), inline=True)
-def _logsumexp(x, scale, bias, where, axis, factor, causal, keepdims):
-    def function(operands, axis, query_axis):
-        return bind(logsumexp_p, operands, axis, factor, query_axis, parts=False)[0]
-
-    y, merged = evaluate("jaxgpuops.lax.logsumexp", "x", function, x, axis, scale, bias, where, causal)
+@functools.partial(jax.jit, static_argnums=(4, 5, 6, 7, 8), inline=True)
+def _logsumexp(x, scale, bias, where, axis, names, factor, causal, keepdims):
+    op = "jaxgpuops.lax.logsumexp"
+    y, merged = evaluate_primitive(op, "logsumexp", x, axis, names, factor, scale, bias, where, causal)
     return merged.reduced(y, keepdims)
 
 
@@ -148,6 +160,7 @@ def softmax(
     scale: ArrayLike | None = None,
     bias: ArrayLike | None = None,
     causal: bool = False,
+    axis_name: AxisName = None,
 ) -> jax.Array:
     """Softmax as `jaxgpuops.softmax`, which see. This one has forward-mode derivatives too (`jax.jvp`, `jax.jacfwd`).
 
@@ -159,7 +172,8 @@ def softmax(
     >>> jax.jacfwd(jaxgpuops.lax.softmax)(x).round(4).tolist()
     [[0.1875, -0.1875], [-0.1875, 0.1875]]
     """
-    return _softmax("softmax", *arguments("jaxgpuops.lax.softmax", x, scale, bias, where, axis, causal=causal))
+    op = "jaxgpuops.lax.softmax"
+    return _softmax("softmax", *arguments(op, x, scale, bias, where, axis, axis_name, causal=causal))
 
 
 def log_softmax(
@@ -170,6 +184,7 @@ def log_softmax(
     scale: ArrayLike | None = None,
     bias: ArrayLike | None = None,
     causal: bool = False,
+    axis_name: AxisName = None,
 ) -> jax.Array:
     """Logarithm of softmax as `jaxgpuops.log_softmax`, which see. This one has forward-mode derivatives too.
 
@@ -181,7 +196,8 @@ def log_softmax(
     >>> jax.jacfwd(jaxgpuops.lax.log_softmax)(x).round(4).tolist()
     [[0.75, -0.75], [-0.25, 0.25]]
     """
-    return _softmax("log_softmax", *arguments("jaxgpuops.lax.log_softmax", x, scale, bias, where, axis, causal=causal))
+    op = "jaxgpuops.lax.log_softmax"
+    return _softmax("log_softmax", *arguments(op, x, scale, bias, where, axis, axis_name, causal=causal))
 
 
 def logsumexp(
@@ -193,6 +209,7 @@ def logsumexp(
     bias: ArrayLike | None = None,
     causal: bool = False,
     keepdims: bool = False,
+    axis_name: AxisName = None,
 ) -> jax.Array:
     """Logarithm of the sum of exponentials as `jaxgpuops.logsumexp`, which see. This one has forward-mode derivatives too.
 
@@ -205,15 +222,19 @@ def logsumexp(
     [0.25, 0.75]
     """
     op = "jaxgpuops.lax.logsumexp"
-    return _logsumexp(*arguments(op, x, scale, bias, where, axis, causal=causal, keepdims=keepdims))
+    return _logsumexp(*arguments(op, x, scale, bias, where, axis, axis_name, causal=causal, keepdims=keepdims))
 
 
-@functools.partial(jax.jit, static_argnums=(3, 4, 5, 6), inline=True)
-def _cross_entropy(logits, labels, where, axis, label_smoothing, z_loss, reduction):
+@functools.partial(jax.jit, static_argnums=(3, 4, 5, 6, 7), inline=True)
+def _cross_entropy(logits, labels, where, axis, names, label_smoothing, z_loss, reduction):
     op = "jaxgpuops.lax.softmax_cross_entropy"
-    logits, labels, where, axis = cross_entropy_operands(op, logits, labels, where, axis)
+    operands = cross_entropy_operands(op, logits, labels, where, axis, names)
+    return reduced_cross_entropy(*operands, label_smoothing, z_loss, reduction)
+
+
+def reduced_cross_entropy(logits, labels, where, axis, split, label_smoothing, z_loss, reduction):
     params = {"masked": where is not None, "label_smoothing": label_smoothing, "z_loss": z_loss}
-    loss, *_ = cross_entropy_p(*given(logits, labels, where), axis=axis, **params)
+    loss, *_ = cross_entropy_p(*given(logits, labels, where), axis=axis, split=split, **params)
     if reduction is None:
         return loss
     return jnp.sum(loss) * (mean_weight(labels, where, loss.dtype) if reduction == "mean" else 1)
@@ -228,6 +249,7 @@ def softmax_cross_entropy(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     reduction: str | None = None,
+    axis_name: AxisName = None,
 ) -> jax.Array:
     """Cross-entropy as `jaxgpuops.softmax_cross_entropy`, which see. This one has forward-mode derivatives too.
 
@@ -242,5 +264,5 @@ def softmax_cross_entropy(
     [[[-0.75, 0.75]]]
     """
     op = "jaxgpuops.lax.softmax_cross_entropy"
-    arrays_and_axis = cross_entropy_arguments(op, logits, labels, where, axis)
+    arrays_and_axis = cross_entropy_arguments(op, logits, labels, where, axis, axis_name)
     return _cross_entropy(*arrays_and_axis, *losses(op, label_smoothing, z_loss, reduction))

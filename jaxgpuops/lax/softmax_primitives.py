@@ -23,7 +23,7 @@ from jax.interpreters import ad
 
 from jaxgpuops import _arguments, _native
 from jaxgpuops._arguments import FLOATS, given
-from jaxgpuops._primitive import Kernel, def_jvp, def_jvp_by_fallback
+from jaxgpuops._primitive import Kernel, def_jvp, def_jvp_by_fallback, like
 
 # ---- Logits -----------------------------------------------------------------------------------------------------------
 
@@ -75,16 +75,22 @@ def wide(x: jax.Array) -> jax.Array:
     return x.astype(_arguments.wide(x.dtype))
 
 
-def _position(shape, axis):
-    return lax.broadcasted_iota(np.int32, shape, axis)
+def _position(shape, axis, split=None):
+    return lax.broadcasted_iota(np.int32, shape, axis) if split is None else split.positions(shape, axis)
 
 
-def _mask(where, shape, axis, query_axis):
+def _sum(x, axis, split):
+    """Of rows, or what of them each device has."""
+    total = jnp.sum(x, axis)
+    return total if split is None else split.sum(total)
+
+
+def _mask(where, shape, axis, query_axis, split=None):
     """Where entries count, or None where all do; broadcasts against ``shape``."""
     if query_axis is None:
         return where
     dims = [n if d in (axis, query_axis) else 1 for d, n in enumerate(shape)]
-    causal = _position(dims, axis) <= _position(dims, query_axis)
+    causal = _position(dims, axis, split) <= _position(dims, query_axis)
     return causal if where is None else where & causal
 
 
@@ -129,10 +135,10 @@ def _log_sum(z, m, axis):
     return jnp.where(jnp.isfinite(rest) & (count > 0), jnp.log1p(rest), jnp.log(jnp.sum(e, axis, keepdims=True)))
 
 
-def _call(x, rest, axis, factor, scaled, biased, masked, query_axis):
+def _call(x, rest, axis, factor, scaled, biased, masked, query_axis, split=None):
     """Logits and mask of a call."""
     scale, bias, where = _optional(rest, scaled, biased, masked)
-    mask = _mask(where, x.shape, axis, query_axis)
+    mask = _mask(where, x.shape, axis, query_axis, split)
     return _logits(x, scale, bias, mask, factor), mask
 
 
@@ -302,16 +308,16 @@ log_softmax_p = _kernel(
 )
 
 
-def _softmax_jvp(outs, primals, tangents, *, axis, factor, scaled, biased, masked, query_axis):
+def _softmax_jvp(outs, primals, tangents, *, axis, factor, scaled, biased, masked, query_axis, split=None):
     t, scale, factor = _tangent(primals, tangents, factor, scaled, biased, masked)
-    return softmax_jvp_p(*given(t, outs[0], scale), axis=axis, factor=factor, scaled=scale is not None)
+    return softmax_jvp_p(*given(t, outs[0], scale), axis=axis, factor=factor, scaled=scale is not None, split=split)
 
 
-def _log_softmax_jvp(outs, primals, tangents, *, axis, factor, scaled, biased, masked, query_axis):
+def _log_softmax_jvp(outs, primals, tangents, *, axis, factor, scaled, biased, masked, query_axis, split=None):
     t, scale, factor = _tangent(primals, tangents, factor, scaled, biased, masked)
     *_, where = _optional(primals[1:], scaled, biased, masked)
     params = {"axis": axis, "factor": factor, "scaled": scale is not None, "masked": masked, "query_axis": query_axis}
-    return log_softmax_jvp_p(*given(t, outs[0], scale, where), transpose=False, **params)
+    return log_softmax_jvp_p(*given(t, outs[0], scale, where), transpose=False, split=split, **params)
 
 
 def_jvp(softmax_p, _softmax_jvp)
@@ -354,8 +360,9 @@ def _probabilities(x, m, log_sum, *rest, axis, factor, scaled, **logits):
     return jnp.exp(jnp.where(z == -np.inf, z, d - log_sum))
 
 
-def _logsumexp_jvp_fallback(t, x, m, log_sum, *rest, axis, **logits):
-    return (jnp.sum(or_zero(_probabilities(x, m, log_sum, *rest, axis=axis, **logits), t), axis),)
+def _logsumexp_jvp_fallback(t, x, m, log_sum, *rest, axis, split=None, **logits):
+    p = _probabilities(x, m, log_sum, *rest, axis=axis, split=split, **logits)
+    return (_sum(or_zero(p, t), axis, split),)
 
 
 # The tangent of logsumexp from that of its logits. All is in wide dtype, but for x and the bias.
@@ -387,18 +394,18 @@ logsumexp_vjp_p = _kernel(
 def_jvp_by_fallback(logsumexp_vjp_p)
 
 
-def _logsumexp_jvp_transposed(cts, aval, x, m, log_sum, *rest, axis, **logits):
-    ct = lax.expand_dims(cts[0], (axis,))
-    x = jnp.broadcast_to(x, aval.shape)
-    return logsumexp_vjp_p(x, m, log_sum, ct, *rest, axis=axis, **logits)[0]
+def _logsumexp_jvp_transposed(cts, aval, x, m, log_sum, *rest, axis, split=None, **logits):
+    ct = lax.expand_dims(cts[0] if split is None else split.cotangent(cts[0]), (axis,))
+    x = like(x, aval)
+    return logsumexp_vjp_p(x, m, log_sum, ct, *rest, axis=axis, split=split, **logits)[0]
 
 
 _def_transpose(logsumexp_jvp_p, _logsumexp_jvp_transposed)
 
 
-def _logsumexp_jvp(primals, tangents, *, axis, parts, factor, scaled, biased, masked, query_axis):
+def _logsumexp_jvp(primals, tangents, *, axis, parts, factor, scaled, biased, masked, query_axis, split=None):
     x, *rest = primals
-    logits = {"axis": axis, "factor": factor, "scaled": scaled, "biased": biased, "masked": masked}
+    logits = {"axis": axis, "factor": factor, "scaled": scaled, "biased": biased, "masked": masked, "split": split}
     both = logsumexp_p(x, *rest, parts=True, query_axis=query_axis, **logits)
     outs = both if parts else [whole(both, x.dtype)]
     zeros = [ad.Zero(jax.typeof(out).to_tangent_aval()) for out in outs]
@@ -415,11 +422,11 @@ def _logsumexp_jvp(primals, tangents, *, axis, parts, factor, scaled, biased, ma
 ad.primitive_jvps[logsumexp_p.primitive] = _logsumexp_jvp
 
 
-def bind(kernel, operands, axis, factor, query_axis, **params):
+def bind(kernel, operands, axis, factor, query_axis, split=None, **params):
     """Results of softmax, log_softmax or logsumexp of (x, scale, bias, where)."""
     _, scale, bias, where = operands
     flags = {"scaled": scale is not None, "biased": bias is not None, "masked": where is not None}
-    return kernel(*given(*operands), axis=axis, factor=factor, query_axis=query_axis, **flags, **params)
+    return kernel(*given(*operands), axis=axis, factor=factor, query_axis=query_axis, split=split, **flags, **params)
 
 
 # ---- Cross-entropy ----------------------------------------------------------------------------------------------------
@@ -478,21 +485,22 @@ def _nan_unless_differentiable(x, loss, log_sum):
     return jnp.where(jnp.isnan(loss) | ~jnp.isfinite(log_sum), np.array(np.nan, x.dtype), x)
 
 
-def _cross_entropy_slope(logits, labels, loss, m, log_sum, *where, axis, masked, label_smoothing, z_loss):
+def _cross_entropy_slope(logits, labels, loss, m, log_sum, *where, axis, masked, label_smoothing, z_loss, split=None):
     """Derivative of the loss of each row by its logits, in wide dtype, elementwise from what the forward pass found."""
     [where] = _optional(where, masked)
     z = wide(_where(where, logits, 0))
     # The loss itself, where it is nothing else, keeps what is left of 1 - p where p is 1 but for rounding.
     d = (z - m) - _nan_unless_differentiable(log_sum, loss, log_sum)
     less_one = jnp.expm1(d if label_smoothing or z_loss else _nan_unless_differentiable(-loss, loss, log_sum))
-    is_label = _position(z.shape, axis) == labels
-    slope = _slope(jnp.exp(d), less_one, is_label, m + log_sum, label_smoothing, z_loss, z.shape[axis])
+    is_label = _position(z.shape, axis, split) == labels
+    n = z.shape[axis] if split is None else split.length
+    slope = _slope(jnp.exp(d), less_one, is_label, m + log_sum, label_smoothing, z_loss, n)
     return _where(where, slope, 0)
 
 
-def _cross_entropy_jvp_fallback(t, logits, labels, loss, m, log_sum, *where, axis, masked, **losses):
-    slope = _cross_entropy_slope(logits, labels, loss, m, log_sum, *where, axis=axis, masked=masked, **losses)
-    return (jnp.sum(or_zero(slope, wide(t)), axis),)
+def _cross_entropy_jvp_fallback(t, *operands, axis, split=None, **params):
+    slope = _cross_entropy_slope(*operands, axis=axis, split=split, **params)
+    return (_sum(or_zero(slope, wide(t)), axis, split),)
 
 
 # The tangent of the loss from that of the logits.
@@ -518,19 +526,19 @@ cross_entropy_vjp_p = _kernel(
 def_jvp_by_fallback(cross_entropy_vjp_p)
 
 
-def _cross_entropy_jvp_transposed(cts, aval, logits, labels, loss, m, log_sum, *where, axis, **params):
-    ct = lax.expand_dims(cts[0], (axis,))
-    logits = jnp.broadcast_to(logits, aval.shape)
-    return cross_entropy_vjp_p(logits, labels, loss, m, log_sum, ct, *where, axis=axis, **params)[0]
+def _cross_entropy_jvp_transposed(cts, aval, logits, labels, loss, m, log_sum, *where, axis, split=None, **params):
+    ct = lax.expand_dims(cts[0] if split is None else split.cotangent(cts[0]), (axis,))
+    logits = like(logits, aval)
+    return cross_entropy_vjp_p(logits, labels, loss, m, log_sum, ct, *where, axis=axis, split=split, **params)[0]
 
 
 _def_transpose(cross_entropy_jvp_p, _cross_entropy_jvp_transposed)
 
 
-def _cross_entropy_jvp(outs, primals, tangents, *, axis, masked, **losses):
+def _cross_entropy_jvp(outs, primals, tangents, *, axis, masked, split=None, **losses):
     logits, labels, *where = primals
     loss, *parts = (lax.expand_dims(out, (axis,)) for out in outs)
-    params = {"axis": axis, "masked": masked}
+    params = {"axis": axis, "masked": masked, "split": split}
     [dloss] = cross_entropy_jvp_p(tangents[0], logits, labels, loss, *parts, *where, **params, **losses)
     params |= {"factor": 1.0, "scaled": False, "biased": False, "query_axis": None}
     return dloss, None, logsumexp_jvp_p(wide(tangents[0]), logits, *parts, *where, **params)[0]

@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from jaxgpuops._arguments import given
-from jaxgpuops._partition import RULES, Rule
+from jaxgpuops._partition import RULES, Rule, plain_rule
 from jaxgpuops.lax.softmax_primitives import (
     _below,
     _logits,
@@ -24,9 +24,13 @@ from jaxgpuops.lax.softmax_primitives import (
     _slope,
     _times,
     _where,
+    cross_entropy_jvp_p,
+    cross_entropy_vjp_p,
     log_softmax_jvp_p,
     log_softmax_p,
+    logsumexp_jvp_p,
     logsumexp_p,
+    logsumexp_vjp_p,
     or_zero,
     softmax_p,
     whole,
@@ -54,7 +58,7 @@ def _mask(splits, shape, where, axis, query_axis):
 
 def _maximum(z, axis, split):
     """The largest of each row, and the same with 0 where it is not finite."""
-    m = split.max(jnp.max(z, axis, keepdims=True))
+    m = split.max(lax.stop_gradient(jnp.max(z, axis, keepdims=True)))
     return m, jnp.where(jnp.isfinite(m), m, np.zeros((), m.dtype))
 
 
@@ -150,5 +154,9 @@ RULES["log_softmax"] = Rule(_forward("log_softmax"), keeps=True)
 RULES["logsumexp"] = Rule(_forward("logsumexp"))
 RULES["softmax_jvp"] = Rule(_softmax_jvp, keeps=True)
 RULES["log_softmax_jvp"] = Rule(_log_softmax_jvp, keeps=True)
+RULES["logsumexp_jvp"] = plain_rule(logsumexp_jvp_p)
+RULES["logsumexp_vjp"] = plain_rule(logsumexp_vjp_p, keeps=True)
 RULES["cross_entropy"] = Rule(_cross_entropy)
+RULES["cross_entropy_jvp"] = plain_rule(cross_entropy_jvp_p)
+RULES["cross_entropy_vjp"] = plain_rule(cross_entropy_vjp_p, keeps=True)
 RULES["cross_entropy_grad"] = Rule(_cross_entropy_grad, keeps=True)

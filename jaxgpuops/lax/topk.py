@@ -10,7 +10,7 @@ from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxgpuops import _arguments, _native
-from jaxgpuops._partition import RULES, Rule
+from jaxgpuops._partition import RULES, Rule, manual
 from jaxgpuops._primitive import Kernel, def_jvp
 from jaxgpuops.lax.along_axis import take_along_axis
 from jaxgpuops.lax.order import from_keys, identity, to_keys
@@ -34,6 +34,7 @@ def _plan_top_k(rows, avals, compute_capability, axis, *, k, sorted, **_):
 
 top_k_p = Kernel(
     "topk",
+    reindexes=True,
     results=lambda x, *, axis, k, largest, sorted: [(k, x.dtype), (k, np.int32)],
     fallback=_top_k_fallback,
     accepts=_arguments.ORDERED_DTYPES.__contains__,
@@ -41,7 +42,13 @@ top_k_p = Kernel(
     plan=_plan_top_k,
 )
 # The selection is locally constant: tangents are those of the selected elements.
-def_jvp(top_k_p, lambda outs, primals, tangents, *, axis, **_: (take_along_axis(tangents[0], outs[1], axis), None))
+def_jvp(
+    top_k_p,
+    lambda outs, primals, tangents, *, axis, split=None, **_: (
+        take_along_axis(tangents[0], outs[1], axis, split),
+        None,
+    ),
+)
 
 
 def _top_k_pays(split, avals, *, k, **_):
@@ -57,22 +64,39 @@ def _top_k_split(splits, x, *, axis, k, **order):
         x = from_keys(lax.optimization_barrier(split.fill(to_keys(x), axis, least)), x.dtype)
     bind = functools.partial(top_k_p.primitive.bind, axis=axis, **order)
     values, indices = bind(x, k=min(k, split.part))
-    values, at = bind(split.gather(values, axis), k=k)
-    return values, take_along_axis(split.gather(indices + split.start(), axis), at, axis)
+    best = values, indices + split.start()
+    # Of many rows each device makes a part, and gets the others': 2 k numbers a row for k of each device.
+    size = values.size * split.shards * (x.dtype.itemsize + 4)
+    rows = [d for d, n in enumerate(x.shape) if d != axis and n % split.shards == 0]
+    if split.shards <= 2 or size < _MANY or not rows:
+        return _merged(*(split.gather(a, axis) for a in best), axis, k, bind)
+    merged = _merged(*(split.exchange(a, rows[0], axis) for a in best), axis, k, bind)
+    return tuple(split.gather(a, rows[0]) for a in merged)
+
+
+_MANY = 1 << 20  # bytes of candidates from which on two more collectives pay
+
+
+def _merged(values, indices, axis, k, bind):
+    values, at = bind(values, k=k)
+    return values, take_along_axis(indices, at, axis)
 
 
 RULES["topk"] = Rule(_top_k_split, pays=_top_k_pays)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2), inline=True)
-def _top_k(operand, k, axis):
+@functools.partial(jax.jit, static_argnums=(1, 2, 3), inline=True)
+def _top_k(operand, k, axis, names):
     op = "jaxgpuops.lax.top_k"
     axis = _arguments.ordered(op, "operand", operand, axis)
-    k = _arguments.count(op, "k", k, operand, axis)
-    return top_k_p(operand, axis=axis, k=k, largest=True, sorted=True)
+    split = manual(op, names, operand.shape[axis])
+    k = _arguments.count(op, "k", k, operand, axis, split)
+    return top_k_p(operand, axis=axis, k=k, largest=True, sorted=True, split=split)
 
 
-def top_k(operand: ArrayLike, k: int, *, axis: int = -1) -> tuple[jax.Array, jax.Array]:
+def top_k(
+    operand: ArrayLike, k: int, *, axis: int = -1, axis_name: _arguments.AxisName = None
+) -> tuple[jax.Array, jax.Array]:
     """The ``k`` largest elements along ``axis`` and their indices: `jax.lax.top_k` as a kernel.
 
     Values, order, ties, NaNs, signed zeros and errors are those of `jaxgpuops.topk`, which see. Unlike that function,
@@ -82,6 +106,7 @@ def top_k(operand: ArrayLike, k: int, *, axis: int = -1) -> tuple[jax.Array, jax
       operand: array of shape ``(*before, n, *after)``.
       k: how many, ``0 <= k <= n``; static.
       axis: the axis of length ``n``.
+      axis_name: inside `jax.shard_map`, what the axis is split along, as for `jaxgpuops.topk`.
 
     Returns:
       ``[values, indices]``, both of shape ``(*before, k, *after)``; values of the operand's dtype, indices int32.
@@ -97,7 +122,8 @@ def top_k(operand: ArrayLike, k: int, *, axis: int = -1) -> tuple[jax.Array, jax
     """
     op = "jaxgpuops.lax.top_k"
     operand = _arguments.array(op, "operand", operand)
-    return _top_k(operand, _arguments.integer(op, "k", k), _arguments.integer(op, "axis", axis))
+    k, axis = _arguments.integer(op, "k", k), _arguments.integer(op, "axis", axis)
+    return _top_k(operand, k, axis, _arguments.names(op, axis_name))
 
 
 # ---- argmax, argmin -------------------------------------------------------------------------------------------------
@@ -136,18 +162,21 @@ def _argmax_split(splits, x, *, axis, largest):
 RULES["argmax"] = Rule(_argmax_split)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 3), inline=True)
-def _argmax(operand, axis, index_dtype, largest):
+@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4), inline=True)
+def _argmax(operand, axis, index_dtype, names, largest):
     op = f"jaxgpuops.lax.{'argmax' if largest else 'argmin'}"
     axis = _arguments.ordered(op, "operand", operand, axis)
     if isinstance(operand.shape[axis], int) and operand.shape[axis] == 0:
         raise ValueError(f"{op}: the axis must not be empty; operand has shape {operand.shape} and axis={axis}")
     if not np.issubdtype(index_dtype, np.integer):
         raise TypeError(f"{op}: index_dtype must be an integer dtype, got {index_dtype}")
-    return argmax_p(operand, axis=axis, largest=largest)[0].astype(index_dtype)
+    split = manual(op, names, operand.shape[axis])
+    return argmax_p(operand, axis=axis, largest=largest, split=split)[0].astype(index_dtype)
 
 
-def argmax(operand: ArrayLike, axis: int, index_dtype: DTypeLike) -> jax.Array:
+def argmax(
+    operand: ArrayLike, axis: int, index_dtype: DTypeLike, *, axis_name: _arguments.AxisName = None
+) -> jax.Array:
     """The index of the largest element along ``axis``: `jax.lax.argmax` as a kernel.
 
     The first of equal elements wins, -0 and +0 are equal, and a NaN (the first) beats everything. Subnormal numbers are
@@ -158,6 +187,7 @@ def argmax(operand: ArrayLike, axis: int, index_dtype: DTypeLike) -> jax.Array:
       operand: array of shape ``(*before, n, *after)``, ``n >= 1``; dtypes as for `jaxgpuops.topk`.
       axis: the axis of length ``n``.
       index_dtype: integer dtype of the result; indices are computed as int32.
+      axis_name: inside `jax.shard_map`, what the axis is split along, as for `jaxgpuops.topk`.
 
     Returns:
       Indices of shape ``(*before, *after)``.
@@ -169,10 +199,13 @@ def argmax(operand: ArrayLike, axis: int, index_dtype: DTypeLike) -> jax.Array:
     """
     op = "jaxgpuops.lax.argmax"
     operand = _arguments.array(op, "operand", operand)
-    return _argmax(operand, _arguments.integer(op, "axis", axis), np.dtype(index_dtype), True)
+    axis, names = _arguments.integer(op, "axis", axis), _arguments.names(op, axis_name)
+    return _argmax(operand, axis, np.dtype(index_dtype), names, True)
 
 
-def argmin(operand: ArrayLike, axis: int, index_dtype: DTypeLike) -> jax.Array:
+def argmin(
+    operand: ArrayLike, axis: int, index_dtype: DTypeLike, *, axis_name: _arguments.AxisName = None
+) -> jax.Array:
     """The index of the smallest element along ``axis``: `jax.lax.argmin` as a kernel.
 
     The first of equal elements wins, -0 and +0 are equal, and a NaN (the first) beats everything. Otherwise as
@@ -185,4 +218,5 @@ def argmin(operand: ArrayLike, axis: int, index_dtype: DTypeLike) -> jax.Array:
     """
     op = "jaxgpuops.lax.argmin"
     operand = _arguments.array(op, "operand", operand)
-    return _argmax(operand, _arguments.integer(op, "axis", axis), np.dtype(index_dtype), False)
+    axis, names = _arguments.integer(op, "axis", axis), _arguments.names(op, axis_name)
+    return _argmax(operand, axis, np.dtype(index_dtype), names, False)

@@ -11,8 +11,10 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments, _native
+from jaxgpuops._partition import RULES, Rule, manual
 from jaxgpuops._primitive import Kernel, align, def_jvp
 from jaxgpuops.lax.along_axis import put_along_axis, take_along_axis
+from jaxgpuops.lax.softmax_primitives import bind, softmax_p
 from jaxgpuops.lax.topk import top_k_p
 
 # What the kernel takes, as in topk_softmax/plan.h; longer rows and larger k are composed of other kernels.
@@ -33,21 +35,27 @@ def _shares(scores, axis):
     return e / e.sum(axis, keepdims=True)
 
 
-def composed(logits, *bias, axis, k, sigmoid, normalize, biased):
+def composed(logits, *bias, axis, k, sigmoid, normalize, biased, split=None):
     """The gate, made of other kernels and plain JAX: what the primitive computes, for any dtype and size."""
     wide = logits.astype(_arguments.wide(logits.dtype))
-    scores = jax.nn.sigmoid(wide) if sigmoid else _shares(wide, axis)
+    if sigmoid:
+        scores = jax.nn.sigmoid(wide)
+    elif split is None:
+        scores = _shares(wide, axis)
+    else:
+        scores = bind(softmax_p, (wide, None, None, None), axis, 1.0, None, split)[0]
+    top_k = functools.partial(top_k_p, axis=axis, k=k, largest=True, sorted=True, split=split)
     if biased:
         keys = jax.lax.stop_gradient(scores) + bias[0]
         keys = jnp.where(jnp.isnan(keys), jnp.nan, keys)  # all of one sign
-        indices = top_k_p(keys, axis=axis, k=k, largest=True, sorted=True)[1]
+        indices = top_k(keys)[1]
     else:
-        indices = top_k_p(jax.lax.stop_gradient(logits), axis=axis, k=k, largest=True, sorted=True)[1]
+        indices = top_k(jax.lax.stop_gradient(logits))[1]
     if normalize:
-        chosen = take_along_axis(logits, indices, axis).astype(wide.dtype)
+        chosen = take_along_axis(logits, indices, axis, split).astype(wide.dtype)
         weights = _shares(jax.nn.log_sigmoid(chosen) if sigmoid else chosen, axis)
     else:
-        weights = take_along_axis(scores, indices, axis)
+        weights = take_along_axis(scores, indices, axis, split)
     return weights.astype(logits.dtype), indices
 
 
@@ -57,6 +65,7 @@ def _plan(rows, avals, compute_capability, axis, *, k, **_):
 
 topk_softmax_p = Kernel(
     "topk_softmax",
+    reindexes=True,
     results=lambda logits, *_, axis, k, **params: [(k, logits.dtype), (k, np.int32)],
     fallback=composed,
     accepts=(_arguments.FLOATS - {np.dtype(np.float64)}).__contains__,
@@ -86,7 +95,7 @@ def tangent(t, rest, weights, indices, *, axis, sigmoid, normalize):
     return (w * dlog).astype(weights.dtype)
 
 
-def cotangent_of_logits(ct, rest, weights, indices, *, length, axis, sigmoid, normalize):
+def cotangent_of_logits(ct, rest, weights, indices, *, length, along, axis, sigmoid, normalize):
     """The transpose of `tangent`."""
     w = weights.astype(_arguments.wide(weights.dtype))
     c = w * ct.astype(w.dtype)
@@ -96,8 +105,10 @@ def cotangent_of_logits(ct, rest, weights, indices, *, length, axis, sigmoid, no
     if sigmoid:
         c *= jax.nn.sigmoid(-rest.astype(w.dtype))
     if normalize or sigmoid:
-        return put_along_axis(c.astype(ct.dtype), indices, axis, length)
-    return (put_along_axis(c, indices, axis, length) - _shares(rest.astype(w.dtype), axis) * total).astype(ct.dtype)
+        return put_along_axis(c.astype(ct.dtype), indices, axis, length, along)
+    return (put_along_axis(c, indices, axis, length, along) - _shares(rest.astype(w.dtype), axis) * total).astype(
+        ct.dtype
+    )
 
 
 def _jvp(outs, primals, tangents, *, axis, k, sigmoid, normalize, biased):
@@ -111,19 +122,35 @@ def _jvp(outs, primals, tangents, *, axis, k, sigmoid, normalize, biased):
 def_jvp(topk_softmax_p, _jvp)
 
 
-def gate(logits, bias, **params) -> TopKSoftmax:
+def _pays(split, avals, *, k, biased, **_):
+    """Whether candidates, what is taken and the numbers of softmax are less than the rows."""
+    itemsize = avals[0].dtype.itemsize
+    wide = _arguments.wide(avals[0].dtype).itemsize
+    candidates = min(k, split.part) * split.shards * ((wide if biased else itemsize) + 4)
+    return candidates + (k + 2) * wide < split.length * itemsize
+
+
+RULES["topk_softmax"] = Rule(
+    lambda splits, *operands, axis, **params: composed(*operands, axis=axis, split=splits[axis], **params), pays=_pays
+)
+
+
+def gate(logits, bias, split=None, **params) -> TopKSoftmax:
     """The primitive, or what it is composed of, on checked arguments."""
     length, k = logits.shape[params["axis"]], params["k"]
+    if split is not None:
+        return TopKSoftmax(*composed(*_arguments.given(logits, bias), biased=bias is not None, split=split, **params))
     fits = isinstance(length, int) and isinstance(k, int) and length <= MAX_LENGTH and k <= MAX_K
     operands = _arguments.given(logits, bias)
     return TopKSoftmax(*(topk_softmax_p if fits else composed)(*operands, biased=bias is not None, **params))
 
 
-def checked(op: str, logits, bias, k, axis):
-    """Logits and bias of one rank, aligned, axis and k."""
+def checked(op: str, logits, bias, k, axis, names):
+    """Logits and bias of one rank, aligned, axis, k, and the split of the axis."""
     _arguments.dtype(op, "logits", logits.dtype, _arguments.FLOATS)
     axis = _arguments.ordered(op, "logits", logits, axis)
-    k = _arguments.count(op, "k", k, logits, axis)
+    split = manual(op, names, logits.shape[axis])
+    k = _arguments.count(op, "k", k, logits, axis, split)
     if bias is not None:
         wide = _arguments.wide(logits.dtype)
         if not jnp.issubdtype(bias.dtype, jnp.floating):
@@ -132,13 +159,13 @@ def checked(op: str, logits, bias, k, axis):
             bias = bias.reshape(*bias.shape, *(1 for _ in logits.shape[axis + 1 :]))
         bias = _arguments.broadcasting(op, "bias", bias, logits.shape).astype(wide)
         logits, bias = align(logits, bias)
-    return logits, bias, axis, k
+    return logits, bias, axis, k, split
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3, 4, 5), inline=True)
-def _topk_softmax(logits, bias, k, axis, score, normalize):
-    logits, bias, axis, k = checked("jaxgpuops.lax.topk_softmax", logits, bias, k, axis)
-    return gate(logits, bias, axis=axis, k=k, sigmoid=score == "sigmoid", normalize=normalize)
+@functools.partial(jax.jit, static_argnums=(2, 3, 4, 5, 6), inline=True)
+def _topk_softmax(logits, bias, k, axis, names, score, normalize):
+    logits, bias, axis, k, split = checked("jaxgpuops.lax.topk_softmax", logits, bias, k, axis, names)
+    return gate(logits, bias, split, axis=axis, k=k, sigmoid=score == "sigmoid", normalize=normalize)
 
 
 def topk_softmax(
@@ -149,6 +176,7 @@ def topk_softmax(
     normalize: bool = True,
     score: str = "softmax",
     bias: ArrayLike | None = None,
+    axis_name: _arguments.AxisName = None,
 ) -> TopKSoftmax:
     """The ``k`` experts with the highest scores, and their weights: `jaxgpuops.topk_softmax`, which see.
 
@@ -169,4 +197,5 @@ def topk_softmax(
     bias = _arguments.optional(op, "bias", bias)
     k, axis = _arguments.integer(op, "k", k), _arguments.integer(op, "axis", axis)
     score = _arguments.choice(op, "score", score, ("softmax", "sigmoid"))
-    return _topk_softmax(logits, bias, k, axis, score, _arguments.flag(op, "normalize", normalize))
+    names, normalize = _arguments.names(op, axis_name), _arguments.flag(op, "normalize", normalize)
+    return _topk_softmax(logits, bias, k, axis, names, score, normalize)

@@ -9,10 +9,17 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jaxgpuops.lax import reduce as primitives
-from jaxgpuops.lax.reduce import Axis
+from jaxgpuops.lax.reduce import Axis, AxisName
 
 
-def sum(x: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepdims: bool = False) -> jax.Array:
+def sum(
+    x: ArrayLike,
+    *,
+    axis: Axis = -1,
+    where: ArrayLike | None = None,
+    keepdims: bool = False,
+    axis_name: AxisName = None,
+) -> jax.Array:
     """Sums along an axis, or several.
 
     Args:
@@ -23,6 +30,7 @@ def sum(x: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepdi
       where: boolean mask that broadcasts to ``x``; an element where it is False does not count, whatever it is. It is
         read as it is, not expanded (to all of ``axis``, if that is several and it has some of them).
       keepdims: True to keep the axes, with length 1.
+      axis_name: inside `jax.shard_map`, what ``axis`` is split along, as for `jaxgpuops.topk`; with one ``axis`` only.
 
     Returns:
       An array of the shape of ``x`` without the axes, of the dtype of ``x`` (`jnp.sum` widens small integers); int32 for
@@ -54,14 +62,21 @@ def sum(x: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepdi
     >>> jax.grad(lambda x: jaxgpuops.sum(x, where=x > 0))(jnp.array([-1.0, 2.0])).tolist()
     [0.0, 1.0]
     """
-    return _jitted("sum", *primitives.arguments("jaxgpuops.sum", axis, where, keepdims, x=x))
+    return _jitted("sum", *primitives.arguments("jaxgpuops.sum", axis, where, keepdims, axis_name, x=x))
 
 
-def mean(x: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepdims: bool = False) -> jax.Array:
+def mean(
+    x: ArrayLike,
+    *,
+    axis: Axis = -1,
+    where: ArrayLike | None = None,
+    keepdims: bool = False,
+    axis_name: AxisName = None,
+) -> jax.Array:
     """Means along an axis, or several: `jaxgpuops.sum` over the number of elements that count.
 
     Args:
-      x, axis, where, keepdims: as for `jaxgpuops.sum`.
+      x, axis, where, keepdims, axis_name: as for `jaxgpuops.sum`.
 
     Returns:
       An array of the shape of ``x`` without the axes, of the dtype of ``x``; for integers and bools, which are converted
@@ -82,14 +97,21 @@ def mean(x: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepd
     >>> jax.grad(lambda x: jaxgpuops.mean(x, axis=(0, 1), where=x > 5))(x).tolist()
     [[0.0, 0.0, 0.5], [0.0, 0.0, 0.5]]
     """
-    return _jitted("mean", *primitives.arguments("jaxgpuops.mean", axis, where, keepdims, x=x))
+    return _jitted("mean", *primitives.arguments("jaxgpuops.mean", axis, where, keepdims, axis_name, x=x))
 
 
-def max(x: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepdims: bool = False) -> jax.Array:
+def max(
+    x: ArrayLike,
+    *,
+    axis: Axis = -1,
+    where: ArrayLike | None = None,
+    keepdims: bool = False,
+    axis_name: AxisName = None,
+) -> jax.Array:
     """The largest elements along an axis, or several.
 
     Args:
-      x, axis, where, keepdims: as for `jaxgpuops.sum`. There must be an element.
+      x, axis, where, keepdims, axis_name: as for `jaxgpuops.sum`. There must be an element.
 
     Returns:
       An array of the shape of ``x`` without the axes, of the dtype of ``x``. Where no element counts, the lowest value:
@@ -111,10 +133,17 @@ def max(x: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepdi
     >>> jax.grad(lambda x: jaxgpuops.max(x).sum())(x).tolist()
     [[0.0, 0.5, 0.5], [1.0, 0.0, 0.0]]
     """
-    return _jitted("max", *primitives.arguments("jaxgpuops.max", axis, where, keepdims, x=x))
+    return _jitted("max", *primitives.arguments("jaxgpuops.max", axis, where, keepdims, axis_name, x=x))
 
 
-def min(x: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepdims: bool = False) -> jax.Array:
+def min(
+    x: ArrayLike,
+    *,
+    axis: Axis = -1,
+    where: ArrayLike | None = None,
+    keepdims: bool = False,
+    axis_name: AxisName = None,
+) -> jax.Array:
     """The smallest elements along an axis, or several.
 
     The mirror image of `jaxgpuops.max`, with its arguments, NaNs and derivatives; where no element counts, the highest
@@ -126,17 +155,23 @@ def min(x: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepdi
     >>> jaxgpuops.min(x).tolist(), jaxgpuops.min(x, axis=0, keepdims=True).tolist()
     ([1, 0], [[1, 3, 0]])
     """
-    return _jitted("min", *primitives.arguments("jaxgpuops.min", axis, where, keepdims, x=x))
+    return _jitted("min", *primitives.arguments("jaxgpuops.min", axis, where, keepdims, axis_name, x=x))
 
 
 def dot(
-    x: ArrayLike, y: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepdims: bool = False
+    x: ArrayLike,
+    y: ArrayLike,
+    *,
+    axis: Axis = -1,
+    where: ArrayLike | None = None,
+    keepdims: bool = False,
+    axis_name: AxisName = None,
 ) -> jax.Array:
     """Sums of ``x * y`` along an axis, or several, without the products being stored.
 
     Args:
       x, y: arrays of the dtypes of `jaxgpuops.sum`, promoted to one dtype and expanded to one shape if they differ.
-      axis, where, keepdims: as for `jaxgpuops.sum`, for what ``x`` and ``y`` broadcast to.
+      axis, where, keepdims, axis_name: as for `jaxgpuops.sum`, for what ``x`` and ``y`` broadcast to.
 
     Returns, numbers: as for `jaxgpuops.sum` of an array of products that were not rounded, where the floats have 8 or 16
     bits.
@@ -154,14 +189,18 @@ def dot(
     >>> jax.grad(jaxgpuops.dot)(x[0], y[0]).tolist()
     [5.0, 6.0]
     """
-    return _jitted("dot", *primitives.arguments("jaxgpuops.dot", axis, where, keepdims, x=x, y=y))
+    return _jitted("dot", *primitives.arguments("jaxgpuops.dot", axis, where, keepdims, axis_name, x=x, y=y))
 
 
 # Checks of shapes and dtypes run while tracing: an eager call that has been made before costs one dispatch.
-@functools.partial(jax.jit, static_argnums=(0, 3, 4), inline=True)
-def _jitted(name, arrays, where, axis, keepdims):
-    function = lambda name, operands, axis, **params: _reduce(name, axis, tuple(params.items()), *operands)
-    return primitives.evaluate(f"jaxgpuops.{name}", name, function, arrays, axis, where, keepdims)
+@functools.partial(jax.jit, static_argnums=(0, 3, 4, 5), inline=True)
+def _jitted(name, arrays, where, axis, keepdims, names):
+    def function(name, operands, axis, **params):
+        if names is not None:
+            return primitives.bind(name, operands, axis, **params)
+        return _reduce(name, axis, tuple(params.items()), *operands)
+
+    return primitives.evaluate(f"jaxgpuops.{name}", name, function, arrays, axis, where, keepdims, names)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
@@ -185,7 +224,7 @@ def _backward(name, axis, params, residuals, ct):
         dx, dy = (primitives.dot_cotangent(ct, other, where, axis) for other in (y, x))
         return dx, dy, *nothing[1:]
     if name == "sum":
-        return primitives.sum_cotangent(ct, x, others, axis), *nothing
+        return primitives.sum_cotangent(ct, jax.typeof(x), others, axis), *nothing
     return primitives.extreme_cotangent(ct, x, lax.expand_dims(out, (axis,)), others, axis), *nothing
 
 

@@ -19,6 +19,7 @@ def cumsum(
     reverse: bool = False,
     exclusive: bool = False,
     segment_starts: ArrayLike | None = None,
+    axis_name: scan.AxisName = None,
 ) -> jax.Array:
     """Sums of the elements up to each position of an axis.
 
@@ -30,6 +31,8 @@ def cumsum(
       exclusive: True to leave out the element at the position itself; the first result is then 0.
       segment_starts: boolean mask that broadcasts to the shape of ``x`` and has all of the axis. The sum begins anew
         at each True, and with ``reverse`` just before it: segments are the same in both directions.
+      axis_name: inside `jax.shard_map`, what ``axis`` is split along, as for `jaxgpuops.topk`; the result is this
+        device's part.
 
     Returns:
       An array of the shape and dtype of ``x``; int32 for bool (int64 with x64 enabled), as `jnp.cumsum`.
@@ -65,7 +68,7 @@ def cumsum(
     >>> jax.grad(lambda x: jaxgpuops.cumsum(x)[-2])(jnp.array([1.0, 2.0, 3.0])).tolist()
     [1.0, 1.0, 0.0]
     """
-    return _function("cumsum", x, axis, reverse, exclusive, segment_starts)
+    return _function("cumsum", x, axis, reverse, exclusive, segment_starts, axis_name)
 
 
 def cumprod(
@@ -75,6 +78,7 @@ def cumprod(
     reverse: bool = False,
     exclusive: bool = False,
     segment_starts: ArrayLike | None = None,
+    axis_name: scan.AxisName = None,
 ) -> jax.Array:
     """Products of the elements up to each position of an axis.
 
@@ -84,6 +88,7 @@ def cumprod(
       reverse: True to go from the end of the axis to its start.
       exclusive: True to leave out the element at the position itself; the first result is then 1.
       segment_starts: where the product begins anew, as for `jaxgpuops.cumsum`.
+      axis_name: as for `jaxgpuops.cumsum`.
 
     Returns:
       An array of the shape and dtype of ``x``; int32 for bool (int64 with x64 enabled), as `jnp.cumprod`.
@@ -107,7 +112,7 @@ def cumprod(
     >>> jax.grad(lambda x: jaxgpuops.cumprod(x)[-1])(x).tolist()
     [0.0, 0.0, 24.0, 0.0]
     """
-    return _function("cumprod", x, axis, reverse, exclusive, segment_starts)
+    return _function("cumprod", x, axis, reverse, exclusive, segment_starts, axis_name)
 
 
 def cummax(
@@ -117,6 +122,7 @@ def cummax(
     reverse: bool = False,
     exclusive: bool = False,
     segment_starts: ArrayLike | None = None,
+    axis_name: scan.AxisName = None,
 ) -> jax.Array:
     """The largest element up to each position of an axis.
 
@@ -128,6 +134,7 @@ def cummax(
       exclusive: True to leave out the element at the position itself; the first result is then the lowest value: -inf
         (-448 for float8_e4m3fn, which has no infinity), the smallest integer, False.
       segment_starts: where the maximum begins anew, as for `jaxgpuops.cumsum`.
+      axis_name: as for `jaxgpuops.cumsum`.
 
     Returns:
       An array of the shape and dtype of ``x``.
@@ -152,7 +159,7 @@ def cummax(
     >>> jax.grad(lambda x: jaxgpuops.cummax(x).sum())(x).tolist()
     [1.0, 1.0, 2.0, 0.0]
     """
-    return _function("cummax", x, axis, reverse, exclusive, segment_starts)
+    return _function("cummax", x, axis, reverse, exclusive, segment_starts, axis_name)
 
 
 def cummin(
@@ -162,6 +169,7 @@ def cummin(
     reverse: bool = False,
     exclusive: bool = False,
     segment_starts: ArrayLike | None = None,
+    axis_name: scan.AxisName = None,
 ) -> jax.Array:
     """The smallest element up to each position of an axis.
 
@@ -177,7 +185,7 @@ def cummin(
     >>> jaxgpuops.cummin(x, axis=0).tolist()
     [[3, 5, 1], [2, 4, 1]]
     """
-    return _function("cummin", x, axis, reverse, exclusive, segment_starts)
+    return _function("cummin", x, axis, reverse, exclusive, segment_starts, axis_name)
 
 
 def cumlogsumexp(
@@ -187,6 +195,7 @@ def cumlogsumexp(
     reverse: bool = False,
     exclusive: bool = False,
     segment_starts: ArrayLike | None = None,
+    axis_name: scan.AxisName = None,
 ) -> jax.Array:
     """The logarithm of the sum of the exponentials of the elements up to each position of an axis.
 
@@ -198,6 +207,7 @@ def cumlogsumexp(
       exclusive: True to leave out the element at the position itself; the first result is then -inf (NaN for
         float8_e4m3fn, which has no infinity).
       segment_starts: where the sum begins anew, as for `jaxgpuops.cumsum`.
+      axis_name: as for `jaxgpuops.cumsum`.
 
     Returns:
       An array of the shape and dtype of ``x``.
@@ -222,21 +232,24 @@ def cumlogsumexp(
     >>> print(jax.grad(lambda x: jaxgpuops.cumlogsumexp(x)[-1])(x).round(3))
     [0.333 0.333 0.    0.333]
     """
-    return _function("cumlogsumexp", x, axis, reverse, exclusive, segment_starts)
+    return _function("cumlogsumexp", x, axis, reverse, exclusive, segment_starts, axis_name)
 
 
-def _function(name, x, axis, reverse, exclusive, segment_starts):
+def _function(name, x, axis, reverse, exclusive, segment_starts, names):
     op = f"jaxgpuops.{name}"
     x = _arguments.array(op, "x", x)
-    return _jitted(name, x, *scan.options(op, segment_starts, axis, reverse=reverse, exclusive=exclusive))
+    return _jitted(name, x, *scan.options(op, segment_starts, axis, names, reverse=reverse, exclusive=exclusive))
 
 
 # Checks of shapes and dtypes run while tracing: an eager call that has been made before costs one dispatch.
-@functools.partial(jax.jit, static_argnums=(0, 3, 4, 5), inline=True)
-def _jitted(name, x, starts, axis, reverse, exclusive):
+@functools.partial(jax.jit, static_argnums=(0, 3, 4, 5, 6), inline=True)
+def _jitted(name, x, starts, axis, names, reverse, exclusive):
     if x.dtype == np.dtype(bool) and name in ("cumsum", "cumprod"):
         x = x.astype(int)
-    operands, axis = scan.cumulative_operands(f"jaxgpuops.{name}", "x", name, x, starts, axis)
+    operands, axis, split = scan.cumulative_operands(f"jaxgpuops.{name}", "x", name, x, starts, axis, names)
+    if split is not None:
+        params = {"reverse": reverse, "exclusive": exclusive}
+        return scan_primitives.CUMULATIVE[name](*operands, axis=axis, split=split, **params)[0]
     return _cumulative(name, axis, reverse, exclusive, *operands)
 
 
@@ -279,6 +292,7 @@ def linear_scan(
     reverse: bool = False,
     segment_starts: ArrayLike | None = None,
     return_last: bool = False,
+    axis_name: scan.AxisName = None,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """The linear recurrence ``h[k] = a[k] * h[k - 1] + b[k]`` along an axis.
 
@@ -297,6 +311,8 @@ def linear_scan(
         begins anew, from 0, at each True, and with ``reverse`` just before it: segments are the same in both
         directions. ``h0`` enters the segment that comes first.
       return_last: True to return the state after the last step too.
+      axis_name: inside `jax.shard_map`, what ``axis`` is split along, as for `jaxgpuops.topk`: ``h`` is this device's
+        part, ``h0`` and ``last`` are of the whole axis.
 
     Returns:
       The states ``h``; with ``return_last``, ``(h, last)``, where ``last`` has the shape of ``h`` without the axis. As
@@ -338,12 +354,16 @@ def linear_scan(
     op = "jaxgpuops.linear_scan"
     a, b = _arguments.array(op, "a", a), _arguments.array(op, "b", b)
     h0 = _arguments.optional(op, "h0", h0)
-    return _jitted_linear(a, b, h0, *scan.options(op, segment_starts, axis, reverse=reverse, return_last=return_last))
+    checked = scan.options(op, segment_starts, axis, axis_name, reverse=reverse, return_last=return_last)
+    return _jitted_linear(a, b, h0, *checked)
 
 
-@functools.partial(jax.jit, static_argnums=(4, 5, 6), inline=True)
-def _jitted_linear(a, b, h0, starts, axis, reverse, return_last):
-    b, a, h0, starts, axis = scan.linear_operands("jaxgpuops.linear_scan", a, b, h0, starts, axis)
+@functools.partial(jax.jit, static_argnums=(4, 5, 6, 7), inline=True)
+def _jitted_linear(a, b, h0, starts, axis, names, reverse, return_last):
+    op = "jaxgpuops.linear_scan"
+    b, a, h0, starts, axis = scan.linear_operands(op, a, b, h0, starts, axis)
+    if names is not None:
+        return scan.states(b, a, h0, starts, axis, scan.manual(op, names, b.shape[axis]), reverse, return_last)
     h = _linear(axis, reverse, a, b, h0, starts)
     return scan.with_last(h, h0, axis, reverse) if return_last else h
 

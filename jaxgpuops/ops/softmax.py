@@ -15,12 +15,15 @@ from jaxgpuops._arguments import given
 from jaxgpuops.lax import softmax_primitives as primitives
 from jaxgpuops.lax.softmax import (
     Axis,
+    AxisName,
     arguments,
     cross_entropy_arguments,
     cross_entropy_operands,
     evaluate,
+    evaluate_primitive,
     losses,
     mean_weight,
+    reduced_cross_entropy,
 )
 
 
@@ -32,6 +35,7 @@ def softmax(
     scale: ArrayLike | None = None,
     bias: ArrayLike | None = None,
     causal: bool = False,
+    axis_name: AxisName = None,
 ) -> jax.Array:
     """Exponentials along an axis, divided by their sum: of the logits ``z = scale * x + bias``.
 
@@ -46,6 +50,8 @@ def softmax(
         inverse temperature. A number is compiled into the program, so one that changes should be an array.
       bias: array that broadcasts to ``x``. It is converted to the dtype of ``x``.
       causal: True to mask entry (q, k) of the last two dimensions where k > q. The axis must be the last.
+      axis_name: inside `jax.shard_map`, what ``axis`` is split along, as for `jaxgpuops.topk`, with one ``axis`` only;
+        the result, ``bias`` and ``where`` are this device's part.
 
     Returns:
       An array of the shape and dtype of ``x``. Masked entries are 0, whatever ``x`` holds there.
@@ -90,7 +96,8 @@ def softmax(
     >>> jax.grad(lambda x: jaxgpuops.softmax(x)[2])(x[0]).round(4).tolist()
     [-0.125, -0.125, 0.25]
     """
-    return _jitted("softmax", *arguments("jaxgpuops.softmax", x, scale, bias, where, axis, causal=causal))
+    op = "jaxgpuops.softmax"
+    return _jitted("softmax", *arguments(op, x, scale, bias, where, axis, axis_name, causal=causal))
 
 
 def log_softmax(
@@ -101,11 +108,12 @@ def log_softmax(
     scale: ArrayLike | None = None,
     bias: ArrayLike | None = None,
     causal: bool = False,
+    axis_name: AxisName = None,
 ) -> jax.Array:
     """The logarithm of `jaxgpuops.softmax`: logits less their `jaxgpuops.logsumexp`, accurate where softmax is near 0.
 
     Args:
-      x, axis, where, scale, bias, causal: as for `jaxgpuops.softmax`.
+      x, axis, where, scale, bias, causal, axis_name: as for `jaxgpuops.softmax`.
 
     Returns:
       An array of the shape and dtype of ``x``. Masked entries are -inf, whatever ``x`` holds there.
@@ -127,7 +135,8 @@ def log_softmax(
     >>> jax.grad(lambda x: jaxgpuops.log_softmax(x)[0])(jnp.zeros(4)).tolist()
     [0.75, -0.25, -0.25, -0.25]
     """
-    return _jitted("log_softmax", *arguments("jaxgpuops.log_softmax", x, scale, bias, where, axis, causal=causal))
+    op = "jaxgpuops.log_softmax"
+    return _jitted("log_softmax", *arguments(op, x, scale, bias, where, axis, axis_name, causal=causal))
 
 
 def logsumexp(
@@ -139,11 +148,13 @@ def logsumexp(
     bias: ArrayLike | None = None,
     causal: bool = False,
     keepdims: bool = False,
+    axis_name: AxisName = None,
 ) -> jax.Array:
     """The logarithm of the sum of the exponentials along an axis: of the logits ``z = scale * x + bias``.
 
     Args:
-      x, axis, where, scale, bias, causal: as for `jaxgpuops.softmax`. (`jax.nn.logsumexp` has another default axis.)
+      x, axis, where, scale, bias, causal, axis_name: as for `jaxgpuops.softmax`. (`jax.nn.logsumexp` has another default
+        axis.)
       keepdims: True to keep the axes, with length 1.
 
     Returns:
@@ -169,14 +180,20 @@ def logsumexp(
      [0.  0. ]]
     """
     op = "jaxgpuops.logsumexp"
-    return _jitted("logsumexp", *arguments(op, x, scale, bias, where, axis, causal=causal, keepdims=keepdims))
+    return _jitted(
+        "logsumexp", *arguments(op, x, scale, bias, where, axis, axis_name, causal=causal, keepdims=keepdims)
+    )
 
 
 # Checks of shapes and dtypes run while tracing: an eager call that has been made before costs one dispatch.
-@functools.partial(jax.jit, static_argnums=(0, 5, 6, 7, 8), inline=True)
-def _jitted(name, x, scale, bias, where, axis, factor, causal, keepdims=False):
-    function = lambda operands, axis, query_axis: _softmax(name, axis, factor, query_axis, *operands)
-    y, merged = evaluate(f"jaxgpuops.{name}", "x", function, x, axis, scale, bias, where, causal)
+@functools.partial(jax.jit, static_argnums=(0, 5, 6, 7, 8, 9), inline=True)
+def _jitted(name, x, scale, bias, where, axis, names, factor, causal, keepdims=False):
+    op = f"jaxgpuops.{name}"
+    if names is None:
+        function = lambda operands, axis, query_axis, _: _softmax(name, axis, factor, query_axis, *operands)
+        y, merged = evaluate(op, "x", function, x, axis, None, scale, bias, where, causal)
+    else:
+        y, merged = evaluate_primitive(op, name, x, axis, names, factor, scale, bias, where, causal)
     return merged.reduced(y, keepdims) if name == "logsumexp" else merged.split(y)
 
 
@@ -242,6 +259,7 @@ def softmax_cross_entropy(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     reduction: str | None = None,
+    axis_name: AxisName = None,
 ) -> jax.Array:
     """Cross-entropy of the softmax of logits, with integer labels.
 
@@ -258,6 +276,8 @@ def softmax_cross_entropy(
       label_smoothing: a number from 0 to 1: the part of the weight that all classes share.
       z_loss: a number not below 0, the weight of the square of lse, which keeps it small.
       reduction: None for a loss per row, ``"sum"``, or ``"mean"`` over the rows that count (0 if there are none).
+      axis_name: inside `jax.shard_map`, what ``axis`` is split along, as for `jaxgpuops.topk`: labels are of the whole
+        axis, and all devices get the same losses.
 
     Returns:
       The losses, of shape ``(*before, *after)``, or a scalar with a reduction; float32, or float64 for float64 logits.
@@ -294,14 +314,16 @@ def softmax_cross_entropy(
     [[0.25, 0.25, -0.5], [0.0, 0.0, 0.0]]
     """
     op = "jaxgpuops.softmax_cross_entropy"
-    arrays_and_axis = cross_entropy_arguments(op, logits, labels, where, axis)
+    arrays_and_axis = cross_entropy_arguments(op, logits, labels, where, axis, axis_name)
     return _jitted_cross_entropy(*arrays_and_axis, *losses(op, label_smoothing, z_loss, reduction))
 
 
-@functools.partial(jax.jit, static_argnums=(3, 4, 5, 6), inline=True)
-def _jitted_cross_entropy(logits, labels, where, axis, label_smoothing, z_loss, reduction):
+@functools.partial(jax.jit, static_argnums=(3, 4, 5, 6, 7), inline=True)
+def _jitted_cross_entropy(logits, labels, where, axis, names, label_smoothing, z_loss, reduction):
     op = "jaxgpuops.softmax_cross_entropy"
-    logits, labels, where, axis = cross_entropy_operands(op, logits, labels, where, axis)
+    logits, labels, where, axis, split = cross_entropy_operands(op, logits, labels, where, axis, names)
+    if split is not None:
+        return reduced_cross_entropy(logits, labels, where, axis, split, label_smoothing, z_loss, reduction)
     config = axis, label_smoothing, z_loss
     if reduction is None:
         return _losses(config, logits, labels, where)

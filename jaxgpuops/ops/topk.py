@@ -9,7 +9,8 @@ import jax
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
-from jaxgpuops.lax.along_axis import put_along_axis
+from jaxgpuops._partition import manual
+from jaxgpuops.lax.along_axis import along, put_along_axis
 from jaxgpuops.lax.topk import top_k_p
 
 
@@ -20,7 +21,15 @@ class TopK(NamedTuple):
     indices: jax.Array
 
 
-def topk(x: ArrayLike, k: int, *, axis: int = -1, largest: bool = True, sorted: bool = True) -> TopK:
+def topk(
+    x: ArrayLike,
+    k: int,
+    *,
+    axis: int = -1,
+    largest: bool = True,
+    sorted: bool = True,
+    axis_name: _arguments.AxisName = None,
+) -> TopK:
     """The ``k`` largest (or smallest) elements along an axis, and their indices.
 
     With default flags the result equals ``jax.lax.top_k(x, k, axis=axis)`` on CPU bit for bit, on every platform.
@@ -32,6 +41,9 @@ def topk(x: ArrayLike, k: int, *, axis: int = -1, largest: bool = True, sorted: 
       axis: the axis of length ``n``. No axis costs a transpose.
       largest: True for the largest, descending; False for the smallest, ascending.
       sorted: False for the same elements in the order of their indices.
+      axis_name: inside `jax.shard_map`, the name of the mesh axis that ``axis`` is split along, or several, the slowest
+        first. ``x`` is then this device's part; ``n``, ``k`` and indices are of the whole axis, and all devices get the
+        same result. See docs/sharding.md.
 
     Returns:
       ``TopK(values, indices)``, both of shape ``(*before, k, *after)``; values of dtype ``x.dtype``, indices int32.
@@ -71,32 +83,35 @@ def topk(x: ArrayLike, k: int, *, axis: int = -1, largest: bool = True, sorted: 
     x = _arguments.array(op, "x", x)
     k, axis = _arguments.integer(op, "k", k), _arguments.integer(op, "axis", axis)
     largest, sorted = _arguments.flag(op, "largest", largest), _arguments.flag(op, "sorted", sorted)
-    return _jitted(x, k, axis, largest, sorted)
+    return _jitted(x, k, axis, largest, sorted, _arguments.names("jaxgpuops.topk", axis_name))
 
 
 # Checks of shapes and dtypes run while tracing: an eager call that has been made before costs one dispatch.
-@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4), inline=True)
-def _jitted(x, k, axis, largest, sorted):
+@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4, 5), inline=True)
+def _jitted(x, k, axis, largest, sorted, names):
     axis = _arguments.ordered("jaxgpuops.topk", "x", x, axis)
-    k = _arguments.count("jaxgpuops.topk", "k", k, x, axis)
-    return _topk(x, x.shape[axis], k, axis, largest, sorted)
+    split = manual("jaxgpuops.topk", names, x.shape[axis])
+    k = _arguments.count("jaxgpuops.topk", "k", k, x, axis, split)
+    if split is not None:
+        return TopK(*top_k_p(x, axis=axis, k=k, largest=largest, sorted=sorted, split=split))
+    return _topk(x, (x.shape[axis], along(x, axis)), k, axis, largest, sorted)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4, 5))
-def _topk(x, length, k, axis, largest, sorted):  # `length` is x.shape[axis], which the backward pass needs
+def _topk(x, size, k, axis, largest, sorted):  # `size` is what the backward pass must know of the axis
     return TopK(*top_k_p(x, axis=axis, k=k, largest=largest, sorted=sorted))
 
 
-def _forward(x, length, k, axis, largest, sorted):
+def _forward(x, size, k, axis, largest, sorted):
     # The primitive, not `_topk`: it has forward mode, so that forward over reverse (`jax.hessian`) works.
     out = TopK(*top_k_p(x, axis=axis, k=k, largest=largest, sorted=sorted))
     return out, out.indices
 
 
-def _backward(length, k, axis, largest, sorted, indices, cotangent):
+def _backward(size, k, axis, largest, sorted, indices, cotangent):
     if cotangent.values.dtype == jax.dtypes.float0:  # integers: no gradient
         return (None,)
-    return (put_along_axis(cotangent.values, indices, axis, length),)
+    return (put_along_axis(cotangent.values, indices, axis, *size),)
 
 
 _topk.defvjp(_forward, _backward)

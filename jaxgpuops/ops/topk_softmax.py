@@ -8,6 +8,7 @@ import jax
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
+from jaxgpuops.lax.along_axis import along
 from jaxgpuops.lax.topk_softmax import TopKSoftmax, checked, cotangent_of_logits, gate, saved
 
 
@@ -19,6 +20,7 @@ def topk_softmax(
     normalize: bool = True,
     score: str = "softmax",
     bias: ArrayLike | None = None,
+    axis_name: _arguments.AxisName = None,
 ) -> TopKSoftmax:
     """The gate of a mixture of experts: the ``k`` experts with the highest scores, and their weights, in one kernel.
 
@@ -31,6 +33,8 @@ def topk_softmax(
       score: "softmax" (over all experts) or "sigmoid" of the logits.
       bias: added to the scores to choose experts, and to nothing else, as for a balanced load without an auxiliary
         loss. Of shape ``(n,)``, or any that broadcasts to that of the logits.
+      axis_name: inside `jax.shard_map`, what ``axis`` is split along, as for `jaxgpuops.topk`; a
+        ``bias`` of one number an expert is this device's part.
 
     Returns:
       ``TopKSoftmax(weights, indices)``, both of shape ``(*before, k, *after)``; weights of the dtype of the logits,
@@ -70,30 +74,35 @@ def topk_softmax(
     bias = _arguments.optional(op, "bias", bias)
     k, axis = _arguments.integer(op, "k", k), _arguments.integer(op, "axis", axis)
     score = _arguments.choice(op, "score", score, ("softmax", "sigmoid"))
-    return _jitted(logits, bias, k, axis, score, _arguments.flag(op, "normalize", normalize))
+    names, normalize = _arguments.names(op, axis_name), _arguments.flag(op, "normalize", normalize)
+    return _jitted(logits, bias, k, axis, names, score, normalize)
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3, 4, 5), inline=True)
-def _jitted(logits, bias, k, axis, score, normalize):
-    logits, bias, axis, k = checked("jaxgpuops.topk_softmax", logits, bias, k, axis)
-    return _topk_softmax(logits, bias, logits.shape[axis], k, axis, score == "sigmoid", normalize)
+@functools.partial(jax.jit, static_argnums=(2, 3, 4, 5, 6), inline=True)
+def _jitted(logits, bias, k, axis, names, score, normalize):
+    logits, bias, axis, k, split = checked("jaxgpuops.topk_softmax", logits, bias, k, axis, names)
+    if split is not None:
+        return gate(logits, bias, split, k=k, axis=axis, sigmoid=score == "sigmoid", normalize=normalize)
+    size = logits.shape[axis], along(logits, axis)
+    return _topk_softmax(logits, bias, size, k, axis, score == "sigmoid", normalize)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5, 6))
-def _topk_softmax(logits, bias, length, k, axis, sigmoid, normalize):  # `length` is what the backward pass needs
+def _topk_softmax(logits, bias, size, k, axis, sigmoid, normalize):  # `size` is what the backward pass must know
     return gate(logits, bias, k=k, axis=axis, sigmoid=sigmoid, normalize=normalize)
 
 
-def _forward(logits, bias, length, k, axis, sigmoid, normalize):
+def _forward(logits, bias, size, k, axis, sigmoid, normalize):
     kind = {"axis": axis, "sigmoid": sigmoid, "normalize": normalize}
     out = gate(logits, bias, k=k, **kind)
     return out, (out, saved(logits, out.indices, **kind))
 
 
-def _backward(length, k, axis, sigmoid, normalize, residuals, cotangent):
+def _backward(size, k, axis, sigmoid, normalize, residuals, cotangent):
     (weights, indices), rest = residuals
     kind = {"axis": axis, "sigmoid": sigmoid, "normalize": normalize}
-    return cotangent_of_logits(cotangent.weights, rest, weights, indices, length=length, **kind), None
+    length, along = size
+    return cotangent_of_logits(cotangent.weights, rest, weights, indices, length=length, along=along, **kind), None
 
 
 _topk_softmax.defvjp(_forward, _backward)

@@ -1,0 +1,185 @@
+"""Arrays whose axis is split over all devices of this machine: our functions beside plain JAX.
+
+    python -m benchmarks sharded
+
+On GPUs, times are of calls in flight. Bytes are those of the collectives' results in the compiled program of one
+device; the rate of the link that they are compared with is that of an all-gather of 256 MiB, measured here. With one
+device all is local.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import json
+import math
+import os
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+import jaxgpuops
+from benchmarks import runner, timing
+from benchmarks.programs import Program
+
+_COLLECTIVE = re.compile(
+    r" = (.*?) (?:all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
+)
+
+
+def moved(text: str) -> int:
+    """Bytes of the results of the collectives of a compiled program."""
+    shapes = [s for result in _COLLECTIVE.findall(text) for s in re.findall(r"[a-z]+(\d*)\w*\[([\d,]*)\]", result)]
+    size = lambda dims: math.prod(int(n) for n in dims.split(",") if n)
+    return sum(int(bits or 8) // 8 * size(dims) for bits, dims in shapes)
+
+
+def mesh_of_all() -> Mesh:
+    return jax.make_mesh((len(jax.devices()),), ("x",), axis_types=(AxisType.Auto,))
+
+
+# ---- Programs: functions of arrays whose last axis is split. ``small`` are sizes for a CPU. ---------------------
+
+
+def _normal(shape, dtype, mesh):
+    sharding = NamedSharding(mesh, PartitionSpec(*[None] * (len(shape) - 1), "x"))
+    make = jax.jit(lambda: jax.random.normal(jax.random.key(0), shape, dtype), out_shardings=sharding)
+    return make()
+
+
+def cross_entropy(mesh, small) -> Program:
+    shape = (16, 1024) if small else (8192, 128256)
+    logits = _normal(shape, jnp.bfloat16, mesh)
+    labels = jnp.arange(shape[0], dtype=np.int32) * 15
+
+    def of_jax(logits):  # as in optax
+        log_p = jax.nn.log_softmax(logits.astype(jnp.float32))
+        return -jnp.take_along_axis(log_p, labels[:, None], 1).mean()
+
+    ours = lambda logits: jaxgpuops.softmax_cross_entropy(logits, labels, reduction="mean")
+    name = f"cross-entropy and gradient {_text(shape)} bfloat16"
+    return Program(name, (logits,), jax.value_and_grad(of_jax), jax.value_and_grad(ours), 2e-2)
+
+
+def top_k(mesh, small) -> Program:
+    shape = (4, 1024) if small else (64, 128256)
+    return Program(
+        f"top-k {_text(shape)} float32, k = 50",
+        (_normal(shape, jnp.float32, mesh),),
+        lambda x: jax.lax.top_k(x, 50),
+        lambda x: tuple(jaxgpuops.topk(x, 50)),
+    )
+
+
+def argmax(mesh, small) -> Program:
+    shape = (4, 1024) if small else (64, 128256)
+    return Program(
+        f"argmax {_text(shape)} float32",
+        (_normal(shape, jnp.float32, mesh),),
+        lambda x: jnp.argmax(x, 1),
+        lambda x: jaxgpuops.lax.argmax(x, 1, np.int32),
+    )
+
+
+def softmax(mesh, small) -> Program:
+    shape = (16, 1024) if small else (8192, 65536)
+    x = _normal(shape, jnp.bfloat16, mesh)
+    return Program(f"softmax {_text(shape)} bfloat16", (x,), jax.nn.softmax, jaxgpuops.softmax, 2e-2)
+
+
+def cumsum(mesh, small) -> Program:
+    shape = (1 << 12,) if small else (1 << 30,)
+    x = _normal(shape, jnp.float32, mesh)
+    return Program(f"cumsum {_text(shape)} float32", (x,), jnp.cumsum, jaxgpuops.cumsum, 1e-4)
+
+
+def categorical(mesh, small) -> Program:
+    """Unchanged, and after `install()`: argmax of logits and noise."""
+    shape = (4, 1024) if small else (64, 128256)
+    x = _normal(shape, jnp.float32, mesh)
+
+    def ours(x):
+        noise = jax.random.gumbel(jax.random.key(1), x.shape, x.dtype)
+        return jaxgpuops.lax.argmax(noise + x, 1, np.int32)
+
+    return Program(
+        f"categorical {_text(shape)} float32", (x,), functools.partial(jax.random.categorical, jax.random.key(1)), ours
+    )
+
+
+PROGRAMS = (cross_entropy, top_k, argmax, softmax, cumsum, categorical)
+
+
+def _text(shape):
+    return " × ".join(map(str, shape))
+
+
+# ---- The machine ----------------------------------------------------------------------------------------------------
+
+
+def _us(calls) -> dict[str, float]:
+    if jax.default_backend() == "gpu":
+        return timing.in_flight(calls)
+    # One at a time: virtual devices of a CPU wait for each other in the few threads that it has.
+    return timing.wall({name: lambda call=call: jax.block_until_ready(call()) for name, call in calls.items()})
+
+
+def link_rate(mesh, small) -> float | None:
+    """Bytes a µs that a device gets in an all-gather; None for one device."""
+    if mesh.size == 1:
+        return None
+    x = _normal((1 << (12 if small else 26),), jnp.float32, mesh)
+    gather = jax.jit(lambda x: x + 0, out_shardings=NamedSharding(mesh, PartitionSpec())).lower(x).compile()
+    us = _us({"gather": functools.partial(gather, x)})["gather"]
+    return x.nbytes * (mesh.size - 1) / mesh.size / us
+
+
+def keeps_nan(mesh) -> bool:
+    """Whether a collective maximum of floats gives NaN where one device has that. We move order keys anyway."""
+    values = jnp.where(jnp.arange(mesh.size) == mesh.size - 1, jnp.nan, 1.0)
+    split, whole = PartitionSpec("x"), PartitionSpec()
+    top = jax.shard_map(lambda x: jax.lax.pmax(x, "x"), mesh=mesh, in_specs=split, out_specs=whole)
+    return bool(jnp.isnan(jax.jit(top)(values))[0])
+
+
+def agree(actual, expected, tolerance) -> bool:
+    """As `programs.compared`, on the devices: these arrays may be larger than the memory of one."""
+
+    @jax.jit
+    def error(a, e):
+        a, e = a.astype(jnp.float32), e.astype(jnp.float32)
+        return jnp.abs(a - e).max() <= tolerance * jnp.abs(e).max()
+
+    return all(error(a, e) for a, e in zip(*map(jax.tree.leaves, (actual, expected)), strict=True))
+
+
+def run(*, only: str = "", commit: str | None = None, out: str | os.PathLike) -> None:
+    mesh, small = mesh_of_all(), jax.default_backend() != "gpu"
+    result = runner.environment("sharded", commit, []) | {"timing": "in flight", "devices": mesh.size}
+    result["date"] = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
+    result["bytes_a_us"], result["max_keeps_nan"] = rate, nan = link_rate(mesh, small), keeps_nan(mesh)
+    result["rows"] = rows = []
+    path = runner.result_path(out, "sharded")
+    speed = "one device" if rate is None else f"{mesh.size} devices, {rate / 1e3:.4g} GB/s into each in an all-gather"
+    print(f"{speed}; a collective maximum {'keeps' if nan else 'LOSES'} NaNs")
+    for make in PROGRAMS:
+        if only not in make.__name__:
+            continue
+        case = make(mesh, small)
+        forms = {"jax": case.plain, "jaxgpuops": case.ours}
+        programs = {name: jax.jit(f).lower(*case.arguments).compile() for name, f in forms.items()}
+        results = {name: program(*case.arguments) for name, program in programs.items()}
+        if not agree(results["jaxgpuops"], results["jax"], case.tolerance):
+            raise AssertionError(f"{case.name}: not the results of plain JAX")
+        del results
+        us = _us({name: functools.partial(program, *case.arguments) for name, program in programs.items()})
+        size = {name: moved(program.as_text()) for name, program in programs.items()}
+        rows.append({"name": case.name, "us": us, "bytes": size})
+        share = lambda name: "" if rate is None else f", {size[name] / us[name] / rate:.0%} of the link"
+        text = "; ".join(f"{name} {us[name]:.4g} µs, {size[name]} bytes{share(name)}" for name in forms)
+        print(f"{case.name:<50} {text}{'  MORE' * (size['jaxgpuops'] > size['jax'])}", flush=True)
+        path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    print(f"written to {path}")

@@ -1,0 +1,56 @@
+"""A training step on a mesh, for one process with eight devices, or as a program for two with four each."""
+
+import functools
+import os
+import sys
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxgpuops
+
+
+def step(hidden, head, labels, sequence):
+    """A loss whose vocabulary is split, its gradients, the best words, and a scan along a split axis."""
+
+    def loss(hidden, head):
+        return jaxgpuops.softmax_cross_entropy(hidden @ head, labels, reduction="mean")
+
+    value, gradients = jax.value_and_grad(loss, (0, 1))(hidden, head)
+    best = jaxgpuops.topk(hidden @ head, 5)
+    return value, gradients, tuple(best), jaxgpuops.cumsum(sequence, axis=0)
+
+
+def operands(mesh):
+    """Of small integers: their products and sums are exact in any order."""
+    integers = functools.partial(np.random.default_rng(0).integers, -2, 3)
+    arrays = {
+        "hidden": (integers((16, 8)).astype(np.float32), P("a")),
+        "head": (integers((8, 512)).astype(np.float32), P(None, ("b", "a"))),
+        "labels": (np.arange(16, dtype=np.int32) * 31, P("a")),
+        "sequence": (integers((256, 4)).astype(np.float32), P(("a", "b"))),
+    }
+    make = lambda x, spec: jax.make_array_from_callback(x.shape, NamedSharding(mesh, spec), lambda i: x[i])
+    return {name: make(*pair) for name, pair in arrays.items()}
+
+
+def lowered():
+    mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+    arguments = operands(mesh)
+    return jax.jit(step, out_shardings=NamedSharding(mesh, P())).lower(**arguments), arguments
+
+
+def main(process, address, path):
+    jax.config.update("jax_num_cpu_devices", 4)
+    jax.distributed.initialize(address, 2, int(process))
+    assert len(jax.devices()) == 8
+    program, arguments = lowered()
+    outs = jax.tree.map(np.asarray, jax.tree.leaves(program.compile()(**arguments)))
+    np.savez(path, *outs, text=program.as_text())
+
+
+if __name__ == "__main__":
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    main(*sys.argv[1:])

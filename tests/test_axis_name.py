@@ -1,0 +1,170 @@
+"""``axis_name`` inside `jax.shard_map`: each device has its part of the axis, and results are those of one device."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+import jaxgpuops
+
+SHAPE, AXIS = (4, 64, 4), 1
+LABELS = np.random.default_rng(1).integers(0, SHAPE[AXIS], (4, 4)).astype(np.int32)
+ROWS = np.random.default_rng(2).standard_normal((4, 1, 4)).astype(np.float32)
+
+
+@pytest.fixture
+def mesh(several_devices):
+    n = len(several_devices)
+    return jax.make_mesh((n // 2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2, devices=several_devices)
+
+
+def reduction(name, **options):
+    return lambda ops, x, y, **names: getattr(ops, name)(x, axis=AXIS, where=y > 0, **options, **names)
+
+
+def scan(name, **options):
+    def function(ops, x, y, **names):
+        return getattr(ops, name)(x, axis=AXIS, segment_starts=y > 1.5, **options, **names)
+
+    return function
+
+
+def largest(ops, x, y, **names):
+    if ops is jaxgpuops:
+        return tuple(ops.topk(x, 5, axis=AXIS, largest=False, sorted=False, **names))
+    return tuple(ops.top_k(x, 20, axis=AXIS, **names))  # more than a device has
+
+
+def softmax(name):
+    def function(ops, x, y, **names):
+        z = getattr(ops, name)(x, axis=AXIS, where=y > -1, scale=ROWS, bias=y, **names)
+        return jnp.maximum(z, -99)
+
+    return function
+
+
+# name -> a function of x and of another array of its shape, and whether the result is split as x is
+OPS = {
+    "top-k": (largest, False),
+    "argmin": (lambda ops, x, y, **names: jaxgpuops.lax.argmin(x, AXIS, np.int32, **names), False),
+    "sum": (reduction("sum"), False),
+    "mean": (reduction("mean", keepdims=True), False),
+    "max": (reduction("max"), False),
+    "dot": (lambda ops, x, y, **names: ops.dot(x, y, axis=AXIS, **names), False),
+    "cumsum": (scan("cumsum", exclusive=True), True),
+    "cumprod": (scan("cumprod", reverse=True), True),
+    "cummin": (scan("cummin"), True),
+    "cumlogsumexp": (lambda ops, x, y, **names: ops.cumlogsumexp(x, axis=AXIS, **names), True),
+    "linear_scan": (
+        lambda ops, x, y, **names: ops.linear_scan(y / 2, x, ROWS[:, 0], axis=AXIS, reverse=True, **names),
+        True,
+    ),
+    "last state": (
+        lambda ops, x, y, **names: ops.linear_scan(ROWS / 4, x, axis=AXIS, return_last=True, **names)[1],
+        False,
+    ),
+    "softmax": (softmax("softmax"), True),
+    "log_softmax": (softmax("log_softmax"), True),
+    "logsumexp": (softmax("logsumexp"), False),
+    "cross-entropy": (
+        lambda ops, x, y, **names: ops.softmax_cross_entropy(
+            x, LABELS, axis=AXIS, z_loss=0.1, label_smoothing=0.1, **names
+        ),
+        False,
+    ),
+    "mean cross-entropy": (
+        lambda ops, x, y, **names: ops.softmax_cross_entropy(x, LABELS, axis=AXIS, reduction="mean", **names),
+        False,
+    ),
+    "gate": (lambda ops, x, y, **names: tuple(ops.topk_softmax(x, 3, axis=AXIS, bias=y, **names)), False),
+    "shares": (lambda ops, x, y, **names: tuple(ops.topk_softmax(x, 3, axis=AXIS, normalize=False, **names)), False),
+}
+
+
+def arrays():
+    x, y = np.random.default_rng(0).standard_normal((2, *SHAPE)).astype(np.float32)
+    return x, y
+
+
+def value_and_gradients(f, x, y):
+    def loss(x, y):
+        out = f(x, y)
+        floats = [a for a in jax.tree.leaves(out) if a.dtype == np.float32]
+        return sum((a**2).sum() for a in floats) + 0.0, out
+
+    (_, out), gradients = jax.value_and_grad(loss, (0, 1), has_aux=True)(x, y)
+    return out, gradients
+
+
+def split(f, mesh, names, keeps, check_vma):
+    spec = P(None, names)
+    f = functools.partial(f, axis_name=names)
+    return jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec if keeps else P(), check_vma=check_vma)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_values_and_gradients(mesh, name):
+    function, keeps = OPS[name]
+    for ops, names, check_vma in ((jaxgpuops, ("b", "a"), True), (jaxgpuops.lax, "a", False)):
+        f = functools.partial(function, ops)
+        expected = jax.jit(functools.partial(value_and_gradients, f))(*arrays())
+        actual = jax.jit(functools.partial(value_and_gradients, split(f, mesh, names, keeps, check_vma)))(*arrays())
+        for a, b in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5 * np.abs(b).max(initial=0))
+            assert b.dtype != np.int32 or (a == b).all()
+
+
+def test_gradients_inside_and_forward_mode(mesh):
+    x, y = arrays()
+    loss = lambda x, **names: (
+        jaxgpuops.lax.cumprod(x, AXIS, **names) * jaxgpuops.lax.max(x, axis=AXIS, keepdims=True, **names)
+    ).sum()
+
+    def inside(x, y):
+        own = lambda x: jax.lax.psum(loss(x, axis_name="a"), "a")
+        return jax.grad(own)(x), jax.jvp(own, (x,), (y,))[1]
+
+    spec = P(None, "a")
+    f = jax.jit(jax.shard_map(inside, mesh=mesh, in_specs=spec, out_specs=(spec, P())))
+    expected = jax.grad(loss)(x), jax.jvp(loss, (x,), (y,))[1]
+    for a, b in zip(f(x, y), expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * np.abs(b).max())
+
+
+def test_second_derivatives_and_vmap(mesh):
+    x, y = arrays()
+    f = lambda x, **names: jaxgpuops.linear_scan(0.5, x, axis=0, **names) * jaxgpuops.softmax(x, axis=0, **names)
+    whole = jax.vmap(jax.vmap(f, 1, 1))
+    part = jax.vmap(jax.vmap(functools.partial(f, axis_name=("a", "b")), 1, 1))
+    spec = P(None, ("a", "b"))
+    part = jax.shard_map(part, mesh=mesh, in_specs=spec, out_specs=spec)
+    hessian_times = lambda f: jax.jit(lambda x, y: jax.jvp(jax.grad(lambda x: (f(x) ** 2).sum()), (x,), (y,))[1])
+    np.testing.assert_allclose(hessian_times(part)(x, y), hessian_times(whole)(x, y), rtol=1e-4, atol=1e-5)
+
+
+def test_other_dimensions_may_be_split_by_xla(mesh):
+    x, y = arrays()
+    f = functools.partial(jaxgpuops.topk, k=3, axis=AXIS)
+    partly = jax.shard_map(
+        functools.partial(f, axis_name="a"), mesh=mesh, in_specs=P(None, "a"), out_specs=P(), axis_names={"a"}
+    )
+    x = jax.device_put(x, jax.NamedSharding(mesh, P("b", "a")))
+    jax.tree.map(np.testing.assert_array_equal, jax.jit(partly)(x), f(x))
+
+
+def test_errors(mesh):
+    x, _ = arrays()
+    with pytest.raises(ValueError, match=r"jaxgpuops.topk: axis_name must be of axes of the mesh .* got 'a'"):
+        jaxgpuops.topk(x, 3, axis_name="a")
+    with pytest.raises(TypeError, match=r"jaxgpuops.cumsum: axis_name must be a name of a mesh axis"):
+        jaxgpuops.cumsum(x, axis_name=3)
+    f = functools.partial(jaxgpuops.sum, axis=(0, 1), axis_name="a")
+    with pytest.raises(ValueError, match=r"jaxgpuops.sum: axis_name works with one axis, got 2"):
+        jax.shard_map(f, mesh=mesh, in_specs=P(None, "a"), out_specs=P())(x)
+    f = functools.partial(jaxgpuops.topk, k=65, axis=AXIS, axis_name="a")
+    with pytest.raises(ValueError, match=r"k must be between 0 and 64"):
+        jax.shard_map(f, mesh=mesh, in_specs=P(None, "a"), out_specs=P())(x)

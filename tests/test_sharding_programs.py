@@ -1,0 +1,179 @@
+"""Whole programs on meshes: partitioners, lowering without devices, caches, donation, export, install, two processes."""
+
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import mesh_step
+import numpy as np
+import pytest
+from jax.experimental import serialize_executable
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from test_sharding_axis import moved
+
+import jaxgpuops
+from jaxgpuops import _partition
+
+
+@pytest.fixture
+def mesh(several_devices):
+    n = len(several_devices)
+    return jax.make_mesh((n // 2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2, devices=several_devices)
+
+
+def example(shape=(8, 512)):
+    return np.random.default_rng(0).integers(-3, 4, shape).astype(np.float32)
+
+
+def several(x):
+    return tuple(jaxgpuops.topk(x, 4)), jaxgpuops.cumsum(x), jaxgpuops.softmax(40 * x)
+
+
+def assert_equal(actual, expected):
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
+
+
+def split(mesh, *spec):
+    return jax.device_put(example(), NamedSharding(mesh, P(*spec)))
+
+
+def test_gspmd(mesh):
+    jax.config.update("jax_use_shardy_partitioner", False)
+    try:
+        x = split(mesh, "b", "a")
+        compiled = jax.jit(lambda x: several(x)).lower(x).compile()
+        assert_equal(compiled(x), several(example()))
+        assert moved(compiled.as_text())[0] < example().nbytes // 4
+    finally:
+        jax.config.update("jax_use_shardy_partitioner", True)
+
+
+def test_axes_of_a_mesh_in_any_order(several_devices):
+    if len(several_devices) < 8:
+        pytest.skip("needs eight devices")
+    mesh = jax.make_mesh((2, 2, 2), ("a", "b", "c"), axis_types=(AxisType.Auto,) * 3)
+    for spec in (("b", ("c", "a")), (None, ("b", "c", "a")), (("c", "b"), "a")):
+        x = split(mesh, *spec)
+        assert_equal(jax.jit(several)(x), several(example()))
+
+
+def test_lowering_for_devices_that_are_not_there():
+    sharding = NamedSharding(AbstractMesh((16, 4), ("a", "b")), P("b", "a"))
+    x = jax.ShapeDtypeStruct((64, 4096), np.float32, sharding=sharding)
+    text = jax.jit(several).trace(x).lower(lowering_platforms=("cpu",)).as_text()
+    assert text.count(f"@{_partition._TARGET}(") == 3
+
+
+def test_donated_arrays_are_written_over(mesh):
+    x = split(mesh, None, ("a", "b"))
+    program = jax.jit(lambda x: jaxgpuops.cumsum(x), donate_argnums=0).lower(x).compile()
+    assert "input_output_alias={ {}: (0, {}" in program.as_text()
+    assert_equal(program(x), np.cumsum(example(), 1))
+    assert x.is_deleted()
+
+
+def test_serialized_executables(mesh):
+    x = split(mesh, "b", "a")
+    compiled = jax.jit(several).lower(x).compile()
+    loaded = serialize_executable.deserialize_and_load(*serialize_executable.serialize(compiled))
+    assert_equal(loaded(x), several(example()))
+
+
+def test_compiled_programs_are_found_on_disk(mesh):
+    x, hits = split(mesh, "b", "a"), []
+    jax.jit(several).lower(x).compile()
+    jax.clear_caches()
+    jax.monitoring.register_event_listener(lambda event, **_: hits.append("cache_hits" in event))
+    try:
+        compiled = jax.jit(several).lower(x).compile()
+    finally:
+        jax.monitoring.clear_event_listeners()
+    assert any(hits)
+    assert_equal(compiled(x), several(example()))
+
+
+def test_exported_programs_know_nothing_of_the_partitioner(mesh):
+    x = split(mesh, "a")
+    exported = jax.export.export(jax.jit(several), disabled_checks=jaxgpuops.export_checks())(x)
+    text = exported.mlir_module()
+    assert _partition._TARGET not in text and "num_batch_dims" in text
+    assert_equal(jax.jit(exported.call)(x), several(example()))
+
+
+def test_explain_says_what_each_device_has_and_gets(mesh):
+    for spec, part, moved_bytes in ((("b", "a"), (4, 128), 4 * 16 * 8), (("a",), (2, 512), 0)):
+        x = split(mesh, *spec)
+        for _ in range(2):  # XLA asks once about equal calls
+            topk, cumsum = jaxgpuops.explain(lambda x: jaxgpuops.cumsum(jaxgpuops.topk(x, 4).values[:, :1] + x), x)
+            assert (topk.op, topk.part) == ("topk", part)
+            assert sum(topk.collectives.values()) == moved_bytes and cumsum.op == "cumsum"
+    assert "each device has [2, 512], nothing moves" in str(topk)
+    [whole] = jaxgpuops.explain(lambda x: jaxgpuops.topk(x, 4), example())
+    assert whole.part is None and "device" not in str(whole)
+
+
+INSTALLED = {
+    "top_k": lambda x: jax.lax.top_k(x, 3),
+    "argmax": lambda x: jnp.argmax(x, 1),
+    "cumsum": lambda x: jax.lax.cumsum(x, 1),
+    "gradient of cumsum": jax.grad(lambda x: (jax.lax.cumsum(x, 1) ** 2).sum()),
+    "softmax": lambda x: jax.nn.softmax(x),
+    "gradient of logsumexp": jax.grad(lambda x: jax.nn.logsumexp(x, 1).sum()),
+    "one-hot loss": lambda x: -(jax.nn.log_softmax(x) * jax.nn.one_hot(jnp.arange(8) * 60, 512)).sum(1),
+    "gradient of a one-hot loss": jax.value_and_grad(
+        lambda x: -(jax.nn.log_softmax(x) * jax.nn.one_hot(jnp.argmax(x, 1), 512)).sum()
+    ),
+    "gradient of a loss": jax.grad(
+        lambda x: -jnp.take_along_axis(jax.nn.log_softmax(x), jnp.arange(8)[:, None] * 60, 1).sum()
+    ),
+    "categorical": lambda x: jax.random.categorical(jax.random.key(0), x),
+}
+ROUTED = ["top_k", "argmax", "cumsum", "cummax", "softmax", "log_softmax", "logsumexp"]
+
+
+@pytest.mark.parametrize("name", INSTALLED)
+def test_an_installed_program_moves_no_more(mesh, name):
+    program = INSTALLED[name]
+    x = split(mesh, "b", "a")
+    plain = jax.jit(lambda x: program(x)).lower(x).compile()
+    with jaxgpuops.install(ROUTED):
+        ours = jax.jit(lambda x: program(x)).lower(x).compile()
+    assert moved(ours.as_text())[0] <= moved(plain.as_text())[0]
+    assert_equal(ours(x), plain(x))
+
+
+def test_two_processes_are_as_one(tmp_path):
+    if jax.default_backend() != "cpu" or len(jax.devices()) < 8:
+        pytest.skip("virtual devices of the CPU")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, [str(pathlib.Path(jaxgpuops.__file__).parents[1]), os.environ.get("PYTHONPATH")])
+        )
+    }
+    paths = [tmp_path / f"{process}.npz" for process in range(2)]
+    command = [sys.executable, "-P", mesh_step.__file__]
+    running = [
+        subprocess.Popen([*command, str(i), address, str(path)], env=environment, stderr=subprocess.PIPE, text=True)
+        for i, path in enumerate(paths)
+    ]
+    errors = [process.communicate(timeout=120)[1] for process in running]
+    assert [process.returncode for process in running] == [0, 0], errors
+    program, arguments = mesh_step.lowered()
+    expected = [np.asarray(a) for a in jax.tree.leaves(program.compile()(**arguments))]
+    for path in paths:
+        found = np.load(path)
+        assert str(found["text"]) == program.as_text()  # hosts agree on what they run, with nothing said
+        for i, a in enumerate(expected):
+            np.testing.assert_allclose(found[f"arr_{i}"], a, rtol=1e-6, atol=1e-7)
+        np.testing.assert_array_equal(found["arr_4"], expected[4])  # the best words
+        np.testing.assert_array_equal(found["arr_5"], expected[5])  # sums
