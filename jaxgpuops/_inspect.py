@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform as _platform
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.export
@@ -14,7 +14,9 @@ from jaxgpuops import _arguments, _native
 from jaxgpuops._primitive import KERNELS, Lowering, recording
 
 
-def explain(fn: Callable, *args: Any, platform: str | None = None, **kwargs: Any) -> list[Lowering]:
+def explain(
+    fn: Callable, *args: Any, platform: Literal["cpu", "cuda", "gpu"] | None = None, **kwargs: Any
+) -> list[Lowering]:
     """Which kernels a function takes: one record per jaxgpuops call that it lowers.
 
     The function is traced and lowered, not run; ``args`` may be arrays or `jax.ShapeDtypeStruct`. ``platform`` is

@@ -26,8 +26,8 @@ from jax.interpreters import mlir
 
 from jaxgpuops import _primitive, lax
 from jaxgpuops._arguments import FLOATS, FLOATS8, INTEGERS
+from jaxgpuops.lax._topk import argmax_p, top_k_p
 from jaxgpuops.lax.scan_primitives import CUMULATIVE
-from jaxgpuops.lax.topk import argmax_p, top_k_p
 
 _PLATFORMS = ("cpu", "cuda")
 

@@ -8,8 +8,8 @@ import jax
 from jax import lax
 from jax.typing import ArrayLike
 
-from jaxgpuops.lax import reduce as primitives
-from jaxgpuops.lax.reduce import Axis
+from jaxgpuops._arguments import Axis
+from jaxgpuops.lax import _reduce as primitives
 
 
 def sum(x: ArrayLike, *, axis: Axis = -1, where: ArrayLike | None = None, keepdims: bool = False) -> jax.Array:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+from typing import Literal, overload
 
 import jax
 import numpy as np
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
-from jaxgpuops.lax import scan, scan_primitives
+from jaxgpuops.lax import _scan as scan
+from jaxgpuops.lax import scan_primitives
 
 
 def cumsum(
@@ -270,6 +272,39 @@ _cumulative.defvjp(_cumulative_forward, _cumulative_backward)
 # ---- Linear recurrences -----------------------------------------------------------------------------------------------
 
 
+@overload
+def linear_scan(
+    a: ArrayLike,
+    b: ArrayLike,
+    h0: ArrayLike | None = ...,
+    *,
+    axis: int = ...,
+    reverse: bool = ...,
+    segment_starts: ArrayLike | None = ...,
+    return_last: Literal[False] = ...,
+) -> jax.Array: ...
+@overload
+def linear_scan(
+    a: ArrayLike,
+    b: ArrayLike,
+    h0: ArrayLike | None = ...,
+    *,
+    axis: int = ...,
+    reverse: bool = ...,
+    segment_starts: ArrayLike | None = ...,
+    return_last: Literal[True],
+) -> tuple[jax.Array, jax.Array]: ...
+@overload
+def linear_scan(
+    a: ArrayLike,
+    b: ArrayLike,
+    h0: ArrayLike | None = ...,
+    *,
+    axis: int = ...,
+    reverse: bool = ...,
+    segment_starts: ArrayLike | None = ...,
+    return_last: bool = ...,
+) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 def linear_scan(
     a: ArrayLike,
     b: ArrayLike,

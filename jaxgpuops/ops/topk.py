@@ -9,8 +9,8 @@ import jax
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
+from jaxgpuops.lax._topk import top_k_p
 from jaxgpuops.lax.along_axis import put_along_axis
-from jaxgpuops.lax.topk import top_k_p
 
 
 class TopK(NamedTuple):

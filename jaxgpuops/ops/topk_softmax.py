@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+from typing import Literal
 
 import jax
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
-from jaxgpuops.lax.topk_softmax import TopKSoftmax, checked, cotangent_of_logits, gate, saved
+from jaxgpuops.lax._topk_softmax import TopKSoftmax, checked, cotangent_of_logits, gate, saved
 
 
 def topk_softmax(
@@ -17,7 +18,7 @@ def topk_softmax(
     *,
     axis: int = -1,
     normalize: bool = True,
-    score: str = "softmax",
+    score: Literal["softmax", "sigmoid"] = "softmax",
     bias: ArrayLike | None = None,
 ) -> TopKSoftmax:
     """The gate of a mixture of experts: the ``k`` experts with the highest scores, and their weights, in one kernel.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +13,12 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
-from jaxgpuops._arguments import FLOATS, FLOATS8, INTEGERS, given
+from jaxgpuops._arguments import FLOATS, FLOATS8, INTEGERS, Axis, given
 from jaxgpuops._axes import Merged
 from jaxgpuops._primitive import align
 from jaxgpuops.lax.softmax_primitives import bind, cross_entropy_p, log_softmax_p, logsumexp_p, softmax_p
 
 # ---- Arguments --------------------------------------------------------------------------------------------------------
-
-Axis = int | tuple[int, ...] | None
 
 DTYPES = FLOATS | FLOATS8 | INTEGERS | {np.dtype(bool)}
 
@@ -227,7 +226,7 @@ def softmax_cross_entropy(
     where: ArrayLike | None = None,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
-    reduction: str | None = None,
+    reduction: Literal["sum", "mean"] | None = None,
 ) -> jax.Array:
     """Cross-entropy as `jaxgpuops.softmax_cross_entropy`, which see. This one has forward-mode derivatives too.
 

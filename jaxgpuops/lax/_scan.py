@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -198,6 +199,39 @@ def _linear_scan(a, b, h0, starts, axis, reverse, return_last):
     return with_last(h, h0, axis, reverse) if return_last else h
 
 
+@overload
+def linear_scan(
+    a: ArrayLike,
+    b: ArrayLike,
+    h0: ArrayLike | None = ...,
+    *,
+    axis: int = ...,
+    reverse: bool = ...,
+    segment_starts: ArrayLike | None = ...,
+    return_last: Literal[False] = ...,
+) -> jax.Array: ...
+@overload
+def linear_scan(
+    a: ArrayLike,
+    b: ArrayLike,
+    h0: ArrayLike | None = ...,
+    *,
+    axis: int = ...,
+    reverse: bool = ...,
+    segment_starts: ArrayLike | None = ...,
+    return_last: Literal[True],
+) -> tuple[jax.Array, jax.Array]: ...
+@overload
+def linear_scan(
+    a: ArrayLike,
+    b: ArrayLike,
+    h0: ArrayLike | None = ...,
+    *,
+    axis: int = ...,
+    reverse: bool = ...,
+    segment_starts: ArrayLike | None = ...,
+    return_last: bool = ...,
+) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 def linear_scan(
     a: ArrayLike,
     b: ArrayLike,

@@ -12,7 +12,7 @@ from jax.interpreters import ad
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments, _native
-from jaxgpuops._arguments import FLOATS, FLOATS8, INTEGERS, ORDERED_DTYPES, given
+from jaxgpuops._arguments import FLOATS, FLOATS8, INTEGERS, ORDERED_DTYPES, Axis, given
 from jaxgpuops._axes import Merged
 from jaxgpuops._partition import RULES, Rule
 from jaxgpuops._primitive import Kernel, align, def_jvp, def_jvp_by_fallback
@@ -232,7 +232,6 @@ RULES["min"] = Rule(_extreme_split(min_p))
 # ---- Arguments --------------------------------------------------------------------------------------------------------
 
 KERNELS = {"sum": sum_p, "max": max_p, "min": min_p, "dot": dot_p}
-Axis = int | tuple[int, ...] | None
 
 
 def evaluate(op, name, function, arrays, axis, where, keepdims):
