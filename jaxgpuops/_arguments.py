@@ -76,7 +76,7 @@ def flag(op: str, name: str, value: Any) -> bool:
     )
 
 
-def choice(op: str, name: str, value: Any, allowed: Collection[str | None]) -> str | None:
+def choice(op: str, name: str, value: Any, allowed: Collection[str | None]) -> Any:
     """One of a few words, or None where that is among them."""
     if (value is None or isinstance(value, str)) and value in allowed:
         return value

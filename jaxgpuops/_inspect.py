@@ -35,13 +35,13 @@ def explain(
 
     if platform is not None:
         platform = _arguments.choice("jaxgpuops.explain", "platform", platform, ("cpu", "cuda", "gpu"))
-    platform = _native.lowering_platform(platform or jax.default_backend())
+    lowered_for = _native.lowering_platform(platform or jax.default_backend())
 
     def fresh(*args, **kwargs):  # a function that JAX has not seen, so that no cache hides the lowering
         return fn(*args, **kwargs)
 
     with recording() as lowerings:
-        jax.jit(fresh).trace(*args, **kwargs).lower(lowering_platforms=(platform,))
+        jax.jit(fresh).trace(*args, **kwargs).lower(lowering_platforms=(lowered_for,))
     return lowerings
 
 

@@ -4,7 +4,10 @@ Python checks all arguments before a handler sees them. These tests go around it
 makes no sense with an error that can be read, and must never abort or write out of bounds.
 """
 
+import ast
 import concurrent.futures
+import pathlib
+import re
 import subprocess
 import sys
 import textwrap
@@ -373,6 +376,20 @@ def test_the_modules_describe_themselves():
         assert info["cuda_version"] and info["cuda_architectures"] and not info["cuda_reason"]
     else:
         assert info["cuda_reason"]
+
+
+def test_stubs_say_what_the_modules_have():
+    for name, module in _native.modules.items():
+        if module is None:
+            continue
+        stub = ast.parse((pathlib.Path(_native.__file__).parent / f"_{name}.pyi").read_text())
+        said = {f.name: [arg.arg for arg in f.args.args] for f in stub.body if isinstance(f, ast.FunctionDef)}
+        there = {
+            function: re.findall(r"(\w+): ", getattr(module, function).__nb_signature__[0][0].partition("(")[2])
+            for function in dir(module)
+            if not function.startswith("__")
+        }
+        assert said == there
 
 
 @pytest.mark.parametrize("name", ["topk", "argmax", "take_along_axis", "put_along_axis", *SCANS, *ROWS])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ def cumulative_operands(op, arg, name, x, starts, axis):
     return align(*given(x, _arguments.starts(op, starts, x.shape, axis))), axis
 
 
-def options(op, segment_starts, axis, **flags):
+def options(op, segment_starts, axis, **flags) -> tuple[Any, ...]:
     """segment_starts, axis and flags: what must be checked before tracing, beside the arrays."""
     starts = _arguments.optional(op, "segment_starts", segment_starts)
     flags = (_arguments.flag(op, name, value) for name, value in flags.items())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -89,7 +89,7 @@ def losses(op, label_smoothing, z_loss, reduction):
     return label_smoothing, z_loss, _arguments.choice(op, "reduction", reduction, (None, "sum", "mean"))
 
 
-def cross_entropy_operands(op, logits, labels, where, axis):
+def cross_entropy_operands(op, logits, labels, where, axis) -> tuple[Any, ...]:
     """Aligned logits, labels with the axis, ``where`` (or None) with the axis, and the axis counted from the front."""
     _arguments.dtype(op, "logits", logits.dtype, FLOATS | FLOATS8)
     axis = _arguments.axis_of(op, "logits", logits.shape, axis)

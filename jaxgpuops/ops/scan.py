@@ -395,7 +395,8 @@ def _linear(axis, reverse, a, b, h0, starts):
 
 
 def _linear_backward(axis, reverse, residuals, ct):
-    return *scan_primitives.linear_scan_cotangents(ct, *residuals, axis, reverse), None
+    a, h, h0, starts = residuals
+    return *scan_primitives.linear_scan_cotangents(ct, a, h, h0, starts, axis, reverse), None
 
 
 _linear.defvjp(_linear_forward, _linear_backward)
