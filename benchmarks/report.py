@@ -7,7 +7,7 @@ In Markdown, a table stands between two markers and is filled by ``python -m ben
 
 The words are columns: a library, or one of COLUMNS. Before the colon may stand which rows: ``headlines``, only those
 whose case says that it is one; of a sweep ``families``, one row for each, or ``worst``, the problems that are most
-behind the faster of the other libraries.
+behind the faster of the other libraries. ``few`` are those of FEW, from the results of all families of a GPU.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MARKED = re.compile(
-    r"(<!-- benchmark ([\w-]+)(?: (headlines|families|worst))?: ([\w ]+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL
+    r"(<!-- benchmark ([\w-]+)(?: (headlines|families|worst|few))?: ([\w ]+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL
 )
 
 
@@ -199,6 +199,26 @@ def table(result: dict, columns: list[str], which: str | None = None) -> str:
     return "\n".join(["| " + " | ".join(line) + " |" for line in lines] + ["", about]) + "\n"
 
 
+# What the README shows of all families.
+FEW = (
+    "64 x 128256 float32, k = 50",
+    "1 x 2^27 float32, k = 64",
+    "cumsum 65536 x 1024 bfloat16",
+    "linear_scan 8 x 2048 x 4096 float32",
+    "cross-entropy and gradient 8192 x 128256 bfloat16",
+)
+
+
+def few_table(device: str, columns: list[str]) -> str:
+    """A row each of FEW, from the results of all families."""
+    results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob(f"{device}-*.json"))]
+    found = {row["name"]: (result, row) for result in results for row in result["rows"] if row.get("name") in FEW}
+    headings, cells = zip(*(COLUMNS[name] for name in columns), strict=True)
+    lines = [headings, ["---"] + ["---:"] * (len(columns) - 1)]
+    lines += [[cell(*found[name]) for cell in cells] for name in FEW]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
 def fill_tables(check: bool = False) -> None:
     """Writes every marked table anew; with ``check``, only says whether one is out of date."""
     stale = []
@@ -206,6 +226,8 @@ def fill_tables(check: bool = False) -> None:
 
         def filled(match):
             marker, name, which, columns, _, end = match.groups()
+            if which == "few":
+                return marker + few_table(name, columns.split()) + end
             path = RESULTS / f"{name}.json"
             text = "Not measured yet.\n"
             if path.exists():

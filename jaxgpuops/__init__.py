@@ -5,7 +5,10 @@ from importlib.metadata import PackageNotFoundError, version
 from jaxgpuops import lax
 from jaxgpuops._inspect import explain, export_checks
 from jaxgpuops._install import install, uninstall
-from jaxgpuops.ops.reduce import dot, max, mean, min, sum
+from jaxgpuops.ops.reduce import dot, mean
+from jaxgpuops.ops.reduce import max as max
+from jaxgpuops.ops.reduce import min as min
+from jaxgpuops.ops.reduce import sum as sum
 from jaxgpuops.ops.scan import cumlogsumexp, cummax, cummin, cumprod, cumsum, linear_scan
 from jaxgpuops.ops.softmax import log_softmax, logsumexp, softmax, softmax_cross_entropy
 from jaxgpuops.ops.topk import TopK, topk
@@ -16,6 +19,7 @@ try:
 except PackageNotFoundError:  # used from a source tree
     __version__ = "0+unknown"
 
+# Of the public names, those that `from jaxgpuops import *` gives: the builtins max, min and sum stay what they are.
 __all__ = [
     "TopK",
     "TopKSoftmax",
@@ -33,13 +37,14 @@ __all__ = [
     "linear_scan",
     "log_softmax",
     "logsumexp",
-    "max",
     "mean",
-    "min",
     "softmax",
     "softmax_cross_entropy",
-    "sum",
     "topk",
     "topk_softmax",
     "uninstall",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "max", "min", "sum"])

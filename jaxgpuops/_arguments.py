@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +12,8 @@ import jax.export
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+
+Axis = int | Sequence[int] | None  # of functions that take several axes, or all
 
 # The dtypes that kernels know.
 INTEGERS = frozenset(map(np.dtype, ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]))
@@ -74,7 +76,7 @@ def flag(op: str, name: str, value: Any) -> bool:
     )
 
 
-def choice(op: str, name: str, value: Any, allowed: Collection[str | None]) -> str | None:
+def choice(op: str, name: str, value: Any, allowed: Collection[str | None]) -> Any:
     """One of a few words, or None where that is among them."""
     if (value is None or isinstance(value, str)) and value in allowed:
         return value

@@ -7,7 +7,7 @@ import dataclasses
 import platform as _platform
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.export
@@ -17,7 +17,9 @@ from jaxgpuops import _arguments, _native, _partition
 from jaxgpuops._primitive import KERNELS, Lowering, recording
 
 
-def explain(fn: Callable, *args: Any, platform: str | None = None, **kwargs: Any) -> list[Lowering]:
+def explain(
+    fn: Callable, *args: Any, platform: Literal["cpu", "cuda", "gpu"] | None = None, **kwargs: Any
+) -> list[Lowering]:
     """Which kernels a function takes: one record per jaxgpuops call that it lowers.
 
     The function is traced and lowered, not run; ``args`` may be arrays or `jax.ShapeDtypeStruct`. ``platform`` is
@@ -40,15 +42,17 @@ def explain(fn: Callable, *args: Any, platform: str | None = None, **kwargs: Any
 
     if platform is not None:
         platform = _arguments.choice("jaxgpuops.explain", "platform", platform, ("cpu", "cuda", "gpu"))
-    platform = _native.lowering_platform(platform or jax.default_backend())
+    lowered_for = _native.lowering_platform(platform or jax.default_backend())
 
     def fresh(*args, **kwargs):  # a function that JAX has not seen, so that no cache hides the lowering
         return fn(*args, **kwargs)
 
     fresh.__name__ = f"explained_{time.time_ns()}"  # nor one on disk what XLA asks about
     with recording() as lowerings:
-        lowered = jax.jit(fresh).trace(*args, **kwargs).lower(lowering_platforms=(platform,))
-        if any(call.partitioned for call in lowerings) and platform == _native.lowering_platform(jax.default_backend()):
+        lowered = jax.jit(fresh).trace(*args, **kwargs).lower(lowering_platforms=(lowered_for,))
+        if any(call.partitioned for call in lowerings) and lowered_for == _native.lowering_platform(
+            jax.default_backend()
+        ):
             count = len(lowerings)
             _complete(lowerings, lowered)
             del lowerings[count:]  # what each device calls

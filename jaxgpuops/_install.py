@@ -7,27 +7,26 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import inspect
 import math
 import threading
 from collections.abc import Callable, Iterable
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
 import jax.nn
 import jax.numpy as jnp
-import jax.scipy.special
 
 # No public API looks up or removes a lowering rule.
+from jax._src.core import Primitive
 from jax._src.interpreters.mlir import _lowerings, _platform_specific_lowerings
-from jax.extend.core import Primitive, primitives
 from jax.interpreters import mlir
 
 from jaxgpuops import _primitive, lax
 from jaxgpuops._arguments import FLOATS, FLOATS8, INTEGERS
+from jaxgpuops.lax._topk import argmax_p, top_k_p
 from jaxgpuops.lax.scan_primitives import CUMULATIVE
-from jaxgpuops.lax.topk import argmax_p, top_k_p
 
 _PLATFORMS = ("cpu", "cuda")
 
@@ -69,27 +68,24 @@ _PAYS = {
 }
 
 _ROUTES = {
-    "top_k": _Route(primitives.top_k_p, top_k_p, _top_k_params),
-    "argmax": _Route(primitives.argmax_p, argmax_p, lambda *, axes, index_dtype: {"axis": axes[0], "largest": True}),
-    "argmin": _Route(primitives.argmin_p, argmax_p, lambda *, axes, index_dtype: {"axis": axes[0], "largest": False}),
-    **{
-        name: _Route(getattr(primitives, f"{name}_p"), kernel, _cumulative_params)
-        for name, kernel in CUMULATIVE.items()
-    },
+    "top_k": _Route(jax.lax.top_k_p, top_k_p, _top_k_params),
+    "argmax": _Route(jax.lax.argmax_p, argmax_p, lambda *, axes, index_dtype: {"axis": axes[0], "largest": True}),
+    "argmin": _Route(jax.lax.argmin_p, argmax_p, lambda *, axes, index_dtype: {"axis": axes[0], "largest": False}),
+    **{name: _Route(getattr(jax.lax, f"{name}_p"), kernel, _cumulative_params) for name, kernel in CUMULATIVE.items()},
 }
 
 
 class _Name(NamedTuple):
     """A function of JAX under the names it has there, and ours, which has forward mode, as it has."""
 
-    places: tuple[ModuleType, ...]
+    places: tuple[str, ...]  # modules, imported when they are asked for
     ours: Callable
 
 
 _NAMES = {
-    "softmax": _Name((jax.nn,), lax.softmax),
-    "log_softmax": _Name((jax.nn,), lax.log_softmax),
-    "logsumexp": _Name((jax.nn, jax.scipy.special), lax.logsumexp),
+    "softmax": _Name(("jax.nn",), lax.softmax),
+    "log_softmax": _Name(("jax.nn",), lax.log_softmax),
+    "logsumexp": _Name(("jax.nn", "jax.scipy.special"), lax.logsumexp),
 }
 
 _lock = threading.RLock()
@@ -234,7 +230,7 @@ def install(names: Iterable[str] | str | None = None) -> Installed:
         _asked.update(asked)
         for name in new:
             if name in _NAMES:
-                places = _NAMES[name].places
+                places = list(map(importlib.import_module, _NAMES[name].places))
                 _replaced[name] = {place: getattr(place, name) for place in places}
                 for place in places:
                     setattr(place, name, _function(name, _replaced[name][place]))

@@ -28,13 +28,13 @@ import numpy as np
 # No public API for these. `use_abstract_mesh` says what the axes of a mesh are while functions are traced;
 # `lower_with_sharding_in_types` makes the compiled program keep the shardings that explicit-mesh types promise;
 # `auto_insert_reshard` aligns operands that vary over different axes of a shard_map mesh; the contexts say how many
-# devices a program is for.
+# devices a program is for. `Primitive` is public as `jax.extend.core.Primitive`, whose import takes longer than all of
+# this package: it brings Pallas.
 from jax._src import core as _core
-from jax._src.core import ShardingTypeError
+from jax._src.core import Primitive, ShardingTypeError
 from jax._src.interpreters.mlir import broadcast_in_dim, lower_with_sharding_in_types
 from jax._src.mesh import use_abstract_mesh
 from jax._src.sharding_impls import ShardingContext, SPMDAxisContext
-from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 

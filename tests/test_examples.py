@@ -1,6 +1,7 @@
 """The demo, the examples, the code in the documentation and the benchmarks run, and hold what they assert."""
 
 import dataclasses
+import doctest
 import json
 import pathlib
 import re
@@ -54,6 +55,11 @@ def test_readme_example():
     np.testing.assert_allclose(names["sums"], exact, atol=1e-2)
     np.testing.assert_allclose(names["totals"][0], np.asarray(x, np.float64).sum(0), atol=1e-4)
     np.testing.assert_allclose(names["states"][:, 1:], 0.9 * names["states"][:, :-1] + x[:, 1:], atol=1e-5)
+
+
+def test_tutorial():
+    results = doctest.testfile(str(ROOT / "docs" / "tutorial.md"), module_relative=False)
+    assert results.attempted and not results.failed
 
 
 @pytest.fixture

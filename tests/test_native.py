@@ -4,7 +4,10 @@ Python checks all arguments before a handler sees them. These tests go around it
 makes no sense with an error that can be read, and must never abort or write out of bounds.
 """
 
+import ast
 import concurrent.futures
+import pathlib
+import re
 import subprocess
 import sys
 import textwrap
@@ -14,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxgpuops import _native
+from jaxgpuops import _native, _primitive
 
 S = jax.ShapeDtypeStruct
 F32, S32 = jnp.float32, jnp.int32
@@ -23,7 +26,7 @@ X = S((4, 8), F32)
 
 def call(target, results, *operands, **attributes):
     """Runs a handler on zeros. Attributes are int64, float64 and bool, as everywhere."""
-    if jax.default_backend() == "gpu" and "along_axis" not in target:
+    if jax.default_backend() == "gpu" and _primitive.KERNELS[target].plan:
         axis = min(attributes["axis"], len(operands[0].shape) - 1)
         results = [*results, S((*operands[0].shape[:axis], 0), jnp.uint8)]  # the workspace
     numbers = {int: np.int64, float: np.float64}
@@ -65,6 +68,27 @@ WRONG_ARGMAX = {
 def test_argmax_refuses(x, indices, message):
     with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT: jaxgpuops.argmax: {message}"):
         call("argmax", [indices], x, axis=1, largest=True)
+
+
+PAIR = S((4, 2), F32), S((4, 2), S32)
+# logits, weights, indices, further operands, whether there is a bias
+WRONG_GATE = {
+    "dtype": (S((4, 8), S32), *PAIR, [], False, "logits has element type S32, which is not supported here"),
+    "k above n": (X, S((4, 9), F32), S((4, 9), S32), [], False, "k is 9 but logits has length 8"),
+    "weights dtype": (X, S((4, 2), jnp.float16), PAIR[1], [], False, "weights has element type F16, expected F32"),
+    "indices shape": (X, PAIR[0], S((4, 3), S32), [], False, r"indices has shape \(4, 3\), expected \(4, 2\)"),
+    "no bias": (X, *PAIR, [], True, "bias is missing"),
+    "bias dtype": (X, *PAIR, [S((1, 8), S32)], True, "bias has element type S32, expected F32"),
+    "bias shape": (X, *PAIR, [S((4, 7), F32)], True, r"bias has shape \(4, 7\), which does not broadcast to \(4, 8\)"),
+    "more": (X, *PAIR, [X], False, "there are 1 operands too many"),
+}
+
+
+@pytest.mark.parametrize("logits, weights, indices, more, biased, message", WRONG_GATE.values(), ids=WRONG_GATE)
+def test_gate_refuses(logits, weights, indices, more, biased, message):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT: jaxgpuops.topk_softmax: {message}"):
+        flags = {"sigmoid": False, "normalize": True, "biased": biased}
+        call("topk_softmax", [weights, indices], logits, *more, axis=1, **flags)
 
 
 # target -> names of its long and its short side, and (long, short, indices) in the order of the call
@@ -377,7 +401,21 @@ def test_the_modules_describe_themselves():
         assert info["cuda_reason"]
 
 
-@pytest.mark.parametrize("name", ["topk", "argmax", "take_along_axis", "put_along_axis", *SCANS, *ROWS])
+def test_stubs_say_what_the_modules_have():
+    for name, module in _native.modules.items():
+        if module is None:
+            continue
+        stub = ast.parse((pathlib.Path(_native.__file__).parent / f"_{name}.pyi").read_text())
+        said = {f.name: [arg.arg for arg in f.args.args] for f in stub.body if isinstance(f, ast.FunctionDef)}
+        there = {
+            function: re.findall(r"(\w+): ", getattr(module, function).__nb_signature__[0][0].partition("(")[2])
+            for function in dir(module)
+            if not function.startswith("__")
+        }
+        assert said == there
+
+
+@pytest.mark.parametrize("name", ["topk", "argmax", "topk_softmax", *ALONG_AXIS, *SCANS, *ROWS])
 def test_target_names(name):
     assert f"jaxgpuops.{name}" in _native.targets("cpu")
 

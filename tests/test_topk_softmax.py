@@ -13,7 +13,7 @@ import reference
 
 import jaxgpuops
 from jaxgpuops import _primitive
-from jaxgpuops.lax.topk_softmax import MAX_K, MAX_LENGTH
+from jaxgpuops.lax._topk_softmax import MAX_K, MAX_LENGTH
 
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
 KINDS = list(itertools.product(["softmax", "sigmoid"], [True, False]))

@@ -35,6 +35,8 @@ class Case:
     inputs: ``inputs(rng, shape)`` makes the arguments, all of the rank of ``shape``, the shape of x or near to it.
     forward: whether fn has forward-mode derivatives. `jax.custom_vjp` functions have none, and must say so.
     tolerance: by how much results may differ, relative to the largest of them, where they cannot be exact.
+    representative: whether the case stands for others with the like operands and results in the checks of `Kernel`,
+      which does for all ops alike what is not a derivative.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Case:
     inputs: Callable[[np.random.Generator, tuple[int, ...]], tuple[np.ndarray, ...]]
     forward: bool = True
     tolerance: float = 0.0
+    representative: bool = False
 
     def example(self, seed: int = 0, shape: tuple[int, ...] = (3, 5, 4)) -> tuple[np.ndarray, ...]:
         return self.inputs(np.random.default_rng(seed), shape)
@@ -62,14 +65,15 @@ class Check:
     name: str
     run: Callable[[Callable, Case], Any]  # transforms a function of the case's arguments and returns its results
     forward: bool  # takes a forward-mode derivative of the function itself
+    every: bool  # of every case; else of those that stand for the others
 
 
 CHECKS: list[Check] = []
 
 
-def check(forward: bool = False):
+def check(forward: bool = False, every: bool = False):
     def add(run):
-        CHECKS.append(Check(run.__name__, run, forward))
+        CHECKS.append(Check(run.__name__, run, forward, every))
         return run
 
     return add
@@ -129,7 +133,7 @@ def numpy_arguments(fn, case):
     return fn(*case.example())
 
 
-@check()
+@check(every=True)
 def jit(fn, case):
     return jax.jit(fn)(*case.example())
 
@@ -157,7 +161,7 @@ def eval_shape(fn, case):
     return [np.zeros(s.shape, s.dtype) for s in shapes]
 
 
-@check()
+@check(every=True)
 def vmap_over_every_axis(fn, case):
     rank = case.example()[0].ndim
     return [jax.jit(jax.vmap(fn, in_axes=axis))(*case.examples(3, axis)) for axis in range(rank + 1)]
@@ -174,7 +178,7 @@ def vmap_nested(fn, case):
     return jax.vmap(jax.vmap(fn, in_axes=1), in_axes=0)(*args)
 
 
-@check()
+@check(every=True)
 def vmap_over_some_operands(fn, case):
     one, many = case.example(), case.examples(3, 1)
     outs = []
@@ -196,45 +200,45 @@ def vmap_over_different_axes(fn, case):
 # ---- Derivatives ----------------------------------------------------------------------------------------------------
 
 
-@check()
+@check(every=True)
 def vjp(fn, case):
     x, *others = case.example()
     out, pull = jax.vjp(lambda x: [y for y in fn(x, *others) if jnp.issubdtype(y.dtype, jnp.inexact)], x)
     return out, pull([tangent(y) for y in out])
 
 
-@check()
+@check(every=True)
 def grad(fn, case):
     return jax.jit(jax.grad(loss(fn)))(*case.example())
 
 
-@check()
+@check(every=True)
 def jacrev(fn, case):
     return jax.jacrev(loss(fn))(*case.example())
 
 
-@check()
+@check(every=True)
 def vmap_of_grad(fn, case):
     return jax.vmap(jax.grad(loss(fn)), in_axes=2)(*case.examples(3, 2))
 
 
-@check()
+@check(every=True)
 def grad_of_vmap(fn, case):
     return jax.grad(loss(jax.vmap(fn, in_axes=1)))(*case.examples(3, 1))
 
 
-@check()
+@check(every=True)
 def grad_of_vmap_over_others(fn, case):
     x, *others = case.example()[:1] + case.examples(3)[1:]  # x is shared by the batch: its gradient is a sum
     return jax.grad(loss(jax.vmap(fn, in_axes=(None, *(0 for _ in others)), axis_size=3)))(x, *others)
 
 
-@check()
+@check(every=True)
 def hessian(fn, case):
     return jax.jit(jax.hessian(loss(fn)))(*case.example())
 
 
-@check()
+@check(every=True)
 def reverse_over_reverse(fn, case):
     return jax.jit(jax.jacrev(jax.grad(loss(fn))))(*case.example())
 
@@ -244,39 +248,39 @@ def remat(fn, case):
     return jax.jit(jax.grad(jax.checkpoint(loss(fn))))(*case.example())
 
 
-@check(forward=True)
+@check(forward=True, every=True)
 def jvp(fn, case):
     x, *others = map(jnp.asarray, case.example())
     return jax.jvp(lambda x: loss(fn)(x, *others), (x,), (tangent(x),))
 
 
-@check(forward=True)
+@check(forward=True, every=True)
 def jvp_of_results(fn, case):
     x, *others = map(jnp.asarray, case.example())
     outs, douts = jax.jvp(lambda x: fn(x, *others), (x,), (tangent(x),))
     return outs, [d for d in douts if d.dtype != jax.dtypes.float0]
 
 
-@check(forward=True)
+@check(forward=True, every=True)
 def linearize(fn, case):
     x, *others = map(jnp.asarray, case.example())
     out, push = jax.linearize(lambda x: loss(fn)(x, *others), x)
     return out, push(tangent(x))
 
 
-@check(forward=True)
+@check(forward=True, every=True)
 def jacfwd(fn, case):
     return jax.jit(jax.jacfwd(loss(fn)))(*case.example())
 
 
-@check(forward=True)
+@check(forward=True, every=True)
 def vmap_of_jvp_with_one_tangent(fn, case):
     t = tangent(case.example()[0])
     push = lambda x, *others: jax.jvp(lambda x: loss(fn)(x, *others), (x,), (t,))
     return jax.vmap(push)(*case.examples(3))
 
 
-@check(forward=True)
+@check(forward=True, every=True)
 def grad_in_the_tangent(fn, case):
     xs, *others = case.examples(3)
 
@@ -287,12 +291,12 @@ def grad_in_the_tangent(fn, case):
     return jax.grad(total)(tangent(xs[0]))
 
 
-@check(forward=True)
+@check(forward=True, every=True)
 def forward_over_forward(fn, case):
     return jax.jit(jax.jacfwd(jax.jacfwd(loss(fn))))(*case.example())
 
 
-@check(forward=True)
+@check(forward=True, every=True)
 def reverse_over_forward(fn, case):
     return jax.jit(jax.jacrev(jax.jacfwd(loss(fn))))(*case.example())
 

@@ -1,12 +1,16 @@
 """The primitive tier: names and signatures of `jax.lax`, kernels underneath, forward and reverse mode."""
 
 from jaxgpuops.lax import softmax_rules  # noqa: F401  registers them
-from jaxgpuops.lax.reduce import dot, max, mean, min, sum
-from jaxgpuops.lax.scan import cumlogsumexp, cummax, cummin, cumprod, cumsum, linear_scan
-from jaxgpuops.lax.softmax import log_softmax, logsumexp, softmax, softmax_cross_entropy
-from jaxgpuops.lax.topk import argmax, argmin, top_k
-from jaxgpuops.lax.topk_softmax import topk_softmax
+from jaxgpuops.lax._reduce import dot, mean
+from jaxgpuops.lax._reduce import max as max
+from jaxgpuops.lax._reduce import min as min
+from jaxgpuops.lax._reduce import sum as sum
+from jaxgpuops.lax._scan import cumlogsumexp, cummax, cummin, cumprod, cumsum, linear_scan
+from jaxgpuops.lax._softmax import log_softmax, logsumexp, softmax, softmax_cross_entropy
+from jaxgpuops.lax._topk import argmax, argmin, top_k
+from jaxgpuops.lax._topk_softmax import topk_softmax
 
+# Without max, min and sum, as in `jaxgpuops`.
 __all__ = [
     "argmax",
     "argmin",
@@ -19,12 +23,13 @@ __all__ = [
     "linear_scan",
     "log_softmax",
     "logsumexp",
-    "max",
     "mean",
-    "min",
     "softmax",
     "softmax_cross_entropy",
-    "sum",
     "top_k",
     "topk_softmax",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "max", "min", "sum"])

@@ -8,8 +8,8 @@ import jax
 from jax import lax
 from jax.typing import ArrayLike
 
-from jaxgpuops.lax import reduce as primitives
-from jaxgpuops.lax.reduce import Axis, AxisName
+from jaxgpuops._arguments import Axis, AxisName
+from jaxgpuops.lax import _reduce as primitives
 
 
 def sum(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+from typing import Literal, overload
 
 import jax
 import numpy as np
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
-from jaxgpuops.lax import scan, scan_primitives
+from jaxgpuops.lax import _scan as scan
+from jaxgpuops.lax import scan_primitives
 
 
 def cumsum(
@@ -283,6 +285,42 @@ _cumulative.defvjp(_cumulative_forward, _cumulative_backward)
 # ---- Linear recurrences -----------------------------------------------------------------------------------------------
 
 
+@overload
+def linear_scan(
+    a: ArrayLike,
+    b: ArrayLike,
+    h0: ArrayLike | None = ...,
+    *,
+    axis: int = ...,
+    reverse: bool = ...,
+    segment_starts: ArrayLike | None = ...,
+    return_last: Literal[False] = ...,
+    axis_name: AxisName = ...,
+) -> jax.Array: ...
+@overload
+def linear_scan(
+    a: ArrayLike,
+    b: ArrayLike,
+    h0: ArrayLike | None = ...,
+    *,
+    axis: int = ...,
+    reverse: bool = ...,
+    segment_starts: ArrayLike | None = ...,
+    return_last: Literal[True],
+    axis_name: AxisName = ...,
+) -> tuple[jax.Array, jax.Array]: ...
+@overload
+def linear_scan(
+    a: ArrayLike,
+    b: ArrayLike,
+    h0: ArrayLike | None = ...,
+    *,
+    axis: int = ...,
+    reverse: bool = ...,
+    segment_starts: ArrayLike | None = ...,
+    return_last: bool = ...,
+    axis_name: AxisName = ...,
+) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 def linear_scan(
     a: ArrayLike,
     b: ArrayLike,
@@ -380,7 +418,8 @@ def _linear(axis, reverse, a, b, h0, starts):
 
 
 def _linear_backward(axis, reverse, residuals, ct):
-    return *scan_primitives.linear_scan_cotangents(ct, *residuals, axis, reverse), None
+    a, h, h0, starts = residuals
+    return *scan_primitives.linear_scan_cotangents(ct, a, h, h0, starts, axis, reverse), None
 
 
 _linear.defvjp(_linear_forward, _linear_backward)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +12,9 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
-from jaxgpuops._arguments import given
+from jaxgpuops._arguments import Axis, given
 from jaxgpuops.lax import softmax_primitives as primitives
-from jaxgpuops.lax.softmax import (
-    Axis,
+from jaxgpuops.lax._softmax import (
     AxisName,
     arguments,
     cross_entropy_arguments,
@@ -258,7 +258,7 @@ def softmax_cross_entropy(
     where: ArrayLike | None = None,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
-    reduction: str | None = None,
+    reduction: Literal["sum", "mean"] | None = None,
     axis_name: AxisName = None,
 ) -> jax.Array:
     """Cross-entropy of the softmax of logits, with integer labels.

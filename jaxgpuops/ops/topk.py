@@ -10,8 +10,8 @@ from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
 from jaxgpuops._partition import manual
+from jaxgpuops.lax._topk import top_k_p
 from jaxgpuops.lax.along_axis import along, put_along_axis
-from jaxgpuops.lax.topk import top_k_p
 
 
 class TopK(NamedTuple):

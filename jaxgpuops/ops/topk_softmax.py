@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+from typing import Literal
 
 import jax
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
+from jaxgpuops.lax._topk_softmax import TopKSoftmax, checked, cotangent_of_logits, gate, saved
 from jaxgpuops.lax.along_axis import along
-from jaxgpuops.lax.topk_softmax import TopKSoftmax, checked, cotangent_of_logits, gate, saved
 
 
 def topk_softmax(
@@ -18,7 +19,7 @@ def topk_softmax(
     *,
     axis: int = -1,
     normalize: bool = True,
-    score: str = "softmax",
+    score: Literal["softmax", "sigmoid"] = "softmax",
     bias: ArrayLike | None = None,
     axis_name: _arguments.AxisName = None,
 ) -> TopKSoftmax:

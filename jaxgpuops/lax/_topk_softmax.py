@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,9 @@ from jax.typing import ArrayLike
 from jaxgpuops import _arguments, _native
 from jaxgpuops._partition import RULES, Rule, manual
 from jaxgpuops._primitive import Kernel, align, def_jvp
+from jaxgpuops.lax._topk import top_k_p
 from jaxgpuops.lax.along_axis import put_along_axis, take_along_axis
 from jaxgpuops.lax.softmax_primitives import bind, softmax_p
-from jaxgpuops.lax.topk import top_k_p
 
 # What the kernel takes, as in topk_softmax/plan.h; longer rows and larger k are composed of other kernels.
 MAX_LENGTH, MAX_K = 1024, 64
@@ -174,7 +174,7 @@ def topk_softmax(
     *,
     axis: int = -1,
     normalize: bool = True,
-    score: str = "softmax",
+    score: Literal["softmax", "sigmoid"] = "softmax",
     bias: ArrayLike | None = None,
     axis_name: _arguments.AxisName = None,
 ) -> TopKSoftmax:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
-from jaxgpuops._arguments import FLOATS, FLOATS8, INTEGERS, given
+from jaxgpuops._arguments import FLOATS, FLOATS8, INTEGERS, Axis, given
 from jaxgpuops._axes import Merged
 from jaxgpuops._partition import manual
 from jaxgpuops._primitive import align
@@ -20,7 +21,6 @@ from jaxgpuops.lax.softmax_primitives import bind, cross_entropy_p, log_softmax_
 
 # ---- Arguments --------------------------------------------------------------------------------------------------------
 
-Axis = int | tuple[int, ...] | None
 AxisName = _arguments.AxisName
 
 DTYPES = FLOATS | FLOATS8 | INTEGERS | {np.dtype(bool)}
@@ -94,7 +94,7 @@ def losses(op, label_smoothing, z_loss, reduction):
     return label_smoothing, z_loss, _arguments.choice(op, "reduction", reduction, (None, "sum", "mean"))
 
 
-def cross_entropy_operands(op, logits, labels, where, axis, names):
+def cross_entropy_operands(op, logits, labels, where, axis, names) -> tuple[Any, ...]:
     """Aligned logits, labels with the axis, ``where`` (or None) with the axis, the axis from the front, and its split."""
     _arguments.dtype(op, "logits", logits.dtype, FLOATS | FLOATS8)
     axis = _arguments.axis_of(op, "logits", logits.shape, axis)
@@ -248,7 +248,7 @@ def softmax_cross_entropy(
     where: ArrayLike | None = None,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
-    reduction: str | None = None,
+    reduction: Literal["sum", "mean"] | None = None,
     axis_name: AxisName = None,
 ) -> jax.Array:
     """Cross-entropy as `jaxgpuops.softmax_cross_entropy`, which see. This one has forward-mode derivatives too.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +27,7 @@ def cumulative_operands(op, arg, name, x, starts, axis, names):
     return operands, axis, manual(op, names, x.shape[axis])
 
 
-def options(op, segment_starts, axis, names, **flags):
+def options(op, segment_starts, axis, names, **flags) -> tuple[Any, ...]:
     """segment_starts, axis, axis_name and flags: what must be checked before tracing, beside the arrays."""
     starts = _arguments.optional(op, "segment_starts", segment_starts)
     flags = (_arguments.flag(op, name, value) for name, value in flags.items())
@@ -217,6 +218,42 @@ def states(b, a, h0, starts, axis, split, reverse, return_last):
     return with_last(h, h0, axis, reverse, split) if return_last else h
 
 
+@overload
+def linear_scan(
+    a: ArrayLike,
+    b: ArrayLike,
+    h0: ArrayLike | None = ...,
+    *,
+    axis: int = ...,
+    reverse: bool = ...,
+    segment_starts: ArrayLike | None = ...,
+    return_last: Literal[False] = ...,
+    axis_name: AxisName = ...,
+) -> jax.Array: ...
+@overload
+def linear_scan(
+    a: ArrayLike,
+    b: ArrayLike,
+    h0: ArrayLike | None = ...,
+    *,
+    axis: int = ...,
+    reverse: bool = ...,
+    segment_starts: ArrayLike | None = ...,
+    return_last: Literal[True],
+    axis_name: AxisName = ...,
+) -> tuple[jax.Array, jax.Array]: ...
+@overload
+def linear_scan(
+    a: ArrayLike,
+    b: ArrayLike,
+    h0: ArrayLike | None = ...,
+    *,
+    axis: int = ...,
+    reverse: bool = ...,
+    segment_starts: ArrayLike | None = ...,
+    return_last: bool = ...,
+    axis_name: AxisName = ...,
+) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 def linear_scan(
     a: ArrayLike,
     b: ArrayLike,

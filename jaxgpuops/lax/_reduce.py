@@ -12,7 +12,7 @@ from jax.interpreters import ad
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments, _native
-from jaxgpuops._arguments import FLOATS, FLOATS8, INTEGERS, ORDERED_DTYPES, given
+from jaxgpuops._arguments import FLOATS, FLOATS8, INTEGERS, ORDERED_DTYPES, Axis, given
 from jaxgpuops._axes import Merged
 from jaxgpuops._partition import RULES, Rule, manual, plain_rule
 from jaxgpuops._primitive import Kernel, align, def_jvp, def_jvp_by_fallback, like
@@ -237,7 +237,6 @@ RULES["extreme_jvp"] = plain_rule(extreme_jvp_p)
 # ---- Arguments --------------------------------------------------------------------------------------------------------
 
 KERNELS = {"sum": sum_p, "max": max_p, "min": min_p, "dot": dot_p}
-Axis = int | tuple[int, ...] | None
 AxisName = _arguments.AxisName
 
 

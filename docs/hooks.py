@@ -1,0 +1,16 @@
+"""For mkdocs: links out of this folder become the names of what they lead to, which are not part of the site."""
+
+import pathlib
+import re
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def on_page_markdown(markdown: str, **_) -> str:
+    def name(match: re.Match) -> str:
+        path = match[2].partition("#")[0]
+        if not (ROOT / path).exists():
+            raise FileNotFoundError(f"a page links to {path}, which is not there")
+        return match[1]
+
+    return re.sub(r"\[([^\]]+)\]\(\.\./([^)]+)\)", name, markdown)

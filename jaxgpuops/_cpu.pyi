@@ -1,0 +1,58 @@
+"""The CPU handlers, and the plans of the CUDA kernels: what a call takes on a GPU, found without one.
+
+``workspace_bytes`` below 0 asks for the best plan; else it is what the call has.
+"""
+
+from typing import Any
+
+def ffi_api_version() -> tuple[int, int]: ...
+def build_info() -> dict[str, Any]: ...
+def targets() -> dict[str, Any]: ...
+def plan_topk(
+    outer: int,
+    length: int,
+    inner: int,
+    k: int,
+    key_bits: int,
+    sorted: bool,
+    compute_capability: int,
+    workspace_bytes: int = -1,
+) -> dict[str, Any]: ...
+def plan_argmax(
+    outer: int, length: int, inner: int, key_bits: int, compute_capability: int, workspace_bytes: int = -1
+) -> dict[str, Any]: ...
+def plan_topk_softmax(outer: int, length: int, inner: int, k: int) -> dict[str, Any]: ...
+def plan_scan(
+    op: str,
+    outer: int,
+    length: int,
+    inner: int,
+    dtype: str,
+    segmented: bool,
+    groups: int,
+    compute_capability: int,
+    workspace_bytes: int = -1,
+) -> dict[str, Any]: ...
+def plan_softmax(
+    op: str,
+    outer: int,
+    length: int,
+    inner: int,
+    dtype: str,
+    factor: float,
+    scaled: bool,
+    biased: bool,
+    masked: bool,
+    compute_capability: int,
+    workspace_bytes: int = -1,
+) -> dict[str, Any]: ...
+def plan_reduce(
+    op: str,
+    outer: int,
+    length: int,
+    inner: int,
+    dtype: str,
+    masked: bool,
+    compute_capability: int,
+    workspace_bytes: int = -1,
+) -> dict[str, Any]: ...

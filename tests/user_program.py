@@ -1,0 +1,42 @@
+# pyright: reportArgumentType=true, reportAttributeAccessIssue=true
+"""What a user's editor says of calls: checked by pyright (.ci/run), not run. An error that is not one is an error."""
+
+from typing import assert_type
+
+import jax
+import jax.numpy as jnp
+
+import jaxgpuops
+from jaxgpuops import *  # noqa: F403  max, min and sum stay those of Python
+
+x = jnp.ones((4, 8))
+labels = jnp.zeros(4, int)
+
+values, indices = jaxgpuops.topk(x, 3, axis=0, largest=False)
+assert_type(values, jax.Array)
+assert_type(jaxgpuops.topk(x, 3).indices, jax.Array)
+assert_type(jaxgpuops.lax.top_k(x, 3), tuple[jax.Array, jax.Array])
+assert_type(jaxgpuops.lax.argmax(x, 1, jnp.int32), jax.Array)
+assert_type(jaxgpuops.cumsum(x, reverse=True, segment_starts=x > 1), jax.Array)
+
+assert_type(jaxgpuops.linear_scan(0.9, x), jax.Array)
+assert_type(jaxgpuops.linear_scan(0.9, x, return_last=True), tuple[jax.Array, jax.Array])
+assert_type(jaxgpuops.lax.linear_scan(0.9, x, return_last=False), jax.Array)
+jaxgpuops.linear_scan(0.9, x, return_last=True).sum()  # pyright: ignore[reportAttributeAccessIssue]
+
+assert_type(jaxgpuops.softmax(x, axis=(0, 1), where=x > 0, scale=0.5), jax.Array)
+assert_type(jaxgpuops.softmax_cross_entropy(x, labels, reduction="mean"), jax.Array)
+jaxgpuops.softmax_cross_entropy(x, labels, reduction="max")  # pyright: ignore[reportArgumentType]
+assert_type(jaxgpuops.topk_softmax(x, 2, score="sigmoid").weights, jax.Array)
+jaxgpuops.topk_softmax(x, 2, score="relu")  # pyright: ignore[reportArgumentType]
+
+assert_type(jaxgpuops.sum(x, axis=None), jax.Array)
+assert_type(jaxgpuops.lax.max(x, axis=[0, 1], keepdims=True), jax.Array)
+assert_type(max(1, 2), int)
+assert_type(cumsum(x), jax.Array)  # noqa: F405
+jaxgpuops.lax.scan  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
+
+with jaxgpuops.install(["top_k"]) as installed:
+    assert_type(installed.names, list[str])
+assert_type(jaxgpuops.explain(jnp.sum, x, platform="cuda")[0].kernel, str | None)
+jaxgpuops.explain(jnp.sum, x, platform="tpu")  # pyright: ignore[reportArgumentType]
