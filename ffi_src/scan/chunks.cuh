@@ -156,7 +156,7 @@ class Chunks : public BetweenWarps<Policy> {
     uint32_t bits = 0;
     if (!Policy::kStarts || !p.starts) return bits;
     const uint8_t* const from = p.starts + place.starts;
-#pragma unroll 8
+#pragma unroll
     for (int i = 0; i < kRun; ++i) {
       const int64_t q = position(span) + i, at = index(q) + p.start_offset;
       if (q < p.length && at > 0 && at < p.length && from[at * p.starts_at.axis_stride]) bits |= 1u << i;

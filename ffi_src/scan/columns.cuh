@@ -158,7 +158,7 @@ class Columns : public BetweenWarps<Policy> {
     Starts starts = {};
     if (!Policy::kStarts || !p.starts || !place.active) return starts;
     const uint8_t* const from = p.starts + place.starts;
-#pragma unroll 8
+#pragma unroll 16
     for (int r = 0; r < kRun; ++r) {
       const int q = position() + r;
       const int64_t at = index(span, q) + p.start_offset;

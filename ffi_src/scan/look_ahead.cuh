@@ -178,7 +178,7 @@ class LookAhead {
         for (int c = member / 32; c < columns; c += team / 32) {
           const int64_t column = work.column_of(at.strip, c);
           if (column >= p.columns) break;
-          const State before = Before<Policy>(p, at.tile, column).find_by_levels();
+          const State before = Before<Policy>(p, at.tile, column).find();
           if (member % 32 == 0) carry[c] = with_initial(at.tile, column, before);
         }
       } else {

@@ -310,7 +310,7 @@ class Rows : public BetweenWarps<Policy> {
     uint32_t bits = 0;
     if (!Policy::kStarts || !p.starts || row() >= p.columns) return bits;
     const uint8_t* const from = p.starts + p.starts_at.outer(row());
-#pragma unroll 8
+#pragma unroll
     for (int i = 0; i < kRun; ++i) {
       const int q = position() + i, at = index(q) + p.start_offset;
       if (q < length && at > 0 && at < length && from[at * p.starts_at.axis_stride]) bits |= 1u << i;

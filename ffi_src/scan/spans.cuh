@@ -255,16 +255,7 @@ class Spans : public BetweenWarps<Policy> {
   // ---- Tiles of columns that lanes share, as Columns has them
 
   __device__ void fetch(int stage, const Place& place, const Span& span, Extra (&)[1]) const {
-    if (p.staged) return copy_in(stage, image_of(place, span));
-    if (!place.active) return;
-    const int first = (axis_warp * p.runs + run) * p.per_lane, rows = min(p.per_lane, min(p.tile, span.left) - first);
-#pragma unroll
-    for (int o = 0; o < Policy::kOperands; ++o) {
-      const int64_t stride = is_broadcast(o) ? p.a.axis_stride : p.inner, by = p.backward ? -stride : stride;
-      const Bits* from = operand_at(o, place, span.begin + first);
-#pragma unroll 4
-      for (int r = 0; r < rows; ++r, from += by) let_come_near(from);
-    }
+    if (p.staged) copy_in(stage, image_of(place, span));
   }
   __device__ void put_extras(int, const Extra (&)[1]) const {}
   __device__ void take(int stage, const Place&, const Span&, Tile& tile) const {
@@ -314,18 +305,6 @@ class Spans : public BetweenWarps<Policy> {
   }
 
  private:
-  __device__ static constexpr bool is_broadcast(int operand) { return Policy::kBroadcast && operand == 1; }
-  __device__ const Bits* operand_at(int o, const Place& place, int64_t position) const {
-    const int64_t at =
-        is_broadcast(o) ? place.a + index(position) * p.a.axis_stride : place.at + index(position) * p.inner;
-    return static_cast<const Bits*>(p.operands[o]) + at;
-  }
-
-  // What is not staged comes to the level 2 cache a tile ahead: lanes have few loads on their way.
-  __device__ static void let_come_near(const Bits* from) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(from)) : "memory");
-  }
-
   __device__ int64_t index(int64_t position) const { return p.backward ? p.length - 1 - position : position; }
 
   __device__ Image image_of(const Place& place, const Span& span) const {
@@ -456,8 +435,10 @@ class Spans : public BetweenWarps<Policy> {
 
   template <int n>
   __device__ void read_operand(int o, const Place& place, int64_t first, int count, Bits (&to)[n]) const {
-    const int64_t stride = is_broadcast(o) ? p.a.axis_stride : p.inner, by = p.backward ? -stride : stride;
-    const Bits* from = operand_at(o, place, first);
+    const bool broadcast = Policy::kBroadcast && o == 1;
+    const int64_t stride = broadcast ? p.a.axis_stride : p.inner, by = p.backward ? -stride : stride;
+    const Bits* from =
+        static_cast<const Bits*>(p.operands[o]) + (broadcast ? place.a : place.at) + index(first) * stride;
 #pragma unroll
     for (int j = 0; j < n; ++j, from += by)
       if (j < count) to[j] = *from;

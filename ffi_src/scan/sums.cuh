@@ -54,9 +54,8 @@ struct Sums {
     }
   }
 
-  // The fold of `count` sums of a level, from the first of a group on, and of `state` after them. A function of its
-  // own: there are several calls, which wait for memory.
-  __device__ __noinline__ State fold(int level, int first, int count, int64_t column, State state) const {
+  // The fold of `count` sums of a level, from the first of a group on, and of `state` after them.
+  __device__ State fold(int level, int first, int count, int64_t column, State state) const {
     State trees[kGroupBits];
     each(level, first, count, column, [&](int i, State sum) {
       bool carry = true;
@@ -128,9 +127,6 @@ class Before {
   __device__ Before(const Parameters& p, int tile, int64_t column)
       : p(p), tile(tile), column(column), sums{p}, before(Policy::identity(p.options)), sum(before), ends(true) {}
 
-  // The same, a level after the other: less code, for kernels that have better ways, too.
-  __device__ __forceinline__ State find_by_levels() { return from_level(0, p, tile, column, before, sum, ends); }
-
   // The first tries of three levels overlap.
   __device__ __forceinline__ State find() {
     WordsOf<State> words[kFewLevels];
@@ -141,24 +137,20 @@ class Before {
 #pragma unroll
     for (int level = 0; level < kFewLevels; ++level)
       if (level < p.levels) fold(level, words[level], there[level]);
-    return p.levels <= kFewLevels ? before : from_level(kFewLevels, p, tile, column, before, sum, ends);
+    return p.levels <= kFewLevels ? before : of_more_levels(p, tile, column, before, sum, ends);
   }
 
  private:
   // A function of its own: few rows have so many tiles, and registers are scarce.
-  __device__ __noinline__ static State from_level(int first, const Parameters& p, int tile, int64_t column,
-                                                  State before, State sum, bool ends) {
+  __device__ __noinline__ static State of_more_levels(const Parameters& p, int tile, int64_t column, State before,
+                                                      State sum, bool ends) {
     Before rest(p, tile, column);
     rest.before = before;
     rest.sum = sum;
     rest.ends = ends;
-    WordsOf<State> next;
-    bool next_there = rest.load(first, next);
-#pragma unroll 1
-    for (int level = first; level < p.levels; ++level) {
-      WordsOf<State> words = next;
-      const bool there = next_there;
-      if (level + 1 < p.levels) next_there = rest.load(level + 1, next);  // on its way meanwhile
+    for (int level = kFewLevels; level < p.levels; ++level) {
+      WordsOf<State> words;
+      const bool there = rest.load(level, words);
       rest.fold(level, words, there);
     }
     return rest.before;
