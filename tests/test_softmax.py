@@ -61,7 +61,7 @@ def check(name, x, **options):
 
 def check_all(calls):
     """The same of several calls, in one program: most of the time of a test goes into compiling."""
-    calls = [(name, x, as_float(x.dtype, options)) for name, x, options in calls]
+    calls = [(name, x, as_arrays(x.dtype, options)) for name, x, options in calls]
     programs = [functools.partial(evaluate, name, numbers_of(options)) for name, _, options in calls]
     arrays = [(x, arrays_of(options)) for _, x, options in calls]
     with x64(max((x.dtype for _, x, _ in calls), key=lambda dtype: dtype.itemsize)):
@@ -78,12 +78,14 @@ def numbers_of(options):
     return {k: v for k, v in options.items() if not isinstance(v, np.ndarray)}
 
 
-def as_float(dtype, options):
-    """Options with a scale that is an array in the dtype that it is computed in."""
-    scale = options.get("scale")
-    if scale is None or np.isscalar(scale):
-        return options
-    return options | {"scale": np.asarray(scale, np.float64 if dtype == np.float64 else np.float32)}
+def as_arrays(dtype, options):
+    """Options with a mask that is an array, and a scale that is one in the dtype that it is computed in."""
+    where, scale = options.get("where"), options.get("scale")
+    if where is not None:
+        options = options | {"where": np.asarray(where)}
+    if scale is not None and not np.isscalar(scale):
+        options = options | {"scale": np.asarray(scale, np.float64 if dtype == np.float64 else np.float32)}
+    return options
 
 
 def evaluate(name, numbers, x, arrays):
