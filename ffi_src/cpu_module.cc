@@ -11,6 +11,7 @@
 #include "scan/plan.h"
 #include "softmax/call.h"
 #include "softmax/plan.h"
+#include "sort/call.h"
 #include "topk/call.h"
 #include "topk/plan.h"
 #include "topk_softmax/call.h"
@@ -118,7 +119,8 @@ jaxgpuops::scan::Problem scan_named(const std::string& name) {
 NB_MODULE(_cpu, module) {
   using namespace jaxgpuops;
   define_module(module, {topk::cpu_targets(), along_axis::cpu_targets(), scan::cpu_targets(),
-                         topk_softmax::cpu_targets(), softmax::cpu_targets(), reduce::cpu_targets()});
+                         topk_softmax::cpu_targets(), softmax::cpu_targets(), reduce::cpu_targets(),
+                         sort::cpu_targets()});
 
   // The plan of a call on a GPU of a compute capability. `workspace_bytes` < 0 asks for the best; else it is what the
   // call has, as when a part of a batch runs what was lowered for the whole.

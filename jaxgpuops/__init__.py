@@ -8,6 +8,7 @@ from jaxgpuops._install import install, uninstall
 from jaxgpuops.ops.reduce import dot, max, mean, min, sum
 from jaxgpuops.ops.scan import cumlogsumexp, cummax, cummin, cumprod, cumsum, linear_scan
 from jaxgpuops.ops.softmax import log_softmax, logsumexp, softmax, softmax_cross_entropy
+from jaxgpuops.ops.sort import argsort, sort, sort_key_val
 from jaxgpuops.ops.topk import TopK, topk
 from jaxgpuops.ops.topk_softmax import TopKSoftmax, topk_softmax
 
@@ -20,6 +21,7 @@ __all__ = [
     "TopK",
     "TopKSoftmax",
     "__version__",
+    "argsort",
     "cumlogsumexp",
     "cummax",
     "cummin",
@@ -38,6 +40,8 @@ __all__ = [
     "min",
     "softmax",
     "softmax_cross_entropy",
+    "sort",
+    "sort_key_val",
     "sum",
     "topk",
     "topk_softmax",

@@ -4,6 +4,7 @@ from jaxgpuops.lax import softmax_rules  # noqa: F401  registers them
 from jaxgpuops.lax.reduce import dot, max, mean, min, sum
 from jaxgpuops.lax.scan import cumlogsumexp, cummax, cummin, cumprod, cumsum, linear_scan
 from jaxgpuops.lax.softmax import log_softmax, logsumexp, softmax, softmax_cross_entropy
+from jaxgpuops.lax.sort import sort
 from jaxgpuops.lax.topk import argmax, argmin, top_k
 from jaxgpuops.lax.topk_softmax import topk_softmax
 
@@ -24,6 +25,7 @@ __all__ = [
     "min",
     "softmax",
     "softmax_cross_entropy",
+    "sort",
     "sum",
     "top_k",
     "topk_softmax",
