@@ -1,0 +1,55 @@
+// The geometry of the radix sorts that the plan and the kernels must agree on.
+#pragma once
+
+#include <cstdint>
+
+#include "common/rows.h"
+
+namespace jaxgpuops::sort {
+
+constexpr int64_t kAlign = 256;  // of the parts of a workspace
+constexpr int64_t aligned(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
+
+// ---- Rows that a block holds ----------------------------------------------------------------------------------------
+
+constexpr int block_items(int key_bytes) { return key_bytes == 8 ? 8 : 16; }  // of a thread
+
+// ---- Longer ones ----------------------------------------------------------------------------------------------------
+
+#ifndef LT
+#define LT 384
+#define LI 16
+#define LB 2
+#endif
+constexpr int kSweepThreads = LT, kSweepBlocks = LB;
+constexpr int sweep_items(int key_bytes) { return key_bytes == 8 ? LI * 3 / 4 : LI; }
+constexpr int64_t sweep_tile(int key_bytes) { return kSweepThreads * sweep_items(key_bytes); }
+constexpr int64_t kCountElements = 1 << 15;  // that a block counts
+
+// What a row has at the front of the workspace. It is set to zero before every sort.
+struct RowHead {
+  uint32_t tickets[8];  // of the first row: how many tiles of each pass are taken
+  uint32_t counted;     // blocks of the row that are done with counting
+  uint32_t active;      // a bit for each pass that has more than one digit
+  uint32_t padding[6];
+};
+
+// Where the parts of a workspace begin, and how many bytes there are of it in all.
+struct SweepShape {
+  SweepShape(int64_t rows, int64_t length, int key_bytes, bool values, bool indices)
+      : passes(key_bytes), tiles((length + sweep_tile(key_bytes) - 1) / sweep_tile(key_bytes)) {
+    counts = aligned(rows * static_cast<int64_t>(sizeof(RowHead)));
+    status = counts + rows * passes * 1024;
+    keys = status + rows * tiles * passes * 1024;
+    this->indices = keys + aligned(rows * length * key_bytes);
+    more_keys = this->indices + (indices ? aligned(rows * length * 4) : 0);
+    bytes = more_keys + (values ? 0 : aligned(rows * length * key_bytes));
+  }
+
+  int passes;
+  int64_t tiles;                         // of a row
+  int64_t counts, status, keys, indices, more_keys;  // the row heads come first
+  int64_t bytes;
+};
+
+}  // namespace jaxgpuops::sort
