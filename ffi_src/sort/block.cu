@@ -14,13 +14,12 @@ struct BlockShared {
   Key keys[kThreads * kItems];
   uint16_t indices[kThreads * kItems];
   uint32_t warps[kDigits / 32];
-  Key differ;  // bits that are not the same everywhere
 };
 
 template <class Key, int kThreads, int kItems>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
     block_kernel(const Key* __restrict__ x, Key* __restrict__ values, int32_t* __restrict__ indices, uint32_t length,
-                 const __grid_constant__ Order order) {
+                 const __grid_constant__ SortOrder order) {
   static_assert(kThreads >= kDigits);
   auto& shared = *reinterpret_cast<BlockShared<Key, kThreads, kItems>*>(dynamic_shared_memory());
   const int64_t row = int64_t{blockIdx.x} * length;
@@ -29,7 +28,6 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
   Key bits[kItems];
 #pragma unroll
   for (int i = 0; i < kItems; ++i) bits[i] = is_there(i) ? x[row + first + i * 32] : Key{0};
-  if (threadIdx.x == 0) shared.differ = 0;
   const Key some = sort_key(x[row], order);
   Key differ = 0;
 #pragma unroll
@@ -60,8 +58,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
     if (digit_of(differ, shift) == 0) continue;
     uint32_t digit[kItems], index[kItems], begin;
 #pragma unroll
-    for (int i = 0; i < kItems; ++i)
-      digit[i] = is_there(i) ? digit_of(sort_key(bits[i], order), shift) : kDigits - 1;
+    for (int i = 0; i < kItems; ++i) digit[i] = is_there(i) ? digit_of(sort_key(bits[i], order), shift) : kDigits - 1;
     uint32_t* const counts = shared.counts + warp * kDigits;
     rank_in_warp(digit, counts);
 #pragma unroll
@@ -94,7 +91,8 @@ cudaError_t run(cudaStream_t stream, const Problem& problem, const Buffers& buff
   Launch config;
   config.grid = dim3(static_cast<unsigned>(problem.rows.count()));
   config.block = dim3(kThreads);
-  config.shared_bytes = sizeof(BlockShared<Key, kThreads, kItems>);
+  static_assert(sizeof(BlockShared<Key, kThreads, kItems>) <= block_shared_bytes(sizeof(Key), kThreads));
+  config.shared_bytes = block_shared_bytes(sizeof(Key), kThreads);
   return launch(stream, config, block_kernel<Key, kThreads, kItems>, static_cast<const Key*>(buffers.x),
                 static_cast<Key*>(buffers.values), buffers.indices, static_cast<uint32_t>(problem.rows.length),
                 problem.order);

@@ -127,7 +127,7 @@ struct Sort {
 };
 
 ffi::Error sort(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingRets results, int64_t axis, bool descending,
-                   bool values, bool indices) {
+                bool values, bool indices) {
   return handle("jaxgpuops.sort", [&] {
     const Call call = sort_call(x, results, axis, descending, values, indices);
     with_width(call.problem.key_bits / 8, [&](auto width) {

@@ -18,6 +18,10 @@ struct Buffers {
   void* workspace;
 };
 
+// to[o, c, r] = from[o, r, c], of elements of 8, 16, 32 or 64 bits.
+cudaError_t launch_turn(cudaStream_t, const void* from, void* to, int64_t outer, int64_t rows, int64_t columns,
+                        int bits);
+
 // Of rows that lie in one piece: `inner` is 1.
 cudaError_t launch_block(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 cudaError_t launch_sweep(cudaStream_t, const Problem&, const Buffers&);

@@ -14,6 +14,11 @@ constexpr int64_t aligned(int64_t bytes) { return (bytes + kAlign - 1) / kAlign 
 
 constexpr int block_items(int key_bytes) { return key_bytes == 8 ? 8 : 16; }  // of a thread
 
+// Counts of each warp; keys and 16-bit indices.
+constexpr int64_t block_shared_bytes(int key_bytes, int threads) {
+  return threads / 32 * 1024 + threads * block_items(key_bytes) * (key_bytes + 2) + 64;
+}
+
 // ---- Longer ones ----------------------------------------------------------------------------------------------------
 
 #ifndef LT
@@ -24,6 +29,9 @@ constexpr int block_items(int key_bytes) { return key_bytes == 8 ? 8 : 16; }  //
 constexpr int kSweepThreads = LT, kSweepBlocks = LB;
 constexpr int sweep_items(int key_bytes) { return key_bytes == 8 ? LI * 3 / 4 : LI; }
 constexpr int64_t sweep_tile(int key_bytes) { return kSweepThreads * sweep_items(key_bytes); }
+constexpr int64_t sweep_shared_bytes(int key_bytes, bool indices) {
+  return kSweepThreads / 32 * 1024 + sweep_tile(key_bytes) * (key_bytes + (indices ? 4 : 0));
+}
 constexpr int64_t kCountElements = 1 << 15;  // that a block counts
 
 // What a row has at the front of the workspace. It is set to zero before every sort.
@@ -47,8 +55,22 @@ struct SweepShape {
   }
 
   int passes;
-  int64_t tiles;                         // of a row
+  int64_t tiles;                                     // of a row
   int64_t counts, status, keys, indices, more_keys;  // the row heads come first
+  int64_t bytes;
+};
+
+// ---- Columns that become rows ---------------------------------------------------------------------------------------
+
+// What stands before the sort's own workspace: the elements as rows, from the front on, and the results as rows.
+struct TurnShape {
+  TurnShape(Rows rows, int key_bytes, bool values, bool indices) {
+    this->values = aligned(rows.elements() * key_bytes);
+    this->indices = this->values + (values ? this->values : 0);
+    bytes = this->indices + (indices ? aligned(rows.elements() * 4) : 0);
+  }
+
+  int64_t values, indices;
   int64_t bytes;
 };
 

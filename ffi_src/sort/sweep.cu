@@ -24,7 +24,7 @@ struct CountArgs {
   uint32_t* counts;  // [row][pass][digit]: how many; when all are counted, how many are less
   uint32_t* status;  // to be zeroed
   int64_t rows, length, tiles;
-  Order order;
+  SortOrder order;
 };
 
 template <class Key>
@@ -110,7 +110,7 @@ struct PassArgs {
   uint32_t* status;
   int64_t rows, length, tiles;
   int pass;
-  Order order;
+  SortOrder order;
 };
 
 template <class Key>
@@ -120,12 +120,6 @@ struct PassShared {
   Key keys[kTile];
   int32_t indices[kTile];  // the last member: absent where there are none
 };
-
-template <class Key, bool kIndices>
-constexpr size_t pass_shared_bytes() {
-  using Shared = PassShared<Key>;
-  return sizeof(Shared) - (kIndices ? 0 : sizeof(int32_t) * Shared::kTile);
-}
 
 template <class Key, bool kIndices>
 __global__ void __launch_bounds__(kSweepThreads, kSweepBlocks) pass_kernel(const __grid_constant__ PassArgs a) {
@@ -140,8 +134,8 @@ __global__ void __launch_bounds__(kSweepThreads, kSweepBlocks) pass_kernel(const
   if (!(active & this_pass)) return;
   const bool is_first = !(active & (this_pass - 1)), is_last = active < 2 * this_pass;
   const int to = __popc(active >> a.pass) % 2 == 1 ? 0 : 1;  // the last pass writes the results
-  const Key* const from_keys = (is_first ? static_cast<const Key*>(a.x) : static_cast<const Key*>(a.keys[1 - to])) +
-                               row * a.length;
+  const Key* const from_keys =
+      (is_first ? static_cast<const Key*>(a.x) : static_cast<const Key*>(a.keys[1 - to])) + row * a.length;
   const int32_t* const from_indices = kIndices ? a.indices[1 - to] + row * a.length : nullptr;
 
   const int64_t begin = tile * kTile;
@@ -248,7 +242,7 @@ cudaError_t run(cudaStream_t stream, const Problem& problem, const Buffers& buff
   Launch config;
   config.grid = dim3(static_cast<unsigned>(rows * shape.tiles));
   config.block = dim3(kSweepThreads);
-  config.shared_bytes = pass_shared_bytes<Key, kIndices>();
+  config.shared_bytes = sweep_shared_bytes(sizeof(Key), kIndices);
   for (a.pass = 0; a.pass < shape.passes && error == cudaSuccess; ++a.pass)
     error = launch(stream, config, pass_kernel<Key, kIndices>, a);
   return error;
