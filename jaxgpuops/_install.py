@@ -88,13 +88,13 @@ _PAYS = {
 
 _ROUTES = {
     "top_k": _Route(primitives.top_k_p, top_k_p, _top_k_params),
-    "sort": _Route(primitives.sort_p, sort_p, _sort_params, _sort_call),
     "argmax": _Route(primitives.argmax_p, argmax_p, lambda *, axes, index_dtype: {"axis": axes[0], "largest": True}),
     "argmin": _Route(primitives.argmin_p, argmax_p, lambda *, axes, index_dtype: {"axis": axes[0], "largest": False}),
     **{
         name: _Route(getattr(primitives, f"{name}_p"), kernel, _cumulative_params)
         for name, kernel in CUMULATIVE.items()
     },
+    "sort": _Route(primitives.sort_p, sort_p, _sort_params, _sort_call),
 }
 
 

@@ -13,7 +13,7 @@ import reference
 import jaxgpuops
 from jaxgpuops.lax.sort import sort_p
 
-plan_sort = getattr(jaxgpuops._native.modules["cpu"], "plan_sort", None)
+plan_sort = jaxgpuops._native.modules["cpu"].plan_sort
 
 
 def x64(dtype):
