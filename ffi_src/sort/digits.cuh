@@ -19,9 +19,6 @@ __device__ __forceinline__ uint32_t digit_of(Key key, int shift) {
 
 // The lanes with the same digit. A vote for each bit is faster than match.any.
 __device__ __forceinline__ uint32_t lanes_with(uint32_t digit) {
-#if defined(LAB_MATCH)
-  return __match_any_sync(kEveryLane, digit);
-#endif
   uint32_t same = kEveryLane;
 #pragma unroll
   for (int bit = 0; bit < kDigitBits; ++bit) {
@@ -46,7 +43,7 @@ __device__ __forceinline__ void rank_in_warp(uint32_t (&digit)[kItems], uint32_t
   __syncwarp();
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
-    asm volatile("" ::: "memory");
+    asm volatile("" ::: "memory");  // votes of later elements would take registers
     const uint32_t same = lanes_with(digit[i]), ahead = __popc(same & lanes_before());
     const uint32_t before = counts[digit[i]];
     __syncwarp();

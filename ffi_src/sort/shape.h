@@ -21,13 +21,8 @@ constexpr int64_t block_shared_bytes(int key_bytes, int threads) {
 
 // ---- Longer ones ----------------------------------------------------------------------------------------------------
 
-#ifndef LT
-#define LT 384
-#define LI 16
-#define LB 2
-#endif
-constexpr int kSweepThreads = LT, kSweepBlocks = LB;
-constexpr int sweep_items(int key_bytes) { return key_bytes == 8 ? LI * 3 / 4 : LI; }
+constexpr int kSweepThreads = 384, kSweepBlocks = 2;  // of a block; blocks of a multiprocessor, at least
+constexpr int sweep_items(int key_bytes) { return key_bytes == 8 ? 9 : 16; }
 constexpr int64_t sweep_tile(int key_bytes) { return kSweepThreads * sweep_items(key_bytes); }
 constexpr int64_t sweep_shared_bytes(int key_bytes, bool indices) {
   return kSweepThreads / 32 * 1024 + sweep_tile(key_bytes) * (key_bytes + (indices ? 4 : 0));

@@ -8,6 +8,7 @@ import jax
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
+from jaxgpuops._primitive import align
 from jaxgpuops.lax.along_axis import put_along_axis
 from jaxgpuops.lax.sort import check_operands, permutation, sort_operands
 
@@ -108,7 +109,7 @@ def sort_key_val(
 @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4), inline=True)
 def _jitted(operands, op, names, axis, descending):
     axis = check_operands(op, names, operands, axis, 1)
-    return _sort(operands, operands[0].shape[axis], axis, descending)
+    return _sort(tuple(align(*operands)), operands[0].shape[axis], axis, descending)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2), inline=True)
