@@ -316,6 +316,41 @@ def topk(shape, axis, dtype, *, k, largest=True, sorted=True, **kwargs) -> Probl
     )
 
 
+def sort(shape, axis, dtype, *, op="sort", **kwargs) -> Problem:
+    size = _size(shape, dtype)
+
+    def of_torch(x):
+        values, indices = x.sort(axis, stable=op == "argsort")
+        return values if op == "sort" else indices
+
+    def right(operands, results):
+        [x], [y] = operands, results
+        ordered = lambda z: _ordered(jnp.where(z == 0, jnp.zeros_like(z), z))  # -0 is +0
+        if op == "argsort":
+            key, places, n = ordered(x), jnp.sort(y, axis), x.shape[axis]
+            permutation = (places == jax.lax.broadcasted_iota(places.dtype, x.shape, axis)).all()
+            of_place = jnp.take_along_axis(key, y, axis)
+            before = lambda z: jax.lax.slice_in_dim(z, 0, n - 1, axis=axis)
+            after = lambda z: jax.lax.slice_in_dim(z, 1, n, axis=axis)
+            tie = (before(of_place) == after(of_place)) & (before(y) < after(y))
+            return permutation & ((before(of_place) < after(of_place)) | tie).all()
+        return (ordered(y) == jnp.sort(ordered(x), axis)).all()
+
+    return Problem(
+        "sort",
+        op,
+        shape,
+        axis,
+        dtype,
+        2 * size if op == "sort" else size + 4 * math.prod(shape),
+        ours=lambda x: getattr(jaxgpuops, op)(x, axis=axis),
+        jax=lambda x: getattr(jnp, op)(x, axis),
+        torch=of_torch,
+        right=right,
+        **kwargs,
+    )
+
+
 def arg(shape, axis, dtype, *, op="argmax", **kwargs) -> Problem:
     return Problem(
         "arg",
@@ -548,6 +583,8 @@ def drawn(family: str, seed: int, index: int, elements: int, shortest: int = 2) 
         dtype = source.choice(FLOATS)
     if family == "topk":
         return topk(shape, 1, dtype, k=k, largest=source.random() < 0.8, sorted=source.random() < 0.8, **about)
+    if family == "sort":
+        return sort(shape, 1, dtype, op=source.choice(["sort", "argsort"]), **about)
     if family == "arg":
         return arg(shape, 1, dtype, op=source.choice(["argmax", "argmin"]), **about)
     if family == "scan":
@@ -573,7 +610,7 @@ def drawn(family: str, seed: int, index: int, elements: int, shortest: int = 2) 
     return grad(shape, 1, dtype, op=op, k=min(k, 4096), **about)
 
 
-FAMILIES = ["topk", "arg", "scan", "linear", "softmax", "ce", "gate", "reduce", "grad"]
+FAMILIES = ["topk", "sort", "arg", "scan", "linear", "softmax", "ce", "gate", "reduce", "grad"]
 
 
 # ---- Shapes of programs ---------------------------------------------------------------------------------------------

@@ -11,6 +11,8 @@
 #include "scan/plan.h"
 #include "softmax/call.h"
 #include "softmax/plan.h"
+#include "sort/call.h"
+#include "sort/plan.h"
 #include "topk/call.h"
 #include "topk/plan.h"
 #include "topk_softmax/call.h"
@@ -27,6 +29,17 @@ nb::dict plan_dict(const jaxgpuops::topk::Plan& plan) {
   dict["lanes"] = plan.lanes;
   dict["threads"] = plan.threads;
   dict["slices"] = plan.slices;
+  dict["blocks"] = plan.blocks;
+  dict["workspace_bytes"] = plan.workspace_bytes;
+  dict["shared_bytes"] = plan.shared_bytes;
+  return dict;
+}
+
+nb::dict plan_dict(const jaxgpuops::sort::Plan& plan) {
+  nb::dict dict;
+  dict["algorithm"] = jaxgpuops::sort::name(plan.algorithm);
+  dict["turns"] = plan.turns;
+  dict["threads"] = plan.threads;
   dict["blocks"] = plan.blocks;
   dict["workspace_bytes"] = plan.workspace_bytes;
   dict["shared_bytes"] = plan.shared_bytes;
@@ -117,8 +130,9 @@ jaxgpuops::scan::Problem scan_named(const std::string& name) {
 
 NB_MODULE(_cpu, module) {
   using namespace jaxgpuops;
-  define_module(module, {topk::cpu_targets(), along_axis::cpu_targets(), scan::cpu_targets(),
-                         topk_softmax::cpu_targets(), softmax::cpu_targets(), reduce::cpu_targets()});
+  define_module(module,
+                {topk::cpu_targets(), along_axis::cpu_targets(), scan::cpu_targets(), topk_softmax::cpu_targets(),
+                 softmax::cpu_targets(), reduce::cpu_targets(), sort::cpu_targets()});
 
   // The plan of a call on a GPU of a compute capability. `workspace_bytes` < 0 asks for the best; else it is what the
   // call has, as when a part of a batch runs what was lowered for the whole.
@@ -139,6 +153,19 @@ NB_MODULE(_cpu, module) {
         return plan_dict(topk::plan_argmax(rows, key_bits, gpu_of(compute_capability), workspace_bytes));
       },
       "outer"_a, "length"_a, "inner"_a, "key_bits"_a, "compute_capability"_a, "workspace_bytes"_a = -1);
+
+  module.def(
+      "plan_sort",
+      [](int64_t outer, int64_t length, int64_t inner, int key_bits, bool values, bool indices,
+         int compute_capability) {
+        sort::Problem problem;
+        problem.rows = {outer, length, inner};
+        problem.key_bits = key_bits;
+        problem.values = values;
+        problem.indices = indices;
+        return plan_dict(sort::plan_sort(problem, gpu_of(compute_capability)));
+      },
+      "outer"_a, "length"_a, "inner"_a, "key_bits"_a, "values"_a, "indices"_a, "compute_capability"_a);
 
   module.def(
       "plan_topk_softmax",

@@ -6,11 +6,13 @@
 #include "reduce/call.h"
 #include "scan/call.h"
 #include "softmax/call.h"
+#include "sort/call.h"
 #include "topk/call.h"
 #include "topk_softmax/call.h"
 
 NB_MODULE(_cuda, module) {
   using namespace jaxgpuops;
-  define_module(module, {topk::cuda_targets(), along_axis::cuda_targets(), scan::cuda_targets(),
-                         topk_softmax::cuda_targets(), softmax::cuda_targets(), reduce::cuda_targets()});
+  define_module(module,
+                {topk::cuda_targets(), along_axis::cuda_targets(), scan::cuda_targets(), topk_softmax::cuda_targets(),
+                 softmax::cuda_targets(), reduce::cuda_targets(), sort::cuda_targets()});
 }

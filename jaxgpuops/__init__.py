@@ -11,6 +11,7 @@ from jaxgpuops.ops.reduce import min as min
 from jaxgpuops.ops.reduce import sum as sum
 from jaxgpuops.ops.scan import cumlogsumexp, cummax, cummin, cumprod, cumsum, linear_scan
 from jaxgpuops.ops.softmax import log_softmax, logsumexp, softmax, softmax_cross_entropy
+from jaxgpuops.ops.sort import argsort, sort, sort_key_val
 from jaxgpuops.ops.topk import TopK, topk
 from jaxgpuops.ops.topk_softmax import TopKSoftmax, topk_softmax
 
@@ -24,6 +25,7 @@ __all__ = [
     "TopK",
     "TopKSoftmax",
     "__version__",
+    "argsort",
     "cumlogsumexp",
     "cummax",
     "cummin",
@@ -40,6 +42,8 @@ __all__ = [
     "mean",
     "softmax",
     "softmax_cross_entropy",
+    "sort",
+    "sort_key_val",
     "topk",
     "topk_softmax",
     "uninstall",

@@ -159,6 +159,11 @@ def axes_of(op: str, name: str, shape: tuple, axes: int | tuple[int, ...] | None
 def ordered(op: str, name: str, x: jax.Array, axis: int) -> int:
     """Checks that ``x`` can be ordered along ``axis``; returns the axis counted from the front."""
     dtype(op, name, x.dtype, ORDERED_DTYPES)
+    return indexed_axis(op, name, x, axis)
+
+
+def indexed_axis(op: str, name: str, x: jax.Array, axis: int) -> int:
+    """Checks that int32 can index ``x`` along ``axis``; returns the axis counted from the front."""
     axis = axis_of(op, name, x.shape, axis)
     length = x.shape[axis]
     if isinstance(length, int) and length >= 1 << 31:

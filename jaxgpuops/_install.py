@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.nn
 import jax.numpy as jnp
+import numpy as np
 
 # No public API looks up or removes a lowering rule.
 from jax._src.core import Primitive
@@ -24,7 +25,8 @@ from jax._src.interpreters.mlir import _lowerings, _platform_specific_lowerings
 from jax.interpreters import mlir
 
 from jaxgpuops import _primitive, lax
-from jaxgpuops._arguments import FLOATS, FLOATS8, INTEGERS
+from jaxgpuops._arguments import COMPLEX, FLOATS, FLOATS8, INTEGERS, ORDERED_DTYPES
+from jaxgpuops.lax._sort import MAX_KEYS, sort_operands, sort_p
 from jaxgpuops.lax._topk import argmax_p, top_k_p
 from jaxgpuops.lax.scan_primitives import CUMULATIVE
 
@@ -37,6 +39,9 @@ class _Route(NamedTuple):
     primitive: Primitive
     kernel: _primitive.Kernel
     params: Any  # from the primitive's params to the kernel's
+    call: Any = (
+        None  # from the operands' types and the primitive's params to what calls the kernel, or why nothing does
+    )
 
 
 def _top_k_params(*, k, axis, is_stable=True):  # jax 0.11 added is_stable; stable is right for both
@@ -45,6 +50,19 @@ def _top_k_params(*, k, axis, is_stable=True):  # jax 0.11 added is_stable; stab
 
 def _cumulative_params(*, axis, reverse):
     return {"axis": axis, "reverse": reverse, "exclusive": False}
+
+
+def _sort_params(*, dimension, is_stable, num_keys):
+    return {"axis": dimension, "descending": False, "values": True, "indices": True}
+
+
+def _sort_call(avals, *, dimension, is_stable, num_keys):
+    keys = {aval.dtype for aval in avals[:num_keys]}
+    if num_keys > MAX_KEYS:
+        return f"it has more than {MAX_KEYS} keys"
+    if not keys <= ORDERED_DTYPES | COMPLEX:
+        return f"no kernel takes all of {', '.join(sorted(map(str, keys)))}"
+    return lambda *operands: sort_operands(operands, dimension, num_keys)[0]
 
 
 class _Pays(NamedTuple):
@@ -72,6 +90,7 @@ _ROUTES = {
     "argmax": _Route(jax.lax.argmax_p, argmax_p, lambda *, axes, index_dtype: {"axis": axes[0], "largest": True}),
     "argmin": _Route(jax.lax.argmin_p, argmax_p, lambda *, axes, index_dtype: {"axis": axes[0], "largest": False}),
     **{name: _Route(getattr(jax.lax, f"{name}_p"), kernel, _cumulative_params) for name, kernel in CUMULATIVE.items()},
+    "sort": _Route(jax.lax.sort_p, sort_p, _sort_params, _sort_call),
 }
 
 
@@ -131,16 +150,22 @@ def _does_not_pay(name: str, operand, axis: int) -> str:
 
 
 def _rule(name: str, platform: str, original):
-    primitive, kernel, translate = _ROUTES[name]
+    primitive, kernel, translate, call_of = _ROUTES[name]
 
-    def lower(ctx, operand, **params):
+    def lower(ctx, *operands, **params):
         ours = translate(**params)
-        choice = kernel.choose(platform, ctx.avals_in, **ours)
+        call = call_of(ctx.avals_in, **params) if call_of else functools.partial(kernel, **ours)
+        x = ctx.avals_in[0]
+        if call_of and x.dtype in COMPLEX:  # sorted by its parts
+            x = x.update(dtype=np.dtype(f"float{4 * x.dtype.itemsize}"))
+        choice = kernel.choose(platform, [x], **ours)
+        if isinstance(call, str):
+            choice = dataclasses.replace(choice, kernel=None, plan={}, why=call)
         if (
             platform == "cuda"
             and choice.kernel
             and name not in _asked
-            and (why := _does_not_pay(name, ctx.avals_in[0], ours["axis"]))
+            and (why := _does_not_pay(name, x, ours["axis"]))
         ):
             choice = dataclasses.replace(choice, kernel=None, plan={}, why=why)
         if ctx.module_context.lowering_parameters.for_export:
@@ -148,14 +173,14 @@ def _rule(name: str, platform: str, original):
             choice = dataclasses.replace(choice, kernel=None, plan={}, why=why)
         if choice.kernel is None:
             _primitive.record(choice)
-            return original(ctx, operand, **params)
+            return original(ctx, *operands, **params)
 
-        def call(x):
-            outs = kernel(x, **ours)
+        def converted(*xs):
+            outs = call(*xs)
             outs = [jax.lax.convert_element_type(out, a.dtype) for out, a in zip(outs, ctx.avals_out, strict=True)]
             return outs if primitive.multiple_results else outs[0]
 
-        return mlir.lower_fun(call, multiple_results=primitive.multiple_results)(ctx, operand)
+        return mlir.lower_fun(converted, multiple_results=primitive.multiple_results)(ctx, *operands)
 
     return lower
 
@@ -212,7 +237,7 @@ def install(names: Iterable[str] | str | None = None) -> Installed:
 
     Args:
       names: any of ``"top_k"``, ``"cumsum"``, ``"cumprod"``, ``"cummax"``, ``"cummin"``, ``"cumlogsumexp"``,
-        ``"argmax"``, ``"argmin"``, ``"softmax"``, ``"log_softmax"``, ``"logsumexp"``: every call of these.
+        ``"sort"``, ``"argmax"``, ``"argmin"``, ``"softmax"``, ``"log_softmax"``, ``"logsumexp"``: every call of these.
 
     Returns:
       A context manager that undoes what this call did.

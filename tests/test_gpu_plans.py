@@ -37,6 +37,7 @@ KERNELS = {
     "topk": {"rows": "rows_kernel", "held": "held_kernel", "stream": "stream_kernel", "grid": "merge_kernel"}
     | {"wave": "wave_kernel", "sieve": "(sieve|whole)_kernel", "columns": "(streamed_)?columns_kernel"}
     | {"radix": "histogram_kernel", "sort": "sort_kernel"},
+    "sort": {"team": "sort_kernel", "block": "block_kernel", "sweep": "pass_kernel"},
     "scan": {"loop": "scan_(tile|rows|loop|columns|walk|short)", "look_ahead": "scan_(row_)?look_ahead"}
     | {"resident": "scan_resident"},
     "row_engine": {"rows": "((lean_)?rows|spread|sweep)_kernel", "rows_tiles": "tile_kernel"}
@@ -54,6 +55,8 @@ CALLS = [
     ("topk", lambda x: jaxgpuops.topk(x, 1000), [(16, 1 << 18), (64, 4096), (200, 2500)]),
     ("topk", lambda x: jaxgpuops.topk(x, 5000), [(3, 1 << 16)]),
     ("topk", lambda x: jaxgpuops.topk(x, 8, axis=0), [(512, 1000), (4096, 70_000)]),
+    ("sort", jaxgpuops.argsort, [(4096, 256), (64, 4096), (3, 70_001)]),
+    ("sort", lambda x: jaxgpuops.sort(x, axis=0), [(3000, 70)]),
     ("scan", jaxgpuops.cumsum, [(4096, 128), (1024, 65536), (1, 1 << 20), (1, 1 << 25)]),
     ("scan", lambda x: jaxgpuops.cumsum(x, axis=0), [(65536, 1024), (1000, 3), (16, 70_001)]),
     ("scan", lambda x: jaxgpuops.cumprod(x.astype(jnp.int32)), [(4096, 1024)]),

@@ -14,7 +14,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxgpuops
-from jaxgpuops.lax import topk
+from jaxgpuops.lax import _topk as topk
 from jaxgpuops.lax.along_axis import put_along_axis, take_along_axis
 
 SHAPE, AXIS = (8, 128, 4), 1

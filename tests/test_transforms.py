@@ -53,6 +53,34 @@ def lax_top_k_case(k, axis):
     return Case(f"lax.top_k-k={k}-axis={axis}", fn, reference, x_only)
 
 
+def sort_key_val_reference(x, y, axis):
+    order = jnp.argsort(x, axis)
+    return jnp.take_along_axis(x, order, axis), jnp.take_along_axis(y, order, axis)
+
+
+def x_and_payload(rng, shape):
+    return distinct_integers(rng, shape), distinct_integers(rng, shape)
+
+
+SORT_CASES = [
+    Case("sort", functools.partial(jaxgpuops.sort, axis=1), functools.partial(jnp.sort, axis=1), x_only, forward=False),
+    Case(
+        "sort_key_val",
+        functools.partial(jaxgpuops.sort_key_val, axis=-1),
+        functools.partial(sort_key_val_reference, axis=-1),
+        x_and_payload,
+        forward=False,
+    ),
+    Case("lax.sort", functools.partial(jaxgpuops.lax.sort, dimension=0), functools.partial(jnp.sort, axis=0), x_only),
+    Case(
+        "lax.sort-two-keys",
+        lambda x, y: jaxgpuops.lax.sort((x % 3, y), 1, num_keys=2),
+        lambda x, y: jax.lax.sort((x % 3, y), 1, num_keys=2),
+        x_and_payload,
+    ),
+]
+
+
 # ---- Scans: loops along axis 1 -----------------------------------------------------------------------------------------
 
 
@@ -282,6 +310,7 @@ CASES = [
         updates_and_indices,
         representative=True,
     ),
+    *SORT_CASES,
     *SCAN_CASES,
     *GATE_CASES,
     *SOFTMAX_CASES,

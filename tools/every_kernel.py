@@ -1,7 +1,7 @@
 """Runs every kernel once on small arrays and checks the results: the program that tools/gpu.sh runs under
 compute-sanitizer. Shapes are odd on purpose, so that rows are misaligned and last tiles are not full.
 
-    python tools/every_kernel.py [topk | gates | rows | streamed | scans ...]
+    python tools/every_kernel.py [topk | sorts | gates | rows | streamed | scans ...]
 """
 
 import functools
@@ -61,6 +61,37 @@ def run_topk(rng):
                     assert np.count_nonzero(np.asarray(put)) == np.count_nonzero(values)
         largest = jaxgpuops.lax.argmax(x, axis, np.int32)
         np.testing.assert_array_equal(largest, np.argmax(np.asarray(x), axis))
+    return kernels
+
+
+SORTS = [  # (shape, axis)
+    ((37, 1), 1),
+    ((37, 61), 1),
+    ((3, 1001), 1),
+    ((2, 301, 67), 1),
+    ((3, 4001), 1),
+    ((3, 8001), 1),
+    ((2, 16_001), 1),
+    ((2, 3001, 17), 1),
+    ((3, 50_001), 1),
+    ((1, 33_001, 5), 1),
+]
+
+
+def run_sorts(rng):
+    kernels = set()
+    for (shape, axis), dtype in itertools.product(SORTS, ("uint8", "bfloat16", "float32", "int64")):
+        with jax.enable_x64(dtype == "int64"):
+            x = jnp.asarray((rng.standard_normal(shape) * 50).astype(np.int64) % 199).astype(dtype)
+            kernels |= {call.plan.get("algorithm", "cpu") for call in jaxgpuops.explain(jaxgpuops.argsort, x)}
+            keys = np.asarray(x, np.int64)
+            order = np.argsort(keys, axis, kind="stable")
+            np.testing.assert_array_equal(jaxgpuops.argsort(x, axis=axis), order)
+            np.testing.assert_array_equal(np.asarray(jaxgpuops.sort(x, axis=axis), np.int64), np.sort(keys, axis))
+            outs = jaxgpuops.sort_key_val(x, np.asarray(keys, np.int32), axis=axis, descending=True)
+            order = np.argsort(-keys, axis, kind="stable")
+            for out in outs:
+                np.testing.assert_array_equal(np.asarray(out, np.int64), np.take_along_axis(keys, order, axis))
     return kernels
 
 
@@ -355,7 +386,7 @@ def run_scans(rng):
 
 
 def main():
-    families = {"topk": run_topk, "gates": run_gates, "rows": run_rows, "scans": run_scans}
+    families = {"topk": run_topk, "sorts": run_sorts, "gates": run_gates, "rows": run_rows, "scans": run_scans}
     families["streamed"] = functools.partial(run_rows, streamed=True)
     kernels = set()
     for family in sys.argv[1:] or families:

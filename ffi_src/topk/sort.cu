@@ -12,7 +12,7 @@
 // once, k (value + index) out. After: bb_segsort (Hou et al., ICS 2017), Batcher's networks.
 #include "common/async_copy.cuh"
 #include "common/intrinsics.cuh"
-#include "topk/kernels.h"
+#include "topk/sort_rows.h"
 #include "topk/sort_team.cuh"
 
 namespace jaxgpuops::topk {
@@ -22,7 +22,7 @@ struct Args {
   const void* x;
   void* values;
   int32_t* indices;
-  KeyOrder order;
+  SortOrder order;  // of words that fall: the larger key comes first
   int64_t outer, inner;
   uint32_t length, k;
   uint32_t team, outers, width, pitch, order_pitch, tiles;  // see SortShape; tiles of an outer index
@@ -67,12 +67,12 @@ struct Row {
   const Key* keys;  // raw, `step` apart
   uint16_t* order;  // at each place of the result, the index of its element
   uint32_t step, n, turn;
-  KeyOrder key_order;
+  const SortOrder* key_order;
   Key low;         // the least key
   int range;       // bits of a key above it
   int index_bits;  // of a word
 
-  __device__ __forceinline__ Key key(uint32_t index) const { return encode(keys[index * step], key_order); }
+  __device__ __forceinline__ Key key(uint32_t index) const { return sort_key(keys[index * step], *key_order); }
   // Which element a slot has. Teams start at different ones, so that rows of whole lines do not meet in a bank.
   __device__ __forceinline__ uint32_t at_turn(uint32_t slot) const {
     return slot + turn >= n ? slot + turn - n : slot + turn;
@@ -279,7 +279,7 @@ __global__ void __launch_bounds__(kBlock ? 512 : kSortBlock, kBlock       ? 1
     row.order = orders + r * a.order_pitch;
     row.step = a.pitch, row.n = a.length;
     row.turn = a.pitch == 1 ? at / static_cast<uint32_t>(128 / sizeof(Key)) * a.team % a.length : 0;
-    row.key_order = a.order;
+    row.key_order = &a.order;
     row.index_bits = max(1, 32 - __clz(a.length - 1));
     sort_row(a, row, team, mine < rows);
   }
@@ -289,12 +289,12 @@ __global__ void __launch_bounds__(kBlock ? 512 : kSortBlock, kBlock       ? 1
 #pragma unroll 4
   for (uint32_t e = threadIdx.x; e < rows * a.k; e += blockDim.x) {
     const uint32_t q = a.width == 1 ? e : __umulhi(e, a.per_width), column = e - q * a.width;
-    const uint32_t o = __umulhi(q, a.per_k), place = q - o * a.k;
+    const uint32_t o = a.k == 1 ? q : __umulhi(q, a.per_k), place = q - o * a.k;
     if (column >= there) continue;
     const uint32_t index = copies ? place : orders[(o * a.width + column) * a.order_pitch + sort_place(place)];
     const int64_t to = base + q * a.inner + column;
-    static_cast<Key*>(a.values)[to] = tile[(o * a.length + index) * a.pitch + column];
-    a.indices[to] = static_cast<int32_t>(index);
+    if (a.values) static_cast<Key*>(a.values)[to] = tile[(o * a.length + index) * a.pitch + column];
+    if (a.indices) a.indices[to] = static_cast<int32_t>(index);
   }
 }
 
@@ -303,12 +303,19 @@ uint32_t reciprocal(int64_t divisor) { return static_cast<uint32_t>((int64_t{1} 
 }  // namespace
 
 cudaError_t launch_sort(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
+  SortOrder order;
+  order.ascending.order = problem.order;
+  return launch_sort(stream, plan, problem, order, buffers);
+}
+
+cudaError_t launch_sort(cudaStream_t stream, const Plan& plan, const Problem& problem, const SortOrder& order,
+                        const Buffers& buffers) {
   const SortShape& shape = plan.sort;
   Args a = {};
   a.x = buffers.x;
   a.values = buffers.values;
   a.indices = buffers.indices;
-  a.order = problem.order;
+  a.order = order;
   a.outer = problem.rows.outer;
   a.inner = problem.rows.inner;
   a.length = static_cast<uint32_t>(problem.rows.length);

@@ -104,7 +104,7 @@ class Gate {
     const auto* best = choose(row, o, i);
     int32_t* indices = buffers_.indices + o * k * inner + i;
     for (int64_t j = 0; j < k; ++j) {
-      const int32_t index = topk::index_of<Key>(best[j]);
+      const int32_t index = index_of<Key>(best[j]);
       indices[j * inner] = index;
       z_[j] = Element::decode(row[index]);
     }
@@ -119,7 +119,7 @@ class Gate {
   inline static const KeyOrder kOrder = key_order(KeyKind::kFloat, 8 * sizeof(Key), true);
 
   // The best k in order.
-  const topk::Composite<Key>* choose(const Bits* row, int64_t o, int64_t i) {
+  const Composite<Key>* choose(const Bits* row, int64_t o, int64_t i) {
     if constexpr (kBiased) {
       const int64_t n = problem_.rows.length;
       if (problem_.sigmoid) {
@@ -136,17 +136,17 @@ class Gate {
     }
   }
 
-  const topk::Composite<Key>* sorted(const Key* keys) {
+  const Composite<Key>* sorted(const Key* keys) {
     const int64_t n = problem_.rows.length;
     if (n <= kSorted) {
       topk::compose_all(keys, n, kOrder, 0, list_);
-      topk::sort_by_key<Key>(list_, n, scratch_.data());
+      sort_by_key<Key>(list_, n, scratch_.data());
       return list_;
     }
     selector_.reset();
     selector_.offer(keys, n, 0, scratch_.data());
     auto* best = selector_.finish(scratch_.data());
-    topk::sort_by_key<Key>(best, problem_.k, scratch_.data());
+    sort_by_key<Key>(best, problem_.k, scratch_.data());
     return best;
   }
 
@@ -176,8 +176,8 @@ class Gate {
   const Problem& problem_;
   const Buffers& buffers_;
   topk::Selector<Key> selector_;
-  topk::Composite<Key> list_[kSorted];
-  std::vector<topk::Composite<Key>> scratch_;
+  Composite<Key> list_[kSorted];
+  std::vector<Composite<Key>> scratch_;
   std::vector<Bits> row_;
   std::vector<Key> keys_;
   std::vector<float> z_, e_;

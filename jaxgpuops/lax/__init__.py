@@ -7,6 +7,7 @@ from jaxgpuops.lax._reduce import min as min
 from jaxgpuops.lax._reduce import sum as sum
 from jaxgpuops.lax._scan import cumlogsumexp, cummax, cummin, cumprod, cumsum, linear_scan
 from jaxgpuops.lax._softmax import log_softmax, logsumexp, softmax, softmax_cross_entropy
+from jaxgpuops.lax._sort import sort
 from jaxgpuops.lax._topk import argmax, argmin, top_k
 from jaxgpuops.lax._topk_softmax import topk_softmax
 
@@ -26,6 +27,7 @@ __all__ = [
     "mean",
     "softmax",
     "softmax_cross_entropy",
+    "sort",
     "top_k",
     "topk_softmax",
 ]

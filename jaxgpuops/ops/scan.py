@@ -295,7 +295,7 @@ def linear_scan(
     reverse: bool = ...,
     segment_starts: ArrayLike | None = ...,
     return_last: Literal[False] = ...,
-    axis_name: AxisName = ...,
+    axis_name: scan.AxisName = ...,
 ) -> jax.Array: ...
 @overload
 def linear_scan(
@@ -307,7 +307,7 @@ def linear_scan(
     reverse: bool = ...,
     segment_starts: ArrayLike | None = ...,
     return_last: Literal[True],
-    axis_name: AxisName = ...,
+    axis_name: scan.AxisName = ...,
 ) -> tuple[jax.Array, jax.Array]: ...
 @overload
 def linear_scan(
@@ -319,7 +319,7 @@ def linear_scan(
     reverse: bool = ...,
     segment_starts: ArrayLike | None = ...,
     return_last: bool = ...,
-    axis_name: AxisName = ...,
+    axis_name: scan.AxisName = ...,
 ) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 def linear_scan(
     a: ArrayLike,

@@ -1,0 +1,53 @@
+// What a call of the sort target asks for: buffers and attributes in, a checked problem out. Both backends' handlers
+// start here.
+#pragma once
+
+#include "ffi.h"
+#include "sort/sort.h"
+
+namespace jaxgpuops::sort {
+
+struct Call {
+  Problem problem;
+  const void* x = nullptr;
+  void* values = nullptr;      // null where they are not wanted
+  int32_t* indices = nullptr;  // likewise
+};
+
+// The results are the values, the indices, or both in this order; what follows them is the backend's.
+inline Call sort_call(ffi::AnyBuffer x, ffi::RemainingRets results, int64_t axis, bool descending, bool values,
+                      bool indices) {
+  if (!values && !indices) throw invalid("neither values nor indices are asked for");
+  const Element element = require_ordered("x", x);
+  Call call;
+  Problem& problem = call.problem;
+  problem.rows = require_rows("x", x, axis);
+  problem.key_bits = element.bits;
+  ArgOrder& order = problem.order.ascending;
+  order.order = key_order(element.kind, element.bits, true);  // larger elements have larger keys
+  order.sign = element.kind == KeyKind::kFloat ? uint64_t{1} << (element.bits - 1) : 0;
+  order.nan_above = element.nan_above;
+  problem.order.invert = descending ? ~uint64_t{0} : 0;
+  problem.values = values;
+  problem.indices = indices;
+  call.x = x.untyped_data();
+  if (values) {
+    const ffi::AnyBuffer out = require_buffer("values", results, 0);
+    require_type("values", out, x.element_type());
+    require_shape("values", out, dims_of(x));
+    call.values = out.untyped_data();
+  }
+  if (indices) {
+    const ffi::AnyBuffer out = require_buffer("indices", results, values ? 1 : 0);
+    require_type("indices", out, ffi::DataType::S32);
+    require_shape("indices", out, dims_of(x));
+    call.indices = static_cast<int32_t*>(out.untyped_data());
+  }
+  return call;
+}
+
+// The tables of cpu.cc and cuda.cc.
+std::vector<Target> cpu_targets();
+std::vector<Target> cuda_targets();
+
+}  // namespace jaxgpuops::sort

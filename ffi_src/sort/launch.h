@@ -1,0 +1,17 @@
+// The CUDA kernels of the family, seen from their handlers.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "sort/plan.h"
+#include "sort/sort.h"
+
+namespace jaxgpuops::sort {
+
+// `values` and `indices` are null where they are not wanted.
+cudaError_t launch_sort(cudaStream_t stream, const Plan& plan, const Problem& problem, const void* x, void* values,
+                        int32_t* indices, void* workspace);
+
+}  // namespace jaxgpuops::sort

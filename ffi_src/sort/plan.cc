@@ -1,0 +1,59 @@
+#include "sort/plan.h"
+
+#include "sort/shape.h"
+
+namespace jaxgpuops::sort {
+namespace {
+
+constexpr int64_t kMaxTeamLength = 1024;
+constexpr int64_t kReserved = 1 << 10;  // shared memory that the device and kernels' own variables take
+
+}  // namespace
+
+const char* name(Algorithm algorithm) {
+  switch (algorithm) {
+    case Algorithm::kEmpty: return "empty";
+    case Algorithm::kTeam: return "team";
+    case Algorithm::kBlock: return "block";
+    case Algorithm::kSweep: return "sweep";
+  }
+  return "?";
+}
+
+Plan plan_sort(const Problem& problem, const Gpu& gpu) {
+  Plan plan;
+  const Rows& rows = problem.rows;
+  const int key_bytes = problem.key_bits / 8;
+  const int64_t shared_limit = gpu.shared_bytes - kReserved;
+  if (rows.elements() == 0) return plan;
+  if (rows.length <= kMaxTeamLength) {
+    plan.algorithm = Algorithm::kTeam;
+    plan.team = topk::sort_shape(rows, key_bytes, gpu.multiprocessors, shared_limit);
+    plan.threads = plan.team.threads;
+    plan.blocks = plan.team.blocks;
+    plan.shared_bytes = static_cast<int64_t>(plan.team.shared_bytes);
+    return plan;
+  }
+  // From here on the workspace is that of one outer index; several have room for what they need together.
+  plan.turns = rows.inner > 1;
+  const Rows own{1, rows.length, rows.inner};
+  if (plan.turns) plan.workspace_bytes = TurnShape(own, key_bytes, problem.values, problem.indices).bytes;
+  for (const int threads : {256, 512, 1024}) {
+    if (rows.length > threads * block_items(key_bytes) || block_shared_bytes(key_bytes, threads) > shared_limit)
+      continue;
+    plan.algorithm = Algorithm::kBlock;
+    plan.threads = threads;
+    plan.blocks = rows.count();
+    plan.shared_bytes = block_shared_bytes(key_bytes, threads);
+    return plan;
+  }
+  const SweepShape shape(rows.inner, rows.length, key_bytes, problem.values, problem.indices);
+  plan.algorithm = Algorithm::kSweep;
+  plan.threads = kSweepThreads;
+  plan.blocks = rows.count() * shape.tiles;
+  plan.shared_bytes = sweep_shared_bytes(key_bytes, problem.indices);
+  plan.workspace_bytes += shape.bytes;
+  return plan;
+}
+
+}  // namespace jaxgpuops::sort

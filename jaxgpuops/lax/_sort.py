@@ -1,0 +1,162 @@
+"""Sort as a primitive."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.interpreters import ad
+from jax.typing import ArrayLike
+
+from jaxgpuops import _arguments, _native
+from jaxgpuops._primitive import Kernel
+from jaxgpuops.lax.along_axis import take_along_axis
+from jaxgpuops.lax.order import to_keys
+
+MAX_KEYS = 4
+
+
+def _sort_keys(x):
+    """Unsigned integers in the order of `jax.lax.sort`: NaNs are equal and last, -0 and +0 are equal."""
+    keys = to_keys(x)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return keys
+    zero = keys.dtype.type(1 << (8 * keys.dtype.itemsize - 1))
+    # -0 is told by its key: XLA's CPU backend takes a test of its bits for one of the number, and flushes subnormal ones.
+    keys = jnp.where(keys == zero - keys.dtype.type(1), zero, keys)
+    return jnp.where(jnp.isnan(x), keys.dtype.type(np.iinfo(keys.dtype).max), keys)
+
+
+def _sort_fallback(x, *, axis, descending, values, indices):
+    keys = _sort_keys(x)
+    iota = lax.broadcasted_iota(np.int32, x.shape, axis)
+    permutation = lax.sort((~keys if descending else keys, iota), dimension=axis, num_keys=1)[1]
+    outs = []
+    if values:
+        # As bits: XLA's CPU backend flushes denormal numbers of 16 bits where it moves them.
+        is_bits = x.dtype == np.dtype(bool) or jnp.issubdtype(x.dtype, jnp.integer)
+        bits = x if is_bits else lax.bitcast_convert_type(x, keys.dtype)
+        moved = lax.optimization_barrier(take_along_axis(bits, permutation, axis))
+        outs.append(moved if is_bits else lax.bitcast_convert_type(moved, x.dtype))
+    return [*outs, permutation] if indices else outs
+
+
+def _results(x, *, axis, descending, values, indices):
+    return [(x.shape[axis], dtype) for wanted, dtype in ((values, x.dtype), (indices, np.int32)) if wanted]
+
+
+def _plan_sort(rows, avals, compute_capability, axis, *, values, indices, **_):
+    return _native.modules["cpu"].plan_sort(*rows, 8 * avals[0].dtype.itemsize, values, indices, compute_capability)
+
+
+sort_p = Kernel(
+    "sort",
+    results=_results,
+    fallback=_sort_fallback,
+    accepts=_arguments.ORDERED_DTYPES.__contains__,
+    attributes=("descending", "values", "indices"),
+    plan=_plan_sort,
+)
+
+
+def _sort_jvp(primals, tangents, *, axis, descending, values, indices):
+    """The permutation is locally constant: tangents follow the elements."""
+    outs = sort_p(*primals, axis=axis, descending=descending, values=values, indices=True)
+    zero = lambda out: ad.Zero(jax.typeof(out).to_tangent_aval())
+    tangents = [zero(outs[0]) if isinstance(t, ad.Zero) else take_along_axis(t, outs[-1], axis) for t in tangents]
+    if not values:
+        return outs, [zero(outs[0])]
+    return outs[: 1 + indices], [*tangents, zero(outs[-1])][: 1 + indices]
+
+
+ad.primitive_jvps[sort_p.primitive] = _sort_jvp
+
+
+def _real(keys: Sequence[jax.Array]) -> list[jax.Array]:
+    """The same order by real keys: of complex numbers, the real parts come before the imaginary ones."""
+    parts = ((lax.real(x), lax.imag(x)) if jnp.issubdtype(x.dtype, jnp.complexfloating) else (x,) for x in keys)
+    return [part for pair in parts for part in pair]
+
+
+def permutation(keys: Sequence[jax.Array], axis: int, descending: bool = False) -> jax.Array:
+    """The int32 indices that sort by the first key, where that is equal by the second, and so on."""
+    order = functools.partial(sort_p, axis=axis, descending=descending, values=False, indices=True)
+    *before, last = _real(map(lax.stop_gradient, keys))
+    [indices] = order(last)
+    for key in reversed(before):  # a stable sort by each key keeps the order of the less significant ones
+        [by_key] = order(take_along_axis(key, indices, axis))
+        indices = take_along_axis(indices, by_key, axis)
+    return indices
+
+
+def sort_operands(
+    operands: Sequence[jax.Array], axis: int, num_keys: int, descending: bool = False, indices: bool = False
+) -> tuple[list[jax.Array], jax.Array | None]:
+    """The operands in the order of the first ``num_keys``, and the permutation, where it is asked for or needed."""
+    key, *others = operands
+    if num_keys > 1 or key.dtype not in _arguments.ORDERED_DTYPES:
+        order = permutation(operands[:num_keys], axis, descending)
+        return [take_along_axis(x, order, axis) for x in operands], order
+    indices |= bool(others)
+    values, *order = sort_p(key, axis=axis, descending=descending, values=True, indices=indices)
+    return [values, *(take_along_axis(x, order[0], axis) for x in others)], order[0] if indices else None
+
+
+def check_operands(op: str, names: Sequence[str], operands: Sequence[jax.Array], axis: int, num_keys: int) -> int:
+    """Checks that the operands can be sorted along ``axis`` together; returns the axis counted from the front."""
+    first = operands[0]
+    for name, x in zip(names, operands, strict=True):
+        if x.shape != first.shape:
+            raise ValueError(f"{op}: {name} must have the shape of {names[0]}, {first.shape}, got {x.shape}")
+    for name, x in zip(names[:num_keys], operands, strict=False):
+        _arguments.dtype(op, name, x.dtype, _arguments.ORDERED_DTYPES | _arguments.COMPLEX)
+    return _arguments.indexed_axis(op, names[0], first, axis)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2), inline=True)
+def _sort(operands, dimension, num_keys):
+    names = [f"operand[{i}]" for i in range(len(operands))] if len(operands) > 1 else ["operand"]
+    axis = check_operands("jaxgpuops.lax.sort", names, operands, dimension, num_keys)
+    return tuple(sort_operands(operands, axis, num_keys)[0])
+
+
+def sort(
+    operand: ArrayLike | Sequence[ArrayLike], dimension: int = -1, is_stable: bool = True, num_keys: int = 1
+) -> jax.Array | tuple[jax.Array, ...]:
+    """Sorts one array, or several by the first of them: `jax.lax.sort` as a kernel.
+
+    Order and errors are those of `jaxgpuops.sort`, which see. Unlike that function, this one has forward-mode
+    derivatives too (`jax.jvp`, `jax.jacfwd`, `jax.linearize`).
+
+    Args:
+      operand: array, or arrays of one shape; keys of the dtypes of `jaxgpuops.sort`, the others of any.
+      dimension: the axis to sort along.
+      is_stable: True or False; the result is that of a stable sort in any case.
+      num_keys: how many arrays are keys, the first of which counts most; 4 at most.
+
+    Returns:
+      The sorted array, or a tuple of arrays in the order of the keys.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> jaxgpuops.lax.sort(jnp.array([3.0, 1.0, 2.0])).tolist()
+    [1.0, 2.0, 3.0]
+    >>> keys, letters = jaxgpuops.lax.sort((jnp.array([2, 1, 2]), jnp.array([7, 8, 9])))
+    >>> keys.tolist(), letters.tolist()
+    ([1, 2, 2], [8, 7, 9])
+    """
+    op = "jaxgpuops.lax.sort"
+    dimension, num_keys = _arguments.integer(op, "dimension", dimension), _arguments.integer(op, "num_keys", num_keys)
+    _arguments.flag(op, "is_stable", is_stable)
+    several = isinstance(operand, list | tuple)
+    if several and not operand:
+        raise TypeError(f"{op}: operand must have at least one array, got none")
+    operands = [_arguments.array(op, "operand", x) for x in (operand if several else [operand])]
+    if not 1 <= num_keys <= min(len(operands), MAX_KEYS):
+        raise ValueError(f"{op}: num_keys must be between 1 and {min(len(operands), MAX_KEYS)}, got {num_keys}")
+    outs = _sort(operands, dimension, num_keys)
+    return outs if several else outs[0]

@@ -1,0 +1,137 @@
+"""`jaxgpuops.sort`, `argsort` and `sort_key_val`."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+from jax.typing import ArrayLike
+
+from jaxgpuops import _arguments
+from jaxgpuops._primitive import align
+from jaxgpuops.lax.along_axis import put_along_axis
+from jaxgpuops.lax._sort import check_operands, permutation, sort_operands
+
+
+def sort(x: ArrayLike, *, axis: int = -1, descending: bool = False) -> jax.Array:
+    """The elements along an axis in ascending (or descending) order.
+
+    The result equals ``jax.lax.sort(x, axis)`` on CPU bit for bit, on every platform.
+
+    Args:
+      x: array of shape ``(*before, n, *after)``, ``n < 2**31``, of dtype bool, int8 to int64, uint8 to uint64,
+        float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, float64, complex64 or complex128.
+      axis: the axis of length ``n``.
+      descending: True for the largest first.
+
+    Returns:
+      An array like ``x``.
+
+    Order: numbers as usual, complex ones by their real parts and then by their imaginary parts. NaNs are equal to each
+    other and above every number, so they come last, or first where ``descending``; -0 and +0 are equal. The sort is
+    always stable: equal elements stay in the order in which they were, in both directions. Elements are moved, not
+    computed: signs of zeros, NaN payloads and subnormal numbers survive, and the last are compared as what they are (XLA's
+    CPU backend takes them for zeros). The result of a row does not depend on the run, on the batch it is in, or on how
+    it is sharded.
+
+    Derivatives: the gradient puts the cotangents back where the elements came from, by the permutation of the forward
+    pass. Reverse mode works, and whatever is built on top of it. For forward mode at the bottom (`jax.jvp`,
+    `jax.jacfwd`, `jax.linearize`) use `jaxgpuops.lax.sort`; here JAX raises TypeError.
+
+    Raises:
+      TypeError: for other dtypes, for an ``axis`` that is not an integer, and a ``descending`` that is not True or False,
+        known at trace time.
+      ValueError: for a scalar ``x``, ``axis`` out of range, ``n >= 2**31``.
+
+    >>> import jax, jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> x = jnp.array([[3.0, 1.0, 2.0], [0.0, jnp.nan, -1.0]])
+    >>> jaxgpuops.sort(x).tolist()
+    [[1.0, 2.0, 3.0], [-1.0, 0.0, nan]]
+    >>> jaxgpuops.sort(x, axis=0, descending=True).tolist()
+    [[3.0, nan, 2.0], [0.0, 1.0, -1.0]]
+    >>> jax.grad(lambda x: jaxgpuops.sort(x)[-1])(jnp.array([1.0, 3.0, 2.0])).tolist()
+    [0.0, 1.0, 0.0]
+    """
+    op = "jaxgpuops.sort"
+    x = _arguments.array(op, "x", x)
+    axis, descending = _arguments.integer(op, "axis", axis), _arguments.flag(op, "descending", descending)
+    return _jitted((x,), op, ("x",), axis, descending)[0]
+
+
+def argsort(x: ArrayLike, *, axis: int = -1, descending: bool = False) -> jax.Array:
+    """The int32 indices that sort along an axis: ``jnp.take_along_axis(x, indices, axis)`` is `jaxgpuops.sort`.
+
+    Arguments, order and errors are those of `jaxgpuops.sort`; indices have no derivative.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> jaxgpuops.argsort(jnp.array([3, 1, 3, 2])).tolist()
+    [1, 3, 0, 2]
+    >>> jaxgpuops.argsort(jnp.array([3, 1, 3, 2]), descending=True).tolist()
+    [0, 2, 3, 1]
+    """
+    op = "jaxgpuops.argsort"
+    x = _arguments.array(op, "x", x)
+    axis, descending = _arguments.integer(op, "axis", axis), _arguments.flag(op, "descending", descending)
+    return _argsort(x, axis, descending)
+
+
+def sort_key_val(
+    keys: ArrayLike, *values: ArrayLike, axis: int = -1, descending: bool = False
+) -> tuple[jax.Array, ...]:
+    """Sorts keys along an axis, and other arrays with them.
+
+    Args:
+      keys: array as for `jaxgpuops.sort`.
+      *values: arrays of the same shape and any dtype.
+      axis: the axis to sort along.
+      descending: True for the largest key first.
+
+    Returns:
+      ``(sorted keys, *values in the order of the keys)``. Order, derivatives and errors are those of `jaxgpuops.sort`;
+      values have gradients, too.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> keys, a, b = jaxgpuops.sort_key_val(jnp.array([2, 1, 2]), jnp.array([1.0, 2.0, 3.0]), jnp.array([7, 8, 9]))
+    >>> keys.tolist(), a.tolist(), b.tolist()
+    ([1, 2, 2], [2.0, 1.0, 3.0], [8, 7, 9])
+    """
+    op = "jaxgpuops.sort_key_val"
+    names = ("keys", *(f"values[{i}]" for i in range(len(values))))
+    operands = tuple(_arguments.array(op, name, x) for name, x in zip(names, (keys, *values), strict=True))
+    axis, descending = _arguments.integer(op, "axis", axis), _arguments.flag(op, "descending", descending)
+    return _jitted(operands, op, names, axis, descending)
+
+
+# Checks of shapes and dtypes run while tracing: an eager call that has been made before costs one dispatch.
+@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4), inline=True)
+def _jitted(operands, op, names, axis, descending):
+    axis = check_operands(op, names, operands, axis, 1)
+    return _sort(tuple(align(*operands)), operands[0].shape[axis], axis, descending)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2), inline=True)
+def _argsort(x, axis, descending):
+    axis = check_operands("jaxgpuops.argsort", ("x",), (x,), axis, 1)
+    return permutation([x], axis, descending)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def _sort(operands, length, axis, descending):  # `length` is that of the axis, which the backward pass needs
+    return tuple(sort_operands(operands, axis, 1, descending)[0])
+
+
+def _forward(operands, length, axis, descending):
+    # The primitives, not `_sort`: they have forward mode, so that forward over reverse (`jax.hessian`) works.
+    outs, indices = sort_operands(operands, axis, 1, descending, indices=True)
+    return tuple(outs), indices
+
+
+def _backward(length, axis, descending, indices, cotangents):
+    put = lambda ct: None if ct.dtype == jax.dtypes.float0 else put_along_axis(ct, indices, axis, length)
+    return (tuple(map(put, cotangents)),)
+
+
+_sort.defvjp(_forward, _backward)

@@ -1,0 +1,91 @@
+"""Sort on a GPU: see gpu.py."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+from gpu import needs_memory, plan, run_in_command_buffers, same_bits, spread
+
+import jaxgpuops
+from jaxgpuops.lax._sort import sort_p
+
+# Every kernel and form of it: (shape, axis), what the plan calls it, and whether it turns columns into rows.
+REGIMES = {
+    "one element": ((1000, 1), 1, "team", False),
+    "parts of a warp": ((3000, 61), 1, "team", False),
+    "a block": ((300, 1001), 1, "team", False),
+    "columns in registers": ((5, 300, 67), 1, "team", False),
+    "256 threads": ((300, 2047), 1, "block", False),
+    "512 threads": ((70, 8192), 1, "block", False),
+    "1024 threads": ((40, 8193), 1, "block", False),
+    "columns in a block": ((2, 3000, 45), 1, "block", True),
+    "one sweep": ((1, 1_000_003), 1, "sweep", False),
+    "many sweeps": ((37, 70_001), 1, "sweep", False),
+    "sweeps of columns": ((2, 33_001, 5), 1, "sweep", True),
+}
+regimes = pytest.mark.parametrize("shape, axis, algorithm, turns", REGIMES.values(), ids=REGIMES)
+
+
+def data(shape, axis, dtype):
+    """Rows of every bit pattern, special values, few values, one value, in order, and against it."""
+    rng, n = np.random.default_rng(0), shape[axis]
+    special = reference.special_values(dtype)
+    rows = [reference.random_bits(rng, (n,), dtype), rng.choice(special, n), rng.choice(special[:2], n)]
+    rows += [np.full(n, special[-1]), np.arange(n).astype(dtype), np.arange(n)[::-1].astype(dtype)]
+    return spread(jnp.asarray(np.stack(rows)), shape, axis, 0)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def expected(x, axis, descending):
+    return sort_p.fallback(x, axis=axis, descending=descending, values=True, indices=True)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def ours(x, axis, descending):
+    flags = {"axis": axis, "descending": descending}
+    values, indices = sort_p(x, **flags, values=True, indices=True)
+    return values, indices, jaxgpuops.sort(x, **flags), jaxgpuops.argsort(x, **flags)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "float64", "uint16"])
+@regimes
+def test_order_is_that_of_the_fallback(shape, axis, algorithm, turns, dtype):
+    with jax.enable_x64(dtype == "float64"):
+        x = data(shape, axis, jnp.dtype(dtype))
+        chosen = plan(lambda x: jaxgpuops.argsort(x, axis=axis), x)
+        if jnp.dtype(dtype).itemsize < 8:
+            assert (chosen["algorithm"], chosen["turns"]) == (algorithm, turns)
+        for descending in (False, True):
+            values, indices = expected(x, axis, descending)
+            assert same_bits(ours(x, axis, descending), (values, indices, values, indices))
+
+
+@regimes
+def test_rows_of_a_batch_and_misaligned_ones(shape, axis, algorithm, turns):
+    x = data(shape, axis, jnp.dtype("float32"))[:2]
+    values, indices = expected(x, axis, False)
+    shifted = jax.jit(lambda y: ours(y[3:].reshape(x.shape), axis, False))(jnp.append(jnp.zeros(3), x))
+    assert same_bits(shifted, (values, indices, values, indices))
+
+
+def command_buffers():
+    for name, (shape, axis, *_) in REGIMES.items():
+        program = jax.jit(lambda x: [jaxgpuops.argsort(x + i, axis=axis) for i in range(3)])
+        for seed in range(3):  # new inputs, at new addresses
+            x = jnp.round(jax.random.normal(jax.random.key(seed), shape) * 100) / 8
+            for i, indices in enumerate(program(x)):
+                assert (indices == expected(x + i, axis, False)[1]).all(), (name, seed, i)
+
+
+def test_command_buffers_with_changing_inputs():
+    run_in_command_buffers("test_gpu_sort")
+
+
+def test_more_elements_than_int32_counts():
+    needs_memory(40)
+    x = jax.random.bits(jax.random.key(0), (33_000, 70_000), np.uint8)
+    indices = jax.jit(jaxgpuops.argsort)(x)
+    assert (indices[-2:] == expected(x[-2:], 1, False)[1]).all()

@@ -1,0 +1,181 @@
+"""Values of `jaxgpuops.sort`, `argsort`, `sort_key_val` and `jaxgpuops.lax.sort`, against NumPy and jax.lax."""
+
+import functools
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+
+import jaxgpuops
+from jaxgpuops.lax._sort import sort_p
+
+plan_sort = jaxgpuops._native.modules["cpu"].plan_sort
+
+
+def x64(dtype):
+    """64-bit arrays exist in JAX only where they are enabled."""
+    return jax.enable_x64(np.dtype(dtype).itemsize >= 8)
+
+
+def order_of(x, axis, descending):
+    """NaNs are equal and last, -0 equals +0."""
+    keys = reference.keys(x)
+    if reference.is_float(x.dtype):
+        keys = np.where(reference.bits(x) << 1 == 0, reference.keys(np.zeros((), x.dtype)), keys)
+        keys = np.where(reference.is_nan(x), ~np.uint64(0), keys)
+    return np.argsort(~keys if descending else keys, axis=axis, kind="stable").astype(np.int32)
+
+
+def check(x, axis=-1, descending=False):
+    order = order_of(x, axis, descending)
+    expected = np.take_along_axis(reference.bits(x), order, axis)
+    places = np.arange(x.size, dtype=np.int32).reshape(x.shape)
+    with x64(x.dtype):
+        flags = {"axis": axis, "descending": descending}
+        indices = jaxgpuops.argsort(x, **flags)
+        assert indices.dtype == np.int32
+        np.testing.assert_array_equal(indices, order)
+        np.testing.assert_array_equal(reference.bits(jaxgpuops.sort(x, **flags)), expected)
+        keys, values = jaxgpuops.sort_key_val(x, places, **flags)
+        np.testing.assert_array_equal(reference.bits(keys), expected)
+        np.testing.assert_array_equal(values, np.take_along_axis(places, order, axis))
+
+
+SHAPES = st.one_of(
+    st.tuples(st.integers(0, 300)),
+    st.tuples(st.integers(0, 40), st.integers(1, 200)),
+    st.tuples(st.integers(1, 6), st.integers(1, 60), st.integers(1, 40)),
+    st.tuples(st.integers(1, 3), st.integers(2000, 6000)),
+)
+
+
+@hypothesis.settings(max_examples=150, deadline=None, derandomize=True)
+@hypothesis.given(st.data())
+def test_any_array(data):
+    shape = data.draw(SHAPES)
+    dtype = data.draw(st.sampled_from(reference.DTYPES))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    if data.draw(st.booleans()):
+        x = reference.random_bits(rng, shape, dtype)
+    else:
+        x = rng.choice(reference.special_values(dtype), shape)
+    check(x, data.draw(st.integers(-len(shape), len(shape) - 1)), data.draw(st.booleans()))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int16", "float64"])
+@pytest.mark.parametrize("shape, axis", [((300_001,), 0), ((3, 200_000), 1), ((2, 140_000, 3), 1)])
+def test_long_rows(shape, axis, dtype):
+    rng = np.random.default_rng(0)
+    for x in (reference.random_bits(rng, shape, dtype), rng.integers(-3, 3, shape).astype(dtype)):
+        for descending in (False, True):
+            check(x, axis, descending)
+
+
+@pytest.mark.parametrize("dtype", reference.DTYPES, ids=str)
+def test_fallback_is_the_kernel(dtype):
+    rng = np.random.default_rng(1)
+    x = np.concatenate(
+        [reference.random_bits(rng, (50, 3), dtype), rng.choice(reference.special_values(dtype), (50, 3))]
+    )
+    with x64(dtype):
+        for descending in (False, True):
+            params = {"axis": 0, "descending": descending, "values": True, "indices": True}
+            values, indices = jax.jit(functools.partial(sort_p.fallback, **params))(x)
+            order = order_of(x, 0, descending)
+            np.testing.assert_array_equal(indices, order)
+            np.testing.assert_array_equal(reference.bits(values), np.take_along_axis(reference.bits(x), order, 0))
+
+
+def assert_same_bits(a, b):
+    assert (a.dtype, a.shape, np.asarray(a).tobytes()) == (b.dtype, b.shape, np.asarray(b).tobytes())
+
+
+def normal(dtype, shape=(40, 30)):
+    """Ties, signed zeros and NaNs, but no subnormal numbers: XLA's CPU backend takes these for zeros."""
+    rng = np.random.default_rng(2)
+    if np.dtype(dtype).kind == "c":
+        parts = [normal("float32", (*shape, 1)), normal("float32", (*shape, 1))[::-1]]
+        return np.concatenate(parts, -1).view(dtype)[..., 0]
+    values = [0, 1, 2] if np.dtype(dtype).kind in "iub" else [-0.0, 0.0, 1.0, -1.0, 2.5, np.nan, np.inf, -np.inf]
+    return rng.choice(np.array(values), shape).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "bool", "complex64"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_lax_sort_is_that_of_jax(dtype, axis):
+    x = normal(jnp.dtype(dtype))
+    payload = np.arange(x.size).reshape(x.shape)
+    for operand in (x, (x, payload), [x, payload, payload.astype(np.float32), normal("complex64")]):
+        ours = jaxgpuops.lax.sort(operand, dimension=axis)
+        theirs = jax.lax.sort(operand, dimension=axis)
+        assert type(ours) is type(theirs)
+        jax.tree.map(assert_same_bits, ours, theirs)
+
+
+@pytest.mark.parametrize("num_keys", [1, 2, 3, 4])
+def test_several_keys(num_keys):
+    keys = [normal(dtype) for dtype in ("int32", "bool", "complex64", "float32")]
+    operands = [*keys, np.arange(keys[0].size).reshape(keys[0].shape)]
+    ours = jaxgpuops.lax.sort(operands, 0, num_keys=num_keys)
+    jax.tree.map(assert_same_bits, tuple(ours), jax.lax.sort(operands, 0, num_keys=num_keys))
+
+
+def test_gradients_follow_the_elements():
+    x = np.random.default_rng(3).permutation(60).reshape(4, 5, 3).astype(np.float32)
+    weights, factors = np.arange(60.0, dtype=np.float32).reshape(x.shape), x[::-1] % 7
+    for axis in range(3):
+        ours = lambda x, y: sum((weights * a**2).sum() for a in jaxgpuops.sort_key_val(x, y, axis=axis))
+        lax = lambda x, y: sum((weights * a**2).sum() for a in jaxgpuops.lax.sort((x, y), axis))
+        theirs = lambda x, y: sum((weights * a**2).sum() for a in jax.lax.sort((x, y), axis))
+        expected = jax.grad(theirs, (0, 1))(x, factors)
+        for fn in (ours, lax):
+            jax.tree.map(np.testing.assert_array_equal, jax.grad(fn, (0, 1))(x, factors), expected)
+        tangents = (factors, weights)
+        assert jax.jvp(lax, (x, factors), tangents)[1] == jax.jvp(theirs, (x, factors), tangents)[1]
+
+
+def test_gradient_does_not_sort_again():
+    text = str(jax.make_jaxpr(jax.grad(lambda x: jaxgpuops.sort(x)[0]))(np.ones(5, np.float32)))
+    assert text.count("jaxgpuops.sort[") == 1 and "scatter" not in text
+
+
+def test_arguments():
+    x = np.ones((2, 3), np.float32)
+    with pytest.raises(TypeError, match=r"jaxgpuops.sort: axis must be an integer known at trace time, got 1.0"):
+        jaxgpuops.sort(x, axis=1.0)
+    with pytest.raises(ValueError, match=r"jaxgpuops.argsort: axis must be between -2 and 1 for x of shape"):
+        jaxgpuops.argsort(x, axis=2)
+    with pytest.raises(ValueError, match=r"jaxgpuops.sort: x must have at least one dimension"):
+        jaxgpuops.sort(np.float32(1))
+    with pytest.raises(TypeError, match=r"jaxgpuops.sort: x has dtype float8_e4m3b11fnuz; allowed are bfloat16, "):
+        jaxgpuops.sort(x.astype(jnp.float8_e4m3b11fnuz))
+    with pytest.raises(ValueError, match=r"jaxgpuops.sort_key_val: values\[0\] must have the shape of keys, \(2, 3\)"):
+        jaxgpuops.sort_key_val(x, x.T)
+    with pytest.raises(ValueError, match=r"jaxgpuops.lax.sort: num_keys must be between 1 and 1, got 2"):
+        jaxgpuops.lax.sort(x, num_keys=2)
+    with pytest.raises(TypeError, match=r"jaxgpuops.lax.sort: operand must have at least one array, got none"):
+        jaxgpuops.lax.sort([])
+
+
+# ---- The plan -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compute_capability", [75, 80, 86, 90, 120])
+def test_plan_fits_every_gpu(compute_capability):
+    shared = {75: 64, 80: 163, 86: 99, 90: 227, 120: 99}[compute_capability] << 10
+    for length in (1, 7, 1024, 1025, 4096, 4097, 16_384, 16_385, 1 << 20, (1 << 31) - 1):
+        for outer, inner, bits in ((1, 1, 8), (1000, 1, 32), (3, 5, 16), (1, 1000, 64)):
+            plan = plan_sort(outer, length, inner, bits, True, True, compute_capability)
+            assert plan["shared_bytes"] + 1024 <= shared and plan["threads"] <= 1024
+            assert plan["turns"] == (inner > 1 and length > 1024)
+
+
+def test_plan_of_a_part_of_a_batch_needs_no_more():
+    """The workspace is that of one outer index: a sharded call has fewer of them."""
+    for length in (2000, 70_000):
+        plans = [plan_sort(outer, length, 3, 32, True, True, 90) for outer in (1, 5, 64)]
+        assert len({(plan["algorithm"], plan["workspace_bytes"]) for plan in plans}) == 1
