@@ -5,6 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 from jaxgpuops import lax
 from jaxgpuops._inspect import explain, export_checks
 from jaxgpuops._install import install, uninstall
+from jaxgpuops.ops.count import bincount, segment_max, segment_min, segment_sum, take
 from jaxgpuops.ops.reduce import dot, max, mean, min, sum
 from jaxgpuops.ops.scan import cumlogsumexp, cummax, cummin, cumprod, cumsum, linear_scan
 from jaxgpuops.ops.softmax import log_softmax, logsumexp, softmax, softmax_cross_entropy
@@ -20,6 +21,7 @@ __all__ = [
     "TopK",
     "TopKSoftmax",
     "__version__",
+    "bincount",
     "cumlogsumexp",
     "cummax",
     "cummin",
@@ -36,9 +38,13 @@ __all__ = [
     "max",
     "mean",
     "min",
+    "segment_max",
+    "segment_min",
+    "segment_sum",
     "softmax",
     "softmax_cross_entropy",
     "sum",
+    "take",
     "topk",
     "topk_softmax",
     "uninstall",
