@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 
 #include "along_axis/call.h"
+#include "count/call.h"
 #include "module.h"
 #include "reduce/call.h"
 #include "scan/call.h"
@@ -11,6 +12,7 @@
 
 NB_MODULE(_cuda, module) {
   using namespace jaxgpuops;
-  define_module(module, {topk::cuda_targets(), along_axis::cuda_targets(), scan::cuda_targets(),
-                         topk_softmax::cuda_targets(), softmax::cuda_targets(), reduce::cuda_targets()});
+  define_module(module,
+                {topk::cuda_targets(), along_axis::cuda_targets(), scan::cuda_targets(), topk_softmax::cuda_targets(),
+                 softmax::cuda_targets(), reduce::cuda_targets(), count::cuda_targets()});
 }

@@ -141,9 +141,7 @@ __global__ void __launch_bounds__(256) zero_kernel(uint32_t* counts, int64_t siz
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < size; i += stride) counts[i] = 0;
 }
 
-unsigned blocks_for(int64_t size) {
-  return static_cast<unsigned>(std::clamp<int64_t>((size + 255) / 256, 1, 132 * 8));
-}
+unsigned blocks_for(int64_t size) { return static_cast<unsigned>(std::clamp<int64_t>((size + 255) / 256, 1, 132 * 8)); }
 
 template <class T>
 cudaError_t run(cudaStream_t stream, const BincountPlan& plan, const Args& a) {

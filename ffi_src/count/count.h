@@ -32,12 +32,12 @@ enum class Op { kSum, kMax, kMin };
 
 struct Segments {
   Op op = Op::kSum;
-  Rows rows;             // of the data
+  Rows rows;  // of the data
   int64_t segments = 0;
   DType dtype = DType::kFloat32;
-  bool sorted = false;   // ids ascend
-  bool shared = false;   // every outer index has the same ids
-  IndexMap ids;          // from an outer index to the first of its ids
+  bool sorted = false;  // ids ascend
+  bool shared = false;  // every outer index has the same ids
+  IndexMap ids;         // from an outer index to the first of its ids
 };
 
 inline std::string target_name(Op op) {

@@ -56,7 +56,8 @@ BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu) {
   plan.threads = own <= quarter ? 512 : 1024;
   if (rows.length <= 2048 && own <= quarter) plan.threads = 128;
   const int64_t per_block = own <= quarter ? quarter : gpu.shared_bytes;
-  plan.tables = static_cast<int>(std::clamp<int64_t>(std::min<int64_t>(per_block, 32 << 10) / own, 1, plan.threads / 64));
+  plan.tables =
+      static_cast<int>(std::clamp<int64_t>(std::min<int64_t>(per_block, 32 << 10) / own, 1, plan.threads / 64));
   plan.shared_bytes = own * plan.tables;
   const int64_t blocks = gpu.multiprocessors * (own <= quarter ? 4 : 1);
   const int64_t wanted = ceil_div(blocks, rows.outer * plan.ranges);

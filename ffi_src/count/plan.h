@@ -20,10 +20,10 @@ constexpr const char* kCountingNames[] = {"empty", "tables", "global"};
 struct BincountPlan {
   Counting algorithm = Counting::kEmpty;
   int threads = 0;
-  int tables = 0;           // that a block has of its range of bins
-  int64_t range = 0;        // bins in a table
-  int64_t ranges = 1;       // each reads all ids
-  int64_t slices = 1;       // of a row, for each range
+  int tables = 0;      // that a block has of its range of bins
+  int64_t range = 0;   // bins in a table
+  int64_t ranges = 1;  // each reads all ids
+  int64_t slices = 1;  // of a row, for each range
   int64_t shared_bytes = 0;
 
   bool merged() const { return algorithm == Counting::kGlobal || slices > 1; }  // by atomics, on zeros
@@ -50,7 +50,7 @@ struct OrderPlan {
 struct SegmentsPlan {
   bool empty = true;  // nothing to write
   OrderPlan order;
-  int64_t rows = 0;   // of a tile, which lanes go through one after another
+  int64_t rows = 0;  // of a tile, which lanes go through one after another
   int64_t tiles = 0;
   int64_t heads = 0, tails = 0;  // where a row's workspace has the parts of segments that cross tiles
   int64_t workspace_bytes = 0;
