@@ -10,6 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
+from jaxgpuops._primitive import align
 from jaxgpuops.lax import count as _lax
 from jaxgpuops.lax.count import segment_max_p, segment_min_p, segment_sum_p
 
@@ -24,7 +25,7 @@ def _length(op: str, name: str, value) -> int:
     return value
 
 
-def _ids(op: str, name: str, x, length: int | None = None) -> jax.Array:
+def _ids(op: str, name: str, x) -> jax.Array:
     x = _arguments.labels(op, name, x)
     _arguments.dtype(op, name, x.dtype, _arguments.INTEGERS)
     return x
@@ -34,12 +35,8 @@ def _as_int32(ids: jax.Array, length: int) -> jax.Array:
     """Ids of any integer dtype, those out of range as -1 where int32 does not have them."""
     if ids.dtype.itemsize < 4 or ids.dtype == np.dtype(np.int32):
         return ids.astype(np.int32)
-    return jnp.where((ids >= 0) & (ids < length), ids, _ones_like(ids)).astype(np.int32)
-
-
-def _ones_like(ids: jax.Array) -> jax.Array:
-    """All bits set: -1 as int32."""
-    return ~jnp.zeros_like(ids)
+    all_bits = ~jnp.zeros_like(ids)  # -1 as int32
+    return jnp.where((ids >= 0) & (ids < length), ids, all_bits).astype(np.int32)
 
 
 def bincount(x: ArrayLike, length: int, weights: ArrayLike | None = None) -> jax.Array:
@@ -115,6 +112,7 @@ def _jitted_segments(data, ids, name, length, sorted):
 
 
 def _segments(kernel, data, ids, axis, length, sorted):
+    data, ids = align(data, ids)
     if jnp.issubdtype(data.dtype, jnp.complexfloating):
         parts = (_reduced(part, ids, kernel.name, axis, length, sorted) for part in (data.real, data.imag))
         return jax.lax.complex(*parts)
@@ -237,6 +235,7 @@ def take(table: ArrayLike, ids: ArrayLike) -> jax.Array:
 @functools.partial(jax.jit, inline=True)
 def _jitted_take(table, ids):
     rows = _as_int32(ids, table.shape[0]).reshape(-1, *(1,) * (table.ndim - 1))
+    table, rows = align(table, rows)
     if jnp.issubdtype(table.dtype, jnp.complexfloating):
         out = jax.lax.complex(*(_taken(part, rows, table.shape[0]) for part in (table.real, table.imag)))
     else:
