@@ -5,7 +5,16 @@ from importlib.metadata import PackageNotFoundError, version
 from jaxgpuops import lax
 from jaxgpuops._inspect import explain, export_checks
 from jaxgpuops._install import install, uninstall
-from jaxgpuops.ops.count import bincount, segment_max, segment_min, segment_sum, take
+from jaxgpuops.ops.count import (
+    bincount,
+    histogram,
+    segment_logsumexp,
+    segment_max,
+    segment_min,
+    segment_softmax,
+    segment_sum,
+    take,
+)
 from jaxgpuops.ops.reduce import dot, max, mean, min, sum
 from jaxgpuops.ops.scan import cumlogsumexp, cummax, cummin, cumprod, cumsum, linear_scan
 from jaxgpuops.ops.softmax import log_softmax, logsumexp, softmax, softmax_cross_entropy
@@ -30,6 +39,7 @@ __all__ = [
     "dot",
     "explain",
     "export_checks",
+    "histogram",
     "install",
     "lax",
     "linear_scan",
@@ -38,8 +48,10 @@ __all__ = [
     "max",
     "mean",
     "min",
+    "segment_logsumexp",
     "segment_max",
     "segment_min",
+    "segment_softmax",
     "segment_sum",
     "softmax",
     "softmax_cross_entropy",

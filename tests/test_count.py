@@ -163,6 +163,64 @@ def test_take():
     np.testing.assert_array_equal(gradient, expected)
 
 
+def by_segment(fn, x, ids, segments):
+    """fn(rows) of each segment that has rows, in JAX and float64."""
+    return {s: fn(np.asarray(x, np.float64)[ids == s]) for s in range(segments) if (ids == s).any()}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_softmax_and_logsumexp_of_segments(dtype):
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(100 * rng.standard_normal((60, 3)), dtype)
+    ids = rng.integers(-1, 8, 60) // 2 * 2
+    tolerance = 1e-2 if dtype == "bfloat16" else 1e-5
+    sums = np.full((7, 3), -np.inf)
+    shares = np.zeros((60, 3))
+    for s, rows in by_segment(lambda rows: rows, x, ids, 7).items():
+        sums[s] = jax.nn.logsumexp(rows, axis=0)
+        shares[ids == s] = jax.nn.softmax(rows, axis=0)
+    ours = jaxgpuops.segment_logsumexp(x, ids, 7)
+    assert ours.dtype == x.dtype
+    np.testing.assert_allclose(np.asarray(ours, np.float64), sums, rtol=tolerance)
+    ours = jaxgpuops.segment_softmax(x, ids, 7)
+    assert ours.dtype == x.dtype
+    np.testing.assert_allclose(np.asarray(ours, np.float64), shares, atol=tolerance)
+
+
+def test_gradients_of_softmax_and_logsumexp_of_segments():
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((2, 20, 3)).astype(np.float32)
+    ids = rng.permutation(np.arange(20) % 6 - 1)
+    hot = (ids[:, None] == np.arange(4)).astype(np.float32)
+    exp_sums = lambda x: jnp.einsum("is,ij->sj", hot, jnp.exp(x))
+    log_sums = lambda x: jnp.log(exp_sums(x)).sum()
+    shares = lambda x: (w * jnp.exp(x) * jnp.einsum("is,sj->ij", hot, 1 / exp_sums(x))).sum()
+    ours = jax.grad(lambda x: jaxgpuops.segment_logsumexp(x, ids, 4).sum())(x)
+    np.testing.assert_allclose(ours, jax.grad(log_sums)(x), atol=1e-6)
+    ours = jax.grad(lambda x: (w * jaxgpuops.segment_softmax(x, ids, 4)).sum())(x)
+    np.testing.assert_allclose(ours, jax.grad(shares)(x), atol=1e-6)
+    empty = jax.grad(lambda x: jnp.where(jnp.isfinite(y := jaxgpuops.segment_logsumexp(x, ids, 9)), y, 0).sum())(x)
+    assert np.isfinite(empty).all()
+
+
+def test_histogram():
+    rng = np.random.default_rng(0)
+    x = np.append(rng.standard_normal((3, 500)), [[0, np.nan, np.inf, -np.inf, 2.0]] * 3, 1).astype(np.float32)
+    edges = np.array([-1, -0.5, 0, 0.1, 2], np.float32)
+    for bins, span in [(10, (-2, 2)), (7, (-0.3, 0.3)), (1, (0, 2)), (1000, (-1, 1)), (edges, None)]:
+        counts, found = jaxgpuops.histogram(x, bins, range=span)
+        for row, own in zip(x, counts, strict=True):
+            theirs, places = jnp.histogram(row[np.isfinite(row)], bins, span)
+            np.testing.assert_array_equal(own, theirs)
+            np.testing.assert_array_equal(found, places)
+    finite = np.nan_to_num(x, posinf=1, neginf=1)
+    counts, found = jaxgpuops.histogram(finite[0], weights=np.full(505, 0.5, np.float32))
+    theirs, places = jnp.histogram(finite[0])
+    np.testing.assert_array_equal(counts, theirs / 2)
+    np.testing.assert_array_equal(found, places)
+    assert jaxgpuops.histogram(np.arange(10), 5)[0].tolist() == [2] * 5
+
+
 def test_vmap_shares_ids():
     """A batch of data only is one call, with one row of ids."""
     data, ids = jnp.ones((6, 4, 3)), jnp.array([0, 2, 0, 7, -1, 2])

@@ -8,12 +8,12 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.interpreters import batching
 
 from jaxgpuops import _arguments, _native
 from jaxgpuops._partition import RULES, Rule
 from jaxgpuops._primitive import Kernel, def_jvp, def_linear
+from jaxgpuops.lax.order import from_keys, to_keys
 
 # ---- Counts ---------------------------------------------------------------------------------------------------------
 
@@ -189,7 +189,13 @@ def _segments_split(name, splits, data, ids, *, axis, length, sorted):
     if name == "segment_sum":
         wide = _arguments.wide(own.dtype)
         return (split.sum(own.astype(wide)).astype(own.dtype),)
-    return (split.max(own) if name == "segment_max" else lax.pmin(own, split.names),)
+    # As ordered integers, of which the largest is looked for and NaN is: all-reduces of floats may lose NaNs.
+    keys = to_keys(own) if name == "segment_max" else ~to_keys(own)
+    floats = jnp.issubdtype(own.dtype, jnp.floating)
+    all_bits = ~jnp.zeros_like(keys)
+    keys = split.max(jnp.where(jnp.isnan(own), all_bits, keys) if floats else keys)
+    out = from_keys(keys if name == "segment_max" else ~keys, own.dtype)
+    return (jnp.where(keys == all_bits, jnp.asarray(jnp.nan, own.dtype), out) if floats else out,)
 
 
 RULES["bincount"] = Rule(_bincount_split, pays=lambda split, avals, *, axis, length: length < split.length)

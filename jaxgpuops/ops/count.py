@@ -252,3 +252,121 @@ _taken.defvjp(
     lambda table, ids, length: (_lax.take_rows(table, ids, 0, False), ids),
     lambda length, ids, ct: (_lax.segments(segment_sum_p, ct, ids, 0, length, False), None),
 )
+
+
+# ---- Composed of the above ------------------------------------------------------------------------------------------
+
+
+def _segment_floats(op, data, segment_ids, num_segments, indices_are_sorted):
+    """Data in the dtype that it is computed in, those of its rows that belong to a segment, and the largest of each."""
+    data = _arguments.array(op, "data", data)
+    _arguments.dtype(op, "data", data.dtype, _arguments.FLOATS)
+    largest = _segment_op(op, segment_max_p, data, segment_ids, num_segments, indices_are_sorted)
+    ids = _as_int32(_ids(op, "segment_ids", segment_ids), num_segments)
+    mine = ((ids >= 0) & (ids < num_segments)).reshape(-1, *(1,) * (data.ndim - 1))
+    largest = jax.lax.stop_gradient(largest).astype(_arguments.wide(data.dtype))
+    return data.astype(largest.dtype), ids, mine, jnp.where(jnp.isfinite(largest), largest, 0)
+
+
+def segment_logsumexp(
+    data: ArrayLike, segment_ids: ArrayLike, num_segments: int, *, indices_are_sorted: bool = False
+) -> jax.Array:
+    """The logarithm of the sum of the exponentials of the rows that have the same id, for each feature.
+
+    Of floats; computed in float32 at least, and without overflow. -inf for a segment without rows. As `segment_sum`
+    otherwise; made of it and of `segment_max`.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> x = jnp.log(jnp.array([1.0, 2.0, 4.0]))
+    >>> jnp.exp(jaxgpuops.segment_logsumexp(x, jnp.array([0, 2, 0]), 3)).round(4).tolist()
+    [5.0, 0.0, 2.0]
+    """
+    op = "jaxgpuops.segment_logsumexp"
+    x, ids, _, largest = _segment_floats(op, data, segment_ids, num_segments, indices_are_sorted)
+    terms = jnp.exp(x - take(largest, ids))
+    sums = segment_sum(terms, ids, num_segments, indices_are_sorted=indices_are_sorted)
+    # The gradient of log at 0 is that of a segment without rows, which nothing depends on.
+    result = jnp.where(sums == 0, -jnp.inf, jnp.log(jnp.where(sums == 0, 1, sums)) + largest)
+    return result.astype(jnp.asarray(data).dtype)
+
+
+def segment_softmax(
+    data: ArrayLike, segment_ids: ArrayLike, num_segments: int, *, indices_are_sorted: bool = False
+) -> jax.Array:
+    """Exponentials divided by their sum over the rows that have the same id: softmax over segments, of each feature.
+
+    Of floats; computed in float32 at least. The result has the shape of the data; rows whose id is out of range have 0.
+    As `segment_sum` otherwise; made of it and of `segment_max`.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> x = jnp.log(jnp.array([1.0, 2.0, 3.0]))
+    >>> jaxgpuops.segment_softmax(x, jnp.array([0, 2, 0]), 3).round(4).tolist()
+    [0.25, 1.0, 0.75]
+    """
+    op = "jaxgpuops.segment_softmax"
+    x, ids, mine, largest = _segment_floats(op, data, segment_ids, num_segments, indices_are_sorted)
+    terms = jnp.exp(jnp.where(mine, x - take(largest, ids), 0))
+    sums = segment_sum(terms, ids, num_segments, indices_are_sorted=indices_are_sorted)
+    shares = terms / jnp.where(mine, take(sums, ids), 1)
+    return jnp.where(mine, shares, 0).astype(jnp.asarray(data).dtype)
+
+
+def histogram(
+    x: ArrayLike,
+    bins: int | ArrayLike = 10,
+    *,
+    range: tuple[ArrayLike, ArrayLike] | None = None,
+    weights: ArrayLike | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """How many numbers fall between edges, along the last axis.
+
+    Args:
+      x: numbers of shape ``(*batch, n)``. NaNs and numbers beyond the edges are not counted.
+      bins: how many bins of equal width, static; or their edges, which ascend, of shape ``(bins + 1,)``.
+      range: the first and the last edge, where ``bins`` is a number; those of all of x by default.
+      weights: what each number adds in place of 1, of the shape of x, or any that broadcasts to it.
+
+    Returns:
+      ``(counts, edges)``, as `jax.numpy.histogram` of each row gives them, but for the dtype of counts, which is int32:
+      a bin has its lower edge, the last one has both. Of shapes ``(*batch, bins)`` and ``(bins + 1,)``.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> counts, edges = jaxgpuops.histogram(jnp.array([0.0, 0.1, 0.9, 2.0]), 4)
+    >>> counts.tolist(), edges.tolist()
+    ([2, 1, 0, 1], [0.0, 0.5, 1.0, 1.5, 2.0])
+    """
+    op = "jaxgpuops.histogram"
+    x = _arguments.array(op, "x", x)
+    _arguments.dtype(op, "x", x.dtype, _arguments.INTEGERS | _arguments.FLOATS)
+    _arguments.axis_of(op, "x", x.shape, -1)
+    if x.dtype not in _arguments.FLOATS:
+        x = x.astype(_arguments.inexact(x.dtype))
+    even = jnp.ndim(bins) == 0
+    if even:
+        count = _length(op, "bins", bins)
+        edges = jnp.histogram_bin_edges(x, count, range)
+    else:
+        if range is not None:
+            raise ValueError(f"{op}: range is that of bins of equal width; got edges and range={range}")
+        edges = _arguments.array(op, "bins", bins)
+        if edges.ndim != 1 or edges.shape[0] < 2:
+            raise ValueError(f"{op}: edges must have shape (bins + 1,), got {edges.shape}")
+        count = edges.shape[0] - 1
+    edges = edges.astype(x.dtype)
+    return bincount(_bins_of(x, edges, count, even), count, weights), edges
+
+
+def _bins_of(x, edges, count, even):
+    first, last = edges[0], edges[-1]
+    if even:
+        # The quotient is off by one at most: the edges themselves decide.
+        guess = jnp.floor((x - first) * (count / (last - first))).clip(0, count - 1)
+        place = jnp.where(jnp.isfinite(guess), guess, 0).astype(np.int32)
+        place = jnp.where(x < edges[place], place - 1, jnp.where(x >= edges[place + 1], place + 1, place))
+    else:
+        place = jnp.searchsorted(edges, x, side="right", method="scan_unrolled").astype(np.int32) - 1
+    place = jnp.where(x == last, count - 1, place)
+    return jnp.where((x >= first) & (x <= last), place, -1)
