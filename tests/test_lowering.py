@@ -20,8 +20,7 @@ import pytest
 import jaxgpuops
 from jaxgpuops import _native, _primitive
 from jaxgpuops._arguments import ORDERED_DTYPES
-from jaxgpuops.lax import reduce, scan_primitives, softmax_primitives
-from jaxgpuops.lax import count
+from jaxgpuops.lax import count, reduce, scan_primitives, softmax_primitives
 from jaxgpuops.lax.along_axis import put_along_axis, take_along_axis
 
 SHAPE = (3, 5, 4)
@@ -709,7 +708,7 @@ def test_facts_page():
 @pytest.mark.parametrize(
     "module",
     ["ops.topk", "ops.topk_softmax", "ops.scan", "lax.topk", "lax.topk_softmax", "lax.scan", "_install", "_inspect"]
-    + ["ops.softmax", "lax.softmax", "ops.reduce", "lax.reduce"],
+    + ["ops.softmax", "lax.softmax", "ops.reduce", "lax.reduce", "ops.count"],
 )
 def test_docstring_examples(module):
     results = doctest.testmod(importlib.import_module(f"jaxgpuops.{module}"))

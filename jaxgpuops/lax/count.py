@@ -104,6 +104,9 @@ def _segments_kernel(name):
 segment_sum_p, segment_max_p, segment_min_p = map(_segments_kernel, ("segment_sum", "segment_max", "segment_min"))
 
 
+SEGMENT_KERNELS = {kernel.name: kernel for kernel in (segment_sum_p, segment_max_p, segment_min_p)}
+
+
 def _take_fallback(table, ids, *, axis, sorted):
     def one(rows, ids):
         return rows.at[_in_range(ids, rows.shape[0])].get(mode="fill", fill_value=0)
@@ -129,12 +132,27 @@ def _batch(kernel, operands, dims, *, axis, **params):
     return kernel._batch(operands, dims, axis=axis, **params)
 
 
-for _kernel in (segment_sum_p, segment_max_p, segment_min_p, take_rows_p):
+for _kernel in (*SEGMENT_KERNELS.values(), take_rows_p):
     batching.primitive_batchers[_kernel.primitive] = functools.partial(_batch, _kernel)
 
 
 def segments(kernel: Kernel, data: jax.Array, ids: jax.Array, axis: int, length: int, sorted: bool) -> jax.Array:
     return kernel(data, ids, axis=axis, length=length, sorted=sorted)[0]
+
+
+def as_int32(ids: jax.Array, length: int) -> jax.Array:
+    """Ids of any integer dtype, those out of range as -1 where int32 does not have them."""
+    if ids.dtype.itemsize < 4 or ids.dtype == np.dtype(np.int32):
+        return ids.astype(np.int32)
+    all_bits = ~jnp.zeros_like(ids)  # -1 as int32
+    return jnp.where((ids >= 0) & (ids < length), ids, all_bits).astype(np.int32)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3, 4), inline=True)
+def segments_of_rows(name: str, data: jax.Array, ids: jax.Array, length: int, sorted: bool) -> jax.Array:
+    """`jax.ops` by our kernels, for one dimension of ids; with forward mode."""
+    ids = as_int32(ids, length).reshape(-1, *(1,) * (data.ndim - 1))
+    return segments(SEGMENT_KERNELS[name], data, ids, 0, length, sorted)
 
 
 def take_rows(table: jax.Array, ids: jax.Array, axis: int, sorted: bool) -> jax.Array:
@@ -183,9 +201,7 @@ def _segments_split(name, splits, data, ids, *, axis, length, sorted):
     """Each device reduces what it has. Sums of floats are added in the order of `psum`."""
     split = splits[axis]
     ids = split.fill(ids, axis, length)
-    [own] = {k.name: k for k in (segment_sum_p, segment_max_p, segment_min_p)}[name].primitive.bind(
-        data, ids, axis=axis, length=length, sorted=sorted
-    )
+    [own] = SEGMENT_KERNELS[name].primitive.bind(data, ids, axis=axis, length=length, sorted=sorted)
     if name == "segment_sum":
         wide = _arguments.wide(own.dtype)
         return (split.sum(own.astype(wide)).astype(own.dtype),)

@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 from jaxgpuops import _arguments
 from jaxgpuops._primitive import align
 from jaxgpuops.lax import count as _lax
-from jaxgpuops.lax.count import segment_max_p, segment_min_p, segment_sum_p
+from jaxgpuops.lax.count import SEGMENT_KERNELS, as_int32, segment_max_p, segment_sum_p
 
 _MOST = (1 << 31) - 1
 
@@ -29,14 +29,6 @@ def _ids(op: str, name: str, x) -> jax.Array:
     x = _arguments.labels(op, name, x)
     _arguments.dtype(op, name, x.dtype, _arguments.INTEGERS)
     return x
-
-
-def _as_int32(ids: jax.Array, length: int) -> jax.Array:
-    """Ids of any integer dtype, those out of range as -1 where int32 does not have them."""
-    if ids.dtype.itemsize < 4 or ids.dtype == np.dtype(np.int32):
-        return ids.astype(np.int32)
-    all_bits = ~jnp.zeros_like(ids)  # -1 as int32
-    return jnp.where((ids >= 0) & (ids < length), ids, all_bits).astype(np.int32)
 
 
 def bincount(x: ArrayLike, length: int, weights: ArrayLike | None = None) -> jax.Array:
@@ -75,7 +67,7 @@ def _jitted_bincount(x, weights, length):
     if weights is None:
         return _lax.bincount(x, x.ndim - 1, length)
     weights = jnp.broadcast_to(weights, x.shape)
-    return _segments(segment_sum_p, weights, _as_int32(x, length), x.ndim - 1, length, False)
+    return _segments(segment_sum_p, weights, as_int32(x, length), x.ndim - 1, length, False)
 
 
 # ---- Segments -------------------------------------------------------------------------------------------------------
@@ -101,14 +93,11 @@ def _segment_op(name, kernel, data, segment_ids, num_segments, indices_are_sorte
     )
 
 
-_KERNELS = {kernel.name: kernel for kernel in (segment_sum_p, segment_max_p, segment_min_p)}
-
-
 @functools.partial(jax.jit, static_argnums=(2, 3, 4), inline=True)
 def _jitted_segments(data, ids, name, length, sorted):
-    ids = _as_int32(ids, length).reshape(-1, *(1,) * (data.ndim - 1))
+    ids = as_int32(ids, length).reshape(-1, *(1,) * (data.ndim - 1))
     own = data.astype(np.uint8) if data.dtype == np.dtype(bool) else data
-    return _segments(_KERNELS[name], own, ids, 0, length, sorted).astype(data.dtype)
+    return _segments(SEGMENT_KERNELS[name], own, ids, 0, length, sorted).astype(data.dtype)
 
 
 def _segments(kernel, data, ids, axis, length, sorted):
@@ -121,11 +110,11 @@ def _segments(kernel, data, ids, axis, length, sorted):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
 def _reduced(data, ids, name, axis, length, sorted):
-    return _lax.segments(_KERNELS[name], data, ids, axis, length, sorted)
+    return _lax.segments(SEGMENT_KERNELS[name], data, ids, axis, length, sorted)
 
 
 def _reduced_forward(data, ids, name, axis, length, sorted):
-    out = _lax.segments(_KERNELS[name], data, ids, axis, length, sorted)
+    out = _lax.segments(SEGMENT_KERNELS[name], data, ids, axis, length, sorted)
     return out, (ids, None if name == "segment_sum" else (data, out))
 
 
@@ -199,7 +188,9 @@ def segment_min(
     >>> jaxgpuops.segment_min(jnp.array([1.0, 2.0, 4.0]), jnp.array([0, 2, 0]), 3).tolist()
     [1.0, inf, 2.0]
     """
-    return _segment_op("segment_min", segment_min_p, data, segment_ids, num_segments, indices_are_sorted)
+    return _segment_op(
+        "segment_min", SEGMENT_KERNELS["segment_min"], data, segment_ids, num_segments, indices_are_sorted
+    )
 
 
 # ---- Rows of a table ------------------------------------------------------------------------------------------------
@@ -234,7 +225,7 @@ def take(table: ArrayLike, ids: ArrayLike) -> jax.Array:
 
 @functools.partial(jax.jit, inline=True)
 def _jitted_take(table, ids):
-    rows = _as_int32(ids, table.shape[0]).reshape(-1, *(1,) * (table.ndim - 1))
+    rows = as_int32(ids, table.shape[0]).reshape(-1, *(1,) * (table.ndim - 1))
     table, rows = align(table, rows)
     if jnp.issubdtype(table.dtype, jnp.complexfloating):
         out = jax.lax.complex(*(_taken(part, rows, table.shape[0]) for part in (table.real, table.imag)))
@@ -262,7 +253,7 @@ def _segment_floats(op, data, segment_ids, num_segments, indices_are_sorted):
     data = _arguments.array(op, "data", data)
     _arguments.dtype(op, "data", data.dtype, _arguments.FLOATS)
     largest = _segment_op(op, segment_max_p, data, segment_ids, num_segments, indices_are_sorted)
-    ids = _as_int32(_ids(op, "segment_ids", segment_ids), num_segments)
+    ids = as_int32(_ids(op, "segment_ids", segment_ids), num_segments)
     mine = ((ids >= 0) & (ids < num_segments)).reshape(-1, *(1,) * (data.ndim - 1))
     largest = jax.lax.stop_gradient(largest).astype(_arguments.wide(data.dtype))
     return data.astype(largest.dtype), ids, mine, jnp.where(jnp.isfinite(largest), largest, 0)
