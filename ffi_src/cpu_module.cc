@@ -58,7 +58,7 @@ nb::dict plan_dict(const jaxgpuops::count::BincountPlan& plan) {
 
 nb::dict plan_dict(const jaxgpuops::count::SegmentsPlan& plan) {
   nb::dict dict;
-  dict["algorithm"] = plan.empty ? "empty" : plan.order.passes > 0 ? "ordered" : "sorted";
+  dict["algorithm"] = jaxgpuops::count::kSegmentingNames[static_cast<int>(plan.algorithm)];
   dict["passes"] = plan.order.passes;
   dict["rows"] = plan.rows;
   dict["tiles"] = plan.tiles;

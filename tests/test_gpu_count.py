@@ -23,6 +23,8 @@ COUNTS = {
 
 # (length, features, segments, is sorted)
 SEGMENTS = {
+    "few scalars": (3001, (), 40, False),
+    "tables of slices": (300_001, (), 1000, False),
     "one tile": (29, (5,), 4, False),
     "one pass": (5000, (3,), 100, False),
     "two passes": (70_001, (8,), 3000, False),

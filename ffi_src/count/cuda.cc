@@ -29,7 +29,8 @@ ffi::Error segments(cudaStream_t stream, ffi::AnyBuffer data, ffi::AnyBuffer ids
     if (bytes < plan.workspace_bytes) throw invalid("workspace has ", bytes, " bytes, expected ", plan.workspace_bytes);
     const SegmentsBuffers buffers = {data.untyped_data(), static_cast<const int32_t*>(ids.untyped_data()),
                                      out->untyped_data(), static_cast<char*>(workspace->untyped_data()), bytes};
-    require_launched(launch_segments(stream, plan, problem, buffers), "segments", problem.rows, data, current_device());
+    require_launched(launch_segments(stream, plan, problem, buffers),
+                     kSegmentingNames[static_cast<int>(plan.algorithm)], problem.rows, data, current_device());
   });
 }
 

@@ -65,25 +65,32 @@ BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu) {
   return plan;
 }
 
+// What depends on the number of rows is not looked at: it would change the order in which parts are added.
 SegmentsPlan plan_segments(const Segments& problem) {
   SegmentsPlan plan;
   const Rows& rows = problem.rows;
-  plan.empty = rows.outer == 0 || rows.inner == 0 || problem.segments == 0;
-  if (plan.empty) return plan;
-  if (!problem.sorted && rows.length > 0) plan.order = plan_order(rows.length, problem.segments);
-  // About 8192 warps' worth of tiles if a lane has 16 bytes of a row. It must not depend on the number of rows: it is
-  // the order in which parts are added.
+  if (rows.outer == 0 || rows.inner == 0 || problem.segments == 0) return plan;
+  const int64_t table = problem.segments * partial_bytes(problem);
+  if (rows.inner == 1 && !problem.sorted && table * (kTableThreads / 32) <= 48 << 10) {
+    plan.algorithm = Segmenting::kTables;
+    plan.tiles = std::clamp<int64_t>(rows.length / std::max<int64_t>(8192, 8 * problem.segments), 1, 528);
+    plan.rows = ceil_div(rows.length, plan.tiles);
+    if (plan.tiles > 1) plan.workspace_bytes = aligned(plan.tiles * table);
+    return plan;
+  }
+  plan.algorithm = problem.sorted ? Segmenting::kSorted : Segmenting::kOrdered;
+  if (!problem.sorted) plan.order = plan_order(rows.length, problem.segments);
+  // About 8192 warps' worth of tiles if a lane has 16 bytes of a row.
   const int64_t bytes = rows.inner * bytes_of(problem.dtype);
   const int64_t lanes = rows.length * ceil_div(bytes, 16);
   int64_t tile = 32;
   while (tile < 1024 && lanes / tile > 32 * 8192) tile *= 2;
   plan.rows = tile;
   plan.tiles = ceil_div(rows.length, tile);
-  plan.workspace_bytes = plan.order.bytes;
   const int64_t part = aligned(plan.tiles * rows.inner * partial_bytes(problem));
-  plan.heads = plan.workspace_bytes;
+  plan.heads = plan.order.bytes;
   plan.tails = plan.heads + part;
-  if (plan.tiles > 1) plan.workspace_bytes += 2 * part;
+  plan.workspace_bytes = plan.order.bytes + (plan.tiles > 1 ? 2 * part : 0);
   return plan;
 }
 

@@ -47,10 +47,19 @@ struct OrderPlan {
   int last() const { return (passes - 1) & 1; }
 };
 
+enum class Segmenting {
+  kEmpty,    // no segments
+  kTables,   // scalars, few segments: tables in shared memory
+  kSorted,   // tiles of rows whose ids ascend
+  kOrdered,  // the same of rows in the order of their ids
+};
+constexpr const char* kSegmentingNames[] = {"empty", "tables", "sorted", "ordered"};
+constexpr int kTableThreads = 256;
+
 struct SegmentsPlan {
-  bool empty = true;  // nothing to write
+  Segmenting algorithm = Segmenting::kEmpty;
   OrderPlan order;
-  int64_t rows = 0;  // of a tile, which lanes go through one after another
+  int64_t rows = 0;  // of a tile or slice
   int64_t tiles = 0;
   int64_t heads = 0, tails = 0;  // where a row's workspace has the parts of segments that cross tiles
   int64_t workspace_bytes = 0;

@@ -11,6 +11,7 @@
 #include "common/intrinsics.cuh"
 #include "common/launch.cuh"
 #include "count/launch.h"
+#include "count/monoid.cuh"
 
 namespace jaxgpuops::count {
 namespace {
@@ -18,48 +19,6 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kTilesOfBlock = 8;  // of the kernel that joins parts
 constexpr int kRows = 8;          // in flight
-
-// ---- What is done with elements -------------------------------------------------------------------------------------
-
-// How elements become numbers of which the largest is looked for, if Extreme.
-struct Keys {
-  uint64_t flip;      // of integers
-  uint64_t infinity;  // of floats; 0: integers
-  bool smallest;
-};
-
-template <class E>
-struct Sum {
-  using Bits = typename E::Bits;
-  using Acc = typename E::Acc;
-  __device__ static Acc identity() { return Acc{0}; }
-  __device__ static Acc load(Bits bits, const Keys&) { return E::load(bits); }
-  __device__ static Acc fold(Acc a, Acc b) { return add(a, b); }
-  __device__ static Bits store(Acc acc, const Keys&) { return E::store(acc); }
-};
-
-// Unsigned keys of the elements' own width; NaN is the largest.
-template <class Unsigned>
-struct Extreme {
-  using Bits = Unsigned;
-  using Acc = Unsigned;
-  static constexpr Bits kSign = static_cast<Bits>(Bits{1} << (8 * sizeof(Bits) - 1)),
-                        kAll = static_cast<Bits>(~Bits{0});
-  __device__ static Acc identity() { return 0; }
-  __device__ static Acc load(Bits bits, const Keys& keys) {
-    if (keys.infinity == 0) return static_cast<Bits>(bits ^ static_cast<Bits>(keys.flip));
-    if (static_cast<Bits>(bits & ~kSign) > static_cast<Bits>(keys.infinity)) return kAll;
-    const Bits key = bits & kSign ? static_cast<Bits>(~bits) : static_cast<Bits>(bits | kSign);
-    return keys.smallest ? static_cast<Bits>(~key) : key;
-  }
-  __device__ static Acc fold(Acc a, Acc b) { return a > b ? a : b; }
-  __device__ static Bits store(Acc key, const Keys& keys) {
-    if (keys.infinity == 0) return static_cast<Bits>(key ^ static_cast<Bits>(keys.flip));
-    if (key == kAll) return static_cast<Bits>(~kSign);  // a quiet NaN
-    if (keys.smallest) key = static_cast<Bits>(~key);
-    return key & kSign ? static_cast<Bits>(key ^ kSign) : static_cast<Bits>(~key);
-  }
-};
 
 // ---- Kernels --------------------------------------------------------------------------------------------------------
 
@@ -75,7 +34,6 @@ struct Args {
   int team_bits;
   bool shared;
   Keys keys;
-  uint64_t empty;  // bits of what a segment without rows has
 
   __device__ const int32_t* ids_of(int64_t o) const {
     if (ids) return ids + ids_at(o);
@@ -93,6 +51,19 @@ template <class Bits, int kCount>
 struct alignas(kCount * sizeof(Bits)) Elements {
   Bits value[kCount];
 };
+
+// Neighbouring numbers by whole packs.
+template <class Bits, class T>
+__device__ __forceinline__ void load_packs(T (&to)[kRows], const void* from) {
+  constexpr int kPerPack = 16 / sizeof(Bits);
+  static_assert(sizeof(T) == sizeof(Bits) && kRows % kPerPack == 0);
+#pragma unroll
+  for (int i = 0; i < kRows / kPerPack; ++i) {
+    const Pack pack = static_cast<const Pack*>(from)[i];
+#pragma unroll
+    for (int e = 0; e < kPerPack; ++e) to[i * kPerPack + e] = bits_as<T>(get<Bits>(pack, e));
+  }
+}
 
 template <class Monoid, int kCount>
 struct Partial {
@@ -155,17 +126,7 @@ __global__ void __launch_bounds__(kThreads) segment_tiles_kernel(Args a) {
       sum.store(reinterpret_cast<Acc*>(workspace + (begins ? a.tails_at : a.heads_at)) + tile * a.inner + column);
     }
   };
-  for (int64_t at = begin; at < end; at += kRows) {
-    int32_t next[kRows];
-    Elements<Bits, kCount> elements[kRows];
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) next[r] = at + r < end ? ids[at + r] : -1;
-#pragma unroll
-    for (int r = 0; r < kRows; ++r)
-      if (a.is_segment(next[r])) {
-        const int64_t row = positions ? positions[at + r] : at + r;
-        elements[r] = *reinterpret_cast<const Elements<Bits, kCount>*>(data + row * a.inner);
-      }
+  const auto take_rows = [&](const int32_t (&next)[kRows], const Elements<Bits, kCount>(&elements)[kRows], int64_t at) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       if (at + r >= end) break;
@@ -177,6 +138,29 @@ __global__ void __launch_bounds__(kThreads) segment_tiles_kernel(Args a) {
       }
       if (a.is_segment(id)) sum.fold(elements[r], a.keys);
     }
+  };
+  for (int64_t at = begin; at < end; at += kRows) {
+    int32_t next[kRows];
+    Elements<Bits, kCount> elements[kRows];
+    if constexpr (kCount == 1 && sizeof(Bits) > 1) {
+      // Scalars: lanes are rows apart, so a load of each alone would take a sector.
+      const auto from = reinterpret_cast<uintptr_t>(ids + at) | reinterpret_cast<uintptr_t>(data + at);
+      if (a.inner == 1 && !positions && at + kRows <= end && from % 16 == 0) {
+        load_packs<uint32_t>(next, ids + at);
+        load_packs<Bits>(elements, data + at);
+        take_rows(next, elements, at);
+        continue;
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) next[r] = at + r < end ? ids[at + r] : -1;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+      if (a.is_segment(next[r])) {
+        const int64_t row = positions ? positions[at + r] : at + r;
+        elements[r] = *reinterpret_cast<const Elements<Bits, kCount>*>(data + row * a.inner);
+      }
+    take_rows(next, elements, at);
   }
   flush(end == a.length || ids[end] != id);
 }
@@ -282,7 +266,7 @@ __global__ void __launch_bounds__(kThreads) segment_fill_kernel(Args a) {
     starts[i] = low;
   }
   __syncthreads();
-  const auto empty = static_cast<Bits>(a.empty);
+  const auto empty = static_cast<Bits>(a.keys.empty);
   const bool is_empty = first + threadIdx.x < a.segments && starts[threadIdx.x] == starts[threadIdx.x + 1];
   Bits* out = static_cast<Bits*>(a.out) + (o * a.segments + first + (threadIdx.x & ~31u)) * a.inner;
   const int lane = threadIdx.x & 31;
@@ -333,47 +317,12 @@ cudaError_t run_aligned(cudaStream_t stream, const Args& a) {
   return run<Monoid, 1>(stream, a);
 }
 
-cudaError_t sum(cudaStream_t stream, DType dtype, const Args& a) {
-  switch (dtype) {
-    case DType::kInt8:
-    case DType::kUint8: return run_aligned<Sum<Integer<uint8_t>>>(stream, a);
-    case DType::kInt16:
-    case DType::kUint16: return run_aligned<Sum<Integer<uint16_t>>>(stream, a);
-    case DType::kInt32:
-    case DType::kUint32: return run_aligned<Sum<Integer<uint32_t>>>(stream, a);
-    case DType::kInt64:
-    case DType::kUint64: return run_aligned<Sum<Integer<uint64_t>>>(stream, a);
-    case DType::kFloat16: return run_aligned<Sum<Float16>>(stream, a);
-    case DType::kBFloat16: return run_aligned<Sum<BFloat16>>(stream, a);
-    case DType::kFloat32: return run_aligned<Sum<Float32>>(stream, a);
-    case DType::kFloat64: return run_aligned<Sum<Float64>>(stream, a);
-    default: return cudaErrorInvalidValue;
-  }
-}
-
-cudaError_t extreme(cudaStream_t stream, DType dtype, bool smallest, Args a) {
-  const int bits = 8 * bytes_of(dtype);
-  const uint64_t sign = uint64_t{1} << (bits - 1);
-  const bool is_signed = dtype <= DType::kInt64;
-  a.keys.smallest = smallest;
-  if (is_float(dtype)) {
-    a.keys.infinity = dtype == DType::kFloat16    ? 0x7c00
-                      : dtype == DType::kBFloat16 ? 0x7f80
-                      : dtype == DType::kFloat32  ? 0x7f800000
-                                                  : 0x7ff0000000000000;
-    a.empty = a.keys.infinity | (smallest ? 0 : sign);
-  } else {
-    a.keys.flip = (is_signed ? sign : 0) ^ (smallest ? ~uint64_t{0} : 0);
-    a.empty = a.keys.flip;  // what key 0 is
-  }
-  return dispatch_key(bits, [&](auto width) { return run_aligned<Extreme<decltype(width)>>(stream, a); });
-}
-
 }  // namespace
 
 cudaError_t launch_segments(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                             const SegmentsBuffers& buffers) {
-  if (plan.empty) return cudaSuccess;
+  if (plan.algorithm == Segmenting::kEmpty) return cudaSuccess;
+  if (plan.algorithm == Segmenting::kTables) return launch_segment_tables(stream, plan, problem, buffers);
   Args a = {};
   a.data = buffers.data;
   a.out = buffers.out;
@@ -389,7 +338,8 @@ cudaError_t launch_segments(cudaStream_t stream, const SegmentsPlan& plan, const
   a.heads_at = plan.heads;
   a.tails_at = plan.tails;
   a.shared = problem.shared;
-  if (plan.order.passes == 0) {
+  a.keys = keys_of(problem);
+  if (plan.algorithm == Segmenting::kSorted || a.length == 0) {
     a.ids = buffers.ids;
   } else {
     a.keys_at = plan.order.keys[plan.order.last()];
@@ -397,8 +347,13 @@ cudaError_t launch_segments(cudaStream_t stream, const SegmentsPlan& plan, const
     const cudaError_t status = launch_order(stream, plan.order, problem, buffers);
     if (status != cudaSuccess) return status;
   }
-  if (problem.op == Op::kSum) return sum(stream, problem.dtype, a);
-  return extreme(stream, problem.dtype, problem.op == Op::kMin, a);
+  return dispatch_monoid(problem, [&](auto monoid) {
+    using Monoid = decltype(monoid);
+    constexpr int kCount = 16 / sizeof(typename Monoid::Bits);
+    const bool aligned = (reinterpret_cast<uintptr_t>(a.data) | reinterpret_cast<uintptr_t>(a.out)) % 16 == 0;
+    if (aligned && a.inner % kCount == 0) return run<Monoid, kCount>(stream, a);
+    return run<Monoid, 1>(stream, a);
+  });
 }
 
 }  // namespace jaxgpuops::count
