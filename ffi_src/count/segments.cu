@@ -32,6 +32,7 @@ struct Args {
   int64_t outer, length, inner, segments, rows, tiles;
   int64_t chunks;  // of columns: what a team has at a time
   int team_bits;
+  int64_t shares;  // of the parts of one segment, that teams of a block add up
   bool shared;
   Keys keys;
 
@@ -231,7 +232,7 @@ __global__ void __launch_bounds__(kThreads) segment_join_kernel(Args a) {
   for (int t = 0; t < kTilesOfBlock; ++t) {
     const int64_t tile = first + t, parts = lasts[t] - tile;
     if (parts <= kFew) continue;
-    const int64_t share = (parts + teams - 1) / teams, begin = min(parts, team * share);
+    const int64_t share = (parts + a.shares - 1) / a.shares, begin = min(parts, team * share);
     Partial<Monoid, kCount> sum;
     sum.clear();
     if (live && team == 0) sum.load(tails + tile * a.inner);
@@ -239,7 +240,7 @@ __global__ void __launch_bounds__(kThreads) segment_join_kernel(Args a) {
     partials[threadIdx.x] = sum;
     __syncthreads();
     if (live && team == 0) {
-      for (int other = 1; other < teams; ++other) sum.fold(partials[(other << a.team_bits) + lane]);
+      for (int other = 1; other < a.shares; ++other) sum.fold(partials[(other << a.team_bits) + lane]);
       store(sum, tile);
     }
     __syncthreads();
@@ -295,6 +296,8 @@ template <class Monoid, int kCount>
 cudaError_t run(cudaStream_t stream, Args a) {
   const int64_t lanes = (a.inner + kCount - 1) / kCount;
   while (a.team_bits < 5 && lanes > 1 << a.team_bits) ++a.team_bits;
+  // As many as there are teams if a lane has one element: the order of additions does not depend on alignment.
+  for (a.shares = kThreads; a.shares > kThreads / 32 && a.inner * a.shares > kThreads;) a.shares /= 2;
   a.chunks = (lanes + (1 << a.team_bits) - 1) >> a.team_bits;
   Launch config;
   config.block = dim3(kThreads);
@@ -307,14 +310,6 @@ cudaError_t run(cudaStream_t stream, Args a) {
   if (status != cudaSuccess || a.tiles == 1) return status;
   config.grid = dim3(static_cast<unsigned>(a.outer * ((a.tiles + kTilesOfBlock - 1) / kTilesOfBlock) * a.chunks));
   return launch(stream, config, segment_join_kernel<Monoid, kCount>, a);
-}
-
-template <class Monoid>
-cudaError_t run_aligned(cudaStream_t stream, const Args& a) {
-  constexpr int kCount = 16 / sizeof(typename Monoid::Bits);
-  const bool aligned = (reinterpret_cast<uintptr_t>(a.data) | reinterpret_cast<uintptr_t>(a.out)) % 16 == 0;
-  if (aligned && a.inner % kCount == 0) return run<Monoid, kCount>(stream, a);
-  return run<Monoid, 1>(stream, a);
 }
 
 }  // namespace
