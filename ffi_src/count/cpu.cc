@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "common/narrow_float.h"
+#include "common/simd.h"
 #include "count/call.h"
 
 namespace jaxgpuops::count {
@@ -74,7 +75,7 @@ struct Add {
     return T{0};
   }
   template <class T>
-  static T fold(T a, T b) {
+  static JAXGPUOPS_INLINE T fold(T a, T b) {
     return static_cast<T>(a + b);
   }
 };
@@ -85,7 +86,7 @@ struct Larger {
     return std::numeric_limits<T>::has_infinity ? -std::numeric_limits<T>::infinity() : std::numeric_limits<T>::min();
   }
   template <class T>
-  static T fold(T a, T b) {
+  static JAXGPUOPS_INLINE T fold(T a, T b) {
     return b > a || b != b ? b : a;
   }
 };
@@ -96,10 +97,28 @@ struct Smaller {
     return std::numeric_limits<T>::has_infinity ? std::numeric_limits<T>::infinity() : std::numeric_limits<T>::max();
   }
   template <class T>
-  static T fold(T a, T b) {
+  static JAXGPUOPS_INLINE T fold(T a, T b) {
     return b < a || b != b ? b : a;
   }
 };
+
+// Folds the rows whose id is one of `count` from `first` on into sums that are `stride` apart.
+template <class Fold, class Format, class Acc>
+JAXGPUOPS_SIMD void fold_rows(const int32_t* ids, int64_t length, int64_t first, int64_t count,
+                              const typename Format::Bits* x, int64_t inner, int64_t width, Acc* sums, int64_t stride) {
+  for (int64_t j = 0; j < length; ++j, x += inner) {
+    const auto s = static_cast<uint64_t>(ids[j] - first);
+    if (s >= static_cast<uint64_t>(count)) continue;
+    Acc* sum = sums + s * stride;
+    if (width == 1) {
+      *sum = Fold::fold(*sum, static_cast<Acc>(Format::decode(*x)));
+      continue;
+    }
+    prefetch(x, width, bytes_ahead<typename Format::Bits>(width, inner));
+    JAXGPUOPS_INDEPENDENT
+    for (int64_t i = 0; i < width; ++i) sum[i] = Fold::fold(sum[i], static_cast<Acc>(Format::decode(x[i])));
+  }
+}
 
 template <class Fold, class Format>
 void reduce(const Segments& problem, const void* data_, const int32_t* ids_, void* out_, const Workers& workers) {
@@ -115,8 +134,9 @@ void reduce(const Segments& problem, const void* data_, const int32_t* ids_, voi
   int64_t column_parts = 1, segment_parts = 1;
   const int64_t wanted = std::min(ceil_div(workers.threads, rows.outer), ceil_div(rows.elements(), kTaskElements));
   if (wanted > 1) {
-    column_parts = std::min(wanted, std::max<int64_t>(1, inner * static_cast<int64_t>(sizeof(Bits)) / 64));
-    segment_parts = std::min(segments, wanted / column_parts);
+    column_parts = std::min(wanted, std::max<int64_t>(1, inner * static_cast<int64_t>(sizeof(Bits)) / 1024));
+    // To look at an id takes about as long as to add a few numbers.
+    if (inner >= 8) segment_parts = std::min(segments, wanted / column_parts);
   }
   const int64_t columns = ceil_div(inner, column_parts), share = ceil_div(segments, segment_parts);
   parallel_for(workers, rows.outer * column_parts * segment_parts, [&](int64_t task) {
@@ -133,14 +153,7 @@ void reduce(const Segments& problem, const void* data_, const int32_t* ids_, voi
     Acc* sums = kInPlace ? reinterpret_cast<Acc*>(to) : table.data();
     const int64_t stride = kInPlace ? inner : width;
     for (int64_t s = 0; s < s1 - s0; ++s) std::fill_n(sums + s * stride, width, Fold::template identity<Acc>());
-    const auto count = static_cast<uint64_t>(s1 - s0);
-    for (int64_t j = 0; j < rows.length; ++j) {
-      const auto s = static_cast<uint64_t>(ids[j] - s0);
-      if (s >= count) continue;
-      Acc* sum = sums + s * stride;
-      const Bits* x = from + j * inner;
-      for (int64_t i = 0; i < width; ++i) sum[i] = Fold::fold(sum[i], static_cast<Acc>(Format::decode(x[i])));
-    }
+    fold_rows<Fold, Format>(ids, rows.length, s0, s1 - s0, from, inner, width, sums, stride);
     if constexpr (!kInPlace)
       for (int64_t s = 0; s < s1 - s0; ++s)
         for (int64_t i = 0; i < width; ++i) to[s * inner + i] = Format::encode(sums[s * width + i]);
