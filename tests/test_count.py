@@ -81,8 +81,10 @@ def test_weights_are_added_up():
     np.testing.assert_allclose(gradient, np.where((x >= 0) & (x < 5), 2 * sums[rows, x.clip(0, 4)], 0), rtol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["uniform", "hot", "one", "none", "sparse"])
-@pytest.mark.parametrize("dtype", [*INTEGERS, *FLOATS])
+HARD = [(dtype, kind) for dtype in ("bfloat16", "float32", "int32") for kind in ("hot", "one", "none", "sparse")]
+
+
+@pytest.mark.parametrize("dtype, kind", [*((dtype, "uniform") for dtype in (*INTEGERS, *FLOATS)), *HARD])
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_segments(name, dtype, kind):
     with jax.enable_x64(True):
