@@ -34,8 +34,9 @@ class Problem:
     bytes: what has to be moved at least.
     ours, jax, torch: the function of arrays of each library; a tree of arrays. The last may be missing.
     right: ``right(operands, results)`` is a boolean scalar, in JAX.
-    others: kind, shape and dtype of operands after the first: "values", "labels" (indices along the axis), "cotangent".
-    kind: of the first: "values", "factors" (whose products neither vanish nor overflow) or "decay" (in 0 to 1).
+    others: kind, shape and dtype of operands after the first: "values", "labels" (indices along the axis), "cotangent",
+      "ids below 9" (or another number).
+    kind: of the first: "values", "factors" (whose products neither vanish nor overflow), "decay" (in 0 to 1) or ids.
     data: distribution of values.
     """
 
@@ -78,6 +79,8 @@ class Problem:
         n = self.shape[self.axis]
         if kind == "labels":
             return (_mixed_bits(x) % n).astype(dtype)
+        if kind.startswith("ids below "):
+            return (_mixed_bits(self._values(x)) % int(kind.split()[-1])).astype(dtype)
         if kind == "decay":
             return jax.nn.sigmoid(x).astype(dtype)
         if kind != "cotangent":
@@ -248,6 +251,22 @@ def _is_reduction(op, x, y, axis):
     return _near(
         y, getattr(wide, op)(axis), own * abs(getattr(wide, op)(axis)) + 64 * arithmetic * getattr(abs(wide), op)(axis)
     )
+
+
+def _is_count(x, counts):
+    bins = jax.lax.broadcasted_iota(jnp.int32, counts.shape, 1)
+    ordered = jnp.sort(x, 1)
+    below = jax.vmap(lambda row, b: jnp.searchsorted(row, b, side="right") - jnp.searchsorted(row, b))
+    return (counts == below(ordered, bins)).all()
+
+
+def _is_segments(op, x, ids, y):
+    reduce = getattr(jax.ops, op)
+    if op != "segment_sum" or not jnp.issubdtype(x.dtype, jnp.floating):
+        return (y == reduce(x, ids, y.shape[0])).all()
+    own, arithmetic = _rounding(y.dtype)
+    wanted, sizes = (reduce(z.astype(jnp.float64), ids, y.shape[0]) for z in (x, abs(x)))
+    return _near(y, wanted, own * abs(wanted) + 64 * arithmetic * sizes)
 
 
 def _is_cross_entropy(x, labels, loss, gradient):
@@ -503,6 +522,48 @@ def reduce(shape, axis, dtype, *, op="sum", **kwargs) -> Problem:
     )
 
 
+def count(shape, axis, dtype, *, op="segment_sum", bins, **kwargs) -> Problem:
+    """Counts of the rows of int32 ids, or segments of rows that are given ids in no order."""
+    if op == "bincount":
+        return Problem(
+            "count",
+            f"bincount {bins}",
+            shape,
+            1,
+            "int32",
+            _size(shape, "int32") + shape[0] * bins * 4,
+            ours=lambda x: jaxgpuops.bincount(x, bins),
+            jax=jax.vmap(lambda x: jnp.bincount(x, length=bins)),
+            torch=(lambda x: x[0].bincount(minlength=bins)) if shape[0] == 1 else None,
+            right=lambda operands, results: _is_count(*operands, *results),
+            kind=f"ids below {bins}",
+            **kwargs,
+        )
+
+    def of_torch(x, ids):
+        import torch
+
+        if op == "segment_sum":
+            return torch.zeros(bins, *x.shape[1:], dtype=x.dtype, device=x.device).index_add_(0, ids, x)
+        start = torch.full((bins, *x.shape[1:]), 0, dtype=x.dtype, device=x.device)
+        return start.index_reduce_(0, ids, x, "amax" if op == "segment_max" else "amin", include_self=False)
+
+    return Problem(
+        "count",
+        f"{op} {bins}",
+        shape,
+        0,
+        dtype,
+        _size(shape, dtype) + _size((bins, *shape[1:]), dtype) + shape[0] * 4,
+        ours=lambda x, ids: getattr(jaxgpuops, op)(x, ids, bins),
+        jax=lambda x, ids: getattr(jax.ops, op)(x, ids, bins),
+        torch=of_torch,
+        right=lambda operands, results: _is_segments(op, *operands, *results),
+        others=((f"ids below {bins}", shape[:1], "int32"),),
+        **kwargs,
+    )
+
+
 # How many times the array a function and its gradient move.
 _MOVED = {"topk": 1, "cumsum": 2, "cumprod": 4, "cummax": 3, "cumlogsumexp": 4, "linear_scan": 2, "logsumexp": 2}
 
@@ -606,11 +667,20 @@ def drawn(family: str, seed: int, index: int, elements: int, shortest: int = 2) 
         op = source.choice(["sum", "max", "min", "mean"])
         dtype = source.choice(FLOATS) if op == "mean" and dtype not in FLOATS else dtype
         return reduce(shape, 1, dtype, op=op, **about)
+    if family == "count":
+        op = source.choice(["bincount", "bincount", "segment_sum", "segment_sum", "segment_max", "segment_min"])
+        if op != "bincount":
+            rows = _log_uniform(source, 1, elements)
+            features = source.choice([1, _log_uniform(source, 1, max(1, elements // rows))])
+            bins = _log_uniform(source, 1, min(2 * rows, max(1, elements // features)))
+            return count((rows, min(features, 16384)), 0, dtype, op=op, bins=bins, **about)
+        bins = _log_uniform(source, 1, min(1 << 20, max(2 * shape[1], 512)))
+        return count((min(shape[0], max(1, elements // bins)), shape[1]), 1, "int32", op=op, bins=bins, **about)
     op = source.choice([*_MOVED, "softmax", "log_softmax"])
     return grad(shape, 1, dtype, op=op, k=min(k, 4096), **about)
 
 
-FAMILIES = ["topk", "sort", "arg", "scan", "linear", "softmax", "ce", "gate", "reduce", "grad"]
+FAMILIES = ["topk", "sort", "arg", "scan", "linear", "softmax", "ce", "gate", "reduce", "count", "grad"]
 
 
 # ---- Shapes of programs ---------------------------------------------------------------------------------------------
@@ -693,6 +763,15 @@ PROGRAMS = [
     ("statistics", reduce, (100000, 100), 1, "float64", {"op": "sum"}),
     ("statistics", reduce, (1024, 65536), 1, "int32", {"op": "max"}),
     ("statistics", reduce, (8192, 4096), 0, "float32", {"op": "mean"}),
+    ("histogram", count, (1, 67108864), 1, "int32", {"op": "bincount", "bins": 256}),
+    ("histogram", count, (1, 67108864), 1, "int32", {"op": "bincount", "bins": 65536}),
+    ("histogram", count, (28, 1048576), 1, "int32", {"op": "bincount", "bins": 255}),
+    ("graph", count, (1048576, 128), 0, "float32", {"bins": 65536}),
+    ("graph", count, (1048576, 128), 0, "bfloat16", {"bins": 65536}),
+    ("graph", count, (1048576, 8), 0, "float32", {"op": "segment_max", "bins": 65536}),
+    ("graph", count, (400000, 1), 0, "float32", {"bins": 24}),
+    ("embedding", count, (65536, 4096), 0, "bfloat16", {"bins": 128256}),
+    ("embedding", count, (8192, 1024), 0, "float32", {"bins": 32000}),
     ("statistics", softmax, (4096, 1000), 1, "float32", {"op": "logsumexp"}),
 ]
 

@@ -4,6 +4,8 @@
 #include <nanobind/stl/string.h>
 
 #include "along_axis/call.h"
+#include "count/call.h"
+#include "count/plan.h"
 #include "module.h"
 #include "reduce/call.h"
 #include "reduce/plan.h"
@@ -52,6 +54,28 @@ nb::dict plan_dict(const jaxgpuops::topk_softmax::Plan& plan) {
   dict["lanes"] = plan.team;
   dict["elements"] = plan.elements;
   dict["workspace_bytes"] = 0;
+  return dict;
+}
+
+nb::dict plan_dict(const jaxgpuops::count::BincountPlan& plan) {
+  nb::dict dict;
+  dict["algorithm"] = jaxgpuops::count::kCountingNames[static_cast<int>(plan.algorithm)];
+  dict["threads"] = plan.threads;
+  dict["tables"] = plan.tables;
+  dict["ranges"] = plan.ranges;
+  dict["slices"] = plan.slices;
+  dict["shared_bytes"] = plan.shared_bytes;
+  dict["workspace_bytes"] = 0;
+  return dict;
+}
+
+nb::dict plan_dict(const jaxgpuops::count::SegmentsPlan& plan) {
+  nb::dict dict;
+  dict["algorithm"] = jaxgpuops::count::kSegmentingNames[static_cast<int>(plan.algorithm)];
+  dict["passes"] = plan.order.passes;
+  dict["rows"] = plan.rows;
+  dict["tiles"] = plan.tiles;
+  dict["workspace_bytes"] = plan.workspace_bytes;
   return dict;
 }
 
@@ -132,7 +156,7 @@ NB_MODULE(_cpu, module) {
   using namespace jaxgpuops;
   define_module(module,
                 {topk::cpu_targets(), along_axis::cpu_targets(), scan::cpu_targets(), topk_softmax::cpu_targets(),
-                 softmax::cpu_targets(), reduce::cpu_targets(), sort::cpu_targets()});
+                 softmax::cpu_targets(), reduce::cpu_targets(), sort::cpu_targets(), count::cpu_targets()});
 
   // The plan of a call on a GPU of a compute capability. `workspace_bytes` < 0 asks for the best; else it is what the
   // call has, as when a part of a batch runs what was lowered for the whole.
@@ -222,4 +246,30 @@ NB_MODULE(_cpu, module) {
       },
       "op"_a, "outer"_a, "length"_a, "inner"_a, "dtype"_a, "masked"_a, "compute_capability"_a,
       "workspace_bytes"_a = -1);
+
+  module.def(
+      "plan_bincount",
+      [](int64_t outer, int64_t length, int64_t inner, int64_t bins, const std::string& dtype, int compute_capability) {
+        count::Bincount problem;
+        problem.rows = {outer, length, inner};
+        problem.bins = bins;
+        problem.bytes = bytes_of(dtype_named(dtype));
+        return plan_dict(count::plan_bincount(problem, gpu_of(compute_capability)));
+      },
+      "outer"_a, "length"_a, "inner"_a, "bins"_a, "dtype"_a, "compute_capability"_a);
+
+  module.def(
+      "plan_segments",
+      [](const std::string& op, int64_t outer, int64_t length, int64_t inner, int64_t segments,
+         const std::string& dtype, bool sorted) {
+        using count::Op;
+        count::Segments problem;
+        problem.op = op_named({Op::kSum, Op::kMax, Op::kMin}, op);
+        problem.rows = {outer, length, inner};
+        problem.segments = segments;
+        problem.dtype = dtype_named(dtype);
+        problem.sorted = sorted;
+        return plan_dict(count::plan_segments(problem));
+      },
+      "op"_a, "outer"_a, "length"_a, "inner"_a, "segments"_a, "dtype"_a, "sorted"_a);
 }

@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 
 #include "along_axis/call.h"
+#include "count/call.h"
 #include "module.h"
 #include "reduce/call.h"
 #include "scan/call.h"
@@ -14,5 +15,5 @@ NB_MODULE(_cuda, module) {
   using namespace jaxgpuops;
   define_module(module,
                 {topk::cuda_targets(), along_axis::cuda_targets(), scan::cuda_targets(), topk_softmax::cuda_targets(),
-                 softmax::cuda_targets(), reduce::cuda_targets(), sort::cuda_targets()});
+                 softmax::cuda_targets(), reduce::cuda_targets(), sort::cuda_targets(), count::cuda_targets()});
 }

@@ -5,6 +5,16 @@ from importlib.metadata import PackageNotFoundError, version
 from jaxgpuops import lax
 from jaxgpuops._inspect import explain, export_checks
 from jaxgpuops._install import install, uninstall
+from jaxgpuops.ops.count import (
+    bincount,
+    histogram,
+    segment_logsumexp,
+    segment_max,
+    segment_min,
+    segment_softmax,
+    segment_sum,
+    take,
+)
 from jaxgpuops.ops.reduce import dot, mean
 from jaxgpuops.ops.reduce import max as max
 from jaxgpuops.ops.reduce import min as min
@@ -26,6 +36,7 @@ __all__ = [
     "TopKSoftmax",
     "__version__",
     "argsort",
+    "bincount",
     "cumlogsumexp",
     "cummax",
     "cummin",
@@ -34,16 +45,23 @@ __all__ = [
     "dot",
     "explain",
     "export_checks",
+    "histogram",
     "install",
     "lax",
     "linear_scan",
     "log_softmax",
     "logsumexp",
     "mean",
+    "segment_logsumexp",
+    "segment_max",
+    "segment_min",
+    "segment_softmax",
+    "segment_sum",
     "softmax",
     "softmax_cross_entropy",
     "sort",
     "sort_key_val",
+    "take",
     "topk",
     "topk_softmax",
     "uninstall",

@@ -1,6 +1,6 @@
 """`install()`: lower JAX's own primitives to our kernels, so that unchanged programs run on them.
 
-Softmax, its logarithm and logsumexp are functions in JAX, not primitives. What can be replaced is their names.
+Softmax, its logarithm, logsumexp and segments are functions in JAX, not primitives. What can be replaced is their names.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import functools
 import importlib
 import inspect
 import math
+import numbers
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ from jaxgpuops import _primitive, lax
 from jaxgpuops._arguments import COMPLEX, FLOATS, FLOATS8, INTEGERS, ORDERED_DTYPES
 from jaxgpuops.lax._sort import MAX_KEYS, sort_operands, sort_p
 from jaxgpuops.lax._topk import argmax_p, top_k_p
+from jaxgpuops.lax.count import SEGMENT_KERNELS, segments_of_rows
 from jaxgpuops.lax.scan_primitives import CUMULATIVE
 
 _PLATFORMS = ("cpu", "cuda")
@@ -105,6 +107,7 @@ _NAMES = {
     "softmax": _Name(("jax.nn",), lax.softmax),
     "log_softmax": _Name(("jax.nn",), lax.log_softmax),
     "logsumexp": _Name(("jax.nn", "jax.scipy.special"), lax.logsumexp),
+    **{name: _Name(("jax.ops",), functools.partial(segments_of_rows, name)) for name in SEGMENT_KERNELS},
 }
 
 _lock = threading.RLock()
@@ -129,6 +132,30 @@ def _function(name: str, original: Callable) -> Callable:
         if not covered or jnp.result_type(where) != bool or jnp.ndim(where) > jnp.ndim(x):
             return original(*args, **kwargs)
         return _NAMES[name].ours(x, axis=axis, **options)
+
+    return function
+
+
+def _segments(name: str, original: Callable) -> Callable:
+    """Promises that ids are distinct are not needed."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def function(*args, **kwargs):
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        data, ids, length, is_sorted, _, *rest = given.arguments.values()
+        covered = (
+            all(option is None for option in rest)
+            and isinstance(length, numbers.Integral)
+            and jnp.result_type(data) in FLOATS | INTEGERS
+            and jnp.result_type(ids) in INTEGERS
+            and jnp.ndim(ids) == 1
+            and jnp.shape(data)[:1] == jnp.shape(ids)
+        )
+        if not covered:
+            return original(*args, **kwargs)
+        return _NAMES[name].ours(jnp.asarray(data), jnp.asarray(ids), int(length), bool(is_sorted))
 
     return function
 
@@ -234,10 +261,12 @@ def install(names: Iterable[str] | str | None = None) -> Installed:
     who looks them up as `jax.nn.softmax`, `jax.nn.log_softmax`, `jax.nn.logsumexp` or `jax.scipy.special.logsumexp`:
     what was imported under another name before stays what it was. Derivatives are then those of `jaxgpuops.lax`, and
     exported programs contain our calls. Calls that we do not cover (complex numbers, ``b``, ``return_sign``) go JAX's way.
+    The same holds of `jax.ops.segment_sum`, `segment_max` and `segment_min`, with a static number of segments.
 
     Args:
       names: any of ``"top_k"``, ``"cumsum"``, ``"cumprod"``, ``"cummax"``, ``"cummin"``, ``"cumlogsumexp"``,
-        ``"sort"``, ``"argmax"``, ``"argmin"``, ``"softmax"``, ``"log_softmax"``, ``"logsumexp"``: every call of these.
+        ``"sort"``, ``"argmax"``, ``"argmin"``, ``"softmax"``, ``"log_softmax"``, ``"logsumexp"``, ``"segment_sum"``,
+        ``"segment_max"``, ``"segment_min"``: every call of these.
 
     Returns:
       A context manager that undoes what this call did.
@@ -257,8 +286,9 @@ def install(names: Iterable[str] | str | None = None) -> Installed:
             if name in _NAMES:
                 places = list(map(importlib.import_module, _NAMES[name].places))
                 _replaced[name] = {place: getattr(place, name) for place in places}
+                replace = _segments if name in SEGMENT_KERNELS else _function
                 for place in places:
-                    setattr(place, name, _function(name, _replaced[name][place]))
+                    setattr(place, name, replace(name, _replaced[name][place]))
                 continue
             primitive = _ROUTES[name].primitive
             _replaced[name] = {}

@@ -43,7 +43,13 @@ KERNELS = {
     "row_engine": {"rows": "((lean_)?rows|spread|sweep)_kernel", "rows_tiles": "tile_kernel"}
     | {"rows_stream": "stream_kernel", "rows_split": "merge_kernel"}
     | {"columns": "(columns|along)_kernel", "columns_stream": "columns_stream_kernel", "columns_split": "merge_"},
+    "count": {"tables": "bincount_tables_kernel", "global": "bincount_global_kernel"}
+    | {"sorted": "segment_tiles_kernel", "ordered": "order_move_kernel"},
 }
+
+
+def ids(x, count):
+    return jnp.arange(x.shape[0]) % count
 
 
 def masked(fn):
@@ -69,6 +75,10 @@ CALLS = [
     ("row_engine", lambda x: jaxgpuops.max(x.astype(jnp.int32), axis=1), [(1000, 27), (3, 70_001), (9, 1 << 20)]),
     ("row_engine", lambda x: jaxgpuops.sum(x, axis=0), [(100_000, 64), (4, 100_000)]),
     ("row_engine", masked(jaxgpuops.sum), [(512, 8192)]),
+    ("count", lambda x: jaxgpuops.bincount(x.astype(jnp.int32), 300), [(3, 100_001), (5000, 70)]),
+    ("count", lambda x: jaxgpuops.bincount(x.astype(jnp.int32), 1_000_000), [(2, 100_001)]),
+    ("count", lambda x: jaxgpuops.segment_sum(x, ids(x, 50), 50), [(5000, 3), (300_001, 1)]),
+    ("count", lambda x: jaxgpuops.segment_max(x, ids(x, x.shape[0]), 9, indices_are_sorted=True), [(5000, 3)]),
 ]
 
 

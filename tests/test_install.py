@@ -306,3 +306,20 @@ def test_ways_to_call_functions():
     for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         assert a.dtype == e.dtype and a.shape == e.shape
         np.testing.assert_allclose(np.asarray(a, np.complex64), np.asarray(e, np.complex64), rtol=1e-2)
+
+
+def test_segments_are_routed_when_asked_for():
+    x, ids = np.arange(12.0, dtype=np.float32).reshape(6, 2), np.array([0, 2, 0, 7, -1, 2])
+    names = ["segment_sum", "segment_max", "segment_min"]
+    call = lambda name: jax.jit(lambda x: getattr(jax.ops, name)(x, ids, 3)).lower(x)
+    for name in names:
+        expected = getattr(jax.ops, name)(x, ids, num_segments=3)
+        _, expected_tangent = jax.jvp(lambda x, n=name: getattr(jax.ops, n)(x, ids, 3), (x,), (x,))
+        with jaxgpuops.install(name):
+            assert f"jaxgpuops.{name}" in call(name).as_text()
+            np.testing.assert_array_equal(getattr(jax.ops, name)(x, ids, num_segments=3), expected)
+            _, tangent = jax.jvp(lambda x, n=name: getattr(jax.ops, n)(x, ids, 3), (x,), (x,))
+            np.testing.assert_array_equal(tangent, expected_tangent)
+            assert getattr(jax.ops, name)(x, ids % 3).shape == (3, 2)  # JAX counts the segments
+        with jaxgpuops.install():
+            assert "jaxgpuops" not in call(name).as_text()

@@ -23,7 +23,7 @@ import jaxgpuops
 from jaxgpuops import _native, _primitive
 from jaxgpuops._arguments import ORDERED_DTYPES
 from jaxgpuops.lax import _reduce as reduce
-from jaxgpuops.lax import scan_primitives, softmax_primitives
+from jaxgpuops.lax import count, scan_primitives, softmax_primitives
 from jaxgpuops.lax.along_axis import put_along_axis, take_along_axis
 
 SHAPE = (3, 5, 4)
@@ -82,6 +82,11 @@ OPS = {
     "sum": ("jaxgpuops.sum", lambda x, axis: jaxgpuops.sum(x, axis=axis, where=mask(x, axis))),
     "lax.max": ("jaxgpuops.max", lambda x, axis: jaxgpuops.lax.max(x, axis=axis)),
     "dot": ("jaxgpuops.dot", lambda x, axis: jaxgpuops.dot(x, x, axis=axis)),
+    "bincount": ("jaxgpuops.bincount", lambda x, axis: count.bincount(x.astype(np.int32), axis, 9)),
+    "segment_sum": (
+        "jaxgpuops.segment_sum",
+        lambda x, axis: count.segments(count.segment_sum_p, x, mask(x, axis).astype(np.int32), axis, 5, False),
+    ),
     "lax.linear_scan": ("jaxgpuops.linear_scan", lambda x, axis: jaxgpuops.lax.linear_scan(x, x, 1.0, axis=axis)),
 }
 

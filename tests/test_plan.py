@@ -379,3 +379,37 @@ def test_topk_plans_can_be_launched(capability):
             if plan["algorithm"] in ("held", "stream"):  # blocks that share a row are a cluster
                 assert plan["slices"] <= (8 if capability in (90, 100) else 1), (call, plan)
             assert 0 <= plan["workspace_bytes"] <= whole["workspace_bytes"], (call, plan)
+
+
+# ---- Counts and segments --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_plans_of_counts(capability):
+    plan = lambda *args: jaxgpuops._native.modules["cpu"].plan_bincount(*args, "int32", capability)
+    assert plan(0, 5, 1, 5)["algorithm"] == plan(3, 5, 1, 0)["algorithm"] == "empty"
+    assert plan(3, 5, 2, 5)["algorithm"] == plan(3, 5, 1, 1 << 20)["algorithm"] == "global"
+    for outer, length, bins in itertools.product((1, 100, 70_000), (0, 1, 3000, 1 << 26), (1, 256, 5000, 40_000)):
+        found = plan(outer, length, 1, bins)
+        if found["algorithm"] == "tables":
+            assert (
+                4 * bins <= found["ranges"] * found["shared_bytes"] <= found["ranges"] * SHARED_LIMIT[capability] << 10
+            )
+            assert found["slices"] == 1 or length >= 8192 * found["slices"]
+
+
+def test_plans_of_segments():
+    plan = lambda *args: jaxgpuops._native.modules["cpu"].plan_segments(*args)
+    assert plan("segment_sum", 3, 5, 0, 5, "float32", False)["algorithm"] == "empty"
+    assert plan("segment_sum", 3, 5, 1, 5, "float32", False)["algorithm"] == "tables"
+    assert plan("segment_sum", 3, 5, 1, 5, "float32", True)["algorithm"] == "sorted"
+    for segments, passes in ((1, 1), (1023, 1), (1024, 2), ((1 << 20) - 1, 2), (1 << 20, 3), ((1 << 31) - 1, 4)):
+        found = plan("segment_max", 1, 100_000, 8, segments, "bfloat16", False)
+        assert (found["algorithm"], found["passes"]) == ("ordered", passes)
+    for op, length, inner, dtype in itertools.product(
+        ("segment_sum", "segment_min"), (1, 31, 5000, 1 << 22), (1, 3, 128, 5000), ("int8", "float16", "float64")
+    ):
+        one, many = (plan(op, outer, length, inner, 5000, dtype, True) for outer in (1, 1000))
+        assert one == many and one["rows"] * one["tiles"] >= length > one["rows"] * (one["tiles"] - 1)
+        part = max(4, np.dtype(dtype).itemsize) if op == "segment_sum" else np.dtype(dtype).itemsize
+        assert one["workspace_bytes"] >= (2 * one["tiles"] * inner * part if one["tiles"] > 1 else 0)

@@ -63,6 +63,14 @@ def recurrence(**options):
     return lambda x: jaxgpuops.linear_scan(jnp.sign(x), x, axis=AXIS, **of_length(options, x))
 
 
+def of_segments(module, name):
+    return jax.vmap(lambda x: getattr(module, name)(x, np.arange(len(x)) % 7 - 1, 6))
+
+
+def counts(count):
+    return jax.vmap(jax.vmap(count, in_axes=1, out_axes=1))
+
+
 # name -> a function of x and what JAX does for the like of it, whose bytes are the limit; exact or within rounding.
 OPS = {
     "top-k": (lambda x: jaxgpuops.topk(x, 3, axis=AXIS), lambda x: jax.lax.top_k(x, 3, axis=AXIS), True),
@@ -127,6 +135,10 @@ OPS = {
         jax.value_and_grad(lambda x: one_hot_loss(x).sum()),
         False,
     ),
+    "segment_sum": (of_segments(jaxgpuops, "segment_sum"), of_segments(jax.ops, "segment_sum"), True),
+    "segment_max": (of_segments(jaxgpuops, "segment_max"), of_segments(jax.ops, "segment_max"), True),
+    "segment_min": (of_segments(jaxgpuops, "segment_min"), of_segments(jax.ops, "segment_min"), True),
+    "bincount": (counts(lambda x: jaxgpuops.bincount(x.astype(np.int32), 9)), None, True),
     "smoothed cross-entropy": (
         gradient(lambda x: jaxgpuops.softmax_cross_entropy(x, LABELS, axis=AXIS, label_smoothing=0.1)),
         None,

@@ -46,6 +46,8 @@ WRONG = {
     "cross-entropy": problems.ce((3, 40), 1, "float32"),
     "gate": problems.gate((5, 16), 1, "float32", k=4),
     **{op: problems.reduce((3, 40), 1, "float32", op=op) for op in ("sum", "mean", "max")},
+    "bincount": problems.count((3, 40), 1, "int32", op="bincount", bins=9),
+    **{op: problems.count((300, 4), 0, "float32", op=op, bins=9) for op in ("segment_sum", "segment_max")},
     **{f"gradient of {op}": problems.grad((3, 40), 1, "float32", op=op, k=3) for op in ("topk", "cummax", "softmax")},
 }
 

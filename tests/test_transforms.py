@@ -281,7 +281,51 @@ SOFTMAX_CASES = [
     Case("lax.dot", functools.partial(jaxgpuops.lax.dot, axis=1), lambda x, y: (x * y).sum(1), x_and_x),
 ]
 
+# ---- Counts and segments ------------------------------------------------------------------------------------------------
+
+
+def x_and_row_ids(rng, shape):
+    """An id for each index of the first dimension, some out of range."""
+    return distinct_integers(rng, shape), rng.integers(-1, 4, (shape[0], 1, 1)).astype(np.int32)
+
+
+def weights_and_bins(rng, shape):
+    return small_integers(rng, shape), rng.integers(-1, 4, shape).astype(np.int32)
+
+
+COUNT_CASES = [
+    Case(
+        "segment_sum",
+        lambda x, ids: jaxgpuops.segment_sum(x, ids[:, 0, 0], 3),
+        lambda x, ids: jax.ops.segment_sum(x, ids[:, 0, 0], 3),
+        x_and_row_ids,
+        forward=False,
+    ),
+    Case(
+        "segment_max",
+        finite(lambda x, ids: jaxgpuops.segment_max(x, ids[:, 0, 0], 3)),
+        finite(lambda x, ids: jax.ops.segment_max(x, ids[:, 0, 0], 3)),
+        x_and_row_ids,
+        forward=False,
+    ),
+    Case(
+        "take",
+        lambda x, ids: jaxgpuops.take(x, ids[:, 0]),
+        lambda x, ids: jnp.einsum("ani,ijk->anjk", jax.nn.one_hot(ids[:, :, 0], x.shape[0], dtype=x.dtype), x),
+        x_and_row_ids,
+        forward=False,
+    ),
+    Case(
+        "bincount-weights",
+        lambda w, x: jaxgpuops.bincount(x, 3, weights=w),
+        lambda w, x: (w[..., None] * jax.nn.one_hot(x, 3, dtype=w.dtype)).sum(-2),
+        weights_and_bins,
+        forward=False,
+    ),
+]
+
 CASES = [
+    *COUNT_CASES,
     topk_case(k=2, axis=-1),
     topk_case(k=3, axis=0, largest=False),
     topk_case(k=2, axis=1, sorted=False),

@@ -1,7 +1,7 @@
 """Runs every kernel once on small arrays and checks the results: the program that tools/gpu.sh runs under
 compute-sanitizer. Shapes are odd on purpose, so that rows are misaligned and last tiles are not full.
 
-    python tools/every_kernel.py [topk | sorts | gates | rows | streamed | scans ...]
+    python tools/every_kernel.py [topk | sorts | gates | rows | streamed | scans | counts ...]
 """
 
 import functools
@@ -385,8 +385,48 @@ def run_scans(rng):
     return kernels or {"cpu"}
 
 
+# ---- Counts and segments --------------------------------------------------------------------------------------------
+
+COUNTS = [((37, 61), 7), ((3, 30_001), 300), ((2, 30_001), 50_001), ((1, 30_001), 130_001), ((2, 5001), 500_001)]
+SEGMENTS = [((29, 5), 4), ((5001, 3), 101), ((5001,), 2_000_001), ((20_001, 64), 1001), ((301, 1030), 50)]
+
+
+def run_counts(rng):
+    kernels = set()
+    for (shape, bins), dtype in itertools.product(COUNTS, ("int8", "uint16", "int32", "int64")):
+        with jax.enable_x64(dtype == "int64"):
+            x = rng.integers(0, min(bins + 9, 120), shape).astype(dtype)
+            fn = lambda x: jaxgpuops.bincount(x, bins)
+            kernels |= {call.plan.get("algorithm", "cpu") for call in jaxgpuops.explain(fn, x)}
+            expected = [np.bincount(row[row < bins], minlength=bins) for row in x]
+            np.testing.assert_array_equal(fn(x), expected)
+    columns = rng.integers(0, 9, (3, 501, 5))
+    found = jax.vmap(lambda x: jaxgpuops.bincount(x, 8), in_axes=2, out_axes=2)(columns)
+    np.testing.assert_array_equal(found, (columns[:, :, None] == np.arange(8)[:, None]).sum(1))
+    for (shape, segments), dtype in itertools.product(SEGMENTS, ("int8", "bfloat16", "float32", "float64")):
+        with jax.enable_x64(dtype == "float64"):
+            data = rng.integers(-1, 2, shape)
+            ids = np.where(rng.random(shape[0]) < 0.5, segments // 2, rng.integers(-1, segments + 1, shape[0]))
+            valid = (ids >= 0) & (ids < segments)
+            for is_sorted in (False, True):
+                ids, valid = (ids, valid) if not is_sorted else (ids[order := np.argsort(ids)], valid[order])
+                expected = np.zeros((segments, *shape[1:]))
+                np.add.at(expected, ids[valid], data[valid])
+                x = jnp.asarray(data).astype(dtype)
+                fn = lambda x: jaxgpuops.segment_sum(x, ids, segments, indices_are_sorted=is_sorted)
+                kernels |= {call.plan.get("algorithm", "cpu") for call in jaxgpuops.explain(fn, x)}
+                wanted = expected.astype(np.int64).astype(np.int8) if dtype == "int8" else jnp.asarray(expected, dtype)
+                np.testing.assert_array_equal(np.asarray(fn(x)), np.asarray(wanted))
+                largest = np.full((segments, *shape[1:]), -2)
+                np.maximum.at(largest, ids[valid], data[valid])
+                found = np.asarray(jaxgpuops.segment_max(x, ids, segments, indices_are_sorted=is_sorted), np.float64)
+                np.testing.assert_array_equal(np.maximum(found, -2), largest)
+    return kernels
+
+
 def main():
     families = {"topk": run_topk, "sorts": run_sorts, "gates": run_gates, "rows": run_rows, "scans": run_scans}
+    families["counts"] = run_counts
     families["streamed"] = functools.partial(run_rows, streamed=True)
     kernels = set()
     for family in sys.argv[1:] or families:

@@ -1,0 +1,55 @@
+// What a call asks for: buffers and attributes in, a checked problem out. Both backends' handlers start here.
+#pragma once
+
+#include "count/count.h"
+#include "ffi.h"
+
+namespace jaxgpuops::count {
+
+inline Bincount bincount_of(ffi::AnyBuffer x, ffi::AnyBuffer counts, int64_t axis) {
+  Bincount problem;
+  const Element element = require_ordered("x", x);
+  if (element.kind == KeyKind::kFloat || x.element_type() == ffi::DataType::PRED)
+    throw invalid("x has element type ", printable(x.element_type()), ", expected integers");
+  problem.bytes = element.bits / 8;
+  problem.is_signed = element.kind == KeyKind::kSigned;
+  problem.rows = require_rows("x", x, axis);
+  if (counts.dimensions().size() != x.dimensions().size())
+    throw invalid("counts has rank ", counts.dimensions().size(), ", expected ", x.dimensions().size());
+  problem.bins = require_rows("counts", counts, axis).length;
+  require_type("counts", counts, ffi::DataType::S32);
+  require_shape("counts", counts, with_axis(dims_of(x), axis, problem.bins));
+  return problem;
+}
+
+inline Segments segments_of(Op op, ffi::AnyBuffer data, ffi::AnyBuffer ids, ffi::AnyBuffer out, int64_t axis,
+                            bool sorted) {
+  Segments problem;
+  problem.op = op;
+  problem.sorted = sorted;
+  problem.dtype = require_dtype("data", data);
+  if (!accepts(problem.dtype))
+    throw invalid("data has element type ", printable(data.element_type()), ", which is not supported here");
+  problem.rows = require_rows("data", data, axis);
+  if (out.dimensions().size() != data.dimensions().size())
+    throw invalid("out has rank ", out.dimensions().size(), ", expected ", data.dimensions().size());
+  problem.segments = require_rows("out", out, axis).length;
+  require_type("out", out, data.element_type());
+  require_shape("out", out, with_axis(dims_of(data), axis, problem.segments));
+
+  require_type("ids", ids, ffi::DataType::S32);
+  const Broadcast broadcast = require_broadcast("ids", ids, dims_of(data), axis);
+  const Dims dims = dims_of(ids);
+  Rows rows = rows_of("ids", ids, axis);
+  if (rows.inner != 1 || rows.length != problem.rows.length)
+    throw invalid("ids has shape ", text_of(dims), ": it must have all of axis ", axis, " and nothing after it");
+  problem.shared = rows.outer == 1;
+  problem.ids = broadcast.outer;
+  return problem;
+}
+
+// The tables of cpu.cc and cuda.cc.
+std::vector<Target> cpu_targets();
+std::vector<Target> cuda_targets();
+
+}  // namespace jaxgpuops::count

@@ -1,0 +1,58 @@
+// What the family counts and adds up, as plain structs that both backends take.
+//   bincount: out[o, b, i] = how many of x[o, :, i] are b.
+//   segments: out[o, s, i] = the sum, the largest or the smallest of data[o, j, i] over all j with ids[o, j] = s.
+// Ids out of range are dropped.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "common/broadcast.h"
+#include "common/dtype.h"
+#include "common/rows.h"
+
+namespace jaxgpuops::count {
+
+struct Bincount {
+  Rows rows;
+  int64_t bins = 0;
+  int bytes = 4;  // of an id
+  bool is_signed = true;
+
+  // Ids below this are counted. As unsigned numbers of their width, negative ones are not below it.
+  uint64_t limit() const {
+    const int bits = 8 * bytes - is_signed;
+    const auto count = static_cast<uint64_t>(bins);
+    return bits >= 32 ? count : std::min(count, uint64_t{1} << bits);
+  }
+};
+
+enum class Op { kSum, kMax, kMin };
+
+struct Segments {
+  Op op = Op::kSum;
+  Rows rows;  // of the data
+  int64_t segments = 0;
+  DType dtype = DType::kFloat32;
+  bool sorted = false;  // ids ascend
+  bool shared = false;  // every outer index has the same ids
+  IndexMap ids;         // from an outer index to the first of its ids
+};
+
+inline std::string target_name(Op op) {
+  return op == Op::kSum ? "jaxgpuops.segment_sum" : op == Op::kMax ? "jaxgpuops.segment_max" : "jaxgpuops.segment_min";
+}
+
+constexpr bool accepts(DType dtype) {
+  switch (dtype) {
+    case DType::kBool:
+    case DType::kFloat8E4M3FN:
+    case DType::kFloat8E5M2:
+    case DType::kComplex64:
+    case DType::kComplex128: return false;
+    default: return true;
+  }
+}
+
+}  // namespace jaxgpuops::count

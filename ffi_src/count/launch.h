@@ -1,0 +1,32 @@
+// The CUDA kernels of the family, seen from their handlers.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "count/plan.h"
+
+namespace jaxgpuops::count {
+
+cudaError_t launch_bincount(cudaStream_t stream, const BincountPlan& plan, const Bincount& problem, const void* x,
+                            int32_t* counts);
+
+struct SegmentsBuffers {
+  const void* data;
+  const int32_t* ids;
+  void* out;
+  char* workspace;
+  int64_t workspace_bytes;  // per outer index
+};
+
+cudaError_t launch_segments(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
+                            const SegmentsBuffers& buffers);
+
+cudaError_t launch_segment_tables(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
+                                  const SegmentsBuffers& buffers);
+
+// The first part of it where ids are not sorted: the keys and positions of each row of ids, in the stable order of the
+// ids, into its workspace.
+cudaError_t launch_order(cudaStream_t stream, const OrderPlan& plan, const Segments& problem,
+                         const SegmentsBuffers& buffers);
+
+}  // namespace jaxgpuops::count

@@ -1,0 +1,70 @@
+// The geometry of the CUDA kernels: pure functions of the problem, known where there is no GPU.
+#pragma once
+
+#include <cstdint>
+
+#include "common/gpu.h"
+#include "count/count.h"
+
+namespace jaxgpuops::count {
+
+// ---- Counts ---------------------------------------------------------------------------------------------------------
+
+enum class Counting {
+  kEmpty,   // no counts
+  kTables,  // tables in shared memory
+  kGlobal,  // atomics on the result: too many bins, or columns
+};
+constexpr const char* kCountingNames[] = {"empty", "tables", "global"};
+
+struct BincountPlan {
+  Counting algorithm = Counting::kEmpty;
+  int threads = 0;
+  int tables = 0;      // that a block has of its range of bins
+  int64_t range = 0;   // bins in a table
+  int64_t ranges = 1;  // each reads all ids
+  int64_t slices = 1;  // of a row, for each range
+  int64_t shared_bytes = 0;
+
+  bool merged() const { return algorithm == Counting::kGlobal || slices > 1; }  // by atomics, on zeros
+};
+
+BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu);
+
+// ---- Segments -------------------------------------------------------------------------------------------------------
+
+// The stable order of ids, by digits from the lowest: a block ranks a tile.
+constexpr int kOrderThreads = 256, kOrderItems = 16, kOrderTile = kOrderThreads * kOrderItems;
+constexpr int kMaxDigitBits = 10;
+
+struct OrderPlan {
+  int passes = 0;  // 0: ids are sorted already
+  int digit_bits = 0;
+  int64_t tiles = 0;
+  // Where a row's workspace has what. Pass p writes keys and positions at p % 2.
+  int64_t keys[2] = {}, positions[2] = {}, counts = 0, totals = 0, bytes = 0;
+
+  int last() const { return (passes - 1) & 1; }
+};
+
+enum class Segmenting {
+  kEmpty,    // no segments
+  kTables,   // scalars, few segments: tables in shared memory
+  kSorted,   // tiles of rows whose ids ascend
+  kOrdered,  // the same of rows in the order of their ids
+};
+constexpr const char* kSegmentingNames[] = {"empty", "tables", "sorted", "ordered"};
+constexpr int kTableThreads = 256;
+
+struct SegmentsPlan {
+  Segmenting algorithm = Segmenting::kEmpty;
+  OrderPlan order;
+  int64_t rows = 0;  // of a tile or slice
+  int64_t tiles = 0;
+  int64_t heads = 0, tails = 0;  // where a row's workspace has the parts of segments that cross tiles
+  int64_t workspace_bytes = 0;
+};
+
+SegmentsPlan plan_segments(const Segments& problem);
+
+}  // namespace jaxgpuops::count

@@ -1,0 +1,222 @@
+"""Counts, segments and the rows that ids name, as primitives."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import batching
+
+from jaxgpuops import _arguments, _native
+from jaxgpuops._partition import RULES, Rule
+from jaxgpuops._primitive import Kernel, def_jvp, def_linear
+from jaxgpuops.lax.order import from_keys, to_keys
+
+# ---- Counts ---------------------------------------------------------------------------------------------------------
+
+
+def _bincount_fallback(x, *, axis, length):
+    x = jnp.moveaxis(x, axis, -1)
+    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    rows = jnp.where((rows >= 0) & (rows < length), rows, length).astype(np.int32)
+    count = lambda row: jnp.zeros(length, np.int32).at[row].add(np.int32(1), mode="drop")
+    return (jnp.moveaxis(jax.vmap(count)(rows).reshape(*x.shape[:-1], length), -1, axis),)
+
+
+def _plan_bincount(rows, avals, compute_capability, axis, *, length):
+    return _native.modules["cpu"].plan_bincount(*rows, length, str(avals[0].dtype), compute_capability)
+
+
+bincount_p = Kernel(
+    "bincount",
+    results=lambda x, *, axis, length: [(length, np.int32)],
+    fallback=_bincount_fallback,
+    accepts=_arguments.INTEGERS.__contains__,
+    plan=_plan_bincount,
+)
+
+
+def bincount(x: jax.Array, axis: int, length: int) -> jax.Array:
+    """``out[..., b, ...]``, int32: how many of the numbers along ``axis`` are b."""
+    return bincount_p(x, axis=axis, length=length)[0]
+
+
+# ---- Segments and rows ----------------------------------------------------------------------------------------------
+# Ids stand along the axis. They may have size 1 before it, and always have it after it.
+
+
+def _in_range(ids, length):
+    """Ids out of range as ``length``; JAX would count negative ones from the end."""
+    return jnp.where((ids >= 0) & (ids < length), ids, length)
+
+
+def _each(fn, x, ids, axis):
+    """``fn(rows, ids)`` over the dimensions before the axis, ids of which may be shared."""
+    ids = ids.reshape(ids.shape[: axis + 1])
+    for d in reversed(range(axis)):
+        fn = jax.vmap(fn, in_axes=(0, 0 if ids.shape[d] != 1 or x.shape[d] == 1 else None))
+    shared = tuple(d for d in range(axis) if ids.shape[d] == 1 and x.shape[d] != 1)
+    return fn(x, ids.reshape([n for d, n in enumerate(ids.shape) if d not in shared]))
+
+
+def empty(name: str, dtype: np.dtype):
+    """What a segment without rows has."""
+    if name == "segment_sum":
+        return np.zeros((), dtype)
+    largest = name == "segment_min"
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return np.asarray(np.inf if largest else -np.inf, dtype)
+    info = jnp.iinfo(dtype)
+    return np.asarray(info.max if largest else info.min, dtype)
+
+
+def _segments_fallback(data, ids, *, axis, length, sorted, name):
+    method = {"segment_sum": "add", "segment_max": "max", "segment_min": "min"}[name]
+    wide = _arguments.wide(data.dtype) if name == "segment_sum" else data.dtype
+
+    def one(rows, ids):
+        start = jnp.full((length, *rows.shape[1:]), empty(name, wide), wide)
+        put = getattr(start.at[_in_range(ids, length)], method)
+        return put(rows.astype(wide), mode="drop", indices_are_sorted=False).astype(data.dtype)
+
+    return (_each(one, data, ids, axis),)
+
+
+def _plan_segments(rows, avals, compute_capability, axis, *, length, sorted, name):
+    return _native.modules["cpu"].plan_segments(name, *rows, length, str(avals[0].dtype), sorted)
+
+
+def _segments_kernel(name):
+    return Kernel(
+        name,
+        results=lambda data, ids, *, axis, length, sorted: [(length, data.dtype)],
+        fallback=functools.partial(_segments_fallback, name=name),
+        accepts=(_arguments.INTEGERS | _arguments.FLOATS).__contains__,
+        attributes=("sorted",),
+        broadcasts=lambda count, **_: (1,),
+        plan=functools.partial(_plan_segments, name=name),
+    )
+
+
+segment_sum_p, segment_max_p, segment_min_p = map(_segments_kernel, ("segment_sum", "segment_max", "segment_min"))
+
+
+SEGMENT_KERNELS = {kernel.name: kernel for kernel in (segment_sum_p, segment_max_p, segment_min_p)}
+
+
+def _take_fallback(table, ids, *, axis, sorted):
+    def one(rows, ids):
+        return rows.at[_in_range(ids, rows.shape[0])].get(mode="fill", fill_value=0)
+
+    return (_each(one, table, ids, axis),)
+
+
+# XLA gathers rows at the speed of memory; it is a primitive to have its own derivative.
+take_rows_p = Kernel(
+    "take_rows",
+    results=lambda table, ids, *, axis, sorted: [(ids.shape[axis], table.dtype)],
+    fallback=_take_fallback,
+    accepts=None,
+    broadcasts=lambda count, **_: (1,),
+)
+
+
+def _batch(kernel, operands, dims, *, axis, **params):
+    """Ids have nothing after the axis, so a batch of them comes first. Without them a batch stays where it is."""
+    if dims[1] is not None:
+        operands = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(operands, dims, strict=True)]
+        dims = [None if d is None else 0 for d in dims]
+    return kernel._batch(operands, dims, axis=axis, **params)
+
+
+for _kernel in (*SEGMENT_KERNELS.values(), take_rows_p):
+    batching.primitive_batchers[_kernel.primitive] = functools.partial(_batch, _kernel)
+
+
+def segments(kernel: Kernel, data: jax.Array, ids: jax.Array, axis: int, length: int, sorted: bool) -> jax.Array:
+    return kernel(data, ids, axis=axis, length=length, sorted=sorted)[0]
+
+
+def as_int32(ids: jax.Array, length: int) -> jax.Array:
+    """Ids of any integer dtype, those out of range as -1 where int32 does not have them."""
+    if ids.dtype.itemsize < 4 or ids.dtype == np.dtype(np.int32):
+        return ids.astype(np.int32)
+    all_bits = ~jnp.zeros_like(ids)  # -1 as int32
+    return jnp.where((ids >= 0) & (ids < length), ids, all_bits).astype(np.int32)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3, 4), inline=True)
+def segments_of_rows(name: str, data: jax.Array, ids: jax.Array, length: int, sorted: bool) -> jax.Array:
+    """`jax.ops` by our kernels, for one dimension of ids; with forward mode."""
+    ids = as_int32(ids, length).reshape(-1, *(1,) * (data.ndim - 1))
+    return segments(SEGMENT_KERNELS[name], data, ids, 0, length, sorted)
+
+
+def take_rows(table: jax.Array, ids: jax.Array, axis: int, sorted: bool) -> jax.Array:
+    """``out[.., j, ..] = table[.., ids[.., j], ..]``, zeros where an id is out of range."""
+    return take_rows_p(table, ids, axis=axis, sorted=sorted)[0]
+
+
+def_linear(
+    segment_sum_p,
+    lambda ct, data, ids, *, axis, length, sorted: take_rows(ct, ids, axis, sorted),
+)
+def_linear(
+    take_rows_p,
+    lambda ct, table, ids, *, axis, sorted: segments(segment_sum_p, ct, ids, axis, table.shape[axis], sorted),
+)
+
+
+def share_of_ties(out, data, ids, axis, sorted):
+    """For an extreme: which rows have it, each with one over how many do."""
+    wide = _arguments.wide(data.dtype)
+    mine = (data == take_rows(out, ids, axis, sorted)).astype(wide)
+    ties = segments(segment_sum_p, mine, ids, axis, out.shape[axis], sorted)
+    return mine / take_rows(jnp.maximum(ties, 1), ids, axis, sorted).clip(1)
+
+
+def _extreme_jvp(outs, primals, tangents, *, axis, length, sorted):
+    data, ids = primals
+    shares = share_of_ties(outs[0], data, ids, axis, sorted)
+    tangent = segments(segment_sum_p, shares * tangents[0].astype(shares.dtype), ids, axis, length, sorted)
+    return (tangent.astype(data.dtype),)
+
+
+def_jvp(segment_max_p, _extreme_jvp)
+def_jvp(segment_min_p, _extreme_jvp)
+
+# ---- A split axis ---------------------------------------------------------------------------------------------------
+
+
+def _bincount_split(splits, x, *, axis, length):
+    split = splits[axis]
+    [counts] = bincount_p.primitive.bind(split.fill(x, axis, length), axis=axis, length=length)
+    return (split.sum(counts),)
+
+
+def _segments_split(name, splits, data, ids, *, axis, length, sorted):
+    """Each device reduces what it has. Sums of floats are added in the order of `psum`."""
+    split = splits[axis]
+    ids = split.fill(ids, axis, length)
+    [own] = SEGMENT_KERNELS[name].primitive.bind(data, ids, axis=axis, length=length, sorted=sorted)
+    if name == "segment_sum":
+        wide = _arguments.wide(own.dtype)
+        return (split.sum(own.astype(wide)).astype(own.dtype),)
+    # As ordered integers, of which the largest is looked for and NaN is: all-reduces of floats may lose NaNs.
+    keys = to_keys(own) if name == "segment_max" else ~to_keys(own)
+    floats = jnp.issubdtype(own.dtype, jnp.floating)
+    all_bits = ~jnp.zeros_like(keys)
+    keys = split.max(jnp.where(jnp.isnan(own), all_bits, keys) if floats else keys)
+    out = from_keys(keys if name == "segment_max" else ~keys, own.dtype)
+    return (jnp.where(keys == all_bits, jnp.asarray(jnp.nan, own.dtype), out) if floats else out,)
+
+
+RULES["bincount"] = Rule(_bincount_split, pays=lambda split, avals, *, axis, length: length < split.length)
+for _name in ("segment_sum", "segment_max", "segment_min"):
+    RULES[_name] = Rule(
+        functools.partial(_segments_split, _name),
+        pays=lambda split, avals, *, axis, length, sorted: length < split.length,
+    )

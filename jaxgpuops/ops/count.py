@@ -1,0 +1,363 @@
+"""Counts and segments."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from jaxgpuops import _arguments
+from jaxgpuops._primitive import align
+from jaxgpuops.lax import count as _lax
+from jaxgpuops.lax.count import SEGMENT_KERNELS, as_int32, segment_max_p, segment_sum_p
+
+_MOST = (1 << 31) - 1
+
+
+def _length(op: str, name: str, value) -> int:
+    """A number of bins or segments."""
+    value = _arguments.integer(op, name, value)
+    if isinstance(value, int) and not 0 <= value <= _MOST:
+        raise ValueError(f"{op}: {name} must be between 0 and {_MOST}, got {value}")
+    return value
+
+
+def _ids(op: str, name: str, x) -> jax.Array:
+    x = _arguments.labels(op, name, x)
+    _arguments.dtype(op, name, x.dtype, _arguments.INTEGERS)
+    return x
+
+
+def bincount(x: ArrayLike, length: int, weights: ArrayLike | None = None) -> jax.Array:
+    """How often each of the numbers 0 to ``length - 1`` is there, along the last axis.
+
+    Args:
+      x: integers of shape ``(*batch, n)``, of any integer dtype. Those out of range, negative ones too, are not counted
+        (`jax.numpy.bincount` counts negative ones as 0).
+      length: how many bins, static.
+      weights: what each number adds to its bin in place of 1, of the shape of x, or any that broadcasts to it.
+
+    Returns:
+      Counts of shape ``(*batch, length)``, int32, or sums of the dtype of the weights: the same bits in every run, and
+      whether a row is alone or in a batch. Gradients reach the weights.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> jaxgpuops.bincount(jnp.array([[1, 1, 3], [0, 9, -1]]), 4).tolist()
+    [[0, 2, 0, 1], [1, 0, 0, 0]]
+    >>> jaxgpuops.bincount(jnp.array([1, 1, 3]), 4, weights=jnp.array([0.5, 1.0, 2.0])).tolist()
+    [0.0, 1.5, 0.0, 2.0]
+    """
+    op = "jaxgpuops.bincount"
+    x = _ids(op, "x", x)
+    length = _length(op, "length", length)
+    _arguments.axis_of(op, "x", x.shape, -1)
+    weights = _arguments.optional(op, "weights", weights)
+    if weights is not None:
+        _check_data(op, "weights", weights)
+        weights = _arguments.broadcasting(op, "weights", weights, x.shape)
+    return _jitted_bincount(x, weights, length)
+
+
+@functools.partial(jax.jit, static_argnums=2, inline=True)
+def _jitted_bincount(x, weights, length):
+    if weights is None:
+        return _lax.bincount(x, x.ndim - 1, length)
+    weights = jnp.broadcast_to(weights, x.shape)
+    return _segments(segment_sum_p, weights, as_int32(x, length), x.ndim - 1, length, False)
+
+
+# ---- Segments -------------------------------------------------------------------------------------------------------
+
+
+def _check_data(op, name, data, bools=False):
+    allowed = _arguments.INTEGERS | _arguments.FLOATS | (frozenset([np.dtype(bool)]) if bools else _arguments.COMPLEX)
+    _arguments.dtype(op, name, data.dtype, allowed)
+
+
+def _segment_op(name, kernel, data, segment_ids, num_segments, indices_are_sorted):
+    op = f"jaxgpuops.{name}"
+    data = _arguments.array(op, "data", data)
+    _check_data(op, "data", data, bools=kernel is not segment_sum_p)
+    ids = _ids(op, "segment_ids", segment_ids)
+    num_segments = _length(op, "num_segments", num_segments)
+    if ids.ndim != 1 or data.shape[:1] != ids.shape:
+        raise ValueError(
+            f"{op}: segment_ids must have shape (n,) where data has (n, ...), got {ids.shape} and {data.shape}"
+        )
+    return _jitted_segments(
+        data, ids, kernel.name, num_segments, _arguments.flag(op, "indices_are_sorted", indices_are_sorted)
+    )
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3, 4), inline=True)
+def _jitted_segments(data, ids, name, length, sorted):
+    ids = as_int32(ids, length).reshape(-1, *(1,) * (data.ndim - 1))
+    own = data.astype(np.uint8) if data.dtype == np.dtype(bool) else data
+    return _segments(SEGMENT_KERNELS[name], own, ids, 0, length, sorted).astype(data.dtype)
+
+
+def _segments(kernel, data, ids, axis, length, sorted):
+    data, ids = align(data, ids)
+    if jnp.issubdtype(data.dtype, jnp.complexfloating):
+        parts = (_reduced(part, ids, kernel.name, axis, length, sorted) for part in (data.real, data.imag))
+        return jax.lax.complex(*parts)
+    return _reduced(data, ids, kernel.name, axis, length, sorted)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
+def _reduced(data, ids, name, axis, length, sorted):
+    return _lax.segments(SEGMENT_KERNELS[name], data, ids, axis, length, sorted)
+
+
+def _reduced_forward(data, ids, name, axis, length, sorted):
+    out = _lax.segments(SEGMENT_KERNELS[name], data, ids, axis, length, sorted)
+    return out, (ids, None if name == "segment_sum" else (data, out))
+
+
+def _reduced_backward(name, axis, length, sorted, residuals, ct):
+    ids, extreme = residuals
+    rows = _lax.take_rows(ct, ids, axis, sorted)
+    if extreme is not None:
+        data, out = extreme
+        rows = (_lax.share_of_ties(out, data, ids, axis, sorted) * rows).astype(ct.dtype)
+    return rows, None
+
+
+_reduced.defvjp(_reduced_forward, _reduced_backward)
+
+
+def segment_sum(
+    data: ArrayLike, segment_ids: ArrayLike, num_segments: int, *, indices_are_sorted: bool = False
+) -> jax.Array:
+    """Sums of the rows that have the same id.
+
+    Args:
+      data: of shape ``(n, *features)``; integers, float16, bfloat16, float32, float64 or complex.
+      segment_ids: integers of shape ``(n,)``. Rows whose id is not in ``[0, num_segments)`` are dropped.
+      num_segments: how many segments, static.
+      indices_are_sorted: whether ids ascend, which spares their ordering. Without that the result is anything.
+
+    Returns:
+      ``out[s] = sum of data[j] over all j with segment_ids[j] == s``, of shape ``(num_segments, *features)`` and the
+      dtype of data; 0 where there is none. Floats of 16 bits are added up in float32 and rounded once. The order of
+      additions depends on n, the features and the ids only: the same bits in every run, in every batch. However many
+      rows one segment has, the time is that of reading the data once.
+
+    Raises:
+      TypeError: for other dtypes, for ``num_segments`` that is no integer and a flag that is not True or False, known
+        at trace time.
+      ValueError: for shapes that do not fit, or a negative number of segments.
+
+    Reverse mode gathers rows; it works, and whatever is built on top of it.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> jaxgpuops.segment_sum(jnp.array([1.0, 2.0, 4.0, 8.0]), jnp.array([0, 2, 0, 7]), 3).tolist()
+    [5.0, 0.0, 2.0]
+    """
+    return _segment_op("segment_sum", segment_sum_p, data, segment_ids, num_segments, indices_are_sorted)
+
+
+def segment_max(
+    data: ArrayLike, segment_ids: ArrayLike, num_segments: int, *, indices_are_sorted: bool = False
+) -> jax.Array:
+    """The largest of the rows that have the same id, for each feature; as `segment_sum` otherwise.
+
+    Takes bools, and no complex numbers. A segment without rows has -inf, or the least integer, as
+    `jax.ops.segment_max` gives. NaN if a row has it. Rows that tie share the gradient.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> jaxgpuops.segment_max(jnp.array([1.0, 2.0, 4.0]), jnp.array([0, 2, 0]), 3).tolist()
+    [4.0, -inf, 2.0]
+    """
+    return _segment_op("segment_max", segment_max_p, data, segment_ids, num_segments, indices_are_sorted)
+
+
+def segment_min(
+    data: ArrayLike, segment_ids: ArrayLike, num_segments: int, *, indices_are_sorted: bool = False
+) -> jax.Array:
+    """The smallest of the rows that have the same id, for each feature; as `segment_max` otherwise.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> jaxgpuops.segment_min(jnp.array([1.0, 2.0, 4.0]), jnp.array([0, 2, 0]), 3).tolist()
+    [1.0, inf, 2.0]
+    """
+    return _segment_op(
+        "segment_min", SEGMENT_KERNELS["segment_min"], data, segment_ids, num_segments, indices_are_sorted
+    )
+
+
+# ---- Rows of a table ------------------------------------------------------------------------------------------------
+
+
+def take(table: ArrayLike, ids: ArrayLike) -> jax.Array:
+    """Rows of a table, as an embedding looks them up; the gradient is a `segment_sum`.
+
+    Args:
+      table: of shape ``(rows, *features)``; integers, float16, bfloat16, float32, float64 or complex.
+      ids: integers of any shape.
+
+    Returns:
+      ``out[.., *features] = table[ids[..]]``, of shape ``(*ids.shape, *features)``; zeros where an id is out of range,
+      which neither wraps nor clamps. The gradient has the same bits in every run, and that of a table of 16 bits is
+      added up in float32.
+
+    >>> import jax, jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> table = jnp.array([[1.0, 2.0], [3.0, 4.0]])
+    >>> jaxgpuops.take(table, jnp.array([1, 1, -1])).tolist()
+    [[3.0, 4.0], [3.0, 4.0], [0.0, 0.0]]
+    >>> jax.grad(lambda table: jaxgpuops.take(table, jnp.array([1, 1, -1])).sum())(table).tolist()
+    [[0.0, 0.0], [2.0, 2.0]]
+    """
+    op = "jaxgpuops.take"
+    table, ids = _arguments.array(op, "table", table), _ids(op, "ids", ids)
+    _check_data(op, "table", table)
+    _arguments.axis_of(op, "table", table.shape, 0)
+    return _jitted_take(table, ids)
+
+
+@functools.partial(jax.jit, inline=True)
+def _jitted_take(table, ids):
+    rows = as_int32(ids, table.shape[0]).reshape(-1, *(1,) * (table.ndim - 1))
+    table, rows = align(table, rows)
+    if jnp.issubdtype(table.dtype, jnp.complexfloating):
+        out = jax.lax.complex(*(_taken(part, rows, table.shape[0]) for part in (table.real, table.imag)))
+    else:
+        out = _taken(table, rows, table.shape[0])
+    return out.reshape(*ids.shape, *table.shape[1:])
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _taken(table, ids, length):
+    return _lax.take_rows(table, ids, 0, False)
+
+
+_taken.defvjp(
+    lambda table, ids, length: (_lax.take_rows(table, ids, 0, False), ids),
+    lambda length, ids, ct: (_lax.segments(segment_sum_p, ct, ids, 0, length, False), None),
+)
+
+
+# ---- Composed of the above ------------------------------------------------------------------------------------------
+
+
+def _segment_floats(op, data, segment_ids, num_segments, indices_are_sorted):
+    """Data in the dtype that it is computed in, those of its rows that belong to a segment, and the largest of each."""
+    data = _arguments.array(op, "data", data)
+    _arguments.dtype(op, "data", data.dtype, _arguments.FLOATS)
+    largest = _segment_op(op, segment_max_p, data, segment_ids, num_segments, indices_are_sorted)
+    ids = as_int32(_ids(op, "segment_ids", segment_ids), num_segments)
+    mine = ((ids >= 0) & (ids < num_segments)).reshape(-1, *(1,) * (data.ndim - 1))
+    largest = jax.lax.stop_gradient(largest).astype(_arguments.wide(data.dtype))
+    return data.astype(largest.dtype), ids, mine, jnp.where(jnp.isfinite(largest), largest, 0)
+
+
+def segment_logsumexp(
+    data: ArrayLike, segment_ids: ArrayLike, num_segments: int, *, indices_are_sorted: bool = False
+) -> jax.Array:
+    """The logarithm of the sum of the exponentials of the rows that have the same id, for each feature.
+
+    Of floats; computed in float32 at least, and without overflow. -inf for a segment without rows. As `segment_sum`
+    otherwise; made of it and of `segment_max`.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> x = jnp.log(jnp.array([1.0, 2.0, 4.0]))
+    >>> jnp.exp(jaxgpuops.segment_logsumexp(x, jnp.array([0, 2, 0]), 3)).round(4).tolist()
+    [5.0, 0.0, 2.0]
+    """
+    op = "jaxgpuops.segment_logsumexp"
+    x, ids, _, largest = _segment_floats(op, data, segment_ids, num_segments, indices_are_sorted)
+    terms = jnp.exp(x - take(largest, ids))
+    sums = segment_sum(terms, ids, num_segments, indices_are_sorted=indices_are_sorted)
+    # The gradient of log at 0 is that of a segment without rows, which nothing depends on.
+    result = jnp.where(sums == 0, -jnp.inf, jnp.log(jnp.where(sums == 0, 1, sums)) + largest)
+    return result.astype(jnp.asarray(data).dtype)
+
+
+def segment_softmax(
+    data: ArrayLike, segment_ids: ArrayLike, num_segments: int, *, indices_are_sorted: bool = False
+) -> jax.Array:
+    """Exponentials divided by their sum over the rows that have the same id: softmax over segments, of each feature.
+
+    Of floats; computed in float32 at least. The result has the shape of the data; rows whose id is out of range have 0.
+    As `segment_sum` otherwise; made of it and of `segment_max`.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> x = jnp.log(jnp.array([1.0, 2.0, 3.0]))
+    >>> jaxgpuops.segment_softmax(x, jnp.array([0, 2, 0]), 3).round(4).tolist()
+    [0.25, 1.0, 0.75]
+    """
+    op = "jaxgpuops.segment_softmax"
+    x, ids, mine, largest = _segment_floats(op, data, segment_ids, num_segments, indices_are_sorted)
+    terms = jnp.exp(jnp.where(mine, x - take(largest, ids), 0))
+    sums = segment_sum(terms, ids, num_segments, indices_are_sorted=indices_are_sorted)
+    shares = terms / jnp.where(mine, take(sums, ids), 1)
+    return jnp.where(mine, shares, 0).astype(jnp.asarray(data).dtype)
+
+
+def histogram(
+    x: ArrayLike,
+    bins: int | ArrayLike = 10,
+    *,
+    range: tuple[ArrayLike, ArrayLike] | None = None,
+    weights: ArrayLike | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """How many numbers fall between edges, along the last axis.
+
+    Args:
+      x: numbers of shape ``(*batch, n)``. NaNs and numbers beyond the edges are not counted.
+      bins: how many bins of equal width, static; or their edges, which ascend, of shape ``(bins + 1,)``.
+      range: the first and the last edge, where ``bins`` is a number; those of all of x by default.
+      weights: what each number adds in place of 1, of the shape of x, or any that broadcasts to it.
+
+    Returns:
+      ``(counts, edges)``, as `jax.numpy.histogram` of each row gives them, but for the dtype of counts, which is int32:
+      a bin has its lower edge, the last one has both. Of shapes ``(*batch, bins)`` and ``(bins + 1,)``.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> counts, edges = jaxgpuops.histogram(jnp.array([0.0, 0.1, 0.9, 2.0]), 4)
+    >>> counts.tolist(), edges.tolist()
+    ([2, 1, 0, 1], [0.0, 0.5, 1.0, 1.5, 2.0])
+    """
+    op = "jaxgpuops.histogram"
+    x = _arguments.array(op, "x", x)
+    _arguments.dtype(op, "x", x.dtype, _arguments.INTEGERS | _arguments.FLOATS)
+    _arguments.axis_of(op, "x", x.shape, -1)
+    if x.dtype not in _arguments.FLOATS:
+        x = x.astype(_arguments.inexact(x.dtype))
+    even = jnp.ndim(bins) == 0
+    if even:
+        count = _length(op, "bins", bins)
+        edges = jnp.histogram_bin_edges(x, count, range)
+    else:
+        if range is not None:
+            raise ValueError(f"{op}: range is that of bins of equal width; got edges and range={range}")
+        edges = _arguments.array(op, "bins", bins)
+        if edges.ndim != 1 or edges.shape[0] < 2:
+            raise ValueError(f"{op}: edges must have shape (bins + 1,), got {edges.shape}")
+        count = edges.shape[0] - 1
+    edges = edges.astype(x.dtype)
+    return bincount(_bins_of(x, edges, count, even), count, weights), edges
+
+
+def _bins_of(x, edges, count, even):
+    first, last = edges[0], edges[-1]
+    if even:
+        # The quotient is off by one at most: the edges themselves decide.
+        guess = jnp.floor((x - first) * (count / (last - first))).clip(0, count - 1)
+        place = jnp.where(jnp.isfinite(guess), guess, 0).astype(np.int32)
+        place = jnp.where(x < edges[place], place - 1, jnp.where(x >= edges[place + 1], place + 1, place))
+    else:
+        place = jnp.searchsorted(edges, x, side="right", method="scan_unrolled").astype(np.int32) - 1
+    place = jnp.where(x == last, count - 1, place)
+    return jnp.where((x >= first) & (x <= last), place, -1)

@@ -1,0 +1,270 @@
+"""Counts and segments: exact for integers, against float64 for floats, with ids of every kind."""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import jaxgpuops
+
+INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
+FLOATS = ["float16", "bfloat16", "float32", "float64"]
+REDUCTIONS = ["segment_sum", "segment_max", "segment_min"]
+
+
+def ids_of(kind, n, segments, rng):
+    """Ids with everything that is hard: some out of range, one that most rows have, segments without rows."""
+    ids = {
+        "uniform": lambda: rng.integers(-2, segments + 2, n),
+        "hot": lambda: np.where(rng.random(n) < 0.9, segments // 2, rng.integers(0, max(segments, 1), n)),
+        "one": lambda: np.full(n, max(segments - 1, 0)),
+        "none": lambda: np.full(n, -1),
+        "sparse": lambda: rng.integers(0, max(segments, 1), n) // 7 * 7,
+    }[kind]()
+    return ids.astype(np.int32)
+
+
+def expected_of(name, data, ids, segments):
+    """In float64 or the integers' own dtype, row by row."""
+    wide = data.astype(np.float64) if jnp.issubdtype(data.dtype, jnp.floating) else data
+    info = None if wide.dtype == np.float64 or wide.dtype == bool else np.iinfo(wide.dtype)
+    start = {
+        "segment_sum": 0,
+        "segment_max": -np.inf if info is None else info.min,
+        "segment_min": np.inf if info is None else info.max,
+    }[name]
+    out = np.full((segments, *data.shape[1:]), start, wide.dtype)
+    fold = {"segment_sum": np.add, "segment_max": np.maximum, "segment_min": np.minimum}[name]
+    with np.errstate(all="ignore"):
+        for row, i in zip(wide, ids, strict=True):
+            if 0 <= i < segments:
+                out[i] = fold(out[i], row)
+    return out
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_bincount(dtype):
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        for shape, length in [((3, 1000), 7), ((2, 0), 3), ((0, 5), 3), ((5,), 0), ((2, 3, 70), 300), ((300_000,), 17)]:
+            x = rng.integers(0, min(120, length + 2), shape).astype(dtype)
+            if dtype.startswith("i"):
+                x[..., :2] = -1
+            expected = np.zeros((*shape[:-1], length), np.int32)
+            for place in np.ndindex(shape[:-1]):
+                own = x[place].astype(np.int64)
+                expected[place] = np.bincount(own[(own >= 0) & (own < length)], minlength=length)
+            counts = jaxgpuops.bincount(x, length)
+            assert counts.dtype == np.int32
+            np.testing.assert_array_equal(counts, expected)
+
+
+def test_bincount_of_columns():
+    x = np.random.default_rng(0).integers(-1, 5, (3, 40, 6))
+    ours = jax.vmap(lambda x: jaxgpuops.bincount(x, 4), in_axes=2, out_axes=2)(x)
+    expected = (x[:, :, None] == np.arange(4)[:, None]).sum(1)
+    np.testing.assert_array_equal(ours, expected)
+
+
+def test_weights_are_added_up():
+    rng = np.random.default_rng(0)
+    x, w = rng.integers(-1, 6, (3, 200)), rng.standard_normal((3, 200)).astype(np.float32)
+    expected = np.stack([expected_of("segment_sum", w[i], x[i], 5) for i in range(3)])
+    np.testing.assert_allclose(jaxgpuops.bincount(x, 5, weights=w), expected, rtol=1e-5, atol=1e-5)
+    shared = jaxgpuops.bincount(x, 5, weights=w[0])
+    expected = np.stack([expected_of("segment_sum", w[0], x[i], 5) for i in range(3)])
+    np.testing.assert_allclose(shared, expected, rtol=1e-5, atol=1e-5)
+    gradient = jax.grad(lambda w: (jaxgpuops.bincount(x, 5, weights=w) ** 2).sum())(w)
+    sums = np.asarray(jaxgpuops.bincount(x, 5, weights=w))
+    rows = np.arange(3)[:, None]
+    np.testing.assert_allclose(gradient, np.where((x >= 0) & (x < 5), 2 * sums[rows, x.clip(0, 4)], 0), rtol=1e-6)
+
+
+HARD = [(dtype, kind) for dtype in ("bfloat16", "float32", "int32") for kind in ("hot", "one", "none", "sparse")]
+
+
+@pytest.mark.parametrize("dtype, kind", [*((dtype, "uniform") for dtype in (*INTEGERS, *FLOATS)), *HARD])
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_segments(name, dtype, kind):
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        for n, segments, features in [(300, 9, (2, 3)), (0, 3, (2,)), (50, 200, ())]:
+            ids = ids_of(kind, n, segments, rng)
+            data = rng.integers(0, 200, (n, *features)) / (1 if dtype in INTEGERS else 8) - 10 * (dtype[0] != "u")
+            data = jnp.asarray(data, dtype)
+            for is_sorted in (False, True):
+                ids = np.sort(ids) if is_sorted else ids
+                fn = getattr(jaxgpuops, name)
+                out = fn(data, ids, segments, indices_are_sorted=is_sorted)
+                expected = expected_of(name, np.asarray(data), ids, segments)
+                assert out.dtype == data.dtype and out.shape == expected.shape
+                if name == "segment_sum" and dtype in FLOATS:  # every sum of eighths is exact before it is rounded
+                    expected = expected.astype(out.dtype)
+                np.testing.assert_array_equal(np.asarray(out), expected.astype(out.dtype))
+            if kind == "uniform" and dtype not in ("float16", "bfloat16"):
+                np.testing.assert_array_equal(out, getattr(jax.ops, name)(data, ids, segments))
+
+
+def test_short_floats_add_up_in_float32():
+    data = np.full(4096, 1 / 128, ml_dtypes.bfloat16)
+    assert float(jaxgpuops.segment_sum(data, np.zeros(4096, np.int32), 1)[0]) == 32
+
+
+def test_many_rows_on_many_threads():
+    """Enough for every way of sharing the work."""
+    rng = np.random.default_rng(0)
+    for n, segments, features in [(300_000, 1000, 1), (3000, 40, 200), (100_000, 2, 3)]:
+        data = rng.integers(-50, 50, (n, features)).astype(np.float32)
+        ids = ids_of("hot", n, segments, rng)
+        expected = np.zeros((segments, features))
+        np.add.at(expected, ids, data)
+        np.testing.assert_array_equal(jaxgpuops.segment_sum(data, ids, segments), expected)
+
+
+@pytest.mark.parametrize("name", ["segment_max", "segment_min"])
+def test_nans_and_bools(name):
+    fn = getattr(jaxgpuops, name)
+    data = np.array([1, np.nan, 2, -np.inf, np.inf, 3], np.float32)
+    ids = np.array([0, 0, 1, 1, 1, 5])
+    out = np.asarray(fn(data, ids, 4))
+    np.testing.assert_array_equal(np.isnan(out), [True, False, False, False])
+    assert out[1] == (np.inf if name == "segment_max" else -np.inf) and np.isinf(out[2:]).all()
+    bools = np.array([True, False, True, True])
+    assert (
+        fn(bools, np.array([0, 0, 1, 1]), 3).tolist()
+        == getattr(jax.ops, name)(bools, jnp.array([0, 0, 1, 1]), 3).tolist()
+    )
+
+
+def test_complex_sums():
+    data = np.arange(8).astype(np.complex64) * (1 + 2j)
+    ids = np.array([0, 1, 0, 1, 2, 2, 9, -1])
+    np.testing.assert_array_equal(jaxgpuops.segment_sum(data, ids, 4), jax.ops.segment_sum(data, ids, 4))
+
+
+def test_ties_share_the_gradient():
+    data, ids = jnp.array([1.0, 3.0, 3.0, 2.0, 5.0]), jnp.array([0, 0, 0, 1, 7])
+    weights = jnp.array([6.0, 5.0, 1.0])
+    for name, x in (("segment_max", data), ("segment_min", -data)):
+        ours = jax.grad(lambda x, name=name: (getattr(jaxgpuops, name)(x, ids, 2) * weights[:2]).sum())(x)
+        assert ours.tolist() == [0, 3, 3, 5, 0]
+
+
+def test_take():
+    rng = np.random.default_rng(0)
+    table = rng.integers(-9, 9, (11, 3)).astype(np.float32)
+    ids = rng.integers(-3, 14, (4, 5))
+    valid = (ids >= 0) & (ids < 11)
+    expected = np.where(valid[..., None], table[ids.clip(0, 10)], 0)
+    np.testing.assert_array_equal(jaxgpuops.take(table, ids), expected)
+    ct = rng.integers(-9, 9, (4, 5, 3)).astype(np.float32)
+    [gradient] = jax.vjp(lambda t: jaxgpuops.take(t, ids), table)[1](ct)
+    expected = np.zeros_like(table)
+    np.add.at(expected, ids[valid], ct[valid])
+    np.testing.assert_array_equal(gradient, expected)
+
+
+def by_segment(fn, x, ids, segments):
+    """fn(rows) of each segment that has rows, in JAX and float64."""
+    return {s: fn(np.asarray(x, np.float64)[ids == s]) for s in range(segments) if (ids == s).any()}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_softmax_and_logsumexp_of_segments(dtype):
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(100 * rng.standard_normal((60, 3)), dtype)
+    ids = rng.integers(-1, 8, 60) // 2 * 2
+    tolerance = 1e-2 if dtype == "bfloat16" else 1e-5
+    sums = np.full((7, 3), -np.inf)
+    shares = np.zeros((60, 3))
+    for s, rows in by_segment(lambda rows: rows, x, ids, 7).items():
+        sums[s] = jax.nn.logsumexp(rows, axis=0)
+        shares[ids == s] = jax.nn.softmax(rows, axis=0)
+    ours = jaxgpuops.segment_logsumexp(x, ids, 7)
+    assert ours.dtype == x.dtype
+    np.testing.assert_allclose(np.asarray(ours, np.float64), sums, rtol=tolerance)
+    ours = jaxgpuops.segment_softmax(x, ids, 7)
+    assert ours.dtype == x.dtype
+    np.testing.assert_allclose(np.asarray(ours, np.float64), shares, atol=tolerance)
+
+
+def test_gradients_of_softmax_and_logsumexp_of_segments():
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((2, 20, 3)).astype(np.float32)
+    ids = rng.permutation(np.arange(20) % 6 - 1)
+    hot = (ids[:, None] == np.arange(4)).astype(np.float32)
+    exp_sums = lambda x: jnp.einsum("is,ij->sj", hot, jnp.exp(x))
+    log_sums = lambda x: jnp.log(exp_sums(x)).sum()
+    shares = lambda x: (w * jnp.exp(x) * jnp.einsum("is,sj->ij", hot, 1 / exp_sums(x))).sum()
+    ours = jax.grad(lambda x: jaxgpuops.segment_logsumexp(x, ids, 4).sum())(x)
+    np.testing.assert_allclose(ours, jax.grad(log_sums)(x), atol=1e-6)
+    ours = jax.grad(lambda x: (w * jaxgpuops.segment_softmax(x, ids, 4)).sum())(x)
+    np.testing.assert_allclose(ours, jax.grad(shares)(x), atol=1e-6)
+    empty = jax.grad(lambda x: jnp.where(jnp.isfinite(y := jaxgpuops.segment_logsumexp(x, ids, 9)), y, 0).sum())(x)
+    assert np.isfinite(empty).all()
+
+
+def test_histogram():
+    rng = np.random.default_rng(0)
+    x = np.append(rng.standard_normal((3, 500)), [[0, np.nan, np.inf, -np.inf, 2.0]] * 3, 1).astype(np.float32)
+    edges = np.array([-1, -0.5, 0, 0.1, 2], np.float32)
+    for bins, span in [(10, (-2, 2)), (7, (-0.3, 0.3)), (1, (0, 2)), (1000, (-1, 1)), (edges, None)]:
+        counts, found = jaxgpuops.histogram(x, bins, range=span)
+        for row, own in zip(x, counts, strict=True):
+            theirs, places = jnp.histogram(row[np.isfinite(row)], bins, span)
+            np.testing.assert_array_equal(own, theirs)
+            np.testing.assert_array_equal(found, places)
+    finite = np.nan_to_num(x, posinf=1, neginf=1)
+    counts, found = jaxgpuops.histogram(finite[0], weights=np.full(505, 0.5, np.float32))
+    theirs, places = jnp.histogram(finite[0])
+    np.testing.assert_array_equal(counts, theirs / 2)
+    np.testing.assert_array_equal(found, places)
+    assert jaxgpuops.histogram(np.arange(10), 5)[0].tolist() == [2] * 5
+
+
+def test_vmap_shares_ids():
+    """A batch of data only is one call, with one row of ids."""
+    data, ids = jnp.ones((6, 4, 3)), jnp.array([0, 2, 0, 7, -1, 2])
+    for axis in (0, 1, 2):
+        x = jnp.moveaxis(data, 1, axis)
+        fn = jax.vmap(lambda x: jaxgpuops.segment_sum(x, ids, 3), in_axes=axis, out_axes=axis)
+        jaxpr = str(jax.make_jaxpr(fn)(x))
+        assert "transpose" not in jaxpr
+        expected = np.broadcast_to(np.array([2, 0, 2])[:, None, None], (3, 4, 3))
+        np.testing.assert_array_equal(fn(x), np.moveaxis(expected, 1, axis))
+
+
+def test_large_ids_do_not_wrap():
+    data = np.ones(3, np.float32)
+    for dtype in (np.int64, np.uint64):
+        ids = np.array([0, 1 << 32, 1], dtype)
+        for x64 in (False, True):
+            with jax.enable_x64(x64):
+                assert jaxgpuops.segment_sum(data, ids, 2).tolist() == [1, 1]
+                assert jaxgpuops.bincount(ids, 2).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: jaxgpuops.bincount([0.5], 2), "bincount: x has dtype float32; allowed are int16"),
+        (lambda: jaxgpuops.bincount([1], -1), "bincount: length must be between 0 and"),
+        (lambda: jaxgpuops.bincount([1], 2.0), "bincount: length must be an integer known at trace time"),
+        (lambda: jaxgpuops.bincount(1, 2), "bincount: x must have at least one dimension, got a scalar"),
+        (lambda: jaxgpuops.bincount([1, 2], 2, [1.0, 2.0, 3.0]), "bincount: weights must broadcast to shape"),
+        (lambda: jaxgpuops.segment_sum([1.0], [[0]], 2), "segment_sum: segment_ids must have shape"),
+        (lambda: jaxgpuops.segment_sum([1.0], [0, 1], 2), "segment_sum: segment_ids must have shape"),
+        (lambda: jaxgpuops.segment_sum([True], [0], 2), "segment_sum: data has dtype bool"),
+        (lambda: jaxgpuops.segment_max([1j], [0], 2), "segment_max: data has dtype complex64"),
+        (
+            lambda: jaxgpuops.segment_sum([1.0], [0], 2, indices_are_sorted=1),
+            "indices_are_sorted must be True or False",
+        ),
+        (lambda: jaxgpuops.take(1.0, [0]), "take: table must have at least one dimension"),
+        (lambda: jaxgpuops.take([1.0], [0.0]), "take: ids has dtype float32"),
+    ],
+)
+def test_arguments(call, message):
+    with pytest.raises((TypeError, ValueError), match=f"jaxgpuops.*{message}"):
+        call()

@@ -1,0 +1,149 @@
+"""Counts and segments on a GPU: see gpu.py."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gpu import run_in_command_buffers, same_bits
+
+import jaxgpuops
+
+# Every form of the kernel: (shape, bins), counted along axis 1.
+COUNTS = {
+    "short rows": ((3000, 100), 10),
+    "a block a row": ((600, 5000), 300),
+    "slices of rows": ((3, 300_001), 256),
+    "one table": ((2, 300_001), 40_000),
+    "ranges of bins": ((1, 1_000_003), 130_000),
+    "too many bins": ((2, 300_001), 1_000_000),
+    "columns": ((3, 5001, 7), 20),
+}
+
+# (length, features, segments, is sorted)
+SEGMENTS = {
+    "few scalars": (3001, (), 40, False),
+    "tables of slices": (300_001, (), 1000, False),
+    "one tile": (29, (5,), 4, False),
+    "one pass": (5000, (3,), 100, False),
+    "two passes": (70_001, (8,), 3000, False),
+    "three passes": (70_001, (), 2_000_000, False),
+    "scalars": (1_000_003, (), 1000, True),
+    "vectors": (100_001, (128,), 5000, True),
+    "odd rows": (20_001, (257,), 300, False),
+    "long rows": (3001, (4096,), 5000, False),
+}
+
+
+def drawn(kind, shape, high, key):
+    ids = jax.random.randint(jax.random.key(key), shape, -1, high + 1, jnp.int32)
+    hot = jax.random.uniform(jax.random.key(key + 1), shape) < {"uniform": 0, "hot": 0.9, "one": 1}[kind]
+    return jnp.where(hot, high // 2, ids)
+
+
+def expected_counts(x, bins):
+    x = np.moveaxis(np.asarray(x), 1, -1)
+    flat = x.reshape(-1, x.shape[-1])
+    counts = np.stack([np.bincount(row[(row >= 0) & (row < bins)], minlength=bins) for row in flat])
+    return np.moveaxis(counts.reshape(*x.shape[:-1], bins), -1, 1)
+
+
+def count(x, bins):
+    for _ in x.shape[2:]:
+        return jax.vmap(functools.partial(jaxgpuops.bincount, length=bins), in_axes=2, out_axes=2)(x)
+    return jaxgpuops.bincount(x, bins)
+
+
+@pytest.mark.parametrize("kind", ["uniform", "hot", "one"])
+@pytest.mark.parametrize("shape, bins", COUNTS.values(), ids=COUNTS)
+def test_counts(shape, bins, kind):
+    x = drawn(kind, shape, bins, 0)
+    np.testing.assert_array_equal(jax.jit(count, static_argnums=1)(x, bins), expected_counts(x, bins))
+    shifted = jax.jit(lambda x: count(x[3:].reshape(shape), bins))(jnp.append(jnp.zeros(3, jnp.int32), x))
+    np.testing.assert_array_equal(shifted, expected_counts(x, bins))  # rows that are not aligned
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "uint32", "int64"])
+def test_counts_of_every_width(dtype):
+    with jax.enable_x64("64" in dtype):
+        x = drawn("uniform", (3, 100_001), 100, 0).astype(dtype)
+        for bins in (90, 300):
+            np.testing.assert_array_equal(count(x, bins), expected_counts(np.asarray(x).astype(np.int64), bins))
+
+
+def reductions(data, ids, segments, is_sorted):
+    return [
+        getattr(jaxgpuops, name)(data, ids, segments, indices_are_sorted=is_sorted)
+        for name in ("segment_sum", "segment_max", "segment_min")
+    ]
+
+
+@pytest.mark.parametrize("kind", ["uniform", "hot", "one"])
+@pytest.mark.parametrize("length, features, segments, is_sorted", SEGMENTS.values(), ids=SEGMENTS)
+def test_segments(length, features, segments, is_sorted, kind):
+    """Of integers as floats, whose sums are exact in any order; JAX's kernels are the reference."""
+    ids = drawn(kind, (length,), segments, 0)
+    ids = jnp.sort(ids) if is_sorted else ids
+    data = jax.random.randint(jax.random.key(2), (length, *features), -9, 10).astype(jnp.float32)
+    ours = jax.jit(reductions, static_argnums=(2, 3))(data, ids, segments, is_sorted)
+    for result, name in zip(ours, ("segment_sum", "segment_max", "segment_min"), strict=True):
+        np.testing.assert_array_equal(result, getattr(jax.ops, name)(data, ids, segments))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", "int64", "uint64", "float16", "bfloat16", "float64"])
+def test_segments_of_every_dtype(dtype):
+    """The CPU's handlers are the reference; sums of eighths are exact before they are rounded."""
+    with jax.enable_x64(dtype.endswith("64")):
+        rng = np.random.default_rng(0)
+        for features in ((), (16,), (7,)):
+            data = jnp.asarray(rng.integers(0, 200, (5000, *features)) / (8 if "float" in dtype else 1)).astype(dtype)
+            ids = jnp.asarray(rng.integers(-1, 60, 5000), jnp.int32) // 2
+            ours = reductions(data, ids, 40, False)
+            with jax.default_device(cpu := jax.devices("cpu")[0]):
+                theirs = reductions(jax.device_put(data, cpu), jax.device_put(ids, cpu), 40, False)
+            for a, b in zip(ours, theirs, strict=True):
+                np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def test_specials():
+    data = jnp.array([1, jnp.nan, -jnp.nan, 2, -jnp.inf, jnp.inf, -0.0, 0.0, 3], jnp.float32)
+    ids = jnp.array([0, 0, 1, 2, 2, 2, 3, 3, 9])
+    _, largest, smallest = reductions(data, ids, 5, False)
+    np.testing.assert_array_equal(largest, [jnp.nan, jnp.nan, jnp.inf, 0, -jnp.inf])
+    np.testing.assert_array_equal(smallest, [jnp.nan, jnp.nan, -jnp.inf, 0, jnp.inf])
+
+
+@pytest.mark.parametrize("length, features, segments, is_sorted", SEGMENTS.values(), ids=SEGMENTS)
+def test_sums_are_the_same_in_every_batch_and_run(length, features, segments, is_sorted):
+    ids = drawn("hot", (length,), segments, 0)
+    ids = jnp.sort(ids) if is_sorted else ids
+    data = jax.random.normal(jax.random.key(2), (3, length, *features))
+    one = lambda data, ids: jaxgpuops.segment_sum(data, ids, segments, indices_are_sorted=is_sorted)
+    alone = jnp.stack([jax.jit(one)(x, ids) for x in data])
+    assert same_bits(jax.jit(jax.vmap(one, in_axes=(0, None)))(data, ids), alone)
+    assert same_bits(jax.jit(jax.vmap(one))(data, jnp.stack([ids] * 3)), alone)
+    if features:
+        bf16 = data[0].astype(jnp.bfloat16)
+        wide = jax.jit(one)(bf16.astype(jnp.float32), ids)
+        error = jnp.max(abs(jax.jit(one)(bf16, ids).astype(jnp.float32) - wide))
+        assert error <= jnp.max(abs(wide)) / 128
+
+
+def command_buffers():
+    for name, (length, features, segments, is_sorted) in SEGMENTS.items():
+        fn = lambda data, ids: jaxgpuops.segment_sum(data, ids, segments, indices_are_sorted=is_sorted)
+        program = jax.jit(lambda data, ids: [fn(data + i, ids) for i in range(2)])
+        for seed in range(2):  # new inputs, at new addresses
+            ids = drawn("hot", (length,), segments, seed)
+            ids = jnp.sort(ids) if is_sorted else ids
+            data = jax.random.randint(jax.random.key(seed), (length, *features), -9, 10).astype(jnp.float32)
+            for i, result in enumerate(program(data, ids)):
+                assert (result == jax.ops.segment_sum(data + i, ids, segments)).all(), (name, seed, i)
+    for name, (shape, bins) in COUNTS.items():
+        x = drawn("hot", shape, bins, 5)
+        assert (np.asarray(jax.jit(count, static_argnums=1)(x, bins)) == expected_counts(x, bins)).all(), name
+
+
+def test_command_buffers_with_changing_inputs():
+    run_in_command_buffers("test_gpu_count")
