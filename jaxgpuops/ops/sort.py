@@ -9,8 +9,8 @@ from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
 from jaxgpuops._primitive import align
-from jaxgpuops.lax.along_axis import put_along_axis
 from jaxgpuops.lax._sort import check_operands, permutation, sort_operands
+from jaxgpuops.lax.along_axis import put_along_axis
 
 
 def sort(x: ArrayLike, *, axis: int = -1, descending: bool = False) -> jax.Array:
