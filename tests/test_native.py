@@ -174,6 +174,8 @@ def test_linear_scan_refuses_h0_where_it_is_transposed():
         ("cummax", jnp.complex64),
         ("cummin_jvp", jnp.complex64),
         ("linear_scan", bool),
+        ("linear_scan", S32),
+        ("linear_scan_vjp", jnp.float8_e5m2),
     ],
 )
 def test_scans_refuse_types(target, dtype):

@@ -186,7 +186,7 @@ SCAN_POINTS = [
 ]
 
 
-# Element types of every width, and those of one width that take different kernels; derivatives take floats only.
+# Element types of every width, and those of one width that take different kernels; recurrences take floats only.
 SCANNED = {False: ("int8", "float16", "float32", "int32", "float64"), True: ("float16", "float32", "float64")}
 
 
@@ -196,7 +196,9 @@ def scan_calls():
         SCANS, (False, True), itertools.product(OUTER, LENGTHS, (1, 3, 256))
     ):
         for dtype in (
-            ("bfloat16", "float32", "float64") if "logsumexp" in target else SCANNED[target.endswith(("jvp", "vjp"))]
+            ("bfloat16", "float32", "float64")
+            if "logsumexp" in target
+            else SCANNED[not target.startswith("cum") or target.endswith("jvp")]
         ):
             if np.prod(rows, dtype=object) < 1 << 38:
                 yield target, *rows, dtype, segmented, 1

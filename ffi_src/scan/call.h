@@ -36,8 +36,8 @@ inline bool accepts(Kind kind, Op op, DType dtype) {
       if (op == Op::kMax || op == Op::kMin) return !is_complex(dtype);
       return dtype != DType::kBool;
     case Kind::kTangent: return (is_float(dtype) && !narrow) || (is_complex(dtype) && op == Op::kProd);
-    case Kind::kLinear: return dtype != DType::kBool;
-    case Kind::kLinearVjp: return is_float(dtype) || is_complex(dtype);
+    case Kind::kLinear:
+    case Kind::kLinearVjp: return (is_float(dtype) && !narrow) || is_complex(dtype);
   }
   return false;
 }

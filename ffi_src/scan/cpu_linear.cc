@@ -95,8 +95,7 @@ class LinearVjp {
 }  // namespace
 
 void run_linear(const Problem& problem, const Buffers& buffers, const Workers& workers) {
-  with_arithmetic(problem.dtype,
-                  [&](auto zero) { run(problem.rows, Linear<decltype(zero)>(problem, buffers), workers); });
+  with_inexact(problem.dtype, [&](auto zero) { run(problem.rows, Linear<decltype(zero)>(problem, buffers), workers); });
 }
 
 void run_linear_vjp(const Problem& problem, const Buffers& buffers, const Workers& workers) {

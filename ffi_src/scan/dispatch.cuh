@@ -16,11 +16,6 @@ struct Dispatch {
   cudaError_t run() const {
     return launch_policy<Policy>(stream, plan, problem, buffers, workspace);
   }
-
-  template <template <class> class Op, class E>
-  cudaError_t cumulative() const {
-    return problem.segmented ? run<Cumulative<Op<E>, true>>() : run<Cumulative<Op<E>, false>>();
-  }
 };
 
 // Each calls f with a value of the element's type.
@@ -65,14 +60,11 @@ cudaError_t with_integer(DType dtype, F f) {
   }
 }
 
-inline bool is_float8(DType dtype) { return dtype == DType::kFloat8E4M3FN || dtype == DType::kFloat8E5M2; }
-
 template <class F>
-cudaError_t with_any(DType dtype, F f) {
-  if (is_float8(dtype)) return with_float8(dtype, f);
-  if (is_float(dtype)) return with_float(dtype, f);
-  if (is_complex(dtype)) return with_complex(dtype, f);
-  return with_integer(dtype, f);
+cudaError_t with_wide_integer(DType dtype, F f) {
+  return bytes_of(dtype) == 4 ? f(Integer<uint32_t>{}) : f(Integer<uint64_t>{});
 }
+
+inline bool is_float8(DType dtype) { return dtype == DType::kFloat8E4M3FN || dtype == DType::kFloat8E5M2; }
 
 }  // namespace jaxgpuops::scan

@@ -9,6 +9,7 @@
 
 namespace jaxgpuops::scan {
 
+cudaError_t launch_general(cudaStream_t, const Plan&, const Problem&, const Buffers&, void* workspace);
 cudaError_t launch_sum(cudaStream_t, const Plan&, const Problem&, const Buffers&, void* workspace);
 cudaError_t launch_product(cudaStream_t, const Plan&, const Problem&, const Buffers&, void* workspace);
 cudaError_t launch_extreme(cudaStream_t, const Plan&, const Problem&, const Buffers&, void* workspace);

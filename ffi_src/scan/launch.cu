@@ -58,6 +58,9 @@ Parameters parameters_of(const Plan& plan, const Problem& problem, const Buffers
   p.words = reinterpret_cast<uint64_t*>(static_cast<unsigned char*>(workspace) + kWorkspaceHeader);
   p.a = problem.a;
   p.starts_at = problem.starts;
+  p.options.op = problem.op == Op::kSum    ? Options::kSum
+                 : problem.op == Op::kProd ? Options::kProduct
+                                           : Options::kExtreme;
   p.options.exclusive = problem.exclusive;
   p.options.transpose = problem.transpose;
   p.options.segmented = problem.segmented;
@@ -118,6 +121,7 @@ cudaError_t launch_scan(cudaStream_t stream, const Plan& plan, const Problem& pr
     case Kind::kLinearVjp: return launch_linear_vjp(stream, plan, problem, buffers, workspace);
     case Kind::kCumulative: break;
   }
+  if (is_general(problem)) return launch_general(stream, plan, problem, buffers, workspace);
   switch (problem.op) {
     case Op::kSum: return launch_sum(stream, plan, problem, buffers, workspace);
     case Op::kProd: return launch_product(stream, plan, problem, buffers, workspace);

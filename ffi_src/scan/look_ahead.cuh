@@ -174,7 +174,7 @@ class LookAhead {
           count = at.tile;
           carry[member] = with_initial(at.tile, column, known.fold(at.tile));
         }
-      } else if (columns <= kFewColumns) {
+      } else if (Work::kMayBeFew && columns <= kFewColumns) {
         for (int c = member / 32; c < columns; c += team / 32) {
           const int64_t column = work.column_of(at.strip, c);
           if (column >= p.columns) break;

@@ -43,7 +43,8 @@ int state_words(const Problem& problem, int bytes) {
   const int value = std::max(1, bytes / 4);
   if (problem.kind != Kind::kCumulative) return 2 * value;
   const int words = problem.op == Op::kLogSumExp ? 2 * value : value;
-  return problem.segmented ? words + (bytes >= 8 ? 2 : 1) : words;
+  const bool cut = problem.segmented || is_general(problem) || bytes == 1;
+  return cut ? words + (bytes >= 8 ? 2 : 1) : words;
 }
 
 // Lanes that have all of a column. Where rows of columns are shorter than a line of memory, blocks bring whole ones to
@@ -103,8 +104,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   const int bytes = bytes_of(problem.dtype), operands = operands_of(problem.kind);
 
   // The geometry of a tile follows length, inner and the kind of element only: results depend on it.
-  const bool product = problem.kind == Kind::kCumulative && problem.op == Op::kProd;
-  const bool rare = is_rare(problem.kind, product, problem.segmented, problem.dtype);
+  const bool rare = is_rare(problem);
   const bool simple = problem.a.inner.groups <= 1 && problem.starts.inner.groups <= 1;  // columns beside each other
   const bool across = inner * bytes % 4 == 0 && inner > 32 && simple;
   plan.layout = rare || length <= kShortAxis ? Layout::kSpans

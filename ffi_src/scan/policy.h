@@ -16,6 +16,8 @@ namespace jaxgpuops::scan {
 
 // What a policy needs to know of the problem.
 struct Options {
+  enum Operator : uint32_t { kSum, kProduct, kExtreme };
+  Operator op = kSum;  // of General
   bool exclusive = false;
   bool transpose = false;
   bool segmented = false;
@@ -204,6 +206,7 @@ struct Cumulative<Op, false> {
   }
 };
 
+// What is of several segments: the fold of the last one.
 template <class Op>
 struct Cumulative<Op, true> {
   using Element = typename Op::Element;
@@ -227,6 +230,60 @@ struct Cumulative<Op, true> {
     state.value = Op::combine(before, Op::element(in.x, o));
     state.cut |= in.start;
     return {Op::result(o.exclusive ? before : state.value, o), {}};
+  }
+};
+
+// Sums, products and extremes of segments: which of them, the options say, and each state. Also without segments, for
+// elements that are rare: one kernel instead of six.
+template <class E>
+struct General {
+  using Element = E;
+  using Acc = typename E::Acc;
+  struct State {
+    Acc value;     // of the last segment; of extremes, the bits of what Extreme has
+    uint32_t cut;  // whether that began here, and the operator above this bit
+  };
+  static constexpr int kOperands = 1, kResults = 1;
+  static constexpr bool kNeighbour = false, kBroadcast = false, kStarts = true, kInitial = false;
+  static constexpr Kind kKind = Kind::kCumulative;
+  static constexpr bool kProduct = true, kCut = true, kOrdered = !is_complex(E::kDType);
+
+  JAXGPUOPS_FN static uint32_t tag(const Options& o) { return static_cast<uint32_t>(o.op) << 1; }
+  JAXGPUOPS_FN static Acc fold(uint32_t op, Acc l, Acc r) {
+    if constexpr (kOrdered) {
+      if (op == Options::kExtreme) {
+        using Bits = typename Extreme<E>::State;
+        return bits_as<Acc>(Extreme<E>::combine(bits_as<Bits>(l), bits_as<Bits>(r)));
+      }
+    }
+    return op == Options::kSum ? add(l, r) : multiply(l, r);
+  }
+  JAXGPUOPS_FN static Acc none(const Options& o) {
+    if constexpr (kOrdered)
+      if (o.op == Options::kExtreme) return bits_as<Acc>(Extreme<E>::identity(o));
+    return Constant<Acc>::of(o.op == Options::kSum ? 0 : 1);
+  }
+  JAXGPUOPS_FN static Acc element(Acc x, const Options& o) {
+    if constexpr (kOrdered)
+      if (o.op == Options::kExtreme) return bits_as<Acc>(Extreme<E>::element(x, o));
+    return x;
+  }
+  JAXGPUOPS_FN static Acc result(Acc value, const Options& o) {
+    if constexpr (kOrdered)
+      if (o.op == Options::kExtreme) return Extreme<E>::result(bits_as<typename Extreme<E>::State>(value), o);
+    return value;
+  }
+
+  JAXGPUOPS_FN static State identity(const Options& o) { return {none(o), tag(o)}; }
+  JAXGPUOPS_FN static State combine(State l, State r) {
+    return {r.cut & 1 ? r.value : fold(r.cut >> 1, l.value, r.value), l.cut | r.cut};
+  }
+  JAXGPUOPS_FN static State first(const In<Acc>& in, const Options& o) { return {element(in.x, o), in.start | tag(o)}; }
+  JAXGPUOPS_FN static Out<Acc> step(State& state, const In<Acc>& in, const Options& o) {
+    const Acc before = in.start ? none(o) : state.value;
+    state.value = fold(o.op, before, element(in.x, o));
+    state.cut |= in.start;
+    return {result(o.exclusive ? before : state.value, o), {}};
   }
 };
 
@@ -412,12 +469,13 @@ struct Kept<Cumulative<LogSumExp<E>, false>, n> {
   typename E::Acc maximum[n / kOne], sums[n];
 };
 
-// Calls body(at, options), with constants where there are neither segments nor exclusive results.
+// Calls body(at, options), with constants for what most calls ask for: neither segments nor exclusive results, and of
+// tangents the transposed map. Where code is dear, nobody does.
 template <class Policy, class At, class Body>
 JAXGPUOPS_FN void with_constants(At at, const Options& o, Body body) {
   if constexpr (Policy::kKind == Kind::kCumulative) {
     body(at, o);
-  } else if (o.segmented || o.exclusive) {
+  } else if (o.segmented || o.exclusive || (Policy::kKind == Kind::kTangent && !o.transpose)) {
     body(at, o);
   } else {
     const auto uncut = [&](int i) {
@@ -427,10 +485,10 @@ JAXGPUOPS_FN void with_constants(At at, const Options& o, Body body) {
     };
     Options simple = {};
     simple.smaller = o.smaller;
-    if (Policy::kKind != Kind::kLinearVjp && o.transpose) {
-      simple.transpose = true;
+    if (Policy::kKind == Kind::kLinear && !o.transpose) {  // not one call with what o.transpose is: each knows which
       body(uncut, simple);
-    } else {  // not one call with what o.transpose is: each knows which
+    } else {
+      simple.transpose = true;
       body(uncut, simple);
     }
   }

@@ -6,7 +6,8 @@ namespace jaxgpuops::scan {
 cudaError_t launch_product(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers,
                            void* workspace) {
   const Dispatch call{stream, plan, problem, buffers, workspace};
-  return with_any(problem.dtype, [&](auto e) { return call.cumulative<Product, decltype(e)>(); });
+  const auto run = [&](auto e) { return call.run<Cumulative<Product<decltype(e)>, false>>(); };
+  return problem.dtype == DType::kComplex64 ? run(Complex64{}) : with_float(problem.dtype, run);
 }
 
 }  // namespace jaxgpuops::scan

@@ -54,6 +54,16 @@ constexpr bool is_rare(Kind kind, bool product, bool segmented, DType dtype) {
   return bytes == 2 || kind != Kind::kCumulative || product || segmented;
 }
 
+inline bool is_rare(const Problem& problem) {
+  const bool product = problem.kind == Kind::kCumulative && problem.op == Op::kProd;
+  return is_rare(problem.kind, product, problem.segmented, problem.dtype);
+}
+
+// Cumulative calls of which kernels learn the operator from their options.
+inline bool is_general(const Problem& problem) {
+  return problem.kind == Kind::kCumulative && problem.op != Op::kLogSumExp && (problem.segmented || is_rare(problem));
+}
+
 constexpr int kWarps = 8;  // of a block, at most; those that look ahead not counted
 constexpr int kThreads = 32 * kWarps;
 constexpr int kWideThreads = 2 * kThreads;  // of a block that walks along 256 bytes of columns, at most

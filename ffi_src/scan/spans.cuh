@@ -24,7 +24,7 @@ class Spans : public BetweenWarps<Policy> {
   using Base = BetweenWarps<Policy>;
   using Base::identity, Base::p, Base::totals;
 
-  static constexpr bool kOneColumn = false, kNear = false, kFoldsAll = true;
+  static constexpr bool kOneColumn = false, kMayBeFew = true, kNear = false, kFoldsAll = true;
   static constexpr int kWidth = 1, kTileExtras = 1;
   static constexpr int kThreadsAtMost = kThreads, kLoopBlocks = 3, kLookerWarps = 2, kLookBlocks = 2;
   static constexpr int kInPack = 16 / sizeof(Bits), kInLine = kLineBytes / sizeof(Bits);
@@ -171,31 +171,26 @@ class Spans : public BetweenWarps<Policy> {
 
   // The fold of a run.
   __device__ State fold_of(int stage, const Place& place, const Image& image, const Run& run) const {
-    State state = identity();
-    if (!place.active || run.rows <= 0) return state;
-    int r = 0;
-    if (run.rows < kTogether) {
-      Words<1> words;
-      read(stage, place, image, run, r, words);
-      state = fold_run<Policy, 1>([&](int) { return input(words, 0); }, p.options);
-      r = 1;
-    } else {
+    if (!place.active || run.rows <= 0) return identity();
+    Words<1> words;
+    read(stage, place, image, run, 0, words);
+    State state = Policy::first(input(words, 0), p.options);
+    int r = 1;  // and then so many more, of most runs: their lengths are odd
+#pragma unroll 1
+    for (; r + kTogether <= run.rows; r += kTogether) {
       Words<kTogether> words;
       read(stage, place, image, run, r, words);
-      state = fold_run<Policy, kTogether>([&](int j) { return input(words, j); }, p.options);
-      r = kTogether;
-#pragma unroll 1
-      for (; r + kTogether <= run.rows; r += kTogether) {
-        read(stage, place, image, run, r, words);
+      if constexpr (kByParts<Policy>) {
         fold_on<Policy, kTogether>(state, [&](int j) { return input(words, j); }, p.options);
+      } else {
+#pragma unroll
+        for (int j = 0; j < kTogether; ++j) Policy::step(state, input(words, j), p.options);
       }
     }
 #pragma unroll 1
     for (; r < run.rows; ++r) {
-      Words<1> words;
       read(stage, place, image, run, r, words);
-      Bits results[Policy::kResults][1];  // of no account
-      step_some<1>(state, words, 1, results);
+      Policy::step(state, input(words, 0), p.options);
     }
     return state;
   }
@@ -470,23 +465,15 @@ class Spans : public BetweenWarps<Policy> {
   template <int n>
   __device__ void step_some(State& state, const Words<n>& words, int count,
                             Bits (&results)[Policy::kResults][n]) const {
-    const auto at = [&](int j) { return input(words, j); };
     const auto put = [&](int j, Out<Acc> out) {
       results[0][j] = Element::store(out.first);
       if constexpr (Policy::kResults == 2) results[1][j] = Element::store(out.second);
     };
-    if constexpr (kByParts<Policy>) {
-      if (n > 1 && count == n) return step_run<Policy, n>(state, at, p.options, put);
+    if constexpr (kByParts<Policy> && n > 1)
+      if (count == n) return step_run<Policy, n>(state, [&](int j) { return input(words, j); }, p.options, put);
 #pragma unroll
-      for (int j = 0; j < n; ++j)
-        if (j < count) put(j, Policy::step(state, at(j), p.options));
-    } else {
-      with_constants<Policy>(at, p.options, [&](auto at, const Options& options) {
-#pragma unroll
-        for (int j = 0; j < n; ++j)
-          if (j < count) put(j, Policy::step(state, at(j), options));
-      });
-    }
+    for (int j = 0; j < n; ++j)
+      if (j < count) put(j, Policy::step(state, input(words, j), p.options));
   }
 
   template <int n>
@@ -537,8 +524,10 @@ __device__ void scan_short_rows(const Parameters& p) {
 template <class Policy>
 __global__ void __launch_bounds__(kThreads, sizeof(typename Policy::State) > 8 ? 3 : 4)
     scan_short(const __grid_constant__ Parameters p) {
-  if (p.length <= 2) return scan_short_rows<Policy, 2>(p);
-  if (p.length <= 4) return scan_short_rows<Policy, 4>(p);
+  if constexpr (!Policy::kCut) {  // which is worth some code for what is not rare
+    if (p.length <= 2) return scan_short_rows<Policy, 2>(p);
+    if (Spans<Policy>::kTogether > 4 && p.length <= 4) return scan_short_rows<Policy, 4>(p);
+  }
   scan_short_rows<Policy, Spans<Policy>::kTogether>(p);
 }
 
