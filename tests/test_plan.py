@@ -257,6 +257,36 @@ def reduce_planner(op, dtype, masked):
     return lambda *args: plan_reduce(op, *args[:3], dtype, masked, *args[3:])
 
 
+def test_columns():
+    """Short axes are walked along, few columns read as flat rows, others in vectors; masks have kernels of their own."""
+    for (length, inner), dtype, expected in [
+        ((2, 388_374), "bfloat16", "columns_walk"),
+        ((21, 262_145), "float64", "columns_walk"),
+        ((810, 1054), "float64", "columns_walk"),
+        ((262_144, 89), "bfloat16", "columns_flat"),
+        ((8_388_608, 2), "float64", "columns_flat"),
+        ((1 << 20, 4), "float32", "columns_flat"),
+        ((1024, 256), "float32", "columns"),
+    ]:
+        for op in ("softmax", "logsumexp", "softmax_jvp", "log_softmax_jvp"):
+            if op == "logsumexp" and expected == "columns_flat" and (inner, dtype) == (4, "float32"):
+                continue  # its kernel of vectors takes axes of any length
+            plan = plan_softmax(op, 3, length, inner, dtype, 1.0, False, False, False, 90)
+            assert plan["algorithm"] == expected, (op, length, inner, dtype, plan)
+            # Which parts are merged, in which order, does not depend on the batch, nor on the device.
+            if expected != "columns":
+                same = {k: v for k, v in plan.items() if k in ("algorithm", "blocks", "units")}
+                for outer, capability in ((1, 90), (700, 90), (3, 80)):
+                    other = plan_softmax(op, outer, length, inner, dtype, 1.0, False, False, False, capability)
+                    assert {k: other[k] for k in same} == same, (op, length, inner, dtype, outer)
+            masked = plan_softmax(op, 3, length, inner, dtype, 1.0, False, False, True, 90)
+            assert masked["algorithm"] in ("columns", "columns_split"), (op, length, inner, dtype, masked)
+    for dtype, length, inner in itertools.product(("int8", "int32", "float64"), (2, 40, 100_000), (3, 257)):
+        plan = plan_reduce("sum", 5, length, inner, dtype, False, 90)
+        assert plan["algorithm"] == ("columns_walk" if length <= 32 else plan["algorithm"]), (dtype, length, inner)
+        assert plan["algorithm"] in ("columns_walk", "columns_flat"), (dtype, length, inner)
+
+
 def scan_planner(op, dtype, segmented):
     return lambda *args: plan_scan(op, *args[:3], dtype, segmented, 1, *args[3:])
 

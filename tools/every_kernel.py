@@ -114,10 +114,14 @@ ROWS = [  # along axis 1
     (10, 265_216),  # the same, aligned
     (2, 300_001),
     (2, 700_001),
-    (3, 30, 5),
+    (3, 2, 50),  # columns of a short axis, in registers
+    (3, 30, 5),  # walked
+    (3, 401, 130),  # walked by several warps
     (3, 101, 64),
+    (40, 100, 5),  # flat rows
     (2, 1001, 16),
-    (2, 8093, 5),
+    (2, 8093, 5),  # split flat rows
+    (2, 1101, 2051),  # slices of flat rows
     (1, 8093, 16),
     (1, 4093, 1056),  # of float32, streamed gradients
 ]

@@ -21,7 +21,7 @@ template <class P>
 struct Walk {
   using Bits = typename P::Element::Bits;
   static constexpr int kColumns = walk_columns(sizeof(Bits), P::kHole);  // of a lane, 32 apart
-  static constexpr int kCount = (kColumns == 4 ? 4 : 8) / P::kOperands;   // positions at a time
+  static constexpr int kCount = (kColumns == 4 ? 4 : 8) / P::kOperands;  // positions at a time
 };
 
 // Which outer index and which column of it.
@@ -65,8 +65,8 @@ __global__ void __launch_bounds__(32 * kWalkWarps, 4) held_walk_kernel(const __g
       for (int o = 0; o < P::kOperands; ++o)
 #pragma unroll
         for (int c = 0; c < kColumns; ++c)
-          held[o][j][c] = P::skip(row[c]) ? P::pad(p.args, o)
-                                          : static_cast<const Bits*>(p.operands[o])[at[c] + j * p.inner];
+          held[o][j][c] =
+              P::skip(row[c]) ? P::pad(p.args, o) : static_cast<const Bits*>(p.operands[o])[at[c] + j * p.inner];
     }
   const auto y = [&](int j, int c) { return Element::load(held[P::kOperands - 1][j][c]); };
   typename P::Final final[kColumns];
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps, 2) walk_kernel(const __g
   }
   // Of positions from `batch` on; those that are missing are padding.
   const auto position = [&](int batch, int j) { return (batch * kCount + j) * p.axis_warps + axis_warp; };
-  const auto load = [&](int batch, Lane (&lane)[kColumns]) {
+  const auto load = [&](int batch, Lane(&lane)[kColumns]) {
 #pragma unroll
     for (int o = 0; o < P::kOperands; ++o) {
       const Bits* const from =
@@ -254,8 +254,8 @@ cudaError_t run_walk(cudaStream_t stream, const RowPlan& plan, const Parameters<
     launched.grid = dim3(static_cast<unsigned>(blocks));
     launched.block = dim3(plan.threads());
     if (plan.axis_warps > 1)
-      launched.shared_bytes = (plan.axis_warps * columns * sizeof(Stat<P>) + 15) / 16 * 16 +
-                              columns * sizeof(typename P::Final);
+      launched.shared_bytes =
+          (plan.axis_warps * columns * sizeof(Stat<P>) + 15) / 16 * 16 + columns * sizeof(typename P::Final);
     const bool held = p.length <= held_positions(P::kOperands);
     return launch(stream, launched, held ? held_walk_kernel<P> : walk_kernel<P>, p);
   } else {
