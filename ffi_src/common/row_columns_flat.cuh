@@ -245,7 +245,8 @@ __global__ void __launch_bounds__(32 * kFlatWarps, kFlatResident<P>)
       const auto row = P::row(p.args, place.outer, i, p.length, p.inner);
       const auto final = P::finish(p.args, row, stats[c]);
       P::write_row(p.args, place.outer * p.inner + i, row, final);
-      if constexpr (P::kOutput) finals[c] = final;
+      if constexpr (P::kOutput)
+        if (p.out != nullptr) finals[c] = final;  // else there is no room for it
     }
   }
   if constexpr (P::kOutput) {
