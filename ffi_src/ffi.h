@@ -13,6 +13,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "xla/ffi/api/ffi.h"
@@ -296,6 +297,18 @@ inline int64_t require_workspace(ffi::AnyBuffer workspace, ffi::AnyBuffer x, int
   require_shape("workspace", workspace, expected);
   return bytes;
 }
+
+// ---- Bindings -------------------------------------------------------------------------------------------------------
+
+// The backend of a binding that call.h says once for both: where it starts, and what follows the results.
+struct OnCpu {
+  static auto start() { return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>(); }
+
+  template <class Binding>
+  static Binding&& scratch(Binding&& binding) {
+    return std::move(binding);
+  }
+};
 
 // ---- XLA's thread pool ----------------------------------------------------------------------------------------------
 

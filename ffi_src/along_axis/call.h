@@ -23,6 +23,16 @@ inline Problem problem_of(const char* whole_name, ffi::AnyBuffer whole, const ch
   return problem;
 }
 
+// What the targets take, in the order of the handlers' parameters.
+template <class Backend>
+auto binding() {
+  return Backend::start()
+      .template Arg<ffi::AnyBuffer>()  // x or updates
+      .template Arg<ffi::AnyBuffer>()  // indices
+      .template Ret<ffi::AnyBuffer>()  // out
+      .template Attr<int64_t>("axis");
+}
+
 // The tables of cpu.cc and cuda.cc.
 std::vector<Target> cpu_targets();
 std::vector<Target> cuda_targets();

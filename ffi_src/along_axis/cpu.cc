@@ -92,16 +92,8 @@ ffi::Error put_handler(ffi::ThreadPool pool, ffi::AnyBuffer updates, ffi::AnyBuf
   });
 }
 
-auto binding() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::ThreadPool>()
-      .Arg<ffi::AnyBuffer>()  // x or updates
-      .Arg<ffi::AnyBuffer>()  // indices
-      .Ret<ffi::AnyBuffer>()  // out
-      .Attr<int64_t>("axis");
-}
-XLA_FFI_DEFINE_HANDLER(kTake, take_handler, binding());
-XLA_FFI_DEFINE_HANDLER(kPut, put_handler, binding());
+XLA_FFI_DEFINE_HANDLER(kTake, take_handler, binding<OnCpu>());
+XLA_FFI_DEFINE_HANDLER(kPut, put_handler, binding<OnCpu>());
 
 }  // namespace
 

@@ -26,16 +26,8 @@ ffi::Error put(cudaStream_t stream, ffi::AnyBuffer updates, ffi::AnyBuffer indic
   });
 }
 
-auto binding() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::PlatformStream<cudaStream_t>>()
-      .Arg<ffi::AnyBuffer>()  // x or updates
-      .Arg<ffi::AnyBuffer>()  // indices
-      .Ret<ffi::AnyBuffer>()  // out
-      .Attr<int64_t>("axis");
-}
-XLA_FFI_DEFINE_HANDLER(kTake, take, binding(), {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kPut, put, binding(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kTake, take, binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kPut, put, binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace
 

@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <cstdlib>
+#include <utility>
 
 #include <cuda_runtime_api.h>
 
@@ -44,6 +45,16 @@ inline Device current_device() {
   }
   return device;
 }
+
+// See OnCpu. The workspace is the last result.
+struct OnCuda {
+  static auto start() { return ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>(); }
+
+  template <class Binding>
+  static auto scratch(Binding&& binding) {
+    return std::move(binding).template Ret<ffi::AnyBuffer>();
+  }
+};
 
 // Throws if a launch failed: says what was launched, on what and where.
 inline void require_launched(cudaError_t status, const char* kernel, const Rows& rows, ffi::AnyBuffer x,

@@ -64,6 +64,28 @@ inline Call reduce_call(Op op, ffi::AnyBuffer x, const ffi::AnyBuffer* y, ffi::R
   return call;
 }
 
+// What the targets take, in the order of the handlers' parameters.
+template <class Backend>
+auto reduce_binding() {
+  return Backend::scratch(Backend::start()
+                              .template Arg<ffi::AnyBuffer>()   // x
+                              .RemainingArgs()                  // where
+                              .template Ret<ffi::AnyBuffer>())  // out
+      .template Attr<int64_t>("axis")
+      .template Attr<bool>("masked");
+}
+
+template <class Backend>
+auto dot_binding() {
+  return Backend::scratch(Backend::start()
+                              .template Arg<ffi::AnyBuffer>()   // x
+                              .template Arg<ffi::AnyBuffer>()   // y
+                              .RemainingArgs()                  // where
+                              .template Ret<ffi::AnyBuffer>())  // out
+      .template Attr<int64_t>("axis")
+      .template Attr<bool>("masked");
+}
+
 // The tables of cpu.cc and cuda.cc.
 std::vector<Target> cpu_targets();
 std::vector<Target> cuda_targets();

@@ -23,27 +23,10 @@ ffi::Error dot(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer y, ffi::Re
   });
 }
 
-auto binding() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::ThreadPool>()
-      .Arg<ffi::AnyBuffer>()  // x
-      .RemainingArgs()        // where
-      .Ret<ffi::AnyBuffer>()
-      .Attr<int64_t>("axis")
-      .Attr<bool>("masked");
-}
-XLA_FFI_DEFINE_HANDLER(kSum, reduction<Op::kSum>, binding());
-XLA_FFI_DEFINE_HANDLER(kMax, reduction<Op::kMax>, binding());
-XLA_FFI_DEFINE_HANDLER(kMin, reduction<Op::kMin>, binding());
-XLA_FFI_DEFINE_HANDLER(kDot, dot,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::ThreadPool>()
-                           .Arg<ffi::AnyBuffer>()  // x
-                           .Arg<ffi::AnyBuffer>()  // y
-                           .RemainingArgs()        // where
-                           .Ret<ffi::AnyBuffer>()
-                           .Attr<int64_t>("axis")
-                           .Attr<bool>("masked"));
+XLA_FFI_DEFINE_HANDLER(kSum, reduction<Op::kSum>, reduce_binding<OnCpu>());
+XLA_FFI_DEFINE_HANDLER(kMax, reduction<Op::kMax>, reduce_binding<OnCpu>());
+XLA_FFI_DEFINE_HANDLER(kMin, reduction<Op::kMin>, reduce_binding<OnCpu>());
+XLA_FFI_DEFINE_HANDLER(kDot, dot, dot_binding<OnCpu>());
 
 }  // namespace
 

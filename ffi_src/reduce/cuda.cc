@@ -30,31 +30,11 @@ ffi::Error dot(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer y, ffi::Rem
                 [&] { run(stream, reduce_call(Op::kDot, x, &y, rest, *out, axis, masked), x, *workspace, axis); });
 }
 
-auto reduce_binding() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::PlatformStream<cudaStream_t>>()
-      .Arg<ffi::AnyBuffer>()  // x
-      .RemainingArgs()        // where
-      .Ret<ffi::AnyBuffer>()  // out
-      .Ret<ffi::AnyBuffer>()  // workspace
-      .Attr<int64_t>("axis")
-      .Attr<bool>("masked");
-}
-XLA_FFI_DEFINE_HANDLER(kSum, reduce<Op::kSum>, reduce_binding(), {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kMax, reduce<Op::kMax>, reduce_binding(), {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kMin, reduce<Op::kMin>, reduce_binding(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kSum, reduce<Op::kSum>, reduce_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kMax, reduce<Op::kMax>, reduce_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kMin, reduce<Op::kMin>, reduce_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
 
-XLA_FFI_DEFINE_HANDLER(kDot, dot,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                           .Arg<ffi::AnyBuffer>()  // x
-                           .Arg<ffi::AnyBuffer>()  // y
-                           .RemainingArgs()        // where
-                           .Ret<ffi::AnyBuffer>()  // out
-                           .Ret<ffi::AnyBuffer>()  // workspace
-                           .Attr<int64_t>("axis")
-                           .Attr<bool>("masked"),
-                       {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kDot, dot, dot_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace
 

@@ -146,6 +146,59 @@ inline Call linear_vjp_call(ffi::AnyBuffer g, ffi::AnyBuffer a, ffi::AnyBuffer h
   return call;
 }
 
+// What the targets take, in the order of the handlers' parameters.
+template <class Backend>
+auto cumulative_binding() {
+  return Backend::scratch(Backend::start()
+                              .template Arg<ffi::AnyBuffer>()   // x
+                              .RemainingArgs()                  // starts
+                              .template Ret<ffi::AnyBuffer>())  // y
+      .template Attr<int64_t>("axis")
+      .template Attr<bool>("reverse")
+      .template Attr<bool>("exclusive");
+}
+
+template <class Backend>
+auto tangent_binding() {
+  return Backend::scratch(Backend::start()
+                              .template Arg<ffi::AnyBuffer>()   // t
+                              .template Arg<ffi::AnyBuffer>()   // x
+                              .template Arg<ffi::AnyBuffer>()   // y
+                              .RemainingArgs()                  // starts
+                              .template Ret<ffi::AnyBuffer>())  // the tangent of y; transposed, the cotangent of x
+      .template Attr<int64_t>("axis")
+      .template Attr<bool>("reverse")
+      .template Attr<bool>("exclusive")
+      .template Attr<bool>("transpose");
+}
+
+template <class Backend>
+auto linear_binding() {
+  return Backend::scratch(Backend::start()
+                              .template Arg<ffi::AnyBuffer>()   // b
+                              .template Arg<ffi::AnyBuffer>()   // a
+                              .RemainingArgs()                  // h0, starts
+                              .template Ret<ffi::AnyBuffer>())  // h
+      .template Attr<int64_t>("axis")
+      .template Attr<bool>("reverse")
+      .template Attr<bool>("transpose")
+      .template Attr<bool>("initial");
+}
+
+template <class Backend>
+auto linear_vjp_binding() {
+  return Backend::scratch(Backend::start()
+                              .template Arg<ffi::AnyBuffer>()   // g
+                              .template Arg<ffi::AnyBuffer>()   // a
+                              .template Arg<ffi::AnyBuffer>()   // h
+                              .RemainingArgs()                  // h0, starts
+                              .template Ret<ffi::AnyBuffer>()   // da
+                              .template Ret<ffi::AnyBuffer>())  // db
+      .template Attr<int64_t>("axis")
+      .template Attr<bool>("reverse")
+      .template Attr<bool>("initial");
+}
+
 // The tables of cpu.cc and cuda.cc.
 std::vector<Target> cpu_targets();
 std::vector<Target> cuda_targets();

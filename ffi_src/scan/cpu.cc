@@ -41,63 +41,19 @@ ffi::Error linear_vjp(ffi::ThreadPool pool, ffi::AnyBuffer g, ffi::AnyBuffer a, 
   });
 }
 
-auto cumulative_binding() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::ThreadPool>()
-      .Arg<ffi::AnyBuffer>()  // x
-      .RemainingArgs()        // starts
-      .Ret<ffi::AnyBuffer>()  // y
-      .Attr<int64_t>("axis")
-      .Attr<bool>("reverse")
-      .Attr<bool>("exclusive");
-}
-XLA_FFI_DEFINE_HANDLER(kCumsum, cumulative<Op::kSum>, cumulative_binding());
-XLA_FFI_DEFINE_HANDLER(kCumprod, cumulative<Op::kProd>, cumulative_binding());
-XLA_FFI_DEFINE_HANDLER(kCummax, cumulative<Op::kMax>, cumulative_binding());
-XLA_FFI_DEFINE_HANDLER(kCummin, cumulative<Op::kMin>, cumulative_binding());
-XLA_FFI_DEFINE_HANDLER(kCumlogsumexp, cumulative<Op::kLogSumExp>, cumulative_binding());
+XLA_FFI_DEFINE_HANDLER(kCumsum, cumulative<Op::kSum>, cumulative_binding<OnCpu>());
+XLA_FFI_DEFINE_HANDLER(kCumprod, cumulative<Op::kProd>, cumulative_binding<OnCpu>());
+XLA_FFI_DEFINE_HANDLER(kCummax, cumulative<Op::kMax>, cumulative_binding<OnCpu>());
+XLA_FFI_DEFINE_HANDLER(kCummin, cumulative<Op::kMin>, cumulative_binding<OnCpu>());
+XLA_FFI_DEFINE_HANDLER(kCumlogsumexp, cumulative<Op::kLogSumExp>, cumulative_binding<OnCpu>());
 
-auto tangent_binding() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::ThreadPool>()
-      .Arg<ffi::AnyBuffer>()  // t
-      .Arg<ffi::AnyBuffer>()  // x
-      .Arg<ffi::AnyBuffer>()  // y
-      .RemainingArgs()        // starts
-      .Ret<ffi::AnyBuffer>()  // like t
-      .Attr<int64_t>("axis")
-      .Attr<bool>("reverse")
-      .Attr<bool>("exclusive")
-      .Attr<bool>("transpose");
-}
-XLA_FFI_DEFINE_HANDLER(kCumprodJvp, tangent<Op::kProd>, tangent_binding());
-XLA_FFI_DEFINE_HANDLER(kCummaxJvp, tangent<Op::kMax>, tangent_binding());
-XLA_FFI_DEFINE_HANDLER(kCumminJvp, tangent<Op::kMin>, tangent_binding());
-XLA_FFI_DEFINE_HANDLER(kCumlogsumexpJvp, tangent<Op::kLogSumExp>, tangent_binding());
+XLA_FFI_DEFINE_HANDLER(kCumprodJvp, tangent<Op::kProd>, tangent_binding<OnCpu>());
+XLA_FFI_DEFINE_HANDLER(kCummaxJvp, tangent<Op::kMax>, tangent_binding<OnCpu>());
+XLA_FFI_DEFINE_HANDLER(kCumminJvp, tangent<Op::kMin>, tangent_binding<OnCpu>());
+XLA_FFI_DEFINE_HANDLER(kCumlogsumexpJvp, tangent<Op::kLogSumExp>, tangent_binding<OnCpu>());
 
-XLA_FFI_DEFINE_HANDLER(kLinear, linear,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::ThreadPool>()
-                           .Arg<ffi::AnyBuffer>()  // b
-                           .Arg<ffi::AnyBuffer>()  // a
-                           .RemainingArgs()        // h0, starts
-                           .Ret<ffi::AnyBuffer>()  // h
-                           .Attr<int64_t>("axis")
-                           .Attr<bool>("reverse")
-                           .Attr<bool>("transpose")
-                           .Attr<bool>("initial"));
-XLA_FFI_DEFINE_HANDLER(kLinearVjp, linear_vjp,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::ThreadPool>()
-                           .Arg<ffi::AnyBuffer>()  // g
-                           .Arg<ffi::AnyBuffer>()  // a
-                           .Arg<ffi::AnyBuffer>()  // h
-                           .RemainingArgs()        // h0, starts
-                           .Ret<ffi::AnyBuffer>()  // da
-                           .Ret<ffi::AnyBuffer>()  // db
-                           .Attr<int64_t>("axis")
-                           .Attr<bool>("reverse")
-                           .Attr<bool>("initial"));
+XLA_FFI_DEFINE_HANDLER(kLinear, linear, linear_binding<OnCpu>());
+XLA_FFI_DEFINE_HANDLER(kLinearVjp, linear_vjp, linear_vjp_binding<OnCpu>());
 
 }  // namespace
 

@@ -46,70 +46,21 @@ ffi::Error linear_vjp(cudaStream_t stream, ffi::AnyBuffer g, ffi::AnyBuffer a, f
   });
 }
 
-auto cumulative_binding() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::PlatformStream<cudaStream_t>>()
-      .Arg<ffi::AnyBuffer>()  // x
-      .RemainingArgs()        // starts
-      .Ret<ffi::AnyBuffer>()  // y
-      .Ret<ffi::AnyBuffer>()  // workspace
-      .Attr<int64_t>("axis")
-      .Attr<bool>("reverse")
-      .Attr<bool>("exclusive");
-}
-XLA_FFI_DEFINE_HANDLER(kSum, cumulative<Op::kSum>, cumulative_binding(), {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kProd, cumulative<Op::kProd>, cumulative_binding(), {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kMax, cumulative<Op::kMax>, cumulative_binding(), {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kMin, cumulative<Op::kMin>, cumulative_binding(), {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kLogSumExp, cumulative<Op::kLogSumExp>, cumulative_binding(),
+XLA_FFI_DEFINE_HANDLER(kSum, cumulative<Op::kSum>, cumulative_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kProd, cumulative<Op::kProd>, cumulative_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kMax, cumulative<Op::kMax>, cumulative_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kMin, cumulative<Op::kMin>, cumulative_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kLogSumExp, cumulative<Op::kLogSumExp>, cumulative_binding<OnCuda>(),
                        {ffi::Traits::kCmdBufferCompatible});
 
-auto tangent_binding() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::PlatformStream<cudaStream_t>>()
-      .Arg<ffi::AnyBuffer>()  // t
-      .Arg<ffi::AnyBuffer>()  // x
-      .Arg<ffi::AnyBuffer>()  // y
-      .RemainingArgs()        // starts
-      .Ret<ffi::AnyBuffer>()  // the tangent of y; transposed, the cotangent of x
-      .Ret<ffi::AnyBuffer>()  // workspace
-      .Attr<int64_t>("axis")
-      .Attr<bool>("reverse")
-      .Attr<bool>("exclusive")
-      .Attr<bool>("transpose");
-}
-XLA_FFI_DEFINE_HANDLER(kProdJvp, tangent<Op::kProd>, tangent_binding(), {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kMaxJvp, tangent<Op::kMax>, tangent_binding(), {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kMinJvp, tangent<Op::kMin>, tangent_binding(), {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kLogSumExpJvp, tangent<Op::kLogSumExp>, tangent_binding(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kProdJvp, tangent<Op::kProd>, tangent_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kMaxJvp, tangent<Op::kMax>, tangent_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kMinJvp, tangent<Op::kMin>, tangent_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kLogSumExpJvp, tangent<Op::kLogSumExp>, tangent_binding<OnCuda>(),
+                       {ffi::Traits::kCmdBufferCompatible});
 
-XLA_FFI_DEFINE_HANDLER(kLinear, linear,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                           .Arg<ffi::AnyBuffer>()  // b
-                           .Arg<ffi::AnyBuffer>()  // a
-                           .RemainingArgs()        // h0, starts
-                           .Ret<ffi::AnyBuffer>()  // h
-                           .Ret<ffi::AnyBuffer>()  // workspace
-                           .Attr<int64_t>("axis")
-                           .Attr<bool>("reverse")
-                           .Attr<bool>("transpose")
-                           .Attr<bool>("initial"),
-                       {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kLinearVjp, linear_vjp,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                           .Arg<ffi::AnyBuffer>()  // g
-                           .Arg<ffi::AnyBuffer>()  // a
-                           .Arg<ffi::AnyBuffer>()  // h
-                           .RemainingArgs()        // h0, starts
-                           .Ret<ffi::AnyBuffer>()  // da
-                           .Ret<ffi::AnyBuffer>()  // db
-                           .Ret<ffi::AnyBuffer>()  // workspace
-                           .Attr<int64_t>("axis")
-                           .Attr<bool>("reverse")
-                           .Attr<bool>("initial"),
-                       {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kLinear, linear, linear_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kLinearVjp, linear_vjp, linear_vjp_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace
 

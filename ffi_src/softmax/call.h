@@ -194,6 +194,93 @@ inline Call cross_entropy_grad_call(ffi::AnyBuffer logits, ffi::AnyBuffer labels
   return call;
 }
 
+// What the targets take, in the order of the handlers' parameters.
+template <class Backend>
+auto forward_binding() {
+  return Backend::scratch(Backend::start()
+                              .template Arg<ffi::AnyBuffer>()   // x
+                              .RemainingArgs()                  // scale, bias, where
+                              .template Ret<ffi::AnyBuffer>())  // y
+      .template Attr<int64_t>("axis")
+      .template Attr<double>("factor")
+      .template Attr<bool>("scaled")
+      .template Attr<bool>("biased")
+      .template Attr<bool>("masked")
+      .template Attr<int64_t>("query_axis");
+}
+
+template <class Backend>
+auto log_sum_exp_binding() {
+  return Backend::start()
+      .template Arg<ffi::AnyBuffer>()  // x
+      .RemainingArgs()                 // scale, bias, where
+      .RemainingRets()                 // y, or maximum and log_sum; workspace
+      .template Attr<int64_t>("axis")
+      .template Attr<double>("factor")
+      .template Attr<bool>("scaled")
+      .template Attr<bool>("biased")
+      .template Attr<bool>("masked")
+      .template Attr<bool>("parts")
+      .template Attr<int64_t>("query_axis");
+}
+
+template <class Backend>
+auto softmax_jvp_binding() {
+  return Backend::scratch(Backend::start()
+                              .template Arg<ffi::AnyBuffer>()   // t
+                              .template Arg<ffi::AnyBuffer>()   // y
+                              .RemainingArgs()                  // scale
+                              .template Ret<ffi::AnyBuffer>())  // out
+      .template Attr<int64_t>("axis")
+      .template Attr<double>("factor")
+      .template Attr<bool>("scaled");
+}
+
+template <class Backend>
+auto log_softmax_jvp_binding() {
+  return Backend::scratch(Backend::start()
+                              .template Arg<ffi::AnyBuffer>()   // t
+                              .template Arg<ffi::AnyBuffer>()   // y
+                              .RemainingArgs()                  // scale, where
+                              .template Ret<ffi::AnyBuffer>())  // out
+      .template Attr<int64_t>("axis")
+      .template Attr<double>("factor")
+      .template Attr<bool>("scaled")
+      .template Attr<bool>("masked")
+      .template Attr<int64_t>("query_axis")
+      .template Attr<bool>("transpose");
+}
+
+template <class Backend>
+auto cross_entropy_binding() {
+  return Backend::scratch(Backend::start()
+                              .template Arg<ffi::AnyBuffer>()   // logits
+                              .template Arg<ffi::AnyBuffer>()   // labels
+                              .RemainingArgs()                  // where
+                              .template Ret<ffi::AnyBuffer>()   // loss
+                              .template Ret<ffi::AnyBuffer>()   // maximum
+                              .template Ret<ffi::AnyBuffer>())  // log_sum
+      .template Attr<int64_t>("axis")
+      .template Attr<double>("label_smoothing")
+      .template Attr<double>("z_loss")
+      .template Attr<bool>("masked");
+}
+
+template <class Backend>
+auto cross_entropy_grad_binding() {
+  return Backend::scratch(Backend::start()
+                              .template Arg<ffi::AnyBuffer>()   // logits
+                              .template Arg<ffi::AnyBuffer>()   // labels
+                              .template Arg<ffi::AnyBuffer>()   // cotangent
+                              .RemainingArgs()                  // where
+                              .template Ret<ffi::AnyBuffer>()   // gradient
+                              .template Ret<ffi::AnyBuffer>())  // loss
+      .template Attr<int64_t>("axis")
+      .template Attr<double>("label_smoothing")
+      .template Attr<double>("z_loss")
+      .template Attr<bool>("masked");
+}
+
 // The tables of cpu.cc and cuda.cc.
 std::vector<Target> cpu_targets();
 std::vector<Target> cuda_targets();

@@ -77,93 +77,17 @@ ffi::Error cross_entropy_grad(cudaStream_t stream, ffi::AnyBuffer logits, ffi::A
   });
 }
 
-auto forward_binding() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::PlatformStream<cudaStream_t>>()
-      .Arg<ffi::AnyBuffer>()  // x
-      .RemainingArgs()        // scale, bias, where
-      .Ret<ffi::AnyBuffer>()  // y
-      .Ret<ffi::AnyBuffer>()  // workspace
-      .Attr<int64_t>("axis")
-      .Attr<double>("factor")
-      .Attr<bool>("scaled")
-      .Attr<bool>("biased")
-      .Attr<bool>("masked")
-      .Attr<int64_t>("query_axis");
-}
-XLA_FFI_DEFINE_HANDLER(kSoftmax, forward<Op::kSoftmax>, forward_binding(), {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kLogSoftmax, forward<Op::kLogSoftmax>, forward_binding(), {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kLogSumExp, log_sum_exp,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                           .Arg<ffi::AnyBuffer>()  // x
-                           .RemainingArgs()        // scale, bias, where
-                           .RemainingRets()        // y, or maximum and log_sum; workspace
-                           .Attr<int64_t>("axis")
-                           .Attr<double>("factor")
-                           .Attr<bool>("scaled")
-                           .Attr<bool>("biased")
-                           .Attr<bool>("masked")
-                           .Attr<bool>("parts")
-                           .Attr<int64_t>("query_axis"),
+XLA_FFI_DEFINE_HANDLER(kSoftmax, forward<Op::kSoftmax>, forward_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kLogSoftmax, forward<Op::kLogSoftmax>, forward_binding<OnCuda>(),
                        {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kLogSumExp, log_sum_exp, log_sum_exp_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
 
-XLA_FFI_DEFINE_HANDLER(kSoftmaxJvp, softmax_jvp,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                           .Arg<ffi::AnyBuffer>()  // t
-                           .Arg<ffi::AnyBuffer>()  // y
-                           .RemainingArgs()        // scale
-                           .Ret<ffi::AnyBuffer>()  // out
-                           .Ret<ffi::AnyBuffer>()  // workspace
-                           .Attr<int64_t>("axis")
-                           .Attr<double>("factor")
-                           .Attr<bool>("scaled"),
+XLA_FFI_DEFINE_HANDLER(kSoftmaxJvp, softmax_jvp, softmax_jvp_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kLogSoftmaxJvp, log_softmax_jvp, log_softmax_jvp_binding<OnCuda>(),
                        {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kLogSoftmaxJvp, log_softmax_jvp,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                           .Arg<ffi::AnyBuffer>()  // t
-                           .Arg<ffi::AnyBuffer>()  // y
-                           .RemainingArgs()        // scale, where
-                           .Ret<ffi::AnyBuffer>()  // out
-                           .Ret<ffi::AnyBuffer>()  // workspace
-                           .Attr<int64_t>("axis")
-                           .Attr<double>("factor")
-                           .Attr<bool>("scaled")
-                           .Attr<bool>("masked")
-                           .Attr<int64_t>("query_axis")
-                           .Attr<bool>("transpose"),
+XLA_FFI_DEFINE_HANDLER(kCrossEntropy, cross_entropy, cross_entropy_binding<OnCuda>(),
                        {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kCrossEntropy, cross_entropy,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                           .Arg<ffi::AnyBuffer>()  // logits
-                           .Arg<ffi::AnyBuffer>()  // labels
-                           .RemainingArgs()        // where
-                           .Ret<ffi::AnyBuffer>()  // loss
-                           .Ret<ffi::AnyBuffer>()  // maximum
-                           .Ret<ffi::AnyBuffer>()  // log_sum
-                           .Ret<ffi::AnyBuffer>()  // workspace
-                           .Attr<int64_t>("axis")
-                           .Attr<double>("label_smoothing")
-                           .Attr<double>("z_loss")
-                           .Attr<bool>("masked"),
-                       {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kCrossEntropyGrad, cross_entropy_grad,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                           .Arg<ffi::AnyBuffer>()  // logits
-                           .Arg<ffi::AnyBuffer>()  // labels
-                           .Arg<ffi::AnyBuffer>()  // cotangent
-                           .RemainingArgs()        // where
-                           .Ret<ffi::AnyBuffer>()  // gradient
-                           .Ret<ffi::AnyBuffer>()  // loss
-                           .Ret<ffi::AnyBuffer>()  // workspace
-                           .Attr<int64_t>("axis")
-                           .Attr<double>("label_smoothing")
-                           .Attr<double>("z_loss")
-                           .Attr<bool>("masked"),
+XLA_FFI_DEFINE_HANDLER(kCrossEntropyGrad, cross_entropy_grad, cross_entropy_grad_binding<OnCuda>(),
                        {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace

@@ -40,6 +40,27 @@ inline ArgProblem argmax_problem(ffi::AnyBuffer x, ffi::AnyBuffer indices, int64
   return problem;
 }
 
+// What the targets take, in the order of the handlers' parameters.
+template <class Backend>
+auto topk_binding() {
+  return Backend::scratch(Backend::start()
+                              .template Arg<ffi::AnyBuffer>()   // x
+                              .template Ret<ffi::AnyBuffer>()   // values
+                              .template Ret<ffi::AnyBuffer>())  // indices
+      .template Attr<int64_t>("axis")
+      .template Attr<bool>("largest")
+      .template Attr<bool>("sorted");
+}
+
+template <class Backend>
+auto argmax_binding() {
+  return Backend::scratch(Backend::start()
+                              .template Arg<ffi::AnyBuffer>()   // x
+                              .template Ret<ffi::AnyBuffer>())  // indices
+      .template Attr<int64_t>("axis")
+      .template Attr<bool>("largest");
+}
+
 // The tables of cpu.cc and cuda.cc.
 std::vector<Target> cpu_targets();
 std::vector<Target> cuda_targets();

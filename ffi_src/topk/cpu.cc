@@ -297,22 +297,8 @@ ffi::Error argmax(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<ffi::AnyBu
   });
 }
 
-XLA_FFI_DEFINE_HANDLER(kTopk, topk,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::ThreadPool>()
-                           .Arg<ffi::AnyBuffer>()  // x
-                           .Ret<ffi::AnyBuffer>()  // values
-                           .Ret<ffi::AnyBuffer>()  // indices
-                           .Attr<int64_t>("axis")
-                           .Attr<bool>("largest")
-                           .Attr<bool>("sorted"));
-XLA_FFI_DEFINE_HANDLER(kArgmax, argmax,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::ThreadPool>()
-                           .Arg<ffi::AnyBuffer>()  // x
-                           .Ret<ffi::AnyBuffer>()  // indices
-                           .Attr<int64_t>("axis")
-                           .Attr<bool>("largest"));
+XLA_FFI_DEFINE_HANDLER(kTopk, topk, topk_binding<OnCpu>());
+XLA_FFI_DEFINE_HANDLER(kArgmax, argmax, argmax_binding<OnCpu>());
 
 }  // namespace
 

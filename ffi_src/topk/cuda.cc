@@ -39,26 +39,8 @@ ffi::Error argmax(cudaStream_t stream, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuf
   });
 }
 
-XLA_FFI_DEFINE_HANDLER(kTopk, topk,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                           .Arg<ffi::AnyBuffer>()  // x
-                           .Ret<ffi::AnyBuffer>()  // values
-                           .Ret<ffi::AnyBuffer>()  // indices
-                           .Ret<ffi::AnyBuffer>()  // workspace
-                           .Attr<int64_t>("axis")
-                           .Attr<bool>("largest")
-                           .Attr<bool>("sorted"),
-                       {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kArgmax, argmax,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                           .Arg<ffi::AnyBuffer>()  // x
-                           .Ret<ffi::AnyBuffer>()  // indices
-                           .Ret<ffi::AnyBuffer>()  // workspace
-                           .Attr<int64_t>("axis")
-                           .Attr<bool>("largest"),
-                       {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kTopk, topk, topk_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kArgmax, argmax, argmax_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace
 

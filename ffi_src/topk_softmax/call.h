@@ -44,6 +44,20 @@ inline Call call_of(ffi::AnyBuffer logits, ffi::RemainingArgs arguments, ffi::An
   return call;
 }
 
+// What the targets take, in the order of the handlers' parameters.
+template <class Backend>
+auto gate_binding() {
+  return Backend::scratch(Backend::start()
+                              .template Arg<ffi::AnyBuffer>()   // logits
+                              .RemainingArgs()                  // bias
+                              .template Ret<ffi::AnyBuffer>()   // weights
+                              .template Ret<ffi::AnyBuffer>())  // indices
+      .template Attr<int64_t>("axis")
+      .template Attr<bool>("sigmoid")
+      .template Attr<bool>("normalize")
+      .template Attr<bool>("biased");
+}
+
 // The tables of cpu.cc and cuda.cc.
 std::vector<Target> cpu_targets();
 std::vector<Target> cuda_targets();

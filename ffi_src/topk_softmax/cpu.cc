@@ -213,17 +213,7 @@ ffi::Error topk_softmax(ffi::ThreadPool pool, ffi::AnyBuffer logits, ffi::Remain
   });
 }
 
-XLA_FFI_DEFINE_HANDLER(kTopkSoftmax, topk_softmax,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::ThreadPool>()
-                           .Arg<ffi::AnyBuffer>()  // logits
-                           .RemainingArgs()        // bias
-                           .Ret<ffi::AnyBuffer>()  // weights
-                           .Ret<ffi::AnyBuffer>()  // indices
-                           .Attr<int64_t>("axis")
-                           .Attr<bool>("sigmoid")
-                           .Attr<bool>("normalize")
-                           .Attr<bool>("biased"));
+XLA_FFI_DEFINE_HANDLER(kTopkSoftmax, topk_softmax, gate_binding<OnCpu>());
 
 }  // namespace
 

@@ -19,19 +19,7 @@ ffi::Error topk_softmax(cudaStream_t stream, ffi::AnyBuffer logits, ffi::Remaini
   });
 }
 
-XLA_FFI_DEFINE_HANDLER(kTopkSoftmax, topk_softmax,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                           .Arg<ffi::AnyBuffer>()  // logits
-                           .RemainingArgs()        // bias
-                           .Ret<ffi::AnyBuffer>()  // weights
-                           .Ret<ffi::AnyBuffer>()  // indices
-                           .Ret<ffi::AnyBuffer>()  // workspace
-                           .Attr<int64_t>("axis")
-                           .Attr<bool>("sigmoid")
-                           .Attr<bool>("normalize")
-                           .Attr<bool>("biased"),
-                       {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kTopkSoftmax, topk_softmax, gate_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace
 
