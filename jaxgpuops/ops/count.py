@@ -11,8 +11,8 @@ from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
 from jaxgpuops._primitive import align
-from jaxgpuops.lax import count as _lax
-from jaxgpuops.lax.count import SEGMENT_KERNELS, as_int32, segment_max_p, segment_sum_p
+from jaxgpuops.lax import _count as _lax
+from jaxgpuops.lax._count import SEGMENT_KERNELS, as_int32, segment_max_p, segment_sum_p
 
 _MOST = (1 << 31) - 1
 
