@@ -120,6 +120,60 @@ def test_along_axis_refuses(target, whole, part, indices, axis, message):
         call(target, results, *operands, axis=axis)
 
 
+SORTED = {"descending": False, "values": True, "indices": True}
+PLACES = S((4, 8), S32)
+WRONG_SORTS = {
+    "axis": (X, [X, PLACES], {"axis": 2}, "axis 2 is not an axis of x, which has rank 2"),
+    "no order": (S((4, 8), jnp.complex64), [X, PLACES], {}, "x has an element type without an order: C64"),
+    "nothing": (X, [X, PLACES], {"values": False, "indices": False}, "neither values nor indices are asked for"),
+    "values dtype": (X, [PLACES, PLACES], {}, "values has element type S32, expected F32"),
+    "values shape": (X, [S((4, 7), F32), PLACES], {}, r"values has shape \(4, 7\), expected \(4, 8\)"),
+    "indices dtype": (X, [X, X], {}, "indices has element type F32, expected S32"),
+    "indices shape": (X, [X, S((3, 8), S32)], {}, r"indices has shape \(3, 8\), expected \(4, 8\)"),
+}
+
+
+@pytest.mark.parametrize("x, results, flags, message", WRONG_SORTS.values(), ids=WRONG_SORTS)
+def test_sort_refuses(x, results, flags, message):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT: jaxgpuops.sort: {message}"):
+        call("sort", results, x, **{"axis": 1} | SORTED | flags)
+
+
+SEGMENTS = ("segment_sum", "segment_max", "segment_min")
+IDS = S((8, 1), S32)
+ROWS_OF_SEGMENTS, SUMS = S((8, 3), F32), S((5, 3), F32)
+WRONG_SEGMENTS = {
+    "axis": (ROWS_OF_SEGMENTS, IDS, SUMS, 2, "axis 2 is not an axis of data, which has rank 2"),
+    "dtype": (S((8, 3), jnp.complex64), IDS, SUMS, 0, "data has element type C64, which is not supported here"),
+    "ids dtype": (ROWS_OF_SEGMENTS, S((8, 1), F32), SUMS, 0, "ids has element type F32, expected S32"),
+    "ids shape": (ROWS_OF_SEGMENTS, S((7, 1), S32), SUMS, 0, r"ids has shape \(7, 1\), which does not broadcast"),
+    "ids inner": (ROWS_OF_SEGMENTS, S((8, 3), S32), SUMS, 0, r"ids has shape \(8, 3\): it must have all of axis 0"),
+    "out dtype": (ROWS_OF_SEGMENTS, IDS, S((5, 3), S32), 0, "out has element type S32, expected F32"),
+    "out shape": (ROWS_OF_SEGMENTS, IDS, S((5, 4), F32), 0, r"out has shape \(5, 4\), expected \(5, 3\)"),
+}
+
+
+@pytest.mark.parametrize("target", SEGMENTS)
+@pytest.mark.parametrize("data, ids, out, axis, message", WRONG_SEGMENTS.values(), ids=WRONG_SEGMENTS)
+def test_segments_refuse(target, data, ids, out, axis, message):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT: jaxgpuops.{target}: {message}"):
+        call(target, [out], data, ids, axis=axis, sorted=False)
+
+
+WRONG_COUNTS = {
+    "axis": (PLACES, S((4, 5), S32), 2, "axis 2 is not an axis of x, which has rank 2"),
+    "floats": (X, S((4, 5), S32), 1, "x has element type F32, expected integers"),
+    "counts dtype": (PLACES, S((4, 5), F32), 1, "counts has element type F32, expected S32"),
+    "counts shape": (PLACES, S((3, 5), S32), 1, r"counts has shape \(3, 5\), expected \(4, 5\)"),
+}
+
+
+@pytest.mark.parametrize("x, counts, axis, message", WRONG_COUNTS.values(), ids=WRONG_COUNTS)
+def test_bincount_refuses(x, counts, axis, message):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT: jaxgpuops.bincount: {message}"):
+        call("bincount", [counts], x, axis=axis)
+
+
 # target -> names of its operands, results and attributes; starts and h0 may follow, the axis precedes
 CUMULATIVE = ["cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"]
 SCANS = {
@@ -415,7 +469,9 @@ def test_stubs_say_what_the_modules_have():
         assert said == there
 
 
-@pytest.mark.parametrize("name", ["topk", "argmax", "topk_softmax", *ALONG_AXIS, *SCANS, *ROWS])
+@pytest.mark.parametrize(
+    "name", ["topk", "argmax", "topk_softmax", "sort", "bincount", *SEGMENTS, *ALONG_AXIS, *SCANS, *ROWS]
+)
 def test_target_names(name):
     assert f"jaxgpuops.{name}" in _native.targets("cpu")
 
