@@ -7,6 +7,8 @@
 #include "count/call.h"
 #include "count/plan.h"
 #include "module.h"
+#include "moe/call.h"
+#include "moe/plan.h"
 #include "reduce/call.h"
 #include "reduce/plan.h"
 #include "scan/call.h"
@@ -75,6 +77,16 @@ nb::dict plan_dict(const jaxgpuops::count::SegmentsPlan& plan) {
   dict["passes"] = plan.order.passes;
   dict["rows"] = plan.rows;
   dict["tiles"] = plan.tiles;
+  dict["workspace_bytes"] = plan.workspace_bytes;
+  return dict;
+}
+
+nb::dict plan_dict(const jaxgpuops::moe::Plan& plan) {
+  nb::dict dict;
+  dict["algorithm"] = plan.blocks == 1 ? "block" : "blocks";
+  dict["threads"] = 32 * plan.warps;
+  dict["blocks"] = plan.blocks;
+  dict["shared_bytes"] = plan.shared_bytes;
   dict["workspace_bytes"] = plan.workspace_bytes;
   return dict;
 }
@@ -156,7 +168,8 @@ NB_MODULE(_cpu, module) {
   using namespace jaxgpuops;
   define_module(module,
                 {topk::cpu_targets(), along_axis::cpu_targets(), scan::cpu_targets(), topk_softmax::cpu_targets(),
-                 softmax::cpu_targets(), reduce::cpu_targets(), sort::cpu_targets(), count::cpu_targets()});
+                 softmax::cpu_targets(), reduce::cpu_targets(), sort::cpu_targets(), count::cpu_targets(),
+                 moe::cpu_targets()});
 
   // The plan of a call on a GPU of a compute capability. `workspace_bytes` < 0 asks for the best; else it is what the
   // call has, as when a part of a batch runs what was lowered for the whole.
@@ -272,4 +285,15 @@ NB_MODULE(_cpu, module) {
         return plan_dict(count::plan_segments(problem));
       },
       "op"_a, "outer"_a, "length"_a, "inner"_a, "segments"_a, "dtype"_a, "sorted"_a);
+
+  module.def(
+      "plan_moe",
+      [](int64_t outer, int64_t assignments, int64_t experts, int compute_capability, int64_t workspace_bytes) {
+        moe::PlanProblem problem;
+        problem.outer = outer;
+        problem.assignments = assignments;
+        problem.experts = experts;
+        return plan_dict(moe::plan_route(problem, gpu_of(compute_capability), workspace_bytes));
+      },
+      "outer"_a, "assignments"_a, "experts"_a, "compute_capability"_a, "workspace_bytes"_a = -1);
 }

@@ -4,6 +4,7 @@
 #include "along_axis/call.h"
 #include "count/call.h"
 #include "module.h"
+#include "moe/call.h"
 #include "reduce/call.h"
 #include "scan/call.h"
 #include "softmax/call.h"
@@ -15,5 +16,6 @@ NB_MODULE(_cuda, module) {
   using namespace jaxgpuops;
   define_module(module,
                 {topk::cuda_targets(), along_axis::cuda_targets(), scan::cuda_targets(), topk_softmax::cuda_targets(),
-                 softmax::cuda_targets(), reduce::cuda_targets(), sort::cuda_targets(), count::cuda_targets()});
+                 softmax::cuda_targets(), reduce::cuda_targets(), sort::cuda_targets(), count::cuda_targets(),
+                 moe::cuda_targets()});
 }

@@ -15,6 +15,7 @@ from jaxgpuops.ops.count import (
     segment_sum,
     take,
 )
+from jaxgpuops.ops.moe import MoEPlan, moe_combine, moe_dispatch, moe_plan, moe_route
 from jaxgpuops.ops.reduce import dot, mean
 from jaxgpuops.ops.reduce import max as max
 from jaxgpuops.ops.reduce import min as min
@@ -32,6 +33,7 @@ except PackageNotFoundError:  # used from a source tree
 
 # Of the public names, those that `from jaxgpuops import *` gives: the builtins max, min and sum stay what they are.
 __all__ = [
+    "MoEPlan",
     "TopK",
     "TopKSoftmax",
     "__version__",
@@ -52,6 +54,10 @@ __all__ = [
     "log_softmax",
     "logsumexp",
     "mean",
+    "moe_combine",
+    "moe_dispatch",
+    "moe_plan",
+    "moe_route",
     "segment_logsumexp",
     "segment_max",
     "segment_min",

@@ -65,3 +65,6 @@ def plan_bincount(
 def plan_segments(
     op: str, outer: int, length: int, inner: int, segments: int, dtype: str, sorted: bool
 ) -> dict[str, Any]: ...
+def plan_moe(
+    outer: int, assignments: int, experts: int, compute_capability: int, workspace_bytes: int = -1
+) -> dict[str, Any]: ...

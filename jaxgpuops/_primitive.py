@@ -327,6 +327,8 @@ def _lower_fun(ctx, function, operands):
 
 
 def _attribute(value):
+    if isinstance(value, int) and not isinstance(value, bool):
+        return np.int64(value)
     return np.float64(value) if isinstance(value, float) else value  # JAX would make it a float32
 
 

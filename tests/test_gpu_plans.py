@@ -45,6 +45,7 @@ KERNELS = {
     | {"columns": "(columns|along)_kernel", "columns_stream": "columns_stream_kernel", "columns_split": "merge_"},
     "count": {"tables": "bincount_tables_kernel", "global": "bincount_global_kernel"}
     | {"sorted": "segment_tiles_kernel", "ordered": "order_move_kernel"},
+    "moe": {"block": "route_kernel", "blocks": "route_place_kernel"},
 }
 
 
@@ -57,6 +58,7 @@ def masked(fn):
 
 
 CALLS = [
+    ("moe", lambda x: jaxgpuops.moe_plan(ids(x[:, 0], 60)[:, None], 64), [(1000, 1), (50_000, 1)]),
     ("topk", lambda x: jaxgpuops.topk(x, 8), [(4096, 256), (64, 128_256), (1, 1 << 22)]),
     ("topk", lambda x: jaxgpuops.topk(x, 1000), [(16, 1 << 18), (64, 4096), (200, 2500)]),
     ("topk", lambda x: jaxgpuops.topk(x, 5000), [(3, 1 << 16)]),

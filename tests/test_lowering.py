@@ -22,8 +22,9 @@ import pytest
 import jaxgpuops
 from jaxgpuops import _native, _primitive
 from jaxgpuops._arguments import ORDERED_DTYPES
+from jaxgpuops.lax import _count as count
 from jaxgpuops.lax import _reduce as reduce
-from jaxgpuops.lax import _count as count, scan_primitives, softmax_primitives
+from jaxgpuops.lax import scan_primitives, softmax_primitives
 from jaxgpuops.lax.along_axis import put_along_axis, take_along_axis
 
 SHAPE = (3, 5, 4)

@@ -174,6 +174,64 @@ def test_bincount_refuses(x, counts, axis, message):
         call("bincount", [counts], x, axis=axis)
 
 
+MOE = ("moe_plan", "moe_dispatch", "moe_combine")
+EXPERTS, ROWS_OF_EXPERTS = S((2, 6), S32), S((2, 8), S32)
+PLANS = [ROWS_OF_EXPERTS, EXPERTS, S((2, 3), S32), S((2, 4), S32)]
+WRONG_PLANS = {
+    "axis": (EXPERTS, PLANS, {"axis": 2}, "axis 2 is not an axis of experts, which has rank 2"),
+    "not last": (S((2, 6, 1), S32), PLANS, {"axis": 0}, "experts has shape .*: axis 0 must be the last"),
+    "experts dtype": (S((2, 6), F32), PLANS, {}, "experts has element type F32, expected S32"),
+    "rows dtype": (EXPERTS, [S((2, 8), F32), *PLANS[1:]], {}, "assignment_of_row has element type F32"),
+    "inverse": (EXPERTS, [PLANS[0], S((2, 5), S32), *PLANS[2:]], {}, r"row_of_assignment has shape \(2, 5\), expected"),
+    "offsets": (EXPERTS, [*PLANS[:3], S((2, 3), S32)], {}, r"group_offsets has shape \(2, 3\), expected \(2, 4\)"),
+    "room": (EXPERTS, [S((2, 5), S32), *PLANS[1:]], {}, "assignment_of_row has 5 rows, expected 6 or more"),
+    "align": (EXPERTS, PLANS, {"align": 0}, "align is 0, expected 1 or more"),
+}
+
+
+@pytest.mark.parametrize("experts, results, flags, message", WRONG_PLANS.values(), ids=WRONG_PLANS)
+def test_moe_plan_refuses(experts, results, flags, message):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT: jaxgpuops.moe_plan: {message}"):
+        call("moe_plan", results, experts, **{"axis": 1, "capacity": -1, "align": 1} | flags)
+
+
+TOKENS, MOVED = S((3, 5), F32), S((8, 5), F32)  # 3 tokens with 2 choices, 8 rows
+ROW_INDICES, TOKEN_INDICES, SCALES = S((8, 1), S32), S((6, 1), S32), S((6, 1), F32)
+MOVES = {  # target -> its result, x or y, the indices that it follows, and those of its transpose
+    "moe_dispatch": (MOVED, TOKENS, ROW_INDICES, TOKEN_INDICES),
+    "moe_combine": (TOKENS, MOVED, TOKEN_INDICES, ROW_INDICES),
+}
+
+
+@pytest.mark.parametrize("target", MOVES)
+def test_moe_moves_refuse(target):
+    out, x, index, other = MOVES[target]
+    refused = lambda message: pytest.raises(
+        jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT: jaxgpuops.{target}: {message}"
+    )
+    call(target, [out], x, index, other, SCALES, axis=0, choices=2)
+    with refused("axis 2 is not an axis of"):
+        call(target, [out], x, index, other, axis=2, choices=2)
+    with refused("choices is 0, expected 1 or more"):
+        call(target, [out], x, index, other, axis=0, choices=0)
+    with refused("(x|out) has element type S32"):
+        call(target, [S(out.shape, S32)], S(x.shape, S32), index, other, axis=0, choices=2)
+    with refused("(out|y) has element type F16, expected F32|y has element type F32, expected F16"):
+        call(target, [S(out.shape, jnp.float16)], x, index, other, axis=0, choices=2)
+    with refused("(out|y) has shape"):
+        call(target, [S((out.shape[0], 4), F32)], x, index, other, axis=0, choices=2)
+    with refused("(assignment_of_row|row_of_assignment) has element type F32, expected S32"):
+        call(target, [out], x, S(index.shape, F32), other, axis=0, choices=2)
+    with refused("(assignment_of_row|row_of_assignment) has shape"):
+        call(target, [out], x, S((5, 1), S32), other, axis=0, choices=2)
+    with refused("weights has element type F16, expected F32"):
+        call(target, [out], x, index, other, S((6, 1), jnp.float16), axis=0, choices=2)
+    with refused("weights has shape"):
+        call(target, [out], x, index, other, S((4, 1), F32), axis=0, choices=2)
+    with refused("there are 1 operands too many"):
+        call(target, [out], x, index, other, SCALES, SCALES, axis=0, choices=2)
+
+
 # target -> names of its operands, results and attributes; starts and h0 may follow, the axis precedes
 CUMULATIVE = ["cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"]
 SCANS = {
@@ -470,7 +528,7 @@ def test_stubs_say_what_the_modules_have():
 
 
 @pytest.mark.parametrize(
-    "name", ["topk", "argmax", "topk_softmax", "sort", "bincount", *SEGMENTS, *ALONG_AXIS, *SCANS, *ROWS]
+    "name", ["topk", "argmax", "topk_softmax", "sort", "bincount", *MOE, *SEGMENTS, *ALONG_AXIS, *SCANS, *ROWS]
 )
 def test_target_names(name):
     assert f"jaxgpuops.{name}" in _native.targets("cpu")

@@ -11,7 +11,7 @@ from jaxgpuops import _native, _primitive
 
 ROOT = pathlib.Path(__file__).parents[1]
 TARGETS = {target.removeprefix("jaxgpuops.") for target in _native.targets("cpu")}
-NO_OPS = {"__version__", "TopK", "TopKSoftmax", "lax", "install", "uninstall", "explain", "export_checks"}
+NO_OPS = {"MoEPlan", "__version__", "TopK", "TopKSoftmax", "lax", "install", "uninstall", "explain", "export_checks"}
 
 
 def test_targets_are_kernels_of_both_backends():
@@ -25,7 +25,7 @@ def test_targets_are_kernels_of_both_backends():
 def test_handlers_are_called_wrongly():
     """By tests/test_native.py, each with what it refuses."""
     tables = test_native.SEGMENTS, test_native.ALONG_AXIS, test_native.SCANS, test_native.ROWS
-    assert {"topk", "argmax", "topk_softmax", "sort", "bincount"}.union(*tables) == TARGETS
+    assert {"topk", "argmax", "topk_softmax", "sort", "bincount", *test_native.MOE}.union(*tables) == TARGETS
 
 
 @pytest.mark.parametrize("module", ["_cpu", "_cuda"])

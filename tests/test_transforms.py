@@ -293,6 +293,35 @@ def weights_and_bins(rng, shape):
     return small_integers(rng, shape), rng.integers(-1, 4, shape).astype(np.int32)
 
 
+def x_and_experts(rng, shape):
+    return distinct_integers(rng, shape), rng.integers(0, 4, shape).astype(np.int32)
+
+
+def dispatch_reference(x, ids):
+    order = jnp.argsort(ids[:, :, 0].ravel(), stable=True)
+    return jnp.asarray(x)[order // ids.shape[1]]
+
+
+MOE_CASES = [
+    Case(
+        "moe_dispatch",
+        lambda x, ids: jaxgpuops.moe_dispatch(x, jaxgpuops.moe_plan(ids[:, :, 0], 4)),
+        lambda x, ids: dispatch_reference(x, jnp.where((ids < 0) | (ids > 3), 4, ids)),
+        x_and_experts,
+        forward=False,
+    ),
+    Case(
+        "moe_combine",
+        lambda y, ids: jaxgpuops.moe_combine(
+            y, jaxgpuops.moe_plan(ids[:, :1, 0], 4), ids[:, 1:2, 0].astype(np.float32)
+        ),
+        lambda y, ids: jnp.asarray(y)[jnp.argsort(jnp.argsort(ids[:, 0, 0], stable=True))] * ids[:, 1, 0, None, None],
+        x_and_experts,
+        forward=False,
+    ),
+]
+
+
 COUNT_CASES = [
     Case(
         "segment_sum",
@@ -326,6 +355,7 @@ COUNT_CASES = [
 
 CASES = [
     *COUNT_CASES,
+    *MOE_CASES,
     topk_case(k=2, axis=-1),
     topk_case(k=3, axis=0, largest=False),
     topk_case(k=2, axis=1, sorted=False),

@@ -1,7 +1,7 @@
 """Runs every kernel once on small arrays and checks the results: the program that tools/gpu.sh runs under
 compute-sanitizer. Shapes are odd on purpose, so that rows are misaligned and last tiles are not full.
 
-    python tools/every_kernel.py [topk | sorts | gates | rows | streamed | scans | counts ...]
+    python tools/every_kernel.py [topk | sorts | gates | rows | streamed | scans | counts | moe ...]
 """
 
 import functools
@@ -92,6 +92,33 @@ def run_sorts(rng):
             order = np.argsort(-keys, axis, kind="stable")
             for out in outs:
                 np.testing.assert_array_equal(np.asarray(out, np.int64), np.take_along_axis(keys, order, axis))
+    return kernels
+
+
+# ---- Mixture of experts ---------------------------------------------------------------------------------------------
+
+
+def run_moe(rng):
+    kernels = set()
+    for (tokens, k, experts, width), dtype in itertools.product(
+        [(37, 2, 5, 61), (900, 8, 130, 64), (6001, 3, 70, 8)], ("float8_e5m2", "bfloat16", "float32", "float64")
+    ):
+        with jax.enable_x64(dtype == "float64"):
+            ids = rng.integers(-1, experts + 1, (tokens, k)).astype(np.int32)
+            x = jnp.asarray(rng.integers(-1, 2, (tokens, width))).astype(dtype)
+            weights = jnp.asarray(rng.integers(0, 2, (tokens, k)), np.float32)
+            make = lambda ids: jaxgpuops.moe_plan(ids, experts, align=4)
+            kernels |= {call.plan.get("algorithm", "cpu") for call in jaxgpuops.explain(make, ids)}
+            plan = make(ids)
+            valid = (ids >= 0) & (ids < experts)
+            order = np.argsort(np.where(valid, ids, experts).ravel(), kind="stable")[: valid.sum()]
+            rows = np.asarray(plan.assignment_of_row)
+            np.testing.assert_array_equal(rows[rows >= 0], order)
+            for scale in (None, weights):
+                out = jaxgpuops.moe_combine(jaxgpuops.moe_dispatch(x, plan), plan, scale)
+                counts = (valid * (1 if scale is None else np.asarray(scale))).sum(1)
+                expected = jnp.asarray(counts[:, None] * np.asarray(x, np.float64)).astype(dtype)
+                np.testing.assert_array_equal(np.asarray(out, np.float64), np.asarray(expected, np.float64))
     return kernels
 
 
@@ -426,7 +453,7 @@ def run_counts(rng):
 
 def main():
     families = {"topk": run_topk, "sorts": run_sorts, "gates": run_gates, "rows": run_rows, "scans": run_scans}
-    families["counts"] = run_counts
+    families |= {"counts": run_counts, "moe": run_moe}
     families["streamed"] = functools.partial(run_rows, streamed=True)
     kernels = set()
     for family in sys.argv[1:] or families:

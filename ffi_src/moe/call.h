@@ -1,0 +1,92 @@
+// What a call asks for: buffers and attributes in, a checked problem out. Both backends' handlers start here. The
+// values of indices are not checked: `plan` makes them.
+#pragma once
+
+#include "ffi.h"
+#include "moe/moe.h"
+
+namespace jaxgpuops::moe {
+
+// Buffers whose last axis is the one the call works along.
+inline Rows require_last(const char* name, ffi::AnyBuffer buffer, int64_t axis, int64_t outer) {
+  const Rows rows = require_rows(name, buffer, axis);
+  if (rows.inner != 1 || rows.outer != outer)
+    throw invalid(name, " has shape ", text_of(dims_of(buffer)), ": axis ", axis, " must be the last, and ", outer,
+                  " the size before it");
+  return rows;
+}
+
+inline PlanProblem plan_problem(ffi::AnyBuffer experts, ffi::AnyBuffer assignment_of_row,
+                                ffi::AnyBuffer row_of_assignment, ffi::AnyBuffer sizes, ffi::AnyBuffer offsets,
+                                int64_t axis, int64_t capacity, int64_t align) {
+  PlanProblem problem;
+  problem.outer = rows_of("experts", experts, axis).outer;
+  problem.assignments = require_last("experts", experts, axis, problem.outer).length;
+  problem.rows = require_last("assignment_of_row", assignment_of_row, axis, problem.outer).length;
+  problem.experts = require_last("group_sizes", sizes, axis, problem.outer).length;
+  for (const auto& [name, buffer] : {std::pair<const char*, ffi::AnyBuffer>{"experts", experts},
+                                     {"assignment_of_row", assignment_of_row},
+                                     {"row_of_assignment", row_of_assignment},
+                                     {"group_sizes", sizes},
+                                     {"group_offsets", offsets}})
+    require_type(name, buffer, ffi::DataType::S32);
+  require_shape("row_of_assignment", row_of_assignment, dims_of(experts));
+  require_shape("group_offsets", offsets, with_axis(dims_of(sizes), axis, problem.experts + 1));
+  if (align < 1) throw invalid("align is ", align, ", expected 1 or more");
+  problem.capacity = capacity;
+  problem.align = align;
+  // The rows of any routing: all assignments, and what rounding up adds to each group.
+  const int64_t kept =
+      capacity < 0 ? problem.assignments : std::min(problem.assignments, problem.experts * problem.padded(capacity));
+  if (problem.rows < kept) throw invalid("assignment_of_row has ", problem.rows, " rows, expected ", kept, " or more");
+  return problem;
+}
+
+// An operand with an entry for each place along the axis and none after it, which may lack dimensions before it.
+inline IndexMap require_entries(const char* name, ffi::AnyBuffer buffer, const Dims& whole, int64_t axis,
+                                int64_t length) {
+  const IndexMap map = require_broadcast(name, buffer, with_axis(whole, axis, length), axis).outer;
+  const Rows rows = rows_of(name, buffer, axis);
+  if (rows.inner != 1 || rows.length != length)
+    throw invalid(name, " has shape ", text_of(dims_of(buffer)), ": it must have ", length, " entries along axis ",
+                  axis, " and nothing after it");
+  return map;
+}
+
+// `token_side` has a place for each token along the axis, `row_side` one for each row; `index` is what the call
+// follows.
+inline MoveProblem move_problem(const char* token_name, ffi::AnyBuffer token_side, const char* row_name,
+                                ffi::AnyBuffer row_side, const char* index_name, ffi::AnyBuffer index, bool by_row,
+                                int64_t axis, int64_t choices) {
+  MoveProblem problem;
+  const Rows tokens = require_rows(token_name, token_side, axis), rows = require_rows(row_name, row_side, axis);
+  require_type(row_name, row_side, token_side.element_type());
+  require_shape(row_name, row_side, with_axis(dims_of(token_side), axis, rows.length));
+  problem.outer = tokens.outer;
+  problem.tokens = tokens.length;
+  problem.rows = rows.length;
+  problem.inner = tokens.inner;
+  problem.choices = choices;
+  problem.dtype = require_dtype(token_name, token_side);
+  if (!accepts(problem.dtype)) throw invalid(token_name, " has element type ", printable(token_side.element_type()));
+  if (choices < 1) throw invalid("choices is ", choices, ", expected 1 or more");
+  if (problem.assignments() > INT32_MAX) throw invalid("there are ", problem.assignments(), " assignments, too many");
+  require_type(index_name, index, ffi::DataType::S32);
+  problem.index =
+      require_entries(index_name, index, dims_of(token_side), axis, by_row ? problem.rows : problem.assignments());
+  return problem;
+}
+
+// Weights are float32, of float64 rows float64.
+inline const void* weights_of(MoveProblem& problem, Rest& rest, const Dims& whole, int64_t axis) {
+  const ffi::AnyBuffer weights = rest.next("weights");
+  require_type("weights", weights, problem.dtype == DType::kFloat64 ? ffi::DataType::F64 : ffi::DataType::F32);
+  problem.weight = require_entries("weights", weights, whole, axis, problem.assignments());
+  return weights.untyped_data();
+}
+
+// The tables of cpu.cc and cuda.cc.
+std::vector<Target> cpu_targets();
+std::vector<Target> cuda_targets();
+
+}  // namespace jaxgpuops::moe

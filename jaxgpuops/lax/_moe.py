@@ -1,0 +1,213 @@
+"""The rows of a mixture of experts, as primitives: which goes where, there, and back.
+
+Operands are x or y, with tokens or rows along the axis; the indices that the call follows; those that its transpose
+follows; and weights of the assignments, or none. Indices and weights have nothing after the axis, and may lack
+dimensions before it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import ad, batching
+
+from jaxgpuops import _arguments, _native
+from jaxgpuops._primitive import Kernel, def_jvp
+
+MAX_EXPERTS = 4096  # kMostExperts of ffi_src/moe/plan.h
+
+# ---- The plan -------------------------------------------------------------------------------------------------------
+
+
+def rows_of(assignments: int, num_experts: int, capacity: int, align: int) -> int:
+    """Rows that any routing has room in. A negative capacity is none."""
+    rows = (assignments + num_experts * (align - 1)) // align * align
+    if capacity >= 0 and not jax.export.is_symbolic_dim(assignments):
+        rows = min(rows, num_experts * (-(-capacity // align) * align))
+    return rows
+
+
+def _plan_fallback(experts, *, axis, num_experts, capacity, align, rows):
+    def one(experts):
+        count = experts.shape[0]
+        experts = jnp.where((experts >= 0) & (experts < num_experts), experts, num_experts)
+        order = jnp.argsort(experts, stable=True).astype(np.int32)
+        found = jnp.zeros(num_experts + 1, np.int32).at[experts].add(1)
+        sizes = found[:-1] if capacity < 0 else jnp.minimum(found[:-1], capacity)
+        padded = (sizes + (align - 1)) // align * align
+        offsets = jnp.concatenate([jnp.zeros(1, np.int32), jnp.cumsum(padded, dtype=np.int32)])
+        expert = experts[order]
+        rank = jnp.arange(count, dtype=np.int32) - (jnp.cumsum(found, dtype=np.int32) - found)[expert]
+        kept = (expert < num_experts) & (rank < jnp.append(sizes, 0)[expert])
+        row = jnp.where(kept, offsets[expert] + rank, -1)
+        assignment_of_row = jnp.full(rows, -1, np.int32).at[jnp.where(kept, row, rows)].set(order, mode="drop")
+        return assignment_of_row, jnp.zeros(count, np.int32).at[order].set(row), sizes, offsets
+
+    for d in reversed(range(experts.ndim)):
+        if d != axis:
+            one = jax.vmap(one, in_axes=0, out_axes=0)
+    outs = one(jnp.moveaxis(experts, axis, -1))
+    return [jnp.moveaxis(out, -1, axis) for out in outs]
+
+
+def _plan_moe(rows, avals, compute_capability, axis, *, num_experts, **_):
+    return _native.modules["cpu"].plan_moe(rows[0], rows[1], num_experts, compute_capability)
+
+
+moe_plan_p = Kernel(
+    "moe_plan",
+    results=lambda experts, *, axis, num_experts, capacity, align, rows: [
+        (rows, np.int32),
+        (experts.shape[axis], np.int32),
+        (num_experts, np.int32),
+        (num_experts + 1, np.int32),
+    ],
+    fallback=_plan_fallback,
+    accepts={np.dtype(np.int32)}.__contains__,
+    attributes=("capacity", "align"),
+    reindexes=True,
+    plan=_plan_moe,
+)
+
+
+# ---- There and back -------------------------------------------------------------------------------------------------
+
+
+def _over_batch(fn, x, others, axis):
+    """``fn`` of one batch element: x with the axis first and one dimension after it, others along the axis alone."""
+    batch, inner = x.shape[:axis], math.prod(x.shape[axis + 1 :])
+    others = [jnp.broadcast_to(y.reshape(y.shape[: axis + 1]), (*batch, y.shape[axis])) for y in others]
+    for _ in batch:
+        fn = jax.vmap(fn)
+    out = fn(x.reshape(*batch, x.shape[axis], inner), *others)
+    return out.reshape(*batch, out.shape[axis], *(x.shape[axis + 1 :] if out.ndim > axis + 1 else ()))
+
+
+def _dispatch_fallback(x, assignment_of_row, row_of_assignment, *weights, axis, choices):
+    def one(x, assignment, *weights):
+        there, assignment = (assignment >= 0)[:, None], jnp.maximum(assignment, 0)
+        rows = x[assignment // choices]
+        if weights:
+            rows = (weights[0][assignment][:, None] * rows.astype(weights[0].dtype)).astype(x.dtype)
+        return jnp.where(there, rows, jnp.zeros((), x.dtype))
+
+    if row_of_assignment.shape[axis] == 0:
+        return (jnp.zeros((*x.shape[:axis], assignment_of_row.shape[axis], *x.shape[axis + 1 :]), x.dtype),)
+    return (_over_batch(one, x, [assignment_of_row, *weights], axis),)
+
+
+def _combine_fallback(y, row_of_assignment, assignment_of_row, *weights, axis, choices):
+    wide = _arguments.wide(y.dtype)
+
+    def one(y, row, *weights):
+        tokens = row.shape[0] // choices
+        there, row = (row >= 0).reshape(tokens, choices, 1), jnp.maximum(row, 0)
+        rows = y.astype(wide)[row].reshape(tokens, choices, y.shape[1])
+        if weights:
+            rows = weights[0].reshape(tokens, choices, 1) * rows
+        total = jnp.zeros((tokens, y.shape[1]), wide)
+        for j in range(choices):
+            total = total + jnp.where(there[:, j], rows[:, j], 0)
+        return total.astype(y.dtype)
+
+    if assignment_of_row.shape[axis] == 0:
+        tokens = row_of_assignment.shape[axis] // choices
+        return (jnp.zeros((*y.shape[:axis], tokens, *y.shape[axis + 1 :]), y.dtype),)
+    return (_over_batch(one, y, [row_of_assignment, *weights], axis),)
+
+
+def _kernel(name, results, fallback):
+    return Kernel(
+        name,
+        results=results,
+        fallback=fallback,
+        accepts=(_arguments.FLOATS | _arguments.FLOATS8).__contains__,
+        attributes=("choices",),
+        reindexes=True,
+        broadcasts=lambda count, **_: range(1, count),
+    )
+
+
+moe_dispatch_p = _kernel(
+    "moe_dispatch",
+    lambda x, assignment_of_row, *_, axis, choices: [(assignment_of_row.shape[axis], x.dtype)],
+    _dispatch_fallback,
+)
+moe_combine_p = _kernel(
+    "moe_combine",
+    lambda y, row_of_assignment, *_, axis, choices: [(row_of_assignment.shape[axis] // choices, y.dtype)],
+    _combine_fallback,
+)
+
+
+def _batch(kernel, operands, dims, **params):
+    """Indices have nothing after the axis, so a batch of them comes first. Without them a batch stays where it is."""
+    if any(d is not None for d in dims[1:]) or len(dims) == 1:
+        operands = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(operands, dims, strict=True)]
+        dims = [None if d is None else 0 for d in dims]
+    return kernel._batch(operands, dims, **params)
+
+
+for _each in (moe_plan_p, moe_dispatch_p, moe_combine_p):
+    batching.primitive_batchers[_each.primitive] = functools.partial(_batch, _each)
+
+
+# ---- Derivatives ----------------------------------------------------------------------------------------------------
+
+
+def weight_cotangent(tokens, rows, row_of_assignment, weights, axis, choices):
+    """For each assignment, the product of its token's and its row's numbers, added up: in plain JAX, which reads each
+    row once."""
+    shape = weights.shape
+
+    def one(tokens, rows, row):
+        count = row.shape[0] // choices
+        there, row = row >= 0, jnp.maximum(row, 0)
+        picked = rows[row].reshape(count, choices, rows.shape[1]).astype(weights.dtype)
+        return jnp.where(there, (picked * tokens[:, None].astype(weights.dtype)).sum(-1).reshape(-1), 0)
+
+    batch, inner = tokens.shape[:axis], math.prod(tokens.shape[axis + 1 :])
+    row = jnp.broadcast_to(
+        row_of_assignment.reshape(row_of_assignment.shape[: axis + 1]), (*batch, row_of_assignment.shape[axis])
+    )
+    if rows.shape[axis] == 0:
+        return jnp.zeros(shape, weights.dtype)
+    for _ in batch:
+        one = jax.vmap(one)
+    found = one(*(x.reshape(*batch, x.shape[axis], inner) for x in (tokens, rows)), row)
+    lacking = tuple(d for d in range(axis) if shape[d] == 1 and batch[d] != 1)
+    return found.sum(lacking, keepdims=True).reshape(shape)
+
+
+def _derivatives(kernel, other, pair):
+    """Both are linear in x, and in the weights. ``pair(x, ct)`` gives the side of tokens and the side of rows."""
+
+    def jvp(outs, primals, tangents, **params):
+        x, first, second, *weights = primals
+        parts = []
+        if tangents[0] is not None:
+            parts += kernel(tangents[0], first, second, *weights, **params)
+        if weights and tangents[3] is not None:
+            parts += kernel(x, first, second, tangents[3], **params)
+        return (sum(parts[1:], parts[0]),)
+
+    def transpose(cts, x, first, second, *weights, axis, choices):
+        none = [None, None, None, *(None for _ in weights)]
+        if isinstance(cts[0], ad.Zero):
+            return none
+        if ad.is_undefined_primal(x):
+            return [*other(cts[0], second, first, *weights, axis=axis, choices=choices), *none[1:]]
+        row_of_assignment = second if kernel is moe_dispatch_p else first
+        tokens, rows = pair(x, cts[0])
+        return [*none[:3], weight_cotangent(tokens, rows, row_of_assignment, weights[0].aval, axis, choices)]
+
+    def_jvp(kernel, jvp)
+    ad.primitive_transposes[kernel.primitive] = transpose
+
+
+_derivatives(moe_dispatch_p, moe_combine_p, lambda x, ct: (x, ct))
+_derivatives(moe_combine_p, moe_dispatch_p, lambda y, ct: (ct, y))

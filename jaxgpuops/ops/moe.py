@@ -1,0 +1,260 @@
+"""The rows of a mixture of experts: `jaxgpuops.moe_plan`, `moe_dispatch`, `moe_combine` and `moe_route`."""
+
+from __future__ import annotations
+
+import functools
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from jaxgpuops import _arguments
+from jaxgpuops._primitive import align as aligned
+from jaxgpuops.lax._moe import (
+    MAX_EXPERTS,
+    _plan_fallback,
+    moe_combine_p,
+    moe_dispatch_p,
+    moe_plan_p,
+    rows_of,
+    weight_cotangent,
+)
+from jaxgpuops.ops.topk_softmax import topk_softmax
+
+
+class MoEPlan(NamedTuple):
+    """Which row each assignment of a token to an expert has, and what is in each row; all int32.
+
+    Attributes:
+      assignment_of_row: ``(*batch, rows)``: assignment ``token * k + choice`` of each row, -1 where there is none.
+      row_of_assignment: ``(*batch, tokens, k)``: its inverse, -1 where an assignment is dropped.
+      group_sizes: ``(*batch, num_experts)``: the assignments that each expert keeps.
+      group_offsets: ``(*batch, num_experts + 1)``: the first row of each expert's group, and the end of the last.
+    """
+
+    assignment_of_row: jax.Array
+    row_of_assignment: jax.Array
+    group_sizes: jax.Array
+    group_offsets: jax.Array
+
+    @property
+    def token_of_row(self) -> jax.Array:
+        """``(*batch, rows)``: the token of each row, -1 where there is none."""
+        a = self.assignment_of_row
+        return jnp.where(a >= 0, a // self.row_of_assignment.shape[-1], -1)
+
+
+def moe_plan(expert_ids: ArrayLike, num_experts: int, *, capacity: int | None = None, align: int = 1) -> MoEPlan:
+    """Where the rows of a mixture of experts go: in the order of experts, then of tokens, then of choices.
+
+    Args:
+      expert_ids: integers of shape ``(*batch, tokens, k)``: the experts that each token has chosen. Those out of range
+        are dropped.
+      num_experts: how many experts there are, static.
+      capacity: how many assignments an expert keeps, the first ones; static. None: all.
+      align: each group begins at a multiple of this many rows, as matrix kernels of tiles want it; static.
+
+    Returns:
+      A `MoEPlan`. Its number of rows is static, enough for any routing: ``tokens * k`` with ``align=1``, else up to
+      ``align - 1`` more for each expert.
+
+    Exactly ``argsort(expert_ids.ravel(), stable=True)`` and ``bincount``, by a counting sort without atomics: the same
+    in every run. One launch of up to 16384 assignments, three of more.
+
+    Raises:
+      TypeError: for ids that are not integers, and arguments that are not integers known at trace time.
+      ValueError: for ids of fewer than two dimensions, ``num_experts`` or ``align`` below 1, ``capacity`` below 0.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> plan = jaxgpuops.moe_plan(jnp.array([[2, 0], [0, 1], [2, 1]]), 3)
+    >>> plan.token_of_row.tolist(), plan.group_sizes.tolist()
+    ([0, 1, 1, 2, 0, 2], [2, 2, 2])
+    >>> plan.row_of_assignment.tolist()
+    [[4, 0], [1, 2], [5, 3]]
+    """
+    op = "jaxgpuops.moe_plan"
+    expert_ids = _arguments.labels(op, "expert_ids", expert_ids)
+    _arguments.dtype(op, "expert_ids", expert_ids.dtype, _arguments.INTEGERS)
+    if expert_ids.ndim < 2:
+        raise ValueError(f"{op}: expert_ids must have shape (..., tokens, k), got {expert_ids.shape}")
+    num_experts, align = _arguments.integer(op, "num_experts", num_experts), _arguments.integer(op, "align", align)
+    capacity = -1 if capacity is None else _least(op, "capacity", _arguments.integer(op, "capacity", capacity), 0)
+    return _plan(expert_ids, _least(op, "num_experts", num_experts, 1), capacity, _least(op, "align", align, 1))
+
+
+def _least(op, name, value, least):
+    if value < least:
+        raise ValueError(f"{op}: {name} must be {least} or more, got {value}")
+    return value
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3), inline=True)
+def _plan(expert_ids, num_experts, capacity, align):
+    *batch, tokens, choices = expert_ids.shape
+    valid = (expert_ids >= 0) & (expert_ids < num_experts)
+    experts = jnp.where(valid, expert_ids, -1).astype(np.int32).reshape(*batch, tokens * choices)
+    params = {"num_experts": num_experts, "capacity": capacity, "align": align}
+    params["rows"] = rows_of(tokens * choices, num_experts, capacity, align)
+    make = moe_plan_p if num_experts <= MAX_EXPERTS else _plan_fallback
+    assignment_of_row, row_of_assignment, sizes, offsets = make(experts, axis=experts.ndim - 1, **params)
+    return MoEPlan(assignment_of_row, row_of_assignment.reshape(expert_ids.shape), sizes, offsets)
+
+
+def _operands(op, name, x, plan, length, weights):
+    """x, indices and weights of one rank, and the axis of tokens or rows."""
+    batch, axis = plan.assignment_of_row.shape[:-1], plan.assignment_of_row.ndim - 1
+    _arguments.dtype(op, name, x.dtype, _arguments.FLOATS | _arguments.FLOATS8)
+    if x.shape[: axis + 1] != (*batch, length):
+        raise ValueError(
+            f"{op}: {name} must have shape {(*batch, length)} and what follows, as plan says; got {x.shape}"
+        )
+    entries = lambda a: a.reshape(*batch, -1 if a.size else 0, *(1,) * (x.ndim - axis - 1))
+    wide = np.dtype(np.float64 if x.dtype == np.dtype(np.float64) else np.float32)
+    more = [] if weights is None else [entries(weights.astype(wide))]
+    return aligned(x, entries(plan.assignment_of_row), entries(plan.row_of_assignment), *more), axis
+
+
+def moe_dispatch(x: ArrayLike, plan: MoEPlan) -> jax.Array:
+    """Tokens to the rows of their experts: ``out[row] = x[plan.token_of_row[row]]``, zeros where a row has none.
+
+    Args:
+      x: ``(*batch, tokens, *features)``, of a floating dtype.
+      plan: as `moe_plan` makes it.
+
+    Returns:
+      ``(*batch, rows, *features)``: operands of `jax.lax.ragged_dot` with ``plan.group_sizes``, if ``align`` is 1.
+
+    A gather of whole rows. Its gradient adds up what each token gets from its rows, in the order of its choices: a
+    gather, too, not a scatter. Raises ValueError where x and plan do not belong together, TypeError for other dtypes.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> plan = jaxgpuops.moe_plan(jnp.array([[1], [0], [1]]), 2)
+    >>> jaxgpuops.moe_dispatch(jnp.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), plan).tolist()
+    [[3.0, 4.0], [1.0, 2.0], [5.0, 6.0]]
+    """
+    op = "jaxgpuops.moe_dispatch"
+    return _jitted_dispatch(_arguments.array(op, "x", x), plan)
+
+
+@functools.partial(jax.jit, inline=True)
+def _jitted_dispatch(x, plan):
+    tokens, choices = plan.row_of_assignment.shape[-2:]
+    operands, axis = _operands("jaxgpuops.moe_dispatch", "x", x, plan, tokens, None)
+    return _dispatch(*operands, axis, choices)
+
+
+def _dispatched(x, assignment_of_row, row_of_assignment, axis, choices):
+    return moe_dispatch_p(x, assignment_of_row, row_of_assignment, axis=axis, choices=choices)[0]
+
+
+_dispatch = jax.custom_vjp(_dispatched, nondiff_argnums=(3, 4))
+
+
+def _dispatch_forward(x, *rest):
+    return _dispatched(x, *rest), rest[:2]
+
+
+def _dispatch_backward(axis, choices, indices, cotangent):
+    assignment_of_row, row_of_assignment = indices
+    [dx] = moe_combine_p(cotangent, row_of_assignment, assignment_of_row, axis=axis, choices=choices)
+    return dx, None, None
+
+
+_dispatch.defvjp(_dispatch_forward, _dispatch_backward)
+
+
+def moe_combine(y: ArrayLike, plan: MoEPlan, weights: ArrayLike | None = None) -> jax.Array:
+    """Experts' rows back to their tokens: ``out[t] = sum_j weights[t, j] * y[plan.row_of_assignment[t, j]]``.
+
+    Args:
+      y: ``(*batch, rows, *features)``, of a floating dtype: what experts have made of dispatched rows.
+      plan: as `moe_plan` makes it.
+      weights: ``(*batch, tokens, k)``, floating: how much each choice counts. None: 1.
+
+    Returns:
+      ``(*batch, tokens, *features)``, of the dtype of y: sums in float32 (float64 of float64) in the order of choices,
+      without atomics, so the same bits in every run. Dropped assignments add nothing.
+
+    Gradients reach y and weights. Raises ValueError where y, plan and weights do not belong together, TypeError for
+    other dtypes.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> plan = jaxgpuops.moe_plan(jnp.array([[1, 0], [0, 1]]), 2)
+    >>> y = jnp.array([[1.0], [2.0], [30.0], [40.0]])
+    >>> jaxgpuops.moe_combine(y, plan, jnp.array([[0.5, 0.5], [1.0, 0.0]])).tolist()
+    [[15.5], [2.0]]
+    """
+    op = "jaxgpuops.moe_combine"
+    y, weights = _arguments.array(op, "y", y), _arguments.optional(op, "weights", weights)
+    if weights is not None:
+        _arguments.dtype(op, "weights", weights.dtype, _arguments.FLOATS)
+        if weights.shape != plan.row_of_assignment.shape:
+            raise ValueError(
+                f"{op}: weights must have the shape {plan.row_of_assignment.shape} of plan, got {weights.shape}"
+            )
+    return _jitted_combine(y, plan, weights)
+
+
+@functools.partial(jax.jit, inline=True)
+def _jitted_combine(y, plan, weights):
+    choices, rows = plan.row_of_assignment.shape[-1], plan.assignment_of_row.shape[-1]
+    operands, axis = _operands("jaxgpuops.moe_combine", "y", y, plan, rows, weights)
+    return _combine(*operands, *(() if len(operands) == 4 else (None,)), axis, choices)
+
+
+def _combined(y, assignment_of_row, row_of_assignment, weights, axis, choices):
+    more = _arguments.given(weights)
+    return moe_combine_p(y, row_of_assignment, assignment_of_row, *more, axis=axis, choices=choices)[0]
+
+
+_combine = jax.custom_vjp(_combined, nondiff_argnums=(4, 5))
+
+
+def _combine_forward(y, *rest):
+    return _combined(y, *rest), (None if rest[2] is None else y, *rest[:3])
+
+
+def _combine_backward(axis, choices, residuals, cotangent):
+    y, assignment_of_row, row_of_assignment, weights = residuals
+    more = _arguments.given(weights)
+    [dy] = moe_dispatch_p(cotangent, assignment_of_row, row_of_assignment, *more, axis=axis, choices=choices)
+    if weights is None:
+        return dy, None, None, None
+    return dy, None, None, weight_cotangent(cotangent, y, row_of_assignment, weights, axis, choices)
+
+
+_combine.defvjp(_combine_forward, _combine_backward)
+
+
+def moe_route(
+    logits: ArrayLike,
+    k: int,
+    *,
+    capacity: int | None = None,
+    align: int = 1,
+    normalize: bool = True,
+    score: Literal["softmax", "sigmoid"] = "softmax",
+    bias: ArrayLike | None = None,
+) -> tuple[jax.Array, jax.Array, MoEPlan]:
+    """A gate and its plan: `topk_softmax` of logits ``(*batch, tokens, num_experts)``, then `moe_plan` of its choice.
+
+    Returns:
+      ``(weights, expert_ids, plan)``: weights and ids of shape ``(*batch, tokens, k)``. Gradients reach the logits
+      through the weights.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> weights, ids, plan = jaxgpuops.moe_route(jnp.array([[0.0, 5.0, 5.0], [9.0, 0.0, 9.0]]), 2)
+    >>> weights.tolist(), ids.tolist(), plan.group_sizes.tolist()
+    ([[0.5, 0.5], [0.5, 0.5]], [[1, 2], [0, 2]], [1, 1, 2])
+    """
+    logits = _arguments.array("jaxgpuops.moe_route", "logits", logits)
+    if logits.ndim < 2:
+        raise ValueError(f"jaxgpuops.moe_route: logits must have shape (..., tokens, experts), got {logits.shape}")
+    weights, ids = topk_softmax(logits, k, normalize=normalize, score=score, bias=bias)
+    return weights, ids, moe_plan(ids, logits.shape[-1], capacity=capacity, align=align)

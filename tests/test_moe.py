@@ -1,0 +1,269 @@
+"""Plan, dispatch and combine of a mixture of experts: exact where numbers are moved or whole, against float64 where not."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxgpuops
+
+DTYPES = ["float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32", "float64"]
+
+
+def plan_reference(ids, num_experts, capacity=None, align=1):
+    """By lists, in the order that is promised."""
+    groups = [[] for _ in range(num_experts)]
+    for a, e in enumerate(ids.ravel()):
+        if 0 <= e < num_experts and (capacity is None or len(groups[e]) < capacity):
+            groups[e].append(a)
+    offsets, rows = [0], []
+    for group in groups:
+        rows += [*group, *[-1] * (-len(group) % align)]
+        offsets.append(len(rows))
+    inverse = np.full(ids.size, -1)
+    for row, a in enumerate(rows):
+        if a >= 0:
+            inverse[a] = row
+    return np.array(rows, int), inverse.reshape(ids.shape), np.array([len(g) for g in groups]), np.array(offsets)
+
+
+def check_plan(ids, num_experts, **options):
+    plan = jaxgpuops.moe_plan(ids, num_experts, **options)
+    rows, inverse, sizes, offsets = plan_reference(ids, num_experts, **options)
+    padded = np.full(plan.assignment_of_row.shape[-1], -1)
+    padded[: len(rows)] = rows  # no routing has more rows than there is room for
+    np.testing.assert_array_equal(plan.assignment_of_row, padded)
+    np.testing.assert_array_equal(plan.row_of_assignment, inverse)
+    np.testing.assert_array_equal(plan.group_sizes, sizes)
+    np.testing.assert_array_equal(plan.group_offsets, offsets)
+    np.testing.assert_array_equal(plan.token_of_row, np.where(padded < 0, -1, padded // max(ids.shape[-1], 1)))
+
+
+def ids_of(kind, tokens, k, experts, rng):
+    return {
+        "uniform": lambda: rng.integers(0, experts, (tokens, k)),
+        "out of range": lambda: rng.integers(-2, experts + 2, (tokens, k)),
+        "one": lambda: np.full((tokens, k), experts - 1),
+        "skewed": lambda: np.minimum(rng.geometric(0.5, (tokens, k)) - 1, experts - 1),
+    }[kind]().astype(np.int32)
+
+
+KINDS = ["uniform", "out of range", "one", "skewed"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "tokens, k, experts",
+    [(1, 1, 1), (7, 2, 8), (64, 8, 128), (33, 3, 5), (0, 2, 4), (5, 0, 4), (3000, 8, 300), (9, 2, 5000)],
+)
+def test_plan(tokens, k, experts, kind):
+    ids = ids_of(kind, tokens, k, experts, np.random.default_rng(tokens))
+    check_plan(ids, experts)
+    check_plan(ids, experts, align=16)
+    check_plan(ids, experts, capacity=3)
+    check_plan(ids, experts, capacity=5, align=4)
+    check_plan(ids, experts, capacity=0)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint32", "int64", "uint64"])
+def test_ids_of_any_integer_dtype(dtype):
+    with jax.enable_x64(True):
+        ids = np.array([[1, 100], [0, 1], [np.iinfo(dtype).max, np.iinfo(dtype).min]], dtype)
+        plan = jaxgpuops.moe_plan(ids, 2)
+    assert plan.row_of_assignment.tolist() == plan_reference(ids.astype(object), 2)[1].tolist()
+
+
+def test_many_experts_take_plain_jax():
+    check_plan(np.random.default_rng(0).integers(0, 9000, (50, 2)).astype(np.int32), 9000)
+
+
+def numbers(shape, dtype, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).integers(-3, 4, shape), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("features", [(), (1,), (5,), (16,), (3, 24), (1000,)])
+def test_dispatch_and_combine(features, dtype):
+    """Whole numbers: sums are exact, and rounded once."""
+    with jax.enable_x64(True):
+        ids = ids_of("out of range", 21, 2, 6, np.random.default_rng(1))
+        plan = jaxgpuops.moe_plan(ids, 6, align=4)
+        x = numbers((21, *features), dtype)
+        rows = np.asarray(plan.token_of_row)
+        there = (rows >= 0).reshape(-1, *(1 for _ in features))
+        wide = np.asarray(x.astype(np.float64))
+        dispatched = np.where(there, wide[np.maximum(rows, 0)], 0)
+        out = jaxgpuops.moe_dispatch(x, plan)
+        assert out.dtype == x.dtype
+        np.testing.assert_array_equal(out.astype(np.float64), dispatched)
+
+        weights = numbers((21, 2), "float32", 2)
+        inverse = np.asarray(plan.row_of_assignment)
+        for w in (None, weights):
+            picked = np.where((inverse >= 0)[(..., *(None for _ in features))], dispatched[np.maximum(inverse, 0)], 0)
+            scale = 1 if w is None else np.asarray(w, np.float64)[(..., *(None for _ in features))]
+            combined = jaxgpuops.moe_combine(out, plan, w)
+            assert combined.dtype == x.dtype
+            expected = jnp.asarray((scale * picked).sum(1)).astype(dtype)
+            np.testing.assert_array_equal(combined.astype(np.float64), expected.astype(np.float64))
+
+
+def test_gradients():
+    ids = ids_of("out of range", 12, 3, 5, np.random.default_rng(3))
+    plan = jaxgpuops.moe_plan(ids, 5, align=2)
+    there = plan.row_of_assignment >= 0
+    x, w = numbers((12, 7), "float32", 4), numbers((12, 3), "float32", 5)
+    ct = numbers((12, 7), "float32", 6)
+
+    def ours(x, w):
+        y = jaxgpuops.moe_dispatch(x, plan)
+        return (jaxgpuops.moe_combine(y * y, plan, w) * ct).sum()
+
+    def plain(x, w):
+        return ((w * there)[..., None] * (x * x)[:, None] * ct[:, None]).sum()
+
+    for order in (
+        jax.grad,
+        lambda f, argnums: jax.grad(lambda *args: sum(g.sum() for g in jax.grad(f, argnums)(*args)), argnums),
+    ):
+        for a, b in zip(order(ours, argnums=(0, 1))(x, w), order(plain, argnums=(0, 1))(x, w), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_weights_that_a_batch_shares():
+    """vmap with indices, or weights, that the batch does not have."""
+    ids = ids_of("uniform", 6, 2, 3, np.random.default_rng(7))
+    plan, w = jaxgpuops.moe_plan(ids, 3), numbers((6, 2), "float32", 8)
+    ys = numbers((4, 12, 5), "float32", 9)
+    loss = lambda w: jax.vmap(lambda y: jaxgpuops.moe_combine(y, plan, w))(ys).sum()
+    np.testing.assert_array_equal(
+        jax.grad(loss)(w), sum(jax.grad(lambda w: jaxgpuops.moe_combine(y, plan, w).sum())(w) for y in ys)
+    )
+
+
+def test_batches():
+    rng = np.random.default_rng(10)
+    ids = np.stack([ids_of(kind, 10, 2, 4, rng) for kind in KINDS])
+    x, w = numbers((4, 10, 6), "float32", 11), numbers((4, 10, 2), "float32", 12)
+
+    def layer(ids, x, w):
+        plan = jaxgpuops.moe_plan(ids, 4)
+        return plan, jaxgpuops.moe_combine(jaxgpuops.moe_dispatch(x, plan), plan, w)
+
+    whole, mapped = layer(ids, x, w), jax.vmap(layer)(ids, x, w)
+    alone = [layer(*args) for args in zip(ids, x, w, strict=True)]
+    for a, b, *c in zip(*map(jax.tree.leaves, (whole, mapped, *alone)), strict=True):
+        np.testing.assert_array_equal(a, b)
+        np.testing.assert_array_equal(a, np.stack(c))
+
+
+@pytest.mark.parametrize("align", [1, 8])
+def test_a_layer_is_that_of_every_expert_for_every_token(align):
+    """With `jax.lax.ragged_dot`, forward and backward; whole numbers, so that all orders of adding are right."""
+    tokens, k, experts, width, hidden = 10, 2, 4, 6, 3
+    logits = jnp.asarray(np.random.default_rng(13).normal(size=(tokens, experts)), jnp.float32)
+    x, w_in = numbers((tokens, width), "float32", 14), numbers((experts, width, hidden), "float32", 15)
+    w_out = numbers((experts, hidden, width), "float32", 16)
+
+    def sparse(x, w_in, w_out):
+        weights, _, plan = jaxgpuops.moe_route(logits, k, align=align)
+        sizes = jnp.diff(plan.group_offsets)
+        rows = jax.lax.ragged_dot(jaxgpuops.moe_dispatch(x, plan), w_in, sizes)
+        return jaxgpuops.moe_combine(jax.lax.ragged_dot(jax.nn.relu(rows), w_out, sizes), plan, jnp.ones_like(weights))
+
+    def dense(x, w_in, w_out):
+        _, ids = jax.lax.top_k(logits, k)
+        gate = jax.nn.one_hot(ids, experts).sum(1)
+        every = jnp.einsum("teh,ehd->ted", jax.nn.relu(jnp.einsum("td,edh->teh", x, w_in)), w_out)
+        return jnp.einsum("te,ted->td", gate, every)
+
+    np.testing.assert_array_equal(sparse(x, w_in, w_out), dense(x, w_in, w_out))
+    of = lambda layer: jax.grad(lambda *args: layer(*args).sum(), argnums=(0, 1, 2))(x, w_in, w_out)
+    jax.tree.map(np.testing.assert_array_equal, of(sparse), of(dense))
+
+
+def test_idioms_of_others():
+    """What docs/moe.md puts beside ours."""
+    tokens, k, experts, capacity = 40, 2, 6, 9
+    ids = jnp.asarray(ids_of("skewed", tokens, k, experts, np.random.default_rng(17)))
+    x, w = numbers((tokens, 5), "float32", 18), numbers((tokens, k), "float32", 19)
+    plan = jaxgpuops.moe_plan(ids, experts)
+    order = jnp.argsort(ids.ravel(), stable=True)  # two argsorts and takes
+    np.testing.assert_array_equal(plan.assignment_of_row, order)
+    np.testing.assert_array_equal(plan.group_sizes, jnp.bincount(ids.ravel(), length=experts))
+    y = x[order // k]
+    np.testing.assert_array_equal(jaxgpuops.moe_dispatch(x, plan), y)
+    back = jnp.einsum("tk,tkd->td", w, y[jnp.argsort(order)].reshape(tokens, k, -1))
+    np.testing.assert_array_equal(jaxgpuops.moe_combine(y, plan, w), back)
+
+    one_hot = jax.nn.one_hot(ids.ravel(), experts, dtype=np.int32)  # positions by a cumulative sum, and a capacity
+    position = (jnp.cumsum(one_hot, 0) * one_hot).sum(1) - 1
+    kept = (position < capacity).reshape(tokens, k)
+    np.testing.assert_array_equal(jaxgpuops.moe_plan(ids, experts, capacity=capacity).row_of_assignment >= 0, kept)
+
+
+def test_forward_mode_of_the_primitives():
+    from jaxgpuops.lax._moe import moe_combine_p
+
+    ids = ids_of("uniform", 4, 2, 3, np.random.default_rng(20))
+    plan, w = jaxgpuops.moe_plan(ids, 3), numbers((8, 1), "float32", 21)
+    y, dy, dw = numbers((8, 3), "float32", 22), numbers((8, 3), "float32", 23), numbers((8, 1), "float32", 24)
+    first, second = plan.row_of_assignment.reshape(8, 1), plan.assignment_of_row.reshape(8, 1)
+    call = lambda y, w: moe_combine_p(y, first, second, w, axis=0, choices=2)[0]
+    out, tangent = jax.jvp(call, (y, w), (dy, dw))
+    np.testing.assert_array_equal(tangent, call(dy, w) + call(y, dw))
+    transposed = jax.linear_transpose(functools.partial(call, y), w)(jnp.ones_like(out))[0]
+    np.testing.assert_array_equal(transposed, jax.grad(lambda w: call(y, w).sum())(w))
+
+
+def test_the_plan_of_the_cuda_kernel():
+    plan_moe = jaxgpuops._native.modules["cpu"].plan_moe
+    for assignments in (0, 1, 1000, 16384, 16385, 131072, 1 << 20):
+        for experts in (1, 8, 128, 512, 4096):
+            for capability in (75, 80, 86, 90, 100, 120):
+                best = plan_moe(1, assignments, experts, capability)
+                poor = plan_moe(1, assignments, experts, capability, 0)
+                assert poor["algorithm"] == "block" and poor["workspace_bytes"] == 0
+                assert (best["algorithm"] == "block") == (assignments <= 16384)
+                for plan in (best, poor):
+                    assert 32 <= plan["threads"] <= 1024
+                    assert (
+                        plan["shared_bytes"] <= {75: 64, 80: 163, 86: 99, 90: 227, 100: 227, 120: 99}[capability] << 10
+                    )
+
+
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (lambda p: jaxgpuops.moe_plan(np.zeros((3, 2)), 4), TypeError, "moe_plan: expert_ids has dtype float"),
+        (lambda p: jaxgpuops.moe_plan(np.zeros(3, int), 4), ValueError, r"moe_plan: expert_ids must have shape"),
+        (lambda p: jaxgpuops.moe_plan(np.zeros((3, 2), int), 0), ValueError, "num_experts must be 1 or more, got 0"),
+        (lambda p: jaxgpuops.moe_plan(np.zeros((3, 2), int), 4, align=0), ValueError, "align must be 1 or more"),
+        (lambda p: jaxgpuops.moe_plan(np.zeros((3, 2), int), 4, capacity=-1), ValueError, "capacity must be 0 or more"),
+        (lambda p: jaxgpuops.moe_plan(np.zeros((3, 2), int), 4.0), TypeError, "num_experts must be an integer"),
+        (lambda p: jaxgpuops.moe_dispatch(np.zeros((4, 2), np.float32), p), ValueError, r"moe_dispatch: x must have shape \(3,\)"),
+        (lambda p: jaxgpuops.moe_dispatch(np.zeros((3, 2), np.int32), p), TypeError, "moe_dispatch: x has dtype int32"),
+        (lambda p: jaxgpuops.moe_combine(np.zeros((5, 2), np.float32), p), ValueError, r"moe_combine: y must have shape \(6,\)"),
+        (
+            lambda p: jaxgpuops.moe_combine(np.zeros((6, 2), np.float32), p, np.zeros((3, 1), np.float32)),
+            ValueError, r"moe_combine: weights must have the shape \(3, 2\)",
+        ),
+        (lambda p: jaxgpuops.moe_route(np.zeros(3, np.float32), 1), ValueError, "moe_route: logits must have shape"),
+    ],
+)  # fmt: skip
+def test_errors(call, error, message):
+    plan = jaxgpuops.moe_plan(np.zeros((3, 2), np.int32), 4)
+    with pytest.raises(error, match=message):
+        call(plan)
+
+
+def test_explain_names_the_kernels():
+    def layer(ids, x):
+        plan = jaxgpuops.moe_plan(ids, 8)
+        return jaxgpuops.moe_combine(jaxgpuops.moe_dispatch(x, plan), plan)
+
+    args = jax.ShapeDtypeStruct((100, 2), jnp.int32), jax.ShapeDtypeStruct((100, 64), jnp.bfloat16)
+    calls = jaxgpuops.explain(layer, *args, platform="cpu")
+    assert [call.kernel for call in calls] == [f"jaxgpuops.moe_{name}" for name in ("plan", "dispatch", "combine")]
