@@ -42,8 +42,9 @@ KERNELS = {
     | {"resident": "scan_resident"},
     "row_engine": {"rows": "((lean_)?rows|spread|sweep)_kernel", "rows_tiles": "tile_kernel"}
     | {"rows_stream": "stream_kernel", "rows_split": "merge_kernel"}
-    | {"columns": "(columns|along)_kernel", "columns_stream": "columns_stream_kernel", "columns_split": "merge_"},
-    "count": {"tables": "bincount_tables_kernel", "global": "bincount_global_kernel"}
+    | {"columns": "(columns|along)_kernel", "columns_stream": "columns_stream_kernel", "columns_split": "merge_"}
+    | {"columns_flat": "flat_kernel", "columns_walk": "(held_)?walk_kernel"},
+    "count": {"tables": "(bincount|segment)_tables_kernel", "global": "bincount_global_kernel"}
     | {"sorted": "segment_tiles_kernel", "ordered": "order_move_kernel"},
     "moe": {"block": "route_kernel", "blocks": "route_place_kernel"},
 }

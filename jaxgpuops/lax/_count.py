@@ -36,6 +36,7 @@ bincount_p = Kernel(
     fallback=_bincount_fallback,
     accepts=_arguments.INTEGERS.__contains__,
     plan=_plan_bincount,
+    reindexes=True,
 )
 
 
@@ -97,6 +98,7 @@ def _segments_kernel(name):
         accepts=(_arguments.INTEGERS | _arguments.FLOATS).__contains__,
         attributes=("sorted",),
         broadcasts=lambda count, **_: (1,),
+        reindexes=True,
         plan=functools.partial(_plan_segments, name=name),
     )
 
@@ -121,6 +123,7 @@ take_rows_p = Kernel(
     fallback=_take_fallback,
     accepts=None,
     broadcasts=lambda count, **_: (1,),
+    reindexes=True,
 )
 
 

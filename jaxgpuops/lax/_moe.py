@@ -31,7 +31,7 @@ def rows_of(assignments: int, num_experts: int, capacity: int, align: int) -> in
     return rows
 
 
-def _plan_fallback(experts, *, axis, num_experts, capacity, align, rows):
+def _plan_fallback(experts, *, axis, num_experts, capacity, align, room):
     def one(experts):
         count = experts.shape[0]
         experts = jnp.where((experts >= 0) & (experts < num_experts), experts, num_experts)
@@ -44,7 +44,7 @@ def _plan_fallback(experts, *, axis, num_experts, capacity, align, rows):
         rank = jnp.arange(count, dtype=np.int32) - (jnp.cumsum(found, dtype=np.int32) - found)[expert]
         kept = (expert < num_experts) & (rank < jnp.append(sizes, 0)[expert])
         row = jnp.where(kept, offsets[expert] + rank, -1)
-        assignment_of_row = jnp.full(rows, -1, np.int32).at[jnp.where(kept, row, rows)].set(order, mode="drop")
+        assignment_of_row = jnp.full(room, -1, np.int32).at[jnp.where(kept, row, room)].set(order, mode="drop")
         return assignment_of_row, jnp.zeros(count, np.int32).at[order].set(row), sizes, offsets
 
     for d in reversed(range(experts.ndim)):
@@ -60,8 +60,8 @@ def _plan_moe(rows, avals, compute_capability, axis, *, num_experts, **_):
 
 moe_plan_p = Kernel(
     "moe_plan",
-    results=lambda experts, *, axis, num_experts, capacity, align, rows: [
-        (rows, np.int32),
+    results=lambda experts, *, axis, num_experts, capacity, align, room: [
+        (room, np.int32),
         (experts.shape[axis], np.int32),
         (num_experts, np.int32),
         (num_experts + 1, np.int32),

@@ -97,7 +97,7 @@ def _plan(expert_ids, num_experts, capacity, align):
     valid = (expert_ids >= 0) & (expert_ids < num_experts)
     experts = jnp.where(valid, expert_ids, -1).astype(np.int32).reshape(*batch, tokens * choices)
     params = {"num_experts": num_experts, "capacity": capacity, "align": align}
-    params["rows"] = rows_of(tokens * choices, num_experts, capacity, align)
+    params["room"] = rows_of(tokens * choices, num_experts, capacity, align)
     make = moe_plan_p if num_experts <= MAX_EXPERTS else _plan_fallback
     assignment_of_row, row_of_assignment, sizes, offsets = make(experts, axis=experts.ndim - 1, **params)
     return MoEPlan(assignment_of_row, row_of_assignment.reshape(expert_ids.shape), sizes, offsets)
