@@ -30,8 +30,6 @@ REGIMES = {
     "argmax, tiles of columns": ((3000, 7, 11), 1, 1),
     "argmax, rows": ((500, 70_001), 1, 1),
     "argmax, shared rows": ((2, 3_000_001), 1, 1),
-    "argmax, a cluster a row": ((3, 128_256), 1, 1),
-    "argmax, a cluster for columns": ((42, 27_872, 4), 1, 1),
     "argmax, columns": ((300, 3001, 6), 1, 1),
     "argmax, shared columns": ((1, 500_001, 3), 1, 1),
     "argmax, long rows of columns": ((3, 301, 8 * 1031), 1, 1),

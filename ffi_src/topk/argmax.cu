@@ -19,7 +19,6 @@
 
 #include "common/async_copy.cuh"
 #include "common/launch.cuh"
-#include "common/residents.cuh"
 #include "topk/argmax_shape.h"
 #include "topk/candidates.cuh"
 #include "topk/delegates.cuh"
@@ -207,8 +206,6 @@ struct Argmax {
   void* partial;  // [row][slice] candidates, when slices > 1
   Rows rows;
   uint32_t slices, slice;  // blocks that share a row, and the elements of each
-  uint32_t own_bytes;      // of shared memory: what follows belongs to the cluster
-  bool cluster;            // they are one
 };
 
 template <class Key>
@@ -220,43 +217,13 @@ __device__ __forceinline__ void write(const Argmax& a, int64_t outer, uint32_t i
         static_cast<const Key*>(a.x)[(outer * a.rows.length + index) * a.rows.inner + inner];
 }
 
-// Of the blocks of a cluster, [part][column of the block]: in the first block.
 template <class Key>
-__device__ __forceinline__ Candidate<Key>* of_cluster(const Argmax& a) {
-  return reinterpret_cast<Candidate<Key>*>(dynamic_shared_memory() + a.own_bytes);
-}
-
-// `c` is that of column `inner`, which is number `place` of the block's `width`.
-template <class Key>
-__device__ __forceinline__ void finish(const Argmax& a, int64_t outer, uint32_t inner, uint32_t part, Candidate<Key> c,
-                                       uint32_t place, uint32_t width) {
+__device__ __forceinline__ void finish(const Argmax& a, int64_t outer, uint32_t inner, uint32_t part,
+                                       Candidate<Key> c) {
   if (a.slices == 1) {
     write<Key>(a, outer, inner, c.index);
-  } else if (a.cluster) {
-    store_in_cluster(of_cluster<Key>(a) + part * width + place, 0, c);
   } else {
     static_cast<Candidate<Key>*>(a.partial)[(outer * a.rows.inner + inner) * a.slices + part] = c;
-  }
-}
-
-// Clusters: all threads call the first as they begin, the second before finish(), the third after it.
-__device__ __forceinline__ void begin_cluster(const Argmax& a) {
-  if (a.cluster) arrive_at_cluster_start();
-}
-__device__ __forceinline__ void wait_for_cluster(const Argmax& a) {  // until all have begun, their memory is not there
-  if (a.cluster) wait_at_cluster_barrier();
-}
-template <class Key>
-__device__ __forceinline__ void finish_cluster(const Argmax& a, int64_t outer, uint32_t first, uint32_t part,
-                                               uint32_t width, uint32_t thread, uint32_t threads) {
-  if (!a.cluster) return;
-  arrive_at_cluster_barrier();
-  wait_at_cluster_barrier();
-  if (part != 0) return;
-  for (uint32_t i = thread; i < width && first + i < a.rows.inner; i += threads) {
-    Candidate<Key> c = of_cluster<Key>(a)[i];
-    for (uint32_t p = 1; p < a.slices; ++p) c.merge(of_cluster<Key>(a)[p * width + i]);
-    write<Key>(a, outer, first + i, c.index);
   }
 }
 
@@ -389,10 +356,9 @@ __global__ void __launch_bounds__(kArgmaxRowThreads, 1024 / kArgmaxRowThreads)
   constexpr uint32_t kVector = 16 / sizeof(Key), kThreads = kArgmaxRowThreads;
   const uint32_t lane = threadIdx.x;
   const uint32_t row = a.slices == 1 ? blockIdx.x : blockIdx.x / a.slices, part = blockIdx.x - row * a.slices;
-  begin_cluster(a);
   let_dependents_start();
   const uint32_t length = static_cast<uint32_t>(a.rows.length);
-  const uint32_t begin = min(part * a.slice, length), count = min(a.slice, length - begin);
+  const uint32_t begin = part * a.slice, count = min(a.slice, length - begin);
   const Key* x = static_cast<const Key*>(a.x) + static_cast<int64_t>(row) * length + begin;
   const uint32_t misaligned = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(Key));
   const uint32_t head = min(count, misaligned ? kVector - misaligned : 0);
@@ -447,13 +413,10 @@ __global__ void __launch_bounds__(kArgmaxRowThreads, 1024 / kArgmaxRowThreads)
   __shared__ Candidate<Key> warps[kThreads / 32];
   if (lane % 32 == 0) warps[lane / 32] = c;
   __syncthreads();
-  wait_for_cluster(a);
-  if (lane == 0) {
+  if (lane != 0) return;
 #pragma unroll
-    for (uint32_t w = 1; w < kThreads / 32; ++w) c.merge(warps[w]);
-    finish(a, row, 0, part, c, 0, 1);
-  }
-  finish_cluster<Key>(a, row, 0, part, 1, lane, kThreads);
+  for (uint32_t w = 1; w < kThreads / 32; ++w) c.merge(warps[w]);
+  finish(a, row, 0, part, c);
 }
 
 // ---- columns --------------------------------------------------------------------------------------------------------
@@ -474,10 +437,8 @@ __global__ void __launch_bounds__(kArgmaxMostThreads, 1024 / kArgmaxMostThreads)
   const uint32_t inner = static_cast<uint32_t>(a.rows.inner), thread = threadIdx.x;
   const uint32_t unit = a.slices == 1 ? blockIdx.x : blockIdx.x / a.slices, part = blockIdx.x - unit * a.slices;
   const uint32_t outer = call.tiles == 1 ? unit : unit / call.tiles, tile = unit - outer * call.tiles;
-  const uint32_t length = static_cast<uint32_t>(a.rows.length), begin = smaller(part * a.slice, length);
-  const uint32_t count = smaller(a.slice, length - begin);
+  const uint32_t begin = part * a.slice, count = smaller(a.slice, static_cast<uint32_t>(a.rows.length) - begin);
   const Key* x = static_cast<const Key*>(a.x) + (static_cast<int64_t>(outer) * a.rows.length + begin) * inner;
-  begin_cluster(a);
   let_dependents_start();
 
   // The thread reads vectors v, v + stride, .. before `end`.
@@ -538,17 +499,14 @@ __global__ void __launch_bounds__(kArgmaxMostThreads, 1024 / kArgmaxMostThreads)
     }
   }
 
-  wait_for_cluster(a);
   if (call.beside && call.deep == 1) {
-    if (end != 0) {
+    if (end == 0) return;
 #pragma unroll
-      for (uint32_t e = 0; e < kVector; ++e) {
-        Candidate<Key> c = places.at(e);
-        c.index += begin;
-        finish(a, outer, tile * width + column + e, part, c, column + e, width);
-      }
+    for (uint32_t e = 0; e < kVector; ++e) {
+      Candidate<Key> c = places.at(e);
+      c.index += begin;
+      finish(a, outer, tile * width + column + e, part, c);
     }
-    finish_cluster<Key>(a, outer, tile * width, part, width, thread, blockDim.x);
     return;
   }
 
@@ -579,8 +537,7 @@ __global__ void __launch_bounds__(kArgmaxMostThreads, 1024 / kArgmaxMostThreads)
   }
   merge_rows(all, width, smaller(rows, count), thread, blockDim.x);
   for (uint32_t c = thread; c < width && tile * width + c < inner; c += blockDim.x)
-    finish(a, outer, tile * width + c, part, all[c], c, width);
-  finish_cluster<Key>(a, outer, tile * width, part, width, thread, blockDim.x);
+    finish(a, outer, tile * width + c, part, all[c]);
 }
 
 // ---- strided --------------------------------------------------------------------------------------------------------
@@ -594,9 +551,7 @@ __global__ void __launch_bounds__(kArgmaxThreads)
   const uint32_t inner = static_cast<uint32_t>(a.rows.inner), width = blockDim.x, deep = blockDim.y;
   const uint32_t unit = blockIdx.x / a.slices, part = blockIdx.x - unit * a.slices, depth = threadIdx.y;
   const uint32_t outer = unit / tiles, column = (unit - outer * tiles) * width * kColumns + threadIdx.x;
-  const uint32_t length = static_cast<uint32_t>(a.rows.length), begin = smaller(part * a.slice, length);
-  const uint32_t end = smaller(begin + a.slice, length);
-  begin_cluster(a);
+  const uint32_t begin = part * a.slice, end = smaller(begin + a.slice, static_cast<uint32_t>(a.rows.length));
   let_dependents_start();
   Candidate<Key> best[kColumns];
   uint32_t columns[kColumns];
@@ -631,12 +586,9 @@ __global__ void __launch_bounds__(kArgmaxThreads)
       if (depth == 0) best[0] = all[thread];
     }
   }
-  wait_for_cluster(a);
 #pragma unroll
   for (int c = 0; c < kColumns; ++c)
-    if (depth == 0 && column + c * width < inner) finish(a, outer, columns[c], part, best[c], threadIdx.x, width);
-  if constexpr (kColumns == 1)
-    finish_cluster<Key>(a, outer, column - threadIdx.x, part, width, depth * width + threadIdx.x, width * deep);
+    if (depth == 0 && column + c * width < inner) finish(a, outer, columns[c], part, best[c]);
 }
 
 // ---- the end of shared rows -----------------------------------------------------------------------------------------
@@ -664,32 +616,28 @@ cudaError_t run(cudaStream_t stream, const ArgmaxShape& shape, bool overlap, con
   const int64_t units = rows.outer * shape.tiles * a.slices;
   const auto tiles = static_cast<uint32_t>(shape.tiles), threads = static_cast<uint32_t>(shape.threads);
   const auto beside = static_cast<uint32_t>(shape.beside), deep = static_cast<uint32_t>(shape.deep);
-  const int cluster = a.cluster ? static_cast<int>(a.slices) : 1;
-  const auto shared = static_cast<size_t>(argmax_shared_bytes(rows, sizeof(Key), shape, cluster));
+  const auto shared = static_cast<size_t>(argmax_shared_bytes(rows, sizeof(Key), shape));
   cudaError_t status = cudaErrorInvalidValue;
-  const auto launch_shared = [&](dim3 block, auto kernel, auto... rest) {  // by blocks that may share rows
-    Launch launched = {blocks(units), block, shared};
-    launched.cluster = cluster;
-    const cudaError_t allowed =
-        cluster > 1 ? allow_cluster(reinterpret_cast<const void*>(kernel), cluster) : cudaSuccess;
-    return allowed != cudaSuccess ? allowed : launch(stream, launched, kernel, a, rest...);
-  };
   switch (shape.form) {
     case ArgmaxForm::kTiles:
       status = launch(stream, {blocks((rows.outer + shape.outers - 1) / shape.outers), dim3(kArgmaxThreads), shared},
                       argmax_tiles<Key>, a, ranks, static_cast<uint32_t>(shape.outers), shape.lane_bits);
       break;
-    case ArgmaxForm::kRows: status = launch_shared(dim3(kArgmaxRowThreads), argmax_rows<Key>, order); break;
-    case ArgmaxForm::kColumns:
-      status = launch_shared(dim3((threads + 31) / 32 * 32), argmax_columns<Key>, ranks,
-                             ColumnsCall{tiles, beside, deep, threads});
+    case ArgmaxForm::kRows:
+      status = launch(stream, {blocks(units), dim3(kArgmaxRowThreads)}, argmax_rows<Key>, a, order);
       break;
-    case ArgmaxForm::kStrided: status = launch_shared(dim3(beside, deep), argmax_strided<Key, 1>, ranks, tiles); break;
+    case ArgmaxForm::kColumns:
+      status = launch(stream, {blocks(units), dim3((threads + 31) / 32 * 32), shared}, argmax_columns<Key>, a, ranks,
+                      ColumnsCall{tiles, beside, deep, threads});
+      break;
+    case ArgmaxForm::kStrided:
+      status = launch(stream, {blocks(units), dim3(beside, deep), shared}, argmax_strided<Key, 1>, a, ranks, tiles);
+      break;
     case ArgmaxForm::kSheets:
       status = launch(stream, {blocks(units), dim3(beside)}, argmax_strided<Key, kSheet>, a, ranks, tiles);
       break;
   }
-  if (status != cudaSuccess || a.slices == 1 || a.cluster) return status;
+  if (status != cudaSuccess || a.slices == 1) return status;
   constexpr int kRows = kArgmaxThreads / 32;
   Launch last = {blocks((rows.count() + kRows - 1) / kRows), dim3(kArgmaxThreads)};
   last.overlap = overlap;
@@ -707,12 +655,9 @@ cudaError_t launch_argmax_kernels(cudaStream_t stream, const Plan& plan, Rows ro
   a.partial = buffers.workspace;
   a.rows = rows;
   a.slice = static_cast<uint32_t>(argmax_slice(rows, plan.slices));
-  // None is empty, but for those of a cluster, which need no workspace.
-  a.cluster = plan.slices > 1 && plan.workspace_bytes == 0;
-  a.slices = static_cast<uint32_t>(a.cluster ? plan.slices : (rows.length + a.slice - 1) / a.slice);
+  a.slices = static_cast<uint32_t>((rows.length + a.slice - 1) / a.slice);  // none is empty
   const bool aligned = reinterpret_cast<uintptr_t>(buffers.x) % 16 == 0;
   const ArgmaxShape shape = argmax_shape(rows, key_bits / 8, aligned);
-  a.own_bytes = static_cast<uint32_t>(argmax_own_bytes(rows, key_bits / 8, shape));
   return dispatch_key(key_bits, [&](auto key) { return run<decltype(key)>(stream, shape, plan.overlap, order, a); });
 }
 

@@ -89,17 +89,8 @@ inline ArgmaxShape argmax_shape(Rows rows, int key_bytes, bool aligned) {
   return shape;
 }
 
-// Columns that a block has.
-inline int64_t argmax_width(Rows rows, int key_bytes, const ArgmaxShape& shape) {
-  switch (shape.form) {
-    case ArgmaxForm::kRows: return 1;
-    case ArgmaxForm::kColumns: return shape.beside ? shape.beside * (16 / key_bytes) : rows.inner;
-    default: return shape.beside;
-  }
-}
-
-// Shared memory of a block: of its own candidates, and of those of the blocks of its cluster, if there is one.
-inline int64_t argmax_own_bytes(Rows rows, int key_bytes, const ArgmaxShape& shape) {
+// Shared memory of a block.
+inline int64_t argmax_shared_bytes(Rows rows, int key_bytes, const ArgmaxShape& shape) {
   const int64_t candidate = key_bytes == 8 ? 16 : 8;
   switch (shape.form) {
     case ArgmaxForm::kTiles: return shape.outers * rows.length * rows.inner * key_bytes + 16 + 128;
@@ -107,11 +98,6 @@ inline int64_t argmax_own_bytes(Rows rows, int key_bytes, const ArgmaxShape& sha
     case ArgmaxForm::kStrided: return shape.threads * candidate;
     default: return 0;
   }
-}
-inline int64_t argmax_shared_bytes(Rows rows, int key_bytes, const ArgmaxShape& shape, int cluster) {
-  const int64_t candidate = key_bytes == 8 ? 16 : 8;
-  const int64_t own = argmax_own_bytes(rows, key_bytes, shape);
-  return own + (cluster > 1 ? cluster * argmax_width(rows, key_bytes, shape) * candidate : 0);
 }
 
 // Elements of the axis that a block has. Whole vectors, where rows are.

@@ -205,10 +205,6 @@ const char* name(Algorithm algorithm) {
   return "?";
 }
 
-// Of argmax: blocks of a cluster, at most; what one of them reads where small problems have a cluster; and what the
-// first keeps of all.
-constexpr int64_t kArgmaxCluster = 16, kArgmaxClusterPart = 48 << 10, kArgmaxClusterBytes = 32 << 10;
-
 Plan plan_argmax(Rows rows, int key_bits, const Gpu& gpu, int64_t workspace_bytes) {
   Plan plan;
   if (rows.count() == 0) return plan;
@@ -218,12 +214,10 @@ Plan plan_argmax(Rows rows, int key_bits, const Gpu& gpu, int64_t workspace_byte
   plan.lanes = shape.form == ArgmaxForm::kTiles ? 1 << shape.lane_bits : shape.threads;
   plan.threads = static_cast<int>(ceil_div(shape.threads, 32) * 32);
   plan.shared_limit = gpu.shared_bytes;
-  plan.shared_bytes = argmax_shared_bytes(rows, static_cast<int>(key_bytes), shape, 1);
+  plan.shared_bytes = argmax_shared_bytes(rows, static_cast<int>(key_bytes), shape);
   // Blocks that start on their own without sharing a column; the blocks that the device is to have; and how many a
   // column is worth.
   const int64_t units = rows.outer * shape.tiles;
-  const int64_t width = argmax_width(rows, static_cast<int>(key_bytes), shape), shape_bytes = width * key_bytes;
-  const int64_t merged = kArgmaxCluster * width * candidate;
   int64_t slices = 1;
   if (shape.form == ArgmaxForm::kRows) {
     slices = std::min(3 * gpu.multiprocessors / units, rows.length * key_bytes / 8192);
@@ -232,14 +226,6 @@ Plan plan_argmax(Rows rows, int key_bits, const Gpu& gpu, int64_t workspace_byte
     slices = std::min(2 * gpu.multiprocessors / units, rows.length / (4 * step));
   } else if (shape.form == ArgmaxForm::kStrided) {
     slices = std::min(4 * gpu.multiprocessors / units, rows.length / (32 * shape.deep));
-  }
-  // Blocks of a cluster need no second launch, which takes as long as a block reads some tens of KB, and no workspace.
-  const bool few = slices <= kArgmaxCluster || rows.length * shape_bytes <= kArgmaxCluster * kArgmaxClusterPart;
-  const bool starved = workspace_bytes >= 0 && workspace_bytes < 2 * rows.inner * candidate;
-  if (slices > 1 && has_clusters(gpu) && (few || starved) && merged <= kArgmaxClusterBytes) {
-    while (plan.slices < std::min<int64_t>(slices, kArgmaxCluster)) plan.slices *= 2;
-    plan.shared_bytes = argmax_shared_bytes(rows, static_cast<int>(key_bytes), shape, plan.slices);
-    return plan;
   }
   slices = std::min(slices, rows.length * key_bytes / (16 * candidate));  // candidates are a sixteenth of x at most
   if (workspace_bytes >= 0) slices = std::min(slices, workspace_bytes / (rows.inner * candidate));
