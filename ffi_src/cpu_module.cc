@@ -166,10 +166,9 @@ jaxgpuops::scan::Problem scan_named(const std::string& name) {
 
 NB_MODULE(_cpu, module) {
   using namespace jaxgpuops;
-  define_module(module,
-                {topk::cpu_targets(), along_axis::cpu_targets(), scan::cpu_targets(), topk_softmax::cpu_targets(),
-                 softmax::cpu_targets(), reduce::cpu_targets(), sort::cpu_targets(), count::cpu_targets(),
-                 moe::cpu_targets()});
+  define_module(module, {topk::cpu_targets(), along_axis::cpu_targets(), scan::cpu_targets(),
+                         topk_softmax::cpu_targets(), softmax::cpu_targets(), reduce::cpu_targets(),
+                         sort::cpu_targets(), count::cpu_targets(), moe::cpu_targets()});
 
   // The plan of a call on a GPU of a compute capability. `workspace_bytes` < 0 asks for the best; else it is what the
   // call has, as when a part of a batch runs what was lowered for the whole.

@@ -14,8 +14,7 @@
 
 NB_MODULE(_cuda, module) {
   using namespace jaxgpuops;
-  define_module(module,
-                {topk::cuda_targets(), along_axis::cuda_targets(), scan::cuda_targets(), topk_softmax::cuda_targets(),
-                 softmax::cuda_targets(), reduce::cuda_targets(), sort::cuda_targets(), count::cuda_targets(),
-                 moe::cuda_targets()});
+  define_module(module, {topk::cuda_targets(), along_axis::cuda_targets(), scan::cuda_targets(),
+                         topk_softmax::cuda_targets(), softmax::cuda_targets(), reduce::cuda_targets(),
+                         sort::cuda_targets(), count::cuda_targets(), moe::cuda_targets()});
 }
