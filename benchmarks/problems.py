@@ -687,6 +687,8 @@ FAMILIES = ["topk", "sort", "arg", "scan", "linear", "softmax", "ce", "gate", "r
 
 # program, call, shape, axis, dtype, options of the call
 PROGRAMS = [
+    ("ranking", sort, (64, 1000), 1, "float32", {"op": "argsort"}),
+    ("samples in order", sort, (1, 1 << 20), 1, "float32", {}),
     ("segmentation", softmax, (8, 2, 262144), 1, "float32", {"op": "softmax"}),
     ("segmentation", softmax, (8, 2, 262144), 1, "bfloat16", {"op": "log_softmax"}),
     ("segmentation", softmax, (4, 19, 262144), 1, "float32", {"op": "softmax"}),

@@ -16,11 +16,13 @@ import numpy as np
 Axis = int | Sequence[int] | None  # of functions that take several axes, or all
 
 # The dtypes that kernels know.
-INTEGERS = frozenset(map(np.dtype, ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]))
-FLOATS = frozenset(map(np.dtype, [ml_dtypes.bfloat16, "float16", "float32", "float64"]))
-FLOATS8 = frozenset(map(np.dtype, [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]))
-COMPLEX = frozenset(map(np.dtype, ["complex64", "complex128"]))
-ORDERED_DTYPES = INTEGERS | FLOATS | FLOATS8 | {np.dtype(bool)}
+INTEGERS: frozenset[Any] = frozenset(
+    map(np.dtype, ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"])
+)
+FLOATS: frozenset[Any] = frozenset(map(np.dtype, [ml_dtypes.bfloat16, "float16", "float32", "float64"]))
+FLOATS8: frozenset[Any] = frozenset(map(np.dtype, [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]))
+COMPLEX: frozenset[Any] = frozenset(map(np.dtype, ["complex64", "complex128"]))
+ORDERED_DTYPES: frozenset[Any] = INTEGERS | FLOATS | FLOATS8 | {np.dtype(bool)}
 
 
 def wide(dtype: np.dtype) -> np.dtype:

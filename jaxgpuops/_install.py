@@ -198,7 +198,7 @@ def _rule(name: str, platform: str, original):
         if ctx.module_context.lowering_parameters.for_export:
             why = "an exported program that never mentions jaxgpuops must run without it"
             choice = dataclasses.replace(choice, kernel=None, plan={}, why=why)
-        if choice.kernel is None:
+        if choice.kernel is None or isinstance(call, str):
             _primitive.record(choice)
             return original(ctx, *operands, **params)
 

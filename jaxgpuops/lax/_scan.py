@@ -167,7 +167,7 @@ def cumlogsumexp(
     return _function("cumlogsumexp", operand, axis, reverse, exclusive, segment_starts, axis_name)
 
 
-def linear_operands(op, a, b, h0, starts, axis):
+def linear_operands(op, a, b, h0, starts, axis) -> tuple[Any, ...]:
     """Operands (b, a, h0, starts) of the primitive, broadcast as far as it needs, and the axis from the front.
 
     They are aligned here, outside of `jax.custom_vjp`, which wants cotangents of the very types of its arguments.

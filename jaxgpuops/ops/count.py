@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -100,10 +101,11 @@ def _jitted_segments(data, ids, name, length, sorted):
     return _segments(SEGMENT_KERNELS[name], own, ids, 0, length, sorted).astype(data.dtype)
 
 
-def _segments(kernel, data, ids, axis, length, sorted):
+def _segments(kernel, data, ids, axis, length, sorted) -> Any:
     data, ids = align(data, ids)
     if jnp.issubdtype(data.dtype, jnp.complexfloating):
-        parts = (_reduced(part, ids, kernel.name, axis, length, sorted) for part in (data.real, data.imag))
+        each = (data.real, data.imag)
+        parts: list[Any] = [_reduced(part, ids, kernel.name, axis, length, sorted) for part in each]
         return jax.lax.complex(*parts)
     return _reduced(data, ids, kernel.name, axis, length, sorted)
 
@@ -228,7 +230,8 @@ def _jitted_take(table, ids):
     rows = as_int32(ids, table.shape[0]).reshape(-1, *(1,) * (table.ndim - 1))
     table, rows = align(table, rows)
     if jnp.issubdtype(table.dtype, jnp.complexfloating):
-        out = jax.lax.complex(*(_taken(part, rows, table.shape[0]) for part in (table.real, table.imag)))
+        parts: list[Any] = [_taken(part, rows, table.shape[0]) for part in (table.real, table.imag)]
+        out: Any = jax.lax.complex(*parts)
     else:
         out = _taken(table, rows, table.shape[0])
     return out.reshape(*ids.shape, *table.shape[1:])
