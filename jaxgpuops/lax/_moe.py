@@ -167,7 +167,7 @@ def weight_cotangent(tokens, rows, row_of_assignment, weights, axis, choices):
     def one(tokens, rows, row):
         count = row.shape[0] // choices
         there, row = row >= 0, jnp.maximum(row, 0)
-        picked = rows[row].reshape(count, choices, rows.shape[1]).astype(weights.dtype)
+        picked = jnp.asarray(rows)[row].reshape(count, choices, rows.shape[1]).astype(weights.dtype)
         return jnp.where(there, (picked * tokens[:, None].astype(weights.dtype)).sum(-1).reshape(-1), 0)
 
     batch, inner = tokens.shape[:axis], math.prod(tokens.shape[axis + 1 :])
