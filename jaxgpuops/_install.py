@@ -41,9 +41,8 @@ class _Route(NamedTuple):
     primitive: Primitive
     kernel: _primitive.Kernel
     params: Any  # from the primitive's params to the kernel's
-    call: Any = (
-        None  # from the operands' types and the primitive's params to what calls the kernel, or why nothing does
-    )
+    # From the operands' types and the primitive's params to what calls the kernel, or why nothing does.
+    call: Any = None
 
 
 def _top_k_params(*, k, axis, is_stable=True):  # jax 0.11 added is_stable; stable is right for both

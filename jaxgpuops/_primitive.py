@@ -327,9 +327,10 @@ def _lower_fun(ctx, function, operands):
 
 
 def _attribute(value):
+    """A number of 64 bits, as handlers read it; JAX would make a float one of 32."""
     if isinstance(value, int) and not isinstance(value, bool):
         return np.int64(value)
-    return np.float64(value) if isinstance(value, float) else value  # JAX would make it a float32
+    return np.float64(value) if isinstance(value, float) else value
 
 
 def _is_worth_a_copy(platform, aval) -> bool:
@@ -487,6 +488,22 @@ def like(x: jax.Array, aval, split=None) -> jax.Array:
         x, _ = _vary(x, jax.lax.axis_index(split.names))
     same = jax.typeof(x).sharding.spec == aval.sharding.spec
     return x if same else jax.sharding.reshard(x, aval.sharding)
+
+
+# ---- Batches of indices -----------------------------------------------------------------------------------------------
+
+
+def batch_first(kernel: Kernel) -> None:
+    """For a kernel whose operands after the first have nothing after the axis: a batch that one of these has comes first
+    in all. A batch of the first operand alone stays where it is, unless there is no other operand."""
+
+    def batch(operands, dims, **params):
+        if any(d is not None for d in dims[1:]) or len(dims) == 1:
+            operands = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(operands, dims, strict=True)]
+            dims = [None if d is None else 0 for d in dims]
+        return kernel._batch(operands, dims, **params)
+
+    batching.primitive_batchers[kernel.primitive] = batch
 
 
 # ---- Derivatives ----------------------------------------------------------------------------------------------------

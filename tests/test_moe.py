@@ -159,6 +159,13 @@ def test_batches():
         np.testing.assert_array_equal(a, np.stack(c))
 
 
+def test_empty_batches():
+    plan = jaxgpuops.moe_plan(np.zeros((0, 3, 2), np.int32), 4)
+    y = jaxgpuops.moe_dispatch(jnp.zeros((0, 3, 5)), plan)
+    assert plan.assignment_of_row.shape == (0, 6) and y.shape == (0, 6, 5)
+    assert jaxgpuops.moe_combine(y, plan, jnp.zeros((0, 3, 2))).shape == (0, 3, 5)
+
+
 @pytest.mark.parametrize("align", [1, 8])
 def test_a_layer_is_that_of_every_expert_for_every_token(align):
     """With `jax.lax.ragged_dot`, forward and backward; whole numbers, so that all orders of adding are right."""

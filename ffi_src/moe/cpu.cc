@@ -66,18 +66,11 @@ void for_each_line(const Workers& workers, int64_t outer, int64_t lines, int64_t
   });
 }
 
-// An element type: how its bits are read and written as what it is computed in.
-template <class Bits_, class Acc_>
-struct Plain {
-  using Bits = Bits_;
-  static Acc_ decode(Bits bits) { return bits; }
-  static Bits encode(Acc_ value) { return value; }
-};
-
-template <class Element, class Acc>
+template <class Element>
 void dispatch_scaled(const MoveProblem& p, const void* x, const int32_t* index, const void* weights, void* out,
                      const Workers& workers) {
   using Bits = typename Element::Bits;
+  using Acc = decltype(Element::decode(Bits{}));
   for_each_line(workers, p.outer, p.rows, p.inner, [&](int64_t o, int64_t r) {
     const int32_t a = index[p.index(o) + r];
     Bits* to = static_cast<Bits*>(out) + (o * p.rows + r) * p.inner;
@@ -105,10 +98,11 @@ void dispatch_whole(const MoveProblem& p, const void* x, const int32_t* index, v
 
 constexpr int64_t kSums = 512;  // elements that are added up at a time
 
-template <class Element, class Acc>
+template <class Element>
 void combine(const MoveProblem& p, const void* y, const int32_t* index, const void* weights, void* out,
              const Workers& workers) {
   using Bits = typename Element::Bits;
+  using Acc = decltype(Element::decode(Bits{}));
   for_each_line(workers, p.outer, p.tokens, p.inner, [&](int64_t o, int64_t t) {
     const int32_t* rows = index + p.index(o) + t * p.choices;
     const Acc* scales = weights ? static_cast<const Acc*>(weights) + p.weight(o) + t * p.choices : nullptr;
@@ -128,18 +122,6 @@ void combine(const MoveProblem& p, const void* y, const int32_t* index, const vo
   });
 }
 
-template <class Body>
-void with_float(DType dtype, const Body& body) {
-  switch (dtype) {
-    case DType::kFloat8E4M3FN: return body(Float8E4M3FN(), float());
-    case DType::kFloat8E5M2: return body(Float8E5M2(), float());
-    case DType::kFloat16: return body(Float16(), float());
-    case DType::kBFloat16: return body(BFloat16(), float());
-    case DType::kFloat32: return body(Plain<float, float>(), float());
-    default: return body(Plain<double, double>(), double());
-  }
-}
-
 ffi::Error dispatch_handler(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer assignment_of_row, ffi::AnyBuffer,
                             ffi::RemainingArgs weights, ffi::Result<ffi::AnyBuffer> out, int64_t axis,
                             int64_t choices) {
@@ -150,9 +132,9 @@ ffi::Error dispatch_handler(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuff
     rest.require_end();
     const Workers workers = workers_of(pool);
     if (!scales) return dispatch_whole(p, x.untyped_data(), ints(assignment_of_row), out->untyped_data(), workers);
-    with_float(p.dtype, [&](auto element, auto acc) {
-      dispatch_scaled<decltype(element), decltype(acc)>(p, x.untyped_data(), ints(assignment_of_row), scales,
-                                                        out->untyped_data(), workers);
+    with_any_format(p.dtype, [&](auto element) {
+      dispatch_scaled<decltype(element)>(p, x.untyped_data(), ints(assignment_of_row), scales, out->untyped_data(),
+                                         workers);
     });
   });
 }
@@ -164,9 +146,9 @@ ffi::Error combine_handler(ffi::ThreadPool pool, ffi::AnyBuffer y, ffi::AnyBuffe
     Rest rest(weights);
     const void* scales = weights.size() > 0 ? weights_of(p, rest, dims_of(y), axis) : nullptr;
     rest.require_end();
-    with_float(p.dtype, [&](auto element, auto acc) {
-      combine<decltype(element), decltype(acc)>(p, y.untyped_data(), ints(row_of_assignment), scales,
-                                                out->untyped_data(), workers_of(pool));
+    with_any_format(p.dtype, [&](auto element) {
+      combine<decltype(element)>(p, y.untyped_data(), ints(row_of_assignment), scales, out->untyped_data(),
+                                 workers_of(pool));
     });
   });
 }

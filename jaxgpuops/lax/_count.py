@@ -8,11 +8,10 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.interpreters import batching
 
 from jaxgpuops import _arguments, _native
 from jaxgpuops._partition import RULES, Rule
-from jaxgpuops._primitive import Kernel, def_jvp, def_linear
+from jaxgpuops._primitive import Kernel, batch_first, def_jvp, def_linear
 from jaxgpuops.lax.order import from_keys, to_keys
 
 # ---- Counts ---------------------------------------------------------------------------------------------------------
@@ -127,16 +126,8 @@ take_rows_p = Kernel(
 )
 
 
-def _batch(kernel, operands, dims, *, axis, **params):
-    """Ids have nothing after the axis, so a batch of them comes first. Without them a batch stays where it is."""
-    if dims[1] is not None:
-        operands = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(operands, dims, strict=True)]
-        dims = [None if d is None else 0 for d in dims]
-    return kernel._batch(operands, dims, axis=axis, **params)
-
-
 for _kernel in (*SEGMENT_KERNELS.values(), take_rows_p):
-    batching.primitive_batchers[_kernel.primitive] = functools.partial(_batch, _kernel)
+    batch_first(_kernel)
 
 
 def segments(kernel: Kernel, data: jax.Array, ids: jax.Array, axis: int, length: int, sorted: bool) -> jax.Array:

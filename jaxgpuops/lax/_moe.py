@@ -7,16 +7,15 @@ dimensions before it.
 
 from __future__ import annotations
 
-import functools
 import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.interpreters import ad, batching
+from jax.interpreters import ad
 
 from jaxgpuops import _arguments, _native
-from jaxgpuops._primitive import Kernel, def_jvp
+from jaxgpuops._primitive import Kernel, batch_first, def_jvp
 
 MAX_EXPERTS = 4096  # kMostExperts of ffi_src/moe/plan.h
 
@@ -31,11 +30,13 @@ def rows_of(assignments: int, num_experts: int, capacity: int, align: int) -> in
     return rows
 
 
-def _plan_fallback(experts, *, axis, num_experts, capacity, align, room):
+def plan_fallback(experts, *, axis, num_experts, capacity, align, room):
     def one(experts):
         count = experts.shape[0]
         experts = jnp.where((experts >= 0) & (experts < num_experts), experts, num_experts)
-        order = jnp.argsort(experts, stable=True).astype(np.int32)
+        # As argsort, which in a shard_map forgets what its keys vary over.
+        places = jnp.arange(count, dtype=np.int32) + jnp.zeros_like(experts)
+        order = jax.lax.sort((experts, places), num_keys=1)[1]
         found = jnp.zeros(num_experts + 1, np.int32).at[experts].add(1)
         sizes = found[:-1] if capacity < 0 else jnp.minimum(found[:-1], capacity)
         padded = (sizes + (align - 1)) // align * align
@@ -66,7 +67,7 @@ moe_plan_p = Kernel(
         (num_experts, np.int32),
         (num_experts + 1, np.int32),
     ],
-    fallback=_plan_fallback,
+    fallback=plan_fallback,
     accepts={np.dtype(np.int32)}.__contains__,
     attributes=("capacity", "align"),
     reindexes=True,
@@ -144,16 +145,8 @@ moe_combine_p = _kernel(
 )
 
 
-def _batch(kernel, operands, dims, **params):
-    """Indices have nothing after the axis, so a batch of them comes first. Without them a batch stays where it is."""
-    if any(d is not None for d in dims[1:]) or len(dims) == 1:
-        operands = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(operands, dims, strict=True)]
-        dims = [None if d is None else 0 for d in dims]
-    return kernel._batch(operands, dims, **params)
-
-
 for _each in (moe_plan_p, moe_dispatch_p, moe_combine_p):
-    batching.primitive_batchers[_each.primitive] = functools.partial(_batch, _each)
+    batch_first(_each)
 
 
 # ---- Derivatives ----------------------------------------------------------------------------------------------------

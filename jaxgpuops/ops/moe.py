@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Literal, NamedTuple
 
 import jax
@@ -14,10 +15,10 @@ from jaxgpuops import _arguments
 from jaxgpuops._primitive import align as aligned
 from jaxgpuops.lax._moe import (
     MAX_EXPERTS,
-    _plan_fallback,
     moe_combine_p,
     moe_dispatch_p,
     moe_plan_p,
+    plan_fallback,
     rows_of,
     weight_cotangent,
 )
@@ -98,7 +99,7 @@ def _plan(expert_ids, num_experts, capacity, align):
     experts = jnp.where(valid, expert_ids, -1).astype(np.int32).reshape(*batch, tokens * choices)
     params = {"num_experts": num_experts, "capacity": capacity, "align": align}
     params["room"] = rows_of(tokens * choices, num_experts, capacity, align)
-    make = moe_plan_p if num_experts <= MAX_EXPERTS else _plan_fallback
+    make = moe_plan_p if num_experts <= MAX_EXPERTS else plan_fallback
     assignment_of_row, row_of_assignment, sizes, offsets = make(experts, axis=experts.ndim - 1, **params)
     return MoEPlan(assignment_of_row, row_of_assignment.reshape(expert_ids.shape), sizes, offsets)
 
@@ -111,7 +112,8 @@ def _operands(op, name, x, plan, length, weights):
         raise ValueError(
             f"{op}: {name} must have shape {(*batch, length)} and what follows, as plan says; got {x.shape}"
         )
-    entries = lambda a: a.reshape(*batch, -1 if a.size else 0, *(1,) * (x.ndim - axis - 1))
+    after = tuple(range(axis + 1, x.ndim))
+    entries = lambda a: jnp.expand_dims(a.reshape(*batch, math.prod(a.shape[axis:])), after)
     wide = np.dtype(np.float64 if x.dtype == np.dtype(np.float64) else np.float32)
     more = [] if weights is None else [entries(weights.astype(wide))]
     return aligned(x, entries(plan.assignment_of_row), entries(plan.row_of_assignment), *more), axis
