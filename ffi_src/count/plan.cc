@@ -80,11 +80,11 @@ SegmentsPlan plan_segments(const Segments& problem) {
   }
   plan.algorithm = problem.sorted ? Segmenting::kSorted : Segmenting::kOrdered;
   if (!problem.sorted) plan.order = plan_order(rows.length, problem.segments);
-  // About 8192 warps' worth of tiles if a lane has 16 bytes of a row.
+  // About 4096 warps' worth of tiles if a lane has 16 bytes of a row.
   const int64_t bytes = rows.inner * bytes_of(problem.dtype);
   const int64_t lanes = rows.length * ceil_div(bytes, 16);
-  int64_t tile = 32;
-  while (tile < 1024 && lanes / tile > 32 * 8192) tile *= 2;
+  int64_t tile = lanes < 1 << 20 ? 32 : 64;
+  while (tile < 1024 && lanes / tile > 32 * 4096) tile *= 2;
   plan.rows = tile;
   plan.tiles = ceil_div(rows.length, tile);
   const int64_t part = aligned(plan.tiles * rows.inner * partial_bytes(problem));

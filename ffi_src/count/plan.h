@@ -34,7 +34,7 @@ BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu);
 // ---- Segments -------------------------------------------------------------------------------------------------------
 
 // The stable order of ids, by digits from the lowest: a block ranks a tile.
-constexpr int kOrderThreads = 256, kOrderItems = 16, kOrderTile = kOrderThreads * kOrderItems;
+constexpr int kOrderThreads = 256, kOrderItems = 8, kOrderTile = kOrderThreads * kOrderItems;
 constexpr int kMaxDigitBits = 10;
 
 struct OrderPlan {

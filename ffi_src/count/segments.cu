@@ -17,8 +17,8 @@ namespace jaxgpuops::count {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kTilesOfBlock = 8;  // of the kernel that joins parts
-constexpr int kRows = 8;          // in flight
+constexpr int kJoinThreads = 512, kTilesOfBlock = 32;  // of the kernel that joins parts
+constexpr int kRows = 8;                               // in flight
 
 // ---- Kernels --------------------------------------------------------------------------------------------------------
 
@@ -66,8 +66,9 @@ __device__ __forceinline__ void load_packs(T (&to)[kRows], const void* from) {
   }
 }
 
+// In whole packs, where there are several numbers.
 template <class Monoid, int kCount>
-struct Partial {
+struct alignas(kCount > 1 ? 16 : sizeof(typename Monoid::Acc)) Partial {
   typename Monoid::Acc value[kCount];
 
   __device__ void clear() {
@@ -89,14 +90,8 @@ struct Partial {
     *reinterpret_cast<Elements<typename Monoid::Bits, kCount>*>(static_cast<typename Monoid::Bits*>(out) + at) =
         elements;
   }
-  __device__ void store(typename Monoid::Acc* to) const {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) to[i] = value[i];
-  }
-  __device__ void load(const typename Monoid::Acc* from) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) value[i] = from[i];
-  }
+  __device__ void store(typename Monoid::Acc* to) const { *reinterpret_cast<Partial*>(to) = *this; }
+  __device__ void load(const typename Monoid::Acc* from) { *this = *reinterpret_cast<const Partial*>(from); }
 };
 
 template <class Monoid, int kCount>
@@ -169,10 +164,10 @@ __global__ void __launch_bounds__(kThreads) segment_tiles_kernel(Args a) {
 // Joins the parts of segments that begin in one of the tiles of a block and end in another. Few parts are added up by
 // one team, many by all teams of the block, each of which has neighbouring ones.
 template <class Monoid, int kCount>
-__global__ void __launch_bounds__(kThreads) segment_join_kernel(Args a) {
+__global__ void __launch_bounds__(kJoinThreads) segment_join_kernel(Args a) {
   using Acc = typename Monoid::Acc;
   constexpr int64_t kFew = 8;
-  __shared__ Partial<Monoid, kCount> partials[kThreads];
+  __shared__ Partial<Monoid, kCount> partials[kJoinThreads];
   __shared__ int64_t lasts[kTilesOfBlock];  // tile in which the segment ends
   const int64_t chunk = blockIdx.x % a.chunks, blocks = (a.tiles + kTilesOfBlock - 1) / kTilesOfBlock;
   const int64_t first = blockIdx.x / a.chunks % blocks * kTilesOfBlock, o = blockIdx.x / a.chunks / blocks;
@@ -186,7 +181,10 @@ __global__ void __launch_bounds__(kThreads) segment_join_kernel(Args a) {
       const int32_t id = id_at_end(tile);
       const bool begins = begin == 0 || ids[begin - 1] != id;
       if (a.is_segment(id) && begins && ids[begin + a.rows] == id) {
-        int64_t low = tile + 1, high = a.tiles - 1;  // the last tile whose first id is this one
+        // The last tile whose first id is this one: most often the next, so steps grow before they shrink.
+        int64_t low = tile + 1, step = 1;
+        for (; low + step < a.tiles && ids[(low + step) * a.rows] == id; step *= 2) low += step;
+        int64_t high = min(a.tiles - 1, low + step - 1);
         while (low < high) {
           const int64_t middle = (low + high + 1) / 2;
           if (ids[middle * a.rows] == id) {
@@ -203,7 +201,7 @@ __global__ void __launch_bounds__(kThreads) segment_join_kernel(Args a) {
   __syncthreads();
 
   const int lane = threadIdx.x & ((1 << a.team_bits) - 1), team = threadIdx.x >> a.team_bits;
-  const int teams = kThreads >> a.team_bits;
+  const int teams = kJoinThreads >> a.team_bits;
   const int64_t column = ((chunk << a.team_bits) + lane) * kCount;
   const bool live = column < a.inner;
   char* workspace = a.workspace + o * a.workspace_bytes;
@@ -297,7 +295,7 @@ cudaError_t run(cudaStream_t stream, Args a) {
   const int64_t lanes = (a.inner + kCount - 1) / kCount;
   while (a.team_bits < 5 && lanes > 1 << a.team_bits) ++a.team_bits;
   // As many as there are teams if a lane has one element: the order of additions does not depend on alignment.
-  for (a.shares = kThreads; a.shares > kThreads / 32 && a.inner * a.shares > kThreads;) a.shares /= 2;
+  for (a.shares = kJoinThreads; a.shares > kJoinThreads / 32 && a.inner * a.shares > kJoinThreads;) a.shares /= 2;
   a.chunks = (lanes + (1 << a.team_bits) - 1) >> a.team_bits;
   Launch config;
   config.block = dim3(kThreads);
@@ -309,6 +307,7 @@ cudaError_t run(cudaStream_t stream, Args a) {
   status = launch(stream, config, segment_tiles_kernel<Monoid, kCount>, a);
   if (status != cudaSuccess || a.tiles == 1) return status;
   config.grid = dim3(static_cast<unsigned>(a.outer * ((a.tiles + kTilesOfBlock - 1) / kTilesOfBlock) * a.chunks));
+  config.block = dim3(kJoinThreads);
   return launch(stream, config, segment_join_kernel<Monoid, kCount>, a);
 }
 
