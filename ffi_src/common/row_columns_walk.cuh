@@ -39,8 +39,8 @@ struct WalkPlace {
   }
 };
 
-// At most held_positions(): a thread holds its columns in registers. One read, one write. (No position is computed that
-// is not there: of a length of 2 that were most.)
+// At most held_positions(): a thread holds its columns in registers. One read, one write. (Only
+// positions that exist are computed: padding to a full batch would be most of the work on an axis of length 2.)
 template <class P>
 __global__ void __launch_bounds__(32 * kWalkWarps, 4) held_walk_kernel(const __grid_constant__ Parameters<P> p) {
   using Element = typename P::Element;

@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kTurnThreads)
 
 cudaError_t launch_turn(cudaStream_t stream, const void* from, void* to, int64_t outer, int64_t rows, int64_t columns,
                         int bits) {
-  // Squares, but for sides that are shorter than those.
+  // A tile is a square; where the array has fewer columns or rows than a side, the other side is longer.
   constexpr int64_t side = 32;
   int64_t across = side;
   if (columns < side) across = columns;
