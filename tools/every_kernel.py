@@ -1,7 +1,7 @@
 """Runs every kernel once on small arrays and checks the results: the program that tools/gpu.sh runs under
 compute-sanitizer. Shapes are odd on purpose, so that rows are misaligned and last tiles are not full.
 
-    python tools/every_kernel.py [topk | sorts | gates | rows | streamed | scans | counts | moe ...]
+    python tools/every_kernel.py [topk | sorts | gates | rows | columns | streamed | scans | counts | moe ...]
 """
 
 import functools
@@ -172,7 +172,9 @@ ROWS = [  # along axis 1
     (10, 265_216),  # the same, aligned
     (2, 300_001),
     (2, 700_001),
-    (3, 2, 50),  # columns of a short axis, in registers
+]
+COLUMNS = [
+    (3, 2, 50),  # a short axis, in registers
     (3, 30, 5),  # walked
     (3, 401, 130),  # walked by several warps
     (3, 101, 64),
@@ -239,9 +241,9 @@ def rows_by_numpy(x, t, labels, scale, bias, where):
     return results | {"dot": (x * t).sum(1), "sum of bytes": x.astype(np.int64).sum(1).astype(np.int8)}
 
 
-def run_rows(rng, streamed=False):
+def run_rows(rng, shapes=ROWS, streamed=False):
     kernels = set()
-    for shape, dtype in itertools.product(ROWS, ("float16", "bfloat16", "float32", "float64")):
+    for shape, dtype in itertools.product(shapes, ("float16", "bfloat16", "float32", "float64")):
         with jax.enable_x64(dtype == "float64"):
             wide = jnp.float64 if dtype == "float64" else jnp.float32
             row = [1 if d == 1 else n for d, n in enumerate(shape)]
@@ -452,6 +454,7 @@ def run_counts(rng):
 def main():
     families = {"topk": run_topk, "sorts": run_sorts, "gates": run_gates, "rows": run_rows, "scans": run_scans}
     families |= {"counts": run_counts, "moe": run_moe}
+    families["columns"] = functools.partial(run_rows, shapes=COLUMNS)
     families["streamed"] = functools.partial(run_rows, streamed=True)
     kernels = set()
     for family in sys.argv[1:] or families:

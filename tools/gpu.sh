@@ -45,10 +45,10 @@ stage_sanitize() {
   local failed=0 family tool job started
   for tool in memcheck racecheck initcheck synccheck; do
     started=()
-    for family in topk sorts gates rows streamed scans counts moe; do
+    for family in topk sorts gates rows columns streamed scans counts moe; do
       # In the streamed rows' kernel an atomic tells which warp is the last with a row, and orders what warps have stored
       # before, which racecheck does not see. synccheck (of CUDA 13.0) ends in a fault on rows, where memcheck finds none.
-      case $tool-$family in racecheck-streamed | synccheck-streamed | synccheck-rows) continue ;; esac
+      case $tool-$family in racecheck-streamed | synccheck-streamed | synccheck-rows | synccheck-columns) continue ;; esac
       sanitize $tool $family &
       started+=($!)
     done
