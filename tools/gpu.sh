@@ -33,10 +33,10 @@ stage_test() {
     JAX_PLATFORMS=cuda timeout --signal INT "${TEST_SECONDS:-420}" python3 -P -m pytest -v --durations=5 "$@" || failed=1
   }
   suite -n 8 --dist worksteal ${TESTS:-tests} --ignore-glob '*/test_gpu_*'
-  XLA_PYTHON_CLIENT_MEM_FRACTION=.085 suite -n 10 --dist worksteal -m 'not alone' tests/test_gpu_*.py
+  XLA_PYTHON_CLIENT_MEM_FRACTION=.18 suite -n 5 --dist worksteal -m 'not alone' tests/test_gpu_*.py
   suite -m alone tests/test_gpu_*.py
   # The forms that GPUs before compute capability 9.0 take.
-  JAXGPUOPS_COMPUTE_CAPABILITY=80 XLA_PYTHON_CLIENT_MEM_FRACTION=.085 suite -n 10 --dist worksteal -m 'not alone' \
+  JAXGPUOPS_COMPUTE_CAPABILITY=80 XLA_PYTHON_CLIENT_MEM_FRACTION=.18 suite -n 5 --dist worksteal -m 'not alone' \
     -k 'adversarial or other_widths or same_bits or older or follow' tests/test_gpu_topk.py tests/test_gpu_scan.py
   return $failed
 }
