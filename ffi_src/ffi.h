@@ -21,7 +21,7 @@
 #include "common/broadcast.h"
 #include "common/dtype.h"
 #include "common/ordered_key.h"
-#include "common/parallel.h"
+#include "common/cpu/parallel.h"
 #include "common/rows.h"
 
 namespace jaxgpuops {

@@ -33,7 +33,7 @@ auto binding() {
       .template Attr<int64_t>("axis");
 }
 
-// The tables of cpu.cc and cuda.cc.
+// The tables of cpu/handlers.cc and cuda/handlers.cc.
 std::vector<Target> cpu_targets();
 std::vector<Target> cuda_targets();
 

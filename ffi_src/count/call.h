@@ -48,7 +48,7 @@ inline Segments segments_of(Op op, ffi::AnyBuffer data, ffi::AnyBuffer ids, ffi:
   return problem;
 }
 
-// The tables of cpu.cc and cuda.cc.
+// The tables of cpu/handlers.cc and cuda/handlers.cc.
 std::vector<Target> cpu_targets();
 std::vector<Target> cuda_targets();
 

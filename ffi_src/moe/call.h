@@ -85,7 +85,7 @@ inline const void* weights_of(MoveProblem& problem, Rest& rest, const Dims& whol
   return weights.untyped_data();
 }
 
-// The tables of cpu.cc and cuda.cc.
+// The tables of cpu/handlers.cc and cuda/handlers.cc.
 std::vector<Target> cpu_targets();
 std::vector<Target> cuda_targets();
 

@@ -1,7 +1,7 @@
 // Which kernel a call takes, with which geometry and how much workspace: see softmax/plan.h.
 #pragma once
 
-#include "common/row_plan.h"
+#include "row_engine/plan.h"
 #include "reduce/reduce.h"
 
 namespace jaxgpuops::reduce {

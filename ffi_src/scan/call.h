@@ -199,7 +199,7 @@ auto linear_vjp_binding() {
       .template Attr<bool>("initial");
 }
 
-// The tables of cpu.cc and cuda.cc.
+// The tables of cpu/handlers.cc and cuda/handlers.cc.
 std::vector<Target> cpu_targets();
 std::vector<Target> cuda_targets();
 

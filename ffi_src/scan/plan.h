@@ -7,7 +7,7 @@
 
 #include "common/gpu.h"
 #include "scan/scan.h"
-#include "scan/shape.h"
+#include "scan/cuda/shape.h"
 
 namespace jaxgpuops::scan {
 
@@ -24,7 +24,7 @@ const char* name(Layout layout);
 struct Plan {
   Algorithm algorithm = Algorithm::kEmpty;
   Layout layout = Layout::kAlong;
-  int run_bits = 0;  // see shape.h
+  int run_bits = 0;  // see cuda/shape.h
   int axis_warps = 1;
   int column_bits = 0;  // 2^column_bits warps along the columns
   int per_lane = 1;

@@ -281,7 +281,7 @@ auto cross_entropy_grad_binding() {
       .template Attr<bool>("masked");
 }
 
-// The tables of cpu.cc and cuda.cc.
+// The tables of cpu/handlers.cc and cuda/handlers.cc.
 std::vector<Target> cpu_targets();
 std::vector<Target> cuda_targets();
 

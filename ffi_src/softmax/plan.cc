@@ -5,7 +5,7 @@
 namespace jaxgpuops::softmax {
 namespace {
 
-// As in policy.cuh.
+// As in cuda/policy.cuh.
 RowTraits traits_of(const Problem& problem) {
   const bool wide = problem.dtype == DType::kFloat64;
   const int acc_bytes = wide ? 8 : 4;

@@ -3,7 +3,7 @@
 // too.
 #pragma once
 
-#include "common/row_plan.h"
+#include "row_engine/plan.h"
 #include "softmax/softmax.h"
 
 namespace jaxgpuops::softmax {

@@ -1,6 +1,6 @@
 #include "sort/plan.h"
 
-#include "sort/shape.h"
+#include "sort/cuda/shape.h"
 
 namespace jaxgpuops::sort {
 namespace {

@@ -6,7 +6,7 @@
 #include "common/gpu.h"
 #include "common/rows.h"
 #include "sort/sort.h"
-#include "topk/sort_shape.h"
+#include "topk/cuda/sort_shape.h"
 
 namespace jaxgpuops::sort {
 

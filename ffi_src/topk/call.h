@@ -61,7 +61,7 @@ auto argmax_binding() {
       .template Attr<bool>("largest");
 }
 
-// The tables of cpu.cc and cuda.cc.
+// The tables of cpu/handlers.cc and cuda/handlers.cc.
 std::vector<Target> cpu_targets();
 std::vector<Target> cuda_targets();
 

@@ -2,15 +2,15 @@
 
 #include <algorithm>
 
-#include "topk/argmax_shape.h"
-#include "topk/columns_shape.h"
-#include "topk/held_shape.h"
-#include "topk/radix_shape.h"
-#include "topk/rows_shape.h"
-#include "topk/sieve_shape.h"
-#include "topk/sort_shape.h"
-#include "topk/stream_shape.h"
-#include "topk/wave_shape.h"
+#include "topk/cuda/argmax_shape.h"
+#include "topk/cuda/columns_shape.h"
+#include "topk/cuda/held_shape.h"
+#include "topk/cuda/radix_shape.h"
+#include "topk/cuda/rows_shape.h"
+#include "topk/cuda/sieve_shape.h"
+#include "topk/cuda/sort_shape.h"
+#include "topk/cuda/stream_shape.h"
+#include "topk/cuda/wave_shape.h"
 
 namespace jaxgpuops::topk {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "common/gpu.h"
 #include "common/rows.h"
-#include "topk/sort_shape.h"
+#include "topk/cuda/sort_shape.h"
 
 namespace jaxgpuops::topk {
 

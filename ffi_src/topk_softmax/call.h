@@ -58,7 +58,7 @@ auto gate_binding() {
       .template Attr<bool>("biased");
 }
 
-// The tables of cpu.cc and cuda.cc.
+// The tables of cpu/handlers.cc and cuda/handlers.cc.
 std::vector<Target> cpu_targets();
 std::vector<Target> cuda_targets();
 

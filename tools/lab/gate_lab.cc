@@ -1,5 +1,5 @@
 // The gate's kernel behind a C interface, for gate_lab.py.
-#include "topk_softmax/launch.h"
+#include "topk_softmax/cuda/launch.h"
 
 using namespace jaxgpuops;
 using namespace jaxgpuops::topk_softmax;

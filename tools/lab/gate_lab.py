@@ -26,7 +26,7 @@ TIMES = [  # rows, length, k, dtype, target in microseconds
 ]
 
 
-SOURCES = ["ffi_src/topk_softmax/topk_softmax.cu", "ffi_src/topk_softmax/plan.cc", "tools/lab/gate_lab.cc"]
+SOURCES = ["ffi_src/topk_softmax/cuda/topk_softmax.cu", "ffi_src/topk_softmax/plan.cc", "tools/lab/gate_lab.cc"]
 
 
 class Lab:

@@ -1,5 +1,5 @@
 // The scan kernels behind a C interface, for scan_lab.py: the plan's choice of algorithm may be overridden.
-#include "scan/launch.h"
+#include "scan/cuda/launch.h"
 
 using namespace jaxgpuops;
 using namespace jaxgpuops::scan;

@@ -10,12 +10,12 @@ from machine import Gpu, Host, Sweep, build, library, random_rows, replay
 from scan_lab import DTYPE, broadcast
 
 CUDA_SOURCES = [
-    *(f"softmax/{name}" for name in ("plain", "general", "cross_entropy", "jvp", "launch")),
-    *(f"reduce/{name}" for name in ("sum", "dot", "extreme", "launch")),
+    *(f"softmax/cuda/{name}" for name in ("plain", "general", "cross_entropy", "jvp", "launch")),
+    *(f"reduce/cuda/{name}" for name in ("sum", "dot", "extreme", "launch")),
 ]
 SOURCES = [
     *(f"ffi_src/{name}.cu" for name in CUDA_SOURCES),
-    *(f"ffi_src/{name}.cc" for name in ("common/row_plan", "softmax/plan", "reduce/plan")),
+    *(f"ffi_src/{name}.cc" for name in ("row_engine/plan", "softmax/plan", "reduce/plan")),
     "tools/lab/softmax_lab.cc",
 ]
 

@@ -1,5 +1,5 @@
 // The top-k kernels behind a C interface, for topk_lab.py: the plan's choice of algorithm may be overridden.
-#include "topk/launch.h"
+#include "topk/cuda/launch.h"
 
 using namespace jaxgpuops;
 using namespace jaxgpuops::topk;

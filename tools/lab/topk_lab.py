@@ -10,7 +10,7 @@ import numpy as np
 from machine import ROOT, Sweep, build, library, log_uniform, random_rows, replay
 
 SOURCES = [
-    *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "ffi_src" / "topk").glob("*.cu"))),
+    *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "ffi_src" / "topk" / "cuda").glob("*.cu"))),
     *("ffi_src/topk/plan.cc", "tools/lab/topk_lab.cc"),
 ]
 DISTRIBUTIONS = ["normal", "rising", "falling", "equal", "two", "relu", "nan", "high bits", "period", "tail", "bits"]

@@ -1,0 +1,77 @@
+// Keys with their indices on the CPU, and how a list of them is sorted.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+#include "common/cpu/simd.h"
+
+namespace jaxgpuops {
+
+// A key with its index: larger composites come first, and no two are equal. The index is complemented, so that the
+// lower one wins a tie.
+template <class Key>
+using Composite = std::conditional_t<sizeof(Key) == 8, unsigned __int128, uint64_t>;
+
+template <class Key>
+Composite<Key> compose(Key key, uint32_t index) {
+  return static_cast<Composite<Key>>(key) << 32 | static_cast<uint32_t>(~index);
+}
+
+template <class Key>
+Key key_of(Composite<Key> composite) {
+  return static_cast<Key>(composite >> 32);
+}
+
+template <class Key>
+int32_t index_of(Composite<Key> composite) {
+  return static_cast<int32_t>(~static_cast<uint32_t>(composite));
+}
+
+// Where each of a few keys goes in descending order, an earlier one before an equal later one: counts the keys ahead.
+constexpr int64_t kMaxRanked = 128;
+
+template <class Key>
+JAXGPUOPS_SIMD void rank(const Key* keys, int64_t size, int32_t* ranks) {
+  for (int64_t i = 0; i < size; ++i) {
+    const Key key = keys[i];
+    int32_t ahead = 0;
+    for (int64_t j = 0; j < i; ++j) ahead += keys[j] >= key;
+    for (int64_t j = i + 1; j < size; ++j) ahead += keys[j] > key;
+    ranks[i] = ahead;
+  }
+}
+
+// Sorts a list that is in index order by descending keys. Larger lists by counting digits of the key, low ones first,
+// which leaves equal keys in index order.
+template <class Key>
+void sort_by_key(Composite<Key>* list, int64_t size, Composite<Key>* scratch) {
+  if (size <= kMaxRanked) {
+    Key keys[kMaxRanked] = {};
+    int32_t ranks[kMaxRanked];
+    for (int64_t i = 0; i < size; ++i) keys[i] = key_of<Key>(list[i]);
+    rank(keys, size, ranks);
+    std::copy(list, list + size, scratch);
+    for (int64_t i = 0; i < size; ++i) list[ranks[i]] = scratch[i];
+    return;
+  }
+  constexpr int kDigits = sizeof(Key);
+  int32_t counts[kDigits][256] = {};
+  for (int64_t i = 0; i < size; ++i)
+    for (int d = 0; d < kDigits; ++d) ++counts[d][static_cast<uint8_t>(list[i] >> (32 + 8 * d))];
+  Composite<Key>* from = list;
+  Composite<Key>* to = scratch;
+  for (int d = 0; d < kDigits; ++d) {
+    const int shift = 32 + 8 * d;
+    if (counts[d][static_cast<uint8_t>(from[0] >> shift)] == size) continue;  // all share the digit
+    int32_t start = 0;
+    for (int digit = 255; digit >= 0; --digit) start += std::exchange(counts[d][digit], start);
+    for (int64_t i = 0; i < size; ++i) to[counts[d][static_cast<uint8_t>(from[i] >> shift)]++] = from[i];
+    std::swap(from, to);
+  }
+  if (from != list) std::copy(from, from + size, list);
+}
+
+}  // namespace jaxgpuops

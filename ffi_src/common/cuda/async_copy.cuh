@@ -1,0 +1,57 @@
+// Copies from global to shared memory that go on while the thread does something else, where the device can (from
+// compute capability 8.0): each thread asks for its own, and waits for its own. (CUDA's __pipeline functions let the
+// compiler move reads of what arrives before the wait, and know the bytes to clear at compile time only.)
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "common/cuda/intrinsics.cuh"
+
+namespace jaxgpuops {
+
+// 4, 8 or 16 bytes: this thread has them after wait_for_async_copies().
+template <int kBytes = 16>
+__device__ __forceinline__ void copy_async(void* to, const void* from) {
+#if __CUDA_ARCH__ >= 800
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)),
+                 "l"(__cvta_generic_to_global(from))
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(to)),
+                 "l"(__cvta_generic_to_global(from)), "n"(kBytes)
+                 : "memory");
+  }
+#else
+  using Unit = std::conditional_t<kBytes == 16, uint4, std::conditional_t<kBytes == 8, uint64_t, uint32_t> >;
+  *static_cast<Unit*>(to) = *static_cast<const Unit*>(from);
+#endif
+}
+
+// The same of 16 bytes, zeros if they are not `there`.
+__device__ __forceinline__ void copy_async_or_clear(void* to, const void* from, bool there) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
+               "l"(__cvta_generic_to_global(from)), "r"(there ? 16 : 0)
+               : "memory");
+#else
+  *static_cast<uint4*>(to) = there ? *static_cast<const uint4*>(from) : uint4{};
+#endif
+}
+
+__device__ __forceinline__ void commit_async_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// For all but those that this thread committed last, kLast times.
+template <int kLast>
+__device__ __forceinline__ void wait_for_async_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLast) : "memory");
+#endif
+}
+
+}  // namespace jaxgpuops

@@ -1,0 +1,168 @@
+// What kernels need of the device beyond CUDA's own C++: shuffles of whole structs, clusters, dependent launches.
+#pragma once
+
+#include <cstdint>
+
+#include "common/cuda/element.h"
+#include "common/cuda/launch.cuh"
+
+namespace jaxgpuops {
+
+constexpr unsigned kEveryLane = 0xffffffffu;
+
+template <class T>
+struct WordsOf {
+  static_assert(sizeof(T) % 4 == 0);
+  uint32_t word[sizeof(T) / 4];
+};
+
+// All lanes of the warp take part.
+template <class T>
+__device__ __forceinline__ T shuffle_from(T value, int lane) {
+  auto words = bits_as<WordsOf<T>>(value);
+#pragma unroll
+  for (auto& word : words.word) word = __shfl_sync(kEveryLane, word, lane);
+  return bits_as<T>(words);
+}
+
+template <class T>
+__device__ __forceinline__ T shuffle_up(T value, int lanes) {
+  auto words = bits_as<WordsOf<T>>(value);
+#pragma unroll
+  for (auto& word : words.word) word = __shfl_up_sync(kEveryLane, word, lanes);
+  return bits_as<T>(words);
+}
+
+template <class T>
+__device__ __forceinline__ T shuffle_xor(T value, int mask) {
+  auto words = bits_as<WordsOf<T>>(value);
+#pragma unroll
+  for (auto& word : words.word) word = __shfl_xor_sync(kEveryLane, word, mask);
+  return bits_as<T>(words);
+}
+
+// Of all lanes' numbers, none of which is NaN. Keys that are ordered like them take one instruction; five shuffles wait
+// for each other.
+__device__ __forceinline__ float largest_of_warp(float number) {
+#if __CUDA_ARCH__ >= 800
+  const auto ordered = [](int bits) { return bits ^ (bits >> 31 & 0x7fffffff); };
+  return __int_as_float(ordered(__reduce_max_sync(kEveryLane, ordered(__float_as_int(number)))));
+#else
+#pragma unroll
+  for (int lanes = 16; lanes; lanes /= 2) number = fmaxf(number, __shfl_xor_sync(kEveryLane, number, lanes));
+  return number;
+#endif
+}
+
+__device__ __forceinline__ unsigned char* dynamic_shared_memory() {
+  extern __shared__ uint4 jaxgpuops_shared_memory[];
+  return reinterpret_cast<unsigned char*>(jaxgpuops_shared_memory);
+}
+
+// 16 bytes that are not needed again soon: they leave the caches first.
+template <class T>
+__device__ __forceinline__ T load_once(const T* from) {
+  static_assert(sizeof(T) == 16);
+  return bits_as<T>(__ldcs(reinterpret_cast<const uint4*>(from)));
+}
+template <class T>
+__device__ __forceinline__ void store_once(T* to, T value) {
+  __stcs(reinterpret_cast<uint4*>(to), bits_as<uint4>(value));
+}
+
+// The word at byte `bits / 8` of high:low, read as eight bytes.
+__device__ __forceinline__ uint32_t funnel_right(uint32_t low, uint32_t high, int bits) {
+  return __funnelshift_r(low, high, bits);
+}
+
+// 2^x, to 2 ulp; results below the least normal number are 0.
+__device__ __forceinline__ float fast_exp2(float x) {
+  float e;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x));
+  return e;
+}
+
+// Products and sums that are rounded here, and never become part of a multiply-add.
+__device__ __forceinline__ float rounded_product(float a, float b) { return __fmul_rn(a, b); }
+__device__ __forceinline__ double rounded_product(double a, double b) { return __dmul_rn(a, b); }
+__device__ __forceinline__ float rounded_sum(float a, float b) { return __fadd_rn(a, b); }
+__device__ __forceinline__ double rounded_sum(double a, double b) { return __dadd_rn(a, b); }
+
+__device__ __forceinline__ float fused_multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
+__device__ __forceinline__ double fused_multiply_add(double a, double b, double c) { return fma(a, b, c); }
+
+// An address in shared memory, for the instructions that take no other.
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// ---- Dependent launches (Launch::overlap) ---------------------------------------------------------------------------
+
+// Lets the next kernel start, where it was launched to overlap.
+__device__ __forceinline__ void let_dependents_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Waits for the end of the kernel before.
+__device__ __forceinline__ void wait_for_predecessor() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// ---- Clusters (Launch::cluster > 1) ---------------------------------------------------------------------------------
+
+__device__ __forceinline__ void arrive_at_cluster_barrier() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+
+// The same where nothing that was written before has to be seen after it (barriers: make_barriers_visible()). The other
+// waits for all memory of the device.
+__device__ __forceinline__ void arrive_at_cluster_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void wait_at_cluster_barrier() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+// Numbers of the cluster in the grid and of the block in the cluster.
+__device__ __forceinline__ int cluster_of_grid() {
+  unsigned cluster = blockIdx.x;
+#if __CUDA_ARCH__ >= 900
+  asm("mov.u32 %0, %%clusterid.x;" : "=r"(cluster));
+#endif
+  return static_cast<int>(cluster);
+}
+__device__ __forceinline__ int block_of_cluster() {
+  unsigned block = 0;
+#if __CUDA_ARCH__ >= 900
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(block));
+#endif
+  return static_cast<int>(block);
+}
+
+// Stores to where `to` is in the shared memory of another block of the cluster.
+template <class T>
+__device__ __forceinline__ void store_in_cluster(T* to, unsigned rank, T value) {
+#if __CUDA_ARCH__ >= 900
+  const auto words = bits_as<WordsOf<T>>(value);
+  uint32_t address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(address)
+      : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))), "r"(rank));
+#pragma unroll
+  for (int w = 0; w < static_cast<int>(sizeof(T) / 4); ++w)
+    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address + 4 * w), "r"(words.word[w]) : "memory");
+#endif
+}
+
+}  // namespace jaxgpuops

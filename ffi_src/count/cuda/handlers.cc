@@ -1,0 +1,68 @@
+// CUDA handlers: buffers -> plan -> launch.
+#include "common/cuda/device.h"
+#include "count/call.h"
+#include "count/cuda/launch.h"
+
+namespace jaxgpuops::count {
+namespace {
+
+ffi::Error bincount(cudaStream_t stream, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> counts,
+                    ffi::Result<ffi::AnyBuffer> workspace, int64_t axis) {
+  return handle("jaxgpuops.bincount", [&] {
+    const Bincount problem = bincount_of(x, *counts, axis);
+    require_workspace(*workspace, x, axis);  // which this kernel does without
+    const Device device = current_device();
+    const BincountPlan plan = plan_bincount(problem, device.gpu());
+    require_launched(
+        launch_bincount(stream, plan, problem, x.untyped_data(), static_cast<int32_t*>(counts->untyped_data())),
+        kCountingNames[static_cast<int>(plan.algorithm)], problem.rows, x, device);
+  });
+}
+
+template <Op op>
+ffi::Error segments(cudaStream_t stream, ffi::AnyBuffer data, ffi::AnyBuffer ids, ffi::Result<ffi::AnyBuffer> out,
+                    ffi::Result<ffi::AnyBuffer> workspace, int64_t axis, bool sorted) {
+  return handle(target_name(op).c_str(), [&] {
+    const Segments problem = segments_of(op, data, ids, *out, axis, sorted);
+    const SegmentsPlan plan = plan_segments(problem);
+    const int64_t bytes = require_workspace(*workspace, data, axis);
+    if (bytes < plan.workspace_bytes) throw invalid("workspace has ", bytes, " bytes, expected ", plan.workspace_bytes);
+    const SegmentsBuffers buffers = {data.untyped_data(), static_cast<const int32_t*>(ids.untyped_data()),
+                                     out->untyped_data(), static_cast<char*>(workspace->untyped_data()), bytes};
+    require_launched(launch_segments(stream, plan, problem, buffers),
+                     kSegmentingNames[static_cast<int>(plan.algorithm)], problem.rows, data, current_device());
+  });
+}
+
+auto segments_binding() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::PlatformStream<cudaStream_t>>()
+      .Arg<ffi::AnyBuffer>()  // data
+      .Arg<ffi::AnyBuffer>()  // ids
+      .Ret<ffi::AnyBuffer>()  // out
+      .Ret<ffi::AnyBuffer>()  // workspace
+      .Attr<int64_t>("axis")
+      .Attr<bool>("sorted");
+}
+XLA_FFI_DEFINE_HANDLER(kBincount, bincount,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                           .Arg<ffi::AnyBuffer>()  // x
+                           .Ret<ffi::AnyBuffer>()  // counts
+                           .Ret<ffi::AnyBuffer>()  // workspace
+                           .Attr<int64_t>("axis"),
+                       {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kSum, segments<Op::kSum>, segments_binding(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kMax, segments<Op::kMax>, segments_binding(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kMin, segments<Op::kMin>, segments_binding(), {ffi::Traits::kCmdBufferCompatible});
+
+}  // namespace
+
+std::vector<Target> cuda_targets() {
+  return {{"jaxgpuops.bincount", kBincount},
+          {"jaxgpuops.segment_sum", kSum},
+          {"jaxgpuops.segment_max", kMax},
+          {"jaxgpuops.segment_min", kMin}};
+}
+
+}  // namespace jaxgpuops::count

@@ -1,0 +1,86 @@
+// What segments do with elements: add them up, or look for the largest of keys that are made of them.
+#pragma once
+
+#include "common/cuda/intrinsics.cuh"
+#include "common/cuda/launch.cuh"
+#include "count/count.h"
+
+namespace jaxgpuops::count {
+
+// How elements become keys, if Extreme.
+struct Keys {
+  uint64_t flip;      // of integers
+  uint64_t infinity;  // of floats; 0: integers
+  bool smallest;
+  uint64_t empty;  // bits of what a segment without rows has, for Sum, too
+};
+
+template <class E>
+struct Sum {
+  using Bits = typename E::Bits;
+  using Acc = typename E::Acc;
+  __device__ static Acc identity() { return Acc{0}; }
+  __device__ static Acc load(Bits bits, const Keys&) { return E::load(bits); }
+  __device__ static Acc fold(Acc a, Acc b) { return add(a, b); }
+  __device__ static Bits store(Acc acc, const Keys&) { return E::store(acc); }
+};
+
+// Unsigned keys of the elements' own width; NaN is the largest, and 0, which no float has, is that of nothing.
+template <class Unsigned>
+struct Extreme {
+  using Bits = Unsigned;
+  using Acc = Unsigned;
+  static constexpr Bits kSign = static_cast<Bits>(Bits{1} << (8 * sizeof(Bits) - 1));
+  static constexpr Bits kAll = static_cast<Bits>(~Bits{0});
+  __device__ static Acc identity() { return 0; }
+  __device__ static Acc load(Bits bits, const Keys& keys) {
+    if (keys.infinity == 0) return static_cast<Bits>(bits ^ static_cast<Bits>(keys.flip));
+    if (static_cast<Bits>(bits & ~kSign) > static_cast<Bits>(keys.infinity)) return kAll;
+    const Bits key = bits & kSign ? static_cast<Bits>(~bits) : static_cast<Bits>(bits | kSign);
+    return keys.smallest ? static_cast<Bits>(~key) : key;
+  }
+  __device__ static Acc fold(Acc a, Acc b) { return a > b ? a : b; }
+  __device__ static Bits store(Acc key, const Keys& keys) {
+    if (key == 0) return static_cast<Bits>(keys.empty);
+    if (keys.infinity == 0) return static_cast<Bits>(key ^ static_cast<Bits>(keys.flip));
+    if (key == kAll) return static_cast<Bits>(~kSign);  // a quiet NaN
+    if (keys.smallest) key = static_cast<Bits>(~key);
+    return key & kSign ? static_cast<Bits>(key ^ kSign) : static_cast<Bits>(~key);
+  }
+};
+
+inline Keys keys_of(const Segments& problem) {
+  Keys keys = {};
+  if (problem.op == Op::kSum) return keys;
+  const DType dtype = problem.dtype;
+  const uint64_t sign = uint64_t{1} << (8 * bytes_of(dtype) - 1);
+  keys.smallest = problem.op == Op::kMin;
+  if (is_float(dtype)) {
+    keys.infinity = dtype == DType::kFloat16    ? 0x7c00
+                    : dtype == DType::kBFloat16 ? 0x7f80
+                    : dtype == DType::kFloat32  ? 0x7f800000
+                                                : 0x7ff0000000000000;
+    keys.empty = keys.infinity | (keys.smallest ? 0 : sign);
+  } else {
+    const bool is_signed = dtype <= DType::kInt64;
+    keys.flip = (is_signed ? sign : 0) ^ (keys.smallest ? ~uint64_t{0} : 0);
+    keys.empty = keys.flip;  // what key 0 is
+  }
+  return keys;
+}
+
+// Calls f with the monoid of a problem.
+template <class F>
+cudaError_t dispatch_monoid(const Segments& problem, F f) {
+  const int bits = 8 * bytes_of(problem.dtype);
+  if (problem.op != Op::kSum) return dispatch_key(bits, [&](auto width) { return f(Extreme<decltype(width)>{}); });
+  switch (problem.dtype) {
+    case DType::kFloat16: return f(Sum<Float16>{});
+    case DType::kBFloat16: return f(Sum<BFloat16>{});
+    case DType::kFloat32: return f(Sum<Float32>{});
+    case DType::kFloat64: return f(Sum<Float64>{});
+    default: return dispatch_key(bits, [&](auto width) { return f(Sum<Integer<decltype(width)>>{}); });
+  }
+}
+
+}  // namespace jaxgpuops::count

@@ -1,0 +1,353 @@
+// Segments of rows whose ids ascend, or that stand in the order of their ids (order.cu). Rows are split evenly,
+// whatever the segments are: a tile of rows belongs to a team of lanes, each of which has 16 bytes of a row (one
+// element where rows are not made of these), goes through the rows in order and keeps the segment at hand in registers.
+// A segment within a tile is stored at once. Of one that crosses tiles, each tile leaves a part, and a second kernel
+// adds these up in order: no atomics, and an order of additions that follows from the number of rows and the ids.
+//
+// Moves each row once, 4 or 8 bytes of id and position a row, each segment once, and up to two parts a tile. Segments
+// without rows are found by a search of the ids and filled by a kernel of their own, so that nothing is stored twice.
+#include <cuda_runtime.h>
+
+#include "common/cuda/intrinsics.cuh"
+#include "common/cuda/launch.cuh"
+#include "count/cuda/launch.h"
+#include "count/cuda/monoid.cuh"
+
+namespace jaxgpuops::count {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kJoinThreads = 512, kTilesOfBlock = 32;  // of the kernel that joins parts
+constexpr int kRows = 8;                               // in flight
+
+// ---- Kernels --------------------------------------------------------------------------------------------------------
+
+struct Args {
+  const void* data;
+  void* out;
+  const int32_t* ids;  // sorted ones; null: the workspace has them
+  IndexMap ids_at;
+  char* workspace;
+  int64_t workspace_bytes, keys_at, positions_at, heads_at, tails_at;
+  int64_t outer, length, inner, segments, rows, tiles;
+  int64_t chunks;  // of columns: what a team has at a time
+  int team_bits;
+  int64_t shares;  // of the parts of one segment, that teams of a block add up
+  bool shared;
+  Keys keys;
+
+  __device__ const int32_t* ids_of(int64_t o) const {
+    if (ids) return ids + ids_at(o);
+    return reinterpret_cast<const int32_t*>(workspace + (shared ? 0 : o) * workspace_bytes + keys_at);
+  }
+  __device__ const uint32_t* positions_of(int64_t o) const {
+    if (ids) return nullptr;
+    return reinterpret_cast<const uint32_t*>(workspace + (shared ? 0 : o) * workspace_bytes + positions_at);
+  }
+  __device__ bool is_segment(int32_t id) const { return static_cast<uint32_t>(id) < static_cast<uint32_t>(segments); }
+};
+
+// kCount neighbouring elements.
+template <class Bits, int kCount>
+struct alignas(kCount * sizeof(Bits)) Elements {
+  Bits value[kCount];
+};
+
+// Neighbouring numbers by whole packs.
+template <class Bits, class T>
+__device__ __forceinline__ void load_packs(T (&to)[kRows], const void* from) {
+  constexpr int kPerPack = 16 / sizeof(Bits);
+  static_assert(sizeof(T) == sizeof(Bits) && kRows % kPerPack == 0);
+#pragma unroll
+  for (int i = 0; i < kRows / kPerPack; ++i) {
+    const Pack pack = static_cast<const Pack*>(from)[i];
+#pragma unroll
+    for (int e = 0; e < kPerPack; ++e) to[i * kPerPack + e] = bits_as<T>(get<Bits>(pack, e));
+  }
+}
+
+// In whole packs, where there are several numbers.
+template <class Monoid, int kCount>
+struct alignas(kCount > 1 ? 16 : sizeof(typename Monoid::Acc)) Partial {
+  typename Monoid::Acc value[kCount];
+
+  __device__ void clear() {
+#pragma unroll
+    for (auto& v : value) v = Monoid::identity();
+  }
+  __device__ void fold(const Partial& other) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) value[i] = Monoid::fold(value[i], other.value[i]);
+  }
+  __device__ void fold(const Elements<typename Monoid::Bits, kCount>& elements, const Keys& keys) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) value[i] = Monoid::fold(value[i], Monoid::load(elements.value[i], keys));
+  }
+  __device__ void store_result(void* out, int64_t at, const Keys& keys) const {
+    Elements<typename Monoid::Bits, kCount> elements;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) elements.value[i] = Monoid::store(value[i], keys);
+    *reinterpret_cast<Elements<typename Monoid::Bits, kCount>*>(static_cast<typename Monoid::Bits*>(out) + at) =
+        elements;
+  }
+  __device__ void store(typename Monoid::Acc* to) const { *reinterpret_cast<Partial*>(to) = *this; }
+  __device__ void load(const typename Monoid::Acc* from) { *this = *reinterpret_cast<const Partial*>(from); }
+};
+
+template <class Monoid, int kCount>
+__global__ void __launch_bounds__(kThreads) segment_tiles_kernel(Args a) {
+  using Bits = typename Monoid::Bits;
+  using Acc = typename Monoid::Acc;
+  const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t team = thread >> a.team_bits;
+  const int64_t chunk = team % a.chunks, tile = team / a.chunks % a.tiles, o = team / a.chunks / a.tiles;
+  const int64_t column = ((chunk << a.team_bits) + (thread & ((1 << a.team_bits) - 1))) * kCount;
+  if (o >= a.outer || column >= a.inner) return;
+
+  const int32_t* ids = a.ids_of(o);
+  const uint32_t* positions = a.positions_of(o);
+  const Bits* data = static_cast<const Bits*>(a.data) + o * a.length * a.inner + column;
+  char* workspace = a.workspace + o * a.workspace_bytes;
+  const int64_t begin = tile * a.rows, end = min(a.length, begin + a.rows);
+
+  int32_t id = ids[begin];
+  bool begins = begin == 0 || ids[begin - 1] != id;
+  Partial<Monoid, kCount> sum;
+  sum.clear();
+  const auto flush = [&](bool ends) {
+    if (!a.is_segment(id)) return;
+    if (begins && ends) {
+      sum.store_result(a.out, (o * a.segments + id) * a.inner + column, a.keys);
+    } else {
+      sum.store(reinterpret_cast<Acc*>(workspace + (begins ? a.tails_at : a.heads_at)) + tile * a.inner + column);
+    }
+  };
+  const auto take_rows = [&](const int32_t (&next)[kRows], const Elements<Bits, kCount>(&elements)[kRows], int64_t at) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (at + r >= end) break;
+      if (next[r] != id) {
+        flush(true);
+        id = next[r];
+        begins = true;
+        sum.clear();
+      }
+      if (a.is_segment(id)) sum.fold(elements[r], a.keys);
+    }
+  };
+  for (int64_t at = begin; at < end; at += kRows) {
+    int32_t next[kRows];
+    Elements<Bits, kCount> elements[kRows];
+    if constexpr (kCount == 1 && sizeof(Bits) > 1) {
+      // Scalars: lanes are rows apart, so a load of each alone would take a sector.
+      const auto from = reinterpret_cast<uintptr_t>(ids + at) | reinterpret_cast<uintptr_t>(data + at);
+      if (a.inner == 1 && !positions && at + kRows <= end && from % 16 == 0) {
+        load_packs<uint32_t>(next, ids + at);
+        load_packs<Bits>(elements, data + at);
+        take_rows(next, elements, at);
+        continue;
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) next[r] = at + r < end ? ids[at + r] : -1;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+      if (a.is_segment(next[r])) {
+        const int64_t row = positions ? positions[at + r] : at + r;
+        elements[r] = *reinterpret_cast<const Elements<Bits, kCount>*>(data + row * a.inner);
+      }
+    take_rows(next, elements, at);
+  }
+  flush(end == a.length || ids[end] != id);
+}
+
+// Joins the parts of segments that begin in one of the tiles of a block and end in another. Few parts are added up by
+// one team, many by all teams of the block, each of which has neighbouring ones.
+template <class Monoid, int kCount>
+__global__ void __launch_bounds__(kJoinThreads) segment_join_kernel(Args a) {
+  using Acc = typename Monoid::Acc;
+  constexpr int64_t kFew = 8;
+  __shared__ Partial<Monoid, kCount> partials[kJoinThreads];
+  __shared__ int64_t lasts[kTilesOfBlock];  // tile in which the segment ends
+  const int64_t chunk = blockIdx.x % a.chunks, blocks = (a.tiles + kTilesOfBlock - 1) / kTilesOfBlock;
+  const int64_t first = blockIdx.x / a.chunks % blocks * kTilesOfBlock, o = blockIdx.x / a.chunks / blocks;
+  const int32_t* ids = a.ids_of(o);
+  const auto id_at_end = [&](int64_t tile) { return ids[min(a.length, (tile + 1) * a.rows) - 1]; };
+
+  if (threadIdx.x < kTilesOfBlock) {
+    const int64_t tile = first + threadIdx.x, begin = tile * a.rows;
+    int64_t last = tile;  // if none
+    if (tile + 1 < a.tiles) {
+      const int32_t id = id_at_end(tile);
+      const bool begins = begin == 0 || ids[begin - 1] != id;
+      if (a.is_segment(id) && begins && ids[begin + a.rows] == id) {
+        // The last tile whose first id is this one: most often the next, so steps grow before they shrink.
+        int64_t low = tile + 1, step = 1;
+        for (; low + step < a.tiles && ids[(low + step) * a.rows] == id; step *= 2) low += step;
+        int64_t high = min(a.tiles - 1, low + step - 1);
+        while (low < high) {
+          const int64_t middle = (low + high + 1) / 2;
+          if (ids[middle * a.rows] == id) {
+            low = middle;
+          } else {
+            high = middle - 1;
+          }
+        }
+        last = low;
+      }
+    }
+    lasts[threadIdx.x] = last;
+  }
+  __syncthreads();
+
+  const int lane = threadIdx.x & ((1 << a.team_bits) - 1), team = threadIdx.x >> a.team_bits;
+  const int teams = kJoinThreads >> a.team_bits;
+  const int64_t column = ((chunk << a.team_bits) + lane) * kCount;
+  const bool live = column < a.inner;
+  char* workspace = a.workspace + o * a.workspace_bytes;
+  const Acc* heads = reinterpret_cast<const Acc*>(workspace + a.heads_at) + column;
+  const Acc* tails = reinterpret_cast<const Acc*>(workspace + a.tails_at) + column;
+  const auto add_heads = [&](Partial<Monoid, kCount>& sum, int64_t begin, int64_t end) {
+    Partial<Monoid, kCount> part;
+#pragma unroll 8
+    for (int64_t tile = begin; tile < end; ++tile) {
+      part.load(heads + tile * a.inner);
+      sum.fold(part);
+    }
+  };
+  const auto store = [&](const Partial<Monoid, kCount>& sum, int64_t tile) {
+    sum.store_result(a.out, (o * a.segments + id_at_end(tile)) * a.inner + column, a.keys);
+  };
+
+  for (int t = team; t < kTilesOfBlock; t += teams) {
+    const int64_t tile = first + t, parts = lasts[t] - tile;
+    if (!live || parts == 0 || parts > kFew) continue;
+    Partial<Monoid, kCount> sum;
+    sum.load(tails + tile * a.inner);
+    add_heads(sum, tile + 1, lasts[t] + 1);
+    store(sum, tile);
+  }
+  for (int t = 0; t < kTilesOfBlock; ++t) {
+    const int64_t tile = first + t, parts = lasts[t] - tile;
+    if (parts <= kFew) continue;
+    const int64_t share = (parts + a.shares - 1) / a.shares, begin = min(parts, team * share);
+    Partial<Monoid, kCount> sum;
+    sum.clear();
+    if (live && team == 0) sum.load(tails + tile * a.inner);
+    if (live) add_heads(sum, tile + 1 + begin, tile + 1 + min(parts, begin + share));
+    partials[threadIdx.x] = sum;
+    __syncthreads();
+    if (live && team == 0) {
+      for (int other = 1; other < a.shares; ++other) sum.fold(partials[(other << a.team_bits) + lane]);
+      store(sum, tile);
+    }
+    __syncthreads();
+  }
+}
+
+// Each thread looks for a segment's first row; warps fill segments without rows.
+template <class Bits>
+__global__ void __launch_bounds__(kThreads) segment_fill_kernel(Args a) {
+  __shared__ int64_t starts[kThreads + 1];
+  const int64_t blocks = (a.segments + kThreads - 1) / kThreads;
+  const int64_t o = blockIdx.x / blocks, first = blockIdx.x % blocks * kThreads;
+  const int32_t* ids = a.ids_of(o);
+  for (int i = threadIdx.x; i <= kThreads; i += kThreads) {
+    int64_t low = 0, high = a.length;
+    while (low < high) {
+      const int64_t middle = (low + high) / 2;
+      if (ids[middle] < first + i) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    starts[i] = low;
+  }
+  __syncthreads();
+  const auto empty = static_cast<Bits>(a.keys.empty);
+  const bool is_empty = first + threadIdx.x < a.segments && starts[threadIdx.x] == starts[threadIdx.x + 1];
+  Bits* out = static_cast<Bits*>(a.out) + (o * a.segments + first + (threadIdx.x & ~31u)) * a.inner;
+  const int lane = threadIdx.x & 31;
+  if (a.inner <= 4) {
+    for (int64_t i = 0; is_empty && i < a.inner; ++i) out[lane * a.inner + i] = empty;
+    return;
+  }
+  constexpr int kPerPack = 16 / sizeof(Bits);
+  Pack pack;
+#pragma unroll
+  for (int i = 0; i < kPerPack; ++i) set<Bits>(pack, i, empty);
+  const bool packs = a.inner % kPerPack == 0 && reinterpret_cast<uintptr_t>(a.out) % 16 == 0;
+  for (unsigned left = __ballot_sync(kEveryLane, is_empty); left; left &= left - 1) {
+    Bits* to = out + static_cast<int64_t>(__ffs(left) - 1) * a.inner;
+    if (packs) {
+      for (int64_t i = lane; i < a.inner / kPerPack; i += 32) reinterpret_cast<Pack*>(to)[i] = pack;
+    } else {
+      for (int64_t i = lane; i < a.inner; i += 32) to[i] = empty;
+    }
+  }
+}
+
+// ---- Launches -------------------------------------------------------------------------------------------------------
+
+template <class Monoid, int kCount>
+cudaError_t run(cudaStream_t stream, Args a) {
+  const int64_t lanes = (a.inner + kCount - 1) / kCount;
+  while (a.team_bits < 5 && lanes > 1 << a.team_bits) ++a.team_bits;
+  // As many as there are teams if a lane has one element: the order of additions does not depend on alignment.
+  for (a.shares = kJoinThreads; a.shares > kJoinThreads / 32 && a.inner * a.shares > kJoinThreads;) a.shares /= 2;
+  a.chunks = (lanes + (1 << a.team_bits) - 1) >> a.team_bits;
+  Launch config;
+  config.block = dim3(kThreads);
+  config.grid = dim3(static_cast<unsigned>(a.outer * ((a.segments + kThreads - 1) / kThreads)));
+  cudaError_t status = launch(stream, config, segment_fill_kernel<typename Monoid::Bits>, a);
+  if (status != cudaSuccess || a.tiles == 0) return status;
+  const int64_t threads = (a.outer * a.tiles * a.chunks) << a.team_bits;
+  config.grid = dim3(static_cast<unsigned>((threads + kThreads - 1) / kThreads));
+  status = launch(stream, config, segment_tiles_kernel<Monoid, kCount>, a);
+  if (status != cudaSuccess || a.tiles == 1) return status;
+  config.grid = dim3(static_cast<unsigned>(a.outer * ((a.tiles + kTilesOfBlock - 1) / kTilesOfBlock) * a.chunks));
+  config.block = dim3(kJoinThreads);
+  return launch(stream, config, segment_join_kernel<Monoid, kCount>, a);
+}
+
+}  // namespace
+
+cudaError_t launch_segments(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
+                            const SegmentsBuffers& buffers) {
+  if (plan.algorithm == Segmenting::kEmpty) return cudaSuccess;
+  if (plan.algorithm == Segmenting::kTables) return launch_segment_tables(stream, plan, problem, buffers);
+  Args a = {};
+  a.data = buffers.data;
+  a.out = buffers.out;
+  a.ids_at = problem.ids;
+  a.workspace = buffers.workspace;
+  a.workspace_bytes = buffers.workspace_bytes;
+  a.outer = problem.rows.outer;
+  a.length = problem.rows.length;
+  a.inner = problem.rows.inner;
+  a.segments = problem.segments;
+  a.rows = plan.rows;
+  a.tiles = plan.tiles;
+  a.heads_at = plan.heads;
+  a.tails_at = plan.tails;
+  a.shared = problem.shared;
+  a.keys = keys_of(problem);
+  if (plan.algorithm == Segmenting::kSorted || a.length == 0) {
+    a.ids = buffers.ids;
+  } else {
+    a.keys_at = plan.order.keys[plan.order.last()];
+    a.positions_at = plan.order.positions[plan.order.last()];
+    const cudaError_t status = launch_order(stream, plan.order, problem, buffers);
+    if (status != cudaSuccess) return status;
+  }
+  return dispatch_monoid(problem, [&](auto monoid) {
+    using Monoid = decltype(monoid);
+    constexpr int kCount = 16 / sizeof(typename Monoid::Bits);
+    const bool aligned = (reinterpret_cast<uintptr_t>(a.data) | reinterpret_cast<uintptr_t>(a.out)) % 16 == 0;
+    if (aligned && a.inner % kCount == 0) return run<Monoid, kCount>(stream, a);
+    return run<Monoid, 1>(stream, a);
+  });
+}
+
+}  // namespace jaxgpuops::count

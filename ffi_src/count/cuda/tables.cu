@@ -1,0 +1,151 @@
+// Segments of scalars where there are few: warps have neighbouring parts of a slice of the ids, and a table of all
+// segments each, in shared memory. Lanes of a warp with equal ids find each other with match_any and fold their numbers
+// in a tree, so that a table has one writer for a segment at a time. Tables are folded in the order of warps, those of
+// slices by a second kernel in the order of slices: no atomics, and an order that follows from the length and the ids.
+//
+// Moves each id and each number once; and a table a slice. One segment with most of the ids costs five steps of a tree.
+#include <cuda_runtime.h>
+
+#include "common/cuda/intrinsics.cuh"
+#include "common/cuda/launch.cuh"
+#include "count/cuda/launch.h"
+#include "count/cuda/monoid.cuh"
+
+namespace jaxgpuops::count {
+namespace {
+
+constexpr int kThreads = kTableThreads, kWarps = kThreads / 32;
+constexpr int kSteps = 8;  // of 32 ids in flight
+
+struct Args {
+  const void* data;
+  const int32_t* ids;
+  IndexMap ids_at;
+  void* out;
+  char* workspace;
+  int64_t workspace_bytes, length, slice, slices;
+  int segments;
+  Keys keys;
+};
+
+// Moves a number of any width.
+template <class T>
+__device__ __forceinline__ T shuffled(T value, int lane) {
+  if constexpr (sizeof(T) < 4) {
+    return static_cast<T>(__shfl_sync(kEveryLane, static_cast<uint32_t>(value), lane));
+  } else {
+    return shuffle_from(value, lane);
+  }
+}
+
+template <class Monoid>
+__global__ void __launch_bounds__(kThreads) segment_tables_kernel(Args a) {
+  using Bits = typename Monoid::Bits;
+  using Acc = typename Monoid::Acc;
+  auto* tables = reinterpret_cast<Acc*>(dynamic_shared_memory());
+  const int64_t o = blockIdx.x / a.slices, slice = blockIdx.x % a.slices;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+  for (int s = threadIdx.x; s < kWarps * a.segments; s += kThreads) tables[s] = Monoid::identity();
+  __syncthreads();
+
+  const int32_t* ids = a.ids + a.ids_at(o);
+  const Bits* data = static_cast<const Bits*>(a.data) + o * a.length;
+  const int64_t first = slice * a.slice, stop = min(a.length, first + a.slice);
+  const int64_t share = ((a.slice + kWarps - 1) / kWarps + 31) / 32 * 32;
+  const int64_t begin = first + warp * share, end = min(stop, begin + share);
+  Acc* table = tables + warp * a.segments;
+  for (int64_t start = begin; start < end; start += 32 * kSteps) {
+    uint32_t id[kSteps];
+    Acc number[kSteps];
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      const int64_t at = start + 32 * i + lane;
+      id[i] = at < end ? static_cast<uint32_t>(ids[at]) : ~0u;
+      number[i] = at < end ? Monoid::load(data[at], a.keys) : Monoid::identity();
+    }
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      const unsigned peers = __match_any_sync(kEveryLane, id[i]);
+      const unsigned before = peers & ((1u << lane) - 1);
+      unsigned after = peers & ~(before | 1u << lane);
+      int rank = __popc(before);
+      while (__any_sync(kEveryLane, after != 0)) {
+        const int next = __ffs(after);
+        const Acc other = shuffled(number[i], next ? next - 1 : lane);
+        if (next) number[i] = Monoid::fold(number[i], other);
+        after &= __ballot_sync(kEveryLane, (rank & 1) == 0);
+        rank /= 2;
+      }
+      if (before == 0 && id[i] < static_cast<uint32_t>(a.segments))
+        table[id[i]] = Monoid::fold(table[id[i]], number[i]);
+      __syncwarp();
+    }
+  }
+  __syncthreads();
+
+  auto* partial = reinterpret_cast<Acc*>(a.workspace + o * a.workspace_bytes) + slice * a.segments;
+  Bits* out = static_cast<Bits*>(a.out) + o * a.segments;
+  for (int s = threadIdx.x; s < a.segments; s += kThreads) {
+    Acc total = tables[s];
+    for (int w = 1; w < kWarps; ++w) total = Monoid::fold(total, tables[w * a.segments + s]);
+    if (a.slices == 1) {
+      out[s] = Monoid::store(total, a.keys);
+    } else {
+      partial[s] = total;
+    }
+  }
+}
+
+// A block folds the tables of all slices for 32 segments; each warp has neighbouring slices.
+template <class Monoid>
+__global__ void __launch_bounds__(kThreads) segment_slices_kernel(Args a) {
+  using Acc = typename Monoid::Acc;
+  __shared__ Acc totals[kWarps][32];
+  const int blocks = (a.segments + 31) / 32;
+  const int64_t o = blockIdx.x / blocks;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, s = blockIdx.x % blocks * 32 + lane;
+  const auto* partial = reinterpret_cast<const Acc*>(a.workspace + o * a.workspace_bytes) + s;
+  const int64_t share = (a.slices + kWarps - 1) / kWarps, end = min(a.slices, (warp + 1) * share);
+  Acc total = Monoid::identity();
+  if (s < a.segments) {
+#pragma unroll 8
+    for (int64_t slice = warp * share; slice < end; ++slice) total = Monoid::fold(total, partial[slice * a.segments]);
+  }
+  totals[warp][lane] = total;
+  __syncthreads();
+  if (warp != 0 || s >= a.segments) return;
+  for (int w = 1; w < kWarps; ++w) total = Monoid::fold(total, totals[w][lane]);
+  static_cast<typename Monoid::Bits*>(a.out)[o * a.segments + s] = Monoid::store(total, a.keys);
+}
+
+}  // namespace
+
+cudaError_t launch_segment_tables(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
+                                  const SegmentsBuffers& buffers) {
+  Args a = {};
+  a.data = buffers.data;
+  a.ids = buffers.ids;
+  a.ids_at = problem.ids;
+  a.out = buffers.out;
+  a.workspace = buffers.workspace;
+  a.workspace_bytes = buffers.workspace_bytes;
+  a.length = problem.rows.length;
+  a.slice = plan.rows;
+  a.slices = plan.tiles;
+  a.segments = static_cast<int>(problem.segments);
+  a.keys = keys_of(problem);
+  return dispatch_monoid(problem, [&](auto monoid) {
+    using Monoid = decltype(monoid);
+    Launch config;
+    config.block = dim3(kThreads);
+    config.grid = dim3(static_cast<unsigned>(problem.rows.outer * a.slices));
+    config.shared_bytes = kWarps * a.segments * sizeof(typename Monoid::Acc);
+    const cudaError_t status = launch(stream, config, segment_tables_kernel<Monoid>, a);
+    if (status != cudaSuccess || a.slices == 1) return status;
+    config.grid = dim3(static_cast<unsigned>(problem.rows.outer * ((a.segments + 31) / 32)));
+    config.shared_bytes = 0;
+    return launch(stream, config, segment_slices_kernel<Monoid>, a);
+  });
+}
+
+}  // namespace jaxgpuops::count

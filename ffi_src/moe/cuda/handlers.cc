@@ -1,0 +1,92 @@
+// CUDA handlers: buffers -> plan -> launch.
+#include "common/cuda/device.h"
+#include "moe/call.h"
+#include "moe/cuda/launch.h"
+
+namespace jaxgpuops::moe {
+namespace {
+
+const int32_t* ints(ffi::AnyBuffer buffer) { return static_cast<const int32_t*>(buffer.untyped_data()); }
+int32_t* ints(ffi::Result<ffi::AnyBuffer> buffer) { return static_cast<int32_t*>(buffer->untyped_data()); }
+
+ffi::Error plan(cudaStream_t stream, ffi::AnyBuffer experts, ffi::Result<ffi::AnyBuffer> assignment_of_row,
+                ffi::Result<ffi::AnyBuffer> row_of_assignment, ffi::Result<ffi::AnyBuffer> sizes,
+                ffi::Result<ffi::AnyBuffer> offsets, ffi::Result<ffi::AnyBuffer> workspace, int64_t axis,
+                int64_t capacity, int64_t align) {
+  return handle("jaxgpuops.moe_plan", [&] {
+    const PlanProblem problem =
+        plan_problem(experts, *assignment_of_row, *row_of_assignment, *sizes, *offsets, axis, capacity, align);
+    if (problem.experts > kMostExperts)
+      throw invalid("there are ", problem.experts, " experts, at most ", kMostExperts, " have counters");
+    const int64_t workspace_bytes = require_workspace(*workspace, experts, axis);
+    const Device device = current_device();
+    const Plan plan = plan_route(problem, device.gpu(), workspace_bytes);
+    const Routes routes = {ints(experts), ints(assignment_of_row), ints(row_of_assignment),
+                           ints(sizes),   ints(offsets),           ints(workspace)};
+    require_launched(launch_route(stream, plan, problem, routes), "route", {problem.outer, problem.assignments, 1},
+                     experts, device);
+  });
+}
+
+ffi::Error dispatch(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer assignment_of_row, ffi::AnyBuffer,
+                    ffi::RemainingArgs weights, ffi::Result<ffi::AnyBuffer> out, int64_t axis, int64_t choices) {
+  return handle("jaxgpuops.moe_dispatch", [&] {
+    MoveProblem problem =
+        move_problem("x", x, "out", *out, "assignment_of_row", assignment_of_row, true, axis, choices);
+    Rest rest(weights);
+    const void* scales = weights.size() > 0 ? weights_of(problem, rest, dims_of(x), axis) : nullptr;
+    rest.require_end();
+    const cudaError_t status =
+        launch_dispatch(stream, problem, x.untyped_data(), ints(assignment_of_row), scales, out->untyped_data());
+    require_launched(status, "dispatch", {problem.outer, problem.rows, problem.inner}, x, current_device());
+  });
+}
+
+ffi::Error combine(cudaStream_t stream, ffi::AnyBuffer y, ffi::AnyBuffer row_of_assignment, ffi::AnyBuffer,
+                   ffi::RemainingArgs weights, ffi::Result<ffi::AnyBuffer> out, int64_t axis, int64_t choices) {
+  return handle("jaxgpuops.moe_combine", [&] {
+    MoveProblem problem =
+        move_problem("out", *out, "y", y, "row_of_assignment", row_of_assignment, false, axis, choices);
+    Rest rest(weights);
+    const void* scales = weights.size() > 0 ? weights_of(problem, rest, dims_of(y), axis) : nullptr;
+    rest.require_end();
+    const cudaError_t status =
+        launch_combine(stream, problem, y.untyped_data(), ints(row_of_assignment), scales, out->untyped_data());
+    require_launched(status, "combine", {problem.outer, problem.tokens, problem.inner}, y, current_device());
+  });
+}
+
+auto binding() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::PlatformStream<cudaStream_t>>()
+      .Arg<ffi::AnyBuffer>()  // x or y
+      .Arg<ffi::AnyBuffer>()  // the indices that the call follows
+      .Arg<ffi::AnyBuffer>()  // those that its transpose follows
+      .RemainingArgs()        // weights
+      .Ret<ffi::AnyBuffer>()  // out
+      .Attr<int64_t>("axis")
+      .Attr<int64_t>("choices");
+}
+XLA_FFI_DEFINE_HANDLER(kPlan, plan,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                           .Arg<ffi::AnyBuffer>()  // experts
+                           .Ret<ffi::AnyBuffer>()  // assignment_of_row
+                           .Ret<ffi::AnyBuffer>()  // row_of_assignment
+                           .Ret<ffi::AnyBuffer>()  // group_sizes
+                           .Ret<ffi::AnyBuffer>()  // group_offsets
+                           .Ret<ffi::AnyBuffer>()  // workspace
+                           .Attr<int64_t>("axis")
+                           .Attr<int64_t>("capacity")
+                           .Attr<int64_t>("align"),
+                       {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kDispatch, dispatch, binding(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kCombine, combine, binding(), {ffi::Traits::kCmdBufferCompatible});
+
+}  // namespace
+
+std::vector<Target> cuda_targets() {
+  return {{"jaxgpuops.moe_plan", kPlan}, {"jaxgpuops.moe_dispatch", kDispatch}, {"jaxgpuops.moe_combine", kCombine}};
+}
+
+}  // namespace jaxgpuops::moe

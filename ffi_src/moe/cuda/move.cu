@@ -1,0 +1,201 @@
+// dispatch: a gather of whole rows, scaled if asked.   combine: each token's rows, weighted and added up.
+//
+// Both read each row once and write each once; tokens that several rows want come from L2. A thread has a few vectors
+// of a row (dispatch), or one vector of a token and reads it in a few rows before it adds (combine): loads in flight
+// are what hides the latency of memory. Sums are of float32 (float64 of float64) in the order of choices, so the same
+// bits come out in every run. Without scales, dispatch moves bytes and does not look at them.
+#include "common/cuda/element.h"
+#include "common/cuda/launch.cuh"
+#include "moe/cuda/launch.h"
+
+namespace jaxgpuops::moe {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kMoves = 4;  // vectors of a thread of dispatch
+constexpr int kAhead = 4;  // rows that a thread of combine reads before it adds
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Quotients of most calls need no 64-bit division.
+__device__ __forceinline__ int64_t quotient(int64_t a, int64_t b, bool narrow) {
+  return narrow ? static_cast<uint32_t>(a) / static_cast<uint32_t>(b) : a / b;
+}
+
+// ---- dispatch -------------------------------------------------------------------------------------------------------
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    move_kernel(MoveProblem p, int64_t units, bool narrow, const T* __restrict__ x, const int32_t* __restrict__ index,
+                T* __restrict__ out) {
+  const int64_t count = p.outer * p.rows * units, first = int64_t{blockIdx.x} * (kThreads * kMoves) + threadIdx.x;
+  T moved[kMoves];
+#pragma unroll
+  for (int n = 0; n < kMoves; ++n) {
+    const int64_t at = first + n * kThreads;
+    if (at >= count) break;
+    const int64_t line = quotient(at, units, narrow), o = quotient(line, p.rows, narrow);
+    const int32_t a = index[p.index(o) + line - o * p.rows];
+    const int64_t token = o * p.tokens + a / static_cast<int32_t>(p.choices);
+    moved[n] = a < 0 ? T{} : x[token * units + at - line * units];
+  }
+#pragma unroll
+  for (int n = 0; n < kMoves; ++n)
+    if (first + n * kThreads < count) out[first + n * kThreads] = moved[n];
+}
+
+// Elements that are loaded together.
+template <class Element, int kVector>
+struct alignas(kVector * sizeof(typename Element::Bits)) Vector {
+  typename Element::Bits bits[kVector];
+};
+
+template <class Element, int kVector>
+__global__ void __launch_bounds__(kThreads)
+    scale_kernel(MoveProblem p, bool narrow, const Vector<Element, kVector>* __restrict__ x,
+                 const int32_t* __restrict__ index, const typename Element::Acc* __restrict__ weights,
+                 Vector<Element, kVector>* __restrict__ out) {
+  const int64_t units = p.inner / kVector, count = p.outer * p.rows * units;
+  const int64_t first = int64_t{blockIdx.x} * (kThreads * kMoves) + threadIdx.x;
+#pragma unroll
+  for (int n = 0; n < kMoves; ++n) {
+    const int64_t at = first + n * kThreads;
+    if (at >= count) break;
+    const int64_t line = quotient(at, units, narrow), o = quotient(line, p.rows, narrow);
+    const int32_t a = index[p.index(o) + line - o * p.rows];
+    Vector<Element, kVector> v = {};
+    if (a >= 0) {
+      v = x[(o * p.tokens + a / static_cast<int32_t>(p.choices)) * units + at - line * units];
+      const auto scale = weights[p.weight(o) + a];
+#pragma unroll
+      for (auto& bits : v.bits) bits = Element::store(scale * Element::load(bits));
+    }
+    out[at] = v;
+  }
+}
+
+// ---- combine --------------------------------------------------------------------------------------------------------
+
+template <class Element, int kVector>
+__global__ void __launch_bounds__(kThreads)
+    combine_kernel(MoveProblem p, bool narrow, const Vector<Element, kVector>* __restrict__ y,
+                   const int32_t* __restrict__ index, const typename Element::Acc* __restrict__ weights,
+                   Vector<Element, kVector>* __restrict__ out) {
+  using Acc = typename Element::Acc;
+  const int64_t units = p.inner / kVector, at = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (at >= p.outer * p.tokens * units) return;
+  const int64_t line = quotient(at, units, narrow), o = quotient(line, p.tokens, narrow);
+  const int32_t choices = static_cast<int32_t>(p.choices);
+  const int64_t a = (line - o * p.tokens) * choices;
+  const int32_t* const rows = index + p.index(o) + a;
+  if (weights) weights += p.weight(o) + a;
+  y += o * p.rows * units + at - line * units;
+  Acc sums[kVector] = {};
+  for (int32_t j = 0; j < choices; j += kAhead) {
+    Vector<Element, kVector> v[kAhead];
+    Acc scale[kAhead];
+    bool there[kAhead];
+#pragma unroll
+    for (int n = 0; n < kAhead; ++n) {
+      const int32_t row = j + n < choices ? rows[j + n] : -1;
+      there[n] = row >= 0;
+      if (there[n]) v[n] = y[row * units];
+      scale[n] = there[n] && weights ? weights[j + n] : Acc{1};
+    }
+#pragma unroll
+    for (int n = 0; n < kAhead; ++n) {
+      if (!there[n]) continue;
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) sums[i] += scale[n] * Element::load(v[n].bits[i]);
+    }
+  }
+  Vector<Element, kVector> result;
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) result.bits[i] = Element::store(sums[i]);
+  out[at] = result;
+}
+
+// ---- launches -------------------------------------------------------------------------------------------------------
+
+bool narrow_of(int64_t count) { return count < int64_t{1} << 32; }
+
+// Bytes that both arrays and all of their rows are aligned to, up to 16.
+int alignment(int64_t row_bytes, const void* a, const void* b) {
+  const uintptr_t all =
+      static_cast<uintptr_t>(row_bytes) | reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b);
+  int bytes = 16;
+  while (all % bytes) bytes /= 2;
+  return bytes;
+}
+
+template <class F>
+cudaError_t dispatch_float(DType dtype, F f) {
+  switch (dtype) {
+    case DType::kFloat8E4M3FN: return f(Float8E4M3FN());
+    case DType::kFloat8E5M2: return f(Float8E5M2());
+    case DType::kFloat16: return f(Float16());
+    case DType::kBFloat16: return f(BFloat16());
+    case DType::kFloat32: return f(Float32());
+    case DType::kFloat64: return f(Float64());
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+// Calls f with an element type and how many of them to load together: as many as 16 bytes hold, or one.
+template <class F>
+cudaError_t dispatch_vector(DType dtype, bool whole, F f) {
+  return dispatch_float(dtype, [&](auto element) {
+    constexpr int kVector = 16 / sizeof(typename decltype(element)::Bits);
+    return whole ? f(element, std::integral_constant<int, kVector>()) : f(element, std::integral_constant<int, 1>());
+  });
+}
+
+template <class T>
+cudaError_t move(cudaStream_t stream, const MoveProblem& p, int64_t row_bytes, const void* x, const int32_t* index,
+                 void* out) {
+  const int64_t units = row_bytes / static_cast<int64_t>(sizeof(T)), count = p.outer * p.rows * units;
+  return launch(stream, {dim3(static_cast<unsigned>(ceil_div(count, kThreads * kMoves))), dim3(kThreads)},
+                move_kernel<T>, p, units, narrow_of(count), static_cast<const T*>(x), index, static_cast<T*>(out));
+}
+
+}  // namespace
+
+cudaError_t launch_dispatch(cudaStream_t stream, const MoveProblem& p, const void* x, const int32_t* index,
+                            const void* weights, void* out) {
+  if (p.outer * p.rows * p.inner == 0) return cudaSuccess;
+  const int64_t row_bytes = p.inner * bytes_of(p.dtype);
+  const int bytes = alignment(row_bytes, x, out);
+  if (!weights) {
+    switch (bytes) {
+      case 16: return move<uint4>(stream, p, row_bytes, x, index, out);
+      case 8: return move<uint2>(stream, p, row_bytes, x, index, out);
+      case 4: return move<uint32_t>(stream, p, row_bytes, x, index, out);
+      case 2: return move<uint16_t>(stream, p, row_bytes, x, index, out);
+      default: return move<uint8_t>(stream, p, row_bytes, x, index, out);
+    }
+  }
+  return dispatch_vector(p.dtype, bytes == 16, [&](auto element, auto vector) {
+    using Element = decltype(element);
+    using V = Vector<Element, vector>;
+    const int64_t count = p.outer * p.rows * (p.inner / vector);
+    return launch(stream, {dim3(static_cast<unsigned>(ceil_div(count, kThreads * kMoves))), dim3(kThreads)},
+                  scale_kernel<Element, vector>, p, narrow_of(count), static_cast<const V*>(x), index,
+                  static_cast<const typename Element::Acc*>(weights), static_cast<V*>(out));
+  });
+}
+
+cudaError_t launch_combine(cudaStream_t stream, const MoveProblem& p, const void* y, const int32_t* index,
+                           const void* weights, void* out) {
+  if (p.outer * p.tokens * p.inner == 0) return cudaSuccess;
+  const bool whole = alignment(p.inner * bytes_of(p.dtype), y, out) == 16;
+  return dispatch_vector(p.dtype, whole, [&](auto element, auto vector) {
+    using Element = decltype(element);
+    using V = Vector<Element, vector>;
+    const int64_t count = p.outer * p.tokens * (p.inner / vector);
+    return launch(stream, {dim3(static_cast<unsigned>(ceil_div(count, kThreads))), dim3(kThreads)},
+                  combine_kernel<Element, vector>, p, narrow_of(count), static_cast<const V*>(y), index,
+                  static_cast<const typename Element::Acc*>(weights), static_cast<V*>(out));
+  });
+}
+
+}  // namespace jaxgpuops::moe

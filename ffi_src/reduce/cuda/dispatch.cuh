@@ -1,0 +1,216 @@
+// The reductions, as policies of the row engine, and from an element type to the kernels compiled for it.
+#pragma once
+
+#include "row_engine/cuda/engine.cuh"
+#include "reduce/cuda/kernels.h"
+#include "reduce/plan.h"
+
+namespace jaxgpuops::reduce {
+
+using row_engine::Stat;
+
+// What they have in common. kMasks: there is a `where`.
+template <class E, bool kMasks>
+struct Reduction {
+  using Element = E;
+  using Bits = typename E::Bits;
+  using Acc = typename E::Acc;
+  static constexpr bool kDecoded = false, kMasked = kMasks, kHole = false, kPlainSum = false;
+  static constexpr bool kFast =
+      !kMasks && (E::kDType == DType::kFloat16 || E::kDType == DType::kBFloat16 || E::kDType == DType::kFloat32);
+  static constexpr bool kPackColumns = false, kAlong = kFast, kSingleColumns = kMasks, kAlignedRows = kFast,
+                        kOutput = false;
+  static constexpr bool kPackedPeak = kFast && sizeof(Bits) == 2, kStoredPeak = false;
+
+  struct Args {
+    void* out;
+    bool wide;
+    Bits mask;  // Extreme: value ^ mask is in the order of the operation
+    Bits none;  // of no elements, in the order of values
+  };
+  struct Row {};
+  struct Final {
+    Acc value;
+  };
+
+  __device__ static Row row(const Args&, int64_t, int64_t, int64_t, int64_t) { return {}; }
+  __device__ static bool skip(const Row&) { return false; }
+  template <class F>
+  __device__ static void with_args(const Args& args, F f) {
+    f(args);
+  }
+  template <class F>
+  __device__ static void with_sum_args(const Args& args, F f) {
+    f(args);
+  }
+  __device__ static Bits pad(const Args& args, int) { return args.none; }
+  __device__ static Acc guard(Acc peak) { return peak; }
+  __device__ static Acc scaled(int, Acc sum, Acc) { return sum; }
+  __device__ static Acc output(const Args&, const Row&, const Final&, Acc, Acc) { return Acc(0); }
+  __device__ static Acc masked_output(const Args&) { return Acc(0); }
+};
+
+template <class E, bool kMasks>
+struct Sum : Reduction<E, kMasks> {
+  using Base = Reduction<E, kMasks>;
+  using typename Base::Acc;
+  using typename Base::Args;
+  using typename Base::Final;
+  using typename Base::Row;
+  static constexpr int kOperands = 1, kSums = 1;
+  static constexpr bool kPeak = false, kLarge = Base::kFast;
+
+  __device__ static Acc value(const Args&, Acc x) { return x; }
+  __device__ static Acc add(const Args&, int, Acc sum, Acc x, Acc, Acc) { return sum + x; }
+  __device__ static Final finish(const Args&, const Row&, const Stat<Sum>& stat) { return {stat.sum(0)}; }
+  __device__ static void write_row(const Args& args, int64_t index, const Row&, const Final& final) {
+    if (args.wide) {
+      static_cast<Acc*>(args.out)[index] = final.value;
+    } else {
+      static_cast<typename E::Bits*>(args.out)[index] = E::store(final.value);
+    }
+  }
+};
+
+template <class Acc>
+__device__ __forceinline__ Acc multiply_add(Acc a, Acc b, Acc c) {
+  if constexpr (std::is_floating_point_v<Acc>) {
+    return fused_multiply_add(a, b, c);
+  } else {
+    return a * b + c;
+  }
+}
+
+template <class E, bool kMasks>
+struct Dot : Sum<E, kMasks> {
+  using Base = Reduction<E, kMasks>;
+  using typename Base::Acc;
+  using typename Base::Args;
+  using typename Base::Final;
+  using typename Base::Row;
+  static constexpr int kOperands = 2;
+  static constexpr bool kLarge = false;
+
+  __device__ static Acc add(const Args&, int, Acc sum, Acc x, Acc y, Acc) { return multiply_add(x, y, sum); }
+  __device__ static Final finish(const Args&, const Row&, const Stat<Dot>& stat) { return {stat.sum(0)}; }
+};
+
+// Maxima of numbers, or of numbers of the other sign: NaN if there is one, and -0 is less than +0.
+__device__ __forceinline__ double larger(double a, double b) {
+  if (a != a || b != b) return a != a ? a : b;
+  return a > b || (a == b && bits_as<int64_t>(b) < 0) ? a : b;
+}
+__device__ __forceinline__ float larger(float a, float b) { return jaxgpuops::larger(a, b); }
+__device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
+__device__ __forceinline__ uint64_t larger(uint64_t a, uint64_t b) { return a > b ? a : b; }
+
+template <class E, bool kMasks>
+struct Extreme : Reduction<E, kMasks> {
+  using Base = Reduction<E, kMasks>;
+  using typename Base::Acc;
+  using typename Base::Args;
+  using typename Base::Bits;
+  using typename Base::Final;
+  using typename Base::Row;
+  static constexpr int kOperands = 1, kSums = 0;
+  static constexpr bool kPeak = true, kNumericPeak = false, kLarge = Base::kFast;
+  static constexpr bool kFloats = std::is_floating_point_v<Acc>;
+
+  __device__ static Acc ordered(const Args& args, Acc x) {
+    if constexpr (kFloats) {
+      return args.mask ? -x : x;
+    } else {
+      return x ^ args.mask;
+    }
+  }
+  __device__ static Acc value(const Args& args, Acc x) { return ordered(args, x); }
+  __device__ static Acc lowest() {
+    if constexpr (kFloats) {
+      return -std::numeric_limits<Acc>::infinity();
+    } else {
+      return Acc(0);
+    }
+  }
+  __device__ static Acc larger(Acc a, Acc b) { return reduce::larger(a, b); }
+  __device__ static uint32_t ordered_pair(const Args& args, uint32_t word) {
+    return word ^ (args.mask ? 0x80008000u : 0);
+  }
+  __device__ static uint32_t larger_pair(uint32_t a, uint32_t b) { return jaxgpuops::larger_pair<E, true>(a, b); }
+  __device__ static Acc ordered_value(const Args&, Acc x) { return x; }
+  __device__ static Final finish(const Args& args, const Row&, const Stat<Extreme>& stat) {
+    return {ordered(args, stat.peak())};
+  }
+  __device__ static void write_row(const Args& args, int64_t index, const Row&, const Final& final) {
+    static_cast<Bits*>(args.out)[index] = E::store(final.value);
+  }
+};
+
+// ---- Dispatch -------------------------------------------------------------------------------------------------------
+
+// Calls f with a value of the element's type. Signed and unsigned integers, and bool, are the same bits.
+template <class F>
+cudaError_t with_element(DType dtype, F f) {
+  switch (dtype) {
+    case DType::kFloat8E4M3FN: return f(Float8E4M3FN{});
+    case DType::kFloat8E5M2: return f(Float8E5M2{});
+    case DType::kFloat16: return f(Float16{});
+    case DType::kBFloat16: return f(BFloat16{});
+    case DType::kFloat32: return f(Float32{});
+    case DType::kFloat64: return f(Float64{});
+    default: break;
+  }
+  switch (bytes_of(dtype)) {
+    case 1: return f(Integer<uint8_t>{});
+    case 2: return f(Integer<uint16_t>{});
+    case 4: return f(Integer<uint32_t>{});
+    case 8: return f(Integer<uint64_t>{});
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+// x ^ mask of integers, as an unsigned number, is larger where x is (or smaller); of floats only whether it is 0
+// counts.
+inline uint64_t order_mask(DType dtype, bool smaller) {
+  if (is_float(dtype)) return smaller;
+  const int bits = 8 * bytes_of(dtype);
+  const uint64_t all = bits == 64 ? ~uint64_t{0} : (uint64_t{1} << bits) - 1, sign = uint64_t{1} << (bits - 1);
+  const bool is_signed = dtype >= DType::kInt8 && dtype <= DType::kInt64;
+  return (smaller ? all : 0) ^ (is_signed ? sign : 0);
+}
+
+template <class P>
+cudaError_t launch_policy(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers,
+                          void* workspace) {
+  using Bits = typename P::Bits;
+  row_engine::Parameters<P> p = {};
+  p.operands[0] = buffers.x;
+  p.operands[1] = buffers.y;
+  p.args.out = buffers.out;
+  p.args.wide = problem.wide_result;
+  if (problem.op == Op::kMax || problem.op == Op::kMin) {
+    const bool smaller = problem.op == Op::kMin;
+    p.args.mask = static_cast<Bits>(order_mask(problem.dtype, smaller));
+    if constexpr (std::is_floating_point_v<typename P::Acc>) {
+      using Limits = std::numeric_limits<typename P::Acc>;
+      const auto largest = problem.dtype == DType::kFloat8E4M3FN ? typename P::Acc(448) : Limits::infinity();
+      p.args.none = P::Element::store(smaller ? largest : -largest);
+    } else {
+      p.args.none = p.args.mask;
+    }
+  }
+  p.extras.where = buffers.where;
+  p.extras.where_at = problem.where;
+  return row_engine::run<P>(stream, plan, problem.rows, p, workspace);
+}
+
+template <template <class, bool> class Op>
+cudaError_t launch_reduction(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers,
+                             void* workspace) {
+  return with_element(problem.dtype, [&](auto element) {
+    using E = decltype(element);
+    return problem.masked ? launch_policy<Op<E, true>>(stream, plan, problem, buffers, workspace)
+                          : launch_policy<Op<E, false>>(stream, plan, problem, buffers, workspace);
+  });
+}
+
+}  // namespace jaxgpuops::reduce

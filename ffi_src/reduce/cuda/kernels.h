@@ -1,0 +1,15 @@
+// Entry points of this family's CUDA kernels, a file for each; launch.cu chooses among them.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "row_engine/plan.h"
+#include "reduce/reduce.h"
+
+namespace jaxgpuops::reduce {
+
+cudaError_t launch_sum(cudaStream_t, const RowPlan&, const Problem&, const Buffers&, void* workspace);
+cudaError_t launch_dot(cudaStream_t, const RowPlan&, const Problem&, const Buffers&, void* workspace);
+cudaError_t launch_extreme(cudaStream_t, const RowPlan&, const Problem&, const Buffers&, void* workspace);
+
+}  // namespace jaxgpuops::reduce

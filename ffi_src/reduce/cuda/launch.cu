@@ -1,0 +1,19 @@
+// From a plan to its kernel.
+#include "reduce/cuda/launch.h"
+
+#include "reduce/cuda/kernels.h"
+
+namespace jaxgpuops::reduce {
+
+cudaError_t launch_reduce(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers,
+                          void* workspace) {
+  switch (problem.op) {
+    case Op::kSum: return launch_sum(stream, plan, problem, buffers, workspace);
+    case Op::kDot: return launch_dot(stream, plan, problem, buffers, workspace);
+    case Op::kMax:
+    case Op::kMin: return launch_extreme(stream, plan, problem, buffers, workspace);
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace jaxgpuops::reduce

@@ -1,0 +1,267 @@
+// Columns (inner > 1) of which few are beside each other, along an axis of any length: an outer index is a flat row of
+// length * inner elements, read in packs of 16 bytes. After `period` packs, which are `turns` positions, a pack has the
+// same columns again; so a thread that goes on by whole periods keeps statistics of the columns of one pack, whatever
+// inner is. What threads have of a column is merged at the end.
+//
+// A block has a whole flat row, and reads it again for the results (from the L1 or L2 cache), or a part of the axis:
+// statistics of parts go to the workspace, are merged, and a second sweep, backwards, writes the results: three
+// launches. One read, one write, and another read of what is larger than the L2 cache. Where a period is more than the
+// threads of a block, blocks have slices of it. Any compute capability.
+//
+// A flat row may begin anywhere. Statistics are of packs that begin with it, which are put together from two where
+// they are not aligned, so that bits do not depend on that; results are of packs that are aligned.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "row_engine/cuda/columns.cuh"
+
+namespace jaxgpuops::row_engine {
+
+// Of which operations there are kernels.
+template <class P>
+constexpr bool kFlat = !P::kMasked && !P::kDecoded && !P::kHole;
+
+template <class P>
+struct FlatParameters {
+  Parameters<P> of;
+  int period, turns;
+  int across, deep;  // packs of a period, and periods, that a block has at a time
+  int slices;        // of a period
+};
+
+// Largest blocks for which a multiprocessor has registers.
+template <class P>
+constexpr int kFlatResident = sizeof(typename P::Element::Acc) == 8 ? 1 : 2;
+
+// Where a thread of a block begins.
+struct FlatPlace {
+  int64_t outer, begin, end;  // elements of the flat row that the block has
+  int slice, part, pack, deep;
+  bool active;
+
+  template <class P>
+  __device__ FlatPlace(const FlatParameters<P>& f, unsigned index) {
+    const unsigned slices = f.slices, parts = f.of.blocks;
+    slice = index % slices;
+    part = index / slices % parts;
+    outer = index / slices / parts;
+    deep = threadIdx.x / f.across;
+    pack = slice * f.across + threadIdx.x % f.across;
+    active = deep < f.deep && pack < f.period;
+    begin = part * f.of.part_length * f.of.inner;
+    end = min(begin + f.of.part_length * f.of.inner, f.of.length * f.of.inner);
+  }
+};
+
+// 16 bytes that are not aligned: of two packs.
+template <class Bits>
+__device__ __forceinline__ Pack load_across(const Bits* from) {
+  const auto address = reinterpret_cast<uintptr_t>(from);
+  const Pack* const packs = reinterpret_cast<const Pack*>(address & ~uintptr_t{15});
+  const Pack low = load_pack(packs), high = load_pack(packs + 1);
+  uint32_t word[8] = {low.word[0],  low.word[1],  low.word[2],  low.word[3],
+                      high.word[0], high.word[1], high.word[2], high.word[3]};
+#pragma unroll
+  for (int w = 0; w < 6; ++w) word[w] = address & 8 ? word[w + 2] : word[w];
+#pragma unroll
+  for (int w = 0; w < 5; ++w) word[w] = address & 4 ? word[w + 1] : word[w];
+  Pack pack;
+  const int bits = 8 * static_cast<int>(address & 3);
+#pragma unroll
+  for (int w = 0; w < 4; ++w) pack.word[w] = sizeof(Bits) < 4 ? funnel_right(word[w], word[w + 1], bits) : word[w];
+  return pack;
+}
+
+// Packs `apart` elements from each other, the first `count`; the others are kept.
+template <class Bits, int kCount>
+__device__ __forceinline__ void load_packs(Pack (&packs)[kCount], const Bits* from, int64_t apart, int64_t count) {
+  if (reinterpret_cast<uintptr_t>(from) % 16 == 0) {
+#pragma unroll
+    for (int j = 0; j < kCount; ++j)
+      if (j < count) packs[j] = load_pack(reinterpret_cast<const Pack*>(from + j * apart));
+  } else {
+#pragma unroll
+    for (int j = 0; j < kCount; ++j)
+      if (j < count) packs[j] = load_across(from + j * apart);
+  }
+}
+
+// Writes the results of what the block has. finals[i] is of column i.
+template <class P>
+__device__ __forceinline__ void write_flat(const FlatParameters<P>& f, const FlatPlace& place,
+                                           const typename P::Final* finals) {
+  using Element = typename P::Element;
+  using Bits = typename Element::Bits;
+  const Parameters<P>& p = f.of;
+  constexpr int kCount = flat_vectors(P::kOperands);
+  using Lane = Held<P, kCount, true>;
+  constexpr int kWidth = Lane::kWidth;
+  const int64_t flat_row = place.outer * p.length * p.inner;
+  const Bits* from[P::kOperands];
+#pragma unroll
+  for (int o = 0; o < P::kOperands; ++o) from[o] = static_cast<const Bits*>(p.operands[o]) + flat_row;
+  Bits* const to = static_cast<Bits*>(p.out) + flat_row;
+  const int before = -static_cast<int>(reinterpret_cast<uintptr_t>(to + place.begin) / sizeof(Bits)) & (kWidth - 1);
+  const int64_t aligned = min(place.begin + before, place.end), packs = (place.end - aligned) / kWidth;
+  const auto row_of = [&](int i) { return P::row(p.args, place.outer, i, p.length, p.inner); };
+
+  if (place.slice == 0 && threadIdx.x < 2 * kWidth) {  // elements before the first aligned pack, and after the last
+    const bool is_before = threadIdx.x < kWidth;
+    const int64_t element = is_before ? place.begin + threadIdx.x : aligned + packs * kWidth + threadIdx.x - kWidth;
+    if (element < (is_before ? aligned : place.end)) {
+      const int i = static_cast<int>(element % p.inner);
+      P::with_args(p.args, [&](const auto& args) {
+        const auto x = P::value(args, Element::load(from[0][element]));
+        const auto y = P::kOperands == 2 ? Element::load(from[P::kOperands - 1][element]) : x;
+        to[element] = Element::store(P::output(args, row_of(i), finals[i], x, y));
+      });
+    }
+  }
+  if (!place.active) return;
+  typename P::Row row[kWidth];
+  typename P::Final final[kWidth];
+  int i = static_cast<int>((before + int64_t{place.pack} * kWidth) % p.inner);
+#pragma unroll
+  for (int v = 0; v < kWidth; ++v) {
+    row[v] = row_of(i);
+    final[v] = finals[i];
+    i = i + 1 == p.inner ? 0 : i + 1;
+  }
+  const int64_t step = int64_t{f.period} * f.deep, apart = step * kWidth;
+#pragma unroll 1
+  for (int64_t pack = int64_t{f.period} * place.deep + place.pack; pack < packs; pack += kCount * step) {
+    const int64_t count = (packs - pack + step - 1) / step, at = aligned + pack * kWidth;
+    Lane lane;
+#pragma unroll
+    for (int o = 0; o < P::kOperands; ++o) {
+#pragma unroll
+      for (auto& unit : lane.raw[o]) unit = Pack{};
+      load_packs(lane.raw[o], from[o] + at, apart, count);
+    }
+    make_results<P>(p, lane, row, final, -1);
+#pragma unroll
+    for (int j = 0; j < kCount; ++j)
+      if (j < count) store_pack(reinterpret_cast<Pack*>(to + at + j * apart), lane.raw[0][j]);
+  }
+}
+
+template <class P>
+__global__ void __launch_bounds__(32 * kFlatWarps, kFlatResident<P>)
+    flat_kernel(const __grid_constant__ FlatParameters<P> f) {
+  using Bits = typename P::Element::Bits;
+  using Acc = typename P::Element::Acc;
+  const Parameters<P>& p = f.of;
+  constexpr int kCount = flat_vectors(P::kOperands);
+  using Lane = Held<P, kCount, true>;
+  constexpr int kWidth = Lane::kWidth;
+  const FlatPlace place(f, blockIdx.x);
+
+  Stat<P> stat[kWidth];
+#pragma unroll
+  for (auto& of_column : stat) of_column = Stat<P>::none();
+  if (place.active) {
+    const int64_t apart = int64_t{f.period} * f.deep * kWidth;
+    int64_t at = place.begin + (int64_t{f.period} * place.deep + place.pack) * kWidth;
+    const int64_t room = place.end - at;
+    int64_t whole = room >= kWidth ? (room - kWidth) / apart + 1 : 0;  // packs of this thread; and elements after them
+    const int64_t loose = room - whole * apart;
+    const Bits* from[P::kOperands];
+#pragma unroll
+    for (int o = 0; o < P::kOperands; ++o)
+      from[o] = static_cast<const Bits*>(p.operands[o]) + place.outer * p.length * p.inner + at;
+    P::with_sum_args(p.args, [&](const auto& args) {
+#pragma unroll 1
+      for (; whole > 0 || (whole == 0 && loose > 0); whole -= kCount) {
+        Lane lane;
+#pragma unroll
+        for (int o = 0; o < P::kOperands; ++o) {
+#pragma unroll
+          for (int j = 0; j < kCount; ++j)
+#pragma unroll
+            for (int i = 0; i < kWidth; ++i) lane.set_bits(o, j, i, P::pad(p.args, o));
+          load_packs(lane.raw[o], from[o], apart, whole);
+          if (loose > 0 && whole < kCount) {
+#pragma unroll
+            for (int j = 0; j < kCount; ++j)
+              if (j == whole) {
+#pragma unroll
+                for (int i = 0; i < kWidth; ++i)
+                  if (i < loose) lane.set_bits(o, j, i, from[o][j * apart + i]);
+              }
+          }
+          from[o] += kCount * apart;
+        }
+        if (loose > 0 && whole < kCount) whole = 0;  // the last
+        [[maybe_unused]] Acc peak[kWidth] = {};
+        if constexpr (P::kPeak) lane.peaks(args, peak);
+        lane.forget();
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i)
+          take_in<P>(stat[i], peak[i], [&](int k, const auto& shift) { return lane.sum(args, k, shift, i, i + 1); });
+      }
+    });
+  }
+
+  // Rows of statistics, of the columns, or of a slice, are folded: kFold become one.
+  constexpr int kFold = 4;
+  auto* const stats = reinterpret_cast<Stat<P>*>(dynamic_shared_memory());
+  const int all = f.across * f.deep * kWidth;
+  const int columns = f.slices == 1 ? static_cast<int>(p.inner) : f.across * kWidth;
+  if (place.deep < f.deep) {
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) stats[threadIdx.x * kWidth + i] = stat[i];
+  }
+  __syncthreads();
+  for (int rows = all / columns; rows > 1;) {
+    const int kept = (rows + kFold - 1) / kFold, apart = kept * columns, end = rows * columns;
+    for (int c = threadIdx.x; c < apart; c += blockDim.x) {
+      Stat<P> part[kFold], merged = Stat<P>::none();
+#pragma unroll
+      for (int t = 0; t < kFold; ++t) {
+        part[t] = c + t * apart < end ? stats[c + t * apart] : Stat<P>::none();
+        if constexpr (P::kPeak) merged.of[0] = P::larger(merged.peak(), part[t].peak());
+      }
+      const auto shift = P::guard(merged.peak());
+#pragma unroll
+      for (int t = 0; t < kFold; ++t) add_stat<P>(merged, part[t], shift);
+      stats[c] = merged;
+    }
+    __syncthreads();
+    rows = kept;
+  }
+  if (p.phase == Phase::kPartial) let_dependents_start();
+  auto* const finals =
+      reinterpret_cast<typename P::Final*>(dynamic_shared_memory() + (all * sizeof(Stat<P>) + 15) / 16 * 16);
+  for (int c = threadIdx.x; c < columns; c += blockDim.x) {
+    const int of_period = place.slice * f.across * kWidth + c;
+    const int turn = f.slices == 1 ? 0 : of_period / static_cast<int>(p.inner);
+    const int i = of_period - turn * static_cast<int>(p.inner);
+    if (turn >= f.turns) continue;
+    if (p.phase == Phase::kPartial) {
+      *stat_at(p, place.outer, f.slices == 1 ? place.part : place.part * f.turns + turn, i) = stats[c];
+    } else {
+      const auto row = P::row(p.args, place.outer, i, p.length, p.inner);
+      const auto final = P::finish(p.args, row, stats[c]);
+      P::write_row(p.args, place.outer * p.inner + i, row, final);
+      if constexpr (P::kOutput)
+        if (p.out != nullptr) finals[c] = final;  // else there is no room for it
+    }
+  }
+  if constexpr (P::kOutput) {
+    if (p.phase == Phase::kPartial || p.out == nullptr) return;
+    __syncthreads();
+    write_flat<P>(f, place, finals);
+  }
+}
+
+template <class P>
+__global__ void __launch_bounds__(32 * kFlatWarps, kFlatResident<P>)
+    flat_results_kernel(const __grid_constant__ FlatParameters<P> f) {
+  const FlatPlace place(f, gridDim.x - 1 - blockIdx.x);
+  wait_for_predecessor();
+  write_flat<P>(f, place, final_at(f.of, place.outer, 0));
+}
+
+}  // namespace jaxgpuops::row_engine

@@ -1,0 +1,266 @@
+// Columns (inner > 1) of a short axis, or of one of some hundred positions: lanes have columns beside each other, a few
+// each, and walk along them; so no position need be aligned. A thread has its columns for itself, or the warps of a
+// block share them. One read, one write; any compute capability.
+//
+// Results take a second walk, backwards: what the blocks of a multiprocessor have at a time is in its L1 cache, or in
+// L2. The shortest axes are held in registers.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "row_engine/cuda/parts.cuh"
+
+namespace jaxgpuops::row_engine {
+
+// Of which operations there are kernels.
+template <class P>
+constexpr bool kWalks = !P::kMasked && !P::kDecoded;
+
+template <class P>
+struct Walk {
+  using Bits = typename P::Element::Bits;
+  static constexpr int kColumns = walk_columns(sizeof(Bits), P::kHole);  // of a lane, 32 apart
+  static constexpr int kCount = (kColumns == 4 ? 4 : 8) / P::kOperands;  // positions at a time
+};
+
+// Which outer index and which column of it.
+struct WalkPlace {
+  int64_t outer, i;
+
+  template <class P>
+  __device__ WalkPlace(const Parameters<P>& p, int64_t column) {
+    if (p.columns <= UINT32_MAX) {
+      outer = static_cast<uint32_t>(column) / static_cast<uint32_t>(p.inner);
+    } else {
+      outer = column / p.inner;
+    }
+    i = column - outer * p.inner;
+  }
+};
+
+// At most held_positions(): a thread holds its columns in registers. One read, one write. (Only
+// positions that exist are computed: padding to a full batch would be most of the work on an axis of length 2.)
+template <class P>
+__global__ void __launch_bounds__(32 * kWalkWarps, 4) held_walk_kernel(const __grid_constant__ Parameters<P> p) {
+  using Element = typename P::Element;
+  using Bits = typename Element::Bits;
+  using Acc = typename Element::Acc;
+  constexpr int kColumns = Walk<P>::kColumns, kHeld = held_positions(P::kOperands);
+  const int64_t first = (int64_t{blockIdx.x} * (blockDim.x / 32) + threadIdx.x / 32) * 32 * kColumns + threadIdx.x % 32;
+  const int length = static_cast<int>(p.length);
+  int64_t at[kColumns];
+  typename P::Row row[kColumns];
+  Bits held[P::kOperands][kHeld][kColumns];
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    const WalkPlace place(p, min(first + 32 * c, p.columns - 1));
+    at[c] = place.outer * length * p.inner + place.i;
+    row[c] = P::row(p.args, place.outer, place.i, length, p.inner);
+  }
+#pragma unroll
+  for (int j = 0; j < kHeld; ++j)
+    if (j < length) {
+#pragma unroll
+      for (int o = 0; o < P::kOperands; ++o)
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c)
+          held[o][j][c] =
+              P::skip(row[c]) ? P::pad(p.args, o) : static_cast<const Bits*>(p.operands[o])[at[c] + j * p.inner];
+    }
+  const auto y = [&](int j, int c) { return Element::load(held[P::kOperands - 1][j][c]); };
+  typename P::Final final[kColumns];
+  P::with_sum_args(p.args, [&](const auto& args) {
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      const auto x = [&](int j) { return P::value(args, Element::load(held[0][j][c])); };
+      const auto counts = [&](int j) {
+        if constexpr (P::kHole) return j < length && j != P::hole(row[c]);
+        return j < length;
+      };
+      Stat<P> stat = Stat<P>::none();
+      if constexpr (P::kPeak) {
+        if constexpr (P::kSums == 0) stat.of[0] = P::value(args, Element::load(P::pad(args, 0)));  // of no elements
+#pragma unroll
+        for (int j = 0; j < kHeld; ++j)
+          if (counts(j)) stat.of[0] = P::larger(stat.peak(), x(j));
+      }
+      const auto shift = P::guard(stat.peak());
+#pragma unroll
+      for (int k = 0; k < P::kSums; ++k) {
+        [[maybe_unused]] const bool is_plain = P::kPlainSum && k == P::kSums - 1;
+        Acc sum = Acc(0);
+#pragma unroll
+        for (int j = 0; j < kHeld; ++j) {
+          if constexpr (P::kPlainSum) {
+            if (is_plain && P::add_plain(args) && !P::skip(row[c]) && j < length) sum += x(j);
+          }
+          if constexpr (P::kSums > 0)
+            if (!is_plain && counts(j)) sum = P::add(args, k, sum, x(j), y(j, c), shift);
+        }
+        stat.sum(k) = sum;
+      }
+      final[c] = P::finish(p.args, row[c], stat);
+      if (first + 32 * c < p.columns) P::write_row(p.args, first + 32 * c, row[c], final[c]);
+    }
+  });
+  if constexpr (P::kOutput) {
+    if (p.out == nullptr) return;
+    P::with_args(p.args, [&](const auto& args) {
+#pragma unroll
+      for (int j = 0; j < kHeld; ++j)
+        if (j < length) {
+#pragma unroll
+          for (int c = 0; c < kColumns; ++c) {
+            Acc value = P::output(args, row[c], final[c], P::value(args, Element::load(held[0][j][c])), y(j, c));
+            if constexpr (P::kHole)
+              if (j == P::hole(row[c])) value = P::hole_output(args, row[c], final[c]);
+            if (first + 32 * c < p.columns) static_cast<Bits*>(p.out)[at[c] + j * p.inner] = Element::store(value);
+          }
+        }
+    });
+  }
+}
+
+template <class P>
+__global__ void __launch_bounds__(32 * kMaxColumnWarps, 2) walk_kernel(const __grid_constant__ Parameters<P> p) {
+  using Element = typename P::Element;
+  using Bits = typename Element::Bits;
+  using Acc = typename Element::Acc;
+  constexpr int kColumns = Walk<P>::kColumns, kCount = Walk<P>::kCount;
+  using Lane = Held<P, kCount, false>;
+
+  const int warp = threadIdx.x / 32, axis_warp = warp >> p.column_warp_bits;
+  const int block_columns = 32 * kColumns << p.column_warp_bits;
+  const int column_of_block = (warp & ((1 << p.column_warp_bits) - 1)) * 32 * kColumns + threadIdx.x % 32;
+  const int64_t strip = int64_t{blockIdx.x} * block_columns;
+  const int length = static_cast<int>(p.length), last_batch = (length - 1) / (p.axis_warps * kCount);
+  bool exists[kColumns];
+  int64_t at[kColumns];  // of the first position of this warp
+  typename P::Row row[kColumns];
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    const int64_t column = strip + column_of_block + 32 * c;
+    exists[c] = column < p.columns;
+    const WalkPlace place(p, min(column, p.columns - 1));
+    at[c] = (place.outer * length + axis_warp) * p.inner + place.i;
+    row[c] = P::row(p.args, place.outer, place.i, length, p.inner);
+  }
+  // Of positions from `batch` on; those that are missing are padding.
+  const auto position = [&](int batch, int j) { return (batch * kCount + j) * p.axis_warps + axis_warp; };
+  const auto load = [&](int batch, Lane(&lane)[kColumns]) {
+#pragma unroll
+    for (int o = 0; o < P::kOperands; ++o) {
+      const Bits* const from =
+          static_cast<const Bits*>(p.operands[o]) + int64_t{batch} * kCount * p.axis_warps * p.inner;
+#pragma unroll
+      for (int j = 0; j < kCount; ++j)
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) {
+          const bool there = exists[c] && !P::skip(row[c]) && position(batch, j) < length;
+          lane[c].raw[o][j] = there ? from[at[c] + j * p.axis_warps * p.inner] : P::pad(p.args, o);
+        }
+    }
+  };
+
+  Stat<P> stat[kColumns];
+#pragma unroll
+  for (auto& of_column : stat) of_column = Stat<P>::none();
+  P::with_sum_args(p.args, [&](const auto& args) {
+#pragma unroll 1
+    for (int batch = 0; batch <= last_batch; ++batch) {
+      Lane lane[kColumns];
+      load(batch, lane);
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        [[maybe_unused]] Acc plain = Acc(0);
+        if constexpr (P::kPlainSum) {
+          if (P::add_plain(args)) {
+#pragma unroll
+            for (int j = 0; j < kCount; ++j)
+              if (exists[c] && position(batch, j) < length) plain += lane[c].x(args, j, 0);
+          }
+        }
+        if constexpr (P::kHole) {
+#pragma unroll
+          for (int j = 0; j < kCount; ++j)
+            if (position(batch, j) == P::hole(row[c])) lane[c].leave_out(args, j, 0);
+        }
+        Acc peak[1] = {};
+        if constexpr (P::kPeak) lane[c].peaks(args, peak);
+        take_in<P>(stat[c], peak[0], [&](int k, const auto& shift) {
+          return P::kPlainSum && k == P::kSums - 1 ? plain : lane[c].sum(args, k, shift, 0, 1);
+        });
+      }
+    }
+  });
+
+  typename P::Final final[kColumns];
+  if (p.axis_warps == 1) {
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      final[c] = P::finish(p.args, row[c], stat[c]);
+      if (exists[c]) P::write_row(p.args, strip + column_of_block + 32 * c, row[c], final[c]);
+    }
+  } else {
+    auto* const of_warps = reinterpret_cast<Stat<P>*>(dynamic_shared_memory());
+    auto* const of_columns = reinterpret_cast<typename P::Final*>(
+        dynamic_shared_memory() + (p.axis_warps * block_columns * sizeof(Stat<P>) + 15) / 16 * 16);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) of_warps[axis_warp * block_columns + column_of_block + 32 * c] = stat[c];
+    __syncthreads();
+    for (int c = threadIdx.x; c < block_columns && strip + c < p.columns; c += blockDim.x) {
+      const auto all = merge_serially<P>([&](int w) { return of_warps[w * block_columns + c]; }, 0, 1, p.axis_warps);
+      const WalkPlace place(p, strip + c);
+      const auto its_row = P::row(p.args, place.outer, place.i, length, p.inner);
+      of_columns[c] = P::finish(p.args, its_row, all);
+      P::write_row(p.args, strip + c, its_row, of_columns[c]);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) final[c] = of_columns[column_of_block + 32 * c];
+  }
+
+  if constexpr (P::kOutput) {
+    if (p.out == nullptr) return;
+    P::with_args(p.args, [&](const auto& args) {
+#pragma unroll 1
+      for (int batch = last_batch; batch >= 0; --batch) {
+        Lane lane[kColumns];
+        load(batch, lane);
+        Bits* const to = static_cast<Bits*>(p.out) + int64_t{batch} * kCount * p.axis_warps * p.inner;
+#pragma unroll
+        for (int j = 0; j < kCount; ++j)
+#pragma unroll
+          for (int c = 0; c < kColumns; ++c) {
+            if (!exists[c] || position(batch, j) >= length) continue;
+            Acc value = P::output(args, row[c], final[c], lane[c].x(args, j, 0), lane[c].y(j, 0));
+            if constexpr (P::kHole)
+              if (position(batch, j) == P::hole(row[c])) value = P::hole_output(args, row[c], final[c]);
+            to[at[c] + j * p.axis_warps * p.inner] = Element::store(value);
+          }
+      }
+    });
+  }
+}
+
+template <class P>
+cudaError_t run_walk(cudaStream_t stream, const RowPlan& plan, const Parameters<P>& p) {
+  if constexpr (kWalks<P>) {
+    const int64_t columns = int64_t{32} * Walk<P>::kColumns << plan.column_warp_bits;
+    const int64_t blocks = (p.columns + columns - 1) / columns;
+    if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+    Launch launched;
+    launched.grid = dim3(static_cast<unsigned>(blocks));
+    launched.block = dim3(plan.threads());
+    if (plan.axis_warps > 1)
+      launched.shared_bytes =
+          (plan.axis_warps * columns * sizeof(Stat<P>) + 15) / 16 * 16 + columns * sizeof(typename P::Final);
+    const bool held = p.length <= held_positions(P::kOperands);
+    return launch(stream, launched, held ? held_walk_kernel<P> : walk_kernel<P>, p);
+  } else {
+    return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace jaxgpuops::row_engine

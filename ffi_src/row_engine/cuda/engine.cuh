@@ -1,0 +1,327 @@
+// The row engine: everything that is made of statistics of a row, such as its maximum and a sum, and of its elements.
+// An operation is a policy (below); row_engine/plan.h says how rows are divided.
+//
+// A lane loads all it holds of a row, in the row's own type, before it looks at any of it. Lanes merge their statistics
+// with shuffles, warps through shared memory, blocks through that of their cluster, so that a row is read once and its
+// result written once. Split algorithms have three kernels: statistics of parts go to the workspace, a block per row
+// merges them, and a second sweep, backwards, writes the results of what is still in the L2 cache.
+//
+//   struct Policy {
+//     using Element = ..;                     // common/cuda/element.h
+//     static constexpr int kOperands;         // full arrays that are read: x, y
+//     static constexpr bool kPeak;            // the first statistic is a maximum, relative to which sums are taken
+//     static constexpr bool kNumericPeak;     // kPeak: which is a number, never NaN
+//     static constexpr int kSums;             // the others are sums
+//     static constexpr bool kDecoded;         // elements are kept as what decode() makes of them
+//     static constexpr bool kMasked;          // there may be masks
+//     static constexpr bool kHole;            // one element of a row may be left out of the statistics
+//     static constexpr bool kOutput;          // there may be full results
+//     static constexpr bool kPackedPeak;      // 16-bit elements are compared two at a time, as they are stored
+//     static constexpr bool kStoredPeak;      // value() does not change which element is the largest
+//     static constexpr bool kPlainSum;        // the last sum, where add_plain(args), is that of all elements, hole too
+//     static constexpr bool kFast, kLarge, kPackColumns, kSingleColumns;  // which kernels there are: RowTraits
+//     static constexpr bool kAlignedRows;     // and one for rows that are aligned, which is faster
+//     static constexpr bool kAlong;           // and one for statistics only, of vectors of columns
+//                                             // (unmasked: those that walk, and of flat rows, are always there)
+//     struct Args;                            // of the call
+//     struct Row;                             // of a row, known before its statistics
+//     struct Final;                           // of a row, from its statistics
+//     static Row row(args, outer, i, length, inner);
+//     static void with_args(args, f);         // calls f with args, or with a type that knows more of them
+//     static void with_sum_args(args, f);     // the same, for add()
+//     static bool skip(row);                  // nothing of the row is read
+//     static int64_t hole(row);               // -1: none
+//     static bool counts(args, outer, i);     // kHole: !skip() of that row
+//     static Row begun(args, outer, i, length, inner);  // kHole: row() in two steps. This reads where ..
+//     static Row completed(args, begun, outer, i, length, inner);  // .. and this reads there
+//     static Row counted(row);                // kHole: the row, known not to be skipped
+//     static Args of_statistics(args);        // where there is a lean_rows_kernel: known to ask for no full results
+//     static Bits pad(args, operand);         // in place of what is missing or masked: adds nothing to statistics
+//     static Acc value(args, x);              // an element, from what is stored; or decode(args, row, x, bias)
+//     static Acc larger(a, b), lowest();
+//     static uint32_t ordered_pair(args, word), larger_pair(a, b);  // kPackedPeak: what is compared, and how
+//     static Acc ordered_value(args, x);      // kPackedPeak: value(), of what ordered_pair() made
+//     static Shift guard(peak);               // of a part, or a row: what add() gets
+//     static Acc add(args, k, sum, x, y, shift), scaled(k, sum, weight), weight(peak, shift of the whole row);
+//     static Final finish(args, row, stat);
+//     static void write_row(args, index, row, final);
+//     static Acc output(args, row, final, x, y), masked_output(args), hole_output(args, row, final);
+//   };
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "common/cuda/launch.cuh"
+#include "row_engine/cuda/columns.cuh"
+#include "row_engine/cuda/columns_flat.cuh"
+#include "row_engine/cuda/columns_stream.cuh"
+#include "row_engine/cuda/columns_walk.cuh"
+#include "row_engine/cuda/in_registers.cuh"
+#include "row_engine/cuda/spread.cuh"
+#include "row_engine/cuda/stream.cuh"
+#include "row_engine/cuda/sweep.cuh"
+#include "row_engine/cuda/tiles.cuh"
+
+namespace jaxgpuops::row_engine {
+
+// ---- Between the sweeps of a split row ------------------------------------------------------------------------------
+
+// A lane per column, where few units are merged.
+template <class P>
+__global__ void __launch_bounds__(32 * kAlongWarps) merge_few_kernel(const __grid_constant__ Parameters<P> p) {
+  wait_for_predecessor();
+  const int64_t column = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (column >= p.columns) return;
+  const int64_t outer = column / p.inner, i = column - outer * p.inner;
+  const auto row = P::row(p.args, outer, i, p.length, p.inner);
+  const auto all = merge_serially<P>([&](int u) { return *stat_at(p, outer, u, i); }, 0, 1, p.units);
+  P::write_row(p.args, column, row, P::finish(p.args, row, all));
+}
+
+// A block per column.
+template <class P>
+__global__ void __launch_bounds__(32 * kMaxBlockWarps) merge_kernel(const __grid_constant__ Parameters<P> p) {
+  let_dependents_start();
+  wait_for_predecessor();
+  const int64_t column = p.first + blockIdx.x, outer = column / p.inner, i = column - outer * p.inner;
+  const auto stat = [&](int u) { return *stat_at(p, outer, u, i); };
+  Stat<P> all = merge_lanes<P>(merge_serially<P>(stat, threadIdx.x, blockDim.x, p.units));
+  if (blockDim.x > 32) {
+    auto* const of_warps = reinterpret_cast<Stat<P>*>(dynamic_shared_memory());
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = all;
+    __syncthreads();
+    if (threadIdx.x >= 32) return;
+    all = merge_by_warp<P>([&](int w) { return of_warps[w]; }, blockDim.x / 32);
+  }
+  if (threadIdx.x != 0) return;
+  const auto row = P::row(p.args, outer, i, p.length, p.inner);
+  const auto final = P::finish(p.args, row, all);
+  P::write_row(p.args, column, row, final);
+  *final_at(p, outer, i) = final;
+}
+
+// ---- Launch ---------------------------------------------------------------------------------------------------------
+
+template <class P>
+struct Call {
+  cudaStream_t stream;
+  const RowPlan& plan;
+  Rows shape;
+  Parameters<P> p;
+
+  using Kernel = void (*)(Parameters<P>);
+
+  template <int kVectors, Sharing kSharing>
+  Kernel rows() const {
+    if constexpr (P::kAlignedRows)
+      if (p.aligned) return rows_kernel<P, kVectors, kSharing, true>;
+    return rows_kernel<P, kVectors, kSharing, false>;
+  }
+
+  template <bool kAligned>
+  Kernel lean_rows() const {
+    switch (plan.lane_bits) {
+      case 1: return lean_rows_kernel<P, kAligned, 1>;
+      case 2: return lean_rows_kernel<P, kAligned, 2>;
+      case 3: return lean_rows_kernel<P, kAligned, 3>;
+      case 4: return lean_rows_kernel<P, kAligned, 4>;
+      case 5: return lean_rows_kernel<P, kAligned, 5>;
+    }
+    return nullptr;
+  }
+
+  // Those that plan_rows() asks for.
+  Kernel rows() const {
+    if constexpr (kSpread<P>)
+      if (plan.spread) return p.aligned ? spread_kernel<P, true> : spread_kernel<P, false>;
+    if constexpr (kSwept<P>) {
+      if (plan.vectors == kOnlyVectors && plan.spans > 1)
+        return p.aligned ? sweep_kernel<P, true> : sweep_kernel<P, false>;
+    } else if constexpr (!P::kFast) {
+      if (plan.vectors == kOnlyVectors) return rows<kOnlyVectors, Sharing::kAny>();
+    } else if (plan.spans == 1) {
+      if (plan.vectors == 1) return rows<1, Sharing::kTeam>();
+      if (plan.vectors == kOnlyVectors) return rows<kOnlyVectors, Sharing::kTeam>();
+      if constexpr (kLean<P>)
+        if (plan.vectors == kLeanVectors && p.out == nullptr) return p.aligned ? lean_rows<true>() : lean_rows<false>();
+      if constexpr (P::kLarge)
+        if (plan.vectors == 8) return rows<8, Sharing::kTeam>();
+    } else {
+      constexpr int kVectors = P::kLarge ? 8 : kOnlyVectors;
+      if constexpr (kOftenStatistics<P>)
+        if (p.cluster && p.aligned && p.out == nullptr && plan.vectors == kVectors && plan.block_warps <= kPartWarps)
+          return rows_kernel<P, kVectors, Sharing::kStatistics, true>;
+      if (plan.vectors == kVectors) return rows<kVectors, Sharing::kBlocks>();
+    }
+    return nullptr;
+  }
+
+  Kernel kernel() const {
+    if (plan.algorithm == RowAlgorithm::kRows || plan.algorithm == RowAlgorithm::kRowsSplit) return rows();
+    if constexpr (P::kAlong)
+      if (plan.along) return along_kernel<P>;
+    if constexpr (P::kPackColumns)
+      if (plan.vector && !plan.along) return columns_kernel<P, true>;
+    if constexpr (P::kSingleColumns)
+      if (!plan.vector) return columns_kernel<P, false>;
+    return nullptr;
+  }
+
+  // A sweep over the columns [first, end).
+  cudaError_t sweep(Kernel kernel, Phase phase, int64_t first, int64_t end, bool overlap) {
+    p.phase = phase;
+    p.first = first;
+    p.columns = end;
+    Launch launched;
+    launched.block = dim3(plan.threads());
+    launched.overlap = overlap;
+    const bool whole = phase == Phase::kWhole;
+    const int64_t stat = sizeof(Stat<P>);
+    int64_t groups;  // of columns
+    if (shape.inner == 1) {
+      groups = end - first;
+      if (plan.spans == 1) {
+        const int64_t teams = plan.block_warps * (32 >> (plan.lane_bits + (plan.spread ? p.vector_bits : 0)));
+        groups = (groups + teams - 1) / teams;
+      } else {
+        const int64_t spans = whole ? plan.spans : kSwept<P> ? plan.part : plan.block_warps;
+        launched.shared_bytes = std::max(plan.room, kRowsBarrierBytes + spans * stat);
+      }
+    } else if (plan.along) {
+      const int64_t columns = int64_t{16 / sizeof(typename P::Element::Bits)} << plan.column_lane_bits;
+      groups = (end - first + columns - 1) / columns;
+      launched.shared_bytes = 16 / sizeof(typename P::Element::Bits) * plan.threads() * stat;
+    } else {
+      const int64_t columns = (plan.vector ? 16 / sizeof(typename P::Element::Bits) : 1)
+                              << (plan.column_lane_bits + plan.column_warp_bits);
+      groups = (end - first + columns - 1) / columns;
+      if (phase != Phase::kFinish)
+        launched.shared_bytes =
+            columns * ((plan.axis_warps + 1 + (p.cluster ? plan.blocks + 1 : 0)) * stat + sizeof(typename P::Final));
+    }
+    const int64_t blocks = groups * plan.blocks;
+    if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+    launched.grid = dim3(static_cast<unsigned>(blocks));
+    if (p.cluster) {
+      launched.cluster = static_cast<int>(plan.blocks);
+      launched.packed = plan.packed;
+      const cudaError_t status = allow_cluster(reinterpret_cast<const void*>(kernel), launched.cluster);
+      if (status != cudaSuccess) return status;
+    }
+    return launch(stream, launched, kernel, p);
+  }
+
+  // A sweep over all flat rows.
+  cudaError_t flat(Phase phase) {
+    if constexpr (kFlat<P>) {
+      p.phase = phase;
+      p.part_length = plan.part_length;
+      const FlatParameters<P> f{p, plan.period, plan.turns, plan.across, plan.deep, plan.slices};
+      const int64_t blocks = shape.outer * plan.blocks * plan.slices;
+      if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+      Launch launched;
+      launched.grid = dim3(static_cast<unsigned>(blocks));
+      launched.block = dim3(plan.threads());
+      if constexpr (P::kOutput) {
+        if (phase == Phase::kFinish) {
+          launched.overlap = plan.overlap;
+          return launch(stream, launched, flat_results_kernel<P>, f);
+        }
+      }
+      const int64_t stats =
+          int64_t{plan.across} * plan.deep * (16 / sizeof(typename P::Element::Bits)) * sizeof(Stat<P>);
+      launched.shared_bytes = (stats + 15) / 16 * 16;
+      if (phase == Phase::kWhole && p.out) launched.shared_bytes += shape.inner * sizeof(typename P::Final);
+      return launch(stream, launched, flat_kernel<P>, f);
+    } else {
+      return cudaErrorInvalidValue;
+    }
+  }
+
+  cudaError_t merge(int64_t first, int64_t end) {
+    p.first = first;
+    p.columns = end;
+    Launch launched;
+    launched.overlap = plan.overlap;
+    if constexpr (P::kAlong) {
+      if (plan.along && plan.units <= kMaxSerialUnits) {
+        const int threads = 32 * kAlongWarps;
+        launched.grid = dim3(static_cast<unsigned>((end - first + threads - 1) / threads));
+        launched.block = dim3(threads);
+        return launch(stream, launched, merge_few_kernel<P>, p);
+      }
+    }
+    launched.grid = dim3(static_cast<unsigned>(end - first));
+    launched.block = dim3(plan.units <= kMaxFlatSpans ? 32 : 32 * kMaxBlockWarps);
+    launched.shared_bytes = kMaxBlockWarps * sizeof(Stat<P>);
+    return launch(stream, launched, merge_kernel<P>, p);
+  }
+};
+
+// Runs a call whose parameters are set but for what the plan says.
+template <class P>
+cudaError_t run(cudaStream_t stream, const RowPlan& plan, const Rows& rows, Parameters<P> p, void* workspace) {
+  if (plan.algorithm == RowAlgorithm::kEmpty) return cudaSuccess;
+  if (plan.traits.stat_bytes != static_cast<int>(sizeof(Stat<P>)) ||
+      plan.traits.final_bytes < static_cast<int>(sizeof(typename P::Final)))
+    return cudaErrorInvalidValue;
+  const bool split = plan.algorithm == RowAlgorithm::kRowsSplit || plan.algorithm == RowAlgorithm::kColumnsSplit;
+  const auto is_aligned = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; };
+  const bool aligned = is_aligned(p.operands[0]) && is_aligned(p.operands[1]) && is_aligned(p.out);
+  if (plan.algorithm == RowAlgorithm::kColumnsStream && !aligned)
+    return run<P>(stream, held_in_registers(plan), rows, p, workspace);
+  if (plan.algorithm == RowAlgorithm::kRowsStream) {
+    const auto differ = [&](const void* pointer) {  // all but where there is no such array
+      return pointer && (reinterpret_cast<uintptr_t>(pointer) ^ reinterpret_cast<uintptr_t>(p.operands[0])) % 16 != 0;
+    };
+    if (differ(p.operands[1]) || differ(p.out)) return run<P>(stream, held_in_registers(plan), rows, p, workspace);
+  }
+  p.length = rows.length;
+  p.inner = rows.inner;
+  p.columns = rows.count();
+  p.first = 0;
+  p.workspace = static_cast<unsigned char*>(workspace);
+  p.workspace_stride = plan.workspace_bytes;
+  p.finals_at = (rows.inner * plan.units * static_cast<int64_t>(sizeof(Stat<P>)) + 15) / 16 * 16;
+  p.spans = static_cast<int>(plan.spans);
+  p.units = static_cast<int>(plan.units);
+  p.lane_bits = plan.lane_bits;
+  while (1 << p.vector_bits < plan.vectors) ++p.vector_bits;
+  p.blocks = static_cast<int>(plan.blocks);
+  p.unit_warps = plan.unit_warps;
+  p.part = plan.part;
+  p.column_lane_bits = plan.column_lane_bits;
+  p.column_warp_bits = plan.column_warp_bits;
+  p.axis_warps = plan.axis_warps;
+  p.part_length = (rows.length + plan.blocks - 1) / plan.blocks;
+  p.ahead = plan.ahead;
+  p.cluster = !split && plan.blocks > 1;
+  while (p.cluster && 1 << p.block_bits < p.blocks) ++p.block_bits;
+  p.aligned = aligned && (rows.inner == 1 ? rows.length : rows.inner) * sizeof(typename P::Element::Bits) % 16 == 0;
+  if (plan.algorithm == RowAlgorithm::kRowsTiles) return run_tiles<P>(stream, plan, p);
+  if (plan.algorithm == RowAlgorithm::kRowsStream) return run_stream<P>(stream, plan, p);
+  if (plan.algorithm == RowAlgorithm::kColumnsStream) return run_columns_stream<P>(stream, plan, p);
+  if (plan.algorithm == RowAlgorithm::kColumnsWalk) return run_walk<P>(stream, plan, p);
+  Call<P> call{stream, plan, rows, p};
+  if (plan.algorithm == RowAlgorithm::kColumnsFlat) {
+    if (!plan.split) return call.flat(Phase::kWhole);
+    cudaError_t status = call.flat(Phase::kPartial);
+    if (status == cudaSuccess) status = call.merge(0, rows.count());
+    if (status == cudaSuccess && p.out) status = call.flat(Phase::kFinish);
+    return status;
+  }
+  const auto kernel = call.kernel();
+  if (!kernel) return cudaErrorInvalidValue;
+  if (!split) return call.sweep(kernel, Phase::kWhole, 0, rows.count(), false);
+  for (int64_t outer = 0; outer < rows.outer; outer += plan.round) {
+    const int64_t first = outer * rows.inner, end = std::min(rows.outer, outer + plan.round) * rows.inner;
+    cudaError_t status = call.sweep(kernel, Phase::kPartial, first, end, plan.overlap && outer > 0);
+    if (status == cudaSuccess) status = call.merge(first, end);
+    if (status == cudaSuccess && p.out) status = call.sweep(kernel, Phase::kFinish, first, end, plan.overlap);
+    if (status != cudaSuccess) return status;
+  }
+  return cudaSuccess;
+}
+
+}  // namespace jaxgpuops::row_engine

@@ -1,0 +1,522 @@
+// Rows (inner == 1) of the row engine: a team of lanes, a block or a cluster holds a row in registers. One read, one
+// write; of split rows, the sweeps.
+#pragma once
+
+#include "common/cuda/bulk_copy.cuh"
+#include "row_engine/cuda/parts.cuh"
+
+namespace jaxgpuops::row_engine {
+
+// 16 of the 32 bytes of a and b, from byte `at` on, 0 to 16.
+template <int kItemBytes>
+__device__ __forceinline__ Pack between(const Pack& a, const Pack& b, int at) {
+  uint32_t word[8];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    word[i] = at & 16 ? b.word[i] : a.word[i];
+    word[i + 4] = b.word[i];
+  }
+  if constexpr (kItemBytes <= 8) {
+#pragma unroll
+    for (int i = 0; i < 6; ++i) word[i] = at & 8 ? word[i + 2] : word[i];
+  }
+  if constexpr (kItemBytes <= 4) {
+#pragma unroll
+    for (int i = 0; i < 5; ++i) word[i] = at & 4 ? word[i + 1] : word[i];
+  }
+  Pack pack;
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    pack.word[i] = kItemBytes < 4 ? funnel_right(word[i], word[i + 1], 8 * (at & 3)) : word[i];
+  return pack;
+}
+
+// A lane's part of a span: unit j has the kWidth elements from element(j) on. kAsked: it is asked first whether the
+// span is whole, since nothing else has to be asked then. (Of long rows with results that took up to 7 % more: ptxas
+// kept what is stored for the end.)
+template <class P, int kVectors, bool kAligned, bool kAsked>
+class Span {
+ public:
+  using Bits = typename P::Element::Bits;
+  static constexpr int kWidth = 16 / sizeof(Bits);
+
+  __device__ explicit Span(int lane_bits)
+      : lanes(1 << lane_bits), slot(threadIdx.x & (lanes - 1)), team(threadIdx.x % 32 & ~(lanes - 1)) {}
+
+  __device__ int element(int j) const { return (j * lanes + slot) * kWidth; }
+  __device__ int size() const { return kVectors * lanes * kWidth; }
+  // Unit j of what is aligned, by bytes: where the number of lanes is not known that is a product for each unit, and
+  // none waits for another. From unit to unit it took ten instructions more before the last load.
+  template <class T>
+  __device__ auto* unit_at(T* from, int j) const {
+    using Byte = std::conditional_t<std::is_const_v<T>, const unsigned char, unsigned char>;
+    using Unit = std::conditional_t<std::is_const_v<T>, const Pack, Pack>;
+    Byte* const mine = reinterpret_cast<Byte*>(from) + static_cast<uint64_t>(static_cast<unsigned>(slot)) * 16;
+    return reinterpret_cast<Unit*>(mine + static_cast<uint64_t>(static_cast<unsigned>(lanes)) * (16 * j));
+  }
+
+  // The first `left` elements from `from` on, and `pad` for the others. Nothing is read from beyond them where the
+  // array may end there (`last`), else what is in the same 16 bytes.
+  __device__ void load(const Bits* from, int left, bool last, Bits pad, Pack (&units)[kVectors]) const {
+    Pack padding;
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) set<Bits>(padding, i, pad);
+    if constexpr (kAligned && kAsked) {
+      if (left >= size()) {
+#pragma unroll
+        for (int j = 0; j < kVectors; ++j) units[j] = load_pack(unit_at(from, j));
+      } else {
+#pragma unroll
+        for (int j = 0; j < kVectors; ++j) units[j] = element(j) < left ? load_pack(unit_at(from, j)) : padding;
+      }
+    } else if constexpr (kAligned) {
+      const Pack* const mine = reinterpret_cast<const Pack*>(from) + static_cast<unsigned>(slot);
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j)
+        units[j] = element(j) < left ? load_pack(mine + static_cast<unsigned>(j * lanes)) : padding;
+    } else {
+      // Aligned windows, of which neighbouring lanes hold neighbours, and then what is between two of them.
+      const int shift = reinterpret_cast<uintptr_t>(from) & 15;
+      const auto* windows = reinterpret_cast<const Pack*>(reinterpret_cast<uintptr_t>(from) - shift);
+      const int end = left > 0 ? left * static_cast<int>(sizeof(Bits)) + shift : 0;
+      const int whole = last ? end & ~15 : end;
+      const auto window = [&](int w) { return w * 16 < whole ? load_pack(windows + w) : padding; };
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j) units[j] = window(j * lanes + slot);
+      Pack beyond = window(kVectors * lanes);
+      if (whole < end) {
+        Pack part = padding;
+        const int begin = max(shift - whole, 0) / static_cast<int>(sizeof(Bits));
+#pragma unroll
+        for (int i = 0; i < kWidth - 1; ++i)
+          if (i >= begin && whole + i * static_cast<int>(sizeof(Bits)) < end)
+            set<Bits>(part, i, reinterpret_cast<const Bits*>(windows + whole / 16)[i]);
+#pragma unroll
+        for (int j = 0; j < kVectors; ++j)
+          if (j * lanes + slot == whole / 16) units[j] = part;
+        if (kVectors * lanes == whole / 16) beyond = part;
+      }
+      const int next_lane = team | ((slot + 1) & (lanes - 1));
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j) {
+        Pack next = units[j];
+        if (slot == 0) next = j + 1 < kVectors ? units[j + 1 < kVectors ? j + 1 : j] : beyond;
+        next = shuffle_from(next, next_lane);
+        units[j] = between<sizeof(Bits)>(units[j], next, shift);
+      }
+    }
+    if constexpr (!kAligned || P::kMasked) {
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j) {
+        const int rest = left - element(j);
+        if (rest <= 0) {
+          units[j] = padding;
+        } else if (rest < kWidth) {
+#pragma unroll
+          for (int i = 0; i < kWidth; ++i)
+            if (i >= rest) set<Bits>(units[j], i, pad);
+        }
+      }
+    }
+  }
+
+  __device__ void store(Bits* to, int left, Pack (&units)[kVectors]) const {
+    if constexpr (kAligned) {
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j) store_aligned(to, left, j, units[j]);
+    } else {
+      store_shifted(to, left, units);
+    }
+  }
+
+  // Unit j only, of a span that is aligned.
+  __device__ void store_aligned(Bits* to, int left, int j, Pack unit) const {
+    Pack* const mine = reinterpret_cast<Pack*>(to) + static_cast<unsigned>(slot);
+    if (element(j) < left) store_pack(mine + static_cast<unsigned>(j * lanes), unit);
+  }
+
+  const int lanes, slot, team;
+
+ private:
+  __device__ void store_shifted(Bits* to, int left, Pack (&units)[kVectors]) const {
+    const int shift = reinterpret_cast<uintptr_t>(to) & 15, tail = shift / static_cast<int>(sizeof(Bits));
+    const int end = min(left, size());
+    if (slot == lanes - 1) {  // the window after the last belongs to the next span, but for this
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
+        const int e = element(kVectors - 1) + i;
+        if (i >= kWidth - tail && e < end) to[e] = get<Bits>(units[kVectors - 1], i);
+      }
+    }
+    const int previous_lane = team | ((slot - 1) & (lanes - 1));
+#pragma unroll
+    for (int j = kVectors - 1; j >= 0; --j) {
+      Pack previous = units[j];
+      if (slot == lanes - 1 && j > 0) previous = units[j > 0 ? j - 1 : 0];
+      previous = shuffle_from(previous, previous_lane);
+      units[j] = between<sizeof(Bits)>(previous, units[j], 16 - shift);
+    }
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      const int e = element(j) - tail;  // of the window
+      if (e >= 0 && e + kWidth <= end) {
+        store_pack(reinterpret_cast<Pack*>(to + e), units[j]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i)
+          if (e + i >= 0 && e + i < end) to[e + i] = get<Bits>(units[j], i);
+      }
+    }
+  }
+};
+
+// Shared memory: a barrier of statistics of other blocks, statistics.
+constexpr int kRowsBarrierBytes = 16;
+
+// Who has a row: a team of lanes (its one span), or a block or a cluster, or (split) many blocks. kStatistics: a
+// cluster of small blocks that writes statistics only. kAny: p says which of them, for operations that are not worth
+// two kernels.
+enum class Sharing { kTeam, kBlocks, kStatistics, kAny };
+
+// Operations of one array that have results, or statistics only.
+template <class P>
+constexpr bool kOftenStatistics = P::kOutput && P::kOperands == 1;
+
+// Those that have a kernel for statistics of short rows (lean_rows_kernel).
+template <class P>
+constexpr bool kLean = kOftenStatistics<P> && P::kFast && !P::kHole;
+
+// Those of which later rows are brought to the L2 cache (RowPlan::ahead). With two arrays that took longer.
+template <class P>
+constexpr bool kAhead = P::kOutput && P::kOperands == 1 && P::kFast;
+
+// Rows that a team of lanes has in few registers, and writes.
+template <class P, int kVectors, Sharing kSharing>
+constexpr bool kFewUnits = kSharing == Sharing::kTeam && kVectors == kOnlyVectors && P::kOutput && P::kAlong;
+
+// Blocks of kPartWarps of a multiprocessor for which there are registers: statistics, and rows of few units, keep
+// memory busy only if there are many. (Where nothing is asked for it is 0, not 1, for which ptxas takes more
+// registers.)
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
+constexpr int kMostResident = 4;  // it has 1024 threads
+#else
+constexpr int kMostResident = 6;
+#endif
+template <class P, int kVectors, Sharing kSharing, bool kAligned>
+constexpr int kRowsResident = kSharing == Sharing::kStatistics               ? std::min(kMostResident, 5)
+                              : kAligned && kFewUnits<P, kVectors, kSharing> ? kMostResident
+                                                                             : 0;
+
+// kAligned: every row is, to 16 bytes. The bits of the results are the same.
+template <class P, int kVectors, Sharing kSharing, bool kAligned>
+__global__ void __launch_bounds__(32 * (kRowsResident<P, kVectors, kSharing, kAligned> ? kPartWarps : kMaxBlockWarps),
+                                  kRowsResident<P, kVectors, kSharing, kAligned>)
+    rows_kernel(const __grid_constant__ Parameters<P> p) {
+  using Element = typename P::Element;
+  using Bits = typename Element::Bits;
+  using Acc = typename Element::Acc;
+  using Lane = Held<P, kVectors, true>;
+  constexpr int kWidth = Lane::kWidth;
+  const bool team = kSharing == Sharing::kTeam || (kSharing == Sharing::kAny && p.spans == 1);
+  const int warp = threadIdx.x / 32, block_warps = blockDim.x / 32;
+  constexpr bool kWholeWarps = kSharing == Sharing::kBlocks || kSharing == Sharing::kStatistics;
+  const int lane_bits = kWholeWarps ? 5 : p.lane_bits;
+  constexpr bool kAsked = kSharing == Sharing::kTeam || kSharing == Sharing::kStatistics;
+  const Span<P, kVectors, kAligned, kAsked> span(lane_bits);
+  // Of a cluster: statistics go to the blocks that need them, and nobody waits for anything else.
+  const bool cluster = kSharing == Sharing::kStatistics || (!team && p.cluster);
+  const auto writes = [&] { return P::kOutput && kSharing != Sharing::kStatistics && p.out != nullptr; };
+  const auto receivers = [&] { return writes() ? p.blocks : 1; };
+  auto* const stats_there = reinterpret_cast<uint64_t*>(dynamic_shared_memory());
+  auto* const stats = reinterpret_cast<Stat<P>*>(dynamic_shared_memory() + kRowsBarrierBytes);
+  int64_t outer;
+  int number = 0, block = 0;
+  if (team) {
+    outer = int64_t{blockIdx.x} * (blockDim.x >> lane_bits) + (threadIdx.x >> lane_bits);
+  } else if (cluster) {
+    outer = blockIdx.x >> p.block_bits;  // the number of a cluster is a quotient of floats
+    block = blockIdx.x & (p.blocks - 1);
+  } else {
+    // The last results first: the last of what was read is still in the cache.
+    const unsigned index = p.phase == Phase::kFinish ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+    outer = index / static_cast<unsigned>(p.blocks);
+    block = index % static_cast<unsigned>(p.blocks);
+  }
+  if (!team) number = block * block_warps + warp;
+  if constexpr (kSharing != Sharing::kTeam) outer += p.first;
+  const bool exists = !team || outer < p.columns;
+  typename P::Row row = {};
+  bool skipped = false;
+  // Where nothing is written, what is read of a row is asked for after its elements, but for what decides whether those
+  // are read. (Before them it had to arrive first: the address of the elements went where it was.)
+  constexpr bool kElementsFirst = P::kHole && kSharing == Sharing::kStatistics;
+  if constexpr (kElementsFirst) {
+    skipped = !P::counts(p.args, outer, 0);
+  } else if (exists) {
+    if constexpr (P::kHole) {
+      row = P::begun(p.args, outer, 0, p.length, 1);
+    } else {
+      row = P::row(p.args, outer, 0, p.length, 1);
+    }
+  }
+  const int64_t first = int64_t{number} * span.size();
+  const auto left = [&](int64_t end) {  // elements of the span that are before `end`
+    if (team) return exists ? static_cast<int>(end) : 0;
+    return static_cast<int>(max(int64_t{0}, min(end - first, static_cast<int64_t>(span.size()))));
+  };
+  const int here = left(p.length);
+  const int unmasked = P::kMasked ? left(p.extras.limit(outer, p.length)) : here;
+  if constexpr (!kElementsFirst) skipped = exists && P::skip(row);
+  const int wanted = skipped ? 0 : unmasked;
+  const int64_t length = kSharing == Sharing::kTeam ? static_cast<uint32_t>(p.length) : p.length;  // a shorter product
+  const int64_t at = outer * length + first;
+
+  Lane lane;
+#pragma unroll
+  for (int o = 0; o < P::kOperands; ++o)
+    span.load(static_cast<const Bits*>(p.operands[o]) + at, wanted, outer + 1 == p.columns, P::pad(p.args, o),
+              lane.raw[o]);
+
+  if constexpr (kElementsFirst) row = P::begun(p.args, outer, 0, p.length, 1);
+
+  if (cluster) {  // while what was asked for is on its way
+    if (threadIdx.x == 0 && block < receivers()) {
+      make_copy_barrier(stats_there);
+      make_barriers_visible_to_cluster();
+    }
+    arrive_at_cluster_start();  // until all blocks have begun, their memory is not there
+  }
+
+  // What the block would have of a later row comes to the L2 cache, in one piece: where blocks come and go, memory is
+  // neither always busy nor read in the order that suits it.
+  if constexpr (kSharing == Sharing::kBlocks && kAligned && kAhead<P>) {
+    if (threadIdx.x == 0 && p.ahead > 0 && outer + p.ahead < p.columns) {
+      const int64_t then = (outer + p.ahead) * p.length + first;
+      const int64_t bytes = min(p.length - first, int64_t{block_warps} * span.size()) * int64_t{sizeof(Bits)};
+      if (bytes > 0) prefetch_bulk(static_cast<const Bits*>(p.operands[0]) + then, static_cast<uint32_t>(bytes));
+    }
+  }
+
+  const bool masks = P::kMasked && p.extras.masks();
+  if constexpr (P::kMasked) {
+    for (auto& word : lane.masks) word = 0;
+    if (masks) {
+      const int64_t stride = p.extras.where_at.axis_stride;
+      const uint8_t* where =
+          p.extras.where && exists ? p.extras.where + p.extras.where_at.outer(outer) + first * stride : nullptr;
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j)
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) {
+          const int e = span.element(j) + i;
+          if (e >= here) continue;
+          if (e >= unmasked || (where && !where[e * stride])) lane.mask(j, i);
+        }
+    }
+  }
+  if constexpr (P::kDecoded) {
+    const int64_t stride = p.extras.bias_at.axis_stride;
+    const Bits* bias = p.extras.bias && here > 0  // spans past the end of the row have none
+                           ? static_cast<const Bits*>(p.extras.bias) + p.extras.bias_at.outer(outer) + first * stride
+                           : nullptr;
+    lane.decode(p.args, row, bias != nullptr, [&](int j, int i) {
+      const int e = span.element(j) + i;
+      return Element::load(bias[min(e, here - 1) * stride]);
+    });
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j)
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i)
+        if (span.element(j) + i >= wanted) lane.z[j][i] = P::lowest();
+  }
+  if (masks) {
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j)
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i)
+        if (lane.masked(j, i)) lane.leave_out(p.args, j, i);
+  }
+
+  Acc plain = Acc(0);
+  if constexpr (P::kPlainSum) {
+    if (P::add_plain(p.args)) {
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j)
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i)
+          if (span.element(j) + i < wanted) plain += lane.x(p.args, j, i);
+    }
+  }
+  int hole = -1;  // j * kWidth + i
+  if constexpr (P::kHole) {
+    const int64_t element = exists ? P::hole(row) - first : -1;
+    if (element >= 0 && element < here) {
+      const int vector = static_cast<int>(element) / kWidth;
+      if ((vector & (span.lanes - 1)) == span.slot)
+        hole = (vector >> lane_bits) * kWidth + static_cast<int>(element) % kWidth;
+    }
+    if (hole >= 0) {
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j)
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i)
+          if (j * kWidth + i == hole) lane.leave_out(p.args, j, i);
+    }
+  }
+
+  typename P::Final final;
+  if (!team && kSharing != Sharing::kStatistics && P::kOutput && p.phase == Phase::kFinish) {
+    let_dependents_start();
+    wait_for_predecessor();
+    final = *final_at(p, outer, 0);
+  } else {
+    Stat<P> stat;
+    Acc peak = Acc(0);
+    if constexpr (P::kPeak) {
+      peak = lane.peak(p.args);
+      if constexpr (kWholeWarps) {
+        peak = peak_of_warp<P>(peak);
+      } else {
+        peak = merged_peak<P>(peak, 0, lane_bits);
+      }
+      stat.of[0] = peak;
+    }
+    const auto shift = P::guard(peak);
+    P::with_sum_args(p.args, [&](const auto& args) {
+#pragma unroll
+      for (int k = 0; k < P::kSums; ++k) {
+        const bool is_plain = P::kPlainSum && k == P::kSums - 1;
+        stat.sum(k) = is_plain ? plain : lane.sum(args, k, shift, 0, kWidth);
+      }
+    });
+    // What is read where the row says is read here: the loads of the row did not wait for that, and nor do the sums.
+    // (Read before them, it took up to a tenth more: what waited for an exponential waited for it.)
+    if constexpr (P::kHole) {
+      if (exists) row = P::completed(p.args, row, outer, 0, p.length, 1);
+    }
+#pragma unroll
+    for (int k = 0; k < P::kSums; ++k) stat.sum(k) = merged_sum(stat.sum(k), 0, lane_bits);
+    if (!team) {
+      if (kSharing != Sharing::kStatistics && p.phase == Phase::kPartial) {
+        let_dependents_start();
+        if (p.unit_warps == 1) {
+          if (threadIdx.x % 32 == 0 && number < p.spans) *stat_at(p, outer, number, 0) = stat;
+        } else {
+          if (threadIdx.x % 32 == 0) stats[warp] = stat;
+          __syncthreads();
+          stat = merge_by_warp<P>([&](int u) { return stats[u]; }, min(block_warps, p.spans - block * block_warps));
+          if (threadIdx.x == 0) *stat_at(p, outer, block, 0) = stat;
+        }
+        wait_for_predecessor();
+        return;
+      }
+      if (cluster) {
+        const int rank = threadIdx.x % 32;
+        // All that row() reads has arrived before other blocks go on, and perhaps write there.
+        if constexpr (P::kHole) row = shuffle_from(row, 0);
+        wait_at_cluster_barrier();
+        if (number < p.spans && rank < receivers()) copy_to_block(&stats[number], stats_there, rank, stat);
+        if (block >= receivers() || (!writes() && warp != 0)) return;
+        if (threadIdx.x == 0) expect_copies(stats_there, p.spans * static_cast<int>(sizeof(Stat<P>)));
+        wait_for_copies(stats_there, 0);
+      } else {
+        if (threadIdx.x % 32 == 0 && number < p.spans) stats[number] = stat;
+        __syncthreads();
+      }
+      if (!writes() && warp != 0) return;
+      const auto get = [&](int u) { return stats[u]; };
+      if constexpr (kSharing == Sharing::kStatistics) {
+        static_assert(kMaxCluster * kPartWarps <= 4 * 32);
+        stat = merge_few_by_warp<P>(get, p.spans);
+      } else {
+        stat = merge_by_warp<P>(get, p.spans);
+      }
+    }
+    final = P::finish(p.args, row, stat);
+    if (exists && number == 0 && span.slot == 0) P::write_row(p.args, outer, row, final);
+  }
+
+  if (!writes()) return;
+  // A cluster writes a unit while it works on the next: its rows may be few, and all of them at the same point. Of many
+  // rows others write, and all units together are better, but where registers are few, and a unit is not less than 64
+  // bytes of a row.
+  const bool team_at_once = kAligned && kFewUnits<P, kVectors, kSharing> && lane_bits >= 2;
+  const bool at_once = kAligned && cluster;
+  Bits* const out = static_cast<Bits*>(p.out) + at;
+  lane.forget();
+  P::with_args(p.args, [&](const auto& args) {
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      Acc value[kWidth];
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
+        value[i] = P::output(args, row, final, lane.x(args, j, i), lane.y(j, i));
+        if constexpr (P::kMasked) value[i] = lane.masked(j, i) ? P::masked_output(args) : value[i];
+      }
+      lane.raw[0][j] = packed<Element>(value);
+      if (team_at_once && span.element(j) < here) store_pack(span.unit_at(out, j), lane.raw[0][j]);
+      if (at_once) span.store_aligned(out, here, j, lane.raw[0][j]);
+    }
+  });
+  if constexpr (P::kHole && !kAligned) {  // otherwise others would write there
+    if (hole >= 0) {
+      const Bits value = Element::store(P::hole_output(p.args, row, final));
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j)
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i)
+          if (j * kWidth + i == hole) set<Bits>(lane.raw[0][j], i, value);
+    }
+  }
+  if (!team_at_once && !at_once) span.store(out, here, lane.raw[0]);
+  if constexpr (P::kHole && kAligned) {  // by the lane that has written there
+    if (hole >= 0)
+      out[span.element(hole / kWidth) + hole % kWidth] = Element::store(P::hole_output(p.args, row, final));
+  }
+}
+
+// ---- Statistics of short rows ---------------------------------------------------------------------------------------
+
+// Rows of 4 to 64 vectors, a power of two: each of 2 to 32 lanes has two. One read.
+//
+// What comes after a row has arrived takes half as long with two vectors a lane as with four, but there are twice as
+// many warps, and each does what a row takes whatever its length. Here that is little: no lane has less than another,
+// nothing is written but numbers, addresses follow from the number of the thread, and how many lanes there are is known
+// (to ask took a tenth of the instructions, and 1 % of the time of rows of 512 bytes).
+template <class P, bool kAligned, int kLaneBits>
+__global__ void __launch_bounds__(32 * kMaxBlockWarps) lean_rows_kernel(const __grid_constant__ Parameters<P> p) {
+  using Bits = typename P::Element::Bits;
+  using Lane = Held<P, kLeanVectors, true>;
+  const auto args = P::of_statistics(p.args);
+  constexpr unsigned kLanes = 1u << kLaneBits;
+  const unsigned slot = threadIdx.x % kLanes;
+  const int64_t outer = uint64_t{blockIdx.x} * (blockDim.x / kLanes) + threadIdx.x / kLanes;
+  const bool exists = outer < p.columns;
+
+  // Unit j of thread t of all is at kLeanVectors * t - slot + j * kLanes. Who has no row has the block's first one.
+  const unsigned mine = exists ? kLeanVectors * threadIdx.x - slot : slot;
+  const auto* const from = static_cast<const unsigned char*>(p.operands[0]) +
+                           (uint64_t{blockIdx.x} * (kLeanVectors * blockDim.x) + mine) * 16;
+  Lane lane;
+#pragma unroll
+  for (int j = 0; j < kLeanVectors; ++j) {
+    const auto* const unit = from + kLanes * (16 * j);
+    if constexpr (kAligned) {
+      lane.raw[0][j] = load_pack(reinterpret_cast<const Pack*>(unit));
+    } else {
+#pragma unroll
+      for (int i = 0; i < Lane::kWidth; ++i) set<Bits>(lane.raw[0][j], i, reinterpret_cast<const Bits*>(unit)[i]);
+    }
+  }
+
+  Stat<P> stat;
+  stat.of[0] = merged_peak<P>(lane.peak(args), 0, kLaneBits);
+  const auto shift = P::guard(stat.peak());
+  P::with_sum_args(args, [&](const auto& known) { stat.sum(0) = lane.sum(known, 0, shift, 0, Lane::kWidth); });
+  stat.sum(0) = merged_sum(stat.sum(0), 0, kLaneBits);
+  if (!exists || slot != 0) return;
+  const typename P::Row row = P::row(args, outer, 0, p.length, 1);
+  P::write_row(args, outer, row, P::finish(args, row, stat));
+}
+
+}  // namespace jaxgpuops::row_engine

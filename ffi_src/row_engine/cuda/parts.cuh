@@ -1,0 +1,399 @@
+// What the kernels of the row engine (engine.cuh) have in common: parameters, what a lane holds, and how statistics
+// are merged.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "common/broadcast.h"
+#include "common/cuda/element.h"
+#include "common/cuda/intrinsics.cuh"
+#include "common/cuda/pairs.cuh"
+#include "row_engine/plan.h"
+
+namespace jaxgpuops::row_engine {
+
+enum class Phase { kWhole, kPartial, kFinish };
+
+// Operands that are there for some calls only.
+struct Extras {
+  const void* bias = nullptr;
+  const uint8_t* where = nullptr;
+  Broadcast bias_at, where_at;
+  int64_t queries = 0, query_stride = 1;  // causal: see softmax/softmax.h
+
+  __host__ __device__ bool masks() const { return where || queries; }
+  // Positions from this one on are masked.
+  __device__ int64_t limit(int64_t outer, int64_t length) const {
+    return queries ? min(length, outer / query_stride % queries + 1) : length;
+  }
+};
+
+// What every kernel reads first comes first, side by side: what is read of it for the first time is far away.
+template <class P>
+struct Parameters {
+  const void* operands[2];
+  void* out;                       // null: results are numbers a row
+  int64_t columns, length, inner;  // columns: outer * inner
+  int64_t first;                   // column of the first block
+  int spans, units;
+  int lane_bits, vector_bits, blocks, block_bits, unit_warps, part;
+  bool cluster;  // blocks that share a row are one
+  bool aligned;  // every vector is, in every row
+  Phase phase;
+  unsigned char* workspace;
+  int64_t workspace_stride;  // bytes an outer index
+  int64_t finals_at;         // in them
+  int column_lane_bits, column_warp_bits, axis_warps;
+  int64_t part_length;  // along_kernel: positions of a block
+  int64_t ahead;        // rows_kernel: see RowPlan
+  typename P::Args args;
+  Extras extras;
+};
+
+template <class P>
+struct Stat {
+  static constexpr int kCount = P::kSums + (P::kPeak ? 1 : 0);
+  using Acc = typename P::Element::Acc;
+  Acc of[kCount];
+
+  static __device__ Stat none() {
+    Stat stat = {};
+    if constexpr (P::kPeak) stat.of[0] = P::lowest();
+    return stat;
+  }
+  __device__ Acc peak() const { return of[0]; }
+  __device__ Acc& sum(int k) { return of[k + (P::kPeak ? 1 : 0)]; }
+  __device__ Acc sum(int k) const { return of[k + (P::kPeak ? 1 : 0)]; }
+};
+
+// 16 bytes, without advice to the caches. With load_once and store_once rows took up to 10 % longer now and then, it
+// seems after kernels that had filled the L2.
+__device__ __forceinline__ Pack load_pack(const Pack* from) {
+  return bits_as<Pack>(*reinterpret_cast<const uint4*>(from));
+}
+__device__ __forceinline__ void store_pack(Pack* to, Pack pack) {
+  *reinterpret_cast<uint4*>(to) = bits_as<uint4>(pack);
+}
+// The same, where nvcc makes four stores of a word of one of several of those.
+__device__ __forceinline__ void store_whole(Pack* to, Pack pack) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(pack.word[0]),
+               "r"(pack.word[1]), "r"(pack.word[2]), "r"(pack.word[3])
+               : "memory");
+}
+
+// ---- What a lane holds ----------------------------------------------------------------------------------------------
+
+// kCount units of 16 bytes, or (not kPacks) of an element. Rows: units of one row; columns: positions of kWidth
+// columns.
+template <class P, int kCount, bool kPacks>
+struct Held {
+  using Element = typename P::Element;
+  using Bits = typename Element::Bits;
+  using Acc = typename Element::Acc;
+  using Unit = std::conditional_t<kPacks, Pack, Bits>;
+  static constexpr int kWidth = kPacks ? 16 / sizeof(Bits) : 1;
+  static constexpr int kElements = kCount * kWidth;
+
+  Unit raw[P::kOperands][kCount];
+  Acc z[P::kDecoded ? kCount : 1][P::kDecoded ? kWidth : 1];
+  uint32_t masks[P::kMasked ? (kElements + 31) / 32 : 1];
+
+  __device__ Bits bits(int operand, int j, int i) const {
+    if constexpr (kPacks) {
+      return get<Bits>(raw[operand][j], i);
+    } else {
+      return raw[operand][j];
+    }
+  }
+  __device__ void set_bits(int operand, int j, int i, Bits to) {
+    if constexpr (kPacks) {
+      set<Bits>(raw[operand][j], i, to);
+    } else {
+      raw[operand][j] = to;
+    }
+  }
+  template <class Args>
+  __device__ Acc x(const Args& args, int j, int i) const {
+    if constexpr (P::kDecoded) {
+      return z[j][i];
+    } else {
+      return P::value(args, Element::load(bits(0, j, i)));
+    }
+  }
+  __device__ Acc y(int j, int i) const {
+    if constexpr (P::kOperands == 2) {
+      return Element::load(bits(1, j, i));
+    } else {
+      return Acc(0);
+    }
+  }
+  __device__ void mask(int j, int i) { masks[(j * kWidth + i) / 32] |= 1u << (j * kWidth + i) % 32; }
+  __device__ bool masked(int j, int i) const { return masks[(j * kWidth + i) / 32] >> (j * kWidth + i) % 32 & 1; }
+
+  // After the masks are known. bias(j, i) is called where there is one.
+  template <class Bias>
+  __device__ void decode(const typename P::Args& args, const typename P::Row& row, bool biased, Bias bias) {
+    if constexpr (P::kDecoded) {
+#pragma unroll
+      for (int j = 0; j < kCount; ++j)
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) z[j][i] = P::decode(args, row, Element::load(bits(0, j, i)));
+      if (biased) {
+#pragma unroll
+        for (int j = 0; j < kCount; ++j)
+#pragma unroll
+          for (int i = 0; i < kWidth; ++i) z[j][i] = rounded_sum(z[j][i], bias(j, i));
+      }
+    }
+  }
+  __device__ void leave_out(const typename P::Args& args, int j, int i) {
+    if constexpr (P::kDecoded) {
+      z[j][i] = P::lowest();
+    } else {
+#pragma unroll
+      for (int o = 0; o < P::kOperands; ++o) set_bits(o, j, i, P::pad(args, o));
+    }
+  }
+
+  // What was computed from packs is computed again after this: there are not registers for all of it.
+  __device__ void forget() {
+    if constexpr (kPacks && !P::kDecoded) {
+#pragma unroll
+      for (auto& units : raw)
+#pragma unroll
+        for (auto& unit : units)
+#pragma unroll
+          for (auto& word : unit.word) asm volatile("" : "+r"(word));
+    }
+  }
+
+  // Of every column.
+  __device__ void peaks(const typename P::Args& args, Acc (&peak)[kWidth]) const {
+    if constexpr (P::kPackedPeak && kPacks) {
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        uint32_t pair = P::ordered_pair(args, raw[0][0].word[w]);
+#pragma unroll
+        for (int j = 1; j < kCount; ++j) pair = P::larger_pair(pair, P::ordered_pair(args, raw[0][j].word[w]));
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          peak[2 * w + i] =
+              P::larger(P::lowest(), P::ordered_value(args, Element::load(static_cast<Bits>(pair >> 16 * i))));
+      }
+    } else {
+      const auto of = [&](int j, int i) {
+        if constexpr (P::kStoredPeak) {
+          return Element::load(bits(0, j, i));
+        } else {
+          return x(args, j, i);
+        }
+      };
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
+        peak[i] = P::lowest();
+#pragma unroll
+        for (int j = 0; j < kCount; ++j) peak[i] = P::larger(peak[i], of(j, i));
+        if constexpr (P::kStoredPeak) peak[i] = P::value(args, peak[i]);
+      }
+    }
+  }
+  // Of all columns.
+  __device__ Acc peak(const typename P::Args& args) const {
+    if constexpr (P::kPackedPeak && kPacks) {  // words first: few of them are taken apart
+      uint32_t pair = P::ordered_pair(args, raw[0][0].word[0]);
+#pragma unroll
+      for (int j = 0; j < kCount; ++j)
+#pragma unroll
+        for (int w = j == 0 ? 1 : 0; w < 4; ++w) pair = P::larger_pair(pair, P::ordered_pair(args, raw[0][j].word[w]));
+      const auto half = [&](int i) { return P::ordered_value(args, Element::load(static_cast<Bits>(pair >> 16 * i))); };
+      return P::larger(P::larger(P::lowest(), half(0)), half(1));
+    }
+    Acc of_columns[kWidth];
+    peaks(args, of_columns);
+    Acc peak = of_columns[0];
+#pragma unroll
+    for (int i = 1; i < kWidth; ++i) peak = P::larger(peak, of_columns[i]);
+    return peak;
+  }
+  // Of the columns in [from, to).
+  template <class Args, class Shift>
+  __device__ Acc sum(const Args& args, int k, const Shift& shift, int from, int to) const {
+    Acc sum = Acc(0);
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      Acc of_unit = P::kPeak ? -Acc(0) : Acc(0);  // what is added to -0 is not changed: no addition
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i)
+        if constexpr (P::kSums > 0)
+          if (i >= from && i < to) of_unit = P::add(args, k, of_unit, x(args, j, i), y(j, i), shift);
+      sum = j == 0 ? of_unit : sum + of_unit;
+    }
+    return sum;
+  }
+};
+
+// 16 bytes of what is nearest to values.
+template <class Element>
+__device__ __forceinline__ Pack packed(const typename Element::Acc (&value)[16 / sizeof(typename Element::Bits)]) {
+  using Bits = typename Element::Bits;
+  Pack pack;
+  if constexpr (sizeof(Bits) == 2 && std::is_floating_point_v<typename Element::Acc>) {
+#pragma unroll
+    for (int w = 0; w < 4; ++w) pack.word[w] = pair_of<Element>(value[2 * w], value[2 * w + 1]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(16 / sizeof(Bits)); ++i) set<Bits>(pack, i, Element::store(value[i]));
+  }
+  return pack;
+}
+
+// ---- Merging --------------------------------------------------------------------------------------------------------
+
+// Of the lanes whose numbers differ in the bits [from, to) only; all of them get the same bits.
+template <class P, class Acc>
+__device__ __forceinline__ Acc merged_peak(Acc peak, int from, int to) {
+#pragma unroll
+  for (int bit = 0; bit < 5; ++bit)
+    if (bit >= from && bit < to) peak = P::larger(peak, shuffle_xor(peak, 1 << bit));
+  return peak;
+}
+// Of all lanes.
+template <class P, class Acc>
+__device__ __forceinline__ Acc peak_of_warp(Acc peak) {
+  if constexpr (P::kNumericPeak && sizeof(Acc) == 4) {
+    return largest_of_warp(peak);
+  } else {
+    return merged_peak<P>(peak, 0, 5);
+  }
+}
+template <class Acc>
+__device__ __forceinline__ Acc merged_sum(Acc sum, int from, int to) {
+#pragma unroll
+  for (int bit = 0; bit < 5; ++bit)
+    if (bit >= from && bit < to) sum = sum + shuffle_xor(sum, 1 << bit);
+  return sum;
+}
+
+template <class P, class Shift>
+__device__ __forceinline__ void add_stat(Stat<P>& to, const Stat<P>& from, const Shift& shift) {
+  typename Stat<P>::Acc weight = 1;
+  if constexpr (P::kPeak && P::kSums > 0) weight = P::weight(from.peak(), shift);
+#pragma unroll
+  for (int k = 0; k < P::kSums; ++k) to.sum(k) = to.sum(k) + P::scaled(k, from.sum(k), weight);
+}
+
+// Takes more elements in, whose peak and sums, relative to a shift, are given.
+template <class P, class Sum>
+__device__ __forceinline__ void take_in(Stat<P>& stat, typename Stat<P>::Acc peak, Sum sum) {
+  if constexpr (P::kPeak) {
+    const auto larger = P::larger(stat.peak(), peak);
+    if (P::kSums > 0 && !(larger == stat.peak())) {  // rare, and scaling costs as much as an element
+      Stat<P> scaled = Stat<P>::none();
+      add_stat<P>(scaled, stat, P::guard(larger));
+      stat = scaled;
+    }
+    stat.of[0] = larger;
+  }
+  const auto shift = P::guard(stat.peak());  // without a peak there is nothing to guard, and it is not used
+#pragma unroll
+  for (int k = 0; k < P::kSums; ++k) stat.sum(k) = stat.sum(k) + sum(k, shift);
+}
+
+// Of what stat(begin), stat(begin + step), .. below count are: some at a time, for the sake of latency.
+template <class P, class Get>
+__device__ __forceinline__ Stat<P> merge_serially(Get stat, int begin, int step, int count) {
+  constexpr int kTogether = 4;
+  Stat<P> all = Stat<P>::none();
+  if constexpr (P::kPeak) {
+#pragma unroll 1
+    for (int u = begin; u < count; u += kTogether * step) {
+      typename Stat<P>::Acc peak[kTogether];
+#pragma unroll
+      for (int t = 0; t < kTogether; ++t) peak[t] = u + t * step < count ? stat(u + t * step).peak() : P::lowest();
+#pragma unroll
+      for (int t = 0; t < kTogether; ++t) all.of[0] = P::larger(all.of[0], peak[t]);
+    }
+  }
+  const auto shift = P::guard(all.peak());  // without a peak there is nothing to guard, and it is not used
+#pragma unroll 1
+  for (int u = begin; u < count; u += kTogether * step) {
+    Stat<P> part[kTogether];
+#pragma unroll
+    for (int t = 0; t < kTogether; ++t) part[t] = u + t * step < count ? stat(u + t * step) : Stat<P>::none();
+#pragma unroll
+    for (int t = 0; t < kTogether; ++t) add_stat<P>(all, part[t], shift);  // none() adds nothing
+  }
+  return all;
+}
+
+// By a warp, all of whose lanes get it.
+template <class P>
+__device__ __forceinline__ Stat<P> merge_lanes(Stat<P> mine) {
+  Stat<P> all = Stat<P>::none();
+  if constexpr (P::kPeak) all.of[0] = peak_of_warp<P>(mine.peak());
+  add_stat<P>(all, mine, P::guard(all.peak()));
+#pragma unroll
+  for (int k = 0; k < P::kSums; ++k) all.sum(k) = merged_sum(all.sum(k), 0, 5);
+  return all;
+}
+template <class P, class Get>
+__device__ __forceinline__ Stat<P> merge_by_warp(Get stat, int count) {
+  return merge_lanes<P>(merge_serially<P>(stat, threadIdx.x % 32, 32, count));
+}
+// The same of at most 4 * 32, by a warp that has registers for what is read: once.
+template <class P, class Get>
+__device__ __forceinline__ Stat<P> merge_few_by_warp(Get stat, int count) {
+  constexpr int kEach = 4;
+  Stat<P> all = Stat<P>::none(), part[kEach];
+#pragma unroll
+  for (int t = 0; t < kEach; ++t) {
+    const int u = t * 32 + threadIdx.x % 32;
+    part[t] = u < count ? stat(u) : Stat<P>::none();
+    if constexpr (P::kPeak) all.of[0] = P::larger(all.peak(), part[t].peak());
+  }
+  const auto shift = P::guard(all.peak());
+#pragma unroll
+  for (int t = 0; t < kEach; ++t) add_stat<P>(all, part[t], shift);
+  return merge_lanes<P>(all);
+}
+
+// By half a warp, all of whose lanes get it; at most kMaxColumnWarps.
+template <class P, class Get>
+__device__ __forceinline__ Stat<P> merge_by_half_warp(Get stat, int count) {
+  static_assert(kMaxColumnWarps == 16);
+  const int lane = threadIdx.x % 16;
+  Stat<P> mine = Stat<P>::none(), all = mine;
+  if (lane < count) mine = stat(lane);
+  if constexpr (P::kPeak) all.of[0] = merged_peak<P>(mine.peak(), 0, 4);
+  add_stat<P>(all, mine, P::guard(all.peak()));
+#pragma unroll
+  for (int k = 0; k < P::kSums; ++k) all.sum(k) = merged_sum(all.sum(k), 0, 4);
+  return all;
+}
+
+// The workspace of an outer index: units * inner statistics, then inner finals.
+template <class P>
+__device__ __forceinline__ Stat<P>* stat_at(const Parameters<P>& p, int64_t outer, int64_t unit, int64_t i) {
+  return reinterpret_cast<Stat<P>*>(p.workspace + outer * p.workspace_stride) + unit * p.inner + i;
+}
+template <class P>
+__device__ __forceinline__ typename P::Final* final_at(const Parameters<P>& p, int64_t outer, int64_t i) {
+  return reinterpret_cast<typename P::Final*>(p.workspace + outer * p.workspace_stride + p.finals_at) + i;
+}
+
+// ---- Exponentials ---------------------------------------------------------------------------------------------------
+
+// e^x for elements of a type: to its precision.
+template <class Element>
+__device__ __forceinline__ typename Element::Acc exponential(typename Element::Acc x) {
+  if constexpr (sizeof(typename Element::Bits) == 8) {
+    return exp(x);
+  } else if constexpr (sizeof(typename Element::Bits) == 4) {
+    return expf(x);
+  } else {
+    return fast_exp2(rounded_product(x, 1.44269504f));
+  }
+}
+
+}  // namespace jaxgpuops::row_engine

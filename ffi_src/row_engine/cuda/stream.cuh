@@ -1,0 +1,503 @@
+// Long rows (inner == 1) of the row engine, in one kernel that stays: a cluster of blocks takes one row after the
+// other, and each of its warps has the same spans of all of them. A block has a ring of stages in shared memory, a span
+// each, that the copy engine fills, so that what comes next is on its way while a row is worked on: the warp that is
+// done with a stage asks for the span that many stages later, whichever warp will have it.
+//
+// Statistics are merged in the order of rows_kernel, where each lane of a warp first merges a chain: every 32nd span.
+// A block has all spans of some chains, and whichever of its warps is the last with a row merges them and tells all
+// blocks of the cluster, each of which waits for the 32 chains. (Each warp merging all spans took a tenth of the time.)
+// A warp gives statistics of a row after it has read those of the row before, and no block tells those of the row after
+// it before it has all of this: two places take turns, and there is no other barrier. (A barrier of the cluster would
+// wait for results to be written.)
+//
+// Multiprocessors are not equally fast (those of a cluster of them share a way to memory): the next row goes to whoever
+// comes first, by a counter in the workspace, and so neighbouring rows are read at about the same time. A fixed share
+// for each cost up to 5 %. Which row comes much later travels with the statistics: that costs no further exchange, and
+// nobody waits for the counter.
+//
+// Spans and the order in which they are merged are those of rows_kernel, and so are all bits.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "common/cuda/bulk_copy.cuh"
+#include "common/cuda/residents.cuh"
+#include "row_engine/cuda/in_registers.cuh"
+
+namespace jaxgpuops::row_engine {
+
+template <class P>
+struct StreamParameters {
+  Parameters<P> of;
+  int part;  // spans of a block
+  int stages;
+  unsigned* counter;  // of rows that were taken; or null: every cluster has every n-th row
+  int64_t apart;      // clocks from the start of one cluster to that of the next
+};
+
+constexpr int kStreamSlots = 2;                 // rows whose statistics are on their way
+constexpr int kStreamAhead = 4;                 // rows that stages reach ahead of the one that is written, at most
+constexpr int kStreamKnown = kStreamAhead + 2;  // how much later the row is of which statistics bring the number
+constexpr int kStreamRows = 16;                 // places for numbers: from the row before to kStreamKnown later
+constexpr int kStreamClockBytes = 4096;         // read in a clock, at most, by clusters that start one after the other
+constexpr int kStreamUnroll = 4;  // vectors that a lane works on at once: no more, for the sake of small code
+
+// Shared memory: statistics of the block's spans [kStreamSlots][part] and of all chains [kStreamSlots][kStreamChains],
+// numbers of rows [kStreamRows], how many spans are done [kStreamSlots], barriers of statistics [kStreamSlots], those
+// of stages, stages.
+template <class P, int kVectors, bool kAligned>
+struct StreamLayout {
+  // A span that is not aligned begins and ends in windows of 16 bytes that it has not whole.
+  static constexpr int kOperandBytes = kVectors * 32 * 16 + (kAligned ? 0 : 16);
+  static constexpr int kStageBytes = P::kOperands * kOperandBytes;
+
+  __host__ __device__ static int rows_at(int part) {
+    return (kStreamSlots * (part + kStreamChains) * static_cast<int>(sizeof(Stat<P>)) + 15) / 16 * 16;
+  }
+  __host__ __device__ static int barriers_at(int part) { return rows_at(part) + 4 * (kStreamRows + kStreamSlots); }
+  __host__ __device__ static int stages_at(int part, int stages) {
+    return (barriers_at(part) + 8 * (kStreamSlots + stages) + 127) / 128 * 128;
+  }
+};
+
+// Warps of a multiprocessor for which there are registers: those of two blocks; or of three small ones, where there are
+// two operands and the 64 that more warps leave to a lane spilled. (Gradients took up to a quarter longer.)
+template <class P>
+constexpr int kStreamResident =
+    P::kOperands == 2 && (P::kOutput || sizeof(typename P::Element::Bits) == 2) ? 24 : 2 * kStreamWarps;
+
+template <class P, int kVectors, bool kAligned>
+__global__ void __launch_bounds__(32 * kStreamResident<P>)
+    stream_kernel(const __grid_constant__ StreamParameters<P> s) {
+  using Element = typename P::Element;
+  using Bits = typename Element::Bits;
+  using Acc = typename Element::Acc;
+  using Layout = StreamLayout<P, kVectors, kAligned>;
+  using Unit = Held<P, 1, true>;
+  using Units = Held<P, kStreamUnroll, true>;
+  static_assert(kVectors % kStreamUnroll == 0);
+  constexpr int kWidth = Unit::kWidth, kItem = sizeof(Bits), kSpan = kVectors * 32 * kWidth;
+  static_assert(!P::kMasked && !P::kDecoded);
+  const Parameters<P>& p = s.of;
+
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  const int block = blockIdx.x % static_cast<unsigned>(p.blocks);
+  const int cluster = blockIdx.x / static_cast<unsigned>(p.blocks);
+  const int clusters = gridDim.x / static_cast<unsigned>(p.blocks);
+  // Blocks are a power of two. Of this one:
+  const int chains = kStreamChains / p.blocks, chain_bits = __ffs(chains) - 1;
+  const auto chain_at = [&](int c) { return c * p.blocks + block; };
+  const int count =
+      (p.spans / kStreamChains << chain_bits) + ((p.spans % kStreamChains + p.blocks - 1 - block) >> (5 - chain_bits));
+
+  unsigned char* const memory = dynamic_shared_memory();
+  auto* const of_spans = reinterpret_cast<Stat<P>*>(memory);
+  Stat<P>* const of_chains = of_spans + kStreamSlots * s.part;
+  auto* const numbers = reinterpret_cast<unsigned*>(memory + Layout::rows_at(s.part));
+  unsigned* const done = numbers + kStreamRows;
+  auto* const stats_there = reinterpret_cast<uint64_t*>(memory + Layout::barriers_at(s.part));
+  uint64_t* const filled = stats_there + kStreamSlots;
+  unsigned char* const ring = memory + Layout::stages_at(s.part, s.stages);
+  const int all_chains = min(p.spans, kStreamChains);
+  const int receivers = min(p.blocks, all_chains);  // blocks that have spans
+  const uint32_t bytes_there = all_chains * static_cast<int>(sizeof(Stat<P>)) + sizeof(unsigned);
+  const int stages = min(s.stages, kStreamAhead * count);
+  // Of the cluster's i-th row; beyond the last one where there are no more.
+  const auto outer_of = [&](int i) { return static_cast<int64_t>(numbers[i % kStreamRows]); };
+  const auto exists = [&](int i) { return outer_of(i) < p.columns; };
+
+  // Of a span of this block.
+  const auto begin = [&](int span) {
+    return int64_t{(span >> chain_bits) * kStreamChains + chain_at(span & (chains - 1))} * kSpan;
+  };
+  const auto size = [&](int span) { return static_cast<int>(min(p.length - begin(span), int64_t{kSpan})); };
+  const auto shift_of = [&](int64_t at) {  // bytes before the span in its first window
+    return kAligned ? 0
+                    : static_cast<int>(reinterpret_cast<uintptr_t>(static_cast<const Bits*>(p.operands[0]) + at) & 15);
+  };
+
+  const auto fetch = [&](int i, int span, int stage) {
+    if (lane != 0 || !exists(i)) return;
+    const int64_t at = outer_of(i) * p.length + begin(span);
+    const int shift = shift_of(at), end = size(span) * kItem + shift;
+    const bool last = !kAligned && at + size(span) == p.columns * p.length;
+    // Whole windows, but not beyond the end of the array.
+    const int bytes = last ? end & ~15 : (end + 15) & ~15;
+    unsigned char* const to = ring + stage * Layout::kStageBytes;
+    const auto windows = [&](int o) {
+      return reinterpret_cast<const unsigned char*>(static_cast<const Bits*>(p.operands[o]) + at) - shift;
+    };
+    if (last) {
+#pragma unroll
+      for (int o = 0; o < P::kOperands; ++o)
+#pragma unroll 1
+        for (int b = max(bytes, shift); b < end; b += kItem)
+          *reinterpret_cast<Bits*>(to + o * Layout::kOperandBytes + b) = *reinterpret_cast<const Bits*>(windows(o) + b);
+    }
+    expect_copies(filled + stage, P::kOperands * bytes);
+    if (bytes == 0) return;
+#pragma unroll
+    for (int o = 0; o < P::kOperands; ++o) copy_bulk(to + o * Layout::kOperandBytes, windows(o), bytes, filled + stage);
+  };
+  if (threadIdx.x < kStreamKnown)
+    numbers[threadIdx.x] = static_cast<unsigned>(min(p.columns, cluster + int64_t{clusters} * threadIdx.x));
+  if (threadIdx.x < s.stages) make_copy_barrier(filled + threadIdx.x);
+  if (threadIdx.x < kStreamSlots) {
+    make_copy_barrier(stats_there + threadIdx.x);
+    done[threadIdx.x] = 0;
+  }
+  make_barriers_visible();
+  __syncthreads();
+  arrive_at_cluster_start();  // after which others may send
+  if (s.apart > 0) {
+    const int64_t start = clock64();
+    while (clock64() - start < cluster * s.apart) {
+    }
+  }
+  if (count > 0) {
+#pragma unroll 1
+    for (int n = warp; n < stages; n += warps) fetch(n / count, n % count, n);
+  }
+
+  Pack padding[P::kOperands];
+#pragma unroll
+  for (int o = 0; o < P::kOperands; ++o)
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) set<Bits>(padding[o], i, P::pad(p.args, o));
+
+  // kWhole: all elements of a span count, but for the hole: what counts for nothing is put there.
+  const auto statistics = [&](auto whole, unsigned char* stage, int64_t at, int wanted, int hole) {
+    constexpr bool kWhole = decltype(whole)::value;
+    [[maybe_unused]] constexpr int kPlain = P::kPlainSum ? P::kSums - 1 : P::kSums;  // sums from there on are plain
+    const int bytes = shift_of(at);
+    const auto load = [&](int j, auto& units, int u) {
+      const int e = (j * 32 + lane) * kWidth;
+#pragma unroll
+      for (int o = 0; o < P::kOperands; ++o) {
+        const auto* from = reinterpret_cast<const Pack*>(stage + o * Layout::kOperandBytes) + j * 32 + lane;
+        Pack pack = from[0];
+        if constexpr (!kAligned) pack = between<kItem>(pack, from[1], bytes);
+        if (!kWhole && e + kWidth > wanted) {
+#pragma unroll
+          for (int i = 0; i < kWidth; ++i)
+            if (e + i >= wanted) set<Bits>(pack, i, get<Bits>(padding[o], i));
+        }
+        units.raw[o][u] = pack;
+      }
+    };
+    Stat<P> stat;
+#pragma unroll
+    for (int k = 0; k < P::kSums; ++k) stat.sum(k) = Acc(0);
+    if constexpr (P::kPlainSum) {
+      if (P::add_plain(p.args)) {
+#pragma unroll 1
+        for (int j = 0; j < kVectors; ++j) {
+          Unit unit;
+          load(j, unit, 0);
+#pragma unroll
+          for (int i = 0; i < kWidth; ++i)
+            if ((j * 32 + lane) * kWidth + i < wanted) stat.sum(kPlain) += unit.x(p.args, 0, i);
+        }
+        stat.sum(kPlain) = merged_sum(stat.sum(kPlain), 0, 5);
+      }
+    }
+    if constexpr (P::kHole) {
+      if (hole >= 0) {
+        __syncwarp();
+        if (lane < P::kOperands)
+          reinterpret_cast<Bits*>(stage + lane * Layout::kOperandBytes + bytes)[hole] = P::pad(p.args, lane);
+        order_with_copies();
+        __syncwarp();
+      }
+    }
+    Acc peak = Acc(0);
+    if constexpr (P::kPeak) {
+      peak = P::lowest();
+#pragma unroll 1
+      for (int j = 0; j < kVectors; j += kStreamUnroll) {
+        Units units;
+#pragma unroll
+        for (int u = 0; u < kStreamUnroll; ++u) load(j + u, units, u);
+        peak = P::larger(peak, units.peak(p.args));
+      }
+      peak = peak_of_warp<P>(peak);
+      stat.of[0] = peak;
+    }
+    if constexpr (P::kSums > 0) {
+      const auto shift = P::guard(peak);
+      P::with_args(p.args, [&](const auto& args) {
+#pragma unroll kStreamUnroll
+        for (int j = 0; j < kVectors; ++j) {
+          Unit unit;
+          load(j, unit, 0);
+#pragma unroll
+          for (int k = 0; k < kPlain; ++k) {
+            const Acc of_unit = unit.sum(args, k, shift, 0, kWidth);
+            stat.sum(k) = j == 0 ? of_unit : stat.sum(k) + of_unit;
+          }
+        }
+      });
+#pragma unroll
+      for (int k = 0; k < kPlain; ++k) stat.sum(k) = merged_sum(stat.sum(k), 0, 5);
+    }
+    return stat;
+  };
+
+  const auto write = [&](const unsigned char* stage, int64_t at, int left, int hole, const typename P::Row& row,
+                         const typename P::Final& final) {
+    Bits* const to = static_cast<Bits*>(p.out) + at;
+    const int tail = shift_of(at) / kItem, windows = (left + tail + kWidth - 1) / kWidth;
+    // Results of a row that is skipped are 0: words are easier to clear than elements.
+    typename P::Row counted = row;
+    uint32_t kept = ~0u;
+    if constexpr (P::kHole) {
+      kept = P::skip(row) ? 0u : ~0u;
+      counted = P::counted(row);
+    }
+    const auto write_window = [&](const auto& args, int w) {
+      Unit unit;
+#pragma unroll
+      for (int o = 0; o < P::kOperands; ++o)
+        unit.raw[o][0] = reinterpret_cast<const Pack*>(stage + o * Layout::kOperandBytes)[w];
+      const int e = w * kWidth - tail;
+      Acc values[kWidth];
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) values[i] = P::output(args, counted, final, unit.x(args, 0, i), unit.y(0, i));
+      Pack pack = packed<Element>(values);
+      if constexpr (P::kHole) {
+#pragma unroll
+        for (auto& word : pack.word) word &= kept;
+      }
+      if (kAligned ? e < left : e >= 0 && e + kWidth <= left) {
+        // Without advice, as loads (load_pack()), but where results may replace what was read.
+        if constexpr (P::kHole) {
+          store_once(reinterpret_cast<Pack*>(to + e), pack);
+        } else {
+          store_whole(reinterpret_cast<Pack*>(to + e), pack);
+        }
+      } else if (!kAligned) {
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i)
+          if (e + i >= 0 && e + i < left) to[e + i] = get<Bits>(pack, i);
+      }
+    };
+    P::with_args(p.args, [&](const auto& args) {
+#pragma unroll kStreamUnroll
+      for (int j = 0; j < kVectors; ++j) write_window(args, j * 32 + lane);
+      if constexpr (!kAligned)
+        if (windows > kVectors * 32 && lane == 0) write_window(args, kVectors * 32);
+    });
+    if constexpr (P::kHole) {  // by the lane that has written there
+      if (hole >= 0 && (hole + tail) / kWidth % 32 == lane)
+        to[hole] = Element::store(P::hole_output(p.args, row, final));
+    }
+  };
+
+  const auto hole_of = [&](const typename P::Row& row, int span) {
+    if constexpr (P::kHole) {
+      const int64_t hole = P::hole(row) - begin(span);
+      if (hole >= 0 && hole < size(span)) return static_cast<int>(hole);
+    }
+    return -1;
+  };
+
+  // The stage of a span, and how often the ring went round before. No division: that takes longer than a merge.
+  struct Place {
+    int stage, turn;
+  };
+  const auto beyond = [&](Place place, int spans) {  // at most as many as there are stages
+    place.stage += spans;
+    if (place.stage >= stages) {
+      place.stage -= stages;
+      ++place.turn;
+    }
+    return place;
+  };
+  const int row_turns = count / max(stages, 1), row_rest = count - row_turns * stages;
+  const int rows_ahead = stages / max(count, 1), spans_ahead = stages - rows_ahead * count;
+  // What comes into the stage of a span of the i-th row after it.
+  const auto refill = [&](int i, int span, int stage) {
+    const int later = span + spans_ahead, over = later >= count ? 1 : 0;
+    fetch(i + rows_ahead + over, later - over * count, stage);
+  };
+
+  // Of a span of the i-th row of this block.
+  const auto measure = [&](int i, typename P::Row& row, int span, Place place) {
+    const int wanted = P::skip(row) ? 0 : size(span), hole = hole_of(row, span);
+    const int64_t at = outer_of(i) * p.length + begin(span);
+    unsigned char* const stage = ring + place.stage * Layout::kStageBytes;
+    wait_for_copies(filled + place.stage, place.turn & 1);
+    const Stat<P> stat = wanted == kSpan ? statistics(std::true_type{}, stage, at, wanted, hole)
+                                         : statistics(std::false_type{}, stage, at, wanted, hole);
+    // All that row() reads has arrived before others go on, and perhaps write there.
+    if constexpr (P::kHole) row = shuffle_from(row, 0);
+    if (p.out == nullptr) {
+      __syncwarp();
+      refill(i, span, place.stage);
+    }
+    return stat;
+  };
+  // The first block of a cluster tells the others, with the statistics of a row, which row comes kStreamKnown later. It
+  // has asked for that one row ago.
+  const bool leads = block == 0 && warp == 0;
+  unsigned later = 0;
+  const auto ask_for = [&](int i) {
+    if (!leads || lane != 0) return;
+    const int64_t first = int64_t{clusters} * i;
+    if (s.counter) {
+      later = clusters * kStreamKnown + atomicAdd(s.counter, 1u);
+    } else {
+      later = static_cast<unsigned>(min(p.columns, first + cluster));
+    }
+  };
+  const auto give = [&](int i, int span, const Stat<P>& stat) {
+    const int slot = i % kStreamSlots;
+    Stat<P>* const mine = of_spans + slot * s.part;
+    if (leads && span == 0) {
+      unsigned* const number = numbers + (i + kStreamKnown) % kStreamRows;
+      const unsigned told = shuffle_from(later, 0);
+      if (p.blocks == 1) {
+        if (lane == 0) *number = told;
+      } else if (lane < receivers) {
+        copy_to_block(number, stats_there + slot, lane, told);
+      }
+      ask_for(i + 1 + kStreamKnown);
+    }
+    bool last = false;
+    if (lane == 0) {
+      mine[span] = stat;
+      last = count_in_turn(done + slot, count) == count - 1;
+    }
+    if (!__any_sync(kEveryLane, last)) return;
+    __syncwarp();
+    // A lane for each of this block's chains and each block that is told.
+    const int chain = lane & (chains - 1), rank = lane >> chain_bits;
+    Stat<P> all = merge_serially<P>([&](int u) { return mine[u]; }, chain, chains, count);
+    Stat<P>* const to = of_chains + slot * kStreamChains;
+    if (p.blocks > 1) {
+      if (rank < receivers && chain_at(chain) < all_chains)
+        copy_to_block(to + chain_at(chain), stats_there + slot, rank, all);
+    } else {
+      all = merge_lanes<P>(all);
+      if (lane == 0) {
+        *to = all;
+        arrive_at(stats_there + slot);
+      }
+    }
+  };
+
+  wait_at_cluster_barrier();
+  if (warp >= count) return;
+  // While statistics of a row are on their way, a warp takes those of its first span of the next, if that has been
+  // fetched by then.
+  const bool fetched_early = count + warp < stages;
+  bool early = false;
+  Stat<P> stat;
+  ask_for(kStreamKnown);
+  // What else is read of a row is asked for in time, too: `begun` two rows ahead, and what that leads to one row ahead.
+  typename P::Row row = P::row(p.args, outer_of(0), 0, p.length, 1), measured = row, following = row, begun = row;
+  const auto look_ahead = [&](int i) {
+    if constexpr (P::kHole) {
+      if (exists(i)) following = P::completed(p.args, begun, outer_of(i), 0, p.length, 1);
+      if (exists(i + 1)) begun = P::begun(p.args, outer_of(i + 1), 0, p.length, 1);
+    } else {
+      if (exists(i)) following = P::row(p.args, outer_of(i), 0, p.length, 1);
+    }
+  };
+  if constexpr (P::kHole) {
+    if (exists(1)) begun = P::begun(p.args, outer_of(1), 0, p.length, 1);
+  }
+  Place of_row = beyond({0, 0}, warp);  // of the warp's first span
+  for (int i = 0; exists(i); ++i, row = measured) {
+    const int64_t outer = outer_of(i);
+    const int slot = i % kStreamSlots;
+    const bool more = exists(i + 1);
+    if (p.blocks > 1 && threadIdx.x == 0) expect_copies(stats_there + slot, bytes_there);
+    const Place of_next = beyond({of_row.stage, of_row.turn + row_turns}, row_rest);
+    Place place = of_row;
+    for (int span = warp;; span += warps, place = beyond(place, warps)) {
+      if (!early) {
+        const bool next = span >= count;
+        if (next) look_ahead(i + 1);
+        early = next && more && fetched_early;
+        if (next && more) measured = following;
+        if (next && !early) break;
+        stat = measure(next ? i + 1 : i, measured, next ? warp : span, next ? of_next : place);
+        if (next) break;
+      }
+      early = false;
+      give(i, span, stat);
+    }
+    place = of_row;
+    of_row = of_next;
+    wait_for_copies(stats_there + slot, i / kStreamSlots & 1);
+    if (p.out == nullptr && (block != i % receivers || warp != 0)) continue;
+    const Stat<P>* const parts = of_chains + slot * kStreamChains;
+    const auto all = p.blocks == 1 ? *parts : merge_lanes<P>(lane < all_chains ? parts[lane] : Stat<P>::none());
+    const auto final = P::finish(p.args, row, all);
+    if ((p.out == nullptr || block == 0) && threadIdx.x == 0) P::write_row(p.args, outer, row, final);
+    if (p.out == nullptr) continue;
+    for (int span = warp; span < count; span += warps, place = beyond(place, warps)) {
+      write(ring + place.stage * Layout::kStageBytes, outer * p.length + begin(span), size(span), hole_of(row, span),
+            row, final);
+      __syncwarp();
+      refill(i, span, place.stage);
+    }
+  }
+}
+
+// Before a stream_kernel that takes rows from the counter.
+template <class Counter>
+__global__ void clear_kernel(Counter* counter) {
+  *counter = 0;
+}
+
+template <class P, int kVectors, bool kAligned>
+cudaError_t launch_stream(cudaStream_t stream, const RowPlan& plan, StreamParameters<P> s) {
+  using Layout = StreamLayout<P, kVectors, kAligned>;
+  const auto kernel = stream_kernel<P, kVectors, kAligned>;
+  Launch launched;
+  launched.block = dim3(plan.threads());
+  launched.shared_bytes = Layout::stages_at(plan.part, plan.stages) + plan.stages * Layout::kStageBytes;
+  launched.cluster = static_cast<int>(plan.blocks);
+  launched.packed = true;
+  cudaError_t status = allow_cluster(reinterpret_cast<const void*>(kernel), launched.cluster);
+  if (status != cudaSuccess) return status;
+  static Residents of_kernel;
+  int resident = 0;
+  status = of_kernel.count(reinterpret_cast<const void*>(kernel), launched, &resident);
+  if (status != cudaSuccess) return status;
+  const int64_t clusters = std::min<int64_t>(s.of.columns, resident);
+  launched.grid = dim3(static_cast<unsigned>(clusters * plan.blocks));
+  // Clusters that start together read, exchange statistics and write together, in every round. So they start one after
+  // the other, where some have a second row, but faster than memory brings the first ones, so that it is never idle (an
+  // H200's brings about 2500 bytes in a clock). On faster devices that costs some of the time of the first rows at
+  // most. (Few rows took up to 20 % less.)
+  if (s.of.out && s.of.columns > clusters)
+    s.apart = s.of.length * P::kOperands * static_cast<int>(sizeof(typename P::Element::Bits)) / kStreamClockBytes;
+  if (s.of.columns <= clusters * kStreamKnown) s.counter = nullptr;
+  if (s.counter) {
+    status = launch(stream, Launch{dim3(1), dim3(1)}, clear_kernel<unsigned>, s.counter);
+    if (status != cudaSuccess) return status;
+  }
+  return launch(stream, launched, kernel, s);
+}
+
+template <class P>
+cudaError_t run_stream(cudaStream_t stream, const RowPlan& plan, const Parameters<P>& p) {
+  if constexpr (P::kFast && !P::kMasked && !P::kDecoded) {
+    auto* const counter = reinterpret_cast<unsigned*>(plan.workspace_bytes ? p.workspace : nullptr);
+    const StreamParameters<P> s{p, plan.part, plan.stages, counter, 0};
+    constexpr int kVectors = P::kLarge ? 8 : kOnlyVectors;
+    if (plan.vectors != kVectors) return cudaErrorInvalidValue;
+    if constexpr (P::kAlignedRows)
+      if (p.aligned) return launch_stream<P, kVectors, true>(stream, plan, s);
+    return launch_stream<P, kVectors, false>(stream, plan, s);
+  } else {
+    return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace jaxgpuops::row_engine

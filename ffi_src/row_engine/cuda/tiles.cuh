@@ -1,0 +1,236 @@
+// Short rows (inner == 1) of the row engine that are not whole vectors of 16 bytes: a block takes neighbouring rows.
+// One read, one write.
+//
+// In memory they are one piece, a tile, whose vectors are aligned wherever rows begin. The block copies it to shared
+// memory, where teams of lanes take statistics of their rows. Lanes that have one vector of a row put its results in
+// its place, and the tile is copied back. Of longer rows they leave what results need to know, and results are computed
+// vector by vector, whichever rows these belong to.
+//
+// Lanes, their vectors, and the order in which statistics are merged are those of rows_kernel, and so are all bits.
+#pragma once
+
+#include "common/cuda/async_copy.cuh"
+#include "row_engine/cuda/in_registers.cuh"
+
+namespace jaxgpuops::row_engine {
+
+// Policies for which a block knows all of a row from its elements, and that have results, or no other kernel.
+template <class P>
+constexpr bool kTiled = !P::kMasked && !P::kDecoded && !P::kHole && (P::kOutput || !P::kFast);
+
+// What results of a row need to know.
+template <class P>
+struct alignas(16) TileRow {
+  typename P::Final final;
+  typename P::Row row;
+};
+
+// Shared memory: a tile of each operand, with room for the vectors in which it begins and ends and one more; rows, and
+// as many as the last vector may reach beyond them.
+template <class P>
+struct TileParameters {
+  static constexpr int kItem = sizeof(typename P::Element::Bits), kWidth = 16 / kItem;
+
+  Parameters<P> of;
+  int rows;           // of a block
+  int operand_bytes;  // of a tile
+
+  int shared_bytes() const {
+    return P::kOperands * operand_bytes + (P::kOutput ? (rows + kWidth) * static_cast<int>(sizeof(TileRow<P>)) : 0);
+  }
+};
+
+// kSingle: a lane has one vector of a row.
+template <class P, bool kSingle>
+__global__ void __launch_bounds__(kTileThreads, P::kOperands == 1 ? 10 : 8)
+    tile_kernel(const __grid_constant__ TileParameters<P> t) {
+  using Element = typename P::Element;
+  using Bits = typename Element::Bits;
+  using Acc = typename Element::Acc;
+  using Unit = Held<P, 1, true>;
+  constexpr int kWidth = Unit::kWidth, kItem = sizeof(Bits);
+  const Parameters<P>& p = t.of;
+  const int length = static_cast<int>(p.length), lane_bits = p.lane_bits, lanes = 1 << lane_bits;
+  const int slot = threadIdx.x & (lanes - 1);
+  unsigned char* const tile = dynamic_shared_memory();
+  auto* const known = reinterpret_cast<TileRow<P>*>(tile + P::kOperands * t.operand_bytes);
+  const int64_t first = int64_t{blockIdx.x} * t.rows, at = first * length;
+  const int rows = static_cast<int>(min(int64_t{t.rows}, p.columns - first));
+
+  // Tiles begin as many bytes after a vector as results do, or what is read.
+  const bool writes = P::kOutput && p.out != nullptr;
+  const void* const like = writes ? p.out : p.operands[0];
+  const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(static_cast<const Bits*>(like) + at) & 15);
+  const int end = shift + rows * length * kItem;
+#pragma unroll
+  for (int o = 0; o < P::kOperands; ++o) {
+    const Bits* const from = static_cast<const Bits*>(p.operands[o]) + at;
+    unsigned char* const to = tile + o * t.operand_bytes;
+    int copied = shift;  // up to there, in bytes of the tile
+    if ((reinterpret_cast<uintptr_t>(from) & 15) == shift) {
+      // Nothing is read from beyond the end of the array.
+      const int whole = first + rows == p.columns ? end & ~15 : (end + 15) & ~15;
+      const auto* const windows = reinterpret_cast<const unsigned char*>(from) - shift;
+#pragma unroll 4
+      for (int b = threadIdx.x * 16; b < whole; b += kTileThreads * 16) copy_async(to + b, windows + b);
+      commit_async_copies();
+      copied = max(whole, shift);
+    }
+#pragma unroll 1
+    for (int b = copied + threadIdx.x * kItem; b < end; b += kTileThreads * kItem)
+      *reinterpret_cast<Bits*>(to + b) = from[(b - shift) / kItem];
+  }
+  wait_for_async_copies<0>();
+  __syncthreads();
+
+#pragma unroll 1
+  for (int base = 0; base < rows; base += kTileThreads >> lane_bits) {  // all threads
+    const int mine = base + (threadIdx.x >> lane_bits);
+    const bool exists = mine < rows;
+    const int size = exists ? length : 0, begin = shift + mine * length * kItem;
+    const auto elements = [&](int o) { return reinterpret_cast<Bits*>(tile + o * t.operand_bytes + begin); };
+    const auto load = [&](int u) {
+      Unit unit;
+#pragma unroll
+      for (int o = 0; o < P::kOperands; ++o) {
+        const Bits pad = P::pad(p.args, o);
+        Pack& pack = unit.raw[o][0];
+        if constexpr (kItem >= 4) {
+#pragma unroll
+          for (int i = 0; i < kWidth; ++i)
+            set<Bits>(pack, i, u * kWidth + i < size ? elements(o)[u * kWidth + i] : pad);
+        } else {
+#pragma unroll
+          for (int i = 0; i < kWidth; ++i) set<Bits>(pack, i, pad);
+          if (u * kWidth >= size) continue;
+          const auto* const windows = reinterpret_cast<const Pack*>(tile + o * t.operand_bytes + (begin & ~15)) + u;
+          const Pack padding = pack;
+          pack = between<kItem>(windows[0], windows[1], begin & 15);
+          if (u * kWidth + kWidth > size) {
+#pragma unroll
+            for (int i = 1; i < kWidth; ++i)
+              if (u * kWidth + i >= size) set<Bits>(pack, i, get<Bits>(padding, i));
+          }
+        }
+      }
+      return unit;
+    };
+    // Vectors of this lane.
+    const auto each = [&](auto f) {
+      if constexpr (kSingle) {
+        f(load(slot));
+      } else {
+#pragma unroll 1
+        for (int u = slot; u * kWidth < size; u += lanes) f(load(u));
+      }
+    };
+    Stat<P> stat;
+    Acc peak = Acc(0);
+    if constexpr (P::kPeak) {
+      peak = P::lowest();
+      each([&](const Unit& unit) { peak = P::larger(peak, unit.peak(p.args)); });
+      peak = merged_peak<P>(peak, 0, lane_bits);
+      stat.of[0] = peak;
+    }
+    if constexpr (P::kSums > 0) {
+      const auto guarded = P::guard(peak);
+#pragma unroll
+      for (int k = 0; k < P::kSums; ++k) stat.sum(k) = Acc(0);
+      P::with_sum_args(p.args, [&](const auto& args) {
+        each([&](const Unit& unit) {
+#pragma unroll
+          for (int k = 0; k < P::kSums; ++k) stat.sum(k) = stat.sum(k) + unit.sum(args, k, guarded, 0, kWidth);
+        });
+      });
+#pragma unroll
+      for (int k = 0; k < P::kSums; ++k) stat.sum(k) = merged_sum(stat.sum(k), 0, lane_bits);
+    }
+    if (!exists) continue;
+    const auto row = P::row(p.args, first + mine, 0, length, 1);
+    const auto final = P::finish(p.args, row, stat);
+    if (slot == 0) P::write_row(p.args, first + mine, row, final);
+    if constexpr (P::kOutput) {
+      if constexpr (!kSingle) {
+        if (slot == 0) known[mine] = {final, row};
+      } else if (writes) {
+        const Unit unit = load(slot);
+        P::with_args(p.args, [&](const auto& args) {
+#pragma unroll
+          for (int i = 0; i < kWidth; ++i)
+            if (slot * kWidth + i < length)
+              elements(0)[slot * kWidth + i] =
+                  Element::store(P::output(args, row, final, unit.x(args, 0, i), unit.y(0, i)));
+        });
+      }
+    }
+  }
+
+  if constexpr (P::kOutput) {
+    if (!writes) return;
+    __syncthreads();
+    unsigned char* const out = reinterpret_cast<unsigned char*>(static_cast<Bits*>(p.out) + at) - shift;
+    const float inverse = 1.f / static_cast<float>(length);
+    const auto store = [&](int b, const Pack& pack) {
+      if (b >= shift && b + 16 <= end) {
+        store_pack(reinterpret_cast<Pack*>(out + b), pack);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i)
+          if (b + i * kItem >= shift && b + i * kItem < end)
+            *reinterpret_cast<Bits*>(out + b + i * kItem) = get<Bits>(pack, i);
+      }
+    };
+    if constexpr (kSingle) {
+      for (int b = threadIdx.x * 16; b < end; b += kTileThreads * 16)
+        store(b, *reinterpret_cast<const Pack*>(tile + b));
+      return;
+    }
+    P::with_args(p.args, [&](const auto& args) {
+#pragma unroll 1
+      for (int b = threadIdx.x * 16; b < end; b += kTileThreads * 16) {
+        Unit unit;
+#pragma unroll
+        for (int o = 0; o < P::kOperands; ++o)
+          unit.raw[o][0] = *reinterpret_cast<const Pack*>(tile + o * t.operand_bytes + b);
+        const int e = (b - shift) / kItem;  // negative in the first; less than 2^14, and so the quotient is exact
+        int r = static_cast<int>((static_cast<float>(max(e, 0)) + .5f) * inverse);
+        int left = (r + 1) * length - e;
+        TileRow<P> of = known[r];
+        Acc values[kWidth];
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) {
+          if (left == i) {
+            of = known[++r];
+            left += length;
+          }
+          values[i] = P::output(args, of.row, of.final, unit.x(args, 0, i), unit.y(0, i));
+        }
+        store(b, packed<Element>(values));
+      }
+    });
+  }
+}
+
+template <class P>
+cudaError_t run_tiles(cudaStream_t stream, const RowPlan& plan, const Parameters<P>& p) {
+  if constexpr (kTiled<P>) {
+    const int bytes = static_cast<int>(p.length * sizeof(typename P::Element::Bits));
+    TileParameters<P> t{p};
+    t.rows = kTileThreads >> plan.lane_bits;
+    // Rows that are shorter than a team: several for each.
+    t.rows *= std::clamp(kTileBytes / std::max(1, t.rows * bytes), 1, kTileTurns);
+    t.operand_bytes = (t.rows * bytes + 15) / 16 * 16 + 32;
+    Launch launched;
+    launched.block = dim3(kTileThreads);
+    launched.shared_bytes = t.shared_bytes();
+    const int64_t blocks = (p.columns + t.rows - 1) / t.rows;
+    if (plan.spans > 1 || blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+    launched.grid = dim3(static_cast<unsigned>(blocks));
+    const bool single = bytes <= 16 << plan.lane_bits;
+    return launch(stream, launched, single ? tile_kernel<P, true> : tile_kernel<P, false>, t);
+  } else {
+    return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace jaxgpuops::row_engine

@@ -1,0 +1,405 @@
+#include "row_engine/plan.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace jaxgpuops {
+namespace {
+
+constexpr int64_t kMaxRounds = 64;
+
+// Walks: up to so many positions by a warp, else by one for every so many, which stay in the caches then. Longer axes,
+// and those of few columns, are read as flat rows.
+constexpr int64_t kWalkedAlone = 24, kWalkPositions = 16;
+constexpr int64_t kMostWalked = 1024, kFewColumns = 64, kManyColumns = 256;
+constexpr int64_t kFlatThreads = 256;  // where a flat row is divided
+constexpr int64_t kFlatBlocks = 256;   // for a flat row, at most
+constexpr int64_t kFlatParts = 3;      // fewer are not worth more kernels
+constexpr int64_t kFlatVectors = 4;    // of a lane that has a part of a short flat row
+
+constexpr int kTeamWarps = 4;                  // of a block whose warps have rows of their own
+constexpr int kPreferredWarps = 16;            // of a block that holds a row, or a part
+constexpr int kMaxTileLaneBits = 2;            // of rows with results: lanes of longer ones store whole vectors mostly
+constexpr int64_t kLeastTiledBytes = 1 << 20;  // of an array: a tile takes longer than a row alone
+constexpr int kLeastWarps = 4;                 // of a part, where many small ones keep more of the device busy
+constexpr int kRoomyBlocks = 4;                // of a multiprocessor, where rows are few and only read
+
+// How much later in memory that is which a block of many rows brings to the L2 cache (RowPlan::ahead): 1 to 5 MiB were
+// as good, 8 worse than nothing; and six rows of 1 MiB.
+constexpr int64_t kAheadBytes = 4 << 20, kAheadRows = 6;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int bits_for(int64_t n) {  // the least power of two that is not below n
+  int bits = 0;
+  while (int64_t{1} << bits < n) ++bits;
+  return bits;
+}
+
+// The statistics and the finals of split rows or columns, per outer index.
+int64_t split_bytes(const RowTraits& traits, int64_t inner, int64_t units) {
+  const auto padded = [](int64_t bytes) { return ceil_div(bytes, 16) * 16; };
+  return padded(inner * units * traits.stat_bytes) + padded(inner * int64_t{traits.final_bytes});
+}
+
+void plan_split(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
+  const RowTraits& traits = plan.traits;
+  plan.workspace_bytes = split_bytes(traits, rows.inner, plan.units);
+  plan.round = rows.outer;
+  if (!traits.output) return;
+  const int64_t bytes = rows.length * rows.inner * traits.item_bytes * traits.operands;
+  plan.round = std::max<int64_t>(1, std::max(ceil_div(rows.outer, kMaxRounds), gpu.cached_bytes / bytes));
+}
+
+constexpr int64_t kCounterBytes = 16;  // of the number of rows that clusters of kRowsStream have taken
+
+// Where results are written, a block for each multiprocessor that holds two spans a warp, and the ring has the half of
+// the next row besides; else, and where rows are few, several blocks, and parts that are small.
+void plan_stream(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
+  const RowTraits& traits = plan.traits;
+  plan.algorithm = RowAlgorithm::kRowsStream;
+  const auto part = [&] {  // a block has all spans of every so many-th chain
+    return plan.spans / kStreamChains * (kStreamChains / plan.blocks) +
+           ceil_div(plan.spans % kStreamChains, plan.blocks);
+  };
+  const bool few = rows.outer <= gpu.multiprocessors, small = few || !traits.output;
+  plan.workspace_bytes = few ? 0 : kCounterBytes;
+  const auto more = [&] {
+    if (traits.output && few) return part() >= 2 * kLeastWarps;
+    // Of four blocks with labels that fill a multiprocessor each, eight are better, two to a multiprocessor.
+    if (traits.output) return part() > (traits.label && plan.blocks == 4 ? 27 : 2 * kStreamWarps);
+    return rows.outer * plan.blocks < 4 * gpu.multiprocessors && part() >= 2 * kLeastWarps;
+  };
+  while (plan.blocks < kMaxCluster && more()) plan.blocks *= 2;
+  // A small block has half the warps, unless its part is very long.
+  const int64_t most = small && part() < 8 * kStreamWarps ? kStreamWarps / 2 : kStreamWarps;
+  plan.part = static_cast<int>(part());
+  plan.block_warps = static_cast<int>(ceil_div(plan.part, ceil_div(plan.part, most)));
+  const int64_t stage = (plan.vectors * 512 + 16) * traits.operands + 8;  // with its barrier
+  const auto stages = [&](int64_t blocks) {                               // of so many blocks of a multiprocessor
+    return (gpu.multiprocessor_shared / blocks - 1024 - 384 - 2 * (plan.part + kStreamChains) * traits.stat_bytes) /
+           stage;
+  };
+  // Where rows are few, what a row needs comes first: no more stages than that.
+  // Two blocks for which there is room, of one array: each does something while the other waits for its row. (Gradients
+  // with labels took up to 36 % less.)
+  int64_t resident = small ? 2 * kStreamWarps / plan.block_warps : traits.operands == 1 ? 2 : 1;
+  if (few && traits.output) resident = std::max<int64_t>(resident, 6);
+  while (resident > 1 && stages(resident) < (traits.output ? plan.part : plan.block_warps)) --resident;
+  plan.stages = static_cast<int>(std::min<int64_t>(stages(resident), 32 * plan.block_warps));
+  // The warp that has the span so many stages later must not be ahead of the one that has this.
+  if (plan.stages < plan.part) plan.stages -= plan.stages % plan.block_warps;
+}
+
+// Whether kRowsStream takes rows of so many spans, if there are enough of them.
+bool is_streamable(const RowPlan& plan, const Gpu& gpu) {
+  return plan.traits.fast && gpu.max_cluster == kMaxCluster && plan.spans > kPreferredWarps * plan.traits.operands &&
+         plan.spans <= kMaxFlatSpans;
+}
+
+// Rows that a block reads in little time, or a cluster if they are few, have no second kernel. Parts of others are
+// large where there are enough.
+void plan_sweep(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
+  const bool many = rows.outer * plan.spans >= 4 * gpu.multiprocessors * 2 * kPreferredWarps;
+  const auto part = [&] { return ceil_div(plan.spans, plan.blocks); };
+  if (!many && plan.spans > kMaxSweptSpans / 2 && plan.spans <= kMaxFlatSpans) {
+    const auto more = [&] { return rows.outer * plan.blocks < gpu.multiprocessors || part() > kMaxSweptSpans; };
+    while (plan.blocks < gpu.max_cluster && part() > kPartWarps && more()) plan.blocks *= 2;
+  }
+  plan.part = static_cast<int>(std::min<int64_t>(part(), kMaxSweptSpans));
+  if (part() > kMaxSweptSpans) {
+    plan.algorithm = RowAlgorithm::kRowsSplit;
+    plan.part = many ? 2 * kPreferredWarps : kPreferredWarps;
+    plan.blocks = ceil_div(plan.spans, plan.part);
+    plan.unit_warps = plan.spans <= kMaxFlatSpans ? 1 : kPreferredWarps;
+    plan.units = ceil_div(plan.spans, plan.unit_warps);
+    plan_split(plan, rows, gpu);
+  }
+  plan.block_warps = std::min(plan.part, kPartWarps);
+}
+
+void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning& tuning) {
+  const RowTraits& traits = plan.traits;
+  const int64_t vectors = std::max<int64_t>(1, ceil_div(rows.length, 16 / traits.item_bytes));
+  if (!traits.fast) {
+    plan.vectors = kOnlyVectors;
+  } else if (vectors <= 2) {
+    plan.vectors = 1;
+  } else {
+    plan.vectors = vectors <= (traits.output ? 32 * 4 : 8 * 4) || !traits.large ? 4 : 8;
+    // Lanes of which none has less than the others.
+    const bool whole = rows.length * traits.item_bytes == int64_t{16} << bits_for(vectors);
+    if (traits.lean && !traits.label && whole && vectors <= kLeanVectors * 32) plan.vectors = kLeanVectors;
+  }
+  // (kLeanVectors cannot be asked for: the kernel that takes so many reads whole vectors only.)
+  if (tuning.vectors && tuning.vectors != kLeanVectors) plan.vectors = tuning.vectors;
+  plan.lane_bits = std::min(5, bits_for(ceil_div(vectors, plan.vectors)));
+  plan.spans = ceil_div(vectors, int64_t{plan.vectors} << plan.lane_bits);
+
+  plan.algorithm = RowAlgorithm::kRows;
+  const int64_t row_bytes = rows.length * traits.item_bytes;
+  const bool tiles = row_bytes % 16 != 0 && plan.lane_bits <= kMaxTileLaneBits &&
+                     rows.outer * row_bytes >= kLeastTiledBytes && traits.tiled;
+  if (plan.spans == 1 && (tiles || traits.swept)) {
+    plan.algorithm = RowAlgorithm::kRowsTiles;
+    plan.block_warps = kTileThreads / 32;
+    return;
+  }
+  if (plan.spans == 1 && traits.tiled && plan.vectors << plan.lane_bits <= 32) {
+    plan.spread = true;
+    plan.block_warps = tuning.block_warps ? std::min(tuning.block_warps, kSpreadWarps) : kSpreadWarps;
+    const int64_t warps = ceil_div(rows.outer * plan.vectors << plan.lane_bits, 32);
+    while (plan.block_warps > 1 && ceil_div(warps, plan.block_warps) < 2 * gpu.multiprocessors) plan.block_warps /= 2;
+    return;
+  }
+  if (plan.spans == 1) {
+    // A warp that has a row for itself, and writes it, needs no company, and one that has few rows not much.
+    const bool writes = traits.fast && traits.output;
+    const int preferred = writes && plan.lane_bits == 5   ? 1
+                          : writes && plan.lane_bits >= 3 ? kTeamWarps / 2
+                                                          : kTeamWarps;
+    plan.block_warps = tuning.block_warps ? tuning.block_warps : preferred;
+    const int64_t warps = ceil_div(rows.outer, 32 >> plan.lane_bits);
+    while (plan.block_warps > 1 && ceil_div(warps, plan.block_warps) < 2 * gpu.multiprocessors) plan.block_warps /= 2;
+    return;
+  }
+  if (traits.swept) return plan_sweep(plan, rows, gpu);
+  const int64_t most = gpu.max_cluster;
+  const bool tuned = tuning.cluster || tuning.split || tuning.vectors;
+  const bool stream = is_streamable(plan, gpu) && rows.outer * kMaxCluster > gpu.multiprocessors && !tuned;
+  // Clusters of small blocks, of which a multiprocessor has several, each at something else: that is best where rows
+  // are few. Many rows have a block each, if it holds them; else blocks that stay are better at gradients of rows with
+  // labels, at rows that are not aligned, and at long ones of two arrays or only to be read, where that takes all
+  // registers; at two arrays that are not aligned always.
+  const bool two = traits.operands == 2, aligned = rows.length * traits.item_bytes % 16 == 0;
+  const bool longest = plan.spans > (traits.output && !two ? kMaxFlatSpans : kMaxCluster * kLeastWarps);
+  const bool few = rows.outer <= (two && longest ? 1 : 8) * gpu.multiprocessors;
+  const bool many = plan.spans > kPreferredWarps * traits.operands && traits.fast && aligned &&
+                    (!traits.label || traits.lean) && !longest;
+  const bool small = few ? aligned || !two || !stream : many;
+  const auto hold = [&] {
+    plan.block_warps = static_cast<int>(ceil_div(plan.spans, plan.blocks));
+    // Few rows, only to be read, by large parts: where a multiprocessor has room for five some have five, most four,
+    // and are done earlier; so none has more than four. (Of clusters of 16 fewer would be there at once.)
+    if (few && traits.lean && aligned && plan.block_warps >= kPartWarps - 1 && plan.block_warps <= kPartWarps &&
+        plan.blocks > 1 && plan.blocks < kMaxCluster && most == kMaxCluster)
+      plan.room = gpu.multiprocessor_shared / (kRoomyBlocks + 1);
+    // A cluster of 16 blocks that has a multiprocessor for each waits for nearly all of a GPC. Where clusters come one
+    // after the other, those of many rows or that take many registers, they start sooner without. Gradients of rows
+    // with labels do so in smaller ones, too. (Up to 10 % less. Clusters that are there at once are better spread:
+    // softmax of few rows took up to 10 % longer.)
+    plan.packed = (traits.label && traits.output) || (plan.blocks == kMaxCluster && (two || !few));
+    if (!few && aligned && traits.fast && traits.output && !two && gpu.bulk_copy)
+      plan.ahead = static_cast<int>(std::max<int64_t>(kAheadRows, kAheadBytes / (rows.length * traits.item_bytes)));
+  };
+  // Many rows that small blocks do not hold: with what comes later on its way, larger ones do better than the stream.
+  const int64_t widest = !few && traits.output && !two ? kPreferredWarps : kPartWarps;
+  if (small && !tuned && most > 1 && ceil_div(plan.spans, most) <= widest) {
+    const int64_t part = few && traits.output && !two ? kPartWarps - 1 : kPartWarps;
+    while (plan.blocks < most && ceil_div(plan.spans, plan.blocks) > part) plan.blocks *= 2;
+    return hold();
+  }
+  // Statistics of rows that are longer: two kernels, of whose blocks there are as many as the device likes.
+  const bool split = stream && !traits.output && rows.outer <= gpu.multiprocessors;
+  if (stream && !split) return plan_stream(plan, rows, gpu);
+  // A row of two operands has twice the spans; and a block that is alone does better than two that wait for each other.
+  const int64_t preferred = kPreferredWarps * (traits.output ? traits.operands : 1);
+  while (plan.blocks < most && ceil_div(plan.spans, plan.blocks) > preferred) plan.blocks *= 2;
+  while (plan.blocks < most && rows.outer * plan.blocks * 2 <= gpu.multiprocessors &&
+         ceil_div(plan.spans, 2 * plan.blocks) >= kLeastWarps && (plan.blocks < 8 || rows.outer <= 4))
+    plan.blocks *= 2;
+  if (tuning.cluster) plan.blocks = tuning.cluster;
+  if (ceil_div(plan.spans, plan.blocks) <= kMaxBlockWarps && !tuning.split && !split) return hold();
+  plan.algorithm = RowAlgorithm::kRowsSplit;
+  plan.block_warps = kPreferredWarps;
+  plan.blocks = ceil_div(plan.spans, plan.block_warps);
+  plan.unit_warps = plan.spans <= kMaxFlatSpans ? 1 : plan.block_warps;
+  plan.units = ceil_div(plan.spans, plan.unit_warps);
+  plan_split(plan, rows, gpu);
+}
+
+// The most that a plan for rows like these asks for, however many there are: parts of a batch take other algorithms.
+int64_t bytes_of_any_batch(const RowPlan& plan, const Gpu& gpu) {
+  if (!is_streamable(plan, gpu)) return 0;
+  return plan.traits.output ? kCounterBytes : split_bytes(plan.traits, 1, plan.spans);
+}
+
+// Statistics of columns. Lanes across for 128 bytes, or more where the blocks of an outer index alone fill the device
+// more evenly then, or as evenly in fewer rounds, or the axis is so short that others had nothing to do; where they are
+// few, parts of the axis that are not short.
+void plan_along(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
+  constexpr int kLaneBits = 8;  // of a block
+  const int64_t resident = along_resident(plan.traits.item_bytes) * gpu.multiprocessors;
+  plan.along = true;
+  plan.block_warps = kAlongWarps;
+  const int64_t across = rows.inner * plan.traits.item_bytes / 16;
+  const auto strips = [&](int bits) { return ceil_div(across, int64_t{1} << bits); };
+  const auto batch = [&](int bits) { return int64_t{plan.vectors} << (kLaneBits - bits); };  // positions at a time
+  const auto evenly = [&](int bits) {
+    const int64_t blocks = strips(bits), step = blocks > resident ? resident : gpu.multiprocessors;
+    return static_cast<double>(blocks) / (ceil_div(blocks, step) * step);
+  };
+  int& bits = plan.column_lane_bits;
+  bits = std::min(3, bits_for(across));
+  for (int more = bits + 1; more <= 5 && strips(more) >= 2 * gpu.multiprocessors * 9 / 10; ++more)
+    if (evenly(more) > evenly(bits) || (evenly(more) == evenly(bits) && strips(bits) > resident)) bits = more;
+  while (bits < kLaneBits && batch(bits) >= 2 * rows.length) ++bits;
+  plan.blocks = std::min(resident / strips(bits), rows.length / (2 * batch(bits)));
+  if (plan.blocks < 3) plan.blocks = 1;  // the others are not worth a second kernel
+  if (plan.blocks == 1) return;
+  plan.algorithm = RowAlgorithm::kColumnsSplit;
+  plan.units = plan.blocks;
+  plan_split(plan, rows, gpu);
+}
+
+// A thread for a column of a short axis, else some warps.
+void plan_walk(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
+  plan.algorithm = RowAlgorithm::kColumnsWalk;
+  if (rows.length > kWalkedAlone)
+    plan.axis_warps = static_cast<int>(std::min<int64_t>(ceil_div(rows.length, kWalkPositions), kMaxColumnWarps));
+  const int64_t strips = ceil_div(rows.count(), 32 * walk_columns(plan.traits.item_bytes, plan.traits.label));
+  while (plan.axis_warps << (plan.column_warp_bits + 1) <= kWalkWarps &&
+         strips >> (plan.column_warp_bits + 1) >= 2 * gpu.multiprocessors)
+    ++plan.column_warp_bits;
+  plan.block_warps = plan.axis_warps << plan.column_warp_bits;
+}
+
+// A block for a flat row, or parts of the axis that are not short.
+void plan_flat(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
+  plan.algorithm = RowAlgorithm::kColumnsFlat;
+  const int64_t width = 16 / plan.traits.item_bytes, shared = std::gcd(rows.inner, width);
+  plan.period = static_cast<int>(rows.inner / shared);
+  plan.turns = static_cast<int>(width / shared);
+  plan.slices = static_cast<int>(ceil_div(plan.period, 32 * kFlatWarps));
+  plan.across = static_cast<int>(ceil_div(plan.period, plan.slices));
+  const auto set_threads = [&](int64_t threads) {
+    plan.deep = static_cast<int>(std::max<int64_t>(1, threads / plan.across));
+    plan.block_warps = static_cast<int>(ceil_div(int64_t{plan.across} * plan.deep, 32));
+  };
+  set_threads(kFlatThreads);
+  const int64_t batch = int64_t{2 * flat_vectors(plan.traits.operands)} * plan.deep * plan.turns;  // positions
+  const int64_t parts = std::min(kFlatBlocks / plan.slices, rows.length / (2 * batch));
+  const bool whole = plan.slices == 1 || (plan.turns == 1 && !plan.traits.output);
+  if (whole && parts < kFlatParts) {
+    set_threads(std::clamp<int64_t>(ceil_div(rows.length * rows.inner, width * kFlatVectors), 32, 32 * kFlatWarps));
+    plan.part_length = rows.length;
+    return;
+  }
+  plan.part_length = ceil_div(ceil_div(rows.length, std::max<int64_t>(1, parts)), plan.turns) * plan.turns;
+  plan.blocks = ceil_div(rows.length, plan.part_length);
+  plan.units = plan.blocks * (plan.slices > 1 ? plan.turns : 1);
+  plan.split = true;
+  plan_split(plan, rows, gpu);
+}
+
+// Where there are tiles enough for blocks that stay: a tile is what a block has that holds it in registers, and what is
+// merged, in which order, is the same.
+void plan_columns_stream(RowPlan& plan, const Rows& rows, int64_t lanes, const Gpu& gpu) {
+  const int64_t tiles = ceil_div(lanes, int64_t{1} << plan.column_lane_bits) * plan.blocks;
+  if (plan.axis_warps != kMaxColumnWarps || tiles < 4 * gpu.multiprocessors) return;
+  plan.algorithm = RowAlgorithm::kColumnsStream;
+  if (plan.blocks > 1) plan.workspace_bytes = rows.inner * plan.blocks * (ceil_div(plan.traits.stat_bytes, 8) * 8);
+}
+
+void plan_columns(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning& tuning) {
+  const RowTraits& traits = plan.traits;
+  plan.algorithm = RowAlgorithm::kColumns;
+  plan.vectors = column_vectors(traits.operands);
+  plan.vector = traits.fast && !traits.label && rows.inner * traits.item_bytes % 16 == 0;
+  if (plan.vector && !traits.output) return plan_along(plan, rows, gpu);
+  if (!plan.vector && !traits.masked) {
+    const bool walk = rows.length <= 2 * kWalkPositions ||
+                      (rows.length <= kMostWalked / 2 && rows.inner >= kFewColumns) ||
+                      (rows.length <= kMostWalked && (rows.inner >= kManyColumns || traits.label));
+    if (walk) return plan_walk(plan, rows, gpu);
+    if (!traits.label) return plan_flat(plan, rows, gpu);
+  }
+  const int64_t across = plan.vector ? rows.inner * traits.item_bytes / 16 : rows.inner;  // lanes that inner keeps busy
+  const int64_t units = std::max<int64_t>(1, ceil_div(rows.length, plan.vectors));
+  // Lanes across at least: 128 bytes; 256 where several blocks share an axis, if a cluster holds it then. (Memory is
+  // a third slower with pieces of 128 bytes that are far apart, and no faster with larger ones.)
+  const bool wide = units > kMaxColumnWarps * 4 && units <= kMaxColumnWarps * kMaxColumnWarps * 2;
+  const int line = !plan.vector ? 5 : wide ? 4 : 3;
+  const int line_bits = std::min(line, bits_for(across));
+  const int axis_bits = std::min(5 - line_bits, bits_for(units));
+  plan.column_lane_bits = 5 - axis_bits;
+  plan.axis_warps = static_cast<int>(std::min<int64_t>(kMaxColumnWarps, ceil_div(units, int64_t{1} << axis_bits)));
+  plan.blocks = ceil_div(units, int64_t{plan.axis_warps} << axis_bits);
+  if (plan.blocks <= kMaxColumnWarps) plan.blocks = int64_t{1} << bits_for(plan.blocks);  // clusters are powers of two
+
+  const int64_t lanes = plan.vector ? ceil_div(rows.count() * traits.item_bytes, 16) : rows.count();
+  if (plan.axis_warps == 1) {
+    plan.column_warp_bits = bits_for(kTeamWarps);
+    while (plan.column_warp_bits > 0 &&
+           ceil_div(lanes, int64_t{1} << (plan.column_lane_bits + plan.column_warp_bits)) < 2 * gpu.multiprocessors)
+      --plan.column_warp_bits;
+  }
+  plan.block_warps = plan.axis_warps << plan.column_warp_bits;
+  const int64_t most = std::min<int64_t>(kMaxColumnWarps, gpu.max_cluster);
+  if (plan.blocks <= most && !(tuning.split && plan.blocks > 1)) {
+    if (plan.vector && most == kMaxCluster && !tuning.cluster) plan_columns_stream(plan, rows, lanes, gpu);
+    return;
+  }
+  if (plan.vector && plan.blocks > kMaxColumnWarps) {  // more than the largest cluster of any device
+    plan.blocks = 1;
+    return plan_flat(plan, rows, gpu);
+  }
+  plan.algorithm = RowAlgorithm::kColumnsSplit;
+  plan.units = plan.blocks;
+  plan_split(plan, rows, gpu);
+}
+
+}  // namespace
+
+const char* name(RowAlgorithm algorithm) {
+  switch (algorithm) {
+    case RowAlgorithm::kEmpty: return "empty";
+    case RowAlgorithm::kRows: return "rows";
+    case RowAlgorithm::kRowsTiles: return "rows_tiles";
+    case RowAlgorithm::kRowsStream: return "rows_stream";
+    case RowAlgorithm::kRowsSplit: return "rows_split";
+    case RowAlgorithm::kColumns: return "columns";
+    case RowAlgorithm::kColumnsStream: return "columns_stream";
+    case RowAlgorithm::kColumnsSplit: return "columns_split";
+    case RowAlgorithm::kColumnsWalk: return "columns_walk";
+    case RowAlgorithm::kColumnsFlat: return "columns_flat";
+  }
+  return "?";
+}
+
+RowPlan held_in_registers(RowPlan plan) {
+  plan.workspace_bytes = 0;
+  if (plan.algorithm == RowAlgorithm::kColumnsStream) {
+    plan.algorithm = RowAlgorithm::kColumns;
+    return plan;
+  }
+  plan.algorithm = RowAlgorithm::kRows;
+  plan.blocks = 1;
+  while (plan.blocks < kMaxCluster && ceil_div(plan.spans, plan.blocks) > kPreferredWarps) plan.blocks *= 2;
+  plan.block_warps = static_cast<int>(ceil_div(plan.spans, plan.blocks));
+  return plan;
+}
+
+RowPlan plan_row_engine(const Rows& rows, const RowTraits& traits, const Gpu& gpu, int64_t workspace_bytes,
+                        const RowTuning& tuning) {
+  RowPlan plan;
+  plan.traits = traits;
+  if (rows.count() == 0 || (rows.length == 0 && traits.output)) return plan;
+  plan.overlap = gpu.dependent_launch;
+  if (rows.inner == 1) {
+    plan_rows(plan, rows, gpu, tuning);
+  } else {
+    plan_columns(plan, rows, gpu, tuning);
+  }
+  if (workspace_bytes < 0) {
+    if (rows.inner == 1) plan.workspace_bytes = std::max(plan.workspace_bytes, bytes_of_any_batch(plan, gpu));
+  } else if (plan.workspace_bytes > workspace_bytes) {
+    const bool too_long = plan.algorithm == RowAlgorithm::kColumnsSplit ||
+                          plan.algorithm == RowAlgorithm::kColumnsFlat ||
+                          (plan.algorithm == RowAlgorithm::kRowsSplit && !is_streamable(plan, gpu));
+    if (!too_long) return held_in_registers(plan);
+  }
+  return plan;
+}
+
+}  // namespace jaxgpuops

@@ -1,0 +1,132 @@
+// The geometry of the row engine (cuda/engine.cuh): how statistics of a row are divided among lanes, warps and blocks,
+// and what goes through memory. A pure function of shape, element and compute capability.
+//
+// What decides a result's bits follows (length, inner, element) only. The rest may also follow the number of rows and
+// the device: the same statistics are merged in the same order wherever they were computed.
+#pragma once
+
+#include <cstdint>
+
+#include "common/gpu.h"
+#include "common/rows.h"
+
+namespace jaxgpuops {
+
+enum class RowAlgorithm {
+  kEmpty,          // nothing to write
+  kRows,           // inner == 1. A team of lanes, a block or a cluster holds a row in registers: one read, one write
+  kRowsTiles,      // many short rows that are not whole vectors, in shared memory (cuda/tiles.cuh)
+  kRowsStream,     // as kRows, of long rows, by blocks that stay and take the next rows in turn (cuda/stream.cuh)
+  kRowsSplit,      // rows too long for that: statistics of all parts, then of the row, then the results
+  kColumns,        // inner > 1. Lanes along inner; a block or a cluster holds the axis in registers
+  kColumnsStream,  // the same for many columns, by blocks that stay and have the next on their way
+  kColumnsSplit,   // axes too long for that
+  kColumnsWalk,    // lanes go along short axes, twice if there are results (cuda/columns_walk.cuh)
+  kColumnsFlat,    // few columns: an outer index is a flat row, read in vectors (cuda/columns_flat.cuh)
+};
+
+const char* name(RowAlgorithm algorithm);
+
+// What the plan needs to know of an operation.
+struct RowTraits {
+  int item_bytes = 4;
+  int operands = 1;
+  bool fast = true;     // kernels for several numbers of vectors a lane are compiled, else for kOnlyVectors
+  bool large = true;    // among them those for most
+  bool masked = false;  // there may be masks: columns are read one by one
+  bool output = true;   // results of the full shape
+  bool label = false;   // an element of a row has to be found first
+  bool lean = false;    // no results now, and a kernel of few registers for that (Sharing::kStatistics)
+  bool tiled = false;   // results, and kernels of short rows: tile_kernel and spread_kernel
+  bool swept = false;   // statistics only, and no kernels but tile_kernel and sweep_kernel
+  int stat_bytes = 8;   // of a part of a row
+  int final_bytes = 8;  // what the results of a row need to know of it
+};
+
+constexpr int kOnlyVectors = 4;
+constexpr int kLeanVectors = 2;  // of short rows of which there are statistics only (lean_rows_kernel)
+
+constexpr int kMaxBlockWarps = 32;
+constexpr int kMaxCluster = 16;      // blocks
+constexpr int kPartWarps = 8;        // of a small block, which holds a part of a row or several rows, at most
+constexpr int kStreamWarps = 16;     // of a block that stays
+constexpr int kStreamChains = 32;    // of spans: every 32nd, which a lane merges
+constexpr int kSpreadWarps = 4;      // of a block of spread_kernel, at most
+constexpr int kTileThreads = 128;    // of a block that has a tile of rows
+constexpr int kTileBytes = 8 << 10;  // of an operand, about, where rows are shorter than a team of lanes holds
+constexpr int kTileTurns = 4;        // rows of a team, at most
+constexpr int kAlongWarps = 8;       // of a block whose lanes go along the axis
+constexpr int kMaxSerialUnits = 16;  // whose statistics are merged by one lane
+constexpr int kMaxColumnWarps = 16;  // along the axis; and blocks of a cluster: half a warp merges them
+constexpr int kMaxFlatSpans = 512;   // whose statistics are merged by one warp
+constexpr int kMaxSweptSpans = 64;   // of a block of sweep_kernel
+constexpr int kWalkWarps = 8;        // of a block that walks, unless more share its columns
+constexpr int kFlatWarps = 16;       // of a block that reads flat rows, at most
+
+// Positions along the axis that a lane of a column kernel holds.
+constexpr int column_vectors(int operands) { return operands == 1 ? 8 : 4; }
+// Columns of a lane that walks.
+constexpr int walk_columns(int item_bytes, bool label) {
+  return item_bytes == 8 || (label && item_bytes == 4) ? 1 : item_bytes == 1 ? 4 : 2;
+}
+// Positions of which a thread that walks holds all.
+constexpr int held_positions(int operands) { return 8 / operands; }
+// Vectors of a lane at a time, of flat rows.
+constexpr int flat_vectors(int operands) { return operands == 1 ? 4 : 2; }
+// Blocks of a multiprocessor for which along_kernel leaves registers.
+constexpr int along_resident(int item_bytes) { return item_bytes == 4 ? 4 : 3; }
+
+struct RowPlan {
+  RowAlgorithm algorithm = RowAlgorithm::kEmpty;
+  RowTraits traits;
+  // Rows: a lane holds `vectors` of 16 bytes. A span is what a warp holds: vector (span * vectors + j) * lanes + lane.
+  int vectors = 1;
+  int lane_bits = 0;    // 2^lane_bits lanes share a row (and a warp has several rows), if spans == 1
+  int64_t spans = 1;    // of a row
+  int part = 1;         // kRowsStream, or swept: spans of a block, at most, ..
+  int stages = 1;       // .. and those for which it has shared memory
+  bool spread = false;  // kRows: a lane has one vector, and as many lanes more share a row
+  int ahead = 0;        // kRows: how much later the row is that is brought to the L2 cache meanwhile; 0: none
+  int64_t room = 0;     // kRows: bytes of shared memory a block takes at least, so that fewer share a multiprocessor
+  int unit_warps = 1;   // kRowsSplit: spans whose statistics are merged before they are stored
+  // Columns: a lane holds consecutive positions of one column, or of 16 bytes of columns beside each other.
+  bool vector = false;
+  int column_lane_bits = 0;  // lanes of a warp (`along`: of a block) along inner; the others are along the axis
+  int column_warp_bits = 0;  // warps of a block that are along inner
+  int axis_warps = 1;  // warps of a block that are along the axis; kColumnsStream: those of two blocks of kColumns
+  bool along = false;  // statistics only: lanes go along the axis (along_kernel)
+  // kColumnsFlat: a period is the least number of vectors that are whole positions: `turns`. A block has `across`
+  // vectors of it, and `deep` periods, at a time.
+  int period = 1, turns = 1, across = 1, deep = 1, slices = 1;
+  int64_t part_length = 0;  // positions of a block
+  bool split = false;       // statistics of parts go to the workspace
+  // Both.
+  int block_warps = 1;
+  int64_t blocks = 1;  // that share a row: the size of a cluster, unless split
+  int64_t units = 1;   // split: statistics a row
+  int64_t round = 0;   // split: outer indices per pair of sweeps, so that the second finds the data in L2
+  bool overlap = false;
+  bool packed = false;          // kRows: blocks of a cluster may share a multiprocessor
+  int64_t workspace_bytes = 0;  // per outer index
+
+  int threads() const { return algorithm == RowAlgorithm::kEmpty ? 0 : 32 * block_warps; }
+};
+
+// For experiments: where not 0, instead of the plan's choice.
+struct RowTuning {
+  int vectors = 0;
+  int cluster = 0;
+  int block_warps = 0;  // with spans == 1
+  bool split = false;
+};
+
+// The form of a plan that needs no workspace and takes operands and results of different alignment: of rows that are
+// streamed or split, kRows; of kColumnsStream, kColumns. Not for rows or columns that are split for being too long.
+RowPlan held_in_registers(RowPlan plan);
+
+// `workspace_bytes` < 0 asks for the best plan; otherwise it is what the caller has, and the plan makes do with it (a
+// sharded call is planned for the whole batch but runs on a part of it). Results have the same bits.
+RowPlan plan_row_engine(const Rows& rows, const RowTraits& traits, const Gpu& gpu, int64_t workspace_bytes = -1,
+                        const RowTuning& = {});
+
+}  // namespace jaxgpuops

@@ -1,0 +1,246 @@
+// How a scan is cut into tiles, and tiles are scanned. The cut, and so the association, depends on length, inner and
+// the width of the type only: not on the number of threads, nor on how many rows there are.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "common/cpu/parallel.h"
+#include "scan/cpu/monoid.h"
+
+namespace jaxgpuops::scan::cpu {
+
+constexpr int64_t kColumns = 16;            // from as many columns on, they are the lanes
+constexpr int64_t kColumnLanes = 64;        // .. as many of them, or more where they are short
+constexpr int64_t kParts = 32;              // lanes of a long row
+constexpr int64_t kShort = 512;             // longest row that is a lane itself
+constexpr int64_t kBlockTiles = 32;         // tiles of a block, of a row in parts
+constexpr int64_t kBlockSteps = 512;        // of a block of columns: short, so that rounding errors do not add up
+constexpr int64_t kTaskElements = 1 << 15;  // about as many as a task of short rows takes
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// A strip is as many rows as are scanned side by side. Its tiles follow each other along the axis, in blocks: the fold
+// of a block starts from its own first element, so that blocks can be folded at the same time.
+struct Cut {
+  explicit Cut(const Rows& rows) : rows(rows) {
+    const int64_t fitting = kTileElements / std::max<int64_t>(rows.length, 1);  // lanes of a tile that has all steps
+    run = rows.inner;
+    if (rows.inner >= kColumns || rows.length <= kShort) {
+      const int64_t least = rows.inner >= kColumns ? kColumnLanes : ceil_div(kParts / 2, rows.inner) * rows.inner;
+      const int64_t most = std::clamp(fitting, least, kMaxLanes);
+      run = std::min(run, most);
+      if (rows.length <= kShort) outers = most / run;
+    } else {
+      parts = kParts / rows.inner;
+    }
+    runs_per_outer = ceil_div(rows.inner, run);
+    if (runs_per_outer > 1) outers = 1;
+    strips = ceil_div(rows.outer, outers) * runs_per_outer;
+    width = outers * run;
+    tile_steps = kTileElements / (width * parts);
+    block = parts > 1 ? kBlockTiles * tile_steps * parts : kBlockSteps;
+    blocks = ceil_div(rows.length, block);
+  }
+
+  // Rows whose elements are neighbours, one after the other.
+  Cut(const Rows& rows, int64_t tile_steps)
+      : rows(rows),
+        run(1),
+        width(1),
+        runs_per_outer(1),
+        strips(rows.outer),
+        tile_steps(tile_steps),
+        block(kBlockTiles * tile_steps),
+        blocks(ceil_div(rows.length, block)) {}
+
+  // The rows of the strip; with parts, as many times.
+  void find(int64_t strip, Lanes& lanes) const {
+    lanes.outer = strip / runs_per_outer * outers;
+    lanes.inner = strip % runs_per_outer * run;
+    lanes.run = std::min(run, rows.inner - lanes.inner);
+    lanes.parts = parts > 1;
+    lanes.count = lanes.run * (parts > 1 ? parts : std::min(outers, rows.outer - lanes.outer));
+  }
+
+  const Rows rows;
+  int64_t run, outers = 1;  // inner and outer indices of a strip
+  int64_t width;            // rows of a strip
+  int64_t parts = 1;        // lanes that share a row
+  int64_t runs_per_outer, strips, tile_steps, block, blocks;
+};
+
+// Folds each lane from its step `begin`, which is combined with the step before it.
+template <class M>
+JAXGPUOPS_SIMD void fold_steps(typename M::C* e, int64_t lanes, int64_t begin, int64_t end) {
+  for (int64_t s = begin; s < end; ++s) {
+    JAXGPUOPS_INDEPENDENT
+    for (int64_t i = s * lanes; i < (s + 1) * lanes; ++i)
+      M::store(e, i, M::combine(M::load(e, i - lanes), M::load(e, i)));
+  }
+}
+
+// Puts the elements of one step before those of the steps [0, end).
+template <class M>
+JAXGPUOPS_SIMD void prepend(typename M::C* e, int64_t lanes, int64_t step, int64_t end) {
+  for (int64_t s = 0; s < end; ++s) {
+    const int64_t from = (step - s) * lanes;
+    JAXGPUOPS_INDEPENDENT
+    for (int64_t i = s * lanes; i < (s + 1) * lanes; ++i)
+      M::store(e, i, M::combine(M::load(e, i + from), M::load(e, i)));
+  }
+}
+
+// A Kind makes elements and results. It has
+//   Monoid                          its elements are in the first planes
+//   kPlanes                         in all
+//   bind(lanes)                     turns to another strip
+//   Monoid::Value initial(lane)     the fold of no element
+//   build(tile, planes)             makes the elements of a tile
+//   finish(tile, planes)            writes the results, from the folds up to each step; also that before the first
+template <class Kind>
+class Worker {
+ public:
+  using M = typename Kind::Monoid;
+  using C = typename M::C;
+  using Value = typename M::Value;
+
+  Worker(const Cut& cut, const Kind& kind) : cut_(cut), kind_(kind), memory_(new C[Kind::kPlanes * kPlane]) {
+    tile_.length = cut.rows.length;
+  }
+
+  void turn_to(int64_t strip) {
+    cut_.find(strip, lanes_);
+    tile_.lanes = lanes_.count;
+    tile_.run = lanes_.run;
+    kind_.bind(lanes_);
+  }
+  int64_t rows() const { return lanes_.count / cut_.parts; }
+
+  // Scans a block. `carry` has the fold of all blocks before it, for each row; the first block has none. `total`
+  // becomes the fold of the block, unless it is the last one.
+  void scan(int64_t block, const Value* carry, Value* total) { run<true>(block, carry, total); }
+  void fold(int64_t block, Value* total) { run<false>(block, nullptr, total); }
+
+ private:
+  template <bool kScan>
+  void run(int64_t block, const Value* carry, Value* total) {
+    const int64_t first = block * cut_.block, last = std::min(cut_.rows.length, first + cut_.block);
+    const int64_t tile_length = cut_.tile_steps * cut_.parts;
+    for (int64_t at = first; at < last; at += tile_length) {
+      tile_.steps = ceil_div(std::min(tile_length, last - at), cut_.parts);
+      tile_.first = at;
+      if (cut_.parts > 1) tile_.spread = tile_.steps;
+      C* e = memory_.get() + kMaxLanes;
+      kind_.build(tile_, e);
+      const bool empty = block > 0 && at == first;  // no fold yet
+      if (cut_.parts > 1) {
+        scan_parts<kScan>(e, carry, total, empty);
+      } else {
+        scan_rows<kScan>(e, carry, total, empty, std::min(at + tile_length, last) < cut_.rows.length);
+      }
+      if (kScan) kind_.finish(tile_, e);
+    }
+  }
+
+  template <bool kScan>
+  void scan_rows(C* e, const Value* carry, Value* total, bool empty, bool goes_on) {
+    const int64_t lanes = tile_.lanes, steps = tile_.steps;
+    if (tile_.first == 0) {
+      for (int64_t w = 0; w < lanes; ++w) M::store(e, w - lanes, kind_.initial(w));
+    } else if (!empty) {
+      for (int64_t w = 0; w < lanes; ++w) M::store(e, w - lanes, total[w]);
+    }
+    fold_steps<M>(e, lanes, empty ? 1 : 0, steps);
+    if (kScan && carry) {
+      Value before[kMaxLanes];
+      for (int64_t w = 0; w < lanes; ++w) {
+        before[w] = empty ? carry[w] : M::combine(carry[w], total[w]);
+        total[w] = M::load(e, (steps - 1) * lanes + w);
+        M::store(e, steps * lanes + w, carry[w]);
+      }
+      prepend<M>(e, lanes, steps, steps);
+      for (int64_t w = 0; w < lanes; ++w) M::store(e, w - lanes, before[w]);
+    } else if (goes_on) {
+      for (int64_t w = 0; w < lanes; ++w) total[w] = M::load(e, (steps - 1) * lanes + w);
+    }
+  }
+
+  template <bool kScan>
+  void scan_parts(C* e, const Value* carry, Value* total, bool empty) {
+    const int64_t lanes = tile_.lanes, steps = tile_.steps;
+    fold_steps<M>(e, lanes, 1, steps);
+    for (int64_t row = 0; row < cut_.width; ++row) {
+      Value sum = tile_.first == 0 ? kind_.initial(row) : total[row];
+      bool none = empty;
+      for (int64_t w = row; w < lanes; w += cut_.width) {
+        const Value part = M::load(e, (steps - 1) * lanes + w);
+        if (kScan) M::store(e, w - lanes, !carry ? sum : none ? carry[row] : M::combine(carry[row], sum));
+        sum = none ? part : M::combine(sum, part);
+        none = false;
+      }
+      total[row] = sum;
+    }
+    if (kScan) prepend<M>(e, lanes, -1, steps);
+  }
+
+  const Cut& cut_;
+  Kind kind_;
+  std::unique_ptr<C[]> memory_;
+  Lanes lanes_;
+  Tile tile_;
+};
+
+// Scans all strips. make() is a Worker, or what has its members.
+template <class Make>
+void run_cut(const Cut& cut, const Workers& workers, const Make& make) {
+  using M = typename decltype(make())::M;
+  using Value = typename M::Value;
+  if (cut.blocks == 1 || workers.threads == 1 || cut.strips >= 2 * workers.threads) {
+    const int64_t strips_per_task = std::max<int64_t>(1, kTaskElements / (cut.width * cut.rows.length));
+    parallel_for(workers, ceil_div(cut.strips, strips_per_task), [&](int64_t task) {
+      auto worker = make();
+      Value carry[kMaxLanes], total[kMaxLanes];
+      const int64_t last = std::min(cut.strips, (task + 1) * strips_per_task);
+      for (int64_t strip = task * strips_per_task; strip < last; ++strip) {
+        worker.turn_to(strip);
+        for (int64_t block = 0; block < cut.blocks; ++block) {
+          worker.scan(block, block > 0 ? carry : nullptr, total);
+          if (block + 1 == cut.blocks) break;
+          for (int64_t w = 0; w < worker.rows(); ++w) carry[w] = block > 0 ? M::combine(carry[w], total[w]) : total[w];
+        }
+      }
+    });
+    return;
+  }
+
+  // Few long strips: fold each block, then the folds in order, then scan each block.
+  std::vector<Value> folds(cut.strips * cut.blocks * cut.width);  // at [block], then: up to and including it
+  const auto fold_of = [&](int64_t strip, int64_t block) { return &folds[(strip * cut.blocks + block) * cut.width]; };
+  parallel_for(workers, cut.strips * (cut.blocks - 1), [&](int64_t task) {
+    auto worker = make();
+    const int64_t strip = task / (cut.blocks - 1), block = task % (cut.blocks - 1);
+    worker.turn_to(strip);
+    worker.fold(block, fold_of(strip, block));
+  });
+  for (int64_t strip = 0; strip < cut.strips; ++strip)
+    for (int64_t block = 1; block < cut.blocks - 1; ++block)
+      for (int64_t w = 0; w < cut.width; ++w)
+        fold_of(strip, block)[w] = M::combine(fold_of(strip, block - 1)[w], fold_of(strip, block)[w]);
+  parallel_for(workers, cut.strips * cut.blocks, [&](int64_t task) {
+    auto worker = make();
+    Value total[kMaxLanes];
+    const int64_t strip = task / cut.blocks, block = task % cut.blocks;
+    worker.turn_to(strip);
+    worker.scan(block, block > 0 ? fold_of(strip, block - 1) : nullptr, total);
+  });
+}
+
+template <class Kind>
+void run(const Rows& rows, const Kind& kind, const Workers& workers) {
+  if (rows.elements() == 0) return;
+  const Cut cut(rows);
+  run_cut(cut, workers, [&] { return Worker<Kind>(cut, kind); });
+}
+
+}  // namespace jaxgpuops::scan::cpu

@@ -1,0 +1,169 @@
+// The algorithms of scans: which block takes which tiles, and how it knows the fold of what comes before one.
+//
+//   short       nothing does: a lane has the axis (spans.cuh)
+//   tile        nothing does: the axis is one tile (loop.cuh)
+//   loop        the block has walked over it (loop.cuh)
+//   resident    blocks share a row, and all tiles are on the GPU at a time, each in its block (shared_rows.cuh)
+//   look_ahead  blocks share the axis: warps look at the sums of earlier tiles (look_ahead.cuh, shared_rows.cuh)
+//
+// Operands are read once, results written once.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "common/cuda/launch.cuh"
+#include "common/cuda/residents.cuh"
+#include "scan/cuda/look_ahead.cuh"
+#include "scan/cuda/loop.cuh"
+#include "scan/plan.h"
+#include "scan/cuda/shared_rows.cuh"
+
+namespace jaxgpuops::scan {
+
+// Shared memory of a kernel that has some tiles on their way and folds of some; sets where they are.
+template <class Policy>
+size_t layout_shared(Parameters& p, int stages, size_t staging, int slots, size_t columns) {
+  p.staging_at = static_cast<unsigned>(stages * p.stage_bytes);
+  p.states_at = p.staging_at + static_cast<unsigned>(staging);
+  return p.states_at + slots * (p.axis_warps + 1) * columns * sizeof(typename Policy::State);
+}
+
+// Says where the words of a level are, and clears all.
+template <class Policy>
+cudaError_t clear_sums(cudaStream_t stream, const Plan& plan, Parameters& p) {
+  unsigned tiles = 0;
+  for (int level = 0; level < plan.levels; ++level) {
+    p.level_at[level] = tiles;
+    tiles += static_cast<unsigned>(((plan.tiles - 1) >> (kGroupBits * level)) + 1);
+  }
+  const int64_t words = tiles * p.columns * Sums<Policy>::kWords;
+  const auto clearing = static_cast<unsigned>((words + 2047) / 2048);
+  return launch(stream, {dim3(clearing), dim3(256)}, clear_workspace, p.counters_at, p.words, words);
+}
+
+// As many blocks as run at once: more would find nothing left.
+inline cudaError_t most_blocks(size_t bytes, int of_multiprocessor, unsigned& blocks) {
+  int device = 0, multiprocessors = 0;
+  cudaError_t status = cudaGetDevice(&device);
+  if (status != cudaSuccess) return status;
+  status = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  const int fitting = static_cast<int>((size_t{227} << 10) / (bytes + 1024));
+  blocks = multiprocessors * std::max(1, std::min(of_multiprocessor, fitting));
+  return status;
+}
+
+template <class Policy, class Work>
+cudaError_t launch_look_ahead(cudaStream_t stream, const Plan& plan, Parameters p, size_t columns) {
+  cudaError_t status = clear_sums<Policy>(stream, plan, p);
+  if (status != cudaSuccess) return status;
+  const size_t bytes = layout_shared<Policy>(p, p.late + 2, 0, p.late + 2, columns) + kTickets * sizeof(unsigned);
+  unsigned blocks = 0;
+  if ((status = most_blocks(bytes, kSharedBlocks / plan.width(), blocks)) != cudaSuccess) return status;
+  unsigned grid = std::min(blocks, p.strips * static_cast<unsigned>(p.tiles));
+  const unsigned staying = blocks / p.strips * p.strips;  // if as many stay with each strip
+  const bool stay = !Work::kOneColumn && p.strips >= kManyStrips && p.strips <= kMostCounters &&
+                    staying >= blocks / 4 * 3 && columns <= 32 * looker_warps<Work>(plan.threads());
+  p.counters = stay ? p.strips : 1;
+  if (stay) grid = std::min(staying, grid);
+  Launch shape{dim3(grid), dim3(look_ahead_threads<Work>(plan.threads(), stay ? 1 : p.late + 1)), bytes};
+  shape.overlap = plan.overlap;
+  return launch(stream, shape, scan_look_ahead<Policy, Work>, p);
+}
+
+template <class Policy>
+cudaError_t launch_row_look_ahead(cudaStream_t stream, const Plan& plan, Parameters p) {
+  cudaError_t status = clear_sums<Policy>(stream, plan, p);
+  if (status != cudaSuccess) return status;
+  const size_t bytes = layout_shared<Policy>(p, p.stages, RowLookAhead<Policy>::kControlBytes, p.stages, 1);
+  unsigned blocks = 0;
+  if ((status = most_blocks(bytes, kRowBlocks<Policy>, blocks)) != cudaSuccess) return status;
+  Launch shape{dim3(std::min(blocks, p.strips * static_cast<unsigned>(p.tiles))),
+               dim3(2 * kThreads + 32 * std::min(kLookers<Policy>, p.stages)), bytes};
+  shape.overlap = plan.overlap;
+  return launch(stream, shape, scan_row_look_ahead<Policy>, p);
+}
+
+// look_ahead along rows.
+template <class Policy>
+cudaError_t launch_along(cudaStream_t stream, const Plan& plan, const Parameters& p) {
+  if constexpr (kRowBlocks<Policy> > 0) {
+    return launch_row_look_ahead<Policy>(stream, plan, p);
+  } else {
+    return launch_look_ahead<Policy, Chunks<Policy>>(stream, plan, p, 1);
+  }
+}
+
+// What it runs with does not change results: where the device has no room for all tiles, look_ahead gives the same.
+template <class Policy>
+cudaError_t launch_resident(cudaStream_t stream, const Plan& plan, Parameters p) {
+  static Residents of_kernel;
+  const int teams = plan.strips * plan.tiles > kResidentTiles / kMostTeams ? kMostTeams : 1;
+  Parameters q = p;
+  Launch shape{dim3(static_cast<unsigned>((plan.tiles + teams - 1) / teams), p.strips), dim3(32 + teams * kThreads)};
+  shape.shared_bytes = layout_shared<Policy>(q, teams, 0, teams, 1) + teams * kGroup * sizeof(typename Policy::State);
+  shape.together = true;
+  int fitting = 0;
+  const void* const kernel = reinterpret_cast<const void*>(scan_resident<Policy>);
+  const cudaError_t status = of_kernel.count(kernel, shape, &fitting);
+  if (status != cudaSuccess) return status;
+  if (static_cast<int>(shape.grid.x * shape.grid.y) > fitting) return launch_along<Policy>(stream, plan, p);
+  return launch(stream, shape, scan_resident<Policy>, q);
+}
+
+template <class Policy>
+cudaError_t launch_columns(cudaStream_t stream, const Plan& plan, Parameters p) {
+  using Work = Columns<Policy>;
+  const size_t columns = (32 << p.column_bits) * Work::kWidth;
+  if (plan.algorithm == Algorithm::kLookAhead)
+    return launch_look_ahead<Policy, Columns<Policy, true>>(stream, plan, p, columns);
+  const size_t bytes = layout_shared<Policy>(p, p.stages, 0, plan.axis_warps == 1 ? 0 : 2, columns);
+  return launch(stream, {dim3(p.strips), dim3(plan.threads()), bytes}, scan_columns<Policy, Work>, p);
+}
+
+template <class Policy>
+cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, Parameters p) {
+  if (plan.tiles > 1) {
+    if constexpr (!Policy::kCut)
+      if (plan.algorithm == Algorithm::kResident) return launch_resident<Policy>(stream, plan, p);
+    if (plan.algorithm == Algorithm::kLookAhead) return launch_along<Policy>(stream, plan, p);
+    const size_t bytes = layout_shared<Policy>(p, p.stages, 0, 2, 1);
+    return launch(stream, {dim3(p.strips), dim3(kThreads), bytes}, scan_walk<Policy>, p);
+  }
+  p.states_at = static_cast<unsigned>(plan.threads() / 32 * Rows<Policy>::kBytesOfWarp);
+  const size_t states = plan.axis_warps == 1 ? 0 : kWarps << p.column_bits;
+  const size_t bytes = p.states_at + states * sizeof(typename Policy::State);
+  return launch(stream, {dim3(p.strips), dim3(plan.threads()), bytes}, scan_rows<Policy>, p);
+}
+
+template <class Policy>
+cudaError_t launch_spans(cudaStream_t stream, const Plan& plan, Parameters p) {
+  using Work = Spans<Policy>;
+  if (plan.block_columns > 0) {
+    const size_t bytes = p.staged ? p.stage_bytes : 0;
+    return launch(stream, {dim3(p.strips), dim3(plan.threads()), bytes}, scan_short<Policy>, p);
+  }
+  if (plan.algorithm == Algorithm::kLookAhead) return launch_look_ahead<Policy, Work>(stream, plan, p, p.width);
+  const size_t bytes = layout_shared<Policy>(p, p.stages, 0, 2, p.width);
+  return launch(stream, {dim3(p.strips), dim3(plan.threads()), bytes}, scan_columns<Policy, Work>, p);
+}
+
+// Everything a kernel needs that does not depend on the policy.
+Parameters parameters_of(const Plan& plan, const Problem& problem, const Buffers& buffers, void* workspace);
+
+// As is_rare() of the plan.
+template <class Policy>
+constexpr bool kRare = is_rare(Policy::kKind, Policy::kProduct, Policy::kCut, Policy::Element::kDType);
+
+template <class Policy>
+cudaError_t launch_policy(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers,
+                          void* workspace) {
+  const Parameters p = parameters_of(plan, problem, buffers, workspace);
+  if constexpr (!kRare<Policy>) {
+    if (plan.layout == Layout::kAlong) return launch_rows<Policy>(stream, plan, p);
+    if (plan.layout == Layout::kAcross) return launch_columns<Policy>(stream, plan, p);
+  }
+  return launch_spans<Policy>(stream, plan, p);
+}
+
+}  // namespace jaxgpuops::scan

@@ -1,0 +1,141 @@
+// What every kernel of a scan stands on: its parameters, words that blocks exchange, and what the warps of a block tell
+// each other.
+#pragma once
+
+#include <cstdint>
+
+#include "common/cuda/intrinsics.cuh"
+#include "common/cuda/launch.cuh"
+#include "scan/plan.h"
+#include "scan/cuda/policy.h"
+#include "scan/scan.h"
+
+namespace jaxgpuops::scan {
+
+struct Parameters {
+  const void* operands[3];
+  void* results[2];
+  const void* h0;
+  const uint8_t* starts;
+  unsigned* counters_at;
+  uint64_t* words;
+  Broadcast a, starts_at;
+  Options options;
+  int64_t inner, columns;  // columns: outer * inner
+  int64_t length;
+  int tile, tiles;
+  unsigned strips;
+  int run_bits, axis_warps, column_bits, per_lane, levels, late, stages;
+  int threads;              // of a block, those that look ahead not counted
+  int runs, width;          // kSpans: runs of a warp, columns of a span
+  unsigned parts;           // of inner, of so many columns each; of a short axis perhaps 0: blocks have whole rows
+  int span_bytes, padding;  // of an operand in shared memory; and of these, bytes after each line
+  int staged;               // a bit for each operand: whether it is there
+  bool packed;              // runs are whole packs
+  int64_t block_columns;    // of a short axis
+  int stage_bytes;
+  int copies;  // resident: of each sum
+  unsigned counters;
+  unsigned level_at[kMaxLevels];            // first word of a level
+  unsigned staging_at, states_at;           // bytes of shared memory before these
+  bool backward;                            // positions count from the end of the array
+  bool aligned;                             // whole packs are aligned to 16 bytes; by_words, words are to theirs
+  bool by_words;                            // kAcross: rows are not whole packs
+  bool starts_aligned;                      // and the bytes of starts that belong to them, to their number
+  int a_inner_stride, starts_inner_stride;  // kAcross
+  bool neighbour_before;                    // the policy's neighbour is at the position before, else after
+  int start_offset;                         // the boundary that the policy asks for is at starts[index + this]
+};
+
+// ---- Words and barriers ---------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ uint64_t load_word(const uint64_t* word) {
+  uint64_t value;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+  return value;
+}
+
+// Two words in one access, each by itself all the same.
+__device__ __forceinline__ void load_two_words(const uint64_t* words, uint64_t (&values)[2]) {
+  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
+               : "=l"(values[0]), "=l"(values[1])
+               : "l"(words)
+               : "memory");
+}
+
+__device__ __forceinline__ void store_word(uint64_t* word, uint64_t value) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
+// Sets a word that is clear; those that look see it sooner than if it was stored.
+__device__ __forceinline__ void set_word(uint64_t* word, uint64_t value) {
+  asm volatile("red.relaxed.gpu.global.or.b64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
+// A barrier that some threads of the block wait at and others only pass.
+__device__ __forceinline__ void wait_at_barrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void pass_barrier(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// ---- Between warps --------------------------------------------------------------------------------------------------
+
+// What the warps of a block tell each other, in shared memory, after tiles on their way and other staging: for each of
+// some slots, totals of warps [axis_warps][columns], and carry, what comes before the tile, [columns].
+template <class Policy>
+class BetweenWarps {
+ public:
+  using State = typename Policy::State;
+
+  __device__ int block_columns() const { return columns; }
+  __device__ State* totals(int slot) const {
+    return reinterpret_cast<State*>(dynamic_shared_memory() + p.states_at) + slot * (p.axis_warps + 1) * columns;
+  }
+  __device__ State* carry(int slot) const { return totals(slot) + p.axis_warps * columns; }
+
+  __device__ State tile_total(int slot, int column) const {
+    State fold = identity();
+    for (int w = 0; w < p.axis_warps; ++w) fold = Policy::combine(fold, totals(slot)[w * columns + column]);
+    return fold;
+  }
+
+  // What comes before a warp.
+  __device__ State before_warp(int slot, int axis_warp, int column) const {
+    State fold = identity();
+#pragma unroll
+    for (int w = 0; w < kWarps - 1; ++w) {
+      if (w >= axis_warp) continue;
+      fold = Policy::combine(fold, totals(slot)[w * columns + column]);
+    }
+    return Policy::combine(carry(slot)[column], fold);
+  }
+
+  // The state before the first position.
+  __device__ State initial(int64_t column) const {
+    if constexpr (Policy::kInitial) {
+      using Element = typename Policy::Element;
+      if (p.h0 && column < p.columns)
+        return Policy::constant(Element::load(static_cast<const typename Element::Bits*>(p.h0)[column]));
+    }
+    return identity();
+  }
+
+  // The neighbour of the position at the end, where there is none.
+  __device__ auto edge(int64_t column) const {
+    using Element = typename Policy::Element;
+    if (p.h0 && column < p.columns) return static_cast<const typename Element::Bits*>(p.h0)[column];
+    return Element::store(Policy::edge(p.options));
+  }
+
+  __device__ State identity() const { return Policy::identity(p.options); }
+
+ protected:
+  __device__ BetweenWarps(const Parameters& p, int columns) : p(p), columns(columns) {}
+
+  const Parameters& p;
+  const int columns;  // of the block
+};
+
+}  // namespace jaxgpuops::scan

@@ -1,0 +1,344 @@
+// A tile of a long axis with inner = 1, for any policy: a lane has one run of 64 bytes (32
+// where there are many operands), so that lanes have little to tell each other. Tiles are loaded into shared memory 16
+// bytes by 16 bytes, neighbouring lanes neighbouring memory, each warp its own part; runs are read from there, and
+// results go back the same way. The 16 bytes lie such that neither way has conflicts of banks.
+#pragma once
+
+#include "common/cuda/async_copy.cuh"
+#include "scan/cuda/block.cuh"
+
+namespace jaxgpuops::scan {
+
+template <class Policy>
+class Chunks : public BetweenWarps<Policy> {
+ public:
+  using Element = typename Policy::Element;
+  using Bits = typename Element::Bits;
+  using Acc = typename Element::Acc;
+  using State = typename Policy::State;
+  using Base = BetweenWarps<Policy>;
+  using Base::p;
+
+  static constexpr int kInPack = 16 / sizeof(Bits);
+  static constexpr int kPacks = run_shape(Layout::kAlong, Policy::kOperands, sizeof(Bits)).per_lane;
+  static constexpr int kRun = kPacks * kInPack, kOfWarp = 32 * kRun, kTile = kWarps * kOfWarp;
+  static constexpr int kWidth = 1, kTileExtras = 1;
+  static constexpr bool kOneColumn = true, kMayBeFew = false, kNear = false, kFoldsAll = true;
+  static constexpr int kThreadsAtMost = kThreads, kLookerWarps = 1, kLookBlocks = 1;
+  using Extra = Bits;
+
+  struct Tile {
+    Pack operand[Policy::kOperands][kPacks];
+    Bits extra[1];  // the neighbour that the run does not have
+    int stage;
+  };
+
+  struct Place {
+    int64_t column;         // the outer index
+    int64_t at, a, starts;  // offsets of the axis' first element
+  };
+
+  struct Span {
+    int64_t begin;   // of the tile's positions
+    int64_t memory;  // index in the array of what is first in memory; may be before the start
+    bool whole;
+  };
+
+  struct Folds {
+    State before[1];  // the fold before the run, within the warp
+    State warp[1];
+  };
+
+  static constexpr int kExtrasAt = Policy::kOperands * kTile * static_cast<int>(sizeof(Bits));
+  static constexpr int kFoldsAt = kExtrasAt + (Policy::kNeighbour ? kThreads * static_cast<int>(sizeof(Bits)) : 0);
+  static constexpr int kStageBytes = stage_bytes(Layout::kAlong, Policy::kOperands, sizeof(Bits), sizeof(State));
+  static_assert(kFoldsAt + kThreads * sizeof(State) <= kStageBytes);
+
+  // By 256 threads, of which this is one.
+  __device__ explicit Chunks(const Parameters& p, unsigned thread_of_block = threadIdx.x) : Base(p, 1) {
+    thread = thread_of_block % kThreads;
+    lane = thread % 32;
+    part = p.backward ? kWarps - 1 - thread / 32 : thread / 32;
+  }
+
+  __device__ int64_t column_of(unsigned strip, int member) const { return member == 0 ? strip : p.columns; }
+
+  __device__ Place place(unsigned strip) const {
+    Place place;
+    place.column = strip;
+    place.at = place.column * p.length;
+    if (Policy::kBroadcast) place.a = p.a.outer(place.column);
+    if (Policy::kStarts && p.starts) place.starts = p.starts_at.outer(place.column);
+    return place;
+  }
+
+  __device__ Span span(int t) const {
+    const int64_t begin = static_cast<int64_t>(t) * kTile;
+    return {begin, p.backward ? p.length - begin - kTile : begin, begin + kTile <= p.length};
+  }
+
+  // Starts to load a tile into shared memory. Its extra goes to a register; put_extras() takes it there later.
+  __device__ void fetch(int stage, const Place& place, const Span& span, Extra (&extra)[1]) const {
+    fetch_operand(stage, 0, static_cast<const Bits*>(p.operands[0]) + place.at, span);
+    if constexpr (Policy::kBroadcast) {
+      const auto* const a = static_cast<const Bits*>(p.operands[1]) + place.a;
+      if (p.a.axis_stride == 0) {
+        Pack pack = {};
+#pragma unroll
+        for (int i = 0; i < kInPack; ++i) set<Bits>(pack, i, *a);
+#pragma unroll
+        for (int u = 0; u < kPacks; ++u) memory_order(stage, 1)[u * 32] = pack;
+      } else {
+        fetch_operand(stage, 1, a, span);
+      }
+    } else {
+#pragma unroll
+      for (int o = 1; o < Policy::kOperands; ++o)
+        fetch_operand(stage, o, static_cast<const Bits*>(p.operands[o]) + place.at, span);
+    }
+    if constexpr (Policy::kNeighbour) {
+      const int64_t q = position(span) + (p.neighbour_before ? -1 : kRun);
+      extra[0] = {};
+      if (q < 0 || q == p.length)
+        extra[0] = this->edge(place.column);
+      else if (q < p.length)
+        extra[0] = static_cast<const Bits*>(p.operands[Policy::kOperands - 1])[place.at + index(q)];
+    }
+  }
+
+  // Lets a tile that is fetched later come to the level 2 cache, where the device can. One thread.
+  __device__ void let_come_near(const Place& place, const Span& span) const {
+#if __CUDA_ARCH__ >= 900
+    if (!p.aligned || !span.whole) return;
+#pragma unroll
+    for (int o = 0; o < Policy::kOperands; ++o) {
+      const bool a = Policy::kBroadcast && o == 1;
+      if (a && p.a.axis_stride == 0) continue;
+      const auto* const from = static_cast<const Bits*>(p.operands[o]) + (a ? place.a : place.at) + span.memory;
+      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)),
+                   "n"(kTile * static_cast<int>(sizeof(Bits)))
+                   : "memory");
+    }
+#endif
+  }
+
+  __device__ void put_extras(int stage, const Extra (&extra)[1]) const {
+    if constexpr (Policy::kNeighbour) in_stage<Bits>(stage, kExtrasAt)[0] = extra[0];
+  }
+
+  // All lanes of a warp, after their copies have ended.
+  __device__ void take(int stage, const Place& place, const Span& span, Tile& tile) const {
+    __syncwarp();
+    tile.stage = stage;
+    if constexpr (Policy::kNeighbour) {
+      const int64_t end = p.length - position(span);
+      if (!p.neighbour_before && end > 0 && end < kRun) {
+        const int i = static_cast<int>(end), e = i % kInPack;
+        auto* const pack = reinterpret_cast<Bits*>(run_order(stage, Policy::kOperands - 1, i / kInPack));
+        pack[p.backward ? kInPack - 1 - e : e] = this->edge(place.column);
+      }
+    }
+#pragma unroll
+    for (int o = 0; o < Policy::kOperands; ++o)
+#pragma unroll
+      for (int j = 0; j < kPacks; ++j) tile.operand[o][j] = *run_order(stage, o, j);
+    if (p.backward) reverse_each<Bits>(tile.operand);
+    if constexpr (Policy::kNeighbour) tile.extra[0] = in_stage<Bits>(stage, kExtrasAt)[0];
+  }
+
+  __device__ void put_folds(int stage, const Folds& folds) const {
+    in_stage<State>(stage, kFoldsAt)[0] = folds.before[0];
+  }
+  __device__ void take_folds(int stage, Folds& folds) const { folds.before[0] = in_stage<State>(stage, kFoldsAt)[0]; }
+
+  // A bit for each element of the run: whether there is a boundary.
+  __device__ uint32_t starts(const Place& place, const Span& span) const {
+    uint32_t bits = 0;
+    if (!Policy::kStarts || !p.starts) return bits;
+    const uint8_t* const from = p.starts + place.starts;
+#pragma unroll
+    for (int i = 0; i < kRun; ++i) {
+      const int64_t q = position(span) + i, at = index(q) + p.start_offset;
+      if (q < p.length && at > 0 && at < p.length && from[at * p.starts_at.axis_stride]) bits |= 1u << i;
+    }
+    return bits;
+  }
+
+  // May leave what finish() would compute once more.
+  template <class... Kept>
+  __device__ Folds fold(const Place& place, const Span& span, const Tile& tile, uint32_t starts, Kept&... kept) const {
+    State inclusive = fold_run<Policy, kRun>([&](int i) { return input(tile, starts, i); }, p.options, kept...);
+#pragma unroll
+    for (int bit = 0; bit < 5; ++bit) {
+      const State left = shuffle_up(inclusive, 1 << bit);
+      if (lane >= 1 << bit) inclusive = Policy::combine(left, inclusive);
+    }
+    Folds folds;
+    folds.before[0] = shuffle_up(inclusive, 1);
+    if (lane == 0) folds.before[0] = Policy::identity(p.options);
+    folds.warp[0] = shuffle_from(inclusive, 31);
+    return folds;
+  }
+
+  __device__ void publish_warp(int slot, const Folds& folds) const {
+    if (lane == 0) this->totals(slot)[thread / 32] = folds.warp[0];
+  }
+
+  __device__ void earlier_warps(int slot, State (&base)[1]) const { base[0] = this->before_warp(slot, thread / 32, 0); }
+
+  // Writes the results of a tile, of which `base` is the fold of what comes before the warp's part.
+  template <class... Kept>
+  __device__ void finish(const Place& place, const Span& span, Tile& tile, uint32_t starts, const Folds& folds,
+                         const State (&base)[1], const Kept&... kept) const {
+    State state = Policy::combine(base[0], folds.before[0]);
+    Pack results[Policy::kResults][kPacks];
+    const auto put = [&](int i, Out<Acc> out) {
+      set<Bits>(results[0][i / kInPack], i % kInPack, Element::store(out.first));
+      if constexpr (Policy::kResults == 2) set<Bits>(results[1][i / kInPack], i % kInPack, Element::store(out.second));
+    };
+    if constexpr (kByParts<Policy> && sizeof...(Kept) > 0) {
+      step_run<Policy, kRun>(state, [&](int i) { return input_again(tile.stage, i); }, p.options, put, kept...);
+    } else {
+      step_run<Policy, kRun>(state, [&](int i) { return input(tile, starts, i); }, p.options, put, kept...);
+    }
+    if (p.backward) reverse_each<Bits>(results);
+#pragma unroll
+    for (int r = 0; r < Policy::kResults; ++r)
+#pragma unroll
+      for (int j = 0; j < kPacks; ++j) *run_order(tile.stage, r, j) = results[r][j];
+    __syncwarp();
+#pragma unroll
+    for (int r = 0; r < Policy::kResults; ++r)
+      store_result(tile.stage, r, static_cast<Bits*>(p.results[r]) + place.at, span);
+    __syncwarp();  // the next tile may come
+  }
+
+ private:
+  template <class T>
+  __device__ T* in_stage(int stage, int at) const {
+    return reinterpret_cast<T*>(dynamic_shared_memory() + stage * kStageBytes + at) + thread;
+  }
+
+  // 16 bytes by 16 bytes of the warp's part of an operand, as a run has them, j of kPacks, ..
+  __device__ Pack* of_warp(int stage, int operand) const {
+    return reinterpret_cast<Pack*>(dynamic_shared_memory() + stage * kStageBytes) +
+           (operand * kWarps + part) * (32 * kPacks);
+  }
+  static constexpr int kTurns = 8 / kPacks;  // runs that together have a pack in each bank
+  __device__ Pack* run_order(int stage, int operand, int j) const {
+    const int run = p.backward ? 31 - lane : lane;
+    if (p.backward) j ^= kPacks - 1;
+    return of_warp(stage, operand) + run * kPacks + (j ^ (run / kTurns & (kPacks - 1)));
+  }
+  // .. and as memory has them: u * 32 after this.
+  __device__ Pack* memory_order(int stage, int operand) const {
+    const int j = lane & (kPacks - 1);
+    return of_warp(stage, operand) + (lane - j) + (j ^ (lane / 8 & (kPacks - 1)));
+  }
+  // An element of the warp's part, as memory has them.
+  __device__ Bits* element(int stage, int operand, int e) const {
+    const int pack = e / kInPack, run = pack / kPacks, j = pack & (kPacks - 1);
+    return reinterpret_cast<Bits*>(of_warp(stage, operand) + run * kPacks + (j ^ (run / kTurns & (kPacks - 1)))) +
+           e % kInPack;
+  }
+
+  __device__ int64_t position(const Span& span) const {  // of the run
+    return span.begin + thread * kRun;
+  }
+  __device__ int64_t index(int64_t position) const { return p.backward ? p.length - 1 - position : position; }
+
+  // Whether `count` elements from that one of the tile on, as memory has them, are in the array.
+  __device__ bool inside(const Span& span, int e, int count) const {
+    return span.whole || (span.memory + e >= 0 && span.memory + e + count <= p.length);
+  }
+
+  __device__ void fetch_operand(int stage, int operand, const Bits* axis, const Span& span) const {
+    if (p.aligned) {
+      Pack* const to = memory_order(stage, operand);
+      const int first = part * kOfWarp + lane * kInPack;
+      const Bits* const from = axis + span.memory + first;
+      if (span.whole) {
+#pragma unroll
+        for (int u = 0; u < kPacks; ++u) copy_async(to + u * 32, from + u * 32 * kInPack);
+      } else {
+#pragma unroll 1
+        for (int u = 0; u < kPacks; ++u)
+          copy_async_or_clear(to + u * 32, from + u * 32 * kInPack, inside(span, first + u * 32 * kInPack, kInPack));
+      }
+    } else if constexpr (sizeof(Bits) >= 4) {
+#pragma unroll 4
+      for (int i = 0; i < kRun; ++i) {
+        const int e = i * 32 + lane, in_tile = part * kOfWarp + e;
+        Bits* const to = element(stage, operand, e);
+        if (inside(span, in_tile, 1)) {
+          copy_async<sizeof(Bits)>(to, axis + span.memory + in_tile);
+        } else {
+          *to = Bits{};
+        }
+      }
+    } else {
+      Bits values[kRun];
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) {
+        const int in_tile = part * kOfWarp + i * 32 + lane;
+        values[i] = inside(span, in_tile, 1) ? axis[span.memory + in_tile] : Bits{};
+      }
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) *element(stage, operand, i * 32 + lane) = values[i];
+    }
+  }
+
+  __device__ void store_result(int stage, int result, Bits* axis, const Span& span) const {
+    if (p.aligned) {
+      const Pack* const from = memory_order(stage, result);
+      const int first = part * kOfWarp + lane * kInPack;
+      Bits* const to = axis + span.memory + first;
+      if (span.whole) {
+#pragma unroll
+        for (int u = 0; u < kPacks; ++u) *reinterpret_cast<Pack*>(to + u * 32 * kInPack) = from[u * 32];
+      } else {
+#pragma unroll 1
+        for (int u = 0; u < kPacks; ++u)
+          if (inside(span, first + u * 32 * kInPack, kInPack))
+            *reinterpret_cast<Pack*>(to + u * 32 * kInPack) = from[u * 32];
+      }
+    } else {
+#pragma unroll 4
+      for (int i = 0; i < kRun; ++i) {
+        const int e = i * 32 + lane, in_tile = part * kOfWarp + e;
+        if (inside(span, in_tile, 1)) axis[span.memory + in_tile] = *element(stage, result, e);
+      }
+    }
+  }
+
+  // Element i of the run.
+  __device__ In<Acc> input(const Tile& tile, uint32_t starts, int i) const {
+    const auto bits = [&](int operand, int i) { return get<Bits>(tile.operand[operand][i / kInPack], i % kInPack); };
+    In<Acc> in;
+    in.x = Element::load(bits(0, i));
+    if (Policy::kOperands > 1) in.a = Element::load(bits(1, i));
+    if (Policy::kOperands > 2) in.y = Element::load(bits(2, i));
+    in.start = Policy::kStarts && (starts >> i & 1);
+    if constexpr (Policy::kNeighbour) {
+      constexpr int kLast = Policy::kOperands - 1;
+      const Bits before = i > 0 ? bits(kLast, i - 1) : tile.extra[0];
+      const Bits after = i < kRun - 1 ? bits(kLast, i + 1) : tile.extra[0];
+      in.neighbour = Element::load(p.neighbour_before ? before : after);
+    }
+    return in;
+  }
+
+  // The same from shared memory, where it is until there are results: for what is hardly ever needed.
+  __device__ In<Acc> input_again(int stage, int i) const {
+    const auto* const pack = reinterpret_cast<const Bits*>(run_order(stage, 0, i / kInPack));
+    In<Acc> in;
+    in.x = Element::load(pack[p.backward ? kInPack - 1 - i % kInPack : i % kInPack]);
+    in.start = false;
+    return in;
+  }
+
+  int thread, lane;  // of those that work on a tile, and of its warp
+  int part;          // of the tile, as memory has it, that is this warp's
+};
+
+}  // namespace jaxgpuops::scan

@@ -1,0 +1,83 @@
+// Folds of tiles: always the same, however tiles come to be folded (shape.h): for each digit of the tile's number the
+// fold of the groups that it counts, as those of the digit's bits, each a balanced tree; then the folds of digits.
+#pragma once
+
+#include "scan/cuda/block.cuh"
+
+namespace jaxgpuops::scan {
+
+// For a thread that has the tiles of a column one after the other.
+template <class Policy>
+class Counter {
+ public:
+  using State = typename Policy::State;
+
+  __device__ explicit Counter(const Parameters& p) : p(p) {}
+
+  // Adds tile t, after those before it.
+  __device__ void add(int t, State sum) {
+    int bit = 0;
+    for (; t >> bit & 1; ++bit) sum = Policy::combine(trees[bit], sum);
+    trees[bit] = sum;
+  }
+
+  // The fold of all, `count` of them.
+  __device__ State fold(int count) const {
+    State all = Policy::identity(p.options);
+    for (int level = 0; count >> (kGroupBits * level); ++level) {
+      State digit = Policy::identity(p.options);
+      for (int b = kGroupBits * level; b < kGroupBits * (level + 1); ++b)
+        if (count >> b & 1) digit = Policy::combine(trees[b], digit);
+      all = Policy::combine(digit, all);
+    }
+    return all;
+  }
+
+ private:
+  const Parameters& p;
+  State trees[kGroupBits * kMaxLevels];  // of 2^bit tiles
+};
+
+// For a warp that has the sums of a group in its lanes: those up to each lane, of the first `count`.
+template <class Policy, class State>
+__device__ __forceinline__ State scan_group(State sum, int count = kGroup) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int bit = 0; bit < kGroupBits; ++bit) {
+    if (1 << bit >= count) break;
+    const State left = shuffle_from(sum, (lane >> bit << bit) - 1);
+    if (lane >> bit & 1) sum = Policy::combine(left, sum);
+  }
+  return sum;
+}
+
+// For a warp that has sums one after the other, of tiles (level 0) or of groups of them.
+template <class Policy>
+class Digits {
+ public:
+  using State = typename Policy::State;
+
+  // Takes the sum of a level that comes next; all lanes have it.
+  __device__ void add(int level, int index, State sum) {
+    for (;; ++level) {
+      if (threadIdx.x % 32 == index % kGroup) sums[level] = sum;
+      if (index % kGroup != kGroup - 1 || level == kMaxLevels - 1) return;
+      sum = shuffle_from(scan_group<Policy>(sums[level]), kGroup - 1);
+      index /= kGroup;
+    }
+  }
+
+  // The fold of what comes before tile t, of which `state` is that of the digits below `level`.
+  __device__ State before(int level, int t, State state) const {
+    for (; t >> (kGroupBits * level); ++level) {
+      const int digit = (t >> (kGroupBits * level)) % kGroup;
+      if (digit != 0) state = Policy::combine(shuffle_from(scan_group<Policy>(sums[level]), digit - 1), state);
+    }
+    return state;
+  }
+
+ private:
+  State sums[kMaxLevels];  // of a level, in the lane of its number
+};
+
+}  // namespace jaxgpuops::scan

@@ -1,0 +1,17 @@
+#include "scan/cuda/dispatch.cuh"
+#include "scan/cuda/kernels.h"
+
+namespace jaxgpuops::scan {
+
+cudaError_t launch_general(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers,
+                           void* workspace) {
+  const Dispatch call{stream, plan, problem, buffers, workspace};
+  const DType dtype = problem.dtype;
+  const auto run = [&](auto e) { return call.run<General<decltype(e)>>(); };
+  if (dtype == DType::kBool) return run(Boolean{});
+  if (is_complex(dtype)) return with_complex(dtype, run);
+  if (is_float8(dtype)) return with_float8(dtype, run);
+  return is_float(dtype) ? with_float(dtype, run) : with_integer(dtype, run);
+}
+
+}  // namespace jaxgpuops::scan

@@ -1,0 +1,136 @@
+// Axes that a block has to itself: of one tile, or walked over. Operands are read once, results written once.
+#pragma once
+
+#include "scan/cuda/chunks.cuh"
+#include "scan/cuda/columns.cuh"
+#include "scan/cuda/folds.cuh"
+#include "scan/cuda/rows.cuh"
+#include "scan/cuda/spans.cuh"
+
+namespace jaxgpuops::scan {
+
+// Blocks that registers must leave room for: other blocks hide the latency of memory.
+template <class Policy>
+constexpr int kLoopBlocks = Policy::kOperands > 1                 ? 3
+                            : sizeof(typename Policy::State) <= 8 ? 5
+                                                                  : 4;
+
+// Rows of one tile: operands are read once, results written once. A block has one strip; others
+// of its multiprocessor hide how long memory takes. (Blocks that stay, with the next strip on its way, were slower.) Of
+// 16 bits a lane has 32 elements, so fewer blocks fit.
+template <class Policy>
+constexpr int kWholeRowBlocks =
+    sizeof(typename Policy::State) > 8           ? kLoopBlocks<Policy>
+    : kByParts<Policy> || Policy::kOperands == 2 ? (sizeof(typename Policy::Element::Bits) == 2 ? 3 : 4)
+    : Policy::kOperands == 1                     ? 5
+                                                 : 4;
+
+template <class Policy>
+__global__ void __launch_bounds__(kThreads, kWholeRowBlocks<Policy>) scan_rows(const __grid_constant__ Parameters p) {
+  using Work = Rows<Policy>;
+  const Work work(p, blockIdx.x);
+  typename Work::Tile tile;
+  work.load(tile);
+  const auto folds = work.fold(tile);
+  work.finish(tile, folds, work.earlier_warps(folds));
+}
+
+// Columns, or spans, of one tile or more: the next p.stages - 1 tiles are on their way while one is worked on.
+template <class Policy, class Work>
+__global__ void __launch_bounds__(Work::kThreadsAtMost, Work::kLoopBlocks)
+    scan_columns(const __grid_constant__ Parameters p) {
+  using State = typename Work::State;
+  const Work work(p);
+  const auto place = work.place(blockIdx.x);
+  const int columns = work.block_columns();
+  const bool shared = Work::kFoldsAll || p.axis_warps > 1, keeps = shared && threadIdx.x < columns;
+  Counter<Policy> counter(p);
+  const State initial = keeps ? work.initial(work.column_of(blockIdx.x, threadIdx.x)) : work.identity();
+  if (keeps) work.carry(0)[threadIdx.x] = initial;
+  typename Work::Extra extra[1];
+  const auto fetch = [&](int t) {
+    if (t < p.tiles) work.fetch(t % p.stages, place, work.span(t), extra);
+    commit_async_copies();
+  };
+  for (int t = 0; t < p.stages - 1; ++t) fetch(t);
+  for (int t = 0; t < p.tiles; ++t) {
+    fetch(t + p.stages - 1);
+    if (p.stages == 3) {
+      wait_for_async_copies<2>();
+    } else if (p.stages == 2) {
+      wait_for_async_copies<1>();
+    } else {
+      wait_for_async_copies<0>();
+    }
+    const auto span = work.span(t);
+    typename Work::Tile tile;
+    work.take(t % p.stages, place, span, tile);
+    const auto starts = work.starts(place, span);
+    typename Work::Folds folds;
+    State base[Work::kWidth];
+    if (shared) {
+      folds = work.fold(place, span, tile, starts);
+      work.publish_warp(t % 2, folds);
+      __syncthreads();
+      work.earlier_warps(t % 2, base);
+      if (t + 1 < p.tiles && keeps) {
+        counter.add(t, work.tile_total(t % 2, threadIdx.x));
+        work.carry((t + 1) % 2)[threadIdx.x] = Policy::combine(initial, counter.fold(t + 1));
+      }
+    } else {
+#pragma unroll
+      for (int v = 0; v < Work::kWidth; ++v) base[v] = work.initial(place.column + v);
+    }
+    work.finish(place, span, tile, starts, folds, base);
+  }
+}
+
+// The same for long axes with inner = 1: the next tile is on its way while one is worked on, if there is room for two.
+template <class Policy>
+__global__ void __launch_bounds__(kThreads, kLoopBlocks<Policy>) scan_walk(const __grid_constant__ Parameters p) {
+  using Work = Chunks<Policy>;
+  using State = typename Work::State;
+  const Work work(p);
+  const auto place = work.place(blockIdx.x);
+  typename Work::Extra extra[1];
+  work.fetch(0, place, work.span(0), extra);
+  commit_async_copies();
+  work.put_extras(0, extra);
+  Digits<Policy> digits;  // of the first warp
+  const State initial = work.initial(blockIdx.x);
+  if (threadIdx.x == 0) work.carry(0)[0] = initial;
+  for (int t = 0; t < p.tiles; ++t) {
+    const bool more = t + 1 < p.tiles;
+    if (p.stages == 1) {
+      wait_for_async_copies<0>();
+    } else {
+      if (more) work.fetch((t + 1) % 2, place, work.span(t + 1), extra);
+      commit_async_copies();
+      wait_for_async_copies<1>();
+    }
+    const auto span = work.span(t);
+    typename Work::Tile tile;
+    work.take(t % p.stages, place, span, tile);
+    const auto starts = work.starts(place, span);
+    const auto folds = work.fold(place, span, tile, starts);
+    work.publish_warp(t % 2, folds);
+    __syncthreads();
+    State base[1];
+    work.earlier_warps(t % 2, base);
+    if (more && threadIdx.x < 32) {
+      digits.add(0, t, work.tile_total(t % 2, 0));
+      const State next = Policy::combine(initial, digits.before(0, t + 1, work.identity()));
+      if (threadIdx.x == 0) work.carry((t + 1) % 2)[0] = next;
+    }
+    work.finish(place, span, tile, starts, folds, base);
+    if (!more) continue;
+    if (p.stages == 1) {
+      __syncwarp();  // a warp has a part of the stage to itself
+      work.fetch(0, place, work.span(t + 1), extra);
+      commit_async_copies();
+    }
+    work.put_extras((t + 1) % p.stages, extra);
+  }
+}
+
+}  // namespace jaxgpuops::scan

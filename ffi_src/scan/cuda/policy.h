@@ -1,0 +1,571 @@
+// What each kind of scan makes of its operands. A policy has
+//
+//   State                      an element of its monoid, and the fold of some
+//   identity, combine          of the monoid; combine(identity, s) is s
+//   first(in)                  the element of one position
+//   step(state, in)            folds one more position into state, and gives the position its result
+//
+// So a run of positions is folded once to know its sum, and once more, from the fold of all that comes before, for its
+// results: only operands have to be kept between the two.
+#pragma once
+
+#include "common/cuda/element.h"
+#include "scan/scan.h"
+
+namespace jaxgpuops::scan {
+
+// What a policy needs to know of the problem.
+struct Options {
+  enum Operator : uint32_t { kSum, kProduct, kExtreme };
+  Operator op = kSum;  // of General
+  bool exclusive = false;
+  bool transpose = false;
+  bool segmented = false;
+  bool smaller = false;  // min rather than max
+  float sign = 1;        // -1 if so: floats are multiplied by it, in units that comparing leaves idle
+  uint64_t mask = 0;     // integers: x ^ mask, as a signed number, has the order that max is taken in
+};
+
+// The operands of one position.
+template <class Acc>
+struct In {
+  Acc x, a, y;    // as in Buffers
+  Acc neighbour;  // of y, on the side that the policy's kind says; beyond the ends what edge() says
+  bool start;     // a segment boundary on the side that the kind says
+};
+
+template <class Acc>
+struct Out {
+  Acc first, second;
+};
+
+// ---- Cumulative operators -------------------------------------------------------------------------------------------
+
+template <class E>
+struct Sum {
+  using Element = E;
+  static constexpr bool kProduct = false;
+  using State = typename E::Acc;
+  JAXGPUOPS_FN static State identity(const Options&) { return Constant<State>::of(0); }
+  JAXGPUOPS_FN static State element(State x, const Options&) { return x; }
+  JAXGPUOPS_FN static State combine(State l, State r) { return add(l, r); }
+  JAXGPUOPS_FN static State result(State s, const Options&) { return s; }
+};
+
+template <class E>
+struct Product {
+  using Element = E;
+  static constexpr bool kProduct = true;
+  using State = typename E::Acc;
+  JAXGPUOPS_FN static State identity(const Options&) { return Constant<State>::of(1); }
+  JAXGPUOPS_FN static State element(State x, const Options&) { return x; }
+  JAXGPUOPS_FN static State combine(State l, State r) { return multiply(l, r); }
+  JAXGPUOPS_FN static State result(State s, const Options&) { return s; }
+};
+
+// max; min(x) is -max(-x) for floats, and for integers the order is in the mask.
+template <class E>
+struct Extreme {
+  using Element = E;
+  static constexpr bool kProduct = false;
+  using State = float;
+  JAXGPUOPS_FN static float flip(float x, const Options& o) { return x * o.sign; }
+  JAXGPUOPS_FN static State identity(const Options&) { return E::lowest(); }
+  JAXGPUOPS_FN static State element(float x, const Options& o) { return flip(x, o); }
+  JAXGPUOPS_FN static State combine(State l, State r) { return larger(l, r); }
+  JAXGPUOPS_FN static float result(State s, const Options& o) { return flip(s, o); }
+};
+
+// float64: the order of its bits as integers, NaN largest.
+template <>
+struct Extreme<Float64> {
+  using Element = Float64;
+  static constexpr bool kProduct = false;
+  using State = int64_t;
+  static constexpr int64_t kMagnitude = 0x7fffffffffffffff;
+  JAXGPUOPS_FN static uint64_t sign(const Options& o) { return o.smaller ? ~static_cast<uint64_t>(kMagnitude) : 0; }
+  JAXGPUOPS_FN static State element(double x, const Options& o) {
+    if (x != x) return kMagnitude;
+    const auto bits = static_cast<int64_t>(bits_as<uint64_t>(x) ^ sign(o));
+    return bits < 0 ? bits ^ kMagnitude : bits;
+  }
+  JAXGPUOPS_FN static State identity(const Options&) { return element(Float64::lowest(), {}); }
+  JAXGPUOPS_FN static State combine(State l, State r) { return l > r ? l : r; }
+  JAXGPUOPS_FN static double result(State s, const Options& o) {
+    return bits_as<double>(static_cast<uint64_t>(s < 0 ? s ^ kMagnitude : s) ^ sign(o));
+  }
+};
+
+template <class Unsigned>
+struct Extreme<Integer<Unsigned>> {
+  using Element = Integer<Unsigned>;
+  static constexpr bool kProduct = false;
+  using Acc = typename Element::Acc;
+  using State = std::conditional_t<sizeof(Unsigned) == 8, int64_t, int32_t>;
+  using Signed = std::make_signed_t<Unsigned>;
+  JAXGPUOPS_FN static State identity(const Options&) { return std::numeric_limits<Signed>::min(); }
+  JAXGPUOPS_FN static State element(Acc x, const Options& o) {
+    return static_cast<Signed>(static_cast<Unsigned>(x ^ static_cast<Acc>(o.mask)));
+  }
+  JAXGPUOPS_FN static State combine(State l, State r) { return l > r ? l : r; }
+  JAXGPUOPS_FN static Acc result(State s, const Options& o) { return static_cast<Acc>(s) ^ static_cast<Acc>(o.mask); }
+};
+
+template <>
+struct Extreme<Boolean> {
+  using Element = Boolean;
+  static constexpr bool kProduct = false;
+  using State = uint32_t;
+  JAXGPUOPS_FN static State identity(const Options&) { return 0; }
+  JAXGPUOPS_FN static State element(uint32_t x, const Options& o) { return (x != 0) != o.smaller; }
+  JAXGPUOPS_FN static State combine(State l, State r) { return l | r; }
+  JAXGPUOPS_FN static uint32_t result(State s, const Options& o) { return (s != 0) != o.smaller; }
+};
+
+// log(sum exp) of some numbers: their maximum, and the sum of the exponentials of what they are below it.
+template <class E>
+struct LogSumExp {
+  using Element = E;
+  static constexpr bool kProduct = false;
+  using Real = typename E::Acc;
+  struct State {
+    Real maximum, sum;
+  };
+  JAXGPUOPS_FN static State identity(const Options&) { return {-std::numeric_limits<Real>::infinity(), Real{0}}; }
+  JAXGPUOPS_FN static State element(Real x, const Options&) { return {x, Real{1}}; }
+  // The maximum alone is NaN where a number is: then the sum is of no account.
+  JAXGPUOPS_FN static State combine(State l, State r) {
+    const Real apart = l.maximum - r.maximum;  // NaN where both are infinite, too
+    const bool left = l.maximum >= r.maximum;
+    const Real factor = exp_below_one(not_nan(-std::fabs(apart)));
+    return {larger(l.maximum, r.maximum), multiply_add(left ? r.sum : l.sum, factor, left ? l.sum : r.sum)};
+  }
+  JAXGPUOPS_FN static Real result(State s, const Options&) { return log_of_sum(s.sum, s.maximum); }
+
+  // The fold of n numbers x(i), with one exponential each: sums[i] is that of those up to i, below the maximum of all.
+  template <int n, class X>
+  JAXGPUOPS_FN static State fold(X x, Real* sums) {
+    const Real maximum = maximum_of<n>(x);
+    sums[0] = exp_below_one(x(0) - maximum);
+#pragma unroll
+    for (int i = 1; i < n; ++i) sums[i] = sums[i - 1] + exp_below_one(x(i) - maximum);
+    return {maximum, std::fabs(maximum) == std::numeric_limits<Real>::infinity() ? Real{1} : sums[n - 1]};
+  }
+
+  // Adds n numbers one after the other, the first of them `x0`, of which fold() has found the maximum and the sums, if
+  // the maximum rises by so little meanwhile that all sums may be of what numbers are below the last maximum.
+  template <int n>
+  JAXGPUOPS_FN static bool add(State& state, Real x0, Real maximum, const Real* sums, Real (&results)[n],
+                               const Options& o) {
+    const Real rise = maximum - (o.exclusive ? state.maximum : larger(state.maximum, x0));
+    if (!(rise <= 4 && rise > -std::numeric_limits<Real>::infinity())) return false;
+    const Real last = larger(state.maximum, maximum), factor = exp_below_one(maximum - last);
+    const Real before = state.sum * exp_below_one(state.maximum - last);
+    state = {last, multiply_add(sums[n - 1], factor, before)};
+    if (o.exclusive) {
+#pragma unroll
+      for (int i = 0; i < n; ++i)
+        results[i] = log_of_sum(i == 0 ? before : multiply_add(sums[i - 1], factor, before), last);
+    } else {
+#pragma unroll
+      for (int i = 0; i < n; ++i) results[i] = log_of_sum(multiply_add(sums[i], factor, before), last);
+    }
+    return true;
+  }
+
+ private:
+  template <int n, class X>
+  JAXGPUOPS_FN static Real maximum_of(X x) {
+    Real maximum = x(0);
+#pragma unroll
+    for (int i = 1; i < n; ++i) maximum = larger(maximum, x(i));
+    return maximum;
+  }
+};
+
+template <class Op, bool kSegmented>
+struct Cumulative;
+
+template <class Op>
+struct Cumulative<Op, false> {
+  using Element = typename Op::Element;
+  using Acc = typename Element::Acc;
+  using State = typename Op::State;
+  static constexpr int kOperands = 1, kResults = 1;
+  static constexpr bool kNeighbour = false, kBroadcast = false, kStarts = false, kInitial = false;
+  static constexpr Kind kKind = Kind::kCumulative;
+  static constexpr bool kProduct = Op::kProduct, kCut = false;
+
+  JAXGPUOPS_FN static State identity(const Options& o) { return Op::identity(o); }
+  JAXGPUOPS_FN static State combine(State l, State r) { return Op::combine(l, r); }
+  JAXGPUOPS_FN static State first(const In<Acc>& in, const Options& o) { return Op::element(in.x, o); }
+  JAXGPUOPS_FN static Out<Acc> step(State& state, const In<Acc>& in, const Options& o) {
+    const State before = state;
+    state = Op::combine(before, Op::element(in.x, o));
+    return {Op::result(o.exclusive ? before : state, o), {}};
+  }
+};
+
+// What is of several segments: the fold of the last one.
+template <class Op>
+struct Cumulative<Op, true> {
+  using Element = typename Op::Element;
+  using Acc = typename Element::Acc;
+  struct State {
+    typename Op::State value;  // of the last segment
+    uint32_t cut;              // whether that began here
+  };
+  static constexpr int kOperands = 1, kResults = 1;
+  static constexpr bool kNeighbour = false, kBroadcast = false, kStarts = true, kInitial = false;
+  static constexpr Kind kKind = Kind::kCumulative;
+  static constexpr bool kProduct = Op::kProduct, kCut = true;
+
+  JAXGPUOPS_FN static State identity(const Options& o) { return {Op::identity(o), 0}; }
+  JAXGPUOPS_FN static State combine(State l, State r) {
+    return {r.cut ? r.value : Op::combine(l.value, r.value), l.cut | r.cut};
+  }
+  JAXGPUOPS_FN static State first(const In<Acc>& in, const Options& o) { return {Op::element(in.x, o), in.start}; }
+  JAXGPUOPS_FN static Out<Acc> step(State& state, const In<Acc>& in, const Options& o) {
+    const typename Op::State before = in.start ? Op::identity(o) : state.value;
+    state.value = Op::combine(before, Op::element(in.x, o));
+    state.cut |= in.start;
+    return {Op::result(o.exclusive ? before : state.value, o), {}};
+  }
+};
+
+// Sums, products and extremes of segments: which of them, the options say, and each state. Also without segments, for
+// elements that are rare: one kernel instead of six.
+template <class E>
+struct General {
+  using Element = E;
+  using Acc = typename E::Acc;
+  struct State {
+    Acc value;     // of the last segment; of extremes, the bits of what Extreme has
+    uint32_t cut;  // whether that began here, and the operator above this bit
+  };
+  static constexpr int kOperands = 1, kResults = 1;
+  static constexpr bool kNeighbour = false, kBroadcast = false, kStarts = true, kInitial = false;
+  static constexpr Kind kKind = Kind::kCumulative;
+  static constexpr bool kProduct = true, kCut = true, kOrdered = !is_complex(E::kDType);
+
+  JAXGPUOPS_FN static uint32_t tag(const Options& o) { return static_cast<uint32_t>(o.op) << 1; }
+  JAXGPUOPS_FN static Acc fold(uint32_t op, Acc l, Acc r) {
+    if constexpr (kOrdered) {
+      if (op == Options::kExtreme) {
+        using Bits = typename Extreme<E>::State;
+        return bits_as<Acc>(Extreme<E>::combine(bits_as<Bits>(l), bits_as<Bits>(r)));
+      }
+    }
+    return op == Options::kSum ? add(l, r) : multiply(l, r);
+  }
+  JAXGPUOPS_FN static Acc none(const Options& o) {
+    if constexpr (kOrdered)
+      if (o.op == Options::kExtreme) return bits_as<Acc>(Extreme<E>::identity(o));
+    return Constant<Acc>::of(o.op == Options::kSum ? 0 : 1);
+  }
+  JAXGPUOPS_FN static Acc element(Acc x, const Options& o) {
+    if constexpr (kOrdered)
+      if (o.op == Options::kExtreme) return bits_as<Acc>(Extreme<E>::element(x, o));
+    return x;
+  }
+  JAXGPUOPS_FN static Acc result(Acc value, const Options& o) {
+    if constexpr (kOrdered)
+      if (o.op == Options::kExtreme) return Extreme<E>::result(bits_as<typename Extreme<E>::State>(value), o);
+    return value;
+  }
+
+  JAXGPUOPS_FN static State identity(const Options& o) { return {none(o), tag(o)}; }
+  JAXGPUOPS_FN static State combine(State l, State r) {
+    return {r.cut & 1 ? r.value : fold(r.cut >> 1, l.value, r.value), l.cut | r.cut};
+  }
+  JAXGPUOPS_FN static State first(const In<Acc>& in, const Options& o) { return {element(in.x, o), in.start | tag(o)}; }
+  JAXGPUOPS_FN static Out<Acc> step(State& state, const In<Acc>& in, const Options& o) {
+    const Acc before = in.start ? none(o) : state.value;
+    state.value = fold(o.op, before, element(in.x, o));
+    state.cut |= in.start;
+    return {result(o.exclusive ? before : state.value, o), {}};
+  }
+};
+
+// ---- Linear recurrences ---------------------------------------------------------------------------------------------
+// v -> factor v + value. A factor of 0 forgets v, whatever that is. All kinds below are of this form; segments cut by
+// a factor of 0.
+
+template <class Acc>
+JAXGPUOPS_FN Acc scaled(Acc factor, Acc v) {
+  return is_zero(factor) ? factor : multiply(factor, v);
+}
+
+template <class E>
+struct Affine {
+  using Element = E;
+  using Acc = typename E::Acc;
+  struct State {
+    Acc factor, value;
+  };
+  JAXGPUOPS_FN static State identity(const Options&) { return {Constant<Acc>::of(1), Constant<Acc>::of(0)}; }
+  // A product of many factors may overflow where nothing is there to be multiplied: 0 stays 0.
+  JAXGPUOPS_FN static State combine(State l, State r) {
+    const bool forget = is_zero(r.factor) || is_zero(l.value);
+    return {multiply(l.factor, r.factor), forget ? r.value : multiply_add(r.factor, l.value, r.value)};
+  }
+  // The map that gives v, whatever it is applied to.
+  JAXGPUOPS_FN static State constant(Acc v) { return {Constant<Acc>::of(0), v}; }
+
+  // q = factor v + u, which becomes v; if `passed`, q = v + u, and factor q becomes v. Returns q.
+  JAXGPUOPS_FN static Acc advance(State& s, Acc factor, Acc u, bool passed) {
+    const Acc one = Constant<Acc>::of(1);
+    const Acc before = passed ? one : factor, after = passed ? factor : one;
+    const Acc q = is_zero(before) ? u : multiply_add(before, s.value, u);
+    s.value = scaled(after, q);
+    s.factor = multiply(s.factor, factor);
+    return q;
+  }
+  JAXGPUOPS_FN static State begin(Acc factor, Acc u, bool passed) { return {factor, passed ? scaled(factor, u) : u}; }
+};
+
+// h_k = a_k h_{k-1} + b_k, or with a_{k-1}.
+template <class E>
+struct Linear : Affine<E> {
+  using Base = Affine<E>;
+  using typename Base::Acc;
+  using typename Base::State;
+  static constexpr int kOperands = 2, kResults = 1;
+  static constexpr bool kNeighbour = false, kBroadcast = true, kStarts = true, kInitial = true;
+  static constexpr Kind kKind = Kind::kLinear;
+  static constexpr bool kProduct = false, kCut = false;
+
+  JAXGPUOPS_FN static Acc factor(const In<Acc>& in) { return in.start ? Constant<Acc>::of(0) : in.a; }
+  JAXGPUOPS_FN static State first(const In<Acc>& in, const Options& o) {
+    return Base::begin(factor(in), in.x, o.transpose);
+  }
+  JAXGPUOPS_FN static Out<Acc> step(State& s, const In<Acc>& in, const Options& o) {
+    return {Base::advance(s, factor(in), in.x, o.transpose), {}};
+  }
+};
+
+// The cotangent of b is a transposed recurrence of that of h; the cotangent of a is that times the h before.
+template <class E>
+struct LinearVjp : Affine<E> {
+  using Base = Affine<E>;
+  using typename Base::Acc;
+  using typename Base::State;
+  static constexpr int kOperands = 3, kResults = 2;
+  static constexpr bool kNeighbour = true, kBroadcast = false, kStarts = true, kInitial = false;
+  static constexpr Kind kKind = Kind::kLinearVjp;
+  static constexpr bool kProduct = false, kCut = false;
+
+  JAXGPUOPS_FN static Acc edge(const Options&) { return Constant<Acc>::of(0); }  // where there is no h0
+  JAXGPUOPS_FN static Acc factor(const In<Acc>& in) { return in.start ? Constant<Acc>::of(0) : in.a; }
+  JAXGPUOPS_FN static State first(const In<Acc>& in, const Options&) { return Base::begin(factor(in), in.x, true); }
+  JAXGPUOPS_FN static Out<Acc> step(State& s, const In<Acc>& in, const Options&) {
+    const Acc db = Base::advance(s, factor(in), in.x, true);
+    return {in.start ? Constant<Acc>::of(0) : multiply(db, in.neighbour), db};
+  }
+};
+
+// ---- Tangents of cumulative operators -------------------------------------------------------------------------------
+// With a factor c and a weight w for each position, which follow from x and y,
+//   inclusive:  v = c v + w t; dy = v           transposed:  q = v + t; dx = w q; v = c q
+//   exclusive:  dy = v; v = c v + w t           transposed:  dx = w v; v = c v + t
+
+template <class Acc>
+struct Weights {
+  Acc factor, weight;
+};
+
+template <class E>
+struct ProductWeights {
+  using Element = E;
+  using Acc = typename E::Acc;
+  static constexpr bool kNeighbour = true;
+  JAXGPUOPS_FN static Acc edge(const Options&) { return Constant<Acc>::of(1); }
+  JAXGPUOPS_FN static Weights<Acc> of(const In<Acc>& in, const Options& o) {
+    if (o.exclusive) return {in.a, in.y};
+    return {in.a, in.start ? Constant<Acc>::of(1) : in.neighbour};
+  }
+};
+
+template <class E>
+struct ExtremeWeights {
+  using Element = E;
+  using Acc = typename E::Acc;
+  static constexpr bool kNeighbour = false;
+  JAXGPUOPS_FN static Acc edge(const Options&) { return Acc{0}; }
+  JAXGPUOPS_FN static Weights<Acc> of(const In<Acc>& in, const Options& o) {
+    const bool beyond = o.exclusive && (o.smaller ? in.a < in.y : in.a > in.y);
+    const bool taken = in.a == in.y || in.a != in.a || beyond;
+    return {taken ? Acc{0} : Acc{1}, taken ? Acc{1} : Acc{0}};
+  }
+};
+
+template <class E>
+struct LogSumExpWeights {
+  using Element = E;
+  using Acc = typename E::Acc;
+  static constexpr bool kNeighbour = true;
+  JAXGPUOPS_FN static Acc edge(const Options& o) {
+    const Acc infinity = std::numeric_limits<Acc>::infinity();
+    return o.exclusive ? infinity : -infinity;
+  }
+  // e^(low - high), where low <= high but for rounding.
+  JAXGPUOPS_FN static Acc ratio(Acc low, Acc high) {
+    const Acc d = low == high ? Acc{0} : low - high;
+    return exp_below_one(d > 0 ? Acc{0} : d);
+  }
+  JAXGPUOPS_FN static Weights<Acc> of(const In<Acc>& in, const Options& o) {
+    const Acc before = o.exclusive ? in.y : in.neighbour, after = o.exclusive ? in.neighbour : in.y;
+    const bool nothing = in.a == -std::numeric_limits<Acc>::infinity();
+    return {ratio(before, after), nothing ? Acc{0} : ratio(in.a, after)};
+  }
+};
+
+template <class W>
+struct Tangent : Affine<typename W::Element> {
+  using Base = Affine<typename W::Element>;
+  using typename Base::Acc;
+  using typename Base::State;
+  static constexpr int kOperands = 3, kResults = 1;
+  static constexpr bool kNeighbour = W::kNeighbour, kBroadcast = false, kStarts = true, kInitial = false;
+  static constexpr Kind kKind = Kind::kTangent;
+  static constexpr bool kProduct = false, kCut = false;
+
+  JAXGPUOPS_FN static Acc edge(const Options& o) { return W::edge(o); }
+  JAXGPUOPS_FN static Weights<Acc> weights(const In<Acc>& in, const Options& o) {
+    Weights<Acc> w = W::of(in, o);
+    if (in.start) w.factor = Constant<Acc>::of(0);
+    return w;
+  }
+  JAXGPUOPS_FN static Acc input(Acc weight, Acc t, const Options& o) { return o.transpose ? t : scaled(weight, t); }
+  JAXGPUOPS_FN static State first(const In<Acc>& in, const Options& o) {
+    const Weights<Acc> w = weights(in, o);
+    return Base::begin(w.factor, input(w.weight, in.x, o), o.transpose && !o.exclusive);
+  }
+  JAXGPUOPS_FN static Out<Acc> step(State& s, const In<Acc>& in, const Options& o) {
+    const Weights<Acc> w = weights(in, o);
+    const Acc before = in.start ? Constant<Acc>::of(0) : s.value;
+    const Acc q = Base::advance(s, w.factor, input(w.weight, in.x, o), o.transpose && !o.exclusive);
+    const Acc taken = o.exclusive ? before : q;
+    return {o.transpose ? scaled(w.weight, taken) : taken, {}};
+  }
+};
+
+// ---- Runs of positions ----------------------------------------------------------------------------------------------
+// n positions, of which at(i) gives the operands: as first() and step() one after the other, but faster where a policy
+// knows how, or where what the call asks for is simple.
+
+template <class Policy>
+constexpr bool kByParts = false;
+template <class E>
+constexpr bool kByParts<Cumulative<LogSumExp<E>, false>> = true;
+constexpr int kPart = 16;
+
+// What fold_run() of n positions may leave for the step_run() of the same: exponentials cost more than registers.
+template <class Policy, int n>
+struct Kept {};
+template <class E, int n>
+struct Kept<Cumulative<LogSumExp<E>, false>, n> {
+  static constexpr int kOne = n < kPart ? n : kPart;
+  typename E::Acc maximum[n / kOne], sums[n];
+};
+
+// Calls body(at, options), with constants for what most calls ask for: neither segments nor exclusive results, and of
+// tangents the transposed map. Where code is dear, nobody does.
+template <class Policy, class At, class Body>
+JAXGPUOPS_FN void with_constants(At at, const Options& o, Body body) {
+  if constexpr (Policy::kKind == Kind::kCumulative) {
+    body(at, o);
+  } else if (o.segmented || o.exclusive || (Policy::kKind == Kind::kTangent && !o.transpose)) {
+    body(at, o);
+  } else {
+    const auto uncut = [&](int i) {
+      auto in = at(i);
+      in.start = false;
+      return in;
+    };
+    Options simple = {};
+    simple.smaller = o.smaller;
+    if (Policy::kKind == Kind::kLinear && !o.transpose) {  // not one call with what o.transpose is: each knows which
+      body(uncut, simple);
+    } else {
+      simple.transpose = true;
+      body(uncut, simple);
+    }
+  }
+}
+
+template <class Policy, int n, class At>
+JAXGPUOPS_FN typename Policy::State fold_run(At at, const Options& options, Kept<Policy, n>& kept) {
+  typename Policy::State state;
+  if constexpr (kByParts<Policy>) {
+    constexpr int kOne = Kept<Policy, n>::kOne;
+#pragma unroll
+    for (int begin = 0; begin < n; begin += kOne) {
+      const auto part = LogSumExp<typename Policy::Element>::template fold<kOne>([&](int i) { return at(begin + i).x; },
+                                                                                 kept.sums + begin);
+      kept.maximum[begin / kOne] = part.maximum;
+      state = begin == 0 ? part : Policy::combine(state, part);
+    }
+  } else {
+    with_constants<Policy>(at, options, [&](auto at, const Options& o) {
+      state = Policy::first(at(0), o);
+#pragma unroll
+      for (int i = 1; i < n; ++i) Policy::step(state, at(i), o);
+    });
+  }
+  return state;
+}
+
+template <class Policy, int n, class At>
+JAXGPUOPS_FN typename Policy::State fold_run(At at, const Options& options) {
+  Kept<Policy, n> kept;
+  return fold_run<Policy, n>(at, options, kept);
+}
+
+// Adds them to `state`.
+template <class Policy, int n, class At>
+JAXGPUOPS_FN void fold_on(typename Policy::State& state, At at, const Options& options) {
+  if constexpr (kByParts<Policy>) {
+    state = Policy::combine(state, fold_run<Policy, n>(at, options));
+  } else {
+    with_constants<Policy>(at, options, [&](auto at, const Options& o) {
+#pragma unroll
+      for (int i = 0; i < n; ++i) Policy::step(state, at(i), o);
+    });
+  }
+}
+
+// The same, and calls put(i, result).
+template <class Policy, int n, class At, class Put>
+JAXGPUOPS_FN void step_run(typename Policy::State& state, At at, const Options& options, Put put,
+                           const Kept<Policy, n>& kept) {
+  if constexpr (kByParts<Policy>) {
+    using Fold = LogSumExp<typename Policy::Element>;
+    constexpr int kOne = Kept<Policy, n>::kOne;
+#pragma unroll
+    for (int begin = 0; begin < n; begin += kOne) {
+      typename Policy::Acc results[kOne];
+      if (!Fold::template add<kOne>(state, at(begin).x, kept.maximum[begin / kOne], kept.sums + begin, results,
+                                    options)) {
+#pragma unroll
+        for (int i = 0; i < kOne; ++i) results[i] = Policy::step(state, at(begin + i), options).first;
+      }
+#pragma unroll
+      for (int i = 0; i < kOne; ++i) put(begin + i, Out<typename Policy::Acc>{results[i], {}});
+    }
+  } else {
+    with_constants<Policy>(at, options, [&](auto at, const Options& o) {
+#pragma unroll
+      for (int i = 0; i < n; ++i) put(i, Policy::step(state, at(i), o));
+    });
+  }
+}
+
+template <class Policy, int n, class At, class Put>
+JAXGPUOPS_FN void step_run(typename Policy::State& state, At at, const Options& options, Put put) {
+  Kept<Policy, n> kept;
+  if constexpr (kByParts<Policy>) fold_run<Policy, n>(at, options, kept);
+  step_run<Policy, n>(state, at, options, put, kept);
+}
+
+}  // namespace jaxgpuops::scan

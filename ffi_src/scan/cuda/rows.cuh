@@ -1,0 +1,358 @@
+// Whole rows (inner = 1) of at most a tile, for any policy: as Chunks (chunks.cuh), a lane has one run of 64 bytes (32
+// where there are many operands), loaded and stored by way of shared memory, 16 bytes by 16 bytes. A warp has some
+// rows, or a row some warps, each of which loads what it works on itself: only the warps of a row wait for each other.
+#pragma once
+
+#include "common/cuda/async_copy.cuh"
+#include "scan/cuda/block.cuh"
+
+namespace jaxgpuops::scan {
+
+template <class Policy>
+class Rows : public BetweenWarps<Policy> {
+ public:
+  using Element = typename Policy::Element;
+  using Bits = typename Element::Bits;
+  using Acc = typename Element::Acc;
+  using State = typename Policy::State;
+  using Base = BetweenWarps<Policy>;
+  using Base::p;
+
+  static constexpr int kInPack = 16 / sizeof(Bits);
+  static constexpr int kPacks = run_shape(Layout::kAlong, Policy::kOperands, sizeof(Bits)).per_lane;
+  static constexpr int kRun = kPacks * kInPack, kOfWarp = 32 * kRun;
+  static constexpr int kBytesOfWarp = Policy::kOperands * 32 * kPacks * 16;
+
+  struct Tile {
+    Pack operand[Policy::kOperands][kPacks];
+    Acc neighbour;  // that the run does not have
+    uint32_t starts;
+  };
+
+  // The fold of what comes before the run within the warp, and of all up to its end.
+  struct Folds {
+    State before, inclusive;
+    Kept<Policy, kRun> kept;
+  };
+
+  __device__ Rows(const Parameters& p, unsigned strip) : Base(p, 32 >> p.run_bits << p.column_bits) {
+    const int lanes = 1 << p.run_bits, warp = threadIdx.x / 32;
+    lane = threadIdx.x % 32;
+    run = lane & (lanes - 1);
+    axis_warp = warp >> p.column_bits;
+    column_warp = warp & ((1 << p.column_bits) - 1);
+    part = p.backward ? p.axis_warps - 1 - axis_warp : axis_warp;
+    slot = p.backward ? lane ^ (lanes - 1) : lane;
+    length = static_cast<int>(p.length);
+    first = ((int64_t{strip} << p.column_bits) + column_warp) << (5 - p.run_bits);
+    const bool last = strip + 1 == p.strips;
+    rows = last ? static_cast<int>(p.columns - first) : 32;
+    packs = reinterpret_cast<Pack*>(dynamic_shared_memory()) + warp * (kBytesOfWarp / 16);
+    origin = (p.backward ? length - p.tile : 0) + part * kOfWarp;
+    const Where pack = where<false>(lane * kInPack);
+    moved = pack.row * length + pack.at;
+    if (last || p.length != p.tile) {
+      there = 0;
+#pragma unroll
+      for (int u = 0; u < kPacks; ++u)
+        if (where<false>((u * 32 + lane) * kInPack).there) there |= 1u << u;
+    }
+  }
+
+  // All lanes of a warp.
+  __device__ void load(Tile& tile) const {
+    fetch(0, static_cast<const Bits*>(p.operands[0]));
+    if constexpr (Policy::kBroadcast) {
+      const auto* const a = static_cast<const Bits*>(p.operands[1]);
+      if (p.a.axis_stride != 0 && p.a.outer.groups == 1 && p.a.outer.stride[0] == p.length) {
+        fetch(1, a);
+      } else {
+        fetch_rows(1, a, row() < p.columns ? p.a.outer(row()) : 0);
+      }
+    } else {
+#pragma unroll
+      for (int o = 1; o < Policy::kOperands; ++o) fetch(o, static_cast<const Bits*>(p.operands[o]));
+    }
+    commit_async_copies();
+    constexpr int kLast = Policy::kOperands - 1;
+    Bits beside = {};  // the neighbour of the warp's
+    if constexpr (Policy::kNeighbour) {
+      const int q = position() + (p.neighbour_before ? -1 : kRun);
+      if (lane == (p.neighbour_before ? 0 : 31) && row() < p.columns && q >= 0 && q < length)
+        beside = static_cast<const Bits*>(p.operands[kLast])[row() * p.length + index(q)];
+    }
+    tile.starts = starts();
+    wait_for_async_copies<0>();
+    __syncwarp();
+    if constexpr (Policy::kNeighbour) {
+      const int i = length - position();
+      if (!p.neighbour_before && i > 0 && i < kRun) {
+        auto* const pack = reinterpret_cast<Bits*>(run_order(kLast, i / kInPack));
+        pack[p.backward ? kInPack - 1 - i % kInPack : i % kInPack] = this->edge(row());
+      }
+    }
+    take(tile);
+    if constexpr (Policy::kNeighbour) {
+      const auto& y = tile.operand[kLast];
+      const Acc before = shuffle_up(Element::load(get<Bits>(y[kPacks - 1], kInPack - 1)), 1);
+      const Acc after = shuffle_from(Element::load(get<Bits>(y[0], 0)), (lane + 1) % 32);
+      tile.neighbour = p.neighbour_before ? before : after;
+      if (lane == (p.neighbour_before ? 0 : 31)) tile.neighbour = Element::load(beside);
+      if (p.neighbour_before ? position() == 0 : position() + kRun == length)
+        tile.neighbour = Element::load(this->edge(row()));
+    }
+  }
+
+  __device__ Folds fold(const Tile& tile) const {
+    Folds folds;
+    State inclusive = fold_run<Policy, kRun>([&](int i) { return input(tile, i); }, p.options, folds.kept);
+#pragma unroll
+    for (int bit = 0; bit < 5; ++bit) {
+      const State left = shuffle_up(inclusive, 1 << bit);
+      if (run >= 1 << bit) inclusive = Policy::combine(left, inclusive);
+    }
+    folds.before = shuffle_up(inclusive, 1);
+    if (run == 0) folds.before = this->identity();
+    folds.inclusive = inclusive;
+    return folds;
+  }
+
+  // What comes before the warp, of what the warps of a row tell each other.
+  __device__ State earlier_warps(const Folds& folds) const {
+    const State initial = this->initial(row());
+    if (p.axis_warps == 1) return initial;
+    State* const totals = this->totals(0) + column_warp * kWarps;
+    if (lane == 31) totals[axis_warp] = folds.inclusive;
+    wait_at_barrier(1 + column_warp, 32 * p.axis_warps);
+    if (axis_warp == 0) return initial;
+    const int w = lane % kWarps;
+    State fold = totals[w < axis_warp ? w : 0];
+#pragma unroll
+    for (int step = 1; step < kWarps; step *= 2) {
+      if (step >= p.axis_warps) break;
+      const State right = shuffle_from(fold, lane + step);
+      if (w + step < axis_warp) fold = Policy::combine(fold, right);
+    }
+    return Policy::combine(initial, shuffle_from(fold, 0));
+  }
+
+  // Writes the results, of which `base` is the fold of what comes before the warp.
+  __device__ void finish(Tile& tile, const Folds& folds, const State& base) const {
+    if constexpr (kTwice) take(tile);
+    State state = Policy::combine(base, folds.before);
+    Acc results[Policy::kResults][kRun];
+    const auto put = [&](int i, Out<Acc> out) {
+      results[0][i] = out.first;
+      if constexpr (Policy::kResults == 2) results[1][i] = out.second;
+    };
+    const auto at = [&](int i) {
+      if constexpr (kByParts<Policy>) {
+        return input_again(i);
+      } else {
+        return input(tile, i);
+      }
+    };
+    step_run<Policy, kRun>(state, at, p.options, put, folds.kept);
+    Pack packed[Policy::kResults][kPacks];
+#pragma unroll
+    for (int r = 0; r < Policy::kResults; ++r)
+#pragma unroll
+      for (int j = 0; j < kPacks; ++j) packed[r][j] = pack_of<Element>(results[r] + j * kInPack);
+    if (p.backward) reverse_each<Bits>(packed);
+#pragma unroll
+    for (int r = 0; r < Policy::kResults; ++r)
+#pragma unroll
+      for (int j = 0; j < kPacks; ++j) *run_order(r, j) = packed[r][j];
+    __syncwarp();
+#pragma unroll
+    for (int r = 0; r < Policy::kResults; ++r) store(r, static_cast<Bits*>(p.results[r]) + first * p.length);
+  }
+
+ private:
+  __device__ int64_t row() const { return first + (lane >> p.run_bits); }               // it may be beyond the last
+  __device__ int position() const { return ((axis_warp << p.run_bits) + run) * kRun; }  // of the run
+  __device__ int index(int position) const { return p.backward ? length - 1 - position : position; }
+
+  // Whether operands are read from shared memory again for the second pass. (Of 16 bits the compiler would convert them
+  // once and keep twice as much in registers, more than there are.)
+  static constexpr bool kTwice = sizeof(Bits) == 2 && !kByParts<Policy>;
+
+  __device__ void take(Tile& tile) const {
+#pragma unroll
+    for (int o = 0; o < Policy::kOperands; ++o)
+#pragma unroll
+      for (int j = 0; j < kPacks; ++j) tile.operand[o][j] = *run_order(o, j);
+    if (p.backward) reverse_each<Bits>(tile.operand);
+  }
+
+  // The warp's part of an operand, 16 bytes by 16 bytes: where shared memory has those that memory has at `pack`, such
+  // that neither 8 neighbours, nor one of each of 8 runs, share a bank.
+  __device__ Pack* place(int operand, int pack) const {
+    return packs + operand * (32 * kPacks) + (pack ^ (pack / 8 & (kPacks - 1)));
+  }
+  // As a run has them, j of kPacks, ..
+  __device__ Pack* run_order(int operand, int j) const {
+    return place(operand, slot * kPacks + (p.backward ? kPacks - 1 - j : j));
+  }
+  // .. and as memory has them, u of as many.
+  __device__ Pack* memory_order(int operand, int u) const { return place(operand, u * 32 + lane); }
+  // Element i of kRun, 32 apart.
+  __device__ Bits* element(int operand, int i) const {
+    return reinterpret_cast<Bits*>(place(operand, i * (32 / kInPack) + lane / kInPack)) + lane % kInPack;
+  }
+
+  // An element of the warp's part, as memory has them: its row in the warp, where it is in that, and if it is.
+  struct Where {
+    int row, at;
+    bool there;
+  };
+  template <bool kOneRow>
+  __device__ Where where(int e) const {
+    const int row = kOneRow ? 0 : e / kRun >> p.run_bits;
+    const int at = origin + (kOneRow ? e : e - (row * kRun << p.run_bits));
+    return {row, at, row < rows && static_cast<unsigned>(at) < static_cast<unsigned>(length)};
+  }
+
+  // From the first of the packs that a lane moves to another: 32 packs of a row on, or some rows.
+  __device__ int step(int u) const {
+    static_assert(kPacks == 2 || kPacks == 4);
+    const int bits = p.run_bits + kPacks / 2;  // of the packs of a row
+    const int one = bits > 5 ? 32 * kInPack : length << (5 - bits);
+    const int two = bits > 6 ? 64 * kInPack : length << (6 - bits);
+    return (u & 1 ? one : 0) + (u & 2 ? two : 0);
+  }
+
+  // Starts to load the warp's part of an operand.
+  __device__ void fetch(int operand, const Bits* data) const {
+    data += first * p.length;
+    if (!p.aligned) return fetch_rows(operand, data, (lane >> p.run_bits) * p.length);
+#pragma unroll
+    for (int u = 0; u < kPacks; ++u)
+      copy_async_or_clear(memory_order(operand, u), data + moved + step(u), there >> u & 1);
+  }
+
+  // The same of rows that may be anywhere, or have one element for all of a row: that of the lane is at data[at].
+  __device__ void fetch_rows(int operand, const Bits* data, int64_t at) const {
+    if (Policy::kBroadcast && operand == 1 && p.a.axis_stride == 0) {
+      const Bits value = data[at];
+      Pack pack = {};
+#pragma unroll
+      for (int i = 0; i < kInPack; ++i) set<Bits>(pack, i, value);
+#pragma unroll
+      for (int j = 0; j < kPacks; ++j) *run_order(operand, j) = pack;
+      return;
+    }
+    if (p.aligned) {
+#pragma unroll
+      for (int u = 0; u < kPacks; ++u) {
+        const Where from = where<false>((u * 32 + lane) * kInPack);
+        const Bits* const pack = data + shuffle_from(at, from.row << p.run_bits) + from.at;
+        copy_async_or_clear(memory_order(operand, u), pack, from.there);
+      }
+    } else if (p.run_bits == 5) {
+      fetch_elements<true>(operand, data, at);
+    } else {
+      fetch_elements<false>(operand, data, at);
+    }
+  }
+
+  template <bool kOneRow>
+  __device__ void fetch_elements(int operand, const Bits* data, int64_t at) const {
+    if (kOneRow) data += at;
+    constexpr int kAtOnce = kRun < 16 ? kRun : 16;
+#pragma unroll
+    for (int begin = 0; begin < kRun; begin += kAtOnce) {
+      Bits values[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const Where from = where<kOneRow>((begin + i) * 32 + lane);
+        const Bits* const row = kOneRow ? data : data + shuffle_from(at, from.row << p.run_bits);
+        values[i] = from.there ? row[from.at] : Bits{};
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) *element(operand, begin + i) = values[i];
+    }
+  }
+
+  template <bool kOneRow>
+  __device__ void store_elements(int result, Bits* data) const {
+    constexpr int kAtOnce = kRun < 16 ? kRun : 16;
+#pragma unroll
+    for (int begin = 0; begin < kRun; begin += kAtOnce) {
+      Bits values[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) values[i] = *element(result, begin + i);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const Where to = where<kOneRow>((begin + i) * 32 + lane);
+        if (to.there) data[to.row * length + to.at] = values[i];
+      }
+    }
+  }
+
+  __device__ void store(int result, Bits* data) const {
+    if (p.aligned) {
+      Pack values[kPacks];
+#pragma unroll
+      for (int u = 0; u < kPacks; ++u) values[u] = *memory_order(result, u);
+#pragma unroll
+      for (int u = 0; u < kPacks; ++u)
+        if (there >> u & 1) *reinterpret_cast<Pack*>(data + moved + step(u)) = values[u];
+    } else if (p.run_bits == 5) {
+      store_elements<true>(result, data);
+    } else {
+      store_elements<false>(result, data);
+    }
+  }
+
+  // A bit for each element of the run: whether there is a boundary.
+  __device__ uint32_t starts() const {
+    uint32_t bits = 0;
+    if (!Policy::kStarts || !p.starts || row() >= p.columns) return bits;
+    const uint8_t* const from = p.starts + p.starts_at.outer(row());
+#pragma unroll
+    for (int i = 0; i < kRun; ++i) {
+      const int q = position() + i, at = index(q) + p.start_offset;
+      if (q < length && at > 0 && at < length && from[at * p.starts_at.axis_stride]) bits |= 1u << i;
+    }
+    return bits;
+  }
+
+  // Element i of the run.
+  __device__ In<Acc> input(const Tile& tile, int i) const {
+    const auto load = [&](int operand, int i) {
+      return Element::load(get<Bits>(tile.operand[operand][i / kInPack], i % kInPack));
+    };
+    In<Acc> in;
+    in.x = load(0, i);
+    if (Policy::kOperands > 1) in.a = load(1, i);
+    if (Policy::kOperands > 2) in.y = load(2, i);
+    in.start = Policy::kStarts && (tile.starts >> i & 1);
+    if constexpr (Policy::kNeighbour) {
+      constexpr int kLast = Policy::kOperands - 1;
+      const Acc before = i > 0 ? load(kLast, i - 1) : tile.neighbour;
+      const Acc after = i < kRun - 1 ? load(kLast, i + 1) : tile.neighbour;
+      in.neighbour = p.neighbour_before ? before : after;
+    }
+    return in;
+  }
+
+  // The same from shared memory, where it is until there are results: for what is hardly ever needed.
+  __device__ In<Acc> input_again(int i) const {
+    const auto* const pack = reinterpret_cast<const Bits*>(run_order(0, i / kInPack));
+    In<Acc> in;
+    in.x = Element::load(pack[p.backward ? kInPack - 1 - i % kInPack : i % kInPack]);
+    in.start = false;
+    return in;
+  }
+
+  int lane, run, axis_warp, column_warp;
+  int part, slot;            // of the row, and of the warp's part: where this warp and lane are, as memory has them
+  int length, rows, origin;  // origin: where the warp's part begins in its first row, as memory has it
+  int64_t first;             // row of the warp, which has `rows` from there on (or fewer)
+  Pack* packs;               // the warp's part of shared memory
+  int moved;                 // where the first of the packs that the lane moves is, from the first row on;
+  uint32_t there = ~0u;      // a bit for each: whether it is in the array
+};
+
+}  // namespace jaxgpuops::scan

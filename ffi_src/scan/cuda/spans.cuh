@@ -1,0 +1,534 @@
+// A span of memory: some positions of all columns beside each other, for any policy, element and number of columns. A
+// lane has one run of positions of one column, so that lanes have little to tell each other.
+//
+// Spans are contiguous: they come to shared memory as they lie in memory, 16 bytes by 16 bytes, whoever works on what,
+// and so do results go back. What is not contiguous, or not aligned, lanes load and store as they need it.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "common/cuda/async_copy.cuh"
+#include "scan/cuda/block.cuh"
+
+namespace jaxgpuops::scan {
+
+// kShort: a lane has all positions of a short axis.
+template <class Policy, bool kShort = false>
+class Spans : public BetweenWarps<Policy> {
+ public:
+  using Element = typename Policy::Element;
+  using Bits = typename Element::Bits;
+  using Acc = typename Element::Acc;
+  using State = typename Policy::State;
+  using Base = BetweenWarps<Policy>;
+  using Base::identity, Base::p, Base::totals;
+
+  static constexpr bool kOneColumn = false, kMayBeFew = true, kNear = false, kFoldsAll = true;
+  static constexpr int kWidth = 1, kTileExtras = 1;
+  static constexpr int kThreadsAtMost = kThreads, kLoopBlocks = 3, kLookerWarps = 2, kLookBlocks = 2;
+  static constexpr int kInPack = 16 / sizeof(Bits), kInLine = kLineBytes / sizeof(Bits);
+  static constexpr int kTogether = Policy::kOperands * sizeof(Bits) <= 8 ? 8 : 4;  // positions in registers at a time
+
+  static constexpr int kBytes = sizeof(Bits), kMany = Policy::kOperands == 1 && kBytes <= 4 ? 1 : 2;
+
+  struct Extra {};
+  struct Starts {};
+  struct Tile {
+    int stage;
+  };
+  struct Folds {
+    State before, warp;  // the run, within the warp; the whole warp
+  };
+
+  // Where the column of this lane is.
+  struct Place {
+    bool active;
+    int64_t column;         // outer * inner + the inner index
+    int64_t at, a, starts;  // offsets of position 0 of the array
+    int64_t base;           // offset of position 0 of the first column of the strip
+  };
+
+  struct Span {
+    int64_t begin;
+    int left;  // positions from its first on
+  };
+
+  // What shared memory has of the array: elements from `begin` to `end`, counted from `origin`, which is aligned.
+  struct Image {
+    int64_t origin;
+    int begin, end;
+  };
+
+  // A lane's positions of a column, from position `first` on, in the direction of the scan. In shared memory its
+  // elements are at byte `at`, at + by, ..
+  struct Run {
+    int64_t first;
+    int rows, at, by;
+  };
+
+  __device__ explicit Spans(const Parameters& p) : Base(p, p.width) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    axis_warp = warp >> p.column_bits;
+    run = p.column_bits == 0 ? lane / p.width : 0;
+    column = p.column_bits == 0 ? lane - run * p.width : (warp & ((1 << p.column_bits) - 1)) * 32 + lane;
+    step = p.column_bits == 0 ? p.width : 32;  // lanes to the next run of a column
+  }
+
+  // ---- Where things are
+
+  __device__ int64_t column_of(unsigned strip, int member) const {
+    const unsigned part = strip % p.parts;
+    const int64_t i = int64_t{part} * p.width + member;
+    return i < p.inner && member < p.width ? strip / p.parts * p.inner + i : p.columns;
+  }
+
+  __device__ Place place(unsigned strip) const {
+    Place place = place_of(run < p.runs ? column_of(strip, column) : p.columns);
+    place.base = strip / p.parts * p.length * p.inner + strip % p.parts * int64_t{p.width};
+    return place;
+  }
+
+  __device__ Place place_of(int64_t column) const {
+    Place place = {};
+    place.column = column;
+    place.active = column < p.columns;
+    if (!place.active) return place;
+    int64_t outer = column, i = 0;
+    if (kShort && p.parts > 0) {
+      outer = blockIdx.x / p.parts;
+      i = column - outer * p.inner;
+    } else if (p.inner > 1) {
+      outer = p.columns >> 32 ? column / p.inner : static_cast<uint32_t>(column) / static_cast<uint32_t>(p.inner);
+      i = column - outer * p.inner;
+    }
+    place.at = outer * p.length * p.inner + i;
+    if (Policy::kBroadcast && !(p.staged & 2)) place.a = p.a.outer(outer) + p.a.inner(i);
+    if (Policy::kStarts && p.starts) place.starts = p.starts_at.outer(outer) + p.starts_at.inner(i);
+    return place;
+  }
+
+  __device__ Span span(int t) const {
+    const int64_t begin = static_cast<int64_t>(t) * p.tile;
+    return {begin, static_cast<int>(min(p.length - begin, static_cast<int64_t>(INT32_MAX)))};
+  }
+
+  __device__ static Image image(int64_t at, int count) {
+    const int begin = static_cast<int>(at & (kInLine - 1));
+    return {at - begin, begin, begin + count};
+  }
+
+  // ---- Shared memory
+
+  // Starts to load the elements of an image, and what else the same 16 bytes have, unless that is no part of the array.
+  __device__ void copy_in(int stage, const Image& image) const {
+    const int64_t there = (p.columns * p.length - image.origin) / kInPack;
+    const int packs = static_cast<int>(min(int64_t{(image.end + kInPack - 1) / kInPack}, there));
+#pragma unroll
+    for (int o = 0; o < Policy::kOperands; ++o) {
+      if (!(p.staged >> o & 1)) continue;
+      const Bits* const from = static_cast<const Bits*>(p.operands[o]) + image.origin;
+      unsigned char* const to = staging(stage, o);
+#pragma unroll 4
+      for (int pack = image.begin / kInPack + static_cast<int>(threadIdx.x); pack < packs; pack += p.threads)
+        copy_async(to + padded(16 * pack), from + pack * kInPack);
+      const int rest = packs * kInPack + static_cast<int>(threadIdx.x);
+      if (rest < image.end) *in(to, padded(rest * kBytes)) = from[rest];
+    }
+  }
+
+  // All results have been written to shared memory, in the place of operands; all threads call this.
+  __device__ void copy_out(int stage, const Image& image) const {
+    wait();
+    const int first = (image.begin + kInPack - 1) / kInPack, last = image.end / kInPack;  // whole packs
+    const int rest = static_cast<int>(threadIdx.x);
+#pragma unroll
+    for (int o = 0; o < Policy::kResults; ++o) {
+      Bits* const to = static_cast<Bits*>(p.results[o]) + image.origin;
+      unsigned char* const from = staging(stage, o);
+#pragma unroll 4
+      for (int pack = static_cast<int>(threadIdx.x); pack < last; pack += p.threads)
+        if (pack >= first)
+          *reinterpret_cast<Pack*>(to + pack * kInPack) = *reinterpret_cast<const Pack*>(from + padded(16 * pack));
+      if (kInPack == 1 || rest >= kInPack) continue;
+      const int head = image.begin + rest, tail = max(first, last) * kInPack + rest;
+      if (head < min(first * kInPack, image.end)) to[head] = *in(from, padded(head * kBytes));
+      if (tail < image.end) to[tail] = *in(from, padded(tail * kBytes));
+    }
+  }
+
+  // For the threads that have tiles.
+  __device__ void wait() const { wait_at_barrier(1, p.threads); }
+
+  // ---- Runs
+
+  __device__ Run run_from(const Place& place, const Image& image, int64_t first, int rows) const {
+    Run run = {first, rows, 0, 0};
+    run.at = static_cast<int>(place.at + index(first) * p.inner - image.origin) * kBytes;
+    run.by = static_cast<int>(p.backward ? -p.inner : p.inner) * kBytes;
+    return run;
+  }
+
+  // The fold of a run.
+  __device__ State fold_of(int stage, const Place& place, const Image& image, const Run& run) const {
+    if (!place.active || run.rows <= 0) return identity();
+    Words<1> words;
+    read(stage, place, image, run, 0, words);
+    State state = Policy::first(input(words, 0), p.options);
+    int r = 1;  // and then so many more, of most runs: their lengths are odd
+#pragma unroll 1
+    for (; r + kTogether <= run.rows; r += kTogether) {
+      Words<kTogether> words;
+      read(stage, place, image, run, r, words);
+      if constexpr (kByParts<Policy>) {
+        fold_on<Policy, kTogether>(state, [&](int j) { return input(words, j); }, p.options);
+      } else {
+#pragma unroll
+        for (int j = 0; j < kTogether; ++j) Policy::step(state, input(words, j), p.options);
+      }
+    }
+#pragma unroll 1
+    for (; r < run.rows; ++r) {
+      read(stage, place, image, run, r, words);
+      Policy::step(state, input(words, 0), p.options);
+    }
+    return state;
+  }
+
+  // Makes the results of a run, after `state`, and writes them: to shared memory, or where they belong.
+  __device__ void step_over(int stage, const Place& place, const Image& image, const Run& run, State state) const {
+    if (!place.active) return;
+    int r = 0;
+#pragma unroll 1
+    for (; r + kTogether <= run.rows; r += kTogether) {
+      Words<kTogether> words;
+      read(stage, place, image, run, r, words);
+      Bits results[Policy::kResults][kTogether];
+      step_some<kTogether>(state, words, kTogether, results);
+      write(stage, place, run, r, kTogether, results);
+    }
+#pragma unroll 1
+    for (; r < run.rows; ++r) {
+      Words<1> words;
+      read(stage, place, image, run, r, words);
+      Bits results[Policy::kResults][1];
+      step_some<1>(state, words, 1, results);
+      write(stage, place, run, r, 1, results);
+    }
+  }
+
+  template <int kRows>
+  static constexpr int kColumns = kRows < 8 / kMany ? 8 / kMany / kRows : 1;  // of a lane, at a time
+
+  // The same of all positions of some short columns, from `column` on, kRows at a time. Loads of all come first.
+  template <int kRows>
+  __device__ void step_columns(const Image& image, int64_t column, int64_t end) const {
+    constexpr int kAtOnce = kColumns<kRows>;
+    Place places[kAtOnce];
+    Run runs[kAtOnce];
+    State states[kAtOnce];
+    const int length = static_cast<int>(p.length);
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k, column += p.threads) {
+      places[k] = place_of(column < end ? column : p.columns);
+      if (!places[k].active) continue;
+      runs[k] = run_from(places[k], image, 0, length);
+      states[k] = this->initial(places[k].column);
+    }
+#pragma unroll 1
+    for (int r = 0; r < length; r += kRows) {
+      const int count = min(length - r, kRows);
+      Words<kRows> words[kAtOnce];
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k)
+        if (places[k].active) read(0, places[k], image, runs[k], r, words[k], count);
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        if (!places[k].active) continue;
+        Bits results[Policy::kResults][kRows];
+        step_some<kRows>(states[k], words[k], count, results);
+        write(0, places[k], runs[k], r, count, results);
+      }
+    }
+  }
+
+  // ---- Tiles of columns that lanes share, as Columns has them
+
+  __device__ void fetch(int stage, const Place& place, const Span& span, Extra (&)[1]) const {
+    if (p.staged) copy_in(stage, image_of(place, span));
+  }
+  __device__ void put_extras(int, const Extra (&)[1]) const {}
+  __device__ void take(int stage, const Place&, const Span&, Tile& tile) const {
+    if (p.staged) wait();
+    tile.stage = stage;
+  }
+  __device__ Starts starts(const Place&, const Span&) const { return {}; }
+
+  __device__ void put_folds(int stage, const Folds& folds) const { folds_at(stage)[threadIdx.x] = folds.before; }
+  __device__ void take_folds(int stage, Folds& folds) const { folds.before = folds_at(stage)[threadIdx.x]; }
+
+  __device__ Folds fold(const Place& place, const Span& span, const Tile& tile, const Starts&) const {
+    Folds folds;
+    const Image image = image_of(place, span);
+    State inclusive = fold_of(tile.stage, place, image, run_of(place, image, span));
+    folds.before = identity();
+    folds.warp = inclusive;
+    if (p.runs == 1) return folds;
+#pragma unroll
+    for (int bit = 0; bit < 5; ++bit) {
+      if (1 << bit >= p.runs) break;
+      const State left = shuffle_up(inclusive, step << bit);
+      if (run >= 1 << bit) inclusive = Policy::combine(left, inclusive);
+    }
+    const State before = shuffle_up(inclusive, step);
+    if (run > 0) folds.before = before;
+    folds.warp = inclusive;  // of the last run, all of it
+    return folds;
+  }
+
+  __device__ void publish_warp(int slot, const Folds& folds) const {
+    if (run == p.runs - 1 && column < p.width) totals(slot)[axis_warp * p.width + column] = folds.warp;
+  }
+
+  // `base` of a thread: what comes before the tile, and its earlier warps.
+  __device__ void earlier_warps(int slot, State (&base)[1]) const {
+    base[0] = column < p.width ? this->before_warp(slot, axis_warp, column) : identity();
+  }
+
+  __device__ void finish(const Place& place, const Span& span, const Tile& tile, const Starts&, const Folds& folds,
+                         const State (&base)[1]) const {
+    const Image image = image_of(place, span);
+    step_over(tile.stage, place, image, run_of(place, image, span), Policy::combine(base[0], folds.before));
+    if (!(p.staged & 1)) return;
+    copy_out(tile.stage, image);
+    wait();  // the next tile may come
+  }
+
+ private:
+  __device__ int64_t index(int64_t position) const { return p.backward ? p.length - 1 - position : position; }
+
+  __device__ Image image_of(const Place& place, const Span& span) const {
+    const int n = min(p.tile, span.left);
+    const int64_t lowest = p.backward ? p.length - span.begin - n : span.begin;
+    return image(place.base + lowest * p.inner, n * p.width);
+  }
+
+  __device__ Run run_of(const Place& place, const Image& image, const Span& span) const {
+    const int first = (axis_warp * p.runs + run) * p.per_lane, n = min(p.tile, span.left);
+    return run_from(place, image, span.begin + first, min(p.per_lane, n - first));
+  }
+
+  __device__ unsigned char* staging(int stage, int operand) const {
+    return dynamic_shared_memory() + stage * p.stage_bytes + operand * p.span_bytes;
+  }
+  __device__ State* folds_at(int stage) const { return reinterpret_cast<State*>(staging(stage, Policy::kOperands)); }
+
+  // Where shared memory has a byte of an image: where short rows of a multiple of 16 bytes would have lanes share
+  // banks, 16 bytes are left free after each line.
+  __device__ int padded(int byte) const { return kShort && p.padding ? byte + (byte >> kLineBits << 4) : byte; }
+  __device__ static Bits* in(unsigned char* staging, int byte) { return reinterpret_cast<Bits*>(staging + byte); }
+
+  // `count` of n elements that are `by` bytes apart: one by one, or 16 bytes at a time.
+  template <int n>
+  __device__ void read_staged(unsigned char* from, int at, int by, int count, Bits (&to)[n]) const {
+    if constexpr (kShort && kInPack > 1 && n % kInPack == 0) {
+      if (p.packed) {
+#pragma unroll
+        for (int j = 0; j < n; j += kInPack) {
+          if (j >= count) break;
+          Pack pack = *pack_at(from, at + j * by);
+          if (p.backward) pack = reversed<Bits>(pack);
+#pragma unroll
+          for (int i = 0; i < kInPack; ++i) to[j + i] = get<Bits>(pack, i);
+        }
+        return;
+      }
+    }
+    if (kShort && p.padding) {
+#pragma unroll
+      for (int j = 0; j < n; ++j)
+        if (j < count) to[j] = *in(from, padded(at + j * by));
+    } else {
+#pragma unroll
+      for (int j = 0; j < n; ++j)
+        if (j < count) to[j] = *in(from, at + j * by);
+    }
+  }
+
+  template <int n>
+  __device__ void write_staged(unsigned char* to, int at, int by, int count, const Bits (&from)[n]) const {
+    if constexpr (kShort && kInPack > 1 && n % kInPack == 0) {
+      if (p.packed) {
+#pragma unroll
+        for (int j = 0; j < n; j += kInPack) {
+          if (j >= count) break;
+          Pack pack = {};
+#pragma unroll
+          for (int i = 0; i < kInPack; ++i) set<Bits>(pack, i, from[j + i]);
+          *pack_at(to, at + j * by) = p.backward ? reversed<Bits>(pack) : pack;
+        }
+        return;
+      }
+    }
+    if (kShort && p.padding) {
+#pragma unroll
+      for (int j = 0; j < n; ++j)
+        if (j < count) *in(to, padded(at + j * by)) = from[j];
+    } else {
+#pragma unroll
+      for (int j = 0; j < n; ++j)
+        if (j < count) *in(to, at + j * by) = from[j];
+    }
+  }
+
+  // The 16 bytes that begin, in the direction of the scan, with those of an element.
+  __device__ Pack* pack_at(unsigned char* staging, int at) const {
+    return reinterpret_cast<Pack*>(staging + padded(p.backward ? at + kBytes - 16 : at));
+  }
+
+  // The operands of n positions. Of the last there is one more: the neighbour that they do not have.
+  template <int n>
+  struct Words {
+    Bits operand[Policy::kOperands][n];
+    Bits beside;
+    int count;  // that are there
+    uint32_t starts;
+  };
+
+  // Positions from r of the run on, `count` of n.
+  template <int n>
+  __device__ void read(int stage, const Place& place, const Image& image, const Run& run, int r, Words<n>& words,
+                       int count = n) const {
+    const int at = run.at + r * run.by;
+    words.count = count;
+#pragma unroll
+    for (int o = 0; o < Policy::kOperands; ++o) {
+      if (p.staged >> o & 1) {
+        read_staged(staging(stage, o), at, run.by, count, words.operand[o]);
+      } else {
+        read_operand(o, place, run.first + r, count, words.operand[o]);
+      }
+    }
+    if constexpr (Policy::kNeighbour) {
+      constexpr int kLast = Policy::kOperands - 1;
+      const int beside = p.neighbour_before ? at - run.by : at + count * run.by;
+      const int64_t q = run.first + (p.neighbour_before ? r - 1 : r + count);
+      if (q < 0 || q >= p.length) {
+        words.beside = this->edge(place.column);
+      } else if ((p.staged >> kLast & 1) && beside >= image.begin * kBytes && beside < image.end * kBytes) {
+        words.beside = *in(staging(stage, kLast), padded(beside));
+      } else {
+        words.beside = static_cast<const Bits*>(p.operands[kLast])[place.at + index(q) * p.inner];
+      }
+    }
+    words.starts = 0;
+    if (!Policy::kStarts || !p.starts) return;
+    const uint8_t* const starts = p.starts + place.starts;
+    const int64_t first = index(run.first + r) + p.start_offset;
+#pragma unroll
+    for (int j = 0; j < n; ++j) {
+      const int64_t boundary = p.backward ? first - j : first + j;
+      if (j < count && boundary > 0 && boundary < p.length && starts[boundary * p.starts_at.axis_stride])
+        words.starts |= 1u << j;
+    }
+  }
+
+  template <int n>
+  __device__ void read_operand(int o, const Place& place, int64_t first, int count, Bits (&to)[n]) const {
+    const bool broadcast = Policy::kBroadcast && o == 1;
+    const int64_t stride = broadcast ? p.a.axis_stride : p.inner, by = p.backward ? -stride : stride;
+    const Bits* from =
+        static_cast<const Bits*>(p.operands[o]) + (broadcast ? place.a : place.at) + index(first) * stride;
+#pragma unroll
+    for (int j = 0; j < n; ++j, from += by)
+      if (j < count) to[j] = *from;
+  }
+
+  template <int n>
+  __device__ In<Acc> input(const Words<n>& words, int j) const {
+    const auto load = [&](int o, int j) { return Element::load(words.operand[o][j]); };
+    In<Acc> in;
+    in.x = load(0, j);
+    if (Policy::kOperands > 1) in.a = load(1, j);
+    if (Policy::kOperands > 2) in.y = load(2, j);
+    in.start = Policy::kStarts && (words.starts >> j & 1);
+    if constexpr (Policy::kNeighbour) {
+      constexpr int kLast = Policy::kOperands - 1;
+      const Acc beside = Element::load(words.beside);
+      const Acc before = j > 0 ? load(kLast, j > 0 ? j - 1 : 0) : beside;
+      const Acc after = j + 1 < n && j + 1 < words.count ? load(kLast, j + 1 < n ? j + 1 : 0) : beside;
+      in.neighbour = p.neighbour_before ? before : after;
+    }
+    return in;
+  }
+
+  template <int n>
+  __device__ void step_some(State& state, const Words<n>& words, int count,
+                            Bits (&results)[Policy::kResults][n]) const {
+    const auto put = [&](int j, Out<Acc> out) {
+      results[0][j] = Element::store(out.first);
+      if constexpr (Policy::kResults == 2) results[1][j] = Element::store(out.second);
+    };
+    if constexpr (kByParts<Policy> && n > 1)
+      if (count == n) return step_run<Policy, n>(state, [&](int j) { return input(words, j); }, p.options, put);
+#pragma unroll
+    for (int j = 0; j < n; ++j)
+      if (j < count) put(j, Policy::step(state, input(words, j), p.options));
+  }
+
+  template <int n>
+  __device__ void write(int stage, const Place& place, const Run& run, int r, int count,
+                        const Bits (&results)[Policy::kResults][n]) const {
+#pragma unroll
+    for (int o = 0; o < Policy::kResults; ++o) {
+      if (p.staged & 1) {
+        write_staged(staging(stage, o), run.at + r * run.by, run.by, count, results[o]);
+      } else {
+        const int64_t by = p.backward ? -p.inner : p.inner;
+        Bits* to = static_cast<Bits*>(p.results[o]) + place.at + index(run.first + r) * p.inner;
+#pragma unroll
+        for (int j = 0; j < n; ++j, to += by)
+          if (j < count) *to = results[o][j];
+      }
+    }
+  }
+
+  int axis_warp, run, column, step;
+};
+
+// Short axes: a lane has all of a column. Operands are read once, results written once. A block has columns beside each
+// other: those of whole rows (outer indices), which come to shared memory, or some of a row, which do not.
+template <class Policy, int kRows>
+__device__ void scan_short_rows(const Parameters& p) {
+  using Work = Spans<Policy, true>;
+  const Work work(p);
+  int64_t first = int64_t{blockIdx.x} * p.block_columns, end = min(first + p.block_columns, p.columns);
+  if (p.parts > 0) {
+    const int64_t row = blockIdx.x / p.parts, part = blockIdx.x % p.parts;
+    first = row * p.inner + part * p.block_columns;
+    end = min(first + p.block_columns, (row + 1) * p.inner);
+  }
+  const bool staged = p.staged & 1;
+  const auto image = Work::image(first * p.length, staged ? static_cast<int>((end - first) * p.length) : 0);
+  if (staged) {
+    work.copy_in(0, image);
+    commit_async_copies();
+    wait_for_async_copies<0>();
+    __syncthreads();
+  }
+  for (int64_t c = first + threadIdx.x; c < end; c += p.threads * Work::template kColumns<kRows>)
+    work.template step_columns<kRows>(image, c, end);
+  if (staged) work.copy_out(0, image);
+}
+
+template <class Policy>
+__global__ void __launch_bounds__(kThreads, sizeof(typename Policy::State) > 8 ? 3 : 4)
+    scan_short(const __grid_constant__ Parameters p) {
+  if constexpr (!Policy::kCut) {  // which is worth some code for what is not rare
+    if (p.length <= 2) return scan_short_rows<Policy, 2>(p);
+    if (Spans<Policy>::kTogether > 4 && p.length <= 4) return scan_short_rows<Policy, 4>(p);
+  }
+  scan_short_rows<Policy, Spans<Policy>::kTogether>(p);
+}
+
+}  // namespace jaxgpuops::scan

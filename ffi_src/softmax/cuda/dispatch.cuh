@@ -1,0 +1,55 @@
+// From an element type to the kernels compiled for it.
+#pragma once
+
+#include "softmax/cuda/kernels.h"
+#include "softmax/cuda/policy.cuh"
+
+namespace jaxgpuops::softmax {
+
+using row_engine::Parameters;
+
+// Calls f with a value of the element's type.
+template <class F>
+cudaError_t with_element(DType dtype, F f) {
+  switch (dtype) {
+    case DType::kFloat16: return f(Float16{});
+    case DType::kBFloat16: return f(BFloat16{});
+    case DType::kFloat32: return f(Float32{});
+    case DType::kFloat64: return f(Float64{});
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+template <class P>
+Parameters<P> parameters_of(const Problem& problem, const Buffers& buffers) {
+  Parameters<P> p = {};
+  p.operands[0] = buffers.x;
+  p.operands[1] = buffers.y;
+  p.out = buffers.out;
+  p.extras.bias = buffers.bias;
+  p.extras.where = buffers.where;
+  p.extras.bias_at = problem.bias;
+  p.extras.where_at = problem.where;
+  p.extras.queries = problem.queries;
+  p.extras.query_stride = problem.query_stride;
+  return p;
+}
+
+template <class Acc>
+Scale<Acc> scale_of(const Problem& problem, const Buffers& buffers) {
+  return {static_cast<Acc>(problem.factor), static_cast<const Acc*>(buffers.scale), problem.scale};
+}
+
+template <class P>
+cudaError_t launch_softmax_policy(cudaStream_t stream, const RowPlan& plan, const Problem& problem,
+                                  const Buffers& buffers, void* workspace) {
+  auto p = parameters_of<P>(problem, buffers);
+  p.args.scale = scale_of<typename P::Acc>(problem, buffers);
+  p.args.op = problem.op;
+  p.args.lse = static_cast<typename P::Bits*>(buffers.lse);
+  p.args.maximum = static_cast<typename P::Acc*>(buffers.maximum);
+  p.args.log_sum = static_cast<typename P::Acc*>(buffers.log_sum);
+  return row_engine::run<P>(stream, plan, problem.rows, p, workspace);
+}
+
+}  // namespace jaxgpuops::softmax

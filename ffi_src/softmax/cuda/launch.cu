@@ -1,0 +1,25 @@
+// From a plan to its kernel.
+#include "softmax/cuda/launch.h"
+
+#include "softmax/cuda/kernels.h"
+
+namespace jaxgpuops::softmax {
+
+cudaError_t launch_softmax(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers,
+                           void* workspace) {
+  switch (problem.op) {
+    case Op::kSoftmax:
+    case Op::kLogSoftmax:
+    case Op::kLogSumExp: {
+      const auto launch = problem.general ? launch_general : launch_plain;
+      return launch(stream, plan, problem, buffers, workspace);
+    }
+    case Op::kCrossEntropy:
+    case Op::kCrossEntropyGrad: return launch_cross_entropy(stream, plan, problem, buffers, workspace);
+    case Op::kSoftmaxJvp:
+    case Op::kLogSoftmaxJvp: return launch_jvp(stream, plan, problem, buffers, workspace);
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace jaxgpuops::softmax

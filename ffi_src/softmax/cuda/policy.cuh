@@ -1,0 +1,496 @@
+// The operations of the family, as policies of the row engine.
+//
+// A row's logits z have a peak m and a sum of e^(z - m). Both are taken of parts of the row, relative to the part's own
+// peak, and merged. Of a peak that is infinite the guard makes the largest number: e^(-inf - m) is 0 then, e^(inf - m)
+// infinite, and nothing is NaN that was not. A maximum that ignores NaN suffices, since the sum does not.
+#pragma once
+
+#include <limits>
+
+#include "row_engine/cuda/engine.cuh"
+#include "softmax/softmax.h"
+
+namespace jaxgpuops::softmax {
+
+using row_engine::exponential;
+using row_engine::Stat;
+
+template <class Acc>
+__device__ __forceinline__ Acc infinity() {
+  return std::numeric_limits<Acc>::infinity();
+}
+template <class Acc>
+__device__ __forceinline__ Acc nan() {
+  return std::numeric_limits<Acc>::quiet_NaN();
+}
+
+__device__ __forceinline__ float logarithm(float x) { return logf(x); }
+__device__ __forceinline__ double logarithm(double x) { return log(x); }
+__device__ __forceinline__ float logarithm_beyond_1(float x) { return log1pf(x); }
+__device__ __forceinline__ double logarithm_beyond_1(double x) { return log1p(x); }
+__device__ __forceinline__ float larger_number(float a, float b) { return fmaxf(a, b); }
+__device__ __forceinline__ double larger_number(double a, double b) { return fmax(a, b); }
+__device__ __forceinline__ float smaller_number(float a, float b) { return fminf(a, b); }
+__device__ __forceinline__ double smaller_number(double a, double b) { return fmin(a, b); }
+
+// The maximum as a result, which has to be finite.
+template <class Acc>
+__device__ __forceinline__ Acc maximum_of(Acc peak, Acc log_sum) {
+  return log_sum - log_sum == 0 ? peak : Acc(0);
+}
+
+// factor * scale of a row.
+template <class Acc>
+struct Scale {
+  Acc factor;
+  const Acc* scale;  // or null
+  Broadcast at;
+
+  __device__ Acc operator()(int64_t outer, int64_t i) const {
+    return scale ? rounded_product(factor, scale[at(outer, 0, i)]) : factor;
+  }
+};
+
+// How e^(z - peak) of a part is computed. Of 16-bit logits it is 2^(base z - offset) with one multiply-add, where
+// offset is base * peak, rounded: what the rounding adds to the exponent is the same for the whole part. It is less
+// than 2 where base is log2(e); beyond 2^24, where different logits are at least 2^12 apart, base is 1 and nothing is
+// rounded.
+template <class Acc>
+struct FusedShift {
+  Acc peak, base, offset;
+};
+
+// Arguments of which a flag is known: what depends on it is decided once, and not for every element.
+template <class Args, bool kFlag>
+struct Known : Args {
+  __device__ explicit Known(const Args& args) : Args(args) {}
+  static constexpr bool flag() { return kFlag; }
+};
+// .. of which it is known that the factor of logits is 1.
+template <class Args>
+struct Unscaled : Args {
+  __device__ explicit Unscaled(const Args& args) : Args(args) {}
+  static constexpr bool unscaled() { return true; }
+};
+template <class Args, class F>
+__device__ __forceinline__ void with_known(const Args& args, F f) {
+  if (args.flag()) {
+    f(Known<Args, true>(args));
+  } else {
+    f(Known<Args, false>(args));
+  }
+}
+
+template <class E, bool kFused>
+struct ExponentialSum {
+  using Element = E;
+  using Bits = typename E::Bits;
+  using Acc = typename E::Acc;
+  using Shift = std::conditional_t<kFused, FusedShift<Acc>, Acc>;
+  static constexpr int kOperands = 1;
+  static constexpr bool kPeak = true, kNumericPeak = true, kPackedPeak = kFused, kAlignedRows = true, kOutput = true;
+
+  __device__ static Acc lowest() { return -infinity<Acc>(); }
+  __device__ static Acc larger(Acc a, Acc b) { return larger_number(a, b); }
+  __device__ static uint32_t larger_pair(uint32_t a, uint32_t b) { return jaxgpuops::larger_pair<E, false>(a, b); }
+  template <class Args>
+  __device__ static uint32_t ordered_pair(const Args&, uint32_t word) {
+    return word;
+  }
+  __device__ static Shift guard(Acc peak) {
+    constexpr Acc kLargest = std::numeric_limits<Acc>::max();
+    const Acc guarded = larger_number(smaller_number(peak, kLargest), -kLargest);
+    if constexpr (kFused) {
+      const Acc base = fabsf(guarded) < 0x1p24f ? 1.44269504f : 1.f;
+      return {guarded, base, rounded_product(base, guarded)};
+    } else {
+      return guarded;
+    }
+  }
+  __device__ static Acc peak_of(const Shift& shift) {
+    if constexpr (kFused) {
+      return shift.peak;
+    } else {
+      return shift;
+    }
+  }
+  __device__ static Acc exponential(Acc z, const Shift& shift) {
+    if constexpr (kFused) {
+      return fast_exp2(fused_multiply_add(z, shift.base, -shift.offset));
+    } else {
+      return row_engine::exponential<E>(z - shift);
+    }
+  }
+  __device__ static Acc weight(Acc peak, const Shift& shift) {
+    if constexpr (kFused) {
+      return fast_exp2(rounded_sum(rounded_product(peak, shift.base), -shift.offset));
+    } else {
+      return exponential(peak, shift);
+    }
+  }
+  // Of a sum of e^(z - peak).
+  __device__ static Acc log_of(Acc sum, const Shift& shift) {
+    if constexpr (kFused) {
+      const Acc rounding = fused_multiply_add(shift.peak, shift.base, -shift.offset);
+      return fused_multiply_add(rounding, -0.693147181f, logarithm(sum));
+    } else {
+      return logarithm(sum);
+    }
+  }
+  template <class Args>
+  __device__ static Acc add(const Args&, int, Acc sum, Acc z, Acc, const Shift& shift) {
+    if constexpr (sizeof(Bits) == 4) {
+      // Its relative error grows with the distance from the peak, and so do not its share of the sum and their product.
+      return sum + fast_exp2(rounded_product(z - shift, 1.44269504f));
+    } else {
+      return sum + exponential(z, shift);
+    }
+  }
+};
+
+// softmax, log_softmax, logsumexp.
+template <class E, bool kGeneral>
+struct Softmax : ExponentialSum<E, sizeof(typename E::Bits) == 2 && !kGeneral> {
+  using Base = ExponentialSum<E, sizeof(typename E::Bits) == 2 && !kGeneral>;
+  using typename Base::Acc;
+  using typename Base::Bits;
+  using typename Base::Shift;
+  static constexpr int kSums = 1;
+  static constexpr bool kDecoded = kGeneral, kMasked = kGeneral, kHole = false, kPlainSum = false;
+  static constexpr bool kStoredPeak = !kGeneral;  // the factor is positive
+  static constexpr bool kFast = !kGeneral && sizeof(Bits) < 8, kLarge = kFast, kPackColumns = kFast, kAlong = kFast,
+                        kSingleColumns = kGeneral;
+
+  struct Args {
+    Op op;
+    Bits* lse;  // or null: its parts are asked for
+    Acc *maximum, *log_sum;
+    Scale<Acc> scale;
+
+    __device__ bool flag() const { return op == Op::kSoftmax; }
+    static constexpr bool unscaled() { return false; }
+  };
+  struct Row {
+    Acc factor;  // kGeneral
+  };
+  struct Final {
+    Shift shift;
+    Acc sum;  // kSoftmax: its inverse; kLogSoftmax, kLogSumExp: its logarithm
+  };
+
+  __device__ static Row row(const Args& args, int64_t outer, int64_t i, int64_t, int64_t) {
+    return {kGeneral ? args.scale(outer, i) : args.scale.factor};
+  }
+  __device__ static bool skip(const Row&) { return false; }
+  __device__ static Args of_statistics(Args args) {
+    args.op = Op::kLogSumExp;
+    return args;
+  }
+  template <class F>
+  __device__ static void with_args(const Args& args, F f) {
+    with_known(args, f);
+  }
+  template <class F>
+  __device__ static void with_sum_args(const Args& args, F f) {
+    if (!kGeneral && args.scale.factor == 1) {
+      f(Unscaled<Args>(args));
+    } else {
+      f(args);
+    }
+  }
+  __device__ static Bits pad(const Args&, int) { return E::store(-infinity<Acc>()); }
+  template <class A>
+  __device__ static Acc value(const A& args, Acc x) {
+    return args.unscaled() ? x : rounded_product(x, args.scale.factor);
+  }
+  __device__ static Acc ordered_value(const Args& args, Acc x) { return value(args, x); }  // the factor is positive
+  __device__ static Acc decode(const Args&, const Row& row, Acc x) { return rounded_product(x, row.factor); }
+  __device__ static Acc scaled(int, Acc sum, Acc weight) { return rounded_product(sum, weight); }
+
+  __device__ static Final finish(const Args& args, const Row&, const Stat<Softmax>& stat) {
+    const Shift shift = Base::guard(stat.peak());
+    const Acc sum = stat.sum(0);
+    if (args.op == Op::kLogSumExp) return {shift, Base::log_of(sum, shift)};
+    if (!(sum < infinity<Acc>())) return {shift, nan<Acc>()};  // there is an infinity, or a NaN
+    return {shift, args.op == Op::kSoftmax ? Acc(1) / sum : Base::log_of(sum, shift)};
+  }
+  __device__ static void write_row(const Args& args, int64_t index, const Row&, const Final& final) {
+    if (args.op != Op::kLogSumExp) return;
+    const Acc peak = Base::peak_of(final.shift);
+    if (args.lse) {
+      args.lse[index] = E::store(peak + final.sum);
+    } else {
+      args.maximum[index] = maximum_of(peak, final.sum);
+      args.log_sum[index] = final.sum;
+    }
+  }
+  template <class A>
+  __device__ static Acc output(const A& args, const Row&, const Final& final, Acc z, Acc) {
+    return args.flag() ? rounded_product(Base::exponential(z, final.shift), final.sum)
+                       : (z - Base::peak_of(final.shift)) - final.sum;
+  }
+  __device__ static Acc masked_output(const Args& args) { return args.op == Op::kSoftmax ? Acc(0) : -infinity<Acc>(); }
+};
+
+// The label is left out of the row's statistics, so that 1 minus its probability is the sum of the others.
+template <class E>
+struct CrossEntropy : ExponentialSum<E, sizeof(typename E::Bits) == 2> {
+  using Base = ExponentialSum<E, sizeof(typename E::Bits) == 2>;
+  using typename Base::Acc;
+  using typename Base::Bits;
+  using typename Base::Shift;
+  static constexpr int kSums = 2;
+  static constexpr bool kDecoded = false, kMasked = false, kHole = true, kPlainSum = true, kStoredPeak = true;
+  static constexpr bool kFast = sizeof(Bits) < 8, kLarge = kFast, kPackColumns = false, kAlong = false,
+                        kSingleColumns = true;
+
+  struct Args {
+    const Bits* logits;
+    const int32_t* labels;
+    const uint8_t* where;
+    const Acc* cotangent;  // or null: no gradient is asked for
+    Broadcast where_at, cotangent_at;
+    Acc label_smoothing, z_loss, length;
+    Acc *loss, *maximum, *log_sum;  // with a gradient: only the loss
+  };
+  struct Row {
+    bool counts;
+    int label;  // -1: no class
+    Acc z_label, cotangent;
+  };
+  struct Final {
+    Shift shift;
+    Acc slope, offset;            // the gradient is slope e^(z - peak) - offset
+    Acc at_label;                 // and this there
+    Acc others, of_label, total;  // sums of e^(z - peak), and of z: for the loss, which one thread computes
+  };
+
+  __device__ static Row row(const Args& args, int64_t outer, int64_t i, int64_t length, int64_t inner) {
+    return completed(args, begun(args, outer, i, length, inner), outer, i, length, inner);
+  }
+  __device__ static bool counts(const Args& args, int64_t outer, int64_t i) {
+    return !args.where || args.where[args.where_at(outer, 0, i)];
+  }
+  // A row in two steps: what the second reads, the first has to know.
+  __device__ static Row begun(const Args& args, int64_t outer, int64_t i, int64_t length, int64_t inner) {
+    Row row = {};
+    row.counts = counts(args, outer, i);
+    row.label = args.labels[outer * inner + i];
+    if (args.cotangent) row.cotangent = args.cotangent[args.cotangent_at(outer, 0, i)];
+    return row;
+  }
+  __device__ static Row completed(const Args& args, Row row, int64_t outer, int64_t i, int64_t length, int64_t inner) {
+    row.z_label = nan<Acc>();
+    if (!row.counts || row.label < 0 || row.label >= length) {
+      row.label = -1;
+    } else {
+      row.z_label = E::load(args.logits[(outer * length + row.label) * inner + i]);
+    }
+    return row;
+  }
+  __device__ static bool skip(const Row& row) { return !row.counts; }
+  __device__ static Row counted(Row row) {
+    row.counts = true;
+    return row;
+  }
+  template <class F>
+  __device__ static void with_args(const Args& args, F f) {
+    f(args);
+  }
+  template <class F>
+  __device__ static void with_sum_args(const Args& args, F f) {
+    f(args);
+  }
+  __device__ static int64_t hole(const Row& row) { return row.label; }
+  __device__ static Bits pad(const Args&, int) { return E::store(-infinity<Acc>()); }
+  __device__ static Acc value(const Args&, Acc x) { return x; }
+  __device__ static Acc ordered_value(const Args&, Acc x) { return x; }
+  __device__ static bool add_plain(const Args& args) { return args.label_smoothing != 0; }
+  __device__ static Acc scaled(int k, Acc sum, Acc weight) { return k == 0 ? rounded_product(sum, weight) : sum; }
+
+  __device__ static Final finish(const Args& args, const Row& row, const Stat<CrossEntropy>& stat) {
+    if (!row.counts) return {};
+    const bool has_label = row.label >= 0;
+    const Shift shift = Base::guard(has_label ? larger_number(stat.peak(), row.z_label) : stat.peak());
+    const Acc others = rounded_product(stat.sum(0), Base::weight(stat.peak(), shift));
+    const Acc of_label = has_label ? Base::exponential(row.z_label, shift) : Acc(0);
+    Final final = {shift, 0, 0, 0, others, of_label, stat.sum(1)};
+    if (!args.cotangent) return final;
+    const Acc sum = others + of_label, smoothing = args.label_smoothing;
+    const Acc g = has_label && sum < infinity<Acc>() ? row.cotangent : nan<Acc>();
+    const Acc inverse = 1 / sum;
+    Acc pull = 0;  // of z_loss, on each probability
+    if (args.z_loss != 0) pull = 2 * args.z_loss * (Base::peak_of(shift) + Base::log_of(sum, shift));
+    final.slope = g * (inverse * (1 + pull));
+    final.offset = g * (smoothing / args.length);
+    final.at_label = g * ((pull * of_label - others) * inverse + smoothing - smoothing / args.length);
+    return final;
+  }
+  __device__ static void write_row(const Args& args, int64_t index, const Row& row, const Final& final) {
+    Acc loss = 0, peak = 0, log_sum = 0;
+    if (row.counts) {
+      const Acc others = final.others, of_label = final.of_label;
+      peak = Base::peak_of(final.shift);
+      log_sum = Base::log_of(others + of_label, final.shift);
+      const Acc smoothing = args.label_smoothing, z_loss = args.z_loss;
+      const Acc lse = peak + log_sum;
+      // A probability near 1 is 1 less those of the others.
+      const bool likely = others < of_label && of_label < infinity<Acc>();
+      loss = likely ? logarithm_beyond_1(others / of_label) : (peak - row.z_label) + log_sum;
+      loss *= 1 - smoothing;
+      if (smoothing != 0) loss += smoothing * ((peak - final.total / args.length) + log_sum);
+      if (z_loss != 0) loss += z_loss * lse * lse;
+    }
+    args.loss[index] = loss;
+    if (args.cotangent) return;
+    args.maximum[index] = maximum_of(peak, log_sum);
+    args.log_sum[index] = log_sum;
+  }
+  __device__ static Acc output(const Args&, const Row& row, const Final& final, Acc z, Acc) {
+    const Acc value = fused_multiply_add(Base::exponential(z, final.shift), final.slope, -final.offset);
+    // 0 whatever the logits are where the row does not count; without a branch for every element.
+    using Word = std::conditional_t<sizeof(Acc) == 8, uint64_t, uint32_t>;
+    return bits_as<Acc>(bits_as<Word>(value) & -static_cast<Word>(row.counts));
+  }
+  __device__ static Acc hole_output(const Args&, const Row&, const Final& final) { return final.at_label; }
+};
+
+// What the tangents have in common: x is t.
+//
+// What matters of a probability p near 1 is what it lacks to 1, which is not in p but in the others. So a likely one is
+// left out of the sums: with its t as the origin, t - sum of p t is what the others make of it. (In 16 bits results
+// cannot show that, and there is one sum.)
+template <class E>
+struct Tangent {
+  using Element = E;
+  using Bits = typename E::Bits;
+  using Acc = typename E::Acc;
+  static constexpr bool kTails = sizeof(Bits) > 2;
+  static constexpr int kOperands = 2, kSums = kTails ? 3 : 1;
+  static constexpr bool kPeak = false, kDecoded = false, kHole = false, kPlainSum = false;
+  static constexpr bool kPackedPeak = false, kStoredPeak = false, kAlignedRows = true, kOutput = true;
+  static constexpr bool kFast = sizeof(Bits) < 8, kLarge = false, kPackColumns = kFast, kAlong = false,
+                        kSingleColumns = false;
+
+  struct Args {
+    Scale<Acc> scale;
+    bool transpose;
+
+    __device__ bool flag() const { return transpose; }
+  };
+  struct Row {
+    Acc factor;
+  };
+  struct Final {
+    Acc origin, sum;    // of p (t - origin); transposed log_softmax: of p, without the likely one
+    Acc others, total;  // transposed log_softmax: of t, without the likely one and with it
+  };
+
+  // At most one is, however p were rounded.
+  __device__ static bool is_likely(Acc p) { return p > Acc(0.75); }
+
+  // Sum k: of p t, of p, and of t where p is likely.
+  __device__ static Acc add_term(int k, Acc sum, Acc t, Acc p) {
+    if (!kTails) return fused_multiply_add(p, t, sum);
+    const bool likely = is_likely(p);
+    if (k == 2) return likely ? sum + t : sum;
+    return likely ? sum : k == 1 ? sum + p : fused_multiply_add(p, t, sum);
+  }
+  template <class S>
+  __device__ static Final finish_terms(const S& stat) {
+    if constexpr (!kTails) {
+      return {Acc(0), stat.sum(0), Acc(0), Acc(0)};
+    } else {
+      return {stat.sum(2), fused_multiply_add(-stat.sum(2), stat.sum(1), stat.sum(0)), Acc(0), Acc(0)};
+    }
+  }
+
+  __device__ static Row row(const Args& args, int64_t outer, int64_t i, int64_t, int64_t) {
+    return {args.scale(outer, i)};
+  }
+  __device__ static bool skip(const Row&) { return false; }
+  template <class F>
+  __device__ static void with_args(const Args& args, F f) {
+    f(args);
+  }
+  template <class F>
+  __device__ static void with_sum_args(const Args& args, F f) {
+    f(args);
+  }
+  __device__ static Bits pad(const Args&, int) { return Bits{}; }
+  __device__ static Acc value(const Args&, Acc x) { return x; }
+  __device__ static Acc guard(Acc) { return Acc(0); }
+  __device__ static Acc scaled(int, Acc sum, Acc) { return sum; }
+  __device__ static void write_row(const Args&, int64_t, const Row&, const Final&) {}
+};
+
+// Where y is 0 the result is 0, and t may be infinite.
+template <class E>
+struct SoftmaxTangent : Tangent<E> {
+  using typename Tangent<E>::Acc;
+  using typename Tangent<E>::Args;
+  using typename Tangent<E>::Row;
+  using typename Tangent<E>::Final;
+  static constexpr bool kMasked = false;
+
+  __device__ static Acc add(const Args&, int k, Acc sum, Acc t, Acc y, Acc) {
+    return y == 0 ? sum : Tangent<E>::add_term(k, sum, t, y);
+  }
+  __device__ static Final finish(const Args&, const Row&, const Stat<SoftmaxTangent>& stat) {
+    return Tangent<E>::finish_terms(stat);
+  }
+  __device__ static Acc output(const Args&, const Row& row, const Final& final, Acc t, Acc y) {
+    return y == 0 ? Acc(0) : rounded_product(rounded_product(y, (t - final.origin) - final.sum), row.factor);
+  }
+};
+
+template <class E, bool kMasks>
+struct LogSoftmaxTangent : Tangent<E> {
+  using typename Tangent<E>::Acc;
+  using typename Tangent<E>::Args;
+  using typename Tangent<E>::Row;
+  using typename Tangent<E>::Final;
+  static constexpr bool kMasked = kMasks, kFast = Tangent<E>::kFast && !kMasks, kPackColumns = kFast,
+                        kSingleColumns = kMasks;
+
+  template <class F>
+  __device__ static void with_args(const Args& args, F f) {
+    with_known(args, f);
+  }
+  template <class F>
+  __device__ static void with_sum_args(const Args& args, F f) {
+    with_known(args, f);
+  }
+  // Transposed, sum k: of t where p is not likely, of p there, and of t elsewhere.
+  template <class A>
+  __device__ static Acc add(const A& args, int k, Acc sum, Acc t, Acc y, Acc) {
+    if (!args.flag()) return Tangent<E>::add_term(k, sum, t, exponential<E>(y));
+    if (!Tangent<E>::kTails) return sum + t;
+    const Acc p = exponential<E>(y);
+    return Tangent<E>::is_likely(p) == (k == 2) ? sum + (k == 1 ? p : t) : sum;
+  }
+  __device__ static Final finish(const Args& args, const Row&, const Stat<LogSoftmaxTangent>& stat) {
+    if (!args.flag()) return Tangent<E>::finish_terms(stat);
+    if constexpr (!Tangent<E>::kTails) {
+      return {Acc(0), Acc(0), Acc(0), stat.sum(0)};
+    } else {
+      return {Acc(0), stat.sum(1), stat.sum(0), stat.sum(0) + stat.sum(2)};
+    }
+  }
+  template <class A>
+  __device__ static Acc output(const A& args, const Row& row, const Final& final, Acc t, Acc y) {
+    Acc value;
+    if (!args.flag()) {
+      value = (t - final.origin) - final.sum;
+    } else {
+      const Acc p = exponential<E>(y);
+      value = t - rounded_product(p, final.total);
+      if (Tangent<E>::kTails && Tangent<E>::is_likely(p))
+        value = fused_multiply_add(final.sum, final.total, -final.others);
+    }
+    return rounded_product(value, row.factor);
+  }
+  __device__ static Acc masked_output(const Args&) { return Acc(0); }
+};
+
+}  // namespace jaxgpuops::softmax

@@ -1,0 +1,155 @@
+// Sort on the CPU: a row becomes a list of keys with their indices, which is sorted by counting digits, or by comparing
+// all with all where it is short. Columns are brought into cache a strip at a time; the few rows of a small batch are
+// sorted by all threads together.
+#include <algorithm>
+#include <memory>
+
+#include "common/cpu/composite.h"
+#include "common/cpu/transpose.h"
+#include "sort/call.h"
+
+namespace jaxgpuops::sort {
+namespace {
+
+constexpr int64_t kTaskElements = 1 << 15;   // about as many as a task of short rows takes
+constexpr int64_t kPartElements = 1 << 16;   // a part of a row that threads share has at least as many
+constexpr int64_t kStripElements = 1 << 18;  // a strip has at most as many, if it has several columns
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+template <class Key>
+struct Sort {
+  using Item = Composite<Key>;  // larger ones come first
+
+  const Problem& problem;
+  const Key* x;
+  Key* values;
+  int32_t* indices;
+
+  Item item(const Key* row, int64_t i) const {
+    return compose<Key>(static_cast<Key>(~sort_key(row[i], problem.order)), static_cast<uint32_t>(i));
+  }
+  void write(const Key* row, const Item* items, int64_t begin, int64_t end, Key* to, int32_t* at) const {
+    if (values)
+      for (int64_t i = begin; i < end; ++i) to[i] = row[index_of<Key>(items[i])];
+    if (indices)
+      for (int64_t i = begin; i < end; ++i) at[i] = index_of<Key>(items[i]);
+  }
+
+  // A row that lies in one piece, as its results do. `items` and `scratch` hold as many.
+  void sort_row(const Key* row, Key* to, int32_t* at, Item* items, Item* scratch) const {
+    const int64_t n = problem.rows.length;
+    for (int64_t i = 0; i < n; ++i) items[i] = item(row, i);
+    sort_by_key<Key>(items, n, scratch);
+    write(row, items, 0, n, to, at);
+  }
+
+  // Where `inner` is 1.
+  void sort_rows(const Workers& workers) const {
+    const int64_t n = problem.rows.length, rows = problem.rows.outer;
+    const int64_t rows_per_task = std::max<int64_t>(1, kTaskElements / n);
+    parallel_for(workers, ceil_div(rows, rows_per_task), [&](int64_t task) {
+      const std::unique_ptr<Item[]> items(new Item[2 * n]);
+      for (int64_t r = task * rows_per_task; r < std::min(rows, (task + 1) * rows_per_task); ++r)
+        sort_row(x + r * n, values + r * n, indices + r * n, items.get(), items.get() + n);
+    });
+  }
+
+  // Neighbouring columns, as many as a cache line has, become rows and are put back.
+  void sort_columns(const Workers& workers) const {
+    const auto [outer, n, inner] = problem.rows;
+    const int64_t most = std::clamp<int64_t>(kStripElements / n, 1, 64 / static_cast<int64_t>(sizeof(Key)));
+    const int64_t strips = ceil_div(inner, most);
+    parallel_for(workers, outer * strips, [&](int64_t task) {
+      const int64_t column = task % strips * most, width = std::min(most, inner - column);
+      const int64_t first = task / strips * n * inner + column;
+      const std::unique_ptr<Item[]> items(new Item[2 * n]);
+      const std::unique_ptr<Key[]> rows(new Key[2 * width * n]);
+      const std::unique_ptr<int32_t[]> at(new int32_t[indices ? width * n : 0]);
+      Key* const to = rows.get() + width * n;
+      transpose(x + first, inner, n, width, rows.get(), n);
+      for (int64_t c = 0; c < width; ++c)
+        sort_row(rows.get() + c * n, to + c * n, at.get() + c * n, items.get(), items.get() + n);
+      if (values) transpose(to, n, width, n, values + first, inner);
+      if (indices) transpose(at.get(), n, width, n, indices + first, inner);
+    });
+  }
+
+  // One row by all threads: each counts the digits of a part of it, and moves the part to where the counts of the parts
+  // before it end.
+  void sort_together(const Key* row, Key* to, int32_t* at, const Workers& workers) const {
+    const int64_t n = problem.rows.length;
+    const int64_t parts = std::min(workers.threads, ceil_div(n, kPartElements)), part = ceil_div(n, parts);
+    const std::unique_ptr<Item[]> lists(new Item[2 * n]);
+    Item *items = lists.get(), *other = lists.get() + n;
+    struct Counts {
+      int32_t of[256];
+    };
+    std::vector<Counts> counts(parts);
+    const auto for_each_part = [&](auto body) {
+      parallel_for(workers, parts, [&](int64_t p) { body(p, p * part, std::min(n, (p + 1) * part)); });
+    };
+    for_each_part([&](int64_t, int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) items[i] = item(row, i);
+    });
+    for (int digit = 0; digit < static_cast<int>(sizeof(Key)); ++digit) {
+      const int shift = 32 + 8 * digit;
+      for_each_part([&](int64_t p, int64_t begin, int64_t end) {
+        Counts own = {};
+        for (int64_t i = begin; i < end; ++i) ++own.of[static_cast<uint8_t>(items[i] >> shift)];
+        counts[p] = own;
+      });
+      int32_t start = 0;
+      bool constant = false;
+      for (int value = 255; value >= 0; --value) {
+        const int32_t before = start;
+        for (Counts& own : counts) start += std::exchange(own.of[value], start);
+        constant |= start - before == n;
+      }
+      if (constant) continue;
+      for_each_part([&](int64_t p, int64_t begin, int64_t end) {
+        Counts own = counts[p];
+        for (int64_t i = begin; i < end; ++i) other[own.of[static_cast<uint8_t>(items[i] >> shift)]++] = items[i];
+      });
+      std::swap(items, other);
+    }
+    for_each_part([&](int64_t, int64_t begin, int64_t end) { write(row, items, begin, end, to, at); });
+  }
+
+  void run(const Workers& workers) const {
+    const Rows& rows = problem.rows;
+    if (rows.elements() == 0) return;
+    if (rows.inner > 1) return sort_columns(workers);
+    if (rows.outer >= workers.threads || rows.length < 2 * kPartElements) return sort_rows(workers);
+    for (int64_t r = 0; r < rows.outer; ++r)
+      sort_together(x + r * rows.length, values + r * rows.length, indices + r * rows.length, workers);
+  }
+};
+
+ffi::Error sort(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingRets results, int64_t axis, bool descending,
+                bool values, bool indices) {
+  return handle("jaxgpuops.sort", [&] {
+    const Call call = sort_call(x, results, axis, descending, values, indices);
+    with_width(call.problem.key_bits / 8, [&](auto width) {
+      using Key = decltype(width);
+      Sort<Key>{call.problem, static_cast<const Key*>(call.x), static_cast<Key*>(call.values), call.indices}.run(
+          workers_of(pool));
+    });
+  });
+}
+
+XLA_FFI_DEFINE_HANDLER(kSort, sort,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()  // x
+                           .RemainingRets()        // values, indices
+                           .Attr<int64_t>("axis")
+                           .Attr<bool>("descending")
+                           .Attr<bool>("values")
+                           .Attr<bool>("indices"));
+
+}  // namespace
+
+std::vector<Target> cpu_targets() { return {{"jaxgpuops.sort", kSort}}; }
+
+}  // namespace jaxgpuops::sort

@@ -1,0 +1,57 @@
+// From a plan to its kernels.
+#include "sort/cuda/launch.h"
+
+#include "sort/cuda/kernels.h"
+#include "topk/cuda/sort_rows.h"
+
+namespace jaxgpuops::sort {
+namespace {
+
+// Top-k's kernel, with all elements of a row; there, larger keys come first.
+cudaError_t launch_team(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
+  topk::Plan team;
+  team.algorithm = topk::Algorithm::kSort;
+  team.sort = plan.team;
+  team.threads = plan.threads;
+  team.blocks = plan.blocks;
+  team.shared_bytes = plan.shared_bytes;
+  topk::Problem all;
+  all.rows = problem.rows;
+  all.k = problem.rows.length;
+  all.key_bits = problem.key_bits;
+  SortOrder order = problem.order;
+  order.invert = ~order.invert;
+  return topk::launch_sort(stream, team, all, order, {buffers.x, buffers.values, buffers.indices, nullptr});
+}
+
+cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
+  if (plan.algorithm == Algorithm::kBlock) return launch_block(stream, plan, problem, buffers);
+  return launch_sweep(stream, problem, buffers);
+}
+
+}  // namespace
+
+cudaError_t launch_sort(cudaStream_t stream, const Plan& plan, const Problem& problem, const void* x, void* values,
+                        int32_t* indices, void* workspace) {
+  const Buffers buffers{x, values, indices, workspace};
+  if (plan.algorithm == Algorithm::kEmpty) return cudaSuccess;
+  if (plan.algorithm == Algorithm::kTeam) return launch_team(stream, plan, problem, buffers);
+  if (!plan.turns) return launch_rows(stream, plan, problem, buffers);
+
+  const auto [outer, length, inner] = problem.rows;
+  const TurnShape shape(problem.rows, problem.key_bits / 8, problem.values, problem.indices);
+  auto* const bytes = static_cast<unsigned char*>(workspace);
+  Problem turned = problem;
+  turned.rows = {outer * inner, length, 1};
+  Buffers parts{bytes, nullptr, nullptr, bytes + shape.bytes};
+  if (values) parts.values = bytes + shape.values;
+  if (indices) parts.indices = reinterpret_cast<int32_t*>(bytes + shape.indices);
+  cudaError_t error = launch_turn(stream, x, bytes, outer, length, inner, problem.key_bits);
+  if (error == cudaSuccess) error = launch_rows(stream, plan, turned, parts);
+  if (error == cudaSuccess && values)
+    error = launch_turn(stream, parts.values, values, outer, inner, length, problem.key_bits);
+  if (error == cudaSuccess && indices) error = launch_turn(stream, parts.indices, indices, outer, inner, length, 32);
+  return error;
+}
+
+}  // namespace jaxgpuops::sort

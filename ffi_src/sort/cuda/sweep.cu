@@ -1,0 +1,260 @@
+// Rows of any length, a digit of eight bits at a time, low ones first: one sweep over the row for each digit, after one
+// that counts all digits. Passes in which all elements of a row have the same digit are skipped, by the device.
+//
+// A block takes a tile of a row, sorts it by the digit in shared memory, and writes it in runs of equal digits. Where
+// these begin it learns from the blocks before, each of which tells its counts as soon as it knows them, and their sums
+// with those before them soon after (decoupled look-back). Indices are made in the first pass; keys that nobody asked
+// for are not written in the last.
+//
+// Bytes moved: the keys once to count; then with each pass keys and indices, in and out. After: Adinets and Merrill,
+// "Onesweep" (2022).
+#include "sort/cuda/digits.cuh"
+#include "sort/cuda/kernels.h"
+
+namespace jaxgpuops::sort {
+namespace {
+
+// ---- Counts ---------------------------------------------------------------------------------------------------------
+
+constexpr int kCountThreads = 512;
+
+struct CountArgs {
+  const void* x;
+  RowHead* heads;
+  uint32_t* counts;  // [row][pass][digit]: how many; when all are counted, how many are less
+  uint32_t* status;  // to be zeroed
+  int64_t rows, length, tiles;
+  SortOrder order;
+};
+
+template <class Key>
+__global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_constant__ CountArgs a) {
+  constexpr int kPasses = sizeof(Key);
+  __shared__ uint32_t counts[kPasses * kDigits], warps[kDigits / 32], active;
+  __shared__ bool last;
+  const int64_t blocks = (a.length + kCountElements - 1) / kCountElements;
+  const int64_t row = blockIdx.x / blocks, block = blockIdx.x % blocks;
+  for (int c = threadIdx.x; c < kPasses * kDigits; c += kCountThreads) counts[c] = 0;
+  __syncthreads();
+
+  const Key* const x = static_cast<const Key*>(a.x) + row * a.length;
+  const int64_t begin = block * kCountElements, end = min(begin + kCountElements, a.length);
+  const auto count = [&](Key bits) {
+    const Key key = sort_key(bits, a.order);
+#pragma unroll
+    for (int p = 0; p < kPasses; ++p) atomicAdd(counts + p * kDigits + digit_of(key, p * kDigitBits), 1u);
+  };
+  constexpr int kUnroll = 8;
+  int64_t at = begin + threadIdx.x;
+  for (; at + (kUnroll - 1) * kCountThreads < end; at += kUnroll * kCountThreads) {
+    Key bits[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) bits[u] = x[at + u * kCountThreads];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) count(bits[u]);
+  }
+  for (; at < end; at += kCountThreads) count(x[at]);
+
+  // This block's share of the words that tiles will tell each other.
+  const int64_t words = a.tiles * kPasses * kDigits, share = (words + blocks - 1) / blocks;
+  uint32_t* const status = a.status + row * words;
+  for (int64_t w = block * share + threadIdx.x; w < min((block + 1) * share, words); w += kCountThreads) status[w] = 0;
+  __syncthreads();
+
+  uint32_t* const all = a.counts + row * kPasses * kDigits;
+  if (blocks > 1) {
+    for (int c = threadIdx.x; c < kPasses * kDigits; c += kCountThreads)
+      if (counts[c]) atomicAdd(all + c, counts[c]);
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicAdd(&a.heads[row].counted, 1u) == blocks - 1;
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+    for (int c = threadIdx.x; c < kPasses * kDigits; c += kCountThreads) counts[c] = __ldcg(all + c);
+  }
+  if (threadIdx.x == 0) active = 0;
+  __syncthreads();
+#pragma unroll 1
+  for (int p = 0; p < kPasses; ++p) {
+    const uint32_t own = threadIdx.x < kDigits ? counts[p * kDigits + threadIdx.x] : 0;
+    const uint32_t less = sum_before(own, warps);
+    if (own != 0 && own != a.length) atomicOr(&active, 1u << p);
+    if (threadIdx.x < kDigits) all[p * kDigits + threadIdx.x] = less;
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) a.heads[row].active = active ? active : 1;  // one pass at least moves what it finds
+}
+
+// ---- Passes ---------------------------------------------------------------------------------------------------------
+
+// What a tile tells of a digit: nothing yet (0), its own count (plus 1), or the sum with all tiles before it.
+constexpr uint32_t kSum = 1u << 31;
+
+__device__ __forceinline__ void tell(uint32_t* to, uint32_t word) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
+}
+__device__ __forceinline__ uint32_t ask(const uint32_t* from) {
+  uint32_t word;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
+  return word;
+}
+
+struct PassArgs {
+  const void* x;
+  void* keys[2];        // where passes read and write in turns; the last writes to the first
+  int32_t* indices[2];  // likewise
+  bool keys_wanted;     // by the last pass
+  RowHead* heads;
+  const uint32_t* counts;
+  uint32_t* status;
+  int64_t rows, length, tiles;
+  int pass;
+  SortOrder order;
+};
+
+template <class Key>
+struct PassShared {
+  static constexpr int kItems = sweep_items(sizeof(Key)), kTile = kSweepThreads * kItems;
+  uint32_t counts[kSweepThreads / 32 * kDigits];
+  Key keys[kTile];
+  int32_t indices[kTile];  // the last member: absent where there are none
+};
+
+template <class Key, bool kIndices>
+__global__ void __launch_bounds__(kSweepThreads, kSweepBlocks) pass_kernel(const __grid_constant__ PassArgs a) {
+  constexpr int kPasses = sizeof(Key), kItems = sweep_items(sizeof(Key)), kTile = kSweepThreads * kItems;
+  auto& shared = *reinterpret_cast<PassShared<Key>*>(dynamic_shared_memory());
+  __shared__ uint32_t warps[kDigits / 32], ticket;
+  __shared__ int32_t shift_of[kDigits];  // from the place in the tile of an element of a digit to that in the row
+  if (threadIdx.x == 0) ticket = atomicAdd(&a.heads->tickets[a.pass], 1u);
+  __syncthreads();
+  const int64_t row = ticket % a.rows, tile = ticket / a.rows;  // tiles of other rows give those before time
+  const uint32_t active = a.heads[row].active, this_pass = 1u << a.pass;
+  if (!(active & this_pass)) return;
+  const bool is_first = !(active & (this_pass - 1)), is_last = active < 2 * this_pass;
+  const int to = __popc(active >> a.pass) % 2 == 1 ? 0 : 1;  // the last pass writes the results
+  const Key* const from_keys =
+      (is_first ? static_cast<const Key*>(a.x) : static_cast<const Key*>(a.keys[1 - to])) + row * a.length;
+  const int32_t* const from_indices = kIndices ? a.indices[1 - to] + row * a.length : nullptr;
+
+  const int64_t begin = tile * kTile;
+  const auto there = static_cast<uint32_t>(min(int64_t{kTile}, a.length - begin));
+  const uint32_t warp = threadIdx.x / 32, first = warp * 32 * kItems + threadIdx.x % 32;
+  const int shift = a.pass * kDigitBits;
+  Key bits[kItems];
+  int32_t index[kItems];
+  uint32_t digit[kItems];
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) bits[i] = first + i * 32 < there ? from_keys[begin + first + i * 32] : Key{0};
+#pragma unroll
+  for (int i = 0; i < kItems; ++i)
+    digit[i] = first + i * 32 < there ? digit_of(sort_key(bits[i], a.order), shift) : kDigits - 1;
+  uint32_t* const counts = shared.counts + warp * kDigits;
+  rank_in_warp(digit, counts);
+  if constexpr (kIndices) {
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      index[i] = static_cast<int32_t>(begin + first + i * 32);
+      if (!is_first && first + i * 32 < there) index[i] = from_indices[begin + first + i * 32];
+    }
+  }
+  __syncthreads();
+  uint32_t begin_of_digit;
+  uint32_t own = begin_of_digits<kSweepThreads / 32>(shared.counts, warps, begin_of_digit);
+  uint32_t* const status = a.status + ((row * kPasses + a.pass) * a.tiles) * kDigits + threadIdx.x;
+  uint32_t before = 0;
+  if (threadIdx.x < kDigits) {
+    if (threadIdx.x == kDigits - 1) own -= kTile - there;
+    if (tile == 0) {
+      before = a.counts[(row * kPasses + a.pass) * kDigits + threadIdx.x];
+      tell(status, kSum | (before + own));
+    } else {
+      tell(status + tile * kDigits, own + 1);
+    }
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) {
+    const uint32_t place = place_of(digit[i], counts);
+    shared.keys[place] = bits[i];
+    if constexpr (kIndices) shared.indices[place] = index[i];
+  }
+  if (threadIdx.x < kDigits) {
+    if (tile > 0) {
+      for (int64_t t = tile - 1;;) {
+        const uint32_t word = ask(status + t * kDigits);
+        if (word == 0) continue;
+        if (word & kSum) {
+          before += word & ~kSum;
+          break;
+        }
+        before += word - 1;
+        --t;
+      }
+      tell(status + tile * kDigits, kSum | (before + own));
+    }
+    shift_of[threadIdx.x] = static_cast<int32_t>(before - begin_of_digit);
+  }
+  __syncthreads();
+  const bool writes_keys = !is_last || a.keys_wanted;
+  Key* const to_keys = static_cast<Key*>(a.keys[to]) + row * a.length;
+  int32_t* const to_indices = kIndices ? a.indices[to] + row * a.length : nullptr;
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) {
+    const uint32_t place = threadIdx.x + i * kSweepThreads;
+    if (place >= there) break;
+    const Key key = shared.keys[place];
+    const int64_t at = static_cast<uint32_t>(shift_of[digit_of(sort_key(key, a.order), shift)] + place);
+    if (writes_keys) to_keys[at] = key;
+    if constexpr (kIndices) to_indices[at] = shared.indices[place];
+  }
+}
+
+template <class Key, bool kIndices>
+cudaError_t run(cudaStream_t stream, const Problem& problem, const Buffers& buffers) {
+  const int64_t rows = problem.rows.count(), length = problem.rows.length;
+  const SweepShape shape(rows, length, sizeof(Key), buffers.values != nullptr, kIndices);
+  auto* const workspace = static_cast<unsigned char*>(buffers.workspace);
+  auto* const heads = reinterpret_cast<RowHead*>(workspace);
+  auto* const counts = reinterpret_cast<uint32_t*>(workspace + shape.counts);
+  auto* const status = reinterpret_cast<uint32_t*>(workspace + shape.status);
+  cudaError_t error = cudaMemsetAsync(workspace, 0, shape.status, stream);
+  if (error != cudaSuccess) return error;
+  const int64_t blocks = (length + kCountElements - 1) / kCountElements;
+  error = launch(stream, {dim3(static_cast<unsigned>(rows * blocks)), dim3(kCountThreads)}, count_kernel<Key>,
+                 CountArgs{buffers.x, heads, counts, status, rows, length, shape.tiles, problem.order});
+  PassArgs a = {};
+  a.x = buffers.x;
+  a.keys[0] = buffers.values;
+  a.keys[1] = workspace + shape.keys;
+  a.indices[0] = buffers.indices;
+  a.indices[1] = reinterpret_cast<int32_t*>(workspace + shape.indices);
+  a.heads = heads;
+  a.counts = counts;
+  a.status = status;
+  a.rows = rows;
+  a.length = length;
+  a.tiles = shape.tiles;
+  a.order = problem.order;
+  a.keys_wanted = buffers.values != nullptr;
+  if (!a.keys_wanted) a.keys[0] = workspace + shape.more_keys;
+  Launch config;
+  config.grid = dim3(static_cast<unsigned>(rows * shape.tiles));
+  config.block = dim3(kSweepThreads);
+  config.shared_bytes = sweep_shared_bytes(sizeof(Key), kIndices);
+  for (a.pass = 0; a.pass < shape.passes && error == cudaSuccess; ++a.pass)
+    error = launch(stream, config, pass_kernel<Key, kIndices>, a);
+  return error;
+}
+
+}  // namespace
+
+cudaError_t launch_sweep(cudaStream_t stream, const Problem& problem, const Buffers& buffers) {
+  return dispatch_key(problem.key_bits, [&](auto key) {
+    using Key = decltype(key);
+    return buffers.indices ? run<Key, true>(stream, problem, buffers) : run<Key, false>(stream, problem, buffers);
+  });
+}
+
+}  // namespace jaxgpuops::sort

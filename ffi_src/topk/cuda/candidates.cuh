@@ -1,0 +1,517 @@
+// What a block does with a buffer of candidates in shared memory: raise the threshold, sort the best.
+//
+// These run a few times a row, mostly straight after a cold start, where fetching instructions costs as much as
+// executing them: loops are unrolled only where several candidates of a thread hide each other's latency.
+//
+// A threshold comes from one value a thread (kth_of_block), and a count confirms it where it is a guess. Otherwise, and
+// for sorting, a histogram over the candidates' own range decides: with bins that outnumber k, a bin holds a candidate
+// or two, so sorting is a counting sort and a few comparisons. Data that crowds a bin (ties of one value beside an
+// outlier, say) divides that bin again to select, and takes a bitonic sort to sort: slower, the same result.
+#pragma once
+
+#include "topk/cuda/composite.cuh"
+
+namespace jaxgpuops::topk {
+
+constexpr uint32_t kFullWarp = 0xffffffffu;
+constexpr uint32_t kCrowded = 64;  // candidates in one bin that make the sort the better choice
+
+template <class C>
+__device__ __forceinline__ C larger(C a, C b) {
+  return a > b ? a : b;
+}
+template <class C>
+__device__ __forceinline__ C smaller(C a, C b) {
+  return a < b ? a : b;
+}
+
+template <class T>
+__device__ __forceinline__ T shuffle_xor(T v, int mask) {
+  if constexpr (sizeof(T) == 16) {
+    const uint64_t low = __shfl_xor_sync(kFullWarp, static_cast<uint64_t>(v), mask);
+    const uint64_t high = __shfl_xor_sync(kFullWarp, static_cast<uint64_t>(v >> 64), mask);
+    return (static_cast<T>(high) << 64) | low;
+  } else if constexpr (sizeof(T) < 4) {
+    return static_cast<T>(__shfl_xor_sync(kFullWarp, static_cast<uint32_t>(v), mask));
+  } else {
+    return __shfl_xor_sync(kFullWarp, v, mask);
+  }
+}
+
+__device__ __forceinline__ uint64_t most_of_warp(uint64_t value) {
+#pragma unroll
+  for (int d = 16; d; d /= 2) value = larger(value, shuffle_xor(value, d));
+  return value;
+}
+
+__device__ __forceinline__ uint32_t most_of_warp(uint32_t value) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_max_sync(kFullWarp, value);
+#else
+#pragma unroll
+  for (int d = 16; d; d /= 2) value = larger(value, shuffle_xor(value, d));
+  return value;
+#endif
+}
+
+__device__ __forceinline__ uint32_t sum_of_warp(uint32_t value) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_add_sync(kFullWarp, value);
+#else
+#pragma unroll
+  for (int d = 16; d; d /= 2) value += shuffle_xor(value, d);
+  return value;
+#endif
+}
+
+__device__ __forceinline__ uint32_t inclusive_scan_warp(uint32_t v) {
+  const int lane = threadIdx.x & 31;
+#pragma unroll
+  for (int d = 1; d < 32; d *= 2) {
+    const uint32_t up = __shfl_up_sync(kFullWarp, v, d);
+    if (lane >= d) v += up;
+  }
+  return v;
+}
+
+// The sum of the values of all threads before this one. Starts with the block in step; `sums` may be used again after
+// the next barrier.
+template <int kThreads>
+__device__ __forceinline__ uint32_t scan_block(uint32_t value, uint32_t* sums) {
+  constexpr uint32_t kWarps = kThreads / 32;
+  const uint32_t inclusive = inclusive_scan_warp(value), warp = threadIdx.x / 32;
+  if (threadIdx.x % 32 == 31) sums[warp] = inclusive;
+  __syncthreads();
+  const uint32_t before = inclusive_scan_warp(sums[threadIdx.x % kWarps]);
+  return inclusive - value + (warp ? __shfl_sync(kFullWarp, before, warp - 1) : 0);
+}
+
+template <class C>
+__device__ __forceinline__ int bit_length(C v) {
+  if constexpr (sizeof(C) == 16) {
+    const uint64_t high = static_cast<uint64_t>(v >> 64);
+    return high ? 128 - __clzll(high) : 64 - __clzll(static_cast<uint64_t>(v));
+  } else {
+    return 64 - __clzll(v);
+  }
+}
+
+template <int kThreads, class C>
+struct Shared {
+  static constexpr int kWarps = kThreads / 32;
+  static constexpr int kBinsPerThread = 8;
+  static constexpr int kBins = kThreads * kBinsPerThread;
+  alignas(16) uint32_t histogram[kBins];
+  C low[kWarps], high[kWarps];
+  uint32_t sums[kWarps];
+  uint32_t count;     // candidates in the buffer; more than its room, where some found no place
+  uint32_t full;      // whether some found no place
+  uint32_t boundary;  // the bin that holds the k-th candidate
+  uint32_t above;     // candidates in the bins above that one
+  uint32_t kept;      // candidates in the bins up to and including it
+};
+
+// A lower bound, reached by at least k of the threads' values and by few more, of the k-th largest. Each warp's
+// ceil(k / warps)-th largest brackets it; a few counts by the barrier itself close in. Starts and ends with the block
+// in step.
+template <int kThreads, class Key>
+__device__ __noinline__ Key kth_of_block(Key value, uint32_t k) {
+  constexpr uint32_t kWarps = kThreads / 32;
+  __shared__ Key warp_kth[kWarps];
+  const uint32_t lane = threadIdx.x & 31;
+  Key sorted = value;
+#pragma unroll
+  for (uint32_t size = 2; size <= 32; size *= 2) {
+#pragma unroll
+    for (uint32_t stride = size / 2; stride; stride /= 2) {
+      const Key other = shuffle_xor(sorted, stride);
+      const bool first = !(lane & stride), downwards = !(lane & size);  // lane < 32: the last merge runs downwards
+      sorted = first == downwards ? larger(sorted, other) : smaller(sorted, other);
+    }
+  }
+  if (lane == (k + kWarps - 1) / kWarps - 1) warp_kth[threadIdx.x / 32] = sorted;
+  __syncthreads();
+  Key low = warp_kth[0], high = low;
+#pragma unroll
+  for (uint32_t w = 1; w < kWarps; ++w) {
+    low = smaller(low, warp_kth[w]);
+    high = larger(high, warp_kth[w]);
+  }
+  if (k == 1) low = high;
+  // Six steps are enough for a bracket of neighbours; one that starts at an empty warp's zero takes more.
+  constexpr int kCoarse = 8 * sizeof(Key) > 14 ? 8 * sizeof(Key) - 14 : 0;
+#pragma unroll 1
+  for (int step = 0; low < high && (step < 6 || (high - low) >> kCoarse); ++step) {
+    const Key middle = static_cast<Key>(high - (high - low) / 2);
+    const uint32_t reached = __syncthreads_count(value >= middle);
+    if (reached >= k) {
+      low = middle;
+      if (reached == k) break;
+    } else {
+      high = static_cast<Key>(middle - 1);
+    }
+  }
+  __syncthreads();
+  return low;
+}
+
+template <int kThreads>
+__device__ __forceinline__ uint32_t spread_index() {
+  return (threadIdx.x & 31) * (kThreads / 32) + threadIdx.x / 32;
+}
+
+// Calls use(c) for each candidate of buffer[0, m). A thread reads a few at once.
+template <class C>
+constexpr int kBatch = sizeof(C) == 16 ? 4 : 8;
+
+template <int kThreads, class C, class Use>
+__device__ __forceinline__ void for_each_candidate(const C* buffer, uint32_t m, Use use) {
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < m; i += kBatch<C> * kThreads) {
+    C c[kBatch<C>];
+#pragma unroll
+    for (int j = 0; j < kBatch<C>; ++j) c[j] = buffer[min(i + j * kThreads, m - 1)];
+#pragma unroll
+    for (int j = 0; j < kBatch<C>; ++j)
+      if (i + j * kThreads < m) use(c[j]);
+  }
+}
+
+template <class C>
+struct Bins {
+  C high;  // bin 0 starts here and bins descend
+  int shift;
+  uint32_t boundary, above, kept;
+  bool crowded;  // a bin that matters holds too many to compare
+
+  __device__ uint32_t of(C c) const { return static_cast<uint32_t>((high - c) >> shift); }
+  __device__ C floor() const {  // the lowest composite of the boundary bin
+    const C span = (static_cast<C>(boundary + 1) << shift) - 1;
+    return span >= high ? 0 : high - span;
+  }
+};
+
+// Counts what of buffer[0, m) lies in [from, to] into bins over its range; leaves in s.histogram the number of
+// candidates above each bin. Requires k >= 1 and k candidates in the interval. Starts and ends with the block in step.
+template <int kThreads, class C>
+__device__ Bins<C> bin_candidates(Shared<kThreads, C>& s, const C* buffer, uint32_t m, uint32_t k, C from, C to) {
+  using S = Shared<kThreads, C>;
+  const uint32_t tid = threadIdx.x, lane = tid & 31, warp = tid / 32;
+  C low = ~C{0}, high = 0;
+  for_each_candidate<kThreads>(buffer, m, [&](C c) {
+    if (c < from || c > to) return;
+    low = smaller(low, c);
+    high = larger(high, c);
+  });
+#pragma unroll
+  for (int d = 16; d; d /= 2) {
+    low = smaller(low, shuffle_xor(low, d));
+    high = larger(high, shuffle_xor(high, d));
+  }
+  if (lane == 0) s.low[warp] = low, s.high[warp] = high;
+  for (int i = tid; i < S::kBins; i += kThreads) s.histogram[i] = 0;
+  __syncthreads();
+#pragma unroll 4
+  for (int w = 0; w < S::kWarps; ++w) {
+    low = smaller(low, s.low[w]);
+    high = larger(high, s.high[w]);
+  }
+  constexpr int kLogBins = kThreads == 512 ? 12 : 11;
+  static_assert(S::kBins == 1 << kLogBins);
+  Bins<C> bins;
+  bins.high = high;
+  bins.shift = max(0, bit_length(static_cast<C>(high - low)) - kLogBins);
+  for_each_candidate<kThreads>(buffer, m, [&](C c) {
+    if (c >= from && c <= to) atomicAdd(&s.histogram[bins.of(c)], 1u);
+  });
+  __syncthreads();
+
+  uint4* const mine = reinterpret_cast<uint4*>(s.histogram) + tid * (S::kBinsPerThread / 4);
+  alignas(16) uint32_t counts[S::kBinsPerThread];
+  uint32_t sum = 0;
+#pragma unroll
+  for (int v = 0; v < S::kBinsPerThread / 4; ++v) reinterpret_cast<uint4*>(counts)[v] = mine[v];
+#pragma unroll
+  for (int j = 0; j < S::kBinsPerThread; ++j) sum += counts[j];
+  const uint32_t inclusive = inclusive_scan_warp(sum);
+  if (lane == 31) s.sums[warp] = inclusive;
+  __syncthreads();
+  uint32_t above = inclusive - sum;
+#pragma unroll 4
+  for (uint32_t w = 0; w < S::kWarps; ++w) above += w < warp ? s.sums[w] : 0;
+  bool crowded = false;
+#pragma unroll
+  for (int j = 0; j < S::kBinsPerThread; ++j) {
+    const uint32_t count = counts[j];
+    if (above < k) {
+      crowded |= count > kCrowded;
+      if (above + count >= k) s.boundary = tid * S::kBinsPerThread + j, s.above = above, s.kept = above + count;
+    }
+    counts[j] = above;
+    above += count;
+  }
+#pragma unroll
+  for (int v = 0; v < S::kBinsPerThread / 4; ++v) mine[v] = reinterpret_cast<const uint4*>(counts)[v];
+  bins.crowded = __syncthreads_or(crowded);
+  bins.boundary = s.boundary;
+  bins.above = s.above;
+  bins.kept = s.kept;
+  return bins;
+}
+
+// Bitonic sort with every comparator pointing the same way, so that a length that is no power of two needs no padding.
+template <int kThreads, class C>
+__device__ void sort_descending(C* buffer, uint32_t m) {
+  uint32_t padded = 2;
+  while (padded < m) padded *= 2;
+  const auto exchange = [&](uint32_t a, uint32_t b) {
+    if (b < m && buffer[a] < buffer[b]) {
+      const C t = buffer[a];
+      buffer[a] = buffer[b];
+      buffer[b] = t;
+    }
+  };
+  for (uint32_t size = 2; size <= padded; size *= 2) {
+    __syncthreads();
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < padded / 2; i += kThreads) {
+      const uint32_t a = 2 * i - (i & (size / 2 - 1));
+      exchange(a, a ^ (size - 1));
+    }
+    for (uint32_t stride = size / 4; stride; stride /= 2) {
+      __syncthreads();
+#pragma unroll 1
+      for (uint32_t i = threadIdx.x; i < padded / 2; i += kThreads) {
+        const uint32_t a = 2 * i - (i & (stride - 1));
+        exchange(a, a + stride);
+      }
+    }
+  }
+  __syncthreads();
+}
+
+// Keeps what is at or above the threshold of buffer[0, s.count). Starts and ends with the block in step.
+template <int kThreads, class C>
+__device__ __noinline__ void compact(Shared<kThreads, C>& s, C* buffer, C threshold) {
+  __builtin_assume(__isShared(&s) && __isShared(buffer));
+  const uint32_t m = s.count, tid = threadIdx.x;
+  __syncthreads();
+  if (tid == 0) s.count = 0;
+  constexpr int kPer = sizeof(C) == 16 ? 4 : 8;
+#pragma unroll 1
+  for (uint32_t start = 0; start < m; start += kThreads * kPer) {
+    C v[kPer];
+    uint32_t keeps = 0;
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) {
+      const uint32_t i = start + j * kThreads + tid;
+      v[j] = i < m ? buffer[i] : C{0};
+      keeps |= static_cast<uint32_t>(i < m && v[j] >= threshold) << j;
+    }
+    __syncthreads();  // the chunk is in registers: its places may be written
+    const uint32_t mine = __popc(keeps), inclusive = inclusive_scan_warp(mine);
+    uint32_t at = 0;
+    if ((tid & 31) == 31 && inclusive) at = atomicAdd(&s.count, inclusive);
+    at = __shfl_sync(kFullWarp, at, 31) + inclusive - mine;
+#pragma unroll
+    for (int j = 0; j < kPer; ++j)
+      if (keeps >> j & 1) buffer[at++] = v[j];
+  }
+  __syncthreads();
+}
+
+// Shrinks buffer[0, s.count) to the k largest and at most `keep` in all; returns a threshold as reselect does. By bins
+// over the range of the candidates: as long as the one that holds the k-th holds too many, the next bins divide that
+// one. Starts and ends with the block in step.
+template <int kThreads, class C>
+__device__ __noinline__ C divide(Shared<kThreads, C>& s, C* buffer, uint32_t k, uint32_t keep, Bins<C> bins) {
+  __builtin_assume(__isShared(&s) && __isShared(buffer));
+  C to = ~C{0};
+  uint32_t above = 0;
+  while (above + bins.kept > keep) {
+    to = smaller(to, bins.high - (static_cast<C>(bins.boundary) << bins.shift));
+    above += bins.above;
+    bins = bin_candidates<kThreads>(s, buffer, s.count, k - above, bins.floor(), to);
+  }
+  const C threshold = bins.floor();
+  compact<kThreads>(s, buffer, threshold);
+  return threshold;
+}
+
+// Shrinks buffer[0, s.count) to the k largest and at most `keep` in all; returns the new threshold, which every
+// dropped candidate is below and k kept ones reach. A sample, one candidate a thread, proposes the threshold and a
+// count accepts it; where it does not, the histogram of all candidates decides. Starts and ends with the block in step.
+template <int kThreads, class Key>
+__device__ __noinline__ Composite<Key> reselect(Shared<kThreads, Composite<Key>>& s, Composite<Key>* buffer,
+                                                Packing<Key> packing, uint32_t k, uint32_t keep) {
+  __builtin_assume(__isShared(&s) && __isShared(buffer));
+  using C = Composite<Key>;
+  const uint32_t m = s.count, tid = threadIdx.x;
+  const float share = static_cast<float>(k) / m;
+  const float rank = kThreads * share + 4 * sqrtf(kThreads * share * (1 - share)) + 1;
+  if (rank < kThreads) {
+    const Key sample = packing.key(buffer[static_cast<uint32_t>(static_cast<uint64_t>(m) * tid / kThreads)]);
+    const C threshold = packing.lowest(kth_of_block<kThreads>(sample, static_cast<uint32_t>(rank)));
+    uint32_t reached = 0;
+#pragma unroll 4
+    for (uint32_t i = tid; i < m; i += kThreads) reached += buffer[i] >= threshold;
+    reached = inclusive_scan_warp(reached);
+    if (tid % 32 == 31) s.sums[tid / 32] = reached;
+    __syncthreads();
+    reached = 0;
+#pragma unroll 4
+    for (int w = 0; w < kThreads / 32; ++w) reached += s.sums[w];
+    if (reached >= k && reached <= keep) {
+      compact<kThreads>(s, buffer, threshold);
+      return threshold;
+    }
+  }
+  return divide<kThreads>(s, buffer, k, keep, bin_candidates<kThreads>(s, buffer, m, k, C{0}, ~C{0}));
+}
+
+// Sorts the k largest of buffer[0, s.count) downwards to its front. `scratch` has room for `room` composites (any
+// number will do: too little room takes the bitonic sort). Starts and ends with the block in step.
+template <int kThreads, class C>
+__device__ __noinline__ void sort_candidates(Shared<kThreads, C>& s, C* buffer, uint32_t k, C* scratch, uint32_t room) {
+  __builtin_assume(__isShared(&s) && __isShared(buffer) && __isShared(scratch));
+  const uint32_t tid = threadIdx.x;
+  uint32_t m;
+  Bins<C> bins;
+  for (bool again = false;; again = true) {
+    m = s.count;
+    if (m <= kThreads / 2) {  // few: compare all with all, several threads to a candidate
+      const uint32_t team = kThreads / m, chunk = (m + team - 1) / team, begin = tid / m * chunk;
+      if (tid < m) s.histogram[tid] = 0;
+      const C mine = buffer[tid % m];
+      __syncthreads();
+      uint32_t above = 0;
+#pragma unroll 4
+      for (uint32_t j = begin; j < min(m, begin + chunk); ++j) above += buffer[j] > mine;
+      if (above) atomicAdd(&s.histogram[tid % m], above);
+      __syncthreads();
+      if (tid < m && s.histogram[tid] < k) buffer[s.histogram[tid]] = mine;
+      __syncthreads();
+      return;
+    }
+    bins = bin_candidates<kThreads>(s, buffer, m, k, C{0}, ~C{0});
+    if (!bins.crowded && bins.kept <= room) break;
+    const uint32_t keep = max(k + k / 8, kThreads / 2);  // of many, first what is not among the k largest is dropped
+    if (again || m <= keep) {
+      sort_descending<kThreads>(buffer, m);
+      return;
+    }
+    divide<kThreads>(s, buffer, k, keep, bins);
+  }
+#pragma unroll 1
+  for (uint32_t i = tid; i < m; i += kBatch<C> * kThreads) {
+    C mine[kBatch<C>];
+    uint32_t at[kBatch<C>];
+#pragma unroll
+    for (int j = 0; j < kBatch<C>; ++j) mine[j] = buffer[min(i + j * kThreads, m - 1)];
+#pragma unroll
+    for (int j = 0; j < kBatch<C>; ++j) {
+      const uint32_t bin = bins.of(mine[j]);
+      at[j] = i + j * kThreads < m && bin <= bins.boundary ? atomicAdd(&s.histogram[bin], 1u) : ~0u;
+    }
+#pragma unroll
+    for (int j = 0; j < kBatch<C>; ++j)
+      if (at[j] != ~0u) scratch[at[j]] = mine[j];
+  }
+  __syncthreads();  // s.histogram[bin] is now where the bin ends, and where the next one starts
+  // A thread ranks a few candidates at once, a warp neighbours: their bins are of like size.
+  constexpr int kRanked = 4;
+#pragma unroll 1
+  for (uint32_t i = tid / 32 * (32 * kRanked) + tid % 32; i < bins.kept; i += kRanked * kThreads) {
+    C mine[kRanked];
+    uint32_t at[kRanked], end[kRanked], rank[kRanked], steps = 0;
+#pragma unroll
+    for (int j = 0; j < kRanked; ++j) mine[j] = scratch[min(i + j * 32, bins.kept - 1)];
+#pragma unroll
+    for (int j = 0; j < kRanked; ++j) {
+      const uint32_t bin = bins.of(mine[j]);
+      rank[j] = at[j] = bin ? s.histogram[bin - 1] : 0;
+      end[j] = s.histogram[bin];
+      steps = max(steps, end[j] - at[j]);
+    }
+#pragma unroll 1
+    for (; steps; --steps) {
+#pragma unroll
+      for (int j = 0; j < kRanked; ++j) {
+        if (at[j] < end[j]) rank[j] += scratch[at[j]] > mine[j];
+        ++at[j];
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kRanked; ++j)
+      if (i + j * 32 < bins.kept && rank[j] < k) buffer[rank[j]] = mine[j];
+  }
+  __syncthreads();
+}
+
+// Appends the hits of up to 32 bits a lane, in one reservation for the warp; at(bit) is the candidate. Returns those
+// that found no place.
+template <int kThreads, class C, class At>
+__device__ __forceinline__ uint32_t append_hits(Shared<kThreads, C>& s, C* buffer, uint32_t room, uint32_t hits,
+                                                At at) {
+  if (!__any_sync(kFullWarp, hits)) return 0;
+  const uint32_t mine = __popc(hits), inclusive = inclusive_scan_warp(mine);
+  uint32_t base = 0;
+  if ((threadIdx.x & 31) == 31) base = atomicAdd(&s.count, inclusive);
+  uint32_t place = __shfl_sync(kFullWarp, base, 31) + inclusive - mine;
+  while (hits && place < room) {
+    buffer[place++] = at(__ffs(hits) - 1);
+    hits &= hits - 1;
+  }
+  return hits;
+}
+
+// After a barrier at which some found no place: makes room, and returns the new threshold.
+template <int kThreads, class Key>
+__device__ Composite<Key> make_room(Shared<kThreads, Composite<Key>>& s, Composite<Key>* buffer, Packing<Key> packing,
+                                    uint32_t k, uint32_t keep, uint32_t room) {
+  if (threadIdx.x == 0) s.count = min(s.count, room), s.full = 0;
+  __syncthreads();
+  return reselect<kThreads, Key>(s, buffer, packing, k, keep);
+}
+
+// Few candidates of many, for k up to half the threads: one more bound spares the ranking most comparisons.
+template <int kThreads, class Key>
+__device__ void prune(Shared<kThreads, Composite<Key>>& s, Composite<Key>* buffer, Packing<Key> packing, uint32_t k) {
+  const uint32_t m = s.count, i = spread_index<kThreads>();
+  if (m <= kThreads / 2 || m > kThreads) return;
+  const Key key = i < m ? packing.key(buffer[i]) : Key{0};
+  compact<kThreads>(s, buffer, packing.lowest(kth_of_block<kThreads>(key, k)));
+}
+
+// Where results go, and which.
+struct Output {
+  void* values;
+  int32_t* indices;
+  KeyOrder order;
+  int64_t inner;
+  uint32_t k;
+  bool sorted;
+};
+
+// Writes the k largest of buffer[0, s.count) to the output, in the order asked for.
+template <int kThreads, class Key>
+__device__ void write_result(Shared<kThreads, Composite<Key>>& s, const Output& a, Packing<Key> packing,
+                             Composite<Key>* buffer, Composite<Key>* scratch, uint32_t room, int64_t row) {
+  if (a.k <= kThreads / 2) prune<kThreads, Key>(s, buffer, packing, a.k);
+  sort_candidates<kThreads>(s, buffer, a.k, scratch, room);
+  if (!a.sorted) {
+    for (uint32_t i = threadIdx.x; i < a.k; i += kThreads) buffer[i] = packing.by_index(buffer[i]);
+    if (threadIdx.x == 0) s.count = a.k;
+    __syncthreads();
+    sort_candidates<kThreads>(s, buffer, a.k, scratch, room);
+  }
+  const int64_t base = row / a.inner * a.k * a.inner + row % a.inner;
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < a.k; i += kThreads) {
+    const Composite<Key> c = a.sorted ? buffer[i] : packing.from_by_index(buffer[i]);
+    static_cast<Key*>(a.values)[base + i * a.inner] = decode(packing.key(c), a.order);
+    a.indices[base + i * a.inner] = static_cast<int32_t>(packing.index(c));
+  }
+}
+
+}  // namespace jaxgpuops::topk

@@ -1,0 +1,170 @@
+// What kernels share in which a few lanes, or threads that each hold a few elements, select: delegates, packed keys,
+// words to rank by.
+#pragma once
+
+#include "topk/cuda/columns_shape.h"
+#include "topk/cuda/composite.cuh"
+
+namespace jaxgpuops::topk {
+
+// count += a < b, in two instructions: by the carry of b + ~a.
+__device__ __forceinline__ void count_less(uint32_t& count, uint32_t a, uint32_t b) {
+  asm("{\n.reg .u32 t;\nadd.cc.u32 t, %1, %2;\naddc.u32 %0, %0, 0;\n}" : "+r"(count) : "r"(~a), "r"(b));
+}
+
+// count += whether other comes before own: it is larger, or equal and of a lower index. In three instructions.
+__device__ __forceinline__ void count_before(uint32_t& count, uint32_t own, uint32_t index, uint32_t other,
+                                             uint32_t other_index) {
+  asm("{\n.reg .u32 t;\nadd.cc.u32 t, %1, %2;\naddc.cc.u32 t, %3, %4;\naddc.u32 %0, %0, 0;\n}"
+      : "+r"(count)
+      : "r"(index), "r"(~other_index), "r"(~own), "r"(other));
+}
+
+// bits = 2 * bits + (above < word), likewise, by the carry of word + ~above.
+__device__ __forceinline__ void push_reaches(uint32_t& bits, uint32_t word, uint32_t above) {
+  asm("{\n.reg .u32 t;\nadd.cc.u32 t, %1, %2;\naddc.u32 %0, %0, %0;\n}" : "+r"(bits) : "r"(~above), "r"(word));
+}
+
+// A lower bound, reached by at least k of a group's delegates (k <= 2 * kLanes) and by few more, of the k-th largest.
+// Every lane's second delegate reaches the least of them; a bisection by ballots closes in from there.
+template <int kLanes>
+__device__ __forceinline__ uint32_t kth_of_group(const uint32_t (&v)[kParts], uint32_t k, uint32_t mates) {
+  const uint32_t a = max(v[0], v[1]), b = min(v[0], v[1]), c = max(v[2], v[3]), d = min(v[2], v[3]);
+  const uint32_t top = max(a, c), second = max(min(a, c), max(b, d));
+  uint32_t low = k <= kLanes ? top : second, high = top;
+#pragma unroll
+  for (int lanes = kLanes / 2; lanes; lanes /= 2) {
+    low = min(low, __shfl_xor_sync(kFullWarp, low, lanes));
+    high = max(high, __shfl_xor_sync(kFullWarp, high, lanes));
+  }
+  const uint32_t slack = k + k / 16;
+  for (int step = 0; step < 12; ++step) {
+    const uint32_t middle = high - (high - low) / 2;
+    uint32_t reached = 0;
+#pragma unroll
+    for (int p = 0; p < kParts; ++p) reached += __popc(__ballot_sync(kFullWarp, v[p] >= middle) & mates);
+    if (reached >= k) {
+      low = middle;
+      if (reached <= slack) high = low;
+    } else {
+      high = middle - 1;
+    }
+    if (!__any_sync(kFullWarp, low < high)) break;
+  }
+  return low;
+}
+
+// Inclusive sums over teams of kLanes lanes.
+template <int kLanes>
+__device__ __forceinline__ uint32_t inclusive_scan(uint32_t v) {
+#pragma unroll
+  for (int d = 1; d < kLanes; d *= 2)
+    asm volatile(
+        "{\n.reg .u32 up;\n.reg .pred p;\nshfl.sync.up.b32 up|p, %0, %1, %2, 0xffffffff;\n@p add.u32 %0, %0, up;\n}"
+        : "+r"(v)
+        : "r"(d), "n"((32 - kLanes) << 8));
+  return v;
+}
+
+// Keys or floats (no NaNs) of lanes, sorted downwards over teams: bitonic sorts of several at once, in step. Whether a
+// lane keeps the larger or the lesser of two depends on the lane; floats change their sign instead, so that all keep
+// the larger: that is a multiplication, on another pipe than comparisons.
+template <int kTeam, int kCount>
+__device__ __forceinline__ void sort_over_team(uint32_t (&v)[kCount]) {
+  const uint32_t t = threadIdx.x & (kTeam - 1);
+#pragma unroll
+  for (uint32_t size = 2; size <= kTeam; size *= 2) {
+#pragma unroll
+    for (uint32_t lanes = size / 2; lanes; lanes /= 2) {
+      const bool larger = ((t & lanes) == 0) == ((t & size) == 0);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const uint32_t other = __shfl_xor_sync(kFullWarp, v[i], lanes);
+        v[i] = larger ? max(v[i], other) : min(v[i], other);
+      }
+    }
+  }
+}
+
+template <int kTeam, int kCount>
+__device__ __forceinline__ void sort_over_team(float (&v)[kCount]) {
+  const uint32_t t = threadIdx.x & (kTeam - 1);
+  const auto turn = [&](uint32_t bits) {  // 1, or -1 where one of these two bits is set
+    const uint32_t low = bits & -bits, high = bits ^ low, top = 1u << 31;
+    return __uint_as_float((((t * (top / low)) ^ (high ? t * (top / high) : 0)) & top) | 0x3f800000);
+  };
+  uint32_t turned = 0;
+#pragma unroll
+  for (uint32_t size = 2; size <= kTeam; size *= 2) {
+#pragma unroll
+    for (uint32_t lanes = size / 2; lanes; lanes /= 2) {
+      const float sign = turn(turned ^ lanes ^ size);
+      turned = lanes ^ size;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        v[i] *= sign;
+        v[i] = fmaxf(v[i], -__shfl_xor_sync(kFullWarp, v[i], lanes));
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) v[i] *= turn(turned);
+}
+
+// The k-th largest of two keys or floats a lane, k <= kTeam. With i of the k of the one kind and k - i of the other,
+// both sorted, it is the least of these, for the best i.
+template <int kTeam, class V>
+__device__ __forceinline__ V kth_of_pairs(V a, V b, uint32_t k) {
+  V v[2] = {a, b};
+  sort_over_team<kTeam>(v);
+  const uint32_t lane = threadIdx.x & 31, t = lane & (kTeam - 1);
+  const V other = __shfl_sync(kFullWarp, v[1], lane - t + ((k - 2 - t) & (kTeam - 1)));
+  V kth = t + 1 == k ? max(v[0], v[1]) : min(v[0], other);
+#pragma unroll
+  for (int lanes = kTeam / 2; lanes; lanes /= 2) kth = max(kth, __shfl_xor_sync(kFullWarp, kth, lanes));
+  return kth;
+}
+
+// A 32-bit word as 1, 2 or 4 keys side by side.
+template <class Key>
+struct Lanes {
+  static constexpr int kBits = 8 * sizeof(Key);
+  uint32_t magnitude, flip;
+
+  __device__ explicit Lanes(KeyOrder order)
+      : magnitude(static_cast<Key>(order.magnitude)), flip(spread(static_cast<Key>(order.flip))) {}
+  __device__ static uint32_t spread(uint32_t word) {
+#pragma unroll
+    for (int bits = kBits; bits < 32; bits *= 2) word |= word << bits;
+    return word;
+  }
+  // A multiplication spreads each sign bit over the magnitude: it runs beside the integer pipe, which is the busy one.
+  __device__ __forceinline__ uint32_t encode(uint32_t word) const {
+    const uint32_t signs = kBits == 32 ? word >> 31 : (word >> (kBits - 1)) & spread(1);
+    return word ^ (signs * magnitude) ^ flip;
+  }
+  __device__ static __forceinline__ uint32_t max(uint32_t a, uint32_t b) {
+    return kBits == 32 ? (a > b ? a : b) : kBits == 16 ? __vmaxu2(a, b) : __vmaxu4(a, b);
+  }
+  __device__ static __forceinline__ uint32_t largest(uint32_t word) {
+    if constexpr (kBits <= 16) word = max(word, word >> 16);
+    if constexpr (kBits == 8) word = max(word, word >> 8);
+    return static_cast<Key>(word);
+  }
+};
+
+// What candidates are ranked by, in one word: a 32-bit key, with its index kept beside it, or a narrow key above its
+// mirrored index, which makes all of them distinct if rows are shorter than 2^16 (kShort).
+template <class Key, bool kShort = true>
+struct Ranked {
+  static constexpr bool kDistinct = sizeof(Key) < 4 && kShort;
+  __device__ static uint32_t word(Key key, uint32_t index) {
+    return kDistinct ? static_cast<uint32_t>(key) << 16 | (0xffffu - index) : key;
+  }
+  __device__ static Key key(uint32_t word) { return static_cast<Key>(kDistinct ? word >> 16 : word); }
+  __device__ static uint32_t index(uint32_t word, uint32_t index) {
+    return kDistinct ? 0xffffu - (word & 0xffffu) : index;
+  }
+};
+
+}  // namespace jaxgpuops::topk

@@ -1,0 +1,38 @@
+// From a plan to its kernel.
+#include "topk/cuda/launch.h"
+
+#include "topk/cuda/kernels.h"
+
+namespace jaxgpuops::topk {
+
+cudaError_t launch_topk(cudaStream_t stream, const Plan& plan, const Problem& problem, const void* x, void* values,
+                        int32_t* indices, void* workspace) {
+  const Buffers buffers{x, values, indices, workspace};
+  switch (plan.algorithm) {
+    case Algorithm::kEmpty: return cudaSuccess;
+    case Algorithm::kArgmax: {
+      ArgOrder order;  // no NaN rule: top-1 follows the total order
+      order.order = problem.order;
+      return launch_argmax_kernels(stream, plan, problem.rows, problem.key_bits, order, buffers);
+    }
+    case Algorithm::kRows: return launch_rows(stream, plan, problem, buffers);
+    case Algorithm::kSort: return launch_sort(stream, plan, problem, buffers);
+    case Algorithm::kHeld: return launch_held(stream, plan, problem, buffers);
+    case Algorithm::kColumns: return launch_columns(stream, plan, problem, buffers);
+    case Algorithm::kStream:
+    case Algorithm::kGrid: return launch_stream(stream, plan, problem, buffers);
+    case Algorithm::kSieve: return launch_sieve(stream, plan, problem, buffers);
+    case Algorithm::kWave: return launch_wave(stream, plan, problem, buffers);
+    case Algorithm::kRadix: return launch_radix(stream, plan, problem, buffers);
+  }
+  return cudaErrorInvalidValue;
+}
+
+cudaError_t launch_argmax(cudaStream_t stream, const Plan& plan, const ArgProblem& problem, const void* x,
+                          int32_t* indices, void* workspace) {
+  if (plan.algorithm == Algorithm::kEmpty) return cudaSuccess;
+  return launch_argmax_kernels(stream, plan, problem.rows, problem.key_bits, problem.order,
+                               {x, nullptr, indices, workspace});
+}
+
+}  // namespace jaxgpuops::topk

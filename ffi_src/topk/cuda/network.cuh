@@ -1,0 +1,123 @@
+// The best eight of a team of lanes, by sorting networks.
+#pragma once
+
+#include "topk/cuda/candidates.cuh"
+
+namespace jaxgpuops::topk {
+
+constexpr int kBest = 8;  // what a network sorts and keeps
+
+// Comparators. Minima and maxima share a pipe with most else that is done here: of some comparators the lesser value is
+// what is left of the sum, by two multiply-adds, which go to another.
+struct Network {
+  uint32_t one, minus_one;
+
+  template <bool kBySum>
+  __device__ __forceinline__ void exchange(uint32_t& a, uint32_t& b) const {
+    const uint32_t most = max(a, b);
+    if constexpr (kBySum) {
+      uint32_t sum;
+      asm("mad.lo.u32 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(one), "r"(b));
+      asm("mad.lo.u32 %0, %1, %2, %3;" : "=r"(b) : "r"(most), "r"(minus_one), "r"(sum));
+    } else {
+      b = min(a, b);
+    }
+    a = most;
+  }
+  // Sorts eight values downwards (19 comparators).
+  __device__ __forceinline__ void sort(uint32_t (&v)[kBest]) const {
+    // clang-format off
+    step<0, 2, 1, 3, 4, 6, 5, 7>(v), step<0, 4, 1, 5, 2, 6, 3, 7>(v), step<0, 1, 2, 3, 4, 5, 6, 7>(v);
+    step<2, 4, 3, 5>(v), step<1, 4, 3, 6>(v), step<1, 2, 3, 4, 5, 6>(v);
+    // clang-format on
+  }
+  // The best eight of two sorted eights, given their elementwise maxima (one of them reversed).
+  __device__ __forceinline__ void merge(uint32_t (&v)[kBest]) const {
+    step<0, 4, 1, 5, 2, 6, 3, 7>(v), step<0, 2, 1, 3, 4, 6, 5, 7>(v), step<0, 1, 2, 3, 4, 5, 6, 7>(v);
+  }
+
+ private:
+  template <int kA, int kB, int... kRest>
+  __device__ __forceinline__ void step(uint32_t (&v)[kBest]) const {
+    exchange<sizeof...(kRest) != 0>(v[kA], v[kB]);
+    if constexpr (sizeof...(kRest) > 0) step<kRest...>(v);
+  }
+};
+
+// Each lane's eight best of the team, in order, of what its lanes have in order.
+template <int kTeam>
+__device__ __forceinline__ void best_of_lanes(const Network& network, uint32_t (&best)[kBest]) {
+#pragma unroll 1  // what runs once waits for its instructions more than for anything else
+  for (int lanes = 1; lanes < kTeam; lanes *= 2) {
+    uint32_t other[kBest];
+#pragma unroll
+    for (int i = 0; i < kBest; ++i) other[i] = __shfl_xor_sync(kFullWarp, best[kBest - 1 - i], lanes);
+#pragma unroll
+    for (int i = 0; i < kBest; ++i) best[i] = max(best[i], other[i]);
+    network.merge(best);
+  }
+}
+
+// Of rows of up to kShortRow elements, eight to a lane: lane t of a team of eight gets the t-th best, t < k <= 8. Those
+// with an index of `length` or more are not there and have key 0.
+//
+// The network sorts keys whose low bits have given way to the mirrored index. That is exact but for elements that
+// differ in those bits only and not in the order of their indices. Who finds such sorts again, by the keys' distance
+// from a bound of the k-th. Where that has too many bits, the next best is searched for, k times.
+constexpr uint32_t kShortRow = 64;
+
+template <class IndexOf, class KeyAt>
+__device__ __forceinline__ void best_of_short_row(const Network& network, const uint32_t (&keys)[kBest],
+                                                  uint32_t length, uint32_t k, IndexOf index_of, KeyAt key_at,
+                                                  uint32_t& key, uint32_t& index) {
+  constexpr uint32_t kLow = kShortRow - 1;
+  const uint32_t lane = threadIdx.x & 31, t = lane % kBest, first = lane - t;
+  uint32_t words[kBest];
+#pragma unroll
+  for (int i = 0; i < kBest; ++i) words[i] = (keys[i] & ~kLow) | (kLow - index_of(i));
+#pragma unroll 1
+  for (bool again = false;; again = true) {
+    uint32_t best[kBest], mine = 0;
+#pragma unroll
+    for (int i = 0; i < kBest; ++i) best[i] = words[i];
+    network.sort(best);
+    best_of_lanes<kBest>(network, best);
+#pragma unroll
+    for (int i = 0; i < kBest; ++i)
+      if (t == i) mine = best[i];
+    index = kLow - (mine & kLow);
+    key = index < length ? key_at(index) : 0;
+    if (again) return;
+
+    // Chosen ones are in order, and none that is not chosen is above the last.
+    const uint32_t after = __shfl_down_sync(kFullWarp, key, 1), least = __shfl_sync(kFullWarp, key, first + k - 1);
+    const uint32_t last = __shfl_sync(kFullWarp, mine, first + k - 1);
+    const uint32_t next = __shfl_sync(kFullWarp, mine, first + min(k, kBest - 1));
+    bool wrong = t + 1 < k && key < after;
+    if (__any_sync(kFullWarp, (next | kLow) == (last | kLow))) {
+#pragma unroll
+      for (int i = 0; i < kBest; ++i) wrong |= words[i] < last && keys[i] > least;
+    }
+    if (!__any_sync(kFullWarp, wrong)) return;
+    const uint32_t low = last & ~kLow, most = best[0] | kLow;
+    if (__any_sync(kFullWarp, most - low > ~0u / kShortRow)) break;
+#pragma unroll
+    for (int i = 0; i < kBest; ++i) words[i] = keys[i] < low ? 0 : (keys[i] - low) * kShortRow + (kLow - index_of(i));
+  }
+  uint64_t highest = ~uint64_t{0};  // of what is left: it may be the largest key of all at index 0
+#pragma unroll 1
+  for (uint32_t round = 0; round < k; ++round) {
+    uint64_t most = 0;
+#pragma unroll
+    for (int i = 0; i < kBest; ++i) {
+      const uint64_t composite = static_cast<uint64_t>(keys[i]) << 32 | ~index_of(i);
+      if (index_of(i) < length && composite <= highest) most = larger(most, composite);
+    }
+#pragma unroll
+    for (int lanes = 1; lanes < kBest; lanes *= 2) most = larger(most, shuffle_xor(most, lanes));
+    highest = most - 1;
+    if (t == round) key = static_cast<uint32_t>(most >> 32), index = ~static_cast<uint32_t>(most);
+  }
+}
+
+}  // namespace jaxgpuops::topk

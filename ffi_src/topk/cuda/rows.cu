@@ -1,0 +1,398 @@
+// Top-k of rows short enough for registers, k <= 64: a team of threads holds a row, each thread 32 or 64 elements of
+// it, loaded at once. A team is a part of a warp (several rows a warp) or a block.
+//
+// A threshold that k elements reach, and few more: maxima of parts of the row are its delegates, and the k-th largest
+// of G delegates is reached by about G ln(G / (G - k)) elements. For k <= 8 and few elements the k-th key itself:
+// sorting networks give each thread its best eight, and a butterfly of merges the team's. The candidates at or above
+// the threshold go to shared memory and are ranked by comparing all with all. Where too many arrive (ties, or data that
+// defeats the delegates) a bisection by counts raises the threshold, up to the k-th key itself, and where ties with it
+// are too many, another finds the index that admits few enough.
+//
+// Bytes moved: the input once, k (value + index) out; candidates are read again, mostly from L1. After: Dr. Top-k's
+// delegates (arXiv 2109.08219), bitonic top-k (Shanbhag et al., SIGMOD 2018).
+#include <algorithm>
+
+#include "common/cuda/launch.cuh"
+#include "topk/cuda/candidates.cuh"
+#include "topk/cuda/delegates.cuh"
+#include "topk/cuda/kernels.h"
+#include "topk/cuda/network.cuh"
+#include "topk/cuda/rows_shape.h"
+#include "topk/cuda/rows_team.cuh"
+
+namespace jaxgpuops::topk {
+namespace {
+
+// Each thread's eight best of the team, in order: narrow keys above mirrored indices.
+template <class Key, class T>
+__device__ __forceinline__ void best_of_team(const T& team, uint32_t (&best)[kBest]) {
+  const Network network{team.a.one, team.a.minus_one};
+  const Lanes<Key> lanes(team.a.order);
+#pragma unroll
+  for (int start = 0; start < T::kWords * T::kPerWord; start += kBest) {
+    uint32_t group[kBest];
+    if constexpr (sizeof(Key) == 2 && T::kVector > 1) {
+#pragma unroll
+      for (int i = 0; i < kBest; i += 2) {
+        const uint32_t pair = lanes.encode(team.words[(start + i) / 2]);
+        group[i] = pair * 65536 + (0xffff - team.index_of_first(start + i));
+        group[i + 1] = (pair & 0xffff0000) | (0xffff - team.index_of_first(start + i + 1));
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kBest; ++i) {
+        const int j = start + i;
+        group[i] = T::Order::word(encode(team.raw(j), team.a.order), team.index_of_first(j));
+      }
+    }
+    network.sort(group);
+#pragma unroll
+    for (int i = 0; i < kBest; ++i) best[i] = start ? max(best[i], group[kBest - 1 - i]) : group[i];
+    if (start) network.merge(best);
+  }
+  // Indices were those of the first thread's elements, which constants hold. The number of the thread does not change
+  // their order: it is the same in all that have been compared.
+#pragma unroll
+  for (int i = 0; i < kBest; ++i) best[i] ^= team.t * T::kVector;
+  best_of_lanes<T::kSize>(network, best);
+}
+
+template <int kTeam, int kElements, class Key>
+constexpr int kResident =  // blocks of a multiprocessor: as many registers as the elements and the rest take
+    (kElements * sizeof(Key) > 128 ? 640 : 1024) / (kTeam > 32 ? kTeam : kRowsBlock);
+
+// Where the results of a row go. Floats are their own words.
+template <class Order, class Key, bool kFloats>
+struct Output {
+  const Args& a;
+  int64_t base;
+
+  __device__ __forceinline__ void operator()(uint32_t at, uint32_t word, uint32_t index) const {
+    static_cast<Key*>(a.values)[base + at] = kFloats ? static_cast<Key>(word) : decode(Order::key(word), a.order);
+    a.indices[base + at] = static_cast<int32_t>(Order::index(word, index));
+  }
+};
+
+// Writes the k best of the m candidates on a board, in the order asked for.
+template <class T, class Output>
+__device__ __forceinline__ void write_candidates(const T& team, const typename T::Element* row, uint32_t in_team,
+                                                 uint32_t m, typename T::Element floor, bool ties, Output write) {
+  using Order = typename T::Order;
+  using Key = typename T::Element;
+  const Args& a = team.a;
+  auto& board = team.board;
+  for (uint32_t start = in_team; start < m; start += 2 * T::kSize) {
+    uint32_t index[2];
+    Key raw[2];
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {  // a register cannot be indexed: elements are read again, from L1
+      index[i] = board.indices[min(start + i * T::kSize, m - 1)];
+      raw[i] = __ldg(row + index[i]);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i)
+      if (start + i * T::kSize < m)
+        board.words[start + i * T::kSize] = T::kFloats ? raw[i] : Order::word(encode(raw[i], a.order), index[i]);
+  }
+  if (in_team < 4) {  // the comparison takes four
+    board.words[m + in_team] = T::kFloats ? decode(Key{0}, a.order) : 0;
+    board.indices[m + in_team] = ~0u;
+  }
+  team.sync();
+  // The number of candidates before each, by their words or by their indices, too. A thread has some at once; some
+  // lanes of a block have the same ones. Floats are compared as float_hits does: none is counted before one that it is
+  // not above. What is not told apart so, NaNs for example, counts as a tie.
+  constexpr uint32_t kSplit = T::kSize == 64 ? 2 : T::kBlock ? 4 : 1, kApart = T::kSize / kSplit;
+  constexpr uint32_t kOwn = T::kSize == 32 || kApart == 64 ? 2 : kApart <= 32 ? 3 : 1;
+  const float scale = __uint_as_float(min((314u << 23) - (decode(floor, a.order) & kExponent), 254u << 23));
+  const auto rank_all = [&](auto with_indices) {
+    if constexpr (T::kFloats && with_indices) {
+      for (uint32_t i = in_team; i < m + 4; i += T::kSize) board.words[i] = encode(board.words[i], a.order);
+      team.sync();
+    }
+    constexpr bool kFloats = T::kFloats && !with_indices;
+    uint32_t sum = 0;
+    for (uint32_t start = 0; start < m; start += kOwn * kApart) {
+      const uint32_t first = start + in_team / kSplit;
+      uint32_t own[kOwn], index[kOwn], before[kOwn];
+      float offset[kOwn], higher[kOwn];
+#pragma unroll
+      for (uint32_t o = 0; o < kOwn; ++o) {
+        const uint32_t i = min(first + o * kApart, m);
+        own[o] = board.words[i], index[o] = board.indices[i], before[o] = 0;
+        offset[o] = __uint_as_float(own[o]) * -scale, higher[o] = 8388608;
+      }
+      for (uint32_t j = in_team % kSplit * 4; j < m; j += 4 * kSplit) {
+        const uint4 other = *reinterpret_cast<const uint4*>(board.words + j);
+        if constexpr (with_indices) {
+          const uint4 place = *reinterpret_cast<const uint4*>(board.indices + j);
+#pragma unroll
+          for (uint32_t o = 0; o < kOwn; ++o) {
+            count_before(before[o], own[o], index[o], other.x, place.x);
+            count_before(before[o], own[o], index[o], other.y, place.y);
+            count_before(before[o], own[o], index[o], other.z, place.z);
+            count_before(before[o], own[o], index[o], other.w, place.w);
+          }
+        } else if constexpr (kFloats) {
+#pragma unroll
+          for (uint32_t o = 0; o < kOwn; ++o) {
+            higher[o] += __saturatef(fmaf(__uint_as_float(other.x), scale, offset[o]));
+            higher[o] += __saturatef(fmaf(__uint_as_float(other.y), scale, offset[o]));
+            higher[o] += __saturatef(fmaf(__uint_as_float(other.z), scale, offset[o]));
+            higher[o] += __saturatef(fmaf(__uint_as_float(other.w), scale, offset[o]));
+          }
+        } else {
+#pragma unroll
+          for (uint32_t o = 0; o < kOwn; ++o) {
+            count_less(before[o], own[o], other.x);
+            count_less(before[o], own[o], other.y);
+            count_less(before[o], own[o], other.z);
+            count_less(before[o], own[o], other.w);
+          }
+        }
+      }
+#pragma unroll
+      for (uint32_t o = 0; o < kOwn; ++o) {
+        if constexpr (kFloats) before[o] = __float_as_uint(higher[o]) & 0x7fffff;
+#pragma unroll
+        for (uint32_t lanes = 1; lanes < kSplit; lanes *= 2) before[o] += __shfl_xor_sync(kFullWarp, before[o], lanes);
+        if (first + o * kApart >= m || in_team % kSplit) continue;
+        sum += before[o];
+        if (before[o] >= a.k) continue;
+        const uint32_t word = T::kFloats && with_indices ? decode(static_cast<Key>(own[o]), a.order) : own[o];
+        // An atomic: ties that are still to be told apart have one place, which any of them may have till then.
+        atomicExch(&board.chosen[before[o]],
+                   static_cast<unsigned long long>(Order::index(own[o], index[o])) << 32 | word);
+      }
+    }
+    return sum;
+  };
+  if constexpr (sizeof(Key) < 4) {
+    rank_all(std::bool_constant<!Order::kDistinct>());
+  } else if (!a.sorted || ties) {
+    rank_all(std::true_type());
+  } else {
+    // Ranks of distinct words are 0 … m - 1. Ties sum to less: then the row is ranked again, equal keys by index (and
+    // at once for index order, which needs the indices anyway).
+    uint32_t ranks = rank_all(std::false_type());
+#pragma unroll
+    for (int lanes = T::kLanes / 2; lanes; lanes /= 2) ranks += __shfl_xor_sync(kFullWarp, ranks, lanes);
+    if constexpr (T::kBlock) {
+      if ((threadIdx.x & 31) == 0 && ranks) atomicAdd(&board.ranks, ranks);
+    }
+    team.sync();
+    if constexpr (T::kBlock) ranks = board.ranks;
+    const bool tied = m && ranks != m * (m - 1) / 2;
+    if (T::kBlock ? tied : __any_sync(kFullWarp, tied)) rank_all(std::true_type());
+  }
+  team.sync();  // results are written together
+  for (uint32_t i = in_team; m && i < a.k; i += T::kSize) {
+    const unsigned long long best = board.chosen[i];
+    const auto index = static_cast<uint32_t>(best >> 32);
+    uint32_t at = i;
+    if (!a.sorted) {
+      at = 0;
+      for (uint32_t j = 0; j < a.k; ++j) at += static_cast<uint32_t>(board.chosen[j] >> 32) < index;
+    }
+    write(at, static_cast<uint32_t>(best), index);
+  }
+}
+
+// Selects the k best by a network, and writes them.
+template <class Key, class T>
+__device__ __forceinline__ void select_by_network(const T& team, const Key* row, uint32_t in_team, bool live,
+                                                  Output<typename T::Order, Key, false> write) {
+  using Order = typename T::Order;
+  const Args& a = team.a;
+  if constexpr (Order::kDistinct) {
+    uint32_t best[kBest];
+    best_of_team<Key>(team, best);
+    if (!live) return;
+#pragma unroll
+    for (uint32_t start = 0; start < kBest; start += T::kSize) {
+      uint32_t mine = 0, at = start + in_team;
+#pragma unroll
+      for (uint32_t j = 0; j < kBest; ++j)
+        if (at == j) mine = best[j];
+      if (at >= a.k) return;
+      if (!a.sorted) {
+        at = 0;
+#pragma unroll
+        for (uint32_t j = 0; j < kBest; ++j) at += j < a.k && Order::index(best[j], 0) < Order::index(mine, 0);
+      }
+      write(at, mine, 0);
+    }
+  } else {
+    static_assert(T::kSize == kBest && T::kWords == kBest);
+    uint32_t keys[kBest], key, index;
+#pragma unroll
+    for (int i = 0; i < kBest; ++i) keys[i] = encode(team.words[i], a.order);
+    best_of_short_row(
+        Network{a.one, a.minus_one}, keys, live ? a.length : 0, a.k, [&](int i) { return team.index(i); },
+        [&](uint32_t i) { return encode(static_cast<uint32_t>(__ldg(row + i)), a.order); }, key, index);
+    uint32_t at = in_team;
+    if (!a.sorted) {
+      at = 0;
+      for (uint32_t j = 0; j < a.k; ++j) at += __shfl_sync(kFullWarp, index, j, kBest) < index;
+    }
+    if (live && in_team < a.k) write(at, key, index);
+  }
+}
+
+template <class Key, int kTeam, int kElements, bool kVectors, bool kFloat, bool kNetwork>
+__global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTeam, kElements, Key>)
+    rows_kernel(const __grid_constant__ Args a) {
+  using T = Team<Key, kTeam, kElements, kVectors, kFloat>;
+  using Order = typename T::Order;
+  constexpr uint32_t kTeams = T::kThreads / kTeam;
+  __shared__ Board<kTeam> boards[kTeams];
+  const uint32_t lane = threadIdx.x & 31, in_team = threadIdx.x % kTeam, in_block = threadIdx.x / kTeam;
+  const uint32_t mates = kTeam >= 32 ? kFullWarp : ((1u << (kTeam & 31)) - 1) << (lane / kTeam * kTeam);
+  Board<kTeam>& board = boards[in_block];
+  T team{a, board, in_team};
+
+  const int64_t r = static_cast<int64_t>(blockIdx.x) * kTeams + in_block;
+  if (kTeam >= 32 ? r >= a.rows : !__any_sync(kFullWarp, r < a.rows)) return;
+  const bool live = kTeam >= 32 || r < a.rows;
+  const Key* row = static_cast<const Key*>(a.x) + (live ? r : 0) * a.length;
+  const Output<Order, Key, T::kFloats> write{a, r * a.k};
+  team.load(row, live);
+  if constexpr (kNetwork) {
+    select_by_network(team, row, in_team, live, write);
+  } else {
+    if (T::kBlock && in_team == 0) board.totals[0] = board.count = board.ranks = 0;
+    Key floor = 0;
+    uint32_t hits[T::kMasks];
+    if constexpr (T::kBlock) {
+      // Neighbouring lanes share a delegate where the row has more threads than delegates.
+      constexpr uint32_t kOwn = kTeam < kDelegates ? kDelegates / kTeam : 1;
+      uint32_t best[kOwn];
+      team.delegates(best);
+      if constexpr (kOwn > 1) {
+#pragma unroll
+        for (int p = 0; p < kOwn; ++p) board.delegates[team.t + p * kTeam] = best[p];
+      } else {
+        constexpr uint32_t kEach = kTeam / kDelegates;  // threads
+#pragma unroll
+        for (uint32_t lanes = 1; lanes < kEach; lanes *= 2)
+          best[0] = max(best[0], __shfl_xor_sync(kFullWarp, best[0], lanes));
+        if (lane % kEach == 0) board.delegates[team.t / kEach] = best[0];
+      }
+      team.sync();
+      uint32_t all[kParts];
+#pragma unroll
+      for (int p = 0; p < kParts; ++p) all[p] = board.delegates[p * 32 + lane];
+      floor = static_cast<Key>(kth_of_group<32>(all, a.k, kFullWarp));
+    } else if (a.k <= kTeam) {
+      using Best = std::conditional_t<kFloat, float, uint32_t>;
+      Best best[2];
+      team.delegates(best);
+      if constexpr (kFloat) {  // NaNs give way to what is there
+        const float kth = kth_of_pairs<kTeam>(fmaxf(best[0], -INFINITY), fmaxf(best[1], -INFINITY), a.k);
+        floor = encode(__float_as_uint(kth), a.order);
+      } else {
+        floor = static_cast<Key>(kth_of_pairs<kTeam>(best[0], best[1], a.k));
+      }
+    } else {
+      uint32_t best[kParts];
+      team.delegates(best);
+      floor = static_cast<Key>(kth_of_group<kTeam>(best, a.k, mates));
+    }
+    team.reach(floor, live, hits);
+    uint32_t found = team.append(hits);
+    team.sync();
+    if constexpr (T::kBlock) found = board.count;
+    const bool again = live && (found > a.most || found < a.k);
+    const bool any_again = T::kBlock ? again : __any_sync(kFullWarp, again);
+    if (any_again) {
+      const uint64_t refined = refine_row<T>(a, board, row, team.t, live, again, floor);
+#pragma unroll
+      for (int i = 0; i < T::kMasks; ++i) hits[i] = static_cast<uint32_t>(refined >> (32 * i));
+      team.sync();
+      if (T::kBlock && in_team == 0) board.count = 0;
+      team.sync();
+      found = team.append(hits);
+      team.sync();
+      if constexpr (T::kBlock) found = board.count;
+    }
+    write_candidates(team, row, in_team, found, floor, !T::kBlock && any_again, write);
+  }
+}
+
+template <class Key, int kTeam, int kElements, bool kFloat, bool kNetwork>
+cudaError_t run(cudaStream_t stream, const Args& a) {
+  constexpr int kThreads = kTeam > 32 ? kTeam : kRowsBlock, kTeams = kThreads / kTeam;
+  Launch config;
+  config.grid = dim3(static_cast<unsigned>((a.rows + kTeams - 1) / kTeams));
+  config.block = dim3(kThreads);
+  const bool vectors = reinterpret_cast<uintptr_t>(a.x) % 16 == 0 && a.length * sizeof(Key) % 16 == 0;
+  return launch(stream, config,
+                vectors ? rows_kernel<Key, kTeam, kElements, true, kFloat, kNetwork>
+                        : rows_kernel<Key, kTeam, kElements, false, kFloat, kNetwork>,
+                a);
+}
+
+template <class Key>
+cudaError_t run_network(cudaStream_t stream, const RowsShape& shape, const Args& a) {
+  if constexpr (sizeof(Key) == 4) {
+    return run<Key, 8, 8, false, true>(stream, a);
+  } else {
+    switch (shape.team) {
+      case 4: return run<Key, 4, 32, false, true>(stream, a);
+      case 8: return run<Key, 8, 32, false, true>(stream, a);
+      case 16: return run<Key, 16, 32, false, true>(stream, a);
+      default: return run<Key, 32, 32, false, true>(stream, a);
+    }
+  }
+}
+
+template <class Key, bool kFloat>
+cudaError_t run_threshold(cudaStream_t stream, const RowsShape& shape, const Args& a) {
+  constexpr int kFew = few_elements(sizeof(Key)), kMany = kManyElements;  // narrow types have as many in all teams
+  switch (shape.team) {
+    case 4: return run<Key, 4, kFew, kFloat, false>(stream, a);
+    case 8: return run<Key, 8, kFew, kFloat, false>(stream, a);
+    case 16: return run<Key, 16, kFew, kFloat, false>(stream, a);
+    case 32:
+      return shape.elements == kFew ? run<Key, 32, kFew, kFloat, false>(stream, a)
+                                    : run<Key, 32, kMany, kFloat, false>(stream, a);
+    case 64:
+      if constexpr (sizeof(Key) == 4) return run<Key, 64, kMany, kFloat, false>(stream, a);
+      return cudaErrorInvalidValue;
+    case 128: return run<Key, 128, kMany, kFloat, false>(stream, a);
+    default: return run<Key, 256, kMany, kFloat, false>(stream, a);
+  }
+}
+
+}  // namespace
+
+cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
+  const RowsShape shape = rows_shape(problem.rows.length, problem.k, problem.key_bits / 8);
+  Args a = {};
+  a.x = buffers.x;
+  a.values = buffers.values;
+  a.indices = buffers.indices;
+  a.order = problem.order;
+  a.rows = problem.rows.count();
+  a.length = static_cast<uint32_t>(problem.rows.length);
+  a.k = static_cast<uint32_t>(problem.k);
+  a.most = 2 * a.k + kSlack;
+  a.sorted = problem.sorted;
+  a.one = 1;
+  a.minus_one = ~0u;
+  return dispatch_key(problem.key_bits, [&](auto key) -> cudaError_t {
+    using Key = decltype(key);
+    if constexpr (sizeof(Key) == 8) {
+      return cudaErrorInvalidValue;  // the plan sends 64-bit keys elsewhere
+    } else {
+      if (shape.network) return run_network<Key>(stream, shape, a);
+      if constexpr (sizeof(Key) == 4) {
+        const bool largest = problem.order.flip >> 31 & 1;
+        if (problem.order.magnitude && largest) return run_threshold<Key, true>(stream, shape, a);
+      }
+      return run_threshold<Key, false>(stream, shape, a);
+    }
+  });
+}
+
+}  // namespace jaxgpuops::topk

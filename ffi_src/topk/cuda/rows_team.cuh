@@ -1,0 +1,335 @@
+// What a team of threads does with the row that it holds in registers, in rows.cu: its delegates, what reaches a
+// threshold, and the exact way to few candidates.
+#pragma once
+
+#include "topk/cuda/candidates.cuh"
+#include "topk/cuda/delegates.cuh"
+#include "topk/cuda/rows_shape.h"
+
+namespace jaxgpuops::topk {
+namespace {
+
+struct Args {
+  const void* x;
+  void* values;
+  int32_t* indices;
+  KeyOrder order;
+  int64_t rows;
+  uint32_t length, k;
+  uint32_t one, minus_one;  // 1 and -1, which the compiler must not know
+  uint32_t most;            // candidates that are worth ranking
+  bool sorted;
+};
+
+constexpr uint32_t kSlack = 12;        // candidates beyond twice k that are worth ranking
+constexpr int kDelegates = 128;        // of a row that a block holds
+constexpr uint32_t kNaN = 0x7fc00000;  // the float32 NaN that computations yield
+constexpr uint32_t kExponent = 0x7f800000;
+
+// What a team shares.
+template <int kTeam>
+struct alignas(16) Board {
+  static constexpr int kMaxK = kTeam > 32 ? kMaxRowsK : 2 * kTeam, kCapacity = 2 * kMaxK + kSlack;
+  uint32_t words[kCapacity + 4];
+  uint32_t indices[kCapacity + 4];
+  unsigned long long chosen[kMaxK];  // indices above words
+  uint32_t delegates[kTeam > 32 ? kDelegates : 1];
+  uint32_t totals[3], count, ranks;
+};
+
+template <class Key, int kTeam, int kElements, bool kVectors, bool kFloat>
+struct Team {
+  static constexpr bool kBlock = kTeam > 32;
+  static constexpr bool kFloats = kFloat && !kBlock;  // candidates are ranked as floats
+  static constexpr int kThreads = kBlock ? kTeam : kRowsBlock;
+  using Element = Key;
+  static constexpr int kSize = kTeam, kLanes = kBlock ? 32 : kTeam;
+  static_assert(kSize % kLanes == 0);
+  static constexpr int kVector = kVectors ? 16 / sizeof(Key) : 1;
+  static constexpr int kLoads = kElements / kVector;
+  static constexpr int kPerWord = kVectors ? 4 / sizeof(Key) : 1;
+  static constexpr int kWords = kElements / kPerWord;
+  static constexpr int kMasks = (kElements + 31) / 32;
+  using Order = Ranked<Key>;
+
+  const Args& a;
+  Board<kTeam>& board;
+  uint32_t t;  // this thread's place in the team
+  uint32_t words[kWords];
+  uint32_t step = 0;  // of `sum`
+
+  // Neighbouring loads of one thread are permuted, so that data with the period of a team does not meet one thread.
+  __device__ __forceinline__ uint32_t place(uint32_t load) const {
+    return load * kTeam + (t ^ (load & (kTeam < 32 ? kTeam - 1 : 31)));
+  }
+  __device__ __forceinline__ uint32_t index(uint32_t j) const {
+    constexpr uint32_t kTurned = (kTeam < 32 ? kTeam : 32) * kVector - 1;
+    return (j & ~(kVector - 1u)) * kTeam + ((t * kVector) ^ (j & kTurned));
+  }
+
+  // The index of the first thread's element, in teams of a part of a warp; others' differ by t * kVector in their bits.
+  __device__ static constexpr uint32_t index_of_first(uint32_t j) {
+    const uint32_t load = j / kVector;
+    return (load * kTeam + (load & (kTeam - 1) & 31)) * kVector + j % kVector;
+  }
+
+  __device__ __forceinline__ Key raw(int j) const {
+    return static_cast<Key>(words[j / kPerWord] >> (8 * sizeof(Key) * (j % kPerWord)));
+  }
+
+  __device__ __forceinline__ void load(const Key* row, bool live) {
+    // What is not there loses every comparison that matters.
+    uint32_t filler = kFloat ? __float_as_uint(-INFINITY) : static_cast<uint32_t>(decode(Key{0}, a.order));
+#pragma unroll
+    for (int bits = 8 * sizeof(Key); kVectors && bits < 32; bits *= 2) filler |= filler << bits;
+    const uint32_t loads = live ? a.length / kVector : 0;
+#pragma unroll
+    for (int u = 0; u < kLoads; ++u) {
+      const uint32_t v = place(u);
+      if constexpr (kVectors) {
+        uint4 vector = make_uint4(filler, filler, filler, filler);
+        if (v < loads) vector = __ldg(reinterpret_cast<const uint4*>(row) + v);
+        words[4 * u] = vector.x, words[4 * u + 1] = vector.y, words[4 * u + 2] = vector.z, words[4 * u + 3] = vector.w;
+      } else {
+        words[u] = v < loads ? static_cast<uint32_t>(__ldg(row + v)) : filler;
+      }
+    }
+  }
+
+  // The largest elements of kCount parts of what the thread holds: as floats, NaN for a part of these; or their keys,
+  // where that is 0.
+  template <int kCount>
+  __device__ __forceinline__ void delegates(float (&most)[kCount]) const {
+#pragma unroll
+    for (int j = 0; j < kElements; ++j) {
+      const float number = __uint_as_float(words[j]);
+      most[j % kCount] = j < kCount ? number : fmaxf(most[j % kCount], number);
+    }
+  }
+  template <int kCount>
+  __device__ __forceinline__ void delegates(uint32_t (&best)[kCount]) const {
+    if constexpr (kFloat) {
+      float most[kCount];
+      delegates(most);
+#pragma unroll
+      for (int p = 0; p < kCount; ++p) best[p] = most[p] == most[p] ? encode(__float_as_uint(most[p]), a.order) : 0;
+    } else {
+      const Lanes<Key> lanes(a.order);
+      uint32_t packed[kCount] = {};
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) {
+        const uint32_t keys = kVectors ? lanes.encode(words[w]) : encode(static_cast<Key>(words[w]), a.order);
+        packed[w % kCount] = kVectors ? lanes.max(packed[w % kCount], keys) : max(packed[w % kCount], keys);
+      }
+#pragma unroll
+      for (int p = 0; p < kCount; ++p) best[p] = kVectors ? lanes.largest(packed[p]) : packed[p];
+    }
+  }
+
+  // A bit for each element at or above the threshold, of those that are there or not.
+  __device__ __forceinline__ void exactly(Key floor, uint32_t (&hits)[kMasks]) const {
+    const Filter<Key> filter(floor, a.order);
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      if (w * kPerWord % 32 == 0) hits[w * kPerWord / 32] = 0;
+      const uint32_t passes = kVectors ? filter.passes(words[w]) : encode(static_cast<Key>(words[w]), a.order) >= floor;
+      hits[w * kPerWord / 32] |= passes << (w * kPerWord % 32);
+    }
+  }
+
+  // A bit for each of 32 floats that is not below a number: differences, scaled so that the least there can be is 1,
+  // saturate at 0 or 1, and NaNs at 0. Multiply-adds alone: their pipe has twice the room of that of comparisons.
+  __device__ static __forceinline__ uint32_t float_hits(const uint32_t* words, uint32_t least) {
+    const float scale = __uint_as_float((278u << 23) - (least & kExponent)), scaled = __uint_as_float(least) * scale;
+    float misses[2] = {8388608, 8388608};
+#pragma unroll
+    for (int j = 0; j < 32; ++j)
+      misses[j / 16] = fmaf(__saturatef(fmaf(__uint_as_float(words[j]), -scale, scaled)),
+                            static_cast<float>(1 << j % 16), misses[j / 16]);
+    return ~__byte_perm(__float_as_uint(misses[0]), __float_as_uint(misses[1]), 0x5410);
+  }
+
+  // A bit for each element at or above the threshold that is there; perhaps also for negative NaNs, which rank last.
+  __device__ __forceinline__ void reach(Key floor, bool live, uint32_t (&hits)[kMasks]) const {
+    if constexpr (kFloat) {
+      const uint32_t least = decode(floor, a.order);
+      if ((least & kExponent) - (24u << 23) <= 230u << 23) {  // neither too small to scale nor infinite
+#pragma unroll
+        for (int i = 0; i < kMasks; ++i) hits[i] = float_hits(words + 32 * i, least);
+        return;
+      }
+    }
+    uint32_t there[kMasks];
+    exactly(floor, hits);
+    present(live, there);
+#pragma unroll
+    for (int i = 0; i < kMasks; ++i) hits[i] &= there[i];
+  }
+
+  __device__ __forceinline__ void sync() const {
+    if constexpr (!kBlock) {
+      __syncwarp();
+    } else {
+      __syncthreads();
+    }
+  }
+
+  // Sum over the team. For every thread of the block (or of the warp) in step.
+  __device__ __forceinline__ uint32_t sum(uint32_t v) {
+#pragma unroll
+    for (int lanes = kLanes / 2; lanes; lanes /= 2) v += __shfl_xor_sync(kFullWarp, v, lanes);
+    if constexpr (kBlock) {
+      if (threadIdx.x == 0) board.totals[(step + 1) % 3] = 0;
+      if (threadIdx.x % 32 == 0) atomicAdd(&board.totals[step % 3], v);
+      sync();
+      v = board.totals[step++ % 3];
+    }
+    return v;
+  }
+
+  // A bit for each element that is there.
+  __device__ __forceinline__ void present(bool live, uint32_t (&mask)[kMasks]) const {
+#pragma unroll
+    for (int i = 0; i < kMasks; ++i) mask[i] = 0;
+#pragma unroll
+    for (int u = 0; u < kLoads; ++u)
+      if (live && place(u) < a.length / kVector) mask[u * kVector / 32] |= ((1u << kVector) - 1) << (u * kVector % 32);
+  }
+
+  // The elements that are among the k largest, or up to kCapacity that hold these. By counts: the key is bisected until
+  // few enough reach it; where that is the k-th key itself and its ties are too many, so is the index. `wanted` says
+  // whether this team takes part; all threads of the block (or of the warp) come.
+  __device__ __forceinline__ void refine(bool wanted, Key floor, uint32_t (&hits)[kMasks]) {
+    uint32_t there[kMasks], above[kMasks] = {};
+    present(wanted, there);
+    const auto count = [&](const uint32_t (&mask)[kMasks]) {
+      uint32_t c = 0;
+#pragma unroll
+      for (int i = 0; i < kMasks; ++i) c += __popc(mask[i]);
+      return sum(c);
+    };
+    const auto any = [&](bool b) -> bool { return kBlock ? b : __any_sync(kFullWarp, b); };
+    // The largest delegate: mostly the largest element, or all above it are NaN.
+    uint32_t best[1];
+    delegates(best);
+    if constexpr (kBlock)
+      for (uint32_t i = threadIdx.x & 31; i < kDelegates; i += 32) best[0] = max(best[0], board.delegates[i]);
+#pragma unroll
+    for (int lanes = kLanes / 2; lanes; lanes /= 2) best[0] = max(best[0], __shfl_xor_sync(kFullWarp, best[0], lanes));
+    const Key top = static_cast<Key>(best[0]);
+    // Invariant: k elements reach low; fewer reach high + 1. What reaches `low` is in hits, what is above it in above.
+    Key low = 0, high = static_cast<Key>(~Key{0}), middle = floor;
+    uint32_t more = 0, tied = 0;
+    bool open = wanted, ties = false;
+    int probe = kFloat ? 0 : 1;
+#pragma unroll
+    for (int i = 0; i < kMasks; ++i) hits[i] = there[i];
+    while (any(open)) {
+      uint32_t reach[kMasks], beyond[kMasks];
+      exactly(middle, reach);
+      exactly(static_cast<Key>(middle + 1), beyond);
+#pragma unroll
+      for (int i = 0; i < kMasks; ++i) {
+        reach[i] &= there[i];
+        beyond[i] = middle == static_cast<Key>(~Key{0}) ? 0 : beyond[i] & there[i];
+      }
+      const uint32_t reached = count(reach), passed = count(beyond);
+      if (open) {
+        if (reached >= a.k) {
+          low = middle, more = passed, tied = reached - passed;
+#pragma unroll
+          for (int i = 0; i < kMasks; ++i) hits[i] = reach[i], above[i] = beyond[i];
+          ties = reached > a.most && passed < a.k;
+          open = reached > a.most && !ties;
+        } else {
+          high = static_cast<Key>(middle - 1);
+        }
+        middle = probe == 0                 ? encode(static_cast<Key>(kNaN), a.order)
+                 : probe == 1 && top < low  ? high
+                 : probe == 1 && top < high ? static_cast<Key>(top + 1)
+                                            : static_cast<Key>(high - (high - low) / 2);
+        ++probe;
+      }
+    }
+    // The first ties that make up k: those with an index up to `to`. A thread has its elements in the order of their
+    // indices: those up to some index are its first ones.
+    uint32_t from = 0, to = a.length - 1;
+    const auto up_to = [&](uint32_t last, uint32_t (&mask)[kMasks]) {
+      const uint32_t load = last / (kTeam * kVector), rest = last % (kTeam * kVector);
+      const uint32_t mine = place(load) - load * kTeam, there = rest / kVector;
+      const uint32_t some = mine < there ? kVector : mine == there ? rest % kVector + 1 : 0;
+      const uint32_t first = load * kVector + some;
+#pragma unroll
+      for (int i = 0; i < kMasks; ++i) {
+        const uint32_t ones = first >= 32 * (i + 1) ? ~0u : first <= 32 * i ? 0u : (1u << (first - 32 * i)) - 1;
+        mask[i] = hits[i] & ~above[i] & ones;
+      }
+    };
+    uint32_t first[kMasks];
+    // First where they would be if ties were spread evenly, or a little later. It need not be exact.
+    uint32_t last = min(to, static_cast<uint32_t>(1.1f * a.length * (a.k - more) / max(tied, 1u)) + 2);
+    open = ties;
+    while (any(open)) {
+      up_to(last, first);
+      const uint32_t found = more + count(first);
+      if (open) {
+        if (found >= a.k) {
+          to = last;
+        } else {
+          from = last + 1;
+        }
+        open = from < to && !(found >= a.k && found <= a.most);
+        last = from + (to - from) / 2;
+      }
+    }
+    if (ties) {
+      up_to(to, first);
+#pragma unroll
+      for (int i = 0; i < kMasks; ++i) hits[i] = first[i] | above[i];
+    }
+  }
+
+  // Puts the indices of hits on the board. Their number is returned, or, to a block, in board.count.
+  __device__ __forceinline__ uint32_t append(uint32_t (&hits)[kMasks]) const {
+    uint32_t mine = 0;
+#pragma unroll
+    for (int i = 0; i < kMasks; ++i) mine += __popc(hits[i]);
+    const uint32_t lane = threadIdx.x & 31, inclusive = inclusive_scan<kLanes>(mine);
+    const uint32_t total = __shfl_sync(kFullWarp, inclusive, lane | (kLanes - 1));
+    uint32_t at = inclusive - mine;
+    if constexpr (kBlock) {
+      uint32_t base = 0;
+      if (total && lane == 0) base = atomicAdd(&board.count, total);
+      at += __shfl_sync(kFullWarp, base, 0);
+    }
+    if (at + mine > board.kCapacity) return total;  // too many: all come again
+#pragma unroll
+    for (int i = 0; i < kMasks; ++i) {
+      while (hits[i]) {
+        const uint32_t bit = 31 - __clz(hits[i]);
+        hits[i] ^= 1u << bit;
+        board.indices[at++] = index(32 * i + bit);
+      }
+    }
+    return total;
+  }
+};
+
+// The rare path, called: the row is loaded again, so that the common path need not keep it in registers. Also gives the
+// hits of those teams of the warp that are done.
+template <class T>
+__device__ __noinline__ uint64_t refine_row(const Args& a, Board<T::kSize>& board, const typename T::Element* row,
+                                            uint32_t t, bool live, bool wanted, typename T::Element floor) {
+  T team{a, board, t};
+  team.load(row, live);
+  uint32_t rough[T::kMasks], exact[T::kMasks];
+  team.reach(floor, live, rough);
+  team.refine(wanted, floor, exact);
+  uint64_t hits = 0;
+#pragma unroll
+  for (int i = 0; i < T::kMasks; ++i) hits |= static_cast<uint64_t>(wanted ? exact[i] : rough[i]) << (32 * i);
+  return hits;
+}
+
+}  // namespace
+}  // namespace jaxgpuops::topk

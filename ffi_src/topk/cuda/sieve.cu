@@ -1,0 +1,558 @@
+// Top-k of long rows for k of hundreds to kMaxSieveK: each row is read once, by one block or by a few that meet twice.
+//
+// Streams of warps divide the row evenly, so that what they load first is a sample of all of it. Each thread's best key
+// of the sample is a delegate, or each stream's where few decide; a threshold that some of the delegates reach is
+// hardly ever reached by fewer than k elements of the row. Survivors stay in shared memory. When all is read, the
+// blocks of a row agree on the highest threshold and deal their survivors out to bins over the range above it: a count
+// in each bin gives each survivor a place in a list, and comparisons within its bin its rank. The blocks share the
+// ranking, too.
+//
+// A block with many more survivors than k keeps its own k best, and says so. Where one does, or where a bin is crowded,
+// the blocks agree once more, and a sorted sample of the survivors divides their range. Where the bet fails (fewer than
+// k survivors, more than a block holds, a crowded bin still), the exact way is taken (sieve_row.cuh).
+//
+// Bytes moved: the input once, k (value + index) out; with several blocks a row about three times the survivors through
+// the workspace. After: Dr. Top-k's delegates (arXiv 2109.08219), sample sort, AIR's histograms (SC'23).
+#include <cooperative_groups.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "common/cuda/async_copy.cuh"
+#include "common/cuda/intrinsics.cuh"
+#include "common/cuda/launch.cuh"
+#include "common/cuda/residents.cuh"
+#include "topk/cuda/candidates.cuh"
+#include "topk/cuda/delegates.cuh"
+#include "topk/cuda/kernels.h"
+#include "topk/cuda/sieve_row.cuh"
+
+namespace jaxgpuops::topk {
+namespace {
+
+namespace cg = cooperative_groups;
+
+// Sorts a sample, of which some may be alike.
+__device__ __noinline__ void sort_sample(C* sorted, const C* sample) {
+  constexpr uint32_t kEach = kThreads / kSieveSample;  // threads that rank one
+  const uint32_t i = threadIdx.x / kEach;
+  const C mine = sample[i];
+  uint32_t above = 0;
+#pragma unroll 4
+  for (uint32_t j = threadIdx.x % kEach; j < kSieveSample; j += kEach)
+    above += sample[j] > mine || (sample[j] == mine && j < i);
+#pragma unroll
+  for (uint32_t d = kEach / 2; d; d /= 2) above += shuffle_xor(above, d);
+  if (threadIdx.x % kEach == 0) sorted[above] = mine;
+}
+
+// How the range of the survivors is divided into bins: evenly, or by splitters, a sorted sample of the survivors, and
+// evenly between two of them.
+struct Division {
+  C high;
+  int shift;
+  const C* splitters;
+
+  template <int kCount>
+  __device__ __forceinline__ void bins(const C (&c)[kCount], uint32_t (&bin)[kCount]) const {
+    if (!splitters) {
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) bin[j] = c[j] >= high ? 0 : static_cast<uint32_t>((high - c[j]) >> shift);
+      return;
+    }
+    constexpr uint32_t kEach = kSieveBins / kSieveSample;
+    uint32_t above[kCount] = {};
+#pragma unroll 1
+    for (uint32_t step = kSieveSample / 2; step; step /= 2)
+#pragma unroll
+      for (int j = 0; j < kCount; ++j)
+        if (splitters[above[j] + step - 1] > c[j]) above[j] += step;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      const C upper = above[j] ? splitters[above[j] - 1] : high, lower = splitters[above[j]];
+      const int narrow = max(0, bit_length(upper - lower) - bit_length<C>(kEach - 1));
+      bin[j] = above[j] * kEach + static_cast<uint32_t>(smaller((upper - c[j]) >> narrow, C{kEach - 1}));
+    }
+  }
+};
+
+constexpr uint32_t kListRoom = kSieveRoom / 32;
+
+__device__ __forceinline__ uint32_t longest_list(const uint32_t* counts) {
+  return most_of_warp(counts[threadIdx.x % 32]);
+}
+
+// Runs shrink(), which selects from one buffer, on the lists: for it all become as long as the longest, with composites
+// that nobody selects.
+template <class Shrink>
+__device__ __forceinline__ void shrink_lists(Control& control, C* survivors, Shrink shrink) {
+  const uint32_t longest = longest_list(control.counts), tid = threadIdx.x;
+  for (uint32_t i = tid; i < longest * 32; i += kThreads)
+    if (i / 32 >= control.counts[i % 32]) survivors[i] = 0;
+  if (tid == 0) control.shared.count = longest * 32;
+  __syncthreads();
+  shrink();
+  if (tid < 32) control.counts[tid] = (control.shared.count + 31 - tid) / 32;
+  __syncthreads();
+}
+
+// An index up to which a.ties elements of the sample, or not many more, have the key or a larger one: the last one of a
+// stream's part of the sample. Needs room for a word for each stream.
+template <class Key>
+__device__ __noinline__ uint32_t last_tie(const Sieve& a, const Share<Key>& share, uint32_t rank, const uint4* ring,
+                                          Key key, uint32_t* of_streams) {
+  constexpr uint32_t kVector = Share<Key>::kVector;
+  static_assert(kSieveLoads * kWarps == 64);
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+  for (int u = 0; u < kSieveLoads; ++u) {
+    uint32_t counts = 0;  // of ties, and of what is above
+    if (share.vector(0, u) < share.vectors) {
+      const uint4 words = ring[u * kThreads + threadIdx.x];
+#pragma unroll
+      for (uint32_t e = 0; e < kVector; ++e) {
+        const Key k = encode(reinterpret_cast<const Key*>(&words)[e], a.order);
+        counts += k > key ? 1u << 16 : k == key;
+      }
+    }
+    counts = sum_of_warp(counts);
+    if (lane == 0) of_streams[u * kWarps + warp] = counts;
+  }
+  __syncthreads();
+  const uint32_t even = of_streams[2 * lane], odd = of_streams[2 * lane + 1];
+  const uint32_t upto = inclusive_scan_warp(even + odd);
+  const uint32_t above = __shfl_sync(kFullWarp, upto, 31) >> 16;
+  // The streams before the one that reaches so many.
+  const uint32_t streams = __popc(__ballot_sync(kFullWarp, above + ((upto - odd) & 0xffff) < a.ties)) +
+                           __popc(__ballot_sync(kFullWarp, above + (upto & 0xffff) < a.ties));
+  __syncthreads();
+  const uint32_t vector = (min(streams, 63u) * a.slices + rank) * (a.steps * 32) + 31;
+  return min(share.index(vector) + kVector, a.length) - 1;
+}
+
+template <class Key, bool kAlone>
+__global__ void __launch_bounds__(kThreads, 1) sieve_kernel(const __grid_constant__ Sieve a) {
+  constexpr uint32_t kVector = Share<Key>::kVector;
+  constexpr uint32_t kElements = kSieveLoads * kVector;  // of a thread in a step
+  static_assert(kElements <= 32);
+  extern __shared__ __align__(128) unsigned char shared_bytes[];
+  auto& control = *reinterpret_cast<Control*>(shared_bytes);
+  auto& s = control.shared;
+  uint4* const ring = reinterpret_cast<uint4*>(shared_bytes + kSieveControl);
+  C* const survivors = reinterpret_cast<C*>(shared_bytes + kSieveControl + kSieveRing);
+  C* const window = reinterpret_cast<C*>(ring);  // when the row has been read
+  C* const splitters = window + kMaxSieveK + 2 * kSieveCrowd;
+  auto* const places = reinterpret_cast<uint32_t*>(splitters + 2 * kSieveSample);
+
+  const uint32_t tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
+  const uint32_t slices = kAlone ? 1 : a.slices;
+  const int64_t row = a.first_row + (kAlone ? blockIdx.x : blockIdx.x / slices);
+  const uint32_t rank = kAlone ? 0 : blockIdx.x % slices;
+  const Share<Key> share(a, row, rank);
+  const Packing<Key> packing = Packing<Key>::make(a.length);
+  const Board board(a, row);
+
+  // Every thread reads what it copied itself: no barrier stands between the copies and their use.
+  const auto copy = [&](uint32_t step, uint32_t stage) {
+    if (step < share.steps) {
+#pragma unroll
+      for (int u = 0; u < kSieveLoads; ++u) {
+        const uint32_t vector = share.vector(step, u);
+        if (vector < share.vectors)
+          copy_async(ring + (stage * kSieveLoads + u) * kThreads + tid, share.address(vector));
+      }
+    }
+    commit_async_copies();
+  };
+  copy(0, 0);
+  if (tid == 0) control.found = control.most = 0;
+  if (tid < 32) control.counts[tid] = 0;
+  const auto clear = [&] {  // the bins, or this block's share of them
+    if (kAlone) {
+#pragma unroll
+      for (uint32_t i = 0; i < kPerThread / 4; ++i)
+        reinterpret_cast<uint4*>(s.histogram)[i * kThreads + tid] = make_uint4(0, 0, 0, 0);
+    } else {
+      for (uint32_t i = rank * kThreads + tid; i < kSieveBins; i += slices * kThreads) board.bins[i] = 0;
+    }
+  };
+  clear();
+  if (!kAlone && rank == 0 && tid == 0) {
+    *board.arrivals = *board.failed = *board.crowded = *board.total = *board.found = 0;
+    *board.most = 0;
+  }
+
+  wait_for_async_copies<0>();  // it would wait for all that is asked for with it
+#pragma unroll 1
+  for (uint32_t stage = 1; stage < kSieveStages; ++stage) copy(stage, stage);
+  const Lanes<Key> lanes(a.order);
+  uint32_t most = 0, delegate = 0;
+#pragma unroll
+  for (int u = 0; u < kSieveLoads; ++u) {
+    uint32_t of_stream = 0;
+    if (share.vector(0, u) < share.vectors) {
+      const uint4 words = ring[u * kThreads + tid];
+#pragma unroll
+      for (int w = 0; w < 4; ++w)
+        of_stream = lanes.max(of_stream, lanes.encode(reinterpret_cast<const uint32_t*>(&words)[w]));
+      most = lanes.max(most, of_stream);
+    }
+    if (a.by_streams) {
+      of_stream = most_of_warp(lanes.largest(of_stream));
+      if (lane == static_cast<uint32_t>(u)) delegate = of_stream;
+    }
+  }
+  const Key best = static_cast<Key>(lanes.largest(most));
+  if (!a.by_streams) delegate = best;
+  uint32_t top = most_of_warp(uint32_t{best});
+  if (lane == 0) control.tops[warp] = top;
+  const Key least = kth_of_block<kThreads>(static_cast<Key>(delegate), a.reach);
+  top = most_of_warp(control.tops[lane % kWarps]);
+  // Ties with the threshold survive, too, unless there are many. The last composite of all, 0, never does.
+  C threshold = larger(packing.lowest(least), C{1});
+  if (__syncthreads_count(best == least) > kThreads / 8)
+    threshold = larger(
+        packing.pack(least, last_tie<Key>(a, share, rank, ring, least, reinterpret_cast<uint32_t*>(survivors))), C{1});
+  C high = packing.pack(static_cast<Key>(top), 0);
+  // There may be better ones, the more the smaller the sample.
+  high += smaller((high - threshold) / (kAlone && share.steps <= 16 ? 8 : 2), ~high);
+  uint32_t token = 0, target = 0;
+  if (!kAlone) {
+    if (tid == 0) {
+      board.told[rank] = threshold;
+      board.told[slices + rank] = high;
+      board.told[2 * slices + rank] = 0;
+    }
+    token = cg::this_grid().barrier_arrive();
+  }
+
+  if (rank == 0 && tid < share.loose()) {
+    const uint32_t index = share.loose_index(tid);
+    const C c = packing.pack(encode(share.x[index], a.order), index);
+    if (c >= threshold) survivors[atomicAdd(&control.counts[lane], 1u) * 32 + lane] = c;
+  }
+  C raised = 0;
+  const auto raise = [&](uint32_t keep) {  // the k best of this block are enough
+    shrink_lists(control, survivors,
+                 [&] { threshold = larger(threshold, reselect<kThreads, Key>(s, survivors, packing, a.k, keep)); });
+    raised = threshold;
+    if (!kAlone && tid == 0) *static_cast<volatile C*>(&board.told[2 * slices + rank]) = raised;
+  };
+  Filter<Key> filter(packing.key(threshold), a.order);
+  uint32_t below = filter.floor - 1;
+  uint32_t stage = 0;
+#pragma unroll 1
+  for (uint32_t step = 0; step < share.steps; ++step) {
+    wait_for_async_copies<kSieveStages - 1>();
+    // A bit for each element whose order reaches past `below`, the first element on top.
+    const auto reaches = [&](uint32_t below) {
+      uint32_t hits = 0;
+#pragma unroll
+      for (int u = 0; u < kSieveLoads; ++u) {
+        const uint4 words = ring[(stage * kSieveLoads + u) * kThreads + tid];
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+          const uint32_t word = reinterpret_cast<const uint32_t*>(&words)[w] ^ filter.flips;
+          if constexpr (sizeof(Key) == 2) push_reaches(hits, word << 16, below);
+          push_reaches(hits, word, below);
+        }
+      }
+      return hits;
+    };
+    uint32_t hits = reaches(below);
+    if (filter.floor == 0) hits = ~0u >> (32 - kElements);  // nothing is below: there is no carry
+    if (__any_sync(kFullWarp, hits)) {
+      const auto candidate = [&](uint32_t j) {
+        const auto* from = reinterpret_cast<const Key*>(ring + (stage * kSieveLoads + j / kVector) * kThreads + tid);
+        const uint32_t index = share.index(share.vector(step, static_cast<int>(j / kVector))) + j % kVector;
+        return packing.pack(encode(from[j % kVector], a.order), index);
+      };
+      const auto first_of = [](uint32_t hits) { return static_cast<uint32_t>(__clz(hits)) - (32 - kElements); };
+      const auto without = [](uint32_t hits, uint32_t j) { return hits & ~(1u << (kElements - 1 - j)); };
+      if (share.vector(step, kSieveLoads - 1) >= share.vectors) {
+#pragma unroll
+        for (uint32_t u = 0; u < kSieveLoads; ++u)
+          if (share.vector(step, u) >= share.vectors) hits = u ? hits & ~0u << (kElements - u * kVector) : 0;
+      }
+      if (packing.index(threshold) != packing.last) {  // of what ties with the key of the threshold, the first ones
+        const uint32_t like = filter.floor | (~0u >> (8 * sizeof(Key) - 1) >> 1);
+        uint32_t above = reaches(like);
+#pragma unroll
+        for (uint32_t u = 0; u < kSieveLoads; ++u) {
+          const uint32_t last = packing.index(threshold), first = share.index(share.vector(step, static_cast<int>(u)));
+          const uint32_t others = last < first ? kVector : kVector - min(last - first + 1, kVector);
+          const uint32_t ties = ((1u << kVector) - 1) >> others << others;
+          above |= ties << ((kSieveLoads - 1 - u) * kVector);
+        }
+        hits &= above;
+      }
+      // Lanes add to different lists: nobody waits. The lists of a lane change, as elements of a lane may be alike.
+      const uint32_t list = (lane + 2 * warp + 3 * step) % 32, mine = __popc(hits);
+      uint32_t at = mine ? atomicAdd(&control.counts[list], mine) : 0;
+      if (at + mine > kListRoom) hits = 0;  // too many: the count tells
+      at = at * 32 + list;
+      while (hits) {
+        const uint32_t one = first_of(hits);
+        hits = without(hits, one);
+        const uint32_t two = hits ? first_of(hits) : one;
+        const C first = candidate(one), second = candidate(two);
+        survivors[at] = first;
+        if (two != one) {
+          survivors[at + 32] = second;
+          hits = without(hits, two);
+        }
+        at += 64;
+      }
+    }
+    copy(step + kSieveStages, stage);
+    stage = stage + 1 == kSieveStages ? 0 : stage + 1;
+    if (step % 2 == 1 && step + 1 < share.steps) {
+      uint32_t total = control.counts[lane];
+      bool many = __any_sync(kFullWarp, total > kListRoom * 3 / 8);
+      if (many) {
+#pragma unroll
+        for (int d = 16; d; d /= 2) total += shuffle_xor(total, d);
+        many = total >= a.k;
+      }
+      if (__syncthreads_or(many)) {
+        if (longest_list(control.counts) > kListRoom) break;
+        raise(kSieveKeep);
+        filter = Filter<Key>(packing.key(threshold), a.order);
+        below = filter.floor - 1;
+        if (kAlone) clear();  // nobody counts before the next barrier
+      }
+    }
+  }
+  wait_for_async_copies<0>();
+  __syncthreads();
+
+  uint32_t longest = longest_list(control.counts);
+  const bool failed_here = longest > kListRoom;
+  if (!kAlone && !failed_here && sum_of_warp(control.counts[lane]) >= 2 * a.k) raise(a.k + a.k / 2);
+  uint32_t in_list, held;
+  const auto measure = [&] {
+    longest = longest_list(control.counts);
+    in_list = min(control.counts[lane], kListRoom);
+    held = min(longest, kListRoom) * 32;
+  };
+  measure();
+  const auto held_at = [&](uint32_t i) { return i / 32 < in_list ? survivors[i] : C{0}; };
+  uint32_t* const bins = kAlone ? s.histogram : board.bins;
+  bool crowd = false;
+  if (!kAlone) {
+    cg::this_grid().barrier_wait(std::move(token));
+    if (tid == 0 && failed_here) *static_cast<volatile uint32_t*>(board.failed) = 1;
+    for (uint32_t i = lane; i < slices; i += 32) {  // the blocks agree
+      threshold = larger(threshold, __ldcg(&board.told[i]));
+      high = larger(high, __ldcg(&board.told[slices + i]));
+    }
+    threshold = most_of_warp(threshold);
+    high = most_of_warp(high);
+    crowd = raised > 0;
+  }
+  static_assert(kSieveBins == 1 << 12);
+  Division division = {high, max(0, bit_length(high - threshold) - 12), nullptr};
+  {  // Where many neighbours on the lists share bins, most survivors do: to count these would take long, for nothing.
+    const C some[1] = {held_at(tid)};
+    uint32_t bin[1];
+    division.bins(some, bin);
+    if (some[0] < threshold) bin[0] = kSieveBins + lane;
+    crowd |= __popc(__ballot_sync(kFullWarp, bin[0] == __shfl_up_sync(kFullWarp, bin[0], 1))) > 12;
+  }
+  if (!kAlone && crowd && lane == 0) *static_cast<volatile uint32_t*>(board.crowded) = 1;
+  const auto count = [&] {
+    constexpr int kAtOnce = 4;
+#pragma unroll 1
+    for (uint32_t i = tid; i < held; i += kAtOnce * kThreads) {
+      C c[kAtOnce];
+      uint32_t bin[kAtOnce], place[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) c[j] = held_at(i + j * kThreads);
+      division.bins(c, bin);
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) place[j] = c[j] >= threshold ? atomicAdd(&bins[bin[j]], 1u) : 0;
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j)
+        if (i + j * kThreads < held) places[i + j * kThreads] = bin[j] << 16 | (place[j] & 0xffff);
+    }
+  };
+#pragma unroll 1
+  while (true) {
+    if (!crowd || division.splitters) count();
+    meet(board.arrivals, slices, target);
+
+    const bool failed = kAlone ? failed_here : __ldcg(board.failed) != 0;
+    const bool uncounted = !division.splitters && (kAlone ? crowd : __ldcg(board.crowded) != 0);
+    alignas(16) uint32_t starts[kPerThread];
+    uint32_t sum = 0;
+#pragma unroll
+    for (uint32_t v = 0; v < kPerThread / 4; ++v) {
+      const uint4* from = reinterpret_cast<const uint4*>(bins) + tid * (kPerThread / 4) + v;
+      reinterpret_cast<uint4*>(starts)[v] = kAlone ? *from : __ldcg(from);
+    }
+#pragma unroll
+    for (uint32_t j = 0; j < kPerThread; ++j) sum += starts[j];
+    uint32_t before = scan_block<kThreads>(sum, s.sums);
+    bool crowded = uncounted;
+#pragma unroll
+    for (uint32_t j = 0; j < kPerThread; ++j) {
+      const uint32_t in_bin = starts[j];
+      starts[j] = before;
+      if (before < a.k) {
+        crowded |= in_bin > kSieveCrowd;
+        if (before + in_bin >= a.k) s.kept = before + in_bin;
+      }
+      before += in_bin;
+    }
+#pragma unroll
+    for (uint32_t v = 0; v < kPerThread / 4; ++v)
+      reinterpret_cast<uint4*>(s.histogram)[tid * (kPerThread / 4) + v] = reinterpret_cast<const uint4*>(starts)[v];
+    const bool lost = tid == kThreads - 1 && before < a.k;
+    if (!__syncthreads_or(crowded || lost || failed)) break;
+    const bool few = failed || (!__syncthreads_or(uncounted) && __syncthreads_or(lost));  // or not all of them
+    if (few || division.splitters) {
+      search<Key>(a, row, rank, control, survivors, held, threshold, few, window, kAlone, target);
+      return;
+    }
+    // A sample of all the survivors, one of so many of them, divides them better than their range.
+    if (!kAlone) {
+      for (uint32_t i = lane; i < slices; i += 32) raised = larger(raised, __ldcg(&board.told[2 * slices + i]));
+      threshold = larger(threshold, most_of_warp(raised));
+    }
+    shrink_lists(control, survivors, [&] { compact<kThreads>(s, survivors, threshold); });
+    measure();
+    C most = 0;
+#pragma unroll 4
+    for (uint32_t i = tid; i < held; i += kThreads) most = larger(most, held_at(i));
+    most = most_of_warp(most);
+    if (lane == 0) atomicMax(reinterpret_cast<unsigned long long*>(kAlone ? &control.most : board.most), most);
+    if (!kAlone && tid == 0) control.before = atomicAdd(board.total, s.count);
+    meet(board.arrivals, slices, target);  // all have read the bins, too
+    C* const sample = splitters + kSieveSample;
+    const uint32_t total = kAlone ? s.count : __ldcg(board.total);
+    if (tid < kSieveSample) {
+      const uint32_t at = static_cast<uint32_t>(uint64_t{tid} * total / kSieveSample) - (kAlone ? 0 : control.before);
+      if (at < s.count) (kAlone ? sample : board.list)[tid] = survivors[at];
+    }
+    clear();
+    meet(board.arrivals, slices, target);
+    if (!kAlone) {
+      if (tid < kSieveSample) sample[tid] = __ldcg(&board.list[tid]);
+      __syncthreads();
+    }
+    sort_sample(splitters, sample);
+    __syncthreads();
+    division.splitters = splitters;
+    division.high = kAlone ? control.most : __ldcg(board.most);
+  }
+
+  C* const list = kAlone ? window : board.list;
+#pragma unroll 2
+  for (uint32_t i = tid; i < held; i += kThreads) {
+    const C c = held_at(i);
+    const uint32_t place = places[i], start = c >= threshold ? s.histogram[place >> 16] : a.k;
+    if (start < a.k) list[start + (place & 0xffff)] = c;
+  }
+  meet(board.arrivals, slices, target);
+  const uint32_t kept = s.kept, share_of_list = (kept + slices - 1) / slices;
+  const uint32_t from = rank * share_of_list, to = min(kept, from + share_of_list);
+  uint32_t offset = 0;
+  if (!kAlone) {
+    offset = max(from, kSieveCrowd) - kSieveCrowd;
+    const uint32_t end = min(kept, to + kSieveCrowd);
+    for (uint32_t i = offset + tid; i < end; i += kThreads) window[i - offset] = __ldcg(&list[i]);
+    __syncthreads();
+  }
+  constexpr int kRanked = kAlone ? 4 : 1;  // candidates of a thread at once
+#pragma unroll 1
+  for (uint32_t i = from + tid; i < to; i += kRanked * kThreads) {
+    C mine[kRanked];
+    uint32_t bin[kRanked], at[kRanked], end[kRanked], place[kRanked], longest = 0;
+#pragma unroll
+    for (int j = 0; j < kRanked; ++j) mine[j] = window[min(i + j * kThreads, to - 1) - offset];
+    division.bins(mine, bin);
+#pragma unroll
+    for (int j = 0; j < kRanked; ++j) {
+      place[j] = at[j] = s.histogram[bin[j]];
+      end[j] = bin[j] + 1 < kSieveBins ? min(s.histogram[bin[j] + 1], kept) : kept;
+      longest = max(longest, end[j] - at[j]);
+    }
+#pragma unroll 1
+    for (; longest; --longest) {
+#pragma unroll
+      for (int j = 0; j < kRanked; ++j) {
+        if (at[j] < end[j]) place[j] += window[at[j] - offset] > mine[j];
+        ++at[j];
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kRanked; ++j)
+      if (i + j * kThreads < to && place[j] < a.k) write(a, packing, row, place[j], mine[j]);
+  }
+}
+
+template <class Key>
+cudaError_t run(cudaStream_t stream, const Problem& problem, Sieve a) {
+  const int64_t rows = problem.rows.count();
+  const int64_t chunks = (static_cast<int64_t>(a.length) * sizeof(Key) + 511) / 512;
+  const double share = static_cast<double>(a.k) / a.length;
+  // Those of so many parts of a sample that have one of the k best, with five deviations to spare.
+  constexpr double kSample = static_cast<double>(kSieveStep) / sizeof(Key), kStreams = kSieveLoads * kWarps;
+  const auto reach = [&](double parts) {
+    const double seen = 1 - std::exp(-share * kSample / parts);
+    return std::min(parts * seen + 5 * std::sqrt(parts * seen * (1 - seen)) + 5, parts * 63 / 64);
+  };
+  // Where few threads are enough, those of one stream would be, and its neighbours may be alike.
+  a.by_streams = reach(kStreams) <= kStreams / 2;
+  a.reach = static_cast<uint32_t>(reach(a.by_streams ? kStreams : kThreads));
+  // Such elements of a sample, of equal ones in streams of neighbours, with six deviations to spare.
+  const double of_sample = share * kSample;
+  a.ties = static_cast<uint32_t>(of_sample + 6 * std::sqrt(of_sample) + 5 + kSample / kStreams);
+  Launch shape;
+  shape.block = dim3(kThreads);
+  shape.shared_bytes = kSieveShared;
+  if (a.slices == 1) {
+    a.steps = static_cast<uint32_t>((chunks + kSieveLoads * kWarps - 1) / (kSieveLoads * kWarps));
+    shape.grid = dim3(static_cast<unsigned>(rows));
+    return launch(stream, shape, sieve_kernel<Key, true>, a);
+  }
+  const auto kernel = sieve_kernel<Key, false>;
+  static Residents of_kernel;
+  int fitting = 0;
+  cudaError_t status = of_kernel.count(reinterpret_cast<const void*>(kernel), shape, &fitting);
+  if (status != cudaSuccess) return status;
+  // A smaller device has fewer blocks a row, or takes the rows in turn.
+  a.slices = std::min(a.slices, static_cast<uint32_t>(fitting));
+  const int64_t streams = static_cast<int64_t>(a.slices) * kSieveLoads * kWarps, together = fitting / a.slices;
+  a.steps = static_cast<uint32_t>((chunks + streams - 1) / streams);
+  shape.together = true;
+  for (; a.first_row < rows && status == cudaSuccess; a.first_row += together) {
+    shape.grid = dim3(static_cast<unsigned>(std::min(together, rows - a.first_row) * a.slices));
+    status = launch(stream, shape, kernel, a);
+  }
+  return status;
+}
+
+}  // namespace
+
+cudaError_t launch_sieve(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
+  if (sieve_holds_whole(problem.rows.length, problem.key_bits / 8)) return launch_sieve_whole(stream, problem, buffers);
+  Sieve a = {};
+  a.x = buffers.x;
+  a.values = buffers.values;
+  a.indices = buffers.indices;
+  a.boards = static_cast<unsigned char*>(buffers.workspace);
+  a.board_bytes = sieve_workspace_bytes(plan.slices);
+  a.order = problem.order;
+  a.length = static_cast<uint32_t>(problem.rows.length);
+  a.k = static_cast<uint32_t>(problem.k);
+  a.slices = static_cast<uint32_t>(plan.slices);
+  switch (problem.key_bits) {
+    case 16: return run<uint16_t>(stream, problem, a);
+    case 32: return run<uint32_t>(stream, problem, a);
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace jaxgpuops::topk

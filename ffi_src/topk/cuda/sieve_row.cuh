@@ -1,0 +1,214 @@
+// What the blocks that share a row in sieve.cu have of it, and the exact way to select from it.
+#pragma once
+
+#include "topk/cuda/candidates.cuh"
+#include "topk/cuda/sieve_shape.h"
+
+namespace jaxgpuops::topk {
+namespace {
+
+struct Sieve {
+  const void* x;
+  void* values;
+  int32_t* indices;
+  unsigned char* boards;
+  int64_t board_bytes;  // of a row
+  int64_t first_row;
+  KeyOrder order;
+  uint32_t length, k, slices, steps;
+  bool by_streams;  // a delegate is the best of a stream's part of the sample, not of a thread's
+  uint32_t reach;   // delegates that reach the threshold
+  uint32_t ties;    // elements of a sample that reach it where most of these are equal
+};
+
+constexpr int kThreads = kSieveThreads;
+constexpr uint32_t kWarps = kThreads / 32, kPerThread = kSieveBins / kThreads;
+
+using C = uint64_t;
+
+struct Control {
+  Shared<kThreads, C> shared;
+  uint32_t counts[32];  // survivors, each in one of 32 lists that are interleaved
+  uint32_t tops[kWarps];
+  uint32_t digit, found, before;
+  C most;
+};
+static_assert(kSieveKeep * sizeof(C) <= kSieveRing);
+static_assert(sizeof(Control) <= kSieveControl && Shared<kThreads, C>::kBins == kSieveBins);
+
+// What the blocks that share a row leave for each other.
+struct Board {
+  uint32_t* arrivals;
+  uint32_t* failed;
+  uint32_t* crowded;
+  uint32_t* total;
+  uint32_t* found;
+  C* most;
+  C* told;  // each block's threshold of its sample, each block's best, each block's threshold when it has read all
+  uint32_t* bins;
+  C* list;
+
+  __device__ Board(const Sieve& a, int64_t row) {
+    unsigned char* bytes = a.boards + row * a.board_bytes;
+    arrivals = reinterpret_cast<uint32_t*>(bytes);
+    failed = arrivals + 1;
+    crowded = arrivals + 2;
+    total = arrivals + 3;
+    found = arrivals + 4;
+    most = reinterpret_cast<C*>(bytes + 64);
+    bins = reinterpret_cast<uint32_t*>(bytes + 128);
+    list = reinterpret_cast<C*>(bins + kSieveBins);
+    told = list + kSieveKeep;
+  }
+};
+
+// All blocks of a row, which run at the same time; `target` counts their arrivals since the start.
+__device__ __forceinline__ void meet(uint32_t* arrivals, uint32_t slices, uint32_t& target) {
+  __syncthreads();
+  if (slices == 1) return;
+  target += slices;
+  if (threadIdx.x == 0) {
+    __threadfence();
+    atomicAdd(arrivals, 1u);
+    while (*static_cast<volatile uint32_t*>(arrivals) < target) {
+    }
+    __threadfence();
+  }
+  __syncthreads();
+}
+
+// The part of a row that a block reads. Streams of 32 neighbouring vectors a step are spread evenly over the row.
+template <class Key>
+struct Share {
+  static constexpr uint32_t kVector = 16 / sizeof(Key);
+  const Key* x;
+  uint32_t length, head, vectors, first, spread, steps;
+
+  __device__ Share(const Sieve& a, int64_t row, uint32_t rank) {
+    x = static_cast<const Key*>(a.x) + row * a.length;
+    length = a.length;
+    steps = a.steps;
+    const uint32_t misaligned = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(Key));
+    head = misaligned ? kVector - misaligned : 0;
+    vectors = (length - head) / kVector;
+    first = (threadIdx.x / 32 * a.slices + rank) * (a.steps * 32) + threadIdx.x % 32;
+    spread = kWarps * a.slices * (a.steps * 32);
+  }
+  __device__ __forceinline__ uint32_t vector(uint32_t step, int load) const {
+    return first + load * spread + step * 32;
+  }
+  __device__ __forceinline__ const uint4* address(uint32_t vector) const {
+    return reinterpret_cast<const uint4*>(x + head) + vector;
+  }
+  __device__ __forceinline__ uint32_t index(uint32_t vector) const { return head + vector * kVector; }
+  __device__ uint32_t loose() const { return length - vectors * kVector; }
+  __device__ uint32_t loose_index(uint32_t i) const { return i < head ? i : vectors * kVector + i; }
+};
+
+template <class Key>
+__device__ __forceinline__ void write(const Sieve& a, Packing<Key> packing, int64_t row, uint32_t rank, C c) {
+  static_cast<Key*>(a.values)[row * a.k + rank] = decode(packing.key(c), a.order);
+  a.indices[row * a.k + rank] = static_cast<int32_t>(packing.index(c));
+}
+
+// The exact way, for all blocks of a row together: of the survivors from `floor` on, or, where these are not all that
+// matter, of the row. `few` has room for kSieveKeep composites in shared memory.
+template <class Key>
+__device__ __noinline__ void search(const Sieve& a, int64_t row, uint32_t rank, Control& control, const C* survivors,
+                                    uint32_t held, C floor, bool of_row, C* few, bool alone, uint32_t target) {
+  auto& s = control.shared;
+  constexpr int kDigit = 11;
+  constexpr uint32_t kDigits = 1 << kDigit;
+  const uint32_t tid = threadIdx.x;
+  const Share<Key> share(a, row, rank);
+  const Packing<Key> packing = Packing<Key>::make(a.length);
+  const Board board(a, row);
+  C* const list = alone ? few : board.list;
+  uint32_t* const found = alone ? &control.found : board.found;
+  const auto each = [&](auto use) {
+    if (!of_row) {
+      for (uint32_t i = tid; i < held; i += kThreads)
+        if (i / 32 < control.counts[i % 32] && survivors[i] >= floor) use(survivors[i]);
+      return;
+    }
+#pragma unroll 1
+    for (uint32_t step = 0; step < share.steps; ++step) {
+      uint4 tile[kSieveLoads];
+#pragma unroll
+      for (int u = 0; u < kSieveLoads; ++u)
+        if (share.vector(step, u) < share.vectors) tile[u] = __ldcs(share.address(share.vector(step, u)));
+#pragma unroll
+      for (int u = 0; u < kSieveLoads; ++u) {
+        if (share.vector(step, u) >= share.vectors) continue;
+        const uint32_t index = share.index(share.vector(step, u));
+#pragma unroll
+        for (int e = 0; e < static_cast<int>(Share<Key>::kVector); ++e)
+          use(packing.pack(encode(reinterpret_cast<const Key*>(&tile[u])[e], a.order), index + e));
+      }
+    }
+    if (rank == 0 && tid < share.loose()) {
+      const uint32_t index = share.loose_index(tid);
+      use(packing.pack(encode(share.x[index], a.order), index));
+    }
+  };
+  const int top = packing.shift() + 8 * static_cast<int>(sizeof(Key));
+  int bits = top;
+  C prefix = 0;
+  uint32_t need = a.k;
+  meet(board.arrivals, a.slices, target);  // all have read the bins
+  while (true) {
+    const int digit = min(kDigit, bits);
+    for (uint32_t i = tid; i < kDigits; i += kThreads) s.histogram[i] = 0;
+    if (!alone)
+      for (uint32_t i = rank * kThreads + tid; i < kDigits; i += a.slices * kThreads) board.bins[i] = 0;
+    meet(board.arrivals, a.slices, target);
+    const int above = bits;
+    bits -= digit;
+    each([&](C c) {
+      if (above == top || c >> above == prefix) atomicAdd(&s.histogram[(c >> bits) & ((1u << digit) - 1)], 1u);
+    });
+    __syncthreads();
+    if (!alone) {
+      for (uint32_t i = tid; i < kDigits; i += kThreads)
+        if (s.histogram[i]) atomicAdd(&board.bins[i], s.histogram[i]);
+      meet(board.arrivals, a.slices, target);
+      for (uint32_t i = tid; i < kDigits; i += kThreads) s.histogram[i] = __ldcg(&board.bins[i]);
+      __syncthreads();
+    }
+    uint32_t counts[kDigits / kThreads], sum = 0;
+#pragma unroll
+    for (uint32_t j = 0; j < kDigits / kThreads; ++j)
+      sum += counts[j] = s.histogram[kDigits - 1 - (tid * (kDigits / kThreads) + j)];
+    uint32_t before = scan_block<kThreads>(sum, s.sums);
+#pragma unroll
+    for (uint32_t j = 0; j < kDigits / kThreads; ++j) {
+      if (before < need && before + counts[j] >= need) {
+        control.digit = kDigits - 1 - (tid * (kDigits / kThreads) + j);
+        s.above = before;
+        s.kept = counts[j];
+      }
+      before += counts[j];
+    }
+    __syncthreads();
+    need -= s.above;
+    prefix = prefix << digit | control.digit;
+    const uint32_t reached = a.k - need + s.kept;
+    meet(board.arrivals, a.slices, target);  // all have read the bins
+    if (reached <= kSieveKeep || bits == 0) break;
+  }
+  const C threshold = prefix << bits;
+  each([&](C c) {
+    if (c >= threshold) list[atomicAdd(found, 1u)] = c;
+  });
+  meet(board.arrivals, a.slices, target);
+  if (rank) return;
+  const uint32_t m = *static_cast<volatile uint32_t*>(found);
+  if (!alone)
+    for (uint32_t i = tid; i < m; i += kThreads) few[i] = __ldcg(&list[i]);
+  __syncthreads();
+  sort_descending<kThreads>(few, m);
+  for (uint32_t i = tid; i < a.k; i += kThreads) write(a, packing, row, i, few[i]);
+}
+
+}  // namespace
+}  // namespace jaxgpuops::topk

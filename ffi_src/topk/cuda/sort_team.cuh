@@ -1,0 +1,155 @@
+// A team of threads sorts words, kEach a thread, downwards: a network in each thread, then bitonic merges over lanes,
+// through shuffles, and over warps, through shared memory. Thread t ends with places t * kEach and following.
+#pragma once
+
+#include <cstddef>
+#include <type_traits>
+#include <utility>
+
+#include "topk/cuda/candidates.cuh"
+
+namespace jaxgpuops::topk {
+namespace {
+
+// Comparators of a thread's own elements, known to the compiler one by one.
+template <int kEach>
+struct Comparators {
+  int first[kEach * 8] = {}, second[kEach * 8] = {};
+  size_t size = 0;
+
+  constexpr void add(int a, int b) { first[size] = a, second[size++] = b; }
+};
+
+template <int kEach>
+struct SortingNetwork {  // Batcher's odd-even merge sort
+  static constexpr Comparators<kEach> make() {
+    Comparators<kEach> network;
+    for (int p = 1; p < kEach; p *= 2)
+      for (int k = p; k >= 1; k /= 2)
+        for (int j = k % p; j + k < kEach; j += 2 * k)
+          for (int i = j; i < j + k && i + k < kEach; ++i)
+            if (i / (2 * p) == (i + k) / (2 * p)) network.add(i, i + k);
+    return network;
+  }
+  static constexpr Comparators<kEach> kAll = make();
+};
+
+template <int kEach>
+struct MergingNetwork {  // of what rises and then falls, or the other way
+  static constexpr Comparators<kEach> make() {
+    Comparators<kEach> network;
+    for (int stride = kEach / 2; stride; stride /= 2)
+      for (int i = 0; i < kEach; ++i)
+        if (!(i & stride)) network.add(i, i + stride);
+    return network;
+  }
+  static constexpr Comparators<kEach> kAll = make();
+};
+
+// A part of a warp, or a block. All threads of a warp (of the block) come to each of its functions together.
+template <int kEach, bool kBlock>
+struct SortTeam {
+  uint32_t size, t;  // threads, and this one's number
+  uint4* buffer;     // of a block: kEach words a thread
+
+  __device__ __forceinline__ void sync() const {
+    if constexpr (kBlock) {
+      __syncthreads();
+    } else {
+      __syncwarp();
+    }
+  }
+  // Whether it holds for any thread of the block, or of the warp.
+  __device__ __forceinline__ bool any(bool b) const { return kBlock ? __syncthreads_or(b) : __any_sync(kFullWarp, b); }
+  template <class T, class Combine>
+  __device__ __forceinline__ T reduce(T value, Combine combine) const {
+    for (uint32_t lanes = kBlock ? 16 : size / 2; lanes; lanes /= 2) value = combine(value, shuffle_xor(value, lanes));
+    if constexpr (!kBlock) return value;
+    T* const warps = reinterpret_cast<T*>(buffer);
+    if (t % 32 == 0) warps[t / 32] = value;
+    __syncthreads();
+    value = warps[0];
+    for (uint32_t w = 1; w < size / 32; ++w) value = combine(value, warps[w]);
+    __syncthreads();
+    return value;
+  }
+  // The sum of the values of the threads before this one.
+  __device__ __forceinline__ uint32_t sum_before(uint32_t value) const {
+    uint32_t inclusive = value;
+#pragma unroll 1
+    for (uint32_t lanes = 1; lanes < (kBlock ? 32 : size); lanes *= 2) {
+      const uint32_t up = __shfl_up_sync(kFullWarp, inclusive, lanes);
+      if ((t & 31) >= lanes) inclusive += up;
+    }
+    if constexpr (!kBlock) return inclusive - value;
+    uint32_t* const warps = reinterpret_cast<uint32_t*>(buffer);
+    if (t % 32 == 31) warps[t / 32] = inclusive;
+    __syncthreads();
+    for (uint32_t w = 0; w < t / 32; ++w) inclusive += warps[w];
+    __syncthreads();
+    return inclusive - value;
+  }
+  // What the next thread of the team has, or the one before.
+  template <class T>
+  __device__ __forceinline__ T from(int offset, T value) const {
+    if constexpr (!kBlock) return __shfl_sync(kFullWarp, value, (threadIdx.x & 31) + offset);
+    T* const all = reinterpret_cast<T*>(buffer);
+    all[t] = value;
+    __syncthreads();
+    value = all[(t + offset) & (size - 1)];
+    __syncthreads();
+    return value;
+  }
+
+  __device__ static __forceinline__ void order(uint32_t& a, uint32_t& b) {
+    const uint32_t most = max(a, b);
+    b = min(a, b);
+    a = most;
+  }
+  template <class Network, size_t... kI>
+  __device__ static __forceinline__ void run(uint32_t (&v)[kEach], std::index_sequence<kI...>) {
+    (order(v[std::integral_constant<int, Network::kAll.first[kI]>::value],
+           v[std::integral_constant<int, Network::kAll.second[kI]>::value]),
+     ...);
+  }
+  template <class Network>
+  __device__ static __forceinline__ void run(uint32_t (&v)[kEach]) {
+    run<Network>(v, std::make_index_sequence<Network::kAll.size>());
+  }
+  // Compares with the thread whose number differs by `lanes`, element by element, or with its elements backwards.
+  template <bool kBackwards>
+  __device__ __forceinline__ void exchange(uint32_t (&v)[kEach], uint32_t lanes, bool first) const {
+    uint32_t other[kEach];
+    if (!kBlock || lanes < 32) {
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) other[i] = __shfl_xor_sync(kFullWarp, v[kBackwards ? kEach - 1 - i : i], lanes);
+    } else {
+      __syncthreads();
+#pragma unroll
+      for (int q = 0; q < kEach / 4; ++q)
+        buffer[q * size + t] = make_uint4(v[4 * q], v[4 * q + 1], v[4 * q + 2], v[4 * q + 3]);
+      __syncthreads();
+#pragma unroll
+      for (int q = 0; q < kEach / 4; ++q) {
+        const uint4 four = buffer[q * size + (t ^ lanes)];
+        const int i = kBackwards ? kEach - 1 - 4 * q : 4 * q, step = kBackwards ? -1 : 1;
+        other[i] = four.x, other[i + step] = four.y, other[i + 2 * step] = four.z, other[i + 3 * step] = four.w;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) v[i] = first ? max(v[i], other[i]) : min(v[i], other[i]);
+  }
+  __device__ __forceinline__ void sort(uint32_t (&v)[kEach]) const {
+    run<SortingNetwork<kEach>>(v);
+#pragma unroll 1
+    for (uint32_t merged = 2; merged <= size; merged *= 2) {
+      exchange<true>(v, merged - 1, !(t & (merged / 2)));
+#pragma unroll 1
+      for (uint32_t lanes = merged / 4; lanes; lanes /= 2) exchange<false>(v, lanes, !(t & lanes));
+      run<MergingNetwork<kEach>>(v);
+    }
+  }
+};
+
+}  // namespace
+}  // namespace jaxgpuops::topk

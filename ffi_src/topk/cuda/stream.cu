@@ -1,0 +1,494 @@
+// Top-k of rows too long for a warp, k <= kMaxStreamK (or any k where a block holds a whole row).
+//
+// A block streams its tiles of a row once, each warp on its own: asynchronous copies bring them to shared memory
+// several ahead. Elements at or above a threshold go to a candidate buffer. Each thread's maximum is a delegate: k
+// delegates at or above t are k elements at or above t, so for k up to half the threads the k-th delegate is the
+// threshold, raised at tiles 0, 4, 16, 64, … For larger k the delegates' number above t tells where about the k-th
+// element is: that threshold is a guess, five standard deviations low, and where too few elements reach it the tiles
+// are read again without. Whenever the buffer is full, the block meets, and the threshold rises to about the k-th
+// candidate. Tiles are visited in a scattered order, so that a sorted row looks like a random one. Where many delegates
+// of the first tile tie with the threshold, a count of its elements adds an index to it.
+//
+// Blocks that share a row take its tiles in turn. Each tells a key that some of its delegates reach; enough of these
+// keys are a bound for the whole row. In a cluster (kStream) the first block gathers from the others' shared memory
+// what reaches the bound; without (kGrid) the blocks leave their candidates in the workspace, and a second kernel
+// gathers. Of long rows, blocks of a grid tell on the way, too, and a kernel before clears what they told last time;
+// these kernels overlap.
+//
+// Bytes moved: the input once (twice after a wrong guess), k (value + index) out; kGrid adds some candidates of each
+// block. After: DeepSelect's running threshold, Dr. Top-k's delegates (arXiv 2109.08219), AIR's histograms (SC'23).
+#include <cooperative_groups.h>
+
+#include "common/cuda/async_copy.cuh"
+#include "common/cuda/intrinsics.cuh"
+#include "common/cuda/launch.cuh"
+#include "topk/cuda/candidates.cuh"
+#include "topk/cuda/kernels.h"
+#include "topk/cuda/stream_shape.h"
+
+namespace jaxgpuops::topk {
+namespace {
+
+namespace cg = cooperative_groups;
+
+struct Stream {
+  const void* x;
+  void* values;
+  int32_t* indices;
+  unsigned char* pools;  // kGrid
+  int64_t pool_bytes;
+  KeyOrder order;
+  int64_t inner;
+  uint32_t length, k, slices;
+  uint32_t reach, quorum;  // a key that `reach` elements of `quorum` slices reach: at least k of the row do
+  uint32_t keep, room;     // candidates: what stays when the buffer is full, and what it holds
+  uint32_t stages;         // tiles in flight
+  bool sorted, cluster;
+  bool shares;  // blocks of a grid tell each other bounds on the way, too
+
+  __device__ Output output() const { return {values, indices, order, inner, k, sorted}; }
+};
+
+// What the blocks that share a row of the grid leave for each other.
+template <class Key>
+struct Pool {
+  uint64_t* bounds;            // of each block: a key that a.reach of its elements reach, or zero
+  uint64_t* counts;            // of each block's candidates
+  Composite<Key>* candidates;  // pool_candidates(a.k) of each block
+
+  __device__ Pool(const Stream& a, int64_t row) {
+    unsigned char* bytes = a.pools + row * a.pool_bytes;
+    bounds = reinterpret_cast<uint64_t*>(bytes);
+    counts = bounds + a.slices;
+    candidates = reinterpret_cast<Composite<Key>*>(bytes + pool_header_bytes(a.slices));
+  }
+  // A key that k elements of the row reach: the best that follows from what the blocks have told so far.
+  template <int kThreads>
+  __device__ Key bound(const Stream& a) const {
+    const uint32_t i = spread_index<kThreads>();
+    const Key told = i < a.slices ? static_cast<Key>(*static_cast<volatile uint64_t*>(bounds + i)) : Key{0};
+    return kth_of_block<kThreads>(told, a.quorum);
+  }
+};
+
+__global__ void clear_kernel(const Stream a) {
+  let_dependents_start();
+  uint64_t* bounds = reinterpret_cast<uint64_t*>(a.pools + blockIdx.x * a.pool_bytes);
+  for (uint32_t i = threadIdx.x; i < a.slices; i += blockDim.x) bounds[i] = 0;
+}
+
+// Waits for the oldest of the tiles in flight. (The count of what may be still under way is part of the instruction.)
+__device__ __forceinline__ void wait_for_tile(uint32_t stages) {
+  static_assert(kMaxStages == 5);
+  if (stages == 5) {
+    wait_for_async_copies<4>();
+  } else if (stages == 4) {
+    wait_for_async_copies<3>();
+  } else if (stages == 3) {
+    wait_for_async_copies<2>();
+  } else if (stages == 2) {
+    wait_for_async_copies<1>();
+  } else {
+    wait_for_async_copies<0>();
+  }
+}
+
+// Appends what reaches the threshold of several lists, with counts[i] candidates in list i; `longest` is the largest
+// count. At most a.keep stay in the buffer, the k largest among them. Starts and ends with the block in step.
+template <int kThreads, class Key, class At>
+__device__ void collect(Shared<kThreads, Composite<Key>>& s, Composite<Key>* buffer, Packing<Key> packing,
+                        const Stream& a, Composite<Key> threshold, uint32_t lists, const uint32_t* counts,
+                        uint32_t longest, At at) {
+  using C = Composite<Key>;
+  constexpr uint32_t kReads = sizeof(C) == 16 ? 6 : 12;  // at once, by a warp
+  const uint32_t lane = threadIdx.x % 32, parts = max(1, (longest + 31) / 32);
+  const uint32_t reciprocal = ~0u / parts + 1;  // exact for the few parts there are
+#pragma unroll 1
+  for (uint32_t start = 0; start < lists * parts; start += kReads * (kThreads / 32)) {
+    C c[kReads];
+    uint32_t hits = 0;
+#pragma unroll
+    for (uint32_t j = 0; j < kReads; ++j) {
+      const uint32_t part = start + j * (kThreads / 32) + threadIdx.x / 32;
+      const uint32_t from = parts == 1 ? part : __umulhi(part, reciprocal), i = (part - from * parts) * 32 + lane;
+      const bool there = from < lists && i < counts[from];
+      c[j] = there ? at(from, i) : C{0};
+      hits |= static_cast<uint32_t>(there) << j;
+    }
+    while (true) {
+#pragma unroll
+      for (uint32_t j = 0; j < kReads; ++j)
+        if (c[j] < threshold) hits &= ~(1u << j);
+      if (__any_sync(kFullWarp, hits)) {
+#pragma unroll
+        for (uint32_t j = 0; j < kReads; ++j) {
+          if (!(hits >> j & 1)) continue;
+          const uint32_t place = atomicAdd(&s.count, 1u);
+          if (place >= a.room) continue;
+          buffer[place] = c[j];
+          hits &= ~(1u << j);
+        }
+      }
+      if (!__syncthreads_or(hits)) break;
+      threshold = larger(threshold, make_room<kThreads, Key>(s, buffer, packing, a.k, a.keep, a.room));
+    }
+  }
+  if (s.count > a.keep) reselect<kThreads, Key>(s, buffer, packing, a.k, a.keep);
+}
+
+template <class Key, int kThreads, bool kStrided>
+__global__ void __launch_bounds__(kThreads, 512 / kThreads) stream_kernel(const Stream a) {
+  using C = Composite<Key>;
+  using Word = typename Filter<Key>::Word;
+  constexpr uint32_t kPer = tile_elements(sizeof(Key), 1);  // elements of a tile that one thread copies and reads
+  constexpr uint32_t kVector = 16 / sizeof(Key), kLoads = kPer / kVector;
+  constexpr uint32_t kLoadWords = 16 / sizeof(Word);
+  constexpr uint32_t kTileVectors = kThreads * kLoads;
+  constexpr uint32_t kFirstStop = 4;  // tiles after which delegates raise the threshold again
+  static_assert(kPer <= 32);
+  static_assert(sizeof(Shared<kThreads, C>) <= stream_control_bytes(sizeof(C), kThreads));
+  extern __shared__ __align__(128) unsigned char shared_bytes[];
+  auto& s = *reinterpret_cast<Shared<kThreads, C>*>(shared_bytes);
+  uint4* ring = reinterpret_cast<uint4*>(shared_bytes + stream_control_bytes(sizeof(C), kThreads));
+  C* buffer = reinterpret_cast<C*>(ring + a.stages * kTileVectors);
+  C* scratch = buffer + a.keep;  // once the slice has been read
+
+  const uint32_t tid = threadIdx.x;
+  const int64_t row = blockIdx.x / a.slices;
+  const uint32_t rank = blockIdx.x % a.slices;
+  const bool grid = a.slices > 1 && !a.cluster, shares = grid && a.shares;
+  if (grid) let_dependents_start();
+  const Pool<Key> pool(a, row);
+  const Packing<Key> packing = Packing<Key>::make(a.length);
+  const Key* x = static_cast<const Key*>(a.x) + row / a.inner * a.length * a.inner + row % a.inner;
+
+  // Whole vectors start at the first 16-byte boundary; what stands before and after them is read one by one. Blocks
+  // that share a row take its tiles in turn.
+  const uint32_t misaligned = kStrided ? 0 : static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(Key));
+  const uint32_t head = min(a.length, misaligned ? kVector - misaligned : 0);
+  const uint32_t vectors = (a.length - head) / kVector, loose = rank == 0 ? a.length - vectors * kVector : 0;
+  const uint32_t row_tiles = (vectors + kTileVectors - 1) / kTileVectors;
+  const uint32_t tiles = (row_tiles + a.slices - 1) / a.slices;  // of this block; the last may not be there
+  const uint32_t stride = scattered_stride(tiles);               // the order of tiles
+  const auto first_vector = [&](uint32_t tile) { return (tile * a.slices + rank) * kTileVectors + tid; };
+  uint32_t count = loose;  // of this block's elements
+  if (rank < row_tiles) {
+    const uint32_t mine = (row_tiles - 1 - rank) / a.slices + 1;
+    const bool last = (row_tiles - 1) % a.slices == rank;
+    count += (mine * kTileVectors - (last ? row_tiles * kTileVectors - vectors : 0)) * kVector;
+  }
+  const uint32_t k = max(1, min(a.k, count));
+
+  // Every thread reads what it copied itself: no barrier stands between the copies and their use.
+  const auto copy = [&](uint32_t tile, uint32_t stage) {
+    const uint32_t v = first_vector(tile);
+    uint4* to = ring + stage * kTileVectors + tid;
+    if constexpr (kStrided) {
+      for (uint32_t u = 0; u < kLoads && v + u * kThreads < vectors; ++u)
+        for (uint32_t e = 0; e < kVector; ++e)
+          reinterpret_cast<Key*>(to + u * kThreads)[e] = x[((v + u * kThreads) * kVector + e) * a.inner];
+    } else {
+      const uint4* from = reinterpret_cast<const uint4*>(x + head) + v;
+      if (v + (kLoads - 1) * kThreads < vectors) {
+#pragma unroll
+        for (uint32_t u = 0; u < kLoads; ++u) copy_async(to + u * kThreads, from + u * kThreads);
+      } else {
+#pragma unroll 1
+        for (uint32_t u = 0; v + u * kThreads < vectors; ++u) copy_async(to + u * kThreads, from + u * kThreads);
+      }
+    }
+  };
+  const auto advance = [&](uint32_t tile) { return tile + stride >= tiles ? tile + stride - tiles : tile + stride; };
+  // For a k past half the threads the delegates still tell where about the k-th of the slice will be. That is a guess:
+  // where too few elements reach it, the slice is read again without.
+  const bool delegates = k <= kThreads / 2;
+  bool guesses = !delegates && count > 8 * k;
+  // Of equal elements the first ones count, so the first tile is. A guess takes its tile for an average one.
+  const uint32_t start = delegates || tiles == 0 ? 0 : (tiles - 1) / 2;
+  const float share = static_cast<float>(k) / count;
+  Key best;  // of this thread's elements: its delegate
+  const auto tell = [&] {
+    wait_for_predecessor();  // the pool is clear
+    const Key mine = kth_of_block<kThreads>(best, a.reach);
+    if (tid == 0) *static_cast<volatile uint64_t*>(pool.bounds + rank) = mine;
+  };
+
+  C threshold;
+  for (;; guesses = false) {
+    best = 0;
+    uint32_t ahead = start;  // the tile to copy next
+    const auto fill = [&](uint32_t from, uint32_t to) {
+      for (uint32_t stage = from; stage < to; ++stage) {
+        if (stage < tiles) copy(ahead, stage);
+        commit_async_copies();
+        ahead = advance(ahead);
+      }
+    };
+    const uint32_t early = min(2, a.stages);  // the first tiles would wait for all that is asked for with them
+    fill(0, early);
+
+    if (tid == 0) s.count = s.full = 0;
+    __syncthreads();
+    if (loose) {
+      const uint32_t at = tid < head ? tid : vectors * kVector + tid;
+      if (tid < loose) best = encode(x[at * a.inner], a.order);
+      append_hits(s, buffer, a.room, tid < loose, [&](int) { return packing.pack(best, at); });
+    }
+
+    threshold = 0;
+    Filter<Key> filter(0, a.order);
+    Key bound = 0;             // what k elements of the row reach, as other blocks tell
+    uint32_t left = 0;         // hits of the tile at hand that found no place
+    uint32_t last = a.length;  // index of the threshold
+    uint32_t step = 0, tile = start, stage = 0;
+    // Warps go ahead on their own, until the buffer is full or up to the tile at which delegates raise the threshold.
+    for (uint32_t stop = 0;;) {
+      const auto element = [&](uint32_t j) {  // the thread's j-th of this tile
+        return encode(reinterpret_cast<const Key*>(ring + (stage * kLoads + j / kVector) * kThreads + tid)[j % kVector],
+                      a.order);
+      };
+      const auto index = [&](uint32_t j) {
+        return head + (first_vector(tile) + j / kVector * kThreads) * kVector + j % kVector;
+      };
+      const auto present = [&] {
+        const uint32_t first = first_vector(tile);
+        const uint32_t loaded = first < vectors ? min(kLoads, (vectors - first + kThreads - 1) / kThreads) : 0;
+        return loaded * kVector == 32 ? ~0u : (1u << (loaded * kVector)) - 1;
+      };
+      // What the first k elements of the tile reach that reach a key, where there are k.
+      const auto ties = [&](Key key) {
+        const uint32_t there = present();
+        uint32_t found = 0;
+#pragma unroll 1
+        for (uint32_t u = 0; u < kLoads && found < k; ++u) {
+          uint32_t hits = 0;
+#pragma unroll
+          for (uint32_t e = 0; e < kVector; ++e) hits |= static_cast<uint32_t>(element(u * kVector + e) >= key) << e;
+          hits &= there >> (u * kVector);
+          const uint32_t before = found + scan_block<kThreads>(__popc(hits), s.sums), after = before + __popc(hits);
+          if (before < k && after >= k) {
+            for (uint32_t more = k - 1 - before; more; --more) hits &= hits - 1;
+            s.boundary = index(u * kVector + __ffs(hits) - 1);
+          }
+          if (tid == kThreads - 1) s.above = after;
+          __syncthreads();
+          found = s.above;
+        }
+        return found < k ? packing.lowest(key) : packing.pack(key, s.boundary);
+      };
+      for (; step < stop; ++step) {
+        wait_for_tile(a.stages);
+        const uint32_t full = tid % 32 == 0 ? atomicOr(&s.full, 0) : 0;  // others may set it now
+        alignas(16) Word words[kLoads][kLoadWords];
+        Word most = 0;
+#pragma unroll
+        for (uint32_t u = 0; u < kLoads; ++u) {
+          *reinterpret_cast<uint4*>(words[u]) = ring[(stage * kLoads + u) * kThreads + tid];
+#pragma unroll
+          for (uint32_t w = 0; w < kLoadWords; ++w) most = filter.most(most, words[u][w]);
+        }
+        // Where all indices come after that of the threshold, larger keys only.
+        const bool late = head + first_vector(tile) * kVector > last;
+        if (__any_sync(kFullWarp, (late ? filter.exceeds(most) : filter.reaches(most)) || full || left)) {
+          if (__any_sync(kFullWarp, full)) break;
+          uint32_t hits = left;
+          const bool again = __any_sync(kFullWarp, left);
+          if (!again) {
+#pragma unroll
+            for (uint32_t u = 0; u < kLoads; ++u)
+#pragma unroll
+              for (uint32_t w = 0; w < kLoadWords; ++w)
+                hits |= filter.passes(words[u][w]) << (u * kVector + w * Filter<Key>::kPerWord);
+            hits &= present();
+          }
+          if (again || packing.lowest(packing.key(threshold)) != threshold) {
+            for (uint32_t rest = hits; rest; rest &= rest - 1) {  // ties with the threshold are decided by the index
+              const uint32_t j = __ffs(rest) - 1;
+              if (packing.pack(element(j), index(j)) < threshold) hits &= ~(1u << j);
+            }
+          }
+          left = append_hits(s, buffer, a.room, hits, [&](uint32_t j) {
+            best = larger(best, element(j));
+            return packing.pack(element(j), index(j));
+          });
+          if (__any_sync(kFullWarp, left)) {
+            if (tid % 32 == 0) atomicOr(&s.full, 1);
+            break;
+          }
+        }
+        if (step + a.stages < tiles) copy(ahead, stage);
+        commit_async_copies();
+        ahead = advance(ahead);
+        tile = advance(tile);
+        stage = stage + 1 == a.stages ? 0 : stage + 1;
+      }
+      const bool full = __syncthreads_or(step < stop);
+      if (!full && stop == tiles) break;
+      if (full) {
+        threshold = larger(threshold, make_room<kThreads, Key>(s, buffer, packing, k, a.keep, a.room));
+      } else {
+        if (stop == 0) {
+          wait_for_tile(early);
+          fill(early, a.stages);
+        }
+        if (stop == 0 && (delegates || guesses || shares)) {
+          const uint32_t there = present();
+#pragma unroll
+          for (uint32_t j = 0; j < kPer; ++j)
+            if (there >> j & 1) best = larger(best, element(j));
+        }
+        if (stop > 0 && shares) {  // others have told at the last stop
+          if (stop > kFirstStop) {
+            bound = larger(bound, pool.template bound<kThreads>(a));
+            threshold = larger(threshold, packing.lowest(bound));
+          }
+          tell();
+        } else if (delegates || guesses) {
+          uint32_t reach = k;
+          if (guesses) {  // the share of the threads that have seen one of the k largest, and five deviations
+            const float seen = 1 - __expf(-share * kPer * (stop + 1.0f));
+            reach = static_cast<uint32_t>(kThreads * seen + 5 * sqrtf(kThreads * seen * (1 - seen))) + 1;
+          }
+          if (reach <= kThreads * 3 / 4) {
+            const Key kth = kth_of_block<kThreads>(best, reach);
+            threshold = larger(threshold, packing.lowest(kth));
+            if (stop == 0 && __syncthreads_count(best == kth) > kThreads / 8) threshold = larger(threshold, ties(kth));
+          }
+        }
+        stop = min(stop ? 4 * stop : kFirstStop, tiles);
+      }
+      filter = Filter<Key>(packing.key(threshold), a.order);
+      last = packing.index(threshold);
+    }
+    // Enough, or all that reach a threshold which others vouch for.
+    if (!guesses || s.count >= k || packing.lowest(bound) == threshold) break;
+    __syncthreads();
+  }
+
+  if (grid) {
+    if (a.reach) tell();
+    if (shares) {
+      // One more look at what others have told is worth its time where blocks have many candidates.
+      if (a.k > 256) threshold = larger(threshold, packing.lowest(pool.template bound<kThreads>(a)));
+      compact<kThreads>(s, buffer, threshold);
+    }
+    const uint32_t most = static_cast<uint32_t>(pool_candidates(a.k));
+    if (s.count > most) reselect<kThreads, Key>(s, buffer, packing, a.k, most);
+    if (tid == 0) pool.counts[rank] = s.count;
+    for (uint32_t i = tid; i < s.count; i += kThreads) pool.candidates[rank * most + i] = buffer[i];
+    return;
+  }
+  if (a.slices == 1) {
+    if (s.count > a.keep) {
+      reselect<kThreads, Key>(s, buffer, packing, k, a.keep);
+    } else if (delegates && s.count > kThreads / 2) {
+      compact<kThreads>(s, buffer, packing.lowest(kth_of_block<kThreads>(best, k)));
+    }
+    write_result<kThreads, Key>(s, a.output(), packing, buffer, scratch, a.keep, row);
+    return;
+  }
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  __shared__ uint32_t counts[8];  // of the others' candidates
+  const cg::cluster_group cluster = cg::this_cluster();
+  if (a.reach) {
+    const Key mine = kth_of_block<kThreads>(best, a.reach);
+    if (tid == 0) s.low[0] = packing.lowest(mine);
+    cluster.sync();
+    const uint32_t other = spread_index<kThreads>();
+    const Key told = other < a.slices ? packing.key(*cluster.map_shared_rank(&s.low[0], other)) : Key{0};
+    threshold = larger(threshold, packing.lowest(kth_of_block<kThreads>(told, a.quorum)));
+    compact<kThreads>(s, buffer, threshold);
+  }
+  cluster.sync();
+  if (rank == 0) {
+    uint32_t longest = 0;
+    if (tid + 1 < a.slices) counts[tid] = *cluster.map_shared_rank(&s.count, tid + 1);
+    __syncthreads();
+    for (uint32_t i = 0; i + 1 < a.slices; ++i) longest = max(longest, counts[i]);
+    collect<kThreads, Key>(s, buffer, packing, a, threshold, a.slices - 1, counts, longest,
+                           [&](uint32_t from, uint32_t i) { return cluster.map_shared_rank(buffer, from + 1)[i]; });
+  }
+  cluster.sync();  // the others' candidates have been read
+  if (rank == 0) write_result<kThreads, Key>(s, a.output(), packing, buffer, scratch, a.keep, row);
+#endif
+}
+
+template <class Key, int kThreads>
+__global__ void __launch_bounds__(kThreads, 1) merge_kernel(const Stream a) {
+  using C = Composite<Key>;
+  extern __shared__ __align__(128) unsigned char shared_bytes[];
+  auto& s = *reinterpret_cast<Shared<kThreads, C>*>(shared_bytes);
+  C* buffer = reinterpret_cast<C*>(shared_bytes + stream_control_bytes(sizeof(C), kThreads));
+  const uint32_t tid = threadIdx.x;
+  const int64_t row = blockIdx.x;
+  const Packing<Key> packing = Packing<Key>::make(a.length);
+  const Pool<Key> pool(a, row);
+  uint32_t* const counts = reinterpret_cast<uint32_t*>(buffer + a.room);
+  if (tid == 0) s.count = s.full = s.kept = 0;
+  __syncthreads();
+  wait_for_predecessor();
+  const uint32_t held = tid < a.slices ? static_cast<uint32_t>(pool.counts[tid]) : 0;
+  const C threshold = a.reach ? packing.lowest(pool.template bound<kThreads>(a)) : C{0};
+  if (tid < a.slices) atomicMax(&s.kept, counts[tid] = held);
+  __syncthreads();
+  const uint32_t most = static_cast<uint32_t>(pool_candidates(a.k));
+  collect<kThreads, Key>(s, buffer, packing, a, threshold, a.slices, counts, s.kept,
+                         [&](uint32_t from, uint32_t i) { return pool.candidates[from * most + i]; });
+  write_result<kThreads, Key>(s, a.output(), packing, buffer, buffer + a.keep, a.keep, row);
+}
+
+template <class Key, int kThreads>
+cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, Stream a) {
+  const StreamShape shape = stream_shape(sizeof(Key), kThreads, a.length, a.k, a.slices, plan.shared_limit);
+  a.keep = shape.keep;
+  a.room = shape.room;
+  a.stages = shape.stages;
+  a.shares = a.reach && a.length / a.slices >= 16u * tile_elements(sizeof(Key), kThreads);
+  const bool strided = a.inner > 1;
+  Launch config;
+  config.block = dim3(kThreads);
+  config.grid = dim3(static_cast<unsigned>(plan.blocks));
+  config.shared_bytes = shape.shared_bytes;
+  config.cluster = a.cluster ? static_cast<int>(a.slices) : 1;
+  const auto kernel = strided ? stream_kernel<Key, kThreads, true> : stream_kernel<Key, kThreads, false>;
+  if (plan.algorithm != Algorithm::kGrid) return launch(stream, config, kernel, a);
+  const dim3 rows(static_cast<unsigned>(problem.rows.count()));
+  cudaError_t status = a.shares ? launch(stream, {rows, dim3(128)}, clear_kernel, a) : cudaSuccess;
+  config.overlap = plan.overlap && a.shares;
+  if (status == cudaSuccess) status = launch(stream, config, kernel, a);
+  config.overlap = plan.overlap;
+  config.grid = rows;
+  config.shared_bytes = shape.merge_bytes;
+  if (status == cudaSuccess) status = launch(stream, config, merge_kernel<Key, kThreads>, a);
+  return status;
+}
+
+}  // namespace
+
+cudaError_t launch_stream(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
+  Stream a = {};
+  a.x = buffers.x;
+  a.values = buffers.values;
+  a.indices = buffers.indices;
+  a.pools = static_cast<unsigned char*>(buffers.workspace);
+  a.order = problem.order;
+  a.inner = problem.rows.inner;
+  a.length = static_cast<uint32_t>(problem.rows.length);
+  a.k = static_cast<uint32_t>(problem.k);
+  a.slices = static_cast<uint32_t>(plan.slices);
+  a.sorted = problem.sorted;
+  a.pool_bytes = pool_bytes(plan.slices, problem.k, problem.key_bits == 64 ? 16 : 8);
+  // Each block tells of twice its share of k, so that half of them are enough: the laggards do not spoil the bound. Of
+  // its share alone, where there are few delegates.
+  const uint32_t even = (a.k + a.slices - 1) / a.slices, twice = (2 * a.k + a.slices - 1) / a.slices;
+  const uint32_t threads = static_cast<uint32_t>(plan.threads);
+  a.reach = twice <= threads / 4 ? twice : even <= threads * 3 / 4 ? even : 0;
+  if (a.reach) a.quorum = (a.k + a.reach - 1) / a.reach;
+  a.cluster = plan.algorithm == Algorithm::kStream && a.slices > 1;
+  return dispatch_key(problem.key_bits, [&](auto key) {
+    using Key = decltype(key);
+    return plan.threads == 256 ? run<Key, 256>(stream, plan, problem, a) : run<Key, 512>(stream, plan, problem, a);
+  });
+}
+
+}  // namespace jaxgpuops::topk

@@ -1,0 +1,549 @@
+// Top-k of few long rows, k <= kMaxWaveK: one wave of blocks reads them, and each block tells little of what it saw.
+//
+// A thread keeps the best of the elements it reads, and a bound of its others; a warp keeps the best four of its
+// threads' and a bound of all else; a block tells the best 8 or 16 of its warps' and a bound of all that it does not
+// tell. The k-th largest of what the blocks tell is a threshold that k elements reach, and few more of them if what
+// they tell is enough. A second kernel takes those; the warps of a block that may hold more than it told (its bound
+// says so) have their elements read again, the best first. No element is compared with a threshold while the row is
+// read, no block waits for another, and the result depends on none of that.
+//
+// Where neighbours hold the best elements (sorted rows, ties), the blocks' lists are too short and the threshold is
+// low. Neighbouring warps' shares of a row are therefore of different blocks; where threads read much, a block tells a
+// bound of its own, too: the k-th best of its threads; and what is read again raises the threshold.
+//
+// Bytes moved: the input once (that of a few warps twice), some 200 bytes a block to the workspace and back, k (value +
+// index) out. After: Dr. Top-k's delegates (arXiv 2109.08219).
+#include "common/cuda/intrinsics.cuh"
+#include "common/cuda/launch.cuh"
+#include "topk/cuda/candidates.cuh"
+#include "topk/cuda/delegates.cuh"
+#include "topk/cuda/kernels.h"
+#include "topk/cuda/wave_shape.h"
+
+namespace jaxgpuops::topk {
+namespace {
+
+struct Wave {
+  const void* x;
+  Output out;
+  unsigned char* reports;
+  int64_t report_bytes;  // of a row
+  KeyOrder order;
+  uint32_t length, k, slices;
+  uint32_t told;  // elements that a block tells of
+  bool deep;      // threads read many vectors: blocks tell a threshold of their own, too
+};
+
+constexpr int kThreads = kWaveThreads;
+constexpr uint32_t kWarps = kThreads / 32;
+constexpr uint32_t kFew = kThreads / 4;  // candidates that are ranked at once
+
+// A row, dealt out to the threads of all its blocks: vectors of 16 bytes, in rounds. What stands before the first
+// boundary of 16 bytes and after the last is `loose`.
+template <class Key>
+struct Dealt {
+  static constexpr uint32_t kVector = 16 / sizeof(Key);
+  const Key* x;
+  uint32_t length, head, vectors, threads, rounds;
+
+  __device__ Dealt(const Wave& a, int64_t row) {
+    x = static_cast<const Key*>(a.x) + row * a.length;
+    length = a.length;
+    const uint32_t misaligned = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(Key));
+    head = misaligned ? kVector - misaligned : 0;
+    vectors = (length - head) / kVector;
+    threads = a.slices * kThreads;
+    rounds = (vectors + threads - 1) / threads;
+  }
+  __device__ __forceinline__ uint4 load(uint32_t vector) const {
+    return __ldcs(reinterpret_cast<const uint4*>(x + head) + vector);
+  }
+  __device__ __forceinline__ uint32_t index(uint32_t vector) const { return head + vector * kVector; }
+  __device__ uint32_t loose() const { return length - vectors * kVector; }
+  __device__ uint32_t loose_index(uint32_t i) const { return i < head ? i : vectors * kVector + i; }
+};
+
+// Which share of each round a warp of a block reads. Neighbouring shares are of different blocks, so that what stands
+// together is told by many of them, and no block has the same part of every period of a row.
+__device__ __forceinline__ uint32_t share_of_warp(uint32_t block, uint32_t warp, uint32_t blocks) {
+  uint32_t turned = block + warp;
+  while (turned >= blocks) turned -= blocks;
+  return warp * blocks + turned;
+}
+
+// What the blocks of a row tell. Of block b: told[i * slices + b] is its i-th best element for i < a.told, what follows
+// bounds all others (two bounds, both hold for a part of them), and a key that k elements of the block reach.
+template <class Key>
+struct Reports {
+  using C = Composite<Key>;
+  C* told;
+  C* first;  // the best element of each warp
+
+  __device__ Reports(const Wave& a, int64_t row) {
+    told = reinterpret_cast<C*>(a.reports + row * a.report_bytes);
+    first = told + a.slices * (a.told + kWaveBounds);
+  }
+};
+
+// The two largest keys of what 16-byte vectors hold, and where the largest one is first.
+template <class Key, int kLoads>
+__device__ __forceinline__ void best_two(const uint4 (&tile)[kLoads], KeyOrder order, Key& one, Key& two) {
+  if constexpr (sizeof(Key) >= 4) {
+    constexpr int kPer = 16 / sizeof(Key);
+    one = two = 0;
+#pragma unroll
+    for (int j = 0; j < kLoads * kPer; ++j) {
+      const Key key = encode(reinterpret_cast<const Key*>(tile)[j], order);
+      two = larger(two, smaller(one, key));
+      one = larger(one, key);
+    }
+  } else {
+    const Lanes<Key> lanes(order);
+    uint32_t ones = 0, twos = 0;
+#pragma unroll
+    for (int w = 0; w < kLoads * 4; ++w) {
+      const uint32_t keys = lanes.encode(reinterpret_cast<const uint32_t*>(tile)[w]);
+      const uint32_t less = sizeof(Key) == 2 ? __vminu2(ones, keys) : __vminu4(ones, keys);
+      twos = Lanes<Key>::max(twos, less);
+      ones = Lanes<Key>::max(ones, keys);
+    }
+    one = static_cast<Key>(ones), two = static_cast<Key>(Lanes<Key>::largest(twos));
+#pragma unroll
+    for (int bits = 8 * sizeof(Key); bits < 32; bits += 8 * sizeof(Key)) {
+      const Key key = static_cast<Key>(ones >> bits);
+      two = larger(two, smaller(one, key));
+      one = larger(one, key);
+    }
+  }
+}
+
+template <class C>
+__device__ __forceinline__ C largest_of_warp(C c) {
+#if __CUDA_ARCH__ >= 800
+  if constexpr (sizeof(C) == 8) {
+    const uint32_t high = static_cast<uint32_t>(c >> 32), most = __reduce_max_sync(kFullWarp, high);
+    const uint32_t low = high == most ? static_cast<uint32_t>(c) : 0;
+    return static_cast<C>(most) << 32 | __reduce_max_sync(kFullWarp, low);
+  } else
+#endif
+  {
+#pragma unroll
+    for (int d = 16; d; d /= 2) c = larger(c, shuffle_xor(c, d));
+    return c;
+  }
+}
+
+// A lower bound, reached by at least k of the threads' values and by few more, of the k-th largest: as kth_of_block,
+// but of composites, so that ties do not spoil it, and faster for small k. Values below `floor` count as it does.
+// Starts and ends with the block in step.
+template <class C>
+__device__ __forceinline__ C kth_of_threads(C value, uint32_t k, C floor = 0) {
+  __shared__ C warp_kth[kWarps], warp_least[kWarps];
+  const uint32_t warp = threadIdx.x / 32;
+  value = larger(value, floor);
+  C rest = value, kth = 0;
+#pragma unroll 1
+  for (uint32_t i = 0; i < k; i += kWarps) {
+    kth = largest_of_warp(rest);
+    if (rest == kth) rest = 0;
+  }
+  if (threadIdx.x % 32 == 0) warp_kth[warp] = kth;
+  __syncthreads();
+  const auto least_of_warp = [](C c) { return static_cast<C>(~largest_of_warp(static_cast<C>(~c))); };
+  const C of_warp = warp_kth[threadIdx.x % kWarps];
+  C low = larger(least_of_warp(of_warp), floor), high = largest_of_warp(of_warp);
+  for (uint32_t step = 1; low < high; ++step) {
+    const C middle = high - (high - low) / 2;
+    const uint32_t reached = __syncthreads_count(value >= middle);
+    if (reached >= k) {
+      low = middle;
+      if (reached <= k + (k <= 64 ? k / 2 : k / 8)) break;
+    } else {
+      high = middle - 1;
+    }
+    if (__builtin_expect(step == 8, false)) {  // ties, far from other values: on to what there is
+      const C least = least_of_warp(value >= low ? value : ~C{0}), most = largest_of_warp(value <= high ? value : C{0});
+      if (threadIdx.x % 32 == 0) warp_least[warp] = least, warp_kth[warp] = most;
+      __syncthreads();
+      low = least_of_warp(warp_least[threadIdx.x % kWarps]);
+      high = largest_of_warp(warp_kth[threadIdx.x % kWarps]);
+    }
+  }
+  __syncthreads();
+  return low;
+}
+
+template <class Key>
+__global__ void __launch_bounds__(kThreads, 2) wave_kernel(const Wave a) {
+  using C = Composite<Key>;
+  constexpr int kLoads = kWaveLoads, kVector = Dealt<Key>::kVector;
+  let_dependents_start();
+  const int64_t row = blockIdx.x / a.slices;
+  const uint32_t rank = blockIdx.x % a.slices, tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
+  const Dealt<Key> dealt(a, row);
+  const uint32_t mine = share_of_warp(rank, warp, a.slices) * 32 + lane;
+  const Packing<Key> packing = Packing<Key>::make(a.length);
+
+  uint32_t filler = static_cast<uint32_t>(decode(Key{0}, a.order)), filler_high = filler;  // loses every comparison
+  if constexpr (sizeof(Key) == 8) filler_high = static_cast<uint32_t>(decode(Key{0}, a.order) >> 32);
+#pragma unroll
+  for (int bits = 8 * sizeof(Key); bits < 32; bits *= 2) filler_high = filler |= filler << bits;
+  const auto load = [&](uint4(&tile)[kLoads], uint32_t vector) {
+#pragma unroll
+    for (int u = 0; u < kLoads; ++u) {
+      const uint32_t v = vector + u * dealt.threads;
+      tile[u] = make_uint4(filler, filler_high, filler, filler_high);
+      if (v < dealt.vectors) tile[u] = dealt.load(v);
+    }
+  };
+  uint4 ahead[kLoads];
+  load(ahead, mine);
+  Key best = 0, second = 0;
+  uint32_t index = 0;
+#pragma unroll 1
+  for (uint32_t vector = mine; vector < dealt.vectors; vector += kLoads * dealt.threads) {
+    uint4 tile[kLoads];
+#pragma unroll
+    for (int u = 0; u < kLoads; ++u) tile[u] = ahead[u];
+    if (vector + kLoads * dealt.threads < dealt.vectors) load(ahead, vector + kLoads * dealt.threads);
+    Key one, two;
+    best_two<Key>(tile, a.order, one, two);
+    second = larger(second, larger(two, smaller(best, one)));
+    if (vector == mine || one > best) {
+      best = one;
+      const Key bits = decode(one, a.order);
+      uint32_t place = 0;
+#pragma unroll
+      for (int j = kLoads * kVector - 1; j >= 0; --j)
+        if (reinterpret_cast<const Key*>(tile)[j] == bits) place = j;
+      index = dealt.index(vector + place / kVector * dealt.threads) + place % kVector;
+    }
+  }
+
+  C told = 0, rest = 0;
+  if (mine < dealt.vectors) {
+    told = packing.pack(best, index);
+    // An element like the best one comes after it.
+    rest = packing.pack(second, second == best ? min(index + 1, a.length - 1) : dealt.index(mine));
+  }
+  const Reports<Key> reports(a, row);
+  C floor = 0;
+  if (a.deep) floor = kth_of_threads(told, a.k);
+  __shared__ C board[kWarps * kWaveTold], rests[kWarps];
+  C kept = 0;
+#pragma unroll
+  for (uint32_t i = 0; i < kWaveTold; ++i) {
+    const C most = largest_of_warp(told);
+    if (told == most) told = 0;
+    if (lane == i) kept = most;
+  }
+  rest = largest_of_warp(larger(told, rest));
+  if (lane < kWaveTold) board[warp * kWaveTold + lane] = kept;
+  if (lane == 0) {
+    rests[warp] = rest;
+    reports.first[rank * kWarps + warp] = kept;
+  }
+  __syncthreads();
+  static_assert(4 * kWarps * kWaveTold < kThreads && kWarps < 32);
+  if (tid < 4 * kWarps * kWaveTold) {  // four threads rank one of the warps' elements
+    const uint32_t place = tid / 4;
+    const C one = board[place];
+    uint32_t above = 0;
+#pragma unroll 4
+    for (uint32_t i = tid % 4; i < kWarps * kWaveTold; i += 4) above += board[i] + (i < place) > one;  // some may be 0
+    above += __shfl_xor_sync(kFullWarp, above, 1);
+    above += __shfl_xor_sync(kFullWarp, above, 2);
+    if (tid % 4 == 0 && above <= a.told) reports.told[above * a.slices + rank] = one;
+  } else if (warp == kWarps - 1) {
+    rest = largest_of_warp(lane < kWarps ? rests[lane] : C{0});
+    if (lane == 0) reports.told[(a.told + 1) * a.slices + rank] = rest;
+    if (lane == 1) reports.told[(a.told + 2) * a.slices + rank] = floor;
+  }
+}
+
+// Writes the k largest of up to kFew candidates, in order; the 16 places after the last are 0.
+template <class Key>
+__device__ __forceinline__ void write_few(const Wave& a, const Composite<Key>* buffer, uint32_t count,
+                                          const Packing<Key>& packing, int64_t row) {
+  const uint32_t tid = threadIdx.x;
+  const Composite<Key> one = buffer[tid / 4];  // four threads rank a candidate
+  uint32_t above = 0;
+#pragma unroll 1
+  for (uint32_t i = tid % 4; i < count; i += 16) {
+#pragma unroll
+    for (uint32_t u = 0; u < 16; u += 4) above += buffer[i + u] > one;
+  }
+  above += __shfl_xor_sync(kFullWarp, above, 1);
+  above += __shfl_xor_sync(kFullWarp, above, 2);
+  if (tid % 4 == 0 && tid / 4 < count && above < a.k) {
+    static_cast<Key*>(a.out.values)[row * a.k + above] = decode(packing.key(one), a.order);
+    a.out.indices[row * a.k + above] = static_cast<int32_t>(packing.index(one));
+  }
+}
+
+// Whether k candidates and what comes with them are few.
+__device__ __forceinline__ bool few(const Wave& a) { return a.k <= kFew * 7 / 8 && a.out.sorted; }
+
+template <class C>
+__device__ __noinline__ C raise(C value, uint32_t k, C floor) {
+  return kth_of_threads(value, k, floor);
+}
+
+// After the candidates: what is read again.
+template <class Key>
+struct Again {
+  uint32_t* warps;      // those that are read again now
+  uint32_t* blocks;     // those that may hold more than they told
+  unsigned char* more;  // whether a block is one of these
+
+  __device__ explicit Again(Composite<Key>* buffer) {
+    warps = reinterpret_cast<uint32_t*>(buffer + kWaveRoom);
+    blocks = warps + kWaveAgain;
+    more = reinterpret_cast<unsigned char*>(blocks + kMaxWaveSlices);
+  }
+};
+
+// Any result, of any number of candidates. These stand in the buffer, but for those that have to be read again. Where
+// neighbours hold the best elements, many warps may hold more than was told, and far more elements than k reach the
+// threshold. Warps are therefore read again in the order of their best elements, some at a time, and what they hold
+// raises the threshold before it is kept: once the k best are read, few others' best reach it.
+template <class Key>
+__device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_bytes, Composite<Key> threshold,
+                                        bool again) {
+  using C = Composite<Key>;
+  constexpr uint32_t kVector = Dealt<Key>::kVector;
+  auto& s = *reinterpret_cast<Shared<kThreads, C>*>(shared_bytes);
+  C* buffer = reinterpret_cast<C*>(shared_bytes + stream_control_bytes(sizeof(C), kThreads));
+  const Again<Key> list(buffer);
+  const uint32_t tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
+  const int64_t row = blockIdx.x;
+  const Packing<Key> packing = Packing<Key>::make(a.length);
+  const Reports<Key> reports(a, row);
+  const Dealt<Key> dealt(a, row);
+
+  if (again) {
+    const auto push = [&](uint32_t hits, auto at) {
+      while (true) {
+        hits = append_hits(s, buffer, kWaveRoom, hits, at);
+        if (!__syncthreads_or(hits)) break;
+        threshold = larger(threshold, make_room<kThreads, Key>(s, buffer, packing, a.k, kWaveKeep, kWaveRoom));
+        for (uint32_t rest = hits; rest; rest &= rest - 1)
+          if (at(__ffs(rest) - 1) < threshold) hits &= ~(rest & -rest);
+      }
+    };
+    const uint32_t firsts = s.full * kWarps;
+#pragma unroll 1
+    for (uint32_t most = kWarps;; most = min(4 * most, kWaveAgain)) {
+      C from = threshold;
+      bool last = true;
+      while (true) {
+        C best = 0;
+#pragma unroll 1
+        for (uint32_t i = tid; i < firsts; i += kThreads) {  // a thread looks at the same ones each time
+          const uint32_t block = list.blocks[i / kWarps], at = block * kWarps + i % kWarps;
+          const C first = reports.first[at];
+          if (first < from) continue;
+          best = larger(best, first);
+          const uint32_t place = atomicAdd(&s.above, 1u);
+          if (place >= kWaveAgain) continue;
+          list.warps[place] = share_of_warp(block, i % kWarps, a.slices);
+          if (!last) reports.first[at] = 0;
+        }
+        __syncthreads();
+        if (!last || s.above <= most) break;
+        from = raise(best, most / 2, threshold);  // too many: the best of them
+        last = false;
+        if (tid == 0) s.above = 0;
+        __syncthreads();
+      }
+      constexpr uint32_t kReads = kVector < 4 ? 8 : 32 / kVector;  // of a thread, at once
+      const uint32_t chosen = min(s.above, kWaveAgain), reads = chosen * ((dealt.rounds + kReads - 1) / kReads);
+#pragma unroll 1
+      for (uint32_t start = 0; start < reads; start += kWarps) {
+        const uint32_t read = start + warp, round = read / chosen * kReads;
+        const uint32_t vector = round * dealt.threads + list.warps[read % chosen] * 32 + lane;
+        const uint32_t rounds = max(dealt.rounds, round) - round;  // none for what is beyond the last read
+        const auto index = [&](uint32_t j) { return dealt.index(vector + j / kVector * dealt.threads) + j % kVector; };
+        const auto at = [&](uint32_t j) { return packing.pack(encode(dealt.x[index(j)], a.order), index(j)); };
+        uint4 words[kReads];
+#pragma unroll
+        for (uint32_t u = 0; u < kReads; ++u) {
+          if (u >= rounds) break;
+          words[u] = dealt.load(min(vector + u * dealt.threads, dealt.vectors - 1));
+        }
+        uint32_t found;
+#pragma unroll 1
+        for (bool raised = false;; raised = true) {
+          C best = 0;
+          found = 0;
+#pragma unroll
+          for (uint32_t j = 0; j < kReads * kVector; ++j) {
+            if (j / kVector >= rounds) break;
+            const C c = packing.pack(encode(reinterpret_cast<const Key*>(words)[j], a.order), index(j));
+            if (c < threshold || vector + j / kVector * dealt.threads >= dealt.vectors) continue;
+            found |= 1u << j;
+            best = larger(best, c);
+          }
+          if (raised || __syncthreads_count(found) <= a.k + a.k / 2) break;
+          threshold = raise(best, a.k, threshold);
+        }
+        push(found, at);
+      }
+      if (last) break;
+      if (tid == 0) s.above = 0;
+      __syncthreads();
+    }
+  }
+
+  if (few(a)) {
+    while (s.count > kFew) {  // twice at most: then no thread has two
+      constexpr uint32_t kMine = kWaveRoom / kThreads;
+      C mine[kMine], best = 0;
+#pragma unroll
+      for (uint32_t j = 0; j < kMine; ++j) {
+        const uint32_t i = tid + j * kThreads;
+        mine[j] = i < s.count ? buffer[i] : C{0};
+        best = larger(best, mine[j]);
+      }
+      threshold = raise(best, a.k, threshold);
+      if (tid == 0) s.count = 0;
+      __syncthreads();
+#pragma unroll
+      for (uint32_t j = 0; j < kMine; ++j)
+        if (mine[j] >= threshold) buffer[atomicAdd(&s.count, 1u)] = mine[j];
+      __syncthreads();
+    }
+    if (tid < 16) buffer[s.count + tid] = 0;
+    __syncthreads();
+    write_few<Key>(a, buffer, s.count, packing, row);
+    return;
+  }
+  if (s.count > kWaveKeep) reselect<kThreads, Key>(s, buffer, packing, a.k, kWaveKeep);
+  write_result<kThreads, Key>(s, a.out, packing, buffer, buffer + kWaveKeep, kWaveKeep, row);
+}
+
+// Most often there are few candidates, and all are told. What runs once waits for its instructions more than for
+// anything else: those of this case stand together.
+template <class Key>
+__global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant__ Wave a) {
+  using C = Composite<Key>;
+  constexpr uint32_t kMine = kMaxWaveReports / kThreads;
+  extern __shared__ __align__(128) unsigned char shared_bytes[];
+  auto& s = *reinterpret_cast<Shared<kThreads, C>*>(shared_bytes);
+  C* buffer = reinterpret_cast<C*>(shared_bytes + stream_control_bytes(sizeof(C), kThreads));
+  const uint32_t tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
+  const int64_t row = blockIdx.x;
+  const Packing<Key> packing = Packing<Key>::make(a.length);
+  const Reports<Key> reports(a, row);
+  const Dealt<Key> dealt(a, row);
+  C loose = 0;
+  if (tid < dealt.loose()) {
+    const uint32_t at = dealt.loose_index(tid);
+    loose = packing.pack(encode(dealt.x[at], a.order), at);
+  }
+  if (tid < kFew + 16) buffer[tid] = 0;
+  if (tid == 0) s.count = 0;
+  wait_for_predecessor();
+
+  const uint32_t all = a.told * a.slices, bounds = all + 2 * a.slices, entries = bounds + a.slices;
+  const uint32_t own = lane / 4 * (4 * kWarps) + warp * 4 + lane % 4;  // each warp has a part of the best
+  C told[kMine], best = 0, floor = 1, bound = 0;  // no element of the result is 0, the last composite of all
+#pragma unroll
+  for (uint32_t j = 0; j < kMine; ++j) {
+    const uint32_t i = own + j * kThreads;
+    told[j] = i < entries ? reports.told[i] : C{0};
+  }
+#pragma unroll
+  for (uint32_t j = 0; j < kMine; ++j) {
+    const uint32_t i = own + j * kThreads;
+    if (j * kThreads >= entries) break;
+    if (i >= bounds) {
+      floor = larger(floor, told[j]);
+    } else if (i >= all) {
+      bound = larger(bound, told[j]);
+    } else {
+      best = larger(best, told[j]);
+    }
+  }
+  C threshold = larger(kth_of_threads(best, a.k), floor);
+  if (a.deep) {
+    floor = largest_of_warp(threshold);
+    if (lane == 0) s.low[warp] = floor;
+    __syncthreads();
+    threshold = largest_of_warp(s.low[lane % kWarps]);
+  }
+  const auto put = [&](C c) {
+    if (c >= threshold) buffer[atomicAdd(&s.count, 1u)] = c;
+  };
+  static_assert(kMaxWaveK * 9 / 8 * kMine + 32 <= kWaveRoom);  // what may reach the threshold, and what is loose
+#pragma unroll
+  for (uint32_t j = 0; j < kMine; ++j) {
+    if (j * kThreads >= all) break;
+    if (own + j * kThreads < all) put(told[j]);
+  }
+  put(loose);
+  const bool again = __syncthreads_or(bound >= threshold);
+  if (again) {  // without what is told by blocks that may hold more
+    const Again<Key> list(buffer);
+    for (uint32_t i = tid; i < a.slices; i += kThreads) list.more[i] = 0;
+    if (tid == 0) s.count = s.full = s.above = 0;
+    __syncthreads();
+#pragma unroll
+    for (uint32_t j = 0; j < kMine; ++j) {
+      const uint32_t i = own + j * kThreads;
+      if (i < all || i >= bounds || told[j] < threshold) continue;
+      list.more[i - all < a.slices ? i - all : i - all - a.slices] = 1;
+    }
+    __syncthreads();
+    for (uint32_t i = tid; i < a.slices; i += kThreads)
+      if (list.more[i]) list.blocks[atomicAdd(&s.full, 1u)] = i;
+    uint32_t block = own % a.slices;
+#pragma unroll
+    for (uint32_t j = 0; j < kMine; ++j) {
+      if (own + j * kThreads < all && !list.more[block]) put(told[j]);
+      block += kThreads % a.slices;
+      if (block >= a.slices) block -= a.slices;
+    }
+    put(loose);
+    __syncthreads();
+  }
+  if (again || s.count > kFew || !few(a)) {
+    finish_any<Key>(a, shared_bytes, threshold, again);
+    return;
+  }
+  write_few<Key>(a, buffer, s.count, packing, row);
+}
+
+template <class Key>
+cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, const Wave& a) {
+  using C = Composite<Key>;
+  Launch config;
+  config.grid = dim3(static_cast<unsigned>(plan.blocks));
+  config.block = dim3(kThreads);
+  cudaError_t status = launch(stream, config, wave_kernel<Key>, a);
+  config.grid = dim3(static_cast<unsigned>(problem.rows.count()));
+  config.overlap = plan.overlap;
+  config.shared_bytes = wave_shared_bytes(sizeof(C));
+  if (status == cudaSuccess) status = launch(stream, config, finish_kernel<Key>, a);
+  return status;
+}
+
+}  // namespace
+
+cudaError_t launch_wave(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
+  Wave a = {};
+  a.x = buffers.x;
+  a.order = problem.order;
+  a.out = {buffers.values, buffers.indices, problem.order, problem.rows.inner, static_cast<uint32_t>(problem.k),
+           problem.sorted};
+  a.reports = static_cast<unsigned char*>(buffers.workspace);
+  a.length = static_cast<uint32_t>(problem.rows.length);
+  a.k = static_cast<uint32_t>(problem.k);
+  a.slices = static_cast<uint32_t>(plan.slices);
+  a.told = wave_told(problem.k, plan.slices);
+  a.deep = problem.rows.length * problem.key_bits / 8 > int64_t{2 * kWaveLoads * 16} * kThreads * plan.slices;
+  a.report_bytes = wave_report_bytes(problem.k, plan.slices, problem.key_bits == 64 ? 16 : 8);
+  return dispatch_key(problem.key_bits, [&](auto key) { return run<decltype(key)>(stream, plan, problem, a); });
+}
+
+}  // namespace jaxgpuops::topk
