@@ -361,6 +361,10 @@ class _Call:
         return full, splits, shardings(self.in_rows), shardings(self.out_rows)
 
 
+# How JAX's parser says that a sharding is not one of the mesh: by the kind of whichever of its steps fails first.
+_NOT_OF_THE_MESH = (AssertionError, KeyError, NotImplementedError, ValueError)
+
+
 class _Meshes:
     """Meshes whose axes have prime sizes: whatever mesh shardings are of, one of these refines it.
 
@@ -390,7 +394,7 @@ class _Meshes:
         for full, free in self:
             try:
                 return full, free, [_entries(parse_flatten_op_sharding(s, free)[0], len(n)) for n, s in arrays]
-            except Exception:
+            except _NOT_OF_THE_MESH:
                 continue
         return full, free, [[()] * len(shape) for shape, _ in arrays]  # gathered: right, if slow
 

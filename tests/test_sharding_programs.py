@@ -1,10 +1,12 @@
 """Whole programs on meshes: partitioners, lowering without devices, caches, donation, export, install, two processes."""
 
+import math
 import os
 import pathlib
 import socket
 import subprocess
 import sys
+import types
 
 import jax
 import jax.export
@@ -12,6 +14,7 @@ import jax.numpy as jnp
 import mesh_step
 import numpy as np
 import pytest
+from jax._src.lib import xla_client  # HloSharding has no public name
 from jax.experimental import serialize_executable
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -117,6 +120,50 @@ def test_explain_says_what_each_device_has_and_gets(mesh):
     assert "each device has [2, 512], nothing moves" in str(topk)
     [whole] = jaxgpuops.explain(lambda x: jaxgpuops.topk(x, 4), example())
     assert whole.part is None and "device" not in str(whole)
+
+
+def test_explain_of_an_abstract_mesh_knows_no_parts_and_hides_no_failure(mesh, monkeypatch):
+    sharding = NamedSharding(AbstractMesh((4, 2), ("a", "b")), P("b", "a"))
+    x = jax.ShapeDtypeStruct((64, 4096), np.float32, sharding=sharding)
+    calls = jaxgpuops.explain(several, x)
+    assert [call.op for call in calls] == ["topk", "cumsum", "softmax"]
+    assert all(call.partitioned and call.part is None for call in calls)
+
+    def fail(*_, **__):
+        raise jax.errors.JaxRuntimeError("INTERNAL: no memory")
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", fail)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no memory"):
+        jaxgpuops.explain(several, split(mesh, "b", "a"))
+    assert not _partition.listeners
+
+
+def test_shardings_of_no_mesh_are_gathered(monkeypatch):
+    """XLA numbers devices. Where no mesh has that order, nothing is split: right, if slow."""
+    meshes = _partition._Meshes(types.SimpleNamespace(num_devices=12))
+
+    def decoded(dimensions, devices):
+        sharding = xla_client.OpSharding()
+        sharding.type = xla_client.OpSharding.Type.OTHER
+        sharding.tile_assignment_dimensions = dimensions
+        sharding.tile_assignment_devices = devices
+        full, _, [entries] = meshes.decode([((12, 24), xla_client.HloSharding.from_proto(sharding))])
+        return [math.prod(full.shape[name] for name in names) for names in entries]
+
+    in_order = np.arange(12)
+    for sizes in ((12, 1), (1, 12), (3, 4), (4, 3), (2, 6), (6, 2)):
+        assert decoded(sizes, in_order.tolist()) == list(sizes)
+        assert decoded(sizes, in_order.reshape(sizes[::-1]).T.ravel().tolist()) == list(sizes)
+    # Each of these is refused by another step of JAX's parser.
+    for order in ([1, 0, *range(2, 12)], [0, 5, *range(1, 5), *range(6, 12)], [0, 1, 3, 2, *range(4, 12)]):
+        assert decoded((3, 4), order) == [1, 1]
+
+    def broken(*_):
+        raise TypeError("another signature")
+
+    monkeypatch.setattr(_partition, "parse_flatten_op_sharding", broken)
+    with pytest.raises(TypeError, match="another signature"):
+        decoded((3, 4), in_order.tolist())
 
 
 INSTALLED = {

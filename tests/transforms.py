@@ -4,12 +4,16 @@ A `Case` is one function of arrays with its reference on `jax.lax`. Each check t
 equal results, to the last bit where it can: the inputs are small integers stored as floats, so that sums and products
 are exact in whatever order they are computed.
 
+Most of the time goes into compiling. What the reference gives does not depend on how it is evaluated, so many checks
+compare with the same few results of it, which are computed once for each case, each by one program on one device.
+
 To put an op through the table, list its cases in test_transforms.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import math
 import warnings
@@ -66,14 +70,15 @@ class Check:
     run: Callable[[Callable, Case], Any]  # transforms a function of the case's arguments and returns its results
     forward: bool  # takes a forward-mode derivative of the function itself
     every: bool  # of every case; else of those that stand for the others
+    expected: Callable[[Callable, Case], Any]  # the same results, of the reference
 
 
 CHECKS: list[Check] = []
 
 
-def check(forward: bool = False, every: bool = False):
+def check(forward: bool = False, every: bool = False, expected: Callable[[Callable, Case], Any] | None = None):
     def add(run):
-        CHECKS.append(Check(run.__name__, run, forward, every))
+        CHECKS.append(Check(run.__name__, run, forward, every, expected or run))
         return run
 
     return add
@@ -120,25 +125,87 @@ def tangent(x):
     return jnp.asarray(np.arange(np.size(x)).reshape(np.shape(x)) % 5, jnp.asarray(x).dtype)
 
 
+# ---- What the reference gives ----------------------------------------------------------------------------------------
+
+
+@functools.cache
+def reference_of(case: Case) -> Callable:
+    """One function for each case: results are cached by it."""
+    return leaves_of(jax.jit(case.reference))
+
+
+@functools.cache
+def value(fn, case):
+    return jax.jit(fn)(*case.example())
+
+
+@functools.cache
+def values(fn, case, n=3):
+    """Of n examples."""
+    return jax.jit(jax.vmap(fn))(*case.examples(n))
+
+
+@functools.cache
+def pullback(fn, case):
+    """The results with derivatives, and the pullback of tangents of them."""
+
+    def run(x, *others):
+        out, pull = jax.vjp(lambda x: [y for y in fn(x, *others) if jnp.issubdtype(y.dtype, jnp.inexact)], x)
+        return out, pull([tangent(y) for y in out])
+
+    return jax.jit(run)(*case.example())
+
+
+@functools.cache
+def pushforward(fn, case):
+    push = lambda x, *others: jax.jvp(lambda x: loss(fn)(x, *others), (x,), (tangent(x),))
+    return jax.jit(push)(*case.example())
+
+
+@functools.cache
+def gradient(fn, case):
+    return jax.jit(jax.grad(loss(fn)))(*case.example())
+
+
+@functools.cache
+def gradients(fn, case, n=3):
+    """Of the losses of n examples."""
+    return jax.jit(jax.vmap(jax.grad(loss(fn))))(*case.examples(n))
+
+
+@functools.cache
+def second_derivatives(fn, case):
+    return jax.jit(jax.hessian(loss(fn)))(*case.example())
+
+
+@functools.cache
+def value_and_gradient_of_batch(fn, case):
+    return _value_and_gradient(jax.vmap(fn))(*case.examples(BATCH))
+
+
+def _value_and_gradient(fn):
+    return jax.jit(lambda *args: (fn(*args), jax.grad(loss(fn))(*args)))
+
+
 # ---- Evaluation and batching ----------------------------------------------------------------------------------------
 
 
-@check()
+@check(expected=value)
 def eager(fn, case):
     return fn(*map(jnp.asarray, case.example()))
 
 
-@check()
+@check(expected=value)
 def numpy_arguments(fn, case):
     return fn(*case.example())
 
 
-@check(every=True)
+@check(every=True, expected=value)
 def jit(fn, case):
     return jax.jit(fn)(*case.example())
 
 
-@check()
+@check(expected=lambda fn, case: (value(fn, case), values(fn, case), gradient(fn, case)))
 def disable_jit(fn, case):
     """What people debug with. Every custom_vjp, custom batching and kernel is then called as it stands."""
     args = case.example()
@@ -146,7 +213,7 @@ def disable_jit(fn, case):
         return fn(*map(jnp.asarray, args)), jax.vmap(fn)(*case.examples(3)), jax.grad(loss(fn))(*args)
 
 
-@check()
+@check(expected=lambda fn, case: (pullback(fn, case), values(fn, case)))
 def strict_promotion(fn, case):
     """Where JAX raises for implicit conversions and broadcasts: what we call inside must not rely on them."""
     args = tuple(map(jnp.asarray, case.example()))
@@ -161,13 +228,13 @@ def eval_shape(fn, case):
     return [np.zeros(s.shape, s.dtype) for s in shapes]
 
 
-@check(every=True)
+@check(every=True, expected=lambda fn, case: [values(fn, case)] * (case.example()[0].ndim + 1))
 def vmap_over_every_axis(fn, case):
     rank = case.example()[0].ndim
     return [jax.jit(jax.vmap(fn, in_axes=axis))(*case.examples(3, axis)) for axis in range(rank + 1)]
 
 
-@check()
+@check(expected=lambda fn, case: [jnp.moveaxis(y, 0, -1) for y in values(fn, case)])
 def vmap_out_axes(fn, case):
     return jax.vmap(fn, in_axes=1, out_axes=-1)(*case.examples(3, 1))
 
@@ -189,7 +256,7 @@ def vmap_over_some_operands(fn, case):
     return outs
 
 
-@check()
+@check(expected=values)
 def vmap_over_different_axes(fn, case):
     rank = case.example()[0].ndim
     axes = [i % (rank + 1) for i in range(len(case.example()))]
@@ -200,24 +267,24 @@ def vmap_over_different_axes(fn, case):
 # ---- Derivatives ----------------------------------------------------------------------------------------------------
 
 
-@check(every=True)
+@check(every=True, expected=pullback)
 def vjp(fn, case):
     x, *others = case.example()
     out, pull = jax.vjp(lambda x: [y for y in fn(x, *others) if jnp.issubdtype(y.dtype, jnp.inexact)], x)
     return out, pull([tangent(y) for y in out])
 
 
-@check(every=True)
+@check(every=True, expected=gradient)
 def grad(fn, case):
     return jax.jit(jax.grad(loss(fn)))(*case.example())
 
 
-@check(every=True)
+@check(every=True, expected=gradient)
 def jacrev(fn, case):
     return jax.jacrev(loss(fn))(*case.example())
 
 
-@check(every=True)
+@check(every=True, expected=gradients)
 def vmap_of_grad(fn, case):
     return jax.vmap(jax.grad(loss(fn)), in_axes=2)(*case.examples(3, 2))
 
@@ -233,22 +300,22 @@ def grad_of_vmap_over_others(fn, case):
     return jax.grad(loss(jax.vmap(fn, in_axes=(None, *(0 for _ in others)), axis_size=3)))(x, *others)
 
 
-@check(every=True)
+@check(every=True, expected=second_derivatives)
 def hessian(fn, case):
     return jax.jit(jax.hessian(loss(fn)))(*case.example())
 
 
-@check(every=True)
+@check(every=True, expected=second_derivatives)
 def reverse_over_reverse(fn, case):
     return jax.jit(jax.jacrev(jax.grad(loss(fn))))(*case.example())
 
 
-@check()
+@check(expected=gradient)
 def remat(fn, case):
     return jax.jit(jax.grad(jax.checkpoint(loss(fn))))(*case.example())
 
 
-@check(forward=True, every=True)
+@check(forward=True, every=True, expected=pushforward)
 def jvp(fn, case):
     x, *others = map(jnp.asarray, case.example())
     return jax.jvp(lambda x: loss(fn)(x, *others), (x,), (tangent(x),))
@@ -261,14 +328,14 @@ def jvp_of_results(fn, case):
     return outs, [d for d in douts if d.dtype != jax.dtypes.float0]
 
 
-@check(forward=True, every=True)
+@check(forward=True, every=True, expected=pushforward)
 def linearize(fn, case):
     x, *others = map(jnp.asarray, case.example())
     out, push = jax.linearize(lambda x: loss(fn)(x, *others), x)
     return out, push(tangent(x))
 
 
-@check(forward=True, every=True)
+@check(forward=True, every=True, expected=gradient)
 def jacfwd(fn, case):
     return jax.jit(jax.jacfwd(loss(fn)))(*case.example())
 
@@ -291,12 +358,12 @@ def grad_in_the_tangent(fn, case):
     return jax.grad(total)(tangent(xs[0]))
 
 
-@check(forward=True, every=True)
+@check(forward=True, every=True, expected=second_derivatives)
 def forward_over_forward(fn, case):
     return jax.jit(jax.jacfwd(jax.jacfwd(loss(fn))))(*case.example())
 
 
-@check(forward=True, every=True)
+@check(forward=True, every=True, expected=second_derivatives)
 def reverse_over_forward(fn, case):
     return jax.jit(jax.jacrev(jax.jacfwd(loss(fn))))(*case.example())
 
@@ -304,7 +371,7 @@ def reverse_over_forward(fn, case):
 # ---- Control flow, buffers, precision -------------------------------------------------------------------------------
 
 
-@check()
+@check(expected=lambda fn, case: (gradients(fn, case), values(fn, case)))
 def scan(fn, case):
     def total(xs, *others):
         step = lambda carry, args: (carry + loss(fn)(*args), fn(*args))
@@ -316,7 +383,8 @@ def scan(fn, case):
 @check()
 def cond(fn, case):
     branch = lambda x, *others: jax.lax.cond(x.ravel()[0] > 0, loss(fn), lambda x, *others: x.sum(), x, *others)
-    return [jax.jit(jax.value_and_grad(branch))(*case.example(seed)) for seed in range(3)]
+    program = jax.jit(jax.value_and_grad(branch))
+    return [program(*case.example(seed)) for seed in range(3)]
 
 
 @check()
@@ -326,7 +394,7 @@ def while_loop(fn, case):
     return jax.jit(lambda x: jax.lax.fori_loop(0, jnp.int32(x[(0,) * x.ndim] * 0) + 2, body, x))(x)
 
 
-@check()
+@check(expected=lambda fn, case: (value(fn, case), jnp.asarray(case.example()[0] * 2)))
 def donation(fn, case):
     x, *others = map(jnp.asarray, case.example())
     with warnings.catch_warnings():  # not every platform can use the donated buffer
@@ -334,7 +402,13 @@ def donation(fn, case):
         return jax.jit(lambda x: (fn(x, *others), x * 2), donate_argnums=0)(x)
 
 
-@check()
+def _in_x64(fn, case):
+    with jax.enable_x64(True):
+        x, *others = case.example()
+        return _value_and_gradient(fn)(x.astype(np.float64), *others)
+
+
+@check(expected=_in_x64)
 def x64(fn, case):
     with jax.enable_x64(True):
         x, *others = case.example()
@@ -350,36 +424,41 @@ def mesh(kind: AxisType) -> jax.sharding.Mesh:
     return jax.make_mesh((count,), ("b",), axis_types=(kind,), devices=devices[:count])
 
 
-@check()
+@check(expected=value_and_gradient_of_batch)
 def jit_with_sharded_inputs(fn, case):
     args = jax.device_put(case.examples(BATCH), NamedSharding(mesh(AxisType.Auto), P("b")))
     return jax.jit(jax.vmap(fn))(*args), jax.jit(jax.grad(loss(jax.vmap(fn))))(*args)
 
 
-@check()
+@check(expected=lambda fn, case: [value_and_gradient_of_batch(fn, case) for _ in case.example()])
 def jit_with_one_sharded_operand(fn, case):
     m = mesh(AxisType.Auto)
     outs = []
     for sharded in range(len(case.example())):
         specs = [P("b") if i == sharded else P() for i in range(len(case.example()))]
         args = [jax.device_put(a, NamedSharding(m, s)) for a, s in zip(case.examples(BATCH), specs, strict=True)]
-        outs.append((jax.jit(jax.vmap(fn))(*args), jax.jit(jax.grad(loss(jax.vmap(fn))))(*args)))
+        outs.append(_value_and_gradient(jax.vmap(fn))(*args))
     return outs
 
 
-@check()
+def _large_along(case, dim):
+    return case.example(shape=tuple(BATCH if d == dim else n for d, n in enumerate((3, 5, 4))))
+
+
+@check(expected=lambda fn, case: [_value_and_gradient(fn)(*_large_along(case, dim)) for dim in range(3)])
 def every_dimension_sharded(fn, case):
     m = mesh(AxisType.Auto)
     outs = []
     for dim in range(3):
-        args = case.example(shape=tuple(BATCH if d == dim else n for d, n in enumerate((3, 5, 4))))
         spec = P(*(None,) * dim, "b")  # an operand that is too short along an axis stays whole
-        args = [jax.device_put(a, NamedSharding(m, P() if a.shape[dim] % BATCH else spec)) for a in args]
-        outs.append((jax.jit(fn)(*args), jax.jit(jax.grad(loss(fn)))(*args)))
+        args = [
+            jax.device_put(a, NamedSharding(m, P() if a.shape[dim] % BATCH else spec)) for a in _large_along(case, dim)
+        ]
+        outs.append(_value_and_gradient(fn)(*args))
     return outs
 
 
-@check()
+@check(expected=lambda fn, case: (values(fn, case, BATCH), gradients(fn, case, BATCH)))
 def explicit_mesh(fn, case):
     with jax.set_mesh(mesh(AxisType.Explicit)):
         args = [jax.device_put(a, P("b")) for a in case.examples(BATCH)]
@@ -402,6 +481,7 @@ def _sharded_loss(fn, m, specs):
     return jax.shard_map(body, mesh=m, in_specs=(P(), *specs), out_specs=P())
 
 
+# Here the reference is sharded, too: the gradient of w is a sum so large that it is rounded after each device's part.
 @check()
 def shard_map(fn, case):
     n = len(case.example())
@@ -424,7 +504,7 @@ def shard_map_with_mixed_operands(fn, case):
     return results
 
 
-@check()
+@check(expected=lambda fn, case: values(fn, case, BATCH))
 def vmap_with_spmd_axis_name(fn, case):
     m = mesh(AxisType.Auto)
     inside = lambda *args: jax.lax.with_sharding_constraint(fn(*args), NamedSharding(m, P()))
@@ -444,14 +524,14 @@ def _export(fn, *args):
     return _round_trip(jax.export.export(jax.jit(fn), disabled_checks=jaxgpuops.export_checks())(*args))
 
 
-@check()
+@check(expected=lambda fn, case: (value(fn, case), gradient(fn, case)))
 def export(fn, case):
     args = case.example()
     restored = _export(loss(fn), *args)
     return _export(fn, *args).call(*args), jax.grad(lambda x: restored.call(x, *args[1:]))(args[0])
 
 
-@check()
+@check(expected=lambda fn, case: (values(fn, case), gradients(fn, case)))
 def export_with_symbolic_batch(fn, case):
     (b,) = jax.export.symbolic_shape("b")
     args = case.examples(3)
