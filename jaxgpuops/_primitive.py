@@ -142,7 +142,10 @@ class Kernel:
         for operands of types ``avals``, with rows = (outer, length, inner), and ``workspace_bytes``, the scratch memory
         it needs per outer index. The handler gets it as one more uint8 result. None: the handler takes no such result.
       reindexes: whether the axis of results is another one than that of the operands: then it is split over an explicit
-        mesh only as the param ``along`` says, if there is one. Others are split as the operands are.
+        mesh only as the param ``along`` says, if there is one. Others are split as the operands are. So are those of
+        calls with the param ``permutes``.
+      splits_as_one: of a fallback that is made of other kernels: whether XLA is asked how to split all of it over
+        devices at once, and not each of these.
     """
 
     def __init__(
@@ -159,6 +162,7 @@ class Kernel:
         shortest: int = 0,
         plan: Callable[..., dict[str, Any]] | None = None,
         reindexes: bool = False,
+        splits_as_one: bool = False,
     ):
         self.name = name
         self.target = f"jaxgpuops.{name}"
@@ -172,6 +176,7 @@ class Kernel:
         self.shortest = shortest
         self.plan = plan
         self.reindexes = reindexes
+        self.splits_as_one = splits_as_one
         self.primitive = p = Primitive(self.target)
         p.multiple_results = True
         p.def_impl(self._eager)
@@ -290,9 +295,10 @@ class Kernel:
                 return [lower_with_sharding_in_types(ctx, y, aval) for y, aval in zip(outs, ctx.avals_out, strict=True)]
             avals = jax.eval_shape(merged, *(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals))
         choice = self.choose(platform, avals, axis=first, **params)
-        choice = dataclasses.replace(choice, partitioned=bool(partitioned and choice.kernel and not _partition.missing))
+        own = partitioned and bool(choice.kernel or self.splits_as_one)
+        choice = dataclasses.replace(choice, partitioned=own and not _partition.missing)
         record(choice)
-        if partitioned and choice.kernel and _partition.missing:
+        if own and _partition.missing:
             _warn_missing_partitioner()
         if choice.partitioned:
             outs = _partition.lower(self, ctx, operands, choice, axis=axis, **params)
