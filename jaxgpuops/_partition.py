@@ -184,15 +184,15 @@ class Rule:
       local: ``local(splits, *operands, axis, **params)`` gives this device's part of the results from its part of the
         operands; ``splits`` has a `Split` for each dimension that is split. Never called where only others are. Where
         ``axis`` is several, some of them are split.
-      operands: how many operands, from the first, are split with the axis if they have all of it; None: every one.
-        With 0, the axis is that of the results.
+      operands: which operands are split with the axis if they have all of it, by index; None: every one. Where the
+        first is none of them, the axis is that of the results.
       keeps: whether results are split along the axis. Others have all of it, if they have it, on every device.
       pays: ``pays(split, avals, **params)``, with the axis' split and what one device has of the operands: whether this
         moves less than gathering the axis.
     """
 
     local: Callable[..., Sequence[jax.Array]]
-    operands: int | None = None
+    operands: tuple[int, ...] | None = None
     keeps: bool = False
     pays: Callable[..., bool] = lambda split, avals, **params: True
 
@@ -285,8 +285,8 @@ def run_manually(kernel, split: Split, *operands, axis, **params):
     assert rule is not None  # `axis_name` is only for kernels that have one
     if rule.pays(split, operands, axis=axis, **params):
         return tuple(rule.local({axis: split}, *operands, axis=axis, **params))
-    count = len(operands) if rule.operands is None else rule.operands
-    whole = lambda i, x: split.gather(x, axis) if i < count and x.shape[axis] == split.part else x
+    own = range(len(operands)) if rule.operands is None else rule.operands
+    whole = lambda i, x: split.gather(x, axis) if i in own and x.shape[axis] == split.part else x
     outs = kernel.primitive.bind(*itertools.starmap(whole, enumerate(operands)), axis=axis, **params)
     return tuple(split.part_of(y, axis) if rule.keeps and y.ndim == operands[0].ndim else y for y in outs)
 
@@ -316,11 +316,13 @@ class _Call:
     def __init__(self, kernel, avals_in, avals_out, platforms, meshes, *, axis, **params):
         self.kernel, self.axis, self.params = kernel, axis, params
         self.axes = axis if isinstance(axis, tuple) else (axis,)
+        if "along" in params:  # of types of an explicit mesh, which a device's program does not know
+            self.params = params | {"along": None}
         self.rule = rule_of(kernel, params)
         self.avals_in, self.avals_out, self.meshes = avals_in, avals_out, meshes
         self.indexed = {params[name] for name in kernel.dimensions} - {None}
         self.whole = list(avals_in[0].shape)
-        if self.rule and self.rule.operands == 0:
+        if self.rule and self.rule.operands is not None and 0 not in self.rule.operands:
             self.whole[axis] = avals_out[0].shape[axis]
         self.in_rows = [self._rows_of(a, i, False) for i, a in enumerate(avals_in)]
         self.out_rows = [self._rows_of(a, i, True) for i, a in enumerate(avals_out)]
@@ -343,7 +345,7 @@ class _Call:
             return self.rule is not None or d not in self.indexed
         if self.rule is None:
             return False
-        return self.rule.keeps if is_result else self.rule.operands is None or i < self.rule.operands
+        return self.rule.keeps if is_result else self.rule.operands is None or i in self.rule.operands
 
     def sharding_rule(self) -> str:
         """Shardy's: a factor for each dimension of rows, and one that must not be split for each other dimension."""

@@ -146,5 +146,5 @@ def _rule(kernel, selects):
     return lambda permutes, **_: permuting if permutes else selects
 
 
-RULES["take_along_axis"] = _rule(take_along_axis_p, Rule(_take_split, operands=1, pays=_take_pays))
-RULES["put_along_axis"] = _rule(put_along_axis_p, Rule(_put_split, operands=0, keeps=True))
+RULES["take_along_axis"] = _rule(take_along_axis_p, Rule(_take_split, operands=(0,), pays=_take_pays))
+RULES["put_along_axis"] = _rule(put_along_axis_p, Rule(_put_split, operands=(), keeps=True))

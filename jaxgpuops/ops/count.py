@@ -11,8 +11,9 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
-from jaxgpuops._primitive import align
+from jaxgpuops._primitive import align, as_automatic
 from jaxgpuops.lax import _count as _lax
+from jaxgpuops.lax.along_axis import along
 from jaxgpuops.lax._count import SEGMENT_KERNELS, as_int32, segment_max_p, segment_sum_p
 
 _MOST = (1 << 31) - 1
@@ -230,21 +231,21 @@ def _jitted_take(table, ids):
     rows = as_int32(ids, table.shape[0]).reshape(-1, *(1,) * (table.ndim - 1))
     table, rows = align(table, rows)
     if jnp.issubdtype(table.dtype, jnp.complexfloating):
-        parts: list[Any] = [_taken(part, rows, table.shape[0]) for part in (table.real, table.imag)]
+        parts: list[Any] = [_taken(part, rows, table.shape[0], along(part, 0)) for part in (table.real, table.imag)]
         out: Any = jax.lax.complex(*parts)
     else:
-        out = _taken(table, rows, table.shape[0])
+        out = _taken(table, rows, table.shape[0], along(table, 0))
     return out.reshape(*ids.shape, *table.shape[1:])
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _taken(table, ids, length):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _taken(table, ids, length, along):  # of the table's rows, what the backward pass must know
     return _lax.take_rows(table, ids, 0, False)
 
 
 _taken.defvjp(
-    lambda table, ids, length: (_lax.take_rows(table, ids, 0, False), ids),
-    lambda length, ids, ct: (_lax.segments(segment_sum_p, ct, ids, 0, length, False), None),
+    lambda table, ids, *_: (_lax.take_rows(table, ids, 0, False), ids),
+    lambda length, along, ids, ct: (_lax.segments(segment_sum_p, ct, ids, 0, length, False, along), None),
 )
 
 
@@ -350,7 +351,8 @@ def histogram(
             raise ValueError(f"{op}: edges must have shape (bins + 1,), got {edges.shape}")
         count = edges.shape[0] - 1
     edges = edges.astype(x.dtype)
-    return bincount(_bins_of(x, edges, count, even), count, weights), edges
+    bins_of = functools.partial(_bins_of, count=count, even=even)
+    return bincount(as_automatic(bins_of, jax.typeof(x).sharding.spec, x, edges), count, weights), edges
 
 
 def _bins_of(x, edges, count, even):
