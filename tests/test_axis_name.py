@@ -47,6 +47,26 @@ def softmax(name):
     return function
 
 
+def digits(x):
+    return jnp.floor(2 * jax.lax.stop_gradient(x)).astype(np.int32) + 3
+
+
+def counted(f):
+    """Along the last axis."""
+    return lambda ops, x, y, **names: f(*(a.transpose(0, 2, 1) for a in (x, y)), **names)
+
+
+def segments(name):
+    def function(ops, x, y, **names):
+        one = functools.partial(getattr(jaxgpuops, name), num_segments=7, **names)
+        out = jax.vmap(lambda x, y: one(x, digits(y[:, 0])))(x, y)
+        return jnp.maximum(out, -9)  # of a segment without rows
+
+    return function
+
+
+DIMENSION = {jaxgpuops: "axis", jaxgpuops.lax: "dimension"}
+
 # name -> a function of x and of another array of its shape, and whether the result is split as x is
 OPS = {
     "top-k": (largest, False),
@@ -81,6 +101,16 @@ OPS = {
         False,
     ),
     "gate": (lambda ops, x, y, **names: tuple(ops.topk_softmax(x, 3, axis=AXIS, bias=y, **names)), False),
+    "sort": (lambda ops, x, y, **names: ops.sort(x, **{DIMENSION[ops]: AXIS}, **names), True),
+    "sort_key_val": (lambda ops, x, y, **names: jaxgpuops.sort_key_val(x, y, axis=AXIS, **names), True),
+    "argsort": (lambda ops, x, y, **names: jaxgpuops.argsort(x, axis=AXIS, **names), True),
+    "sort of one row": (lambda ops, x, y, **names: jaxgpuops.sort(x[0, :, 0], axis=0, **names)[None, :, None], True),
+    "bincount": (counted(lambda x, y, **names: jaxgpuops.bincount(digits(x), 7, y, **names)), False),
+    "histogram": (counted(lambda x, y, **names: jaxgpuops.histogram(x, 6, **names)), False),
+    "segment_sum": (segments("segment_sum"), False),
+    "segment_max": (segments("segment_max"), False),
+    "segment_logsumexp": (segments("segment_logsumexp"), False),
+    "segment_softmax": (segments("segment_softmax"), True),
     "shares": (lambda ops, x, y, **names: tuple(ops.topk_softmax(x, 3, axis=AXIS, normalize=False, **names)), False),
 }
 

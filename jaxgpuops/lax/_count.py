@@ -40,9 +40,9 @@ bincount_p = Kernel(
 )
 
 
-def bincount(x: jax.Array, axis: int, length: int) -> jax.Array:
+def bincount(x: jax.Array, axis: int, length: int, split=None) -> jax.Array:
     """``out[..., b, ...]``, int32: how many of the numbers along ``axis`` are b."""
-    return bincount_p(x, axis=axis, length=length)[0]
+    return bincount_p(x, axis=axis, length=length, split=split)[0]
 
 
 # ---- Segments and rows ----------------------------------------------------------------------------------------------
@@ -132,10 +132,10 @@ for _kernel in (*SEGMENT_KERNELS.values(), take_rows_p):
 
 
 def segments(
-    kernel: Kernel, data: jax.Array, ids: jax.Array, axis: int, length: int, sorted: bool, along=None
+    kernel: Kernel, data: jax.Array, ids: jax.Array, axis: int, length: int, sorted: bool, along=None, split=None
 ) -> jax.Array:
     """In an explicit mesh, the axis of the result is split ``along`` that axis of it, or these."""
-    return kernel(data, ids, axis=axis, length=length, sorted=sorted, along=along)[0]
+    return kernel(data, ids, axis=axis, length=length, sorted=sorted, along=along, split=split)[0]
 
 
 def as_int32(ids: jax.Array, length: int) -> jax.Array:
@@ -160,7 +160,9 @@ def take_rows(table: jax.Array, ids: jax.Array, axis: int, sorted: bool) -> jax.
 
 def_linear(
     segment_sum_p,
-    lambda ct, data, ids, *, axis, length, sorted, along: take_rows(ct, ids, axis, sorted),
+    lambda ct, data, ids, *, axis, length, sorted, along, split=None: take_rows(
+        ct if split is None else split.cotangent(ct), ids, axis, sorted
+    ),
 )
 def_linear(
     take_rows_p,
@@ -170,18 +172,19 @@ def_linear(
 )
 
 
-def share_of_ties(out, data, ids, axis, sorted):
+def share_of_ties(out, data, ids, axis, sorted, split=None):
     """For an extreme: which rows have it, each with one over how many do."""
     wide = _arguments.wide(data.dtype)
     mine = (data == take_rows(out, ids, axis, sorted)).astype(wide)
-    ties = segments(segment_sum_p, mine, ids, axis, out.shape[axis], sorted)
+    ties = segments(segment_sum_p, mine, ids, axis, out.shape[axis], sorted, split=split)
     return mine / take_rows(jnp.maximum(ties, 1), ids, axis, sorted).clip(1)
 
 
-def _extreme_jvp(outs, primals, tangents, *, axis, length, sorted, along):
+def _extreme_jvp(outs, primals, tangents, *, axis, length, sorted, along, split=None):
     data, ids = primals
-    shares = share_of_ties(outs[0], data, ids, axis, sorted)
-    tangent = segments(segment_sum_p, shares * tangents[0].astype(shares.dtype), ids, axis, length, sorted, along)
+    shares = share_of_ties(outs[0], data, ids, axis, sorted, split)
+    tangents = shares * tangents[0].astype(shares.dtype)
+    tangent = segments(segment_sum_p, tangents, ids, axis, length, sorted, along, split)
     return (tangent.astype(data.dtype),)
 
 
