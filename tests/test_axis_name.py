@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
+from test_sharding_axis import moved
 
 import jaxgpuops
 
@@ -146,6 +147,20 @@ def test_values_and_gradients(mesh, name):
         for a, b in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
             np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5 * np.abs(b).max(initial=0))
             assert b.dtype != np.int32 or (a == b).all()
+
+
+@pytest.mark.parametrize("name", ["top-k", "dot", "cumprod", "softmax", "cross-entropy", "sort", "histogram", "segment_max"])
+def test_bytes_are_those_of_arrays_that_xla_splits(mesh, name):
+    function, keeps = OPS[name]
+    f = functools.partial(function, jaxgpuops)
+    sharding = jax.NamedSharding(mesh, P(None, "a"))
+    operands = [jax.device_put(a, sharding) for a in arrays()]
+    result = sharding if keeps else jax.NamedSharding(mesh, P())
+    by_name, by_xla = (
+        moved(jax.jit(g, out_shardings=result).lower(*operands).compile().as_text())[0]
+        for g in (split(f, mesh, "a", keeps, True), f)
+    )
+    assert 0 < by_name <= by_xla
 
 
 def test_gradients_inside_and_forward_mode(mesh):
