@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-import math
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jaxgpuops._primitive import as_automatic
+from jaxgpuops._primitive import as_automatic, merge
 
 
 class Merged:
@@ -27,25 +26,24 @@ class Merged:
         self._order = tuple(range(len(shape))) if together else (*others, *axes)
         self._shape = tuple(shape[d] for d in self._order)
         self.axis = axes[0] if together and axes else len(others)
+        self.neighbours = tuple(range(self.axis, self.axis + len(axes)))  # the axes of arrays that are `together`
 
-    def _split_at(self, shape):
-        end = self.axis + len(self.axes)
-        return shape[: self.axis], shape[self.axis : end], shape[end:]
+    def together(self, x: jax.Array) -> jax.Array:
+        """An array that broadcasts to the shape and has its rank, with the axes as neighbours."""
+        return x if len(self.axes) == 1 else x.transpose(self._order)
 
     def merge(self, x: jax.Array) -> jax.Array:
         """Of an array that broadcasts to the shape and has its rank. Expanded if it has some of the axes only."""
         if len(self.axes) == 1:
             return x
-        x = x.transpose(self._order)
-        before, own, after = self._split_at(x.shape)
-        _, whole, _ = self._split_at(self._shape)
-        if own != whole and any(n != 1 for n in own):
-            own = whole
-            x = jnp.broadcast_to(x, (*before, *own, *after))
-        merge = lambda x: x.reshape(*before, math.prod(own), *after)
-        first, second, third = self._split_at(jax.typeof(x).sharding.spec)
-        names = itertools.chain(*(s if isinstance(s, tuple) else (s,) for s in second if s))
-        return as_automatic(merge, PartitionSpec(*first, tuple(names) or None, *third), x)
+        x, end = self.together(x), self.axis + len(self.axes)
+        merged = functools.partial(merge, whole=self._shape, axis=self.neighbours) if self.axes else self._with_axis
+        spec = jax.typeof(x).sharding.spec
+        names = itertools.chain(*(s if isinstance(s, tuple) else (s,) for s in spec[self.axis : end] if s))
+        return as_automatic(merged, PartitionSpec(*spec[: self.axis], tuple(names) or None, *spec[end:]), x)
+
+    def _with_axis(self, x):
+        return lax.expand_dims(x, (self.axis,))
 
     def split(self, y: jax.Array) -> jax.Array:
         """The inverse, for arrays of the whole shape."""

@@ -115,6 +115,11 @@ class Split:
             return x
         return jnp.where(self.is_padding(x.shape, dim), jnp.asarray(value, x.dtype), x)
 
+    def padded(self, x: jax.Array, dim: int) -> jax.Array:
+        """A whole array with zeros at the end, so that it has equal parts."""
+        more = self.part * self.shards - self.length
+        return lax.pad(x, np.zeros((), x.dtype), [(0, more if d == dim else 0, 0) for d in range(x.ndim)])
+
     def gather(self, x: jax.Array, dim: int) -> jax.Array:
         _note("all-gather", x, self.shards)
         return _as_bits(lambda x: lax.all_gather(x, self.names, axis=dim, tiled=True), x)
@@ -177,20 +182,42 @@ class Rule:
 
     Args:
       local: ``local(splits, *operands, axis, **params)`` gives this device's part of the results from its part of the
-        operands; ``splits`` has a `Split` for each dimension that is split. Never called where only others are.
-      operands: how many operands, from the first, are split with the axis if they have all of it; None: every one.
-        With 0, the axis is that of the results.
+        operands; ``splits`` has a `Split` for each dimension that is split. Never called where only others are. Where
+        ``axis`` is several, some of them are split.
+      operands: which operands are split with the axis if they have all of it, by index; None: every one. Where the
+        first is none of them, the axis is that of the results.
       keeps: whether results are split along the axis. Others have all of it, if they have it, on every device.
-      pays: ``pays(split, avals, **params)``, with the axis' split: whether this moves less than gathering the axis.
+      pays: ``pays(split, avals, **params)``, with the axis' split and what one device has of the operands: whether this
+        moves less than gathering the axis.
     """
 
     local: Callable[..., Sequence[jax.Array]]
-    operands: int | None = None
+    operands: tuple[int, ...] | None = None
     keeps: bool = False
     pays: Callable[..., bool] = lambda split, avals, **params: True
 
 
-RULES: dict[str, Rule] = {}  # by name of the kernel
+RULES: dict[str, Rule | Callable[..., Rule]] = {}  # by name of the kernel; or what gives it for the call's params
+
+
+def rule_of(kernel, params) -> Rule | None:
+    rule = RULES.get(kernel.name)
+    return rule if rule is None or isinstance(rule, Rule) else rule(**params)
+
+
+def filled_axes(splits: dict[int, Split], x: jax.Array, axis, value) -> jax.Array:
+    """x with that value in place of what only makes parts of the axis, or of several, equal."""
+    for d in axis if isinstance(axis, tuple) else (axis,):
+        x = splits[d].fill(x, d, value) if d in splits else x
+    return x
+
+
+def all_axes(splits: dict[int, Split], axis) -> Split:
+    """The axis' split, for collectives. Of several, one along the mesh axes of all of them, whose parts are nothing."""
+    if not isinstance(axis, tuple):
+        return splits[axis]
+    own = [splits[d] for d in axis if d in splits]
+    return dataclasses.replace(own[0], names=(*itertools.chain(*(split.names for split in own)),))
 
 
 def plain_rule(kernel, keeps: bool = False, **options) -> Rule:
@@ -200,6 +227,24 @@ def plain_rule(kernel, keeps: bool = False, **options) -> Rule:
         return kernel.fallback(*operands, axis=axis, split=splits[axis], **params)
 
     return Rule(local, keeps=keeps, **options)
+
+
+def by_rows(kernel) -> Rule:
+    """Of a kernel whose operands and results all have the axis: each device exchanges its part of it for a part of the
+    rows, as XLA does for its own sort, and back. Where no dimension of rows has equal parts, the axis is gathered.
+    """
+
+    def rows(split, shape, axis):
+        return next((d for d, n in enumerate(shape) if d != axis and n and n % split.shards == 0), None)
+
+    def local(splits, *operands, axis, **params):
+        split = splits[axis]
+        dim = rows(split, operands[0].shape, axis)
+        there = [lax.slice_in_dim(split.exchange(x, dim, axis), 0, split.length, axis=axis) for x in operands]
+        outs = kernel.primitive.bind(*there, axis=axis, **params)
+        return tuple(split.exchange(split.padded(y, axis), axis, dim) for y in outs)
+
+    return Rule(local, keeps=True, pays=lambda split, avals, *, axis, **_: rows(split, avals[0].shape, axis) is not None)
 
 
 def manual(op: str, names: tuple[str, ...] | None, part: int) -> Split | None:
@@ -236,11 +281,12 @@ def invarying(aval, names: tuple[str, ...]):
 
 def run_manually(kernel, split: Split, *operands, axis, **params):
     """A kernel of arrays whose axis is split as ``axis_name`` says, in plain JAX, other kernels and collectives."""
-    rule = RULES[kernel.name]
+    rule = rule_of(kernel, params)
+    assert rule is not None  # `axis_name` is only for kernels that have one
     if rule.pays(split, operands, axis=axis, **params):
         return tuple(rule.local({axis: split}, *operands, axis=axis, **params))
-    count = len(operands) if rule.operands is None else rule.operands
-    whole = lambda i, x: split.gather(x, axis) if i < count and x.shape[axis] == split.part else x
+    own = range(len(operands)) if rule.operands is None else rule.operands
+    whole = lambda i, x: split.gather(x, axis) if i in own and x.shape[axis] == split.part else x
     outs = kernel.primitive.bind(*itertools.starmap(whole, enumerate(operands)), axis=axis, **params)
     return tuple(split.part_of(y, axis) if rule.keeps and y.ndim == operands[0].ndim else y for y in outs)
 
@@ -269,11 +315,14 @@ class _Call:
 
     def __init__(self, kernel, avals_in, avals_out, platforms, meshes, *, axis, **params):
         self.kernel, self.axis, self.params = kernel, axis, params
-        self.rule = RULES.get(kernel.name)
+        self.axes = axis if isinstance(axis, tuple) else (axis,)
+        if "along" in params:  # of types of an explicit mesh, which a device's program does not know
+            self.params = params | {"along": None}
+        self.rule = rule_of(kernel, params)
         self.avals_in, self.avals_out, self.meshes = avals_in, avals_out, meshes
         self.indexed = {params[name] for name in kernel.dimensions} - {None}
         self.whole = list(avals_in[0].shape)
-        if self.rule and self.rule.operands == 0:
+        if self.rule and self.rule.operands is not None and 0 not in self.rule.operands:
             self.whole[axis] = avals_out[0].shape[axis]
         self.in_rows = [self._rows_of(a, i, False) for i, a in enumerate(avals_in)]
         self.out_rows = [self._rows_of(a, i, True) for i, a in enumerate(avals_out)]
@@ -285,18 +334,18 @@ class _Call:
 
     def _rows_of(self, aval, i, is_result) -> list[int | None]:
         """For each dimension of an array the dimension of rows that it is split with; None: never split."""
-        own = [d for d in range(len(self.whole)) if d != self.axis or aval.ndim == len(self.whole)]
+        own = [d for d in range(len(self.whole)) if d not in self.axes or aval.ndim == len(self.whole)]
         free = [self._may_split(aval.shape[j], d, i, is_result) for j, d in enumerate(own)]
         return [d if f else None for d, f in zip(own, free, strict=True)]
 
     def _may_split(self, size, d, i, is_result) -> bool:
         if size != self.whole[d]:  # it broadcasts, or is another axis
             return False
-        if d != self.axis:
+        if d not in self.axes:
             return self.rule is not None or d not in self.indexed
         if self.rule is None:
             return False
-        return self.rule.keeps if is_result else self.rule.operands is None or i < self.rule.operands
+        return self.rule.keeps if is_result else self.rule.operands is None or i in self.rule.operands
 
     def sharding_rule(self) -> str:
         """Shardy's: a factor for each dimension of rows, and one that must not be split for each other dimension."""
@@ -324,7 +373,7 @@ class _Call:
 
     def partition(self, mesh, args, results):
         mesh, splits, ins, outs = self._plan(args, results)
-        if self.rule and any(d in splits for d in (self.axis, *self.indexed)):
+        if self.rule and any(d in splits for d in (*self.axes, *self.indexed)):
             own = functools.partial(self.rule.local, splits)
         else:
             own = self.kernel.primitive.bind
@@ -350,9 +399,15 @@ class _Call:
                 if entry and d is not None and d not in names and not {*entry} & {*itertools.chain(*names.values())}:
                     names[d] = entry
         splits = {d: Split(full, n, self.whole[d]) for d, n in names.items()}
-        split = splits.get(self.axis)
-        if split and not (split.length and self.rule.pays(split, self.avals_in, axis=self.axis, **self.params)):
-            del splits[self.axis]
+        part = lambda n, d: splits[d].part if d in splits else n
+        parts = [
+            jax.core.ShapedArray(tuple(map(part, aval.shape, rows)), aval.dtype)
+            for aval, rows in zip(self.avals_in, self.in_rows, strict=True)
+        ]
+        for d in self.axes:
+            split = splits.get(d)
+            if split and not (split.length and self.rule.pays(split, parts, axis=self.axis, **self.params)):
+                del splits[d]
 
         def shardings(sides):
             spec = lambda rows: PartitionSpec(*(splits[d].names if d in splits else None for d in rows))
@@ -430,7 +485,7 @@ def lower(kernel, ctx, operands, choice, *, axis, **params):
     platforms, meshes = ctx.module_context.platforms, _Meshes(ctx.module_context.axis_context)
     # All that the device's program depends on: compiled programs are found by it, on disk, too.
     settings = [os.environ.get(name) for name in ("JAXGPUOPS_DISABLE", "JAXGPUOPS_COMPUTE_CAPABILITY")]
-    text = (_VERSION, str(choice), sorted(params.items()), avals_in, avals_out, platforms, meshes, settings)
+    text = (_VERSION, str(choice), axis, sorted(params.items()), avals_in, avals_out, platforms, meshes, settings)
     key = repr((*text, jax.config.jax_enable_x64)).encode()
     if key not in _calls:
         _calls[key] = _Call(kernel, avals_in, avals_out, platforms, meshes, axis=axis, **params)

@@ -3,7 +3,9 @@
 Everything that kernels share is here, once: shapes and shardings of results, batching, per-platform lowering, the
 plain-JAX fallback, hidden workspaces, sharding contracts, eager calls, derivative plumbing. A kernel works on one axis
 of its operands; XLA hands it row-major buffers which it reads as (outer, length, inner), the dimensions before the
-axis, the axis, and the dimensions after it. So batching never moves data: it shifts the axis.
+axis, the axis, and the dimensions after it. So batching never moves data: it shifts the axis. For kernels whose results
+lack the axis it may be several neighbouring ones, a tuple: they become one where the call is lowered, on each device, so
+that any of them may be split over devices.
 """
 
 from __future__ import annotations
@@ -140,7 +142,10 @@ class Kernel:
         for operands of types ``avals``, with rows = (outer, length, inner), and ``workspace_bytes``, the scratch memory
         it needs per outer index. The handler gets it as one more uint8 result. None: the handler takes no such result.
       reindexes: whether the axis of results is another one than that of the operands: then it is split over an explicit
-        mesh only as the param ``along`` says, if there is one. Others are split as the operands are.
+        mesh only as the param ``along`` says, if there is one. Others are split as the operands are. So are those of
+        calls with the param ``permutes``.
+      splits_as_one: of a fallback that is made of other kernels: whether XLA is asked how to split all of it over
+        devices at once, and not each of these.
     """
 
     def __init__(
@@ -157,6 +162,7 @@ class Kernel:
         shortest: int = 0,
         plan: Callable[..., dict[str, Any]] | None = None,
         reindexes: bool = False,
+        splits_as_one: bool = False,
     ):
         self.name = name
         self.target = f"jaxgpuops.{name}"
@@ -170,6 +176,7 @@ class Kernel:
         self.shortest = shortest
         self.plan = plan
         self.reindexes = reindexes
+        self.splits_as_one = splits_as_one
         self.primitive = p = Primitive(self.target)
         p.multiple_results = True
         p.def_impl(self._eager)
@@ -180,7 +187,7 @@ class Kernel:
         mlir.register_lowering(p, functools.partial(self._lower, None))  # any other platform
         KERNELS[name] = self
 
-    def __call__(self, *operands: jax.Array, axis: int, split=None, **params: Any) -> list[jax.Array]:
+    def __call__(self, *operands: jax.Array, axis: int | tuple[int, ...], split=None, **params: Any) -> list[jax.Array]:
         """``split`` is a `_partition.Split` where ``axis_name`` is given: operands and results are this device's parts."""
         if split is None:
             return self.primitive.bind(*_vary(*operands), axis=axis, **params)
@@ -202,16 +209,18 @@ class Kernel:
 
     def _abstract_eval(self, *avals, axis, split=None, **params):
         x, spec = avals[0], _merged_spec(avals)
-        along = params.get("along") if self.reindexes else spec[axis]
+        first, after = _ends(axis)
+        along = params.get("along") if self.reindexes and not params.get("permutes") else spec[first]
 
         # `update` keeps what a new aval would lose: the mesh of an explicit sharding, varying manual axes.
         def result(length, dtype):
             own = () if length is None else (length,)
-            shape = (*x.shape[:axis], *own, *x.shape[axis + 1 :])
-            dims = (*spec[:axis], *(along for _ in own), *spec[axis + 1 :])
+            shape = (*x.shape[:first], *own, *x.shape[after:])
+            dims = (*spec[:first], *(along for _ in own), *spec[after:])
             sharding = x.sharding.update(spec=x.sharding.spec.update(partitions=dims))
             aval = x.update(shape=shape, dtype=np.dtype(dtype), weak_type=False, sharding=sharding)
-            is_part = split is None or not split.checked or length is not None and _partition.RULES[self.name].keeps
+            keeps = length is not None and getattr(_partition.rule_of(self, params), "keeps", False)
+            is_part = split is None or not split.checked or keeps
             return aval if is_part else _partition.invarying(aval, split.names)
 
         return [result(length, dtype) for length, dtype in self.results(*avals, axis=axis, **params)]
@@ -224,6 +233,8 @@ class Kernel:
         # (For take_along_axis with a batch of indices only, folding the batch into the axis would spare the copy of x,
         # but repeat indices, and transposition relies on them being distinct.)
         home = next(d for d in dims if d is not None)
+        first, after = _ends(axis)
+        home = first if first < home < after else home  # not between several axes
         size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
         broadcast = self.broadcasts(len(operands), **params)
 
@@ -236,11 +247,11 @@ class Kernel:
             return jax.lax.broadcast_in_dim(x, shape, [i for i in range(len(shape)) if i != home])
 
         operands = [place(i, x, d) for i, (x, d) in enumerate(zip(operands, dims, strict=True))]
-        axis += home <= axis
+        axis = first + (home <= first) if isinstance(axis, int) else tuple(d + (home <= first) for d in axis)
         params |= {name: d + (home <= d) for name in self.dimensions if (d := params[name]) is not None}
         outs = self(*operands, axis=axis, **params)
-        # Where the axis is gone from a result, dimensions after it have moved up by one.
-        return outs, [home - (out.ndim < operands[0].ndim and home > axis) for out in outs]
+        # Where the axis is gone from a result, dimensions after it have moved up.
+        return outs, [home - (operands[0].ndim - out.ndim if home >= after else 0) for out in outs]
 
     # ---- Lowering ---------------------------------------------------------------------------------------------------
 
@@ -274,11 +285,20 @@ class Kernel:
             )
             return [lower_with_sharding_in_types(ctx, y, aval) for y, aval in zip(outs, ctx.avals_out, strict=True)]
         platform = platform or "/".join(ctx.platforms or ctx.module_context.platforms)
-        choice = self.choose(platform, ctx.avals_in, axis=axis, **params)
         partitioned = _is_partitioned(ctx) and not ctx.module_context.lowering_parameters.for_export
-        choice = dataclasses.replace(choice, partitioned=bool(partitioned and choice.kernel and not _partition.missing))
+        avals, first = ctx.avals_in, axis
+        if not isinstance(axis, int):
+            first = axis[0]
+            merged = lambda *xs: [merge(x, xs[0].shape, axis) for x in xs]
+            if not partitioned or _partition.missing:
+                outs = _lower_fun(ctx, lambda *xs: self.primitive.bind(*merged(*xs), axis=first, **params), operands)
+                return [lower_with_sharding_in_types(ctx, y, aval) for y, aval in zip(outs, ctx.avals_out, strict=True)]
+            avals = jax.eval_shape(merged, *(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals))
+        choice = self.choose(platform, avals, axis=first, **params)
+        own = partitioned and bool(choice.kernel or self.splits_as_one)
+        choice = dataclasses.replace(choice, partitioned=own and not _partition.missing)
         record(choice)
-        if partitioned and choice.kernel and _partition.missing:
+        if own and _partition.missing:
             _warn_missing_partitioner()
         if choice.partitioned:
             outs = _partition.lower(self, ctx, operands, choice, axis=axis, **params)
@@ -310,6 +330,21 @@ class Kernel:
         attributes = {name: _attribute(params[name]) for name in self.attributes}
         attributes |= {name: np.int64(d) for name, d in (numbers | {"axis": axis}).items()}
         return lower(ctx.replace(avals_out=[aval for aval, _ in outs]), *operands, **attributes)[: len(ctx.avals_out)]
+
+
+def _ends(axis) -> tuple[int, int]:
+    """The first axis, and the dimension after the last."""
+    return (axis, axis + 1) if isinstance(axis, int) else (axis[0], axis[-1] + 1)
+
+
+def merge(x: jax.Array, whole: tuple, axis) -> jax.Array:
+    """x with several neighbouring axes as one; of an array that has only some of them, expanded to all of ``whole``."""
+    first, after = _ends(axis)
+    own = x.shape[first:after]
+    if own != whole[first:after] and any(n != 1 for n in own):
+        own = whole[first:after]
+        x = jnp.broadcast_to(x, (*x.shape[:first], *own, *x.shape[after:]))
+    return x.reshape(*x.shape[:first], math.prod(own), *x.shape[after:])
 
 
 def _lower_fun(ctx, function, operands):

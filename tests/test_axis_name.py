@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
+from test_sharding_axis import moved
 
 import jaxgpuops
 
@@ -47,6 +48,26 @@ def softmax(name):
     return function
 
 
+def digits(x):
+    return jnp.floor(2 * jax.lax.stop_gradient(x)).astype(np.int32) + 3
+
+
+def counted(f):
+    """Along the last axis."""
+    return lambda ops, x, y, **names: f(*(a.transpose(0, 2, 1) for a in (x, y)), **names)
+
+
+def segments(name):
+    def function(ops, x, y, **names):
+        one = functools.partial(getattr(jaxgpuops, name), num_segments=7, **names)
+        out = jax.vmap(lambda x, y: one(x, digits(y[:, 0])))(x, y)
+        return jnp.maximum(out, -9)  # of a segment without rows
+
+    return function
+
+
+DIMENSION = {jaxgpuops: "axis", jaxgpuops.lax: "dimension"}
+
 # name -> a function of x and of another array of its shape, and whether the result is split as x is
 OPS = {
     "top-k": (largest, False),
@@ -81,6 +102,16 @@ OPS = {
         False,
     ),
     "gate": (lambda ops, x, y, **names: tuple(ops.topk_softmax(x, 3, axis=AXIS, bias=y, **names)), False),
+    "sort": (lambda ops, x, y, **names: ops.sort(x, **{DIMENSION[ops]: AXIS}, **names), True),
+    "sort_key_val": (lambda ops, x, y, **names: jaxgpuops.sort_key_val(x, y, axis=AXIS, **names), True),
+    "argsort": (lambda ops, x, y, **names: jaxgpuops.argsort(x, axis=AXIS, **names), True),
+    "sort of one row": (lambda ops, x, y, **names: jaxgpuops.sort(x[0, :, 0], axis=0, **names)[None, :, None], True),
+    "bincount": (counted(lambda x, y, **names: jaxgpuops.bincount(digits(x), 7, y, **names)), False),
+    "histogram": (counted(lambda x, y, **names: jaxgpuops.histogram(x, 6, **names)), False),
+    "segment_sum": (segments("segment_sum"), False),
+    "segment_max": (segments("segment_max"), False),
+    "segment_logsumexp": (segments("segment_logsumexp"), False),
+    "segment_softmax": (segments("segment_softmax"), True),
     "shares": (lambda ops, x, y, **names: tuple(ops.topk_softmax(x, 3, axis=AXIS, normalize=False, **names)), False),
 }
 
@@ -116,6 +147,20 @@ def test_values_and_gradients(mesh, name):
         for a, b in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
             np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5 * np.abs(b).max(initial=0))
             assert b.dtype != np.int32 or (a == b).all()
+
+
+@pytest.mark.parametrize("name", ["top-k", "dot", "cumprod", "softmax", "cross-entropy", "sort", "histogram", "segment_max"])
+def test_bytes_are_those_of_arrays_that_xla_splits(mesh, name):
+    function, keeps = OPS[name]
+    f = functools.partial(function, jaxgpuops)
+    sharding = jax.NamedSharding(mesh, P(None, "a"))
+    operands = [jax.device_put(a, sharding) for a in arrays()]
+    result = sharding if keeps else jax.NamedSharding(mesh, P())
+    by_name, by_xla = (
+        moved(jax.jit(g, out_shardings=result).lower(*operands).compile().as_text())[0]
+        for g in (split(f, mesh, "a", keeps, True), f)
+    )
+    assert 0 < by_name <= by_xla
 
 
 def test_gradients_inside_and_forward_mode(mesh):

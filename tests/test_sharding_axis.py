@@ -36,6 +36,7 @@ def integers(shape=SHAPE):
 
 
 STARTS = (np.arange(SHAPE[AXIS]) % 23 == 7)[:, None]
+STATES = np.random.default_rng(2).standard_normal((SHAPE[0], SHAPE[2])).astype(np.float32)
 LABELS = np.random.default_rng(1).integers(0, SHAPE[AXIS], (SHAPE[0], SHAPE[2])).astype(np.int32)
 
 
@@ -138,7 +139,38 @@ OPS = {
     "segment_sum": (of_segments(jaxgpuops, "segment_sum"), of_segments(jax.ops, "segment_sum"), True),
     "segment_max": (of_segments(jaxgpuops, "segment_max"), of_segments(jax.ops, "segment_max"), True),
     "segment_min": (of_segments(jaxgpuops, "segment_min"), of_segments(jax.ops, "segment_min"), True),
+    "gradient of segment_max": (
+        gradient(of_segments(jaxgpuops, "segment_max")),
+        gradient(of_segments(jax.ops, "segment_max")),
+        True,
+    ),
+    "histogram": (
+        counts(lambda x: jaxgpuops.histogram(x, 6, range=(-3, 3))[0]),
+        counts(lambda x: jnp.histogram(x, 6, range=(-3, 3))[0]),
+        True,
+    ),
+    "gradient of take": (
+        gradient(jax.vmap(lambda x: jaxgpuops.take(x, np.arange(9) * 14 - 1))),
+        gradient(jax.vmap(lambda x: jnp.take(x, np.arange(9) * 14 - 1, 0, mode="fill", fill_value=0))),
+        True,
+    ),
+    "argsort": (lambda x: jaxgpuops.argsort(x, axis=AXIS, descending=True), lambda x: jnp.argsort(x, AXIS), True),
+    "gradient of sort": (
+        gradient(lambda x: jaxgpuops.sort(x, axis=AXIS) * STATES[:, None]),
+        gradient(lambda x: jnp.sort(x, AXIS) * STATES[:, None]),
+        True,
+    ),
+    "sort_key_val": (
+        lambda x: jaxgpuops.sort_key_val(x, x + 1, axis=AXIS),
+        lambda x: jax.lax.sort_key_val(x, x + 1, AXIS),
+        True,
+    ),
     "bincount": (counts(lambda x: jaxgpuops.bincount(x.astype(np.int32), 9)), None, True),
+    "gradient of cross-entropy": (
+        jax.grad(lambda x: jaxgpuops.softmax_cross_entropy(x, LABELS, axis=AXIS).sum()),
+        jax.grad(lambda x: one_hot_loss(x).sum()),
+        False,
+    ),
     "smoothed cross-entropy": (
         gradient(lambda x: jaxgpuops.softmax_cross_entropy(x, LABELS, axis=AXIS, label_smoothing=0.1)),
         None,
@@ -182,7 +214,6 @@ def test_results_are_those_of_one_device_and_bytes_not_more_than_those_of_jax(me
 
 
 # Where plain JAX has derivatives of types that it refuses, and shapes and operands that the table lacks.
-STATES = np.random.default_rng(2).standard_normal((SHAPE[0], SHAPE[2])).astype(np.float32)
 IN_TYPES = {name: (ours, exact) for name, (ours, _, exact) in OPS.items()} | {
     "all gradients of linear_scan": (
         lambda x: jax.grad(
@@ -243,6 +274,78 @@ def test_parts_that_are_not_equal(mesh, name, monkeypatch):
     ours = OPS[name][0]
     split = lambda x: ours(jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(None, ("a", "b")))))
     assert_close(jax.jit(split)(x), jax.jit(lambda x: ours(x))(x), OPS[name][2])
+
+
+SEVERAL = {
+    "sum where": (
+        lambda x: jaxgpuops.sum(x, axis=(0, 2), where=STARTS[:, 0, None]),
+        lambda x: jnp.sum(x, axis=(0, 2), where=STARTS[:, 0, None]),
+    ),
+    "gradient of max": (
+        gradient(lambda x: jaxgpuops.max(x, axis=(1, 2))),
+        gradient(lambda x: jnp.max(x, axis=(1, 2))),
+    ),
+    "mean of a batch": (
+        jax.vmap(lambda x: jaxgpuops.mean(x, axis=None, keepdims=True), 1, 1),
+        jax.vmap(lambda x: jnp.mean(x, axis=None, keepdims=True), 1, 1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_reductions_over_several_axes(mesh, name):
+    ours, plain = SEVERAL[name]
+    for spec in (P(None, None, "b"), P("a", None, "b"), P(None, ("b", "a"))):
+        x = jax.device_put(integers(), NamedSharding(mesh, spec))
+        mine, theirs = (jax.jit(f).lower(x).compile() for f in (ours, plain))
+        assert_close(mine(x), plain(integers()), True)
+        assert all(a <= b for a, b in zip(moved(mine.as_text()), moved(theirs.as_text()), strict=True))
+    split = lambda x: ours(jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P("a", None, "b"))))
+    assert_close(jax.jit(split)(integers()[:7, :, :3]), plain(integers()[:7, :, :3]), True)
+
+
+ROWS = np.linspace(1, 2, 32, dtype=np.float32)  # what experts make of their rows
+
+
+def experts_by_jax(x, logits):
+    """A mixture of experts that choose their tokens by a sort, without our functions."""
+    weights, experts = jax.lax.top_k(logits, 2)
+    order = jnp.argsort(experts.reshape(-1), stable=True)
+    rows = ROWS[:, None] * x[order // 2]
+    row = jnp.zeros_like(order).at[order].set(jnp.arange(order.size, dtype=order.dtype))
+    return (jax.nn.softmax(weights)[..., None] * rows[row].reshape(*experts.shape, -1)).sum(1)
+
+
+def experts(x, logits):
+    weights, _, plan = jaxgpuops.moe_route(logits, 2)
+    return jaxgpuops.moe_combine(ROWS[:, None] * jaxgpuops.moe_dispatch(x, plan), plan, weights)
+
+
+@pytest.mark.parametrize("derived", [False, True])
+def test_experts(mesh, derived):
+    of = (lambda f: jax.grad(lambda x, y: (f(x, y) ** 2).sum(), (0, 1))) if derived else lambda f: f
+    ours, plain = of(jax.vmap(experts)), of(jax.vmap(experts_by_jax))
+    x, logits = (np.random.default_rng(3).standard_normal((4, 16, n)).astype(np.float32) for n in (8, 6))
+    # A batch, features, and tokens
+    for specs in ((P("a"), P("a")), (P("a", None, "b"), P("a")), (P(None, "a"), P(None, "a"))):
+        operands = [jax.device_put(a, NamedSharding(mesh, s)) for a, s in zip((x, logits), specs, strict=True)]
+        mine, theirs = (jax.jit(f).lower(*operands).compile() for f in (ours, plain))
+        assert_close(mine(*operands), plain(x, logits), False)
+        assert moved(mine.as_text())[0] <= moved(theirs.as_text())[0]
+        assert specs != (P("a"), P("a")) or moved(mine.as_text()) == (0, 0)
+
+
+def test_rows_of_experts_are_split(mesh):
+    plan = jaxgpuops.moe_plan(np.random.default_rng(4).integers(-1, 5, (16, 3)), 4, align=8)
+    x = np.random.default_rng(3).standard_normal((16, 4)).astype(np.float32)
+    rows = NamedSharding(mesh, P(("a", "b")))
+    dispatch = jax.jit(lambda x: jaxgpuops.moe_dispatch(x, plan), out_shardings=rows).lower(x).compile()
+    assert moved(dispatch.as_text()) == (0, 0)
+    y = dispatch(x)
+    assert_close(y, jaxgpuops.moe_dispatch(x, plan), True)
+    combine = jax.jit(lambda y: jaxgpuops.moe_combine(y, plan)).lower(y).compile()
+    assert moved(combine.as_text()) == (x.nbytes, 1)
+    assert_close(combine(y), jaxgpuops.moe_combine(np.asarray(y), plan), False)
 
 
 def test_of_many_rows_each_device_merges_some(mesh, monkeypatch):

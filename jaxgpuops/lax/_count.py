@@ -12,6 +12,7 @@ import numpy as np
 from jaxgpuops import _arguments, _native
 from jaxgpuops._partition import RULES, Rule
 from jaxgpuops._primitive import Kernel, batch_first, def_jvp, def_linear
+from jaxgpuops.lax.along_axis import along
 from jaxgpuops.lax.order import from_keys, to_keys
 
 # ---- Counts ---------------------------------------------------------------------------------------------------------
@@ -39,9 +40,9 @@ bincount_p = Kernel(
 )
 
 
-def bincount(x: jax.Array, axis: int, length: int) -> jax.Array:
+def bincount(x: jax.Array, axis: int, length: int, split=None) -> jax.Array:
     """``out[..., b, ...]``, int32: how many of the numbers along ``axis`` are b."""
-    return bincount_p(x, axis=axis, length=length)[0]
+    return bincount_p(x, axis=axis, length=length, split=split)[0]
 
 
 # ---- Segments and rows ----------------------------------------------------------------------------------------------
@@ -73,7 +74,7 @@ def empty(name: str, dtype: np.dtype):
     return np.asarray(info.max if largest else info.min, dtype)
 
 
-def _segments_fallback(data, ids, *, axis, length, sorted, name):
+def _segments_fallback(data, ids, *, axis, length, sorted, name, along=None):
     method = {"segment_sum": "add", "segment_max": "max", "segment_min": "min"}[name]
     wide = _arguments.wide(data.dtype) if name == "segment_sum" else data.dtype
 
@@ -85,14 +86,14 @@ def _segments_fallback(data, ids, *, axis, length, sorted, name):
     return (_each(one, data, ids, axis),)
 
 
-def _plan_segments(rows, avals, compute_capability, axis, *, length, sorted, name):
+def _plan_segments(rows, avals, compute_capability, axis, *, length, sorted, name, along):
     return _native.modules["cpu"].plan_segments(name, *rows, length, str(avals[0].dtype), sorted)
 
 
 def _segments_kernel(name):
     return Kernel(
         name,
-        results=lambda data, ids, *, axis, length, sorted: [(length, data.dtype)],
+        results=lambda data, ids, *, axis, length, sorted, along: [(length, data.dtype)],
         fallback=functools.partial(_segments_fallback, name=name),
         accepts=(_arguments.INTEGERS | _arguments.FLOATS).__contains__,
         attributes=("sorted",),
@@ -108,7 +109,7 @@ segment_sum_p, segment_max_p, segment_min_p = map(_segments_kernel, ("segment_su
 SEGMENT_KERNELS = {kernel.name: kernel for kernel in (segment_sum_p, segment_max_p, segment_min_p)}
 
 
-def _take_fallback(table, ids, *, axis, sorted):
+def _take_fallback(table, ids, *, axis, sorted, along=None):
     def one(rows, ids):
         return rows.at[_in_range(ids, rows.shape[0])].get(mode="fill", fill_value=0)
 
@@ -118,7 +119,7 @@ def _take_fallback(table, ids, *, axis, sorted):
 # XLA gathers rows at the speed of memory; it is a primitive to have its own derivative.
 take_rows_p = Kernel(
     "take_rows",
-    results=lambda table, ids, *, axis, sorted: [(ids.shape[axis], table.dtype)],
+    results=lambda table, ids, *, axis, sorted, along: [(ids.shape[axis], table.dtype)],
     fallback=_take_fallback,
     accepts=None,
     broadcasts=lambda count, **_: (1,),
@@ -130,8 +131,11 @@ for _kernel in (*SEGMENT_KERNELS.values(), take_rows_p):
     batch_first(_kernel)
 
 
-def segments(kernel: Kernel, data: jax.Array, ids: jax.Array, axis: int, length: int, sorted: bool) -> jax.Array:
-    return kernel(data, ids, axis=axis, length=length, sorted=sorted)[0]
+def segments(
+    kernel: Kernel, data: jax.Array, ids: jax.Array, axis: int, length: int, sorted: bool, along=None, split=None
+) -> jax.Array:
+    """In an explicit mesh, the axis of the result is split ``along`` that axis of it, or these."""
+    return kernel(data, ids, axis=axis, length=length, sorted=sorted, along=along, split=split)[0]
 
 
 def as_int32(ids: jax.Array, length: int) -> jax.Array:
@@ -151,31 +155,36 @@ def segments_of_rows(name: str, data: jax.Array, ids: jax.Array, length: int, so
 
 def take_rows(table: jax.Array, ids: jax.Array, axis: int, sorted: bool) -> jax.Array:
     """``out[.., j, ..] = table[.., ids[.., j], ..]``, zeros where an id is out of range."""
-    return take_rows_p(table, ids, axis=axis, sorted=sorted)[0]
+    return take_rows_p(table, ids, axis=axis, sorted=sorted, along=along(ids, axis))[0]
 
 
 def_linear(
     segment_sum_p,
-    lambda ct, data, ids, *, axis, length, sorted: take_rows(ct, ids, axis, sorted),
+    lambda ct, data, ids, *, axis, length, sorted, along, split=None: take_rows(
+        ct if split is None else split.cotangent(ct), ids, axis, sorted
+    ),
 )
 def_linear(
     take_rows_p,
-    lambda ct, table, ids, *, axis, sorted: segments(segment_sum_p, ct, ids, axis, table.shape[axis], sorted),
+    lambda ct, table, ids, *, axis, sorted, along: segments(
+        segment_sum_p, ct, ids, axis, table.shape[axis], sorted, table.sharding.spec[axis]
+    ),
 )
 
 
-def share_of_ties(out, data, ids, axis, sorted):
+def share_of_ties(out, data, ids, axis, sorted, split=None):
     """For an extreme: which rows have it, each with one over how many do."""
     wide = _arguments.wide(data.dtype)
     mine = (data == take_rows(out, ids, axis, sorted)).astype(wide)
-    ties = segments(segment_sum_p, mine, ids, axis, out.shape[axis], sorted)
+    ties = segments(segment_sum_p, mine, ids, axis, out.shape[axis], sorted, split=split)
     return mine / take_rows(jnp.maximum(ties, 1), ids, axis, sorted).clip(1)
 
 
-def _extreme_jvp(outs, primals, tangents, *, axis, length, sorted):
+def _extreme_jvp(outs, primals, tangents, *, axis, length, sorted, along, split=None):
     data, ids = primals
-    shares = share_of_ties(outs[0], data, ids, axis, sorted)
-    tangent = segments(segment_sum_p, shares * tangents[0].astype(shares.dtype), ids, axis, length, sorted)
+    shares = share_of_ties(outs[0], data, ids, axis, sorted, split)
+    tangents = shares * tangents[0].astype(shares.dtype)
+    tangent = segments(segment_sum_p, tangents, ids, axis, length, sorted, along, split)
     return (tangent.astype(data.dtype),)
 
 
@@ -191,11 +200,11 @@ def _bincount_split(splits, x, *, axis, length):
     return (split.sum(counts),)
 
 
-def _segments_split(name, splits, data, ids, *, axis, length, sorted):
+def _segments_split(name, splits, data, ids, *, axis, length, sorted, along):
     """Each device reduces what it has. Sums of floats are added in the order of `psum`."""
     split = splits[axis]
     ids = split.fill(ids, axis, length)
-    [own] = SEGMENT_KERNELS[name].primitive.bind(data, ids, axis=axis, length=length, sorted=sorted)
+    [own] = SEGMENT_KERNELS[name].primitive.bind(data, ids, axis=axis, length=length, sorted=sorted, along=along)
     if name == "segment_sum":
         wide = _arguments.wide(own.dtype)
         return (split.sum(own.astype(wide)).astype(own.dtype),)
@@ -212,5 +221,5 @@ RULES["bincount"] = Rule(_bincount_split, pays=lambda split, avals, *, axis, len
 for _name in ("segment_sum", "segment_max", "segment_min"):
     RULES[_name] = Rule(
         functools.partial(_segments_split, _name),
-        pays=lambda split, avals, *, axis, length, sorted: length < split.length,
+        pays=lambda split, avals, *, length, **_: length < split.length,
     )

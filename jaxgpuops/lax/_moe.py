@@ -15,6 +15,7 @@ import numpy as np
 from jax.interpreters import ad
 
 from jaxgpuops import _arguments, _native
+from jaxgpuops._partition import RULES, Rule
 from jaxgpuops._primitive import Kernel, batch_first, def_jvp
 
 MAX_EXPERTS = 4096  # kMostExperts of ffi_src/moe/plan.h
@@ -143,6 +144,32 @@ moe_combine_p = _kernel(
     lambda y, row_of_assignment, *_, axis, choices: [(row_of_assignment.shape[axis] // choices, y.dtype)],
     _combine_fallback,
 )
+
+
+def _dispatch_split(splits, x, assignment_of_row, *rest, axis, choices):
+    """The axis is that of rows. What any of them may need is whole, so each device fills its own."""
+    assignment_of_row = splits[axis].fill(assignment_of_row, axis, -1)
+    return moe_dispatch_p.primitive.bind(x, assignment_of_row, *rest, axis=axis, choices=choices)
+
+
+def _combine_split(splits, y, row_of_assignment, *rest, axis, choices):
+    """Each device adds up the rows that it has, in wide dtype, and all add these sums."""
+    split = splits[axis]
+    own = row_of_assignment - split.start()
+    own = jnp.where((own >= 0) & (own < split.part), own, -1)
+    wide = y.astype(_arguments.wide(y.dtype))
+    [total] = moe_combine_p.primitive.bind(wide, own, *rest, axis=axis, choices=choices)
+    return (split.sum(total).astype(y.dtype),)
+
+
+def _combine_pays(split, avals, *, axis, choices):
+    y, row_of_assignment, *_ = avals
+    sums = row_of_assignment.shape[axis] // choices * _arguments.wide(y.dtype).itemsize
+    return sums < split.length * y.dtype.itemsize
+
+
+RULES["moe_dispatch"] = Rule(_dispatch_split, operands=(1,), keeps=True)
+RULES["moe_combine"] = Rule(_combine_split, operands=(0, 2), pays=_combine_pays)
 
 
 for _each in (moe_plan_p, moe_dispatch_p, moe_combine_p):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from jax.typing import ArrayLike
 from jaxgpuops import _arguments, _native
 from jaxgpuops._arguments import FLOATS, FLOATS8, INTEGERS, ORDERED_DTYPES, Axis, given
 from jaxgpuops._axes import Merged
-from jaxgpuops._partition import RULES, Rule, manual, plain_rule
+from jaxgpuops._partition import RULES, Rule, all_axes, filled_axes, manual, plain_rule
 from jaxgpuops._primitive import Kernel, align, def_jvp, def_jvp_by_fallback, like
 from jaxgpuops.lax.order import from_keys, identity, to_keys
 
@@ -62,10 +63,15 @@ sum_p = _kernel(
 )
 
 
+def with_axis(y: jax.Array, axis) -> jax.Array:
+    """A result with the axis, or several, again: of length 1."""
+    return jnp.expand_dims(y, axis)
+
+
 def sum_cotangent(ct, aval, where, axis, split=None):
     """The cotangent of a row at each of its entries that count."""
     ct = ct if split is None else split.cotangent(ct)
-    return _where(where, like(lax.expand_dims(ct, (axis,)), aval, split), 0).astype(aval.dtype)
+    return _where(where, like(with_axis(ct, axis), aval, split), 0).astype(aval.dtype)
 
 
 def _sum_transpose(cts, x, *where, axis, split=None, **_):
@@ -105,7 +111,7 @@ def _dot_jvp(outs, primals, tangents, **params):
 def dot_cotangent(ct, other, where, axis):
     """The cotangent of one of the two arrays of a dot product."""
     dtype = _arguments.wide(other.dtype)
-    ct = lax.expand_dims(ct.astype(dtype), (axis,))
+    ct = with_axis(ct.astype(dtype), axis)
     return _where(where, ct * other.astype(dtype), 0).astype(other.dtype)
 
 
@@ -176,7 +182,7 @@ def extreme_cotangent(ct, x, y, where, axis, split=None):
     """The cotangent of x from that of its maximum or minimum y, which has the axis."""
     ct = ct if split is None else split.cotangent(ct)
     takes, count = _takes(x, y, where, axis, split)
-    share = lax.expand_dims(ct, (axis,)).astype(count.dtype) / count
+    share = with_axis(ct, axis).astype(count.dtype) / count
     return jnp.where(takes, share, np.zeros((), share.dtype)).astype(ct.dtype)
 
 
@@ -193,43 +199,40 @@ def_jvp_by_fallback(extreme_jvp_p)
 
 def _extreme_jvp(outs, primals, tangents, *, axis, **params):
     x, *where = primals
-    return extreme_jvp_p(tangents[0], x, lax.expand_dims(outs[0], (axis,)), *where, axis=axis, **params)
+    return extreme_jvp_p(tangents[0], x, with_axis(outs[0], axis), *where, axis=axis, **params)
 
 
 def_jvp(max_p, _extreme_jvp)
 def_jvp(min_p, _extreme_jvp)
 
-# ---- A split axis -----------------------------------------------------------------------------------------------------
+# ---- A split axis, or several -----------------------------------------------------------------------------------------
 
 
-def _sum_split(splits, x, *where, axis, masked, wide):
-    split = splits[axis]
-    [total] = sum_p.primitive.bind(split.fill(x, axis, 0), *where, axis=axis, masked=masked, wide=True)
-    return (split.sum(total).astype(_sum_dtype(x, wide)),)
+def _sum_split(kernel, operands):
+    def local(splits, *arrays, axis, masked, wide):
+        filled = (filled_axes(splits, x, axis, 0) for x in arrays[:operands])
+        params = {"axis": axis, "masked": masked, "wide": True}
+        [total] = kernel.primitive.bind(*filled, *arrays[operands:], **params)
+        return (all_axes(splits, axis).sum(total).astype(_sum_dtype(arrays[0], wide)),)
 
-
-def _dot_split(splits, x, y, *where, axis, masked, wide):
-    split = splits[axis]
-    x, y = split.fill(x, axis, 0), split.fill(y, axis, 0)
-    [total] = dot_p.primitive.bind(x, y, *where, axis=axis, masked=masked, wide=True)
-    return (split.sum(total).astype(_sum_dtype(x, wide)),)
+    return local
 
 
 def _extreme_split(kernel):
     def local(splits, x, *where, axis, masked):
         """The largest of keys: of floats, XLA's collectives may lose a NaN."""
-        split, is_min = splits[axis], kernel.name == "min"
-        x = split.fill(x, axis, identity(kernel.name, x.dtype))
+        is_min = kernel.name == "min"
+        x = filled_axes(splits, x, axis, identity(kernel.name, x.dtype))
         [y] = kernel.primitive.bind(x, *where, axis=axis, masked=masked)
         keys = ~to_keys(y) if is_min else to_keys(y)
-        keys = split.max(jnp.where(jnp.isnan(y), np.array(np.iinfo(keys.dtype).max, keys.dtype), keys))
+        keys = all_axes(splits, axis).max(jnp.where(jnp.isnan(y), np.array(np.iinfo(keys.dtype).max, keys.dtype), keys))
         return (from_keys(~keys if is_min else keys, x.dtype),)
 
     return local
 
 
-RULES["sum"] = Rule(_sum_split)
-RULES["dot"] = Rule(_dot_split)
+RULES["sum"] = Rule(_sum_split(sum_p, 1))
+RULES["dot"] = Rule(_sum_split(dot_p, 2))
 RULES["max"] = Rule(_extreme_split(max_p))
 RULES["min"] = Rule(_extreme_split(min_p))
 RULES["extreme_jvp"] = plain_rule(extreme_jvp_p)
@@ -264,25 +267,27 @@ def evaluate(op, name, function, arrays, axis, where, keepdims, names=None):
     if name in ("max", "min") and any(shape[d] == 0 for d in axes):
         raise ValueError(f"{op}: there is no {name} of no elements: x has shape {shape}, axis is {axis}")
     merged = Merged(shape, axes)
-    *arrays, where = (None if a is None else merged.merge(a) for a in (*(x.astype(dtype) for x in arrays), where))
+    # Kernels of results without the axis take several; there is one at least.
+    own, place = (merged.together, merged.neighbours) if len(axes) > 1 else (merged.merge, merged.axis)
+    *arrays, where = (None if a is None else own(a) for a in (*(x.astype(dtype) for x in arrays), where))
     operands = align(*given(*arrays, where))
     split = manual(op, names, shape[axes[0]]) if _arguments.one_axis(op, names, axes) else None
     params = ({"wide": mean} if name in ("sum", "dot") else {}) | ({"split": split} if split else {})
-    y = function(name, operands, merged.axis, masked=where is not None, **params)
+    y = function(name, operands, place, masked=where is not None, **params)
     if mean:
-        y = (y / _count(where, arrays[0].shape, merged.axis, y.dtype, split)).astype(dtype)
+        y = (y / _count(where, arrays[0].shape, place, y.dtype, split)).astype(dtype)
     return merged.reduced(y, keepdims)
 
 
 def _count(where, shape, axis, dtype, split):
     """How many entries of each row count."""
-    length = shape[axis] if split is None else split.length
+    axes = axis if isinstance(axis, tuple) else (axis,)
     if where is None:
-        return jnp.asarray(length).astype(dtype)
-    count = jnp.sum(where, axis, dtype=dtype)
-    if where.shape[axis] != shape[axis]:
-        return count * length
-    return count if split is None else split.sum(count)
+        return jnp.asarray(math.prod(shape[d] for d in axes) if split is None else split.length).astype(dtype)
+    count, lacking = jnp.sum(where, axis, dtype=dtype), [d for d in axes if where.shape[d] != shape[d]]
+    if split is not None:
+        return count * split.length if lacking else split.sum(count)
+    return count * math.prod(shape[d] for d in lacking) if lacking else count
 
 
 def arguments(op, axis, where, keepdims, names=None, **arrays):

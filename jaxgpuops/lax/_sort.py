@@ -13,6 +13,7 @@ from jax.interpreters import ad
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments, _native
+from jaxgpuops._partition import RULES, by_rows, manual
 from jaxgpuops._primitive import Kernel
 from jaxgpuops.lax.along_axis import take_along_axis
 from jaxgpuops.lax.order import to_keys
@@ -40,7 +41,7 @@ def _sort_fallback(x, *, axis, descending, values, indices):
         # As bits: XLA's CPU backend flushes denormal numbers of 16 bits where it moves them.
         is_bits = x.dtype == np.dtype(bool) or jnp.issubdtype(x.dtype, jnp.integer)
         bits = x if is_bits else lax.bitcast_convert_type(x, keys.dtype)
-        moved = lax.optimization_barrier(take_along_axis(bits, permutation, axis))
+        moved = lax.optimization_barrier(take_along_axis(bits, permutation, axis, permutes=True))
         outs.append(moved if is_bits else lax.bitcast_convert_type(moved, x.dtype))
     return [*outs, permutation] if indices else outs
 
@@ -63,17 +64,19 @@ sort_p = Kernel(
 )
 
 
-def _sort_jvp(primals, tangents, *, axis, descending, values, indices):
+def _sort_jvp(primals, tangents, *, axis, descending, values, indices, split=None):
     """The permutation is locally constant: tangents follow the elements."""
-    outs = sort_p(*primals, axis=axis, descending=descending, values=values, indices=True)
+    outs = sort_p(*primals, axis=axis, descending=descending, values=values, indices=True, split=split)
     zero = lambda out: ad.Zero(jax.typeof(out).to_tangent_aval())
-    tangents = [zero(outs[0]) if isinstance(t, ad.Zero) else take_along_axis(t, outs[-1], axis) for t in tangents]
+    follow = lambda t: take_along_axis(t, outs[-1], axis, split, permutes=True)
+    tangents = [zero(outs[0]) if isinstance(t, ad.Zero) else follow(t) for t in tangents]
     if not values:
         return outs, [zero(outs[0])]
     return outs[: 1 + indices], [*tangents, zero(outs[-1])][: 1 + indices]
 
 
 ad.primitive_jvps[sort_p.primitive] = _sort_jvp
+RULES["sort"] = by_rows(sort_p)
 
 
 def _real(keys: Sequence[jax.Array]) -> list[jax.Array]:
@@ -82,28 +85,69 @@ def _real(keys: Sequence[jax.Array]) -> list[jax.Array]:
     return [part for pair in parts for part in pair]
 
 
-def permutation(keys: Sequence[jax.Array], axis: int, descending: bool = False) -> jax.Array:
+def permutation(keys: Sequence[jax.Array], axis: int, descending: bool = False, split=None) -> jax.Array:
     """The int32 indices that sort by the first key, where that is equal by the second, and so on."""
-    order = functools.partial(sort_p, axis=axis, descending=descending, values=False, indices=True)
+    order = functools.partial(sort_p, axis=axis, descending=descending, values=False, indices=True, split=split)
+    follow = functools.partial(take_along_axis, axis=axis, split=split, permutes=True)
     *before, last = _real(map(lax.stop_gradient, keys))
     [indices] = order(last)
     for key in reversed(before):  # a stable sort by each key keeps the order of the less significant ones
-        [by_key] = order(take_along_axis(key, indices, axis))
-        indices = take_along_axis(indices, by_key, axis)
+        [by_key] = order(follow(key, indices))
+        indices = follow(indices, by_key)
     return indices
 
 
-def sort_operands(
-    operands: Sequence[jax.Array], axis: int, num_keys: int, descending: bool = False, indices: bool = False
-) -> tuple[list[jax.Array], jax.Array | None]:
-    """The operands in the order of the first ``num_keys``, and the permutation, where it is asked for or needed."""
-    key, *others = operands
+def _sort_together_fallback(key, *others, axis, num_keys, descending, indices):
+    follow = functools.partial(take_along_axis, axis=axis, permutes=True)
     if num_keys > 1 or key.dtype not in _arguments.ORDERED_DTYPES:
-        order = permutation(operands[:num_keys], axis, descending)
-        return [take_along_axis(x, order, axis) for x in operands], order
-    indices |= bool(others)
-    values, *order = sort_p(key, axis=axis, descending=descending, values=True, indices=indices)
-    return [values, *(take_along_axis(x, order[0], axis) for x in others)], order[0] if indices else None
+        order = permutation((key, *others)[:num_keys], axis, descending)
+        values = follow(key, order)
+    else:
+        values, order = sort_p(key, axis=axis, descending=descending, values=True, indices=True)
+    return [values, *(follow(x, order) for x in others), *([order] if indices else [])]
+
+
+# Several arrays, or keys of several parts; the permutation last. It is made of other kernels, and a primitive so that
+# devices exchange parts of a split axis once for all of them.
+sort_together_p = Kernel(
+    "sort_together",
+    results=lambda *operands, axis, num_keys, descending, indices: [
+        *((x.shape[axis], x.dtype) for x in operands),
+        *([(operands[0].shape[axis], np.int32)] if indices else []),
+    ],
+    fallback=_sort_together_fallback,
+    accepts=None,
+    splits_as_one=True,
+)
+RULES["sort_together"] = by_rows(sort_together_p)
+
+
+def _sort_together_jvp(primals, tangents, *, axis, indices, split=None, **params):
+    *outs, order = sort_together_p(*primals, axis=axis, indices=True, split=split, **params)
+    zero = lambda out: ad.Zero(jax.typeof(out).to_tangent_aval())
+    follow = lambda t: take_along_axis(t, order, axis, split, permutes=True)
+    tangents = [zero(y) if isinstance(t, ad.Zero) else follow(t) for t, y in zip(tangents, outs, strict=True)]
+    return ([*outs, order], [*tangents, zero(order)]) if indices else (outs, tangents)
+
+
+ad.primitive_jvps[sort_together_p.primitive] = _sort_together_jvp
+
+
+def sort_operands(
+    operands: Sequence[jax.Array],
+    axis: int,
+    num_keys: int,
+    descending: bool = False,
+    indices: bool = False,
+    split=None,
+) -> tuple[list[jax.Array], jax.Array | None]:
+    """The operands in the order of the first ``num_keys``, and the permutation, where it is asked for."""
+    params = {"axis": axis, "descending": descending, "indices": indices, "split": split}
+    if len(operands) == 1 and operands[0].dtype in _arguments.ORDERED_DTYPES:
+        outs = sort_p(*operands, values=True, **params)
+    else:
+        outs = sort_together_p(*operands, num_keys=num_keys, **params)
+    return outs[: len(operands)], outs[-1] if indices else None
 
 
 def check_operands(op: str, names: Sequence[str], operands: Sequence[jax.Array], axis: int, num_keys: int) -> int:
@@ -117,15 +161,22 @@ def check_operands(op: str, names: Sequence[str], operands: Sequence[jax.Array],
     return _arguments.indexed_axis(op, names[0], first, axis)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2), inline=True)
-def _sort(operands, dimension, num_keys):
+@functools.partial(jax.jit, static_argnums=(1, 2, 3), inline=True)
+def _sort(operands, dimension, num_keys, axis_names):
+    op = "jaxgpuops.lax.sort"
     names = [f"operand[{i}]" for i in range(len(operands))] if len(operands) > 1 else ["operand"]
-    axis = check_operands("jaxgpuops.lax.sort", names, operands, dimension, num_keys)
-    return tuple(sort_operands(operands, axis, num_keys)[0])
+    axis = check_operands(op, names, operands, dimension, num_keys)
+    split = manual(op, axis_names, operands[0].shape[axis])
+    return tuple(sort_operands(operands, axis, num_keys, split=split)[0])
 
 
 def sort(
-    operand: ArrayLike | Sequence[ArrayLike], dimension: int = -1, is_stable: bool = True, num_keys: int = 1
+    operand: ArrayLike | Sequence[ArrayLike],
+    dimension: int = -1,
+    is_stable: bool = True,
+    num_keys: int = 1,
+    *,
+    axis_name: _arguments.AxisName = None,
 ) -> jax.Array | tuple[jax.Array, ...]:
     """Sorts one array, or several by the first of them: `jax.lax.sort` as a kernel.
 
@@ -137,6 +188,7 @@ def sort(
       dimension: the axis to sort along.
       is_stable: True or False; the result is that of a stable sort in any case.
       num_keys: how many arrays are keys, the first of which counts most; 4 at most.
+      axis_name: inside `jax.shard_map`, what the axis is split along, as for `jaxgpuops.sort`.
 
     Returns:
       The sorted array, or a tuple of arrays in the order of the keys.
@@ -158,5 +210,5 @@ def sort(
     operands = [_arguments.array(op, "operand", x) for x in (operand if several else [operand])]
     if not 1 <= num_keys <= min(len(operands), MAX_KEYS):
         raise ValueError(f"{op}: num_keys must be between 1 and {min(len(operands), MAX_KEYS)}, got {num_keys}")
-    outs = _sort(operands, dimension, num_keys)
+    outs = _sort(operands, dimension, num_keys, _arguments.names(op, axis_name))
     return outs if several else outs[0]

@@ -1,7 +1,8 @@
 """take_along_axis and put_along_axis: how tangents follow the indices of a selection, and cotangents return.
 
 Indices are made by this package: int32, in range, and distinct along the axis. That makes each the other's transpose,
-and lets put scatter without atomics.
+and lets put scatter without atomics. Where they are a permutation of the axis, as sorts make them (``permutes``), all
+arrays may be split along it; of other selections only the whole one is.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxgpuops._partition import RULES, Rule
+from jaxgpuops._partition import RULES, Rule, by_rows
 from jaxgpuops._primitive import Kernel, def_linear
 
 
-def _take_fallback(x, indices, *, axis):
+def _take_fallback(x, indices, *, axis, permutes=False):
     others = tuple(d for d in range(x.ndim) if d != axis)
     dims = lax.GatherDimensionNumbers(
         offset_dims=(),
@@ -28,8 +29,11 @@ def _take_fallback(x, indices, *, axis):
     return (lax.gather(x, indices[..., None], dims, (1,) * x.ndim, mode=mode),)
 
 
-def _put_fallback(updates, indices, *, axis, length, along=None, mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS):
+def _put_fallback(
+    updates, indices, *, axis, length, along=None, permutes=False, mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS
+):
     others = tuple(d for d in range(updates.ndim) if d != axis)
+    length = updates.shape[axis] if permutes else length  # that of a part may have been asked for
     dims = lax.ScatterDimensionNumbers(
         update_window_dims=(),
         inserted_window_dims=(axis,),
@@ -48,7 +52,7 @@ def _accepts(dtype):
 take_along_axis_p = Kernel(
     "take_along_axis",
     reindexes=True,
-    results=lambda x, indices, *, axis: [(indices.shape[axis], x.dtype)],
+    results=lambda x, indices, *, axis, permutes: [(indices.shape[axis], x.dtype)],
     fallback=_take_fallback,
     accepts=_accepts,
 )
@@ -56,23 +60,28 @@ take_along_axis_p = Kernel(
 put_along_axis_p = Kernel(
     "put_along_axis",
     reindexes=True,
-    results=lambda updates, indices, *, axis, length, along: [(length, updates.dtype)],
+    results=lambda updates, indices, *, axis, length, along, permutes: [
+        (indices.shape[axis] if permutes else length, updates.dtype)
+    ],
     fallback=_put_fallback,
     accepts=_accepts,
 )
 
 
-def take_along_axis(x: jax.Array, indices: jax.Array, axis: int, split=None) -> jax.Array:
+def take_along_axis(x: jax.Array, indices: jax.Array, axis: int, split=None, permutes=False) -> jax.Array:
     """``out[..., j, ...] = x[..., indices[..., j, ...], ...]`` along ``axis``."""
-    return take_along_axis_p(x, indices, axis=axis, split=split)[0]
+    return take_along_axis_p(x, indices, axis=axis, permutes=permutes, split=split)[0]
 
 
-def put_along_axis(updates: jax.Array, indices: jax.Array, axis: int, length: int, along=None, split=None) -> jax.Array:
+def put_along_axis(
+    updates: jax.Array, indices: jax.Array, axis: int, length: int, along=None, split=None, permutes=False
+) -> jax.Array:
     """Zeros, ``length`` long along ``axis``, with ``out[..., indices[..., j, ...], ...] = updates[..., j, ...]``.
 
     In an explicit mesh, the axis is split ``along`` that axis of it, or these.
     """
-    return put_along_axis_p(updates, indices, axis=axis, length=length, along=along, split=split)[0]
+    params = {"axis": axis, "length": length, "along": along, "permutes": permutes}
+    return put_along_axis_p(updates, indices, split=split, **params)[0]
 
 
 def along(x: jax.Array, axis: int):
@@ -80,14 +89,14 @@ def along(x: jax.Array, axis: int):
     return jax.typeof(x).sharding.spec[axis]
 
 
-def _take_transpose(ct, x, indices, *, axis, split=None):
-    ct = ct if split is None else split.cotangent(ct)
-    return put_along_axis(ct, indices, axis, x.shape[axis], x.sharding.spec[axis], split)
+def _take_transpose(ct, x, indices, *, axis, permutes, split=None):
+    ct = ct if split is None or permutes else split.cotangent(ct)
+    return put_along_axis(ct, indices, axis, x.shape[axis], x.sharding.spec[axis], split, permutes)
 
 
-def _put_transpose(ct, updates, indices, *, axis, split=None, **_):
-    if split is None:
-        return take_along_axis(ct, indices, axis)
+def _put_transpose(ct, updates, indices, *, axis, permutes, split=None, **_):
+    if split is None or permutes:
+        return take_along_axis(ct, indices, axis, split, permutes)
     own, mine = _own(split, indices)
     return jnp.where(mine, take_along_axis(ct, own, axis), np.zeros((), ct.dtype))
 
@@ -99,7 +108,7 @@ def_linear(put_along_axis_p, _put_transpose)
 # ---- A split axis -----------------------------------------------------------------------------------------------------
 
 
-def _take_pays(split, avals, *, axis):
+def _take_pays(split, avals, *, axis, **_):
     x, indices = avals
     dtype = x.dtype
     return not jnp.issubdtype(dtype, jnp.complexfloating) and indices.shape[axis] < split.length
@@ -112,7 +121,7 @@ def _own(split, indices):
     return jnp.where(mine, own, 0), mine
 
 
-def _take_split(splits, x, indices, *, axis):
+def _take_split(splits, x, indices, *, axis, permutes):
     """Each device gives the elements that it has, the others zeros: added as bits, they are what they were."""
     split = splits[axis]
     unsigned = np.dtype(f"uint{8 * x.dtype.itemsize}")
@@ -124,7 +133,7 @@ def _take_split(splits, x, indices, *, axis):
     return (bits.astype(bool) if is_bool else lax.bitcast_convert_type(bits, x.dtype),)
 
 
-def _put_split(splits, updates, indices, *, axis, length, along):
+def _put_split(splits, updates, indices, *, axis, length, along, permutes):
     """Each device puts what falls into its part: plain JAX, as the kernel knows no bounds."""
     split = splits[axis]
     own = indices - split.start()
@@ -132,5 +141,10 @@ def _put_split(splits, updates, indices, *, axis, length, along):
     return _put_fallback(updates, own, axis=axis, length=split.part, mode=lax.GatherScatterMode.FILL_OR_DROP)
 
 
-RULES["take_along_axis"] = Rule(_take_split, operands=1, pays=_take_pays)
-RULES["put_along_axis"] = Rule(_put_split, operands=0, keeps=True)
+def _rule(kernel, selects):
+    permuting = by_rows(kernel)
+    return lambda permutes, **_: permuting if permutes else selects
+
+
+RULES["take_along_axis"] = _rule(take_along_axis_p, Rule(_take_split, operands=(0,), pays=_take_pays))
+RULES["put_along_axis"] = _rule(put_along_axis_p, Rule(_put_split, operands=(), keeps=True))

@@ -480,21 +480,23 @@ def _slope(p, less_one, is_label, lse, label_smoothing, z_loss, n):
     return slope
 
 
-def _nan_unless_differentiable(x, loss, log_sum):
-    """x, and NaN in rows whose loss has no derivative."""
-    return jnp.where(jnp.isnan(loss) | ~jnp.isfinite(log_sum), np.array(np.nan, x.dtype), x)
+def _nan_unless_differentiable(x, is_class, log_sum):
+    """x, and NaN in rows whose loss has no derivative: where the label is no class, or a logit is NaN or infinite."""
+    return jnp.where(is_class & jnp.isfinite(log_sum), x, np.array(np.nan, x.dtype))
 
 
-def _cross_entropy_slope(logits, labels, loss, m, log_sum, *where, axis, masked, label_smoothing, z_loss, split=None):
-    """Derivative of the loss of each row by its logits, in wide dtype, elementwise from what the forward pass found."""
+def _cross_entropy_slope(logits, labels, m, log_sum, *where, axis, masked, label_smoothing, z_loss, split=None):
+    """Derivative of the loss of each row by its logits, in wide dtype, elementwise from what the forward pass found.
+
+    Not from the loss: where nothing else needs that, and the axis is split, it need not be added up.
+    """
     [where] = _optional(where, masked)
     z = wide(_where(where, logits, 0))
-    # The loss itself, where it is nothing else, keeps what is left of 1 - p where p is 1 but for rounding.
-    d = (z - m) - _nan_unless_differentiable(log_sum, loss, log_sum)
-    less_one = jnp.expm1(d if label_smoothing or z_loss else _nan_unless_differentiable(-loss, loss, log_sum))
     is_label = _position(z.shape, axis, split) == labels
     n = z.shape[axis] if split is None else split.length
-    slope = _slope(jnp.exp(d), less_one, is_label, m + log_sum, label_smoothing, z_loss, n)
+    # At a label that is the maximum this is -log_sum exactly: what is left of 1 - p where p is 1 but for rounding.
+    d = _below(z, m) - _nan_unless_differentiable(log_sum, (labels >= 0) & (labels < n), log_sum)
+    slope = _slope(jnp.exp(d), jnp.expm1(d), is_label, m + log_sum, label_smoothing, z_loss, n)
     return _where(where, slope, 0)
 
 
@@ -514,8 +516,8 @@ cross_entropy_jvp_p = _kernel(
 )
 
 
-def _cross_entropy_vjp_fallback(logits, labels, loss, m, log_sum, ct, *where, **params):
-    slope = _cross_entropy_slope(logits, labels, loss, m, log_sum, *where, **params)
+def _cross_entropy_vjp_fallback(logits, labels, m, log_sum, ct, *where, **params):
+    slope = _cross_entropy_slope(logits, labels, m, log_sum, *where, **params)
     return (or_zero(slope, ct).astype(logits.dtype),)
 
 
@@ -526,10 +528,10 @@ cross_entropy_vjp_p = _kernel(
 def_jvp_by_fallback(cross_entropy_vjp_p)
 
 
-def _cross_entropy_jvp_transposed(cts, aval, logits, labels, loss, m, log_sum, *where, axis, split=None, **params):
+def _cross_entropy_jvp_transposed(cts, aval, logits, labels, m, log_sum, *where, axis, split=None, **params):
     ct = lax.expand_dims(cts[0] if split is None else split.cotangent(cts[0]), (axis,))
     logits = like(logits, aval)
-    return cross_entropy_vjp_p(logits, labels, loss, m, log_sum, ct, *where, axis=axis, split=split, **params)[0]
+    return cross_entropy_vjp_p(logits, labels, m, log_sum, ct, *where, axis=axis, split=split, **params)[0]
 
 
 _def_transpose(cross_entropy_jvp_p, _cross_entropy_jvp_transposed)
@@ -537,9 +539,9 @@ _def_transpose(cross_entropy_jvp_p, _cross_entropy_jvp_transposed)
 
 def _cross_entropy_jvp(outs, primals, tangents, *, axis, masked, split=None, **losses):
     logits, labels, *where = primals
-    loss, *parts = (lax.expand_dims(out, (axis,)) for out in outs)
+    parts = [lax.expand_dims(out, (axis,)) for out in outs[1:]]
     params = {"axis": axis, "masked": masked, "split": split}
-    [dloss] = cross_entropy_jvp_p(tangents[0], logits, labels, loss, *parts, *where, **params, **losses)
+    [dloss] = cross_entropy_jvp_p(tangents[0], logits, labels, *parts, *where, **params, **losses)
     params |= {"factor": 1.0, "scaled": False, "biased": False, "query_axis": None}
     return dloss, None, logsumexp_jvp_p(wide(tangents[0]), logits, *parts, *where, **params)[0]
 
@@ -553,7 +555,8 @@ def _cross_entropy_grad_fallback(logits, labels, cotangent, *where, axis, masked
     total = jnp.sum(e, axis, keepdims=True)
     others = jnp.sum(jnp.where(is_label, np.zeros((), e.dtype), e), axis, keepdims=True)
     slope = _slope(e / total, -others / total, is_label, m + log_sum, n=z.shape[axis], **losses)
-    slope = _where(where, _nan_unless_differentiable(slope, loss, log_sum), 0)
+    is_class = (labels >= 0) & (labels < z.shape[axis])
+    slope = _where(where, _nan_unless_differentiable(slope, is_class, log_sum), 0)
     return or_zero(slope, cotangent).astype(logits.dtype), lax.squeeze(loss, (axis,))
 
 

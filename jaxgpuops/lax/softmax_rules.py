@@ -1,7 +1,7 @@
 """Softmax and its family where the axis, or the dimension of causal queries, is split over devices.
 
 Along a split axis a row is reduced on each device and the numbers of all devices are reduced to one: the maximum, then
-what is summed, all in one array. The rest is elementwise. Written in plain JAX, as the kernels give no statistics of a
+what is summed. The rest is elementwise. Written in plain JAX, as the kernels give no statistics of a
 row: three reads of the logits where two would do. Small remainders next to 1 are not told apart as the kernels do it:
 that would take one more number a row than JAX moves.
 """
@@ -63,10 +63,8 @@ def _maximum(z, axis, split):
 
 
 def _sums(split, axis, *terms):
-    """Of each term its sum over rows, with one collective."""
-    sums = [jnp.sum(term, axis, keepdims=True) for term in terms]
-    sums = split.sum(lax.concatenate(sums, axis))
-    return [lax.slice_in_dim(sums, i, i + 1, axis=axis) for i in range(len(terms))]
+    """Of each term its sum over rows: a collective for each, so that XLA drops what nothing needs, and may join them."""
+    return [split.sum(jnp.sum(term, axis, keepdims=True)) for term in terms]
 
 
 def _forward(name):
@@ -144,8 +142,9 @@ def _cross_entropy(splits, logits, labels, *where, axis, masked, **losses):
 def _cross_entropy_grad(splits, logits, labels, cotangent, *where, axis, masked, **losses):
     [where] = _optional(where, masked)
     loss, m, log_sum, p, is_label = _cross_entropy_terms(splits[axis], logits, labels, where, axis, **losses)
-    slope = _slope(p, p - 1, is_label, m + log_sum, n=splits[axis].length, **losses)
-    slope = _where(where, _nan_unless_differentiable(slope, loss, log_sum), 0)
+    n = splits[axis].length
+    slope = _slope(p, p - 1, is_label, m + log_sum, n=n, **losses)
+    slope = _where(where, _nan_unless_differentiable(slope, (labels >= 0) & (labels < n), log_sum), 0)
     return or_zero(slope, cotangent).astype(logits.dtype), lax.squeeze(loss, (axis,))
 
 

@@ -11,8 +11,12 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
-from jaxgpuops._primitive import align
+from jaxgpuops._arguments import AxisName
+from jaxgpuops._partition import manual
+from jaxgpuops._primitive import align, as_automatic
 from jaxgpuops.lax import _count as _lax
+from jaxgpuops.lax.along_axis import along
+from jaxgpuops.ops import reduce
 from jaxgpuops.lax._count import SEGMENT_KERNELS, as_int32, segment_max_p, segment_sum_p
 
 _MOST = (1 << 31) - 1
@@ -32,7 +36,9 @@ def _ids(op: str, name: str, x) -> jax.Array:
     return x
 
 
-def bincount(x: ArrayLike, length: int, weights: ArrayLike | None = None) -> jax.Array:
+def bincount(
+    x: ArrayLike, length: int, weights: ArrayLike | None = None, *, axis_name: AxisName = None
+) -> jax.Array:
     """How often each of the numbers 0 to ``length - 1`` is there, along the last axis.
 
     Args:
@@ -40,6 +46,9 @@ def bincount(x: ArrayLike, length: int, weights: ArrayLike | None = None) -> jax
         (`jax.numpy.bincount` counts negative ones as 0).
       length: how many bins, static.
       weights: what each number adds to its bin in place of 1, of the shape of x, or any that broadcasts to it.
+      axis_name: inside `jax.shard_map`, the name of the mesh axis that the last axis of ``x`` is split along, or
+        several, the slowest first. ``x`` is then this device's part; all devices get the counts of the whole axis. See
+        docs/sharding.md.
 
     Returns:
       Counts of shape ``(*batch, length)``, int32, or sums of the dtype of the weights: the same bits in every run, and
@@ -60,15 +69,16 @@ def bincount(x: ArrayLike, length: int, weights: ArrayLike | None = None) -> jax
     if weights is not None:
         _check_data(op, "weights", weights)
         weights = _arguments.broadcasting(op, "weights", weights, x.shape)
-    return _jitted_bincount(x, weights, length)
+    return _jitted_bincount(x, weights, length, _arguments.names(op, axis_name))
 
 
-@functools.partial(jax.jit, static_argnums=2, inline=True)
-def _jitted_bincount(x, weights, length):
+@functools.partial(jax.jit, static_argnums=(2, 3), inline=True)
+def _jitted_bincount(x, weights, length, names):
+    split = manual("jaxgpuops.bincount", names, x.shape[-1])
     if weights is None:
-        return _lax.bincount(x, x.ndim - 1, length)
+        return _lax.bincount(x, x.ndim - 1, length, split)
     weights = jnp.broadcast_to(weights, x.shape)
-    return _segments(segment_sum_p, weights, as_int32(x, length), x.ndim - 1, length, False)
+    return _segments(segment_sum_p, weights, as_int32(x, length), x.ndim - 1, length, False, split)
 
 
 # ---- Segments -------------------------------------------------------------------------------------------------------
@@ -79,8 +89,7 @@ def _check_data(op, name, data, bools=False):
     _arguments.dtype(op, name, data.dtype, allowed)
 
 
-def _segment_op(name, kernel, data, segment_ids, num_segments, indices_are_sorted):
-    op = f"jaxgpuops.{name}"
+def _segment_op(op, kernel, data, segment_ids, num_segments, indices_are_sorted, axis_name):
     data = _arguments.array(op, "data", data)
     _check_data(op, "data", data, bools=kernel is not segment_sum_p)
     ids = _ids(op, "segment_ids", segment_ids)
@@ -89,24 +98,26 @@ def _segment_op(name, kernel, data, segment_ids, num_segments, indices_are_sorte
         raise ValueError(
             f"{op}: segment_ids must have shape (n,) where data has (n, ...), got {ids.shape} and {data.shape}"
         )
-    return _jitted_segments(
-        data, ids, kernel.name, num_segments, _arguments.flag(op, "indices_are_sorted", indices_are_sorted)
-    )
+    is_sorted = _arguments.flag(op, "indices_are_sorted", indices_are_sorted)
+    return _jitted_segments(data, ids, kernel.name, num_segments, is_sorted, op, _arguments.names(op, axis_name))
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3, 4), inline=True)
-def _jitted_segments(data, ids, name, length, sorted):
+@functools.partial(jax.jit, static_argnums=(2, 3, 4, 5, 6), inline=True)
+def _jitted_segments(data, ids, name, length, sorted, op, names):
+    split = manual(op, names, len(ids))
     ids = as_int32(ids, length).reshape(-1, *(1,) * (data.ndim - 1))
     own = data.astype(np.uint8) if data.dtype == np.dtype(bool) else data
-    return _segments(SEGMENT_KERNELS[name], own, ids, 0, length, sorted).astype(data.dtype)
+    return _segments(SEGMENT_KERNELS[name], own, ids, 0, length, sorted, split).astype(data.dtype)
 
 
-def _segments(kernel, data, ids, axis, length, sorted) -> Any:
+def _segments(kernel, data, ids, axis, length, sorted, split) -> Any:
     data, ids = align(data, ids)
     if jnp.issubdtype(data.dtype, jnp.complexfloating):
         each = (data.real, data.imag)
-        parts: list[Any] = [_reduced(part, ids, kernel.name, axis, length, sorted) for part in each]
+        parts: list[Any] = [_segments(kernel, part, ids, axis, length, sorted, split) for part in each]
         return jax.lax.complex(*parts)
+    if split is not None:
+        return _lax.segments(kernel, data, ids, axis, length, sorted, split=split)
     return _reduced(data, ids, kernel.name, axis, length, sorted)
 
 
@@ -133,7 +144,12 @@ _reduced.defvjp(_reduced_forward, _reduced_backward)
 
 
 def segment_sum(
-    data: ArrayLike, segment_ids: ArrayLike, num_segments: int, *, indices_are_sorted: bool = False
+    data: ArrayLike,
+    segment_ids: ArrayLike,
+    num_segments: int,
+    *,
+    indices_are_sorted: bool = False,
+    axis_name: AxisName = None,
 ) -> jax.Array:
     """Sums of the rows that have the same id.
 
@@ -142,6 +158,8 @@ def segment_sum(
       segment_ids: integers of shape ``(n,)``. Rows whose id is not in ``[0, num_segments)`` are dropped.
       num_segments: how many segments, static.
       indices_are_sorted: whether ids ascend, which spares their ordering. Without that the result is anything.
+      axis_name: inside `jax.shard_map`, what ``n`` is split along, as for `jaxgpuops.bincount`: data and ids are this
+        device's parts, and all devices get the same result.
 
     Returns:
       ``out[s] = sum of data[j] over all j with segment_ids[j] == s``, of shape ``(num_segments, *features)`` and the
@@ -161,11 +179,16 @@ def segment_sum(
     >>> jaxgpuops.segment_sum(jnp.array([1.0, 2.0, 4.0, 8.0]), jnp.array([0, 2, 0, 7]), 3).tolist()
     [5.0, 0.0, 2.0]
     """
-    return _segment_op("segment_sum", segment_sum_p, data, segment_ids, num_segments, indices_are_sorted)
+    return _segment_op("jaxgpuops.segment_sum", segment_sum_p, data, segment_ids, num_segments, indices_are_sorted, axis_name)
 
 
 def segment_max(
-    data: ArrayLike, segment_ids: ArrayLike, num_segments: int, *, indices_are_sorted: bool = False
+    data: ArrayLike,
+    segment_ids: ArrayLike,
+    num_segments: int,
+    *,
+    indices_are_sorted: bool = False,
+    axis_name: AxisName = None,
 ) -> jax.Array:
     """The largest of the rows that have the same id, for each feature; as `segment_sum` otherwise.
 
@@ -177,11 +200,16 @@ def segment_max(
     >>> jaxgpuops.segment_max(jnp.array([1.0, 2.0, 4.0]), jnp.array([0, 2, 0]), 3).tolist()
     [4.0, -inf, 2.0]
     """
-    return _segment_op("segment_max", segment_max_p, data, segment_ids, num_segments, indices_are_sorted)
+    return _segment_op("jaxgpuops.segment_max", segment_max_p, data, segment_ids, num_segments, indices_are_sorted, axis_name)
 
 
 def segment_min(
-    data: ArrayLike, segment_ids: ArrayLike, num_segments: int, *, indices_are_sorted: bool = False
+    data: ArrayLike,
+    segment_ids: ArrayLike,
+    num_segments: int,
+    *,
+    indices_are_sorted: bool = False,
+    axis_name: AxisName = None,
 ) -> jax.Array:
     """The smallest of the rows that have the same id, for each feature; as `segment_max` otherwise.
 
@@ -190,9 +218,8 @@ def segment_min(
     >>> jaxgpuops.segment_min(jnp.array([1.0, 2.0, 4.0]), jnp.array([0, 2, 0]), 3).tolist()
     [1.0, inf, 2.0]
     """
-    return _segment_op(
-        "segment_min", SEGMENT_KERNELS["segment_min"], data, segment_ids, num_segments, indices_are_sorted
-    )
+    kernel = SEGMENT_KERNELS["segment_min"]
+    return _segment_op("jaxgpuops.segment_min", kernel, data, segment_ids, num_segments, indices_are_sorted, axis_name)
 
 
 # ---- Rows of a table ------------------------------------------------------------------------------------------------
@@ -230,32 +257,32 @@ def _jitted_take(table, ids):
     rows = as_int32(ids, table.shape[0]).reshape(-1, *(1,) * (table.ndim - 1))
     table, rows = align(table, rows)
     if jnp.issubdtype(table.dtype, jnp.complexfloating):
-        parts: list[Any] = [_taken(part, rows, table.shape[0]) for part in (table.real, table.imag)]
+        parts: list[Any] = [_taken(part, rows, table.shape[0], along(part, 0)) for part in (table.real, table.imag)]
         out: Any = jax.lax.complex(*parts)
     else:
-        out = _taken(table, rows, table.shape[0])
+        out = _taken(table, rows, table.shape[0], along(table, 0))
     return out.reshape(*ids.shape, *table.shape[1:])
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _taken(table, ids, length):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _taken(table, ids, length, along):  # of the table's rows, what the backward pass must know
     return _lax.take_rows(table, ids, 0, False)
 
 
 _taken.defvjp(
-    lambda table, ids, length: (_lax.take_rows(table, ids, 0, False), ids),
-    lambda length, ids, ct: (_lax.segments(segment_sum_p, ct, ids, 0, length, False), None),
+    lambda table, ids, *_: (_lax.take_rows(table, ids, 0, False), ids),
+    lambda length, along, ids, ct: (_lax.segments(segment_sum_p, ct, ids, 0, length, False, along), None),
 )
 
 
 # ---- Composed of the above ------------------------------------------------------------------------------------------
 
 
-def _segment_floats(op, data, segment_ids, num_segments, indices_are_sorted):
+def _segment_floats(op, data, segment_ids, num_segments, indices_are_sorted, axis_name):
     """Data in the dtype that it is computed in, those of its rows that belong to a segment, and the largest of each."""
     data = _arguments.array(op, "data", data)
     _arguments.dtype(op, "data", data.dtype, _arguments.FLOATS)
-    largest = _segment_op(op, segment_max_p, data, segment_ids, num_segments, indices_are_sorted)
+    largest = _segment_op(op, segment_max_p, data, segment_ids, num_segments, indices_are_sorted, axis_name)
     ids = as_int32(_ids(op, "segment_ids", segment_ids), num_segments)
     mine = ((ids >= 0) & (ids < num_segments)).reshape(-1, *(1,) * (data.ndim - 1))
     largest = jax.lax.stop_gradient(largest).astype(_arguments.wide(data.dtype))
@@ -263,7 +290,12 @@ def _segment_floats(op, data, segment_ids, num_segments, indices_are_sorted):
 
 
 def segment_logsumexp(
-    data: ArrayLike, segment_ids: ArrayLike, num_segments: int, *, indices_are_sorted: bool = False
+    data: ArrayLike,
+    segment_ids: ArrayLike,
+    num_segments: int,
+    *,
+    indices_are_sorted: bool = False,
+    axis_name: AxisName = None,
 ) -> jax.Array:
     """The logarithm of the sum of the exponentials of the rows that have the same id, for each feature.
 
@@ -277,16 +309,21 @@ def segment_logsumexp(
     [5.0, 0.0, 2.0]
     """
     op = "jaxgpuops.segment_logsumexp"
-    x, ids, _, largest = _segment_floats(op, data, segment_ids, num_segments, indices_are_sorted)
+    x, ids, _, largest = _segment_floats(op, data, segment_ids, num_segments, indices_are_sorted, axis_name)
     terms = jnp.exp(x - take(largest, ids))
-    sums = segment_sum(terms, ids, num_segments, indices_are_sorted=indices_are_sorted)
+    sums = segment_sum(terms, ids, num_segments, indices_are_sorted=indices_are_sorted, axis_name=axis_name)
     # The gradient of log at 0 is that of a segment without rows, which nothing depends on.
     result = jnp.where(sums == 0, -jnp.inf, jnp.log(jnp.where(sums == 0, 1, sums)) + largest)
     return result.astype(jnp.asarray(data).dtype)
 
 
 def segment_softmax(
-    data: ArrayLike, segment_ids: ArrayLike, num_segments: int, *, indices_are_sorted: bool = False
+    data: ArrayLike,
+    segment_ids: ArrayLike,
+    num_segments: int,
+    *,
+    indices_are_sorted: bool = False,
+    axis_name: AxisName = None,
 ) -> jax.Array:
     """Exponentials divided by their sum over the rows that have the same id: softmax over segments, of each feature.
 
@@ -300,9 +337,9 @@ def segment_softmax(
     [0.25, 1.0, 0.75]
     """
     op = "jaxgpuops.segment_softmax"
-    x, ids, mine, largest = _segment_floats(op, data, segment_ids, num_segments, indices_are_sorted)
+    x, ids, mine, largest = _segment_floats(op, data, segment_ids, num_segments, indices_are_sorted, axis_name)
     terms = jnp.exp(jnp.where(mine, x - take(largest, ids), 0))
-    sums = segment_sum(terms, ids, num_segments, indices_are_sorted=indices_are_sorted)
+    sums = segment_sum(terms, ids, num_segments, indices_are_sorted=indices_are_sorted, axis_name=axis_name)
     shares = terms / jnp.where(mine, take(sums, ids), 1)
     return jnp.where(mine, shares, 0).astype(jnp.asarray(data).dtype)
 
@@ -313,6 +350,7 @@ def histogram(
     *,
     range: tuple[ArrayLike, ArrayLike] | None = None,
     weights: ArrayLike | None = None,
+    axis_name: AxisName = None,
 ) -> tuple[jax.Array, jax.Array]:
     """How many numbers fall between edges, along the last axis.
 
@@ -321,6 +359,8 @@ def histogram(
       bins: how many bins of equal width, static; or their edges, which ascend, of shape ``(bins + 1,)``.
       range: the first and the last edge, where ``bins`` is a number; those of all of x by default.
       weights: what each number adds in place of 1, of the shape of x, or any that broadcasts to it.
+      axis_name: inside `jax.shard_map`, what the last axis is split along, as for `jaxgpuops.bincount`. Edges are then
+        those of all of x on all devices.
 
     Returns:
       ``(counts, edges)``, as `jax.numpy.histogram` of each row gives them, but for the dtype of counts, which is int32:
@@ -339,6 +379,8 @@ def histogram(
     if x.dtype not in _arguments.FLOATS:
         x = x.astype(_arguments.inexact(x.dtype))
     even = jnp.ndim(bins) == 0
+    if even and range is None and axis_name is not None and x.size:
+        range = (reduce.min(x.ravel(), axis_name=axis_name), reduce.max(x.ravel(), axis_name=axis_name))
     if even:
         count = _length(op, "bins", bins)
         edges = jnp.histogram_bin_edges(x, count, range)
@@ -350,7 +392,8 @@ def histogram(
             raise ValueError(f"{op}: edges must have shape (bins + 1,), got {edges.shape}")
         count = edges.shape[0] - 1
     edges = edges.astype(x.dtype)
-    return bincount(_bins_of(x, edges, count, even), count, weights), edges
+    bins_of = functools.partial(_bins_of, count=count, even=even)
+    return bincount(as_automatic(bins_of, jax.typeof(x).sharding.spec, x, edges), count, weights, axis_name=axis_name), edges
 
 
 def _bins_of(x, edges, count, even):

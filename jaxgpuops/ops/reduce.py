@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 
 import jax
-from jax import lax
 from jax.typing import ArrayLike
 
 from jaxgpuops._arguments import Axis, AxisName
@@ -225,7 +224,7 @@ def _backward(name, axis, params, residuals, ct):
         return dx, dy, *nothing[1:]
     if name == "sum":
         return primitives.sum_cotangent(ct, jax.typeof(x), others, axis), *nothing
-    return primitives.extreme_cotangent(ct, x, lax.expand_dims(out, (axis,)), others, axis), *nothing
+    return primitives.extreme_cotangent(ct, x, primitives.with_axis(out, axis), others, axis), *nothing
 
 
 _reduce.defvjp(_forward, _backward)

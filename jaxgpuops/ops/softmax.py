@@ -290,7 +290,7 @@ def softmax_cross_entropy(
     kernel that reads the logits once and writes it once, in their place if they are not used any more (donated, or
     computed in the same program; on a GPU, if they take 64 MiB or more: there, logits that live on are copied first);
     the backward pass multiplies it by the cotangent. Without one, the backward pass computes it from the logits and
-    three numbers a row, elementwise, in plain JAX. Either way no other array of the size of the logits is kept or made.
+    two numbers a row, elementwise, in plain JAX. Either way no other array of the size of the logits is kept or made.
     The gradient at the label is minus the sum of the other probabilities, not rounded away where that of the label is
     almost 1, and all of it is as accurate for large logits as for small ones. Reverse mode works, and whatever is built
     on top of it. For forward mode at the bottom (`jax.jvp`, `jax.jacfwd`) use `jaxgpuops.lax.softmax_cross_entropy`;
@@ -339,7 +339,7 @@ def _params(config, where):
 
 def _losses_forward(config, logits, labels, where):
     loss, *parts = primitives.cross_entropy_p(*given(logits, labels, where), **_params(config, where))
-    return loss, (logits, labels, where, loss, *parts)
+    return loss, (logits, labels, where, *parts)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -8,12 +8,15 @@ import jax
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
+from jaxgpuops._partition import manual
 from jaxgpuops._primitive import align
 from jaxgpuops.lax._sort import check_operands, permutation, sort_operands
 from jaxgpuops.lax.along_axis import put_along_axis
 
 
-def sort(x: ArrayLike, *, axis: int = -1, descending: bool = False) -> jax.Array:
+def sort(
+    x: ArrayLike, *, axis: int = -1, descending: bool = False, axis_name: _arguments.AxisName = None
+) -> jax.Array:
     """The elements along an axis in ascending (or descending) order.
 
     The result equals ``jax.lax.sort(x, axis)`` on CPU bit for bit, on every platform.
@@ -23,6 +26,8 @@ def sort(x: ArrayLike, *, axis: int = -1, descending: bool = False) -> jax.Array
         float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, float64, complex64 or complex128.
       axis: the axis of length ``n``.
       descending: True for the largest first.
+      axis_name: inside `jax.shard_map`, the name of the mesh axis that ``axis`` is split along, or several, the slowest
+        first. ``x`` is then this device's part, and so is the result: of the whole axis, sorted. See docs/sharding.md.
 
     Returns:
       An array like ``x``.
@@ -56,13 +61,16 @@ def sort(x: ArrayLike, *, axis: int = -1, descending: bool = False) -> jax.Array
     op = "jaxgpuops.sort"
     x = _arguments.array(op, "x", x)
     axis, descending = _arguments.integer(op, "axis", axis), _arguments.flag(op, "descending", descending)
-    return _jitted((x,), op, ("x",), axis, descending)[0]
+    return _jitted((x,), op, ("x",), axis, descending, _arguments.names(op, axis_name))[0]
 
 
-def argsort(x: ArrayLike, *, axis: int = -1, descending: bool = False) -> jax.Array:
+def argsort(
+    x: ArrayLike, *, axis: int = -1, descending: bool = False, axis_name: _arguments.AxisName = None
+) -> jax.Array:
     """The int32 indices that sort along an axis: ``jnp.take_along_axis(x, indices, axis)`` is `jaxgpuops.sort`.
 
-    Arguments, order and errors are those of `jaxgpuops.sort`; indices have no derivative.
+    Arguments, order and errors are those of `jaxgpuops.sort`; indices have no derivative. With ``axis_name`` they count
+    along the whole axis.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops
@@ -74,11 +82,15 @@ def argsort(x: ArrayLike, *, axis: int = -1, descending: bool = False) -> jax.Ar
     op = "jaxgpuops.argsort"
     x = _arguments.array(op, "x", x)
     axis, descending = _arguments.integer(op, "axis", axis), _arguments.flag(op, "descending", descending)
-    return _argsort(x, axis, descending)
+    return _argsort(x, axis, descending, _arguments.names(op, axis_name))
 
 
 def sort_key_val(
-    keys: ArrayLike, *values: ArrayLike, axis: int = -1, descending: bool = False
+    keys: ArrayLike,
+    *values: ArrayLike,
+    axis: int = -1,
+    descending: bool = False,
+    axis_name: _arguments.AxisName = None,
 ) -> tuple[jax.Array, ...]:
     """Sorts keys along an axis, and other arrays with them.
 
@@ -87,6 +99,7 @@ def sort_key_val(
       *values: arrays of the same shape and any dtype.
       axis: the axis to sort along.
       descending: True for the largest key first.
+      axis_name: inside `jax.shard_map`, what the axis is split along, as for `jaxgpuops.sort`.
 
     Returns:
       ``(sorted keys, *values in the order of the keys)``. Order, derivatives and errors are those of `jaxgpuops.sort`;
@@ -102,20 +115,24 @@ def sort_key_val(
     names = ("keys", *(f"values[{i}]" for i in range(len(values))))
     operands = tuple(_arguments.array(op, name, x) for name, x in zip(names, (keys, *values), strict=True))
     axis, descending = _arguments.integer(op, "axis", axis), _arguments.flag(op, "descending", descending)
-    return _jitted(operands, op, names, axis, descending)
+    return _jitted(operands, op, names, axis, descending, _arguments.names(op, axis_name))
 
 
 # Checks of shapes and dtypes run while tracing: an eager call that has been made before costs one dispatch.
-@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4), inline=True)
-def _jitted(operands, op, names, axis, descending):
+@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4, 5), inline=True)
+def _jitted(operands, op, names, axis, descending, axis_names):
     axis = check_operands(op, names, operands, axis, 1)
-    return _sort(tuple(align(*operands)), operands[0].shape[axis], axis, descending)
+    operands = tuple(align(*operands))
+    if (split := manual(op, axis_names, operands[0].shape[axis])) is not None:
+        return tuple(sort_operands(operands, axis, 1, descending, split=split)[0])
+    return _sort(operands, operands[0].shape[axis], axis, descending)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2), inline=True)
-def _argsort(x, axis, descending):
-    axis = check_operands("jaxgpuops.argsort", ("x",), (x,), axis, 1)
-    return permutation([x], axis, descending)
+@functools.partial(jax.jit, static_argnums=(1, 2, 3), inline=True)
+def _argsort(x, axis, descending, names):
+    op = "jaxgpuops.argsort"
+    axis = check_operands(op, ("x",), (x,), axis, 1)
+    return permutation([x], axis, descending, manual(op, names, x.shape[axis]))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
@@ -130,8 +147,8 @@ def _forward(operands, length, axis, descending):
 
 
 def _backward(length, axis, descending, indices, cotangents):
-    put = lambda ct: None if ct.dtype == jax.dtypes.float0 else put_along_axis(ct, indices, axis, length)
-    return (tuple(map(put, cotangents)),)
+    put = functools.partial(put_along_axis, indices=indices, axis=axis, length=length, permutes=True)
+    return (tuple(None if ct.dtype == jax.dtypes.float0 else put(ct) for ct in cotangents),)
 
 
 _sort.defvjp(_forward, _backward)
