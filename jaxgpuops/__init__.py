@@ -15,7 +15,7 @@ from jaxgpuops.ops.count import (
     segment_sum,
     take,
 )
-from jaxgpuops.ops.moe import MoEPlan, moe_combine, moe_dispatch, moe_plan, moe_route
+from jaxgpuops.ops.moe import MoELosses, MoEPlan, moe_combine, moe_dispatch, moe_losses, moe_plan, moe_route
 from jaxgpuops.ops.reduce import dot, mean
 from jaxgpuops.ops.reduce import max as max
 from jaxgpuops.ops.reduce import min as min
@@ -56,6 +56,7 @@ __all__ = [
     "mean",
     "moe_combine",
     "moe_dispatch",
+    "moe_losses",
     "moe_plan",
     "moe_route",
     "segment_logsumexp",

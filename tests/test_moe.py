@@ -241,6 +241,55 @@ def test_the_plan_of_the_cuda_kernel():
                     )
 
 
+@pytest.mark.parametrize("score", ["softmax", "sigmoid", "sqrt_softplus"])
+def test_losses(score):
+    """Against float64, with a choice that is skewed, has experts without tokens, and ids out of range."""
+    rng = np.random.default_rng(25)
+    logits = rng.normal(size=(3, 50, 6)).astype(np.float32)
+    ids = rng.integers(-1, 4, (3, 50, 2)).astype(np.int32)
+    with jax.enable_x64(True):
+
+        def plain(logits):
+            scores = {
+                "softmax": jax.nn.softmax,
+                "sigmoid": jax.nn.sigmoid,
+                "sqrt_softplus": lambda z: jnp.sqrt(jax.nn.softplus(z)),
+            }[score](logits)
+            shares = (scores / scores.sum(-1, keepdims=True)).mean(1)
+            counts = np.stack([np.bincount(row[row >= 0], minlength=6) for row in ids])
+            balance = (6 * counts / counts.sum(-1, keepdims=True) * shares).sum(-1)
+            return balance, (jnp.log(jnp.exp(logits).sum(-1)) ** 2).mean(-1)
+
+        ours = lambda logits: tuple(jaxgpuops.moe_losses(logits, ids, score=score))
+        exact = np.float64(logits)
+        total = lambda fn: lambda logits: sum((i + 1) * loss.sum() for i, loss in enumerate(fn(logits)))
+        for a, b in zip(ours(logits), plain(exact), strict=True):
+            assert a.dtype == np.float32
+            np.testing.assert_allclose(a, b, rtol=1e-5)
+        gradients = jax.grad(total(ours))(logits), jax.grad(total(plain))(exact)
+        np.testing.assert_allclose(*gradients, rtol=1e-4, atol=1e-6)
+
+
+def test_losses_at_the_ends():
+    even, one = (jnp.array(ids, jnp.int32) for ids in ([[0, 1], [2, 3]], [[1, 1], [1, 1]]))
+    assert jaxgpuops.moe_losses(jnp.zeros((2, 4)), even).load_balance == 1
+    assert jaxgpuops.moe_losses(jnp.zeros((2, 4)).at[:, 1].set(200), one).load_balance == 4
+    losses = jaxgpuops.moe_losses(jnp.zeros((3, 0, 4)), jnp.zeros((3, 0, 2), int))
+    assert all(loss.shape == (3,) and not loss.any() for loss in losses)
+    assert jaxgpuops.moe_losses(jnp.full((2, 4), -300.0), even, score="sigmoid").load_balance == 1  # not 0 / 0
+
+
+def test_a_route_is_a_gate_and_its_plan():
+    logits = jnp.asarray(np.random.default_rng(26).normal(size=(30, 16)), jnp.float32)
+    flags = {"groups": 4, "topk_groups": 2, "scale": 2.5, "bias": jnp.linspace(0, 0.1, 16), "score": "sigmoid"}
+    weights, ids, plan = jaxgpuops.moe_route(logits, 3, capacity=7, align=2, **flags)
+    gate = jaxgpuops.topk_softmax(logits, 3, **flags)
+    np.testing.assert_array_equal(weights, gate.weights)
+    np.testing.assert_array_equal(ids, gate.indices)
+    jax.tree.map(np.testing.assert_array_equal, plan, jaxgpuops.moe_plan(ids, 16, capacity=7, align=2))
+    assert (np.unique(np.asarray(ids) // 4 + 10 * np.arange(30)[:, None]).size) <= 60  # two groups a token
+
+
 @pytest.mark.parametrize(
     "call, error, message",
     [
@@ -258,6 +307,9 @@ def test_the_plan_of_the_cuda_kernel():
             ValueError, r"moe_combine: weights must have the shape \(3, 2\)",
         ),
         (lambda p: jaxgpuops.moe_route(np.zeros(3, np.float32), 1), ValueError, "moe_route: logits must have shape"),
+        (lambda p: jaxgpuops.moe_losses(np.zeros((3, 2), np.float32), np.zeros((2, 1), int)), ValueError, "moe_losses: logits and expert_ids"),
+        (lambda p: jaxgpuops.moe_losses(np.zeros((3, 2), int), np.zeros((3, 1), int)), TypeError, "moe_losses: logits has dtype int"),
+        (lambda p: jaxgpuops.moe_losses(np.zeros((3, 2), np.float32), np.zeros((3, 1), int), score="relu"), ValueError, "moe_losses: score must be"),
     ],
 )  # fmt: skip
 def test_errors(call, error, message):

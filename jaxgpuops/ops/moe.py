@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from jaxgpuops.lax._moe import (
     rows_of,
     weight_cotangent,
 )
+from jaxgpuops.lax._topk_softmax import SCORES, Score, shares_of
 from jaxgpuops.ops.topk_softmax import topk_softmax
 
 
@@ -240,10 +241,15 @@ def moe_route(
     capacity: int | None = None,
     align: int = 1,
     normalize: bool = True,
-    score: Literal["softmax", "sigmoid"] = "softmax",
+    score: Score = "softmax",
     bias: ArrayLike | None = None,
+    groups: int = 1,
+    topk_groups: int | None = None,
+    scale: ArrayLike | None = None,
 ) -> tuple[jax.Array, jax.Array, MoEPlan]:
     """A gate and its plan: `topk_softmax` of logits ``(*batch, tokens, num_experts)``, then `moe_plan` of its choice.
+
+    The arguments are those of these two functions. `moe_losses` of the logits and ids keeps the load even.
 
     Returns:
       ``(weights, expert_ids, plan)``: weights and ids of shape ``(*batch, tokens, k)``. Gradients reach the logits
@@ -258,5 +264,74 @@ def moe_route(
     logits = _arguments.array("jaxgpuops.moe_route", "logits", logits)
     if logits.ndim < 2:
         raise ValueError(f"jaxgpuops.moe_route: logits must have shape (..., tokens, experts), got {logits.shape}")
-    weights, ids = topk_softmax(logits, k, normalize=normalize, score=score, bias=bias)
+    gate = {"normalize": normalize, "score": score, "bias": bias, "groups": groups, "topk_groups": topk_groups}
+    weights, ids = topk_softmax(logits, k, scale=scale, **gate)
     return weights, ids, moe_plan(ids, logits.shape[-1], capacity=capacity, align=align)
+
+
+class MoELosses(NamedTuple):
+    """Numbers that a training loss adds, times small factors, so that a router stays well."""
+
+    load_balance: jax.Array
+    z: jax.Array
+
+
+def moe_losses(logits: ArrayLike, expert_ids: ArrayLike, *, score: Score = "softmax") -> MoELosses:
+    """The auxiliary losses of a gate: how uneven the load of its experts is, and how large its logits are.
+
+    Args:
+      logits: ``(*batch, tokens, num_experts)``, floating: what the gate has chosen from.
+      expert_ids: integers of shape ``(*batch, tokens, k)``: what it has chosen. Those out of range do not count.
+      score: the scores of that gate, as of `topk_softmax`.
+
+    Returns:
+      ``MoELosses(load_balance, z)`` of shape ``batch``, float32 (float64 of float64):
+
+      - load_balance: ``num_experts * sum_e f[e] * p[e]``, where ``f[e]`` is the share of the assignments that expert e
+        has, and ``p[e]`` the mean over tokens of its share of the token's scores. 1 where the load is even, and up to
+        ``num_experts``, if one expert has all.
+      - z: the mean over tokens of the square of the logits' log-sum-exp.
+
+      Both are 0 where there are no tokens.
+
+    Gradients reach the logits, through ``p`` and z. A pass over the logits in plain JAX, which XLA fuses.
+
+    Raises:
+      TypeError: for logits that are not floats, ids that are not integers.
+      ValueError: for shapes that do not belong together, another ``score``.
+
+    Load balance: Fedus et al., "Switch Transformers" (2022), with shares of scores as in DeepSeek-AI, "DeepSeek-V3
+    technical report" (2024); z: Zoph et al., "ST-MoE" (2022).
+
+    >>> import jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> even = jaxgpuops.moe_losses(jnp.zeros((2, 4)), jnp.array([[0, 1], [2, 3]]))
+    >>> float(even.load_balance), round(float(even.z), 3)
+    (1.0, 1.922)
+    >>> logits = jnp.array([[0.0, 100.0], [0.0, 100.0]])
+    >>> jaxgpuops.moe_losses(logits, jnp.array([[1], [1]])).load_balance.tolist()
+    2.0
+    """
+    op = "jaxgpuops.moe_losses"
+    logits, ids = _arguments.array(op, "logits", logits), _arguments.labels(op, "expert_ids", expert_ids)
+    _arguments.dtype(op, "logits", logits.dtype, _arguments.FLOATS)
+    _arguments.dtype(op, "expert_ids", ids.dtype, _arguments.INTEGERS)
+    if logits.ndim < 2 or ids.ndim != logits.ndim or ids.shape[:-1] != logits.shape[:-1]:
+        raise ValueError(
+            f"{op}: logits and expert_ids must have shapes (..., tokens, experts) and (..., tokens, k), got "
+            f"{logits.shape} and {ids.shape}"
+        )
+    return _losses(logits, ids, SCORES.index(_arguments.choice(op, "score", score, SCORES)))
+
+
+@functools.partial(jax.jit, static_argnums=2, inline=True)
+def _losses(logits, ids, score):
+    *batch, tokens, experts = logits.shape
+    logits = logits.astype(_arguments.wide(logits.dtype))
+    if tokens == 0 or experts == 0:
+        nothing = jnp.zeros(batch, logits.dtype)
+        return MoELosses(nothing, nothing)
+    shares = shares_of(logits, logits.ndim - 1, score).mean(-2)
+    counts = (ids[..., None] == jnp.arange(experts, dtype=ids.dtype)).sum((-3, -2)).astype(logits.dtype)
+    balance = experts * (counts * shares).sum(-1) / jnp.maximum(counts.sum(-1), 1)
+    return MoELosses(balance, (jax.nn.logsumexp(logits, -1) ** 2).mean(-1))
