@@ -326,3 +326,117 @@ def test_explain_names_the_kernels():
     args = jax.ShapeDtypeStruct((100, 2), jnp.int32), jax.ShapeDtypeStruct((100, 64), jnp.bfloat16)
     calls = jaxgpuops.explain(layer, *args, platform="cpu")
     assert [call.kernel for call in calls] == [f"jaxgpuops.moe_{name}" for name in ("plan", "dispatch", "combine")]
+
+
+# ---- Experts that are split over devices ----------------------------------------------------------------------------
+
+
+def ragged_all_to_all(operands, outputs, sizes):
+    """What `jax.lax.ragged_all_to_all` does, by its documentation: XLA has it for GPUs and TPUs only."""
+    outputs = [output.copy() for output in outputs]
+    for i, (operand, own) in enumerate(zip(operands, sizes, strict=True)):
+        for j, (start, size, place) in enumerate(
+            zip(own.input_offsets, own.send_sizes, own.output_offsets, strict=True)
+        ):
+            assert size == sizes[j].recv_sizes[i] and start + size <= len(operand) and place + size <= len(outputs[j])
+            outputs[j][place : place + size] = operand[start : start + size]
+    return outputs
+
+
+def on_devices(function, *arrays, names, shape):
+    devices = np.array(jax.devices()[: int(np.prod(shape))]).reshape(shape)
+    mesh = jax.sharding.Mesh(devices, names)
+    spec = jax.P(names)
+    put = [jax.device_put(array, jax.NamedSharding(mesh, spec)) for array in arrays]
+    return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec)), put
+
+
+@pytest.mark.skipif(len(jax.devices()) < 8, reason="needs eight devices")
+@pytest.mark.parametrize("capacity", [None, 3])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tokens, k, experts", [(9, 2, 16), (5, 8, 8), (0, 2, 8), (33, 3, 64)])
+@pytest.mark.parametrize("names, shape", [(("x",), (8,)), (("x", "y"), (4, 2))])
+def test_plans_of_experts_that_are_split(names, shape, tokens, k, experts, kind, capacity):
+    """Rows reach their experts, and the answers their tokens, by the sizes of the plan."""
+    ids = ids_of(kind, 8 * tokens, k, experts, np.random.default_rng(27))
+    plan = lambda ids: jaxgpuops.moe_plan(ids, experts, capacity=capacity, axis_name=names)
+    run, arrays = on_devices(lambda ids: jax.tree.map(lambda x: x[None], plan(ids)), ids, names=names, shape=shape)
+    whole = jax.tree.map(np.asarray, run(*arrays))
+    plans = [jax.tree.map(lambda x, i=i: x[i], whole) for i in range(8)]
+    alone = [jaxgpuops.moe_plan(part, experts, capacity=capacity) for part in np.split(ids, 8)]
+    for one, expected in zip(plans, alone, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, one._replace(exchange=None), expected)
+
+    # A row says which device and assignment it is, and which expert it wants.
+    rows = []
+    for i, (one, part) in enumerate(zip(plans, np.split(ids, 8), strict=True)):
+        a = one.assignment_of_row
+        wanted = part.reshape(-1)[np.maximum(a, 0)] if a.size and part.size else np.zeros_like(a)
+        rows.append(np.stack([np.full_like(a, i), a, wanted], 1))
+    room = plans[0].exchange.expert_ids.shape[0]
+    came = ragged_all_to_all(rows, [np.full((room, 3), -7, np.int32)] * 8, [one.exchange.there for one in plans])
+    own = experts // 8
+    for j, (one, found) in enumerate(zip(plans, came, strict=True)):
+        local = one.exchange.expert_ids[:, 0]
+        there = local >= 0
+        np.testing.assert_array_equal(there, np.arange(room) < one.exchange.there.recv_sizes.sum())
+        np.testing.assert_array_equal(found[there, 2], local[there] + j * own)
+        assert (found[~there] == -7).all()
+    back = ragged_all_to_all(came, [np.full_like(r, -9) for r in rows], [one.exchange.back for one in plans])
+    for one, sent, returned in zip(plans, rows, back, strict=True):
+        there = one.assignment_of_row >= 0
+        np.testing.assert_array_equal(returned[there], sent[there])
+        assert (returned[~there] == -9).all()
+
+
+@pytest.mark.skipif(len(jax.devices()) < 8, reason="needs eight devices")
+def test_the_sizes_are_what_jax_takes():
+    """Differentiated, and lowered for a GPU."""
+
+    def layer(ids, x):
+        plan = jaxgpuops.moe_plan(ids, 16, axis_name="x")
+        there = jnp.zeros((plan.exchange.expert_ids.shape[0], x.shape[1]))
+        rows = jaxgpuops.moe_dispatch(x, plan)
+        came = jax.lax.ragged_all_to_all(rows, there, *plan.exchange.there, axis_name="x")
+        own = jaxgpuops.moe_plan(plan.exchange.expert_ids, 2)
+        answers = jaxgpuops.moe_combine(jaxgpuops.moe_dispatch(came, own) ** 2, own)
+        back = jax.lax.ragged_all_to_all(answers, jnp.zeros_like(rows), *plan.exchange.back, axis_name="x")
+        return jaxgpuops.moe_combine(back, plan)
+
+    devices = jax.sharding.Mesh(np.array(jax.devices()[:8]), ("x",))
+    mapped = jax.shard_map(layer, mesh=devices, in_specs=jax.P("x"), out_specs=jax.P("x"), check_vma=False)
+    gradient = jax.jit(jax.grad(lambda x, ids: mapped(ids, x).sum()))
+    args = jax.ShapeDtypeStruct((16, 4), jnp.float32), jax.ShapeDtypeStruct((16, 2), jnp.int32)
+    text = gradient.trace(*args).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("@ragged_all_to_all") == 3  # there, and both ways of the gradient: it needs no answers
+
+
+@pytest.mark.skipif(len(jax.devices()) < 8, reason="needs eight devices")
+def test_a_plan_of_split_experts_moves_their_counts_only():
+    run, [ids] = on_devices(
+        lambda ids: jax.tree.map(lambda x: x[None], jaxgpuops.moe_plan(ids, 16, axis_name="x")),
+        np.zeros((800, 2), np.int32), names=("x",), shape=(8,),
+    )  # fmt: skip
+    text = run.lower(ids).compile().as_text()
+    moved = [line for line in text.splitlines() if any(f" {c}(" in line or f" {c}-start(" in line for c in COLLECTIVES)]
+    assert len(moved) == 1 and "all-gather" in moved[0] and "s32[8,16]" in moved[0].replace("s32[8,1,16]", "s32[8,16]")
+
+
+COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
+
+
+def test_errors_of_axis_names():
+    ids = np.zeros((8, 2), np.int32)
+    with pytest.raises(ValueError, match="moe_plan: axis_name must be of axes of the mesh of a jax.shard_map"):
+        jaxgpuops.moe_plan(ids, 4, axis_name="x")
+    with pytest.raises(TypeError, match="moe_plan: axis_name must be a name of a mesh axis"):
+        jaxgpuops.moe_plan(ids, 4, axis_name=3)
+    count = len(jax.devices())
+    for plan in (
+        lambda ids: jaxgpuops.moe_plan(ids, 8, align=4, axis_name="x"),
+        lambda ids: jaxgpuops.moe_plan(ids[None], 8, axis_name="x"),
+        *([lambda ids: jaxgpuops.moe_plan(ids, count + 1, axis_name="x")] if count > 1 else []),
+    ):
+        run, args = on_devices(lambda ids, plan=plan: plan(ids).group_sizes, ids, names=("x",), shape=(count,))
+        with pytest.raises(ValueError, match=r"with axis_name, expert_ids must have shape \(tokens, k\)"):
+            run(*args)
