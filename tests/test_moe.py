@@ -191,24 +191,56 @@ def test_a_layer_is_that_of_every_expert_for_every_token(align):
     jax.tree.map(np.testing.assert_array_equal, of(sparse), of(dense))
 
 
-def test_idioms_of_others():
-    """What docs/moe.md puts beside ours."""
-    tokens, k, experts, capacity = 40, 2, 6, 9
-    ids = jnp.asarray(ids_of("skewed", tokens, k, experts, np.random.default_rng(17)))
-    x, w = numbers((tokens, 5), "float32", 18), numbers((tokens, k), "float32", 19)
-    plan = jaxgpuops.moe_plan(ids, experts)
-    order = jnp.argsort(ids.ravel(), stable=True)  # two argsorts and takes
-    np.testing.assert_array_equal(plan.assignment_of_row, order)
-    np.testing.assert_array_equal(plan.group_sizes, jnp.bincount(ids.ravel(), length=experts))
-    y = x[order // k]
-    np.testing.assert_array_equal(jaxgpuops.moe_dispatch(x, plan), y)
-    back = jnp.einsum("tk,tkd->td", w, y[jnp.argsort(order)].reshape(tokens, k, -1))
-    np.testing.assert_array_equal(jaxgpuops.moe_combine(y, plan, w), back)
+def idiom_of_maxtext(ids, x, w, experts, capacity, expert):
+    """An argsort, takes, a bincount; another argsort to come back."""
+    order = jnp.argsort(ids.ravel())
+    rows = jnp.take(x, order // ids.shape[1], axis=0)
+    y = expert(rows, jnp.sort(ids.ravel()))
+    back = jnp.take(y, jnp.argsort(order), axis=0).reshape(*ids.shape, -1)
+    return jnp.bincount(ids.ravel(), length=experts), jnp.einsum("tkd,tk->td", back, w)
 
-    one_hot = jax.nn.one_hot(ids.ravel(), experts, dtype=np.int32)  # positions by a cumulative sum, and a capacity
-    position = (jnp.cumsum(one_hot, 0) * one_hot).sum(1) - 1
-    kept = (position < capacity).reshape(tokens, k)
-    np.testing.assert_array_equal(jaxgpuops.moe_plan(ids, experts, capacity=capacity).row_of_assignment >= 0, kept)
+
+def idiom_of_tunix(ids, x, w, experts, capacity, expert):
+    """Two argsorts, one inside the other, and a sum without weights."""
+    y = expert(x[jnp.argsort(ids.ravel()) // ids.shape[1]], jnp.sort(ids.ravel()))
+    back = y[jnp.argsort(jnp.argsort(ids.ravel()))]
+    return jnp.bincount(ids.ravel(), length=experts), back.reshape(*ids.shape, -1).sum(1)
+
+
+def idiom_of_flax(ids, x, w, experts, capacity, expert):
+    """Positions by a cumulative sum of one-hot vectors, and a mask of all of tokens, experts and the capacity."""
+    one_hot = jax.nn.one_hot(ids.ravel(), experts, dtype=jnp.int32)
+    position = (jnp.cumsum(one_hot, axis=0) * one_hot).sum(-1) - 1
+    mask = jax.nn.one_hot(ids.ravel(), experts)[..., None] * jax.nn.one_hot(position, capacity)[:, None]
+    mask = mask.reshape(*ids.shape, experts, capacity)
+    rows = jnp.einsum("td,tkec->ecd", x, mask)
+    y = expert(rows.reshape(experts * capacity, -1), jnp.repeat(jnp.arange(experts), capacity))
+    out = jnp.einsum("ecd,tkec,tk->td", y.reshape(experts, capacity, -1), mask, w)
+    return jnp.minimum(one_hot.sum(0), capacity), out
+
+
+@pytest.mark.parametrize("kind", ["uniform", "one", "skewed"])
+@pytest.mark.parametrize(
+    "idiom, weighted, capacity",
+    [(idiom_of_maxtext, True, None), (idiom_of_tunix, False, None), (idiom_of_flax, True, 9)],
+)
+def test_idioms_of_others(idiom, weighted, capacity, kind):
+    """What docs/moe.md puts beside ours, forward and backward. Whole numbers, so that all orders of adding are right."""
+    tokens, k, experts = 40, 2, 6
+    ids = jnp.asarray(ids_of(kind, tokens, k, experts, np.random.default_rng(17)))
+    x, w, ct = (numbers((tokens, n), "float32", seed) for n, seed in ((5, 18), (k, 19), (5, 20)))
+    expert = lambda rows, of: rows * rows * (of[:, None] + 1)  # whose answers are as long as the question
+
+    def ours(x, w):
+        plan = jaxgpuops.moe_plan(ids, experts, capacity=capacity)
+        of = jnp.repeat(jnp.arange(experts), plan.group_sizes, total_repeat_length=plan.assignment_of_row.size)
+        y = expert(jaxgpuops.moe_dispatch(x, plan), of)
+        return plan.group_sizes, jaxgpuops.moe_combine(y, plan, w if weighted else None)
+
+    theirs = lambda x, w: idiom(ids, x, w, experts, capacity, expert)
+    jax.tree.map(np.testing.assert_array_equal, ours(x, w), theirs(x, w))
+    gradients = [jax.grad(lambda x, w, f=f: (f(x, w)[1] * ct).sum(), argnums=(0, 1))(x, w) for f in (ours, theirs)]
+    jax.tree.map(np.testing.assert_array_equal, *gradients)
 
 
 def test_forward_mode_of_the_primitives():

@@ -66,14 +66,15 @@ class MoEPlan(NamedTuple):
       row_of_assignment: ``(*batch, tokens, k)``: its inverse, -1 where an assignment is dropped.
       group_sizes: ``(*batch, num_experts)``: the assignments that each expert keeps.
       group_offsets: ``(*batch, num_experts + 1)``: the first row of each expert's group, and the end of the last.
-      exchange: a `MoEExchange`, of plans with ``axis_name``.
+      exchange: a `MoEExchange`; None without ``axis_name``.
     """
 
     assignment_of_row: jax.Array
     row_of_assignment: jax.Array
     group_sizes: jax.Array
     group_offsets: jax.Array
-    exchange: MoEExchange | None = None
+    # Not typed as optional: who reads it has given axis_name.
+    exchange: MoEExchange = None  # pyright: ignore[reportAssignmentType]
 
     @property
     def token_of_row(self) -> jax.Array:
