@@ -76,6 +76,7 @@ COLUMNS = {
     "cupy": ("CuPy", lambda result, row: _number(_us(row, "cupy"))),
     "record": ("others' best*", lambda result, row: row.get("record") or "–"),
     "floor": ("floor", lambda result, row: _number(_floor(row))),
+    "goal": ("target", lambda result, row: _number(row.get("goal"))),
     "target": ("target", lambda result, row: _number(_target(row))),
     "ratio": ("of floor", lambda result, row: _number(_ratio(_us(row, "jaxgpuops"), _floor(row)), "×")),
     "copy": ("of copy rate", _of_copy),

@@ -15,7 +15,17 @@ from jaxgpuops.ops.count import (
     segment_sum,
     take,
 )
-from jaxgpuops.ops.moe import MoEPlan, moe_combine, moe_dispatch, moe_plan, moe_route
+from jaxgpuops.ops.moe import (
+    MoEExchange,
+    MoELosses,
+    MoEPlan,
+    RaggedSizes,
+    moe_combine,
+    moe_dispatch,
+    moe_losses,
+    moe_plan,
+    moe_route,
+)
 from jaxgpuops.ops.reduce import dot, mean
 from jaxgpuops.ops.reduce import max as max
 from jaxgpuops.ops.reduce import min as min
@@ -33,7 +43,10 @@ except PackageNotFoundError:  # used from a source tree
 
 # Of the public names, those that `from jaxgpuops import *` gives: the builtins max, min and sum stay what they are.
 __all__ = [
+    "MoEExchange",
+    "MoELosses",
     "MoEPlan",
+    "RaggedSizes",
     "TopK",
     "TopKSoftmax",
     "__version__",
@@ -56,6 +69,7 @@ __all__ = [
     "mean",
     "moe_combine",
     "moe_dispatch",
+    "moe_losses",
     "moe_plan",
     "moe_route",
     "segment_logsumexp",

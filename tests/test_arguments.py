@@ -18,7 +18,7 @@ OPS = {
     "topk": ([X, 2], ["largest", "sorted"], []),
     "sort": ([X], ["descending"], []),
     "argsort": ([X], ["descending"], []),
-    "topk_softmax": ([X, 2], ["normalize"], ["bias"]),
+    "topk_softmax": ([X, 2], ["normalize"], ["bias", "scale"]),
     **{name: ([X], ["reverse", "exclusive"], ["segment_starts"]) for name in CUMULATIVE},
     "linear_scan": ([X, X], ["reverse", "return_last"], ["segment_starts", "h0"]),
     **{name: ([X] * (1 + (name == "dot")), ["keepdims"], ["where"]) for name in REDUCTIONS},
@@ -57,7 +57,7 @@ def test_other_arrays_are_arrays(op):
 @pytest.mark.parametrize(
     "function, name, allowed",
     [
-        ("topk_softmax", "score", "'softmax' or 'sigmoid'"),
+        ("topk_softmax", "score", "'softmax', 'sigmoid' or 'sqrt_softplus'"),
         ("softmax_cross_entropy", "reduction", "None, 'sum' or 'mean'"),
     ],
 )

@@ -16,7 +16,7 @@ from jaxgpuops import _demo
 
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path.append(str(ROOT))  # last: the installed jaxgpuops comes first
-from benchmarks import report, runner, scan, sharded, softmax, timing, topk
+from benchmarks import moe, report, runner, scan, sharded, softmax, timing, topk
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
@@ -124,6 +124,20 @@ def test_benchmark_of_softmax(case):
     assert "not that of jaxgpuops" in runner.measure(wrong, ["jaxgpuops", "jax"])["errors"]["jax"]
 
 
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("case", moe.cases_of(40, 2, 6, 32), ids=lambda case: case.name.partition(" (")[0])
+def test_benchmark_of_experts(case):
+    row = runner.measure(case, ["jaxgpuops", "jax"])
+    assert not row["errors"] and {"jaxgpuops", "jax"} <= set(row["us"])
+    for made_of in case.hostile.values():
+        args = case.inputs(jax.random.key(0))
+        assert [x.shape for x in made_of(*args)] == [x.shape for x in args]
+    wrong = dataclasses.replace(
+        case, functions=case.functions | {"jax": lambda *args: (case.functions["jax"](*args)[0] + 1,)}
+    )
+    assert "not that of jaxgpuops" in runner.measure(wrong, ["jaxgpuops", "jax"])["errors"]["jax"]
+
+
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="sizes are those of several GPUs")
 def test_benchmark_of_sharded_arrays(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(
@@ -138,7 +152,7 @@ def test_benchmark_of_sharded_arrays(tmp_path, capsys, monkeypatch):
 
 def test_benchmark_grids():
     for platform in ("cpu", "gpu"):
-        for family in (topk, scan, softmax):
+        for family in (topk, scan, softmax, moe):
             cases = family.cases(platform)
             names = [case.name for case in cases]
             assert len(set(names)) == len(names)

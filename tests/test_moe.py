@@ -191,24 +191,56 @@ def test_a_layer_is_that_of_every_expert_for_every_token(align):
     jax.tree.map(np.testing.assert_array_equal, of(sparse), of(dense))
 
 
-def test_idioms_of_others():
-    """What docs/moe.md puts beside ours."""
-    tokens, k, experts, capacity = 40, 2, 6, 9
-    ids = jnp.asarray(ids_of("skewed", tokens, k, experts, np.random.default_rng(17)))
-    x, w = numbers((tokens, 5), "float32", 18), numbers((tokens, k), "float32", 19)
-    plan = jaxgpuops.moe_plan(ids, experts)
-    order = jnp.argsort(ids.ravel(), stable=True)  # two argsorts and takes
-    np.testing.assert_array_equal(plan.assignment_of_row, order)
-    np.testing.assert_array_equal(plan.group_sizes, jnp.bincount(ids.ravel(), length=experts))
-    y = x[order // k]
-    np.testing.assert_array_equal(jaxgpuops.moe_dispatch(x, plan), y)
-    back = jnp.einsum("tk,tkd->td", w, y[jnp.argsort(order)].reshape(tokens, k, -1))
-    np.testing.assert_array_equal(jaxgpuops.moe_combine(y, plan, w), back)
+def idiom_of_maxtext(ids, x, w, experts, capacity, expert):
+    """An argsort, takes, a bincount; another argsort to come back."""
+    order = jnp.argsort(ids.ravel())
+    rows = jnp.take(x, order // ids.shape[1], axis=0)
+    y = expert(rows, jnp.sort(ids.ravel()))
+    back = jnp.take(y, jnp.argsort(order), axis=0).reshape(*ids.shape, -1)
+    return jnp.bincount(ids.ravel(), length=experts), jnp.einsum("tkd,tk->td", back, w)
 
-    one_hot = jax.nn.one_hot(ids.ravel(), experts, dtype=np.int32)  # positions by a cumulative sum, and a capacity
-    position = (jnp.cumsum(one_hot, 0) * one_hot).sum(1) - 1
-    kept = (position < capacity).reshape(tokens, k)
-    np.testing.assert_array_equal(jaxgpuops.moe_plan(ids, experts, capacity=capacity).row_of_assignment >= 0, kept)
+
+def idiom_of_tunix(ids, x, w, experts, capacity, expert):
+    """Two argsorts, one inside the other, and a sum without weights."""
+    y = expert(x[jnp.argsort(ids.ravel()) // ids.shape[1]], jnp.sort(ids.ravel()))
+    back = y[jnp.argsort(jnp.argsort(ids.ravel()))]
+    return jnp.bincount(ids.ravel(), length=experts), back.reshape(*ids.shape, -1).sum(1)
+
+
+def idiom_of_flax(ids, x, w, experts, capacity, expert):
+    """Positions by a cumulative sum of one-hot vectors, and a mask of all of tokens, experts and the capacity."""
+    one_hot = jax.nn.one_hot(ids.ravel(), experts, dtype=jnp.int32)
+    position = (jnp.cumsum(one_hot, axis=0) * one_hot).sum(-1) - 1
+    mask = jax.nn.one_hot(ids.ravel(), experts)[..., None] * jax.nn.one_hot(position, capacity)[:, None]
+    mask = mask.reshape(*ids.shape, experts, capacity)
+    rows = jnp.einsum("td,tkec->ecd", x, mask)
+    y = expert(rows.reshape(experts * capacity, -1), jnp.repeat(jnp.arange(experts), capacity))
+    out = jnp.einsum("ecd,tkec,tk->td", y.reshape(experts, capacity, -1), mask, w)
+    return jnp.minimum(one_hot.sum(0), capacity), out
+
+
+@pytest.mark.parametrize("kind", ["uniform", "one", "skewed"])
+@pytest.mark.parametrize(
+    "idiom, weighted, capacity",
+    [(idiom_of_maxtext, True, None), (idiom_of_tunix, False, None), (idiom_of_flax, True, 9)],
+)
+def test_idioms_of_others(idiom, weighted, capacity, kind):
+    """What docs/moe.md puts beside ours, forward and backward. Whole numbers, so that all orders of adding are right."""
+    tokens, k, experts = 40, 2, 6
+    ids = jnp.asarray(ids_of(kind, tokens, k, experts, np.random.default_rng(17)))
+    x, w, ct = (numbers((tokens, n), "float32", seed) for n, seed in ((5, 18), (k, 19), (5, 20)))
+    expert = lambda rows, of: rows * rows * (of[:, None] + 1)  # whose answers are as long as the question
+
+    def ours(x, w):
+        plan = jaxgpuops.moe_plan(ids, experts, capacity=capacity)
+        of = jnp.repeat(jnp.arange(experts), plan.group_sizes, total_repeat_length=plan.assignment_of_row.size)
+        y = expert(jaxgpuops.moe_dispatch(x, plan), of)
+        return plan.group_sizes, jaxgpuops.moe_combine(y, plan, w if weighted else None)
+
+    theirs = lambda x, w: idiom(ids, x, w, experts, capacity, expert)
+    jax.tree.map(np.testing.assert_array_equal, ours(x, w), theirs(x, w))
+    gradients = [jax.grad(lambda x, w, f=f: (f(x, w)[1] * ct).sum(), argnums=(0, 1))(x, w) for f in (ours, theirs)]
+    jax.tree.map(np.testing.assert_array_equal, *gradients)
 
 
 def test_forward_mode_of_the_primitives():
@@ -241,6 +273,55 @@ def test_the_plan_of_the_cuda_kernel():
                     )
 
 
+@pytest.mark.parametrize("score", ["softmax", "sigmoid", "sqrt_softplus"])
+def test_losses(score):
+    """Against float64, with a choice that is skewed, has experts without tokens, and ids out of range."""
+    rng = np.random.default_rng(25)
+    logits = rng.normal(size=(3, 50, 6)).astype(np.float32)
+    ids = rng.integers(-1, 4, (3, 50, 2)).astype(np.int32)
+    with jax.enable_x64(True):
+
+        def plain(logits):
+            scores = {
+                "softmax": jax.nn.softmax,
+                "sigmoid": jax.nn.sigmoid,
+                "sqrt_softplus": lambda z: jnp.sqrt(jax.nn.softplus(z)),
+            }[score](logits)
+            shares = (scores / scores.sum(-1, keepdims=True)).mean(1)
+            counts = np.stack([np.bincount(row[row >= 0], minlength=6) for row in ids])
+            balance = (6 * counts / counts.sum(-1, keepdims=True) * shares).sum(-1)
+            return balance, (jnp.log(jnp.exp(logits).sum(-1)) ** 2).mean(-1)
+
+        ours = lambda logits: tuple(jaxgpuops.moe_losses(logits, ids, score=score))
+        exact = np.float64(logits)
+        total = lambda fn: lambda logits: sum((i + 1) * loss.sum() for i, loss in enumerate(fn(logits)))
+        for a, b in zip(ours(logits), plain(exact), strict=True):
+            assert a.dtype == np.float32
+            np.testing.assert_allclose(a, b, rtol=1e-5)
+        gradients = jax.grad(total(ours))(logits), jax.grad(total(plain))(exact)
+        np.testing.assert_allclose(*gradients, rtol=1e-4, atol=1e-6)
+
+
+def test_losses_at_the_ends():
+    even, one = (jnp.array(ids, jnp.int32) for ids in ([[0, 1], [2, 3]], [[1, 1], [1, 1]]))
+    assert jaxgpuops.moe_losses(jnp.zeros((2, 4)), even).load_balance == 1
+    assert jaxgpuops.moe_losses(jnp.zeros((2, 4)).at[:, 1].set(200), one).load_balance == 4
+    losses = jaxgpuops.moe_losses(jnp.zeros((3, 0, 4)), jnp.zeros((3, 0, 2), int))
+    assert all(loss.shape == (3,) and not loss.any() for loss in losses)
+    assert jaxgpuops.moe_losses(jnp.full((2, 4), -300.0), even, score="sigmoid").load_balance == 1  # not 0 / 0
+
+
+def test_a_route_is_a_gate_and_its_plan():
+    logits = jnp.asarray(np.random.default_rng(26).normal(size=(30, 16)), jnp.float32)
+    flags = {"groups": 4, "topk_groups": 2, "scale": 2.5, "bias": jnp.linspace(0, 0.1, 16), "score": "sigmoid"}
+    weights, ids, plan = jaxgpuops.moe_route(logits, 3, capacity=7, align=2, **flags)
+    gate = jaxgpuops.topk_softmax(logits, 3, **flags)
+    np.testing.assert_array_equal(weights, gate.weights)
+    np.testing.assert_array_equal(ids, gate.indices)
+    jax.tree.map(np.testing.assert_array_equal, plan, jaxgpuops.moe_plan(ids, 16, capacity=7, align=2))
+    assert (np.unique(np.asarray(ids) // 4 + 10 * np.arange(30)[:, None]).size) <= 60  # two groups a token
+
+
 @pytest.mark.parametrize(
     "call, error, message",
     [
@@ -258,6 +339,9 @@ def test_the_plan_of_the_cuda_kernel():
             ValueError, r"moe_combine: weights must have the shape \(3, 2\)",
         ),
         (lambda p: jaxgpuops.moe_route(np.zeros(3, np.float32), 1), ValueError, "moe_route: logits must have shape"),
+        (lambda p: jaxgpuops.moe_losses(np.zeros((3, 2), np.float32), np.zeros((2, 1), int)), ValueError, "moe_losses: logits and expert_ids"),
+        (lambda p: jaxgpuops.moe_losses(np.zeros((3, 2), int), np.zeros((3, 1), int)), TypeError, "moe_losses: logits has dtype int"),
+        (lambda p: jaxgpuops.moe_losses(np.zeros((3, 2), np.float32), np.zeros((3, 1), int), score="relu"), ValueError, "moe_losses: score must be"),
     ],
 )  # fmt: skip
 def test_errors(call, error, message):
@@ -274,3 +358,117 @@ def test_explain_names_the_kernels():
     args = jax.ShapeDtypeStruct((100, 2), jnp.int32), jax.ShapeDtypeStruct((100, 64), jnp.bfloat16)
     calls = jaxgpuops.explain(layer, *args, platform="cpu")
     assert [call.kernel for call in calls] == [f"jaxgpuops.moe_{name}" for name in ("plan", "dispatch", "combine")]
+
+
+# ---- Experts that are split over devices ----------------------------------------------------------------------------
+
+
+def ragged_all_to_all(operands, outputs, sizes):
+    """What `jax.lax.ragged_all_to_all` does, by its documentation: XLA has it for GPUs and TPUs only."""
+    outputs = [output.copy() for output in outputs]
+    for i, (operand, own) in enumerate(zip(operands, sizes, strict=True)):
+        for j, (start, size, place) in enumerate(
+            zip(own.input_offsets, own.send_sizes, own.output_offsets, strict=True)
+        ):
+            assert size == sizes[j].recv_sizes[i] and start + size <= len(operand) and place + size <= len(outputs[j])
+            outputs[j][place : place + size] = operand[start : start + size]
+    return outputs
+
+
+def on_devices(function, *arrays, names, shape):
+    devices = np.array(jax.devices()[: int(np.prod(shape))]).reshape(shape)
+    mesh = jax.sharding.Mesh(devices, names)
+    spec = jax.P(names)
+    put = [jax.device_put(array, jax.NamedSharding(mesh, spec)) for array in arrays]
+    return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec)), put
+
+
+@pytest.mark.skipif(len(jax.devices()) < 8, reason="needs eight devices")
+@pytest.mark.parametrize("capacity", [None, 3])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tokens, k, experts", [(9, 2, 16), (5, 8, 8), (0, 2, 8), (33, 3, 64)])
+@pytest.mark.parametrize("names, shape", [(("x",), (8,)), (("x", "y"), (4, 2))])
+def test_plans_of_experts_that_are_split(names, shape, tokens, k, experts, kind, capacity):
+    """Rows reach their experts, and the answers their tokens, by the sizes of the plan."""
+    ids = ids_of(kind, 8 * tokens, k, experts, np.random.default_rng(27))
+    plan = lambda ids: jaxgpuops.moe_plan(ids, experts, capacity=capacity, axis_name=names)
+    run, arrays = on_devices(lambda ids: jax.tree.map(lambda x: x[None], plan(ids)), ids, names=names, shape=shape)
+    whole = jax.tree.map(np.asarray, run(*arrays))
+    plans = [jax.tree.map(lambda x, i=i: x[i], whole) for i in range(8)]
+    alone = [jaxgpuops.moe_plan(part, experts, capacity=capacity) for part in np.split(ids, 8)]
+    for one, expected in zip(plans, alone, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, one._replace(exchange=None), expected)
+
+    # A row says which device and assignment it is, and which expert it wants.
+    rows = []
+    for i, (one, part) in enumerate(zip(plans, np.split(ids, 8), strict=True)):
+        a = one.assignment_of_row
+        wanted = part.reshape(-1)[np.maximum(a, 0)] if a.size and part.size else np.zeros_like(a)
+        rows.append(np.stack([np.full_like(a, i), a, wanted], 1))
+    room = plans[0].exchange.expert_ids.shape[0]
+    came = ragged_all_to_all(rows, [np.full((room, 3), -7, np.int32)] * 8, [one.exchange.there for one in plans])
+    own = experts // 8
+    for j, (one, found) in enumerate(zip(plans, came, strict=True)):
+        local = one.exchange.expert_ids[:, 0]
+        there = local >= 0
+        np.testing.assert_array_equal(there, np.arange(room) < one.exchange.there.recv_sizes.sum())
+        np.testing.assert_array_equal(found[there, 2], local[there] + j * own)
+        assert (found[~there] == -7).all()
+    back = ragged_all_to_all(came, [np.full_like(r, -9) for r in rows], [one.exchange.back for one in plans])
+    for one, sent, returned in zip(plans, rows, back, strict=True):
+        there = one.assignment_of_row >= 0
+        np.testing.assert_array_equal(returned[there], sent[there])
+        assert (returned[~there] == -9).all()
+
+
+@pytest.mark.skipif(len(jax.devices()) < 8, reason="needs eight devices")
+def test_the_sizes_are_what_jax_takes():
+    """Differentiated, and lowered for a GPU."""
+
+    def layer(ids, x):
+        plan = jaxgpuops.moe_plan(ids, 16, axis_name="x")
+        there = jnp.zeros((plan.exchange.expert_ids.shape[0], x.shape[1]))
+        rows = jaxgpuops.moe_dispatch(x, plan)
+        came = jax.lax.ragged_all_to_all(rows, there, *plan.exchange.there, axis_name="x")
+        own = jaxgpuops.moe_plan(plan.exchange.expert_ids, 2)
+        answers = jaxgpuops.moe_combine(jaxgpuops.moe_dispatch(came, own) ** 2, own)
+        back = jax.lax.ragged_all_to_all(answers, jnp.zeros_like(rows), *plan.exchange.back, axis_name="x")
+        return jaxgpuops.moe_combine(back, plan)
+
+    devices = jax.sharding.Mesh(np.array(jax.devices()[:8]), ("x",))
+    mapped = jax.shard_map(layer, mesh=devices, in_specs=jax.P("x"), out_specs=jax.P("x"), check_vma=False)
+    gradient = jax.jit(jax.grad(lambda x, ids: mapped(ids, x).sum()))
+    args = jax.ShapeDtypeStruct((16, 4), jnp.float32), jax.ShapeDtypeStruct((16, 2), jnp.int32)
+    text = gradient.trace(*args).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("@ragged_all_to_all") == 3  # there, and both ways of the gradient: it needs no answers
+
+
+@pytest.mark.skipif(len(jax.devices()) < 8, reason="needs eight devices")
+def test_a_plan_of_split_experts_moves_their_counts_only():
+    run, [ids] = on_devices(
+        lambda ids: jax.tree.map(lambda x: x[None], jaxgpuops.moe_plan(ids, 16, axis_name="x")),
+        np.zeros((800, 2), np.int32), names=("x",), shape=(8,),
+    )  # fmt: skip
+    text = run.lower(ids).compile().as_text()
+    moved = [line for line in text.splitlines() if any(f" {c}(" in line or f" {c}-start(" in line for c in COLLECTIVES)]
+    assert len(moved) == 1 and "all-gather" in moved[0] and "s32[8,16]" in moved[0].replace("s32[8,1,16]", "s32[8,16]")
+
+
+COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
+
+
+def test_errors_of_axis_names():
+    ids = np.zeros((8, 2), np.int32)
+    with pytest.raises(ValueError, match="moe_plan: axis_name must be of axes of the mesh of a jax.shard_map"):
+        jaxgpuops.moe_plan(ids, 4, axis_name="x")
+    with pytest.raises(TypeError, match="moe_plan: axis_name must be a name of a mesh axis"):
+        jaxgpuops.moe_plan(ids, 4, axis_name=3)
+    count = len(jax.devices())
+    for plan in (
+        lambda ids: jaxgpuops.moe_plan(ids, 8, align=4, axis_name="x"),
+        lambda ids: jaxgpuops.moe_plan(ids[None], 8, axis_name="x"),
+        *([lambda ids: jaxgpuops.moe_plan(ids, count + 1, axis_name="x")] if count > 1 else []),
+    ):
+        run, args = on_devices(lambda ids, plan=plan: plan(ids).group_sizes, ids, names=("x",), shape=(count,))
+        with pytest.raises(ValueError, match=r"with axis_name, expert_ids must have shape \(tokens, k\)"):
+            run(*args)

@@ -87,7 +87,7 @@ WRONG_GATE = {
 @pytest.mark.parametrize("logits, weights, indices, more, biased, message", WRONG_GATE.values(), ids=WRONG_GATE)
 def test_gate_refuses(logits, weights, indices, more, biased, message):
     with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT: jaxgpuops.topk_softmax: {message}"):
-        flags = {"sigmoid": False, "normalize": True, "biased": biased}
+        flags = {"score": 0, "normalize": True, "biased": biased}
         call("topk_softmax", [weights, indices], logits, *more, axis=1, **flags)
 
 

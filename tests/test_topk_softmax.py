@@ -16,7 +16,7 @@ from jaxgpuops import _primitive
 from jaxgpuops.lax._topk_softmax import MAX_K, MAX_LENGTH
 
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
-KINDS = list(itertools.product(["softmax", "sigmoid"], [True, False]))
+KINDS = list(itertools.product(["softmax", "sigmoid", "sqrt_softplus"], [True, False]))
 kinds = pytest.mark.parametrize("score, normalize", KINDS)
 
 
@@ -26,6 +26,8 @@ def scores_of(logits, axis, score):
         z = np.asarray(logits, np.float64)
         if score == "sigmoid":
             return 1 / (1 + np.exp(-z))
+        if score == "sqrt_softplus":
+            return np.sqrt(np.logaddexp(0, z))
         e = np.exp(z - np.max(z, axis, keepdims=True, initial=-np.inf))
         return e / e.sum(axis, keepdims=True)
 
@@ -36,9 +38,11 @@ def weights_of(logits, indices, axis, score, normalize):
         chosen = np.take_along_axis(np.asarray(logits, np.float64), indices, axis)
     if not normalize:
         return np.take_along_axis(scores_of(logits, axis, score), indices, axis)
-    if score == "sigmoid":
-        with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):
+        if score == "sigmoid":
             chosen = -np.logaddexp(0, -chosen)
+        if score == "sqrt_softplus":
+            chosen = np.where(chosen < -500, chosen, np.log(np.logaddexp(0, chosen))) / 2
     return scores_of(chosen, axis, "softmax")
 
 
@@ -196,12 +200,131 @@ def test_nothing_to_do(shape, axis):
     assert gradient.shape == shape and not gradient.any()
 
 
+# ---- Groups, other scores, a factor ---------------------------------------------------------------------------------
+
+
+def published(logits, k, score, normalize, bias=None, groups=1, topk_groups=1, scale=1.0):
+    """What the published gates of DeepSeek-V2, V3 and V4 compute, in plain JAX, along the last axis."""
+    scores = {
+        "softmax": jax.nn.softmax,
+        "sigmoid": jax.nn.sigmoid,
+        "sqrt_softplus": lambda z: jnp.sqrt(jax.nn.softplus(z)),
+    }[score](logits)
+    keys = jax.lax.stop_gradient(scores if bias is None else scores + bias)
+    if groups > 1:
+        grouped = keys.reshape(*keys.shape[:-1], groups, -1)
+        best = jax.lax.top_k(grouped, min(1 if bias is None else 2, grouped.shape[-1]))[0].sum(-1)
+        kept = jax.nn.one_hot(jax.lax.top_k(best, topk_groups)[1], groups).sum(-2) > 0
+        keys = jnp.where(kept[..., None], grouped, -jnp.inf).reshape(keys.shape)
+    indices = jax.lax.top_k(keys, k)[1]
+    weights = jnp.take_along_axis(scores, indices, -1)
+    if normalize:
+        weights = weights / weights.sum(-1, keepdims=True)
+    return weights * scale, indices
+
+
+GATES = [  # experts, k, groups, topk_groups
+    (256, 8, 8, 4),  # DeepSeek-V3
+    (160, 6, 8, 3),  # DeepSeek-V2
+    (64, 6, 1, None),
+    (12, 4, 6, 2),  # all experts of two groups
+    (8, 3, 8, 3),  # groups of one
+    (60, 7, 4, 4),
+    (512, 16, 16, 5),
+    (1056, 3, 32, 7),  # no kernel of its own
+]
+SCORES = ["softmax", "sigmoid", "sqrt_softplus"]
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("experts, k, groups, topk_groups", GATES)
+def test_published_gates(experts, k, groups, topk_groups, score):
+    logits = jnp.asarray(normal((40, experts), "float32", seed=experts, scale=1))
+    bias = jnp.asarray(np.random.default_rng(2).uniform(-0.1, 0.1, experts).astype(np.float32))
+    ct = jnp.asarray(normal((40, k), "float32", seed=3))
+
+    def both(gate, topk_groups, logits, bias, scale, normalize):
+        of = lambda z, scale: gate(
+            z, k, score=score, normalize=normalize, bias=bias, groups=groups, topk_groups=topk_groups, scale=scale
+        )
+        loss = lambda z, scale: (of(z, scale)[0] * ct).sum()
+        return tuple(of(logits, scale)), jax.grad(loss, argnums=(0, 1))(logits, scale)
+
+    for normalize, b in itertools.product((True, False), (None, bias)):
+        call = lambda gate, topk_groups: jax.jit(functools.partial(both, gate, topk_groups, normalize=normalize))(
+            logits, b, 2.5
+        )
+        (weights, indices), gradients = call(jaxgpuops.topk_softmax, topk_groups)
+        (expected, chosen), wanted = call(published, topk_groups or groups)
+        same = np.asarray(indices == chosen)
+        keys = scores_of(logits, -1, score) + (0 if b is None else np.asarray(b))
+        of = lambda indices, keys=keys: np.take_along_axis(keys, np.asarray(indices), -1)
+        np.testing.assert_allclose(of(indices), of(chosen), rtol=0, atol=1e-6)  # equal but for rounding
+        assert same.mean() > 0.99
+        np.testing.assert_allclose(weights[same], expected[same], rtol=3e-6)
+        for a, e in zip(gradients, wanted, strict=True) if same.all() else ():
+            np.testing.assert_allclose(a, e, rtol=1e-4, atol=2e-6 * float(abs(e).max()))
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_groups_along_any_axis_and_in_batches(biased):
+    logits = jnp.asarray(normal((3, 24, 5), "float32", scale=1))
+    bias = jnp.linspace(0, 0.2, 24) if biased else None
+    flags = {"groups": 6, "topk_groups": 2, "bias": bias, "score": "sigmoid"}
+    whole = jaxgpuops.topk_softmax(logits, 5, axis=1, **flags)
+    rows = published(jnp.moveaxis(logits, 1, -1), 5, "sigmoid", True, bias, 6, 2)
+    mapped = jax.vmap(lambda x: jaxgpuops.topk_softmax(x, 5, axis=1, **flags), in_axes=2, out_axes=2)(logits)
+    np.testing.assert_array_equal(whole.indices, jnp.moveaxis(rows[1], -1, 1))
+    np.testing.assert_allclose(whole.weights, jnp.moveaxis(rows[0], -1, 1), rtol=2e-6)
+    np.testing.assert_array_equal(whole.indices, mapped.indices)
+    np.testing.assert_allclose(whole.weights, mapped.weights, rtol=1e-6)
+
+
+def test_hostile_groups():
+    """Ties go to the lower group and index; NaNs come first; what is not in a chosen group counts as -inf."""
+    choose = lambda logits, k, **flags: jaxgpuops.topk_softmax(np.float32(logits), k, **flags).indices.tolist()
+    pairs = {"groups": 3, "topk_groups": 1}
+    assert choose([0, 0, 0, 0, 0, 0], 2, **pairs) == [0, 1]
+    assert choose([9, -9, 5, 5, 0, 0], 1, bias=np.zeros(6, np.float32), score="sigmoid", **pairs) == [2]  # by the sum
+    assert choose([9, -9, 5, 5, 0, 0], 2, **pairs) == [0, 1]  # by the best
+    assert choose([0, 9, 5, np.nan, 7, 8], 2, **pairs) == [3, 2]
+    assert choose([np.nan, 9, 5, np.nan, 7, 8], 2, **pairs) == [0, 1]
+    assert choose([-np.inf] * 6, 2, **pairs) == [0, 1]
+    assert choose([-np.inf, -np.inf, -np.inf, 1, 2, 3], 3, groups=3, topk_groups=2) == [5, 4, 3]
+    bias = np.float32([-np.inf, -np.inf, 0, 0, 0, 0])
+    assert choose([9, 9, 1, 2, 0, 0], 2, bias=bias, score="sigmoid", **pairs) == [3, 2]
+    for dtype in ("bfloat16", "float16"):
+        logits = normal((20, 32), dtype)
+        weights, indices = jaxgpuops.topk_softmax(logits, 4, groups=4, topk_groups=2)
+        _, chosen = published(jnp.asarray(logits, jnp.float32), 4, "softmax", True, None, 4, 2)
+        assert weights.dtype == logits.dtype
+        np.testing.assert_array_equal(np.sort(indices, 1), np.sort(chosen, 1))
+
+
+def test_sqrt_softplus_does_not_vanish():
+    """Nor does it overflow: its square is e^z far below 0, and z far above."""
+    z = jnp.float32([-200, -202, 30000, -60, 0])
+    weights, _ = jaxgpuops.topk_softmax(z[:2], 2, score="sqrt_softplus")
+    np.testing.assert_allclose(weights, jax.nn.softmax(z[:2] / 2), rtol=1e-6)
+    weights, indices = jaxgpuops.topk_softmax(z, 5, score="sqrt_softplus", normalize=False)
+    exact = np.sqrt(np.logaddexp(0, np.float64(z)))[np.asarray(indices)]
+    np.testing.assert_allclose(weights, exact, rtol=1e-6, atol=1e-37)
+    slopes = jax.grad(lambda z: jaxgpuops.topk_softmax(z, 5, score="sqrt_softplus", normalize=False).weights.sum())(z)
+    wide = np.float64(z)
+    expected = 1 / (1 + np.exp(-wide)) / (2 * np.sqrt(np.logaddexp(0, wide)))
+    np.testing.assert_allclose(slopes, expected, rtol=1e-5, atol=1e-37)
+
+
 # ---- Derivatives ----------------------------------------------------------------------------------------------------
 
 
 def plain(logits, k, axis, score, normalize, bias=None):
     """In differentiable JAX."""
-    scores = jax.nn.sigmoid(logits) if score == "sigmoid" else jax.nn.softmax(logits, axis)
+    scores = {
+        "softmax": functools.partial(jax.nn.softmax, axis=axis),
+        "sigmoid": jax.nn.sigmoid,
+        "sqrt_softplus": lambda z: jnp.sqrt(jax.nn.softplus(z)),
+    }[score](logits)
     keys = logits if bias is None else scores + bias
     indices = jnp.argsort(-jax.lax.stop_gradient(keys), axis).take(jnp.arange(k), axis)
     weights = jnp.take_along_axis(scores, indices, axis)
@@ -313,6 +436,13 @@ ERRORS = [
     ((X, 2), {"bias": np.zeros(4, np.float32)}, ValueError, ["bias must broadcast", "(3, 5)", "4"]),
     ((X, 2), {"bias": np.zeros(5, np.int32)}, TypeError, ["bias must have a float dtype", "int32"]),
     ((np.float32(1), 1), {}, ValueError, ["at least one dimension"]),
+    ((X, 2), {"groups": 2}, ValueError, ["groups must be 1 or more and divide the 5 experts", "2"]),
+    ((X, 2), {"groups": 0}, ValueError, ["groups must be 1 or more", "0"]),
+    ((X, 2), {"groups": 5, "topk_groups": 6}, ValueError, ["topk_groups must be between 1 and 5", "6"]),
+    ((X, 2), {"groups": 5, "topk_groups": 1}, ValueError, ["k must be at most 1, the experts of 1 groups", "2"]),
+    ((X, 2), {"groups": 1.0}, TypeError, ["groups must be an integer", "1.0"]),
+    ((X, 2), {"scale": np.ones(3, np.float32)}, ValueError, ["scale must be one number", "(3,)"]),
+    ((X, 2), {"scale": 1j}, TypeError, ["scale has dtype complex"]),
 ]
 
 

@@ -180,7 +180,11 @@ def logits_and_bias(rng, shape):
 
 
 def gate_reference(logits, bias=None, *, axis, score="softmax", normalize=True):
-    scores = jax.nn.sigmoid(logits) if score == "sigmoid" else jax.nn.softmax(logits, axis)
+    scores = {
+        "softmax": functools.partial(jax.nn.softmax, axis=axis),
+        "sigmoid": jax.nn.sigmoid,
+        "sqrt_softplus": lambda z: jnp.sqrt(jax.nn.softplus(z)),
+    }[score](logits)
     indices = jax.lax.top_k(logits if bias is None else scores + bias, 2, axis=axis)[1]
     weights = take_along_axis(scores, indices, axis % scores.ndim)  # jnp's needs help on explicit meshes
     return weights / weights.sum(axis, keepdims=True) if normalize else weights, indices
@@ -200,6 +204,21 @@ GATE_CASES = [
         "lax.topk_softmax-unnormalised",
         functools.partial(jaxgpuops.lax.topk_softmax, k=2, axis=-1, normalize=False),
         functools.partial(gate_reference, axis=-1, normalize=False),
+        logits_only,
+        tolerance=1e-5,
+    ),
+    Case(
+        "topk_softmax-sqrt_softplus-bias",
+        lambda x, bias: jaxgpuops.topk_softmax(x, 2, axis=1, score="sqrt_softplus", bias=bias),
+        functools.partial(gate_reference, axis=1, score="sqrt_softplus"),
+        logits_and_bias,
+        forward=False,
+        tolerance=1e-5,
+    ),
+    Case(
+        "lax.topk_softmax-groups-scale",  # groups of one: the best two are those of the best two groups
+        lambda x: jaxgpuops.lax.topk_softmax(x, 2, groups=x.shape[-1], topk_groups=2, scale=2.0),
+        lambda x: (lambda weights, indices: (2 * weights, indices))(*gate_reference(x, axis=-1)),
         logits_only,
         tolerance=1e-5,
     ),

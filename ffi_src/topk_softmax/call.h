@@ -13,7 +13,7 @@ struct Call {
 };
 
 inline Call call_of(ffi::AnyBuffer logits, ffi::RemainingArgs arguments, ffi::AnyBuffer weights, ffi::AnyBuffer indices,
-                    int64_t axis, bool sigmoid, bool normalize, bool biased) {
+                    int64_t axis, int64_t score, bool normalize, bool biased) {
   Call call;
   Problem& problem = call.problem;
   problem.dtype = require_dtype("logits", logits);
@@ -29,7 +29,8 @@ inline Call call_of(ffi::AnyBuffer logits, ffi::RemainingArgs arguments, ffi::An
   require_type("indices", indices, ffi::DataType::S32);
   require_shape("weights", weights, with_axis(dims_of(logits), axis, problem.k));
   require_shape("indices", indices, dims_of(weights));
-  problem.sigmoid = sigmoid;
+  if (score != 0 && score != 1) throw invalid("score is ", score, ", expected 0 or 1");
+  problem.sigmoid = score == 1;
   problem.normalize = normalize;
   call.buffers = {logits.untyped_data(), nullptr, weights.untyped_data(),
                   static_cast<int32_t*>(indices.untyped_data())};
@@ -53,7 +54,7 @@ auto gate_binding() {
                               .template Ret<ffi::AnyBuffer>()   // weights
                               .template Ret<ffi::AnyBuffer>())  // indices
       .template Attr<int64_t>("axis")
-      .template Attr<bool>("sigmoid")
+      .template Attr<int64_t>("score")
       .template Attr<bool>("normalize")
       .template Attr<bool>("biased");
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
+from jaxgpuops._partition import manual
 from jaxgpuops._primitive import align as aligned
 from jaxgpuops.lax._moe import (
     MAX_EXPERTS,
@@ -22,7 +23,39 @@ from jaxgpuops.lax._moe import (
     rows_of,
     weight_cotangent,
 )
+from jaxgpuops.lax._topk_softmax import SCORES, Score, shares_of
 from jaxgpuops.ops.topk_softmax import topk_softmax
+
+
+class RaggedSizes(NamedTuple):
+    """What `jax.lax.ragged_all_to_all` takes after its two arrays, on one device; all int32 of shape ``(devices,)``.
+
+    Attributes:
+      input_offsets: the first of the rows that go to each device.
+      send_sizes: how many these are.
+      output_offsets: where they begin on that device.
+      recv_sizes: how many rows come from each device.
+    """
+
+    input_offsets: jax.Array
+    send_sizes: jax.Array
+    output_offsets: jax.Array
+    recv_sizes: jax.Array
+
+
+class MoEExchange(NamedTuple):
+    """How rows reach the devices of their experts, each of which has as many neighbouring ones, and come back.
+
+    Attributes:
+      there: the sizes for dispatched rows on their way to the experts.
+      back: those for the experts' answers on their way to the tokens.
+      expert_ids: ``(room, 1)``, int32: the expert of each row that has come here, counted from this device's first; -1
+        where none has. What `moe_plan` takes for a plan of this device's experts. The room is enough for any routing.
+    """
+
+    there: RaggedSizes
+    back: RaggedSizes
+    expert_ids: jax.Array
 
 
 class MoEPlan(NamedTuple):
@@ -33,12 +66,15 @@ class MoEPlan(NamedTuple):
       row_of_assignment: ``(*batch, tokens, k)``: its inverse, -1 where an assignment is dropped.
       group_sizes: ``(*batch, num_experts)``: the assignments that each expert keeps.
       group_offsets: ``(*batch, num_experts + 1)``: the first row of each expert's group, and the end of the last.
+      exchange: a `MoEExchange`; None without ``axis_name``.
     """
 
     assignment_of_row: jax.Array
     row_of_assignment: jax.Array
     group_sizes: jax.Array
     group_offsets: jax.Array
+    # Not typed as optional: who reads it has given axis_name.
+    exchange: MoEExchange = None  # pyright: ignore[reportAssignmentType]
 
     @property
     def token_of_row(self) -> jax.Array:
@@ -47,7 +83,14 @@ class MoEPlan(NamedTuple):
         return jnp.where(a >= 0, a // self.row_of_assignment.shape[-1], -1)
 
 
-def moe_plan(expert_ids: ArrayLike, num_experts: int, *, capacity: int | None = None, align: int = 1) -> MoEPlan:
+def moe_plan(
+    expert_ids: ArrayLike,
+    num_experts: int,
+    *,
+    capacity: int | None = None,
+    align: int = 1,
+    axis_name: _arguments.AxisName = None,
+) -> MoEPlan:
     """Where the rows of a mixture of experts go: in the order of experts, then of tokens, then of choices.
 
     Args:
@@ -56,6 +99,10 @@ def moe_plan(expert_ids: ArrayLike, num_experts: int, *, capacity: int | None = 
       num_experts: how many experts there are, static.
       capacity: how many assignments an expert keeps, the first ones; static. None: all.
       align: each group begins at a multiple of this many rows, as matrix kernels of tiles want it; static.
+      axis_name: inside `jax.shard_map`, the mesh axis, or axes, over whose devices experts are split: the first device
+        has the first ``num_experts / devices``. The plan is one of this device's tokens, with all experts, and its
+        ``exchange`` says how its rows reach the experts. For it the devices exchange ``num_experts`` numbers each.
+        ``align`` must be 1, and there are no batches: padding is for the plan that the experts' device makes.
 
     Returns:
       A `MoEPlan`. Its number of rows is static, enough for any routing: ``tokens * k`` with ``align=1``, else up to
@@ -66,7 +113,9 @@ def moe_plan(expert_ids: ArrayLike, num_experts: int, *, capacity: int | None = 
 
     Raises:
       TypeError: for ids that are not integers, and arguments that are not integers known at trace time.
-      ValueError: for ids of fewer than two dimensions, ``num_experts`` or ``align`` below 1, ``capacity`` below 0.
+      ValueError: for ids of fewer than two dimensions, ``num_experts`` or ``align`` below 1, ``capacity`` below 0;
+        with ``axis_name``, for a name that is not of a `jax.shard_map` around the call, experts that devices cannot share
+        evenly, batches, and ``align`` above 1.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops
@@ -83,7 +132,34 @@ def moe_plan(expert_ids: ArrayLike, num_experts: int, *, capacity: int | None = 
         raise ValueError(f"{op}: expert_ids must have shape (..., tokens, k), got {expert_ids.shape}")
     num_experts, align = _arguments.integer(op, "num_experts", num_experts), _arguments.integer(op, "align", align)
     capacity = -1 if capacity is None else _least(op, "capacity", _arguments.integer(op, "capacity", capacity), 0)
-    return _plan(expert_ids, _least(op, "num_experts", num_experts, 1), capacity, _least(op, "align", align, 1))
+    num_experts, align = _least(op, "num_experts", num_experts, 1), _least(op, "align", align, 1)
+    split = manual(op, _arguments.names(op, axis_name), expert_ids.shape[-2])
+    if split is None:
+        return _plan(expert_ids, num_experts, capacity, align)
+    if expert_ids.ndim != 2 or align != 1 or num_experts % split.shards:
+        raise ValueError(
+            f"{op}: with axis_name, expert_ids must have shape (tokens, k), align must be 1 and the {split.shards} devices "
+            f"must divide num_experts; got {expert_ids.shape}, {align} and {num_experts}"
+        )
+    plan = _plan(expert_ids, num_experts, capacity, 1)
+    return plan._replace(exchange=_exchange(plan, split, capacity))
+
+
+def _exchange(plan, split, capacity):
+    shards, here = split.shards, split.index()
+    sizes = jax.lax.all_gather(plan.group_sizes, split.names).reshape(shards, shards, -1)  # from, to, expert
+    own = sizes.shape[-1]
+    rows = sizes.sum(-1, dtype=np.int32)  # from, to
+    before = lambda x, axis: jnp.cumsum(x, axis, dtype=np.int32) - x
+    starts, places = before(rows, 1), before(rows, 0)  # where rows begin on the device they are from, and go to
+    there = RaggedSizes(starts[here], rows[here], places[here], rows[:, here])
+    back = RaggedSizes(places[:, here], rows[:, here], starts[:, here], rows[here])
+    # Rows come device after device, and expert after expert from each.
+    ends = jnp.cumsum(sizes[:, here].reshape(-1), dtype=np.int32)
+    room = rows_of(shards * plan.row_of_assignment.size, own, capacity if capacity < 0 else capacity * shards, 1)
+    part = jnp.searchsorted(ends, jnp.arange(room, dtype=np.int32), side="right", method="compare_all")
+    expert_ids = jnp.where(part < shards * own, part % own, -1).astype(np.int32)
+    return MoEExchange(there, back, expert_ids[:, None])
 
 
 def _least(op, name, value, least):
@@ -240,10 +316,15 @@ def moe_route(
     capacity: int | None = None,
     align: int = 1,
     normalize: bool = True,
-    score: Literal["softmax", "sigmoid"] = "softmax",
+    score: Score = "softmax",
     bias: ArrayLike | None = None,
+    groups: int = 1,
+    topk_groups: int | None = None,
+    scale: ArrayLike | None = None,
 ) -> tuple[jax.Array, jax.Array, MoEPlan]:
     """A gate and its plan: `topk_softmax` of logits ``(*batch, tokens, num_experts)``, then `moe_plan` of its choice.
+
+    The arguments are those of these two functions. `moe_losses` of the logits and ids keeps the load even.
 
     Returns:
       ``(weights, expert_ids, plan)``: weights and ids of shape ``(*batch, tokens, k)``. Gradients reach the logits
@@ -258,5 +339,74 @@ def moe_route(
     logits = _arguments.array("jaxgpuops.moe_route", "logits", logits)
     if logits.ndim < 2:
         raise ValueError(f"jaxgpuops.moe_route: logits must have shape (..., tokens, experts), got {logits.shape}")
-    weights, ids = topk_softmax(logits, k, normalize=normalize, score=score, bias=bias)
+    gate = {"normalize": normalize, "score": score, "bias": bias, "groups": groups, "topk_groups": topk_groups}
+    weights, ids = topk_softmax(logits, k, scale=scale, **gate)
     return weights, ids, moe_plan(ids, logits.shape[-1], capacity=capacity, align=align)
+
+
+class MoELosses(NamedTuple):
+    """Numbers that a training loss adds, times small factors, so that a router stays well."""
+
+    load_balance: jax.Array
+    z: jax.Array
+
+
+def moe_losses(logits: ArrayLike, expert_ids: ArrayLike, *, score: Score = "softmax") -> MoELosses:
+    """The auxiliary losses of a gate: how uneven the load of its experts is, and how large its logits are.
+
+    Args:
+      logits: ``(*batch, tokens, num_experts)``, floating: what the gate has chosen from.
+      expert_ids: integers of shape ``(*batch, tokens, k)``: what it has chosen. Those out of range do not count.
+      score: the scores of that gate, as of `topk_softmax`.
+
+    Returns:
+      ``MoELosses(load_balance, z)`` of shape ``batch``, float32 (float64 of float64):
+
+      - load_balance: ``num_experts * sum_e f[e] * p[e]``, where ``f[e]`` is the share of the assignments that expert e
+        has, and ``p[e]`` the mean over tokens of its share of the token's scores. 1 where the load is even, and up to
+        ``num_experts``, if one expert has all.
+      - z: the mean over tokens of the square of the logits' log-sum-exp.
+
+      Both are 0 where there are no tokens.
+
+    Gradients reach the logits, through ``p`` and z. A pass over the logits in plain JAX, which XLA fuses.
+
+    Raises:
+      TypeError: for logits that are not floats, ids that are not integers.
+      ValueError: for shapes that do not belong together, another ``score``.
+
+    Load balance: Fedus et al., "Switch Transformers" (2022), with shares of scores as in DeepSeek-AI, "DeepSeek-V3
+    technical report" (2024); z: Zoph et al., "ST-MoE" (2022).
+
+    >>> import jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> even = jaxgpuops.moe_losses(jnp.zeros((2, 4)), jnp.array([[0, 1], [2, 3]]))
+    >>> float(even.load_balance), round(float(even.z), 3)
+    (1.0, 1.922)
+    >>> logits = jnp.array([[0.0, 100.0], [0.0, 100.0]])
+    >>> jaxgpuops.moe_losses(logits, jnp.array([[1], [1]])).load_balance.tolist()
+    2.0
+    """
+    op = "jaxgpuops.moe_losses"
+    logits, ids = _arguments.array(op, "logits", logits), _arguments.labels(op, "expert_ids", expert_ids)
+    _arguments.dtype(op, "logits", logits.dtype, _arguments.FLOATS)
+    _arguments.dtype(op, "expert_ids", ids.dtype, _arguments.INTEGERS)
+    if logits.ndim < 2 or ids.ndim != logits.ndim or ids.shape[:-1] != logits.shape[:-1]:
+        raise ValueError(
+            f"{op}: logits and expert_ids must have shapes (..., tokens, experts) and (..., tokens, k), got "
+            f"{logits.shape} and {ids.shape}"
+        )
+    return _losses(logits, ids, SCORES.index(_arguments.choice(op, "score", score, SCORES)))
+
+
+@functools.partial(jax.jit, static_argnums=2, inline=True)
+def _losses(logits, ids, score):
+    *batch, tokens, experts = logits.shape
+    logits = logits.astype(_arguments.wide(logits.dtype))
+    if tokens == 0 or experts == 0:
+        nothing = jnp.zeros(batch, logits.dtype)
+        return MoELosses(nothing, nothing)
+    shares = shares_of(logits, logits.ndim - 1, score).mean(-2)
+    counts = (ids[..., None] == jnp.arange(experts, dtype=ids.dtype)).sum((-3, -2)).astype(logits.dtype)
+    balance = experts * (counts * shares).sum(-1) / jnp.maximum(counts.sum(-1), 1)
+    return MoELosses(balance, (jax.nn.logsumexp(logits, -1) ** 2).mean(-1))

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import functools
-from typing import Literal
 
 import jax
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
-from jaxgpuops.lax._topk_softmax import TopKSoftmax, checked, cotangent_of_logits, gate, saved
+from jaxgpuops.lax._topk_softmax import (
+    Score,
+    TopKSoftmax,
+    arguments,
+    checked,
+    cotangent_of_logits,
+    gate,
+    saved,
+    scaled,
+)
 from jaxgpuops.lax.along_axis import along
 
 
@@ -19,8 +27,11 @@ def topk_softmax(
     *,
     axis: int = -1,
     normalize: bool = True,
-    score: Literal["softmax", "sigmoid"] = "softmax",
+    score: Score = "softmax",
     bias: ArrayLike | None = None,
+    groups: int = 1,
+    topk_groups: int | None = None,
+    scale: ArrayLike | None = None,
     axis_name: _arguments.AxisName = None,
 ) -> TopKSoftmax:
     """The gate of a mixture of experts: the ``k`` experts with the highest scores, and their weights, in one kernel.
@@ -31,9 +42,13 @@ def topk_softmax(
       k: how many experts, ``0 <= k <= n``; static.
       axis: the axis of length ``n``.
       normalize: whether the weights of the chosen experts are divided by their sum.
-      score: "softmax" (over all experts) or "sigmoid" of the logits.
+      score: "softmax" (over all experts), "sigmoid" or "sqrt_softplus", sqrt(log(1 + e^z)), of the logits.
       bias: added to the scores to choose experts, and to nothing else, as for a balanced load without an auxiliary
         loss. Of shape ``(n,)``, or any that broadcasts to that of the logits.
+      groups: neighbouring experts are in so many groups of ``n / groups``, for instance those of one machine; static.
+      topk_groups: how many groups a row chooses from: those with the highest sum of their two best ``score + bias``, or
+        without a bias the highest logit. ``k`` must not be above the number of their experts. None: all; static.
+      scale: a number that weights are multiplied by, after they are rounded. None: 1.
       axis_name: inside `jax.shard_map`, what ``axis`` is split along, as for `jaxgpuops.topk`; a
         ``bias`` of one number an expert is this device's part.
 
@@ -45,19 +60,22 @@ def topk_softmax(
     to the lower index. With one it is made by ``score + bias``, in float32 (float64 where the logits are): the lower
     index wins a tie, NaNs come first. Weights that include a NaN are NaN, as those of softmax over +inf are.
 
-    Derivatives: of the weights with respect to the logits; the choice is constant, the bias gets no gradient. With
-    softmax and ``normalize``, and with sigmoid, only logits of chosen experts have one. Reverse mode works, and
+    Derivatives: of the weights with respect to the logits and ``scale``; the choice is constant, the bias gets no
+    gradient. Unless softmax is not normalised, only logits of chosen experts have one. Reverse mode works, and
     whatever is built on top of it; for forward mode at the bottom use `jaxgpuops.lax.topk_softmax`.
 
-    One kernel takes ``n <= 1024`` and ``k <= 64`` (not float64); larger calls are composed of top-k and other kernels.
+    One kernel takes ``n <= 1024`` and ``k <= 64`` (not float64, groups and "sqrt_softplus"); other calls are composed of
+    top-k and other kernels.
 
     Raises:
       TypeError: for other dtypes, for ``k`` or ``axis`` that are not integers, and a flag that is not True or False,
         known at trace time.
-      ValueError: for a scalar, ``axis`` or ``k`` out of range, another ``score``, a ``bias`` that does not broadcast.
+      ValueError: for a scalar, ``axis`` or ``k`` out of range, another ``score``, a ``bias`` that does not broadcast, a
+        ``scale`` that is not one number, ``groups`` that do not divide ``n`` or have too few experts, or with
+        ``axis_name``.
 
     Gates of this kind: Shazeer et al., "Outrageously large neural networks" (2017); sigmoid scores with a bias for
-    the choice: DeepSeek-AI, "DeepSeek-V3 technical report" (2024).
+    the choice, and groups: DeepSeek-AI, "DeepSeek-V3 technical report" (2024).
 
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops
@@ -69,41 +87,38 @@ def topk_softmax(
     [[0.5, 0.25], [0.5, 0.25]]
     >>> jaxgpuops.topk_softmax(logits, 2, bias=jnp.array([9.0, 0.0, 0.0, 0.0])).indices.tolist()
     [[0, 1], [0, 3]]
+    >>> jaxgpuops.topk_softmax(logits, 2, groups=2, topk_groups=1).indices.tolist()
+    [[1, 0], [3, 2]]
     """
     op = "jaxgpuops.topk_softmax"
-    logits = _arguments.array(op, "logits", logits)
-    bias = _arguments.optional(op, "bias", bias)
-    k, axis = _arguments.integer(op, "k", k), _arguments.integer(op, "axis", axis)
-    score = _arguments.choice(op, "score", score, ("softmax", "sigmoid"))
-    names, normalize = _arguments.names(op, axis_name), _arguments.flag(op, "normalize", normalize)
-    return _jitted(logits, bias, k, axis, names, score, normalize)
+    return _jitted(*arguments(op, logits, bias, scale, k, axis, axis_name, score, normalize, groups, topk_groups))
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3, 4, 5, 6), inline=True)
-def _jitted(logits, bias, k, axis, names, score, normalize):
-    logits, bias, axis, k, split = checked("jaxgpuops.topk_softmax", logits, bias, k, axis, names)
+@functools.partial(jax.jit, static_argnums=3, inline=True)
+def _jitted(logits, bias, scale, options):
+    logits, bias, split, params = checked("jaxgpuops.topk_softmax", logits, bias, *options)
     if split is not None:
-        return gate(logits, bias, split, k=k, axis=axis, sigmoid=score == "sigmoid", normalize=normalize)
-    size = logits.shape[axis], along(logits, axis)
-    return _topk_softmax(logits, bias, size, k, axis, score == "sigmoid", normalize)
+        return scaled(gate(logits, bias, split, **params), scale)
+    size = logits.shape[params["axis"]], along(logits, params["axis"])
+    return scaled(_topk_softmax(logits, bias, size, tuple(params.items())), scale)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5, 6))
-def _topk_softmax(logits, bias, size, k, axis, sigmoid, normalize):  # `size` is what the backward pass must know
-    return gate(logits, bias, k=k, axis=axis, sigmoid=sigmoid, normalize=normalize)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _topk_softmax(logits, bias, size, params):  # `size` is what the backward pass must know
+    return gate(logits, bias, **dict(params))
 
 
-def _forward(logits, bias, size, k, axis, sigmoid, normalize):
-    kind = {"axis": axis, "sigmoid": sigmoid, "normalize": normalize}
-    out = gate(logits, bias, k=k, **kind)
-    return out, (out, saved(logits, out.indices, **kind))
+def _forward(logits, bias, size, params):
+    out = gate(logits, bias, **dict(params))
+    return out, (out, saved(logits, out.indices, **dict(params)))
 
 
-def _backward(size, k, axis, sigmoid, normalize, residuals, cotangent):
+def _backward(size, params, residuals, cotangent):
     (weights, indices), rest = residuals
-    kind = {"axis": axis, "sigmoid": sigmoid, "normalize": normalize}
     length, along = size
-    return cotangent_of_logits(cotangent.weights, rest, weights, indices, length=length, along=along, **kind), None
+    return cotangent_of_logits(
+        cotangent.weights, rest, weights, indices, length=length, along=along, **dict(params)
+    ), None
 
 
 _topk_softmax.defvjp(_forward, _backward)

@@ -198,9 +198,9 @@ void run(const Call& call, const Workers& workers) {
 
 ffi::Error topk_softmax(ffi::ThreadPool pool, ffi::AnyBuffer logits, ffi::RemainingArgs rest,
                         ffi::Result<ffi::AnyBuffer> weights, ffi::Result<ffi::AnyBuffer> indices, int64_t axis,
-                        bool sigmoid, bool normalize, bool biased) {
+                        int64_t score, bool normalize, bool biased) {
   return handle("jaxgpuops.topk_softmax", [&] {
-    const Call call = call_of(logits, rest, *weights, *indices, axis, sigmoid, normalize, biased);
+    const Call call = call_of(logits, rest, *weights, *indices, axis, score, normalize, biased);
     const auto of = [&](auto element) {
       using Element = decltype(element);
       biased ? run<Element, true>(call, workers_of(pool)) : run<Element, false>(call, workers_of(pool));

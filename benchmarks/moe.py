@@ -1,0 +1,242 @@
+"""The rows of a mixture of experts: plan, dispatch, combine and their gradients, and all that a layer moves in a training
+step. Beside it the idioms of JAX programs, for torch the same, and a gather of rows in Triton."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+import jaxgpuops
+from benchmarks.runner import Case
+
+GPU = [
+    # (tokens, k, experts, hidden)
+    (32, 8, 128, 7168),
+    (128, 8, 128, 7168),
+    (512, 8, 128, 7168),
+    (4096, 8, 128, 7168),
+    (8192, 2, 8, 4096),
+    (16384, 6, 64, 2048),
+]
+CPU = [(32, 8, 128, 1024), (512, 8, 128, 1024), (2048, 2, 8, 1024)]
+
+# On an H200: what the kernels that were known, or written to see what is possible, suggest. In us of kernel time.
+TARGETS = {
+    "plan": [2.5, 3.6, 4.2, 7, 3.2, 10],
+    "dispatch": [1.8, 4.4, 16.5, 132, 51, 122],
+    "gradient of dispatch": [2.1, None, 16.5, 118, 48.5, 105],
+    "combine": [2.0, None, 16.5, 118, 48.5, 105],
+    "gradient of combine": [3.8, 9.0, 31.5, 240, 80.5, 212],
+    "layer": [13, None, None, None, None, None],
+}
+
+
+# ---- The idioms of JAX programs -----------------------------------------------------------------------------------------
+
+
+def plain_plan(ids, experts):
+    """Order, inverse, counts and offsets: two argsorts and a bincount."""
+    order = jnp.argsort(ids.ravel())
+    sizes = jnp.bincount(ids.ravel(), length=experts).astype(jnp.int32)
+    return order, jnp.argsort(order).reshape(ids.shape), sizes, jnp.append(0, jnp.cumsum(sizes))
+
+
+def plain_dispatch(x, order, k):
+    return jnp.take(x, order // k, axis=0)
+
+
+def plain_combine(y, inverse, weights):
+    tokens, k = inverse.shape
+    rows = jnp.take(y, inverse.ravel(), axis=0).reshape(tokens, k, -1)
+    return jnp.einsum("tkd,tk->td", rows.astype(jnp.float32), weights).astype(y.dtype)
+
+
+# ---- Those of torch -------------------------------------------------------------------------------------------------
+
+
+def _torch_plan(ids, experts):
+    import torch
+
+    order = ids.flatten().argsort(stable=True)
+    sizes = torch.zeros(experts, dtype=torch.int32, device=ids.device)
+    sizes.scatter_add_(0, ids.flatten().long(), torch.ones_like(ids.flatten()))
+    inverse = torch.empty_like(order)
+    inverse[order] = torch.arange(len(order), device=ids.device)
+    offsets = torch.nn.functional.pad(sizes.cumsum(0), (1, 0))
+    return order.int(), inverse.int().reshape(ids.shape), sizes, offsets.int()
+
+
+def _torch_combine(y, inverse, weights):
+    rows = y[inverse.flatten().long()].unflatten(0, inverse.shape).float()
+    return ((rows * weights[..., None]).sum(1).to(y.dtype),)
+
+
+def _triton_dispatch(x, order, k):
+    from benchmarks.triton_moe import gather_rows
+
+    return (gather_rows(x, order, k),)
+
+
+# ---- Cases ----------------------------------------------------------------------------------------------------------
+
+
+def _operands(tokens, k, experts, hidden, dtype, key):
+    """Logits, tokens, weights, a cotangent of tokens and one of rows."""
+    keys = jax.random.split(key, 5)
+    normal = lambda i, shape: jax.random.normal(keys[i], shape).astype(dtype)
+    return (
+        jax.random.normal(keys[0], (tokens, experts)),
+        normal(1, (tokens, hidden)),
+        jax.random.uniform(keys[2], (tokens, k)),
+        normal(3, (tokens, hidden)),
+        normal(4, (tokens * k, hidden)),
+    )
+
+
+def _ids(logits, k):
+    return jax.lax.top_k(logits, k)[1]
+
+
+def cases_of(tokens, k, experts, hidden, dtype="bfloat16", targets=None):
+    assignments, size = tokens * k, hidden * jnp.dtype(dtype).itemsize
+    rows, all_tokens = assignments * size, tokens * size
+    operands = functools.partial(_operands, tokens, k, experts, hidden, dtype)
+    shape = jax.ShapeDtypeStruct((tokens, hidden), dtype)
+
+    def planned(key):
+        ids = _ids(operands(key)[0], k)
+        return jaxgpuops.moe_plan(ids, experts)[:4]
+
+    plan_of = lambda *plan: jaxgpuops.MoEPlan(*plan)
+    case = functools.partial(_case, f"({tokens}, {k} of {experts}, {hidden}) {dtype}", targets or {})
+    # Results of 16 bits: a rounding of theirs may differ, and gradients of tokens add up in another order.
+    near = {"tolerance": 0.02}
+
+    def our_dispatch_gradient(ct, *plan):  # the zeros are not read
+        dispatch = lambda x: jaxgpuops.moe_dispatch(x, plan_of(*plan))
+        return jax.vjp(dispatch, jnp.zeros(shape.shape, shape.dtype))[1](ct)
+
+    def our_gradient(y, weights, ct, *plan):
+        combine = lambda y, weights: jaxgpuops.moe_combine(y, plan_of(*plan), weights)
+        return jax.vjp(combine, y, weights)[1](ct)
+
+    def plain_gradient(y, weights, ct, *plan):
+        return jax.vjp(lambda y, weights: plain_combine(y, plan[1], weights), y, weights)[1](ct)
+
+    return [
+        case(
+            "plan",
+            inputs=lambda key: (_ids(operands(key)[0], k),),
+            functions={
+                "jaxgpuops": lambda ids: tuple(jaxgpuops.moe_plan(ids, experts)[:4]),
+                "jax": lambda ids: plain_plan(ids, experts),
+                "torch": lambda ids: _torch_plan(ids, experts),
+            },
+            moved=12 * assignments + 8 * experts,
+            hostile={
+                "one expert": lambda ids: (jnp.broadcast_to(jnp.arange(k, dtype=ids.dtype), ids.shape),),
+                "skewed": lambda ids: (ids**2 // experts,),
+            },
+        ),
+        case(
+            "dispatch",
+            inputs=lambda key: (operands(key)[1], *planned(key)),
+            functions={
+                "jaxgpuops": lambda x, *plan: (jaxgpuops.moe_dispatch(x, plan_of(*plan)),),
+                "jax": lambda x, order, *_: (plain_dispatch(x, order, k),),
+                "torch": lambda x, order, *_: (x[order.long() // k],),
+                "triton": lambda x, order, *_: _triton_dispatch(x, order, k),
+            },
+            moved=all_tokens + rows,
+        ),
+        case(
+            "gradient of dispatch",
+            inputs=lambda key: (operands(key)[4], *planned(key)),
+            functions={
+                "jaxgpuops": our_dispatch_gradient,
+                "jax": lambda ct, order, *_: jax.linear_transpose(lambda x: plain_dispatch(x, order, k), shape)(ct),
+                "torch": lambda ct, order, *_: (
+                    ct.new_zeros(tokens, hidden).float().index_add_(0, order.long() // k, ct.float()).to(ct.dtype),
+                ),
+            },
+            moved=all_tokens + rows,
+            **near,
+        ),
+        case(
+            "combine",
+            inputs=lambda key: (operands(key)[4], operands(key)[2], *planned(key)),
+            functions={
+                "jaxgpuops": lambda y, weights, *plan: (jaxgpuops.moe_combine(y, plan_of(*plan), weights),),
+                "jax": lambda y, weights, _, inverse, *__: (plain_combine(y, inverse, weights),),
+                "torch": lambda y, weights, _, inverse, *__: _torch_combine(y, inverse, weights),
+            },
+            moved=all_tokens + rows,
+            **near,
+        ),
+        case(
+            "gradient of combine",
+            inputs=lambda key: (operands(key)[4], operands(key)[2], operands(key)[3], *planned(key)),
+            functions={"jaxgpuops": our_gradient, "jax": plain_gradient},
+            moved=all_tokens + 2 * rows,
+            **near,
+        ),
+        case(
+            "layer",
+            inputs=lambda key: operands(key)[:4],
+            functions={
+                "jaxgpuops": functools.partial(_layer, _our_layer, k),
+                "jax": functools.partial(_layer, _plain_layer, k),
+            },
+            # Dispatch and combine, the gradients of both, and the rows that experts read and write both ways.
+            moved=4 * all_tokens + 9 * rows,
+            **near,
+        ),
+    ]
+
+
+def _our_layer(k, logits, x, expert):
+    weights, _, plan = jaxgpuops.moe_route(logits, k)
+    return jaxgpuops.moe_combine(expert(jaxgpuops.moe_dispatch(x, plan)), plan, weights)
+
+
+def _plain_layer(k, logits, x, expert):
+    chosen, ids = jax.lax.top_k(logits, k)
+    order, inverse, _, _ = plain_plan(ids, logits.shape[1])
+    return plain_combine(expert(plain_dispatch(x, order, k)), inverse, jax.nn.softmax(chosen))
+
+
+def _expert(rows):
+    """In place of matrix products: each row times a number, read and written as they would."""
+    scale = (1 + jnp.arange(len(rows)) % 3).astype(rows.dtype)
+    return jax.lax.optimization_barrier(jax.lax.optimization_barrier(rows) * scale[:, None])
+
+
+def _layer(layer, k, logits, x, weights, ct):
+    """Forward and backward."""
+    out, pull = jax.vjp(lambda logits, x: layer(k, logits, x, _expert), logits, x)
+    return out, *pull(ct)
+
+
+def _case(about, targets, name, *, inputs, functions, moved, **more):
+    return Case(
+        name=f"{name} {about}",
+        inputs=inputs,
+        functions=functions,
+        bytes=moved,
+        floor=("copy", moved),
+        facts={"goal": targets.get(name)},
+        **more,
+    )
+
+
+def cases(platform: str) -> list[Case]:
+    points = GPU if platform == "gpu" else CPU
+    targets = [{name: goals[i] for name, goals in TARGETS.items()} for i in range(len(GPU))]
+    found = [
+        case
+        for i, point in enumerate(points)
+        for case in cases_of(*point, targets=targets[i] if platform == "gpu" else None)
+    ]
+    return sorted(found, key=lambda case: list(TARGETS).index(case.name.partition(" (")[0]))
