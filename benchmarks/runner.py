@@ -28,7 +28,7 @@ import numpy as np
 import jaxgpuops
 from benchmarks import timing
 
-FAMILIES = ["topk", "scan", "softmax", "sort"]
+FAMILIES = ["topk", "scan", "softmax", "sort", "count"]
 
 ROTATE = 128 << 20  # bytes of distinct inputs: about twice the largest L2 cache
 MAX_CALLS = 256  # in one program
