@@ -35,7 +35,7 @@ class Problem:
     ours, jax, torch: the function of arrays of each library; a tree of arrays. The last may be missing.
     right: ``right(operands, results)`` is a boolean scalar, in JAX.
     others: kind, shape and dtype of operands after the first: "values", "labels" (indices along the axis), "cotangent",
-      "ids below 9" (or another number).
+      "ids below 9" (or another number), "offsets" (which ascend, up to the length of the axis).
     kind: of the first: "values", "factors" (whose products neither vanish nor overflow), "decay" (in 0 to 1) or ids.
     data: distribution of values.
     """
@@ -79,6 +79,8 @@ class Problem:
         n = self.shape[self.axis]
         if kind == "labels":
             return (_mixed_bits(x) % n).astype(dtype)
+        if kind == "offsets":
+            return jnp.sort(_mixed_bits(x) % (n + 1)).astype(dtype)
         if kind.startswith("ids below "):
             return (_mixed_bits(self._values(x)) % int(kind.split()[-1])).astype(dtype)
         if kind == "decay":
@@ -564,6 +566,179 @@ def count(shape, axis, dtype, *, op="segment_sum", bins, **kwargs) -> Problem:
     )
 
 
+# ---- Segments of an axis, padded rows, experts ----------------------------------------------------------------------
+
+
+def _segment_of(offsets, n):
+    """The number of each place's segment, from 1 on; 0, or one more than there are, for none."""
+    return jnp.searchsorted(offsets, jax.lax.iota(jnp.int32, n), side="right")
+
+
+def _within(offsets, x, key):
+    """x in the order of the key within segments; what is in no segment stays."""
+    ids = _segment_of(offsets, x.size)
+    own = jnp.where((ids > 0) & (ids < offsets.size), key, jnp.zeros_like(key))
+    return jax.lax.sort((ids, own, x), num_keys=2)[2]
+
+
+def ragged(shape, axis, dtype, *, op="sort", count=1, k=1, **kwargs) -> Problem:
+    """Sorts of segments and softmax of them (of the whole of shape[1], rows alike), or top-k of padded rows."""
+    rows, n = shape
+    offsets = (("offsets", (count + 1,), "int32"),)
+    row_ids = ((f"ids below {count}", shape[1:], "int32"),)
+    lengths = ((f"ids below {n + 1}", shape[:1], "int32"),)
+
+    def same(x, y):  # -0 is +0
+        ordered = lambda z: _ordered(jnp.where(z == 0, jnp.zeros_like(z), z))
+        return (ordered(x) == ordered(y)).all()
+
+    def is_sorted(operands, results):
+        [x, offsets], [y] = operands, results
+        key = lambda row: _ordered(jnp.where(row == 0, jnp.zeros_like(row), row))
+        return same(y, jax.vmap(lambda row: _within(offsets, row, key(row)))(x))
+
+    def is_selected(operands, results):
+        [x, lengths], [values, indices] = operands, results
+        own = jax.lax.iota(jnp.int32, n) < lengths[:, None]
+        key = _ordered(x)
+        _, wanted = jax.lax.top_k(jnp.where(own, key, jnp.iinfo(key.dtype).min), k)
+        there = jax.lax.iota(jnp.int32, k) < lengths[:, None]
+        moved = same(jnp.where(there, values, 0), jnp.where(there, jnp.take_along_axis(x, wanted, 1), 0))
+        return (indices == jnp.where(there, wanted, -1)).all() & moved
+
+    def softmax_of(x, ids):
+        wide = x.T
+        terms = jnp.exp(wide - jax.ops.segment_max(wide, ids, count)[ids])
+        return (terms / jax.ops.segment_sum(terms, ids, count)[ids]).T
+
+    def is_softmax(operands, results):
+        [x, ids], [y] = operands, results
+        own, arithmetic = _rounding(y.dtype)
+        wanted = softmax_of(x.astype(jnp.float64), ids)
+        return _near(y, wanted, (2 * own + 128 * arithmetic) * wanted + float(jnp.finfo(y.dtype).tiny))
+
+    def masked(x, lengths):
+        least = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
+        return jax.lax.top_k(jnp.where(jax.lax.iota(jnp.int32, n) < lengths[:, None], x, least), k)
+
+    ours, of_jax, right, others = {
+        "sort": (
+            lambda x, offsets: jaxgpuops.sort(x, offsets=offsets),
+            lambda x, offsets: jax.vmap(lambda row: _within(offsets, row, row))(x),
+            is_sorted,
+            offsets,
+        ),
+        "topk": (lambda x, lengths: tuple(jaxgpuops.topk(x, k, lengths=lengths)), masked, is_selected, lengths),
+        "softmax": (
+            lambda x, ids: jaxgpuops.segment_softmax(x.T, ids, count).T,
+            softmax_of,
+            is_softmax,
+            row_ids,
+        ),
+    }[op]
+    size = _size(shape, dtype)
+    about = {"sort": f"sort of {count} segments", "topk": f"topk k={k} of lengths", "softmax": f"softmax {count}"}
+    return Problem(
+        "ragged",
+        about[op],
+        shape,
+        1,
+        dtype,
+        size + (rows * k * (jnp.dtype(dtype).itemsize + 4) if op == "topk" else size),
+        ours=ours,
+        jax=of_jax,
+        right=right,
+        others=others,
+        **kwargs,
+    )
+
+
+def moe(shape, axis, dtype, *, experts, k, op="plan", **kwargs) -> Problem:
+    """Where the rows of experts go, of shape (tokens, k); or tokens, (tokens, width), there and, weighed, back."""
+    tokens = shape[0]
+    ids = ((f"ids below {experts}", (tokens, k), "int32"),)
+
+    def rows_of(ids):
+        return jnp.argsort(ids.ravel(), stable=True).astype(jnp.int32)
+
+    def plan_of_jax(ids):
+        order = rows_of(ids)
+        inverse = jnp.zeros_like(order).at[order].set(jax.lax.iota(jnp.int32, order.size), unique_indices=True)
+        sizes = jnp.bincount(ids.ravel(), length=experts).astype(jnp.int32)
+        return order, inverse.reshape(ids.shape), sizes, jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(sizes)])
+
+    def is_plan(operands, results):
+        wanted = plan_of_jax(*operands)
+        return jnp.stack([(a == b).all() for a, b in zip(results, wanted, strict=True)]).all()
+
+    if op == "plan":
+        return Problem(
+            "moe",
+            f"moe_plan {experts}",
+            (tokens, k),
+            0,
+            "int32",
+            3 * _size((tokens, k), "int32"),
+            ours=lambda ids: tuple(jaxgpuops.moe_plan(ids, experts)),
+            jax=plan_of_jax,
+            right=is_plan,
+            kind=ids[0][0],
+            **kwargs,
+        )
+
+    def there_and_back(x, ids, weights):
+        plan = jaxgpuops.moe_plan(ids, experts)
+        rows = jaxgpuops.moe_dispatch(x, plan)
+        return rows, jaxgpuops.moe_combine(rows, plan, weights)
+
+    def of_jax(x, ids, weights):
+        order, inverse, *_ = plan_of_jax(ids)
+        rows = x[order // k]
+        return rows, (rows[inverse] * weights[..., None]).sum(1).astype(x.dtype)
+
+    def right(operands, results):
+        [x, ids, weights], [rows, out] = operands, results
+        own, arithmetic = _rounding(x.dtype)
+        wide, weights = x.astype(jnp.float64), weights.astype(jnp.float64)
+        error = 2 * own * abs(weights.sum(1, keepdims=True)) + 64 * arithmetic * abs(weights).sum(1, keepdims=True)
+        moved = (rows == x[rows_of(ids) // k]).all()
+        return moved & _near(
+            out, wide * weights.sum(1, keepdims=True), error * abs(wide) + float(jnp.finfo(x.dtype).tiny)
+        )
+
+    return Problem(
+        "moe",
+        f"dispatch and combine {k} of {experts}",
+        shape,
+        0,
+        dtype,
+        (2 + 2 * k) * _size(shape, dtype),
+        ours=there_and_back,
+        jax=of_jax,
+        right=right,
+        others=(*ids, ("decay", (tokens, k), dtype)),
+        **kwargs,
+    )
+
+
+def _drawn_ragged(source, shape, dtype, about):
+    rows, n = shape[:2]
+    op = source.choice(["sort", "sort", "topk", "softmax"])
+    dtype = source.choice(FLOATS) if op == "softmax" and dtype not in FLOATS else dtype
+    rows = min(rows, 256) if op == "softmax" else rows
+    k = _log_uniform(source, 1, min(n, 1024))
+    return ragged((rows, n), 1, dtype, op=op, count=_log_uniform(source, 1, n), k=k, **about)
+
+
+def _drawn_moe(source, elements, dtype, about):
+    experts, k = source.choice(EXPERTS), source.choice([1, 2, 4, 6, 8])
+    dtype = dtype if dtype in FLOATS else source.choice(FLOATS)
+    tokens = _log_uniform(source, 1, max(1, elements // 64 // k))
+    width = _log_uniform(source, 1, max(1, min(8192, elements // tokens // k)))
+    op = source.choice(["plan", "rows"])
+    return moe((tokens, width), 0, dtype, experts=experts, k=k, op=op, **about)
+
+
 # How many times the array a function and its gradient move.
 _MOVED = {"topk": 1, "cumsum": 2, "cumprod": 4, "cummax": 3, "cumlogsumexp": 4, "linear_scan": 2, "logsumexp": 2}
 
@@ -676,17 +851,40 @@ def drawn(family: str, seed: int, index: int, elements: int, shortest: int = 2) 
             return count((rows, min(features, 16384)), 0, dtype, op=op, bins=bins, **about)
         bins = _log_uniform(source, 1, min(1 << 20, max(2 * shape[1], 512)))
         return count((min(shape[0], max(1, elements // bins)), shape[1]), 1, "int32", op=op, bins=bins, **about)
+    if family == "ragged":
+        return _drawn_ragged(source, shape, dtype, about)
+    if family == "moe":
+        return _drawn_moe(source, elements, dtype, about)
     op = source.choice([*_MOVED, "softmax", "log_softmax"])
     return grad(shape, 1, dtype, op=op, k=min(k, 4096), **about)
 
 
-FAMILIES = ["topk", "sort", "arg", "scan", "linear", "softmax", "ce", "gate", "reduce", "count", "grad"]
+FAMILIES = [
+    "topk",
+    "sort",
+    "arg",
+    "scan",
+    "linear",
+    "softmax",
+    "ce",
+    "gate",
+    "reduce",
+    "count",
+    "ragged",
+    "moe",
+    "grad",
+]
 
 
 # ---- Shapes of programs ---------------------------------------------------------------------------------------------
 
 # program, call, shape, axis, dtype, options of the call
 PROGRAMS = [
+    ("ranking", ragged, (1, 1 << 20), 1, "float32", {"count": 10000}),
+    ("ranking", ragged, (4096, 1024), 1, "float32", {"op": "topk", "k": 10}),
+    ("graph", ragged, (8, 1 << 20), 1, "float32", {"op": "softmax", "count": 65536}),
+    ("experts", moe, (4096, 8), 0, "int32", {"experts": 128, "k": 8}),
+    ("experts", moe, (4096, 7168), 0, "bfloat16", {"experts": 128, "k": 8, "op": "rows"}),
     ("ranking", sort, (64, 1000), 1, "float32", {"op": "argsort"}),
     ("samples in order", sort, (1, 1 << 20), 1, "float32", {}),
     ("segmentation", softmax, (8, 2, 262144), 1, "float32", {"op": "softmax"}),

@@ -12,14 +12,18 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import functools
+import importlib.util
 import json
 import os
+import pathlib
 import time
+import types
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType
 
 import jaxgpuops
 from benchmarks import report, runner, timing
@@ -301,7 +305,42 @@ def state_space(key, small) -> Program:
     )
 
 
+# ---- Tables ---------------------------------------------------------------------------------------------------------
+
+
+def _example(ops):
+    """`examples/boosted_trees.py`, with these functions for ours."""
+    path = pathlib.Path(__file__).parents[1] / "examples/boosted_trees.py"
+    spec = importlib.util.spec_from_file_location("boosted_trees", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.jaxgpuops = ops
+    return module
+
+
+def boosted_trees(key, small) -> Program:
+    """One round on 28 features of 255 bins. Sums are of integers, so results are equal."""
+    rows, features = (1 << 11, 4) if small else (10_000_000, 28)
+    keys = jax.random.split(key)
+    bins = jax.random.randint(keys[0], (features, rows), 0, 255, jnp.uint8)
+    noise = jax.random.normal(keys[1], (rows,))
+    labels = (bins[0].astype(jnp.float32) + bins[1] + 60 * noise > 255).astype(jnp.float32)
+    mesh = jax.make_mesh((1,), ("rows",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
+
+    def one_round(ops):
+        return lambda bins, labels, counts: _example(ops).fit(bins, labels, counts, 1, mesh)
+
+    of_jax = types.SimpleNamespace(argsort=jnp.argsort, cumsum=jnp.cumsum, segment_sum=jax.ops.segment_sum)
+    return Program(
+        "a round of boosted trees",
+        (bins, labels, jnp.ones(rows, bool)),
+        one_round(of_jax),
+        one_round(jaxgpuops),
+    )
+
+
 PROGRAMS = [
+    boosted_trees,
     training,
     decoding_by_topk,
     greedy_decoding,

@@ -28,7 +28,7 @@ import numpy as np
 import jaxgpuops
 from benchmarks import timing
 
-FAMILIES = ["topk", "scan", "softmax", "sort", "moe"]
+FAMILIES = ["topk", "scan", "softmax", "sort", "count", "moe"]
 
 ROTATE = 128 << 20  # bytes of distinct inputs: about twice the largest L2 cache
 MAX_CALLS = 256  # in one program

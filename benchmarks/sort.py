@@ -1,4 +1,4 @@
-"""Sort: `jaxgpuops.sort` and `argsort` on normal random data and on hostile rows, and `sort_key_val`."""
+"""Sort: `jaxgpuops.sort` and `argsort` on normal random data and on hostile rows, `sort_key_val`, two keys, segments."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ GPU = [
     ((256, 65536), 0, "float32"),
     ((64, 1024, 256), 1, "float32"),
 ]
+GPU_WIDE = [
+    ((1, 1 << 24), 1, "int64"),
+    ((1, 1 << 24), 1, "float64"),
+    ((4096, 1024), 1, "int64"),
+]  # measured with JAX_ENABLE_X64=1
 CPU = [
     ((1, 1 << 20), 1, "float32"),
     ((1, 1 << 20), 1, "int32"),
@@ -91,9 +96,82 @@ def key_val_case(shape, axis, dtype):
         functions={
             "jaxgpuops": lambda x, y: jaxgpuops.sort_key_val(x, y, axis=axis),
             "jax": lambda x, y: tuple(jax.lax.sort((x, y), axis, num_keys=1)),
+            "torch": lambda x, y: _torch_key_val(x, y, axis),
+            "cupy": lambda x, y: _cupy_key_val(x, y, axis),
         },
         bytes=4 * size,
         floor=("copy", 4 * size),
+    )
+
+
+def _torch_key_val(x, y, axis):
+    keys, order = x.sort(axis, stable=True)
+    return keys, y.gather(axis, order)
+
+
+def _cupy_key_val(x, y, axis):
+    order = _cupy().argsort(x, axis)  # a radix sort, which is stable
+    return tuple(_cupy().take_along_axis(z, order, axis) for z in (x, y))
+
+
+def two_keys_case(n):
+    """The first has 1000 values."""
+
+    def of_torch(x, y):  # one key of 64 bits
+        return (((x.long() << 32) + y).sort().indices.int(),)
+
+    def of_cupy(x, y):
+        return (_cupy().lexsort(_cupy().stack([y, x])),)
+
+    def inputs(key):
+        keys = jax.random.split(key)
+        return jax.random.randint(keys[0], (n,), 0, 1000), jax.random.randint(keys[1], (n,), 0, 1 << 30)
+
+    place = lambda x: jax.lax.iota(jnp.int32, x.size)
+    return Case(
+        name=f"lexsort of two {array_name((n,), 0, 'int32')}",
+        inputs=inputs,
+        functions={
+            "jaxgpuops": lambda x, y: (jaxgpuops.lax.sort((x, y, place(x)), num_keys=2)[2],),
+            "jax": lambda x, y: (jnp.lexsort((y, x)),),
+            "torch": of_torch,
+            "cupy": of_cupy,
+            "numpy": lambda x, y: (np.lexsort((y, x)),),
+        },
+        bytes=3 * 4 * n,
+        floor=("copy", 3 * 4 * n),
+    )
+
+
+def segments_case(n, segments):
+    """Of random lengths: the offsets are numbers drawn and sorted."""
+
+    def inputs(key):
+        keys = jax.random.split(key)
+        cuts = jnp.sort(jax.random.randint(keys[1], (segments - 1,), 0, n))
+        zero = jnp.zeros(1, jnp.int32)
+        return jax.random.normal(keys[0], (n,)), jnp.concatenate([zero, cuts, zero + n])
+
+    def ids(offsets):
+        return jnp.searchsorted(offsets, jax.lax.iota(jnp.int32, n), side="right")
+
+    def of_torch(x, offsets):
+        import torch
+
+        by_value = x.sort(stable=True).indices
+        of_place = torch.repeat_interleave(torch.arange(segments, device=x.device), offsets.diff(), output_size=n)
+        return (x[by_value[of_place[by_value].sort(stable=True).indices]],)
+
+    return Case(
+        name=f"sort {array_name((n,), 0, 'float32')} in {segments} segments",
+        inputs=inputs,
+        functions={
+            "jaxgpuops": lambda x, offsets: (jaxgpuops.sort(x, offsets=offsets),),
+            "jax": lambda x, offsets: (jax.lax.sort((ids(offsets), x), num_keys=2)[1],),
+            "torch": of_torch,
+        },
+        bytes=2 * 4 * n,
+        floor=("copy", 2 * 4 * n),
     )
 
 
@@ -105,4 +183,8 @@ def _cupy():
 
 def cases(platform: str) -> list[Case]:
     points = GPU if platform == "gpu" else CPU
-    return [case(*point) for point in points for case in (sort_case, argsort_case)] + [key_val_case(*points[0])]
+    if platform == "gpu" and jax.config.jax_enable_x64:
+        points = points + GPU_WIDE
+    n = 1 << (24 if platform == "gpu" else 18)
+    others = [key_val_case(*points[0]), two_keys_case(n), segments_case(n, n >> 12), segments_case(n, n >> 5)]
+    return [case(*point) for point in points for case in (sort_case, argsort_case)] + others

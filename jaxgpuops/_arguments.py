@@ -213,6 +213,17 @@ def mask(op: str, name: str, x: jax.Array | None, shape: tuple) -> jax.Array | N
     return broadcasting(op, name, x, shape)
 
 
+def offsets(op: str, x: Any) -> jax.Array | None:
+    """Where segments begin and end: integers of one dimension, at least one; None stays None."""
+    if x is None:
+        return None
+    x = array(op, "offsets", x)
+    dtype(op, "offsets", x.dtype, INTEGERS)
+    if x.ndim != 1 or x.shape[0] == 0:
+        raise ValueError(f"{op}: offsets must have shape (segments + 1,), got {x.shape}")
+    return x
+
+
 def starts(op: str, starts: jax.Array | None, shape: tuple, axis: int) -> jax.Array | None:
     """Segment starts as a boolean array of the rank of ``shape``, which it broadcasts to; along the axis it is full."""
     if starts is None:

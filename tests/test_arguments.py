@@ -15,9 +15,9 @@ CUMULATIVE = ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
 REDUCTIONS = ("sum", "mean", "max", "min", "dot")
 # function -> its arrays, its flags, and its other arrays
 OPS = {
-    "topk": ([X, 2], ["largest", "sorted"], []),
-    "sort": ([X], ["descending"], []),
-    "argsort": ([X], ["descending"], []),
+    "topk": ([X, 2], ["largest", "sorted"], ["offsets", "lengths"]),
+    "sort": ([X], ["descending"], ["offsets"]),
+    "argsort": ([X], ["descending"], ["offsets"]),
     "topk_softmax": ([X, 2], ["normalize"], ["bias", "scale"]),
     **{name: ([X], ["reverse", "exclusive"], ["segment_starts"]) for name in CUMULATIVE},
     "linear_scan": ([X, X], ["reverse", "return_last"], ["segment_starts", "h0"]),

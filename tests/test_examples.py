@@ -16,7 +16,7 @@ from jaxgpuops import _demo
 
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path.append(str(ROOT))  # last: the installed jaxgpuops comes first
-from benchmarks import moe, report, runner, scan, sharded, softmax, timing, topk
+from benchmarks import count, moe, report, runner, scan, sharded, softmax, sort, timing, topk
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
@@ -125,17 +125,37 @@ def test_benchmark_of_softmax(case):
 
 
 @pytest.mark.usefixtures("hasty")
-@pytest.mark.parametrize("case", moe.cases_of(40, 2, 6, 32), ids=lambda case: case.name.partition(" (")[0])
-def test_benchmark_of_experts(case):
-    row = runner.measure(case, ["jaxgpuops", "jax"])
-    assert not row["errors"] and {"jaxgpuops", "jax"} <= set(row["us"])
-    for made_of in case.hostile.values():
-        args = case.inputs(jax.random.key(0))
-        assert [x.shape for x in made_of(*args)] == [x.shape for x in args]
+@pytest.mark.parametrize(
+    "case",
+    [
+        sort.sort_case((8, 64), 0, "float32"),
+        sort.argsort_case((8, 64), 1, "int32"),
+        sort.key_val_case((8, 64), 1, "float32"),
+        sort.two_keys_case(3000),
+        sort.segments_case(3000, 40),
+        count.bincount_case(3000, 9),
+        count.weighted_case(3000, 9),
+        count.histogram_case(3000, 9),
+        *(
+            count.segments_case(f"segment_{op}", 300, 4, 9, "float32", op == "sum")
+            for op in ("sum", "max", "softmax", "logsumexp")
+        ),
+        count.take_case(300, 4, 9, "bfloat16"),
+        *moe.cases_of(40, 2, 6, 32),
+    ],
+    ids=lambda case: case.name.partition(" (")[0],
+)
+def test_benchmark_of_sorts_counts_and_experts(case):
+    peers = ["jaxgpuops", "jax", *(["numpy"] if "numpy" in case.functions and jax.default_backend() == "cpu" else [])]
+    row = runner.measure(case, peers)
+    assert not row["errors"] and set(peers) <= set(row["us"])
     wrong = dataclasses.replace(
         case, functions=case.functions | {"jax": lambda *args: (case.functions["jax"](*args)[0] + 1,)}
     )
     assert "not that of jaxgpuops" in runner.measure(wrong, ["jaxgpuops", "jax"])["errors"]["jax"]
+    for hostile in case.hostile.values():
+        args = case.inputs(jax.random.key(0))
+        assert [x.shape for x in hostile(*args)] == [x.shape for x in args]
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="sizes are those of several GPUs")
@@ -152,7 +172,7 @@ def test_benchmark_of_sharded_arrays(tmp_path, capsys, monkeypatch):
 
 def test_benchmark_grids():
     for platform in ("cpu", "gpu"):
-        for family in (topk, scan, softmax, moe):
+        for family in (topk, scan, softmax, sort, count, moe):
             cases = family.cases(platform)
             names = [case.name for case in cases]
             assert len(set(names)) == len(names)

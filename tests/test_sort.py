@@ -75,6 +75,64 @@ def test_long_rows(shape, axis, dtype):
             check(x, axis, descending)
 
 
+def segments_of(offsets, n):
+    """Where each begins and ends: out of range and out of order, offsets are moved."""
+    ends = np.maximum.accumulate(np.clip(offsets, 0, n))
+    return list(zip(ends[:-1], ends[1:], strict=True))
+
+
+@pytest.mark.parametrize("dtype", reference.DTYPES, ids=str)
+def test_segments(dtype):
+    rng = np.random.default_rng(0)
+    n = 301
+    every_length = np.cumsum([0, *range(24)])  # 276
+    many = np.sort(rng.integers(0, n, 300))  # more than a byte can number
+    hostile = [np.array([0, 301]), np.array([7]), np.array([-9, 40, 30, 35, 50, 9999]), np.array([0, 0, 0, 5, 5])]
+    with x64(dtype):
+        for x in (reference.random_bits(rng, (n,), dtype), rng.choice(reference.special_values(dtype), n)):
+            for offsets in (every_length, many, *hostile):
+                for descending in (False, True):
+                    order = np.arange(n)
+                    for begin, end in segments_of(offsets, n):
+                        order[begin:end] = begin + order_of(x[begin:end], 0, descending)
+                    given = {"descending": descending, "offsets": offsets.astype(np.int32)}
+                    np.testing.assert_array_equal(jaxgpuops.argsort(x, **given), order)
+                    out = jaxgpuops.sort(x, **given)
+                    np.testing.assert_array_equal(reference.bits(out), reference.bits(x)[order])
+
+
+def test_segments_of_columns_and_batches():
+    rng = np.random.default_rng(0)
+    x, payload = rng.integers(-9, 9, (3, 40, 5)), rng.standard_normal((3, 40, 5)).astype(np.float32)
+    offsets = np.array([[0, 10, 40], [5, 5, 30], [0, 1, 39]], np.int32)
+    each = jax.jit(jax.vmap(lambda x, y, offsets: jaxgpuops.sort_key_val(x, y, axis=0, offsets=offsets)))
+    keys, values = each(x, payload, offsets)
+    for i, own in enumerate(offsets):
+        order = np.broadcast_to(np.arange(40)[:, None], (40, 5)).copy()
+        for begin, end in segments_of(own, 40):
+            order[begin:end] = begin + np.argsort(x[i, begin:end], 0, kind="stable")
+        np.testing.assert_array_equal(keys[i], np.take_along_axis(x[i], order, 0))
+        np.testing.assert_array_equal(values[i], np.take_along_axis(payload[i], order, 0))
+
+
+def test_complex_segments():
+    x = np.array([2 + 1j, 2 - 1j, 1, 3, 0], np.complex64)
+    assert jaxgpuops.argsort(x, offsets=[0, 3, 5]).tolist() == [2, 1, 0, 4, 3]
+
+
+def test_empty_axis_of_segments():
+    assert jaxgpuops.sort(np.zeros((2, 0), np.float32), offsets=[0, 0, 3]).shape == (2, 0)
+
+
+@pytest.mark.parametrize("offsets", [np.int32(3), np.zeros((2, 2), np.int32), np.zeros(0, np.int32)])
+def test_offsets_of_other_shapes(offsets):
+    for fn in (jaxgpuops.sort, jaxgpuops.argsort, lambda x, offsets: jaxgpuops.topk(x, 1, offsets=offsets)):
+        with pytest.raises(ValueError, match=r"offsets must have shape \(segments \+ 1,\), got \("):
+            fn(np.zeros(4, np.float32), offsets=offsets)
+    with pytest.raises(TypeError, match="jaxgpuops.sort: offsets has dtype float32"):
+        jaxgpuops.sort(np.zeros(4, np.float32), offsets=np.zeros(2, np.float32))
+
+
 @pytest.mark.parametrize("dtype", reference.DTYPES, ids=str)
 def test_fallback_is_the_kernel(dtype):
     rng = np.random.default_rng(1)

@@ -48,6 +48,11 @@ WRONG = {
     **{op: problems.reduce((3, 40), 1, "float32", op=op) for op in ("sum", "mean", "max")},
     "bincount": problems.count((3, 40), 1, "int32", op="bincount", bins=9),
     **{op: problems.count((300, 4), 0, "float32", op=op, bins=9) for op in ("segment_sum", "segment_max")},
+    "sort of segments": problems.ragged((3, 40), 1, "float32", count=5),
+    "topk of lengths": problems.ragged((3, 40), 1, "int16", op="topk", k=5),
+    "softmax of segments": problems.ragged((3, 40), 1, "float32", op="softmax", count=5),
+    "moe_plan": problems.moe((30, 2), 0, "int32", experts=8, k=2),
+    "moe rows": problems.moe((30, 4), 0, "float32", experts=8, k=2, op="rows"),
     **{f"gradient of {op}": problems.grad((3, 40), 1, "float32", op=op, k=3) for op in ("topk", "cummax", "softmax")},
 }
 

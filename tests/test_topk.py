@@ -6,6 +6,7 @@ import hypothesis
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 import reference
@@ -229,6 +230,94 @@ def test_large_k(n):
         if k <= n:
             check(reference.random_bits(rng, (2, n), np.float32), k)
             check(np.round(rng.standard_normal((2, n))).astype(np.float32), k, sorted=False)
+
+
+# ---- Padded rows and segments ------------------------------------------------------------------------------------------
+
+
+def filled(x, k, largest, sorted):
+    """Bits and indices of a row or segment, with index -1 after its end, and what no number is beyond."""
+    extremes = [False, True] if x.dtype == bool else [-np.inf, np.inf]
+    if np.issubdtype(x.dtype, np.integer):
+        info = np.iinfo(x.dtype)
+        extremes = [info.min, info.max]
+    elif x.dtype == ml_dtypes.float8_e4m3fn:  # it has no infinity
+        extremes = [-448, 448]
+    fill = reference.bits(np.array(extremes[not largest]).astype(x.dtype))
+    count = min(k, len(x))
+    values, indices = reference.topk(x, count, 0, largest, sorted)
+    return np.append(values, np.full(k - count, fill)), np.append(indices, [-1] * (k - count))
+
+
+def same_but_for_payloads(values, bits):
+    """Bits, but for those of float8 NaNs."""
+    values = np.asarray(values)
+    expected = bits.astype(f"uint{8 * values.dtype.itemsize}").view(values.dtype)
+    if values.dtype.itemsize == 1 and reference.is_float(values.dtype):
+        np.testing.assert_array_equal(reference.is_nan(values), reference.is_nan(expected))
+        values, expected = (np.where(reference.is_nan(x), 0, reference.bits(x)) for x in (values, expected))
+    np.testing.assert_array_equal(reference.bits(values), reference.bits(expected))
+
+
+@pytest.mark.parametrize("dtype", reference.DTYPES, ids=str)
+def test_lengths(dtype):
+    rng = np.random.default_rng(0)
+    lengths = np.array([[0, 1, 30, 99], [39, 40, 2, -7]])
+    for x in (reference.random_bits(rng, (2, 4, 40), dtype), rng.choice(reference.special_values(dtype), (2, 4, 40))):
+        for flags in ({}, {"largest": False}, {"sorted": False}):
+            with x64(dtype):
+                values, indices = jaxgpuops.topk(x, 9, lengths=lengths, **flags)
+            for place in np.ndindex(2, 4):
+                row = x[place][: max(0, lengths[place])]
+                bits, expected = filled(row, 9, flags.get("largest", True), flags.get("sorted", True))
+                np.testing.assert_array_equal(indices[place], expected)
+                same_but_for_payloads(values[place], bits)
+
+
+@pytest.mark.parametrize("dtype", reference.DTYPES, ids=str)
+def test_segments(dtype):
+    rng = np.random.default_rng(0)
+    n, k = 200, 7
+    ragged = np.cumsum([3, *range(15)])
+    for x in (reference.random_bits(rng, (n,), dtype), rng.choice(reference.special_values(dtype), n)):
+        for offsets in (ragged, np.array([0, 200]), np.array([-3, 90, 50, 60, 1000])):
+            ends = np.maximum.accumulate(np.clip(offsets, 0, n))
+            for flags in ({}, {"largest": False}, {"sorted": False}):
+                with x64(dtype):
+                    values, indices = jaxgpuops.topk(x, k, offsets=offsets, **flags)
+                assert values.shape == indices.shape == (len(offsets) - 1, k)
+                for s, (begin, end) in enumerate(zip(ends[:-1], ends[1:], strict=True)):
+                    bits, expected = filled(x[begin:end], k, flags.get("largest", True), flags.get("sorted", True))
+                    np.testing.assert_array_equal(indices[s], np.where(expected < 0, -1, expected + begin))
+                    same_but_for_payloads(values[s], bits)
+
+
+def test_gradients_of_lengths_and_segments():
+    x = jnp.array([3.0, 1.0, 2.0, 9.0, 0.0, 5.0])
+    weights = jnp.array([[1.0, 10.0, 100.0], [2.0, 20.0, 200.0]])
+    weighed = lambda out: jnp.where(out.indices >= 0, out.values * weights, 0).sum()
+    gradient = jax.grad(lambda x: weighed(jaxgpuops.topk(x, 3, offsets=np.array([0, 2, 6]))))(x)
+    assert gradient.tolist() == [1, 10, 200, 2, 0, 20]
+    gradient = jax.grad(lambda x: weighed(jaxgpuops.topk(jnp.stack([x, x]), 3, lengths=np.array([2, 5]))))(x)
+    assert gradient.tolist() == [1 + 20, 10, 200, 2, 0, 0]
+
+
+def test_offsets_and_lengths_are_checked():
+    x = np.ones((3, 4), np.float32)
+    with pytest.raises(ValueError, match="only one of offsets, lengths and axis_name may be given"):
+        jaxgpuops.topk(x, 1, offsets=[0, 4], lengths=[1, 2, 3])
+    with pytest.raises(ValueError, match=r"lengths must broadcast to shape \(3,\), got \(4,\)"):
+        jaxgpuops.topk(x, 1, lengths=[1, 2, 3, 4])
+    with pytest.raises(TypeError, match="lengths has dtype float32"):
+        jaxgpuops.topk(x, 1, lengths=np.ones(3, np.float32))
+    with pytest.raises(ValueError, match="k must not be negative, got -1"):
+        jaxgpuops.topk(x, -1, offsets=[0, 4])
+    with pytest.raises(ValueError, match="k must be between 0 and 4"):
+        jaxgpuops.topk(x, 5, lengths=4)
+    with pytest.raises(ValueError, match=r"less than 2\*\*31 together"):
+        jax.eval_shape(lambda x: jaxgpuops.topk(x, 1 << 30, offsets=[0, 1, 4]), x)
+    assert jaxgpuops.topk(x, 5, offsets=[0, 4]).values.shape == (3, 1, 5)
+    assert jaxgpuops.topk(x[:, :0], 2, offsets=[0, 4]).indices.tolist() == [[[-1, -1]]] * 3
 
 
 def test_result_is_a_named_tuple():

@@ -62,6 +62,31 @@ def x_and_payload(rng, shape):
     return distinct_integers(rng, shape), distinct_integers(rng, shape)
 
 
+def finite_topk(out):
+    """What stands for nothing as 0, whose derivatives are 0, too."""
+    return jnp.where(out.indices >= 0, out.values, 0), out.indices
+
+
+def row_topk(x, k, count):
+    """Of rows along axis 1, padded to k by 0 and -1."""
+    values, indices = jax.lax.top_k(jnp.moveaxis(x, 1, -1), count)
+    pad = [(0, 0)] * (x.ndim - 1) + [(0, k - count)]
+    return jnp.moveaxis(jnp.pad(values, pad), -1, 1), jnp.moveaxis(jnp.pad(indices, pad, constant_values=-1), -1, 1)
+
+
+def padded_topk_reference(x):
+    """Columns of lengths 3, 1, 2 and 0."""
+    columns = [row_topk(x[:, :n, i : i + 1], 2, min(n, 2)) for i, n in enumerate([3, 1, 2, 0])]
+    return tuple(jnp.concatenate(parts, 2) for parts in zip(*columns, strict=True))
+
+
+def segments_topk_reference(x):
+    """Segments of lengths 3, 1 and 0."""
+    rows = [row_topk(x[:, at : at + n], 2, min(n, 2)) for at, n in [(0, 3), (3, 1), (4, 0)]]
+    values, indices = zip(*rows, strict=True)
+    return jnp.stack(values, 1), jnp.stack([indices[0], jnp.where(indices[1] < 0, -1, indices[1] + 3), indices[2]], 1)
+
+
 SORT_CASES = [
     Case("sort", functools.partial(jaxgpuops.sort, axis=1), functools.partial(jnp.sort, axis=1), x_only, forward=False),
     Case(
@@ -71,6 +96,13 @@ SORT_CASES = [
         x_and_payload,
         forward=False,
         representative=True,
+    ),
+    Case(
+        "sort-segments",
+        lambda x: jaxgpuops.sort(x, axis=1, offsets=np.array([0, 2, 2, 5])),
+        lambda x: jnp.concatenate([jnp.sort(x[:, :2], 1), jnp.sort(x[:, 2:], 1)], 1),
+        x_only,
+        forward=False,
     ),
     Case("lax.sort", functools.partial(jaxgpuops.lax.sort, dimension=0), functools.partial(jnp.sort, axis=0), x_only),
     Case(
@@ -386,6 +418,18 @@ CASES = [
     topk_case(k=2, axis=-1),
     topk_case(k=3, axis=0, largest=False),
     topk_case(k=2, axis=1, sorted=False),
+    Case(
+        "topk-lengths",
+        lambda x: finite_topk(jaxgpuops.topk(x, 2, axis=1, lengths=np.array([3, 1, 2, 0]))),
+        padded_topk_reference,
+        x_only,
+    ),
+    Case(
+        "topk-segments",
+        lambda x: finite_topk(jaxgpuops.topk(x, 2, axis=1, offsets=np.array([0, 3, 4, 4]))),
+        segments_topk_reference,
+        x_only,
+    ),
     lax_top_k_case(k=2, axis=-1),
     lax_top_k_case(k=2, axis=1),
     *(

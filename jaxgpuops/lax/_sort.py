@@ -15,6 +15,8 @@ from jax.typing import ArrayLike
 from jaxgpuops import _arguments, _native
 from jaxgpuops._partition import RULES, by_rows, manual
 from jaxgpuops._primitive import Kernel
+from jaxgpuops.lax._count import bincount
+from jaxgpuops.lax._scan import cumsum
 from jaxgpuops.lax.along_axis import take_along_axis
 from jaxgpuops.lax.order import to_keys
 
@@ -85,8 +87,35 @@ def _real(keys: Sequence[jax.Array]) -> list[jax.Array]:
     return [part for pair in parts for part in pair]
 
 
-def permutation(keys: Sequence[jax.Array], axis: int, descending: bool = False, split=None) -> jax.Array:
-    """The int32 indices that sort by the first key, where that is equal by the second, and so on."""
+def bounds(offsets: jax.Array, length: int) -> jax.Array:
+    """Offsets, int32, between 0 and the length and ascending: those that are not are moved."""
+    wide = offsets.astype(np.int32) if offsets.dtype.itemsize < 4 else offsets
+    return lax.cummax(jnp.clip(wide, 0, length).astype(np.int32))
+
+
+def _within_segments(order: jax.Array, offsets: jax.Array, axis: int) -> jax.Array:
+    """The order of each segment alone, from that of the whole axis. What is in no segment stays where it is."""
+    length, count = order.shape[axis], offsets.shape[0]
+    follow = functools.partial(take_along_axis, axis=axis, permutes=True)
+    # How many offsets are at or before a place says which segment it is in; the fewest bits that can are sorted fastest.
+    passed = cumsum(bincount(bounds(offsets, length), 0, length + 1), 0)[:length]
+    ids = lax.broadcast_in_dim(passed.astype(np.min_scalar_type(count)), order.shape, (axis,))
+    [by_segment] = sort_p(
+        follow(ids, order), axis=axis, descending=False, values=False, indices=True
+    )  # stable: it keeps the order in a segment
+    return jnp.where(
+        (ids > 0) & (ids < count), follow(order, by_segment), lax.broadcasted_iota(np.int32, order.shape, axis)
+    )
+
+
+def permutation(
+    keys: Sequence[jax.Array],
+    axis: int,
+    descending: bool = False,
+    split=None,
+    offsets: jax.Array | None = None,
+) -> jax.Array:
+    """The int32 indices that sort by the first key, where that is equal by the second, and so on; of each segment."""
     order = functools.partial(sort_p, axis=axis, descending=descending, values=False, indices=True, split=split)
     follow = functools.partial(take_along_axis, axis=axis, split=split, permutes=True)
     *before, last = _real(map(lax.stop_gradient, keys))
@@ -94,7 +123,7 @@ def permutation(keys: Sequence[jax.Array], axis: int, descending: bool = False, 
     for key in reversed(before):  # a stable sort by each key keeps the order of the less significant ones
         [by_key] = order(follow(key, indices))
         indices = follow(indices, by_key)
-    return indices
+    return indices if offsets is None else _within_segments(indices, offsets, axis)
 
 
 def _sort_together_fallback(key, *others, axis, num_keys, descending, indices):
@@ -140,8 +169,12 @@ def sort_operands(
     descending: bool = False,
     indices: bool = False,
     split=None,
+    offsets: jax.Array | None = None,
 ) -> tuple[list[jax.Array], jax.Array | None]:
-    """The operands in the order of the first ``num_keys``, and the permutation, where it is asked for."""
+    """The operands in the order of the first ``num_keys``, and the permutation, where it is asked for or needed."""
+    if offsets is not None:
+        order = permutation(operands[:num_keys], axis, descending, offsets=offsets)
+        return [take_along_axis(x, order, axis, permutes=True) for x in operands], order
     params = {"axis": axis, "descending": descending, "indices": indices, "split": split}
     if len(operands) == 1 and operands[0].dtype in _arguments.ORDERED_DTYPES:
         outs = sort_p(*operands, values=True, **params)

@@ -15,7 +15,12 @@ from jaxgpuops.lax.along_axis import put_along_axis
 
 
 def sort(
-    x: ArrayLike, *, axis: int = -1, descending: bool = False, axis_name: _arguments.AxisName = None
+    x: ArrayLike,
+    *,
+    axis: int = -1,
+    descending: bool = False,
+    offsets: ArrayLike | None = None,
+    axis_name: _arguments.AxisName = None,
 ) -> jax.Array:
     """The elements along an axis in ascending (or descending) order.
 
@@ -26,8 +31,13 @@ def sort(
         float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, float64, complex64 or complex128.
       axis: the axis of length ``n``.
       descending: True for the largest first.
+      offsets: of segments along the axis, each of which is sorted alone: integers of shape ``(segments + 1,)``, which
+        ascend from 0 to ``n``; segment s is ``x[offsets[s]:offsets[s + 1]]``. They need not be known at trace time.
+        Elements before the first offset and from the last one on stay where they are. Offsets out of range are moved
+        to its ends, and one that is less than one before it, to that; so there is no access out of bounds.
       axis_name: inside `jax.shard_map`, the name of the mesh axis that ``axis`` is split along, or several, the slowest
         first. ``x`` is then this device's part, and so is the result: of the whole axis, sorted. See docs/sharding.md.
+        Not together with ``offsets``.
 
     Returns:
       An array like ``x``.
@@ -43,10 +53,13 @@ def sort(
     pass. Reverse mode works, and whatever is built on top of it. For forward mode at the bottom (`jax.jvp`,
     `jax.jacfwd`, `jax.linearize`) use `jaxgpuops.lax.sort`; here JAX raises TypeError.
 
+    Segments cost about a second sort, one of as many bits as number them, whatever their lengths: the axis is sorted as
+    a whole, and then by segment.
+
     Raises:
       TypeError: for other dtypes, for an ``axis`` that is not an integer, and a ``descending`` that is not True or False,
-        known at trace time.
-      ValueError: for a scalar ``x``, ``axis`` out of range, ``n >= 2**31``.
+        known at trace time; for offsets that are not integers.
+      ValueError: for a scalar ``x``, ``axis`` out of range, ``n >= 2**31``, offsets of another shape.
 
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops
@@ -55,22 +68,31 @@ def sort(
     [[1.0, 2.0, 3.0], [-1.0, 0.0, nan]]
     >>> jaxgpuops.sort(x, axis=0, descending=True).tolist()
     [[3.0, nan, 2.0], [0.0, 1.0, -1.0]]
+    >>> jaxgpuops.sort(jnp.array([3, 1, 2, 9, 0, 5]), offsets=[0, 2, 6]).tolist()
+    [1, 3, 0, 2, 5, 9]
     >>> jax.grad(lambda x: jaxgpuops.sort(x)[-1])(jnp.array([1.0, 3.0, 2.0])).tolist()
     [0.0, 1.0, 0.0]
     """
     op = "jaxgpuops.sort"
     x = _arguments.array(op, "x", x)
     axis, descending = _arguments.integer(op, "axis", axis), _arguments.flag(op, "descending", descending)
-    return _jitted((x,), op, ("x",), axis, descending, _arguments.names(op, axis_name))[0]
+    return _jitted((x,), _arguments.offsets(op, offsets), op, ("x",), axis, descending, _names(op, offsets, axis_name))[
+        0
+    ]
 
 
 def argsort(
-    x: ArrayLike, *, axis: int = -1, descending: bool = False, axis_name: _arguments.AxisName = None
+    x: ArrayLike,
+    *,
+    axis: int = -1,
+    descending: bool = False,
+    offsets: ArrayLike | None = None,
+    axis_name: _arguments.AxisName = None,
 ) -> jax.Array:
     """The int32 indices that sort along an axis: ``jnp.take_along_axis(x, indices, axis)`` is `jaxgpuops.sort`.
 
-    Arguments, order and errors are those of `jaxgpuops.sort`; indices have no derivative. With ``axis_name`` they count
-    along the whole axis.
+    Arguments, order and errors are those of `jaxgpuops.sort`; indices have no derivative. Those of segments count from
+    the start of the axis, too; with ``axis_name`` indices count along the whole axis.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops
@@ -82,7 +104,7 @@ def argsort(
     op = "jaxgpuops.argsort"
     x = _arguments.array(op, "x", x)
     axis, descending = _arguments.integer(op, "axis", axis), _arguments.flag(op, "descending", descending)
-    return _argsort(x, axis, descending, _arguments.names(op, axis_name))
+    return _argsort(x, _arguments.offsets(op, offsets), axis, descending, _names(op, offsets, axis_name))
 
 
 def sort_key_val(
@@ -90,6 +112,7 @@ def sort_key_val(
     *values: ArrayLike,
     axis: int = -1,
     descending: bool = False,
+    offsets: ArrayLike | None = None,
     axis_name: _arguments.AxisName = None,
 ) -> tuple[jax.Array, ...]:
     """Sorts keys along an axis, and other arrays with them.
@@ -99,6 +122,7 @@ def sort_key_val(
       *values: arrays of the same shape and any dtype.
       axis: the axis to sort along.
       descending: True for the largest key first.
+      offsets: of segments, each of which is sorted alone, as for `jaxgpuops.sort`.
       axis_name: inside `jax.shard_map`, what the axis is split along, as for `jaxgpuops.sort`.
 
     Returns:
@@ -115,40 +139,49 @@ def sort_key_val(
     names = ("keys", *(f"values[{i}]" for i in range(len(values))))
     operands = tuple(_arguments.array(op, name, x) for name, x in zip(names, (keys, *values), strict=True))
     axis, descending = _arguments.integer(op, "axis", axis), _arguments.flag(op, "descending", descending)
-    return _jitted(operands, op, names, axis, descending, _arguments.names(op, axis_name))
+    return _jitted(
+        operands, _arguments.offsets(op, offsets), op, names, axis, descending, _names(op, offsets, axis_name)
+    )
+
+
+def _names(op, offsets, axis_name):
+    if offsets is not None and axis_name is not None:
+        raise ValueError(f"{op}: offsets and axis_name were given; segments of an axis that is split are not supported")
+    return _arguments.names(op, axis_name)
 
 
 # Checks of shapes and dtypes run while tracing: an eager call that has been made before costs one dispatch.
-@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4, 5), inline=True)
-def _jitted(operands, op, names, axis, descending, axis_names):
+@functools.partial(jax.jit, static_argnums=(2, 3, 4, 5, 6), inline=True)
+def _jitted(operands, offsets, op, names, axis, descending, axis_names):
     axis = check_operands(op, names, operands, axis, 1)
     operands = tuple(align(*operands))
     if (split := manual(op, axis_names, operands[0].shape[axis])) is not None:
         return tuple(sort_operands(operands, axis, 1, descending, split=split)[0])
-    return _sort(operands, operands[0].shape[axis], axis, descending)
+    return _sort(operands, offsets, operands[0].shape[axis], axis, descending)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 3), inline=True)
-def _argsort(x, axis, descending, names):
+@functools.partial(jax.jit, static_argnums=(2, 3, 4), inline=True)
+def _argsort(x, offsets, axis, descending, names):
     op = "jaxgpuops.argsort"
     axis = check_operands(op, ("x",), (x,), axis, 1)
-    return permutation([x], axis, descending, manual(op, names, x.shape[axis]))
+    return permutation([x], axis, descending, manual(op, names, x.shape[axis]), offsets)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
-def _sort(operands, length, axis, descending):  # `length` is that of the axis, which the backward pass needs
-    return tuple(sort_operands(operands, axis, 1, descending)[0])
+# `length` is that of the axis, which the backward pass needs.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+def _sort(operands, offsets, length, axis, descending):
+    return tuple(sort_operands(operands, axis, 1, descending, offsets=offsets)[0])
 
 
-def _forward(operands, length, axis, descending):
+def _forward(operands, offsets, length, axis, descending):
     # The primitives, not `_sort`: they have forward mode, so that forward over reverse (`jax.hessian`) works.
-    outs, indices = sort_operands(operands, axis, 1, descending, indices=True)
+    outs, indices = sort_operands(operands, axis, 1, descending, indices=True, offsets=offsets)
     return tuple(outs), indices
 
 
 def _backward(length, axis, descending, indices, cotangents):
     put = functools.partial(put_along_axis, indices=indices, axis=axis, length=length, permutes=True)
-    return (tuple(None if ct.dtype == jax.dtypes.float0 else put(ct) for ct in cotangents),)
+    return tuple(None if ct.dtype == jax.dtypes.float0 else put(ct) for ct in cotangents), None
 
 
 _sort.defvjp(_forward, _backward)

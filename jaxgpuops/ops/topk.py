@@ -6,12 +6,16 @@ import functools
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
 from jaxgpuops._partition import manual
+from jaxgpuops.lax._sort import bounds, permutation, sort_p
 from jaxgpuops.lax._topk import top_k_p
-from jaxgpuops.lax.along_axis import along, put_along_axis
+from jaxgpuops.lax.along_axis import along, put_along_axis, take_along_axis
+from jaxgpuops.lax.order import identity, to_keys
 
 
 class TopK(NamedTuple):
@@ -28,6 +32,8 @@ def topk(
     axis: int = -1,
     largest: bool = True,
     sorted: bool = True,
+    offsets: ArrayLike | None = None,
+    lengths: ArrayLike | None = None,
     axis_name: _arguments.AxisName = None,
 ) -> TopK:
     """The ``k`` largest (or smallest) elements along an axis, and their indices.
@@ -41,27 +47,39 @@ def topk(
       axis: the axis of length ``n``. No axis costs a transpose.
       largest: True for the largest, descending; False for the smallest, ascending.
       sorted: False for the same elements in the order of their indices.
+      offsets: of segments along the axis, as for `jaxgpuops.sort`: integers of shape ``(segments + 1,)``. The ``k``
+        largest of each are selected, for any ``k``; indices count from the start of the axis.
+      lengths: of rows that are padded: integers that broadcast to ``(*before, *after)``. Only so many elements of a row,
+        the first ones, are selected from.
       axis_name: inside `jax.shard_map`, the name of the mesh axis that ``axis`` is split along, or several, the slowest
         first. ``x`` is then this device's part; ``n``, ``k`` and indices are of the whole axis, and all devices get the
         same result. See docs/sharding.md.
 
     Returns:
       ``TopK(values, indices)``, both of shape ``(*before, k, *after)``; values of dtype ``x.dtype``, indices int32.
+      With offsets the shape is ``(*before, segments, k, *after)``. A segment, or a row of a given length, that has fewer
+      than ``k`` elements has all of them, and after them index -1 and the value that no number is below (for the
+      smallest: above): -inf, or the least of a dtype without it.
 
     Order: floats follow the IEEE total order, in which -NaN < -inf < .. < -0 < +0 < .. < inf < NaN, so NaNs come first
     among the largest and -0 before +0 among the smallest. Of equal elements the one with the lower index comes first,
-    for both values of ``largest``. Values are moved, not computed: NaN payloads survive. The result of a row does not
+    for both values of ``largest``. Values are moved, not computed: NaN payloads survive (with offsets or lengths,
+    not those of float8). The result of a row does not
     depend on the run, on the batch it is in, or on how it is sharded.
 
     Derivatives: the gradient puts the cotangents of the values back where the values came from, and zeros elsewhere;
     indices have none. Reverse mode works, and whatever is built on top of it (`jax.grad`, `jax.jacrev`, `jax.hessian`,
     gradients of gradients). For forward mode at the bottom (`jax.jvp`, `jax.jacfwd`, `jax.linearize`) use
-    `jaxgpuops.lax.top_k`; here JAX raises TypeError.
+    `jaxgpuops.lax.top_k`; here JAX raises TypeError, but for calls with offsets or lengths.
+
+    Lengths cost a pass over ``x``, which XLA may make one with what computes it. Offsets cost two sorts of the axis, one
+    of as many bits as number the segments, whatever ``k`` and the lengths of segments.
 
     Raises:
       TypeError: for other dtypes, for ``k`` or ``axis`` that are not integers, and flags that are not True or False,
-        known at trace time.
-      ValueError: for a scalar ``x``, ``axis`` out of range, ``k`` not in ``[0, n]``, ``n >= 2**31``.
+        known at trace time; for offsets and lengths that are not integers.
+      ValueError: for a scalar ``x``, ``axis`` out of range, ``k`` not in ``[0, n]``, ``n >= 2**31``, offsets or lengths
+        of another shape, more than one of offsets, lengths and axis_name.
 
     Algorithms: threshold filtering and radix selection on ordered keys; cf. Alabi et al., "Fast k-selection algorithms
     for graphics processing units" (2012), and Zhang et al., "Parallel top-K algorithms on GPU" (2023).
@@ -76,6 +94,10 @@ def topk(
     [[3, 1, 4, 1, 3], [9, 2, 6, 5, 5]]
     >>> jaxgpuops.topk(x, 2, sorted=False).indices.tolist()
     [[2, 4], [0, 2]]
+    >>> jaxgpuops.topk(jnp.array([3, 1, 4, 1, 5]), 2, offsets=[0, 4, 5]).indices.tolist()
+    [[2, 0], [4, -1]]
+    >>> jaxgpuops.topk(x, 2, lengths=[4, 1]).indices.tolist()
+    [[2, 0], [0, -1]]
     >>> jax.grad(lambda x: jaxgpuops.topk(x, 2).values.sum())(jnp.array([3.0, 1.0, 4.0])).tolist()
     [1.0, 0.0, 1.0]
     """
@@ -83,7 +105,15 @@ def topk(
     x = _arguments.array(op, "x", x)
     k, axis = _arguments.integer(op, "k", k), _arguments.integer(op, "axis", axis)
     largest, sorted = _arguments.flag(op, "largest", largest), _arguments.flag(op, "sorted", sorted)
-    return _jitted(x, k, axis, largest, sorted, _arguments.names("jaxgpuops.topk", axis_name))
+    names = _arguments.names(op, axis_name)
+    offsets, lengths = _arguments.offsets(op, offsets), _arguments.optional(op, "lengths", lengths)
+    if len(_arguments.given(offsets, lengths)) + (names is not None) > 1:
+        raise ValueError(f"{op}: only one of offsets, lengths and axis_name may be given")
+    if offsets is not None:
+        return _of_segments(x, offsets, k, axis, largest, sorted)
+    if lengths is not None:
+        return _of_lengths(x, lengths, k, axis, largest, sorted)
+    return _jitted(x, k, axis, largest, sorted, names)
 
 
 # Checks of shapes and dtypes run while tracing: an eager call that has been made before costs one dispatch.
@@ -95,6 +125,64 @@ def _jitted(x, k, axis, largest, sorted, names):
     if split is not None:
         return TopK(*top_k_p(x, axis=axis, k=k, largest=largest, sorted=sorted, split=split))
     return _topk(x, (x.shape[axis], along(x, axis)), k, axis, largest, sorted)
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3, 4, 5), inline=True)
+def _of_lengths(x, lengths, k, axis, largest, sorted):
+    op = "jaxgpuops.topk"
+    axis = _arguments.ordered(op, "x", x, axis)
+    k = _arguments.count(op, "k", k, x, axis)
+    _arguments.dtype(op, "lengths", lengths.dtype, _arguments.INTEGERS)
+    lengths = _arguments.broadcasting(op, "lengths", lengths, (*x.shape[:axis], *x.shape[axis + 1 :]))
+    lengths = jnp.expand_dims(lengths, axis)
+    inside = lambda y: jax.lax.broadcasted_iota(np.int32, y.shape, axis) < lengths
+    # Keys, not values: XLA may lose what tells NaNs of 8 bits apart. No key is after padding's: of equal ones, the last
+    # ones are padding's.
+    keys = to_keys(x)
+    last = np.asarray(0 if largest else jnp.iinfo(keys.dtype).max, keys.dtype)
+    keys = jnp.where(inside(keys), keys, last)
+    [_, indices] = top_k_p(jax.lax.stop_gradient(keys), axis=axis, k=k, largest=largest, sorted=sorted)
+    there = inside(indices)
+    fill = identity("max" if largest else "min", x.dtype)
+    return TopK(jnp.where(there, take_along_axis(x, indices, axis), fill), jnp.where(there, indices, -1))
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3, 4, 5), inline=True)
+def _of_segments(x, offsets, k, axis, largest, sorted):
+    op = "jaxgpuops.topk"
+    axis = _arguments.ordered(op, "x", x, axis)
+    if k < 0:
+        raise ValueError(f"{op}: k must not be negative, got {k}")
+    if x.shape[axis] + (offsets.shape[0] - 1) * k >= 1 << 31:
+        raise ValueError(
+            f"{op}: the length of the axis and segments times k must be less than 2**31 together, got shape {x.shape}, "
+            f"{offsets.shape[0] - 1} segments and k={k}"
+        )
+    of_row = functools.partial(_of_segments_of_row, offsets=offsets, k=k, largest=largest, sorted=sorted)
+    for _ in range(axis):
+        of_row = jax.vmap(of_row)
+    for _ in range(x.ndim - 1 - axis):
+        of_row = jax.vmap(of_row, in_axes=-1, out_axes=-1)
+    return of_row(x)
+
+
+def _of_segments_of_row(x, offsets, k, largest, sorted):
+    length = x.shape[0]
+    fill = identity("max" if largest else "min", x.dtype)
+    if length == 0:  # of which JAX gathers nothing, not even what to fill with
+        shape = (offsets.shape[0] - 1, k)
+        return TopK(jnp.full(shape, fill), jnp.full(shape, np.int32(-1)))
+    order = permutation([to_keys(x)], 0, largest, offsets)
+    ends = bounds(offsets, length)
+    place = ends[:-1, None] + jax.lax.broadcasted_iota(np.int32, (ends.shape[0] - 1, k), 1)
+    indices = order.at[jnp.where(place < ends[1:, None], place, length)].get(mode="fill", fill_value=length)
+    if not sorted:
+        [indices] = sort_p(indices, axis=1, descending=False, values=True, indices=False)
+    there = indices < length
+    # No index comes twice, so that the gradient's scatter needs no atomics; those out of range are told apart, too.
+    own = jnp.where(there, indices, length + jnp.arange(indices.size, dtype=np.int32).reshape(indices.shape))
+    values = x.at[own].get(mode="fill", fill_value=fill, unique_indices=True)
+    return TopK(values, jnp.where(there, indices, -1))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4, 5))
