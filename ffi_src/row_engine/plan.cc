@@ -8,8 +8,9 @@ namespace {
 
 constexpr int64_t kMaxRounds = 64;
 
-// Walks: up to so many positions by a warp, else by one for every so many, which stay in the caches then. Longer axes,
-// and those of few columns, are read as flat rows.
+// Walking kernels: one warp walks axes of up to kWalkedAlone positions; longer ones get a warp for every
+// kWalkPositions, few enough that the second pass finds them in the caches. Even longer axes, and those of few columns,
+// are read as flat rows.
 constexpr int64_t kWalkedAlone = 24, kWalkPositions = 16;
 constexpr int64_t kMostWalked = 1024, kFewColumns = 64, kManyColumns = 256;
 constexpr int64_t kFlatThreads = 256;  // where a flat row is divided
@@ -24,8 +25,8 @@ constexpr int64_t kLeastTiledBytes = 1 << 20;  // of an array: a tile takes long
 constexpr int kLeastWarps = 4;                 // of a part, where many small ones keep more of the device busy
 constexpr int kRoomyBlocks = 4;                // of a multiprocessor, where rows are few and only read
 
-// How much later in memory that is which a block of many rows brings to the L2 cache (RowPlan::ahead): 1 to 5 MiB were
-// as good, 8 worse than nothing; and six rows of 1 MiB.
+// How far ahead of its own row a block prefetches into the L2 cache (RowPlan::ahead). Of distances from 1 to 5 MiB all
+// were as good; 8 MiB was worse than no prefetch. Rows of 1 MiB are prefetched six rows ahead.
 constexpr int64_t kAheadBytes = 4 << 20, kAheadRows = 6;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -36,7 +37,7 @@ int bits_for(int64_t n) {  // the least power of two that is not below n
   return bits;
 }
 
-// The statistics and the finals of split rows or columns, per outer index.
+// Bytes per outer index for the statistics and finals of split rows or columns.
 int64_t split_bytes(const RowTraits& traits, int64_t inner, int64_t units) {
   const auto padded = [](int64_t bytes) { return ceil_div(bytes, 16) * 16; };
   return padded(inner * units * traits.stat_bytes) + padded(inner * int64_t{traits.final_bytes});
@@ -71,7 +72,7 @@ void plan_stream(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
     return rows.outer * plan.blocks < 4 * gpu.multiprocessors && part() >= 2 * kLeastWarps;
   };
   while (plan.blocks < kMaxCluster && more()) plan.blocks *= 2;
-  // A small block has half the warps, unless its part is very long.
+  // Small blocks have half the warps, unless their part of the row is very long.
   const int64_t most = small && part() < 8 * kStreamWarps ? kStreamWarps / 2 : kStreamWarps;
   plan.part = static_cast<int>(part());
   plan.block_warps = static_cast<int>(ceil_div(plan.part, ceil_div(plan.part, most)));
@@ -91,14 +92,14 @@ void plan_stream(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   if (plan.stages < plan.part) plan.stages -= plan.stages % plan.block_warps;
 }
 
-// Whether kRowsStream takes rows of so many spans, if there are enough of them.
+// Whether kRowsStream can take rows of this many spans, provided there are enough rows.
 bool is_streamable(const RowPlan& plan, const Gpu& gpu) {
   return plan.traits.fast && gpu.max_cluster == kMaxCluster && plan.spans > kPreferredWarps * plan.traits.operands &&
          plan.spans <= kMaxFlatSpans;
 }
 
-// Rows that a block reads in little time, or a cluster if they are few, have no second kernel. Parts of others are
-// large where there are enough.
+// Rows that a block (or, if they are few, a cluster) reads quickly need no second kernel. Other rows are cut into
+// parts, large ones where there are enough of them.
 void plan_sweep(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   const bool many = rows.outer * plan.spans >= 4 * gpu.multiprocessors * 2 * kPreferredWarps;
   const auto part = [&] { return ceil_div(plan.spans, plan.blocks); };
@@ -127,11 +128,11 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
     plan.vectors = 1;
   } else {
     plan.vectors = vectors <= (traits.output ? 32 * 4 : 8 * 4) || !traits.large ? 4 : 8;
-    // Lanes of which none has less than the others.
+    // True if all lanes hold the same number of elements.
     const bool whole = rows.length * traits.item_bytes == int64_t{16} << bits_for(vectors);
     if (traits.lean && !traits.label && whole && vectors <= kLeanVectors * 32) plan.vectors = kLeanVectors;
   }
-  // (kLeanVectors cannot be asked for: the kernel that takes so many reads whole vectors only.)
+  // (Tuning cannot ask for kLeanVectors: the kernel of that many vectors reads whole vectors only.)
   if (tuning.vectors && tuning.vectors != kLeanVectors) plan.vectors = tuning.vectors;
   plan.lane_bits = std::min(5, bits_for(ceil_div(vectors, plan.vectors)));
   plan.spans = ceil_div(vectors, int64_t{plan.vectors} << plan.lane_bits);
@@ -153,7 +154,7 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
     return;
   }
   if (plan.spans == 1) {
-    // A warp that has a row for itself, and writes it, needs no company, and one that has few rows not much.
+    // A warp that writes a whole row runs well in a block of its own; a warp with few rows needs few others beside it.
     const bool writes = traits.fast && traits.output;
     const int preferred = writes && plan.lane_bits == 5   ? 1
                           : writes && plan.lane_bits >= 3 ? kTeamWarps / 2
@@ -192,17 +193,17 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
     if (!few && aligned && traits.fast && traits.output && !two && gpu.bulk_copy)
       plan.ahead = static_cast<int>(std::max<int64_t>(kAheadRows, kAheadBytes / (rows.length * traits.item_bytes)));
   };
-  // Many rows that small blocks do not hold: with what comes later on its way, larger ones do better than the stream.
+  // Many rows that small blocks do not hold: larger blocks, with later rows prefetched, beat the stream.
   const int64_t widest = !few && traits.output && !two ? kPreferredWarps : kPartWarps;
   if (small && !tuned && most > 1 && ceil_div(plan.spans, most) <= widest) {
     const int64_t part = few && traits.output && !two ? kPartWarps - 1 : kPartWarps;
     while (plan.blocks < most && ceil_div(plan.spans, plan.blocks) > part) plan.blocks *= 2;
     return hold();
   }
-  // Statistics of rows that are longer: two kernels, of whose blocks there are as many as the device likes.
+  // Statistics of longer rows: two kernels, so that the number of blocks is free.
   const bool split = stream && !traits.output && rows.outer <= gpu.multiprocessors;
   if (stream && !split) return plan_stream(plan, rows, gpu);
-  // A row of two operands has twice the spans; and a block that is alone does better than two that wait for each other.
+  // A row of two operands has twice the spans. One block alone beats two that wait for each other.
   const int64_t preferred = kPreferredWarps * (traits.output ? traits.operands : 1);
   while (plan.blocks < most && ceil_div(plan.spans, plan.blocks) > preferred) plan.blocks *= 2;
   while (plan.blocks < most && rows.outer * plan.blocks * 2 <= gpu.multiprocessors &&
@@ -218,15 +219,15 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
   plan_split(plan, rows, gpu);
 }
 
-// The most that a plan for rows like these asks for, however many there are: parts of a batch take other algorithms.
+// The largest workspace that any number of such rows asks for: parts of a batch may take other algorithms.
 int64_t bytes_of_any_batch(const RowPlan& plan, const Gpu& gpu) {
   if (!is_streamable(plan, gpu)) return 0;
   return plan.traits.output ? kCounterBytes : split_bytes(plan.traits, 1, plan.spans);
 }
 
-// Statistics of columns. Lanes across for 128 bytes, or more where the blocks of an outer index alone fill the device
-// more evenly then, or as evenly in fewer rounds, or the axis is so short that others had nothing to do; where they are
-// few, parts of the axis that are not short.
+// Statistics of columns. Lanes across columns cover 128 bytes. They cover more if the blocks of one outer index then
+// fill the device more evenly, or as evenly in fewer rounds, or if the axis is too short to occupy the other lanes.
+// Where columns are few, blocks share the axis, in parts that are not short.
 void plan_along(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   constexpr int kLaneBits = 8;  // of a block
   const int64_t resident = along_resident(plan.traits.item_bytes) * gpu.multiprocessors;
@@ -252,7 +253,7 @@ void plan_along(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   plan_split(plan, rows, gpu);
 }
 
-// A thread for a column of a short axis, else some warps.
+// A thread walks a short axis alone; several warps share a longer one.
 void plan_walk(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   plan.algorithm = RowAlgorithm::kColumnsWalk;
   if (rows.length > kWalkedAlone)
@@ -264,7 +265,7 @@ void plan_walk(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   plan.block_warps = plan.axis_warps << plan.column_warp_bits;
 }
 
-// A block for a flat row, or parts of the axis that are not short.
+// A block takes a flat row, or several blocks share it, in parts that are not short.
 void plan_flat(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   plan.algorithm = RowAlgorithm::kColumnsFlat;
   const int64_t width = 16 / plan.traits.item_bytes, shared = std::gcd(rows.inner, width);
@@ -292,8 +293,8 @@ void plan_flat(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   plan_split(plan, rows, gpu);
 }
 
-// Where there are tiles enough for blocks that stay: a tile is what a block has that holds it in registers, and what is
-// merged, in which order, is the same.
+// Persistent blocks, where there are tiles enough for them. A tile is what one block of kColumns holds in registers,
+// and statistics are merged in the same order: same bits.
 void plan_columns_stream(RowPlan& plan, const Rows& rows, int64_t lanes, const Gpu& gpu) {
   const int64_t tiles = ceil_div(lanes, int64_t{1} << plan.column_lane_bits) * plan.blocks;
   if (plan.axis_warps != kMaxColumnWarps || tiles < 4 * gpu.multiprocessors) return;
@@ -316,8 +317,8 @@ void plan_columns(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuni
   }
   const int64_t across = plan.vector ? rows.inner * traits.item_bytes / 16 : rows.inner;  // lanes that inner keeps busy
   const int64_t units = std::max<int64_t>(1, ceil_div(rows.length, plan.vectors));
-  // Lanes across at least: 128 bytes; 256 where several blocks share an axis, if a cluster holds it then. (Memory is
-  // a third slower with pieces of 128 bytes that are far apart, and no faster with larger ones.)
+  // Lanes across columns cover at least 128 bytes; 256 where several blocks share an axis, if a cluster still holds it.
+  // (Memory was a third slower with pieces of 128 bytes far apart, and no faster with pieces above 256.)
   const bool wide = units > kMaxColumnWarps * 4 && units <= kMaxColumnWarps * kMaxColumnWarps * 2;
   const int line = !plan.vector ? 5 : wide ? 4 : 3;
   const int line_bits = std::min(line, bits_for(across));

@@ -1,8 +1,8 @@
 // The geometry of the row engine (cuda/engine.cuh): how statistics of a row are divided among lanes, warps and blocks,
 // and what goes through memory. A pure function of shape, element and compute capability.
 //
-// What decides a result's bits follows (length, inner, element) only. The rest may also follow the number of rows and
-// the device: the same statistics are merged in the same order wherever they were computed.
+// Whatever decides the bits of a result depends on (length, inner, element) only. The rest of a plan may also depend on
+// the number of rows and the device: the same statistics are merged in the same order, wherever they were computed.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ enum class RowAlgorithm {
 
 const char* name(RowAlgorithm algorithm);
 
-// What the plan needs to know of an operation.
+// What the plan must know about an operation.
 struct RowTraits {
   int item_bytes = 4;
   int operands = 1;
@@ -65,15 +65,15 @@ constexpr int kFlatWarps = 16;       // of a block that reads flat rows, at most
 
 // Positions along the axis that a lane of a column kernel holds.
 constexpr int column_vectors(int operands) { return operands == 1 ? 8 : 4; }
-// Columns of a lane that walks.
+// Columns that a lane of a walking kernel takes side by side.
 constexpr int walk_columns(int item_bytes, bool label) {
   return item_bytes == 8 || (label && item_bytes == 4) ? 1 : item_bytes == 1 ? 4 : 2;
 }
-// Positions of which a thread that walks holds all.
+// The longest axis that a thread of a walking kernel holds in registers.
 constexpr int held_positions(int operands) { return 8 / operands; }
-// Vectors of a lane at a time, of flat rows.
+// Vectors of a flat row that a lane loads at a time.
 constexpr int flat_vectors(int operands) { return operands == 1 ? 4 : 2; }
-// Blocks of a multiprocessor for which along_kernel leaves registers.
+// Blocks per multiprocessor for the __launch_bounds__ of along_kernel.
 constexpr int along_resident(int item_bytes) { return item_bytes == 4 ? 4 : 3; }
 
 struct RowPlan {
@@ -95,12 +95,12 @@ struct RowPlan {
   int column_warp_bits = 0;  // warps of a block that are along inner
   int axis_warps = 1;  // warps of a block that are along the axis; kColumnsStream: those of two blocks of kColumns
   bool along = false;  // statistics only: lanes go along the axis (along_kernel)
-  // kColumnsFlat: a period is the least number of vectors that are whole positions: `turns`. A block has `across`
-  // vectors of it, and `deep` periods, at a time.
+  // kColumnsFlat: a period is the smallest number of vectors that make up whole positions, `turns` of them. A block
+  // takes `across` vectors of each of `deep` periods at a time.
   int period = 1, turns = 1, across = 1, deep = 1, slices = 1;
   int64_t part_length = 0;  // positions of a block
   bool split = false;       // statistics of parts go to the workspace
-  // Both.
+  // Rows and columns.
   int block_warps = 1;
   int64_t blocks = 1;  // that share a row: the size of a cluster, unless split
   int64_t units = 1;   // split: statistics a row
@@ -112,7 +112,7 @@ struct RowPlan {
   int threads() const { return algorithm == RowAlgorithm::kEmpty ? 0 : 32 * block_warps; }
 };
 
-// For experiments: where not 0, instead of the plan's choice.
+// For experiments: values other than 0 replace the plan's choice.
 struct RowTuning {
   int vectors = 0;
   int cluster = 0;
@@ -120,12 +120,13 @@ struct RowTuning {
   bool split = false;
 };
 
-// The form of a plan that needs no workspace and takes operands and results of different alignment: of rows that are
-// streamed or split, kRows; of kColumnsStream, kColumns. Not for rows or columns that are split for being too long.
+// The register-resident plan for the same shape: kRows for rows that are streamed or split, kColumns for
+// kColumnsStream. It needs no workspace and accepts operands and results of different alignment, which streaming does
+// not. Not for rows or columns that are split because no cluster holds them.
 RowPlan held_in_registers(RowPlan plan);
 
-// `workspace_bytes` < 0 asks for the best plan; otherwise it is what the caller has, and the plan makes do with it (a
-// sharded call is planned for the whole batch but runs on a part of it). Results have the same bits.
+// `workspace_bytes` < 0 asks for the best plan. Otherwise it is what the caller has, and the plan makes do with it: a
+// sharded call is planned for the whole batch but runs on a part of it. Results have the same bits either way.
 RowPlan plan_row_engine(const Rows& rows, const RowTraits& traits, const Gpu& gpu, int64_t workspace_bytes = -1,
                         const RowTuning& = {});
 

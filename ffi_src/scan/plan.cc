@@ -5,15 +5,15 @@
 namespace jaxgpuops::scan {
 namespace {
 
-// Fewer blocks than this would leave much of the device idle: they share the axis then. Blocks of kAcross, with some
-// tiles on their way, are large enough to have a multiprocessor of their own.
+// With fewer strips than this, a block for each would leave much of the device idle, so blocks share the axis. One
+// block of kAcross, with several tiles in flight, fills a multiprocessor.
 int64_t enough_strips(Layout layout, const Gpu& gpu) {
   return layout == Layout::kAcross ? gpu.multiprocessors : 2 * gpu.multiprocessors;
 }
 
-// Rows that have a block each come in waves, the last of which leaves much of the device idle where there are few
-// waves: fewer rows than this, of so many tiles that are almost all full, are shared instead, where a sum is one word
-// (others take longer to fold than to load).
+// With a block for each row, blocks run in waves, and the last wave leaves much of the device idle. That matters when
+// waves are few. So blocks share rows if there are fewer than kManyRows, of at least kLongRow almost full tiles, and if
+// a sum is one word (larger sums take longer to fold than to load).
 constexpr int64_t kManyRows = 2048;  // 660 are on an H200 at a time
 constexpr int64_t kLongRow = 16;     // tiles
 
@@ -47,8 +47,8 @@ int state_words(const Problem& problem, int bytes) {
   return cut ? words + (bytes >= 8 ? 2 : 1) : words;
 }
 
-// Lanes that have all of a column. Where rows of columns are shorter than a line of memory, blocks bring whole ones to
-// shared memory.
+// Short axes: one lane has the whole axis of a column. If the columns of an outer index are less than a line of memory,
+// blocks first bring whole outer indices to shared memory.
 Plan plan_short(const Problem& problem, const Gpu& gpu, Plan plan) {
   const auto [outer, length, inner] = problem.rows;
   const int bytes = bytes_of(problem.dtype), operands = operands_of(problem.kind);
@@ -103,7 +103,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   if (problem.rows.elements() == 0) return plan;
   const int bytes = bytes_of(problem.dtype), operands = operands_of(problem.kind);
 
-  // The geometry of a tile follows length, inner and the kind of element only: results depend on it.
+  // Results depend on the geometry of a tile, so it follows length, inner and the kind of element only.
   const bool rare = is_rare(problem);
   const bool simple = problem.a.inner.groups <= 1 && problem.starts.inner.groups <= 1;  // columns beside each other
   const bool across = inner * bytes % 4 == 0 && inner > 32 && simple;
@@ -125,7 +125,8 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
     plan.runs = std::max(1, 32 / plan.columns);
     plan.column_bits = bits_for(ceil_div(plan.columns, 32));
     plan.axis_warps = kWarps >> plan.column_bits;
-    // An odd number of positions, so that lanes whose runs they are do not share banks of shared memory.
+    // An odd number of positions a run, so that the runs of neighbouring lanes begin in different banks of shared
+    // memory.
     plan.per_lane = shape.per_lane;
     const int64_t lanes = plan.runs * plan.axis_warps;  // of a column
     while (plan.per_lane > 9 && lanes * (plan.per_lane / 2 + 1) >= length) plan.per_lane = plan.per_lane / 2 + 1;
@@ -136,7 +137,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   plan.tiles = ceil_div(length, plan.tile);
   while (int64_t{1} << (kGroupBits * plan.levels) < plan.tiles) ++plan.levels;
 
-  // The rest does not change results. Blocks as large as leaves enough of them.
+  // Nothing below changes results. Blocks are as large as they can be while there are enough of them.
   const int64_t vectors = outer * (inner / shape.width), vectors_of_warp = 32 / lanes;
   const auto strips = [&] { return ceil_div(vectors, vectors_of_warp << plan.column_bits); };
   if (plan.layout == Layout::kSpans) {
@@ -157,7 +158,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
     stage = stage_bytes(plan.layout, operands, bytes, state_bytes);
   }
   const int64_t most = gpu.shared_bytes;
-  // Of a block: tiles on their way, and for each slot what warps tell each other; 1 KB to spare.
+  // Shared memory of a block: tiles in flight, for each slot what warps tell each other, and 1 KB to spare.
   const auto shared = [&](int stages, int slots) {
     const int64_t columns =
         plan.layout == Layout::kSpans ? plan.columns : (vectors_of_warp << plan.column_bits) * shape.width;
@@ -166,8 +167,8 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   bool enough = plan.strips >= enough_strips(plan.layout, gpu);
   if (forced >= 0) enough = forced == static_cast<int>(Algorithm::kLoop);
   if (plan.layout == Layout::kAcross) {
-    // Two blocks of a multiprocessor, if they have two tiles each; or one that is twice as wide, where that leaves none
-    // idle: the pieces of memory that it takes are, too.
+    // Two blocks per multiprocessor, if there is room for two tiles of each. Or one block of twice the width, if that
+    // leaves no multiprocessor idle: it also reads memory in pieces of twice the width.
     const int64_t least = enough ? 2 * gpu.multiprocessors * 9 / 10 : 2 * kManyStrips;
     if (plan.axis_warps == kWarps && plan.tiles > 1 && plan.strips >= least) {
       ++plan.column_bits;
@@ -199,7 +200,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
 
   int64_t words = 0;
   for (int level = 0; level < plan.levels; ++level) words += ceil_div(plan.tiles, int64_t{1} << (kGroupBits * level));
-  // (What a part of the batch may need, too.)
+  // (A part of the batch may take the resident kernel, which needs this much.)
   if (plan.layout == Layout::kAlong && plan.tiles <= kResidentTiles)
     words = std::max(words, plan.tiles * resident_copies(plan.tiles));
   const int64_t needed = kWorkspaceHeader + inner * words * state_words(problem, bytes) * 8;

@@ -48,9 +48,9 @@ struct Plan {
   int width() const { return threads() > kThreads ? threads() / kThreads : 1; }  // as many columns as others have
 };
 
-// `workspace_bytes` < 0 asks for the best plan; otherwise it is what the caller has, and the plan makes do with it (a
-// sharded call is planned for the whole batch but runs on a part of it). Where that matters, results do not: they are
-// the same bits. `forced` is for experiments: an Algorithm to take where there is a choice.
+// `workspace_bytes` < 0 asks for the best plan. Otherwise it is what the caller has, and the plan makes do with it: a
+// sharded call is planned for the whole batch but runs on a part of it. Results have the same bits either way. `forced`
+// is for experiments: the Algorithm to take where there is a choice.
 Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes = -1, int forced = -1);
 
 }  // namespace jaxgpuops::scan

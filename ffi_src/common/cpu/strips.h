@@ -27,7 +27,7 @@ constexpr int64_t kTurnedElements = 1 << 12;  // of a block of turned rows, but 
 constexpr int64_t kTurnedWidth = 1008;        // not a page
 constexpr int64_t kTurnedArray = 64;          // the largest length inner that is turned where inner > 1
 
-// What suits a job.
+// The sizes that suit a job.
 struct StripShape {
   int64_t turned;                   // the longest row that is turned where inner is 1; 0: none
   int64_t row_elements;             // of a block where inner is small
@@ -66,13 +66,14 @@ struct Strips {
     resident = blocks * elements <= shape.resident + elements;
   }
 
-  // Lanes of a strip of this width. Those of turned rows are its columns, so that the last strip adds up as the others.
+  // Lanes of a strip of this width. In turned rows each column is a lane, so that the last, narrower strip adds in the
+  // same order as the others.
   static int64_t lanes(int64_t width) {
     const int64_t unit = width <= 16 ? std::lcm<int64_t>(width, 16) : width;
     return round_up(kRowLanes, unit);
   }
 
-  // Where an element is in memory, whose indices these are.
+  // Where the element with these indices is in memory.
   int64_t at(int64_t outer, int64_t position, int64_t inner) const {
     return (outer * memory.length + position) * memory.inner + inner;
   }
@@ -87,13 +88,14 @@ struct Strips {
   bool resident;      // a thread can keep all blocks of a strip
 };
 
-// Some rows of a problem: a strip, or several outer indices of one where blocks hold that many rows.
+// The rows that a thread takes at a time: a strip, or the same strip of several outer indices if a block holds that
+// many rows.
 struct Unit {
   int64_t outer, outers;
   int64_t inner, width;
 
   int64_t columns() const { return outers * width; }
-  // The first one's place among all rows; the others follow it.
+  // The number of the unit's first row among all rows; the others follow it.
   int64_t first_row(const Rows& rows) const { return outer * rows.inner + inner; }
 };
 
@@ -146,8 +148,8 @@ class StripOperand {
 
   explicit operator bool() const { return data_; }
 
-  // The elements at positions [first, first + steps) of the unit's columns at one outer index, without gaps: where they
-  // are, if they lie so, else in `scratch`.
+  // The elements at positions [first, first + steps) of the unit's columns at one outer index, without gaps: in place
+  // if memory has them so, otherwise copied to `scratch`.
   const T* block(const Unit& unit, int64_t outer, int64_t first, int64_t steps, T* scratch) {
     bind(unit);
     const T* from = data_ + at_.outer(outer) + first * at_.axis_stride;
@@ -220,7 +222,7 @@ void run_strips(const Job& job, const Strips& strips, const Workers& workers) {
     });
     return;
   }
-  // Few long rows: threads share them.
+  // Few long rows: several threads share each.
   std::vector<typename Job::Stats> stats;
   stats.reserve(units.count);
   for (int64_t i = 0; i < units.count; ++i) stats.emplace_back(job, units[i]);

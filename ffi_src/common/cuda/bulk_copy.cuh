@@ -1,6 +1,7 @@
-// Copies that go on by themselves, and the barriers in shared memory that tell when they have ended: from global to
-// shared memory by the copy engine, one thread asking for all of it, and of registers into the shared memory of a block
-// of the cluster. Nobody waits for what else a thread has written, as a cluster barrier does. Compute capability 9.0.
+// Asynchronous copies, and the barriers in shared memory (mbarrier) that say when they have ended. There are two kinds:
+// one thread has the copy engine bring a whole piece from global to shared memory; or a thread stores registers into
+// the shared memory of another block of the cluster. Unlike a cluster barrier, these barriers wait for the copies
+// alone. From compute capability 9.0 on.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +10,14 @@
 
 namespace jaxgpuops {
 
-// One thread; others, and the copy engine, see the barriers after make_barriers_visible() and a barrier of threads. Of
-// so many arrivals, of which expect_copies() is one.
+// Called by one thread. Initialises a barrier for `arrivals` arrivals; expect_copies() counts as one of them. Others,
+// and the copy engine, see it after make_barriers_visible() and __syncthreads().
 __device__ __forceinline__ void make_copy_barrier(uint64_t* barrier, int arrivals = 1) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 #endif
 }
-// After what this thread has stored.
+// Arrives; whoever waits for the barrier sees what this thread stored before.
 __device__ __forceinline__ void arrive_at(uint64_t* barrier) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
@@ -28,20 +29,20 @@ __device__ __forceinline__ void make_barriers_visible() {
 #endif
 }
 
-// The same where the copy engine has nothing to do with them: only for copy_to_block(), from other blocks.
+// The same for barriers that only copy_to_block() of other blocks uses, and never the copy engine.
 __device__ __forceinline__ void make_barriers_visible_to_cluster() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
 }
-// What this thread has stored in shared memory comes before copies to there that are asked for after this.
+// Orders this thread's earlier stores to shared memory before bulk copies to the same place that are issued later.
 __device__ __forceinline__ void order_with_copies() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
 
-// One thread: the barrier's next phase ends after copies of so many bytes.
+// Called by one thread: the current phase of the barrier also waits for copies of this many bytes.
 __device__ __forceinline__ void expect_copies(uint64_t* barrier, uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
@@ -49,7 +50,7 @@ __device__ __forceinline__ void expect_copies(uint64_t* barrier, uint32_t bytes)
 #endif
 }
 
-// Addresses and bytes are multiples of 16.
+// Addresses and the number of bytes are multiples of 16.
 __device__ __forceinline__ void copy_bulk(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
@@ -59,7 +60,7 @@ __device__ __forceinline__ void copy_bulk(void* to, const void* from, uint32_t b
 #endif
 }
 
-// To the L2 cache. Addresses and bytes are multiples of 16.
+// Prefetches into the L2 cache. Addresses and the number of bytes are multiples of 16.
 __device__ __forceinline__ void prefetch_bulk(const void* from, uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)), "r"(bytes)
@@ -67,8 +68,8 @@ __device__ __forceinline__ void prefetch_bulk(const void* from, uint32_t bytes) 
 #endif
 }
 
-// 0 to count - 1 and again, for a counter in shared memory. Who counts last sees what others stored before they
-// counted.
+// Counts from 0 to count - 1, then from 0 again, by a counter in shared memory. The thread that gets the last number
+// sees whatever the others stored before they counted.
 __device__ __forceinline__ int count_in_turn(unsigned* counter, int count) {
   unsigned before = 0;
 #if __CUDA_ARCH__ >= 900
@@ -80,7 +81,7 @@ __device__ __forceinline__ int count_in_turn(unsigned* counter, int count) {
   return static_cast<int>(before);
 }
 
-// To where `to` is in the shared memory of a block of the cluster, and told to its barrier.
+// Copies a value to the place of `to` in another block of the cluster, and reports its bytes to that block's barrier.
 template <class T>
 __device__ __forceinline__ void copy_to_block(T* to, uint64_t* barrier, unsigned rank, T value) {
 #if __CUDA_ARCH__ >= 900
@@ -106,7 +107,7 @@ __device__ __forceinline__ void copy_to_block(T* to, uint64_t* barrier, unsigned
 #endif
 }
 
-// Until the phase of this parity (that of the first is 0) has ended.
+// Waits until the phase of this parity has ended; the first phase has parity 0.
 __device__ __forceinline__ void wait_for_copies(uint64_t* barrier, int parity) {
 #if __CUDA_ARCH__ >= 900
   uint32_t done;

@@ -1,4 +1,4 @@
-// What kernels need of the device beyond CUDA's own C++: shuffles of whole structs, clusters, dependent launches.
+// Device functions that CUDA's own C++ lacks: shuffles of whole structs, clusters, dependent launches.
 #pragma once
 
 #include <cstdint>
@@ -41,8 +41,8 @@ __device__ __forceinline__ T shuffle_xor(T value, int mask) {
   return bits_as<T>(words);
 }
 
-// Of all lanes' numbers, none of which is NaN. Keys that are ordered like them take one instruction; five shuffles wait
-// for each other.
+// The largest of all lanes' numbers, none of which is NaN. Integer keys in the same order need one instruction; numbers
+// would need five dependent shuffles.
 __device__ __forceinline__ float largest_of_warp(float number) {
 #if __CUDA_ARCH__ >= 800
   const auto ordered = [](int bits) { return bits ^ (bits >> 31 & 0x7fffffff); };
@@ -59,7 +59,7 @@ __device__ __forceinline__ unsigned char* dynamic_shared_memory() {
   return reinterpret_cast<unsigned char*>(jaxgpuops_shared_memory);
 }
 
-// 16 bytes that are not needed again soon: they leave the caches first.
+// Loads or stores 16 bytes that are not needed again soon; the caches evict them first.
 template <class T>
 __device__ __forceinline__ T load_once(const T* from) {
   static_assert(sizeof(T) == 16);
@@ -75,14 +75,14 @@ __device__ __forceinline__ uint32_t funnel_right(uint32_t low, uint32_t high, in
   return __funnelshift_r(low, high, bits);
 }
 
-// 2^x, to 2 ulp; results below the least normal number are 0.
+// 2^x to 2 ulp. Results below the smallest normal number are 0.
 __device__ __forceinline__ float fast_exp2(float x) {
   float e;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x));
   return e;
 }
 
-// Products and sums that are rounded here, and never become part of a multiply-add.
+// Products and sums that are rounded at once: the compiler must not fuse them into a multiply-add.
 __device__ __forceinline__ float rounded_product(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ double rounded_product(double a, double b) { return __dmul_rn(a, b); }
 __device__ __forceinline__ float rounded_sum(float a, float b) { return __fadd_rn(a, b); }
@@ -91,21 +91,21 @@ __device__ __forceinline__ double rounded_sum(double a, double b) { return __dad
 __device__ __forceinline__ float fused_multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
 __device__ __forceinline__ double fused_multiply_add(double a, double b, double c) { return fma(a, b, c); }
 
-// An address in shared memory, for the instructions that take no other.
+// An address in the shared-memory window, for PTX instructions that take no generic one.
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
 // ---- Dependent launches (Launch::overlap) ---------------------------------------------------------------------------
 
-// Lets the next kernel start, where it was launched to overlap.
+// Lets the next kernel start early, if it was launched with Launch::overlap.
 __device__ __forceinline__ void let_dependents_start() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-// Waits for the end of the kernel before.
+// Waits until the kernel before has ended.
 __device__ __forceinline__ void wait_for_predecessor() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -120,8 +120,8 @@ __device__ __forceinline__ void arrive_at_cluster_barrier() {
 #endif
 }
 
-// The same where nothing that was written before has to be seen after it (barriers: make_barriers_visible()). The other
-// waits for all memory of the device.
+// Relaxed arrive: it publishes no earlier writes (for barriers there is make_barriers_visible()). The releasing form
+// above also waits for outstanding global writes.
 __device__ __forceinline__ void arrive_at_cluster_start() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -134,7 +134,7 @@ __device__ __forceinline__ void wait_at_cluster_barrier() {
 #endif
 }
 
-// Numbers of the cluster in the grid and of the block in the cluster.
+// The cluster's number in the grid, and the block's number in the cluster.
 __device__ __forceinline__ int cluster_of_grid() {
   unsigned cluster = blockIdx.x;
 #if __CUDA_ARCH__ >= 900
@@ -150,7 +150,7 @@ __device__ __forceinline__ int block_of_cluster() {
   return static_cast<int>(block);
 }
 
-// Stores to where `to` is in the shared memory of another block of the cluster.
+// Stores into another block of the cluster, at the place that `to` has in its shared memory.
 template <class T>
 __device__ __forceinline__ void store_in_cluster(T* to, unsigned rank, T value) {
 #if __CUDA_ARCH__ >= 900

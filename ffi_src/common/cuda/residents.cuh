@@ -1,4 +1,4 @@
-// How many blocks a device has at a time, for kernels that stay.
+// How many blocks a device runs at a time, for persistent kernels.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 
 namespace jaxgpuops {
 
-// How many clusters (or blocks) of a kernel a device has at a time. To ask takes microseconds: the last answer is kept,
-// for each device, with what it was asked for.
+// How many clusters (or blocks) of a kernel a device runs at a time. CUDA takes microseconds to answer, so the last
+// answer is kept for each device, together with the launch that it is for.
 class Residents {
  public:
   cudaError_t count(const void* kernel, const Launch& shape, int* count) {
@@ -57,7 +57,7 @@ class Residents {
   std::atomic<uint64_t> last_[kDevices + 1] = {};  // the last one is of all others, and stays 0
 };
 
-// Allows clusters of more than 8 blocks.
+// Lets the kernel be launched in clusters of more than 8 blocks.
 inline cudaError_t allow_cluster(const void* kernel, int blocks) {
   return blocks > 8 ? cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) : cudaSuccess;
 }

@@ -1,52 +1,11 @@
 // The row engine: everything that is made of statistics of a row, such as its maximum and a sum, and of its elements.
-// An operation is a policy (below); row_engine/plan.h says how rows are divided.
+// An operation is a policy (policy.cuh); row_engine/plan.h says how rows are divided.
 //
 // A lane loads all it holds of a row, in the row's own type, before it looks at any of it. Lanes merge their statistics
 // with shuffles, warps through shared memory, blocks through that of their cluster, so that a row is read once and its
-// result written once. Split algorithms have three kernels: statistics of parts go to the workspace, a block per row
-// merges them, and a second sweep, backwards, writes the results of what is still in the L2 cache.
-//
-//   struct Policy {
-//     using Element = ..;                     // common/cuda/element.h
-//     static constexpr int kOperands;         // full arrays that are read: x, y
-//     static constexpr bool kPeak;            // the first statistic is a maximum, relative to which sums are taken
-//     static constexpr bool kNumericPeak;     // kPeak: which is a number, never NaN
-//     static constexpr int kSums;             // the others are sums
-//     static constexpr bool kDecoded;         // elements are kept as what decode() makes of them
-//     static constexpr bool kMasked;          // there may be masks
-//     static constexpr bool kHole;            // one element of a row may be left out of the statistics
-//     static constexpr bool kOutput;          // there may be full results
-//     static constexpr bool kPackedPeak;      // 16-bit elements are compared two at a time, as they are stored
-//     static constexpr bool kStoredPeak;      // value() does not change which element is the largest
-//     static constexpr bool kPlainSum;        // the last sum, where add_plain(args), is that of all elements, hole too
-//     static constexpr bool kFast, kLarge, kPackColumns, kSingleColumns;  // which kernels there are: RowTraits
-//     static constexpr bool kAlignedRows;     // and one for rows that are aligned, which is faster
-//     static constexpr bool kAlong;           // and one for statistics only, of vectors of columns
-//                                             // (unmasked: those that walk, and of flat rows, are always there)
-//     struct Args;                            // of the call
-//     struct Row;                             // of a row, known before its statistics
-//     struct Final;                           // of a row, from its statistics
-//     static Row row(args, outer, i, length, inner);
-//     static void with_args(args, f);         // calls f with args, or with a type that knows more of them
-//     static void with_sum_args(args, f);     // the same, for add()
-//     static bool skip(row);                  // nothing of the row is read
-//     static int64_t hole(row);               // -1: none
-//     static bool counts(args, outer, i);     // kHole: !skip() of that row
-//     static Row begun(args, outer, i, length, inner);  // kHole: row() in two steps. This reads where ..
-//     static Row completed(args, begun, outer, i, length, inner);  // .. and this reads there
-//     static Row counted(row);                // kHole: the row, known not to be skipped
-//     static Args of_statistics(args);        // where there is a lean_rows_kernel: known to ask for no full results
-//     static Bits pad(args, operand);         // in place of what is missing or masked: adds nothing to statistics
-//     static Acc value(args, x);              // an element, from what is stored; or decode(args, row, x, bias)
-//     static Acc larger(a, b), lowest();
-//     static uint32_t ordered_pair(args, word), larger_pair(a, b);  // kPackedPeak: what is compared, and how
-//     static Acc ordered_value(args, x);      // kPackedPeak: value(), of what ordered_pair() made
-//     static Shift guard(peak);               // of a part, or a row: what add() gets
-//     static Acc add(args, k, sum, x, y, shift), scaled(k, sum, weight), weight(peak, shift of the whole row);
-//     static Final finish(args, row, stat);
-//     static void write_row(args, index, row, final);
-//     static Acc output(args, row, final, x, y), masked_output(args), hole_output(args, row, final);
-//   };
+// result written once. Split algorithms have three kernels. The first writes statistics of parts to the workspace. The
+// second merges them, one block per row. The third sweeps over the array backwards and writes the results; it begins
+// with what the first read last, which is still in the L2 cache.
 #pragma once
 
 #include <algorithm>
@@ -58,6 +17,7 @@
 #include "row_engine/cuda/columns_stream.cuh"
 #include "row_engine/cuda/columns_walk.cuh"
 #include "row_engine/cuda/in_registers.cuh"
+#include "row_engine/cuda/policy.cuh"
 #include "row_engine/cuda/spread.cuh"
 #include "row_engine/cuda/stream.cuh"
 #include "row_engine/cuda/sweep.cuh"
@@ -262,6 +222,7 @@ struct Call {
 // Runs a call whose parameters are set but for what the plan says.
 template <class P>
 cudaError_t run(cudaStream_t stream, const RowPlan& plan, const Rows& rows, Parameters<P> p, void* workspace) {
+  static_assert(is_policy<P>());
   if (plan.algorithm == RowAlgorithm::kEmpty) return cudaSuccess;
   if (plan.traits.stat_bytes != static_cast<int>(sizeof(Stat<P>)) ||
       plan.traits.final_bytes < static_cast<int>(sizeof(typename P::Final)))

@@ -1,5 +1,5 @@
-// Rows (inner == 1) of the row engine: a team of lanes, a block or a cluster holds a row in registers. One read, one
-// write; of split rows, the sweeps.
+// Rows (inner == 1) of the row engine: a team of lanes, a block or a cluster holds a row in registers, which is read
+// once and written once. Also the two sweeps over split rows.
 #pragma once
 
 #include "common/cuda/bulk_copy.cuh"
@@ -7,7 +7,7 @@
 
 namespace jaxgpuops::row_engine {
 
-// 16 of the 32 bytes of a and b, from byte `at` on, 0 to 16.
+// The 16 bytes from byte `at` (0 to 16) on, of the 32 that a and b make together.
 template <int kItemBytes>
 __device__ __forceinline__ Pack between(const Pack& a, const Pack& b, int at) {
   uint32_t word[8];
@@ -178,7 +178,7 @@ constexpr int kRowsBarrierBytes = 16;
 // two kernels.
 enum class Sharing { kTeam, kBlocks, kStatistics, kAny };
 
-// Operations of one array that have results, or statistics only.
+// True for operations of one array, with results or with statistics only.
 template <class P>
 constexpr bool kOftenStatistics = P::kOutput && P::kOperands == 1;
 
@@ -186,11 +186,11 @@ constexpr bool kOftenStatistics = P::kOutput && P::kOperands == 1;
 template <class P>
 constexpr bool kLean = kOftenStatistics<P> && P::kFast && !P::kHole;
 
-// Those of which later rows are brought to the L2 cache (RowPlan::ahead). With two arrays that took longer.
+// True for operations that prefetch later rows into the L2 cache (RowPlan::ahead). With two arrays that was slower.
 template <class P>
 constexpr bool kAhead = P::kOutput && P::kOperands == 1 && P::kFast;
 
-// Rows that a team of lanes has in few registers, and writes.
+// True where a team of lanes holds a row in few registers, and writes results.
 template <class P, int kVectors, Sharing kSharing>
 constexpr bool kFewUnits = kSharing == Sharing::kTeam && kVectors == kOnlyVectors && P::kOutput && P::kAlong;
 
@@ -207,7 +207,7 @@ constexpr int kRowsResident = kSharing == Sharing::kStatistics               ? s
                               : kAligned && kFewUnits<P, kVectors, kSharing> ? kMostResident
                                                                              : 0;
 
-// kAligned: every row is, to 16 bytes. The bits of the results are the same.
+// kAligned: every row begins at a multiple of 16 bytes. Results have the same bits either way.
 template <class P, int kVectors, Sharing kSharing, bool kAligned>
 __global__ void __launch_bounds__(32 * (kRowsResident<P, kVectors, kSharing, kAligned> ? kPartWarps : kMaxBlockWarps),
                                   kRowsResident<P, kVectors, kSharing, kAligned>)

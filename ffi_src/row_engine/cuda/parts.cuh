@@ -15,7 +15,7 @@ namespace jaxgpuops::row_engine {
 
 enum class Phase { kWhole, kPartial, kFinish };
 
-// Operands that are there for some calls only.
+// Operands that only some calls have.
 struct Extras {
   const void* bias = nullptr;
   const uint8_t* where = nullptr;
@@ -23,13 +23,14 @@ struct Extras {
   int64_t queries = 0, query_stride = 1;  // causal: see softmax/softmax.h
 
   __host__ __device__ bool masks() const { return where || queries; }
-  // Positions from this one on are masked.
+  // The first masked position of the row; all later ones are masked, too.
   __device__ int64_t limit(int64_t outer, int64_t length) const {
     return queries ? min(length, outer / query_stride % queries + 1) : length;
   }
 };
 
-// What every kernel reads first comes first, side by side: what is read of it for the first time is far away.
+// The members that every kernel reads first come first, side by side: the first read of a cache line of parameters is
+// slow.
 template <class P>
 struct Parameters {
   const void* operands[2];
@@ -75,7 +76,7 @@ __device__ __forceinline__ Pack load_pack(const Pack* from) {
 __device__ __forceinline__ void store_pack(Pack* to, Pack pack) {
   *reinterpret_cast<uint4*>(to) = bits_as<uint4>(pack);
 }
-// The same, where nvcc makes four stores of a word of one of several of those.
+// The same by one instruction, for places where nvcc splits the store into four words.
 __device__ __forceinline__ void store_whole(Pack* to, Pack pack) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(pack.word[0]),
                "r"(pack.word[1]), "r"(pack.word[2]), "r"(pack.word[3])
@@ -156,7 +157,7 @@ struct Held {
     }
   }
 
-  // What was computed from packs is computed again after this: there are not registers for all of it.
+  // Makes the compiler recompute what it derived from the packs: keeping it would take too many registers.
   __device__ void forget() {
     if constexpr (kPacks && !P::kDecoded) {
 #pragma unroll
@@ -233,7 +234,7 @@ struct Held {
   }
 };
 
-// 16 bytes of what is nearest to values.
+// Rounds values to elements, 16 bytes of them.
 template <class Element>
 __device__ __forceinline__ Pack packed(const typename Element::Acc (&value)[16 / sizeof(typename Element::Bits)]) {
   using Bits = typename Element::Bits;
@@ -250,7 +251,7 @@ __device__ __forceinline__ Pack packed(const typename Element::Acc (&value)[16 /
 
 // ---- Merging --------------------------------------------------------------------------------------------------------
 
-// Of the lanes whose numbers differ in the bits [from, to) only; all of them get the same bits.
+// Merges over the lanes whose numbers differ in the bits [from, to) only. All of them get the same result, bit for bit.
 template <class P, class Acc>
 __device__ __forceinline__ Acc merged_peak(Acc peak, int from, int to) {
 #pragma unroll
@@ -283,7 +284,7 @@ __device__ __forceinline__ void add_stat(Stat<P>& to, const Stat<P>& from, const
   for (int k = 0; k < P::kSums; ++k) to.sum(k) = to.sum(k) + P::scaled(k, from.sum(k), weight);
 }
 
-// Takes more elements in, whose peak and sums, relative to a shift, are given.
+// Merges more elements into a statistic; their peak is given, and their sums relative to a shift.
 template <class P, class Sum>
 __device__ __forceinline__ void take_in(Stat<P>& stat, typename Stat<P>::Acc peak, Sum sum) {
   if constexpr (P::kPeak) {
@@ -300,7 +301,7 @@ __device__ __forceinline__ void take_in(Stat<P>& stat, typename Stat<P>::Acc pea
   for (int k = 0; k < P::kSums; ++k) stat.sum(k) = stat.sum(k) + sum(k, shift);
 }
 
-// Of what stat(begin), stat(begin + step), .. below count are: some at a time, for the sake of latency.
+// Merges stat(begin), stat(begin + step), .. below count. It reads several at a time, to hide latency.
 template <class P, class Get>
 __device__ __forceinline__ Stat<P> merge_serially(Get stat, int begin, int step, int count) {
   constexpr int kTogether = 4;
@@ -327,7 +328,7 @@ __device__ __forceinline__ Stat<P> merge_serially(Get stat, int begin, int step,
   return all;
 }
 
-// By a warp, all of whose lanes get it.
+// The warp merges; all its lanes get the result.
 template <class P>
 __device__ __forceinline__ Stat<P> merge_lanes(Stat<P> mine) {
   Stat<P> all = Stat<P>::none();
@@ -341,7 +342,7 @@ template <class P, class Get>
 __device__ __forceinline__ Stat<P> merge_by_warp(Get stat, int count) {
   return merge_lanes<P>(merge_serially<P>(stat, threadIdx.x % 32, 32, count));
 }
-// The same of at most 4 * 32, by a warp that has registers for what is read: once.
+// The same for at most 4 * 32 statistics: the warp holds all of them in registers and reads each once.
 template <class P, class Get>
 __device__ __forceinline__ Stat<P> merge_few_by_warp(Get stat, int count) {
   constexpr int kEach = 4;
@@ -358,7 +359,7 @@ __device__ __forceinline__ Stat<P> merge_few_by_warp(Get stat, int count) {
   return merge_lanes<P>(all);
 }
 
-// By half a warp, all of whose lanes get it; at most kMaxColumnWarps.
+// Half a warp merges at most kMaxColumnWarps statistics; all its lanes get the result.
 template <class P, class Get>
 __device__ __forceinline__ Stat<P> merge_by_half_warp(Get stat, int count) {
   static_assert(kMaxColumnWarps == 16);
@@ -372,7 +373,7 @@ __device__ __forceinline__ Stat<P> merge_by_half_warp(Get stat, int count) {
   return all;
 }
 
-// The workspace of an outer index: units * inner statistics, then inner finals.
+// The workspace of an outer index holds units * inner statistics, then inner finals.
 template <class P>
 __device__ __forceinline__ Stat<P>* stat_at(const Parameters<P>& p, int64_t outer, int64_t unit, int64_t i) {
   return reinterpret_cast<Stat<P>*>(p.workspace + outer * p.workspace_stride) + unit * p.inner + i;
@@ -384,7 +385,7 @@ __device__ __forceinline__ typename P::Final* final_at(const Parameters<P>& p, i
 
 // ---- Exponentials ---------------------------------------------------------------------------------------------------
 
-// e^x for elements of a type: to its precision.
+// e^x, to the precision of the element's type.
 template <class Element>
 __device__ __forceinline__ typename Element::Acc exponential(typename Element::Acc x) {
   if constexpr (sizeof(typename Element::Bits) == 8) {

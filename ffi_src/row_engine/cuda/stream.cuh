@@ -49,7 +49,7 @@ constexpr int kStreamUnroll = 4;  // vectors that a lane works on at once: no mo
 // of stages, stages.
 template <class P, int kVectors, bool kAligned>
 struct StreamLayout {
-  // A span that is not aligned begins and ends in windows of 16 bytes that it has not whole.
+  // A span that is not aligned covers only a part of its first and last windows of 16 bytes.
   static constexpr int kOperandBytes = kVectors * 32 * 16 + (kAligned ? 0 : 16);
   static constexpr int kStageBytes = P::kOperands * kOperandBytes;
 
@@ -62,8 +62,8 @@ struct StreamLayout {
   }
 };
 
-// Warps of a multiprocessor for which there are registers: those of two blocks; or of three small ones, where there are
-// two operands and the 64 that more warps leave to a lane spilled. (Gradients took up to a quarter longer.)
+// Warps per multiprocessor for __launch_bounds__: those of two blocks. For two operands only those of three small
+// blocks: with more warps a lane has 64 registers, which spilled. (Gradients took up to a quarter longer.)
 template <class P>
 constexpr int kStreamResident =
     P::kOperands == 2 && (P::kOutput || sizeof(typename P::Element::Bits) == 2) ? 24 : 2 * kStreamWarps;
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(32 * kStreamResident<P>)
   const int receivers = min(p.blocks, all_chains);  // blocks that have spans
   const uint32_t bytes_there = all_chains * static_cast<int>(sizeof(Stat<P>)) + sizeof(unsigned);
   const int stages = min(s.stages, kStreamAhead * count);
-  // Of the cluster's i-th row; beyond the last one where there are no more.
+  // The outer index of the cluster's i-th row; past the end if there are no more rows.
   const auto outer_of = [&](int i) { return static_cast<int64_t>(numbers[i % kStreamRows]); };
   const auto exists = [&](int i) { return outer_of(i) < p.columns; };
 
@@ -249,7 +249,7 @@ __global__ void __launch_bounds__(32 * kStreamResident<P>)
                          const typename P::Final& final) {
     Bits* const to = static_cast<Bits*>(p.out) + at;
     const int tail = shift_of(at) / kItem, windows = (left + tail + kWidth - 1) / kWidth;
-    // Results of a row that is skipped are 0: words are easier to clear than elements.
+    // The results of a skipped row are 0: clear the words it was stored in, which is easier than its elements.
     typename P::Row counted = row;
     uint32_t kept = ~0u;
     if constexpr (P::kHole) {
@@ -448,7 +448,7 @@ __global__ void __launch_bounds__(32 * kStreamResident<P>)
   }
 }
 
-// Before a stream_kernel that takes rows from the counter.
+// Runs before a stream_kernel that takes rows from the counter.
 template <class Counter>
 __global__ void clear_kernel(Counter* counter) {
   *counter = 0;

@@ -1,4 +1,4 @@
-// What every kernel of a scan stands on: its parameters, words that blocks exchange, and what the warps of a block tell
+// What all scan kernels share: their parameters, the words that blocks exchange, and what the warps of a block tell
 // each other.
 #pragma once
 
@@ -55,7 +55,7 @@ __device__ __forceinline__ uint64_t load_word(const uint64_t* word) {
   return value;
 }
 
-// Two words in one access, each by itself all the same.
+// Loads two words in one access. Each word is consistent by itself, the pair is not.
 __device__ __forceinline__ void load_two_words(const uint64_t* words, uint64_t (&values)[2]) {
   asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
                : "=l"(values[0]), "=l"(values[1])
@@ -67,12 +67,12 @@ __device__ __forceinline__ void store_word(uint64_t* word, uint64_t value) {
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 
-// Sets a word that is clear; those that look see it sooner than if it was stored.
+// Sets a word that is clear. Readers see it sooner than a plain store.
 __device__ __forceinline__ void set_word(uint64_t* word, uint64_t value) {
   asm volatile("red.relaxed.gpu.global.or.b64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 
-// A barrier that some threads of the block wait at and others only pass.
+// A named barrier: some threads of the block wait at it, others only arrive.
 __device__ __forceinline__ void wait_at_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -82,8 +82,8 @@ __device__ __forceinline__ void pass_barrier(int id, int threads) {
 
 // ---- Between warps --------------------------------------------------------------------------------------------------
 
-// What the warps of a block tell each other, in shared memory, after tiles on their way and other staging: for each of
-// some slots, totals of warps [axis_warps][columns], and carry, what comes before the tile, [columns].
+// What the warps of a block tell each other in shared memory, behind the tiles in flight and other staging. Each slot
+// has the totals of the warps, [axis_warps][columns], and the carry: the fold of all before the tile, [columns].
 template <class Policy>
 class BetweenWarps {
  public:
@@ -101,7 +101,7 @@ class BetweenWarps {
     return fold;
   }
 
-  // What comes before a warp.
+  // The fold of all that comes before a warp.
   __device__ State before_warp(int slot, int axis_warp, int column) const {
     State fold = identity();
 #pragma unroll
@@ -122,7 +122,7 @@ class BetweenWarps {
     return identity();
   }
 
-  // The neighbour of the position at the end, where there is none.
+  // Stands in for the missing neighbour of the position at the end.
   __device__ auto edge(int64_t column) const {
     using Element = typename Policy::Element;
     if (p.h0 && column < p.columns) return static_cast<const typename Element::Bits*>(p.h0)[column];

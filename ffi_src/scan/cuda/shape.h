@@ -4,8 +4,8 @@
 // `axis_warps` along the axis by `column_warps`; the lanes of a warp are 2^run_bits along the axis by the rest. A lane
 // has `per_lane` runs of consecutive positions, one after the other.
 //
-// kSpans, a warp has `runs` runs, of up to 32 columns each, of `per_lane` positions; more columns have warps beside
-// each other. Of a short axis a lane has all positions.
+// In kSpans, a warp has `runs` runs of `per_lane` positions for each of up to 32 columns; for more columns, warps stand
+// side by side. If the axis is short, a lane has all its positions.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,8 @@ struct RunShape {
   int per_lane;  // runs of a lane, at most
 };
 
-// For a policy of `operands` operands as large as its results. Tiles of 16 KB an operand, or less where there are more.
+// The shape for a policy with `operands` full-size operands. A tile is 16 KB of an operand, less where there are
+// several.
 constexpr RunShape run_shape(Layout layout, int operands, int bytes) {
   switch (layout) {
     case Layout::kAlong: return {16 / bytes, 1, operands <= 2 ? 4 : 2};
@@ -40,7 +41,7 @@ constexpr int64_t kShortAxis = 32;
 constexpr int kMostColumns = 256;                          // of a span
 constexpr int kLineBits = 7, kLineBytes = 1 << kLineBits;  // of memory; spans are aligned to these in shared memory
 
-// Bytes of shared memory of an operand's part of a span.
+// Bytes of shared memory that one operand's part of a span takes.
 constexpr int64_t span_bytes(int64_t elements, int bytes, int padding) {
   return ((elements * bytes + kLineBytes - 1) / kLineBytes + 1) * (kLineBytes + padding);
 }
@@ -59,7 +60,7 @@ inline bool is_rare(const Problem& problem) {
   return is_rare(problem.kind, product, problem.segmented, problem.dtype);
 }
 
-// Cumulative calls of which kernels learn the operator from their options.
+// Cumulative calls whose kernels get the operator as an option, not as a template argument.
 inline bool is_general(const Problem& problem) {
   return problem.kind == Kind::kCumulative && problem.op != Op::kLogSumExp && (problem.segmented || is_rare(problem));
 }
@@ -68,7 +69,7 @@ constexpr int kWarps = 8;  // of a block, at most; those that look ahead not cou
 constexpr int kThreads = 32 * kWarps;
 constexpr int kWideThreads = 2 * kThreads;  // of a block that walks along 256 bytes of columns, at most
 
-// Bytes of shared memory of a tile on its way, at most: operands, neighbours, the folds before runs.
+// The most bytes of shared memory that a tile in flight takes: operands, neighbours, the folds before runs.
 constexpr int stage_bytes(Layout layout, int operands, int bytes, int state_bytes) {
   const RunShape shape = run_shape(layout, operands, bytes);
   if (layout == Layout::kAcross)  // a line of neighbours more
@@ -76,30 +77,32 @@ constexpr int stage_bytes(Layout layout, int operands, int bytes, int state_byte
   return kThreads * (operands * shape.per_lane * 16 + (operands < 3 ? 0 : bytes) + state_bytes);
 }
 
-// look_ahead: steps from a tile's sum to its results, at most.
+// look_ahead: the most steps between a tile's sum and its results.
 constexpr int kMostLate = 1;
-// Across columns, strips from which on a block stays with one.
+// Across columns: with at least this many strips, a persistent block keeps to one strip.
 constexpr int kManyStrips = 16;
-// The same along rows of few operands: blocks of a multiprocessor, and tiles in the shared memory of one, at most. 0 of
-// other calls (`cut`: segments of cumulative ones, whose states need too many registers): they take the kernel above.
+// look_ahead along rows, by a kernel of its own: blocks per multiprocessor, and the most tiles in a block's shared
+// memory. 0: the general look_ahead kernel runs. That is so for three operands, and for `cut` (segments of cumulative
+// calls, whose states need too many registers).
 constexpr int row_blocks(int operands, bool cut) { return cut ? 0 : operands == 1 ? 2 : operands == 2 ? 1 : 0; }
 constexpr int kMostStages = 6;
 
-// resident: tiles of all rows together, at most; 132 multiprocessors have as many at a time.
+// resident: the most tiles, of all rows together. 132 multiprocessors hold this many at a time.
 constexpr int kResidentTiles = 528;
-// Where all tiles of a row look for a sum, memory tells them one after the other: of rows of many tiles there are
-// copies of each sum, for some of the tiles each. A power of two.
+// When all tiles of a row read the same sum, memory serves them one after the other. So rows of many tiles keep copies
+// of each sum, each for some of the tiles. A power of two.
 constexpr int kMostCopies = 8;
 constexpr int resident_copies(int64_t tiles) { return tiles >= 128 ? kMostCopies : 1; }
 
-// Tiles are numbered in base kGroup, and their sums folded by digits: 32 of a level make one of the next, and the fold
-// of all before a tile is, from the highest level down, the folds of those that its digits count. The same in kernels
-// that walk the axis tile by tile, and in those whose blocks share it.
+// The order of folding: 32 sums of a level make one of the next. So the digits of a tile's number, in base kGroup, say
+// how many sums of each level come before it; these are folded from the highest level down. Kernels that walk the axis
+// tile by tile and kernels whose blocks share it do the same, so they give the same bits.
 constexpr int kGroupBits = 5;
 constexpr int kGroup = 1 << kGroupBits;
 constexpr int kMaxLevels = 8;
 
-// The workspace: counters, then a word of 64 bits for each 32 of a sum: those, and a tag that says they are there.
+// The workspace: counters, then the sums. Every 32 bits of a sum take a word of 64, whose other half is a tag that says
+// that they have been written.
 constexpr int kMostCounters = 256;
 constexpr int kWorkspaceHeader = 4 * kMostCounters;
 

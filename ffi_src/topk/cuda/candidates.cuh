@@ -290,7 +290,7 @@ __device__ void sort_descending(C* buffer, uint32_t m) {
   __syncthreads();
 }
 
-// Keeps what is at or above the threshold of buffer[0, s.count). Starts and ends with the block in step.
+// Keeps those candidates of buffer[0, s.count) that reach the threshold. Starts and ends with the block in step.
 template <int kThreads, class C>
 __device__ __noinline__ void compact(Shared<kThreads, C>& s, C* buffer, C threshold) {
   __builtin_assume(__isShared(&s) && __isShared(buffer));
@@ -418,7 +418,7 @@ __device__ __noinline__ void sort_candidates(Shared<kThreads, C>& s, C* buffer, 
       if (at[j] != ~0u) scratch[at[j]] = mine[j];
   }
   __syncthreads();  // s.histogram[bin] is now where the bin ends, and where the next one starts
-  // A thread ranks a few candidates at once, a warp neighbours: their bins are of like size.
+  // A thread ranks several candidates at once, and a warp neighbouring ones, whose bins have similar sizes.
   constexpr int kRanked = 4;
 #pragma unroll 1
   for (uint32_t i = tid / 32 * (32 * kRanked) + tid % 32; i < bins.kept; i += kRanked * kThreads) {
@@ -448,8 +448,8 @@ __device__ __noinline__ void sort_candidates(Shared<kThreads, C>& s, C* buffer, 
   __syncthreads();
 }
 
-// Appends the hits of up to 32 bits a lane, in one reservation for the warp; at(bit) is the candidate. Returns those
-// that found no place.
+// Appends each lane's hits: candidate at(bit) for every bit that is set. The warp reserves room once for all its lanes.
+// Returns the hits that found no room.
 template <int kThreads, class C, class At>
 __device__ __forceinline__ uint32_t append_hits(Shared<kThreads, C>& s, C* buffer, uint32_t room, uint32_t hits,
                                                 At at) {
@@ -465,7 +465,7 @@ __device__ __forceinline__ uint32_t append_hits(Shared<kThreads, C>& s, C* buffe
   return hits;
 }
 
-// After a barrier at which some found no place: makes room, and returns the new threshold.
+// Called after a barrier at which some hits had found no room: makes room, and returns the new threshold.
 template <int kThreads, class Key>
 __device__ Composite<Key> make_room(Shared<kThreads, Composite<Key>>& s, Composite<Key>* buffer, Packing<Key> packing,
                                     uint32_t k, uint32_t keep, uint32_t room) {
@@ -474,7 +474,7 @@ __device__ Composite<Key> make_room(Shared<kThreads, Composite<Key>>& s, Composi
   return reselect<kThreads, Key>(s, buffer, packing, k, keep);
 }
 
-// Few candidates of many, for k up to half the threads: one more bound spares the ranking most comparisons.
+// Ranks candidates, few of many, for k up to half the threads: one more bound first, which saves most comparisons.
 template <int kThreads, class Key>
 __device__ void prune(Shared<kThreads, Composite<Key>>& s, Composite<Key>* buffer, Packing<Key> packing, uint32_t k) {
   const uint32_t m = s.count, i = spread_index<kThreads>();
@@ -483,7 +483,7 @@ __device__ void prune(Shared<kThreads, Composite<Key>>& s, Composite<Key>* buffe
   compact<kThreads>(s, buffer, packing.lowest(kth_of_block<kThreads>(key, k)));
 }
 
-// Where results go, and which.
+// Where results go, and which of them are wanted.
 struct Output {
   void* values;
   int32_t* indices;

@@ -1,5 +1,5 @@
-// What kernels share in which a few lanes, or threads that each hold a few elements, select: delegates, packed keys,
-// words to rank by.
+// Selection by a few lanes, or by threads that hold a few elements each: delegates, several keys packed in a word, and
+// the words that candidates are ranked by.
 #pragma once
 
 #include "topk/cuda/columns_shape.h"
@@ -12,7 +12,7 @@ __device__ __forceinline__ void count_less(uint32_t& count, uint32_t a, uint32_t
   asm("{\n.reg .u32 t;\nadd.cc.u32 t, %1, %2;\naddc.u32 %0, %0, 0;\n}" : "+r"(count) : "r"(~a), "r"(b));
 }
 
-// count += whether other comes before own: it is larger, or equal and of a lower index. In three instructions.
+// Adds 1 to count if `other` comes before `own`: it is larger, or equal with a lower index. Takes three instructions.
 __device__ __forceinline__ void count_before(uint32_t& count, uint32_t own, uint32_t index, uint32_t other,
                                              uint32_t other_index) {
   asm("{\n.reg .u32 t;\nadd.cc.u32 t, %1, %2;\naddc.cc.u32 t, %3, %4;\naddc.u32 %0, %0, 0;\n}"

@@ -1,15 +1,16 @@
-// Top-k of rows that need whole multiprocessors, k <= 64: a block, or a cluster of blocks, holds a row on chip, half of
-// it in registers and half in shared memory, asked for at once.
+// Top-k of long rows, k <= 64: a block, or a cluster of blocks, holds a row on chip, half of it in registers and half
+// in shared memory. The loads of both halves are issued at once. Rows are so long that each block has a multiprocessor
+// to itself.
 //
 // The halves lie in the row by turns, 2 KB each. When the first half is there, the k-th largest of its delegates
 // (maxima of 1/128 of it) is a threshold that k elements reach, and of random data few more; it is found while the
 // second half arrives, which is compared with it piece by piece. So little is left to do after the last byte: the few
 // candidates of all blocks, which each block has then, are ranked by comparing all with all.
 //
-// A block with too many candidates keeps the best k of them, by a bisection with counts. Where they have no room,
-// candidates are collected again: if most delegates tie with the threshold, what exceeds it and the first ties; else
-// the k-th of each thread's best elements is the threshold (ties are told apart by their index, so k threads hold all
-// that reach it).
+// A block with too many candidates keeps the best k of them, by a bisection with counts. If its candidates do not even
+// fit in its list, it collects them again. If most delegates tie with the threshold, it takes what exceeds the
+// threshold, and the first ties. Otherwise the k-th largest of the threads' best elements is the new threshold; ties
+// are told apart by their index, so k threads hold all that reach it.
 //
 // Bytes moved: the input once, k (value + index) out. After: Dr. Top-k's delegates (arXiv 2109.08219).
 #include "common/cuda/bulk_copy.cuh"
@@ -49,7 +50,7 @@ struct Board {
 };
 static_assert(sizeof(Board<256>) == held_board_bytes(256));
 
-// A block's part of a row: whole vectors, and for the first block what is no whole vector.
+// A block's part of a row: whole vectors. The first block also has the elements before and after them.
 template <class Key>
 struct Part {
   static constexpr uint32_t kVector = 16 / sizeof(Key);
@@ -80,7 +81,7 @@ __device__ __forceinline__ Key element(const uint4& v, uint32_t e) {
   return static_cast<Key>(word >> (8 * sizeof(Key) * (e % kPerWord)));
 }
 
-// Puts a candidate of some lanes on the list, if there is room. The warp is in step.
+// Appends the candidates of some of the lanes to the list, as far as there is room. The warp is in step.
 template <int kThreads>
 __device__ __forceinline__ void append(Board<kThreads>& board, bool wanted, uint64_t candidate) {
   const uint32_t lanes = __ballot_sync(kFullWarp, wanted), lane = threadIdx.x % 32;
@@ -91,7 +92,7 @@ __device__ __forceinline__ void append(Board<kThreads>& board, bool wanted, uint
   if (wanted && at < board.kRoom) board.list[at] = candidate;
 }
 
-// The largest of all threads' values. All threads; another barrier before the next call.
+// The largest of all threads' values. Called by all threads, with another barrier before the next call.
 template <int kThreads>
 __device__ __forceinline__ uint64_t most_of_block(Board<kThreads>& board, uint64_t value) {
   if (threadIdx.x == 0) board.top = 0;
@@ -103,8 +104,8 @@ __device__ __forceinline__ uint64_t most_of_block(Board<kThreads>& board, uint64
   return board.top;
 }
 
-// Leaves from k to 2 * kMaxHeldK of m candidates on the list, the best, and gives a bound that these reach. All
-// threads.
+// Keeps the best of m candidates on the list, between k and 2 * kMaxHeldK of them; returns a bound that these reach.
+// Called by all threads.
 template <int kThreads>
 __device__ __noinline__ uint64_t keep_best(Board<kThreads>& board, uint32_t m, uint32_t k, uint64_t low) {
   constexpr uint32_t kOwn = held_room(kThreads) / kThreads;
@@ -144,8 +145,8 @@ __device__ __noinline__ uint64_t keep_best(Board<kThreads>& board, uint32_t m, u
   return low;
 }
 
-// Collects candidates where most tie with the threshold, and gives their number: what exceeds it has room then, mostly,
-// and of the ties the first will do, as many as are missing.
+// Collects candidates when most tie with the threshold, and returns their number: all that exceed the threshold, for
+// which there is usually room, and as many of the first ties as are missing.
 template <class Key, int kThreads>
 __device__ __noinline__ uint32_t take_ties(const Args& a, Board<kThreads>& board, uint32_t r, uint32_t rank,
                                            Key floor) {
@@ -205,7 +206,7 @@ __device__ __noinline__ uint32_t take_ties(const Args& a, Board<kThreads>& board
   return board.count;
 }
 
-// The rare path, called: collects candidates of a block that has too many. Gives their number.
+// The rare path, in a function of its own: collects the candidates of a block that has too many; returns their number.
 template <class Key, int kThreads>
 __device__ __noinline__ uint32_t collect_again(const Args& a, Board<kThreads>& board, uint32_t r, uint32_t rank,
                                                Key floor, const uint4* half) {
@@ -266,7 +267,7 @@ __device__ __noinline__ uint32_t collect_again(const Args& a, Board<kThreads>& b
         if (place(j + u) >= part.vectors) continue;
         const uint4 v = load(j + u);
         const uint32_t most_of = filter.most(filter.most(filter.most(filter.most(0, v.x), v.y), v.z), v.w);
-        // Where all indices are above that of `low`, larger keys only.
+        // If all indices lie behind that of `low`, equal keys do not count.
         const bool late = part.begin + place(j + u) * kVector > packing.index(low);
         if (late ? filter.exceeds(most_of) : filter.reaches(most_of)) any |= 1u << u;
       }
@@ -318,7 +319,7 @@ __global__ void __launch_bounds__(kThreads, kHeldThreads / kThreads) held_kernel
   const Part<Key> part(a, r, rank);
   const Packing<Key> packing{a.length - 1, a.index_bits};
 
-  // Half of the part to registers. For what is not there, a thread has its first vector again.
+  // Loads half of the part into registers. Past its end, a thread loads its first vector again.
   const uint32_t mine = tid / kChunk * 2 * kChunk + tid % kChunk;
   uint4 held[kHeldLoads];
 #pragma unroll
@@ -342,8 +343,8 @@ __global__ void __launch_bounds__(kThreads, kHeldThreads / kThreads) held_kernel
   if (blocks > 1) arrive_at_cluster_start();
   __syncthreads();
 
-  // Each warp asks for two chunks of the other half, when some of its loads have arrived: so they come after the first
-  // half, but memory never waits.
+  // Each warp issues copies of two chunks of the other half once some of its loads have arrived. So the first half
+  // comes first, and memory is never idle.
   const auto ask = [&](uint32_t chunk) {
     const uint32_t first = (2 * chunk + 1) * kChunk;
     const uint32_t bytes = first < part.vectors ? 16 * min(kChunk, part.vectors - first) : 0;
@@ -376,7 +377,7 @@ __global__ void __launch_bounds__(kThreads, kHeldThreads / kThreads) held_kernel
   if (blocks > 1) wait_at_cluster_barrier();
   __syncthreads();
 
-  // k elements of some block reach a threshold, or the blocks' shares of k do.
+  // The threshold is one that k elements of a single block reach, or that each block's share of k elements reach.
   if (warp < 2 && warp < blocks) {
     uint32_t all[kParts];
 #pragma unroll
@@ -406,7 +407,7 @@ __global__ void __launch_bounds__(kThreads, kHeldThreads / kThreads) held_kernel
   const auto most = [&](uint32_t word, const uint4& v) {
     return filter.most(filter.most(filter.most(filter.most(word, v.x), v.y), v.z), v.w);
   };
-  // By lanes on their own: few have any.
+  // Each lane works on its own: few have candidates.
   const auto put = [&](uint4 vector, uint32_t v) {
     asm("" : "+r"(vector.x), "+r"(vector.y), "+r"(vector.z), "+r"(vector.w));  // or their keys were kept in registers
     if (v >= part.vectors || *static_cast<volatile uint32_t*>(&board.count) > board.kRoom) return;  // all come again
@@ -452,7 +453,7 @@ __global__ void __launch_bounds__(kThreads, kHeldThreads / kThreads) held_kernel
     m = board.count;
   }
 
-  // All blocks of the cluster get all candidates, and rank their own.
+  // Every block of the cluster gets all candidates and ranks its own.
   if (blocks > 1) {
     static_assert(kMaxHeldBlocks == 8);
     for (uint32_t i = tid / 8; i < m && tid % 8 < blocks; i += kThreads / 8)

@@ -33,7 +33,7 @@ namespace {
 
 namespace cg = cooperative_groups;
 
-// Sorts a sample, of which some may be alike.
+// Sorts a sample, which may contain equal elements.
 __device__ __noinline__ void sort_sample(C* sorted, const C* sample) {
   constexpr uint32_t kEach = kThreads / kSieveSample;  // threads that rank one
   const uint32_t i = threadIdx.x / kEach;
@@ -47,8 +47,8 @@ __device__ __noinline__ void sort_sample(C* sorted, const C* sample) {
   if (threadIdx.x % kEach == 0) sorted[above] = mine;
 }
 
-// How the range of the survivors is divided into bins: evenly, or by splitters, a sorted sample of the survivors, and
-// evenly between two of them.
+// Maps a survivor to a bin: bins of equal width first; if one is crowded, splitters (a sorted sample of the survivors)
+// divide the range, and bins have equal width between two neighbours.
 struct Division {
   C high;
   int shift;
@@ -83,8 +83,8 @@ __device__ __forceinline__ uint32_t longest_list(const uint32_t* counts) {
   return most_of_warp(counts[threadIdx.x % 32]);
 }
 
-// Runs shrink(), which selects from one buffer, on the lists: for it all become as long as the longest, with composites
-// that nobody selects.
+// Runs shrink(), which selects from one buffer, on all lists together. First it pads every list to the length of the
+// longest, with composites that are never selected.
 template <class Shrink>
 __device__ __forceinline__ void shrink_lists(Control& control, C* survivors, Shrink shrink) {
   const uint32_t longest = longest_list(control.counts), tid = threadIdx.x;
@@ -123,7 +123,7 @@ __device__ __noinline__ uint32_t last_tie(const Sieve& a, const Share<Key>& shar
   const uint32_t even = of_streams[2 * lane], odd = of_streams[2 * lane + 1];
   const uint32_t upto = inclusive_scan_warp(even + odd);
   const uint32_t above = __shfl_sync(kFullWarp, upto, 31) >> 16;
-  // The streams before the one that reaches so many.
+  // The number of streams before the one in which the count is reached.
   const uint32_t streams = __popc(__ballot_sync(kFullWarp, above + ((upto - odd) & 0xffff) < a.ties)) +
                            __popc(__ballot_sync(kFullWarp, above + (upto & 0xffff) < a.ties));
   __syncthreads();
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(kThreads, 1) sieve_kernel(const __grid_constan
     threshold = larger(
         packing.pack(least, last_tie<Key>(a, share, rank, ring, least, reinterpret_cast<uint32_t*>(survivors))), C{1});
   C high = packing.pack(static_cast<Key>(top), 0);
-  // There may be better ones, the more the smaller the sample.
+  // Larger keys than the sample's may follow; the smaller the sample, the more of them.
   high += smaller((high - threshold) / (kAlone && share.steps <= 16 ? 8 : 2), ~high);
   uint32_t token = 0, target = 0;
   if (!kAlone) {
@@ -245,7 +245,7 @@ __global__ void __launch_bounds__(kThreads, 1) sieve_kernel(const __grid_constan
 #pragma unroll 1
   for (uint32_t step = 0; step < share.steps; ++step) {
     wait_for_async_copies<kSieveStages - 1>();
-    // A bit for each element whose order reaches past `below`, the first element on top.
+    // One bit for each element: whether its order exceeds `below`. The first element has the highest bit.
     const auto reaches = [&](uint32_t below) {
       uint32_t hits = 0;
 #pragma unroll
@@ -287,7 +287,8 @@ __global__ void __launch_bounds__(kThreads, 1) sieve_kernel(const __grid_constan
         }
         hits &= above;
       }
-      // Lanes add to different lists: nobody waits. The lists of a lane change, as elements of a lane may be alike.
+      // Lanes append to different lists, so none waits. A lane changes lists from step to step, because the elements
+      // that a lane sees may be alike.
       const uint32_t list = (lane + 2 * warp + 3 * step) % 32, mine = __popc(hits);
       uint32_t at = mine ? atomicAdd(&control.counts[list], mine) : 0;
       if (at + mine > kListRoom) hits = 0;  // too many: the count tells
@@ -415,7 +416,8 @@ __global__ void __launch_bounds__(kThreads, 1) sieve_kernel(const __grid_constan
       search<Key>(a, row, rank, control, survivors, held, threshold, few, window, kAlone, target);
       return;
     }
-    // A sample of all the survivors, one of so many of them, divides them better than their range.
+    // Survivors at regular intervals are the sample: its elements divide the survivors more evenly than equal widths
+    // do.
     if (!kAlone) {
       for (uint32_t i = lane; i < slices; i += 32) raised = larger(raised, __ldcg(&board.told[2 * slices + i]));
       threshold = larger(threshold, most_of_warp(raised));
@@ -522,7 +524,7 @@ cudaError_t run(cudaStream_t stream, const Problem& problem, Sieve a) {
   int fitting = 0;
   cudaError_t status = of_kernel.count(reinterpret_cast<const void*>(kernel), shape, &fitting);
   if (status != cudaSuccess) return status;
-  // A smaller device has fewer blocks a row, or takes the rows in turn.
+  // On a smaller device a row gets fewer blocks, or rows take turns.
   a.slices = std::min(a.slices, static_cast<uint32_t>(fitting));
   const int64_t streams = static_cast<int64_t>(a.slices) * kSieveLoads * kWarps, together = fitting / a.slices;
   a.steps = static_cast<uint32_t>((chunks + streams - 1) / streams);
