@@ -15,9 +15,9 @@ from jaxgpuops._arguments import AxisName
 from jaxgpuops._partition import manual
 from jaxgpuops._primitive import align, as_automatic
 from jaxgpuops.lax import _count as _lax
+from jaxgpuops.lax._count import SEGMENT_KERNELS, as_int32, segment_max_p, segment_sum_p
 from jaxgpuops.lax.along_axis import along
 from jaxgpuops.ops import reduce
-from jaxgpuops.lax._count import SEGMENT_KERNELS, as_int32, segment_max_p, segment_sum_p
 
 _MOST = (1 << 31) - 1
 
