@@ -318,7 +318,7 @@ void plan_columns(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuni
   const int64_t across = plan.vector ? rows.inner * traits.item_bytes / 16 : rows.inner;  // lanes that inner keeps busy
   const int64_t units = std::max<int64_t>(1, ceil_div(rows.length, plan.vectors));
   // Lanes across columns cover at least 128 bytes; 256 where several blocks share an axis, if a cluster still holds it.
-  // (Memory was a third slower with pieces of 128 bytes far apart, and no faster with pieces above 256.)
+  // (Memory was a third slower with pieces of 128 bytes that lie far apart. Larger pieces were no faster.)
   const bool wide = units > kMaxColumnWarps * 4 && units <= kMaxColumnWarps * kMaxColumnWarps * 2;
   const int line = !plan.vector ? 5 : wide ? 4 : 3;
   const int line_bits = std::min(line, bits_for(across));

@@ -4,6 +4,7 @@
 // of a row (dispatch), or one vector of a token and reads it in a few rows before it adds (combine): loads in flight
 // are what hides the latency of memory. Sums are of float32 (float64 of float64) in the order of choices, so the same
 // bits come out in every run. Without scales, dispatch moves bytes and does not look at them.
+#include "common/cuda/dispatch.cuh"
 #include "common/cuda/element.h"
 #include "common/cuda/launch.cuh"
 #include "moe/cuda/launch.h"
@@ -128,23 +129,16 @@ int alignment(int64_t row_bytes, const void* a, const void* b) {
   return bytes;
 }
 
+// As with_float(), for float8, too.
 template <class F>
-cudaError_t dispatch_float(DType dtype, F f) {
-  switch (dtype) {
-    case DType::kFloat8E4M3FN: return f(Float8E4M3FN());
-    case DType::kFloat8E5M2: return f(Float8E5M2());
-    case DType::kFloat16: return f(Float16());
-    case DType::kBFloat16: return f(BFloat16());
-    case DType::kFloat32: return f(Float32());
-    case DType::kFloat64: return f(Float64());
-    default: return cudaErrorInvalidValue;
-  }
+cudaError_t with_any_float(DType dtype, F f) {
+  return is_float8(dtype) ? with_float8(dtype, f) : with_float(dtype, f);
 }
 
 // Calls f with an element type and how many of them to load together: as many as 16 bytes hold, or one.
 template <class F>
 cudaError_t dispatch_vector(DType dtype, bool whole, F f) {
-  return dispatch_float(dtype, [&](auto element) {
+  return with_any_float(dtype, [&](auto element) {
     constexpr int kVector = 16 / sizeof(typename decltype(element)::Bits);
     return whole ? f(element, std::integral_constant<int, kVector>()) : f(element, std::integral_constant<int, 1>());
   });

@@ -1,6 +1,7 @@
 // The reductions, as policies of the row engine, and from an element type to the kernels compiled for it.
 #pragma once
 
+#include "common/cuda/dispatch.cuh"
 #include "row_engine/cuda/engine.cuh"
 #include "reduce/cuda/kernels.h"
 #include "reduce/plan.h"
@@ -147,25 +148,11 @@ struct Extreme : Reduction<E, kMasks> {
 
 // ---- Dispatch -------------------------------------------------------------------------------------------------------
 
-// Calls f with a value of the element's type. Signed and unsigned integers, and bool, are the same bits.
+// Calls f with a value of the element's type.
 template <class F>
 cudaError_t with_element(DType dtype, F f) {
-  switch (dtype) {
-    case DType::kFloat8E4M3FN: return f(Float8E4M3FN{});
-    case DType::kFloat8E5M2: return f(Float8E5M2{});
-    case DType::kFloat16: return f(Float16{});
-    case DType::kBFloat16: return f(BFloat16{});
-    case DType::kFloat32: return f(Float32{});
-    case DType::kFloat64: return f(Float64{});
-    default: break;
-  }
-  switch (bytes_of(dtype)) {
-    case 1: return f(Integer<uint8_t>{});
-    case 2: return f(Integer<uint16_t>{});
-    case 4: return f(Integer<uint32_t>{});
-    case 8: return f(Integer<uint64_t>{});
-    default: return cudaErrorInvalidValue;
-  }
+  if (is_float8(dtype)) return with_float8(dtype, f);
+  return is_float(dtype) ? with_float(dtype, f) : with_integer(dtype, f);
 }
 
 // x ^ mask of integers, as an unsigned number, is larger where x is (or smaller); of floats only whether it is 0

@@ -1,7 +1,7 @@
-// A tile of a long axis with inner = 1, for any policy: a lane has one run of 64 bytes (32
-// where there are many operands), so that lanes have little to tell each other. Tiles are loaded into shared memory 16
-// bytes by 16 bytes, neighbouring lanes neighbouring memory, each warp its own part; runs are read from there, and
-// results go back the same way. The 16 bytes lie such that neither way has conflicts of banks.
+// A tile of a long axis with inner = 1, for any policy. A lane has one run of 64 bytes (32 if there are many operands),
+// so that lanes have few folds to exchange. Each warp copies its own part of a tile to shared memory, 16 bytes a lane,
+// neighbouring lanes from neighbouring memory. Lanes read their runs from there, and results go back the same way. The
+// vectors are placed so that neither access has bank conflicts.
 #pragma once
 
 #include "common/cuda/async_copy.cuh"
@@ -54,7 +54,7 @@ class Chunks : public BetweenWarps<Policy> {
   static constexpr int kStageBytes = stage_bytes(Layout::kAlong, Policy::kOperands, sizeof(Bits), sizeof(State));
   static_assert(kFoldsAt + kThreads * sizeof(State) <= kStageBytes);
 
-  // By 256 threads, of which this is one.
+  // For one of the 256 threads that share a tile.
   __device__ explicit Chunks(const Parameters& p, unsigned thread_of_block = threadIdx.x) : Base(p, 1) {
     thread = thread_of_block % kThreads;
     lane = thread % 32;
@@ -106,7 +106,7 @@ class Chunks : public BetweenWarps<Policy> {
     }
   }
 
-  // Lets a tile that is fetched later come to the level 2 cache, where the device can. One thread.
+  // Prefetches a later tile into the L2 cache, where the device can. Called by one thread.
   __device__ void let_come_near(const Place& place, const Span& span) const {
 #if __CUDA_ARCH__ >= 900
     if (!p.aligned || !span.whole) return;
@@ -126,7 +126,7 @@ class Chunks : public BetweenWarps<Policy> {
     if constexpr (Policy::kNeighbour) in_stage<Bits>(stage, kExtrasAt)[0] = extra[0];
   }
 
-  // All lanes of a warp, after their copies have ended.
+  // Called by all lanes of a warp, after their copies have ended.
   __device__ void take(int stage, const Place& place, const Span& span, Tile& tile) const {
     __syncwarp();
     tile.stage = stage;
@@ -164,7 +164,7 @@ class Chunks : public BetweenWarps<Policy> {
     return bits;
   }
 
-  // May leave what finish() would compute once more.
+  // May keep values that finish() would otherwise compute again.
   template <class... Kept>
   __device__ Folds fold(const Place& place, const Span& span, const Tile& tile, uint32_t starts, Kept&... kept) const {
     State inclusive = fold_run<Policy, kRun>([&](int i) { return input(tile, starts, i); }, p.options, kept...);
@@ -186,7 +186,7 @@ class Chunks : public BetweenWarps<Policy> {
 
   __device__ void earlier_warps(int slot, State (&base)[1]) const { base[0] = this->before_warp(slot, thread / 32, 0); }
 
-  // Writes the results of a tile, of which `base` is the fold of what comes before the warp's part.
+  // Writes the results of a tile. `base` is the fold of all that comes before the warp's part.
   template <class... Kept>
   __device__ void finish(const Place& place, const Span& span, Tile& tile, uint32_t starts, const Folds& folds,
                          const State (&base)[1], const Kept&... kept) const {

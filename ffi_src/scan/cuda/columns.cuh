@@ -9,7 +9,7 @@
 
 namespace jaxgpuops::scan {
 
-// kShared: blocks share the axis, and so have little time for a tile.
+// kShared: blocks share the axis, so each tile must be done soon.
 template <class Policy, bool kShared = false>
 class Columns : public BetweenWarps<Policy> {
  public:
@@ -137,7 +137,7 @@ class Columns : public BetweenWarps<Policy> {
   }
   __device__ void put_extras(int, const Extra (&)[1]) const {}
 
-  // All lanes of a warp, after their copies have ended.
+  // Called by all lanes of a warp, after their copies have ended.
   __device__ void take(int stage, const Place& place, const Span& span, Tile& tile) const {
     __syncwarp();
     tile.stage = stage;
@@ -194,13 +194,13 @@ class Columns : public BetweenWarps<Policy> {
     for (int v = 0; v < kWidth; ++v) this->totals(slot)[axis_warp * this->columns + column() + v] = folds.warp[v];
   }
 
-  // `base` of a thread: what comes before the tile, and its earlier warps.
+  // Sets a thread's `base`: the fold of all before the tile and of the tile's earlier warps.
   __device__ void earlier_warps(int slot, State (&base)[kWidth]) const {
 #pragma unroll
     for (int v = 0; v < kWidth; ++v) base[v] = this->before_warp(slot, axis_warp, column() + v);
   }
 
-  // Writes the results of a tile, of which `base` is the fold of what comes before the warp's part.
+  // Writes the results of a tile. `base` is the fold of all that comes before the warp's part.
   __device__ void finish(const Place& place, const Span& span, const Tile& tile, const Starts& starts, const Folds&,
                          const State (&base)[kWidth]) const {
     State state[kWidth];
@@ -308,8 +308,7 @@ class Columns : public BetweenWarps<Policy> {
     Pack* const to = line(stage, operand, 0) + lane;
     const Bits* from = static_cast<const Bits*>(p.operands[operand]) + at + index(span, first) * stride;
     const int64_t step = (p.backward ? -kAtOnce : kAtOnce) * stride;
-    // What is beyond the end is zeros, not what happens to be there: a run that ends there may be
-    // computed from its maximum.
+    // Past the end there are zeros, not leftovers: a run that ends there may be computed from its maximum.
     if (adjacent && p.aligned) {
 #pragma unroll
       for (int u = 0; u < kRun / kAtOnce; ++u, from += step)
@@ -325,7 +324,7 @@ class Columns : public BetweenWarps<Policy> {
     }
   }
 
-  // Of both columns of 16 bits at once, where they are aligned.
+  // Stores both 16-bit columns at once, if they are aligned.
   __device__ void store(Bits* to, Word word) const {
     if (kWidth == 1 || p.aligned) {
       *reinterpret_cast<Word*>(to) = word;
@@ -340,7 +339,7 @@ class Columns : public BetweenWarps<Policy> {
     Word operand[Policy::kOperands], neighbour;
   };
 
-  // Of some positions from r of the run on.
+  // Reads the operands of several positions, from position r of the run on.
   __device__ void read(const Tile& tile, int r, Words (&words)[kTogether]) const {
 #pragma unroll
     for (int j = 0; j < kTogether; ++j) {
@@ -351,7 +350,7 @@ class Columns : public BetweenWarps<Policy> {
     }
   }
 
-  // Of column v of the lane.
+  // The operands of column v of the lane.
   __device__ In<Acc> input(const Words& words, uint32_t starts, int j, int v) const {
     const auto load = [&](Word word) { return Element::load(static_cast<Bits>(word >> (8 * sizeof(Bits) * v))); };
     In<Acc> in;

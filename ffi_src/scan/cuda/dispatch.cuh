@@ -1,6 +1,7 @@
-// From an element type to the kernels compiled for it.
+// From an element type to the kernels compiled for it. (Floats and integers: common/cuda/dispatch.cuh.)
 #pragma once
 
+#include "common/cuda/dispatch.cuh"
 #include "scan/cuda/algorithms.cuh"
 
 namespace jaxgpuops::scan {
@@ -20,26 +21,6 @@ struct Dispatch {
 
 // Each calls f with a value of the element's type.
 template <class F>
-cudaError_t with_float(DType dtype, F f) {
-  switch (dtype) {
-    case DType::kFloat16: return f(Float16{});
-    case DType::kBFloat16: return f(BFloat16{});
-    case DType::kFloat32: return f(Float32{});
-    case DType::kFloat64: return f(Float64{});
-    default: return cudaErrorInvalidValue;
-  }
-}
-
-template <class F>
-cudaError_t with_float8(DType dtype, F f) {
-  switch (dtype) {
-    case DType::kFloat8E4M3FN: return f(Float8E4M3FN{});
-    case DType::kFloat8E5M2: return f(Float8E5M2{});
-    default: return cudaErrorInvalidValue;
-  }
-}
-
-template <class F>
 cudaError_t with_complex(DType dtype, F f) {
   switch (dtype) {
     case DType::kComplex64: return f(Complex64{});
@@ -48,23 +29,9 @@ cudaError_t with_complex(DType dtype, F f) {
   }
 }
 
-// Signed and unsigned integers are the same bits.
-template <class F>
-cudaError_t with_integer(DType dtype, F f) {
-  switch (bytes_of(dtype)) {
-    case 1: return f(Integer<uint8_t>{});
-    case 2: return f(Integer<uint16_t>{});
-    case 4: return f(Integer<uint32_t>{});
-    case 8: return f(Integer<uint64_t>{});
-    default: return cudaErrorInvalidValue;
-  }
-}
-
 template <class F>
 cudaError_t with_wide_integer(DType dtype, F f) {
   return bytes_of(dtype) == 4 ? f(Integer<uint32_t>{}) : f(Integer<uint64_t>{});
 }
-
-inline bool is_float8(DType dtype) { return dtype == DType::kFloat8E4M3FN || dtype == DType::kFloat8E5M2; }
 
 }  // namespace jaxgpuops::scan

@@ -14,7 +14,7 @@
 
 namespace jaxgpuops::scan {
 
-// What a policy needs to know of the problem.
+// What a policy must know about the problem.
 struct Options {
   enum Operator : uint32_t { kSum, kProduct, kExtreme };
   Operator op = kSum;  // of General
@@ -133,7 +133,7 @@ struct LogSumExp {
   };
   JAXGPUOPS_FN static State identity(const Options&) { return {-std::numeric_limits<Real>::infinity(), Real{0}}; }
   JAXGPUOPS_FN static State element(Real x, const Options&) { return {x, Real{1}}; }
-  // The maximum alone is NaN where a number is: then the sum is of no account.
+  // If an element is NaN, the maximum becomes NaN, whatever the sum is.
   JAXGPUOPS_FN static State combine(State l, State r) {
     const Real apart = l.maximum - r.maximum;  // NaN where both are infinite, too
     const bool left = l.maximum >= r.maximum;
@@ -206,7 +206,7 @@ struct Cumulative<Op, false> {
   }
 };
 
-// What is of several segments: the fold of the last one.
+// The fold of positions of several segments: that of the last segment.
 template <class Op>
 struct Cumulative<Op, true> {
   using Element = typename Op::Element;
@@ -233,8 +233,8 @@ struct Cumulative<Op, true> {
   }
 };
 
-// Sums, products and extremes of segments: which of them, the options say, and each state. Also without segments, for
-// elements that are rare: one kernel instead of six.
+// Sums, products and extremes of segments; the options, and each state, say which. Also used without segments for rare
+// element types: one kernel instead of six.
 template <class E>
 struct General {
   using Element = E;
@@ -304,12 +304,12 @@ struct Affine {
     Acc factor, value;
   };
   JAXGPUOPS_FN static State identity(const Options&) { return {Constant<Acc>::of(1), Constant<Acc>::of(0)}; }
-  // A product of many factors may overflow where nothing is there to be multiplied: 0 stays 0.
+  // A product of many factors may overflow where the value is 0: 0 stays 0.
   JAXGPUOPS_FN static State combine(State l, State r) {
     const bool forget = is_zero(r.factor) || is_zero(l.value);
     return {multiply(l.factor, r.factor), forget ? r.value : multiply_add(r.factor, l.value, r.value)};
   }
-  // The map that gives v, whatever it is applied to.
+  // The constant map: gives v whatever it is applied to.
   JAXGPUOPS_FN static State constant(Acc v) { return {Constant<Acc>::of(0), v}; }
 
   // q = factor v + u, which becomes v; if `passed`, q = v + u, and factor q becomes v. Returns q.
@@ -522,7 +522,7 @@ JAXGPUOPS_FN typename Policy::State fold_run(At at, const Options& options) {
   return fold_run<Policy, n>(at, options, kept);
 }
 
-// Adds them to `state`.
+// Folds n positions into `state`.
 template <class Policy, int n, class At>
 JAXGPUOPS_FN void fold_on(typename Policy::State& state, At at, const Options& options) {
   if constexpr (kByParts<Policy>) {
@@ -535,7 +535,7 @@ JAXGPUOPS_FN void fold_on(typename Policy::State& state, At at, const Options& o
   }
 }
 
-// The same, and calls put(i, result).
+// Folds n positions into `state` and calls put(i, result) for each.
 template <class Policy, int n, class At, class Put>
 JAXGPUOPS_FN void step_run(typename Policy::State& state, At at, const Options& options, Put put,
                            const Kept<Policy, n>& kept) {

@@ -1,5 +1,5 @@
-// Blocks that share a row (inner = 1): a strip is a row, and one warp can know what comes before a tile. What that is,
-// is the same in both algorithms: for each digit of the tile's number, the fold of those that come before in its group.
+// Blocks that share a row (inner = 1). A strip is a row, and a single warp finds the fold of all before a tile. Both
+// algorithms fold in the same order: for each digit of the tile's number, the sums that come before it in its group.
 //
 //   resident    all tiles are on the GPU at a time: each publishes its sum, and reads all before it
 //   look_ahead  as in look_ahead.cuh, of one or two operands, with warps of their own for sums and for results
@@ -15,7 +15,8 @@
 
 namespace jaxgpuops::scan {
 
-// The sum of a tile whose warps have published theirs, by a thread, which leaves each warp the fold of those before it.
+// One thread folds the sum of a tile from those that its warps have published, and leaves each warp the fold of the
+// warps before it.
 template <class Policy>
 __device__ typename Policy::State row_total(const Chunks<Policy>& work, const Parameters& p, int slot) {
   typename Policy::State warps[kWarps], fold = Policy::identity(p.options);
@@ -29,7 +30,7 @@ __device__ typename Policy::State row_total(const Chunks<Policy>& work, const Pa
   return fold;
 }
 
-// What comes before a warp, from that and what comes before the tile.
+// The fold of all before a warp, from the fold of earlier warps and that of earlier tiles.
 template <class Policy>
 __device__ void before_warp(const Chunks<Policy>& work, int slot, typename Policy::State (&base)[1]) {
   base[0] = Policy::combine(work.carry(slot)[0], work.totals(slot)[threadIdx.x % kThreads / 32]);
@@ -41,15 +42,15 @@ __device__ State with_initial(const Chunks<Policy>& work, unsigned row, int tile
   return tile == 0 ? initial : Policy::combine(initial, before);
 }
 
-// resident: rows so few and so short that all tiles are on the GPU at a time, each with 256 threads of a block of one
-// or two tiles. Moves 2 n bytes, or those of all operands, and is one kernel: what says that a sum is there is cleared
-// here, and a barrier of the grid, which is the driver's, comes between that and who looks. One more warp, the first,
-// sees to that while the tiles are on their way.
+// resident: rows so few and so short that all tiles are on the GPU at the same time. A block has one or two tiles, with
+// 256 threads each. Operands are read once, results written once, by one kernel: it clears the tags of the sums itself,
+// and a barrier of the grid (a cooperative launch) stands between that and the first reader. One more warp, the first
+// of a block, does so while the tiles are in flight.
 constexpr int kMostTeams = 2;
 constexpr int kResidentThreads = 32 + kMostTeams * kThreads;
 
-// What comes before tile t of a row, by all threads of a tile: each warp folds some groups of sums, as soon as they are
-// there, and leaves that in `groups`.
+// The fold of all before tile t of a row, by all threads of the tile: each warp folds some groups of sums as soon as
+// they are published, and leaves the result in `groups`.
 template <class Policy>
 __device__ __forceinline__ typename Policy::State before_resident(const Parameters& p, const uint64_t* words, int t,
                                                                   int warp, int barrier,
@@ -183,7 +184,7 @@ class RowLookAhead {
   static_assert(kLanded + kMostStages <= 16);
   static constexpr int kOfStage = 2 * kThreads + 32;
 
-  // Counts tiles, and where they are.
+  // Counts tiles, and knows the stage of each.
   struct Turn {
     int tile, stage;
     unsigned phase;
@@ -208,7 +209,7 @@ class RowLookAhead {
   __device__ unsigned ticket_of(int i) const { return tickets[i % kTicketRing]; }
   __device__ unsigned next_ticket() const { return atomicAdd(p.counters_at, 1u); }
 
-  // A tile has landed when the copies of all threads that finish have ended; they do not wait for that.
+  // A tile has landed when the copies of all finishing threads have ended. These threads do not wait for it themselves.
   __device__ void make_landing(int stage) const {
 #if __CUDA_ARCH__ >= 800
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(landing(stage)), "r"(kThreads + kWarps) : "memory");
@@ -254,7 +255,7 @@ class RowLookAhead {
     work.let_come_near(work.place(at.row), work.span(at.tile));
   }
 
-  // Lets tile i come, of which the first of those that finish has taken the ticket.
+  // Issues the copies of tile i, whose ticket the first finishing thread has taken.
   __device__ void fetch(int i, int stage, unsigned ticket) const {
     if (threadIdx.x == 0) tickets[i % kTicketRing] = ticket;
     wait_at_barrier(kAmongFinishers, kThreads);
@@ -292,7 +293,7 @@ class RowLookAhead {
     }
   }
 
-  // After the last tile each looker waits for an empty one.
+  // After the last tile, each looker waits for an empty one, which ends its loop.
   __device__ void fold() const {
     int empty = 0;
     for (Turn turn = {}; empty < lookers; turn.skip(1, p.stages)) {

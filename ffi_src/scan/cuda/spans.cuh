@@ -1,8 +1,9 @@
 // A span of memory: some positions of all columns beside each other, for any policy, element and number of columns. A
 // lane has one run of positions of one column, so that lanes have little to tell each other.
 //
-// Spans are contiguous: they come to shared memory as they lie in memory, 16 bytes by 16 bytes, whoever works on what,
-// and so do results go back. What is not contiguous, or not aligned, lanes load and store as they need it.
+// A span is contiguous, so it is copied to shared memory as it is, 16 bytes at a time, by any thread; results go back
+// the same way. Operands that are not contiguous or not aligned are loaded by the lanes that need them, and such
+// results stored by the lanes that have them.
 #pragma once
 
 #include <cstdint>
@@ -54,7 +55,8 @@ class Spans : public BetweenWarps<Policy> {
     int left;  // positions from its first on
   };
 
-  // What shared memory has of the array: elements from `begin` to `end`, counted from `origin`, which is aligned.
+  // The part of an array that is in shared memory: elements from `begin` to `end`, counted from `origin`, which is
+  // aligned.
   struct Image {
     int64_t origin;
     int begin, end;
@@ -157,7 +159,7 @@ class Spans : public BetweenWarps<Policy> {
     }
   }
 
-  // For the threads that have tiles.
+  // A barrier for the threads that work on tiles.
   __device__ void wait() const { wait_at_barrier(1, p.threads); }
 
   // ---- Runs
@@ -220,7 +222,8 @@ class Spans : public BetweenWarps<Policy> {
   template <int kRows>
   static constexpr int kColumns = kRows < 8 / kMany ? 8 / kMany / kRows : 1;  // of a lane, at a time
 
-  // The same of all positions of some short columns, from `column` on, kRows at a time. Loads of all come first.
+  // The same for all positions of some short columns, from `column` on, kRows at a time. All loads come before any
+  // result.
   template <int kRows>
   __device__ void step_columns(const Image& image, int64_t column, int64_t end) const {
     constexpr int kAtOnce = kColumns<kRows>;
@@ -290,7 +293,7 @@ class Spans : public BetweenWarps<Policy> {
     if (run == p.runs - 1 && column < p.width) totals(slot)[axis_warp * p.width + column] = folds.warp;
   }
 
-  // `base` of a thread: what comes before the tile, and its earlier warps.
+  // Sets a thread's `base`: the fold of all before the tile and of the tile's earlier warps.
   __device__ void earlier_warps(int slot, State (&base)[1]) const {
     base[0] = column < p.width ? this->before_warp(slot, axis_warp, column) : identity();
   }
@@ -386,7 +389,7 @@ class Spans : public BetweenWarps<Policy> {
     return reinterpret_cast<Pack*>(staging + padded(p.backward ? at + kBytes - 16 : at));
   }
 
-  // The operands of n positions. Of the last there is one more: the neighbour that they do not have.
+  // The operands of n positions. The last operand has one element more: the neighbour outside the run.
   template <int n>
   struct Words {
     Bits operand[Policy::kOperands][n];

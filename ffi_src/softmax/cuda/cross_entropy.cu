@@ -4,7 +4,7 @@ namespace jaxgpuops::softmax {
 
 cudaError_t launch_cross_entropy(cudaStream_t stream, const RowPlan& plan, const Problem& problem,
                                  const Buffers& buffers, void* workspace) {
-  return with_element(problem.dtype, [&](auto element) {
+  return with_float(problem.dtype, [&](auto element) {
     using P = CrossEntropy<decltype(element)>;
     using Acc = typename P::Acc;
     auto p = parameters_of<P>(problem, buffers);

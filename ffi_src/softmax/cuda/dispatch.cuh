@@ -1,24 +1,13 @@
 // From an element type to the kernels compiled for it.
 #pragma once
 
+#include "common/cuda/dispatch.cuh"
 #include "softmax/cuda/kernels.h"
 #include "softmax/cuda/policy.cuh"
 
 namespace jaxgpuops::softmax {
 
 using row_engine::Parameters;
-
-// Calls f with a value of the element's type.
-template <class F>
-cudaError_t with_element(DType dtype, F f) {
-  switch (dtype) {
-    case DType::kFloat16: return f(Float16{});
-    case DType::kBFloat16: return f(BFloat16{});
-    case DType::kFloat32: return f(Float32{});
-    case DType::kFloat64: return f(Float64{});
-    default: return cudaErrorInvalidValue;
-  }
-}
 
 template <class P>
 Parameters<P> parameters_of(const Problem& problem, const Buffers& buffers) {

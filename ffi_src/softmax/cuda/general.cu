@@ -4,7 +4,7 @@ namespace jaxgpuops::softmax {
 
 cudaError_t launch_general(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers,
                            void* workspace) {
-  return with_element(problem.dtype, [&](auto element) {
+  return with_float(problem.dtype, [&](auto element) {
     return launch_softmax_policy<Softmax<decltype(element), true>>(stream, plan, problem, buffers, workspace);
   });
 }

@@ -17,7 +17,7 @@ cudaError_t launch_tangent(cudaStream_t stream, const RowPlan& plan, const Probl
 
 cudaError_t launch_jvp(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers,
                        void* workspace) {
-  return with_element(problem.dtype, [&](auto element) {
+  return with_float(problem.dtype, [&](auto element) {
     using E = decltype(element);
     if (problem.op == Op::kSoftmaxJvp)
       return launch_tangent<SoftmaxTangent<E>>(stream, plan, problem, buffers, workspace);

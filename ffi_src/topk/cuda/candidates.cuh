@@ -474,7 +474,8 @@ __device__ Composite<Key> make_room(Shared<kThreads, Composite<Key>>& s, Composi
   return reselect<kThreads, Key>(s, buffer, packing, k, keep);
 }
 
-// Ranks candidates, few of many, for k up to half the threads: one more bound first, which saves most comparisons.
+// Drops most candidates by one more threshold before they are ranked, for k up to half the threads: that saves most
+// comparisons.
 template <int kThreads, class Key>
 __device__ void prune(Shared<kThreads, Composite<Key>>& s, Composite<Key>* buffer, Packing<Key> packing, uint32_t k) {
   const uint32_t m = s.count, i = spread_index<kThreads>();

@@ -30,8 +30,9 @@ struct Args {
   bool sorted;
 };
 
-// The whole warp selects exactly the k largest of one row: the k-th key, then a gather in index order. Mostly `floor`
-// is the k-th key and its ties are what overflowed; otherwise digits find it from the top.
+// The whole warp selects exactly the k largest of one row: it finds the k-th key, then gathers in index order. Mostly
+// `floor` is the k-th key, and its ties caused the overflow; otherwise a radix select finds the key, from the highest
+// digit down.
 template <class Key>
 __device__ __noinline__ void radix_select(const Key* row, uint32_t length, uint32_t k, Key floor, KeyOrder order,
                                           uint32_t* words, uint32_t* indices, uint32_t* histogram) {
@@ -55,7 +56,8 @@ __device__ __noinline__ void radix_select(const Key* row, uint32_t length, uint3
       if (counts && lane == __ffs(same) - 1) atomicAdd(&histogram[digit], __popc(same));
     }
     __syncwarp();
-    // Lane l sums digits 255 - 8 l downwards; the digit where the running count reaches `needed` is the next one.
+    // Lane l sums the counts of digits 255 - 8 l downwards; the digit of the k-th key is where the running count
+    // reaches `needed`.
     uint32_t sum = 0;
     for (int j = 0; j < 8; ++j) sum += histogram[255 - lane * 8 - j];
     uint32_t higher = inclusive_scan_warp(sum) - sum, digit = 0, rest = 0;
@@ -163,7 +165,7 @@ __global__ void __launch_bounds__(32 * kColumnWarps) columns_kernel(const Args a
   const uint32_t mates = kLanes == 32 ? kFullWarp : ((1u << kLanes) - 1) << (group * kLanes);
   const uint32_t floor = kth_of_group<kLanes>(delegates, a.k, mates);
 
-  // The parts to read again, listed so that the lanes share them evenly.
+  // Lists the parts to read again, so that lanes share them evenly.
   uint32_t listed = 0;
 #pragma unroll
   for (int d = 0; d < kParts; ++d) {
@@ -298,7 +300,7 @@ struct Lists {
     return Order::index(words[place], Order::kDistinct ? 0 : indices[place]);
   }
 
-  // Candidates that sit in a few lists come to all lists of the column.
+  // Spreads candidates that sit in a few lists over all lists of the column.
   __device__ __noinline__ uint32_t spread(uint32_t mine) {
     const uint32_t column = threadIdx.x / kApart, part = threadIdx.x % kApart, first = column * kPitch + part * kHeld;
     uint32_t own[kHeld], places[kHeld];

@@ -377,7 +377,7 @@ __global__ void __launch_bounds__(kThreads, kHeldThreads / kThreads) held_kernel
   if (blocks > 1) wait_at_cluster_barrier();
   __syncthreads();
 
-  // The threshold is one that k elements of a single block reach, or that each block's share of k elements reach.
+  // Two bounds: one that k elements of this block reach, and one that its share of k elements reach.
   if (warp < 2 && warp < blocks) {
     uint32_t all[kParts];
 #pragma unroll

@@ -1,4 +1,4 @@
-// What the blocks that share a row in sieve.cu have of it, and the exact way to select from it.
+// How the blocks of sieve.cu share a row, and the exact selection that they fall back to.
 #pragma once
 
 #include "topk/cuda/candidates.cuh"
@@ -36,7 +36,7 @@ struct Control {
 static_assert(kSieveKeep * sizeof(C) <= kSieveRing);
 static_assert(sizeof(Control) <= kSieveControl && Shared<kThreads, C>::kBins == kSieveBins);
 
-// What the blocks that share a row leave for each other.
+// What the blocks of a row publish for each other, in the workspace.
 struct Board {
   uint32_t* arrivals;
   uint32_t* failed;
@@ -62,7 +62,8 @@ struct Board {
   }
 };
 
-// All blocks of a row, which run at the same time; `target` counts their arrivals since the start.
+// A barrier for all blocks of a row, which run at the same time. `target` is the number of arrivals since the start
+// that it waits for.
 __device__ __forceinline__ void meet(uint32_t* arrivals, uint32_t slices, uint32_t& target) {
   __syncthreads();
   if (slices == 1) return;
@@ -111,8 +112,8 @@ __device__ __forceinline__ void write(const Sieve& a, Packing<Key> packing, int6
   a.indices[row * a.k + rank] = static_cast<int32_t>(packing.index(c));
 }
 
-// The exact way, for all blocks of a row together: of the survivors from `floor` on, or, where these are not all that
-// matter, of the row. `few` has room for kSieveKeep composites in shared memory.
+// The exact selection, by all blocks of a row together: from the survivors that reach `floor` or, if these may miss
+// some of the k best, from the whole row. `few` has room for kSieveKeep composites in shared memory.
 template <class Key>
 __device__ __noinline__ void search(const Sieve& a, int64_t row, uint32_t rank, Control& control, const C* survivors,
                                     uint32_t held, C floor, bool of_row, C* few, bool alone, uint32_t target) {

@@ -1,10 +1,10 @@
-// Top-k of rows of 16-bit keys that a block holds whole in shared memory, for k of hundreds to kMaxSieveK: as sieve.cu,
-// with less to do, for the row can be looked at again.
+// Top-k of rows of 16-bit keys that a block holds whole in shared memory, for k of hundreds to kMaxSieveK. It works as
+// sieve.cu does, but is simpler, because the row can be read again.
 //
-// The first quarter of each of 64 streams is a sample. Of each thread's best key of it, some reach a threshold, and
-// hardly ever do fewer than k elements of the row reach that. Filtering leaves numbers of elements, 16 bits each; an
-// element and its index are one word of 32 bits, made when it is needed. Counts in bins over the range above the
-// threshold give each survivor a place in a list, and comparisons within its bin its rank.
+// The first quarter of each of 64 streams is a sample. The threads' best keys of the sample give a threshold, which
+// fewer than k elements of the row hardly ever reach. Filtering leaves the numbers of the surviving elements, 16 bits
+// each; the word of 32 bits that holds an element and its index is made when it is needed. Counts in bins over the
+// range above the threshold give each survivor a place in a list, and comparisons within its bin give its rank.
 //
 // Where the bet fails (fewer than k survivors, more than there is room for, a crowded bin), counts over the row find a
 // better threshold, or the k-th key and how many like it are taken; these are listed in order and sorted by digits.
@@ -48,8 +48,8 @@ constexpr uint32_t kSteps = kSpread / kThreads;
 constexpr uint32_t kPerThread = kSieveBins / kThreads, kAtOnce = 3584 / kThreads;
 static_assert(kElements == 32 && kSieveBins == 1 << 12);
 
-// A number of an element, from the top: its warp, the step, its lane, the load of the thread, the element of the
-// vector. In its index, the load is on top.
+// The fields of an element's number, highest bits first: warp, step, lane, load of the thread, element of the vector.
+// In its index, the load comes first.
 __device__ __forceinline__ uint32_t index_of(uint32_t number) {
   const uint32_t element = number & (kVector - 1), load = number / kVector & (kLoads - 1);
   return number / kElements * kVector | element | load * (kSpread * kVector);
@@ -62,7 +62,7 @@ struct Control {
 };
 static_assert(sizeof(Control) <= kWholeControl);
 
-// A row in shared memory, where its vectors are aligned, too.
+// A row in shared memory, placed so that its vectors are aligned there, too.
 struct Row {
   Key* keys;  // of element 0
   KeyOrder order;
@@ -75,9 +75,9 @@ struct Row {
   __device__ __forceinline__ uint32_t operator[](uint32_t i) const { return key(i) << 16 | (length - 1 - i); }
 };
 
-// Puts list[0, m) in order of keys, downwards; elements of one key stay in theirs. By two digits of eight bits of what
-// their keys are above `least`, or those in which they differ. Each warp counts a part of the list, in which lanes find
-// those that have the same digit. Returns where they are: in the list, or in other.
+// Sorts list[0, m) by keys, downwards and stably. A radix sort by up to two digits of eight bits, of key minus `least`;
+// digits in which all keys agree are skipped. Each warp counts a part of the list, where lanes find others with the
+// same digit. Returns where the result is: in `list` or in `other`.
 __device__ __forceinline__ uint32_t* sort_stably(Control& s, uint32_t* list, uint32_t* other, uint16_t* places,
                                                  uint32_t m, uint32_t least) {
   constexpr uint32_t kDigits = 256;
@@ -115,7 +115,7 @@ __device__ __forceinline__ uint32_t* sort_stably(Control& s, uint32_t* list, uin
       }
     }
     __syncthreads();
-    // Two threads to a digit; half of the warps' counts each.
+    // Two threads for each digit; each takes half of the warps' counts.
     uint32_t* const column = s.bins + tid % 2 * (kSieveBins / 2) + tid / 2;
     uint32_t of_warp[kWarps / 2], sum = 0;
 #pragma unroll
@@ -137,17 +137,16 @@ __device__ __forceinline__ uint32_t* sort_stably(Control& s, uint32_t* list, uin
   return list;
 }
 
-// The exact way: a key that k elements reach and not too many to sort, or the k-th key itself, by counts over the row.
-// The first guess is mostly right: it is what the sample told, and many like it, or crowds above it, are why this is
-// called. Those above the key, and as many of the first ones like it as it takes, are listed in the order of their
-// indices and sorted by their keys. The k-th key is likely to be from `bottom` to `top`.
+// The exact selection. Counts over the row find a key that at least k elements reach, and not too many to sort, or the
+// k-th key itself. The first guess is the sample's threshold and mostly right: this runs because many elements equal
+// it, or crowd above it. The elements above the key, and as many of the first equal ones as are missing, are listed in
+// the order of their indices and sorted by their keys. The k-th key probably lies between `bottom` and `top`.
 __device__ __noinline__ void search(const Whole& a, Row row, Control& s, uint32_t* list, uint32_t* other,
                                     uint16_t* places, uint32_t guess, uint32_t bottom, uint32_t top) {
   __builtin_assume(__isShared(row.keys) && __isShared(&s) && __isShared(list));
   __builtin_assume(__isShared(other) && __isShared(places));
   const uint32_t tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
-  // The row in vectors from the first that has an element of it, as many as warps take at once; what is not of the row
-  // gets the least key.
+  // Extends the row to whole vectors, and to as many as the warps take at once; places outside it get the least key.
   const uint32_t skipped = (kVector - row.head) % kVector, end = skipped + row.length;
   const uint32_t vectors = (end + kVector * 32 - 1) / (kVector * 32) * 32;
   Key* const keys = row.keys - skipped;
@@ -356,7 +355,7 @@ __global__ void __launch_bounds__(kThreads, 1) whole_kernel(const __grid_constan
 
   const uint32_t m = s.count, nobody = kSieveBins + lane;
   if (m > kWholeRoom || m + loose < a.k) return exactly();
-  // Lanes take survivors that are far from each other: neighbours may be alike, and would wait for each other's counts.
+  // Lanes take survivors far apart: neighbours may be alike, and then their atomic counts would wait for each other.
   const uint32_t stride = (m + 31) / 32 | 1, at = lane * stride + warp;
   const auto survivor = [&](uint32_t i) { return row[head + index_of(survivors[i])]; };
   const auto is_one = [&](uint32_t j) { return warp + j * kWarps < stride && at + j * kWarps < m; };

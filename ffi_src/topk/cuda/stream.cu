@@ -49,7 +49,7 @@ struct Stream {
   __device__ Output output() const { return {values, indices, order, inner, k, sorted}; }
 };
 
-// What the blocks that share a row of the grid leave for each other.
+// What the blocks that share a row (kGrid) publish for each other, in the workspace.
 template <class Key>
 struct Pool {
   uint64_t* bounds;            // of each block: a key that a.reach of its elements reach, or zero
@@ -62,7 +62,7 @@ struct Pool {
     counts = bounds + a.slices;
     candidates = reinterpret_cast<Composite<Key>*>(bytes + pool_header_bytes(a.slices));
   }
-  // A key that k elements of the row reach: the best that follows from what the blocks have told so far.
+  // A key that k elements of the row reach: the highest that follows from what blocks have published so far.
   template <int kThreads>
   __device__ Key bound(const Stream& a) const {
     const uint32_t i = spread_index<kThreads>();
@@ -199,11 +199,12 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) stream_kernel(const 
     }
   };
   const auto advance = [&](uint32_t tile) { return tile + stride >= tiles ? tile + stride - tiles : tile + stride; };
-  // For a k past half the threads the delegates still tell where about the k-th of the slice will be. That is a guess:
-  // where too few elements reach it, the slice is read again without.
+  // If k exceeds half the threads, the delegates still show roughly where the k-th element of the slice lies. That is a
+  // guess: if too few elements reach it, the slice is read again without it.
   const bool delegates = k <= kThreads / 2;
   bool guesses = !delegates && count > 8 * k;
-  // Of equal elements the first ones count, so the first tile is. A guess takes its tile for an average one.
+  // Which tile comes first: of equal elements the first ones win, so usually the first tile. A guess assumes an average
+  // tile, so it takes the middle one.
   const uint32_t start = delegates || tiles == 0 ? 0 : (tiles - 1) / 2;
   const float share = static_cast<float>(k) / count;
   Key best;  // of this thread's elements: its delegate
@@ -255,7 +256,7 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) stream_kernel(const 
         const uint32_t loaded = first < vectors ? min(kLoads, (vectors - first + kThreads - 1) / kThreads) : 0;
         return loaded * kVector == 32 ? ~0u : (1u << (loaded * kVector)) - 1;
       };
-      // What the first k elements of the tile reach that reach a key, where there are k.
+      // A threshold that the first k elements of the tile with this key, or a larger one, reach, if there are k.
       const auto ties = [&](Key key) {
         const uint32_t there = present();
         uint32_t found = 0;
@@ -287,7 +288,7 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) stream_kernel(const 
 #pragma unroll
           for (uint32_t w = 0; w < kLoadWords; ++w) most = filter.most(most, words[u][w]);
         }
-        // Where all indices come after that of the threshold, larger keys only.
+        // If all indices come after that of the threshold, equal keys do not count.
         const bool late = head + first_vector(tile) * kVector > last;
         if (__any_sync(kFullWarp, (late ? filter.exceeds(most) : filter.reaches(most)) || full || left)) {
           if (__any_sync(kFullWarp, full)) break;
@@ -360,7 +361,7 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) stream_kernel(const 
       filter = Filter<Key>(packing.key(threshold), a.order);
       last = packing.index(threshold);
     }
-    // Enough, or all that reach a threshold which others vouch for.
+    // Done: there are enough, or the threshold is a proven bound and these are all that reach it.
     if (!guesses || s.count >= k || packing.lowest(bound) == threshold) break;
     __syncthreads();
   }
@@ -368,7 +369,7 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) stream_kernel(const 
   if (grid) {
     if (a.reach) tell();
     if (shares) {
-      // One more look at what others have told is worth its time where blocks have many candidates.
+      // One more look at what other blocks have published pays off when blocks have many candidates.
       if (a.k > 256) threshold = larger(threshold, packing.lowest(pool.template bound<kThreads>(a)));
       compact<kThreads>(s, buffer, threshold);
     }
@@ -478,8 +479,8 @@ cudaError_t launch_stream(cudaStream_t stream, const Plan& plan, const Problem& 
   a.slices = static_cast<uint32_t>(plan.slices);
   a.sorted = problem.sorted;
   a.pool_bytes = pool_bytes(plan.slices, problem.k, problem.key_bits == 64 ? 16 : 8);
-  // Each block tells of twice its share of k, so that half of them are enough: the laggards do not spoil the bound. Of
-  // its share alone, where there are few delegates.
+  // Each block publishes a key for twice its share of k, so that half of the blocks make a bound, without the slowest
+  // ones. With few delegates it publishes one for its share alone.
   const uint32_t even = (a.k + a.slices - 1) / a.slices, twice = (2 * a.k + a.slices - 1) / a.slices;
   const uint32_t threads = static_cast<uint32_t>(plan.threads);
   a.reach = twice <= threads / 4 ? twice : even <= threads * 3 / 4 ? even : 0;

@@ -8,8 +8,9 @@
 // read, no block waits for another, and the result depends on none of that.
 //
 // Where neighbours hold the best elements (sorted rows, ties), the blocks' lists are too short and the threshold is
-// low. Neighbouring warps' shares of a row are therefore of different blocks; where threads read much, a block tells a
-// bound of its own, too: the k-th best of its threads; and what is read again raises the threshold.
+// low. Three things help. Neighbouring shares of a row go to warps of different blocks. Where threads read much, a
+// block also publishes a bound of its own, the k-th best of its threads. And whatever is read again raises the
+// threshold.
 //
 // Bytes moved: the input once (that of a few warps twice), some 200 bytes a block to the workspace and back, k (value +
 // index) out. After: Dr. Top-k's delegates (arXiv 2109.08219).
@@ -63,8 +64,8 @@ struct Dealt {
   __device__ uint32_t loose_index(uint32_t i) const { return i < head ? i : vectors * kVector + i; }
 };
 
-// Which share of each round a warp of a block reads. Neighbouring shares are of different blocks, so that what stands
-// together is told by many of them, and no block has the same part of every period of a row.
+// Which share of each round a warp of a block reads. Neighbouring shares go to different blocks: so elements that stand
+// together are spread over many lists, and no block has the same part of every period of a periodic row.
 __device__ __forceinline__ uint32_t share_of_warp(uint32_t block, uint32_t warp, uint32_t blocks) {
   uint32_t turned = block + warp;
   while (turned >= blocks) turned -= blocks;
@@ -85,7 +86,7 @@ struct Reports {
   }
 };
 
-// The two largest keys of what 16-byte vectors hold, and where the largest one is first.
+// The two largest keys in some 16-byte vectors, and the first place of the largest.
 template <class Key, int kLoads>
 __device__ __forceinline__ void best_two(const uint4 (&tile)[kLoads], KeyOrder order, Key& one, Key& two) {
   if constexpr (sizeof(Key) >= 4) {
@@ -223,7 +224,7 @@ __global__ void __launch_bounds__(kThreads, 2) wave_kernel(const Wave a) {
   C told = 0, rest = 0;
   if (mine < dealt.vectors) {
     told = packing.pack(best, index);
-    // An element like the best one comes after it.
+    // A second element that equals the best comes after it.
     rest = packing.pack(second, second == best ? min(index + 1, a.length - 1) : dealt.index(mine));
   }
   const Reports<Key> reports(a, row);
@@ -281,7 +282,7 @@ __device__ __forceinline__ void write_few(const Wave& a, const Composite<Key>* b
   }
 }
 
-// Whether k candidates and what comes with them are few.
+// Whether k candidates, and those that usually come with them, are few enough for the fast path.
 __device__ __forceinline__ bool few(const Wave& a) { return a.k <= kFew * 7 / 8 && a.out.sorted; }
 
 template <class C>
@@ -289,7 +290,7 @@ __device__ __noinline__ C raise(C value, uint32_t k, C floor) {
   return kth_of_threads(value, k, floor);
 }
 
-// After the candidates: what is read again.
+// Shared memory behind the candidates: what is read again.
 template <class Key>
 struct Again {
   uint32_t* warps;      // those that are read again now
@@ -303,10 +304,10 @@ struct Again {
   }
 };
 
-// Any result, of any number of candidates. These stand in the buffer, but for those that have to be read again. Where
-// neighbours hold the best elements, many warps may hold more than was told, and far more elements than k reach the
-// threshold. Warps are therefore read again in the order of their best elements, some at a time, and what they hold
-// raises the threshold before it is kept: once the k best are read, few others' best reach it.
+// The general path, for any number of candidates. The buffer holds them, except those that must be read again. Where
+// neighbours hold the best elements, many warps may hold more than they published, and far more than k elements reach
+// the threshold. So warps' elements are read again in the order of their best ones, a few warps at a time, and raise
+// the threshold before they are kept: once the k best have been read, the best of few other warps reach it.
 template <class Key>
 __device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_bytes, Composite<Key> threshold,
                                         bool again) {
@@ -422,8 +423,8 @@ __device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_byt
   write_result<kThreads, Key>(s, a.out, packing, buffer, buffer + kWaveKeep, kWaveKeep, row);
 }
 
-// Most often there are few candidates, and all are told. What runs once waits for its instructions more than for
-// anything else: those of this case stand together.
+// The usual case: few candidates, all of them published. Code that runs once mostly waits for its own instructions to
+// be fetched, so those of this case stand together.
 template <class Key>
 __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant__ Wave a) {
   using C = Composite<Key>;
