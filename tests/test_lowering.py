@@ -489,10 +489,13 @@ def bits(a):
 def test_fallback_equals_kernel(monkeypatch, dtype):
     with jax.enable_x64(True):
         x = awkward(dtype, (4, 33, 3))
+        every = str(dtype) in ("float32", "bfloat16", "int64", "uint8", "bool")
         calls = [
             functools.partial(jaxgpuops.topk, k=k, axis=axis, largest=largest, sorted=sorted)
-            for axis, largest, sorted in itertools.product((0, 1, 2), (True, False), (True, False))
-            for k in (0, 1, x.shape[axis] - 1, x.shape[axis])
+            for largest, sorted in itertools.product((True, False), (True, False))
+            # The fallback treats dtypes differently only for the flags. So one dtype of each kind tries all axes and k.
+            for axis in ((0, 1, 2) if every else (1,))
+            for k in ((0, 1, x.shape[axis] - 1, x.shape[axis]) if every else (3, x.shape[axis]))
         ]
         calls += [
             functools.partial(f, axis=1, index_dtype=np.int32) for f in (jaxgpuops.lax.argmax, jaxgpuops.lax.argmin)
@@ -519,6 +522,9 @@ def scan_calls(kind, dtype):
         dict(zip(names, values, strict=True)) for values in itertools.product((False, True), repeat=len(names))
     ]
     for i, starts in enumerate(masks):
+        # How masks and factors broadcast does not depend on the dtype, so float32 alone tries every shape of them.
+        if dtype != np.float32 and i in (1, 2, 3):
+            continue
         if kind == "linear":
             for options in flags("reverse", "transpose", "initial"):
                 if options["transpose"] and options["initial"]:

@@ -60,25 +60,40 @@ def assert_close(actual, expected, bound):
 
 
 def check(name, x, axis=-1, **flags):
-    """The public function against the loop; the result is returned."""
-    with x64(x.dtype):
-        starts = flags.pop("starts", None)
-        y = getattr(jaxgpuops, name)(x, axis=axis, segment_starts=starts, **flags)
+    """The public function against the loop."""
+    check_all([(name, x, axis, flags)])
+
+
+def check_all(calls):
+    """The same of several calls of one width, in one program: most of the time of a test goes into compiling."""
+    starts = [flags.pop("starts", None) for *_, flags in calls]
+
+    def run(arrays, starts):
+        return [
+            getattr(jaxgpuops, name)(x, axis=axis, segment_starts=s, **flags)
+            for (name, _, axis, flags), x, s in zip(calls, arrays, starts, strict=True)
+        ]
+
+    with x64(calls[0][1].dtype):
+        results = jax.jit(run)([x for _, x, _, _ in calls], starts)
+    for (name, x, axis, flags), s, y in zip(calls, starts, results, strict=True):
         assert y.dtype == x.dtype
-    expected = scan_reference.cumulative(name, x, axis, starts=starts, **flags)
-    assert_close(y, expected, scan_reference.cumulative_bound(name, x, axis, starts=starts, **flags))
-    return y
+        expected = scan_reference.cumulative(name, x, axis, starts=s, **flags)
+        assert_close(y, expected, scan_reference.cumulative_bound(name, x, axis, starts=s, **flags))
 
 
 def check_linear(a, b, h0=None, axis=-1, starts=None, **flags):
-    dtype = np.result_type(a, b)
-    with x64(dtype):
+    with x64(np.result_type(a, b)):
         h, last = jaxgpuops.linear_scan(a, b, h0, axis=axis, segment_starts=starts, return_last=True, **flags)
-        assert h.dtype == last.dtype == dtype
+    compare_linear(h, last, a, b, h0, axis, starts, **flags)
+    return h
+
+
+def compare_linear(h, last, a, b, h0, axis, starts=None, **flags):
+    assert h.dtype == last.dtype == np.result_type(a, b)
     expected = scan_reference.linear(a, b, h0, axis, starts=starts, **flags)
     assert_close(h, expected, scan_reference.linear_bound(a, b, h0, axis, starts=starts, **flags))
     np.testing.assert_array_equal(last, np.take(np.asarray(h), 0 if flags.get("reverse") else -1, axis))
-    return h
 
 
 # ---- Anything goes --------------------------------------------------------------------------------------------------
@@ -133,8 +148,8 @@ def test_every_dtype(name):
     rng = np.random.default_rng(0)
     for dtype, shape in itertools.product(DTYPES[name], [(3, 70), (2, 33, 5)]):
         starts = rng.random((shape[0], shape[1], *(1 for _ in shape[2:]))) < 0.1
-        check(name, values(rng, shape, dtype, name), 1, exclusive=True, starts=starts)
-        check(name, values(rng, shape, dtype, name), 1, reverse=True)
+        first, second = (values(rng, shape, dtype, name) for _ in range(2))
+        check_all([(name, first, 1, {"exclusive": True, "starts": starts}), (name, second, 1, {"reverse": True})])
 
 
 def lengths(up_to):
@@ -146,17 +161,23 @@ def lengths(up_to):
 @pytest.mark.parametrize("inner", [1, 3], ids="inner={}".format)
 def test_lengths_of_recurrences(inner):
     rng = np.random.default_rng(0)
+    operands = []
     for n in lengths(1_000_000 if inner == 1 else 5000):
         a = values(rng, (n, inner), np.float32, "cumprod") * np.float32(0.95)
-        check_linear(a, values(rng, (n, inner), np.float32), values(rng, (inner,), np.float32), axis=0)
+        operands.append((a, values(rng, (n, inner), np.float32), values(rng, (inner,), np.float32)))
+    of_all = lambda operands: [jaxgpuops.linear_scan(*each, axis=0, return_last=True) for each in operands]
+    for each, results in zip(operands, jax.jit(of_all)(operands), strict=True):
+        compare_linear(*results, *each, axis=0)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_lengths(name):
     rng = np.random.default_rng(0)
+    calls = []
     for n in lengths(5000):
-        check(name, values(rng, (2, n), np.float32, name))
-        check(name, values(rng, (n, 3), np.float32, name), axis=0, reverse=True)
+        calls.append((name, values(rng, (2, n), np.float32, name), -1, {}))
+        calls.append((name, values(rng, (n, 3), np.float32, name), 0, {"reverse": True}))
+    check_all(calls)
 
 
 @pytest.mark.parametrize("exclusive", [False, True])

@@ -22,16 +22,17 @@ def wide():
 
 
 def results_of(problem):
+    """Operands, results, and what says whether results are right, compiled as the sweep does."""
     pool = jax.random.normal(jax.random.key(0), (1 << 13,))
-    operands = problem.draw(pool, 5)
-    return operands, jax.tree.leaves(problem.ours(*operands))
+    operands = jax.jit(problem.draw)(pool, 5)
+    return operands, jax.tree.leaves(jax.jit(problem.ours)(*operands)), jax.jit(problem.right)
 
 
 @pytest.mark.parametrize("family", problems.FAMILIES)
 def test_random_problems(family):
     problem = problems.drawn(family, 7, 1, 1 << 11)
-    operands, results = results_of(problem)
-    assert problem.right(operands, results)
+    operands, results, right = results_of(problem)
+    assert right(operands, results)
 
 
 WRONG = {
@@ -60,13 +61,13 @@ WRONG = {
 @pytest.mark.parametrize("problem", WRONG.values(), ids=WRONG)
 def test_wrong_results_are_seen(problem):
     """One element that is wrong by a fiftieth, or by 1, in each result."""
-    operands, results = results_of(problem)
-    assert problem.right(operands, results)
+    operands, results, right = results_of(problem)
+    assert right(operands, results)
     for i, result in enumerate(results):
         at = (-1,) * result.ndim
         step = 1 if jnp.issubdtype(result.dtype, jnp.integer) else 0.02 * (abs(result).max() + 1)
         changed = results[:i] + [result.at[at].add(jnp.asarray(step, result.dtype))] + results[i + 1 :]
-        assert not problem.right(operands, changed)
+        assert not right(operands, changed)
 
 
 def test_values_are_of_every_distribution():
