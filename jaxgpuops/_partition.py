@@ -244,7 +244,9 @@ def by_rows(kernel) -> Rule:
         outs = kernel.primitive.bind(*there, axis=axis, **params)
         return tuple(split.exchange(split.padded(y, axis), axis, dim) for y in outs)
 
-    return Rule(local, keeps=True, pays=lambda split, avals, *, axis, **_: rows(split, avals[0].shape, axis) is not None)
+    return Rule(
+        local, keeps=True, pays=lambda split, avals, *, axis, **_: rows(split, avals[0].shape, axis) is not None
+    )
 
 
 def manual(op: str, names: tuple[str, ...] | None, part: int) -> Split | None:

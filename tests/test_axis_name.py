@@ -149,7 +149,9 @@ def test_values_and_gradients(mesh, name):
             assert b.dtype != np.int32 or (a == b).all()
 
 
-@pytest.mark.parametrize("name", ["top-k", "dot", "cumprod", "softmax", "cross-entropy", "sort", "histogram", "segment_max"])
+@pytest.mark.parametrize(
+    "name", ["top-k", "dot", "cumprod", "softmax", "cross-entropy", "sort", "histogram", "segment_max"]
+)
 def test_bytes_are_those_of_arrays_that_xla_splits(mesh, name):
     function, keeps = OPS[name]
     f = functools.partial(function, jaxgpuops)

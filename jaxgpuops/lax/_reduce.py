@@ -8,7 +8,6 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.interpreters import ad
 from jax.typing import ArrayLike
 

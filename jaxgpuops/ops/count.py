@@ -15,9 +15,9 @@ from jaxgpuops._arguments import AxisName
 from jaxgpuops._partition import manual
 from jaxgpuops._primitive import align, as_automatic
 from jaxgpuops.lax import _count as _lax
+from jaxgpuops.lax._count import SEGMENT_KERNELS, as_int32, segment_max_p, segment_sum_p
 from jaxgpuops.lax.along_axis import along
 from jaxgpuops.ops import reduce
-from jaxgpuops.lax._count import SEGMENT_KERNELS, as_int32, segment_max_p, segment_sum_p
 
 _MOST = (1 << 31) - 1
 
@@ -36,9 +36,7 @@ def _ids(op: str, name: str, x) -> jax.Array:
     return x
 
 
-def bincount(
-    x: ArrayLike, length: int, weights: ArrayLike | None = None, *, axis_name: AxisName = None
-) -> jax.Array:
+def bincount(x: ArrayLike, length: int, weights: ArrayLike | None = None, *, axis_name: AxisName = None) -> jax.Array:
     """How often each of the numbers 0 to ``length - 1`` is there, along the last axis.
 
     Args:
@@ -179,7 +177,9 @@ def segment_sum(
     >>> jaxgpuops.segment_sum(jnp.array([1.0, 2.0, 4.0, 8.0]), jnp.array([0, 2, 0, 7]), 3).tolist()
     [5.0, 0.0, 2.0]
     """
-    return _segment_op("jaxgpuops.segment_sum", segment_sum_p, data, segment_ids, num_segments, indices_are_sorted, axis_name)
+    return _segment_op(
+        "jaxgpuops.segment_sum", segment_sum_p, data, segment_ids, num_segments, indices_are_sorted, axis_name
+    )
 
 
 def segment_max(
@@ -200,7 +200,9 @@ def segment_max(
     >>> jaxgpuops.segment_max(jnp.array([1.0, 2.0, 4.0]), jnp.array([0, 2, 0]), 3).tolist()
     [4.0, -inf, 2.0]
     """
-    return _segment_op("jaxgpuops.segment_max", segment_max_p, data, segment_ids, num_segments, indices_are_sorted, axis_name)
+    return _segment_op(
+        "jaxgpuops.segment_max", segment_max_p, data, segment_ids, num_segments, indices_are_sorted, axis_name
+    )
 
 
 def segment_min(
@@ -393,7 +395,8 @@ def histogram(
         count = edges.shape[0] - 1
     edges = edges.astype(x.dtype)
     bins_of = functools.partial(_bins_of, count=count, even=even)
-    return bincount(as_automatic(bins_of, jax.typeof(x).sharding.spec, x, edges), count, weights, axis_name=axis_name), edges
+    places: Any = as_automatic(bins_of, jax.typeof(x).sharding.spec, x, edges)
+    return bincount(places, count, weights, axis_name=axis_name), edges
 
 
 def _bins_of(x, edges, count, even):

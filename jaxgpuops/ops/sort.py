@@ -14,9 +14,7 @@ from jaxgpuops.lax._sort import check_operands, permutation, sort_operands
 from jaxgpuops.lax.along_axis import put_along_axis
 
 
-def sort(
-    x: ArrayLike, *, axis: int = -1, descending: bool = False, axis_name: _arguments.AxisName = None
-) -> jax.Array:
+def sort(x: ArrayLike, *, axis: int = -1, descending: bool = False, axis_name: _arguments.AxisName = None) -> jax.Array:
     """The elements along an axis in ascending (or descending) order.
 
     The result equals ``jax.lax.sort(x, axis)`` on CPU bit for bit, on every platform.
