@@ -169,9 +169,27 @@ COLUMNS |= {
     "gain": ("", lambda result, row: _number(_ratio(_us(row, "plain"), _us(row, "installed")), "×")),
     "written": ("with `jaxgpuops`", lambda result, row: _number(_us(row, "jaxgpuops"))),
 }
+
+
+def _moved(library):
+    return lambda result, row: f"{row['moved'][library]:,}"
+
+
+def _of_link(result, row):
+    rate = result["bytes_a_us"]
+    return "–" if rate is None else f"{row['moved']['jaxgpuops'] / row['us']['jaxgpuops'] / rate:.0%}"
+
+
+COLUMNS |= {  # of split arrays
+    "jax_bytes": ("bytes", _moved("jax")),
+    "bytes": ("bytes", _moved("jaxgpuops")),
+    "graphs": ("in CUDA graphs", lambda result, row: _number(_us(row, "jaxgpuops, graphs"))),
+    "link": ("of the link", _of_link),
+}
 SWEEP_COLUMNS = "case problems failed plain behind lost jaxes floors far"
 WORST_COLUMNS = "problem jaxgpuops jax torch least kernels"
 PROGRAM_COLUMNS = "case plain_jax installed gain written"
+SHARDED_COLUMNS = "case jax jax_bytes jaxgpuops bytes graphs link"
 
 
 # ---- Tables ---------------------------------------------------------------------------------------------------------

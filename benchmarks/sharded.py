@@ -2,9 +2,10 @@
 
     python -m benchmarks sharded
 
-On GPUs, times are of calls in flight. Bytes are those of the collectives' results in the compiled program of one
-device; the rate of the link that they are compared with is that of an all-gather of 256 MiB, measured here. With one
-device all is local.
+On GPUs, times are of calls in flight; also of programs whose collectives are in CUDA graphs, where this XLA does that.
+Bytes are those of the collectives' results in the compiled program of one device; the rate of the link that they are
+compared with is that of an all-gather of 256 MiB, measured here. With one device all is local. First, values that a
+collective might change go through ours: results must have the bits of one device.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import math
 import os
 import re
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +24,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jaxgpuops
-from benchmarks import runner, timing
+from benchmarks import report, runner, timing
 from benchmarks.programs import Program
 
 _COLLECTIVE = re.compile(
@@ -110,7 +112,72 @@ def categorical(mesh, small) -> Program:
     )
 
 
-PROGRAMS = (cross_entropy, top_k, argmax, softmax, cumsum, categorical)
+def sort(mesh, small) -> Program:
+    shape = (8, 1024) if small else (64, 1 << 20)
+    x = _normal(shape, jnp.float32, mesh)
+    return Program(f"sort {_text(shape)} float32", (x,), jnp.sort, jaxgpuops.sort)
+
+
+def bincount(mesh, small) -> Program:
+    shape, bins = ((1 << 12,), 64) if small else ((1 << 28,), 4096)
+    sharding = NamedSharding(mesh, PartitionSpec("x"))
+    x = jax.jit(lambda: jax.random.randint(jax.random.key(0), shape, 0, bins), out_shardings=sharding)()
+    ours = functools.partial(jaxgpuops.bincount, length=bins)
+    return Program(
+        f"bincount {_text(shape)} int32, {bins} bins", (x,), functools.partial(jnp.bincount, length=bins), ours
+    )
+
+
+PROGRAMS = (cross_entropy, top_k, argmax, softmax, cumsum, categorical, sort, bincount)
+
+
+# ---- Values that a collective might change --------------------------------------------------------------------------
+
+
+def _bits(tree):
+    """Of floats their bits."""
+    floats = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
+    unsigned = lambda x: np.dtype(f"uint{8 * x.dtype.itemsize}")
+    return jax.tree.map(lambda x: jax.lax.bitcast_convert_type(x, unsigned(x)) if floats(x) else x, tree)
+
+
+CHECKS = {
+    "topk": lambda x: tuple(jaxgpuops.topk(x, 7)),
+    "argmax": lambda x: jaxgpuops.lax.argmax(x, 1, np.int32),
+    "max": lambda x: jnp.nan_to_num(jaxgpuops.max(x), nan=3),  # which NaN it is is not specified
+    "min": lambda x: jnp.nan_to_num(jaxgpuops.min(x), nan=3),
+    "segment_max": lambda x: jnp.nan_to_num(jaxgpuops.segment_max(x.T, jnp.arange(x.shape[1]) % 3, 3), nan=3),
+    "cummax": lambda x: jnp.nan_to_num(jaxgpuops.cummax(x, axis=1), nan=3),
+    "sort": lambda x: jaxgpuops.sort(x),
+    "gradient of topk": jax.grad(lambda x: (jaxgpuops.topk(x, 7).values * jnp.arange(7, dtype=x.dtype)).sum()),
+}
+
+
+def values(dtype) -> dict[str, np.ndarray]:
+    """Rows of any bits, NaNs of all kinds among them; of zeros of both signs; and of numbers with one NaN."""
+    rng = np.random.default_rng(0)
+    anything = rng.integers(0, 1 << 16, (8, 256 * np.dtype(dtype).itemsize // 2), np.uint16).view(dtype)
+    zeros = np.where(rng.integers(0, 2, (8, 256)) == 0, -0.0, 0.0).astype(dtype)
+    one = rng.standard_normal((8, 256)).astype(dtype)
+    one[:, 200] = np.nan
+    return {"bits": anything, "zeros": zeros, "a NaN": one}
+
+
+def wrong(mesh) -> list[str]:
+    """Checks whose results have other bits than on one device."""
+    found = []
+    for dtype in ("float32", "bfloat16", "float16"):
+        for kind, x in values(jnp.dtype(dtype)).items():
+            split = jax.device_put(x, NamedSharding(mesh, PartitionSpec(None, "x")))
+            whole = jax.device_put(x, mesh.devices.flat[0])
+            for name, f in CHECKS.items():
+                run = jax.jit(lambda x, f=f: _bits(f(x)))
+                if name in ("max", "min", "segment_max") and kind == "zeros":  # which zero it is is not specified
+                    run = jax.jit(lambda x, f=f: f(x) == 0)
+                same = jax.tree.map(lambda a, b: bool((np.asarray(a) == np.asarray(b)).all()), run(split), run(whole))
+                if not all(jax.tree.leaves(same)):
+                    found.append(f"{name} of {dtype}, {kind}")
+    return found
 
 
 def _text(shape):
@@ -156,30 +223,53 @@ def agree(actual, expected, tolerance) -> bool:
     return all(error(a, e) for a, e in zip(*map(jax.tree.leaves, (actual, expected)), strict=True))
 
 
+def in_graphs(function, arguments):
+    """The program with its collectives in CUDA graphs."""
+    options = {
+        "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUSTOM_CALL,COLLECTIVES",
+        "xla_gpu_graph_min_graph_size": 1,
+    }
+    return jax.jit(function).lower(*arguments).compile(compiler_options=options)
+
+
 def run(*, only: str = "", commit: str | None = None, out: str | os.PathLike) -> None:
     mesh, small = mesh_of_all(), jax.default_backend() != "gpu"
     result = runner.environment("sharded", commit, []) | {"timing": "in flight", "devices": mesh.size}
     result["date"] = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
     result["bytes_a_us"], result["max_keeps_nan"] = rate, nan = link_rate(mesh, small), keeps_nan(mesh)
+    result["wrong"] = errors = wrong(mesh)
     result["rows"] = rows = []
-    path = runner.result_path(out, "sharded")
+    path = runner.result_path(out, f"x{mesh.size}-sharded")
+    path.parent.mkdir(parents=True, exist_ok=True)
     speed = "one device" if rate is None else f"{mesh.size} devices, {rate / 1e3:.4g} GB/s into each in an all-gather"
     print(f"{speed}; a collective maximum {'keeps' if nan else 'LOSES'} NaNs")
+    print(f"other bits than on one device: {'; '.join(errors) or 'none'}")
     for make in PROGRAMS:
         if only not in make.__name__:
             continue
         case = make(mesh, small)
         forms = {"jax": case.plain, "jaxgpuops": case.ours}
         programs = {name: jax.jit(f).lower(*case.arguments).compile() for name, f in forms.items()}
+        row = {"name": case.name, "errors": {}}
+        if not small:
+            try:
+                programs["jaxgpuops, graphs"] = in_graphs(case.ours, case.arguments)
+            except Exception as error:  # an XLA that has no such option, or cannot
+                row["errors"]["jaxgpuops, graphs"] = str(error)[:500]
         results = {name: program(*case.arguments) for name, program in programs.items()}
-        if not agree(results["jaxgpuops"], results["jax"], case.tolerance):
-            raise AssertionError(f"{case.name}: not the results of plain JAX")
+        if bad := [name for name in results if not agree(results[name], results["jax"], case.tolerance)]:
+            raise AssertionError(f"{case.name}: {' and '.join(bad)} give other results than plain JAX")
         del results
         us = _us({name: functools.partial(program, *case.arguments) for name, program in programs.items()})
         size = {name: moved(program.as_text()) for name, program in programs.items()}
-        rows.append({"name": case.name, "us": us, "bytes": size})
+        rows.append(row | {"us": us, "moved": size})
         share = lambda name: "" if rate is None else f", {size[name] / us[name] / rate:.0%} of the link"
-        text = "; ".join(f"{name} {us[name]:.4g} µs, {size[name]} bytes{share(name)}" for name in forms)
+        text = "; ".join(f"{name} {us[name]:.4g} µs, {size[name]} bytes{share(name)}" for name in programs)
         print(f"{case.name:<50} {text}{'  MORE' * (size['jaxgpuops'] > size['jax'])}", flush=True)
         path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-    print(f"written to {path}")
+        for name, error in row["errors"].items():
+            print(f"  {name}: {error}")
+    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    print(f"written to {path}\n\n{report.table(result, report.SHARDED_COLUMNS.split())}")
+    if errors:
+        sys.exit("a collective changes values, see above")

@@ -1,4 +1,7 @@
-"""A training step on a mesh, for one process with eight devices, or as a program for two with four each."""
+"""A training step on a mesh, for one process with all devices, or as a program for two that have half of them each.
+
+Of a CPU there are eight virtual ones. Where JAX_PLATFORMS begins with cuda, each process has a GPU.
+"""
 
 import functools
 import os
@@ -37,20 +40,24 @@ def operands(mesh):
 
 
 def lowered():
-    mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+    devices = jax.devices()[: 8 if jax.default_backend() == "cpu" else 2]
+    mesh = jax.make_mesh((len(devices) // 2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2, devices=devices)
     arguments = operands(mesh)
     return jax.jit(step, out_shardings=NamedSharding(mesh, P())).lower(**arguments), arguments
 
 
 def main(process, address, path):
-    jax.config.update("jax_num_cpu_devices", 4)
-    jax.distributed.initialize(address, 2, int(process))
-    assert len(jax.devices()) == 8
+    on_gpus = os.environ["JAX_PLATFORMS"].startswith("cuda")
+    if not on_gpus:
+        jax.config.update("jax_num_cpu_devices", 4)
+    own = {"local_device_ids": [int(process)]} if on_gpus else {}
+    jax.distributed.initialize(address, 2, int(process), **own)
+    assert len(jax.devices()) == (2 if on_gpus else 8)
     program, arguments = lowered()
     outs = jax.tree.map(np.asarray, jax.tree.leaves(program.compile()(**arguments)))
     np.savez(path, *outs, text=program.as_text())
 
 
 if __name__ == "__main__":
-    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
     main(*sys.argv[1:])

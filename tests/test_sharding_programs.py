@@ -197,15 +197,17 @@ def test_an_installed_program_moves_no_more(mesh, name):
 
 
 def test_two_processes_are_as_one(tmp_path):
-    if jax.default_backend() != "cpu" or len(jax.devices()) < 8:
-        pytest.skip("virtual devices of the CPU")
+    on_cpu = jax.default_backend() == "cpu"
+    if len(jax.devices()) < (8 if on_cpu else 2):
+        pytest.skip("needs eight virtual devices of the CPU, or two GPUs")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     environment = os.environ | {
+        "JAX_PLATFORMS": "cpu" if on_cpu else "cuda,cpu",
         "PYTHONPATH": os.pathsep.join(
             filter(None, [str(pathlib.Path(jaxgpuops.__file__).parents[1]), os.environ.get("PYTHONPATH")])
-        )
+        ),
     }
     paths = [tmp_path / f"{process}.npz" for process in range(2)]
     command = [sys.executable, "-P", mesh_step.__file__]

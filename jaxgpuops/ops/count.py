@@ -395,9 +395,8 @@ def histogram(
         count = edges.shape[0] - 1
     edges = edges.astype(x.dtype)
     bins_of = functools.partial(_bins_of, count=count, even=even)
-    return bincount(
-        as_automatic(bins_of, jax.typeof(x).sharding.spec, x, edges), count, weights, axis_name=axis_name
-    ), edges
+    places: Any = as_automatic(bins_of, jax.typeof(x).sharding.spec, x, edges)
+    return bincount(places, count, weights, axis_name=axis_name), edges
 
 
 def _bins_of(x, edges, count, even):
