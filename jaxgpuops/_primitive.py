@@ -123,7 +123,7 @@ class Kernel:
     Args:
       name: the op; the custom call and the primitive are called ``jaxgpuops.<name>``.
       results: ``results(*avals, axis, **params)`` gives one ``(length, dtype)`` per result: its length along the axis,
-        or None where the result has no such axis.
+        or None where the result has no such axis. ``(length, dtype, 1)``: it has size 1 after the axis.
       fallback: the same function in plain JAX, for every platform and case without a kernel; returns a sequence.
       accepts: whether the kernel takes first operands of a dtype. None: there is no kernel, the fallback is made of
         other kernels; it is a primitive to have its own derivative.
@@ -205,16 +205,22 @@ class Kernel:
         along = params.get("along") if self.reindexes else spec[axis]
 
         # `update` keeps what a new aval would lose: the mesh of an explicit sharding, varying manual axes.
-        def result(length, dtype):
+        def result(length, dtype, *one):
             own = () if length is None else (length,)
-            shape = (*x.shape[:axis], *own, *x.shape[axis + 1 :])
-            dims = (*spec[:axis], *(along for _ in own), *spec[axis + 1 :])
+            after = (
+                [(1, None) for _ in spec[axis + 1 :]]
+                if one
+                else zip(x.shape[axis + 1 :], spec[axis + 1 :], strict=True)
+            )
+            sizes, names = zip(*after, strict=True) if x.ndim > axis + 1 else ((), ())
+            shape = (*x.shape[:axis], *own, *sizes)
+            dims = (*spec[:axis], *(along for _ in own), *names)
             sharding = x.sharding.update(spec=x.sharding.spec.update(partitions=dims))
             aval = x.update(shape=shape, dtype=np.dtype(dtype), weak_type=False, sharding=sharding)
             is_part = split is None or not split.checked or length is not None and _partition.RULES[self.name].keeps
             return aval if is_part else _partition.invarying(aval, split.names)
 
-        return [result(length, dtype) for length, dtype in self.results(*avals, axis=axis, **params)]
+        return [result(*each) for each in self.results(*avals, axis=axis, **params)]
 
     # ---- vmap -------------------------------------------------------------------------------------------------------
 
