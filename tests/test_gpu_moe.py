@@ -62,8 +62,8 @@ def test_command_buffers_with_changing_inputs():
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "bfloat16", "float32"])
 @pytest.mark.parametrize("width", [24, 1000, 7168])
-def test_gradients_of_combine_have_the_same_bits_wherever_rows_lie(width, dtype):
-    """Also where they are not aligned to vectors: the order of adding is that of aligned ones."""
+def test_gradients_of_combine_have_the_same_bits_in_every_run(width, dtype):
+    """Also where XLA hands over a slice whose rows are not aligned to vectors: the order of adding is the same."""
     ids, x, w = operands(2, 300, width, dtype)
     plan = jaxgpuops.moe_plan(ids, 64)
     y = jaxgpuops.moe_dispatch(x[::-1], plan)
