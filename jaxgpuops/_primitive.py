@@ -125,7 +125,7 @@ class Kernel:
     Args:
       name: the op; the custom call and the primitive are called ``jaxgpuops.<name>``.
       results: ``results(*avals, axis, **params)`` gives one ``(length, dtype)`` per result: its length along the axis,
-        or None where the result has no such axis.
+        or None where the result has no such axis. ``(length, dtype, 1)``: it has size 1 after the axis.
       fallback: the same function in plain JAX, for every platform and case without a kernel; returns a sequence.
       accepts: whether the kernel takes first operands of a dtype. None: there is no kernel, the fallback is made of
         other kernels; it is a primitive to have its own derivative.
@@ -213,17 +213,18 @@ class Kernel:
         along = params.get("along") if self.reindexes and not params.get("permutes") else spec[first]
 
         # `update` keeps what a new aval would lose: the mesh of an explicit sharding, varying manual axes.
-        def result(length, dtype):
+        def result(length, dtype, *one):
             own = () if length is None else (length,)
-            shape = (*x.shape[:first], *own, *x.shape[after:])
-            dims = (*spec[:first], *(along for _ in own), *spec[after:])
+            others = [(1, None) for _ in spec[after:]] if one else list(zip(x.shape[after:], spec[after:], strict=True))
+            shape = (*x.shape[:first], *own, *(size for size, _ in others))
+            dims = (*spec[:first], *(along for _ in own), *(name for _, name in others))
             sharding = x.sharding.update(spec=x.sharding.spec.update(partitions=dims))
             aval = x.update(shape=shape, dtype=np.dtype(dtype), weak_type=False, sharding=sharding)
             keeps = length is not None and getattr(_partition.rule_of(self, params), "keeps", False)
             is_part = split is None or not split.checked or keeps
             return aval if is_part else _partition.invarying(aval, split.names)
 
-        return [result(length, dtype) for length, dtype in self.results(*avals, axis=axis, **params)]
+        return [result(*each) for each in self.results(*avals, axis=axis, **params)]
 
     # ---- vmap -------------------------------------------------------------------------------------------------------
 

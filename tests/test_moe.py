@@ -132,6 +132,31 @@ def test_gradients():
             np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("inner", [(), (1,), (5,), (16,), (3, 24), (0,), (1000,)])
+@pytest.mark.parametrize("tokens, k, align", [(21, 3, 4), (0, 2, 4), (7, 1, 1), (5, 9, 1)])
+def test_gradients_of_combine(tokens, k, align, inner, dtype):
+    """Both from one read; whole numbers, and dropped assignments, whose weights have none."""
+    with jax.enable_x64(True):
+        plan = jaxgpuops.moe_plan(ids_of("out of range", tokens, k, 6, np.random.default_rng(28)), 6, align=align)
+        row, assignment = np.asarray(plan.row_of_assignment), np.asarray(plan.assignment_of_row)
+        y, w = numbers((len(assignment), *inner), dtype, 29), numbers((tokens, k), "float32", 30)
+        ct = numbers((tokens, *inner), dtype, 31)
+        _, pull = jax.vjp(lambda y, w: jaxgpuops.moe_combine(y, plan, w), y, w)
+        dy, dw = pull(ct)
+        assert dy.dtype == y.dtype and dw.dtype == w.dtype
+        lines = lambda x: np.asarray(x.astype(np.float64)).reshape(len(x), int(np.prod(inner)))
+        expected = np.zeros((len(assignment), int(np.prod(inner))))
+        for r, a in enumerate(assignment):
+            if a >= 0:
+                expected[r] = np.float64(w).reshape(-1)[a] * lines(ct)[a // k]
+        np.testing.assert_array_equal(lines(dy), lines(jnp.asarray(expected).astype(dtype)))
+        products = (
+            (lines(y)[np.maximum(row, 0)] * lines(ct)[:, None]).sum(-1) if len(assignment) else np.zeros(row.shape)
+        )
+        np.testing.assert_array_equal(dw, np.where(row >= 0, products, 0))
+
+
 def test_weights_that_a_batch_shares():
     """vmap with indices, or weights, that the batch does not have."""
     ids = ids_of("uniform", 6, 2, 3, np.random.default_rng(7))

@@ -174,7 +174,7 @@ def test_bincount_refuses(x, counts, axis, message):
         call("bincount", [counts], x, axis=axis)
 
 
-MOE = ("moe_plan", "moe_dispatch", "moe_combine")
+MOE = ("moe_plan", "moe_dispatch", "moe_combine", "moe_combine_vjp")
 EXPERTS, ROWS_OF_EXPERTS = S((2, 6), S32), S((2, 8), S32)
 PLANS = [ROWS_OF_EXPERTS, EXPERTS, S((2, 3), S32), S((2, 4), S32)]
 WRONG_PLANS = {
@@ -230,6 +230,28 @@ def test_moe_moves_refuse(target):
         call(target, [out], x, index, other, S((4, 1), F32), axis=0, choices=2)
     with refused("there are 1 operands too many"):
         call(target, [out], x, index, other, SCALES, SCALES, axis=0, choices=2)
+
+
+def test_moe_combine_vjp_refuses():
+    operands, results = [MOVED, TOKENS, TOKEN_INDICES, ROW_INDICES, SCALES], [MOVED, SCALES]
+
+    def refused(message, results=results, choices=2, axis=0, **changed):
+        given = [changed.get(f"operand{i}", x) for i, x in enumerate(operands)]
+        with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT: jaxgpuops.moe_combine_vjp: {message}"):
+            call("moe_combine_vjp", results, *given, axis=axis, choices=choices)
+
+    call("moe_combine_vjp", results, *operands, axis=0, choices=2)
+    refused("axis 2 is not an axis of ct", axis=2)
+    refused("choices is 0, expected 1 or more", choices=0)
+    refused("ct has element type S32", operand1=S((3, 5), S32), operand0=S((8, 5), S32))
+    refused("y has element type F16, expected F32", operand0=S((8, 5), jnp.float16))
+    refused("y has shape", operand0=S((8, 4), F32))
+    refused("row_of_assignment has shape", operand2=S((5, 1), S32))
+    refused("assignment_of_row has element type F32, expected S32", operand3=S((8, 1), F32))
+    refused("assignment_of_row has shape", operand3=S((7, 1), S32))
+    refused("weights has element type F16, expected F32", operand4=S((6, 1), jnp.float16))
+    refused(r"dy has shape \(7, 5\), expected \(8, 5\)", results=[S((7, 5), F32), SCALES])
+    refused(r"dw has shape \(6, 5\), expected \(6, 1\)", results=[MOVED, S((6, 5), F32)])
 
 
 # target -> names of its operands, results and attributes; starts and h0 may follow, the axis precedes

@@ -117,6 +117,10 @@ def run_moe(rng):
                 counts = (valid * (1 if scale is None else np.asarray(scale))).sum(1)
                 expected = jnp.asarray(counts[:, None] * np.asarray(x, np.float64)).astype(dtype)
                 np.testing.assert_array_equal(np.asarray(out, np.float64), np.asarray(expected, np.float64))
+            rows = jaxgpuops.moe_dispatch(x, plan)
+            _, pull = jax.vjp(lambda y, w, plan=plan: jaxgpuops.moe_combine(y, plan, w), rows, weights)
+            squares = (np.asarray(x, np.float64) ** 2).sum(1)[:, None] * valid
+            np.testing.assert_array_equal(pull(x)[1], squares)
     return kernels
 
 

@@ -85,6 +85,55 @@ inline const void* weights_of(MoveProblem& problem, Rest& rest, const Dims& whol
   return weights.untyped_data();
 }
 
+struct VjpCall {
+  MoveProblem problem;
+  const void *y, *ct;
+  const int32_t *row_of_assignment, *assignment_of_row;
+  const void* weights;
+  void *dy, *dw;
+};
+
+inline VjpCall vjp_call(ffi::AnyBuffer y, ffi::AnyBuffer ct, ffi::AnyBuffer row_of_assignment,
+                        ffi::AnyBuffer assignment_of_row, ffi::RemainingArgs weights, ffi::AnyBuffer dy,
+                        ffi::AnyBuffer dw, int64_t axis, int64_t choices) {
+  VjpCall call;
+  MoveProblem& problem = call.problem;
+  problem = move_problem("ct", ct, "y", y, "row_of_assignment", row_of_assignment, false, axis, choices);
+  require_type("assignment_of_row", assignment_of_row, ffi::DataType::S32);
+  problem.other = require_entries("assignment_of_row", assignment_of_row, dims_of(ct), axis, problem.rows);
+  Rest rest(weights);
+  call.weights = weights_of(problem, rest, dims_of(y), axis);
+  rest.require_end();
+  require_type("dy", dy, y.element_type());
+  require_shape("dy", dy, dims_of(y));
+  require_type("dw", dw, problem.dtype == DType::kFloat64 ? ffi::DataType::F64 : ffi::DataType::F32);
+  Dims expected = with_axis(dims_of(ct), axis, problem.assignments());
+  for (size_t d = axis + 1; d < expected.size(); ++d) expected[d] = 1;
+  require_shape("dw", dw, expected);
+  call.y = y.untyped_data();
+  call.ct = ct.untyped_data();
+  call.row_of_assignment = static_cast<const int32_t*>(row_of_assignment.untyped_data());
+  call.assignment_of_row = static_cast<const int32_t*>(assignment_of_row.untyped_data());
+  call.dy = dy.untyped_data();
+  call.dw = dw.untyped_data();
+  return call;
+}
+
+template <class Context>
+auto vjp_binding() {
+  return ffi::Ffi::Bind()
+      .template Ctx<Context>()
+      .template Arg<ffi::AnyBuffer>()  // y
+      .template Arg<ffi::AnyBuffer>()  // ct
+      .template Arg<ffi::AnyBuffer>()  // row_of_assignment
+      .template Arg<ffi::AnyBuffer>()  // assignment_of_row
+      .RemainingArgs()                 // weights
+      .template Ret<ffi::AnyBuffer>()  // dy
+      .template Ret<ffi::AnyBuffer>()  // dw
+      .template Attr<int64_t>("axis")
+      .template Attr<int64_t>("choices");
+}
+
 // The tables of cpu/handlers.cc and cuda/handlers.cc.
 std::vector<Target> cpu_targets();
 std::vector<Target> cuda_targets();

@@ -5,6 +5,8 @@
 //   dispatch: out[o, r, :] = scale[o, a] x[o, a / choices, :], a = the assignment of row r; zeros if there is none.
 //   combine:  out[o, t, :] = sum over j of weight[o, t * choices + j] y[o, row of that, :], in the order of j.
 // One is the other's transpose.
+//   combine_vjp: what combine's cotangent ct[o, t, :] gives y and the weights: dy = dispatch of ct by the weights, and
+//                dw[o, t * choices + j] = sum over i of ct[o, t, i] y[o, row of that, i].
 #pragma once
 
 #include <algorithm>
@@ -34,6 +36,7 @@ struct MoveProblem {
   int64_t inner = 1;  // elements of a token or row
   DType dtype = DType::kFloat32;
   IndexMap index, weight;  // from an outer index to the first of its indices, and of its scales or weights
+  IndexMap other;          // of the indices of rows, where both are followed
 
   int64_t assignments() const { return tokens * choices; }
 };

@@ -12,7 +12,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.interpreters import ad
+from jax.interpreters import ad, batching
 
 from jaxgpuops import _arguments, _native
 from jaxgpuops._partition import RULES, Rule
@@ -201,6 +201,64 @@ def weight_cotangent(tokens, rows, row_of_assignment, weights, axis, choices):
     found = one(*(x.reshape(*batch, x.shape[axis], inner) for x in (tokens, rows)), row)
     lacking = tuple(d for d in range(axis) if shape[d] == 1 and batch[d] != 1)
     return found.sum(lacking, keepdims=True).reshape(shape)
+
+
+def _combine_vjp_fallback(y, ct, row_of_assignment, assignment_of_row, weights, *, axis, choices):
+    batch = (*y.shape[:axis], *weights.shape[axis:])
+    dy = _dispatch_fallback(ct, assignment_of_row, row_of_assignment, weights, axis=axis, choices=choices)
+    of_weights = jax.ShapeDtypeStruct(batch, weights.dtype)
+    return *dy, weight_cotangent(ct, y, row_of_assignment, of_weights, axis, choices)
+
+
+# The cotangents of y and weights, from that of tokens: each row of y is read once.
+moe_combine_vjp_p = Kernel(
+    "moe_combine_vjp",
+    results=lambda y, ct, row_of_assignment, assignment_of_row, weights, *, axis, choices: [
+        (y.shape[axis], y.dtype),
+        (row_of_assignment.shape[axis], weights.dtype, 1),
+    ],
+    fallback=_combine_vjp_fallback,
+    accepts=(_arguments.FLOATS | _arguments.FLOATS8).__contains__,
+    attributes=("choices",),
+    reindexes=True,
+    broadcasts=lambda count, **_: range(2, count),
+)
+
+
+def combine_vjp(y, ct, row_of_assignment, assignment_of_row, weights, axis, choices):
+    """Cotangents of y and of weights, which may lack dimensions of the batch."""
+    operands = y, ct, row_of_assignment, assignment_of_row, weights
+    dy, dw = moe_combine_vjp_p(*operands, axis=axis, choices=choices)
+    lacking = tuple(d for d in range(axis) if weights.shape[d] != dw.shape[d])
+    return dy, dw.sum(lacking, keepdims=True)
+
+
+def _combine_vjp_jvp(outs, primals, tangents, *, axis, choices):
+    y, ct, row_of_assignment, assignment_of_row, weights = primals
+    scaled = lambda ct, w: moe_dispatch_p(ct, assignment_of_row, row_of_assignment, w, axis=axis, choices=choices)[0]
+    dot = lambda ct, y: weight_cotangent(ct, y, row_of_assignment, outs[1], axis, choices)
+    moved_y, moved_ct, moved_weights = (tangents[i] for i in (0, 1, 4))
+    parts = [scaled(moved_ct, weights)] if moved_ct is not None else []
+    parts += [scaled(ct, moved_weights)] if moved_weights is not None else []
+    dots = [dot(moved_ct, y)] if moved_ct is not None else []
+    dots += [dot(ct, moved_y)] if moved_y is not None else []
+    total = lambda parts: sum(parts[1:], parts[0]) if parts else None
+    return total(parts), total(dots)
+
+
+def_jvp(moe_combine_vjp_p, _combine_vjp_jvp)
+
+for _each in (moe_plan_p, moe_dispatch_p, moe_combine_p):
+    batch_first(_each)
+
+
+def _batch_combine_vjp(operands, dims, **params):
+    """A batch comes first in all operands; of indices that have none it is of size 1."""
+    moved = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(operands, dims, strict=True)]
+    return moe_combine_vjp_p._batch(moved, [None if d is None else 0 for d in dims], **params)
+
+
+batching.primitive_batchers[moe_combine_vjp_p.primitive] = _batch_combine_vjp
 
 
 def _derivatives(kernel, other, pair):

@@ -16,12 +16,12 @@ from jaxgpuops._partition import manual
 from jaxgpuops._primitive import align as aligned
 from jaxgpuops.lax._moe import (
     MAX_EXPERTS,
+    combine_vjp,
     moe_combine_p,
     moe_dispatch_p,
     moe_plan_p,
     plan_fallback,
     rows_of,
-    weight_cotangent,
 )
 from jaxgpuops.lax._topk_softmax import SCORES, Score, shares_of
 from jaxgpuops.ops.topk_softmax import topk_softmax
@@ -257,7 +257,7 @@ def moe_combine(y: ArrayLike, plan: MoEPlan, weights: ArrayLike | None = None) -
       ``(*batch, tokens, *features)``, of the dtype of y: sums in float32 (float64 of float64) in the order of choices,
       without atomics, so the same bits in every run. Dropped assignments add nothing.
 
-    Gradients reach y and weights. Raises ValueError where y, plan and weights do not belong together, TypeError for
+    Gradients reach y and weights, both from one read of y. Raises ValueError where y, plan and weights do not belong together, TypeError for
     other dtypes.
 
     >>> import jax.numpy as jnp
@@ -299,11 +299,11 @@ def _combine_forward(y, *rest):
 
 def _combine_backward(axis, choices, residuals, cotangent):
     y, assignment_of_row, row_of_assignment, weights = residuals
-    more = _arguments.given(weights)
-    [dy] = moe_dispatch_p(cotangent, assignment_of_row, row_of_assignment, *more, axis=axis, choices=choices)
     if weights is None:
+        [dy] = moe_dispatch_p(cotangent, assignment_of_row, row_of_assignment, axis=axis, choices=choices)
         return dy, None, None, None
-    return dy, None, None, weight_cotangent(cotangent, y, row_of_assignment, weights, axis, choices)
+    dy, dw = combine_vjp(y, cotangent, row_of_assignment, assignment_of_row, weights, axis, choices)
+    return dy, None, None, dw
 
 
 _combine.defvjp(_combine_forward, _combine_backward)

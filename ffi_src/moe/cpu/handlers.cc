@@ -122,6 +122,51 @@ void combine(const MoveProblem& p, const void* y, const int32_t* index, const vo
   });
 }
 
+template <class Element>
+void combine_vjp(const VjpCall& call, const Workers& workers) {
+  using Bits = typename Element::Bits;
+  using Acc = decltype(Element::decode(Bits{}));
+  const MoveProblem& p = call.problem;
+  Acc* const dw = static_cast<Acc*>(call.dw);
+  if (p.inner == 0) std::fill_n(dw, p.outer * p.assignments(), Acc{});
+  for_each_line(workers, p.outer, p.rows, p.inner, [&](int64_t o, int64_t r) {
+    if (call.assignment_of_row[p.other(o) + r] < 0)
+      std::fill_n(static_cast<Bits*>(call.dy) + (o * p.rows + r) * p.inner, p.inner, Bits{});
+  });
+  for_each_line(workers, p.outer, p.tokens, p.inner, [&](int64_t o, int64_t t) {
+    const int32_t* rows = call.row_of_assignment + p.index(o) + t * p.choices;
+    const Acc* scales = static_cast<const Acc*>(call.weights) + p.weight(o) + t * p.choices;
+    const Bits* token = static_cast<const Bits*>(call.ct) + (o * p.tokens + t) * p.inner;
+    for (int64_t j = 0; j < p.choices; ++j) {
+      constexpr int64_t kLanes = 16;  // sums that vectors take
+      Acc sums[kLanes] = {};
+      if (rows[j] >= 0) {
+        const Bits* row = static_cast<const Bits*>(call.y) + (o * p.rows + rows[j]) * p.inner;
+        Bits* to = static_cast<Bits*>(call.dy) + (o * p.rows + rows[j]) * p.inner;
+        for (int64_t i0 = 0; i0 < p.inner; i0 += kLanes)
+          for (int64_t i = i0; i < std::min(p.inner, i0 + kLanes); ++i) {
+            const Acc c = Element::decode(token[i]);
+            sums[i - i0] += c * Element::decode(row[i]);
+            to[i] = Element::encode(scales[j] * c);
+          }
+      }
+      for (int64_t half = kLanes / 2; half; half /= 2)
+        for (int64_t i = 0; i < half; ++i) sums[i] += sums[i + half];
+      dw[o * p.assignments() + t * p.choices + j] = sums[0];
+    }
+  });
+}
+
+ffi::Error combine_vjp_handler(ffi::ThreadPool pool, ffi::AnyBuffer y, ffi::AnyBuffer ct,
+                               ffi::AnyBuffer row_of_assignment, ffi::AnyBuffer assignment_of_row,
+                               ffi::RemainingArgs weights, ffi::Result<ffi::AnyBuffer> dy,
+                               ffi::Result<ffi::AnyBuffer> dw, int64_t axis, int64_t choices) {
+  return handle("jaxgpuops.moe_combine_vjp", [&] {
+    const VjpCall call = vjp_call(y, ct, row_of_assignment, assignment_of_row, weights, *dy, *dw, axis, choices);
+    with_any_format(call.problem.dtype, [&](auto element) { combine_vjp<decltype(element)>(call, workers_of(pool)); });
+  });
+}
+
 ffi::Error dispatch_handler(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer assignment_of_row, ffi::AnyBuffer,
                             ffi::RemainingArgs weights, ffi::Result<ffi::AnyBuffer> out, int64_t axis,
                             int64_t choices) {
@@ -177,11 +222,15 @@ XLA_FFI_DEFINE_HANDLER(kPlan, plan,
                            .Attr<int64_t>("align"));
 XLA_FFI_DEFINE_HANDLER(kDispatch, dispatch_handler, binding());
 XLA_FFI_DEFINE_HANDLER(kCombine, combine_handler, binding());
+XLA_FFI_DEFINE_HANDLER(kCombineVjp, combine_vjp_handler, vjp_binding<ffi::ThreadPool>());
 
 }  // namespace
 
 std::vector<Target> cpu_targets() {
-  return {{"jaxgpuops.moe_plan", kPlan}, {"jaxgpuops.moe_dispatch", kDispatch}, {"jaxgpuops.moe_combine", kCombine}};
+  return {{"jaxgpuops.moe_plan", kPlan},
+          {"jaxgpuops.moe_dispatch", kDispatch},
+          {"jaxgpuops.moe_combine", kCombine},
+          {"jaxgpuops.moe_combine_vjp", kCombineVjp}};
 }
 
 }  // namespace jaxgpuops::moe

@@ -56,6 +56,18 @@ ffi::Error combine(cudaStream_t stream, ffi::AnyBuffer y, ffi::AnyBuffer row_of_
   });
 }
 
+ffi::Error combine_vjp(cudaStream_t stream, ffi::AnyBuffer y, ffi::AnyBuffer ct, ffi::AnyBuffer row_of_assignment,
+                       ffi::AnyBuffer assignment_of_row, ffi::RemainingArgs weights, ffi::Result<ffi::AnyBuffer> dy,
+                       ffi::Result<ffi::AnyBuffer> dw, int64_t axis, int64_t choices) {
+  return handle("jaxgpuops.moe_combine_vjp", [&] {
+    const VjpCall call = vjp_call(y, ct, row_of_assignment, assignment_of_row, weights, *dy, *dw, axis, choices);
+    const MoveProblem& problem = call.problem;
+    const cudaError_t status = launch_combine_vjp(stream, problem, call.y, call.ct, call.row_of_assignment,
+                                                  call.assignment_of_row, call.weights, call.dy, call.dw);
+    require_launched(status, "combine_vjp", {problem.outer, problem.tokens, problem.inner}, y, current_device());
+  });
+}
+
 auto binding() {
   return ffi::Ffi::Bind()
       .Ctx<ffi::PlatformStream<cudaStream_t>>()
@@ -82,11 +94,16 @@ XLA_FFI_DEFINE_HANDLER(kPlan, plan,
                        {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kDispatch, dispatch, binding(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kCombine, combine, binding(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kCombineVjp, combine_vjp, vjp_binding<ffi::PlatformStream<cudaStream_t>>(),
+                       {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace
 
 std::vector<Target> cuda_targets() {
-  return {{"jaxgpuops.moe_plan", kPlan}, {"jaxgpuops.moe_dispatch", kDispatch}, {"jaxgpuops.moe_combine", kCombine}};
+  return {{"jaxgpuops.moe_plan", kPlan},
+          {"jaxgpuops.moe_dispatch", kDispatch},
+          {"jaxgpuops.moe_combine", kCombine},
+          {"jaxgpuops.moe_combine_vjp", kCombineVjp}};
 }
 
 }  // namespace jaxgpuops::moe

@@ -26,4 +26,8 @@ cudaError_t launch_dispatch(cudaStream_t stream, const MoveProblem& problem, con
 cudaError_t launch_combine(cudaStream_t stream, const MoveProblem& problem, const void* y, const int32_t* index,
                            const void* weights, void* out);
 
+cudaError_t launch_combine_vjp(cudaStream_t stream, const MoveProblem& problem, const void* y, const void* ct,
+                               const int32_t* row_of_assignment, const int32_t* assignment_of_row, const void* weights,
+                               void* dy, void* dw);
+
 }  // namespace jaxgpuops::moe

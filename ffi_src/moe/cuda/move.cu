@@ -116,6 +116,102 @@ __global__ void __launch_bounds__(kThreads)
   out[at] = result;
 }
 
+// ---- the gradient of combine ----------------------------------------------------------------------------------------
+
+// A block has a token: its cotangent stays in L1 while a few of its rows of y are read, each of which gives a product
+// with it and gets it scaled. The block also writes zeros to its share of the rows that have no assignment. Products
+// are added in an order that follows from `inner` and the type alone, also where rows are not aligned to vectors.
+template <class Element>
+__global__ void __launch_bounds__(kThreads)
+    combine_vjp_kernel(MoveProblem p, bool whole, const typename Element::Bits* __restrict__ y,
+                       const typename Element::Bits* __restrict__ ct, const int32_t* __restrict__ row_of_assignment,
+                       const int32_t* __restrict__ assignment_of_row, const typename Element::Acc* __restrict__ weights,
+                       typename Element::Bits* __restrict__ dy, typename Element::Acc* __restrict__ dw) {
+  using Bits = typename Element::Bits;
+  using Acc = typename Element::Acc;
+  constexpr int kVector = 16 / sizeof(Bits);
+  using V = Vector<Element, kVector>;
+  __shared__ Acc sums[kAhead][kThreads / 32];
+  const int64_t units = (p.inner + kVector - 1) / kVector;
+  const auto read = [&](const Bits* line, int64_t u) {
+    V v = {};
+    if (whole) {
+      v = reinterpret_cast<const V*>(line)[u];
+    } else {
+#pragma unroll
+      for (int i = 0; i < kVector; ++i)
+        if (u * kVector + i < p.inner) v.bits[i] = line[u * kVector + i];
+    }
+    return v;
+  };
+  const auto write = [&](Bits* line, int64_t u, const V& v) {
+    if (whole) {
+      reinterpret_cast<V*>(line)[u] = v;
+    } else {
+#pragma unroll
+      for (int i = 0; i < kVector; ++i)
+        if (u * kVector + i < p.inner) line[u * kVector + i] = v.bits[i];
+    }
+  };
+
+  const int64_t blocks = p.tokens > 0 ? p.tokens : 1, o = blockIdx.x / blocks, t = blockIdx.x - o * blocks;
+  y += o * p.rows * p.inner;
+  dy += o * p.rows * p.inner;
+  const int64_t share = (p.rows + blocks - 1) / blocks, last = min(p.rows, (t + 1) * share);
+  for (int64_t r = t * share; r < last; ++r)
+    if (assignment_of_row[p.other(o) + r] < 0)
+      for (int64_t u = threadIdx.x; u < units; u += blockDim.x) write(dy + r * p.inner, u, V{});
+  if (t >= p.tokens) return;
+
+  const int32_t choices = static_cast<int32_t>(p.choices);
+  const int32_t* const rows = row_of_assignment + p.index(o) + t * choices;
+  ct += (o * p.tokens + t) * p.inner;
+  weights += p.weight(o) + t * choices;
+  dw += (o * p.tokens + t) * choices;
+  for (int32_t j = 0; j < choices; j += kAhead) {
+    int64_t row[kAhead];
+    Acc scale[kAhead], dot[kAhead] = {};
+#pragma unroll
+    for (int n = 0; n < kAhead; ++n) {
+      row[n] = j + n < choices ? rows[j + n] : -1;
+      scale[n] = row[n] >= 0 ? weights[j + n] : Acc{0};
+    }
+    for (int64_t u = threadIdx.x; u < units; u += blockDim.x) {
+      const V token = read(ct, u);
+      V v[kAhead];
+#pragma unroll
+      for (int n = 0; n < kAhead; ++n)
+        if (row[n] >= 0) v[n] = read(y + row[n] * p.inner, u);
+#pragma unroll
+      for (int n = 0; n < kAhead; ++n) {
+        if (row[n] < 0) continue;
+        V scaled;
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const Acc c = Element::load(token.bits[i]);
+          dot[n] += c * Element::load(v[n].bits[i]);
+          scaled.bits[i] = Element::store(scale[n] * c);
+        }
+        write(dy + row[n] * p.inner, u, scaled);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kAhead; ++n) {
+#pragma unroll
+      for (int lanes = 16; lanes; lanes /= 2) dot[n] += __shfl_xor_sync(0xffffffffu, dot[n], lanes);
+      if (threadIdx.x % 32 == 0) sums[n][threadIdx.x / 32] = dot[n];
+    }
+    __syncthreads();
+    const int n = threadIdx.x;
+    if (n < kAhead && j + n < choices) {
+      Acc total = 0;
+      for (unsigned warp = 0; warp < blockDim.x / 32; ++warp) total += sums[n][warp];
+      dw[j + n] = total;
+    }
+    __syncthreads();  // before the sums are written over
+  }
+}
+
 // ---- launches -------------------------------------------------------------------------------------------------------
 
 bool narrow_of(int64_t count) { return count < int64_t{1} << 32; }
@@ -189,6 +285,26 @@ cudaError_t launch_combine(cudaStream_t stream, const MoveProblem& p, const void
     return launch(stream, {dim3(static_cast<unsigned>(ceil_div(count, kThreads))), dim3(kThreads)},
                   combine_kernel<Element, vector>, p, narrow_of(count), static_cast<const V*>(y), index,
                   static_cast<const typename Element::Acc*>(weights), static_cast<V*>(out));
+  });
+}
+
+cudaError_t launch_combine_vjp(cudaStream_t stream, const MoveProblem& p, const void* y, const void* ct,
+                               const int32_t* row_of_assignment, const int32_t* assignment_of_row, const void* weights,
+                               void* dy, void* dw) {
+  if (p.outer == 0 || p.rows * p.inner == 0 && p.assignments() == 0) return cudaSuccess;
+  const int64_t row_bytes = p.inner * bytes_of(p.dtype);
+  const bool whole = alignment(row_bytes, y, dy) == 16 && alignment(row_bytes, ct, ct) == 16;
+  // As many threads as a row has vectors, up to a block's: from sizes alone, which decide the order of adding.
+  const int64_t warps = ceil_div(ceil_div(row_bytes, 16), 32);
+  const auto threads = static_cast<unsigned>(std::clamp<int64_t>(32 * warps, 32, kThreads));
+  const auto blocks = static_cast<unsigned>(p.outer * std::max<int64_t>(p.tokens, 1));
+  return dispatch_float(p.dtype, [&](auto element) {
+    using Element = decltype(element);
+    using Bits = typename Element::Bits;
+    using Acc = typename Element::Acc;
+    return launch(stream, {dim3(blocks), dim3(threads)}, combine_vjp_kernel<Element>, p, whole,
+                  static_cast<const Bits*>(y), static_cast<const Bits*>(ct), row_of_assignment, assignment_of_row,
+                  static_cast<const Acc*>(weights), static_cast<Bits*>(dy), static_cast<Acc*>(dw));
   });
 }
 
