@@ -96,14 +96,14 @@ class Problem:
         return x.astype(dtype)
 
     def _values(self, x):
-        n = self.shape[self.axis]
         if self.data == "ties":
             return jnp.round(4 * x) / 4
         if self.data == "constant":
             return jnp.full_like(x, 0.5)
         if self.data in ("rising", "falling"):
-            place = jax.lax.broadcasted_iota(jnp.float32, x.shape, self.axis)
-            return (6 * place / n - 3) * (1 if self.data == "rising" else -1)
+            axis = min(self.axis, x.ndim - 1)  # of ids, that may have no other
+            place = jax.lax.broadcasted_iota(jnp.float32, x.shape, axis)
+            return (6 * place / x.shape[axis] - 3) * (1 if self.data == "rising" else -1)
         return x
 
 
