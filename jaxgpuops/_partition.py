@@ -386,11 +386,23 @@ class _Call:
             part.collectives.clear()
             token = _noted.set(part.collectives)
             try:
-                return tuple(own(*operands, axis=self.axis, **self.params))
+                outs = own(*operands, axis=self.axis, **self.params)
+                return tuple(self._sum_of_parts(splits, *each) for each in zip(outs, self.avals_out, strict=True))
             finally:
                 _noted.reset(token)
 
         return mesh, run, outs, ins
+
+    def _sum_of_parts(self, splits, out, aval):
+        """A result that has size 1 in a dimension that is split: of each device's part of that dimension, a sum."""
+        names = [
+            split.names
+            for d, split in splits.items()
+            if aval.ndim == len(self.whole) and d not in self.axes and aval.shape[d] != self.whole[d]
+        ]
+        if not names:
+            return out
+        return dataclasses.replace(next(iter(splits.values())), names=(*itertools.chain(*names),)).sum(out)
 
     def _plan(self, args, results):
         """Mesh, splits of rows and shardings of operands and results, from those that XLA has."""

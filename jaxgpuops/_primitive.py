@@ -125,7 +125,8 @@ class Kernel:
     Args:
       name: the op; the custom call and the primitive are called ``jaxgpuops.<name>``.
       results: ``results(*avals, axis, **params)`` gives one ``(length, dtype)`` per result: its length along the axis,
-        or None where the result has no such axis. ``(length, dtype, 1)``: it has size 1 after the axis.
+        or None where the result has no such axis. ``(length, dtype, 1)``: it has size 1 after the axis, where it is a sum,
+        which devices that have parts of these dimensions add up.
       fallback: the same function in plain JAX, for every platform and case without a kernel; returns a sequence.
       accepts: whether the kernel takes first operands of a dtype. None: there is no kernel, the fallback is made of
         other kernels; it is a primitive to have its own derivative.

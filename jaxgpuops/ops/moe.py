@@ -257,8 +257,8 @@ def moe_combine(y: ArrayLike, plan: MoEPlan, weights: ArrayLike | None = None) -
       ``(*batch, tokens, *features)``, of the dtype of y: sums in float32 (float64 of float64) in the order of choices,
       without atomics, so the same bits in every run. Dropped assignments add nothing.
 
-    Gradients reach y and weights, both from one read of y. Raises ValueError where y, plan and weights do not belong together, TypeError for
-    other dtypes.
+    Gradients reach y and weights, both from one read of y. Raises ValueError where y, plan and weights do not belong
+    together, TypeError for other dtypes.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops
