@@ -236,7 +236,7 @@ def main():
     x, y = load_breast_cancer(return_X_y=True)
     x = x.astype(np.float32)
     alone, together = mesh_of(1), mesh_of(len(jax.devices()))
-    peers: dict[str, Any] = {"scikit-learn": HistGradientBoostingClassifier(max_iter=ROUNDS, early_stopping=False)}
+    peers: dict[str, Any] = {"scikit-learn": HistGradientBoostingClassifier(max_iter=ROUNDS)}
     if importlib.util.find_spec("lightgbm"):
         lightgbm = importlib.import_module("lightgbm")
         peers["LightGBM"] = lightgbm.LGBMClassifier(n_estimators=ROUNDS, n_jobs=1, verbose=-1)
