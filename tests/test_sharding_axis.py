@@ -348,6 +348,31 @@ def test_rows_of_experts_are_split(mesh):
     assert_close(combine(y), jaxgpuops.moe_combine(np.asarray(y), plan), False)
 
 
+import jax
+
+
+def test_gradients_of_experts_have_the_types_of_what_they_are_of(mesh):
+    rng = np.random.default_rng(5)
+    ids = rng.integers(0, 8, (32, 2)).astype(np.int32)
+    weights, x, y = (rng.standard_normal(shape).astype(np.float32) for shape in ((32, 2), (32, 16), (64, 16)))
+
+    def loss(x, y, weights, ids):
+        plan = jaxgpuops.moe_plan(ids, 8)
+        outs = jaxgpuops.moe_dispatch(x, plan), jaxgpuops.moe_combine(y, plan, weights), jaxgpuops.moe_combine(y, plan)
+        return sum((out**2).sum() for out in outs)
+
+    gradient = jax.jit(jax.grad(loss, (0, 1, 2)))
+    expected = gradient(x, y, weights, ids)
+    explicit = jax.make_mesh((mesh.shape["a"], 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
+    with jax.set_mesh(explicit):
+        for specs in ((P("a"), P("a"), P("a"), P("a")), (P("a", "b"), P("a", "b"), P(), P())):
+            pairs = zip((x, y, weights, ids), specs, strict=True)
+            operands = [jax.device_put(a, NamedSharding(explicit, s)) for a, s in pairs]
+            for found, of, wanted in zip(gradient(*operands), operands, expected, strict=False):
+                assert jax.typeof(found) == jax.typeof(of)
+                assert_close(found, wanted, False)
+
+
 def test_of_many_rows_each_device_merges_some(mesh, monkeypatch):
     monkeypatch.setattr(topk, "_MANY", 1)
     bits = np.random.default_rng(0).integers(0, 1 << 16, (16, 512), np.uint16)

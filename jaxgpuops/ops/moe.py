@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 from jaxgpuops import _arguments
 from jaxgpuops._partition import manual
 from jaxgpuops._primitive import align as aligned
+from jaxgpuops._primitive import like
 from jaxgpuops.lax._moe import (
     MAX_EXPERTS,
     combine_vjp,
@@ -222,24 +223,24 @@ def moe_dispatch(x: ArrayLike, plan: MoEPlan) -> jax.Array:
 def _jitted_dispatch(x, plan):
     tokens, choices = plan.row_of_assignment.shape[-2:]
     operands, axis = _operands("jaxgpuops.moe_dispatch", "x", x, plan, tokens, None)
-    return _dispatch(*operands, axis, choices)
+    return _dispatch(*operands, axis, choices, jax.typeof(operands[0]))
 
 
-def _dispatched(x, assignment_of_row, row_of_assignment, axis, choices):
+def _dispatched(x, assignment_of_row, row_of_assignment, axis, choices, aval):  # that of x, for the backward pass
     return moe_dispatch_p(x, assignment_of_row, row_of_assignment, axis=axis, choices=choices)[0]
 
 
-_dispatch = jax.custom_vjp(_dispatched, nondiff_argnums=(3, 4))
+_dispatch = jax.custom_vjp(_dispatched, nondiff_argnums=(3, 4, 5))
 
 
 def _dispatch_forward(x, *rest):
     return _dispatched(x, *rest), rest[:2]
 
 
-def _dispatch_backward(axis, choices, indices, cotangent):
+def _dispatch_backward(axis, choices, aval, indices, cotangent):
     assignment_of_row, row_of_assignment = indices
     [dx] = moe_combine_p(cotangent, row_of_assignment, assignment_of_row, axis=axis, choices=choices)
-    return dx, None, None
+    return like(dx, aval), None, None
 
 
 _dispatch.defvjp(_dispatch_forward, _dispatch_backward)
@@ -282,28 +283,29 @@ def moe_combine(y: ArrayLike, plan: MoEPlan, weights: ArrayLike | None = None) -
 def _jitted_combine(y, plan, weights):
     choices, rows = plan.row_of_assignment.shape[-1], plan.assignment_of_row.shape[-1]
     operands, axis = _operands("jaxgpuops.moe_combine", "y", y, plan, rows, weights)
-    return _combine(*operands, *(() if len(operands) == 4 else (None,)), axis, choices)
+    avals = tuple(jax.typeof(x) for x in (operands[0], operands[-1]))
+    return _combine(*operands, *(() if len(operands) == 4 else (None,)), axis, choices, avals)
 
 
-def _combined(y, assignment_of_row, row_of_assignment, weights, axis, choices):
+def _combined(y, assignment_of_row, row_of_assignment, weights, axis, choices, avals):  # those of y and weights
     more = _arguments.given(weights)
     return moe_combine_p(y, row_of_assignment, assignment_of_row, *more, axis=axis, choices=choices)[0]
 
 
-_combine = jax.custom_vjp(_combined, nondiff_argnums=(4, 5))
+_combine = jax.custom_vjp(_combined, nondiff_argnums=(4, 5, 6))
 
 
 def _combine_forward(y, *rest):
     return _combined(y, *rest), (None if rest[2] is None else y, *rest[:3])
 
 
-def _combine_backward(axis, choices, residuals, cotangent):
+def _combine_backward(axis, choices, avals, residuals, cotangent):
     y, assignment_of_row, row_of_assignment, weights = residuals
     if weights is None:
         [dy] = moe_dispatch_p(cotangent, assignment_of_row, row_of_assignment, axis=axis, choices=choices)
-        return dy, None, None, None
+        return like(dy, avals[0]), None, None, None
     dy, dw = combine_vjp(y, cotangent, row_of_assignment, assignment_of_row, weights, axis, choices)
-    return dy, None, None, dw
+    return like(dy, avals[0]), None, None, like(dw, avals[1])
 
 
 _combine.defvjp(_combine_forward, _combine_backward)
