@@ -298,7 +298,7 @@ cudaError_t launch_combine_vjp(cudaStream_t stream, const MoveProblem& p, const 
   const int64_t warps = ceil_div(ceil_div(row_bytes, 16), 32);
   const auto threads = static_cast<unsigned>(std::clamp<int64_t>(32 * warps, 32, kThreads));
   const auto blocks = static_cast<unsigned>(p.outer * std::max<int64_t>(p.tokens, 1));
-  return dispatch_float(p.dtype, [&](auto element) {
+  return with_any_float(p.dtype, [&](auto element) {
     using Element = decltype(element);
     using Bits = typename Element::Bits;
     using Acc = typename Element::Acc;
