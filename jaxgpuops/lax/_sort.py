@@ -20,7 +20,7 @@ from jaxgpuops.lax.order import to_keys
 MAX_KEYS = 4
 
 
-def _sort_keys(x):
+def sort_keys(x):
     """Unsigned integers in the order of `jax.lax.sort`: NaNs are equal and last, -0 and +0 are equal."""
     keys = to_keys(x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
@@ -32,7 +32,7 @@ def _sort_keys(x):
 
 
 def _sort_fallback(x, *, axis, descending, values, indices):
-    keys = _sort_keys(x)
+    keys = sort_keys(x)
     iota = lax.broadcasted_iota(np.int32, x.shape, axis)
     permutation = lax.sort((~keys if descending else keys, iota), dimension=axis, num_keys=1)[1]
     outs = []
