@@ -23,6 +23,7 @@
 #include "common/ordered_key.h"
 #include "common/cpu/parallel.h"
 #include "common/rows.h"
+#include "common/sort_order.h"
 
 namespace jaxgpuops {
 
@@ -107,6 +108,16 @@ inline XLA_FFI_DataType printable(ffi::DataType dtype) { return static_cast<XLA_
 inline Element require_ordered(const char* name, ffi::AnyBuffer buffer) {
   if (const auto element = ordered_element(buffer.element_type())) return *element;
   throw invalid(name, " has an element type without an order: ", printable(buffer.element_type()));
+}
+
+// The order of a sort of such elements.
+inline SortOrder sort_order_of(const Element& element, bool descending) {
+  SortOrder order;
+  order.ascending.order = key_order(element.kind, element.bits, true);  // larger elements have larger keys
+  order.ascending.sign = element.kind == KeyKind::kFloat ? uint64_t{1} << (element.bits - 1) : 0;
+  order.ascending.nan_above = element.nan_above;
+  order.invert = descending ? ~uint64_t{0} : 0;
+  return order;
 }
 
 // Width in bytes of an element that is moved and not looked at: 1, 2, 4 or 8.

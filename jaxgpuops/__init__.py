@@ -5,6 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 from jaxgpuops import lax
 from jaxgpuops._inspect import explain, export_checks
 from jaxgpuops._install import install, uninstall
+from jaxgpuops.ops.broadcast import expand, where
 from jaxgpuops.ops.count import (
     bincount,
     histogram,
@@ -31,6 +32,8 @@ from jaxgpuops.ops.reduce import max as max
 from jaxgpuops.ops.reduce import min as min
 from jaxgpuops.ops.reduce import sum as sum
 from jaxgpuops.ops.scan import cumlogsumexp, cummax, cummin, cumprod, cumsum, linear_scan
+from jaxgpuops.ops.search import compact, nonzero, searchsorted, unique
+from jaxgpuops.ops.select import kth_value, median, partition, quantile
 from jaxgpuops.ops.softmax import log_softmax, logsumexp, softmax, softmax_cross_entropy
 from jaxgpuops.ops.sort import argsort, sort, sort_key_val
 from jaxgpuops.ops.topk import TopK, topk
@@ -52,26 +55,34 @@ __all__ = [
     "__version__",
     "argsort",
     "bincount",
+    "compact",
     "cumlogsumexp",
     "cummax",
     "cummin",
     "cumprod",
     "cumsum",
     "dot",
+    "expand",
     "explain",
     "export_checks",
     "histogram",
     "install",
+    "kth_value",
     "lax",
     "linear_scan",
     "log_softmax",
     "logsumexp",
     "mean",
+    "median",
     "moe_combine",
     "moe_dispatch",
     "moe_losses",
     "moe_plan",
     "moe_route",
+    "nonzero",
+    "partition",
+    "quantile",
+    "searchsorted",
     "segment_logsumexp",
     "segment_max",
     "segment_min",
@@ -85,6 +96,8 @@ __all__ = [
     "topk",
     "topk_softmax",
     "uninstall",
+    "unique",
+    "where",
 ]
 
 

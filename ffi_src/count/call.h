@@ -48,6 +48,35 @@ inline Segments segments_of(Op op, ffi::AnyBuffer data, ffi::AnyBuffer ids, ffi:
   return problem;
 }
 
+inline Search search_of(ffi::AnyBuffer queries, ffi::AnyBuffer sorted, ffi::AnyBuffer places, int64_t axis,
+                        bool right) {
+  Search problem;
+  const Element element = require_ordered("queries", queries);
+  problem.bits = element.bits;
+  problem.order = sort_order_of(element, false);
+  problem.right = right;
+  problem.rows = rows_of("queries", queries, axis);
+  require_type("sorted", sorted, queries.element_type());
+  if (sorted.dimensions().size() != queries.dimensions().size())
+    throw invalid("sorted has rank ", sorted.dimensions().size(), ", expected ", queries.dimensions().size());
+  problem.length = require_rows("sorted", sorted, axis).length;
+  problem.sorted = require_broadcast("sorted", sorted, with_axis(dims_of(queries), axis, problem.length), axis);
+  require_type("places", places, ffi::DataType::S32);
+  require_shape("places", places, dims_of(queries));
+  return problem;
+}
+
+// What searchsorted takes, in the order of the handlers' parameters.
+template <class Backend>
+auto search_binding() {
+  return Backend::start()
+      .template Arg<ffi::AnyBuffer>()  // queries
+      .template Arg<ffi::AnyBuffer>()  // sorted
+      .template Ret<ffi::AnyBuffer>()  // places
+      .template Attr<int64_t>("axis")
+      .template Attr<bool>("right");
+}
+
 // The tables of cpu/handlers.cc and cuda/handlers.cc.
 std::vector<Target> cpu_targets();
 std::vector<Target> cuda_targets();

@@ -1,6 +1,7 @@
-// What the family counts and adds up, as plain structs that both backends take.
+// What the family counts, adds up and looks for, as plain structs that both backends take.
 //   bincount: out[o, b, i] = how many of x[o, :, i] are b.
 //   segments: out[o, s, i] = the sum, the largest or the smallest of data[o, j, i] over all j with ids[o, j] = s.
+//   searchsorted: places[o, j, i] = how many of sorted[o, :, i] come before queries[o, j, i].
 // Ids out of range are dropped.
 #pragma once
 
@@ -11,6 +12,7 @@
 #include "common/broadcast.h"
 #include "common/dtype.h"
 #include "common/rows.h"
+#include "common/sort_order.h"
 
 namespace jaxgpuops::count {
 
@@ -38,6 +40,22 @@ struct Segments {
   bool sorted = false;  // ids ascend
   bool shared = false;  // every outer index has the same ids
   IndexMap ids;         // from an outer index to the first of its ids
+};
+
+struct Search {
+  Rows rows;           // of the queries
+  int64_t length = 0;  // of the sorted rows
+  int bits = 32;       // of an element
+  SortOrder order;
+  bool right = false;  // elements equal to the query come before it, too
+  Broadcast sorted;    // where a query has its sorted row, which others may share
+
+  // Whether an element comes before a query of this key.
+  template <class Key>
+  JAXGPUOPS_HD bool before(Key element, Key query_key) const {
+    const Key key = sort_key(element, order);
+    return key < query_key || (right && key == query_key);
+  }
 };
 
 inline std::string target_name(Op op) {

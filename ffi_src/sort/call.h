@@ -23,11 +23,7 @@ inline Call sort_call(ffi::AnyBuffer x, ffi::RemainingRets results, int64_t axis
   Problem& problem = call.problem;
   problem.rows = require_rows("x", x, axis);
   problem.key_bits = element.bits;
-  ArgOrder& order = problem.order.ascending;
-  order.order = key_order(element.kind, element.bits, true);  // larger elements have larger keys
-  order.sign = element.kind == KeyKind::kFloat ? uint64_t{1} << (element.bits - 1) : 0;
-  order.nan_above = element.nan_above;
-  problem.order.invert = descending ? ~uint64_t{0} : 0;
+  problem.order = sort_order_of(element, descending);
   problem.values = values;
   problem.indices = indices;
   call.x = x.untyped_data();

@@ -1,4 +1,4 @@
-"""Counts, segments and the rows that ids name, as primitives."""
+"""Counts, segments, the rows that ids name and places in sorted rows, as primitives."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 from jaxgpuops import _arguments, _native
 from jaxgpuops._partition import RULES, Rule
 from jaxgpuops._primitive import Kernel, batch_first, def_jvp, def_linear
-from jaxgpuops.lax.along_axis import along
-from jaxgpuops.lax.order import from_keys, to_keys
+from jaxgpuops.lax.along_axis import along, take_along_axis
+from jaxgpuops.lax.order import from_keys, sort_keys, to_keys
 
 # ---- Counts ---------------------------------------------------------------------------------------------------------
 
@@ -191,6 +191,44 @@ def _extreme_jvp(outs, primals, tangents, *, axis, length, sorted, along, split=
 def_jvp(segment_max_p, _extreme_jvp)
 def_jvp(segment_min_p, _extreme_jvp)
 
+# ---- Places in sorted rows -------------------------------------------------------------------------------------------
+
+
+def _search_fallback(queries, sorted, *, axis, right):
+    """All searches take the same steps; the place that one looks for is in [first, first + left]."""
+    left = sorted.shape[axis]
+    rows = jnp.broadcast_to(sort_keys(sorted), (*queries.shape[:axis], left, *queries.shape[axis + 1 :]))
+    keys = sort_keys(queries)
+    first = jnp.zeros(queries.shape, np.int32)
+
+    def step(first, place, size):
+        element = take_along_axis(rows, place, axis)
+        return jnp.where(element <= keys if right else element < keys, first + np.int32(size), first)
+
+    while left > 1:
+        half = left // 2
+        first = step(first, first + np.int32(half - 1), half)
+        left -= half
+    return (step(first, first, 1) if left else first,)
+
+
+searchsorted_p = Kernel(
+    "searchsorted",
+    results=lambda queries, sorted, *, axis, right: [(queries.shape[axis], np.int32)],
+    fallback=_search_fallback,
+    accepts=_arguments.ORDERED_DTYPES.__contains__,
+    attributes=("right",),
+    broadcasts=lambda count, **_: (1,),
+)
+def_jvp(searchsorted_p, lambda outs, primals, tangents, **_: (None,))
+
+
+def searchsorted(sorted: jax.Array, queries: jax.Array, axis: int, right: bool = False) -> jax.Array:
+    """For each query, int32: how many elements of its sorted row come before it. Rows have the axis, and may have size 1
+    where queries have more."""
+    return searchsorted_p(queries, sorted, axis=axis, right=right)[0]
+
+
 # ---- A split axis ---------------------------------------------------------------------------------------------------
 
 
@@ -223,3 +261,9 @@ for _name in ("segment_sum", "segment_max", "segment_min"):
         functools.partial(_segments_split, _name),
         pays=lambda split, avals, *, length, **_: length < split.length,
     )
+# Each device looks for the queries that it has.
+RULES["searchsorted"] = Rule(
+    lambda splits, queries, sorted, **params: searchsorted_p.primitive.bind(queries, sorted, **params),
+    operands=(0,),
+    keeps=True,
+)

@@ -18,24 +18,13 @@ from jaxgpuops._primitive import Kernel
 from jaxgpuops.lax._count import bincount
 from jaxgpuops.lax._scan import cumsum
 from jaxgpuops.lax.along_axis import take_along_axis
-from jaxgpuops.lax.order import to_keys
+from jaxgpuops.lax.order import sort_keys
 
 MAX_KEYS = 4
 
 
-def _sort_keys(x):
-    """Unsigned integers in the order of `jax.lax.sort`: NaNs are equal and last, -0 and +0 are equal."""
-    keys = to_keys(x)
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        return keys
-    zero = keys.dtype.type(1 << (8 * keys.dtype.itemsize - 1))
-    # -0 is told by its key: XLA's CPU backend takes a test of its bits for one of the number, and flushes subnormal ones.
-    keys = jnp.where(keys == zero - keys.dtype.type(1), zero, keys)
-    return jnp.where(jnp.isnan(x), keys.dtype.type(np.iinfo(keys.dtype).max), keys)
-
-
 def _sort_fallback(x, *, axis, descending, values, indices):
-    keys = _sort_keys(x)
+    keys = sort_keys(x)
     iota = lax.broadcasted_iota(np.int32, x.shape, axis)
     permutation = lax.sort((~keys if descending else keys, iota), dimension=axis, num_keys=1)[1]
     outs = []

@@ -41,3 +41,14 @@ def identity(name, dtype):
         return np.array(largest if name == "min" else -largest, dtype)
     info = jnp.iinfo(dtype)
     return np.array(info.max if name == "min" else info.min, dtype)
+
+
+def sort_keys(x):
+    """Unsigned integers in the order of `jax.lax.sort`: NaNs are equal and last, -0 and +0 are equal."""
+    keys = to_keys(x)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return keys
+    zero = keys.dtype.type(1 << (8 * keys.dtype.itemsize - 1))
+    # -0 is told by its key: XLA's CPU backend takes a test of its bits for one of the number, and flushes subnormal ones.
+    keys = jnp.where(keys == zero - keys.dtype.type(1), zero, keys)
+    return jnp.where(jnp.isnan(x), keys.dtype.type(np.iinfo(keys.dtype).max), keys)

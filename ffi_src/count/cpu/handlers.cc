@@ -9,6 +9,7 @@
 #include "common/cpu/narrow_float.h"
 #include "common/cpu/simd.h"
 #include "count/call.h"
+#include "count/cpu/search.h"
 
 namespace jaxgpuops::count {
 namespace {
@@ -194,6 +195,14 @@ ffi::Error bincount_handler(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<
   });
 }
 
+ffi::Error search_handler(ffi::ThreadPool pool, ffi::AnyBuffer queries, ffi::AnyBuffer sorted,
+                          ffi::Result<ffi::AnyBuffer> places, int64_t axis, bool right) {
+  return handle("jaxgpuops.searchsorted", [&] {
+    search(search_of(queries, sorted, *places, axis, right), queries.untyped_data(), sorted.untyped_data(),
+           static_cast<int32_t*>(places->untyped_data()), workers_of(pool));
+  });
+}
+
 template <Op op>
 ffi::Error segments_handler(ffi::ThreadPool pool, ffi::AnyBuffer data, ffi::AnyBuffer ids,
                             ffi::Result<ffi::AnyBuffer> out, int64_t axis, bool sorted) {
@@ -219,6 +228,7 @@ XLA_FFI_DEFINE_HANDLER(kBincount, bincount_handler,
                            .Arg<ffi::AnyBuffer>()  // x
                            .Ret<ffi::AnyBuffer>()  // counts
                            .Attr<int64_t>("axis"));
+XLA_FFI_DEFINE_HANDLER(kSearch, search_handler, search_binding<OnCpu>());
 XLA_FFI_DEFINE_HANDLER(kSum, segments_handler<Op::kSum>, segments_binding());
 XLA_FFI_DEFINE_HANDLER(kMax, segments_handler<Op::kMax>, segments_binding());
 XLA_FFI_DEFINE_HANDLER(kMin, segments_handler<Op::kMin>, segments_binding());
@@ -227,6 +237,7 @@ XLA_FFI_DEFINE_HANDLER(kMin, segments_handler<Op::kMin>, segments_binding());
 
 std::vector<Target> cpu_targets() {
   return {{"jaxgpuops.bincount", kBincount},
+          {"jaxgpuops.searchsorted", kSearch},
           {"jaxgpuops.segment_sum", kSum},
           {"jaxgpuops.segment_max", kMax},
           {"jaxgpuops.segment_min", kMin}};

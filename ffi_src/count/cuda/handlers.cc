@@ -19,6 +19,16 @@ ffi::Error bincount(cudaStream_t stream, ffi::AnyBuffer x, ffi::Result<ffi::AnyB
   });
 }
 
+ffi::Error searchsorted(cudaStream_t stream, ffi::AnyBuffer queries, ffi::AnyBuffer sorted,
+                        ffi::Result<ffi::AnyBuffer> places, int64_t axis, bool right) {
+  return handle("jaxgpuops.searchsorted", [&] {
+    const Search problem = search_of(queries, sorted, *places, axis, right);
+    require_launched(launch_search(stream, problem, queries.untyped_data(), sorted.untyped_data(),
+                                   static_cast<int32_t*>(places->untyped_data())),
+                     "search", problem.rows, queries, current_device());
+  });
+}
+
 template <Op op>
 ffi::Error segments(cudaStream_t stream, ffi::AnyBuffer data, ffi::AnyBuffer ids, ffi::Result<ffi::AnyBuffer> out,
                     ffi::Result<ffi::AnyBuffer> workspace, int64_t axis, bool sorted) {
@@ -52,6 +62,7 @@ XLA_FFI_DEFINE_HANDLER(kBincount, bincount,
                            .Ret<ffi::AnyBuffer>()  // workspace
                            .Attr<int64_t>("axis"),
                        {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kSearch, searchsorted, search_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kSum, segments<Op::kSum>, segments_binding(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kMax, segments<Op::kMax>, segments_binding(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kMin, segments<Op::kMin>, segments_binding(), {ffi::Traits::kCmdBufferCompatible});
@@ -60,6 +71,7 @@ XLA_FFI_DEFINE_HANDLER(kMin, segments<Op::kMin>, segments_binding(), {ffi::Trait
 
 std::vector<Target> cuda_targets() {
   return {{"jaxgpuops.bincount", kBincount},
+          {"jaxgpuops.searchsorted", kSearch},
           {"jaxgpuops.segment_sum", kSum},
           {"jaxgpuops.segment_max", kMax},
           {"jaxgpuops.segment_min", kMin}};

@@ -10,6 +10,9 @@ namespace jaxgpuops::count {
 cudaError_t launch_bincount(cudaStream_t stream, const BincountPlan& plan, const Bincount& problem, const void* x,
                             int32_t* counts);
 
+cudaError_t launch_search(cudaStream_t stream, const Search& problem, const void* queries, const void* sorted,
+                          int32_t* places);
+
 struct SegmentsBuffers {
   const void* data;
   const int32_t* ids;

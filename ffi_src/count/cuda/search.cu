@@ -1,0 +1,51 @@
+// searchsorted: a thread searches for one query, in the row that it belongs to.
+//
+// Any shape: rows that queries share, rows of their own, rows along any axis. Queries are read and places written once,
+// by neighbouring threads; a search reads about log2(length) elements, one after the other, which come from L2 or L1 as
+// the first steps of all searches in a row read the same ones. Neighbouring queries that are near each other, sorted
+// ones above all, read the same cache lines to the end.
+#include "common/cuda/launch.cuh"
+#include "count/cuda/launch.h"
+
+namespace jaxgpuops::count {
+namespace {
+
+constexpr int kThreads = 256;
+
+// A search takes the same steps whatever it finds. The place that it looks for is in [first, first + left].
+template <class T>
+__global__ void __launch_bounds__(kThreads) search_kernel(Search problem, const T* __restrict__ queries,
+                                                          const T* __restrict__ sorted, int32_t* __restrict__ places) {
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (at >= problem.rows.elements()) return;
+  const int64_t inner = problem.rows.inner, size = problem.rows.length * inner, stride = problem.sorted.axis_stride;
+  const int64_t outer = at / size;
+  const T* row = sorted + problem.sorted(outer, 0, inner == 1 ? 0 : (at - outer * size) % inner);
+  const T key = sort_key(queries[at], problem.order);
+  int64_t first = 0, left = problem.length;
+  while (left > 1) {
+    const int64_t half = left / 2;
+    if (problem.before(row[(first + half - 1) * stride], key)) first += half;
+    left -= half;
+  }
+  if (left == 1 && problem.before(row[first * stride], key)) ++first;
+  places[at] = static_cast<int32_t>(first);
+}
+
+}  // namespace
+
+cudaError_t launch_search(cudaStream_t stream, const Search& problem, const void* queries, const void* sorted,
+                          int32_t* places) {
+  const int64_t count = problem.rows.elements();
+  if (count == 0) return cudaSuccess;
+  Launch config;
+  config.grid = dim3(static_cast<unsigned>((count + kThreads - 1) / kThreads));
+  config.block = dim3(kThreads);
+  return dispatch_key(problem.bits, [&](auto width) {
+    using T = decltype(width);
+    return launch(stream, config, search_kernel<T>, problem, static_cast<const T*>(queries),
+                  static_cast<const T*>(sorted), places);
+  });
+}
+
+}  // namespace jaxgpuops::count

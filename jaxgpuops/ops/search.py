@@ -1,0 +1,337 @@
+"""Places: of queries in sorted rows, and of what a mask chooses."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, Literal, overload
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding
+from jax.typing import ArrayLike
+
+from jaxgpuops import _arguments
+from jaxgpuops._axes import Merged
+from jaxgpuops._primitive import align
+from jaxgpuops.lax import _count as _lax
+from jaxgpuops.lax._scan import cumsum
+from jaxgpuops.lax._sort import sort_operands
+from jaxgpuops.lax.along_axis import along, put_along_axis
+from jaxgpuops.lax.order import sort_keys
+
+
+def searchsorted(
+    sorted: ArrayLike, queries: ArrayLike, side: Literal["left", "right"] = "left", *, axis: int = -1
+) -> jax.Array:
+    """Where queries belong in sorted rows: `jax.numpy.searchsorted` for one row or a batch of them.
+
+    Args:
+      sorted: array of shape ``(*before, n, *after)``, ``n < 2**31``, of dtype bool, int8 to int64, uint8 to uint64,
+        float8_e4m3fn, float8_e5m2, float16, bfloat16, float32 or float64, whose rows along ``axis`` ascend in the order of
+        `jaxgpuops.sort`. In rows that do not, a place is anything between 0 and ``n``.
+      queries: array of shape ``(*before, m, *after)``, where either array may have size 1 in a dimension off the axis and
+        is then shared, not copied if it is ``sorted``; or of any shape, a scalar too, if ``sorted`` has one dimension. Of
+        a dtype as ``sorted``; different dtypes are promoted as in JAX.
+      side: "left" for the first place that keeps the order, "right" for the last: before or after equal elements.
+      axis: the axis of ``sorted``, and of ``queries`` unless ``sorted`` has one dimension.
+
+    Returns:
+      int32 array: for each query how many elements of its row are smaller ("left"), or smaller or equal ("right").
+
+    Order: that of `jaxgpuops.sort`. NaNs are equal to each other and above every number, -0 and +0 are equal, subnormal
+    numbers are what they are (XLA's CPU backend takes them for zeros). There is no derivative: places are integers.
+
+    Raises:
+      TypeError: for other dtypes, and an ``axis`` that is not an integer.
+      ValueError: for another ``side``, an ``axis`` out of range, shapes that do not fit, ``n >= 2**31``.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> jaxgpuops.searchsorted(jnp.array([1, 3, 3, 5]), jnp.array([0, 3, 9])).tolist()
+    [0, 1, 4]
+    >>> jaxgpuops.searchsorted(jnp.array([1, 3, 3, 5]), 3, side="right").tolist()
+    3
+    >>> jaxgpuops.searchsorted(jnp.array([[1, 3, 5], [2, 4, 6]]), jnp.array([[3], [7]])).tolist()
+    [[1], [3]]
+    """
+    op = "jaxgpuops.searchsorted"
+    sorted, queries = _arguments.array(op, "sorted", sorted), _arguments.array(op, "queries", queries)
+    side = _arguments.choice(op, "side", side, ("left", "right"))
+    return _searchsorted(sorted, queries, _arguments.integer(op, "axis", axis), side == "right")
+
+
+# Checks of shapes and dtypes run while tracing: an eager call that has been made before costs one dispatch.
+@functools.partial(jax.jit, static_argnums=(2, 3), inline=True)
+def _searchsorted(sorted, queries, axis, right):
+    op = "jaxgpuops.searchsorted"
+    for name, x in (("sorted", sorted), ("queries", queries)):
+        _arguments.dtype(op, name, x.dtype, _arguments.ORDERED_DTYPES)
+    axis = _arguments.indexed_axis(op, "sorted", sorted, axis)
+    dtype, shape = jnp.result_type(sorted, queries), queries.shape
+    sorted, queries = sorted.astype(dtype), queries.astype(dtype)
+    if sorted.ndim == 1:
+        queries = queries.reshape(shape or (1,))
+        axis = queries.ndim - 1
+        sorted = lax.expand_dims(sorted, range(axis))
+    else:
+        shape = _shape_of_places(op, sorted.shape, queries.shape, axis)
+        queries = jnp.broadcast_to(queries, shape)
+    queries, sorted = align(queries, _whole(sorted, axis))
+    return _lax.searchsorted(sorted, queries, axis, right).reshape(shape)
+
+
+def _shape_of_places(op, sorted, queries, axis):
+    """That of the queries, with what the rows have more."""
+    fits = len(sorted) == len(queries) and all(
+        d == axis or n == m or 1 in (n, m) for d, (n, m) in enumerate(zip(sorted, queries, strict=True))
+    )
+    if not fits:
+        raise ValueError(
+            f"{op}: queries must have the shape of sorted, {sorted}, but for axis {axis} and dimensions of size 1, or "
+            f"sorted one dimension; got {queries}"
+        )
+    return tuple(m if d == axis or n == 1 else n for d, (n, m) in enumerate(zip(sorted, queries, strict=True)))
+
+
+def _whole(x, axis):
+    """x, not split along the axis over an explicit mesh."""
+    if along(x, axis) is None:
+        return x
+    sharding = jax.typeof(x).sharding
+    spec = sharding.spec.update(partitions=[None if d == axis else s for d, s in enumerate(sharding.spec)])
+    return jax.sharding.reshard(x, NamedSharding(sharding.mesh, spec))
+
+
+# ---- What a mask chooses --------------------------------------------------------------------------------------------
+
+
+def _size(op: str, value: Any) -> int:
+    value = _arguments.integer(op, "size", value)
+    if isinstance(value, int) and not 0 <= value < 1 << 31:
+        raise ValueError(f"{op}: size must be between 0 and {(1 << 31) - 1}, got {value}")
+    return value
+
+
+def _chosen(mask, size):
+    """Where the mask is True along its last axis, in order, ``size`` numbers: after the last, the length of the axis."""
+    axis, length = mask.ndim - 1, mask.shape[-1]
+    shape = (*mask.shape[:-1], size)
+    if length == 0:
+        return jnp.full(shape, 0, np.int32)
+    mask = _whole(mask, axis)
+    count = cumsum(mask.astype(np.int32), axis)
+    total = lax.slice_in_dim(count, length - 1, length, axis=axis)
+    place = lax.broadcasted_iota(np.int32, mask.shape, axis)
+    # Those that are not chosen come after those that are: each has a target of its own, so nothing is added up.
+    target = jnp.where(mask, count - np.int32(1), total + place - count)
+    place, target = align(place, target)
+    chosen = put_along_axis(place, target, axis, length)
+    chosen = lax.slice_in_dim(chosen, 0, min(size, length), axis=axis)
+    if size > length:
+        chosen = lax.pad(chosen, np.int32(0), [(0, 0, 0)] * axis + [(0, size - length, 0)])
+    return jnp.where(lax.broadcasted_iota(np.int32, shape, axis) < total, chosen, np.int32(length))
+
+
+def _flat(op, name, x):
+    """All of x as one row, as short as int32 can index."""
+    x = Merged(x.shape, tuple(range(x.ndim))).merge(x).reshape(-1)
+    _arguments.indexed_axis(op, name, x, 0)
+    return x
+
+
+def nonzero(
+    x: ArrayLike, *, size: int, fill_value: ArrayLike | tuple[ArrayLike, ...] | None = None
+) -> tuple[jax.Array, ...]:
+    """The indices of what is not zero, in row-major order: `jax.numpy.nonzero` with a static size.
+
+    Args:
+      x: array of any shape but a scalar, of less than ``2**31`` elements; a mask, or numbers.
+      size: how many indices, static. If more are not zero, the first ``size`` of them.
+      fill_value: what comes after the last: an integer, or one for each dimension; 0 by default.
+
+    Returns:
+      A tuple with an int32 array of shape ``(size,)`` for each dimension of ``x``.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> rows, columns = jaxgpuops.nonzero(jnp.array([[0, 7, 0], [8, 0, 9]]), size=4, fill_value=-1)
+    >>> rows.tolist(), columns.tolist()
+    ([0, 1, 1, -1], [1, 0, 2, -1])
+    """
+    op = "jaxgpuops.nonzero"
+    x = _arguments.array(op, "x", x)
+    if x.ndim == 0:
+        raise ValueError(f"{op}: x must have at least one dimension, got a scalar")
+    fills = fill_value if isinstance(fill_value, tuple) else (fill_value,) * x.ndim
+    if len(fills) != x.ndim:
+        raise ValueError(f"{op}: fill_value must have one entry for each of {x.ndim} dimensions, got {len(fills)}")
+    fills = [_arguments.array(op, "fill_value", 0 if value is None else value) for value in fills]
+    for value in fills:
+        _arguments.dtype(op, "fill_value", value.dtype, _arguments.INTEGERS)
+        if value.ndim:
+            raise ValueError(f"{op}: each fill_value must be a scalar, got shape {value.shape}")
+    return _nonzero(x, [value.astype(np.int32) for value in fills], _size(op, size))
+
+
+@functools.partial(jax.jit, static_argnums=2, inline=True)
+def _nonzero(x, fills, size):
+    mask = x if x.dtype == np.dtype(bool) else x != np.zeros((), x.dtype)
+    place = _chosen(_flat("jaxgpuops.nonzero", "x", mask), size)
+    found = place < np.int32(x.size)
+    indices = []
+    for n in reversed(x.shape):
+        indices.append(place % np.int32(max(n, 1)))
+        place = place // np.int32(max(n, 1))
+    return tuple(jnp.where(found, i, fill) for i, fill in zip(reversed(indices), fills, strict=True))
+
+
+def compact(x: ArrayLike, mask: ArrayLike, *, size: int, fill_value: ArrayLike = 0) -> jax.Array:
+    """The elements, or rows, that a mask chooses, one after another.
+
+    Args:
+      x: array of shape ``(*batch, n, *features)``, ``n < 2**31``, of any dtype.
+      mask: booleans of shape ``(*batch, n)``.
+      size: how many elements of each row of the batch, static. If more are chosen, the first ``size`` of them.
+      fill_value: what comes after the last: a scalar.
+
+    Returns:
+      An array of shape ``(*batch, size, *features)`` and the dtype of ``x``: ``x[mask]`` of each row of the batch, cut or
+      filled.
+
+    Derivatives: the cotangents go back to where elements came from; fills have none, nor has the mask. Both modes.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> x = jnp.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    >>> jaxgpuops.compact(x, x % 2 == 0, size=2, fill_value=-1.0).tolist()
+    [[2.0, -1.0], [4.0, 6.0]]
+    >>> jaxgpuops.compact(x, jnp.array([False, True]), size=1).tolist()  # rows
+    [[4.0, 5.0, 6.0]]
+    """
+    op = "jaxgpuops.compact"
+    x, mask = _arguments.array(op, "x", x), _arguments.array(op, "mask", mask)
+    _arguments.dtype(op, "mask", mask.dtype, [np.dtype(bool)])
+    if mask.ndim == 0 or x.shape[: mask.ndim] != mask.shape:
+        raise ValueError(f"{op}: mask must have the first dimensions of x, of shape {x.shape}, got {mask.shape}")
+    fill = _arguments.array(op, "fill_value", fill_value)
+    if fill.ndim:
+        raise ValueError(f"{op}: fill_value must be a scalar, got shape {fill.shape}")
+    return _compact(x, mask, fill.astype(x.dtype), _size(op, size))
+
+
+@functools.partial(jax.jit, static_argnums=3, inline=True)
+def _compact(x, mask, fill, size):
+    axis = _arguments.indexed_axis("jaxgpuops.compact", "x", x, mask.ndim - 1)
+    place = _chosen(mask, size)
+    place = place.reshape(*place.shape, *(1,) * (x.ndim - mask.ndim))
+    rows, place = align(_whole(x, axis), place)
+    return jnp.where(place < np.int32(x.shape[axis]), _lax.take_rows(rows, place, axis, True), fill)
+
+
+@overload
+def unique(
+    x: ArrayLike,
+    *,
+    size: int,
+    fill_value: ArrayLike | None = None,
+    return_index: Literal[False] = False,
+    return_inverse: Literal[False] = False,
+    return_counts: Literal[False] = False,
+) -> jax.Array: ...
+@overload
+def unique(
+    x: ArrayLike,
+    *,
+    size: int,
+    fill_value: ArrayLike | None = None,
+    return_index: bool = False,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+) -> tuple[jax.Array, ...]: ...
+def unique(
+    x: ArrayLike,
+    *,
+    size: int,
+    fill_value: ArrayLike | None = None,
+    return_index: bool = False,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+) -> jax.Array | tuple[jax.Array, ...]:
+    """The different elements of an array, in ascending order: `jax.numpy.unique` with a static size.
+
+    Args:
+      x: array of any shape, of less than ``2**31`` elements, of the dtypes of `jaxgpuops.searchsorted`.
+      size: how many elements, static. If there are more different ones, the smallest ``size`` of them.
+      fill_value: what comes after the last; by default the smallest element. An ``x`` without elements needs one, unless
+        ``size`` is 0.
+      return_index: True for the index in the flattened ``x`` of the first of each, 1st of the smallest in place of fills.
+      return_inverse: True for the place of each element of ``x`` among the different ones, which may be beyond ``size``.
+      return_counts: True for how often each is there, 0 in place of fills.
+
+    Returns:
+      An array of shape ``(size,)``; with flags a tuple of it and of int32 arrays, in the order of the flags, of shape
+      ``(size,)``, but for the inverse, which has that of ``x``.
+
+    Order: that of `jaxgpuops.sort`: NaNs are equal and last; of -0 and +0, which are equal, the first is kept. The
+    gradient goes to the first of each.
+
+    Raises:
+      TypeError: for other dtypes, a ``size`` that is not an integer, and flags that are not True or False, known at trace
+        time.
+      ValueError: for ``size`` out of range, and where there is nothing to fill with.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> x = jnp.array([3, 1, 3, 2])
+    >>> jaxgpuops.unique(x, size=3).tolist()
+    [1, 2, 3]
+    >>> values, index, inverse, counts = jaxgpuops.unique(
+    ...     x, size=4, fill_value=0, return_index=True, return_inverse=True, return_counts=True
+    ... )
+    >>> values.tolist(), inverse.tolist(), counts.tolist()
+    ([1, 2, 3, 0], [2, 0, 2, 1], [1, 1, 2, 0])
+    """
+    op = "jaxgpuops.unique"
+    x = _arguments.array(op, "x", x)
+    fill = _arguments.optional(op, "fill_value", fill_value)
+    if fill is not None and fill.ndim:
+        raise ValueError(f"{op}: fill_value must be a scalar, got shape {fill.shape}")
+    flags = {"return_index": return_index, "return_inverse": return_inverse, "return_counts": return_counts}
+    wanted = tuple(_arguments.flag(op, name, value) for name, value in flags.items())
+    outs = _unique(x, fill, _size(op, size), wanted)
+    return outs if any(wanted) else outs[0]
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3), inline=True)
+def _unique(x, fill, size, wanted):
+    op = "jaxgpuops.unique"
+    _arguments.dtype(op, "x", x.dtype, _arguments.ORDERED_DTYPES)
+    row = _flat(op, "x", x)
+    length = math.prod(x.shape)
+    if length == 0 and fill is None:
+        if size != 0:
+            raise ValueError(f"{op}: x of shape {x.shape} has no elements, so fill_value must be given")
+        fill = np.zeros((), x.dtype)
+    [values], order = sort_operands([_whole(row, 0)], 0, 1, indices=True)
+    keys = sort_keys(values)  # equal where elements are
+    starts = jnp.concatenate([jnp.full(min(length, 1), True), keys[1:] != keys[:-1]])
+    place = _chosen(starts, size + 1)
+    first, found = place[:size], place[:size] < np.int32(length)
+    at = jnp.where(found, first, np.int32(0))
+    outs = [_lax.take_rows(values, first, 0, True)]
+    if fill is not None:
+        outs[0] = jnp.where(found, outs[0], fill.astype(x.dtype))
+    elif length:
+        outs[0] = jnp.where(found, outs[0], values[0])
+    index, inverse, counts = wanted
+    if index:
+        outs.append(order[at] if length else at)
+    if inverse:
+        rank = cumsum(starts.astype(np.int32)) - np.int32(1)
+        outs.append(put_along_axis(rank, order, 0, length).reshape(x.shape))
+    if counts:
+        outs.append(place[1:] - first)
+    return tuple(outs)

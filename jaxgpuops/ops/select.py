@@ -1,0 +1,312 @@
+"""Elements by their rank: quantiles, medians, the k-th smallest, partitions. Made of the sort."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, Literal
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import ArrayLike
+
+from jaxgpuops import _arguments
+from jaxgpuops._arguments import Axis
+from jaxgpuops._axes import Merged
+from jaxgpuops._primitive import align
+from jaxgpuops.lax import _count as _lax
+from jaxgpuops.lax._scan import cumsum
+from jaxgpuops.lax._sort import check_operands, permutation, sort_operands
+from jaxgpuops.lax.along_axis import take_along_axis
+from jaxgpuops.ops.search import _whole
+from jaxgpuops.ops.sort import sort
+
+Method = Literal["linear", "lower", "higher", "midpoint", "nearest", "inverted_cdf"]
+METHODS = ("linear", "lower", "higher", "midpoint", "nearest", "inverted_cdf")
+
+
+def quantile(
+    x: ArrayLike,
+    q: ArrayLike,
+    *,
+    axis: Axis = -1,
+    method: Method = "linear",
+    weights: ArrayLike | None = None,
+    keepdims: bool = False,
+) -> jax.Array:
+    """Quantiles along an axis, or several: `jax.numpy.quantile` on a sort of its own.
+
+    Args:
+      x: array of dtype bool, int8 to int64, uint8 to uint64, float8_e4m3fn, float8_e5m2, float16, bfloat16, float32 or
+        float64.
+      q: probabilities from 0 to 1, a scalar or one dimension of them. Numbers that are known at trace time (Python's and
+        NumPy's) are counted with in float64, so that the elements are the right ones in rows of any length; those of a JAX
+        array in its dtype, float32 at least.
+      axis: the axis, or several, or None for all. (Of `jnp.quantile` the default is None.) Axes that are not neighbours are
+        first moved to the end, a copy.
+      method: what is taken of the two elements whose ranks are next to ``q * (n - 1)``: "linear" interpolates, "lower" and
+        "higher" take one, "midpoint" their mean, "nearest" the nearer, that of even rank if both are as near;
+        "inverted_cdf" takes the first element up to which there is a share of at least ``q``.
+      weights: how much each element counts, not negative; of the shape of ``x``, or of that of ``axis``, if that is one.
+        With method "inverted_cdf" only.
+      keepdims: True to keep the axes, with length 1.
+
+    Returns:
+      An array of the shape of ``q`` and that of ``x`` without the axes, of the dtype of ``x``; for integers and bools
+      float32, or float64 where they have 64 bits. Unlike JAX's, it does not have the dtype of ``q``. Interpolation is in
+      float32 at least, rounded once.
+
+    NaN where a row has a NaN, or no elements; where ``q`` is NaN or, if it is not known at trace time, not between 0 and 1;
+    and where weights add up to 0. Infinities stay infinities (NumPy makes NaNs of some).
+
+    Derivatives: with respect to ``x``, and to ``q`` where it is traced; each element has its share of the cotangent. Both
+    modes. Weights have none.
+
+    Raises:
+      TypeError: for other dtypes, for an ``axis`` or a ``keepdims`` that is not known at trace time.
+      ValueError: for ``q`` of more than one dimension or out of range, ``axis`` out of range or given twice, another
+        ``method``, weights with another method or of another shape.
+
+    After Hyndman and Fan, "Sample quantiles in statistical packages" (1996): "linear" is their definition 7.
+
+    >>> import jax, jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> x = jnp.array([[4.0, 1.0, 3.0, 2.0], [0.0, 10.0, 30.0, 20.0]])
+    >>> jaxgpuops.quantile(x, 0.25).tolist(), jaxgpuops.quantile(x, [0.0, 0.5], method="lower").tolist()
+    ([1.75, 7.5], [[1.0, 0.0], [2.0, 10.0]])
+    >>> jaxgpuops.quantile(x[0], 0.5, method="inverted_cdf", weights=jnp.array([9.0, 1.0, 1.0, 1.0])).tolist()
+    4.0
+    >>> jax.grad(lambda x: jaxgpuops.quantile(x, 0.25))(x[0]).tolist()
+    [0.0, 0.25, 0.0, 0.75]
+    """
+    return _checked("jaxgpuops.quantile", x, q, axis, method, weights, keepdims)
+
+
+def median(x: ArrayLike, *, axis: Axis = -1, keepdims: bool = False) -> jax.Array:
+    """Medians along an axis, or several: `jaxgpuops.quantile` of one half, with method "midpoint".
+
+    >>> import jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> x = jnp.array([[4.0, 1.0, 3.0], [0.0, 10.0, 30.0]])
+    >>> jaxgpuops.median(x).tolist(), jaxgpuops.median(x, axis=None).tolist()
+    ([3.0, 10.0], 3.5)
+    """
+    return _checked("jaxgpuops.median", x, 0.5, axis, "midpoint", None, keepdims)
+
+
+def _checked(op, x, q, axis, method, weights, keepdims):
+    x, weights = _arguments.array(op, "x", x), _arguments.optional(op, "weights", weights)
+    axis, keepdims = _arguments.axes(op, axis), _arguments.flag(op, "keepdims", keepdims)
+    method = _arguments.choice(op, "method", method, METHODS)
+    if weights is not None and method != "inverted_cdf":
+        raise ValueError(f"{op}: weights go with method 'inverted_cdf' only, got {method!r}")
+    axes = _arguments.axes_of(op, "x", x.shape, axis)
+    length = math.prod(x.shape[d] for d in axes)
+    if not isinstance(q, jax.Array):
+        q = np.asarray(_arguments.array(op, "q", q) if not _is_numeric(q) else q, np.float64)
+        if not ((q >= 0) & (q <= 1)).all():
+            raise ValueError(f"{op}: q must be between 0 and 1, got {q}")
+    elif not jnp.issubdtype(q.dtype, jnp.floating):
+        raise TypeError(f"{op}: q must be floats, got {q.dtype}")
+    if q.ndim > 1:
+        raise ValueError(f"{op}: q must be a scalar or have one dimension, got shape {q.shape}")
+    if isinstance(q, np.ndarray) and not jax.export.is_symbolic_dim(length):
+        places = _places(np, q, length, method)
+    else:
+        q = jnp.asarray(q)
+        places = _places(jnp, q.astype(_arguments.wide(q.dtype)), length, method)
+    return _quantile(x, q, places, weights, op, axes, method, keepdims)
+
+
+def _is_numeric(q: Any) -> bool:
+    """Whether NumPy makes numbers of it."""
+    try:
+        return np.asarray(q).dtype.kind in "iuf"
+    except (TypeError, ValueError):
+        return False
+
+
+def _places(xp, q, length, method):
+    """Ranks of the elements below and above each quantile, and how far it is from the first to the second."""
+    one = q.dtype.type(1)
+    q = xp.where((q >= 0) & (q <= 1), q, q.dtype.type(0))  # others give NaN, whatever is taken
+    last = length - one
+    at = q * last
+    if method == "inverted_cdf":
+        low = high = xp.ceil(q * (last + one)) - one
+    elif method in ("lower", "linear", "midpoint"):
+        low, high = xp.floor(at), xp.floor(at) if method == "lower" else xp.ceil(at)
+    else:
+        low = high = xp.ceil(at) if method == "higher" else xp.round(at)
+    place = lambda rank: xp.clip(rank, 0, last).astype(np.int32)
+    return place(low), place(high), at - low
+
+
+@functools.partial(jax.jit, static_argnums=(4, 5, 6, 7), inline=True)
+def _quantile(x, q, places, weights, op, axes, method, keepdims):
+    _arguments.dtype(op, "x", x.dtype, _arguments.ORDERED_DTYPES)
+    is_float = jnp.issubdtype(x.dtype, jnp.floating)
+    dtype = x.dtype if is_float else _arguments.inexact(x.dtype)
+    merged = Merged(x.shape, axes)
+    rows = merged.merge(x)
+    axis, length = merged.axis, rows.shape[merged.axis]
+    count = q.size
+    along = lambda v: v.reshape(*(1,) * axis, -1, *(1,) * (rows.ndim - 1 - axis))
+    wide = _arguments.wide(dtype)
+    if isinstance(length, int) and length == 0:
+        y = jnp.full((*rows.shape[:axis], count, *rows.shape[axis + 1 :]), np.nan, wide)
+    else:
+        if weights is None:
+            [values], _ = sort_operands([rows], axis, 1)
+            at, last = _taken(values, places[:2], axis, method in ("linear", "midpoint"))
+            y = at[0].astype(wide)
+            if len(at) == 2:
+                y = _between(y, at[1].astype(wide), along(places[2]).astype(wide), places, along, method)
+        else:
+            values, y, last, total = _weighted(rows, q, _rows_of_weights(op, weights, x, axes, merged), axis, wide)
+            y = jnp.where(total > np.zeros((), wide), y.astype(wide), np.array(np.nan, wide))
+        if is_float:
+            y = jnp.where(jnp.isnan(last), np.array(np.nan, wide), y)
+        valid = (q >= q.dtype.type(0)) & (q <= q.dtype.type(1))
+        y = jnp.where(along(valid), y, np.array(np.nan, wide))
+    y = y.astype(dtype)
+    if q.ndim:
+        y = jnp.moveaxis(y, axis, 0)
+        return lax.expand_dims(y, [d + 1 for d in axes]) if keepdims else y
+    return merged.reduced(lax.squeeze(y, (axis,)), keepdims)
+
+
+def _taken(values, places, axis, both):
+    """The elements at one or both of the places of sorted rows, which all rows share, and the last elements."""
+    length, count = values.shape[axis], places[0].size
+    own = [p.reshape(-1) for p in (places if both else places[:1])]
+    ids = jnp.concatenate([*own, jnp.asarray(length - 1, np.int32).reshape(1)])
+    values, ids = align(values, ids.reshape(*(1,) * axis, -1, *(1,) * (values.ndim - 1 - axis)))
+    at = _lax.take_rows(values, ids, axis, False)
+    part = lambda i, n: lax.slice_in_dim(at, i * count, i * count + n, axis=axis)
+    return [part(i, count) for i in range(len(own))], part(len(own), 1)
+
+
+def _between(low, high, share, places, along, method):
+    """What is ``share`` of the way from one element to another."""
+    one, half = share.dtype.type(1), share.dtype.type(0.5)
+    if method == "midpoint":
+        between = low * half + high * half
+    else:
+        low = jnp.where(share == one, high, low)  # where it was rounded
+        step = high - low
+        near = jnp.where(share < half, low + step * share, high - step * (one - share))
+        # A step from or to an infinity, or one that overflows.
+        between = jnp.where(jnp.isfinite(step), near, low * (one - share) + high * share)
+    return jnp.where(along(places[0] == places[1]), low, between)
+
+
+def _rows_of_weights(op, weights, x, axes, merged):
+    _arguments.dtype(op, "weights", weights.dtype, _arguments.INTEGERS | _arguments.FLOATS)
+    if weights.shape != x.shape:
+        if len(axes) != 1 or weights.shape != (x.shape[axes[0]],):
+            raise ValueError(
+                f"{op}: weights must have the shape of x, {x.shape}, or that of its axis, if it is one; got {weights.shape}"
+            )
+        weights = jnp.broadcast_to(lax.expand_dims(weights, range(1, x.ndim - axes[0])), x.shape)
+    return merged.merge(lax.stop_gradient(weights))
+
+
+def _weighted(rows, q, weights, axis, wide):
+    """Sorted rows, their quantiles, their last elements, and the sums of the weights."""
+    values, weights = sort_operands(align(rows, weights.astype(wide)), axis, 1)[0]
+    length = rows.shape[axis]
+    sums = cumsum(weights, axis)
+    total = lax.slice_in_dim(sums, length - 1, length, axis=axis)
+    share = sums / total
+    share = jnp.where(share == np.zeros((), wide), np.array(-1, wide), share)  # no quantile is of weight 0
+    queries = q.astype(wide).reshape(*(1,) * axis, -1, *(1,) * (rows.ndim - 1 - axis))
+    queries = jnp.broadcast_to(queries, (*rows.shape[:axis], q.size, *rows.shape[axis + 1 :]))
+    place = _lax.searchsorted(*align(share, queries), axis)
+    place = jnp.minimum(place, np.int32(length - 1))
+    # One after the other: quantiles may share an element, which one call must not take twice.
+    each = [take_along_axis(values, lax.slice_in_dim(place, i, i + 1, axis=axis), axis) for i in range(q.size)]
+    y = jnp.concatenate(each, axis) if each else jnp.zeros(queries.shape, values.dtype)
+    return values, y, lax.slice_in_dim(values, length - 1, length, axis=axis), total
+
+
+# ---- One rank -------------------------------------------------------------------------------------------------------
+
+
+def _rank(op: str, name: str, value: Any, x: jax.Array, axis: int) -> int:
+    """A rank along the axis, from the largest if it is negative; returns it from the smallest."""
+    length = x.shape[axis]
+    value = _arguments.integer(op, name, value)
+    if not -length <= value < length:
+        raise ValueError(
+            f"{op}: {name} must be between {-length} and {length - 1} for axis {axis} of shape {x.shape}, got {value}"
+        )
+    return value % length
+
+
+def kth_value(x: ArrayLike, k: int, *, axis: int = -1) -> tuple[jax.Array, jax.Array]:
+    """The element of rank k along an axis, and its index.
+
+    Args:
+      x: array of the dtypes of `jaxgpuops.sort`.
+      k: the rank, static: 0 is that of the smallest element; -1 that of the largest. (`torch.kthvalue` counts from 1.)
+      axis: the axis that the rank is along.
+
+    Returns:
+      ``(values, indices)``, of the shape of ``x`` without the axis: ``sort(x)[..., k]`` bit for bit, and
+      ``argsort(x)[..., k]``, int32: of equal elements those at lower indices have lower ranks.
+
+    Derivatives: the cotangent goes to the element itself. Both modes.
+
+    Raises:
+      TypeError: for other dtypes, for ``k`` or ``axis`` that is not an integer.
+      ValueError: for ``k`` or ``axis`` out of range.
+
+    >>> import jax, jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> value, index = jaxgpuops.kth_value(jnp.array([[3.0, 1.0, 3.0], [7.0, 9.0, 8.0]]), 1)
+    >>> value.tolist(), index.tolist()
+    ([3.0, 8.0], [0, 2])
+    >>> jax.grad(lambda x: jaxgpuops.kth_value(x, -1)[0])(jnp.array([1.0, 3.0, 2.0])).tolist()
+    [0.0, 1.0, 0.0]
+    """
+    op = "jaxgpuops.kth_value"
+    x = _arguments.array(op, "x", x)
+    axis = check_operands(op, ("x",), (x,), _arguments.integer(op, "axis", axis), 1)
+    return _kth_value(x, _rank(op, "k", k, x, axis), axis)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2), inline=True)
+def _kth_value(x, k, axis):
+    x = _whole(x, axis)
+    index = lax.slice_in_dim(permutation([x], axis), k, k + 1, axis=axis)
+    return lax.squeeze(take_along_axis(x, index, axis), (axis,)), lax.squeeze(index, (axis,))
+
+
+def partition(x: ArrayLike, kth: int, *, axis: int = -1) -> jax.Array:
+    """The elements along an axis so that the kth is the one that a sort puts there, and none after it is smaller, and
+    none before it larger: the contract of `jax.numpy.partition`.
+
+    Args:
+      x: array of the dtypes of `jaxgpuops.sort`.
+      kth: the rank, static; negative from the largest.
+      axis: the axis.
+
+    Returns:
+      An array like ``x``. Today it is sorted as a whole; do not rely on the order of what is before and after ``kth``.
+
+    Order, derivatives and errors: those of `jaxgpuops.sort`; ValueError also for ``kth`` out of range.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> jaxgpuops.partition(jnp.array([4, 1, 3, 2]), 1)[1].tolist()
+    2
+    """
+    op = "jaxgpuops.partition"
+    x = _arguments.array(op, "x", x)
+    axis = check_operands(op, ("x",), (x,), _arguments.integer(op, "axis", axis), 1)
+    _rank(op, "kth", kth, x, axis)
+    return sort(x, axis=axis)
