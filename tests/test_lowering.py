@@ -84,6 +84,7 @@ OPS = {
     "lax.max": ("jaxgpuops.max", lambda x, axis: jaxgpuops.lax.max(x, axis=axis)),
     "dot": ("jaxgpuops.dot", lambda x, axis: jaxgpuops.dot(x, x, axis=axis)),
     "bincount": ("jaxgpuops.bincount", lambda x, axis: count.bincount(x.astype(np.int32), axis, 9)),
+    "searchsorted": ("jaxgpuops.searchsorted", lambda x, axis: jaxgpuops.searchsorted(x, x, axis=axis)),
     "segment_sum": (
         "jaxgpuops.segment_sum",
         lambda x, axis: count.segments(count.segment_sum_p, x, mask(x, axis).astype(np.int32), axis, 5, False),

@@ -160,6 +160,24 @@ def test_segments_refuse(target, data, ids, out, axis, message):
         call(target, [out], data, ids, axis=axis, sorted=False)
 
 
+ROWS_SEARCHED, FOUND = S((4, 7), F32), S((4, 3), S32)
+WRONG_SEARCHES = {
+    "axis": (S((4, 3), F32), ROWS_SEARCHED, FOUND, 2, "axis 2 is not an axis of queries, which has rank 2"),
+    "dtype": (S((4, 3), jnp.complex64), ROWS_SEARCHED, FOUND, 1, "queries has an element type without an order: C64"),
+    "sorted dtype": (S((4, 3), S32), ROWS_SEARCHED, FOUND, 1, "sorted has element type F32, expected S32"),
+    "sorted rank": (S((4, 3), F32), S((7,), F32), FOUND, 1, "sorted has rank 1, expected 2"),
+    "sorted shape": (S((4, 3), F32), S((3, 7), F32), FOUND, 1, r"sorted has shape \(3, 7\), which does not broadcast"),
+    "places dtype": (S((4, 3), F32), ROWS_SEARCHED, S((4, 3), F32), 1, "places has element type F32, expected S32"),
+    "places shape": (S((4, 3), F32), ROWS_SEARCHED, S((4, 7), S32), 1, r"places has shape \(4, 7\), expected \(4, 3\)"),
+}
+
+
+@pytest.mark.parametrize("queries, rows, places, axis, message", WRONG_SEARCHES.values(), ids=WRONG_SEARCHES)
+def test_searchsorted_refuses(queries, rows, places, axis, message):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT: jaxgpuops.searchsorted: {message}"):
+        call("searchsorted", [places], queries, rows, axis=axis, right=False)
+
+
 WRONG_COUNTS = {
     "axis": (PLACES, S((4, 5), S32), 2, "axis 2 is not an axis of x, which has rank 2"),
     "floats": (X, S((4, 5), S32), 1, "x has element type F32, expected integers"),
@@ -550,7 +568,8 @@ def test_stubs_say_what_the_modules_have():
 
 
 @pytest.mark.parametrize(
-    "name", ["topk", "argmax", "topk_softmax", "sort", "bincount", *MOE, *SEGMENTS, *ALONG_AXIS, *SCANS, *ROWS]
+    "name",
+    ["topk", "argmax", "topk_softmax", "sort", "bincount", "searchsorted", *MOE, *SEGMENTS, *ALONG_AXIS, *SCANS, *ROWS],
 )
 def test_target_names(name):
     assert f"jaxgpuops.{name}" in _native.targets("cpu")

@@ -33,6 +33,12 @@ assert_type(jaxgpuops.moe_plan(labels[:, None], 8, axis_name="x").exchange, jaxg
 assert_type(jaxgpuops.moe_losses(x, labels[:, None], score="sqrt_softplus").load_balance, jax.Array)
 jaxgpuops.topk_softmax(x, 2, score="relu")  # pyright: ignore[reportArgumentType]
 
+assert_type(jaxgpuops.searchsorted(x[0], x, "right"), jax.Array)
+assert_type(jaxgpuops.quantile(x, [0.1, 0.9], axis=None, method="lower"), jax.Array)
+assert_type(jaxgpuops.unique(x, size=3), jax.Array)
+assert_type(jaxgpuops.unique(x, size=3, return_counts=True), tuple[jax.Array, ...])
+jaxgpuops.quantile(x, 0.5, method="mean")  # pyright: ignore[reportArgumentType]
+
 assert_type(jaxgpuops.sum(x, axis=None), jax.Array)
 assert_type(jaxgpuops.lax.max(x, axis=[0, 1], keepdims=True), jax.Array)
 assert_type(max(1, 2), int)

@@ -111,6 +111,8 @@ SEGMENT_KERNELS = {kernel.name: kernel for kernel in (segment_sum_p, segment_max
 
 def _take_fallback(table, ids, *, axis, sorted, along=None):
     def one(rows, ids):
+        if rows.shape[0] == 0:  # JAX refuses to gather from nothing
+            return jnp.zeros((*ids.shape, *rows.shape[1:]), rows.dtype)
         return rows.at[_in_range(ids, rows.shape[0])].get(mode="fill", fill_value=0)
 
     return (_each(one, table, ids, axis),)

@@ -232,15 +232,27 @@ def _compact(x, mask, fill, size):
 
 
 @overload
+def unique(x: ArrayLike, *, size: int, fill_value: ArrayLike | None = None) -> jax.Array: ...
+@overload
 def unique(
     x: ArrayLike,
     *,
     size: int,
     fill_value: ArrayLike | None = None,
-    return_index: Literal[False] = False,
-    return_inverse: Literal[False] = False,
-    return_counts: Literal[False] = False,
-) -> jax.Array: ...
+    return_index: Literal[True],
+    return_inverse: bool = False,
+    return_counts: bool = False,
+) -> tuple[jax.Array, ...]: ...
+@overload
+def unique(
+    x: ArrayLike,
+    *,
+    size: int,
+    fill_value: ArrayLike | None = None,
+    return_index: bool = False,
+    return_inverse: Literal[True],
+    return_counts: bool = False,
+) -> tuple[jax.Array, ...]: ...
 @overload
 def unique(
     x: ArrayLike,
@@ -249,7 +261,7 @@ def unique(
     fill_value: ArrayLike | None = None,
     return_index: bool = False,
     return_inverse: bool = False,
-    return_counts: bool = False,
+    return_counts: Literal[True],
 ) -> tuple[jax.Array, ...]: ...
 def unique(
     x: ArrayLike,
@@ -316,6 +328,7 @@ def _unique(x, fill, size, wanted):
             raise ValueError(f"{op}: x of shape {x.shape} has no elements, so fill_value must be given")
         fill = np.zeros((), x.dtype)
     [values], order = sort_operands([_whole(row, 0)], 0, 1, indices=True)
+    assert order is not None  # it was asked for
     keys = sort_keys(values)  # equal where elements are
     starts = jnp.concatenate([jnp.full(min(length, 1), True), keys[1:] != keys[:-1]])
     place = _chosen(starts, size + 1)

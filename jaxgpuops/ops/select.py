@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
@@ -30,7 +31,7 @@ METHODS = ("linear", "lower", "higher", "midpoint", "nearest", "inverted_cdf")
 
 def quantile(
     x: ArrayLike,
-    q: ArrayLike,
+    q: ArrayLike | Sequence[float],
     *,
     axis: Axis = -1,
     method: Method = "linear",

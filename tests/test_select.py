@@ -1,0 +1,310 @@
+"""Places in sorted rows, elements by their rank, what a mask chooses, and arrays that are expanded."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jaxgpuops
+from jaxgpuops import _arguments
+
+FLOATS = ("float16", "bfloat16", "float32")
+DTYPES = (*FLOATS, "float64", "int8", "uint16", "int32", "int64", "bool")
+SPECIAL = [np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 2.5, 1e-40]
+
+
+def data(seed, shape, dtype, special=True):
+    """Few different values, so that many are equal; of floats NaNs, infinities, zeros of both signs, subnormal numbers."""
+    rng = np.random.default_rng(seed)
+    if jnp.issubdtype(dtype, jnp.floating):
+        return rng.choice(SPECIAL if special else [-2.0, 0.5, 1.0, 3.0, 7.0, -11.0], shape).astype(dtype)
+    return rng.integers(0, 5, shape).astype(dtype)
+
+
+@pytest.fixture(autouse=True)
+def x64():
+    with jax.enable_x64(True):
+        yield
+
+
+def bits(x):
+    x = np.asarray(x)
+    return x.view(f"uint{8 * x.itemsize}") if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+
+# ---- Places in sorted rows ------------------------------------------------------------------------------------------
+
+
+def ranked(row):
+    """Numbers in the order of the sort: NaNs equal and last, zeros equal."""
+    return np.where(np.isnan(row), np.inf, np.clip(row, -1e300, 1e300)) if row.dtype.kind == "f" else row
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_searchsorted(dtype, side):
+    for n, m in ((1, 5), (2, 3), (37, 50), (1000, 300)):
+        rows = np.asarray(jaxgpuops.sort(data(n, (3, n), dtype)))
+        queries = data(m + 1, (3, m), dtype)
+        found = jaxgpuops.searchsorted(rows, queries, side)
+        assert found.dtype == np.int32
+        wide = (lambda x: ranked(x.astype(np.float64))) if jnp.issubdtype(dtype, jnp.floating) else lambda x: x
+        expected = [np.searchsorted(wide(r), wide(q), side) for r, q in zip(rows, queries, strict=True)]
+        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(jaxgpuops.searchsorted(rows.T, queries.T, side, axis=0).T, expected)
+        shared = [np.searchsorted(wide(rows[0]), wide(q), side) for q in queries]
+        np.testing.assert_array_equal(jaxgpuops.searchsorted(rows[0], queries, side), shared)
+        np.testing.assert_array_equal(jaxgpuops.searchsorted(rows[:1], queries, side), shared)
+        batched = jax.vmap(lambda r, q: jaxgpuops.searchsorted(r, q, side))
+        np.testing.assert_array_equal(jax.jit(batched)(rows, queries), expected)
+        one_row = jax.vmap(lambda q: jaxgpuops.searchsorted(rows[0], q, side), in_axes=1, out_axes=1)
+        np.testing.assert_array_equal(one_row(queries), shared)
+
+
+def test_searchsorted_of_edges():
+    assert jaxgpuops.searchsorted(np.zeros(0, np.float32), np.ones(3, np.float32)).tolist() == [0, 0, 0]
+    assert jaxgpuops.searchsorted(np.ones(3), np.zeros((2, 0))).shape == (2, 0)
+    assert jaxgpuops.searchsorted(np.ones((0, 3)), np.zeros((0, 2))).shape == (0, 2)
+    assert int(jaxgpuops.searchsorted(np.arange(5), 3)) == 3
+    assert jaxgpuops.searchsorted(np.arange(5, dtype=np.int32), 2.5).tolist() == 3  # promoted
+    columns = np.sort(np.random.default_rng(0).standard_normal((2, 9, 3)), axis=1)
+    queries = np.random.default_rng(1).standard_normal((1, 4, 3))
+    expected = [[np.searchsorted(c, q) for c, q in zip(rows.T, queries[0].T, strict=True)] for rows in columns]
+    np.testing.assert_array_equal(jaxgpuops.searchsorted(columns, queries, axis=1), np.swapaxes(expected, 1, 2))
+    gradient = jax.grad(lambda x: (x[jaxgpuops.searchsorted(jnp.sort(x), x)]).sum())(jnp.array([2.0, 1.0]))
+    assert gradient.tolist() == [1.0, 1.0]
+
+
+# ---- Ranks ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["linear", "lower", "higher", "midpoint", "nearest", "inverted_cdf"])
+def test_quantile_is_numpys(method):
+    rng = np.random.default_rng(3)
+    q = np.array([0.0, 0.1, 0.25, 0.5, 2 / 3, 0.99, 1.0])
+    for shape in ((1,), (2, 3), (4, 10), (3, 101)):
+        x = rng.standard_normal(shape)
+        found = jaxgpuops.quantile(x, q, method=method)
+        np.testing.assert_allclose(found, np.quantile(x, q, axis=-1, method=method), rtol=1e-14, atol=1e-15)
+        one = jaxgpuops.quantile(x, 0.5, axis=None, method=method, keepdims=True)
+        np.testing.assert_allclose(one, np.quantile(x, 0.5, method=method, keepdims=True), rtol=1e-14, atol=1e-15)
+    x = rng.standard_normal((2, 3, 4))
+    for axis in (0, 1, (0, 2), (1, 2)):
+        found = jaxgpuops.quantile(x, q, axis=axis, method=method, keepdims=True)
+        expected = np.quantile(x, q, axis=axis, method=method, keepdims=True)
+        np.testing.assert_allclose(found, expected, rtol=1e-14, atol=1e-15)
+        traced = jax.jit(lambda x, q, axis=axis: jaxgpuops.quantile(x, q, axis=axis, method=method))(x, q)
+        np.testing.assert_allclose(traced, np.quantile(x, q, axis=axis, method=method), rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "int8", "int32", "int64", "uint16"])
+def test_quantile_of_other_dtypes(dtype):
+    x = data(1, (5, 40), dtype, special=False)
+    wanted = np.asarray(x, np.float64)
+    for q in (0.0, 0.31, 0.5, 1.0):
+        found = jaxgpuops.quantile(x, q, method="lower")
+        np.testing.assert_array_equal(np.asarray(found, np.float64), np.quantile(wanted, q, axis=-1, method="lower"))
+    floats = jnp.issubdtype(dtype, jnp.floating)
+    assert found.dtype == (dtype if floats else np.float64 if dtype == "int64" else np.float32)
+    eps = float(jnp.finfo(found.dtype).eps)
+    np.testing.assert_allclose(
+        np.asarray(jaxgpuops.median(x), np.float64), np.median(wanted, axis=-1), rtol=eps, atol=0
+    )
+
+
+def test_quantiles_of_nans_infinities_and_nothing():
+    x = np.array([[1.0, np.nan, 3.0], [np.inf, 1.0, 2.0], [-np.inf, np.inf, np.inf]])
+    assert jaxgpuops.median(x).tolist()[1:] == [2.0, np.inf] and np.isnan(jaxgpuops.median(x)[0])
+    assert jaxgpuops.quantile(x[2], 1.0).tolist() == np.inf
+    assert np.isnan(jaxgpuops.quantile(np.zeros((2, 0)), [0.1, 0.2])).all()
+    assert np.isnan(jaxgpuops.quantile(x[1], jnp.array([2.0, -1.0, np.nan]))).all()
+    assert jaxgpuops.quantile(np.zeros((0, 3)), 0.5).shape == (0,)
+    assert jaxgpuops.quantile(np.ones((4, 3)), np.zeros(0)).shape == (0, 4)
+
+
+def test_weighted_quantile_is_numpys():
+    rng = np.random.default_rng(4)
+    x, weights = rng.standard_normal((6, 31)), rng.integers(0, 4, (6, 31)).astype(np.float64)
+    weights[:, 0] += 1
+    for q in (0.0, 0.2, 0.5, 0.77, 1.0):
+        found = jaxgpuops.quantile(x, q, method="inverted_cdf", weights=weights)
+        expected = np.quantile(x, q, axis=-1, method="inverted_cdf", weights=weights)
+        np.testing.assert_array_equal(found, expected)
+    assert np.isnan(jaxgpuops.quantile(x[0], 0.5, method="inverted_cdf", weights=np.zeros(31)))
+
+
+def test_derivatives_of_quantiles_are_jaxs():
+    x = np.random.default_rng(5).permutation(np.arange(24.0)).reshape(4, 6)
+    for method in ("linear", "lower", "midpoint"):
+        ours = lambda x, m=method: (jaxgpuops.quantile(x, jnp.array([0.3, 0.8]), axis=1, method=m) ** 2).sum()
+        jaxs = lambda x, m=method: (jnp.quantile(x, jnp.array([0.3, 0.8]), axis=1, method=m) ** 2).sum()
+        np.testing.assert_allclose(jax.grad(ours)(x), jax.grad(jaxs)(x), rtol=1e-12)
+        np.testing.assert_allclose(jax.jvp(ours, (x,), (x,))[1], jax.jvp(jaxs, (x,), (x,))[1], rtol=1e-12)
+    of_q = lambda q: jaxgpuops.quantile(x[0], q)
+    np.testing.assert_allclose(jax.grad(of_q)(0.37), jax.grad(lambda q: jnp.quantile(x[0], q))(0.37), rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kth_value_and_partition(dtype):
+    x = data(7, (4, 23, 3), dtype)
+    keys = ranked(x.astype(np.float64)) if jnp.issubdtype(dtype, jnp.floating) else x
+    order = np.argsort(keys, axis=1, kind="stable")
+    for k in (0, 11, 22, -1, -23):
+        values, indices = jaxgpuops.kth_value(x, k, axis=1)
+        np.testing.assert_array_equal(indices, order[:, k])
+        np.testing.assert_array_equal(bits(values), bits(np.take_along_axis(x, order[:, [k]], 1)[:, 0]))
+        parts = np.asarray(jaxgpuops.partition(x, k, axis=1))
+        np.testing.assert_array_equal(bits(parts[:, k]), bits(values))
+        wide = parts.astype(np.float64)
+        numbers = np.nan_to_num(wide, nan=np.inf, posinf=1e300, neginf=-1e300)
+        assert (numbers[:, : k % 23] <= numbers[:, [k]]).all() and (numbers[:, k % 23 :] >= numbers[:, [k]]).all()
+
+
+# ---- What a mask chooses ---------------------------------------------------------------------------------------------
+
+
+@given(
+    st.integers(0, 1 << 30), st.sampled_from([(0,), (1,), (7,), (64,), (3, 5), (0, 4)]), st.sampled_from([0, 1, 4, 80])
+)
+@settings(max_examples=40, deadline=None)
+def test_nonzero_is_jaxs(seed, shape, size):
+    x = np.random.default_rng(seed).integers(-1, 2, shape)
+    for fill in (None, -1) if x.size else (None,):  # of nothing, JAX forgets what to fill with
+        found = jaxgpuops.nonzero(x, size=size, fill_value=fill)
+        for ours, theirs in zip(found, jnp.nonzero(x, size=size, fill_value=fill), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+            assert ours.dtype == np.int32
+
+
+@given(st.integers(0, 1 << 30), st.sampled_from([0, 1, 9, 100]), st.sampled_from([0, 1, 5, 120]))
+@settings(max_examples=30, deadline=None)
+def test_compact(seed, n, size):
+    rng = np.random.default_rng(seed)
+    x, mask = rng.standard_normal((3, n, 2)), rng.random((3, n)) < 0.4
+    found = jaxgpuops.compact(x, mask, size=size, fill_value=-7)
+    expected = np.full((3, size, 2), -7.0)
+    for i in range(3):
+        chosen = x[i][mask[i]][:size]
+        expected[i, : len(chosen)] = chosen
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(
+        jax.vmap(lambda x, m: jaxgpuops.compact(x, m, size=size, fill_value=-7))(x, mask), expected
+    )
+    gradient = jax.grad(lambda x: jaxgpuops.compact(x, mask, size=size).sum())(x)
+    first = mask & (mask.cumsum(1) <= size)
+    np.testing.assert_array_equal(gradient, np.broadcast_to(first[..., None], x.shape).astype(x.dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [0, 2, 30])
+def test_unique_is_jaxs(dtype, size):
+    for shape in ((1,), (4, 9)):
+        # JAX keeps another of two zeros.
+        x = np.abs(data(8, shape, dtype)) if jnp.issubdtype(dtype, jnp.floating) else data(8, shape, dtype)
+        x = np.where(x == 0, np.zeros((), x.dtype), x)
+        if dtype == "bfloat16":  # which NumPy cannot sort among NaNs
+            x = np.nan_to_num(x.astype(np.float32), nan=3.0).astype(dtype)
+        for fill in (None, 3):
+            flags: Any = {"return_index": True, "return_inverse": True, "return_counts": True}
+            found = jaxgpuops.unique(x, size=size, fill_value=fill, **flags)
+            different, index, inverse, counts = np.unique(x, **flags)
+            count = min(size, len(different))
+            np.testing.assert_array_equal(np.asarray(found[0])[:count], different[:count])
+            rest = np.asarray(fill if fill is not None else different[0]).astype(dtype)
+            np.testing.assert_array_equal(np.asarray(found[0])[count:], np.broadcast_to(rest, size - count))
+            np.testing.assert_array_equal(np.asarray(found[1])[:count], index[:count])
+            np.testing.assert_array_equal(found[2], inverse.reshape(shape))
+            np.testing.assert_array_equal(found[3], np.pad(counts[:count], (0, size - count)))
+            np.testing.assert_array_equal(jaxgpuops.unique(x, size=size, fill_value=fill), found[0])
+
+
+def test_unique_of_nothing_and_under_transforms():
+    assert jaxgpuops.unique(np.zeros((0, 3)), size=2, fill_value=7.0).tolist() == [7.0, 7.0]
+    assert jaxgpuops.unique(np.zeros(0), size=0).shape == (0,)
+    x = np.random.default_rng(9).integers(0, 4, (3, 10))
+    found = jax.jit(jax.vmap(lambda x: jaxgpuops.unique(x, size=4, fill_value=-1)))(x)
+    expected = [np.pad(u := np.unique(row), (0, 4 - len(u)), constant_values=-1) for row in x]
+    np.testing.assert_array_equal(found, expected)
+    gradient = jax.grad(lambda x: jaxgpuops.unique(x, size=2).sum())(jnp.array([3.0, 1.0, 3.0]))
+    assert gradient.tolist() == [1.0, 1.0, 0.0]
+
+
+def test_nothing_is_filled():
+    assert jaxgpuops.nonzero(np.zeros(0), size=2, fill_value=-1)[0].tolist() == [-1, -1]
+    assert jaxgpuops.take(np.zeros((0, 3)), np.array([1, 2])).tolist() == [[0.0] * 3] * 2
+
+
+# ---- Expanded arrays -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64", "int32"])
+def test_expand_and_where(dtype):
+    rng = np.random.default_rng(10)
+    draw = lambda shape: rng.integers(-3, 4, shape).astype(dtype)
+    condition = rng.random((3, 1, 5)) < 0.5
+    for own, shape in (((), (4,)), ((5,), (3, 4, 5)), ((4, 1), (3, 4, 5)), ((3, 4, 5), (3, 4, 5)), ((1, 0), (6, 0))):
+        x = draw(own)
+        np.testing.assert_array_equal(jaxgpuops.expand(x, shape), np.broadcast_to(x, shape))
+        if dtype == "int32":
+            continue
+        ct = draw(shape)
+        [found] = jax.vjp(lambda x, shape=shape: jaxgpuops.expand(x, shape), jnp.asarray(x))[1](jnp.asarray(ct))
+        [wanted] = jax.vjp(lambda x, shape=shape: jnp.broadcast_to(x, shape), jnp.asarray(x))[1](jnp.asarray(ct))
+        assert found.dtype == wanted.dtype
+        np.testing.assert_array_equal(found, wanted)  # small integers: exact in any order
+    x, y = draw((4, 1)), draw(5)
+    np.testing.assert_array_equal(jaxgpuops.where(condition, x, y), np.where(condition, x, y))
+    if dtype == "int32":
+        return
+    ct = jnp.asarray(draw((3, 4, 5)))
+    found = jax.vjp(lambda x, y: jaxgpuops.where(condition, x, y), jnp.asarray(x), jnp.asarray(y))[1](ct)
+    wanted = jax.vjp(lambda x, y: jnp.where(condition, x, y), jnp.asarray(x), jnp.asarray(y))[1](ct)
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_array_equal(ours, theirs)
+
+
+# ---- Arguments -------------------------------------------------------------------------------------------------------
+
+X = np.ones((2, 3), np.float32)
+WRONG = {
+    "searchsorted side": (lambda: jaxgpuops.searchsorted(X, X, "middle"), ValueError, "searchsorted: side must be "),
+    "searchsorted shape": (lambda: jaxgpuops.searchsorted(X, X[:, :, None]), ValueError, "queries must have the shape"),
+    "searchsorted dtype": (lambda: jaxgpuops.searchsorted(X + 0j, X), TypeError, "sorted has dtype complex64"),
+    "searchsorted axis": (lambda: jaxgpuops.searchsorted(X, X, axis=2), ValueError, "axis must be between -2 and 1"),
+    "quantile q": (lambda: jaxgpuops.quantile(X, 1.5), ValueError, "quantile: q must be between 0 and 1, got 1.5"),
+    "quantile q rank": (lambda: jaxgpuops.quantile(X, [[0.5]]), ValueError, "q must be a scalar or have one dimension"),
+    "quantile method": (lambda: jaxgpuops.quantile(X, 0.5, method="mean"), ValueError, "quantile: method must be "),
+    "quantile weights": (lambda: jaxgpuops.quantile(X, 0.5, weights=X), ValueError, "weights go with method"),
+    "median dtype": (lambda: jaxgpuops.median(X + 0j), TypeError, "median: x has dtype complex64"),
+    "kth_value k": (lambda: jaxgpuops.kth_value(X, 3), ValueError, "kth_value: k must be between -3 and 2"),
+    "partition kth": (lambda: jaxgpuops.partition(X, 1.0), TypeError, "partition: kth must be an integer"),
+    "nonzero scalar": (lambda: jaxgpuops.nonzero(1, size=1), ValueError, "x must have at least one dimension"),
+    "nonzero size": (lambda: jaxgpuops.nonzero(X, size=-1), ValueError, "nonzero: size must be between 0 and"),
+    "nonzero fills": (lambda: jaxgpuops.nonzero(X, size=1, fill_value=(1,)), ValueError, "one entry for each of 2"),
+    "compact mask": (lambda: jaxgpuops.compact(X, X, size=1), TypeError, "compact: mask has dtype float32"),
+    "compact shape": (
+        lambda: jaxgpuops.compact(X, X[0] > 0, size=1),
+        ValueError,
+        "mask must have the first dimensions",
+    ),
+    "unique nothing": (lambda: jaxgpuops.unique(X[:0], size=1), ValueError, "fill_value must be given"),
+    "unique flag": (lambda: jaxgpuops.unique(X, size=1, return_index=1), TypeError, "unique: return_index must be"),
+    "expand": (lambda: jaxgpuops.expand(X, (3, 3)), ValueError, r"expand: x of shape \(2, 3\) must broadcast"),
+    "where": (lambda: jaxgpuops.where(X, X, X), TypeError, "where: condition has dtype float32"),
+    "where shapes": (lambda: jaxgpuops.where(X > 0, X, X.T), ValueError, "must broadcast to one shape"),
+}
+
+
+@pytest.mark.parametrize("call, error, message", WRONG.values(), ids=WRONG)
+def test_wrong_arguments(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_dtypes():
+    assert {np.dtype(d) for d in DTYPES} <= _arguments.ORDERED_DTYPES
