@@ -404,6 +404,22 @@ COUNT_CASES = [
         forward=False,
     ),
     Case(
+        "quantile",
+        lambda x, _: jaxgpuops.quantile(x, 0.3, axis=1, method="lower"),
+        lambda x, _: jnp.quantile(x, 0.3, axis=1, method="lower"),
+        x_and_row_ids,
+    ),
+    Case(
+        "compact",
+        lambda x, ids: jaxgpuops.compact(x, ids[:, 0, 0] > 0, size=2),
+        lambda x, ids: jnp.where(
+            jnp.arange(2).reshape(2, 1, 1) < (ids[:, 0, 0] > 0).sum(),
+            x[jnp.argsort(ids[:, 0, 0] <= 0, stable=True)[:2]],
+            0,
+        ),
+        x_and_row_ids,
+    ),
+    Case(
         "bincount-weights",
         lambda w, x: jaxgpuops.bincount(x, 3, weights=w),
         lambda w, x: (w[..., None] * jax.nn.one_hot(x, 3, dtype=w.dtype)).sum(-2),
