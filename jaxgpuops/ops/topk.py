@@ -172,7 +172,7 @@ def _of_segments_of_row(x, offsets, k, largest, sorted):
     if length == 0:  # of which JAX gathers nothing, not even what to fill with
         shape = (offsets.shape[0] - 1, k)
         return TopK(jnp.full(shape, fill), jnp.full(shape, np.int32(-1)))
-    order = permutation([to_keys(x)], 0, largest, offsets)
+    order = permutation([to_keys(x)], 0, largest, offsets=offsets)
     ends = bounds(offsets, length)
     place = ends[:-1, None] + jax.lax.broadcasted_iota(np.int32, (ends.shape[0] - 1, k), 1)
     indices = order.at[jnp.where(place < ends[1:, None], place, length)].get(mode="fill", fill_value=length)
