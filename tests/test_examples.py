@@ -166,7 +166,7 @@ def test_benchmark_of_sharded_arrays(tmp_path, capsys, monkeypatch):
     sharded.run(out=tmp_path)
     [result] = [json.loads(path.read_text()) for path in tmp_path.iterdir()]
     assert result["devices"] == len(jax.devices()) and len(result["rows"]) == len(sharded.PROGRAMS)
-    assert all(0 < row["bytes"]["jaxgpuops"] <= row["bytes"]["jax"] for row in result["rows"])
+    assert all(0 < row["moved"]["jaxgpuops"] <= row["moved"]["jax"] for row in result["rows"])
     assert "MORE" not in capsys.readouterr().out
 
 
