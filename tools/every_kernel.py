@@ -431,6 +431,13 @@ def run_counts(rng):
             kernels |= {call.plan.get("algorithm", "cpu") for call in jaxgpuops.explain(fn, x)}
             expected = [np.bincount(row[row < bins], minlength=bins) for row in x]
             np.testing.assert_array_equal(fn(x), expected)
+    for (n, m), dtype in itertools.product([(1, 37), (301, 1001)], ("int8", "bfloat16", "float32", "int64")):
+        with jax.enable_x64(dtype == "int64"):
+            table, queries = np.sort(rng.integers(-9, 9, (3, n)), 1), rng.integers(-12, 12, (3, m))
+            found = jaxgpuops.searchsorted(jnp.asarray(table, dtype), jnp.asarray(queries, dtype))
+            np.testing.assert_array_equal(found, [np.searchsorted(t, q) for t, q in zip(table, queries, strict=True)])
+            shared = jaxgpuops.searchsorted(jnp.asarray(table[0], dtype), jnp.asarray(queries.T, dtype))
+            np.testing.assert_array_equal(shared, np.searchsorted(table[0], queries.T))
     columns = rng.integers(0, 9, (3, 501, 5))
     found = jax.vmap(lambda x: jaxgpuops.bincount(x, 8), in_axes=2, out_axes=2)(columns)
     np.testing.assert_array_equal(found, (columns[:, :, None] == np.arange(8)[:, None]).sum(1))
