@@ -63,9 +63,9 @@ def topk(
 
     Order: floats follow the IEEE total order, in which -NaN < -inf < .. < -0 < +0 < .. < inf < NaN, so NaNs come first
     among the largest and -0 before +0 among the smallest. Of equal elements the one with the lower index comes first,
-    for both values of ``largest``. Values are moved, not computed: NaN payloads survive (with offsets or lengths,
-    not those of float8). The result of a row does not
-    depend on the run, on the batch it is in, or on how it is sharded.
+    for both values of ``largest``. Values are moved, not computed: NaN payloads survive (with offsets or lengths on a
+    CPU not always those of floats of 8 and 16 bits). The result of a row does not depend on the run, on the batch it is
+    in, or on how it is sharded.
 
     Derivatives: the gradient puts the cotangents of the values back where the values came from, and zeros elsewhere;
     indices have none. Reverse mode works, and whatever is built on top of it (`jax.grad`, `jax.jacrev`, `jax.hessian`,
