@@ -147,3 +147,33 @@ def command_buffers():
 
 def test_command_buffers_with_changing_inputs():
     run_in_command_buffers("test_gpu_count")
+
+
+# (shape of the queries, shape of the sorted rows), along axis 1
+SEARCHES = {
+    "one row": ((1, 3_000_001), (1, 1_000_003)),
+    "rows": ((300, 4000), (300, 5001)),
+    "shared": ((300, 4000), (1, 5001)),
+    "columns": ((3, 400, 70), (3, 1001, 70)),
+    "shared columns": ((3, 400, 70), (3, 1001, 1)),
+    "one element": ((5, 300), (5, 1)),
+    "none": ((5, 300), (5, 0)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("queries, rows", SEARCHES.values(), ids=SEARCHES)
+def test_searchsorted(queries, rows, side, dtype):
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(dtype == "float64"):
+        draw = lambda shape: rng.integers(-100, 100, shape).astype(dtype)
+        queries, rows = draw(queries), np.sort(draw(rows), 1)
+        if dtype != "int8":
+            queries[:, :3], rows[:, -2:] = np.nan, np.nan
+        places = np.asarray(jaxgpuops.searchsorted(rows, queries, side, axis=1))
+        rows = np.broadcast_to(rows, (queries.shape[0], rows.shape[1], *queries.shape[2:]))
+        wide = lambda x: np.moveaxis(x.astype(np.float64), 1, -1)
+        for place in np.ndindex(wide(rows).shape[:-1]):
+            expected = np.searchsorted(wide(rows)[place], wide(queries)[place], side)
+            np.testing.assert_array_equal(wide(places)[place], expected)
