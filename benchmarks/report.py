@@ -180,7 +180,12 @@ def _of_link(result, row):
     return "–" if rate is None else f"{row['moved']['jaxgpuops'] / row['us']['jaxgpuops'] / rate:.0%}"
 
 
+def _split_jax(result, row):
+    return _number(_us(row, "jax")) + ", wrong" * ("jax" in row["wrong"])
+
+
 COLUMNS |= {  # of split arrays
+    "split_jax": ("`jax.lax`", _split_jax),
     "jax_bytes": ("bytes", _moved("jax")),
     "bytes": ("bytes", _moved("jaxgpuops")),
     "graphs": ("in CUDA graphs", lambda result, row: _number(_us(row, "jaxgpuops, graphs"))),
@@ -189,7 +194,7 @@ COLUMNS |= {  # of split arrays
 SWEEP_COLUMNS = "case problems failed plain behind lost jaxes floors far"
 WORST_COLUMNS = "problem jaxgpuops jax torch least kernels"
 PROGRAM_COLUMNS = "case plain_jax installed gain written"
-SHARDED_COLUMNS = "case jax jax_bytes jaxgpuops bytes graphs link"
+SHARDED_COLUMNS = "case split_jax jax_bytes jaxgpuops bytes graphs link"
 
 
 # ---- Tables ---------------------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def bytes_moved(updated, *arguments):
     """Of the results of the collectives that one device takes part in."""
     names = "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter"
     text = updated.lower(*arguments).compile().as_text()
-    results = re.findall(rf" = (.*?) (?:{names})(?:-start)?\(", text)
+    results = re.findall(rf" = (.*?) (?:{names})(?:-done)?\(", text)
     shapes = [shape for result in results for shape in re.findall(r"[a-z]+(\d+)\[([\d,]*)\]", result)]
     return sum(int(bits) // 8 * math.prod(int(n) for n in dims.split(",") if n) for bits, dims in shapes)
 

@@ -21,6 +21,7 @@ from jaxgpuops import _native
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_enable_x64", False)
+jax.config.update("jax_default_matmul_precision", "highest")  # GPUs round float32 to TF32 otherwise
 
 # Many tests clear JAX's caches and then compile the same small programs again: more than half the time of some groups.
 # Here they find them on disk; each process has a folder of its own.
@@ -55,3 +56,11 @@ def several_devices():
     if len(devices) < 2:
         pytest.skip(f"partitioning needs two devices or more; {jax.default_backend()} has {len(devices)}")
     return devices[: min(8, 1 << (len(devices).bit_length() - 1))]
+
+
+@pytest.fixture
+def mesh(several_devices):
+    """Two axes, of which the first is split on two devices, too."""
+    n = len(several_devices)
+    shape = (n // 2, 2) if n > 2 else (2, 1)
+    return jax.make_mesh(shape, ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2, devices=several_devices)

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from test_sharding_axis import moved
 
@@ -15,12 +14,6 @@ import jaxgpuops
 SHAPE, AXIS = (4, 64, 4), 1
 LABELS = np.random.default_rng(1).integers(0, SHAPE[AXIS], (4, 4)).astype(np.int32)
 ROWS = np.random.default_rng(2).standard_normal((4, 1, 4)).astype(np.float32)
-
-
-@pytest.fixture
-def mesh(several_devices):
-    n = len(several_devices)
-    return jax.make_mesh((n // 2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2, devices=several_devices)
 
 
 def reduction(name, **options):

@@ -21,15 +21,8 @@ AXIS = 2
 
 
 @pytest.fixture
-def mesh(several_devices):
-    n = len(several_devices)
-    return jax.make_mesh((n // 2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2, devices=several_devices)
-
-
-@pytest.fixture
-def explicit_mesh(several_devices):
-    n = len(several_devices)
-    return jax.make_mesh((n // 2, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2, devices=several_devices)
+def explicit_mesh(mesh, several_devices):
+    return jax.make_mesh(mesh.axis_sizes, ("a", "b"), axis_types=(AxisType.Explicit,) * 2, devices=several_devices)
 
 
 def topk_values(x):
@@ -365,7 +358,7 @@ def test_jax_has_the_private_names_that_partitioning_needs():
 def test_without_them_other_dimensions_are_gathered(mesh, monkeypatch):
     monkeypatch.setattr(_partition, "missing", "no such name")
     _primitive._warn_missing_partitioner.cache_clear()
-    x = jax.device_put(example(), NamedSharding(mesh, P("a", None, "b")))
+    x = jax.device_put(example(), NamedSharding(mesh, P("b", None, "a")))
     fn = jax.jit(lambda x: jaxgpuops.cummax(x, axis=AXIS))
     with pytest.warns(UserWarning, match="no such name"):
         compiled = fn.lower(x).compile()

@@ -19,7 +19,7 @@ from jaxgpuops.lax.along_axis import put_along_axis, take_along_axis
 
 SHAPE, AXIS = (8, 128, 4), 1
 _COLLECTIVE = re.compile(
-    r" = (.*?) (?:all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter|collective-broadcast)(?:-start)?\("
+    r" = (.*?) (?:all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter|collective-broadcast)(?:-done)?\("
 )
 
 
@@ -186,12 +186,6 @@ OPS = {
 SPECS = [P(None, ("b", "a")), P("b", "a"), P("a", None, "b")]
 
 
-@pytest.fixture
-def mesh(several_devices):
-    n = len(several_devices)
-    return jax.make_mesh((n // 2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2, devices=several_devices)
-
-
 def assert_close(actual, expected, exact):
     """Exactly, or within what the order of additions may change.
 
@@ -247,7 +241,7 @@ IN_TYPES = {name: (ours, exact) for name, (ours, _, exact) in OPS.items()} | {
 @pytest.mark.parametrize("name", IN_TYPES)
 def test_axes_that_are_split_by_type(mesh, name):
     ours, exact = IN_TYPES[name]
-    explicit = jax.make_mesh((mesh.shape["a"], 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
+    explicit = jax.make_mesh(mesh.axis_sizes, ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
     x, expected = integers(), jax.jit(ours)(integers())
     bytes_of = lambda x: moved(jax.jit(ours).lower(x).compile().as_text())[0]
     with jax.set_mesh(explicit):
@@ -264,7 +258,7 @@ def test_axes_that_are_split_by_type(mesh, name):
 
 def test_plain_jax_takes_the_place_of_kernels_whatever_the_types(mesh, monkeypatch):
     monkeypatch.setenv("JAXGPUOPS_DISABLE", "all")
-    explicit = jax.make_mesh((mesh.shape["a"], 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
+    explicit = jax.make_mesh(mesh.axis_sizes, ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
     f = lambda x: (jaxgpuops.topk(x, 3, axis=AXIS), jaxgpuops.cumprod(x, axis=AXIS, segment_starts=STARTS))
     with jax.set_mesh(explicit):
         y = jax.jit(lambda x: f(x))(jax.device_put(integers(), P("b", "a")))
@@ -369,7 +363,7 @@ def test_gradients_of_experts_have_the_types_of_what_they_are_of(mesh):
 
     gradient = jax.jit(jax.grad(loss, (0, 1, 2)))
     expected = gradient(x, y, weights, ids)
-    explicit = jax.make_mesh((mesh.shape["a"], 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
+    explicit = jax.make_mesh(mesh.axis_sizes, ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
     with jax.set_mesh(explicit):
         for specs in ((P("a"), P("a"), P("a"), P("a")), (P("a", "b"), P("a", "b"), P(), P())):
             pairs = zip((x, y, weights, ids), specs, strict=True)

@@ -24,12 +24,6 @@ import jaxgpuops
 from jaxgpuops import _partition
 
 
-@pytest.fixture
-def mesh(several_devices):
-    n = len(several_devices)
-    return jax.make_mesh((n // 2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2, devices=several_devices)
-
-
 def example(shape=(8, 512)):
     return np.random.default_rng(0).integers(-3, 4, shape).astype(np.float32)
 
@@ -111,13 +105,17 @@ def test_exported_programs_know_nothing_of_the_partitioner(mesh):
 
 
 def test_explain_says_what_each_device_has_and_gets(mesh):
-    for spec, part, moved_bytes in ((("b", "a"), (4, 128), 4 * 16 * 8), (("a",), (2, 512), 0)):
+    rows, columns = example().shape
+    a, b = mesh.shape.values()
+    every_part = (rows // b, columns // a), (rows // a, columns)
+    candidates = rows // b * 4 * a  # of 8 bytes
+    for spec, part, moved_bytes in zip((("b", "a"), ("a",)), every_part, (candidates * 8, 0), strict=True):
         x = split(mesh, *spec)
         for _ in range(2):  # XLA asks once about equal calls
             topk, cumsum = jaxgpuops.explain(lambda x: jaxgpuops.cumsum(jaxgpuops.topk(x, 4).values[:, :1] + x), x)
             assert (topk.op, topk.part) == ("topk", part)
             assert sum(topk.collectives.values()) == moved_bytes and cumsum.op == "cumsum"
-    assert "each device has [2, 512], nothing moves" in str(topk)
+    assert f"each device has {list(part)}, nothing moves" in str(topk)
     [whole] = jaxgpuops.explain(lambda x: jaxgpuops.topk(x, 4), example())
     assert whole.part is None and "device" not in str(whole)
 
@@ -193,7 +191,8 @@ def test_an_installed_program_moves_no_more(mesh, name):
     with jaxgpuops.install(ROUTED):
         ours = jax.jit(lambda x: program(x)).lower(x).compile()
     assert moved(ours.as_text())[0] <= moved(plain.as_text())[0]
-    assert_equal(ours(x), plain(x))
+    # On one device: where XLA splits its top-k over GPUs, all indices are 0 (jax 0.11.2).
+    assert_equal(ours(x), jax.jit(lambda x: program(x))(example()))
 
 
 def test_two_processes_are_as_one(tmp_path):

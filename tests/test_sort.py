@@ -169,7 +169,8 @@ def test_lax_sort_is_that_of_jax(dtype, axis):
     payload = np.arange(x.size).reshape(x.shape)
     for operand in (x, (x, payload), [x, payload, payload.astype(np.float32), normal("complex64")]):
         ours = jaxgpuops.lax.sort(operand, dimension=axis)
-        theirs = jax.lax.sort(operand, dimension=axis)
+        with jax.default_device(jax.devices("cpu")[0]):  # on a GPU it changes the bits of bfloat16's NaNs
+            theirs = jax.lax.sort(operand, dimension=axis)
         assert type(ours) is type(theirs)
         jax.tree.map(assert_same_bits, ours, theirs)
 

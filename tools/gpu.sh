@@ -79,7 +79,7 @@ sanitize() {
 
 stage_bench() {
   local rc=0 family
-  for family in topk sort scan softmax; do
+  for family in topk sort scan softmax count moe; do
     JAX_PLATFORMS=cuda python3 -u -m benchmarks $family ${BENCH:-} || rc=1
   done
   cp benchmarks/results/*.json "$out"

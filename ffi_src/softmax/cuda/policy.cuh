@@ -331,12 +331,13 @@ struct CrossEntropy : ExponentialSum<E, sizeof(typename E::Bits) == 2> {
     if (row.counts) {
       const Acc others = final.others, of_label = final.of_label;
       peak = Base::peak_of(final.shift);
-      log_sum = Base::log_of(others + of_label, final.shift);
       const Acc smoothing = args.label_smoothing, z_loss = args.z_loss;
-      const Acc lse = peak + log_sum;
-      // A probability near 1 is 1 less those of the others.
+      // A probability near 1 is 1 less those of the others, which the logarithm of the sum of all has lost.
       const bool likely = others < of_label && of_label < infinity<Acc>();
-      loss = likely ? logarithm_beyond_1(others / of_label) : (peak - row.z_label) + log_sum;
+      log_sum = likely ? (row.z_label - peak) + logarithm_beyond_1(others / of_label)
+                       : Base::log_of(others + of_label, final.shift);
+      const Acc lse = peak + log_sum;
+      loss = (peak - row.z_label) + log_sum;
       loss *= 1 - smoothing;
       if (smoothing != 0) loss += smoothing * ((peak - final.total / args.length) + log_sum);
       if (z_loss != 0) loss += z_loss * lse * lse;
