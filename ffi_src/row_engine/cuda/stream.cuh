@@ -68,17 +68,158 @@ template <class P>
 constexpr int kStreamResident =
     P::kOperands == 2 && (P::kOutput || sizeof(typename P::Element::Bits) == 2) ? 24 : 2 * kStreamWarps;
 
+// Statistics of a span, which begins `shift` bytes after its stage. kWhole: all its elements count, but for the hole:
+// what counts for nothing is put there. `padding` is that, too.
+template <class P, int kVectors, bool kAligned, bool kWhole>
+__device__ __forceinline__ Stat<P> measure_span(const Parameters<P>& p, unsigned char* stage, int shift, int wanted,
+                                                int hole, const Pack (&padding)[P::kOperands]) {
+  using Bits = typename P::Element::Bits;
+  using Acc = typename P::Element::Acc;
+  using Layout = StreamLayout<P, kVectors, kAligned>;
+  using Unit = Held<P, 1, true>;
+  using Units = Held<P, kStreamUnroll, true>;
+  static_assert(kVectors % kStreamUnroll == 0);
+  constexpr int kWidth = Unit::kWidth;
+  [[maybe_unused]] constexpr int kPlain = P::kPlainSum ? P::kSums - 1 : P::kSums;  // sums from there on are plain
+  const int lane = threadIdx.x % 32;
+  const auto load = [&](int j, auto& units, int u) {
+    const int e = (j * 32 + lane) * kWidth;
+#pragma unroll
+    for (int o = 0; o < P::kOperands; ++o) {
+      const auto* from = reinterpret_cast<const Pack*>(stage + o * Layout::kOperandBytes) + j * 32 + lane;
+      Pack pack = from[0];
+      if constexpr (!kAligned) pack = between<sizeof(Bits)>(pack, from[1], shift);
+      if (!kWhole && e + kWidth > wanted) {
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i)
+          if (e + i >= wanted) set<Bits>(pack, i, get<Bits>(padding[o], i));
+      }
+      units.raw[o][u] = pack;
+    }
+  };
+  Stat<P> stat;
+#pragma unroll
+  for (int k = 0; k < P::kSums; ++k) stat.sum(k) = Acc(0);
+  if constexpr (P::kPlainSum) {
+    if (P::add_plain(p.args)) {
+#pragma unroll 1
+      for (int j = 0; j < kVectors; ++j) {
+        Unit unit;
+        load(j, unit, 0);
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i)
+          if ((j * 32 + lane) * kWidth + i < wanted) stat.sum(kPlain) += unit.x(p.args, 0, i);
+      }
+      stat.sum(kPlain) = merged_sum(stat.sum(kPlain), 0, 5);
+    }
+  }
+  if constexpr (P::kHole) {
+    if (hole >= 0) {
+      __syncwarp();
+      if (lane < P::kOperands)
+        reinterpret_cast<Bits*>(stage + lane * Layout::kOperandBytes + shift)[hole] = P::pad(p.args, lane);
+      order_with_copies();
+      __syncwarp();
+    }
+  }
+  Acc peak = Acc(0);
+  if constexpr (P::kPeak) {
+    peak = P::lowest();
+#pragma unroll 1
+    for (int j = 0; j < kVectors; j += kStreamUnroll) {
+      Units units;
+#pragma unroll
+      for (int u = 0; u < kStreamUnroll; ++u) load(j + u, units, u);
+      peak = P::larger(peak, units.peak(p.args));
+    }
+    peak = peak_of_warp<P>(peak);
+    stat.of[0] = peak;
+  }
+  if constexpr (P::kSums > 0) {
+    const auto guarded = P::guard(peak);
+    P::with_args(p.args, [&](const auto& args) {
+#pragma unroll kStreamUnroll
+      for (int j = 0; j < kVectors; ++j) {
+        Unit unit;
+        load(j, unit, 0);
+#pragma unroll
+        for (int k = 0; k < kPlain; ++k) {
+          const Acc of_unit = unit.sum(args, k, guarded, 0, kWidth);
+          stat.sum(k) = j == 0 ? of_unit : stat.sum(k) + of_unit;
+        }
+      }
+    });
+#pragma unroll
+    for (int k = 0; k < kPlain; ++k) stat.sum(k) = merged_sum(stat.sum(k), 0, 5);
+  }
+  return stat;
+}
+
+// Writes the results of a span, which begins `tail` elements after its stage, and has `left` elements.
 template <class P, int kVectors, bool kAligned>
-__global__ void __launch_bounds__(32 * kStreamResident<P>)
-    stream_kernel(const __grid_constant__ StreamParameters<P> s) {
+__device__ __forceinline__ void write_span(const Parameters<P>& p, const unsigned char* stage, int64_t at, int tail,
+                                           int left, int hole, const typename P::Row& row,
+                                           const typename P::Final& final) {
   using Element = typename P::Element;
   using Bits = typename Element::Bits;
   using Acc = typename Element::Acc;
   using Layout = StreamLayout<P, kVectors, kAligned>;
   using Unit = Held<P, 1, true>;
-  using Units = Held<P, kStreamUnroll, true>;
-  static_assert(kVectors % kStreamUnroll == 0);
-  constexpr int kWidth = Unit::kWidth, kItem = sizeof(Bits), kSpan = kVectors * 32 * kWidth;
+  constexpr int kWidth = Unit::kWidth;
+  const int lane = threadIdx.x % 32;
+  Bits* const to = static_cast<Bits*>(p.out) + at;
+  const int windows = (left + tail + kWidth - 1) / kWidth;
+  // The results of a skipped row are 0: clear the words it was stored in, which is easier than its elements.
+  typename P::Row counted = row;
+  uint32_t kept = ~0u;
+  if constexpr (P::kHole) {
+    kept = P::skip(row) ? 0u : ~0u;
+    counted = P::counted(row);
+  }
+  const auto write_window = [&](const auto& args, int w) {
+    Unit unit;
+#pragma unroll
+    for (int o = 0; o < P::kOperands; ++o)
+      unit.raw[o][0] = reinterpret_cast<const Pack*>(stage + o * Layout::kOperandBytes)[w];
+    const int e = w * kWidth - tail;
+    Acc values[kWidth];
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) values[i] = P::output(args, counted, final, unit.x(args, 0, i), unit.y(0, i));
+    Pack pack = packed<Element>(values);
+    if constexpr (P::kHole) {
+#pragma unroll
+      for (auto& word : pack.word) word &= kept;
+    }
+    if (kAligned ? e < left : e >= 0 && e + kWidth <= left) {
+      // Without advice, as loads (load_pack()), but where results may replace what was read.
+      if constexpr (P::kHole) {
+        store_once(reinterpret_cast<Pack*>(to + e), pack);
+      } else {
+        store_whole(reinterpret_cast<Pack*>(to + e), pack);
+      }
+    } else if (!kAligned) {
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i)
+        if (e + i >= 0 && e + i < left) to[e + i] = get<Bits>(pack, i);
+    }
+  };
+  P::with_args(p.args, [&](const auto& args) {
+#pragma unroll kStreamUnroll
+    for (int j = 0; j < kVectors; ++j) write_window(args, j * 32 + lane);
+    if constexpr (!kAligned)
+      if (windows > kVectors * 32 && lane == 0) write_window(args, kVectors * 32);
+  });
+  if constexpr (P::kHole) {  // by the lane that has written there
+    if (hole >= 0 && (hole + tail) / kWidth % 32 == lane) to[hole] = Element::store(P::hole_output(p.args, row, final));
+  }
+}
+
+template <class P, int kVectors, bool kAligned>
+__global__ void __launch_bounds__(32 * kStreamResident<P>)
+    stream_kernel(const __grid_constant__ StreamParameters<P> s) {
+  using Bits = typename P::Element::Bits;
+  using Layout = StreamLayout<P, kVectors, kAligned>;
+  constexpr int kItem = sizeof(Bits), kSpan = kVectors * 32 * (16 / kItem);
   static_assert(!P::kMasked && !P::kDecoded);
   const Parameters<P>& p = s.of;
 
@@ -165,136 +306,7 @@ __global__ void __launch_bounds__(32 * kStreamResident<P>)
 #pragma unroll
   for (int o = 0; o < P::kOperands; ++o)
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) set<Bits>(padding[o], i, P::pad(p.args, o));
-
-  // kWhole: all elements of a span count, but for the hole: what counts for nothing is put there.
-  const auto statistics = [&](auto whole, unsigned char* stage, int64_t at, int wanted, int hole) {
-    constexpr bool kWhole = decltype(whole)::value;
-    [[maybe_unused]] constexpr int kPlain = P::kPlainSum ? P::kSums - 1 : P::kSums;  // sums from there on are plain
-    const int bytes = shift_of(at);
-    const auto load = [&](int j, auto& units, int u) {
-      const int e = (j * 32 + lane) * kWidth;
-#pragma unroll
-      for (int o = 0; o < P::kOperands; ++o) {
-        const auto* from = reinterpret_cast<const Pack*>(stage + o * Layout::kOperandBytes) + j * 32 + lane;
-        Pack pack = from[0];
-        if constexpr (!kAligned) pack = between<kItem>(pack, from[1], bytes);
-        if (!kWhole && e + kWidth > wanted) {
-#pragma unroll
-          for (int i = 0; i < kWidth; ++i)
-            if (e + i >= wanted) set<Bits>(pack, i, get<Bits>(padding[o], i));
-        }
-        units.raw[o][u] = pack;
-      }
-    };
-    Stat<P> stat;
-#pragma unroll
-    for (int k = 0; k < P::kSums; ++k) stat.sum(k) = Acc(0);
-    if constexpr (P::kPlainSum) {
-      if (P::add_plain(p.args)) {
-#pragma unroll 1
-        for (int j = 0; j < kVectors; ++j) {
-          Unit unit;
-          load(j, unit, 0);
-#pragma unroll
-          for (int i = 0; i < kWidth; ++i)
-            if ((j * 32 + lane) * kWidth + i < wanted) stat.sum(kPlain) += unit.x(p.args, 0, i);
-        }
-        stat.sum(kPlain) = merged_sum(stat.sum(kPlain), 0, 5);
-      }
-    }
-    if constexpr (P::kHole) {
-      if (hole >= 0) {
-        __syncwarp();
-        if (lane < P::kOperands)
-          reinterpret_cast<Bits*>(stage + lane * Layout::kOperandBytes + bytes)[hole] = P::pad(p.args, lane);
-        order_with_copies();
-        __syncwarp();
-      }
-    }
-    Acc peak = Acc(0);
-    if constexpr (P::kPeak) {
-      peak = P::lowest();
-#pragma unroll 1
-      for (int j = 0; j < kVectors; j += kStreamUnroll) {
-        Units units;
-#pragma unroll
-        for (int u = 0; u < kStreamUnroll; ++u) load(j + u, units, u);
-        peak = P::larger(peak, units.peak(p.args));
-      }
-      peak = peak_of_warp<P>(peak);
-      stat.of[0] = peak;
-    }
-    if constexpr (P::kSums > 0) {
-      const auto shift = P::guard(peak);
-      P::with_args(p.args, [&](const auto& args) {
-#pragma unroll kStreamUnroll
-        for (int j = 0; j < kVectors; ++j) {
-          Unit unit;
-          load(j, unit, 0);
-#pragma unroll
-          for (int k = 0; k < kPlain; ++k) {
-            const Acc of_unit = unit.sum(args, k, shift, 0, kWidth);
-            stat.sum(k) = j == 0 ? of_unit : stat.sum(k) + of_unit;
-          }
-        }
-      });
-#pragma unroll
-      for (int k = 0; k < kPlain; ++k) stat.sum(k) = merged_sum(stat.sum(k), 0, 5);
-    }
-    return stat;
-  };
-
-  const auto write = [&](const unsigned char* stage, int64_t at, int left, int hole, const typename P::Row& row,
-                         const typename P::Final& final) {
-    Bits* const to = static_cast<Bits*>(p.out) + at;
-    const int tail = shift_of(at) / kItem, windows = (left + tail + kWidth - 1) / kWidth;
-    // The results of a skipped row are 0: clear the words it was stored in, which is easier than its elements.
-    typename P::Row counted = row;
-    uint32_t kept = ~0u;
-    if constexpr (P::kHole) {
-      kept = P::skip(row) ? 0u : ~0u;
-      counted = P::counted(row);
-    }
-    const auto write_window = [&](const auto& args, int w) {
-      Unit unit;
-#pragma unroll
-      for (int o = 0; o < P::kOperands; ++o)
-        unit.raw[o][0] = reinterpret_cast<const Pack*>(stage + o * Layout::kOperandBytes)[w];
-      const int e = w * kWidth - tail;
-      Acc values[kWidth];
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) values[i] = P::output(args, counted, final, unit.x(args, 0, i), unit.y(0, i));
-      Pack pack = packed<Element>(values);
-      if constexpr (P::kHole) {
-#pragma unroll
-        for (auto& word : pack.word) word &= kept;
-      }
-      if (kAligned ? e < left : e >= 0 && e + kWidth <= left) {
-        // Without advice, as loads (load_pack()), but where results may replace what was read.
-        if constexpr (P::kHole) {
-          store_once(reinterpret_cast<Pack*>(to + e), pack);
-        } else {
-          store_whole(reinterpret_cast<Pack*>(to + e), pack);
-        }
-      } else if (!kAligned) {
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i)
-          if (e + i >= 0 && e + i < left) to[e + i] = get<Bits>(pack, i);
-      }
-    };
-    P::with_args(p.args, [&](const auto& args) {
-#pragma unroll kStreamUnroll
-      for (int j = 0; j < kVectors; ++j) write_window(args, j * 32 + lane);
-      if constexpr (!kAligned)
-        if (windows > kVectors * 32 && lane == 0) write_window(args, kVectors * 32);
-    });
-    if constexpr (P::kHole) {  // by the lane that has written there
-      if (hole >= 0 && (hole + tail) / kWidth % 32 == lane)
-        to[hole] = Element::store(P::hole_output(p.args, row, final));
-    }
-  };
-
+    for (int i = 0; i < 16 / kItem; ++i) set<Bits>(padding[o], i, P::pad(p.args, o));
   const auto hole_of = [&](const typename P::Row& row, int span) {
     if constexpr (P::kHole) {
       const int64_t hole = P::hole(row) - begin(span);
@@ -329,8 +341,9 @@ __global__ void __launch_bounds__(32 * kStreamResident<P>)
     const int64_t at = outer_of(i) * p.length + begin(span);
     unsigned char* const stage = ring + place.stage * Layout::kStageBytes;
     wait_for_copies(filled + place.stage, place.turn & 1);
-    const Stat<P> stat = wanted == kSpan ? statistics(std::true_type{}, stage, at, wanted, hole)
-                                         : statistics(std::false_type{}, stage, at, wanted, hole);
+    const Stat<P> stat =
+        wanted == kSpan ? measure_span<P, kVectors, kAligned, true>(p, stage, shift_of(at), wanted, hole, padding)
+                        : measure_span<P, kVectors, kAligned, false>(p, stage, shift_of(at), wanted, hole, padding);
     // All that row() reads has arrived before others go on, and perhaps write there.
     if constexpr (P::kHole) row = shuffle_from(row, 0);
     if (p.out == nullptr) {
@@ -440,8 +453,9 @@ __global__ void __launch_bounds__(32 * kStreamResident<P>)
     if ((p.out == nullptr || block == 0) && threadIdx.x == 0) P::write_row(p.args, outer, row, final);
     if (p.out == nullptr) continue;
     for (int span = warp; span < count; span += warps, place = beyond(place, warps)) {
-      write(ring + place.stage * Layout::kStageBytes, outer * p.length + begin(span), size(span), hole_of(row, span),
-            row, final);
+      const int64_t at = outer * p.length + begin(span);
+      write_span<P, kVectors, kAligned>(p, ring + place.stage * Layout::kStageBytes, at, shift_of(at) / kItem,
+                                        size(span), hole_of(row, span), row, final);
       __syncwarp();
       refill(i, span, place.stage);
     }
