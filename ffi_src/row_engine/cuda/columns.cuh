@@ -91,131 +91,139 @@ __device__ __forceinline__ void make_results(const Parameters<P>& p, Held<P, kCo
   });
 }
 
+// What the phases of columns_kernel share of a thread, in the order in which they run.
 template <class P, bool kPacks>
-__global__ void __launch_bounds__(32 * kMaxColumnWarps, kPacks ? 2 : 1)
-    columns_kernel(const __grid_constant__ Parameters<P> p) {
+struct ColumnsThread {
   using Element = typename P::Element;
   using Bits = typename Element::Bits;
   using Acc = typename Element::Acc;
-  constexpr int kCount = column_vectors(P::kOperands);
+  static constexpr int kCount = column_vectors(P::kOperands);
   using Lane = Held<P, kCount, kPacks>;
   using Unit = typename Lane::Unit;
-  constexpr int kWidth = Lane::kWidth;
+  static constexpr int kWidth = Lane::kWidth;
   static_assert(kWidth == 1 || (!P::kDecoded && !P::kHole));
-  if (p.cluster) arrive_at_cluster_barrier();
 
+  const Parameters<P>& p;
   const int warp_lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int axis_warp = warp >> p.column_warp_bits, axis_lane = warp_lane >> p.column_lane_bits;
-  const int column_bits = p.column_warp_bits + p.column_lane_bits;
-  const int block_columns = kWidth << column_bits;
+  const int block_columns = kWidth << (p.column_warp_bits + p.column_lane_bits);
   const int column_of_block = (((warp & ((1 << p.column_warp_bits) - 1)) << p.column_lane_bits) +
                                (warp_lane & ((1 << p.column_lane_bits) - 1))) *
                               kWidth;
   const unsigned index = p.phase == Phase::kFinish ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
   const int block = index % static_cast<unsigned>(p.blocks);
   const int64_t strip = p.first + int64_t{index / static_cast<unsigned>(p.blocks)} * block_columns;
-  const int64_t column = strip + column_of_block;
+  const int64_t column = strip + column_of_block;  // the first of kWidth
   const bool exists = column < p.columns;
   const int64_t outer = exists ? column / p.inner : 0, i0 = exists ? column - outer * p.inner : 0;
+  // The first of kCount positions, and its element.
   const int64_t first = ((int64_t{block} * p.axis_warps + axis_warp) * (32 >> p.column_lane_bits) + axis_lane) * kCount;
   const int64_t at = (outer * p.length + first) * p.inner + i0;
-  const auto left = [&](int64_t end) {
-    return exists ? static_cast<int>(max(int64_t{0}, min(end - first, int64_t{kCount}))) : 0;
-  };
+  // Positions that are there, that are not masked, and that count.
   const int here = left(p.length);
-
+  int unmasked, wanted;
   typename P::Row row[kWidth];
-#pragma unroll
-  for (int i = 0; i < kWidth; ++i)
-    row[i] = exists ? P::row(p.args, outer, i0 + i, p.length, p.inner) : typename P::Row{};
-  const int unmasked = P::kMasked ? left(p.extras.limit(outer, p.length)) : here;
-  const int wanted = exists && P::skip(row[0]) ? 0 : unmasked;
-
   Lane lane;
+  Acc plain = Acc(0);  // the lane's part of the plain sum
+  int hole = -1;       // the position that is one
+
+  __device__ __forceinline__ explicit ColumnsThread(const Parameters<P>& p) : p(p) {
 #pragma unroll
-  for (int o = 0; o < P::kOperands; ++o) {
-    const Bits* from = static_cast<const Bits*>(p.operands[o]) + at;
-    Unit padding;
+    for (int i = 0; i < kWidth; ++i)
+      row[i] = exists ? P::row(p.args, outer, i0 + i, p.length, p.inner) : typename P::Row{};
+    unmasked = P::kMasked ? left(p.extras.limit(outer, p.length)) : here;
+    wanted = exists && P::skip(row[0]) ? 0 : unmasked;
+  }
+
+  __device__ __forceinline__ int left(int64_t end) const {
+    return exists ? static_cast<int>(max(int64_t{0}, min(end - first, int64_t{kCount}))) : 0;
+  }
+
+  __device__ __forceinline__ void load() {
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) {
-      if constexpr (kPacks) {
-        set<Bits>(padding, i, P::pad(p.args, o));
-      } else {
-        padding = P::pad(p.args, o);
-      }
-    }
-    if (!kPacks || p.aligned) {
+    for (int o = 0; o < P::kOperands; ++o) {
+      const Bits* from = static_cast<const Bits*>(p.operands[o]) + at;
+      Unit padding;
 #pragma unroll
-      for (int j = 0; j < kCount; ++j) {
-        lane.raw[o][j] = padding;
-        if (j >= wanted) continue;
-        const auto* unit = reinterpret_cast<const Unit*>(from + j * p.inner);
+      for (int i = 0; i < kWidth; ++i) {
         if constexpr (kPacks) {
-          lane.raw[o][j] = load_once(unit);
+          set<Bits>(padding, i, P::pad(p.args, o));
         } else {
-          lane.raw[o][j] = *unit;
+          padding = P::pad(p.args, o);
         }
       }
-    } else {
+      if (!kPacks || p.aligned) {
 #pragma unroll
-      for (int j = 0; j < kCount; ++j) {
-        lane.raw[o][j] = padding;
-        if (j >= wanted) continue;
+        for (int j = 0; j < kCount; ++j) {
+          lane.raw[o][j] = padding;
+          if (j >= wanted) continue;
+          const auto* unit = reinterpret_cast<const Unit*>(from + j * p.inner);
+          if constexpr (kPacks) {
+            lane.raw[o][j] = load_once(unit);
+          } else {
+            lane.raw[o][j] = *unit;
+          }
+        }
+      } else {
 #pragma unroll
-        for (int i = 0; i < kWidth; ++i) lane.set_bits(o, j, i, from[j * p.inner + i]);
+        for (int j = 0; j < kCount; ++j) {
+          lane.raw[o][j] = padding;
+          if (j >= wanted) continue;
+#pragma unroll
+          for (int i = 0; i < kWidth; ++i) lane.set_bits(o, j, i, from[j * p.inner + i]);
+        }
       }
     }
-  }
-  if constexpr (P::kMasked) {
-    for (auto& word : lane.masks) word = 0;
-    if (!kPacks && p.extras.masks()) {
-      const auto& where_at = p.extras.where_at;
-      const uint8_t* where = p.extras.where && exists ? p.extras.where + where_at(outer, first, i0) : nullptr;
-#pragma unroll
-      for (int j = 0; j < kCount; ++j) {
-        if (j >= here) continue;
-        if (j >= unmasked || (where && !where[j * where_at.axis_stride])) lane.mask(j, 0);
-      }
-    }
-  }
-  if constexpr (P::kDecoded) {
-    const auto& bias_at = p.extras.bias_at;
-    const Bits* bias =
-        p.extras.bias && exists ? static_cast<const Bits*>(p.extras.bias) + bias_at(outer, first, i0) : nullptr;
-    lane.decode(p.args, row[0], bias != nullptr && here > 0,
-                [&](int j, int) { return Element::load(bias[min(j, here - 1) * bias_at.axis_stride]); });
-#pragma unroll
-    for (int j = 0; j < kCount; ++j)
-      if (j >= wanted) lane.z[j][0] = P::lowest();
-  }
-  if constexpr (P::kMasked && !kPacks) {
-#pragma unroll
-    for (int j = 0; j < kCount; ++j)
-      if (lane.masked(j, 0)) lane.leave_out(p.args, j, 0);
-  }
-  Acc plain = Acc(0);
-  if constexpr (P::kPlainSum) {
-    if (P::add_plain(p.args)) {
-#pragma unroll
-      for (int j = 0; j < kCount; ++j)
-        if (j < wanted) plain += lane.x(p.args, j, 0);
-    }
-  }
-  int hole = -1;
-  if constexpr (P::kHole) {
-    const int64_t element = exists ? P::hole(row[0]) - first : -1;
-    if (element >= 0 && element < here) hole = static_cast<int>(element);
-#pragma unroll
-    for (int j = 0; j < kCount; ++j)
-      if (j == hole) lane.leave_out(p.args, j, 0);
   }
 
-  const typename P::Final* finals;  // of this lane's columns
-  if (P::kOutput && p.phase == Phase::kFinish) {
-    let_dependents_start();
-    wait_for_predecessor();
-    finals = final_at(p, outer, i0);
-  } else {
+  // Masks, adds a bias, and leaves out what does not count.
+  __device__ __forceinline__ void prepare() {
+    if constexpr (P::kMasked) {
+      for (auto& word : lane.masks) word = 0;
+      if (!kPacks && p.extras.masks()) {
+        const auto& where_at = p.extras.where_at;
+        const uint8_t* where = p.extras.where && exists ? p.extras.where + where_at(outer, first, i0) : nullptr;
+#pragma unroll
+        for (int j = 0; j < kCount; ++j) {
+          if (j >= here) continue;
+          if (j >= unmasked || (where && !where[j * where_at.axis_stride])) lane.mask(j, 0);
+        }
+      }
+    }
+    if constexpr (P::kDecoded) {
+      const auto& bias_at = p.extras.bias_at;
+      const Bits* bias =
+          p.extras.bias && exists ? static_cast<const Bits*>(p.extras.bias) + bias_at(outer, first, i0) : nullptr;
+      lane.decode(p.args, row[0], bias != nullptr && here > 0,
+                  [&](int j, int) { return Element::load(bias[min(j, here - 1) * bias_at.axis_stride]); });
+#pragma unroll
+      for (int j = 0; j < kCount; ++j)
+        if (j >= wanted) lane.z[j][0] = P::lowest();
+    }
+    if constexpr (P::kMasked && !kPacks) {
+#pragma unroll
+      for (int j = 0; j < kCount; ++j)
+        if (lane.masked(j, 0)) lane.leave_out(p.args, j, 0);
+    }
+    if constexpr (P::kPlainSum) {
+      if (P::add_plain(p.args)) {
+#pragma unroll
+        for (int j = 0; j < kCount; ++j)
+          if (j < wanted) plain += lane.x(p.args, j, 0);
+      }
+    }
+    if constexpr (P::kHole) {
+      const int64_t element = exists ? P::hole(row[0]) - first : -1;
+      if (element >= 0 && element < here) hole = static_cast<int>(element);
+#pragma unroll
+      for (int j = 0; j < kCount; ++j)
+        if (j == hole) lane.leave_out(p.args, j, 0);
+    }
+  }
+
+  // Merges the statistics of warps, and of the blocks of a cluster. Returns finals of this lane's columns. Of split
+  // columns (kPartial) it leaves the block's statistics for a later kernel, and returns null.
+  __device__ __forceinline__ const typename P::Final* merge() {
     Stat<P> stat[kWidth];
     warp_statistics<P>(p, lane, plain, stat);
     // Shared memory, of each column: statistics of warps, of blocks (each with one place left over, so that columns
@@ -262,7 +270,7 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps, kPacks ? 2 : 1)
       });
       if (p.phase == Phase::kPartial) {
         wait_for_predecessor();
-        return;
+        return nullptr;
       }
       if (p.cluster) {
         arrive_at_cluster_barrier();
@@ -276,31 +284,51 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps, kPacks ? 2 : 1)
       }
       __syncthreads();
     }
-    finals = of_columns + column_of_block;
+    return of_columns + column_of_block;
   }
 
-  if (!P::kOutput || p.out == nullptr) return;
-  make_results<P>(p, lane, row, finals, hole);
-  Bits* const to = static_cast<Bits*>(p.out) + at;
-  if (!kPacks || p.aligned) {
+  __device__ __forceinline__ void write(const typename P::Final* finals) {
+    make_results<P>(p, lane, row, finals, hole);
+    Bits* const to = static_cast<Bits*>(p.out) + at;
+    if (!kPacks || p.aligned) {
 #pragma unroll
-    for (int j = 0; j < kCount; ++j) {
-      if (j >= here) continue;
-      auto* unit = reinterpret_cast<Unit*>(to + j * p.inner);
-      if constexpr (kPacks) {
-        store_once(unit, lane.raw[0][j]);
-      } else {
-        *unit = lane.raw[0][j];
+      for (int j = 0; j < kCount; ++j) {
+        if (j >= here) continue;
+        auto* unit = reinterpret_cast<Unit*>(to + j * p.inner);
+        if constexpr (kPacks) {
+          store_once(unit, lane.raw[0][j]);
+        } else {
+          *unit = lane.raw[0][j];
+        }
+      }
+    } else if constexpr (kPacks) {
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) {
+        if (j >= here) continue;
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) to[j * p.inner + i] = get<Bits>(lane.raw[0][j], i);
       }
     }
-  } else if constexpr (kPacks) {
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) {
-      if (j >= here) continue;
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) to[j * p.inner + i] = get<Bits>(lane.raw[0][j], i);
-    }
   }
+};
+
+template <class P, bool kPacks>
+__global__ void __launch_bounds__(32 * kMaxColumnWarps, kPacks ? 2 : 1)
+    columns_kernel(const __grid_constant__ Parameters<P> p) {
+  if (p.cluster) arrive_at_cluster_barrier();
+  ColumnsThread<P, kPacks> thread(p);
+  thread.load();
+  thread.prepare();
+  const typename P::Final* finals;  // of this lane's columns
+  if (P::kOutput && p.phase == Phase::kFinish) {
+    let_dependents_start();
+    wait_for_predecessor();
+    finals = final_at(p, thread.outer, thread.i0);
+  } else {
+    finals = thread.merge();
+    if (finals == nullptr) return;
+  }
+  if (P::kOutput && p.out != nullptr) thread.write(finals);
 }
 
 // Statistics only, of columns of 16 bytes beside each other. A lane goes along the axis and merges some positions at a

@@ -148,30 +148,30 @@ __device__ __forceinline__ Stat<P> merge_by_team(const Stat<P> (&each)[kEach]) {
   return all;
 }
 
+// What the phases of columns_stream_kernel share of a block, in the order in which they run.
 template <class P>
-__global__ void __launch_bounds__(32 * kMaxColumnWarps, 1)
-    columns_stream_kernel(const __grid_constant__ ColumnsStreamParameters<P> s) {
+struct ColumnsStreamBlock {
   using Layout = ColumnsStreamLayout<P>;
   using Bits = typename P::Element::Bits;
-  constexpr int kCount = Layout::kCount, kThreads = Layout::kThreads;
+  static constexpr int kCount = Layout::kCount, kThreads = Layout::kThreads;
   using Lane = Held<P, kCount, true>;
-  constexpr int kWidth = Lane::kWidth;
+  static constexpr int kWidth = Lane::kWidth;
   static_assert(!P::kDecoded && !P::kMasked && !P::kHole && !P::kPlainSum);
-  const Parameters<P>& p = s.of;
+  // Statistics of a column of the strip are merged by a team of lanes.
+  static constexpr int kTeam = kThreads / (kWidth << kMostColumnLaneBits), kEach = kMaxColumnWarps / kTeam;
 
+  const ColumnsStreamParameters<P>& s;
+  const Parameters<P>& p = s.of;
   const int warp_lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int axis_lane = warp_lane >> p.column_lane_bits;
   const int column_of_block = (warp_lane & ((1 << p.column_lane_bits) - 1)) * kWidth;
   const int units = 1 << s.unit_bits, lag = units > 1 ? 1 : 0;
-  const Layout layout(p.column_lane_bits);
+  const Layout layout{p.column_lane_bits};
   const int columns = layout.columns;
   unsigned char* const memory = dynamic_shared_memory();
   Pack* const stages = reinterpret_cast<Pack*>(memory) + threadIdx.x;
-  auto* const of_warps = reinterpret_cast<Stat<P>*>(memory + kStreamStages * Layout::kStagePacks * 16);
-  auto* const of_columns = reinterpret_cast<typename P::Final*>(memory + layout.finals_at);
-
-  // Statistics of a column of the strip are merged by a team of lanes.
-  constexpr int kTeam = kThreads / (kWidth << kMostColumnLaneBits), kEach = kMaxColumnWarps / kTeam;
+  Stat<P>* const of_warps = reinterpret_cast<Stat<P>*>(memory + kStreamStages * Layout::kStagePacks * 16);
+  typename P::Final* const of_columns = reinterpret_cast<typename P::Final*>(memory + layout.finals_at);
   const int team_lane = threadIdx.x % kTeam, team_column = threadIdx.x / kTeam;
 
   // A block has the same unit of all its strips, and a thread the same positions: the first is `first`, and there are
@@ -179,19 +179,35 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps, 1)
   const int unit = blockIdx.x & (units - 1);
   const int first = ((unit * kMaxColumnWarps + warp) * (32 >> p.column_lane_bits) + axis_lane) * kCount;
   const int here = max(0, min(static_cast<int>(p.length) - first, kCount));
+  // Its tiles, those in which this thread has a column, and those in which its team has one.
   const int64_t group = blockIdx.x >> s.unit_bits;
-  const auto begin = [&](int64_t group) { return (s.beside ? group : group * s.strips / s.groups) * columns; };
   const int64_t first_column = begin(group), end = s.beside ? p.columns : min(p.columns, begin(group + 1));
-  const auto rounds_from = [&](int64_t column) {
-    return column < end ? static_cast<int>((end - column + s.columns_apart - 1) / s.columns_apart) : 0;
-  };
-  const int rounds = rounds_from(first_column), mine = rounds_from(first_column + column_of_block),
-            of_team = team_column < columns ? rounds_from(first_column + team_column) : 0;
+  const int rounds = rounds_from(first_column), mine = rounds_from(first_column + column_of_block);
+  const int of_team = team_column < columns ? rounds_from(first_column + team_column) : 0;
+  // Where units tell what they have of the team's column in tile i.
+  uint64_t* words = s.words + ((first_column + team_column) * units) * Told<P>::kWords;
+  const int64_t words_apart = s.columns_apart * units * Told<P>::kWords;
   // Where this thread is in a tile: a column, which is (outer, i0), and the element of the first of its positions.
   struct Place {
     int64_t outer, i0, at;
   };
-  const auto go_on = [&](Place& place) {
+  Place done;  // of tile i - lag
+  Place next;  // of the tile that is fetched next
+
+  __device__ __forceinline__ explicit ColumnsStreamBlock(const ColumnsStreamParameters<P>& s) : s(s) {
+    done.outer = (first_column + column_of_block) / p.inner;
+    done.i0 = first_column + column_of_block - done.outer * p.inner;
+    done.at = (done.outer * p.length + first) * p.inner + done.i0;
+    next = done;
+  }
+
+  __device__ __forceinline__ int64_t begin(int64_t group) const {
+    return (s.beside ? group : group * s.strips / s.groups) * columns;
+  }
+  __device__ __forceinline__ int rounds_from(int64_t column) const {
+    return column < end ? static_cast<int>((end - column + s.columns_apart - 1) / s.columns_apart) : 0;
+  }
+  __device__ __forceinline__ void go_on(Place& place) const {
     place.outer += s.outers_apart;
     place.i0 += s.i_apart;
     place.at += s.elements_apart;
@@ -199,11 +215,12 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps, 1)
     ++place.outer;
     place.i0 -= p.inner;
     place.at += s.elements_to_next_outer;
-  };
-  const auto pack = [&](int stage, int o, int j) {
+  }
+
+  __device__ __forceinline__ Pack* pack(int stage, int o, int j) const {
     return stages + (stage * P::kOperands * kCount + o * kCount + j) * kThreads;
-  };
-  const auto fetch = [&](int stage, bool exists, const Place& place) {
+  }
+  __device__ __forceinline__ void fetch(int stage, bool exists, const Place& place) const {
     const int count = exists ? here : 0;
 #pragma unroll
     for (int o = 0; o < P::kOperands; ++o) {
@@ -213,8 +230,8 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps, 1)
         if (j < count) copy_async(pack(stage, o, j), from);
     }
     commit_async_copies();
-  };
-  const auto take = [&](int stage, bool exists) {
+  }
+  __device__ __forceinline__ Lane take(int stage, bool exists) const {
     Lane lane;
 #pragma unroll
     for (int o = 0; o < P::kOperands; ++o)
@@ -230,81 +247,76 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps, 1)
             if (!exists || j >= here) lane.set_bits(o, j, v, P::pad(p.args, o));
     }
     return lane;
-  };
-  uint64_t* words =
-      s.words + ((first_column + team_column) * units) * Told<P>::kWords;  // of the team's column in tile i
-  const int64_t words_apart = s.columns_apart * units * Told<P>::kWords;
-  const auto finish = [&](int i, const Stat<P>& all) {
-    if (team_lane != 0 || i >= of_team) return;
-    const int64_t column = first_column + team_column + i * s.columns_apart, outer = column / p.inner;
-    const auto row = P::row(p.args, outer, column - outer * p.inner, p.length, p.inner);
-    of_columns[team_column] = P::finish(p.args, row, all);
-    if (unit == 0) P::write_row(p.args, column, row, of_columns[team_column]);
-  };
+  }
 
-  Place done;  // of tile i - lag
-  done.outer = (first_column + column_of_block) / p.inner;
-  done.i0 = first_column + column_of_block - done.outer * p.inner;
-  done.at = (done.outer * p.length + first) * p.inner + done.i0;
-  Place next = done;  // of the tile that is fetched next
-  for (int n = 0; n < kStreamStages - lag; ++n, go_on(next)) fetch(n, n < mine, next);
-  if (lag) {
+  // Asks for the first tiles, and clears the words.
+  __device__ __forceinline__ void start() {
+    for (int n = 0; n < kStreamStages - lag; ++n, go_on(next)) fetch(n, n < mine, next);
+    if (!lag) return;
     const int64_t count = p.columns * units * Told<P>::kWords;
     for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += int64_t{gridDim.x} * kThreads)
       Told<P>::store(s.words + i, 0);
     cooperative_groups::this_grid().sync();
   }
 
-  int stage = 0, oldest = lag ? kStreamStages - 1 : 0;  // of tiles i and i - lag
-#pragma unroll 1
-  for (int i = 0; i < rounds + lag; ++i) {
-    if (lag) {
-      wait_for_async_copies<kStreamStages - 2>();
-    } else {
-      wait_for_async_copies<kStreamStages - 1>();
-    }
-    // What units have told of tile i - 1, asked for before it is needed.
-    const uint64_t* const last = words - words_apart;
-    Told<P> told[kEach];
-    if (lag && i > 0 && i <= of_team) {
+  // Asks for what units have told of tile i - 1, before it is needed.
+  __device__ __forceinline__ void ask_for(int i, Told<P> (&told)[kEach]) const {
+    if (!lag || i == 0 || i > of_team) return;
 #pragma unroll
-      for (int e = 0; e < kEach; ++e)
-        if (team_lane * kEach + e < units) told[e].load(last + (team_lane * kEach + e) * Told<P>::kWords);
-    }
-    if (i < rounds) {
-      Lane lane = take(stage, i < mine);
-      Stat<P> stat[kWidth];
-      warp_statistics<P>(p, lane, 0, stat);
-      if (axis_lane == 0) {
+    for (int e = 0; e < kEach; ++e)
+      if (team_lane * kEach + e < units) told[e].load(words - words_apart + (team_lane * kEach + e) * Told<P>::kWords);
+  }
+
+  // Takes the warps' statistics of tile i.
+  __device__ __forceinline__ void measure(int i, int stage) const {
+    if (i >= rounds) return;
+    Lane lane = take(stage, i < mine);
+    Stat<P> stat[kWidth];
+    warp_statistics<P>(p, lane, 0, stat);
+    if (axis_lane == 0) {
 #pragma unroll
-        for (int v = 0; v < kWidth; ++v) of_warps[(column_of_block + v) * Layout::kWarpPlaces + warp] = stat[v];
-      }
+      for (int v = 0; v < kWidth; ++v) of_warps[(column_of_block + v) * Layout::kWarpPlaces + warp] = stat[v];
     }
-    __syncthreads();
-    if (i < rounds && team_column < columns) {
-      Stat<P> each[kEach];
+  }
+
+  __device__ __forceinline__ void finish(int i, const Stat<P>& all) const {
+    if (team_lane != 0 || i >= of_team) return;
+    const int64_t column = first_column + team_column + i * s.columns_apart, outer = column / p.inner;
+    const auto row = P::row(p.args, outer, column - outer * p.inner, p.length, p.inner);
+    of_columns[team_column] = P::finish(p.args, row, all);
+    if (unit == 0) P::write_row(p.args, column, row, of_columns[team_column]);
+  }
+
+  // Merges those of tile i, and tells other units; or finishes the tile, if there are none.
+  __device__ __forceinline__ void merge_warps(int i) const {
+    if (i >= rounds || team_column >= columns) return;
+    Stat<P> each[kEach];
 #pragma unroll
-      for (int e = 0; e < kEach; ++e) each[e] = of_warps[team_column * Layout::kWarpPlaces + team_lane * kEach + e];
-      const auto merged = merge_by_team<P, kTeam>(each);
-      if (!lag) {
-        finish(i, merged);
-      } else if (team_lane == 0 && i < of_team) {
-        Told<P>::tell(words + unit * Told<P>::kWords, merged);
-      }
+    for (int e = 0; e < kEach; ++e) each[e] = of_warps[team_column * Layout::kWarpPlaces + team_lane * kEach + e];
+    const auto merged = merge_by_team<P, kTeam>(each);
+    if (!lag) {
+      finish(i, merged);
+    } else if (team_lane == 0 && i < of_team) {
+      Told<P>::tell(words + unit * Told<P>::kWords, merged);
     }
-    if (lag && i > 0 && team_column < columns) {
-      Stat<P> each[kEach];
+  }
+
+  // Waits for what units tell of tile i - 1, and finishes it.
+  __device__ __forceinline__ void merge_units(int i, Told<P> (&told)[kEach]) const {
+    if (!lag || i == 0 || team_column >= columns) return;
+    Stat<P> each[kEach];
 #pragma unroll
-      for (int e = 0; e < kEach; ++e) {
-        each[e] = Stat<P>::none();
-        if (i > of_team || team_lane * kEach + e >= units) continue;
-        while (!told[e].there()) told[e].load(last + (team_lane * kEach + e) * Told<P>::kWords);
-        each[e] = told[e].stat();
-      }
-      finish(i - 1, merge_by_team<P, kTeam>(each));
+    for (int e = 0; e < kEach; ++e) {
+      each[e] = Stat<P>::none();
+      if (i > of_team || team_lane * kEach + e >= units) continue;
+      while (!told[e].there()) told[e].load(words - words_apart + (team_lane * kEach + e) * Told<P>::kWords);
+      each[e] = told[e].stat();
     }
-    words += words_apart;
-    __syncthreads();
+    finish(i - 1, merge_by_team<P, kTeam>(each));
+  }
+
+  // Writes the results of tile i - lag, which is in the oldest stage, and fetches another one to there.
+  __device__ __forceinline__ void write(int i, int oldest) {
     const bool exists = i - lag < mine;
     if (i >= lag) {
       Lane lane = take(oldest, exists);
@@ -325,6 +337,33 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps, 1)
       fetch(oldest, i - lag + kStreamStages < mine, next);
     }
     go_on(next);
+  }
+};
+
+template <class P>
+__global__ void __launch_bounds__(32 * kMaxColumnWarps, 1)
+    columns_stream_kernel(const __grid_constant__ ColumnsStreamParameters<P> s) {
+  using Block = ColumnsStreamBlock<P>;
+  Block block(s);
+  const int lag = block.lag;
+  block.start();
+  int stage = 0, oldest = lag ? kStreamStages - 1 : 0;  // of tiles i and i - lag
+#pragma unroll 1
+  for (int i = 0; i < block.rounds + lag; ++i) {
+    if (lag) {
+      wait_for_async_copies<kStreamStages - 2>();
+    } else {
+      wait_for_async_copies<kStreamStages - 1>();
+    }
+    Told<P> told[Block::kEach];
+    block.ask_for(i, told);
+    block.measure(i, stage);
+    __syncthreads();
+    block.merge_warps(i);
+    block.merge_units(i, told);
+    block.words += block.words_apart;
+    __syncthreads();
+    block.write(i, oldest);
     oldest = stage;
     stage = stage + 1 == kStreamStages ? 0 : stage + 1;
     if (!lag) oldest = stage;

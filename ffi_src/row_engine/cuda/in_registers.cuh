@@ -207,79 +207,101 @@ constexpr int kRowsResident = kSharing == Sharing::kStatistics               ? s
                               : kAligned && kFewUnits<P, kVectors, kSharing> ? kMostResident
                                                                              : 0;
 
-// kAligned: every row begins at a multiple of 16 bytes. Results have the same bits either way.
+// What the phases of rows_kernel share of a thread, in the order in which they run. kAligned: every row begins at a
+// multiple of 16 bytes. Results have the same bits either way.
 template <class P, int kVectors, Sharing kSharing, bool kAligned>
-__global__ void __launch_bounds__(32 * (kRowsResident<P, kVectors, kSharing, kAligned> ? kPartWarps : kMaxBlockWarps),
-                                  kRowsResident<P, kVectors, kSharing, kAligned>)
-    rows_kernel(const __grid_constant__ Parameters<P> p) {
+struct RowsThread {
   using Element = typename P::Element;
   using Bits = typename Element::Bits;
   using Acc = typename Element::Acc;
   using Lane = Held<P, kVectors, true>;
-  constexpr int kWidth = Lane::kWidth;
-  const bool team = kSharing == Sharing::kTeam || (kSharing == Sharing::kAny && p.spans == 1);
-  const int warp = threadIdx.x / 32, block_warps = blockDim.x / 32;
-  constexpr bool kWholeWarps = kSharing == Sharing::kBlocks || kSharing == Sharing::kStatistics;
-  const int lane_bits = kWholeWarps ? 5 : p.lane_bits;
-  constexpr bool kAsked = kSharing == Sharing::kTeam || kSharing == Sharing::kStatistics;
-  const Span<P, kVectors, kAligned, kAsked> span(lane_bits);
-  // Of a cluster: statistics go to the blocks that need them, and nobody waits for anything else.
-  const bool cluster = kSharing == Sharing::kStatistics || (!team && p.cluster);
-  const auto writes = [&] { return P::kOutput && kSharing != Sharing::kStatistics && p.out != nullptr; };
-  const auto receivers = [&] { return writes() ? p.blocks : 1; };
-  auto* const stats_there = reinterpret_cast<uint64_t*>(dynamic_shared_memory());
-  auto* const stats = reinterpret_cast<Stat<P>*>(dynamic_shared_memory() + kRowsBarrierBytes);
-  int64_t outer;
-  int number = 0, block = 0;
-  if (team) {
-    outer = int64_t{blockIdx.x} * (blockDim.x >> lane_bits) + (threadIdx.x >> lane_bits);
-  } else if (cluster) {
-    outer = blockIdx.x >> p.block_bits;  // the number of a cluster is a quotient of floats
-    block = blockIdx.x & (p.blocks - 1);
-  } else {
-    // The last results first: the last of what was read is still in the cache.
-    const unsigned index = p.phase == Phase::kFinish ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-    outer = index / static_cast<unsigned>(p.blocks);
-    block = index % static_cast<unsigned>(p.blocks);
-  }
-  if (!team) number = block * block_warps + warp;
-  if constexpr (kSharing != Sharing::kTeam) outer += p.first;
-  const bool exists = !team || outer < p.columns;
-  typename P::Row row = {};
-  bool skipped = false;
+  static constexpr int kWidth = Lane::kWidth;
+  static constexpr bool kWholeWarps = kSharing == Sharing::kBlocks || kSharing == Sharing::kStatistics;
+  static constexpr bool kAsked = kSharing == Sharing::kTeam || kSharing == Sharing::kStatistics;
   // Where nothing is written, what is read of a row is asked for after its elements, but for what decides whether those
   // are read. (Before them it had to arrive first: the address of the elements went where it was.)
-  constexpr bool kElementsFirst = P::kHole && kSharing == Sharing::kStatistics;
-  if constexpr (kElementsFirst) {
-    skipped = !P::counts(p.args, outer, 0);
-  } else if (exists) {
-    if constexpr (P::kHole) {
-      row = P::begun(p.args, outer, 0, p.length, 1);
-    } else {
-      row = P::row(p.args, outer, 0, p.length, 1);
-    }
-  }
-  const int64_t first = int64_t{number} * span.size();
-  const auto left = [&](int64_t end) {  // elements of the span that are before `end`
-    if (team) return exists ? static_cast<int>(end) : 0;
-    return static_cast<int>(max(int64_t{0}, min(end - first, static_cast<int64_t>(span.size()))));
-  };
-  const int here = left(p.length);
-  const int unmasked = P::kMasked ? left(p.extras.limit(outer, p.length)) : here;
-  if constexpr (!kElementsFirst) skipped = exists && P::skip(row);
-  const int wanted = skipped ? 0 : unmasked;
-  const int64_t length = kSharing == Sharing::kTeam ? static_cast<uint32_t>(p.length) : p.length;  // a shorter product
-  const int64_t at = outer * length + first;
+  static constexpr bool kElementsFirst = P::kHole && kSharing == Sharing::kStatistics;
 
+  const Parameters<P>& p;
+  const bool team = kSharing == Sharing::kTeam || (kSharing == Sharing::kAny && p.spans == 1);
+  const int warp = threadIdx.x / 32, block_warps = blockDim.x / 32;
+  const int lane_bits = kWholeWarps ? 5 : p.lane_bits;
+  // Of a cluster: statistics go to the blocks that need them, and nobody waits for anything else.
+  const bool cluster = kSharing == Sharing::kStatistics || (!team && p.cluster);
+  uint64_t* const stats_there = reinterpret_cast<uint64_t*>(dynamic_shared_memory());
+  Stat<P>* const stats = reinterpret_cast<Stat<P>*>(dynamic_shared_memory() + kRowsBarrierBytes);
+  int64_t outer;
+  int number = 0, block = 0;  // of the span in the row, of the block
+  bool exists;
+  int64_t first, at;  // the span's first element, in the row and in the array
+  typename P::Row row = {};
+  int here, unmasked, wanted;  // elements of the span that are there, that are not masked, and that count
   Lane lane;
+  bool masks = false;
+  Acc plain = Acc(0);  // the thread's part of the plain sum
+  int hole = -1;       // j * kWidth + i
+
+  __device__ __forceinline__ explicit RowsThread(const Parameters<P>& p) : p(p) {
+    if (team) {
+      outer = int64_t{blockIdx.x} * (blockDim.x >> lane_bits) + (threadIdx.x >> lane_bits);
+    } else if (cluster) {
+      outer = blockIdx.x >> p.block_bits;  // the number of a cluster is a quotient of floats
+      block = blockIdx.x & (p.blocks - 1);
+    } else {
+      // The last results first: the last of what was read is still in the cache.
+      const unsigned index = p.phase == Phase::kFinish ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+      outer = index / static_cast<unsigned>(p.blocks);
+      block = index % static_cast<unsigned>(p.blocks);
+    }
+    if (!team) number = block * block_warps + warp;
+    if constexpr (kSharing != Sharing::kTeam) outer += p.first;
+    exists = !team || outer < p.columns;
+  }
+
+  // (Not a member: ptxas then kept numbers that follow from lane_bits, and some kernels spilled.)
+  __device__ __forceinline__ Span<P, kVectors, kAligned, kAsked> span() const {
+    return Span<P, kVectors, kAligned, kAsked>(lane_bits);
+  }
+
+  __device__ __forceinline__ bool writes() const {
+    return P::kOutput && kSharing != Sharing::kStatistics && p.out != nullptr;
+  }
+  __device__ __forceinline__ int receivers() const { return writes() ? p.blocks : 1; }
+
+  __device__ __forceinline__ int left(int64_t end) const {  // elements of the span that are before `end`
+    if (team) return exists ? static_cast<int>(end) : 0;
+    return static_cast<int>(max(int64_t{0}, min(end - first, static_cast<int64_t>(span().size()))));
+  }
+
+  // Loads the span, and what the row says.
+  __device__ __forceinline__ void load() {
+    bool skipped = false;
+    if constexpr (kElementsFirst) {
+      skipped = !P::counts(p.args, outer, 0);
+    } else if (exists) {
+      if constexpr (P::kHole) {
+        row = P::begun(p.args, outer, 0, p.length, 1);
+      } else {
+        row = P::row(p.args, outer, 0, p.length, 1);
+      }
+    }
+    first = int64_t{number} * span().size();
+    here = left(p.length);
+    unmasked = P::kMasked ? left(p.extras.limit(outer, p.length)) : here;
+    if constexpr (!kElementsFirst) skipped = exists && P::skip(row);
+    wanted = skipped ? 0 : unmasked;
+    const int64_t length =
+        kSharing == Sharing::kTeam ? static_cast<uint32_t>(p.length) : p.length;  // a shorter product
+    at = outer * length + first;
 #pragma unroll
-  for (int o = 0; o < P::kOperands; ++o)
-    span.load(static_cast<const Bits*>(p.operands[o]) + at, wanted, outer + 1 == p.columns, P::pad(p.args, o),
-              lane.raw[o]);
+    for (int o = 0; o < P::kOperands; ++o)
+      span().load(static_cast<const Bits*>(p.operands[o]) + at, wanted, outer + 1 == p.columns, P::pad(p.args, o),
+                  lane.raw[o]);
+    if constexpr (kElementsFirst) row = P::begun(p.args, outer, 0, p.length, 1);
+  }
 
-  if constexpr (kElementsFirst) row = P::begun(p.args, outer, 0, p.length, 1);
-
-  if (cluster) {  // while what was asked for is on its way
+  // Of a cluster, while what was asked for is on its way.
+  __device__ __forceinline__ void open_exchange() {
     if (threadIdx.x == 0 && block < receivers()) {
       make_copy_barrier(stats_there);
       make_barriers_visible_to_cluster();
@@ -289,87 +311,85 @@ __global__ void __launch_bounds__(32 * (kRowsResident<P, kVectors, kSharing, kAl
 
   // What the block would have of a later row comes to the L2 cache, in one piece: where blocks come and go, memory is
   // neither always busy nor read in the order that suits it.
-  if constexpr (kSharing == Sharing::kBlocks && kAligned && kAhead<P>) {
-    if (threadIdx.x == 0 && p.ahead > 0 && outer + p.ahead < p.columns) {
-      const int64_t then = (outer + p.ahead) * p.length + first;
-      const int64_t bytes = min(p.length - first, int64_t{block_warps} * span.size()) * int64_t{sizeof(Bits)};
-      if (bytes > 0) prefetch_bulk(static_cast<const Bits*>(p.operands[0]) + then, static_cast<uint32_t>(bytes));
+  __device__ __forceinline__ void prefetch_later_row() {
+    if constexpr (kSharing == Sharing::kBlocks && kAligned && kAhead<P>) {
+      if (threadIdx.x == 0 && p.ahead > 0 && outer + p.ahead < p.columns) {
+        const int64_t then = (outer + p.ahead) * p.length + first;
+        const int64_t bytes = min(p.length - first, int64_t{block_warps} * span().size()) * int64_t{sizeof(Bits)};
+        if (bytes > 0) prefetch_bulk(static_cast<const Bits*>(p.operands[0]) + then, static_cast<uint32_t>(bytes));
+      }
     }
   }
 
-  const bool masks = P::kMasked && p.extras.masks();
-  if constexpr (P::kMasked) {
-    for (auto& word : lane.masks) word = 0;
+  // Masks, adds a bias, and leaves out what does not count.
+  __device__ __forceinline__ void prepare() {
+    masks = P::kMasked && p.extras.masks();
+    if constexpr (P::kMasked) {
+      for (auto& word : lane.masks) word = 0;
+      if (masks) {
+        const int64_t stride = p.extras.where_at.axis_stride;
+        const uint8_t* where =
+            p.extras.where && exists ? p.extras.where + p.extras.where_at.outer(outer) + first * stride : nullptr;
+#pragma unroll
+        for (int j = 0; j < kVectors; ++j)
+#pragma unroll
+          for (int i = 0; i < kWidth; ++i) {
+            const int e = span().element(j) + i;
+            if (e >= here) continue;
+            if (e >= unmasked || (where && !where[e * stride])) lane.mask(j, i);
+          }
+      }
+    }
+    if constexpr (P::kDecoded) {
+      const int64_t stride = p.extras.bias_at.axis_stride;
+      const Bits* bias = p.extras.bias && here > 0  // spans past the end of the row have none
+                             ? static_cast<const Bits*>(p.extras.bias) + p.extras.bias_at.outer(outer) + first * stride
+                             : nullptr;
+      lane.decode(p.args, row, bias != nullptr, [&](int j, int i) {
+        const int e = span().element(j) + i;
+        return Element::load(bias[min(e, here - 1) * stride]);
+      });
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j)
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i)
+          if (span().element(j) + i >= wanted) lane.z[j][i] = P::lowest();
+    }
     if (masks) {
-      const int64_t stride = p.extras.where_at.axis_stride;
-      const uint8_t* where =
-          p.extras.where && exists ? p.extras.where + p.extras.where_at.outer(outer) + first * stride : nullptr;
-#pragma unroll
-      for (int j = 0; j < kVectors; ++j)
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i) {
-          const int e = span.element(j) + i;
-          if (e >= here) continue;
-          if (e >= unmasked || (where && !where[e * stride])) lane.mask(j, i);
-        }
-    }
-  }
-  if constexpr (P::kDecoded) {
-    const int64_t stride = p.extras.bias_at.axis_stride;
-    const Bits* bias = p.extras.bias && here > 0  // spans past the end of the row have none
-                           ? static_cast<const Bits*>(p.extras.bias) + p.extras.bias_at.outer(outer) + first * stride
-                           : nullptr;
-    lane.decode(p.args, row, bias != nullptr, [&](int j, int i) {
-      const int e = span.element(j) + i;
-      return Element::load(bias[min(e, here - 1) * stride]);
-    });
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j)
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i)
-        if (span.element(j) + i >= wanted) lane.z[j][i] = P::lowest();
-  }
-  if (masks) {
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j)
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i)
-        if (lane.masked(j, i)) lane.leave_out(p.args, j, i);
-  }
-
-  Acc plain = Acc(0);
-  if constexpr (P::kPlainSum) {
-    if (P::add_plain(p.args)) {
 #pragma unroll
       for (int j = 0; j < kVectors; ++j)
 #pragma unroll
         for (int i = 0; i < kWidth; ++i)
-          if (span.element(j) + i < wanted) plain += lane.x(p.args, j, i);
+          if (lane.masked(j, i)) lane.leave_out(p.args, j, i);
     }
-  }
-  int hole = -1;  // j * kWidth + i
-  if constexpr (P::kHole) {
-    const int64_t element = exists ? P::hole(row) - first : -1;
-    if (element >= 0 && element < here) {
-      const int vector = static_cast<int>(element) / kWidth;
-      if ((vector & (span.lanes - 1)) == span.slot)
-        hole = (vector >> lane_bits) * kWidth + static_cast<int>(element) % kWidth;
+    if constexpr (P::kPlainSum) {
+      if (P::add_plain(p.args)) {
+#pragma unroll
+        for (int j = 0; j < kVectors; ++j)
+#pragma unroll
+          for (int i = 0; i < kWidth; ++i)
+            if (span().element(j) + i < wanted) plain += lane.x(p.args, j, i);
+      }
     }
-    if (hole >= 0) {
+    if constexpr (P::kHole) {
+      const int64_t element = exists ? P::hole(row) - first : -1;
+      if (element >= 0 && element < here) {
+        const int vector = static_cast<int>(element) / kWidth;
+        if ((vector & (span().lanes - 1)) == span().slot)
+          hole = (vector >> lane_bits) * kWidth + static_cast<int>(element) % kWidth;
+      }
+      if (hole >= 0) {
 #pragma unroll
-      for (int j = 0; j < kVectors; ++j)
+        for (int j = 0; j < kVectors; ++j)
 #pragma unroll
-        for (int i = 0; i < kWidth; ++i)
-          if (j * kWidth + i == hole) lane.leave_out(p.args, j, i);
+          for (int i = 0; i < kWidth; ++i)
+            if (j * kWidth + i == hole) lane.leave_out(p.args, j, i);
+      }
     }
   }
 
-  typename P::Final final;
-  if (!team && kSharing != Sharing::kStatistics && P::kOutput && p.phase == Phase::kFinish) {
-    let_dependents_start();
-    wait_for_predecessor();
-    final = *final_at(p, outer, 0);
-  } else {
+  // Statistics of the span().
+  __device__ __forceinline__ Stat<P> measure() {
     Stat<P> stat;
     Acc peak = Acc(0);
     if constexpr (P::kPeak) {
@@ -396,83 +416,118 @@ __global__ void __launch_bounds__(32 * (kRowsResident<P, kVectors, kSharing, kAl
     }
 #pragma unroll
     for (int k = 0; k < P::kSums; ++k) stat.sum(k) = merged_sum(stat.sum(k), 0, lane_bits);
-    if (!team) {
-      if (kSharing != Sharing::kStatistics && p.phase == Phase::kPartial) {
-        let_dependents_start();
-        if (p.unit_warps == 1) {
-          if (threadIdx.x % 32 == 0 && number < p.spans) *stat_at(p, outer, number, 0) = stat;
-        } else {
-          if (threadIdx.x % 32 == 0) stats[warp] = stat;
-          __syncthreads();
-          stat = merge_by_warp<P>([&](int u) { return stats[u]; }, min(block_warps, p.spans - block * block_warps));
-          if (threadIdx.x == 0) *stat_at(p, outer, block, 0) = stat;
-        }
-        wait_for_predecessor();
-        return;
-      }
-      if (cluster) {
-        const int rank = threadIdx.x % 32;
-        // All that row() reads has arrived before other blocks go on, and perhaps write there.
-        if constexpr (P::kHole) row = shuffle_from(row, 0);
-        wait_at_cluster_barrier();
-        if (number < p.spans && rank < receivers()) copy_to_block(&stats[number], stats_there, rank, stat);
-        if (block >= receivers() || (!writes() && warp != 0)) return;
-        if (threadIdx.x == 0) expect_copies(stats_there, p.spans * static_cast<int>(sizeof(Stat<P>)));
-        wait_for_copies(stats_there, 0);
-      } else {
-        if (threadIdx.x % 32 == 0 && number < p.spans) stats[number] = stat;
-        __syncthreads();
-      }
-      if (!writes() && warp != 0) return;
-      const auto get = [&](int u) { return stats[u]; };
-      if constexpr (kSharing == Sharing::kStatistics) {
-        static_assert(kMaxCluster * kPartWarps <= 4 * 32);
-        stat = merge_few_by_warp<P>(get, p.spans);
-      } else {
-        stat = merge_by_warp<P>(get, p.spans);
-      }
-    }
-    final = P::finish(p.args, row, stat);
-    if (exists && number == 0 && span.slot == 0) P::write_row(p.args, outer, row, final);
+    return stat;
   }
 
-  if (!writes()) return;
-  // A cluster writes a unit while it works on the next: its rows may be few, and all of them at the same point. Of many
-  // rows others write, and all units together are better, but where registers are few, and a unit is not less than 64
-  // bytes of a row.
-  const bool team_at_once = kAligned && kFewUnits<P, kVectors, kSharing> && lane_bits >= 2;
-  const bool at_once = kAligned && cluster;
-  Bits* const out = static_cast<Bits*>(p.out) + at;
-  lane.forget();
-  P::with_args(p.args, [&](const auto& args) {
+  // Of a split row (kPartial): leaves the statistics for a later kernel.
+  __device__ __forceinline__ void leave(Stat<P> stat) {
+    let_dependents_start();
+    if (p.unit_warps == 1) {
+      if (threadIdx.x % 32 == 0 && number < p.spans) *stat_at(p, outer, number, 0) = stat;
+    } else {
+      if (threadIdx.x % 32 == 0) stats[warp] = stat;
+      __syncthreads();
+      stat = merge_by_warp<P>([&](int u) { return stats[u]; }, min(block_warps, p.spans - block * block_warps));
+      if (threadIdx.x == 0) *stat_at(p, outer, block, 0) = stat;
+    }
+    wait_for_predecessor();
+  }
+
+  // Merges the statistics of all spans of a row. False: this warp has nothing left to do.
+  __device__ __forceinline__ bool merge(Stat<P>& stat) {
+    if (cluster) {
+      const int rank = threadIdx.x % 32;
+      // All that row() reads has arrived before other blocks go on, and perhaps write there.
+      if constexpr (P::kHole) row = shuffle_from(row, 0);
+      wait_at_cluster_barrier();
+      if (number < p.spans && rank < receivers()) copy_to_block(&stats[number], stats_there, rank, stat);
+      if (block >= receivers() || (!writes() && warp != 0)) return false;
+      if (threadIdx.x == 0) expect_copies(stats_there, p.spans * static_cast<int>(sizeof(Stat<P>)));
+      wait_for_copies(stats_there, 0);
+    } else {
+      if (threadIdx.x % 32 == 0 && number < p.spans) stats[number] = stat;
+      __syncthreads();
+    }
+    if (!writes() && warp != 0) return false;
+    const auto get = [&](int u) { return stats[u]; };
+    if constexpr (kSharing == Sharing::kStatistics) {
+      static_assert(kMaxCluster * kPartWarps <= 4 * 32);
+      stat = merge_few_by_warp<P>(get, p.spans);
+    } else {
+      stat = merge_by_warp<P>(get, p.spans);
+    }
+    return true;
+  }
+
+  __device__ __forceinline__ typename P::Final finish(const Stat<P>& stat) const {
+    const typename P::Final final = P::finish(p.args, row, stat);
+    if (exists && number == 0 && span().slot == 0) P::write_row(p.args, outer, row, final);
+    return final;
+  }
+
+  __device__ __forceinline__ void write(const typename P::Final& final) {
+    // A cluster writes a unit while it works on the next: its rows may be few, and all of them at the same point. Of
+    // many rows others write, and all units together are better, but where registers are few, and a unit is not less
+    // than 64 bytes of a row.
+    const bool team_at_once = kAligned && kFewUnits<P, kVectors, kSharing> && lane_bits >= 2;
+    const bool at_once = kAligned && cluster;
+    Bits* const out = static_cast<Bits*>(p.out) + at;
+    lane.forget();
+    P::with_args(p.args, [&](const auto& args) {
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j) {
-      Acc value[kWidth];
+      for (int j = 0; j < kVectors; ++j) {
+        Acc value[kWidth];
 #pragma unroll
-      for (int i = 0; i < kWidth; ++i) {
-        value[i] = P::output(args, row, final, lane.x(args, j, i), lane.y(j, i));
-        if constexpr (P::kMasked) value[i] = lane.masked(j, i) ? P::masked_output(args) : value[i];
+        for (int i = 0; i < kWidth; ++i) {
+          value[i] = P::output(args, row, final, lane.x(args, j, i), lane.y(j, i));
+          if constexpr (P::kMasked) value[i] = lane.masked(j, i) ? P::masked_output(args) : value[i];
+        }
+        lane.raw[0][j] = packed<Element>(value);
+        if (team_at_once && span().element(j) < here) store_pack(span().unit_at(out, j), lane.raw[0][j]);
+        if (at_once) span().store_aligned(out, here, j, lane.raw[0][j]);
       }
-      lane.raw[0][j] = packed<Element>(value);
-      if (team_at_once && span.element(j) < here) store_pack(span.unit_at(out, j), lane.raw[0][j]);
-      if (at_once) span.store_aligned(out, here, j, lane.raw[0][j]);
+    });
+    if constexpr (P::kHole && !kAligned) {  // otherwise others would write there
+      if (hole >= 0) {
+        const Bits value = Element::store(P::hole_output(p.args, row, final));
+#pragma unroll
+        for (int j = 0; j < kVectors; ++j)
+#pragma unroll
+          for (int i = 0; i < kWidth; ++i)
+            if (j * kWidth + i == hole) set<Bits>(lane.raw[0][j], i, value);
+      }
     }
-  });
-  if constexpr (P::kHole && !kAligned) {  // otherwise others would write there
-    if (hole >= 0) {
-      const Bits value = Element::store(P::hole_output(p.args, row, final));
-#pragma unroll
-      for (int j = 0; j < kVectors; ++j)
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i)
-          if (j * kWidth + i == hole) set<Bits>(lane.raw[0][j], i, value);
+    if (!team_at_once && !at_once) span().store(out, here, lane.raw[0]);
+    if constexpr (P::kHole && kAligned) {  // by the lane that has written there
+      if (hole >= 0)
+        out[span().element(hole / kWidth) + hole % kWidth] = Element::store(P::hole_output(p.args, row, final));
     }
   }
-  if (!team_at_once && !at_once) span.store(out, here, lane.raw[0]);
-  if constexpr (P::kHole && kAligned) {  // by the lane that has written there
-    if (hole >= 0)
-      out[span.element(hole / kWidth) + hole % kWidth] = Element::store(P::hole_output(p.args, row, final));
+};
+
+template <class P, int kVectors, Sharing kSharing, bool kAligned>
+__global__ void __launch_bounds__(32 * (kRowsResident<P, kVectors, kSharing, kAligned> ? kPartWarps : kMaxBlockWarps),
+                                  kRowsResident<P, kVectors, kSharing, kAligned>)
+    rows_kernel(const __grid_constant__ Parameters<P> p) {
+  RowsThread<P, kVectors, kSharing, kAligned> thread(p);
+  thread.load();
+  if (thread.cluster) thread.open_exchange();
+  thread.prefetch_later_row();
+  thread.prepare();
+  typename P::Final final;
+  if (!thread.team && kSharing != Sharing::kStatistics && P::kOutput && p.phase == Phase::kFinish) {
+    let_dependents_start();
+    wait_for_predecessor();
+    final = *final_at(p, thread.outer, 0);
+  } else {
+    Stat<P> stat = thread.measure();
+    if (!thread.team) {
+      if (kSharing != Sharing::kStatistics && p.phase == Phase::kPartial) return thread.leave(stat);
+      if (!thread.merge(stat)) return;
+    }
+    final = thread.finish(stat);
   }
+  if (thread.writes()) thread.write(final);
 }
 
 // ---- Statistics of short rows ---------------------------------------------------------------------------------------

@@ -40,88 +40,91 @@ struct TileParameters {
   }
 };
 
-// kSingle: a lane has one vector of a row.
+// What the phases of tile_kernel share of a block, in the order in which they run. kSingle: a lane has one vector of a
+// row.
 template <class P, bool kSingle>
-__global__ void __launch_bounds__(kTileThreads, P::kOperands == 1 ? 10 : 8)
-    tile_kernel(const __grid_constant__ TileParameters<P> t) {
+struct TileBlock {
   using Element = typename P::Element;
   using Bits = typename Element::Bits;
   using Acc = typename Element::Acc;
   using Unit = Held<P, 1, true>;
-  constexpr int kWidth = Unit::kWidth, kItem = sizeof(Bits);
+  static constexpr int kWidth = Unit::kWidth, kItem = sizeof(Bits);
+
+  const TileParameters<P>& t;
   const Parameters<P>& p = t.of;
   const int length = static_cast<int>(p.length), lane_bits = p.lane_bits, lanes = 1 << lane_bits;
   const int slot = threadIdx.x & (lanes - 1);
   unsigned char* const tile = dynamic_shared_memory();
-  auto* const known = reinterpret_cast<TileRow<P>*>(tile + P::kOperands * t.operand_bytes);
+  TileRow<P>* const known = reinterpret_cast<TileRow<P>*>(tile + P::kOperands * t.operand_bytes);
   const int64_t first = int64_t{blockIdx.x} * t.rows, at = first * length;
   const int rows = static_cast<int>(min(int64_t{t.rows}, p.columns - first));
-
-  // Tiles begin as many bytes after a vector as results do, or what is read.
   const bool writes = P::kOutput && p.out != nullptr;
-  const void* const like = writes ? p.out : p.operands[0];
-  const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(static_cast<const Bits*>(like) + at) & 15);
+  // Tiles begin as many bytes after a vector as results do, or what is read.
+  const int shift =
+      static_cast<int>(reinterpret_cast<uintptr_t>(static_cast<const Bits*>(writes ? p.out : p.operands[0]) + at) & 15);
   const int end = shift + rows * length * kItem;
-#pragma unroll
-  for (int o = 0; o < P::kOperands; ++o) {
-    const Bits* const from = static_cast<const Bits*>(p.operands[o]) + at;
-    unsigned char* const to = tile + o * t.operand_bytes;
-    int copied = shift;  // up to there, in bytes of the tile
-    if ((reinterpret_cast<uintptr_t>(from) & 15) == shift) {
-      // Nothing is read from beyond the end of the array.
-      const int whole = first + rows == p.columns ? end & ~15 : (end + 15) & ~15;
-      const auto* const windows = reinterpret_cast<const unsigned char*>(from) - shift;
-#pragma unroll 4
-      for (int b = threadIdx.x * 16; b < whole; b += kTileThreads * 16) copy_async(to + b, windows + b);
-      commit_async_copies();
-      copied = max(whole, shift);
-    }
-#pragma unroll 1
-    for (int b = copied + threadIdx.x * kItem; b < end; b += kTileThreads * kItem)
-      *reinterpret_cast<Bits*>(to + b) = from[(b - shift) / kItem];
-  }
-  wait_for_async_copies<0>();
-  __syncthreads();
 
+  __device__ __forceinline__ explicit TileBlock(const TileParameters<P>& t) : t(t) {}
+
+  __device__ __forceinline__ void fetch() {
+#pragma unroll
+    for (int o = 0; o < P::kOperands; ++o) {
+      const Bits* const from = static_cast<const Bits*>(p.operands[o]) + at;
+      unsigned char* const to = tile + o * t.operand_bytes;
+      int copied = shift;  // up to there, in bytes of the tile
+      if ((reinterpret_cast<uintptr_t>(from) & 15) == shift) {
+        // Nothing is read from beyond the end of the array.
+        const int whole = first + rows == p.columns ? end & ~15 : (end + 15) & ~15;
+        const auto* const windows = reinterpret_cast<const unsigned char*>(from) - shift;
+#pragma unroll 4
+        for (int b = threadIdx.x * 16; b < whole; b += kTileThreads * 16) copy_async(to + b, windows + b);
+        commit_async_copies();
+        copied = max(whole, shift);
+      }
 #pragma unroll 1
-  for (int base = 0; base < rows; base += kTileThreads >> lane_bits) {  // all threads
-    const int mine = base + (threadIdx.x >> lane_bits);
-    const bool exists = mine < rows;
-    const int size = exists ? length : 0, begin = shift + mine * length * kItem;
-    const auto elements = [&](int o) { return reinterpret_cast<Bits*>(tile + o * t.operand_bytes + begin); };
-    const auto load = [&](int u) {
-      Unit unit;
+      for (int b = copied + threadIdx.x * kItem; b < end; b += kTileThreads * kItem)
+        *reinterpret_cast<Bits*>(to + b) = from[(b - shift) / kItem];
+    }
+    wait_for_async_copies<0>();
+    __syncthreads();
+  }
+
+  // Vector u of the row of `size` elements that begins at byte `begin` of the tile.
+  __device__ __forceinline__ Unit load(int begin, int size, int u) const {
+    Unit unit;
 #pragma unroll
-      for (int o = 0; o < P::kOperands; ++o) {
-        const Bits pad = P::pad(p.args, o);
-        Pack& pack = unit.raw[o][0];
-        if constexpr (kItem >= 4) {
+    for (int o = 0; o < P::kOperands; ++o) {
+      const Bits pad = P::pad(p.args, o);
+      Pack& pack = unit.raw[o][0];
+      if constexpr (kItem >= 4) {
+        const auto* const elements = reinterpret_cast<const Bits*>(tile + o * t.operand_bytes + begin);
 #pragma unroll
-          for (int i = 0; i < kWidth; ++i)
-            set<Bits>(pack, i, u * kWidth + i < size ? elements(o)[u * kWidth + i] : pad);
-        } else {
+        for (int i = 0; i < kWidth; ++i) set<Bits>(pack, i, u * kWidth + i < size ? elements[u * kWidth + i] : pad);
+      } else {
 #pragma unroll
-          for (int i = 0; i < kWidth; ++i) set<Bits>(pack, i, pad);
-          if (u * kWidth >= size) continue;
-          const auto* const windows = reinterpret_cast<const Pack*>(tile + o * t.operand_bytes + (begin & ~15)) + u;
-          const Pack padding = pack;
-          pack = between<kItem>(windows[0], windows[1], begin & 15);
-          if (u * kWidth + kWidth > size) {
+        for (int i = 0; i < kWidth; ++i) set<Bits>(pack, i, pad);
+        if (u * kWidth >= size) continue;
+        const auto* const windows = reinterpret_cast<const Pack*>(tile + o * t.operand_bytes + (begin & ~15)) + u;
+        const Pack padding = pack;
+        pack = between<kItem>(windows[0], windows[1], begin & 15);
+        if (u * kWidth + kWidth > size) {
 #pragma unroll
-            for (int i = 1; i < kWidth; ++i)
-              if (u * kWidth + i >= size) set<Bits>(pack, i, get<Bits>(padding, i));
-          }
+          for (int i = 1; i < kWidth; ++i)
+            if (u * kWidth + i >= size) set<Bits>(pack, i, get<Bits>(padding, i));
         }
       }
-      return unit;
-    };
-    // Vectors of this lane.
-    const auto each = [&](auto f) {
+    }
+    return unit;
+  }
+
+  // Statistics of such a row, by its team of lanes.
+  __device__ __forceinline__ Stat<P> statistics(int begin, int size) const {
+    const auto each = [&](auto f) {  // vectors of this lane
       if constexpr (kSingle) {
-        f(load(slot));
+        f(load(begin, size, slot));
       } else {
 #pragma unroll 1
-        for (int u = slot; u * kWidth < size; u += lanes) f(load(u));
+        for (int u = slot; u * kWidth < size; u += lanes) f(load(begin, size, u));
       }
     };
     Stat<P> stat;
@@ -145,46 +148,59 @@ __global__ void __launch_bounds__(kTileThreads, P::kOperands == 1 ? 10 : 8)
 #pragma unroll
       for (int k = 0; k < P::kSums; ++k) stat.sum(k) = merged_sum(stat.sum(k), 0, lane_bits);
     }
-    if (!exists) continue;
-    const auto row = P::row(p.args, first + mine, 0, length, 1);
-    const auto final = P::finish(p.args, row, stat);
-    if (slot == 0) P::write_row(p.args, first + mine, row, final);
-    if constexpr (P::kOutput) {
-      if constexpr (!kSingle) {
-        if (slot == 0) known[mine] = {final, row};
-      } else if (writes) {
-        const Unit unit = load(slot);
-        P::with_args(p.args, [&](const auto& args) {
+    return stat;
+  }
+
+  // Finishes the rows. Of single vectors, puts results in their place.
+  __device__ __forceinline__ void work() {
+#pragma unroll 1
+    for (int base = 0; base < rows; base += kTileThreads >> lane_bits) {  // all threads
+      const int mine = base + (threadIdx.x >> lane_bits);
+      const bool exists = mine < rows;
+      const int size = exists ? length : 0, begin = shift + mine * length * kItem;
+      const Stat<P> stat = statistics(begin, size);
+      if (!exists) continue;
+      const auto row = P::row(p.args, first + mine, 0, length, 1);
+      const auto final = P::finish(p.args, row, stat);
+      if (slot == 0) P::write_row(p.args, first + mine, row, final);
+      if constexpr (P::kOutput) {
+        if constexpr (!kSingle) {
+          if (slot == 0) known[mine] = {final, row};
+        } else if (writes) {
+          const Unit unit = load(begin, size, slot);
+          Bits* const to = reinterpret_cast<Bits*>(tile + begin) + slot * kWidth;
+          P::with_args(p.args, [&](const auto& args) {
 #pragma unroll
-          for (int i = 0; i < kWidth; ++i)
-            if (slot * kWidth + i < length)
-              elements(0)[slot * kWidth + i] =
-                  Element::store(P::output(args, row, final, unit.x(args, 0, i), unit.y(0, i)));
-        });
+            for (int i = 0; i < kWidth; ++i)
+              if (slot * kWidth + i < length)
+                to[i] = Element::store(P::output(args, row, final, unit.x(args, 0, i), unit.y(0, i)));
+          });
+        }
       }
     }
   }
 
-  if constexpr (P::kOutput) {
-    if (!writes) return;
-    __syncthreads();
+  // Stores the vector at byte b of the tile.
+  __device__ __forceinline__ void store(int b, const Pack& pack) const {
     unsigned char* const out = reinterpret_cast<unsigned char*>(static_cast<Bits*>(p.out) + at) - shift;
-    const float inverse = 1.f / static_cast<float>(length);
-    const auto store = [&](int b, const Pack& pack) {
-      if (b >= shift && b + 16 <= end) {
-        store_pack(reinterpret_cast<Pack*>(out + b), pack);
-      } else {
+    if (b >= shift && b + 16 <= end) {
+      store_pack(reinterpret_cast<Pack*>(out + b), pack);
+    } else {
 #pragma unroll
-        for (int i = 0; i < kWidth; ++i)
-          if (b + i * kItem >= shift && b + i * kItem < end)
-            *reinterpret_cast<Bits*>(out + b + i * kItem) = get<Bits>(pack, i);
-      }
-    };
+      for (int i = 0; i < kWidth; ++i)
+        if (b + i * kItem >= shift && b + i * kItem < end)
+          *reinterpret_cast<Bits*>(out + b + i * kItem) = get<Bits>(pack, i);
+    }
+  }
+
+  // Writes the tile, of which single vectors are results already.
+  __device__ __forceinline__ void write() const {
     if constexpr (kSingle) {
       for (int b = threadIdx.x * 16; b < end; b += kTileThreads * 16)
         store(b, *reinterpret_cast<const Pack*>(tile + b));
       return;
     }
+    const float inverse = 1.f / static_cast<float>(length);
     P::with_args(p.args, [&](const auto& args) {
 #pragma unroll 1
       for (int b = threadIdx.x * 16; b < end; b += kTileThreads * 16) {
@@ -208,6 +224,19 @@ __global__ void __launch_bounds__(kTileThreads, P::kOperands == 1 ? 10 : 8)
         store(b, packed<Element>(values));
       }
     });
+  }
+};
+
+template <class P, bool kSingle>
+__global__ void __launch_bounds__(kTileThreads, P::kOperands == 1 ? 10 : 8)
+    tile_kernel(const __grid_constant__ TileParameters<P> t) {
+  TileBlock<P, kSingle> block(t);
+  block.fetch();
+  block.work();
+  if constexpr (P::kOutput) {
+    if (!block.writes) return;
+    __syncthreads();
+    block.write();
   }
 }
 

@@ -304,157 +304,179 @@ __device__ __noinline__ uint32_t collect_again(const Args& a, Board<kThreads>& b
   return board.count;
 }
 
+// What the phases of held_kernel share of a block, in the order in which they run.
 template <class Key, int kThreads>
-__global__ void __launch_bounds__(kThreads, kHeldThreads / kThreads) held_kernel(const __grid_constant__ Args a) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  constexpr uint32_t kVector = Part<Key>::kVector, kChunk = Part<Key>::kChunk;
-  constexpr uint32_t kPerWord = 4 / sizeof(Key), kWarps = kThreads / 32;
-  constexpr int kAskFirst = 2;  // loads that have arrived when a warp asks for more
-  extern __shared__ __align__(128) unsigned char shared_bytes[];
-  uint4* const half = reinterpret_cast<uint4*>(shared_bytes);
-  auto& board = *reinterpret_cast<Board<kThreads>*>(half + kHeldLoads * kThreads);
-  uint64_t* const gathered = reinterpret_cast<uint64_t*>(&board + 1);
+struct Block {
+  static constexpr uint32_t kVector = Part<Key>::kVector, kChunk = Part<Key>::kChunk;
+  static constexpr uint32_t kPerWord = 4 / sizeof(Key), kWarps = kThreads / 32;
+
+  const Args& a;
+  uint4* const half;  // the second half of the part
+  Board<kThreads>& board;
+  uint64_t* const gathered;  // candidates of all blocks of a cluster
   const uint32_t tid = threadIdx.x, lane = tid % 32, warp = tid / 32, blocks = a.blocks;
   const uint32_t rank = blocks > 1 ? block_of_cluster() : 0, r = blockIdx.x >> a.block_bits;
-  const Part<Key> part(a, r, rank);
+  const Part<Key> part{a, r, rank};
   const Packing<Key> packing{a.length - 1, a.index_bits};
+  const uint32_t mine = tid / kChunk * 2 * kChunk + tid % kChunk;  // the thread's first vector
+  // Without them, the later half of a thread's loads has nothing new.
+  const bool many = kHeldLoads * kThreads < part.vectors;
+  uint4 held[kHeldLoads];  // the thread's part of the first half
+  Key loose = 0;
+  uint32_t best = 0;  // its delegate
+
+  __device__ __forceinline__ Block(const Args& a, unsigned char* shared_bytes)
+      : a(a),
+        half(reinterpret_cast<uint4*>(shared_bytes)),
+        board(*reinterpret_cast<Board<kThreads>*>(half + kHeldLoads * kThreads)),
+        gathered(reinterpret_cast<uint64_t*>(&board + 1)) {}
 
   // Loads half of the part into registers. Past its end, a thread loads its first vector again.
-  const uint32_t mine = tid / kChunk * 2 * kChunk + tid % kChunk;
-  uint4 held[kHeldLoads];
+  __device__ __forceinline__ void load_first_half() {
 #pragma unroll
-  for (int u = 0; u < kHeldLoads; ++u) {
-    const uint32_t v = u * 2 * kThreads + mine;
-    held[u] = __ldg(part.body + (v < part.vectors ? v : mine < part.vectors ? mine : 0));
+    for (int u = 0; u < kHeldLoads; ++u) {
+      const uint32_t v = u * 2 * kThreads + mine;
+      held[u] = __ldg(part.body + (v < part.vectors ? v : mine < part.vectors ? mine : 0));
+    }
+    if (tid < part.loose) loose = __ldg(part.row + part.loose_index(tid));
   }
-  Key loose = 0;
-  if (tid < part.loose) loose = __ldg(part.row + part.loose_index(tid));
-  if (tid == 0) {
-    for (int p = 0; p < kHeldLoads / 2; ++p) make_copy_barrier(&board.copies[p], 2 * kThreads / kChunk);
-    make_copy_barrier(&board.bounded);
-    make_copy_barrier(&board.counted);
-    make_copy_barrier(&board.told);
-    make_barriers_visible();
-    expect_copies(&board.bounded, 8 * blocks);
-    expect_copies(&board.counted, 4 * blocks);
-    board.count = 0;
-  }
-  if (tid < kHeldDelegates) board.delegates[tid] = 0;
-  if (blocks > 1) arrive_at_cluster_start();
-  __syncthreads();
 
-  // Each warp issues copies of two chunks of the other half once some of its loads have arrived. So the first half
-  // comes first, and memory is never idle.
-  const auto ask = [&](uint32_t chunk) {
+  __device__ __forceinline__ void clear_board() {
+    if (tid == 0) {
+      for (int p = 0; p < kHeldLoads / 2; ++p) make_copy_barrier(&board.copies[p], 2 * kThreads / kChunk);
+      make_copy_barrier(&board.bounded);
+      make_copy_barrier(&board.counted);
+      make_copy_barrier(&board.told);
+      make_barriers_visible();
+      expect_copies(&board.bounded, 8 * blocks);
+      expect_copies(&board.counted, 4 * blocks);
+      board.count = 0;
+    }
+    if (tid < kHeldDelegates) board.delegates[tid] = 0;
+    if (blocks > 1) arrive_at_cluster_start();
+    __syncthreads();
+  }
+
+  // Issues the copy of a chunk of the second half.
+  __device__ __forceinline__ void ask(uint32_t chunk) {
     const uint32_t first = (2 * chunk + 1) * kChunk;
     const uint32_t bytes = first < part.vectors ? 16 * min(kChunk, part.vectors - first) : 0;
     uint64_t* const barrier = &board.copies[chunk / (2 * kThreads / kChunk)];
     expect_copies(barrier, bytes);
     if (bytes) copy_bulk(half + chunk * kChunk, part.body + first, bytes, barrier);
-  };
-  const Lanes<Key> lanes(a.order);
-  uint32_t best = 0;
-  const auto look = [&](int u) {
-    best = lanes.max(best, lanes.encode(held[u].x));
-    best = lanes.max(best, lanes.encode(held[u].y));
-    best = lanes.max(best, lanes.encode(held[u].z));
-    best = lanes.max(best, lanes.encode(held[u].w));
-  };
-  const bool many = kHeldLoads * kThreads < part.vectors;  // else the later half of the loads has nothing new
-#pragma unroll
-  for (int u = 0; u < kHeldLoads / 2; ++u) {
-    if (u == kAskFirst && lane == 0 && best >= a.zero) ask(warp);
-    look(u);
   }
-  if (many) look(kHeldLoads / 2);
-  if (lane == 0 && best >= a.zero) ask(kWarps + warp);
-  if (many) {
-#pragma unroll
-    for (int u = kHeldLoads / 2 + 1; u < kHeldLoads; ++u) look(u);
-  }
-  best = mine < part.vectors ? lanes.largest(best) : 0;
-  atomicMax(&board.delegates[tid % kHeldDelegates], best);
-  if (blocks > 1) wait_at_cluster_barrier();
-  __syncthreads();
 
-  // Two bounds: one that k elements of this block reach, and one that its share of k elements reach.
-  if (warp < 2 && warp < blocks) {
-    uint32_t all[kParts];
+  // Takes the delegates of the first half. Each warp asks for two chunks of the other half once some of its loads have
+  // arrived. So the first half comes first, and memory is never idle.
+  __device__ __forceinline__ void take_delegates() {
+    constexpr int kAskFirst = 2;  // loads that have arrived when a warp asks for more
+    const Lanes<Key> lanes(a.order);
+    const auto look = [&](int u) {
+      best = lanes.max(best, lanes.encode(held[u].x));
+      best = lanes.max(best, lanes.encode(held[u].y));
+      best = lanes.max(best, lanes.encode(held[u].z));
+      best = lanes.max(best, lanes.encode(held[u].w));
+    };
 #pragma unroll
-    for (int p = 0; p < kParts; ++p) all[p] = board.delegates[p * 32 + lane];
-    const uint32_t bound = kth_of_group<32>(all, warp == 0 ? a.k : (a.k + blocks - 1) / blocks, kFullWarp);
-    if (blocks == 1) {
-      board.bounds[0][0] = bound;
-    } else if (lane < blocks) {
-      copy_to_block(&board.bounds[warp][rank], &board.bounded, lane, bound);
+    for (int u = 0; u < kHeldLoads / 2; ++u) {
+      if (u == kAskFirst && lane == 0 && best >= a.zero) ask(warp);
+      look(u);
     }
-  }
-  uint32_t floor = 0;
-  if (blocks == 1) {
+    if (many) look(kHeldLoads / 2);
+    if (lane == 0 && best >= a.zero) ask(kWarps + warp);
+    if (many) {
+#pragma unroll
+      for (int u = kHeldLoads / 2 + 1; u < kHeldLoads; ++u) look(u);
+    }
+    best = mine < part.vectors ? lanes.largest(best) : 0;
+    atomicMax(&board.delegates[tid % kHeldDelegates], best);
+    if (blocks > 1) wait_at_cluster_barrier();
     __syncthreads();
-    floor = board.bounds[0][0];
-  } else {
+  }
+
+  // The threshold, which k elements of the row reach. Each block finds two bounds: one that k of its elements reach,
+  // and one that its share of k elements reach. So the largest of the former is one, and the least of the latter.
+  __device__ __forceinline__ uint32_t agree_on_floor() {
+    if (warp < 2 && warp < blocks) {
+      uint32_t all[kParts];
+#pragma unroll
+      for (int p = 0; p < kParts; ++p) all[p] = board.delegates[p * 32 + lane];
+      const uint32_t bound = kth_of_group<32>(all, warp == 0 ? a.k : (a.k + blocks - 1) / blocks, kFullWarp);
+      if (blocks == 1) {
+        board.bounds[0][0] = bound;
+      } else if (lane < blocks) {
+        copy_to_block(&board.bounds[warp][rank], &board.bounded, lane, bound);
+      }
+    }
+    if (blocks == 1) {
+      __syncthreads();
+      return board.bounds[0][0];
+    }
     wait_for_copies(&board.bounded, 0);
-    uint32_t least = ~0u;
+    uint32_t floor = 0, least = ~0u;
     for (uint32_t b = 0; b < blocks; ++b) {
       floor = max(floor, board.bounds[0][b]);
       least = min(least, board.bounds[1][b]);
     }
-    floor = max(floor, least);
+    return max(floor, least);
   }
 
-  const Filter<Key> filter(static_cast<Key>(floor), a.order);
-  const auto most = [&](uint32_t word, const uint4& v) {
-    return filter.most(filter.most(filter.most(filter.most(word, v.x), v.y), v.z), v.w);
-  };
-  // Each lane works on its own: few have candidates.
-  const auto put = [&](uint4 vector, uint32_t v) {
-    asm("" : "+r"(vector.x), "+r"(vector.y), "+r"(vector.z), "+r"(vector.w));  // or their keys were kept in registers
-    if (v >= part.vectors || *static_cast<volatile uint32_t*>(&board.count) > board.kRoom) return;  // all come again
-    uint32_t hits = filter.passes(vector.x) | filter.passes(vector.y) << kPerWord |
-                    filter.passes(vector.z) << (2 * kPerWord) | filter.passes(vector.w) << (3 * kPerWord);
-    const uint32_t number = __popc(hits);
-    uint32_t at = atomicAdd(&board.count, number);
-    if (at + number > board.kRoom) return;
+  // Lists what reaches the threshold, of the second half as it arrives; returns how many candidates there are.
+  __device__ __forceinline__ uint32_t collect(uint32_t floor) {
+    const Filter<Key> filter(static_cast<Key>(floor), a.order);
+    const auto most = [&](uint32_t word, const uint4& v) {
+      return filter.most(filter.most(filter.most(filter.most(word, v.x), v.y), v.z), v.w);
+    };
+    // Each lane works on its own: few have candidates.
+    const auto put = [&](uint4 vector, uint32_t v) {
+      asm("" : "+r"(vector.x), "+r"(vector.y), "+r"(vector.z), "+r"(vector.w));  // or their keys were kept in registers
+      if (v >= part.vectors || *static_cast<volatile uint32_t*>(&board.count) > board.kRoom) return;  // all come again
+      uint32_t hits = filter.passes(vector.x) | filter.passes(vector.y) << kPerWord |
+                      filter.passes(vector.z) << (2 * kPerWord) | filter.passes(vector.w) << (3 * kPerWord);
+      const uint32_t number = __popc(hits);
+      uint32_t at = atomicAdd(&board.count, number);
+      if (at + number > board.kRoom) return;
 #pragma unroll 1
-    for (; hits; hits &= hits - 1) {
-      const uint32_t e = __ffs(hits) - 1;
-      board.list[at++] = packing.pack(encode(element<Key>(vector, e), a.order), part.begin + v * kVector + e);
-    }
-  };
-  if (best >= floor) {
+      for (; hits; hits &= hits - 1) {
+        const uint32_t e = __ffs(hits) - 1;
+        board.list[at++] = packing.pack(encode(element<Key>(vector, e), a.order), part.begin + v * kVector + e);
+      }
+    };
+    if (best >= floor) {
 #pragma unroll
-    for (int u = 0; u < kHeldLoads; ++u) {
-      if (u == kHeldLoads / 2 && !many) break;
-      if (filter.reaches(most(0, held[u]))) put(held[u], u * 2 * kThreads + mine);
+      for (int u = 0; u < kHeldLoads; ++u) {
+        if (u == kHeldLoads / 2 && !many) break;
+        if (filter.reaches(most(0, held[u]))) put(held[u], u * 2 * kThreads + mine);
+      }
     }
-  }
-  if (tid < part.loose) {
-    const uint32_t index = part.loose_index(tid);
-    const Key key = encode(loose, a.order);
-    if (key >= floor) {
-      const uint32_t at = atomicAdd(&board.count, 1u);
-      if (at < board.kRoom) board.list[at] = packing.pack(key, index);
+    if (tid < part.loose) {
+      const uint32_t index = part.loose_index(tid);
+      const Key key = encode(loose, a.order);
+      if (key >= floor) {
+        const uint32_t at = atomicAdd(&board.count, 1u);
+        if (at < board.kRoom) board.list[at] = packing.pack(key, index);
+      }
     }
-  }
 #pragma unroll 1
-  for (uint32_t p = 0; p < kHeldLoads && p * 2 * kThreads + kChunk < part.vectors; p += 2) {
-    wait_for_copies(&board.copies[p / 2], 0);
-    const uint4* const vectors = half + p * kThreads + tid;
-    const uint4 one = vectors[0], two = vectors[kThreads];
-    if (filter.reaches(most(0, one))) put(one, p * 2 * kThreads + mine + kChunk);
-    if (filter.reaches(most(0, two))) put(two, (p + 1) * 2 * kThreads + mine + kChunk);
-  }
-  __syncthreads();
-  uint32_t m = board.count;
-  if (m > board.kRoom) m = collect_again<Key, kThreads>(a, board, r, rank, static_cast<Key>(floor), half);
-  if (m > kHeldKeep) {
-    keep_best<kThreads>(board, m, a.k, packing.lowest(static_cast<Key>(floor)));
-    m = board.count;
+    for (uint32_t p = 0; p < kHeldLoads && p * 2 * kThreads + kChunk < part.vectors; p += 2) {
+      wait_for_copies(&board.copies[p / 2], 0);
+      const uint4* const vectors = half + p * kThreads + tid;
+      const uint4 one = vectors[0], two = vectors[kThreads];
+      if (filter.reaches(most(0, one))) put(one, p * 2 * kThreads + mine + kChunk);
+      if (filter.reaches(most(0, two))) put(two, (p + 1) * 2 * kThreads + mine + kChunk);
+    }
+    __syncthreads();
+    uint32_t m = board.count;
+    if (m > board.kRoom) m = collect_again<Key, kThreads>(a, board, r, rank, static_cast<Key>(floor), half);
+    if (m > kHeldKeep) {
+      keep_best<kThreads>(board, m, a.k, packing.lowest(static_cast<Key>(floor)));
+      m = board.count;
+    }
+    return m;
   }
 
-  // Every block of the cluster gets all candidates and ranks its own.
-  if (blocks > 1) {
+  // Every block of the cluster gets the candidates of all.
+  __device__ __forceinline__ void gather(uint32_t m) {
     static_assert(kMaxHeldBlocks == 8);
     for (uint32_t i = tid / 8; i < m && tid % 8 < blocks; i += kThreads / 8)
       copy_to_block(&gathered[rank * kHeldKeep + i], &board.told, tid % 8, board.list[i]);
@@ -467,46 +489,65 @@ __global__ void __launch_bounds__(kThreads, kHeldThreads / kThreads) held_kernel
     }
     wait_for_copies(&board.told, 0);
   }
-  const auto list = [&](uint32_t b) { return blocks > 1 ? gathered + b * kHeldKeep : board.list; };
-  const auto count = [&](uint32_t b) { return blocks > 1 ? board.counts[b] : m; };
-  const auto write = [&](uint32_t at, uint64_t candidate) {
+
+  __device__ __forceinline__ void write(uint32_t at, uint64_t candidate) {
     static_cast<Key*>(a.values)[static_cast<int64_t>(r) * a.k + at] = decode(packing.key(candidate), a.order);
     a.indices[static_cast<int64_t>(r) * a.k + at] = static_cast<int32_t>(packing.index(candidate));
-  };
-  // Eight lanes rank a candidate.
-  constexpr uint32_t kSplit = 8;
-  const auto rank_list = [&](uint32_t of, auto emit) {
-    const uint32_t n = count(of);
-    for (uint32_t start = 0; start < n; start += kThreads / kSplit) {
-      const uint32_t i = start + tid / kSplit;
-      const uint64_t own = i < n ? list(of)[i] : 0;
-      uint32_t above = 0;
-      for (uint32_t b = 0; b < blocks; ++b) {
-        const uint64_t* others = list(b);
-        const uint32_t end = count(b);
+  }
+
+  // Each block ranks its own candidates among all, and writes them; the first one ranks all for the order of indices.
+  __device__ __forceinline__ void rank_and_write(uint32_t m) {
+    const auto list = [&](uint32_t b) { return blocks > 1 ? gathered + b * kHeldKeep : board.list; };
+    const auto count = [&](uint32_t b) { return blocks > 1 ? board.counts[b] : m; };
+    // Eight lanes rank a candidate.
+    constexpr uint32_t kSplit = 8;
+    const auto rank_list = [&](uint32_t of, auto emit) {
+      const uint32_t n = count(of);
+      for (uint32_t start = 0; start < n; start += kThreads / kSplit) {
+        const uint32_t i = start + tid / kSplit;
+        const uint64_t own = i < n ? list(of)[i] : 0;
+        uint32_t above = 0;
+        for (uint32_t b = 0; b < blocks; ++b) {
+          const uint64_t* others = list(b);
+          const uint32_t end = count(b);
 #pragma unroll 2
-        for (uint32_t j = tid % kSplit * 2; j < end; j += 2 * kSplit) {
-          const ulonglong2 two = *reinterpret_cast<const ulonglong2*>(others + j);
-          above += (two.x > own) + (j + 1 < end && two.y > own);
+          for (uint32_t j = tid % kSplit * 2; j < end; j += 2 * kSplit) {
+            const ulonglong2 two = *reinterpret_cast<const ulonglong2*>(others + j);
+            above += (two.x > own) + (j + 1 < end && two.y > own);
+          }
         }
-      }
 #pragma unroll
-      for (uint32_t d = 1; d < kSplit; d *= 2) above += __shfl_xor_sync(kFullWarp, above, d);
-      if (tid % kSplit == 0 && i < n && above < a.k) emit(above, own);
-    }
-  };
-  if (a.sorted) {
-    rank_list(rank, write);
-  } else if (rank == 0) {
-    for (uint32_t b = 0; b < blocks; ++b) rank_list(b, [&](uint32_t at, uint64_t own) { board.chosen[at] = own; });
-    __syncthreads();
-    if (tid < a.k) {
-      const uint64_t own = board.chosen[tid];
-      uint32_t at = 0;
-      for (uint32_t j = 0; j < a.k; ++j) at += packing.index(board.chosen[j]) < packing.index(own);
-      write(at, own);
+        for (uint32_t d = 1; d < kSplit; d *= 2) above += __shfl_xor_sync(kFullWarp, above, d);
+        if (tid % kSplit == 0 && i < n && above < a.k) emit(above, own);
+      }
+    };
+    if (a.sorted) {
+      rank_list(rank, [&](uint32_t at, uint64_t own) { write(at, own); });
+    } else if (rank == 0) {
+      for (uint32_t b = 0; b < blocks; ++b) rank_list(b, [&](uint32_t at, uint64_t own) { board.chosen[at] = own; });
+      __syncthreads();
+      if (tid < a.k) {
+        const uint64_t own = board.chosen[tid];
+        uint32_t at = 0;
+        for (uint32_t j = 0; j < a.k; ++j) at += packing.index(board.chosen[j]) < packing.index(own);
+        write(at, own);
+      }
     }
   }
+};
+
+template <class Key, int kThreads>
+__global__ void __launch_bounds__(kThreads, kHeldThreads / kThreads) held_kernel(const __grid_constant__ Args a) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(128) unsigned char shared_bytes[];
+  Block<Key, kThreads> block(a, shared_bytes);
+  block.load_first_half();
+  block.clear_board();
+  block.take_delegates();
+  const uint32_t floor = block.agree_on_floor();
+  const uint32_t candidates = block.collect(floor);
+  if (block.blocks > 1) block.gather(candidates);
+  block.rank_and_write(candidates);
 #endif
 }
 

@@ -100,8 +100,8 @@ __device__ __forceinline__ void shrink_lists(Control& control, C* survivors, Shr
 // An index up to which a.ties elements of the sample, or not many more, have the key or a larger one: the last one of a
 // stream's part of the sample. Needs room for a word for each stream.
 template <class Key>
-__device__ __noinline__ uint32_t last_tie(const Sieve& a, const Share<Key>& share, uint32_t rank, const uint4* ring,
-                                          Key key, uint32_t* of_streams) {
+__device__ __noinline__ uint32_t last_tie(const Sieve& a, Share<Key> share, uint32_t rank, const uint4* ring, Key key,
+                                          uint32_t* of_streams) {
   constexpr uint32_t kVector = Share<Key>::kVector;
   static_assert(kSieveLoads * kWarps == 64);
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -131,30 +131,49 @@ __device__ __noinline__ uint32_t last_tie(const Sieve& a, const Share<Key>& shar
   return min(share.index(vector) + kVector, a.length) - 1;
 }
 
+// What the phases of sieve_kernel share of a block, in the order in which they run. kAlone: it has a row for itself.
 template <class Key, bool kAlone>
-__global__ void __launch_bounds__(kThreads, 1) sieve_kernel(const __grid_constant__ Sieve a) {
-  constexpr uint32_t kVector = Share<Key>::kVector;
-  constexpr uint32_t kElements = kSieveLoads * kVector;  // of a thread in a step
+struct Block {
+  static constexpr uint32_t kVector = Share<Key>::kVector;
+  static constexpr uint32_t kElements = kSieveLoads * kVector;  // of a thread in a step
   static_assert(kElements <= 32);
-  extern __shared__ __align__(128) unsigned char shared_bytes[];
-  auto& control = *reinterpret_cast<Control*>(shared_bytes);
-  auto& s = control.shared;
-  uint4* const ring = reinterpret_cast<uint4*>(shared_bytes + kSieveControl);
-  C* const survivors = reinterpret_cast<C*>(shared_bytes + kSieveControl + kSieveRing);
-  C* const window = reinterpret_cast<C*>(ring);  // when the row has been read
-  C* const splitters = window + kMaxSieveK + 2 * kSieveCrowd;
-  auto* const places = reinterpret_cast<uint32_t*>(splitters + 2 * kSieveSample);
 
+  const Sieve& a;
+  Control& control;
+  Shared<kThreads, C>& s;
+  uint4* const ring;  // what has been read
+  C* const survivors;
+  C* const window;  // in the place of the ring, when the row has been read; so are these:
+  C* const splitters;
+  uint32_t* const places;  // of survivors: a bin, and where in it
   const uint32_t tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
   const uint32_t slices = kAlone ? 1 : a.slices;
   const int64_t row = a.first_row + (kAlone ? blockIdx.x : blockIdx.x / slices);
   const uint32_t rank = kAlone ? 0 : blockIdx.x % slices;
-  const Share<Key> share(a, row, rank);
+  const Share<Key> share{a, row, rank};
   const Packing<Key> packing = Packing<Key>::make(a.length);
-  const Board board(a, row);
+  const Board board{a, row};
+  uint32_t* const bins = kAlone ? s.histogram : board.bins;
+
+  C threshold = 0, high = 0;           // what the k best reach, and what nothing exceeds
+  C raised = 0;                        // the threshold, if this block kept its k best only
+  uint32_t token = 0, target = 0;      // of barriers of the blocks of a row
+  uint32_t in_list = 0, held = 0;      // survivors in this lane's list, and places that all lists take
+  bool failed = false, crowd = false;  // a list has no room; many neighbours would share a bin
+  Division division = {};
+
+  __device__ __forceinline__ Block(const Sieve& a, unsigned char* shared_bytes)
+      : a(a),
+        control(*reinterpret_cast<Control*>(shared_bytes)),
+        s(control.shared),
+        ring(reinterpret_cast<uint4*>(shared_bytes + kSieveControl)),
+        survivors(reinterpret_cast<C*>(shared_bytes + kSieveControl + kSieveRing)),
+        window(reinterpret_cast<C*>(ring)),
+        splitters(window + kMaxSieveK + 2 * kSieveCrowd),
+        places(reinterpret_cast<uint32_t*>(splitters + 2 * kSieveSample)) {}
 
   // Every thread reads what it copied itself: no barrier stands between the copies and their use.
-  const auto copy = [&](uint32_t step, uint32_t stage) {
+  __device__ __forceinline__ void copy(uint32_t step, uint32_t stage) {
     if (step < share.steps) {
 #pragma unroll
       for (int u = 0; u < kSieveLoads; ++u) {
@@ -164,11 +183,9 @@ __global__ void __launch_bounds__(kThreads, 1) sieve_kernel(const __grid_constan
       }
     }
     commit_async_copies();
-  };
-  copy(0, 0);
-  if (tid == 0) control.found = control.most = 0;
-  if (tid < 32) control.counts[tid] = 0;
-  const auto clear = [&] {  // the bins, or this block's share of them
+  }
+
+  __device__ __forceinline__ void clear_bins() {  // or this block's share of them
     if (kAlone) {
 #pragma unroll
       for (uint32_t i = 0; i < kPerThread / 4; ++i)
@@ -176,75 +193,77 @@ __global__ void __launch_bounds__(kThreads, 1) sieve_kernel(const __grid_constan
     } else {
       for (uint32_t i = rank * kThreads + tid; i < kSieveBins; i += slices * kThreads) board.bins[i] = 0;
     }
-  };
-  clear();
-  if (!kAlone && rank == 0 && tid == 0) {
-    *board.arrivals = *board.failed = *board.crowded = *board.total = *board.found = 0;
-    *board.most = 0;
   }
 
-  wait_for_async_copies<0>();  // it would wait for all that is asked for with it
+  // Waits for the sample, and asks for what comes next.
+  __device__ __forceinline__ void start() {
+    copy(0, 0);
+    if (tid == 0) control.found = control.most = 0;
+    if (tid < 32) control.counts[tid] = 0;
+    clear_bins();
+    if (!kAlone && rank == 0 && tid == 0) {
+      *board.arrivals = *board.failed = *board.crowded = *board.total = *board.found = 0;
+      *board.most = 0;
+    }
+    wait_for_async_copies<0>();  // it would wait for all that is asked for with it
 #pragma unroll 1
-  for (uint32_t stage = 1; stage < kSieveStages; ++stage) copy(stage, stage);
-  const Lanes<Key> lanes(a.order);
-  uint32_t most = 0, delegate = 0;
-#pragma unroll
-  for (int u = 0; u < kSieveLoads; ++u) {
-    uint32_t of_stream = 0;
-    if (share.vector(0, u) < share.vectors) {
-      const uint4 words = ring[u * kThreads + tid];
-#pragma unroll
-      for (int w = 0; w < 4; ++w)
-        of_stream = lanes.max(of_stream, lanes.encode(reinterpret_cast<const uint32_t*>(&words)[w]));
-      most = lanes.max(most, of_stream);
-    }
-    if (a.by_streams) {
-      of_stream = most_of_warp(lanes.largest(of_stream));
-      if (lane == static_cast<uint32_t>(u)) delegate = of_stream;
-    }
-  }
-  const Key best = static_cast<Key>(lanes.largest(most));
-  if (!a.by_streams) delegate = best;
-  uint32_t top = most_of_warp(uint32_t{best});
-  if (lane == 0) control.tops[warp] = top;
-  const Key least = kth_of_block<kThreads>(static_cast<Key>(delegate), a.reach);
-  top = most_of_warp(control.tops[lane % kWarps]);
-  // Ties with the threshold survive, too, unless there are many. The last composite of all, 0, never does.
-  C threshold = larger(packing.lowest(least), C{1});
-  if (__syncthreads_count(best == least) > kThreads / 8)
-    threshold = larger(
-        packing.pack(least, last_tie<Key>(a, share, rank, ring, least, reinterpret_cast<uint32_t*>(survivors))), C{1});
-  C high = packing.pack(static_cast<Key>(top), 0);
-  // Larger keys than the sample's may follow; the smaller the sample, the more of them.
-  high += smaller((high - threshold) / (kAlone && share.steps <= 16 ? 8 : 2), ~high);
-  uint32_t token = 0, target = 0;
-  if (!kAlone) {
-    if (tid == 0) {
-      board.told[rank] = threshold;
-      board.told[slices + rank] = high;
-      board.told[2 * slices + rank] = 0;
-    }
-    token = cg::this_grid().barrier_arrive();
+    for (uint32_t stage = 1; stage < kSieveStages; ++stage) copy(stage, stage);
   }
 
-  if (rank == 0 && tid < share.loose()) {
-    const uint32_t index = share.loose_index(tid);
-    const C c = packing.pack(encode(share.x[index], a.order), index);
-    if (c >= threshold) survivors[atomicAdd(&control.counts[lane], 1u) * 32 + lane] = c;
+  // Finds the threshold that enough delegates of the sample reach, and tells the other blocks.
+  __device__ __forceinline__ void sample() {
+    const Lanes<Key> lanes(a.order);
+    uint32_t most = 0, delegate = 0;
+#pragma unroll
+    for (int u = 0; u < kSieveLoads; ++u) {
+      uint32_t of_stream = 0;
+      if (share.vector(0, u) < share.vectors) {
+        const uint4 words = ring[u * kThreads + tid];
+#pragma unroll
+        for (int w = 0; w < 4; ++w)
+          of_stream = lanes.max(of_stream, lanes.encode(reinterpret_cast<const uint32_t*>(&words)[w]));
+        most = lanes.max(most, of_stream);
+      }
+      if (a.by_streams) {
+        of_stream = most_of_warp(lanes.largest(of_stream));
+        if (lane == static_cast<uint32_t>(u)) delegate = of_stream;
+      }
+    }
+    const Key best = static_cast<Key>(lanes.largest(most));
+    if (!a.by_streams) delegate = best;
+    uint32_t top = most_of_warp(uint32_t{best});
+    if (lane == 0) control.tops[warp] = top;
+    const Key least = kth_of_block<kThreads>(static_cast<Key>(delegate), a.reach);
+    top = most_of_warp(control.tops[lane % kWarps]);
+    // Ties with the threshold survive, too, unless there are many. The last composite of all, 0, never does.
+    threshold = larger(packing.lowest(least), C{1});
+    if (__syncthreads_count(best == least) > kThreads / 8)
+      threshold = larger(
+          packing.pack(least, last_tie<Key>(a, share, rank, ring, least, reinterpret_cast<uint32_t*>(survivors))),
+          C{1});
+    high = packing.pack(static_cast<Key>(top), 0);
+    // Larger keys than the sample's may follow; the smaller the sample, the more of them.
+    high += smaller((high - threshold) / (kAlone && share.steps <= 16 ? 8 : 2), ~high);
+    if (!kAlone) {
+      if (tid == 0) {
+        board.told[rank] = threshold;
+        board.told[slices + rank] = high;
+        board.told[2 * slices + rank] = 0;
+      }
+      token = cg::this_grid().barrier_arrive();
+    }
   }
-  C raised = 0;
-  const auto raise = [&](uint32_t keep) {  // the k best of this block are enough
+
+  // Keeps `keep` survivors at most, the k best of this block among them, and raises the threshold.
+  __device__ __forceinline__ void raise(uint32_t keep) {
     shrink_lists(control, survivors,
                  [&] { threshold = larger(threshold, reselect<kThreads, Key>(s, survivors, packing, a.k, keep)); });
     raised = threshold;
     if (!kAlone && tid == 0) *static_cast<volatile C*>(&board.told[2 * slices + rank]) = raised;
-  };
-  Filter<Key> filter(packing.key(threshold), a.order);
-  uint32_t below = filter.floor - 1;
-  uint32_t stage = 0;
-#pragma unroll 1
-  for (uint32_t step = 0; step < share.steps; ++step) {
-    wait_for_async_copies<kSieveStages - 1>();
+  }
+
+  // Appends what reaches the threshold, of what a warp has of a step, to the lists.
+  __device__ __forceinline__ void filter_step(uint32_t step, uint32_t stage, const Filter<Key>& filter) {
     // One bit for each element: whether its order exceeds `below`. The first element has the highest bit.
     const auto reaches = [&](uint32_t below) {
       uint32_t hits = 0;
@@ -260,109 +279,124 @@ __global__ void __launch_bounds__(kThreads, 1) sieve_kernel(const __grid_constan
       }
       return hits;
     };
-    uint32_t hits = reaches(below);
+    uint32_t hits = reaches(filter.floor - 1);
     if (filter.floor == 0) hits = ~0u >> (32 - kElements);  // nothing is below: there is no carry
-    if (__any_sync(kFullWarp, hits)) {
-      const auto candidate = [&](uint32_t j) {
-        const auto* from = reinterpret_cast<const Key*>(ring + (stage * kSieveLoads + j / kVector) * kThreads + tid);
-        const uint32_t index = share.index(share.vector(step, static_cast<int>(j / kVector))) + j % kVector;
-        return packing.pack(encode(from[j % kVector], a.order), index);
-      };
-      const auto first_of = [](uint32_t hits) { return static_cast<uint32_t>(__clz(hits)) - (32 - kElements); };
-      const auto without = [](uint32_t hits, uint32_t j) { return hits & ~(1u << (kElements - 1 - j)); };
-      if (share.vector(step, kSieveLoads - 1) >= share.vectors) {
+    if (!__any_sync(kFullWarp, hits)) return;
+    const auto candidate = [&](uint32_t j) {
+      const auto* from = reinterpret_cast<const Key*>(ring + (stage * kSieveLoads + j / kVector) * kThreads + tid);
+      const uint32_t index = share.index(share.vector(step, static_cast<int>(j / kVector))) + j % kVector;
+      return packing.pack(encode(from[j % kVector], a.order), index);
+    };
+    const auto first_of = [](uint32_t hits) { return static_cast<uint32_t>(__clz(hits)) - (32 - kElements); };
+    const auto without = [](uint32_t hits, uint32_t j) { return hits & ~(1u << (kElements - 1 - j)); };
+    if (share.vector(step, kSieveLoads - 1) >= share.vectors) {
 #pragma unroll
-        for (uint32_t u = 0; u < kSieveLoads; ++u)
-          if (share.vector(step, u) >= share.vectors) hits = u ? hits & ~0u << (kElements - u * kVector) : 0;
-      }
-      if (packing.index(threshold) != packing.last) {  // of what ties with the key of the threshold, the first ones
-        const uint32_t like = filter.floor | (~0u >> (8 * sizeof(Key) - 1) >> 1);
-        uint32_t above = reaches(like);
-#pragma unroll
-        for (uint32_t u = 0; u < kSieveLoads; ++u) {
-          const uint32_t last = packing.index(threshold), first = share.index(share.vector(step, static_cast<int>(u)));
-          const uint32_t others = last < first ? kVector : kVector - min(last - first + 1, kVector);
-          const uint32_t ties = ((1u << kVector) - 1) >> others << others;
-          above |= ties << ((kSieveLoads - 1 - u) * kVector);
-        }
-        hits &= above;
-      }
-      // Lanes append to different lists, so none waits. A lane changes lists from step to step, because the elements
-      // that a lane sees may be alike.
-      const uint32_t list = (lane + 2 * warp + 3 * step) % 32, mine = __popc(hits);
-      uint32_t at = mine ? atomicAdd(&control.counts[list], mine) : 0;
-      if (at + mine > kListRoom) hits = 0;  // too many: the count tells
-      at = at * 32 + list;
-      while (hits) {
-        const uint32_t one = first_of(hits);
-        hits = without(hits, one);
-        const uint32_t two = hits ? first_of(hits) : one;
-        const C first = candidate(one), second = candidate(two);
-        survivors[at] = first;
-        if (two != one) {
-          survivors[at + 32] = second;
-          hits = without(hits, two);
-        }
-        at += 64;
-      }
+      for (uint32_t u = 0; u < kSieveLoads; ++u)
+        if (share.vector(step, u) >= share.vectors) hits = u ? hits & ~0u << (kElements - u * kVector) : 0;
     }
-    copy(step + kSieveStages, stage);
-    stage = stage + 1 == kSieveStages ? 0 : stage + 1;
-    if (step % 2 == 1 && step + 1 < share.steps) {
-      uint32_t total = control.counts[lane];
-      bool many = __any_sync(kFullWarp, total > kListRoom * 3 / 8);
-      if (many) {
+    if (packing.index(threshold) != packing.last) {  // of what ties with the key of the threshold, the first ones
+      const uint32_t like = filter.floor | (~0u >> (8 * sizeof(Key) - 1) >> 1);
+      uint32_t above = reaches(like);
 #pragma unroll
-        for (int d = 16; d; d /= 2) total += shuffle_xor(total, d);
-        many = total >= a.k;
+      for (uint32_t u = 0; u < kSieveLoads; ++u) {
+        const uint32_t last = packing.index(threshold), first = share.index(share.vector(step, static_cast<int>(u)));
+        const uint32_t others = last < first ? kVector : kVector - min(last - first + 1, kVector);
+        const uint32_t ties = ((1u << kVector) - 1) >> others << others;
+        above |= ties << ((kSieveLoads - 1 - u) * kVector);
       }
-      if (__syncthreads_or(many)) {
-        if (longest_list(control.counts) > kListRoom) break;
-        raise(kSieveKeep);
-        filter = Filter<Key>(packing.key(threshold), a.order);
-        below = filter.floor - 1;
-        if (kAlone) clear();  // nobody counts before the next barrier
+      hits &= above;
+    }
+    // Lanes append to different lists, so none waits. A lane changes lists from step to step, because the elements
+    // that a lane sees may be alike.
+    const uint32_t list = (lane + 2 * warp + 3 * step) % 32, mine = __popc(hits);
+    uint32_t at = mine ? atomicAdd(&control.counts[list], mine) : 0;
+    if (at + mine > kListRoom) hits = 0;  // too many: the count tells
+    at = at * 32 + list;
+    while (hits) {
+      const uint32_t one = first_of(hits);
+      hits = without(hits, one);
+      const uint32_t two = hits ? first_of(hits) : one;
+      const C first = candidate(one), second = candidate(two);
+      survivors[at] = first;
+      if (two != one) {
+        survivors[at + 32] = second;
+        hits = without(hits, two);
       }
+      at += 64;
     }
   }
-  wait_for_async_copies<0>();
-  __syncthreads();
 
-  uint32_t longest = longest_list(control.counts);
-  const bool failed_here = longest > kListRoom;
-  if (!kAlone && !failed_here && sum_of_warp(control.counts[lane]) >= 2 * a.k) raise(a.k + a.k / 2);
-  uint32_t in_list, held;
-  const auto measure = [&] {
-    longest = longest_list(control.counts);
-    in_list = min(control.counts[lane], kListRoom);
-    held = min(longest, kListRoom) * 32;
-  };
-  measure();
-  const auto held_at = [&](uint32_t i) { return i / 32 < in_list ? survivors[i] : C{0}; };
-  uint32_t* const bins = kAlone ? s.histogram : board.bins;
-  bool crowd = false;
-  if (!kAlone) {
-    cg::this_grid().barrier_wait(std::move(token));
-    if (tid == 0 && failed_here) *static_cast<volatile uint32_t*>(board.failed) = 1;
-    for (uint32_t i = lane; i < slices; i += 32) {  // the blocks agree
-      threshold = larger(threshold, __ldcg(&board.told[i]));
-      high = larger(high, __ldcg(&board.told[slices + i]));
+  // Reads the block's share of the row past the threshold, which rises where there are many survivors.
+  __device__ __forceinline__ void filter() {
+    if (rank == 0 && tid < share.loose()) {
+      const uint32_t index = share.loose_index(tid);
+      const C c = packing.pack(encode(share.x[index], a.order), index);
+      if (c >= threshold) survivors[atomicAdd(&control.counts[lane], 1u) * 32 + lane] = c;
     }
-    threshold = most_of_warp(threshold);
-    high = most_of_warp(high);
-    crowd = raised > 0;
+    Filter<Key> filter(packing.key(threshold), a.order);
+    uint32_t stage = 0;
+#pragma unroll 1
+    for (uint32_t step = 0; step < share.steps; ++step) {
+      wait_for_async_copies<kSieveStages - 1>();
+      filter_step(step, stage, filter);
+      copy(step + kSieveStages, stage);
+      stage = stage + 1 == kSieveStages ? 0 : stage + 1;
+      if (step % 2 == 1 && step + 1 < share.steps) {
+        uint32_t total = control.counts[lane];
+        bool many = __any_sync(kFullWarp, total > kListRoom * 3 / 8);
+        if (many) {
+#pragma unroll
+          for (int d = 16; d; d /= 2) total += shuffle_xor(total, d);
+          many = total >= a.k;
+        }
+        if (__syncthreads_or(many)) {
+          if (longest_list(control.counts) > kListRoom) break;
+          raise(kSieveKeep);
+          filter = Filter<Key>(packing.key(threshold), a.order);
+          if (kAlone) clear_bins();  // nobody counts before the next barrier
+        }
+      }
+    }
+    wait_for_async_copies<0>();
+    __syncthreads();
+    failed = longest_list(control.counts) > kListRoom;
+    if (!kAlone && !failed && sum_of_warp(control.counts[lane]) >= 2 * a.k) raise(a.k + a.k / 2);
+    measure_lists();
   }
-  static_assert(kSieveBins == 1 << 12);
-  Division division = {high, max(0, bit_length(high - threshold) - 12), nullptr};
-  {  // Where many neighbours on the lists share bins, most survivors do: to count these would take long, for nothing.
+
+  __device__ __forceinline__ void measure_lists() {
+    in_list = min(control.counts[lane], kListRoom);
+    held = min(longest_list(control.counts), kListRoom) * 32;
+  }
+  // The i-th survivor, of the list of this lane; 0, which is never selected, where there is none.
+  __device__ __forceinline__ C held_at(uint32_t i) const { return i / 32 < in_list ? survivors[i] : C{0}; }
+
+  // The blocks of a row take the highest threshold. Its range is divided evenly.
+  __device__ __forceinline__ void agree() {
+    if (!kAlone) {
+      cg::this_grid().barrier_wait(std::move(token));
+      if (tid == 0 && failed) *static_cast<volatile uint32_t*>(board.failed) = 1;
+      for (uint32_t i = lane; i < slices; i += 32) {
+        threshold = larger(threshold, __ldcg(&board.told[i]));
+        high = larger(high, __ldcg(&board.told[slices + i]));
+      }
+      threshold = most_of_warp(threshold);
+      high = most_of_warp(high);
+      crowd = raised > 0;
+    }
+    static_assert(kSieveBins == 1 << 12);
+    division = {high, max(0, bit_length(high - threshold) - 12), nullptr};
+    // Where many neighbours on the lists share bins, most survivors do: to count these would take long, for nothing.
     const C some[1] = {held_at(tid)};
     uint32_t bin[1];
     division.bins(some, bin);
     if (some[0] < threshold) bin[0] = kSieveBins + lane;
     crowd |= __popc(__ballot_sync(kFullWarp, bin[0] == __shfl_up_sync(kFullWarp, bin[0], 1))) > 12;
+    if (!kAlone && crowd && lane == 0) *static_cast<volatile uint32_t*>(board.crowded) = 1;
   }
-  if (!kAlone && crowd && lane == 0) *static_cast<volatile uint32_t*>(board.crowded) = 1;
-  const auto count = [&] {
+
+  // Counts survivors in bins. What the count was before tells each of them apart from the others in its bin.
+  __device__ __forceinline__ void count() {
     constexpr int kAtOnce = 4;
 #pragma unroll 1
     for (uint32_t i = tid; i < held; i += kAtOnce * kThreads) {
@@ -377,14 +411,11 @@ __global__ void __launch_bounds__(kThreads, 1) sieve_kernel(const __grid_constan
       for (int j = 0; j < kAtOnce; ++j)
         if (i + j * kThreads < held) places[i + j * kThreads] = bin[j] << 16 | (place[j] & 0xffff);
     }
-  };
-#pragma unroll 1
-  while (true) {
-    if (!crowd || division.splitters) count();
-    meet(board.arrivals, slices, target);
+  }
 
-    const bool failed = kAlone ? failed_here : __ldcg(board.failed) != 0;
-    const bool uncounted = !division.splitters && (kAlone ? crowd : __ldcg(board.crowded) != 0);
+  // Makes of the counts in bins where each bin starts, in s.histogram; s.kept elements are in the bins of the k best.
+  // Sets `crowded` where one of these has many; returns, in the last thread, how many survivors there are.
+  __device__ __forceinline__ uint32_t add_up_bins(bool& crowded) {
     alignas(16) uint32_t starts[kPerThread];
     uint32_t sum = 0;
 #pragma unroll
@@ -395,7 +426,6 @@ __global__ void __launch_bounds__(kThreads, 1) sieve_kernel(const __grid_constan
 #pragma unroll
     for (uint32_t j = 0; j < kPerThread; ++j) sum += starts[j];
     uint32_t before = scan_block<kThreads>(sum, s.sums);
-    bool crowded = uncounted;
 #pragma unroll
     for (uint32_t j = 0; j < kPerThread; ++j) {
       const uint32_t in_bin = starts[j];
@@ -409,21 +439,17 @@ __global__ void __launch_bounds__(kThreads, 1) sieve_kernel(const __grid_constan
 #pragma unroll
     for (uint32_t v = 0; v < kPerThread / 4; ++v)
       reinterpret_cast<uint4*>(s.histogram)[tid * (kPerThread / 4) + v] = reinterpret_cast<const uint4*>(starts)[v];
-    const bool lost = tid == kThreads - 1 && before < a.k;
-    if (!__syncthreads_or(crowded || lost || failed)) break;
-    const bool few = failed || (!__syncthreads_or(uncounted) && __syncthreads_or(lost));  // or not all of them
-    if (few || division.splitters) {
-      search<Key>(a, row, rank, control, survivors, held, threshold, few, window, kAlone, target);
-      return;
-    }
-    // Survivors at regular intervals are the sample: its elements divide the survivors more evenly than equal widths
-    // do.
+    return before;
+  }
+
+  // Survivors at regular intervals are the sample: its elements divide the survivors more evenly than equal widths do.
+  __device__ __forceinline__ void take_splitters() {
     if (!kAlone) {
       for (uint32_t i = lane; i < slices; i += 32) raised = larger(raised, __ldcg(&board.told[2 * slices + i]));
       threshold = larger(threshold, most_of_warp(raised));
     }
     shrink_lists(control, survivors, [&] { compact<kThreads>(s, survivors, threshold); });
-    measure();
+    measure_lists();
     C most = 0;
 #pragma unroll 4
     for (uint32_t i = tid; i < held; i += kThreads) most = larger(most, held_at(i));
@@ -437,7 +463,7 @@ __global__ void __launch_bounds__(kThreads, 1) sieve_kernel(const __grid_constan
       const uint32_t at = static_cast<uint32_t>(uint64_t{tid} * total / kSieveSample) - (kAlone ? 0 : control.before);
       if (at < s.count) (kAlone ? sample : board.list)[tid] = survivors[at];
     }
-    clear();
+    clear_bins();
     meet(board.arrivals, slices, target);
     if (!kAlone) {
       if (tid < kSieveSample) sample[tid] = __ldcg(&board.list[tid]);
@@ -449,49 +475,83 @@ __global__ void __launch_bounds__(kThreads, 1) sieve_kernel(const __grid_constan
     division.high = kAlone ? control.most : __ldcg(board.most);
   }
 
-  C* const list = kAlone ? window : board.list;
-#pragma unroll 2
-  for (uint32_t i = tid; i < held; i += kThreads) {
-    const C c = held_at(i);
-    const uint32_t place = places[i], start = c >= threshold ? s.histogram[place >> 16] : a.k;
-    if (start < a.k) list[start + (place & 0xffff)] = c;
-  }
-  meet(board.arrivals, slices, target);
-  const uint32_t kept = s.kept, share_of_list = (kept + slices - 1) / slices;
-  const uint32_t from = rank * share_of_list, to = min(kept, from + share_of_list);
-  uint32_t offset = 0;
-  if (!kAlone) {
-    offset = max(from, kSieveCrowd) - kSieveCrowd;
-    const uint32_t end = min(kept, to + kSieveCrowd);
-    for (uint32_t i = offset + tid; i < end; i += kThreads) window[i - offset] = __ldcg(&list[i]);
-    __syncthreads();
-  }
-  constexpr int kRanked = kAlone ? 4 : 1;  // candidates of a thread at once
+  // Gives each survivor a bin, and a place in it. False: the bet has failed, and the exact way has been taken.
+  __device__ __forceinline__ bool deal_out() {
 #pragma unroll 1
-  for (uint32_t i = from + tid; i < to; i += kRanked * kThreads) {
-    C mine[kRanked];
-    uint32_t bin[kRanked], at[kRanked], end[kRanked], place[kRanked], longest = 0;
-#pragma unroll
-    for (int j = 0; j < kRanked; ++j) mine[j] = window[min(i + j * kThreads, to - 1) - offset];
-    division.bins(mine, bin);
-#pragma unroll
-    for (int j = 0; j < kRanked; ++j) {
-      place[j] = at[j] = s.histogram[bin[j]];
-      end[j] = bin[j] + 1 < kSieveBins ? min(s.histogram[bin[j] + 1], kept) : kept;
-      longest = max(longest, end[j] - at[j]);
+    while (true) {
+      if (!crowd || division.splitters) count();
+      meet(board.arrivals, slices, target);
+      const bool any_failed = kAlone ? failed : __ldcg(board.failed) != 0;
+      const bool uncounted = !division.splitters && (kAlone ? crowd : __ldcg(board.crowded) != 0);
+      bool crowded = uncounted;
+      const bool lost = add_up_bins(crowded) < a.k && tid == kThreads - 1;
+      if (!__syncthreads_or(crowded || lost || any_failed)) return true;
+      const bool few = any_failed || (!__syncthreads_or(uncounted) && __syncthreads_or(lost));  // or not all of them
+      if (few || division.splitters) {
+        search<Key>(a, row, rank, control, survivors, held, threshold, few, window, kAlone, target);
+        return false;
+      }
+      take_splitters();
     }
+  }
+
+  // Lists the survivors in the order of their bins. Blocks share the ranking of those of a bin, and write the k best.
+  __device__ __forceinline__ void rank_and_write() {
+    C* const list = kAlone ? window : board.list;
+#pragma unroll 2
+    for (uint32_t i = tid; i < held; i += kThreads) {
+      const C c = held_at(i);
+      const uint32_t place = places[i], start = c >= threshold ? s.histogram[place >> 16] : a.k;
+      if (start < a.k) list[start + (place & 0xffff)] = c;
+    }
+    meet(board.arrivals, slices, target);
+    const uint32_t kept = s.kept, share_of_list = (kept + slices - 1) / slices;
+    const uint32_t from = rank * share_of_list, to = min(kept, from + share_of_list);
+    uint32_t offset = 0;
+    if (!kAlone) {
+      offset = max(from, kSieveCrowd) - kSieveCrowd;
+      const uint32_t end = min(kept, to + kSieveCrowd);
+      for (uint32_t i = offset + tid; i < end; i += kThreads) window[i - offset] = __ldcg(&list[i]);
+      __syncthreads();
+    }
+    constexpr int kRanked = kAlone ? 4 : 1;  // candidates of a thread at once
 #pragma unroll 1
-    for (; longest; --longest) {
+    for (uint32_t i = from + tid; i < to; i += kRanked * kThreads) {
+      C mine[kRanked];
+      uint32_t bin[kRanked], at[kRanked], end[kRanked], place[kRanked], longest = 0;
+#pragma unroll
+      for (int j = 0; j < kRanked; ++j) mine[j] = window[min(i + j * kThreads, to - 1) - offset];
+      division.bins(mine, bin);
 #pragma unroll
       for (int j = 0; j < kRanked; ++j) {
-        if (at[j] < end[j]) place[j] += window[at[j] - offset] > mine[j];
-        ++at[j];
+        place[j] = at[j] = s.histogram[bin[j]];
+        end[j] = bin[j] + 1 < kSieveBins ? min(s.histogram[bin[j] + 1], kept) : kept;
+        longest = max(longest, end[j] - at[j]);
       }
-    }
+#pragma unroll 1
+      for (; longest; --longest) {
 #pragma unroll
-    for (int j = 0; j < kRanked; ++j)
-      if (i + j * kThreads < to && place[j] < a.k) write(a, packing, row, place[j], mine[j]);
+        for (int j = 0; j < kRanked; ++j) {
+          if (at[j] < end[j]) place[j] += window[at[j] - offset] > mine[j];
+          ++at[j];
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kRanked; ++j)
+        if (i + j * kThreads < to && place[j] < a.k) write(a, packing, row, place[j], mine[j]);
+    }
   }
+};
+
+template <class Key, bool kAlone>
+__global__ void __launch_bounds__(kThreads, 1) sieve_kernel(const __grid_constant__ Sieve a) {
+  extern __shared__ __align__(128) unsigned char shared_bytes[];
+  Block<Key, kAlone> block(a, shared_bytes);
+  block.start();
+  block.sample();
+  block.filter();
+  block.agree();
+  if (block.deal_out()) block.rank_and_write();
 }
 
 template <class Key>

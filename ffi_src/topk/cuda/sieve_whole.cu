@@ -241,209 +241,260 @@ __device__ __noinline__ void search(const Whole& a, Row row, Control& s, uint32_
   for (uint32_t i = tid; i < a.k; i += kThreads) a.write(i, best[i]);
 }
 
-__global__ void __launch_bounds__(kThreads, 1) whole_kernel(const __grid_constant__ Whole a) {
-  extern __shared__ __align__(128) unsigned char shared_bytes[];
-  auto& s = *reinterpret_cast<Control*>(shared_bytes);
-  Key* const keys = reinterpret_cast<Key*>(shared_bytes + kWholeControl);
-  auto* const survivors = reinterpret_cast<uint16_t*>(shared_bytes + kWholeControl + kWholeRow);
-  auto* const list = reinterpret_cast<uint32_t*>(survivors + kWholeRoom);
-
+// What the phases of whole_kernel share of a block, in the order in which they run.
+struct Block {
+  const Whole& a;
+  Control& s;
+  uint16_t* const survivors;  // numbers of elements
+  uint32_t* const list;       // the survivors in the order of their bins
   const uint32_t tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
-  const Key* const x = a.x + static_cast<int64_t>(blockIdx.x) * a.length;
-  const uint32_t misaligned = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(Key));
-  const uint32_t head = misaligned ? kVector - misaligned : 0, vectors = (a.length - head) / kVector;
-  const uint32_t loose = a.length - vectors * kVector;
-  const Row row{keys + misaligned, a.order, a.length, head, vectors, loose};
-  const uint4* const from = reinterpret_cast<const uint4*>(x + head);
-  uint4* const ring = row.ring();
+  Row row;
+  const Key* x;
+  const uint4* from;  // the row's vectors in global memory,
+  uint4* ring;        // and in shared memory
   const uint32_t first = warp * (kSteps * 32) + lane;
+  uint32_t bottom, top, least;  // keys: the sample's least and largest delegate, and which enough delegates reach
+  uint32_t threshold, high;     // the range that bins divide
+  int shift;
+
+  __device__ __forceinline__ Block(const Whole& a, unsigned char* shared_bytes)
+      : a(a),
+        s(*reinterpret_cast<Control*>(shared_bytes)),
+        survivors(reinterpret_cast<uint16_t*>(shared_bytes + kWholeControl + kWholeRow)),
+        list(reinterpret_cast<uint32_t*>(survivors + kWholeRoom)) {
+    x = a.x + static_cast<int64_t>(blockIdx.x) * a.length;
+    const uint32_t misaligned = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(Key));
+    const uint32_t head = misaligned ? kVector - misaligned : 0, vectors = (a.length - head) / kVector;
+    row = {reinterpret_cast<Key*>(shared_bytes + kWholeControl) + misaligned,
+           a.order,
+           a.length,
+           head,
+           vectors,
+           a.length - vectors * kVector};
+    from = reinterpret_cast<const uint4*>(x + head);
+    ring = row.ring();
+  }
 
   // Every thread reads what it copied itself: no barrier stands between the copies and their use.
-  const auto copy = [&](uint32_t step) {
+  __device__ __forceinline__ void copy(uint32_t step) {
 #pragma unroll
     for (uint32_t u = 0; u < kLoads; ++u) {
       const uint32_t vector = first + u * kSpread + step * 32;
-      if (vector < vectors) copy_async(ring + vector, from + vector);
+      if (vector < row.vectors) copy_async(ring + vector, from + vector);
     }
     commit_async_copies();
-  };
-  copy(0);
-  if (tid == 0) s.count = 0;
-#pragma unroll
-  for (uint32_t i = 0; i < kPerThread / 4; ++i)
-    reinterpret_cast<uint4*>(s.bins)[i * kThreads + tid] = make_uint4(0, 0, 0, 0);
-  if (tid < loose) row.keys[row.loose_index(tid)] = x[row.loose_index(tid)];
-  wait_for_async_copies<0>();  // it would wait for all that is asked for with it
-#pragma unroll 1
-  for (uint32_t step = 1; step < kSteps; ++step) copy(step);
-
-  const Lanes<Key> lanes(a.order);
-  uint32_t most = 0;
-#pragma unroll
-  for (int u = 0; u < kLoads; ++u) {
-    if (first + u * kSpread >= vectors) continue;
-    const uint4 words = ring[first + u * kSpread];
-#pragma unroll
-    for (int w = 0; w < 4; ++w) most = lanes.max(most, lanes.encode(reinterpret_cast<const uint32_t*>(&words)[w]));
   }
-  const uint32_t best = lanes.largest(most), warp_top = most_of_warp(best), warp_low = ~most_of_warp(~best);
-  if (lane == 0) s.tops[warp] = warp_top, s.lows[warp] = warp_low;
-  __syncthreads();
-  const uint32_t top = most_of_warp(s.tops[lane % kWarps]);
-  const uint32_t bottom = ~most_of_warp(~s.lows[lane % kWarps]);
-  uint32_t least = bottom;
-  for (uint32_t upper = top; least < upper;) {
-    const uint32_t middle = upper - (upper - least) / 2, reached = __syncthreads_count(best >= middle);
-    if (reached >= a.reach) {
-      least = middle;
-      if (reached <= a.reach + a.reach / 16) break;
-    } else {
-      upper = middle - 1;
+
+  // Waits for the sample, and asks for the rest of the row.
+  __device__ __forceinline__ void start() {
+    copy(0);
+    if (tid == 0) s.count = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < kPerThread / 4; ++i)
+      reinterpret_cast<uint4*>(s.bins)[i * kThreads + tid] = make_uint4(0, 0, 0, 0);
+    if (tid < row.loose) row.keys[row.loose_index(tid)] = x[row.loose_index(tid)];
+    wait_for_async_copies<0>();  // it would wait for all that is asked for with it
+#pragma unroll 1
+    for (uint32_t step = 1; step < kSteps; ++step) copy(step);
+  }
+
+  // Finds the threshold. False: all threads have what reaches it.
+  __device__ __forceinline__ bool sample() {
+    const Lanes<Key> lanes(a.order);
+    uint32_t most = 0;
+#pragma unroll
+    for (int u = 0; u < kLoads; ++u) {
+      if (first + u * kSpread >= row.vectors) continue;
+      const uint4 words = ring[first + u * kSpread];
+#pragma unroll
+      for (int w = 0; w < 4; ++w) most = lanes.max(most, lanes.encode(reinterpret_cast<const uint32_t*>(&words)[w]));
     }
-  }
-  const auto exactly = [&] { search(a, row, s, list, list + kWholeSort, survivors, least, bottom, top); };
-  if (least == bottom) {  // all threads have what reaches it
-    wait_for_async_copies<0>();
-    return exactly();
-  }
-  const uint32_t threshold = larger(least << 16, 1u);
-  uint32_t high = top << 16 | (a.length - 1);
-  high += smaller((high - threshold) / 8, ~high);  // there may be better ones
-  const int shift = max(0, 32 - __clz(high - threshold) - 12);
-  const auto bin_of = [&](uint32_t c) { return c >= high ? 0 : (high - c) >> shift; };
-
-  const Filter<Key> filter(static_cast<Key>(least), a.order);
-  const uint32_t below = filter.floor - 1;
-#pragma unroll 1
-  for (uint32_t step = 0; step < kSteps; ++step) {
-    wait_for_async_copies<kSteps - 1>();
-    const uint32_t vector = first + step * 32;
-    uint32_t hits = 0;  // the first element on top
-#pragma unroll
-    for (uint32_t u = 0; u < kLoads; ++u) {
-      const uint4 words = ring[vector + u * kSpread];
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        const uint32_t word = reinterpret_cast<const uint32_t*>(&words)[w] ^ filter.flips;
-        push_reaches(hits, word << 16, below);
-        push_reaches(hits, word, below);
+    const uint32_t best = lanes.largest(most), warp_top = most_of_warp(best), warp_low = ~most_of_warp(~best);
+    if (lane == 0) s.tops[warp] = warp_top, s.lows[warp] = warp_low;
+    __syncthreads();
+    top = most_of_warp(s.tops[lane % kWarps]);
+    bottom = ~most_of_warp(~s.lows[lane % kWarps]);
+    least = bottom;
+    for (uint32_t upper = top; least < upper;) {
+      const uint32_t middle = upper - (upper - least) / 2, reached = __syncthreads_count(best >= middle);
+      if (reached >= a.reach) {
+        least = middle;
+        if (reached <= a.reach + a.reach / 16) break;
+      } else {
+        upper = middle - 1;
       }
     }
-    if (vectors < kLoads * kSpread) {  // some are not there
-#pragma unroll
-      for (uint32_t u = 0; u < kLoads; ++u)
-        if (vector + u * kSpread >= vectors) hits &= u ? ~0u << (kElements - u * kVector) : 0;
-    }
-    const uint32_t mine = __popc(hits), upto = inclusive_scan_warp(mine);
-    uint32_t at = 0;
-    if (lane == 31)  // atomicAdd would look for more lanes
-      asm volatile("atom.shared.add.u32 %0, [%1], %2;"
-                   : "=r"(at)
-                   : "r"(shared_address(&s.count)), "r"(upto)
-                   : "memory");
-    at = __shfl_sync(kFullWarp, at, 31) + upto - mine;
-    if (at + mine > kWholeRoom) hits = 0;  // too many: the count tells
-    const uint32_t last = ((warp * kSteps + step) * 32 + lane + 1) * kElements - 1;
-    for (uint16_t* to = survivors + at; hits; ++to) {
-      const uint32_t bit = 31 - __clz(hits);
-      hits ^= 1u << bit;
-      *to = static_cast<uint16_t>(last - bit);
-    }
-    commit_async_copies();
+    threshold = larger(least << 16, 1u);
+    high = top << 16 | (a.length - 1);
+    high += smaller((high - threshold) / 8, ~high);  // there may be better ones
+    shift = max(0, 32 - __clz(high - threshold) - 12);
+    return least != bottom;
   }
-  __syncthreads();
 
-  const uint32_t m = s.count, nobody = kSieveBins + lane;
-  if (m > kWholeRoom || m + loose < a.k) return exactly();
-  // Lanes take survivors far apart: neighbours may be alike, and then their atomic counts would wait for each other.
-  const uint32_t stride = (m + 31) / 32 | 1, at = lane * stride + warp;
-  const auto survivor = [&](uint32_t i) { return row[head + index_of(survivors[i])]; };
-  const auto is_one = [&](uint32_t j) { return warp + j * kWarps < stride && at + j * kWarps < m; };
-  const uint32_t single = tid < loose ? row[row.loose_index(tid)] : 0;  // belongs to no vector
-  uint32_t c[kAtOnce], bin[kAtOnce];
-#pragma unroll
-  for (uint32_t j = 0; j < kAtOnce; ++j) c[j] = survivor(min(at + j * kWarps, kWholeRoom - 1));  // whatever it is
-#pragma unroll
-  for (uint32_t j = 0; j < kAtOnce; ++j) {
-    bin[j] = is_one(j) ? bin_of(c[j]) : nobody;
-    atomicAdd(&s.bins[bin[j]], 1u);
-  }
+  // Lists the numbers of the elements that reach the threshold, as far as there is room.
+  __device__ __forceinline__ void filter() {
+    const Filter<Key> filter(static_cast<Key>(least), a.order);
+    const uint32_t below = filter.floor - 1;
 #pragma unroll 1
-  for (uint32_t j = kAtOnce; is_one(j); ++j) atomicAdd(&s.bins[bin_of(survivor(at + j * kWarps))], 1u);
-  if (single >= threshold) atomicAdd(&s.bins[bin_of(single)], 1u);
-  __syncthreads();
-  alignas(16) uint32_t starts[kPerThread];
-  uint4* const mine = reinterpret_cast<uint4*>(s.bins) + tid * (kPerThread / 4);
-  uint32_t sum = 0;
+    for (uint32_t step = 0; step < kSteps; ++step) {
+      wait_for_async_copies<kSteps - 1>();
+      const uint32_t vector = first + step * 32;
+      uint32_t hits = 0;  // the first element on top
 #pragma unroll
-  for (uint32_t v = 0; v < kPerThread / 4; ++v) reinterpret_cast<uint4*>(starts)[v] = mine[v];
+      for (uint32_t u = 0; u < kLoads; ++u) {
+        const uint4 words = ring[vector + u * kSpread];
 #pragma unroll
-  for (uint32_t j = 0; j < kPerThread; ++j) sum += starts[j];
-  uint32_t before = scan_block<kThreads>(sum, s.sums);
-  bool failed = false;
-  const bool has_last = before < a.k && before + sum >= a.k;
+        for (int w = 0; w < 4; ++w) {
+          const uint32_t word = reinterpret_cast<const uint32_t*>(&words)[w] ^ filter.flips;
+          push_reaches(hits, word << 16, below);
+          push_reaches(hits, word, below);
+        }
+      }
+      if (row.vectors < kLoads * kSpread) {  // some are not there
 #pragma unroll
-  for (uint32_t j = 0; j < kPerThread; ++j) {
-    const uint32_t in_bin = starts[j];
-    starts[j] = before;
-    failed |= before < a.k && in_bin > kWholeCrowd;
-    before += in_bin;
+        for (uint32_t u = 0; u < kLoads; ++u)
+          if (vector + u * kSpread >= row.vectors) hits &= u ? ~0u << (kElements - u * kVector) : 0;
+      }
+      const uint32_t mine = __popc(hits), upto = inclusive_scan_warp(mine);
+      uint32_t at = 0;
+      if (lane == 31)  // atomicAdd would look for more lanes
+        asm volatile("atom.shared.add.u32 %0, [%1], %2;"
+                     : "=r"(at)
+                     : "r"(shared_address(&s.count)), "r"(upto)
+                     : "memory");
+      at = __shfl_sync(kFullWarp, at, 31) + upto - mine;
+      if (at + mine > kWholeRoom) hits = 0;  // too many: the count tells
+      const uint32_t last = ((warp * kSteps + step) * 32 + lane + 1) * kElements - 1;
+      for (uint16_t* to = survivors + at; hits; ++to) {
+        const uint32_t bit = 31 - __clz(hits);
+        hits ^= 1u << bit;
+        *to = static_cast<uint16_t>(last - bit);
+      }
+      commit_async_copies();
+    }
+    __syncthreads();
   }
-  if (tid == kThreads - 1) failed |= before < a.k;
-  if (has_last) {
-    uint32_t end = before;
-#pragma unroll
-    for (uint32_t j = kPerThread - 1; j; --j)
-      if (starts[j] >= a.k) end = starts[j];
-    s.kept = end;
-  }
-#pragma unroll
-  for (uint32_t v = 0; v < kPerThread / 4; ++v) mine[v] = reinterpret_cast<const uint4*>(starts)[v];
-  if (__syncthreads_or(failed)) return exactly();
 
-  const uint32_t kept = s.kept;
-  const auto put = [&](uint32_t c, uint32_t bin) {
-    const uint32_t place = atomicAdd(&s.bins[bin], 1u);
-    if (place < kept) list[place] = c;
-  };
-  uint32_t place[kAtOnce];
+  __device__ __forceinline__ uint32_t bin_of(uint32_t c) const { return c >= high ? 0 : (high - c) >> shift; }
+
+  // Turns the counts in bins into where each bin starts. False: fewer than k survivors, or a crowded bin.
+  __device__ __forceinline__ bool add_up_bins() {
+    alignas(16) uint32_t starts[kPerThread];
+    uint4* const mine = reinterpret_cast<uint4*>(s.bins) + tid * (kPerThread / 4);
+    uint32_t sum = 0;
 #pragma unroll
-  for (uint32_t j = 0; j < kAtOnce; ++j) place[j] = atomicAdd(&s.bins[bin[j]], 1u);
+    for (uint32_t v = 0; v < kPerThread / 4; ++v) reinterpret_cast<uint4*>(starts)[v] = mine[v];
 #pragma unroll
-  for (uint32_t j = 0; j < kAtOnce; ++j)
-    if (place[j] < kept && bin[j] < kSieveBins) list[place[j]] = c[j];
-#pragma unroll 1
-  for (uint32_t j = kAtOnce; is_one(j); ++j) {
-    const uint32_t c = survivor(at + j * kWarps);
-    put(c, bin_of(c));
+    for (uint32_t j = 0; j < kPerThread; ++j) sum += starts[j];
+    uint32_t before = scan_block<kThreads>(sum, s.sums);
+    bool failed = false;
+    const bool has_last = before < a.k && before + sum >= a.k;
+#pragma unroll
+    for (uint32_t j = 0; j < kPerThread; ++j) {
+      const uint32_t in_bin = starts[j];
+      starts[j] = before;
+      failed |= before < a.k && in_bin > kWholeCrowd;
+      before += in_bin;
+    }
+    if (tid == kThreads - 1) failed |= before < a.k;
+    if (has_last) {
+      uint32_t end = before;
+#pragma unroll
+      for (uint32_t j = kPerThread - 1; j; --j)
+        if (starts[j] >= a.k) end = starts[j];
+      s.kept = end;
+    }
+#pragma unroll
+    for (uint32_t v = 0; v < kPerThread / 4; ++v) mine[v] = reinterpret_cast<const uint4*>(starts)[v];
+    return !__syncthreads_or(failed);
   }
-  if (single >= threshold) put(single, bin_of(single));
-  __syncthreads();  // a bin's number is now where it ends, and where the next one starts
-  constexpr int kRanked = 2048 / kThreads;
-#pragma unroll 1
-  for (uint32_t i = tid; i < kept; i += kRanked * kThreads) {
-    uint32_t mine[kRanked], at[kRanked], end[kRanked], place[kRanked], longest = 0;
+
+  // Lists the survivors in the order of their bins, as far as the k best are in them. False: that cannot be done.
+  __device__ __forceinline__ bool deal_out() {
+    const uint32_t m = s.count, nobody = kSieveBins + lane;
+    if (m > kWholeRoom || m + row.loose < a.k) return false;
+    // Lanes take survivors far apart: neighbours may be alike, and then their atomic counts would wait for each other.
+    const uint32_t stride = (m + 31) / 32 | 1, at = lane * stride + warp;
+    const auto survivor = [&](uint32_t i) { return row[row.head + index_of(survivors[i])]; };
+    const auto is_one = [&](uint32_t j) { return warp + j * kWarps < stride && at + j * kWarps < m; };
+    const uint32_t single = tid < row.loose ? row[row.loose_index(tid)] : 0;  // belongs to no vector
+    uint32_t c[kAtOnce], bin[kAtOnce];
 #pragma unroll
-    for (int j = 0; j < kRanked; ++j) mine[j] = list[min(i + j * kThreads, kept - 1)];
+    for (uint32_t j = 0; j < kAtOnce; ++j) c[j] = survivor(min(at + j * kWarps, kWholeRoom - 1));  // whatever it is
 #pragma unroll
-    for (int j = 0; j < kRanked; ++j) {
-      const uint32_t bin = bin_of(mine[j]);
-      place[j] = at[j] = bin ? s.bins[bin - 1] : 0;
-      end[j] = s.bins[bin];
-      longest = max(longest, end[j] - at[j]);
+    for (uint32_t j = 0; j < kAtOnce; ++j) {
+      bin[j] = is_one(j) ? bin_of(c[j]) : nobody;
+      atomicAdd(&s.bins[bin[j]], 1u);
     }
 #pragma unroll 1
-    for (; longest; --longest) {
+    for (uint32_t j = kAtOnce; is_one(j); ++j) atomicAdd(&s.bins[bin_of(survivor(at + j * kWarps))], 1u);
+    if (single >= threshold) atomicAdd(&s.bins[bin_of(single)], 1u);
+    __syncthreads();
+    if (!add_up_bins()) return false;
+
+    const uint32_t kept = s.kept;
+    const auto put = [&](uint32_t c, uint32_t bin) {
+      const uint32_t place = atomicAdd(&s.bins[bin], 1u);
+      if (place < kept) list[place] = c;
+    };
+    uint32_t place[kAtOnce];
+#pragma unroll
+    for (uint32_t j = 0; j < kAtOnce; ++j) place[j] = atomicAdd(&s.bins[bin[j]], 1u);
+#pragma unroll
+    for (uint32_t j = 0; j < kAtOnce; ++j)
+      if (place[j] < kept && bin[j] < kSieveBins) list[place[j]] = c[j];
+#pragma unroll 1
+    for (uint32_t j = kAtOnce; is_one(j); ++j) {
+      const uint32_t c = survivor(at + j * kWarps);
+      put(c, bin_of(c));
+    }
+    if (single >= threshold) put(single, bin_of(single));
+    __syncthreads();  // a bin's number is now where it ends, and where the next one starts
+    return true;
+  }
+
+  // Ranks each listed survivor within its bin, and writes those that are among the k best.
+  __device__ __forceinline__ void rank_and_write() {
+    const uint32_t kept = s.kept;
+    constexpr int kRanked = 2048 / kThreads;
+#pragma unroll 1
+    for (uint32_t i = tid; i < kept; i += kRanked * kThreads) {
+      uint32_t mine[kRanked], at[kRanked], end[kRanked], place[kRanked], longest = 0;
+#pragma unroll
+      for (int j = 0; j < kRanked; ++j) mine[j] = list[min(i + j * kThreads, kept - 1)];
 #pragma unroll
       for (int j = 0; j < kRanked; ++j) {
-        if (at[j] < end[j]) place[j] += list[at[j]] > mine[j];
-        ++at[j];
+        const uint32_t bin = bin_of(mine[j]);
+        place[j] = at[j] = bin ? s.bins[bin - 1] : 0;
+        end[j] = s.bins[bin];
+        longest = max(longest, end[j] - at[j]);
       }
-    }
+#pragma unroll 1
+      for (; longest; --longest) {
 #pragma unroll
-    for (int j = 0; j < kRanked; ++j)
-      if (i + j * kThreads < kept && place[j] < a.k) a.write(place[j], mine[j]);
+        for (int j = 0; j < kRanked; ++j) {
+          if (at[j] < end[j]) place[j] += list[at[j]] > mine[j];
+          ++at[j];
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kRanked; ++j)
+        if (i + j * kThreads < kept && place[j] < a.k) a.write(place[j], mine[j]);
+    }
   }
+};
+
+__global__ void __launch_bounds__(kThreads, 1) whole_kernel(const __grid_constant__ Whole a) {
+  extern __shared__ __align__(128) unsigned char shared_bytes[];
+  Block block(a, shared_bytes);
+  block.start();
+  if (block.sample()) {
+    block.filter();
+    if (block.deal_out()) return block.rank_and_write();
+  }
+  wait_for_async_copies<0>();
+  search(a, block.row, block.s, block.list, block.list + kWholeSort, block.survivors, block.least, block.bottom,
+         block.top);
 }
 
 }  // namespace

@@ -136,51 +136,87 @@ __device__ void collect(Shared<kThreads, Composite<Key>>& s, Composite<Key>* buf
   if (s.count > a.keep) reselect<kThreads, Key>(s, buffer, packing, a.k, a.keep);
 }
 
+// What the phases of stream_kernel share of a block, in the order in which they run.
 template <class Key, int kThreads, bool kStrided>
-__global__ void __launch_bounds__(kThreads, 512 / kThreads) stream_kernel(const Stream a) {
+struct Block {
   using C = Composite<Key>;
   using Word = typename Filter<Key>::Word;
-  constexpr uint32_t kPer = tile_elements(sizeof(Key), 1);  // elements of a tile that one thread copies and reads
-  constexpr uint32_t kVector = 16 / sizeof(Key), kLoads = kPer / kVector;
-  constexpr uint32_t kLoadWords = 16 / sizeof(Word);
-  constexpr uint32_t kTileVectors = kThreads * kLoads;
-  constexpr uint32_t kFirstStop = 4;  // tiles after which delegates raise the threshold again
+  static constexpr uint32_t kPer = tile_elements(sizeof(Key), 1);  // elements of a tile that a thread copies and reads
+  static constexpr uint32_t kVector = 16 / sizeof(Key), kLoads = kPer / kVector;
+  static constexpr uint32_t kLoadWords = 16 / sizeof(Word);
+  static constexpr uint32_t kTileVectors = kThreads * kLoads;
+  static constexpr uint32_t kFirstStop = 4;  // tiles after which delegates raise the threshold again
   static_assert(kPer <= 32);
   static_assert(sizeof(Shared<kThreads, C>) <= stream_control_bytes(sizeof(C), kThreads));
-  extern __shared__ __align__(128) unsigned char shared_bytes[];
-  auto& s = *reinterpret_cast<Shared<kThreads, C>*>(shared_bytes);
-  uint4* ring = reinterpret_cast<uint4*>(shared_bytes + stream_control_bytes(sizeof(C), kThreads));
-  C* buffer = reinterpret_cast<C*>(ring + a.stages * kTileVectors);
-  C* scratch = buffer + a.keep;  // once the slice has been read
 
+  const Stream& a;
+  Shared<kThreads, C>& s;
+  uint4* const ring;  // tiles in flight
+  C* const buffer;    // candidates
   const uint32_t tid = threadIdx.x;
   const int64_t row = blockIdx.x / a.slices;
   const uint32_t rank = blockIdx.x % a.slices;
   const bool grid = a.slices > 1 && !a.cluster, shares = grid && a.shares;
-  if (grid) let_dependents_start();
-  const Pool<Key> pool(a, row);
+  const Pool<Key> pool{a, row};
   const Packing<Key> packing = Packing<Key>::make(a.length);
-  const Key* x = static_cast<const Key*>(a.x) + row / a.inner * a.length * a.inner + row % a.inner;
+  const Key* const x = static_cast<const Key*>(a.x) + row / a.inner * a.length * a.inner + row % a.inner;
 
   // Whole vectors start at the first 16-byte boundary; what stands before and after them is read one by one. Blocks
   // that share a row take its tiles in turn.
-  const uint32_t misaligned = kStrided ? 0 : static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(Key));
-  const uint32_t head = min(a.length, misaligned ? kVector - misaligned : 0);
-  const uint32_t vectors = (a.length - head) / kVector, loose = rank == 0 ? a.length - vectors * kVector : 0;
-  const uint32_t row_tiles = (vectors + kTileVectors - 1) / kTileVectors;
-  const uint32_t tiles = (row_tiles + a.slices - 1) / a.slices;  // of this block; the last may not be there
-  const uint32_t stride = scattered_stride(tiles);               // the order of tiles
-  const auto first_vector = [&](uint32_t tile) { return (tile * a.slices + rank) * kTileVectors + tid; };
-  uint32_t count = loose;  // of this block's elements
-  if (rank < row_tiles) {
-    const uint32_t mine = (row_tiles - 1 - rank) / a.slices + 1;
-    const bool last = (row_tiles - 1) % a.slices == rank;
-    count += (mine * kTileVectors - (last ? row_tiles * kTileVectors - vectors : 0)) * kVector;
+  uint32_t head, vectors, loose;
+  uint32_t tiles;   // of this block; the last may not be there
+  uint32_t stride;  // the order of tiles
+  uint32_t count;   // of this block's elements
+  uint32_t k;       // of them, at most
+
+  // If k exceeds half the threads, the delegates still show roughly where the k-th element of the slice lies. That is a
+  // guess: if too few elements reach it, the slice is read again without it.
+  bool delegates, guesses;
+  uint32_t start;  // the first tile
+  Key best;        // of this thread's elements: its delegate
+  C threshold;
+  Key bound;  // what k elements of the row reach, as other blocks tell
+  Filter<Key> filter{0, a.order};
+  uint32_t last;   // index of the threshold
+  uint32_t left;   // hits of the tile at hand that found no place
+  uint32_t ahead;  // the tile to copy next
+  uint32_t step, tile, stage;
+
+  __device__ __forceinline__ Block(const Stream& a, unsigned char* shared_bytes)
+      : a(a),
+        s(*reinterpret_cast<Shared<kThreads, C>*>(shared_bytes)),
+        ring(reinterpret_cast<uint4*>(shared_bytes + stream_control_bytes(sizeof(C), kThreads))),
+        buffer(reinterpret_cast<C*>(ring + a.stages * kTileVectors)) {
+    const uint32_t misaligned = kStrided ? 0 : static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(Key));
+    head = min(a.length, misaligned ? kVector - misaligned : 0);
+    vectors = (a.length - head) / kVector;
+    loose = rank == 0 ? a.length - vectors * kVector : 0;
+    const uint32_t row_tiles = (vectors + kTileVectors - 1) / kTileVectors;
+    tiles = (row_tiles + a.slices - 1) / a.slices;
+    stride = scattered_stride(tiles);
+    count = loose;
+    if (rank < row_tiles) {
+      const uint32_t mine = (row_tiles - 1 - rank) / a.slices + 1;
+      const bool last = (row_tiles - 1) % a.slices == rank;
+      count += (mine * kTileVectors - (last ? row_tiles * kTileVectors - vectors : 0)) * kVector;
+    }
+    k = max(1, min(a.k, count));
+    delegates = k <= kThreads / 2;
+    guesses = !delegates && count > 8 * k;
+    // Of equal elements the first ones win, so usually the first tile comes first. A guess assumes an average tile, so
+    // it takes the middle one.
+    start = delegates || tiles == 0 ? 0 : (tiles - 1) / 2;
   }
-  const uint32_t k = max(1, min(a.k, count));
+
+  __device__ __forceinline__ uint32_t first_vector(uint32_t tile) const {
+    return (tile * a.slices + rank) * kTileVectors + tid;
+  }
+  __device__ __forceinline__ uint32_t advance(uint32_t tile) const {
+    return tile + stride >= tiles ? tile + stride - tiles : tile + stride;
+  }
 
   // Every thread reads what it copied itself: no barrier stands between the copies and their use.
-  const auto copy = [&](uint32_t tile, uint32_t stage) {
+  __device__ __forceinline__ void copy(uint32_t tile, uint32_t stage) {
     const uint32_t v = first_vector(tile);
     uint4* to = ring + stage * kTileVectors + tid;
     if constexpr (kStrided) {
@@ -197,37 +233,63 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) stream_kernel(const 
         for (uint32_t u = 0; v + u * kThreads < vectors; ++u) copy_async(to + u * kThreads, from + u * kThreads);
       }
     }
-  };
-  const auto advance = [&](uint32_t tile) { return tile + stride >= tiles ? tile + stride - tiles : tile + stride; };
-  // If k exceeds half the threads, the delegates still show roughly where the k-th element of the slice lies. That is a
-  // guess: if too few elements reach it, the slice is read again without it.
-  const bool delegates = k <= kThreads / 2;
-  bool guesses = !delegates && count > 8 * k;
-  // Which tile comes first: of equal elements the first ones win, so usually the first tile. A guess assumes an average
-  // tile, so it takes the middle one.
-  const uint32_t start = delegates || tiles == 0 ? 0 : (tiles - 1) / 2;
-  const float share = static_cast<float>(k) / count;
-  Key best;  // of this thread's elements: its delegate
-  const auto tell = [&] {
+  }
+  __device__ __forceinline__ void fill(uint32_t from, uint32_t to) {
+    for (uint32_t stage = from; stage < to; ++stage) {
+      if (stage < tiles) copy(ahead, stage);
+      commit_async_copies();
+      ahead = advance(ahead);
+    }
+  }
+
+  // The thread's j-th element of the tile at hand, where it lies, and a bit for each that is there.
+  __device__ __forceinline__ Key element(uint32_t j) const {
+    return encode(reinterpret_cast<const Key*>(ring + (stage * kLoads + j / kVector) * kThreads + tid)[j % kVector],
+                  a.order);
+  }
+  __device__ __forceinline__ uint32_t index(uint32_t j) const {
+    return head + (first_vector(tile) + j / kVector * kThreads) * kVector + j % kVector;
+  }
+  __device__ __forceinline__ uint32_t present() const {
+    const uint32_t first = first_vector(tile);
+    const uint32_t loaded = first < vectors ? min(kLoads, (vectors - first + kThreads - 1) / kThreads) : 0;
+    return loaded * kVector == 32 ? ~0u : (1u << (loaded * kVector)) - 1;
+  }
+
+  // A threshold that the first k elements of the tile with this key, or a larger one, reach, if there are k.
+  __device__ __forceinline__ C ties(Key key) {
+    const uint32_t there = present();
+    uint32_t found = 0;
+#pragma unroll 1
+    for (uint32_t u = 0; u < kLoads && found < k; ++u) {
+      uint32_t hits = 0;
+#pragma unroll
+      for (uint32_t e = 0; e < kVector; ++e) hits |= static_cast<uint32_t>(element(u * kVector + e) >= key) << e;
+      hits &= there >> (u * kVector);
+      const uint32_t before = found + scan_block<kThreads>(__popc(hits), s.sums), after = before + __popc(hits);
+      if (before < k && after >= k) {
+        for (uint32_t more = k - 1 - before; more; --more) hits &= hits - 1;
+        s.boundary = index(u * kVector + __ffs(hits) - 1);
+      }
+      if (tid == kThreads - 1) s.above = after;
+      __syncthreads();
+      found = s.above;
+    }
+    return found < k ? packing.lowest(key) : packing.pack(key, s.boundary);
+  }
+
+  // Tells the blocks of the row a key that a.reach delegates of this one reach.
+  __device__ __forceinline__ void tell() {
     wait_for_predecessor();  // the pool is clear
     const Key mine = kth_of_block<kThreads>(best, a.reach);
     if (tid == 0) *static_cast<volatile uint64_t*>(pool.bounds + rank) = mine;
-  };
+  }
 
-  C threshold;
-  for (;; guesses = false) {
+  // Asks for the first tiles, and takes what belongs to none. Others would come later if all were asked for at once.
+  __device__ __forceinline__ void begin(uint32_t early) {
     best = 0;
-    uint32_t ahead = start;  // the tile to copy next
-    const auto fill = [&](uint32_t from, uint32_t to) {
-      for (uint32_t stage = from; stage < to; ++stage) {
-        if (stage < tiles) copy(ahead, stage);
-        commit_async_copies();
-        ahead = advance(ahead);
-      }
-    };
-    const uint32_t early = min(2, a.stages);  // the first tiles would wait for all that is asked for with them
+    ahead = start;
     fill(0, early);
-
     if (tid == 0) s.count = s.full = 0;
     __syncthreads();
     if (loose) {
@@ -235,138 +297,137 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) stream_kernel(const 
       if (tid < loose) best = encode(x[at * a.inner], a.order);
       append_hits(s, buffer, a.room, tid < loose, [&](int) { return packing.pack(best, at); });
     }
-
     threshold = 0;
-    Filter<Key> filter(0, a.order);
-    Key bound = 0;             // what k elements of the row reach, as other blocks tell
-    uint32_t left = 0;         // hits of the tile at hand that found no place
-    uint32_t last = a.length;  // index of the threshold
-    uint32_t step = 0, tile = start, stage = 0;
-    // Warps go ahead on their own, until the buffer is full or up to the tile at which delegates raise the threshold.
-    for (uint32_t stop = 0;;) {
-      const auto element = [&](uint32_t j) {  // the thread's j-th of this tile
-        return encode(reinterpret_cast<const Key*>(ring + (stage * kLoads + j / kVector) * kThreads + tid)[j % kVector],
-                      a.order);
-      };
-      const auto index = [&](uint32_t j) {
-        return head + (first_vector(tile) + j / kVector * kThreads) * kVector + j % kVector;
-      };
-      const auto present = [&] {
-        const uint32_t first = first_vector(tile);
-        const uint32_t loaded = first < vectors ? min(kLoads, (vectors - first + kThreads - 1) / kThreads) : 0;
-        return loaded * kVector == 32 ? ~0u : (1u << (loaded * kVector)) - 1;
-      };
-      // A threshold that the first k elements of the tile with this key, or a larger one, reach, if there are k.
-      const auto ties = [&](Key key) {
-        const uint32_t there = present();
-        uint32_t found = 0;
-#pragma unroll 1
-        for (uint32_t u = 0; u < kLoads && found < k; ++u) {
-          uint32_t hits = 0;
-#pragma unroll
-          for (uint32_t e = 0; e < kVector; ++e) hits |= static_cast<uint32_t>(element(u * kVector + e) >= key) << e;
-          hits &= there >> (u * kVector);
-          const uint32_t before = found + scan_block<kThreads>(__popc(hits), s.sums), after = before + __popc(hits);
-          if (before < k && after >= k) {
-            for (uint32_t more = k - 1 - before; more; --more) hits &= hits - 1;
-            s.boundary = index(u * kVector + __ffs(hits) - 1);
-          }
-          if (tid == kThreads - 1) s.above = after;
-          __syncthreads();
-          found = s.above;
-        }
-        return found < k ? packing.lowest(key) : packing.pack(key, s.boundary);
-      };
-      for (; step < stop; ++step) {
-        wait_for_tile(a.stages);
-        const uint32_t full = tid % 32 == 0 ? atomicOr(&s.full, 0) : 0;  // others may set it now
-        alignas(16) Word words[kLoads][kLoadWords];
-        Word most = 0;
-#pragma unroll
-        for (uint32_t u = 0; u < kLoads; ++u) {
-          *reinterpret_cast<uint4*>(words[u]) = ring[(stage * kLoads + u) * kThreads + tid];
-#pragma unroll
-          for (uint32_t w = 0; w < kLoadWords; ++w) most = filter.most(most, words[u][w]);
-        }
-        // If all indices come after that of the threshold, equal keys do not count.
-        const bool late = head + first_vector(tile) * kVector > last;
-        if (__any_sync(kFullWarp, (late ? filter.exceeds(most) : filter.reaches(most)) || full || left)) {
-          if (__any_sync(kFullWarp, full)) break;
-          uint32_t hits = left;
-          const bool again = __any_sync(kFullWarp, left);
-          if (!again) {
-#pragma unroll
-            for (uint32_t u = 0; u < kLoads; ++u)
-#pragma unroll
-              for (uint32_t w = 0; w < kLoadWords; ++w)
-                hits |= filter.passes(words[u][w]) << (u * kVector + w * Filter<Key>::kPerWord);
-            hits &= present();
-          }
-          if (again || packing.lowest(packing.key(threshold)) != threshold) {
-            for (uint32_t rest = hits; rest; rest &= rest - 1) {  // ties with the threshold are decided by the index
-              const uint32_t j = __ffs(rest) - 1;
-              if (packing.pack(element(j), index(j)) < threshold) hits &= ~(1u << j);
-            }
-          }
-          left = append_hits(s, buffer, a.room, hits, [&](uint32_t j) {
-            best = larger(best, element(j));
-            return packing.pack(element(j), index(j));
-          });
-          if (__any_sync(kFullWarp, left)) {
-            if (tid % 32 == 0) atomicOr(&s.full, 1);
-            break;
-          }
-        }
-        if (step + a.stages < tiles) copy(ahead, stage);
-        commit_async_copies();
-        ahead = advance(ahead);
-        tile = advance(tile);
-        stage = stage + 1 == a.stages ? 0 : stage + 1;
-      }
-      const bool full = __syncthreads_or(step < stop);
-      if (!full && stop == tiles) break;
-      if (full) {
-        threshold = larger(threshold, make_room<kThreads, Key>(s, buffer, packing, k, a.keep, a.room));
-      } else {
-        if (stop == 0) {
-          wait_for_tile(early);
-          fill(early, a.stages);
-        }
-        if (stop == 0 && (delegates || guesses || shares)) {
-          const uint32_t there = present();
-#pragma unroll
-          for (uint32_t j = 0; j < kPer; ++j)
-            if (there >> j & 1) best = larger(best, element(j));
-        }
-        if (stop > 0 && shares) {  // others have told at the last stop
-          if (stop > kFirstStop) {
-            bound = larger(bound, pool.template bound<kThreads>(a));
-            threshold = larger(threshold, packing.lowest(bound));
-          }
-          tell();
-        } else if (delegates || guesses) {
-          uint32_t reach = k;
-          if (guesses) {  // the share of the threads that have seen one of the k largest, and five deviations
-            const float seen = 1 - __expf(-share * kPer * (stop + 1.0f));
-            reach = static_cast<uint32_t>(kThreads * seen + 5 * sqrtf(kThreads * seen * (1 - seen))) + 1;
-          }
-          if (reach <= kThreads * 3 / 4) {
-            const Key kth = kth_of_block<kThreads>(best, reach);
-            threshold = larger(threshold, packing.lowest(kth));
-            if (stop == 0 && __syncthreads_count(best == kth) > kThreads / 8) threshold = larger(threshold, ties(kth));
-          }
-        }
-        stop = min(stop ? 4 * stop : kFirstStop, tiles);
-      }
-      filter = Filter<Key>(packing.key(threshold), a.order);
-      last = packing.index(threshold);
-    }
-    // Done: there are enough, or the threshold is a proven bound and these are all that reach it.
-    if (!guesses || s.count >= k || packing.lowest(bound) == threshold) break;
-    __syncthreads();
+    filter = Filter<Key>(0, a.order);
+    bound = 0;
+    left = 0;
+    last = a.length;
+    step = 0, tile = start, stage = 0;
   }
 
-  if (grid) {
+  // Appends what reaches the threshold, up to tile number `stop`. A warp goes ahead on its own, but ends where the
+  // buffer is full, perhaps with hits left. Returns whether one has.
+  __device__ __forceinline__ bool take_tiles(uint32_t stop) {
+    for (; step < stop; ++step) {
+      wait_for_tile(a.stages);
+      const uint32_t full = tid % 32 == 0 ? atomicOr(&s.full, 0) : 0;  // others may set it now
+      alignas(16) Word words[kLoads][kLoadWords];
+      Word most = 0;
+#pragma unroll
+      for (uint32_t u = 0; u < kLoads; ++u) {
+        *reinterpret_cast<uint4*>(words[u]) = ring[(stage * kLoads + u) * kThreads + tid];
+#pragma unroll
+        for (uint32_t w = 0; w < kLoadWords; ++w) most = filter.most(most, words[u][w]);
+      }
+      // If all indices come after that of the threshold, equal keys do not count.
+      const bool late = head + first_vector(tile) * kVector > last;
+      if (__any_sync(kFullWarp, (late ? filter.exceeds(most) : filter.reaches(most)) || full || left)) {
+        if (__any_sync(kFullWarp, full)) break;
+        uint32_t hits = left;
+        const bool again = __any_sync(kFullWarp, left);
+        if (!again) {
+#pragma unroll
+          for (uint32_t u = 0; u < kLoads; ++u)
+#pragma unroll
+            for (uint32_t w = 0; w < kLoadWords; ++w)
+              hits |= filter.passes(words[u][w]) << (u * kVector + w * Filter<Key>::kPerWord);
+          hits &= present();
+        }
+        if (again || packing.lowest(packing.key(threshold)) != threshold) {
+          for (uint32_t rest = hits; rest; rest &= rest - 1) {  // ties with the threshold are decided by the index
+            const uint32_t j = __ffs(rest) - 1;
+            if (packing.pack(element(j), index(j)) < threshold) hits &= ~(1u << j);
+          }
+        }
+        left = append_hits(s, buffer, a.room, hits, [&](uint32_t j) {
+          best = larger(best, element(j));
+          return packing.pack(element(j), index(j));
+        });
+        if (__any_sync(kFullWarp, left)) {
+          if (tid % 32 == 0) atomicOr(&s.full, 1);
+          break;
+        }
+      }
+      if (step + a.stages < tiles) copy(ahead, stage);
+      commit_async_copies();
+      ahead = advance(ahead);
+      tile = advance(tile);
+      stage = stage + 1 == a.stages ? 0 : stage + 1;
+    }
+    return __syncthreads_or(step < stop);
+  }
+
+  // Raises the threshold at tile number `stop`, by this block's delegates or by what other blocks have told.
+  __device__ __forceinline__ void raise(uint32_t stop) {
+    if (stop == 0 && (delegates || guesses || shares)) {
+      const uint32_t there = present();
+#pragma unroll
+      for (uint32_t j = 0; j < kPer; ++j)
+        if (there >> j & 1) best = larger(best, element(j));
+    }
+    if (stop > 0 && shares) {  // others have told at the last stop
+      if (stop > kFirstStop) {
+        bound = larger(bound, pool.template bound<kThreads>(a));
+        threshold = larger(threshold, packing.lowest(bound));
+      }
+      tell();
+    } else if (delegates || guesses) {
+      uint32_t reach = k;
+      if (guesses) {  // the share of the threads that have seen one of the k largest, and five deviations
+        const float share = static_cast<float>(k) / count, seen = 1 - __expf(-share * kPer * (stop + 1.0f));
+        reach = static_cast<uint32_t>(kThreads * seen + 5 * sqrtf(kThreads * seen * (1 - seen))) + 1;
+      }
+      if (reach <= kThreads * 3 / 4) {
+        const Key kth = kth_of_block<kThreads>(best, reach);
+        threshold = larger(threshold, packing.lowest(kth));
+        if (stop == 0 && __syncthreads_count(best == kth) > kThreads / 8) threshold = larger(threshold, ties(kth));
+      }
+    }
+  }
+
+  // Collects what reaches a threshold of this block's tiles. Afterwards there are enough candidates, or the threshold
+  // is a proven bound, and these are all that reach it.
+  __device__ __forceinline__ void read() {
+    const uint32_t early = min(2, a.stages);
+    for (;; guesses = false) {
+      begin(early);
+      for (uint32_t stop = 0;;) {
+        const bool full = take_tiles(stop);
+        if (!full && stop == tiles) break;
+        if (full) {
+          threshold = larger(threshold, make_room<kThreads, Key>(s, buffer, packing, k, a.keep, a.room));
+        } else {
+          if (stop == 0) {
+            wait_for_tile(early);
+            fill(early, a.stages);
+          }
+          raise(stop);
+          stop = min(stop ? 4 * stop : kFirstStop, tiles);
+        }
+        filter = Filter<Key>(packing.key(threshold), a.order);
+        last = packing.index(threshold);
+      }
+      if (!guesses || s.count >= k || packing.lowest(bound) == threshold) break;
+      __syncthreads();
+    }
+  }
+
+  __device__ __forceinline__ void write() {
+    write_result<kThreads, Key>(s, a.output(), packing, buffer, buffer + a.keep, a.keep, row);
+  }
+
+  // Of a block that has a row for itself.
+  __device__ __forceinline__ void write_alone() {
+    if (s.count > a.keep) {
+      reselect<kThreads, Key>(s, buffer, packing, k, a.keep);
+    } else if (delegates && s.count > kThreads / 2) {
+      compact<kThreads>(s, buffer, packing.lowest(kth_of_block<kThreads>(best, k)));
+    }
+    write();
+  }
+
+  // Of a block of a grid: leaves its candidates in the workspace, for merge_kernel.
+  __device__ __forceinline__ void leave_candidates() {
     if (a.reach) tell();
     if (shares) {
       // One more look at what other blocks have published pays off when blocks have many candidates.
@@ -377,41 +438,50 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) stream_kernel(const 
     if (s.count > most) reselect<kThreads, Key>(s, buffer, packing, a.k, most);
     if (tid == 0) pool.counts[rank] = s.count;
     for (uint32_t i = tid; i < s.count; i += kThreads) pool.candidates[rank * most + i] = buffer[i];
-    return;
   }
-  if (a.slices == 1) {
-    if (s.count > a.keep) {
-      reselect<kThreads, Key>(s, buffer, packing, k, a.keep);
-    } else if (delegates && s.count > kThreads / 2) {
-      compact<kThreads>(s, buffer, packing.lowest(kth_of_block<kThreads>(best, k)));
-    }
-    write_result<kThreads, Key>(s, a.output(), packing, buffer, scratch, a.keep, row);
-    return;
-  }
+
+  // Of a block of a cluster: the first one gathers the candidates of all.
+  __device__ __forceinline__ void gather_and_write() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  __shared__ uint32_t counts[8];  // of the others' candidates
-  const cg::cluster_group cluster = cg::this_cluster();
-  if (a.reach) {
-    const Key mine = kth_of_block<kThreads>(best, a.reach);
-    if (tid == 0) s.low[0] = packing.lowest(mine);
+    __shared__ uint32_t counts[8];  // of the others' candidates
+    const cg::cluster_group cluster = cg::this_cluster();
+    if (a.reach) {
+      const Key mine = kth_of_block<kThreads>(best, a.reach);
+      if (tid == 0) s.low[0] = packing.lowest(mine);
+      cluster.sync();
+      const uint32_t other = spread_index<kThreads>();
+      const Key told = other < a.slices ? packing.key(*cluster.map_shared_rank(&s.low[0], other)) : Key{0};
+      threshold = larger(threshold, packing.lowest(kth_of_block<kThreads>(told, a.quorum)));
+      compact<kThreads>(s, buffer, threshold);
+    }
     cluster.sync();
-    const uint32_t other = spread_index<kThreads>();
-    const Key told = other < a.slices ? packing.key(*cluster.map_shared_rank(&s.low[0], other)) : Key{0};
-    threshold = larger(threshold, packing.lowest(kth_of_block<kThreads>(told, a.quorum)));
-    compact<kThreads>(s, buffer, threshold);
-  }
-  cluster.sync();
-  if (rank == 0) {
-    uint32_t longest = 0;
-    if (tid + 1 < a.slices) counts[tid] = *cluster.map_shared_rank(&s.count, tid + 1);
-    __syncthreads();
-    for (uint32_t i = 0; i + 1 < a.slices; ++i) longest = max(longest, counts[i]);
-    collect<kThreads, Key>(s, buffer, packing, a, threshold, a.slices - 1, counts, longest,
-                           [&](uint32_t from, uint32_t i) { return cluster.map_shared_rank(buffer, from + 1)[i]; });
-  }
-  cluster.sync();  // the others' candidates have been read
-  if (rank == 0) write_result<kThreads, Key>(s, a.output(), packing, buffer, scratch, a.keep, row);
+    if (rank == 0) {
+      uint32_t longest = 0;
+      if (tid + 1 < a.slices) counts[tid] = *cluster.map_shared_rank(&s.count, tid + 1);
+      __syncthreads();
+      for (uint32_t i = 0; i + 1 < a.slices; ++i) longest = max(longest, counts[i]);
+      collect<kThreads, Key>(s, buffer, packing, a, threshold, a.slices - 1, counts, longest,
+                             [&](uint32_t from, uint32_t i) { return cluster.map_shared_rank(buffer, from + 1)[i]; });
+    }
+    cluster.sync();  // the others' candidates have been read
+    if (rank == 0) write();
 #endif
+  }
+};
+
+template <class Key, int kThreads, bool kStrided>
+__global__ void __launch_bounds__(kThreads, 512 / kThreads) stream_kernel(const Stream a) {
+  extern __shared__ __align__(128) unsigned char shared_bytes[];
+  Block<Key, kThreads, kStrided> block(a, shared_bytes);
+  if (block.grid) let_dependents_start();
+  block.read();
+  if (block.grid) {
+    block.leave_candidates();
+  } else if (a.slices == 1) {
+    block.write_alone();
+  } else {
+    block.gather_and_write();
+  }
 }
 
 template <class Key, int kThreads>
