@@ -3,8 +3,8 @@
 //   z = factor * scale * x + bias
 //
 // where scale and bias are optional and broadcast. z is -inf where `where` is 0 and, in a causal call, where the
-// position along the axis is after the query's position. The operations use the maximum m of a row and the sum of e^(z
-// - m). Both are computed so that no intermediate result overflows or introduces a NaN.
+// position along the axis is after the query's position. The operations use the maximum m of a row and the sum of
+// e^(z - m). Both are computed so that no intermediate result overflows or introduces a NaN.
 //
 //   softmax             e^(z - m) / sum; a masked entry is 0, also in a row whose entries are all masked
 //   log_softmax         z - m - log(sum); a masked entry is -inf
@@ -12,10 +12,9 @@
 //                       whose entries are all masked
 //   cross_entropy       one loss for each row, and the two summands of lse. The loss is
 //                       (1 - smoothing) (lse - z_label) + smoothing (lse - mean of z) + z_loss lse^2
-//   cross_entropy_grad  the same loss and, in place of the summands, the gradient of sum(cotangent * loss) for all
-//   logits softmax_jvp         factor scale y (t - sum of y t), the tangent of y for a tangent t of x. The map is
-//   symmetric, so
-//                       the same formula makes the cotangent of x from that of y
+//   cross_entropy_grad  the same loss, and for all logits the gradient of sum(cotangent * loss)
+//   softmax_jvp         factor scale y (t - sum of y t), the tangent of y for a tangent t of x. The map is symmetric,
+//                       so the same formula makes the cotangent of x from that of y
 //   log_softmax_jvp     factor scale (t - sum of e^y t); transposed: factor scale (t - e^y sum of t)
 #pragma once
 
