@@ -1,4 +1,4 @@
-// The kinds of scan on the CPU, in files of their own because each is compiled for many types.
+// The kinds of scan on the CPU. They have source files of their own because each is compiled for many types.
 #pragma once
 
 #include "common/cpu/parallel.h"
