@@ -11,7 +11,7 @@
 namespace jaxgpuops::along_axis {
 
 struct Problem {
-  Rows rows;      // the long side: x of take, out of put
+  Rows rows;      // dimensions of the long side: x of take, out of put
   int64_t k = 0;  // length of the axis on the short side: out of take, updates of put
   int bytes = 4;  // bytes of an element: 1, 2, 4 or 8
 };

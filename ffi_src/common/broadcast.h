@@ -36,10 +36,11 @@ struct IndexMap {
   }
 };
 
-// The element of (outer, position along the axis, inner) is at outer(o) + position * axis_stride + inner(i).
+// An element has the offset outer(o) + position * axis_stride + inner(i), where o, position and i are its outer index,
+// its position along the axis and its inner index.
 struct Broadcast {
   IndexMap outer, inner;
-  int64_t axis_stride = 0;  // 0: one value for the whole axis
+  int64_t axis_stride = 0;  // 0 if one value serves the whole axis
 
   JAXGPUOPS_HOST_DEVICE int64_t operator()(int64_t o, int64_t position, int64_t i) const {
     return outer(o) + position * axis_stride + inner(i);

@@ -11,7 +11,7 @@ namespace jaxgpuops {
 struct Gpu {
   int compute_capability;         // 10 * major + minor
   int64_t multiprocessors;        // multiprocessors over which plans distribute the work
-  int64_t shared_bytes;           // shared memory that a block may have
+  int64_t shared_bytes;           // shared memory that the device allows a block
   int64_t multiprocessor_shared;  // shared memory of a multiprocessor; each block takes 1 KiB more than it asks for
   int64_t cached_bytes;           // bytes that the L2 cache reliably keeps from one sweep to the next
   int max_cluster;                // the most blocks of a thread-block cluster; 1 if there are no clusters

@@ -40,7 +40,7 @@ BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu) {
   BincountPlan plan;
   const Rows& rows = problem.rows;
   if (rows.outer == 0 || rows.inner == 0 || problem.bins == 0) return plan;
-  const int64_t most = gpu.shared_bytes / 4;  // bins
+  const int64_t most = gpu.shared_bytes / 4;  // the most bins of a table
   // With many ranges, reading the ids again for each costs more than atomics, which collide rarely on so many bins.
   plan.ranges = ceil_div(problem.bins, most);
   if (rows.inner > 1 || plan.ranges > 4) {

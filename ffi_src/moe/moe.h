@@ -21,7 +21,7 @@
 namespace jaxgpuops::moe {
 
 struct PlanProblem {
-  int64_t outer = 1;        // independent plans
+  int64_t outer = 1;        // number of independent plans
   int64_t assignments = 0;  // assignments of each plan
   int64_t experts = 0;
   int64_t rows = 0;       // rows in the order of experts: enough for any routing

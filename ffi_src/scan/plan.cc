@@ -15,7 +15,7 @@ int64_t enough_strips(Layout layout, const Gpu& gpu) {
 // there are few waves. So blocks share rows if there are fewer than kManyRows rows, a row has at least kLongRow almost
 // full tiles, and a sum is one word (larger sums take longer to fold than to load).
 constexpr int64_t kManyRows = 2048;  // an H200 runs 660 blocks at the same time
-constexpr int64_t kLongRow = 16;     // tiles
+constexpr int64_t kLongRow = 16;     // in tiles
 
 constexpr int64_t kFewTiles = 3;           // tiles that one block walks over quickly enough
 constexpr int64_t kShortBytes = 24 << 10;  // shared memory of a block if the axis is short
@@ -67,7 +67,7 @@ Plan plan_short(const Problem& problem, const Gpu& gpu, Plan plan) {
     plan.axis_warps = static_cast<int>(std::min<int64_t>(kWarps, ceil_div(plan.block_columns, 32)));
     plan.strips = ceil_div(columns, plan.block_columns);
   } else {
-    const int64_t at_once = length <= 2 ? 4 : length <= 4 ? 2 : 1;  // columns of a lane
+    const int64_t at_once = length <= 2 ? 4 : length <= 4 ? 2 : 1;  // columns that a lane has
     plan.parts = ceil_div(inner, at_once * kThreads);
     plan.block_columns = ceil_div(inner, plan.parts);
     plan.axis_warps = static_cast<int>(ceil_div(plan.block_columns, 32 * at_once));

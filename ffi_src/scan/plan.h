@@ -12,7 +12,7 @@
 namespace jaxgpuops::scan {
 
 enum class Algorithm {
-  kEmpty,      // nothing to write
+  kEmpty,      // there is nothing to write
   kLoop,       // a block walks along the axis
   kLookAhead,  // blocks share the axis: a block waits for the sums of earlier tiles
   kResident,   // blocks share a row, and all blocks run at the same time

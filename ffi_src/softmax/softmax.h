@@ -40,8 +40,7 @@ struct Problem {
   int64_t query_stride = 1;
   // Whether z is anything but a positive multiple of x, or some entries are masked. Kernels are compiled for either
   // case.
-  bool general =
-      false;  // logits are more than a positive multiple of x, or some are masked: other kernels are compiled
+  bool general = false;
   Broadcast scale, bias, where;  // positions of operand elements; axis_stride is 0 for one scale a row
   Broadcast row_where;           // kCrossEntropy*: the rows that count; the loss and the gradient of other rows are 0
   Broadcast cotangent;           // kCrossEntropyGrad
@@ -50,11 +49,11 @@ struct Problem {
 // Pointers of operands and results that a call does not have are null. x, t, y and `out` have the shape of the problem,
 // row-major. Arrays with one element for each row have the shape (outer, 1, inner).
 struct Buffers {
-  const void* x = nullptr;         // jvp: t
-  const void* y = nullptr;         // jvp: the forward result
+  const void* x = nullptr;         // derivatives: the tangent t
+  const void* y = nullptr;         // derivatives: the forward result
   const void* scale = nullptr;     // float32; float64 if x is float64
   const void* bias = nullptr;      // the same dtype as x
-  const uint8_t* where = nullptr;  // PRED
+  const uint8_t* where = nullptr;  // PRED, that is bytes of 0 or 1
   // kCrossEntropy*: a label that is negative or too large is no class; its z_label is NaN
   const int32_t* labels = nullptr;
   const uint8_t* row_where = nullptr;

@@ -11,7 +11,7 @@
 namespace jaxgpuops::sort {
 
 enum class Algorithm {
-  kEmpty,  // nothing to write
+  kEmpty,  // there is nothing to write
   kTeam,   // short rows: top-k's kernel sorts a row in the registers of some lanes, or of a block
   kBlock,  // longer rows: radix sort in the shared memory of a block
   kSweep,  // rows of any length: radix sort in passes over memory
@@ -22,9 +22,9 @@ const char* name(Algorithm algorithm);
 struct Plan {
   Algorithm algorithm = Algorithm::kEmpty;
   bool turns = false;           // the axis is not the last: columns are transposed to rows, and the results back
-  int threads = 0;              // of a block
-  int64_t blocks = 0;           // of the largest launch
-  int64_t workspace_bytes = 0;  // per outer index
+  int threads = 0;              // threads of a block
+  int64_t blocks = 0;           // blocks of the largest launch
+  int64_t workspace_bytes = 0;  // for each outer index
   int64_t shared_bytes = 0;
   topk::SortShape team;  // kTeam
 };

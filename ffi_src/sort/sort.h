@@ -11,7 +11,7 @@ namespace jaxgpuops::sort {
 
 // The sort is stable in both directions. Keys serve comparisons only: the results have the bits of the elements.
 struct Problem {
-  Rows rows;  // length < 2^31
+  Rows rows;  // the length is less than 2^31
   int key_bits = 32;
   SortOrder order;
   bool values = true, indices = true;  // which results are wanted, at least one

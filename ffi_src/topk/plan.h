@@ -12,7 +12,7 @@
 namespace jaxgpuops::topk {
 
 enum class Algorithm {
-  kEmpty,    // nothing to write
+  kEmpty,    // there is nothing to write
   kArgmax,   // k = 1: one reduction
   kRows,     // short rows, each in the registers of some lanes or of a block
   kSort,     // short rows with large k or 64-bit elements: teams of lanes sort them in registers
@@ -21,7 +21,7 @@ enum class Algorithm {
   kGrid,     // the same with many blocks a row; a second kernel merges their lists
   kWave,     // few long rows, k <= 256: one wave of blocks reads them; a second kernel merges the best of each
   kSieve,    // k from 257 to 4096: blocks keep the elements that reach a threshold, and rank them together
-  kColumns,  // the axis is not the last: neighbouring columns are read together
+  kColumns,  // the axis is not the last: a block reads neighbouring columns together
   kRadix,    // large k: radix select by digits, ordered compaction, then a sort of the k elements
 };
 
@@ -32,7 +32,7 @@ struct Plan {
   int lanes = 32;               // lanes that share a row or a column; kRows, kColumns: at most those of a warp
   int threads = 0;              // threads of a block
   int slices = 1;               // blocks that share a row
-  int64_t blocks = 0;           // of the largest launch
+  int64_t blocks = 0;           // blocks of the largest launch
   bool overlap = false;         // a kernel may start before the previous one ends (kArgmax, kGrid, kWave)
   int64_t workspace_bytes = 0;  // for each outer index
   int64_t shared_limit = 0;     // shared memory that the device allows a block

@@ -180,7 +180,7 @@ struct ShortRows {
   static constexpr int64_t kUpdates = 64, kSlots = 128;  // the most that a warp has
   static constexpr int64_t kAllBytes = 16 << 20;         // the bytes that all resident warps of an H200 hold
   uint32_t rows, length, k;
-  uint32_t each;     // rows of a warp
+  uint32_t each;     // rows that a warp assembles
   uint32_t inverse;  // 2^31 / k, rounded up: a multiplication replaces the division by k
 };
 

@@ -83,7 +83,7 @@ struct Strips {
   bool turned;
   Rows memory, rows;  // the problem, and the problem as it is divided (transposed if turned)
   int64_t elements;   // elements of a block, at most
-  int64_t width;      // columns of a strip; the last one may have fewer
+  int64_t width;      // columns of a strip; the last strip of an outer index may have fewer
   int64_t count;      // strips of an outer index
   int64_t steps;      // positions along the axis of a block
   int64_t blocks;     // blocks of a row, at least 1

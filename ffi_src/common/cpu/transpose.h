@@ -98,7 +98,7 @@ JAXGPUOPS_SIMD void transpose(const T* from, int64_t from_stride, int64_t rows, 
   constexpr int64_t kLast = kSide<T> - 1;
   if (kSide<T> > 1 && rows > kLast && columns > kLast) {
     for (int64_t r = 0; r < rows; r += kSide<T>) {
-      const int64_t row = std::min(r, rows - kSide<T>);  // squares may overlap
+      const int64_t row = std::min(r, rows - kSide<T>);  // the last squares may overlap those before them
       for (int64_t c = 0; c < columns; c += kSide<T>) {
         const int64_t column = std::min(c, columns - kSide<T>);
         const T* x = from + row * from_stride + column;

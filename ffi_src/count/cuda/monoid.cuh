@@ -44,7 +44,7 @@ struct Extreme {
   __device__ static Bits store(Acc key, const Keys& keys) {
     if (key == 0) return static_cast<Bits>(keys.empty);
     if (keys.infinity == 0) return static_cast<Bits>(key ^ static_cast<Bits>(keys.flip));
-    if (key == kAll) return static_cast<Bits>(~kSign);  // a quiet NaN
+    if (key == kAll) return static_cast<Bits>(~kSign);  // stores a quiet NaN
     if (keys.smallest) key = static_cast<Bits>(~key);
     return key & kSign ? static_cast<Bits>(key ^ kSign) : static_cast<Bits>(~key);
   }

@@ -118,8 +118,8 @@ class Worker {
   }
   int64_t rows() const { return lanes_.count / cut_.parts; }
 
-  // Scans a block. `carry` has the fold of all blocks before it, for each row; the first block has none. `total`
-  // becomes the fold of the block, unless it is the last one.
+  // Scans a block. For each row, `carry` has the fold of all blocks before it, and is null for the first block. `total`
+  // is set to the fold of the block itself, unless it is the last one.
   void scan(int64_t block, const Value* carry, Value* total) { run<true>(block, carry, total); }
   void fold(int64_t block, Value* total) { run<false>(block, nullptr, total); }
 
@@ -134,7 +134,7 @@ class Worker {
       if (cut_.parts > 1) tile_.spread = tile_.steps;
       C* e = memory_.get() + kMaxLanes;
       kind_.build(tile_, e);
-      const bool empty = block > 0 && at == first;  // no fold yet
+      const bool empty = block > 0 && at == first;  // the block has no fold yet
       if (cut_.parts > 1) {
         scan_parts<kScan>(e, carry, total, empty);
       } else {
@@ -192,7 +192,7 @@ class Worker {
   Tile tile_;
 };
 
-// Scans all strips. make() is a Worker, or what has its members.
+// Scans all strips. make() returns a Worker, or an object with the same members.
 template <class Make>
 void run_cut(const Cut& cut, const Workers& workers, const Make& make) {
   using M = typename decltype(make())::M;
@@ -215,8 +215,9 @@ void run_cut(const Cut& cut, const Workers& workers, const Make& make) {
     return;
   }
 
-  // Few long strips: fold each block, then the folds in order, then scan each block.
-  std::vector<Value> folds(cut.strips * cut.blocks * cut.width);  // at [block], then: up to and including it
+  // There are a few long strips: fold each block, then fold these folds in order, then scan each block. `folds` first
+  // has the fold of each block, and then the fold of all blocks up to it.
+  std::vector<Value> folds(cut.strips * cut.blocks * cut.width);
   const auto fold_of = [&](int64_t strip, int64_t block) { return &folds[(strip * cut.blocks + block) * cut.width]; };
   parallel_for(workers, cut.strips * (cut.blocks - 1), [&](int64_t task) {
     auto worker = make();

@@ -15,7 +15,7 @@ namespace jaxgpuops::softmax::cpu {
 template <class Format>
 using Computed = std::conditional_t<std::is_same_v<Format, Whole<double>>, double, float>;
 
-// How the rows of a call are cut.
+// Returns how the rows of a call are cut into strips and blocks.
 inline Strips strips_of(const Problem& problem) {
   StripShape shape = kShape;
   if (problem.op == Op::kCrossEntropy || problem.op == Op::kCrossEntropyGrad) shape.turned = kTurnedEntropy;

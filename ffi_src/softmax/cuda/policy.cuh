@@ -42,11 +42,11 @@ __device__ __forceinline__ Acc maximum_of(Acc peak, Acc log_sum) {
   return log_sum - log_sum == 0 ? peak : Acc(0);
 }
 
-// factor * scale of a row.
+// Computes factor * scale of a row.
 template <class Acc>
 struct Scale {
   Acc factor;
-  const Acc* scale;  // or null
+  const Acc* scale;  // null if the call has no scale
   Broadcast at;
 
   __device__ Acc operator()(int64_t outer, int64_t i) const {

@@ -106,7 +106,7 @@ __device__ __forceinline__ uint32_t ask(const uint32_t* from) {
 struct PassArgs {
   const void* x;
   void* keys[2];        // passes alternate between the two; the last one writes to the first
-  int32_t* indices[2];  // likewise
+  int32_t* indices[2];  // as keys, for the indices
   bool keys_wanted;     // the last pass writes its keys
   RowHead* heads;
   const uint32_t* counts;

@@ -10,7 +10,7 @@
 namespace jaxgpuops::topk {
 namespace {
 
-constexpr int64_t kCacheLine = 64;           // bytes
+constexpr int64_t kCacheLine = 64;           // in bytes
 constexpr int64_t kTaskElements = 1 << 16;   // target number of input elements of a task of short rows
 constexpr int64_t kSliceElements = 1 << 15;  // the least number of elements in a slice of a long row
 constexpr int64_t kTileElements = 1 << 18;   // elements of a chunk of a strip
@@ -41,7 +41,7 @@ struct Strip {
 };
 
 Strip strip_at(const Cut& cut, const Rows& rows, int64_t number) {
-  if (rows.inner == 1) return {number, 0, 1};  // spares short rows two divisions
+  if (rows.inner == 1) return {number, 0, 1};  // a shortcut that saves two divisions for each short row
   const int64_t column = number % cut.strips_per_outer * cut.width;
   return {number / cut.strips_per_outer, column, std::min(cut.width, rows.inner - column)};
 }

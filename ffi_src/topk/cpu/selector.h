@@ -54,7 +54,7 @@ JAXGPUOPS_INLINE bool compare_block(const Key* x, KeyOrder order, Floor floor, u
 template <class Visit>
 void for_each_reached(const uint8_t* reached, int64_t size, Visit visit) {
   for (int64_t begin = 0; begin < size; begin += 8) {
-    uint64_t word;  // little endian: the lowest byte is the first
+    uint64_t word;  // little endian, so the lowest byte is that of the first element
     std::memcpy(&word, reached + begin, sizeof(word));
     for (; word; word &= word - 1) visit(begin + __builtin_ctzll(word) / 8);
   }
