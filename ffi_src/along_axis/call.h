@@ -23,7 +23,7 @@ inline Problem problem_of(const char* whole_name, ffi::AnyBuffer whole, const ch
   return problem;
 }
 
-// The bindings of the targets, said once for both backends. The operands, results and attributes are in the order of
+// The bindings of the targets, which both backends share. The operands, results and attributes are in the order of
 // the handlers' parameters.
 template <class Backend>
 auto binding() {

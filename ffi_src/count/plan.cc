@@ -82,7 +82,7 @@ SegmentsPlan plan_segments(const Segments& problem) {
   }
   plan.algorithm = problem.sorted ? Segmenting::kSorted : Segmenting::kOrdered;
   if (!problem.sorted) plan.order = plan_order(rows.length, problem.segments);
-  // Tiles are chosen so that there are about 4096 warps of them if a lane has 16 bytes of a row.
+  // Tiles are large enough that their lanes, with 16 bytes of each row, make no more than about 4096 warps.
   const int64_t bytes = rows.inner * bytes_of(problem.dtype);
   const int64_t lanes = rows.length * ceil_div(bytes, 16);
   int64_t tile = lanes < 1 << 20 ? 32 : 64;

@@ -7,8 +7,9 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-constexpr int64_t kChunk = 256;          // assignments of a warp, if blocks share a plan
-constexpr int64_t kOneBlock = 16 << 10;  // up to so many assignments, one block takes less time than three launches
+constexpr int64_t kChunk = 256;  // assignments of a warp, if blocks share a plan
+// With at most so many assignments, one block takes less time than three launches.
+constexpr int64_t kOneBlock = 16 << 10;
 
 }  // namespace
 

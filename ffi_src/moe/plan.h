@@ -16,7 +16,7 @@ struct Plan {
   int warps = 1;                // warps of a block, each of which has counters of its own
   int64_t chunk = 32;           // assignments that a warp takes
   int64_t blocks = 1;           // blocks that share a plan; if it is 1, one launch does everything
-  int64_t shared_bytes = 0;     // for counters, and the offsets of groups
+  int64_t shared_bytes = 0;     // shared memory for counters and for the offsets of groups
   int64_t workspace_bytes = 0;  // for each plan: counters of all warps, and the totals of experts
 };
 

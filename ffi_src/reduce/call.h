@@ -64,7 +64,7 @@ inline Call reduce_call(Op op, ffi::AnyBuffer x, const ffi::AnyBuffer* y, ffi::R
   return call;
 }
 
-// The bindings of the targets, said once for both backends. The operands, results and attributes are in the order of
+// The bindings of the targets, which both backends share. The operands, results and attributes are in the order of
 // the handlers' parameters.
 template <class Backend>
 auto reduce_binding() {

@@ -147,7 +147,7 @@ inline Call linear_vjp_call(ffi::AnyBuffer g, ffi::AnyBuffer a, ffi::AnyBuffer h
   return call;
 }
 
-// The bindings of the targets, said once for both backends. The operands, results and attributes are in the order of
+// The bindings of the targets, which both backends share. The operands, results and attributes are in the order of
 // the handlers' parameters.
 template <class Backend>
 auto cumulative_binding() {

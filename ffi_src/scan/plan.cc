@@ -15,7 +15,7 @@ int64_t enough_strips(Layout layout, const Gpu& gpu) {
 // there are few waves. So blocks share rows if there are fewer than kManyRows rows, a row has at least kLongRow almost
 // full tiles, and a sum is one word (larger sums take longer to fold than to load).
 constexpr int64_t kManyRows = 2048;  // an H200 runs 660 blocks at the same time
-constexpr int64_t kLongRow = 16;     // in tiles
+constexpr int64_t kLongRow = 16;     // length of a row, in tiles
 
 constexpr int64_t kFewTiles = 3;           // tiles that one block walks over quickly enough
 constexpr int64_t kShortBytes = 24 << 10;  // shared memory of a block if the axis is short
@@ -138,7 +138,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   plan.tiles = ceil_div(length, plan.tile);
   while (int64_t{1} << (kGroupBits * plan.levels) < plan.tiles) ++plan.levels;
 
-  // Nothing below changes results. Blocks get as many columns as leaves enough blocks.
+  // Nothing below changes results. Blocks get more columns as long as there are enough blocks for the device.
   const int64_t vectors = outer * (inner / shape.width), vectors_of_warp = 32 / lanes;
   const auto strips = [&] { return ceil_div(vectors, vectors_of_warp << plan.column_bits); };
   if (plan.layout == Layout::kSpans) {
@@ -182,7 +182,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
     while (plan.stages > 1 && shared(plan.stages, 2) > most) --plan.stages;
   }
   if (plan.layout == Layout::kAlong && plan.tiles > 1) plan.stages = shared(2, 2) <= most ? 2 : 1;
-  if (plan.layout == Layout::kSpans) {  // for two blocks of a multiprocessor
+  if (plan.layout == Layout::kSpans) {  // two blocks share a multiprocessor
     plan.stages = static_cast<int>(std::min<int64_t>(3, plan.tiles));
     while (plan.stages > 1 && 2 * shared(plan.stages, 2) > most) --plan.stages;
   }

@@ -35,17 +35,17 @@ struct Plan {
   int span_bytes = 0;    // shared memory for an operand's part of a span; 0 if that part is not contiguous in memory
   int padding = 0;       // bytes of span_bytes that are left free after each 128
   int stage_bytes = 0;   // shared memory for a tile
-  int tile = 0;          // positions along the axis of a tile
+  int tile = 0;          // positions along the axis that a tile has
   int64_t tiles = 0;     // tiles along the axis
   int64_t strips = 0;    // blocks needed to cover all columns once
   int levels = 1;        // levels of the tree in which sums of tiles are folded
   int late = 0;          // look_ahead: steps between the sum of a tile and its results
-  int stages = 1;        // tiles in shared memory: of the loop with kAcross, or of look_ahead along rows
+  int stages = 1;        // tiles that a block has in shared memory at a time
   bool overlap = false;  // the second of two kernels may start before the first ends
   int64_t workspace_bytes = 0;  // for each outer index
 
   int threads() const { return 32 * axis_warps << column_bits; }
-  // A block's columns, in multiples of the usual number.
+  // Columns of a block, in multiples of those that a block of kThreads has.
   int width() const { return threads() > kThreads ? threads() / kThreads : 1; }
 };
 

@@ -195,7 +195,7 @@ inline Call cross_entropy_grad_call(ffi::AnyBuffer logits, ffi::AnyBuffer labels
   return call;
 }
 
-// The bindings of the targets, said once for both backends. The operands, results and attributes are in the order of
+// The bindings of the targets, which both backends share. The operands, results and attributes are in the order of
 // the handlers' parameters.
 template <class Backend>
 auto forward_binding() {

@@ -34,16 +34,16 @@ struct Problem {
   Rows rows;
   double factor = 1;
   bool transpose = false;      // kLogSoftmaxJvp: apply the transposed map
-  double label_smoothing = 0;  // kCrossEntropy, kCrossEntropyGrad
-  double z_loss = 0;           // kCrossEntropy, kCrossEntropyGrad
+  double label_smoothing = 0;  // used by kCrossEntropy and kCrossEntropyGrad
+  double z_loss = 0;           // used by kCrossEntropy and kCrossEntropyGrad
   int64_t queries = 0;  // number of queries of a causal call, 0 if not causal; query = outer / query_stride % queries
   int64_t query_stride = 1;
   // Whether z is anything but a positive multiple of x, or some entries are masked. Kernels are compiled for either
   // case.
   bool general = false;
-  Broadcast scale, bias, where;  // positions of operand elements; axis_stride is 0 for one scale a row
+  Broadcast scale, bias, where;  // where the elements of these operands are; one scale for each row: axis_stride is 0
   Broadcast row_where;           // kCrossEntropy*: the rows that count; the loss and the gradient of other rows are 0
-  Broadcast cotangent;           // kCrossEntropyGrad
+  Broadcast cotangent;           // used by kCrossEntropyGrad
 };
 
 // Pointers of operands and results that a call does not have are null. x, t, y and `out` have the shape of the problem,

@@ -26,7 +26,7 @@ struct Plan {
   int64_t blocks = 0;           // blocks of the largest launch
   int64_t workspace_bytes = 0;  // for each outer index
   int64_t shared_bytes = 0;
-  topk::SortShape team;  // kTeam
+  topk::SortShape team;  // used by kTeam
 };
 
 Plan plan_sort(const Problem& problem, const Gpu& gpu);

@@ -40,7 +40,7 @@ inline ArgProblem argmax_problem(ffi::AnyBuffer x, ffi::AnyBuffer indices, int64
   return problem;
 }
 
-// The bindings of the targets, said once for both backends. The operands, results and attributes are in the order of
+// The bindings of the targets, which both backends share. The operands, results and attributes are in the order of
 // the handlers' parameters.
 template <class Backend>
 auto topk_binding() {

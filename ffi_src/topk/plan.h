@@ -18,7 +18,7 @@ enum class Algorithm {
   kSort,     // short rows with large k or 64-bit elements: teams of lanes sort them in registers
   kHeld,     // longer rows, in the registers and shared memory of a block or a cluster
   kStream,   // one block or cluster streams a row and keeps the elements above a rising threshold
-  kGrid,     // the same with many blocks a row; a second kernel merges their lists
+  kGrid,     // the same with many blocks for each row; a second kernel merges their lists
   kWave,     // few long rows, k <= 256: one wave of blocks reads them; a second kernel merges the best of each
   kSieve,    // k from 257 to 4096: blocks keep the elements that reach a threshold, and rank them together
   kColumns,  // the axis is not the last: a block reads neighbouring columns together
@@ -36,7 +36,7 @@ struct Plan {
   bool overlap = false;         // a kernel may start before the previous one ends (kArgmax, kGrid, kWave)
   int64_t workspace_bytes = 0;  // for each outer index
   int64_t shared_limit = 0;     // shared memory that the device allows a block
-  SortShape sort;               // kSort
+  SortShape sort;               // used by kSort
   int64_t shared_bytes = 0;     // dynamic shared memory of the plan's largest kernel
 };
 

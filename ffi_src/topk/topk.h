@@ -11,7 +11,7 @@ namespace jaxgpuops::topk {
 struct Problem {
   Rows rows;
   int64_t k = 0;       // 0 <= k <= rows.length < 2^31
-  int key_bits = 32;   // width of an element: 8, 16, 32 or 64
+  int key_bits = 32;   // width of an element in bits: 8, 16, 32 or 64
   KeyOrder order;      // larger keys come first; ties go to the lower index
   bool sorted = true;  // false: the same elements, in the order of their indices
 };

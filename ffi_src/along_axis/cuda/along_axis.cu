@@ -165,7 +165,8 @@ __global__ void __launch_bounds__(kThreads, 6) put_runs(Rows rows, int64_t k, Bo
   unsigned char* const target = reinterpret_cast<unsigned char*>(first) - begin;
   for (int at = threadIdx.x * kSlot; at < end; at += kThreads * kSlot) {
     if (at >= begin && at + kSlot <= end) {
-      __stcs(reinterpret_cast<uint4*>(target + at), slots[at / kSlot]);  // streaming store: keeps L2 for the updates
+      __stcs(reinterpret_cast<uint4*>(target + at),
+             slots[at / kSlot]);  // a streaming store, to keep L2 for the updates
     } else {
       for (int e = at; e < at + kSlot; e += sizeof(T))
         if (e >= begin && e < end) *reinterpret_cast<T*>(target + e) = *reinterpret_cast<const T*>(image + e);
@@ -177,7 +178,7 @@ __global__ void __launch_bounds__(kThreads, 6) put_runs(Rows rows, int64_t k, Bo
 // updates and its instructions. So a block has few instructions, each warp assembles its rows without waiting for other
 // warps, and rows must be whole 16-byte vectors.
 struct ShortRows {
-  static constexpr int64_t kUpdates = 64, kSlots = 128;  // the most that a warp has
+  static constexpr int64_t kUpdates = 64, kSlots = 128;  // the most updates and 16-byte vectors that a warp has
   static constexpr int64_t kAllBytes = 16 << 20;         // the bytes that all resident warps of an H200 hold
   uint32_t rows, length, k;
   uint32_t each;     // rows that a warp assembles
@@ -328,7 +329,7 @@ cudaError_t put(cudaStream_t stream, const Problem& problem, const void* updates
       rows.length = static_cast<uint32_t>(length);
       rows.k = static_cast<uint32_t>(k);
       rows.each = static_cast<uint32_t>(each);
-      rows.inverse = (1u << 31) / rows.k + 1;  // exact for these small numbers
+      rows.inverse = (1u << 31) / rows.k + 1;  // the quotient is exact for numbers this small
       return launch(stream, {dim3(ceil_div(outer, each * (kThreads / 32))), dim3(kThreads)}, put_short<T>, rows,
                     updates, indices, out);
     }
@@ -344,7 +345,7 @@ cudaError_t put(cudaStream_t stream, const Problem& problem, const void* updates
     }
     box.parts = ceil_div(length, box.length);
     const int64_t boxes = ceil_div(outer, box.outer) * box.parts;
-    // whole 16-byte vectors at any alignment
+    // room for whole 16-byte vectors at any alignment
     const size_t shared = (box.outer * box.length * inner * bytes + 15) / 16 * 16 + 16;
     status =
         launch(stream, {dim3(boxes), dim3(kThreads), shared}, put_runs<T>, problem.rows, k, box, updates, indices, out);

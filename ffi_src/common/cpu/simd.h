@@ -1,5 +1,5 @@
-// Macros for loops that the compiler can vectorise. A function marked so is compiled for newer CPUs and portably, and
-// the loader of the module selects the version for the CPU at hand.
+// Macros for functions whose loops the compiler can vectorise. Such a function is compiled for newer CPUs and for any
+// CPU, and the version that suits the CPU at hand is selected when the module is loaded.
 #pragma once
 
 #include <cstdint>  // defines __GLIBC__ if that is the C library

@@ -32,17 +32,17 @@ struct Add {
     a = static_cast<T>(a + b);
   }
 };
-struct Largest {  // NaN is less than every number
+struct Largest {  // keeps the larger number; NaN counts as less than every number
   template <class T>
   static JAXGPUOPS_INLINE void into(T& a, const T& b) {
     a = b > a ? b : a;
   }
 };
 template <bool kLargest>
-struct Extremum {  // NaN is more than every number
+struct Extremum {  // keeps the larger (or smaller) number, or NaN if there is one
   template <class T>
   static JAXGPUOPS_INLINE void into(T& a, const T& b) {
-    const T larger = kLargest ? (b > a ? b : a) : (b < a ? b : a);  // a, if a or b is NaN
+    const T larger = kLargest ? (b > a ? b : a) : (b < a ? b : a);  // this is a if a or b is NaN
     a = b != b ? b : larger;
   }
 };

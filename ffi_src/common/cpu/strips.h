@@ -34,7 +34,7 @@ struct StripShape {
   int64_t turned;                   // the longest row that is turned if inner is 1; 0: no row is turned
   int64_t row_elements;             // elements of a block if inner is at most kRowLanes
   int64_t column_elements;          // elements of a block otherwise: many positions of each column
-  int64_t least_width, most_width;  // columns of a strip then: enough for long contiguous reads
+  int64_t least_width, most_width;  // columns of a strip if inner is larger: enough for long contiguous reads
   int64_t resident = 0;             // elements of a strip that a thread can keep
 };
 
@@ -85,9 +85,9 @@ struct Strips {
   int64_t elements;   // elements of a block, at most
   int64_t width;      // columns of a strip; the last strip of an outer index may have fewer
   int64_t count;      // strips of an outer index
-  int64_t steps;      // positions along the axis of a block
+  int64_t steps;      // positions along the axis that a block has
   int64_t blocks;     // blocks of a row, at least 1
-  bool resident;      // a thread can keep all blocks of a strip
+  bool resident;      // whether a thread can keep all blocks of a strip
 };
 
 // The rows that a thread takes at a time: a strip or, if all rows of an outer index fit into a block, several outer

@@ -1,4 +1,4 @@
-// Selects the element class, for which kernels are compiled, of a dtype.
+// Selects the element class of a dtype. Kernels are compiled for element classes.
 #pragma once
 
 #include <cuda_runtime.h>

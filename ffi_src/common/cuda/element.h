@@ -164,8 +164,8 @@ struct Float64 {
   JAXGPUOPS_FN static Bits store(double value) { return bits_as<Bits>(value); }
 };
 
-// Rounds to the nearest float with kExponent bits of exponent and kMantissa bits of mantissa, ties to even. A format
-// without infinities (kFinite) has NaN for values that are too large, and its NaN is all ones.
+// A float with kExponent bits of exponent and kMantissa bits of mantissa. store() rounds to the nearest one, ties to
+// even. A format without infinities (kFinite) has NaN for values that are too large, and its NaN is all ones.
 template <int kExponent, int kMantissa, bool kFinite>
 struct SmallFloat {
   static constexpr int kBias = (1 << (kExponent - 1)) - 1;

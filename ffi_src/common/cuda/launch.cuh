@@ -32,7 +32,7 @@ inline int set_cluster(cudaLaunchAttribute* attributes, const Launch& shape) {
 template <class... Parameters, class... Arguments>
 cudaError_t launch(cudaStream_t stream, const Launch& shape, void (*kernel)(Parameters...), Arguments... arguments) {
   const void* symbol = reinterpret_cast<const void*>(kernel);
-  if (shape.shared_bytes > 0) {  // more than 48 KB in all needs this attribute, and static shared memory counts too
+  if (shape.shared_bytes > 0) {  // needed if static and dynamic shared memory together exceed 48 KB
     const cudaError_t status =
         cudaFuncSetAttribute(symbol, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.shared_bytes));
     if (status != cudaSuccess) return status;

@@ -1,4 +1,4 @@
-// How many blocks a device runs at the same time, which persistent kernels launch.
+// Counts the blocks that a device runs at the same time, which is how many blocks a persistent kernel has.
 #pragma once
 
 #include <algorithm>

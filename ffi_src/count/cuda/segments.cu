@@ -19,7 +19,7 @@ namespace jaxgpuops::count {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kJoinThreads = 512, kTilesOfBlock = 32;  // of segment_join_kernel: its threads, and the tiles of a block
+constexpr int kJoinThreads = 512, kTilesOfBlock = 32;  // threads of a block of segment_join_kernel, and its tiles
 constexpr int kRows = 8;                               // rows that a lane loads before it folds them
 
 // ---- Kernels --------------------------------------------------------------------------------------------------------

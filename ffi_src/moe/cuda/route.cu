@@ -15,7 +15,7 @@
 namespace jaxgpuops::moe {
 namespace {
 
-// Of route_sum_kernel: experts of a block, and parts into which it divides the warps.
+// Experts of a block of route_sum_kernel, and the parts into which it divides the warps.
 constexpr int kSumExperts = 32, kSumParts = 32;
 
 extern __shared__ int32_t shared[];
@@ -125,7 +125,7 @@ __device__ __forceinline__ Routes routes_of(const PlanProblem& p, const Routes& 
 __global__ void __launch_bounds__(1024) route_kernel(PlanProblem p, Routes all, int64_t chunk) {
   const Routes routes = routes_of(p, all, blockIdx.x);
   const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  int32_t* const offsets = shared;  // [expert]; counters[warp][expert] follow
+  int32_t* const offsets = shared;  // offsets[expert]; counters[warp][expert] follow in shared memory
   int32_t* const counters = shared + p.experts;
   for (int64_t i = threadIdx.x; i < warps * p.experts; i += blockDim.x) counters[i] = 0;
   clear(routes.assignment_of_row, 0, p.rows);

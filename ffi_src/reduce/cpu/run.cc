@@ -57,7 +57,7 @@ struct Dot : Sum<Format> {
 template <class T, bool kLargest>
 struct FloatExtreme {
   using Op = Extremum<kLargest>;
-  using Signs = Bitwise<kLargest>;  // combines the signs of zeros
+  using Signs = Bitwise<kLargest>;  // the monoid that combines the signs of zeros
   using Bits = T;
   using Value = T;
   using Total = T;
@@ -148,12 +148,12 @@ JAXGPUOPS_SIMD_FMA void evaluate(Monoid monoid, Elements<Monoid> from, const uin
   }
 }
 
-// Reduces long rows whose elements need a conversion. The values stay in registers and are not stored.
+// Reduces long rows whose elements need a conversion, without writing the converted values to memory.
 template <class Monoid>
 JAXGPUOPS_SIMD_FMA void reduce_values(Monoid monoid, Elements<Monoid> from, typename Monoid::Value* result) {
   using Op = typename Monoid::Op;
   using Value = typename Monoid::Value;
-  constexpr int64_t kLanes = 4 * kPack<Value>, kChain = 16 * kLanes;  // each number goes through few additions
+  constexpr int64_t kLanes = 4 * kPack<Value>, kChain = 16 * kLanes;  // a partial sum goes through few additions
   Value lanes[kGroup * kPack<Value>];
   for (int64_t r = 0; r < from.segments; ++r) {
     const auto* x = from.x + r * from.stride;

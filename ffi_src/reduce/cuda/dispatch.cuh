@@ -28,7 +28,7 @@ struct Reduction {
   struct Args {
     void* out;
     bool wide;
-    Bits mask;  // Extreme: value ^ mask has the order of the operation
+    Bits mask;  // used by Extreme: value ^ mask has the order of the operation
     Bits none;  // the identity, which stands in for missing elements
   };
   struct Row {};

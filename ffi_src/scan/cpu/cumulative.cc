@@ -105,7 +105,7 @@ class Cumulative {
  private:
   Operands operands_;
   Form form_;
-  typename M::Value identity_;  // as an element, that is as a key or with its second plane
+  typename M::Value identity_;  // the identity as an element of the monoid
   C least_;                     // the identity as a result
 };
 
@@ -364,7 +364,7 @@ void run_logsumexp(const Problem& problem, const Buffers& buffers, const Workers
 
 struct Range {
   KeyKind kind;
-  uint64_t nan_above;        // as in ArgOrder
+  uint64_t nan_above;        // as ArgOrder defines it
   uint64_t lowest, highest;  // bits of the identities of the maximum and of the minimum
 };
 

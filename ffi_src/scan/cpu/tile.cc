@@ -35,7 +35,7 @@ struct Block {
     }
     const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
     first_run = std::min(ceil_div(std::max<int64_t>(-(tile.first + shift + begin), 0), tile.spread), all);
-    const int64_t room = tile.length - (tile.first + shift + end);  // positions after the first part
+    const int64_t room = tile.length - (tile.first + shift + end);  // positions after those of the first part
     runs = std::max<int64_t>(std::min(room < 0 ? 0 : room / tile.spread + 1, all) - first_run, 0);
     first_step = begin, steps = end - begin;
   }

@@ -40,7 +40,7 @@ class Forward {
 
     bool counts(int64_t c) const { return !row_where || row_where[c]; }
 
-    std::unique_ptr<int64_t[]> position;  // -1: the label is no class
+    std::unique_ptr<int64_t[]> position;  // of the label along the axis; -1 if the label is no class
     std::unique_ptr<C[]> numbers;
     C *logit, *gradient;  // logit is -inf if the label is no class
     std::unique_ptr<uint8_t[]> row_where;
@@ -64,7 +64,7 @@ class Forward {
     Unit unit;
     std::vector<C> multiplier;
     std::unique_ptr<C[]> numbers;
-    C *maxima, *sums;      // for each block
+    C *maxima, *sums;      // for each block, the maximum and the sum of each column
     C *m, *a, *b;          // for each column: the maximum, and two coefficients of the result
     bool special = false;  // some row has a NaN or an infinite maximum
     std::optional<Labels> labels;

@@ -287,11 +287,11 @@ JAXGPUOPS_INLINE bool is_special(C m, C sum) {
 template <class C>
 struct Entropy {
   double smoothing, z_loss, length;
-  const int64_t* position;  // of the label along the axis; -1: the label is no class
+  const int64_t* position;  // position of the label along the axis; -1 if the label is no class
   const C *label, *m;       // the label's logit, or -inf; the row's maximum
   const C* rest;            // the sum of exponentials without the label
   const C *at_label, *sum, *log_sum;
-  const C* mean;  // of the logits; set if there is smoothing
+  const C* mean;  // mean of the logits; set if there is smoothing
 };
 
 template <class C>
@@ -414,7 +414,7 @@ struct Affine {
     return e * a - b;
   }
 };
-struct ExpProduct {  // e^(z - m) a, where the exponential was not kept
+struct ExpProduct {  // e^(z - m) a, for blocks whose exponentials were not kept
   template <class C>
   static JAXGPUOPS_INLINE C of(C z, C, C a, C m) {
     return exp_negative(z - m) * a;
@@ -444,7 +444,7 @@ struct LogSoftmaxTangent {
     return ((t - origin) - sum) * factor;
   }
 };
-struct LogSoftmaxCotangent {  // total: the sum of t; rest: of the p that are not likely; others: of their t
+struct LogSoftmaxCotangent {  // sums: total of t; rest of the p that are not likely; others of the t of these
   template <class C>
   static JAXGPUOPS_INLINE C of(C t, C p, C factor, C total, C rest, C others) {
     return (is_likely(p) ? rest * total - others : t - p * total) * factor;

@@ -207,7 +207,8 @@ struct Softmax : ExponentialSum<E, sizeof(typename E::Bits) == 2 && !kGeneral> {
   __device__ static Acc value(const A& args, Acc x) {
     return args.unscaled() ? x : rounded_product(x, args.scale.factor);
   }
-  __device__ static Acc ordered_value(const Args& args, Acc x) { return value(args, x); }  // the factor is positive
+  // Right because the factor is positive.
+  __device__ static Acc ordered_value(const Args& args, Acc x) { return value(args, x); }
   __device__ static Acc decode(const Args&, const Row& row, Acc x) { return rounded_product(x, row.factor); }
   __device__ static Acc scaled(int, Acc sum, Acc weight) { return rounded_product(sum, weight); }
 

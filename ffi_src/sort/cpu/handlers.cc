@@ -44,7 +44,7 @@ struct Sort {
     write(row, items, 0, n, to, at);
   }
 
-  // Sorts all rows if `inner` is 1.
+  // Sorts all rows, which are contiguous: `inner` is 1.
   void sort_rows(const Workers& workers) const {
     const int64_t n = problem.rows.length, rows = problem.rows.outer;
     const int64_t rows_per_task = std::max<int64_t>(1, kTaskElements / n);

@@ -23,7 +23,7 @@ struct CountArgs {
   const void* x;
   RowHead* heads;
   uint32_t* counts;  // [row][pass][digit]: elements with this digit; once all are counted, elements with a lower digit
-  uint32_t* status;  // of pass_kernel; count_kernel sets it to zero
+  uint32_t* status;  // the status words of pass_kernel, which count_kernel sets to zero
   int64_t rows, length, tiles;
   SortOrder order;
 };
@@ -106,7 +106,7 @@ __device__ __forceinline__ uint32_t ask(const uint32_t* from) {
 struct PassArgs {
   const void* x;
   void* keys[2];        // passes alternate between the two; the last one writes to the first
-  int32_t* indices[2];  // as keys, for the indices
+  int32_t* indices[2];  // passes alternate between the two, as for keys
   bool keys_wanted;     // the last pass writes its keys
   RowHead* heads;
   const uint32_t* counts;

@@ -162,7 +162,7 @@ class Selector {
  private:
   void seed(const Key* x, int64_t n, Key* maxima) {
     n = std::min(n, 4 * seed_elements(k_));
-    if (n < 4 * groups_) return;  // too few elements a group: the threshold would let most elements pass
+    if (n < 4 * groups_) return;  // groups this small would give a threshold that most elements reach
     group_maxima(x, n, order_, groups_, maxima);
     std::nth_element(maxima, maxima + k_ - 1, maxima + groups_, std::greater<>());
     floor_ = maxima[k_ - 1];
