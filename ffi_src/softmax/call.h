@@ -99,7 +99,7 @@ inline void set_causal(Problem& problem, ffi::AnyBuffer main, int64_t axis, int6
   for (int64_t i = query_axis + 1; i < axis; ++i) problem.query_stride *= dims[i];
 }
 
-// The part that the calls of kSoftmax, kLogSoftmax and kLogSumExp have in common.
+// Makes the part that the calls of kSoftmax, kLogSoftmax and kLogSumExp have in common.
 inline Call logits_call(Op op, ffi::AnyBuffer x, ffi::RemainingArgs rest, int64_t axis, double factor, bool scaled,
                         bool biased, bool masked, int64_t query_axis) {
   Call call;
@@ -112,7 +112,7 @@ inline Call logits_call(Op op, ffi::AnyBuffer x, ffi::RemainingArgs rest, int64_
   return call;
 }
 
-// For kSoftmax and kLogSoftmax.
+// Makes the call of kSoftmax or kLogSoftmax.
 inline Call softmax_call(Op op, ffi::AnyBuffer x, ffi::RemainingArgs rest, ffi::AnyBuffer y, int64_t axis,
                          double factor, bool scaled, bool biased, bool masked, int64_t query_axis) {
   Call call = logits_call(op, x, rest, axis, factor, scaled, biased, masked, query_axis);
@@ -126,8 +126,8 @@ inline void set_parts(Call& call, ffi::AnyBuffer maximum, ffi::AnyBuffer log_sum
   call.buffers.log_sum = require_row_result("log_sum", log_sum, main, axis, wide);
 }
 
-// For kLogSumExp. The results are maximum and log_sum if `parts`, else y. Results that follow these (on CUDA, the
-// workspace) are left to the caller.
+// Makes the call of kLogSumExp. The results are maximum and log_sum if `parts`, else y. Results that follow these (on
+// CUDA, the workspace) are left to the caller.
 inline Call log_sum_exp_call(ffi::AnyBuffer x, ffi::RemainingArgs rest, ffi::RemainingRets results, int64_t axis,
                              double factor, bool scaled, bool biased, bool masked, bool parts, int64_t query_axis) {
   Call call = logits_call(Op::kLogSumExp, x, rest, axis, factor, scaled, biased, masked, query_axis);
@@ -139,7 +139,7 @@ inline Call log_sum_exp_call(ffi::AnyBuffer x, ffi::RemainingArgs rest, ffi::Rem
   return call;
 }
 
-// For kSoftmaxJvp and kLogSoftmaxJvp.
+// Makes the call of kSoftmaxJvp or kLogSoftmaxJvp.
 inline Call jvp_call(Op op, ffi::AnyBuffer t, ffi::AnyBuffer y, ffi::RemainingArgs rest, ffi::AnyBuffer out,
                      int64_t axis, double factor, bool scaled, bool masked, int64_t query_axis, bool transpose) {
   Call call;
@@ -155,7 +155,7 @@ inline Call jvp_call(Op op, ffi::AnyBuffer t, ffi::AnyBuffer y, ffi::RemainingAr
   return call;
 }
 
-// The part that the calls of kCrossEntropy and kCrossEntropyGrad have in common.
+// Makes the part that the calls of kCrossEntropy and kCrossEntropyGrad have in common.
 inline Call loss_call(Op op, ffi::AnyBuffer logits, ffi::AnyBuffer labels, ffi::RemainingArgs arguments,
                       ffi::AnyBuffer loss, int64_t axis, double label_smoothing, double z_loss, bool masked) {
   Call call;

@@ -12,7 +12,7 @@ namespace jaxgpuops::softmax {
 RowPlan plan_softmax(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes = -1,
                      const RowTuning& tuning = {});
 
-// The value of Problem::general. Of the derivatives, it only says whether entries are masked.
+// Returns the value of Problem::general. For derivatives, it only says whether entries are masked.
 bool is_general(Op op, double factor, bool scaled, bool biased, bool masked);
 
 }  // namespace jaxgpuops::softmax

@@ -30,8 +30,8 @@ int32_t index_of(Composite<Key> composite) {
   return static_cast<int32_t>(~static_cast<uint32_t>(composite));
 }
 
-// Computes the position of each key in descending order by counting the keys before it: O(n^2), but vectorised. Equal
-// keys keep their order.
+// rank() computes the position of each key in descending order by counting the keys before it: O(n^2), but vectorised.
+// Equal keys keep their order. Longer lists than kMaxRanked are sorted otherwise.
 constexpr int64_t kMaxRanked = 128;
 
 template <class Key>

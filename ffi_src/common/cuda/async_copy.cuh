@@ -30,7 +30,7 @@ __device__ __forceinline__ void copy_async(void* to, const void* from) {
 #endif
 }
 
-// Copies 16 bytes if `there`, else sets them to zero.
+// Copies 16 bytes if `there`, else stores 16 zero bytes.
 __device__ __forceinline__ void copy_async_or_clear(void* to, const void* from, bool there) {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),

@@ -396,7 +396,7 @@ struct Tangent {
   // However the p were rounded, at most one of a row is above 0.75.
   __device__ static bool is_likely(Acc p) { return p > Acc(0.75); }
 
-  // Sum 0 is of p t and sum 1 is of p, both without the likely element; sum 2 is the t of the likely element.
+  // Sum 0 adds up p t and sum 1 adds up p, both without the likely element; sum 2 is the t of the likely element.
   __device__ static Acc add_term(int k, Acc sum, Acc t, Acc p) {
     if (!kTails) return fused_multiply_add(p, t, sum);
     const bool likely = is_likely(p);
@@ -468,7 +468,8 @@ struct LogSoftmaxTangent : Tangent<E> {
   __device__ static void with_sum_args(const Args& args, F f) {
     with_known(args, f);
   }
-  // Transposed, sum 0 is of t and sum 1 is of p, both without the likely element; sum 2 is the t of the likely element.
+  // If transposed, sum 0 adds up t and sum 1 adds up p, both without the likely element; sum 2 is the t of the likely
+  // element.
   template <class A>
   __device__ static Acc add(const A& args, int k, Acc sum, Acc t, Acc y, Acc) {
     if (!args.flag()) return Tangent<E>::add_term(k, sum, t, exponential<E>(y));
