@@ -15,7 +15,7 @@ from jaxgpuops._primitive import as_automatic, merge
 class Merged:
     """Merges the ``axes`` of arrays of one shape, or of arrays that broadcast to it, to the one axis number ``axis``.
 
-    Neighbouring axes are merged where they are, which costs nothing. Others are first moved to the end, which is a copy.
+    Neighbouring axes are merged where they are, which costs nothing. Others are first moved to the end, which copies.
     No axes at all become one axis of length 1 at the end.
     """
 

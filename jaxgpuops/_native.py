@@ -35,8 +35,8 @@ def check_ffi_api(built: tuple[int, int], running: tuple[int, int]) -> None:
     """Raises ImportError if handlers are newer than the running XLA, which accepts its own FFI API version and older
     ones.
 
-    XLA checks this itself when a backend starts, but then a handler that is too new makes all of JAX's CPU backend fail.
-    So we check before anything is registered.
+    XLA checks this itself when a backend starts, but then a handler that is too new makes JAX's whole CPU backend
+    fail. So we check before anything is registered.
     """
     if tuple(built) > tuple(running):
         raise ImportError(

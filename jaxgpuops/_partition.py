@@ -448,8 +448,8 @@ _NOT_OF_THE_MESH = (AssertionError, KeyError, NotImplementedError, ValueError)
 class _Meshes:
     """Meshes whose axes have prime sizes, so that one of them refines whatever mesh the program's shardings belong to.
 
-    Each is a pair of meshes. Collectives use the axes of the full mesh. If a `shard_map` is manual along some axes, XLA's
-    shardings use only the other axes, which are those of the free mesh.
+    Each is a pair of meshes. Collectives use the axes of the full mesh. If a `shard_map` is manual along some axes,
+    XLA's shardings use only the other axes, which are those of the free mesh.
     """
 
     def __init__(self, context):
