@@ -41,10 +41,10 @@ from jaxgpuops.ops.topk_softmax import TopKSoftmax, topk_softmax
 
 try:
     __version__ = version("jaxgpuops")
-except PackageNotFoundError:  # used from a source tree
+except PackageNotFoundError:  # the package is used from a source tree
     __version__ = "0+unknown"
 
-# Of the public names, those that `from jaxgpuops import *` gives: the builtins max, min and sum stay what they are.
+# The names that `from jaxgpuops import *` gives: all public ones but max, min and sum, which would hide the builtins.
 __all__ = [
     "MoEExchange",
     "MoELosses",

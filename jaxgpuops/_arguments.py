@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-Axis = int | Sequence[int] | None  # of functions that take several axes, or all
+Axis = int | Sequence[int] | None  # the axis argument of functions that take one axis, several, or all
 
-# The dtypes that kernels know.
+# The dtypes that kernels take.
 INTEGERS: frozenset[Any] = frozenset(
     map(np.dtype, ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"])
 )
@@ -26,22 +26,22 @@ ORDERED_DTYPES: frozenset[Any] = INTEGERS | FLOATS | FLOATS8 | {np.dtype(bool)}
 
 
 def wide(dtype: np.dtype) -> np.dtype:
-    """What floats are computed in: float32 at least."""
+    """Returns the dtype in which elements of a float dtype are computed: at least float32."""
     return np.dtype(np.float32) if dtype in FLOATS8 or dtype in FLOATS and dtype.itemsize == 2 else dtype
 
 
 def inexact(dtype: np.dtype) -> np.dtype:
-    """What floats JAX makes of integers and bools: float64 of those of 64 bits, and float32."""
+    """Returns the float dtype to which JAX converts integers and bools: float64 for those of 64 bits, else float32."""
     return np.dtype(np.float64 if dtype.itemsize == 8 else np.float32)
 
 
 def given(*operands: jax.Array | None) -> list[jax.Array]:
-    """Those that are not None."""
+    """Returns the operands that are not None."""
     return [x for x in operands if x is not None]
 
 
 def array(op: str, name: str, x: Any) -> jax.Array:
-    """Any array-like as a JAX array. Tracers and JAX arrays pass."""
+    """Converts any array-like to a JAX array. Tracers and JAX arrays are returned as they are."""
     if isinstance(x, jax.Array):
         return x
     if getattr(x, "dtype", None) == jax.dtypes.float0:
@@ -53,16 +53,17 @@ def array(op: str, name: str, x: Any) -> jax.Array:
 
 
 def optional(op: str, name: str, x: Any) -> jax.Array | None:
-    """The same of an argument that may be None, and stays that."""
+    """Converts an argument that may be None, which stays None, like `array`."""
     return None if x is None else array(op, name, x)
 
 
 def labels(op: str, name: str, x: Any) -> jax.Array:
-    """Any array-like of classes. Where JAX makes 32 bits of 64, those that do not fit become -1, which is no class."""
+    """Converts any array-like of class numbers. Where JAX would truncate 64 bits to 32, numbers that do not fit become
+    -1, which is no class."""
     if not isinstance(x, jax.Array) and not jax.config.jax_enable_x64:
         try:
             wide = np.asarray(x)
-        except (TypeError, ValueError, OverflowError):  # `array` says what is wrong
+        except (TypeError, ValueError, OverflowError):  # `array` reports what is wrong
             wide = np.zeros(0)
         if wide.dtype in (np.int64, np.uint64):
             x = np.where((wide >= 0) & (wide < 2**31), wide, np.array(-1).astype(wide.dtype)).astype(np.int32)
@@ -70,7 +71,7 @@ def labels(op: str, name: str, x: Any) -> jax.Array:
 
 
 def flag(op: str, name: str, value: Any) -> bool:
-    """A Python or NumPy bool; not a number, not an array, not a traced value."""
+    """Checks that the value is a Python or NumPy bool, and not a number, an array or a traced value."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
     raise TypeError(
@@ -79,7 +80,7 @@ def flag(op: str, name: str, value: Any) -> bool:
 
 
 def choice(op: str, name: str, value: Any, allowed: Collection[str | None]) -> Any:
-    """One of a few words, or None where that is among them."""
+    """Checks that the value is one of a few words, or None where that is allowed."""
     if (value is None or isinstance(value, str)) and value in allowed:
         return value
     words = list(map(repr, allowed))
@@ -87,13 +88,13 @@ def choice(op: str, name: str, value: Any, allowed: Collection[str | None]) -> A
 
 
 def integer(op: str, name: str, value: Any) -> int:
-    """A Python int, or a symbolic dimension of an export; not a bool, not a traced value."""
+    """Checks that the value is an integer or a symbolic dimension of an export, and not a bool or a traced value."""
     if jax.export.is_symbolic_dim(value):
         return value
     try:
         if not isinstance(value, bool | np.bool_):
             return operator.index(value)
-    except TypeError:  # a traced value raises a kind of it
+    except TypeError:  # a traced value raises a subclass of TypeError
         pass
     raise TypeError(
         f"{op}: {name} must be an integer known at trace time, got {value!r} of type {type(value).__name__}"
@@ -101,14 +102,14 @@ def integer(op: str, name: str, value: Any) -> int:
 
 
 def number(op: str, name: str, value: Any) -> float:
-    """A Python or NumPy number, as a float; not a bool, not an array."""
+    """Checks that the value is a Python or NumPy number, and not a bool or an array; returns it as a float."""
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
         return float(value)
     raise TypeError(f"{op}: {name} must be a number known at trace time, got {value!r} of type {type(value).__name__}")
 
 
 def axes(op: str, value: Any) -> int | tuple[int, ...] | None:
-    """An axis, several, or None, known at trace time."""
+    """Checks that the value is one axis, several, or None, all known at trace time."""
     if isinstance(value, tuple | list):
         return tuple(integer(op, "each axis", axis) for axis in value)
     return None if value is None else integer(op, "axis", value)
@@ -118,14 +119,14 @@ AxisName = str | tuple[str, ...] | None
 
 
 def one_axis(op: str, names: tuple[str, ...] | None, axes: tuple[int, ...]) -> bool:
-    """Whether there are names, which work with one axis only."""
+    """Returns whether ``names`` are given, and checks that there is one axis then."""
     if names is not None and len(axes) != 1:
         raise ValueError(f"{op}: axis_name works with one axis, got {len(axes)}")
     return names is not None
 
 
 def names(op: str, value: Any) -> tuple[str, ...] | None:
-    """Names of mesh axes, or None."""
+    """Checks that the value is one name of a mesh axis, several, or None; returns a tuple of names, or None."""
     value = (value,) if isinstance(value, str) else value
     if value is None or isinstance(value, tuple | list) and value and all(isinstance(name, str) for name in value):
         return None if value is None else tuple(value)
@@ -133,13 +134,13 @@ def names(op: str, value: Any) -> tuple[str, ...] | None:
 
 
 def dtype(op: str, name: str, dtype: np.dtype, allowed: Collection[np.dtype]) -> None:
-    """Checks that ``dtype``, of the argument ``name``, is among those allowed."""
+    """Checks that ``dtype``, which the argument ``name`` has, is allowed."""
     if dtype not in allowed:
         raise TypeError(f"{op}: {name} has dtype {dtype}; allowed are {', '.join(sorted(map(str, allowed)))}")
 
 
 def axis_of(op: str, name: str, shape: tuple, axis: int) -> int:
-    """Checks that ``name``, of this shape, has the axis; returns the axis counted from the front."""
+    """Checks that the argument ``name``, of this shape, has the axis; returns the axis counted from the front."""
     rank = len(shape)
     if rank == 0:
         raise ValueError(f"{op}: {name} must have at least one dimension, got a scalar")
@@ -149,7 +150,8 @@ def axis_of(op: str, name: str, shape: tuple, axis: int) -> int:
 
 
 def axes_of(op: str, name: str, shape: tuple, axes: int | tuple[int, ...] | None) -> tuple[int, ...]:
-    """Checks that ``name``, of this shape, has the axes (None: all); returns them in order, from the front."""
+    """Checks that the argument ``name``, of this shape, has the axes (None: all of them); returns them in ascending
+    order, counted from the front."""
     if axes is None:
         return tuple(range(len(shape)))
     found = sorted(axis_of(op, name, shape, axis) for axis in (axes if isinstance(axes, tuple) else (axes,)))
@@ -176,10 +178,10 @@ def indexed_axis(op: str, name: str, x: jax.Array, axis: int) -> int:
 
 
 def count(op: str, name: str, k: int, x: jax.Array, axis: int, split=None) -> int:
-    """Checks 0 <= k <= length of the axis."""
+    """Checks that k is between 0 and the length of the axis."""
     length = x.shape[axis] if split is None else split.length
     if jax.export.is_symbolic_dim(k) or jax.export.is_symbolic_dim(length):
-        in_range = not (isinstance(k, int) and k < 0)  # the rest cannot be known here
+        in_range = not (isinstance(k, int) and k < 0)  # symbolic lengths cannot be compared here
     else:
         in_range = 0 <= k <= length
     if not in_range:
@@ -190,14 +192,14 @@ def count(op: str, name: str, k: int, x: jax.Array, axis: int, split=None) -> in
 
 
 def _padded(shape: tuple, to: tuple) -> tuple | None:
-    """The shape with ones in front, up to the rank of ``to``; None if it does not broadcast to that."""
+    """Returns the shape with ones in front, up to the rank of ``to``, or None if it does not broadcast to ``to``."""
     padded = (1,) * (len(to) - len(shape)) + shape
     fits = len(padded) == len(to) and all(d in (1, n) for d, n in zip(padded, to, strict=True))
     return padded if fits else None
 
 
 def broadcasting(op: str, name: str, x: jax.Array, shape: tuple) -> jax.Array:
-    """Checks that ``x`` broadcasts to ``shape``; returns it with that rank, not expanded."""
+    """Checks that ``x`` broadcasts to ``shape``; returns it with that rank, but not expanded."""
     padded = _padded(x.shape, shape)
     if padded is None:
         raise ValueError(f"{op}: {name} must broadcast to shape {shape}, got {x.shape}")
@@ -205,7 +207,7 @@ def broadcasting(op: str, name: str, x: jax.Array, shape: tuple) -> jax.Array:
 
 
 def mask(op: str, name: str, x: jax.Array | None, shape: tuple) -> jax.Array | None:
-    """A boolean array of the rank of ``shape``, which it broadcasts to; None stays None."""
+    """Checks that ``x`` is None or a boolean array that broadcasts to ``shape``; returns it with that rank."""
     if x is None:
         return None
     if x.dtype != np.dtype(bool):
@@ -214,7 +216,7 @@ def mask(op: str, name: str, x: jax.Array | None, shape: tuple) -> jax.Array | N
 
 
 def offsets(op: str, x: Any) -> jax.Array | None:
-    """Where segments begin and end: integers of one dimension, at least one; None stays None."""
+    """Checks that ``x`` is None or the offsets of segments: integers of one dimension, at least one of them."""
     if x is None:
         return None
     x = array(op, "offsets", x)
@@ -225,7 +227,8 @@ def offsets(op: str, x: Any) -> jax.Array | None:
 
 
 def starts(op: str, starts: jax.Array | None, shape: tuple, axis: int) -> jax.Array | None:
-    """Segment starts as a boolean array of the rank of ``shape``, which it broadcasts to; along the axis it is full."""
+    """Checks that segment starts are None or booleans that broadcast to ``shape`` and have all of the axis; returns
+    them with that rank."""
     if starts is None:
         return None
     if starts.dtype != np.dtype(bool):

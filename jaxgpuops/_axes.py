@@ -1,4 +1,4 @@
-"""Several axes as one: how ops that work along any number of axes reach kernels that work along one."""
+"""Merges several axes to one, so that ops along any number of axes can use kernels that work along one."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from jaxgpuops._primitive import as_automatic, merge
 
 
 class Merged:
-    """Arrays of one shape, or that broadcast to it, with ``axes`` merged into one, number ``axis``.
+    """Merges the ``axes`` of arrays of one shape, or of arrays that broadcast to it, to the one axis number ``axis``.
 
-    Neighbouring axes are merged where they are, which costs nothing. Others are moved to the end first: a copy. No axes
-    at all are one of length 1 at the end.
+    Neighbouring axes are merged where they are, which costs nothing. Others are first moved to the end, which copies.
+    No axes at all become one axis of length 1 at the end.
     """
 
     def __init__(self, shape: tuple, axes: tuple[int, ...]):
@@ -26,14 +26,16 @@ class Merged:
         self._order = tuple(range(len(shape))) if together else (*others, *axes)
         self._shape = tuple(shape[d] for d in self._order)
         self.axis = axes[0] if together and axes else len(others)
-        self.neighbours = tuple(range(self.axis, self.axis + len(axes)))  # the axes of arrays that are `together`
+        # The axes, in the arrays that `together` returns.
+        self.neighbours = tuple(range(self.axis, self.axis + len(axes)))
 
     def together(self, x: jax.Array) -> jax.Array:
-        """An array that broadcasts to the shape and has its rank, with the axes as neighbours."""
+        """Returns an array, which broadcasts to the shape and has its rank, with the axes as neighbours."""
         return x if len(self.axes) == 1 else x.transpose(self._order)
 
     def merge(self, x: jax.Array) -> jax.Array:
-        """Of an array that broadcasts to the shape and has its rank. Expanded if it has some of the axes only."""
+        """Merges the axes of an array that broadcasts to the shape and has its rank. An array that has only some of the
+        axes is expanded to all of them."""
         if len(self.axes) == 1:
             return x
         x, end = self.together(x), self.axis + len(self.axes)
@@ -46,7 +48,7 @@ class Merged:
         return lax.expand_dims(x, (self.axis,))
 
     def split(self, y: jax.Array) -> jax.Array:
-        """The inverse, for arrays of the whole shape."""
+        """The inverse of `merge`, for arrays of the whole shape."""
         if len(self.axes) == 1:
             return y
         spec = list(jax.typeof(y).sharding.spec)
@@ -55,5 +57,5 @@ class Merged:
         return y.transpose([self._order.index(d) for d in range(len(self._order))])
 
     def reduced(self, y: jax.Array, keepdims: bool) -> jax.Array:
-        """A result without the axis, with the axes of size 1 if ``keepdims``."""
+        """Gives a result that lacks the merged axis the original axes with size 1, if ``keepdims``."""
         return lax.expand_dims(y, self.axes) if keepdims else y

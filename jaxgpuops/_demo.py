@@ -13,11 +13,12 @@ import jaxgpuops
 from jaxgpuops import _native
 
 NEIGHBOURS = 10
-TEMPERATURE = 100.0  # of the vote: how fast a neighbour's weight falls with its squared distance
+TEMPERATURE = 100.0  # how fast the weight of a neighbour's vote falls with its squared distance
 
 
 def digits() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """1797 scans of handwritten digits, 8 x 8 pixels of 0 to 16: images and labels to learn from, and to test on."""
+    """Returns 1797 scans of handwritten digits, of 8 x 8 pixels from 0 to 16: images and labels for training, then for
+    testing."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
@@ -36,10 +37,11 @@ def nearest_by_lax(distances: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def classifier(nearest: Callable) -> Callable:
-    """A jitted function of known images, their labels and new images that predicts the labels of those."""
+    """Returns a jitted function of known images, their labels and new images, which predicts the labels of the new
+    images."""
 
     def classify(known, labels, image):
-        distances = jnp.sum((known - image) ** 2, axis=1)  # of small integers: exact, in whatever order they are summed
+        distances = jnp.sum((known - image) ** 2, axis=1)  # sums of small integers, which are exact in any order
         distances, indices = nearest(distances)
         weights = jax.nn.softmax(-distances / TEMPERATURE)
         votes = jnp.zeros(10).at[labels[indices]].add(weights)
@@ -49,7 +51,7 @@ def classifier(nearest: Callable) -> Callable:
 
 
 def milliseconds(fn: Callable, *args) -> float:
-    """Of one call among many: calls are queued, and one wait ends them all."""
+    """Returns the time of one call among many: all calls are queued, and one wait ends them."""
     jax.block_until_ready(fn(*args))
     calls, elapsed = 1, 0.0
     while elapsed < 0.1:

@@ -44,10 +44,11 @@ def explain(
         platform = _arguments.choice("jaxgpuops.explain", "platform", platform, ("cpu", "cuda", "gpu"))
     lowered_for = _native.lowering_platform(platform or jax.default_backend())
 
-    def fresh(*args, **kwargs):  # a function that JAX has not seen, so that no cache hides the lowering
+    def fresh(*args, **kwargs):  # a new function, so that none of JAX's caches hides the lowering
         return fn(*args, **kwargs)
 
-    fresh.__name__ = f"explained_{time.time_ns()}"  # nor one on disk what XLA asks about
+    # A new name, so that a compilation cache on disk does not hide the partitioning.
+    fresh.__name__ = f"explained_{time.time_ns()}"
     with recording() as lowerings:
         lowered = jax.jit(fresh).trace(*args, **kwargs).lower(lowering_platforms=(lowered_for,))
         if any(call.partitioned for call in lowerings) and lowered_for == _native.lowering_platform(
@@ -55,12 +56,12 @@ def explain(
         ):
             count = len(lowerings)
             _complete(lowerings, lowered)
-            del lowerings[count:]  # what each device calls
+            del lowerings[count:]  # these are the calls that each device makes
     return lowerings
 
 
 def _complete(lowerings, lowered) -> None:
-    """Adds what XLA's partitioner makes of the calls."""
+    """Compiles the program and adds what XLA's partitioner makes of the calls."""
 
     def listen(choice, part):
         if choice in lowerings:
@@ -71,8 +72,8 @@ def _complete(lowerings, lowered) -> None:
     try:
         lowered.compile()
     except RuntimeError as error:
-        # An abstract mesh has no devices, so JAX has nothing to compile for, and the calls have no parts yet. JAX raises
-        # a bare RuntimeError then, which only its text tells from one that is a failure.
+        # An abstract mesh has no devices, so JAX has nothing to compile for, and the calls have no parts yet. JAX then
+        # raises a bare RuntimeError, which only its text distinguishes from a failure.
         if "device_assignment" not in str(error):
             raise
     finally:

@@ -1,6 +1,7 @@
 """`install()`: lower JAX's own primitives to our kernels, so that unchanged programs run on them.
 
-Softmax, its logarithm, logsumexp and segments are functions in JAX, not primitives. What can be replaced is their names.
+Softmax, log_softmax, logsumexp and the segment operations are functions in JAX, not primitives. Only the names of these
+functions can be replaced.
 """
 
 from __future__ import annotations
@@ -40,12 +41,13 @@ class _Route(NamedTuple):
 
     primitive: Primitive
     kernel: _primitive.Kernel
-    params: Any  # from the primitive's params to the kernel's
-    # From the operands' types and the primitive's params to what calls the kernel, or why nothing does.
+    params: Any  # maps the primitive's params to the kernel's
+    # Maps the operands' types and the primitive's params to a function that calls the kernel, or to the reason why
+    # there is none.
     call: Any = None
 
 
-def _top_k_params(*, k, axis, is_stable=True):  # jax 0.11 added is_stable; stable is right for both
+def _top_k_params(*, k, axis, is_stable=True):  # jax 0.11 added is_stable; a stable order is right for both
     return {"k": k, "axis": axis, "largest": True, "sorted": True}
 
 
@@ -67,19 +69,19 @@ def _sort_call(avals, *, dimension, is_stable, num_keys):
 
 
 class _Pays(NamedTuple):
-    """From which sizes on a call on a GPU makes whole programs faster."""
+    """The least sizes of a call for which a kernel on a GPU makes whole programs faster."""
 
-    bytes: int = 0  # of the operand
-    length: int = 1  # of the axis
-    inner: int = 1  # numbers after each place of the axis, if there are several
+    bytes: int = 0  # bytes of the operand
+    length: int = 1  # length of the axis
+    inner: int = 1  # numbers at each position of the axis, if there are several
 
 
-# What `install()` routes by default. XLA fuses its own argmax and short scans with what stands around them, where a
-# kernel of ours costs one write and one read of the operand more, and the host some 10 us to start it and what is no
-# longer fused with it. Found on an H100 by scans between elementwise functions: of 64 and more places, XLA makes three
-# kernels or more, and takes 1.2 to 1.5 times as long as ours from 16 MiB on (cumlogsumexp: 3 times, from 1 MiB on);
-# shorter ones, and those of few channels, take ours longer. XLA cannot fuse its own top-k, either. What is not here is
-# routed only if asked for by name, and then always.
+# What `install()` routes by default. XLA fuses its own argmax and short scans with the operations around them, where a
+# kernel of ours costs one more write and one more read of the operand, and the host needs some 10 us to launch it and
+# what is no longer fused. Measured on an H100 with scans between elementwise functions: for axes of at least 64
+# positions XLA makes three kernels or more, and takes 1.2 to 1.5 times as long as ours from 16 MiB on (cumlogsumexp: 3
+# times, from 1 MiB on); with shorter axes, or few channels, our kernels take longer. XLA cannot fuse its own top-k
+# either. An operation that is not listed here is routed only if asked for by name, and then always.
 _PAYS = {
     "top_k": _Pays(),
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin"), _Pays(16 << 20, 64, 32)),
@@ -96,9 +98,9 @@ _ROUTES = {
 
 
 class _Name(NamedTuple):
-    """A function of JAX under the names it has there, and ours, which has forward mode, as it has."""
+    """A function of JAX, the modules that have it, and our function that replaces it, which also has forward mode."""
 
-    places: tuple[str, ...]  # modules, imported when they are asked for
+    places: tuple[str, ...]  # names of the modules, which are imported when the function is asked for
     ours: Callable
 
 
@@ -110,9 +112,9 @@ _NAMES = {
 }
 
 _lock = threading.RLock()
-# name -> platform -> the entry that was there, or None; for functions, module -> the function that was there
+# For each name that is installed: the replaced lowering (or None) by platform, or the replaced function by module.
 _replaced: dict[str, dict[Any, Any]] = {}
-_asked: set[str] = set()  # those of them that were asked for by name
+_asked: set[str] = set()  # installed names that were asked for by name
 
 
 def _function(name: str, original: Callable) -> Callable:
@@ -125,7 +127,7 @@ def _function(name: str, original: Callable) -> Callable:
         x, axis = next(iter(given.values())), given.get("axis", axis_default)
         options = {k: v for k, v in list(given.items())[1:] if v is not signature.parameters[k].default and k != "axis"}
         where = options.get("where", True)
-        # Of integers and ``where``, JAX's softmax makes the default float type.
+        # With ``where``, JAX's softmax of integers has the default float dtype, which ours has not.
         dtypes = FLOATS | FLOATS8 if "where" in options else FLOATS | FLOATS8 | INTEGERS
         covered = options.keys() <= {"where", "keepdims"} and jnp.result_type(x) in dtypes
         if not covered or jnp.result_type(where) != bool or jnp.ndim(where) > jnp.ndim(x):
@@ -136,7 +138,7 @@ def _function(name: str, original: Callable) -> Callable:
 
 
 def _segments(name: str, original: Callable) -> Callable:
-    """Promises that ids are distinct are not needed."""
+    """Returns our function in place of JAX's. It ignores `unique_indices`, since our kernels need no such promise."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -160,7 +162,7 @@ def _segments(name: str, original: Callable) -> Callable:
 
 
 def _does_not_pay(name: str, operand, axis: int) -> str:
-    """Why, or nothing."""
+    """Returns why a kernel would not make the call faster, or an empty string if it would."""
     least, length, inner = _PAYS[name], operand.shape[axis], math.prod(operand.shape[axis + 1 :])
     if jax.export.is_symbolic_dim(operand.size):
         return ""
@@ -182,7 +184,7 @@ def _rule(name: str, platform: str, original):
         ours = translate(**params)
         call = call_of(ctx.avals_in, **params) if call_of else functools.partial(kernel, **ours)
         x = ctx.avals_in[0]
-        if call_of and x.dtype in COMPLEX:  # sorted by its parts
+        if call_of and x.dtype in COMPLEX:  # the kernel sorts real and imaginary parts
             x = x.update(dtype=np.dtype(f"float{4 * x.dtype.itemsize}"))
         choice = kernel.choose(platform, [x], **ours)
         if isinstance(call, str):
@@ -212,11 +214,11 @@ def _rule(name: str, platform: str, original):
 
 
 class Installed:
-    """What `install` returns: as a context manager, it undoes at the end what that call did."""
+    """The result of `install`. As a context manager, it undoes at its end what that call did."""
 
     def __init__(self, names: list[str], asked: list[str]):
         self.names = names
-        self._asked = asked  # of names that were installed before, too
+        self._asked = asked  # includes names that an earlier call had installed by default
 
     def __enter__(self) -> Installed:
         return self
@@ -302,7 +304,7 @@ def install(names: Iterable[str] | str | None = None) -> Installed:
 
 
 def uninstall(names: Iterable[str] | str | None = None) -> None:
-    """Undoes `install`, by default of all that is installed. What is not installed is left alone."""
+    """Undoes `install`, by default for all names that are installed. Names that are not installed are ignored."""
     with _lock:
         old = [name for name in _names(list(_replaced) if names is None else names) if name in _replaced]
         for name in old:

@@ -1,4 +1,4 @@
-"""The compiled modules `_cpu` and `_cuda`: imported where they exist, checked, registered with XLA.
+"""The compiled modules `_cpu` and `_cuda`: imported if they exist, checked, and registered with XLA.
 
 Both modules register the same target names, each for its own platform. What is missing is remembered with the reason,
 so that lowering can fall back to plain JAX and say why.
@@ -20,22 +20,23 @@ import jaxlib
 
 REBUILD = "JAXGPUOPS_CUDA=ON pip install --force-reinstall --no-deps ."
 
-# JAX's lowering platforms, and the names XLA registers targets under.
+# JAX's names of lowering platforms, and the names under which XLA registers targets for them.
 _XLA_PLATFORM = {"cpu": "cpu", "cuda": "CUDA"}
 
 
 def running_ffi_api() -> tuple[int, int]:
-    """The FFI API version of the installed jaxlib, from the header it ships."""
+    """Returns the FFI API version of the installed jaxlib, which the header that it ships says."""
     header = (pathlib.Path(jax.ffi.include_dir()) / "xla/ffi/api/c_api.h").read_text()
     major, minor = (int(re.search(rf"#define XLA_FFI_API_{part} (\d+)", header)[1]) for part in ("MAJOR", "MINOR"))
     return major, minor
 
 
 def check_ffi_api(built: tuple[int, int], running: tuple[int, int]) -> None:
-    """XLA accepts handlers built with its own FFI API version or an older one.
+    """Raises ImportError if handlers are newer than the running XLA, which accepts its own FFI API version and older
+    ones.
 
-    It checks when a backend starts, and a handler that is too new takes all of JAX's CPU backend down with it. So we
-    check first, before anything is registered.
+    XLA checks this itself when a backend starts, but then a handler that is too new makes JAX's whole CPU backend
+    fail. So we check before anything is registered.
     """
     if tuple(built) > tuple(running):
         raise ImportError(
@@ -52,12 +53,12 @@ def _load(name: str) -> tuple[ModuleType | None, str]:
         if error.name != f"jaxgpuops.{name}":
             raise
         return None, f"jaxgpuops.{name} was not built"
-    except ImportError as error:  # built, but this system cannot load it
+    except ImportError as error:  # the module was built, but this system cannot load it
         return None, f"jaxgpuops.{name} cannot be loaded: {error}"
 
 
 modules: dict[str, ModuleType | None] = {}
-_absent: dict[str, str] = {}  # platform -> why its module is not there
+_absent: dict[str, str] = {}  # platform -> why its module is missing
 for _platform in _XLA_PLATFORM:
     modules[_platform], _absent[_platform] = _load(f"_{_platform}")
 if modules["cpu"] and not modules["cuda"] and (_reason := modules["cpu"].build_info()["cuda_reason"]):
@@ -83,7 +84,7 @@ def _register() -> None:
         for name, handler in module.targets().items():
             jax.ffi.register_ffi_target(name, handler, platform=_XLA_PLATFORM[platform])
             names.add(name)
-    for name in names:  # one third of the sharding contract; the rest is attached in _primitive
+    for name in names:  # this is one third of the sharding contract; _primitive attaches the rest
         jax.ffi.register_ffi_target_as_batch_partitionable(name)
 
 
@@ -91,23 +92,23 @@ _register()
 
 
 def lowering_platform(backend: str) -> str:
-    """What lowering calls the platform of a backend: "cuda" for "gpu"."""
+    """Returns the name that lowering has for the platform of a backend: "cuda" for "gpu"."""
     return "cuda" if backend == "gpu" else backend
 
 
 def targets(platform: str) -> list[str]:
-    """Names of the targets registered for a platform."""
+    """Returns the names of the targets that are registered for a platform."""
     module = modules.get(platform)
     return sorted(module.targets()) if module else []
 
 
 def missing(platform: str, target: str | None = None) -> str:
-    """Why kernels, or that of one target, cannot be used on a platform, or an empty string."""
+    """Returns why kernels, or the kernel of one target, cannot be used on a platform; an empty string if they can."""
     if platform not in _XLA_PLATFORM:
         return f"no kernels for platform {platform}"
     if modules[platform] is None:
         return _absent[platform]
-    # CUDA calls are planned by host code that lives in _cpu, so that they can be planned where there is no GPU.
+    # CUDA calls are planned by host code in _cpu, so that they can be planned where there is no GPU.
     if modules["cpu"] is None:
         return _absent["cpu"]
     if target and target not in modules[platform].targets():
@@ -122,7 +123,7 @@ def missing(platform: str, target: str | None = None) -> str:
     return ""
 
 
-# Names of functions whose kernels are called otherwise.
+# Names of functions that differ from the names of their kernels.
 _KERNELS_OF = {
     "top_k": ["topk"],
     "argmin": ["argmax"],
@@ -140,7 +141,7 @@ def disabled(op: str) -> bool:
     return op in names or "all" in names
 
 
-@functools.cache  # so that it warns once
+@functools.cache  # cached, so that it warns once
 def _disabled(value: str) -> frozenset[str]:
     names = {name.strip().lower() for name in value.split(",")} - {""}
     kernels = {target.removeprefix("jaxgpuops.") for target in targets("cpu")}
@@ -153,13 +154,13 @@ def _disabled(value: str) -> frozenset[str]:
 
 
 def covers(architectures: str, capability: int) -> bool:
-    """Whether code for a list of CMake's CUDA architectures runs on a GPU of that compute capability."""
+    """Returns whether code for a list of CMake's CUDA architectures runs on a GPU of that compute capability."""
 
     def runs(architecture: str) -> bool:
         number, _, kind = architecture.partition("-")
-        if not number.isdigit():  # "native" or "all-major", say: whatever these were
+        if not number.isdigit():  # a word such as "native" or "all-major": assume that it covers the GPU
             return True
-        same = int(number) // 10 == capability // 10  # PTX runs on later generations, too
+        same = int(number) // 10 == capability // 10  # unlike machine code, PTX also runs on later generations
         return int(number) <= capability and (same or kind != "real")
 
     return any(map(runs, architectures.split(";")))
@@ -167,15 +168,16 @@ def covers(architectures: str, capability: int) -> bool:
 
 @functools.cache
 def device_capability() -> int | None:
-    """Compute capability of the GPU at hand, as 90 for 9.0."""
+    """Returns the compute capability of the GPU at hand, as 90 for 9.0, or None without a GPU."""
     try:
         return int(jax.local_devices(backend="cuda")[0].compute_capability.replace(".", ""))
-    except RuntimeError:  # no CUDA backend in this process
+    except RuntimeError:  # this process has no CUDA backend
         return None
 
 
 def compute_capability() -> int:
-    """The one to plan for, as 90 for 9.0: that of an H200 where there is no GPU. The handlers heed the same switch."""
+    """Returns the compute capability to plan for, as 90 for 9.0: that of an H200 if there is no GPU. The handlers obey
+    the same environment variable."""
     if pretended := os.environ.get("JAXGPUOPS_COMPUTE_CAPABILITY"):
         return int(pretended)
     return device_capability() or 90

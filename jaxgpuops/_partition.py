@@ -1,17 +1,16 @@
 """Calls that XLA splits over devices.
 
-A kernel knows its operands as rows: a whole array's dimensions, one of which is the axis it works along. XLA's
-partitioner knows nothing of that, and would gather an array that is split in any other way than along its first
-dimensions. So in programs for several devices, and there only, a primitive is lowered to one call of a target that the
-partitioner asks us about. It says how arrays are split, and we answer with how they shall be, and with a program for
-each device: the kernel on its part and, where the axis is split, what the kernel's `Rule` does, with collectives.
+The operands of a kernel are rows along one axis, and all other dimensions are independent. XLA's partitioner does not
+know that, and would gather an array that is split in any other way than along its first dimensions. So in programs for
+several devices, and only there, a primitive is lowered to one call of a target that the partitioner asks us about. It
+says how arrays are split. We answer with how they should be split, and with a program for each device: the kernel on
+that device's part or, if the axis is split, what the kernel's `Rule` does with collectives.
 
-Dimensions off the axis are independent of each other and split freely: nothing moves. The axis, and a dimension whose
-index counts (that of the queries of a causal mask), are split where a kernel has a rule and the rule pays; otherwise
-they are gathered.
+Dimensions other than the axis are split freely, and nothing moves. The axis, and a dimension whose index matters (that
+of the queries of a causal mask), are split if the kernel has a rule and the rule pays; otherwise they are gathered.
 
-The partitioner speaks of device numbers, not of names of a mesh. `_Meshes` finds names: its axes have prime sizes, so
-that they refine the program's own mesh, or meshes, whichever these are.
+The partitioner speaks of device numbers, not of a mesh with names. `_Meshes` invents names: its axes have prime sizes,
+so that they refine the program's own mesh, or meshes, whatever these are.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-# All private names of JAX that partitioning needs. Without one of them `missing` says so, and calls are lowered with the
-# contract of `_primitive._sharding_contract`: right, but axes and what follows them are gathered.
+# All private names of JAX that partitioning needs. If one is missing, `missing` says so, and calls are lowered with the
+# contract of `_primitive._sharding_contract`: right, but the axis and the dimensions after it are gathered.
 try:
     from jax._src import custom_partitioning as _jax
     from jax._src import mesh as _mesh
@@ -53,13 +52,13 @@ try:
     _parse_rule, _rule_attribute = _jax.str_to_sdy_sharding_rule, _jax.sdy_sharding_rule_to_mlir
     _without_mesh = functools.partial(_mesh.use_abstract_mesh, _mesh.empty_abstract_mesh)
     missing = ""
-except (ImportError, AttributeError) as error:  # a JAX newer than this package
+except (ImportError, AttributeError) as error:  # this JAX is newer than the package knows
     missing = str(error)
 
 _TARGET = "jaxgpuops.partition"
 try:
     _VERSION = version("jaxgpuops")
-except PackageNotFoundError:  # used from a source tree
+except PackageNotFoundError:  # the package is used from a source tree
     _VERSION = "0+unknown"
 
 # ---- Rules ----------------------------------------------------------------------------------------------------------
@@ -67,17 +66,19 @@ except PackageNotFoundError:  # used from a source tree
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """A dimension that is split over devices, seen from one of them: it has the index-th of ``shards`` equal parts.
+    """A dimension that is split over devices, as seen by one device: it has number ``index()`` of ``shards`` equal
+    parts.
 
-    Where they cannot be equal, arrays are padded at the end, with anything.
+    If parts would not be equal, arrays are padded at the end, with any values.
 
-    It is also the param of calls inside `jax.shard_map` that get ``axis_name``: devices have parts of operands and of
-    results, and the same where a result has no parts. ``checked`` says that JAX knows that (``check_vma``).
+    It is also the param of calls inside `jax.shard_map` with ``axis_name``: each device has its part of operands and
+    results, and all devices have the same where a result has no parts. ``checked`` says whether JAX knows that
+    (``check_vma``).
     """
 
     mesh: AbstractMesh
-    names: tuple[str, ...]  # of the mesh axes that it is split along, the slowest first
-    length: int  # of the whole dimension
+    names: tuple[str, ...]  # mesh axes along which it is split, the slowest first
+    length: int  # length of the whole dimension
     checked: bool = True
 
     @property
@@ -99,24 +100,24 @@ class Split:
         return self.index().astype(np.int32) * np.int32(self.part)
 
     def positions(self, shape: tuple, dim: int) -> jax.Array:
-        """Indices along the whole dimension, in an array that broadcasts against ``shape``."""
+        """Returns the indices of this part along the whole dimension, in an array that broadcasts against ``shape``."""
         shape = tuple(n if d == dim else 1 for d, n in enumerate(shape))
         return self.start() + lax.broadcasted_iota(np.int32, shape, dim)
 
     def is_padding(self, shape: tuple, dim: int) -> jax.Array:
-        """What only makes parts equal, in an array that broadcasts against ``shape``."""
+        """Returns where this part is padding that makes parts equal, in an array that broadcasts against ``shape``."""
         own = [min(self.part, max(0, self.length - i * self.part)) for i in range(self.shards)]
         shape = tuple(n if d == dim else 1 for d, n in enumerate(shape))
         return lax.broadcasted_iota(np.int32, shape, dim) >= jnp.asarray(own, np.int32)[self.index()]
 
     def fill(self, x: jax.Array, dim: int, value) -> jax.Array:
-        """x with that value in place of padding."""
+        """Returns x with this value in place of padding."""
         if not self.uneven or x.shape[dim] != self.part:
             return x
         return jnp.where(self.is_padding(x.shape, dim), jnp.asarray(value, x.dtype), x)
 
     def padded(self, x: jax.Array, dim: int) -> jax.Array:
-        """A whole array with zeros at the end, so that it has equal parts."""
+        """Returns a whole array with zeros at its end, so that it can be split into equal parts."""
         more = self.part * self.shards - self.length
         return lax.pad(x, np.zeros((), x.dtype), [(0, more if d == dim else 0, 0) for d in range(x.ndim)])
 
@@ -125,7 +126,8 @@ class Split:
         return _as_bits(lambda x: lax.all_gather(x, self.names, axis=dim, tiled=True), x)
 
     def exchange(self, x: jax.Array, dim: int, axis: int) -> jax.Array:
-        """Of one part of dimension dim, what all devices have, one after another along the axis."""
+        """Exchanges parts: a device gets one part of dimension ``dim`` from all devices, which follow each other along
+        ``axis``."""
         _note("all-to-all", x)
         return _as_bits(lambda x: lax.all_to_all(x, self.names, dim, axis, tiled=True), x)
 
@@ -138,19 +140,20 @@ class Split:
         return lax.pmax(x, self.names)
 
     def cotangent(self, ct: jax.Array) -> jax.Array:
-        """That of a result that all devices have, on each: unless JAX knows that they do, each has a part of the sum."""
+        """Returns the cotangent of a result that all devices have. Each device has only a part of it, a summand, unless
+        JAX knows that all have the same."""
         return ct if self.checked else self.sum(ct)
 
     def part_of(self, x: jax.Array, dim: int) -> jax.Array:
-        """This device's part of a whole array."""
+        """Returns this device's part of a whole array."""
         return lax.dynamic_slice_in_dim(x, self.start(), self.part, dim)
 
     def is_first(self, reverse: bool = False) -> jax.Array:
         return self.index() == (self.shards - 1 if reverse else 0)
 
     def from_previous(self, x: jax.Array, reverse: bool = False) -> jax.Array:
-        """What the device before this one has as x; zeros on the first one."""
-        # `ppermute` takes names in the order of the mesh only: the i-th part is then on the order[i]-th device.
+        """Returns the x of the previous device, or zeros on the first device."""
+        # `ppermute` takes names in the order of the mesh only, where the i-th part is on the order[i]-th device.
         in_mesh = tuple(name for name in self.mesh.axis_names if name in self.names)
         devices = np.arange(self.shards).reshape([self.mesh.shape[name] for name in in_mesh])
         order = devices.transpose([in_mesh.index(name) for name in self.names]).ravel().tolist()
@@ -160,7 +163,7 @@ class Split:
 
 
 def _as_bits(move: Callable, x: jax.Array) -> jax.Array:
-    """XLA's CPU backend moves short floats as long ones, and NaNs change on the way."""
+    """Moves floats as integers: XLA's CPU backend moves narrow floats as wide ones, which changes NaNs."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return move(x)
     bits = lax.bitcast_convert_type(x, np.dtype(f"uint{8 * x.dtype.itemsize}"))
@@ -171,24 +174,24 @@ _noted: contextvars.ContextVar[dict[str, int] | None] = contextvars.ContextVar("
 
 
 def _note(collective: str, x: jax.Array, times: int = 1) -> None:
-    """The bytes of a collective's result, for `explain`."""
+    """Notes the bytes of a collective's result, for `explain`."""
     if (noted := _noted.get()) is not None:
         noted[collective] = noted.get(collective, 0) + x.size * x.dtype.itemsize * times
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """What a kernel does where its axis, or a dimension whose index counts, is split over devices.
+    """What a kernel does if its axis, or a dimension whose index matters, is split over devices.
 
     Args:
       local: ``local(splits, *operands, axis, **params)`` gives this device's part of the results from its part of the
-        operands; ``splits`` has a `Split` for each dimension that is split. Never called where only others are. Where
-        ``axis`` is several, some of them are split.
-      operands: which operands are split with the axis if they have all of it, by index; None: every one. Where the
-        first is none of them, the axis is that of the results.
-      keeps: whether results are split along the axis. Others have all of it, if they have it, on every device.
-      pays: ``pays(split, avals, **params)``, with the axis' split and what one device has of the operands: whether this
-        moves less than gathering the axis.
+        operands; ``splits`` has a `Split` for each dimension that is split. It is called only if the axis, or one of
+        several axes, or a dimension whose index matters is split.
+      operands: the indices of the operands that are split with the axis if they have all of it; None: every operand.
+        If the first operand is not among them, the axis is that of the results.
+      keeps: whether results are split along the axis. If not, results that have the axis have all of it on each device.
+      pays: ``pays(split, avals, **params)`` says whether the rule moves less than gathering the axis; ``split`` is that
+        of the axis, ``avals`` are the types of one device's parts of the operands.
     """
 
     local: Callable[..., Sequence[jax.Array]]
@@ -197,7 +200,8 @@ class Rule:
     pays: Callable[..., bool] = lambda split, avals, **params: True
 
 
-RULES: dict[str, Rule | Callable[..., Rule]] = {}  # by name of the kernel; or what gives it for the call's params
+# By the kernel's name: the rule, or a function that returns the rule for the call's params.
+RULES: dict[str, Rule | Callable[..., Rule]] = {}
 
 
 def rule_of(kernel, params) -> Rule | None:
@@ -206,14 +210,15 @@ def rule_of(kernel, params) -> Rule | None:
 
 
 def filled_axes(splits: dict[int, Split], x: jax.Array, axis, value) -> jax.Array:
-    """x with that value in place of what only makes parts of the axis, or of several, equal."""
+    """Returns x with this value in place of the padding of the axis, or of several axes."""
     for d in axis if isinstance(axis, tuple) else (axis,):
         x = splits[d].fill(x, d, value) if d in splits else x
     return x
 
 
 def all_axes(splits: dict[int, Split], axis) -> Split:
-    """The axis' split, for collectives. Of several, one along the mesh axes of all of them, whose parts are nothing."""
+    """Returns the `Split` of the axis, for collectives. For several axes its names are all their mesh axes, and its
+    parts have no meaning."""
     if not isinstance(axis, tuple):
         return splits[axis]
     own = [splits[d] for d in axis if d in splits]
@@ -221,7 +226,7 @@ def all_axes(splits: dict[int, Split], axis) -> Split:
 
 
 def plain_rule(kernel, keeps: bool = False, **options) -> Rule:
-    """That of a fallback which takes a `Split`."""
+    """Returns the rule of a kernel whose fallback takes a `Split`."""
 
     def local(splits, *operands, axis, **params):
         return kernel.fallback(*operands, axis=axis, split=splits[axis], **params)
@@ -230,8 +235,9 @@ def plain_rule(kernel, keeps: bool = False, **options) -> Rule:
 
 
 def by_rows(kernel) -> Rule:
-    """Of a kernel whose operands and results all have the axis: each device exchanges its part of it for a part of the
-    rows, as XLA does for its own sort, and back. Where no dimension of rows has equal parts, the axis is gathered.
+    """Returns the rule of a kernel whose operands and results all have the axis: each device exchanges its part of the
+    axis for a part of the rows, as XLA does for its own sort, and back. If no other dimension has equal parts, the axis
+    is gathered.
     """
 
     def rows(split, shape, axis):
@@ -250,7 +256,8 @@ def by_rows(kernel) -> Rule:
 
 
 def manual(op: str, names: tuple[str, ...] | None, part: int) -> Split | None:
-    """How ``axis_name`` says that an axis is split of which each device of `jax.shard_map` has so much."""
+    """Returns the `Split` of an axis that ``axis_name`` describes, where each device of `jax.shard_map` has ``part`` of
+    it."""
     if names is None:
         return None
     mesh = jax.sharding.get_abstract_mesh()
@@ -269,22 +276,22 @@ def manual(op: str, names: tuple[str, ...] | None, part: int) -> Split | None:
 
 
 def varying(x: jax.Array) -> frozenset[str]:
-    """The manual mesh axes along which JAX knows x to vary."""
+    """Returns the manual mesh axes along which JAX knows x to vary."""
     aval = jax.typeof(x)
     return aval.mat.varying if hasattr(aval, "mat") else aval.vma
 
 
 def invarying(aval, names: tuple[str, ...]):
-    """The type of what does not vary along these mesh axes."""
+    """Returns the type of an array that does not vary along these mesh axes."""
     if hasattr(aval, "mat"):
         return aval.update(manual_axis_type=aval.mat.update(varying=aval.mat.varying - {*names}))
     return aval.update(vma=aval.vma - {*names})
 
 
 def run_manually(kernel, split: Split, *operands, axis, **params):
-    """A kernel of arrays whose axis is split as ``axis_name`` says, in plain JAX, other kernels and collectives."""
+    """Computes a kernel whose axis is split as ``axis_name`` says, in plain JAX, other kernels and collectives."""
     rule = rule_of(kernel, params)
-    assert rule is not None  # `axis_name` is only for kernels that have one
+    assert rule is not None  # callers give `axis_name` only for kernels that have a rule
     if rule.pays(split, operands, axis=axis, **params):
         return tuple(rule.local({axis: split}, *operands, axis=axis, **params))
     own = range(len(operands)) if rule.operands is None else rule.operands
@@ -307,8 +314,8 @@ class Part:
 class _Call:
     """A call of a kernel: how XLA may split it, and what each device then does.
 
-    Has the attributes that JAX's own callbacks look for. Lives as long as the process: programs are compiled again from
-    lowerings that are kept. It must not hold a lowering context.
+    It has the attributes that JAX's own callbacks look for. It lives as long as the process, because programs may be
+    compiled again from lowerings that are kept; so it must not hold a lowering context.
     """
 
     static_args = ()
@@ -318,7 +325,7 @@ class _Call:
     def __init__(self, kernel, avals_in, avals_out, platforms, meshes, *, axis, **params):
         self.kernel, self.axis, self.params = kernel, axis, params
         self.axes = axis if isinstance(axis, tuple) else (axis,)
-        if "along" in params:  # of types of an explicit mesh, which a device's program does not know
+        if "along" in params:  # such params concern types of an explicit mesh, which a device's program does not know
             self.params = params | {"along": None}
         self.rule = rule_of(kernel, params)
         self.avals_in, self.avals_out, self.meshes = avals_in, avals_out, meshes
@@ -331,17 +338,18 @@ class _Call:
         self.in_tree = jax.tree.structure((0,) * len(avals_in))
         self.out_tree = jax.tree.structure((0,) * len(avals_out))
         self.module_context = types.SimpleNamespace(platforms=platforms, backend=None)
-        self.programs: dict[str, Any] = {}  # layers of one shape are traced once
+        self.programs: dict[str, Any] = {}  # by the partitioner's question, so that equal layers are traced once
         self.parts: dict[str, Part] = {}  # by the same keys
 
     def _rows_of(self, aval, i, is_result) -> list[int | None]:
-        """For each dimension of an array the dimension of rows that it is split with; None: never split."""
+        """Returns, for each dimension of an array, the dimension of rows with which it is split; None if it is never
+        split."""
         own = [d for d in range(len(self.whole)) if d not in self.axes or aval.ndim == len(self.whole)]
         free = [self._may_split(aval.shape[j], d, i, is_result) for j, d in enumerate(own)]
         return [d if f else None for d, f in zip(own, free, strict=True)]
 
     def _may_split(self, size, d, i, is_result) -> bool:
-        if size != self.whole[d]:  # it broadcasts, or is another axis
+        if size != self.whole[d]:  # the array broadcasts, or its axis is another one
             return False
         if d not in self.axes:
             return self.rule is not None or d not in self.indexed
@@ -350,7 +358,8 @@ class _Call:
         return self.rule.keeps if is_result else self.rule.operands is None or i in self.rule.operands
 
     def sharding_rule(self) -> str:
-        """Shardy's: a factor for each dimension of rows, and one that must not be split for each other dimension."""
+        """Returns Shardy's rule: a factor for each dimension of rows, and an unsplit factor for each other
+        dimension."""
         fixed = (f"z{i}" for i in itertools.count())
         factors = [
             [" ".join(next(fixed) if d is None else f"d{d}" for d in rows) for rows in side]
@@ -394,7 +403,7 @@ class _Call:
         return mesh, run, outs, ins
 
     def _sum_of_parts(self, splits, out, aval):
-        """A result that has size 1 in a dimension that is split: of each device's part of that dimension, a sum."""
+        """Adds up the parts of a result that has size 1 in dimensions that are split."""
         names = [
             split.names
             for d, split in splits.items()
@@ -405,9 +414,10 @@ class _Call:
         return dataclasses.replace(next(iter(splits.values())), names=(*itertools.chain(*names),)).sum(out)
 
     def _plan(self, args, results):
-        """Mesh, splits of rows and shardings of operands and results, from those that XLA has."""
+        """Returns the mesh, the splits of rows, and the shardings of operands and results, given the shardings that XLA
+        has."""
         full, free, specs = self.meshes.decode([*args, *results])
-        names: dict[int, tuple] = {}  # of each dimension of rows: as the first array has it, no mesh axis twice
+        names: dict[int, tuple] = {}  # for each dimension of rows, the first array's mesh axes; none is used twice
         for rows, spec in zip([*self.in_rows, *self.out_rows], specs, strict=False):
             for d, entry in zip(rows, spec, strict=True):
                 if entry and d is not None and d not in names and not {*entry} & {*itertools.chain(*names.values())}:
@@ -430,15 +440,16 @@ class _Call:
         return full, splits, shardings(self.in_rows), shardings(self.out_rows)
 
 
-# How JAX's parser says that a sharding is not one of the mesh: by the kind of whichever of its steps fails first.
+# The exceptions by which JAX's parser says that a sharding does not belong to a mesh. The kind depends on which of its
+# steps fails.
 _NOT_OF_THE_MESH = (AssertionError, KeyError, NotImplementedError, ValueError)
 
 
 class _Meshes:
-    """Meshes whose axes have prime sizes: whatever mesh shardings are of, one of these refines it.
+    """Meshes whose axes have prime sizes, so that one of them refines whatever mesh the program's shardings belong to.
 
-    Of each there are two. Collectives name axes of the full one. Where `shard_map` is manual along some axes of a mesh,
-    XLA's shardings are of the free other axes.
+    Each is a pair of meshes. Collectives use the axes of the full mesh. If a `shard_map` is manual along some axes,
+    XLA's shardings use only the other axes, which are those of the free mesh.
     """
 
     def __init__(self, context):
@@ -459,13 +470,14 @@ class _Meshes:
             yield full, AbstractMesh(tuple(p for p, _ in free), tuple(name for _, name in free))
 
     def decode(self, arrays):
-        """A full and a free mesh, and for each ``(shape, HloSharding)`` the mesh axes that each dimension is split along."""
+        """Returns a full and a free mesh, and the mesh axes along which each dimension of each ``(shape, HloSharding)``
+        is split."""
         for full, free in self:
             try:
                 return full, free, [_entries(parse_flatten_op_sharding(s, free)[0], len(n)) for n, s in arrays]
             except _NOT_OF_THE_MESH:
                 continue
-        return full, free, [[()] * len(shape) for shape, _ in arrays]  # gathered: right, if slow
+        return full, free, [[()] * len(shape) for shape, _ in arrays]  # gathering is slow, but right
 
 
 def _entries(spec, rank) -> list[tuple[str, ...]]:
@@ -478,7 +490,7 @@ def _primes(n: int) -> tuple[int, ...]:
 
 
 def _orders(items: tuple) -> list[tuple]:
-    """The different orders of items."""
+    """Returns the distinct orders of items."""
     if not items:
         return [()]
     first = {item: items.index(item) for item in items}
@@ -487,17 +499,18 @@ def _orders(items: tuple) -> list[tuple]:
 
 # ---- Lowering -------------------------------------------------------------------------------------------------------
 
-_calls: dict[bytes, _Call] = {}  # by key; JAX's own dictionary is weak
-# Told of each call that is partitioned, in whatever thread XLA does it.
+_calls: dict[bytes, _Call] = {}  # by key; this keeps calls alive, since JAX's own dictionary is weak
+# These functions are called for each call that is partitioned, in the thread in which XLA does it.
 listeners: list[Callable[[Any, Part], None]] = []
 
 
 def lower(kernel, ctx, operands, choice, *, axis, **params):
-    """Lowers a call for which `choice` is what `Kernel.choose` says of the whole arrays; see the top of this file."""
-    shapes = lambda avals: tuple(jax.core.ShapedArray(a.shape, a.dtype) for a in avals)  # they hold nothing of ctx
+    """Lowers a call for the partitioner. `choice` is what `Kernel.choose` returns for the whole arrays."""
+    # New types, which do not keep ctx alive.
+    shapes = lambda avals: tuple(jax.core.ShapedArray(a.shape, a.dtype) for a in avals)
     avals_in, avals_out = shapes(ctx.avals_in), shapes(ctx.avals_out)
     platforms, meshes = ctx.module_context.platforms, _Meshes(ctx.module_context.axis_context)
-    # All that the device's program depends on: compiled programs are found by it, on disk, too.
+    # The key has everything that a device's program depends on, because compiled programs are found by it, on disk too.
     settings = [os.environ.get(name) for name in ("JAXGPUOPS_DISABLE", "JAXGPUOPS_COMPUTE_CAPABILITY")]
     text = (_VERSION, str(choice), axis, sorted(params.items()), avals_in, avals_out, platforms, meshes, settings)
     key = repr((*text, jax.config.jax_enable_x64)).encode()
@@ -527,7 +540,7 @@ def _partition_once(*arguments):
     asked = repr([str(argument) for argument in arguments[:-1]])
     call = _callbacks[arguments[-1]]
     if asked not in programs:
-        with _without_mesh():  # that of `jax.set_mesh` is in force when XLA calls
+        with _without_mesh():  # while XLA calls, the mesh of `jax.set_mesh` would be in force
             programs[asked] = _partition(*arguments)
         call.parts[asked] = call.part
     for listener in listeners:

@@ -1,11 +1,11 @@
 """The factory: one JAX primitive per kernel.
 
 Everything that kernels share is here, once: shapes and shardings of results, batching, per-platform lowering, the
-plain-JAX fallback, hidden workspaces, sharding contracts, eager calls, derivative plumbing. A kernel works on one axis
-of its operands; XLA hands it row-major buffers which it reads as (outer, length, inner), the dimensions before the
-axis, the axis, and the dimensions after it. So batching never moves data: it shifts the axis. For kernels whose results
-lack the axis it may be several neighbouring ones, a tuple: they become one where the call is lowered, on each device, so
-that any of them may be split over devices.
+plain-JAX fallback, hidden workspaces, sharding contracts, eager calls and derivatives. A kernel works along one axis of
+its operands. XLA hands it row-major buffers, which it reads as (outer, length, inner): the dimensions before the axis,
+the axis, and the dimensions after it. So batching never moves data, it only shifts the axis. If a kernel's results lack
+the axis, ``axis`` may also be a tuple of neighbouring axes; these are merged where the call is lowered, on each device,
+so that any of them may be split over devices.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-# No public API for these. `use_abstract_mesh` says what the axes of a mesh are while functions are traced;
+# There is no public API for these. `use_abstract_mesh` sets the mesh axes while functions are traced;
 # `lower_with_sharding_in_types` makes the compiled program keep the shardings that explicit-mesh types promise;
 # `auto_insert_reshard` aligns operands that vary over different axes of a shard_map mesh; the contexts say how many
-# devices a program is for. `Primitive` is public as `jax.extend.core.Primitive`, whose import takes longer than all of
-# this package: it brings Pallas.
+# devices a program is for. `Primitive` is public as `jax.extend.core.Primitive`, but importing that takes longer than
+# importing all of this package, since it imports Pallas.
 from jax._src import core as _core
 from jax._src.core import Primitive, ShardingTypeError
 from jax._src.interpreters.mlir import broadcast_in_dim, lower_with_sharding_in_types
@@ -42,27 +42,28 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxgpuops import _native, _partition
 
-_vary = getattr(_core, "auto_insert_reshard", None) or _core.standard_insert_pvary  # its name before jax 0.10
+# Before jax 0.10 it had the second name.
+_vary = getattr(_core, "auto_insert_reshard", None) or _core.standard_insert_pvary
 
-KERNELS: dict[str, Kernel] = {}  # by name
+KERNELS: dict[str, Kernel] = {}  # by the kernel's name
 MAX_GROUPS = 8  # IndexMap::kMaxGroups of ffi_src/common/broadcast.h
 
 
 @dataclasses.dataclass(frozen=True)
 class Lowering:
-    """What became of one call: a kernel with its plan, or plain JAX and why."""
+    """How one call was lowered: to a kernel with its plan, or to plain JAX for a reason."""
 
     op: str
     shape: tuple
     dtype: str
     params: dict[str, Any]
     platform: str
-    kernel: str | None  # name of the custom call; None where plain JAX is used
-    plan: dict[str, Any]  # what the kernel's planner chose; empty where there is no choice
-    why: str  # why plain JAX is used; empty where a kernel is
+    kernel: str | None  # name of the custom call; None if plain JAX is used
+    plan: dict[str, Any]  # what the kernel's planner chose; empty if there is no choice
+    why: str  # why plain JAX is used; empty if a kernel is used
     partitioned: bool = False  # whether XLA is asked how to split it over devices
-    part: tuple | None = None  # what of the shape one device has, where the array is split
-    collectives: dict[str, int] = dataclasses.field(default_factory=dict)  # bytes that a device gets, by kind
+    part: tuple | None = None  # shape of one device's part, if the array is split
+    collectives: dict[str, int] = dataclasses.field(default_factory=dict)  # bytes that a device receives, by kind
 
     def __str__(self) -> str:
         call = ", ".join(
@@ -80,7 +81,7 @@ _recorder: contextvars.ContextVar[list[Lowering] | None] = contextvars.ContextVa
 
 
 def record(lowering: Lowering) -> None:
-    """Tells `explain` and the JAXGPUOPS_LOG=1 reader about a lowering."""
+    """Tells `explain`, and the log of JAXGPUOPS_LOG=1, about a lowering."""
     if (recorder := _recorder.get()) is not None:
         recorder.append(lowering)
     if os.environ.get("JAXGPUOPS_LOG", "0") not in ("", "0"):
@@ -100,7 +101,7 @@ class recording:
 
 
 @functools.cache
-def _warn_missing_cuda(reason: str) -> None:  # cached: once
+def _warn_missing_cuda(reason: str) -> None:  # cached, so that it warns once
     warnings.warn(
         f"jaxgpuops uses plain JAX on CUDA: {reason}. To rebuild it, with a CUDA toolkit at hand: {_native.REBUILD}",
         stacklevel=2,
@@ -119,34 +120,35 @@ def _warn_missing_partitioner() -> None:
 class Kernel:
     """A kernel as a function of JAX arrays: ``kernel(*operands, axis=..., **params)`` returns a list of arrays.
 
-    All operands have one rank. In dimensions other than the axis they agree, or have size 1 where the first operand,
-    which always has the full shape, does not.
+    All operands have one rank. The first operand always has the full shape. In dimensions other than the axis, another
+    operand has the same size, or size 1.
 
     Args:
       name: the op; the custom call and the primitive are called ``jaxgpuops.<name>``.
-      results: ``results(*avals, axis, **params)`` gives one ``(length, dtype)`` per result: its length along the axis,
-        or None where the result has no such axis. ``(length, dtype, 1)``: it has size 1 after the axis, where it is a sum,
-        which devices that have parts of these dimensions add up.
+      results: ``results(*avals, axis, **params)`` returns one ``(length, dtype)`` for each result: its length along the
+        axis, or None if the result lacks the axis. ``(length, dtype, 1)`` is a result that has size 1 in the dimensions
+        after the axis, over which it is a sum; if these are split, the devices add their sums up.
       fallback: the same function in plain JAX, for every platform and case without a kernel; returns a sequence.
-      accepts: whether the kernel takes first operands of a dtype. None: there is no kernel, the fallback is made of
-        other kernels; it is a primitive to have its own derivative.
-      attributes: the params that the handler reads; the others only shape results.
-      dimensions: the params that are dimension numbers, or None; the handler reads -1 for None. They are before the
-        axis. A result depends on the index along such a dimension, which is therefore not split over devices.
-      aliases: ``{operand: result}``, by index, of those that share memory: XLA copies an operand that lives on. (On a
-        GPU those of little memory do not: there a copy is one more kernel.)
-      broadcasts: ``broadcasts(count, **params)`` gives which of ``count`` operands may have size 1 where the first
-        operand has more: under vmap, they are not copied for each element of a batch that they do not depend on.
-      shortest: length of the shortest rows that the CPU handler is for: XLA makes one loop of shorter ones and what is
-        around them, which is faster.
-      plan: ``plan(rows, avals, compute_capability, axis, **params)`` gives the algorithm that the CUDA handler takes
+      accepts: ``accepts(dtype)`` says whether the kernel takes a first operand of that dtype. None: there is no kernel,
+        and the fallback is made of other kernels; it is a primitive so that it has a derivative of its own.
+      attributes: the params that the handler reads. Other params only determine the shapes of results.
+      dimensions: the params that are numbers of dimensions before the axis, or None; the handler reads -1 for None. The
+        result depends on the index along such a dimension, which is therefore not split over devices.
+      aliases: ``{operand: result}``, by index, for pairs that share memory. XLA copies such an operand if it lives on.
+        (On a GPU small operands do not share memory, since a copy would be one more kernel.)
+      broadcasts: ``broadcasts(count, **params)`` returns which of ``count`` operands may have size 1 where the first
+        operand has more. Under vmap these are not copied for each element of a batch that they do not depend on.
+      shortest: the length of the shortest rows for which the CPU handler is used. XLA fuses operations on shorter rows
+        with the operations around them, which is faster.
+      plan: ``plan(rows, avals, compute_capability, axis, **params)`` returns the algorithm that the CUDA handler uses
         for operands of types ``avals``, with rows = (outer, length, inner), and ``workspace_bytes``, the scratch memory
-        it needs per outer index. The handler gets it as one more uint8 result. None: the handler takes no such result.
-      reindexes: whether the axis of results is another one than that of the operands: then it is split over an explicit
-        mesh only as the param ``along`` says, if there is one. Others are split as the operands are. So are those of
-        calls with the param ``permutes``.
-      splits_as_one: of a fallback that is made of other kernels: whether XLA is asked how to split all of it over
-        devices at once, and not each of these.
+        that it needs for each outer index. The handler gets this memory as one more result of dtype uint8. None: the
+        handler takes no such result.
+      reindexes: whether the axis of results is not the axis of the operands. Then the axis is split over an explicit
+        mesh only as the param ``along`` says, if there is one. Otherwise, and with the param ``permutes``, results are
+        split as the operands are.
+      splits_as_one: whether XLA is asked how to split a fallback that is made of other kernels as one call, and not for
+        each of these kernels.
     """
 
     def __init__(
@@ -185,21 +187,24 @@ class Kernel:
         batching.primitive_batchers[p] = self._batch
         for platform in ("cpu", "cuda"):
             mlir.register_lowering(p, functools.partial(self._lower, platform), platform=platform)
-        mlir.register_lowering(p, functools.partial(self._lower, None))  # any other platform
+        mlir.register_lowering(p, functools.partial(self._lower, None))  # for any other platform
         KERNELS[name] = self
 
     def __call__(self, *operands: jax.Array, axis: int | tuple[int, ...], split=None, **params: Any) -> list[jax.Array]:
-        """``split`` is a `_partition.Split` where ``axis_name`` is given: operands and results are this device's parts."""
+        """Calls the kernel. With ``split``, the `_partition.Split` that ``axis_name`` gives, operands and results are
+        this device's parts."""
         if split is None:
             return self.primitive.bind(*_vary(*operands), axis=axis, **params)
-        *operands, _ = _vary(*operands, jax.lax.axis_index(split.names))  # all vary: cotangents are parts of sums
+        # All operands vary, so that their cotangents are summands of each device.
+        *operands, _ = _vary(*operands, jax.lax.axis_index(split.names))
         return self.primitive.bind(*operands, axis=axis, split=split, **params)
 
     # ---- Eager calls and result types -------------------------------------------------------------------------------
 
     def _eager(self, *operands, **params):
         call = self._jitted(tuple(params.items()))
-        if jax.config.jax_disable_jit:  # of the program around; it would have this call itself again and again
+        # The user disabled jit for the surrounding program; without jit this call would call itself forever.
+        if jax.config.jax_disable_jit:
             with jax.disable_jit(False):
                 return call(*operands)
         return call(*operands)
@@ -213,7 +218,7 @@ class Kernel:
         first, after = _ends(axis)
         along = params.get("along") if self.reindexes and not params.get("permutes") else spec[first]
 
-        # `update` keeps what a new aval would lose: the mesh of an explicit sharding, varying manual axes.
+        # `update` keeps what a new aval would lose: the mesh of an explicit sharding, and the varying manual axes.
         def result(length, dtype, *one):
             own = () if length is None else (length,)
             others = [(1, None) for _ in spec[after:]] if one else list(zip(x.shape[after:], spec[after:], strict=True))
@@ -230,10 +235,10 @@ class Kernel:
     # ---- vmap -------------------------------------------------------------------------------------------------------
 
     def _batch(self, operands, dims, *, axis, **params):
-        # The batch dimension stays where the first batched operand has it, and the axis moves over if it must. Operands
-        # that have it elsewhere follow; those that do not have it are broadcast, by the kernel where it can do that.
-        # (For take_along_axis with a batch of indices only, folding the batch into the axis would spare the copy of x,
-        # but repeat indices, and transposition relies on them being distinct.)
+        # The batch dimension stays where the first batched operand has it, and the axis is shifted if it comes after.
+        # The batch dimension of other operands is moved there; operands without one are broadcast, by the kernel where
+        # it can. (For take_along_axis with a batch of indices only, folding the batch into the axis would avoid copying
+        # x, but would repeat indices, and transposition relies on distinct ones.)
         home = next(d for d in dims if d is not None)
         first, after = _ends(axis)
         home = first if first < home < after else home  # not between several axes
@@ -252,7 +257,7 @@ class Kernel:
         axis = first + (home <= first) if isinstance(axis, int) else tuple(d + (home <= first) for d in axis)
         params |= {name: d + (home <= d) for name in self.dimensions if (d := params[name]) is not None}
         outs = self(*operands, axis=axis, **params)
-        # Where the axis is gone from a result, dimensions after it have moved up.
+        # If a result lacks the axis, its later dimensions have moved forward.
         return outs, [home - (operands[0].ndim - out.ndim if home >= after else 0) for out in outs]
 
     # ---- Lowering ---------------------------------------------------------------------------------------------------
@@ -350,7 +355,7 @@ def merge(x: jax.Array, whole: tuple, axis) -> jax.Array:
 
 
 def _lower_fun(ctx, function, operands):
-    """Lowers plain JAX, with explicit meshes as automatic ones: types refuse much that XLA does."""
+    """Lowers plain JAX with explicit mesh axes as automatic ones, since explicit types refuse much that XLA can do."""
     meshes = {aval.sharding.mesh for aval in ctx.avals_in if any(aval.sharding.spec)}
     context = contextlib.nullcontext()
     if meshes:
@@ -364,14 +369,14 @@ def _lower_fun(ctx, function, operands):
 
 
 def _attribute(value):
-    """A number of 64 bits, as handlers read it; JAX would make a float one of 32."""
+    """Converts a number to 64 bits, as handlers read it. JAX would pass a float in 32 bits."""
     if isinstance(value, int) and not isinstance(value, bool):
         return np.int64(value)
     return np.float64(value) if isinstance(value, float) else value
 
 
 def _is_worth_a_copy(platform, aval) -> bool:
-    """Whether memory matters more than the copy that XLA makes of an operand that lives on and is written over."""
+    """Whether aliasing an operand saves enough memory to be worth the copy that XLA makes if the operand lives on."""
     count = math.prod(aval.shape)
     return platform != "cuda" or jax.export.is_symbolic_dim(count) or count * aval.dtype.itemsize >= 64 << 20
 
@@ -388,13 +393,13 @@ def _is_partitioned(ctx) -> bool:
     context = ctx.module_context.axis_context
     if isinstance(context, ShardingContext):
         return context.num_devices > 1
-    if isinstance(context, SPMDAxisContext):  # inside shard_map, manual axes are split already
+    if isinstance(context, SPMDAxisContext):  # inside shard_map, the manual axes are split already
         return any(n > 1 for name, n in context.mesh.shape.items() if name not in context.manual_axes)
     return False
 
 
 def _expand(ctx, operands, target):
-    """Broadcasts every operand to the shape ``target(its shape)``."""
+    """Broadcasts every operand to ``target(shape of the operand)``."""
 
     def expand(aval, operand):
         shape = target(aval.shape)
@@ -408,7 +413,7 @@ def _expand(ctx, operands, target):
 
 
 def _readable(shape, whole, axis):
-    """The shape, or the whole one but for the axis where the kernels' IndexMap has too few groups for the shape's."""
+    """Returns the shape if the kernels' IndexMap can describe it, else the whole shape with this length of the axis."""
     before, after = slice(axis), slice(axis + 1, None)
     if max(_groups(shape[before], whole[before]), _groups(shape[after], whole[after])) <= MAX_GROUPS:
         return shape
@@ -416,31 +421,32 @@ def _readable(shape, whole, axis):
 
 
 def _groups(shape, whole):
-    """How often neighbouring dimensions differ in whether an operand of that shape has them; 0 where there are none."""
+    """Counts the groups that an IndexMap needs for an operand of that shape: runs of dimensions that it has, or
+    lacks."""
     has = (n != 1 for n, m in zip(shape, whole, strict=True) if m != 1)
     return sum(1 for _ in itertools.groupby(has))
 
 
 def groups_after(avals, axis) -> int:
-    """The groups of dimensions after the axis that the kernel's IndexMap has for the operand that needs the most."""
+    """Returns how many groups of dimensions after the axis the IndexMap has, for the operand that needs the most."""
     x, *others = (aval.shape for aval in avals)
     most = max((_groups(shape[axis + 1 :], x[axis + 1 :]) for shape in others), default=0)
-    return most if most <= MAX_GROUPS else 1  # `_readable` broadcasts it then
+    return most if most <= MAX_GROUPS else 1  # with more groups, `_readable` broadcasts the operand
 
 
 def _sharding_contract(ctx, axis, batch_dims, rank, ins, outs):
-    """Attributes that tell the partitioner to split a call along the first ``batch_dims`` dimensions, and no other.
+    """Returns attributes that tell the partitioner to split a call along the first ``batch_dims`` dimensions only.
 
-    XLA splits the first ``num_batch_dims`` dimensions of a call to a batch-partitionable target; Shardy propagates
-    shardings by the rule. It takes both: either alone has no effect. Dimensions after these are gathered first
-    (``need_replication``): a larger ``num_batch_dims`` would split the axis, with wrong results.
+    XLA splits the first ``num_batch_dims`` dimensions of a call to a batch-partitionable target, and Shardy propagates
+    shardings by the rule. Both are needed: either alone has no effect. Later dimensions are gathered first
+    (``need_replication``), because a larger ``num_batch_dims`` would split the axis, with wrong results.
 
-    ``ins`` and ``outs`` list ``(aval, whether it has the axis)``; ``rank`` is that of the operands.
+    ``ins`` and ``outs`` list ``(aval, whether it has the axis)``; ``rank`` is the rank of the operands.
     """
     if any(jax.export.is_symbolic_dim(d) for aval, _ in (*ins, *outs) for d in aval.shape):
         return None
-    # Shardy's factors: one per dimension before and after the axis, shared by all arrays; one per array for the axis,
-    # and for each dimension that it broadcasts. The first array has the full shape.
+    # Shardy's factors: one for each dimension before and after the axis, which all arrays share; and one for each
+    # array's axis and for each dimension in which an array broadcasts. The first array has the full shape.
     fresh = itertools.count(rank - 1)
     sizes: dict[int, int] = {}
 
@@ -466,7 +472,7 @@ def _sharding_contract(ctx, axis, batch_dims, rank, ins, outs):
 
 
 def _factor(i: int) -> str:
-    """Shardy's name for factor i: i, j, .. z, z_1, z_2, .."""
+    """Returns Shardy's name for factor i: i, j, .. z, z_1, z_2, .."""
     return chr(ord("i") + i) if i < 18 else f"z_{i - 17}"
 
 
@@ -478,7 +484,7 @@ def _explicit_axes(mesh) -> tuple[str, ...]:
 
 
 def _merged_spec(avals):
-    """Explicit sharding of each dimension: that of whichever operand is sharded there."""
+    """Returns the explicit sharding of each dimension: that of any operand that is sharded there."""
     spec = []
     for dim, parts in enumerate(zip(*(a.sharding.spec for a in avals), strict=True)):
         named = {part for part in parts if part is not None}
@@ -489,7 +495,8 @@ def _merged_spec(avals):
 
 
 def align(*operands: jax.Array) -> list[jax.Array]:
-    """Operands of one rank that vary over the same manual axes, and are split alike in all dimensions that they have."""
+    """Makes operands of one rank vary over the same manual axes, and be split alike in all dimensions that they
+    have."""
     operands = _vary(*operands)
     avals = [jax.typeof(x) for x in operands]
     if not any(any(aval.sharding.spec) for aval in avals):
@@ -509,7 +516,8 @@ def _mesh_of(avals):
 
 
 def as_automatic(function: Callable, specs, *operands: jax.Array):
-    """What a function gives that types of an explicit mesh may refuse; its results, a tree, are split by ``specs``."""
+    """Calls a function that the types of an explicit mesh may refuse, as if the mesh were automatic. ``specs``, a tree,
+    say how its results are split."""
     avals = [jax.typeof(x) for x in operands]
     if not any(any(aval.sharding.spec) for aval in avals):
         return function(*operands)
@@ -519,7 +527,7 @@ def as_automatic(function: Callable, specs, *operands: jax.Array):
 
 
 def like(x: jax.Array, aval, split=None) -> jax.Array:
-    """x, expanded to the shape of ``aval``, and split over an explicit mesh as it is."""
+    """Returns x expanded to the shape of ``aval`` and split over an explicit mesh like it."""
     x = jnp.broadcast_to(x, aval.shape)
     if split is not None:
         x, _ = _vary(x, jax.lax.axis_index(split.names))
@@ -531,8 +539,9 @@ def like(x: jax.Array, aval, split=None) -> jax.Array:
 
 
 def batch_first(kernel: Kernel) -> None:
-    """For a kernel whose operands after the first have nothing after the axis: a batch that one of these has comes first
-    in all. A batch of the first operand alone stays where it is, unless there is no other operand."""
+    """Batches a kernel whose operands after the first have nothing after the axis. If one of these has a batch, the
+    batch comes first in all operands. A batch of the first operand alone stays where it is, unless there is no other
+    operand."""
 
     def batch(operands, dims, **params):
         if any(d is not None for d in dims[1:]) or len(dims) == 1:
@@ -551,7 +560,8 @@ def _zero_tangent(out):
 
 
 def def_jvp(kernel: Kernel, rule: Callable[..., Sequence[jax.Array | None]]) -> None:
-    """``rule(outs, primals, tangents, **params)`` gives the tangents of the results; None, in and out, is zero."""
+    """Defines the derivative: ``rule(outs, primals, tangents, **params)`` returns the tangents of the results. None
+    stands for zero."""
 
     def jvp(primals, tangents, **params):
         outs = kernel(*primals, **params)
@@ -565,7 +575,7 @@ def def_jvp(kernel: Kernel, rule: Callable[..., Sequence[jax.Array | None]]) -> 
 
 
 def differentiated(formula: Callable, primals: Sequence, tangents: Sequence):
-    """Tangents of ``formula(*primals)``, in plain JAX; a tangent that is None is zero."""
+    """Returns the tangents of ``formula(*primals)``, computed in plain JAX. A tangent that is None is zero."""
     active = [i for i, t in enumerate(tangents) if t is not None]
 
     def of_active(*values):
@@ -578,7 +588,7 @@ def differentiated(formula: Callable, primals: Sequence, tangents: Sequence):
 
 
 def def_jvp_by_fallback(kernel: Kernel) -> None:
-    """The fallback, made of differentiable parts, is differentiated in place of the kernel."""
+    """Differentiates the fallback, which is made of differentiable parts, in place of the kernel."""
 
     def rule(outs, primals, tangents, split=None, **params):
         if split is not None:
@@ -592,7 +602,7 @@ def def_jvp_by_fallback(kernel: Kernel) -> None:
 
 
 def def_linear(kernel: Kernel, transpose: Callable[..., jax.Array]) -> None:
-    """Declares a kernel of one result linear in its first operand; the other operands are integers.
+    """Declares that a kernel of one result is linear in its first operand; its other operands are integers.
 
     ``transpose(ct, aval, *others, **params)`` gives the cotangent of the first operand, whose type is ``aval``.
     """

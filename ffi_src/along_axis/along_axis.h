@@ -1,5 +1,7 @@
-// take: out[o, j, i] = x[o, indices[o, j, i], i].   put: zeros of the full length, then out[o, indices[o, j, i], i] =
-// updates[o, j, i]. Indices are int32, in range and, for put, distinct along the axis: no atomics are needed.
+// take: out[o, j, i] = x[o, indices[o, j, i], i]
+// put:  out[o, indices[o, j, i], i] = updates[o, j, i], and zeros elsewhere
+//
+// Indices are int32 and in range. For put they are distinct along the axis, so that no atomics are needed.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +11,9 @@
 namespace jaxgpuops::along_axis {
 
 struct Problem {
-  Rows rows;      // the long side: x of take, out of put
-  int64_t k = 0;  // length of the short side
-  int bytes = 4;  // element width: 1, 2, 4 or 8
+  Rows rows;      // dimensions of the long side: x of take, out of put
+  int64_t k = 0;  // length of the axis on the short side: out of take, updates of put
+  int bytes = 4;  // bytes of an element: 1, 2, 4 or 8
 };
 
 }  // namespace jaxgpuops::along_axis

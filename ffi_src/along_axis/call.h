@@ -1,5 +1,5 @@
-// What a call of take or put asks for: buffers and attributes in, a checked problem out. Both backends' handlers start
-// here. The values of the indices are not checked; see along_axis.h.
+// Turns the buffers and attributes of take and put into a checked problem. The handlers of both backends start here.
+// The values of the indices are not checked; along_axis.h says what they must be.
 #pragma once
 
 #include "along_axis/along_axis.h"
@@ -23,7 +23,8 @@ inline Problem problem_of(const char* whole_name, ffi::AnyBuffer whole, const ch
   return problem;
 }
 
-// What the targets take, in the order of the handlers' parameters.
+// The bindings of the targets, which both backends share. The operands, results and attributes are in the order of
+// the handlers' parameters.
 template <class Backend>
 auto binding() {
   return Backend::start()
@@ -33,7 +34,7 @@ auto binding() {
       .template Attr<int64_t>("axis");
 }
 
-// The tables of cpu/handlers.cc and cuda/handlers.cc.
+// Defined in cpu/handlers.cc and cuda/handlers.cc.
 std::vector<Target> cpu_targets();
 std::vector<Target> cuda_targets();
 

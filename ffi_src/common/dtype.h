@@ -1,4 +1,4 @@
-// Element types, for code that neither sees XLA's headers nor compiles per dtype.
+// The dtypes, for code that neither includes XLA's headers nor is compiled for each dtype.
 #pragma once
 
 #include <cstdint>

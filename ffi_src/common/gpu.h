@@ -1,7 +1,7 @@
-// What plans know of a GPU: one row a generation. docs/another-gpu.md says how to tune a row.
+// The facts about a GPU that plans use, one table row for each generation. docs/another-gpu.md says how to tune a row.
 //
-// Results do not depend on these numbers: which kernel runs, and in how many blocks, does not change the order in which
-// a row's elements are combined. So a row may be tuned without a test of results.
+// Results do not depend on these numbers: which kernel runs, and with how many blocks, does not change the order in
+// which a row's elements are combined. So a row can be tuned without checking results again.
 #pragma once
 
 #include <cstdint>
@@ -10,17 +10,17 @@ namespace jaxgpuops {
 
 struct Gpu {
   int compute_capability;         // 10 * major + minor
-  int64_t multiprocessors;        // over which plans spread the work
-  int64_t shared_bytes;           // shared memory that a block may have
-  int64_t multiprocessor_shared;  // shared memory of a multiprocessor; each of its blocks takes 1 KiB more than asked
-  int64_t cached_bytes;           // what the L2 cache can be trusted to hold from one sweep to the next
-  int max_cluster;                // blocks of a thread-block cluster; 1: there are no clusters
-  bool bulk_copy;                 // cp.async.bulk and mbarriers
-  bool dependent_launch;          // a kernel may start before the one before it ends (griddepcontrol)
+  int64_t multiprocessors;        // multiprocessors over which plans distribute the work
+  int64_t shared_bytes;           // shared memory that the device allows a block
+  int64_t multiprocessor_shared;  // shared memory of a multiprocessor; each block takes 1 KiB more than it asks for
+  int64_t cached_bytes;           // bytes that the L2 cache reliably keeps from one sweep to the next
+  int max_cluster;                // the most blocks of a thread-block cluster; 1 if there are no clusters
+  bool bulk_copy;                 // whether there are cp.async.bulk and mbarriers
+  bool dependent_launch;          // whether a kernel may start before the previous one ends (griddepcontrol)
 };
 
-// The number of multiprocessors is the H200's in every row: nobody has tuned the others. 12.x has 16-block clusters on
-// some products only.
+// Every row has the H200's number of multiprocessors, since the other generations are not tuned yet. 12.x has 8 as its
+// largest cluster, because only some of its products have clusters of 16 blocks.
 constexpr Gpu kGpus[] = {
     {75, 132, 64 << 10, 64 << 10, 24 << 20, 1, false, false},
     {80, 132, 163 << 10, 164 << 10, 24 << 20, 1, false, false},
@@ -32,7 +32,7 @@ constexpr Gpu kGpus[] = {
     {120, 132, 99 << 10, 100 << 10, 24 << 20, 8, true, true},
 };
 
-// The row of a compute capability: that of the latest generation which is not newer.
+// Returns the row of the latest generation that is not newer than this compute capability.
 constexpr Gpu gpu_of(int compute_capability) {
   Gpu gpu = kGpus[0];
   for (const Gpu& row : kGpus)

@@ -1,8 +1,8 @@
 // Maps the bits of an element to an unsigned key whose integer order is the order of the operation, and back.
 //
-// The map is one formula for every dtype, so kernels are compiled per key width and not per dtype:
+// One formula serves every dtype, so that kernels are compiled for each key width and not for each dtype:
 //     key = bits ^ (negative(bits) ? magnitude : 0) ^ flip
-// with `negative` the top bit. It is a bijection: values are rebuilt from their keys bit for bit.
+// where `negative` is the top bit. The map is a bijection, so that a key gives back the exact bits of its element.
 #pragma once
 
 #include <cstdint>
@@ -16,14 +16,15 @@
 
 namespace jaxgpuops {
 
-enum class KeyKind { kUnsigned, kSigned, kFloat };  // bool is unsigned; every float here is sign-magnitude
+enum class KeyKind { kUnsigned, kSigned, kFloat };  // bool is unsigned; all floats are sign and magnitude
 
 struct KeyOrder {
   uint64_t magnitude = 0;
   uint64_t flip = 0;
 };
 
-// A larger key comes first. Floats follow IEEE total order (+NaN first, +0 before -0, -NaN last), as XLA's sort does.
+// Returns the order in which larger keys come first. Floats follow the IEEE total order (+NaN first, +0 before -0, -NaN
+// last), as in XLA's sort.
 inline KeyOrder key_order(KeyKind kind, int bits, bool largest) {
   const uint64_t all = bits == 64 ? ~uint64_t{0} : (uint64_t{1} << bits) - 1;
   const uint64_t sign = uint64_t{1} << (bits - 1);
@@ -34,7 +35,7 @@ inline KeyOrder key_order(KeyKind kind, int bits, bool largest) {
 }
 
 template <class Key>
-JAXGPUOPS_HD Key sign_mask(Key bits) {  // all ones where the top bit is set
+JAXGPUOPS_HD Key sign_mask(Key bits) {  // all ones if the top bit is set, else 0
   using Signed = std::make_signed_t<Key>;
   return static_cast<Key>(static_cast<Signed>(bits) >> (8 * sizeof(Key) - 1));
 }
@@ -50,9 +51,9 @@ JAXGPUOPS_HD Key decode(Key key, KeyOrder order) {
   return static_cast<Key>(bits ^ (sign_mask(bits) & static_cast<Key>(order.magnitude)));
 }
 
-// argmax and argmin compare differently: any NaN beats every number, and -0 equals +0. `nan_above` is the largest
-// magnitude that is not a NaN (infinity, or the largest finite value where a format has no infinity); integer kinds
-// pass all ones and a zero `sign`, which makes both rules vacuous.
+// The order of argmax and argmin, which compare differently: NaN is larger than every number, and -0 equals +0. `sign`
+// is the mask of the sign bit, and `nan_above` the largest magnitude that is not NaN: infinity, or the largest finite
+// value of a format without infinity. For integers the defaults make neither rule apply.
 struct ArgOrder {
   KeyOrder order;
   uint64_t sign = 0;

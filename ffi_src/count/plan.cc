@@ -8,7 +8,7 @@ namespace {
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t aligned(int64_t bytes) { return ceil_div(bytes, 256) * 256; }
 
-// Bytes of a partial result.
+// Bytes of the partial result of one element.
 int64_t partial_bytes(const Segments& problem) {
   const int64_t bytes = bytes_of(problem.dtype);
   return problem.op == Op::kSum ? std::max<int64_t>(bytes, 4) : bytes;
@@ -16,7 +16,7 @@ int64_t partial_bytes(const Segments& problem) {
 
 OrderPlan plan_order(int64_t length, int64_t segments) {
   OrderPlan plan;
-  int bits = 0;  // of keys from 0 to `segments`, which is that of ids out of range
+  int bits = 0;  // bits of the keys 0 to `segments`; an id out of range has the key `segments`
   while (segments >> bits) ++bits;
   plan.passes = static_cast<int>(std::max<int64_t>(1, ceil_div(bits, kMaxDigitBits)));
   plan.digit_bits = static_cast<int>(std::max<int64_t>(1, ceil_div(bits, plan.passes)));
@@ -40,8 +40,8 @@ BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu) {
   BincountPlan plan;
   const Rows& rows = problem.rows;
   if (rows.outer == 0 || rows.inner == 0 || problem.bins == 0) return plan;
-  const int64_t most = gpu.shared_bytes / 4;  // bins
-  // Beyond some ranges, reading ids again and again costs more than atomics that are spread over so many bins.
+  const int64_t most = gpu.shared_bytes / 4;  // the most bins of a table
+  // With many ranges, reading the ids again for each costs more than atomics, which collide rarely on so many bins.
   plan.ranges = ceil_div(problem.bins, most);
   if (rows.inner > 1 || plan.ranges > 4) {
     plan.algorithm = Counting::kGlobal;
@@ -51,7 +51,8 @@ BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu) {
   }
   plan.algorithm = Counting::kTables;
   plan.range = ceil_div(problem.bins, plan.ranges);
-  // Blocks that share a multiprocessor, each with as many tables as fit, up to one for two warps.
+  // Small tables let four blocks share a multiprocessor. A block has as many tables as fit, but at most one for two
+  // warps.
   const int64_t own = 4 * plan.range, quarter = gpu.multiprocessor_shared / 4 - 1024;
   plan.threads = own <= quarter ? 512 : 1024;
   if (rows.length <= 2048 && own <= quarter) plan.threads = 128;
@@ -65,7 +66,8 @@ BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu) {
   return plan;
 }
 
-// What depends on the number of rows is not looked at: it would change the order in which parts are added.
+// The plan does not depend on the number of rows, because that would change the order in which partial results are
+// added.
 SegmentsPlan plan_segments(const Segments& problem) {
   SegmentsPlan plan;
   const Rows& rows = problem.rows;
@@ -80,7 +82,7 @@ SegmentsPlan plan_segments(const Segments& problem) {
   }
   plan.algorithm = problem.sorted ? Segmenting::kSorted : Segmenting::kOrdered;
   if (!problem.sorted) plan.order = plan_order(rows.length, problem.segments);
-  // About 4096 warps' worth of tiles if a lane has 16 bytes of a row.
+  // Tiles are large enough that their lanes, with 16 bytes of each row, make no more than about 4096 warps.
   const int64_t bytes = rows.inner * bytes_of(problem.dtype);
   const int64_t lanes = rows.length * ceil_div(bytes, 16);
   int64_t tile = lanes < 1 << 20 ? 32 : 64;

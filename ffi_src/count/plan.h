@@ -1,4 +1,5 @@
-// The geometry of the CUDA kernels: pure functions of the problem, known where there is no GPU.
+// The geometry of the CUDA kernels. Plans are pure functions of the problem, so that Python can ask for them where
+// there is no GPU.
 #pragma once
 
 #include <cstdint>
@@ -11,47 +12,47 @@ namespace jaxgpuops::count {
 // ---- Counts ---------------------------------------------------------------------------------------------------------
 
 enum class Counting {
-  kEmpty,   // no counts
+  kEmpty,   // there are no counts
   kTables,  // tables in shared memory
-  kGlobal,  // atomics on the result: too many bins, or columns
+  kGlobal,  // atomics on the result, if there are too many bins or the axis is not the last
 };
 constexpr const char* kCountingNames[] = {"empty", "tables", "global"};
 
 struct BincountPlan {
   Counting algorithm = Counting::kEmpty;
   int threads = 0;
-  int tables = 0;      // that a block has of its range of bins
+  int tables = 0;      // tables that a block has of its range of bins
   int64_t range = 0;   // bins in a table
-  int64_t ranges = 1;  // each reads all ids
-  int64_t slices = 1;  // of a row, for each range
+  int64_t ranges = 1;  // ranges of bins; the blocks of each range read all ids
+  int64_t slices = 1;  // slices of a row, for each range
   int64_t shared_bytes = 0;
 
-  bool merged() const { return algorithm == Counting::kGlobal || slices > 1; }  // by atomics, on zeros
+  bool merged() const { return algorithm == Counting::kGlobal || slices > 1; }  // counts are added by atomics, to zeros
 };
 
 BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu);
 
 // ---- Segments -------------------------------------------------------------------------------------------------------
 
-// The stable order of ids, by digits from the lowest: a block ranks a tile.
+// The stable order of ids is a counting sort by digits from the lowest up. A block sorts one tile.
 constexpr int kOrderThreads = 256, kOrderItems = 8, kOrderTile = kOrderThreads * kOrderItems;
 constexpr int kMaxDigitBits = 10;
 
 struct OrderPlan {
-  int passes = 0;  // 0: ids are sorted already
+  int passes = 0;  // 0 if the ids are sorted already
   int digit_bits = 0;
   int64_t tiles = 0;
-  // Where a row's workspace has what. Pass p writes keys and positions at p % 2.
+  // Offsets in the workspace of a row. Pass p writes its keys and positions to number p % 2.
   int64_t keys[2] = {}, positions[2] = {}, counts = 0, totals = 0, bytes = 0;
 
   int last() const { return (passes - 1) & 1; }
 };
 
 enum class Segmenting {
-  kEmpty,    // no segments
-  kTables,   // scalars, few segments: tables in shared memory
-  kSorted,   // tiles of rows whose ids ascend
-  kOrdered,  // the same of rows in the order of their ids
+  kEmpty,    // there are no segments
+  kTables,   // few segments of scalars: tables in shared memory
+  kSorted,   // the ids ascend: tiles of rows in their order
+  kOrdered,  // the same with rows in the order of their ids, which is found first
 };
 constexpr const char* kSegmentingNames[] = {"empty", "tables", "sorted", "ordered"};
 constexpr int kTableThreads = 256;
@@ -59,9 +60,9 @@ constexpr int kTableThreads = 256;
 struct SegmentsPlan {
   Segmenting algorithm = Segmenting::kEmpty;
   OrderPlan order;
-  int64_t rows = 0;  // of a tile or slice
+  int64_t rows = 0;  // rows of a tile or slice
   int64_t tiles = 0;
-  int64_t heads = 0, tails = 0;  // where a row's workspace has the parts of segments that cross tiles
+  int64_t heads = 0, tails = 0;  // offsets in a row's workspace of the partial results of segments that cross tiles
   int64_t workspace_bytes = 0;
 };
 

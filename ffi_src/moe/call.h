@@ -1,5 +1,5 @@
-// What a call asks for: buffers and attributes in, a checked problem out. Both backends' handlers start here. The
-// values of indices are not checked: `plan` makes them.
+// Turns buffers and attributes into a checked problem. The handlers of both backends start here. The values of the
+// indices are not checked: `plan` has made them.
 #pragma once
 
 #include "ffi.h"
@@ -7,7 +7,7 @@
 
 namespace jaxgpuops::moe {
 
-// Buffers whose last axis is the one the call works along.
+// Checks a buffer whose last dimension is the axis of the call.
 inline Rows require_last(const char* name, ffi::AnyBuffer buffer, int64_t axis, int64_t outer) {
   const Rows rows = require_rows(name, buffer, axis);
   if (rows.inner != 1 || rows.outer != outer)
@@ -35,14 +35,15 @@ inline PlanProblem plan_problem(ffi::AnyBuffer experts, ffi::AnyBuffer assignmen
   if (align < 1) throw invalid("align is ", align, ", expected 1 or more");
   problem.capacity = capacity;
   problem.align = align;
-  // The rows of any routing: all assignments, and what rounding up adds to each group.
+  // The most rows that any routing needs: all kept assignments, and what rounding up adds to each group.
   const int64_t kept =
       capacity < 0 ? problem.assignments : std::min(problem.assignments, problem.experts * problem.padded(capacity));
   if (problem.rows < kept) throw invalid("assignment_of_row has ", problem.rows, " rows, expected ", kept, " or more");
   return problem;
 }
 
-// An operand with an entry for each place along the axis and none after it, which may lack dimensions before it.
+// Checks an operand that has one entry for each position along the axis and nothing after it. It may lack dimensions
+// before the axis.
 inline IndexMap require_entries(const char* name, ffi::AnyBuffer buffer, const Dims& whole, int64_t axis,
                                 int64_t length) {
   const IndexMap map = require_broadcast(name, buffer, with_axis(whole, axis, length), axis).outer;
@@ -53,8 +54,8 @@ inline IndexMap require_entries(const char* name, ffi::AnyBuffer buffer, const D
   return map;
 }
 
-// `token_side` has a place for each token along the axis, `row_side` one for each row; `index` is what the call
-// follows.
+// `token_side` has one line for each token along the axis, `row_side` one for each row. `index` holds the indices that
+// the call follows.
 inline MoveProblem move_problem(const char* token_name, ffi::AnyBuffer token_side, const char* row_name,
                                 ffi::AnyBuffer row_side, const char* index_name, ffi::AnyBuffer index, bool by_row,
                                 int64_t axis, int64_t choices) {
@@ -77,7 +78,7 @@ inline MoveProblem move_problem(const char* token_name, ffi::AnyBuffer token_sid
   return problem;
 }
 
-// Weights are float32, of float64 rows float64.
+// Weights are float32, or float64 if the rows are.
 inline const void* weights_of(MoveProblem& problem, Rest& rest, const Dims& whole, int64_t axis) {
   const ffi::AnyBuffer weights = rest.next("weights");
   require_type("weights", weights, problem.dtype == DType::kFloat64 ? ffi::DataType::F64 : ffi::DataType::F32);
@@ -134,7 +135,7 @@ auto vjp_binding() {
       .template Attr<int64_t>("choices");
 }
 
-// The tables of cpu/handlers.cc and cuda/handlers.cc.
+// Defined in cpu/handlers.cc and cuda/handlers.cc.
 std::vector<Target> cpu_targets();
 std::vector<Target> cuda_targets();
 

@@ -7,15 +7,16 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-constexpr int64_t kChunk = 256;          // assignments of a warp that shares a plan with other blocks
-constexpr int64_t kOneBlock = 16 << 10;  // assignments that a block does alone in less time than three launches take
+constexpr int64_t kChunk = 256;  // assignments of a warp, if blocks share a plan
+// With at most so many assignments, one block takes less time than three launches.
+constexpr int64_t kOneBlock = 16 << 10;
 
 }  // namespace
 
 Plan plan_route(const PlanProblem& problem, const Gpu& gpu, int64_t workspace_bytes) {
   Plan plan;
   const int64_t counters = 4 * std::max<int64_t>(problem.experts, 1);
-  const auto room = [&](int64_t most) {  // warps of a block whose counters fit beside the offsets
+  const auto room = [&](int64_t most) {  // the most warps whose counters fit beside the offsets
     const int64_t fit = (gpu.shared_bytes - (4 << 10) - counters) / counters;
     int warps = 1;
     while (2 * warps <= std::min(most, fit)) warps *= 2;

@@ -1,4 +1,5 @@
-// The geometry of the kernels of moe_plan: a pure function of sizes, known where there is no GPU.
+// The geometry of the kernels of moe_plan: a pure function of sizes, so that Python can ask for it where there is no
+// GPU.
 #pragma once
 
 #include <cstddef>
@@ -9,17 +10,17 @@
 
 namespace jaxgpuops::moe {
 
-constexpr int64_t kMostExperts = 4096;  // beyond, the counters of a block do not fit its shared memory
+constexpr int64_t kMostExperts = 4096;  // with more, the counters of a block do not fit into its shared memory
 
 struct Plan {
-  int warps = 1;                // of a block; each has counters of its own
-  int64_t chunk = 32;           // assignments of a warp
-  int64_t blocks = 1;           // that share a plan; 1: one launch does everything
-  int64_t shared_bytes = 0;     // counters, and the offsets of groups
-  int64_t workspace_bytes = 0;  // per plan: counters of all warps, and the totals of experts
+  int warps = 1;                // warps of a block, each of which has counters of its own
+  int64_t chunk = 32;           // assignments that a warp takes
+  int64_t blocks = 1;           // blocks that share a plan; if it is 1, one launch does everything
+  int64_t shared_bytes = 0;     // shared memory for counters and for the offsets of groups
+  int64_t workspace_bytes = 0;  // for each plan: counters of all warps, and the totals of experts
 };
 
-// `workspace_bytes` < 0 asks for the best plan; otherwise it is what the caller has, and the plan makes do with it.
+// `workspace_bytes` is what the caller has, and the plan makes do with it. A negative number asks for the best plan.
 Plan plan_route(const PlanProblem& problem, const Gpu& gpu, int64_t workspace_bytes = -1);
 
 }  // namespace jaxgpuops::moe

@@ -1,5 +1,5 @@
-// What a call of a reduction asks for: buffers and attributes in, a checked problem out. Both backends' handlers start
-// here. The length of the axis may pass 2^31.
+// Turns the buffers and attributes of a reduction target into a checked problem. The handlers of both backends start
+// here. The length of the axis may exceed 2^31.
 #pragma once
 
 #include "ffi.h"
@@ -22,13 +22,13 @@ inline const char* target_name(Op op) {
   return "";
 }
 
-// Whether the op is defined for elements of the type.
+// Whether the operation is defined for elements of this dtype.
 inline bool accepts(Op op, DType dtype) {
   if (is_complex(dtype)) return false;
   return dtype != DType::kBool || op == Op::kMax || op == Op::kMin;
 }
 
-// `y` is kDot's second array, null for the others.
+// `y` is the second array of kDot, and null for the other operations.
 inline Call reduce_call(Op op, ffi::AnyBuffer x, const ffi::AnyBuffer* y, ffi::RemainingArgs arguments,
                         ffi::AnyBuffer out, int64_t axis, bool masked) {
   Call call;
@@ -64,7 +64,8 @@ inline Call reduce_call(Op op, ffi::AnyBuffer x, const ffi::AnyBuffer* y, ffi::R
   return call;
 }
 
-// What the targets take, in the order of the handlers' parameters.
+// The bindings of the targets, which both backends share. The operands, results and attributes are in the order of
+// the handlers' parameters.
 template <class Backend>
 auto reduce_binding() {
   return Backend::scratch(Backend::start()
@@ -86,7 +87,7 @@ auto dot_binding() {
       .template Attr<bool>("masked");
 }
 
-// The tables of cpu/handlers.cc and cuda/handlers.cc.
+// Defined in cpu/handlers.cc and cuda/handlers.cc.
 std::vector<Target> cpu_targets();
 std::vector<Target> cuda_targets();
 

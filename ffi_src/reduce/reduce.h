@@ -13,18 +13,18 @@ enum class Op { kSum, kMax, kMin, kDot };
 
 struct Problem {
   Op op = Op::kSum;
-  DType dtype = DType::kFloat32;  // floats in float32 at least, with one rounding at the end; integers wrap
+  DType dtype = DType::kFloat32;  // floats are computed in float32 or wider and rounded once at the end; integers wrap
   Rows rows;
   bool wide_result = false;  // kSum, kDot of float8, float16, bfloat16: results are float32
-  bool masked = false;       // there is a `where`
-  Broadcast where;           // entries where it is 0 count as the identity
+  bool masked = false;       // the call has a `where` operand
+  Broadcast where;           // positions of its elements; an entry where it is 0 counts as the identity
 };
 
-// x and y have the shape of the problem, row-major; out is (outer, 1, inner).
+// x and y have the shape of the problem, row-major. out has the shape (outer, 1, inner).
 struct Buffers {
   const void* x = nullptr;
-  const void* y = nullptr;         // kDot; else null
-  const uint8_t* where = nullptr;  // PRED; null: all entries count
+  const void* y = nullptr;         // null unless kDot
+  const uint8_t* where = nullptr;  // PRED; null if all entries count
   void* out = nullptr;
 };
 

@@ -1,5 +1,5 @@
-// What a call of a scan target asks for: buffers and attributes in, a checked problem out. Both backends' handlers
-// start here. The length of the axis may pass 2^31.
+// Turns the buffers and attributes of a scan target into a checked problem. The handlers of both backends start here.
+// The length of the axis may exceed 2^31.
 #pragma once
 
 #include "ffi.h"
@@ -12,7 +12,8 @@ struct Call {
   Buffers buffers;
 };
 
-// Target of the recurrence or its derivative, of the operator, or of its tangent (there is none of a sum).
+// The target of a recurrence or of its derivative, or else of an operator or of its tangent. (A sum has no tangent
+// target: its tangent is a sum.)
 inline const char* target_name(Kind kind, Op op) {
   if (kind == Kind::kLinear) return "jaxgpuops.linear_scan";
   if (kind == Kind::kLinearVjp) return "jaxgpuops.linear_scan_vjp";
@@ -27,7 +28,7 @@ inline const char* target_name(Kind kind, Op op) {
   return "";
 }
 
-// Whether a kind (with the op, where it has one) is defined for elements of the type.
+// Whether the kind of scan, with the operator if it has one, is defined for elements of this dtype.
 inline bool accepts(Kind kind, Op op, DType dtype) {
   const bool narrow = dtype == DType::kFloat8E4M3FN || dtype == DType::kFloat8E5M2;
   switch (kind) {
@@ -42,7 +43,7 @@ inline bool accepts(Kind kind, Op op, DType dtype) {
   return false;
 }
 
-// Sets what follows from the first operand: element type and rows.
+// Sets the dtype and the rows from the first operand.
 inline void set_main(Problem& problem, const char* name, ffi::AnyBuffer buffer, int64_t axis) {
   problem.dtype = require_dtype(name, buffer);
   if (!accepts(problem.kind, problem.op, problem.dtype))
@@ -50,14 +51,14 @@ inline void set_main(Problem& problem, const char* name, ffi::AnyBuffer buffer, 
   problem.rows = rows_of(name, buffer, axis);
 }
 
-// Checks a further operand, or a result, of the same type and shape.
+// Checks another operand or a result, which must have the dtype and shape of `main`.
 inline void* require_like(const char* name, ffi::AnyBuffer buffer, ffi::AnyBuffer main) {
   require_type(name, buffer, main.element_type());
   require_shape(name, buffer, dims_of(main));
   return buffer.untyped_data();
 }
 
-// Takes the optional operands: h0, if `initial`, then starts, if there is another one.
+// Takes the optional operands: h0 if problem.initial is set, then starts if another operand follows.
 inline void set_optional(Call& call, ffi::RemainingArgs rest, ffi::AnyBuffer main, int64_t axis) {
   size_t next = 0;
   if (call.problem.initial) {
@@ -146,7 +147,8 @@ inline Call linear_vjp_call(ffi::AnyBuffer g, ffi::AnyBuffer a, ffi::AnyBuffer h
   return call;
 }
 
-// What the targets take, in the order of the handlers' parameters.
+// The bindings of the targets, which both backends share. The operands, results and attributes are in the order of
+// the handlers' parameters.
 template <class Backend>
 auto cumulative_binding() {
   return Backend::scratch(Backend::start()
@@ -199,7 +201,7 @@ auto linear_vjp_binding() {
       .template Attr<bool>("initial");
 }
 
-// The tables of cpu/handlers.cc and cuda/handlers.cc.
+// Defined in cpu/handlers.cc and cuda/handlers.cc.
 std::vector<Target> cpu_targets();
 std::vector<Target> cuda_targets();
 

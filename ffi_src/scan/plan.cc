@@ -5,24 +5,24 @@
 namespace jaxgpuops::scan {
 namespace {
 
-// With fewer strips than this, a block for each would leave much of the device idle, so blocks share the axis. One
-// block of kAcross, with several tiles in flight, fills a multiprocessor.
+// With fewer strips than this, one block for each strip would leave much of the device idle, so blocks share the axis.
+// One block of kAcross has several tiles in flight and fills a multiprocessor.
 int64_t enough_strips(Layout layout, const Gpu& gpu) {
   return layout == Layout::kAcross ? gpu.multiprocessors : 2 * gpu.multiprocessors;
 }
 
-// With a block for each row, blocks run in waves, and the last wave leaves much of the device idle. That matters when
-// waves are few. So blocks share rows if there are fewer than kManyRows, of at least kLongRow almost full tiles, and if
-// a sum is one word (larger sums take longer to fold than to load).
-constexpr int64_t kManyRows = 2048;  // 660 are on an H200 at a time
-constexpr int64_t kLongRow = 16;     // tiles
+// With one block for each row, blocks run in waves, and the last wave leaves much of the device idle; that matters if
+// there are few waves. So blocks share rows if there are fewer than kManyRows rows, a row has at least kLongRow almost
+// full tiles, and a sum is one word (larger sums take longer to fold than to load).
+constexpr int64_t kManyRows = 2048;  // an H200 runs 660 blocks at the same time
+constexpr int64_t kLongRow = 16;     // length of a row, in tiles
 
-constexpr int64_t kFewTiles = 3;           // that a block soon walks over
-constexpr int64_t kShortBytes = 24 << 10;  // of a block where the axis is short
+constexpr int64_t kFewTiles = 3;           // tiles that one block walks over quickly enough
+constexpr int64_t kShortBytes = 24 << 10;  // shared memory of a block if the axis is short
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-int bits_for(int64_t n) {  // the least power of two that is not below n
+int bits_for(int64_t n) {  // log2 of the smallest power of two that is at least n
   int bits = 0;
   while (int64_t{1} << bits < n) ++bits;
   return bits;
@@ -38,7 +38,7 @@ int operands_of(Kind kind) {
   return 3;
 }
 
-// 32-bit words of a policy's State, at most.
+// The number of 32-bit words in the State of the problem's policy, at most.
 int state_words(const Problem& problem, int bytes) {
   const int value = std::max(1, bytes / 4);
   if (problem.kind != Kind::kCumulative) return 2 * value;
@@ -47,8 +47,8 @@ int state_words(const Problem& problem, int bytes) {
   return cut ? words + (bytes >= 8 ? 2 : 1) : words;
 }
 
-// Short axes: one lane has the whole axis of a column. If the columns of an outer index are less than a line of memory,
-// blocks first bring whole outer indices to shared memory.
+// Plans a short axis, where one lane has the whole axis of a column. If the columns of an outer index are less than a
+// line of memory, a block first loads whole outer indices into shared memory.
 Plan plan_short(const Problem& problem, const Gpu& gpu, Plan plan) {
   const auto [outer, length, inner] = problem.rows;
   const int bytes = bytes_of(problem.dtype), operands = operands_of(problem.kind);
@@ -67,7 +67,7 @@ Plan plan_short(const Problem& problem, const Gpu& gpu, Plan plan) {
     plan.axis_warps = static_cast<int>(std::min<int64_t>(kWarps, ceil_div(plan.block_columns, 32)));
     plan.strips = ceil_div(columns, plan.block_columns);
   } else {
-    const int64_t at_once = length <= 2 ? 4 : length <= 4 ? 2 : 1;  // columns of a lane
+    const int64_t at_once = length <= 2 ? 4 : length <= 4 ? 2 : 1;  // columns that a lane has
     plan.parts = ceil_div(inner, at_once * kThreads);
     plan.block_columns = ceil_div(inner, plan.parts);
     plan.axis_warps = static_cast<int>(ceil_div(plan.block_columns, 32 * at_once));
@@ -103,9 +103,10 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   if (problem.rows.elements() == 0) return plan;
   const int bytes = bytes_of(problem.dtype), operands = operands_of(problem.kind);
 
-  // Results depend on the geometry of a tile, so it follows length, inner and the kind of element only.
+  // Results depend on the geometry of a tile, so that geometry depends on length, inner and the dtype only.
   const bool rare = is_rare(problem);
-  const bool simple = problem.a.inner.groups <= 1 && problem.starts.inner.groups <= 1;  // columns beside each other
+  // Operands have their columns side by side.
+  const bool simple = problem.a.inner.groups <= 1 && problem.starts.inner.groups <= 1;
   const bool across = inner * bytes % 4 == 0 && inner > 32 && simple;
   plan.layout = rare || length <= kShortAxis ? Layout::kSpans
                 : inner == 1                 ? Layout::kAlong
@@ -125,10 +126,10 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
     plan.runs = std::max(1, 32 / plan.columns);
     plan.column_bits = bits_for(ceil_div(plan.columns, 32));
     plan.axis_warps = kWarps >> plan.column_bits;
-    // An odd number of positions a run, so that the runs of neighbouring lanes begin in different banks of shared
+    // A run has an odd number of positions, so that the runs of neighbouring lanes start in different banks of shared
     // memory.
     plan.per_lane = shape.per_lane;
-    const int64_t lanes = plan.runs * plan.axis_warps;  // of a column
+    const int64_t lanes = plan.runs * plan.axis_warps;  // lanes that share a column
     while (plan.per_lane > 9 && lanes * (plan.per_lane / 2 + 1) >= length) plan.per_lane = plan.per_lane / 2 + 1;
     plan.axis_warps = static_cast<int>(std::min<int64_t>(plan.axis_warps, ceil_div(length, plan.runs * plan.per_lane)));
   }
@@ -137,7 +138,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   plan.tiles = ceil_div(length, plan.tile);
   while (int64_t{1} << (kGroupBits * plan.levels) < plan.tiles) ++plan.levels;
 
-  // Nothing below changes results. Blocks are as large as they can be while there are enough of them.
+  // Nothing below changes results. Blocks get more columns as long as there are enough blocks for the device.
   const int64_t vectors = outer * (inner / shape.width), vectors_of_warp = 32 / lanes;
   const auto strips = [&] { return ceil_div(vectors, vectors_of_warp << plan.column_bits); };
   if (plan.layout == Layout::kSpans) {
@@ -158,7 +159,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
     stage = stage_bytes(plan.layout, operands, bytes, state_bytes);
   }
   const int64_t most = gpu.shared_bytes;
-  // Shared memory of a block: tiles in flight, for each slot what warps tell each other, and 1 KB to spare.
+  // Shared memory of a block: its tiles in flight, the warps' messages to each other for each slot, and 1 KB to spare.
   const auto shared = [&](int stages, int slots) {
     const int64_t columns =
         plan.layout == Layout::kSpans ? plan.columns : (vectors_of_warp << plan.column_bits) * shape.width;
@@ -167,8 +168,8 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   bool enough = plan.strips >= enough_strips(plan.layout, gpu);
   if (forced >= 0) enough = forced == static_cast<int>(Algorithm::kLoop);
   if (plan.layout == Layout::kAcross) {
-    // Two blocks per multiprocessor, if there is room for two tiles of each. Or one block of twice the width, if that
-    // leaves no multiprocessor idle: it also reads memory in pieces of twice the width.
+    // Two blocks share a multiprocessor if there is room for two tiles of each. If it leaves no multiprocessor idle,
+    // one block of twice the width replaces them, which also reads memory in contiguous pieces of twice the size.
     const int64_t least = enough ? 2 * gpu.multiprocessors * 9 / 10 : 2 * kManyStrips;
     if (plan.axis_warps == kWarps && plan.tiles > 1 && plan.strips >= least) {
       ++plan.column_bits;
@@ -181,7 +182,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
     while (plan.stages > 1 && shared(plan.stages, 2) > most) --plan.stages;
   }
   if (plan.layout == Layout::kAlong && plan.tiles > 1) plan.stages = shared(2, 2) <= most ? 2 : 1;
-  if (plan.layout == Layout::kSpans) {  // two blocks of a multiprocessor
+  if (plan.layout == Layout::kSpans) {  // two blocks share a multiprocessor
     plan.stages = static_cast<int>(std::min<int64_t>(3, plan.tiles));
     while (plan.stages > 1 && 2 * shared(plan.stages, 2) > most) --plan.stages;
   }
@@ -200,7 +201,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
 
   int64_t words = 0;
   for (int level = 0; level < plan.levels; ++level) words += ceil_div(plan.tiles, int64_t{1} << (kGroupBits * level));
-  // (A part of the batch may take the resident kernel, which needs this much.)
+  // A part of the batch may take the resident kernel, which needs this much.
   if (plan.layout == Layout::kAlong && plan.tiles <= kResidentTiles)
     words = std::max(words, plan.tiles * resident_copies(plan.tiles));
   const int64_t needed = kWorkspaceHeader + inner * words * state_words(problem, bytes) * 8;

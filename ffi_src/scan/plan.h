@@ -1,6 +1,6 @@
-// Which kernel a call takes, with which geometry and how much workspace: a pure function of the problem and the compute
-// capability, so that Python can size the workspace and explain a call where there is no GPU. The handler calls it,
-// too.
+// Chooses the kernel of a call, its geometry and the size of its workspace. The plan is a pure function of the problem
+// and the compute capability: Python sizes the workspace and explains a call with it where there is no GPU, and the
+// CUDA handler calls the same function.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,10 @@
 namespace jaxgpuops::scan {
 
 enum class Algorithm {
-  kEmpty,      // nothing to write
-  kLoop,       // a block walks the axis
+  kEmpty,      // there is nothing to write
+  kLoop,       // a block walks along the axis
   kLookAhead,  // blocks share the axis: a block waits for the sums of earlier tiles
-  kResident,   // blocks share a row, and all run at a time
+  kResident,   // blocks share a row, and all blocks run at the same time
 };
 
 const char* name(Algorithm algorithm);
@@ -24,33 +24,34 @@ const char* name(Layout layout);
 struct Plan {
   Algorithm algorithm = Algorithm::kEmpty;
   Layout layout = Layout::kAlong;
-  int run_bits = 0;  // see cuda/shape.h
+  int run_bits = 0;  // cuda/shape.h explains run_bits, axis_warps and per_lane
   int axis_warps = 1;
-  int column_bits = 0;  // 2^column_bits warps along the columns
+  int column_bits = 0;  // a block has 2^column_bits warps across the columns
   int per_lane = 1;
-  int runs = 1;                 // kSpans: of a warp
-  int columns = 1;              // and of a span
-  int64_t parts = 1;            // of inner
-  int64_t block_columns = 0;    // of a block where the axis is short; else 0
-  int span_bytes = 0;           // shared memory of an operand's part of a span; 0 if that is not contiguous
-  int padding = 0;              // of these, bytes that are left free after each 128
-  int stage_bytes = 0;          // and of a tile
-  int tile = 0;                 // positions of a tile
-  int64_t tiles = 0;            // along the axis
-  int64_t strips = 0;           // blocks that the columns take
-  int levels = 1;               // of folds of tiles
-  int late = 0;                 // look_ahead: steps from a tile's sum to its results
-  int stages = 1;               // kAcross, loop; look_ahead along rows: tiles in shared memory
-  bool overlap = false;         // the second kernel of two may start before the first ends
-  int64_t workspace_bytes = 0;  // per outer index
+  int runs = 1;               // kSpans: runs of a warp
+  int columns = 1;            // kSpans: columns of a span
+  int64_t parts = 1;          // kSpans: parts into which `inner` is divided
+  int64_t block_columns = 0;  // columns of a block if the axis is short, else 0
+  int span_bytes = 0;    // shared memory for an operand's part of a span; 0 if that part is not contiguous in memory
+  int padding = 0;       // bytes of span_bytes that are left free after each 128
+  int stage_bytes = 0;   // shared memory for a tile
+  int tile = 0;          // positions along the axis that a tile has
+  int64_t tiles = 0;     // tiles along the axis
+  int64_t strips = 0;    // blocks needed to cover all columns once
+  int levels = 1;        // levels of the tree in which sums of tiles are folded
+  int late = 0;          // look_ahead: steps between the sum of a tile and its results
+  int stages = 1;        // tiles that a block has in shared memory at a time
+  bool overlap = false;  // the second of two kernels may start before the first ends
+  int64_t workspace_bytes = 0;  // for each outer index
 
   int threads() const { return 32 * axis_warps << column_bits; }
-  int width() const { return threads() > kThreads ? threads() / kThreads : 1; }  // as many columns as others have
+  // Columns of a block, in multiples of those that a block of kThreads has.
+  int width() const { return threads() > kThreads ? threads() / kThreads : 1; }
 };
 
-// `workspace_bytes` < 0 asks for the best plan. Otherwise it is what the caller has, and the plan makes do with it: a
-// sharded call is planned for the whole batch but runs on a part of it. Results have the same bits either way. `forced`
-// is for experiments: the Algorithm to take where there is a choice.
+// `workspace_bytes` is what the caller has, and the plan makes do with it. (A sharded call is planned for the whole
+// batch, but runs on a part of it.) A negative number asks for the best plan. Results have the same bits either way.
+// `forced` is for experiments: the Algorithm to use where there is a choice.
 Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes = -1, int forced = -1);
 
 }  // namespace jaxgpuops::scan

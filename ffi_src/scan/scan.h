@@ -1,13 +1,13 @@
-// Scans along an axis. All of them are first-order recurrences, and all have the same form: each position makes an
-// element of a monoid from its own operands (and one neighbour's), elements are folded along the axis, and each
-// position makes its result from the fold up to it.
+// Scans along an axis. All of them are first-order recurrences of the same form: each position makes an element of a
+// monoid from its own operands (and those of one neighbour), the elements are folded along the axis, and each position
+// makes its result from the fold up to it.
 //
 //   cumulative   y_k = x_0 . x_1 . .. . x_k for an associative operator
 //   tangent      the derivative of a cumulative operator as a linear map of t, or the transpose of that map
 //   linear       h_k = a_k h_{k-1} + b_k
 //   linear_vjp   the cotangents of a and b, from that of h
 //
-// "Before" and k - 1 are meant in the direction of the scan: `reverse` runs from the end of the axis to its start.
+// "Before" and k - 1 refer to the direction of the scan: `reverse` scans run from the end of the axis to its start.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ namespace jaxgpuops::scan {
 
 enum class Kind { kCumulative, kTangent, kLinear, kLinearVjp };
 
-enum class Op { kSum, kProd, kMax, kMin, kLogSumExp };  // of kCumulative and kTangent (which has no kSum)
+enum class Op { kSum, kProd, kMax, kMin, kLogSumExp };  // used by kCumulative and kTangent, which has no kSum
 
 struct Problem {
   Kind kind = Kind::kCumulative;

@@ -1,5 +1,5 @@
-// What a call of a softmax target asks for: buffers and attributes in, a checked problem out. Both backends' handlers
-// start here. The length of the axis may pass 2^31.
+// Turns the buffers and attributes of a softmax target into a checked problem. The handlers of both backends start
+// here. The length of the axis may exceed 2^31.
 #pragma once
 
 #include "ffi.h"
@@ -26,17 +26,17 @@ inline const char* target_name(Op op) {
   return "";
 }
 
-// The optional operands that a call has, in this order.
+// Which optional operands a call has. They follow the required operands in the order of these fields.
 struct Optional {
   bool scaled = false, biased = false, masked = false;
 };
 
-// The type that elements are computed in, and that numbers a row have.
+// The dtype of intermediate results, and of results that have one element for each row.
 inline ffi::DataType wide_type(DType dtype) {
   return dtype == DType::kFloat64 ? ffi::DataType::F64 : ffi::DataType::F32;
 }
 
-// Sets what follows from the first operand: element type and rows.
+// Sets the dtype, the rows and the data pointer from the first operand.
 inline void set_main(Call& call, const char* name, ffi::AnyBuffer buffer, int64_t axis) {
   call.problem.dtype = require_dtype(name, buffer);
   if (!is_float(call.problem.dtype) || bytes_of(call.problem.dtype) == 1)
@@ -45,21 +45,21 @@ inline void set_main(Call& call, const char* name, ffi::AnyBuffer buffer, int64_
   call.buffers.x = buffer.untyped_data();
 }
 
-// Checks a further operand, or a result, of the same type and shape.
+// Checks another operand or a result, which must have the dtype and shape of `main`.
 inline void* require_like(const char* name, ffi::AnyBuffer buffer, ffi::AnyBuffer main) {
   require_type(name, buffer, main.element_type());
   require_shape(name, buffer, dims_of(main));
   return buffer.untyped_data();
 }
 
-// Checks an operand that has one element a row and may broadcast.
+// Checks an operand that has one element for each row and may broadcast.
 inline Broadcast require_row_broadcast(const char* name, ffi::AnyBuffer buffer, ffi::AnyBuffer main, int64_t axis,
                                        ffi::DataType dtype) {
   require_type(name, buffer, dtype);
   return require_broadcast(name, buffer, with_axis(dims_of(main), axis, 1), axis);
 }
 
-// Checks a result that has one element a row.
+// Checks a result that has one element for each row.
 inline void* require_row_result(const char* name, ffi::AnyBuffer buffer, ffi::AnyBuffer main, int64_t axis,
                                 ffi::DataType dtype) {
   require_type(name, buffer, dtype);
@@ -90,7 +90,7 @@ inline void set_optional(Call& call, ffi::RemainingArgs arguments, ffi::AnyBuffe
   rest.require_end();
 }
 
-// `query_axis` is the dimension of the queries, -1 where the call is not causal.
+// `query_axis` is the dimension of the queries, or -1 if the call is not causal.
 inline void set_causal(Problem& problem, ffi::AnyBuffer main, int64_t axis, int64_t query_axis) {
   if (query_axis < 0) return;
   if (query_axis >= axis) throw invalid("query_axis ", query_axis, " is not before axis ", axis);
@@ -99,7 +99,7 @@ inline void set_causal(Problem& problem, ffi::AnyBuffer main, int64_t axis, int6
   for (int64_t i = query_axis + 1; i < axis; ++i) problem.query_stride *= dims[i];
 }
 
-// What the calls of kSoftmax, kLogSoftmax and kLogSumExp have in common.
+// Makes the part that the calls of kSoftmax, kLogSoftmax and kLogSumExp have in common.
 inline Call logits_call(Op op, ffi::AnyBuffer x, ffi::RemainingArgs rest, int64_t axis, double factor, bool scaled,
                         bool biased, bool masked, int64_t query_axis) {
   Call call;
@@ -112,7 +112,7 @@ inline Call logits_call(Op op, ffi::AnyBuffer x, ffi::RemainingArgs rest, int64_
   return call;
 }
 
-// kSoftmax, kLogSoftmax.
+// Makes the call of kSoftmax or kLogSoftmax.
 inline Call softmax_call(Op op, ffi::AnyBuffer x, ffi::RemainingArgs rest, ffi::AnyBuffer y, int64_t axis,
                          double factor, bool scaled, bool biased, bool masked, int64_t query_axis) {
   Call call = logits_call(op, x, rest, axis, factor, scaled, biased, masked, query_axis);
@@ -126,7 +126,8 @@ inline void set_parts(Call& call, ffi::AnyBuffer maximum, ffi::AnyBuffer log_sum
   call.buffers.log_sum = require_row_result("log_sum", log_sum, main, axis, wide);
 }
 
-// kLogSumExp. The results are y or, `parts`, maximum and log_sum; what follows them is not looked at.
+// Makes the call of kLogSumExp. The results are maximum and log_sum if `parts`, else y. Results that follow these (on
+// CUDA, the workspace) are left to the caller.
 inline Call log_sum_exp_call(ffi::AnyBuffer x, ffi::RemainingArgs rest, ffi::RemainingRets results, int64_t axis,
                              double factor, bool scaled, bool biased, bool masked, bool parts, int64_t query_axis) {
   Call call = logits_call(Op::kLogSumExp, x, rest, axis, factor, scaled, biased, masked, query_axis);
@@ -138,7 +139,7 @@ inline Call log_sum_exp_call(ffi::AnyBuffer x, ffi::RemainingArgs rest, ffi::Rem
   return call;
 }
 
-// kSoftmaxJvp, kLogSoftmaxJvp.
+// Makes the call of kSoftmaxJvp or kLogSoftmaxJvp.
 inline Call jvp_call(Op op, ffi::AnyBuffer t, ffi::AnyBuffer y, ffi::RemainingArgs rest, ffi::AnyBuffer out,
                      int64_t axis, double factor, bool scaled, bool masked, int64_t query_axis, bool transpose) {
   Call call;
@@ -154,7 +155,7 @@ inline Call jvp_call(Op op, ffi::AnyBuffer t, ffi::AnyBuffer y, ffi::RemainingAr
   return call;
 }
 
-// What the calls of kCrossEntropy and kCrossEntropyGrad have in common.
+// Makes the part that the calls of kCrossEntropy and kCrossEntropyGrad have in common.
 inline Call loss_call(Op op, ffi::AnyBuffer logits, ffi::AnyBuffer labels, ffi::RemainingArgs arguments,
                       ffi::AnyBuffer loss, int64_t axis, double label_smoothing, double z_loss, bool masked) {
   Call call;
@@ -194,7 +195,8 @@ inline Call cross_entropy_grad_call(ffi::AnyBuffer logits, ffi::AnyBuffer labels
   return call;
 }
 
-// What the targets take, in the order of the handlers' parameters.
+// The bindings of the targets, which both backends share. The operands, results and attributes are in the order of
+// the handlers' parameters.
 template <class Backend>
 auto forward_binding() {
   return Backend::scratch(Backend::start()
@@ -281,7 +283,7 @@ auto cross_entropy_grad_binding() {
       .template Attr<bool>("masked");
 }
 
-// The tables of cpu/handlers.cc and cuda/handlers.cc.
+// Defined in cpu/handlers.cc and cuda/handlers.cc.
 std::vector<Target> cpu_targets();
 std::vector<Target> cuda_targets();
 

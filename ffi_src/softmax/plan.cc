@@ -5,14 +5,14 @@
 namespace jaxgpuops::softmax {
 namespace {
 
-// As in cuda/policy.cuh.
+// These values must agree with the policies in cuda/policy.cuh: the plan runs where no CUDA code is compiled.
 RowTraits traits_of(const Problem& problem) {
   const bool wide = problem.dtype == DType::kFloat64;
   const int acc_bytes = wide ? 8 : 4;
   RowTraits traits;
   traits.item_bytes = bytes_of(problem.dtype);
   traits.fast = traits.large = !wide;
-  const int shift_numbers = traits.item_bytes == 2 ? 3 : 1;  // ExponentialSum::Shift, where it is largest
+  const int shift_numbers = traits.item_bytes == 2 ? 3 : 1;  // number of fields of the largest ExponentialSum::Shift
   switch (problem.op) {
     case Op::kSoftmax:
     case Op::kLogSoftmax:

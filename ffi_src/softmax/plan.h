@@ -1,6 +1,6 @@
-// Which kernel a call takes, with which geometry and how much workspace: a pure function of the problem and the compute
-// capability, so that Python can size the workspace and explain a call where there is no GPU. The handler calls it,
-// too.
+// Chooses the kernel of a call, its geometry and the size of its workspace. The plan is a pure function of the problem
+// and the compute capability: Python sizes the workspace and explains a call with it where there is no GPU, and the
+// CUDA handler calls the same function.
 #pragma once
 
 #include "row_engine/plan.h"
@@ -8,12 +8,11 @@
 
 namespace jaxgpuops::softmax {
 
-// `workspace_bytes`: see plan_row_engine.
+// `workspace_bytes` has the meaning that plan_row_engine() gives it.
 RowPlan plan_softmax(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes = -1,
                      const RowTuning& tuning = {});
 
-// What Problem::general says: whether logits are not just a positive multiple of x, or entries are masked; of
-// derivatives, whether entries are masked.
+// Returns the value of Problem::general. For derivatives, it only says whether entries are masked.
 bool is_general(Op op, double factor, bool scaled, bool biased, bool masked);
 
 }  // namespace jaxgpuops::softmax

@@ -1,5 +1,4 @@
-// What a call of the sort target asks for: buffers and attributes in, a checked problem out. Both backends' handlers
-// start here.
+// Turns the buffers and attributes of the sort target into a checked problem. The handlers of both backends start here.
 #pragma once
 
 #include "ffi.h"
@@ -10,11 +9,12 @@ namespace jaxgpuops::sort {
 struct Call {
   Problem problem;
   const void* x = nullptr;
-  void* values = nullptr;      // null where they are not wanted
-  int32_t* indices = nullptr;  // likewise
+  void* values = nullptr;      // null if not wanted
+  int32_t* indices = nullptr;  // null if not wanted
 };
 
-// The results are the values, the indices, or both in this order; what follows them is the backend's.
+// The results are the values, the indices, or both in this order. Results that follow them (on CUDA, the workspace) are
+// left to the caller.
 inline Call sort_call(ffi::AnyBuffer x, ffi::RemainingRets results, int64_t axis, bool descending, bool values,
                       bool indices) {
   if (!values && !indices) throw invalid("neither values nor indices are asked for");
@@ -42,7 +42,7 @@ inline Call sort_call(ffi::AnyBuffer x, ffi::RemainingRets results, int64_t axis
   return call;
 }
 
-// The tables of cpu/handlers.cc and cuda/handlers.cc.
+// Defined in cpu/handlers.cc and cuda/handlers.cc.
 std::vector<Target> cpu_targets();
 std::vector<Target> cuda_targets();
 

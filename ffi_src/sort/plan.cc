@@ -6,7 +6,7 @@ namespace jaxgpuops::sort {
 namespace {
 
 constexpr int64_t kMaxTeamLength = 1024;
-constexpr int64_t kReserved = 1 << 10;  // shared memory that the device and kernels' own variables take
+constexpr int64_t kReserved = 1 << 10;  // shared memory for the system and for the static variables of kernels
 
 }  // namespace
 
@@ -34,7 +34,8 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu) {
     plan.shared_bytes = static_cast<int64_t>(plan.team.shared_bytes);
     return plan;
   }
-  // From here on the workspace is that of one outer index; several have room for what they need together.
+  // The workspace below is sized for one outer index. A call with several has that many times as much, which is room
+  // for all its rows together.
   plan.turns = rows.inner > 1;
   const Rows own{1, rows.length, rows.inner};
   if (plan.turns) plan.workspace_bytes = TurnShape(own, key_bytes, problem.values, problem.indices).bytes;

@@ -1,4 +1,4 @@
-// Which kernel a call takes, with which geometry and how much workspace: pure functions, as in topk/plan.h.
+// Chooses the kernel of a call, its geometry and the size of its workspace. topk/plan.h says who calls such a plan.
 #pragma once
 
 #include <cstdint>
@@ -11,22 +11,22 @@
 namespace jaxgpuops::sort {
 
 enum class Algorithm {
-  kEmpty,  // nothing to write
-  kTeam,   // short rows: top-k's kernel, which sorts a row in the registers of a part of a warp or of a block
-  kBlock,  // longer ones: radix sort in the shared memory of a block
-  kSweep,  // any length: radix sort in passes over memory
+  kEmpty,  // there is nothing to write
+  kTeam,   // short rows: top-k's kernel sorts a row in the registers of some lanes, or of a block
+  kBlock,  // longer rows: radix sort in the shared memory of a block
+  kSweep,  // rows of any length: radix sort in passes over memory
 };
 
 const char* name(Algorithm algorithm);
 
 struct Plan {
   Algorithm algorithm = Algorithm::kEmpty;
-  bool turns = false;           // columns become rows and are put back: the axis is not the last
-  int threads = 0;              // of a block
-  int64_t blocks = 0;           // of the largest launch
-  int64_t workspace_bytes = 0;  // per outer index
+  bool turns = false;           // the axis is not the last: columns are transposed to rows, and the results back
+  int threads = 0;              // threads of a block
+  int64_t blocks = 0;           // blocks of the largest launch
+  int64_t workspace_bytes = 0;  // for each outer index
   int64_t shared_bytes = 0;
-  topk::SortShape team;  // (kTeam)
+  topk::SortShape team;  // used by kTeam
 };
 
 Plan plan_sort(const Problem& problem, const Gpu& gpu);

@@ -1,4 +1,5 @@
-// Sort: the elements of each row in ascending or descending order, or the permutation that puts them there, or both.
+// Sorts the elements of each row in ascending or descending order. The results are the sorted elements, the permutation
+// that sorts them, or both.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +9,12 @@
 
 namespace jaxgpuops::sort {
 
-// The sort is stable in both directions. Keys are only compared: what moves are the elements' own bits.
+// The sort is stable in both directions. Keys serve comparisons only: the results have the bits of the elements.
 struct Problem {
-  Rows rows;  // length < 2^31
+  Rows rows;  // the length is less than 2^31
   int key_bits = 32;
   SortOrder order;
-  bool values = true, indices = true;  // what is wanted: one of them at least
+  bool values = true, indices = true;  // which results are wanted, at least one
 };
 
 }  // namespace jaxgpuops::sort

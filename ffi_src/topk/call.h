@@ -1,5 +1,5 @@
-// What a call of a top-k or argmax target asks for: buffers and attributes in, a checked problem out. Both backends'
-// handlers start here.
+// Turns the buffers and attributes of a top-k or argmax target into a checked problem. The handlers of both backends
+// start here.
 #pragma once
 
 #include "ffi.h"
@@ -40,7 +40,8 @@ inline ArgProblem argmax_problem(ffi::AnyBuffer x, ffi::AnyBuffer indices, int64
   return problem;
 }
 
-// What the targets take, in the order of the handlers' parameters.
+// The bindings of the targets, which both backends share. The operands, results and attributes are in the order of
+// the handlers' parameters.
 template <class Backend>
 auto topk_binding() {
   return Backend::scratch(Backend::start()
@@ -61,7 +62,7 @@ auto argmax_binding() {
       .template Attr<bool>("largest");
 }
 
-// The tables of cpu/handlers.cc and cuda/handlers.cc.
+// Defined in cpu/handlers.cc and cuda/handlers.cc.
 std::vector<Target> cpu_targets();
 std::vector<Target> cuda_targets();
 

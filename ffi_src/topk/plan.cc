@@ -30,8 +30,8 @@ Plan plan_rows(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   return plan;
 }
 
-// Whether sorting a row, or what is left of it above a threshold, beats the kernels that select from it: these rank few
-// candidates by comparing all with all, and give a row at least four lanes, or a column of a block's 64.
+// Whether sorting a row, or its remainder above a threshold, is faster than the kernels that select from it. Those
+// compare every candidate with every other, and give a row at least four lanes, or a column one of a block's 64.
 bool sorts(Rows rows, int64_t k, int key_bytes) {
   if (rows.length > kMaxSortLength) return false;
   if (rows.length > kMaxSortLength / 2 && key_bytes >= 4 && k <= (key_bytes == 8 ? kMaxStreamK : 512)) return false;
@@ -57,8 +57,8 @@ Plan plan_held(Rows rows, int key_bytes, const Gpu& gpu) {
   Plan plan;
   const HeldShape shape = held_shape(rows.count(), rows.length * key_bytes, gpu.multiprocessors);
   if (shape.threads == 0) return plan;
-  // Clusters load a row at once, select, and make room for the next: where these come in many waves, better a block
-  // that loads while it selects.
+  // Clusters load a whole row at once, select, and then load the next. If the rows come in many waves, it is better
+  // that a block loads while another one selects.
   if (rows.count() * shape.blocks * shape.threads > 4 * gpu.multiprocessors * kHeldThreads) return plan;
   plan.algorithm = Algorithm::kHeld;
   plan.threads = shape.threads;
@@ -73,7 +73,8 @@ Plan plan_columns(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& g
   Plan plan;
   plan.algorithm = Algorithm::kColumns;
   plan.shared_limit = gpu.shared_bytes;
-  // Long columns are streamed where these fill the device: what holds them whole leaves no room for a second block.
+  // Long columns are streamed if they fill the device: the kernel that holds them whole needs so much shared memory
+  // that no second block fits on a multiprocessor.
   const int64_t blocks = rows.inner >= 16 ? rows.outer * ceil_div(rows.inner, 32) : 0;
   if (blocks >= 3 * gpu.multiprocessors && rows.length >= 2048) {
     plan.lanes = 1;
@@ -91,17 +92,17 @@ Plan plan_columns(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& g
 
 bool has_clusters(const Gpu& gpu) { return gpu.max_cluster >= 16; }
 
-// Blocks that share a row, and how they work together.
+// Decides how many blocks share a row: those of a cluster, or those of a grid with a second kernel that merges.
 void share_rows(Plan& plan, Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t workspace_bytes) {
   const int64_t composite = key_bytes == 8 ? 16 : 8;
   if (rows.length <= whole_row_elements(key_bytes, plan.shared_limit)) return;
-  // Enough to fill the device, each with at least a tile to read.
+  // As many blocks as fill the device, each with at least a tile to read.
   const int64_t tile = tile_elements(key_bytes, plan.threads);
   const int64_t blocks = (plan.threads == 512 ? 1 : 2) * gpu.multiprocessors;
   int64_t slices = std::min(blocks / rows.count(), rows.length / std::max(tile, 2 * k));
   if (slices <= 1) return;
   if (has_clusters(gpu) && slices <= 16 && k <= 256) {
-    // A cluster has 8 blocks at most, but saves a launch.
+    // A cluster has at most 8 blocks here, but saves the launch of a second kernel.
     while (2 * plan.slices <= std::min<int64_t>(slices, 8)) plan.slices *= 2;
     return;
   }
@@ -115,8 +116,9 @@ void share_rows(Plan& plan, Rows rows, int64_t k, int key_bytes, const Gpu& gpu,
   plan.workspace_bytes = rows.inner * pool_bytes(slices, k, composite);
 }
 
-// One block of 512 threads on each multiprocessor while rows are few, so that the most bytes are in flight for each;
-// two of 256 where rows come in waves, so that one reads while the other selects, or where the larger does not fit.
+// Few rows get one block of 512 threads on each multiprocessor, so that each row has the most bytes in flight. If rows
+// come in waves, or the larger block does not fit, two blocks of 256 threads share a multiprocessor, so that one reads
+// while the other selects.
 Plan plan_stream(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t workspace_bytes) {
   Plan plan;
   const auto attempt = [&](int threads) {
@@ -135,8 +137,8 @@ Plan plan_stream(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t wo
   return plan;
 }
 
-// One block on each multiprocessor, for the least latency, if a thread then reads no more than it loads at once; else
-// two, so that more is in flight.
+// One block on each multiprocessor gives the lowest latency, if a thread then reads no more than it can load at once.
+// Else there are two, so that more loads are in flight.
 Plan plan_wave(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t workspace_bytes) {
   Plan plan;
   const int64_t vectors = rows.length * key_bytes / 16, composite = key_bytes == 8 ? 16 : 8;
@@ -155,7 +157,8 @@ Plan plan_wave(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t work
   return plan;
 }
 
-// At most one wave of blocks that share rows, with a few steps to read each: what the first of them load is a sample.
+// At most one wave of blocks that share rows, each with several steps to read. The first loads of the blocks serve as a
+// sample for the threshold.
 Plan plan_sieve(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t workspace_bytes) {
   Plan plan;
   const bool whole = sieve_holds_whole(rows.length, key_bytes);
@@ -215,19 +218,21 @@ Plan plan_argmax(Rows rows, int key_bits, const Gpu& gpu, int64_t workspace_byte
   plan.threads = static_cast<int>(ceil_div(shape.threads, 32) * 32);
   plan.shared_limit = gpu.shared_bytes;
   plan.shared_bytes = argmax_shared_bytes(rows, static_cast<int>(key_bytes), shape);
-  // Blocks that start on their own without sharing a column; the blocks that the device is to have; and how many a
-  // column is worth.
+  // `units` is the number of blocks if no blocks share a column. `slices` is limited by the number of blocks that the
+  // device should have, and by how many blocks a column is worth.
   const int64_t units = rows.outer * shape.tiles;
   int64_t slices = 1;
   if (shape.form == ArgmaxForm::kRows) {
     slices = std::min(3 * gpu.multiprocessors / units, rows.length * key_bytes / 8192);
   } else if (shape.form == ArgmaxForm::kColumns) {
-    const int64_t step = shape.beside ? shape.deep : shape.threads * (16 / key_bytes) / rows.inner;  // rows of a step
+    // rows that a block reads in one step
+    const int64_t step = shape.beside ? shape.deep : shape.threads * (16 / key_bytes) / rows.inner;
     slices = std::min(2 * gpu.multiprocessors / units, rows.length / (4 * step));
   } else if (shape.form == ArgmaxForm::kStrided) {
     slices = std::min(4 * gpu.multiprocessors / units, rows.length / (32 * shape.deep));
   }
-  slices = std::min(slices, rows.length * key_bytes / (16 * candidate));  // candidates are a sixteenth of x at most
+  // the candidates of all slices take at most a sixteenth of the bytes of x
+  slices = std::min(slices, rows.length * key_bytes / (16 * candidate));
   if (workspace_bytes >= 0) slices = std::min(slices, workspace_bytes / (rows.inner * candidate));
   if (slices <= 1) return plan;
   plan.slices = static_cast<int>(slices);

@@ -1,6 +1,6 @@
-// Which kernel a call takes, with which geometry and how much workspace. Pure functions of shapes and of a few device
-// facts, so that Python can size the workspace and explain a call where there is no GPU, and tests can walk every
-// regime. The handler calls the same functions.
+// Chooses the kernel of a call, its geometry and the size of its workspace. A plan is a pure function of shapes and a
+// few facts about the device: Python sizes the workspace and explains a call with it where there is no GPU, tests visit
+// every regime, and the CUDA handler calls the same functions.
 #pragma once
 
 #include <cstdint>
@@ -12,37 +12,37 @@
 namespace jaxgpuops::topk {
 
 enum class Algorithm {
-  kEmpty,    // nothing to write
+  kEmpty,    // there is nothing to write
   kArgmax,   // k = 1: one reduction
-  kRows,     // short rows: each in the registers of a part of a warp or of a block
-  kSort,     // short rows of large k, or of 64 bits: teams of threads sort them in registers
-  kHeld,     // longer ones: in registers and shared memory of a block or of a cluster
-  kStream,   // one block, or one cluster of blocks, streams a row past a rising threshold
-  kGrid,     // the same with many blocks a row and a second kernel that merges their lists
-  kWave,     // few long rows, k <= 256: a wave of blocks reads them, and each tells a second kernel its best
-  kSieve,    // k of 257 to 4096: blocks keep what reaches a threshold, and rank it together
-  kColumns,  // the axis is not the last: neighbouring columns are read together
-  kRadix,    // large k: radix select by digits, ordered compaction, then a sort of k
+  kRows,     // short rows, each in the registers of some lanes or of a block
+  kSort,     // short rows with large k or 64-bit elements: teams of lanes sort them in registers
+  kHeld,     // longer rows, in the registers and shared memory of a block or a cluster
+  kStream,   // one block or cluster streams a row and keeps the elements above a rising threshold
+  kGrid,     // the same with many blocks for each row; a second kernel merges their lists
+  kWave,     // few long rows, k <= 256: one wave of blocks reads them; a second kernel merges the best of each
+  kSieve,    // k from 257 to 4096: blocks keep the elements that reach a threshold, and rank them together
+  kColumns,  // the axis is not the last: a block reads neighbouring columns together
+  kRadix,    // large k: radix select by digits, ordered compaction, then a sort of the k elements
 };
 
 const char* name(Algorithm algorithm);
 
 struct Plan {
   Algorithm algorithm = Algorithm::kEmpty;
-  int lanes = 32;               // that share a row or a column (kArgmax; kRows, kColumns: of a warp)
+  int lanes = 32;               // lanes that share a row or a column; kRows, kColumns: at most those of a warp
   int threads = 0;              // threads of a block
   int slices = 1;               // blocks that share a row
-  int64_t blocks = 0;           // of the largest launch
-  bool overlap = false;         // a kernel of several may start before the one before it ends (kArgmax, kGrid, kWave)
-  int64_t workspace_bytes = 0;  // per outer index
-  int64_t shared_limit = 0;     // shared memory that a block may have on the device
-  SortShape sort;               // (kSort)
-  int64_t shared_bytes = 0;     // that the largest kernel of the plan asks for when it is launched
+  int64_t blocks = 0;           // blocks of the largest launch
+  bool overlap = false;         // a kernel may start before the previous one ends (kArgmax, kGrid, kWave)
+  int64_t workspace_bytes = 0;  // for each outer index
+  int64_t shared_limit = 0;     // shared memory that the device allows a block
+  SortShape sort;               // used by kSort
+  int64_t shared_bytes = 0;     // dynamic shared memory of the plan's largest kernel
 };
 
-// `workspace_bytes` < 0 asks for the best plan; otherwise it is what the caller has, and the plan makes do with it
-// (a sharded call is planned for the whole batch but runs on a part of it). `forced` is for experiments: an Algorithm
-// to take where it can; kEmpty comes back where it cannot.
+// `workspace_bytes` is what the caller has; the plan makes do with it. (A sharded call is planned for the whole batch,
+// but runs on a part of it.) A negative number asks for the best plan. `forced` is for experiments: the Algorithm to
+// use if it can take the problem; if it cannot, the plan's algorithm is kEmpty.
 Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, int64_t workspace_bytes = -1,
                int forced = -1);
 Plan plan_argmax(Rows rows, int key_bits, const Gpu& gpu, int64_t workspace_bytes = -1);

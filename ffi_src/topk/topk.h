@@ -1,4 +1,4 @@
-// Top-k along an axis, and its k = 1 relatives argmax and argmin: what both backends implement, in plain pointers.
+// The problems of top-k along an axis, and of argmax and argmin, its relatives for k = 1, without buffers.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,13 @@ namespace jaxgpuops::topk {
 struct Problem {
   Rows rows;
   int64_t k = 0;       // 0 <= k <= rows.length < 2^31
-  int key_bits = 32;   // 8, 16, 32 or 64
+  int key_bits = 32;   // width of an element in bits: 8, 16, 32 or 64
   KeyOrder order;      // larger keys come first; ties go to the lower index
-  bool sorted = true;  // false: the same set, in index order
+  bool sorted = true;  // false: the same elements, in the order of their indices
 };
 
 struct ArgProblem {
-  Rows rows;  // length >= 1
+  Rows rows;  // the length is at least 1
   int key_bits = 32;
   ArgOrder order;
 };

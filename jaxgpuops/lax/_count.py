@@ -1,4 +1,4 @@
-"""Counts, segments, the rows that ids name and places in sorted rows, as primitives."""
+"""Counts, segments, rows of a table and searches in sorted rows, as primitives."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ bincount_p = Kernel(
 
 
 def bincount(x: jax.Array, axis: int, length: int, split=None) -> jax.Array:
-    """``out[..., b, ...]``, int32: how many of the numbers along ``axis`` are b."""
+    """Returns ``out[..., b, ...]``, int32: how many of the numbers along ``axis`` are b."""
     return bincount_p(x, axis=axis, length=length, split=split)[0]
 
 
 # ---- Segments and rows ----------------------------------------------------------------------------------------------
-# Ids stand along the axis. They may have size 1 before it, and always have it after it.
+# Ids have the axis. They may have size 1 in dimensions before it, and always have size 1 after it.
 
 
 def _in_range(ids, length):
-    """Ids out of range as ``length``; JAX would count negative ones from the end."""
+    """Replaces ids out of range by ``length``, since JAX would count negative ones from the end."""
     return jnp.where((ids >= 0) & (ids < length), ids, length)
 
 
@@ -64,7 +64,7 @@ def _each(fn, x, ids, axis):
 
 
 def empty(name: str, dtype: np.dtype):
-    """What a segment without rows has."""
+    """Returns the result of a segment without rows."""
     if name == "segment_sum":
         return np.zeros((), dtype)
     largest = name == "segment_min"
@@ -118,7 +118,7 @@ def _take_fallback(table, ids, *, axis, sorted, along=None):
     return (_each(one, table, ids, axis),)
 
 
-# XLA gathers rows at the speed of memory; it is a primitive to have its own derivative.
+# XLA gathers rows at the speed of memory. This is a primitive only to have its own derivative.
 take_rows_p = Kernel(
     "take_rows",
     results=lambda table, ids, *, axis, sorted, along: [(ids.shape[axis], table.dtype)],
@@ -136,21 +136,21 @@ for _kernel in (*SEGMENT_KERNELS.values(), take_rows_p):
 def segments(
     kernel: Kernel, data: jax.Array, ids: jax.Array, axis: int, length: int, sorted: bool, along=None, split=None
 ) -> jax.Array:
-    """In an explicit mesh, the axis of the result is split ``along`` that axis of it, or these."""
+    """Reduces segments. Over an explicit mesh, the axis of the result is split ``along`` these mesh axes."""
     return kernel(data, ids, axis=axis, length=length, sorted=sorted, along=along, split=split)[0]
 
 
 def as_int32(ids: jax.Array, length: int) -> jax.Array:
-    """Ids of any integer dtype, those out of range as -1 where int32 does not have them."""
+    """Converts ids of any integer dtype. Those out of range become -1 if int32 could not represent them."""
     if ids.dtype.itemsize < 4 or ids.dtype == np.dtype(np.int32):
         return ids.astype(np.int32)
-    all_bits = ~jnp.zeros_like(ids)  # -1 as int32
+    all_bits = ~jnp.zeros_like(ids)  # converted to int32, this is -1
     return jnp.where((ids >= 0) & (ids < length), ids, all_bits).astype(np.int32)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3, 4), inline=True)
 def segments_of_rows(name: str, data: jax.Array, ids: jax.Array, length: int, sorted: bool) -> jax.Array:
-    """`jax.ops` by our kernels, for one dimension of ids; with forward mode."""
+    """Replaces functions of `jax.ops`, for one dimension of ids. Forward mode works."""
     ids = as_int32(ids, length).reshape(-1, *(1,) * (data.ndim - 1))
     return segments(SEGMENT_KERNELS[name], data, ids, 0, length, sorted)
 
@@ -175,7 +175,8 @@ def_linear(
 
 
 def share_of_ties(out, data, ids, axis, sorted, split=None):
-    """For an extreme: which rows have it, each with one over how many do."""
+    """Returns each row's share of its segment's maximum or minimum: one over the number of rows that have it, else
+    0."""
     wide = _arguments.wide(data.dtype)
     mine = (data == take_rows(out, ids, axis, sorted)).astype(wide)
     ties = segments(segment_sum_p, mine, ids, axis, out.shape[axis], sorted, split=split)
@@ -197,7 +198,7 @@ def_jvp(segment_min_p, _extreme_jvp)
 
 
 def _search_fallback(queries, sorted, *, axis, right):
-    """All searches take the same steps; the place that one looks for is in [first, first + left]."""
+    """A binary search whose steps are the same for all queries; a query's result is in [first, first + left]."""
     left = sorted.shape[axis]
     rows = jnp.broadcast_to(sort_keys(sorted), (*queries.shape[:axis], left, *queries.shape[axis + 1 :]))
     keys = sort_keys(queries)
@@ -226,8 +227,8 @@ def_jvp(searchsorted_p, lambda outs, primals, tangents, **_: (None,))
 
 
 def searchsorted(sorted: jax.Array, queries: jax.Array, axis: int, right: bool = False) -> jax.Array:
-    """For each query, int32: how many elements of its sorted row come before it. Rows have the axis, and may have size 1
-    where queries have more."""
+    """Returns for each query, as int32, how many elements of its sorted row come before it. Rows have the axis, and may
+    have size 1 in dimensions where queries have more."""
     return searchsorted_p(queries, sorted, axis=axis, right=right)[0]
 
 
@@ -241,14 +242,14 @@ def _bincount_split(splits, x, *, axis, length):
 
 
 def _segments_split(name, splits, data, ids, *, axis, length, sorted, along):
-    """Each device reduces what it has. Sums of floats are added in the order of `psum`."""
+    """Each device reduces its part. Sums of floats are added in the order of `psum`."""
     split = splits[axis]
     ids = split.fill(ids, axis, length)
     [own] = SEGMENT_KERNELS[name].primitive.bind(data, ids, axis=axis, length=length, sorted=sorted, along=along)
     if name == "segment_sum":
         wide = _arguments.wide(own.dtype)
         return (split.sum(own.astype(wide)).astype(own.dtype),)
-    # As ordered integers, of which the largest is looked for and NaN is: all-reduces of floats may lose NaNs.
+    # Maxima are taken of integer keys, in which NaN is the largest, because all-reduces of floats may lose NaNs.
     keys = to_keys(own) if name == "segment_max" else ~to_keys(own)
     floats = jnp.issubdtype(own.dtype, jnp.floating)
     all_bits = ~jnp.zeros_like(keys)
@@ -263,7 +264,7 @@ for _name in ("segment_sum", "segment_max", "segment_min"):
         functools.partial(_segments_split, _name),
         pays=lambda split, avals, *, length, **_: length < split.length,
     )
-# Each device looks for the queries that it has.
+# Each device searches for its part of the queries.
 RULES["searchsorted"] = Rule(
     lambda splits, queries, sorted, **params: searchsorted_p.primitive.bind(queries, sorted, **params),
     operands=(0,),

@@ -1,8 +1,8 @@
-"""The rows of a mixture of experts, as primitives: which goes where, there, and back.
+"""The rows of a mixture of experts, as primitives: the plan, the dispatch to the experts, and the combination.
 
-Operands are x or y, with tokens or rows along the axis; the indices that the call follows; those that its transpose
-follows; and weights of the assignments, or none. Indices and weights have nothing after the axis, and may lack
-dimensions before it.
+The operands are x or y, with tokens or rows along the axis; the indices that the call follows; the indices that its
+transpose follows; and the weights of the assignments, if any. Indices and weights have nothing after the axis, and may
+lack dimensions before it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_EXPERTS = 4096  # kMostExperts of ffi_src/moe/plan.h
 
 
 def rows_of(assignments: int, num_experts: int, capacity: int, align: int) -> int:
-    """Rows that any routing has room in. A negative capacity is none."""
+    """Returns a number of rows that suffices for any routing. A negative capacity means that there is none."""
     rows = (assignments + num_experts * (align - 1)) // align * align
     if capacity >= 0 and not jax.export.is_symbolic_dim(assignments):
         rows = min(rows, num_experts * (-(-capacity // align) * align))
@@ -35,7 +35,7 @@ def plan_fallback(experts, *, axis, num_experts, capacity, align, room):
     def one(experts):
         count = experts.shape[0]
         experts = jnp.where((experts >= 0) & (experts < num_experts), experts, num_experts)
-        # As argsort, which in a shard_map forgets what its keys vary over.
+        # A sort with places computes argsort, whose result in a shard_map would not vary as its keys do.
         places = jnp.arange(count, dtype=np.int32) + jnp.zeros_like(experts)
         order = jax.lax.sort((experts, places), num_keys=1)[1]
         found = jnp.zeros(num_experts + 1, np.int32).at[experts].add(1)
@@ -80,7 +80,8 @@ moe_plan_p = Kernel(
 
 
 def _over_batch(fn, x, others, axis):
-    """``fn`` of one batch element: x with the axis first and one dimension after it, others along the axis alone."""
+    """Maps ``fn`` over the batch. It gets x with the axis first and one dimension after it, and the others with the
+    axis only."""
     batch, inner = x.shape[:axis], math.prod(x.shape[axis + 1 :])
     others = [jnp.broadcast_to(y.reshape(y.shape[: axis + 1]), (*batch, y.shape[axis])) for y in others]
     for _ in batch:
@@ -147,13 +148,13 @@ moe_combine_p = _kernel(
 
 
 def _dispatch_split(splits, x, assignment_of_row, *rest, axis, choices):
-    """The axis is that of rows. What any of them may need is whole, so each device fills its own."""
+    """The axis is the one of rows. Tokens and weights are whole on every device, so each device fills its own rows."""
     assignment_of_row = splits[axis].fill(assignment_of_row, axis, -1)
     return moe_dispatch_p.primitive.bind(x, assignment_of_row, *rest, axis=axis, choices=choices)
 
 
 def _combine_split(splits, y, row_of_assignment, *rest, axis, choices):
-    """Each device adds up the rows that it has, in wide dtype, and all add these sums."""
+    """Each device adds up the rows that it has, in wide dtype, and then the devices add up these sums."""
     split = splits[axis]
     own = row_of_assignment - split.start()
     own = jnp.where((own >= 0) & (own < split.part), own, -1)
@@ -180,8 +181,7 @@ for _each in (moe_plan_p, moe_dispatch_p, moe_combine_p):
 
 
 def weight_cotangent(tokens, rows, row_of_assignment, weights, axis, choices):
-    """For each assignment, the product of its token's and its row's numbers, added up: in plain JAX, which reads each
-    row once."""
+    """Returns for each assignment the dot product of its token and its row, in plain JAX, which reads each row once."""
     shape = weights.shape
 
     def one(tokens, rows, row):
@@ -210,7 +210,7 @@ def _combine_vjp_fallback(y, ct, row_of_assignment, assignment_of_row, weights, 
     return *dy, weight_cotangent(ct, y, row_of_assignment, of_weights, axis, choices)
 
 
-# The cotangents of y and weights, from that of tokens: each row of y is read once.
+# The cotangents of y and of the weights, given the cotangent of tokens. The kernel reads each row of y once.
 moe_combine_vjp_p = Kernel(
     "moe_combine_vjp",
     results=lambda y, ct, row_of_assignment, assignment_of_row, weights, *, axis, choices: [
@@ -226,7 +226,7 @@ moe_combine_vjp_p = Kernel(
 
 
 def combine_vjp(y, ct, row_of_assignment, assignment_of_row, weights, axis, choices):
-    """Cotangents of y and of weights, which may lack dimensions of the batch."""
+    """Returns the cotangents of y and of the weights, which may lack dimensions of the batch."""
     operands = y, ct, row_of_assignment, assignment_of_row, weights
     dy, dw = moe_combine_vjp_p(*operands, axis=axis, choices=choices)
     lacking = tuple(d for d in range(axis) if weights.shape[d] != dw.shape[d])
@@ -253,7 +253,7 @@ for _each in (moe_plan_p, moe_dispatch_p, moe_combine_p):
 
 
 def _batch_combine_vjp(operands, dims, **params):
-    """A batch comes first in all operands; of indices that have none it is of size 1."""
+    """Batches with the batch dimension first in all operands. Indices without a batch get size 1 there."""
     moved = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(operands, dims, strict=True)]
     return moe_combine_vjp_p._batch(moved, [None if d is None else 0 for d in dims], **params)
 
@@ -262,7 +262,8 @@ batching.primitive_batchers[moe_combine_vjp_p.primitive] = _batch_combine_vjp
 
 
 def _derivatives(kernel, other, pair):
-    """Both are linear in x, and in the weights. ``pair(x, ct)`` gives the side of tokens and the side of rows."""
+    """Defines the derivatives of dispatch or combine. Both are linear in x and in the weights. ``pair(x, ct)`` returns
+    the array of tokens and the array of rows."""
 
     def jvp(outs, primals, tangents, **params):
         x, first, second, *weights = primals

@@ -1,4 +1,4 @@
-"""Sums, extremes, means and dot products along axes."""
+"""Sums, maxima, minima, means and dot products along axes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SUMMED_DTYPES = FLOATS | FLOATS8 | INTEGERS
 
 
 def _kernel(name, operands, **kwargs):
-    """A kernel with that many operands, then perhaps ``where`` (the param ``masked`` says so)."""
+    """Makes a kernel with this many operands, followed by ``where`` if the param ``masked`` is True."""
 
     def plan(rows, avals, compute_capability, axis, *, masked, **_):
         return _native.modules["cpu"].plan_reduce(name, *rows, avals[0].dtype.name, masked, compute_capability)
@@ -52,7 +52,7 @@ def _sum_fallback(x, *where, axis, masked, wide):
     return (total.astype(_sum_dtype(x, wide)),)
 
 
-# Its result has the dtype of x or, ``wide``, the one that it is computed in.
+# With the param ``wide`` the result has the dtype in which it is computed, else the dtype of x.
 sum_p = _kernel(
     "sum",
     1,
@@ -63,12 +63,12 @@ sum_p = _kernel(
 
 
 def with_axis(y: jax.Array, axis) -> jax.Array:
-    """A result with the axis, or several, again: of length 1."""
+    """Gives a result its axis, or several, back, with length 1."""
     return jnp.expand_dims(y, axis)
 
 
 def sum_cotangent(ct, aval, where, axis, split=None):
-    """The cotangent of a row at each of its entries that count."""
+    """Returns the cotangent of x: a row's cotangent at each of its entries that count, else 0."""
     ct = ct if split is None else split.cotangent(ct)
     return _where(where, like(with_axis(ct, axis), aval, split), 0).astype(aval.dtype)
 
@@ -108,7 +108,7 @@ def _dot_jvp(outs, primals, tangents, **params):
 
 
 def dot_cotangent(ct, other, where, axis):
-    """The cotangent of one of the two arrays of a dot product."""
+    """Returns the cotangent of one of the two arrays of a dot product."""
     dtype = _arguments.wide(other.dtype)
     ct = with_axis(ct.astype(dtype), axis)
     return _where(where, ct * other.astype(dtype), 0).astype(other.dtype)
@@ -151,13 +151,16 @@ max_p, min_p = _extreme_kernel("max"), _extreme_kernel("min")
 
 
 def _takes(x, y, where, axis, split=None):
-    """Which entries an extreme y, with the axis, is the value of, and how many: a NaN is equal to it if it is NaN."""
+    """Returns which entries equal the maximum or minimum y, which has the axis, and their number. If y is NaN, NaNs
+    do."""
     takes = (x == y) | jnp.isnan(x)
     if where:
         takes &= where[0]
-    count = jnp.sum(takes, axis, dtype=np.uint32, keepdims=True)  # of floats, XLA's sum is many times slower on the CPU
+    # As a sum of floats, XLA's count would be many times slower on the CPU.
+    count = jnp.sum(takes, axis, dtype=np.uint32, keepdims=True)
     count = count if split is None else split.sum(count)
-    return takes, jnp.maximum(count, 1).astype(_arguments.wide(x.dtype))  # a row that is masked whole has none
+    # A row whose entries are all masked has a count of 0.
+    return takes, jnp.maximum(count, 1).astype(_arguments.wide(x.dtype))
 
 
 def _extreme_jvp_fallback(t, x, y, *where, axis, masked, split=None):
@@ -166,8 +169,8 @@ def _extreme_jvp_fallback(t, x, y, *where, axis, masked, split=None):
     return ((mean if split is None else split.sum(mean)).astype(t.dtype),)
 
 
-# The tangent of a maximum or minimum y from that of x: equal entries share it, as in JAX. Plain JAX, which XLA fuses; a
-# primitive so that no residual but x and y is kept.
+# The tangent of a maximum or minimum y, given the tangent of x; equal entries share it, as in JAX. It is plain JAX,
+# which XLA fuses, and a primitive so that only x and y are kept as residuals.
 extreme_jvp_p = Kernel(
     "extreme_jvp",
     results=lambda t, *_, **__: [(None, t.dtype)],
@@ -178,7 +181,7 @@ extreme_jvp_p = Kernel(
 
 
 def extreme_cotangent(ct, x, y, where, axis, split=None):
-    """The cotangent of x from that of its maximum or minimum y, which has the axis."""
+    """Returns the cotangent of x, given the cotangent of its maximum or minimum y, which has the axis."""
     ct = ct if split is None else split.cotangent(ct)
     takes, count = _takes(x, y, where, axis, split)
     share = with_axis(ct, axis).astype(count.dtype) / count
@@ -219,7 +222,7 @@ def _sum_split(kernel, operands):
 
 def _extreme_split(kernel):
     def local(splits, x, *where, axis, masked):
-        """The largest of keys: of floats, XLA's collectives may lose a NaN."""
+        """Takes the maximum of integer keys, since XLA's collectives of floats may lose a NaN."""
         is_min = kernel.name == "min"
         x = filled_axes(splits, x, axis, identity(kernel.name, x.dtype))
         [y] = kernel.primitive.bind(x, *where, axis=axis, masked=masked)
@@ -243,7 +246,8 @@ AxisName = _arguments.AxisName
 
 
 def evaluate(op, name, function, arrays, axis, where, keepdims, names=None):
-    """A reduction, where ``function(name, operands, where, axis, **params)`` is that of aligned arrays along one axis."""
+    """Computes a reduction. ``function(name, operands, where, axis, **params)`` reduces aligned arrays along one
+    axis."""
     mean = name == "mean"
     name = "sum" if mean else name
     if len(arrays) == 2:
@@ -266,7 +270,7 @@ def evaluate(op, name, function, arrays, axis, where, keepdims, names=None):
     if name in ("max", "min") and any(shape[d] == 0 for d in axes):
         raise ValueError(f"{op}: there is no {name} of no elements: x has shape {shape}, axis is {axis}")
     merged = Merged(shape, axes)
-    # Kernels of results without the axis take several; there is one at least.
+    # Kernels whose results lack the axis take several axes, but at least one.
     own, place = (merged.together, merged.neighbours) if len(axes) > 1 else (merged.merge, merged.axis)
     *arrays, where = (None if a is None else own(a) for a in (*(x.astype(dtype) for x in arrays), where))
     operands = align(*given(*arrays, where))
@@ -279,7 +283,7 @@ def evaluate(op, name, function, arrays, axis, where, keepdims, names=None):
 
 
 def _count(where, shape, axis, dtype, split):
-    """How many entries of each row count."""
+    """Returns how many entries of each row count."""
     axes = axis if isinstance(axis, tuple) else (axis,)
     if where is None:
         return jnp.asarray(math.prod(shape[d] for d in axes) if split is None else split.length).astype(dtype)
@@ -290,7 +294,8 @@ def _count(where, shape, axis, dtype, split):
 
 
 def arguments(op, axis, where, keepdims, names=None, **arrays):
-    """Arrays, where, axis, keepdims, axis_name: what must be checked before tracing."""
+    """Checks what must be checked before tracing, and returns arrays, where, axis, keepdims and the names of
+    axis_name."""
     arrays = [_arguments.array(op, name, x) for name, x in arrays.items()]
     where = _arguments.optional(op, "where", where)
     axis, keepdims = _arguments.axes(op, axis), _arguments.flag(op, "keepdims", keepdims)
@@ -317,7 +322,7 @@ def sum(
     keepdims: bool = False,
     axis_name: AxisName = None,
 ) -> jax.Array:
-    """Sum as `jaxgpuops.sum`, which see. This one has forward-mode derivatives too (`jax.jvp`, `jax.jacfwd`).
+    """Sum as `jaxgpuops.sum` defines it. This function also has forward-mode derivatives (`jax.jvp`, `jax.jacfwd`).
 
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops
@@ -337,7 +342,7 @@ def mean(
     keepdims: bool = False,
     axis_name: AxisName = None,
 ) -> jax.Array:
-    """Mean as `jaxgpuops.mean`, which see. This one has forward-mode derivatives too (`jax.jvp`, `jax.jacfwd`).
+    """Mean as `jaxgpuops.mean` defines it. This function also has forward-mode derivatives (`jax.jvp`, `jax.jacfwd`).
 
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops
@@ -357,7 +362,7 @@ def max(
     keepdims: bool = False,
     axis_name: AxisName = None,
 ) -> jax.Array:
-    """Maximum as `jaxgpuops.max`, which see. This one has forward-mode derivatives too (`jax.jvp`, `jax.jacfwd`).
+    """Maximum as `jaxgpuops.max` defines it. This function also has forward-mode derivatives (`jax.jvp`, `jax.jacfwd`).
 
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops
@@ -377,7 +382,7 @@ def min(
     keepdims: bool = False,
     axis_name: AxisName = None,
 ) -> jax.Array:
-    """Minimum as `jaxgpuops.min`, which see. This one has forward-mode derivatives too (`jax.jvp`, `jax.jacfwd`).
+    """Minimum as `jaxgpuops.min` defines it. This function also has forward-mode derivatives (`jax.jvp`, `jax.jacfwd`).
 
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops
@@ -398,7 +403,7 @@ def dot(
     keepdims: bool = False,
     axis_name: AxisName = None,
 ) -> jax.Array:
-    """Dot product as `jaxgpuops.dot`, which see. This one has forward-mode derivatives too (`jax.jvp`, `jax.jacfwd`).
+    """Dot product as `jaxgpuops.dot` defines it. This one also has forward-mode derivatives (`jax.jvp`, `jax.jacfwd`).
 
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops

@@ -20,7 +20,7 @@ AxisName = _arguments.AxisName
 
 
 def cumulative_operands(op, arg, name, x, starts, axis, names):
-    """Checked operands of a cumulative primitive, the axis counted from the front, and its split."""
+    """Checks the operands of a cumulative primitive; returns them, the axis counted from the front, and its split."""
     _arguments.dtype(op, arg, x.dtype, CUMULATIVE_DTYPES[name])
     axis = _arguments.axis_of(op, arg, x.shape, axis)
     operands = align(*given(x, _arguments.starts(op, starts, x.shape, axis)))
@@ -28,7 +28,7 @@ def cumulative_operands(op, arg, name, x, starts, axis, names):
 
 
 def options(op, segment_starts, axis, names, **flags) -> tuple[Any, ...]:
-    """segment_starts, axis, axis_name and flags: what must be checked before tracing, beside the arrays."""
+    """Checks what must be checked before tracing besides arrays: segment_starts, axis, axis_name and flags."""
     starts = _arguments.optional(op, "segment_starts", segment_starts)
     flags = (_arguments.flag(op, name, value) for name, value in flags.items())
     return starts, _arguments.integer(op, "axis", axis), _arguments.names(op, names), *flags
@@ -59,8 +59,8 @@ def cumsum(
 ) -> jax.Array:
     """Sums of the elements up to each position: `jax.lax.cumsum` as a kernel.
 
-    Arguments, dtypes and numbers are those of `jaxgpuops.cumsum`, which see. Unlike that function, this one has
-    forward-mode derivatives too (`jax.jvp`, `jax.jacfwd`, `jax.linearize`).
+    Arguments, dtypes and numbers are those of `jaxgpuops.cumsum`. Unlike that function, this one also has
+    forward-mode derivatives (`jax.jvp`, `jax.jacfwd`, `jax.linearize`).
 
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops
@@ -83,8 +83,8 @@ def cumprod(
 ) -> jax.Array:
     """Products of the elements up to each position: `jax.lax.cumprod` as a kernel.
 
-    Arguments, dtypes and numbers are those of `jaxgpuops.cumprod`, which see. Unlike that function, this one has
-    forward-mode derivatives too (`jax.jvp`, `jax.jacfwd`, `jax.linearize`).
+    Arguments, dtypes and numbers are those of `jaxgpuops.cumprod`. Unlike that function, this one also has
+    forward-mode derivatives (`jax.jvp`, `jax.jacfwd`, `jax.linearize`).
 
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops
@@ -107,8 +107,8 @@ def cummax(
 ) -> jax.Array:
     """The largest element up to each position: `jax.lax.cummax` as a kernel.
 
-    Arguments, dtypes and numbers are those of `jaxgpuops.cummax`, which see. Unlike that function, this one has
-    forward-mode derivatives too (`jax.jvp`, `jax.jacfwd`, `jax.linearize`).
+    Arguments, dtypes and numbers are those of `jaxgpuops.cummax`. Unlike that function, this one also has
+    forward-mode derivatives (`jax.jvp`, `jax.jacfwd`, `jax.linearize`).
 
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops
@@ -131,8 +131,8 @@ def cummin(
 ) -> jax.Array:
     """The smallest element up to each position: `jax.lax.cummin` as a kernel.
 
-    Arguments, dtypes and numbers are those of `jaxgpuops.cummin`, which see. Unlike that function, this one has
-    forward-mode derivatives too (`jax.jvp`, `jax.jacfwd`, `jax.linearize`).
+    Arguments, dtypes and numbers are those of `jaxgpuops.cummin`. Unlike that function, this one also has
+    forward-mode derivatives (`jax.jvp`, `jax.jacfwd`, `jax.linearize`).
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops
@@ -153,8 +153,8 @@ def cumlogsumexp(
 ) -> jax.Array:
     """The logarithm of the sum of exponentials up to each position: `jax.lax.cumlogsumexp` as a kernel.
 
-    Arguments, dtypes and numbers are those of `jaxgpuops.cumlogsumexp`, which see. Unlike that function, this one has
-    forward-mode derivatives too (`jax.jvp`, `jax.jacfwd`, `jax.linearize`).
+    Arguments, dtypes and numbers are those of `jaxgpuops.cumlogsumexp`. Unlike that function, this one also has
+    forward-mode derivatives (`jax.jvp`, `jax.jacfwd`, `jax.linearize`).
 
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops
@@ -168,7 +168,8 @@ def cumlogsumexp(
 
 
 def linear_operands(op, a, b, h0, starts, axis) -> tuple[Any, ...]:
-    """Operands (b, a, h0, starts) of the primitive, broadcast as far as it needs, and the axis from the front.
+    """Returns the operands (b, a, h0, starts) of the primitive, broadcast as far as it needs, and the axis counted from
+    the front.
 
     They are aligned here, outside of `jax.custom_vjp`, which wants cotangents of the very types of its arguments.
     """
@@ -195,7 +196,7 @@ def linear_operands(op, a, b, h0, starts, axis) -> tuple[Any, ...]:
 
 
 def with_last(h, h0, axis, reverse, split=None):
-    """All states and the last one; that is the one before the first where there are none."""
+    """Returns all states and the last one. If there are no states, the last one is the state before the first."""
     if split is not None and split.length != 0:
         own = jnp.where(split.is_first(not reverse), last(h, axis, reverse), jnp.zeros((), h.dtype))
         return h, split.sum(own)
@@ -265,9 +266,9 @@ def linear_scan(
     return_last: bool = False,
     axis_name: AxisName = None,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
-    """The linear recurrence ``h[k] = a[k] * h[k - 1] + b[k]`` along ``axis``, as `jaxgpuops.linear_scan`, which see.
+    """The linear recurrence ``h[k] = a[k] * h[k - 1] + b[k]`` along ``axis``, as `jaxgpuops.linear_scan` defines it.
 
-    Unlike that function, this one has forward-mode derivatives too (`jax.jvp`, `jax.jacfwd`, `jax.linearize`).
+    Unlike that function, this one also has forward-mode derivatives (`jax.jvp`, `jax.jacfwd`, `jax.linearize`).
 
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops

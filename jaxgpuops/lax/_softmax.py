@@ -1,4 +1,5 @@
-"""Softmax, its logarithm, logsumexp and cross-entropy, with forward and reverse mode; what both tiers check."""
+"""Softmax, log_softmax, logsumexp and cross-entropy with forward and reverse mode, and the argument checks of both
+tiers."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ DTYPES = FLOATS | FLOATS8 | INTEGERS | {np.dtype(bool)}
 
 
 def arguments(op, x, scale, bias, where, axis, names, **flags):
-    """Arrays, axis, axis_name, the number that ``scale`` is if no array, flags: what must be checked before tracing."""
+    """Checks what must be checked before tracing; returns arrays, axis, axis_name, ``scale`` as a number if it is none
+    of the arrays, and flags."""
     x, factor = _arguments.array(op, "x", x), 1.0
     if isinstance(scale, np.ndarray | jax.Array):
         scale = _arguments.array(op, "scale", scale)
@@ -39,7 +41,8 @@ def arguments(op, x, scale, bias, where, axis, names, **flags):
 
 
 def evaluate(op, name, function, x, axis, names, scale, bias, where, causal):
-    """``function(operands, axis, query_axis, split)`` of aligned operands (None where missing) and one axis, from the front.
+    """Calls ``function(operands, axis, query_axis, split)`` with aligned operands (None where missing) and one axis,
+    counted from the front.
 
     Returns its result, and how the axes were merged.
     """
@@ -77,14 +80,14 @@ def _float(op, name, x):
 
 
 def cross_entropy_arguments(op, logits, labels, where, axis, names):
-    """What must be checked before tracing, beside numbers."""
+    """Checks what must be checked before tracing, besides numbers."""
     logits, labels = _arguments.array(op, "logits", logits), _arguments.labels(op, "labels", labels)
     where, axis = _arguments.optional(op, "where", where), _arguments.integer(op, "axis", axis)
     return logits, labels, where, axis, _arguments.names(op, names)
 
 
 def losses(op, label_smoothing, z_loss, reduction):
-    """Checked numbers of a cross-entropy, and its reduction."""
+    """Checks the numbers of a cross-entropy, and its reduction."""
     label_smoothing = _arguments.number(op, "label_smoothing", label_smoothing)
     z_loss = _arguments.number(op, "z_loss", z_loss)
     if not 0 <= label_smoothing <= 1:
@@ -95,7 +98,8 @@ def losses(op, label_smoothing, z_loss, reduction):
 
 
 def cross_entropy_operands(op, logits, labels, where, axis, names) -> tuple[Any, ...]:
-    """Aligned logits, labels with the axis, ``where`` (or None) with the axis, the axis from the front, and its split."""
+    """Returns aligned logits, labels and ``where`` (or None) with the axis, the axis counted from the front, and its
+    split."""
     _arguments.dtype(op, "logits", logits.dtype, FLOATS | FLOATS8)
     axis = _arguments.axis_of(op, "logits", logits.shape, axis)
     _arguments.dtype(op, "labels", labels.dtype, INTEGERS)
@@ -103,7 +107,8 @@ def cross_entropy_operands(op, logits, labels, where, axis, names) -> tuple[Any,
     if labels.shape != rows:
         raise ValueError(f"{op}: labels must have shape {rows}, that of logits without axis {axis}, got {labels.shape}")
     split = manual(op, names, logits.shape[axis])
-    if labels.dtype.itemsize == 8 or labels.dtype == np.dtype(np.uint32):  # large ones must not wrap into range
+    # Large labels must not wrap into the range of classes.
+    if labels.dtype.itemsize == 8 or labels.dtype == np.dtype(np.uint32):
         length = logits.shape[axis] if split is None else split.length
         labels = jnp.where((labels >= 0) & (labels < length), labels, labels.dtype.type(2**31 - 1))
     labels = lax.expand_dims(labels.astype(np.int32), (axis,))
@@ -114,7 +119,7 @@ def cross_entropy_operands(op, logits, labels, where, axis, names) -> tuple[Any,
 
 
 def mean_weight(labels, where, dtype) -> jax.Array:
-    """One over the number of rows that count; of none, 1."""
+    """Returns one over the number of rows that count, or 1 if there are none."""
     rows = labels.shape
     if where is None:
         count = jnp.asarray(math.prod(rows))
@@ -128,7 +133,7 @@ def mean_weight(labels, where, dtype) -> jax.Array:
 
 
 def evaluate_primitive(op, name, x, axis, names, factor, scale, bias, where, causal):
-    """softmax, log_softmax or logsumexp, and how the axes were merged."""
+    """Computes softmax, log_softmax or logsumexp; returns the result, and how axes were merged."""
     kernel = {"softmax": softmax_p, "log_softmax": log_softmax_p, "logsumexp": logsumexp_p}[name]
     parts = {"parts": False} if name == "logsumexp" else {}
 
@@ -162,7 +167,7 @@ def softmax(
     causal: bool = False,
     axis_name: AxisName = None,
 ) -> jax.Array:
-    """Softmax as `jaxgpuops.softmax`, which see. This one has forward-mode derivatives too (`jax.jvp`, `jax.jacfwd`).
+    """Softmax as `jaxgpuops.softmax` defines it. This one also has forward-mode derivatives (`jax.jvp`, `jax.jacfwd`).
 
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops
@@ -186,7 +191,7 @@ def log_softmax(
     causal: bool = False,
     axis_name: AxisName = None,
 ) -> jax.Array:
-    """Logarithm of softmax as `jaxgpuops.log_softmax`, which see. This one has forward-mode derivatives too.
+    """Logarithm of softmax as `jaxgpuops.log_softmax` defines it. This function also has forward-mode derivatives.
 
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops
@@ -211,7 +216,7 @@ def logsumexp(
     keepdims: bool = False,
     axis_name: AxisName = None,
 ) -> jax.Array:
-    """Logarithm of the sum of exponentials as `jaxgpuops.logsumexp`, which see. This one has forward-mode derivatives too.
+    """Log-sum-exp as `jaxgpuops.logsumexp` defines it. This function also has forward-mode derivatives.
 
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops
@@ -251,7 +256,7 @@ def softmax_cross_entropy(
     reduction: Literal["sum", "mean"] | None = None,
     axis_name: AxisName = None,
 ) -> jax.Array:
-    """Cross-entropy as `jaxgpuops.softmax_cross_entropy`, which see. This one has forward-mode derivatives too.
+    """Cross-entropy as `jaxgpuops.softmax_cross_entropy` defines it. This function also has forward-mode derivatives.
 
     With a reduction, its gradient is a second pass over the logits, where that function computes it in the first.
 

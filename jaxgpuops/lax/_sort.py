@@ -1,4 +1,4 @@
-"""Sort as a primitive."""
+"""The sort as a primitive."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _sort_fallback(x, *, axis, descending, values, indices):
     permutation = lax.sort((~keys if descending else keys, iota), dimension=axis, num_keys=1)[1]
     outs = []
     if values:
-        # As bits: XLA's CPU backend flushes denormal numbers of 16 bits where it moves them.
+        # Elements move as bits, since XLA's CPU backend flushes denormal 16-bit floats to zero when it moves them.
         is_bits = x.dtype == np.dtype(bool) or jnp.issubdtype(x.dtype, jnp.integer)
         bits = x if is_bits else lax.bitcast_convert_type(x, keys.dtype)
         moved = lax.optimization_barrier(take_along_axis(bits, permutation, axis, permutes=True))
@@ -56,7 +56,7 @@ sort_p = Kernel(
 
 
 def _sort_jvp(primals, tangents, *, axis, descending, values, indices, split=None):
-    """The permutation is locally constant: tangents follow the elements."""
+    """The permutation is locally constant, so tangents are permuted like the elements."""
     outs = sort_p(*primals, axis=axis, descending=descending, values=values, indices=True, split=split)
     zero = lambda out: ad.Zero(jax.typeof(out).to_tangent_aval())
     follow = lambda t: take_along_axis(t, outs[-1], axis, split, permutes=True)
@@ -71,27 +71,28 @@ RULES["sort"] = by_rows(sort_p)
 
 
 def _real(keys: Sequence[jax.Array]) -> list[jax.Array]:
-    """The same order by real keys: of complex numbers, the real parts come before the imaginary ones."""
+    """Replaces complex keys by their real and imaginary parts, which give the same order."""
     parts = ((lax.real(x), lax.imag(x)) if jnp.issubdtype(x.dtype, jnp.complexfloating) else (x,) for x in keys)
     return [part for pair in parts for part in pair]
 
 
 def bounds(offsets: jax.Array, length: int) -> jax.Array:
-    """Offsets, int32, between 0 and the length and ascending: those that are not are moved."""
+    """Returns offsets as int32, clipped to the axis and made ascending, so that no access can be out of bounds."""
     wide = offsets.astype(np.int32) if offsets.dtype.itemsize < 4 else offsets
     return lax.cummax(jnp.clip(wide, 0, length).astype(np.int32))
 
 
 def _within_segments(order: jax.Array, offsets: jax.Array, axis: int) -> jax.Array:
-    """The order of each segment alone, from that of the whole axis. What is in no segment stays where it is."""
+    """Returns the order within each segment, given the order of the whole axis. Elements of no segment stay where they
+    are."""
     length, count = order.shape[axis], offsets.shape[0]
     follow = functools.partial(take_along_axis, axis=axis, permutes=True)
-    # How many offsets are at or before a place says which segment it is in; the fewest bits that can are sorted fastest.
+    # The number of offsets at or before a position says which segment it is in. The smallest dtype sorts fastest.
     passed = cumsum(bincount(bounds(offsets, length), 0, length + 1), 0)[:length]
     ids = lax.broadcast_in_dim(passed.astype(np.min_scalar_type(count)), order.shape, (axis,))
     [by_segment] = sort_p(
         follow(ids, order), axis=axis, descending=False, values=False, indices=True
-    )  # stable: it keeps the order in a segment
+    )  # the sort is stable, so the order within a segment stays
     return jnp.where(
         (ids > 0) & (ids < count), follow(order, by_segment), lax.broadcasted_iota(np.int32, order.shape, axis)
     )
@@ -104,12 +105,13 @@ def permutation(
     split=None,
     offsets: jax.Array | None = None,
 ) -> jax.Array:
-    """The int32 indices that sort by the first key, where that is equal by the second, and so on; of each segment."""
+    """Returns the int32 indices that sort by the first key, where it is equal by the second, and so on; in each segment
+    if there are offsets."""
     order = functools.partial(sort_p, axis=axis, descending=descending, values=False, indices=True, split=split)
     follow = functools.partial(take_along_axis, axis=axis, split=split, permutes=True)
     *before, last = _real(map(lax.stop_gradient, keys))
     [indices] = order(last)
-    for key in reversed(before):  # a stable sort by each key keeps the order of the less significant ones
+    for key in reversed(before):  # a stable sort by one key keeps the order by the less significant keys
         [by_key] = order(follow(key, indices))
         indices = follow(indices, by_key)
     return indices if offsets is None else _within_segments(indices, offsets, axis)
@@ -125,8 +127,8 @@ def _sort_together_fallback(key, *others, axis, num_keys, descending, indices):
     return [values, *(follow(x, order) for x in others), *([order] if indices else [])]
 
 
-# Several arrays, or keys of several parts; the permutation last. It is made of other kernels, and a primitive so that
-# devices exchange parts of a split axis once for all of them.
+# Sorts several arrays, or keys of several parts; the permutation is the last result. It is made of other kernels, and a
+# primitive so that devices exchange the parts of a split axis only once for all of them.
 sort_together_p = Kernel(
     "sort_together",
     results=lambda *operands, axis, num_keys, descending, indices: [
@@ -160,7 +162,8 @@ def sort_operands(
     split=None,
     offsets: jax.Array | None = None,
 ) -> tuple[list[jax.Array], jax.Array | None]:
-    """The operands in the order of the first ``num_keys``, and the permutation, where it is asked for or needed."""
+    """Returns the operands in the order of the first ``num_keys`` of them, and the permutation if it is wanted or
+    needed."""
     if offsets is not None:
         order = permutation(operands[:num_keys], axis, descending, offsets=offsets)
         return [take_along_axis(x, order, axis, permutes=True) for x in operands], order
@@ -202,8 +205,8 @@ def sort(
 ) -> jax.Array | tuple[jax.Array, ...]:
     """Sorts one array, or several by the first of them: `jax.lax.sort` as a kernel.
 
-    Order and errors are those of `jaxgpuops.sort`, which see. Unlike that function, this one has forward-mode
-    derivatives too (`jax.jvp`, `jax.jacfwd`, `jax.linearize`).
+    Order and errors are those of `jaxgpuops.sort`. Unlike that function, this one also has forward-mode
+    derivatives (`jax.jvp`, `jax.jacfwd`, `jax.linearize`).
 
     Args:
       operand: array, or arrays of one shape; keys of the dtypes of `jaxgpuops.sort`, the others of any.

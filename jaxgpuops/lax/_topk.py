@@ -23,7 +23,7 @@ def _top_k_fallback(x, *, axis, k, largest, sorted):
     keys, indices = lax.top_k(keys if largest else ~keys, k, axis=axis)
     if not sorted:
         indices, keys = lax.sort((indices, keys), dimension=axis, num_keys=1)
-    # Without the barrier XLA moves bfloat16 values where it could move their keys, and on CPU that flushes denormals.
+    # Without the barrier XLA would move bfloat16 values instead of keys, which on CPU flushes denormals to zero.
     keys = lax.optimization_barrier(keys)
     return from_keys(keys if largest else ~keys, x.dtype), indices
 
@@ -41,7 +41,7 @@ top_k_p = Kernel(
     attributes=("largest", "sorted"),
     plan=_plan_top_k,
 )
-# The selection is locally constant: tangents are those of the selected elements.
+# The selection is locally constant, so the tangents are those of the selected elements.
 def_jvp(
     top_k_p,
     lambda outs, primals, tangents, *, axis, split=None, **_: (
@@ -57,15 +57,17 @@ def _top_k_pays(split, avals, *, k, **_):
 
 
 def _top_k_split(splits, x, *, axis, k, **order):
-    """Top-k of each device's top-k. These are in the order of their indices as far as they are equal, so ties stay right."""
+    """Computes the top-k of the devices' top-k. Equal elements are gathered in the order of their indices, so ties are
+    right."""
     split = splits[axis]
-    if split.uneven:  # padding comes last: it is the least in the order, and after all that is equal to it
+    if split.uneven:  # padding is the least element and has the highest indices, so it comes last
         least = 0 if order["largest"] else np.iinfo(to_keys(x).dtype).max
         x = from_keys(lax.optimization_barrier(split.fill(to_keys(x), axis, least)), x.dtype)
     bind = functools.partial(top_k_p.primitive.bind, axis=axis, **order)
     values, indices = bind(x, k=min(k, split.part))
     best = values, indices + split.start()
-    # Of many rows each device makes a part, and gets the others': 2 k numbers a row for k of each device.
+    # If there are many rows, each device merges a part of the rows and gets the results of the others: it receives 2 k
+    # numbers for each row, instead of k numbers from each device.
     size = values.size * split.shards * (x.dtype.itemsize + 4)
     rows = [d for d, n in enumerate(x.shape) if d != axis and n % split.shards == 0]
     if split.shards <= 2 or size < _MANY or not rows:
@@ -74,7 +76,7 @@ def _top_k_split(splits, x, *, axis, k, **order):
     return tuple(split.gather(a, rows[0]) for a in merged)
 
 
-_MANY = 1 << 20  # bytes of candidates from which on two more collectives pay
+_MANY = 1 << 20  # bytes of candidates from which two more collectives pay
 
 
 def _merged(values, indices, axis, k, bind):
@@ -99,8 +101,8 @@ def top_k(
 ) -> tuple[jax.Array, jax.Array]:
     """The ``k`` largest elements along ``axis`` and their indices: `jax.lax.top_k` as a kernel.
 
-    Values, order, ties, NaNs, signed zeros and errors are those of `jaxgpuops.topk`, which see. Unlike that function,
-    this one has forward-mode derivatives too (`jax.jvp`, `jax.jacfwd`, `jax.linearize`).
+    Values, order, ties, NaNs, signed zeros and errors are those of `jaxgpuops.topk`. Unlike that function,
+    this one also has forward-mode derivatives (`jax.jvp`, `jax.jacfwd`, `jax.linearize`).
 
     Args:
       operand: array of shape ``(*before, n, *after)``.
@@ -149,7 +151,7 @@ def_jvp(argmax_p, lambda outs, primals, tangents, **_: (None,))
 
 
 def _argmax_split(splits, x, *, axis, largest):
-    """The first of the best of each device, as the axis is in the order of devices."""
+    """Returns the first of the devices' best elements. Devices are in the order of the axis, so ties are right."""
     split = splits[axis]
     x = split.fill(x, axis, identity("max" if largest else "min", x.dtype))
     bind = functools.partial(argmax_p.primitive.bind, axis=axis, largest=largest)

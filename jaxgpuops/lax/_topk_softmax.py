@@ -27,7 +27,7 @@ SCORES: tuple[Score, ...] = get_args(Score)  # a primitive and its handler know 
 
 
 class TopKSoftmax(NamedTuple):
-    """Weights of the chosen experts, and which these are."""
+    """The weights of the chosen experts, and the indices of these."""
 
     weights: jax.Array
     indices: jax.Array
@@ -37,17 +37,18 @@ class TopKSoftmax(NamedTuple):
 
 
 def _shares(scores, axis):
-    """Numbers divided by their sum, given their logarithms."""
+    """Divides numbers, which are given by their logarithms, by their sum."""
     top = jnp.max(scores, axis, keepdims=True, initial=-jnp.inf)
     e = jnp.exp(scores - top)
     return e / e.sum(axis, keepdims=True)
 
 
-_FAR = -40.0  # below, softplus(z) is e^z in every dtype, which underflows long before its square root does
+_FAR = -40.0  # below this, softplus(z) is e^z in every dtype, and underflows long before its square root does
 
 
 def _sqrt_softplus(z, shift=0):
-    """Below _FAR divided by e^(shift / 2)."""
+    """Returns the square root of softplus(z). Below _FAR it is divided by e^(shift / 2), so that it cannot
+    underflow."""
     far, near = jnp.minimum(z, _FAR), jnp.maximum(z, _FAR)
     return jnp.where(z < _FAR, jnp.exp((far - shift) / 2), jnp.sqrt(jax.nn.softplus(near)))
 
@@ -55,7 +56,8 @@ def _sqrt_softplus(z, shift=0):
 def _shares_of_sqrt_softplus(z, axis):
     top = jnp.max(jax.lax.stop_gradient(z), axis, keepdims=True, initial=-jnp.inf)
     scores = _sqrt_softplus(z, jnp.where(top < _FAR, top, 0))
-    return scores / (scores.sum(axis, keepdims=True) + (top - top))  # NaN where the largest is infinite, as of softmax
+    # The sum is NaN if the largest logit is infinite, as for softmax.
+    return scores / (scores.sum(axis, keepdims=True) + (top - top))
 
 
 def _slope_of_sqrt_softplus(z):
@@ -64,21 +66,22 @@ def _slope_of_sqrt_softplus(z):
 
 
 class _Own(NamedTuple):
-    """A score of each logit alone: itself, divided by the sum of all, and the derivative of its logarithm."""
+    """A score that depends on one logit only: the score, scores divided by their sum, and the derivative of its
+    logarithm."""
 
     score: Callable[[jax.Array], jax.Array]
     shares: Callable[[jax.Array, int], jax.Array]
     slope: Callable[[jax.Array], jax.Array]
 
 
-_OWN = {  # by place; softmax looks at all logits
+_OWN = {  # by the index of the score; softmax is missing, since it depends on all logits
     1: _Own(jax.nn.sigmoid, lambda z, axis: _shares(jax.nn.log_sigmoid(z), axis), lambda z: jax.nn.sigmoid(-z)),
     2: _Own(_sqrt_softplus, _shares_of_sqrt_softplus, _slope_of_sqrt_softplus),
 }
 
 
 def _scores_of(logits, axis, score, split=None):
-    """Those of all experts. They add up to 1 if they are softmax's."""
+    """Returns the scores of all experts. Those of softmax add up to 1."""
     if score in _OWN:
         return _OWN[score].score(logits)
     if split is None:
@@ -87,7 +90,7 @@ def _scores_of(logits, axis, score, split=None):
 
 
 def shares_of(logits, axis, score):
-    """Scores divided by their sum; they are scaled first, so that they cannot all vanish."""
+    """Returns scores divided by their sum. They are scaled first, so that they do not all underflow."""
     return _OWN[score].shares(logits, axis) if score in _OWN else _shares(logits, axis)
 
 
@@ -114,7 +117,7 @@ def composed(logits, *bias, axis, k, score, normalize, biased, groups=1, topk_gr
         scores = _scores_of(wide, axis, score, split)
     if biased:
         keys = jax.lax.stop_gradient(scores) + bias[0]
-        keys = jnp.where(jnp.isnan(keys), jnp.nan, keys)  # all of one sign
+        keys = jnp.where(jnp.isnan(keys), jnp.nan, keys)  # all NaNs get the same sign
     if groups > 1:
         keys = _in_chosen_groups(keys, axis, groups, topk_groups, 2 if biased else 1)
     indices = top_k_p(keys, axis=axis, k=k, largest=True, sorted=True, split=split)[1]
@@ -224,7 +227,7 @@ def checked(op: str, logits, bias, k, axis, names, score, normalize, groups, top
         wide = _arguments.wide(logits.dtype)
         if not jnp.issubdtype(bias.dtype, jnp.floating):
             raise TypeError(f"{op}: bias must have a float dtype, got {bias.dtype}")
-        if bias.ndim == 1:  # one for each expert, wherever the axis is
+        if bias.ndim == 1:  # the bias has one number for each expert
             bias = bias.reshape(*bias.shape, *(1 for _ in logits.shape[axis + 1 :]))
         bias = _arguments.broadcasting(op, "bias", bias, logits.shape).astype(wide)
         logits, bias = align(logits, bias)
@@ -233,7 +236,7 @@ def checked(op: str, logits, bias, k, axis, names, score, normalize, groups, top
 
 
 def _groups(op, length, k, groups, topk_groups):
-    """Checked; one group where all are chosen."""
+    """Checks groups; returns one group if all groups are chosen."""
     if groups < 1 or groups > 1 and (not isinstance(length, int) or length % groups):
         raise ValueError(f"{op}: groups must be 1 or more and divide the {length} experts, got {groups}")
     topk_groups = groups if topk_groups is None else topk_groups
@@ -249,7 +252,7 @@ def _groups(op, length, k, groups, topk_groups):
 
 
 class Options(NamedTuple):
-    """What is static in a call, checked but for what depends on the logits."""
+    """The static options of a call, checked except for what depends on the logits."""
 
     k: int
     axis: int
@@ -303,9 +306,9 @@ def topk_softmax(
     scale: ArrayLike | None = None,
     axis_name: _arguments.AxisName = None,
 ) -> TopKSoftmax:
-    """The ``k`` experts with the highest scores, and their weights: `jaxgpuops.topk_softmax`, which see.
+    """The ``k`` experts with the highest scores, and their weights: as `jaxgpuops.topk_softmax` defines them.
 
-    Unlike that function, this one has forward-mode derivatives too (`jax.jvp`, `jax.jacfwd`, `jax.linearize`).
+    Unlike that function, this one also has forward-mode derivatives (`jax.jvp`, `jax.jacfwd`, `jax.linearize`).
 
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops

@@ -69,14 +69,15 @@ put_along_axis_p = Kernel(
 
 
 def take_along_axis(x: jax.Array, indices: jax.Array, axis: int, split=None, permutes=False) -> jax.Array:
-    """``out[..., j, ...] = x[..., indices[..., j, ...], ...]`` along ``axis``."""
+    """Returns ``out[..., j, ...] = x[..., indices[..., j, ...], ...]`` along ``axis``."""
     return take_along_axis_p(x, indices, axis=axis, permutes=permutes, split=split)[0]
 
 
 def put_along_axis(
     updates: jax.Array, indices: jax.Array, axis: int, length: int, along=None, split=None, permutes=False
 ) -> jax.Array:
-    """Zeros, ``length`` long along ``axis``, with ``out[..., indices[..., j, ...], ...] = updates[..., j, ...]``.
+    """Returns zeros of length ``length`` along ``axis``, with ``out[..., indices[..., j, ...], ...] = updates[..., j,
+    ...]``.
 
     In an explicit mesh, the axis is split ``along`` that axis of it, or these.
     """
@@ -85,7 +86,7 @@ def put_along_axis(
 
 
 def along(x: jax.Array, axis: int):
-    """The axes of an explicit mesh that x is split along there."""
+    """Returns the axes of an explicit mesh along which x is split in dimension ``axis``."""
     return jax.typeof(x).sharding.spec[axis]
 
 
@@ -115,14 +116,15 @@ def _take_pays(split, avals, *, axis, **_):
 
 
 def _own(split, indices):
-    """Indices in this device's part, 0 where they are of another, and whether they are of this."""
+    """Returns indices in this device's part (0 for those of other parts), and which indices are in this part."""
     own = indices - split.start()
     mine = (own >= 0) & (own < split.part)
     return jnp.where(mine, own, 0), mine
 
 
 def _take_split(splits, x, indices, *, axis, permutes):
-    """Each device gives the elements that it has, the others zeros: added as bits, they are what they were."""
+    """Each device gives the elements of its part, and zeros for others. Adding their bits as integers changes no
+    element."""
     split = splits[axis]
     unsigned = np.dtype(f"uint{8 * x.dtype.itemsize}")
     is_bool = x.dtype == np.dtype(bool)

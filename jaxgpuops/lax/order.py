@@ -1,4 +1,4 @@
-"""The order of values, in plain JAX."""
+"""The order of values as an order of unsigned integers, in plain JAX."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jax import lax
 
 
 def to_keys(x: jax.Array) -> jax.Array:
-    """Unsigned integers whose order is the total order of ``x``: -NaN < -inf < .. < -0 < +0 < .. < inf < NaN."""
+    """Returns unsigned integers in the total order of ``x``: -NaN < -inf < .. < -0 < +0 < .. < inf < NaN."""
     if x.dtype == np.dtype(bool):
         return x.astype(np.uint8)
     if np.issubdtype(x.dtype, np.unsignedinteger):
@@ -32,7 +32,7 @@ def from_keys(keys: jax.Array, dtype: np.dtype) -> jax.Array:
 
 
 def identity(name, dtype):
-    """What a row without entries that count has: the lowest or highest value."""
+    """Returns the maximum or minimum of a row without entries that count: the lowest or highest value."""
     if dtype == np.dtype(bool):
         return np.array(name == "min")
     if jnp.issubdtype(dtype, jnp.floating):
@@ -44,11 +44,12 @@ def identity(name, dtype):
 
 
 def sort_keys(x):
-    """Unsigned integers in the order of `jax.lax.sort`: NaNs are equal and last, -0 and +0 are equal."""
+    """Returns unsigned integers in the order of `jax.lax.sort`: NaNs are equal and last, -0 and +0 are equal."""
     keys = to_keys(x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return keys
     zero = keys.dtype.type(1 << (8 * keys.dtype.itemsize - 1))
-    # -0 is told by its key: XLA's CPU backend takes a test of its bits for one of the number, and flushes subnormal ones.
+    # -0 is found by its key: XLA's CPU backend would turn a test of its bits into a float comparison, which takes
+    # denormals for zeros.
     keys = jnp.where(keys == zero - keys.dtype.type(1), zero, keys)
     return jnp.where(jnp.isnan(x), keys.dtype.type(np.iinfo(keys.dtype).max), keys)

@@ -1,12 +1,12 @@
 """Cumulative operations and linear recurrences as primitives.
 
-Whatever the operation, its derivative is a linear recurrence along the same axis, with factors that the forward pass
-knows: no division, no scatter, nothing quadratic. So there are three kinds of kernels: the cumulative operations, their
-derivatives as linear maps of a tangent (or, transposed, of a cotangent), and the linear recurrence itself, in terms of
-which everything that is differentiated once more is written.
+The derivative of each operation is a linear recurrence along the same axis, with factors that the forward pass knows.
+It needs no division and no scatter, and its cost is not quadratic. So there are three kinds of kernels: the cumulative
+operations, their derivatives as linear maps of a tangent (or, transposed, of a cotangent), and the linear recurrence,
+by which all higher derivatives are expressed.
 
-"Before" and "previous" are meant in the direction of the scan. Segments begin where ``starts`` is True, in the order of
-the array whatever the direction: the transpose of a scan is then a scan in the other direction with the same segments.
+"Before" and "previous" refer to the direction of the scan. Segments begin where ``starts`` is True, in the order of the
+array and for either direction. So the transpose of a scan is a scan in the other direction with the same segments.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from jaxgpuops._primitive import Kernel, as_automatic, def_jvp, def_jvp_by_fallb
 
 
 def _kernel(name, operands, *, results=1, broadcasts=(), shortest=4, **kwargs):
-    """A kernel with that many operands, then perhaps h0 (the param ``initial`` says so), then perhaps starts."""
+    """Makes a kernel with this many operands, followed by h0 if the param ``initial`` is True, and then by starts if
+    any."""
 
     def plan(rows, avals, compute_capability, axis, *, initial=False, **_):
         segmented = len(avals) > operands + initial
@@ -47,13 +48,13 @@ def _kernel(name, operands, *, results=1, broadcasts=(), shortest=4, **kwargs):
 
 
 def _optional(rest, initial):
-    """h0 and starts, or None, from the operands after the required ones."""
+    """Returns h0 and starts (None if absent) from the operands after the required ones."""
     h0, *rest = rest if initial else (None, *rest)
     return h0, rest[0] if rest else None
 
 
 def _wide(x):
-    """In the dtype that it is computed in."""
+    """Converts x to the dtype in which it is computed."""
     if x is None:
         return None
     if x.dtype == np.dtype(bool):
@@ -80,20 +81,20 @@ def _shift(x, axis, by, fill):
 
 
 def last(h, axis, reverse):
-    """The last element, without the axis."""
+    """Returns the last element in the direction of the scan, without the axis."""
     return lax.squeeze(_first(h, axis, not reverse), (axis,))
 
 
-# Where the axis is split over devices, formulas get the `Split` and take over what crosses the borders between them.
+# If the axis is split over devices, formulas get the `Split`, and move what crosses the borders between parts.
 
 
 def _cut(starts, axis, reverse, split=None):
-    """Where nothing passes from the previous position."""
+    """Returns where nothing passes to a position from the previous one."""
     return _previous(starts, axis, True, False, split=split) if reverse else starts
 
 
 def _previous(x, axis, reverse, fill, starts=None, split=None):
-    """The element at the previous position; ``fill`` where there is none."""
+    """Returns the element at the previous position, or ``fill`` where there is none."""
     if split is None:
         before = _shift(x, axis, -1 if reverse else 1, fill)
     else:
@@ -107,7 +108,7 @@ def _previous(x, axis, reverse, fill, starts=None, split=None):
 
 
 def _at_first(x, axis, reverse, length, split=None):
-    """x, of size 1 along the axis, at the first position and zeros elsewhere."""
+    """Returns x, which has size 1 along the axis, at the first position, and zeros elsewhere."""
     if split is not None:
         shape = [length if d == axis else n for d, n in enumerate(x.shape)]
         is_first = split.positions(shape, axis) == (split.length - 1 if reverse else 0)
@@ -118,7 +119,7 @@ def _at_first(x, axis, reverse, length, split=None):
 
 
 def _or_zero(factor, x):
-    """``factor * x``, and 0 where the factor is 0 whatever x is."""
+    """Returns ``factor * x``, and 0 where the factor is 0, whatever x is."""
     return factor * jnp.where((factor == 0) & ~jnp.isfinite(x), np.zeros((), x.dtype), x)
 
 
@@ -135,7 +136,7 @@ def _linear_scan_fallback(b, a, *rest, axis, reverse, transpose, initial):
     if b.shape[axis] == 0:
         return (b,)
     dtype, b, a = b.dtype, _wide(b), _wide(a)
-    if initial:  # before segments cut: it enters the first one
+    if initial:  # h0 enters before segments cut, so that it reaches the first segment
         b = b + _at_first(_or_zero(_first(a, axis, reverse), _wide(h0)), axis, reverse, b.shape[axis])
     a = jnp.broadcast_to(a, b.shape)
     if transpose:
@@ -143,7 +144,7 @@ def _linear_scan_fallback(b, a, *rest, axis, reverse, transpose, initial):
     elif starts is not None:
         a = jnp.where(_cut(starts, axis, reverse), np.zeros((), a.dtype), a)
 
-    def fold(before, after):  # steps, as maps h -> a h + b
+    def fold(before, after):  # steps are maps h -> a h + b
         (a1, b1), (a2, b2) = before, after
         return jnp.where(a2 == 0, a2, _or_zero(a1, a2)), jnp.where(a2 == 0, b2, a2 * b1 + b2)
 
@@ -161,14 +162,14 @@ linear_scan_p = _kernel(
 
 
 def _scan(b, a, starts, axis, reverse, transpose=False, split=None):
-    """The recurrence without h0. Transposed: h_k = a_{k-1} h_{k-1} + b_k."""
+    """The recurrence without h0; transposed, h_k = a_{k-1} h_{k-1} + b_k."""
     operands = given(b, a, starts)
     params = {"axis": axis, "reverse": reverse, "transpose": transpose, "initial": False}
     return linear_scan_p(*operands, split=split, **params)[0]
 
 
 def _previous_state(h, h0, starts, axis, reverse, split=None):
-    """h_{k-1}, which is h0 at the first position and 0 where a segment begins."""
+    """Returns h_{k-1}, which is h0 at the first position and 0 where a segment begins."""
     previous = _previous(h, axis, reverse, 0, starts, split)
     return previous if h0 is None else previous + _at_first(h0, axis, reverse, h.shape[axis], split)
 
@@ -180,7 +181,7 @@ def _linear_scan_vjp_fallback(g, a, h, *rest, axis, reverse, initial, split=None
     return da.astype(g.dtype), db.astype(g.dtype)
 
 
-# Cotangents of a and b from that of h.
+# Returns the cotangents of a and b, given g, the cotangent of h.
 linear_scan_vjp_p = _kernel(
     "linear_scan_vjp",
     3,
@@ -197,7 +198,7 @@ def _linear_scan_jvp_fallback(db, da, a, h, *rest, axis, reverse, initial, split
     return (_scan((_wide(db) + push).astype(db.dtype), a, starts, axis, reverse, split=split),)
 
 
-# The tangent of h from those of b and a. A primitive of its own so that its transpose is one kernel.
+# The tangent of h, given the tangents of b and a. It is a primitive so that its transpose is one kernel.
 linear_scan_jvp_p = _kernel(
     "linear_scan_jvp",
     4,
@@ -208,7 +209,8 @@ linear_scan_jvp_p = _kernel(
 
 
 def _pull_back(g, a, h, h0, starts, axis, reverse, shape, split=None):
-    """Cotangents of a, summed to ``shape``, and of b, from g, that of h. The others may broadcast against g."""
+    """Returns the cotangents of a, summed to ``shape``, and of b, given g, the cotangent of h. Other operands may
+    broadcast against g."""
     if a.shape == h.shape == g.shape:
         if h0 is not None:
             h0 = jnp.broadcast_to(h0, (*g.shape[:axis], 1, *g.shape[axis + 1 :]))
@@ -221,7 +223,7 @@ def _pull_back(g, a, h, h0, starts, axis, reverse, shape, split=None):
 
 
 def linear_scan_cotangents(g, a, h, h0, starts, axis, reverse):
-    """Cotangents of a, b and h0 (None without one) from g, that of h."""
+    """Returns the cotangents of a, b and h0 (None without h0), given g, the cotangent of h."""
     da, db = _pull_back(g, a, h, h0, starts, axis, reverse, a.shape)
     return da, db, None if h0 is None else _initial_cotangent(a, db, axis, reverse)
 
@@ -279,7 +281,7 @@ def_jvp_by_fallback(linear_scan_vjp_p)
 
 
 def _batch_linear_scan_vjp(operands, dims, **params):
-    # Where a or h is shared by the batch, the kernel would need copies of them; the recurrence alone does not.
+    # If the batch shares a or h, this kernel would need copies of them, which the recurrence alone does not.
     if None not in dims[1:3]:
         return linear_scan_vjp_p._batch(operands, dims, **params)
     formula = functools.partial(_linear_scan_vjp_fallback, **params)
@@ -292,7 +294,8 @@ batching.primitive_batchers[linear_scan_vjp_p.primitive] = _batch_linear_scan_vj
 
 
 def _factors(name, x, y, starts, axis, reverse, exclusive, split):
-    """c and w of the derivative: s_k = c_k s_{k-1} + w_k t_k gives dy_k = s_k, or s_{k-1} where y is exclusive."""
+    """Returns c and w of the derivative s_k = c_k s_{k-1} + w_k t_k, where dy_k is s_k, or s_{k-1} if y is
+    exclusive."""
     before = y if exclusive else None  # the fold up to the previous position
     if name == "cumprod":
         return x, _previous(y, axis, reverse, 1, starts, split) if before is None else before
@@ -302,14 +305,14 @@ def _factors(name, x, y, starts, axis, reverse, exclusive, split):
         else:
             before = _previous(y, axis, reverse, -np.inf, starts, split)
         return _exp_difference(before, y), jnp.where(x == -np.inf, np.zeros((), x.dtype), _exp_difference(x, y))
-    # Does position k take the running extreme? Of equal ones, the last does.
+    # Whether position k takes the running extreme. Of equal elements the last one does.
     first = x >= y if name == "cummax" else x <= y
     takes = (first if exclusive else x == y) | jnp.isnan(x)
     return 1 - takes.astype(x.dtype), takes.astype(x.dtype)
 
 
 def _exp_difference(a, b):
-    """e^(a - b), and 1 where both are the same infinity."""
+    """Returns e^(a - b), and 1 where a and b are the same infinity."""
     return jnp.exp(jnp.where((a == b) & jnp.isinf(a), np.zeros((), a.dtype), a - b))
 
 
@@ -361,7 +364,8 @@ _FOLD = {"cumsum": lax.add, "cumprod": lax.mul, "cummax": lax.max, "cummin": lax
 
 
 def _identity(name, dtype):
-    """What an exclusive scan begins with. An extreme is the lowest or highest number where there is no infinity."""
+    """Returns the first result of an exclusive scan. For extremes it is the lowest or highest number if the dtype has
+    no infinity."""
     if name in ("cumsum", "cumprod"):
         return int(name == "cumprod")
     if name == "cumlogsumexp":
@@ -397,7 +401,7 @@ def _cumulative_fallback(name):
     return fallback
 
 
-# What each takes; the lists are those of `jax.lax` on CPU, and bool where it has a meaning.
+# The dtypes of each operation are those of `jax.lax` on CPU, and bool where it makes sense.
 CUMULATIVE_DTYPES = {
     "cumsum": INTEGERS | FLOATS | FLOATS8 | COMPLEX,
     "cumprod": INTEGERS | FLOATS | FLOATS8 | COMPLEX,
@@ -458,23 +462,25 @@ CUMULATIVE = {
 }
 
 # ---- A split axis -----------------------------------------------------------------------------------------------------
-# Each device scans its part; the ends of all parts are gathered and scanned, and what comes before a part goes into it.
+# Each device scans its part. The last results of all parts are gathered and scanned, and each part is then combined
+# with the result of all parts before it.
 
 
 def _before_part(ends, axis, reverse, split):
-    """Of the ends of all parts, that of the one before this; any on the first device."""
+    """Returns, of the ends of all parts, the end of the previous part; on the first device any of them."""
     at = split.index() + (1 if reverse else -1)
     return lax.dynamic_slice_in_dim(ends, jnp.clip(at, 0, split.shards - 1), 1, axis)
 
 
 def _linear_scan_split(split, b, a, *rest, axis, reverse, transpose, initial):
-    """A part is a map of the state before it, (product of a, its end from 0). Scans twice, as few bytes as can be move."""
+    """Each part is a map of the state before it: (product of a, last state from 0). It is scanned twice, which moves
+    the fewest bytes."""
     h0, starts = _optional(rest, initial)
     dtype, b, a, h0 = b.dtype, split.fill(_wide(b), axis, 0), _wide(a), _wide(h0)
     starts = None if starts is None else split.fill(starts, axis, False)
     if split.uneven or transpose:
         a = jnp.broadcast_to(a, [n if d != axis else b.shape[axis] for d, n in enumerate(a.shape)])
-    a = split.fill(a, axis, 1)  # padding keeps the state
+    a = split.fill(a, axis, 1)  # with the factor 1, padding keeps the state
     if transpose:
         a, starts = _previous(a, axis, reverse, 0, starts, split), None
     cut = None if starts is None else _cut(starts, axis, reverse, split)
@@ -523,7 +529,7 @@ def _cumulative_split(name):
 
 
 def _pays(numbers, split, avals, **_):
-    """Whether so many numbers for each device and row are less than the row."""
+    """Whether this many numbers for each device and row are less than the row."""
     itemsize = avals[0].dtype.itemsize
     return split.shards * numbers * (1 + max(itemsize, 4)) < split.length * itemsize
 

@@ -1,14 +1,16 @@
 """Softmax, its logarithm, logsumexp and cross-entropy as primitives.
 
-All are functions of logits ``z = factor * scale * x + bias``, where ``scale`` and ``bias`` may be missing and broadcast,
-and of a mask: an entry is masked where ``where`` is False or, causal, where its position along the axis is after that
-of its query, its index along the dimension ``query_axis``. A masked entry takes part in nothing, whatever it holds.
+All are functions of logits ``z = factor * scale * x + bias``, where ``scale`` and ``bias`` are optional and broadcast,
+and of a mask. An entry is masked where ``where`` is False and, in a causal call, where its position along the axis is
+after the index of its query, which is that along the dimension ``query_axis``. A masked entry has no influence,
+whatever its value.
 
-Derivatives of softmax and log_softmax are kernels, linear in a tangent and transposable. Those of logsumexp and of
-cross-entropy need nothing of the row but numbers that the forward pass found: they are elementwise, and plain JAX,
-which XLA makes one read and one write; as primitives, so that no residual but the arguments is kept, and that they
-are batched as kernels are. The logsumexp itself is kept in two parts, the maximum m and the logarithm of the sum of
-e^(z - m): their sum, rounded to one number, would lose all digits of probabilities where logits are large.
+The derivatives of softmax and log_softmax are kernels, which are linear in a tangent and can be transposed. Those of
+logsumexp and cross-entropy need only two numbers of a row, which the forward pass has found. So they are elementwise
+plain JAX, which XLA compiles to one read and one write; they are primitives, so that only the arguments are kept as
+residuals, and so that they are batched like kernels. The logsumexp is kept in two parts, the maximum m and the
+logarithm of the sum of e^(z - m). If their sum were rounded to one number, the probabilities of large logits would be
+lost.
 """
 
 from __future__ import annotations
@@ -29,9 +31,9 @@ from jaxgpuops._primitive import Kernel, def_jvp, def_jvp_by_fallback, like
 
 
 def _kernel(name, operands, *, plan=True, shortest=2, **kwargs):
-    """A kernel with that many operands that do not broadcast; others follow.
+    """Makes a kernel with this many operands that do not broadcast, which optional operands follow.
 
-    Of rows of one element XLA makes as much as it can see through: all but their logarithms, which take 0 for ``shortest``.
+    XLA can simplify operations on rows of one element, except their logarithms, whose kernels have ``shortest=0``.
     """
 
     def plan_softmax(
@@ -66,7 +68,7 @@ def _like_first(x, *_, axis, **__):
 
 
 def _optional(rest, *present):
-    """Operands that may be missing: those that are not ``present`` are None."""
+    """Returns the optional operands, with None for those that are not ``present``."""
     rest = iter(rest)
     return [next(rest) if p else None for p in present]
 
@@ -80,13 +82,13 @@ def _position(shape, axis, split=None):
 
 
 def _sum(x, axis, split):
-    """Of rows, or what of them each device has."""
+    """Sums rows, also over the devices that have parts of them."""
     total = jnp.sum(x, axis)
     return total if split is None else split.sum(total)
 
 
 def _mask(where, shape, axis, query_axis, split=None):
-    """Where entries count, or None where all do; broadcasts against ``shape``."""
+    """Returns where entries count, in a shape that broadcasts against ``shape``, or None if all entries count."""
     if query_axis is None:
         return where
     dims = [n if d in (axis, query_axis) else 1 for d, n in enumerate(shape)]
@@ -99,7 +101,7 @@ def _where(mask, x, fill):
 
 
 def _logits(x, scale, bias, mask, factor):
-    """z, -inf where masked, in the dtype that it is computed in."""
+    """Returns the logits z, with -inf where masked, in the dtype in which they are computed."""
     z = wide(_where(mask, x, 0))
     if scale is not None:
         z = z * (np.array(factor, z.dtype) * scale)
@@ -111,23 +113,25 @@ def _logits(x, scale, bias, mask, factor):
 
 
 def _maximum(z, axis):
-    """The largest of each row as a constant, 0 where it is not finite; -inf of an empty row counts as that."""
+    """Returns the maximum of each row as a constant (-inf for an empty row), and the same with 0 where it is not
+    finite."""
     m = lax.stop_gradient(jnp.max(z, axis, keepdims=True, initial=-np.inf))
     return m, jnp.where(jnp.isfinite(m), m, np.zeros((), m.dtype))
 
 
 def _below(z, m):
-    """z - m for z <= m, exactly 0 where they are equal.
+    """Returns z - m for z <= m, which is exactly 0 where they are equal.
 
-    XLA may compute z again where it is used, and contract a product in it with the subtraction: what is left is then
-    what z lost when it was rounded, for large numbers anything.
+    Without the correction it may not be: XLA may compute z again where it is used, and fuse a product in it with the
+    subtraction. The difference is then the rounding error of z, which is large for large numbers.
     """
     d = z - m
     return d - lax.stop_gradient(jnp.where(z == m, d, np.zeros((), d.dtype)))
 
 
 def _log_sum(z, m, axis):
-    """log(sum of e^(z - m)) to the last digit, also where the largest element is all but 1 of the sum."""
+    """Returns log(sum of e^(z - m)), accurate to the last digit even if the largest element is almost all of the
+    sum."""
     d, largest = _below(z, m), z == m
     e = jnp.exp(d)
     count = jnp.sum(largest, axis, dtype=z.dtype, keepdims=True)
@@ -136,20 +140,20 @@ def _log_sum(z, m, axis):
 
 
 def _call(x, rest, axis, factor, scaled, biased, masked, query_axis, split=None):
-    """Logits and mask of a call."""
+    """Returns the logits and the mask of a call."""
     scale, bias, where = _optional(rest, scaled, biased, masked)
     mask = _mask(where, x.shape, axis, query_axis, split)
     return _logits(x, scale, bias, mask, factor), mask
 
 
 def or_zero(p: jax.Array, x: jax.Array) -> jax.Array:
-    """``p * x``, and 0 where p is 0, whatever x is."""
+    """Returns ``p * x``, and 0 where p is 0, whatever x is."""
     return p * jnp.where(p == 0, np.zeros((), x.dtype), x)
 
 
 # ---- Derivatives of softmax and log_softmax ---------------------------------------------------------------------------
-# Where a probability is near 1, 1 - p is not computed, but the sum of the others: nothing of it is lost when p is 1 but
-# for rounding. Two of a half may both be above it, where they come from rounded logarithms; two likely ones are none.
+# Where a probability p is near 1, the sum of the other probabilities stands for 1 - p, which rounding would lose. An
+# entry is likely if p is above 0.75, and not a half, since rounded logarithms can give two probabilities above a half.
 
 
 def _is_likely(p):
@@ -157,7 +161,8 @@ def _is_likely(p):
 
 
 def _relative(t, p, axis):
-    """Tangents less that of the likely entry, if there is one. Their mean changes by as much."""
+    """Subtracts the tangent of the likely entry, if there is one, from all tangents. That changes their mean by as
+    much."""
     most = jnp.sum(jnp.where(_is_likely(p), t, np.zeros((), t.dtype)), axis, keepdims=True)
     return t - most
 
@@ -174,7 +179,7 @@ def _softmax_jvp_fallback(t, y, *scale, axis, factor, scaled):
     return (_times(out, factor, *_optional(scale, scaled)).astype(dtype),)
 
 
-# The tangent of y from that of x. It is its own transpose.
+# The tangent of y, given the tangent of x. The map is its own transpose.
 softmax_jvp_p = _kernel(
     "softmax_jvp",
     2,
@@ -203,7 +208,7 @@ def _log_softmax_jvp_fallback(t, y, *rest, axis, factor, scaled, masked, query_a
     return (_where(mask, _times(out, factor, scale), 0).astype(dtype),)
 
 
-# The tangent of y from that of x; transposed, the cotangent of x from that of y.
+# The tangent of y, given the tangent of x; transposed, the cotangent of x, given the cotangent of y.
 log_softmax_jvp_p = _kernel(
     "log_softmax_jvp",
     2,
@@ -216,7 +221,8 @@ log_softmax_jvp_p = _kernel(
 
 
 def _def_transpose(kernel, transposed):
-    """``transposed(cts, aval, *others, **params)`` is the cotangent of the first operand, in which the kernel is linear."""
+    """Defines the transpose of a kernel that is linear in its first operand: ``transposed(cts, aval, *others,
+    **params)`` returns the cotangent of that operand."""
 
     def rule(cts, t, *others, **params):
         nothing = [None for _ in others]
@@ -238,15 +244,15 @@ _def_transpose(
 
 
 def _finite(x):
-    """In wide dtype, and 0 for infinities and NaNs: what the derivative by the scale takes for x.
+    """Returns x in wide dtype with 0 for infinities and NaNs, as the derivative with respect to the scale needs it.
 
-    Where they count, the row is NaN anyway, or the probability is 0.
+    Where an infinity or NaN would count, the row is NaN anyway, or the probability is 0.
     """
     return jnp.where(jnp.isfinite(x), wide(x), np.zeros((), _arguments.wide(x.dtype)))
 
 
 def _tangent(primals, tangents, factor, scaled, biased, masked):
-    """A tangent t, a scale (or None) and a factor: that of the logits is factor * scale * t."""
+    """Returns t, scale (or None) and factor, such that the tangent of the logits is factor * scale * t."""
     x, *rest = primals
     tx, *trest = tangents
     scale, *_ = _optional(rest, scaled, biased, masked)
@@ -264,7 +270,8 @@ def _tangent(primals, tangents, factor, scaled, biased, masked):
 
 
 def logit_cotangents(dz, x, scale, bias, factor):
-    """Cotangents of x, scale and bias (None for those that are None) from that of the logits, in wide dtype."""
+    """Returns the cotangents of x, scale and bias (None for operands that are None), given that of the logits in wide
+    dtype."""
     dx = _times(dz, factor, scale).astype(x.dtype)
     dscale = None if scale is None else sum_to(_times(dz * _finite(x), factor, None), scale.shape)
     return dx, dscale, None if bias is None else sum_to(dz, bias.shape).astype(bias.dtype)
@@ -334,12 +341,13 @@ def _logsumexp_fallback(x, *rest, axis, parts, **logits):
 
 
 def whole(parts: list[jax.Array], dtype: np.dtype) -> jax.Array:
-    """logsumexp from its parts."""
+    """Returns the logsumexp, given its parts."""
     m, log_sum = parts
     return (m + log_sum).astype(dtype)
 
 
-# Its result has the dtype of x. In ``parts``, these are m and log_sum, in the dtype that it is computed in.
+# The result has the dtype of x. If the param ``parts`` is True, the results are m and log_sum, in the dtype in which
+# they are computed.
 logsumexp_p = _kernel(
     "logsumexp",
     1,
@@ -353,7 +361,7 @@ logsumexp_p = _kernel(
 
 
 def _probabilities(x, m, log_sum, *rest, axis, factor, scaled, **logits):
-    """Of each entry, from the parts of its row's logsumexp; 0 where z is -inf, whatever the row."""
+    """Returns the probability of each entry, given the parts of its row's logsumexp; 0 where z is -inf, for any row."""
     z, _ = _call(x, rest, axis, factor, scaled, **logits)
     is_product = scaled or factor != 1
     d = _below(z, m) if is_product else z - m
@@ -365,7 +373,7 @@ def _logsumexp_jvp_fallback(t, x, m, log_sum, *rest, axis, split=None, **logits)
     return (_sum(or_zero(p, t), axis, split),)
 
 
-# The tangent of logsumexp from that of its logits. All is in wide dtype, but for x and the bias.
+# The tangent of logsumexp, given the tangent of its logits. All operands but x and the bias have wide dtype.
 logsumexp_jvp_p = _kernel(
     "logsumexp_jvp",
     1,
@@ -381,7 +389,7 @@ def _logsumexp_vjp_fallback(x, m, log_sum, ct, *rest, axis, **logits):
     return (or_zero(_probabilities(x, m, log_sum, *rest, axis=axis, **logits), ct),)
 
 
-# The cotangent of the logits from that of logsumexp, in wide dtype.
+# The cotangent of the logits in wide dtype, given the cotangent of logsumexp.
 logsumexp_vjp_p = _kernel(
     "logsumexp_vjp",
     1,
@@ -416,14 +424,14 @@ def _logsumexp_jvp(primals, tangents, *, axis, parts, factor, scaled, biased, ma
     t = _times(wide(t), factor_t, scale)
     rows = (lax.expand_dims(a, (axis,)) for a in both)
     [dlse] = logsumexp_jvp_p(t, x, *rows, *rest, query_axis=query_axis, **logits)
-    return outs, [*zeros[:-1], dlse.astype(outs[-1].dtype)]  # of the parts, m is as good as constant
+    return outs, [*zeros[:-1], dlse.astype(outs[-1].dtype)]  # of the two parts, m may be treated as constant
 
 
 ad.primitive_jvps[logsumexp_p.primitive] = _logsumexp_jvp
 
 
 def bind(kernel, operands, axis, factor, query_axis, split=None, **params):
-    """Results of softmax, log_softmax or logsumexp of (x, scale, bias, where)."""
+    """Returns the results of softmax, log_softmax or logsumexp for operands (x, scale, bias, where)."""
     _, scale, bias, where = operands
     flags = {"scaled": scale is not None, "biased": bias is not None, "masked": where is not None}
     return kernel(*given(*operands), axis=axis, factor=factor, query_axis=query_axis, split=split, **flags, **params)
@@ -433,7 +441,8 @@ def bind(kernel, operands, axis, factor, query_axis, split=None, **params):
 
 
 def _cross_entropy_terms(logits, labels, where, axis, label_smoothing, z_loss):
-    """Loss and the parts of logsumexp of rows, z, e^(z - m), and where the label is; all with the axis."""
+    """Returns the loss and the parts of logsumexp of each row, z, e^(z - m), and where the label is; all with the
+    axis."""
     z = wide(_where(where, logits, 0))
     n = z.shape[axis]
     _, m = _maximum(z, axis)
@@ -459,7 +468,7 @@ def _cross_entropy_fallback(logits, labels, *where, axis, masked, **losses):
 
 _LOSSES = ("label_smoothing", "z_loss", "masked")
 
-# Loss and the parts of logsumexp of each row, in wide dtype.
+# The loss and the parts of logsumexp of each row, in wide dtype.
 cross_entropy_p = _kernel(
     "cross_entropy",
     2,
@@ -471,7 +480,7 @@ cross_entropy_p = _kernel(
 
 
 def _slope(p, less_one, is_label, lse, label_smoothing, z_loss, n):
-    """Derivative of a row's loss by its logits; ``less_one`` is p - 1 at the label."""
+    """Returns the derivative of a row's loss with respect to its logits; ``less_one`` is p - 1 at the label."""
     slope = jnp.where(is_label, less_one, p)
     if z_loss:
         slope += p * (2 * z_loss * lse)
@@ -481,20 +490,22 @@ def _slope(p, less_one, is_label, lse, label_smoothing, z_loss, n):
 
 
 def _nan_unless_differentiable(x, is_class, log_sum):
-    """x, and NaN in rows whose loss has no derivative: where the label is no class, or a logit is NaN or infinite."""
+    """Returns x, with NaN in rows whose loss has no derivative: the label is no class, or a logit is NaN or
+    infinite."""
     return jnp.where(is_class & jnp.isfinite(log_sum), x, np.array(np.nan, x.dtype))
 
 
 def _cross_entropy_slope(logits, labels, m, log_sum, *where, axis, masked, label_smoothing, z_loss, split=None):
-    """Derivative of the loss of each row by its logits, in wide dtype, elementwise from what the forward pass found.
+    """Returns the derivative of each row's loss with respect to its logits, in wide dtype. It is elementwise, given
+    what the forward pass found.
 
-    Not from the loss: where nothing else needs that, and the axis is split, it need not be added up.
+    It does not use the loss, which devices then need not add up if the axis is split and nothing else needs it.
     """
     [where] = _optional(where, masked)
     z = wide(_where(where, logits, 0))
     is_label = _position(z.shape, axis, split) == labels
     n = z.shape[axis] if split is None else split.length
-    # At a label that is the maximum this is -log_sum exactly: what is left of 1 - p where p is 1 but for rounding.
+    # At a label that is the maximum this is exactly -log_sum, which is what remains of 1 - p when p rounds to 1.
     d = _below(z, m) - _nan_unless_differentiable(log_sum, (labels >= 0) & (labels < n), log_sum)
     slope = _slope(jnp.exp(d), jnp.expm1(d), is_label, m + log_sum, label_smoothing, z_loss, n)
     return _where(where, slope, 0)
@@ -505,7 +516,7 @@ def _cross_entropy_jvp_fallback(t, *operands, axis, split=None, **params):
     return (_sum(or_zero(slope, wide(t)), axis, split),)
 
 
-# The tangent of the loss from that of the logits.
+# The tangent of the loss, given the tangent of the logits.
 cross_entropy_jvp_p = _kernel(
     "cross_entropy_jvp",
     1,
@@ -521,7 +532,7 @@ def _cross_entropy_vjp_fallback(logits, labels, m, log_sum, ct, *where, **params
     return (or_zero(slope, ct).astype(logits.dtype),)
 
 
-# The cotangent of the logits from that of the loss.
+# The cotangent of the logits, given the cotangent of the loss.
 cross_entropy_vjp_p = _kernel(
     "cross_entropy_vjp", 1, plan=False, results=_like_first, fallback=_cross_entropy_vjp_fallback, accepts=None
 )
@@ -560,7 +571,7 @@ def _cross_entropy_grad_fallback(logits, labels, cotangent, *where, axis, masked
     return or_zero(slope, cotangent).astype(logits.dtype), lax.squeeze(loss, (axis,))
 
 
-# The gradient of sum(cotangent * loss), and the losses, in one pass. The gradient may take the place of the logits.
+# The gradient of sum(cotangent * loss), and the losses, in one pass. The gradient may replace the logits in memory.
 cross_entropy_grad_p = _kernel(
     "cross_entropy_grad",
     2,

@@ -41,7 +41,8 @@ _KERNELS = {kernel.name: kernel for kernel in (softmax_p, log_softmax_p, logsume
 
 
 def _mask(splits, shape, where, axis, query_axis):
-    """Where entries count, or None where all do; positions are those in the whole array, and padding never counts."""
+    """Returns where entries count, or None if all do. Positions are those in the whole array, and padding never
+    counts."""
 
     def positions(dim):
         if dim in splits:
@@ -71,7 +72,7 @@ def _forward(name):
     def local(splits, x, *rest, axis, factor, scaled, biased, masked, query_axis, **params):
         scale, bias, where = _optional(rest, scaled, biased, masked)
         mask = _mask(splits, x.shape, where, axis, query_axis)
-        if axis not in splits:  # causal queries are split: rows are whole
+        if axis not in splits:  # only the causal queries are split, and rows are whole
             flags = {"factor": factor, "scaled": scaled, "biased": biased, "masked": mask is not None}
             operands = given(x, scale, bias, mask)
             return _KERNELS[name].primitive.bind(*operands, axis=axis, query_axis=None, **flags, **params)

@@ -11,8 +11,8 @@ constexpr int64_t kTaskElements = 1 << 16;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// A line is what has one outer index and one place along the axis: `inner` neighbouring elements. Calls
-// body(outer, begin, end) for the runs of lines [begin, end) that share an outer index.
+// A line is the `inner` neighbouring elements of one outer index and one position along the axis. The function splits
+// the lines [begin, end) where the outer index changes, and calls body(outer, begin, end) for each group.
 template <class Body>
 void for_each_outer(int64_t begin, int64_t end, int64_t lines_per_outer, const Body& body) {
   while (begin < end) {
@@ -42,12 +42,13 @@ void take(const Problem& problem, const T* x, const int32_t* indices, T* out, co
   });
 }
 
-// A task owns a run of the output, either some whole outer indices or, where these are few and large, a part of the
-// axis of one: it fills the run with zeros and puts the updates that belong there, while the run is still in cache.
+// A task owns a contiguous part of the output: some whole outer indices or, where these are few and large, a part of
+// the axis of one. It fills its part with zeros and then stores the updates that belong there, while that part is in
+// the cache.
 template <class T>
 void put(const Problem& problem, const T* updates, const int32_t* indices, T* out, const Workers& workers) {
   const Rows& rows = problem.rows;
-  const int64_t k = problem.k, inner = rows.inner, size = rows.length * inner;  // of one outer index
+  const int64_t k = problem.k, inner = rows.inner, size = rows.length * inner;  // size: elements of one outer index
   if (rows.elements() == 0) return;
   int64_t parts = 1;
   if (rows.outer < 2 * workers.threads) parts = std::min(workers.threads, ceil_div(size, kTaskElements));

@@ -1,7 +1,9 @@
-// take: one gather.   put: zeros and a scatter, in one kernel wherever the updates are few against the output.
+// take and put. take is one gather: it reads each index and writes each result once. put writes its output once, in one
+// kernel: zeros together with the updates. Where the updates are many, put is two kernels instead, one that writes
+// zeros and one that scatters, so that updated elements are written twice.
 //
-// Elements are moved and not looked at, so kernels are compiled per element width. Pointers may be aligned to the
-// element only.
+// Elements are moved without being interpreted, so kernels are compiled for each element width, not for each dtype. The
+// alignment of a pointer may be that of an element only.
 #include "along_axis/cuda/launch.h"
 
 #include <algorithm>
@@ -26,7 +28,7 @@ __global__ void __launch_bounds__(kThreads) take_kernel(Rows rows, int64_t k, co
   const int64_t first = int64_t{blockIdx.x} * (kThreads * kTakesPerThread) + threadIdx.x;
 #pragma unroll
   for (int n = 0; n < kTakesPerThread; ++n) {
-    const int64_t at = first + n * kThreads;  // in (outer, k, inner)
+    const int64_t at = first + n * kThreads;  // index into (outer, k, inner)
     if (at >= count) return;
     const int64_t outer = at / (k * rows.inner);
     const int64_t i = rows.inner == 1 ? 0 : at % rows.inner;
@@ -45,29 +47,31 @@ cudaError_t take(cudaStream_t stream, const Problem& problem, const void* x, con
 
 // ---- put ------------------------------------------------------------------------------------------------------------
 
-// A box is a part of the output that one block writes alone: zeros, and those updates that fall into it.
+// A box is a part of the output that one block writes alone: its zeros, and the updates that fall into it. The fields
+// are its extent, and the number of boxes along the axis and across it.
 struct Box {
   int64_t outer, length, inner;
-  uint32_t parts, strips;  // boxes along the axis, and across it
+  uint32_t parts, strips;
 };
 
 constexpr int64_t kBoxBytes = 32 << 10;
 constexpr int64_t kLeastBoxBytes = 4 << 10;
-constexpr int64_t kFewBoxes = 264;   // two on each multiprocessor of an H200: fewer are made smaller
-constexpr int64_t kLineBytes = 128;  // width of a strip: a cache line
-constexpr int64_t kReadShare = 4;    // a box writes at least this many times the bytes of the indices it reads
+// two on each multiprocessor of an H200; if there would be fewer, boxes are made smaller
+constexpr int64_t kFewBoxes = 264;
+constexpr int64_t kLineBytes = 128;  // width of a strip, which is that of a cache line
+constexpr int64_t kReadShare = 4;    // a box writes at least this many times the bytes of the indices that it reads
 
 __device__ int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// While memory is busy with writes, reads wait long. So a block asks for the updates of a block that runs much later,
-// which then finds them in L2.
+// Reads take long while memory is busy with writes. So each block prefetches the updates of a block that runs much
+// later, which then finds them in L2.
 constexpr uint32_t kBlocksAhead = 768;
 
 __device__ void prefetch(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
 
-// A few updates of each thread, loaded together. Update n is at address(n); with index j it goes to place(n, j) of the
-// box, or nowhere if that is negative. `all` says that no update goes nowhere. ask() does not wait for memory,
-// resolve() does.
+// A few updates for each thread, loaded together. Update n is read from address(n), and with index j it goes to
+// place(n, j) of the box; a negative place means that the update belongs to another box. `all` says that every update
+// belongs to this box. ask() only issues loads, resolve() waits for them.
 template <class T>
 struct Batch {
   static constexpr int kSize = 4;
@@ -105,20 +109,21 @@ struct Batch {
   int places[kSize];
 };
 
-// Boxes that are one run of memory: some whole outer indices where these are small, a part of the axis where not. A box
-// is put together in shared memory, so that global memory is written once, in whole 16-byte slots.
+// Writes boxes that are contiguous in memory: some whole outer indices where these are small, else a part of the axis
+// of one. A block assembles its box in shared memory, so that global memory is written once, in 16-byte vectors.
 template <class T>
 __global__ void __launch_bounds__(kThreads, 6) put_runs(Rows rows, int64_t k, Box box, const T* __restrict__ updates,
                                                         const int32_t* __restrict__ indices, T* out) {
   const uint32_t parts = box.parts;
-  const uint32_t whole = parts == 1 ? blockIdx.x : blockIdx.x / parts;  // a division that most calls need not wait for
+  // most calls have one part, and skip the wait for a division
+  const uint32_t whole = parts == 1 ? blockIdx.x : blockIdx.x / parts;
   const int64_t o0 = whole * box.outer, o1 = smaller(o0 + box.outer, rows.outer);
   const int64_t j0 = (blockIdx.x - whole * parts) * box.length, j1 = smaller(j0 + box.length, rows.length);
   const int64_t row_updates = k * rows.inner, row_size = rows.length * rows.inner;
   T* const first = out + o0 * row_size + j0 * rows.inner;
   const int64_t size = (o1 - 1 - o0) * row_size + (j1 - j0) * rows.inner;
 
-  // The image in shared memory has the run's alignment. begin and end are its bytes.
+  // The image in shared memory has the same alignment as the box in global memory; begin and end are its byte offsets.
   constexpr int kSlot = 16;
   extern __shared__ uint4 slots[];
   unsigned char* const image = reinterpret_cast<unsigned char*>(slots);
@@ -160,7 +165,8 @@ __global__ void __launch_bounds__(kThreads, 6) put_runs(Rows rows, int64_t k, Bo
   unsigned char* const target = reinterpret_cast<unsigned char*>(first) - begin;
   for (int at = threadIdx.x * kSlot; at < end; at += kThreads * kSlot) {
     if (at >= begin && at + kSlot <= end) {
-      __stcs(reinterpret_cast<uint4*>(target + at), slots[at / kSlot]);  // not read again soon: leave L2 to the updates
+      __stcs(reinterpret_cast<uint4*>(target + at),
+             slots[at / kSlot]);  // a streaming store, to keep L2 for the updates
     } else {
       for (int e = at; e < at + kSlot; e += sizeof(T))
         if (e >= begin && e < end) *reinterpret_cast<T*>(target + e) = *reinterpret_cast<const T*>(image + e);
@@ -168,15 +174,15 @@ __global__ void __launch_bounds__(kThreads, 6) put_runs(Rows rows, int64_t k, Bo
   }
 }
 
-// Short rows whose boxes all run at the same time: a launch then takes as long as its blocks wait, for their updates
-// and for their own instructions. So there are few of these, a warp puts its rows together without the others, and rows
-// are whole 16-byte slots.
+// Writes short rows, where all blocks run at the same time. The launch then takes as long as one block waits for its
+// updates and its instructions. So a block has few instructions, each warp assembles its rows without waiting for other
+// warps, and rows must be whole 16-byte vectors.
 struct ShortRows {
-  static constexpr int64_t kUpdates = 64, kSlots = 128;  // of a warp, at most
-  static constexpr int64_t kAllBytes = 16 << 20;         // what the warps of an H200 have at once
+  static constexpr int64_t kUpdates = 64, kSlots = 128;  // the most updates and 16-byte vectors that a warp has
+  static constexpr int64_t kAllBytes = 16 << 20;         // the bytes that all resident warps of an H200 hold
   uint32_t rows, length, k;
-  uint32_t each;     // rows of a warp
-  uint32_t inverse;  // of k, times 2^31
+  uint32_t each;     // rows that a warp assembles
+  uint32_t inverse;  // 2^31 / k, rounded up: a multiplication replaces the division by k
 };
 
 template <class T>
@@ -214,12 +220,12 @@ __global__ void __launch_bounds__(kThreads)
     if (b * 32 + lane < slots) __stcs(target + b * 32 + lane, image[b * 32 + lane]);
 }
 
-// Boxes that are strips, for an axis that is not the last: a cache line wide, and long enough along the axis that most
-// of the updates a box reads are its own. They are put together in shared memory, too.
+// Writes boxes that are strips, for an axis that is not the last. A strip is one cache line wide, and so long along the
+// axis that most of the updates a block reads belong to its box. Boxes are assembled in shared memory, as in put_runs.
 template <class T>
 __global__ void __launch_bounds__(kThreads, 6) put_strips(Rows rows, int64_t k, Box box, const T* __restrict__ updates,
                                                           const int32_t* __restrict__ indices, T* out) {
-  // Neighbouring blocks write neighbouring memory.
+  // Neighbouring blocks write neighbouring strips, and thus neighbouring memory.
   constexpr uint32_t kWidth = kLineBytes / sizeof(T);
   const uint32_t strips = box.strips, parts = box.parts;
   const int64_t o = blockIdx.x / strips / parts;
@@ -227,7 +233,8 @@ __global__ void __launch_bounds__(kThreads, 6) put_strips(Rows rows, int64_t k, 
   const auto length = static_cast<uint32_t>(smaller(box.length, rows.length - j0));
   const auto width = static_cast<uint32_t>(smaller(box.inner, rows.inner - i0));
 
-  // Where a strip is less wide than a line, the rest is read again, and goes nowhere.
+  // Where a strip is narrower than a cache line, the surplus threads repeat the load of its last column, and store
+  // nothing.
   const auto count = static_cast<uint32_t>(k) * kWidth;
   const auto address = [&](uint32_t n) { return (o * k + n / kWidth) * rows.inner + i0 + min(n % kWidth, width - 1); };
   const auto place = [&](uint32_t n, int32_t j) {
@@ -259,7 +266,7 @@ __global__ void __launch_bounds__(kThreads, 6) put_strips(Rows rows, int64_t k, 
   }
   __syncthreads();
 
-  // By the widest store that every line of the strip is aligned to.
+  // Stores with 16-byte vectors if every line of the strip is aligned to them, else element by element.
   const auto write = [&](auto slot) {
     constexpr uint32_t kLanes = kLineBytes / sizeof(slot), kElements = sizeof(slot) / sizeof(T);
     const uint32_t i = threadIdx.x % kLanes * kElements;
@@ -277,7 +284,7 @@ __global__ void __launch_bounds__(kThreads, 6) put_strips(Rows rows, int64_t k, 
   }
 }
 
-// For many updates: scatters into zeros that put_runs or put_strips, without updates, has written.
+// For many updates: stores them into zeros, which put_runs or put_strips has written before without updates (k = 0).
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     scatter(Rows rows, int64_t k, const T* __restrict__ updates, const int32_t* __restrict__ indices, T* out) {
@@ -288,8 +295,8 @@ __global__ void __launch_bounds__(kThreads)
   out[(outer * rows.length + indices[at]) * rows.inner + i] = updates[at];
 }
 
-// Chooses the boxes. A part of an axis reads all updates of its outer index: they should be few against what it writes.
-// Where that takes too large a box, zeros and updates are two launches.
+// Chooses the boxes. A box that is a part of an axis reads all updates of its outer index, so that these should be few
+// against what it writes. Where that would take too large a box, zeros and updates become two launches.
 template <class T>
 cudaError_t put(cudaStream_t stream, const Problem& problem, const void* updates_, const int32_t* indices, void* out_) {
   const auto [outer, length, inner] = problem.rows;
@@ -322,7 +329,7 @@ cudaError_t put(cudaStream_t stream, const Problem& problem, const void* updates
       rows.length = static_cast<uint32_t>(length);
       rows.k = static_cast<uint32_t>(k);
       rows.each = static_cast<uint32_t>(each);
-      rows.inverse = (1u << 31) / rows.k + 1;  // exact for so few
+      rows.inverse = (1u << 31) / rows.k + 1;  // the quotient is exact for numbers this small
       return launch(stream, {dim3(ceil_div(outer, each * (kThreads / 32))), dim3(kThreads)}, put_short<T>, rows,
                     updates, indices, out);
     }
@@ -338,7 +345,8 @@ cudaError_t put(cudaStream_t stream, const Problem& problem, const void* updates
     }
     box.parts = ceil_div(length, box.length);
     const int64_t boxes = ceil_div(outer, box.outer) * box.parts;
-    const size_t shared = (box.outer * box.length * inner * bytes + 15) / 16 * 16 + 16;  // whole slots, at any offset
+    // room for whole 16-byte vectors at any alignment
+    const size_t shared = (box.outer * box.length * inner * bytes + 15) / 16 * 16 + 16;
     status =
         launch(stream, {dim3(boxes), dim3(kThreads), shared}, put_runs<T>, problem.rows, k, box, updates, indices, out);
   }

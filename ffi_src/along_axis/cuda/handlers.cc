@@ -1,4 +1,4 @@
-// CUDA handlers: buffers -> launch.
+// CUDA handlers of take and put: each checks its buffers and launches the kernel.
 #include "along_axis/call.h"
 #include "along_axis/cuda/launch.h"
 #include "common/cuda/device.h"

@@ -1,4 +1,4 @@
-// Keys with their indices on the CPU, and how a list of them is sorted.
+// Composites on the CPU, which are keys together with their indices, and how to sort a list of them.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,8 @@
 
 namespace jaxgpuops {
 
-// A key with its index: larger composites come first, and no two are equal. The index is complemented, so that the
-// lower one wins a tie.
+// A key and its index as one integer. Larger composites come first, and no two are equal. The index is complemented, so
+// that the lower index wins a tie.
 template <class Key>
 using Composite = std::conditional_t<sizeof(Key) == 8, unsigned __int128, uint64_t>;
 
@@ -30,7 +30,8 @@ int32_t index_of(Composite<Key> composite) {
   return static_cast<int32_t>(~static_cast<uint32_t>(composite));
 }
 
-// Where each of a few keys goes in descending order, an earlier one before an equal later one: counts the keys ahead.
+// rank() computes the position of each key in descending order by counting the keys before it: O(n^2), but vectorised.
+// Equal keys keep their order. Longer lists than kMaxRanked are sorted otherwise.
 constexpr int64_t kMaxRanked = 128;
 
 template <class Key>
@@ -44,8 +45,8 @@ JAXGPUOPS_SIMD void rank(const Key* keys, int64_t size, int32_t* ranks) {
   }
 }
 
-// Sorts a list that is in index order by descending keys. Larger lists by counting digits of the key, low ones first,
-// which leaves equal keys in index order.
+// Sorts a list, given in the order of indices, by descending keys. Lists that are too long for rank() are sorted by
+// radix digits of eight bits from the lowest up. Both ways keep equal keys in the order of indices.
 template <class Key>
 void sort_by_key(Composite<Key>* list, int64_t size, Composite<Key>* scratch) {
   if (size <= kMaxRanked) {
@@ -65,7 +66,7 @@ void sort_by_key(Composite<Key>* list, int64_t size, Composite<Key>* scratch) {
   Composite<Key>* to = scratch;
   for (int d = 0; d < kDigits; ++d) {
     const int shift = 32 + 8 * d;
-    if (counts[d][static_cast<uint8_t>(from[0] >> shift)] == size) continue;  // all share the digit
+    if (counts[d][static_cast<uint8_t>(from[0] >> shift)] == size) continue;  // all keys have the same digit
     int32_t start = 0;
     for (int digit = 255; digit >= 0; --digit) start += std::exchange(counts[d][digit], start);
     for (int64_t i = 0; i < size; ++i) to[counts[d][static_cast<uint8_t>(from[i] >> shift)]++] = from[i];

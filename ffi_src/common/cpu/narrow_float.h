@@ -1,5 +1,5 @@
-// Floats of 8 and 16 bits to float32 and back, as the compiler vectorises it. No step computes with float32 denormals:
-// XLA's threads flush them.
+// Conversions between floats of 8 or 16 bits and float32, written for the compiler to vectorise. No step computes with
+// float32 denormals, because XLA's threads flush them to zero.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,9 @@ struct Narrow {
   using Bits = Bits_;
   static constexpr int kShift = 23 - kMantissaBits;
   static constexpr uint32_t kSign = 1u << (8 * sizeof(Bits) - 1);
-  static constexpr uint32_t kLeast = 1u << kMantissaBits;  // the least normal number
-  static constexpr uint32_t kSpecial = kHasInfinity ? (kSign - 1) & ~(kLeast - 1) : kSign - 1;  // infinity, or NaN
+  static constexpr uint32_t kLeast = 1u << kMantissaBits;  // the smallest normal number
+  // The bits of infinity, or of NaN if the format has no infinity.
+  static constexpr uint32_t kSpecial = kHasInfinity ? (kSign - 1) & ~(kLeast - 1) : kSign - 1;
   static constexpr uint32_t kNaN = kSign - 1;
   static constexpr uint32_t kRebias = static_cast<uint32_t>(127 - kBias) << 23;
 
@@ -32,7 +33,7 @@ struct Narrow {
     const uint32_t bits = bits_as<uint32_t>(value), magnitude = bits & 0x7fffffffu;
     const uint32_t rounded = magnitude + ((1u << (kShift - 1)) - 1) + ((magnitude >> kShift) & 1);
     const uint32_t normal = (rounded - kRebias) >> kShift;
-    // Adding this aligns the last bit of a denormal result with that of the sum.
+    // Adding kAlign to a denormal makes the last bit of its result the last bit of the sum.
     constexpr uint32_t kAlign = static_cast<uint32_t>(127 + 23 + 1 - kBias - kMantissaBits) << 23;
     const uint32_t denormal = bits_as<uint32_t>(bits_as<float>(magnitude) + bits_as<float>(kAlign)) - kAlign;
     uint32_t result = magnitude < kRebias + (1u << 23) ? denormal : normal;
@@ -62,7 +63,7 @@ struct Whole {
   static JAXGPUOPS_INLINE T encode(T value) { return value; }
 };
 
-// Calls body with the format of a floating-point type.
+// Calls body with the format of a floating-point dtype of at least 16 bits.
 template <class Body>
 void with_format(DType dtype, const Body& body) {
   switch (dtype) {
@@ -73,7 +74,7 @@ void with_format(DType dtype, const Body& body) {
   }
 }
 
-// The same for those of 8 bits, too.
+// Calls body with the format of any floating-point dtype.
 template <class Body>
 void with_any_format(DType dtype, const Body& body) {
   switch (dtype) {

@@ -1,4 +1,4 @@
-// A loop over tasks, shared between the calling thread and a pool.
+// A loop over tasks whose work is divided among the calling thread and a thread pool.
 #pragma once
 
 #include <algorithm>
@@ -12,15 +12,15 @@
 
 namespace jaxgpuops {
 
-// A pool of threads, as much of it as the loop needs.
+// A thread pool, reduced to what parallel_for() needs.
 struct Workers {
   int64_t threads = 1;
   std::function<void(std::function<void()>)> schedule;
 };
 
-// Calls body(task) once for each task in [0, tasks), in any order, on several threads; returns when all are done and
-// rethrows the first exception. The calling thread works too, and waits only for tasks that some thread has begun: a
-// handler that itself runs on a pool whose other threads are all busy cannot deadlock.
+// Calls body(task) once for each task in [0, tasks), in any order and on several threads. It returns when all tasks are
+// done, and rethrows the first exception. The calling thread works too, and waits only for tasks that another thread
+// has begun, so that a handler cannot deadlock when all other threads of its pool are busy.
 template <class Body>
 void parallel_for(const Workers& workers, int64_t tasks, const Body& body) {
   const int64_t helpers = std::min(workers.threads, tasks) - 1;
@@ -29,7 +29,8 @@ void parallel_for(const Workers& workers, int64_t tasks, const Body& body) {
     return;
   }
 
-  // Helpers may start after this call has returned: they own what they touch, and find no task left.
+  // A helper may start after this call has returned. It then finds no task left, and touches only `state`, which it
+  // co-owns.
   struct State {
     std::atomic<int64_t> next{0};
     std::mutex mutex;
@@ -57,7 +58,7 @@ void parallel_for(const Workers& workers, int64_t tasks, const Body& body) {
   try {
     for (int64_t i = 0; i < helpers; ++i) workers.schedule(work);
   } catch (...) {
-    // The pool took fewer helpers than asked for; the tasks get done all the same.
+    // The pool took fewer helpers than asked for; the other threads do their tasks.
   }
   work();
   std::unique_lock<std::mutex> lock(state->mutex);

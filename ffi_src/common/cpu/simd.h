@@ -1,12 +1,13 @@
-// Code for newer CPUs beside the portable one, chosen when the module is loaded. For loops the compiler can vectorise.
+// Macros for functions whose loops the compiler can vectorise. Such a function is compiled for newer CPUs and for any
+// CPU, and the version that suits the CPU at hand is selected when the module is loaded.
 #pragma once
 
-#include <cstdint>  // defines __GLIBC__ where it is the C library
+#include <cstdint>  // defines __GLIBC__ if that is the C library
 
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #define JAXGPUOPS_SIMD __attribute__((target_clones("avx2", "default")))
 #if __GNUC__ >= 12
-// The same with fused multiply-adds, which round once: for code whose results may differ by that.
+// JAXGPUOPS_SIMD with fused multiply-adds, which round once: for functions whose results may differ by that rounding.
 #define JAXGPUOPS_SIMD_FMA __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define JAXGPUOPS_SIMD_FMA JAXGPUOPS_SIMD
@@ -17,17 +18,18 @@
 #endif
 
 #if defined(__GNUC__) && !defined(__clang__)
-#define JAXGPUOPS_INDEPENDENT _Pragma("GCC ivdep")  // the iterations of the loop that follows
+#define JAXGPUOPS_INDEPENDENT _Pragma("GCC ivdep")  // asserts that the iterations of the next loop are independent
 #else
 #define JAXGPUOPS_INDEPENDENT
 #endif
 
-// For what such loops call: a function that is not part of its caller is compiled for the oldest CPU only.
+// For functions that such loops call: a function that is not inlined is compiled for the oldest CPU only.
 #define JAXGPUOPS_INLINE inline __attribute__((always_inline))
 
 namespace jaxgpuops {
 
-// Asks for memory that a loop over memory comes to 4 KiB later, or `ahead` bytes: hardware does not look beyond a page.
+// Prefetches the memory that a loop will read (or write, kToWrite) `ahead` bytes later. The default is 4 KiB, since
+// hardware prefetchers stop at the end of a page.
 constexpr int64_t kPrefetchBytes = 4096, kCacheLine = 64;
 template <bool kToWrite = false, class T>
 JAXGPUOPS_INLINE void prefetch(const T* from, int64_t count, int64_t ahead = kPrefetchBytes) {
@@ -38,7 +40,7 @@ JAXGPUOPS_INLINE void prefetch(const T* from, int64_t count, int64_t ahead = kPr
 #endif
 }
 
-// The same for a loop over segments of `count` elements that are `stride` apart.
+// The `ahead` of prefetch() for a loop over segments of `count` elements that are `stride` elements apart.
 template <class T>
 JAXGPUOPS_INLINE int64_t bytes_ahead(int64_t count, int64_t stride) {
   const int64_t item = sizeof(T), bytes = count * item;

@@ -1,4 +1,4 @@
-// exp and log as the compiler vectorises them.
+// exp and log, written for the compiler to vectorise.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ template <>
 struct FloatFormat<float> {
   using Bits = int32_t;
   static constexpr int kMantissaBits = 23, kBias = 127, kExpTerms = 7, kLogTerms = 5;
-  static constexpr float kLeastExp = -87.33654f;  // e^x is a denormal below
+  static constexpr float kLeastExp = -87.33654f;  // below this, e^x is a denormal
   static constexpr float kLn2High = 0.693359375f, kLn2Low = -2.12194440e-4f;
 };
 template <>
@@ -33,7 +33,7 @@ JAXGPUOPS_INLINE To bits_as(From from) {
   return to;
 }
 
-// Adding it rounds to an integer, which is then in the low bits.
+// Adding this number rounds a float to an integer, whose bits are then the low bits of the sum.
 template <class T>
 constexpr T kRounder = static_cast<T>(3 * (int64_t{1} << (FloatFormat<T>::kMantissaBits - 1)));
 
@@ -45,7 +45,7 @@ struct InverseFactorials {
 };
 constexpr InverseFactorials kInverseFactorials;
 
-// e^x for x <= 0, without denormals.
+// e^x for x <= 0. Results that would be denormal are 0.
 template <class T>
 JAXGPUOPS_INLINE T exp_negative(T x) {
   using F = FloatFormat<T>;
@@ -55,12 +55,12 @@ JAXGPUOPS_INLINE T exp_negative(T x) {
   const T r = (x - n * F::kLn2High) - n * F::kLn2Low;
   T sum = static_cast<T>(kInverseFactorials.at[F::kExpTerms]);
   for (int i = F::kExpTerms - 1; i >= 0; --i) sum = sum * r + static_cast<T>(kInverseFactorials.at[i]);
-  // Of the sum's bits, those that stay are n + kBias.
+  // The shift keeps the low bits of `shifted` only, which are n; so this is 2^n.
   const T power = bits_as<T>(static_cast<Bits>((bits_as<Bits>(shifted) + F::kBias) << F::kMantissaBits));
   return x < F::kLeastExp ? T(0) : sum * power;
 }
 
-// log x for a normal x >= 1.
+// log(x) for x >= 1 that is not infinite or NaN.
 template <class T>
 JAXGPUOPS_INLINE T log_above_one(T x) {
   using F = FloatFormat<T>;
@@ -68,7 +68,7 @@ JAXGPUOPS_INLINE T log_above_one(T x) {
   constexpr Bits kOne = static_cast<Bits>(F::kBias) << F::kMantissaBits;
   constexpr Bits kMantissa = (Bits{1} << F::kMantissaBits) - 1;
   constexpr Bits kSqrt2 = static_cast<Bits>(0.41421356 * (Bits{1} << F::kMantissaBits));
-  // x = 2^e m, m in [sqrt 1/2, sqrt 2)
+  // x = 2^e m, where m is in [sqrt(1/2), sqrt(2)).
   const Bits bits = bits_as<Bits>(x), up = (bits & kMantissa) > kSqrt2 ? 1 : 0;
   const Bits exponent = ((bits - kOne) >> F::kMantissaBits) + up;
   const T m = bits_as<T>(bits - (exponent << F::kMantissaBits));

@@ -1,4 +1,4 @@
-// Reductions in vectors that stay in registers. The order depends on the numbers of elements only.
+// Reductions with vector registers, called packs. The order of additions depends only on the number of elements.
 #pragma once
 
 #include <algorithm>
@@ -32,17 +32,17 @@ struct Add {
     a = static_cast<T>(a + b);
   }
 };
-struct Largest {  // NaN is less than all
+struct Largest {  // keeps the larger number; NaN counts as less than every number
   template <class T>
   static JAXGPUOPS_INLINE void into(T& a, const T& b) {
     a = b > a ? b : a;
   }
 };
 template <bool kLargest>
-struct Extremum {  // NaN is more than all
+struct Extremum {  // keeps the larger (or smaller) number, or NaN if there is one
   template <class T>
   static JAXGPUOPS_INLINE void into(T& a, const T& b) {
-    const T larger = kLargest ? (b > a ? b : a) : (b < a ? b : a);  // a, if either is NaN
+    const T larger = kLargest ? (b > a ? b : a) : (b < a ? b : a);  // this is a if a or b is NaN
     a = b != b ? b : larger;
   }
 };
@@ -66,7 +66,7 @@ JAXGPUOPS_INLINE void fill_packs(T value, Pack<T> (&packs)[4]) {
   for (auto& pack : packs) std::memcpy(&pack, lanes, sizeof lanes);
 }
 
-// The four sums that one loop makes: each number of a sum goes through few additions.
+// Reduces `steps` times four packs to four packs. Partial sums of 16 steps bound the rounding error.
 template <class Op, class T, class Load>
 JAXGPUOPS_INLINE void reduce_packs(int64_t steps, const Load& load, Pack<T> (&total)[4]) {
   constexpr int64_t kChain = 16;
@@ -85,7 +85,7 @@ JAXGPUOPS_INLINE void reduce_packs(int64_t steps, const Load& load, Pack<T> (&to
   }
 }
 
-// Of four packs, one: the first.
+// Combines four packs to one, the first.
 template <class Op, class T>
 JAXGPUOPS_INLINE void combine_packs(Pack<T> (&packs)[4]) {
   Op::into(packs[0], packs[2]);
@@ -93,7 +93,7 @@ JAXGPUOPS_INLINE void combine_packs(Pack<T> (&packs)[4]) {
   Op::into(packs[0], packs[1]);
 }
 
-// Of the lanes of some rows, side by side.
+// Combines the lanes of each row. The lanes of one row are followed by those of the next.
 template <class Op, class T>
 JAXGPUOPS_INLINE void combine_lanes(const T* lanes, int64_t rows, T* result) {
   for (int64_t r = 0; r < rows; ++r) {
@@ -104,7 +104,7 @@ JAXGPUOPS_INLINE void combine_lanes(const T* lanes, int64_t rows, T* result) {
   }
 }
 
-// Of `count` neighbours, to kPack lanes.
+// Reduces `count` neighbouring elements to kPack lanes.
 template <class Op, class T>
 JAXGPUOPS_INLINE void reduce_to_pack(const T* x, int64_t count, T identity, T* lanes) {
   constexpr int64_t kStep = 4 * kPack<T>;
@@ -136,9 +136,9 @@ JAXGPUOPS_INLINE void reduce_to_pack(const T* x, int64_t count, T identity, T* l
   std::memcpy(lanes, &total[0], sizeof total[0]);
 }
 
-constexpr int64_t kGroup = 64;  // rows whose lanes are combined side by side
+constexpr int64_t kGroup = 64;  // rows whose lanes are combined in one call
 
-// Of rows that are `stride` apart; count(row) says how many elements they have.
+// Reduces rows that are `stride` elements apart; count(row) is the number of elements of a row.
 template <class Op, class T, class Count>
 JAXGPUOPS_INLINE void reduce_rows(const T* x, int64_t rows, int64_t stride, const Count& count, T identity, T* result) {
   T lanes[kGroup * kPack<T>];
@@ -152,7 +152,7 @@ JAXGPUOPS_INLINE void reduce_rows(const T* x, int64_t rows, int64_t stride, cons
 
 constexpr int64_t kWidest = 4096;
 
-// Of each lane, in the order of memory.
+// Reduces each lane over `steps` lines, which it reads in the order of memory.
 template <class Op, class T>
 JAXGPUOPS_INLINE void reduce_wide(const T* x, int64_t steps, int64_t stride, int64_t lanes, T identity, T* result) {
   constexpr int64_t kTogether = 4, kChain = 16 * kTogether;
@@ -183,7 +183,7 @@ JAXGPUOPS_INLINE void reduce_wide(const T* x, int64_t steps, int64_t stride, int
   }
 }
 
-// The same in registers.
+// The same as reduce_wide(), but with the sums in registers.
 template <class Op, class T>
 JAXGPUOPS_INLINE void reduce_lanes(const T* x, int64_t steps, int64_t stride, int64_t lanes, T identity, T* result) {
   int64_t c = 0;
@@ -196,7 +196,7 @@ JAXGPUOPS_INLINE void reduce_lanes(const T* x, int64_t steps, int64_t stride, in
   reduce_wide<Op>(x + c, steps, stride, lanes - c, identity, result + c);
 }
 
-// Of columns, a step for each position, so far apart.
+// Reduces columns whose positions along the axis are `stride` elements apart.
 template <class Op, class T>
 JAXGPUOPS_INLINE void reduce_strided(const T* x, int64_t steps, int64_t stride, int64_t width, T identity, T* result) {
   constexpr int64_t kWide = 128;
@@ -204,8 +204,8 @@ JAXGPUOPS_INLINE void reduce_strided(const T* x, int64_t steps, int64_t stride, 
   reduce_lanes<Op>(x, steps, stride, width, identity, result);
 }
 
-// Of columns without gaps: element i is of lane i % lanes, where lanes is a multiple of `width`. `result` has room for
-// all lanes.
+// Reduces columns that are stored without gaps. Element i belongs to lane i % lanes, where lanes is a multiple of
+// `width`. `result` must have room for all lanes.
 template <class Op, class T>
 JAXGPUOPS_INLINE void reduce_dense(const T* x, int64_t count, int64_t width, int64_t lanes, T identity, T* result) {
   const int64_t steps = count / lanes;

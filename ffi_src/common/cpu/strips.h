@@ -1,13 +1,14 @@
-// How the CPU sees rows that are reduced: strips of neighbouring columns, cut into blocks that fit into a core's cache.
+// How the CPU divides rows that are reduced: into strips of neighbouring columns, and these into blocks that fit into a
+// core's cache.
 //
-// Whatever inner is, a block of a strip is brought into scratch memory without gaps, position after position, and its
-// elements are added up in lanes: element i in lane i % lanes, where lanes is a multiple of the strip's width, so that
-// a lane has elements of one column only and the compiler vectorises over lanes. The lanes of a column are combined at
-// the end of the block, the blocks at the end of the row. All of it depends on length and inner only, hence so does
-// the order in which the elements of a row are added up.
+// For any `inner`, a block of a strip is read into scratch memory without gaps, position after position, and its
+// elements are added in lanes: element i in lane i % lanes. The number of lanes is a multiple of the strip's width, so
+// that a lane has elements of one column only, and the compiler vectorises over lanes. The lanes of a column are
+// combined at the end of the block, and the blocks at the end of the row. The division depends on length and inner
+// only, so the order in which the elements of a row are added does too.
 //
-// Short rows are turned: transposed as they come and go, those of (outer, length, inner) are the columns of a problem
-// (1, length, outer inner).
+// Short rows are turned, that is transposed when they are loaded and stored: the rows of a problem (outer, length,
+// inner) become the columns of a problem (1, length, outer * inner).
 #pragma once
 
 #include <algorithm>
@@ -22,17 +23,18 @@
 
 namespace jaxgpuops {
 
-constexpr int64_t kRowLanes = 64;             // where a strip is one column
-constexpr int64_t kTurnedElements = 1 << 12;  // of a block of turned rows, but of no more columns than this:
-constexpr int64_t kTurnedWidth = 1008;        // not a page
-constexpr int64_t kTurnedArray = 64;          // the largest length inner that is turned where inner > 1
+constexpr int64_t kRowLanes = 64;             // lanes of a strip that is one column
+constexpr int64_t kTurnedElements = 1 << 12;  // elements of a block of turned rows
+// the most columns of such a block; less than 1024, at which positions of float32 would be a 4 KiB page apart
+constexpr int64_t kTurnedWidth = 1008;
+constexpr int64_t kTurnedArray = 64;  // the largest length * inner that is turned if inner > 1
 
-// The sizes that suit a job.
+// The sizes that suit a job: elements of blocks and columns of strips.
 struct StripShape {
-  int64_t turned;                   // the longest row that is turned where inner is 1; 0: none
-  int64_t row_elements;             // of a block where inner is small
-  int64_t column_elements;          // and where it is large: many positions of each column
-  int64_t least_width, most_width;  // of strips, then: long runs of memory
+  int64_t turned;                   // the longest row that is turned if inner is 1; 0: no row is turned
+  int64_t row_elements;             // elements of a block if inner is at most kRowLanes
+  int64_t column_elements;          // elements of a block otherwise: many positions of each column
+  int64_t least_width, most_width;  // columns of a strip if inner is larger: enough for long contiguous reads
   int64_t resident = 0;             // elements of a strip that a thread can keep
 };
 
@@ -66,40 +68,40 @@ struct Strips {
     resident = blocks * elements <= shape.resident + elements;
   }
 
-  // Lanes of a strip of this width. In turned rows each column is a lane, so that the last, narrower strip adds in the
-  // same order as the others.
+  // Returns the number of lanes of a strip of this width. It does not apply to turned rows: there each column is a
+  // lane, so that the last, narrower strip adds in the same order as the others.
   static int64_t lanes(int64_t width) {
     const int64_t unit = width <= 16 ? std::lcm<int64_t>(width, 16) : width;
     return round_up(kRowLanes, unit);
   }
 
-  // Where the element with these indices is in memory.
+  // Returns the offset in memory of the element with these indices.
   int64_t at(int64_t outer, int64_t position, int64_t inner) const {
     return (outer * memory.length + position) * memory.inner + inner;
   }
 
   bool turned;
-  Rows memory, rows;  // as they are, and as they are seen
-  int64_t elements;   // of a block, at most
-  int64_t width;      // columns of a strip; the last one may have fewer
+  Rows memory, rows;  // the problem, and the problem as it is divided (transposed if turned)
+  int64_t elements;   // elements of a block, at most
+  int64_t width;      // columns of a strip; the last strip of an outer index may have fewer
   int64_t count;      // strips of an outer index
-  int64_t steps;      // positions of a block
-  int64_t blocks;     // of a row, at least 1
-  bool resident;      // a thread can keep all blocks of a strip
+  int64_t steps;      // positions along the axis that a block has
+  int64_t blocks;     // blocks of a row, at least 1
+  bool resident;      // whether a thread can keep all blocks of a strip
 };
 
-// The rows that a thread takes at a time: a strip, or the same strip of several outer indices if a block holds that
-// many rows.
+// The rows that a thread takes at a time: a strip or, if all rows of an outer index fit into a block, several outer
+// indices.
 struct Unit {
   int64_t outer, outers;
   int64_t inner, width;
 
   int64_t columns() const { return outers * width; }
-  // The number of the unit's first row among all rows; the others follow it.
+  // Returns the number of the unit's first row among all rows; the unit's other rows follow it.
   int64_t first_row(const Rows& rows) const { return outer * rows.inner + inner; }
 };
 
-// Calls body(column of the unit, its outer index in memory, its inner index in memory).
+// For each column of the unit, calls body(column, outer, inner) with the column's outer and inner index in memory.
 template <class Body>
 void for_columns(const Strips& strips, const Unit& unit, const Body& body) {
   const int64_t width = strips.turned ? strips.memory.inner : unit.width, outers = unit.columns() / width;
@@ -110,7 +112,7 @@ void for_columns(const Strips& strips, const Unit& unit, const Body& body) {
 
 class Units {
  public:
-  // No unit of several outer indices has more columns than this.
+  // The most columns of a unit that has several outer indices.
   static constexpr int64_t kMaxColumns = 1024;
 
   explicit Units(const Strips& strips) : strips_(strips) {
@@ -139,7 +141,7 @@ class Units {
   int64_t outers_;
 };
 
-// The elements of a strip in an operand that broadcasts.
+// Reads the elements of a strip from an operand that broadcasts.
 template <class T>
 class StripOperand {
  public:
@@ -148,8 +150,8 @@ class StripOperand {
 
   explicit operator bool() const { return data_; }
 
-  // The elements at positions [first, first + steps) of the unit's columns at one outer index, without gaps: in place
-  // if memory has them so, otherwise copied to `scratch`.
+  // Returns the elements at positions [first, first + steps) of the unit's columns at one outer index, without gaps: a
+  // pointer into the operand if it stores them so, otherwise a copy in `scratch`.
   const T* block(const Unit& unit, int64_t outer, int64_t first, int64_t steps, T* scratch) {
     bind(unit);
     const T* from = data_ + at_.outer(outer) + first * at_.axis_stride;
@@ -195,13 +197,15 @@ class StripOperand {
   bool neighbours_ = false, constant_ = false;
 };
 
-// Runs a Job over all rows, on several threads. Of a Job:
+// Runs a Job over all rows, on several threads. A Job has these members:
 //
-// - Stats(job, unit): what is known of a unit's rows; Scratch(job): of a thread.
-// - partial(stats, block, scratch, keep): finds what the block says. keep: output(.., kept) of this scratch follows.
-// - kTaskElements: about as many as a task takes.
-// - finish(stats): all blocks are there.
-// - output(stats, block, scratch, kept): writes what the block's elements become, where has_output().
+// - Stats(job, unit): the statistics of a unit's rows.
+// - Scratch(job): the working memory of a thread.
+// - partial(stats, block, scratch, keep): computes the statistics of a block. `keep` promises that output() follows,
+//   with the same scratch and kept = true.
+// - kTaskElements: the target number of elements of a task.
+// - finish(stats): merges the statistics of all blocks.
+// - has_output(), output(stats, block, scratch, kept): writes the results of a block's elements.
 template <class Job>
 void run_strips(const Job& job, const Strips& strips, const Workers& workers) {
   constexpr int64_t kTaskElements = Job::kTaskElements;
@@ -222,7 +226,7 @@ void run_strips(const Job& job, const Strips& strips, const Workers& workers) {
     });
     return;
   }
-  // Few long rows: several threads share each.
+  // There are a few long rows, and several threads share each.
   std::vector<typename Job::Stats> stats;
   stats.reserve(units.count);
   for (int64_t i = 0; i < units.count; ++i) stats.emplace_back(job, units[i]);

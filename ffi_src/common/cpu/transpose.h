@@ -1,4 +1,4 @@
-// Transposition on the CPU: squares of elements, in registers of 16 bytes: no CPU is too old for those.
+// Transposition on the CPU, by squares of elements in 16-byte registers, which every CPU has.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 #include "common/cpu/simd.h"
 
 #ifdef __has_builtin
-#if __has_builtin(__builtin_shufflevector)  // GCC 12, clang
+#if __has_builtin(__builtin_shufflevector)  // GCC 12 and later, clang
 #define JAXGPUOPS_SQUARES
 #endif
 #endif
@@ -29,7 +29,7 @@ struct VectorOf {
 template <class T>
 using Vector = typename VectorOf<T>::type;
 
-// a0 b0 a1 b1 ...
+// Interleaves two vectors: ab is a0 b0 a1 b1 and so on.
 template <class V, size_t... i>
 JAXGPUOPS_INLINE void interleave(const V& a, const V& b, V* ab, std::index_sequence<i...>) {
   constexpr size_t n = sizeof...(i);
@@ -48,7 +48,7 @@ JAXGPUOPS_INLINE void transpose_square(V* rows) {
 }
 #else
 template <class T>
-constexpr int64_t kSide = 1;  // none
+constexpr int64_t kSide = 1;  // squares need __builtin_shufflevector, so this value turns them off
 #endif
 
 template <int kBytes>
@@ -62,7 +62,7 @@ struct UnsignedOf<4> : std::common_type<uint32_t> {};
 template <>
 struct UnsignedOf<8> : std::common_type<uint64_t> {};
 
-// to(j)[i] = from(i)[j], where from and to return pointers.
+// Transposes a square: to(j)[i] = from(i)[j], where from(i) and to(j) return pointers.
 template <class T, class From, class To>
 JAXGPUOPS_INLINE void move_square([[maybe_unused]] const From& from, [[maybe_unused]] const To& to) {
 #ifdef JAXGPUOPS_SQUARES
@@ -76,7 +76,8 @@ JAXGPUOPS_INLINE void move_square([[maybe_unused]] const From& from, [[maybe_unu
 #endif
 }
 
-// Few columns to rows, or few rows to columns: the compiler vectorises that if it knows how many.
+// Transposes few columns, or few rows. The number is a compile-time constant, so that the compiler can vectorise the
+// loop.
 template <class T, class Few>
 JAXGPUOPS_INLINE void transpose_few(const T* from, int64_t rows, Few columns, T* to, int64_t to_stride) {
   JAXGPUOPS_INDEPENDENT
@@ -90,14 +91,14 @@ JAXGPUOPS_INLINE void transpose_few(const T* from, int64_t from_stride, Few rows
     for (int64_t r = 0; r < rows; ++r) to[c * rows + r] = from[r * from_stride + c];
 }
 
-// to[c * to_stride + r] = from[r * from_stride + c]
+// Transposes: to[c * to_stride + r] = from[r * from_stride + c].
 template <class T>
 JAXGPUOPS_SIMD void transpose(const T* from, int64_t from_stride, int64_t rows, int64_t columns, T* to,
                               int64_t to_stride) {
   constexpr int64_t kLast = kSide<T> - 1;
   if (kSide<T> > 1 && rows > kLast && columns > kLast) {
     for (int64_t r = 0; r < rows; r += kSide<T>) {
-      const int64_t row = std::min(r, rows - kSide<T>);  // squares may overlap
+      const int64_t row = std::min(r, rows - kSide<T>);  // the last squares may overlap those before them
       for (int64_t c = 0; c < columns; c += kSide<T>) {
         const int64_t column = std::min(c, columns - kSide<T>);
         const T* x = from + row * from_stride + column;
@@ -127,13 +128,13 @@ JAXGPUOPS_SIMD void transpose(const T* from, int64_t from_stride, int64_t rows, 
   }
 }
 
-// The same of runs of some elements, where both strides are multiples of a run.
+// An element of kBytes bytes, to transpose short runs as if each were one element.
 template <int64_t kBytes>
 struct Bytes {
   unsigned char bytes[kBytes];
 };
 
-// In pieces, the last two of which may overlap.
+// Copies a run in pieces of kPiece bytes; the last two pieces may overlap.
 template <int64_t kPiece>
 JAXGPUOPS_INLINE void copy_run(const unsigned char* from, int64_t bytes, unsigned char* to) {
   for (int64_t at = 0; at < bytes - kPiece; at += kPiece) std::memcpy(to + at, from + at, kPiece);
@@ -151,10 +152,11 @@ void transpose_runs(const T* from, int64_t from_stride, int64_t rows, int64_t co
   }
 }
 
+// Transposes runs of `run` neighbouring elements; both strides must be multiples of `run`.
 template <class T>
 void transpose(const T* from, int64_t from_stride, int64_t rows, int64_t columns, int64_t run, T* to,
                int64_t to_stride) {
-  // A short run is an element.
+  // Treats a run of few bytes as one element.
   const auto as = [&](auto element) {
     using E = decltype(element);
     transpose(reinterpret_cast<const E*>(from), from_stride / run, rows, columns, reinterpret_cast<E*>(to),

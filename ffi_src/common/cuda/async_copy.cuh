@@ -1,7 +1,7 @@
-// Copies from global to shared memory that run while the thread works on something else (from compute capability 8.0
-// on; older devices copy at once). Each thread issues its own copies and waits for them. CUDA's __pipeline functions do
-// not serve: with them the compiler may move reads of the copied data before the wait, and the number of bytes to clear
-// must be a constant.
+// Copies from global to shared memory that run while the thread does other work. They need compute capability 8.0; on
+// older devices they are ordinary copies. Each thread issues its own copies and waits for them. CUDA's __pipeline
+// functions do not serve here: the compiler may move reads of the copied data before their wait, and the number of
+// bytes that they clear must be a constant.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace jaxgpuops {
 
-// Copies 4, 8 or 16 bytes. This thread may read them after wait_for_async_copies().
+// Copies 4, 8 or 16 bytes. The calling thread may read them after wait_for_async_copies().
 template <int kBytes = 16>
 __device__ __forceinline__ void copy_async(void* to, const void* from) {
 #if __CUDA_ARCH__ >= 800
@@ -30,7 +30,7 @@ __device__ __forceinline__ void copy_async(void* to, const void* from) {
 #endif
 }
 
-// The same for 16 bytes; clears them instead if not `there`.
+// Copies 16 bytes if `there`, else stores 16 zero bytes.
 __device__ __forceinline__ void copy_async_or_clear(void* to, const void* from, bool there) {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
@@ -47,7 +47,7 @@ __device__ __forceinline__ void commit_async_copies() {
 #endif
 }
 
-// Waits for all copies but those of this thread's last kLast commits.
+// Waits for all copies of this thread except those of its last kLast commits.
 template <int kLast>
 __device__ __forceinline__ void wait_for_async_copies() {
 #if __CUDA_ARCH__ >= 800

@@ -1,7 +1,7 @@
-// Asynchronous copies, and the barriers in shared memory (mbarrier) that say when they have ended. There are two kinds:
-// one thread has the copy engine bring a whole piece from global to shared memory; or a thread stores registers into
-// the shared memory of another block of the cluster. Unlike a cluster barrier, these barriers wait for the copies
-// alone. From compute capability 9.0 on.
+// Asynchronous copies, and the barriers in shared memory (mbarrier) that signal when they are complete. There are two
+// kinds: copy_bulk() lets the copy engine bring a contiguous piece from global to shared memory; copy_to_block() stores
+// registers into the shared memory of another block of the cluster. Unlike a cluster barrier, these barriers wait for
+// the copies alone. They need compute capability 9.0.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,14 @@
 
 namespace jaxgpuops {
 
-// Called by one thread. Initialises a barrier for `arrivals` arrivals; expect_copies() counts as one of them. Others,
-// and the copy engine, see it after make_barriers_visible() and __syncthreads().
+// Initialises a barrier for `arrivals` arrivals, of which expect_copies() is one. One thread calls this. The barrier is
+// visible to other threads and to the copy engine after make_barriers_visible() and __syncthreads().
 __device__ __forceinline__ void make_copy_barrier(uint64_t* barrier, int arrivals = 1) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 #endif
 }
-// Arrives; whoever waits for the barrier sees what this thread stored before.
+// Arrives at the barrier. Threads that wait for it see what this thread stored before.
 __device__ __forceinline__ void arrive_at(uint64_t* barrier) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
@@ -29,20 +29,21 @@ __device__ __forceinline__ void make_barriers_visible() {
 #endif
 }
 
-// The same for barriers that only copy_to_block() of other blocks uses, and never the copy engine.
+// The same for barriers that only copy_to_block() of other blocks uses, and not the copy engine.
 __device__ __forceinline__ void make_barriers_visible_to_cluster() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
 }
-// Orders this thread's earlier stores to shared memory before bulk copies to the same place that are issued later.
+// Makes bulk copies that are issued later overwrite this thread's earlier stores to the same shared memory, and not the
+// reverse.
 __device__ __forceinline__ void order_with_copies() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
 
-// Called by one thread: the current phase of the barrier also waits for copies of this many bytes.
+// Makes the current phase of the barrier also wait for copies of this many bytes. One thread calls this.
 __device__ __forceinline__ void expect_copies(uint64_t* barrier, uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
@@ -50,7 +51,7 @@ __device__ __forceinline__ void expect_copies(uint64_t* barrier, uint32_t bytes)
 #endif
 }
 
-// Addresses and the number of bytes are multiples of 16.
+// Starts a bulk copy that signals the barrier. Addresses and the number of bytes must be multiples of 16.
 __device__ __forceinline__ void copy_bulk(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
@@ -60,7 +61,7 @@ __device__ __forceinline__ void copy_bulk(void* to, const void* from, uint32_t b
 #endif
 }
 
-// Prefetches into the L2 cache. Addresses and the number of bytes are multiples of 16.
+// Prefetches into the L2 cache. Addresses and the number of bytes must be multiples of 16.
 __device__ __forceinline__ void prefetch_bulk(const void* from, uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)), "r"(bytes)
@@ -68,8 +69,8 @@ __device__ __forceinline__ void prefetch_bulk(const void* from, uint32_t bytes) 
 #endif
 }
 
-// Counts from 0 to count - 1, then from 0 again, by a counter in shared memory. The thread that gets the last number
-// sees whatever the others stored before they counted.
+// Increments a counter in shared memory that goes from 0 to count - 1 and then starts again, and returns the value
+// before. The thread that gets count - 1 sees everything that the other threads stored before their calls.
 __device__ __forceinline__ int count_in_turn(unsigned* counter, int count) {
   unsigned before = 0;
 #if __CUDA_ARCH__ >= 900
@@ -81,7 +82,8 @@ __device__ __forceinline__ int count_in_turn(unsigned* counter, int count) {
   return static_cast<int>(before);
 }
 
-// Copies a value to the place of `to` in another block of the cluster, and reports its bytes to that block's barrier.
+// Copies a value to the address `to` in the shared memory of block `rank` of the cluster, and signals the barrier of
+// that block at the address `barrier`.
 template <class T>
 __device__ __forceinline__ void copy_to_block(T* to, uint64_t* barrier, unsigned rank, T value) {
 #if __CUDA_ARCH__ >= 900
@@ -107,7 +109,7 @@ __device__ __forceinline__ void copy_to_block(T* to, uint64_t* barrier, unsigned
 #endif
 }
 
-// Waits until the phase of this parity has ended; the first phase has parity 0.
+// Waits until the phase with this parity has ended. The first phase has parity 0.
 __device__ __forceinline__ void wait_for_copies(uint64_t* barrier, int parity) {
 #if __CUDA_ARCH__ >= 900
   uint32_t done;

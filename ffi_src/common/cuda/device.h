@@ -1,4 +1,5 @@
-// The device a CUDA handler runs on, and the text of its failures. For .cc files: no kernel needs it.
+// The device on which a CUDA handler runs, and the text of its failures. Only .cc files include this; no kernel needs
+// it.
 #pragma once
 
 #include <array>
@@ -20,9 +21,9 @@ struct Device {
   Gpu gpu() const { return gpu_of(compute_capability); }
 };
 
-// XLA makes the device of the stream current before it calls a handler. Facts are cached per device, since one process
-// may hold several kinds. JAXGPUOPS_COMPUTE_CAPABILITY=80 makes the plans choose as for that device: the forms for
-// older GPUs run, and are tested, on a newer one.
+// XLA makes the device of the stream current before it calls a handler. The compute capability is cached for each
+// device, since a process may use several kinds. The environment variable JAXGPUOPS_COMPUTE_CAPABILITY=80 makes plans
+// choose as for that compute capability, so that kernels for older GPUs can be tested on a newer one.
 inline Device current_device() {
   static std::array<std::atomic<int>, 64> cache{};
   const auto require = [](cudaError_t status) {
@@ -46,7 +47,7 @@ inline Device current_device() {
   return device;
 }
 
-// See OnCpu. The workspace is the last result.
+// The CUDA counterpart of OnCpu. The workspace is the last result of a custom call.
 struct OnCuda {
   static auto start() { return ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>(); }
 
@@ -56,7 +57,7 @@ struct OnCuda {
   }
 };
 
-// Throws if a launch failed: says what was launched, on what and where.
+// Throws if a launch failed. The text says which kernel was launched, for which problem and on which device.
 inline void require_launched(cudaError_t status, const char* kernel, const Rows& rows, ffi::AnyBuffer x,
                              const Device& device) {
   if (status == cudaSuccess) return;

@@ -1,4 +1,4 @@
-// From a dtype to the element type that kernels are compiled for.
+// Selects the element class of a dtype. Kernels are compiled for element classes.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,7 +10,7 @@ namespace jaxgpuops {
 
 inline bool is_float8(DType dtype) { return dtype == DType::kFloat8E4M3FN || dtype == DType::kFloat8E5M2; }
 
-// Each calls f with a value of the element's type.
+// Each of these functions calls f with the element class of the dtype.
 template <class F>
 cudaError_t with_float(DType dtype, F f) {
   switch (dtype) {
@@ -31,7 +31,7 @@ cudaError_t with_float8(DType dtype, F f) {
   }
 }
 
-// Signed and unsigned integers, and bool, are the same bits.
+// Signed integers, unsigned integers and bool of the same width share one class: their bits are treated alike.
 template <class F>
 cudaError_t with_integer(DType dtype, F f) {
   switch (bytes_of(dtype)) {

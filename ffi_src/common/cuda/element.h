@@ -1,5 +1,5 @@
-// Elements as kernels see them: how many bytes they have in memory, and what they are computed in. Compiles for the
-// host, too, so that it can be tested there.
+// Element classes: how many bytes an element has in memory, and in which type it is computed. This header also compiles
+// for the host, where it is tested.
 #pragma once
 
 #include <cmath>
@@ -28,7 +28,8 @@ JAXGPUOPS_FN To bits_as(From from) {
 }
 
 // ---- Arithmetic -----------------------------------------------------------------------------------------------------
-// Multiply-adds are explicit: kernels that must agree in every bit must not depend on what the compiler contracts.
+// Multiply-adds are explicit: kernels that must agree bit for bit must not depend on which operations the compiler
+// fuses.
 
 template <class Real>
 struct Complex {
@@ -82,7 +83,7 @@ JAXGPUOPS_FN bool is_zero(Complex<Real> a) {
   return a.re == Real{0} && a.im == Real{0};
 }
 
-// e^x for x <= 0 and NaN; to about 1e-7 |x|, relatively.
+// e^x for x <= 0 or NaN, with a relative error of about 1e-7 |x|.
 JAXGPUOPS_FN float exp_below_one(float x) {
 #if defined(__CUDA_ARCH__)
   float e;
@@ -94,7 +95,8 @@ JAXGPUOPS_FN float exp_below_one(float x) {
 }
 JAXGPUOPS_FN double exp_below_one(double x) { return exp(x); }
 
-// c + log(x), for x >= 0 and NaN; to about 1e-7 (1 + |log(x)|), absolutely: a sum of n terms is no better known.
+// c + log(x) for x >= 0 or NaN, with an absolute error of about 1e-7 (1 + |log(x)|). The callers' x is a sum of many
+// terms, which is itself no more accurate.
 JAXGPUOPS_FN float log_of_sum(float x, float c) {
 #if defined(__CUDA_ARCH__)
   float l;
@@ -106,11 +108,11 @@ JAXGPUOPS_FN float log_of_sum(float x, float c) {
 }
 JAXGPUOPS_FN double log_of_sum(double x, double c) { return c + log(x); }
 
-// x <= 0, or 0 for NaN.
+// Returns x, which is at most 0, or 0 if x is NaN.
 JAXGPUOPS_FN float not_nan(float x) { return fminf(x, 0.0f); }
 JAXGPUOPS_FN double not_nan(double x) { return fmin(x, 0.0); }
 
-// The larger of two, NaN if one is, and -0 < +0.
+// Returns the larger of two numbers, or NaN if either is NaN. -0 is less than +0.
 JAXGPUOPS_FN float larger(float a, float b) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   float c;
@@ -126,15 +128,17 @@ JAXGPUOPS_FN float larger(float a, float b) {
 JAXGPUOPS_FN double larger(double a, double b) { return a != a || a > b ? a : b; }
 
 // ---- Element types --------------------------------------------------------------------------------------------------
-// Bits is what is loaded and stored, Acc what is computed in; integers are their own bits, widened to at least 32.
+// An element class has two types: Bits is loaded and stored, Acc is computed in. Integers are computed in their own
+// bits, widened to at least 32.
 
+// Serves signed integers, too; kDType is that of the unsigned integer.
 template <class Unsigned>
 struct Integer {
   using Bits = Unsigned;
   static constexpr DType kDType = sizeof(Unsigned) == 1   ? DType::kUint8
                                   : sizeof(Unsigned) == 2 ? DType::kUint16
                                   : sizeof(Unsigned) == 4 ? DType::kUint32
-                                                          : DType::kUint64;  // or the signed
+                                                          : DType::kUint64;
   using Acc = std::conditional_t<sizeof(Unsigned) == 8, uint64_t, uint32_t>;
   JAXGPUOPS_FN static Acc load(Bits bits) { return bits; }
   JAXGPUOPS_FN static Bits store(Acc value) { return static_cast<Bits>(value); }
@@ -160,19 +164,20 @@ struct Float64 {
   JAXGPUOPS_FN static Bits store(double value) { return bits_as<Bits>(value); }
 };
 
-// The nearest float with `kExponent` bits of exponent and `kMantissa` of mantissa, ties to even; without infinities
-// (kFinite) what is too large is NaN, and NaN is all ones.
+// A float with kExponent bits of exponent and kMantissa bits of mantissa. store() rounds to the nearest one, ties to
+// even. A format without infinities (kFinite) has NaN for values that are too large, and its NaN is all ones.
 template <int kExponent, int kMantissa, bool kFinite>
 struct SmallFloat {
   static constexpr int kBias = (1 << (kExponent - 1)) - 1;
   static constexpr uint32_t kSign = 1u << (kExponent + kMantissa);
   static constexpr uint32_t kInfinity = ((1u << kExponent) - 1) << kMantissa;
-  static constexpr uint32_t kLargest = kFinite ? kSign - 2 : kInfinity - 1;  // of the finite
+  static constexpr uint32_t kLargest = kFinite ? kSign - 2 : kInfinity - 1;  // bits of the largest finite value
   static constexpr uint32_t kNan = kFinite ? kSign - 1 : kInfinity | (1u << (kMantissa - 1));
 
   JAXGPUOPS_FN static float load(uint32_t bits) {
     const uint32_t magnitude = bits & (kSign - 1), sign = (bits & kSign) ? 0x80000000u : 0;
-    float value = static_cast<float>(magnitude) * bits_as<float>((128u - kBias - kMantissa) << 23);  // denormal
+    // This value is right if the number is denormal; the next line replaces it if not.
+    float value = static_cast<float>(magnitude) * bits_as<float>((128u - kBias - kMantissa) << 23);
     if (magnitude >> kMantissa) value = bits_as<float>((magnitude << (23 - kMantissa)) + ((127u - kBias) << 23));
     if (magnitude > kLargest) value = bits_as<float>(!kFinite && magnitude == kInfinity ? 0x7f800000u : 0x7fc00000u);
     return bits_as<float>(bits_as<uint32_t>(value) | sign);
@@ -182,7 +187,7 @@ struct SmallFloat {
     const uint32_t all = bits_as<uint32_t>(value), magnitude = all & 0x7fffffffu, sign = (all >> 31) ? kSign : 0;
     if (magnitude > 0x7f800000u) return sign | kNan;
     uint32_t bits;
-    if (magnitude < (128u - kBias) << 23) {  // below the least normal: count its steps
+    if (magnitude < (128u - kBias) << 23) {  // below the smallest normal number: count denormal steps
       const float steps = bits_as<float>(magnitude) * bits_as<float>((126u + kBias + kMantissa) << 23);
       bits = static_cast<uint32_t>(rintf(steps));
     } else {
@@ -330,7 +335,7 @@ JAXGPUOPS_FN void set(Pack& pack, int i, Bits bits) {
   }
 }
 
-// As many numbers as a pack has elements.
+// Makes a pack of as many values as it has elements.
 template <class E>
 JAXGPUOPS_FN Pack pack_of(const typename E::Acc* values) {
   Pack pack = {};
@@ -345,7 +350,7 @@ JAXGPUOPS_FN Pack pack_of(const typename E::Acc* values) {
   return pack;
 }
 
-// The elements in the other order.
+// Returns the elements of a pack in reverse order.
 template <class Bits>
 JAXGPUOPS_FN Pack reversed(const Pack& pack) {
   Pack to;

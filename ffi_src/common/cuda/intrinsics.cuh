@@ -1,4 +1,4 @@
-// Device functions that CUDA's own C++ lacks: shuffles of whole structs, clusters, dependent launches.
+// Device functions that CUDA C++ lacks: shuffles of whole structs, clusters and dependent launches.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct WordsOf {
   uint32_t word[sizeof(T) / 4];
 };
 
-// All lanes of the warp take part.
+// Shuffles of structs. All lanes of the warp must take part.
 template <class T>
 __device__ __forceinline__ T shuffle_from(T value, int lane) {
   auto words = bits_as<WordsOf<T>>(value);
@@ -41,8 +41,8 @@ __device__ __forceinline__ T shuffle_xor(T value, int mask) {
   return bits_as<T>(words);
 }
 
-// The largest of all lanes' numbers, none of which is NaN. Integer keys in the same order need one instruction; numbers
-// would need five dependent shuffles.
+// Returns the largest number of all lanes; none may be NaN. Comparing integer keys in the same order takes one
+// instruction, comparing floats would take five dependent shuffles.
 __device__ __forceinline__ float largest_of_warp(float number) {
 #if __CUDA_ARCH__ >= 800
   const auto ordered = [](int bits) { return bits ^ (bits >> 31 & 0x7fffffff); };
@@ -59,7 +59,7 @@ __device__ __forceinline__ unsigned char* dynamic_shared_memory() {
   return reinterpret_cast<unsigned char*>(jaxgpuops_shared_memory);
 }
 
-// Loads or stores 16 bytes that are not needed again soon; the caches evict them first.
+// Loads or stores 16 bytes that are not used again soon, so that the caches evict them first.
 template <class T>
 __device__ __forceinline__ T load_once(const T* from) {
   static_assert(sizeof(T) == 16);
@@ -70,19 +70,19 @@ __device__ __forceinline__ void store_once(T* to, T value) {
   __stcs(reinterpret_cast<uint4*>(to), bits_as<uint4>(value));
 }
 
-// The word at byte `bits / 8` of high:low, read as eight bytes.
+// Returns the 32 bits that start at bit `bits` of the 64-bit number high:low.
 __device__ __forceinline__ uint32_t funnel_right(uint32_t low, uint32_t high, int bits) {
   return __funnelshift_r(low, high, bits);
 }
 
-// 2^x to 2 ulp. Results below the smallest normal number are 0.
+// 2^x with an error of at most 2 ulp. Results below the smallest normal number are 0.
 __device__ __forceinline__ float fast_exp2(float x) {
   float e;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x));
   return e;
 }
 
-// Products and sums that are rounded at once: the compiler must not fuse them into a multiply-add.
+// Products and sums that are rounded separately: the compiler may not fuse them into a multiply-add.
 __device__ __forceinline__ float rounded_product(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ double rounded_product(double a, double b) { return __dmul_rn(a, b); }
 __device__ __forceinline__ float rounded_sum(float a, float b) { return __fadd_rn(a, b); }
@@ -91,21 +91,21 @@ __device__ __forceinline__ double rounded_sum(double a, double b) { return __dad
 __device__ __forceinline__ float fused_multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
 __device__ __forceinline__ double fused_multiply_add(double a, double b, double c) { return fma(a, b, c); }
 
-// An address in the shared-memory window, for PTX instructions that take no generic one.
+// Returns the address within the shared memory window, for PTX instructions that do not take a generic address.
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
 // ---- Dependent launches (Launch::overlap) ---------------------------------------------------------------------------
 
-// Lets the next kernel start early, if it was launched with Launch::overlap.
+// Allows the next kernel to start early, if it was launched with Launch::overlap.
 __device__ __forceinline__ void let_dependents_start() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-// Waits until the kernel before has ended.
+// Waits until the previous kernel has ended.
 __device__ __forceinline__ void wait_for_predecessor() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -120,8 +120,8 @@ __device__ __forceinline__ void arrive_at_cluster_barrier() {
 #endif
 }
 
-// Relaxed arrive: it publishes no earlier writes (for barriers there is make_barriers_visible()). The releasing form
-// above also waits for outstanding global writes.
+// Arrives without publishing earlier writes, unlike arrive_at_cluster_barrier(), which also waits for outstanding
+// writes to global memory. make_barriers_visible() publishes barriers.
 __device__ __forceinline__ void arrive_at_cluster_start() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -134,7 +134,7 @@ __device__ __forceinline__ void wait_at_cluster_barrier() {
 #endif
 }
 
-// The cluster's number in the grid, and the block's number in the cluster.
+// These return the number of the cluster in the grid, and the number of the block in its cluster.
 __device__ __forceinline__ int cluster_of_grid() {
   unsigned cluster = blockIdx.x;
 #if __CUDA_ARCH__ >= 900
@@ -150,7 +150,7 @@ __device__ __forceinline__ int block_of_cluster() {
   return static_cast<int>(block);
 }
 
-// Stores into another block of the cluster, at the place that `to` has in its shared memory.
+// Stores a value to the address `to` in the shared memory of block `rank` of the cluster.
 template <class T>
 __device__ __forceinline__ void store_in_cluster(T* to, unsigned rank, T value) {
 #if __CUDA_ARCH__ >= 900

@@ -1,4 +1,4 @@
-// Kernel launches that report their own status (never an earlier kernel's), and dispatch on a key's width.
+// Kernel launches that return their own status, not that of an earlier kernel, and dispatch on the width of a key.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,13 +10,15 @@ namespace jaxgpuops {
 struct Launch {
   dim3 grid, block;
   size_t shared_bytes = 0;
-  int cluster = 1;        // blocks per cluster; above 1 needs compute capability 9.0, above 8 allow_cluster() before
-  bool packed = false;    // blocks of a cluster may share a multiprocessor, and need not wait for one each
-  bool overlap = false;   // starts when the kernel before says so (griddepcontrol), not at its end; needs 9.0, too
-  bool together = false;  // all blocks run at the same time, or the launch fails: they may have a barrier of the grid
+  int cluster = 1;  // blocks per cluster; more than 1 needs compute capability 9.0, more than 8 also allow_cluster()
+  // Blocks of a cluster may share a multiprocessor, so that the cluster need not wait for one for each block.
+  bool packed = false;
+  bool overlap = false;  // starts when the previous kernel allows it (griddepcontrol), not at its end; needs 9.0
+  // Cooperative: all blocks run at the same time, so that they may wait for each other, or the launch fails.
+  bool together = false;
 };
 
-// Returns how many attributes a launch as a cluster has: two at most.
+// Sets the attributes that launch a kernel in clusters, and returns their number, which is at most two.
 inline int set_cluster(cudaLaunchAttribute* attributes, const Launch& shape) {
   attributes[0].id = cudaLaunchAttributeClusterDimension;
   attributes[0].val.clusterDim.x = shape.cluster;
@@ -30,7 +32,7 @@ inline int set_cluster(cudaLaunchAttribute* attributes, const Launch& shape) {
 template <class... Parameters, class... Arguments>
 cudaError_t launch(cudaStream_t stream, const Launch& shape, void (*kernel)(Parameters...), Arguments... arguments) {
   const void* symbol = reinterpret_cast<const void*>(kernel);
-  if (shape.shared_bytes > 0) {  // beyond 48 KB, which the kernel's own variables count to, too
+  if (shape.shared_bytes > 0) {  // needed if static and dynamic shared memory together exceed 48 KB
     const cudaError_t status =
         cudaFuncSetAttribute(symbol, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.shared_bytes));
     if (status != cudaSuccess) return status;
@@ -56,7 +58,7 @@ cudaError_t launch(cudaStream_t stream, const Launch& shape, void (*kernel)(Para
   return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
 }
 
-// Calls f with a zero of the unsigned type that is `bits` wide.
+// Calls f with a zero of the unsigned type that has `bits` bits.
 template <class F>
 cudaError_t dispatch_key(int bits, F f) {
   switch (bits) {

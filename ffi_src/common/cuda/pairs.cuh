@@ -1,4 +1,4 @@
-// Words that hold two 16-bit floats: one instruction for both.
+// Words that hold two 16-bit floats, on which one instruction computes two results.
 #pragma once
 
 #include <cmath>
@@ -8,7 +8,7 @@
 
 namespace jaxgpuops {
 
-// The nearest, `low` in the low half.
+// Rounds two floats to the nearest 16-bit floats, `low` in the low half of the word.
 template <class Element>
 __device__ __forceinline__ uint32_t pair_of(float low, float high) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
@@ -24,7 +24,8 @@ __device__ __forceinline__ uint32_t pair_of(float low, float high) {
 #endif
 }
 
-// The larger of both pairs of halves. NaN is larger than all (kNan), and -0 less than +0, or NaN loses.
+// Returns the larger element of each half. With kNan, NaN is the largest and -0 is less than +0; without it, NaN is
+// ignored.
 template <class Element, bool kNan>
 __device__ __forceinline__ uint32_t larger_pair(uint32_t a, uint32_t b) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800

@@ -1,4 +1,4 @@
-// How many blocks a device runs at a time, for persistent kernels.
+// Counts the blocks that a device runs at the same time, which is how many blocks a persistent kernel has.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 
 namespace jaxgpuops {
 
-// How many clusters (or blocks) of a kernel a device runs at a time. CUDA takes microseconds to answer, so the last
-// answer is kept for each device, together with the launch that it is for.
+// Counts the clusters (or blocks) of a kernel that a device runs at the same time. CUDA takes microseconds to answer,
+// so the last answer for each device is kept together with the launch shape that it belongs to.
 class Residents {
  public:
   cudaError_t count(const void* kernel, const Launch& shape, int* count) {
@@ -54,10 +54,11 @@ class Residents {
     return status;
   }
 
-  std::atomic<uint64_t> last_[kDevices + 1] = {};  // the last one is of all others, and stays 0
+  // The extra slot serves devices beyond kDevices. It stays 0, so that they always ask CUDA.
+  std::atomic<uint64_t> last_[kDevices + 1] = {};
 };
 
-// Lets the kernel be launched in clusters of more than 8 blocks.
+// Allows the kernel to be launched in clusters of more than 8 blocks.
 inline cudaError_t allow_cluster(const void* kernel, int blocks) {
   return blocks > 8 ? cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) : cudaSuccess;
 }

@@ -1,5 +1,5 @@
-// Counts and segments on the CPU. Threads share the work by bins, segments and columns, never by what is added up: each
-// sum has its terms in order of appearance, however many threads there are.
+// bincount, segments and searchsorted on the CPU. For sums, threads divide the work by segments and columns and never
+// by the terms of a sum, so that each sum adds its terms in order of appearance, however many threads there are.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -36,7 +36,8 @@ void count_range(const Bincount& problem, const T* x, int32_t* counts, int64_t b
     }
 }
 
-// Integers add up to the same in any order: where there are few rows, parts of a row have tables of their own.
+// Integers have the same sum in any order, so if there are few rows, threads count parts of a row in tables of their
+// own.
 template <class T>
 void bincount(const Bincount& problem, const T* x, int32_t* counts, const Workers& workers) {
   const Rows& rows = problem.rows;
@@ -103,7 +104,7 @@ struct Smaller {
   }
 };
 
-// Folds the rows whose id is one of `count` from `first` on into sums that are `stride` apart.
+// Folds the rows whose id is in [first, first + count) into sums that are `stride` elements apart.
 template <class Fold, class Format, class Acc>
 JAXGPUOPS_SIMD void fold_rows(const int32_t* ids, int64_t length, int64_t first, int64_t count,
                               const typename Format::Bits* x, int64_t inner, int64_t width, Acc* sums, int64_t stride) {
@@ -131,12 +132,12 @@ void reduce(const Segments& problem, const void* data_, const int32_t* ids_, voi
   const int64_t inner = rows.inner, segments = problem.segments;
   if (rows.outer == 0 || inner == 0 || segments == 0) return;
 
-  // A task has some columns of some segments of one outer index, and looks at all ids: columns are split first.
+  // A task has some columns of some segments of one outer index, and reads all ids. So the columns are divided first.
   int64_t column_parts = 1, segment_parts = 1;
   const int64_t wanted = std::min(ceil_div(workers.threads, rows.outer), ceil_div(rows.elements(), kTaskElements));
   if (wanted > 1) {
     column_parts = std::min(wanted, std::max<int64_t>(1, inner * static_cast<int64_t>(sizeof(Bits)) / 1024));
-    // To look at an id takes about as long as to add a few numbers.
+    // Reading an id takes about as long as adding a few numbers.
     if (inner >= 8) segment_parts = std::min(segments, wanted / column_parts);
   }
   const int64_t columns = ceil_div(inner, column_parts), share = ceil_div(segments, segment_parts);
@@ -148,7 +149,7 @@ void reduce(const Segments& problem, const void* data_, const int32_t* ids_, voi
     const Bits* from = data + o * rows.length * inner + i0;
     Bits* to = out + (o * segments + s0) * inner + i0;
 
-    // Short floats add up in float32, in a table of the task's own.
+    // Floats of 16 bits are added in float32, in a table that the task owns.
     constexpr bool kInPlace = std::is_same_v<Acc, Bits>;
     std::vector<Acc> table(kInPlace ? 0 : (s1 - s0) * width);
     Acc* sums = kInPlace ? reinterpret_cast<Acc*>(to) : table.data();
@@ -163,7 +164,8 @@ void reduce(const Segments& problem, const void* data_, const int32_t* ids_, voi
 
 template <class Fold, class Body>
 void with_number(DType dtype, const Body& body) {
-  constexpr bool kWraps = std::is_same_v<Fold, Add>;  // signed and unsigned alike
+  // Integer sums wrap, so signed and unsigned integers are treated alike.
+  constexpr bool kWraps = std::is_same_v<Fold, Add>;
   switch (dtype) {
     case DType::kInt8: return body(std::conditional_t<kWraps, Whole<uint8_t>, Whole<int8_t>>{});
     case DType::kInt16: return body(std::conditional_t<kWraps, Whole<uint16_t>, Whole<int16_t>>{});

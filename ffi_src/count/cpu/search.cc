@@ -8,10 +8,10 @@ namespace jaxgpuops::count {
 namespace {
 
 constexpr int64_t kTaskQueries = 1 << 12;
-constexpr int kTogether = 16;  // searches that take their steps in turns: they wait for memory together
+constexpr int kTogether = 16;  // searches that advance together, so that their waits for memory overlap
 
-// All searches in rows of one length take the same steps, without branches. The place that a search looks for is in
-// [first, first + left].
+// All searches in rows of one length take the same steps, without branches. A search's result is in [first, first +
+// left].
 template <class T>
 void search_range(const Search& problem, const T* queries, const T* sorted, int32_t* places, int64_t begin,
                   int64_t end) {

@@ -1,4 +1,4 @@
-// The CPU implementation of searchsorted, seen from handlers.cc.
+// The CPU implementation of searchsorted, as handlers.cc calls it.
 #pragma once
 
 #include "common/cpu/parallel.h"

@@ -1,11 +1,12 @@
-// Counts. Blocks have slices of a row, and tables of a range of bins in shared memory, one for two warps where they are
-// small; the tables are added up at the end, into the result where a row has one block, by atomics on zeros otherwise.
-// Integers add up to the same in any order. Moves each id once for each range, and the counts.
+// bincount. A block counts a slice of a row in shared-memory tables of a range of bins, one table for every two warps
+// if they are small. In the end it adds its tables up, and writes the sums to the result if it has the whole row, else
+// adds them by atomics to zeros. Integers have the same sum in any order. Bytes moved: each id is read once for each
+// range of bins, and the counts are written.
 //
-// One bin that most ids have would make the atomics on it wait for each other. So a warp counts one bin, which many of
-// its lanes had lately, by a ballot and in a register.
+// If most ids were the same bin, the atomics on it would wait for each other. So each warp has one hot bin, which many
+// of its lanes had recently, and counts it in a register by a ballot.
 //
-// Beyond some ranges of bins, and for columns (an axis that is not the last), the same on the result itself.
+// If there are many ranges of bins, or the axis is not the last, atomics count in the result itself.
 #include <cuda_runtime.h>
 
 #include "common/cuda/intrinsics.cuh"
@@ -24,12 +25,13 @@ struct Args {
   int tables;
 };
 
-// Lanes of a warp with many equal targets, and the table that other targets are counted in.
+// Counts targets, which are bins or places in the result. The warp counts its hot target in a register, and other
+// targets in a table.
 struct Counter {
-  static constexpr int kMany = 8;  // lanes: fewer are as quick one by one
+  static constexpr int kMany = 8;  // the least number of lanes for a hot target; fewer are as fast one by one
 
   uint32_t* table;
-  uint64_t size;  // targets below are counted
+  uint64_t size;  // targets below this are counted
   uint64_t hot = ~uint64_t{0};
   uint32_t count = 0;
 
@@ -38,7 +40,7 @@ struct Counter {
     count = 0;
   }
 
-  // All lanes of the warp take part.
+  // Counts one target of each lane. All lanes of the warp must call it.
   __device__ void add(uint64_t target, bool may_change) {
     unsigned mask = __ballot_sync(kEveryLane, target == hot);
     if (may_change && __popc(mask) < kMany) {
@@ -76,7 +78,7 @@ __global__ void __launch_bounds__(1024) bincount_tables_kernel(Args a) {
     counter.add(has ? static_cast<uint64_t>(x[j]) - first : ~uint64_t{0}, true);
   };
 
-  // Up to where packs begin, packs, and the rest.
+  // The first ids, up to the alignment of packs, and the last ones are counted one by one, the others in packs.
   const auto before = static_cast<int64_t>((16 - reinterpret_cast<uintptr_t>(x + begin) % 16) % 16 / sizeof(T));
   const int64_t packs_at = min(end, begin + before), packs = (end - packs_at) / kPerPack;
   if (threadIdx.x < 32) count(begin + threadIdx.x, begin + threadIdx.x < packs_at);

@@ -1,4 +1,4 @@
-// CUDA handlers: buffers -> plan -> launch.
+// CUDA handlers of the count family: each checks its buffers, plans the call and launches the kernels.
 #include "common/cuda/device.h"
 #include "count/call.h"
 #include "count/cuda/launch.h"
@@ -10,7 +10,7 @@ ffi::Error bincount(cudaStream_t stream, ffi::AnyBuffer x, ffi::Result<ffi::AnyB
                     ffi::Result<ffi::AnyBuffer> workspace, int64_t axis) {
   return handle("jaxgpuops.bincount", [&] {
     const Bincount problem = bincount_of(x, *counts, axis);
-    require_workspace(*workspace, x, axis);  // which this kernel does without
+    require_workspace(*workspace, x, axis);  // checked only: this kernel uses none
     const Device device = current_device();
     const BincountPlan plan = plan_bincount(problem, device.gpu());
     require_launched(

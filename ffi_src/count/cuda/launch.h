@@ -1,4 +1,4 @@
-// The CUDA kernels of the family, seen from their handlers.
+// The functions by which the handlers launch this family's CUDA kernels.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -18,7 +18,7 @@ struct SegmentsBuffers {
   const int32_t* ids;
   void* out;
   char* workspace;
-  int64_t workspace_bytes;  // per outer index
+  int64_t workspace_bytes;  // for each outer index
 };
 
 cudaError_t launch_segments(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
@@ -27,8 +27,8 @@ cudaError_t launch_segments(cudaStream_t stream, const SegmentsPlan& plan, const
 cudaError_t launch_segment_tables(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                   const SegmentsBuffers& buffers);
 
-// The first part of it where ids are not sorted: the keys and positions of each row of ids, in the stable order of the
-// ids, into its workspace.
+// Sorts the ids, which launch_segments does first if they are not sorted: writes the keys and positions of each row of
+// ids, in the stable order of the ids, to the row's workspace.
 cudaError_t launch_order(cudaStream_t stream, const OrderPlan& plan, const Segments& problem,
                          const SegmentsBuffers& buffers);
 

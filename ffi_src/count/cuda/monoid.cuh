@@ -1,4 +1,4 @@
-// What segments do with elements: add them up, or look for the largest of keys that are made of them.
+// How segments fold elements: by addition, or by the largest of keys that are made from the elements.
 #pragma once
 
 #include "common/cuda/intrinsics.cuh"
@@ -7,12 +7,12 @@
 
 namespace jaxgpuops::count {
 
-// How elements become keys, if Extreme.
+// How Extreme makes keys from elements.
 struct Keys {
-  uint64_t flip;      // of integers
-  uint64_t infinity;  // of floats; 0: integers
+  uint64_t flip;      // integers: key = bits ^ flip
+  uint64_t infinity;  // floats: the bits of infinity; integers: 0
   bool smallest;
-  uint64_t empty;  // bits of what a segment without rows has, for Sum, too
+  uint64_t empty;  // result of a segment without rows, for Sum too
 };
 
 template <class E>
@@ -25,7 +25,8 @@ struct Sum {
   __device__ static Bits store(Acc acc, const Keys&) { return E::store(acc); }
 };
 
-// Unsigned keys of the elements' own width; NaN is the largest, and 0, which no float has, is that of nothing.
+// Folds to the largest key. Keys are unsigned and as wide as the elements. NaN has the largest key, and the identity
+// has key 0, which no float has.
 template <class Unsigned>
 struct Extreme {
   using Bits = Unsigned;
@@ -43,7 +44,7 @@ struct Extreme {
   __device__ static Bits store(Acc key, const Keys& keys) {
     if (key == 0) return static_cast<Bits>(keys.empty);
     if (keys.infinity == 0) return static_cast<Bits>(key ^ static_cast<Bits>(keys.flip));
-    if (key == kAll) return static_cast<Bits>(~kSign);  // a quiet NaN
+    if (key == kAll) return static_cast<Bits>(~kSign);  // stores a quiet NaN
     if (keys.smallest) key = static_cast<Bits>(~key);
     return key & kSign ? static_cast<Bits>(key ^ kSign) : static_cast<Bits>(~key);
   }
@@ -64,12 +65,12 @@ inline Keys keys_of(const Segments& problem) {
   } else {
     const bool is_signed = dtype <= DType::kInt64;
     keys.flip = (is_signed ? sign : 0) ^ (keys.smallest ? ~uint64_t{0} : 0);
-    keys.empty = keys.flip;  // what key 0 is
+    keys.empty = keys.flip;  // the element whose key is 0
   }
   return keys;
 }
 
-// Calls f with the monoid of a problem.
+// Calls f with the monoid of the problem: its operation on elements of its dtype.
 template <class F>
 cudaError_t dispatch_monoid(const Segments& problem, F f) {
   const int bits = 8 * bytes_of(problem.dtype);

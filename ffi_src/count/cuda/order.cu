@@ -1,10 +1,12 @@
-// The stable order of ids: a counting sort by digits, the lowest first. Keys are ids, those out of range as the number
-// of segments, which comes last. For each digit: tiles count its values, a block for each value adds up the counts of
-// the tiles, and tiles put their keys and positions where they belong. Moves 4 bytes (ids) or 8 (keys and positions) in
-// and 8 out for each pass, and 4 more to count: two passes for up to 2^20 segments.
+// Finds the stable order of ids, by a counting sort by digits from the lowest up. Keys are ids; an id out of range has
+// the number of segments as its key, which comes last. For each digit, one kernel counts its values in each tile, one
+// adds up the counts of tiles for each value, and one moves the keys and positions of each tile to where they belong.
+// Two passes suffice for up to 2^20 segments. Bytes moved for each id and pass: 4 to count, then 4 (the first pass) or
+// 8 read and 8 written.
 //
-// Lanes with equal digits find each other with match_any: a warp ranks 32 keys at a time, in order, and warps have
-// neighbouring parts of a tile. Stable whatever the blocks' order, since counts are added up before anything is moved.
+// A warp ranks 32 keys at a time, in order; lanes with equal digits find each other by match_any. Warps have
+// neighbouring parts of a tile. The sort is stable in whatever order blocks run, since all counts are added up before
+// anything moves.
 #include <cuda_runtime.h>
 
 #include "common/cuda/intrinsics.cuh"
@@ -57,7 +59,7 @@ __global__ void __launch_bounds__(kOrderThreads) order_count_kernel(Args a) {
   for (int d = threadIdx.x; d < digits; d += kOrderThreads) to[d * a.tiles + tile] = counts[d];
 }
 
-// The sum of values of threads before, and of all in `total`.
+// Returns the sum of `value` over all lower threads of the block, and sets `total` to the sum over all threads.
 __device__ __forceinline__ uint32_t sum_before(uint32_t value, uint32_t (&shared)[kWarps], uint32_t& total) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
   uint32_t sum = value;
@@ -96,7 +98,7 @@ __global__ void __launch_bounds__(kOrderThreads) order_sum_kernel(Args a) {
 }
 
 __global__ void __launch_bounds__(kOrderThreads) order_move_kernel(Args a) {
-  extern __shared__ uint32_t ranks[];  // of each digit: [warp][digit], then where the digit's keys of this tile begin
+  extern __shared__ uint32_t ranks[];  // [warp][digit]: the digit's count in the warp, later where its keys start
   __shared__ uint32_t shared[kWarps];
   const int digits = 1 << a.bits, lane = threadIdx.x & 31, warp = threadIdx.x / 32;
   const int64_t row = blockIdx.x / a.tiles, tile = blockIdx.x % a.tiles;

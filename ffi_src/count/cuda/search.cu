@@ -1,9 +1,9 @@
-// searchsorted: a thread searches for one query, in the row that it belongs to.
+// searchsorted: each thread searches for one query, in the sorted row that the query belongs to.
 //
-// Any shape: rows that queries share, rows of their own, rows along any axis. Queries are read and places written once,
-// by neighbouring threads; a search reads about log2(length) elements, one after the other, which come from L2 or L1 as
-// the first steps of all searches in a row read the same ones. Neighbouring queries that are near each other, sorted
-// ones above all, read the same cache lines to the end.
+// This is the only kernel for all shapes: queries may share rows or have rows of their own, along any axis.
+// Neighbouring threads read queries and write results once. A search reads about log2(length) elements, one after the
+// other. They come from L1 or L2, since all searches in a row start with the same elements; nearby queries, as in a
+// sorted array, also end with the same cache lines.
 #include "common/cuda/launch.cuh"
 #include "count/cuda/launch.h"
 
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// A search takes the same steps whatever it finds. The place that it looks for is in [first, first + left].
+// A search takes the same steps whatever it finds. Its result is in [first, first + left].
 template <class T>
 __global__ void __launch_bounds__(kThreads) search_kernel(Search problem, const T* __restrict__ queries,
                                                           const T* __restrict__ sorted, int32_t* __restrict__ places) {

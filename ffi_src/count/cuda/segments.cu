@@ -1,11 +1,13 @@
-// Segments of rows whose ids ascend, or that stand in the order of their ids (order.cu). Rows are split evenly,
-// whatever the segments are: a tile of rows belongs to a team of lanes, each of which has 16 bytes of a row (one
-// element where rows are not made of these), goes through the rows in order and keeps the segment at hand in registers.
-// A segment within a tile is stored at once. Of one that crosses tiles, each tile leaves a part, and a second kernel
-// adds these up in order: no atomics, and an order of additions that follows from the number of rows and the ids.
+// Segments of rows whose ids ascend, or which are read in the order of their ids (order.cu). A tile is a fixed number
+// of rows, however long the segments are, and belongs to a team of lanes. Each lane has 16 bytes of every row of its
+// tile (one element if rows are not whole vectors), reads the rows in order and keeps the current segment in registers.
+// A segment within a tile is stored at once. If a segment crosses tiles, each tile stores a partial result, and a
+// second kernel folds these in order. So there are no atomics, and the order of additions depends on the number of rows
+// and the ids alone.
 //
-// Moves each row once, 4 or 8 bytes of id and position a row, each segment once, and up to two parts a tile. Segments
-// without rows are found by a search of the ids and filled by a kernel of their own, so that nothing is stored twice.
+// Bytes moved: each row is read once, with 4 or 8 bytes of id and position; each segment is written once; and up to two
+// partial results of each tile are written and read. A kernel of its own finds segments without rows, by a search of
+// the ids, and fills them, so that nothing is written twice.
 #include <cuda_runtime.h>
 
 #include "common/cuda/intrinsics.cuh"
@@ -17,22 +19,22 @@ namespace jaxgpuops::count {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kJoinThreads = 512, kTilesOfBlock = 32;  // of the kernel that joins parts
-constexpr int kRows = 8;                               // in flight
+constexpr int kJoinThreads = 512, kTilesOfBlock = 32;  // threads of a block of segment_join_kernel, and its tiles
+constexpr int kRows = 8;                               // rows that a lane loads before it folds them
 
 // ---- Kernels --------------------------------------------------------------------------------------------------------
 
 struct Args {
   const void* data;
   void* out;
-  const int32_t* ids;  // sorted ones; null: the workspace has them
+  const int32_t* ids;  // sorted ids; null if they are in the workspace
   IndexMap ids_at;
   char* workspace;
   int64_t workspace_bytes, keys_at, positions_at, heads_at, tails_at;
   int64_t outer, length, inner, segments, rows, tiles;
-  int64_t chunks;  // of columns: what a team has at a time
+  int64_t chunks;  // chunks of columns, of which a team has one at a time
   int team_bits;
-  int64_t shares;  // of the parts of one segment, that teams of a block add up
+  int64_t shares;  // shares of the partial results of one segment, each added up by one team of a block
   bool shared;
   Keys keys;
 
@@ -47,13 +49,13 @@ struct Args {
   __device__ bool is_segment(int32_t id) const { return static_cast<uint32_t>(id) < static_cast<uint32_t>(segments); }
 };
 
-// kCount neighbouring elements.
+// kCount neighbouring elements, which are loaded and stored as one vector.
 template <class Bits, int kCount>
 struct alignas(kCount * sizeof(Bits)) Elements {
   Bits value[kCount];
 };
 
-// Neighbouring numbers by whole packs.
+// Loads kRows neighbouring numbers as packs of 16 bytes.
 template <class Bits, class T>
 __device__ __forceinline__ void load_packs(T (&to)[kRows], const void* from) {
   constexpr int kPerPack = 16 / sizeof(Bits);
@@ -66,7 +68,7 @@ __device__ __forceinline__ void load_packs(T (&to)[kRows], const void* from) {
   }
 }
 
-// In whole packs, where there are several numbers.
+// A partial result of kCount columns. Several numbers are aligned to packs, so that they are loaded and stored as such.
 template <class Monoid, int kCount>
 struct alignas(kCount > 1 ? 16 : sizeof(typename Monoid::Acc)) Partial {
   typename Monoid::Acc value[kCount];
@@ -139,7 +141,8 @@ __global__ void __launch_bounds__(kThreads) segment_tiles_kernel(Args a) {
     int32_t next[kRows];
     Elements<Bits, kCount> elements[kRows];
     if constexpr (kCount == 1 && sizeof(Bits) > 1) {
-      // Scalars: lanes are rows apart, so a load of each alone would take a sector.
+      // For scalars the rows of two lanes are far apart, so that loading one row at a time would fetch a whole sector
+      // for each.
       const auto from = reinterpret_cast<uintptr_t>(ids + at) | reinterpret_cast<uintptr_t>(data + at);
       if (a.inner == 1 && !positions && at + kRows <= end && from % 16 == 0) {
         load_packs<uint32_t>(next, ids + at);
@@ -161,14 +164,14 @@ __global__ void __launch_bounds__(kThreads) segment_tiles_kernel(Args a) {
   flush(end == a.length || ids[end] != id);
 }
 
-// Joins the parts of segments that begin in one of the tiles of a block and end in another. Few parts are added up by
-// one team, many by all teams of the block, each of which has neighbouring ones.
+// Folds the partial results of each segment that begins in one tile and ends in another; the block has those that begin
+// in its tiles. One team adds up a few, all teams of the block add up many, and each of them has neighbouring ones.
 template <class Monoid, int kCount>
 __global__ void __launch_bounds__(kJoinThreads) segment_join_kernel(Args a) {
   using Acc = typename Monoid::Acc;
   constexpr int64_t kFew = 8;
   __shared__ Partial<Monoid, kCount> partials[kJoinThreads];
-  __shared__ int64_t lasts[kTilesOfBlock];  // tile in which the segment ends
+  __shared__ int64_t lasts[kTilesOfBlock];  // last tile of the segment that begins in a tile and crosses its end
   const int64_t chunk = blockIdx.x % a.chunks, blocks = (a.tiles + kTilesOfBlock - 1) / kTilesOfBlock;
   const int64_t first = blockIdx.x / a.chunks % blocks * kTilesOfBlock, o = blockIdx.x / a.chunks / blocks;
   const int32_t* ids = a.ids_of(o);
@@ -176,12 +179,13 @@ __global__ void __launch_bounds__(kJoinThreads) segment_join_kernel(Args a) {
 
   if (threadIdx.x < kTilesOfBlock) {
     const int64_t tile = first + threadIdx.x, begin = tile * a.rows;
-    int64_t last = tile;  // if none
+    int64_t last = tile;  // the tile itself, if there is nothing to join
     if (tile + 1 < a.tiles) {
       const int32_t id = id_at_end(tile);
       const bool begins = begin == 0 || ids[begin - 1] != id;
       if (a.is_segment(id) && begins && ids[begin + a.rows] == id) {
-        // The last tile whose first id is this one: most often the next, so steps grow before they shrink.
+        // Finds the last tile whose first id is this one. Most often that is the next tile, so steps grow before they
+        // shrink.
         int64_t low = tile + 1, step = 1;
         for (; low + step < a.tiles && ids[(low + step) * a.rows] == id; step *= 2) low += step;
         int64_t high = min(a.tiles - 1, low + step - 1);
@@ -245,7 +249,8 @@ __global__ void __launch_bounds__(kJoinThreads) segment_join_kernel(Args a) {
   }
 }
 
-// Each thread looks for a segment's first row; warps fill segments without rows.
+// Fills segments without rows. Each thread finds the first row of a segment, and warps fill the segments that have
+// none.
 template <class Bits>
 __global__ void __launch_bounds__(kThreads) segment_fill_kernel(Args a) {
   __shared__ int64_t starts[kThreads + 1];
@@ -294,7 +299,8 @@ template <class Monoid, int kCount>
 cudaError_t run(cudaStream_t stream, Args a) {
   const int64_t lanes = (a.inner + kCount - 1) / kCount;
   while (a.team_bits < 5 && lanes > 1 << a.team_bits) ++a.team_bits;
-  // As many as there are teams if a lane has one element: the order of additions does not depend on alignment.
+  // As many shares as there are teams if a lane has one element, so that the order of additions does not depend on
+  // alignment.
   for (a.shares = kJoinThreads; a.shares > kJoinThreads / 32 && a.inner * a.shares > kJoinThreads;) a.shares /= 2;
   a.chunks = (lanes + (1 << a.team_bits) - 1) >> a.team_bits;
   Launch config;

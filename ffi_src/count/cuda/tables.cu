@@ -1,9 +1,11 @@
-// Segments of scalars where there are few: warps have neighbouring parts of a slice of the ids, and a table of all
-// segments each, in shared memory. Lanes of a warp with equal ids find each other with match_any and fold their numbers
-// in a tree, so that a table has one writer for a segment at a time. Tables are folded in the order of warps, those of
-// slices by a second kernel in the order of slices: no atomics, and an order that follows from the length and the ids.
+// Segments of scalars, if there are few segments. Each warp has a part of a slice of the ids, and a table of all
+// segments in shared memory. Lanes of a warp with equal ids find each other by match_any and fold their numbers in a
+// tree, so that only one lane at a time writes a segment of the table. Tables are folded in the order of warps, and
+// those of slices, by a second kernel, in the order of slices. So there are no atomics, and the order of additions
+// depends on the length and the ids alone.
 //
-// Moves each id and each number once; and a table a slice. One segment with most of the ids costs five steps of a tree.
+// Bytes moved: each id and each number is read once, and each slice writes a table, which is read again. If one segment
+// has most of the ids, a fold of 32 of them takes five steps.
 #include <cuda_runtime.h>
 
 #include "common/cuda/intrinsics.cuh"
@@ -15,7 +17,7 @@ namespace jaxgpuops::count {
 namespace {
 
 constexpr int kThreads = kTableThreads, kWarps = kThreads / 32;
-constexpr int kSteps = 8;  // of 32 ids in flight
+constexpr int kSteps = 8;  // groups of 32 ids that a warp loads before it folds them
 
 struct Args {
   const void* data;
@@ -28,7 +30,7 @@ struct Args {
   Keys keys;
 };
 
-// Moves a number of any width.
+// Shuffles a number of any width.
 template <class T>
 __device__ __forceinline__ T shuffled(T value, int lane) {
   if constexpr (sizeof(T) < 4) {
@@ -96,7 +98,7 @@ __global__ void __launch_bounds__(kThreads) segment_tables_kernel(Args a) {
   }
 }
 
-// A block folds the tables of all slices for 32 segments; each warp has neighbouring slices.
+// A block folds the tables of all slices for 32 segments; each of its warps has neighbouring slices.
 template <class Monoid>
 __global__ void __launch_bounds__(kThreads) segment_slices_kernel(Args a) {
   using Acc = typename Monoid::Acc;

@@ -56,7 +56,7 @@ ffi::Error plan(ffi::ThreadPool pool, ffi::AnyBuffer experts, ffi::Result<ffi::A
 
 // ---- dispatch and combine -------------------------------------------------------------------------------------------
 
-// Calls body(outer, line) for lines of `inner` elements, on several threads.
+// Calls body(outer, line) for every line of `inner` elements, on several threads.
 template <class Body>
 void for_each_line(const Workers& workers, int64_t outer, int64_t lines, int64_t inner, const Body& body) {
   if (outer * lines * inner == 0) return;
@@ -96,7 +96,7 @@ void dispatch_whole(const MoveProblem& p, const void* x, const int32_t* index, v
   });
 }
 
-constexpr int64_t kSums = 512;  // elements that are added up at a time
+constexpr int64_t kSums = 512;  // elements that are summed at a time, so that the sums stay in the cache
 
 template <class Element>
 void combine(const MoveProblem& p, const void* y, const int32_t* index, const void* weights, void* out,
@@ -138,7 +138,7 @@ void combine_vjp(const VjpCall& call, const Workers& workers) {
     const Acc* scales = static_cast<const Acc*>(call.weights) + p.weight(o) + t * p.choices;
     const Bits* token = static_cast<const Bits*>(call.ct) + (o * p.tokens + t) * p.inner;
     for (int64_t j = 0; j < p.choices; ++j) {
-      constexpr int64_t kLanes = 16;  // sums that vectors take
+      constexpr int64_t kLanes = 16;  // partial sums, which the compiler keeps in vectors
       Acc sums[kLanes] = {};
       if (rows[j] >= 0) {
         const Bits* row = static_cast<const Bits*>(call.y) + (o * p.rows + rows[j]) * p.inner;
@@ -203,7 +203,7 @@ auto binding() {
       .Ctx<ffi::ThreadPool>()
       .Arg<ffi::AnyBuffer>()  // x or y
       .Arg<ffi::AnyBuffer>()  // the indices that the call follows
-      .Arg<ffi::AnyBuffer>()  // those that its transpose follows
+      .Arg<ffi::AnyBuffer>()  // the indices that the transposed call follows
       .RemainingArgs()        // weights
       .Ret<ffi::AnyBuffer>()  // out
       .Attr<int64_t>("axis")

@@ -1,4 +1,4 @@
-// CUDA handlers: buffers -> plan -> launch.
+// CUDA handlers of the mixture of experts: each checks its buffers and launches its kernels.
 #include "common/cuda/device.h"
 #include "moe/call.h"
 #include "moe/cuda/launch.h"
@@ -73,7 +73,7 @@ auto binding() {
       .Ctx<ffi::PlatformStream<cudaStream_t>>()
       .Arg<ffi::AnyBuffer>()  // x or y
       .Arg<ffi::AnyBuffer>()  // the indices that the call follows
-      .Arg<ffi::AnyBuffer>()  // those that its transpose follows
+      .Arg<ffi::AnyBuffer>()  // the indices that the transposed call follows
       .RemainingArgs()        // weights
       .Ret<ffi::AnyBuffer>()  // out
       .Attr<int64_t>("axis")

@@ -1,4 +1,4 @@
-// Launchers: plain pointers, no XLA.
+// The functions by which the handlers launch this family's CUDA kernels.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -20,7 +20,7 @@ struct Routes {
 
 cudaError_t launch_route(cudaStream_t stream, const Plan& plan, const PlanProblem& problem, const Routes& routes);
 
-// `weights` may be null: all are one.
+// `weights` may be null, which means that all are one.
 cudaError_t launch_dispatch(cudaStream_t stream, const MoveProblem& problem, const void* x, const int32_t* index,
                             const void* weights, void* out);
 cudaError_t launch_combine(cudaStream_t stream, const MoveProblem& problem, const void* y, const int32_t* index,

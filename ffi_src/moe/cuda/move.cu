@@ -1,9 +1,9 @@
-// dispatch: a gather of whole rows, scaled if asked.   combine: each token's rows, weighted and added up.
+// dispatch gathers whole rows, and scales them if asked. combine adds up the weighted rows of each token.
 //
-// Both read each row once and write each once; tokens that several rows want come from L2. A thread has a few vectors
-// of a row (dispatch), or one vector of a token and reads it in a few rows before it adds (combine): loads in flight
-// are what hides the latency of memory. Sums are of float32 (float64 of float64) in the order of choices, so the same
-// bits come out in every run. Without scales, dispatch moves bytes and does not look at them.
+// Bytes moved: each row is read once and each result written once; a token that several rows copy is read again from
+// L2. Loads in flight hide the latency of memory: a dispatch thread has several vectors of rows, a combine thread has
+// one vector of a token and loads it from several rows before it adds. Sums are in float32 (float64 for float64) and in
+// the order of choices, so that every run gives the same bits. Without scales, dispatch copies bytes for any dtype.
 #include "common/cuda/dispatch.cuh"
 #include "common/cuda/element.h"
 #include "common/cuda/launch.cuh"
@@ -13,12 +13,12 @@ namespace jaxgpuops::moe {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kMoves = 4;  // vectors of a thread of dispatch
-constexpr int kAhead = 4;  // rows that a thread of combine reads before it adds
+constexpr int kMoves = 4;  // vectors that a thread of dispatch copies
+constexpr int kAhead = 4;  // rows that a thread of combine loads before it adds
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Quotients of most calls need no 64-bit division.
+// Most calls are small enough for a 32-bit division, which is much faster than one of 64 bits.
 __device__ __forceinline__ int64_t quotient(int64_t a, int64_t b, bool narrow) {
   return narrow ? static_cast<uint32_t>(a) / static_cast<uint32_t>(b) : a / b;
 }
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kThreads)
     if (first + n * kThreads < count) out[first + n * kThreads] = moved[n];
 }
 
-// Elements that are loaded together.
+// Neighbouring elements that are loaded and stored together.
 template <class Element, int kVector>
 struct alignas(kVector * sizeof(typename Element::Bits)) Vector {
   typename Element::Bits bits[kVector];
@@ -118,9 +118,10 @@ __global__ void __launch_bounds__(kThreads)
 
 // ---- the gradient of combine ----------------------------------------------------------------------------------------
 
-// A block has a token: its cotangent stays in L1 while a few of its rows of y are read, each of which gives a product
-// with it and gets it scaled. The block also writes zeros to its share of the rows that have no assignment. Products
-// are added in an order that follows from `inner` and the type alone, also where rows are not aligned to vectors.
+// A block has a token, whose cotangent stays in L1 while the block reads a few of the token's rows of y at a time. For
+// each of these rows it adds up the product with the cotangent, and writes the scaled cotangent. It also writes zeros
+// to its share of the rows that have no assignment. The order of additions depends on `inner` and the dtype alone, even
+// if rows are not aligned to vectors.
 template <class Element>
 __global__ void __launch_bounds__(kThreads)
     combine_vjp_kernel(MoveProblem p, bool whole, const typename Element::Bits* __restrict__ y,
@@ -208,7 +209,7 @@ __global__ void __launch_bounds__(kThreads)
       for (unsigned warp = 0; warp < blockDim.x / 32; ++warp) total += sums[n][warp];
       dw[j + n] = total;
     }
-    __syncthreads();  // before the sums are written over
+    __syncthreads();  // before the next iteration overwrites the sums
   }
 }
 
@@ -216,7 +217,7 @@ __global__ void __launch_bounds__(kThreads)
 
 bool narrow_of(int64_t count) { return count < int64_t{1} << 32; }
 
-// Bytes that both arrays and all of their rows are aligned to, up to 16.
+// Returns the alignment in bytes, up to 16, that both arrays and all of their rows have.
 int alignment(int64_t row_bytes, const void* a, const void* b) {
   const uintptr_t all =
       static_cast<uintptr_t>(row_bytes) | reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b);
@@ -225,13 +226,13 @@ int alignment(int64_t row_bytes, const void* a, const void* b) {
   return bytes;
 }
 
-// As with_float(), for float8, too.
+// The same as with_float(), and also for float8.
 template <class F>
 cudaError_t with_any_float(DType dtype, F f) {
   return is_float8(dtype) ? with_float8(dtype, f) : with_float(dtype, f);
 }
 
-// Calls f with an element type and how many of them to load together: as many as 16 bytes hold, or one.
+// Calls f with an element class and the number of elements that it loads together: as many as 16 bytes hold, or one.
 template <class F>
 cudaError_t dispatch_vector(DType dtype, bool whole, F f) {
   return with_any_float(dtype, [&](auto element) {
@@ -294,7 +295,8 @@ cudaError_t launch_combine_vjp(cudaStream_t stream, const MoveProblem& p, const 
   if (p.outer == 0 || p.rows * p.inner == 0 && p.assignments() == 0) return cudaSuccess;
   const int64_t row_bytes = p.inner * bytes_of(p.dtype);
   const bool whole = alignment(row_bytes, y, dy) == 16 && alignment(row_bytes, ct, ct) == 16;
-  // As many threads as a row has vectors, up to a block's: from sizes alone, which decide the order of adding.
+  // A row gets one thread for each vector, up to the most of a block. The number depends on sizes alone, since it
+  // decides the order of additions.
   const int64_t warps = ceil_div(ceil_div(row_bytes, 16), 32);
   const auto threads = static_cast<unsigned>(std::clamp<int64_t>(32 * warps, 32, kThreads));
   const auto blocks = static_cast<unsigned>(p.outer * std::max<int64_t>(p.tokens, 1));

@@ -1,31 +1,32 @@
-// moe_plan: a counting sort of assignments by expert, stable, without atomics.
+// moe_plan: a stable counting sort of the assignments by expert, without atomics.
 //
-// A warp has a chunk of the assignments and a counter for each expert in shared memory. It looks at 32 assignments at a
-// time: lanes whose assignments go to the same expert find each other by __match_any_sync, and the first of them adds
-// their number to the counter. Counters of all warps are then summed up, warp by warp, for each expert, and experts'
-// totals become the offsets of groups; so the second look at the assignments finds the row of each: what came before it
-// in earlier warps, in its own, and among the lanes before its own.
+// Each warp has a chunk of the assignments, and a counter for each expert in shared memory. It counts 32 assignments at
+// a time: lanes whose assignments go to the same expert find each other by __match_any_sync, and the first of them adds
+// their number to the counter. Then the counters are summed over the warps for each expert, and the experts' totals
+// become the offsets of groups. A second pass over the assignments finds the row of each: the offset of its group, plus
+// the assignments of the same expert in earlier warps, earlier in its warp, and in lower lanes.
 //
-// One block does it all where assignments are few, or plans many: one launch. Otherwise blocks share a plan, and there
-// are three: count, sum up, place. Bytes moved: assignments are read twice (the second time from L2) and each row and
-// assignment is written once, plus counters.
+// If there are few assignments, or many plans, one block does all of it in one launch. Otherwise blocks share a plan,
+// and there are three launches: count, sum and place. Bytes moved: assignments are read twice (the second time from
+// L2), each row and assignment is written once, and counters are written and read.
 #include "common/cuda/launch.cuh"
 #include "moe/cuda/launch.h"
 
 namespace jaxgpuops::moe {
 namespace {
 
-constexpr int kSumExperts = 32, kSumParts = 32;  // of a block that sums up
+// Experts of a block of route_sum_kernel, and the parts into which it divides the warps.
+constexpr int kSumExperts = 32, kSumParts = 32;
 
 extern __shared__ int32_t shared[];
 
-// Where the assignments of a warp are, and which of its expert's an assignment is, by passing over them.
+// The assignments of a warp.
 struct Chunk {
   const int32_t* experts;
   int64_t begin, end;
-  int32_t count;  // of experts
+  int32_t count;  // number of experts
 
-  // Calls see(assignment, expert or -1, lanes with the same expert) for all lanes, 32 assignments at a time.
+  // Calls see(assignment, its expert or -1, lanes with the same expert) in all lanes, for 32 assignments at a time.
   template <class See>
   __device__ __forceinline__ void each(const See& see) const {
     const int lane = threadIdx.x % 32;
@@ -51,7 +52,8 @@ __device__ __forceinline__ void count(const Chunk& chunk, int32_t* counters) {
   });
 }
 
-// `counters` say how many assignments of each expert came before the warp's, `offsets` where groups begin.
+// Finds the row of each assignment of a chunk. `counters` hold how many assignments each expert has in earlier warps,
+// and `offsets` where its group begins.
 __device__ __forceinline__ void place(const PlanProblem& p, const Chunk& chunk, int32_t* counters,
                                       const int32_t* offsets, int32_t* row_of_assignment, int32_t* assignment_of_row) {
   const int lane = threadIdx.x % 32;
@@ -67,7 +69,8 @@ __device__ __forceinline__ void place(const PlanProblem& p, const Chunk& chunk, 
   });
 }
 
-// Sums of all threads before this one, and of all. All threads of a block of whole warps, 1024 at most.
+// Returns the sum over all lower threads, and sets `total` to the sum over all threads. All threads of the block must
+// call it; a block has whole warps, at most 32.
 __device__ __forceinline__ int64_t exclusive_sum(int64_t value, int64_t& total) {
   __shared__ int64_t sums[32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
@@ -88,8 +91,8 @@ __device__ __forceinline__ int64_t exclusive_sum(int64_t value, int64_t& total) 
   return before + sum - value;
 }
 
-// From totals of experts, which they overwrite, to the offsets of groups, in shared memory; `sizes` and `group_offsets`
-// may be null.
+// Replaces the totals of experts in `offsets`, which is in shared memory, by the offsets of their groups, and also
+// writes these and the sizes of groups to memory unless the pointers are null.
 __device__ __forceinline__ void find_offsets(const PlanProblem& p, int32_t* offsets, int32_t* sizes,
                                              int32_t* group_offsets) {
   const int64_t each = (p.experts + blockDim.x - 1) / blockDim.x;
@@ -108,7 +111,7 @@ __device__ __forceinline__ void find_offsets(const PlanProblem& p, int32_t* offs
   __syncthreads();
 }
 
-// Rows that no assignment takes keep this.
+// Sets rows to -1, the value that rows without an assignment keep.
 __device__ __forceinline__ void clear(int32_t* assignment_of_row, int64_t begin, int64_t end) {
   for (int64_t r = begin + threadIdx.x; r < end; r += blockDim.x) assignment_of_row[r] = -1;
 }
@@ -122,7 +125,7 @@ __device__ __forceinline__ Routes routes_of(const PlanProblem& p, const Routes& 
 __global__ void __launch_bounds__(1024) route_kernel(PlanProblem p, Routes all, int64_t chunk) {
   const Routes routes = routes_of(p, all, blockIdx.x);
   const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  int32_t* const offsets = shared;  // one for each expert, then counters[warp][expert]
+  int32_t* const offsets = shared;  // offsets[expert]; counters[warp][expert] follow in shared memory
   int32_t* const counters = shared + p.experts;
   for (int64_t i = threadIdx.x; i < warps * p.experts; i += blockDim.x) counters[i] = 0;
   clear(routes.assignment_of_row, 0, p.rows);
@@ -144,7 +147,7 @@ __global__ void __launch_bounds__(1024) route_kernel(PlanProblem p, Routes all, 
   place(p, mine, counters + warp * p.experts, offsets, routes.row_of_assignment, routes.assignment_of_row);
 }
 
-// The workspace of a plan: counters[warp][expert] of all its blocks, then totals[expert].
+// Returns a plan's workspace, which has counters[warp][expert] for the warps of all blocks, then totals[expert].
 __device__ __forceinline__ int32_t* counters_of(const PlanProblem& p, const Routes& all, int64_t warps) {
   return all.workspace + blockIdx.y * p.experts * (warps + 1);
 }
@@ -162,7 +165,7 @@ __global__ void __launch_bounds__(1024) route_count_kernel(PlanProblem p, Routes
   for (int64_t i = threadIdx.x; i < warps * p.experts; i += blockDim.x) counters[i] = shared[i];
 }
 
-// A block has some experts beside each other, and parts of the warps behind each other.
+// Turns the counters of warps into sums over earlier warps. In a block, x is the expert, and y the part of the warps.
 __global__ void __launch_bounds__(kSumExperts* kSumParts) route_sum_kernel(PlanProblem p, Routes all, int64_t warps) {
   __shared__ int32_t sums[kSumParts][kSumExperts];
   int32_t* const counters = counters_of(p, all, warps);

@@ -1,4 +1,5 @@
-// Reductions on the CPU: a monoid over the elements of a block, then over the blocks of a row.
+// Reductions on the CPU. Each operation is a monoid: its loops reduce the elements of a block, then the blocks of a
+// row. Every element is read once.
 #include <cmath>
 #include <limits>
 #include <type_traits>
@@ -14,7 +15,7 @@ namespace jaxgpuops::reduce::cpu {
 namespace {
 
 // ---- Monoids --------------------------------------------------------------------------------------------------------
-// Of Value in a block, of Total over blocks.
+// A monoid reduces elements of a block as type Value, and blocks of a row as type Total.
 
 template <class Format_>
 struct Sum {
@@ -23,7 +24,7 @@ struct Sum {
   using Bits = typename Format::Bits;
   using Value = decltype(Format::decode(Bits{}));
   using Total = std::conditional_t<std::is_floating_point_v<Value>, double, Value>;
-  static constexpr bool kDirect = std::is_same_v<Bits, Value>;  // elements are values as they are
+  static constexpr bool kDirect = std::is_same_v<Bits, Value>;  // elements can be used as values without a conversion
   static constexpr bool kPairs = false, kZeros = false;
 
   Value identity = 0;
@@ -31,7 +32,8 @@ struct Sum {
   JAXGPUOPS_INLINE Bits result(Value total) const { return Format::encode(total); }
 };
 
-// Two neighbours, which one word holds: to take it apart costs less than to widen two numbers.
+// Takes two neighbouring bfloat16 elements as one element of 32 bits. Splitting such a word costs less than widening
+// two 16-bit numbers.
 struct SumOfPairs : Sum<BFloat16> {
   using Bits = uint32_t;
   JAXGPUOPS_INLINE float value(Bits x, Bits) const { return bits_as<float>(x << 16) + bits_as<float>(x & 0xffff0000u); }
@@ -44,17 +46,18 @@ struct Dot : Sum<Format> {
   static constexpr bool kDirect = false, kPairs = true;
 
   JAXGPUOPS_INLINE Value value(Bits x, Bits y) const {
-    if constexpr (std::is_same_v<Value, uint16_t>) return static_cast<Value>(1u * x * y);  // int would overflow
+    // the product as int would overflow
+    if constexpr (std::is_same_v<Value, uint16_t>) return static_cast<Value>(1u * x * y);
     return static_cast<Value>(Format::decode(x) * Format::decode(y));
   }
 };
 
-// Floats of 32 and 64 bits as they are. Which zero it is, -0 or the larger +0, the bits of a block with that result
-// say.
+// Maximum or minimum of floats of 32 and 64 bits, compared as numbers. The comparison takes -0 and +0 as equal, so
+// where a block's result is zero, a second reduction over the bits decides the sign (+0 is the larger).
 template <class T, bool kLargest>
 struct FloatExtreme {
   using Op = Extremum<kLargest>;
-  using Signs = Bitwise<kLargest>;  // combines those of zeros
+  using Signs = Bitwise<kLargest>;  // the monoid that combines the signs of zeros
   using Bits = T;
   using Value = T;
   using Total = T;
@@ -65,7 +68,7 @@ struct FloatExtreme {
   JAXGPUOPS_INLINE Bits result(Value total) const { return total; }
 };
 
-// The largest key. Any NaN is the largest of all, -0 comes before +0.
+// The maximum (or minimum) of elements, taken as the largest key. Any NaN has the largest key, and -0 is less than +0.
 template <class Key>
 struct Extreme {
   using Op = Largest;
@@ -92,7 +95,7 @@ struct Extreme {
     return dtype >= DType::kInt8 && dtype <= DType::kInt64 ? KeyKind::kSigned : KeyKind::kUnsigned;
   }
 
-  // The largest float that is no NaN.
+  // The largest value of the dtype that is not NaN.
   static uint64_t greatest(DType dtype) {
     switch (dtype) {
       case DType::kFloat8E4M3FN: return 0x7e;
@@ -111,20 +114,20 @@ struct Extreme {
   JAXGPUOPS_INLINE Bits result(Value total) const { return decode(total, order); }
 
   KeyOrder order;
-  Key magnitude = 0, nan_above = 0;  // integers: no NaN
+  Key magnitude = 0, nan_above = 0;  // 0 for integers, which have no NaN
   Key identity = 0;
 };
 
 // ---- Loops ----------------------------------------------------------------------------------------------------------
 
-// Elements of a block in memory: `segments` of `count`, that many apart.
+// The elements of a block in memory: `segments` runs of `count` elements each, `stride` apart.
 template <class Monoid>
 struct Elements {
   const typename Monoid::Bits *x, *y;
   int64_t segments, count, stride;
 };
 
-// Their values, without gaps. The flags of `where` lie so, too.
+// Writes the values of the elements to scratch memory without gaps. The flags of `where` are also without gaps.
 template <bool kMasked, class Monoid>
 JAXGPUOPS_SIMD_FMA void evaluate(Monoid monoid, Elements<Monoid> from, const uint8_t* where,
                                  typename Monoid::Value* to) {
@@ -145,12 +148,12 @@ JAXGPUOPS_SIMD_FMA void evaluate(Monoid monoid, Elements<Monoid> from, const uin
   }
 }
 
-// Of values of long rows, without a place for them in memory.
+// Reduces long rows whose elements need a conversion, without writing the converted values to memory.
 template <class Monoid>
 JAXGPUOPS_SIMD_FMA void reduce_values(Monoid monoid, Elements<Monoid> from, typename Monoid::Value* result) {
   using Op = typename Monoid::Op;
   using Value = typename Monoid::Value;
-  constexpr int64_t kLanes = 4 * kPack<Value>, kChain = 16 * kLanes;  // a number goes through few additions
+  constexpr int64_t kLanes = 4 * kPack<Value>, kChain = 16 * kLanes;  // a partial sum goes through few additions
   Value lanes[kGroup * kPack<Value>];
   for (int64_t r = 0; r < from.segments; ++r) {
     const auto* x = from.x + r * from.stride;
@@ -198,7 +201,8 @@ JAXGPUOPS_SIMD_FMA void columns_of_block(const T* x, int64_t steps, int64_t stri
   std::copy(lane, lane + width, result);
 }
 
-// The same where the order must not depend on the width.
+// The same for transposed rows: each column is added strictly in order, so that its result does not depend on the
+// width.
 template <class Op, class T>
 JAXGPUOPS_SIMD_FMA void turned_block(const T* x, int64_t steps, int64_t width, T identity, T* result) {
   JAXGPUOPS_INDEPENDENT
@@ -214,7 +218,7 @@ JAXGPUOPS_SIMD_FMA void turned_block(const T* x, int64_t steps, int64_t width, T
   }
 }
 
-// Values of a block: positions are `stride` apart, outer indices `outer_stride`.
+// The values of a block: neighbours along the axis are `stride` apart, outer indices `outer_stride`.
 template <class T>
 struct Block {
   const T* x;
@@ -230,14 +234,15 @@ struct Block {
   }
 };
 
-// Zeros by their bits: XLA's threads take denormals for zeros.
+// Compares bits, because XLA's threads treat denormals as zeros in float comparisons.
 template <class T>
 JAXGPUOPS_INLINE bool is_zero(T value) {
   using Bits = std::make_unsigned_t<typename FloatFormat<T>::Bits>;
   return static_cast<Bits>(bits_as<Bits>(value) << 1) == 0;
 }
 
-// Gives results that are 0 their sign: + if any element is +0 where the largest is wanted, else - if any is -0.
+// Sets the sign of results that are zero. A maximum is +0 if any element of the row is +0; a minimum is -0 if any is
+// -0.
 template <class Signs, class T>
 void sign_zeros(const Block<T>& block, T* result) {
   using Bits = std::make_unsigned_t<typename FloatFormat<T>::Bits>;
@@ -257,7 +262,7 @@ void sign_zeros(const Block<T>& block, T* result) {
     if (is_zero(result[c])) result[c] = std::copysign(T(0), bits_as<T>(bits[c]));
 }
 
-// Adds the results of a block to those of the blocks before it.
+// Combines the results of a block with those of the blocks before it.
 template <class Monoid>
 JAXGPUOPS_SIMD_FMA void merge_block(const typename Monoid::Value* values, int64_t columns,
                                     typename Monoid::Total* totals) {
@@ -299,7 +304,7 @@ class Reduction {
         : unit(unit), values(new Value[job.strips_.blocks * unit.columns()]) {}
 
     Unit unit;
-    std::unique_ptr<Value[]> values;  // of blocks
+    std::unique_ptr<Value[]> values;  // the results of each block
   };
 
   struct Scratch {
@@ -312,7 +317,7 @@ class Reduction {
     StripOperand<uint8_t> where;
     std::unique_ptr<uint8_t[]> where_block;
     std::unique_ptr<Value[]> values;
-    std::unique_ptr<Bits[]> columns;  // turned: x, and y
+    std::unique_ptr<Bits[]> columns;  // if turned: the transposed elements of x, then of y
   };
 
   bool has_output() const { return false; }
@@ -322,7 +327,7 @@ class Reduction {
     const Unit& unit = stats.unit;
     const Rows& rows = strips_.rows;
     const int64_t first = block * strips_.steps, steps = std::min(strips_.steps, rows.length - first);
-    const int64_t count = steps * unit.width;  // of an outer index
+    const int64_t count = steps * unit.width;  // elements of an outer index
     Value* result = &stats.values[block * unit.columns()];
     if constexpr (!Monoid::kDirect) {
       static_assert(!Monoid::kZeros);
@@ -361,7 +366,7 @@ class Reduction {
  private:
   using Total = typename Monoid::Total;
 
-  // Those of a block at some outer indices.
+  // Returns the elements of a block at some outer indices, transposed if the strips are.
   Elements<Monoid> elements(const Unit& unit, int64_t first, int64_t steps, int64_t outer, int64_t outers,
                             Scratch& scratch) const {
     const Rows& rows = strips_.rows;
@@ -386,7 +391,7 @@ class Reduction {
     return from;
   }
 
-  // Brings the values of a block to scratch memory.
+  // Writes the values of a block to scratch memory.
   void evaluate_block(const Unit& unit, int64_t first, int64_t steps, Scratch& scratch) const {
     Value* values = scratch.values.get();
     if (!scratch.where)
@@ -420,7 +425,7 @@ void run(const Problem& problem, const Buffers& buffers, const Workers& workers)
   if (problem.rows.count() == 0) return;
   const auto reduce = [&](const auto& monoid, const Problem& problem) {
     using Monoid = std::decay_t<decltype(monoid)>;
-    // Values that are not there as they are go through the cache.
+    // Values that are copied to scratch memory need smaller blocks, which stay in the cache.
     const Strips strips(problem.rows, {12, Monoid::kDirect ? 1 << 14 : 1 << 12, 1 << 17, kWidest, kWidest});
     run_strips(Reduction<Monoid>(problem, buffers, strips, monoid), strips, workers);
   };
@@ -443,7 +448,7 @@ void run(const Problem& problem, const Buffers& buffers, const Workers& workers)
     with_unsigned(problem.dtype, [&](auto zero) { reduce(Extreme<decltype(zero)>(problem.dtype, largest), problem); });
   } else if (is_float(problem.dtype)) {
     with_any_format(problem.dtype, add);
-  } else {  // integers wrap, so signs do not matter
+  } else {  // integers wrap, so signed and unsigned sums have the same bits
     with_unsigned(problem.dtype, [&](auto zero) { add(Whole<decltype(zero)>()); });
   }
 }

@@ -1,4 +1,4 @@
-// Reductions on the CPU.
+// The CPU implementation of the reductions, as handlers.cc calls it.
 #pragma once
 
 #include "common/cpu/parallel.h"

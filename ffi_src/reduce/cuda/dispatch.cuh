@@ -1,4 +1,6 @@
-// The reductions, as policies of the row engine, and from an element type to the kernels compiled for it.
+// The reductions, as policies of the row engine (row_engine/cuda/policy.cuh explains the members), and the selection of
+// the kernels compiled for an element type. The engine's kernels decide the regime. They read every operand once and
+// write one number for each row.
 #pragma once
 
 #include "common/cuda/dispatch.cuh"
@@ -10,7 +12,7 @@ namespace jaxgpuops::reduce {
 
 using row_engine::Stat;
 
-// What they have in common. kMasks: there is a `where`.
+// The part that all reductions share. kMasks: the call has a `where` operand.
 template <class E, bool kMasks>
 struct Reduction {
   using Element = E;
@@ -26,8 +28,8 @@ struct Reduction {
   struct Args {
     void* out;
     bool wide;
-    Bits mask;  // Extreme: value ^ mask is in the order of the operation
-    Bits none;  // of no elements, in the order of values
+    Bits mask;  // used by Extreme: value ^ mask has the order of the operation
+    Bits none;  // the identity, which stands in for missing elements
   };
   struct Row {};
   struct Final {
@@ -96,7 +98,8 @@ struct Dot : Sum<E, kMasks> {
   __device__ static Final finish(const Args&, const Row&, const Stat<Dot>& stat) { return {stat.sum(0)}; }
 };
 
-// Maxima of numbers, or of numbers of the other sign: NaN if there is one, and -0 is less than +0.
+// The larger of two values. NaN is larger than any number, and -0 is less than +0. A minimum is the maximum of the
+// negated values.
 __device__ __forceinline__ double larger(double a, double b) {
   if (a != a || b != b) return a != a ? a : b;
   return a > b || (a == b && bits_as<int64_t>(b) < 0) ? a : b;
@@ -148,15 +151,15 @@ struct Extreme : Reduction<E, kMasks> {
 
 // ---- Dispatch -------------------------------------------------------------------------------------------------------
 
-// Calls f with a value of the element's type.
+// Calls f with the element class of the dtype.
 template <class F>
 cudaError_t with_element(DType dtype, F f) {
   if (is_float8(dtype)) return with_float8(dtype, f);
   return is_float(dtype) ? with_float(dtype, f) : with_integer(dtype, f);
 }
 
-// x ^ mask of integers, as an unsigned number, is larger where x is (or smaller); of floats only whether it is 0
-// counts.
+// The mask for which x ^ mask, compared as an unsigned integer, has the order of the values (reversed if `smaller`).
+// For floats the mask only says whether to negate: it is 0 or 1.
 inline uint64_t order_mask(DType dtype, bool smaller) {
   if (is_float(dtype)) return smaller;
   const int bits = 8 * bytes_of(dtype);

@@ -1,4 +1,4 @@
-// CUDA handlers: buffers -> plan -> launch.
+// CUDA handlers of the reductions: each checks its buffers, plans the call and launches the kernel.
 #include "common/cuda/device.h"
 #include "reduce/call.h"
 #include "reduce/cuda/launch.h"

@@ -1,4 +1,4 @@
-// Entry points of this family's CUDA kernels, a file for each; launch.cu chooses among them.
+// Entry points of this family's CUDA kernels, each in a source file of its own; launch.cu selects one.
 #pragma once
 
 #include <cuda_runtime.h>

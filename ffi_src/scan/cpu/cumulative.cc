@@ -10,7 +10,7 @@
 namespace jaxgpuops::scan::cpu {
 namespace {
 
-// How elements are read and results are written. Plane 0 is the one to start from, and to end with.
+// A Form says how elements are made from operands, and results from folds. Elements are made in place, from plane 0.
 template <class T>
 struct Plain {
   bool moves() const { return true; }
@@ -28,14 +28,15 @@ struct Logarithms {
   }
 };
 
-// Extrema move bits, so they are compared as keys: an order in which NaN comes first.
+// The form of maxima and minima. They move bits, so elements are compared as keys, in an order in which NaN comes
+// first.
 template <class T>
 struct Keys {
   ArgOrder arg;
   bool moves() const { return arg.order.magnitude == 0; }
   T flip() const { return static_cast<T>(arg.order.flip); }
   JAXGPUOPS_INLINE T key(T bits) const {
-    using Signed = std::make_signed_t<T>;  // SSE and AVX2 compare these only; magnitudes are positive
+    using Signed = std::make_signed_t<T>;  // SSE and AVX2 compare signed integers only; magnitudes are positive
     const bool nan = static_cast<Signed>(bits & static_cast<T>(~arg.sign)) > static_cast<Signed>(arg.nan_above);
     return static_cast<T>(encode(bits, arg.order) | (nan ? static_cast<T>(~T{0}) : T{0}));
   }
@@ -104,12 +105,13 @@ class Cumulative {
  private:
   Operands operands_;
   Form form_;
-  typename M::Value identity_;  // as an element
-  C least_;                     // as a result
+  typename M::Value identity_;  // the identity as an element of the monoid
+  C least_;                     // the identity as a result
 };
 
 // ---- Short rows -----------------------------------------------------------------------------------------------------
-// They are not worth tiles: squares of a few rows and steps go from memory through registers back to memory.
+// Tiles do not pay for short rows. Squares of a few rows and steps are loaded into registers, transposed, scanned,
+// transposed back and stored.
 
 #ifdef JAXGPUOPS_SQUARES
 template <class M, class T>
@@ -119,7 +121,7 @@ struct Rebind<M<From>, T> {
   using type = M<T>;
 };
 
-// The keys of extrema are made by flipping bits. Where that is not all, the rest was done before.
+// The keys of extrema are made by flipping bits. Where more is needed (floats), make_all() has done it before.
 template <class M, class V, class C>
 JAXGPUOPS_INLINE V flipped(const V& value, C flip) {
   if constexpr (std::is_same_v<M, Maximum<C>>) return static_cast<V>(value ^ flip);
@@ -132,8 +134,9 @@ struct Flips {
   JAXGPUOPS_INLINE C value(C key) const { return flipped<M>(key, flip); }
 };
 
-// Scans rows, as many as are a multiple of the side of a square. Up to a side of elements after the last row are read,
-// and overwritten: a square reaches into the next row, whose first square is therefore written after it.
+// Scans rows, whose number must be a multiple of the side of a square. The last square of a row reaches into the next
+// row, so that up to one side of elements after the last row are read and overwritten. The first square of each row is
+// stored last, which repairs what the row before has overwritten.
 template <class M, bool kBackward, bool kExclusive, class C = typename M::C>
 JAXGPUOPS_SIMD void scan_rows(const C* x, int64_t length, int64_t rows, C identity, C flip, C* y) {
   using V = Vector<C>;
@@ -147,7 +150,7 @@ JAXGPUOPS_SIMD void scan_rows(const C* x, int64_t length, int64_t rows, C identi
       transpose_square<kSide<C>>(square);
       for (int64_t i = 0; i < kSide<C>; ++i) {
         const int64_t step = kBackward ? kSide<C> - 1 - i : i;
-        if (kBackward && s + step >= length) continue;  // of the next row
+        if (kBackward && s + step >= length) continue;  // this element belongs to the next row
         const V before = fold;
         fold = VectorMonoid::combine({before}, {flipped<M>(square[step], flip)}).v;
         square[step] = flipped<M>(kExclusive ? before : fold, flip);
@@ -165,7 +168,7 @@ JAXGPUOPS_SIMD void scan_rows(const C* x, int64_t length, int64_t rows, C identi
   }
 }
 
-// Rows of two elements would fill only a part of the squares.
+// Scans rows of two elements, which would fill only a part of a square.
 template <class M, bool kBackward, bool kExclusive, class Form, class C = typename M::C>
 JAXGPUOPS_SIMD void scan_pairs(Form form, const C* x, int64_t rows, C identity, C* y) {
   JAXGPUOPS_INDEPENDENT
@@ -177,7 +180,7 @@ JAXGPUOPS_SIMD void scan_pairs(Form form, const C* x, int64_t rows, C identity, 
   }
 }
 
-// Calls body with two constants.
+// Calls body(reverse, exclusive) with compile-time constants.
 template <class Body>
 void with_direction(const Problem& problem, const Body& body) {
   using Yes = std::true_type;
@@ -189,7 +192,7 @@ void with_direction(const Problem& problem, const Body& body) {
 template <class M, class C = typename M::C>
 void scan_rows(const C* x, const Problem& problem, int64_t length, int64_t rows, C identity, C flip, C* y) {
   if constexpr (std::is_same_v<M, Maximum<C>> && std::is_unsigned_v<C>) {
-    using Signed = std::make_signed_t<C>;  // faster to compare
+    using Signed = std::make_signed_t<C>;  // signed integers are faster to compare
     constexpr Signed kSign = std::numeric_limits<Signed>::min();
     return scan_rows<Maximum<Signed>>(reinterpret_cast<const Signed*>(x), problem, length, rows,
                                       static_cast<Signed>(static_cast<Signed>(identity) ^ kSign),
@@ -205,9 +208,9 @@ void scan_rows(const C* x, const Problem& problem, int64_t length, int64_t rows,
 }
 
 template <class C>
-constexpr int64_t kShortRow = kTileElements / kSide<C>;  // the longest row that there are squares of in a tile
+constexpr int64_t kShortRow = kTileElements / kSide<C>;  // the longest row for which a tile has room for squares
 
-// Turns to n elements that are neighbours, from `at` on.
+// Binds the operands to n neighbouring elements from index `at` on, and returns a tile that has them as its only step.
 Tile turn_to_elements(Operands& operands, int64_t at, int64_t n) {
   Lanes lanes;
   lanes.count = lanes.run = n;
@@ -260,7 +263,8 @@ void run_short(const Problem& problem, const Buffers& buffers, const Workers& wo
 }
 
 // ---- Long rows ------------------------------------------------------------------------------------------------------
-// The parts of a tile are scanned as short rows, and what is before a part is put before its elements.
+// A tile of one row is divided into parts, which are scanned as short rows; then the fold of all earlier parts is
+// prepended to each part.
 
 template <class M, class Form, class C>
 JAXGPUOPS_SIMD void prepend_fold(Form form, C before, int64_t n, C* folds) {
@@ -268,7 +272,7 @@ JAXGPUOPS_SIMD void prepend_fold(Form form, C before, int64_t n, C* folds) {
   for (int64_t i = 0; i < n; ++i) folds[i] = form.value(M::combine({before}, {folds[i]}).v);
 }
 
-// A Worker whose strips are rows.
+// The counterpart of Worker in cut.h for strips that are single rows.
 template <class Monoid, class Form>
 class RowWorker {
  public:
@@ -293,14 +297,14 @@ class RowWorker {
     const int64_t length = cut_.rows.length, first = block * cut_.block, last = std::min(length, first + cut_.block);
     const bool reverse = problem.reverse;
     Value sum = identity_;
-    bool none = block > 0;  // no fold yet
+    bool none = block > 0;  // there is no fold yet
     for (int64_t at = first; at < last; at += cut_.tile_steps) {
       const int64_t n = std::min(cut_.tile_steps, last - at), begin = reverse ? length - at - n : at;
       const int64_t steps = ceil_div(n, kTileParts * kSide<C>) * kSide<C>, pad = steps * kTileParts - n;
       const Tile tile = turn_to_elements(operands_, row_ * length + begin, n);
 
       C x[kTileElements], folds[kTileElements];
-      const int64_t offset = reverse ? pad : 0;  // what is missing comes last
+      const int64_t offset = reverse ? pad : 0;  // the padding comes last in the direction of the scan
       load(operands_.x, tile, 0, 1, 0, x + offset);
       if constexpr (!std::is_same_v<Form, Plain<C>>) make_all(form_, x + offset, x + offset, n);
       std::fill_n(x + (reverse ? 0 : n), pad, identity_.v);
@@ -360,8 +364,8 @@ void run_logsumexp(const Problem& problem, const Buffers& buffers, const Workers
 
 struct Range {
   KeyKind kind;
-  uint64_t nan_above;        // see ArgOrder
-  uint64_t lowest, highest;  // bits of the identities of the maximum and the minimum
+  uint64_t nan_above;        // as ArgOrder defines it
+  uint64_t lowest, highest;  // bits of the identities of the maximum and of the minimum
 };
 
 Range range_of(DType dtype) {

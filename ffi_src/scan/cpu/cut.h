@@ -1,5 +1,5 @@
-// How a scan is cut into tiles, and tiles are scanned. The cut, and so the association, depends on length, inner and
-// the width of the type only: not on the number of threads, nor on how many rows there are.
+// How a scan is cut into tiles, and how tiles are scanned. The cut decides in which order elements are combined, so it
+// depends on length, inner and the width of the dtype only, and not on the number of threads or rows.
 #pragma once
 
 #include <memory>
@@ -10,18 +10,18 @@
 
 namespace jaxgpuops::scan::cpu {
 
-constexpr int64_t kColumns = 16;            // from as many columns on, they are the lanes
-constexpr int64_t kColumnLanes = 64;        // .. as many of them, or more where they are short
-constexpr int64_t kParts = 32;              // lanes of a long row
-constexpr int64_t kShort = 512;             // longest row that is a lane itself
-constexpr int64_t kBlockTiles = 32;         // tiles of a block, of a row in parts
-constexpr int64_t kBlockSteps = 512;        // of a block of columns: short, so that rounding errors do not add up
-constexpr int64_t kTaskElements = 1 << 15;  // about as many as a task of short rows takes
+constexpr int64_t kColumns = 16;            // with at least so many columns, columns are the lanes
+constexpr int64_t kColumnLanes = 64;        // the least number of columns that are lanes; more if the axis is short
+constexpr int64_t kParts = 32;              // lanes that share a long row
+constexpr int64_t kShort = 512;             // the longest row that is one lane
+constexpr int64_t kBlockTiles = 32;         // tiles of a block, if lanes share rows
+constexpr int64_t kBlockSteps = 512;        // steps of a block of columns; few, so that rounding errors do not add up
+constexpr int64_t kTaskElements = 1 << 15;  // target number of elements of a task of short rows
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// A strip is as many rows as are scanned side by side. Its tiles follow each other along the axis, in blocks: the fold
-// of a block starts from its own first element, so that blocks can be folded at the same time.
+// A strip is the rows that are scanned side by side. Its tiles follow each other along the axis and form blocks. The
+// fold of a block starts with its own first element, so that blocks can be folded in parallel.
 struct Cut {
   explicit Cut(const Rows& rows) : rows(rows) {
     const int64_t fitting = kTileElements / std::max<int64_t>(rows.length, 1);  // lanes of a tile that has all steps
@@ -43,7 +43,7 @@ struct Cut {
     blocks = ceil_div(rows.length, block);
   }
 
-  // Rows whose elements are neighbours, one after the other.
+  // The cut for RowWorker: each strip is a single row of neighbouring elements.
   Cut(const Rows& rows, int64_t tile_steps)
       : rows(rows),
         run(1),
@@ -54,7 +54,7 @@ struct Cut {
         block(kBlockTiles * tile_steps),
         blocks(ceil_div(rows.length, block)) {}
 
-  // The rows of the strip; with parts, as many times.
+  // Finds the rows of a strip. If lanes share rows, each row occurs once for each of its parts.
   void find(int64_t strip, Lanes& lanes) const {
     lanes.outer = strip / runs_per_outer * outers;
     lanes.inner = strip % runs_per_outer * run;
@@ -70,7 +70,7 @@ struct Cut {
   int64_t runs_per_outer, strips, tile_steps, block, blocks;
 };
 
-// Folds each lane from its step `begin`, which is combined with the step before it.
+// Folds the steps [begin, end) of each lane. Step `begin` is combined with the step before it.
 template <class M>
 JAXGPUOPS_SIMD void fold_steps(typename M::C* e, int64_t lanes, int64_t begin, int64_t end) {
   for (int64_t s = begin; s < end; ++s) {
@@ -80,7 +80,7 @@ JAXGPUOPS_SIMD void fold_steps(typename M::C* e, int64_t lanes, int64_t begin, i
   }
 }
 
-// Puts the elements of one step before those of the steps [0, end).
+// Combines the elements of step `step` with those of the steps [0, end), to which they are prepended.
 template <class M>
 JAXGPUOPS_SIMD void prepend(typename M::C* e, int64_t lanes, int64_t step, int64_t end) {
   for (int64_t s = 0; s < end; ++s) {
@@ -91,13 +91,14 @@ JAXGPUOPS_SIMD void prepend(typename M::C* e, int64_t lanes, int64_t step, int64
   }
 }
 
-// A Kind makes elements and results. It has
-//   Monoid                          its elements are in the first planes
-//   kPlanes                         in all
-//   bind(lanes)                     turns to another strip
-//   Monoid::Value initial(lane)     the fold of no element
+// A Kind says how a kind of scan makes elements and results. Its members are
+//
+//   Monoid                          the monoid, whose elements are in the first planes
+//   kPlanes                         the number of planes
+//   bind(lanes)                     selects a strip
+//   Monoid::Value initial(lane)     the fold before the first position
 //   build(tile, planes)             makes the elements of a tile
-//   finish(tile, planes)            writes the results, from the folds up to each step; also that before the first
+//   finish(tile, planes)            writes the results from the fold up to each step and the fold before the first
 template <class Kind>
 class Worker {
  public:
@@ -117,8 +118,8 @@ class Worker {
   }
   int64_t rows() const { return lanes_.count / cut_.parts; }
 
-  // Scans a block. `carry` has the fold of all blocks before it, for each row; the first block has none. `total`
-  // becomes the fold of the block, unless it is the last one.
+  // Scans a block. For each row, `carry` has the fold of all blocks before it, and is null for the first block. `total`
+  // is set to the fold of the block itself, unless it is the last one.
   void scan(int64_t block, const Value* carry, Value* total) { run<true>(block, carry, total); }
   void fold(int64_t block, Value* total) { run<false>(block, nullptr, total); }
 
@@ -133,7 +134,7 @@ class Worker {
       if (cut_.parts > 1) tile_.spread = tile_.steps;
       C* e = memory_.get() + kMaxLanes;
       kind_.build(tile_, e);
-      const bool empty = block > 0 && at == first;  // no fold yet
+      const bool empty = block > 0 && at == first;  // the block has no fold yet
       if (cut_.parts > 1) {
         scan_parts<kScan>(e, carry, total, empty);
       } else {
@@ -191,7 +192,7 @@ class Worker {
   Tile tile_;
 };
 
-// Scans all strips. make() is a Worker, or what has its members.
+// Scans all strips. make() returns a Worker, or an object with the same members.
 template <class Make>
 void run_cut(const Cut& cut, const Workers& workers, const Make& make) {
   using M = typename decltype(make())::M;
@@ -214,8 +215,9 @@ void run_cut(const Cut& cut, const Workers& workers, const Make& make) {
     return;
   }
 
-  // Few long strips: fold each block, then the folds in order, then scan each block.
-  std::vector<Value> folds(cut.strips * cut.blocks * cut.width);  // at [block], then: up to and including it
+  // There are a few long strips: fold each block, then fold these folds in order, then scan each block. `folds` first
+  // has the fold of each block, and then the fold of all blocks up to it.
+  std::vector<Value> folds(cut.strips * cut.blocks * cut.width);
   const auto fold_of = [&](int64_t strip, int64_t block) { return &folds[(strip * cut.blocks + block) * cut.width]; };
   parallel_for(workers, cut.strips * (cut.blocks - 1), [&](int64_t task) {
     auto worker = make();

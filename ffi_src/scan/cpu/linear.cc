@@ -1,4 +1,4 @@
-// Linear recurrences on the CPU, and their cotangents.
+// Linear recurrences and their derivatives on the CPU.
 #include "scan/cpu/run.h"
 #include "scan/cpu/operands.h"
 #include "scan/cpu/cut.h"
@@ -11,8 +11,8 @@ JAXGPUOPS_SIMD void clear_where(const T* where, int64_t n, T* plane) {
   for (int64_t i = 0; i < n; ++i) plane[i] = where[i] != T(0) ? T(0) : plane[i];
 }
 
-// Plane 0 has the factors, plane 1 the terms. The factor of the first position is 0: nothing comes before it, unless
-// there is an h0.
+// The recurrence. Plane 0 has the factors, plane 1 the terms. The factor at the first position is 0, because nothing
+// comes before it, unless there is an h0.
 template <class T>
 class Linear {
  public:
@@ -47,8 +47,9 @@ class Linear {
   T h0_[kMaxLanes];
 };
 
-// The scan of the cotangent of h, in the other direction. Planes: 0, 1 the elements; 2 h of the step before in the
-// direction of the forward call, the one after here; 3 where nothing passes.
+// The derivative scans the cotangent of h in the other direction. Planes 0 and 1 have the elements. Plane 2 has the h
+// that precedes each step in the forward direction and so follows it here. Plane 3 is 1 where nothing passes between
+// steps.
 template <class T>
 JAXGPUOPS_SIMD void factor_cotangents(const T* folds, const T* h_before, const T* cuts, int64_t n, T* out) {
   for (int64_t i = 0; i < n; ++i) out[i] = cuts[i] != T(0) ? T(0) : static_cast<T>(folds[i] * h_before[i]);

@@ -1,5 +1,5 @@
-// The monoids of the scans, as the compiler vectorises them. An element is kept in kPlanes planes that are kPlane
-// apart; load and store take it from there. combine(a, b) is a before b, in the direction of the scan.
+// The monoids of the scans, written for the compiler to vectorise. An element is stored in kPlanes planes, which are
+// kPlane numbers apart; load and store move it. In combine(a, b), a comes before b in the direction of the scan.
 #pragma once
 
 #include <type_traits>
@@ -9,7 +9,7 @@
 
 namespace jaxgpuops::scan::cpu {
 
-// e^-|a - b|, where equal infinities do not differ.
+// e^-|a - b|, where the distance between equal infinities is 0.
 template <class T>
 JAXGPUOPS_INLINE T exp_distance(T a, T b) {
   const T d = a - b, negative = d > 0 ? -d : d;
@@ -53,18 +53,19 @@ template <class T>
 struct Product : Scalar<T> {
   using typename Scalar<T>::Value;
   static JAXGPUOPS_INLINE Value combine(Value a, Value b) {
-    if constexpr (std::is_same_v<T, uint16_t>) return {static_cast<T>(1u * a.v * b.v)};  // int would overflow
+    // The product as int would overflow.
+    if constexpr (std::is_same_v<T, uint16_t>) return {static_cast<T>(1u * a.v * b.v)};
     return {static_cast<T>(a.v * b.v)};
   }
 };
 
 template <class T>
-struct Maximum : Scalar<T> {  // of unsigned keys
+struct Maximum : Scalar<T> {  // elements are unsigned keys
   using typename Scalar<T>::Value;
   static JAXGPUOPS_INLINE Value combine(Value a, Value b) { return {a.v > b.v ? a.v : b.v}; }
 };
 
-// w e^v, v the maximum of the logarithms: w >= 1.
+// An element stands for w e^v, where v is the maximum of the logarithms, so that w >= 1.
 template <class T>
 struct LogSumExp : Pair<T> {
   using typename Pair<T>::Value;
@@ -76,7 +77,7 @@ struct LogSumExp : Pair<T> {
   }
 };
 
-// The map h -> v h + w. v == 0 forgets h, whatever it is.
+// The map h -> v h + w. If v is 0, the result does not depend on h, even if h is infinite or NaN.
 template <class T>
 struct Affine : Pair<T> {
   using typename Pair<T>::Value;
@@ -92,14 +93,15 @@ struct Affine : Pair<T> {
   }
 };
 
-// w e^-v or w e^v, where the v of later elements are larger or smaller: those of the tangent of cumlogsumexp.
+// An element stands for w e^-v (or w e^v), where v never decreases (or increases) along the scan. The tangent of
+// cumlogsumexp uses it.
 template <class T>
 struct ScaledSum : Pair<T> {
   using typename Pair<T>::Value;
   static JAXGPUOPS_INLINE Value combine(Value a, Value b) { return {b.v, a.w * exp_distance(a.v, b.v) + b.w}; }
 };
 
-// A further plane says which elements forget what was before them.
+// Adds a plane to a monoid that marks the starts of segments: an element that is a start forgets everything before it.
 template <class M>
 struct Segmented {
   using C = typename M::C;

@@ -1,11 +1,11 @@
-// What the kinds have in common: the operands as a strip sees them.
+// The part that all kinds of scan share: the operands, as the lanes of a strip read them.
 #pragma once
 
 #include "scan/cpu/tile.h"
 
 namespace jaxgpuops::scan::cpu {
 
-// Calls body with a zero of the type that elements are computed in.
+// Calls body with a zero of the type in which elements are computed.
 template <class Body>
 void with_inexact(DType dtype, const Body& body) {
   switch (dtype) {
@@ -19,7 +19,7 @@ void with_inexact(DType dtype, const Body& body) {
 template <class Body>
 void with_arithmetic(DType dtype, const Body& body) {
   if (is_float(dtype) || is_complex(dtype)) return with_inexact(dtype, body);
-  switch (bytes_of(dtype)) {  // integers wrap, so signs do not matter
+  switch (bytes_of(dtype)) {  // integers wrap, so signed and unsigned integers are treated alike
     case 1: return body(uint8_t{});
     case 2: return body(uint16_t{});
     case 4: return body(uint32_t{});
@@ -29,7 +29,7 @@ void with_arithmetic(DType dtype, const Body& body) {
 
 class Operands {
  public:
-  // `backward`: the direction of the scan, which is not always that of the forward call.
+  // `backward` is the direction of this scan, which may differ from that of the forward call.
   Operands(const Problem& problem, const Buffers& buffers, bool backward) : problem(problem), backward(backward) {
     const auto set = [&](Operand& operand, const void* data, DType dtype) {
       operand.data = const_cast<void*>(data);
@@ -54,12 +54,12 @@ class Operands {
     if (starts.data) starts.bind(lanes, rows, backward, problem.starts);
   }
 
-  // Planes of 1 where nothing passes to a step from the one before it, and 0 elsewhere; of steps [0, end). The first
-  // position is as `first` says, and so is the one after the last, `last`.
+  // Fills the steps [0, end) of a plane with 1 where nothing passes to a step from the step before it, and 0 elsewhere.
+  // The first position gets `first`, and the position after the last one gets `last`.
   template <class C>
   void load_cuts(const Tile& tile, int64_t end, C first, C last, C* plane) const {
     if (problem.segmented) {
-      // A start lies between its position of the array and the one before.
+      // A start separates its position in the array from the position before it, also if the scan runs backward.
       load_flags(starts, tile, 0, end, backward ? -1 : 0, plane);
     } else {
       std::fill_n(plane, end * tile.lanes, C(0));

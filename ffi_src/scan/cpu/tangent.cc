@@ -1,14 +1,15 @@
 // Tangents of cumulative products, extrema and logsumexps on the CPU, and their transposes.
 //
-// In the direction of the scan, which for a transpose is that of the forward call turned around, with t the operand
-// that the map is linear in, and j the position before k:
+// Each is a recurrence h with factors a and terms b (logsumexp: a scaled sum w with exponents v). In the table, J is
+// the tangent and J' its transpose, t the operand in which the map is linear, f whether a position takes the extreme, j
+// the position before k and l the one after it. Directions are those of this scan: J' runs opposite to the forward
+// call.
 //   product    J   a = x_k, b = y_j t_k (exclusive: y_k t_k)           out = h_k (exclusive: h_j)
-//              J'  a = x_j (exclusive: x_k), b = t_k                   out = y_l h_k, l after k (exclusive: y_k h_j)
+//              J'  a = x_j (exclusive: x_k), b = t_k                   out = y_l h_k (exclusive: y_k h_j)
 //   extremum   J   a = not f_k, b = f_k t_k                            out = h_k (exclusive: h_j)
 //              J'  a = not f_j (exclusive: not f_k), b = t_k           out = f_k h_k (exclusive: f_k h_j)
 //   logsumexp  J   v = y_k (exclusive: y_l), w = e^(x_k - v) t_k       out = w of k (exclusive: of j)
 //              J'  v = y_k, w = t_k                                    out = e^(x_k - v) w of k (exclusive: of j)
-// where h is the recurrence of a and b, and f says that the position takes the extreme.
 #include <limits>
 
 #include "scan/cpu/run.h"
@@ -24,11 +25,12 @@ template <class T>
 struct ProductTangent {
   using Monoid = Affine<T>;
 
-  // Steps of the neighbour that the operands of an element, or of a result, are taken from.
+  // How many steps away x and y are read for an element (-1: from the step before); for a transpose, y is read for the
+  // result.
   static constexpr int64_t x_shift(bool transpose, bool exclusive) { return transpose && !exclusive ? -1 : 0; }
   static constexpr int64_t y_shift(bool transpose, bool exclusive) { return exclusive ? 0 : transpose ? 1 : -1; }
 
-  // y of the step before the first is 1.
+  // The y before the first step is 1.
   template <bool kTranspose, bool kExclusive>
   JAXGPUOPS_INLINE void make(T* e, T t, T x, T y, bool cut, int64_t i) const {
     const T before = !kExclusive && cut ? T(1) : y;
@@ -79,7 +81,7 @@ struct LogSumExpTangent {
   static constexpr int64_t x_shift(bool, bool) { return 0; }
   static constexpr int64_t y_shift(bool transpose, bool exclusive) { return exclusive && !transpose ? 1 : 0; }
 
-  // e^(x - y) w for x <= y.
+  // e^(x - y) w for x <= y, without NaN for equal infinities.
   static JAXGPUOPS_INLINE T weigh(T x, T y, T w) {
     const T distance = x == y ? T(0) : x - y;
     const T weight = exp_negative(distance > 0 ? T(0) : distance);
@@ -105,7 +107,8 @@ JAXGPUOPS_SIMD void make_all(Form form, const T* t, const T* x, const T* y, cons
   for (int64_t i = 0; i < n; ++i) form.template make<kTranspose, kExclusive>(e, t[i], x[i], y[i], cuts[i] != T(0), i);
 }
 
-// `cuts` are those before the step; `cuts_y` those between it and the step that y is of.
+// `cuts` says whether a segment starts at a step, and `cuts_y` whether one starts between the step and the step whose y
+// it uses.
 template <bool kTranspose, bool kExclusive, class Form, class T>
 JAXGPUOPS_SIMD void write_all(Form form, const T* fold, const T* x, const T* y, const T* cuts, const T* cuts_y,
                               int64_t n, T* out) {
@@ -151,7 +154,7 @@ class Tangent {
  private:
   static constexpr int64_t kXShift = Form::x_shift(kTranspose, kExclusive),
                            kYShift = Form::y_shift(kTranspose, kExclusive);
-  // Results of a transpose need the step after the one that their element needs, where that is a neighbour.
+  // Results of a transpose need the step after the one that elements need, if that is a neighbour.
   static constexpr int64_t kXLater = kTranspose && kXShift < 0 ? 1 : 0, kYLater = kTranspose && kYShift < 0 ? 1 : 0;
 
   struct Planes {

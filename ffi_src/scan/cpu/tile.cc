@@ -1,4 +1,4 @@
-// Between memory and planes: transposition and conversion.
+// Moves elements between memory and planes, with transposition and conversion.
 #include "scan/cpu/tile.h"
 
 #include <type_traits>
@@ -11,7 +11,7 @@ namespace {
 
 // ---- Movement -------------------------------------------------------------------------------------------------------
 
-// The steps of lane w that exist.
+// The steps [first, last) of lane w whose positions exist.
 struct Steps {
   Steps(const Tile& tile, int64_t w, int64_t begin, int64_t end, int64_t shift) {
     const int64_t position = tile.position(w) + shift;
@@ -21,11 +21,11 @@ struct Steps {
   int64_t first, last;
 };
 
-// Runs of lanes, and steps of theirs, all of which exist.
+// A rectangle of a tile, of neighbouring runs of lanes and neighbouring steps, in which all positions exist.
 struct Block {
   int64_t first_run, runs, first_step, steps;
 
-  // The steps that all lanes have; of parts, the lanes that have all steps.
+  // Finds the steps that exist in all lanes or, if lanes share rows, the lanes in which all steps exist.
   Block(const Tile& tile, int64_t begin, int64_t end, int64_t shift) {
     const int64_t all = tile.lanes / tile.run;
     const Steps first(tile, 0, begin, end, shift);
@@ -35,12 +35,12 @@ struct Block {
     }
     const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
     first_run = std::min(ceil_div(std::max<int64_t>(-(tile.first + shift + begin), 0), tile.spread), all);
-    const int64_t room = tile.length - (tile.first + shift + end);  // behind the first part
+    const int64_t room = tile.length - (tile.first + shift + end);  // positions after those of the first part
     runs = std::max<int64_t>(std::min(room < 0 ? 0 : room / tile.spread + 1, all) - first_run, 0);
     first_step = begin, steps = end - begin;
   }
 
-  // Calls body(lane) for the lanes of other runs.
+  // Calls body(lane) for the lanes outside of the block.
   template <class Body>
   void for_other_lanes(const Tile& tile, const Body& body) const {
     for (int64_t w = 0; w < first_run * tile.run; ++w) body(w);
@@ -48,7 +48,7 @@ struct Block {
   }
 };
 
-// Calls single(w, s) for the elements that exist outside of the block.
+// Calls single(w, s) for the elements outside of the block whose positions exist.
 template <class Single>
 void for_others(const Tile& tile, const Block& block, int64_t begin, int64_t end, int64_t shift, const Single& single) {
   block.for_other_lanes(tile, [&](int64_t w) {
@@ -57,7 +57,7 @@ void for_others(const Tile& tile, const Block& block, int64_t begin, int64_t end
   });
 }
 
-// Clears the steps of a plane that do not exist.
+// Sets the steps of a plane whose positions do not exist to zero.
 template <class T>
 void clear_missing(const Tile& tile, const Block& block, int64_t begin, int64_t end, int64_t shift, T* plane) {
   const int64_t lanes = tile.lanes;
@@ -73,7 +73,7 @@ void clear_missing(const Tile& tile, const Block& block, int64_t begin, int64_t 
   });
 }
 
-// How a block lies in memory.
+// Where a block is in memory.
 template <class T>
 struct Place {
   Place(const Operand& operand, const Tile& tile, const Block& block, int64_t shift)
@@ -86,8 +86,8 @@ struct Place {
   }
   T* first;
   const int64_t step, pitch;
-  bool contiguous;  // the lanes of a step are
-  bool transposed;  // the steps of a run are
+  bool contiguous;  // the lanes of a step are contiguous
+  bool transposed;  // the steps of a run are contiguous
 };
 
 template <class T>
@@ -103,7 +103,7 @@ void take(const Operand& from, const Tile& tile, const Block& block, int64_t shi
   } else if (at.transposed) {
     transpose(at.first + last * at.step, at.pitch, block.runs, block.steps, run, plane + last * lanes, -lanes);
   } else {
-    // It broadcasts. Rows are a run, too.
+    // The operand broadcasts, or its lanes are evenly spaced. Runs of one lane each are treated as one run.
     const int64_t runs = run == 1 ? 1 : block.runs, width = block.runs * run / runs;
     const int64_t apart = run == 1 ? at.pitch : from.neighbour;
     for (int64_t s = 0; s < block.steps; ++s) {
@@ -141,7 +141,7 @@ void gather(const Operand& from, const Tile& tile, int64_t begin, int64_t end, i
   });
 }
 
-// Results have the shape of the problem.
+// Results have the shape of the problem, so they never broadcast.
 template <class T>
 void put(const Operand& to, const Tile& tile, const Block& block, const T* plane) {
   const Place<T> at(to, tile, block, 0);

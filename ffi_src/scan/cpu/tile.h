@@ -1,11 +1,11 @@
-// Tiles: how the CPU scans see memory.
+// Tiles: how the CPU scans access memory.
 //
-// Rows are scanned side by side, in lanes, so that the compiler can vectorise any recurrence. A tile is some steps of
-// each lane. It is brought into a plane of scratch memory, step by step and all lanes of a step together, converted to
-// the type that is computed with; the results go back the same way. Lanes are
-//   columns: neighbouring inner indices, where inner is large
-//   rows:    all inner indices of neighbouring outer indices, where rows are short
-//   parts:   the parts of a chunk of one long row (or of a few columns)
+// Rows are scanned side by side in lanes, so that the compiler can vectorise any recurrence. A tile is some steps of
+// every lane. It is loaded into a plane of scratch memory, where all lanes of a step are together, and converted to the
+// type in which it is computed. Results go back the same way. Lanes are one of
+//   columns: neighbouring inner indices, if inner is large
+//   rows:    all inner indices of neighbouring outer indices, if rows are short
+//   parts:   the parts of a section of one long row (or of a few columns)
 // Positions along the axis are counted in the direction of the scan.
 #pragma once
 
@@ -20,7 +20,8 @@ namespace jaxgpuops::scan::cpu {
 
 constexpr int64_t kMaxLanes = 512;
 constexpr int64_t kTileElements = 1024;
-// A plane has a step more before and after the tile; planes are not a multiple of a page apart.
+// A plane has one more step before and after those of the tile. Planes are not a multiple of a page apart, so that they
+// do not compete for the same cache sets.
 constexpr int64_t kPlane = kTileElements + 2 * kMaxLanes + 64;
 
 template <class T>
@@ -36,11 +37,11 @@ struct Complex {
   friend JAXGPUOPS_INLINE bool operator!=(Complex a, Complex b) { return !(a == b); }
 };
 
-// Which rows the lanes of a strip are: runs of neighbouring inner indices, one run after the other of the next outer
-// index, or of the next part of the same rows.
+// The rows that are lanes of a strip. A run is neighbouring inner indices. Runs follow each other, each for the next
+// outer index or for the next part of the same rows.
 struct Lanes {
   int64_t count = 0, run = 1;
-  int64_t outer = 0, inner = 0;  // of the first
+  int64_t outer = 0, inner = 0;  // those of the first lane
   bool parts = false;
 
   int64_t outer_of(int64_t w) const { return outer + (parts ? 0 : w / run); }
@@ -49,14 +50,14 @@ struct Lanes {
 
 struct Tile {
   int64_t lanes, run, steps;
-  int64_t length;      // of the axis
-  int64_t first;       // the position of the first lane's first step
-  int64_t spread = 0;  // positions from a part to the next; 0 where there are no parts
+  int64_t length;      // length of the axis
+  int64_t first;       // position of the first step of the first lane
+  int64_t spread = 0;  // positions from one part to the next; 0 if there are no parts
 
   int64_t position(int64_t w) const { return spread == 0 ? first : first + w / run * spread; }
 };
 
-// The tile that has the one step of an array of length 1.
+// The tile that has the single step of an array of length 1.
 inline Tile first_step(const Lanes& lanes) {
   Tile tile;
   tile.lanes = lanes.count;
@@ -66,18 +67,18 @@ inline Tile first_step(const Lanes& lanes) {
   return tile;
 }
 
-// An operand or a result as the lanes of a strip see it.
+// An operand or a result, as the lanes of a strip access it. Offsets and distances are in elements.
 struct Operand {
   void* data = nullptr;
   DType dtype = DType::kFloat32;
-  // In elements:
-  int64_t step = 0;                  // from one position to the next
-  int64_t origin = 0;                // of the first lane at position 0
-  bool even = false;                 // lanes are evenly spaced:
-  int64_t neighbour = 0, pitch = 0;  // .. from one lane of a run to the next; from a run to the next, but for parts
-  int64_t origins[kMaxLanes];        // else: of each lane at position 0
+  int64_t step = 0;    // distance from one position to the next
+  int64_t origin = 0;  // offset of the first lane at position 0
+  bool even = false;   // lanes are evenly spaced, by neighbour and pitch
+  // Distance from a lane to the next in its run; from a run to the next, unless they are parts.
+  int64_t neighbour = 0, pitch = 0;
+  int64_t origins[kMaxLanes];  // if not even: the offset of each lane at position 0
 
-  // An operand of the shape of the problem.
+  // Binds an operand that has the shape of the problem to the lanes.
   void bind(const Lanes& lanes, const Rows& rows, bool backward) {
     const int64_t last = backward ? rows.length - 1 : 0;
     step = backward ? -rows.inner : rows.inner;
@@ -87,7 +88,7 @@ struct Operand {
     pitch = lanes.parts ? 0 : rows.length * rows.inner;
   }
 
-  // One that broadcasts.
+  // Binds an operand that broadcasts to the lanes.
   void bind(const Lanes& lanes, const Rows& rows, bool backward, const Broadcast& at) {
     const auto origin_of = [&](int64_t w) {
       return at(lanes.outer_of(w), backward ? rows.length - 1 : 0, lanes.inner_of(w));
@@ -105,20 +106,21 @@ struct Operand {
   }
 };
 
-// Reads the steps [begin, end) of the tile, from positions that are `shift` further; 0 where there is no such position.
-// C is float for all types up to 32 bits that are computed with as float, and otherwise as wide as the element.
+// Loads the steps [begin, end) of the tile from positions that are `shift` higher. Positions that do not exist give 0.
+// C is float for all floats of up to 32 bits, and else the unsigned integer, float or complex type as wide as the
+// element.
 template <class C>
 void load(const Operand& from, const Tile& tile, int64_t begin, int64_t end, int64_t shift, C* plane);
 
-// The same for bytes that are 0 or not.
+// Loads bytes as flags: 1 where a byte is not 0, else 0.
 template <class C>
 void load_flags(const Operand& from, const Tile& tile, int64_t begin, int64_t end, int64_t shift, C* plane);
 
-// Writes the steps of the tile that exist.
+// Stores the steps of the tile whose positions exist.
 template <class C>
 void store(const Operand& to, const Tile& tile, const C* plane);
 
-// Sets the element of each lane that has the position within the steps [begin, end): value(lane).
+// Sets the elements that have the given position, if it is among the steps [begin, end), to value(lane).
 template <class C, class Value>
 void set_at(const Tile& tile, int64_t begin, int64_t end, int64_t position, C* plane, const Value& value) {
   int64_t s = position - tile.first;

@@ -1,8 +1,10 @@
 // Softmax, log_softmax, logsumexp and cross-entropy on the CPU.
 //
-// The exponentials of a block are relative to its own maximum; the factor that makes them relative to the row's comes
-// with the last multiplication. So a block is read once from memory, and its exponentials are taken once, where a
-// thread does all of a row and the row fits into its cache; else the second sweep does the same again.
+// A first sweep over the blocks of a row finds the maximum of each block and the sum of the exponentials relative to
+// that maximum. A second sweep writes the results; its multiplication also converts the exponentials from the block's
+// maximum to the row's. If one thread has the whole row and the row fits into its cache, the first sweep keeps its
+// exponentials, so that each element is read from memory once. Otherwise the second sweep reads the elements and
+// computes the exponentials again.
 #include <optional>
 
 #include "softmax/cpu/run.h"
@@ -26,7 +28,7 @@ class Forward {
         entropy_(problem.op == Op::kCrossEntropy || problem.op == Op::kCrossEntropyGrad),
         exponentials_(problem.op == Op::kSoftmax || problem.op == Op::kCrossEntropyGrad) {}
 
-  // Of each column; not there but for cross-entropy.
+  // The labels of a unit's columns; only cross-entropy has them.
   struct Labels {
     explicit Labels(const Forward& job, const Unit& unit)
         : position(new int64_t[unit.columns()]),
@@ -38,11 +40,11 @@ class Forward {
 
     bool counts(int64_t c) const { return !row_where || row_where[c]; }
 
-    std::unique_ptr<int64_t[]> position;  // -1: no class
+    std::unique_ptr<int64_t[]> position;  // of the label along the axis; -1 if the label is no class
     std::unique_ptr<C[]> numbers;
-    C *logit, *gradient;  // -inf: no class
+    C *logit, *gradient;  // logit is -inf if the label is no class
     std::unique_ptr<uint8_t[]> row_where;
-    std::vector<double> z_sums;  // of blocks
+    std::vector<double> z_sums;  // for each block, the sums of its logits
   };
 
   struct Stats {
@@ -62,9 +64,9 @@ class Forward {
     Unit unit;
     std::vector<C> multiplier;
     std::unique_ptr<C[]> numbers;
-    C *maxima, *sums;      // of blocks
-    C *m, *a, *b;          // of columns: the maximum, the numbers of the result
-    bool special = false;  // a row has no finite maximum, or NaN
+    C *maxima, *sums;      // for each block, the maximum and the sum of each column
+    C *m, *a, *b;          // for each column: the maximum, and two coefficients of the result
+    bool special = false;  // some row has a NaN or an infinite maximum
     std::optional<Labels> labels;
   };
 
@@ -83,7 +85,7 @@ class Forward {
     std::unique_ptr<Bits[]> bias_block;
     std::unique_ptr<uint8_t[]> where_block;
     Lanes<C> lanes;
-    int64_t count[Units::kMaxColumns];  // elements that an outer index has in the block
+    int64_t count[Units::kMaxColumns];  // for each outer index, the number of its elements in the block
     C m[kMaxColumns], a[kMaxColumns];
   };
 
@@ -108,7 +110,7 @@ class Forward {
       for (int64_t r = 0; r < unit.outers; ++r)
         column_maxima(x + r * place.stride, scratch.count[r], unit.width, place.lanes, maxima + r * unit.width);
     }
-    // e^(inf - inf) would be NaN, also in a row that has none.
+    // A row with an infinite maximum and no NaN must get the sum 1, since e^(inf - inf) would make it NaN.
     std::vector<int64_t> infinite;
     for (int64_t c = 0, any = any_is(maxima, columns, kInfinity<C>); any && c < columns; ++c)
       if (maxima[c] == kInfinity<C> && !has_nan(place, scratch.count, x, c)) infinite.push_back(c);
@@ -125,7 +127,7 @@ class Forward {
 
   void finish(Stats& stats) const {
     const int64_t columns = stats.unit.columns();
-    C* sums = stats.sums;  // from here on of columns
+    C* sums = stats.sums;  // from here on the sums of whole columns
     std::copy_n(stats.maxima, columns, stats.m);
     if (strips_.blocks > 1) combine(stats);
     stats.special = any_is_special(stats.m, sums, columns);
@@ -168,7 +170,7 @@ class Forward {
       scale_relative(a, maxima, stats.m, columns, scratch.a);
       a = scratch.a;
     }
-    const C* b = problem_.op == Op::kSoftmax ? a : stats.b;  // softmax has none
+    const C* b = problem_.op == Op::kSoftmax ? a : stats.b;  // softmax has one coefficient only
     C zero = 0;
     const auto store = [&](auto result, const auto*... numbers) {
       store_block<Format, decltype(result)>(x, x, place, scratch.count, buffers_.out, numbers...);
@@ -184,7 +186,7 @@ class Forward {
     for (int64_t r = 0; r < unit.outers; ++r)
       if (scratch.count[r] < place.steps * unit.width) fill_from(out, place, r, scratch.count[r] / unit.width, masked);
     if (entropy_) return set_labels(stats, place, out);
-    // Masked entries of rows that became NaN.
+    // The masked entries of rows whose other results are NaN still have their own value.
     if (!stats.special || !buffers_.where) return;
     for_columns(strips_, unit, [&](int64_t c, int64_t o, int64_t i) {
       if (!is_special(stats.m[c], stats.sums[c])) return;
@@ -212,7 +214,7 @@ class Forward {
     return false;
   }
 
-  // The results of a unit's rows are neighbours.
+  // The results of a unit's rows are contiguous, so a pointer to the first one suffices.
   template <class T>
   T* of_rows(void* results, const Unit& unit) const {
     return static_cast<T*>(results) + unit.first_row(strips_.rows);
@@ -230,7 +232,8 @@ class Forward {
     });
   }
 
-  // Cross-entropy sums without the label: its gradient is that sum, where 1 - p would have lost it.
+  // Cross-entropy excludes the label from the sum: the label's gradient is made of the sum of the others, which would
+  // be lost to rounding in 1 - p.
   void leave_labels_out(const Stats& stats, const Place& place, const int64_t* count, C* z) const {
     const Unit& unit = stats.unit;
     for_columns(strips_, unit, [&](int64_t c, int64_t o, int64_t i) {
@@ -240,7 +243,8 @@ class Forward {
     });
   }
 
-  // Elements of the block that are there, and not masked whole.
+  // Sets how many elements of the block each outer index has: none of a row that does not count, else those that a
+  // causal mask leaves.
   void set_counts(const Stats& stats, const Place& place, int64_t* count) const {
     for (int64_t r = 0; r < place.unit.outers; ++r) {
       const bool skipped = entropy_ && place.single() && !stats.labels->counts(r);
@@ -249,13 +253,13 @@ class Forward {
     }
   }
 
-  // Whether a block lies in memory as it would in scratch memory.
+  // Whether the block has the same layout in memory as in scratch memory.
   bool in_vectors(const Place& place) const {
     return std::is_same_v<Bits, C> && place.dense() && place.stride == place.steps * place.unit.width;
   }
 
-  // Whether the logits of the block are used where they lie: all of them, in whole vectors, and no label to be left
-  // out.
+  // Whether the logits of the block are used in place, without a copy. That needs the layout of scratch memory, logits
+  // that equal x, and no label in the block that has to be excluded.
   bool direct(const Stats& stats, const Place& place) const {
     if (!in_vectors(place) || !stats.multiplier.empty() || buffers_.bias || buffers_.where || buffers_.row_where ||
         problem_.queries != 0)
@@ -268,16 +272,16 @@ class Forward {
 
   const C* in_memory(const Place& place) const { return reinterpret_cast<const C*>(x_ + place.offset(0)); }
 
-  // Whether the blocks of a row are kept till it is known what becomes of them.
+  // Whether partial() keeps the blocks of a row until output() needs them.
   bool keeps() const { return strips_.resident || strips_.blocks == 1; }
 
-  // Where a block's exponentials are kept: where the results will be, if they lie so there. That may be where the
-  // logits are.
+  // Where the exponentials of a block are kept: in the buffer of the results if its layout allows, else in z. The
+  // buffer of the results may also be that of the logits.
   C* terms(const Place& place, C* z) const {
     return in_vectors(place) ? static_cast<C*>(buffers_.out) + place.offset(0) : z;
   }
 
-  // The logits of the block, masked, in z or in memory.
+  // Returns the logits of the block with masked entries at -inf: in place, or copied to z.
   const C* load(const Stats& stats, const Place& place, Scratch& scratch, C* z) const {
     const Unit& unit = stats.unit;
     const int64_t width = unit.width;
@@ -317,7 +321,8 @@ class Forward {
     std::copy(totals.begin(), totals.end(), stats.sums);
   }
 
-  // Losses and the parts of lse, and what gradients are made of: a e^(z - m) - b, but for the label.
+  // Writes the losses and the summands of lse, and sets the coefficients of the gradient, which is a e^(z - m) - b
+  // except at the label.
   void finish_entropy(Stats& stats) const {
     const Unit& unit = stats.unit;
     const int64_t columns = unit.columns();
@@ -359,7 +364,8 @@ class Forward {
       if (!labels.row_where[c]) loss[c] = maximum[c] = log_sum[c] = 0;
   }
 
-  // Gradients that are not like their rows': of labels, and of rows that do not count.
+  // Overwrites the gradients that the formula of the row does not cover: those of labels, and of rows that do not
+  // count.
   void set_labels(const Stats& stats, const Place& place, Bits* out) const {
     const Labels& labels = *stats.labels;
     const int64_t step = strips_.memory.inner;

@@ -1,6 +1,6 @@
-// Loops over the elements of a block, for the compiler to vectorise. Each is there twice: for rows, whose elements are
-// neighbours and whose numbers (maximum, factor ..) are one for all elements; and for columns, whose numbers repeat
-// over `lanes`.
+// Loops over the elements of a block, written for the compiler to vectorise. Most exist twice: for rows, whose elements
+// are contiguous and share one maximum, factor and so on; and for columns, where these numbers repeat every `lanes`
+// elements.
 #pragma once
 
 #include <cstdint>
@@ -12,17 +12,19 @@
 
 namespace jaxgpuops::softmax::cpu {
 
-// Rows in scratch memory: row r has count[r] elements from r * stride on.
+// Rows in scratch memory: row r has count[r] elements, starting at r * stride.
 struct RowBlock {
   int64_t rows, stride;
   const int64_t* count;
 };
 
 constexpr StripShape kShape = {24, 1 << 12, 1 << 16, 2048, 2048, 1 << 18};
-constexpr int64_t kTurnedEntropy = 64;  // .. of cross-entropy: a label would have its row copied anyway
-constexpr int64_t kTask = 1 << 14;      // elements of a task
+// The longest row that cross-entropy transposes. It is shorter than kShape.turned because labels make such rows be
+// copied anyway.
+constexpr int64_t kTurnedEntropy = 64;
+constexpr int64_t kTask = 1 << 14;  // target number of elements of a task
 constexpr int64_t kMaxLanes = kShape.most_width;
-constexpr int64_t kMaxColumns = std::max(Units::kMaxColumns, kMaxLanes);  // of a unit
+constexpr int64_t kMaxColumns = std::max(Units::kMaxColumns, kMaxLanes);  // the most columns that a unit has
 
 template <class C>
 constexpr C kInfinity = std::numeric_limits<C>::infinity();
@@ -93,7 +95,8 @@ JAXGPUOPS_SIMD_FMA void column_maxima(const C* z, int64_t count, int64_t width, 
 
 // ---- Sums -----------------------------------------------------------------------------------------------------------
 
-// What is added up, of an element relative to the row's maximum.
+// The Terms that are summed. Their arguments are an element z, relative to the row's maximum where there is one, and
+// the element of a second operand.
 struct Exp {
   template <class C>
   static JAXGPUOPS_INLINE C of(C z, C) {
@@ -106,21 +109,22 @@ struct Identity {
     return z;
   }
 };
-// What a probability that is near 1 lacks to it is the sum of the others. Two of a half may both be above it, where
-// they come from rounded logarithms; two that are likely there are not.
+// Whether p is so near 1 that 1 - p is better computed as the sum of the other probabilities. The threshold is above a
+// half because rounded logarithms can give two probabilities slightly above a half, and never two above 0.75.
 template <class C>
 JAXGPUOPS_INLINE bool is_likely(C p) {
   return p > C(0.75);
 }
 
-// x or 0, by its bits: of a condition the compiler makes two sums, of which the one that adds 0 takes as long.
+// Returns x or 0 by a bit mask. With a conditional the compiler would make two sums, one of which adds zeros and takes
+// as long as the other.
 template <class C>
 JAXGPUOPS_INLINE C only_if(bool condition, C x) {
   using Bits = typename FloatFormat<C>::Bits;
   return bits_as<C>(static_cast<Bits>(bits_as<Bits>(x) & -static_cast<Bits>(condition)));
 }
 
-// Of t and a probability p.
+// The Terms of derivatives: t is the tangent, p a probability. "Others" are the elements that are not likely.
 struct ProductOfOthers {
   template <class C>
   static JAXGPUOPS_INLINE C of(C t, C p) {
@@ -146,7 +150,7 @@ struct TangentOfLikely {
   }
 };
 
-// Adds Terms of element i to a lane of their sums, and keeps the last one where kKeep.
+// Adds each Term of element i to lane `lane` of its sum. If kKeep, also stores the last Term in terms[i].
 template <bool kKeep, class... Term, class C, size_t kLanes>
 JAXGPUOPS_INLINE void add_terms(const C* z, const C* y, C m, int64_t i, C* terms, C (&sums)[sizeof...(Term)][kLanes],
                                 int64_t lane) {
@@ -157,15 +161,16 @@ JAXGPUOPS_INLINE void add_terms(const C* z, const C* y, C m, int64_t i, C* terms
   if (kKeep) terms[i] = term;
 }
 
-// Asks for what comes `ahead` elements after x, if it is in memory.
+// Prefetches `count` elements at x + ahead, unless ahead is 0.
 template <class C>
 JAXGPUOPS_INLINE void ask(const C* x, int64_t count, int64_t ahead) {
   if (ahead) prefetch(x, count, ahead * static_cast<int64_t>(sizeof(C)));
 }
 
-constexpr int64_t kFewAdditions = 16;  // that a number of a sum goes through, then as many of their sums
+// The most additions that a partial sum goes through, to bound the rounding error.
+constexpr int64_t kFewAdditions = 16;
 
-// Sums of one row in lanes.
+// Sums one row in 16 lanes.
 template <bool kKeep, class... Term, class C>
 JAXGPUOPS_INLINE void sum_row(const C* z, const C* y, C m, int64_t count, C* terms, C* const (&result)[sizeof...(Term)],
                               int64_t row, int64_t ahead) {
@@ -192,7 +197,7 @@ JAXGPUOPS_INLINE void sum_row(const C* z, const C* y, C m, int64_t count, C* ter
   }
 }
 
-// Sums of rows for which a loop a row would cost as much as their elements.
+// Sums rows so short that a separate loop for each row would cost as much as its elements.
 template <class Term, class C>
 JAXGPUOPS_INLINE void sum_short_rows(const C* z, const C* y, RowBlock block, const C* m, C* terms, C* result) {
   for (int64_t r = 0; m && r < block.rows; ++r) {
@@ -208,8 +213,8 @@ JAXGPUOPS_INLINE void sum_short_rows(const C* z, const C* y, RowBlock block, con
   reduce_rows<Add>(terms, block.rows, block.stride, [&](int64_t r) { return block.count[r]; }, C(0), result);
 }
 
-// Sums of several Terms, and the terms themselves where kKeep (then there is one Term), which may replace z; short rows
-// need room for them anyway. y is z where no Term looks at it; no m: 0.
+// Sums each Term over each row. If kKeep, there is one Term, whose values are stored in `terms`; `terms` may be z, and
+// must have room for all elements if rows are short. If no Term uses y, pass z for it. If m is null, the maximum is 0.
 template <bool kKeep, class... Term, class C>
 JAXGPUOPS_SIMD_FMA void sum_rows(const C* z, const C* y, RowBlock block, const C* m, C* terms,
                                  C* const (&result)[sizeof...(Term)], int64_t ahead) {
@@ -226,7 +231,7 @@ JAXGPUOPS_SIMD_FMA void sum_rows(const C* z, const C* y, RowBlock block, const C
   (sum_short_rows<Term>(z, y, block, m, terms, result[k++]), ...);
 }
 
-// The same of columns, to result[k] + first. m repeats over lanes.
+// The same for columns, written to result[k] + first. m repeats every `lanes` elements.
 template <bool kKeep, class... Term, class C>
 JAXGPUOPS_SIMD_FMA void sum_columns(const C* z, const C* y, int64_t count, int64_t width, int64_t lanes, const C* m,
                                     C* terms, C* const (&result)[sizeof...(Term)], int64_t first, int64_t ahead) {
@@ -251,14 +256,15 @@ JAXGPUOPS_SIMD_FMA void sum_columns(const C* z, const C* y, int64_t count, int64
   }
 }
 
-// Of numbers from 1 on.
+// The logarithms of numbers that are at least 1.
 template <class C>
 JAXGPUOPS_SIMD_FMA void logarithms(const C* from, int64_t count, C* to) {
   for (int64_t i = 0; i < count; ++i) to[i] = log_above_one(from[i]);
 }
 
-// Of rows with maximum m, whose sum lacks e^(label - m) (label: -inf where there is none): that number, the whole sum,
-// and its logarithm, which is that of 1 + rest to the last digit where the label is the maximum.
+// For rows whose sum `rest` excludes the label, computes the label's term e^(label - m) (label is -inf if it is no
+// class), the sum with the label, and the logarithm of that sum. Where the label is the maximum, the sum is 1 + rest,
+// and its logarithm is corrected by what the addition rounded off.
 template <class C>
 JAXGPUOPS_SIMD_FMA void add_labels(const C* rest, const C* label, const C* m, int64_t count, C* at_label, C* sum,
                                    C* log_sum) {
@@ -271,21 +277,21 @@ JAXGPUOPS_SIMD_FMA void add_labels(const C* rest, const C* label, const C* m, in
   }
 }
 
-// Whether a row has no finite maximum, or NaN.
+// Whether a row has a NaN or an infinite maximum.
 template <class C>
 JAXGPUOPS_INLINE bool is_special(C m, C sum) {
   return !(m < kInfinity<C> && m > -kInfinity<C>) | (sum != sum);
 }
 
-// Rows of a cross-entropy.
+// The rows of a cross-entropy, an array of numbers for each field.
 template <class C>
 struct Entropy {
   double smoothing, z_loss, length;
-  const int64_t* position;  // of the label; -1: no class
-  const C *label, *m;       // its logit, or -inf; the maximum
-  const C* rest;            // the sum without the label
+  const int64_t* position;  // position of the label along the axis; -1 if the label is no class
+  const C *label, *m;       // the label's logit, or -inf; the row's maximum
+  const C* rest;            // the sum of exponentials without the label
   const C *at_label, *sum, *log_sum;
-  const C* mean;  // of the logits, where there is smoothing
+  const C* mean;  // mean of the logits; set if there is smoothing
 };
 
 template <class C>
@@ -308,7 +314,7 @@ JAXGPUOPS_SIMD_FMA void losses(Entropy<C> rows, int64_t count, C* loss, C* maxim
   }
 }
 
-// a and b of a e^(z - m) - b, and the gradient of the label.
+// Sets the coefficients of the gradient a e^(z - m) - b, and the gradient of the label.
 template <class C>
 JAXGPUOPS_SIMD_FMA void gradients(Entropy<C> rows, const C* maximum, const C* log_sums, const C* cotangents,
                                   int64_t count, C* a, C* b, C* of_label) {
@@ -354,7 +360,7 @@ JAXGPUOPS_SIMD_FMA void log_sum_exps(const C* m, const C* sum, const C* log_sum,
   }
 }
 
-// The parts of such a logarithm: the maximum, 0 where it is not finite, and the rest.
+// The summands of logsumexp: the maximum, or 0 where it is not finite, and the rest.
 template <class C>
 JAXGPUOPS_SIMD_FMA void log_sum_exp_parts(const C* m, const C* sum, const C* log_sum, int64_t count, C* maximum,
                                           C* rest) {
@@ -366,13 +372,13 @@ JAXGPUOPS_SIMD_FMA void log_sum_exp_parts(const C* m, const C* sum, const C* log
   }
 }
 
-// What exponentials are relative to: e^(-inf) is 0 also where there is nothing else.
+// The shift of the exponentials: the maximum, or 0 where the maximum is -inf, so that e^(-inf - m) is 0 and not NaN.
 template <class C>
 JAXGPUOPS_SIMD_FMA void guard(const C* maxima, int64_t count, C* m) {
   for (int64_t i = 0; i < count; ++i) m[i] = maxima[i] == -kInfinity<C> ? C(0) : maxima[i];
 }
 
-// e^(m - whole), where m <= whole are maxima, and what it makes of a sum.
+// e^(m - whole), the factor that converts a sum relative to m into one relative to whole >= m.
 template <class C>
 JAXGPUOPS_INLINE C relative(C m, C whole) {
   return exp_negative(m == whole ? C(0) : m - whole);
@@ -395,7 +401,7 @@ JAXGPUOPS_SIMD_FMA void maximum_of(const C* m, int64_t count, C* whole) {
 
 // ---- Results --------------------------------------------------------------------------------------------------------
 
-// What is written, of an element (t and p for derivatives) and numbers of its row.
+// The Results that are written. Their arguments are an element (for derivatives t and p) and coefficients of its row.
 struct Product {
   template <class C>
   static JAXGPUOPS_INLINE C of(C e, C, C a, C) {
@@ -408,7 +414,7 @@ struct Affine {
     return e * a - b;
   }
 };
-struct ExpProduct {  // e^(z - m), times a number
+struct ExpProduct {  // e^(z - m) a, for blocks whose exponentials were not kept
   template <class C>
   static JAXGPUOPS_INLINE C of(C z, C, C a, C m) {
     return exp_negative(z - m) * a;
@@ -426,7 +432,7 @@ struct Difference {
     return (z - a) - b;
   }
 };
-struct SoftmaxTangent {  // sum: of p (t - origin)
+struct SoftmaxTangent {  // sum: the sum of p (t - origin)
   template <class C>
   static JAXGPUOPS_INLINE C of(C t, C p, C factor, C origin, C sum, C) {
     return p == C(0) ? C(0) : p * ((t - origin) - sum) * factor;
@@ -438,7 +444,7 @@ struct LogSoftmaxTangent {
     return ((t - origin) - sum) * factor;
   }
 };
-struct LogSoftmaxCotangent {  // of t, of p but for the likely one, and of t but for that
+struct LogSoftmaxCotangent {  // sums: total of t; rest of the p that are not likely; others of the t of these
   template <class C>
   static JAXGPUOPS_INLINE C of(C t, C p, C factor, C total, C rest, C others) {
     return (is_likely(p) ? rest * total - others : t - p * total) * factor;
@@ -460,7 +466,7 @@ JAXGPUOPS_SIMD_FMA void store_rows(const C* z, const C* y, RowBlock block, typen
   }
 }
 
-// `rows` times `count` elements, that many apart in scratch memory.
+// Stores `rows` times `count` elements, which are contiguous in scratch memory and to_stride apart in memory.
 template <class Format, class Result, class C, class... Number>
 JAXGPUOPS_SIMD_FMA void store_columns(const C* z, const C* y, int64_t rows, int64_t count, int64_t lanes,
                                       typename Format::Bits* to, int64_t to_stride, const Number*... of_lane) {

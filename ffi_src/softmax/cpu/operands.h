@@ -1,4 +1,5 @@
-// What both passes have in common: rows of a call, and the numbers that scale them.
+// What forward.cc and tangent.cc share: how a call's rows are cut into blocks, and how blocks are loaded, summed and
+// stored.
 #pragma once
 
 #include <tuple>
@@ -10,25 +11,26 @@
 
 namespace jaxgpuops::softmax::cpu {
 
-// The type that elements of a format are computed in.
+// The type in which elements of a format are computed.
 template <class Format>
 using Computed = std::conditional_t<std::is_same_v<Format, Whole<double>>, double, float>;
 
-// How the rows of a call are cut.
+// Returns how the rows of a call are cut into strips and blocks.
 inline Strips strips_of(const Problem& problem) {
   StripShape shape = kShape;
   if (problem.op == Op::kCrossEntropy || problem.op == Op::kCrossEntropyGrad) shape.turned = kTurnedEntropy;
-  if (problem.queries != 0) shape.turned = 0;  // rows have lengths of their own
+  // a causal mask gives each row its own number of elements, so rows are not transposed
+  if (problem.queries != 0) shape.turned = 0;
   return Strips(problem.rows, shape);
 }
 
-// Positions of the block that a causal mask leaves to rows of the outer index.
+// How many positions of the block a causal mask leaves visible to the rows of this outer index.
 inline int64_t visible_steps(const Problem& problem, int64_t outer, int64_t first, int64_t steps) {
   if (problem.queries == 0) return steps;
   return std::clamp<int64_t>(outer / problem.query_stride % problem.queries + 1 - first, 0, steps);
 }
 
-// factor * scale of a unit's rows.
+// factor * scale of each row of a unit.
 template <class C>
 std::vector<C> multipliers(const Problem& problem, const Buffers& buffers, const Strips& strips, const Unit& unit) {
   std::vector<C> result(unit.columns(), static_cast<C>(problem.factor));
@@ -38,7 +40,7 @@ std::vector<C> multipliers(const Problem& problem, const Buffers& buffers, const
   return result;
 }
 
-// A number a column, repeated over lanes.
+// One number for each column, repeated until `lanes` numbers are filled.
 template <class C>
 struct Lanes {
   const C* spread(const C* from, int64_t width, int64_t lanes) {
@@ -48,7 +50,7 @@ struct Lanes {
   C value[kMaxLanes];
 };
 
-// A block as it lies in memory, and in scratch memory: `stride` apart for each outer index there.
+// Where a block is in memory and in scratch memory. In scratch memory, outer indices are `stride` elements apart.
 struct Place {
   Place(const Strips& strips, const Unit& unit, int64_t block)
       : unit(unit),
@@ -69,11 +71,11 @@ struct Place {
   const Unit& unit;
   const Rows& rows;
   bool turned;
-  int64_t run;  // neighbours in memory, if turned
+  int64_t run;  // if turned, the number of columns that are neighbours in memory
   int64_t lanes, first, steps, stride, origin;
 };
 
-// Brings the positions of the block that `visible` says, of outer index r, to scratch memory.
+// Copies the first `visible` positions of the block, for outer index r, to scratch memory.
 template <class Format, class C>
 void load_block(const void* data, const Place& place, int64_t r, int64_t visible, C* to) {
   const auto* from = static_cast<const typename Format::Bits*>(data) + place.offset(r);
@@ -82,7 +84,7 @@ void load_block(const void* data, const Place& place, int64_t r, int64_t visible
   decode_rows<Format>(from, place.rows.inner, visible, width, to, width);
 }
 
-// The same for all positions of all outer indices.
+// Copies the whole block, for all outer indices of the unit, to scratch memory.
 template <class Format, class C>
 void load_blocks(const void* data, const Place& place, C* to) {
   if (place.turned) {
@@ -101,7 +103,8 @@ void load_blocks(const void* data, const Place& place, C* to) {
                       place.stride);
 }
 
-// Writes the results of the block, of numbers a column; `count` says how many elements there are.
+// Writes the results of the block. of_column are the coefficients, one number for each column; count[r] says how many
+// elements outer index r has.
 template <class Format, class Result, class C, class... Number>
 void store_block(const C* z, const C* y, const Place& place, const int64_t* count, void* data,
                  const Number*... of_column) {
@@ -129,8 +132,8 @@ void store_block(const C* z, const C* y, const Place& place, const int64_t* coun
   }
 }
 
-// Sums of Terms over the block, for each a number a column. m may be null. in_memory: the next block is, too, and is
-// asked for.
+// Sums each Term over the block, separately for each column. m may be null. in_memory says that z is read in place, so
+// that the next block is worth a prefetch.
 template <bool kKeep, class... Term, class C>
 void sum_block(const C* z, const C* y, const Place& place, const int64_t* count, const C* m, C* terms,
                C* const (&result)[sizeof...(Term)], bool in_memory = false) {
@@ -148,7 +151,7 @@ void sum_block(const C* z, const C* y, const Place& place, const int64_t* count,
   }
 }
 
-// Sets elements of the block in memory: those from `visible` positions on, of outer index r.
+// Sets the elements of the block from position `visible` on, for outer index r.
 template <class Bits>
 void fill_from(Bits* data, const Place& place, int64_t r, int64_t visible, Bits value) {
   Bits* to = data + place.offset(r);

@@ -1,4 +1,4 @@
-// Softmax and its derivatives on the CPU, in files of their own because each is compiled for many types.
+// Softmax and its derivatives on the CPU. Each is a source file of its own because it is compiled for many dtypes.
 #pragma once
 
 #include "common/cpu/parallel.h"

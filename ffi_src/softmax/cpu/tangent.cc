@@ -1,5 +1,5 @@
-// The derivatives of softmax and log_softmax on the CPU: sums over the row, then a sweep. What they make of the sums is
-// in softmax/cuda/policy.cuh, too.
+// The derivatives of softmax and log_softmax on the CPU: a first sweep sums over the row, a second one writes the
+// results. The formulas are those of softmax/cuda/policy.cuh, which explains why likely elements are summed apart.
 #include "softmax/cpu/run.h"
 #include "softmax/cpu/operands.h"
 
@@ -24,7 +24,7 @@ class Tangent {
           multiplier(multipliers<C>(job.problem_, job.buffers_, job.strips_, unit)),
           sums(kSums * job.strips_.blocks * unit.columns()) {}
 
-    // Sum k of the block's columns; in the end, of block 0, numbers of the results.
+    // Sum k of the columns of a block. After finish(), block 0 has the coefficients of the results instead.
     C* sum(int k, int64_t block) { return &sums[(block * kSums + k) * unit.columns()]; }
 
     Unit unit;
@@ -39,12 +39,12 @@ class Tangent {
           where(job.buffers_.where, job.problem_.where, job.strips_),
           where_block(where ? new uint8_t[job.strips_.elements] : nullptr) {}
 
-    int64_t kept;  // elements of t and of p after it
+    int64_t kept;  // number of elements of t in scratch memory; as many of p follow
     std::unique_ptr<C[]> t;
     C* terms;
     StripOperand<uint8_t> where;
     std::unique_ptr<uint8_t[]> where_block;
-    int64_t count[Units::kMaxColumns];  // elements that an outer index has in the block
+    int64_t count[Units::kMaxColumns];  // for each outer index, the number of its elements in the block
   };
 
   bool has_output() const { return true; }
@@ -55,7 +55,7 @@ class Tangent {
     C* const sums[kSums] = {stats.sum(0, block), stats.sum(1, block), stats.sum(2, block)};
     const auto sum = [&, t = t, p = p](auto first) {
       const C* none = nullptr;
-      // What comes next is not asked for: the cache holds no more than this block of both, for the sweep.
+      // No prefetch of the next block: the cache has room only for this block of t and p, which output() reads again.
       sum_block<false, decltype(first), ProbabilityOfOthers, TangentOfLikely>(t, p, place, scratch.count, none,
                                                                               scratch.terms, sums);
     };
@@ -130,7 +130,7 @@ class Tangent {
     const C *t, *p;
   };
 
-  // Whether t and y are used where they lie.
+  // Whether t and y are used in place, without a copy.
   bool direct(const Place& place) const {
     return std::is_same_v<Bits, C> && place.dense() && problem_.queries == 0 && !buffers_.where;
   }
@@ -140,7 +140,7 @@ class Tangent {
       scratch.count[r] = visible_steps(problem_, place.unit.outer + r, place.first, place.steps) * place.unit.width;
   }
 
-  // t and p of a block that was loaded as the at-th.
+  // The t and p of a block that load() has put into slot `at` of scratch memory.
   Pair operands(Place& place, const Scratch& scratch, int64_t at) const {
     const C* t = scratch.t.get() + at * strips_.elements;
     if (!direct(place)) return {t, t + scratch.kept};
@@ -150,7 +150,7 @@ class Tangent {
             of_logarithms() ? t + scratch.kept : static_cast<const C*>(buffers_.y) + first};
   }
 
-  // Masked entries are as if t were 0.
+  // Loads a block into slot `at` of scratch memory. A masked entry counts as t = 0.
   Pair load(Place& place, Scratch& scratch, int64_t at) const {
     const Unit& unit = place.unit;
     C *t = scratch.t.get() + at * strips_.elements, *p = t + scratch.kept;

@@ -1,4 +1,4 @@
-// From an element type to the kernels compiled for it.
+// Selects the kernels that are compiled for an element type, and fills their parameters.
 #pragma once
 
 #include "common/cuda/dispatch.cuh"

@@ -1,4 +1,4 @@
-// CUDA handlers: buffers -> plan -> launch.
+// CUDA handlers of the softmax family: each checks its buffers, plans the call and launches the kernel.
 #include "common/cuda/device.h"
 #include "softmax/call.h"
 #include "softmax/cuda/launch.h"

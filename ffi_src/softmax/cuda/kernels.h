@@ -1,4 +1,5 @@
-// Entry points of this family's CUDA kernels, a file for each group of operations; launch.cu chooses among them.
+// Entry points of this family's CUDA kernels. Each group of operations is a source file of its own; launch.cu selects
+// one.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,7 +9,8 @@
 
 namespace jaxgpuops::softmax {
 
-// softmax, log_softmax, logsumexp: of positive multiples of x, and of all logits.
+// softmax, log_softmax and logsumexp: launch_plain for logits that are a positive multiple of x and not masked,
+// launch_general for all others.
 cudaError_t launch_plain(cudaStream_t, const RowPlan&, const Problem&, const Buffers&, void* workspace);
 cudaError_t launch_general(cudaStream_t, const RowPlan&, const Problem&, const Buffers&, void* workspace);
 cudaError_t launch_cross_entropy(cudaStream_t, const RowPlan&, const Problem&, const Buffers&, void* workspace);

@@ -1,4 +1,4 @@
-// From a plan to its kernel.
+// Launches the kernels of the operation that a problem names.
 #include "softmax/cuda/launch.h"
 
 #include "softmax/cuda/kernels.h"

@@ -1,4 +1,4 @@
-// The CUDA kernels of the family, seen from their handlers.
+// The function by which the handlers launch this family's CUDA kernels.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,7 +8,8 @@
 
 namespace jaxgpuops::softmax {
 
-// `workspace` holds plan.workspace_bytes for each outer index, and is never read before it is written.
+// `workspace` has plan.workspace_bytes for each outer index. The kernels write what they read from it, so it need not
+// be initialised.
 cudaError_t launch_softmax(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers,
                            void* workspace);
 

@@ -1,8 +1,11 @@
-// The operations of the family, as policies of the row engine.
+// The operations of the softmax family, as policies of the row engine (row_engine/cuda/policy.cuh explains the
+// members). The engine's kernels decide the regime and the number of passes. Each operation reads x (derivatives: t and
+// y) and, if it has a full result, writes as many bytes; only rows that do not fit on the chip are read twice.
 //
-// A row's logits z have a peak m and a sum of e^(z - m). Both are taken of parts of the row, relative to the part's own
-// peak, and merged. Of a peak that is infinite the guard makes the largest number: e^(-inf - m) is 0 then, e^(inf - m)
-// infinite, and nothing is NaN that was not. A maximum that ignores NaN suffices, since the sum does not.
+// A row's logits z have a maximum, called the peak, and a sum of e^(z - peak). Threads compute both for parts of the
+// row, each sum relative to the peak of its part, and merge them. guard() replaces an infinite peak by the largest
+// finite number, so that e^(-inf - peak) is 0, e^(inf - peak) is infinite, and no NaN appears that was not in the row.
+// The maximum may ignore NaN, since the sum does not.
 #pragma once
 
 #include <limits>
@@ -33,17 +36,17 @@ __device__ __forceinline__ double larger_number(double a, double b) { return fma
 __device__ __forceinline__ float smaller_number(float a, float b) { return fminf(a, b); }
 __device__ __forceinline__ double smaller_number(double a, double b) { return fmin(a, b); }
 
-// The maximum as a result, which has to be finite.
+// The maximum as a result. It must be finite, so it is 0 where log_sum is not.
 template <class Acc>
 __device__ __forceinline__ Acc maximum_of(Acc peak, Acc log_sum) {
   return log_sum - log_sum == 0 ? peak : Acc(0);
 }
 
-// factor * scale of a row.
+// Computes factor * scale of a row.
 template <class Acc>
 struct Scale {
   Acc factor;
-  const Acc* scale;  // or null
+  const Acc* scale;  // null if the call has no scale
   Broadcast at;
 
   __device__ Acc operator()(int64_t outer, int64_t i) const {
@@ -51,22 +54,22 @@ struct Scale {
   }
 };
 
-// How e^(z - peak) of a part is computed. Of 16-bit logits it is 2^(base z - offset) with one multiply-add, where
-// offset is base * peak, rounded: what the rounding adds to the exponent is the same for the whole part. It is less
-// than 2 where base is log2(e); beyond 2^24, where different logits are at least 2^12 apart, base is 1 and nothing is
-// rounded.
+// The constants by which e^(z - peak) of a part is computed for 16-bit logits: as 2^(base z - offset), with one
+// multiply-add. offset is base * peak, rounded; the rounding error is the same for the whole part and less than 2, and
+// log_of() takes it out again. From 2^24 on neighbouring logits are at least 2^12 apart, so that base can be 1, which
+// needs no rounding.
 template <class Acc>
 struct FusedShift {
   Acc peak, base, offset;
 };
 
-// Arguments of which a flag is known: what depends on it is decided once, and not for every element.
+// Arguments whose flag() is a compile-time constant, so that no element has to test it.
 template <class Args, bool kFlag>
 struct Known : Args {
   __device__ explicit Known(const Args& args) : Args(args) {}
   static constexpr bool flag() { return kFlag; }
 };
-// .. of which it is known that the factor of logits is 1.
+// Arguments for which unscaled() is a compile-time constant: the factor of the logits is 1.
 template <class Args>
 struct Unscaled : Args {
   __device__ explicit Unscaled(const Args& args) : Args(args) {}
@@ -128,7 +131,7 @@ struct ExponentialSum {
       return exponential(peak, shift);
     }
   }
-  // Of a sum of e^(z - peak).
+  // The logarithm of a sum of e^(z - peak).
   __device__ static Acc log_of(Acc sum, const Shift& shift) {
     if constexpr (kFused) {
       const Acc rounding = fused_multiply_add(shift.peak, shift.base, -shift.offset);
@@ -140,7 +143,8 @@ struct ExponentialSum {
   template <class Args>
   __device__ static Acc add(const Args&, int, Acc sum, Acc z, Acc, const Shift& shift) {
     if constexpr (sizeof(Bits) == 4) {
-      // Its relative error grows with the distance from the peak, and so do not its share of the sum and their product.
+      // The relative error of fast_exp2 grows with the distance from the peak, but such an element's share of the sum
+      // shrinks faster, so that the sum stays accurate.
       return sum + fast_exp2(rounded_product(z - shift, 1.44269504f));
     } else {
       return sum + exponential(z, shift);
@@ -148,7 +152,7 @@ struct ExponentialSum {
   }
 };
 
-// softmax, log_softmax, logsumexp.
+// The policy of softmax, log_softmax and logsumexp.
 template <class E, bool kGeneral>
 struct Softmax : ExponentialSum<E, sizeof(typename E::Bits) == 2 && !kGeneral> {
   using Base = ExponentialSum<E, sizeof(typename E::Bits) == 2 && !kGeneral>;
@@ -157,13 +161,13 @@ struct Softmax : ExponentialSum<E, sizeof(typename E::Bits) == 2 && !kGeneral> {
   using typename Base::Shift;
   static constexpr int kSums = 1;
   static constexpr bool kDecoded = kGeneral, kMasked = kGeneral, kHole = false, kPlainSum = false;
-  static constexpr bool kStoredPeak = !kGeneral;  // the factor is positive
+  static constexpr bool kStoredPeak = !kGeneral;  // the factor is positive, so it keeps the order
   static constexpr bool kFast = !kGeneral && sizeof(Bits) < 8, kLarge = kFast, kPackColumns = kFast, kAlong = kFast,
                         kSingleColumns = kGeneral;
 
   struct Args {
     Op op;
-    Bits* lse;  // or null: its parts are asked for
+    Bits* lse;  // null if the two summands of lse are asked for
     Acc *maximum, *log_sum;
     Scale<Acc> scale;
 
@@ -171,11 +175,11 @@ struct Softmax : ExponentialSum<E, sizeof(typename E::Bits) == 2 && !kGeneral> {
     static constexpr bool unscaled() { return false; }
   };
   struct Row {
-    Acc factor;  // kGeneral
+    Acc factor;  // used only if kGeneral
   };
   struct Final {
     Shift shift;
-    Acc sum;  // kSoftmax: its inverse; kLogSoftmax, kLogSumExp: its logarithm
+    Acc sum;  // kSoftmax: the inverse of the sum; kLogSoftmax, kLogSumExp: its logarithm
   };
 
   __device__ static Row row(const Args& args, int64_t outer, int64_t i, int64_t, int64_t) {
@@ -203,7 +207,8 @@ struct Softmax : ExponentialSum<E, sizeof(typename E::Bits) == 2 && !kGeneral> {
   __device__ static Acc value(const A& args, Acc x) {
     return args.unscaled() ? x : rounded_product(x, args.scale.factor);
   }
-  __device__ static Acc ordered_value(const Args& args, Acc x) { return value(args, x); }  // the factor is positive
+  // Right because the factor is positive.
+  __device__ static Acc ordered_value(const Args& args, Acc x) { return value(args, x); }
   __device__ static Acc decode(const Args&, const Row& row, Acc x) { return rounded_product(x, row.factor); }
   __device__ static Acc scaled(int, Acc sum, Acc weight) { return rounded_product(sum, weight); }
 
@@ -211,7 +216,7 @@ struct Softmax : ExponentialSum<E, sizeof(typename E::Bits) == 2 && !kGeneral> {
     const Shift shift = Base::guard(stat.peak());
     const Acc sum = stat.sum(0);
     if (args.op == Op::kLogSumExp) return {shift, Base::log_of(sum, shift)};
-    if (!(sum < infinity<Acc>())) return {shift, nan<Acc>()};  // there is an infinity, or a NaN
+    if (!(sum < infinity<Acc>())) return {shift, nan<Acc>()};  // the row has an infinity or a NaN
     return {shift, args.op == Op::kSoftmax ? Acc(1) / sum : Base::log_of(sum, shift)};
   }
   __device__ static void write_row(const Args& args, int64_t index, const Row&, const Final& final) {
@@ -232,7 +237,8 @@ struct Softmax : ExponentialSum<E, sizeof(typename E::Bits) == 2 && !kGeneral> {
   __device__ static Acc masked_output(const Args& args) { return args.op == Op::kSoftmax ? Acc(0) : -infinity<Acc>(); }
 };
 
-// The label is left out of the row's statistics, so that 1 minus its probability is the sum of the others.
+// The policy of cross_entropy and its gradient. The label is excluded from the row's statistics, so that 1 - p of the
+// label is computed as the sum of the other elements and not lost to rounding.
 template <class E>
 struct CrossEntropy : ExponentialSum<E, sizeof(typename E::Bits) == 2> {
   using Base = ExponentialSum<E, sizeof(typename E::Bits) == 2>;
@@ -248,21 +254,22 @@ struct CrossEntropy : ExponentialSum<E, sizeof(typename E::Bits) == 2> {
     const Bits* logits;
     const int32_t* labels;
     const uint8_t* where;
-    const Acc* cotangent;  // or null: no gradient is asked for
+    const Acc* cotangent;  // null if no gradient is asked for
     Broadcast where_at, cotangent_at;
     Acc label_smoothing, z_loss, length;
-    Acc *loss, *maximum, *log_sum;  // with a gradient: only the loss
+    Acc *loss, *maximum, *log_sum;  // with a gradient, only the loss is written
   };
   struct Row {
     bool counts;
-    int label;  // -1: no class
+    int label;  // -1: the label is no class
     Acc z_label, cotangent;
   };
   struct Final {
     Shift shift;
-    Acc slope, offset;            // the gradient is slope e^(z - peak) - offset
-    Acc at_label;                 // and this there
-    Acc others, of_label, total;  // sums of e^(z - peak), and of z: for the loss, which one thread computes
+    Acc slope, offset;  // the gradient is slope e^(z - peak) - offset
+    Acc at_label;       // the gradient at the label
+    // for the loss: sums of e^(z - peak) without and at the label, and of z; one thread computes the loss
+    Acc others, of_label, total;
   };
 
   __device__ static Row row(const Args& args, int64_t outer, int64_t i, int64_t length, int64_t inner) {
@@ -271,7 +278,7 @@ struct CrossEntropy : ExponentialSum<E, sizeof(typename E::Bits) == 2> {
   __device__ static bool counts(const Args& args, int64_t outer, int64_t i) {
     return !args.where || args.where[args.where_at(outer, 0, i)];
   }
-  // A row in two steps: what the second reads, the first has to know.
+  // A row is loaded in two steps: completed() reads the label's logit, whose address depends on what begun() loads.
   __device__ static Row begun(const Args& args, int64_t outer, int64_t i, int64_t length, int64_t inner) {
     Row row = {};
     row.counts = counts(args, outer, i);
@@ -319,7 +326,7 @@ struct CrossEntropy : ExponentialSum<E, sizeof(typename E::Bits) == 2> {
     const Acc sum = others + of_label, smoothing = args.label_smoothing;
     const Acc g = has_label && sum < infinity<Acc>() ? row.cotangent : nan<Acc>();
     const Acc inverse = 1 / sum;
-    Acc pull = 0;  // of z_loss, on each probability
+    Acc pull = 0;  // the derivative of z_loss lse^2 by lse; each probability is weighted by it
     if (args.z_loss != 0) pull = 2 * args.z_loss * (Base::peak_of(shift) + Base::log_of(sum, shift));
     final.slope = g * (inverse * (1 + pull));
     final.offset = g * (smoothing / args.length);
@@ -332,7 +339,7 @@ struct CrossEntropy : ExponentialSum<E, sizeof(typename E::Bits) == 2> {
       const Acc others = final.others, of_label = final.of_label;
       peak = Base::peak_of(final.shift);
       const Acc smoothing = args.label_smoothing, z_loss = args.z_loss;
-      // A probability near 1 is 1 less those of the others, which the logarithm of the sum of all has lost.
+      // For a probability near 1, log(1 + others / of_label) keeps the digits that the logarithm of the whole sum loses.
       const bool likely = others < of_label && of_label < infinity<Acc>();
       log_sum = likely ? (row.z_label - peak) + logarithm_beyond_1(others / of_label)
                        : Base::log_of(others + of_label, final.shift);
@@ -349,18 +356,18 @@ struct CrossEntropy : ExponentialSum<E, sizeof(typename E::Bits) == 2> {
   }
   __device__ static Acc output(const Args&, const Row& row, const Final& final, Acc z, Acc) {
     const Acc value = fused_multiply_add(Base::exponential(z, final.shift), final.slope, -final.offset);
-    // 0 whatever the logits are where the row does not count; without a branch for every element.
+    // A row that does not count gets 0 whatever its logits are. The mask avoids a branch for every element.
     using Word = std::conditional_t<sizeof(Acc) == 8, uint64_t, uint32_t>;
     return bits_as<Acc>(bits_as<Word>(value) & -static_cast<Word>(row.counts));
   }
   __device__ static Acc hole_output(const Args&, const Row&, const Final& final) { return final.at_label; }
 };
 
-// What the tangents have in common: x is t.
+// What the policies of derivatives share; operand x is the tangent t.
 //
-// What matters of a probability p near 1 is what it lacks to 1, which is not in p but in the others. So a likely one is
-// left out of the sums: with its t as the origin, t - sum of p t is what the others make of it. (In 16 bits results
-// cannot show that, and there is one sum.)
+// For a probability p near 1 the result depends on 1 - p, which rounding has removed from p but which the other
+// probabilities still have. So a likely element is excluded from the sums: with its t as the origin, the other elements
+// alone make t - sum of p t. 16-bit results cannot show the difference, so for them there is just one sum.
 template <class E>
 struct Tangent {
   using Element = E;
@@ -383,14 +390,14 @@ struct Tangent {
     Acc factor;
   };
   struct Final {
-    Acc origin, sum;    // of p (t - origin); transposed log_softmax: of p, without the likely one
-    Acc others, total;  // transposed log_softmax: of t, without the likely one and with it
+    Acc origin, sum;    // the sum of p (t - origin); transposed log_softmax: the sum of p without the likely one
+    Acc others, total;  // transposed log_softmax: the sum of t without the likely one, and with it
   };
 
-  // At most one is, however p were rounded.
+  // However the p were rounded, at most one of a row is above 0.75.
   __device__ static bool is_likely(Acc p) { return p > Acc(0.75); }
 
-  // Sum k: of p t, of p, and of t where p is likely.
+  // Sum 0 adds up p t and sum 1 adds up p, both without the likely element; sum 2 is the t of the likely element.
   __device__ static Acc add_term(int k, Acc sum, Acc t, Acc p) {
     if (!kTails) return fused_multiply_add(p, t, sum);
     const bool likely = is_likely(p);
@@ -425,7 +432,7 @@ struct Tangent {
   __device__ static void write_row(const Args&, int64_t, const Row&, const Final&) {}
 };
 
-// Where y is 0 the result is 0, and t may be infinite.
+// Where y is 0 the result is 0, even if t is infinite.
 template <class E>
 struct SoftmaxTangent : Tangent<E> {
   using typename Tangent<E>::Acc;
@@ -462,7 +469,8 @@ struct LogSoftmaxTangent : Tangent<E> {
   __device__ static void with_sum_args(const Args& args, F f) {
     with_known(args, f);
   }
-  // Transposed, sum k: of t where p is not likely, of p there, and of t elsewhere.
+  // If transposed, sum 0 adds up t and sum 1 adds up p, both without the likely element; sum 2 is the t of the likely
+  // element.
   template <class A>
   __device__ static Acc add(const A& args, int k, Acc sum, Acc t, Acc y, Acc) {
     if (!args.flag()) return Tangent<E>::add_term(k, sum, t, exponential<E>(y));

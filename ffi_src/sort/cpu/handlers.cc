@@ -1,6 +1,6 @@
-// Sort on the CPU: a row becomes a list of keys with their indices, which is sorted by counting digits, or by comparing
-// all with all where it is short. Columns are brought into cache a strip at a time; the few rows of a small batch are
-// sorted by all threads together.
+// Sort on the CPU. A row becomes a list of keys with their indices, which is sorted by radix digits or, if it is short,
+// by comparing all elements with each other. If the axis is not the last, a strip of neighbouring columns at a time is
+// transposed in the cache. If there are only a few long rows, all threads sort each row together.
 #include <algorithm>
 #include <memory>
 
@@ -11,15 +11,15 @@
 namespace jaxgpuops::sort {
 namespace {
 
-constexpr int64_t kTaskElements = 1 << 15;   // about as many as a task of short rows takes
-constexpr int64_t kPartElements = 1 << 16;   // a part of a row that threads share has at least as many
-constexpr int64_t kStripElements = 1 << 18;  // a strip has at most as many, if it has several columns
+constexpr int64_t kTaskElements = 1 << 15;   // target number of elements of a task of short rows
+constexpr int64_t kPartElements = 1 << 16;   // the least number of elements in a part of a row that threads share
+constexpr int64_t kStripElements = 1 << 18;  // the largest number of elements of a strip that has several columns
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 template <class Key>
 struct Sort {
-  using Item = Composite<Key>;  // larger ones come first
+  using Item = Composite<Key>;  // composites are compared as integers; larger ones come first
 
   const Problem& problem;
   const Key* x;
@@ -36,7 +36,7 @@ struct Sort {
       for (int64_t i = begin; i < end; ++i) at[i] = index_of<Key>(items[i]);
   }
 
-  // A row that lies in one piece, as its results do. `items` and `scratch` hold as many.
+  // Sorts a row that is contiguous, with contiguous results. `items` and `scratch` have room for its elements.
   void sort_row(const Key* row, Key* to, int32_t* at, Item* items, Item* scratch) const {
     const int64_t n = problem.rows.length;
     for (int64_t i = 0; i < n; ++i) items[i] = item(row, i);
@@ -44,7 +44,7 @@ struct Sort {
     write(row, items, 0, n, to, at);
   }
 
-  // Where `inner` is 1.
+  // Sorts all rows, which are contiguous: `inner` is 1.
   void sort_rows(const Workers& workers) const {
     const int64_t n = problem.rows.length, rows = problem.rows.outer;
     const int64_t rows_per_task = std::max<int64_t>(1, kTaskElements / n);
@@ -55,7 +55,7 @@ struct Sort {
     });
   }
 
-  // Neighbouring columns, as many as a cache line has, become rows and are put back.
+  // Transposes as many neighbouring columns as a cache line has, sorts them as rows and transposes the results back.
   void sort_columns(const Workers& workers) const {
     const auto [outer, n, inner] = problem.rows;
     const int64_t most = std::clamp<int64_t>(kStripElements / n, 1, 64 / static_cast<int64_t>(sizeof(Key)));
@@ -75,8 +75,8 @@ struct Sort {
     });
   }
 
-  // One row by all threads: each counts the digits of a part of it, and moves the part to where the counts of the parts
-  // before it end.
+  // Sorts one row with all threads. For each digit, every thread counts the elements of its part of the row by digit,
+  // and then moves them: the start of each digit in a part follows from the counts of the parts before it.
   void sort_together(const Key* row, Key* to, int32_t* at, const Workers& workers) const {
     const int64_t n = problem.rows.length;
     const int64_t parts = std::min(workers.threads, ceil_div(n, kPartElements)), part = ceil_div(n, parts);

@@ -1,7 +1,7 @@
-// Rows that the registers of a block hold: all passes of a radix sort (eight bits each, low ones first) take place in
-// shared memory. Passes in which all elements of the row have the same digit are skipped.
+// Radix sort of rows that fit into the registers of a block. All passes, each by a digit of eight bits from the lowest
+// up, run in shared memory. A pass in which all elements of the row have the same digit is skipped.
 //
-// Bytes moved: each element once, and each result once.
+// Bytes moved: every element is read once, and every result is written once.
 #include "sort/cuda/digits.cuh"
 #include "sort/cuda/kernels.h"
 

@@ -1,7 +1,8 @@
-// What the radix sorts have in common: where the elements of a block go in a stable sort by one digit of eight bits.
+// The part that the radix sorts share: where the elements of a block go in a stable sort by one digit of eight bits.
 //
-// Elements are in warp order: warp w has a run of 32 * kItems, of which lane l holds places l, l + 32, and so on. Those
-// that do not exist come after all others and have the last digit: they stay behind the others in every pass.
+// Elements are in warp order: warp w has 32 * kItems neighbouring elements, of which lane l holds number l, l + 32 and
+// so on. Slots past the end of the row come after all elements and get the last digit, so that every pass leaves them
+// behind.
 #pragma once
 
 #include "common/cuda/intrinsics.cuh"
@@ -17,7 +18,7 @@ __device__ __forceinline__ uint32_t digit_of(Key key, int shift) {
   return static_cast<uint32_t>(key >> shift) & (kDigits - 1);
 }
 
-// The lanes with the same digit. A vote for each bit is faster than match.any.
+// Returns the lanes whose element has the same digit. One vote for each bit is faster than match.any.
 __device__ __forceinline__ uint32_t lanes_with(uint32_t digit) {
   uint32_t same = kEveryLane;
 #pragma unroll
@@ -35,15 +36,15 @@ __device__ __forceinline__ uint32_t lanes_before() {
   return mask;
 }
 
-// Adds to each digit, from bit 8 on, the rank of its element among those of its warp that have the digit. `counts` are
-// the warp's, and become how many there are of each digit.
+// Ranks each element among those of its warp that have the same digit, and adds the rank to `digit` from bit 8 on.
+// `counts` belongs to the warp; afterwards counts[d] is the number of its elements with digit d.
 template <int kItems>
 __device__ __forceinline__ void rank_in_warp(uint32_t (&digit)[kItems], uint32_t* counts) {
   for (int d = threadIdx.x % 32; d < kDigits; d += 32) counts[d] = 0;
   __syncwarp();
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
-    asm volatile("" ::: "memory");  // votes of later elements would take registers
+    asm volatile("" ::: "memory");  // keeps the votes of later elements, and the registers they need, behind this point
     const uint32_t same = lanes_with(digit[i]), ahead = __popc(same & lanes_before());
     const uint32_t before = counts[digit[i]];
     __syncwarp();
@@ -53,12 +54,13 @@ __device__ __forceinline__ void rank_in_warp(uint32_t (&digit)[kItems], uint32_t
   }
 }
 
-// Where such an element goes in the block, from where its digit and warp begin.
+// Returns the position in the block of an element that rank_in_warp() has ranked. `counts` here holds the start of each
+// digit in the element's warp, as begin_of_digits() leaves it.
 __device__ __forceinline__ uint32_t place_of(uint32_t ranked, const uint32_t* counts) {
   return counts[ranked % kDigits] + (ranked >> kDigitBits);
 }
 
-// The sum of what the first 256 threads give, over the threads before. All threads of the block come here.
+// Returns the sum of `value` over all lower threads, for the first 256 threads. All threads of the block must call it.
 __device__ __forceinline__ uint32_t sum_before(uint32_t value, uint32_t* warps) {
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   uint32_t sum = value;
@@ -75,8 +77,8 @@ __device__ __forceinline__ uint32_t sum_before(uint32_t value, uint32_t* warps) 
   return before + sum - value;
 }
 
-// From the counts of all warps to where the elements of each digit and warp begin in the block. Returns, to thread d of
-// the first 256, how many have digit d, and where these begin in `begin`.
+// Replaces the counts of each warp and digit by the position in the block where those elements start. To thread d of
+// the first 256 it returns the number of elements with digit d, and in `begin` where they start.
 template <int kWarps>
 __device__ __forceinline__ uint32_t begin_of_digits(uint32_t* counts, uint32_t* warps, uint32_t& begin) {
   uint32_t total = 0;

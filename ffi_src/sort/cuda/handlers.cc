@@ -1,4 +1,4 @@
-// CUDA handler: buffers -> plan -> launch.
+// CUDA handler of the sort: it checks its buffers, plans the call and launches the kernels.
 #include "common/cuda/device.h"
 #include "sort/call.h"
 #include "sort/cuda/launch.h"

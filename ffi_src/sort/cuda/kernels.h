@@ -1,4 +1,4 @@
-// Entry points of this family's CUDA kernels, one per file; launch.cu chooses among them.
+// Entry points of this family's CUDA kernels, each in a source file of its own; launch.cu selects among them.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,16 +13,16 @@ namespace jaxgpuops::sort {
 
 struct Buffers {
   const void* x;
-  void* values;      // null where only indices are wanted
-  int32_t* indices;  // null where only values are
+  void* values;      // null if only indices are wanted
+  int32_t* indices;  // null if only values are wanted
   void* workspace;
 };
 
-// to[o, c, r] = from[o, r, c], of elements of 8, 16, 32 or 64 bits.
+// Transposes: to[o, c, r] = from[o, r, c]. Elements have 8, 16, 32 or 64 bits.
 cudaError_t launch_turn(cudaStream_t, const void* from, void* to, int64_t outer, int64_t rows, int64_t columns,
                         int bits);
 
-// Of rows that lie in one piece: `inner` is 1.
+// Sorts contiguous rows: `inner` is 1.
 cudaError_t launch_block(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 cudaError_t launch_sweep(cudaStream_t, const Problem&, const Buffers&);
 

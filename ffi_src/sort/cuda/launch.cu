@@ -1,4 +1,4 @@
-// From a plan to its kernels.
+// Launches the kernels of a plan.
 #include "sort/cuda/launch.h"
 
 #include "sort/cuda/kernels.h"
@@ -7,7 +7,8 @@
 namespace jaxgpuops::sort {
 namespace {
 
-// Top-k's kernel, with all elements of a row; there, larger keys come first.
+// Sorts with top-k's kernel, where k is the length of the row. That kernel puts larger keys first, so the order is
+// inverted.
 cudaError_t launch_team(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   topk::Plan team;
   team.algorithm = topk::Algorithm::kSort;

@@ -1,4 +1,4 @@
-// The CUDA kernels of the family, seen from their handlers.
+// The function by which the handler launches this family's CUDA kernels.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,7 +10,7 @@
 
 namespace jaxgpuops::sort {
 
-// `values` and `indices` are null where they are not wanted.
+// `values` and `indices` are null if not wanted.
 cudaError_t launch_sort(cudaStream_t stream, const Plan& plan, const Problem& problem, const void* x, void* values,
                         int32_t* indices, void* workspace);
 

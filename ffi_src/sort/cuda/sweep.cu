@@ -1,13 +1,14 @@
-// Rows of any length, a digit of eight bits at a time, low ones first: one sweep over the row for each digit, after one
-// that counts all digits. Passes in which all elements of a row have the same digit are skipped, by the device.
+// Radix sort of rows of any length, by a digit of eight bits at a time from the lowest up. A first kernel counts all
+// digits; then one pass over the row sorts it by each digit. A pass in which all elements of a row have the same digit
+// is skipped; the device decides that.
 //
-// A block takes a tile of a row, sorts it by the digit in shared memory, and writes it in runs of equal digits. Where
-// these begin it learns from the blocks before, each of which tells its counts as soon as it knows them, and their sums
-// with those before them soon after (decoupled look-back). Indices are made in the first pass; keys that nobody asked
-// for are not written in the last.
+// In a pass a block takes a tile of a row, sorts it by the digit in shared memory, and writes each group of equal
+// digits to where it belongs. It learns these positions by decoupled look-back: each tile publishes its digit counts as
+// soon as it has them, and soon after their sums over all tiles before it. The first pass makes the indices. The last
+// pass does not write keys that are not wanted.
 //
-// Bytes moved: the keys once to count; then with each pass keys and indices, in and out. After: Adinets and Merrill,
-// "Onesweep" (2022).
+// Bytes moved: the keys are read once for counting; each pass reads and writes keys and indices once. The algorithm is
+// that of Adinets and Merrill, "Onesweep" (2022).
 #include "sort/cuda/digits.cuh"
 #include "sort/cuda/kernels.h"
 
@@ -21,8 +22,8 @@ constexpr int kCountThreads = 512;
 struct CountArgs {
   const void* x;
   RowHead* heads;
-  uint32_t* counts;  // [row][pass][digit]: how many; when all are counted, how many are less
-  uint32_t* status;  // to be zeroed
+  uint32_t* counts;  // [row][pass][digit]: elements with this digit; once all are counted, elements with a lower digit
+  uint32_t* status;  // the status words of pass_kernel, which count_kernel sets to zero
   int64_t rows, length, tiles;
   SortOrder order;
 };
@@ -55,7 +56,7 @@ __global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_const
   }
   for (; at < end; at += kCountThreads) count(x[at]);
 
-  // This block's share of the words that tiles will tell each other.
+  // Sets this block's share of the status words, by which tiles communicate later, to zero.
   const int64_t words = a.tiles * kPasses * kDigits, share = (words + blocks - 1) / blocks;
   uint32_t* const status = a.status + row * words;
   for (int64_t w = block * share + threadIdx.x; w < min((block + 1) * share, words); w += kCountThreads) status[w] = 0;
@@ -83,12 +84,14 @@ __global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_const
     if (threadIdx.x < kDigits) all[p * kDigits + threadIdx.x] = less;
     __syncthreads();
   }
-  if (threadIdx.x == 0) a.heads[row].active = active ? active : 1;  // one pass at least moves what it finds
+  // at least one pass must run, to copy the elements to the results
+  if (threadIdx.x == 0) a.heads[row].active = active ? active : 1;
 }
 
 // ---- Passes ---------------------------------------------------------------------------------------------------------
 
-// What a tile tells of a digit: nothing yet (0), its own count (plus 1), or the sum with all tiles before it.
+// A status word tells what a tile has published about a digit: nothing yet (0), its own count plus 1, or, marked by
+// kSum, the sum over this tile and all before it.
 constexpr uint32_t kSum = 1u << 31;
 
 __device__ __forceinline__ void tell(uint32_t* to, uint32_t word) {
@@ -102,9 +105,9 @@ __device__ __forceinline__ uint32_t ask(const uint32_t* from) {
 
 struct PassArgs {
   const void* x;
-  void* keys[2];        // where passes read and write in turns; the last writes to the first
-  int32_t* indices[2];  // likewise
-  bool keys_wanted;     // by the last pass
+  void* keys[2];        // passes alternate between the two; the last one writes to the first
+  int32_t* indices[2];  // passes alternate between the two, as for keys
+  bool keys_wanted;     // the last pass writes its keys
   RowHead* heads;
   const uint32_t* counts;
   uint32_t* status;
@@ -118,7 +121,7 @@ struct PassShared {
   static constexpr int kItems = sweep_items(sizeof(Key)), kTile = kSweepThreads * kItems;
   uint32_t counts[kSweepThreads / 32 * kDigits];
   Key keys[kTile];
-  int32_t indices[kTile];  // the last member: absent where there are none
+  int32_t indices[kTile];  // the last member, because calls without indices leave it out of their shared memory
 };
 
 template <class Key, bool kIndices>
@@ -126,14 +129,15 @@ __global__ void __launch_bounds__(kSweepThreads, kSweepBlocks) pass_kernel(const
   constexpr int kPasses = sizeof(Key), kItems = sweep_items(sizeof(Key)), kTile = kSweepThreads * kItems;
   auto& shared = *reinterpret_cast<PassShared<Key>*>(dynamic_shared_memory());
   __shared__ uint32_t warps[kDigits / 32], ticket;
-  __shared__ int32_t shift_of[kDigits];  // from the place in the tile of an element of a digit to that in the row
+  __shared__ int32_t shift_of[kDigits];  // for each digit, position in the row minus position in the tile
   if (threadIdx.x == 0) ticket = atomicAdd(&a.heads->tickets[a.pass], 1u);
   __syncthreads();
-  const int64_t row = ticket % a.rows, tile = ticket / a.rows;  // tiles of other rows give those before time
+  // consecutive blocks take tiles of different rows, which gives earlier tiles time to publish
+  const int64_t row = ticket % a.rows, tile = ticket / a.rows;
   const uint32_t active = a.heads[row].active, this_pass = 1u << a.pass;
   if (!(active & this_pass)) return;
   const bool is_first = !(active & (this_pass - 1)), is_last = active < 2 * this_pass;
-  const int to = __popc(active >> a.pass) % 2 == 1 ? 0 : 1;  // the last pass writes the results
+  const int to = __popc(active >> a.pass) % 2 == 1 ? 0 : 1;  // chosen so that the last pass writes to the results
   const Key* const from_keys =
       (is_first ? static_cast<const Key*>(a.x) : static_cast<const Key*>(a.keys[1 - to])) + row * a.length;
   const int32_t* const from_indices = kIndices ? a.indices[1 - to] + row * a.length : nullptr;

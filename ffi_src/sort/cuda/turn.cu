@@ -1,6 +1,7 @@
-// Columns become rows, and rows columns: what the radix sorts need where the axis is not the last.
+// Transposes columns to rows and rows to columns, which the radix sorts need where the axis is not the last.
 //
-// Bytes moved: each element in and out, both in runs, as tiles of 1024 elements turn in shared memory.
+// Bytes moved: every element is read and written once. Tiles of 1024 elements are transposed in shared memory, so that
+// reads and writes are both coalesced.
 #include "sort/cuda/kernels.h"
 
 #include <algorithm>
@@ -42,7 +43,7 @@ __global__ void __launch_bounds__(kTurnThreads)
 
 cudaError_t launch_turn(cudaStream_t stream, const void* from, void* to, int64_t outer, int64_t rows, int64_t columns,
                         int bits) {
-  // A tile is a square; where the array has fewer columns or rows than a side, the other side is longer.
+  // A tile is a square of 32 x 32. If the array has fewer rows or columns than that, the other side is longer.
   constexpr int64_t side = 32;
   int64_t across = side;
   if (columns < side) across = columns;

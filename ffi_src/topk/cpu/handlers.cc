@@ -1,5 +1,5 @@
-// Top-k, argmax and argmin on the CPU: how rows are shared among threads and brought into cache. selector.h has the
-// selection itself.
+// Top-k, argmax and argmin on the CPU: how rows are divided among threads and brought into the cache. The selection
+// itself is in selector.h.
 #include <algorithm>
 #include <memory>
 
@@ -10,16 +10,16 @@
 namespace jaxgpuops::topk {
 namespace {
 
-constexpr int64_t kCacheLine = 64;           // bytes
-constexpr int64_t kTaskElements = 1 << 16;   // about as many input elements as a task of short rows takes
-constexpr int64_t kSliceElements = 1 << 15;  // a slice of a long row has at least as many
-constexpr int64_t kTileElements = 1 << 18;   // of a strip's chunk
+constexpr int64_t kCacheLine = 64;           // in bytes
+constexpr int64_t kTaskElements = 1 << 16;   // target number of input elements of a task of short rows
+constexpr int64_t kSliceElements = 1 << 15;  // the least number of elements in a slice of a long row
+constexpr int64_t kTileElements = 1 << 18;   // elements of a chunk of a strip
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// The work, cut three ways. A strip is some neighbouring columns of one outer index, read together so that every cache
-// line is used whole; a single row where the axis is the last. Few strips are cut into slices of the axis, so that all
-// threads have work; many short ones are put together into tasks.
+// Divides the work into tasks. A strip is some neighbouring columns of one outer index, read together so that every
+// cache line is used whole; if the axis is the last, it is a single row. If there are few strips, each is cut into
+// slices along the axis, so that all threads have work. If there are many short ones, a task takes several.
 struct Cut {
   Cut(const Rows& rows, int64_t max_width, int64_t min_slice, int64_t threads) {
     width = std::min(rows.inner, max_width);
@@ -41,7 +41,7 @@ struct Strip {
 };
 
 Strip strip_at(const Cut& cut, const Rows& rows, int64_t number) {
-  if (rows.inner == 1) return {number, 0, 1};  // spares short rows two divisions
+  if (rows.inner == 1) return {number, 0, 1};  // a shortcut that saves two divisions for each short row
   const int64_t column = number % cut.strips_per_outer * cut.width;
   return {number / cut.strips_per_outer, column, std::min(cut.width, rows.inner - column)};
 }
@@ -55,23 +55,23 @@ struct Topk {
   Key* values;
   int32_t* indices;
 
-  // What a thread needs to work on a strip.
+  // The working memory of a thread for one strip.
   struct Desk {
     Desk(const Problem& problem, int64_t width, int64_t length, int64_t chunk) : chunk(chunk) {
       for (int64_t w = 0; w < width; ++w) selectors.emplace_back(problem.k, length, problem.order);
       scratch.reset(new Composite<Key>[selectors[0].scratch_elements()]);
       if (problem.rows.inner > 1) tile.reset(new Key[width * tile_stride()]);
     }
-    // Odd in cache lines: columns of a tile do not compete for the same lines of the cache.
+    // An odd number of cache lines, so that the columns of a tile do not compete for the same sets of the cache.
     int64_t tile_stride() const { return (ceil_div(chunk * sizeof(Key), kCacheLine) | 1) * kCacheLine / sizeof(Key); }
 
     const int64_t chunk;
     std::vector<Selector<Key>> selectors;
     std::unique_ptr<Composite<Key>[]> scratch;
-    std::unique_ptr<Key[]> tile;  // a chunk of each column, one after the other
+    std::unique_ptr<Key[]> tile;  // a chunk of each column, one column after the other
   };
 
-  // Offers x[begin, end) of each column of the strip to its selector.
+  // Offers x[begin, end) of each column of the strip to the column's selector.
   void select(const Strip& strip, int64_t begin, int64_t end, Desk& desk) const {
     const auto [outer, length, inner] = problem.rows;
     for (int64_t w = 0; w < strip.width; ++w) desk.selectors[w].reset();
@@ -85,7 +85,7 @@ struct Topk {
     } while (at < end && !filter_lines(from, at, end, strip.width, desk));
   }
 
-  // Offers n elements of each column, through a tile where they lie one column after the other.
+  // Offers n elements of each column, copied to a tile in which each column is contiguous.
   void offer_chunk(const Key* x, int64_t first, int64_t n, int64_t width, Desk& desk) const {
     const int64_t inner = problem.rows.inner, stride = desk.tile_stride();
     for (int64_t j = 0; j < n; ++j)
@@ -93,8 +93,8 @@ struct Topk {
     for (int64_t w = 0; w < width; ++w) desk.selectors[w].offer(&desk.tile[w * stride], n, first, desk.scratch.get());
   }
 
-  // Where every column has a threshold, few lines have an element to offer, and x is best read as it lies. Returns
-  // whether it was.
+  // Once every column has a threshold, few lines have an element that reaches one, and reading x in place is faster
+  // than copying it to a tile. Returns whether it did so.
   bool filter_lines(const Key* x, int64_t begin, int64_t end, int64_t width, Desk& desk) const {
     Key floors[kLine<Key>];
     if (width != kLine<Key>) return false;
@@ -110,7 +110,7 @@ struct Topk {
     return true;
   }
 
-  // Writes a column of the result from its best k in index order.
+  // Writes a column of the results. `best` has its k elements in the order of their indices.
   void write(int64_t outer, int64_t column, Composite<Key>* best, Composite<Key>* scratch) const {
     const int64_t k = problem.k, inner = problem.rows.inner;
     if (problem.sorted) sort_by_key<Key>(best, k, scratch);
@@ -143,7 +143,8 @@ struct Topk {
       return;
     }
 
-    // The best of each slice, then the best of those: in index order throughout.
+    // Selects the best k of each slice, then the best k of those. All lists are in the order of indices, so that ties
+    // go to the lower one.
     std::vector<std::vector<Composite<Key>>> lists(rows.count() * cut.slices);
     parallel_for(workers, cut.tasks, [&](int64_t task) {
       const int64_t slice = task % cut.slices, begin = slice * cut.slice_length;
@@ -171,7 +172,7 @@ struct Topk {
 
 // ---- argmax and argmin ----------------------------------------------------------------------------------------------
 
-// encode_arg without its branches, so that the compiler vectorises what calls it.
+// The same as encode_arg() but without branches, so that the compiler can vectorise its callers.
 template <class Key>
 JAXGPUOPS_INLINE Key encode_as(Key bits, ArgOrder arg) {
   const auto all_if = [](bool condition) { return condition ? static_cast<Key>(~Key{0}) : Key{0}; };
@@ -180,7 +181,7 @@ JAXGPUOPS_INLINE Key encode_as(Key bits, ArgOrder arg) {
   return static_cast<Key>(encode(number, arg.order) | all_if(magnitude > static_cast<Key>(arg.nan_above)));
 }
 
-// Integers need none of the rules for floats.
+// Integers need none of the rules for NaN and zeros.
 template <class Key>
 JAXGPUOPS_INLINE Key encode_as(Key bits, KeyOrder order) {
   return encode(bits, order);
@@ -193,7 +194,7 @@ JAXGPUOPS_SIMD Key largest_key(const Key* x, int64_t n, Order order) {
   return largest;
 }
 
-// The first largest key of x[begin, end) and its index.
+// Finds the largest key of x[begin, end) and the first index that has it.
 template <class Key, class Order>
 void argmax_row(const Key* x, int64_t begin, int64_t end, Order order, Key* best, int32_t* index) {
   constexpr int64_t kShort = 32, kChunk = 4096;
@@ -206,7 +207,7 @@ void argmax_row(const Key* x, int64_t begin, int64_t end, Order order, Key* best
       key = std::max(key, other);
     }
   } else {
-    // Most chunks have nothing larger than what came before.
+    // Most chunks have no larger key than the chunks before, so only the maximum of a chunk is computed at first.
     for (int64_t i = begin; i < end; i += kChunk) {
       const Key largest = largest_key(x + i, std::min(kChunk, end - i), order);
       if (largest <= key) continue;
@@ -218,7 +219,7 @@ void argmax_row(const Key* x, int64_t begin, int64_t end, Order order, Key* best
   *index = static_cast<int32_t>(at);
 }
 
-// The same for `width` neighbouring columns, whose rows are `stride` apart.
+// The same for `width` neighbouring columns, whose rows are `stride` elements apart.
 template <class Key, class Order>
 JAXGPUOPS_SIMD void argmax_columns(const Key* x, int64_t begin, int64_t end, int64_t stride, int64_t width, Order order,
                                    Key* __restrict best, int32_t* __restrict index) {

@@ -1,10 +1,11 @@
-// Top-k of one row on the CPU: the row streams past a rising threshold, and what passes is kept in index order.
+// Top-k of one row on the CPU: the elements that reach a rising threshold are kept, in the order of their indices.
 //
-// 1. A first chunk is dealt into a few groups. The k-th largest group maximum is a threshold that at least k elements
-//    reach, and on most data few others do.
-// 2. Elements are compared with the threshold a block at a time; nearly every block has none to keep.
-// 3. When the list of what was kept is full, it is cut to the best k, and the threshold rises to the k-th.
-// Exactness never depends on the data, and neither does linear time: a list of at least 2k is cut by one selection.
+// 1. The elements of a first chunk are dealt out to groups. The k-th largest of the group maxima is a threshold that at
+//    least k elements reach; on most data few others do.
+// 2. Elements are compared with the threshold in blocks; nearly every block has none to keep.
+// 3. When the list of kept elements is full, it is cut to the best k, and the threshold rises to just above the k-th.
+//
+// The result is exact and the time linear for any data, since each cut of at least 2k elements is one linear selection.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +23,8 @@
 
 namespace jaxgpuops::topk {
 
-// Leaves the best k of a list at its front, in the order they were in, and returns the k-th. `scratch` holds as many.
+// Moves the best k elements of a list to its front, without changing their order, and returns the k-th best. `scratch`
+// has room for `size` elements.
 template <class C>
 C keep_best(C* list, int64_t size, int64_t k, C* scratch) {
   std::copy(list, list + size, scratch);
@@ -36,10 +38,10 @@ C keep_best(C* list, int64_t size, int64_t k, C* scratch) {
   return last;
 }
 
-// Which elements of a block reach their floor: a byte each, 1 or 0. Returns whether any does.
+// Sets reached[i] to 1 if element i of the block reaches its floor, else to 0. Returns whether any does.
 template <class Key, int64_t kSize, class Floor>
 JAXGPUOPS_INLINE bool compare_block(const Key* x, KeyOrder order, Floor floor, uint8_t* reached) {
-  uint8_t flags[kSize];  // a local array: the compiler knows that it does not overlap x
+  uint8_t flags[kSize];  // a local array, so that the compiler knows that it does not overlap x
   for (int64_t i = 0; i < kSize; ++i) flags[i] = encode(x[i], order) >= floor(i);
   uint64_t words[kSize / 8], any = 0;
   std::memcpy(words, flags, sizeof(flags));
@@ -52,7 +54,7 @@ JAXGPUOPS_INLINE bool compare_block(const Key* x, KeyOrder order, Floor floor, u
 template <class Visit>
 void for_each_reached(const uint8_t* reached, int64_t size, Visit visit) {
   for (int64_t begin = 0; begin < size; begin += 8) {
-    uint64_t word;  // little endian: the lowest byte is the first
+    uint64_t word;  // little endian, so the lowest byte is that of the first element
     std::memcpy(&word, reached + begin, sizeof(word));
     for (; word; word &= word - 1) visit(begin + __builtin_ctzll(word) / 8);
   }
@@ -60,8 +62,8 @@ void for_each_reached(const uint8_t* reached, int64_t size, Visit visit) {
 
 constexpr int64_t kFilterBlock = 64;
 
-// The first block of x at or after `at` that has an element whose key reaches `floor`; n or more if there is none. The
-// last block may be short.
+// Returns the first block of x at or after `at` that has an element whose key reaches `floor`, or at least n if there
+// is none. The last block may be short.
 template <class Key>
 JAXGPUOPS_SIMD int64_t find_block(const Key* x, int64_t at, int64_t n, KeyOrder order, Key floor, uint8_t* reached) {
   for (; at + kFilterBlock <= n; at += kFilterBlock)
@@ -70,7 +72,8 @@ JAXGPUOPS_SIMD int64_t find_block(const Key* x, int64_t at, int64_t n, KeyOrder 
   return at;
 }
 
-// The same for neighbouring columns, each with a floor of its own: a block is a cache line, lines are `stride` apart.
+// Here a block is one cache line of neighbouring columns, each of which has a floor of its own. Lines are `stride`
+// elements apart.
 template <class Key>
 constexpr int64_t kLine = 64 / sizeof(Key);
 
@@ -82,7 +85,7 @@ JAXGPUOPS_SIMD int64_t find_line(const Key* x, int64_t at, int64_t end, int64_t 
   return at;
 }
 
-// Largest key of each of `groups` groups, dealt out in turn.
+// Computes the largest key of each group. Element i belongs to group i % groups.
 template <class Key>
 JAXGPUOPS_SIMD void group_maxima(const Key* x, int64_t n, KeyOrder order, int64_t groups, Key* maxima) {
   std::fill(maxima, maxima + groups, Key{0});
@@ -98,7 +101,7 @@ JAXGPUOPS_SIMD void compose_all(const Key* x, int64_t n, KeyOrder order, uint32_
 template <class Key>
 class Selector {
  public:
-  // For rows of at most `length` elements, k of them or more.
+  // A row that is offered must have at least k and at most `length` elements.
   Selector(int64_t k, int64_t length, KeyOrder order) : k_(k), order_(order), limit_(std::min(2 * k + 256, length)) {
     list_.reset(new Composite<Key>[limit_ + kFilterBlock]);
     for (groups_ = 16; groups_ < 2 * k; groups_ *= 2) {
@@ -111,8 +114,8 @@ class Selector {
     closed_ = false;
   }
 
-  // Takes n elements with consecutive indices, above those of all elements before. The first call of a row sets the
-  // threshold, and should offer seed_elements(k) at least, if the row has as many.
+  // Offers n elements with consecutive indices, which must be higher than those of all elements offered before. The
+  // first offer for a row sets the threshold; it should have at least seed_elements(k) elements if the row has so many.
   void offer(const Key* x, int64_t n, int64_t first, Composite<Key>* scratch) {
     if (size_ == 0) seed(x, n, reinterpret_cast<Key*>(scratch));
     for (int64_t at = 0; at < n && !closed_;) {
@@ -134,24 +137,24 @@ class Selector {
     }
   }
 
-  // Takes one element whose key has reached the floor.
+  // Adds one element whose key is known to reach the floor.
   void take(Key bits, int64_t index, Composite<Key>* scratch) {
     if (closed_) return;
     list_[size_++] = compose(encode(bits, order_), static_cast<uint32_t>(index));
     if (size_ > limit_) cut(scratch);
   }
 
-  // An element is worth offering if its key reaches this. 0 until there is a threshold.
+  // The least key that an element must have to be kept, or 0 while there is no threshold.
   Key floor() const { return floor_; }
 
-  // The best k, or all if there were fewer, in index order.
+  // Returns the best k elements (all, if there were fewer) in the order of their indices.
   Composite<Key>* finish(Composite<Key>* scratch) {
     if (size_ > k_) cut(scratch);
     return list_.get();
   }
   int64_t size() const { return size_; }
 
-  // Elements that `scratch` must hold.
+  // The number of elements for which `scratch` must have room.
   int64_t scratch_elements() const { return std::max(limit_ + kFilterBlock, groups_); }
 
   static int64_t seed_elements(int64_t k) { return std::max<int64_t>(4096, 16 * k); }
@@ -159,7 +162,7 @@ class Selector {
  private:
   void seed(const Key* x, int64_t n, Key* maxima) {
     n = std::min(n, 4 * seed_elements(k_));
-    if (n < 4 * groups_) return;  // the threshold would keep most elements anyway
+    if (n < 4 * groups_) return;  // groups this small would give a threshold that most elements reach
     group_maxima(x, n, order_, groups_, maxima);
     std::nth_element(maxima, maxima + k_ - 1, maxima + groups_, std::greater<>());
     floor_ = maxima[k_ - 1];
@@ -169,12 +172,12 @@ class Selector {
     const Key last = key_of<Key>(keep_best(list_.get(), size_, k_, scratch));
     size_ = k_;
     closed_ = last == std::numeric_limits<Key>::max();
-    if (!closed_) floor_ = last + 1;  // a later element must be larger: its index is
+    if (!closed_) floor_ = last + 1;  // a later element with the same key has a higher index, so it would lose the tie
   }
 
   const int64_t k_;
   const KeyOrder order_;
-  const int64_t limit_;  // the list is cut when it is longer
+  const int64_t limit_;  // the list is cut when it is longer than this
   int64_t groups_;
   std::unique_ptr<Composite<Key>[]> list_;
   int64_t size_ = 0;

@@ -1,4 +1,5 @@
-// The gate on the CPU: top-k's selection, a row at a time, with scores in vector loops.
+// The mixture-of-experts gate on the CPU, a row at a time: top-k's selector chooses, and vectorised loops compute the
+// scores.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -11,8 +12,8 @@
 namespace jaxgpuops::topk_softmax {
 namespace {
 
-constexpr int64_t kTaskElements = 1 << 15;  // about as many as a task takes
-constexpr int64_t kSorted = 32;             // rows up to here are sorted whole
+constexpr int64_t kTaskElements = 1 << 15;  // target number of elements of a task
+constexpr int64_t kSorted = 32;             // the longest row that is sorted whole
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 struct Float32 {
@@ -26,10 +27,10 @@ JAXGPUOPS_SIMD void decode_row(const typename Element::Bits* bits, int64_t n, fl
   for (int64_t j = 0; j < n; ++j) z[j] = Element::decode(bits[j]);
 }
 
-JAXGPUOPS_INLINE float larger(float a, float b) { return b > a ? b : a; }  // drops a NaN b
+JAXGPUOPS_INLINE float larger(float a, float b) { return b > a ? b : a; }  // ignores b if it is NaN
 JAXGPUOPS_INLINE float add(float a, float b) { return a + b; }
 
-// Folds in a fixed order that vectors take.
+// Folds a row in 16 lanes. The order is fixed, and the compiler can vectorise it.
 template <class Fold>
 JAXGPUOPS_INLINE float fold_row(const float* z, int64_t n, float first, Fold fold) {
   constexpr int64_t kLanes = 16;
@@ -46,7 +47,7 @@ JAXGPUOPS_INLINE float fold_row(const float* z, int64_t n, float first, Fold fol
 
 JAXGPUOPS_SIMD float max_of_row(const float* z, int64_t n) { return fold_row(z, n, -kInfinity, larger); }
 
-// e = e^(z - top), and their sum.
+// Sets e = e^(z - top), and returns the sum of e.
 JAXGPUOPS_SIMD float exp_row(const float* z, int64_t n, float top, float* e) {
   for (int64_t j = 0; j < n; ++j) e[j] = exp_negative(z[j] - top);
   return fold_row(e, n, 0, add);
@@ -58,7 +59,8 @@ JAXGPUOPS_SIMD void scale_row(float* e, int64_t n, float inverse) {
   for (int64_t j = 0; j < n; ++j) e[j] *= inverse;
 }
 
-// Sigmoids, all divided by e^shift, shift <= 0: e^(z - shift) / (1 + e^z) below 0, 1 / (1 + e^-z) above.
+// Computes the sigmoid divided by e^shift, for shift <= 0, without overflow: e^(z - shift) / (1 + e^z) if z <= 0. If z
+// > 0, the callers' shift is 0 and the value is 1 / (1 + e^-z).
 JAXGPUOPS_SIMD void sigmoid_row(const float* z, int64_t n, float shift, float* s) {
   for (int64_t j = 0; j < n; ++j) {
     const float below = exp_negative(z[j] - shift), magnitude = z[j] > 0 ? -z[j] : z[j];
@@ -66,7 +68,7 @@ JAXGPUOPS_SIMD void sigmoid_row(const float* z, int64_t n, float shift, float* s
   }
 }
 
-// What rows are selected by, as bits.
+// Sets the keys by which a row is selected: the bits of score + bias, where every NaN is the same.
 JAXGPUOPS_SIMD void add_bias(const float* scores, int64_t n, const float* bias, int64_t stride, uint32_t* keys) {
   for (int64_t j = 0; j < n; ++j) {
     const float sum = scores[j] + bias[j * stride];
@@ -74,7 +76,7 @@ JAXGPUOPS_SIMD void add_bias(const float* scores, int64_t n, const float* bias, 
   }
 }
 
-// A worker's place: it goes from row to row.
+// The working memory of a thread, which is reused from row to row.
 template <class Element, bool kBiased>
 class Gate {
  public:
@@ -118,7 +120,7 @@ class Gate {
   using Key = std::conditional_t<kBiased, uint32_t, Bits>;
   inline static const KeyOrder kOrder = key_order(KeyKind::kFloat, 8 * sizeof(Key), true);
 
-  // The best k in order.
+  // Returns the best k elements, best first.
   const Composite<Key>* choose(const Bits* row, int64_t o, int64_t i) {
     if constexpr (kBiased) {
       const int64_t n = problem_.rows.length;
@@ -150,7 +152,7 @@ class Gate {
     return best;
   }
 
-  // e = the weights of the chosen logits z.
+  // Sets e to the weights of the chosen logits z.
   void weigh() {
     const int64_t k = problem_.k;
     const float* z = z_.data();
@@ -181,7 +183,7 @@ class Gate {
   std::vector<Bits> row_;
   std::vector<Key> keys_;
   std::vector<float> z_, e_;
-  float top_ = 0, inverse_ = 1;  // softmax of the row is e^(z - top) inverse
+  float top_ = 0, inverse_ = 1;  // the softmax of the row is e^(z - top_) * inverse_
 };
 
 template <class Element, bool kBiased>
