@@ -91,12 +91,14 @@ def topk_softmax(
     [[1, 0], [3, 2]]
     """
     op = "jaxgpuops.topk_softmax"
-    return _jitted(*arguments(op, logits, bias, scale, k, axis, axis_name, score, normalize, groups, topk_groups))
+    operands = arguments(op, logits, bias, scale, k, axis, axis_name, score, normalize, groups, topk_groups)
+    return TopKSoftmax(*gated(op, *operands))
 
 
-@functools.partial(jax.jit, static_argnums=3, inline=True)
-def _jitted(logits, bias, scale, options):
-    logits, bias, split, params = checked("jaxgpuops.topk_softmax", logits, bias, *options)
+@functools.partial(jax.jit, static_argnums=(0, 4), inline=True)
+def gated(op, logits, bias, scale, options):
+    """Weights, indices, and logarithms of sums if the options say so."""
+    logits, bias, split, params = checked(op, logits, bias, *options)
     if split is not None:
         return scaled(gate(logits, bias, split, **params), scale)
     size = logits.shape[params["axis"]], along(logits, params["axis"])
@@ -109,16 +111,14 @@ def _topk_softmax(logits, bias, size, params):  # `size` is what the backward pa
 
 
 def _forward(logits, bias, size, params):
-    out = gate(logits, bias, **dict(params))
-    return out, (out, saved(logits, out.indices, **dict(params)))
+    outs = gate(logits, bias, **dict(params))
+    return outs, (outs, saved(logits, outs[1], **dict(params)))
 
 
-def _backward(size, params, residuals, cotangent):
-    (weights, indices), rest = residuals
+def _backward(size, params, residuals, cotangents):
+    outs, rest = residuals
     length, along = size
-    return cotangent_of_logits(
-        cotangent.weights, rest, weights, indices, length=length, along=along, **dict(params)
-    ), None
+    return cotangent_of_logits(cotangents, rest, outs, length=length, along=along, **dict(params)), None
 
 
 _topk_softmax.defvjp(_forward, _backward)
