@@ -284,15 +284,19 @@ def test_forward_mode_of_the_primitives():
 
 def test_the_plan_of_the_cuda_kernel():
     plan_moe = jaxgpuops._native.modules["cpu"].plan_moe
-    for assignments in (0, 1, 1000, 16384, 16385, 131072, 1 << 20):
+    for assignments in (0, 1, 1000, 4096, 4097, 16384, 131072, 1 << 20):
         for experts in (1, 8, 128, 512, 4096):
             for capability in (75, 80, 86, 90, 100, 120):
                 best = plan_moe(1, assignments, experts, capability)
                 poor = plan_moe(1, assignments, experts, capability, 0)
-                assert poor["algorithm"] == "block" and poor["workspace_bytes"] == 0
-                assert (best["algorithm"] == "block") == (assignments <= 16384)
-                for plan in (best, poor):
+                some = plan_moe(1, assignments, experts, capability, best["workspace_bytes"] // 2)
+                many = plan_moe(132, assignments, experts, capability)
+                assert poor["algorithm"] == many["algorithm"] == "block" and poor["workspace_bytes"] == 0
+                assert (best["algorithm"] == "block") == (assignments <= 4096)
+                assert 1 <= some["blocks"] <= best["blocks"] <= 132
+                for plan in (best, poor, some, many):
                     assert 32 <= plan["threads"] <= 1024
+                    assert plan["workspace_bytes"] == (4 * experts * plan["blocks"] if plan["blocks"] > 1 else 0)
                     assert (
                         plan["shared_bytes"] <= {75: 64, 80: 163, 86: 99, 90: 227, 100: 227, 120: 99}[capability] << 10
                     )

@@ -110,7 +110,7 @@ def moe_plan(
       ``align - 1`` more for each expert.
 
     Exactly ``argsort(expert_ids.ravel(), stable=True)`` and ``bincount``, by a counting sort without atomics: the same
-    in every run. One launch of up to 16384 assignments, three of more.
+    in every run, and in one launch.
 
     Raises:
       TypeError: for ids that are not integers, and arguments that are not integers known at trace time.
@@ -172,8 +172,10 @@ def _least(op, name, value, least):
 @functools.partial(jax.jit, static_argnums=(1, 2, 3), inline=True)
 def _plan(expert_ids, num_experts, capacity, align):
     *batch, tokens, choices = expert_ids.shape
-    valid = (expert_ids >= 0) & (expert_ids < num_experts)
-    experts = jnp.where(valid, expert_ids, -1).astype(np.int32).reshape(*batch, tokens * choices)
+    if not np.can_cast(expert_ids.dtype, np.int32):
+        valid = (expert_ids >= 0) & (expert_ids < num_experts)
+        expert_ids = jnp.where(valid, expert_ids, -1)
+    experts = expert_ids.astype(np.int32).reshape(*batch, tokens * choices)
     params = {"num_experts": num_experts, "capacity": capacity, "align": align}
     params["room"] = rows_of(tokens * choices, num_experts, capacity, align)
     make = moe_plan_p if num_experts <= MAX_EXPERTS else plan_fallback
