@@ -47,10 +47,12 @@ def topk_softmax(
         loss. Of shape ``(n,)``, or any that broadcasts to that of the logits.
       groups: neighbouring experts are in so many groups of ``n / groups``, for instance those of one machine; static.
       topk_groups: how many groups a row chooses from: those with the highest sum of their two best ``score + bias``, or
-        without a bias the highest logit. ``k`` must not be above the number of their experts. None: all; static.
-      scale: a number that weights are multiplied by, after they are rounded. None: 1.
+        without a bias the highest logit; what the others have is never chosen. ``k`` must not be above the number of
+        their experts. None: all; static.
+      scale: a number that weights are multiplied by. One that is an array is a factor of weights that are rounded. None:
+        1.
       axis_name: inside `jax.shard_map`, what ``axis`` is split along, as for `jaxgpuops.topk`; a
-        ``bias`` of one number an expert is this device's part.
+        ``bias`` of one number an expert is this device's part. Devices have whole groups, or equal parts of one.
 
     Returns:
       ``TopKSoftmax(weights, indices)``, both of shape ``(*before, k, *after)``; weights of the dtype of the logits,
@@ -64,15 +66,15 @@ def topk_softmax(
     gradient. Unless softmax is not normalised, only logits of chosen experts have one. Reverse mode works, and
     whatever is built on top of it; for forward mode at the bottom use `jaxgpuops.lax.topk_softmax`.
 
-    One kernel takes ``n <= 1024`` and ``k <= 64`` (not float64, groups and "sqrt_softplus"); other calls are composed of
-    top-k and other kernels.
+    One kernel takes ``n <= 1024``, ``k <= 64`` and ``groups <= 64`` (not float64); other calls are composed of top-k and
+    other kernels.
 
     Raises:
       TypeError: for other dtypes, for ``k`` or ``axis`` that are not integers, and a flag that is not True or False,
         known at trace time.
       ValueError: for a scalar, ``axis`` or ``k`` out of range, another ``score``, a ``bias`` that does not broadcast, a
-        ``scale`` that is not one number, ``groups`` that do not divide ``n`` or have too few experts, or with
-        ``axis_name``.
+        ``scale`` that is not one number, ``groups`` that do not divide ``n`` or have too few experts, and with
+        ``axis_name`` those whose borders are not those of devices.
 
     Gates of this kind: Shazeer et al., "Outrageously large neural networks" (2017); sigmoid scores with a bias for
     the choice, and groups: DeepSeek-AI, "DeepSeek-V3 technical report" (2024).
