@@ -1,4 +1,4 @@
-"""The rows of a mixture of experts: plan, dispatch, combine and their gradients, and all that a layer moves in a training
+"""The rows of a mixture of experts: route, plan, dispatch, combine and their gradients, and all that a layer moves in a training
 step. Beside it the idioms of JAX programs, for torch the same, and a gather of rows in Triton."""
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ CPU = [(32, 8, 128, 1024), (512, 8, 128, 1024), (2048, 2, 8, 1024)]
 
 # On an H200: what the kernels that were known, or written to see what is possible, suggest. In us of kernel time.
 TARGETS = {
+    "route": [None] * 6,
     "plan": [2.5, 3.6, 4.2, 7, 3.2, 10],
     "dispatch": [1.8, 4.4, 16.5, 132, 51, 122],
     "gradient of dispatch": [2.1, None, 16.5, 118, 48.5, 105],
@@ -41,6 +42,22 @@ def plain_plan(ids, experts):
     order = jnp.argsort(ids.ravel())
     sizes = jnp.bincount(ids.ravel(), length=experts).astype(jnp.int32)
     return order, jnp.argsort(order).reshape(ids.shape), sizes, jnp.append(0, jnp.cumsum(sizes))
+
+
+def plain_route(logits, k, groups, topk_groups):
+    """A gate of groups by their best logits, and its plan, as programs write them."""
+    experts = logits.shape[1]
+    grouped = logits.reshape(-1, groups, experts // groups)
+    kept = jax.nn.one_hot(jax.lax.top_k(grouped.max(-1), topk_groups)[1], groups).sum(1) > 0
+    ids = jax.lax.top_k(jnp.where(kept[..., None], grouped, -jnp.inf).reshape(logits.shape), k)[1]
+    scores = jnp.take_along_axis(jax.nn.sigmoid(logits), ids, 1)
+    return 2.5 * scores / scores.sum(1, keepdims=True), ids, *plain_plan(ids, experts)
+
+
+def our_route(logits, k, groups, topk_groups):
+    options = {"score": "sigmoid", "groups": groups, "topk_groups": topk_groups, "scale": 2.5}
+    weights, ids, plan = jaxgpuops.moe_route(logits, k, **options)
+    return weights, ids, *plan[:4]
 
 
 def plain_dispatch(x, order, k):
@@ -125,7 +142,18 @@ def cases_of(tokens, k, experts, hidden, dtype="bfloat16", targets=None):
     def plain_gradient(y, weights, ct, *plan):
         return jax.vjp(lambda y, weights: plain_combine(y, plan[1], weights), y, weights)[1](ct)
 
+    groups = 8 if experts > 8 else 4, 4 if experts > 8 else 2
     return [
+        case(
+            "route",
+            inputs=lambda key: operands(key)[:1],
+            functions={
+                "jaxgpuops": lambda logits: our_route(logits, k, *groups),
+                "jax": lambda logits: plain_route(logits, k, *groups),
+            },
+            moved=4 * tokens * experts + 16 * assignments + 8 * experts,
+            tolerance=1e-5,
+        ),
         case(
             "plan",
             inputs=lambda key: (_ids(operands(key)[0], k),),

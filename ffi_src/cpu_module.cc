@@ -205,10 +205,10 @@ NB_MODULE(_cpu, module) {
 
   module.def(
       "plan_topk_softmax",
-      [](int64_t outer, int64_t length, int64_t inner, int64_t k) {
-        return plan_dict(topk_softmax::plan_topk_softmax(Rows{outer, length, inner}, k));
+      [](int64_t outer, int64_t length, int64_t inner, int64_t k, int64_t groups) {
+        return plan_dict(topk_softmax::plan_topk_softmax(Rows{outer, length, inner}, k, groups));
       },
-      "outer"_a, "length"_a, "inner"_a, "k"_a);
+      "outer"_a, "length"_a, "inner"_a, "k"_a, "groups"_a = 1);
 
   // `groups`: the most groups of neighbouring dimensions after the axis that an operand which broadcasts has or lacks.
   module.def(

@@ -95,6 +95,22 @@ OPS = {
         False,
     ),
     "gate": (lambda ops, x, y, **names: tuple(ops.topk_softmax(x, 3, axis=AXIS, bias=y, **names)), False),
+    "gate of groups": (  # a device has several
+        lambda ops, x, y, **names: tuple(
+            ops.topk_softmax(x, 5, axis=AXIS, bias=y, groups=16, topk_groups=3, score="sigmoid", scale=2.5, **names)
+        ),
+        False,
+    ),
+    "gate of wide groups": (  # that devices share
+        lambda ops, x, y, **names: tuple(ops.topk_softmax(x, 20, axis=AXIS, groups=4, topk_groups=2, **names)),
+        False,
+    ),
+    "gate of wide groups, by pairs": (
+        lambda ops, x, y, **names: tuple(
+            ops.topk_softmax(x, 3, axis=AXIS, bias=y, groups=2, topk_groups=1, normalize=False, **names)
+        ),
+        False,
+    ),
     "sort": (lambda ops, x, y, **names: ops.sort(x, **{DIMENSION[ops]: AXIS}, **names), True),
     "sort_key_val": (lambda ops, x, y, **names: jaxgpuops.sort_key_val(x, y, axis=AXIS, **names), True),
     "argsort": (lambda ops, x, y, **names: jaxgpuops.argsort(x, axis=AXIS, **names), True),
@@ -205,6 +221,9 @@ def test_errors(mesh):
     f = functools.partial(jaxgpuops.sum, axis=(0, 1), axis_name="a")
     with pytest.raises(ValueError, match=r"jaxgpuops.sum: axis_name works with one axis, got 2"):
         jax.shard_map(f, mesh=mesh, in_specs=P(None, "a"), out_specs=P())(x)
+    f = functools.partial(jaxgpuops.topk_softmax, k=2, axis=AXIS, groups=5, topk_groups=3, axis_name="a")
+    with pytest.raises(ValueError, match=r"groups must be 1 or more and divide the 60 experts|whole groups"):
+        jax.shard_map(f, mesh=mesh, in_specs=P(None, "a"), out_specs=P())(x[:, :60])
     f = functools.partial(jaxgpuops.topk, k=65, axis=AXIS, axis_name="a")
     with pytest.raises(ValueError, match=r"k must be between 0 and 64"):
         jax.shard_map(f, mesh=mesh, in_specs=P(None, "a"), out_specs=P())(x)

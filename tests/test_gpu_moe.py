@@ -10,6 +10,7 @@ from test_moe import KINDS, check_plan, ids_of
 import jaxgpuops
 
 SIZES = [(2000, 8, 128), (2049, 8, 64), (16384, 6, 64), (8192, 2, 8), (5000, 16, 512), (9000, 2, 4096)]
+SIZES += [(16384, 8, 128), (600_000, 4, 60)]  # all multiprocessors; more than their registers hold
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -18,6 +19,39 @@ def test_plans_of_several_blocks(tokens, k, experts, kind):
     ids = ids_of(kind, tokens, k, experts, np.random.default_rng(0))
     for options in ({}, {"align": 128}, {"capacity": tokens * k // experts}):
         check_plan(ids, experts, **options)
+
+
+@pytest.mark.parametrize("batch", [2, 5, 140])
+def test_plans_of_batches_are_those_of_their_elements(batch):
+    """Some blocks share each plan, or each block has one, which looks twice at what its registers do not hold."""
+    ids = jax.random.randint(jax.random.key(0), (batch, 8500, 2), -1, 71)
+    whole = jaxgpuops.moe_plan(ids, 70, align=8)
+    for i in {0, batch // 2, batch - 1}:
+        assert same_bits(jax.tree.map(lambda a, i=i: a[i], whole), jaxgpuops.moe_plan(ids[i], 70, align=8))
+
+
+def test_plans_have_the_same_bits_in_every_run():
+    """Counters of blocks meet in atomics: sums of integers, the same in any order."""
+    ids = jax.random.randint(jax.random.key(1), (30_000, 4), 0, 100)
+    expected = jaxgpuops.moe_plan(ids, 100)
+    for _ in range(50):
+        assert same_bits(jaxgpuops.moe_plan(ids, 100), expected)
+
+
+def test_losses_of_a_route_on_a_gpu():
+    """Log-sums come from the gate's kernel, counts from the plan's."""
+    logits = 3 * jax.random.normal(jax.random.key(2), (5000, 160))
+    flags = {"groups": 8, "topk_groups": 3, "scale": 16.0}
+    route = jax.jit(lambda z: jaxgpuops.moe_route(z, 6, losses=True, **flags))
+    weights, ids, plan, losses = route(logits)
+    gate = jaxgpuops.topk_softmax(logits, 6, **flags)
+    assert same_bits((weights, ids), tuple(gate)) and same_bits(plan, jaxgpuops.moe_plan(ids, 160))
+    expected = jaxgpuops.moe_losses(logits, ids)
+    np.testing.assert_allclose(losses.load_balance, expected.load_balance, rtol=1e-5)
+    np.testing.assert_allclose(losses.z, expected.z, rtol=1e-5)
+    gradient = lambda f: jax.jit(jax.grad(lambda z: sum(f(z))))(logits)
+    ours = gradient(lambda z: jaxgpuops.moe_route(z, 6, losses=True, **flags)[3])
+    np.testing.assert_allclose(ours, gradient(lambda z: jaxgpuops.moe_losses(z, ids)), rtol=1e-4, atol=1e-9)
 
 
 def layer(ids, x, w):
@@ -47,6 +81,12 @@ def test_values_are_those_of_plain_jax(width, dtype):
 
 def command_buffers():
     run = jax.jit(layer)
+    route = jax.jit(lambda x: jaxgpuops.moe_route(x, 6, groups=8, topk_groups=4, score="sigmoid"))
+    for seed in (4, 5, 4):
+        logits = jax.random.normal(jax.random.key(seed), (3000, 64))
+        weights, ids, plan = route(logits)
+        gate = jaxgpuops.topk_softmax(logits, 6, groups=8, topk_groups=4, score="sigmoid")
+        assert same_bits((weights, ids), tuple(gate)) and same_bits(plan, jaxgpuops.moe_plan(ids, 64))
     for seed in (1, 2, 1, 3):  # the first call captures a graph, and later ones run it
         args = operands(seed)
         plan, y, out = run(*args)

@@ -46,7 +46,7 @@ KERNELS = {
     | {"columns_flat": "flat_kernel", "columns_walk": "(held_)?walk_kernel"},
     "count": {"tables": "(bincount|segment)_tables_kernel", "global": "bincount_global_kernel"}
     | {"sorted": "segment_tiles_kernel", "ordered": "order_move_kernel"},
-    "moe": {"block": "route_kernel", "blocks": "route_place_kernel"},
+    "moe": {"block": "route_kernel", "blocks": "route_kernel"},
 }
 
 

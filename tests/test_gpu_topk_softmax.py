@@ -25,17 +25,27 @@ REGIMES = {
 regimes = pytest.mark.parametrize("shape, axis, k", REGIMES.values(), ids=REGIMES)
 
 
+GROUPS = {61: 61, 256: 8}  # of so many experts; 4 of others
+
+
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def gates(x, axis, k):
     bias = jnp.linspace(0, 0.1, x.shape[axis])
+    groups = {"groups": GROUPS.get(x.shape[axis], 4)}
+    groups["topk_groups"] = max(2, -(-k * groups["groups"] // x.shape[axis]))
     return [
         jaxgpuops.topk_softmax(x, k, axis=axis, **flags)
         for flags in (
             {},
             {"normalize": False},
             {"score": "sigmoid"},
+            {"score": "sqrt_softplus", "normalize": False},
+            {"scale": 2.5, **groups},
             {"bias": bias},
             {"score": "sigmoid", "bias": bias},
+            {"score": "sqrt_softplus", "bias": bias},
+            {"score": "sigmoid", "bias": bias, **groups},
+            {"bias": bias, "normalize": False, **groups},
         )
     ]
 
@@ -55,10 +65,11 @@ def test_gates_are_those_of_the_cpu(shape, axis, k, dtype):
         of_cpu = gates(jax.device_put(np.asarray(x), jax.devices("cpu")[0]), axis, k)
     tolerance = {"float32": 4e-6, "float16": 2e-3, "bfloat16": 1e-2}[dtype]
     for i, (ours, theirs) in enumerate(zip(gates(x, axis, k), of_cpu, strict=True)):
-        if i < 3:
+        if i < 5:
             np.testing.assert_array_equal(ours.indices, theirs.indices)
         else:  # sums of scores and bias differ in their last bit, and so may a choice that hangs on it
-            assert np.mean(np.asarray(ours.indices) != theirs.indices) < 1e-3
+            # .. and takes a whole group with it
+            assert np.mean(np.asarray(ours.indices) != theirs.indices) < (1e-3 if i < 7 else 2e-2)
         same = np.asarray(ours.indices) == theirs.indices
         a, b = (np.asarray(gate.weights, np.float32)[same] for gate in (ours, theirs))
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=1e-7 if dtype != "float32" else 1e-37)

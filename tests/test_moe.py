@@ -284,15 +284,19 @@ def test_forward_mode_of_the_primitives():
 
 def test_the_plan_of_the_cuda_kernel():
     plan_moe = jaxgpuops._native.modules["cpu"].plan_moe
-    for assignments in (0, 1, 1000, 16384, 16385, 131072, 1 << 20):
+    for assignments in (0, 1, 1000, 4096, 4097, 16384, 131072, 1 << 20):
         for experts in (1, 8, 128, 512, 4096):
             for capability in (75, 80, 86, 90, 100, 120):
                 best = plan_moe(1, assignments, experts, capability)
                 poor = plan_moe(1, assignments, experts, capability, 0)
-                assert poor["algorithm"] == "block" and poor["workspace_bytes"] == 0
-                assert (best["algorithm"] == "block") == (assignments <= 16384)
-                for plan in (best, poor):
+                some = plan_moe(1, assignments, experts, capability, best["workspace_bytes"] // 2)
+                many = plan_moe(132, assignments, experts, capability)
+                assert poor["algorithm"] == many["algorithm"] == "block" and poor["workspace_bytes"] == 0
+                assert (best["algorithm"] == "block") == (assignments <= 4096)
+                assert 1 <= some["blocks"] <= best["blocks"] <= 132
+                for plan in (best, poor, some, many):
                     assert 32 <= plan["threads"] <= 1024
+                    assert plan["workspace_bytes"] == (4 * experts * plan["blocks"] if plan["blocks"] > 1 else 0)
                     assert (
                         plan["shared_bytes"] <= {75: 64, 80: 163, 86: 99, 90: 227, 100: 227, 120: 99}[capability] << 10
                     )
@@ -345,6 +349,55 @@ def test_a_route_is_a_gate_and_its_plan():
     np.testing.assert_array_equal(ids, gate.indices)
     jax.tree.map(np.testing.assert_array_equal, plan, jaxgpuops.moe_plan(ids, 16, capacity=7, align=2))
     assert (np.unique(np.asarray(ids) // 4 + 10 * np.arange(30)[:, None]).size) <= 60  # two groups a token
+
+
+@pytest.mark.parametrize("capacity", [None, 7])
+@pytest.mark.parametrize("score", ["softmax", "sigmoid", "sqrt_softplus"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_losses_of_a_route(dtype, score, capacity):
+    """Values and gradients are those of the functions one by one, of batches, too."""
+    with jax.enable_x64(dtype == "float64"):
+        logits = jnp.asarray(np.random.default_rng(28).normal(size=(2, 30, 16)), dtype)
+        ct = jnp.asarray(np.random.default_rng(29).normal(size=(2, 30, 3)), dtype)
+        flags = {"groups": 4, "topk_groups": 2, "scale": 2.5, "score": score}
+
+        def of_route(logits):
+            weights, ids, plan, losses = jaxgpuops.moe_route(logits, 3, capacity=capacity, losses=True, **flags)
+            return (weights * ct).sum() + losses.load_balance @ jnp.arange(1.0, 3) + losses.z.sum(), (ids, plan, losses)
+
+        def of_parts(logits):
+            weights, ids = jaxgpuops.topk_softmax(logits, 3, **flags)
+            losses = jaxgpuops.moe_losses(logits, ids, score=score)
+            plan = jaxgpuops.moe_plan(ids, 16, capacity=capacity)
+            return (weights * ct).sum() + losses.load_balance @ jnp.arange(1.0, 3) + losses.z.sum(), (ids, plan, losses)
+
+        (total, (ids, plan, losses)), gradient = jax.jit(jax.value_and_grad(of_route, has_aux=True))(logits)
+        (expected, (*exact, parts)), wanted = jax.jit(jax.value_and_grad(of_parts, has_aux=True))(logits)
+        jax.tree.map(np.testing.assert_array_equal, (ids, plan), tuple(exact))
+        rtol = 1e-12 if dtype == "float64" else 3e-6
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol), losses, parts)
+        np.testing.assert_allclose(np.float64(total), np.float64(expected), rtol=1e-5 if dtype != "bfloat16" else 2**-6)
+        assert gradient.dtype == logits.dtype
+        atol = {"float64": 1e-12, "float32": 2e-6, "bfloat16": 2**-7}[dtype] * float(abs(wanted).max())
+        np.testing.assert_allclose(np.float64(gradient), np.float64(wanted), rtol=0, atol=atol)
+
+
+def test_a_route_is_two_kernels():
+    """On a GPU: a gate with all its options, and the plan, and nothing that XLA would make a third of."""
+    bias = np.linspace(0, 0.1, 64, dtype=np.float32)
+    flags = {"groups": 8, "topk_groups": 4, "scale": 2.5, "bias": bias, "score": "sqrt_softplus"}
+    route = jax.jit(lambda logits: jaxgpuops.moe_route(logits, 4, **flags))
+    shape = jax.ShapeDtypeStruct((100, 64), jnp.float32)
+    exported = jax.export.export(route, platforms=["cuda"], disabled_checks=jaxgpuops.export_checks())(shape)
+    operations = [
+        line.split(" = ")[1].split()[0] for line in exported.mlir_module().splitlines() if " = stablehlo" in line
+    ]
+    others = {
+        "stablehlo.custom_call",
+        "stablehlo.constant",
+        "stablehlo.reshape",
+    }  # the others are no work on the device
+    assert operations.count("stablehlo.custom_call") == 2 and set(operations) <= others
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_argmax_refuses(x, indices, message):
 
 
 PAIR = S((4, 2), F32), S((4, 2), S32)
-# logits, weights, indices, further operands, whether there is a bias
+# logits, weights, indices, further operands, whether there is a bias, message
 WRONG_GATE = {
     "dtype": (S((4, 8), S32), *PAIR, [], False, "logits has element type S32, which is not supported here"),
     "k above n": (X, S((4, 9), F32), S((4, 9), S32), [], False, "k is 9 but logits has length 8"),
@@ -87,8 +87,29 @@ WRONG_GATE = {
 @pytest.mark.parametrize("logits, weights, indices, more, biased, message", WRONG_GATE.values(), ids=WRONG_GATE)
 def test_gate_refuses(logits, weights, indices, more, biased, message):
     with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT: jaxgpuops.topk_softmax: {message}"):
-        flags = {"score": 0, "normalize": True, "biased": biased}
-        call("topk_softmax", [weights, indices], logits, *more, axis=1, **flags)
+        call("topk_softmax", [weights, indices], logits, *more, axis=1, **GATE | {"biased": biased})
+
+
+GATE = {"score": 0, "normalize": True, "biased": False, "groups": 1, "topk_groups": 1, "scale": 1.0, "log_sums": False}
+# attributes, results after the indices, message
+WRONG_GATE_OPTIONS = {
+    "score": ({"score": 3}, [], "score is 3, expected 0, 1 or 2"),
+    "no groups": ({"groups": 0}, [], "groups is 0, which does not divide 8"),
+    "groups": ({"groups": 3}, [], "groups is 3, which does not divide 8"),
+    "no chosen groups": ({"groups": 4, "topk_groups": 0}, [], "topk_groups is 0, expected 1 to 4"),
+    "chosen groups": ({"groups": 4, "topk_groups": 5}, [], "topk_groups is 5, expected 1 to 4"),
+    "few experts": ({"groups": 8}, [], "k is 2 but 1 groups have 1 experts"),
+    "no sums": ({"log_sums": True}, [], "log_sums: "),
+    "sums dtype": ({"log_sums": True}, [S((4,), S32)], "log_sums has element type S32, expected F32"),
+    "sums shape": ({"log_sums": True}, [S((4, 1), F32)], r"log_sums has shape \(4, 1\), expected \(4,\)"),
+    "results": ({}, [S((4,), F32)], "there are too many results"),
+}
+
+
+@pytest.mark.parametrize("options, more, message", WRONG_GATE_OPTIONS.values(), ids=WRONG_GATE_OPTIONS)
+def test_gate_refuses_options(options, more, message):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT: jaxgpuops.topk_softmax: {message}"):
+        call("topk_softmax", [*PAIR, *more], X, axis=1, **GATE | options)
 
 
 # target -> names of its long and its short side, and (long, short, indices) in the order of the call

@@ -153,6 +153,9 @@ def test_topk_softmax():
             assert plan["algorithm"] == "rows" and plan["workspace_bytes"] == 0
             assert plan["lanes"] * plan["elements"] >= length and 2 * plan["lanes"] >= k
             assert plan == plan_topk_softmax(1, length, 3, k)  # rows have the same bits in every batch
+            for groups in (2, 8, 64):
+                plan = plan_topk_softmax(1000, length, 1, k, groups)
+                assert plan["elements"] == 32 and 32 * plan["lanes"] >= length and 2 * plan["lanes"] >= k
     for rows in [(0, 5, 1), (3, 5, 0)]:
         assert plan_topk_softmax(*rows, 2)["algorithm"] == "empty"
     assert plan_topk_softmax(3, 5, 1, 0)["algorithm"] == "empty"

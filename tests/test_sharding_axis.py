@@ -235,6 +235,14 @@ IN_TYPES = {name: (ours, exact) for name, (ours, _, exact) in OPS.items()} | {
     "several axes": (gradient(lambda x: jaxgpuops.softmax(x, axis=(1, 2))), False),
     "a sum of all": (gradient(lambda x: jaxgpuops.sum(x, axis=None)), False),
     "gate": (gradient(lambda x: jaxgpuops.topk_softmax(x, 3, axis=AXIS, normalize=False).weights), False),
+    "gate of groups": (
+        gradient(
+            lambda x: (
+                jaxgpuops.topk_softmax(x, 3, axis=AXIS, groups=16, topk_groups=4, score="sigmoid", scale=2.0).weights
+            )
+        ),
+        False,
+    ),
 }
 
 

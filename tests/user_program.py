@@ -29,6 +29,7 @@ assert_type(jaxgpuops.softmax_cross_entropy(x, labels, reduction="mean"), jax.Ar
 jaxgpuops.softmax_cross_entropy(x, labels, reduction="max")  # pyright: ignore[reportArgumentType]
 assert_type(jaxgpuops.topk_softmax(x, 2, score="sigmoid").weights, jax.Array)
 assert_type(jaxgpuops.moe_route(x, 2, groups=2, topk_groups=1, scale=2.5)[2], jaxgpuops.MoEPlan)
+assert_type(jaxgpuops.moe_route(x, 2, losses=True)[3], jaxgpuops.MoELosses)
 assert_type(jaxgpuops.moe_plan(labels[:, None], 8, axis_name="x").exchange, jaxgpuops.MoEExchange)
 assert_type(jaxgpuops.moe_losses(x, labels[:, None], score="sqrt_softplus").load_balance, jax.Array)
 jaxgpuops.topk_softmax(x, 2, score="relu")  # pyright: ignore[reportArgumentType]

@@ -121,6 +121,9 @@ def run_moe(rng):
             _, pull = jax.vjp(lambda y, w, plan=plan: jaxgpuops.moe_combine(y, plan, w), rows, weights)
             squares = (np.asarray(x, np.float64) ** 2).sum(1)[:, None] * valid
             np.testing.assert_array_equal(pull(x)[1], squares)
+    many = rng.integers(0, 3, (140, 8500, 2)).astype(np.int32)  # a block each, and more than its registers hold
+    order = np.argsort(many.reshape(140, -1), 1, kind="stable")
+    np.testing.assert_array_equal(jaxgpuops.moe_plan(many, 3).assignment_of_row, order)
     return kernels
 
 
@@ -150,10 +153,22 @@ def run_gates(rng):
         np.testing.assert_allclose(
             np.asarray(weights, np.float64), expected, rtol=2 * float(jnp.finfo(dtype).eps) + 1e-5
         )
-        for score, normalize in itertools.product(("softmax", "sigmoid"), (False, True)):
+        for score, normalize in itertools.product(("softmax", "sigmoid", "sqrt_softplus"), (False, True)):
             weights, found = jaxgpuops.topk_softmax(x, k, axis=axis, score=score, normalize=normalize, bias=bias)
             assert (np.sort(np.asarray(found).take(range(3), axis), axis).swapaxes(axis, -1) == range(3)).all()
             assert np.isfinite(np.asarray(weights, np.float32)).all()
+    for (shape, axis, k), given in itertools.product([*GATES, ((9, 1024), 1, 64)], (False, True)):
+        n = shape[axis]
+        groups = next(g for g in (8, 5, 3, 7, 61) if n % g == 0)
+        x = jnp.asarray(np.round(2 * rng.standard_normal(shape)), jnp.float32)
+        topk_groups = min(groups, -(-k * groups // n) + 1)
+        flags = {"groups": groups, "topk_groups": topk_groups, "bias": jnp.zeros(n) if given else None}
+        found = np.asarray(jaxgpuops.topk_softmax(x, k, axis=axis, score="sigmoid", **flags).indices) // (n // groups)
+        of = np.sort(found, axis)
+        assert (1 + (np.diff(of, axis=axis) > 0).sum(axis) <= topk_groups).all()
+    logits = jnp.asarray(rng.standard_normal((37, 61)), jnp.float32)
+    losses = jaxgpuops.moe_route(logits, 6, losses=True)[-1]  # log-sums
+    np.testing.assert_allclose(losses.z, (jax.nn.logsumexp(logits, -1) ** 2).mean(), rtol=1e-5)
     return {"topk_softmax"}
 
 

@@ -12,15 +12,21 @@ namespace jaxgpuops::moe {
 
 constexpr int64_t kMostExperts = 4096;  // with more, the counters of a block do not fit into its shared memory
 
+constexpr int64_t kMostHeld = 512;  // assignments of a warp that its registers hold
+
 struct Plan {
-  int warps = 1;                // warps of a block, each of which has counters of its own
-  int64_t chunk = 32;           // assignments that a warp takes
-  int64_t blocks = 1;           // blocks that share a plan; if it is 1, one launch does everything
-  int64_t shared_bytes = 0;     // shared memory for counters and for the offsets of groups
-  int64_t workspace_bytes = 0;  // for each plan: counters of all warps, and the totals of experts
+  int warps = 1;                // of a block; each has counters of its own
+  int64_t blocks = 1;           // that share a plan, or fewer where the device has no room for all at once
+  int64_t shared_bytes = 0;     // counters, and two numbers more for each expert
+  int64_t workspace_bytes = 0;  // per plan: the totals of its blocks
 };
 
-// `workspace_bytes` is what the caller has, and the plan makes do with it. A negative number asks for the best plan.
+// Assignments of each of so many warps: a multiple of 32.
+inline int64_t chunk_of(const PlanProblem& problem, int64_t warps) {
+  return std::max<int64_t>((problem.assignments + 32 * warps - 1) / (32 * warps) * 32, 32);
+}
+
+// `workspace_bytes` < 0 asks for the best plan; otherwise it is what the caller has, and the plan makes do with it.
 Plan plan_route(const PlanProblem& problem, const Gpu& gpu, int64_t workspace_bytes = -1);
 
 }  // namespace jaxgpuops::moe

@@ -12,8 +12,30 @@ struct Call {
   Buffers buffers;
 };
 
+struct Options {
+  int64_t axis, score;
+  bool normalize, biased;
+  int64_t groups, topk_groups;
+  double scale;
+  bool log_sums;
+};
+
+inline void set_groups(Problem& problem, const Options& options) {
+  const int64_t groups = options.groups, length = problem.rows.length;
+  if (groups < 1 || length % groups != 0) throw invalid("groups is ", groups, ", which does not divide ", length);
+  if (options.topk_groups < 1 || options.topk_groups > groups)
+    throw invalid("topk_groups is ", options.topk_groups, ", expected 1 to ", groups);
+  if (problem.k > options.topk_groups * (length / groups))
+    throw invalid("k is ", problem.k, " but ", options.topk_groups, " groups have ",
+                  options.topk_groups * (length / groups), " experts");
+  problem.groups = groups;
+  problem.topk_groups = options.topk_groups;
+}
+
+// `more` begins with the logarithms of sums, if these are asked for.
 inline Call call_of(ffi::AnyBuffer logits, ffi::RemainingArgs arguments, ffi::AnyBuffer weights, ffi::AnyBuffer indices,
-                    int64_t axis, int64_t score, bool normalize, bool biased) {
+                    ffi::RemainingRets more, const Options& options) {
+  const int64_t axis = options.axis;
   Call call;
   Problem& problem = call.problem;
   problem.dtype = require_dtype("logits", logits);
@@ -29,13 +51,22 @@ inline Call call_of(ffi::AnyBuffer logits, ffi::RemainingArgs arguments, ffi::An
   require_type("indices", indices, ffi::DataType::S32);
   require_shape("weights", weights, with_axis(dims_of(logits), axis, problem.k));
   require_shape("indices", indices, dims_of(weights));
-  if (score != 0 && score != 1) throw invalid("score is ", score, ", expected 0 or 1");
-  problem.sigmoid = score == 1;
-  problem.normalize = normalize;
+  if (options.score < 0 || options.score > 2) throw invalid("score is ", options.score, ", expected 0, 1 or 2");
+  problem.score = static_cast<Score>(options.score);
+  problem.normalize = options.normalize;
+  problem.scale = static_cast<float>(options.scale);
+  set_groups(problem, options);
   call.buffers = {logits.untyped_data(), nullptr, weights.untyped_data(),
                   static_cast<int32_t*>(indices.untyped_data())};
+  if (options.log_sums) {
+    if (problem.k == 0) throw invalid("log_sums come with experts that are chosen, but k is 0");
+    const ffi::AnyBuffer sums = require_buffer("log_sums", more, 0);
+    require_type("log_sums", sums, ffi::DataType::F32);
+    require_shape("log_sums", sums, without_axis(dims_of(logits), axis));
+    call.buffers.log_sums = static_cast<float*>(sums.untyped_data());
+  }
   Rest rest(arguments);
-  if (biased) {
+  if (options.biased) {
     const ffi::AnyBuffer bias = rest.next("bias");
     require_type("bias", bias, ffi::DataType::F32);
     problem.bias = require_broadcast("bias", bias, dims_of(logits), axis);
@@ -48,15 +79,20 @@ inline Call call_of(ffi::AnyBuffer logits, ffi::RemainingArgs arguments, ffi::An
 // What the targets take, in the order of the handlers' parameters.
 template <class Backend>
 auto gate_binding() {
-  return Backend::scratch(Backend::start()
-                              .template Arg<ffi::AnyBuffer>()   // logits
-                              .RemainingArgs()                  // bias
-                              .template Ret<ffi::AnyBuffer>()   // weights
-                              .template Ret<ffi::AnyBuffer>())  // indices
+  return Backend::start()
+      .template Arg<ffi::AnyBuffer>()  // logits
+      .RemainingArgs()                 // bias
+      .template Ret<ffi::AnyBuffer>()  // weights
+      .template Ret<ffi::AnyBuffer>()  // indices
+      .RemainingRets()                 // log_sums; on CUDA the workspace
       .template Attr<int64_t>("axis")
       .template Attr<int64_t>("score")
       .template Attr<bool>("normalize")
-      .template Attr<bool>("biased");
+      .template Attr<bool>("biased")
+      .template Attr<int64_t>("groups")
+      .template Attr<int64_t>("topk_groups")
+      .template Attr<double>("scale")
+      .template Attr<bool>("log_sums");
 }
 
 // The tables of cpu/handlers.cc and cuda/handlers.cc.

@@ -6,15 +6,17 @@
 namespace jaxgpuops::topk_softmax {
 
 // Few lanes, so that shuffles serve several rows at once, but no more elements than fit their registers, and two
-// candidates for each of k. Eight elements are sorted by networks, which give the best eight.
-Plan plan_topk_softmax(Rows rows, int64_t k) {
+// candidates for each of k. Eight elements are sorted by networks, which give the best eight. Groups have one form of
+// each team.
+Plan plan_topk_softmax(Rows rows, int64_t k, int64_t groups) {
   Plan plan;
   if (rows.count() == 0 || k == 0) return plan;
-  if (rows.length > kMaxLength || k > kMaxK)
-    throw std::invalid_argument("no kernel takes k = " + std::to_string(k) + " of " + std::to_string(rows.length));
+  if (rows.length > kMaxLength || k > kMaxK || groups > kMaxGroups)
+    throw std::invalid_argument("no kernel takes k = " + std::to_string(k) + " of " + std::to_string(rows.length) +
+                                " in " + std::to_string(groups) + " groups");
   plan.empty = false;
   plan.team = rows.length <= 256 && k <= 16 ? 8 : rows.length <= 512 && k <= 32 ? 16 : 32;
-  plan.elements = plan.team > 8 || rows.length > 128 ? 32 : rows.length > 64 || k > 8 ? 16 : 8;
+  plan.elements = plan.team > 8 || rows.length > 128 || groups > 1 ? 32 : rows.length > 64 || k > 8 ? 16 : 8;
   return plan;
 }
 

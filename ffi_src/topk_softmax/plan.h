@@ -7,9 +7,10 @@
 
 namespace jaxgpuops::topk_softmax {
 
-// Longer rows and larger k are composed of other kernels, in Python.
+// Longer rows, larger k and more groups are composed of other kernels, in Python.
 constexpr int64_t kMaxLength = 1024;
 constexpr int64_t kMaxK = 64;
+constexpr int64_t kMaxGroups = 64;
 constexpr int kBlock = 128;  // threads
 
 struct Plan {
@@ -19,6 +20,6 @@ struct Plan {
 };
 
 // Throws std::invalid_argument where the kernel cannot.
-Plan plan_topk_softmax(Rows rows, int64_t k);
+Plan plan_topk_softmax(Rows rows, int64_t k, int64_t groups = 1);
 
 }  // namespace jaxgpuops::topk_softmax

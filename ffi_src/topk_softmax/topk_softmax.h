@@ -1,10 +1,12 @@
 // The k experts that a router scores highest, and their weights: what both backends implement, in plain pointers.
 //
-//   score    softmax or sigmoid of the logits, in float32
+//   score    softmax, sigmoid or sqrt(log(1 + e^z)) of the logits z, in float32
 //   chosen   the k largest scores + bias, descending, ties to the lower index; without bias the k largest logits, which
-//            come in the total order of their bits
+//            come in the total order of their bits. Of several groups of neighbouring experts, only those of the
+//            topk_groups best, by the sum of their two best scores + bias, or by their best logit
 //   weight   the score of a chosen one (without bias), divided by the sum of these if `normalize`, which makes softmax
-//            that of the chosen logits alone
+//            that of the chosen logits alone; times scale
+//   log_sum  the logarithm of the sum of e^z over the whole row, in float32
 #pragma once
 
 #include <cstdint>
@@ -15,13 +17,21 @@
 
 namespace jaxgpuops::topk_softmax {
 
+enum class Score { kSoftmax, kSigmoid, kSqrtSoftplus };
+
+constexpr float kFar = -40;  // log(1 + e^z) is e^z below, in every dtype
+
 struct Problem {
   DType dtype = DType::kFloat32;  // of logits and weights: float16, bfloat16, float32
   Rows rows;
   int64_t k = 0;  // 0 <= k <= rows.length < 2^31
-  bool sigmoid = false;
+  Score score = Score::kSoftmax;
   bool normalize = true;
+  int64_t groups = 1, topk_groups = 1;  // of rows.length / groups experts; how many are chosen, with k experts or more
+  float scale = 1;
   Broadcast bias;
+
+  int64_t group_size() const { return rows.length / groups; }
 };
 
 struct Buffers {
@@ -29,6 +39,7 @@ struct Buffers {
   const float* bias = nullptr;  // null: none
   void* weights = nullptr;
   int32_t* indices = nullptr;
+  float* log_sums = nullptr;  // one a row; null: not asked for
 };
 
 }  // namespace jaxgpuops::topk_softmax

@@ -16,14 +16,15 @@ from jaxgpuops._partition import RULES, Rule, manual
 from jaxgpuops._primitive import Kernel, align, def_jvp
 from jaxgpuops.lax._topk import top_k_p
 from jaxgpuops.lax.along_axis import put_along_axis, take_along_axis
-from jaxgpuops.lax.softmax_primitives import bind, softmax_p
+from jaxgpuops.lax.softmax_primitives import bind, logsumexp_p, softmax_p
 
-# What the kernel takes, as in topk_softmax/plan.h; longer rows and larger k are composed of other kernels.
-MAX_LENGTH, MAX_K = 1024, 64
+# What the kernel takes, as in topk_softmax/plan.h; longer rows, larger k and more groups are composed of other kernels.
+MAX_LENGTH, MAX_K, MAX_GROUPS = 1024, 64, 64
 
 
 Score = Literal["softmax", "sigmoid", "sqrt_softplus"]
 SCORES: tuple[Score, ...] = get_args(Score)  # a primitive and its handler know a score by its place
+SOFTMAX = SCORES.index("softmax")
 
 
 class TopKSoftmax(NamedTuple):
@@ -97,19 +98,37 @@ def shares_of(logits, axis, score):
 # ---- The gate -------------------------------------------------------------------------------------------------------
 
 
-def _in_chosen_groups(keys, axis, groups, topk_groups, best):
-    """Keys of the experts of the best groups, and -inf of the others. A group counts by the sum of its ``best`` first."""
-    size = keys.shape[axis] // groups
-    grouped = keys.reshape(*keys.shape[:axis], groups, size, *keys.shape[axis + 1 :])
-    top_k = functools.partial(top_k_p, largest=True, sorted=True)
-    of_groups = top_k(grouped, axis=axis + 1, k=min(best, size))[0].sum(axis + 1)
-    chosen = top_k(of_groups, axis=axis, k=topk_groups)[1]
-    place = jnp.arange(groups).reshape(groups, *(1 for _ in keys.shape[axis + 1 :]))
-    kept = (jnp.expand_dims(chosen, axis + 1) == place).any(axis)
-    return jnp.where(jnp.expand_dims(kept, axis + 1), grouped, -jnp.inf).reshape(keys.shape)
+def _best_sums(keys, axis, chunks, best):
+    """Of so many neighbouring parts of the axis, their ``best`` first keys."""
+    grouped = keys.reshape(*keys.shape[:axis], chunks, -1, *keys.shape[axis + 1 :])
+    return top_k_p(grouped, axis=axis + 1, k=min(best, grouped.shape[axis + 1]), largest=True, sorted=True)[0]
 
 
-def composed(logits, *bias, axis, k, score, normalize, biased, groups=1, topk_groups=1, split=None):
+def _in_chosen_groups(keys, axis, groups, topk_groups, best, split):
+    """Keys of the experts of the best groups; what the others have comes after all of these. A group counts by the sum
+    of its ``best`` first. Devices that share the axis have whole groups, or several one of them (`groups_fit`)."""
+    length = keys.shape[axis] if split is None else split.length
+    size = length // groups
+    own = min(size, keys.shape[axis])  # of a group, on this device
+    of_groups = _best_sums(keys, axis, keys.shape[axis] // own, best)
+    if split is not None:
+        of_groups = split.gather(of_groups, axis)
+    if own != size:
+        of_groups = of_groups.reshape(*keys.shape[:axis], -1, *keys.shape[axis + 1 :])
+        of_groups = _best_sums(of_groups, axis, groups, best)
+    of_groups = of_groups.sum(axis + 1)
+    of_groups = jnp.where(jnp.isnan(of_groups), jnp.nan, of_groups) if best > 1 else of_groups
+    chosen = top_k_p(of_groups, axis=axis, k=topk_groups, largest=True, sorted=True)[1]
+    place = jax.lax.broadcasted_iota(np.int32, keys.shape, axis) if split is None else split.positions(keys.shape, axis)
+    kept = (jnp.expand_dims(chosen, axis + 1) == jnp.expand_dims(place // size, axis)).any(axis)
+    bits = np.dtype(f"int{8 * keys.dtype.itemsize}")
+    last = jax.lax.bitcast_convert_type(jnp.asarray(-1, bits), keys.dtype)  # the -NaN that no other number is below
+    return jnp.where(kept, keys, last)
+
+
+def composed(
+    logits, *bias, axis, k, score, normalize, biased, groups=1, topk_groups=1, scale=1.0, log_sums=False, split=None
+):
     """The gate, made of other kernels and plain JAX: what the primitive computes, for any dtype and size."""
     wide = logits.astype(_arguments.wide(logits.dtype))
     keys, scores = jax.lax.stop_gradient(logits), None
@@ -119,83 +138,114 @@ def composed(logits, *bias, axis, k, score, normalize, biased, groups=1, topk_gr
         keys = jax.lax.stop_gradient(scores) + bias[0]
         keys = jnp.where(jnp.isnan(keys), jnp.nan, keys)  # all NaNs get the same sign
     if groups > 1:
-        keys = _in_chosen_groups(keys, axis, groups, topk_groups, 2 if biased else 1)
+        keys = _in_chosen_groups(keys, axis, groups, topk_groups, 2 if biased else 1, split)
     indices = top_k_p(keys, axis=axis, k=k, largest=True, sorted=True, split=split)[1]
     if normalize:
         weights = shares_of(take_along_axis(logits, indices, axis, split).astype(wide.dtype), axis, score)
     else:
         weights = take_along_axis(scores, indices, axis, split)
-    return weights.astype(logits.dtype), indices
+    return (weights * scale).astype(logits.dtype), indices, *([_log_sum(wide, axis, split)] if log_sums else [])
 
 
-def _plan(rows, avals, compute_capability, axis, *, k, **_):
-    return _native.modules["cpu"].plan_topk_softmax(*rows, k)
+def _log_sum(wide, axis, split):
+    return bind(logsumexp_p, (wide, None, None, None), axis, 1.0, None, split, parts=False)[0]
+
+
+def _plan(rows, avals, compute_capability, axis, *, k, groups, **_):
+    return _native.modules["cpu"].plan_topk_softmax(*rows, k, groups)
 
 
 topk_softmax_p = Kernel(
     "topk_softmax",
     reindexes=True,
-    results=lambda logits, *_, axis, k, **params: [(k, logits.dtype), (k, np.int32)],
+    results=lambda logits, *_, axis, k, log_sums, **params: [
+        (k, logits.dtype),
+        (k, np.int32),
+        *([(None, _arguments.wide(logits.dtype))] if log_sums else []),
+    ],
     fallback=composed,
     accepts=(_arguments.FLOATS - {np.dtype(np.float64)}).__contains__,
-    attributes=("score", "normalize", "biased"),
+    attributes=("score", "normalize", "biased", "groups", "topk_groups", "scale", "log_sums"),
     broadcasts=lambda count, **_: range(1, count),
     plan=_plan,
 )
 
 
-def saved(logits, indices, *, axis, score, normalize, **_):
-    """What derivatives need beside the results."""
-    if score in _OWN:
-        return take_along_axis(logits, indices, axis)
-    return None if normalize else logits
+def saved(logits, indices, *, axis, score, normalize, log_sums, **_):
+    """What derivatives need beside the results: logits of the chosen, and of all."""
+    chosen = take_along_axis(logits, indices, axis) if score in _OWN else None
+    return chosen, logits if log_sums or (score == SOFTMAX and not normalize) else None
 
 
-def tangent(t, rest, weights, indices, *, axis, score, normalize, **_):
-    """The tangent of the weights: each times that of its logarithm. The choice is locally constant."""
+def _inverse(scale):
+    return 1 / scale if scale else 0.0  # weights that are all 0 have no derivatives
+
+
+def tangents(t, rest, outs, *, axis, score, normalize, scale, **_):
+    """Those of the results. Of weights, each times that of its logarithm; the choice is locally constant."""
+    weights, indices, *log_sum = outs
+    chosen, logits = rest
     w = weights.astype(_arguments.wide(weights.dtype))
-    dlog = take_along_axis(t, indices, axis).astype(w.dtype)
+    wide = lambda x: x.astype(w.dtype)
+    dlog = wide(take_along_axis(t, indices, axis))
     if score in _OWN:
-        dlog *= _OWN[score].slope(rest.astype(w.dtype))
+        dlog *= _OWN[score].slope(wide(chosen))
     if normalize:
-        dlog -= (w * dlog).sum(axis, keepdims=True)
-    elif score not in _OWN:
-        dlog -= (_shares(rest.astype(w.dtype), axis) * t.astype(w.dtype)).sum(axis, keepdims=True)
-    return (w * dlog).astype(weights.dtype)
+        dlog -= (w * dlog).sum(axis, keepdims=True) * _inverse(scale)
+    elif score == SOFTMAX:
+        dlog -= (_shares(wide(logits), axis) * wide(t)).sum(axis, keepdims=True)
+    of_sums = [(jnp.exp(wide(logits) - jnp.expand_dims(s, axis)) * wide(t)).sum(axis) for s in log_sum]
+    return [(w * dlog).astype(weights.dtype), None, *of_sums]
 
 
-def cotangent_of_logits(ct, rest, weights, indices, *, length, along, axis, score, normalize, **_):
-    """The transpose of `tangent`."""
+def cotangent_of_logits(cts, rest, outs, *, length, along, axis, score, normalize, scale, **_):
+    """The transpose of `tangents`."""
+    weights, indices, *log_sum = outs
+    chosen, logits = rest
+    ct = cts[0]
     w = weights.astype(_arguments.wide(weights.dtype))
-    c = w * ct.astype(w.dtype)
+    wide = lambda x: x.astype(w.dtype)
+    c = w * wide(ct)
     total = c.sum(axis, keepdims=True)
+    dense = []  # what all logits get
     if normalize:
-        c -= w * total
+        c -= w * total * _inverse(scale)
+    elif score == SOFTMAX:
+        dense.append(-_shares(wide(logits), axis) * total)
     if score in _OWN:
-        c *= _OWN[score].slope(rest.astype(w.dtype))
-    if normalize or score in _OWN:
+        c *= _OWN[score].slope(wide(chosen))
+    for s, of_sum in zip(log_sum, cts[2:], strict=True):
+        dense.append(jnp.exp(wide(logits) - jnp.expand_dims(s, axis)) * jnp.expand_dims(of_sum, axis))
+    if not dense:
         return put_along_axis(c.astype(ct.dtype), indices, axis, length, along)
-    return (put_along_axis(c, indices, axis, length, along) - _shares(rest.astype(w.dtype), axis) * total).astype(
-        ct.dtype
-    )
+    return sum(dense, put_along_axis(c, indices, axis, length, along)).astype(ct.dtype)
 
 
-def _jvp(outs, primals, tangents, **kind):
-    if tangents[0] is None:  # only the bias moves
-        return None, None
-    weights, indices = outs
-    return tangent(tangents[0], saved(primals[0], indices, **kind), weights, indices, **kind), None
+def _jvp(outs, primals, moved, **kind):
+    if moved[0] is None:  # only the bias moves
+        return [None for _ in outs]
+    return tangents(moved[0], saved(primals[0], outs[1], **kind), outs, **kind)
 
 
 def_jvp(topk_softmax_p, _jvp)
 
 
-def _pays(split, avals, *, k, biased, **_):
-    """Whether candidates, what is taken and the numbers of softmax are less than the rows."""
+def _groups_fit(split, groups):
+    """Whether each device has whole groups of the axis, or a part of one."""
+    size = split.length // groups
+    return not split.uneven and (split.part % size == 0 or size % split.part == 0)
+
+
+def _pays(split, avals, *, k, biased, groups, **_):
+    """Whether candidates, what is taken, groups and the numbers of softmax are less than the rows."""
     itemsize = avals[0].dtype.itemsize
     wide = _arguments.wide(avals[0].dtype).itemsize
-    candidates = min(k, split.part) * split.shards * ((wide if biased else itemsize) + 4)
-    return candidates + (k + 2) * wide < split.length * itemsize
+    if groups > 1 and not _groups_fit(split, groups):
+        return False
+    key = wide if biased else itemsize
+    candidates = min(k, split.part) * split.shards * (key + 4)
+    of_groups = max(groups, split.shards) * (2 if biased else 1) * key if groups > 1 else 0
+    return candidates + of_groups + (k + 2) * wide < split.length * itemsize
 
 
 RULES["topk_softmax"] = Rule(
@@ -203,26 +253,28 @@ RULES["topk_softmax"] = Rule(
 )
 
 
-def gate(logits, bias, split=None, **params) -> TopKSoftmax:
-    """The primitive, or what it is composed of, on checked arguments."""
+def gate(logits, bias, split=None, **params):
+    """Results of the primitive, or of what it is composed of, on checked arguments."""
     length, k = logits.shape[params["axis"]], params["k"]
     operands, biased = _arguments.given(logits, bias), bias is not None
     fits = isinstance(length, int) and isinstance(k, int) and length <= MAX_LENGTH and k <= MAX_K
-    if split is None and fits and params["groups"] == 1 and params["score"] < 2:
-        params = {name: p for name, p in params.items() if name not in ("groups", "topk_groups")}
-        return TopKSoftmax(*topk_softmax_p(*operands, biased=biased, **params))
-    return TopKSoftmax(*composed(*operands, biased=biased, split=split, **params))
+    if split is None and fits and params["groups"] <= MAX_GROUPS and (k > 0 or not params["log_sums"]):
+        return tuple(topk_softmax_p(*operands, biased=biased, **params))
+    return composed(*operands, biased=biased, split=split, **params)
 
 
-def checked(op: str, logits, bias, k, axis, names, score, normalize, groups, topk_groups):
+def checked(op: str, logits, bias, k, axis, names, score, normalize, groups, topk_groups, scale, log_sums=False):
     """Logits and bias of one rank, aligned, the split of the axis, and the params of `gate`."""
     _arguments.dtype(op, "logits", logits.dtype, _arguments.FLOATS)
     axis = _arguments.ordered(op, "logits", logits, axis)
     split = manual(op, names, logits.shape[axis])
     k = _arguments.count(op, "k", k, logits, axis, split)
-    groups, topk_groups = _groups(op, logits.shape[axis], k, groups, topk_groups)
-    if groups > 1 and split is not None:
-        raise ValueError(f"{op}: groups are of experts that one device has; with axis_name it must be 1, got {groups}")
+    groups, topk_groups = _groups(op, logits.shape[axis] if split is None else split.length, k, groups, topk_groups)
+    if groups > 1 and split is not None and not _groups_fit(split, groups):
+        raise ValueError(
+            f"{op}: with axis_name, devices must have whole groups or equal parts of one; {split.shards} devices have "
+            f"{split.part} experts each, in groups of {split.length // groups}"
+        )
     if bias is not None:
         wide = _arguments.wide(logits.dtype)
         if not jnp.issubdtype(bias.dtype, jnp.floating):
@@ -231,8 +283,8 @@ def checked(op: str, logits, bias, k, axis, names, score, normalize, groups, top
             bias = bias.reshape(*bias.shape, *(1 for _ in logits.shape[axis + 1 :]))
         bias = _arguments.broadcasting(op, "bias", bias, logits.shape).astype(wide)
         logits, bias = align(logits, bias)
-    params = {"axis": axis, "k": k, "score": SCORES.index(score), "normalize": normalize}
-    return logits, bias, split, params | {"groups": groups, "topk_groups": topk_groups}
+    params = {"axis": axis, "k": k, "score": SCORES.index(score), "normalize": normalize, "scale": scale}
+    return logits, bias, split, params | {"groups": groups, "topk_groups": topk_groups, "log_sums": log_sums}
 
 
 def _groups(op, length, k, groups, topk_groups):
@@ -261,12 +313,17 @@ class Options(NamedTuple):
     normalize: bool
     groups: int
     topk_groups: int | None
+    scale: float = 1.0
+    log_sums: bool = False  # of the whole rows: a third result
 
 
 def arguments(op: str, logits, bias, scale, k, axis, axis_name, score, normalize, groups, topk_groups):
-    """Logits, bias and scale as arrays or None, and the options."""
+    """Logits, bias and scale as arrays or None, and the options. A scale that is just a number is one of these."""
     logits = _arguments.array(op, "logits", logits)
-    bias, scale = _arguments.optional(op, "bias", bias), _arguments.optional(op, "scale", scale)
+    bias, number = _arguments.optional(op, "bias", bias), 1.0
+    if isinstance(scale, int | float | np.integer | np.floating) and not isinstance(scale, bool):
+        scale, number = None, float(scale)
+    scale = _arguments.optional(op, "scale", scale)
     if scale is not None:
         _arguments.dtype(op, "scale", scale.dtype, _arguments.FLOATS | _arguments.INTEGERS)
         if scale.shape:
@@ -276,21 +333,22 @@ def arguments(op: str, logits, bias, scale, k, axis, axis_name, score, normalize
     topk_groups = None if topk_groups is None else _arguments.integer(op, "topk_groups", topk_groups)
     score = _arguments.choice(op, "score", score, SCORES)
     names, normalize = _arguments.names(op, axis_name), _arguments.flag(op, "normalize", normalize)
-    return logits, bias, scale, Options(k, axis, names, score, normalize, groups, topk_groups)
+    return logits, bias, scale, Options(k, axis, names, score, normalize, groups, topk_groups, number)
 
 
-def scaled(gated: TopKSoftmax, scale) -> TopKSoftmax:
-    """Weights times a number."""
-    if scale is None:
-        return gated
-    weights, wide = gated.weights, _arguments.wide(gated.weights.dtype)
-    return gated._replace(weights=(weights.astype(wide) * scale.astype(wide)).astype(weights.dtype))
+def scaled(results, scale):
+    """Weights times a number that is known only when the program runs, and the other results."""
+    weights, *others = results
+    if scale is not None:
+        wide = _arguments.wide(weights.dtype)
+        weights = (weights.astype(wide) * scale.astype(wide)).astype(weights.dtype)
+    return weights, *others
 
 
 @functools.partial(jax.jit, static_argnums=3, inline=True)
 def _topk_softmax(logits, bias, scale, options):
     logits, bias, split, params = checked("jaxgpuops.lax.topk_softmax", logits, bias, *options)
-    return scaled(gate(logits, bias, split, **params), scale)
+    return TopKSoftmax(*scaled(gate(logits, bias, split, **params), scale))
 
 
 def topk_softmax(

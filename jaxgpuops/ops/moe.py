@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +24,8 @@ from jaxgpuops.lax._moe import (
     plan_fallback,
     rows_of,
 )
-from jaxgpuops.lax._topk_softmax import SCORES, Score, shares_of
-from jaxgpuops.ops.topk_softmax import topk_softmax
+from jaxgpuops.lax._topk_softmax import SCORES, SOFTMAX, Score, arguments, shares_of
+from jaxgpuops.ops.topk_softmax import gated
 
 
 class RaggedSizes(NamedTuple):
@@ -110,7 +110,7 @@ def moe_plan(
       ``align - 1`` more for each expert.
 
     Exactly ``argsort(expert_ids.ravel(), stable=True)`` and ``bincount``, by a counting sort without atomics: the same
-    in every run. One launch of up to 16384 assignments, three of more.
+    in every run, and in one launch.
 
     Raises:
       TypeError: for ids that are not integers, and arguments that are not integers known at trace time.
@@ -172,8 +172,10 @@ def _least(op, name, value, least):
 @functools.partial(jax.jit, static_argnums=(1, 2, 3), inline=True)
 def _plan(expert_ids, num_experts, capacity, align):
     *batch, tokens, choices = expert_ids.shape
-    valid = (expert_ids >= 0) & (expert_ids < num_experts)
-    experts = jnp.where(valid, expert_ids, -1).astype(np.int32).reshape(*batch, tokens * choices)
+    if not np.can_cast(expert_ids.dtype, np.int32):
+        valid = (expert_ids >= 0) & (expert_ids < num_experts)
+        expert_ids = jnp.where(valid, expert_ids, -1)
+    experts = expert_ids.astype(np.int32).reshape(*batch, tokens * choices)
     params = {"num_experts": num_experts, "capacity": capacity, "align": align}
     params["room"] = rows_of(tokens * choices, num_experts, capacity, align)
     make = moe_plan_p if num_experts <= MAX_EXPERTS else plan_fallback
@@ -311,6 +313,14 @@ def _combine_backward(axis, choices, avals, residuals, cotangent):
 _combine.defvjp(_combine_forward, _combine_backward)
 
 
+class MoELosses(NamedTuple):
+    """Numbers that a training loss adds, times small factors, so that a router stays well."""
+
+    load_balance: jax.Array
+    z: jax.Array
+
+
+@overload
 def moe_route(
     logits: ArrayLike,
     k: int,
@@ -323,14 +333,47 @@ def moe_route(
     groups: int = 1,
     topk_groups: int | None = None,
     scale: ArrayLike | None = None,
-) -> tuple[jax.Array, jax.Array, MoEPlan]:
+    losses: Literal[False] = False,
+) -> tuple[jax.Array, jax.Array, MoEPlan]: ...
+@overload
+def moe_route(
+    logits: ArrayLike,
+    k: int,
+    *,
+    capacity: int | None = None,
+    align: int = 1,
+    normalize: bool = True,
+    score: Score = "softmax",
+    bias: ArrayLike | None = None,
+    groups: int = 1,
+    topk_groups: int | None = None,
+    scale: ArrayLike | None = None,
+    losses: Literal[True],
+) -> tuple[jax.Array, jax.Array, MoEPlan, MoELosses]: ...
+def moe_route(
+    logits: ArrayLike,
+    k: int,
+    *,
+    capacity: int | None = None,
+    align: int = 1,
+    normalize: bool = True,
+    score: Score = "softmax",
+    bias: ArrayLike | None = None,
+    groups: int = 1,
+    topk_groups: int | None = None,
+    scale: ArrayLike | None = None,
+    losses: bool = False,
+):
     """A gate and its plan: `topk_softmax` of logits ``(*batch, tokens, num_experts)``, then `moe_plan` of its choice.
 
-    The arguments are those of these two functions. `moe_losses` of the logits and ids keeps the load even.
+    Two kernels, with nothing between them. The arguments are those of these two functions, and
+
+      losses: whether to return the gate's `moe_losses`, too. Their log-sum-exps come from the gate's kernel, and counts
+        from the plan, so that the logits are read once more, to add up shares.
 
     Returns:
       ``(weights, expert_ids, plan)``: weights and ids of shape ``(*batch, tokens, k)``. Gradients reach the logits
-      through the weights.
+      through the weights. With ``losses`` a fourth, `MoELosses`, through which they reach them, too.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops
@@ -338,19 +381,18 @@ def moe_route(
     >>> weights.tolist(), ids.tolist(), plan.group_sizes.tolist()
     ([[0.5, 0.5], [0.5, 0.5]], [[1, 2], [0, 2]], [1, 1, 2])
     """
-    logits = _arguments.array("jaxgpuops.moe_route", "logits", logits)
+    op = "jaxgpuops.moe_route"
+    operands = arguments(op, logits, bias, scale, k, -1, None, score, normalize, groups, topk_groups)
+    logits, options = operands[0], operands[-1]
     if logits.ndim < 2:
-        raise ValueError(f"jaxgpuops.moe_route: logits must have shape (..., tokens, experts), got {logits.shape}")
-    gate = {"normalize": normalize, "score": score, "bias": bias, "groups": groups, "topk_groups": topk_groups}
-    weights, ids = topk_softmax(logits, k, scale=scale, **gate)
-    return weights, ids, moe_plan(ids, logits.shape[-1], capacity=capacity, align=align)
-
-
-class MoELosses(NamedTuple):
-    """Numbers that a training loss adds, times small factors, so that a router stays well."""
-
-    load_balance: jax.Array
-    z: jax.Array
+        raise ValueError(f"{op}: logits must have shape (..., tokens, experts), got {logits.shape}")
+    losses = _arguments.flag(op, "losses", losses)
+    weights, ids, *log_sum = gated(op, *operands[:-1], options._replace(log_sums=losses))
+    plan = moe_plan(ids, logits.shape[-1], capacity=capacity, align=align)
+    if not losses:
+        return weights, ids, plan
+    counts = plan.group_sizes if capacity is None else _counts(ids, logits.shape[-1])
+    return weights, ids, plan, _losses(logits, counts, log_sum[0], SCORES.index(options.score))
 
 
 def moe_losses(logits: ArrayLike, expert_ids: ArrayLike, *, score: Score = "softmax") -> MoELosses:
@@ -371,7 +413,8 @@ def moe_losses(logits: ArrayLike, expert_ids: ArrayLike, *, score: Score = "soft
 
       Both are 0 where there are no tokens.
 
-    Gradients reach the logits, through ``p`` and z. A pass over the logits in plain JAX, which XLA fuses.
+    Gradients reach the logits, through ``p`` and z. Passes over the logits in plain JAX, which XLA fuses; `moe_route`
+    has most of it from its kernels.
 
     Raises:
       TypeError: for logits that are not floats, ids that are not integers.
@@ -398,17 +441,26 @@ def moe_losses(logits: ArrayLike, expert_ids: ArrayLike, *, score: Score = "soft
             f"{op}: logits and expert_ids must have shapes (..., tokens, experts) and (..., tokens, k), got "
             f"{logits.shape} and {ids.shape}"
         )
-    return _losses(logits, ids, SCORES.index(_arguments.choice(op, "score", score, SCORES)))
+    place = SCORES.index(_arguments.choice(op, "score", score, SCORES))
+    return _losses(logits, _counts(ids, logits.shape[-1]), None, place)
 
 
-@functools.partial(jax.jit, static_argnums=2, inline=True)
-def _losses(logits, ids, score):
+def _counts(ids, experts):
+    """Of each expert's assignments."""
+    return (ids[..., None] == jnp.arange(experts, dtype=ids.dtype)).sum((-3, -2))
+
+
+@functools.partial(jax.jit, static_argnums=3, inline=True)
+def _losses(logits, counts, log_sum, score):
     *batch, tokens, experts = logits.shape
     logits = logits.astype(_arguments.wide(logits.dtype))
     if tokens == 0 or experts == 0:
         nothing = jnp.zeros(batch, logits.dtype)
         return MoELosses(nothing, nothing)
-    shares = shares_of(logits, logits.ndim - 1, score).mean(-2)
-    counts = (ids[..., None] == jnp.arange(experts, dtype=ids.dtype)).sum((-3, -2)).astype(logits.dtype)
-    balance = experts * (counts * shares).sum(-1) / jnp.maximum(counts.sum(-1), 1)
-    return MoELosses(balance, (jax.nn.logsumexp(logits, -1) ** 2).mean(-1))
+    if log_sum is None:
+        log_sum = jax.nn.logsumexp(logits, -1)
+    own = score != SOFTMAX
+    shares = shares_of(logits, logits.ndim - 1, score) if own else jnp.exp(logits - log_sum[..., None])
+    counts = counts.astype(logits.dtype)
+    balance = experts * (counts * shares.mean(-2)).sum(-1) / jnp.maximum(counts.sum(-1), 1)
+    return MoELosses(balance, (log_sum**2).mean(-1))

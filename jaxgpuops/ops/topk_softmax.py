@@ -47,10 +47,12 @@ def topk_softmax(
         loss. Of shape ``(n,)``, or any that broadcasts to that of the logits.
       groups: neighbouring experts are in so many groups of ``n / groups``, for instance those of one machine; static.
       topk_groups: how many groups a row chooses from: those with the highest sum of their two best ``score + bias``, or
-        without a bias the highest logit. ``k`` must not be above the number of their experts. None: all; static.
-      scale: a number that weights are multiplied by, after they are rounded. None: 1.
+        without a bias the highest logit; what the others have is never chosen. ``k`` must not be above the number of
+        their experts. None: all; static.
+      scale: a number that weights are multiplied by. One that is an array is a factor of weights that are rounded. None:
+        1.
       axis_name: inside `jax.shard_map`, what ``axis`` is split along, as for `jaxgpuops.topk`; a
-        ``bias`` of one number an expert is this device's part.
+        ``bias`` of one number an expert is this device's part. Devices have whole groups, or equal parts of one.
 
     Returns:
       ``TopKSoftmax(weights, indices)``, both of shape ``(*before, k, *after)``; weights of the dtype of the logits,
@@ -64,15 +66,15 @@ def topk_softmax(
     gradient. Unless softmax is not normalised, only logits of chosen experts have one. Reverse mode works, and
     whatever is built on top of it; for forward mode at the bottom use `jaxgpuops.lax.topk_softmax`.
 
-    One kernel takes ``n <= 1024`` and ``k <= 64`` (not float64, groups and "sqrt_softplus"); other calls are composed of
-    top-k and other kernels.
+    One kernel takes ``n <= 1024``, ``k <= 64`` and ``groups <= 64`` (not float64); other calls are composed of top-k and
+    other kernels.
 
     Raises:
       TypeError: for other dtypes, for ``k`` or ``axis`` that are not integers, and a flag that is not True or False,
         known at trace time.
       ValueError: for a scalar, ``axis`` or ``k`` out of range, another ``score``, a ``bias`` that does not broadcast, a
-        ``scale`` that is not one number, ``groups`` that do not divide ``n`` or have too few experts, or with
-        ``axis_name``.
+        ``scale`` that is not one number, ``groups`` that do not divide ``n`` or have too few experts, and with
+        ``axis_name`` those whose borders are not those of devices.
 
     Gates of this kind: Shazeer et al., "Outrageously large neural networks" (2017); sigmoid scores with a bias for
     the choice, and groups: DeepSeek-AI, "DeepSeek-V3 technical report" (2024).
@@ -91,12 +93,14 @@ def topk_softmax(
     [[1, 0], [3, 2]]
     """
     op = "jaxgpuops.topk_softmax"
-    return _jitted(*arguments(op, logits, bias, scale, k, axis, axis_name, score, normalize, groups, topk_groups))
+    operands = arguments(op, logits, bias, scale, k, axis, axis_name, score, normalize, groups, topk_groups)
+    return TopKSoftmax(*gated(op, *operands))
 
 
-@functools.partial(jax.jit, static_argnums=3, inline=True)
-def _jitted(logits, bias, scale, options):
-    logits, bias, split, params = checked("jaxgpuops.topk_softmax", logits, bias, *options)
+@functools.partial(jax.jit, static_argnums=(0, 4), inline=True)
+def gated(op, logits, bias, scale, options):
+    """Weights, indices, and logarithms of sums if the options say so."""
+    logits, bias, split, params = checked(op, logits, bias, *options)
     if split is not None:
         return scaled(gate(logits, bias, split, **params), scale)
     size = logits.shape[params["axis"]], along(logits, params["axis"])
@@ -109,16 +113,14 @@ def _topk_softmax(logits, bias, size, params):  # `size` is what the backward pa
 
 
 def _forward(logits, bias, size, params):
-    out = gate(logits, bias, **dict(params))
-    return out, (out, saved(logits, out.indices, **dict(params)))
+    outs = gate(logits, bias, **dict(params))
+    return outs, (outs, saved(logits, outs[1], **dict(params)))
 
 
-def _backward(size, params, residuals, cotangent):
-    (weights, indices), rest = residuals
+def _backward(size, params, residuals, cotangents):
+    outs, rest = residuals
     length, along = size
-    return cotangent_of_logits(
-        cotangent.weights, rest, weights, indices, length=length, along=along, **dict(params)
-    ), None
+    return cotangent_of_logits(cotangents, rest, outs, length=length, along=along, **dict(params)), None
 
 
 _topk_softmax.defvjp(_forward, _backward)

@@ -9,7 +9,7 @@
 // anything moves.
 #include <cuda_runtime.h>
 
-#include "common/cuda/intrinsics.cuh"
+#include "common/cuda/counting.cuh"
 #include "common/cuda/launch.cuh"
 #include "count/cuda/launch.h"
 
@@ -35,8 +35,6 @@ struct Args {
   }
 };
 
-__device__ __forceinline__ uint32_t lanes_below() { return (1u << (threadIdx.x & 31)) - 1; }
-
 __global__ void __launch_bounds__(kOrderThreads) order_count_kernel(Args a) {
   __shared__ uint32_t counts[1 << kMaxDigitBits];
   const int digits = 1 << a.bits;
@@ -59,28 +57,6 @@ __global__ void __launch_bounds__(kOrderThreads) order_count_kernel(Args a) {
   for (int d = threadIdx.x; d < digits; d += kOrderThreads) to[d * a.tiles + tile] = counts[d];
 }
 
-// Returns the sum of `value` over all lower threads of the block, and sets `total` to the sum over all threads.
-__device__ __forceinline__ uint32_t sum_before(uint32_t value, uint32_t (&shared)[kWarps], uint32_t& total) {
-  const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
-  uint32_t sum = value;
-#pragma unroll
-  for (int lanes = 1; lanes < 32; lanes *= 2) {
-    const uint32_t other = __shfl_up_sync(kEveryLane, sum, lanes);
-    if (lane >= lanes) sum += other;
-  }
-  if (lane == 31) shared[warp] = sum;
-  __syncthreads();
-  uint32_t before = 0;
-  total = 0;
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) {
-    before += w < warp ? shared[w] : 0;
-    total += shared[w];
-  }
-  __syncthreads();
-  return before + sum - value;
-}
-
 __global__ void __launch_bounds__(kOrderThreads) order_sum_kernel(Args a) {
   __shared__ uint32_t shared[kWarps];
   const int64_t digits = int64_t{1} << a.bits, row = blockIdx.x / digits, digit = blockIdx.x % digits;
@@ -90,7 +66,7 @@ __global__ void __launch_bounds__(kOrderThreads) order_sum_kernel(Args a) {
     const int64_t at = tile + threadIdx.x;
     const uint32_t count = at < a.tiles ? counts[at] : 0;
     uint32_t total;
-    const uint32_t sum = sum_before(count, shared, total);
+    const uint32_t sum = sum_before(count, shared, kWarps, total);
     if (at < a.tiles) counts[at] = before + sum;
     before += total;
   }
@@ -121,13 +97,7 @@ __global__ void __launch_bounds__(kOrderThreads) order_move_kernel(Args a) {
 #pragma unroll
   for (int i = 0; i < kOrderItems; ++i) {
     const bool has = begin + i * 32 < a.length;
-    const uint32_t digit = has ? (key[i] >> a.shift) & (digits - 1) : ~0u;
-    const unsigned peers = __match_any_sync(kEveryLane, digit);
-    const uint32_t before = has ? own[digit] : 0;
-    __syncwarp();
-    if (has && (peers & lanes_below()) == 0) own[digit] = before + __popc(peers);
-    __syncwarp();
-    rank[i] = before + __popc(peers & lanes_below());
+    rank[i] = rank_in_warp(has ? static_cast<int32_t>((key[i] >> a.shift) & (digits - 1)) : -1, own);
   }
   __syncthreads();
 
@@ -137,7 +107,7 @@ __global__ void __launch_bounds__(kOrderThreads) order_move_kernel(Args a) {
   for (int first = 0; first < digits; first += kOrderThreads) {
     const int digit = first + threadIdx.x;
     uint32_t total;
-    uint32_t start = smaller + sum_before(digit < digits ? totals[digit] : 0, shared, total);
+    uint32_t start = smaller + sum_before(digit < digits ? totals[digit] : 0u, shared, kWarps, total);
     smaller += total;
     if (digit >= digits) continue;
     start += counts[digit * a.tiles + tile];

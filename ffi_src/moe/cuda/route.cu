@@ -1,105 +1,44 @@
-// moe_plan: a stable counting sort of the assignments by expert, without atomics.
+// moe_plan: a counting sort of assignments by expert, stable, in one launch.
 //
-// Each warp has a chunk of the assignments, and a counter for each expert in shared memory. It counts 32 assignments at
-// a time: lanes whose assignments go to the same expert find each other by __match_any_sync, and the first of them adds
-// their number to the counter. Then the counters are summed over the warps for each expert, and the experts' totals
-// become the offsets of groups. A second pass over the assignments finds the row of each: the offset of its group, plus
-// the assignments of the same expert in earlier warps, earlier in its warp, and in lower lanes.
+// A warp has a chunk of the assignments and a counter for each expert in shared memory. It looks at 32 assignments at a
+// time: lanes whose assignments go to the same expert find each other by __match_any_sync, and the first of them adds
+// their number to the counter. So each lane learns how many of the warp's assignments go to this expert before its own,
+// and keeps that in a register. Counters are then summed up, warp by warp, for each expert, and experts' totals become
+// the offsets of groups.
 //
-// If there are few assignments, or many plans, one block does all of it in one launch. Otherwise blocks share a plan,
-// and there are three launches: count, sum and place. Bytes moved: assignments are read twice (the second time from
-// L2), each row and assignment is written once, and counters are written and read.
+// Where assignments are many, blocks share a plan: all run at once, each tells the others its counters, and after a
+// barrier of the grid each sums up what all blocks have, and what those before it have. Sums of integers: atomics that
+// add them give the same in any order. Chunks that no registers hold are looked at twice.
+//
+// Bytes moved: assignments are read once, each row and assignment is written once, plus counters.
+#include <cooperative_groups.h>
+
+#include <algorithm>
+
+#include "common/cuda/counting.cuh"
 #include "common/cuda/launch.cuh"
+#include "common/cuda/residents.cuh"
 #include "moe/cuda/launch.h"
 
 namespace jaxgpuops::moe {
 namespace {
 
-// Experts of a block of route_sum_kernel, and the parts into which it divides the warps.
-constexpr int kSumExperts = 32, kSumParts = 32;
+namespace cg = cooperative_groups;
+
+constexpr int kItems = kMostHeld / 32;  // of a lane, in registers
 
 extern __shared__ int32_t shared[];
 
-// The assignments of a warp.
-struct Chunk {
-  const int32_t* experts;
-  int64_t begin, end;
-  int32_t count;  // number of experts
-
-  // Calls see(assignment, its expert or -1, lanes with the same expert) in all lanes, for 32 assignments at a time.
-  template <class See>
-  __device__ __forceinline__ void each(const See& see) const {
-    const int lane = threadIdx.x % 32;
-    for (int64_t first = begin; first < end; first += 32) {
-      const int64_t a = first + lane;
-      const int32_t e = a < end ? experts[a] : -1;
-      const bool valid = e >= 0 && e < count;
-      const uint32_t same = __match_any_sync(0xffffffffu, valid ? e : -1);
-      see(a, valid ? e : -1, same);
-      __syncwarp();
-    }
-  }
-};
-
-__device__ __forceinline__ Chunk chunk_of(const PlanProblem& p, const int32_t* experts, int64_t chunk, int64_t warp) {
-  const int64_t begin = min(warp * chunk, p.assignments), end = min(begin + chunk, p.assignments);
-  return {experts, begin, end, static_cast<int32_t>(p.experts)};
-}
-
-__device__ __forceinline__ void count(const Chunk& chunk, int32_t* counters) {
-  chunk.each([&](int64_t, int32_t e, uint32_t same) {
-    if (e >= 0 && static_cast<int>(threadIdx.x % 32) == __ffs(same) - 1) counters[e] += __popc(same);
-  });
-}
-
-// Finds the row of each assignment of a chunk. `counters` hold how many assignments each expert has in earlier warps,
-// and `offsets` where its group begins.
-__device__ __forceinline__ void place(const PlanProblem& p, const Chunk& chunk, int32_t* counters,
-                                      const int32_t* offsets, int32_t* row_of_assignment, int32_t* assignment_of_row) {
-  const int lane = threadIdx.x % 32;
-  chunk.each([&](int64_t a, int32_t e, uint32_t same) {
-    const int32_t before = e >= 0 ? counters[e] : 0;
-    __syncwarp();
-    if (e >= 0 && lane == __ffs(same) - 1) counters[e] = before + __popc(same);
-    const int64_t rank = before + __popc(same & ((1u << lane) - 1));
-    const bool kept = e >= 0 && (p.capacity < 0 || rank < p.capacity);
-    const int64_t row = kept ? offsets[e] + rank : -1;
-    if (a < chunk.end) row_of_assignment[a] = static_cast<int32_t>(row);
-    if (kept && row < p.rows) assignment_of_row[row] = static_cast<int32_t>(a);
-  });
-}
-
-// Returns the sum over all lower threads, and sets `total` to the sum over all threads. All threads of the block must
-// call it; a block has whole warps, at most 32.
-__device__ __forceinline__ int64_t exclusive_sum(int64_t value, int64_t& total) {
-  __shared__ int64_t sums[32];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  int64_t sum = value;
-#pragma unroll
-  for (int d = 1; d < 32; d *= 2) {
-    const int64_t other = __shfl_up_sync(0xffffffffu, sum, d);
-    if (lane >= d) sum += other;
-  }
-  if (lane == 31) sums[warp] = sum;
-  __syncthreads();
-  int64_t before = 0;
-  total = 0;
-  for (int w = 0; w < warps; ++w) {
-    if (w == warp) before = total;
-    total += sums[w];
-  }
-  return before + sum - value;
-}
-
-// Replaces the totals of experts in `offsets`, which is in shared memory, by the offsets of their groups, and also
-// writes these and the sizes of groups to memory unless the pointers are null.
+// From totals of experts, which they overwrite, to the offsets of groups, in shared memory; `sizes` and `group_offsets`
+// may be null.
 __device__ __forceinline__ void find_offsets(const PlanProblem& p, int32_t* offsets, int32_t* sizes,
                                              int32_t* group_offsets) {
+  __shared__ int64_t sums[32];
   const int64_t each = (p.experts + blockDim.x - 1) / blockDim.x;
   const int64_t first = min(threadIdx.x * each, p.experts), last = min(first + each, p.experts);
   int64_t sum = 0, total;
   for (int64_t e = first; e < last; ++e) sum += p.padded(offsets[e]);
-  int64_t offset = exclusive_sum(sum, total);
+  int64_t offset = sum_before(sum, sums, blockDim.x / 32, total);
   for (int64_t e = first; e < last; ++e) {
     const int64_t found = offsets[e];
     offsets[e] = static_cast<int32_t>(offset);
@@ -111,28 +50,22 @@ __device__ __forceinline__ void find_offsets(const PlanProblem& p, int32_t* offs
   __syncthreads();
 }
 
-// Sets rows to -1, the value that rows without an assignment keep.
-__device__ __forceinline__ void clear(int32_t* assignment_of_row, int64_t begin, int64_t end) {
+// Rows that no assignment takes keep this. Each block has a part of them.
+__device__ __forceinline__ void clear(const PlanProblem& p, int32_t* assignment_of_row) {
+  const int64_t part = (p.rows + gridDim.x - 1) / gridDim.x;
+  const int64_t begin = min(blockIdx.x * part, p.rows), end = min(begin + part, p.rows);
   for (int64_t r = begin + threadIdx.x; r < end; r += blockDim.x) assignment_of_row[r] = -1;
 }
 
 __device__ __forceinline__ Routes routes_of(const PlanProblem& p, const Routes& all, int64_t o) {
   return {all.experts + o * p.assignments,           all.assignment_of_row + o * p.rows,
           all.row_of_assignment + o * p.assignments, all.sizes + o * p.experts,
-          all.offsets + o * (p.experts + 1),         all.workspace};
+          all.offsets + o * (p.experts + 1),         all.workspace + o * gridDim.x * p.experts};
 }
 
-__global__ void __launch_bounds__(1024) route_kernel(PlanProblem p, Routes all, int64_t chunk) {
-  const Routes routes = routes_of(p, all, blockIdx.x);
-  const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  int32_t* const offsets = shared;  // offsets[expert]; counters[warp][expert] follow in shared memory
-  int32_t* const counters = shared + p.experts;
-  for (int64_t i = threadIdx.x; i < warps * p.experts; i += blockDim.x) counters[i] = 0;
-  clear(routes.assignment_of_row, 0, p.rows);
-  __syncthreads();
-  const Chunk mine = chunk_of(p, routes.experts, chunk, warp);
-  count(mine, counters + warp * p.experts);
-  __syncthreads();
+// From the counters of warps to what the block's earlier warps have of each expert, and what all have in `totals`.
+__device__ __forceinline__ void sum_warps(const PlanProblem& p, int32_t* counters, int32_t* totals) {
+  const int warps = blockDim.x / 32;
   for (int64_t e = threadIdx.x; e < p.experts; e += blockDim.x) {
     int32_t sum = 0;
     for (int w = 0; w < warps; ++w) {
@@ -140,92 +73,137 @@ __global__ void __launch_bounds__(1024) route_kernel(PlanProblem p, Routes all, 
       counters[w * p.experts + e] = sum;
       sum += found;
     }
-    offsets[e] = sum;
+    totals[e] = sum;
   }
-  __syncthreads();
-  find_offsets(p, offsets, routes.sizes, routes.offsets);
-  place(p, mine, counters + warp * p.experts, offsets, routes.row_of_assignment, routes.assignment_of_row);
 }
 
-// Returns a plan's workspace, which has counters[warp][expert] for the warps of all blocks, then totals[expert].
-__device__ __forceinline__ int32_t* counters_of(const PlanProblem& p, const Routes& all, int64_t warps) {
-  return all.workspace + blockIdx.y * p.experts * (warps + 1);
+// From the block's totals to those of all blocks, and what earlier blocks have in `before`. `told` has the totals of
+// each block.
+__device__ __forceinline__ void sum_blocks(const PlanProblem& p, int32_t* told, int32_t* totals, int32_t* before) {
+  for (int64_t e = threadIdx.x; e < p.experts; e += blockDim.x) {
+    told[blockIdx.x * p.experts + e] = totals[e];
+    totals[e] = 0;
+  }
+  cg::this_grid().sync();
+  const auto experts = static_cast<uint32_t>(p.experts), count = gridDim.x * experts;
+  constexpr int kBatch = 8;  // loads that a thread waits for at once
+  for (uint32_t first = threadIdx.x; first < count; first += kBatch * blockDim.x) {
+    int32_t found[kBatch];
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      const uint32_t i = first + j * blockDim.x;
+      found[j] = i < count ? told[i] : 0;
+    }
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      if (found[j] == 0) continue;
+      const uint32_t i = first + j * blockDim.x, e = i % experts;
+      atomicAdd(totals + e, found[j]);
+      if (i / experts < blockIdx.x) atomicAdd(before + e, found[j]);
+    }
+  }
 }
 
-__global__ void __launch_bounds__(1024) route_count_kernel(PlanProblem p, Routes all, int64_t chunk) {
+// Assignments as an expert or -1, and where they go.
+struct Place {
+  const PlanProblem& p;
+  const Routes& routes;
+  const int32_t* offsets;
+  const int32_t* before;
+
+  __device__ __forceinline__ int32_t expert_of(int64_t a, int64_t end) const {
+    const int32_t e = a < end ? routes.experts[a] : -1;
+    return e >= 0 && e < p.experts ? e : -1;
+  }
+  // `rank`: how many of the expert's assignments the block has before this one.
+  __device__ __forceinline__ void put(int64_t a, int32_t e, int64_t rank) const {
+    if (e >= 0) rank += before[e];
+    const bool kept = e >= 0 && (p.capacity < 0 || rank < p.capacity);
+    const int64_t row = kept ? offsets[e] + rank : -1;
+    routes.row_of_assignment[a] = static_cast<int32_t>(row);
+    if (kept && row < p.rows) routes.assignment_of_row[row] = static_cast<int32_t>(a);
+  }
+};
+
+template <bool kHeld>
+__global__ void __launch_bounds__(1024) route_kernel(PlanProblem p, Routes all, int64_t chunk) {
   const Routes routes = routes_of(p, all, blockIdx.y);
-  const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  const int64_t part = (p.rows + gridDim.x - 1) / gridDim.x;
-  clear(routes.assignment_of_row, min(blockIdx.x * part, p.rows), min((blockIdx.x + 1) * part, p.rows));
-  for (int64_t i = threadIdx.x; i < warps * p.experts; i += blockDim.x) shared[i] = 0;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  int32_t* const offsets = shared;  // one for each expert, as `before`; then counters[warp][expert]
+  int32_t* const before = offsets + p.experts;
+  int32_t* const counters = before + p.experts;
+  int32_t* const own = counters + warp * p.experts;
+  for (int64_t i = threadIdx.x; i < (warps + 1) * p.experts; i += blockDim.x) before[i] = 0;
+  clear(p, routes.assignment_of_row);
   __syncthreads();
-  count(chunk_of(p, routes.experts, chunk, int64_t{blockIdx.x} * warps + warp), shared + warp * p.experts);
-  __syncthreads();
-  int32_t* const counters = counters_of(p, all, int64_t{gridDim.x} * warps) + blockIdx.x * warps * p.experts;
-  for (int64_t i = threadIdx.x; i < warps * p.experts; i += blockDim.x) counters[i] = shared[i];
-}
 
-// Turns the counters of warps into sums over earlier warps. In a block, x is the expert, and y the part of the warps.
-__global__ void __launch_bounds__(kSumExperts* kSumParts) route_sum_kernel(PlanProblem p, Routes all, int64_t warps) {
-  __shared__ int32_t sums[kSumParts][kSumExperts];
-  int32_t* const counters = counters_of(p, all, warps);
-  const int64_t e = int64_t{blockIdx.x} * kSumExperts + threadIdx.x, each = (warps + kSumParts - 1) / kSumParts;
-  const int64_t first = min(threadIdx.y * each, warps), last = e < p.experts ? min(first + each, warps) : first;
-  int32_t sum = 0;
-#pragma unroll 4
-  for (int64_t w = first; w < last; ++w) sum += counters[w * p.experts + e];
-  sums[threadIdx.y][threadIdx.x] = sum;
+  const Place place{p, routes, offsets, before};
+  const int64_t begin = min((int64_t{blockIdx.x} * warps + warp) * chunk, p.assignments);
+  const int64_t end = min(begin + chunk, p.assignments);
+  int32_t held[kItems];  // experts, then what is known of their assignments: expert and rank, or -1
+  if constexpr (kHeld) {
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) held[i] = place.expert_of(begin + 32 * i + lane, end);
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      if (begin + 32 * i >= end) continue;
+      const int32_t rank = rank_in_warp(held[i], own);
+      if (held[i] >= 0) held[i] = held[i] << 16 | rank;
+    }
+  } else {
+    for (int64_t first = begin; first < end; first += 32) rank_in_warp(place.expert_of(first + lane, end), own);
+  }
   __syncthreads();
-  int32_t before = 0;
-  for (int part = 0; part < kSumParts; ++part) {
-    if (part == static_cast<int>(threadIdx.y)) sum = before;
-    before += sums[part][threadIdx.x];
-  }
-#pragma unroll 4
-  for (int64_t w = first; w < last; ++w) {
-    const int32_t found = counters[w * p.experts + e];
-    counters[w * p.experts + e] = sum;
-    sum += found;
-  }
-  if (threadIdx.y == 0 && e < p.experts) counters[warps * p.experts + e] = before;
-}
-
-__global__ void __launch_bounds__(1024) route_place_kernel(PlanProblem p, Routes all, int64_t chunk) {
-  const Routes routes = routes_of(p, all, blockIdx.y);
-  const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  const int64_t all_warps = int64_t{gridDim.x} * warps;
-  int32_t* const offsets = shared;
-  int32_t* const mine = shared + p.experts;
-  const int32_t* const counters = counters_of(p, all, all_warps);
-  for (int64_t e = threadIdx.x; e < p.experts; e += blockDim.x) offsets[e] = counters[all_warps * p.experts + e];
-  for (int64_t i = threadIdx.x; i < warps * p.experts; i += blockDim.x)
-    mine[i] = counters[blockIdx.x * warps * p.experts + i];
+  sum_warps(p, counters, offsets);
+  if (gridDim.x > 1) sum_blocks(p, routes.workspace, offsets, before);
   __syncthreads();
   const bool tells = blockIdx.x == 0;
   find_offsets(p, offsets, tells ? routes.sizes : nullptr, tells ? routes.offsets : nullptr);
-  place(p, chunk_of(p, routes.experts, chunk, int64_t{blockIdx.x} * warps + warp), mine + warp * p.experts, offsets,
-        routes.row_of_assignment, routes.assignment_of_row);
+
+  if constexpr (kHeld) {
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      const int64_t a = begin + 32 * i + lane;
+      const int32_t e = held[i] >> 16;  // of -1, -1
+      if (a < end) place.put(a, e, e < 0 ? 0 : own[e] + (held[i] & 0xffff));
+    }
+  } else {
+    for (int64_t first = begin; first < end; first += 32) {
+      const int64_t a = first + lane;
+      const int32_t e = place.expert_of(a, end), rank = rank_in_warp(e, own);
+      if (a < end) place.put(a, e, rank);
+    }
+  }
+}
+
+// The blocks that run at once, whichever form of the kernel they run.
+cudaError_t count_residents(const Launch& shape, int64_t& blocks) {
+  static Residents of_held, of_looked_at_twice;
+  int held = 0, looked_at_twice = 0;
+  auto status = of_held.count(reinterpret_cast<const void*>(route_kernel<true>), shape, &held);
+  if (status == cudaSuccess)
+    status = of_looked_at_twice.count(reinterpret_cast<const void*>(route_kernel<false>), shape, &looked_at_twice);
+  blocks = std::min(held, looked_at_twice);
+  return status;
 }
 
 }  // namespace
 
 cudaError_t launch_route(cudaStream_t stream, const Plan& plan, const PlanProblem& problem, const Routes& routes) {
   if (problem.outer == 0) return cudaSuccess;
-  const dim3 block(32 * plan.warps);
-  const auto shared_bytes = static_cast<size_t>(plan.shared_bytes);
-  const auto outer = static_cast<unsigned>(problem.outer), blocks = static_cast<unsigned>(plan.blocks);
-  if (plan.blocks == 1)
-    return launch(stream, {dim3(outer), block, shared_bytes}, route_kernel, problem, routes, plan.chunk);
-  const dim3 grid(blocks, outer);
-  if (const auto status = launch(stream, {grid, block, shared_bytes}, route_count_kernel, problem, routes, plan.chunk);
-      status != cudaSuccess)
-    return status;
-  const auto columns = static_cast<unsigned>((problem.experts + kSumExperts - 1) / kSumExperts);
-  if (const auto status = launch(stream, {dim3(columns, outer), dim3(kSumExperts, kSumParts)}, route_sum_kernel,
-                                 problem, routes, plan.blocks * plan.warps);
-      status != cudaSuccess)
-    return status;
-  return launch(stream, {grid, block, shared_bytes}, route_place_kernel, problem, routes, plan.chunk);
+  Launch shape;
+  shape.block = dim3(32 * plan.warps);
+  shape.shared_bytes = static_cast<size_t>(plan.shared_bytes);
+  int64_t blocks = plan.blocks;
+  if (blocks > 1) {
+    int64_t fitting = 0;
+    if (const auto status = count_residents(shape, fitting); status != cudaSuccess) return status;
+    blocks = std::max<int64_t>(std::min(blocks, fitting / problem.outer), 1);
+  }
+  shape.grid = dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(problem.outer));
+  shape.together = blocks > 1;
+  const int64_t chunk = chunk_of(problem, blocks * plan.warps);
+  return launch(stream, shape, chunk <= kMostHeld ? route_kernel<true> : route_kernel<false>, problem, routes, chunk);
 }
 
 }  // namespace jaxgpuops::moe

@@ -68,7 +68,17 @@ JAXGPUOPS_SIMD void sigmoid_row(const float* z, int64_t n, float shift, float* s
   }
 }
 
-// Sets the keys by which a row is selected: the bits of score + bias, where every NaN is the same.
+// Square roots of log(1 + e^z); below kFar, where that is e^z, divided by e^(shift / 2), shift <= kFar or 0.
+JAXGPUOPS_SIMD void root_row(const float* z, int64_t n, float shift, float* s) {
+  for (int64_t j = 0; j < n; ++j) {
+    const float e = exp_negative(z[j] > 0 ? -z[j] : z[j]), u = 1 + e;
+    const float log = u == 1 ? e : log_above_one(u) * (e / (u - 1));  // of 1 + e, without the error of u
+    const float near = (z[j] > 0 ? z[j] : 0.0f) + log;
+    s[j] = z[j] < kFar ? exp_negative((z[j] - shift) / 2) : std::sqrt(near);
+  }
+}
+
+// What rows are selected by, as bits.
 JAXGPUOPS_SIMD void add_bias(const float* scores, int64_t n, const float* bias, int64_t stride, uint32_t* keys) {
   for (int64_t j = 0; j < n; ++j) {
     const float sum = scores[j] + bias[j * stride];
@@ -87,6 +97,9 @@ class Gate {
         scratch_(std::max(selector_.scratch_elements(), kSorted)),
         row_(problem.rows.inner > 1 ? problem.rows.length : 0),
         keys_(kBiased ? problem.rows.length : 0),
+        kept_(problem.groups > 1 ? problem.topk_groups * problem.group_size() : 0),
+        of_groups_(problem.groups),
+        chosen_(problem.topk_groups),
         z_(problem.rows.length),
         e_(problem.rows.length) {}
 
@@ -98,21 +111,24 @@ class Gate {
       for (int64_t j = 0; j < n; ++j) row_[j] = row[j * inner];
       row = row_.data();
     }
-    if (!problem_.sigmoid && (kBiased || !problem_.normalize)) {
-      decode_row<Element>(row, n, z_.data());
+    const bool of_row = problem_.score == Score::kSoftmax && (kBiased || !problem_.normalize);
+    if (kBiased || of_row || buffers_.log_sums) decode_row<Element>(row, n, z_.data());
+    if (of_row || buffers_.log_sums) {
       top_ = max_of_row(z_.data(), n);
-      inverse_ = 1 / exp_row(z_.data(), n, top_, e_.data());
+      const float sum = exp_row(z_.data(), n, top_, e_.data());
+      inverse_ = 1 / sum;
+      if (buffers_.log_sums) buffers_.log_sums[o * inner + i] = log_sum(sum);
     }
     const auto* best = choose(row, o, i);
     int32_t* indices = buffers_.indices + o * k * inner + i;
     for (int64_t j = 0; j < k; ++j) {
-      const int32_t index = index_of<Key>(best[j]);
+      const auto index = static_cast<int32_t>(place(index_of<Key>(best[j])));
       indices[j * inner] = index;
       z_[j] = Element::decode(row[index]);
     }
     weigh();
     Bits* weights = static_cast<Bits*>(buffers_.weights) + o * k * inner + i;
-    for (int64_t j = 0; j < k; ++j) weights[j * inner] = Element::encode(e_[j]);
+    for (int64_t j = 0; j < k; ++j) weights[j * inner] = Element::encode(e_[j] * problem_.scale);
   }
 
  private:
@@ -120,26 +136,70 @@ class Gate {
   using Key = std::conditional_t<kBiased, uint32_t, Bits>;
   inline static const KeyOrder kOrder = key_order(KeyKind::kFloat, 8 * sizeof(Key), true);
 
-  // Returns the best k elements, best first.
+  // Of the row whose logits are z; sum is that of e^(z - top).
+  float log_sum(float sum) const {
+    if (std::isfinite(top_)) return top_ + std::log(sum);
+    const float* end = z_.data() + problem_.rows.length;
+    const float* nan = std::find_if(z_.data(), end, [](float z) { return z != z; });
+    return nan == end ? top_ : *nan;
+  }
+
+  // The best k in order, of the row or of what its chosen groups have.
   const Composite<Key>* choose(const Bits* row, int64_t o, int64_t i) {
+    const int64_t n = problem_.rows.length;
+    const Key* keys;
     if constexpr (kBiased) {
-      const int64_t n = problem_.rows.length;
-      if (problem_.sigmoid) {
-        decode_row<Element>(row, n, z_.data());
-        sigmoid_row(z_.data(), n, 0, e_.data());
-      } else {
+      if (problem_.score == Score::kSoftmax) {
         scale_row(e_.data(), n, inverse_);
+      } else {
+        score_row(n, 0);
       }
       const Broadcast& bias = problem_.bias;
       add_bias(e_.data(), n, buffers_.bias + bias(o, 0, i), bias.axis_stride, keys_.data());
-      return sorted(keys_.data());
+      keys = keys_.data();
     } else {
-      return sorted(row);
+      keys = row;
     }
+    if (problem_.groups == 1) return sorted(keys, n);
+    choose_groups(keys);
+    const int64_t size = problem_.group_size();
+    for (int64_t g = 0; g < problem_.topk_groups; ++g)
+      std::copy_n(keys + chosen_[g] * size, size, kept_.data() + g * size);
+    return sorted(kept_.data(), problem_.topk_groups * size);
   }
 
-  const Composite<Key>* sorted(const Key* keys) {
-    const int64_t n = problem_.rows.length;
+  // The index of what is at `at` among what was chosen from.
+  int64_t place(int64_t at) const {
+    if (problem_.groups == 1) return at;
+    const int64_t size = problem_.group_size();
+    return chosen_[at / size] * size + at % size;
+  }
+
+  // The best groups, ascending: by their best logit or by the sum of their two best keys.
+  void choose_groups(const Key* keys) {
+    const int64_t size = problem_.group_size();
+    for (int64_t g = 0; g < problem_.groups; ++g) {
+      Key best = 0, second = 0;
+      for (int64_t j = g * size; j < (g + 1) * size; ++j) {
+        const Key key = encode(keys[j], kOrder);
+        second = std::max(second, std::min(best, key));
+        best = std::max(best, key);
+      }
+      if constexpr (kBiased) {
+        if (size > 1) {
+          const float sum = bits_as<float>(decode(best, kOrder)) + bits_as<float>(decode(second, kOrder));
+          best = encode(sum == sum ? bits_as<uint32_t>(sum) : 0x7fc00000u, kOrder);
+        }
+      }
+      of_groups_[g] = compose(best, static_cast<uint32_t>(g));
+    }
+    const int64_t count = problem_.topk_groups;
+    std::nth_element(of_groups_.begin(), of_groups_.begin() + (count - 1), of_groups_.end(), std::greater<>());
+    for (int64_t g = 0; g < count; ++g) chosen_[g] = index_of<Key>(of_groups_[g]);
+    std::sort(chosen_.begin(), chosen_.end());
+  }
+
+  const Composite<Key>* sorted(const Key* keys, int64_t n) {
     if (n <= kSorted) {
       topk::compose_all(keys, n, kOrder, 0, list_);
       sort_by_key<Key>(list_, n, scratch_.data());
@@ -152,26 +212,34 @@ class Gate {
     return best;
   }
 
-  // Sets e to the weights of the chosen logits z.
+  // e = scores, of another kind than softmax, of n logits z.
+  void score_row(int64_t n, float shift) {
+    (problem_.score == Score::kSigmoid ? sigmoid_row : root_row)(z_.data(), n, shift, e_.data());
+  }
+
+  // e = the weights of the chosen logits z.
   void weigh() {
     const int64_t k = problem_.k;
-    const float* z = z_.data();
     float* e = e_.data();
+    const bool softmax = problem_.score == Score::kSoftmax;
     if (problem_.normalize) {
-      const float top = max_of_row(z, k);
+      const float top = max_of_row(z_.data(), k);
       float sum;
-      if (problem_.sigmoid) {
-        sigmoid_row(z, k, std::min(top, 0.0f), e);
+      if (softmax) {
+        sum = exp_row(z_.data(), k, top, e);
+      } else if (problem_.score == Score::kSigmoid) {
+        score_row(k, std::min(top, 0.0f));
         sum = sum_of_row(e, k);
       } else {
-        sum = exp_row(z, k, top, e);
+        score_row(k, top < kFar ? top : 0);
+        sum = sum_of_row(e, k) + (top - top);  // NaN where the largest is infinite, as of softmax
       }
       for (int64_t j = 0; j < k; ++j) e[j] /= sum;
-    } else if (problem_.sigmoid) {
-      sigmoid_row(z, k, 0, e);
-    } else {
-      exp_row(z, k, top_, e);
+    } else if (softmax) {
+      exp_row(z_.data(), k, top_, e);
       scale_row(e, k, inverse_);
+    } else {
+      score_row(k, 0);
     }
   }
 
@@ -181,7 +249,9 @@ class Gate {
   Composite<Key> list_[kSorted];
   std::vector<Composite<Key>> scratch_;
   std::vector<Bits> row_;
-  std::vector<Key> keys_;
+  std::vector<Key> keys_, kept_;
+  std::vector<Composite<Key>> of_groups_;
+  std::vector<int64_t> chosen_;  // groups
   std::vector<float> z_, e_;
   float top_ = 0, inverse_ = 1;  // the softmax of the row is e^(z - top_) * inverse_
 };
@@ -199,10 +269,13 @@ void run(const Call& call, const Workers& workers) {
 }
 
 ffi::Error topk_softmax(ffi::ThreadPool pool, ffi::AnyBuffer logits, ffi::RemainingArgs rest,
-                        ffi::Result<ffi::AnyBuffer> weights, ffi::Result<ffi::AnyBuffer> indices, int64_t axis,
-                        int64_t score, bool normalize, bool biased) {
+                        ffi::Result<ffi::AnyBuffer> weights, ffi::Result<ffi::AnyBuffer> indices,
+                        ffi::RemainingRets more, int64_t axis, int64_t score, bool normalize, bool biased,
+                        int64_t groups, int64_t topk_groups, double scale, bool log_sums) {
   return handle("jaxgpuops.topk_softmax", [&] {
-    const Call call = call_of(logits, rest, *weights, *indices, axis, score, normalize, biased);
+    const Options options{axis, score, normalize, biased, groups, topk_groups, scale, log_sums};
+    const Call call = call_of(logits, rest, *weights, *indices, more, options);
+    if (more.size() > (log_sums ? 1u : 0u)) throw invalid("there are too many results");
     const auto of = [&](auto element) {
       using Element = decltype(element);
       biased ? run<Element, true>(call, workers_of(pool)) : run<Element, false>(call, workers_of(pool));

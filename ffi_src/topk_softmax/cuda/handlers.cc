@@ -8,12 +8,15 @@ namespace {
 
 ffi::Error topk_softmax(cudaStream_t stream, ffi::AnyBuffer logits, ffi::RemainingArgs rest,
                         ffi::Result<ffi::AnyBuffer> weights, ffi::Result<ffi::AnyBuffer> indices,
-                        ffi::Result<ffi::AnyBuffer> workspace, int64_t axis, int64_t score, bool normalize,
-                        bool biased) {
+                        ffi::RemainingRets more, int64_t axis, int64_t score, bool normalize, bool biased,
+                        int64_t groups, int64_t topk_groups, double scale, bool log_sums) {
   return handle("jaxgpuops.topk_softmax", [&] {
-    const Call call = call_of(logits, rest, *weights, *indices, axis, score, normalize, biased);
-    require_workspace(*workspace, logits, axis);  // which this kernel does without
-    const Plan plan = plan_topk_softmax(call.problem.rows, call.problem.k);
+    const Options options{axis, score, normalize, biased, groups, topk_groups, scale, log_sums};
+    const Call call = call_of(logits, rest, *weights, *indices, more, options);
+    const size_t results = log_sums ? 2 : 1;
+    require_workspace(require_buffer("workspace", more, results - 1), logits, axis);  // this kernel does without
+    if (more.size() > results) throw invalid("there are too many results");
+    const Plan plan = plan_topk_softmax(call.problem.rows, call.problem.k, call.problem.groups);
     require_launched(launch_topk_softmax(stream, plan, call.problem, call.buffers), "rows", call.problem.rows, logits,
                      current_device());
   });

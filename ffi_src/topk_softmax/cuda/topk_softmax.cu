@@ -5,7 +5,10 @@
 // many more: k of G maxima leave about G ln(G / (G - k)). Those are found with float comparisons, and only they get
 // exact keys, with their indices below, so that no two are equal; each then counts how many are larger. Rows where too
 // many reach the threshold (ties), or NaNs have misled it, take k rounds of a search for the next largest. Rows of up
-// to 64 logits without a bias go through sorting networks, for k <= 8.
+// to 64 logits without a bias or groups go through sorting networks, for k <= 8.
+//
+// Groups of experts are chosen before: keys go to shared memory, a lane looks for the best two of each of its groups,
+// and counts how many groups have more. What is in none of the chosen is as if it were not there.
 //
 // Bytes moved: logits once, k (weight + index) out. Sums are taken in an order that follows from the length and k.
 #include <algorithm>
@@ -29,11 +32,15 @@ struct Args {
   const float* bias;
   void* weights;
   int32_t* indices;
+  float* log_sums;  // or null
   Broadcast bias_at;
   int64_t rows, inner;
-  uint32_t length, k;
-  uint32_t one, minus_one;  // 1 and -1, which the compiler must not know
-  bool sigmoid, normalize;
+  uint32_t length, k, groups, topk_groups, group_size;
+  uint32_t group_reciprocal;  // of its size, times 2^20, rounded up: right for all indices up to kMaxLength
+  uint32_t one, minus_one;    // 1 and -1, which the compiler must not know
+  Score score;
+  bool normalize;
+  float scale;
   bool vectors;  // rows are vectors of 16 bytes
 };
 
@@ -55,6 +62,12 @@ __device__ __forceinline__ float logit_of(uint32_t key) {
 }
 
 __device__ __forceinline__ float sigmoid(float z) { return 1 / (1 + expf(-z)); }
+// Divided by e^(shift / 2) below kFar.
+__device__ __forceinline__ float sqrt_softplus(float z, float shift) {
+  return z < kFar ? expf(0.5f * (z - shift)) : sqrtf(fmaxf(z, 0) + log1pf(expf(-fabsf(z))));
+}
+// What chooses: all NaNs are one.
+__device__ __forceinline__ float canonical(float sum) { return sum == sum ? sum : __uint_as_float(0x7fc00000); }
 
 // What a team shares. A candidate is the exact key above the mirrored index.
 template <int kTeam>
@@ -89,22 +102,27 @@ __device__ __forceinline__ float sum_of_team(float v) {
 }
 
 // What elements of a row are selected by.
-template <class Element, bool kBiased>
+template <class Element, bool kBiased, bool kGrouped>
 struct Selection {
   const typename Element::Bits* row;
   int64_t stride;
   const float* bias;
   int64_t bias_stride;
   float top, inverse;  // softmax is e^(z - top) inverse
-  bool sigmoid;
+  Score kind;
+  uint64_t groups;  // a bit for each that is chosen
+  uint32_t group_reciprocal;
 
   __device__ __forceinline__ float score(float z) const {
-    return sigmoid ? topk_softmax::sigmoid(z) : expf(z - top) * inverse;
+    switch (kind) {
+      case Score::kSoftmax: return expf(z - top) * inverse;
+      case Score::kSigmoid: return sigmoid(z);
+      default: return sqrt_softplus(z, 0);
+    }
   }
   // Score and bias, rounded one after the other wherever it is computed.
   __device__ __forceinline__ float biased(float z, uint32_t index) const {
-    const float sum = __fadd_rn(score(z), __ldg(bias + index * bias_stride));
-    return sum == sum ? sum : __uint_as_float(0x7fc00000);
+    return canonical(__fadd_rn(score(z), __ldg(bias + index * bias_stride)));
   }
   __device__ __forceinline__ uint32_t key(uint32_t index) const {
     const auto bits = __ldg(row + index * stride);
@@ -113,6 +131,9 @@ struct Selection {
     } else {
       return key_of(bits);
     }
+  }
+  __device__ __forceinline__ bool allows(uint32_t index) const {
+    return !kGrouped || (groups >> (index * group_reciprocal >> 20) & 1);
   }
 };
 
@@ -123,7 +144,7 @@ __device__ __noinline__ void search(const Args& a, S selection, B& board, uint32
 #pragma unroll
   for (uint32_t j = 0; j < kElements; ++j) {
     const uint32_t index = j * kTeam + t;
-    const bool there = wanted && index < a.length;
+    const bool there = wanted && index < a.length && selection.allows(index);
     keys[j] = there ? selection.key(index) : 0;
     if (there) left |= 1u << j;
   }
@@ -140,43 +161,22 @@ __device__ __noinline__ void search(const Args& a, S selection, B& board, uint32
   }
 }
 
-// Blocks of a multiprocessor: as many registers as a lane's elements and the rest take.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
-constexpr int kMostResident = 8;  // it has 1024 threads
-#else
-constexpr int kMostResident = 10;
-#endif
-constexpr int resident(int elements, bool biased) {
-  const int blocks = elements == 32 ? 8 : 10;
-  return std::min(kMostResident, biased && elements > 8 ? blocks - 2 : blocks);
+// ---- The phases of the kernel
+// -----------------------------------------------------------------------------------------
+
+// The index of a lane's j-th element: lanes take vectors of 16 bytes in turn.
+template <class Element, int kTeam>
+__device__ __forceinline__ uint32_t index_of(uint32_t j, uint32_t t) {
+  constexpr uint32_t kVector = 16 / sizeof(typename Element::Bits);
+  return (j / kVector * kTeam + t) * kVector + j % kVector;
 }
 
-template <class Element, int kTeam, int kElements, bool kBiased>
-__global__ void __launch_bounds__(kBlock, resident(kElements, kBiased)) gate_kernel(const __grid_constant__ Args a) {
+// A lane's elements. What is not there is -inf.
+template <class Element, int kTeam, int kElements>
+__device__ __forceinline__ void load(const Args& a, const typename Element::Bits* row, uint32_t t,
+                                     typename Element::Bits (&bits)[kElements]) {
   using Bits = typename Element::Bits;
-  using TeamBoard = Board<kTeam>;
-  constexpr uint32_t kTeams = kBlock / kTeam, kVector = 16 / sizeof(Bits), kLoads = kElements / kVector;
-  __shared__ TeamBoard boards[kTeams];
-  const uint32_t lane = threadIdx.x & 31, t = threadIdx.x % kTeam, in_block = threadIdx.x / kTeam;
-  const int64_t r = static_cast<int64_t>(blockIdx.x) * kTeams + in_block;
-  const bool live = r < a.rows;
-  if (!__any_sync(kFullWarp, live)) return;
-  // Where the row begins, and its results. A team without a row reads the first one.
-  int64_t at_row = 0, to = 0, outer = live ? r : 0, inner = 0;
-  if (a.inner == 1) {
-    at_row = outer * a.length, to = outer * a.k;
-  } else {
-    inner = outer % a.inner, outer /= a.inner;
-    at_row = outer * a.length * a.inner + inner, to = outer * a.k * a.inner + inner;
-  }
-  TeamBoard& board = boards[in_block];
-  const auto index_of = [&](uint32_t j) { return (j / kVector * kTeam + t) * kVector + j % kVector; };
-
-  // Load. What is not there is -inf.
-  constexpr bool kNetwork = kElements == topk::kBest && !kBiased;
-  Bits bits[kElements];
-  float v[kElements];
-  const Bits* row = static_cast<const Bits*>(a.logits) + at_row;
+  constexpr uint32_t kVector = 16 / sizeof(Bits), kLoads = kElements / kVector;
   const Bits lowest = Element::store(-INFINITY);
   if (a.vectors) {
     constexpr int kPerWord = 4 / sizeof(Bits);
@@ -204,188 +204,333 @@ __global__ void __launch_bounds__(kBlock, resident(kElements, kBiased)) gate_ker
   } else {
 #pragma unroll
     for (uint32_t j = 0; j < kElements; ++j) {
-      const uint32_t index = index_of(j);
+      const uint32_t index = index_of<Element, kTeam>(j, t);
       bits[j] = index < a.length ? __ldg(row + index * a.inner) : lowest;
     }
   }
+}
+
+// How many of a lane's elements are there: they are its first ones.
+template <class Element, int kTeam>
+__device__ __forceinline__ uint32_t count_of(uint32_t length, uint32_t t) {
+  constexpr uint32_t kVector = 16 / sizeof(typename Element::Bits);
+  const uint32_t part = length % (kTeam * kVector);
+  const uint32_t some = part > t * kVector ? min(part - t * kVector, kVector) : 0;
+  return length / (kTeam * kVector) * kVector + some;
+}
+
+// Softmax's numbers of the whole row of logits v, and the logarithm of its sum, if it is asked for.
+template <int kTeam, int kElements, class S>
+__device__ __forceinline__ void sum_up(const float (&v)[kElements], S& selection, float* log_sum) {
+  float top = v[0];
+#pragma unroll
+  for (uint32_t j = 1; j < kElements; ++j) top = fmaxf(top, v[j]);
+  top = max_of_team<kTeam>(top);
+  const float base = isinf(top) ? 0 : top;  // of e^(inf - inf), which is a NaN, the sum would know nothing
+  float sums[4] = {};
+#pragma unroll
+  for (uint32_t j = 0; j < kElements; ++j) sums[j % 4] += fast_exp2(rounded_product(v[j] - base, 1.44269504f));
+  const float sum = sum_of_team<kTeam>((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  selection.top = top;
+  selection.inverse = base == top ? 1 / sum : NAN;
+  if (log_sum) *log_sum = base + logf(sum);
+}
+
+// What a team shares while it chooses groups. Keys have a gap after 32, so that lanes whose groups begin at multiples
+// of it do not meet in a bank.
+template <int kTeam, int kElements>
+struct GroupBoard {
+  static __device__ __forceinline__ uint32_t at(uint32_t index) { return index + index / 32; }
+  uint32_t keys[kTeam * kElements / 32 * 33];
+  uint32_t groups[kMaxGroups];
+};
+
+// A bit for each of the best groups.
+template <int kTeam, bool kBiased, class B>
+__device__ __forceinline__ uint64_t choose_groups(const Args& a, B& board, uint32_t t) {
+  __syncwarp();
+  for (uint32_t g = t; g < a.groups; g += kTeam) {
+    uint32_t best = 0, second = 0;
+    for (uint32_t i = g * a.group_size; i < (g + 1) * a.group_size; ++i) {
+      const uint32_t key = board.keys[B::at(i)];
+      second = max(second, min(best, key));
+      best = max(best, key);
+    }
+    if (kBiased && a.group_size > 1) best = key_of(canonical(__fadd_rn(value_of(best), value_of(second))));
+    board.groups[g] = best;
+  }
+  __syncwarp();
+  uint64_t chosen = 0;
+  for (uint32_t g = t; g < a.groups; g += kTeam) {
+    const uint32_t own = board.groups[g];
+    uint32_t rank = 0;
+    for (uint32_t h = 0; h < a.groups; ++h) rank += board.groups[h] > own || (board.groups[h] == own && h < g);
+    if (rank < a.topk_groups) chosen |= uint64_t{1} << g;
+  }
+  return of_team<kTeam>(chosen, [](uint64_t x, uint64_t y) { return x | y; });
+}
+
+// A key that at least k of the team's elements reach. fmaxf drops NaNs.
+template <int kTeam, int kElements>
+__device__ __forceinline__ uint32_t threshold(const float (&v)[kElements], uint32_t k, uint32_t lane, uint32_t t) {
+  if (k <= kTeam) {
+    float most[2] = {v[0], v[1]};
+#pragma unroll
+    for (uint32_t j = 2; j < kElements; ++j) most[j % 2] = fmaxf(most[j % 2], v[j]);
+    return topk::kth_of_pairs<kTeam>(key_of(most[0]), key_of(most[1]), k);
+  }
+  float most[4] = {v[0], v[1], v[2], v[3]};
+#pragma unroll
+  for (uint32_t j = 4; j < kElements; ++j) most[j % 4] = fmaxf(most[j % 4], v[j]);
+  const uint32_t keys[4] = {key_of(most[0]), key_of(most[1]), key_of(most[2]), key_of(most[3])};
+  const uint32_t mates = kTeam == 32 ? kFullWarp : ((1u << (kTeam & 31)) - 1) << (lane - t);
+  const uint32_t floor = topk::kth_of_group<kTeam>(keys, k, mates);
+  __syncwarp();
+  return floor;
+}
+
+// A bit for each element that reaches `least`, or is NaN.
+template <int kElements>
+__device__ __forceinline__ uint32_t reaching(const float (&v)[kElements], float least) {
+  uint32_t hits = 0;
+#pragma unroll
+  for (int j = kElements - 1; j >= 0; --j) {
+#if defined(__CUDA_ARCH__)
+    // The sign of the difference, shifted in: a floating-point and an integer instruction, which go to different
+    // pipes. The NaN of a computation has the sign of a hit.
+    hits = __funnelshift_l(__float_as_uint(v[j] - least), hits, 1);
+#else
+    hits = hits << 1 | (v[j] < least);
+#endif
+  }
+  return ~hits;
+}
+
+// Puts the team's hits on the board, and those of rank below k among its best. Returns how many hits there were; 0 if
+// they are too many.
+template <class Element, int kTeam, class S, class B>
+__device__ __forceinline__ uint32_t rank_hits(uint32_t hits, uint32_t k, const S& selection, B& board, uint32_t lane,
+                                              uint32_t t) {
+  uint32_t inclusive = __popc(hits), at = inclusive;
+#pragma unroll
+  for (uint32_t d = 1; d < kTeam; d *= 2) {
+    const uint32_t up = __shfl_up_sync(kFullWarp, inclusive, d);
+    if (t >= d) inclusive += up;
+  }
+  const uint32_t total = __shfl_sync(kFullWarp, inclusive, lane | (kTeam - 1));
+  const uint32_t candidates = total <= board.kCapacity ? total : 0;
+  if (candidates) {
+    // First the indices, then all keys together: a register cannot be indexed, and logits are read again.
+    auto* const words = reinterpret_cast<uint32_t*>(board.candidates);
+    for (at = inclusive - at; hits; hits &= hits - 1) words[2 * at++] = ~index_of<Element, kTeam>(__ffs(hits) - 1, t);
+    if (t < 4) board.candidates[candidates + t] = 0;  // they are read by fours
+  }
+  __syncwarp();
+  for (uint32_t i = t; i < candidates; i += 2 * kTeam) {  // a lane has two at once
+    auto* const words = reinterpret_cast<uint32_t*>(board.candidates + i);
+    const bool more = i + kTeam < candidates;
+    const uint32_t key = selection.key(~words[0]), next = more ? selection.key(~words[2 * kTeam]) : 0;
+    words[1] = key;
+    if (more) words[2 * kTeam + 1] = next;
+  }
+  __syncwarp();
+  for (uint32_t i = t; i < candidates; i += 2 * kTeam) {
+    const uint64_t own[2] = {board.candidates[i], i + kTeam < candidates ? board.candidates[i + kTeam] : 0};
+    uint32_t rank[2] = {};
+#pragma unroll 1
+    for (uint32_t j = 0; j < candidates; j += 4) {
+      const auto* const pairs = reinterpret_cast<const ulonglong2*>(board.candidates + j);
+      const ulonglong2 low = pairs[0], high = pairs[1];
+#pragma unroll
+      for (uint32_t o = 0; o < 2; ++o) {
+        count_less(rank[o], own[o], low.x);
+        count_less(rank[o], own[o], low.y);
+        count_less(rank[o], own[o], high.x);
+        count_less(rank[o], own[o], high.y);
+      }
+    }
+#pragma unroll
+    for (uint32_t o = 0; o < 2; ++o)
+      if (i + o * kTeam < candidates && rank[o] < k) board.best[rank[o]] = own[o];
+  }
+  __syncwarp();
+  return candidates;
+}
+
+// What a lane has of the chosen: one, or two.
+struct Chosen {
+  bool has[2];
+  float z[2] = {-INFINITY, -INFINITY}, w[2] = {};
+  uint32_t index[2];
+};
+
+// The best k in order, of those that `present` has bits for.
+template <class Element, int kTeam, int kElements, bool kBiased, class S, class B>
+__device__ __forceinline__ void choose(const Args& a, const float (&v)[kElements], uint32_t present, bool live,
+                                       const S& selection, B& board, uint32_t lane, uint32_t t, Chosen& chosen) {
+  const uint32_t floor = threshold<kTeam>(v, a.k, lane, t);
+  const uint32_t hits = reaching(v, value_of(floor)) & present;
+  const uint32_t candidates = rank_hits<Element, kTeam>(hits, a.k, selection, board, lane, t);
+  const bool found = candidates >= a.k && static_cast<uint32_t>(board.best[a.k - 1] >> 32) >= floor;
+  if (__any_sync(kFullWarp, live && !found)) {
+    __syncwarp();  // all have read what is written over
+    search<kTeam, kElements>(a, selection, board, t, live && !found);
+    __syncwarp();
+  }
+#pragma unroll
+  for (uint32_t s = 0; s < 2; ++s) {
+    const uint32_t rank = t + s * kTeam;
+    if (!chosen.has[s] || !live || rank >= a.k) continue;
+    const uint64_t best = board.best[rank];
+    chosen.index[s] = ~static_cast<uint32_t>(best);
+    if constexpr (kBiased) {
+      chosen.z[s] = Element::load(__ldg(selection.row + chosen.index[s] * a.inner));
+    } else {
+      chosen.z[s] = logit_of<Element>(static_cast<uint32_t>(best >> 32));
+    }
+  }
+}
+
+// The weights of the chosen. Scores that are divided by their sum are scaled first, so that they cannot all vanish.
+template <int kTeam, bool kBiased, class S>
+__device__ __forceinline__ void weigh(const Args& a, const S& selection, uint32_t lane, uint32_t t, Chosen& chosen) {
+  const auto& z = chosen.z;
+  auto& w = chosen.w;
+  if (!a.normalize) {
+    w[0] = selection.score(z[0]);
+    if (chosen.has[1]) w[1] = selection.score(z[1]);
+    return;
+  }
+  float top;
+  if constexpr (kBiased) {
+    top = max_of_team<kTeam>(fmaxf(z[0], z[1]));
+  } else {
+    top = __shfl_sync(kFullWarp, z[0], lane - t);
+  }
+  float shift = top, more = 0;
+  if (a.score == Score::kSigmoid) shift = fminf(top, 0);
+  if (a.score == Score::kSqrtSoftplus) {
+    shift = top < kFar ? top : 0;
+    more = top - top;  // NaN where the largest is infinite, as of softmax
+  }
+#pragma unroll
+  for (uint32_t s = 0; s < 2; ++s) {
+    if (!chosen.has[s]) continue;
+    if (a.score == Score::kSqrtSoftplus) {
+      w[s] = sqrt_softplus(z[s], shift);
+    } else {
+      // Sigmoids are e^z / (1 + e^z) below 0, 1 / (1 + e^-z) above.
+      w[s] = a.score == Score::kSigmoid && z[s] > 0 ? 1 : expf(z[s] - shift);
+      if (a.score == Score::kSigmoid) w[s] /= 1 + expf(-fabsf(z[s]));
+    }
+  }
+  const float sum = sum_of_team<kTeam>(w[0] + w[1]) + more;
+  w[0] /= sum;
+  if (chosen.has[1]) w[1] /= sum;
+}
+
+// ---- The kernel
+// -------------------------------------------------------------------------------------------------------
+
+// Blocks of a multiprocessor: as many registers as a lane's elements and the rest take.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
+constexpr int kMostResident = 8;  // it has 1024 threads
+#else
+constexpr int kMostResident = 10;
+#endif
+constexpr int resident(int elements, bool biased) {
+  const int blocks = elements == 32 ? 8 : 10;
+  return std::min(kMostResident, biased && elements > 8 ? blocks - 2 : blocks);
+}
+
+template <class Element, int kTeam, int kElements, bool kBiased, bool kGrouped>
+__global__ void __launch_bounds__(kBlock, resident(kElements, kBiased || kGrouped))
+    gate_kernel(const __grid_constant__ Args a) {
+  using Bits = typename Element::Bits;
+  constexpr uint32_t kTeams = kBlock / kTeam;
+  __shared__ Board<kTeam> boards[kTeams];
+  const uint32_t lane = threadIdx.x & 31, t = threadIdx.x % kTeam, in_block = threadIdx.x / kTeam;
+  const int64_t r = static_cast<int64_t>(blockIdx.x) * kTeams + in_block;
+  const bool live = r < a.rows;
+  if (!__any_sync(kFullWarp, live)) return;
+  // Where the row begins, and its results. A team without a row reads the first one.
+  int64_t at_row = 0, to = 0, outer = live ? r : 0, inner = 0;
+  if (a.inner == 1) {
+    at_row = outer * a.length, to = outer * a.k;
+  } else {
+    inner = outer % a.inner, outer /= a.inner;
+    at_row = outer * a.length * a.inner + inner, to = outer * a.k * a.inner + inner;
+  }
+  const auto index = [&](uint32_t j) { return index_of<Element, kTeam>(j, t); };
+
+  const Bits* row = static_cast<const Bits*>(a.logits) + at_row;
+  Bits bits[kElements];
+  float v[kElements];
+  load<Element, kTeam>(a, row, t, bits);
 #pragma unroll
   for (uint32_t j = 0; j < kElements; ++j) v[j] = Element::load(bits[j]);
-  // The first ones of a lane are there.
-  const uint32_t part = a.length % (kTeam * kVector);
-  const uint32_t some = part > t * kVector ? min(part - t * kVector, kVector) : 0;
-  const uint32_t count = a.length / (kTeam * kVector) * kVector + some;
-  const uint32_t present = count >= 32 ? ~0u : (1u << count) - 1;
+  const uint32_t count = count_of<Element, kTeam>(a.length, t);
+  uint32_t present = count >= 32 ? ~0u : (1u << count) - 1;
 
   // Scores of the whole row, where they matter.
-  Selection<Element, kBiased> selection{row, a.inner, nullptr, 0, 0, 1, a.sigmoid};
-  if (!a.sigmoid && (kBiased || !a.normalize)) {
-    float top = v[0];
-#pragma unroll
-    for (uint32_t j = 1; j < kElements; ++j) top = fmaxf(top, v[j]);
-    selection.top = max_of_team<kTeam>(top);
-    float sums[4] = {};
-#pragma unroll
-    for (uint32_t j = 0; j < kElements; ++j)
-      sums[j % 4] += fast_exp2(rounded_product(v[j] - selection.top, 1.44269504f));
-    selection.inverse = 1 / sum_of_team<kTeam>((sums[0] + sums[1]) + (sums[2] + sums[3]));
-  }
+  Selection<Element, kBiased, kGrouped> selection{row, a.inner, nullptr, 0, 0, 1, a.score, 0, a.group_reciprocal};
+  if (a.log_sums || (a.score == Score::kSoftmax && (kBiased || !a.normalize)))
+    sum_up<kTeam>(v, selection, a.log_sums && live && t == 0 ? a.log_sums + r : nullptr);
   if constexpr (kBiased) {
     selection.bias = a.bias + a.bias_at.outer(outer) + a.bias_at.inner(inner);
     selection.bias_stride = a.bias_at.axis_stride;
 #pragma unroll
-    for (uint32_t j = 0; j < kElements; ++j) v[j] = j < count ? selection.biased(v[j], index_of(j)) : -INFINITY;
+    for (uint32_t j = 0; j < kElements; ++j) v[j] = j < count ? selection.biased(v[j], index(j)) : -INFINITY;
+  }
+  if constexpr (kGrouped) {
+    __shared__ GroupBoard<kTeam, kElements> group_boards[kTeams];
+    auto& board = group_boards[in_block];
+#pragma unroll
+    for (uint32_t j = 0; j < kElements; ++j)
+      if (j < count) board.keys[board.at(index(j))] = kBiased ? key_of(v[j]) : key_of(bits[j]);
+    selection.groups = choose_groups<kTeam, kBiased>(a, board, t);
+#pragma unroll
+    for (uint32_t j = 0; j < kElements; ++j) {
+      if (j >= count || selection.allows(index(j))) continue;
+      v[j] = -INFINITY;
+      present &= ~(1u << j);
+    }
   }
 
-  // A lane gets one of the chosen, or two.
-  const bool has[2] = {true, !kNetwork && a.k > kTeam};
-  float z[2] = {-INFINITY, -INFINITY}, w[2] = {};
-  uint32_t index[2];
+  constexpr bool kNetwork = kElements == topk::kBest && !kBiased;
+  Chosen chosen;
+  chosen.has[0] = true;
+  chosen.has[1] = !kNetwork && a.k > kTeam;
   if constexpr (kNetwork) {
     uint32_t keys[kElements], key;
 #pragma unroll
     for (uint32_t j = 0; j < kElements; ++j) keys[j] = j < count ? key_of(bits[j]) : 0;
     topk::best_of_short_row(
-        topk::Network{a.one, a.minus_one}, keys, a.length, a.k, index_of,
-        [&](uint32_t i) { return key_of(__ldg(row + i * a.inner)); }, key, index[0]);
-    if (t < a.k) z[0] = logit_of<Element>(key);
+        topk::Network{a.one, a.minus_one}, keys, a.length, a.k, index,
+        [&](uint32_t i) { return key_of(__ldg(row + i * a.inner)); }, key, chosen.index[0]);
+    if (t < a.k) chosen.z[0] = logit_of<Element>(key);
   } else {
-    // The threshold. fmaxf drops NaNs.
-    uint32_t floor;
-    if (a.k <= kTeam) {
-      float most[2] = {v[0], v[1]};
-#pragma unroll
-      for (uint32_t j = 2; j < kElements; ++j) most[j % 2] = fmaxf(most[j % 2], v[j]);
-      floor = topk::kth_of_pairs<kTeam>(key_of(most[0]), key_of(most[1]), a.k);
-    } else {
-      float most[4] = {v[0], v[1], v[2], v[3]};
-#pragma unroll
-      for (uint32_t j = 4; j < kElements; ++j) most[j % 4] = fmaxf(most[j % 4], v[j]);
-      const uint32_t keys[4] = {key_of(most[0]), key_of(most[1]), key_of(most[2]), key_of(most[3])};
-      const uint32_t mates = kTeam == 32 ? kFullWarp : ((1u << (kTeam & 31)) - 1) << (lane - t);
-      floor = topk::kth_of_group<kTeam>(keys, a.k, mates);
-      __syncwarp();
-    }
-
-    // A bit for each element that reaches it, or is NaN.
-    uint32_t hits = 0;
-    const float least = value_of(floor);
-#pragma unroll
-    for (int j = kElements - 1; j >= 0; --j) {
-#if defined(__CUDA_ARCH__)
-      // The sign of the difference, shifted in: a floating-point and an integer instruction, which go to different
-      // pipes. The NaN of a computation has the sign of a hit.
-      hits = __funnelshift_l(__float_as_uint(v[j] - least), hits, 1);
-#else
-      hits = hits << 1 | (v[j] < least);
-#endif
-    }
-    hits = ~hits & present;
-
-    // Candidates to the board, where they are ranked.
-    uint32_t inclusive = __popc(hits), at = inclusive;
-#pragma unroll
-    for (uint32_t d = 1; d < kTeam; d *= 2) {
-      const uint32_t up = __shfl_up_sync(kFullWarp, inclusive, d);
-      if (t >= d) inclusive += up;
-    }
-    const uint32_t total = __shfl_sync(kFullWarp, inclusive, lane | (kTeam - 1));
-    const uint32_t candidates = total <= board.kCapacity ? total : 0;
-    if (candidates) {
-      // First the indices, then all keys together: a register cannot be indexed, and logits are read again.
-      auto* const words = reinterpret_cast<uint32_t*>(board.candidates);
-      for (at = inclusive - at; hits; hits &= hits - 1) words[2 * at++] = ~index_of(__ffs(hits) - 1);
-      if (t < 4) board.candidates[candidates + t] = 0;  // they are read by fours
-    }
-    __syncwarp();
-    for (uint32_t i = t; i < candidates; i += 2 * kTeam) {  // a lane has two at once
-      auto* const words = reinterpret_cast<uint32_t*>(board.candidates + i);
-      const bool more = i + kTeam < candidates;
-      const uint32_t key = selection.key(~words[0]), next = more ? selection.key(~words[2 * kTeam]) : 0;
-      words[1] = key;
-      if (more) words[2 * kTeam + 1] = next;
-    }
-    __syncwarp();
-    for (uint32_t i = t; i < candidates; i += 2 * kTeam) {
-      const uint64_t own[2] = {board.candidates[i], i + kTeam < candidates ? board.candidates[i + kTeam] : 0};
-      uint32_t rank[2] = {};
-#pragma unroll 1
-      for (uint32_t j = 0; j < candidates; j += 4) {
-        const auto* const pairs = reinterpret_cast<const ulonglong2*>(board.candidates + j);
-        const ulonglong2 low = pairs[0], high = pairs[1];
-#pragma unroll
-        for (uint32_t o = 0; o < 2; ++o) {
-          count_less(rank[o], own[o], low.x);
-          count_less(rank[o], own[o], low.y);
-          count_less(rank[o], own[o], high.x);
-          count_less(rank[o], own[o], high.y);
-        }
-      }
-#pragma unroll
-      for (uint32_t o = 0; o < 2; ++o)
-        if (i + o * kTeam < candidates && rank[o] < a.k) board.best[rank[o]] = own[o];
-    }
-    __syncwarp();
-    const bool found = candidates >= a.k && static_cast<uint32_t>(board.best[a.k - 1] >> 32) >= floor;
-    if (__any_sync(kFullWarp, live && !found)) {
-      __syncwarp();  // all have read what is written over
-      search<kTeam, kElements>(a, selection, board, t, live && !found);
-      __syncwarp();
-    }
-
-#pragma unroll
-    for (uint32_t s = 0; s < 2; ++s) {
-      const uint32_t rank = t + s * kTeam;
-      if (!has[s] || !live || rank >= a.k) continue;
-      const uint64_t chosen = board.best[rank];
-      index[s] = ~static_cast<uint32_t>(chosen);
-      if constexpr (kBiased) {
-        z[s] = Element::load(__ldg(row + index[s] * a.inner));
-      } else {
-        z[s] = logit_of<Element>(static_cast<uint32_t>(chosen >> 32));
-      }
-    }
+    choose<Element, kTeam, kElements, kBiased>(a, v, present, live, selection, boards[in_block], lane, t, chosen);
   }
-
-  // Weights.
-  if (a.normalize) {
-    // Sigmoids are scaled, too, so that they cannot all vanish: e^z / (1 + e^z) below 0, 1 / (1 + e^-z) above.
-    float top;
-    if constexpr (kBiased) {
-      top = max_of_team<kTeam>(fmaxf(z[0], z[1]));
-    } else {
-      top = __shfl_sync(kFullWarp, z[0], lane - t);
-    }
-    const float shift = a.sigmoid ? fminf(top, 0) : top;
-#pragma unroll
-    for (uint32_t s = 0; s < 2; ++s) {
-      if (!has[s]) continue;
-      w[s] = a.sigmoid && z[s] > 0 ? 1 : expf(z[s] - shift);
-      if (a.sigmoid) w[s] /= 1 + expf(-fabsf(z[s]));
-    }
-    const float sum = sum_of_team<kTeam>(w[0] + w[1]);
-    w[0] /= sum;
-    if (has[1]) w[1] /= sum;
-  } else {
-    w[0] = selection.score(z[0]);
-    if (has[1]) w[1] = selection.score(z[1]);
-  }
+  weigh<kTeam, kBiased>(a, selection, lane, t, chosen);
 #pragma unroll
   for (uint32_t s = 0; s < 2; ++s) {
     const uint32_t rank = t + s * kTeam;
-    if (!has[s] || !live || rank >= a.k) continue;
-    static_cast<Bits*>(a.weights)[to + rank * a.inner] = Element::store(w[s]);
-    a.indices[to + rank * a.inner] = static_cast<int32_t>(index[s]);
+    if (!chosen.has[s] || !live || rank >= a.k) continue;
+    static_cast<Bits*>(a.weights)[to + rank * a.inner] = Element::store(chosen.w[s] * a.scale);
+    a.indices[to + rank * a.inner] = static_cast<int32_t>(chosen.index[s]);
   }
 }
 
-template <class Element, int kTeam, int kElements>
+template <class Element, int kTeam, int kElements, bool kGrouped>
 cudaError_t run(cudaStream_t stream, const Args& a) {
   constexpr int64_t kTeams = kBlock / kTeam;
   Launch config;
   config.grid = dim3(static_cast<unsigned>((a.rows + kTeams - 1) / kTeams));
   config.block = dim3(kBlock);
   return launch(stream, config,
-                a.bias ? gate_kernel<Element, kTeam, kElements, true> : gate_kernel<Element, kTeam, kElements, false>,
+                a.bias ? gate_kernel<Element, kTeam, kElements, true, kGrouped>
+                       : gate_kernel<Element, kTeam, kElements, false, kGrouped>,
                 a);
 }
 
@@ -393,12 +538,19 @@ template <class Element>
 cudaError_t dispatch(cudaStream_t stream, const Plan& plan, Args a) {
   const size_t size = sizeof(typename Element::Bits);
   a.vectors = a.inner == 1 && a.length * size % 16 == 0 && reinterpret_cast<uintptr_t>(a.logits) % 16 == 0;
-  if (plan.team == 32) return run<Element, 32, 32>(stream, a);
-  if (plan.team == 16) return run<Element, 16, 32>(stream, a);
+  if (a.groups > 1) {
+    switch (plan.team) {
+      case 32: return run<Element, 32, 32, true>(stream, a);
+      case 16: return run<Element, 16, 32, true>(stream, a);
+      default: return run<Element, 8, 32, true>(stream, a);
+    }
+  }
+  if (plan.team == 32) return run<Element, 32, 32, false>(stream, a);
+  if (plan.team == 16) return run<Element, 16, 32, false>(stream, a);
   switch (plan.elements) {
-    case 8: return run<Element, 8, 8>(stream, a);
-    case 16: return run<Element, 8, 16>(stream, a);
-    default: return run<Element, 8, 32>(stream, a);
+    case 8: return run<Element, 8, 8, false>(stream, a);
+    case 16: return run<Element, 8, 16, false>(stream, a);
+    default: return run<Element, 8, 32, false>(stream, a);
   }
 }
 
@@ -418,8 +570,14 @@ cudaError_t launch_topk_softmax(cudaStream_t stream, const Plan& plan, const Pro
   a.k = static_cast<uint32_t>(problem.k);
   a.one = 1;
   a.minus_one = ~0u;
-  a.sigmoid = problem.sigmoid;
+  a.log_sums = buffers.log_sums;
+  a.groups = static_cast<uint32_t>(problem.groups);
+  a.topk_groups = static_cast<uint32_t>(problem.topk_groups);
+  a.group_size = static_cast<uint32_t>(problem.group_size());
+  a.group_reciprocal = (1u << 20) / a.group_size + 1;
+  a.score = problem.score;
   a.normalize = problem.normalize;
+  a.scale = problem.scale;
   switch (problem.dtype) {
     case DType::kFloat16: return dispatch<Float16>(stream, plan, a);
     case DType::kBFloat16: return dispatch<BFloat16>(stream, plan, a);
