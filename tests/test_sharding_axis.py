@@ -403,6 +403,26 @@ def test_selections_keep_bits(mesh):
         assert_close(jax.jit(take)(sharded), jax.jit(take)(x), True)
 
 
+READ_TWICE = {
+    "softmax": lambda x: jaxgpuops.softmax(x),
+    "log_softmax": lambda x: jaxgpuops.log_softmax(x, scale=2.0),
+    "gradient of logsumexp": jax.grad(lambda x: jaxgpuops.logsumexp(x).sum()),
+    "cross-entropy": jax.value_and_grad(lambda x: jaxgpuops.softmax_cross_entropy(x, LABELS[:, 0]).sum()),
+    "one pass": jax.value_and_grad(lambda x: jaxgpuops.softmax_cross_entropy(x, LABELS[:, 0], reduction="sum")),
+}
+
+
+@pytest.mark.parametrize("name", READ_TWICE)
+def test_a_split_softmax_reads_once_for_its_statistics_and_once_for_the_rest(mesh, name):
+    f = READ_TWICE[name]
+    x = jax.device_put(integers((8, 512)), NamedSharding(mesh, P(None, ("a", "b"))))
+    compiled = jax.jit(f).lower(x).compile()
+    hlo = compiled.as_text()
+    assert hlo.count('custom_call_target="jaxgpuops.logsumexp"') == 1
+    assert not re.search(r" reduce\(.*dimensions=\{1\}", hlo)  # nothing else reduces rows
+    assert_close(compiled(x), f(integers((8, 512))), False)
+
+
 def test_put_along_a_split_axis(mesh):
     indices = jnp.argsort(integers((8, 128)), axis=1)[:, :9].astype(np.int32)
     put = lambda u: put_along_axis(u, indices, 1, 128)
