@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxgpuops
 from jaxgpuops.lax import _topk as topk
-from jaxgpuops.lax.along_axis import put_along_axis, take_along_axis
+from jaxgpuops.lax.along_axis import put_along_axis, put_along_axis_p, take_along_axis
 
 SHAPE, AXIS = (8, 128, 4), 1
 _COLLECTIVE = re.compile(
@@ -354,9 +354,6 @@ def test_rows_of_experts_are_split(mesh):
     assert_close(combine(y), jaxgpuops.moe_combine(np.asarray(y), plan), False)
 
 
-import jax
-
-
 def test_gradients_of_experts_have_the_types_of_what_they_are_of(mesh):
     rng = np.random.default_rng(5)
     ids = rng.integers(0, 8, (32, 2)).astype(np.int32)
@@ -423,12 +420,42 @@ def test_a_split_softmax_reads_once_for_its_statistics_and_once_for_the_rest(mes
     assert_close(compiled(x), f(integers((8, 512))), False)
 
 
-def test_put_along_a_split_axis(mesh):
-    indices = jnp.argsort(integers((8, 128)), axis=1)[:, :9].astype(np.int32)
-    put = lambda u: put_along_axis(u, indices, 1, 128)
-    split = jax.jit(put, out_shardings=NamedSharding(mesh, P(None, ("a", "b")))).lower(integers((8, 9))).compile()
-    assert moved(split.as_text()) == (0, 0)
-    assert_close(split(integers((8, 9))), put(integers((8, 9))), True)
+@pytest.mark.parametrize("length", [128, 117])
+def test_put_along_a_split_axis(mesh, length):
+    indices = jnp.argsort(integers((8, length)), axis=1)[:, :9].astype(np.int32)
+    along = NamedSharding(mesh, P(None, ("a", "b")))
+    put = lambda u: jax.lax.with_sharding_constraint(put_along_axis(u, indices, 1, length), along)
+    split = jax.jit(put).lower(integers((8, 9))).compile()
+    text = split.as_text()
+    assert moved(text)[0] == (0 if length == 128 else 8 * 120 * 4)  # jit returns no parts that are not equal
+    assert text.count('custom_call_target="jaxgpuops.put_along_axis"') == 1
+    assert_close(split(integers((8, 9))), put_along_axis(integers((8, 9)), indices, 1, length), True)
+
+
+def test_put_drops_what_is_out_of_range():
+    """(outer, length, inner, k), for each way that the kernel has of writing."""
+    shapes = [(64, 32, 1, 4), (9, 1000, 1, 50), (1, 200_000, 1, 64), (2, 3000, 64, 8), (1, 300_000, 1, 150_000)]
+    shapes += [(3, 50, 1, 130), (2, 40, 64, 100), (70_000, 1, 1, 9)]
+    rng = np.random.default_rng(6)
+    cases = []
+    for outer, length, inner, k in shapes:
+        around = length + k  # as many places beside the axis as there are updates, on both sides
+        if outer * inner < 100:
+            rows = np.stack([rng.permutation(around)[:k] for _ in range(outer * inner)])
+        else:  # distinct, too
+            rows = (rng.integers(0, around, (outer * inner, 1)) + np.arange(k)) % around
+        indices = (rows - k // 2).astype(np.int32).reshape(outer, inner, k).swapaxes(1, 2)
+        updates = rng.integers(1, 100, indices.shape).astype(np.int8 if length == 1000 else np.float32)
+        cases.append((updates, indices, length))
+    params = {"axis": 1, "along": None, "permutes": False, "drops": True}
+    put = jax.jit(lambda all: [put_along_axis_p(u, i, length=n, **params)[0] for (u, i), n in zip(all, lengths)])
+    lengths = [n for *_, n in cases]
+    for out, (updates, indices, length) in zip(put([case[:2] for case in cases]), cases, strict=True):
+        expected = np.zeros((updates.shape[0], length, updates.shape[2]), updates.dtype)
+        at = (indices >= 0) & (indices < length)
+        o, _, i = np.nonzero(at)
+        expected[o, indices[at], i] = updates[at]
+        np.testing.assert_array_equal(out, expected)
 
 
 def test_causal_queries_are_split(mesh):
