@@ -99,16 +99,23 @@ def _softmax_jvp(splits, t, y, *scale, axis, factor, scaled):
 
 
 def _log_softmax_jvp(splits, t, y, *rest, axis, factor, scaled, masked, query_axis, transpose):
-    scale, where = _optional(rest, scaled, masked)
+    scale, where, *beside = *_optional(rest, scaled, masked), *rest[scaled + masked :]
     mask = _mask(splits, t.shape, where, axis, query_axis)
     if axis not in splits:
         flags = {"factor": factor, "scaled": scaled, "masked": mask is not None, "transpose": transpose}
         return log_softmax_jvp_p.primitive.bind(*given(t, y, scale, mask), axis=axis, query_axis=None, **flags)
     split, dtype = splits[axis], t.dtype
     t, p = _where(mask, wide(t), 0), _where(mask, jnp.exp(wide(y)), 0)
-    total = _total(split, t if transpose else or_zero(p, t), axis)
+    [total] = beside or [_total(split, t if transpose else or_zero(p, t), axis)]
     out = t - p * total if transpose else t - total
     return [_where(mask, _times(out, factor, scale), 0).astype(dtype)]
+
+
+def _sum_of_cotangents(t, y, *rest, axis, scaled, masked, query_axis, **_):
+    """Of constants XLA knows it."""
+    _, where = _optional(rest, scaled, masked)
+    mask = _mask({}, t.shape, where, axis, query_axis)
+    return (jnp.sum(_where(mask, wide(t), 0), axis, keepdims=True),)
 
 
 def _cross_entropy_rows(split, logits, labels, where, axis, label_smoothing, z_loss):
@@ -147,7 +154,9 @@ RULES["softmax"] = Rule(_forward("softmax"), keeps=True)
 RULES["log_softmax"] = Rule(_forward("log_softmax"), keeps=True)
 RULES["logsumexp"] = Rule(_forward("logsumexp"))
 RULES["softmax_jvp"] = Rule(_softmax_jvp, keeps=True)
-RULES["log_softmax_jvp"] = Rule(_log_softmax_jvp, keeps=True)
+RULES["log_softmax_jvp"] = lambda transpose, **_: Rule(
+    _log_softmax_jvp, keeps=True, beside=_sum_of_cotangents if transpose else None
+)
 RULES["logsumexp_jvp"] = plain_rule(logsumexp_jvp_p)
 RULES["logsumexp_vjp"] = plain_rule(logsumexp_vjp_p, keeps=True)
 RULES["cross_entropy"] = Rule(_cross_entropy)
