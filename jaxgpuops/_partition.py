@@ -185,19 +185,26 @@ class Rule:
 
     Args:
       local: ``local(splits, *operands, axis, **params)`` gives this device's part of the results from its part of the
-        operands; ``splits`` has a `Split` for each dimension that is split. It is called only if the axis, or one of
-        several axes, or a dimension whose index matters is split.
-      operands: the indices of the operands that are split with the axis if they have all of it; None: every operand.
-        If the first operand is not among them, the axis is that of the results.
-      keeps: whether results are split along the axis. If not, results that have the axis have all of it on each device.
-      pays: ``pays(split, avals, **params)`` says whether the rule moves less than gathering the axis; ``split`` is that
-        of the axis, ``avals`` are the types of one device's parts of the operands.
+        operands; ``splits`` has a `Split` for each dimension that is split. Never called where only others are. Where
+        ``axis`` is several, some of them are split.
+      operands: which operands are split with the axis if they have all of it, by index; None: every one. Where the
+        first is none of them, the axis is that of the results.
+      keeps: whether results are split along the axis. Others have all of it, if they have it, on every device.
+      pays: ``pays(split, avals, **params)``, with the axis' split and what one device has of the operands: whether this
+        moves less than gathering the axis.
+      free: ``{array: size}`` of operands (0, 1, ..) and results (~0, ~1, ..) whose axis is another one, of units of that
+        size that do not depend on each other. They are split in equal parts, of whole units, as dimensions off the axis are.
+      beside: ``beside(*operands, axis, **params)``: what XLA computes of whole arrays beside the call, where it may know
+        more of them than we do, as that they are constants. These are further operands of ``local``, which drops those that
+        it does not need, and are not split along the axis. Where ``axis_name`` is given there are none.
     """
 
     local: Callable[..., Sequence[jax.Array]]
     operands: tuple[int, ...] | None = None
     keeps: bool = False
     pays: Callable[..., bool] = lambda split, avals, **params: True
+    free: dict[int, int] = dataclasses.field(default_factory=dict)
+    beside: Callable[..., Sequence[jax.Array]] | None = None
 
 
 # By the kernel's name: the rule, or a function that returns the rule for the call's params.
@@ -322,7 +329,7 @@ class _Call:
     mesh = None
     propagate_user_sharding = None
 
-    def __init__(self, kernel, avals_in, avals_out, platforms, meshes, *, axis, **params):
+    def __init__(self, kernel, avals_in, avals_beside, avals_out, platforms, meshes, *, axis, **params):
         self.kernel, self.axis, self.params = kernel, axis, params
         self.axes = axis if isinstance(axis, tuple) else (axis,)
         if "along" in params:  # such params concern types of an explicit mesh, which a device's program does not know
@@ -333,9 +340,16 @@ class _Call:
         self.whole = list(avals_in[0].shape)
         if self.rule and self.rule.operands is not None and 0 not in self.rule.operands:
             self.whole[axis] = avals_out[0].shape[axis]
+        self.units = self.rule.free if self.rule else {}
+        # Lengths of dimensions of rows; the axis of units is a further one.
+        self.lengths = [
+            *self.whole,
+            *(a.shape[axis] // self.units[~i] for i, a in enumerate(avals_out) if ~i in self.units),
+        ]
         self.in_rows = [self._rows_of(a, i, False) for i, a in enumerate(avals_in)]
+        self.in_rows += [[None if d in self.axes else d for d in self._rows_of(a, 0, False)] for a in avals_beside]
         self.out_rows = [self._rows_of(a, i, True) for i, a in enumerate(avals_out)]
-        self.in_tree = jax.tree.structure((0,) * len(avals_in))
+        self.in_tree = jax.tree.structure((0,) * len(self.in_rows))
         self.out_tree = jax.tree.structure((0,) * len(avals_out))
         self.module_context = types.SimpleNamespace(platforms=platforms, backend=None)
         self.programs: dict[str, Any] = {}  # by the partitioner's question, so that equal layers are traced once
@@ -346,7 +360,10 @@ class _Call:
         split."""
         own = [d for d in range(len(self.whole)) if d not in self.axes or aval.ndim == len(self.whole)]
         free = [self._may_split(aval.shape[j], d, i, is_result) for j, d in enumerate(own)]
-        return [d if f else None for d, f in zip(own, free, strict=True)]
+        rows = [d if f else None for d, f in zip(own, free, strict=True)]
+        if (~i if is_result else i) in self.units:
+            rows[self.axis] = len(self.whole)
+        return rows
 
     def _may_split(self, size, d, i, is_result) -> bool:
         if size != self.whole[d]:  # the array broadcasts, or its axis is another one
@@ -357,18 +374,27 @@ class _Call:
             return False
         return self.rule.keeps if is_result else self.rule.operands is None or i in self.rule.operands
 
-    def sharding_rule(self) -> str:
-        """Returns Shardy's rule: a factor for each dimension of rows, and an unsplit factor for each other
-        dimension."""
-        fixed = (f"z{i}" for i in itertools.count())
-        factors = [
-            [" ".join(next(fixed) if d is None else f"d{d}" for d in rows) for rows in side]
-            for side in (self.in_rows, self.out_rows)
-        ]
-        return " -> ".join(map(", ".join, factors))
+    def sharding_rule(self):
+        """Shardy's: a factor for each dimension of rows, and one that must not be split for each other dimension, and for
+        the elements of a unit."""
+        fixed = itertools.count()
+        whole: dict[str, None] = {}  # in order
+        sizes = {}
 
-    def unsplit_factors(self) -> tuple[str, ...]:
-        return tuple(f"z{i}" for i in range(sum(rows.count(None) for rows in (*self.in_rows, *self.out_rows))))
+        def factor(d, unit):
+            if d is None:
+                whole[name := f"z{next(fixed)}"] = None
+                return name
+            if d < len(self.whole) or unit == 1:
+                return f"d{d}"
+            whole[name := f"u{unit}"], sizes[f"u{unit}"] = None, unit
+            return f"(d{d} {name})"
+
+        factors = [
+            [" ".join(factor(d, self.units.get(~i if is_result else i)) for d in rows) for i, rows in enumerate(side)]
+            for side, is_result in ((self.in_rows, False), (self.out_rows, True))
+        ]
+        return _parse_rule(" -> ".join(map(", ".join, factors)), need_replication_factors=tuple(whole), **sizes)
 
     # ---- What JAX's callbacks ask for
 
@@ -387,7 +413,7 @@ class _Call:
         if self.rule and any(d in splits for d in (*self.axes, *self.indexed)):
             own = functools.partial(self.rule.local, splits)
         else:
-            own = self.kernel.primitive.bind
+            own = lambda *operands, **params: self.kernel.primitive.bind(*operands[: len(self.avals_in)], **params)
         self.part = part = Part(tuple(self.avals_in[0].shape), {})
 
         def run(*operands):
@@ -407,7 +433,7 @@ class _Call:
         names = [
             split.names
             for d, split in splits.items()
-            if aval.ndim == len(self.whole) and d not in self.axes and aval.shape[d] != self.whole[d]
+            if aval.ndim == len(self.whole) > d and d not in self.axes and aval.shape[d] != self.whole[d]
         ]
         if not names:
             return out
@@ -422,11 +448,13 @@ class _Call:
             for d, entry in zip(rows, spec, strict=True):
                 if entry and d is not None and d not in names and not {*entry} & {*itertools.chain(*names.values())}:
                     names[d] = entry
-        splits = {d: Split(full, n, self.whole[d]) for d, n in names.items()}
-        part = lambda n, d: splits[d].part if d in splits else n
+        splits = {d: Split(full, n, self.lengths[d]) for d, n in names.items()}
+        if (units := splits.get(len(self.whole))) and units.uneven:
+            del splits[len(self.whole)]
+        part = lambda n, d: -(-n // splits[d].shards) if d in splits else n
         parts = [
             jax.core.ShapedArray(tuple(map(part, aval.shape, rows)), aval.dtype)
-            for aval, rows in zip(self.avals_in, self.in_rows, strict=True)
+            for aval, rows in zip(self.avals_in, self.in_rows, strict=False)
         ]
         for d in self.axes:
             split = splits.get(d)
@@ -504,25 +532,27 @@ _calls: dict[bytes, _Call] = {}  # by key; this keeps calls alive, since JAX's o
 listeners: list[Callable[[Any, Part], None]] = []
 
 
-def lower(kernel, ctx, operands, choice, *, axis, **params):
-    """Lowers a call for the partitioner. `choice` is what `Kernel.choose` returns for the whole arrays."""
-    # New types, which do not keep ctx alive.
-    shapes = lambda avals: tuple(jax.core.ShapedArray(a.shape, a.dtype) for a in avals)
-    avals_in, avals_out = shapes(ctx.avals_in), shapes(ctx.avals_out)
+def lower(kernel, ctx, operands, choice, beside=((), ()), *, axis, **params):
+    """Lowers a call for which `choice` is what `Kernel.choose` says of the whole arrays; see the top of this file.
+
+    ``beside``: types and values of what the rule's function of that name gives.
+    """
+    shapes = lambda avals: tuple(jax.core.ShapedArray(a.shape, a.dtype) for a in avals)  # they hold nothing of ctx
+    avals_in, avals_beside, avals_out = map(shapes, (ctx.avals_in, beside[0], ctx.avals_out))
     platforms, meshes = ctx.module_context.platforms, _Meshes(ctx.module_context.axis_context)
     # The key has everything that a device's program depends on, because compiled programs are found by it, on disk too.
     settings = [os.environ.get(name) for name in ("JAXGPUOPS_DISABLE", "JAXGPUOPS_COMPUTE_CAPABILITY")]
     text = (_VERSION, str(choice), axis, sorted(params.items()), avals_in, avals_out, platforms, meshes, settings)
     key = repr((*text, jax.config.jax_enable_x64)).encode()
     if key not in _calls:
-        _calls[key] = _Call(kernel, avals_in, avals_out, platforms, meshes, axis=axis, **params)
+        _calls[key] = _Call(kernel, avals_in, avals_beside, avals_out, platforms, meshes, axis=axis, **params)
         _calls[key].choice = choice
     call = _callbacks[key] = _calls[key]
 
     types_of = lambda avals: [ir.RankedTensorType.get(a.shape, mlir.dtype_to_ir_type(a.dtype)) for a in avals]
     op = hlo.CustomCallOp(
         types_of(avals_out),
-        list(operands),
+        [*operands, *beside[1]],
         call_target_name=ir.StringAttr.get(_TARGET),
         has_side_effect=ir.BoolAttr.get(False),
         api_version=mlir.i32_attr(2),
@@ -530,8 +560,8 @@ def lower(kernel, ctx, operands, choice, *, axis, **params):
         backend_config=ir.StringAttr.get(key),
     )
     if jax.config.jax_use_shardy_partitioner:
-        rule = _parse_rule(call.sharding_rule(), need_replication_factors=call.unsplit_factors())
-        op.attributes["sdy.sharding_rule"] = _rule_attribute(rule, types_of(avals_in), types_of(avals_out))
+        types_in = types_of((*avals_in, *avals_beside))
+        op.attributes["sdy.sharding_rule"] = _rule_attribute(call.sharding_rule(), types_in, types_of(avals_out))
     return list(op.results)
 
 

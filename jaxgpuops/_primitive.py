@@ -308,7 +308,12 @@ class Kernel:
         if own and _partition.missing:
             _warn_missing_partitioner()
         if choice.partitioned:
-            outs = _partition.lower(self, ctx, operands, choice, axis=axis, **params)
+            beside = ((), ())
+            if (rule := _partition.rule_of(self, params)) and rule.beside:
+                function = functools.partial(rule.beside, axis=axis, **params)
+                shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in ctx.avals_in]
+                beside = jax.eval_shape(function, *shapes), _lower_fun(ctx, function, operands)
+            outs = _partition.lower(self, ctx, operands, choice, beside, axis=axis, **params)
         elif choice.kernel:
             outs = self._custom_call(ctx, operands, choice, axis=axis, **params)
         else:
@@ -592,7 +597,7 @@ def def_jvp_by_fallback(kernel: Kernel) -> None:
 
     def rule(outs, primals, tangents, split=None, **params):
         if split is not None:
-            local = functools.partial(_partition.RULES[kernel.name].local, {params["axis"]: split}, **params)
+            local = functools.partial(_partition.rule_of(kernel, params).local, {params["axis"]: split}, **params)
             return differentiated(lambda *primals: tuple(local(*primals)), primals, tangents)
         specs = tuple(jax.typeof(out).sharding.spec for out in outs)
         fallback = lambda *primals: tuple(kernel.fallback(*primals, **params))

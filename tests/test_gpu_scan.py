@@ -9,6 +9,7 @@ import pytest
 from gpu import busy_stream, needs_memory, plan, run_in_command_buffers, same_bits
 
 import jaxgpuops
+from jaxgpuops.lax import scan_primitives
 
 # Every kernel and layout of it: (shape, axis). A row of "look-ahead, one row" is so long that it takes that kernel
 # alone, and in a large batch another.
@@ -60,11 +61,24 @@ def factors_of(x):
     )
 
 
+def before_first(x, axis):
+    return jnp.expand_dims(jnp.take(x, 1, axis), axis)
+
+
+def going_on(name, x, axis, *starts):
+    """As along a split axis, on every device but the first."""
+    params = {"axis": axis, "reverse": False, "exclusive": False, "initial": True}
+    return scan_primitives.CUMULATIVE[name](x, before_first(x, axis), *starts, **params)[0]
+
+
 def all_scans(x, axis):
     """By name, results of kernels that are all different code."""
     starts, factors = starts_of(x), factors_of(x)
     gradient = lambda fn, *primals: jax.vjp(fn, *primals)[1](x)
     return {
+        "cumsum that goes on": going_on("cumsum", x, axis),
+        "cummin of segments that goes on": going_on("cummin", x, axis, starts),
+        "cumlogsumexp that goes on": going_on("cumlogsumexp", x / 9, axis),
         "cumsum": jaxgpuops.cumsum(x, axis=axis),
         "cumsum of segments": jaxgpuops.cumsum(x, axis=axis, reverse=True, exclusive=True, segment_starts=starts),
         "cumprod": jaxgpuops.cumprod(factors, axis=axis, segment_starts=starts),
@@ -108,9 +122,18 @@ def follow(x, results, axis):
     right["cummin"] = y == jnp.where(starts, x, jnp.minimum(before(y, jnp.inf), x))
     y = results["cumlogsumexp"]  # about 20
     right["cumlogsumexp"] = abs(y - jnp.logaddexp(before(y, -jnp.inf), x / 9)) < 1e-4
-    y = results["linear_scan"]
     first = jax.lax.broadcasted_iota(jnp.int32, x.shape, axis) == 0
-    state = jnp.where(first, jnp.expand_dims(jnp.take(x, 1, axis), axis), jnp.where(starts, 0, before(y, 0)))
+    h0 = before_first(x, axis)
+    y = results["cumsum that goes on"]
+    right["cumsum that goes on"] = y == jnp.where(first, h0, before(y, 0)) + x
+    y = results["cummin of segments that goes on"]
+    state = jnp.where(first, h0, jnp.where(starts, jnp.inf, before(y, 0)))
+    right["cummin of segments that goes on"] = y == jnp.minimum(state, x)
+    y = results["cumlogsumexp that goes on"]
+    state = jnp.where(first, h0 / 9, before(y, 0))
+    right["cumlogsumexp that goes on"] = abs(y - jnp.logaddexp(state, x / 9)) < 1e-4
+    y = results["linear_scan"]
+    state = jnp.where(first, h0, jnp.where(starts, 0, before(y, 0)))
     right["linear_scan"] = y == factors * state + x
     da, db = results["gradients of linear_scan"]
     h = jaxgpuops.linear_scan(factors, x, axis=axis, reverse=True)

@@ -332,7 +332,7 @@ def test_scans_refuse(target):
 @pytest.mark.parametrize(
     "starts, message",
     {
-        S((4, 8), jnp.uint8): "starts has element type U8, expected PRED",
+        S((4, 8), jnp.uint8): "(starts|h0) has element type U8, expected (PRED|F32)",
         S((8,), bool): r"starts has shape \(8,\), which does not broadcast to \(4, 8\)",
         S((4, 1), bool): "starts has length 1 at the axis, expected 8",
     }.items(),
@@ -356,6 +356,24 @@ def test_linear_scans_refuse_h0(target):
         call_scan(target, {"h0": X}, initial=True)
     with pytest.raises(jax.errors.JaxRuntimeError, match="h0 has element type F16, expected F32"):
         call_scan(target, {"h0": S((4, 1), jnp.float16)}, initial=True)
+
+
+@pytest.mark.parametrize("target", CUMULATIVE)
+def test_cumulative_scans_refuse_h0(target):
+    """It is where starts would be, and no bool. Sums of short floats are float32."""
+    extreme = target in ("cummax", "cummin")
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"h0 has shape \(4, 8\), expected \(4, 1\)"):
+        call_scan(target, {"h0": X})
+    with pytest.raises(jax.errors.JaxRuntimeError, match="h0 has element type F16, expected F32"):
+        call_scan(target, {"h0": S((4, 1), jnp.float16)})
+    short, expected = S((4, 8), jnp.float16), "F16" if extreme else "F32"
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"h0 has element type S32, expected {expected}"):
+        call_scan(target, {"h0": S((4, 1), S32)}, x=short)
+    if extreme:
+        with pytest.raises(jax.errors.JaxRuntimeError, match="h0 has element type S8, expected U8"):
+            call_scan(target, {"h0": S((4, 1), jnp.int8)}, x=S((4, 8), bool))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="there are 1 operands too many"):
+        call_scan(target, {"h0": S((4, 1), F32), "starts": S((4, 8), bool), "another": X})
 
 
 def test_linear_scan_refuses_h0_where_it_is_transposed():

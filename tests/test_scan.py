@@ -393,6 +393,59 @@ def test_states_continue(reverse):
     np.testing.assert_allclose(last, end, rtol=1e-5, atol=1e-5)
 
 
+def going_on(name, rng, shape, dtype, starts, flags):
+    """Operands of a scan with an h0, and what the loop makes of an array that begins with that; and the bound."""
+    x, h0 = values(rng, shape, dtype, name), values(rng, (shape[0], 1, *shape[2:]), dtype, name)
+    begin = lambda arrays: np.concatenate(arrays[:: -1 if flags["reverse"] else 1], 1)
+    starts = None if starts is None else np.broadcast_to(starts, shape)
+    loop = {"starts": None, **flags}
+    if starts is not None:  # none cuts h0 off, whatever is there
+        own = starts.copy()
+        own[:, 0] &= flags["reverse"]
+        loop["starts"] = begin([np.zeros(h0.shape, bool), own])
+    loop = [f(name, begin([h0, x]), 1, **loop) for f in (scan_reference.cumulative, scan_reference.cumulative_bound)]
+    rest = slice(None, -1) if flags["reverse"] else slice(1, None)
+    cut = lambda a: a if np.isscalar(a) else np.broadcast_to(a, loop[0].shape)[:, rest]
+    return (x, scan._as_initial(name, h0), starts), *map(cut, loop)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_scans_go_on(name):
+    """What comes before the first position, of every dtype and kernel."""
+    rng = np.random.default_rng(0)
+    shapes = [(3, 70), (2, 33, 5), (5, 1), (3, 2), (20, 30), (2, 3001), (1, 40_000), (2, 3, 40), (1, 2500, 40)]
+    for dtype in DTYPES[name]:
+        of_dtype = shapes if dtype in (np.dtype(np.float32), np.dtype(bool)) else shapes[:2]
+        cases = []
+        for shape, flags in itertools.product(of_dtype, [(False, False), (True, True)]):
+            flags = dict(zip(("reverse", "exclusive"), flags, strict=True))
+            for starts in (None, rng.random(shape) < 0.1):
+                cases.append((*going_on(name, rng, shape, dtype, starts, flags), flags))
+        call = lambda operands, flags: scan.CUMULATIVE[name](
+            *(a for a in operands if a is not None), axis=1, initial=True, **flags
+        )
+        with x64(dtype):
+            run = jax.jit(lambda all: [call(a, flags)[0] for a, (*_, flags) in zip(all, cases, strict=True)])
+            results = run([operands for operands, *_ in cases])
+        for y, (_, expected, bound, _) in zip(results, cases, strict=True):
+            assert y.dtype == dtype
+            assert_close(y, expected, bound)
+
+
+def test_what_comes_before_has_more_digits():
+    x, h0 = jnp.ones((1, 40), jnp.bfloat16), jnp.array([[257]], np.float32)  # which is no bfloat16
+    for shape in ((1, 40), (1, 40, 1)):
+        y = scan.cumsum_p(
+            x.reshape(shape),
+            h0.reshape(1, *(1 for _ in shape[1:])),
+            axis=1,
+            reverse=False,
+            exclusive=False,
+            initial=True,
+        )[0]
+        np.testing.assert_array_equal(y.ravel(), (257 + np.arange(1, 41)).astype(ml_dtypes.bfloat16))
+
+
 def test_empty_arrays():
     for name in NAMES:
         for shape in ((0,), (3, 0), (0, 3)):

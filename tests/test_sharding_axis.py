@@ -15,7 +15,8 @@ from jax.sharding import PartitionSpec as P
 
 import jaxgpuops
 from jaxgpuops.lax import _topk as topk
-from jaxgpuops.lax.along_axis import put_along_axis, take_along_axis
+from jaxgpuops.lax._moe import plan_fallback
+from jaxgpuops.lax.along_axis import put_along_axis, put_along_axis_p, take_along_axis
 
 SHAPE, AXIS = (8, 128, 4), 1
 _COLLECTIVE = re.compile(
@@ -40,9 +41,9 @@ STATES = np.random.default_rng(2).standard_normal((SHAPE[0], SHAPE[2])).astype(n
 LABELS = np.random.default_rng(1).integers(0, SHAPE[AXIS], (SHAPE[0], SHAPE[2])).astype(np.int32)
 
 
-def one_hot_loss(x):
-    logits = jax.nn.log_softmax(x, axis=AXIS)
-    return -jnp.sum(jax.nn.one_hot(LABELS, SHAPE[AXIS], axis=AXIS) * logits, AXIS)
+def one_hot_loss(x, smoothing=0):
+    logits, n = jax.nn.log_softmax(x, axis=AXIS), SHAPE[AXIS]
+    return -jnp.sum(((1 - smoothing) * jax.nn.one_hot(LABELS, n, axis=AXIS) + smoothing / n) * logits, AXIS)
 
 
 def gradient(f):
@@ -62,6 +63,17 @@ def scan(name, **options):
 
 def recurrence(**options):
     return lambda x: jaxgpuops.linear_scan(jnp.sign(x), x, axis=AXIS, **of_length(options, x))
+
+
+def with_nans(x):
+    """One in most rows, on one device."""
+    first = jnp.arange(x.shape[AXIS])[:, None] == 77
+    return jnp.where(first & (x > -2), jnp.nan, x)
+
+
+def recurrence_by_jax(a, b):
+    then = lambda before, after: (after[0] * before[0], after[0] * before[1] + after[1])
+    return jax.lax.associative_scan(then, (a, b), axis=AXIS, reverse=True)[1]
 
 
 def of_segments(module, name):
@@ -107,7 +119,11 @@ OPS = {
     "gradient of cummin": (*map(gradient, scan("cummin")), True),
     "gradient of cumlogsumexp": (*map(gradient, scan("cumlogsumexp", reverse=True)), False),
     "linear_scan": (recurrence(segment_starts=STARTS), scan("cumsum")[1], True),
-    "gradient of linear_scan": (gradient(recurrence(reverse=True, h0=np.float32(1))), None, False),
+    "gradient of linear_scan": (
+        gradient(recurrence(reverse=True, h0=np.float32(1))),
+        gradient(lambda x: recurrence_by_jax(jnp.sign(x), x)),
+        False,
+    ),
     "softmax": (
         lambda x: jaxgpuops.softmax(x, axis=AXIS, where=STARTS),
         lambda x: jax.nn.softmax(x, axis=AXIS, where=STARTS),
@@ -121,6 +137,11 @@ OPS = {
     "gradient of log_softmax": (
         gradient(lambda x: jaxgpuops.log_softmax(x, axis=AXIS)),
         gradient(lambda x: jax.nn.log_softmax(x, axis=AXIS)),
+        False,
+    ),
+    "gradient of log_softmax, of constants": (
+        jax.grad(lambda x: (integers()[:, : x.shape[AXIS]] * jaxgpuops.log_softmax(x, axis=AXIS)).sum()),
+        jax.grad(lambda x: (integers()[:, : x.shape[AXIS]] * jax.nn.log_softmax(x, axis=AXIS)).sum()),
         False,
     ),
     "gradient of logsumexp": (
@@ -170,8 +191,22 @@ OPS = {
         lambda x: jnp.searchsorted(np.sort(STATES, None), x),
         True,
     ),
-    "median": (lambda x: jaxgpuops.median(x, axis=AXIS), None, True),
-    "bincount": (counts(lambda x: jaxgpuops.bincount(x.astype(np.int32), 9)), None, True),
+    "median": (lambda x: jaxgpuops.median(x, axis=AXIS), lambda x: jnp.median(x, AXIS), True),
+    "gradient of quantiles": (
+        gradient(lambda x: jaxgpuops.quantile(x, np.array([0.25, 0.5]), axis=AXIS)),
+        gradient(lambda x: jnp.quantile(x, np.array([0.25, 0.5], np.float32), AXIS)),
+        True,
+    ),
+    "quantile with NaNs": (
+        lambda x: jnp.nan_to_num(jaxgpuops.quantile(with_nans(x), 1.0, axis=AXIS), nan=-9),
+        lambda x: jnp.nan_to_num(jnp.quantile(with_nans(x), 1.0, AXIS), nan=-9),
+        True,
+    ),
+    "bincount": (
+        counts(lambda x: jaxgpuops.bincount(x.astype(np.int32), 9)),
+        counts(lambda x: jnp.bincount(x.astype(np.int32), length=9)),
+        True,
+    ),
     "gradient of cross-entropy": (
         jax.grad(lambda x: jaxgpuops.softmax_cross_entropy(x, LABELS, axis=AXIS).sum()),
         jax.grad(lambda x: one_hot_loss(x).sum()),
@@ -179,7 +214,7 @@ OPS = {
     ),
     "smoothed cross-entropy": (
         gradient(lambda x: jaxgpuops.softmax_cross_entropy(x, LABELS, axis=AXIS, label_smoothing=0.1)),
-        None,
+        gradient(lambda x: one_hot_loss(x, 0.1)),
         False,
     ),
 }
@@ -251,15 +286,17 @@ def test_axes_that_are_split_by_type(mesh, name):
     ours, exact = IN_TYPES[name]
     explicit = jax.make_mesh(mesh.axis_sizes, ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
     x, expected = integers(), jax.jit(ours)(integers())
-    bytes_of = lambda x: moved(jax.jit(ours).lower(x).compile().as_text())[0]
+    bytes_of = lambda x, f=ours: moved(jax.jit(f).lower(x).compile().as_text())[0]
     with jax.set_mesh(explicit):
         typed = jax.device_put(x, P("b", "a"))
         y = jax.jit(ours)(typed)
         assert_close(y, expected, exact)
         whole = [tuple(a.sharding.spec) for a in jax.tree.leaves(y) if a.shape == SHAPE]
         assert set(whole) <= {("b", "a", None)} or name == "all gradients of linear_scan"
-        if name in OPS:
-            own = bytes_of(typed)
+        own = bytes_of(typed)
+        if name == "gradient of log_softmax, of constants":  # XLA does not see through the types of constants
+            assert own <= bytes_of(typed, OPS[name][1])
+            return
     if name in OPS:  # as in an automatic mesh, where results are wanted split
         assert own <= bytes_of(jax.device_put(x, NamedSharding(mesh, P("b", "a"))))
 
@@ -343,6 +380,54 @@ def test_experts(mesh, derived):
         assert specs != (P("a"), P("a")) or moved(mine.as_text()) == (0, 0)
 
 
+def test_a_plan_of_split_tokens(mesh):
+    """A batch and tokens, and tokens alone: JAX sorts the experts, and says where each assignment and each row goes."""
+    ids = np.random.default_rng(4).integers(-1, 6, (4, 256, 2)).astype(np.int32)
+    ours = jax.vmap(lambda ids: jaxgpuops.moe_plan(ids, 6))
+    plain = jax.vmap(lambda ids: plan_fallback(ids.reshape(-1), axis=0, num_experts=6, capacity=-1, align=1, room=512))
+    for spec in (P("a", "b"), P("b", "a"), P(None, ("a", "b"))):
+        operand = jax.device_put(ids, NamedSharding(mesh, spec))
+        mine, theirs = (jax.jit(f).lower(operand).compile() for f in (ours, plain))
+        assert_close(mine(operand), ours(ids), True)
+        assert moved(mine.as_text())[0] == ids.size // (mesh.shape[spec[0]] if spec[0] else 1)  # a byte for each
+        assert moved(mine.as_text())[0] <= moved(theirs.as_text())[0]
+
+
+def test_a_combination_of_split_tokens(mesh):
+    """Only the plan and the weights are split: each device adds up the rows of its own tokens."""
+    rng = np.random.default_rng(4)
+    plan = jaxgpuops.moe_plan(rng.integers(-1, 5, (16, 3)), 4, align=8)
+    y, weights = (
+        rng.standard_normal(shape).astype(np.float32) for shape in ((plan.assignment_of_row.size, 4), (16, 3))
+    )
+    where = plan.row_of_assignment
+
+    def ours(y, where, weights):
+        return jaxgpuops.moe_combine(y, plan._replace(row_of_assignment=where), weights)
+
+    def plain(y, where, weights):
+        rows = jnp.where(where[..., None] >= 0, y[jnp.maximum(where, 0)], 0)
+        return (rows * weights[..., None]).sum(1)
+
+    for names in ("a", ("b", "a")):
+        split, whole = NamedSharding(mesh, P(names)), NamedSharding(mesh, P())
+        operands = [jax.device_put(a, s) for a, s in ((y, whole), (where, split), (weights, split))]
+        mine, theirs = (jax.jit(f).lower(*operands).compile() for f in (ours, plain))
+        assert_close(mine(*operands), plain(y, where, weights), False)
+        assert moved(mine.as_text()) == moved(theirs.as_text()) == (0, 0)
+        assert mine(*operands).sharding.is_equivalent_to(split, 2)
+    # Rows that are split, too, on the same devices and on others; and parts that would not be equal
+    for specs in ((P("a"), P("b")), (P("a"), P("a"))):
+        rows, tokens = (NamedSharding(mesh, s) for s in specs)
+        operands = [jax.device_put(a, s) for a, s in ((y, rows), (where, tokens), (weights, tokens))]
+        assert_close(jax.jit(ours)(*operands), plain(y, where, weights), False)
+        unweighted = jax.jit(lambda y, where: jaxgpuops.moe_combine(y, plan._replace(row_of_assignment=where)))
+        assert_close(unweighted(*operands[:2]), plain(y, where, np.ones_like(weights)), False)
+    split = lambda where: jax.lax.with_sharding_constraint(where, NamedSharding(mesh, P(("a", "b"))))
+    odd = jax.jit(lambda where: ours(y, split(where), weights[:13]))
+    assert_close(odd(where[:13]), plain(y, where[:13], weights[:13]), False)
+
+
 def test_rows_of_experts_are_split(mesh):
     plan = jaxgpuops.moe_plan(np.random.default_rng(4).integers(-1, 5, (16, 3)), 4, align=8)
     x = np.random.default_rng(3).standard_normal((16, 4)).astype(np.float32)
@@ -354,9 +439,6 @@ def test_rows_of_experts_are_split(mesh):
     combine = jax.jit(lambda y: jaxgpuops.moe_combine(y, plan)).lower(y).compile()
     assert moved(combine.as_text()) == (x.nbytes, 1)
     assert_close(combine(y), jaxgpuops.moe_combine(np.asarray(y), plan), False)
-
-
-import jax
 
 
 def test_gradients_of_experts_have_the_types_of_what_they_are_of(mesh):
@@ -405,12 +487,63 @@ def test_selections_keep_bits(mesh):
         assert_close(jax.jit(take)(sharded), jax.jit(take)(x), True)
 
 
-def test_put_along_a_split_axis(mesh):
-    indices = jnp.argsort(integers((8, 128)), axis=1)[:, :9].astype(np.int32)
-    put = lambda u: put_along_axis(u, indices, 1, 128)
-    split = jax.jit(put, out_shardings=NamedSharding(mesh, P(None, ("a", "b")))).lower(integers((8, 9))).compile()
-    assert moved(split.as_text()) == (0, 0)
-    assert_close(split(integers((8, 9))), put(integers((8, 9))), True)
+READ_TWICE = {
+    "softmax": lambda x: jaxgpuops.softmax(x),
+    "log_softmax": lambda x: jaxgpuops.log_softmax(x, scale=2.0),
+    "gradient of logsumexp": jax.grad(lambda x: jaxgpuops.logsumexp(x).sum()),
+    "cross-entropy": jax.value_and_grad(lambda x: jaxgpuops.softmax_cross_entropy(x, LABELS[:, 0]).sum()),
+    "one pass": jax.value_and_grad(lambda x: jaxgpuops.softmax_cross_entropy(x, LABELS[:, 0], reduction="sum")),
+}
+
+
+@pytest.mark.parametrize("name", READ_TWICE)
+def test_a_split_softmax_reads_once_for_its_statistics_and_once_for_the_rest(mesh, name):
+    f = READ_TWICE[name]
+    x = jax.device_put(integers((8, 512)), NamedSharding(mesh, P(None, ("a", "b"))))
+    compiled = jax.jit(f).lower(x).compile()
+    hlo = compiled.as_text()
+    assert hlo.count('custom_call_target="jaxgpuops.logsumexp"') == 1
+    assert not re.search(r" reduce\(.*dimensions=\{1\}", hlo)  # nothing else reduces rows
+    assert_close(compiled(x), f(integers((8, 512))), False)
+
+
+@pytest.mark.parametrize("length", [128, 117])
+def test_put_along_a_split_axis(mesh, length):
+    indices = jnp.argsort(integers((8, length)), axis=1)[:, :9].astype(np.int32)
+    along = NamedSharding(mesh, P(None, ("a", "b")))
+    put = lambda u: jax.lax.with_sharding_constraint(put_along_axis(u, indices, 1, length), along)
+    split = jax.jit(put).lower(integers((8, 9))).compile()
+    text = split.as_text()
+    padded = -(-length // mesh.size) * mesh.size
+    assert moved(text)[0] == (0 if padded == length else 8 * padded * 4)  # jit returns no parts that are not equal
+    assert text.count('custom_call_target="jaxgpuops.put_along_axis"') == 1
+    assert_close(split(integers((8, 9))), put_along_axis(integers((8, 9)), indices, 1, length), True)
+
+
+def test_put_drops_what_is_out_of_range():
+    """(outer, length, inner, k), for each way that the kernel has of writing."""
+    shapes = [(64, 32, 1, 4), (9, 1000, 1, 50), (1, 200_000, 1, 64), (2, 3000, 64, 8), (1, 300_000, 1, 150_000)]
+    shapes += [(3, 50, 1, 130), (2, 40, 64, 100), (70_000, 1, 1, 9)]
+    rng = np.random.default_rng(6)
+    cases = []
+    for outer, length, inner, k in shapes:
+        around = length + k  # as many places beside the axis as there are updates, on both sides
+        if outer * inner < 100:
+            rows = np.stack([rng.permutation(around)[:k] for _ in range(outer * inner)])
+        else:  # distinct, too
+            rows = (rng.integers(0, around, (outer * inner, 1)) + np.arange(k)) % around
+        indices = (rows - k // 2).astype(np.int32).reshape(outer, inner, k).swapaxes(1, 2)
+        updates = rng.integers(1, 100, indices.shape).astype(np.int8 if length == 1000 else np.float32)
+        cases.append((updates, indices, length))
+    params = {"axis": 1, "along": None, "permutes": False, "drops": True}
+    put = jax.jit(lambda all: [put_along_axis_p(u, i, length=n, **params)[0] for (u, i), n in zip(all, lengths)])
+    lengths = [n for *_, n in cases]
+    for out, (updates, indices, length) in zip(put([case[:2] for case in cases]), cases, strict=True):
+        expected = np.zeros((updates.shape[0], length, updates.shape[2]), updates.dtype)
+        at = (indices >= 0) & (indices < length)
+        o, _, i = np.nonzero(at)
+        expected[o, indices[at], i] = updates[at]
+        np.testing.assert_array_equal(out, expected)
 
 
 def test_causal_queries_are_split(mesh):

@@ -1,7 +1,6 @@
-// take: out[o, j, i] = x[o, indices[o, j, i], i]
-// put:  out[o, indices[o, j, i], i] = updates[o, j, i], and zeros elsewhere
-//
-// Indices are int32 and in range. For put they are distinct along the axis, so that no atomics are needed.
+// take: out[o, j, i] = x[o, indices[o, j, i], i].   put: zeros of the full length, then out[o, indices[o, j, i], i] =
+// updates[o, j, i]. Indices are int32. Those of take are in range. Those of put are distinct along the axis, so that no
+// atomics are needed; what is out of range goes nowhere: where the axis is split over devices, it belongs to another.
 #pragma once
 
 #include <cstdint>

@@ -64,7 +64,11 @@ inline void set_optional(Call& call, ffi::RemainingArgs rest, ffi::AnyBuffer mai
   if (call.problem.initial) {
     if (rest.size() == 0) throw invalid("h0 is missing although `initial` is set");
     const ffi::AnyBuffer h0 = require_buffer("h0", rest, next++);
-    require_type("h0", h0, main.element_type());
+    const DType dtype = call.problem.dtype;
+    require_type("h0", h0,
+                 h0_dtype(call.problem) != dtype ? ffi::DataType::F32
+                 : dtype == DType::kBool         ? ffi::DataType::U8
+                                                 : main.element_type());
     require_shape("h0", h0, with_axis(dims_of(main), axis, 1));
     call.buffers.h0 = h0.untyped_data();
   }
@@ -91,6 +95,8 @@ inline Call cumulative_call(Op op, ffi::AnyBuffer x, ffi::RemainingArgs rest, ff
   call.problem.exclusive = exclusive;
   call.buffers.x = x.untyped_data();
   call.buffers.out = require_like("y", y, x);
+  // No attribute says so, as most calls have no h0, and it never has the type of starts.
+  call.problem.initial = rest.size() > 0 && require_buffer("h0", rest, 0).element_type() != ffi::DataType::PRED;
   set_optional(call, rest, x, axis);
   return call;
 }
@@ -153,7 +159,7 @@ template <class Backend>
 auto cumulative_binding() {
   return Backend::scratch(Backend::start()
                               .template Arg<ffi::AnyBuffer>()   // x
-                              .RemainingArgs()                  // starts
+                              .RemainingArgs()                  // h0, starts
                               .template Ret<ffi::AnyBuffer>())  // y
       .template Attr<int64_t>("axis")
       .template Attr<bool>("reverse")

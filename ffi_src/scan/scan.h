@@ -31,20 +31,27 @@ struct Problem {
   bool exclusive = false;  // kCumulative, kTangent: y_k is the fold before k; it starts with the identity
   bool transpose = false;  // kTangent: the transposed map. kLinear: h_k = a_{k-1} h_{k-1} + b_k, the transpose of the
                            // recurrence in the other direction
-  bool initial = false;    // kLinear, kLinearVjp: there is an h0, the state before the first step; else that is 0
+  bool initial = false;  // not kTangent: there is an h0, the state before the first step, which no start cuts off; else
+                         // that is 0, or the identity of the operator
   bool segmented = false;  // there are starts: a segment begins at each position (of the array, whatever the direction)
                            // where starts is not 0, and nothing passes from one segment to another
   Broadcast a;             // kLinear: where its elements are. kLinearVjp: the whole shape, as b
   Broadcast starts;
 };
 
+// The type of h0: a sum of elements has more digits than an element.
+constexpr DType h0_dtype(const Problem& problem) {
+  const bool sums = problem.kind == Kind::kCumulative && problem.op != Op::kMax && problem.op != Op::kMin;
+  return sums && is_float(problem.dtype) && bytes_of(problem.dtype) < 4 ? DType::kFloat32 : problem.dtype;
+}
+
 // Operands that a kind does not have are null. All but a, h0 and starts have the shape of the problem, row-major; h0 is
 // (outer, 1, inner).
 struct Buffers {
-  const void* x = nullptr;   // cumulative: x.  tangent: t, or the cotangent of y.  linear: b.  linear_vjp: of h
-  const void* a = nullptr;   // tangent: x.     linear, linear_vjp: a
-  const void* y = nullptr;   // tangent: y.     linear_vjp: h
-  const void* h0 = nullptr;  // linear, linear_vjp
+  const void* x = nullptr;  // cumulative: x.  tangent: t, or the cotangent of y.  linear: b.  linear_vjp: of h
+  const void* a = nullptr;  // tangent: x.     linear, linear_vjp: a
+  const void* y = nullptr;  // tangent: y.     linear_vjp: h
+  const void* h0 = nullptr;
   const uint8_t* starts = nullptr;
   void* out = nullptr;   // linear_vjp: the cotangent of a
   void* out2 = nullptr;  // linear_vjp: that of b

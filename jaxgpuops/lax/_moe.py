@@ -169,8 +169,23 @@ def _combine_pays(split, avals, *, axis, choices):
     return sums < split.length * y.dtype.itemsize
 
 
+def _plan_split(splits, experts, *, axis, num_experts, **params):
+    """Each device plans for all tokens: their experts are gathered, in as few bytes as their numbers fit in."""
+    split = splits[axis]
+    experts = jnp.where((experts >= 0) & (experts < num_experts), experts, -1)
+    experts = split.gather(experts.astype(np.int8 if num_experts <= 128 else np.int16), axis)
+    experts = jax.lax.slice_in_dim(experts, 0, split.length, axis=axis).astype(np.int32)
+    return moe_plan_p.primitive.bind(experts, axis=axis, num_experts=num_experts, **params)
+
+
+def _combine_rule(choices, **_):
+    """The axis is that of rows. That of tokens is free: each device adds up the rows of its own."""
+    return Rule(_combine_split, operands=(0, 2), pays=_combine_pays, free={1: choices, 3: choices, ~0: 1})
+
+
+RULES["moe_plan"] = Rule(_plan_split)
 RULES["moe_dispatch"] = Rule(_dispatch_split, operands=(1,), keeps=True)
-RULES["moe_combine"] = Rule(_combine_split, operands=(0, 2), pays=_combine_pays)
+RULES["moe_combine"] = _combine_rule
 
 
 for _each in (moe_plan_p, moe_dispatch_p, moe_combine_p):

@@ -1,8 +1,9 @@
 """take_along_axis and put_along_axis: how tangents follow the indices of a selection, and cotangents return.
 
 Indices are made by this package: int32, in range, and distinct along the axis. That makes each the other's transpose,
-and lets put scatter without atomics. Where they are a permutation of the axis, as sorts make them (``permutes``), all
-arrays may be split along it; of other selections only the whole one is.
+and lets put scatter without atomics. Of the part of a split axis that a device has, those of put may be out of range:
+they go nowhere (``drops`` says so to plain JAX). Where indices are a permutation of the axis, as sorts make them
+(``permutes``), all arrays may be split along it; of other selections only the whole one is.
 """
 
 from __future__ import annotations
@@ -29,9 +30,7 @@ def _take_fallback(x, indices, *, axis, permutes=False):
     return (lax.gather(x, indices[..., None], dims, (1,) * x.ndim, mode=mode),)
 
 
-def _put_fallback(
-    updates, indices, *, axis, length, along=None, permutes=False, mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS
-):
+def _put_fallback(updates, indices, *, axis, length, along=None, permutes=False, drops=False):
     others = tuple(d for d in range(updates.ndim) if d != axis)
     length = updates.shape[axis] if permutes else length  # that of a part may have been asked for
     dims = lax.ScatterDimensionNumbers(
@@ -42,6 +41,7 @@ def _put_fallback(
         scatter_indices_batching_dims=others,
     )
     zeros = jnp.zeros((*updates.shape[:axis], length, *updates.shape[axis + 1 :]), updates.dtype)
+    mode = lax.GatherScatterMode.FILL_OR_DROP if drops else lax.GatherScatterMode.PROMISE_IN_BOUNDS
     return (lax.scatter(zeros, indices[..., None], updates, dims, unique_indices=True, mode=mode),)
 
 
@@ -60,7 +60,7 @@ take_along_axis_p = Kernel(
 put_along_axis_p = Kernel(
     "put_along_axis",
     reindexes=True,
-    results=lambda updates, indices, *, axis, length, along, permutes: [
+    results=lambda updates, indices, *, axis, length, along, permutes, drops=False: [
         (indices.shape[axis] if permutes else length, updates.dtype)
     ],
     fallback=_put_fallback,
@@ -136,11 +136,11 @@ def _take_split(splits, x, indices, *, axis, permutes):
 
 
 def _put_split(splits, updates, indices, *, axis, length, along, permutes):
-    """Each device puts what falls into its part: plain JAX, as the kernel knows no bounds."""
+    """Each device puts what falls into its part; the kernel drops the rest."""
     split = splits[axis]
     own = indices - split.start()
-    own = jnp.where((own >= 0) & (own < split.part), own, np.iinfo(np.int32).max)  # dropped
-    return _put_fallback(updates, own, axis=axis, length=split.part, mode=lax.GatherScatterMode.FILL_OR_DROP)
+    params = {"axis": axis, "length": split.part, "along": along, "permutes": permutes}
+    return put_along_axis_p.primitive.bind(updates, own, drops=True, **params)
 
 
 def _rule(kernel, selects):

@@ -24,6 +24,8 @@ from jaxgpuops import _native
 from jaxgpuops._arguments import COMPLEX, FLOATS, FLOATS8, INTEGERS, ORDERED_DTYPES, given
 from jaxgpuops._partition import RULES, Rule, plain_rule
 from jaxgpuops._primitive import Kernel, as_automatic, def_jvp, def_jvp_by_fallback, groups_after
+from jaxgpuops.lax._reduce import max_p, min_p, sum_p
+from jaxgpuops.lax.softmax_primitives import logsumexp_p
 
 # ---- What scans share -----------------------------------------------------------------------------------------------
 
@@ -380,10 +382,19 @@ def _identity(name, dtype):
     return np.inf if highest else -np.inf
 
 
+def _as_initial(name, x):
+    """In the dtype of what is folded before the first position: sums have more digits than elements."""
+    return x if name in ("cummax", "cummin") and x.dtype != np.dtype(bool) else _wide(x)
+
+
 def _cumulative_fallback(name):
-    def fallback(x, *starts, axis, reverse, exclusive):
+    def fallback(x, *rest, axis, reverse, exclusive, initial=False):
         y = _wide(x)
-        starts = starts[0] if starts else None
+        h0, starts = _optional(rest, initial)
+        if initial:  # before segments cut: it enters the first one
+            is_first = lax.broadcasted_iota(np.int32, y.shape, axis) == (y.shape[axis] - 1 if reverse else 0)
+            h0 = h0.astype(y.dtype)
+            y = jnp.where(is_first, _FOLD[name](jnp.broadcast_to(h0, y.shape), y), y)
         if starts is None:
             y = getattr(lax, name)(y, axis, reverse)
         else:
@@ -396,6 +407,7 @@ def _cumulative_fallback(name):
             y = lax.associative_scan(fold, (begins, y), reverse=reverse, axis=axis)[1]
         if exclusive:
             y = _previous(y, axis, reverse, _identity(name, x.dtype), starts)
+            y = jnp.where(is_first, h0, y) if initial else y
         return (y.astype(x.dtype),)
 
     return fallback
@@ -412,6 +424,7 @@ CUMULATIVE_DTYPES = {
 
 
 def _cumulative_kernel(name, tangent_kernel=None):
+    """Only the rule of a split axis gives it an h0 (and the param ``initial``): what comes before the first position."""
     kernel = _kernel(
         name,
         1,
@@ -462,8 +475,8 @@ CUMULATIVE = {
 }
 
 # ---- A split axis -----------------------------------------------------------------------------------------------------
-# Each device scans its part. The last results of all parts are gathered and scanned, and each part is then combined
-# with the result of all parts before it.
+# What each device has is folded; these folds are gathered and scanned, and each device scans its part from what comes
+# before it. (Of linear recurrences the fold is the end of a scan.)
 
 
 def _before_part(ends, axis, reverse, split):
@@ -502,28 +515,51 @@ def _linear_scan_split(split, b, a, *rest, axis, reverse, transpose, initial):
     return (scan(b, a, *given(before, starts), initial=True)[0].astype(dtype),)
 
 
+def _fold_of_part(name, x, where, axis):
+    """Of all positions, or those where it says so; with the axis."""
+    masked, operands = where is not None, given(x, where)
+    if name == "cumsum" and x.dtype not in COMPLEX:
+        [total] = sum_p.primitive.bind(*operands, axis=axis, masked=masked, wide=True)
+    elif name in ("cummax", "cummin"):
+        [total] = (max_p if name == "cummax" else min_p).primitive.bind(*operands, axis=axis, masked=masked)
+    elif name == "cumlogsumexp":
+        logits = {"factor": 1.0, "scaled": False, "biased": False, "masked": masked, "query_axis": None}
+        total = sum(logsumexp_p.primitive.bind(*operands, axis=axis, parts=True, **logits))
+    else:
+        x, fold = _wide(x), jnp.sum if name == "cumsum" else jnp.prod
+        total = fold(x, axis, dtype=x.dtype, where=where)
+    return lax.expand_dims(total, (axis,))
+
+
+def _since_last(cut, axis, reverse):
+    """Which positions nothing cuts off from the end."""
+    at, n = lax.broadcasted_iota(np.int32, cut.shape, axis), cut.shape[axis]
+    if reverse:
+        return at <= jnp.min(jnp.where(cut, at, np.int32(n)), axis, keepdims=True)
+    return at >= jnp.max(jnp.where(cut, at, np.int32(-1)), axis, keepdims=True)
+
+
 def _cumulative_split(name):
     def local(splits, x, *starts, axis, reverse, exclusive):
-        split, dtype, fold = splits[axis], x.dtype, _FOLD[name]
-        x = x if name in ("cummax", "cummin") else _wide(x)  # rounded once, at the end
-        x = split.fill(x, axis, _identity(name, dtype))
-        starts = [split.fill(a, axis, False) for a in starts]
+        split, dtype = splits[axis], x.dtype
+        if reverse:  # else padding comes last, and nothing after it
+            x = split.fill(x, axis, _identity(name, dtype))
+            starts = [split.fill(a, axis, False) for a in starts]
         scan = functools.partial(CUMULATIVE[name].primitive.bind, axis=axis)
-        [y] = scan(x, *starts, reverse=reverse, exclusive=exclusive)
-        end = _first(y, axis, not reverse)
-        if exclusive:
-            end = fold(end, _first(x, axis, not reverse))
-        ends, keep = split.gather(end, axis), split.is_first(reverse)
         if not starts:
+            ends = split.gather(_fold_of_part(name, x, None, axis), axis)
             [ends] = scan(ends, reverse=reverse, exclusive=False)
+            is_first = split.is_first(reverse)
         else:
             cut = _cut(starts[0], axis, reverse, split)
+            ends = split.gather(_fold_of_part(name, x, _since_last(cut, axis, reverse), axis), axis)
             cuts = split.gather(jnp.any(cut, axis, keepdims=True), axis)
             in_order = functools.partial(jnp.flip, axis=axis) if reverse else lambda x: x
             ends = in_order(scan(in_order(ends), in_order(cuts), reverse=False, exclusive=False)[0])
-            keep |= cummax_p.primitive.bind(cut, axis=axis, reverse=reverse, exclusive=False)[0]
-        before = jnp.broadcast_to(_before_part(ends, axis, reverse, split), y.shape)
-        return (jnp.where(keep, y, fold(before, y)).astype(dtype),)
+            is_first = split.is_first(reverse) | _first(cut, axis, reverse)
+        before = _before_part(ends, axis, reverse, split)
+        before = jnp.where(is_first, np.array(_identity(name, dtype), before.dtype), before)
+        return scan(x, _as_initial(name, before), *starts, reverse=reverse, exclusive=exclusive, initial=True)
 
     return local
 

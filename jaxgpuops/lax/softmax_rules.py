@@ -1,9 +1,9 @@
 """Softmax and its family where the axis, or the dimension of causal queries, is split over devices.
 
-Along a split axis a row is reduced on each device and the numbers of all devices are reduced to one: the maximum, then
-what is summed. The rest is elementwise. Written in plain JAX, as the kernels give no statistics of a
-row: three reads of the logits where two would do. Small remainders next to 1 are not told apart as the kernels do it:
-that would take one more number a row than JAX moves.
+Along a split axis each device reduces its part of a row in one read, by the kernel of logsumexp, which gives the maximum
+and the logarithm of the sum. The numbers of all devices are reduced to one: the maximum, then what is summed. The rest is
+elementwise, plain JAX: a second read. Small remainders next to 1, of several devices together, are not told apart as the
+kernels do it: that would take one more number a row than JAX moves.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from jaxgpuops._arguments import given
 from jaxgpuops._partition import RULES, Rule, plain_rule
 from jaxgpuops.lax.softmax_primitives import (
     _below,
+    _cross_entropy_slope,
     _logits,
-    _nan_unless_differentiable,
     _optional,
-    _slope,
     _times,
     _where,
     cross_entropy_jvp_p,
@@ -57,15 +56,20 @@ def _mask(splits, shape, where, axis, query_axis):
     return functools.reduce(jnp.logical_and, masks) if masks else None
 
 
-def _maximum(z, axis, split):
-    """The largest of each row, and the same with 0 where it is not finite."""
-    m = split.max(lax.stop_gradient(jnp.max(z, axis, keepdims=True)))
-    return m, jnp.where(jnp.isfinite(m), m, np.zeros((), m.dtype))
+def _statistics(split, x, scale, bias, mask, axis, factor):
+    """Of whole rows, with the axis: the largest logit, 0 where it is not finite, and the sum of e^(z - that)."""
+    flags = {"factor": factor, "scaled": scale is not None, "biased": bias is not None, "masked": mask is not None}
+    operands = given(x, scale, bias, mask)
+    own = logsumexp_p.primitive.bind(*operands, axis=axis, query_axis=None, parts=True, **flags)
+    m, log_sum = (lax.expand_dims(a, (axis,)) for a in own)
+    # Of a row without a finite maximum the kernel gives 0 for it, and what it is for the logarithm.
+    most = split.max(jnp.where(jnp.isfinite(log_sum), m, log_sum))
+    most = jnp.where(jnp.isfinite(most), most, np.zeros((), m.dtype))
+    return most, split.sum(jnp.exp((m - most) + log_sum))
 
 
-def _sums(split, axis, *terms):
-    """Of each term its sum over rows: a collective for each, so that XLA drops what nothing needs, and may join them."""
-    return [split.sum(jnp.sum(term, axis, keepdims=True)) for term in terms]
+def _total(split, x, axis):
+    return split.sum(jnp.sum(x, axis, keepdims=True))
 
 
 def _forward(name):
@@ -76,17 +80,13 @@ def _forward(name):
             flags = {"factor": factor, "scaled": scaled, "biased": biased, "masked": mask is not None}
             operands = given(x, scale, bias, mask)
             return _KERNELS[name].primitive.bind(*operands, axis=axis, query_axis=None, **flags, **params)
-        split = splits[axis]
-        z = _logits(x, scale, bias, mask, factor)
-        m, finite = _maximum(z, axis, split)
+        m, total = _statistics(splits[axis], x, scale, bias, mask, axis, factor)
         if name == "logsumexp":
-            [total] = _sums(split, axis, jnp.exp(_below(z, finite)))
-            parts = [lax.squeeze(a, (axis,)) for a in (finite, jnp.log(total))]
+            parts = [lax.squeeze(a, (axis,)) for a in (m, jnp.log(total))]
             return parts if params["parts"] else [whole(parts, x.dtype)]
-        d = _below(z, m)
-        e = _where(mask, jnp.exp(d), 0)
-        [total] = _sums(split, axis, e)
-        y = _where(mask, e / total, 0) if name == "softmax" else _where(mask, d - jnp.log(total), -np.inf)
+        d = _below(_logits(x, scale, bias, mask, factor), m)
+        total = jnp.where((total > 0) & (total < np.inf), total, np.array(np.nan, total.dtype))
+        y = _where(mask, jnp.exp(d) / total, 0) if name == "softmax" else _where(mask, d - jnp.log(total), -np.inf)
         return [y.astype(x.dtype)]
 
     return local
@@ -95,57 +95,59 @@ def _forward(name):
 def _softmax_jvp(splits, t, y, *scale, axis, factor, scaled):
     split, dtype = splits[axis], t.dtype
     t, y = wide(split.fill(t, axis, 0)), wide(split.fill(y, axis, 0))
-    [mean] = _sums(split, axis, or_zero(y, t))
+    mean = _total(split, or_zero(y, t), axis)
     return [_times(or_zero(y, t - mean), factor, *_optional(scale, scaled)).astype(dtype)]
 
 
 def _log_softmax_jvp(splits, t, y, *rest, axis, factor, scaled, masked, query_axis, transpose):
-    scale, where = _optional(rest, scaled, masked)
+    scale, where, *beside = *_optional(rest, scaled, masked), *rest[scaled + masked :]
     mask = _mask(splits, t.shape, where, axis, query_axis)
     if axis not in splits:
         flags = {"factor": factor, "scaled": scaled, "masked": mask is not None, "transpose": transpose}
         return log_softmax_jvp_p.primitive.bind(*given(t, y, scale, mask), axis=axis, query_axis=None, **flags)
     split, dtype = splits[axis], t.dtype
     t, p = _where(mask, wide(t), 0), _where(mask, jnp.exp(wide(y)), 0)
-    [total] = _sums(split, axis, t if transpose else or_zero(p, t))
+    [total] = beside or [_total(split, t if transpose else or_zero(p, t), axis)]
     out = t - p * total if transpose else t - total
     return [_where(mask, _times(out, factor, scale), 0).astype(dtype)]
 
 
-def _cross_entropy_terms(split, logits, labels, where, axis, label_smoothing, z_loss):
-    """As in softmax_primitives.py. Labels are of the whole axis."""
-    z = wide(_where(where, split.fill(logits, axis, 0), 0))
-    shape = z.shape
-    padding = split.is_padding(shape, axis) if split.uneven else None
-    counted = z if padding is None else jnp.where(padding, -np.inf, z)
-    _, m = _maximum(counted, axis, split)
-    is_label = split.positions(shape, axis) == labels
-    e = jnp.exp(_below(counted, m))
+def _sum_of_cotangents(t, y, *rest, axis, scaled, masked, query_axis, **_):
+    """Of constants XLA knows it."""
+    _, where = _optional(rest, scaled, masked)
+    mask = _mask({}, t.shape, where, axis, query_axis)
+    return (jnp.sum(_where(mask, wide(t), 0), axis, keepdims=True),)
+
+
+def _cross_entropy_rows(split, logits, labels, where, axis, label_smoothing, z_loss):
+    """Loss and the parts of logsumexp of rows, with the axis. Labels are of the whole axis."""
+    padding = split.is_padding(logits.shape, axis) if split.uneven else None
+    m, total = _statistics(split, logits, None, None, None if padding is None else ~padding, axis, 1.0)
+    own = labels - split.start()
+    is_own = (own >= 0) & (own < split.part)
+    at_label = wide(jnp.take_along_axis(logits, jnp.where(is_own, own, 0), axis, mode="promise_in_bounds"))
     # What the loss subtracts, a sum with weights of the logits: one number a row with smoothing, too.
-    target = jnp.where(is_label, z if not label_smoothing else (1 - label_smoothing) * z, np.zeros((), z.dtype))
+    target = jnp.where(is_own, at_label if not label_smoothing else (1 - label_smoothing) * at_label, 0)
     if label_smoothing:
-        target += label_smoothing * (z / split.length)
-    total, target = _sums(split, axis, e, target)
+        z = wide(split.fill(logits, axis, 0))
+        target += label_smoothing * jnp.sum(z / split.length, axis, keepdims=True)
     log_sum = jnp.log(total)
-    loss = (m - target) + log_sum
+    loss = (m - split.sum(target)) + log_sum
     if z_loss:
         loss += z_loss * (m + log_sum) ** 2
     loss = jnp.where((labels >= 0) & (labels < split.length), loss, np.nan)
-    return *(_where(where, a, 0) for a in (loss, m, log_sum)), e / total, is_label
+    return [_where(where, a, 0) for a in (loss, m, log_sum)]
 
 
 def _cross_entropy(splits, logits, labels, *where, axis, masked, **losses):
-    [where] = _optional(where, masked)
-    rows = _cross_entropy_terms(splits[axis], logits, labels, where, axis, **losses)[:3]
+    rows = _cross_entropy_rows(splits[axis], logits, labels, *_optional(where, masked), axis, **losses)
     return [lax.squeeze(a, (axis,)) for a in rows]
 
 
 def _cross_entropy_grad(splits, logits, labels, cotangent, *where, axis, masked, **losses):
-    [where] = _optional(where, masked)
-    loss, m, log_sum, p, is_label = _cross_entropy_terms(splits[axis], logits, labels, where, axis, **losses)
-    n = splits[axis].length
-    slope = _slope(p, p - 1, is_label, m + log_sum, n=n, **losses)
-    slope = _where(where, _nan_unless_differentiable(slope, (labels >= 0) & (labels < n), log_sum), 0)
+    split = splits[axis]
+    loss, *parts = _cross_entropy_rows(split, logits, labels, *_optional(where, masked), axis, **losses)
+    slope = _cross_entropy_slope(logits, labels, *parts, *where, axis=axis, masked=masked, split=split, **losses)
     return or_zero(slope, cotangent).astype(logits.dtype), lax.squeeze(loss, (axis,))
 
 
@@ -153,7 +155,9 @@ RULES["softmax"] = Rule(_forward("softmax"), keeps=True)
 RULES["log_softmax"] = Rule(_forward("log_softmax"), keeps=True)
 RULES["logsumexp"] = Rule(_forward("logsumexp"))
 RULES["softmax_jvp"] = Rule(_softmax_jvp, keeps=True)
-RULES["log_softmax_jvp"] = Rule(_log_softmax_jvp, keeps=True)
+RULES["log_softmax_jvp"] = lambda transpose, **_: Rule(
+    _log_softmax_jvp, keeps=True, beside=_sum_of_cotangents if transpose else None
+)
 RULES["logsumexp_jvp"] = plain_rule(logsumexp_jvp_p)
 RULES["logsumexp_vjp"] = plain_rule(logsumexp_vjp_p, keeps=True)
 RULES["cross_entropy"] = Rule(_cross_entropy)

@@ -162,15 +162,15 @@ def _quantile(x, q, places, weights, op, axes, method, keepdims):
     else:
         if weights is None:
             [values], _ = sort_operands([rows], axis, 1)
-            at, last = _taken(values, places[:2], axis, method in ("linear", "midpoint"))
+            at, is_nan = _taken(values, places[:2], axis, method in ("linear", "midpoint"))
             y = at[0].astype(wide)
             if len(at) == 2:
                 y = _between(y, at[1].astype(wide), along(places[2]).astype(wide), places, along, method)
         else:
             values, y, last, total = _weighted(rows, q, _rows_of_weights(op, weights, x, axes, merged), axis, wide)
             y = jnp.where(total > np.zeros((), wide), y.astype(wide), np.array(np.nan, wide))
-        if is_float:
-            y = jnp.where(jnp.isnan(last), np.array(np.nan, wide), y)
+            is_nan = jnp.isnan(last)
+        y = jnp.where(is_nan, np.array(np.nan, wide), y) if is_float else y
         valid = (q >= q.dtype.type(0)) & (q <= q.dtype.type(1))
         y = jnp.where(along(valid), y, np.array(np.nan, wide))
     y = y.astype(dtype)
@@ -181,14 +181,12 @@ def _quantile(x, q, places, weights, op, axes, method, keepdims):
 
 
 def _taken(values, places, axis, both):
-    """The elements at one or both of the places of sorted rows, which all rows share, and the last elements."""
-    length, count = values.shape[axis], places[0].size
-    own = [p.reshape(-1) for p in (places if both else places[:1])]
-    ids = jnp.concatenate([*own, jnp.asarray(length - 1, np.int32).reshape(1)])
-    values, ids = align(values, ids.reshape(*(1,) * axis, -1, *(1,) * (values.ndim - 1 - axis)))
-    at = _lax.take_rows(values, ids, axis, False)
-    part = lambda i, n: lax.slice_in_dim(at, i * count, i * count + n, axis=axis)
-    return [part(i, count) for i in range(len(own))], part(len(own), 1)
+    """The elements at one or both of the places of sorted rows, which all rows share, and whether a row has NaNs."""
+    count = places[0].size
+    own = [jnp.asarray(p).reshape(-1) for p in (places if both else places[:1])]
+    ids = jnp.concatenate(own).reshape(*(1,) * axis, -1, *(1,) * (values.ndim - 1 - axis))
+    at, is_nan = _lax.take_ranks(*align(values, ids), axis)
+    return [lax.slice_in_dim(at, i * count, (i + 1) * count, axis=axis) for i in range(len(own))], is_nan
 
 
 def _between(low, high, share, places, along, method):

@@ -290,9 +290,11 @@ __global__ void __launch_bounds__(kThreads)
     scatter(Rows rows, int64_t k, const T* __restrict__ updates, const int32_t* __restrict__ indices, T* out) {
   const int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (at >= rows.outer * k * rows.inner) return;
+  const int64_t j = indices[at];
+  if (j < 0 || j >= rows.length) return;
   const int64_t outer = at / (k * rows.inner);
   const int64_t i = rows.inner == 1 ? 0 : at % rows.inner;
-  out[(outer * rows.length + indices[at]) * rows.inner + i] = updates[at];
+  out[(outer * rows.length + j) * rows.inner + i] = updates[at];
 }
 
 // Chooses the boxes. A box that is a part of an axis reads all updates of its outer index, so that these should be few
@@ -306,7 +308,7 @@ cudaError_t put(cudaStream_t stream, const Problem& problem, const void* updates
   if (problem.rows.elements() == 0) return cudaSuccess;
 
   const int64_t least_length = kReadShare * 4 * problem.k / bytes;
-  int64_t k = problem.k;
+  int64_t k = problem.k <= length ? problem.k : 0;  // more updates than elements: most go nowhere
   cudaError_t status;
   if (inner * bytes > kLineBytes && outer_bytes > kBoxBytes) {
     Box box{1, kBoxBytes / kLineBytes, kLineBytes / bytes};

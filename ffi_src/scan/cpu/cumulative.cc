@@ -15,6 +15,7 @@ template <class T>
 struct Plain {
   bool moves() const { return true; }
   T flip() const { return T(0); }
+  JAXGPUOPS_INLINE T key(T element) const { return element; }
   JAXGPUOPS_INLINE T value(T element) const { return element; }
   JAXGPUOPS_INLINE void make(const T*, T*, int64_t) const {}
   JAXGPUOPS_INLINE void result(const T* fold, T* out, int64_t i) const { out[i] = fold[i]; }
@@ -72,11 +73,19 @@ class Cumulative {
   Cumulative(const Problem& problem, const Buffers& buffers, const Form& form, typename M::Value identity, C least)
       : operands_(problem, buffers, problem.reverse), form_(form), identity_(identity), least_(least) {}
 
-  void bind(const Lanes& lanes) { operands_.bind(lanes); }
+  void bind(const Lanes& lanes) {
+    operands_.bind(lanes);
+    if (operands_.h0.data) load(operands_.h0, first_step(lanes), 0, 1, 0, h0_);
+  }
 
-  typename Monoid::Value initial(int64_t) const {
-    if constexpr (kSegmented) return {identity_, C(0)};
-    if constexpr (!kSegmented) return identity_;
+  typename Monoid::Value initial(int64_t lane) const {
+    typename M::Value before = identity_;
+    if (operands_.h0.data) {
+      if constexpr (M::kPlanes == 2) before = {h0_[lane], C(1)};
+      if constexpr (M::kPlanes == 1) before = {form_.key(h0_[lane])};
+    }
+    if constexpr (kSegmented) return {before, C(0)};
+    if constexpr (!kSegmented) return before;
   }
 
   void build(const Tile& tile, C* planes) {
@@ -105,8 +114,9 @@ class Cumulative {
  private:
   Operands operands_;
   Form form_;
-  typename M::Value identity_;  // the identity as an element of the monoid
-  C least_;                     // the identity as a result
+  typename M::Value identity_;  // as an element
+  C least_;                     // as a result
+  C h0_[kMaxLanes];
 };
 
 // ---- Short rows -----------------------------------------------------------------------------------------------------
@@ -296,8 +306,9 @@ class RowWorker {
     const Problem& problem = operands_.problem;
     const int64_t length = cut_.rows.length, first = block * cut_.block, last = std::min(length, first + cut_.block);
     const bool reverse = problem.reverse;
-    Value sum = identity_;
-    bool none = block > 0;  // there is no fold yet
+    const auto* h0 = static_cast<const C*>(operands_.h0.data);
+    Value sum = h0 && block == 0 ? Value{form_.key(h0[row_])} : identity_;
+    bool none = block > 0;  // no fold yet
     for (int64_t at = first; at < last; at += cut_.tile_steps) {
       const int64_t n = std::min(cut_.tile_steps, last - at), begin = reverse ? length - at - n : at;
       const int64_t steps = ceil_div(n, kTileParts * kSide<C>) * kSide<C>, pad = steps * kTileParts - n;
@@ -337,7 +348,8 @@ void run_monoid(const Problem& problem, const Buffers& buffers, const Workers& w
   if constexpr (M::kPlanes == 1 && std::is_arithmetic_v<typename M::C>) {
     const Rows& rows = problem.rows;
     if (rows.elements() > 0 && rows.inner == 1 && !problem.segmented) {
-      if (rows.length <= kShortRow<typename M::C>) return run_short<M>(problem, buffers, workers, form, identity);
+      if (rows.length <= kShortRow<typename M::C> && !problem.initial)
+        return run_short<M>(problem, buffers, workers, form, identity);
       const Cut cut(rows, kTileElements);
       return run_cut(cut, workers, [&] { return RowWorker<M, Form>(cut, problem, buffers, form, identity); });
     }
@@ -405,7 +417,7 @@ void run_extremum(const Problem& problem, const Buffers& buffers, const Workers&
 }  // namespace
 
 void run_cumulative(const Problem& problem, const Buffers& buffers, const Workers& workers) {
-  if (problem.rows.length == 1 && !problem.exclusive) {
+  if (problem.rows.length == 1 && !problem.exclusive && !problem.initial) {
     const int64_t bytes = problem.rows.elements() * bytes_of(problem.dtype), task_bytes = 1 << 18;
     return parallel_for(workers, ceil_div(bytes, task_bytes), [&](int64_t task) {
       const int64_t at = task * task_bytes;

@@ -38,7 +38,7 @@ class Operands {
     set(x, buffers.x, problem.dtype);
     set(a, buffers.a, problem.dtype);
     set(y, buffers.y, problem.dtype);
-    set(h0, buffers.h0, problem.dtype);
+    set(h0, buffers.h0, h0_dtype(problem));
     set(starts, buffers.starts, DType::kBool);
     set(out, buffers.out, problem.dtype);
     set(out2, buffers.out2, problem.dtype);

@@ -16,6 +16,7 @@ struct Parameters {
   const void* operands[3];
   void* results[2];
   const void* h0;
+  bool wide_h0;  // it is not of the elements' type, but float
   const uint8_t* starts;
   unsigned* counters_at;
   uint64_t* words;
@@ -116,8 +117,12 @@ class BetweenWarps {
   __device__ State initial(int64_t column) const {
     if constexpr (Policy::kInitial) {
       using Element = typename Policy::Element;
-      if (p.h0 && column < p.columns)
-        return Policy::constant(Element::load(static_cast<const typename Element::Bits*>(p.h0)[column]));
+      using Bits = typename Element::Bits;
+      if (p.h0 && column < p.columns) {
+        if constexpr (is_float(Element::kDType) && sizeof(Bits) < sizeof(float))
+          if (p.wide_h0) return Policy::initial(static_cast<const float*>(p.h0)[column], p.options);
+        return Policy::initial(Element::load(static_cast<const Bits*>(p.h0)[column]), p.options);
+      }
     }
     return identity();
   }

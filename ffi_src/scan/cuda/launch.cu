@@ -53,6 +53,7 @@ Parameters parameters_of(const Plan& plan, const Problem& problem, const Buffers
   p.results[0] = buffers.out;
   p.results[1] = buffers.out2;
   p.h0 = problem.initial ? buffers.h0 : nullptr;
+  p.wide_h0 = h0_dtype(problem) != problem.dtype;
   p.starts = problem.segmented ? buffers.starts : nullptr;
   p.counters_at = static_cast<unsigned*>(workspace);
   p.words = reinterpret_cast<uint64_t*>(static_cast<unsigned char*>(workspace) + kWorkspaceHeader);

@@ -2,6 +2,7 @@
 //
 //   State                      an element of its monoid, and the fold of some
 //   identity, combine          of the monoid; combine(identity, s) is s
+//   initial(h0)                where kInitial: the fold of what is before the first position
 //   first(in)                  the element of one position
 //   step(state, in)            folds one more position into state, and gives the position its result
 //
@@ -192,11 +193,12 @@ struct Cumulative<Op, false> {
   using Acc = typename Element::Acc;
   using State = typename Op::State;
   static constexpr int kOperands = 1, kResults = 1;
-  static constexpr bool kNeighbour = false, kBroadcast = false, kStarts = false, kInitial = false;
+  static constexpr bool kNeighbour = false, kBroadcast = false, kStarts = false, kInitial = true;
   static constexpr Kind kKind = Kind::kCumulative;
   static constexpr bool kProduct = Op::kProduct, kCut = false;
 
   JAXGPUOPS_FN static State identity(const Options& o) { return Op::identity(o); }
+  JAXGPUOPS_FN static State initial(Acc h0, const Options& o) { return Op::element(h0, o); }
   JAXGPUOPS_FN static State combine(State l, State r) { return Op::combine(l, r); }
   JAXGPUOPS_FN static State first(const In<Acc>& in, const Options& o) { return Op::element(in.x, o); }
   JAXGPUOPS_FN static Out<Acc> step(State& state, const In<Acc>& in, const Options& o) {
@@ -216,11 +218,12 @@ struct Cumulative<Op, true> {
     uint32_t cut;              // whether that began here
   };
   static constexpr int kOperands = 1, kResults = 1;
-  static constexpr bool kNeighbour = false, kBroadcast = false, kStarts = true, kInitial = false;
+  static constexpr bool kNeighbour = false, kBroadcast = false, kStarts = true, kInitial = true;
   static constexpr Kind kKind = Kind::kCumulative;
   static constexpr bool kProduct = Op::kProduct, kCut = true;
 
   JAXGPUOPS_FN static State identity(const Options& o) { return {Op::identity(o), 0}; }
+  JAXGPUOPS_FN static State initial(Acc h0, const Options& o) { return {Op::element(h0, o), 0}; }
   JAXGPUOPS_FN static State combine(State l, State r) {
     return {r.cut ? r.value : Op::combine(l.value, r.value), l.cut | r.cut};
   }
@@ -244,7 +247,7 @@ struct General {
     uint32_t cut;  // whether that began here, and the operator above this bit
   };
   static constexpr int kOperands = 1, kResults = 1;
-  static constexpr bool kNeighbour = false, kBroadcast = false, kStarts = true, kInitial = false;
+  static constexpr bool kNeighbour = false, kBroadcast = false, kStarts = true, kInitial = true;
   static constexpr Kind kKind = Kind::kCumulative;
   static constexpr bool kProduct = true, kCut = true, kOrdered = !is_complex(E::kDType);
 
@@ -275,6 +278,7 @@ struct General {
   }
 
   JAXGPUOPS_FN static State identity(const Options& o) { return {none(o), tag(o)}; }
+  JAXGPUOPS_FN static State initial(Acc h0, const Options& o) { return {element(h0, o), tag(o)}; }
   JAXGPUOPS_FN static State combine(State l, State r) {
     return {r.cut & 1 ? r.value : fold(r.cut >> 1, l.value, r.value), l.cut | r.cut};
   }
@@ -309,8 +313,8 @@ struct Affine {
     const bool forget = is_zero(r.factor) || is_zero(l.value);
     return {multiply(l.factor, r.factor), forget ? r.value : multiply_add(r.factor, l.value, r.value)};
   }
-  // The constant map: gives v whatever it is applied to.
-  JAXGPUOPS_FN static State constant(Acc v) { return {Constant<Acc>::of(0), v}; }
+  // The constant map: gives h0 whatever it is applied to.
+  JAXGPUOPS_FN static State initial(Acc h0, const Options&) { return {Constant<Acc>::of(0), h0}; }
 
   // q = factor v + u, which becomes v; if `passed`, q = v + u, and factor q becomes v. Returns q.
   JAXGPUOPS_FN static Acc advance(State& s, Acc factor, Acc u, bool passed) {
