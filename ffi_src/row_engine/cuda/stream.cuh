@@ -214,56 +214,176 @@ __device__ __forceinline__ void write_span(const Parameters<P>& p, const unsigne
   }
 }
 
+// The spans that a block has of every row, and what follows from where a row lies.
 template <class P, int kVectors, bool kAligned>
-__global__ void __launch_bounds__(32 * kStreamResident<P>)
-    stream_kernel(const __grid_constant__ StreamParameters<P> s) {
+struct StreamPart {
   using Bits = typename P::Element::Bits;
-  using Layout = StreamLayout<P, kVectors, kAligned>;
-  constexpr int kItem = sizeof(Bits), kSpan = kVectors * 32 * (16 / kItem);
-  static_assert(!P::kMasked && !P::kDecoded);
-  const Parameters<P>& p = s.of;
+  static constexpr int kItem = sizeof(Bits), kSpan = kVectors * 32 * (16 / kItem);
 
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  const Parameters<P>& p;
   const int block = blockIdx.x % static_cast<unsigned>(p.blocks);
-  const int cluster = blockIdx.x / static_cast<unsigned>(p.blocks);
-  const int clusters = gridDim.x / static_cast<unsigned>(p.blocks);
   // Blocks are a power of two. Of this one:
-  const int chains = kStreamChains / p.blocks, chain_bits = __ffs(chains) - 1;
-  const auto chain_at = [&](int c) { return c * p.blocks + block; };
+  const int chains = kStreamChains / p.blocks, chain_bits = bits_of(chains);
   const int count =
       (p.spans / kStreamChains << chain_bits) + ((p.spans % kStreamChains + p.blocks - 1 - block) >> (5 - chain_bits));
 
-  unsigned char* const memory = dynamic_shared_memory();
-  auto* const of_spans = reinterpret_cast<Stat<P>*>(memory);
-  Stat<P>* const of_chains = of_spans + kStreamSlots * s.part;
-  auto* const numbers = reinterpret_cast<unsigned*>(memory + Layout::rows_at(s.part));
-  unsigned* const done = numbers + kStreamRows;
-  auto* const stats_there = reinterpret_cast<uint64_t*>(memory + Layout::barriers_at(s.part));
-  uint64_t* const filled = stats_there + kStreamSlots;
-  unsigned char* const ring = memory + Layout::stages_at(s.part, s.stages);
-  const int all_chains = min(p.spans, kStreamChains);
-  const int receivers = min(p.blocks, all_chains);  // blocks that have spans
-  const uint32_t bytes_there = all_chains * static_cast<int>(sizeof(Stat<P>)) + sizeof(unsigned);
-  const int stages = min(s.stages, kStreamAhead * count);
-  // The outer index of the cluster's i-th row; past the end if there are no more rows.
-  const auto outer_of = [&](int i) { return static_cast<int64_t>(numbers[i % kStreamRows]); };
-  const auto exists = [&](int i) { return outer_of(i) < p.columns; };
-
-  // Of a span of this block.
-  const auto begin = [&](int span) {
+  __device__ static __forceinline__ int bits_of(int power) { return __ffs(power) - 1; }
+  __device__ __forceinline__ int chain_at(int c) const { return c * p.blocks + block; }
+  __device__ __forceinline__ int64_t begin(int span) const {
     return int64_t{(span >> chain_bits) * kStreamChains + chain_at(span & (chains - 1))} * kSpan;
-  };
-  const auto size = [&](int span) { return static_cast<int>(min(p.length - begin(span), int64_t{kSpan})); };
-  const auto shift_of = [&](int64_t at) {  // bytes before the span in its first window
+  }
+  __device__ __forceinline__ int size(int span) const {
+    return static_cast<int>(min(p.length - begin(span), int64_t{kSpan}));
+  }
+  __device__ __forceinline__ int shift_of(int64_t at) const {  // bytes before the span in its first window
     return kAligned ? 0
                     : static_cast<int>(reinterpret_cast<uintptr_t>(static_cast<const Bits*>(p.operands[0]) + at) & 15);
-  };
+  }
+  __device__ __forceinline__ int hole_of(const typename P::Row& row, int span) const {
+    if constexpr (P::kHole) {
+      const int64_t hole = P::hole(row) - begin(span);
+      if (hole >= 0 && hole < size(span)) return static_cast<int>(hole);
+    }
+    return -1;
+  }
+};
 
-  const auto fetch = [&](int i, int span, int stage) {
-    if (lane != 0 || !exists(i)) return;
-    const int64_t at = outer_of(i) * p.length + begin(span);
-    const int shift = shift_of(at), end = size(span) * kItem + shift;
-    const bool last = !kAligned && at + size(span) == p.columns * p.length;
+// How the warps of a cluster tell each other statistics, and which rows they take.
+template <class P, int kVectors, bool kAligned>
+struct StreamExchange {
+  using Layout = StreamLayout<P, kVectors, kAligned>;
+
+  const StreamParameters<P>& s;
+  const StreamPart<P, kVectors, kAligned>& part;
+  const Parameters<P>& p = s.of;
+  const int lane = threadIdx.x % 32;
+  Stat<P>* const of_spans = reinterpret_cast<Stat<P>*>(dynamic_shared_memory());
+  Stat<P>* const of_chains = of_spans + kStreamSlots * s.part;
+  unsigned* const numbers = reinterpret_cast<unsigned*>(dynamic_shared_memory() + Layout::rows_at(s.part));
+  unsigned* const done = numbers + kStreamRows;
+  uint64_t* const there = reinterpret_cast<uint64_t*>(dynamic_shared_memory() + Layout::barriers_at(s.part));
+  const int all_chains = min(p.spans, kStreamChains);
+  const int receivers = min(p.blocks, all_chains);  // blocks that have spans
+  const uint32_t bytes = all_chains * static_cast<int>(sizeof(Stat<P>)) + sizeof(unsigned);
+  // The first block of a cluster tells the others, with the statistics of a row, which row comes kStreamKnown later. It
+  // has asked for that one row ago.
+  const bool leads = part.block == 0 && threadIdx.x < 32;
+  unsigned later = 0;
+
+  __device__ __forceinline__ int cluster() const { return blockIdx.x / static_cast<unsigned>(p.blocks); }
+  __device__ __forceinline__ int clusters() const { return gridDim.x / static_cast<unsigned>(p.blocks); }
+  // The outer index of the cluster's i-th row; past the end if there are no more rows.
+  __device__ __forceinline__ int64_t outer_of(int i) const { return static_cast<int64_t>(numbers[i % kStreamRows]); }
+  __device__ __forceinline__ bool exists(int i) const { return outer_of(i) < p.columns; }
+
+  __device__ __forceinline__ void clear() const {
+    if (threadIdx.x < kStreamKnown)
+      numbers[threadIdx.x] = static_cast<unsigned>(min(p.columns, cluster() + int64_t{clusters()} * threadIdx.x));
+    if (threadIdx.x < kStreamSlots) {
+      make_copy_barrier(there + threadIdx.x);
+      done[threadIdx.x] = 0;
+    }
+  }
+  __device__ __forceinline__ void ask_for(int i) {
+    if (!leads || lane != 0) return;
+    const int64_t first = int64_t{clusters()} * i;
+    if (s.counter) {
+      later = clusters() * kStreamKnown + atomicAdd(s.counter, 1u);
+    } else {
+      later = static_cast<unsigned>(min(p.columns, first + cluster()));
+    }
+  }
+  // Takes the statistics of a span of the i-th row. The last warp of the block that gives some merges the block's
+  // chains, and tells all blocks.
+  __device__ __forceinline__ void give(int i, int span, const Stat<P>& stat) {
+    const int slot = i % kStreamSlots;
+    Stat<P>* const mine = of_spans + slot * s.part;
+    if (leads && span == 0) {
+      unsigned* const number = numbers + (i + kStreamKnown) % kStreamRows;
+      const unsigned told = shuffle_from(later, 0);
+      if (p.blocks == 1) {
+        if (lane == 0) *number = told;
+      } else if (lane < receivers) {
+        copy_to_block(number, there + slot, lane, told);
+      }
+      ask_for(i + 1 + kStreamKnown);
+    }
+    bool last = false;
+    if (lane == 0) {
+      mine[span] = stat;
+      last = count_in_turn(done + slot, part.count) == part.count - 1;
+    }
+    if (!__any_sync(kEveryLane, last)) return;
+    __syncwarp();
+    // A lane for each of this block's chains and each block that is told.
+    const int chain = lane & (part.chains - 1), rank = lane >> part.chain_bits;
+    Stat<P> all = merge_serially<P>([&](int u) { return mine[u]; }, chain, part.chains, part.count);
+    Stat<P>* const to = of_chains + slot * kStreamChains;
+    if (p.blocks > 1) {
+      if (rank < receivers && part.chain_at(chain) < all_chains)
+        copy_to_block(to + part.chain_at(chain), there + slot, rank, all);
+    } else {
+      all = merge_lanes<P>(all);
+      if (lane == 0) {
+        *to = all;
+        arrive_at(there + slot);
+      }
+    }
+  }
+  // Waits for the statistics of all spans of the i-th row.
+  __device__ __forceinline__ void wait(int i) const { wait_for_copies(there + i % kStreamSlots, i / kStreamSlots & 1); }
+  __device__ __forceinline__ Stat<P> all_of(int i) const {
+    const Stat<P>* const parts = of_chains + i % kStreamSlots * kStreamChains;
+    return p.blocks == 1 ? *parts : merge_lanes<P>(lane < all_chains ? parts[lane] : Stat<P>::none());
+  }
+};
+
+// The stages of a block, and which span comes into which.
+template <class P, int kVectors, bool kAligned>
+struct StreamRing {
+  using Bits = typename P::Element::Bits;
+  using Layout = StreamLayout<P, kVectors, kAligned>;
+  static constexpr int kItem = sizeof(Bits);
+
+  const StreamParameters<P>& s;
+  const StreamPart<P, kVectors, kAligned>& part;
+  const StreamExchange<P, kVectors, kAligned>& exchange;
+  const Parameters<P>& p = s.of;
+  uint64_t* const filled = exchange.there + kStreamSlots;
+  unsigned char* const ring = dynamic_shared_memory() + Layout::stages_at(s.part, s.stages);
+  const int stages = min(part.count * kStreamAhead, s.stages);
+
+  // Turns of the ring in a row, and rows in the ring: whole ones, and what is left over. (Computed when the first spans
+  // are on their way.)
+  int row_turns, rows_ahead;
+  __device__ __forceinline__ void plan() {
+    row_turns = part.count / max(stages, 1);
+    rows_ahead = stages / max(part.count, 1);
+  }
+
+  // The stage of a span, and how often the ring went round before. From place to place without a division, which takes
+  // longer than a merge.
+  struct Place {
+    int stage, turn;
+  };
+  __device__ __forceinline__ Place beyond(Place place, int spans) const {  // at most as many as there are stages
+    place.stage += spans;
+    if (place.stage >= stages) {
+      place.stage -= stages;
+      ++place.turn;
+    }
+    return place;
+  }
+  __device__ __forceinline__ Place a_row_later(Place place) const {
+    return beyond({place.stage, place.turn + row_turns}, part.count - row_turns * stages);
+  }
+  __device__ __forceinline__ unsigned char* at(Place place) const { return ring + place.stage * Layout::kStageBytes; }
+
+  __device__ __forceinline__ void fetch(int i, int span, int stage) const {
+    if (threadIdx.x % 32 != 0 || !exchange.exists(i)) return;
+    const int64_t at = exchange.outer_of(i) * p.length + part.begin(span);
+    const int shift = part.shift_of(at), end = part.size(span) * kItem + shift;
+    const bool last = !kAligned && at + part.size(span) == p.columns * p.length;
     // Whole windows, but not beyond the end of the array.
     const int bytes = last ? end & ~15 : (end + 15) & ~15;
     unsigned char* const to = ring + stage * Layout::kStageBytes;
@@ -281,156 +401,100 @@ __global__ void __launch_bounds__(32 * kStreamResident<P>)
     if (bytes == 0) return;
 #pragma unroll
     for (int o = 0; o < P::kOperands; ++o) copy_bulk(to + o * Layout::kOperandBytes, windows(o), bytes, filled + stage);
-  };
-  if (threadIdx.x < kStreamKnown)
-    numbers[threadIdx.x] = static_cast<unsigned>(min(p.columns, cluster + int64_t{clusters} * threadIdx.x));
-  if (threadIdx.x < s.stages) make_copy_barrier(filled + threadIdx.x);
-  if (threadIdx.x < kStreamSlots) {
-    make_copy_barrier(stats_there + threadIdx.x);
-    done[threadIdx.x] = 0;
   }
+  // What comes into the stage of a span of the i-th row after it.
+  __device__ __forceinline__ void refill(int i, int span, int stage) const {
+    const int later = span + stages - rows_ahead * part.count, over = later >= part.count ? 1 : 0;
+    fetch(i + rows_ahead + over, later - over * part.count, stage);
+  }
+};
+
+template <class P, int kVectors, bool kAligned>
+__global__ void __launch_bounds__(32 * kStreamResident<P>)
+    stream_kernel(const __grid_constant__ StreamParameters<P> s) {
+  using Bits = typename P::Element::Bits;
+  using Part = StreamPart<P, kVectors, kAligned>;
+  using Ring = StreamRing<P, kVectors, kAligned>;
+  using Place = typename Ring::Place;
+  static_assert(!P::kMasked && !P::kDecoded);
+  const Parameters<P>& p = s.of;
+  const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  const Part part{p};
+  StreamExchange<P, kVectors, kAligned> exchange{s, part};
+  Ring ring{s, part, exchange};
+  const int count = part.count;
+
+  exchange.clear();
+  if (threadIdx.x < s.stages) make_copy_barrier(ring.filled + threadIdx.x);
   make_barriers_visible();
   __syncthreads();
   arrive_at_cluster_start();  // after which others may send
   if (s.apart > 0) {
     const int64_t start = clock64();
-    while (clock64() - start < cluster * s.apart) {
+    while (clock64() - start < exchange.cluster() * s.apart) {
     }
   }
   if (count > 0) {
 #pragma unroll 1
-    for (int n = warp; n < stages; n += warps) fetch(n / count, n % count, n);
+    for (int n = warp; n < ring.stages; n += warps) ring.fetch(n / count, n % count, n);
   }
 
   Pack padding[P::kOperands];
 #pragma unroll
   for (int o = 0; o < P::kOperands; ++o)
 #pragma unroll
-    for (int i = 0; i < 16 / kItem; ++i) set<Bits>(padding[o], i, P::pad(p.args, o));
-  const auto hole_of = [&](const typename P::Row& row, int span) {
-    if constexpr (P::kHole) {
-      const int64_t hole = P::hole(row) - begin(span);
-      if (hole >= 0 && hole < size(span)) return static_cast<int>(hole);
-    }
-    return -1;
-  };
+    for (int i = 0; i < 16 / Part::kItem; ++i) set<Bits>(padding[o], i, P::pad(p.args, o));
 
-  // The stage of a span, and how often the ring went round before. No division: that takes longer than a merge.
-  struct Place {
-    int stage, turn;
-  };
-  const auto beyond = [&](Place place, int spans) {  // at most as many as there are stages
-    place.stage += spans;
-    if (place.stage >= stages) {
-      place.stage -= stages;
-      ++place.turn;
-    }
-    return place;
-  };
-  const int row_turns = count / max(stages, 1), row_rest = count - row_turns * stages;
-  const int rows_ahead = stages / max(count, 1), spans_ahead = stages - rows_ahead * count;
-  // What comes into the stage of a span of the i-th row after it.
-  const auto refill = [&](int i, int span, int stage) {
-    const int later = span + spans_ahead, over = later >= count ? 1 : 0;
-    fetch(i + rows_ahead + over, later - over * count, stage);
-  };
-
-  // Of a span of the i-th row of this block.
+  // Statistics of a span of the i-th row of this block.
   const auto measure = [&](int i, typename P::Row& row, int span, Place place) {
-    const int wanted = P::skip(row) ? 0 : size(span), hole = hole_of(row, span);
-    const int64_t at = outer_of(i) * p.length + begin(span);
-    unsigned char* const stage = ring + place.stage * Layout::kStageBytes;
-    wait_for_copies(filled + place.stage, place.turn & 1);
+    const int wanted = P::skip(row) ? 0 : part.size(span), hole = part.hole_of(row, span);
+    const int64_t at = exchange.outer_of(i) * p.length + part.begin(span);
+    unsigned char* const stage = ring.at(place);
+    wait_for_copies(ring.filled + place.stage, place.turn & 1);
     const Stat<P> stat =
-        wanted == kSpan ? measure_span<P, kVectors, kAligned, true>(p, stage, shift_of(at), wanted, hole, padding)
-                        : measure_span<P, kVectors, kAligned, false>(p, stage, shift_of(at), wanted, hole, padding);
+        wanted == Part::kSpan
+            ? measure_span<P, kVectors, kAligned, true>(p, stage, part.shift_of(at), wanted, hole, padding)
+            : measure_span<P, kVectors, kAligned, false>(p, stage, part.shift_of(at), wanted, hole, padding);
     // All that row() reads has arrived before others go on, and perhaps write there.
     if constexpr (P::kHole) row = shuffle_from(row, 0);
     if (p.out == nullptr) {
       __syncwarp();
-      refill(i, span, place.stage);
+      ring.refill(i, span, place.stage);
     }
     return stat;
-  };
-  // The first block of a cluster tells the others, with the statistics of a row, which row comes kStreamKnown later. It
-  // has asked for that one row ago.
-  const bool leads = block == 0 && warp == 0;
-  unsigned later = 0;
-  const auto ask_for = [&](int i) {
-    if (!leads || lane != 0) return;
-    const int64_t first = int64_t{clusters} * i;
-    if (s.counter) {
-      later = clusters * kStreamKnown + atomicAdd(s.counter, 1u);
-    } else {
-      later = static_cast<unsigned>(min(p.columns, first + cluster));
-    }
-  };
-  const auto give = [&](int i, int span, const Stat<P>& stat) {
-    const int slot = i % kStreamSlots;
-    Stat<P>* const mine = of_spans + slot * s.part;
-    if (leads && span == 0) {
-      unsigned* const number = numbers + (i + kStreamKnown) % kStreamRows;
-      const unsigned told = shuffle_from(later, 0);
-      if (p.blocks == 1) {
-        if (lane == 0) *number = told;
-      } else if (lane < receivers) {
-        copy_to_block(number, stats_there + slot, lane, told);
-      }
-      ask_for(i + 1 + kStreamKnown);
-    }
-    bool last = false;
-    if (lane == 0) {
-      mine[span] = stat;
-      last = count_in_turn(done + slot, count) == count - 1;
-    }
-    if (!__any_sync(kEveryLane, last)) return;
-    __syncwarp();
-    // A lane for each of this block's chains and each block that is told.
-    const int chain = lane & (chains - 1), rank = lane >> chain_bits;
-    Stat<P> all = merge_serially<P>([&](int u) { return mine[u]; }, chain, chains, count);
-    Stat<P>* const to = of_chains + slot * kStreamChains;
-    if (p.blocks > 1) {
-      if (rank < receivers && chain_at(chain) < all_chains)
-        copy_to_block(to + chain_at(chain), stats_there + slot, rank, all);
-    } else {
-      all = merge_lanes<P>(all);
-      if (lane == 0) {
-        *to = all;
-        arrive_at(stats_there + slot);
-      }
-    }
   };
 
   wait_at_cluster_barrier();
   if (warp >= count) return;
+  ring.plan();
   // While statistics of a row are on their way, a warp takes those of its first span of the next, if that has been
   // fetched by then.
-  const bool fetched_early = count + warp < stages;
+  const bool fetched_early = count + warp < ring.stages;
   bool early = false;
   Stat<P> stat;
-  ask_for(kStreamKnown);
+  exchange.ask_for(kStreamKnown);
   // What else is read of a row is asked for in time, too: `begun` two rows ahead, and what that leads to one row ahead.
-  typename P::Row row = P::row(p.args, outer_of(0), 0, p.length, 1), measured = row, following = row, begun = row;
+  typename P::Row row = P::row(p.args, exchange.outer_of(0), 0, p.length, 1);
+  typename P::Row measured = row, following = row, begun = row;
   const auto look_ahead = [&](int i) {
     if constexpr (P::kHole) {
-      if (exists(i)) following = P::completed(p.args, begun, outer_of(i), 0, p.length, 1);
-      if (exists(i + 1)) begun = P::begun(p.args, outer_of(i + 1), 0, p.length, 1);
+      if (exchange.exists(i)) following = P::completed(p.args, begun, exchange.outer_of(i), 0, p.length, 1);
+      if (exchange.exists(i + 1)) begun = P::begun(p.args, exchange.outer_of(i + 1), 0, p.length, 1);
     } else {
-      if (exists(i)) following = P::row(p.args, outer_of(i), 0, p.length, 1);
+      if (exchange.exists(i)) following = P::row(p.args, exchange.outer_of(i), 0, p.length, 1);
     }
   };
   if constexpr (P::kHole) {
-    if (exists(1)) begun = P::begun(p.args, outer_of(1), 0, p.length, 1);
+    if (exchange.exists(1)) begun = P::begun(p.args, exchange.outer_of(1), 0, p.length, 1);
   }
-  Place of_row = beyond({0, 0}, warp);  // of the warp's first span
-  for (int i = 0; exists(i); ++i, row = measured) {
-    const int64_t outer = outer_of(i);
-    const int slot = i % kStreamSlots;
-    const bool more = exists(i + 1);
-    if (p.blocks > 1 && threadIdx.x == 0) expect_copies(stats_there + slot, bytes_there);
-    const Place of_next = beyond({of_row.stage, of_row.turn + row_turns}, row_rest);
+  Place of_row = ring.beyond({0, 0}, warp);  // of the warp's first span
+  for (int i = 0; exchange.exists(i); ++i, row = measured) {
+    const int64_t outer = exchange.outer_of(i);
+    const bool more = exchange.exists(i + 1);
+    if (p.blocks > 1 && threadIdx.x == 0) expect_copies(exchange.there + i % kStreamSlots, exchange.bytes);
+    const Place of_next = ring.a_row_later(of_row);
     Place place = of_row;
-    for (int span = warp;; span += warps, place = beyond(place, warps)) {
+    for (int span = warp;; span += warps, place = ring.beyond(place, warps)) {
       if (!early) {
         const bool next = span >= count;
         if (next) look_ahead(i + 1);
@@ -441,23 +505,21 @@ __global__ void __launch_bounds__(32 * kStreamResident<P>)
         if (next) break;
       }
       early = false;
-      give(i, span, stat);
+      exchange.give(i, span, stat);
     }
     place = of_row;
     of_row = of_next;
-    wait_for_copies(stats_there + slot, i / kStreamSlots & 1);
-    if (p.out == nullptr && (block != i % receivers || warp != 0)) continue;
-    const Stat<P>* const parts = of_chains + slot * kStreamChains;
-    const auto all = p.blocks == 1 ? *parts : merge_lanes<P>(lane < all_chains ? parts[lane] : Stat<P>::none());
-    const auto final = P::finish(p.args, row, all);
-    if ((p.out == nullptr || block == 0) && threadIdx.x == 0) P::write_row(p.args, outer, row, final);
+    exchange.wait(i);
+    if (p.out == nullptr && (part.block != i % exchange.receivers || warp != 0)) continue;
+    const auto final = P::finish(p.args, row, exchange.all_of(i));
+    if ((p.out == nullptr || part.block == 0) && threadIdx.x == 0) P::write_row(p.args, outer, row, final);
     if (p.out == nullptr) continue;
-    for (int span = warp; span < count; span += warps, place = beyond(place, warps)) {
-      const int64_t at = outer * p.length + begin(span);
-      write_span<P, kVectors, kAligned>(p, ring + place.stage * Layout::kStageBytes, at, shift_of(at) / kItem,
-                                        size(span), hole_of(row, span), row, final);
+    for (int span = warp; span < count; span += warps, place = ring.beyond(place, warps)) {
+      const int64_t at = outer * p.length + part.begin(span);
+      write_span<P, kVectors, kAligned>(p, ring.at(place), at, part.shift_of(at) / Part::kItem, part.size(span),
+                                        part.hole_of(row, span), row, final);
       __syncwarp();
-      refill(i, span, place.stage);
+      ring.refill(i, span, place.stage);
     }
   }
 }
