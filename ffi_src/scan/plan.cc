@@ -52,7 +52,7 @@ int state_words(const Problem& problem, int bytes) {
 Plan plan_short(const Problem& problem, const Gpu& gpu, Plan plan) {
   const auto [outer, length, inner] = problem.rows;
   const int bytes = bytes_of(problem.dtype), operands = operands_of(problem.kind);
-  plan.algorithm = Algorithm::kLoop;
+  plan.algorithm = Algorithm::kShort;
   plan.per_lane = plan.tile = static_cast<int>(length);
   plan.tiles = 1;
   const int64_t columns = outer * inner;
@@ -81,9 +81,16 @@ Plan plan_short(const Problem& problem, const Gpu& gpu, Plan plan) {
 const char* name(Algorithm algorithm) {
   switch (algorithm) {
     case Algorithm::kEmpty: return "empty";
-    case Algorithm::kLoop: return "loop";
-    case Algorithm::kLookAhead: return "look_ahead";
+    case Algorithm::kShort: return "short";
+    case Algorithm::kRows: return "rows";
+    case Algorithm::kWalk: return "walk";
     case Algorithm::kResident: return "resident";
+    case Algorithm::kRowLookAhead: return "row_look_ahead";
+    case Algorithm::kChunkLookAhead: return "chunk_look_ahead";
+    case Algorithm::kColumns: return "columns";
+    case Algorithm::kColumnLookAhead: return "column_look_ahead";
+    case Algorithm::kSpans: return "spans";
+    case Algorithm::kSpanLookAhead: return "span_look_ahead";
   }
   return "?";
 }
@@ -149,7 +156,18 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
     while (plan.column_bits > 0 && strips() < 2 * gpu.multiprocessors) --plan.column_bits;
     plan.strips = strips();
   }
-  plan.algorithm = Algorithm::kLoop;
+  const bool cut = problem.kind == Kind::kCumulative && problem.segmented;
+  const int stayers = plan.layout == Layout::kAlong ? row_blocks(operands, cut) : 0;  // of row_look_ahead
+  // The kernel in which a block has all of an axis, and the one in which blocks share it.
+  Algorithm alone = Algorithm::kSpans, shared_out = Algorithm::kSpanLookAhead;
+  if (plan.layout == Layout::kAlong) {
+    alone = plan.tiles == 1 ? Algorithm::kRows : Algorithm::kWalk;
+    shared_out = stayers > 0 ? Algorithm::kRowLookAhead : Algorithm::kChunkLookAhead;
+  } else if (plan.layout == Layout::kAcross) {
+    alone = Algorithm::kColumns;
+    shared_out = Algorithm::kColumnLookAhead;
+  }
+  plan.algorithm = alone;
   const int state_bytes = 4 * state_words(problem, bytes);
   int stage = 0;
   if (plan.layout == Layout::kSpans) {
@@ -166,7 +184,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
     return stages * stage * plan.width() + slots * (plan.axis_warps + 1) * columns * state_bytes + 1024;
   };
   bool enough = plan.strips >= enough_strips(plan.layout, gpu);
-  if (forced >= 0) enough = forced == static_cast<int>(Algorithm::kLoop);
+  if (forced >= 0) enough = forced == static_cast<int>(alone);
   if (plan.layout == Layout::kAcross) {
     // Two blocks share a multiprocessor if there is room for two tiles of each. If it leaves no multiprocessor idle,
     // one block of twice the width replaces them, which also reads memory in contiguous pieces of twice the size.
@@ -188,16 +206,15 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   }
   plan.stage_bytes = stage * plan.width();
   if (plan.tiles == 1 || plan.strips * plan.tiles > INT32_MAX) return plan;
-  const bool cut = problem.kind == Kind::kCumulative && problem.segmented;
   const bool fits = plan.layout == Layout::kAlong && !cut && plan.strips * plan.tiles <= kResidentTiles;
   const bool ragged = plan.layout == Layout::kAlong && !cut && bytes == 4 && state_bytes == 4 && length % 4 == 0 &&
                       plan.strips < kManyRows && plan.tiles >= kLongRow &&
                       plan.tiles * plan.tile - length <= length / 16 && gpu.bulk_copy;
-  auto choice = enough && !ragged ? Algorithm::kLoop : fits ? Algorithm::kResident : Algorithm::kLookAhead;
+  auto choice = enough && !ragged ? alone : fits ? Algorithm::kResident : shared_out;
   if (forced >= 0) choice = static_cast<Algorithm>(forced);
-  if (plan.layout == Layout::kSpans && plan.tiles <= kFewTiles) choice = Algorithm::kLoop;
-  if (choice == Algorithm::kResident && !fits) choice = Algorithm::kLookAhead;
-  if (choice == Algorithm::kLoop) return plan;
+  if (plan.layout == Layout::kSpans && plan.tiles <= kFewTiles) choice = alone;
+  if (choice == Algorithm::kResident && !fits) choice = shared_out;
+  if (choice != Algorithm::kResident && choice != shared_out) return plan;
 
   int64_t words = 0;
   for (int level = 0; level < plan.levels; ++level) words += ceil_div(plan.tiles, int64_t{1} << (kGroupBits * level));
@@ -208,8 +225,8 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   if (workspace_bytes >= 0 && needed > workspace_bytes) return plan;
 
   const auto room = [&](int stages) { return shared(stages, stages); };
-  if (const int wanted = row_blocks(operands, cut); plan.layout == Layout::kAlong && wanted > 0) {
-    const int blocks = wanted * room(4) <= most ? wanted : 1;
+  if (stayers > 0) {
+    const int blocks = stayers * room(4) <= most ? stayers : 1;
     int stages = kMostStages;
     while (stages > 2 && blocks * room(stages) > most) --stages;
     if (room(stages) > most) return plan;

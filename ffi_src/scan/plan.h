@@ -11,11 +11,19 @@
 
 namespace jaxgpuops::scan {
 
+// The kernels. Where blocks share an axis, a block waits for the sums of earlier tiles; else it has all of it.
 enum class Algorithm {
-  kEmpty,      // there is nothing to write
-  kLoop,       // a block walks along the axis
-  kLookAhead,  // blocks share the axis: a block waits for the sums of earlier tiles
-  kResident,   // blocks share a row, and all blocks run at the same time
+  kEmpty,            // nothing to write
+  kShort,            // kSpans: a lane has the axis
+  kRows,             // kAlong: the axis is one tile
+  kWalk,             // kAlong: a block walks over the tiles of a row
+  kResident,         // kAlong: blocks share a row, and all run at a time
+  kRowLookAhead,     // kAlong: blocks share a row, and have warps that only find out what comes before a tile
+  kChunkLookAhead,   // kAlong: blocks share a row: three operands, or segments of cumulative calls
+  kColumns,          // kAcross: a block walks over the tiles of its columns
+  kColumnLookAhead,  // kAcross: blocks share the columns
+  kSpans,            // kSpans: a block walks over the tiles of its columns
+  kSpanLookAhead,    // kSpans: blocks share the columns
 };
 
 const char* name(Algorithm algorithm);
@@ -49,9 +57,9 @@ struct Plan {
   int width() const { return threads() > kThreads ? threads() / kThreads : 1; }
 };
 
-// `workspace_bytes` is what the caller has, and the plan makes do with it. (A sharded call is planned for the whole
-// batch, but runs on a part of it.) A negative number asks for the best plan. Results have the same bits either way.
-// `forced` is for experiments: the Algorithm to use where there is a choice.
+// `workspace_bytes` < 0 asks for the best plan. Otherwise it is what the caller has, and the plan makes do with it: a
+// sharded call is planned for the whole batch but runs on a part of it. Results have the same bits either way. `forced`
+// is for experiments: the Algorithm to take where it can. (Where it cannot, the plan names another.)
 Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes = -1, int forced = -1);
 
 }  // namespace jaxgpuops::scan

@@ -14,7 +14,6 @@ SOURCES = [*(f"ffi_src/scan/cuda/{name}.cu" for name in CUDA), "ffi_src/scan/pla
 
 KINDS = ["cumulative", "tangent", "linear", "linear_vjp"]  # as in scan.h
 OPS = ["sum", "prod", "max", "min", "logsumexp"]
-ALGORITHMS = ["empty", "loop", "look_ahead", "resident"]  # as in plan.h
 
 
 # ---- Element types ---------------------------------------------------------------------------------------------------
@@ -267,12 +266,18 @@ class Lab:
         self.kernels = ctypes.CDLL(str(library("scan")))
         for name in ("lab_error", "lab_name", "lab_layout"):
             getattr(self.kernels, name).restype = ctypes.c_char_p
+        names = (self.kernels.lab_name(i).decode() for i in itertools.count())
+        self.algorithms = {name: i for i, name in enumerate(itertools.takewhile(lambda name: name != "?", names))}
+
+    def choices(self, call):
+        """The algorithms that the call can take."""
+        return [a for a in self.algorithms if a != "empty" and self.launch(call, None, forced=a)["algorithm"] == a]
 
     def numbers(self, call, capability=90, forced=None):
         shape, axis = call["shape"], call["axis"]
         rows = (math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
         flags = (call["reverse"], call["exclusive"], call["transpose"], call["initial"], call["segmented"])
-        forced = -1 if forced is None else ALGORITHMS.index(forced)
+        forced = -1 if forced is None else self.algorithms[forced]
         numbers = (KINDS.index(call["kind"]), OPS.index(call["op"]), call["dtype"].number, *rows, *flags)
         return (ctypes.c_int64 * 13)(*map(int, numbers), capability, forced)
 
@@ -429,11 +434,7 @@ def check_call(lab, rng, call):
 
     offset = int(rng.choice([0, 0, 0, 1, 3]))
     results, bits = [], None
-    for forced in ALGORITHMS[1:]:
-        if forced != "loop" and results and results[0][1]["tiles"] == 1:
-            break
-        if lab.launch(call, None, forced=forced)["algorithm"] != forced and forced != "loop":
-            continue
+    for forced in lab.choices(call):
         capability = int(rng.choice([90, 80]))
         results.append(lab.run(call, x, a, y, h0, starts_bits, offset, forced=forced, capability=capability))
     if rows[0] > 1 and kind != "linear" and (starts_bits is None or starts_bits.shape[:axis] == shape[:axis]):
@@ -508,15 +509,13 @@ def check_large(lab):
         # Factors that neither overflow nor let much of the past vanish.
         operands = [torch.randn(shape, device="cuda").to(t)]
         operands += [(torch.rand(shape, device="cuda") * 0.1 + 0.9).to(t) for _ in range(2)]
-        outs = [[torch.full(shape, 7, device="cuda").to(t) for _ in range(2)] for _ in ALGORITHMS[1:]]
+        names = lab.choices(call)
+        outs = [[torch.full(shape, 7, device="cuda").to(t) for _ in range(2)] for _ in names]
         first = lab.launch(call, None)
-        names = []
-        for out, forced in zip(outs, ALGORITHMS[1:]):
-            plan = lab.launch(call, None, forced=forced)
+        for out, forced in zip(outs, names):
             m.workspace.fill_(0xCD)
             pointers = [*map(m.pointer, operands), None, None, *map(m.pointer, out), m.pointer(m.workspace)]
             lab.launch(call, pointers, forced=forced)
-            names.append(plan["algorithm"])
         torch.cuda.synchronize()
         same = [all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(outs[0], o)) for o in outs]
         report = "" if all(same) else f" bits differ: {names} {same}"
@@ -664,7 +663,7 @@ def sweep(lab):
     for point in [*GRID, *MORE, *random_points(int(os.environ.get("CASES", "100")))]:
         call = grid_call(point)
         planned = lab.launch(call, None)
-        choices = [a for a in ALGORITHMS[1:] if lab.launch(call, None, forced=a)["algorithm"] == a]
+        choices = lab.choices(call)
         if os.environ.get("ONLY", "") not in str(point) or planned["tiles"] == 1:
             continue
         timed = {algorithm: time_call(lab, call, algorithm)[0] for algorithm in choices}

@@ -223,10 +223,11 @@ struct StreamPart {
   const Parameters<P>& p;
   const int block = blockIdx.x % static_cast<unsigned>(p.blocks);
   // Blocks are a power of two. Of this one:
-  const int chains = kStreamChains / p.blocks, chain_bits = __ffs(chains) - 1;
+  const int chains = kStreamChains / p.blocks, chain_bits = bits_of(chains);
   const int count =
       (p.spans / kStreamChains << chain_bits) + ((p.spans % kStreamChains + p.blocks - 1 - block) >> (5 - chain_bits));
 
+  __device__ static __forceinline__ int bits_of(int power) { return __ffs(power) - 1; }
   __device__ __forceinline__ int chain_at(int c) const { return c * p.blocks + block; }
   __device__ __forceinline__ int64_t begin(int span) const {
     return int64_t{(span >> chain_bits) * kStreamChains + chain_at(span & (chains - 1))} * kSpan;

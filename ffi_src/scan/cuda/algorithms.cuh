@@ -1,10 +1,12 @@
 // The algorithms of scans: which block takes which tiles, and how it knows the fold of what comes before one.
 //
-//   short       nothing does: a lane has the axis (spans.cuh)
-//   tile        nothing does: the axis is one tile (loop.cuh)
-//   loop        the block has walked over it (loop.cuh)
-//   resident    blocks share a row, and all tiles are on the GPU at a time, each in its block (shared_rows.cuh)
-//   look_ahead  blocks share the axis: warps look at the sums of earlier tiles (look_ahead.cuh, shared_rows.cuh)
+//   short                nothing does: a lane has the axis (spans.cuh)
+//   rows                 nothing does: the axis is one tile (loop.cuh)
+//   walk, columns, spans the block has walked over it (loop.cuh)
+//   resident             blocks share a row, and all tiles are on the GPU at a time, each in its block
+//   (shared_rows.cuh)
+//   .._look_ahead        blocks share the axis: warps look at the sums of earlier tiles (look_ahead.cuh,
+//   shared_rows.cuh)
 //
 // Operands are read once, results written once.
 #pragma once
@@ -84,9 +86,9 @@ cudaError_t launch_row_look_ahead(cudaStream_t stream, const Plan& plan, Paramet
   return launch(stream, shape, scan_row_look_ahead<Policy>, p);
 }
 
-// look_ahead along rows.
+// Blocks share rows.
 template <class Policy>
-cudaError_t launch_along(cudaStream_t stream, const Plan& plan, const Parameters& p) {
+cudaError_t launch_shared_rows(cudaStream_t stream, const Plan& plan, const Parameters& p) {
   if constexpr (kRowBlocks<Policy> > 0) {
     return launch_row_look_ahead<Policy>(stream, plan, p);
   } else {
@@ -94,7 +96,8 @@ cudaError_t launch_along(cudaStream_t stream, const Plan& plan, const Parameters
   }
 }
 
-// What it runs with does not change results: where the device has no room for all tiles, look_ahead gives the same.
+// What it runs with does not change results: where the device has no room for all tiles, the kernels that
+// look ahead give the same.
 template <class Policy>
 cudaError_t launch_resident(cudaStream_t stream, const Plan& plan, Parameters p) {
   static Residents of_kernel;
@@ -107,29 +110,13 @@ cudaError_t launch_resident(cudaStream_t stream, const Plan& plan, Parameters p)
   const void* const kernel = reinterpret_cast<const void*>(scan_resident<Policy>);
   const cudaError_t status = of_kernel.count(kernel, shape, &fitting);
   if (status != cudaSuccess) return status;
-  if (static_cast<int>(shape.grid.x * shape.grid.y) > fitting) return launch_along<Policy>(stream, plan, p);
+  if (static_cast<int>(shape.grid.x * shape.grid.y) > fitting) return launch_shared_rows<Policy>(stream, plan, p);
   return launch(stream, shape, scan_resident<Policy>, q);
 }
 
-template <class Policy>
-cudaError_t launch_columns(cudaStream_t stream, const Plan& plan, Parameters p) {
-  using Work = Columns<Policy>;
-  const size_t columns = (32 << p.column_bits) * Work::kWidth;
-  if (plan.algorithm == Algorithm::kLookAhead)
-    return launch_look_ahead<Policy, Columns<Policy, true>>(stream, plan, p, columns);
-  const size_t bytes = layout_shared<Policy>(p, p.stages, 0, plan.axis_warps == 1 ? 0 : 2, columns);
-  return launch(stream, {dim3(p.strips), dim3(plan.threads()), bytes}, scan_columns<Policy, Work>, p);
-}
-
+// One tile a row.
 template <class Policy>
 cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, Parameters p) {
-  if (plan.tiles > 1) {
-    if constexpr (!Policy::kCut)
-      if (plan.algorithm == Algorithm::kResident) return launch_resident<Policy>(stream, plan, p);
-    if (plan.algorithm == Algorithm::kLookAhead) return launch_along<Policy>(stream, plan, p);
-    const size_t bytes = layout_shared<Policy>(p, p.stages, 0, 2, 1);
-    return launch(stream, {dim3(p.strips), dim3(kThreads), bytes}, scan_walk<Policy>, p);
-  }
   p.states_at = static_cast<unsigned>(plan.threads() / 32 * Rows<Policy>::kBytesOfWarp);
   const size_t states = plan.axis_warps == 1 ? 0 : kWarps << p.column_bits;
   const size_t bytes = p.states_at + states * sizeof(typename Policy::State);
@@ -137,15 +124,22 @@ cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, Parameters p) {
 }
 
 template <class Policy>
-cudaError_t launch_spans(cudaStream_t stream, const Plan& plan, Parameters p) {
-  using Work = Spans<Policy>;
-  if (plan.block_columns > 0) {
-    const size_t bytes = p.staged ? p.stage_bytes : 0;
-    return launch(stream, {dim3(p.strips), dim3(plan.threads()), bytes}, scan_short<Policy>, p);
-  }
-  if (plan.algorithm == Algorithm::kLookAhead) return launch_look_ahead<Policy, Work>(stream, plan, p, p.width);
-  const size_t bytes = layout_shared<Policy>(p, p.stages, 0, 2, p.width);
+cudaError_t launch_walk(cudaStream_t stream, Parameters p) {
+  const size_t bytes = layout_shared<Policy>(p, p.stages, 0, 2, 1);
+  return launch(stream, {dim3(p.strips), dim3(kThreads), bytes}, scan_walk<Policy>, p);
+}
+
+// A block walks over the tiles of `columns` columns; it takes two slots of shared memory, or none.
+template <class Policy, class Work>
+cudaError_t launch_columns(cudaStream_t stream, const Plan& plan, Parameters p, int slots, size_t columns) {
+  const size_t bytes = layout_shared<Policy>(p, p.stages, 0, slots, columns);
   return launch(stream, {dim3(p.strips), dim3(plan.threads()), bytes}, scan_columns<Policy, Work>, p);
+}
+
+template <class Policy>
+cudaError_t launch_short(cudaStream_t stream, const Plan& plan, const Parameters& p) {
+  const size_t bytes = p.staged ? p.stage_bytes : 0;
+  return launch(stream, {dim3(p.strips), dim3(plan.threads()), bytes}, scan_short<Policy>, p);
 }
 
 // Everything a kernel needs that does not depend on the policy.
@@ -155,15 +149,38 @@ Parameters parameters_of(const Plan& plan, const Problem& problem, const Buffers
 template <class Policy>
 constexpr bool kRare = is_rare(Policy::kKind, Policy::kProduct, Policy::kCut, Policy::Element::kDType);
 
+// The plan names kernels that are compiled for the policy; others are not reached.
 template <class Policy>
 cudaError_t launch_policy(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers,
                           void* workspace) {
   const Parameters p = parameters_of(plan, problem, buffers, workspace);
+  constexpr bool kShared = kRowBlocks<Policy> > 0;
   if constexpr (!kRare<Policy>) {
-    if (plan.layout == Layout::kAlong) return launch_rows<Policy>(stream, plan, p);
-    if (plan.layout == Layout::kAcross) return launch_columns<Policy>(stream, plan, p);
+    const size_t columns = (32 << p.column_bits) * Columns<Policy>::kWidth;
+    switch (plan.algorithm) {
+      case Algorithm::kRows: return launch_rows<Policy>(stream, plan, p);
+      case Algorithm::kWalk: return launch_walk<Policy>(stream, p);
+      case Algorithm::kResident:
+        if constexpr (!Policy::kCut) return launch_resident<Policy>(stream, plan, p);
+        break;
+      case Algorithm::kRowLookAhead:
+      case Algorithm::kChunkLookAhead:
+        if (kShared != (plan.algorithm == Algorithm::kRowLookAhead)) break;
+        return launch_shared_rows<Policy>(stream, plan, p);
+      case Algorithm::kColumns:
+        return launch_columns<Policy, Columns<Policy>>(stream, plan, p, plan.axis_warps == 1 ? 0 : 2, columns);
+      case Algorithm::kColumnLookAhead:
+        return launch_look_ahead<Policy, Columns<Policy, true>>(stream, plan, p, columns);
+      default: break;
+    }
   }
-  return launch_spans<Policy>(stream, plan, p);
+  switch (plan.algorithm) {
+    case Algorithm::kEmpty: return cudaSuccess;
+    case Algorithm::kShort: return launch_short<Policy>(stream, plan, p);
+    case Algorithm::kSpans: return launch_columns<Policy, Spans<Policy>>(stream, plan, p, 2, p.width);
+    case Algorithm::kSpanLookAhead: return launch_look_ahead<Policy, Spans<Policy>>(stream, plan, p, p.width);
+    default: return cudaErrorInvalidValue;
+  }
 }
 
 }  // namespace jaxgpuops::scan
