@@ -4,6 +4,7 @@ step. Beside it the idioms of JAX programs, for torch the same, and a gather of 
 from __future__ import annotations
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -142,7 +143,7 @@ def cases_of(tokens, k, experts, hidden, dtype="bfloat16", targets=None):
     def plain_gradient(y, weights, ct, *plan):
         return jax.vjp(lambda y, weights: plain_combine(y, plan[1], weights), y, weights)[1](ct)
 
-    groups = 8 if experts > 8 else 4, 4 if experts > 8 else 2
+    groups = math.gcd(experts, 8), max(1, math.gcd(experts, 8) // 2)  # of which half are chosen
     return [
         case(
             "route",

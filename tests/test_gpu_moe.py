@@ -49,6 +49,8 @@ def test_losses_of_a_route_on_a_gpu():
     expected = jaxgpuops.moe_losses(logits, ids)
     np.testing.assert_allclose(losses.load_balance, expected.load_balance, rtol=1e-5)
     np.testing.assert_allclose(losses.z, expected.z, rtol=1e-5)
+    for _ in range(20):
+        assert same_bits(route(logits), (weights, ids, plan, losses))
     gradient = lambda f: jax.jit(jax.grad(lambda z: sum(f(z))))(logits)
     ours = gradient(lambda z: jaxgpuops.moe_route(z, 6, losses=True, **flags)[3])
     np.testing.assert_allclose(ours, gradient(lambda z: jaxgpuops.moe_losses(z, ids)), rtol=1e-4, atol=1e-9)

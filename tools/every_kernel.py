@@ -144,7 +144,7 @@ def run_gates(rng):
     for (shape, axis, k), dtype in itertools.product(GATES, ("float16", "bfloat16", "float32")):
         # With ties, so that some rows are searched.
         x = jnp.asarray(np.round(2 * rng.standard_normal(shape))).astype(dtype).at[0].set(1)
-        bias = jnp.asarray(np.arange(shape[axis]) < 3, jnp.float32)
+        bias = 9 * jnp.asarray(np.arange(shape[axis]) < 3, jnp.float32)
         indices = np.argsort(-np.asarray(x, np.float64), axis, kind="stable").take(range(k), axis)
         chosen = np.take_along_axis(np.asarray(x, np.float64), indices, axis)
         expected = np.exp(chosen) / np.exp(chosen).sum(axis, keepdims=True)
