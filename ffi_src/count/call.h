@@ -30,21 +30,27 @@ inline Segments segments_of(Op op, ffi::AnyBuffer data, ffi::AnyBuffer ids, ffi:
   problem.dtype = require_dtype("data", data);
   if (!accepts(problem.dtype))
     throw invalid("data has element type ", printable(data.element_type()), ", which is not supported here");
-  problem.rows = require_rows("data", data, axis);
+  const Rows own = require_rows("data", data, axis);
   if (out.dimensions().size() != data.dimensions().size())
     throw invalid("out has rank ", out.dimensions().size(), ", expected ", data.dimensions().size());
-  problem.segments = require_rows("out", out, axis).length;
+  problem.rows = require_rows("out", out, axis);
+  problem.segments = problem.rows.length;
+  problem.rows.length = own.length;
   require_type("out", out, data.element_type());
-  require_shape("out", out, with_axis(dims_of(data), axis, problem.segments));
-
   require_type("ids", ids, ffi::DataType::S32);
-  const Broadcast broadcast = require_broadcast("ids", ids, dims_of(data), axis);
-  const Dims dims = dims_of(ids);
-  Rows rows = rows_of("ids", ids, axis);
-  if (rows.inner != 1 || rows.length != problem.rows.length)
-    throw invalid("ids has shape ", text_of(dims), ": it must have all of axis ", axis, " and nothing after it");
+  if (ids.dimensions().size() != data.dimensions().size())
+    throw invalid("ids has rank ", ids.dimensions().size(), ", expected ", data.dimensions().size());
+  Dims whole = dims_of(data);
+  for (int64_t d = 0; d < axis; ++d)
+    if (whole[d] == 1) whole[d] = ids.dimensions()[d];
+  require_shape("out", out, with_axis(whole, axis, problem.segments));
+  problem.data = require_broadcast("data", data, whole, axis).outer;
+  problem.ids = require_broadcast("ids", ids, whole, axis).outer;
+  const Rows rows = rows_of("ids", ids, axis);
+  if (rows.inner != 1 || rows.length != own.length)
+    throw invalid("ids has shape ", text_of(dims_of(ids)), ": it must have all of axis ", axis,
+                  " and nothing after it");
   problem.shared = rows.outer == 1;
-  problem.ids = broadcast.outer;
   return problem;
 }
 

@@ -1,6 +1,7 @@
 // What the family counts, adds up and looks for, as plain structs that both backends take.
 //   bincount: out[o, b, i] = how many of x[o, :, i] are b.
-//   segments: out[o, s, i] = the sum, the largest or the smallest of data[o, j, i] over all j with ids[o, j] = s.
+//   segments: out[o, s, i] = the sum, the largest or the smallest of data[o, j, i] over all j with ids[o, j] = s. Outer
+//     indices may share data: the sums of gradients by bin, for each of many features.
 //   searchsorted: places[o, j, i] = how many of sorted[o, :, i] come before queries[o, j, i].
 // Ids out of range are dropped.
 #pragma once
@@ -34,12 +35,12 @@ enum class Op { kSum, kMax, kMin };
 
 struct Segments {
   Op op = Op::kSum;
-  Rows rows;  // of the data
+  Rows rows;  // outer indices of the results, the length and the columns of the data
   int64_t segments = 0;
   DType dtype = DType::kFloat32;
   bool sorted = false;  // ids ascend
   bool shared = false;  // every outer index has the same ids
-  IndexMap ids;         // from an outer index to the first of its ids
+  IndexMap ids, data;   // from an outer index to the first of its ids and numbers, which others may share
 };
 
 struct Search {

@@ -1,10 +1,12 @@
-// The CPU implementation of searchsorted, seen from handlers.cc.
+// What runs on the CPU, seen from handlers.cc.
 #pragma once
 
 #include "common/cpu/parallel.h"
 #include "count/count.h"
 
 namespace jaxgpuops::count {
+
+void reduce_segments(const Segments& problem, const void* data, const int32_t* ids, void* out, const Workers& workers);
 
 void search(const Search& problem, const void* queries, const void* sorted, int32_t* places, const Workers& workers);
 
