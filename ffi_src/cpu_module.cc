@@ -77,6 +77,9 @@ nb::dict plan_dict(const jaxgpuops::count::SegmentsPlan& plan) {
   dict["passes"] = plan.order.passes;
   dict["rows"] = plan.rows;
   dict["tiles"] = plan.tiles;
+  dict["columns"] = plan.columns;
+  dict["warps"] = plan.warps;
+  dict["shared_bytes"] = plan.shared_bytes;
   dict["workspace_bytes"] = plan.workspace_bytes;
   return dict;
 }
@@ -273,7 +276,7 @@ NB_MODULE(_cpu, module) {
   module.def(
       "plan_segments",
       [](const std::string& op, int64_t outer, int64_t length, int64_t inner, int64_t segments,
-         const std::string& dtype, bool sorted) {
+         const std::string& dtype, bool sorted, int compute_capability) {
         using count::Op;
         count::Segments problem;
         problem.op = op_named({Op::kSum, Op::kMax, Op::kMin}, op);
@@ -281,9 +284,9 @@ NB_MODULE(_cpu, module) {
         problem.segments = segments;
         problem.dtype = dtype_named(dtype);
         problem.sorted = sorted;
-        return plan_dict(count::plan_segments(problem));
+        return plan_dict(count::plan_segments(problem, gpu_of(compute_capability)));
       },
-      "op"_a, "outer"_a, "length"_a, "inner"_a, "segments"_a, "dtype"_a, "sorted"_a);
+      "op"_a, "outer"_a, "length"_a, "inner"_a, "segments"_a, "dtype"_a, "sorted"_a, "compute_capability"_a);
 
   module.def(
       "plan_moe",

@@ -150,6 +150,15 @@ WRONG_SEGMENTS = {
     "ids inner": (ROWS_OF_SEGMENTS, S((8, 3), S32), SUMS, 0, r"ids has shape \(8, 3\): it must have all of axis 0"),
     "out dtype": (ROWS_OF_SEGMENTS, IDS, S((5, 3), S32), 0, "out has element type S32, expected F32"),
     "out shape": (ROWS_OF_SEGMENTS, IDS, S((5, 4), F32), 0, r"out has shape \(5, 4\), expected \(5, 3\)"),
+    "ids rank": (ROWS_OF_SEGMENTS, S((8,), S32), SUMS, 0, "ids has rank 1, expected 2"),
+    "shared data": (
+        S((2, 8, 3), F32),
+        S((4, 8, 1), S32),
+        S((2, 5, 3), F32),
+        1,
+        r"ids has shape \(4, 8, 1\), which does",
+    ),
+    "shared out": (S((1, 8, 3), F32), S((4, 8, 1), S32), S((1, 5, 3), F32), 1, r"out .* expected \(4, 5, 3\)"),
 }
 
 

@@ -419,7 +419,16 @@ def run_scans(rng):
 # ---- Counts and segments --------------------------------------------------------------------------------------------
 
 COUNTS = [((37, 61), 7), ((3, 30_001), 300), ((2, 30_001), 50_001), ((1, 30_001), 130_001), ((2, 5001), 500_001)]
-SEGMENTS = [((29, 5), 4), ((5001, 3), 101), ((5001,), 2_000_001), ((20_001, 64), 1001), ((301, 1030), 50)]
+SEGMENTS = [
+    # (shape of the data, segments): few columns in tables of lanes, of warps; the others in order
+    ((29, 5), 4),
+    ((9001, 2), 101),
+    ((9001, 3), 101),
+    ((9001, 3), 701),
+    ((5001,), 2_000_001),
+    ((20_001, 64), 1001),
+    ((301, 1030), 50),
+]
 
 
 def run_counts(rng):
@@ -455,6 +464,8 @@ def run_counts(rng):
                 kernels |= {call.plan.get("algorithm", "cpu") for call in jaxgpuops.explain(fn, x)}
                 wanted = expected.astype(np.int64).astype(np.int8) if dtype == "int8" else jnp.asarray(expected, dtype)
                 np.testing.assert_array_equal(np.asarray(fn(x)), np.asarray(wanted))
+                shared = jax.vmap(lambda ids, x=x: jaxgpuops.segment_sum(x, ids, segments))(np.stack([ids, ids[::-1]]))
+                np.testing.assert_array_equal(np.asarray(shared[0]), np.asarray(wanted))
                 largest = np.full((segments, *shape[1:]), -2)
                 np.maximum.at(largest, ids[valid], data[valid])
                 found = np.asarray(jaxgpuops.segment_max(x, ids, segments, indices_are_sorted=is_sorted), np.float64)

@@ -65,17 +65,26 @@ BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu) {
   return plan;
 }
 
-// What depends on the number of rows is not looked at: it would change the order in which parts are added.
-SegmentsPlan plan_segments(const Segments& problem) {
+// What depends on the number of rows, or on the GPU, must not change the order in which parts are added.
+SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
   SegmentsPlan plan;
   const Rows& rows = problem.rows;
   if (rows.outer == 0 || rows.inner == 0 || problem.segments == 0) return plan;
   const int64_t table = problem.segments * partial_bytes(problem);
-  if (rows.inner == 1 && !problem.sorted && table * (kTableThreads / 32) <= 48 << 10) {
-    plan.algorithm = Segmenting::kTables;
-    plan.tiles = std::clamp<int64_t>(rows.length / std::max<int64_t>(8192, 8 * problem.segments), 1, 528);
+  const int64_t most = kGpus[0].shared_bytes;  // that every GPU has
+  const bool has_lanes = 32 * table <= most;
+  if (!problem.sorted && rows.inner <= kMostTableColumns && (has_lanes || table * (kTableThreads / 32) <= 48 << 10)) {
+    plan.algorithm = has_lanes ? Segmenting::kLanes : Segmenting::kTables;
+    plan.columns = has_lanes && rows.inner % 2 == 0 && 64 * table <= most ? 2 : 1;
+    const int64_t least = std::max<int64_t>(has_lanes ? 2048 : 8192, 8 * problem.segments * plan.columns);
+    plan.tiles = std::clamp<int64_t>(rows.length / least, 1, has_lanes ? 1056 : 528);
     plan.rows = ceil_div(rows.length, plan.tiles);
-    if (plan.tiles > 1) plan.workspace_bytes = aligned(plan.tiles * table);
+    if (plan.tiles > 1) plan.workspace_bytes = aligned(plan.tiles * rows.inner * table);
+    if (has_lanes) {
+      const int64_t own = 32 * table * plan.columns;
+      plan.warps = static_cast<int>(std::clamp<int64_t>(gpu.shared_bytes / own, 1, kMostLaneWarps));
+      plan.shared_bytes = plan.warps * own;
+    }
     return plan;
   }
   plan.algorithm = problem.sorted ? Segmenting::kSorted : Segmenting::kOrdered;

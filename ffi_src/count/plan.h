@@ -49,22 +49,28 @@ struct OrderPlan {
 
 enum class Segmenting {
   kEmpty,    // no segments
-  kTables,   // scalars, few segments: tables in shared memory
+  kLanes,    // few columns and segments: a table a lane, in shared memory
+  kTables,   // few columns, some more segments: a table a warp
   kSorted,   // tiles of rows whose ids ascend
   kOrdered,  // the same of rows in the order of their ids
 };
-constexpr const char* kSegmentingNames[] = {"empty", "tables", "sorted", "ordered"};
+constexpr const char* kSegmentingNames[] = {"empty", "lanes", "tables", "sorted", "ordered"};
 constexpr int kTableThreads = 256;
+constexpr int kMostLaneWarps = 4;  // of a block
+constexpr int64_t kMostTableColumns = 8;
 
 struct SegmentsPlan {
   Segmenting algorithm = Segmenting::kEmpty;
   OrderPlan order;
   int64_t rows = 0;  // of a tile or slice
   int64_t tiles = 0;
+  int columns = 1;               // of kLanes: that a warp has at a time
+  int warps = 0;                 // of a block of it
+  int64_t shared_bytes = 0;      // that it has
   int64_t heads = 0, tails = 0;  // where a row's workspace has the parts of segments that cross tiles
   int64_t workspace_bytes = 0;
 };
 
-SegmentsPlan plan_segments(const Segments& problem);
+SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu);
 
 }  // namespace jaxgpuops::count

@@ -61,7 +61,12 @@ def _each(fn, x, ids, axis):
     shared = [[d for d in range(axis) if a.shape[d] == 1 and b.shape[d] != 1] for a, b in ((x, ids), (ids, x))]
     for d in reversed(range(axis)):
         fn = jax.vmap(fn, in_axes=[None if d in own else 0 for own in shared])
-    return fn(*(a.reshape([n for d, n in enumerate(a.shape) if d not in own]) for a, own in zip((x, ids), shared)))
+    return fn(
+        *(
+            a.reshape([n for d, n in enumerate(a.shape) if d not in own])
+            for a, own in zip((x, ids), shared, strict=True)
+        )
+    )
 
 
 def empty(name: str, dtype: np.dtype):
@@ -88,7 +93,7 @@ def _segments_fallback(data, ids, *, axis, length, sorted, name, along=None):
 
 
 def _plan_segments(rows, avals, compute_capability, axis, *, length, sorted, name, along):
-    return _native.modules["cpu"].plan_segments(name, *rows, length, str(avals[0].dtype), sorted)
+    return _native.modules["cpu"].plan_segments(name, *rows, length, str(avals[0].dtype), sorted, compute_capability)
 
 
 def _segments_kernel(name):

@@ -34,13 +34,14 @@ ffi::Error segments(cudaStream_t stream, ffi::AnyBuffer data, ffi::AnyBuffer ids
                     ffi::Result<ffi::AnyBuffer> workspace, int64_t axis, bool sorted) {
   return handle(target_name(op).c_str(), [&] {
     const Segments problem = segments_of(op, data, ids, *out, axis, sorted);
-    const SegmentsPlan plan = plan_segments(problem);
-    const int64_t bytes = require_workspace(*workspace, data, axis);
+    const Device device = current_device();
+    const SegmentsPlan plan = plan_segments(problem, device.gpu());
+    const int64_t bytes = require_workspace(*workspace, *out, axis);
     if (bytes < plan.workspace_bytes) throw invalid("workspace has ", bytes, " bytes, expected ", plan.workspace_bytes);
     const SegmentsBuffers buffers = {data.untyped_data(), static_cast<const int32_t*>(ids.untyped_data()),
                                      out->untyped_data(), static_cast<char*>(workspace->untyped_data()), bytes};
     require_launched(launch_segments(stream, plan, problem, buffers),
-                     kSegmentingNames[static_cast<int>(plan.algorithm)], problem.rows, data, current_device());
+                     kSegmentingNames[static_cast<int>(plan.algorithm)], problem.rows, data, device);
   });
 }
 

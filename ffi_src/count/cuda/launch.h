@@ -24,11 +24,18 @@ struct SegmentsBuffers {
 cudaError_t launch_segments(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                             const SegmentsBuffers& buffers);
 
+cudaError_t launch_segment_lanes(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
+                                 const SegmentsBuffers& buffers);
+
 cudaError_t launch_segment_tables(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                   const SegmentsBuffers& buffers);
 
-// The first part of it where ids are not sorted: the keys and positions of each row of ids, in the stable order of the
-// ids, into its workspace.
+// The second part of both where a row has several slices.
+cudaError_t launch_segment_slices(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
+                                  const SegmentsBuffers& buffers);
+
+// The first part of launch_segments where ids are not sorted: the keys and positions of each row of ids, in the stable
+// order of the ids, into its workspace.
 cudaError_t launch_order(cudaStream_t stream, const OrderPlan& plan, const Segments& problem,
                          const SegmentsBuffers& buffers);
 
