@@ -82,19 +82,19 @@ def bounds(offsets: jax.Array, length: int) -> jax.Array:
     return lax.cummax(jnp.clip(wide, 0, length).astype(np.int32))
 
 
-def _within_segments(order: jax.Array, offsets: jax.Array, axis: int) -> jax.Array:
+def _within_segments(order: jax.Array, offsets: jax.Array, axis: int, split) -> jax.Array:
     """The order of each segment alone, from that of the whole axis. What is in no segment stays where it is."""
-    length, count = order.shape[axis], offsets.shape[0]
-    follow = functools.partial(take_along_axis, axis=axis, permutes=True)
+    length, count = order.shape[axis] if split is None else split.length, offsets.shape[0]
+    follow = functools.partial(take_along_axis, axis=axis, split=split, permutes=True)
     # How many offsets are at or before a place says which segment it is in; the fewest bits that can are sorted fastest.
     passed = cumsum(bincount(bounds(offsets, length), 0, length + 1), 0)[:length]
-    ids = lax.broadcast_in_dim(passed.astype(np.min_scalar_type(count)), order.shape, (axis,))
+    passed = passed.astype(np.min_scalar_type(count))
+    ids = lax.broadcast_in_dim(passed if split is None else split.part_of(passed, 0), order.shape, (axis,))
     [by_segment] = sort_p(
-        follow(ids, order), axis=axis, descending=False, values=False, indices=True
+        follow(ids, order), axis=axis, descending=False, values=False, indices=True, split=split
     )  # stable: it keeps the order in a segment
-    return jnp.where(
-        (ids > 0) & (ids < count), follow(order, by_segment), lax.broadcasted_iota(np.int32, order.shape, axis)
-    )
+    place = lax.broadcasted_iota(np.int32, order.shape, axis) + (0 if split is None else split.start())
+    return jnp.where((ids > 0) & (ids < count), follow(order, by_segment), place)
 
 
 def permutation(
@@ -112,7 +112,7 @@ def permutation(
     for key in reversed(before):  # a stable sort by each key keeps the order of the less significant ones
         [by_key] = order(follow(key, indices))
         indices = follow(indices, by_key)
-    return indices if offsets is None else _within_segments(indices, offsets, axis)
+    return indices if offsets is None else _within_segments(indices, offsets, axis, split)
 
 
 def _sort_together_fallback(key, *others, axis, num_keys, descending, indices):
@@ -162,8 +162,8 @@ def sort_operands(
 ) -> tuple[list[jax.Array], jax.Array | None]:
     """The operands in the order of the first ``num_keys``, and the permutation, where it is asked for or needed."""
     if offsets is not None:
-        order = permutation(operands[:num_keys], axis, descending, offsets=offsets)
-        return [take_along_axis(x, order, axis, permutes=True) for x in operands], order
+        order = permutation(operands[:num_keys], axis, descending, split, offsets)
+        return [take_along_axis(x, order, axis, split, permutes=True) for x in operands], order
     params = {"axis": axis, "descending": descending, "indices": indices, "split": split}
     if len(operands) == 1 and operands[0].dtype in _arguments.ORDERED_DTYPES:
         outs = sort_p(*operands, values=True, **params)
