@@ -71,6 +71,15 @@ nb::dict plan_dict(const jaxgpuops::count::BincountPlan& plan) {
   return dict;
 }
 
+nb::dict plan_dict(const jaxgpuops::count::SelectPlan& plan) {
+  nb::dict dict;
+  dict["algorithm"] = jaxgpuops::count::kSelectingNames[static_cast<int>(plan.algorithm)];
+  dict["threads"] = plan.threads;
+  dict["shared_bytes"] = plan.shared_bytes;
+  dict["workspace_bytes"] = 0;
+  return dict;
+}
+
 nb::dict plan_dict(const jaxgpuops::count::SegmentsPlan& plan) {
   nb::dict dict;
   dict["algorithm"] = jaxgpuops::count::kSegmentingNames[static_cast<int>(plan.algorithm)];
@@ -272,6 +281,17 @@ NB_MODULE(_cpu, module) {
         return plan_dict(count::plan_bincount(problem, gpu_of(compute_capability)));
       },
       "outer"_a, "length"_a, "inner"_a, "bins"_a, "dtype"_a, "compute_capability"_a);
+
+  module.def(
+      "plan_select",
+      [](int64_t outer, int64_t length, int64_t inner, int64_t count, int key_bits, int compute_capability) {
+        count::Select problem;
+        problem.rows = {outer, length, inner};
+        problem.count = count;
+        problem.bits = key_bits;
+        return plan_dict(count::plan_select(problem, gpu_of(compute_capability)));
+      },
+      "outer"_a, "length"_a, "inner"_a, "count"_a, "key_bits"_a, "compute_capability"_a);
 
   module.def(
       "plan_segments",

@@ -138,11 +138,12 @@ class Kernel:
         GPU those of little memory do not: there a copy is one more kernel.)
       broadcasts: ``broadcasts(count, **params)`` gives which of ``count`` operands may have size 1 where others have
         more: under vmap, they are not copied for each element of a batch that they do not depend on.
-      shortest: length of the shortest rows that the CPU handler is for: XLA makes one loop of shorter ones and what is
-        around them, which is faster.
+      shortest: length of the shortest rows that the CPU handler is for: for shorter ones the fallback is faster, of which
+        XLA makes one loop with what is around it.
       plan: ``plan(rows, avals, compute_capability, axis, **params)`` gives the algorithm that the CUDA handler takes
         for operands of types ``avals``, with rows = (outer, length, inner), and ``workspace_bytes``, the scratch memory
-        it needs per outer index. The handler gets it as one more uint8 result. None: the handler takes no such result.
+        it needs per outer index. The handler gets it as one more uint8 result. Algorithm "none": the fallback, which is
+        made of other kernels, is faster. None: the handler takes no such result.
       reindexes: whether the axis of results is another one than that of the operands: then it is split over an explicit
         mesh only as the param ``along`` says, if there is one. Others are split as the operands are. So are those of
         calls with the param ``permutes``.
@@ -279,6 +280,8 @@ class Kernel:
         plan = {}
         if planned and not why:
             plan = self.plan(_rows(whole, axis), avals, _native.compute_capability(), axis, **params)
+            if plan.get("algorithm") == "none":
+                why, plan = "other kernels are faster", {}
         kernel = None if why else self.target
         return Lowering(self.name, whole, str(x.dtype), {"axis": axis, **params}, platform, kernel, plan, why)
 

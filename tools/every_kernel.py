@@ -14,6 +14,7 @@ import numpy as np
 
 import jaxgpuops
 from jaxgpuops.lax import scan_primitives as scan
+from jaxgpuops.lax._sort import select
 from jaxgpuops.lax.along_axis import put_along_axis, take_along_axis
 
 TOPK = [
@@ -447,6 +448,19 @@ def run_counts(rng):
             np.testing.assert_array_equal(found, [np.searchsorted(t, q) for t, q in zip(table, queries, strict=True)])
             shared = jaxgpuops.searchsorted(jnp.asarray(table[0], dtype), jnp.asarray(queries.T, dtype))
             np.testing.assert_array_equal(shared, np.searchsorted(table[0], queries.T))
+    for (n, m), dtype in itertools.product(
+        [(3, 1025), (2, 9001), (2, 17_001)], ("int8", "bfloat16", "float32", "int64")
+    ):
+        with jax.enable_x64(dtype == "int64"):
+            x = jnp.asarray(rng.integers(-99, 99, (n, m)), dtype)
+            ranks = np.array([[0, m // 2, m // 2, m - 1]], np.int32)
+            kernels |= {
+                call.plan.get("algorithm", "cpu") for call in jaxgpuops.explain(lambda x: select(x, ranks, 1), x)
+            }
+            order = np.argsort(np.asarray(x, np.int64), 1, kind="stable")[:, ranks[0]]
+            values, indices = select(x, ranks, 1)
+            np.testing.assert_array_equal(indices, order)
+            np.testing.assert_array_equal(values, np.take_along_axis(np.asarray(x), order, 1))
     columns = rng.integers(0, 9, (3, 501, 5))
     found = jax.vmap(lambda x: jaxgpuops.bincount(x, 8), in_axes=2, out_axes=2)(columns)
     np.testing.assert_array_equal(found, (columns[:, :, None] == np.arange(8)[:, None]).sum(1))

@@ -72,6 +72,27 @@ inline Search search_of(ffi::AnyBuffer queries, ffi::AnyBuffer sorted, ffi::AnyB
   return problem;
 }
 
+inline Select select_of(ffi::AnyBuffer x, ffi::AnyBuffer ranks, ffi::AnyBuffer values, ffi::AnyBuffer indices,
+                        int64_t axis) {
+  Select problem;
+  const Element element = require_ordered("x", x);
+  problem.bits = element.bits;
+  problem.order = sort_order_of(element, false);
+  problem.rows = require_rows("x", x, axis);
+  require_type("ranks", ranks, ffi::DataType::S32);
+  if (ranks.dimensions().size() != x.dimensions().size())
+    throw invalid("ranks has rank ", ranks.dimensions().size(), ", expected ", x.dimensions().size());
+  problem.count = require_rows("ranks", ranks, axis).length;
+  const Dims dims = with_axis(dims_of(x), axis, problem.count);
+  problem.ranks = require_broadcast("ranks", ranks, dims, axis);
+  require_type("values", values, x.element_type());
+  require_shape("values", values, dims);
+  require_type("indices", indices, ffi::DataType::S32);
+  require_shape("indices", indices, dims);
+  if (problem.rows.length == 0 && problem.count > 0) throw invalid("x has no elements along axis ", axis);
+  return problem;
+}
+
 // What searchsorted takes, in the order of the handlers' parameters.
 template <class Backend>
 auto search_binding() {

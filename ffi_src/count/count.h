@@ -3,7 +3,9 @@
 //   segments: out[o, s, i] = the sum, the largest or the smallest of data[o, j, i] over all j with ids[o, j] = s. Outer
 //     indices may share data: the sums of gradients by bin, for each of many features.
 //   searchsorted: places[o, j, i] = how many of sorted[o, :, i] come before queries[o, j, i].
-// Ids out of range are dropped.
+//   select: the element of x[o, :, i] of rank ranks[o, j, i], and its index: of equal ones the j-th in order of
+//   appearance.
+// Ids out of range are dropped; ranks out of range are moved into it.
 #pragma once
 
 #include <algorithm>
@@ -56,6 +58,19 @@ struct Search {
   JAXGPUOPS_HD bool before(Key element, Key query_key) const {
     const Key key = sort_key(element, order);
     return key < query_key || (right && key == query_key);
+  }
+};
+
+struct Select {
+  Rows rows;
+  int64_t count = 0;  // of ranks
+  int bits = 32;      // of an element
+  SortOrder order;
+  Broadcast ranks;  // where a row has its ranks, which others may share
+
+  // As a place in the row, of which there is at least one.
+  JAXGPUOPS_HD int64_t rank_of(int32_t rank) const {
+    return rank < 0 ? 0 : rank < rows.length ? static_cast<int64_t>(rank) : rows.length - 1;
   }
 };
 

@@ -65,6 +65,24 @@ BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu) {
   return plan;
 }
 
+SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
+  SelectPlan plan;
+  const Rows& rows = problem.rows;
+  if (rows.count() == 0 || problem.count == 0) return plan;
+  const int64_t tables = 2 * (int64_t{4} << kSelectBits) + 1024;  // and what the kernel has besides
+  const int64_t bytes = aligned(rows.length * problem.bits / 8);
+  // Shorter rows are sorted in registers. A block has a row of its own whatever else there is to do: where columns are
+  // read, or memory is read again for each digit, a sort takes no longer.
+  if (rows.inner > 1 || rows.length <= 1024 || bytes + tables > gpu.shared_bytes || problem.count > kMostRanks) {
+    plan.algorithm = Selecting::kNone;
+    return plan;
+  }
+  plan.algorithm = Selecting::kBlock;
+  plan.threads = rows.length <= 8192 ? 256 : rows.length <= 16384 ? 512 : 1024;
+  plan.shared_bytes = bytes;
+  return plan;
+}
+
 // What depends on the number of rows, or on the GPU, must not change the order in which parts are added.
 SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
   SegmentsPlan plan;

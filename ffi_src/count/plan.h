@@ -31,6 +31,26 @@ struct BincountPlan {
 
 BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu);
 
+// ---- Ranks ----------------------------------------------------------------------------------------------------------
+
+constexpr int kSelectBits = 11;  // of a digit
+constexpr int kMostRanks = 8;
+
+enum class Selecting {
+  kEmpty,  // nothing to write
+  kBlock,  // rows whose keys fit in the shared memory of a block
+  kNone,   // a sort is faster
+};
+constexpr const char* kSelectingNames[] = {"empty", "block", "none"};
+
+struct SelectPlan {
+  Selecting algorithm = Selecting::kEmpty;
+  int threads = 0;
+  int64_t shared_bytes = 0;
+};
+
+SelectPlan plan_select(const Select& problem, const Gpu& gpu);
+
 // ---- Segments -------------------------------------------------------------------------------------------------------
 
 // The stable order of ids, by digits from the lowest: a block ranks a tile.

@@ -83,6 +83,15 @@ ffi::Error search_handler(ffi::ThreadPool pool, ffi::AnyBuffer queries, ffi::Any
   });
 }
 
+ffi::Error select_handler(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer ranks,
+                          ffi::Result<ffi::AnyBuffer> values, ffi::Result<ffi::AnyBuffer> indices, int64_t axis) {
+  return handle("jaxgpuops.select", [&] {
+    select(select_of(x, ranks, *values, *indices, axis), x.untyped_data(),
+           static_cast<const int32_t*>(ranks.untyped_data()), values->untyped_data(),
+           static_cast<int32_t*>(indices->untyped_data()), workers_of(pool));
+  });
+}
+
 template <Op op>
 ffi::Error segments_handler(ffi::ThreadPool pool, ffi::AnyBuffer data, ffi::AnyBuffer ids,
                             ffi::Result<ffi::AnyBuffer> out, int64_t axis, bool sorted) {
@@ -108,6 +117,14 @@ XLA_FFI_DEFINE_HANDLER(kBincount, bincount_handler,
                            .Ret<ffi::AnyBuffer>()  // counts
                            .Attr<int64_t>("axis"));
 XLA_FFI_DEFINE_HANDLER(kSearch, search_handler, search_binding<OnCpu>());
+XLA_FFI_DEFINE_HANDLER(kSelect, select_handler,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()  // x
+                           .Arg<ffi::AnyBuffer>()  // ranks
+                           .Ret<ffi::AnyBuffer>()  // values
+                           .Ret<ffi::AnyBuffer>()  // indices
+                           .Attr<int64_t>("axis"));
 XLA_FFI_DEFINE_HANDLER(kSum, segments_handler<Op::kSum>, segments_binding());
 XLA_FFI_DEFINE_HANDLER(kMax, segments_handler<Op::kMax>, segments_binding());
 XLA_FFI_DEFINE_HANDLER(kMin, segments_handler<Op::kMin>, segments_binding());
@@ -115,11 +132,8 @@ XLA_FFI_DEFINE_HANDLER(kMin, segments_handler<Op::kMin>, segments_binding());
 }  // namespace
 
 std::vector<Target> cpu_targets() {
-  return {{"jaxgpuops.bincount", kBincount},
-          {"jaxgpuops.searchsorted", kSearch},
-          {"jaxgpuops.segment_sum", kSum},
-          {"jaxgpuops.segment_max", kMax},
-          {"jaxgpuops.segment_min", kMin}};
+  return {{"jaxgpuops.bincount", kBincount}, {"jaxgpuops.searchsorted", kSearch}, {"jaxgpuops.segment_sum", kSum},
+          {"jaxgpuops.segment_max", kMax},   {"jaxgpuops.segment_min", kMin},     {"jaxgpuops.select", kSelect}};
 }
 
 }  // namespace jaxgpuops::count

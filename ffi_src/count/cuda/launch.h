@@ -13,6 +13,9 @@ cudaError_t launch_bincount(cudaStream_t stream, const BincountPlan& plan, const
 cudaError_t launch_search(cudaStream_t stream, const Search& problem, const void* queries, const void* sorted,
                           int32_t* places);
 
+cudaError_t launch_select(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x,
+                          const int32_t* ranks, void* values, int32_t* indices);
+
 struct SegmentsBuffers {
   const void* data;
   const int32_t* ids;
