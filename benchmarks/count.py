@@ -17,6 +17,7 @@ from benchmarks.runner import Case, array_name
 GPU_BINCOUNT = [(1 << 26, 256), (1 << 26, 4096), (1 << 26, 65536), (1 << 26, 1 << 20)]
 GPU_WEIGHTED = [(1 << 26, 256)]
 GPU_HISTOGRAM = [(1 << 26, 256)]
+GPU_PAIRS = [(10_000_000, 28, 255, "float32"), (10_000_000, 28, 255, "int32"), (1 << 17, 28, 255, "float32")]
 GPU_SEGMENTS = [
     # (op, rows, features, segments, dtype, sorted)
     ("segment_sum", 1 << 20, 128, 1 << 16, "float32", True),
@@ -34,6 +35,7 @@ GPU_TAKE = [(65536, 4096, 128256, "bfloat16"), (65536, 4096, 128256, "float32")]
 CPU_BINCOUNT = [(1 << 20, 256), (1 << 20, 65536)]
 CPU_WEIGHTED = [(1 << 20, 256)]
 CPU_HISTOGRAM = [(1 << 20, 256)]
+CPU_PAIRS = [(1 << 16, 28, 255, "float32")]
 CPU_SEGMENTS = [
     ("segment_sum", 1 << 16, 64, 1 << 12, "float32", True),
     ("segment_sum", 1 << 16, 64, 1 << 12, "float32", False),
@@ -130,6 +132,35 @@ def histogram_case(n, bins):
         bytes=_size(n) + _size(bins),
         floor=("read", _size(n)),
         tolerance=1e-4,  # torch and CuPy round at the edges of bins in their own ways
+    )
+
+
+def pairs_case(n, features, bins, dtype):
+    """What boosted trees add up: gradients and hessians by bin, for each feature."""
+    one_by_one = lambda of_one: jax.vmap(lambda pairs, ids: of_one(pairs, ids, bins), in_axes=(None, 0))
+
+    def inputs(key):
+        ids = jax.random.randint(key, (features, n), 0, bins, jnp.int32)
+        draw = jax.random.normal if dtype == "float32" else lambda *a: jax.random.randint(*a, -99, 99, jnp.int32)
+        return draw(key, (n, 2)), ids
+
+    def of_torch(pairs, ids):
+        rows = (ids + bins * ids.new_tensor(range(features))[:, None]).ravel()
+        out = pairs.new_zeros((features * bins, 2))
+        return (out.index_add_(0, rows, pairs.repeat(features, 1)).reshape(features, bins, 2),)
+
+    return Case(
+        name=f"pairs {array_name((features, n), 1, dtype)} into {bins}",
+        inputs=inputs,
+        functions={
+            "jaxgpuops": lambda pairs, ids: (one_by_one(jaxgpuops.segment_sum)(pairs, ids),),
+            "jax": lambda pairs, ids: (one_by_one(jax.ops.segment_sum)(pairs, ids),),
+            "torch": of_torch,
+        },
+        bytes=_size(features, n) + _size(n, 2) + _size(features, bins, 2),
+        floor=("read", _size(features, n)),
+        tolerance=1e-3 if dtype == "float32" else 0.0,
+        hostile={"90 % in one": lambda pairs, ids: (pairs, _hot(ids.ravel(), bins).reshape(ids.shape))},
     )
 
 
@@ -237,6 +268,7 @@ def cases(platform: str) -> list[Case]:
         (bincount_case, GPU_BINCOUNT, CPU_BINCOUNT),
         (weighted_case, GPU_WEIGHTED, CPU_WEIGHTED),
         (histogram_case, GPU_HISTOGRAM, CPU_HISTOGRAM),
+        (pairs_case, GPU_PAIRS, CPU_PAIRS),
         (segments_case, GPU_SEGMENTS, CPU_SEGMENTS),
         (take_case, GPU_TAKE, CPU_TAKE),
     )

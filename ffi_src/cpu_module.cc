@@ -71,12 +71,24 @@ nb::dict plan_dict(const jaxgpuops::count::BincountPlan& plan) {
   return dict;
 }
 
+nb::dict plan_dict(const jaxgpuops::count::SelectPlan& plan) {
+  nb::dict dict;
+  dict["algorithm"] = jaxgpuops::count::kSelectingNames[static_cast<int>(plan.algorithm)];
+  dict["threads"] = plan.threads;
+  dict["shared_bytes"] = plan.shared_bytes;
+  dict["workspace_bytes"] = 0;
+  return dict;
+}
+
 nb::dict plan_dict(const jaxgpuops::count::SegmentsPlan& plan) {
   nb::dict dict;
   dict["algorithm"] = jaxgpuops::count::kSegmentingNames[static_cast<int>(plan.algorithm)];
   dict["passes"] = plan.order.passes;
   dict["rows"] = plan.rows;
   dict["tiles"] = plan.tiles;
+  dict["columns"] = plan.columns;
+  dict["warps"] = plan.warps;
+  dict["shared_bytes"] = plan.shared_bytes;
   dict["workspace_bytes"] = plan.workspace_bytes;
   return dict;
 }
@@ -271,9 +283,20 @@ NB_MODULE(_cpu, module) {
       "outer"_a, "length"_a, "inner"_a, "bins"_a, "dtype"_a, "compute_capability"_a);
 
   module.def(
+      "plan_select",
+      [](int64_t outer, int64_t length, int64_t inner, int64_t count, int key_bits, int compute_capability) {
+        count::Select problem;
+        problem.rows = {outer, length, inner};
+        problem.count = count;
+        problem.bits = key_bits;
+        return plan_dict(count::plan_select(problem, gpu_of(compute_capability)));
+      },
+      "outer"_a, "length"_a, "inner"_a, "count"_a, "key_bits"_a, "compute_capability"_a);
+
+  module.def(
       "plan_segments",
       [](const std::string& op, int64_t outer, int64_t length, int64_t inner, int64_t segments,
-         const std::string& dtype, bool sorted) {
+         const std::string& dtype, bool sorted, int compute_capability) {
         using count::Op;
         count::Segments problem;
         problem.op = op_named({Op::kSum, Op::kMax, Op::kMin}, op);
@@ -281,9 +304,9 @@ NB_MODULE(_cpu, module) {
         problem.segments = segments;
         problem.dtype = dtype_named(dtype);
         problem.sorted = sorted;
-        return plan_dict(count::plan_segments(problem));
+        return plan_dict(count::plan_segments(problem, gpu_of(compute_capability)));
       },
-      "op"_a, "outer"_a, "length"_a, "inner"_a, "segments"_a, "dtype"_a, "sorted"_a);
+      "op"_a, "outer"_a, "length"_a, "inner"_a, "segments"_a, "dtype"_a, "sorted"_a, "compute_capability"_a);
 
   module.def(
       "plan_moe",

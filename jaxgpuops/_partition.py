@@ -307,12 +307,25 @@ def run_manually(kernel, split: Split, *operands, axis, **params):
     return tuple(split.part_of(y, axis) if rule.keeps and y.ndim == operands[0].ndim else y for y in outs)
 
 
+def ends(axis) -> tuple[int, int]:
+    """The first axis, and the dimension after the last."""
+    return (axis, axis + 1) if isinstance(axis, int) else (axis[0], axis[-1] + 1)
+
+
+def whole_shape(avals, axis) -> tuple:
+    """The shape that operands broadcast to, with the axis of the first one."""
+    first, after = ends(axis)
+    sizes = zip(*(aval.shape for aval in avals), strict=True)
+    most = (next((n for n in each if not (isinstance(n, int) and n == 1)), 1) for each in sizes)
+    return tuple(n if first <= d < after else m for d, (n, m) in enumerate(zip(avals[0].shape, most, strict=True)))
+
+
 # ---- One call -------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
 class Part:
-    """What one device has of a call's first operand, and the bytes that its rule moves, by kind of collective."""
+    """What one device has of a call's operands, and the bytes that its rule moves, by kind of collective."""
 
     shape: tuple
     collectives: dict[str, int]
@@ -337,7 +350,7 @@ class _Call:
         self.rule = rule_of(kernel, params)
         self.avals_in, self.avals_out, self.meshes = avals_in, avals_out, meshes
         self.indexed = {params[name] for name in kernel.dimensions} - {None}
-        self.whole = list(avals_in[0].shape)
+        self.whole = list(whole_shape(avals_in, axis))
         if self.rule and self.rule.operands is not None and 0 not in self.rule.operands:
             self.whole[axis] = avals_out[0].shape[axis]
         self.units = self.rule.free if self.rule else {}
@@ -413,11 +426,11 @@ class _Call:
         if self.rule and any(d in splits for d in (*self.axes, *self.indexed)):
             own = functools.partial(self.rule.local, splits)
         else:
-            own = lambda *operands, **params: self.kernel.primitive.bind(*operands[: len(self.avals_in)], **params)
-        self.part = part = Part(tuple(self.avals_in[0].shape), {})
+            own = self.kernel.primitive.bind
+        self.part = part = Part(tuple(self.whole), {})
 
         def run(*operands):
-            part.shape = operands[0].shape
+            part.shape = whole_shape(operands, self.axis)
             part.collectives.clear()
             token = _noted.set(part.collectives)
             try:

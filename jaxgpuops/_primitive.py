@@ -41,6 +41,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxgpuops import _native, _partition
+from jaxgpuops._partition import ends, whole_shape
 
 # Before jax 0.10 it had the second name.
 _vary = getattr(_core, "auto_insert_reshard", None) or _core.standard_insert_pvary
@@ -120,8 +121,8 @@ def _warn_missing_partitioner() -> None:
 class Kernel:
     """A kernel as a function of JAX arrays: ``kernel(*operands, axis=..., **params)`` returns a list of arrays.
 
-    All operands have one rank. The first operand always has the full shape. In dimensions other than the axis, another
-    operand has the same size, or size 1.
+    All operands have one rank. In dimensions other than the axis they agree, or have size 1 where another one does not:
+    most often the first operand has all of them.
 
     Args:
       name: the op; the custom call and the primitive are called ``jaxgpuops.<name>``.
@@ -129,26 +130,26 @@ class Kernel:
         axis, or None if the result lacks the axis. ``(length, dtype, 1)`` is a result that has size 1 in the dimensions
         after the axis, over which it is a sum; if these are split, the devices add their sums up.
       fallback: the same function in plain JAX, for every platform and case without a kernel; returns a sequence.
-      accepts: ``accepts(dtype)`` says whether the kernel takes a first operand of that dtype. None: there is no kernel,
-        and the fallback is made of other kernels; it is a primitive so that it has a derivative of its own.
-      attributes: the params that the handler reads. Other params only determine the shapes of results.
-      dimensions: the params that are numbers of dimensions before the axis, or None; the handler reads -1 for None. The
-        result depends on the index along such a dimension, which is therefore not split over devices.
-      aliases: ``{operand: result}``, by index, for pairs that share memory. XLA copies such an operand if it lives on.
-        (On a GPU small operands do not share memory, since a copy would be one more kernel.)
-      broadcasts: ``broadcasts(count, **params)`` returns which of ``count`` operands may have size 1 where the first
-        operand has more. Under vmap these are not copied for each element of a batch that they do not depend on.
-      shortest: the length of the shortest rows for which the CPU handler is used. XLA fuses operations on shorter rows
-        with the operations around them, which is faster.
-      plan: ``plan(rows, avals, compute_capability, axis, **params)`` returns the algorithm that the CUDA handler uses
+      accepts: whether the kernel takes first operands of a dtype. None: there is no kernel, the fallback is made of
+        other kernels; it is a primitive to have its own derivative.
+      attributes: the params that the handler reads; the others only shape results.
+      dimensions: the params that are dimension numbers, or None; the handler reads -1 for None. They are before the
+        axis. A result depends on the index along such a dimension, which is therefore not split over devices.
+      aliases: ``{operand: result}``, by index, of those that share memory: XLA copies an operand that lives on. (On a
+        GPU those of little memory do not: there a copy is one more kernel.)
+      broadcasts: ``broadcasts(count, **params)`` gives which of ``count`` operands may have size 1 where others have
+        more: under vmap, they are not copied for each element of a batch that they do not depend on.
+      shortest: length of the shortest rows that the CPU handler is for: for shorter ones the fallback is faster, of which
+        XLA makes one loop with what is around it.
+      plan: ``plan(rows, avals, compute_capability, axis, **params)`` gives the algorithm that the CUDA handler takes
         for operands of types ``avals``, with rows = (outer, length, inner), and ``workspace_bytes``, the scratch memory
-        that it needs for each outer index. The handler gets this memory as one more result of dtype uint8. None: the
-        handler takes no such result.
-      reindexes: whether the axis of results is not the axis of the operands. Then the axis is split over an explicit
-        mesh only as the param ``along`` says, if there is one. Otherwise, and with the param ``permutes``, results are
-        split as the operands are.
-      splits_as_one: whether XLA is asked how to split a fallback that is made of other kernels as one call, and not for
-        each of these kernels.
+        it needs per outer index. The handler gets it as one more uint8 result. Algorithm "none": the fallback, which is
+        made of other kernels, is faster. None: the handler takes no such result.
+      reindexes: whether the axis of results is another one than that of the operands: then it is split over an explicit
+        mesh only as the param ``along`` says, if there is one. Others are split as the operands are. So are those of
+        calls with the param ``permutes``.
+      splits_as_one: of a fallback that is made of other kernels: whether XLA is asked how to split all of it over
+        devices at once, and not each of these.
     """
 
     def __init__(
@@ -214,17 +215,18 @@ class Kernel:
         return jax.jit(functools.partial(self.primitive.bind, **dict(params)))
 
     def _abstract_eval(self, *avals, axis, split=None, **params):
-        x, spec = avals[0], _merged_spec(avals)
-        first, after = _ends(axis)
+        x, spec, whole = avals[0], _merged_spec(avals), whole_shape(avals, axis)
+        first, after = ends(axis)
+        mesh = next((aval.sharding for aval in avals if any(aval.sharding.spec)), x.sharding)
         along = params.get("along") if self.reindexes and not params.get("permutes") else spec[first]
 
         # `update` keeps what a new aval would lose: the mesh of an explicit sharding, and the varying manual axes.
         def result(length, dtype, *one):
             own = () if length is None else (length,)
-            others = [(1, None) for _ in spec[after:]] if one else list(zip(x.shape[after:], spec[after:], strict=True))
-            shape = (*x.shape[:first], *own, *(size for size, _ in others))
+            others = [(1, None) for _ in spec[after:]] if one else list(zip(whole[after:], spec[after:], strict=True))
+            shape = (*whole[:first], *own, *(size for size, _ in others))
             dims = (*spec[:first], *(along for _ in own), *(name for _, name in others))
-            sharding = x.sharding.update(spec=x.sharding.spec.update(partitions=dims))
+            sharding = mesh.update(spec=mesh.spec.update(partitions=dims))
             aval = x.update(shape=shape, dtype=np.dtype(dtype), weak_type=False, sharding=sharding)
             keeps = length is not None and getattr(_partition.rule_of(self, params), "keeps", False)
             is_part = split is None or not split.checked or keeps
@@ -240,7 +242,7 @@ class Kernel:
         # it can. (For take_along_axis with a batch of indices only, folding the batch into the axis would avoid copying
         # x, but would repeat indices, and transposition relies on distinct ones.)
         home = next(d for d in dims if d is not None)
-        first, after = _ends(axis)
+        first, after = ends(axis)
         home = first if first < home < after else home  # not between several axes
         size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
         broadcast = self.broadcasts(len(operands), **params)
@@ -264,7 +266,7 @@ class Kernel:
 
     def choose(self, platform: str, avals, *, axis: int, **params) -> Lowering:
         """Kernel or plain JAX, for a call on a platform; no GPU is needed to ask."""
-        x = avals[0]
+        x, whole = avals[0], whole_shape(avals, axis)
         length = x.shape[axis]
         planned = platform == "cuda" and self.plan is not None
         if self.accepts is None:
@@ -277,13 +279,15 @@ class Kernel:
             why = f"no kernel takes {x.dtype}"
         elif platform == "cpu" and not jax.export.is_symbolic_dim(length) and 0 < length < self.shortest:
             why = f"it is faster at rows of {length}"
-        elif planned and any(map(jax.export.is_symbolic_dim, [*x.shape[axis:], *params.values()])):
+        elif planned and any(map(jax.export.is_symbolic_dim, [*whole[axis:], *params.values()])):
             why = "the plan must know the axis and what follows it"
         plan = {}
         if planned and not why:
-            plan = self.plan(_rows(x.shape, axis), avals, _native.compute_capability(), axis, **params)
+            plan = self.plan(_rows(whole, axis), avals, _native.compute_capability(), axis, **params)
+            if plan.get("algorithm") == "none":
+                why, plan = "other kernels are faster", {}
         kernel = None if why else self.target
-        return Lowering(self.name, x.shape, str(x.dtype), {"axis": axis, **params}, platform, kernel, plan, why)
+        return Lowering(self.name, whole, str(x.dtype), {"axis": axis, **params}, platform, kernel, plan, why)
 
     def _lower(self, platform, ctx, *operands, axis, split=None, **params):
         if split is not None:
@@ -323,20 +327,20 @@ class Kernel:
         return [lower_with_sharding_in_types(ctx, out, aval) for out, aval in zip(outs, ctx.avals_out, strict=True)]
 
     def _custom_call(self, ctx, operands, choice, *, axis, **params):
-        x = ctx.avals_in[0]
+        whole = whole_shape(ctx.avals_in, axis)
         numbers = {name: -1 if params[name] is None else params[name] for name in self.dimensions}
         batch_dims = min([axis, *(d for d in numbers.values() if d >= 0)])
         if _is_partitioned(ctx):
             # XLA would split a dimension of size 1 too, and pad: all devices but the first would read zeros.
-            ctx, operands = _expand(ctx, operands, lambda shape: (*x.shape[:batch_dims], *shape[batch_dims:]))
-        ctx, operands = _expand(ctx, operands, lambda shape: _readable(shape, x.shape, axis))
+            ctx, operands = _expand(ctx, operands, lambda shape: (*whole[:batch_dims], *shape[batch_dims:]))
+        ctx, operands = _expand(ctx, operands, lambda shape: _readable(shape, whole, axis))
         ins = [(aval, True) for aval in ctx.avals_in]
-        outs = [(aval, aval.ndim == x.ndim) for aval in ctx.avals_out]
+        outs = [(aval, aval.ndim == len(whole)) for aval in ctx.avals_out]
         if choice.plan:
             # One row of bytes per outer index, so that the workspace partitions with the batch.
-            workspace = (*x.shape[:axis], choice.plan["workspace_bytes"])
+            workspace = (*whole[:axis], choice.plan["workspace_bytes"])
             outs.append((jax.core.ShapedArray(workspace, np.uint8), True))
-        contract = _sharding_contract(ctx, axis, batch_dims, x.ndim, ins, outs)
+        contract = _sharding_contract(ctx, axis, batch_dims, len(whole), ins, outs)
         aliases = {i: out for i, out in self.aliases.items() if _is_worth_a_copy(choice.platform, ctx.avals_in[i])}
         lower = jax.ffi.ffi_lowering(self.target, extra_attributes=contract, operand_output_aliases=aliases)
         attributes = {name: _attribute(params[name]) for name in self.attributes}
@@ -344,14 +348,9 @@ class Kernel:
         return lower(ctx.replace(avals_out=[aval for aval, _ in outs]), *operands, **attributes)[: len(ctx.avals_out)]
 
 
-def _ends(axis) -> tuple[int, int]:
-    """The first axis, and the dimension after the last."""
-    return (axis, axis + 1) if isinstance(axis, int) else (axis[0], axis[-1] + 1)
-
-
 def merge(x: jax.Array, whole: tuple, axis) -> jax.Array:
     """x with several neighbouring axes as one; of an array that has only some of them, expanded to all of ``whole``."""
-    first, after = _ends(axis)
+    first, after = ends(axis)
     own = x.shape[first:after]
     if own != whole[first:after] and any(n != 1 for n in own):
         own = whole[first:after]

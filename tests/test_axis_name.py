@@ -13,6 +13,7 @@ import jaxgpuops
 
 SHAPE, AXIS = (4, 64, 4), 1
 LABELS = np.random.default_rng(1).integers(0, SHAPE[AXIS], (4, 4)).astype(np.int32)
+OFFSETS, LENGTHS = np.array([2, 2, 9, 40, 60]), np.array([[64, 9, 0, 33]])
 ROWS = np.random.default_rng(2).standard_normal((4, 1, 4)).astype(np.float32)
 
 
@@ -57,6 +58,10 @@ def segments(name):
         return jnp.maximum(out, -9)  # of a segment without rows
 
     return function
+
+
+def finite(top):
+    return jnp.maximum(top.values, -99), top.indices
 
 
 DIMENSION = {jaxgpuops: "axis", jaxgpuops.lax: "dimension"}
@@ -114,6 +119,26 @@ OPS = {
     "sort": (lambda ops, x, y, **names: ops.sort(x, **{DIMENSION[ops]: AXIS}, **names), True),
     "sort_key_val": (lambda ops, x, y, **names: jaxgpuops.sort_key_val(x, y, axis=AXIS, **names), True),
     "argsort": (lambda ops, x, y, **names: jaxgpuops.argsort(x, axis=AXIS, **names), True),
+    "sort of segments": (
+        lambda ops, x, y, **names: jaxgpuops.sort_key_val(x, y, axis=AXIS, offsets=OFFSETS, **names),
+        True,
+    ),
+    "argsort of segments": (
+        lambda ops, x, y, **names: jaxgpuops.argsort(x, axis=AXIS, descending=True, offsets=OFFSETS, **names),
+        True,
+    ),
+    "top-k of segments": (
+        lambda ops, x, y, **names: finite(jaxgpuops.topk(x, 3, axis=AXIS, offsets=OFFSETS, **names)),
+        False,
+    ),
+    "top-k of many segments": (
+        lambda ops, x, y, **names: finite(jaxgpuops.topk(x, 30, axis=AXIS, offsets=OFFSETS, sorted=False, **names)),
+        False,
+    ),
+    "top-k of lengths": (
+        lambda ops, x, y, **names: finite(jaxgpuops.topk(x, 20, axis=AXIS, lengths=LENGTHS, **names)),
+        False,
+    ),
     "sort of one row": (lambda ops, x, y, **names: jaxgpuops.sort(x[0, :, 0], axis=0, **names)[None, :, None], True),
     "bincount": (counted(lambda x, y, **names: jaxgpuops.bincount(digits(x), 7, y, **names)), False),
     "histogram": (counted(lambda x, y, **names: jaxgpuops.histogram(x, 6, **names)), False),

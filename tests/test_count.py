@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import jaxgpuops
+from jaxgpuops.lax import _count as count_lax
 
 INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
@@ -233,6 +234,78 @@ def test_vmap_shares_ids():
         assert "transpose" not in jaxpr
         expected = np.broadcast_to(np.array([2, 0, 2])[:, None, None], (3, 4, 3))
         np.testing.assert_array_equal(fn(x), np.moveaxis(expected, 1, axis))
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_ids_of_many_features_share_data(name, dtype):
+    """As histograms of gradients and hessians do: the bits of one feature at a time, and no copy of the data."""
+    rng = np.random.default_rng(0)
+    for n, segments, columns in [
+        (3000, 9, (2,)),
+        (70_000, 255, (2,)),
+        (500, 3000, ()),
+        (400, 7, (3, 11)),
+        (0, 4, (2,)),
+    ]:
+        data = jnp.asarray(rng.integers(0, 99, (n, *columns)) / 8, dtype)
+        ids = rng.integers(-1, segments + 1, (3, n))
+        one = lambda data, ids: getattr(jaxgpuops, name)(data, ids, segments)
+        many = jax.vmap(one, in_axes=(None, 0))
+        operands = [e.invars for e in equations(jax.make_jaxpr(many)(data, ids).jaxpr) if "segment" in e.primitive.name]
+        assert [x.aval.shape for x in operands[-1]] == [(1, n, *columns), (3, n, *(1 for _ in columns))]
+        alone = np.stack([one(data, own) for own in ids])
+        if n < 1000:
+            expected = [expected_of(name, np.asarray(data), own, segments).astype(alone.dtype) for own in ids]
+            np.testing.assert_array_equal(alone, expected)
+        np.testing.assert_array_equal(np.asarray(many(data, ids)), alone)
+        outer = jax.vmap(many, in_axes=(None, 1), out_axes=1)(data, ids[:, None].repeat(2, 1))
+        np.testing.assert_array_equal(np.asarray(outer)[:, 1], alone)
+
+
+def equations(jaxpr):
+    for e in jaxpr.eqns:
+        yield e
+        for value in e.params.values():
+            for inner in value if isinstance(value, tuple | list) else [value]:
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    yield from equations(inner)
+
+
+def test_gradients_of_shared_data_add_up():
+    rng = np.random.default_rng(0)
+    data, ct = rng.integers(-9, 9, (20, 2)).astype(np.float32), rng.integers(-9, 9, (3, 5, 2)).astype(np.float32)
+    ids = rng.integers(-1, 6, (3, 20))
+    hot = (ids[:, :, None] == np.arange(5)).astype(np.float32)
+    ours = lambda data: jax.vmap(lambda ids: jaxgpuops.segment_sum(data, ids, 5))(ids)
+    [gradient] = jax.vjp(ours, data)[1](ct)
+    np.testing.assert_array_equal(gradient, np.einsum("fns,fsc->nc", hot, ct))
+    weights = jax.grad(lambda w: (jaxgpuops.bincount(ids, 5, weights=w) * ct[..., 0]).sum())(data[:, 0])
+    np.testing.assert_array_equal(weights, np.einsum("fns,fs->n", hot, ct[..., 0]))
+    linear = jax.linear_transpose(
+        lambda d: count_lax.segments(count_lax.segment_sum_p, d, ids[:, :, None].astype(np.int32), 1, 5, False),
+        data[None],
+    )
+    np.testing.assert_array_equal(linear(ct)[0][0], np.einsum("fns,fsc->nc", hot, ct))
+    # Tables that rows of ids share.
+    rows = jax.vmap(lambda ids: jaxgpuops.take(data, ids))(ids)
+    np.testing.assert_array_equal(rows, np.where(((ids >= 0) & (ids < 20))[..., None], data[ids.clip(0, 19)], 0))
+    maximum = lambda data: jax.vmap(lambda ids: jaxgpuops.segment_max(data, ids, 5))(ids)
+    theirs = lambda data: jax.vmap(lambda ids: jax.ops.segment_max(data, jnp.where(ids < 0, 9, ids), 5))(ids)
+    finite = lambda f: lambda data: (jnp.maximum(f(data), -99) * ct).sum()
+    np.testing.assert_allclose(jax.grad(finite(maximum))(data), jax.grad(finite(theirs))(data), rtol=1e-6)
+
+
+def test_rows_without_a_segment_do_not_reach_gradients():
+    x, ids = jnp.array([1.0, 500.0, 2.0, -500.0]), np.array([0, 7, 0, -1])
+    ones = jax.grad(lambda x: jaxgpuops.segment_logsumexp(x, ids, 1).sum())(x)
+    np.testing.assert_allclose(ones, [jax.nn.sigmoid(-1.0), 0, jax.nn.sigmoid(1.0), 0], rtol=1e-6)
+    shares = jax.grad(lambda x: jaxgpuops.segment_softmax(x, ids, 1)[0])(x)
+    p = jax.nn.sigmoid(-1.0)
+    np.testing.assert_allclose(shares, [p * (1 - p), 0, -p * (1 - p), 0], rtol=1e-6)
+    twice = jax.jacrev(jax.grad(lambda x: jaxgpuops.segment_logsumexp(x, ids, 1).sum()))(x)
+    np.testing.assert_allclose(twice[0, 0], p * (1 - p), rtol=1e-5)
 
 
 def test_large_ids_do_not_wrap():

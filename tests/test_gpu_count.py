@@ -24,10 +24,16 @@ COUNTS = {
 # (length, features, segments, is sorted)
 SEGMENTS = {
     "few scalars": (3001, (), 40, False),
+    "lanes of slices": (300_001, (), 500, False),
+    "pairs": (300_001, (2,), 255, False),
+    "pairs, one by one": (100_001, (2,), 300, False),
+    "lanes of columns": (100_001, (3,), 64, False),
+    "tables": (5001, (), 1000, False),
     "tables of slices": (300_001, (), 1000, False),
-    "one tile": (29, (5,), 4, False),
-    "one pass": (5000, (3,), 100, False),
-    "two passes": (70_001, (8,), 3000, False),
+    "tables of columns": (30_001, (5,), 1000, False),
+    "one tile": (29, (9,), 4, False),
+    "one pass": (5000, (11,), 100, False),
+    "two passes": (70_001, (8,), 30_000, False),
     "three passes": (70_001, (), 2_000_000, False),
     "scalars": (1_000_003, (), 1000, True),
     "vectors": (100_001, (128,), 5000, True),
@@ -104,6 +110,19 @@ def test_segments_of_every_dtype(dtype):
                 theirs = reductions(jax.device_put(data, cpu), jax.device_put(ids, cpu), 40, False)
             for a, b in zip(ours, theirs, strict=True):
                 np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+@pytest.mark.parametrize("length, features, segments, is_sorted", SEGMENTS.values(), ids=SEGMENTS)
+def test_data_that_features_share(length, features, segments, is_sorted):
+    """A batch of ids only has the bits of one row of ids at a time."""
+    ids = jnp.stack([drawn("hot", (length,), segments, seed) for seed in range(5)])
+    ids = jnp.sort(ids) if is_sorted else ids
+    data = jax.random.normal(jax.random.key(2), (length, *features))
+    one = lambda data, ids: reductions(data, ids, segments, is_sorted)
+    alone = [jax.jit(one)(data, row) for row in ids]
+    many = jax.jit(jax.vmap(one, in_axes=(None, 0)))(data, ids)
+    for name, of_all in enumerate(many):
+        assert same_bits(of_all, jnp.stack([own[name] for own in alone]))
 
 
 def test_specials():

@@ -10,7 +10,7 @@ import reference
 from gpu import needs_memory, plan, run_in_command_buffers, same_bits, spread
 
 import jaxgpuops
-from jaxgpuops.lax._sort import sort_p
+from jaxgpuops.lax._sort import select_p, sort_p
 
 # Every kernel and form of it: (shape, axis), what the plan calls it, and whether it turns columns into rows.
 REGIMES = {
@@ -89,3 +89,21 @@ def test_more_elements_than_int32_counts():
     x = jax.random.bits(jax.random.key(0), (33_000, 70_000), np.uint8)
     indices = jax.jit(jaxgpuops.argsort)(x)
     assert (indices[-2:] == expected(x[-2:], 1, False)[1]).all()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("kind", ["normal", "few values", "one value"])
+@pytest.mark.parametrize("shape", [(300, 1025), (41, 4096), (1000, 5001), (3, 20_001), (2, 40_000)])
+def test_elements_by_rank(shape, kind, dtype):
+    """Those of the sort: of rows that a block holds by their digits, of others (of 64 bits, some here) by the sort."""
+    with jax.enable_x64(dtype == "float64"):
+        draw = {"normal": lambda y: y, "few values": jnp.round, "one value": jnp.zeros_like}[kind]
+        x = (20 * draw(jax.random.normal(jax.random.key(0), shape))).astype(dtype)
+        if dtype != "int8":
+            x = x.at[:, 3].set(-jnp.nan).at[:, 7].set(-jnp.inf)
+        ranks = np.array([[0, 1, shape[1] // 2, shape[1] // 2, shape[1] - 2, shape[1] - 1]], np.int32)
+        values, indices = jax.jit(lambda x: select_p(x, ranks, axis=1))(x)
+        np.testing.assert_array_equal(indices, jaxgpuops.argsort(x)[:, ranks[0]])
+        assert same_bits(values, jaxgpuops.sort(x)[:, ranks[0]])
+        alone = jax.jit(lambda x: select_p(x, ranks, axis=1))(x[1:2])
+        assert same_bits(alone, [values[1:2], indices[1:2]])

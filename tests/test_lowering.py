@@ -188,6 +188,11 @@ def test_operands_that_broadcast_are_not_expanded(cuda):
             lambda x, starts: jaxgpuops.cumsum(x, axis=1, segment_starts=starts), (batch, None), batch
         )
         assert operand_types(cumulative, shape_of(shape), starts) == [f"tensor<{many}xf32>, tensor<{segments}xi1>"]
+    histograms = jax.vmap(lambda pairs, bins: jaxgpuops.segment_sum(pairs, bins, 9), in_axes=(None, 0))
+    types = operand_types(histograms, shape_of((50, 2)), shape_of((6, 50), np.int32))
+    assert types == ["tensor<1x50x2xf32>, tensor<6x50x1xi32>"]
+    counts = operand_types(lambda x, w: jaxgpuops.bincount(x, 9, w), shape_of((6, 50), np.int32), shape_of((50,)))
+    assert counts == ["tensor<1x50xf32>, tensor<6x50xi32>"]
 
 
 LIKE_SOFTMAX = ("softmax", "log_softmax", "logsumexp")

@@ -171,6 +171,15 @@ WRONG_SEGMENTS = {
     "ids inner": (ROWS_OF_SEGMENTS, S((8, 3), S32), SUMS, 0, r"ids has shape \(8, 3\): it must have all of axis 0"),
     "out dtype": (ROWS_OF_SEGMENTS, IDS, S((5, 3), S32), 0, "out has element type S32, expected F32"),
     "out shape": (ROWS_OF_SEGMENTS, IDS, S((5, 4), F32), 0, r"out has shape \(5, 4\), expected \(5, 3\)"),
+    "ids rank": (ROWS_OF_SEGMENTS, S((8,), S32), SUMS, 0, "ids has rank 1, expected 2"),
+    "shared data": (
+        S((2, 8, 3), F32),
+        S((4, 8, 1), S32),
+        S((2, 5, 3), F32),
+        1,
+        r"ids has shape \(4, 8, 1\), which does",
+    ),
+    "shared out": (S((1, 8, 3), F32), S((4, 8, 1), S32), S((1, 5, 3), F32), 1, r"out .* expected \(4, 5, 3\)"),
 }
 
 
@@ -197,6 +206,33 @@ WRONG_SEARCHES = {
 def test_searchsorted_refuses(queries, rows, places, axis, message):
     with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT: jaxgpuops.searchsorted: {message}"):
         call("searchsorted", [places], queries, rows, axis=axis, right=False)
+
+
+RANKS, CHOSEN, CHOSEN_AT = S((1, 3), S32), S((4, 3), F32), S((4, 3), S32)
+WRONG_SELECTIONS = {
+    "axis": (ROWS_SEARCHED, RANKS, CHOSEN, CHOSEN_AT, 2, "axis 2 is not an axis of x, which has rank 2"),
+    "dtype": (S((4, 7), jnp.complex64), RANKS, CHOSEN, CHOSEN_AT, 1, "x has an element type without an order: C64"),
+    "ranks dtype": (ROWS_SEARCHED, S((1, 3), F32), CHOSEN, CHOSEN_AT, 1, "ranks has element type F32, expected S32"),
+    "ranks rank": (ROWS_SEARCHED, S((3,), S32), CHOSEN, CHOSEN_AT, 1, "ranks has rank 1, expected 2"),
+    "ranks shape": (ROWS_SEARCHED, S((3, 3), S32), CHOSEN, CHOSEN_AT, 1, r"ranks has shape \(3, 3\), which does not"),
+    "values dtype": (ROWS_SEARCHED, RANKS, CHOSEN_AT, CHOSEN_AT, 1, "values has element type S32, expected F32"),
+    "values shape": (
+        ROWS_SEARCHED,
+        RANKS,
+        S((4, 7), F32),
+        CHOSEN_AT,
+        1,
+        r"values has shape \(4, 7\), expected \(4, 3\)",
+    ),
+    "indices dtype": (ROWS_SEARCHED, RANKS, CHOSEN, CHOSEN, 1, "indices has element type F32, expected S32"),
+    "no elements": (S((4, 0), F32), RANKS, CHOSEN, CHOSEN_AT, 1, "x has no elements along axis 1"),
+}
+
+
+@pytest.mark.parametrize("x, ranks, values, indices, axis, message", WRONG_SELECTIONS.values(), ids=WRONG_SELECTIONS)
+def test_select_refuses(x, ranks, values, indices, axis, message):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT: jaxgpuops.select: {message}"):
+        call("select", [values, indices], x, ranks, axis=axis)
 
 
 WRONG_COUNTS = {
@@ -608,7 +644,20 @@ def test_stubs_say_what_the_modules_have():
 
 @pytest.mark.parametrize(
     "name",
-    ["topk", "argmax", "topk_softmax", "sort", "bincount", "searchsorted", *MOE, *SEGMENTS, *ALONG_AXIS, *SCANS, *ROWS],
+    [
+        "topk",
+        "argmax",
+        "topk_softmax",
+        "sort",
+        "bincount",
+        "searchsorted",
+        "select",
+        *MOE,
+        *SEGMENTS,
+        *ALONG_AXIS,
+        *SCANS,
+        *ROWS,
+    ],
 )
 def test_target_names(name):
     assert f"jaxgpuops.{name}" in _native.targets("cpu")

@@ -406,13 +406,35 @@ def test_plans_of_counts(capability):
             assert found["slices"] == 1 or length >= 8192 * found["slices"]
 
 
-def test_plans_of_segments():
-    plan = lambda *args: jaxgpuops._native.modules["cpu"].plan_segments(*args)
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_plans_of_selections(capability):
+    plan = lambda *args: jaxgpuops._native.modules["cpu"].plan_select(*args, capability)
+    assert plan(0, 5, 1, 3, 32)["algorithm"] == plan(3, 5000, 1, 0, 32)["algorithm"] == "empty"
+    for rows in ((3, 1024, 1, 3, 32), (3, 4096, 2, 3, 32), (3, 1 << 20, 1, 3, 8), (3, 4096, 1, 9, 32)):
+        assert plan(*rows)["algorithm"] == "none"
+    for length, bits in ((1025, 64), (4096, 32), (20_000, 16)):
+        found = plan(3, length, 1, 8, bits)
+        assert found["algorithm"] == "block" and found["threads"] in (256, 512, 1024)
+        assert length * bits // 8 <= found["shared_bytes"] < SHARED_LIMIT[capability] << 10
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_plans_of_segments(capability):
+    plan = lambda *args: jaxgpuops._native.modules["cpu"].plan_segments(*args, capability)
     assert plan("segment_sum", 3, 5, 0, 5, "float32", False)["algorithm"] == "empty"
-    assert plan("segment_sum", 3, 5, 1, 5, "float32", False)["algorithm"] == "tables"
+    # (columns, segments, columns of a warp of lanes)
+    for inner, segments, columns in [(1, 512, 1), (2, 256, 2), (2, 257, 1), (3, 512, 1), (8, 256, 2)]:
+        one, many = (plan("segment_sum", outer, 10**7, inner, segments, "float32", False) for outer in (1, 1000))
+        assert one == many and (one["algorithm"], one["columns"]) == ("lanes", columns)
+        assert 128 * columns * segments * one["warps"] == one["shared_bytes"] <= SHARED_LIMIT[capability] << 10
+        assert one["rows"] * one["tiles"] >= 10**7 and one["workspace_bytes"] >= 4 * one["tiles"] * segments * inner
+    for inner, segments in [(1, 513), (1, 1536), (8, 600)]:
+        assert plan("segment_sum", 3, 10**6, inner, segments, "float32", False)["algorithm"] == "tables"
+    for inner, segments in [(1, 1537), (9, 5)]:
+        assert plan("segment_sum", 3, 10**6, inner, segments, "float32", False)["algorithm"] == "ordered"
     assert plan("segment_sum", 3, 5, 1, 5, "float32", True)["algorithm"] == "sorted"
     for segments, passes in ((1, 1), (1023, 1), (1024, 2), ((1 << 20) - 1, 2), (1 << 20, 3), ((1 << 31) - 1, 4)):
-        found = plan("segment_max", 1, 100_000, 8, segments, "bfloat16", False)
+        found = plan("segment_max", 1, 100_000, 9, segments, "bfloat16", False)
         assert (found["algorithm"], found["passes"]) == ("ordered", passes)
     for op, length, inner, dtype in itertools.product(
         ("segment_sum", "segment_min"), (1, 31, 5000, 1 << 22), (1, 3, 128, 5000), ("int8", "float16", "float64")

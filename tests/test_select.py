@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import jaxgpuops
 from jaxgpuops import _arguments
+from jaxgpuops.lax._sort import select_p
 
 FLOATS = ("float16", "bfloat16", "float32")
 DTYPES = (*FLOATS, "float64", "int8", "uint16", "int32", "int64", "bool")
@@ -308,3 +309,53 @@ def test_wrong_arguments(call, error, message):
 
 def test_dtypes():
     assert {np.dtype(d) for d in DTYPES} <= _arguments.ORDERED_DTYPES
+
+
+# ---- The kernel -----------------------------------------------------------------------------------------------------
+
+
+def hard_rows(kind, shape, dtype, rng):
+    """Rows whose keys share all digits, the first ones, or none; with NaNs of both signs, zeros and infinities."""
+    whole = {
+        "uniform": lambda: rng.integers(0, 256, (*shape, np.dtype(dtype).itemsize), np.uint8).view(dtype)[..., 0],
+        "few values": lambda: rng.integers(-1, 2, shape).astype(dtype),
+        "one value": lambda: np.ones(shape, dtype),
+        "near": lambda: (100 + rng.standard_normal(shape)).astype(dtype),
+        "ascending": lambda: np.sort(rng.integers(-100, 100, shape), 1).astype(dtype),
+    }
+    return whole[kind]()
+
+
+@pytest.mark.parametrize("kind", ["uniform", "few values", "one value", "near", "ascending"])
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "bfloat16", "float16", "float32", "int64", "float64"])
+def test_elements_by_rank(dtype, kind):
+    """Bit for bit those of the sort, along either axis, and of ranks that rows share or have of their own."""
+    rng = np.random.default_rng(0)
+    bits = lambda y: np.asarray(y).view(f"uint{8 * np.dtype(dtype).itemsize}")
+    with jax.enable_x64("64" in dtype):
+        for length in (513, 20_000):
+            x = jnp.asarray(hard_rows(kind, (3, length), np.dtype(dtype), rng))
+            ranks = np.array([0, length // 2, length // 2 + 1, length // 2, length - 1, -5, length + 5], np.int32)
+            places = ranks.clip(0, length - 1)
+            values, order = (np.asarray(f(x)) for f in (jaxgpuops.sort, jaxgpuops.argsort))
+            for own, indices in (
+                select_p(x, ranks[None], axis=1),
+                [y.T for y in select_p(x.T, ranks[:, None], axis=0)],
+                jax.vmap(lambda x, r: select_p(x, r, axis=0))(x, jnp.stack([ranks] * 3)),
+                jax.vmap(lambda r: select_p(x, r[None], axis=1), out_axes=0)(ranks[None])[0:2],
+            ):
+                own, indices = (y.reshape(3, -1) for y in (own, indices))
+                np.testing.assert_array_equal(indices, order[:, places])
+                np.testing.assert_array_equal(bits(own), bits(values[:, places]))
+
+
+def test_gradients_of_equal_ranks_add_up():
+    x = jnp.asarray(np.random.default_rng(0).permutation(600), jnp.float32)
+    gradient = jax.grad(lambda x: (select_p(x, np.array([5, 7, 5], np.int32), axis=0)[0] * jnp.array([1, 2, 4])).sum())(
+        x
+    )
+    assert gradient[x == 5] == 5 and gradient[x == 7] == 2 and (gradient != 0).sum() == 2
+    _, tangent = jax.jvp(lambda x: select_p(x, np.array([5, 5], np.int32), axis=0)[0], (x,), (10 * x,))
+    assert tangent.tolist() == [50, 50]
+    plain = jax.grad(lambda x: jnp.quantile(x, jnp.array([0.3, 0.31])).sum())(x)
+    np.testing.assert_allclose(jax.grad(lambda x: jaxgpuops.quantile(x, [0.3, 0.31]).sum())(x), plain, rtol=1e-3)

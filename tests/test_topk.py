@@ -311,7 +311,7 @@ def test_gradients_of_lengths_and_segments():
 
 def test_offsets_and_lengths_are_checked():
     x = np.ones((3, 4), np.float32)
-    with pytest.raises(ValueError, match="only one of offsets, lengths and axis_name may be given"):
+    with pytest.raises(ValueError, match="only one of offsets and lengths may be given"):
         jaxgpuops.topk(x, 1, offsets=[0, 4], lengths=[1, 2, 3])
     with pytest.raises(ValueError, match=r"lengths must broadcast to shape \(3,\), got \(4,\)"):
         jaxgpuops.topk(x, 1, lengths=[1, 2, 3, 4])

@@ -390,6 +390,14 @@ COUNT_CASES = [
         representative=True,
     ),
     Case(
+        "segment_sum-shared",
+        lambda x, ids: jax.vmap(lambda i: jaxgpuops.segment_sum(x, i, 3))(jnp.stack([ids[:, 0, 0], ids[::-1, 0, 0]])),
+        lambda x, ids: jnp.stack([jax.ops.segment_sum(x, i, 3) for i in (ids[:, 0, 0], ids[::-1, 0, 0])]),
+        x_and_row_ids,
+        forward=False,
+        representative=True,
+    ),
+    Case(
         "segment_max",
         finite(lambda x, ids: jaxgpuops.segment_max(x, ids[:, 0, 0], 3)),
         finite(lambda x, ids: jax.ops.segment_max(x, ids[:, 0, 0], 3)),

@@ -14,6 +14,7 @@ import numpy as np
 
 import jaxgpuops
 from jaxgpuops.lax import scan_primitives as scan
+from jaxgpuops.lax._sort import select
 from jaxgpuops.lax.along_axis import put_along_axis, take_along_axis
 
 TOPK = [
@@ -434,7 +435,16 @@ def run_scans(rng):
 # ---- Counts and segments --------------------------------------------------------------------------------------------
 
 COUNTS = [((37, 61), 7), ((3, 30_001), 300), ((2, 30_001), 50_001), ((1, 30_001), 130_001), ((2, 5001), 500_001)]
-SEGMENTS = [((29, 5), 4), ((5001, 3), 101), ((5001,), 2_000_001), ((20_001, 64), 1001), ((301, 1030), 50)]
+SEGMENTS = [
+    # (shape of the data, segments): few columns in tables of lanes, of warps; the others in order
+    ((29, 5), 4),
+    ((9001, 2), 101),
+    ((9001, 3), 101),
+    ((9001, 3), 701),
+    ((5001,), 2_000_001),
+    ((20_001, 64), 1001),
+    ((301, 1030), 50),
+]
 
 
 def run_counts(rng):
@@ -453,6 +463,19 @@ def run_counts(rng):
             np.testing.assert_array_equal(found, [np.searchsorted(t, q) for t, q in zip(table, queries, strict=True)])
             shared = jaxgpuops.searchsorted(jnp.asarray(table[0], dtype), jnp.asarray(queries.T, dtype))
             np.testing.assert_array_equal(shared, np.searchsorted(table[0], queries.T))
+    for (n, m), dtype in itertools.product(
+        [(3, 1025), (2, 9001), (2, 17_001)], ("int8", "bfloat16", "float32", "int64")
+    ):
+        with jax.enable_x64(dtype == "int64"):
+            x = jnp.asarray(rng.integers(-99, 99, (n, m)), dtype)
+            ranks = np.array([[0, m // 2, m // 2, m - 1]], np.int32)
+            kernels |= {
+                call.plan.get("algorithm", "cpu") for call in jaxgpuops.explain(lambda x: select(x, ranks, 1), x)
+            }
+            order = np.argsort(np.asarray(x, np.int64), 1, kind="stable")[:, ranks[0]]
+            values, indices = select(x, ranks, 1)
+            np.testing.assert_array_equal(indices, order)
+            np.testing.assert_array_equal(values, np.take_along_axis(np.asarray(x), order, 1))
     columns = rng.integers(0, 9, (3, 501, 5))
     found = jax.vmap(lambda x: jaxgpuops.bincount(x, 8), in_axes=2, out_axes=2)(columns)
     np.testing.assert_array_equal(found, (columns[:, :, None] == np.arange(8)[:, None]).sum(1))
@@ -470,6 +493,8 @@ def run_counts(rng):
                 kernels |= {call.plan.get("algorithm", "cpu") for call in jaxgpuops.explain(fn, x)}
                 wanted = expected.astype(np.int64).astype(np.int8) if dtype == "int8" else jnp.asarray(expected, dtype)
                 np.testing.assert_array_equal(np.asarray(fn(x)), np.asarray(wanted))
+                shared = jax.vmap(lambda ids, x=x: jaxgpuops.segment_sum(x, ids, segments))(np.stack([ids, ids[::-1]]))
+                np.testing.assert_array_equal(np.asarray(shared[0]), np.asarray(wanted))
                 largest = np.full((segments, *shape[1:]), -2)
                 np.maximum.at(largest, ids[valid], data[valid])
                 found = np.asarray(jaxgpuops.segment_max(x, ids, segments, indices_are_sorted=is_sorted), np.float64)

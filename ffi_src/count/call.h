@@ -30,21 +30,27 @@ inline Segments segments_of(Op op, ffi::AnyBuffer data, ffi::AnyBuffer ids, ffi:
   problem.dtype = require_dtype("data", data);
   if (!accepts(problem.dtype))
     throw invalid("data has element type ", printable(data.element_type()), ", which is not supported here");
-  problem.rows = require_rows("data", data, axis);
+  const Rows own = require_rows("data", data, axis);
   if (out.dimensions().size() != data.dimensions().size())
     throw invalid("out has rank ", out.dimensions().size(), ", expected ", data.dimensions().size());
-  problem.segments = require_rows("out", out, axis).length;
+  problem.rows = require_rows("out", out, axis);
+  problem.segments = problem.rows.length;
+  problem.rows.length = own.length;
   require_type("out", out, data.element_type());
-  require_shape("out", out, with_axis(dims_of(data), axis, problem.segments));
-
   require_type("ids", ids, ffi::DataType::S32);
-  const Broadcast broadcast = require_broadcast("ids", ids, dims_of(data), axis);
-  const Dims dims = dims_of(ids);
-  Rows rows = rows_of("ids", ids, axis);
-  if (rows.inner != 1 || rows.length != problem.rows.length)
-    throw invalid("ids has shape ", text_of(dims), ": it must have all of axis ", axis, " and nothing after it");
+  if (ids.dimensions().size() != data.dimensions().size())
+    throw invalid("ids has rank ", ids.dimensions().size(), ", expected ", data.dimensions().size());
+  Dims whole = dims_of(data);
+  for (int64_t d = 0; d < axis; ++d)
+    if (whole[d] == 1) whole[d] = ids.dimensions()[d];
+  require_shape("out", out, with_axis(whole, axis, problem.segments));
+  problem.data = require_broadcast("data", data, whole, axis).outer;
+  problem.ids = require_broadcast("ids", ids, whole, axis).outer;
+  const Rows rows = rows_of("ids", ids, axis);
+  if (rows.inner != 1 || rows.length != own.length)
+    throw invalid("ids has shape ", text_of(dims_of(ids)), ": it must have all of axis ", axis,
+                  " and nothing after it");
   problem.shared = rows.outer == 1;
-  problem.ids = broadcast.outer;
   return problem;
 }
 
@@ -63,6 +69,27 @@ inline Search search_of(ffi::AnyBuffer queries, ffi::AnyBuffer sorted, ffi::AnyB
   problem.sorted = require_broadcast("sorted", sorted, with_axis(dims_of(queries), axis, problem.length), axis);
   require_type("places", places, ffi::DataType::S32);
   require_shape("places", places, dims_of(queries));
+  return problem;
+}
+
+inline Select select_of(ffi::AnyBuffer x, ffi::AnyBuffer ranks, ffi::AnyBuffer values, ffi::AnyBuffer indices,
+                        int64_t axis) {
+  Select problem;
+  const Element element = require_ordered("x", x);
+  problem.bits = element.bits;
+  problem.order = sort_order_of(element, false);
+  problem.rows = require_rows("x", x, axis);
+  require_type("ranks", ranks, ffi::DataType::S32);
+  if (ranks.dimensions().size() != x.dimensions().size())
+    throw invalid("ranks has rank ", ranks.dimensions().size(), ", expected ", x.dimensions().size());
+  problem.count = require_rows("ranks", ranks, axis).length;
+  const Dims dims = with_axis(dims_of(x), axis, problem.count);
+  problem.ranks = require_broadcast("ranks", ranks, dims, axis);
+  require_type("values", values, x.element_type());
+  require_shape("values", values, dims);
+  require_type("indices", indices, ffi::DataType::S32);
+  require_shape("indices", indices, dims);
+  if (problem.rows.length == 0 && problem.count > 0) throw invalid("x has no elements along axis ", axis);
   return problem;
 }
 

@@ -1,8 +1,11 @@
 // What the family counts, adds up and looks for, as plain structs that both backends take.
 //   bincount: out[o, b, i] = how many of x[o, :, i] are b.
-//   segments: out[o, s, i] = the sum, the largest or the smallest of data[o, j, i] over all j with ids[o, j] = s.
+//   segments: out[o, s, i] = the sum, the largest or the smallest of data[o, j, i] over all j with ids[o, j] = s. Outer
+//     indices may share data: the sums of gradients by bin, for each of many features.
 //   searchsorted: places[o, j, i] = how many of sorted[o, :, i] come before queries[o, j, i].
-// Ids out of range are dropped.
+//   select: the element of x[o, :, i] of rank ranks[o, j, i], and its index: of equal ones the j-th in order of
+//   appearance.
+// Ids out of range are dropped; ranks out of range are moved into it.
 #pragma once
 
 #include <algorithm>
@@ -34,12 +37,12 @@ enum class Op { kSum, kMax, kMin };
 
 struct Segments {
   Op op = Op::kSum;
-  Rows rows;  // of the data
+  Rows rows;  // outer indices of the results, the length and the columns of the data
   int64_t segments = 0;
   DType dtype = DType::kFloat32;
   bool sorted = false;  // ids ascend
   bool shared = false;  // every outer index has the same ids
-  IndexMap ids;         // from an outer index to the first of its ids
+  IndexMap ids, data;   // from an outer index to the first of its ids and numbers, which others may share
 };
 
 struct Search {
@@ -55,6 +58,19 @@ struct Search {
   JAXGPUOPS_HD bool before(Key element, Key query_key) const {
     const Key key = sort_key(element, order);
     return key < query_key || (right && key == query_key);
+  }
+};
+
+struct Select {
+  Rows rows;
+  int64_t count = 0;  // of ranks
+  int bits = 32;      // of an element
+  SortOrder order;
+  Broadcast ranks;  // where a row has its ranks, which others may share
+
+  // As a place in the row, of which there is at least one.
+  JAXGPUOPS_HD int64_t rank_of(int32_t rank) const {
+    return rank < 0 ? 0 : rank < rows.length ? static_cast<int64_t>(rank) : rows.length - 1;
   }
 };
 

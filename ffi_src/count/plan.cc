@@ -66,18 +66,44 @@ BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu) {
   return plan;
 }
 
-// The plan does not depend on the number of rows, because that would change the order in which partial results are
-// added.
-SegmentsPlan plan_segments(const Segments& problem) {
+SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
+  SelectPlan plan;
+  const Rows& rows = problem.rows;
+  if (rows.count() == 0 || problem.count == 0) return plan;
+  const int64_t tables = 2 * (int64_t{4} << kSelectBits) + 1024;  // and what the kernel has besides
+  const int64_t bytes = aligned(rows.length * problem.bits / 8);
+  // Shorter rows are sorted in registers. A block has a row of its own whatever else there is to do: where columns are
+  // read, or memory is read again for each digit, a sort takes no longer.
+  if (rows.inner > 1 || rows.length <= 1024 || bytes + tables > gpu.shared_bytes || problem.count > kMostRanks) {
+    plan.algorithm = Selecting::kNone;
+    return plan;
+  }
+  plan.algorithm = Selecting::kBlock;
+  plan.threads = rows.length <= 8192 ? 256 : rows.length <= 16384 ? 512 : 1024;
+  plan.shared_bytes = bytes;
+  return plan;
+}
+
+// What depends on the number of rows, or on the GPU, must not change the order in which parts are added.
+SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
   SegmentsPlan plan;
   const Rows& rows = problem.rows;
   if (rows.outer == 0 || rows.inner == 0 || problem.segments == 0) return plan;
   const int64_t table = problem.segments * partial_bytes(problem);
-  if (rows.inner == 1 && !problem.sorted && table * (kTableThreads / 32) <= 48 << 10) {
-    plan.algorithm = Segmenting::kTables;
-    plan.tiles = std::clamp<int64_t>(rows.length / std::max<int64_t>(8192, 8 * problem.segments), 1, 528);
+  const int64_t most = kGpus[0].shared_bytes;  // that every GPU has
+  const bool has_lanes = 32 * table <= most;
+  if (!problem.sorted && rows.inner <= kMostTableColumns && (has_lanes || table * (kTableThreads / 32) <= 48 << 10)) {
+    plan.algorithm = has_lanes ? Segmenting::kLanes : Segmenting::kTables;
+    plan.columns = has_lanes && rows.inner % 2 == 0 && 64 * table <= most ? 2 : 1;
+    const int64_t least = std::max<int64_t>(has_lanes ? 2048 : 8192, 8 * problem.segments * plan.columns);
+    plan.tiles = std::clamp<int64_t>(rows.length / least, 1, has_lanes ? 1056 : 528);
     plan.rows = ceil_div(rows.length, plan.tiles);
-    if (plan.tiles > 1) plan.workspace_bytes = aligned(plan.tiles * table);
+    if (plan.tiles > 1) plan.workspace_bytes = aligned(plan.tiles * rows.inner * table);
+    if (has_lanes) {
+      const int64_t own = 32 * table * plan.columns;
+      plan.warps = static_cast<int>(std::clamp<int64_t>(gpu.shared_bytes / own, 1, kMostLaneWarps));
+      plan.shared_bytes = plan.warps * own;
+    }
     return plan;
   }
   plan.algorithm = problem.sorted ? Segmenting::kSorted : Segmenting::kOrdered;

@@ -32,6 +32,26 @@ struct BincountPlan {
 
 BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu);
 
+// ---- Ranks ----------------------------------------------------------------------------------------------------------
+
+constexpr int kSelectBits = 11;  // of a digit
+constexpr int kMostRanks = 8;
+
+enum class Selecting {
+  kEmpty,  // nothing to write
+  kBlock,  // rows whose keys fit in the shared memory of a block
+  kNone,   // a sort is faster
+};
+constexpr const char* kSelectingNames[] = {"empty", "block", "none"};
+
+struct SelectPlan {
+  Selecting algorithm = Selecting::kEmpty;
+  int threads = 0;
+  int64_t shared_bytes = 0;
+};
+
+SelectPlan plan_select(const Select& problem, const Gpu& gpu);
+
 // ---- Segments -------------------------------------------------------------------------------------------------------
 
 // The stable order of ids is a counting sort by digits from the lowest up. A block sorts one tile.
@@ -49,23 +69,29 @@ struct OrderPlan {
 };
 
 enum class Segmenting {
-  kEmpty,    // there are no segments
-  kTables,   // few segments of scalars: tables in shared memory
-  kSorted,   // the ids ascend: tiles of rows in their order
-  kOrdered,  // the same with rows in the order of their ids, which is found first
+  kEmpty,    // no segments
+  kLanes,    // few columns and segments: a table a lane, in shared memory
+  kTables,   // few columns, some more segments: a table a warp
+  kSorted,   // tiles of rows whose ids ascend
+  kOrdered,  // the same of rows in the order of their ids
 };
-constexpr const char* kSegmentingNames[] = {"empty", "tables", "sorted", "ordered"};
+constexpr const char* kSegmentingNames[] = {"empty", "lanes", "tables", "sorted", "ordered"};
 constexpr int kTableThreads = 256;
+constexpr int kMostLaneWarps = 4;  // of a block
+constexpr int64_t kMostTableColumns = 8;
 
 struct SegmentsPlan {
   Segmenting algorithm = Segmenting::kEmpty;
   OrderPlan order;
   int64_t rows = 0;  // rows of a tile or slice
   int64_t tiles = 0;
-  int64_t heads = 0, tails = 0;  // offsets in a row's workspace of the partial results of segments that cross tiles
+  int columns = 1;               // of kLanes: that a warp has at a time
+  int warps = 0;                 // of a block of it
+  int64_t shared_bytes = 0;      // that it has
+  int64_t heads = 0, tails = 0;  // where a row's workspace has the parts of segments that cross tiles
   int64_t workspace_bytes = 0;
 };
 
-SegmentsPlan plan_segments(const Segments& problem);
+SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu);
 
 }  // namespace jaxgpuops::count

@@ -47,7 +47,8 @@ def bincount(x: jax.Array, axis: int, length: int, split=None) -> jax.Array:
 
 
 # ---- Segments and rows ----------------------------------------------------------------------------------------------
-# Ids have the axis. They may have size 1 in dimensions before it, and always have size 1 after it.
+# Ids stand along the axis. They may have size 1 before it, and always have it after it. Data and tables may have size 1
+# before it, too: ids of several features share them.
 
 
 def _in_range(ids, length):
@@ -56,12 +57,17 @@ def _in_range(ids, length):
 
 
 def _each(fn, x, ids, axis):
-    """``fn(rows, ids)`` over the dimensions before the axis, ids of which may be shared."""
+    """``fn(rows, ids)`` over the dimensions before the axis, where rows or ids may be shared."""
     ids = ids.reshape(ids.shape[: axis + 1])
+    shared = [[d for d in range(axis) if a.shape[d] == 1 and b.shape[d] != 1] for a, b in ((x, ids), (ids, x))]
     for d in reversed(range(axis)):
-        fn = jax.vmap(fn, in_axes=(0, 0 if ids.shape[d] != 1 or x.shape[d] == 1 else None))
-    shared = tuple(d for d in range(axis) if ids.shape[d] == 1 and x.shape[d] != 1)
-    return fn(x, ids.reshape([n for d, n in enumerate(ids.shape) if d not in shared]))
+        fn = jax.vmap(fn, in_axes=[None if d in own else 0 for own in shared])
+    return fn(
+        *(
+            a.reshape([n for d, n in enumerate(a.shape) if d not in own])
+            for a, own in zip((x, ids), shared, strict=True)
+        )
+    )
 
 
 def empty(name: str, dtype: np.dtype):
@@ -88,7 +94,7 @@ def _segments_fallback(data, ids, *, axis, length, sorted, name, along=None):
 
 
 def _plan_segments(rows, avals, compute_capability, axis, *, length, sorted, name, along):
-    return _native.modules["cpu"].plan_segments(name, *rows, length, str(avals[0].dtype), sorted)
+    return _native.modules["cpu"].plan_segments(name, *rows, length, str(avals[0].dtype), sorted, compute_capability)
 
 
 def _segments_kernel(name):
@@ -98,7 +104,7 @@ def _segments_kernel(name):
         fallback=functools.partial(_segments_fallback, name=name),
         accepts=(_arguments.INTEGERS | _arguments.FLOATS).__contains__,
         attributes=("sorted",),
-        broadcasts=lambda count, **_: (1,),
+        broadcasts=lambda count, **_: (0, 1),
         reindexes=True,
         plan=functools.partial(_plan_segments, name=name),
     )
@@ -110,10 +116,12 @@ segment_sum_p, segment_max_p, segment_min_p = map(_segments_kernel, ("segment_su
 SEGMENT_KERNELS = {kernel.name: kernel for kernel in (segment_sum_p, segment_max_p, segment_min_p)}
 
 
-def _take_fallback(table, ids, *, axis, sorted, along=None):
+def _take_fallback(table, ids, *, axis, sorted, fill, along=None):
     def one(rows, ids):
         if rows.shape[0] == 0:  # JAX refuses to gather from nothing
             return jnp.zeros((*ids.shape, *rows.shape[1:]), rows.dtype)
+        if not fill:
+            return rows.at[ids].get(mode="clip")
         return rows.at[_in_range(ids, rows.shape[0])].get(mode="fill", fill_value=0)
 
     return (_each(one, table, ids, axis),)
@@ -122,10 +130,10 @@ def _take_fallback(table, ids, *, axis, sorted, along=None):
 # XLA gathers rows at the speed of memory. This is a primitive only to have its own derivative.
 take_rows_p = Kernel(
     "take_rows",
-    results=lambda table, ids, *, axis, sorted, along: [(ids.shape[axis], table.dtype)],
+    results=lambda table, ids, *, axis, sorted, fill, along: [(ids.shape[axis], table.dtype)],
     fallback=_take_fallback,
     accepts=None,
-    broadcasts=lambda count, **_: (1,),
+    broadcasts=lambda count, **_: (0, 1),
     reindexes=True,
 )
 
@@ -156,23 +164,32 @@ def segments_of_rows(name: str, data: jax.Array, ids: jax.Array, length: int, so
     return segments(SEGMENT_KERNELS[name], data, ids, 0, length, sorted)
 
 
-def take_rows(table: jax.Array, ids: jax.Array, axis: int, sorted: bool) -> jax.Array:
-    """``out[.., j, ..] = table[.., ids[.., j], ..]``, zeros where an id is out of range."""
-    return take_rows_p(table, ids, axis=axis, sorted=sorted, along=along(ids, axis))[0]
+def take_rows(table: jax.Array, ids: jax.Array, axis: int, sorted: bool, fill: bool = True) -> jax.Array:
+    """``out[.., j, ..] = table[.., ids[.., j], ..]``, zeros where an id is out of range.
+
+    Without ``fill`` it is anything there: XLA's CPU backend makes slow loops of what follows a choice.
+    """
+    return take_rows_p(table, ids, axis=axis, sorted=sorted, fill=fill, along=along(ids, axis))[0]
 
 
-def_linear(
-    segment_sum_p,
-    lambda ct, data, ids, *, axis, length, sorted, along, split=None: take_rows(
-        ct if split is None else split.cotangent(ct), ids, axis, sorted
-    ),
-)
-def_linear(
-    take_rows_p,
-    lambda ct, table, ids, *, axis, sorted, along: segments(
-        segment_sum_p, ct, ids, axis, table.shape[axis], sorted, table.sharding.spec[axis]
-    ),
-)
+def sum_to(x: jax.Array, shape: tuple, axis: int) -> jax.Array:
+    """The cotangent of what had a shape with size 1 in some dimensions before the axis."""
+    shared = tuple(d for d in range(axis) if shape[d] == 1 and x.shape[d] != 1)
+    return jnp.sum(x, shared, keepdims=True) if shared else x
+
+
+def _segment_sum_transpose(ct, data, ids, *, axis, length, sorted, along, split=None):
+    ct = ct if split is None else split.cotangent(ct)
+    return sum_to(take_rows(ct, ids, axis, sorted), data.shape, axis)
+
+
+def _take_transpose(ct, table, ids, *, axis, sorted, fill, along):
+    ct = segments(segment_sum_p, ct, ids, axis, table.shape[axis], sorted, table.sharding.spec[axis])
+    return sum_to(ct, table.shape, axis)
+
+
+def_linear(segment_sum_p, _segment_sum_transpose)
+def_linear(take_rows_p, _take_transpose)
 
 
 def _ranks_fallback(values, ids, *, axis):

@@ -13,9 +13,9 @@ from jax.interpreters import ad
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments, _native
-from jaxgpuops._partition import RULES, by_rows, manual
-from jaxgpuops._primitive import Kernel
-from jaxgpuops.lax._count import bincount
+from jaxgpuops._partition import RULES, Rule, by_rows, manual
+from jaxgpuops._primitive import Kernel, align, def_jvp
+from jaxgpuops.lax._count import bincount, take_rows
 from jaxgpuops.lax._scan import cumsum
 from jaxgpuops.lax.along_axis import take_along_axis
 from jaxgpuops.lax.order import sort_keys
@@ -82,20 +82,19 @@ def bounds(offsets: jax.Array, length: int) -> jax.Array:
     return lax.cummax(jnp.clip(wide, 0, length).astype(np.int32))
 
 
-def _within_segments(order: jax.Array, offsets: jax.Array, axis: int) -> jax.Array:
-    """Returns the order within each segment, given the order of the whole axis. Elements of no segment stay where they
-    are."""
-    length, count = order.shape[axis], offsets.shape[0]
-    follow = functools.partial(take_along_axis, axis=axis, permutes=True)
-    # The number of offsets at or before a position says which segment it is in. The smallest dtype sorts fastest.
+def _within_segments(order: jax.Array, offsets: jax.Array, axis: int, split) -> jax.Array:
+    """The order of each segment alone, from that of the whole axis. What is in no segment stays where it is."""
+    length, count = order.shape[axis] if split is None else split.length, offsets.shape[0]
+    follow = functools.partial(take_along_axis, axis=axis, split=split, permutes=True)
+    # How many offsets are at or before a place says which segment it is in; the fewest bits that can are sorted fastest.
     passed = cumsum(bincount(bounds(offsets, length), 0, length + 1), 0)[:length]
-    ids = lax.broadcast_in_dim(passed.astype(np.min_scalar_type(count)), order.shape, (axis,))
+    passed = passed.astype(np.min_scalar_type(count))
+    ids = lax.broadcast_in_dim(passed if split is None else split.part_of(passed, 0), order.shape, (axis,))
     [by_segment] = sort_p(
-        follow(ids, order), axis=axis, descending=False, values=False, indices=True
-    )  # the sort is stable, so the order within a segment stays
-    return jnp.where(
-        (ids > 0) & (ids < count), follow(order, by_segment), lax.broadcasted_iota(np.int32, order.shape, axis)
-    )
+        follow(ids, order), axis=axis, descending=False, values=False, indices=True, split=split
+    )  # stable: it keeps the order in a segment
+    place = lax.broadcasted_iota(np.int32, order.shape, axis) + (0 if split is None else split.start())
+    return jnp.where((ids > 0) & (ids < count), follow(order, by_segment), place)
 
 
 def permutation(
@@ -114,7 +113,7 @@ def permutation(
     for key in reversed(before):  # a stable sort by one key keeps the order by the less significant keys
         [by_key] = order(follow(key, indices))
         indices = follow(indices, by_key)
-    return indices if offsets is None else _within_segments(indices, offsets, axis)
+    return indices if offsets is None else _within_segments(indices, offsets, axis, split)
 
 
 def _sort_together_fallback(key, *others, axis, num_keys, descending, indices):
@@ -165,14 +164,79 @@ def sort_operands(
     """Returns the operands in the order of the first ``num_keys`` of them, and the permutation if it is wanted or
     needed."""
     if offsets is not None:
-        order = permutation(operands[:num_keys], axis, descending, offsets=offsets)
-        return [take_along_axis(x, order, axis, permutes=True) for x in operands], order
+        order = permutation(operands[:num_keys], axis, descending, split, offsets)
+        return [take_along_axis(x, order, axis, split, permutes=True) for x in operands], order
     params = {"axis": axis, "descending": descending, "indices": indices, "split": split}
     if len(operands) == 1 and operands[0].dtype in _arguments.ORDERED_DTYPES:
         outs = sort_p(*operands, values=True, **params)
     else:
         outs = sort_together_p(*operands, num_keys=num_keys, **params)
     return outs[: len(operands)], outs[-1] if indices else None
+
+
+# ---- Elements by rank -----------------------------------------------------------------------------------------------
+
+
+def _select_fallback(x, ranks, *, axis):
+    ranks = jnp.clip(ranks, 0, x.shape[axis] - 1)
+    shape = (*x.shape[:axis], ranks.shape[axis], *x.shape[axis + 1 :])
+    values, order = sort_p(x, axis=axis, descending=False, values=True, indices=True)
+    if all(n == 1 for d, n in enumerate(ranks.shape) if d != axis):  # rows share them
+        return [take_rows(y, ranks, axis, False) for y in (values, order)]
+    # One after the other: ranks may be equal, and one call must not take an element twice.
+    each = [lax.slice_in_dim(jnp.broadcast_to(ranks, shape), i, i + 1, axis=axis) for i in range(shape[axis])]
+    return [jnp.concatenate([take_along_axis(y, r, axis) for r in each], axis) for y in (values, order)]
+
+
+def _plan_select(rows, avals, compute_capability, axis):
+    x, ranks = avals
+    return _native.modules["cpu"].plan_select(*rows, ranks.shape[axis], 8 * x.dtype.itemsize, compute_capability)
+
+
+select_p = Kernel(
+    "select",
+    results=lambda x, ranks, *, axis: [(ranks.shape[axis], x.dtype), (ranks.shape[axis], np.int32)],
+    fallback=_select_fallback,
+    accepts=_arguments.ORDERED_DTYPES.__contains__,
+    broadcasts=lambda count, **_: (1,),
+    shortest=512,
+    plan=_plan_select,
+    reindexes=True,
+)
+
+
+def select(x: jax.Array, ranks: jax.Array, axis: int) -> list[jax.Array]:
+    """The elements of those ranks along the axis, and their indices: ``sort(x)[.., ranks, ..]``, and of the argsort."""
+    return select_p(*align(x, ranks), axis=axis)
+
+
+def _select_jvp(outs, primals, tangents, *, axis):
+    """Tangents follow the elements; one after the other, as ranks may be equal."""
+    indices = outs[1]
+    each = [lax.slice_in_dim(indices, i, i + 1, axis=axis) for i in range(indices.shape[axis])]
+    return jnp.concatenate([take_along_axis(tangents[0], i, axis) for i in each], axis), None
+
+
+def _select_split(splits, x, ranks, *, axis):
+    """Devices exchange their parts of the axis for rows, and then tell each other what they have found."""
+    split = splits[axis]
+    dim = _rows_to_exchange(split, x, ranks, axis)
+    there = lax.slice_in_dim(split.exchange(x, dim, axis), 0, split.length, axis=axis)
+    return tuple(split.gather(y, dim) for y in select_p.primitive.bind(there, ranks, axis=axis))
+
+
+def _rows_to_exchange(split, x, ranks, axis):
+    """A dimension of which devices can have equal parts, and ranks are the same."""
+    sizes = enumerate(zip(x.shape, ranks.shape, strict=True))
+    return next((d for d, (n, m) in sizes if d != axis and n and n % split.shards == 0 and m == 1), None)
+
+
+def_jvp(select_p, _select_jvp)
+RULES["select"] = Rule(
+    _select_split,
+    operands=(0,),
+    pays=lambda split, avals, *, axis: _rows_to_exchange(split, *avals, axis) is not None,
+)
 
 
 def check_operands(op: str, names: Sequence[str], operands: Sequence[jax.Array], axis: int, num_keys: int) -> int:

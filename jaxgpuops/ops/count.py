@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -75,7 +75,7 @@ def _jitted_bincount(x, weights, length, names):
     split = manual("jaxgpuops.bincount", names, x.shape[-1])
     if weights is None:
         return _lax.bincount(x, x.ndim - 1, length, split)
-    weights = jnp.broadcast_to(weights, x.shape)
+    weights = jnp.broadcast_to(weights, (*weights.shape[:-1], x.shape[-1]))  # rows may share them
     return _segments(segment_sum_p, weights, as_int32(x, length), x.ndim - 1, length, False, split)
 
 
@@ -87,15 +87,20 @@ def _check_data(op, name, data, bools=False):
     _arguments.dtype(op, name, data.dtype, allowed)
 
 
-def _segment_op(op, kernel, data, segment_ids, num_segments, indices_are_sorted, axis_name):
-    data = _arguments.array(op, "data", data)
-    _check_data(op, "data", data, bools=kernel is not segment_sum_p)
+def _rows_of_ids(op, data, segment_ids, num_segments):
     ids = _ids(op, "segment_ids", segment_ids)
     num_segments = _length(op, "num_segments", num_segments)
     if ids.ndim != 1 or data.shape[:1] != ids.shape:
         raise ValueError(
             f"{op}: segment_ids must have shape (n,) where data has (n, ...), got {ids.shape} and {data.shape}"
         )
+    return ids, num_segments
+
+
+def _segment_op(op, kernel, data, segment_ids, num_segments, indices_are_sorted, axis_name):
+    data = _arguments.array(op, "data", data)
+    _check_data(op, "data", data, bools=kernel is not segment_sum_p)
+    ids, num_segments = _rows_of_ids(op, data, segment_ids, num_segments)
     is_sorted = _arguments.flag(op, "indices_are_sorted", indices_are_sorted)
     return _jitted_segments(data, ids, kernel.name, num_segments, is_sorted, op, _arguments.names(op, axis_name))
 
@@ -116,26 +121,26 @@ def _segments(kernel, data, ids, axis, length, sorted, split) -> Any:
         return jax.lax.complex(*parts)
     if split is not None:
         return _lax.segments(kernel, data, ids, axis, length, sorted, split=split)
-    return _reduced(data, ids, kernel.name, axis, length, sorted)
+    return _reduced(data, ids, kernel.name, axis, length, sorted, data.shape)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
-def _reduced(data, ids, name, axis, length, sorted):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5, 6))
+def _reduced(data, ids, name, axis, length, sorted, shape):  # that of the data, for the backward pass
     return _lax.segments(SEGMENT_KERNELS[name], data, ids, axis, length, sorted)
 
 
-def _reduced_forward(data, ids, name, axis, length, sorted):
+def _reduced_forward(data, ids, name, axis, length, sorted, shape):
     out = _lax.segments(SEGMENT_KERNELS[name], data, ids, axis, length, sorted)
     return out, (ids, None if name == "segment_sum" else (data, out))
 
 
-def _reduced_backward(name, axis, length, sorted, residuals, ct):
+def _reduced_backward(name, axis, length, sorted, shape, residuals, ct):
     ids, extreme = residuals
     rows = _lax.take_rows(ct, ids, axis, sorted)
     if extreme is not None:
         data, out = extreme
         rows = (_lax.share_of_ties(out, data, ids, axis, sorted) * rows).astype(ct.dtype)
-    return rows, None
+    return _lax.sum_to(rows, shape, axis), None
 
 
 _reduced.defvjp(_reduced_forward, _reduced_backward)
@@ -266,14 +271,14 @@ def _jitted_take(table, ids):
     return out.reshape(*ids.shape, *table.shape[1:])
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _taken(table, ids, length, along):  # of the table's rows, what the backward pass must know
-    return _lax.take_rows(table, ids, 0, False)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+def _taken(table, ids, length, along, fill=True):  # of the table's rows, what the backward pass must know
+    return _lax.take_rows(table, ids, 0, False, fill)
 
 
 _taken.defvjp(
-    lambda table, ids, *_: (_lax.take_rows(table, ids, 0, False), ids),
-    lambda length, along, ids, ct: (_lax.segments(segment_sum_p, ct, ids, 0, length, False, along), None),
+    lambda table, ids, length, along, fill: (_lax.take_rows(table, ids, 0, False, fill), ids),
+    lambda length, along, fill, ids, ct: (_lax.segments(segment_sum_p, ct, ids, 0, length, False, along), None),
 )
 
 
@@ -281,14 +286,81 @@ _taken.defvjp(
 
 
 def _segment_floats(op, data, segment_ids, num_segments, indices_are_sorted, axis_name):
-    """Data in the dtype that it is computed in, those of its rows that belong to a segment, and the largest of each."""
+    """Data in the dtype that it is computed in, and the other arguments, checked, as `_Of`."""
     data = _arguments.array(op, "data", data)
     _arguments.dtype(op, "data", data.dtype, _arguments.FLOATS)
-    largest = _segment_op(op, segment_max_p, data, segment_ids, num_segments, indices_are_sorted, axis_name)
-    ids = as_int32(_ids(op, "segment_ids", segment_ids), num_segments)
-    mine = ((ids >= 0) & (ids < num_segments)).reshape(-1, *(1,) * (data.ndim - 1))
-    largest = jax.lax.stop_gradient(largest).astype(_arguments.wide(data.dtype))
-    return data.astype(largest.dtype), ids, mine, jnp.where(jnp.isfinite(largest), largest, 0)
+    ids, count = _rows_of_ids(op, data, segment_ids, num_segments)
+    is_sorted = _arguments.flag(op, "indices_are_sorted", indices_are_sorted)
+    of = _Of(op, count, is_sorted, _arguments.names(op, axis_name))
+    return data.astype(_arguments.wide(data.dtype)), as_int32(ids, count), of, data.dtype
+
+
+class _Of(NamedTuple):
+    """Segments: how many there are, and how rows belong to them."""
+
+    op: str
+    count: int
+    sorted: bool
+    names: tuple[str, ...] | None
+
+    def reduced(self, kernel, x, ids):
+        return _jitted_segments(x, ids, kernel.name, self.count, self.sorted, self.op, self.names)
+
+    def of_rows(self, table, ids, fill=False):
+        """What each row's segment has; anything, or 0, where it has none."""
+        ids = ids.reshape(-1, *(1,) * (table.ndim - 1))
+        return _taken(*align(table, ids), self.count, None, fill)
+
+    def terms(self, x, ids):
+        """Exponentials that do not overflow, and what was subtracted; rows without a segment have anything."""
+        largest = self.reduced(segment_max_p, x, ids)
+        largest = jnp.where(jnp.isfinite(largest), largest, np.zeros((), x.dtype))
+        return jnp.exp(x - self.of_rows(largest, ids)), largest
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _logsumexp(x, ids, of):
+    terms, largest = of.terms(x, ids)
+    return jnp.log(of.reduced(segment_sum_p, terms, ids)) + largest
+
+
+def _logsumexp_forward(x, ids, of):
+    out = _logsumexp(x, ids, of)
+    return out, (x, ids, out)
+
+
+def _logsumexp_backward(of, residuals, ct):
+    x, ids, out = residuals
+    split = manual(of.op, of.names, len(ids))
+    ct = ct if split is None else split.cotangent(ct)
+    zero = np.zeros((), x.dtype)
+    out = of.of_rows(jnp.where(jnp.isinf(out), zero, out), ids)
+    # Only rows without a segment can be above its sum; exponentials of these must not overflow.
+    return jnp.exp(jnp.minimum(x - out, zero)) * of.of_rows(ct, ids, fill=True), None
+
+
+_logsumexp.defvjp(_logsumexp_forward, _logsumexp_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _softmax(x, ids, of):
+    terms, _ = of.terms(x, ids)
+    sums = of.reduced(segment_sum_p, terms, ids)
+    mine = ((ids >= 0) & (ids < of.count)).reshape(-1, *(1,) * (x.ndim - 1))
+    return jnp.where(mine, terms / of.of_rows(sums, ids), np.zeros((), x.dtype))
+
+
+def _softmax_forward(x, ids, of):
+    y = _softmax(x, ids, of)
+    return y, (y, ids)
+
+
+def _softmax_backward(of, residuals, ct):
+    y, ids = residuals
+    return y * (ct - of.of_rows(of.reduced(segment_sum_p, y * ct, ids), ids)), None
+
+
+_softmax.defvjp(_softmax_forward, _softmax_backward)
 
 
 def segment_logsumexp(
@@ -302,7 +374,7 @@ def segment_logsumexp(
     """The logarithm of the sum of the exponentials of the rows that have the same id, for each feature.
 
     Of floats; computed in float32 at least, and without overflow. -inf for a segment without rows. As `segment_sum`
-    otherwise; made of it and of `segment_max`.
+    otherwise; made of it and of `segment_max`. The gradient is one pass over the data.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops
@@ -311,12 +383,8 @@ def segment_logsumexp(
     [5.0, 0.0, 2.0]
     """
     op = "jaxgpuops.segment_logsumexp"
-    x, ids, _, largest = _segment_floats(op, data, segment_ids, num_segments, indices_are_sorted, axis_name)
-    terms = jnp.exp(x - take(largest, ids))
-    sums = segment_sum(terms, ids, num_segments, indices_are_sorted=indices_are_sorted, axis_name=axis_name)
-    # The gradient of log at 0 is that of a segment without rows, which nothing depends on.
-    result = jnp.where(sums == 0, -jnp.inf, jnp.log(jnp.where(sums == 0, 1, sums)) + largest)
-    return result.astype(jnp.asarray(data).dtype)
+    x, ids, of, dtype = _segment_floats(op, data, segment_ids, num_segments, indices_are_sorted, axis_name)
+    return _jitted_composed(_logsumexp, x, ids, of, dtype)
 
 
 def segment_softmax(
@@ -330,7 +398,7 @@ def segment_softmax(
     """Exponentials divided by their sum over the rows that have the same id: softmax over segments, of each feature.
 
     Of floats; computed in float32 at least. The result has the shape of the data; rows whose id is out of range have 0.
-    As `segment_sum` otherwise; made of it and of `segment_max`.
+    As `segment_sum` otherwise; made of it and of `segment_max`. The gradient has one segment sum.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops
@@ -339,11 +407,13 @@ def segment_softmax(
     [0.25, 1.0, 0.75]
     """
     op = "jaxgpuops.segment_softmax"
-    x, ids, mine, largest = _segment_floats(op, data, segment_ids, num_segments, indices_are_sorted, axis_name)
-    terms = jnp.exp(jnp.where(mine, x - take(largest, ids), 0))
-    sums = segment_sum(terms, ids, num_segments, indices_are_sorted=indices_are_sorted, axis_name=axis_name)
-    shares = terms / jnp.where(mine, take(sums, ids), 1)
-    return jnp.where(mine, shares, 0).astype(jnp.asarray(data).dtype)
+    x, ids, of, dtype = _segment_floats(op, data, segment_ids, num_segments, indices_are_sorted, axis_name)
+    return _jitted_composed(_softmax, x, ids, of, dtype)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3, 4), inline=True)
+def _jitted_composed(function, x, ids, of, dtype):
+    return function(x, ids, of).astype(dtype)
 
 
 def histogram(

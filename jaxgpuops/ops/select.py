@@ -1,4 +1,4 @@
-"""Elements by their rank: quantiles, medians, the k-th smallest, partitions. Made of the sort."""
+"""Elements by their rank: quantiles, medians, the k-th smallest, partitions. Made of a selection, or of the sort."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from jaxgpuops._axes import Merged
 from jaxgpuops._primitive import align
 from jaxgpuops.lax import _count as _lax
 from jaxgpuops.lax._scan import cumsum
-from jaxgpuops.lax._sort import check_operands, permutation, sort_operands
+from jaxgpuops.lax._sort import check_operands, permutation, select, sort_operands
 from jaxgpuops.lax.along_axis import take_along_axis
 from jaxgpuops.ops.search import _whole
 from jaxgpuops.ops.sort import sort
 
 Method = Literal["linear", "lower", "higher", "midpoint", "nearest", "inverted_cdf"]
+MOST_RANKS = 8  # of a selection; a sort finds more of them sooner
 METHODS = ("linear", "lower", "higher", "midpoint", "nearest", "inverted_cdf")
 
 
@@ -161,8 +162,7 @@ def _quantile(x, q, places, weights, op, axes, method, keepdims):
         y = jnp.full((*rows.shape[:axis], count, *rows.shape[axis + 1 :]), np.nan, wide)
     else:
         if weights is None:
-            [values], _ = sort_operands([rows], axis, 1)
-            at, is_nan = _taken(values, places[:2], axis, method in ("linear", "midpoint"))
+            at, last = _taken(rows, places[:2], axis, method in ("linear", "midpoint"))
             y = at[0].astype(wide)
             if len(at) == 2:
                 y = _between(y, at[1].astype(wide), along(places[2]).astype(wide), places, along, method)
@@ -180,13 +180,19 @@ def _quantile(x, q, places, weights, op, axes, method, keepdims):
     return merged.reduced(lax.squeeze(y, (axis,)), keepdims)
 
 
-def _taken(values, places, axis, both):
-    """The elements at one or both of the places of sorted rows, which all rows share, and whether a row has NaNs."""
-    count = places[0].size
-    own = [jnp.asarray(p).reshape(-1) for p in (places if both else places[:1])]
-    ids = jnp.concatenate(own).reshape(*(1,) * axis, -1, *(1,) * (values.ndim - 1 - axis))
-    at, is_nan = _lax.take_ranks(*align(values, ids), axis)
-    return [lax.slice_in_dim(at, i * count, (i + 1) * count, axis=axis) for i in range(len(own))], is_nan
+def _taken(rows, places, axis, both):
+    """The elements at one or both of the places in the order of rows, which all share them, and the last elements."""
+    length, count = rows.shape[axis], places[0].size
+    own = [p.reshape(-1) for p in (places if both else places[:1])]
+    ranks = jnp.concatenate([*own, jnp.asarray(length - 1, np.int32).reshape(1)])
+    ranks = ranks.reshape(*(1,) * axis, -1, *(1,) * (rows.ndim - 1 - axis))
+    if ranks.size <= MOST_RANKS:
+        at = select(rows, ranks, axis)[0]
+    else:
+        [values], _ = sort_operands([rows], axis, 1)
+        at = _lax.take_rows(*align(values, ranks), axis, False)
+    part = lambda i, n: lax.slice_in_dim(at, i * count, i * count + n, axis=axis)
+    return [part(i, count) for i in range(len(own))], part(len(own), 1)
 
 
 def _between(low, high, share, places, along, method):
@@ -281,7 +287,11 @@ def kth_value(x: ArrayLike, k: int, *, axis: int = -1) -> tuple[jax.Array, jax.A
 @functools.partial(jax.jit, static_argnums=(1, 2), inline=True)
 def _kth_value(x, k, axis):
     x = _whole(x, axis)
-    index = lax.slice_in_dim(permutation([x], axis), k, k + 1, axis=axis)
+    if x.dtype in _arguments.ORDERED_DTYPES:
+        rank = jnp.full((1,) * x.ndim, k, np.int32)
+        [_, index] = select(lax.stop_gradient(x), rank, axis)
+    else:
+        index = lax.slice_in_dim(permutation([x], axis), k, k + 1, axis=axis)
     return lax.squeeze(take_along_axis(x, index, axis), (axis,)), lax.squeeze(index, (axis,))
 
 

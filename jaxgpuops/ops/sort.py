@@ -37,7 +37,7 @@ def sort(
         to its ends, and one that is less than one before it, to that; so there is no access out of bounds.
       axis_name: inside `jax.shard_map`, the name of the mesh axis that ``axis`` is split along, or several, the slowest
         first. ``x`` is then this device's part, and so is the result: of the whole axis, sorted. See docs/sharding.md.
-        Not together with ``offsets``.
+        ``offsets`` are those of the whole axis, the same on all devices.
 
     Returns:
       An array like ``x``.
@@ -76,9 +76,8 @@ def sort(
     op = "jaxgpuops.sort"
     x = _arguments.array(op, "x", x)
     axis, descending = _arguments.integer(op, "axis", axis), _arguments.flag(op, "descending", descending)
-    return _jitted((x,), _arguments.offsets(op, offsets), op, ("x",), axis, descending, _names(op, offsets, axis_name))[
-        0
-    ]
+    offsets, names = _arguments.offsets(op, offsets), _arguments.names(op, axis_name)
+    return _jitted((x,), offsets, op, ("x",), axis, descending, names)[0]
 
 
 def argsort(
@@ -104,7 +103,7 @@ def argsort(
     op = "jaxgpuops.argsort"
     x = _arguments.array(op, "x", x)
     axis, descending = _arguments.integer(op, "axis", axis), _arguments.flag(op, "descending", descending)
-    return _argsort(x, _arguments.offsets(op, offsets), axis, descending, _names(op, offsets, axis_name))
+    return _argsort(x, _arguments.offsets(op, offsets), axis, descending, _arguments.names(op, axis_name))
 
 
 def sort_key_val(
@@ -140,14 +139,8 @@ def sort_key_val(
     operands = tuple(_arguments.array(op, name, x) for name, x in zip(names, (keys, *values), strict=True))
     axis, descending = _arguments.integer(op, "axis", axis), _arguments.flag(op, "descending", descending)
     return _jitted(
-        operands, _arguments.offsets(op, offsets), op, names, axis, descending, _names(op, offsets, axis_name)
+        operands, _arguments.offsets(op, offsets), op, names, axis, descending, _arguments.names(op, axis_name)
     )
-
-
-def _names(op, offsets, axis_name):
-    if offsets is not None and axis_name is not None:
-        raise ValueError(f"{op}: offsets and axis_name were given; segments of an axis that is split are not supported")
-    return _arguments.names(op, axis_name)
 
 
 # Checks of shapes and dtypes run while tracing: an eager call that has been made before costs one dispatch.
@@ -156,7 +149,7 @@ def _jitted(operands, offsets, op, names, axis, descending, axis_names):
     axis = check_operands(op, names, operands, axis, 1)
     operands = tuple(align(*operands))
     if (split := manual(op, axis_names, operands[0].shape[axis])) is not None:
-        return tuple(sort_operands(operands, axis, 1, descending, split=split)[0])
+        return tuple(sort_operands(operands, axis, 1, descending, split=split, offsets=offsets)[0])
     return _sort(operands, offsets, operands[0].shape[axis], axis, descending)
 
 

@@ -52,8 +52,8 @@ def topk(
       lengths: of rows that are padded: integers that broadcast to ``(*before, *after)``. Only so many elements of a row,
         the first ones, are selected from.
       axis_name: inside `jax.shard_map`, the name of the mesh axis that ``axis`` is split along, or several, the slowest
-        first. ``x`` is then this device's part; ``n``, ``k`` and indices are of the whole axis, and all devices get the
-        same result. See docs/sharding.md.
+        first. ``x`` is then this device's part; ``n``, ``k``, offsets, lengths and indices are of the whole axis, and all
+        devices get the same result. See docs/sharding.md.
 
     Returns:
       ``TopK(values, indices)``, both of shape ``(*before, k, *after)``; values of dtype ``x.dtype``, indices int32.
@@ -79,7 +79,7 @@ def topk(
       TypeError: for other dtypes, for ``k`` or ``axis`` that are not integers, and flags that are not True or False,
         known at trace time; for offsets and lengths that are not integers.
       ValueError: for a scalar ``x``, ``axis`` out of range, ``k`` not in ``[0, n]``, ``n >= 2**31``, offsets or lengths
-        of another shape, more than one of offsets, lengths and axis_name.
+        of another shape, both offsets and lengths.
 
     Algorithms: threshold filtering and radix selection on ordered keys; cf. Alabi et al., "Fast k-selection algorithms
     for graphics processing units" (2012), and Zhang et al., "Parallel top-K algorithms on GPU" (2023).
@@ -107,12 +107,12 @@ def topk(
     largest, sorted = _arguments.flag(op, "largest", largest), _arguments.flag(op, "sorted", sorted)
     names = _arguments.names(op, axis_name)
     offsets, lengths = _arguments.offsets(op, offsets), _arguments.optional(op, "lengths", lengths)
-    if len(_arguments.given(offsets, lengths)) + (names is not None) > 1:
-        raise ValueError(f"{op}: only one of offsets, lengths and axis_name may be given")
+    if offsets is not None and lengths is not None:
+        raise ValueError(f"{op}: only one of offsets and lengths may be given")
     if offsets is not None:
-        return _of_segments(x, offsets, k, axis, largest, sorted)
+        return _of_segments(x, offsets, k, axis, largest, sorted, names)
     if lengths is not None:
-        return _of_lengths(x, lengths, k, axis, largest, sorted)
+        return _of_lengths(x, lengths, k, axis, largest, sorted, names)
     return _jitted(x, k, axis, largest, sorted, names)
 
 
@@ -127,38 +127,43 @@ def _jitted(x, k, axis, largest, sorted, names):
     return _topk(x, (x.shape[axis], along(x, axis)), k, axis, largest, sorted)
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3, 4, 5), inline=True)
-def _of_lengths(x, lengths, k, axis, largest, sorted):
+@functools.partial(jax.jit, static_argnums=(2, 3, 4, 5, 6), inline=True)
+def _of_lengths(x, lengths, k, axis, largest, sorted, names):
     op = "jaxgpuops.topk"
     axis = _arguments.ordered(op, "x", x, axis)
-    k = _arguments.count(op, "k", k, x, axis)
+    split = manual(op, names, x.shape[axis])
+    k = _arguments.count(op, "k", k, x, axis, split)
     _arguments.dtype(op, "lengths", lengths.dtype, _arguments.INTEGERS)
     lengths = _arguments.broadcasting(op, "lengths", lengths, (*x.shape[:axis], *x.shape[axis + 1 :]))
     lengths = jnp.expand_dims(lengths, axis)
-    inside = lambda y: jax.lax.broadcasted_iota(np.int32, y.shape, axis) < lengths
+    inside = lambda y, start=0: jax.lax.broadcasted_iota(np.int32, y.shape, axis) + start < lengths
     # Keys, not values: XLA may lose what tells NaNs of 8 bits apart. No key is after padding's: of equal ones, the last
     # ones are padding's.
     keys = to_keys(x)
     last = np.asarray(0 if largest else jnp.iinfo(keys.dtype).max, keys.dtype)
-    keys = jnp.where(inside(keys), keys, last)
-    [_, indices] = top_k_p(jax.lax.stop_gradient(keys), axis=axis, k=k, largest=largest, sorted=sorted)
+    keys = jax.lax.stop_gradient(jnp.where(inside(keys, 0 if split is None else split.start()), keys, last))
+    [_, indices] = top_k_p(keys, axis=axis, k=k, largest=largest, sorted=sorted, split=split)
     there = inside(indices)
     fill = identity("max" if largest else "min", x.dtype)
-    return TopK(jnp.where(there, take_along_axis(x, indices, axis), fill), jnp.where(there, indices, -1))
+    return TopK(jnp.where(there, take_along_axis(x, indices, axis, split), fill), jnp.where(there, indices, -1))
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3, 4, 5), inline=True)
-def _of_segments(x, offsets, k, axis, largest, sorted):
+@functools.partial(jax.jit, static_argnums=(2, 3, 4, 5, 6), inline=True)
+def _of_segments(x, offsets, k, axis, largest, sorted, names):
     op = "jaxgpuops.topk"
     axis = _arguments.ordered(op, "x", x, axis)
+    split = manual(op, names, x.shape[axis])
+    length = x.shape[axis] if split is None else split.length
     if k < 0:
         raise ValueError(f"{op}: k must not be negative, got {k}")
-    if x.shape[axis] + (offsets.shape[0] - 1) * k >= 1 << 31:
+    if length + (offsets.shape[0] - 1) * k >= 1 << 31:
         raise ValueError(
             f"{op}: the length of the axis and segments times k must be less than 2**31 together, got shape {x.shape}, "
             f"{offsets.shape[0] - 1} segments and k={k}"
         )
-    of_row = functools.partial(_of_segments_of_row, offsets=offsets, k=k, largest=largest, sorted=sorted)
+    of_row = functools.partial(
+        _of_segments_of_row, offsets=offsets, length=length, k=k, largest=largest, sorted=sorted, split=split
+    )
     for _ in range(axis):
         of_row = jax.vmap(of_row)
     for _ in range(x.ndim - 1 - axis):
@@ -166,23 +171,33 @@ def _of_segments(x, offsets, k, axis, largest, sorted):
     return of_row(x)
 
 
-def _of_segments_of_row(x, offsets, k, largest, sorted):
-    length = x.shape[0]
+def _of_segments_of_row(x, offsets, length, k, largest, sorted, split):
     fill = identity("max" if largest else "min", x.dtype)
     if length == 0:  # of which JAX gathers nothing, not even what to fill with
         shape = (offsets.shape[0] - 1, k)
         return TopK(jnp.full(shape, fill), jnp.full(shape, np.int32(-1)))
-    order = permutation([to_keys(x)], 0, largest, offsets=offsets)
+    order = permutation([to_keys(x)], 0, largest, split, offsets)
     ends = bounds(offsets, length)
     place = ends[:-1, None] + jax.lax.broadcasted_iota(np.int32, (ends.shape[0] - 1, k), 1)
-    indices = order.at[jnp.where(place < ends[1:, None], place, length)].get(mode="fill", fill_value=length)
+    there = place < ends[1:, None]
+    indices = jnp.where(there, _at(order, jnp.where(there, place, 0), split), length)
     if not sorted:
         [indices] = sort_p(indices, axis=1, descending=False, values=True, indices=False)
     there = indices < length
     # No index comes twice, so that the gradient's scatter needs no atomics; those out of range are told apart, too.
     own = jnp.where(there, indices, length + jnp.arange(indices.size, dtype=np.int32).reshape(indices.shape))
-    values = x.at[own].get(mode="fill", fill_value=fill, unique_indices=True)
-    return TopK(values, jnp.where(there, indices, -1))
+    values = x.at[own].get(mode="fill", fill_value=fill, unique_indices=True) if split is None else _at(x, own, split)
+    return TopK(jnp.where(there, values, fill), jnp.where(there, indices, -1))
+
+
+def _at(x, places, split):
+    """Elements of one dimension; of one that is split, anything where places are out of range."""
+    if split is None:
+        return x.at[places].get(mode="promise_in_bounds")
+    # So few at a time that devices exchange them, and not x.
+    flat, most = places.ravel(), max(1, split.length - 1)
+    parts = [take_along_axis(x, flat[i : i + most], 0, split) for i in range(0, max(1, flat.size), most)]
+    return jnp.concatenate(parts).reshape(places.shape)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4, 5))

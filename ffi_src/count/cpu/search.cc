@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "count/call.h"
-#include "count/cpu/search.h"
+#include "count/cpu/loops.h"
 
 namespace jaxgpuops::count {
 namespace {

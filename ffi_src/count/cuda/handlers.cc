@@ -29,18 +29,34 @@ ffi::Error searchsorted(cudaStream_t stream, ffi::AnyBuffer queries, ffi::AnyBuf
   });
 }
 
+ffi::Error select(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer ranks, ffi::Result<ffi::AnyBuffer> values,
+                  ffi::Result<ffi::AnyBuffer> indices, ffi::Result<ffi::AnyBuffer> workspace, int64_t axis) {
+  return handle("jaxgpuops.select", [&] {
+    const Select problem = select_of(x, ranks, *values, *indices, axis);
+    require_workspace(*workspace, x, axis);  // which this kernel does without
+    const Device device = current_device();
+    const SelectPlan plan = plan_select(problem, device.gpu());
+    if (plan.algorithm == Selecting::kNone) throw invalid("rows of ", problem.rows.length, " are to be sorted here");
+    require_launched(
+        launch_select(stream, plan, problem, x.untyped_data(), static_cast<const int32_t*>(ranks.untyped_data()),
+                      values->untyped_data(), static_cast<int32_t*>(indices->untyped_data())),
+        kSelectingNames[static_cast<int>(plan.algorithm)], problem.rows, x, device);
+  });
+}
+
 template <Op op>
 ffi::Error segments(cudaStream_t stream, ffi::AnyBuffer data, ffi::AnyBuffer ids, ffi::Result<ffi::AnyBuffer> out,
                     ffi::Result<ffi::AnyBuffer> workspace, int64_t axis, bool sorted) {
   return handle(target_name(op).c_str(), [&] {
     const Segments problem = segments_of(op, data, ids, *out, axis, sorted);
-    const SegmentsPlan plan = plan_segments(problem);
-    const int64_t bytes = require_workspace(*workspace, data, axis);
+    const Device device = current_device();
+    const SegmentsPlan plan = plan_segments(problem, device.gpu());
+    const int64_t bytes = require_workspace(*workspace, *out, axis);
     if (bytes < plan.workspace_bytes) throw invalid("workspace has ", bytes, " bytes, expected ", plan.workspace_bytes);
     const SegmentsBuffers buffers = {data.untyped_data(), static_cast<const int32_t*>(ids.untyped_data()),
                                      out->untyped_data(), static_cast<char*>(workspace->untyped_data()), bytes};
     require_launched(launch_segments(stream, plan, problem, buffers),
-                     kSegmentingNames[static_cast<int>(plan.algorithm)], problem.rows, data, current_device());
+                     kSegmentingNames[static_cast<int>(plan.algorithm)], problem.rows, data, device);
   });
 }
 
@@ -63,6 +79,16 @@ XLA_FFI_DEFINE_HANDLER(kBincount, bincount,
                            .Attr<int64_t>("axis"),
                        {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kSearch, searchsorted, search_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kSelect, select,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                           .Arg<ffi::AnyBuffer>()  // x
+                           .Arg<ffi::AnyBuffer>()  // ranks
+                           .Ret<ffi::AnyBuffer>()  // values
+                           .Ret<ffi::AnyBuffer>()  // indices
+                           .Ret<ffi::AnyBuffer>()  // workspace
+                           .Attr<int64_t>("axis"),
+                       {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kSum, segments<Op::kSum>, segments_binding(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kMax, segments<Op::kMax>, segments_binding(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kMin, segments<Op::kMin>, segments_binding(), {ffi::Traits::kCmdBufferCompatible});
@@ -70,11 +96,8 @@ XLA_FFI_DEFINE_HANDLER(kMin, segments<Op::kMin>, segments_binding(), {ffi::Trait
 }  // namespace
 
 std::vector<Target> cuda_targets() {
-  return {{"jaxgpuops.bincount", kBincount},
-          {"jaxgpuops.searchsorted", kSearch},
-          {"jaxgpuops.segment_sum", kSum},
-          {"jaxgpuops.segment_max", kMax},
-          {"jaxgpuops.segment_min", kMin}};
+  return {{"jaxgpuops.bincount", kBincount}, {"jaxgpuops.searchsorted", kSearch}, {"jaxgpuops.segment_sum", kSum},
+          {"jaxgpuops.segment_max", kMax},   {"jaxgpuops.segment_min", kMin},     {"jaxgpuops.select", kSelect}};
 }
 
 }  // namespace jaxgpuops::count

@@ -13,6 +13,9 @@ cudaError_t launch_bincount(cudaStream_t stream, const BincountPlan& plan, const
 cudaError_t launch_search(cudaStream_t stream, const Search& problem, const void* queries, const void* sorted,
                           int32_t* places);
 
+cudaError_t launch_select(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x,
+                          const int32_t* ranks, void* values, int32_t* indices);
+
 struct SegmentsBuffers {
   const void* data;
   const int32_t* ids;
@@ -24,11 +27,18 @@ struct SegmentsBuffers {
 cudaError_t launch_segments(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                             const SegmentsBuffers& buffers);
 
+cudaError_t launch_segment_lanes(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
+                                 const SegmentsBuffers& buffers);
+
 cudaError_t launch_segment_tables(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                   const SegmentsBuffers& buffers);
 
-// Sorts the ids, which launch_segments does first if they are not sorted: writes the keys and positions of each row of
-// ids, in the stable order of the ids, to the row's workspace.
+// The second part of both where a row has several slices.
+cudaError_t launch_segment_slices(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
+                                  const SegmentsBuffers& buffers);
+
+// The first part of launch_segments where ids are not sorted: the keys and positions of each row of ids, in the stable
+// order of the ids, into its workspace.
 cudaError_t launch_order(cudaStream_t stream, const OrderPlan& plan, const Segments& problem,
                          const SegmentsBuffers& buffers);
 

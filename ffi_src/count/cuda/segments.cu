@@ -27,8 +27,8 @@ constexpr int kRows = 8;                               // rows that a lane loads
 struct Args {
   const void* data;
   void* out;
-  const int32_t* ids;  // sorted ids; null if they are in the workspace
-  IndexMap ids_at;
+  const int32_t* ids;  // sorted ones; null: the workspace has them
+  IndexMap ids_at, data_at;
   char* workspace;
   int64_t workspace_bytes, keys_at, positions_at, heads_at, tails_at;
   int64_t outer, length, inner, segments, rows, tiles;
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kThreads) segment_tiles_kernel(Args a) {
 
   const int32_t* ids = a.ids_of(o);
   const uint32_t* positions = a.positions_of(o);
-  const Bits* data = static_cast<const Bits*>(a.data) + o * a.length * a.inner + column;
+  const Bits* data = static_cast<const Bits*>(a.data) + a.data_at(o) + column;
   char* workspace = a.workspace + o * a.workspace_bytes;
   const int64_t begin = tile * a.rows, end = min(a.length, begin + a.rows);
 
@@ -322,11 +322,17 @@ cudaError_t run(cudaStream_t stream, Args a) {
 cudaError_t launch_segments(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                             const SegmentsBuffers& buffers) {
   if (plan.algorithm == Segmenting::kEmpty) return cudaSuccess;
-  if (plan.algorithm == Segmenting::kTables) return launch_segment_tables(stream, plan, problem, buffers);
+  if (plan.algorithm == Segmenting::kLanes || plan.algorithm == Segmenting::kTables) {
+    const auto run = plan.algorithm == Segmenting::kLanes ? launch_segment_lanes : launch_segment_tables;
+    const cudaError_t status = run(stream, plan, problem, buffers);
+    if (status != cudaSuccess || plan.tiles == 1) return status;
+    return launch_segment_slices(stream, plan, problem, buffers);
+  }
   Args a = {};
   a.data = buffers.data;
   a.out = buffers.out;
   a.ids_at = problem.ids;
+  a.data_at = problem.data;
   a.workspace = buffers.workspace;
   a.workspace_bytes = buffers.workspace_bytes;
   a.outer = problem.rows.outer;

@@ -1,8 +1,8 @@
-// Segments of scalars, if there are few segments. Each warp has a part of a slice of the ids, and a table of all
-// segments in shared memory. Lanes of a warp with equal ids find each other by match_any and fold their numbers in a
-// tree, so that only one lane at a time writes a segment of the table. Tables are folded in the order of warps, and
-// those of slices, by a second kernel, in the order of slices. So there are no atomics, and the order of additions
-// depends on the length and the ids alone.
+// Segments of rows of few columns where there are some: blocks have a column, and warps have neighbouring parts of a
+// slice of the ids, and a table of all segments each, in shared memory. Lanes of a warp with equal ids find each other
+// with match_any and fold their numbers in a tree, so that a table has one writer for a segment at a time. Tables are
+// folded in the order of warps, those of slices by a second kernel in the order of slices: no atomics, and an order
+// that follows from the length and the ids.
 //
 // Bytes moved: each id and each number is read once, and each slice writes a table, which is read again. If one segment
 // has most of the ids, a fold of 32 of them takes five steps.
@@ -22,10 +22,10 @@ constexpr int kSteps = 8;  // groups of 32 ids that a warp loads before it folds
 struct Args {
   const void* data;
   const int32_t* ids;
-  IndexMap ids_at;
+  IndexMap ids_at, data_at;
   void* out;
   char* workspace;
-  int64_t workspace_bytes, length, slice, slices;
+  int64_t workspace_bytes, length, inner, slice, slices;
   int segments;
   Keys keys;
 };
@@ -45,13 +45,14 @@ __global__ void __launch_bounds__(kThreads) segment_tables_kernel(Args a) {
   using Bits = typename Monoid::Bits;
   using Acc = typename Monoid::Acc;
   auto* tables = reinterpret_cast<Acc*>(dynamic_shared_memory());
-  const int64_t o = blockIdx.x / a.slices, slice = blockIdx.x % a.slices;
+  const int64_t column = blockIdx.x % a.inner, slice = blockIdx.x / a.inner % a.slices;
+  const int64_t o = blockIdx.x / a.inner / a.slices;
   const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
   for (int s = threadIdx.x; s < kWarps * a.segments; s += kThreads) tables[s] = Monoid::identity();
   __syncthreads();
 
   const int32_t* ids = a.ids + a.ids_at(o);
-  const Bits* data = static_cast<const Bits*>(a.data) + o * a.length;
+  const Bits* data = static_cast<const Bits*>(a.data) + a.data_at(o) + column;
   const int64_t first = slice * a.slice, stop = min(a.length, first + a.slice);
   const int64_t share = ((a.slice + kWarps - 1) / kWarps + 31) / 32 * 32;
   const int64_t begin = first + warp * share, end = min(stop, begin + share);
@@ -63,7 +64,7 @@ __global__ void __launch_bounds__(kThreads) segment_tables_kernel(Args a) {
     for (int i = 0; i < kSteps; ++i) {
       const int64_t at = start + 32 * i + lane;
       id[i] = at < end ? static_cast<uint32_t>(ids[at]) : ~0u;
-      number[i] = at < end ? Monoid::load(data[at], a.keys) : Monoid::identity();
+      number[i] = at < end ? Monoid::load(data[at * a.inner], a.keys) : Monoid::identity();
     }
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
@@ -85,68 +86,83 @@ __global__ void __launch_bounds__(kThreads) segment_tables_kernel(Args a) {
   }
   __syncthreads();
 
-  auto* partial = reinterpret_cast<Acc*>(a.workspace + o * a.workspace_bytes) + slice * a.segments;
-  Bits* out = static_cast<Bits*>(a.out) + o * a.segments;
+  auto* partial = reinterpret_cast<Acc*>(a.workspace + o * a.workspace_bytes) + slice * a.segments * a.inner + column;
+  Bits* out = static_cast<Bits*>(a.out) + o * a.segments * a.inner + column;
   for (int s = threadIdx.x; s < a.segments; s += kThreads) {
     Acc total = tables[s];
     for (int w = 1; w < kWarps; ++w) total = Monoid::fold(total, tables[w * a.segments + s]);
     if (a.slices == 1) {
-      out[s] = Monoid::store(total, a.keys);
+      out[s * a.inner] = Monoid::store(total, a.keys);
     } else {
-      partial[s] = total;
+      partial[s * a.inner] = total;
     }
   }
 }
 
-// A block folds the tables of all slices for 32 segments; each of its warps has neighbouring slices.
+// A block folds the tables of all slices for 32 cells, of which a segment has one for each column; each warp has
+// neighbouring slices.
 template <class Monoid>
 __global__ void __launch_bounds__(kThreads) segment_slices_kernel(Args a) {
   using Acc = typename Monoid::Acc;
   __shared__ Acc totals[kWarps][32];
-  const int blocks = (a.segments + 31) / 32;
-  const int64_t o = blockIdx.x / blocks;
-  const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, s = blockIdx.x % blocks * 32 + lane;
-  const auto* partial = reinterpret_cast<const Acc*>(a.workspace + o * a.workspace_bytes) + s;
+  const int64_t cells = a.segments * a.inner, blocks = (cells + 31) / 32, o = blockIdx.x / blocks;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+  const int64_t cell = blockIdx.x % blocks * 32 + lane;
+  const auto* partial = reinterpret_cast<const Acc*>(a.workspace + o * a.workspace_bytes) + cell;
   const int64_t share = (a.slices + kWarps - 1) / kWarps, end = min(a.slices, (warp + 1) * share);
   Acc total = Monoid::identity();
-  if (s < a.segments) {
+  if (cell < cells) {
 #pragma unroll 8
-    for (int64_t slice = warp * share; slice < end; ++slice) total = Monoid::fold(total, partial[slice * a.segments]);
+    for (int64_t slice = warp * share; slice < end; ++slice) total = Monoid::fold(total, partial[slice * cells]);
   }
   totals[warp][lane] = total;
   __syncthreads();
-  if (warp != 0 || s >= a.segments) return;
+  if (warp != 0 || cell >= cells) return;
   for (int w = 1; w < kWarps; ++w) total = Monoid::fold(total, totals[w][lane]);
-  static_cast<typename Monoid::Bits*>(a.out)[o * a.segments + s] = Monoid::store(total, a.keys);
+  static_cast<typename Monoid::Bits*>(a.out)[o * cells + cell] = Monoid::store(total, a.keys);
+}
+
+Args args_of(const SegmentsPlan& plan, const Segments& problem, const SegmentsBuffers& buffers) {
+  Args a = {};
+  a.data = buffers.data;
+  a.ids = buffers.ids;
+  a.ids_at = problem.ids;
+  a.data_at = problem.data;
+  a.out = buffers.out;
+  a.workspace = buffers.workspace;
+  a.workspace_bytes = buffers.workspace_bytes;
+  a.length = problem.rows.length;
+  a.inner = problem.rows.inner;
+  a.slice = plan.rows;
+  a.slices = plan.tiles;
+  a.segments = static_cast<int>(problem.segments);
+  a.keys = keys_of(problem);
+  return a;
 }
 
 }  // namespace
 
 cudaError_t launch_segment_tables(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                   const SegmentsBuffers& buffers) {
-  Args a = {};
-  a.data = buffers.data;
-  a.ids = buffers.ids;
-  a.ids_at = problem.ids;
-  a.out = buffers.out;
-  a.workspace = buffers.workspace;
-  a.workspace_bytes = buffers.workspace_bytes;
-  a.length = problem.rows.length;
-  a.slice = plan.rows;
-  a.slices = plan.tiles;
-  a.segments = static_cast<int>(problem.segments);
-  a.keys = keys_of(problem);
+  const Args a = args_of(plan, problem, buffers);
   return dispatch_monoid(problem, [&](auto monoid) {
     using Monoid = decltype(monoid);
     Launch config;
     config.block = dim3(kThreads);
-    config.grid = dim3(static_cast<unsigned>(problem.rows.outer * a.slices));
+    config.grid = dim3(static_cast<unsigned>(problem.rows.count() * a.slices));
     config.shared_bytes = kWarps * a.segments * sizeof(typename Monoid::Acc);
-    const cudaError_t status = launch(stream, config, segment_tables_kernel<Monoid>, a);
-    if (status != cudaSuccess || a.slices == 1) return status;
-    config.grid = dim3(static_cast<unsigned>(problem.rows.outer * ((a.segments + 31) / 32)));
-    config.shared_bytes = 0;
-    return launch(stream, config, segment_slices_kernel<Monoid>, a);
+    return launch(stream, config, segment_tables_kernel<Monoid>, a);
+  });
+}
+
+cudaError_t launch_segment_slices(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
+                                  const SegmentsBuffers& buffers) {
+  const Args a = args_of(plan, problem, buffers);
+  return dispatch_monoid(problem, [&](auto monoid) {
+    Launch config;
+    config.block = dim3(kThreads);
+    config.grid = dim3(static_cast<unsigned>(problem.rows.outer * ((a.segments * a.inner + 31) / 32)));
+    return launch(stream, config, segment_slices_kernel<decltype(monoid)>, a);
   });
 }
 

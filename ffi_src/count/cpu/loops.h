@@ -1,0 +1,17 @@
+// What runs on the CPU, seen from handlers.cc.
+#pragma once
+
+#include "common/cpu/parallel.h"
+#include "count/count.h"
+
+namespace jaxgpuops::count {
+
+void reduce_segments(const Segments& problem, const void* data, const int32_t* ids, void* out, const Workers& workers);
+
+// Elements of x by their ranks, and their indices.
+void select(const Select& problem, const void* x, const int32_t* ranks, void* values, int32_t* indices,
+            const Workers& workers);
+
+void search(const Search& problem, const void* queries, const void* sorted, int32_t* places, const Workers& workers);
+
+}  // namespace jaxgpuops::count

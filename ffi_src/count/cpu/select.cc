@@ -1,0 +1,102 @@
+// select on the CPU: the highest digit of all keys of a row is counted; of the elements that have the digit of a rank,
+// the one of that rank is found as `std::nth_element` does.
+#include <algorithm>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "count/call.h"
+#include "count/cpu/loops.h"
+
+namespace jaxgpuops::count {
+namespace {
+
+constexpr int64_t kTaskElements = 1 << 15, kTile = 16;  // columns that are copied together
+
+template <class Key>
+struct Row {
+  static constexpr int kBits = 8 * sizeof(Key);
+  int digit_bits = 0;
+  std::vector<Key> keys;
+  std::vector<int64_t> ends;                  // of each digit, in the order of keys
+  std::vector<int32_t> slots;                 // of each digit: 0, or which of the chosen ones it is
+  std::vector<int64_t> begins, places;        // of each slot in `some`, where slot 0 has the last place
+  std::vector<std::pair<Key, int32_t>> some;  // the elements of chosen digits
+
+  explicit Row(int64_t length)
+      : digit_bits(std::min(kBits, length < 1 << 14 ? 10 : 12)), keys(length), ends(int64_t{1} << digit_bits) {}
+
+  int64_t digit(Key key) const { return static_cast<int64_t>(key >> (kBits - digit_bits)); }
+  int64_t digit_of(int64_t rank) const { return std::upper_bound(ends.begin(), ends.end(), rank) - ends.begin(); }
+  int64_t begin_of(int64_t digit) const { return digit ? ends[digit - 1] : 0; }
+
+  template <class RankOf>
+  void choose(int64_t ranks, const RankOf& rank_of) {
+    std::fill(ends.begin(), ends.end(), 0);
+    for (const Key key : keys) ++ends[digit(key)];
+    std::partial_sum(ends.begin(), ends.end(), ends.begin());
+    slots.assign(ends.size(), 0);
+    begins.assign(1, 0);
+    int64_t total = 0;
+    for (int64_t r = 0; r < ranks; ++r) {
+      const int64_t wanted = digit_of(rank_of(r));
+      if (slots[wanted]) continue;
+      slots[wanted] = static_cast<int32_t>(begins.size());
+      begins.push_back(total);
+      total += ends[wanted] - begin_of(wanted);
+    }
+    some.resize(total + 1);
+    begins[0] = total;
+    places = begins;
+    const auto length = static_cast<int32_t>(keys.size());
+    for (int32_t j = 0; j < length; ++j) {
+      const int32_t slot = slots[digit(keys[j])];
+      some[places[slot]] = {keys[j], j};
+      places[slot] += slot != 0;
+    }
+  }
+
+  // The index of the element of that rank, one of those that were chosen for.
+  int32_t find(int64_t rank) {
+    const int64_t wanted = digit_of(rank), slot = slots[wanted];
+    const auto first = some.begin() + begins[slot];
+    std::nth_element(first, first + (rank - begin_of(wanted)), some.begin() + places[slot]);  // of equal keys, by index
+    return first[rank - begin_of(wanted)].second;
+  }
+};
+
+}  // namespace
+
+void select(const Select& problem, const void* x_, const int32_t* ranks, void* values_, int32_t* indices,
+            const Workers& workers) {
+  const Rows& rows = problem.rows;
+  if (rows.count() == 0 || problem.count == 0) return;
+  const int64_t inner = rows.inner, tile = std::min(inner, kTile), tiles = (inner + tile - 1) / tile;
+  const int64_t units = rows.outer * tiles, each = std::max<int64_t>(1, kTaskElements / (rows.length * tile));
+  with_width(problem.bits / 8, [&](auto width) {
+    using T = decltype(width);
+    const auto* x = static_cast<const T*>(x_);
+    auto* values = static_cast<T*>(values_);
+    parallel_for(workers, (units + each - 1) / each, [&](int64_t task) {
+      std::vector<Row<T>> own(tile, Row<T>(rows.length));
+      for (int64_t unit = task * each; unit < std::min(units, (task + 1) * each); ++unit) {
+        const int64_t o = unit / tiles, first = unit % tiles * tile, columns = std::min(tile, inner - first);
+        const T* from = x + o * rows.length * inner + first;
+        for (int64_t j = 0; j < rows.length; ++j)
+          for (int64_t c = 0; c < columns; ++c) own[c].keys[j] = sort_key(from[j * inner + c], problem.order);
+        for (int64_t c = 0; c < columns; ++c) {
+          const auto rank_of = [&](int64_t r) { return problem.rank_of(ranks[problem.ranks(o, r, first + c)]); };
+          own[c].choose(problem.count, rank_of);
+          for (int64_t r = 0; r < problem.count; ++r) {
+            const int32_t at = own[c].find(rank_of(r));
+            const int64_t to = (o * problem.count + r) * inner + first + c;
+            values[to] = from[at * inner + c];
+            indices[to] = at;
+          }
+        }
+      }
+    });
+  });
+}
+
+}  // namespace jaxgpuops::count
