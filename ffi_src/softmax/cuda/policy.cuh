@@ -339,7 +339,8 @@ struct CrossEntropy : ExponentialSum<E, sizeof(typename E::Bits) == 2> {
       const Acc others = final.others, of_label = final.of_label;
       peak = Base::peak_of(final.shift);
       const Acc smoothing = args.label_smoothing, z_loss = args.z_loss;
-      // For a probability near 1, log(1 + others / of_label) keeps the digits that the logarithm of the whole sum loses.
+      // For a probability near 1, log(1 + others / of_label) keeps the digits that the logarithm of the whole sum
+      // loses.
       const bool likely = others < of_label && of_label < infinity<Acc>();
       log_sum = likely ? (row.z_label - peak) + logarithm_beyond_1(others / of_label)
                        : Base::log_of(others + of_label, final.shift);
