@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxgpuops
-from jaxgpuops.lax._sort import select_p
 from jaxgpuops import _arguments
+from jaxgpuops.lax._sort import select_p
 
 FLOATS = ("float16", "bfloat16", "float32")
 DTYPES = (*FLOATS, "float64", "int8", "uint16", "int32", "int64", "bool")
