@@ -299,17 +299,17 @@ class _Of(NamedTuple):
     """Segments: how many there are, and how rows belong to them."""
 
     op: str
-    count: int
+    segments: int
     sorted: bool
     names: tuple[str, ...] | None
 
     def reduced(self, kernel, x, ids):
-        return _jitted_segments(x, ids, kernel.name, self.count, self.sorted, self.op, self.names)
+        return _jitted_segments(x, ids, kernel.name, self.segments, self.sorted, self.op, self.names)
 
     def of_rows(self, table, ids, fill=False):
         """What each row's segment has; anything, or 0, where it has none."""
         ids = ids.reshape(-1, *(1,) * (table.ndim - 1))
-        return _taken(*align(table, ids), self.count, None, fill)
+        return _taken(*align(table, ids), self.segments, None, fill)
 
     def terms(self, x, ids):
         """Exponentials that do not overflow, and what was subtracted; rows without a segment have anything."""
@@ -346,7 +346,7 @@ _logsumexp.defvjp(_logsumexp_forward, _logsumexp_backward)
 def _softmax(x, ids, of):
     terms, _ = of.terms(x, ids)
     sums = of.reduced(segment_sum_p, terms, ids)
-    mine = ((ids >= 0) & (ids < of.count)).reshape(-1, *(1,) * (x.ndim - 1))
+    mine = ((ids >= 0) & (ids < of.segments)).reshape(-1, *(1,) * (x.ndim - 1))
     return jnp.where(mine, terms / of.of_rows(sums, ids), np.zeros((), x.dtype))
 
 

@@ -136,14 +136,15 @@ def _of_lengths(x, lengths, k, axis, largest, sorted, names):
     _arguments.dtype(op, "lengths", lengths.dtype, _arguments.INTEGERS)
     lengths = _arguments.broadcasting(op, "lengths", lengths, (*x.shape[:axis], *x.shape[axis + 1 :]))
     lengths = jnp.expand_dims(lengths, axis)
-    inside = lambda y, start=0: jax.lax.broadcasted_iota(np.int32, y.shape, axis) + start < lengths
+    places = lambda y: jax.lax.broadcasted_iota(np.int32, y.shape, axis)
     # Keys, not values: XLA may lose what tells NaNs of 8 bits apart. No key is after padding's: of equal ones, the last
     # ones are padding's.
     keys = to_keys(x)
     last = np.asarray(0 if largest else jnp.iinfo(keys.dtype).max, keys.dtype)
-    keys = jax.lax.stop_gradient(jnp.where(inside(keys, 0 if split is None else split.start()), keys, last))
+    own = places(keys) if split is None else split.positions(keys.shape, axis)
+    keys = jax.lax.stop_gradient(jnp.where(own < lengths, keys, last))
     [_, indices] = top_k_p(keys, axis=axis, k=k, largest=largest, sorted=sorted, split=split)
-    there = inside(indices)
+    there = places(indices) < lengths
     fill = identity("max" if largest else "min", x.dtype)
     return TopK(jnp.where(there, take_along_axis(x, indices, axis, split), fill), jnp.where(there, indices, -1))
 

@@ -61,8 +61,10 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
     for (int i = 0; i < kItems; ++i) digit[i] = is_there(i) ? digit_of(sort_key(bits[i], order), shift) : kDigits - 1;
     uint32_t* const counts = shared.counts + warp * kDigits;
     rank_in_warp(digit, counts);
+    if (indices) {
 #pragma unroll
-    for (int i = 0; i < kItems; ++i) index[i] = moved ? shared.indices[first + i * 32] : first + i * 32;
+      for (int i = 0; i < kItems; ++i) index[i] = moved ? shared.indices[first + i * 32] : first + i * 32;
+    }
     __syncthreads();
     begin_of_digits<kThreads / 32>(shared.counts, shared.warps, begin);
     __syncthreads();
@@ -70,7 +72,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
     for (int i = 0; i < kItems; ++i) {
       const uint32_t to = place_of(digit[i], counts);
       shared.keys[to] = bits[i];
-      shared.indices[to] = static_cast<uint16_t>(index[i]);
+      if (indices) shared.indices[to] = static_cast<uint16_t>(index[i]);
     }
     moved = true;
     __syncthreads();
