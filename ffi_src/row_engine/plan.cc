@@ -253,12 +253,18 @@ void plan_along(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   plan_split(plan, rows, gpu);
 }
 
-// A thread walks a short axis alone; several warps share a longer one.
+// A thread walks a short axis alone; several warps share a longer one. Of the shortest it holds packs of columns, if
+// the packs of an outer index fill warps, and there are warps enough: results have the same bits either way.
 void plan_walk(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   plan.algorithm = RowAlgorithm::kColumnsWalk;
   if (rows.length > kWalkedAlone)
     plan.axis_warps = static_cast<int>(std::min<int64_t>(ceil_div(rows.length, kWalkPositions), kMaxColumnWarps));
-  const int64_t strips = ceil_div(rows.count(), 32 * walk_columns(plan.traits.item_bytes, plan.traits.label));
+  int64_t strips = ceil_div(rows.count(), 32 * walk_columns(plan.traits.item_bytes, plan.traits.label));
+  if (plan.traits.fast && !plan.traits.label && rows.length <= held_positions(plan.traits.operands)) {
+    const int64_t columns = 32 * 16 / plan.traits.item_bytes, of_outer = ceil_div(rows.inner, columns);
+    plan.vector = 5 * rows.inner >= 4 * of_outer * columns && rows.outer * of_outer >= 4 * gpu.multiprocessors;
+    if (plan.vector) strips = rows.outer * of_outer;
+  }
   while (plan.axis_warps << (plan.column_warp_bits + 1) <= kWalkWarps &&
          strips >> (plan.column_warp_bits + 1) >= 2 * gpu.multiprocessors)
     ++plan.column_warp_bits;
