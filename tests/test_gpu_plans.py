@@ -40,10 +40,10 @@ KERNELS = {
     "sort": {"team": "sort_kernel", "block": "block_kernel", "sweep": "pass_kernel"},
     "scan": {"loop": "scan_(tile|rows|loop|columns|walk|short)", "look_ahead": "scan_(row_)?look_ahead"}
     | {"resident": "scan_resident"},
-    "row_engine": {"rows": "((lean_)?rows|spread|sweep)_kernel", "rows_tiles": "tile_kernel"}
+    "row_engine": {"rows": "((lean_)?rows|spread|sweep)_kernel", "rows_tiles": "(part_)?tile_kernel"}
     | {"rows_stream": "stream_kernel", "rows_split": "merge_kernel"}
     | {"columns": "(columns|along)_kernel", "columns_stream": "columns_stream_kernel", "columns_split": "merge_"}
-    | {"columns_flat": "flat_kernel", "columns_walk": "(held_)?walk_kernel"},
+    | {"columns_flat": "flat_kernel", "columns_walk": "((held_)?walk|held_packs)_kernel"},
     "count": {"tables": "(bincount|segment)_tables_kernel", "global": "bincount_global_kernel"}
     | {"sorted": "segment_tiles_kernel", "ordered": "order_move_kernel"},
     "moe": {"block": "route_kernel", "blocks": "route_place_kernel"},

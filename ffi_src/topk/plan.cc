@@ -251,7 +251,9 @@ Plan plan_argmax(Rows rows, int key_bits, const Gpu& gpu, int64_t workspace_byte
   const int64_t units = rows.outer * shape.tiles;
   int64_t slices = 1;
   if (shape.form == ArgmaxForm::kRows) {
-    slices = std::min(3 * gpu.multiprocessors / units, rows.length * key_bytes / 8192);
+    // A second kernel takes longer than a block with the rest of a short row.
+    const int64_t bytes = rows.length * key_bytes;
+    slices = bytes < kArgmaxAlone ? 1 : std::min(3 * gpu.multiprocessors / units, bytes / 8192);
   } else if (shape.form == ArgmaxForm::kColumns) {
     const int64_t step = shape.beside ? shape.deep : shape.threads * (16 / key_bytes) / rows.inner;  // rows of a step
     slices = std::min(2 * gpu.multiprocessors / units, rows.length / (4 * step));
