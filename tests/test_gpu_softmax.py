@@ -32,6 +32,8 @@ REGIMES = {
     "one split row": ((1, 8_000_003), 1),
     "columns, walked by threads": ((300, 3, 50), 1),
     "columns, walked by threads, longer": ((300, 20, 5), 1),
+    "columns, walked in packs of 16 bits": ((40, 3, 50_003), 1),
+    "columns, walked in aligned packs": ((40, 2, 50_000), 1),
     "columns, walked by warps": ((16, 401, 130), 1),
     "flat columns": ((300, 100, 5), 1),
     "columns, vectors": ((64, 1024, 256), 1),

@@ -177,6 +177,7 @@ def run_gates(rng):
 
 ROWS = [  # along axis 1
     (37, 7),
+    (180_000, 3),  # tiles of rows of less than a vector
     (37, 61),
     *((37, n) for n in (32, 64, 128, 256)),  # whole vectors
     (37, 250),
@@ -195,6 +196,7 @@ ROWS = [  # along axis 1
 ]
 COLUMNS = [
     (3, 2, 50),  # a short axis, in registers
+    (40, 3, 4999),  # the same of 16 bits, in packs
     (3, 30, 5),  # walked
     (3, 401, 130),  # walked by several warps
     (3, 101, 64),

@@ -253,12 +253,33 @@ void plan_along(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   plan_split(plan, rows, gpu);
 }
 
+// Whether columns are walked along, and not read as flat rows. Where there are results, a long walk is made twice.
+bool walks(const RowTraits& traits, const Rows& rows) {
+  if (!traits.output)
+    return rows.length <= 128 || (rows.length <= kMostWalked / 2 && rows.inner >= 16) ||
+           (rows.length <= kMostWalked && (rows.inner >= 120 || traits.label));
+  return rows.length <= (traits.operands == 1 ? 4 : 2) * kWalkPositions ||
+         (rows.length <= kMostWalked / 2 && rows.inner >= kFewColumns) ||
+         (rows.length <= kMostWalked && (rows.inner >= kManyColumns || traits.label));
+}
+
+// Whether a thread that walks holds packs of columns of an axis of two to four 16-bit elements: if the packs of an
+// outer index fill warps, and there are warps enough. Results have the same bits either way.
+bool walks_in_packs(const RowTraits& traits, const Rows& rows, const Gpu& gpu) {
+  if (!traits.fast || !traits.output || traits.label || traits.masked || traits.item_bytes != 2) return false;
+  const int64_t columns = 32 * 8, strips = ceil_div(rows.inner, columns);
+  return rows.length >= 2 && rows.length <= kMostPacks && 5 * rows.inner >= 4 * strips * columns &&
+         rows.outer * strips >= 4 * gpu.multiprocessors;
+}
+
 // A thread walks a short axis alone; several warps share a longer one.
 void plan_walk(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   plan.algorithm = RowAlgorithm::kColumnsWalk;
   if (rows.length > kWalkedAlone)
     plan.axis_warps = static_cast<int>(std::min<int64_t>(ceil_div(rows.length, kWalkPositions), kMaxColumnWarps));
-  const int64_t strips = ceil_div(rows.count(), 32 * walk_columns(plan.traits.item_bytes, plan.traits.label));
+  int64_t strips = ceil_div(rows.count(), 32 * walk_columns(plan.traits.item_bytes, plan.traits.label));
+  plan.vector = walks_in_packs(plan.traits, rows, gpu);
+  if (plan.vector) strips = rows.outer * ceil_div(rows.inner, 32 * 8);
   while (plan.axis_warps << (plan.column_warp_bits + 1) <= kWalkWarps &&
          strips >> (plan.column_warp_bits + 1) >= 2 * gpu.multiprocessors)
     ++plan.column_warp_bits;
@@ -307,12 +328,11 @@ void plan_columns(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuni
   plan.algorithm = RowAlgorithm::kColumns;
   plan.vectors = column_vectors(traits.operands);
   plan.vector = traits.fast && !traits.label && rows.inner * traits.item_bytes % 16 == 0;
+  // Vectors of the shortest axes are mostly padding.
+  if (plan.vector && traits.operands == 1 && rows.length < held_positions(1)) return plan_walk(plan, rows, gpu);
   if (plan.vector && !traits.output) return plan_along(plan, rows, gpu);
   if (!plan.vector && !traits.masked) {
-    const bool walk = rows.length <= 2 * kWalkPositions ||
-                      (rows.length <= kMostWalked / 2 && rows.inner >= kFewColumns) ||
-                      (rows.length <= kMostWalked && (rows.inner >= kManyColumns || traits.label));
-    if (walk) return plan_walk(plan, rows, gpu);
+    if (walks(traits, rows)) return plan_walk(plan, rows, gpu);
     if (!traits.label) return plan_flat(plan, rows, gpu);
   }
   const int64_t across = plan.vector ? rows.inner * traits.item_bytes / 16 : rows.inner;  // lanes that inner keeps busy

@@ -71,6 +71,7 @@ constexpr int walk_columns(int item_bytes, bool label) {
 }
 // The longest axis that a thread of a walking kernel holds in registers.
 constexpr int held_positions(int operands) { return 8 / operands; }
+constexpr int kMostPacks = 4;  // the same of one that holds packs of columns
 // Vectors of a flat row that a lane loads at a time.
 constexpr int flat_vectors(int operands) { return operands == 1 ? 4 : 2; }
 // Blocks per multiprocessor for the __launch_bounds__ of along_kernel.

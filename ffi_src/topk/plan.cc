@@ -30,14 +30,45 @@ Plan plan_rows(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   return plan;
 }
 
-// Whether sorting a row, or its remainder above a threshold, is faster than the kernels that select from it. Those
-// compare every candidate with every other, and give a row at least four lanes, or a column one of a block's 64.
+// Where rows are so few, what one takes is what all take, and the rows kernel has the least to do for it.
+constexpr int64_t kFewRows = 4096;
+
+// Whether sorting a row, or what is left of it above a threshold, beats the kernels that select from it: these rank few
+// candidates by comparing all with all, and give a row at least four lanes, or a column of a block's 64.
 bool sorts(Rows rows, int64_t k, int key_bytes) {
   if (rows.length > kMaxSortLength) return false;
   if (rows.length > kMaxSortLength / 2 && key_bytes >= 4 && k <= (key_bytes == 8 ? kMaxStreamK : 512)) return false;
-  if (key_bytes == 8 || k > kMaxRowsK || rows.length <= 16) return true;
-  if (rows.inner == 1) return k > 8 && rows.length <= (key_bytes < 4 ? 5 : 3) * k;
-  return rows.length <= 4 * k || (rows.inner <= 16 && rows.length <= 128) || (rows.inner < 8 && rows.length <= 512);
+  if (key_bytes == 8) return k > 32 || rows.length < 1536;
+  if (k > kMaxRowsK) return true;
+  if (rows.inner == 1) {
+    if (rows.count() <= kFewRows && (key_bytes == 4 || (key_bytes == 2 && k <= 8))) return false;
+    return rows.length <= 16 || (k > 8 && rows.length <= (key_bytes < 4 ? 5 : 3) * k);
+  }
+  if (rows.length <= 24 || rows.length <= 4 * k || (rows.inner <= 16 && rows.length <= 128)) return true;
+  if (rows.inner >= 8 || rows.length > 512) return false;
+  // Of so few columns beside each other a block may use the lesser part, which costs only where there are many.
+  const int64_t beside = kColumnWarps * 32 / column_lanes(rows.count(), rows.length, k);
+  return rows.length <= 128 || (rows.outer > 1024 && 2 * rows.inner <= beside);
+}
+
+// Nanoseconds, from the times of some hundred problems on an H200: of columns that a block's warps select from, each
+// from its own, and of columns that are streamed, each by a block.
+bool streams_columns(Rows rows, int key_bytes, const Gpu& gpu) {
+  if (rows.length < 1024) return false;
+  const bool narrow = key_bytes < 4;
+  const double blocks = static_cast<double>(rows.outer * ceil_div(rows.inner, kColumnWarps));
+  const double waves = std::max(1., blocks / static_cast<double>((narrow ? 2.3 : 1.) * gpu.multiprocessors));
+  const double length = static_cast<double>(rows.length), count = static_cast<double>(rows.count());
+  const double selected = narrow ? 15 * length * waves : 4000 + 1.65 * length * waves;
+  const double streamed = std::max(7600., count * (narrow ? 20 + 0.0105 * length : 12 + 0.0095 * length));
+  return streamed < selected;
+}
+
+// Whether rows of 16 bits are for the held kernel, which reads them as vectors wherever they begin. The rows kernel
+// does not where teams select by delegates; but it is better at a large k, and many rows of few thousand elements.
+bool holds_unaligned(Rows rows, int64_t k, int key_bytes) {
+  return key_bytes == 2 && rows.length % 8 != 0 && !rows_shape(rows.length, k, key_bytes).network && k <= 32 &&
+         rows.length >= 16 * k && (rows.length > 2048 || rows.count() <= 512);
 }
 
 Plan plan_sort(Rows rows, int key_bytes, const Gpu& gpu) {
@@ -223,7 +254,9 @@ Plan plan_argmax(Rows rows, int key_bits, const Gpu& gpu, int64_t workspace_byte
   const int64_t units = rows.outer * shape.tiles;
   int64_t slices = 1;
   if (shape.form == ArgmaxForm::kRows) {
-    slices = std::min(3 * gpu.multiprocessors / units, rows.length * key_bytes / 8192);
+    // A second kernel takes longer than a block with the rest of a short row.
+    const int64_t bytes = rows.length * key_bytes;
+    slices = bytes < kArgmaxAlone ? 1 : std::min(3 * gpu.multiprocessors / units, bytes / 8192);
   } else if (shape.form == ArgmaxForm::kColumns) {
     // rows that a block reads in one step
     const int64_t step = shape.beside ? shape.deep : shape.threads * (16 / key_bytes) / rows.inner;
@@ -254,16 +287,19 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
   if (may(Algorithm::kSort) && (forced < 0 ? sorts(rows, k, key_bytes) : rows.length <= kMaxSortLength)) {
     if (const Plan plan = plan_sort(rows, key_bytes, gpu); fits(plan)) return plan;
   }
-  if (may(Algorithm::kRows) && rows.inner == 1 && k <= kMaxRowsK && key_bytes <= 4 && rows.length <= kMaxRowsLength)
+  const bool held = rows.inner == 1 && k <= kMaxHeldK && key_bytes <= 4 && rows.length <= kMaxHeldLength &&
+                    has_clusters(gpu) && may(Algorithm::kHeld);
+  const Plan in_registers = held ? plan_held(rows, key_bytes, gpu) : Plan{};
+  const bool can_hold = in_registers.algorithm == Algorithm::kHeld && fits(in_registers);
+  if (may(Algorithm::kRows) && rows.inner == 1 && k <= kMaxRowsK && key_bytes <= 4 && rows.length <= kMaxRowsLength &&
+      !(can_hold && holds_unaligned(rows, k, key_bytes)))
     return plan_rows(rows, k, key_bytes, gpu);
-  if (may(Algorithm::kHeld) && rows.inner == 1 && k <= kMaxHeldK && key_bytes <= 4 && rows.length <= kMaxHeldLength &&
-      has_clusters(gpu)) {
-    const Plan plan = plan_held(rows, key_bytes, gpu);
-    if (plan.algorithm == Algorithm::kHeld && fits(plan)) return plan;
-  }
+  if (can_hold) return in_registers;
   if (may(Algorithm::kColumns) && rows.inner > 1 && k <= kMaxColumnsK && key_bytes <= 4 &&
       rows.length * key_bytes <= kMaxColumnBytes) {
-    if (const Plan plan = plan_columns(rows, k, key_bytes, sorted, gpu); fits(plan)) return plan;
+    const Plan plan = plan_columns(rows, k, key_bytes, sorted, gpu);
+    const bool streams = forced < 0 && plan.threads != kStreamedThreads && streams_columns(rows, key_bytes, gpu);
+    if (fits(plan) && !streams) return plan;
   }
   if (may(Algorithm::kSieve) && rows.inner == 1 && sorted && k >= kMinSieveK && k <= kMaxSieveK &&
       (key_bytes == 2 || key_bytes == 4)) {

@@ -55,12 +55,12 @@ struct FlatPlace {
   }
 };
 
-// 16 bytes that are not aligned: of two packs.
+// 16 bytes, aligned or not: of two packs, the second of which is read only if some of them are there.
 template <class Bits>
 __device__ __forceinline__ Pack load_across(const Bits* from) {
   const auto address = reinterpret_cast<uintptr_t>(from);
   const Pack* const packs = reinterpret_cast<const Pack*>(address & ~uintptr_t{15});
-  const Pack low = load_pack(packs), high = load_pack(packs + 1);
+  const Pack low = load_pack(packs), high = address & 15 ? load_pack(packs + 1) : low;
   uint32_t word[8] = {low.word[0],  low.word[1],  low.word[2],  low.word[3],
                       high.word[0], high.word[1], high.word[2], high.word[3]};
 #pragma unroll

@@ -27,6 +27,8 @@ namespace jaxgpuops::row_engine {
 
 // ---- Between the sweeps of a split row ------------------------------------------------------------------------------
 
+constexpr int kMergeWarps = 8;  // that merge a column each, of a block
+
 // A lane per column, where few units are merged.
 template <class P>
 __global__ void __launch_bounds__(32 * kAlongWarps) merge_few_kernel(const __grid_constant__ Parameters<P> p) {
@@ -39,22 +41,26 @@ __global__ void __launch_bounds__(32 * kAlongWarps) merge_few_kernel(const __gri
   P::write_row(p.args, column, row, P::finish(p.args, row, all));
 }
 
-// A block per column.
+// A block per column; or a warp, where one merges all units, and neighbouring columns share a block.
 template <class P>
 __global__ void __launch_bounds__(32 * kMaxBlockWarps) merge_kernel(const __grid_constant__ Parameters<P> p) {
   let_dependents_start();
   wait_for_predecessor();
-  const int64_t column = p.first + blockIdx.x, outer = column / p.inner, i = column - outer * p.inner;
+  const bool alone = p.units <= kMaxFlatSpans;
+  const int64_t number = alone ? int64_t{blockIdx.x} * (blockDim.x / 32) + threadIdx.x / 32 : blockIdx.x;
+  const int64_t column = p.first + number, outer = column / p.inner, i = column - outer * p.inner;
+  if (column >= p.columns) return;
   const auto stat = [&](int u) { return *stat_at(p, outer, u, i); };
-  Stat<P> all = merge_lanes<P>(merge_serially<P>(stat, threadIdx.x, blockDim.x, p.units));
-  if (blockDim.x > 32) {
+  const int begin = alone ? threadIdx.x % 32 : threadIdx.x, step = alone ? 32 : blockDim.x;
+  Stat<P> all = merge_lanes<P>(merge_serially<P>(stat, begin, step, p.units));
+  if (!alone) {
     auto* const of_warps = reinterpret_cast<Stat<P>*>(dynamic_shared_memory());
     if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = all;
     __syncthreads();
     if (threadIdx.x >= 32) return;
     all = merge_by_warp<P>([&](int w) { return of_warps[w]; }, blockDim.x / 32);
   }
-  if (threadIdx.x != 0) return;
+  if (begin != 0) return;
   const auto row = P::row(p.args, outer, i, p.length, p.inner);
   const auto final = P::finish(p.args, row, all);
   P::write_row(p.args, column, row, final);
@@ -212,8 +218,11 @@ struct Call {
         return launch(stream, launched, merge_few_kernel<P>, p);
       }
     }
-    launched.grid = dim3(static_cast<unsigned>(end - first));
-    launched.block = dim3(plan.units <= kMaxFlatSpans ? 32 : 32 * kMaxBlockWarps);
+    // Warps that have columns for themselves share a block where blocks of one would come in waves.
+    const int64_t columns = end - first;
+    const int64_t warps = plan.units <= kMaxFlatSpans ? std::clamp<int64_t>(columns / 1024, 1, kMergeWarps) : 1;
+    launched.grid = dim3(static_cast<unsigned>((columns + warps - 1) / warps));
+    launched.block = dim3(plan.units <= kMaxFlatSpans ? 32 * static_cast<unsigned>(warps) : 32 * kMaxBlockWarps);
     launched.shared_bytes = kMaxBlockWarps * sizeof(Stat<P>);
     return launch(stream, launched, merge_kernel<P>, p);
   }

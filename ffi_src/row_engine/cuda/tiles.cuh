@@ -2,9 +2,9 @@
 // One read, one write.
 //
 // In memory they are one piece, a tile, whose vectors are aligned wherever rows begin. The block copies it to shared
-// memory, where teams of lanes take statistics of their rows. Lanes that have one vector of a row put its results in
-// its place, and the tile is copied back. Of longer rows they leave what results need to know, and results are computed
-// vector by vector, whichever rows these belong to.
+// memory, where teams of lanes take statistics of their rows. Lanes that have one vector of a row, or a part of one,
+// put its results in its place, and the tile is copied back. Of longer rows they leave what results need to know, and
+// results are computed vector by vector, whichever rows these belong to.
 //
 // Lanes, their vectors, and the order in which statistics are merged are those of rows_kernel, and so are all bits.
 #pragma once
@@ -25,8 +25,8 @@ struct alignas(16) TileRow {
   typename P::Row row;
 };
 
-// Shared memory: a tile of each operand, with room for the vectors in which it begins and ends and one more; rows, and
-// as many as the last vector may reach beyond them.
+// Shared memory: a tile of each operand, with room for the vectors in which it begins and ends and one more; and where
+// a row has several vectors, what is known of rows, and of as many as the last vector may reach beyond them.
 template <class P>
 struct TileParameters {
   static constexpr int kItem = sizeof(typename P::Element::Bits), kWidth = 16 / kItem;
@@ -35,8 +35,9 @@ struct TileParameters {
   int rows;           // of a block
   int operand_bytes;  // of a tile
 
-  int shared_bytes() const {
-    return P::kOperands * operand_bytes + (P::kOutput ? (rows + kWidth) * static_cast<int>(sizeof(TileRow<P>)) : 0);
+  int shared_bytes(bool single) const {
+    const int known = P::kOutput && !single ? rows + kWidth : 0;
+    return P::kOperands * operand_bytes + known * static_cast<int>(sizeof(TileRow<P>));
   }
 };
 
@@ -180,6 +181,57 @@ struct TileBlock {
     }
   }
 
+  // The same of rows that are less than a vector, each by one thread, which computes with the elements that exist only.
+  // (Of rows of three 16-bit elements padding was most of the work.)
+  __device__ __forceinline__ void work_on_parts() {
+    constexpr int kMost = kWidth > 1 ? kWidth - 1 : 1;
+#pragma unroll 1
+    for (int mine = threadIdx.x; mine < rows; mine += kTileThreads) {
+      Bits held[P::kOperands][kMost];
+      const auto element = [&](int o, int i) {
+        return reinterpret_cast<Bits*>(tile + o * t.operand_bytes + shift) + mine * length + i;
+      };
+#pragma unroll
+      for (int o = 0; o < P::kOperands; ++o)
+#pragma unroll
+        for (int i = 0; i < kMost; ++i)
+          if (i < length) held[o][i] = *element(o, i);
+      const auto x = [&](const auto& args, int i) { return P::value(args, Element::load(held[0][i])); };
+      const auto y = [&](int i) { return Element::load(held[P::kOperands - 1][i]); };
+      Stat<P> stat = Stat<P>::none();
+      if constexpr (P::kPeak) {
+        if constexpr (P::kSums == 0) stat.of[0] = P::value(p.args, Element::load(P::pad(p.args, 0)));  // of no elements
+#pragma unroll
+        for (int i = 0; i < kMost; ++i)
+          if (i < length) stat.of[0] = P::larger(stat.peak(), x(p.args, i));
+      }
+      if constexpr (P::kSums > 0) {
+        const auto guarded = P::guard(stat.peak());  // without a peak it is not used
+        P::with_sum_args(p.args, [&](const auto& args) {
+#pragma unroll
+          for (int k = 0; k < P::kSums; ++k) {
+            Acc sum = Acc(0);
+#pragma unroll
+            for (int i = 0; i < kMost; ++i)
+              if (i < length) sum = P::add(args, k, sum, x(args, i), y(i), guarded);
+            stat.sum(k) = sum;
+          }
+        });
+      }
+      const auto row = P::row(p.args, first + mine, 0, length, 1);
+      const auto final = P::finish(p.args, row, stat);
+      P::write_row(p.args, first + mine, row, final);
+      if constexpr (P::kOutput) {
+        if (!writes) continue;
+        P::with_args(p.args, [&](const auto& args) {
+#pragma unroll
+          for (int i = 0; i < kMost; ++i)
+            if (i < length) *element(0, i) = Element::store(P::output(args, row, final, x(args, i), y(i)));
+        });
+      }
+    }
+  }
+
   // Stores the vector at byte b of the tile.
   __device__ __forceinline__ void store(int b, const Pack& pack) const {
     unsigned char* const out = reinterpret_cast<unsigned char*>(static_cast<Bits*>(p.out) + at) - shift;
@@ -227,6 +279,18 @@ struct TileBlock {
   }
 };
 
+template <class P>
+__global__ void __launch_bounds__(kTileThreads) part_tile_kernel(const __grid_constant__ TileParameters<P> t) {
+  TileBlock<P, true> block(t);
+  block.fetch();
+  block.work_on_parts();
+  if constexpr (P::kOutput) {
+    if (!block.writes) return;
+    __syncthreads();
+    block.write();
+  }
+}
+
 template <class P, bool kSingle>
 __global__ void __launch_bounds__(kTileThreads, P::kOperands == 1 ? 10 : 8)
     tile_kernel(const __grid_constant__ TileParameters<P> t) {
@@ -251,12 +315,13 @@ cudaError_t run_tiles(cudaStream_t stream, const RowPlan& plan, const Parameters
     t.operand_bytes = (t.rows * bytes + 15) / 16 * 16 + 32;
     Launch launched;
     launched.block = dim3(kTileThreads);
-    launched.shared_bytes = t.shared_bytes();
     const int64_t blocks = (p.columns + t.rows - 1) / t.rows;
     if (plan.spans > 1 || blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
     launched.grid = dim3(static_cast<unsigned>(blocks));
     const bool single = bytes <= 16 << plan.lane_bits;
-    return launch(stream, launched, single ? tile_kernel<P, true> : tile_kernel<P, false>, t);
+    launched.shared_bytes = t.shared_bytes(single);
+    const auto kernel = bytes < 16 ? part_tile_kernel<P> : single ? tile_kernel<P, true> : tile_kernel<P, false>;
+    return launch(stream, launched, kernel, t);
   } else {
     return cudaErrorInvalidValue;
   }

@@ -15,6 +15,7 @@ constexpr int kArgmaxRowThreads = 128;   // rows
 
 constexpr int64_t kArgmaxTilePlane = 24 << 10;  // bytes of an outer index that tiles take
 constexpr int64_t kArgmaxTileRow = 6 << 10;     // the same, if inner is 1
+constexpr int64_t kArgmaxAlone = 40 << 10;      // bytes of a row that blocks do not share, if inner is 1
 
 enum class ArgmaxForm { kTiles, kRows, kColumns, kStrided, kSheets };
 
