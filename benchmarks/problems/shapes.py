@@ -1,0 +1,115 @@
+"""Problems that real programs pose."""
+
+from benchmarks.problems.counting import count
+from benchmarks.problems.experts import moe
+from benchmarks.problems.gradients import grad
+from benchmarks.problems.problem import Problem
+from benchmarks.problems.rows import ce, gate, reduce, softmax
+from benchmarks.problems.scans import linear, scan
+from benchmarks.problems.segments import ragged
+from benchmarks.problems.selection import arg, sort, topk
+
+# program, call, shape, axis, dtype, options of the call
+PROGRAMS = [
+    ("ranking", ragged, (1, 1 << 20), 1, "float32", {"count": 10000}),
+    ("ranking", ragged, (4096, 1024), 1, "float32", {"op": "topk", "k": 10}),
+    ("graph", ragged, (8, 1 << 20), 1, "float32", {"op": "softmax", "count": 65536}),
+    ("experts", moe, (4096, 8), 0, "int32", {"experts": 128, "k": 8}),
+    ("experts", moe, (4096, 7168), 0, "bfloat16", {"experts": 128, "k": 8, "op": "rows"}),
+    ("ranking", sort, (64, 1000), 1, "float32", {"op": "argsort"}),
+    ("samples in order", sort, (1, 1 << 20), 1, "float32", {}),
+    ("segmentation", softmax, (8, 2, 262144), 1, "float32", {"op": "softmax"}),
+    ("segmentation", softmax, (8, 2, 262144), 1, "bfloat16", {"op": "log_softmax"}),
+    ("segmentation", softmax, (4, 19, 262144), 1, "float32", {"op": "softmax"}),
+    ("segmentation", softmax, (4, 19, 262144), 1, "bfloat16", {"op": "log_softmax"}),
+    ("segmentation", softmax, (2, 150, 65536), 1, "float32", {"op": "softmax"}),
+    ("segmentation", softmax, (16, 5, 16384), 1, "float32", {"op": "log_softmax"}),
+    ("segmentation", arg, (8, 2, 262144), 1, "float32", {}),
+    ("segmentation", arg, (4, 19, 262144), 1, "float32", {}),
+    ("segmentation", arg, (4, 19, 262144), 1, "bfloat16", {}),
+    ("segmentation", arg, (2, 150, 65536), 1, "float32", {}),
+    ("segmentation", arg, (1, 21, 1048576), 1, "float16", {}),
+    ("segmentation", grad, (4, 19, 262144), 1, "float32", {"op": "log_softmax"}),
+    ("attention", softmax, (37632, 49), 1, "float16", {}),
+    ("attention", softmax, (151296, 197), 1, "float32", {}),
+    ("attention", softmax, (151296, 197), 1, "bfloat16", {}),
+    ("attention", softmax, (147712, 577), 1, "bfloat16", {}),
+    ("attention", softmax, (131072, 1024), 1, "bfloat16", {}),
+    ("attention", softmax, (4096, 8192), 1, "bfloat16", {}),
+    ("attention", grad, (37824, 197), 1, "bfloat16", {"op": "softmax"}),
+    ("decoder", arg, (1, 32000), 1, "float32", {}),
+    ("decoder", arg, (8, 50257), 1, "float32", {}),
+    ("decoder", arg, (32, 128256), 1, "bfloat16", {}),
+    ("decoder", arg, (1, 256000), 1, "bfloat16", {}),
+    ("decoder", arg, (32, 32000), 1, "float16", {}),
+    ("decoder", topk, (1, 50257), 1, "float32", {"k": 40}),
+    ("decoder", topk, (8, 128256), 1, "bfloat16", {"k": 50}),
+    ("decoder", topk, (32, 256000), 1, "float32", {"k": 64}),
+    ("decoder", topk, (4, 151936), 1, "bfloat16", {"k": 1000}),
+    ("decoder", softmax, (8, 128256), 1, "float32", {"op": "log_softmax"}),
+    ("beam search", topk, (16, 251285), 1, "float32", {"k": 10}),
+    ("language model", ce, (2048, 50257), 1, "bfloat16", {}),
+    ("language model", ce, (1024, 32000), 1, "float32", {}),
+    ("language model", ce, (4096, 8192), 1, "bfloat16", {}),
+    ("classifier", arg, (256, 1000), 1, "float32", {}),
+    ("classifier", arg, (4096, 10), 1, "float32", {}),
+    ("classifier", arg, (1024, 21841), 1, "bfloat16", {}),
+    ("classifier", softmax, (256, 1000), 1, "float32", {"op": "softmax"}),
+    ("classifier", softmax, (4096, 10), 1, "float32", {"op": "log_softmax"}),
+    ("classifier", softmax, (65536, 2), 1, "float32", {"op": "softmax"}),
+    ("classifier", topk, (256, 1000), 1, "float32", {"k": 5}),
+    ("classifier", ce, (512, 1000), 1, "float32", {}),
+    ("signal", scan, (1, 4194304, 2), 1, "float32", {"op": "cumsum"}),
+    ("signal", scan, (16, 192000, 2), 1, "float32", {"op": "cumsum"}),
+    ("signal", scan, (8, 100000, 6), 1, "float32", {"op": "cumsum"}),
+    ("signal", scan, (32, 16384, 3), 1, "float32", {"op": "cummax"}),
+    ("signal", scan, (1, 10000000), 1, "float64", {"op": "cumsum"}),
+    ("signal", scan, (64, 44100), 1, "int32", {"op": "cumsum"}),
+    ("signal", linear, (16, 48000, 2), 1, "float32", {}),
+    ("neighbours", topk, (1024, 100000), 1, "float32", {"k": 10, "largest": False}),
+    ("neighbours", topk, (4096, 4096), 1, "float32", {"k": 32, "largest": False}),
+    ("neighbours", topk, (16384, 64), 1, "float32", {"k": 16, "largest": False}),
+    ("detection", topk, (8, 120000), 1, "float32", {"k": 1000}),
+    ("detection", topk, (16, 8400, 80), 1, "float32", {"k": 100}),
+    ("detection", reduce, (134400, 80), 1, "float32", {"op": "max"}),
+    ("gate", gate, (4096, 8), 1, "bfloat16", {"k": 2}),
+    ("gate", gate, (16384, 64), 1, "float32", {"k": 6}),
+    ("gate", gate, (8192, 256), 1, "float32", {"k": 8}),
+    ("gate", gate, (2048, 128), 1, "bfloat16", {"k": 4}),
+    ("sparse gradient", topk, (1, 25000000), 1, "float32", {"k": 25000}),
+    ("sparse gradient", grad, (1024, 4096), 1, "float32", {"op": "topk", "k": 64}),
+    ("sort", topk, (65536, 8), 1, "float32", {"k": 8}),
+    ("sort", topk, (16384, 32), 1, "float32", {"k": 32}),
+    ("sort", topk, (4096, 100), 1, "float64", {"k": 100}),
+    ("sort", topk, (1024, 256), 1, "bfloat16", {"k": 256}),
+    ("sort", topk, (128, 1024), 1, "float32", {"k": 1024}),
+    ("state space", linear, (8, 2048, 1024), 1, "float32", {}),
+    ("state space", linear, (8, 2048, 1024), 1, "bfloat16", {}),
+    ("state space", linear, (1, 4096, 40960), 1, "float32", {}),
+    ("state space", linear, (64, 256, 512), 1, "float32", {}),
+    ("state space", grad, (4, 2048, 1024), 1, "float32", {"op": "linear_scan"}),
+    ("finance", scan, (10000, 252), 1, "float64", {"op": "cumprod"}),
+    ("finance", scan, (252, 5000), 0, "float32", {"op": "cummax"}),
+    ("finance", scan, (128, 4096), 1, "float32", {"reverse": True}),
+    ("statistics", reduce, (100000, 100), 1, "float64", {"op": "sum"}),
+    ("statistics", reduce, (1024, 65536), 1, "int32", {"op": "max"}),
+    ("statistics", reduce, (8192, 4096), 0, "float32", {"op": "mean"}),
+    ("histogram", count, (1, 67108864), 1, "int32", {"op": "bincount", "bins": 256}),
+    ("histogram", count, (1, 67108864), 1, "int32", {"op": "bincount", "bins": 65536}),
+    ("histogram", count, (28, 1048576), 1, "int32", {"op": "bincount", "bins": 255}),
+    ("graph", count, (1048576, 128), 0, "float32", {"bins": 65536}),
+    ("graph", count, (1048576, 128), 0, "bfloat16", {"bins": 65536}),
+    ("graph", count, (1048576, 8), 0, "float32", {"op": "segment_max", "bins": 65536}),
+    ("graph", count, (400000, 1), 0, "float32", {"bins": 24}),
+    ("embedding", count, (65536, 4096), 0, "bfloat16", {"bins": 128256}),
+    ("embedding", count, (8192, 1024), 0, "float32", {"bins": 32000}),
+    ("statistics", softmax, (4096, 1000), 1, "float32", {"op": "logsumexp"}),
+]
+
+
+def of_programs() -> list[Problem]:
+    """What real programs call, each named after its program."""
+    return [
+        call(shape, axis, dtype, name=f"{program}/{i}", **options)
+        for i, (program, call, shape, axis, dtype, options) in enumerate(PROGRAMS)
+    ]
