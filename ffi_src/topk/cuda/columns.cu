@@ -19,15 +19,8 @@
 namespace jaxgpuops::topk {
 namespace {
 
-struct Args {
-  const void* x;
-  void* values;
-  int32_t* indices;
-  KeyOrder order;
-  int64_t inner;
-  uint32_t length, k, capacity;
-  uint32_t pitch, tile_bytes, bytes;  // shared memory, see ColumnsShape
-  bool sorted;
+struct Args : Call {
+  uint32_t capacity, pitch, tile_bytes, bytes;  // shared memory, see ColumnsShape
 };
 
 // The whole warp selects exactly the k largest of one row: it finds the k-th key, then gathers in index order. Mostly
@@ -322,19 +315,11 @@ cudaError_t launch_columns(cudaStream_t stream, const Plan& plan, const Problem&
   if (plan.lanes == 1) return launch_columns_stream(stream, problem, buffers);
   const ColumnsShape shape =
       columns_shape(problem.rows.length, problem.k, problem.key_bits / 8, problem.sorted, plan.lanes);
-  Args a = {};
-  a.x = buffers.x;
-  a.values = buffers.values;
-  a.indices = buffers.indices;
-  a.order = problem.order;
-  a.inner = problem.rows.inner;
-  a.length = static_cast<uint32_t>(problem.rows.length);
-  a.k = static_cast<uint32_t>(problem.k);
+  Args a = {call_of(problem, buffers)};
   a.capacity = static_cast<uint32_t>(columns_capacity(problem.k));
   a.pitch = static_cast<uint32_t>(shape.pitch);
   a.tile_bytes = static_cast<uint32_t>(shape.tile_bytes);
   a.bytes = static_cast<uint32_t>(shape.bytes);
-  a.sorted = problem.sorted;
   Launch config;
   const int columns = shape.columns * kColumnWarps;  // of a block
   config.grid = dim3(static_cast<unsigned>(problem.rows.outer * ((a.inner + columns - 1) / columns)));

@@ -16,16 +16,6 @@
 namespace jaxgpuops::topk {
 namespace {
 
-struct Args {
-  const void* x;
-  void* values;
-  int32_t* indices;
-  KeyOrder order;
-  int64_t inner;
-  uint32_t length, k;
-  bool sorted;
-};
-
 constexpr uint32_t kStreamed = 32;                         // columns of a block
 constexpr uint32_t kApart = kStreamedThreads / kStreamed;  // threads of a column
 constexpr uint32_t kBatch = 24;                            // elements of a thread that are loaded together
@@ -206,7 +196,7 @@ struct Lists {
 };
 
 template <class Key>
-__global__ void __launch_bounds__(kStreamedThreads, 4) columns_stream_kernel(const __grid_constant__ Args a) {
+__global__ void __launch_bounds__(kStreamedThreads, 4) columns_stream_kernel(const __grid_constant__ Call a) {
   using Order = Ranked<Key>;
   using L = Lists<Key>;
   constexpr uint32_t kTile = kApart * kBatch;  // elements of a column
@@ -276,7 +266,7 @@ __global__ void __launch_bounds__(kStreamedThreads, 4) columns_stream_kernel(con
 }
 
 template <class Key>
-cudaError_t run(cudaStream_t stream, int64_t outer, const Args& a) {
+cudaError_t run(cudaStream_t stream, int64_t outer, const Call& a) {
   Launch config;
   config.grid = dim3(static_cast<unsigned>(outer * ((a.inner + kStreamed - 1) / kStreamed)));
   config.block = dim3(kStreamedThreads);
@@ -286,15 +276,7 @@ cudaError_t run(cudaStream_t stream, int64_t outer, const Args& a) {
 }  // namespace
 
 cudaError_t launch_columns_stream(cudaStream_t stream, const Problem& problem, const Buffers& buffers) {
-  Args a = {};
-  a.x = buffers.x;
-  a.values = buffers.values;
-  a.indices = buffers.indices;
-  a.order = problem.order;
-  a.inner = problem.rows.inner;
-  a.length = static_cast<uint32_t>(problem.rows.length);
-  a.k = static_cast<uint32_t>(problem.k);
-  a.sorted = problem.sorted;
+  const Call a = call_of(problem, buffers);
   return dispatch_key(problem.key_bits, [&](auto key) -> cudaError_t {
     if constexpr (sizeof(key) == 8) {
       return cudaErrorInvalidValue;  // the plan sends 64-bit keys elsewhere

@@ -23,17 +23,12 @@
 namespace jaxgpuops::topk {
 namespace {
 
-struct Args {
-  const void* x;
-  void* values;
-  int32_t* indices;
-  KeyOrder order;
-  uint32_t length, k, blocks;
+struct Args : Call {
+  uint32_t blocks;
   uint32_t block_bits;  // 2^block_bits is blocks
   uint32_t share;       // vectors of a block
   uint32_t zero;        // which the compiler must not know
   int index_bits;       // of a packed candidate
-  bool sorted;
 };
 
 template <int kThreads>
@@ -563,19 +558,12 @@ cudaError_t run(cudaStream_t stream, const Launch& config, const Args& a) {
 }  // namespace
 
 cudaError_t launch_held(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
-  Args a = {};
-  a.x = buffers.x;
-  a.values = buffers.values;
-  a.indices = buffers.indices;
-  a.order = problem.order;
-  a.length = static_cast<uint32_t>(problem.rows.length);
-  a.k = static_cast<uint32_t>(problem.k);
+  Args a = {call_of(problem, buffers)};
   a.blocks = static_cast<uint32_t>(plan.slices);
   while (1u << a.block_bits < a.blocks) ++a.block_bits;
   const uint32_t vector = 128 / problem.key_bits;
   a.share = (a.length / vector + a.blocks - 1) / a.blocks;
   a.index_bits = Packing<uint8_t>::make(a.length).index_bits;
-  a.sorted = problem.sorted;
   Launch config;
   config.grid = dim3(static_cast<unsigned>(plan.blocks));
   config.block = dim3(plan.threads);

@@ -17,6 +17,28 @@ struct Buffers {
   void* workspace;
 };
 
+// What kernels know of a call. Their own structs add to it.
+struct Call {
+  const void* x;
+  void* values;
+  int32_t* indices;
+  KeyOrder order;
+  int64_t inner;
+  uint32_t length, k;
+  bool sorted;
+};
+
+inline Call call_of(const Problem& problem, const Buffers& buffers) {
+  return {buffers.x,
+          buffers.values,
+          buffers.indices,
+          problem.order,
+          problem.rows.inner,
+          static_cast<uint32_t>(problem.rows.length),
+          static_cast<uint32_t>(problem.k),
+          problem.sorted};
+}
+
 cudaError_t launch_argmax_kernels(cudaStream_t, const Plan&, Rows, int key_bits, const ArgOrder&, const Buffers&);
 cudaError_t launch_rows(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 cudaError_t launch_sort(cudaStream_t, const Plan&, const Problem&, const Buffers&);

@@ -368,16 +368,9 @@ cudaError_t run_threshold(cudaStream_t stream, const RowsShape& shape, const Arg
 
 cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   const RowsShape shape = rows_shape(problem.rows.length, problem.k, problem.key_bits / 8);
-  Args a = {};
-  a.x = buffers.x;
-  a.values = buffers.values;
-  a.indices = buffers.indices;
-  a.order = problem.order;
+  Args a = {call_of(problem, buffers)};
   a.rows = problem.rows.count();
-  a.length = static_cast<uint32_t>(problem.rows.length);
-  a.k = static_cast<uint32_t>(problem.k);
   a.most = 2 * a.k + kSlack;
-  a.sorted = problem.sorted;
   a.one = 1;
   a.minus_one = ~0u;
   return dispatch_key(problem.key_bits, [&](auto key) -> cudaError_t {

@@ -4,21 +4,16 @@
 
 #include "topk/cuda/candidates.cuh"
 #include "topk/cuda/delegates.cuh"
+#include "topk/cuda/kernels.h"
 #include "topk/cuda/rows_shape.h"
 
 namespace jaxgpuops::topk {
 namespace {
 
-struct Args {
-  const void* x;
-  void* values;
-  int32_t* indices;
-  KeyOrder order;
+struct Args : Call {
   int64_t rows;
-  uint32_t length, k;
   uint32_t one, minus_one;  // 1 and -1, which the compiler must not know
   uint32_t most;            // candidates that are worth ranking
-  bool sorted;
 };
 
 constexpr uint32_t kSlack = 12;        // candidates beyond twice k that are worth ranking

@@ -600,15 +600,9 @@ cudaError_t run(cudaStream_t stream, const Problem& problem, Sieve a) {
 
 cudaError_t launch_sieve(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   if (sieve_holds_whole(problem.rows.length, problem.key_bits / 8)) return launch_sieve_whole(stream, problem, buffers);
-  Sieve a = {};
-  a.x = buffers.x;
-  a.values = buffers.values;
-  a.indices = buffers.indices;
+  Sieve a = {call_of(problem, buffers)};
   a.boards = static_cast<unsigned char*>(buffers.workspace);
   a.board_bytes = sieve_workspace_bytes(plan.slices);
-  a.order = problem.order;
-  a.length = static_cast<uint32_t>(problem.rows.length);
-  a.k = static_cast<uint32_t>(problem.k);
   a.slices = static_cast<uint32_t>(plan.slices);
   switch (problem.key_bits) {
     case 16: return run<uint16_t>(stream, problem, a);

@@ -2,20 +2,17 @@
 #pragma once
 
 #include "topk/cuda/candidates.cuh"
+#include "topk/cuda/kernels.h"
 #include "topk/cuda/sieve_shape.h"
 
 namespace jaxgpuops::topk {
 namespace {
 
-struct Sieve {
-  const void* x;
-  void* values;
-  int32_t* indices;
+struct Sieve : Call {
   unsigned char* boards;
   int64_t board_bytes;  // of a row
   int64_t first_row;
-  KeyOrder order;
-  uint32_t length, k, slices, steps;
+  uint32_t slices, steps;
   bool by_streams;  // a delegate is the best of a stream's part of the sample, not of a thread's
   uint32_t reach;   // delegates that reach the threshold
   uint32_t ties;    // elements of a sample that reach it where most of these are equal

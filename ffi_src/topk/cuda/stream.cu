@@ -31,19 +31,14 @@ namespace {
 
 namespace cg = cooperative_groups;
 
-struct Stream {
-  const void* x;
-  void* values;
-  int32_t* indices;
+struct Stream : Call {
   unsigned char* pools;  // kGrid
   int64_t pool_bytes;
-  KeyOrder order;
-  int64_t inner;
-  uint32_t length, k, slices;
+  uint32_t slices;
   uint32_t reach, quorum;  // a key that `reach` elements of `quorum` slices reach: at least k of the row do
   uint32_t keep, room;     // candidates: what stays when the buffer is full, and what it holds
   uint32_t stages;         // tiles in flight
-  bool sorted, cluster;
+  bool cluster;
   bool shares;  // blocks of a grid tell each other bounds on the way, too
 
   __device__ Output output() const { return {values, indices, order, inner, k, sorted}; }
@@ -537,17 +532,9 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, S
 }  // namespace
 
 cudaError_t launch_stream(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
-  Stream a = {};
-  a.x = buffers.x;
-  a.values = buffers.values;
-  a.indices = buffers.indices;
+  Stream a = {call_of(problem, buffers)};
   a.pools = static_cast<unsigned char*>(buffers.workspace);
-  a.order = problem.order;
-  a.inner = problem.rows.inner;
-  a.length = static_cast<uint32_t>(problem.rows.length);
-  a.k = static_cast<uint32_t>(problem.k);
   a.slices = static_cast<uint32_t>(plan.slices);
-  a.sorted = problem.sorted;
   a.pool_bytes = pool_bytes(plan.slices, problem.k, problem.key_bits == 64 ? 16 : 8);
   // Each block publishes a key for twice its share of k, so that half of the blocks make a bound, without the slowest
   // ones. With few delegates it publishes one for its share alone.
