@@ -56,14 +56,17 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
 #pragma unroll 1
   for (int shift = 0; shift < static_cast<int>(8 * sizeof(Key)); shift += kDigitBits) {
     if (digit_of(differ, shift) == 0) continue;
-    uint32_t digit[kItems], index[kItems], begin;
+    uint32_t digit[kItems], index[kItems / 2], begin;  // two indices a word
 #pragma unroll
     for (int i = 0; i < kItems; ++i) digit[i] = is_there(i) ? digit_of(sort_key(bits[i], order), shift) : kDigits - 1;
     uint32_t* const counts = shared.counts + warp * kDigits;
     rank_in_warp(digit, counts);
     if (indices) {
 #pragma unroll
-      for (int i = 0; i < kItems; ++i) index[i] = moved ? shared.indices[first + i * 32] : first + i * 32;
+      for (int i = 0; i < kItems; ++i) {
+        const uint32_t own = moved ? shared.indices[first + i * 32] : first + i * 32;
+        index[i / 2] = i % 2 ? index[i / 2] | own << 16 : own;
+      }
     }
     __syncthreads();
     begin_of_digits<kThreads / 32>(shared.counts, shared.warps, begin);
@@ -72,7 +75,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
     for (int i = 0; i < kItems; ++i) {
       const uint32_t to = place_of(digit[i], counts);
       shared.keys[to] = bits[i];
-      if (indices) shared.indices[to] = static_cast<uint16_t>(index[i]);
+      if (indices) shared.indices[to] = static_cast<uint16_t>(index[i / 2] >> (i % 2 * 16));
     }
     moved = true;
     __syncthreads();
