@@ -69,11 +69,10 @@ struct OrderPlan {
 };
 
 enum class Segmenting {
-  kEmpty,    // no segments
-  kLanes,    // few columns and segments: a table a lane, in shared memory
-  kTables,   // few columns, some more segments: a table a warp
-  kSorted,   // tiles of rows whose ids ascend
-  kOrdered,  // the same of rows in the order of their ids
+  kEmpty,    // there are no segments
+  kTables,   // few segments of scalars: tables in shared memory
+  kSorted,   // the ids ascend: tiles of rows in their order
+  kOrdered,  // as kSorted, after a first step has found the order of the rows by id
 };
 constexpr const char* kSegmentingNames[] = {"empty", "lanes", "tables", "sorted", "ordered"};
 constexpr int kTableThreads = 256;

@@ -39,7 +39,7 @@ struct MoveProblem {
   int64_t inner = 1;  // elements of a token or row
   DType dtype = DType::kFloat32;
   IndexMap index, weight;  // from an outer index to its first index, and to its first scale or weight
-  IndexMap other;          // the same for the indices of rows, if a call follows both kinds of indices
+  IndexMap other;          // where the indices of rows are, if a call follows both kinds of indices
 
   int64_t assignments() const { return tokens * choices; }
 };

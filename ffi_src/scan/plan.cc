@@ -38,7 +38,7 @@ int operands_of(Kind kind) {
   return 3;
 }
 
-// The number of 32-bit words in the State of the problem's policy, at most.
+// An upper bound of the number of 32-bit words in the State of the problem's policy.
 int state_words(const Problem& problem, int bytes) {
   const int value = std::max(1, bytes / 4);
   if (problem.kind != Kind::kCumulative) return 2 * value;
@@ -218,7 +218,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
 
   int64_t words = 0;
   for (int level = 0; level < plan.levels; ++level) words += ceil_div(plan.tiles, int64_t{1} << (kGroupBits * level));
-  // A part of the batch may take the resident kernel, which needs this much.
+  // A call with a part of this batch may take the resident kernel, so the workspace has room for that, too.
   if (plan.layout == Layout::kAlong && plan.tiles <= kResidentTiles)
     words = std::max(words, plan.tiles * resident_copies(plan.tiles));
   const int64_t needed = kWorkspaceHeader + inner * words * state_words(problem, bytes) * 8;

@@ -18,7 +18,7 @@ enum class Algorithm {
   kSort,     // short rows with large k or 64-bit elements: teams of lanes sort them in registers
   kHeld,     // longer rows, in the registers and shared memory of a block or a cluster
   kStream,   // one block or cluster streams a row and keeps the elements above a rising threshold
-  kGrid,     // the same with many blocks for each row; a second kernel merges their lists
+  kGrid,     // as kStream, with many blocks for each row; a second kernel merges their lists
   kWave,     // few long rows, k <= 256: one wave of blocks reads them; a second kernel merges the best of each
   kSieve,    // k from 257 to 4096: blocks keep the elements that reach a threshold, and rank them together
   kColumns,  // the axis is not the last: a block reads neighbouring columns together

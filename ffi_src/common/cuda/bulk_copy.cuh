@@ -29,7 +29,7 @@ __device__ __forceinline__ void make_barriers_visible() {
 #endif
 }
 
-// The same for barriers that only copy_to_block() of other blocks uses, and not the copy engine.
+// Makes initialised barriers visible that copy_to_block() of other blocks uses, but not the copy engine.
 __device__ __forceinline__ void make_barriers_visible_to_cluster() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");

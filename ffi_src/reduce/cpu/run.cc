@@ -201,8 +201,8 @@ JAXGPUOPS_SIMD_FMA void columns_of_block(const T* x, int64_t steps, int64_t stri
   std::copy(lane, lane + width, result);
 }
 
-// The same for transposed rows: each column is added strictly in order, so that its result does not depend on the
-// width.
+// Reduces the columns of a block of transposed rows. Each column is added strictly in order, so that its result does
+// not depend on the width.
 template <class Op, class T>
 JAXGPUOPS_SIMD_FMA void turned_block(const T* x, int64_t steps, int64_t width, T identity, T* result) {
   JAXGPUOPS_INDEPENDENT

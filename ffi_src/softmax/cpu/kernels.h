@@ -231,7 +231,7 @@ JAXGPUOPS_SIMD_FMA void sum_rows(const C* z, const C* y, RowBlock block, const C
   (sum_short_rows<Term>(z, y, block, m, terms, result[k++]), ...);
 }
 
-// The same for columns, written to result[k] + first. m repeats every `lanes` elements.
+// Sums columns instead of rows, and writes the sums to result[k] + first. m repeats every `lanes` elements.
 template <bool kKeep, class... Term, class C>
 JAXGPUOPS_SIMD_FMA void sum_columns(const C* z, const C* y, int64_t count, int64_t width, int64_t lanes, const C* m,
                                     C* terms, C* const (&result)[sizeof...(Term)], int64_t first, int64_t ahead) {

@@ -219,7 +219,7 @@ void argmax_row(const Key* x, int64_t begin, int64_t end, Order order, Key* best
   *index = static_cast<int32_t>(at);
 }
 
-// The same for `width` neighbouring columns, whose rows are `stride` elements apart.
+// Finds the same for `width` neighbouring columns, whose rows are `stride` elements apart.
 template <class Key, class Order>
 JAXGPUOPS_SIMD void argmax_columns(const Key* x, int64_t begin, int64_t end, int64_t stride, int64_t width, Order order,
                                    Key* __restrict best, int32_t* __restrict index) {
