@@ -44,7 +44,7 @@ CPU_SEGMENTS = [
 ]
 CPU_TAKE = [(4096, 256, 16384, "float32")]
 
-TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}  # of the largest result; JAX and torch may add up in bfloat16
+TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}  # relative to the largest result; JAX and torch may add up in bfloat16
 
 
 def _size(*shape, dtype="int32"):
@@ -52,19 +52,19 @@ def _size(*shape, dtype="int32"):
 
 
 def _hot(ids, length):
-    """90 % of them in the middle."""
+    """Replaces 90 % of the ids by the middle one."""
     places = jax.lax.iota(jnp.int32, ids.size)
     return jnp.where(places % 10 != 0, jnp.full_like(ids, length // 2), ids)
 
 
 def _zipf(ids, length):
-    """As words of a text, about: the n-th is there 1 / n times as often as the first."""
+    """Draws ids distributed approximately as the words of a text: the n-th occurs 1 / n times as often as the first."""
     share = (ids.astype(jnp.float32) + 0.5) / length
     return jnp.minimum(jnp.exp(share * np.log(length)).astype(jnp.int32) - 1, length - 1)
 
 
 def _hostile(length, sorted=False):
-    """Of ids, which come last among the arguments."""
+    """Makes hostile arguments from the last argument, the ids."""
     forms = {"90 % in one": _hot, "all in one": lambda ids, length: jnp.full_like(ids, length // 2)}
     in_order = jnp.sort if sorted else lambda ids: ids
     of_last = lambda form: lambda *args: (*args[:-1], in_order(form(args[-1], length)))
@@ -106,7 +106,7 @@ def weighted_case(n, length):
         },
         bytes=2 * _size(n) + _size(length),
         floor=("read", 2 * _size(n)),
-        tolerance=1e-3,  # plain sums of so many float32 numbers are off by that
+        tolerance=1e-3,  # sums of so many float32 numbers in plain order have this error
         hostile=_hostile(length),
     )
 
@@ -212,7 +212,8 @@ def segments_case(op, rows, features, segments, dtype, sorted):
     data, results = _size(rows, features, dtype=dtype), _size(segments, features, dtype=dtype)
 
     def inputs(key):
-        # Every segment has a row, so that no logarithm is infinite and peers need not agree on what none has.
+        # Every segment has a row. So no logarithm is infinite, and libraries need not agree on the result of an empty
+        # segment.
         ids = _drawn(key, rows, segments).at[:segments].set(jnp.arange(min(rows, segments), dtype=jnp.int32))
         return jax.random.normal(key, (rows, features)).astype(dtype), jnp.sort(ids) if sorted else ids
 
@@ -232,7 +233,7 @@ def segments_case(op, rows, features, segments, dtype, sorted):
 
 
 def take_case(count, features, rows, dtype):
-    """The gradient of an embedding: what is written is all of the table's."""
+    """The gradient of an embedding, which writes the whole table."""
 
     def gradient(take):
         table = jax.ShapeDtypeStruct((rows, features), dtype)

@@ -39,7 +39,7 @@ TARGETS = {
 
 
 def plain_plan(ids, experts):
-    """Order, inverse, counts and offsets: two argsorts and a bincount."""
+    """Computes the order, its inverse, the counts and the offsets with two argsorts and a bincount."""
     order = jnp.argsort(ids.ravel())
     sizes = jnp.bincount(ids.ravel(), length=experts).astype(jnp.int32)
     return order, jnp.argsort(order).reshape(ids.shape), sizes, jnp.append(0, jnp.cumsum(sizes))
@@ -101,7 +101,7 @@ def _triton_dispatch(x, order, k):
 
 
 def _operands(tokens, k, experts, hidden, dtype, key):
-    """Logits, tokens, weights, a cotangent of tokens and one of rows."""
+    """Returns logits, tokens, weights, a cotangent of the tokens and one of the rows."""
     keys = jax.random.split(key, 5)
     normal = lambda i, shape: jax.random.normal(keys[i], shape).astype(dtype)
     return (
@@ -129,10 +129,10 @@ def cases_of(tokens, k, experts, hidden, dtype="bfloat16", targets=None):
 
     plan_of = lambda *plan: jaxgpuops.MoEPlan(*plan)
     case = functools.partial(_case, f"({tokens}, {k} of {experts}, {hidden}) {dtype}", targets or {})
-    # Results of 16 bits: a rounding of theirs may differ, and gradients of tokens add up in another order.
+    # Results of 16 bits may differ by a rounding, and gradients of tokens are added in another order.
     near = {"tolerance": 0.02}
 
-    def our_dispatch_gradient(ct, *plan):  # the zeros are not read
+    def our_dispatch_gradient(ct, *plan):  # does not read the zeros
         dispatch = lambda x: jaxgpuops.moe_dispatch(x, plan_of(*plan))
         return jax.vjp(dispatch, jnp.zeros(shape.shape, shape.dtype))[1](ct)
 
@@ -218,7 +218,8 @@ def cases_of(tokens, k, experts, hidden, dtype="bfloat16", targets=None):
                 "jaxgpuops": functools.partial(_layer, _our_layer, k),
                 "jax": functools.partial(_layer, _plain_layer, k),
             },
-            # Dispatch and combine, the gradients of both, and the rows that experts read and write both ways.
+            # The bytes of dispatch and combine, of both gradients, and of the rows that experts read and write in both
+            # directions.
             moved=4 * all_tokens + 9 * rows,
             **near,
         ),
@@ -237,13 +238,13 @@ def _plain_layer(k, logits, x, expert):
 
 
 def _expert(rows):
-    """In place of matrix products: each row times a number, read and written as they would."""
+    """Takes the place of the matrix products: multiplies each row by a number, with the same reads and writes."""
     scale = (1 + jnp.arange(len(rows)) % 3).astype(rows.dtype)
     return jax.lax.optimization_barrier(jax.lax.optimization_barrier(rows) * scale[:, None])
 
 
 def _layer(layer, k, logits, x, weights, ct):
-    """Forward and backward."""
+    """The forward and the backward pass of a layer."""
     out, pull = jax.vjp(lambda logits, x: layer(k, logits, x, _expert), logits, x)
     return out, *pull(ct)
 

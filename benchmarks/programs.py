@@ -29,7 +29,7 @@ import jaxgpuops
 from benchmarks import report, runner, timing
 from benchmarks.scan import associative_scan
 
-SLOWER = 1.03  # installed, a program may take that many times as long as plain
+SLOWER = 1.03  # an installed program may take this many times as long as the plain one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +80,7 @@ def training(key, small) -> Program:
 
         return updated
 
-    def of_jax(logits, labels):  # as in optax
+    def of_jax(logits, labels):  # the formula of optax
         log_p = jax.nn.log_softmax(logits.astype(jnp.float32))
         return -jnp.take_along_axis(log_p, labels[..., None], -1).mean()
 
@@ -94,7 +94,7 @@ def training(key, small) -> Program:
 
 
 def _decoding(key, small, name, plain, ours) -> Program:
-    """Eight tokens one after another, each from the state that the one before leaves."""
+    """Decodes eight tokens one after another, each from the state that the one before leaves."""
     texts, width, words = (2, 16, 256) if small else (16, 1024, 128256)
     shapes = (texts, width), (width, words), (words, width)
 
@@ -151,7 +151,7 @@ def beam_search(key, small) -> Program:
 
 
 def gate(key, small) -> Program:
-    """And how much load each expert gets."""
+    """The gate, and the load of each expert."""
     tokens, width, experts = (64, 16, 16) if small else (32768, 1024, 128)
 
     def routed(gate):
@@ -219,7 +219,8 @@ def segmentation(key, small) -> Program:
 
 
 def detection(key, small) -> Program:
-    """The best boxes of each image, weighed down by better ones that they overlap (matrix non-maximum suppression)."""
+    """Keeps the best boxes of each image, where a box loses weight by better ones that it overlaps (matrix non-maximum
+    suppression)."""
     images, anchors, count = (2, 200, 50) if small else (8, 120_000, 1000)
     scores, corner, size = _normal(key, (images, anchors), (images, anchors, 2), (images, anchors, 2))
 
@@ -249,7 +250,7 @@ def detection(key, small) -> Program:
 
 
 def returns(key, small) -> Program:
-    """Growth of 128 series, and the deepest fall from a peak."""
+    """The growth of 128 series, and the deepest fall of each from a peak."""
 
     def figures(cumsum, cummax):
         def program(returns):
@@ -268,7 +269,7 @@ def returns(key, small) -> Program:
 
 
 def moving_average(key, small) -> Program:
-    """By differences of prefix sums."""
+    """A moving average by differences of prefix sums."""
 
     def average(cumsum):
         def program(x):
@@ -309,7 +310,7 @@ def state_space(key, small) -> Program:
 
 
 def _example(ops):
-    """`examples/boosted_trees.py`, with these functions for ours."""
+    """Loads `examples/boosted_trees.py` with these functions in place of ours."""
     path = pathlib.Path(__file__).parents[1] / "examples/boosted_trees.py"
     spec = importlib.util.spec_from_file_location("boosted_trees", path)
     module = importlib.util.module_from_spec(spec)
@@ -319,7 +320,7 @@ def _example(ops):
 
 
 def boosted_trees(key, small) -> Program:
-    """One round on 28 features of 255 bins. Sums are of integers, so results are equal."""
+    """One round of boosting on 28 features of 255 bins. Sums are of integers, so all results are equal."""
     rows, features = (1 << 11, 4) if small else (10_000_000, 28)
     keys = jax.random.split(key)
     bins = jax.random.randint(keys[0], (features, rows), 0, 255, jnp.uint8)
@@ -366,7 +367,7 @@ def compared(name, actual, expected, tolerance) -> None:
 
 
 def forms(case: Program) -> dict[str, Callable]:
-    """Each compiled, and with the results of the first, within the tolerance."""
+    """Compiles each form of a program, and checks that its results are those of the first within the tolerance."""
     args = case.arguments
 
     def compiled(function):

@@ -91,21 +91,21 @@ COLUMNS = {
 
 # ---- Of a sweep -----------------------------------------------------------------------------------------------------
 
-WORST = 4  # of each family
+WORST = 4  # problems shown of each family
 
 
 def _best(row):
-    """Of the other libraries."""
+    """The fastest time of the other libraries."""
     return min((us for library, us in row["us"].items() if library != "jaxgpuops"), default=math.inf)
 
 
 def behind(row) -> bool:
-    """By more than a tenth and half a microsecond."""
+    """Whether ours is slower than the best of the others by more than a tenth and half a microsecond."""
     return _us(row, "jaxgpuops") > 1.1 * _best(row) + 0.5
 
 
 def far(row) -> bool:
-    """From the floor, where that matters."""
+    """Whether ours takes more than three times as long as the floor, and more than 20 us."""
     return _us(row, "jaxgpuops") > max(20, 3 * row["floor"])
 
 
@@ -163,7 +163,7 @@ COLUMNS |= {
     "problem": ("", _problem),
     "least": ("floor", lambda result, row: _number(row["floor"])),
     "kernels": ("kernel", lambda result, row: " ".join(name or "plain JAX" for name in row["plan"])),
-    # Of programs.
+    # columns of the results of whole programs
     "plain_jax": ("plain JAX", lambda result, row: _number(_us(row, "plain"))),
     "installed": ("after `install()`", lambda result, row: _number(_us(row, "installed"))),
     "gain": ("", lambda result, row: _number(_ratio(_us(row, "plain"), _us(row, "installed")), "×")),
@@ -223,7 +223,7 @@ def table(result: dict, columns: list[str], which: str | None = None) -> str:
     return "\n".join(["| " + " | ".join(line) + " |" for line in lines] + ["", about]) + "\n"
 
 
-# What the README shows of all families.
+# The results of all families that the README shows.
 FEW = (
     "64 x 128256 float32, k = 50",
     "1 x 2^27 float32, k = 64",
@@ -234,7 +234,7 @@ FEW = (
 
 
 def few_table(device: str, columns: list[str]) -> str:
-    """A row each of FEW, from the results of all families."""
+    """A table with one row for each entry of FEW, from the results of all families."""
     results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob(f"{device}-*.json"))]
     found = {row["name"]: (result, row) for result in results for row in result["rows"] if row.get("name") in FEW}
     headings, cells = zip(*(COLUMNS[name] for name in columns), strict=True)
@@ -270,7 +270,8 @@ def fill_tables(check: bool = False) -> None:
 
 
 def plot() -> None:
-    """One SVG per GPU: how near to the speed of memory each library comes, a point for each row of its results."""
+    """Draws one SVG for each GPU: how near to the speed of memory each library comes, one point for each row of its
+    results."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -288,7 +289,7 @@ def plot() -> None:
         size = (3.2 * len(results), 3.4)
         figure, panels = plt.subplots(1, len(results), figsize=size, sharey=True, squeeze=False, layout="constrained")
         for axes, result in zip(panels[0], results, strict=True):
-            for library, color in reversed(colors.items()):  # ours on top
+            for library, color in reversed(colors.items()):  # so that our points lie on top
                 rows = [row for row in result["rows"] if _floor(row) and library in row["us"]]
                 shares = [_floor(row) / row["us"][library] for row in rows]
                 axes.scatter([_floor(row) for row in rows], shares, s=10, color=color, label=library)

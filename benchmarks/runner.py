@@ -31,13 +31,14 @@ from benchmarks import timing
 FAMILIES = ["topk", "scan", "softmax", "sort", "count", "moe"]
 
 ROTATE = 128 << 20  # bytes of distinct inputs: about twice the largest L2 cache
-MAX_CALLS = 256  # in one program
-PROGRAM = 4 << 30  # bytes that a program should move, so that what it costs to start one does not count
-SOME_CALLS = 128  # in a program of small ones: the host takes longer to start one of 32 of 3 us than the GPU to run it
-WARM = 16 << 20  # bytes of an input that stays in L2 if nothing else comes by
+MAX_CALLS = 256  # the most calls in one program
+PROGRAM = 4 << 30  # bytes that a program should move, so that the cost of starting it does not count
+# The most small calls in a program; the host takes longer to start 32 calls of 3 us than the GPU to run them.
+SOME_CALLS = 128
+WARM = 16 << 20  # bytes of an input that stays in L2 if nothing evicts it
 
-OF_JAX = ("jaxgpuops", "jax", "loop")  # loop: `jax.lax.scan`
-OF_TORCH = ("torch", "torch.compile", "triton")  # functions of torch's arrays
+OF_JAX = ("jaxgpuops", "jax", "loop")  # libraries whose functions take JAX arrays; "loop" is `jax.lax.scan`
+OF_TORCH = ("torch", "torch.compile", "triton")  # libraries whose functions take torch tensors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,12 +76,13 @@ def array_name(shape: Sequence[int], axis: int, dtype: str) -> str:
     return f"{' x '.join(map(size, shape))} {dtype}{where}"
 
 
-# How an array comes from JAX to a library, and from there to NumPy. bfloat16 cannot go from torch to NumPy directly.
+# Two functions: one converts an array of JAX to one of the library, the other converts that to NumPy. bfloat16 cannot
+# go from torch to NumPy directly.
 def _library(name: str) -> tuple[Callable, Callable]:
     if name in OF_TORCH:
         import torch
 
-        # What only JAX takes stays what it is.
+        # Arguments that only JAX takes stay what they are.
         to = lambda x: torch.from_dlpack(x) if isinstance(x, jax.Array) else x
         return to, lambda y: np.asarray(jax.dlpack.from_dlpack(y.contiguous()))
     if name == "cupy":
@@ -93,13 +95,14 @@ def _library(name: str) -> tuple[Callable, Callable]:
 
 
 def _installed(name: str) -> bool:
-    if {"cupy": "cpu", "numpy": "gpu"}.get(name) == jax.default_backend():  # the wrong device for it
+    # The library runs on the other kind of device.
+    if {"cupy": "cpu", "numpy": "gpu"}.get(name) == jax.default_backend():
         return False
     return name in OF_JAX or importlib.util.find_spec(name.partition(".")[0]) is not None
 
 
 def free_caches() -> None:
-    """Memory that torch and CuPy keep for later would be missing elsewhere."""
+    """Frees the memory that torch and CuPy cache, since other libraries could not use it."""
     if "torch" in sys.modules and jax.default_backend() == "gpu":
         sys.modules["torch"].cuda.empty_cache()
     if "cupy" in sys.modules:
@@ -136,7 +139,7 @@ def _gpu_times(name: str, fn: Callable, inputs: list[tuple], case: Case) -> dict
         return {name: timing.torch_on_gpu(fn, calls)}
     if name == "cupy":
         return {name: timing.cupy_on_gpu(fn, calls[:2])}
-    if name == "jax":  # sorts compile slowly: no more calls than a good measurement needs
+    if name == "jax":  # sorts compile slowly, so the program has no more calls than a good measurement needs
         jitted = jax.jit(fn)
         once = timing.wall({name: lambda: jax.block_until_ready(jitted(*inputs[0]))})[name]
         calls = calls[: max(2, min(16, int(500 / once)))]
@@ -235,7 +238,7 @@ def _cpu_model() -> str:
 
 
 def _version(name: str) -> str:
-    if name == "jaxgpuops":  # which may be used from a source tree
+    if name == "jaxgpuops":  # this package may run from a source tree, without metadata
         return jaxgpuops.__version__
     names = [name] if name != "cupy" else list(importlib.metadata.packages_distributions().get(name, [name]))
     return importlib.metadata.version(names[0])

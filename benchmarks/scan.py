@@ -59,7 +59,7 @@ CPU = [
     ("cumprod", (4096, 1024), 1, "float32"),
     ("cummax", (4096, 1024), 1, "float32"),
     ("cummax", (8, 1024, 512), 1, "float32"),
-    ("cumlogsumexp", (512, 1024), 1, "float32"),  # JAX needs a microsecond for an element
+    ("cumlogsumexp", (512, 1024), 1, "float32"),  # JAX needs a microsecond for each element
     ("cumlogsumexp", (1, 1024, 512), 1, "float32"),
 ]
 CPU_LINEAR = [
@@ -93,7 +93,7 @@ HEADLINES = {
     "gradient linear_scan 8 x 2048 x 4096 float32",
 }
 
-# Of the largest result. JAX and torch add in bfloat16, or round to it more than once.
+# The tolerance is relative to the largest result. JAX and torch add in bfloat16, or round to it more than once.
 TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2}
 NUMPY = {
     "cumsum": np.cumsum,
@@ -102,7 +102,8 @@ NUMPY = {
     "cummin": np.minimum.accumulate,
     "cumlogsumexp": np.logaddexp.accumulate,
 }
-ARRAYS = {"cumsum": 2, "linear_scan": 5}  # that a gradient moves; others 4: the cotangent, x, y, the result
+# Arrays that a gradient moves; those not listed move 4: the cotangent, x, y and the result.
+ARRAYS = {"cumsum": 2, "linear_scan": 5}
 
 
 def associative_scan(a, b, axis):
@@ -122,18 +123,18 @@ def loop(a, b, axis):
 
 
 def operands(name, key, shape, axis, dtype):
-    """Values of x, or of a and b, that neither overflow nor vanish."""
+    """Returns values of x, or of a and b, whose results neither overflow nor vanish."""
     keys = jax.random.split(key)
     x = jax.random.normal(keys[0], shape)
     if name == "linear_scan":
         return jax.random.uniform(keys[1], shape).astype(dtype), x.astype(dtype)
     if name == "cumprod":
-        x = jnp.sign(x) + (x == 0)  # products that no rounding and no order of factors can change
+        x = jnp.sign(x) + (x == 0)  # these products are the same with any rounding and any order of factors
     return (x.astype(dtype),)
 
 
 def functions(name, axis):
-    """Ours and that of JAX, of the operands."""
+    """Returns the functions of the operands, ours and that of JAX."""
     if name == "linear_scan":
         return lambda a, b: jaxgpuops.linear_scan(a, b, axis=axis), lambda a, b: associative_scan(a, b, axis)
     return lambda x: getattr(jaxgpuops, name)(x, axis=axis), lambda x: getattr(jax.lax, name)(x, axis=axis)
@@ -145,13 +146,13 @@ def case(name, shape, axis, dtype, target=None, floor=None, record=""):
     ours, of_jax = functions(name, axis)
     of_library = {"jaxgpuops": lambda *args: (ours(*args),), "jax": lambda *args: (of_jax(*args),)}
     if name == "linear_scan":
-        if jax.default_backend() == "cpu":  # on a GPU it takes milliseconds
+        if jax.default_backend() == "cpu":  # on a GPU this takes milliseconds
             of_library["loop"] = lambda a, b: (loop(a, b, axis),)
     else:
         # On a GPU torch takes 24 to 377 ms along the first axis, but for sums of one row.
         if axis > 0 or jax.default_backend() == "cpu" or (len(shape) == 1 and name not in ("cummax", "cummin")):
             of_library["torch"] = lambda x: (_torch(name, x, axis),)
-        if dtype != "bfloat16":  # which NumPy and CuPy do not know
+        if dtype != "bfloat16":  # NumPy and CuPy do not have bfloat16
             of_library["numpy"] = lambda x: (NUMPY[name](x, axis),)
             if name in ("cumsum", "cumprod"):
                 of_library["cupy"] = lambda x: (getattr(x, name)(axis),)
@@ -178,7 +179,7 @@ def _torch(name, x, axis):
 
 
 def gradient_case(name, shape, axis, dtype):
-    """The backward pass alone: what JAX saved in the forward pass is there."""
+    """The backward pass alone, given what JAX saved in the forward pass."""
     size = np.prod(shape, dtype=np.int64).item() * jnp.dtype(dtype).itemsize
     arrays = ARRAYS.get(name, 4)
     ours, of_jax = functions(name, axis)
@@ -186,7 +187,7 @@ def gradient_case(name, shape, axis, dtype):
     def inputs(key):
         keys = jax.random.split(key)
         xs = operands(name, keys[0], shape, axis, dtype)
-        if name == "cummax":  # without ties, whose gradient JAX splits
+        if name == "cummax":  # no ties, because JAX splits the gradient of ties
             row = jnp.broadcast_to(jnp.arange(shape[axis], dtype=dtype), shape)
             xs = (jax.random.permutation(keys[0], row, axis, independent=True),)
         return jax.random.normal(keys[1], shape).astype(dtype), *(jax.vjp(fn, *xs)[1] for fn in (ours, of_jax))
@@ -209,7 +210,7 @@ def gradient_case(name, shape, axis, dtype):
 
 def cases(platform: str) -> list[Case]:
     if platform == "gpu":
-        some = [GPU[0], GPU[3], GPU[5]]  # cumprod and cummin take the kernels of cumsum and cummax
+        some = [GPU[0], GPU[3], GPU[5]]  # cumprod and cummin use the same kernels as cumsum and cummax
         return [
             *(case("cumsum", *point[:5], point[5]) for point in GPU),
             *(case("cumprod", *point[:5]) for point in some),

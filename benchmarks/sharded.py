@@ -31,7 +31,7 @@ _COLLECTIVE = re.compile(r" = (.*?) (?:all-gather|all-reduce|all-to-all|collecti
 
 
 def moved(text: str) -> int:
-    """Bytes of the results of the collectives of a compiled program."""
+    """The bytes of the results of all collectives in a compiled program."""
     shapes = [s for result in _COLLECTIVE.findall(text) for s in re.findall(r"[a-z]+(\d*)\w*\[([\d,]*)\]", result)]
     size = lambda dims: math.prod(int(n) for n in dims.split(",") if n)
     return sum(int(bits or 8) // 8 * size(dims) for bits, dims in shapes)
@@ -55,7 +55,7 @@ def cross_entropy(mesh, small) -> Program:
     logits = _normal(shape, jnp.bfloat16, mesh)
     labels = jnp.arange(shape[0], dtype=np.int32) * 15
 
-    def of_jax(logits):  # as in optax
+    def of_jax(logits):  # the formula of optax
         log_p = jax.nn.log_softmax(logits.astype(jnp.float32))
         return -jnp.take_along_axis(log_p, labels[:, None], 1).mean()
 
@@ -97,7 +97,7 @@ def cumsum(mesh, small) -> Program:
 
 
 def categorical(mesh, small) -> Program:
-    """Unchanged, and after `install()`: argmax of logits and noise."""
+    """A categorical sample, the argmax of logits and noise, with JAX unchanged and after `install()`."""
     shape = (4, 1024) if small else (64, 128256)
     x = _normal(shape, jnp.float32, mesh)
 
@@ -133,7 +133,7 @@ PROGRAMS = (cross_entropy, top_k, argmax, softmax, cumsum, categorical, sort, bi
 
 
 def _bits(tree):
-    """Of floats their bits."""
+    """The bits of an array of floats; other arrays stay what they are."""
     floats = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
     unsigned = lambda x: np.dtype(f"uint{8 * x.dtype.itemsize}")
     return jax.tree.map(lambda x: jax.lax.bitcast_convert_type(x, unsigned(x)) if floats(x) else x, tree)
@@ -142,7 +142,7 @@ def _bits(tree):
 CHECKS = {
     "topk": lambda x: tuple(jaxgpuops.topk(x, 7)),
     "argmax": lambda x: jaxgpuops.lax.argmax(x, 1, np.int32),
-    "max": lambda x: jnp.nan_to_num(jaxgpuops.max(x), nan=3),  # which NaN it is is not specified
+    "max": lambda x: jnp.nan_to_num(jaxgpuops.max(x), nan=3),  # it is not specified which NaN the result is
     "min": lambda x: jnp.nan_to_num(jaxgpuops.min(x), nan=3),
     "segment_max": lambda x: jnp.nan_to_num(jaxgpuops.segment_max(x.T, jnp.arange(x.shape[1]) % 3, 3), nan=3),
     "cummax": lambda x: jnp.nan_to_num(jaxgpuops.cummax(x, axis=1), nan=3),
@@ -152,7 +152,7 @@ CHECKS = {
 
 
 def values(dtype) -> dict[str, np.ndarray]:
-    """Rows of any bits, NaNs of all kinds among them; of zeros of both signs; and of numbers with one NaN."""
+    """Rows of random bits, with NaNs of all kinds; rows of zeros of both signs; and rows of numbers with one NaN."""
     rng = np.random.default_rng(0)
     anything = rng.integers(0, 1 << 16, (8, 256 * np.dtype(dtype).itemsize // 2), np.uint16).view(dtype)
     zeros = np.where(rng.integers(0, 2, (8, 256)) == 0, -0.0, 0.0).astype(dtype)
@@ -162,7 +162,7 @@ def values(dtype) -> dict[str, np.ndarray]:
 
 
 def wrong(mesh) -> list[str]:
-    """Checks whose results have other bits than on one device."""
+    """The names of checks whose results have other bits than on one device."""
     found = []
     for dtype in ("float32", "bfloat16", "float16"):
         for kind, x in values(jnp.dtype(dtype)).items():
@@ -170,7 +170,8 @@ def wrong(mesh) -> list[str]:
             whole = jax.device_put(x, mesh.devices.flat[0])
             for name, f in CHECKS.items():
                 run = jax.jit(lambda x, f=f: _bits(f(x)))
-                if name in ("max", "min", "segment_max") and kind == "zeros":  # which zero it is is not specified
+                # It is not specified which zero the result is.
+                if name in ("max", "min", "segment_max") and kind == "zeros":
                     run = jax.jit(lambda x, f=f: f(x) == 0)
                 same = jax.tree.map(lambda a, b: bool((np.asarray(a) == np.asarray(b)).all()), run(split), run(whole))
                 if not all(jax.tree.leaves(same)):
@@ -188,12 +189,12 @@ def _text(shape):
 def _us(calls) -> dict[str, float]:
     if jax.default_backend() == "gpu":
         return timing.in_flight(calls)
-    # One at a time: virtual devices of a CPU wait for each other in the few threads that it has.
+    # The programs run one at a time, because virtual devices of a CPU wait for each other in its few threads.
     return timing.wall({name: lambda call=call: jax.block_until_ready(call()) for name, call in calls.items()})
 
 
 def link_rate(mesh, small) -> float | None:
-    """Bytes a µs that a device gets in an all-gather; None for one device."""
+    """The bytes in a microsecond that a device receives in an all-gather; None if there is one device."""
     if mesh.size == 1:
         return None
     x = _normal((1 << (12 if small else 26),), jnp.float32, mesh)
@@ -203,7 +204,8 @@ def link_rate(mesh, small) -> float | None:
 
 
 def keeps_nan(mesh) -> bool:
-    """Whether a collective maximum of floats gives NaN where one device has that. We move order keys anyway."""
+    """Whether a collective maximum of floats is NaN if one device has a NaN. Our functions do not rely on it: they move
+    order keys."""
     values = jnp.where(jnp.arange(mesh.size) == mesh.size - 1, jnp.nan, 1.0)
     split, whole = PartitionSpec("x"), PartitionSpec()
     top = jax.shard_map(lambda x: jax.lax.pmax(x, "x"), mesh=mesh, in_specs=split, out_specs=whole)
@@ -223,7 +225,7 @@ def agree(actual, expected, tolerance) -> bool:
 
 
 def in_graphs(function, arguments):
-    """The program with its collectives in CUDA graphs."""
+    """Compiles the program with its collectives in CUDA graphs."""
     options = {
         "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUSTOM_CALL,COLLECTIVES",
         "xla_gpu_graph_min_graph_size": 1,
@@ -253,7 +255,7 @@ def run(*, only: str = "", commit: str | None = None, out: str | os.PathLike) ->
         if not small:
             try:
                 programs["jaxgpuops, graphs"] = in_graphs(case.ours, case.arguments)
-            except Exception as error:  # an XLA that has no such option, or cannot
+            except Exception as error:  # this XLA does not have the option, or cannot do it
                 row["errors"]["jaxgpuops, graphs"] = str(error)[:500]
         one_device = jax.jit(case.plain)(*jax.device_put(case.arguments, mesh.devices.flat[0]))
         row["wrong"] = [

@@ -31,7 +31,7 @@ GPU_SOFTMAX = [
     ((64, 128256), 1, "bfloat16", 10.5, 9.2, "12.0 QuACK"),
     ((64, 128256), 1, "float32", 19, 17.3, "26.0 QuACK"),
     ((1, 128256), 1, "float32", 4.5, 2.6, "7.3 QuACK"),
-    ((1, 1 << 26), 1, "float32", 1.25, 1, ""),  # of moving three times the array
+    ((1, 1 << 26), 1, "float32", 1.25, 1, ""),  # time of moving three times the array
     ((4096, 32768), 0, "float32", 1.06, 1, ""),
     ((64, 1024, 2048), 1, "float32", 1.06, 1, ""),
 ]
@@ -54,7 +54,7 @@ GPU_GATE = [
     ((4096, 64), "float32", 6, 3.2, 1.8),
     ((32768, 128), "bfloat16", 8, None, None),
 ]
-GPU_REDUCTIONS = [  # 1.08 of reading
+GPU_REDUCTIONS = [  # 1.08 times the time of reading
     ("sum", (65536, 1024), 1, "float32"),
     ("sum", (16384, 16384), 1, "bfloat16"),
     ("sum", (4096, 32768), 0, "float32"),
@@ -102,7 +102,7 @@ HEADLINES = {
     "topk_softmax 4096 x 64 float32, k = 6",
 }
 
-# Of the largest result. JAX and torch round to bfloat16 more than once.
+# The tolerance is relative to the largest result. JAX and torch round to bfloat16 more than once.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}
 
 
@@ -115,20 +115,20 @@ def normal(shape, dtype):
 
 
 def compiled(fn):
-    """`torch.compile` of a function, when it is first called."""
+    """`torch.compile` of a function, applied at its first call."""
 
     @functools.cache
     def get():
         import torch
 
-        torch._dynamo.reset()  # or it would go on without compiling, for want of room in its cache
+        torch._dynamo.reset()  # else torch would go on without compiling, for want of room in its cache
         return torch.compile(fn, dynamic=False)
 
     return lambda *args: get()(*args)
 
 
 def of_torch(fn):
-    """A function of torch, as it is and compiled. CPUs of a benchmark may have no compiler."""
+    """A function of torch, both as it is and compiled. A CPU machine may have no compiler."""
     both = {"torch": fn}
     return both if jax.default_backend() == "cpu" else both | {"torch.compile": compiled(fn)}
 
@@ -182,7 +182,7 @@ def logsumexp_case(shape, axis, dtype):
 
 
 def gradient_case(shape, axis, dtype, target=None, floor=None, record=""):
-    """The backward pass alone: what the forward pass saved is there."""
+    """The backward pass alone, given what the forward pass saved."""
     size = bytes_of(shape, dtype)
 
     def inputs(key):
@@ -222,7 +222,7 @@ def logits_and_labels(shape, dtype):
 
 
 def jax_cross_entropy(logits, labels):
-    """As in optax, after the usual cast."""
+    """The formula of optax, after the usual cast."""
     logits = logits.astype(jnp.float32)
     return jax.nn.logsumexp(logits, -1) - jnp.take_along_axis(logits, labels[:, None], 1)[:, 0]
 
@@ -300,7 +300,7 @@ def gate_case(shape, dtype, k, target=None, floor=None):
         functions={
             "jaxgpuops": lambda x: jaxgpuops.topk_softmax(x, k),
             "jax": of_jax,
-            **of_torch(lambda x: (x.topk(k).values.softmax(-1),)),  # its indices of ties are unspecified
+            **of_torch(lambda x: (x.topk(k).values.softmax(-1),)),  # torch does not specify the indices of ties
         },
         bytes=size + shape[0] * k * (jnp.dtype(dtype).itemsize + 4),
         floor=("read", size),

@@ -59,7 +59,7 @@ def sort_case(shape, axis, dtype):
         "jax": lambda x: (jnp.sort(x, axis),),
         "torch": lambda x: (x.sort(axis).values,),
     }
-    if dtype != "bfloat16":  # which NumPy and CuPy do not know
+    if dtype != "bfloat16":  # NumPy and CuPy do not have bfloat16
         functions |= {"numpy": lambda x: (np.sort(x, axis),), "cupy": lambda x: (_cupy().sort(x, axis),)}
     return Case(
         name=f"sort {array_name(shape, axis, dtype)}",
@@ -115,9 +115,9 @@ def _cupy_key_val(x, y, axis):
 
 
 def two_keys_case(n):
-    """The first has 1000 values."""
+    """Sorts by two keys. The first key has 1000 different values."""
 
-    def of_torch(x, y):  # one key of 64 bits
+    def of_torch(x, y):  # torch sorts one key of 64 bits
         return (((x.long() << 32) + y).sort().indices.int(),)
 
     def of_cupy(x, y):
@@ -144,7 +144,7 @@ def two_keys_case(n):
 
 
 def segments_case(n, segments):
-    """Of random lengths: the offsets are numbers drawn and sorted."""
+    """Sorts segments of random lengths, whose offsets are sorted random numbers."""
 
     def inputs(key):
         keys = jax.random.split(key)

@@ -31,14 +31,15 @@ from benchmarks import report, runner, timing
 from benchmarks.problems import FAMILIES, Problem, drawn, of_programs
 from jaxgpuops._primitive import recording
 
-INPUTS = 12  # at most, of one problem
-SECONDS = 0.1  # that a library's runs of one problem should take at most
-OPERANDS = 24 << 30  # bytes
+INPUTS = 12  # the most inputs of one problem
+SECONDS = 0.1  # all runs of one problem in one library should take at most this long
+OPERANDS = 24 << 30  # the most bytes of all operands
 ELEMENTS = {"gpu": 1 << 26, "cpu": 1 << 14}
 
 
 def listed(shapes: str, families: Sequence[str], seed: int, count: int, only: str, check: bool) -> list[Problem]:
-    """The problems to try: families in turns, so that whatever time allows has all of them."""
+    """Lists the problems to try. Families take turns, so that the problems that there is time for come from all of
+    them."""
     if shapes == "programs":
         every = of_programs()
         return [problem for problem in every if problem.family in families and only in problem.name]
@@ -51,13 +52,14 @@ def listed(shapes: str, families: Sequence[str], seed: int, count: int, only: st
 
 
 def _pool(problem_list) -> jax.Array:
-    """Normal numbers, a few more than the largest operand has elements, so that operands start at different ones."""
+    """Returns normal random numbers, a few more than the largest operand has elements, so that operands can start at
+    different ones."""
     largest = max(math.prod(operand.shape) for problem in problem_list for operand in problem.operands())
     return jax.block_until_ready(jax.jit(lambda key: jax.random.normal(key, (largest + 4096,)))(jax.random.key(0)))
 
 
 class Prepared:
-    """A problem with its programs, each compiled, or the exception instead."""
+    """A problem with its programs. Each is compiled, or is the exception that compiling raised."""
 
     def __init__(self, problem: Problem, pool: jax.ShapeDtypeStruct, check: bool):
         operands = problem.operands()
@@ -72,7 +74,7 @@ class Prepared:
 
     @staticmethod
     def _compiled(function, *args, hasty=False):
-        def fresh(*args):  # no cache knows it, so that `recording` sees its calls
+        def fresh(*args):  # no cache knows this function, so `recording` sees its calls
             return function(*args)
 
         try:
@@ -113,7 +115,7 @@ def _drawn(prepared: Prepared, pool: jax.Array, count: int) -> list[tuple]:
 
 
 def checked(prepared: Prepared, operands: tuple, row: dict[str, Any]) -> None:
-    """Tells the row whether the plan launches and is right."""
+    """Adds to the row whether the plan launches and whether its results are right."""
     try:
         results = _run(prepared.ours, *operands)
         if not _run(prepared.right, operands, results):
@@ -171,7 +173,7 @@ def run(
     gpu = jax.default_backend() == "gpu"
     if not gpu and not check:
         sys.exit("the sweep times kernels on GPUs; on a CPU it can --check")
-    jax.config.update("jax_enable_x64", True)  # also for float64 as the measure of what is right
+    jax.config.update("jax_enable_x64", True)  # float64 is also the measure of what is right
     started = time.monotonic()
     problem_list = listed(shapes, families, seed, problems, only, check)
     pool = _pool(problem_list)
@@ -182,7 +184,7 @@ def run(
         threads.shutdown(cancel_futures=True)
         sys.exit(1 if failed else 0)
 
-    # Compiling takes the first half of the time, if there is a limit; whatever is not ready then is left out.
+    # If there is a limit, compiling takes the first half of the time; programs that are not ready then are left out.
     concurrent.futures.wait(jobs, seconds and seconds / 2)
     ready = [job for job in jobs if job.done()]
     threads.shutdown(cancel_futures=True)
@@ -216,7 +218,7 @@ def run(
     path = runner.result_path(out, f"sweep{suffix}")
     path.parent.mkdir(parents=True, exist_ok=True)
     result["rows"] = sorted(rows, key=lambda row: FAMILIES.index(row["family"]))
-    lines = ",\n".join(json.dumps(row) for row in result["rows"])  # a line for each: there are many
+    lines = ",\n".join(json.dumps(row) for row in result["rows"])  # each row on a line of its own, since there are many
     head = json.dumps(result | {"rows": []}, indent=1, ensure_ascii=False)
     path.write_text(head.replace('"rows": []', f'"rows": [\n{lines}\n]') + "\n")
     print(f"{len(rows)} problems after {time.monotonic() - started:.0f} s, written to {path}\n")
@@ -239,7 +241,7 @@ def _check(jobs, pool, started, seconds) -> int:
         if row["errors"]:
             failed += 1
             print(f"FAILED {prepared.problem}: {row['errors']['jaxgpuops']} {row['plan']}", flush=True)
-        jobs.remove(job)  # and with it the programs
+        jobs.remove(job)  # this also frees the job's programs
         del prepared, job
     print(f"{ran - failed} of {ran} problems are right, after {time.monotonic() - started:.0f} s")
     return failed

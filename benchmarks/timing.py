@@ -19,9 +19,9 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 import jax.numpy as jnp
 
-REPEATS = 5  # each result is the median of so many measurements
-SECONDS = 0.02  # that long, at least
-TURNS = 15  # and of so many on a CPU
+REPEATS = 5  # each result is the median of this many measurements
+SECONDS = 0.02  # on a GPU, each measurement takes at least this long
+TURNS = 15  # measurements on a CPU
 
 
 def _median(measure: Callable[[int], float]) -> float:
@@ -36,7 +36,8 @@ def _enough(measure: Callable[[int], float]) -> int:
 
 
 def _median_of_more(measure: Callable[[int], float]) -> float:
-    """The same of what the host starts and waits for: how much longer twice as many runs more take.
+    """Returns the seconds per run of work that the host starts and waits for: how much longer twice as many more runs
+    take.
 
     The host's way to the first run and its wake-up after the last, 0.3 to 2 ms together, are in both and drop out.
     """
@@ -49,7 +50,7 @@ def _keep_memory() -> None:
     """For the whole process: glibc gives large blocks back to the system, or not, as it happens, and the page faults of
     a result of 16 MiB take as long as a softmax of it. Here they stay in the heap, whoever allocates them.
     """
-    with contextlib.suppress(OSError, AttributeError):  # another C library
+    with contextlib.suppress(OSError, AttributeError):  # this is another C library
         mallopt = ctypes.CDLL(None).mallopt
         m_trim_threshold, m_mmap_max = -1, -4
         mallopt(m_mmap_max, 0)
@@ -57,7 +58,8 @@ def _keep_memory() -> None:
 
 
 def wall(calls: Mapping[str, Callable[[], None]]) -> dict[str, float]:
-    """Of functions that return when they are done. In turns: what else the machine does delays all of them alike."""
+    """Times functions that return when they are done. They take turns, so that other work of the machine delays all of
+    them alike."""
     _keep_memory()
 
     def seconds(call, runs):
@@ -72,7 +74,8 @@ def wall(calls: Mapping[str, Callable[[], None]]) -> dict[str, float]:
 
 
 def in_flight(calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Of JAX's programs as they are, each run started while the one before is at work, in turns; results are dropped.
+    """Times programs of JAX as they are. Each run starts while the one before is at work; programs take turns; results
+    are dropped.
 
     A program that keeps its device busy for longer than the host takes to start it (some 30 us) costs that.
     """
@@ -108,7 +111,7 @@ def jax_on_gpu(fn: Callable, calls: Sequence[tuple]) -> Callable[[Sequence[tuple
         results = [result for args in calls for result in jax.tree.leaves(fn(*args))]
         sums = []
         for first, before in zip(range(0, len(results), results_at_once), kept, strict=True):
-            # The barrier: or the last operation of a call might compute that element only.
+            # Without the barrier, the last operation of a call might compute only that element.
             some = jax.lax.optimization_barrier(results[first : first + results_at_once])
             elements = [jax.lax.dynamic_slice(x.reshape(-1), (index,), (1,)).astype(jnp.float32) for x in some]
             sums.append(before + jnp.concatenate(elements))
@@ -137,7 +140,8 @@ def jax_on_gpu(fn: Callable, calls: Sequence[tuple]) -> Callable[[Sequence[tuple
 
 
 def in_place(fn: Callable, args: tuple) -> Callable[[], None]:
-    """For wall(): a call whose first result takes the memory of its first argument, and is the next call's."""
+    """Returns, for wall(), a call whose first result takes the memory of its first argument, and is the argument of the
+    next call."""
     run = jax.jit(lambda x, *others: fn(x, *others), donate_argnums=0)
     x = jnp.copy(args[0])
 
@@ -150,7 +154,7 @@ def in_place(fn: Callable, args: tuple) -> Callable[[], None]:
 
 
 def jax_in_place_on_gpu(fn: Callable, calls: Sequence[tuple]) -> float:
-    """Of a program with such a call for each of these arguments."""
+    """Times a program with one such call for each of these arguments."""
 
     def program(firsts, others, kept):
         results = [fn(x, *rest) for x, rest in zip(firsts, others, strict=True)]
@@ -174,13 +178,13 @@ def jax_in_place_on_gpu(fn: Callable, calls: Sequence[tuple]) -> float:
 
 
 def torch_on_gpu(fn: Callable, calls: Sequence[tuple]) -> float:
-    """Replays of a CUDA graph between CUDA events."""
+    """Times replays of a CUDA graph between CUDA events."""
     import torch
 
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        fn(*calls[0])  # lazy initialisation is not allowed while capturing
+        fn(*calls[0])  # lazy initialisation is not allowed during capture
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         for args in calls:
@@ -199,7 +203,7 @@ def torch_on_gpu(fn: Callable, calls: Sequence[tuple]) -> float:
 
 
 def cupy_on_gpu(fn: Callable, calls: Sequence[tuple]) -> float:
-    """Between CUDA events; no graph, because CuPy allocates and synchronises in its functions."""
+    """Times calls between CUDA events, without a graph, because functions of CuPy allocate and synchronise."""
     import cupy
 
     def measure(runs):
@@ -257,13 +261,14 @@ extern "C" __global__ void write(const uint4* x, uint4* y, long long n) {
 
 
 def floor_on_gpu(kind: str, size: int, buffers: int) -> float:
-    """Of a kernel that only reads, copies or writes ``size`` bytes, over so many buffers in a CUDA graph."""
+    """Times a kernel that only reads, copies or writes ``size`` bytes, over this many buffers in a CUDA graph."""
     import cupy
 
     module = cupy.RawModule(code=_FLOORS, options=("--std=c++17",))
     kernel = module.get_function(kind)
     vectors = max(size // 16, 1)
-    mixed = cupy.arange(4 * vectors, dtype=cupy.uint32) * cupy.uint32(2654435761)  # zeros may run faster than data
+    # Zeros may move faster than random data.
+    mixed = cupy.arange(4 * vectors, dtype=cupy.uint32) * cupy.uint32(2654435761)
     source = [mixed + cupy.uint32(i) for i in range(buffers)]
     target = [cupy.empty_like(mixed) for _ in range(1 if kind == "read" else buffers)]
     blocks = min(-(-vectors // 1024), 8 * cupy.cuda.Device().attributes["MultiProcessorCount"])
@@ -314,7 +319,7 @@ def kernels(call: Callable[[int], object], runs: int) -> tuple[float, float]:
 
 
 def floor_of_kernels() -> tuple[float, float]:
-    """Bytes that a large copy moves in a microsecond, and the microseconds of the smallest kernel."""
+    """Returns the bytes that a large copy moves in a microsecond, and the microseconds of the smallest kernel."""
     import torch
 
     source = torch.randn(1 << 28, device="cuda")
@@ -326,5 +331,5 @@ def floor_of_kernels() -> tuple[float, float]:
     def of_small():
         return kernels(lambda i: small.add_(1), 20)[0]
 
-    of_large(), of_small()  # the first of a profiler are slow
+    of_large(), of_small()  # the first kernels that a profiler sees are slow
     return 2 * source.nbytes / of_large(), of_small()

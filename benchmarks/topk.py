@@ -71,7 +71,7 @@ def name_of(shape, axis, dtype, k):
 
 
 def _hostile(axis, k):
-    """Rows that defeat some way to select; the contract is at most three times as long as on random ones."""
+    """Rows that defeat some way to select. By contract they take at most three times as long as random ones."""
     return {
         "rising": lambda x: (jnp.sort(x, axis),),
         "falling": lambda x: (-jnp.sort(x, axis),),
@@ -89,7 +89,7 @@ def _numpy_topk(x, k, axis):
     return (np.flip(np.sort(values, axis), axis),)
 
 
-def _cupy_topk(x, k, axis):  # its argpartition is a sort
+def _cupy_topk(x, k, axis):  # argpartition of CuPy is a sort
     import cupy
 
     chosen = cupy.take(cupy.argsort(x, axis), cupy.arange(-1, -k - 1, -1), axis)
@@ -101,9 +101,9 @@ def topk_case(shape, axis, dtype, k, target=None, floor=None, record=""):
     functions = {
         "jaxgpuops": lambda x: jaxgpuops.topk(x, k, axis=axis),
         "jax": lambda x: jax.lax.top_k(x, k, axis=axis),
-        "torch": lambda x: (x.topk(k, axis).values,),  # its indices of ties are unspecified
+        "torch": lambda x: (x.topk(k, axis).values,),  # torch does not specify the indices of ties
     }
-    if dtype != "bfloat16":  # which NumPy and CuPy do not know
+    if dtype != "bfloat16":  # NumPy and CuPy do not have bfloat16
         functions |= {
             "numpy": lambda x: _numpy_topk(x, k, axis),
             "cupy": lambda x: _cupy_topk(x, k, axis),
@@ -129,7 +129,8 @@ def gradient_case(shape, axis, dtype, k):
         values, indices = jaxgpuops.topk(x, k, axis=axis)
         return values, indices  # the values serve as cotangents
 
-    def transposed_gather(cotangents, indices):  # the derivative of `jax.lax.top_k` is a gather, its transpose this
+    # The derivative of `jax.lax.top_k` is a gather, and this is its transpose.
+    def transposed_gather(cotangents, indices):
         take = lambda x: jnp.take_along_axis(x, indices, axis, mode="promise_in_bounds")
         return jax.linear_transpose(take, jax.ShapeDtypeStruct(shape, cotangents.dtype))(cotangents)
 
