@@ -77,7 +77,7 @@ def needs_memory(gibibytes):
 
 
 def expected_topk(x, k, axis, largest, sorted):
-    """By JAX's stable sort of integer keys, on the GPU."""
+    """The expected top-k, by JAX's stable sort of integer keys on the GPU."""
     bits = jax.lax.bitcast_convert_type(x, f"int{8 * x.dtype.itemsize}")
     keys = jnp.where(bits < 0, bits ^ jnp.iinfo(bits.dtype).max, bits)  # ascending as signed integers
     iota = jax.lax.broadcasted_iota(jnp.int32, x.shape, axis)

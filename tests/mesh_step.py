@@ -27,7 +27,7 @@ def step(hidden, head, labels, sequence):
 
 
 def operands(mesh):
-    """Of small integers: their products and sums are exact in any order."""
+    """Operands of small integers, whose products and sums are exact in any order."""
     integers = functools.partial(np.random.default_rng(0).integers, -2, 3)
     arrays = {
         "hidden": (integers((16, 8)).astype(np.float32), P("a")),

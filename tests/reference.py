@@ -21,7 +21,7 @@ def bits(x):
 
 
 def is_nan(x):
-    with np.errstate(invalid="ignore"):  # which ml_dtypes reports for signaling NaNs
+    with np.errstate(invalid="ignore"):  # ml_dtypes reports "invalid" for signaling NaNs
         return np.isnan(x)
 
 

@@ -107,7 +107,8 @@ def linear(a, b, h0=None, axis=-1, reverse=False, starts=None):
 
 
 def _one_long_row(a, b, h0, reverse):
-    """In Python's own floats, which is faster where there is nothing to do at once."""
+    """The reference for one long row. It computes in Python's own floats, which is faster where no steps can be
+    vectorised."""
     h, out, step = 0.0 if h0 is None else float(np.squeeze(h0)), [], -1 if reverse else 1
     for x, y in zip(a[::step].tolist(), b[::step].tolist(), strict=True):
         h = x * h + y if x else y
@@ -142,7 +143,7 @@ def cumulative_bound(name, x, axis=-1, reverse=False, exclusive=False, starts=No
 
 
 def linear_bound(a, b, h0=None, axis=-1, reverse=False, starts=None):
-    """As `cumulative_bound`: each term goes through at most n products and n sums."""
+    """The bound of `cumulative_bound` for a recurrence: each term goes through at most n products and n sums."""
     h = linear(np.abs(a), np.abs(b), None if h0 is None else np.abs(h0), axis, reverse, starts)
     dtype = np.result_type(np.asarray(a).dtype, np.asarray(b).dtype)
     return 2 * h.shape[axis] * eps(dtype) * h * (4 if dtype.kind == "c" else 1) + rounding(dtype, h)

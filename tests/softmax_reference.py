@@ -55,7 +55,8 @@ class Logits:
     # ---- How far results in the dtype may be off ----
 
     def _exponent(self):
-        """Of the exponents, which is the relative error of exponentials, for each entry and the row."""
+        """The error of the exponents, which is the relative error of the exponentials, for each entry and for the
+        row."""
         eps = scan_reference.eps(self.dtype)
         m = self.z.max(self.axis, keepdims=True, initial=-np.inf)
         with np.errstate(invalid="ignore"):

@@ -57,7 +57,7 @@ def test_every_dtype_and_special_value(dtype):
 
 @pytest.mark.parametrize("dtype", reference.DTYPES, ids=str)
 def test_equals_jax_lax(dtype):
-    """On CPU. XLA:CPU takes denormals for zeros while it compares; they are left out here."""
+    """Runs on CPU only. XLA:CPU takes denormals for zeros while it compares, so they are left out here."""
     rng = np.random.default_rng(0)
     special = reference.special_values(dtype)
     x = np.concatenate([reference.random_bits(rng, (40, 30), dtype), special[rng.integers(0, len(special), (40, 30))]])

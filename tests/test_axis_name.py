@@ -55,7 +55,7 @@ def segments(name):
     def function(ops, x, y, **names):
         one = functools.partial(getattr(jaxgpuops, name), num_segments=7, **names)
         out = jax.vmap(lambda x, y: one(x, digits(y[:, 0])))(x, y)
-        return jnp.maximum(out, -9)  # of a segment without rows
+        return jnp.maximum(out, -9)  # a segment without rows would give -inf
 
     return function
 

@@ -27,7 +27,7 @@ def ids_of(kind, n, segments, rng):
 
 
 def expected_of(name, data, ids, segments):
-    """In float64 or the integers' own dtype, row by row."""
+    """The expected result, computed row by row in float64 or in the integers' own dtype."""
     wide = data.astype(np.float64) if jnp.issubdtype(data.dtype, jnp.floating) else data
     info = None if wide.dtype == np.float64 or wide.dtype == bool else np.iinfo(wide.dtype)
     start = {

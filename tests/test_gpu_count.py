@@ -88,7 +88,7 @@ def reductions(data, ids, segments, is_sorted):
 @pytest.mark.parametrize("kind", ["uniform", "hot", "one"])
 @pytest.mark.parametrize("length, features, segments, is_sorted", SEGMENTS.values(), ids=SEGMENTS)
 def test_segments(length, features, segments, is_sorted, kind):
-    """Of integers as floats, whose sums are exact in any order; JAX's kernels are the reference."""
+    """Elements are integers stored as floats, whose sums are exact in any order; JAX's kernels are the reference."""
     ids = drawn(kind, (length,), segments, 0)
     ids = jnp.sort(ids) if is_sorted else ids
     data = jax.random.randint(jax.random.key(2), (length, *features), -9, 10).astype(jnp.float32)

@@ -40,7 +40,7 @@ regimes = pytest.mark.parametrize("shape, axis", REGIMES.values(), ids=REGIMES)
 
 
 def integers(key, shape):
-    """So small that their sums are exact in any order."""
+    """Integers so small that their sums are exact in any order."""
     return jax.random.randint(key, shape, -99, 100, jnp.int8).astype(jnp.float32)
 
 
@@ -71,7 +71,7 @@ def going_on(name, x, axis, *starts):
 
 
 def all_scans(x, axis):
-    """By name, results of kernels that are all different code."""
+    """Returns by name the results of all kernels that have code of their own."""
     starts, factors = starts_of(x), factors_of(x)
     gradient = lambda fn, *primals: jax.vjp(fn, *primals)[1](x)
     return {
@@ -113,7 +113,7 @@ def follow(x, results, axis):
     right = {}
     y = results["cumsum"]
     right["cumsum"] = y == before(y, 0) + x
-    y = results["cumsum of segments"]  # in reverse: a segment ends where the next one starts
+    y = results["cumsum of segments"]  # the scan is in reverse, so a segment ends where the next one starts
     right["cumsum of segments"] = y == jnp.where(after(starts, True), 0, after(x + y, 0))
     y = results["cumprod"]
     right["cumprod"] = y == jnp.where(starts, 1, before(y, 1)) * factors

@@ -89,7 +89,7 @@ run_rows = jax.jit(all_rows, static_argnames="axis")
 
 
 class Plain:
-    """The same in plain JAX."""
+    """The same operations in plain JAX."""
 
     @staticmethod
     def _logits(name, x, axis, scale=1, bias=0, where=None):

@@ -13,7 +13,7 @@ DTYPES = ["float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32", "flo
 
 
 def plan_reference(ids, num_experts, capacity=None, align=1):
-    """By lists, in the order that is promised."""
+    """The expected plan, made with lists in the promised order."""
     groups = [[] for _ in range(num_experts)]
     for a, e in enumerate(ids.ravel()):
         if 0 <= e < num_experts and (capacity is None or len(groups[e]) < capacity):
@@ -193,7 +193,8 @@ def test_empty_batches():
 
 @pytest.mark.parametrize("align", [1, 8])
 def test_a_layer_is_that_of_every_expert_for_every_token(align):
-    """With `jax.lax.ragged_dot`, forward and backward; whole numbers, so that all orders of adding are right."""
+    """Compares with `jax.lax.ragged_dot`, forward and backward. Elements are whole numbers, so that every order of
+    addition gives the same sums."""
     tokens, k, experts, width, hidden = 10, 2, 4, 6, 3
     logits = jnp.asarray(np.random.default_rng(13).normal(size=(tokens, experts)), jnp.float32)
     x, w_in = numbers((tokens, width), "float32", 14), numbers((experts, width, hidden), "float32", 15)

@@ -39,7 +39,7 @@ def required(name):
 
 
 def test_it_runs_with_what_it_requires(tmp_path):
-    """As in an environment into which nothing else was installed."""
+    """Runs in an environment in which only the requirements are installed."""
     there = required("jaxgpuops")
     missing = {
         module

@@ -93,7 +93,7 @@ def test_forms(capability):
             assert plan["slices"] in (2, 4, 8, 16), (call, plan)
         if plan["algorithm"] == "sieve":
             assert plan["workspace_bytes"] % 16 == 0, (call, plan)  # that of the next row follows
-        # At most two composites of value and index for each element, and some room for counters.
+        # The workspace has at most two composites of value and index for each element, and some room for counters.
         composite = 16 if bits == 64 else 8
         assert 0 <= plan["workspace_bytes"] <= (2 * composite * length + length // 256 + 65536) * inner, (call, plan)
 
@@ -326,7 +326,7 @@ def test_columns():
     ]:
         for op in ("softmax", "logsumexp", "softmax_jvp", "log_softmax_jvp"):
             if op == "logsumexp" and expected == "columns_flat" and (inner, dtype) == (4, "float32"):
-                continue  # its kernel of vectors takes axes of any length
+                continue  # the kernel of vectors takes axes of any length
             plan = plan_softmax(op, 3, length, inner, dtype, 1.0, False, False, False, 90)
             assert plan["algorithm"] == expected, (op, length, inner, dtype, plan)
             # Which parts are merged, in which order, does not depend on the batch, nor on the device.

@@ -65,7 +65,7 @@ def check(name, x, axis=-1, **flags):
 
 
 def check_all(calls):
-    """The same of several calls of one width, in one program: most of the time of a test goes into compiling."""
+    """Checks several calls of one width in one program, because most of the time of a test goes into compiling."""
     starts = [flags.pop("starts", None) for *_, flags in calls]
 
     def run(arrays, starts):
@@ -330,7 +330,7 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(n):
     np.testing.assert_array_equal(
         jaxgpuops.linear_scan(a[0], x), jaxgpuops.linear_scan(np.broadcast_to(a[0], x.shape).copy(), x)
     )
-    np.testing.assert_array_equal(jaxgpuops.linear_scan(a, x), together)  # and again
+    np.testing.assert_array_equal(jaxgpuops.linear_scan(a, x), together)  # a second call gives the same bits
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -512,13 +512,13 @@ def difference(f, x, i):
 
 
 def exact_jacobian(f, x):
-    """Of an array function in NumPy: (*result, *x.shape)."""
+    """The exact Jacobian of an array function in NumPy, of shape (*result, *x.shape)."""
     columns = [difference(f, x, i) for i in range(x.size)]
     return np.stack(columns, -1).reshape(*columns[0].shape, *x.shape)
 
 
 def jacobians(public, lax_tier, x):
-    """In reverse mode by both tiers, in forward mode, and by linearize."""
+    """Jacobians in reverse mode by both tiers, in forward mode, and by linearize."""
     yield jax.jacrev(public)(x)
     yield jax.jacrev(lax_tier)(x)
     yield jax.jacfwd(lax_tier)(x)
@@ -716,7 +716,7 @@ def test_gradients_of_long_rows(shape, axis, reverse):
     """Blocks, and parts of rows, that work is shared by. Of numbers that nothing rounds, so by the sums themselves."""
     rng = np.random.default_rng(0)
     n, steps = shape[axis], slice(None, None, -1 if reverse else 1)
-    along = lambda x: np.moveaxis(np.asarray(x), axis, 0)[steps]  # in the order of the scan
+    along = lambda x: np.moveaxis(np.asarray(x), axis, 0)[steps]  # puts the steps in the order of the scan
     a, b, g = rng.integers(-1, 2, (3, *shape)).astype(np.float32)
     h0 = rng.integers(-2, 3, shape[:axis] + shape[axis + 1 :]).astype(np.float32)
     h, pull = jax.vjp(functools.partial(jaxgpuops.linear_scan, axis=axis, reverse=reverse), a, b, h0)
@@ -882,7 +882,7 @@ def test_errors(tier):
             call()
         assert f"{op}." in str(error.value)
     if tier == "lax":
-        with pytest.raises(TypeError, match="cumsum: operand has dtype bool"):  # as jax.lax
+        with pytest.raises(TypeError, match="cumsum: operand has dtype bool"):  # jax.lax raises this, too
             jaxgpuops.lax.cumsum(np.array([True]))
 
 

@@ -207,7 +207,7 @@ def test_unique_is_jaxs(dtype, size):
         # JAX keeps another of two zeros.
         x = np.abs(data(8, shape, dtype)) if jnp.issubdtype(dtype, jnp.floating) else data(8, shape, dtype)
         x = np.where(x == 0, np.zeros((), x.dtype), x)
-        if dtype == "bfloat16":  # which NumPy cannot sort among NaNs
+        if dtype == "bfloat16":  # NumPy cannot sort bfloat16 with NaNs
             x = np.nan_to_num(x.astype(np.float32), nan=3.0).astype(dtype)
         for fill in (None, 3):
             flags: Any = {"return_index": True, "return_inverse": True, "return_counts": True}

@@ -60,7 +60,7 @@ def check(name, x, **options):
 
 
 def check_all(calls):
-    """The same of several calls, in one program: most of the time of a test goes into compiling."""
+    """Checks several calls in one program, because most of the time of a test goes into compiling."""
     calls = [(name, x, as_arrays(x.dtype, options)) for name, x, options in calls]
     programs = [functools.partial(evaluate, name, numbers_of(options)) for name, _, options in calls]
     arrays = [(x, arrays_of(options)) for _, x, options in calls]
@@ -301,7 +301,7 @@ def test_integers_become_floats(module, dtype):
     x = np.arange(12).reshape(3, 4).astype(dtype)
     for name in NAMES:
         expected = jax_nn(name)(x.astype(np.float32), axis=-1)
-        with jax.numpy_dtype_promotion("strict"):  # it is ours, and not implicit
+        with jax.numpy_dtype_promotion("strict"):  # the promotion is ours, and not implicit
             y = getattr(module, name)(x)
         assert y.dtype == np.float32
         np.testing.assert_allclose(y, expected, rtol=1e-5)
@@ -855,7 +855,7 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(n):
         together = fn(x)
         np.testing.assert_array_equal(np.stack([fn(row) for row in x]), together)
         np.testing.assert_array_equal(jax.vmap(fn)(x), together)
-        np.testing.assert_array_equal(fn(x), together)  # and again
+        np.testing.assert_array_equal(fn(x), together)  # a second call gives the same bits
         # Many rows are shared among threads in another way.
         np.testing.assert_array_equal(fn(np.tile(x, (8, 1)))[-5:], together)
         plain = getattr(jaxgpuops, name)

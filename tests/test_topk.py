@@ -42,7 +42,7 @@ def check(x, k, axis=-1, names=None, **flags):
 
 
 def check_all(arrays, k, names):
-    """The same of several arrays, in one program: most of the time of a test goes into compiling."""
+    """Checks several arrays in one program, because most of the time of a test goes into compiling."""
     with x64(arrays[0].dtype):
         results = jax.jit(lambda arrays: [jaxgpuops.topk(x, k) for x in arrays])(arrays)
     for x, result in zip(arrays, results, strict=True):
@@ -88,7 +88,7 @@ def test_every_dtype(dtype, shape):
 
 @pytest.mark.parametrize("dtype", reference.DTYPES, ids=str)
 def test_equals_jax_lax(dtype):
-    """On CPU: JAX's own GPU kernels order NaNs in other ways."""
+    """Runs on CPU only, because JAX's own GPU kernels order NaNs in other ways."""
     rng = np.random.default_rng(0)
     special = reference.special_values(dtype)
     x = np.stack([reference.random_bits(rng, (500,), dtype), special[rng.integers(0, len(special), 500)]])
@@ -169,7 +169,7 @@ def test_adversarial_rows_with_flags(dtype, flags):
 
 @pytest.mark.parametrize("k", [1, 6, 32, 100])
 def test_adversarial_rows_by_the_hundred(k):
-    """As many rows as it takes for no row to be shared by blocks."""
+    """There are so many rows that blocks share none."""
     rng = np.random.default_rng(0)
     for n in (100, 129, 1025, 4097):
         rows = reference.adversarial(rng, n, np.float32)
@@ -248,7 +248,7 @@ def filled(x, k, largest, sorted):
     if np.issubdtype(x.dtype, np.integer):
         info = np.iinfo(x.dtype)
         extremes = [info.min, info.max]
-    elif x.dtype == ml_dtypes.float8_e4m3fn:  # it has no infinity
+    elif x.dtype == ml_dtypes.float8_e4m3fn:  # float8_e4m3fn has no infinity
         extremes = [-448, 448]
     fill = reference.bits(np.array(extremes[not largest]).astype(x.dtype))
     count = min(k, len(x))

@@ -21,7 +21,7 @@ kinds = pytest.mark.parametrize("score, normalize", KINDS)
 
 
 def scores_of(logits, axis, score):
-    """In float64, with JAX's conventions for infinities."""
+    """The expected scores in float64, with JAX's conventions for infinities."""
     with np.errstate(all="ignore"):
         z = np.asarray(logits, np.float64)
         if score == "sigmoid":
@@ -33,7 +33,7 @@ def scores_of(logits, axis, score):
 
 
 def weights_of(logits, indices, axis, score, normalize):
-    """Those of experts that were chosen."""
+    """The expected weights of the chosen experts."""
     with np.errstate(all="ignore"):
         chosen = np.take_along_axis(np.asarray(logits, np.float64), indices, axis)
     if not normalize:
@@ -287,8 +287,9 @@ def test_hostile_groups():
     choose = lambda logits, k, **flags: jaxgpuops.topk_softmax(np.float32(logits), k, **flags).indices.tolist()
     pairs = {"groups": 3, "topk_groups": 1}
     assert choose([0, 0, 0, 0, 0, 0], 2, **pairs) == [0, 1]
-    assert choose([9, -9, 5, 5, 0, 0], 1, bias=np.zeros(6, np.float32), score="sigmoid", **pairs) == [2]  # by the sum
-    assert choose([9, -9, 5, 5, 0, 0], 2, **pairs) == [0, 1]  # by the best
+    # Groups ranked by the sum of their best two.
+    assert choose([9, -9, 5, 5, 0, 0], 1, bias=np.zeros(6, np.float32), score="sigmoid", **pairs) == [2]
+    assert choose([9, -9, 5, 5, 0, 0], 2, **pairs) == [0, 1]  # groups ranked by their best score
     assert choose([0, 9, 5, np.nan, 7, 8], 2, **pairs) == [3, 2]
     assert choose([np.nan, 9, 5, np.nan, 7, 8], 2, **pairs) == [0, 1]
     assert choose([-np.inf] * 6, 2, **pairs) == [0, 1]
@@ -370,7 +371,7 @@ def test_sqrt_softplus_does_not_vanish():
 
 
 def plain(logits, k, axis, score, normalize, bias=None):
-    """In differentiable JAX."""
+    """The gate in differentiable JAX."""
     scores = {
         "softmax": functools.partial(jax.nn.softmax, axis=axis),
         "sigmoid": jax.nn.sigmoid,

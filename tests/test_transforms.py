@@ -68,7 +68,7 @@ def finite_topk(out):
 
 
 def row_topk(x, k, count):
-    """Of rows along axis 1, padded to k by 0 and -1."""
+    """Top-k of rows along axis 1, padded to k with 0 and -1."""
     values, indices = jax.lax.top_k(jnp.moveaxis(x, 1, -1), count)
     pad = [(0, 0)] * (x.ndim - 1) + [(0, k - count)]
     return jnp.moveaxis(jnp.pad(values, pad), -1, 1), jnp.moveaxis(jnp.pad(indices, pad, constant_values=-1), -1, 1)
@@ -185,7 +185,7 @@ SCAN_CASES = [
         representative=True,
     ),
     Case(
-        "cummax",  # of distinct elements: JAX's gradient splits ties
+        "cummax",  # elements are distinct, because JAX's gradient splits ties
         functools.partial(jaxgpuops.cummax, axis=1, reverse=True),
         lambda x: loop(jnp.maximum, -jnp.inf, (x,), reverse=True),
         x_only,
