@@ -70,7 +70,8 @@ struct OrderPlan {
 
 enum class Segmenting {
   kEmpty,    // there are no segments
-  kTables,   // few segments of scalars: tables in shared memory
+  kLanes,    // few columns and segments: a table for each lane, in shared memory
+  kTables,   // few columns, some more segments: a table for each warp
   kSorted,   // the ids ascend: tiles of rows in their order
   kOrdered,  // as kSorted, after a first step has found the order of the rows by id
 };
