@@ -426,11 +426,11 @@ class _Call:
         if self.rule and any(d in splits for d in (*self.axes, *self.indexed)):
             own = functools.partial(self.rule.local, splits)
         else:
-            own = self.kernel.primitive.bind
+            own = lambda *operands, **params: self.kernel.primitive.bind(*operands[: len(self.avals_in)], **params)
         self.part = part = Part(tuple(self.whole), {})
 
         def run(*operands):
-            part.shape = whole_shape(operands, self.axis)
+            part.shape = whole_shape(operands[: len(self.avals_in)], self.axis)
             part.collectives.clear()
             token = _noted.set(part.collectives)
             try:

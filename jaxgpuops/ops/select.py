@@ -162,7 +162,7 @@ def _quantile(x, q, places, weights, op, axes, method, keepdims):
         y = jnp.full((*rows.shape[:axis], count, *rows.shape[axis + 1 :]), np.nan, wide)
     else:
         if weights is None:
-            at, last = _taken(rows, places[:2], axis, method in ("linear", "midpoint"))
+            at, is_nan = _taken(rows, places[:2], axis, method in ("linear", "midpoint"))
             y = at[0].astype(wide)
             if len(at) == 2:
                 y = _between(y, at[1].astype(wide), along(places[2]).astype(wide), places, along, method)
@@ -181,18 +181,19 @@ def _quantile(x, q, places, weights, op, axes, method, keepdims):
 
 
 def _taken(rows, places, axis, both):
-    """The elements at one or both of the places in the order of rows, which all share them, and the last elements."""
+    """The elements at one or both of the places in the order of rows, which all share them; and whether a row has NaNs."""
     length, count = rows.shape[axis], places[0].size
-    own = [p.reshape(-1) for p in (places if both else places[:1])]
-    ranks = jnp.concatenate([*own, jnp.asarray(length - 1, np.int32).reshape(1)])
-    ranks = ranks.reshape(*(1,) * axis, -1, *(1,) * (rows.ndim - 1 - axis))
-    if ranks.size <= MOST_RANKS:
-        at = select(rows, ranks, axis)[0]
+    own = [jnp.asarray(p).reshape(-1) for p in (places if both else places[:1])]
+    along = lambda ranks: ranks.reshape(*(1,) * axis, -1, *(1,) * (rows.ndim - 1 - axis))
+    ranks = along(jnp.concatenate(own))
+    if ranks.size < MOST_RANKS:
+        last = along(jnp.asarray(length - 1, np.int32))
+        at = select(rows, jnp.concatenate([ranks, last], axis), axis)[0]
+        is_nan = jnp.isnan(lax.slice_in_dim(at, ranks.size, None, axis=axis))
     else:
         [values], _ = sort_operands([rows], axis, 1)
-        at = _lax.take_rows(*align(values, ranks), axis, False)
-    part = lambda i, n: lax.slice_in_dim(at, i * count, i * count + n, axis=axis)
-    return [part(i, count) for i in range(len(own))], part(len(own), 1)
+        at, is_nan = _lax.take_ranks(*align(values, ranks), axis)
+    return [lax.slice_in_dim(at, i * count, (i + 1) * count, axis=axis) for i in range(len(own))], is_nan
 
 
 def _between(low, high, share, places, along, method):
