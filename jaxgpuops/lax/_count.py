@@ -8,7 +8,6 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jaxgpuops import _arguments, _native
 from jaxgpuops._partition import RULES, Rule
@@ -192,34 +191,6 @@ def_linear(segment_sum_p, _segment_sum_transpose)
 def_linear(take_rows_p, _take_transpose)
 
 
-def _ranks_fallback(values, ids, *, axis):
-    last = jnp.full(ids.shape[:axis] + (1,) + ids.shape[axis + 1 :], values.shape[axis] - 1, np.int32)
-    at = take_rows(values, jnp.concatenate([ids, last], axis), axis, False)
-    count = ids.shape[axis]
-    own, last = (lax.slice_in_dim(at, i, j, axis=axis) for i, j in ((0, count), (count, count + 1)))
-    return own, jnp.isnan(last)
-
-
-# Of sorted rows the elements at some places, and whether the last is NaN; a primitive so that of the last one, where the
-# axis is split over devices, no more than that crosses.
-take_ranks_p = Kernel(
-    "take_ranks",
-    results=lambda values, ids, *, axis: [(ids.shape[axis], values.dtype), (1, np.bool_)],
-    fallback=_ranks_fallback,
-    accepts=None,
-    broadcasts=lambda count, **_: (1,),
-    reindexes=True,
-    splits_as_one=True,
-)
-batch_first(take_ranks_p)
-def_jvp(take_ranks_p, lambda outs, primals, tangents, *, axis: (take_rows(tangents[0], primals[1], axis, False), None))
-
-
-def take_ranks(values: jax.Array, ids: jax.Array, axis: int) -> list[jax.Array]:
-    """``values[.., ids[.., j, ..], ..]`` of sorted rows, whose last elements are NaN where one is; and where that is."""
-    return take_ranks_p(values, ids, axis=axis)
-
-
 def share_of_ties(out, data, ids, axis, sorted, split=None):
     """Returns each row's share of its segment's maximum or minimum: one over the number of rows that have it, else
     0."""
@@ -304,18 +275,6 @@ def _segments_split(name, splits, data, ids, *, axis, length, sorted, along):
     return (jnp.where(keys == all_bits, jnp.asarray(jnp.nan, own.dtype), out) if floats else out,)
 
 
-def _ranks_split(splits, values, ids, *, axis):
-    split = splits[axis]
-    device, place = divmod(split.length - 1, split.part)
-    last = jnp.isnan(lax.slice_in_dim(values, place, place + 1, axis=axis)) & (split.index() == device)
-    ids = jnp.broadcast_to(ids, [n if d != axis else ids.shape[axis] for d, n in enumerate(values.shape)])
-    [at] = RULES["take_along_axis"](permutes=False).local(splits, values, ids, axis=axis, permutes=False)
-    return at, split.sum(last.astype(np.uint8)) > 0
-
-
-RULES["take_ranks"] = Rule(
-    _ranks_split, operands=(0,), pays=lambda split, avals, *, axis: avals[1].shape[axis] < split.length
-)
 RULES["bincount"] = Rule(_bincount_split, pays=lambda split, avals, *, axis, length: length < split.length)
 for _name in ("segment_sum", "segment_max", "segment_min"):
     RULES[_name] = Rule(

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments, _native
 from jaxgpuops._partition import RULES, Rule, by_rows, manual
-from jaxgpuops._primitive import Kernel, align, def_jvp
+from jaxgpuops._primitive import Kernel, align, batch_first, def_jvp, differentiated
 from jaxgpuops.lax._count import bincount, take_rows
 from jaxgpuops.lax._scan import cumsum
 from jaxgpuops.lax.along_axis import take_along_axis
@@ -177,6 +177,9 @@ def sort_operands(
 # ---- Elements by rank -----------------------------------------------------------------------------------------------
 
 
+MOST_RANKS = 8  # of a selection; a sort finds more of them sooner
+
+
 def _select_fallback(x, ranks, *, axis):
     ranks = jnp.clip(ranks, 0, x.shape[axis] - 1)
     shape = (*x.shape[:axis], ranks.shape[axis], *x.shape[axis + 1 :])
@@ -217,12 +220,53 @@ def _select_jvp(outs, primals, tangents, *, axis):
     return jnp.concatenate([take_along_axis(tangents[0], i, axis) for i in each], axis), None
 
 
-def _select_split(splits, x, ranks, *, axis):
+def_jvp(select_p, _select_jvp)
+
+
+def _ranked_fallback(x, ranks, *, axis):
+    count = ranks.shape[axis]
+    last = jnp.full((*ranks.shape[:axis], 1, *ranks.shape[axis + 1 :]), x.shape[axis] - 1, np.int32)
+    ranks = jnp.concatenate([ranks, last], axis)
+    if count < MOST_RANKS:
+        at = select(x, ranks, axis)[0]
+    else:
+        [values], _ = sort_operands([x], axis, 1)
+        at = take_rows(*align(values, ranks), axis, False)
+    own, last = lax.slice_in_dim(at, 0, count, axis=axis), lax.slice_in_dim(at, count, None, axis=axis)
+    return own, jnp.isnan(last)
+
+
+# A primitive so that where the axis is split over devices, no more crosses than what is taken and a bit a row.
+ranked_p = Kernel(
+    "ranked",
+    results=lambda x, ranks, *, axis: [(ranks.shape[axis], x.dtype), (1, np.bool_)],
+    fallback=_ranked_fallback,
+    accepts=None,
+    broadcasts=lambda count, **_: (1,),
+    reindexes=True,
+    splits_as_one=True,
+)
+batch_first(ranked_p)
+def_jvp(
+    ranked_p,
+    lambda outs, primals, tangents, *, axis: (
+        differentiated(lambda x: _ranked_fallback(x, primals[1], axis=axis)[0], primals[:1], tangents[:1]),
+        None,
+    ),
+)
+
+
+def ranked(x: jax.Array, ranks: jax.Array, axis: int) -> list[jax.Array]:
+    """The elements of those ranks along the axis, which all rows share, and whether the last is NaN."""
+    return ranked_p(*align(x, ranks), axis=axis)
+
+
+def _select_split(select, splits, x, ranks, *, axis):
     """Devices exchange their parts of the axis for rows, and then tell each other what they have found."""
     split = splits[axis]
     dim = _rows_to_exchange(split, x, ranks, axis)
     there = lax.slice_in_dim(split.exchange(x, dim, axis), 0, split.length, axis=axis)
-    return tuple(split.gather(y, dim) for y in select_p.primitive.bind(there, ranks, axis=axis))
+    return tuple(split.gather(y, dim) for y in select(there, ranks, axis=axis))
 
 
 def _rows_to_exchange(split, x, ranks, axis):
@@ -231,12 +275,12 @@ def _rows_to_exchange(split, x, ranks, axis):
     return next((d for d, (n, m) in sizes if d != axis and n and n % split.shards == 0 and m == 1), None)
 
 
-def_jvp(select_p, _select_jvp)
-RULES["select"] = Rule(
-    _select_split,
-    operands=(0,),
-    pays=lambda split, avals, *, axis: _rows_to_exchange(split, *avals, axis) is not None,
-)
+for _kernel, _select in ((select_p, select_p.primitive.bind), (ranked_p, _ranked_fallback)):
+    RULES[_kernel.name] = Rule(
+        functools.partial(_select_split, _select),
+        operands=(0,),
+        pays=lambda split, avals, *, axis: _rows_to_exchange(split, *avals, axis) is not None,
+    )
 
 
 def check_operands(op: str, names: Sequence[str], operands: Sequence[jax.Array], axis: int, num_keys: int) -> int:

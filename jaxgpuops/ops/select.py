@@ -20,13 +20,12 @@ from jaxgpuops._axes import Merged
 from jaxgpuops._primitive import align
 from jaxgpuops.lax import _count as _lax
 from jaxgpuops.lax._scan import cumsum
-from jaxgpuops.lax._sort import check_operands, permutation, select, sort_operands
+from jaxgpuops.lax._sort import check_operands, permutation, ranked, select, sort_operands
 from jaxgpuops.lax.along_axis import take_along_axis
 from jaxgpuops.ops.search import _whole
 from jaxgpuops.ops.sort import sort
 
 Method = Literal["linear", "lower", "higher", "midpoint", "nearest", "inverted_cdf"]
-MOST_RANKS = 8  # of a selection; a sort finds more of them sooner
 METHODS = ("linear", "lower", "higher", "midpoint", "nearest", "inverted_cdf")
 
 
@@ -182,18 +181,10 @@ def _quantile(x, q, places, weights, op, axes, method, keepdims):
 
 def _taken(rows, places, axis, both):
     """The elements at one or both of the places in the order of rows, which all share them; and whether a row has NaNs."""
-    length, count = rows.shape[axis], places[0].size
-    own = [jnp.asarray(p).reshape(-1) for p in (places if both else places[:1])]
-    along = lambda ranks: ranks.reshape(*(1,) * axis, -1, *(1,) * (rows.ndim - 1 - axis))
-    ranks = along(jnp.concatenate(own))
-    if ranks.size < MOST_RANKS:
-        last = along(jnp.asarray(length - 1, np.int32))
-        at = select(rows, jnp.concatenate([ranks, last], axis), axis)[0]
-        is_nan = jnp.isnan(lax.slice_in_dim(at, ranks.size, None, axis=axis))
-    else:
-        [values], _ = sort_operands([rows], axis, 1)
-        at, is_nan = _lax.take_ranks(*align(values, ranks), axis)
-    return [lax.slice_in_dim(at, i * count, (i + 1) * count, axis=axis) for i in range(len(own))], is_nan
+    count = places[0].size
+    ranks = jnp.concatenate([jnp.asarray(p).reshape(-1) for p in (places if both else places[:1])])
+    at, is_nan = ranked(rows, ranks.reshape(*(1,) * axis, -1, *(1,) * (rows.ndim - 1 - axis)), axis)
+    return [lax.slice_in_dim(at, i * count, (i + 1) * count, axis=axis) for i in range(1 + both)], is_nan
 
 
 def _between(low, high, share, places, along, method):
