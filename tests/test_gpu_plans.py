@@ -38,13 +38,16 @@ KERNELS = {
     | {"wave": "wave_kernel", "sieve": "(sieve|whole)_kernel", "columns": "columns_(stream_)?kernel"}
     | {"radix": "histogram_kernel", "sort": "sort_kernel"},
     "sort": {"team": "sort_kernel", "block": "block_kernel", "sweep": "pass_kernel"},
-    "scan": {"loop": "scan_(tile|rows|loop|columns|walk|short)", "look_ahead": "scan_(row_)?look_ahead"}
-    | {"resident": "scan_resident"},
+    "scan": {"short": "scan_short", "rows": "scan_rows", "walk": "scan_walk", "resident": "scan_resident"}
+    | {"row_look_ahead": "scan_row_look_ahead", "chunk_look_ahead": "scan_look_ahead"}
+    | {"columns": "scan_columns", "column_look_ahead": "scan_look_ahead"}
+    | {"spans": "scan_columns", "span_look_ahead": "scan_look_ahead"},
     "row_engine": {"rows": "((lean_)?rows|spread|sweep)_kernel", "rows_tiles": "(part_)?tile_kernel"}
     | {"rows_stream": "stream_kernel", "rows_split": "merge_kernel"}
     | {"columns": "(columns|along)_kernel", "columns_stream": "columns_stream_kernel", "columns_split": "merge_"}
     | {"columns_flat": "flat_kernel", "columns_walk": "((held_)?walk|held_packs)_kernel"},
     "count": {"tables": "(bincount|segment)_tables_kernel", "global": "bincount_global_kernel"}
+    | {"lanes": "segment_lanes_kernel"}
     | {"sorted": "segment_tiles_kernel", "ordered": "order_move_kernel"},
     "moe": {"block": "route_kernel", "blocks": "route_kernel"},
 }
