@@ -193,7 +193,8 @@ class Rule:
       pays: ``pays(split, avals, **params)``, with the axis' split and what one device has of the operands: whether this
         moves less than gathering the axis.
       free: ``{array: size}`` of operands (0, 1, ..) and results (~0, ~1, ..) whose axis is another one, of units of that
-        size that do not depend on each other. They are split in equal parts, of whole units, as dimensions off the axis are.
+        size that do not depend on each other. They are split in equal parts, of whole units, as dimensions off the axis are;
+        of size 0 never.
       beside: ``beside(*operands, axis, **params)``: what XLA computes of whole arrays beside the call, where it may know
         more of them than we do, as that they are constants. These are further operands of ``local``, which drops those that
         it does not need, and are not split along the axis. Where ``axis_name`` is given there are none.
@@ -355,10 +356,8 @@ class _Call:
             self.whole[axis] = avals_out[0].shape[axis]
         self.units = self.rule.free if self.rule else {}
         # Lengths of dimensions of rows; the axis of units is a further one.
-        self.lengths = [
-            *self.whole,
-            *(a.shape[axis] // self.units[~i] for i, a in enumerate(avals_out) if ~i in self.units),
-        ]
+        self.lengths = list(self.whole)
+        self.lengths += [a.shape[axis] // unit for i, a in enumerate(avals_out) if (unit := self.units.get(~i))]
         self.in_rows = [self._rows_of(a, i, False) for i, a in enumerate(avals_in)]
         self.in_rows += [[None if d in self.axes else d for d in self._rows_of(a, 0, False)] for a in avals_beside]
         self.out_rows = [self._rows_of(a, i, True) for i, a in enumerate(avals_out)]
@@ -375,7 +374,7 @@ class _Call:
         free = [self._may_split(aval.shape[j], d, i, is_result) for j, d in enumerate(own)]
         rows = [d if f else None for d, f in zip(own, free, strict=True)]
         if (~i if is_result else i) in self.units:
-            rows[self.axis] = len(self.whole)
+            rows[self.axis] = len(self.whole) if self.units[~i if is_result else i] else None
         return rows
 
     def _may_split(self, size, d, i, is_result) -> bool:

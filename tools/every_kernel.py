@@ -15,7 +15,7 @@ import numpy as np
 import jaxgpuops
 from jaxgpuops.lax import scan_primitives as scan
 from jaxgpuops.lax._sort import select
-from jaxgpuops.lax.along_axis import put_along_axis, take_along_axis
+from jaxgpuops.lax.along_axis import put_along_axis, put_along_axis_p, take_along_axis
 
 TOPK = [
     # (shape, axis, k)
@@ -58,6 +58,9 @@ def run_topk(rng):
                     np.testing.assert_array_equal(np.asarray(take), values)
                     put = put_along_axis(take, jnp.asarray(indices), axis, shape[axis])
                     assert np.count_nonzero(np.asarray(put)) == np.count_nonzero(values)
+                    params = {"axis": axis, "length": shape[axis] // 2, "along": None, "permutes": False, "drops": True}
+                    [part] = put_along_axis_p(take, jnp.asarray(indices) - 7, **params)
+                    np.testing.assert_array_equal(part, np.take(put, range(7, 7 + shape[axis] // 2), axis))
         largest = jaxgpuops.lax.argmax(x, axis, np.int32)
         np.testing.assert_array_equal(largest, np.argmax(np.asarray(x), axis))
     return kernels
@@ -346,6 +349,9 @@ def scans(x, a, t, y, h0, starts, reverse):
         op = name.split()[0]
         if x.dtype in scan.CUMULATIVE_DTYPES[op]:
             results[name] = scan.CUMULATIVE[op](*operands, exclusive=exclusive, **flags)[0]
+    if x.dtype in scan.CUMULATIVE_DTYPES["cumsum"]:  # as along a split axis
+        before = scan._as_initial("cumsum", h0)
+        results["cumsum that goes on"] = scan.cumsum_p(x, before, exclusive=False, initial=True, **flags)[0]
     if x.dtype in scan.FLOATS | scan.COMPLEX:
         linear = functools.partial(scan.linear_scan_p, transpose=False, **flags)
         results["linear_scan"] = linear(t, a, h0, starts, initial=True)[0]
@@ -385,6 +391,8 @@ def check_scans(results, x, a, t, y, h0, starts, reverse):
         tolerance = 0
         if name == "cumsum":
             expected = before(r) + x
+        elif name == "cumsum that goes on":
+            expected = before(r, h0) + x
         elif name == "cummax":
             expected = np.maximum(before(r, lowest), x)
         elif name == "cumlogsumexp":

@@ -248,6 +248,25 @@ def combine_vjp(y, ct, row_of_assignment, assignment_of_row, weights, axis, choi
     return dy, dw.sum(lacking, keepdims=True)
 
 
+def _combine_vjp_split(splits, y, ct, row_of_assignment, assignment_of_row, weights, *, axis, choices):
+    """The axis is that of rows. Each device has the cotangents of its own, and of weights what these give."""
+    split = splits[axis]
+    own = row_of_assignment - split.start()
+    own = jnp.where((own >= 0) & (own < split.part), own, -1)
+    operands = y, ct, own, split.fill(assignment_of_row, axis, -1), weights
+    dy, dw = moe_combine_vjp_p.primitive.bind(*operands, axis=axis, choices=choices)
+    return dy, split.sum(dw)
+
+
+def _combine_vjp_pays(split, avals, *, axis, choices):
+    y, _, row_of_assignment, _, weights = avals
+    inner = math.prod(y.shape[axis + 1 :])
+    return row_of_assignment.shape[axis] * weights.dtype.itemsize < split.length * inner * y.dtype.itemsize
+
+
+RULES["moe_combine_vjp"] = Rule(_combine_vjp_split, operands=(0, 3), keeps=True, pays=_combine_vjp_pays, free={~1: 0})
+
+
 def _combine_vjp_jvp(outs, primals, tangents, *, axis, choices):
     y, ct, row_of_assignment, assignment_of_row, weights = primals
     scaled = lambda ct, w: moe_dispatch_p(ct, assignment_of_row, row_of_assignment, w, axis=axis, choices=choices)[0]
