@@ -53,6 +53,7 @@ def main(process, address, path):
     own = {"local_device_ids": [int(process)]} if on_gpus else {}
     jax.distributed.initialize(address, 2, int(process), **own)
     assert len(jax.devices()) == (2 if on_gpus else 8)
+    jax.config.update("jax_default_matmul_precision", "highest")  # as in conftest.py
     program, arguments = lowered()
     outs = jax.tree.map(np.asarray, jax.tree.leaves(program.compile()(**arguments)))
     np.savez(path, *outs, text=program.as_text())
