@@ -8,8 +8,8 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-constexpr int64_t kChunk = 64;          // assignments of a warp where blocks share a plan
-constexpr int64_t kOneBlock = 4 << 10;  // assignments that a block does alone in less time than blocks wait for others
+constexpr int64_t kChunk = 64;       // assignments of a warp where blocks share a plan
+constexpr int64_t kOneBlock = 1024;  // assignments that a block does alone in less time than blocks wait for others
 
 }  // namespace
 

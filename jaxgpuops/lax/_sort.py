@@ -225,13 +225,11 @@ def_jvp(select_p, _select_jvp)
 
 def _ranked_fallback(x, ranks, *, axis):
     count = ranks.shape[axis]
+    if count <= MOST_RANKS:
+        return select(x, ranks, axis)[0], jnp.isnan(x).any(axis, keepdims=True)
     last = jnp.full((*ranks.shape[:axis], 1, *ranks.shape[axis + 1 :]), x.shape[axis] - 1, np.int32)
-    ranks = jnp.concatenate([ranks, last], axis)
-    if count < MOST_RANKS:
-        at = select(x, ranks, axis)[0]
-    else:
-        [values], _ = sort_operands([x], axis, 1)
-        at = take_rows(*align(values, ranks), axis, False)
+    [values], _ = sort_operands([x], axis, 1)
+    at = take_rows(*align(values, jnp.concatenate([ranks, last], axis)), axis, False)
     own, last = lax.slice_in_dim(at, 0, count, axis=axis), lax.slice_in_dim(at, count, None, axis=axis)
     return own, jnp.isnan(last)
 
