@@ -63,7 +63,10 @@ def _statistics(split, x, scale, bias, mask, axis, factor):
     own = logsumexp_p.primitive.bind(*operands, axis=axis, query_axis=None, parts=True, **flags)
     m, log_sum = (lax.expand_dims(a, (axis,)) for a in own)
     # Of a row without a finite maximum the kernel gives 0 for it, and what it is for the logarithm.
-    most = split.max(jnp.where(jnp.isfinite(log_sum), m, log_sum))
+    most = jnp.where(jnp.isfinite(log_sum), m, log_sum)
+    if factor == 1 and scale is None and bias is None:  # it is an element: as short as these
+        most = most.astype(x.dtype)
+    most = split.max(most).astype(m.dtype)
     most = jnp.where(jnp.isfinite(most), most, np.zeros((), m.dtype))
     return most, split.sum(jnp.exp((m - most) + log_sum))
 
