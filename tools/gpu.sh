@@ -30,7 +30,7 @@ stage_test() {
   # all of its memory. The log has each test's name as it ends: should time run out, pytest itself tells nothing.
   local failed=0
   suite() {
-    JAX_PLATFORMS=cuda timeout --signal INT "${TEST_SECONDS:-420}" python3 -P -m pytest -v --durations=5 "$@" || failed=1
+    JAX_PLATFORMS=cuda timeout -k 10 --signal INT "${TEST_SECONDS:-420}" python3 -P -m pytest -v --durations=5 "$@" || failed=1
   }
   suite -n 8 --dist worksteal ${TESTS:-tests} --ignore-glob '*/test_gpu_*'
   XLA_PYTHON_CLIENT_MEM_FRACTION=.18 suite -n 5 --dist worksteal -m 'not alone' tests/test_gpu_*.py
