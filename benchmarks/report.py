@@ -172,7 +172,7 @@ COLUMNS |= {
 
 
 def _moved(library):
-    return lambda result, row: f"{row['moved'][library]:,}"
+    return lambda result, row: f"{row['moved'][library]:,}" if library in row["moved"] else "–"
 
 
 def _of_link(result, row):
