@@ -64,3 +64,10 @@ def mesh(several_devices):
     n = len(several_devices)
     shape = (n // 2, 2) if n > 2 else (2, 1)
     return jax.make_mesh(shape, ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2, devices=several_devices)
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """Lowers for CUDA as a full build does, also in a build without _cuda."""
+    if _native.modules["cuda"] is None:
+        monkeypatch.setitem(_native.modules, "cuda", _native.modules["cpu"])

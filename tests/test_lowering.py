@@ -30,13 +30,6 @@ from jaxgpuops.lax.along_axis import put_along_axis, take_along_axis
 SHAPE = (3, 5, 4)
 
 
-@pytest.fixture
-def cuda(monkeypatch):
-    """Lowers for CUDA as a full build does, also in a build without _cuda."""
-    if _native.modules["cuda"] is None:
-        monkeypatch.setitem(_native.modules, "cuda", _native.modules["cpu"])
-
-
 def shape_of(shape=SHAPE, dtype=np.float32):
     return jax.ShapeDtypeStruct(shape, dtype)
 

@@ -383,7 +383,7 @@ def test_losses_of_a_route(dtype, score, capacity):
         np.testing.assert_allclose(np.float64(gradient), np.float64(wanted), rtol=0, atol=atol)
 
 
-def test_a_route_is_two_kernels():
+def test_a_route_is_two_kernels(cuda):
     """On a GPU: a gate with all its options, and the plan, and nothing that XLA would make a third of."""
     bias = np.linspace(0, 0.1, 64, dtype=np.float32)
     flags = {"groups": 8, "topk_groups": 4, "scale": 2.5, "bias": bias, "score": "sqrt_softplus"}

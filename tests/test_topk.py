@@ -120,13 +120,18 @@ def test_lax_top_k():
 
 @functools.cache
 def boundaries(rows, k, key_bits, up_to):
-    """Lengths n where the plan takes another form than for n - 1."""
+    """Lengths n where the plan takes another form than for n - 1: of each change the first and the last, for some come
+    with every row that is whole vectors."""
 
     def form(n):
         plan = plan_topk(rows, n, 1, k, key_bits, True, 90)
         return plan["algorithm"], plan["lanes"], plan["threads"], plan["slices"] > 1
 
-    return [n for n in range(k + 1, up_to + 1) if form(n) != form(n - 1)]
+    changes: dict[tuple, list[int]] = {}
+    for n in range(k + 1, up_to + 1):
+        if form(n) != form(n - 1):
+            changes.setdefault((form(n - 1), form(n)), []).append(n)
+    return sorted({n for each in changes.values() for n in (each[0], each[-1])})
 
 
 def lengths(rows, k, key_bits, up_to):
