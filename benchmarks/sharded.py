@@ -126,8 +126,8 @@ def bincount(mesh, small) -> Program:
     )
 
 
-# What XLA (of jax 0.11.2 and 0.12.0) did not compile within minutes for several GPUs, at any length that was tried.
-NOT_COMPILED = {cumsum: "jnp.cumsum of a split axis was not compiled for GPUs within minutes"}
+# What XLA (jax 0.12.0) did not compile for two GPUs in 200 s, at a length of 2^16.
+NOT_COMPILED = {cumsum: "XLA does not compile a split jnp.cumsum for GPUs in reasonable time"}
 PROGRAMS = (cross_entropy, top_k, argmax, softmax, cumsum, categorical, sort, bincount)
 
 

@@ -355,7 +355,7 @@ class _Call:
         if self.rule and self.rule.operands is not None and 0 not in self.rule.operands:
             self.whole[axis] = avals_out[0].shape[axis]
         self.units = self.rule.free if self.rule else {}
-        # Lengths of dimensions of rows; the axis of units is a further one.
+        # The length of each dimension of the rows; after these, the number of units along an axis that is made of units.
         self.lengths = list(self.whole)
         self.lengths += [a.shape[axis] // unit for i, a in enumerate(avals_out) if (unit := self.units.get(~i))]
         self.in_rows = [self._rows_of(a, i, False) for i, a in enumerate(avals_in)]

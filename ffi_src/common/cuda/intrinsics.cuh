@@ -134,14 +134,7 @@ __device__ __forceinline__ void wait_at_cluster_barrier() {
 #endif
 }
 
-// These return the number of the cluster in the grid, and the number of the block in its cluster.
-__device__ __forceinline__ int cluster_of_grid() {
-  unsigned cluster = blockIdx.x;
-#if __CUDA_ARCH__ >= 900
-  asm("mov.u32 %0, %%clusterid.x;" : "=r"(cluster));
-#endif
-  return static_cast<int>(cluster);
-}
+// Returns the number of the block in its cluster.
 __device__ __forceinline__ int block_of_cluster() {
   unsigned block = 0;
 #if __CUDA_ARCH__ >= 900

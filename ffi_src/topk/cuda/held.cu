@@ -299,7 +299,7 @@ __device__ __noinline__ uint32_t collect_again(const Args& a, Board<kThreads>& b
   return board.count;
 }
 
-// What the phases of held_kernel share of a block, in the order in which they run.
+// The state of a block that the phases of held_kernel share. The phases are listed in the order in which they run.
 template <class Key, int kThreads>
 struct Block {
   static constexpr uint32_t kVector = Part<Key>::kVector, kChunk = Part<Key>::kChunk;
