@@ -148,6 +148,7 @@ struct SortTeam {
       for (uint32_t lanes = merged / 4; lanes; lanes /= 2) exchange<false>(v, lanes, !(t & lanes));
       run<MergingNetwork<kEach>>(v);
     }
+    if constexpr (kBlock) __syncthreads();  // the last exchange has been read: the buffer is free
   }
 };
 
