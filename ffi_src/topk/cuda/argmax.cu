@@ -388,9 +388,7 @@ __global__ void __launch_bounds__(kArgmaxRowThreads, 1024 / kArgmaxRowThreads)
   for (; v + (kBatch - 1) * kThreads < vectors; v += kBatch * kThreads) look(v, std::true_type());
   if (v < vectors) look(v, std::false_type());
 
-  Key most = best;
-#pragma unroll
-  for (int d = 16; d; d /= 2) most = larger(most, shuffle_xor(most, d));
+  const Key most = largest_of_lanes(best);
   if (best == most && lane < vectors) {
     // Elements with this key have one pattern of bits, but for zeros and NaNs.
     const Key sign = static_cast<Key>(order.sign), found = decode(best, order.order);

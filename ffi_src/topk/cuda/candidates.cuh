@@ -9,11 +9,11 @@
 // outlier, say) divides that bin again to select, and takes a bitonic sort to sort: slower, the same result.
 #pragma once
 
+#include "common/cuda/warp.cuh"
 #include "topk/cuda/composite.cuh"
 
 namespace jaxgpuops::topk {
 
-constexpr uint32_t kFullWarp = 0xffffffffu;
 constexpr uint32_t kCrowded = 64;  // candidates in one bin that make the sort the better choice
 
 template <class C>
@@ -23,67 +23,6 @@ __device__ __forceinline__ C larger(C a, C b) {
 template <class C>
 __device__ __forceinline__ C smaller(C a, C b) {
   return a < b ? a : b;
-}
-
-template <class T>
-__device__ __forceinline__ T shuffle_xor(T v, int mask) {
-  if constexpr (sizeof(T) == 16) {
-    const uint64_t low = __shfl_xor_sync(kFullWarp, static_cast<uint64_t>(v), mask);
-    const uint64_t high = __shfl_xor_sync(kFullWarp, static_cast<uint64_t>(v >> 64), mask);
-    return (static_cast<T>(high) << 64) | low;
-  } else if constexpr (sizeof(T) < 4) {
-    return static_cast<T>(__shfl_xor_sync(kFullWarp, static_cast<uint32_t>(v), mask));
-  } else {
-    return __shfl_xor_sync(kFullWarp, v, mask);
-  }
-}
-
-__device__ __forceinline__ uint64_t most_of_warp(uint64_t value) {
-#pragma unroll
-  for (int d = 16; d; d /= 2) value = larger(value, shuffle_xor(value, d));
-  return value;
-}
-
-__device__ __forceinline__ uint32_t most_of_warp(uint32_t value) {
-#if __CUDA_ARCH__ >= 800
-  return __reduce_max_sync(kFullWarp, value);
-#else
-#pragma unroll
-  for (int d = 16; d; d /= 2) value = larger(value, shuffle_xor(value, d));
-  return value;
-#endif
-}
-
-__device__ __forceinline__ uint32_t sum_of_warp(uint32_t value) {
-#if __CUDA_ARCH__ >= 800
-  return __reduce_add_sync(kFullWarp, value);
-#else
-#pragma unroll
-  for (int d = 16; d; d /= 2) value += shuffle_xor(value, d);
-  return value;
-#endif
-}
-
-__device__ __forceinline__ uint32_t inclusive_scan_warp(uint32_t v) {
-  const int lane = threadIdx.x & 31;
-#pragma unroll
-  for (int d = 1; d < 32; d *= 2) {
-    const uint32_t up = __shfl_up_sync(kFullWarp, v, d);
-    if (lane >= d) v += up;
-  }
-  return v;
-}
-
-// The sum of the values of all threads before this one. Starts with the block in step; `sums` may be used again after
-// the next barrier.
-template <int kThreads>
-__device__ __forceinline__ uint32_t scan_block(uint32_t value, uint32_t* sums) {
-  constexpr uint32_t kWarps = kThreads / 32;
-  const uint32_t inclusive = inclusive_scan_warp(value), warp = threadIdx.x / 32;
-  if (threadIdx.x % 32 == 31) sums[warp] = inclusive;
-  __syncthreads();
-  const uint32_t before = inclusive_scan_warp(sums[threadIdx.x % kWarps]);
-  return inclusive - value + (warp ? __shfl_sync(kFullWarp, before, warp - 1) : 0);
 }
 
 template <class C>
@@ -203,11 +142,8 @@ __device__ Bins<C> bin_candidates(Shared<kThreads, C>& s, const C* buffer, uint3
     low = smaller(low, c);
     high = larger(high, c);
   });
-#pragma unroll
-  for (int d = 16; d; d /= 2) {
-    low = smaller(low, shuffle_xor(low, d));
-    high = larger(high, shuffle_xor(high, d));
-  }
+  low = fold_lanes(low, smaller<C>);
+  high = fold_lanes(high, larger<C>);
   if (lane == 0) s.low[warp] = low, s.high[warp] = high;
   for (int i = tid; i < S::kBins; i += kThreads) s.histogram[i] = 0;
   __syncthreads();
@@ -233,7 +169,7 @@ __device__ Bins<C> bin_candidates(Shared<kThreads, C>& s, const C* buffer, uint3
   for (int v = 0; v < S::kBinsPerThread / 4; ++v) reinterpret_cast<uint4*>(counts)[v] = mine[v];
 #pragma unroll
   for (int j = 0; j < S::kBinsPerThread; ++j) sum += counts[j];
-  const uint32_t inclusive = inclusive_scan_warp(sum);
+  const uint32_t inclusive = sum_up_to_lane(sum);
   if (lane == 31) s.sums[warp] = inclusive;
   __syncthreads();
   uint32_t above = inclusive - sum;
@@ -309,10 +245,10 @@ __device__ __noinline__ void compact(Shared<kThreads, C>& s, C* buffer, C thresh
       keeps |= static_cast<uint32_t>(i < m && v[j] >= threshold) << j;
     }
     __syncthreads();  // the chunk is in registers: its places may be written
-    const uint32_t mine = __popc(keeps), inclusive = inclusive_scan_warp(mine);
+    const uint32_t mine = __popc(keeps), inclusive = sum_up_to_lane(mine);
     uint32_t at = 0;
     if ((tid & 31) == 31 && inclusive) at = atomicAdd(&s.count, inclusive);
-    at = __shfl_sync(kFullWarp, at, 31) + inclusive - mine;
+    at = __shfl_sync(kEveryLane, at, 31) + inclusive - mine;
 #pragma unroll
     for (int j = 0; j < kPer; ++j)
       if (keeps >> j & 1) buffer[at++] = v[j];
@@ -355,7 +291,7 @@ __device__ __noinline__ Composite<Key> reselect(Shared<kThreads, Composite<Key>>
     uint32_t reached = 0;
 #pragma unroll 4
     for (uint32_t i = tid; i < m; i += kThreads) reached += buffer[i] >= threshold;
-    reached = inclusive_scan_warp(reached);
+    reached = sum_up_to_lane(reached);
     if (tid % 32 == 31) s.sums[tid / 32] = reached;
     __syncthreads();
     reached = 0;
@@ -453,11 +389,11 @@ __device__ __noinline__ void sort_candidates(Shared<kThreads, C>& s, C* buffer, 
 template <int kThreads, class C, class At>
 __device__ __forceinline__ uint32_t append_hits(Shared<kThreads, C>& s, C* buffer, uint32_t room, uint32_t hits,
                                                 At at) {
-  if (!__any_sync(kFullWarp, hits)) return 0;
-  const uint32_t mine = __popc(hits), inclusive = inclusive_scan_warp(mine);
+  if (!__any_sync(kEveryLane, hits)) return 0;
+  const uint32_t mine = __popc(hits), inclusive = sum_up_to_lane(mine);
   uint32_t base = 0;
   if ((threadIdx.x & 31) == 31) base = atomicAdd(&s.count, inclusive);
-  uint32_t place = __shfl_sync(kFullWarp, base, 31) + inclusive - mine;
+  uint32_t place = __shfl_sync(kEveryLane, base, 31) + inclusive - mine;
   while (hits && place < room) {
     buffer[place++] = at(__ffs(hits) - 1);
     hits &= hits - 1;

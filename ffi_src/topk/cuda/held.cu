@@ -79,11 +79,11 @@ __device__ __forceinline__ Key element(const uint4& v, uint32_t e) {
 // Appends the candidates of some of the lanes to the list, as far as there is room. The warp is in step.
 template <int kThreads>
 __device__ __forceinline__ void append(Board<kThreads>& board, bool wanted, uint64_t candidate) {
-  const uint32_t lanes = __ballot_sync(kFullWarp, wanted), lane = threadIdx.x % 32;
+  const uint32_t lanes = __ballot_sync(kEveryLane, wanted), lane = threadIdx.x % 32;
   if (!lanes) return;
   uint32_t at = 0;
   if (lane == 0) at = atomicAdd(&board.count, __popc(lanes));
-  at = __shfl_sync(kFullWarp, at, 0) + __popc(lanes & ((1u << lane) - 1));
+  at = __shfl_sync(kEveryLane, at, 0) + __popc(lanes & ((1u << lane) - 1));
   if (wanted && at < board.kRoom) board.list[at] = candidate;
 }
 
@@ -91,8 +91,7 @@ __device__ __forceinline__ void append(Board<kThreads>& board, bool wanted, uint
 template <int kThreads>
 __device__ __forceinline__ uint64_t most_of_block(Board<kThreads>& board, uint64_t value) {
   if (threadIdx.x == 0) board.top = 0;
-#pragma unroll
-  for (int d = 16; d; d /= 2) value = larger(value, shuffle_xor(value, d));
+  value = largest_of_warp(value);
   __syncthreads();
   if (threadIdx.x % 32 == 0) atomicMax(&board.top, static_cast<unsigned long long>(value));
   __syncthreads();
@@ -120,8 +119,7 @@ __device__ __noinline__ uint64_t keep_best(Board<kThreads>& board, uint32_t m, u
     uint32_t reach = 0;
 #pragma unroll
     for (uint32_t o = 0; o < kOwn; ++o) reach += own[o] >= middle;
-#pragma unroll
-    for (int d = 16; d; d /= 2) reach += __shfl_xor_sync(kFullWarp, reach, d);
+    reach = sum_of_warp(reach);
     if (threadIdx.x == 0) board.totals[(step + 1) % 3] = 0;
     if (threadIdx.x % 32 == 0 && reach) atomicAdd(&board.totals[step % 3], reach);
     __syncthreads();
@@ -186,10 +184,10 @@ __device__ __noinline__ uint32_t take_ties(const Args& a, Board<kThreads>& board
     const uint32_t v = start + tid;
     uint32_t hits = bits_of(load(v), v, [&](Key key) { return key == floor; });
     uint32_t* const sums = board.delegates + start / kThreads % 2 * 32;  // these are no longer needed
-    uint32_t at = found + scan_block<kThreads>(__popc(hits), sums);
+    uint32_t at = found + sum_before<kThreads>(__popc(hits), sums);
     for (; hits && at < a.k; hits &= hits - 1)
       board.list[at++] = packing.pack(floor, part.begin + v * kVector + __ffs(hits) - 1);
-    found += __reduce_add_sync(kFullWarp, tid % 32 < kThreads / 32 ? sums[tid % 32] : 0);
+    found += sum_of_warp(tid % 32 < kThreads / 32 ? sums[tid % 32] : 0);
   }
   if (above > board.kRoom - kThreads) return board.kRoom + 1;
   __syncthreads();
@@ -274,7 +272,7 @@ __device__ __noinline__ uint32_t collect_again(const Args& a, Board<kThreads>& b
     const bool there = any >> j % kAtOnce & 1;
     const uint32_t more = __syncthreads_count(there) * kVector;
     used += more;
-    if (used + kThreads <= board.kRoom ? !__any_sync(kFullWarp, there) : more == 0) continue;
+    if (used + kThreads <= board.kRoom ? !__any_sync(kEveryLane, there) : more == 0) continue;
     uint4 vector = make_uint4(0, 0, 0, 0);
     if (there) vector = load(j);
 #pragma unroll 1
@@ -396,7 +394,7 @@ struct Block {
       uint32_t all[kParts];
 #pragma unroll
       for (int p = 0; p < kParts; ++p) all[p] = board.delegates[p * 32 + lane];
-      const uint32_t bound = kth_of_group<32>(all, warp == 0 ? a.k : (a.k + blocks - 1) / blocks, kFullWarp);
+      const uint32_t bound = kth_of_group<32>(all, warp == 0 ? a.k : (a.k + blocks - 1) / blocks, kEveryLane);
       if (blocks == 1) {
         board.bounds[0][0] = bound;
       } else if (lane < blocks) {
@@ -511,8 +509,7 @@ struct Block {
             above += (two.x > own) + (j + 1 < end && two.y > own);
           }
         }
-#pragma unroll
-        for (uint32_t d = 1; d < kSplit; d *= 2) above += __shfl_xor_sync(kFullWarp, above, d);
+        above = sum_of_lanes<kSplit>(above);
         if (tid % kSplit == 0 && i < n && above < a.k) emit(above, own);
       }
     };

@@ -75,7 +75,7 @@ __device__ void find_prefix(const Radix& a, int digits, Key* prefix, uint32_t* n
   uint32_t wanted = a.k;
   for (int d = 0; d < digits; ++d) {
     const uint32_t digit = 255 - tid, count = tid < 256 ? histograms[d * 256 + digit] : 0;
-    const uint32_t inclusive = inclusive_scan_warp(count);
+    const uint32_t inclusive = sum_up_to_lane(count);
     if (tid < 256 && tid % 32 == 31) warps[tid / 32] = inclusive;
     __syncthreads();
     if (tid < 256) {
@@ -135,8 +135,8 @@ __global__ void __launch_bounds__(kThreads) count_kernel(const Radix a) {
   for (int j = 0; j < kPer<Key>; ++j) {
     const uint32_t i = begin + j * kThreads + threadIdx.x;
     const Key key = i < a.length ? encode(x[i * a.inner], a.order) : Key{0};
-    more += __popc(__ballot_sync(kFullWarp, i < a.length && key > kth));
-    same += __popc(__ballot_sync(kFullWarp, i < a.length && key == kth));
+    more += __popc(__ballot_sync(kEveryLane, i < a.length && key > kth));
+    same += __popc(__ballot_sync(kEveryLane, i < a.length && key == kth));
   }
   if (threadIdx.x % 32 == 0) {
     atomicAdd(&above, more);
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(1024) scan_kernel(const Radix a) {
   for (uint32_t start = 0; start < a.tiles; start += 1024) {
     const uint32_t i = start + threadIdx.x;
     const uint2 mine = i < a.tiles ? counts[i] : make_uint2(0, 0);
-    const uint32_t more = inclusive_scan_warp(mine.x), same = inclusive_scan_warp(mine.y);
+    const uint32_t more = sum_up_to_lane(mine.x), same = sum_up_to_lane(mine.y);
     if (threadIdx.x % 32 == 31) warps[threadIdx.x / 32] = make_uint2(more, same);
     __syncthreads();
     uint2 sum = make_uint2(before.x + more - mine.x, before.y + same - mine.y);
@@ -184,8 +184,8 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const Radix a) {
   for (int j = 0; j < kPer<Key>; ++j) {
     const uint32_t i = begin + j * kThreads + threadIdx.x;
     keys[j] = i < a.length ? encode(x[i * a.inner], a.order) : Key{0};
-    above[j] = __ballot_sync(kFullWarp, i < a.length && keys[j] > kth);
-    ties[j] = __ballot_sync(kFullWarp, i < a.length && keys[j] == kth);
+    above[j] = __ballot_sync(kEveryLane, i < a.length && keys[j] > kth);
+    ties[j] = __ballot_sync(kEveryLane, i < a.length && keys[j] == kth);
     if (lane == 0) more[j][warp] = __popc(above[j]), same[j][warp] = __popc(ties[j]);
   }
   __syncthreads();

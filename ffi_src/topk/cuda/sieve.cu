@@ -42,8 +42,7 @@ __device__ __noinline__ void sort_sample(C* sorted, const C* sample) {
 #pragma unroll 4
   for (uint32_t j = threadIdx.x % kEach; j < kSieveSample; j += kEach)
     above += sample[j] > mine || (sample[j] == mine && j < i);
-#pragma unroll
-  for (uint32_t d = kEach / 2; d; d /= 2) above += shuffle_xor(above, d);
+  above = sum_of_lanes<kEach>(above);
   if (threadIdx.x % kEach == 0) sorted[above] = mine;
 }
 
@@ -80,7 +79,7 @@ struct Division {
 constexpr uint32_t kListRoom = kSieveRoom / 32;
 
 __device__ __forceinline__ uint32_t longest_list(const uint32_t* counts) {
-  return most_of_warp(counts[threadIdx.x % 32]);
+  return largest_of_warp(counts[threadIdx.x % 32]);
 }
 
 // Runs shrink(), which selects from one buffer, on all lists together. First it pads every list to the length of the
@@ -121,11 +120,11 @@ __device__ __noinline__ uint32_t last_tie(const Sieve& a, Share<Key> share, uint
   }
   __syncthreads();
   const uint32_t even = of_streams[2 * lane], odd = of_streams[2 * lane + 1];
-  const uint32_t upto = inclusive_scan_warp(even + odd);
-  const uint32_t above = __shfl_sync(kFullWarp, upto, 31) >> 16;
+  const uint32_t upto = sum_up_to_lane(even + odd);
+  const uint32_t above = __shfl_sync(kEveryLane, upto, 31) >> 16;
   // The number of streams before the one in which the count is reached.
-  const uint32_t streams = __popc(__ballot_sync(kFullWarp, above + ((upto - odd) & 0xffff) < a.ties)) +
-                           __popc(__ballot_sync(kFullWarp, above + (upto & 0xffff) < a.ties));
+  const uint32_t streams = __popc(__ballot_sync(kEveryLane, above + ((upto - odd) & 0xffff) < a.ties)) +
+                           __popc(__ballot_sync(kEveryLane, above + (upto & 0xffff) < a.ties));
   __syncthreads();
   const uint32_t vector = (min(streams, 63u) * a.slices + rank) * (a.steps * 32) + 31;
   return min(share.index(vector) + kVector, a.length) - 1;
@@ -225,16 +224,16 @@ struct Block {
         most = lanes.max(most, of_stream);
       }
       if (a.by_streams) {
-        of_stream = most_of_warp(lanes.largest(of_stream));
+        of_stream = largest_of_warp(lanes.largest(of_stream));
         if (lane == static_cast<uint32_t>(u)) delegate = of_stream;
       }
     }
     const Key best = static_cast<Key>(lanes.largest(most));
     if (!a.by_streams) delegate = best;
-    uint32_t top = most_of_warp(uint32_t{best});
+    uint32_t top = largest_of_warp(uint32_t{best});
     if (lane == 0) control.tops[warp] = top;
     const Key least = kth_of_block<kThreads>(static_cast<Key>(delegate), a.reach);
-    top = most_of_warp(control.tops[lane % kWarps]);
+    top = largest_of_warp(control.tops[lane % kWarps]);
     // Ties with the threshold survive, too, unless there are many. The last composite of all, 0, never does.
     threshold = larger(packing.lowest(least), C{1});
     if (__syncthreads_count(best == least) > kThreads / 8)
@@ -281,7 +280,7 @@ struct Block {
     };
     uint32_t hits = reaches(filter.floor - 1);
     if (filter.floor == 0) hits = ~0u >> (32 - kElements);  // nothing is below: there is no carry
-    if (!__any_sync(kFullWarp, hits)) return;
+    if (!__any_sync(kEveryLane, hits)) return;
     const auto candidate = [&](uint32_t j) {
       const auto* from = reinterpret_cast<const Key*>(ring + (stage * kSieveLoads + j / kVector) * kThreads + tid);
       const uint32_t index = share.index(share.vector(step, static_cast<int>(j / kVector))) + j % kVector;
@@ -343,10 +342,9 @@ struct Block {
       stage = stage + 1 == kSieveStages ? 0 : stage + 1;
       if (step % 2 == 1 && step + 1 < share.steps) {
         uint32_t total = control.counts[lane];
-        bool many = __any_sync(kFullWarp, total > kListRoom * 3 / 8);
+        bool many = __any_sync(kEveryLane, total > kListRoom * 3 / 8);
         if (many) {
-#pragma unroll
-          for (int d = 16; d; d /= 2) total += shuffle_xor(total, d);
+          total = sum_of_warp(total);
           many = total >= a.k;
         }
         if (__syncthreads_or(many)) {
@@ -380,8 +378,8 @@ struct Block {
         threshold = larger(threshold, __ldcg(&board.told[i]));
         high = larger(high, __ldcg(&board.told[slices + i]));
       }
-      threshold = most_of_warp(threshold);
-      high = most_of_warp(high);
+      threshold = largest_of_warp(threshold);
+      high = largest_of_warp(high);
       crowd = raised > 0;
     }
     static_assert(kSieveBins == 1 << 12);
@@ -391,7 +389,7 @@ struct Block {
     uint32_t bin[1];
     division.bins(some, bin);
     if (some[0] < threshold) bin[0] = kSieveBins + lane;
-    crowd |= __popc(__ballot_sync(kFullWarp, bin[0] == __shfl_up_sync(kFullWarp, bin[0], 1))) > 12;
+    crowd |= __popc(__ballot_sync(kEveryLane, bin[0] == __shfl_up_sync(kEveryLane, bin[0], 1))) > 12;
     if (!kAlone && crowd && lane == 0) *static_cast<volatile uint32_t*>(board.crowded) = 1;
   }
 
@@ -425,7 +423,7 @@ struct Block {
     }
 #pragma unroll
     for (uint32_t j = 0; j < kPerThread; ++j) sum += starts[j];
-    uint32_t before = scan_block<kThreads>(sum, s.sums);
+    uint32_t before = sum_before<kThreads>(sum, s.sums);
 #pragma unroll
     for (uint32_t j = 0; j < kPerThread; ++j) {
       const uint32_t in_bin = starts[j];
@@ -446,14 +444,14 @@ struct Block {
   __device__ __forceinline__ void take_splitters() {
     if (!kAlone) {
       for (uint32_t i = lane; i < slices; i += 32) raised = larger(raised, __ldcg(&board.told[2 * slices + i]));
-      threshold = larger(threshold, most_of_warp(raised));
+      threshold = larger(threshold, largest_of_warp(raised));
     }
     shrink_lists(control, survivors, [&] { compact<kThreads>(s, survivors, threshold); });
     measure_lists();
     C most = 0;
 #pragma unroll 4
     for (uint32_t i = tid; i < held; i += kThreads) most = larger(most, held_at(i));
-    most = most_of_warp(most);
+    most = largest_of_warp(most);
     if (lane == 0) atomicMax(reinterpret_cast<unsigned long long*>(kAlone ? &control.most : board.most), most);
     if (!kAlone && tid == 0) control.before = atomicAdd(board.total, s.count);
     meet(board.arrivals, slices, target);  // all have read the bins, too

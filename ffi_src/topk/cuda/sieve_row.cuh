@@ -177,7 +177,7 @@ __device__ __noinline__ void search(const Sieve& a, int64_t row, uint32_t rank, 
 #pragma unroll
     for (uint32_t j = 0; j < kDigits / kThreads; ++j)
       sum += counts[j] = s.histogram[kDigits - 1 - (tid * (kDigits / kThreads) + j)];
-    uint32_t before = scan_block<kThreads>(sum, s.sums);
+    uint32_t before = sum_before<kThreads>(sum, s.sums);
 #pragma unroll
     for (uint32_t j = 0; j < kDigits / kThreads; ++j) {
       if (before < need && before + counts[j] >= need) {

@@ -101,7 +101,7 @@ __device__ __forceinline__ uint32_t* sort_stably(Control& s, uint32_t* list, uin
       for (int u = 0; u < 2; ++u) {
         const bool there = start + u * 32 < to;
         mine[u] = there ? digit(list[start + u * 32]) : 0;
-        alike[u] = __ballot_sync(kFullWarp, there) & __match_any_sync(kFullWarp, mine[u]);
+        alike[u] = __ballot_sync(kEveryLane, there) & __match_any_sync(kEveryLane, mine[u]);
       }
 #pragma unroll
       for (int u = 0; u < 2; ++u) {
@@ -120,7 +120,7 @@ __device__ __forceinline__ uint32_t* sort_stably(Control& s, uint32_t* list, uin
     uint32_t of_warp[kWarps / 2], sum = 0;
 #pragma unroll
     for (uint32_t w = 0; w < kWarps / 2; ++w) sum += of_warp[w] = column[w * kDigits];
-    uint32_t start = scan_block<kThreads>(sum, s.sums);
+    uint32_t start = sum_before<kThreads>(sum, s.sums);
 #pragma unroll
     for (uint32_t w = 0; w < kWarps / 2; ++w) {
       column[w * kDigits] = start;
@@ -199,7 +199,7 @@ __device__ __noinline__ void search(const Whole& a, Row row, Control& s, uint32_
   const uint32_t of_step = tid * 32 < vectors ? counts[tid] : 0, step_above = (of_step >> 8 & 255) + (of_step >> 24);
   uint32_t step_like = (of_step & 255) + (of_step >> 16 & 255) - step_above;
   if (middle == 0 && tid == 0) step_like -= skipped;
-  const uint32_t before_step = scan_block<kThreads>(step_above << 17 | step_like, s.sums);
+  const uint32_t before_step = sum_before<kThreads>(step_above << 17 | step_like, s.sums);
   const uint32_t like_before = min(before_step & 0x1ffff, need);
   const bool none = step_above == 0 && (step_like == 0 || like_before == need);
   starts[tid] = none ? ~0u : before_step >> 17 << 16 | like_before;
@@ -222,7 +222,7 @@ __device__ __noinline__ void search(const Whole& a, Row row, Control& s, uint32_
     if (middle == 0) reach = v ? 0xff : 0xff >> skipped;  // others that are not of the row come after all that are
     if (like_to == need) reach = above;
     const uint32_t mine = static_cast<uint32_t>(__popc(above)) << 16 | __popc(reach & ~above);
-    const uint32_t before_lane = inclusive_scan_warp(mine) - mine;
+    const uint32_t before_lane = sum_up_to_lane(mine) - mine;
     uint32_t above_to = (before_warp >> 16) + (before_lane >> 16);
     like_to = min(like_to + (before_lane & 0xffff), need);
     while (reach) {
@@ -309,11 +309,11 @@ struct Block {
 #pragma unroll
       for (int w = 0; w < 4; ++w) most = lanes.max(most, lanes.encode(reinterpret_cast<const uint32_t*>(&words)[w]));
     }
-    const uint32_t best = lanes.largest(most), warp_top = most_of_warp(best), warp_low = ~most_of_warp(~best);
+    const uint32_t best = lanes.largest(most), warp_top = largest_of_warp(best), warp_low = ~largest_of_warp(~best);
     if (lane == 0) s.tops[warp] = warp_top, s.lows[warp] = warp_low;
     __syncthreads();
-    top = most_of_warp(s.tops[lane % kWarps]);
-    bottom = ~most_of_warp(~s.lows[lane % kWarps]);
+    top = largest_of_warp(s.tops[lane % kWarps]);
+    bottom = ~largest_of_warp(~s.lows[lane % kWarps]);
     least = bottom;
     for (uint32_t upper = top; least < upper;) {
       const uint32_t middle = upper - (upper - least) / 2, reached = __syncthreads_count(best >= middle);
@@ -355,14 +355,14 @@ struct Block {
         for (uint32_t u = 0; u < kLoads; ++u)
           if (vector + u * kSpread >= row.vectors) hits &= u ? ~0u << (kElements - u * kVector) : 0;
       }
-      const uint32_t mine = __popc(hits), upto = inclusive_scan_warp(mine);
+      const uint32_t mine = __popc(hits), upto = sum_up_to_lane(mine);
       uint32_t at = 0;
       if (lane == 31)  // atomicAdd would look for more lanes
         asm volatile("atom.shared.add.u32 %0, [%1], %2;"
                      : "=r"(at)
                      : "r"(shared_address(&s.count)), "r"(upto)
                      : "memory");
-      at = __shfl_sync(kFullWarp, at, 31) + upto - mine;
+      at = __shfl_sync(kEveryLane, at, 31) + upto - mine;
       if (at + mine > kWholeRoom) hits = 0;  // too many: the count tells
       const uint32_t last = ((warp * kSteps + step) * 32 + lane + 1) * kElements - 1;
       for (uint16_t* to = survivors + at; hits; ++to) {
@@ -386,7 +386,7 @@ struct Block {
     for (uint32_t v = 0; v < kPerThread / 4; ++v) reinterpret_cast<uint4*>(starts)[v] = mine[v];
 #pragma unroll
     for (uint32_t j = 0; j < kPerThread; ++j) sum += starts[j];
-    uint32_t before = scan_block<kThreads>(sum, s.sums);
+    uint32_t before = sum_before<kThreads>(sum, s.sums);
     bool failed = false;
     const bool has_last = before < a.k && before + sum >= a.k;
 #pragma unroll

@@ -271,7 +271,7 @@ __global__ void __launch_bounds__(kBlock ? 512 : kSortBlock, kBlock       ? 1
   const uint32_t rows = outers * a.width, teams = blockDim.x / a.team;
   for (uint32_t start = 0; start < rows && !copies; start += teams) {
     const uint32_t mine = start + threadIdx.x / a.team, r = min(mine, rows - 1);
-    if (!kBlock && !__any_sync(kFullWarp, mine < rows)) break;
+    if (!kBlock && !__any_sync(kEveryLane, mine < rows)) break;
     const uint32_t o = a.width == 1 ? r : __umulhi(r, a.per_width), column = r - o * a.width;
     Row<Key> row;
     const uint32_t at = o * a.length * a.pitch + (column < there ? column : 0);

@@ -114,7 +114,7 @@ __device__ void collect(Shared<kThreads, Composite<Key>>& s, Composite<Key>* buf
 #pragma unroll
       for (uint32_t j = 0; j < kReads; ++j)
         if (c[j] < threshold) hits &= ~(1u << j);
-      if (__any_sync(kFullWarp, hits)) {
+      if (__any_sync(kEveryLane, hits)) {
 #pragma unroll
         for (uint32_t j = 0; j < kReads; ++j) {
           if (!(hits >> j & 1)) continue;
@@ -261,7 +261,7 @@ struct Block {
 #pragma unroll
       for (uint32_t e = 0; e < kVector; ++e) hits |= static_cast<uint32_t>(element(u * kVector + e) >= key) << e;
       hits &= there >> (u * kVector);
-      const uint32_t before = found + scan_block<kThreads>(__popc(hits), s.sums), after = before + __popc(hits);
+      const uint32_t before = found + sum_before<kThreads>(__popc(hits), s.sums), after = before + __popc(hits);
       if (before < k && after >= k) {
         for (uint32_t more = k - 1 - before; more; --more) hits &= hits - 1;
         s.boundary = index(u * kVector + __ffs(hits) - 1);
@@ -316,10 +316,10 @@ struct Block {
       }
       // If all indices come after that of the threshold, equal keys do not count.
       const bool late = head + first_vector(tile) * kVector > last;
-      if (__any_sync(kFullWarp, (late ? filter.exceeds(most) : filter.reaches(most)) || full || left)) {
-        if (__any_sync(kFullWarp, full)) break;
+      if (__any_sync(kEveryLane, (late ? filter.exceeds(most) : filter.reaches(most)) || full || left)) {
+        if (__any_sync(kEveryLane, full)) break;
         uint32_t hits = left;
-        const bool again = __any_sync(kFullWarp, left);
+        const bool again = __any_sync(kEveryLane, left);
         if (!again) {
 #pragma unroll
           for (uint32_t u = 0; u < kLoads; ++u)
@@ -338,7 +338,7 @@ struct Block {
           best = larger(best, element(j));
           return packing.pack(element(j), index(j));
         });
-        if (__any_sync(kFullWarp, left)) {
+        if (__any_sync(kEveryLane, left)) {
           if (tid % 32 == 0) atomicOr(&s.full, 1);
           break;
         }

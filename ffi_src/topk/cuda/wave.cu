@@ -118,22 +118,6 @@ __device__ __forceinline__ void best_two(const uint4 (&tile)[kLoads], KeyOrder o
   }
 }
 
-template <class C>
-__device__ __forceinline__ C largest_of_warp(C c) {
-#if __CUDA_ARCH__ >= 800
-  if constexpr (sizeof(C) == 8) {
-    const uint32_t high = static_cast<uint32_t>(c >> 32), most = __reduce_max_sync(kFullWarp, high);
-    const uint32_t low = high == most ? static_cast<uint32_t>(c) : 0;
-    return static_cast<C>(most) << 32 | __reduce_max_sync(kFullWarp, low);
-  } else
-#endif
-  {
-#pragma unroll
-    for (int d = 16; d; d /= 2) c = larger(c, shuffle_xor(c, d));
-    return c;
-  }
-}
-
 // A lower bound, reached by at least k of the threads' values and by few more, of the k-th largest: as kth_of_block,
 // but of composites, so that ties do not spoil it, and faster for small k. Values below `floor` count as it does.
 // Starts and ends with the block in step.
@@ -252,8 +236,7 @@ __global__ void __launch_bounds__(kThreads, 2) wave_kernel(const Wave a) {
     uint32_t above = 0;
 #pragma unroll 4
     for (uint32_t i = tid % 4; i < kWarps * kWaveTold; i += 4) above += board[i] + (i < place) > one;  // some may be 0
-    above += __shfl_xor_sync(kFullWarp, above, 1);
-    above += __shfl_xor_sync(kFullWarp, above, 2);
+    above = sum_of_lanes<4>(above);
     if (tid % 4 == 0 && above <= a.told) reports.told[above * a.slices + rank] = one;
   } else if (warp == kWarps - 1) {
     rest = largest_of_warp(lane < kWarps ? rests[lane] : C{0});
@@ -274,8 +257,7 @@ __device__ __forceinline__ void write_few(const Wave& a, const Composite<Key>* b
 #pragma unroll
     for (uint32_t u = 0; u < 16; u += 4) above += buffer[i + u] > one;
   }
-  above += __shfl_xor_sync(kFullWarp, above, 1);
-  above += __shfl_xor_sync(kFullWarp, above, 2);
+  above = sum_of_lanes<4>(above);
   if (tid % 4 == 0 && tid / 4 < count && above < a.k) {
     static_cast<Key*>(a.out.values)[row * a.k + above] = decode(packing.key(one), a.order);
     a.out.indices[row * a.k + above] = static_cast<int32_t>(packing.index(one));
