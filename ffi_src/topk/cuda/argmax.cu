@@ -23,6 +23,7 @@
 #include "topk/cuda/candidates.cuh"
 #include "topk/cuda/delegates.cuh"
 #include "topk/cuda/kernels.h"
+#include "topk/cuda/row_vectors.cuh"
 
 namespace jaxgpuops::topk {
 namespace {
@@ -263,16 +264,15 @@ __global__ void __launch_bounds__(kArgmaxThreads)
   const Key* x = static_cast<const Key*>(a.x) + first * plane;
 
   const uint32_t misaligned = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x) % 16);
-  const uint32_t head = smaller(elements, misaligned ? (16 - misaligned) / kSize : 0);
-  const uint32_t vectors = (elements - head) / kVector, body = misaligned ? 16 : 0;
+  const RowVectors<Key> all(x, elements);
+  const uint32_t body = misaligned ? 16 : 0;
   const bool whole = inner == 1 && misaligned == 0 && length % kVector == 0;
   const uint32_t mask = whole || plane * kSize % 16 == 0 ? 0x70 : 0;
-  for (uint32_t v = threadIdx.x; v < vectors; v += kArgmaxThreads)
-    copy_async(tile + scattered(body + 16 * v, mask), x + head + kVector * v);
+  for (uint32_t v = threadIdx.x; v < all.vectors; v += kArgmaxThreads)
+    copy_async(tile + scattered(body + 16 * v, mask), all.body() + v);
   commit_async_copies();
-  const uint32_t rest = elements - vectors * kVector;
-  if (threadIdx.x < rest) {
-    const uint32_t i = threadIdx.x < head ? threadIdx.x : threadIdx.x + vectors * kVector;
+  if (threadIdx.x < all.loose()) {
+    const uint32_t i = all.loose_index(threadIdx.x);
     *reinterpret_cast<Key*>(tile + scattered(misaligned + i * kSize, mask)) = x[i];
   }
   wait_for_async_copies<0>();
@@ -360,15 +360,13 @@ __global__ void __launch_bounds__(kArgmaxRowThreads, 1024 / kArgmaxRowThreads)
   const uint32_t length = static_cast<uint32_t>(a.rows.length);
   const uint32_t begin = part * a.slice, count = min(a.slice, length - begin);
   const Key* x = static_cast<const Key*>(a.x) + static_cast<int64_t>(row) * length + begin;
-  const uint32_t misaligned = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(Key));
-  const uint32_t head = min(count, misaligned ? kVector - misaligned : 0);
-  const uint32_t vectors = (count - head) / kVector;
-  const uint4* body = reinterpret_cast<const uint4*>(x + head);
+  const RowVectors<Key> all(x, count);
+  const uint32_t vectors = all.vectors;
+  const uint4* body = all.body();
 
   Candidate<Key> c = {0, ~0u};
-  // What is no whole vector.
-  for (uint32_t i = lane; i < count - vectors * kVector; i += kThreads) {
-    const uint32_t at = i < head ? i : i + vectors * kVector;
+  for (uint32_t i = lane; i < all.loose(); i += kThreads) {
+    const uint32_t at = all.loose_index(i);
     c.merge({encode_arg(x[at], order), begin + at});
   }
 
@@ -405,7 +403,7 @@ __global__ void __launch_bounds__(kArgmaxRowThreads, 1024 / kArgmaxRowThreads)
       for (int e = kVector - 1; e >= 0; --e)
         if (static_cast<Key>((elements[e] & ~drop) - from) <= span) first = place(batch, u) * kVector + e;
     }
-    c.merge({best, begin + head + first});
+    c.merge({best, begin + all.head + first});
   }
   merge_lanes(c, 32);
   __shared__ Candidate<Key> warps[kThreads / 32];

@@ -19,6 +19,7 @@
 #include "topk/cuda/delegates.cuh"
 #include "topk/cuda/held_shape.h"
 #include "topk/cuda/kernels.h"
+#include "topk/cuda/row_vectors.cuh"
 
 namespace jaxgpuops::topk {
 namespace {
@@ -48,25 +49,21 @@ static_assert(sizeof(Board<256>) == held_board_bytes(256));
 // A block's part of a row: whole vectors. The first block also has the elements before and after them.
 template <class Key>
 struct Part {
-  static constexpr uint32_t kVector = 16 / sizeof(Key);
+  static constexpr uint32_t kVector = RowVectors<Key>::kVector;
   static constexpr uint32_t kChunk = 128;  // vectors that lie in registers, or in shared memory, side by side
-  const Key* row;
+  const RowVectors<Key> row;
   const uint4* body;
-  uint32_t begin, vectors;     // index of the body's first element
-  uint32_t head, tail, loose;  // elements before all vectors, index of the first one after them, how many
+  uint32_t begin, vectors;  // index of the body's first element, and its vectors
+  uint32_t loose;           // elements of the row that no vector has, if this block takes them
 
-  __device__ __forceinline__ Part(const Args& a, uint32_t r, uint32_t rank) {
-    row = static_cast<const Key*>(a.x) + static_cast<int64_t>(r) * a.length;
-    const uint32_t misaligned = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(row) % 16 / sizeof(Key));
-    head = misaligned ? kVector - misaligned : 0;
-    const uint32_t all = (a.length - head) / kVector, before = min(all, rank * a.share);
-    begin = head + before * kVector;
-    body = reinterpret_cast<const uint4*>(row + begin);
-    vectors = min(all - before, a.share);
-    tail = head + all * kVector;
-    loose = rank == 0 ? a.length - all * kVector : 0;
+  __device__ __forceinline__ Part(const Args& a, uint32_t r, uint32_t rank)
+      : row(static_cast<const Key*>(a.x) + static_cast<int64_t>(r) * a.length, a.length) {
+    const uint32_t before = min(row.vectors, rank * a.share);
+    begin = row.index(before);
+    body = reinterpret_cast<const uint4*>(row.x + begin);
+    vectors = min(row.vectors - before, a.share);
+    loose = rank == 0 ? row.loose() : 0;
   }
-  __device__ __forceinline__ uint32_t loose_index(uint32_t i) const { return i < head ? i : tail + (i - head); }
 };
 
 template <class Key>
@@ -193,8 +190,8 @@ __device__ __noinline__ uint32_t take_ties(const Args& a, Board<kThreads>& board
   __syncthreads();
   if (tid == 0) board.count = max(above, min(found, a.k));
   __syncthreads();
-  const Key loose = tid < part.loose ? encode(part.row[part.loose_index(tid)], a.order) : Key{0};
-  append(board, tid < part.loose && loose >= floor, packing.pack(loose, part.loose_index(tid)));
+  const Key loose = tid < part.loose ? encode(part.row.x[part.row.loose_index(tid)], a.order) : Key{0};
+  append(board, tid < part.loose && loose >= floor, packing.pack(loose, part.row.loose_index(tid)));
   __syncthreads();
   return board.count;
 }
@@ -288,8 +285,8 @@ __device__ __noinline__ uint32_t collect_again(const Args& a, Board<kThreads>& b
   }
   uint64_t c = 0;
   if (tid < part.loose) {
-    const uint32_t index = part.loose_index(tid);
-    c = packing.pack(encode(part.row[index], a.order), index);
+    const uint32_t index = part.row.loose_index(tid);
+    c = packing.pack(encode(part.row.x[index], a.order), index);
   }
   append(board, tid < part.loose && c >= low, c);
   __syncthreads();
@@ -331,7 +328,7 @@ struct Block {
       const uint32_t v = u * 2 * kThreads + mine;
       held[u] = __ldg(part.body + (v < part.vectors ? v : mine < part.vectors ? mine : 0));
     }
-    if (tid < part.loose) loose = __ldg(part.row + part.loose_index(tid));
+    if (tid < part.loose) loose = __ldg(part.row.x + part.row.loose_index(tid));
   }
 
   __device__ __forceinline__ void clear_board() {
@@ -443,7 +440,7 @@ struct Block {
       }
     }
     if (tid < part.loose) {
-      const uint32_t index = part.loose_index(tid);
+      const uint32_t index = part.row.loose_index(tid);
       const Key key = encode(loose, a.order);
       if (key >= floor) {
         const uint32_t at = atomicAdd(&board.count, 1u);

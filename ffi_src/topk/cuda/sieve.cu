@@ -178,7 +178,7 @@ struct Block {
       for (int u = 0; u < kSieveLoads; ++u) {
         const uint32_t vector = share.vector(step, u);
         if (vector < share.vectors)
-          copy_async(ring + (stage * kSieveLoads + u) * kThreads + tid, share.address(vector));
+          copy_async(ring + (stage * kSieveLoads + u) * kThreads + tid, share.body() + vector);
       }
     }
     commit_async_copies();

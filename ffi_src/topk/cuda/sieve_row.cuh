@@ -3,6 +3,7 @@
 
 #include "topk/cuda/candidates.cuh"
 #include "topk/cuda/kernels.h"
+#include "topk/cuda/row_vectors.cuh"
 #include "topk/cuda/sieve_shape.h"
 
 namespace jaxgpuops::topk {
@@ -77,30 +78,18 @@ __device__ __forceinline__ void meet(uint32_t* arrivals, uint32_t slices, uint32
 
 // The part of a row that a block reads. Streams of 32 neighbouring vectors a step are spread evenly over the row.
 template <class Key>
-struct Share {
-  static constexpr uint32_t kVector = 16 / sizeof(Key);
-  const Key* x;
-  uint32_t length, head, vectors, first, spread, steps;
+struct Share : RowVectors<Key> {
+  uint32_t first, spread, steps;
 
-  __device__ Share(const Sieve& a, int64_t row, uint32_t rank) {
-    x = static_cast<const Key*>(a.x) + row * a.length;
-    length = a.length;
+  __device__ Share(const Sieve& a, int64_t row, uint32_t rank)
+      : RowVectors<Key>(static_cast<const Key*>(a.x) + row * a.length, a.length) {
     steps = a.steps;
-    const uint32_t misaligned = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(Key));
-    head = misaligned ? kVector - misaligned : 0;
-    vectors = (length - head) / kVector;
     first = (threadIdx.x / 32 * a.slices + rank) * (a.steps * 32) + threadIdx.x % 32;
     spread = kWarps * a.slices * (a.steps * 32);
   }
   __device__ __forceinline__ uint32_t vector(uint32_t step, int load) const {
     return first + load * spread + step * 32;
   }
-  __device__ __forceinline__ const uint4* address(uint32_t vector) const {
-    return reinterpret_cast<const uint4*>(x + head) + vector;
-  }
-  __device__ __forceinline__ uint32_t index(uint32_t vector) const { return head + vector * kVector; }
-  __device__ uint32_t loose() const { return length - vectors * kVector; }
-  __device__ uint32_t loose_index(uint32_t i) const { return i < head ? i : vectors * kVector + i; }
 };
 
 template <class Key>
@@ -134,7 +123,7 @@ __device__ __noinline__ void search(const Sieve& a, int64_t row, uint32_t rank, 
       uint4 tile[kSieveLoads];
 #pragma unroll
       for (int u = 0; u < kSieveLoads; ++u)
-        if (share.vector(step, u) < share.vectors) tile[u] = __ldcs(share.address(share.vector(step, u)));
+        if (share.vector(step, u) < share.vectors) tile[u] = __ldcs(share.body() + share.vector(step, u));
 #pragma unroll
       for (int u = 0; u < kSieveLoads; ++u) {
         if (share.vector(step, u) >= share.vectors) continue;

@@ -19,6 +19,7 @@
 #include "topk/cuda/candidates.cuh"
 #include "topk/cuda/delegates.cuh"
 #include "topk/cuda/kernels.h"
+#include "topk/cuda/row_vectors.cuh"
 #include "topk/cuda/sieve_shape.h"
 
 namespace jaxgpuops::topk {
@@ -62,14 +63,16 @@ struct Control {
 };
 static_assert(sizeof(Control) <= kWholeControl);
 
-// A row in shared memory, placed so that its vectors are aligned there, too.
-struct Row {
-  Key* keys;  // of element 0
+// A row, and its copy in shared memory, which is placed so that its vectors are aligned there, too.
+struct Row : RowVectors<Key> {
+  Key* keys;  // the copy of element 0
   KeyOrder order;
-  uint32_t length, head, vectors, loose;  // `loose` elements belong to no vector, `head` of them come first
 
+  __device__ __forceinline__ Row(const Whole& a, Key* room)
+      : RowVectors<Key>(a.x + static_cast<int64_t>(blockIdx.x) * a.length, a.length),
+        keys(room + (kVector - head) % kVector),
+        order(a.order) {}
   __device__ __forceinline__ uint4* ring() const { return reinterpret_cast<uint4*>(keys + head); }
-  __device__ __forceinline__ uint32_t loose_index(uint32_t i) const { return i < head ? i : vectors * kVector + i; }
   __device__ __forceinline__ uint32_t key(uint32_t i) const { return static_cast<Key>(encode(keys[i], order)); }
   // Key above, mirrored index below.
   __device__ __forceinline__ uint32_t operator[](uint32_t i) const { return key(i) << 16 | (length - 1 - i); }
@@ -249,9 +252,7 @@ struct Block {
   uint32_t* const list;       // the survivors in the order of their bins
   const uint32_t tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
   Row row;
-  const Key* x;
-  const uint4* from;  // the row's vectors in global memory,
-  uint4* ring;        // and in shared memory
+  uint4* ring;  // the row's vectors in shared memory
   const uint32_t first = warp * (kSteps * 32) + lane;
   uint32_t bottom, top, least;  // keys: the sample's least and largest delegate, and which enough delegates reach
   uint32_t threshold, high;     // the range that bins divide
@@ -261,17 +262,8 @@ struct Block {
       : a(a),
         s(*reinterpret_cast<Control*>(shared_bytes)),
         survivors(reinterpret_cast<uint16_t*>(shared_bytes + kWholeControl + kWholeRow)),
-        list(reinterpret_cast<uint32_t*>(survivors + kWholeRoom)) {
-    x = a.x + static_cast<int64_t>(blockIdx.x) * a.length;
-    const uint32_t misaligned = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(Key));
-    const uint32_t head = misaligned ? kVector - misaligned : 0, vectors = (a.length - head) / kVector;
-    row = {reinterpret_cast<Key*>(shared_bytes + kWholeControl) + misaligned,
-           a.order,
-           a.length,
-           head,
-           vectors,
-           a.length - vectors * kVector};
-    from = reinterpret_cast<const uint4*>(x + head);
+        list(reinterpret_cast<uint32_t*>(survivors + kWholeRoom)),
+        row(a, reinterpret_cast<Key*>(shared_bytes + kWholeControl)) {
     ring = row.ring();
   }
 
@@ -280,7 +272,7 @@ struct Block {
 #pragma unroll
     for (uint32_t u = 0; u < kLoads; ++u) {
       const uint32_t vector = first + u * kSpread + step * 32;
-      if (vector < row.vectors) copy_async(ring + vector, from + vector);
+      if (vector < row.vectors) copy_async(ring + vector, row.body() + vector);
     }
     commit_async_copies();
   }
@@ -292,7 +284,7 @@ struct Block {
 #pragma unroll
     for (uint32_t i = 0; i < kPerThread / 4; ++i)
       reinterpret_cast<uint4*>(s.bins)[i * kThreads + tid] = make_uint4(0, 0, 0, 0);
-    if (tid < row.loose) row.keys[row.loose_index(tid)] = x[row.loose_index(tid)];
+    if (tid < row.loose()) row.keys[row.loose_index(tid)] = row.x[row.loose_index(tid)];
     wait_for_async_copies<0>();  // it would wait for all that is asked for with it
 #pragma unroll 1
     for (uint32_t step = 1; step < kSteps; ++step) copy(step);
@@ -412,12 +404,12 @@ struct Block {
   // Lists the survivors in the order of their bins, as far as the k best are in them. False: that cannot be done.
   __device__ __forceinline__ bool deal_out() {
     const uint32_t m = s.count, nobody = kSieveBins + lane;
-    if (m > kWholeRoom || m + row.loose < a.k) return false;
+    if (m > kWholeRoom || m + row.loose() < a.k) return false;
     // Lanes take survivors far apart: neighbours may be alike, and then their atomic counts would wait for each other.
     const uint32_t stride = (m + 31) / 32 | 1, at = lane * stride + warp;
     const auto survivor = [&](uint32_t i) { return row[row.head + index_of(survivors[i])]; };
     const auto is_one = [&](uint32_t j) { return warp + j * kWarps < stride && at + j * kWarps < m; };
-    const uint32_t single = tid < row.loose ? row[row.loose_index(tid)] : 0;  // belongs to no vector
+    const uint32_t single = tid < row.loose() ? row[row.loose_index(tid)] : 0;  // belongs to no vector
     uint32_t c[kAtOnce], bin[kAtOnce];
 #pragma unroll
     for (uint32_t j = 0; j < kAtOnce; ++j) c[j] = survivor(min(at + j * kWarps, kWholeRoom - 1));  // whatever it is

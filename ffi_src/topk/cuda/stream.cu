@@ -24,6 +24,7 @@
 #include "common/cuda/launch.cuh"
 #include "topk/cuda/candidates.cuh"
 #include "topk/cuda/kernels.h"
+#include "topk/cuda/row_vectors.cuh"
 #include "topk/cuda/stream_shape.h"
 
 namespace jaxgpuops::topk {
@@ -156,9 +157,10 @@ struct Block {
   const Packing<Key> packing = Packing<Key>::make(a.length);
   const Key* const x = static_cast<const Key*>(a.x) + row / a.inner * a.length * a.inner + row % a.inner;
 
-  // Whole vectors start at the first 16-byte boundary; what stands before and after them is read one by one. Blocks
-  // that share a row take its tiles in turn.
-  uint32_t head, vectors, loose;
+  const RowVectors<Key> all{x, a.length, !kStrided};
+
+  // Blocks that share a row take its tiles in turn; the first one also takes the loose elements.
+  uint32_t loose;
   uint32_t tiles;   // of this block; the last may not be there
   uint32_t stride;  // the order of tiles
   uint32_t count;   // of this block's elements
@@ -182,18 +184,15 @@ struct Block {
         s(*reinterpret_cast<Shared<kThreads, C>*>(shared_bytes)),
         ring(reinterpret_cast<uint4*>(shared_bytes + stream_control_bytes(sizeof(C), kThreads))),
         buffer(reinterpret_cast<C*>(ring + a.stages * kTileVectors)) {
-    const uint32_t misaligned = kStrided ? 0 : static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(Key));
-    head = min(a.length, misaligned ? kVector - misaligned : 0);
-    vectors = (a.length - head) / kVector;
-    loose = rank == 0 ? a.length - vectors * kVector : 0;
-    const uint32_t row_tiles = (vectors + kTileVectors - 1) / kTileVectors;
+    loose = rank == 0 ? all.loose() : 0;
+    const uint32_t row_tiles = (all.vectors + kTileVectors - 1) / kTileVectors;
     tiles = (row_tiles + a.slices - 1) / a.slices;
     stride = scattered_stride(tiles);
     count = loose;
     if (rank < row_tiles) {
       const uint32_t mine = (row_tiles - 1 - rank) / a.slices + 1;
       const bool last = (row_tiles - 1) % a.slices == rank;
-      count += (mine * kTileVectors - (last ? row_tiles * kTileVectors - vectors : 0)) * kVector;
+      count += (mine * kTileVectors - (last ? row_tiles * kTileVectors - all.vectors : 0)) * kVector;
     }
     k = max(1, min(a.k, count));
     delegates = k <= kThreads / 2;
@@ -215,17 +214,17 @@ struct Block {
     const uint32_t v = first_vector(tile);
     uint4* to = ring + stage * kTileVectors + tid;
     if constexpr (kStrided) {
-      for (uint32_t u = 0; u < kLoads && v + u * kThreads < vectors; ++u)
+      for (uint32_t u = 0; u < kLoads && v + u * kThreads < all.vectors; ++u)
         for (uint32_t e = 0; e < kVector; ++e)
           reinterpret_cast<Key*>(to + u * kThreads)[e] = x[((v + u * kThreads) * kVector + e) * a.inner];
     } else {
-      const uint4* from = reinterpret_cast<const uint4*>(x + head) + v;
-      if (v + (kLoads - 1) * kThreads < vectors) {
+      const uint4* from = all.body() + v;
+      if (v + (kLoads - 1) * kThreads < all.vectors) {
 #pragma unroll
         for (uint32_t u = 0; u < kLoads; ++u) copy_async(to + u * kThreads, from + u * kThreads);
       } else {
 #pragma unroll 1
-        for (uint32_t u = 0; v + u * kThreads < vectors; ++u) copy_async(to + u * kThreads, from + u * kThreads);
+        for (uint32_t u = 0; v + u * kThreads < all.vectors; ++u) copy_async(to + u * kThreads, from + u * kThreads);
       }
     }
   }
@@ -243,11 +242,11 @@ struct Block {
                   a.order);
   }
   __device__ __forceinline__ uint32_t index(uint32_t j) const {
-    return head + (first_vector(tile) + j / kVector * kThreads) * kVector + j % kVector;
+    return all.index(first_vector(tile) + j / kVector * kThreads) + j % kVector;
   }
   __device__ __forceinline__ uint32_t present() const {
     const uint32_t first = first_vector(tile);
-    const uint32_t loaded = first < vectors ? min(kLoads, (vectors - first + kThreads - 1) / kThreads) : 0;
+    const uint32_t loaded = first < all.vectors ? min(kLoads, (all.vectors - first + kThreads - 1) / kThreads) : 0;
     return loaded * kVector == 32 ? ~0u : (1u << (loaded * kVector)) - 1;
   }
 
@@ -288,7 +287,7 @@ struct Block {
     if (tid == 0) s.count = s.full = 0;
     __syncthreads();
     if (loose) {
-      const uint32_t at = tid < head ? tid : vectors * kVector + tid;
+      const uint32_t at = all.loose_index(tid);
       if (tid < loose) best = encode(x[at * a.inner], a.order);
       append_hits(s, buffer, a.room, tid < loose, [&](int) { return packing.pack(best, at); });
     }
@@ -315,7 +314,7 @@ struct Block {
         for (uint32_t w = 0; w < kLoadWords; ++w) most = filter.most(most, words[u][w]);
       }
       // If all indices come after that of the threshold, equal keys do not count.
-      const bool late = head + first_vector(tile) * kVector > last;
+      const bool late = all.index(first_vector(tile)) > last;
       if (__any_sync(kEveryLane, (late ? filter.exceeds(most) : filter.reaches(most)) || full || left)) {
         if (__any_sync(kEveryLane, full)) break;
         uint32_t hits = left;

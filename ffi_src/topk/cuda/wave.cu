@@ -19,6 +19,7 @@
 #include "topk/cuda/candidates.cuh"
 #include "topk/cuda/delegates.cuh"
 #include "topk/cuda/kernels.h"
+#include "topk/cuda/row_vectors.cuh"
 #include "topk/cuda/wave_shape.h"
 
 namespace jaxgpuops::topk {
@@ -39,29 +40,16 @@ constexpr int kThreads = kWaveThreads;
 constexpr uint32_t kWarps = kThreads / 32;
 constexpr uint32_t kFew = kThreads / 4;  // candidates that are ranked at once
 
-// A row, dealt out to the threads of all its blocks: vectors of 16 bytes, in rounds. What stands before the first
-// boundary of 16 bytes and after the last is `loose`.
+// A row whose vectors are dealt out to the threads of all its blocks, in rounds.
 template <class Key>
-struct Dealt {
-  static constexpr uint32_t kVector = 16 / sizeof(Key);
-  const Key* x;
-  uint32_t length, head, vectors, threads, rounds;
+struct Dealt : RowVectors<Key> {
+  uint32_t threads, rounds;
 
-  __device__ Dealt(const Wave& a, int64_t row) {
-    x = static_cast<const Key*>(a.x) + row * a.length;
-    length = a.length;
-    const uint32_t misaligned = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(Key));
-    head = misaligned ? kVector - misaligned : 0;
-    vectors = (length - head) / kVector;
-    threads = a.slices * kThreads;
-    rounds = (vectors + threads - 1) / threads;
-  }
-  __device__ __forceinline__ uint4 load(uint32_t vector) const {
-    return __ldcs(reinterpret_cast<const uint4*>(x + head) + vector);
-  }
-  __device__ __forceinline__ uint32_t index(uint32_t vector) const { return head + vector * kVector; }
-  __device__ uint32_t loose() const { return length - vectors * kVector; }
-  __device__ uint32_t loose_index(uint32_t i) const { return i < head ? i : vectors * kVector + i; }
+  __device__ Dealt(const Wave& a, int64_t row)
+      : RowVectors<Key>(static_cast<const Key*>(a.x) + row * a.length, a.length),
+        threads(a.slices * kThreads),
+        rounds((this->vectors + threads - 1) / threads) {}
+  __device__ __forceinline__ uint4 load(uint32_t vector) const { return __ldcs(this->body() + vector); }
 };
 
 // Which share of each round a warp of a block reads. Neighbouring shares go to different blocks: so elements that stand
