@@ -11,6 +11,7 @@
 
 #include "common/cuda/warp.cuh"
 #include "topk/cuda/composite.cuh"
+#include "topk/cuda/kernels.h"
 
 namespace jaxgpuops::topk {
 
@@ -420,19 +421,9 @@ __device__ void prune(Shared<kThreads, Composite<Key>>& s, Composite<Key>* buffe
   compact<kThreads>(s, buffer, packing.lowest(kth_of_block<kThreads>(key, k)));
 }
 
-// Where results go, and which of them are wanted.
-struct Output {
-  void* values;
-  int32_t* indices;
-  KeyOrder order;
-  int64_t inner;
-  uint32_t k;
-  bool sorted;
-};
-
 // Writes the k largest of buffer[0, s.count) to the output, in the order asked for.
 template <int kThreads, class Key>
-__device__ void write_result(Shared<kThreads, Composite<Key>>& s, const Output& a, Packing<Key> packing,
+__device__ void write_result(Shared<kThreads, Composite<Key>>& s, const Call& a, Packing<Key> packing,
                              Composite<Key>* buffer, Composite<Key>* scratch, uint32_t room, int64_t row) {
   if (a.k <= kThreads / 2) prune<kThreads, Key>(s, buffer, packing, a.k);
   sort_candidates<kThreads>(s, buffer, a.k, scratch, room);

@@ -17,7 +17,7 @@ struct Buffers {
   void* workspace;
 };
 
-// What kernels know of a call. Their own structs add to it.
+// What every kernel of the family knows of a call. The structs of the kernels add to it.
 struct Call {
   const void* x;
   void* values;
@@ -39,7 +39,7 @@ inline Call call_of(const Problem& problem, const Buffers& buffers) {
           problem.sorted};
 }
 
-cudaError_t launch_argmax_kernels(cudaStream_t, const Plan&, Rows, int key_bits, const ArgOrder&, const Buffers&);
+cudaError_t launch_argmax_kernels(cudaStream_t, const Plan&, const ArgProblem&, const Buffers&);
 cudaError_t launch_rows(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 cudaError_t launch_sort(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 cudaError_t launch_held(cudaStream_t, const Plan&, const Problem&, const Buffers&);

@@ -27,17 +27,12 @@ namespace {
 
 using Key = uint16_t;
 
-struct Whole {
-  const Key* x;
-  Key* values;
-  int32_t* indices;
-  KeyOrder order;
-  uint32_t length, k;
+struct Whole : Call {
   uint32_t reach;  // delegates that reach the threshold
 
   __device__ __forceinline__ void write(uint32_t rank, uint32_t c) const {  // key above, mirrored index below
     const int64_t to = static_cast<int64_t>(blockIdx.x) * k + rank;
-    values[to] = decode(static_cast<Key>(c >> 16), order);
+    static_cast<Key*>(values)[to] = decode(static_cast<Key>(c >> 16), order);
     indices[to] = static_cast<int32_t>(length - 1 - (c & 0xffff));
   }
 };
@@ -69,7 +64,7 @@ struct Row : RowVectors<Key> {
   KeyOrder order;
 
   __device__ __forceinline__ Row(const Whole& a, Key* room)
-      : RowVectors<Key>(a.x + static_cast<int64_t>(blockIdx.x) * a.length, a.length),
+      : RowVectors<Key>(static_cast<const Key*>(a.x) + static_cast<int64_t>(blockIdx.x) * a.length, a.length),
         keys(room + (kVector - head) % kVector),
         order(a.order) {}
   __device__ __forceinline__ uint4* ring() const { return reinterpret_cast<uint4*>(keys + head); }
@@ -492,13 +487,7 @@ __global__ void __launch_bounds__(kThreads, 1) whole_kernel(const __grid_constan
 }  // namespace
 
 cudaError_t launch_sieve_whole(cudaStream_t stream, const Problem& problem, const Buffers& buffers) {
-  Whole a = {};
-  a.x = static_cast<const Key*>(buffers.x);
-  a.values = static_cast<Key*>(buffers.values);
-  a.indices = buffers.indices;
-  a.order = problem.order;
-  a.length = static_cast<uint32_t>(problem.rows.length);
-  a.k = static_cast<uint32_t>(problem.k);
+  Whole a = {call_of(problem, buffers)};
   // The threads that have one of the k best in their sample, with five deviations to spare.
   const double of_thread = a.length / static_cast<double>(kThreads * kSteps);  // elements of its sample
   const double share = static_cast<double>(a.k) / a.length, seen = 1 - std::exp(-share * of_thread);

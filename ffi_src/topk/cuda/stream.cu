@@ -41,8 +41,6 @@ struct Stream : Call {
   uint32_t stages;         // tiles in flight
   bool cluster;
   bool shares;  // blocks of a grid tell each other bounds on the way, too
-
-  __device__ Output output() const { return {values, indices, order, inner, k, sorted}; }
 };
 
 // What the blocks that share a row (kGrid) publish for each other, in the workspace.
@@ -407,7 +405,7 @@ struct Block {
   }
 
   __device__ __forceinline__ void write() {
-    write_result<kThreads, Key>(s, a.output(), packing, buffer, buffer + a.keep, a.keep, row);
+    write_result<kThreads, Key>(s, a, packing, buffer, buffer + a.keep, a.keep, row);
   }
 
   // Of a block that has a row for itself.
@@ -499,7 +497,7 @@ __global__ void __launch_bounds__(kThreads, 1) merge_kernel(const Stream a) {
   const uint32_t most = static_cast<uint32_t>(pool_candidates(a.k));
   collect<kThreads, Key>(s, buffer, packing, a, threshold, a.slices, counts, s.kept,
                          [&](uint32_t from, uint32_t i) { return pool.candidates[from * most + i]; });
-  write_result<kThreads, Key>(s, a.output(), packing, buffer, buffer + a.keep, a.keep, row);
+  write_result<kThreads, Key>(s, a, packing, buffer, buffer + a.keep, a.keep, row);
 }
 
 template <class Key, int kThreads>

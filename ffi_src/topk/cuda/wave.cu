@@ -25,13 +25,10 @@
 namespace jaxgpuops::topk {
 namespace {
 
-struct Wave {
-  const void* x;
-  Output out;
+struct Wave : Call {
   unsigned char* reports;
   int64_t report_bytes;  // of a row
-  KeyOrder order;
-  uint32_t length, k, slices;
+  uint32_t slices;
   uint32_t told;  // elements that a block tells of
   bool deep;      // threads read many vectors: blocks tell a threshold of their own, too
 };
@@ -247,13 +244,13 @@ __device__ __forceinline__ void write_few(const Wave& a, const Composite<Key>* b
   }
   above = sum_of_lanes<4>(above);
   if (tid % 4 == 0 && tid / 4 < count && above < a.k) {
-    static_cast<Key*>(a.out.values)[row * a.k + above] = decode(packing.key(one), a.order);
-    a.out.indices[row * a.k + above] = static_cast<int32_t>(packing.index(one));
+    static_cast<Key*>(a.values)[row * a.k + above] = decode(packing.key(one), a.order);
+    a.indices[row * a.k + above] = static_cast<int32_t>(packing.index(one));
   }
 }
 
 // Whether k candidates, and those that usually come with them, are few enough for the fast path.
-__device__ __forceinline__ bool few(const Wave& a) { return a.k <= kFew * 7 / 8 && a.out.sorted; }
+__device__ __forceinline__ bool few(const Wave& a) { return a.k <= kFew * 7 / 8 && a.sorted; }
 
 template <class C>
 __device__ __noinline__ C raise(C value, uint32_t k, C floor) {
@@ -390,7 +387,7 @@ __device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_byt
     return;
   }
   if (s.count > kWaveKeep) reselect<kThreads, Key>(s, buffer, packing, a.k, kWaveKeep);
-  write_result<kThreads, Key>(s, a.out, packing, buffer, buffer + kWaveKeep, kWaveKeep, row);
+  write_result<kThreads, Key>(s, a, packing, buffer, buffer + kWaveKeep, kWaveKeep, row);
 }
 
 // The usual case: few candidates, all of them published. Code that runs once mostly waits for its own instructions to
@@ -502,14 +499,8 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
 }  // namespace
 
 cudaError_t launch_wave(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
-  Wave a = {};
-  a.x = buffers.x;
-  a.order = problem.order;
-  a.out = {buffers.values, buffers.indices, problem.order, problem.rows.inner, static_cast<uint32_t>(problem.k),
-           problem.sorted};
+  Wave a = {call_of(problem, buffers)};
   a.reports = static_cast<unsigned char*>(buffers.workspace);
-  a.length = static_cast<uint32_t>(problem.rows.length);
-  a.k = static_cast<uint32_t>(problem.k);
   a.slices = static_cast<uint32_t>(plan.slices);
   a.told = wave_told(problem.k, plan.slices);
   a.deep = problem.rows.length * problem.key_bits / 8 > int64_t{2 * kWaveLoads * 16} * kThreads * plan.slices;
