@@ -201,7 +201,6 @@ struct Places {
 // ---- Calls ----------------------------------------------------------------------------------------------------------
 
 struct Argmax : Call {  // k = 1; values may be null
-  void* partial;        // [row][slice] candidates, when slices > 1
   int64_t outer;
   uint32_t slices, slice;  // blocks that share a row, and the elements of each
 };
@@ -220,7 +219,7 @@ __device__ __forceinline__ void finish(const Argmax& a, int64_t outer, uint32_t 
   if (a.slices == 1) {
     write<Key>(a, outer, inner, c.index);
   } else {
-    static_cast<Candidate<Key>*>(a.partial)[(outer * a.inner + inner) * a.slices + part] = c;
+    reinterpret_cast<Candidate<Key>*>(a.workspace)[(outer * a.inner + inner) * a.slices + part] = c;
   }
 }
 
@@ -593,7 +592,7 @@ __global__ void __launch_bounds__(kArgmaxThreads) argmax_finish(const __grid_con
   Candidate<Key> c = {0, ~0u};
 #pragma unroll 4
   for (uint32_t i = threadIdx.x % 32; i < a.slices; i += 32)
-    c.merge(static_cast<const Candidate<Key>*>(a.partial)[row * a.slices + i]);
+    c.merge(reinterpret_cast<const Candidate<Key>*>(a.workspace)[row * a.slices + i]);
   merge_lanes(c, 32);
   const int64_t outer = a.inner == 1 ? row : row / a.inner;
   if (threadIdx.x % 32 == 0) write<Key>(a, outer, static_cast<uint32_t>(row - outer * a.inner), c.index);
@@ -642,7 +641,6 @@ cudaError_t launch_argmax_kernels(cudaStream_t stream, const Plan& plan, const A
                                   const Buffers& buffers) {
   const Rows& rows = problem.rows;
   Argmax a = {call_of({rows, 1, problem.key_bits, problem.order.order}, buffers)};
-  a.partial = buffers.workspace;
   a.outer = rows.outer;
   a.slice = static_cast<uint32_t>(argmax_slice(rows, plan.slices));
   a.slices = static_cast<uint32_t>((rows.length + a.slice - 1) / a.slice);  // none is empty

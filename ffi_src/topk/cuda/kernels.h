@@ -26,6 +26,10 @@ struct Call {
   int64_t inner;
   uint32_t length, k;
   bool sorted;
+  unsigned char* workspace;
+  int64_t row_bytes = 0;  // of the workspace, set by kernels whose blocks share rows
+
+  __device__ unsigned char* workspace_of(int64_t row) const { return workspace + row * row_bytes; }
 };
 
 inline Call call_of(const Problem& problem, const Buffers& buffers) {
@@ -36,7 +40,8 @@ inline Call call_of(const Problem& problem, const Buffers& buffers) {
           problem.rows.inner,
           static_cast<uint32_t>(problem.rows.length),
           static_cast<uint32_t>(problem.k),
-          problem.sorted};
+          problem.sorted,
+          static_cast<unsigned char*>(buffers.workspace)};
 }
 
 cudaError_t launch_argmax_kernels(cudaStream_t, const Plan&, const ArgProblem&, const Buffers&);

@@ -26,8 +26,6 @@ template <class Key>
 constexpr int kPer = kTile<Key> / kThreads;  // elements of a thread
 
 struct Radix : Call {
-  unsigned char* workspace;
-  int64_t row_bytes;  // workspace of one row
   int64_t first_row;  // of this launch
   int64_t histograms, counts, first, second;
   uint32_t tiles;
@@ -39,7 +37,7 @@ __device__ int64_t row_index(const Radix& a) { return a.first_row + blockIdx.y; 
 
 template <class T>
 __device__ T* part(const Radix& a, int64_t offset) {
-  return reinterpret_cast<T*>(a.workspace + row_index(a) * a.row_bytes + offset);
+  return reinterpret_cast<T*>(a.workspace_of(row_index(a)) + offset);
 }
 
 template <class Key>
@@ -332,7 +330,6 @@ cudaError_t run(cudaStream_t stream, const RadixShape& shape, uint32_t rows, Rad
 cudaError_t launch_radix(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   const RadixShape shape = radix_shape(problem.rows.length, problem.k, problem.key_bits / 8, problem.sorted);
   Radix a = {call_of(problem, buffers)};
-  a.workspace = static_cast<unsigned char*>(buffers.workspace);
   a.row_bytes = shape.bytes;
   a.histograms = shape.histograms;
   a.counts = shape.counts;

@@ -151,8 +151,8 @@ struct Block {
   const uint32_t rank = kAlone ? 0 : blockIdx.x % slices;
   const Share<Key> share{a, row, rank};
   const Packing<Key> packing = Packing<Key>::make(a.length);
-  const Board board{a, row};
-  uint32_t* const bins = kAlone ? s.histogram : board.bins;
+  const Exchange exchange{a, row};
+  uint32_t* const bins = kAlone ? s.histogram : exchange.bins;
 
   C threshold = 0, high = 0;           // what the k best reach, and what nothing exceeds
   C raised = 0;                        // the threshold, if this block kept its k best only
@@ -190,7 +190,7 @@ struct Block {
       for (uint32_t i = 0; i < kPerThread / 4; ++i)
         reinterpret_cast<uint4*>(s.histogram)[i * kThreads + tid] = make_uint4(0, 0, 0, 0);
     } else {
-      for (uint32_t i = rank * kThreads + tid; i < kSieveBins; i += slices * kThreads) board.bins[i] = 0;
+      for (uint32_t i = rank * kThreads + tid; i < kSieveBins; i += slices * kThreads) exchange.bins[i] = 0;
     }
   }
 
@@ -201,8 +201,8 @@ struct Block {
     if (tid < 32) control.counts[tid] = 0;
     clear_bins();
     if (!kAlone && rank == 0 && tid == 0) {
-      *board.arrivals = *board.failed = *board.crowded = *board.total = *board.found = 0;
-      *board.most = 0;
+      *exchange.arrivals = *exchange.failed = *exchange.crowded = *exchange.total = *exchange.found = 0;
+      *exchange.most = 0;
     }
     wait_for_async_copies<0>();  // it would wait for all that is asked for with it
 #pragma unroll 1
@@ -245,9 +245,9 @@ struct Block {
     high += smaller((high - threshold) / (kAlone && share.steps <= 16 ? 8 : 2), ~high);
     if (!kAlone) {
       if (tid == 0) {
-        board.told[rank] = threshold;
-        board.told[slices + rank] = high;
-        board.told[2 * slices + rank] = 0;
+        exchange.told[rank] = threshold;
+        exchange.told[slices + rank] = high;
+        exchange.told[2 * slices + rank] = 0;
       }
       token = cg::this_grid().barrier_arrive();
     }
@@ -258,7 +258,7 @@ struct Block {
     shrink_lists(control, survivors,
                  [&] { threshold = larger(threshold, reselect<kThreads, Key>(s, survivors, packing, a.k, keep)); });
     raised = threshold;
-    if (!kAlone && tid == 0) *static_cast<volatile C*>(&board.told[2 * slices + rank]) = raised;
+    if (!kAlone && tid == 0) *static_cast<volatile C*>(&exchange.told[2 * slices + rank]) = raised;
   }
 
   // Appends what reaches the threshold, of what a warp has of a step, to the lists.
@@ -373,10 +373,10 @@ struct Block {
   __device__ __forceinline__ void agree() {
     if (!kAlone) {
       cg::this_grid().barrier_wait(std::move(token));
-      if (tid == 0 && failed) *static_cast<volatile uint32_t*>(board.failed) = 1;
+      if (tid == 0 && failed) *static_cast<volatile uint32_t*>(exchange.failed) = 1;
       for (uint32_t i = lane; i < slices; i += 32) {
-        threshold = larger(threshold, __ldcg(&board.told[i]));
-        high = larger(high, __ldcg(&board.told[slices + i]));
+        threshold = larger(threshold, __ldcg(&exchange.told[i]));
+        high = larger(high, __ldcg(&exchange.told[slices + i]));
       }
       threshold = largest_of_warp(threshold);
       high = largest_of_warp(high);
@@ -390,7 +390,7 @@ struct Block {
     division.bins(some, bin);
     if (some[0] < threshold) bin[0] = kSieveBins + lane;
     crowd |= __popc(__ballot_sync(kEveryLane, bin[0] == __shfl_up_sync(kEveryLane, bin[0], 1))) > 12;
-    if (!kAlone && crowd && lane == 0) *static_cast<volatile uint32_t*>(board.crowded) = 1;
+    if (!kAlone && crowd && lane == 0) *static_cast<volatile uint32_t*>(exchange.crowded) = 1;
   }
 
   // Counts survivors in bins. What the count was before tells each of them apart from the others in its bin.
@@ -443,7 +443,7 @@ struct Block {
   // Survivors at regular intervals are the sample: its elements divide the survivors more evenly than equal widths do.
   __device__ __forceinline__ void take_splitters() {
     if (!kAlone) {
-      for (uint32_t i = lane; i < slices; i += 32) raised = larger(raised, __ldcg(&board.told[2 * slices + i]));
+      for (uint32_t i = lane; i < slices; i += 32) raised = larger(raised, __ldcg(&exchange.told[2 * slices + i]));
       threshold = larger(threshold, largest_of_warp(raised));
     }
     shrink_lists(control, survivors, [&] { compact<kThreads>(s, survivors, threshold); });
@@ -452,25 +452,25 @@ struct Block {
 #pragma unroll 4
     for (uint32_t i = tid; i < held; i += kThreads) most = larger(most, held_at(i));
     most = largest_of_warp(most);
-    if (lane == 0) atomicMax(reinterpret_cast<unsigned long long*>(kAlone ? &control.most : board.most), most);
-    if (!kAlone && tid == 0) control.before = atomicAdd(board.total, s.count);
-    meet(board.arrivals, slices, target);  // all have read the bins, too
+    if (lane == 0) atomicMax(reinterpret_cast<unsigned long long*>(kAlone ? &control.most : exchange.most), most);
+    if (!kAlone && tid == 0) control.before = atomicAdd(exchange.total, s.count);
+    meet(exchange.arrivals, slices, target);  // all have read the bins, too
     C* const sample = splitters + kSieveSample;
-    const uint32_t total = kAlone ? s.count : __ldcg(board.total);
+    const uint32_t total = kAlone ? s.count : __ldcg(exchange.total);
     if (tid < kSieveSample) {
       const uint32_t at = static_cast<uint32_t>(uint64_t{tid} * total / kSieveSample) - (kAlone ? 0 : control.before);
-      if (at < s.count) (kAlone ? sample : board.list)[tid] = survivors[at];
+      if (at < s.count) (kAlone ? sample : exchange.list)[tid] = survivors[at];
     }
     clear_bins();
-    meet(board.arrivals, slices, target);
+    meet(exchange.arrivals, slices, target);
     if (!kAlone) {
-      if (tid < kSieveSample) sample[tid] = __ldcg(&board.list[tid]);
+      if (tid < kSieveSample) sample[tid] = __ldcg(&exchange.list[tid]);
       __syncthreads();
     }
     sort_sample(splitters, sample);
     __syncthreads();
     division.splitters = splitters;
-    division.high = kAlone ? control.most : __ldcg(board.most);
+    division.high = kAlone ? control.most : __ldcg(exchange.most);
   }
 
   // Gives each survivor a bin, and a place in it. False: the bet has failed, and the exact way has been taken.
@@ -478,9 +478,9 @@ struct Block {
 #pragma unroll 1
     while (true) {
       if (!crowd || division.splitters) count();
-      meet(board.arrivals, slices, target);
-      const bool any_failed = kAlone ? failed : __ldcg(board.failed) != 0;
-      const bool uncounted = !division.splitters && (kAlone ? crowd : __ldcg(board.crowded) != 0);
+      meet(exchange.arrivals, slices, target);
+      const bool any_failed = kAlone ? failed : __ldcg(exchange.failed) != 0;
+      const bool uncounted = !division.splitters && (kAlone ? crowd : __ldcg(exchange.crowded) != 0);
       bool crowded = uncounted;
       const bool lost = add_up_bins(crowded) < a.k && tid == kThreads - 1;
       if (!__syncthreads_or(crowded || lost || any_failed)) return true;
@@ -495,14 +495,14 @@ struct Block {
 
   // Lists the survivors in the order of their bins. Blocks share the ranking of those of a bin, and write the k best.
   __device__ __forceinline__ void rank_and_write() {
-    C* const list = kAlone ? window : board.list;
+    C* const list = kAlone ? window : exchange.list;
 #pragma unroll 2
     for (uint32_t i = tid; i < held; i += kThreads) {
       const C c = held_at(i);
       const uint32_t place = places[i], start = c >= threshold ? s.histogram[place >> 16] : a.k;
       if (start < a.k) list[start + (place & 0xffff)] = c;
     }
-    meet(board.arrivals, slices, target);
+    meet(exchange.arrivals, slices, target);
     const uint32_t kept = s.kept, share_of_list = (kept + slices - 1) / slices;
     const uint32_t from = rank * share_of_list, to = min(kept, from + share_of_list);
     uint32_t offset = 0;
@@ -599,8 +599,7 @@ cudaError_t run(cudaStream_t stream, const Problem& problem, Sieve a) {
 cudaError_t launch_sieve(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   if (sieve_holds_whole(problem.rows.length, problem.key_bits / 8)) return launch_sieve_whole(stream, problem, buffers);
   Sieve a = {call_of(problem, buffers)};
-  a.boards = static_cast<unsigned char*>(buffers.workspace);
-  a.board_bytes = sieve_workspace_bytes(plan.slices);
+  a.row_bytes = sieve_exchange_bytes(plan.slices);
   a.slices = static_cast<uint32_t>(plan.slices);
   switch (problem.key_bits) {
     case 16: return run<uint16_t>(stream, problem, a);

@@ -10,8 +10,6 @@ namespace jaxgpuops::topk {
 namespace {
 
 struct Sieve : Call {
-  unsigned char* boards;
-  int64_t board_bytes;  // of a row
   int64_t first_row;
   uint32_t slices, steps;
   bool by_streams;  // a delegate is the best of a stream's part of the sample, not of a thread's
@@ -35,7 +33,7 @@ static_assert(kSieveKeep * sizeof(C) <= kSieveRing);
 static_assert(sizeof(Control) <= kSieveControl && Shared<kThreads, C>::kBins == kSieveBins);
 
 // What the blocks of a row publish for each other, in the workspace.
-struct Board {
+struct Exchange {
   uint32_t* arrivals;
   uint32_t* failed;
   uint32_t* crowded;
@@ -46,8 +44,8 @@ struct Board {
   uint32_t* bins;
   C* list;
 
-  __device__ Board(const Sieve& a, int64_t row) {
-    unsigned char* bytes = a.boards + row * a.board_bytes;
+  __device__ Exchange(const Sieve& a, int64_t row) {
+    unsigned char* bytes = a.workspace_of(row);
     arrivals = reinterpret_cast<uint32_t*>(bytes);
     failed = arrivals + 1;
     crowded = arrivals + 2;
@@ -109,9 +107,9 @@ __device__ __noinline__ void search(const Sieve& a, int64_t row, uint32_t rank, 
   const uint32_t tid = threadIdx.x;
   const Share<Key> share(a, row, rank);
   const Packing<Key> packing = Packing<Key>::make(a.length);
-  const Board board(a, row);
-  C* const list = alone ? few : board.list;
-  uint32_t* const found = alone ? &control.found : board.found;
+  const Exchange exchange(a, row);
+  C* const list = alone ? few : exchange.list;
+  uint32_t* const found = alone ? &control.found : exchange.found;
   const auto each = [&](auto use) {
     if (!of_row) {
       for (uint32_t i = tid; i < held; i += kThreads)
@@ -142,13 +140,13 @@ __device__ __noinline__ void search(const Sieve& a, int64_t row, uint32_t rank, 
   int bits = top;
   C prefix = 0;
   uint32_t need = a.k;
-  meet(board.arrivals, a.slices, target);  // all have read the bins
+  meet(exchange.arrivals, a.slices, target);  // all have read the bins
   while (true) {
     const int digit = min(kDigit, bits);
     for (uint32_t i = tid; i < kDigits; i += kThreads) s.histogram[i] = 0;
     if (!alone)
-      for (uint32_t i = rank * kThreads + tid; i < kDigits; i += a.slices * kThreads) board.bins[i] = 0;
-    meet(board.arrivals, a.slices, target);
+      for (uint32_t i = rank * kThreads + tid; i < kDigits; i += a.slices * kThreads) exchange.bins[i] = 0;
+    meet(exchange.arrivals, a.slices, target);
     const int above = bits;
     bits -= digit;
     each([&](C c) {
@@ -157,9 +155,9 @@ __device__ __noinline__ void search(const Sieve& a, int64_t row, uint32_t rank, 
     __syncthreads();
     if (!alone) {
       for (uint32_t i = tid; i < kDigits; i += kThreads)
-        if (s.histogram[i]) atomicAdd(&board.bins[i], s.histogram[i]);
-      meet(board.arrivals, a.slices, target);
-      for (uint32_t i = tid; i < kDigits; i += kThreads) s.histogram[i] = __ldcg(&board.bins[i]);
+        if (s.histogram[i]) atomicAdd(&exchange.bins[i], s.histogram[i]);
+      meet(exchange.arrivals, a.slices, target);
+      for (uint32_t i = tid; i < kDigits; i += kThreads) s.histogram[i] = __ldcg(&exchange.bins[i]);
       __syncthreads();
     }
     uint32_t counts[kDigits / kThreads], sum = 0;
@@ -180,14 +178,14 @@ __device__ __noinline__ void search(const Sieve& a, int64_t row, uint32_t rank, 
     need -= s.above;
     prefix = prefix << digit | control.digit;
     const uint32_t reached = a.k - need + s.kept;
-    meet(board.arrivals, a.slices, target);  // all have read the bins
+    meet(exchange.arrivals, a.slices, target);  // all have read the bins
     if (reached <= kSieveKeep || bits == 0) break;
   }
   const C threshold = prefix << bits;
   each([&](C c) {
     if (c >= threshold) list[atomicAdd(found, 1u)] = c;
   });
-  meet(board.arrivals, a.slices, target);
+  meet(exchange.arrivals, a.slices, target);
   if (rank) return;
   const uint32_t m = *static_cast<volatile uint32_t*>(found);
   if (!alone)

@@ -33,8 +33,6 @@ namespace {
 namespace cg = cooperative_groups;
 
 struct Stream : Call {
-  unsigned char* pools;  // kGrid
-  int64_t pool_bytes;
   uint32_t slices;
   uint32_t reach, quorum;  // a key that `reach` elements of `quorum` slices reach: at least k of the row do
   uint32_t keep, room;     // candidates: what stays when the buffer is full, and what it holds
@@ -45,16 +43,16 @@ struct Stream : Call {
 
 // What the blocks that share a row (kGrid) publish for each other, in the workspace.
 template <class Key>
-struct Pool {
+struct Exchange {
   uint64_t* bounds;            // of each block: a key that a.reach of its elements reach, or zero
   uint64_t* counts;            // of each block's candidates
-  Composite<Key>* candidates;  // pool_candidates(a.k) of each block
+  Composite<Key>* candidates;  // exchange_candidates(a.k) of each block
 
-  __device__ Pool(const Stream& a, int64_t row) {
-    unsigned char* bytes = a.pools + row * a.pool_bytes;
+  __device__ Exchange(const Stream& a, int64_t row) {
+    unsigned char* bytes = a.workspace_of(row);
     bounds = reinterpret_cast<uint64_t*>(bytes);
     counts = bounds + a.slices;
-    candidates = reinterpret_cast<Composite<Key>*>(bytes + pool_header_bytes(a.slices));
+    candidates = reinterpret_cast<Composite<Key>*>(bytes + exchange_header_bytes(a.slices));
   }
   // A key that k elements of the row reach: the highest that follows from what blocks have published so far.
   template <int kThreads>
@@ -67,7 +65,7 @@ struct Pool {
 
 __global__ void clear_kernel(const Stream a) {
   let_dependents_start();
-  uint64_t* bounds = reinterpret_cast<uint64_t*>(a.pools + blockIdx.x * a.pool_bytes);
+  uint64_t* bounds = reinterpret_cast<uint64_t*>(a.workspace_of(blockIdx.x));
   for (uint32_t i = threadIdx.x; i < a.slices; i += blockDim.x) bounds[i] = 0;
 }
 
@@ -151,7 +149,7 @@ struct Block {
   const int64_t row = blockIdx.x / a.slices;
   const uint32_t rank = blockIdx.x % a.slices;
   const bool grid = a.slices > 1 && !a.cluster, shares = grid && a.shares;
-  const Pool<Key> pool{a, row};
+  const Exchange<Key> exchange{a, row};
   const Packing<Key> packing = Packing<Key>::make(a.length);
   const Key* const x = static_cast<const Key*>(a.x) + row / a.inner * a.length * a.inner + row % a.inner;
 
@@ -272,9 +270,9 @@ struct Block {
 
   // Tells the blocks of the row a key that a.reach delegates of this one reach.
   __device__ __forceinline__ void tell() {
-    wait_for_predecessor();  // the pool is clear
+    wait_for_predecessor();  // the exchange is clear
     const Key mine = kth_of_block<kThreads>(best, a.reach);
-    if (tid == 0) *static_cast<volatile uint64_t*>(pool.bounds + rank) = mine;
+    if (tid == 0) *static_cast<volatile uint64_t*>(exchange.bounds + rank) = mine;
   }
 
   // Asks for the first tiles, and takes what belongs to none. Others would come later if all were asked for at once.
@@ -359,7 +357,7 @@ struct Block {
     }
     if (stop > 0 && shares) {  // others have told at the last stop
       if (stop > kFirstStop) {
-        bound = larger(bound, pool.template bound<kThreads>(a));
+        bound = larger(bound, exchange.template bound<kThreads>(a));
         threshold = larger(threshold, packing.lowest(bound));
       }
       tell();
@@ -423,13 +421,13 @@ struct Block {
     if (a.reach) tell();
     if (shares) {
       // One more look at what other blocks have published pays off when blocks have many candidates.
-      if (a.k > 256) threshold = larger(threshold, packing.lowest(pool.template bound<kThreads>(a)));
+      if (a.k > 256) threshold = larger(threshold, packing.lowest(exchange.template bound<kThreads>(a)));
       compact<kThreads>(s, buffer, threshold);
     }
-    const uint32_t most = static_cast<uint32_t>(pool_candidates(a.k));
+    const uint32_t most = static_cast<uint32_t>(exchange_candidates(a.k));
     if (s.count > most) reselect<kThreads, Key>(s, buffer, packing, a.k, most);
-    if (tid == 0) pool.counts[rank] = s.count;
-    for (uint32_t i = tid; i < s.count; i += kThreads) pool.candidates[rank * most + i] = buffer[i];
+    if (tid == 0) exchange.counts[rank] = s.count;
+    for (uint32_t i = tid; i < s.count; i += kThreads) exchange.candidates[rank * most + i] = buffer[i];
   }
 
   // Of a block of a cluster: the first one gathers the candidates of all.
@@ -485,18 +483,18 @@ __global__ void __launch_bounds__(kThreads, 1) merge_kernel(const Stream a) {
   const uint32_t tid = threadIdx.x;
   const int64_t row = blockIdx.x;
   const Packing<Key> packing = Packing<Key>::make(a.length);
-  const Pool<Key> pool(a, row);
+  const Exchange<Key> exchange(a, row);
   uint32_t* const counts = reinterpret_cast<uint32_t*>(buffer + a.room);
   if (tid == 0) s.count = s.full = s.kept = 0;
   __syncthreads();
   wait_for_predecessor();
-  const uint32_t held = tid < a.slices ? static_cast<uint32_t>(pool.counts[tid]) : 0;
-  const C threshold = a.reach ? packing.lowest(pool.template bound<kThreads>(a)) : C{0};
+  const uint32_t held = tid < a.slices ? static_cast<uint32_t>(exchange.counts[tid]) : 0;
+  const C threshold = a.reach ? packing.lowest(exchange.template bound<kThreads>(a)) : C{0};
   if (tid < a.slices) atomicMax(&s.kept, counts[tid] = held);
   __syncthreads();
-  const uint32_t most = static_cast<uint32_t>(pool_candidates(a.k));
+  const uint32_t most = static_cast<uint32_t>(exchange_candidates(a.k));
   collect<kThreads, Key>(s, buffer, packing, a, threshold, a.slices, counts, s.kept,
-                         [&](uint32_t from, uint32_t i) { return pool.candidates[from * most + i]; });
+                         [&](uint32_t from, uint32_t i) { return exchange.candidates[from * most + i]; });
   write_result<kThreads, Key>(s, a, packing, buffer, buffer + a.keep, a.keep, row);
 }
 
@@ -530,9 +528,8 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, S
 
 cudaError_t launch_stream(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   Stream a = {call_of(problem, buffers)};
-  a.pools = static_cast<unsigned char*>(buffers.workspace);
   a.slices = static_cast<uint32_t>(plan.slices);
-  a.pool_bytes = pool_bytes(plan.slices, problem.k, problem.key_bits == 64 ? 16 : 8);
+  a.row_bytes = stream_exchange_bytes(plan.slices, problem.k, problem.key_bits == 64 ? 16 : 8);
   // Each block publishes a key for twice its share of k, so that half of the blocks make a bound, without the slowest
   // ones. With few delegates it publishes one for its share alone.
   const uint32_t even = (a.k + a.slices - 1) / a.slices, twice = (2 * a.k + a.slices - 1) / a.slices;

@@ -26,8 +26,6 @@ namespace jaxgpuops::topk {
 namespace {
 
 struct Wave : Call {
-  unsigned char* reports;
-  int64_t report_bytes;  // of a row
   uint32_t slices;
   uint32_t told;  // elements that a block tells of
   bool deep;      // threads read many vectors: blocks tell a threshold of their own, too
@@ -60,13 +58,13 @@ __device__ __forceinline__ uint32_t share_of_warp(uint32_t block, uint32_t warp,
 // What the blocks of a row tell. Of block b: told[i * slices + b] is its i-th best element for i < a.told, what follows
 // bounds all others (two bounds, both hold for a part of them), and a key that k elements of the block reach.
 template <class Key>
-struct Reports {
+struct Exchange {
   using C = Composite<Key>;
   C* told;
   C* first;  // the best element of each warp
 
-  __device__ Reports(const Wave& a, int64_t row) {
-    told = reinterpret_cast<C*>(a.reports + row * a.report_bytes);
+  __device__ Exchange(const Wave& a, int64_t row) {
+    told = reinterpret_cast<C*>(a.workspace_of(row));
     first = told + a.slices * (a.told + kWaveBounds);
   }
 };
@@ -196,7 +194,7 @@ __global__ void __launch_bounds__(kThreads, 2) wave_kernel(const Wave a) {
     // A second element that equals the best comes after it.
     rest = packing.pack(second, second == best ? min(index + 1, a.length - 1) : dealt.index(mine));
   }
-  const Reports<Key> reports(a, row);
+  const Exchange<Key> exchange(a, row);
   C floor = 0;
   if (a.deep) floor = kth_of_threads(told, a.k);
   __shared__ C board[kWarps * kWaveTold], rests[kWarps];
@@ -211,7 +209,7 @@ __global__ void __launch_bounds__(kThreads, 2) wave_kernel(const Wave a) {
   if (lane < kWaveTold) board[warp * kWaveTold + lane] = kept;
   if (lane == 0) {
     rests[warp] = rest;
-    reports.first[rank * kWarps + warp] = kept;
+    exchange.first[rank * kWarps + warp] = kept;
   }
   __syncthreads();
   static_assert(4 * kWarps * kWaveTold < kThreads && kWarps < 32);
@@ -222,11 +220,11 @@ __global__ void __launch_bounds__(kThreads, 2) wave_kernel(const Wave a) {
 #pragma unroll 4
     for (uint32_t i = tid % 4; i < kWarps * kWaveTold; i += 4) above += board[i] + (i < place) > one;  // some may be 0
     above = sum_of_lanes<4>(above);
-    if (tid % 4 == 0 && above <= a.told) reports.told[above * a.slices + rank] = one;
+    if (tid % 4 == 0 && above <= a.told) exchange.told[above * a.slices + rank] = one;
   } else if (warp == kWarps - 1) {
     rest = largest_of_warp(lane < kWarps ? rests[lane] : C{0});
-    if (lane == 0) reports.told[(a.told + 1) * a.slices + rank] = rest;
-    if (lane == 1) reports.told[(a.told + 2) * a.slices + rank] = floor;
+    if (lane == 0) exchange.told[(a.told + 1) * a.slices + rank] = rest;
+    if (lane == 1) exchange.told[(a.told + 2) * a.slices + rank] = floor;
   }
 }
 
@@ -286,7 +284,7 @@ __device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_byt
   const uint32_t tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
   const int64_t row = blockIdx.x;
   const Packing<Key> packing = Packing<Key>::make(a.length);
-  const Reports<Key> reports(a, row);
+  const Exchange<Key> exchange(a, row);
   const Dealt<Key> dealt(a, row);
 
   if (again) {
@@ -309,13 +307,13 @@ __device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_byt
 #pragma unroll 1
         for (uint32_t i = tid; i < firsts; i += kThreads) {  // a thread looks at the same ones each time
           const uint32_t block = list.blocks[i / kWarps], at = block * kWarps + i % kWarps;
-          const C first = reports.first[at];
+          const C first = exchange.first[at];
           if (first < from) continue;
           best = larger(best, first);
           const uint32_t place = atomicAdd(&s.above, 1u);
           if (place >= kWaveAgain) continue;
           list.warps[place] = share_of_warp(block, i % kWarps, a.slices);
-          if (!last) reports.first[at] = 0;
+          if (!last) exchange.first[at] = 0;
         }
         __syncthreads();
         if (!last || s.above <= most) break;
@@ -395,14 +393,14 @@ __device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_byt
 template <class Key>
 __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant__ Wave a) {
   using C = Composite<Key>;
-  constexpr uint32_t kMine = kMaxWaveReports / kThreads;
+  constexpr uint32_t kMine = kMaxWaveEntries / kThreads;
   extern __shared__ __align__(128) unsigned char shared_bytes[];
   auto& s = *reinterpret_cast<Shared<kThreads, C>*>(shared_bytes);
   C* buffer = reinterpret_cast<C*>(shared_bytes + stream_control_bytes(sizeof(C), kThreads));
   const uint32_t tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
   const int64_t row = blockIdx.x;
   const Packing<Key> packing = Packing<Key>::make(a.length);
-  const Reports<Key> reports(a, row);
+  const Exchange<Key> exchange(a, row);
   const Dealt<Key> dealt(a, row);
   C loose = 0;
   if (tid < dealt.loose()) {
@@ -419,7 +417,7 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
 #pragma unroll
   for (uint32_t j = 0; j < kMine; ++j) {
     const uint32_t i = own + j * kThreads;
-    told[j] = i < entries ? reports.told[i] : C{0};
+    told[j] = i < entries ? exchange.told[i] : C{0};
   }
 #pragma unroll
   for (uint32_t j = 0; j < kMine; ++j) {
@@ -500,11 +498,10 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
 
 cudaError_t launch_wave(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   Wave a = {call_of(problem, buffers)};
-  a.reports = static_cast<unsigned char*>(buffers.workspace);
   a.slices = static_cast<uint32_t>(plan.slices);
   a.told = wave_told(problem.k, plan.slices);
   a.deep = problem.rows.length * problem.key_bits / 8 > int64_t{2 * kWaveLoads * 16} * kThreads * plan.slices;
-  a.report_bytes = wave_report_bytes(problem.k, plan.slices, problem.key_bits == 64 ? 16 : 8);
+  a.row_bytes = wave_exchange_bytes(problem.k, plan.slices, problem.key_bits == 64 ? 16 : 8);
   return dispatch_key(problem.key_bits, [&](auto key) { return run<decltype(key)>(stream, plan, problem, a); });
 }
 
