@@ -1,5 +1,5 @@
-// What the kernels of lanes.cu and tables.cu know of a call. Both cut each row of ids into slices, and the second kernel
-// of tables.cu folds the tables that the slices leave in the workspace.
+// What the kernels of lanes.cu and tables.cu know of a call. Both cut each row of ids into slices, and the second
+// kernel of tables.cu folds the tables that the slices leave in the workspace.
 #pragma once
 
 #include "count/cuda/launch.h"

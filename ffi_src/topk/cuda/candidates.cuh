@@ -95,6 +95,45 @@ __device__ __noinline__ Key kth_of_block(Key value, uint32_t k) {
   return low;
 }
 
+// The same bound for composites, which have no ties, and faster for small k. Values below `floor` count as `floor`.
+template <int kThreads, class C>
+__device__ __forceinline__ C kth_of_composites(C value, uint32_t k, C floor = 0) {
+  constexpr uint32_t kWarps = kThreads / 32;
+  __shared__ C warp_kth[kWarps], warp_least[kWarps];
+  const uint32_t warp = threadIdx.x / 32;
+  value = larger(value, floor);
+  C rest = value, kth = 0;
+#pragma unroll 1
+  for (uint32_t i = 0; i < k; i += kWarps) {
+    kth = largest_of_warp(rest);
+    if (rest == kth) rest = 0;
+  }
+  if (threadIdx.x % 32 == 0) warp_kth[warp] = kth;
+  __syncthreads();
+  const auto least_of_warp = [](C c) { return static_cast<C>(~largest_of_warp(static_cast<C>(~c))); };
+  const C of_warp = warp_kth[threadIdx.x % kWarps];
+  C low = larger(least_of_warp(of_warp), floor), high = largest_of_warp(of_warp);
+  for (uint32_t step = 1; low < high; ++step) {
+    const C middle = high - (high - low) / 2;
+    const uint32_t reached = __syncthreads_count(value >= middle);
+    if (reached >= k) {
+      low = middle;
+      if (reached <= k + (k <= 64 ? k / 2 : k / 8)) break;
+    } else {
+      high = middle - 1;
+    }
+    if (__builtin_expect(step == 8, false)) {  // ties, far from other values: on to what there is
+      const C least = least_of_warp(value >= low ? value : ~C{0}), most = largest_of_warp(value <= high ? value : C{0});
+      if (threadIdx.x % 32 == 0) warp_least[warp] = least, warp_kth[warp] = most;
+      __syncthreads();
+      low = least_of_warp(warp_least[threadIdx.x % kWarps]);
+      high = largest_of_warp(warp_kth[threadIdx.x % kWarps]);
+    }
+  }
+  __syncthreads();
+  return low;
+}
+
 template <int kThreads>
 __device__ __forceinline__ uint32_t spread_index() {
   return (threadIdx.x & 31) * (kThreads / 32) + threadIdx.x / 32;

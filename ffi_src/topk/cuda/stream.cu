@@ -529,7 +529,7 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, S
 cudaError_t launch_stream(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   Stream a = {call_of(problem, buffers)};
   a.slices = static_cast<uint32_t>(plan.slices);
-  a.row_bytes = stream_exchange_bytes(plan.slices, problem.k, problem.key_bits == 64 ? 16 : 8);
+  a.row_bytes = stream_exchange_bytes(plan.slices, problem.k, composite_bytes(problem.key_bits / 8));
   // Each block publishes a key for twice its share of k, so that half of the blocks make a bound, without the slowest
   // ones. With few delegates it publishes one for its share alone.
   const uint32_t even = (a.k + a.slices - 1) / a.slices, twice = (2 * a.k + a.slices - 1) / a.slices;

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "common/ordered_key.h"
+#include "topk/topk.h"
 
 namespace jaxgpuops::topk {
 
@@ -52,7 +53,7 @@ constexpr size_t kReservedShared = 1024;
 // them. A row that fits whole needs no threshold, and may have any k.
 inline StreamShape stream_shape(int key_bytes, int threads, uint32_t length, uint32_t k, int slices,
                                 size_t shared_limit) {
-  const size_t composite = key_bytes == 8 ? 16 : 8;
+  const size_t composite = composite_bytes(key_bytes);
   const size_t control = stream_control_bytes(composite, threads);
   const uint32_t tile = static_cast<uint32_t>(tile_elements(key_bytes, threads));
   const size_t tile_bytes = static_cast<size_t>(tile) * key_bytes;

@@ -101,46 +101,6 @@ __device__ __forceinline__ void best_two(const uint4 (&tile)[kLoads], KeyOrder o
   }
 }
 
-// A lower bound, reached by at least k of the threads' values and by few more, of the k-th largest: as kth_of_block,
-// but of composites, so that ties do not spoil it, and faster for small k. Values below `floor` count as it does.
-// Starts and ends with the block in step.
-template <class C>
-__device__ __forceinline__ C kth_of_threads(C value, uint32_t k, C floor = 0) {
-  __shared__ C warp_kth[kWarps], warp_least[kWarps];
-  const uint32_t warp = threadIdx.x / 32;
-  value = larger(value, floor);
-  C rest = value, kth = 0;
-#pragma unroll 1
-  for (uint32_t i = 0; i < k; i += kWarps) {
-    kth = largest_of_warp(rest);
-    if (rest == kth) rest = 0;
-  }
-  if (threadIdx.x % 32 == 0) warp_kth[warp] = kth;
-  __syncthreads();
-  const auto least_of_warp = [](C c) { return static_cast<C>(~largest_of_warp(static_cast<C>(~c))); };
-  const C of_warp = warp_kth[threadIdx.x % kWarps];
-  C low = larger(least_of_warp(of_warp), floor), high = largest_of_warp(of_warp);
-  for (uint32_t step = 1; low < high; ++step) {
-    const C middle = high - (high - low) / 2;
-    const uint32_t reached = __syncthreads_count(value >= middle);
-    if (reached >= k) {
-      low = middle;
-      if (reached <= k + (k <= 64 ? k / 2 : k / 8)) break;
-    } else {
-      high = middle - 1;
-    }
-    if (__builtin_expect(step == 8, false)) {  // ties, far from other values: on to what there is
-      const C least = least_of_warp(value >= low ? value : ~C{0}), most = largest_of_warp(value <= high ? value : C{0});
-      if (threadIdx.x % 32 == 0) warp_least[warp] = least, warp_kth[warp] = most;
-      __syncthreads();
-      low = least_of_warp(warp_least[threadIdx.x % kWarps]);
-      high = largest_of_warp(warp_kth[threadIdx.x % kWarps]);
-    }
-  }
-  __syncthreads();
-  return low;
-}
-
 template <class Key>
 __global__ void __launch_bounds__(kThreads, 2) wave_kernel(const Wave a) {
   using C = Composite<Key>;
@@ -196,7 +156,7 @@ __global__ void __launch_bounds__(kThreads, 2) wave_kernel(const Wave a) {
   }
   const Exchange<Key> exchange(a, row);
   C floor = 0;
-  if (a.deep) floor = kth_of_threads(told, a.k);
+  if (a.deep) floor = kth_of_composites<kThreads>(told, a.k);
   __shared__ C board[kWarps * kWaveTold], rests[kWarps];
   C kept = 0;
 #pragma unroll
@@ -252,7 +212,7 @@ __device__ __forceinline__ bool few(const Wave& a) { return a.k <= kFew * 7 / 8 
 
 template <class C>
 __device__ __noinline__ C raise(C value, uint32_t k, C floor) {
-  return kth_of_threads(value, k, floor);
+  return kth_of_composites<kThreads>(value, k, floor);
 }
 
 // Shared memory behind the candidates: what is read again.
@@ -431,7 +391,7 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
       best = larger(best, told[j]);
     }
   }
-  C threshold = larger(kth_of_threads(best, a.k), floor);
+  C threshold = larger(kth_of_composites<kThreads>(best, a.k), floor);
   if (a.deep) {
     floor = largest_of_warp(threshold);
     if (lane == 0) s.low[warp] = floor;
@@ -501,7 +461,7 @@ cudaError_t launch_wave(cudaStream_t stream, const Plan& plan, const Problem& pr
   a.slices = static_cast<uint32_t>(plan.slices);
   a.told = wave_told(problem.k, plan.slices);
   a.deep = problem.rows.length * problem.key_bits / 8 > int64_t{2 * kWaveLoads * 16} * kThreads * plan.slices;
-  a.row_bytes = wave_exchange_bytes(problem.k, plan.slices, problem.key_bits == 64 ? 16 : 8);
+  a.row_bytes = wave_exchange_bytes(problem.k, plan.slices, composite_bytes(problem.key_bits / 8));
   return dispatch_key(problem.key_bits, [&](auto key) { return run<decltype(key)>(stream, plan, problem, a); });
 }
 
