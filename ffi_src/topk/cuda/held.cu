@@ -309,7 +309,7 @@ struct Block {
   const Part<Key> part{a, r, rank};
   const Packing<Key> packing{a.length - 1, a.index_bits};
   const uint32_t mine = tid / kChunk * 2 * kChunk + tid % kChunk;  // the thread's first vector
-  // Without them, the later half of a thread's loads has nothing new.
+  // Whether the later half of a thread's loads has anything new: past the end, it loads its first vector again.
   const bool many = kHeldLoads * kThreads < part.vectors;
   uint4 held[kHeldLoads];  // the thread's part of the first half
   Key loose = 0;

@@ -566,7 +566,7 @@ cudaError_t run(cudaStream_t stream, const Problem& problem, Sieve a) {
   // Where few threads are enough, those of one stream would be, and its neighbours may be alike.
   a.by_streams = reach(kStreams) <= kStreams / 2;
   a.reach = static_cast<uint32_t>(reach(a.by_streams ? kStreams : kThreads));
-  // Such elements of a sample, of equal ones in streams of neighbours, with six deviations to spare.
+  // The elements of a sample that are among the k best, with six deviations and a stream of equal ones to spare.
   const double of_sample = share * kSample;
   a.ties = static_cast<uint32_t>(of_sample + 6 * std::sqrt(of_sample) + 5 + kSample / kStreams);
   Launch shape;

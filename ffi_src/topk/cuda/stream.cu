@@ -246,7 +246,7 @@ struct Block {
     return loaded * kVector == 32 ? ~0u : (1u << (loaded * kVector)) - 1;
   }
 
-  // A threshold that the first k elements of the tile with this key, or a larger one, reach, if there are k.
+  // A threshold with an index: of the elements of the tile with this key or a larger one, only the first k reach it.
   __device__ __forceinline__ C ties(Key key) {
     const uint32_t there = present();
     uint32_t found = 0;

@@ -220,7 +220,7 @@ template <class Key>
 struct Again {
   uint32_t* warps;      // those that are read again now
   uint32_t* blocks;     // those that may hold more than they told
-  unsigned char* more;  // whether a block is one of these
+  unsigned char* more;  // for each block, whether it is in `blocks`
 
   __device__ explicit Again(Composite<Key>* buffer) {
     warps = reinterpret_cast<uint32_t*>(buffer + kWaveRoom);
@@ -288,7 +288,7 @@ __device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_byt
       for (uint32_t start = 0; start < reads; start += kWarps) {
         const uint32_t read = start + warp, round = read / chosen * kReads;
         const uint32_t vector = round * dealt.threads + list.warps[read % chosen] * 32 + lane;
-        const uint32_t rounds = max(dealt.rounds, round) - round;  // none for what is beyond the last read
+        const uint32_t rounds = max(dealt.rounds, round) - round;  // 0 beyond the last round
         const auto index = [&](uint32_t j) { return dealt.index(vector + j / kVector * dealt.threads) + j % kVector; };
         const auto at = [&](uint32_t j) { return packing.pack(encode(dealt.x[index(j)], a.order), index(j)); };
         uint4 words[kReads];
