@@ -34,6 +34,15 @@ def paths(request, monkeypatch):
     jax.clear_caches()
 
 
+# Plain JAX has one rule for both tiers.
+tiers_and_paths = pytest.mark.parametrize(
+    "module, paths",
+    [(jaxgpuops, ""), (jaxgpuops.lax, ""), (jaxgpuops.lax, "all")],
+    indirect=["paths"],
+    ids=["public-kernels", "lax-kernels", "lax-plain JAX"],
+)
+
+
 def x64(dtype):
     """64-bit arrays exist in JAX only where they are enabled."""
     return jax.enable_x64(np.dtype(dtype) == np.dtype("float64"))
@@ -540,7 +549,7 @@ def relative_error(reference):
     return reference._exponent() + 4 * scan_reference.eps(reference.dtype)
 
 
-@tiers
+@tiers_and_paths
 @pytest.mark.parametrize("dtype", FLOATS[:2] + FLOATS[3:], ids=str)
 def test_derivatives_of_logsumexp_at_large_logits(paths, module, dtype):
     rng = np.random.default_rng(0)
@@ -573,7 +582,7 @@ def test_derivatives_of_logsumexp_at_large_logits(paths, module, dtype):
                 assert_close(tangent, terms.sum(-1), bound)
 
 
-@tiers
+@tiers_and_paths
 @pytest.mark.parametrize("dtype", FLOATS[:2] + FLOATS[3:], ids=str)
 def test_cross_entropy_at_large_logits(paths, module, dtype):
     rng = np.random.default_rng(0)

@@ -294,7 +294,7 @@ def grad_of_vmap(fn, case):
     return jax.grad(loss(jax.vmap(fn, in_axes=1)))(*case.examples(3, 1))
 
 
-@check(every=True)
+@check()
 def grad_of_vmap_over_others(fn, case):
     x, *others = case.example()[:1] + case.examples(3)[1:]  # x is shared by the batch: its gradient is a sum
     return jax.grad(loss(jax.vmap(fn, in_axes=(None, *(0 for _ in others)), axis_size=3)))(x, *others)
