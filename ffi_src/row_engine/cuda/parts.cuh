@@ -169,7 +169,7 @@ struct Held {
     }
   }
 
-  // Of every column.
+  // The peak of every column.
   __device__ void peaks(const typename P::Args& args, Acc (&peak)[kWidth]) const {
     if constexpr (P::kPackedPeak && kPacks) {
 #pragma unroll

@@ -97,8 +97,8 @@ __device__ __forceinline__ void sort_over_team(float (&v)[kCount]) {
   for (int i = 0; i < kCount; ++i) v[i] *= turn(turned);
 }
 
-// The k-th largest of two keys or floats a lane, k <= kTeam. With i of the k of the one kind and k - i of the other,
-// both sorted, it is the least of these, for the best i.
+// The k-th largest of the team's values, two a lane (a and b), k <= kTeam. Both are sorted over the team. If i of the k
+// largest are from a and k - i from b, it is the lesser of a's i-th and b's (k - i)-th; the right i gives the largest.
 template <int kTeam, class V>
 __device__ __forceinline__ V kth_of_pairs(V a, V b, uint32_t k) {
   V v[2] = {a, b};
