@@ -13,7 +13,7 @@ constexpr int64_t kMaxRounds = 64;
 // are read as flat rows.
 constexpr int64_t kWalkedAlone = 24, kWalkPositions = 16;
 constexpr int64_t kMostWalked = 1024, kFewColumns = 64, kManyColumns = 256;
-constexpr int64_t kFlatThreads = 256;  // of a block, where blocks share a flat row
+constexpr int64_t kFlatThreads = 256;  // where a flat row is divided
 constexpr int64_t kFlatBlocks = 256;   // for a flat row, at most
 constexpr int64_t kFlatParts = 3;      // fewer are not worth more kernels
 constexpr int64_t kFlatVectors = 4;    // of a lane that has a part of a short flat row
