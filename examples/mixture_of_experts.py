@@ -18,7 +18,7 @@ import jaxgpuops
 with contextlib.suppress(RuntimeError):  # that JAX has started
     jax.config.update("jax_num_cpu_devices", 8)
 
-EXPERTS, ACTIVE, WIDTH, HIDDEN, STEPS, RATE = 16, 2, 64, 32, 60, 0.3
+EXPERTS, ACTIVE, WIDTH, HIDDEN, STEPS, RATE = 16, 2, 64, 32, 40, 0.4
 GATE = {"score": "sigmoid", "groups": 4, "topk_groups": 2}
 EXPERT_PARAMETERS = ("gate", "up", "down")
 

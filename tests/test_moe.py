@@ -132,8 +132,14 @@ def test_gradients():
             np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("inner", [(), (1,), (5,), (16,), (3, 24), (0,), (1000,)])
+INNER = [(), (1,), (5,), (16,), (3, 24), (0,), (1000,)]
+
+
+@pytest.mark.parametrize(
+    "dtype, inner",
+    # The sizes differ in how rows are read, which depends on the width of the dtype: some with a tail, some without.
+    [(dtype, inner) for dtype in DTYPES for inner in (INNER if dtype in ("float32", "bfloat16") else [(5,), (3, 24)])],
+)
 @pytest.mark.parametrize("tokens, k, align", [(21, 3, 4), (0, 2, 4), (7, 1, 1), (5, 9, 1)])
 def test_gradients_of_combine(tokens, k, align, inner, dtype):
     """Both from one read; whole numbers, and dropped assignments, whose weights have none."""
@@ -352,9 +358,8 @@ def test_a_route_is_a_gate_and_its_plan():
     assert (np.unique(np.asarray(ids) // 4 + 10 * np.arange(30)[:, None]).size) <= 60  # two groups a token
 
 
-@pytest.mark.parametrize("capacity", [None, 7])
 @pytest.mark.parametrize("score", ["softmax", "sigmoid", "sqrt_softplus"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("dtype, capacity", [("float32", None), ("float32", 7), ("bfloat16", 7), ("float64", None)])
 def test_losses_of_a_route(dtype, score, capacity):
     """Values and gradients are those of the functions one by one, of batches, too."""
     with jax.enable_x64(dtype == "float64"):

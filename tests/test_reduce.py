@@ -37,14 +37,31 @@ def values(rng, shape, dtype):
 
 def check(name, arrays, axis=-1, where=None):
     """The public function against NumPy, in the widest type; integers exactly."""
+    with x64(arrays[0].dtype):
+        y = np.asarray(getattr(jaxgpuops, name)(*arrays, axis=axis, where=where))
+    compare(y, name, arrays, axis, where)
+
+
+def check_all(calls):
+    """Several calls (name, arrays, options) of one dtype, in one program: most of a test's time goes into compiling."""
+
+    @jax.jit
+    def results(arrays):
+        return [getattr(jaxgpuops, name)(*of, **options) for of, (name, _, options) in zip(arrays, calls, strict=True)]
+
+    with x64(calls[0][1][0].dtype):
+        found = [np.asarray(y) for y in results([arrays for _, arrays, _ in calls])]
+    for y, (name, arrays, options) in zip(found, calls, strict=True):
+        compare(y, name, arrays, **options)
+
+
+def compare(y, name, arrays, axis=-1, where=None):
     dtype = arrays[0].dtype
     axes = tuple(range(arrays[0].ndim)) if axis is None else axis
     is_float = reference.is_float(dtype)
     mask = np.ones(arrays[0].shape, bool) if where is None else np.broadcast_to(where, arrays[0].shape)
     wide = np.longdouble if is_float or name == "mean" else dtype
     x = functools.reduce(np.multiply, (a.astype(wide) for a in arrays))
-    with x64(dtype):
-        y = np.asarray(getattr(jaxgpuops, name)(*arrays, axis=axis, where=where))
     if name in ("max", "min"):
         identity = scan_reference.identity(f"cum{name}", dtype)
         fold = np.max if name == "max" else np.min
@@ -237,19 +254,26 @@ def test_many_short_rows(n):
     """More than a strip of them, of which the last one is not full. Each has the bits that it has alone."""
     rng = np.random.default_rng(0)
     where = rng.random((2100, n)) < 0.8
-    for name, dtype in itertools.product(NAMES, ("float32", "float64", ml_dtypes.bfloat16, "int8", "uint16")):
-        arrays = [values(rng, (2100, n), dtype) for _ in range(1 + (name == "dot"))]
-        check(name, arrays)
-        check(name, arrays, where=where)
-        check(name, arrays, where=where[0])
+    for dtype in ("float32", "float64", ml_dtypes.bfloat16, "int8", "uint16"):
+        operands = {name: [values(rng, (2100, n), dtype) for _ in range(1 + (name == "dot"))] for name in NAMES}
+        calls = [
+            (name, arrays, {"where": mask}) for name, arrays in operands.items() for mask in (None, where, where[0])
+        ]
         if dtype == "float32":
-            fn = getattr(jaxgpuops, name)
-            np.testing.assert_array_equal(fn(*arrays)[-3:], fn(*(x[-3:] for x in arrays)))
-            # Four side by side.
-            arrays = [x.reshape(525, n, 4) for x in arrays]
-            check(name, arrays, axis=1)
-            check(name, arrays, axis=1, where=where.reshape(525, n, 4))
-            np.testing.assert_array_equal(fn(*arrays, axis=1)[-3:], fn(*(x[-3:] for x in arrays), axis=1))
+            beside = {name: [x.reshape(525, n, 4) for x in arrays] for name, arrays in operands.items()}  # four
+            for mask in (None, where.reshape(525, n, 4)):
+                calls += [(name, arrays, {"axis": 1, "where": mask}) for name, arrays in beside.items()]
+
+            @jax.jit
+            def results(operands, beside):
+                return [
+                    getattr(jaxgpuops, name)(*arrays[name], axis=1) for arrays in (operands, beside) for name in NAMES
+                ]
+
+            last = [{name: [x[-3:] for x in arrays] for name, arrays in of.items()} for of in (operands, beside)]
+            for y, alone in zip(results(operands, beside), results(*last), strict=True):
+                np.testing.assert_array_equal(y[-3:], alone)
+        check_all(calls)
 
 
 @pytest.mark.parametrize("n", [7, 1000, 40_000])

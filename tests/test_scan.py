@@ -335,7 +335,7 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(n):
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize("n", [1, 2, 3, 8])
+@pytest.mark.parametrize("n", [1, 3, 8])
 def test_many_short_rows(n, axis):
     """More than there are lanes, in both layouts. Rows of a batch have the bits that they have alone."""
     rng = np.random.default_rng(0)

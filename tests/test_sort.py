@@ -1,6 +1,7 @@
 """Values of `jaxgpuops.sort`, `argsort`, `sort_key_val` and `jaxgpuops.lax.sort`, against NumPy and jax.lax."""
 
 import functools
+import itertools
 
 import hypothesis
 import hypothesis.strategies as st
@@ -34,15 +35,19 @@ def check(x, axis=-1, descending=False):
     order = order_of(x, axis, descending)
     expected = np.take_along_axis(reference.bits(x), order, axis)
     places = np.arange(x.size, dtype=np.int32).reshape(x.shape)
+    flags = {"axis": axis, "descending": descending}
+
+    @jax.jit
+    def results(x, places):
+        return jaxgpuops.argsort(x, **flags), jaxgpuops.sort(x, **flags), jaxgpuops.sort_key_val(x, places, **flags)
+
     with x64(x.dtype):
-        flags = {"axis": axis, "descending": descending}
-        indices = jaxgpuops.argsort(x, **flags)
-        assert indices.dtype == np.int32
-        np.testing.assert_array_equal(indices, order)
-        np.testing.assert_array_equal(reference.bits(jaxgpuops.sort(x, **flags)), expected)
-        keys, values = jaxgpuops.sort_key_val(x, places, **flags)
-        np.testing.assert_array_equal(reference.bits(keys), expected)
-        np.testing.assert_array_equal(values, np.take_along_axis(places, order, axis))
+        indices, alone, (keys, values) = results(x, places)
+    assert indices.dtype == np.int32
+    np.testing.assert_array_equal(indices, order)
+    for out in (alone, keys):
+        np.testing.assert_array_equal(reference.bits(out), expected)
+    np.testing.assert_array_equal(values, np.take_along_axis(places, order, axis))
 
 
 SHAPES = st.one_of(
@@ -88,17 +93,22 @@ def test_segments(dtype):
     every_length = np.cumsum([0, *range(24)])  # 276
     many = np.sort(rng.integers(0, n, 300))  # more than a byte can number
     hostile = [np.array([0, 301]), np.array([7]), np.array([-9, 40, 30, 35, 50, 9999]), np.array([0, 0, 0, 5, 5])]
+    cases = list(itertools.product((every_length, many, *hostile), (False, True)))
+
+    @jax.jit
+    def results(x, offsets):
+        given = [{"descending": descending, "offsets": of} for of, (_, descending) in zip(offsets, cases, strict=True)]
+        return [(jaxgpuops.argsort(x, **each), jaxgpuops.sort(x, **each)) for each in given]
+
     with x64(dtype):
         for x in (reference.random_bits(rng, (n,), dtype), rng.choice(reference.special_values(dtype), n)):
-            for offsets in (every_length, many, *hostile):
-                for descending in (False, True):
-                    order = np.arange(n)
-                    for begin, end in segments_of(offsets, n):
-                        order[begin:end] = begin + order_of(x[begin:end], 0, descending)
-                    given = {"descending": descending, "offsets": offsets.astype(np.int32)}
-                    np.testing.assert_array_equal(jaxgpuops.argsort(x, **given), order)
-                    out = jaxgpuops.sort(x, **given)
-                    np.testing.assert_array_equal(reference.bits(out), reference.bits(x)[order])
+            all_results = results(x, [offsets.astype(np.int32) for offsets, _ in cases])
+            for (offsets, descending), (indices, out) in zip(cases, all_results, strict=True):
+                order = np.arange(n)
+                for begin, end in segments_of(offsets, n):
+                    order[begin:end] = begin + order_of(x[begin:end], 0, descending)
+                np.testing.assert_array_equal(indices, order)
+                np.testing.assert_array_equal(reference.bits(out), reference.bits(x)[order])
 
 
 def test_segments_of_columns_and_batches():

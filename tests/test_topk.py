@@ -1,6 +1,7 @@
 """Values of `jaxgpuops.topk` and `jaxgpuops.lax.top_k`: every dtype, flag and bit pattern, against NumPy and jax.lax."""
 
 import functools
+import itertools
 
 import hypothesis
 import hypothesis.strategies as st
@@ -291,17 +292,27 @@ def test_segments(dtype):
     rng = np.random.default_rng(0)
     n, k = 200, 7
     ragged = np.cumsum([3, *range(15)])
+    cases = list(
+        itertools.product(
+            (ragged, np.array([0, 200]), np.array([-3, 90, 50, 60, 1000])),
+            ({}, {"largest": False}, {"sorted": False}),
+        )
+    )
+
+    @jax.jit
+    def results(x, offsets):
+        return [jaxgpuops.topk(x, k, offsets=of, **flags) for of, (_, flags) in zip(offsets, cases, strict=True)]
+
     for x in (reference.random_bits(rng, (n,), dtype), rng.choice(reference.special_values(dtype), n)):
-        for offsets in (ragged, np.array([0, 200]), np.array([-3, 90, 50, 60, 1000])):
+        with x64(dtype):
+            all_results = results(x, [offsets for offsets, _ in cases])
+        for (offsets, flags), (values, indices) in zip(cases, all_results, strict=True):
             ends = np.maximum.accumulate(np.clip(offsets, 0, n))
-            for flags in ({}, {"largest": False}, {"sorted": False}):
-                with x64(dtype):
-                    values, indices = jaxgpuops.topk(x, k, offsets=offsets, **flags)
-                assert values.shape == indices.shape == (len(offsets) - 1, k)
-                for s, (begin, end) in enumerate(zip(ends[:-1], ends[1:], strict=True)):
-                    bits, expected = filled(x[begin:end], k, flags.get("largest", True), flags.get("sorted", True))
-                    np.testing.assert_array_equal(indices[s], np.where(expected < 0, -1, expected + begin))
-                    same_but_for_payloads(values[s], bits)
+            assert values.shape == indices.shape == (len(offsets) - 1, k)
+            for s, (begin, end) in enumerate(zip(ends[:-1], ends[1:], strict=True)):
+                bits, expected = filled(x[begin:end], k, flags.get("largest", True), flags.get("sorted", True))
+                np.testing.assert_array_equal(indices[s], np.where(expected < 0, -1, expected + begin))
+                same_but_for_payloads(values[s], bits)
 
 
 def test_gradients_of_lengths_and_segments():

@@ -387,7 +387,6 @@ COUNT_CASES = [
         lambda x, ids: jax.ops.segment_sum(x, ids[:, 0, 0], 3),
         x_and_row_ids,
         forward=False,
-        representative=True,
     ),
     Case(
         "segment_sum-shared",

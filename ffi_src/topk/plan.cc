@@ -125,7 +125,7 @@ bool has_clusters(const Gpu& gpu) { return gpu.max_cluster >= 16; }
 
 // Decides how many blocks share a row: those of a cluster, or those of a grid with a second kernel that merges.
 void share_rows(Plan& plan, Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t workspace_bytes) {
-  const int64_t composite = key_bytes == 8 ? 16 : 8;
+  const int64_t composite = composite_bytes(key_bytes);
   if (rows.length <= whole_row_elements(key_bytes, plan.shared_limit)) return;
   // As many blocks as fill the device, each with at least a tile to read.
   const int64_t tile = tile_elements(key_bytes, plan.threads);
@@ -138,13 +138,14 @@ void share_rows(Plan& plan, Rows rows, int64_t k, int key_bytes, const Gpu& gpu,
     return;
   }
   slices = std::min<int64_t>(slices, plan.threads);
-  while (slices > 1 && workspace_bytes >= 0 && rows.inner * pool_bytes(slices, k, composite) > workspace_bytes)
+  while (slices > 1 && workspace_bytes >= 0 &&
+         rows.inner * stream_exchange_bytes(slices, k, composite) > workspace_bytes)
     --slices;
   if (slices <= 1) return;
   plan.algorithm = Algorithm::kGrid;
   plan.slices = static_cast<int>(slices);
   plan.overlap = gpu.dependent_launch;
-  plan.workspace_bytes = rows.inner * pool_bytes(slices, k, composite);
+  plan.workspace_bytes = rows.inner * stream_exchange_bytes(slices, k, composite);
 }
 
 // Few rows get one block of 512 threads on each multiprocessor, so that each row has the most bytes in flight. If rows
@@ -172,17 +173,17 @@ Plan plan_stream(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t wo
 // Else there are two, so that more loads are in flight.
 Plan plan_wave(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t workspace_bytes) {
   Plan plan;
-  const int64_t vectors = rows.length * key_bytes / 16, composite = key_bytes == 8 ? 16 : 8;
+  const int64_t vectors = rows.length * key_bytes / 16, composite = composite_bytes(key_bytes);
   int64_t slices = std::min(gpu.multiprocessors / rows.count(), ceil_div(vectors, 2 * kWaveThreads));
   if (slices * kWaveLoads * kWaveThreads < vectors) slices = 2 * gpu.multiprocessors / rows.count();
-  while (slices > 1 && workspace_bytes >= 0 && wave_report_bytes(k, slices, composite) > workspace_bytes) --slices;
+  while (slices > 1 && workspace_bytes >= 0 && wave_exchange_bytes(k, slices, composite) > workspace_bytes) --slices;
   if (slices <= 1 || !wave_tells_enough(k, slices)) return plan;
   plan.algorithm = Algorithm::kWave;
   plan.threads = kWaveThreads;
   plan.slices = static_cast<int>(slices);
   plan.overlap = gpu.dependent_launch;
   plan.blocks = rows.count() * slices;
-  plan.workspace_bytes = wave_report_bytes(k, slices, composite);
+  plan.workspace_bytes = wave_exchange_bytes(k, slices, composite);
   plan.shared_limit = gpu.shared_bytes;
   plan.shared_bytes = static_cast<int64_t>(wave_shared_bytes(composite));
   return plan;
@@ -197,12 +198,12 @@ Plan plan_sieve(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t wor
   if (most == 0 || rows.length < 16 * k) return plan;
   int64_t slices = std::clamp<int64_t>(gpu.multiprocessors / rows.count(), 1, most);
   if (workspace_bytes >= 0)
-    while (slices > 1 && sieve_workspace_bytes(slices) > workspace_bytes) --slices;
+    while (slices > 1 && sieve_exchange_bytes(slices) > workspace_bytes) --slices;
   plan.algorithm = Algorithm::kSieve;
   plan.threads = kSieveThreads;
   plan.slices = static_cast<int>(slices);
   plan.blocks = rows.count() * slices;
-  if (slices > 1) plan.workspace_bytes = sieve_workspace_bytes(slices);
+  if (slices > 1) plan.workspace_bytes = sieve_exchange_bytes(slices);
   plan.shared_limit = gpu.shared_bytes;
   plan.shared_bytes = static_cast<int64_t>(whole ? kWholeShared : kSieveShared);
   return plan;
@@ -216,7 +217,7 @@ Plan plan_radix(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu
   plan.blocks = shape.tiles * std::min(rows.count(), kMaxRadixRows);
   plan.workspace_bytes = rows.inner * shape.bytes;
   plan.shared_limit = gpu.shared_bytes;
-  plan.shared_bytes = radix_tile(key_bytes) * (key_bytes == 8 ? 16 : 8);
+  plan.shared_bytes = radix_tile(key_bytes) * composite_bytes(key_bytes);
   return plan;
 }
 
@@ -243,7 +244,7 @@ Plan plan_argmax(Rows rows, int key_bits, const Gpu& gpu, int64_t workspace_byte
   Plan plan;
   if (rows.count() == 0) return plan;
   plan.algorithm = Algorithm::kArgmax;
-  const int64_t key_bytes = key_bits / 8, candidate = key_bits == 64 ? 16 : 8;
+  const int64_t key_bytes = key_bits / 8, candidate = composite_bytes(key_bytes);
   const ArgmaxShape shape = argmax_shape(rows, static_cast<int>(key_bytes), true);
   plan.lanes = shape.form == ArgmaxForm::kTiles ? 1 << shape.lane_bits : shape.threads;
   plan.threads = static_cast<int>(ceil_div(shape.threads, 32) * 32);

@@ -22,4 +22,7 @@ struct ArgProblem {
   ArgOrder order;
 };
 
+// The size of a key with its index, as one integer (a composite) or side by side.
+constexpr int64_t composite_bytes(int64_t key_bytes) { return key_bytes == 8 ? 16 : 8; }
+
 }  // namespace jaxgpuops::topk

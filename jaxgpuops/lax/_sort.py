@@ -86,7 +86,7 @@ def _within_segments(order: jax.Array, offsets: jax.Array, axis: int, split) -> 
     """The order of each segment alone, from that of the whole axis. What is in no segment stays where it is."""
     length, count = order.shape[axis] if split is None else split.length, offsets.shape[0]
     follow = functools.partial(take_along_axis, axis=axis, split=split, permutes=True)
-    # How many offsets are at or before a place says which segment it is in; the fewest bits that can are sorted fastest.
+    # The number of offsets at or before a place says which segment it is in. Keys of few bits are sorted faster.
     passed = cumsum(bincount(bounds(offsets, length), 0, length + 1), 0)[:length]
     passed = passed.astype(np.min_scalar_type(count))
     ids = lax.broadcast_in_dim(passed if split is None else split.part_of(passed, 0), order.shape, (axis,))
@@ -234,7 +234,7 @@ def _ranked_fallback(x, ranks, *, axis):
     return own, jnp.isnan(last)
 
 
-# A primitive so that where the axis is split over devices, no more crosses than what is taken and a bit a row.
+# This is a primitive so that devices of a split axis exchange only what is taken, and one bit for each row.
 ranked_p = Kernel(
     "ranked",
     results=lambda x, ranks, *, axis: [(ranks.shape[axis], x.dtype), (1, np.bool_)],

@@ -32,7 +32,7 @@ def _take_fallback(x, indices, *, axis, permutes=False):
 
 def _put_fallback(updates, indices, *, axis, length, along=None, permutes=False, drops=False):
     others = tuple(d for d in range(updates.ndim) if d != axis)
-    length = updates.shape[axis] if permutes else length  # that of a part may have been asked for
+    length = updates.shape[axis] if permutes else length  # on a part of a split axis, `length` is that of the whole
     dims = lax.ScatterDimensionNumbers(
         update_window_dims=(),
         inserted_window_dims=(axis,),

@@ -475,8 +475,8 @@ CUMULATIVE = {
 }
 
 # ---- A split axis -----------------------------------------------------------------------------------------------------
-# What each device has is folded; these folds are gathered and scanned, and each device scans its part from what comes
-# before it. (Of linear recurrences the fold is the end of a scan.)
+# Each device folds its part. The folds are gathered and scanned, and each device scans its part from the fold of what
+# comes before it. (The fold of a linear recurrence is the last value of its scan.)
 
 
 def _before_part(ends, axis, reverse, split):

@@ -62,9 +62,9 @@ def _statistics(split, x, scale, bias, mask, axis, factor):
     operands = given(x, scale, bias, mask)
     own = logsumexp_p.primitive.bind(*operands, axis=axis, query_axis=None, parts=True, **flags)
     m, log_sum = (lax.expand_dims(a, (axis,)) for a in own)
-    # Of a row without a finite maximum the kernel gives 0 for it, and what it is for the logarithm.
+    # If the maximum of a row is not finite, the kernel returns 0 for it, and the maximum itself as the logarithm.
     most = jnp.where(jnp.isfinite(log_sum), m, log_sum)
-    if factor == 1 and scale is None and bias is None:  # it is an element: as short as these
+    if factor == 1 and scale is None and bias is None:  # the maximum is an element of x, and crosses in its dtype
         most = most.astype(x.dtype)
     most = split.max(most).astype(m.dtype)
     most = jnp.where(jnp.isfinite(most), most, np.zeros((), m.dtype))
@@ -129,7 +129,7 @@ def _cross_entropy_rows(split, logits, labels, where, axis, label_smoothing, z_l
     own = labels - split.start()
     is_own = (own >= 0) & (own < split.part)
     at_label = wide(jnp.take_along_axis(logits, jnp.where(is_own, own, 0), axis, mode="promise_in_bounds"))
-    # What the loss subtracts, a sum with weights of the logits: one number a row with smoothing, too.
+    # The loss subtracts a weighted sum of the logits of a row. It is one number, with smoothing, too.
     target = jnp.where(is_own, at_label if not label_smoothing else (1 - label_smoothing) * at_label, 0)
     if label_smoothing:
         z = wide(split.fill(logits, axis, 0))

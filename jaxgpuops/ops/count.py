@@ -125,7 +125,7 @@ def _segments(kernel, data, ids, axis, length, sorted, split) -> Any:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5, 6))
-def _reduced(data, ids, name, axis, length, sorted, shape):  # that of the data, for the backward pass
+def _reduced(data, ids, name, axis, length, sorted, shape):  # shape: of the data, for the backward pass
     return _lax.segments(SEGMENT_KERNELS[name], data, ids, axis, length, sorted)
 
 
@@ -272,7 +272,7 @@ def _jitted_take(table, ids):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def _taken(table, ids, length, along, fill=True):  # of the table's rows, what the backward pass must know
+def _taken(table, ids, length, along, fill=True):  # length: of the table, for the backward pass
     return _lax.take_rows(table, ids, 0, False, fill)
 
 

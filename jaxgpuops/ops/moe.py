@@ -228,7 +228,7 @@ def _jitted_dispatch(x, plan):
     return _dispatch(*operands, axis, choices, jax.typeof(operands[0]))
 
 
-def _dispatched(x, assignment_of_row, row_of_assignment, axis, choices, aval):  # that of x, for the backward pass
+def _dispatched(x, assignment_of_row, row_of_assignment, axis, choices, aval):  # aval: of x, for the backward pass
     return moe_dispatch_p(x, assignment_of_row, row_of_assignment, axis=axis, choices=choices)[0]
 
 
@@ -289,7 +289,7 @@ def _jitted_combine(y, plan, weights):
     return _combine(*operands, *(() if len(operands) == 4 else (None,)), axis, choices, avals)
 
 
-def _combined(y, assignment_of_row, row_of_assignment, weights, axis, choices, avals):  # those of y and weights
+def _combined(y, assignment_of_row, row_of_assignment, weights, axis, choices, avals):  # avals: of y and weights
     more = _arguments.given(weights)
     return moe_combine_p(y, row_of_assignment, assignment_of_row, *more, axis=axis, choices=choices)[0]
 

@@ -193,10 +193,10 @@ def _between(low, high, share, places, along, method):
     if method == "midpoint":
         between = low * half + high * half
     else:
-        low = jnp.where(share == one, high, low)  # where it was rounded
+        low = jnp.where(share == one, high, low)  # no infinity times 0, where share has been rounded to 1
         step = high - low
         near = jnp.where(share < half, low + step * share, high - step * (one - share))
-        # A step from or to an infinity, or one that overflows.
+        # The step is not finite if an end is infinite, or if it overflows.
         between = jnp.where(jnp.isfinite(step), near, low * (one - share) + high * share)
     return jnp.where(along(places[0] == places[1]), low, between)
 
@@ -219,7 +219,9 @@ def _weighted(rows, q, weights, axis, wide):
     sums = cumsum(weights, axis)
     total = lax.slice_in_dim(sums, length - 1, length, axis=axis)
     share = sums / total
-    share = jnp.where(share == np.zeros((), wide), np.array(-1, wide), share)  # no quantile is of weight 0
+    share = jnp.where(
+        share == np.zeros((), wide), np.array(-1, wide), share
+    )  # elements before the first weight are never taken
     queries = q.astype(wide).reshape(*(1,) * axis, -1, *(1,) * (rows.ndim - 1 - axis))
     queries = jnp.broadcast_to(queries, (*rows.shape[:axis], q.size, *rows.shape[axis + 1 :]))
     place = _lax.searchsorted(*align(share, queries), axis)

@@ -237,7 +237,7 @@ def _backward(name, axis, factor, query_axis, residuals, ct):
         [dz] = primitives.logsumexp_vjp_p(x, *rows, *rest, **params)
         dx, dscale, dbias = primitives.logit_cotangents(dz, x, scale, bias, factor)
     else:
-        # By the kernel that multiplies the cotangent of the logits already: it is that of x alone that mostly is needed.
+        # Most calls need the cotangent of x only, so the kernel also multiplies by the scale.
         dx, dscale, dbias = pull(scale, factor), None, None
         if scale is not None or bias is not None:
             dz = dx if scale is None and factor == 1 else pull(None, 1.0)

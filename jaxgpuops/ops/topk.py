@@ -137,8 +137,8 @@ def _of_lengths(x, lengths, k, axis, largest, sorted, names):
     lengths = _arguments.broadcasting(op, "lengths", lengths, (*x.shape[:axis], *x.shape[axis + 1 :]))
     lengths = jnp.expand_dims(lengths, axis)
     places = lambda y: jax.lax.broadcasted_iota(np.int32, y.shape, axis)
-    # Keys, not values: XLA may lose what tells NaNs of 8 bits apart. No key is after padding's: of equal ones, the last
-    # ones are padding's.
+    # Keys, not values: XLA may lose what tells NaNs of 8 bits apart. No key comes after that of padding; of equal keys,
+    # padding comes last.
     keys = to_keys(x)
     last = np.asarray(0 if largest else jnp.iinfo(keys.dtype).max, keys.dtype)
     own = places(keys) if split is None else split.positions(keys.shape, axis)
@@ -174,7 +174,7 @@ def _of_segments(x, offsets, k, axis, largest, sorted, names):
 
 def _of_segments_of_row(x, offsets, length, k, largest, sorted, split):
     fill = identity("max" if largest else "min", x.dtype)
-    if length == 0:  # of which JAX gathers nothing, not even what to fill with
+    if length == 0:  # JAX does not gather from it, not even the fill value
         shape = (offsets.shape[0] - 1, k)
         return TopK(jnp.full(shape, fill), jnp.full(shape, np.int32(-1)))
     order = permutation([to_keys(x)], 0, largest, split, offsets)
@@ -185,7 +185,7 @@ def _of_segments_of_row(x, offsets, length, k, largest, sorted, split):
     if not sorted:
         [indices] = sort_p(indices, axis=1, descending=False, values=True, indices=False)
     there = indices < length
-    # No index comes twice, so that the gradient's scatter needs no atomics; those out of range are told apart, too.
+    # No index occurs twice, so that the gradient's scatter needs no atomics: indices out of range differ, too.
     own = jnp.where(there, indices, length + jnp.arange(indices.size, dtype=np.int32).reshape(indices.shape))
     values = x.at[own].get(mode="fill", fill_value=fill, unique_indices=True) if split is None else _at(x, own, split)
     return TopK(jnp.where(there, values, fill), jnp.where(there, indices, -1))
@@ -195,14 +195,14 @@ def _at(x, places, split):
     """Elements of one dimension; of one that is split, anything where places are out of range."""
     if split is None:
         return x.at[places].get(mode="promise_in_bounds")
-    # So few at a time that devices exchange them, and not x.
+    # In parts that are shorter than x: then devices exchange what is taken, and not x.
     flat, most = places.ravel(), max(1, split.length - 1)
     parts = [take_along_axis(x, flat[i : i + most], 0, split) for i in range(0, max(1, flat.size), most)]
     return jnp.concatenate(parts).reshape(places.shape)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4, 5))
-def _topk(x, size, k, axis, largest, sorted):  # `size` is what the backward pass must know of the axis
+def _topk(x, size, k, axis, largest, sorted):  # size: of the axis, for the backward pass
     return TopK(*top_k_p(x, axis=axis, k=k, largest=largest, sorted=sorted))
 
 

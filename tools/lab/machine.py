@@ -129,3 +129,23 @@ def random_rows(rng):
     inner = 1 if rng.random() < 0.6 else log_uniform(rng, 2, 4096)
     length = log_uniform(rng, 2, 1 << 22)
     return log_uniform(rng, 1, max(1, (1 << 25) // (length * inner))), length, inner
+
+
+def random_shape(rng, largest):
+    """An array of at most about `largest` elements, and an axis; there may be several dimensions on each side of it."""
+    size = int(np.exp(rng.uniform(0, np.log(largest))))
+    length = int(np.exp(rng.uniform(0, np.log(size + 1))))
+    if rng.random() < 0.45:  # near a power of two
+        length = max(1, (1 << length.bit_length() - 1) + int(rng.integers(-1, 2)))
+    if rng.random() < 0.3:
+        length = -(-length // 16) * 16
+    outside = max(1, size // length)
+    inner = 1 if rng.random() < 0.55 else int(np.exp(rng.uniform(0, np.log(outside + 1))))
+    if inner > 1 and rng.random() < 0.6:
+        inner = -(-inner // 16) * 16
+    inner_dims = (inner,) if rng.random() < 0.6 else ((4, inner // 4) if inner % 4 == 0 else (1, inner))
+    outer = max(1, outside // inner)
+    outer_dims = (outer,) if rng.random() < 0.6 else (2, -(-outer // 2))
+    outer_dims, inner_dims = outer_dims if outer > 1 else (), inner_dims if inner > 1 else ()
+    shape = (*outer_dims, length, *inner_dims)
+    return shape, len(outer_dims)

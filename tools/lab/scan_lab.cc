@@ -1,27 +1,9 @@
 // The scan kernels behind a C interface, for scan_lab.py: the plan's choice of algorithm may be overridden.
+#include "broadcasts.h"
 #include "scan/cuda/launch.h"
 
 using namespace jaxgpuops;
 using namespace jaxgpuops::scan;
-
-namespace {
-
-const int64_t* read(const int64_t* from, IndexMap& map) {
-  map.groups = static_cast<int>(*from++);
-  for (int g = 0; g < IndexMap::kMaxGroups; ++g) map.size[g] = *from++;
-  for (int g = 0; g < IndexMap::kMaxGroups; ++g) map.stride[g] = *from++;
-  return from;
-}
-
-Broadcast read(const int64_t* from) {
-  Broadcast broadcast;
-  from = read(from, broadcast.outer);
-  from = read(from, broadcast.inner);
-  broadcast.axis_stride = *from;
-  return broadcast;
-}
-
-}  // namespace
 
 // call = {kind, op, dtype, outer, length, inner, reverse, exclusive, transpose, initial, segmented, capability, forced
 // algorithm or -1}. buffers = {x, a, y, h0, starts, out, out2, workspace}. Without an x nothing runs. `chosen` receives

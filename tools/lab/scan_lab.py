@@ -7,7 +7,7 @@ import os
 import time
 
 import numpy as np
-from machine import Gpu, Host, Sweep, build, library, random_rows, replay
+from machine import Gpu, Host, Sweep, build, library, random_rows, random_shape, replay
 
 CUDA = ["sum", "product", "extreme", "logsumexp", "linear", "linear_vjp", "tangent", "launch"]
 SOURCES = [*(f"ffi_src/scan/cuda/{name}.cu" for name in CUDA), "ffi_src/scan/plan.cc", "tools/lab/scan_lab.cc"]
@@ -335,22 +335,7 @@ def random_call(rng, largest):
         if accepts(kind, op, dtype):
             break
     op = op if kind in ("cumulative", "tangent") else "sum"
-    size = int(np.exp(rng.uniform(0, np.log(largest))))
-    length = int(np.exp(rng.uniform(0, np.log(size + 1))))
-    if rng.random() < 0.5:  # near a power of two
-        length = max(1, (1 << length.bit_length() - 1) + int(rng.integers(-1, 2)))
-    if rng.random() < 0.3:
-        length = -(-length // 16) * 16
-    outside = max(1, size // length)
-    inner = 1 if rng.random() < 0.5 else int(np.exp(rng.uniform(0, np.log(outside + 1))))
-    if inner > 1 and rng.random() < 0.6:
-        inner = -(-inner // 16) * 16
-    inner_dims = (inner,) if rng.random() < 0.6 else ((4, inner // 4) if inner % 4 == 0 else (1, inner))
-    outer = max(1, outside // inner)
-    outer_dims = (outer,) if rng.random() < 0.6 else (2, -(-outer // 2))
-    outer_dims, inner_dims = outer_dims if outer > 1 else (), inner_dims if inner > 1 else ()
-    shape = (*outer_dims, length, *inner_dims)
-    axis = len(outer_dims)
+    shape, axis = random_shape(rng, largest)
     thin = lambda p: tuple(1 if rng.random() < p and i != axis else s for i, s in enumerate(shape))
     a_shape = thin(0.3) if kind == "linear" and rng.random() < 0.5 else shape
     if kind == "linear" and rng.random() < 0.2:

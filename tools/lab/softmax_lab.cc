@@ -1,25 +1,11 @@
 // The softmax and reduce kernels behind a C interface, for softmax_lab.py: the plan's choices may be overridden.
+#include "broadcasts.h"
 #include "reduce/cuda/launch.h"
 #include "softmax/cuda/launch.h"
 
 using namespace jaxgpuops;
 
 namespace {
-
-const int64_t* read(const int64_t* from, IndexMap& map) {
-  map.groups = static_cast<int>(*from++);
-  for (int g = 0; g < IndexMap::kMaxGroups; ++g) map.size[g] = *from++;
-  for (int g = 0; g < IndexMap::kMaxGroups; ++g) map.stride[g] = *from++;
-  return from;
-}
-
-Broadcast read(const int64_t* from) {
-  Broadcast broadcast;
-  from = read(from, broadcast.outer);
-  from = read(from, broadcast.inner);
-  broadcast.axis_stride = *from;
-  return broadcast;
-}
 
 void tell(const RowPlan& plan, int64_t* chosen) {
   const int64_t facts[] = {static_cast<int64_t>(plan.algorithm),

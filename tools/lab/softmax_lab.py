@@ -6,7 +6,7 @@ import os
 import time
 
 import numpy as np
-from machine import Gpu, Host, Sweep, build, library, random_rows, replay
+from machine import Gpu, Host, Sweep, build, library, random_rows, random_shape, replay
 from scan_lab import DTYPE, broadcast
 
 CUDA_SOURCES = [
@@ -257,23 +257,8 @@ def random_call(rng, largest):
         dtype = DTYPE[str(rng.choice(names if rng.random() < 0.5 else FLOATS))]
     else:
         dtype = DTYPE[str(rng.choice(FLOATS))]
-    size = int(np.exp(rng.uniform(0, np.log(largest))))
-    length = int(np.exp(rng.uniform(0, np.log(size + 1))))
-    if rng.random() < 0.4:  # near a power of two
-        length = max(1, (1 << length.bit_length() - 1) + int(rng.integers(-1, 2)))
-    if rng.random() < 0.3:
-        length = -(-length // 16) * 16
-    outside = max(1, size // length)
-    inner = 1 if rng.random() < 0.6 else int(np.exp(rng.uniform(0, np.log(outside + 1))))
-    if inner > 1 and rng.random() < 0.6:
-        inner = -(-inner // 16) * 16
-    inner_dims = (inner,) if rng.random() < 0.6 else ((4, inner // 4) if inner % 4 == 0 else (1, inner))
-    outer = max(1, outside // inner)
-    outer_dims = (outer,) if rng.random() < 0.6 else (2, -(-outer // 2))
-    outer_dims, inner_dims = outer_dims if outer > 1 else (), inner_dims if inner > 1 else ()
-    shape = (*outer_dims, length, *inner_dims)
-    call = DEFAULTS | {"op": op, "dtype": dtype, "shape": shape, "axis": len(outer_dims), "shapes": {}}
-    axis = call["axis"]
+    shape, axis = random_shape(rng, largest)
+    call = DEFAULTS | {"op": op, "dtype": dtype, "shape": shape, "axis": axis, "shapes": {}}
     thin = lambda p: tuple(1 if rng.random() < p else s for s in shape)
     row = (*shape[:axis], 1, *shape[axis + 1 :])
     thin_row = lambda p: tuple(1 if rng.random() < p else s for s in row)
@@ -300,10 +285,10 @@ def random_call(rng, largest):
     if op != "softmax_jvp":
         if rng.random() < 0.25:
             shapes["where"] = thin(0.3)
-        if outer_dims and rng.random() < 0.2:
-            at = int(rng.integers(len(outer_dims)))
-            call["queries"] = outer_dims[at]
-            call["query_stride"] = math.prod(outer_dims[at + 1 :])
+        if axis and rng.random() < 0.2:
+            at = int(rng.integers(axis))
+            call["queries"] = shape[at]
+            call["query_stride"] = math.prod(shape[at + 1 : axis])
     call["transpose"] = bool(op == "log_softmax_jvp" and rng.random() < 0.5)
     call["wide"] = bool(op == "logsumexp" and rng.random() < 0.5)
     return call

@@ -1,9 +1,9 @@
-// What counting sorts share: which of its equals an element is, in order, and sums of what threads have.
+// What counting sorts share: which of its equals an element is, in order.
 #pragma once
 
 #include <cstdint>
 
-#include "common/cuda/intrinsics.cuh"
+#include "common/cuda/warp.cuh"
 
 namespace jaxgpuops {
 
@@ -19,29 +19,6 @@ __device__ __forceinline__ Counter rank_in_warp(int32_t key, Counter* counters) 
   if (key >= 0 && lower == 0) counters[key] = before + __popc(same);
   __syncwarp();
   return before + __popc(lower);
-}
-
-// The sum of values of the block's threads before this one; that of all in `total`. `sums` has room for each warp.
-template <class T>
-__device__ __forceinline__ T sum_before(T value, T* sums, int warps, T& total) {
-  const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
-  T sum = value;
-#pragma unroll
-  for (int lanes = 1; lanes < 32; lanes *= 2) {
-    const T other = __shfl_up_sync(kEveryLane, sum, lanes);
-    if (lane >= lanes) sum += other;
-  }
-  if (lane == 31) sums[warp] = sum;
-  __syncthreads();
-  T before = 0;
-  total = 0;
-#pragma unroll
-  for (int w = 0; w < warps; ++w) {
-    before += w < warp ? sums[w] : 0;
-    total += sums[w];
-  }
-  __syncthreads();
-  return before + sum - value;
 }
 
 }  // namespace jaxgpuops

@@ -1,58 +1,14 @@
-// Device functions that CUDA C++ lacks: shuffles of whole structs, clusters and dependent launches.
+// Device functions that CUDA C++ lacks: loads and stores past the caches, separate rounding, clusters and dependent
+// launches.
 #pragma once
 
 #include <cstdint>
 
 #include "common/cuda/element.h"
 #include "common/cuda/launch.cuh"
+#include "common/cuda/warp.cuh"
 
 namespace jaxgpuops {
-
-constexpr unsigned kEveryLane = 0xffffffffu;
-
-template <class T>
-struct WordsOf {
-  static_assert(sizeof(T) % 4 == 0);
-  uint32_t word[sizeof(T) / 4];
-};
-
-// Shuffles of structs. All lanes of the warp must take part.
-template <class T>
-__device__ __forceinline__ T shuffle_from(T value, int lane) {
-  auto words = bits_as<WordsOf<T>>(value);
-#pragma unroll
-  for (auto& word : words.word) word = __shfl_sync(kEveryLane, word, lane);
-  return bits_as<T>(words);
-}
-
-template <class T>
-__device__ __forceinline__ T shuffle_up(T value, int lanes) {
-  auto words = bits_as<WordsOf<T>>(value);
-#pragma unroll
-  for (auto& word : words.word) word = __shfl_up_sync(kEveryLane, word, lanes);
-  return bits_as<T>(words);
-}
-
-template <class T>
-__device__ __forceinline__ T shuffle_xor(T value, int mask) {
-  auto words = bits_as<WordsOf<T>>(value);
-#pragma unroll
-  for (auto& word : words.word) word = __shfl_xor_sync(kEveryLane, word, mask);
-  return bits_as<T>(words);
-}
-
-// Returns the largest number of all lanes; none may be NaN. Comparing integer keys in the same order takes one
-// instruction, comparing floats would take five dependent shuffles.
-__device__ __forceinline__ float largest_of_warp(float number) {
-#if __CUDA_ARCH__ >= 800
-  const auto ordered = [](int bits) { return bits ^ (bits >> 31 & 0x7fffffff); };
-  return __int_as_float(ordered(__reduce_max_sync(kEveryLane, ordered(__float_as_int(number)))));
-#else
-#pragma unroll
-  for (int lanes = 16; lanes; lanes /= 2) number = fmaxf(number, __shfl_xor_sync(kEveryLane, number, lanes));
-  return number;
-#endif
-}
 
 __device__ __forceinline__ unsigned char* dynamic_shared_memory() {
   extern __shared__ uint4 jaxgpuops_shared_memory[];

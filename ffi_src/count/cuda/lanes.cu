@@ -12,8 +12,7 @@
 
 #include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
-#include "count/cuda/launch.h"
-#include "count/cuda/monoid.cuh"
+#include "count/cuda/slices.cuh"
 
 namespace jaxgpuops::count {
 namespace {
@@ -21,16 +20,9 @@ namespace {
 constexpr int kSteps = 8;     // of 32 rows, in flight
 constexpr int kTogether = 4;  // of them
 
-struct Args {
-  const void* data;
-  const int32_t* ids;
-  IndexMap ids_at, data_at;
-  void* out;
-  char* workspace;
-  int64_t workspace_bytes, outer, length, inner, slice, slices, chunks;
-  uint32_t segments;
+struct Args : Slices {
+  int64_t outer, chunks;
   bool pairs;  // two columns are one load
-  Keys keys;
 };
 
 template <class Bits, int kColumns>
@@ -66,13 +58,14 @@ struct Rows32 {
   // `cells` is the lane's table.
   __device__ __forceinline__ void fold_into(typename Monoid::Acc* cells, const Args& a) const {
     using Acc = typename Monoid::Acc;
+    const auto segments = static_cast<uint32_t>(a.segments);
 #pragma unroll
     for (int i = 0; i < kSteps; i += kTogether) {
       Acc* to[kTogether];
       Acc sum[kTogether][kColumns];
 #pragma unroll
       for (int t = 0; t < kTogether; ++t) {
-        to[t] = cells + min(id[i + t], a.segments - 1) * (32 * kColumns);
+        to[t] = cells + min(id[i + t], segments - 1) * (32 * kColumns);
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) sum[t][c] = to[t][32 * c];
       }
@@ -84,7 +77,7 @@ struct Rows32 {
 #pragma unroll
           for (int c = 0; c < kColumns; ++c) sum[t][c] = sum[before][c];
         }
-        if (id[i + t] < a.segments) {
+        if (id[i + t] < segments) {
 #pragma unroll
           for (int c = 0; c < kColumns; ++c)
             sum[t][c] = Monoid::fold(sum[t][c], Monoid::load(number[i + t].value[c], a.keys));
@@ -92,7 +85,7 @@ struct Rows32 {
       }
 #pragma unroll
       for (int t = 0; t < kTogether; ++t) {
-        if (id[i + t] >= a.segments) continue;
+        if (id[i + t] >= segments) continue;
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) to[t][32 * c] = sum[t][c];
       }
@@ -108,7 +101,7 @@ __global__ void __launch_bounds__(32 * kMostLaneWarps) segment_lanes_kernel(Args
   const int64_t unit = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + warp;
   const int64_t o = unit % a.outer, chunk = unit / a.outer % a.chunks, slice = unit / a.outer / a.chunks;
   if (slice >= a.slices) return;
-  const int cells = static_cast<int>(a.segments) * kColumns;
+  const int cells = a.segments * kColumns;
   Acc* table = reinterpret_cast<Acc*>(dynamic_shared_memory()) + warp * cells * 32;
   for (int cell = 0; cell < cells; ++cell) table[cell * 32 + lane] = Monoid::identity();
 
@@ -152,21 +145,9 @@ __global__ void __launch_bounds__(32 * kMostLaneWarps) segment_lanes_kernel(Args
 
 cudaError_t launch_segment_lanes(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                  const SegmentsBuffers& buffers) {
-  Args a = {};
-  a.data = buffers.data;
-  a.ids = buffers.ids;
-  a.ids_at = problem.ids;
-  a.data_at = problem.data;
-  a.out = buffers.out;
-  a.workspace = buffers.workspace;
-  a.workspace_bytes = buffers.workspace_bytes;
+  Args a = {slices_of(plan, problem, buffers)};
   a.outer = problem.rows.outer;
-  a.length = problem.rows.length;
-  a.inner = problem.rows.inner;
-  a.slice = plan.rows;
-  a.slices = plan.tiles;
   a.chunks = a.inner / plan.columns;
-  a.segments = static_cast<uint32_t>(problem.segments);
   a.pairs = reinterpret_cast<uintptr_t>(a.data) % (2 * bytes_of(problem.dtype)) == 0;
   a.keys = keys_of(problem);
   Launch config;

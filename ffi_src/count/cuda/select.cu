@@ -18,27 +18,6 @@ namespace {
 
 constexpr int kBins = 1 << kSelectBits, kMaxWarps = 32;
 
-// Adds up lanes' numbers of threads before; `total` is that of all.
-__device__ __forceinline__ uint32_t sum_before(uint32_t value, uint32_t* warps, uint32_t& total) {
-  const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, count = blockDim.x / 32;
-  uint32_t sum = value;
-#pragma unroll
-  for (int lanes = 1; lanes < 32; lanes *= 2) {
-    const uint32_t other = __shfl_up_sync(kEveryLane, sum, lanes);
-    if (lane >= lanes) sum += other;
-  }
-  __syncthreads();
-  if (lane == 31) warps[warp] = sum;
-  __syncthreads();
-  uint32_t before = 0;
-  total = 0;
-  for (int w = 0; w < count; ++w) {
-    before += w < warp ? warps[w] : 0;
-    total += warps[w];
-  }
-  return before + sum - value;
-}
-
 // All lanes of the warp take part; `has`: whether the lane has a digit.
 __device__ __forceinline__ void count_digit(uint32_t* counts, uint32_t digit, bool has) {
   const unsigned mine = __ballot_sync(kEveryLane, has);
@@ -105,7 +84,7 @@ __global__ void __launch_bounds__(1024)
       }
       uint32_t sum = 0, total;
       for (int b = 0; b < bins; ++b) sum += counts[threadIdx.x * bins + b];
-      uint32_t before = sum_before(sum, warps, total);
+      uint32_t before = sum_before(sum, warps, threads / 32, total);
       if (rank >= before && rank < before + sum) {  // one thread
         int digit = threadIdx.x * bins;
         while (rank >= before + counts[digit]) before += counts[digit++];
@@ -131,7 +110,7 @@ __global__ void __launch_bounds__(1024)
         continue;
       }
       uint32_t total;
-      const uint32_t before = sum_before(has, warps, total);
+      const uint32_t before = sum_before(uint32_t{has}, warps, threads / 32, total);
       if (has && before == rank) {
         values[row * problem.count + r] = x[at];
         indices[row * problem.count + r] = at;

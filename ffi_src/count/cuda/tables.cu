@@ -10,8 +10,7 @@
 
 #include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
-#include "count/cuda/launch.h"
-#include "count/cuda/monoid.cuh"
+#include "count/cuda/slices.cuh"
 
 namespace jaxgpuops::count {
 namespace {
@@ -19,16 +18,7 @@ namespace {
 constexpr int kThreads = kTableThreads, kWarps = kThreads / 32;
 constexpr int kSteps = 8;  // groups of 32 ids that a warp loads before it folds them
 
-struct Args {
-  const void* data;
-  const int32_t* ids;
-  IndexMap ids_at, data_at;
-  void* out;
-  char* workspace;
-  int64_t workspace_bytes, length, inner, slice, slices;
-  int segments;
-  Keys keys;
-};
+using Args = Slices;
 
 // Shuffles a number of any width.
 template <class T>
@@ -122,29 +112,11 @@ __global__ void __launch_bounds__(kThreads) segment_slices_kernel(Args a) {
   static_cast<typename Monoid::Bits*>(a.out)[o * cells + cell] = Monoid::store(total, a.keys);
 }
 
-Args args_of(const SegmentsPlan& plan, const Segments& problem, const SegmentsBuffers& buffers) {
-  Args a = {};
-  a.data = buffers.data;
-  a.ids = buffers.ids;
-  a.ids_at = problem.ids;
-  a.data_at = problem.data;
-  a.out = buffers.out;
-  a.workspace = buffers.workspace;
-  a.workspace_bytes = buffers.workspace_bytes;
-  a.length = problem.rows.length;
-  a.inner = problem.rows.inner;
-  a.slice = plan.rows;
-  a.slices = plan.tiles;
-  a.segments = static_cast<int>(problem.segments);
-  a.keys = keys_of(problem);
-  return a;
-}
-
 }  // namespace
 
 cudaError_t launch_segment_tables(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                   const SegmentsBuffers& buffers) {
-  const Args a = args_of(plan, problem, buffers);
+  const Args a = slices_of(plan, problem, buffers);
   return dispatch_monoid(problem, [&](auto monoid) {
     using Monoid = decltype(monoid);
     Launch config;
@@ -157,7 +129,7 @@ cudaError_t launch_segment_tables(cudaStream_t stream, const SegmentsPlan& plan,
 
 cudaError_t launch_segment_slices(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                   const SegmentsBuffers& buffers) {
-  const Args a = args_of(plan, problem, buffers);
+  const Args a = slices_of(plan, problem, buffers);
   return dispatch_monoid(problem, [&](auto monoid) {
     Launch config;
     config.block = dim3(kThreads);

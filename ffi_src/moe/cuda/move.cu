@@ -7,6 +7,7 @@
 #include "common/cuda/dispatch.cuh"
 #include "common/cuda/element.h"
 #include "common/cuda/launch.cuh"
+#include "common/cuda/warp.cuh"
 #include "moe/cuda/launch.h"
 
 namespace jaxgpuops::moe {
@@ -198,8 +199,7 @@ __global__ void __launch_bounds__(kThreads)
     }
 #pragma unroll
     for (int n = 0; n < kAhead; ++n) {
-#pragma unroll
-      for (int lanes = 16; lanes; lanes /= 2) dot[n] += __shfl_xor_sync(0xffffffffu, dot[n], lanes);
+      dot[n] = sum_of_lanes(dot[n]);
       if (threadIdx.x % 32 == 0) sums[n][threadIdx.x / 32] = dot[n];
     }
     __syncthreads();

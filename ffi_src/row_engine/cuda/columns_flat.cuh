@@ -19,7 +19,7 @@
 
 namespace jaxgpuops::row_engine {
 
-// Of which operations there are kernels.
+// The operations that have these kernels.
 template <class P>
 constexpr bool kFlat = !P::kMasked && !P::kDecoded && !P::kHole;
 
@@ -28,7 +28,7 @@ struct FlatParameters {
   Parameters<P> of;
   int period, turns;
   int across, deep;  // packs of a period, and periods, that a block has at a time
-  int slices;        // of a period
+  int slices;        // blocks that share a period
 };
 
 // Largest blocks for which a multiprocessor has registers.
@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(32 * kFlatWarps, kFlatResident<P>)
     });
   }
 
-  // Rows of statistics, of the columns, or of a slice, are folded: kFold become one.
+  // Several rows of threads have statistics of the same columns. kFold rows are folded into one, until one is left.
   constexpr int kFold = 4;
   auto* const stats = reinterpret_cast<Stat<P>*>(dynamic_shared_memory());
   const int all = f.across * f.deep * kWidth;

@@ -67,8 +67,8 @@ __device__ __forceinline__ uint64_t keep_in_cache() {
   return policy;
 }
 
-// A statistic on its way, two numbers a word, of which none is 0: that says that it is not there yet. (What is ~0 is
-// two NaN.)
+// A statistic in the workspace, two numbers in a word, whose bits are inverted: a word of 0 says that it is not there
+// yet. (Only two NaNs would invert to 0; they are stored as 1.)
 template <class P>
 struct Told {
   static constexpr int kWords = (Stat<P>::kCount + 1) / 2;

@@ -2,8 +2,8 @@
 // each, and walk along them; so no position need be aligned. A thread has its columns for itself, or the warps of a
 // block share them. One read, one write; any compute capability.
 //
-// Results take a second walk, backwards: what the blocks of a multiprocessor have at a time is in its L1 cache, or in
-// L2. The shortest axes are held in registers.
+// Results take a second walk, backwards, which finds in the caches what the blocks have just read. The shortest axes
+// are held in registers.
 #pragma once
 
 #include <algorithm>
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(32 * kWalkWarps, 4) held_walk_kernel(const __g
   }
 }
 
-// Of which operations there are kernels that hold packs.
+// The operations that have kernels which hold packs.
 template <class P>
 constexpr bool kHoldsPacks = kWalks<P> && P::kFast && P::kOutput && !P::kHole && sizeof(typename P::Element::Bits) == 2;
 

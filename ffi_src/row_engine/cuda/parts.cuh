@@ -85,8 +85,8 @@ __device__ __forceinline__ void store_whole(Pack* to, Pack pack) {
 
 // ---- What a lane holds ----------------------------------------------------------------------------------------------
 
-// kCount units of 16 bytes, or (not kPacks) of an element. Rows: units of one row; columns: positions of kWidth
-// columns.
+// What a lane holds: kCount units, each a pack of 16 bytes or (not kPacks) one element. In kernels of rows, all are of
+// one row; in kernels of columns, a unit is one position of kWidth columns.
 template <class P, int kCount, bool kPacks>
 struct Held {
   using Element = typename P::Element;
@@ -169,7 +169,7 @@ struct Held {
     }
   }
 
-  // Of every column.
+  // The peak of every column.
   __device__ void peaks(const typename P::Args& args, Acc (&peak)[kWidth]) const {
     if constexpr (P::kPackedPeak && kPacks) {
 #pragma unroll

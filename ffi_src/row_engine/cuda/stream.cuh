@@ -41,7 +41,7 @@ constexpr int kStreamSlots = 2;                 // rows whose statistics are on 
 constexpr int kStreamAhead = 4;                 // rows that stages reach ahead of the one that is written, at most
 constexpr int kStreamKnown = kStreamAhead + 2;  // how much later the row is of which statistics bring the number
 constexpr int kStreamRows = 16;                 // places for numbers: from the row before to kStreamKnown later
-constexpr int kStreamClockBytes = 4096;         // read in a clock, at most, by clusters that start one after the other
+constexpr int kStreamClockBytes = 4096;         // by which a row is divided: clocks between starts of clusters
 constexpr int kStreamUnroll = 4;  // vectors that a lane works on at once: no more, for the sake of small code
 
 // Shared memory: statistics of the block's spans [kStreamSlots][part] and of all chains [kStreamSlots][kStreamChains],

@@ -63,7 +63,7 @@ cudaError_t launch_look_ahead(cudaStream_t stream, const Plan& plan, Parameters 
   unsigned blocks = 0;
   if ((status = most_blocks(bytes, kSharedBlocks / plan.width(), blocks)) != cudaSuccess) return status;
   unsigned grid = std::min(blocks, p.strips * static_cast<unsigned>(p.tiles));
-  const unsigned staying = blocks / p.strips * p.strips;  // if as many stay with each strip
+  const unsigned staying = blocks / p.strips * p.strips;  // blocks, if each strip has as many
   const bool stay = !Work::kOneColumn && p.strips >= kManyStrips && p.strips <= kMostCounters &&
                     staying >= blocks / 4 * 3 && columns <= 32 * looker_warps<Work>(plan.threads());
   p.counters = stay ? p.strips : 1;

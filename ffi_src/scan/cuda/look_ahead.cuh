@@ -68,7 +68,7 @@ class LookAhead {
   }
 
  private:
-  // Barriers: those that move tell a looker that a step has ended, and it tells them that a base is there.
+  // Barriers. The movers tell a looker that a step has ended; it tells them that it has found what comes before a tile.
   static constexpr int kAmongMovers = 1, kStepEnded = 2, kBaseThere = kStepEnded + kMostLookers;
 
   struct Part {

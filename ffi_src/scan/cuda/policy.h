@@ -153,8 +153,8 @@ struct LogSumExp {
     return {maximum, std::fabs(maximum) == std::numeric_limits<Real>::infinity() ? Real{1} : sums[n - 1]};
   }
 
-  // Adds n numbers one after the other, the first of them `x0`, of which fold() has found the maximum and the sums, if
-  // the maximum rises by so little meanwhile that all sums may be of what numbers are below the last maximum.
+  // Adds n numbers to `state`; x0 is the first, and fold() has found their maximum and sums. Adds nothing and returns
+  // false if the maximum rises too far on the way: early results would lose digits, as sums are relative to the last.
   template <int n>
   JAXGPUOPS_FN static bool add(State& state, Real x0, Real maximum, const Real* sums, Real (&results)[n],
                                const Options& o) {

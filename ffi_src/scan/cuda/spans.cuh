@@ -197,7 +197,7 @@ class Spans : public BetweenWarps<Policy> {
     return state;
   }
 
-  // Makes the results of a run, after `state`, and writes them: to shared memory, or where they belong.
+  // Computes the results of a run that follows `state`, and writes them to shared memory, or to where they belong.
   __device__ void step_over(int stage, const Place& place, const Image& image, const Run& run, State state) const {
     if (!place.active) return;
     int r = 0;

@@ -158,7 +158,8 @@ class Before {
 
   __device__ __forceinline__ bool load(int level, WordsOf<State>& words) const {
     const int lane = threadIdx.x % 32, index = tile >> (kGroupBits * level), digit = index % kGroup;
-    const bool wanted = lane < digit || (level == 0 && digit == kGroup - 1);  // the latter with the tile's own sum
+    const bool wanted =
+        lane < digit || (level == 0 && digit == kGroup - 1);  // the last of a group also reads its own sum
     return !wanted || sums.load(sums.at(level, index - digit + lane, column), words);
   }
 

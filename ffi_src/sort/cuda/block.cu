@@ -33,14 +33,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
 #pragma unroll
   for (int i = 0; i < kItems; ++i)
     if (is_there(i)) differ |= static_cast<Key>(sort_key(bits[i], order) ^ some);
-#pragma unroll
-  for (int lanes = 16; lanes; lanes /= 2) {
-    if constexpr (sizeof(Key) == 8) {
-      differ |= __shfl_xor_sync(kEveryLane, static_cast<unsigned long long>(differ), lanes);
-    } else {
-      differ |= static_cast<Key>(__shfl_xor_sync(kEveryLane, static_cast<uint32_t>(differ), lanes));
-    }
-  }
+  differ = fold_lanes(differ, [](Key a, Key b) { return static_cast<Key>(a | b); });
   if (threadIdx.x % 32 == 0) shared.counts[warp] = static_cast<uint32_t>(differ);
   if (sizeof(Key) == 8 && threadIdx.x % 32 == 0)
     shared.counts[kThreads / 32 + warp] = static_cast<uint32_t>(static_cast<uint64_t>(differ) >> 32);

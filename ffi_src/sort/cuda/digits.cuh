@@ -63,12 +63,7 @@ __device__ __forceinline__ uint32_t place_of(uint32_t ranked, const uint32_t* co
 // Returns the sum of `value` over all lower threads, for the first 256 threads. All threads of the block must call it.
 __device__ __forceinline__ uint32_t sum_before(uint32_t value, uint32_t* warps) {
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  uint32_t sum = value;
-#pragma unroll
-  for (int lanes = 1; lanes < 32; lanes *= 2) {
-    const uint32_t up = __shfl_up_sync(kEveryLane, sum, lanes);
-    if (lane >= lanes) sum += up;
-  }
+  const uint32_t sum = sum_up_to_lane(value);
   if (lane == 31 && warp < kDigits / 32) warps[warp] = sum;
   __syncthreads();
   uint32_t before = 0;

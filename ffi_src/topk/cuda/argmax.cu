@@ -23,6 +23,7 @@
 #include "topk/cuda/candidates.cuh"
 #include "topk/cuda/delegates.cuh"
 #include "topk/cuda/kernels.h"
+#include "topk/cuda/row_vectors.cuh"
 
 namespace jaxgpuops::topk {
 namespace {
@@ -199,22 +200,17 @@ struct Places {
 
 // ---- Calls ----------------------------------------------------------------------------------------------------------
 
-struct Argmax {
-  const void* x;
-  void* values;  // null: indices only
-  int32_t* indices;
-  void* partial;  // [row][slice] candidates, when slices > 1
-  Rows rows;
+struct Argmax : Call {  // k = 1; values may be null
+  int64_t outer;
   uint32_t slices, slice;  // blocks that share a row, and the elements of each
 };
 
 template <class Key>
 __device__ __forceinline__ void write(const Argmax& a, int64_t outer, uint32_t inner, uint32_t index) {
-  const int64_t row = outer * a.rows.inner + inner;
+  const int64_t row = outer * a.inner + inner;
   a.indices[row] = static_cast<int32_t>(index);
   if (a.values)
-    static_cast<Key*>(a.values)[row] =
-        static_cast<const Key*>(a.x)[(outer * a.rows.length + index) * a.rows.inner + inner];
+    static_cast<Key*>(a.values)[row] = static_cast<const Key*>(a.x)[(outer * a.length + index) * a.inner + inner];
 }
 
 template <class Key>
@@ -223,7 +219,7 @@ __device__ __forceinline__ void finish(const Argmax& a, int64_t outer, uint32_t 
   if (a.slices == 1) {
     write<Key>(a, outer, inner, c.index);
   } else {
-    static_cast<Candidate<Key>*>(a.partial)[(outer * a.rows.inner + inner) * a.slices + part] = c;
+    reinterpret_cast<Candidate<Key>*>(a.workspace)[(outer * a.inner + inner) * a.slices + part] = c;
   }
 }
 
@@ -255,24 +251,23 @@ __global__ void __launch_bounds__(kArgmaxThreads)
     argmax_tiles(const __grid_constant__ Argmax a, const Ranks<Key> ranks, uint32_t outers, int lane_bits) {
   constexpr uint32_t kSize = sizeof(Key), kVector = 16 / kSize;
   unsigned char* tile = dynamic_shared_memory();
-  const uint32_t length = static_cast<uint32_t>(a.rows.length), inner = static_cast<uint32_t>(a.rows.inner);
+  const uint32_t length = a.length, inner = static_cast<uint32_t>(a.inner);
   const uint32_t plane = length * inner;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * outers;
-  const uint32_t count = static_cast<uint32_t>(smaller<int64_t>(outers, a.rows.outer - first));
+  const uint32_t count = static_cast<uint32_t>(smaller<int64_t>(outers, a.outer - first));
   const uint32_t elements = count * plane;
   const Key* x = static_cast<const Key*>(a.x) + first * plane;
 
   const uint32_t misaligned = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x) % 16);
-  const uint32_t head = smaller(elements, misaligned ? (16 - misaligned) / kSize : 0);
-  const uint32_t vectors = (elements - head) / kVector, body = misaligned ? 16 : 0;
+  const RowVectors<Key> all(x, elements);
+  const uint32_t body = misaligned ? 16 : 0;
   const bool whole = inner == 1 && misaligned == 0 && length % kVector == 0;
   const uint32_t mask = whole || plane * kSize % 16 == 0 ? 0x70 : 0;
-  for (uint32_t v = threadIdx.x; v < vectors; v += kArgmaxThreads)
-    copy_async(tile + scattered(body + 16 * v, mask), x + head + kVector * v);
+  for (uint32_t v = threadIdx.x; v < all.vectors; v += kArgmaxThreads)
+    copy_async(tile + scattered(body + 16 * v, mask), all.body() + v);
   commit_async_copies();
-  const uint32_t rest = elements - vectors * kVector;
-  if (threadIdx.x < rest) {
-    const uint32_t i = threadIdx.x < head ? threadIdx.x : threadIdx.x + vectors * kVector;
+  if (threadIdx.x < all.loose()) {
+    const uint32_t i = all.loose_index(threadIdx.x);
     *reinterpret_cast<Key*>(tile + scattered(misaligned + i * kSize, mask)) = x[i];
   }
   wait_for_async_copies<0>();
@@ -357,18 +352,16 @@ __global__ void __launch_bounds__(kArgmaxRowThreads, 1024 / kArgmaxRowThreads)
   const uint32_t lane = threadIdx.x;
   const uint32_t row = a.slices == 1 ? blockIdx.x : blockIdx.x / a.slices, part = blockIdx.x - row * a.slices;
   let_dependents_start();
-  const uint32_t length = static_cast<uint32_t>(a.rows.length);
+  const uint32_t length = a.length;
   const uint32_t begin = part * a.slice, count = min(a.slice, length - begin);
   const Key* x = static_cast<const Key*>(a.x) + static_cast<int64_t>(row) * length + begin;
-  const uint32_t misaligned = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(Key));
-  const uint32_t head = min(count, misaligned ? kVector - misaligned : 0);
-  const uint32_t vectors = (count - head) / kVector;
-  const uint4* body = reinterpret_cast<const uint4*>(x + head);
+  const RowVectors<Key> all(x, count);
+  const uint32_t vectors = all.vectors;
+  const uint4* body = all.body();
 
   Candidate<Key> c = {0, ~0u};
-  // What is no whole vector.
-  for (uint32_t i = lane; i < count - vectors * kVector; i += kThreads) {
-    const uint32_t at = i < head ? i : i + vectors * kVector;
+  for (uint32_t i = lane; i < all.loose(); i += kThreads) {
+    const uint32_t at = all.loose_index(i);
     c.merge({encode_arg(x[at], order), begin + at});
   }
 
@@ -388,9 +381,7 @@ __global__ void __launch_bounds__(kArgmaxRowThreads, 1024 / kArgmaxRowThreads)
   for (; v + (kBatch - 1) * kThreads < vectors; v += kBatch * kThreads) look(v, std::true_type());
   if (v < vectors) look(v, std::false_type());
 
-  Key most = best;
-#pragma unroll
-  for (int d = 16; d; d /= 2) most = larger(most, shuffle_xor(most, d));
+  const Key most = largest_of_lanes(best);
   if (best == most && lane < vectors) {
     // Elements with this key have one pattern of bits, but for zeros and NaNs.
     const Key sign = static_cast<Key>(order.sign), found = decode(best, order.order);
@@ -407,7 +398,7 @@ __global__ void __launch_bounds__(kArgmaxRowThreads, 1024 / kArgmaxRowThreads)
       for (int e = kVector - 1; e >= 0; --e)
         if (static_cast<Key>((elements[e] & ~drop) - from) <= span) first = place(batch, u) * kVector + e;
     }
-    c.merge({best, begin + head + first});
+    c.merge({best, begin + all.head + first});
   }
   merge_lanes(c, 32);
   __shared__ Candidate<Key> warps[kThreads / 32];
@@ -434,11 +425,11 @@ __global__ void __launch_bounds__(kArgmaxMostThreads, 1024 / kArgmaxMostThreads)
   struct Elements {
     Key of[kVector];
   };
-  const uint32_t inner = static_cast<uint32_t>(a.rows.inner), thread = threadIdx.x;
+  const uint32_t inner = static_cast<uint32_t>(a.inner), thread = threadIdx.x;
   const uint32_t unit = a.slices == 1 ? blockIdx.x : blockIdx.x / a.slices, part = blockIdx.x - unit * a.slices;
   const uint32_t outer = call.tiles == 1 ? unit : unit / call.tiles, tile = unit - outer * call.tiles;
-  const uint32_t begin = part * a.slice, count = smaller(a.slice, static_cast<uint32_t>(a.rows.length) - begin);
-  const Key* x = static_cast<const Key*>(a.x) + (static_cast<int64_t>(outer) * a.rows.length + begin) * inner;
+  const uint32_t begin = part * a.slice, count = smaller(a.slice, a.length - begin);
+  const Key* x = static_cast<const Key*>(a.x) + (static_cast<int64_t>(outer) * a.length + begin) * inner;
   let_dependents_start();
 
   // The thread reads vectors v, v + stride, .. before `end`.
@@ -548,10 +539,10 @@ template <class Key, int kColumns>
 __global__ void __launch_bounds__(kArgmaxThreads)
     argmax_strided(const __grid_constant__ Argmax a, const Ranks<Key> ranks, uint32_t tiles) {
   constexpr uint32_t kBatch = kColumns == 1 ? 8 : 2;
-  const uint32_t inner = static_cast<uint32_t>(a.rows.inner), width = blockDim.x, deep = blockDim.y;
+  const uint32_t inner = static_cast<uint32_t>(a.inner), width = blockDim.x, deep = blockDim.y;
   const uint32_t unit = blockIdx.x / a.slices, part = blockIdx.x - unit * a.slices, depth = threadIdx.y;
   const uint32_t outer = unit / tiles, column = (unit - outer * tiles) * width * kColumns + threadIdx.x;
-  const uint32_t begin = part * a.slice, end = smaller(begin + a.slice, static_cast<uint32_t>(a.rows.length));
+  const uint32_t begin = part * a.slice, end = smaller(begin + a.slice, a.length);
   let_dependents_start();
   Candidate<Key> best[kColumns];
   uint32_t columns[kColumns];
@@ -561,7 +552,7 @@ __global__ void __launch_bounds__(kArgmaxThreads)
     columns[c] = smaller(column + c * width, inner - 1);
   }
   const int64_t step = static_cast<int64_t>(deep) * inner;
-  const Key* x = static_cast<const Key*>(a.x) + (static_cast<int64_t>(outer) * a.rows.length + begin + depth) * inner;
+  const Key* x = static_cast<const Key*>(a.x) + (static_cast<int64_t>(outer) * a.length + begin + depth) * inner;
   const auto look = [&](uint32_t i, auto all_there) {
     Key loaded[kBatch][kColumns];
 #pragma unroll
@@ -596,23 +587,23 @@ __global__ void __launch_bounds__(kArgmaxThreads)
 template <class Key>
 __global__ void __launch_bounds__(kArgmaxThreads) argmax_finish(const __grid_constant__ Argmax a) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * (kArgmaxThreads / 32) + threadIdx.x / 32;
-  if (row >= a.rows.count()) return;
+  if (row >= a.outer * a.inner) return;
   wait_for_predecessor();
   Candidate<Key> c = {0, ~0u};
 #pragma unroll 4
   for (uint32_t i = threadIdx.x % 32; i < a.slices; i += 32)
-    c.merge(static_cast<const Candidate<Key>*>(a.partial)[row * a.slices + i]);
+    c.merge(reinterpret_cast<const Candidate<Key>*>(a.workspace)[row * a.slices + i]);
   merge_lanes(c, 32);
-  const int64_t outer = a.rows.inner == 1 ? row : row / a.rows.inner;
-  if (threadIdx.x % 32 == 0) write<Key>(a, outer, static_cast<uint32_t>(row - outer * a.rows.inner), c.index);
+  const int64_t outer = a.inner == 1 ? row : row / a.inner;
+  if (threadIdx.x % 32 == 0) write<Key>(a, outer, static_cast<uint32_t>(row - outer * a.inner), c.index);
 }
 
 template <class Key>
-cudaError_t run(cudaStream_t stream, const ArgmaxShape& shape, bool overlap, const ArgOrder& order, const Argmax& a) {
+cudaError_t run(cudaStream_t stream, const ArgmaxShape& shape, bool overlap, const Rows& rows, const ArgOrder& order,
+                const Argmax& a) {
   const auto blocks = [](int64_t count) { return dim3(static_cast<unsigned>(count)); };
   constexpr int kSheet = argmax_sheet_columns(sizeof(Key));
   const Ranks<Key> ranks(order);
-  const Rows rows = a.rows;
   const int64_t units = rows.outer * shape.tiles * a.slices;
   const auto tiles = static_cast<uint32_t>(shape.tiles), threads = static_cast<uint32_t>(shape.threads);
   const auto beside = static_cast<uint32_t>(shape.beside), deep = static_cast<uint32_t>(shape.deep);
@@ -646,19 +637,18 @@ cudaError_t run(cudaStream_t stream, const ArgmaxShape& shape, bool overlap, con
 
 }  // namespace
 
-cudaError_t launch_argmax_kernels(cudaStream_t stream, const Plan& plan, Rows rows, int key_bits, const ArgOrder& order,
+cudaError_t launch_argmax_kernels(cudaStream_t stream, const Plan& plan, const ArgProblem& problem,
                                   const Buffers& buffers) {
-  Argmax a = {};
-  a.x = buffers.x;
-  a.values = buffers.values;
-  a.indices = buffers.indices;
-  a.partial = buffers.workspace;
-  a.rows = rows;
+  const Rows& rows = problem.rows;
+  Argmax a = {call_of({rows, 1, problem.key_bits, problem.order.order}, buffers)};
+  a.outer = rows.outer;
   a.slice = static_cast<uint32_t>(argmax_slice(rows, plan.slices));
   a.slices = static_cast<uint32_t>((rows.length + a.slice - 1) / a.slice);  // none is empty
   const bool aligned = reinterpret_cast<uintptr_t>(buffers.x) % 16 == 0;
-  const ArgmaxShape shape = argmax_shape(rows, key_bits / 8, aligned);
-  return dispatch_key(key_bits, [&](auto key) { return run<decltype(key)>(stream, shape, plan.overlap, order, a); });
+  const ArgmaxShape shape = argmax_shape(rows, problem.key_bits / 8, aligned);
+  return dispatch_key(problem.key_bits, [&](auto key) {
+    return run<decltype(key)>(stream, shape, plan.overlap, rows, problem.order, a);
+  });
 }
 
 }  // namespace jaxgpuops::topk

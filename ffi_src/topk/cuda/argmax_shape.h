@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "common/rows.h"
+#include "topk/topk.h"
 
 namespace jaxgpuops::topk {
 
@@ -92,7 +93,7 @@ inline ArgmaxShape argmax_shape(Rows rows, int key_bytes, bool aligned) {
 
 // Shared memory of a block.
 inline int64_t argmax_shared_bytes(Rows rows, int key_bytes, const ArgmaxShape& shape) {
-  const int64_t candidate = key_bytes == 8 ? 16 : 8;
+  const int64_t candidate = composite_bytes(key_bytes);
   switch (shape.form) {
     case ArgmaxForm::kTiles: return shape.outers * rows.length * rows.inner * key_bytes + 16 + 128;
     case ArgmaxForm::kColumns: return shape.threads * (16 / key_bytes) * candidate;

@@ -9,11 +9,12 @@
 // outlier, say) divides that bin again to select, and takes a bitonic sort to sort: slower, the same result.
 #pragma once
 
+#include "common/cuda/warp.cuh"
 #include "topk/cuda/composite.cuh"
+#include "topk/cuda/kernels.h"
 
 namespace jaxgpuops::topk {
 
-constexpr uint32_t kFullWarp = 0xffffffffu;
 constexpr uint32_t kCrowded = 64;  // candidates in one bin that make the sort the better choice
 
 template <class C>
@@ -23,67 +24,6 @@ __device__ __forceinline__ C larger(C a, C b) {
 template <class C>
 __device__ __forceinline__ C smaller(C a, C b) {
   return a < b ? a : b;
-}
-
-template <class T>
-__device__ __forceinline__ T shuffle_xor(T v, int mask) {
-  if constexpr (sizeof(T) == 16) {
-    const uint64_t low = __shfl_xor_sync(kFullWarp, static_cast<uint64_t>(v), mask);
-    const uint64_t high = __shfl_xor_sync(kFullWarp, static_cast<uint64_t>(v >> 64), mask);
-    return (static_cast<T>(high) << 64) | low;
-  } else if constexpr (sizeof(T) < 4) {
-    return static_cast<T>(__shfl_xor_sync(kFullWarp, static_cast<uint32_t>(v), mask));
-  } else {
-    return __shfl_xor_sync(kFullWarp, v, mask);
-  }
-}
-
-__device__ __forceinline__ uint64_t most_of_warp(uint64_t value) {
-#pragma unroll
-  for (int d = 16; d; d /= 2) value = larger(value, shuffle_xor(value, d));
-  return value;
-}
-
-__device__ __forceinline__ uint32_t most_of_warp(uint32_t value) {
-#if __CUDA_ARCH__ >= 800
-  return __reduce_max_sync(kFullWarp, value);
-#else
-#pragma unroll
-  for (int d = 16; d; d /= 2) value = larger(value, shuffle_xor(value, d));
-  return value;
-#endif
-}
-
-__device__ __forceinline__ uint32_t sum_of_warp(uint32_t value) {
-#if __CUDA_ARCH__ >= 800
-  return __reduce_add_sync(kFullWarp, value);
-#else
-#pragma unroll
-  for (int d = 16; d; d /= 2) value += shuffle_xor(value, d);
-  return value;
-#endif
-}
-
-__device__ __forceinline__ uint32_t inclusive_scan_warp(uint32_t v) {
-  const int lane = threadIdx.x & 31;
-#pragma unroll
-  for (int d = 1; d < 32; d *= 2) {
-    const uint32_t up = __shfl_up_sync(kFullWarp, v, d);
-    if (lane >= d) v += up;
-  }
-  return v;
-}
-
-// The sum of the values of all threads before this one. Starts with the block in step; `sums` may be used again after
-// the next barrier.
-template <int kThreads>
-__device__ __forceinline__ uint32_t scan_block(uint32_t value, uint32_t* sums) {
-  constexpr uint32_t kWarps = kThreads / 32;
-  const uint32_t inclusive = inclusive_scan_warp(value), warp = threadIdx.x / 32;
-  if (threadIdx.x % 32 == 31) sums[warp] = inclusive;
-  __syncthreads();
-  const uint32_t before = inclusive_scan_warp(sums[threadIdx.x % kWarps]);
-  return inclusive - value + (warp ? __shfl_sync(kFullWarp, before, warp - 1) : 0);
 }
 
 template <class C>
@@ -155,6 +95,45 @@ __device__ __noinline__ Key kth_of_block(Key value, uint32_t k) {
   return low;
 }
 
+// The same bound for composites, which have no ties, and faster for small k. Values below `floor` count as `floor`.
+template <int kThreads, class C>
+__device__ __forceinline__ C kth_of_composites(C value, uint32_t k, C floor = 0) {
+  constexpr uint32_t kWarps = kThreads / 32;
+  __shared__ C warp_kth[kWarps], warp_least[kWarps];
+  const uint32_t warp = threadIdx.x / 32;
+  value = larger(value, floor);
+  C rest = value, kth = 0;
+#pragma unroll 1
+  for (uint32_t i = 0; i < k; i += kWarps) {
+    kth = largest_of_warp(rest);
+    if (rest == kth) rest = 0;
+  }
+  if (threadIdx.x % 32 == 0) warp_kth[warp] = kth;
+  __syncthreads();
+  const auto least_of_warp = [](C c) { return static_cast<C>(~largest_of_warp(static_cast<C>(~c))); };
+  const C of_warp = warp_kth[threadIdx.x % kWarps];
+  C low = larger(least_of_warp(of_warp), floor), high = largest_of_warp(of_warp);
+  for (uint32_t step = 1; low < high; ++step) {
+    const C middle = high - (high - low) / 2;
+    const uint32_t reached = __syncthreads_count(value >= middle);
+    if (reached >= k) {
+      low = middle;
+      if (reached <= k + (k <= 64 ? k / 2 : k / 8)) break;
+    } else {
+      high = middle - 1;
+    }
+    if (__builtin_expect(step == 8, false)) {  // ties, far from other values: on to what there is
+      const C least = least_of_warp(value >= low ? value : ~C{0}), most = largest_of_warp(value <= high ? value : C{0});
+      if (threadIdx.x % 32 == 0) warp_least[warp] = least, warp_kth[warp] = most;
+      __syncthreads();
+      low = least_of_warp(warp_least[threadIdx.x % kWarps]);
+      high = largest_of_warp(warp_kth[threadIdx.x % kWarps]);
+    }
+  }
+  __syncthreads();
+  return low;
+}
+
 template <int kThreads>
 __device__ __forceinline__ uint32_t spread_index() {
   return (threadIdx.x & 31) * (kThreads / 32) + threadIdx.x / 32;
@@ -203,11 +182,8 @@ __device__ Bins<C> bin_candidates(Shared<kThreads, C>& s, const C* buffer, uint3
     low = smaller(low, c);
     high = larger(high, c);
   });
-#pragma unroll
-  for (int d = 16; d; d /= 2) {
-    low = smaller(low, shuffle_xor(low, d));
-    high = larger(high, shuffle_xor(high, d));
-  }
+  low = fold_lanes(low, smaller<C>);
+  high = fold_lanes(high, larger<C>);
   if (lane == 0) s.low[warp] = low, s.high[warp] = high;
   for (int i = tid; i < S::kBins; i += kThreads) s.histogram[i] = 0;
   __syncthreads();
@@ -233,7 +209,7 @@ __device__ Bins<C> bin_candidates(Shared<kThreads, C>& s, const C* buffer, uint3
   for (int v = 0; v < S::kBinsPerThread / 4; ++v) reinterpret_cast<uint4*>(counts)[v] = mine[v];
 #pragma unroll
   for (int j = 0; j < S::kBinsPerThread; ++j) sum += counts[j];
-  const uint32_t inclusive = inclusive_scan_warp(sum);
+  const uint32_t inclusive = sum_up_to_lane(sum);
   if (lane == 31) s.sums[warp] = inclusive;
   __syncthreads();
   uint32_t above = inclusive - sum;
@@ -309,10 +285,10 @@ __device__ __noinline__ void compact(Shared<kThreads, C>& s, C* buffer, C thresh
       keeps |= static_cast<uint32_t>(i < m && v[j] >= threshold) << j;
     }
     __syncthreads();  // the chunk is in registers: its places may be written
-    const uint32_t mine = __popc(keeps), inclusive = inclusive_scan_warp(mine);
+    const uint32_t mine = __popc(keeps), inclusive = sum_up_to_lane(mine);
     uint32_t at = 0;
     if ((tid & 31) == 31 && inclusive) at = atomicAdd(&s.count, inclusive);
-    at = __shfl_sync(kFullWarp, at, 31) + inclusive - mine;
+    at = __shfl_sync(kEveryLane, at, 31) + inclusive - mine;
 #pragma unroll
     for (int j = 0; j < kPer; ++j)
       if (keeps >> j & 1) buffer[at++] = v[j];
@@ -355,7 +331,7 @@ __device__ __noinline__ Composite<Key> reselect(Shared<kThreads, Composite<Key>>
     uint32_t reached = 0;
 #pragma unroll 4
     for (uint32_t i = tid; i < m; i += kThreads) reached += buffer[i] >= threshold;
-    reached = inclusive_scan_warp(reached);
+    reached = sum_up_to_lane(reached);
     if (tid % 32 == 31) s.sums[tid / 32] = reached;
     __syncthreads();
     reached = 0;
@@ -453,11 +429,11 @@ __device__ __noinline__ void sort_candidates(Shared<kThreads, C>& s, C* buffer, 
 template <int kThreads, class C, class At>
 __device__ __forceinline__ uint32_t append_hits(Shared<kThreads, C>& s, C* buffer, uint32_t room, uint32_t hits,
                                                 At at) {
-  if (!__any_sync(kFullWarp, hits)) return 0;
-  const uint32_t mine = __popc(hits), inclusive = inclusive_scan_warp(mine);
+  if (!__any_sync(kEveryLane, hits)) return 0;
+  const uint32_t mine = __popc(hits), inclusive = sum_up_to_lane(mine);
   uint32_t base = 0;
   if ((threadIdx.x & 31) == 31) base = atomicAdd(&s.count, inclusive);
-  uint32_t place = __shfl_sync(kFullWarp, base, 31) + inclusive - mine;
+  uint32_t place = __shfl_sync(kEveryLane, base, 31) + inclusive - mine;
   while (hits && place < room) {
     buffer[place++] = at(__ffs(hits) - 1);
     hits &= hits - 1;
@@ -484,19 +460,9 @@ __device__ void prune(Shared<kThreads, Composite<Key>>& s, Composite<Key>* buffe
   compact<kThreads>(s, buffer, packing.lowest(kth_of_block<kThreads>(key, k)));
 }
 
-// Where results go, and which of them are wanted.
-struct Output {
-  void* values;
-  int32_t* indices;
-  KeyOrder order;
-  int64_t inner;
-  uint32_t k;
-  bool sorted;
-};
-
 // Writes the k largest of buffer[0, s.count) to the output, in the order asked for.
 template <int kThreads, class Key>
-__device__ void write_result(Shared<kThreads, Composite<Key>>& s, const Output& a, Packing<Key> packing,
+__device__ void write_result(Shared<kThreads, Composite<Key>>& s, const Call& a, Packing<Key> packing,
                              Composite<Key>* buffer, Composite<Key>* scratch, uint32_t room, int64_t row) {
   if (a.k <= kThreads / 2) prune<kThreads, Key>(s, buffer, packing, a.k);
   sort_candidates<kThreads>(s, buffer, a.k, scratch, room);

@@ -33,7 +33,7 @@ __device__ __noinline__ void radix_select(const Key* row, uint32_t length, uint3
   uint32_t above = 0;
 #pragma unroll 4
   for (uint32_t i = lane; i < length; i += 32) above += encode(row[i], order) > floor;
-  above = __shfl_sync(kFullWarp, inclusive_scan_warp(above), 31);
+  above = sum_of_warp(above);
   const bool found = above < k;
   Key prefix = found ? floor : 0, known = 0;
   uint32_t needed = found ? k - above : k;
@@ -45,7 +45,7 @@ __device__ __noinline__ void radix_select(const Key* row, uint32_t length, uint3
       const Key key = i < length ? encode(row[i], order) : Key{0};
       const bool counts = i < length && (key & known) == prefix;
       const uint32_t digit = counts ? (key >> shift) & 255 : 256;
-      const uint32_t same = __match_any_sync(kFullWarp, digit);
+      const uint32_t same = __match_any_sync(kEveryLane, digit);
       if (counts && lane == __ffs(same) - 1) atomicAdd(&histogram[digit], __popc(same));
     }
     __syncwarp();
@@ -53,15 +53,15 @@ __device__ __noinline__ void radix_select(const Key* row, uint32_t length, uint3
     // reaches `needed`.
     uint32_t sum = 0;
     for (int j = 0; j < 8; ++j) sum += histogram[255 - lane * 8 - j];
-    uint32_t higher = inclusive_scan_warp(sum) - sum, digit = 0, rest = 0;
+    uint32_t higher = sum_up_to_lane(sum) - sum, digit = 0, rest = 0;
     for (int j = 0; j < 8; ++j) {
       const uint32_t count = histogram[255 - lane * 8 - j];
       if (higher < needed && higher + count >= needed) digit = 255 - lane * 8 - j, rest = needed - higher;
       higher += count;
     }
-    const uint32_t owner = __ffs(__ballot_sync(kFullWarp, rest != 0)) - 1;
-    digit = __shfl_sync(kFullWarp, digit, owner);
-    needed = __shfl_sync(kFullWarp, rest, owner);
+    const uint32_t owner = __ffs(__ballot_sync(kEveryLane, rest != 0)) - 1;
+    digit = __shfl_sync(kEveryLane, digit, owner);
+    needed = __shfl_sync(kEveryLane, rest, owner);
     prefix = static_cast<Key>(prefix | static_cast<Key>(digit) << shift);
     known = static_cast<Key>(known | Key{255} << shift);
     __syncwarp();
@@ -70,9 +70,9 @@ __device__ __noinline__ void radix_select(const Key* row, uint32_t length, uint3
   for (uint32_t start = 0; start < length && filled < k; start += 32) {
     const uint32_t i = start + lane, before = (1u << lane) - 1;
     const Key key = i < length ? encode(row[i], order) : Key{0};
-    const uint32_t ties = __ballot_sync(kFullWarp, i < length && key == prefix);
+    const uint32_t ties = __ballot_sync(kEveryLane, i < length && key == prefix);
     const bool taken = i < length && (key > prefix || (key == prefix && __popc(ties & before) < needed));
-    const uint32_t all = __ballot_sync(kFullWarp, taken);
+    const uint32_t all = __ballot_sync(kEveryLane, taken);
     const uint32_t at = filled + __popc(all & before);
     if (taken) words[at] = Ranked<Key>::word(key, i), indices[at] = i;
     filled += __popc(all);
@@ -93,7 +93,7 @@ struct Warp {
   const Args& a;
   Key* const tile;  // all columns of the block, a.pitch apart
   const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x / 32, group = lane / kLanes, g = lane % kLanes;
-  const uint32_t mates = kLanes == 32 ? kFullWarp : ((1u << kLanes) - 1) << (group * kLanes);
+  const uint32_t mates = kLanes == 32 ? kEveryLane : ((1u << kLanes) - 1) << (group * kLanes);
   const uint32_t loads = a.length / kVector;
   int64_t outer, first;    // of the block's first column
   uint32_t columns, rows;  // of the block and of the warp that are there
@@ -178,7 +178,7 @@ struct Warp {
     uint32_t listed = 0;
 #pragma unroll
     for (int d = 0; d < kParts; ++d) {
-      const uint32_t reach = __ballot_sync(kFullWarp, live && delegates[d] >= floor) & mates;
+      const uint32_t reach = __ballot_sync(kEveryLane, live && delegates[d] >= floor) & mates;
       if (reach >> lane & 1) parts[listed + __popc(reach & ((1u << lane) - 1))] = static_cast<uint8_t>(g * kParts + d);
       listed += __popc(reach);
     }
@@ -213,12 +213,12 @@ struct Warp {
     }
     __syncwarp();
     uint32_t m = live ? counts[group] : 0;
-    uint32_t crowded = __ballot_sync(kFullWarp, m > a.capacity - 4);
+    uint32_t crowded = __ballot_sync(kEveryLane, m > a.capacity - 4);
     if (m > a.capacity - 4) m = a.k;
     while (crowded) {  // the whole warp, one row after another
       const uint32_t r = (__ffs(crowded) - 1) / kLanes;
-      const Key bound = static_cast<Key>(__shfl_sync(kFullWarp, floor, r * kLanes));
-      crowded &= ~((kLanes == 32 ? kFullWarp : (1u << kLanes) - 1) << (r * kLanes));
+      const Key bound = static_cast<Key>(__shfl_sync(kEveryLane, floor, r * kLanes));
+      crowded &= ~((kLanes == 32 ? kEveryLane : (1u << kLanes) - 1) << (r * kLanes));
       radix_select(tile + (warp * kRows + r) * a.pitch, a.length, a.k, bound, a.order, all_words + r * a.capacity,
                    all_indices + r * a.capacity, histogram);
     }
@@ -267,7 +267,7 @@ struct Warp {
     if constexpr (!Order::kDistinct) {
       // Ranks of distinct keys are 0 … m - 1. Ties sum to less: then the row is ranked again, equal keys by index (and
       // at once for index order, where two must not be put in one place).
-      for (int lanes = kLanes / 2; lanes; lanes /= 2) ranks += __shfl_xor_sync(kFullWarp, ranks, lanes);
+      ranks = sum_of_lanes<kLanes>(ranks);
       __syncwarp();
       if (m && (!a.sorted || ranks != m * (m - 1) / 2)) {
         for (uint32_t i = g; i < m; i += kLanes) {

@@ -49,24 +49,14 @@ struct Lists {
 #pragma unroll
     for (uint32_t i = 0; i < kHeld; ++i)
       own[i] = i < mine ? words[first + i] : 0, places[i] = i < mine ? index(first + i) : 0;
-    const uint32_t end = inclusive_scan(mine);
+    const uint32_t end = sum_up_to_lane<kApart>(mine);
     __syncwarp();
 #pragma unroll
     for (uint32_t i = 0; i < kHeld; ++i) {
       const uint32_t at = end - mine + i;
       if (i < mine) put(column * kPitch + at % kApart * kHeld + at / kApart, own[i], places[i]);
     }
-    return (__shfl_sync(kFullWarp, end, kApart - 1, kApart) + kApart - 1 - part) / kApart;
-  }
-
-  // Over the lanes of a column.
-  __device__ static __forceinline__ uint32_t inclusive_scan(uint32_t v) {
-#pragma unroll
-    for (uint32_t d = 1; d < kApart; d *= 2) {
-      const uint32_t up = __shfl_up_sync(kFullWarp, v, d, kApart);
-      if (threadIdx.x % kApart >= d) v += up;
-    }
-    return v;
+    return (__shfl_sync(kEveryLane, end, kApart - 1, kApart) + kApart - 1 - part) / kApart;
   }
 
   // Drops candidates of all columns until at least k of each are left, and no more than k + slack, or kRoom if that
@@ -74,21 +64,15 @@ struct Lists {
   __device__ __forceinline__ void prune(uint32_t k, uint32_t slack) {
     const uint32_t column = threadIdx.x / kApart, part = threadIdx.x % kApart, m = counts[part][column];
     const uint32_t first = column * kPitch + part * kHeld;
-    const auto sum = [](uint32_t v) {
-#pragma unroll
-      for (uint32_t lanes = 1; lanes < kApart; lanes *= 2) v += __shfl_xor_sync(kFullWarp, v, lanes);
-      return v;
-    };
     uint32_t own[kHeld], high = 0;
 #pragma unroll
     for (uint32_t i = 0; i < kHeld; ++i) {
       own[i] = i < m ? words[first + i] : 0;
       high = max(high, own[i]);
     }
-#pragma unroll
-    for (uint32_t lanes = 1; lanes < kApart; lanes *= 2) high = max(high, __shfl_xor_sync(kFullWarp, high, lanes));
+    high = largest_of_lanes<kApart>(high);
     constexpr uint32_t kHalf = kHeld / 2;
-    const bool more = __any_sync(kFullWarp, m > kHalf);
+    const bool more = __any_sync(kEveryLane, m > kHalf);
     const auto count = [&](auto add) {
       uint32_t c = 0;
 #pragma unroll
@@ -97,12 +81,12 @@ struct Lists {
 #pragma unroll
         for (uint32_t i = kHalf; i < kHeld; ++i) add(c, i);
       }
-      return sum(c);
+      return sum_of_lanes<kApart>(c);
     };
     // k candidates reach low; fewer reach high + 1.
-    uint32_t low = floors[column], reached = sum(m);
+    uint32_t low = floors[column], reached = sum_of_lanes<kApart>(m);
     bool open = reached > k + slack && low < high;
-    for (int step = 0; __any_sync(kFullWarp, open); ++step) {
+    for (int step = 0; __any_sync(kEveryLane, open); ++step) {
       const uint32_t middle = high - (high - low) / 2;
       const uint32_t c = count([&](uint32_t& n, uint32_t i) { count_less(n, middle - 1, own[i]); });
       if (!open) continue;
@@ -116,7 +100,7 @@ struct Lists {
     // Too many ties: those with the least indices.
     uint32_t last = 0xffff;
     if constexpr (!Order::kDistinct) {
-      if (__any_sync(kFullWarp, reached > kRoom)) {
+      if (__any_sync(kEveryLane, reached > kRoom)) {
         const auto ties = [&](uint32_t to) {
           return count([&](uint32_t& n, uint32_t i) { n += i < m && own[i] == low && indices[first + i] <= to; });
         };
@@ -145,7 +129,7 @@ struct Lists {
       }
       put(first + kept++, own[i], place);
     }
-    if (__any_sync(kFullWarp, kept > kHeld - kBatch)) kept = spread(kept);
+    if (__any_sync(kEveryLane, kept > kHeld - kBatch)) kept = spread(kept);
     __syncwarp();  // all have read what is written over
     counts[part][column] = static_cast<uint8_t>(kept);
     if (part == 0) floors[column] = low;
@@ -154,9 +138,9 @@ struct Lists {
   // Lists the places of the k best, of up to kRoom candidates a column, in the order asked for.
   __device__ __forceinline__ void sort(uint32_t k, bool by_value) {
     const uint32_t column = threadIdx.x / kApart, part = threadIdx.x % kApart, mine = counts[part][column];
-    uint32_t m = inclusive_scan(mine);
+    uint32_t m = sum_up_to_lane<kApart>(mine);
     for (uint32_t i = 0; i < mine; ++i) found[column][m - mine + i] = static_cast<uint8_t>(part * kHeld + i);
-    m = __shfl_sync(kFullWarp, m, kApart - 1, kApart);
+    m = __shfl_sync(kEveryLane, m, kApart - 1, kApart);
     __syncwarp();
     constexpr uint32_t kOwn = 10;
     const auto rank = [&](uint32_t count, const uint8_t* from, uint8_t* to, auto key) {

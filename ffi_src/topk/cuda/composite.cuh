@@ -7,11 +7,13 @@
 #include <type_traits>
 
 #include "common/ordered_key.h"
+#include "topk/topk.h"
 
 namespace jaxgpuops::topk {
 
 template <class Key>
 using Composite = std::conditional_t<sizeof(Key) == 8, unsigned __int128, uint64_t>;
+static_assert(sizeof(Composite<uint32_t>) == composite_bytes(4) && sizeof(Composite<uint64_t>) == composite_bytes(8));
 
 template <class Key>
 struct Packing {

@@ -2,6 +2,7 @@
 // the words that candidates are ranked by.
 #pragma once
 
+#include "common/cuda/warp.cuh"
 #include "topk/cuda/columns_shape.h"
 #include "topk/cuda/composite.cuh"
 
@@ -32,38 +33,23 @@ __device__ __forceinline__ uint32_t kth_of_group(const uint32_t (&v)[kParts], ui
   const uint32_t a = max(v[0], v[1]), b = min(v[0], v[1]), c = max(v[2], v[3]), d = min(v[2], v[3]);
   const uint32_t top = max(a, c), second = max(min(a, c), max(b, d));
   uint32_t low = k <= kLanes ? top : second, high = top;
-#pragma unroll
-  for (int lanes = kLanes / 2; lanes; lanes /= 2) {
-    low = min(low, __shfl_xor_sync(kFullWarp, low, lanes));
-    high = max(high, __shfl_xor_sync(kFullWarp, high, lanes));
-  }
+  low = fold_lanes<kLanes>(low, [](uint32_t x, uint32_t y) { return min(x, y); });
+  high = largest_of_lanes<kLanes>(high);
   const uint32_t slack = k + k / 16;
   for (int step = 0; step < 12; ++step) {
     const uint32_t middle = high - (high - low) / 2;
     uint32_t reached = 0;
 #pragma unroll
-    for (int p = 0; p < kParts; ++p) reached += __popc(__ballot_sync(kFullWarp, v[p] >= middle) & mates);
+    for (int p = 0; p < kParts; ++p) reached += __popc(__ballot_sync(kEveryLane, v[p] >= middle) & mates);
     if (reached >= k) {
       low = middle;
       if (reached <= slack) high = low;
     } else {
       high = middle - 1;
     }
-    if (!__any_sync(kFullWarp, low < high)) break;
+    if (!__any_sync(kEveryLane, low < high)) break;
   }
   return low;
-}
-
-// Inclusive sums over teams of kLanes lanes.
-template <int kLanes>
-__device__ __forceinline__ uint32_t inclusive_scan(uint32_t v) {
-#pragma unroll
-  for (int d = 1; d < kLanes; d *= 2)
-    asm volatile(
-        "{\n.reg .u32 up;\n.reg .pred p;\nshfl.sync.up.b32 up|p, %0, %1, %2, 0xffffffff;\n@p add.u32 %0, %0, up;\n}"
-        : "+r"(v)
-        : "r"(d), "n"((32 - kLanes) << 8));
-  return v;
 }
 
 // Keys or floats (no NaNs) of lanes, sorted downwards over teams: bitonic sorts of several at once, in step. Whether a
@@ -79,7 +65,7 @@ __device__ __forceinline__ void sort_over_team(uint32_t (&v)[kCount]) {
       const bool larger = ((t & lanes) == 0) == ((t & size) == 0);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        const uint32_t other = __shfl_xor_sync(kFullWarp, v[i], lanes);
+        const uint32_t other = __shfl_xor_sync(kEveryLane, v[i], lanes);
         v[i] = larger ? max(v[i], other) : min(v[i], other);
       }
     }
@@ -103,7 +89,7 @@ __device__ __forceinline__ void sort_over_team(float (&v)[kCount]) {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
         v[i] *= sign;
-        v[i] = fmaxf(v[i], -__shfl_xor_sync(kFullWarp, v[i], lanes));
+        v[i] = fmaxf(v[i], -__shfl_xor_sync(kEveryLane, v[i], lanes));
       }
     }
   }
@@ -111,18 +97,16 @@ __device__ __forceinline__ void sort_over_team(float (&v)[kCount]) {
   for (int i = 0; i < kCount; ++i) v[i] *= turn(turned);
 }
 
-// The k-th largest of two keys or floats a lane, k <= kTeam. With i of the k of the one kind and k - i of the other,
-// both sorted, it is the least of these, for the best i.
+// The k-th largest of the team's values, two a lane (a and b), k <= kTeam. Both are sorted over the team. If i of the k
+// largest are from a and k - i from b, it is the lesser of a's i-th and b's (k - i)-th; the right i gives the largest.
 template <int kTeam, class V>
 __device__ __forceinline__ V kth_of_pairs(V a, V b, uint32_t k) {
   V v[2] = {a, b};
   sort_over_team<kTeam>(v);
   const uint32_t lane = threadIdx.x & 31, t = lane & (kTeam - 1);
-  const V other = __shfl_sync(kFullWarp, v[1], lane - t + ((k - 2 - t) & (kTeam - 1)));
+  const V other = __shfl_sync(kEveryLane, v[1], lane - t + ((k - 2 - t) & (kTeam - 1)));
   V kth = t + 1 == k ? max(v[0], v[1]) : min(v[0], other);
-#pragma unroll
-  for (int lanes = kTeam / 2; lanes; lanes /= 2) kth = max(kth, __shfl_xor_sync(kFullWarp, kth, lanes));
-  return kth;
+  return fold_lanes<kTeam>(kth, [](V x, V y) { return max(x, y); });
 }
 
 // A 32-bit word as 1, 2 or 4 keys side by side.

@@ -19,6 +19,7 @@
 #include "topk/cuda/delegates.cuh"
 #include "topk/cuda/held_shape.h"
 #include "topk/cuda/kernels.h"
+#include "topk/cuda/row_vectors.cuh"
 
 namespace jaxgpuops::topk {
 namespace {
@@ -48,25 +49,21 @@ static_assert(sizeof(Board<256>) == held_board_bytes(256));
 // A block's part of a row: whole vectors. The first block also has the elements before and after them.
 template <class Key>
 struct Part {
-  static constexpr uint32_t kVector = 16 / sizeof(Key);
+  static constexpr uint32_t kVector = RowVectors<Key>::kVector;
   static constexpr uint32_t kChunk = 128;  // vectors that lie in registers, or in shared memory, side by side
-  const Key* row;
+  const RowVectors<Key> row;
   const uint4* body;
-  uint32_t begin, vectors;     // index of the body's first element
-  uint32_t head, tail, loose;  // elements before all vectors, index of the first one after them, how many
+  uint32_t begin, vectors;  // index of the body's first element, and its vectors
+  uint32_t loose;           // elements of the row that no vector has, if this block takes them
 
-  __device__ __forceinline__ Part(const Args& a, uint32_t r, uint32_t rank) {
-    row = static_cast<const Key*>(a.x) + static_cast<int64_t>(r) * a.length;
-    const uint32_t misaligned = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(row) % 16 / sizeof(Key));
-    head = misaligned ? kVector - misaligned : 0;
-    const uint32_t all = (a.length - head) / kVector, before = min(all, rank * a.share);
-    begin = head + before * kVector;
-    body = reinterpret_cast<const uint4*>(row + begin);
-    vectors = min(all - before, a.share);
-    tail = head + all * kVector;
-    loose = rank == 0 ? a.length - all * kVector : 0;
+  __device__ __forceinline__ Part(const Args& a, uint32_t r, uint32_t rank)
+      : row(static_cast<const Key*>(a.x) + static_cast<int64_t>(r) * a.length, a.length) {
+    const uint32_t before = min(row.vectors, rank * a.share);
+    begin = row.index(before);
+    body = reinterpret_cast<const uint4*>(row.x + begin);
+    vectors = min(row.vectors - before, a.share);
+    loose = rank == 0 ? row.loose() : 0;
   }
-  __device__ __forceinline__ uint32_t loose_index(uint32_t i) const { return i < head ? i : tail + (i - head); }
 };
 
 template <class Key>
@@ -79,11 +76,11 @@ __device__ __forceinline__ Key element(const uint4& v, uint32_t e) {
 // Appends the candidates of some of the lanes to the list, as far as there is room. The warp is in step.
 template <int kThreads>
 __device__ __forceinline__ void append(Board<kThreads>& board, bool wanted, uint64_t candidate) {
-  const uint32_t lanes = __ballot_sync(kFullWarp, wanted), lane = threadIdx.x % 32;
+  const uint32_t lanes = __ballot_sync(kEveryLane, wanted), lane = threadIdx.x % 32;
   if (!lanes) return;
   uint32_t at = 0;
   if (lane == 0) at = atomicAdd(&board.count, __popc(lanes));
-  at = __shfl_sync(kFullWarp, at, 0) + __popc(lanes & ((1u << lane) - 1));
+  at = __shfl_sync(kEveryLane, at, 0) + __popc(lanes & ((1u << lane) - 1));
   if (wanted && at < board.kRoom) board.list[at] = candidate;
 }
 
@@ -91,8 +88,7 @@ __device__ __forceinline__ void append(Board<kThreads>& board, bool wanted, uint
 template <int kThreads>
 __device__ __forceinline__ uint64_t most_of_block(Board<kThreads>& board, uint64_t value) {
   if (threadIdx.x == 0) board.top = 0;
-#pragma unroll
-  for (int d = 16; d; d /= 2) value = larger(value, shuffle_xor(value, d));
+  value = largest_of_warp(value);
   __syncthreads();
   if (threadIdx.x % 32 == 0) atomicMax(&board.top, static_cast<unsigned long long>(value));
   __syncthreads();
@@ -120,8 +116,7 @@ __device__ __noinline__ uint64_t keep_best(Board<kThreads>& board, uint32_t m, u
     uint32_t reach = 0;
 #pragma unroll
     for (uint32_t o = 0; o < kOwn; ++o) reach += own[o] >= middle;
-#pragma unroll
-    for (int d = 16; d; d /= 2) reach += __shfl_xor_sync(kFullWarp, reach, d);
+    reach = sum_of_warp(reach);
     if (threadIdx.x == 0) board.totals[(step + 1) % 3] = 0;
     if (threadIdx.x % 32 == 0 && reach) atomicAdd(&board.totals[step % 3], reach);
     __syncthreads();
@@ -186,17 +181,17 @@ __device__ __noinline__ uint32_t take_ties(const Args& a, Board<kThreads>& board
     const uint32_t v = start + tid;
     uint32_t hits = bits_of(load(v), v, [&](Key key) { return key == floor; });
     uint32_t* const sums = board.delegates + start / kThreads % 2 * 32;  // these are no longer needed
-    uint32_t at = found + scan_block<kThreads>(__popc(hits), sums);
+    uint32_t at = found + sum_before<kThreads>(__popc(hits), sums);
     for (; hits && at < a.k; hits &= hits - 1)
       board.list[at++] = packing.pack(floor, part.begin + v * kVector + __ffs(hits) - 1);
-    found += __reduce_add_sync(kFullWarp, tid % 32 < kThreads / 32 ? sums[tid % 32] : 0);
+    found += sum_of_warp(tid % 32 < kThreads / 32 ? sums[tid % 32] : 0);
   }
   if (above > board.kRoom - kThreads) return board.kRoom + 1;
   __syncthreads();
   if (tid == 0) board.count = max(above, min(found, a.k));
   __syncthreads();
-  const Key loose = tid < part.loose ? encode(part.row[part.loose_index(tid)], a.order) : Key{0};
-  append(board, tid < part.loose && loose >= floor, packing.pack(loose, part.loose_index(tid)));
+  const Key loose = tid < part.loose ? encode(part.row.x[part.row.loose_index(tid)], a.order) : Key{0};
+  append(board, tid < part.loose && loose >= floor, packing.pack(loose, part.row.loose_index(tid)));
   __syncthreads();
   return board.count;
 }
@@ -274,7 +269,7 @@ __device__ __noinline__ uint32_t collect_again(const Args& a, Board<kThreads>& b
     const bool there = any >> j % kAtOnce & 1;
     const uint32_t more = __syncthreads_count(there) * kVector;
     used += more;
-    if (used + kThreads <= board.kRoom ? !__any_sync(kFullWarp, there) : more == 0) continue;
+    if (used + kThreads <= board.kRoom ? !__any_sync(kEveryLane, there) : more == 0) continue;
     uint4 vector = make_uint4(0, 0, 0, 0);
     if (there) vector = load(j);
 #pragma unroll 1
@@ -290,8 +285,8 @@ __device__ __noinline__ uint32_t collect_again(const Args& a, Board<kThreads>& b
   }
   uint64_t c = 0;
   if (tid < part.loose) {
-    const uint32_t index = part.loose_index(tid);
-    c = packing.pack(encode(part.row[index], a.order), index);
+    const uint32_t index = part.row.loose_index(tid);
+    c = packing.pack(encode(part.row.x[index], a.order), index);
   }
   append(board, tid < part.loose && c >= low, c);
   __syncthreads();
@@ -314,7 +309,7 @@ struct Block {
   const Part<Key> part{a, r, rank};
   const Packing<Key> packing{a.length - 1, a.index_bits};
   const uint32_t mine = tid / kChunk * 2 * kChunk + tid % kChunk;  // the thread's first vector
-  // Without them, the later half of a thread's loads has nothing new.
+  // Whether the later half of a thread's loads has anything new: past the end, it loads its first vector again.
   const bool many = kHeldLoads * kThreads < part.vectors;
   uint4 held[kHeldLoads];  // the thread's part of the first half
   Key loose = 0;
@@ -333,7 +328,7 @@ struct Block {
       const uint32_t v = u * 2 * kThreads + mine;
       held[u] = __ldg(part.body + (v < part.vectors ? v : mine < part.vectors ? mine : 0));
     }
-    if (tid < part.loose) loose = __ldg(part.row + part.loose_index(tid));
+    if (tid < part.loose) loose = __ldg(part.row.x + part.row.loose_index(tid));
   }
 
   __device__ __forceinline__ void clear_board() {
@@ -396,7 +391,7 @@ struct Block {
       uint32_t all[kParts];
 #pragma unroll
       for (int p = 0; p < kParts; ++p) all[p] = board.delegates[p * 32 + lane];
-      const uint32_t bound = kth_of_group<32>(all, warp == 0 ? a.k : (a.k + blocks - 1) / blocks, kFullWarp);
+      const uint32_t bound = kth_of_group<32>(all, warp == 0 ? a.k : (a.k + blocks - 1) / blocks, kEveryLane);
       if (blocks == 1) {
         board.bounds[0][0] = bound;
       } else if (lane < blocks) {
@@ -445,7 +440,7 @@ struct Block {
       }
     }
     if (tid < part.loose) {
-      const uint32_t index = part.loose_index(tid);
+      const uint32_t index = part.row.loose_index(tid);
       const Key key = encode(loose, a.order);
       if (key >= floor) {
         const uint32_t at = atomicAdd(&board.count, 1u);
@@ -511,8 +506,7 @@ struct Block {
             above += (two.x > own) + (j + 1 < end && two.y > own);
           }
         }
-#pragma unroll
-        for (uint32_t d = 1; d < kSplit; d *= 2) above += __shfl_xor_sync(kFullWarp, above, d);
+        above = sum_of_lanes<kSplit>(above);
         if (tid % kSplit == 0 && i < n && above < a.k) emit(above, own);
       }
     };

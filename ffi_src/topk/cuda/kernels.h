@@ -17,7 +17,7 @@ struct Buffers {
   void* workspace;
 };
 
-// What kernels know of a call. Their own structs add to it.
+// What every kernel of the family knows of a call. The structs of the kernels add to it.
 struct Call {
   const void* x;
   void* values;
@@ -26,6 +26,10 @@ struct Call {
   int64_t inner;
   uint32_t length, k;
   bool sorted;
+  unsigned char* workspace;
+  int64_t row_bytes = 0;  // of the workspace, set by kernels whose blocks share rows
+
+  __device__ unsigned char* workspace_of(int64_t row) const { return workspace + row * row_bytes; }
 };
 
 inline Call call_of(const Problem& problem, const Buffers& buffers) {
@@ -36,10 +40,11 @@ inline Call call_of(const Problem& problem, const Buffers& buffers) {
           problem.rows.inner,
           static_cast<uint32_t>(problem.rows.length),
           static_cast<uint32_t>(problem.k),
-          problem.sorted};
+          problem.sorted,
+          static_cast<unsigned char*>(buffers.workspace)};
 }
 
-cudaError_t launch_argmax_kernels(cudaStream_t, const Plan&, Rows, int key_bits, const ArgOrder&, const Buffers&);
+cudaError_t launch_argmax_kernels(cudaStream_t, const Plan&, const ArgProblem&, const Buffers&);
 cudaError_t launch_rows(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 cudaError_t launch_sort(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 cudaError_t launch_held(cudaStream_t, const Plan&, const Problem&, const Buffers&);

@@ -10,11 +10,8 @@ cudaError_t launch_topk(cudaStream_t stream, const Plan& plan, const Problem& pr
   const Buffers buffers{x, values, indices, workspace};
   switch (plan.algorithm) {
     case Algorithm::kEmpty: return cudaSuccess;
-    case Algorithm::kArgmax: {
-      ArgOrder order;  // no NaN rule: top-1 follows the total order
-      order.order = problem.order;
-      return launch_argmax_kernels(stream, plan, problem.rows, problem.key_bits, order, buffers);
-    }
+    case Algorithm::kArgmax:  // without a rule for NaN: top-1 follows the total order
+      return launch_argmax_kernels(stream, plan, {problem.rows, problem.key_bits, {problem.order}}, buffers);
     case Algorithm::kRows: return launch_rows(stream, plan, problem, buffers);
     case Algorithm::kSort: return launch_sort(stream, plan, problem, buffers);
     case Algorithm::kHeld: return launch_held(stream, plan, problem, buffers);
@@ -31,8 +28,7 @@ cudaError_t launch_topk(cudaStream_t stream, const Plan& plan, const Problem& pr
 cudaError_t launch_argmax(cudaStream_t stream, const Plan& plan, const ArgProblem& problem, const void* x,
                           int32_t* indices, void* workspace) {
   if (plan.algorithm == Algorithm::kEmpty) return cudaSuccess;
-  return launch_argmax_kernels(stream, plan, problem.rows, problem.key_bits, problem.order,
-                               {x, nullptr, indices, workspace});
+  return launch_argmax_kernels(stream, plan, problem, {x, nullptr, indices, workspace});
 }
 
 }  // namespace jaxgpuops::topk

@@ -51,7 +51,7 @@ __device__ __forceinline__ void best_of_lanes(const Network& network, uint32_t (
   for (int lanes = 1; lanes < kTeam; lanes *= 2) {
     uint32_t other[kBest];
 #pragma unroll
-    for (int i = 0; i < kBest; ++i) other[i] = __shfl_xor_sync(kFullWarp, best[kBest - 1 - i], lanes);
+    for (int i = 0; i < kBest; ++i) other[i] = __shfl_xor_sync(kEveryLane, best[kBest - 1 - i], lanes);
 #pragma unroll
     for (int i = 0; i < kBest; ++i) best[i] = max(best[i], other[i]);
     network.merge(best);
@@ -90,17 +90,17 @@ __device__ __forceinline__ void best_of_short_row(const Network& network, const 
     if (again) return;
 
     // Chosen ones are in order, and none that is not chosen is above the last.
-    const uint32_t after = __shfl_down_sync(kFullWarp, key, 1), least = __shfl_sync(kFullWarp, key, first + k - 1);
-    const uint32_t last = __shfl_sync(kFullWarp, mine, first + k - 1);
-    const uint32_t next = __shfl_sync(kFullWarp, mine, first + min(k, kBest - 1));
+    const uint32_t after = __shfl_down_sync(kEveryLane, key, 1), least = __shfl_sync(kEveryLane, key, first + k - 1);
+    const uint32_t last = __shfl_sync(kEveryLane, mine, first + k - 1);
+    const uint32_t next = __shfl_sync(kEveryLane, mine, first + min(k, kBest - 1));
     bool wrong = t + 1 < k && key < after;
-    if (__any_sync(kFullWarp, (next | kLow) == (last | kLow))) {
+    if (__any_sync(kEveryLane, (next | kLow) == (last | kLow))) {
 #pragma unroll
       for (int i = 0; i < kBest; ++i) wrong |= words[i] < last && keys[i] > least;
     }
-    if (!__any_sync(kFullWarp, wrong)) return;
+    if (!__any_sync(kEveryLane, wrong)) return;
     const uint32_t low = last & ~kLow, most = best[0] | kLow;
-    if (__any_sync(kFullWarp, most - low > ~0u / kShortRow)) break;
+    if (__any_sync(kEveryLane, most - low > ~0u / kShortRow)) break;
 #pragma unroll
     for (int i = 0; i < kBest; ++i) words[i] = keys[i] < low ? 0 : (keys[i] - low) * kShortRow + (kLow - index_of(i));
   }
@@ -113,8 +113,7 @@ __device__ __forceinline__ void best_of_short_row(const Network& network, const 
       const uint64_t composite = static_cast<uint64_t>(keys[i]) << 32 | ~index_of(i);
       if (index_of(i) < length && composite <= highest) most = larger(most, composite);
     }
-#pragma unroll
-    for (int lanes = 1; lanes < kBest; lanes *= 2) most = larger(most, shuffle_xor(most, lanes));
+    most = largest_of_lanes<kBest>(most);
     highest = most - 1;
     if (t == round) key = static_cast<uint32_t>(most >> 32), index = ~static_cast<uint32_t>(most);
   }

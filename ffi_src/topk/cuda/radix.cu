@@ -25,25 +25,19 @@ constexpr uint32_t kTile = radix_tile(sizeof(Key));
 template <class Key>
 constexpr int kPer = kTile<Key> / kThreads;  // elements of a thread
 
-struct Radix {
-  const void* x;
-  void* values;
-  int32_t* indices;
-  unsigned char* workspace;
-  KeyOrder order;
-  int64_t inner;
-  int64_t row_bytes;  // workspace of one row
+struct Radix : Call {
   int64_t first_row;  // of this launch
   int64_t histograms, counts, first, second;
-  uint32_t length, k, sorted, tiles;
-  uint32_t run;  // length of the sorted runs that a merge pass finds
+  uint32_t tiles;
+  uint32_t to_sort;  // elements: those selected, or the whole row; none where the order of indices is asked for
+  uint32_t run;      // length of the sorted runs that a merge pass finds
 };
 
 __device__ int64_t row_index(const Radix& a) { return a.first_row + blockIdx.y; }
 
 template <class T>
 __device__ T* part(const Radix& a, int64_t offset) {
-  return reinterpret_cast<T*>(a.workspace + row_index(a) * a.row_bytes + offset);
+  return reinterpret_cast<T*>(a.workspace_of(row_index(a)) + offset);
 }
 
 template <class Key>
@@ -75,7 +69,7 @@ __device__ void find_prefix(const Radix& a, int digits, Key* prefix, uint32_t* n
   uint32_t wanted = a.k;
   for (int d = 0; d < digits; ++d) {
     const uint32_t digit = 255 - tid, count = tid < 256 ? histograms[d * 256 + digit] : 0;
-    const uint32_t inclusive = inclusive_scan_warp(count);
+    const uint32_t inclusive = sum_up_to_lane(count);
     if (tid < 256 && tid % 32 == 31) warps[tid / 32] = inclusive;
     __syncthreads();
     if (tid < 256) {
@@ -135,8 +129,8 @@ __global__ void __launch_bounds__(kThreads) count_kernel(const Radix a) {
   for (int j = 0; j < kPer<Key>; ++j) {
     const uint32_t i = begin + j * kThreads + threadIdx.x;
     const Key key = i < a.length ? encode(x[i * a.inner], a.order) : Key{0};
-    more += __popc(__ballot_sync(kFullWarp, i < a.length && key > kth));
-    same += __popc(__ballot_sync(kFullWarp, i < a.length && key == kth));
+    more += __popc(__ballot_sync(kEveryLane, i < a.length && key > kth));
+    same += __popc(__ballot_sync(kEveryLane, i < a.length && key == kth));
   }
   if (threadIdx.x % 32 == 0) {
     atomicAdd(&above, more);
@@ -154,7 +148,7 @@ __global__ void __launch_bounds__(1024) scan_kernel(const Radix a) {
   for (uint32_t start = 0; start < a.tiles; start += 1024) {
     const uint32_t i = start + threadIdx.x;
     const uint2 mine = i < a.tiles ? counts[i] : make_uint2(0, 0);
-    const uint32_t more = inclusive_scan_warp(mine.x), same = inclusive_scan_warp(mine.y);
+    const uint32_t more = sum_up_to_lane(mine.x), same = sum_up_to_lane(mine.y);
     if (threadIdx.x % 32 == 31) warps[threadIdx.x / 32] = make_uint2(more, same);
     __syncthreads();
     uint2 sum = make_uint2(before.x + more - mine.x, before.y + same - mine.y);
@@ -184,32 +178,31 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const Radix a) {
   for (int j = 0; j < kPer<Key>; ++j) {
     const uint32_t i = begin + j * kThreads + threadIdx.x;
     keys[j] = i < a.length ? encode(x[i * a.inner], a.order) : Key{0};
-    above[j] = __ballot_sync(kFullWarp, i < a.length && keys[j] > kth);
-    ties[j] = __ballot_sync(kFullWarp, i < a.length && keys[j] == kth);
+    above[j] = __ballot_sync(kEveryLane, i < a.length && keys[j] > kth);
+    ties[j] = __ballot_sync(kEveryLane, i < a.length && keys[j] == kth);
     if (lane == 0) more[j][warp] = __popc(above[j]), same[j][warp] = __popc(ties[j]);
   }
   __syncthreads();
   const uint2 before = part<uint2>(a, a.counts)[blockIdx.x];
-  uint32_t greater = before.x, equal = before.y;  // elements before this warp's j-th 32
+  uint32_t greater = before.x, equal = before.y;  // elements before the j-th of each thread
   const Packing<Key> packing = Packing<Key>::make(a.length);
   Composite<Key>* out = part<Composite<Key>>(a, a.first);
 #pragma unroll
   for (int j = 0; j < kPer<Key>; ++j) {
+    uint32_t g = greater + __popc(above[j] & lower), e = equal + __popc(ties[j] & lower);  // and before this thread's
+#pragma unroll
     for (uint32_t w = 0; w < kWarps; ++w) {
-      if (w == warp) {
-        const uint32_t g = greater + __popc(above[j] & lower), e = equal + __popc(ties[j] & lower);
-        const bool tie = ties[j] >> lane & 1;
-        if ((above[j] >> lane & 1) || (tie && e < needed)) {
-          const uint32_t at = g + min(e, needed), i = begin + j * kThreads + threadIdx.x;
-          if (a.sorted) {
-            out[at] = packing.pack(keys[j], i);
-          } else {
-            write(a, at, keys[j], i);
-          }
-        }
-      }
+      if (w < warp) g += more[j][w], e += same[j][w];
       greater += more[j][w];
       equal += same[j][w];
+    }
+    const bool tie = ties[j] >> lane & 1;
+    if (!(above[j] >> lane & 1) && !(tie && e < needed)) continue;
+    const uint32_t at = g + min(e, needed), i = begin + j * kThreads + threadIdx.x;
+    if (a.sorted) {
+      out[at] = packing.pack(keys[j], i);
+    } else {
+      write(a, at, keys[j], i);
     }
   }
 }
@@ -222,7 +215,7 @@ __global__ void __launch_bounds__(kThreads) sort_tiles_kernel(const Radix a, boo
   C* buffer = reinterpret_cast<C*>(shared_bytes);
   const Packing<Key> packing = Packing<Key>::make(a.length);
   const uint32_t begin = blockIdx.x * kTile<Key>;
-  const uint32_t m = min(kTile<Key>, a.sorted - begin);
+  const uint32_t m = min(kTile<Key>, a.to_sort - begin);
   C* run = part<C>(a, a.first) + begin;
   const Key* x = row_of<Key>(a);
   for (uint32_t i = threadIdx.x; i < m; i += kThreads)
@@ -262,12 +255,12 @@ __global__ void __launch_bounds__(kThreads) merge_pass_kernel(const Radix a, boo
   const C* from = part<C>(a, a.first);
   C* to = part<C>(a, a.second);
   const uint32_t begin = blockIdx.x * kTile<Key>;  // of this block's outputs
-  const uint32_t m = min(kTile<Key>, a.sorted - begin);
+  const uint32_t m = min(kTile<Key>, a.to_sort - begin);
   const uint64_t start = begin / (2ull * a.run) * (2ull * a.run);  // of the two runs
   const C* one = from + start;
-  const uint32_t ones = min(a.run, static_cast<uint32_t>(a.sorted - start));
+  const uint32_t ones = min(a.run, static_cast<uint32_t>(a.to_sort - start));
   const C* two = one + ones;
-  const uint32_t twos = min(a.run, static_cast<uint32_t>(a.sorted - start - ones));
+  const uint32_t twos = min(a.run, static_cast<uint32_t>(a.to_sort - start - ones));
   const uint32_t offset = static_cast<uint32_t>(begin - start);
   if (threadIdx.x < 2) ends[threadIdx.x] = split(one, ones, two, twos, offset + (threadIdx.x ? m : 0));
   __syncthreads();
@@ -315,15 +308,15 @@ cudaError_t run(cudaStream_t stream, const RadixShape& shape, uint32_t rows, Rad
     if (status == cudaSuccess) status = launch(stream, {dim3(1, rows), dim3(1024)}, scan_kernel, a);
     if (status == cudaSuccess) status = launch_tiles(a.length, 0, gather_kernel<Key>, a);
   }
-  if (status != cudaSuccess || a.sorted == 0) return status;
+  if (status != cudaSuccess || a.to_sort == 0) return status;
   const size_t shared_bytes = kTile<Key> * sizeof(C);
   a.run = kTile<Key>;
-  bool last = a.run >= a.sorted;
-  status = shape.select ? launch_tiles(a.sorted, shared_bytes, sort_tiles_kernel<Key, false>, a, last)
-                        : launch_tiles(a.sorted, shared_bytes, sort_tiles_kernel<Key, true>, a, last);
+  bool last = a.run >= a.to_sort;
+  status = shape.select ? launch_tiles(a.to_sort, shared_bytes, sort_tiles_kernel<Key, false>, a, last)
+                        : launch_tiles(a.to_sort, shared_bytes, sort_tiles_kernel<Key, true>, a, last);
   while (!last && status == cudaSuccess) {
-    last = 2ull * a.run >= a.sorted;
-    status = launch_tiles(a.sorted, shared_bytes, merge_pass_kernel<Key>, a, last);
+    last = 2ull * a.run >= a.to_sort;
+    status = launch_tiles(a.to_sort, shared_bytes, merge_pass_kernel<Key>, a, last);
     const int64_t written = a.second;
     a.second = a.first;
     a.first = written;
@@ -336,21 +329,13 @@ cudaError_t run(cudaStream_t stream, const RadixShape& shape, uint32_t rows, Rad
 
 cudaError_t launch_radix(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   const RadixShape shape = radix_shape(problem.rows.length, problem.k, problem.key_bits / 8, problem.sorted);
-  Radix a = {};
-  a.x = buffers.x;
-  a.values = buffers.values;
-  a.indices = buffers.indices;
-  a.workspace = static_cast<unsigned char*>(buffers.workspace);
-  a.order = problem.order;
-  a.inner = problem.rows.inner;
+  Radix a = {call_of(problem, buffers)};
   a.row_bytes = shape.bytes;
   a.histograms = shape.histograms;
   a.counts = shape.counts;
   a.first = shape.first;
   a.second = shape.second;
-  a.length = static_cast<uint32_t>(problem.rows.length);
-  a.k = static_cast<uint32_t>(problem.k);
-  a.sorted = static_cast<uint32_t>(shape.sorted);
+  a.to_sort = static_cast<uint32_t>(shape.sorted);
   a.tiles = static_cast<uint32_t>(shape.tiles);
   for (a.first_row = 0; a.first_row < problem.rows.count(); a.first_row += kMaxRadixRows) {
     const uint32_t rows = static_cast<uint32_t>(std::min(kMaxRadixRows, problem.rows.count() - a.first_row));

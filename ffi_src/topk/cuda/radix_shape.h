@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "topk/topk.h"
+
 namespace jaxgpuops::topk {
 
 // Elements of a block, in selection and in sorting: 32 KB of composites.
@@ -23,7 +25,7 @@ struct RadixShape {
 
 // Selecting reads the row once per key byte and twice more; past half the row, sorting it all is no dearer.
 inline RadixShape radix_shape(int64_t length, int64_t k, int key_bytes, bool sorted) {
-  const int64_t composite = key_bytes == 8 ? 16 : 8;
+  const int64_t composite = composite_bytes(key_bytes);
   RadixShape shape;
   shape.tiles = (length + radix_tile(key_bytes) - 1) / radix_tile(key_bytes);
   shape.select = !sorted || 2 * k < length;

@@ -154,8 +154,7 @@ __device__ __forceinline__ void write_candidates(const T& team, const typename T
 #pragma unroll
       for (uint32_t o = 0; o < kOwn; ++o) {
         if constexpr (kFloats) before[o] = __float_as_uint(higher[o]) & 0x7fffff;
-#pragma unroll
-        for (uint32_t lanes = 1; lanes < kSplit; lanes *= 2) before[o] += __shfl_xor_sync(kFullWarp, before[o], lanes);
+        before[o] = sum_of_lanes<kSplit>(before[o]);
         if (first + o * kApart >= m || in_team % kSplit) continue;
         sum += before[o];
         if (before[o] >= a.k) continue;
@@ -175,15 +174,14 @@ __device__ __forceinline__ void write_candidates(const T& team, const typename T
     // Ranks of distinct words are 0 … m - 1. Ties sum to less: then the row is ranked again, equal keys by index (and
     // at once for index order, which needs the indices anyway).
     uint32_t ranks = rank_all(std::false_type());
-#pragma unroll
-    for (int lanes = T::kLanes / 2; lanes; lanes /= 2) ranks += __shfl_xor_sync(kFullWarp, ranks, lanes);
+    ranks = sum_of_lanes<T::kLanes>(ranks);
     if constexpr (T::kBlock) {
       if ((threadIdx.x & 31) == 0 && ranks) atomicAdd(&board.ranks, ranks);
     }
     team.sync();
     if constexpr (T::kBlock) ranks = board.ranks;
     const bool tied = m && ranks != m * (m - 1) / 2;
-    if (T::kBlock ? tied : __any_sync(kFullWarp, tied)) rank_all(std::true_type());
+    if (T::kBlock ? tied : __any_sync(kEveryLane, tied)) rank_all(std::true_type());
   }
   team.sync();  // results are written together
   for (uint32_t i = in_team; m && i < a.k; i += T::kSize) {
@@ -233,7 +231,7 @@ __device__ __forceinline__ void select_by_network(const T& team, const Key* row,
     uint32_t at = in_team;
     if (!a.sorted) {
       at = 0;
-      for (uint32_t j = 0; j < a.k; ++j) at += __shfl_sync(kFullWarp, index, j, kBest) < index;
+      for (uint32_t j = 0; j < a.k; ++j) at += __shfl_sync(kEveryLane, index, j, kBest) < index;
     }
     if (live && in_team < a.k) write(at, key, index);
   }
@@ -247,12 +245,12 @@ __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTe
   constexpr uint32_t kTeams = T::kThreads / kTeam;
   __shared__ Board<kTeam> boards[kTeams];
   const uint32_t lane = threadIdx.x & 31, in_team = threadIdx.x % kTeam, in_block = threadIdx.x / kTeam;
-  const uint32_t mates = kTeam >= 32 ? kFullWarp : ((1u << (kTeam & 31)) - 1) << (lane / kTeam * kTeam);
+  const uint32_t mates = kTeam >= 32 ? kEveryLane : ((1u << (kTeam & 31)) - 1) << (lane / kTeam * kTeam);
   Board<kTeam>& board = boards[in_block];
   T team{a, board, in_team};
 
   const int64_t r = static_cast<int64_t>(blockIdx.x) * kTeams + in_block;
-  if (kTeam >= 32 ? r >= a.rows : !__any_sync(kFullWarp, r < a.rows)) return;
+  if (kTeam >= 32 ? r >= a.rows : !__any_sync(kEveryLane, r < a.rows)) return;
   const bool live = kTeam >= 32 || r < a.rows;
   const Key* row = static_cast<const Key*>(a.x) + (live ? r : 0) * a.length;
   const Output<Order, Key, T::kFloats> write{a, r * a.k};
@@ -273,16 +271,14 @@ __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTe
         for (int p = 0; p < kOwn; ++p) board.delegates[team.t + p * kTeam] = best[p];
       } else {
         constexpr uint32_t kEach = kTeam / kDelegates;  // threads
-#pragma unroll
-        for (uint32_t lanes = 1; lanes < kEach; lanes *= 2)
-          best[0] = max(best[0], __shfl_xor_sync(kFullWarp, best[0], lanes));
+        best[0] = largest_of_lanes<kEach>(best[0]);
         if (lane % kEach == 0) board.delegates[team.t / kEach] = best[0];
       }
       team.sync();
       uint32_t all[kParts];
 #pragma unroll
       for (int p = 0; p < kParts; ++p) all[p] = board.delegates[p * 32 + lane];
-      floor = static_cast<Key>(kth_of_group<32>(all, a.k, kFullWarp));
+      floor = static_cast<Key>(kth_of_group<32>(all, a.k, kEveryLane));
     } else if (a.k <= kTeam) {
       using Best = std::conditional_t<kFloat, float, uint32_t>;
       Best best[2];
@@ -303,7 +299,7 @@ __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTe
     team.sync();
     if constexpr (T::kBlock) found = board.count;
     const bool again = live && (found > a.most || found < a.k);
-    const bool any_again = T::kBlock ? again : __any_sync(kFullWarp, again);
+    const bool any_again = T::kBlock ? again : __any_sync(kEveryLane, again);
     if (any_again) {
       const uint64_t refined = refine_row<T>(a, board, row, team.t, live, again, floor);
 #pragma unroll

@@ -171,8 +171,7 @@ struct Team {
 
   // Sum over the team. For every thread of the block (or of the warp) in step.
   __device__ __forceinline__ uint32_t sum(uint32_t v) {
-#pragma unroll
-    for (int lanes = kLanes / 2; lanes; lanes /= 2) v += __shfl_xor_sync(kFullWarp, v, lanes);
+    v = sum_of_lanes<kLanes>(v);
     if constexpr (kBlock) {
       if (threadIdx.x == 0) board.totals[(step + 1) % 3] = 0;
       if (threadIdx.x % 32 == 0) atomicAdd(&board.totals[step % 3], v);
@@ -203,15 +202,13 @@ struct Team {
       for (int i = 0; i < kMasks; ++i) c += __popc(mask[i]);
       return sum(c);
     };
-    const auto any = [&](bool b) -> bool { return kBlock ? b : __any_sync(kFullWarp, b); };
+    const auto any = [&](bool b) -> bool { return kBlock ? b : __any_sync(kEveryLane, b); };
     // The largest delegate: mostly the largest element, or all above it are NaN.
     uint32_t best[1];
     delegates(best);
     if constexpr (kBlock)
       for (uint32_t i = threadIdx.x & 31; i < kDelegates; i += 32) best[0] = max(best[0], board.delegates[i]);
-#pragma unroll
-    for (int lanes = kLanes / 2; lanes; lanes /= 2) best[0] = max(best[0], __shfl_xor_sync(kFullWarp, best[0], lanes));
-    const Key top = static_cast<Key>(best[0]);
+    const Key top = static_cast<Key>(largest_of_lanes<kLanes>(best[0]));
     // Invariant: k elements reach low; fewer reach high + 1. What reaches `low` is in hits, what is above it in above.
     Key low = 0, high = static_cast<Key>(~Key{0}), middle = floor;
     uint32_t more = 0, tied = 0;
@@ -289,13 +286,13 @@ struct Team {
     uint32_t mine = 0;
 #pragma unroll
     for (int i = 0; i < kMasks; ++i) mine += __popc(hits[i]);
-    const uint32_t lane = threadIdx.x & 31, inclusive = inclusive_scan<kLanes>(mine);
-    const uint32_t total = __shfl_sync(kFullWarp, inclusive, lane | (kLanes - 1));
+    const uint32_t lane = threadIdx.x & 31, inclusive = sum_up_to_lane<kLanes>(mine);
+    const uint32_t total = __shfl_sync(kEveryLane, inclusive, lane | (kLanes - 1));
     uint32_t at = inclusive - mine;
     if constexpr (kBlock) {
       uint32_t base = 0;
       if (total && lane == 0) base = atomicAdd(&board.count, total);
-      at += __shfl_sync(kFullWarp, base, 0);
+      at += __shfl_sync(kEveryLane, base, 0);
     }
     if (at + mine > board.kCapacity) return total;  // too many: all come again
 #pragma unroll

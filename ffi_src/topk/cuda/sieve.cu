@@ -42,8 +42,7 @@ __device__ __noinline__ void sort_sample(C* sorted, const C* sample) {
 #pragma unroll 4
   for (uint32_t j = threadIdx.x % kEach; j < kSieveSample; j += kEach)
     above += sample[j] > mine || (sample[j] == mine && j < i);
-#pragma unroll
-  for (uint32_t d = kEach / 2; d; d /= 2) above += shuffle_xor(above, d);
+  above = sum_of_lanes<kEach>(above);
   if (threadIdx.x % kEach == 0) sorted[above] = mine;
 }
 
@@ -80,7 +79,7 @@ struct Division {
 constexpr uint32_t kListRoom = kSieveRoom / 32;
 
 __device__ __forceinline__ uint32_t longest_list(const uint32_t* counts) {
-  return most_of_warp(counts[threadIdx.x % 32]);
+  return largest_of_warp(counts[threadIdx.x % 32]);
 }
 
 // Runs shrink(), which selects from one buffer, on all lists together. First it pads every list to the length of the
@@ -121,11 +120,11 @@ __device__ __noinline__ uint32_t last_tie(const Sieve& a, Share<Key> share, uint
   }
   __syncthreads();
   const uint32_t even = of_streams[2 * lane], odd = of_streams[2 * lane + 1];
-  const uint32_t upto = inclusive_scan_warp(even + odd);
-  const uint32_t above = __shfl_sync(kFullWarp, upto, 31) >> 16;
+  const uint32_t upto = sum_up_to_lane(even + odd);
+  const uint32_t above = __shfl_sync(kEveryLane, upto, 31) >> 16;
   // The number of streams before the one in which the count is reached.
-  const uint32_t streams = __popc(__ballot_sync(kFullWarp, above + ((upto - odd) & 0xffff) < a.ties)) +
-                           __popc(__ballot_sync(kFullWarp, above + (upto & 0xffff) < a.ties));
+  const uint32_t streams = __popc(__ballot_sync(kEveryLane, above + ((upto - odd) & 0xffff) < a.ties)) +
+                           __popc(__ballot_sync(kEveryLane, above + (upto & 0xffff) < a.ties));
   __syncthreads();
   const uint32_t vector = (min(streams, 63u) * a.slices + rank) * (a.steps * 32) + 31;
   return min(share.index(vector) + kVector, a.length) - 1;
@@ -152,8 +151,8 @@ struct Block {
   const uint32_t rank = kAlone ? 0 : blockIdx.x % slices;
   const Share<Key> share{a, row, rank};
   const Packing<Key> packing = Packing<Key>::make(a.length);
-  const Board board{a, row};
-  uint32_t* const bins = kAlone ? s.histogram : board.bins;
+  const Exchange exchange{a, row};
+  uint32_t* const bins = kAlone ? s.histogram : exchange.bins;
 
   C threshold = 0, high = 0;           // what the k best reach, and what nothing exceeds
   C raised = 0;                        // the threshold, if this block kept its k best only
@@ -179,7 +178,7 @@ struct Block {
       for (int u = 0; u < kSieveLoads; ++u) {
         const uint32_t vector = share.vector(step, u);
         if (vector < share.vectors)
-          copy_async(ring + (stage * kSieveLoads + u) * kThreads + tid, share.address(vector));
+          copy_async(ring + (stage * kSieveLoads + u) * kThreads + tid, share.body() + vector);
       }
     }
     commit_async_copies();
@@ -191,7 +190,7 @@ struct Block {
       for (uint32_t i = 0; i < kPerThread / 4; ++i)
         reinterpret_cast<uint4*>(s.histogram)[i * kThreads + tid] = make_uint4(0, 0, 0, 0);
     } else {
-      for (uint32_t i = rank * kThreads + tid; i < kSieveBins; i += slices * kThreads) board.bins[i] = 0;
+      for (uint32_t i = rank * kThreads + tid; i < kSieveBins; i += slices * kThreads) exchange.bins[i] = 0;
     }
   }
 
@@ -202,8 +201,8 @@ struct Block {
     if (tid < 32) control.counts[tid] = 0;
     clear_bins();
     if (!kAlone && rank == 0 && tid == 0) {
-      *board.arrivals = *board.failed = *board.crowded = *board.total = *board.found = 0;
-      *board.most = 0;
+      *exchange.arrivals = *exchange.failed = *exchange.crowded = *exchange.total = *exchange.found = 0;
+      *exchange.most = 0;
     }
     wait_for_async_copies<0>();  // it would wait for all that is asked for with it
 #pragma unroll 1
@@ -225,16 +224,16 @@ struct Block {
         most = lanes.max(most, of_stream);
       }
       if (a.by_streams) {
-        of_stream = most_of_warp(lanes.largest(of_stream));
+        of_stream = largest_of_warp(lanes.largest(of_stream));
         if (lane == static_cast<uint32_t>(u)) delegate = of_stream;
       }
     }
     const Key best = static_cast<Key>(lanes.largest(most));
     if (!a.by_streams) delegate = best;
-    uint32_t top = most_of_warp(uint32_t{best});
+    uint32_t top = largest_of_warp(uint32_t{best});
     if (lane == 0) control.tops[warp] = top;
     const Key least = kth_of_block<kThreads>(static_cast<Key>(delegate), a.reach);
-    top = most_of_warp(control.tops[lane % kWarps]);
+    top = largest_of_warp(control.tops[lane % kWarps]);
     // Ties with the threshold survive, too, unless there are many. The last composite of all, 0, never does.
     threshold = larger(packing.lowest(least), C{1});
     if (__syncthreads_count(best == least) > kThreads / 8)
@@ -246,9 +245,9 @@ struct Block {
     high += smaller((high - threshold) / (kAlone && share.steps <= 16 ? 8 : 2), ~high);
     if (!kAlone) {
       if (tid == 0) {
-        board.told[rank] = threshold;
-        board.told[slices + rank] = high;
-        board.told[2 * slices + rank] = 0;
+        exchange.told[rank] = threshold;
+        exchange.told[slices + rank] = high;
+        exchange.told[2 * slices + rank] = 0;
       }
       token = cg::this_grid().barrier_arrive();
     }
@@ -259,7 +258,7 @@ struct Block {
     shrink_lists(control, survivors,
                  [&] { threshold = larger(threshold, reselect<kThreads, Key>(s, survivors, packing, a.k, keep)); });
     raised = threshold;
-    if (!kAlone && tid == 0) *static_cast<volatile C*>(&board.told[2 * slices + rank]) = raised;
+    if (!kAlone && tid == 0) *static_cast<volatile C*>(&exchange.told[2 * slices + rank]) = raised;
   }
 
   // Appends what reaches the threshold, of what a warp has of a step, to the lists.
@@ -281,7 +280,7 @@ struct Block {
     };
     uint32_t hits = reaches(filter.floor - 1);
     if (filter.floor == 0) hits = ~0u >> (32 - kElements);  // nothing is below: there is no carry
-    if (!__any_sync(kFullWarp, hits)) return;
+    if (!__any_sync(kEveryLane, hits)) return;
     const auto candidate = [&](uint32_t j) {
       const auto* from = reinterpret_cast<const Key*>(ring + (stage * kSieveLoads + j / kVector) * kThreads + tid);
       const uint32_t index = share.index(share.vector(step, static_cast<int>(j / kVector))) + j % kVector;
@@ -343,10 +342,9 @@ struct Block {
       stage = stage + 1 == kSieveStages ? 0 : stage + 1;
       if (step % 2 == 1 && step + 1 < share.steps) {
         uint32_t total = control.counts[lane];
-        bool many = __any_sync(kFullWarp, total > kListRoom * 3 / 8);
+        bool many = __any_sync(kEveryLane, total > kListRoom * 3 / 8);
         if (many) {
-#pragma unroll
-          for (int d = 16; d; d /= 2) total += shuffle_xor(total, d);
+          total = sum_of_warp(total);
           many = total >= a.k;
         }
         if (__syncthreads_or(many)) {
@@ -375,13 +373,13 @@ struct Block {
   __device__ __forceinline__ void agree() {
     if (!kAlone) {
       cg::this_grid().barrier_wait(std::move(token));
-      if (tid == 0 && failed) *static_cast<volatile uint32_t*>(board.failed) = 1;
+      if (tid == 0 && failed) *static_cast<volatile uint32_t*>(exchange.failed) = 1;
       for (uint32_t i = lane; i < slices; i += 32) {
-        threshold = larger(threshold, __ldcg(&board.told[i]));
-        high = larger(high, __ldcg(&board.told[slices + i]));
+        threshold = larger(threshold, __ldcg(&exchange.told[i]));
+        high = larger(high, __ldcg(&exchange.told[slices + i]));
       }
-      threshold = most_of_warp(threshold);
-      high = most_of_warp(high);
+      threshold = largest_of_warp(threshold);
+      high = largest_of_warp(high);
       crowd = raised > 0;
     }
     static_assert(kSieveBins == 1 << 12);
@@ -391,8 +389,8 @@ struct Block {
     uint32_t bin[1];
     division.bins(some, bin);
     if (some[0] < threshold) bin[0] = kSieveBins + lane;
-    crowd |= __popc(__ballot_sync(kFullWarp, bin[0] == __shfl_up_sync(kFullWarp, bin[0], 1))) > 12;
-    if (!kAlone && crowd && lane == 0) *static_cast<volatile uint32_t*>(board.crowded) = 1;
+    crowd |= __popc(__ballot_sync(kEveryLane, bin[0] == __shfl_up_sync(kEveryLane, bin[0], 1))) > 12;
+    if (!kAlone && crowd && lane == 0) *static_cast<volatile uint32_t*>(exchange.crowded) = 1;
   }
 
   // Counts survivors in bins. What the count was before tells each of them apart from the others in its bin.
@@ -425,7 +423,7 @@ struct Block {
     }
 #pragma unroll
     for (uint32_t j = 0; j < kPerThread; ++j) sum += starts[j];
-    uint32_t before = scan_block<kThreads>(sum, s.sums);
+    uint32_t before = sum_before<kThreads>(sum, s.sums);
 #pragma unroll
     for (uint32_t j = 0; j < kPerThread; ++j) {
       const uint32_t in_bin = starts[j];
@@ -445,34 +443,34 @@ struct Block {
   // Survivors at regular intervals are the sample: its elements divide the survivors more evenly than equal widths do.
   __device__ __forceinline__ void take_splitters() {
     if (!kAlone) {
-      for (uint32_t i = lane; i < slices; i += 32) raised = larger(raised, __ldcg(&board.told[2 * slices + i]));
-      threshold = larger(threshold, most_of_warp(raised));
+      for (uint32_t i = lane; i < slices; i += 32) raised = larger(raised, __ldcg(&exchange.told[2 * slices + i]));
+      threshold = larger(threshold, largest_of_warp(raised));
     }
     shrink_lists(control, survivors, [&] { compact<kThreads>(s, survivors, threshold); });
     measure_lists();
     C most = 0;
 #pragma unroll 4
     for (uint32_t i = tid; i < held; i += kThreads) most = larger(most, held_at(i));
-    most = most_of_warp(most);
-    if (lane == 0) atomicMax(reinterpret_cast<unsigned long long*>(kAlone ? &control.most : board.most), most);
-    if (!kAlone && tid == 0) control.before = atomicAdd(board.total, s.count);
-    meet(board.arrivals, slices, target);  // all have read the bins, too
+    most = largest_of_warp(most);
+    if (lane == 0) atomicMax(reinterpret_cast<unsigned long long*>(kAlone ? &control.most : exchange.most), most);
+    if (!kAlone && tid == 0) control.before = atomicAdd(exchange.total, s.count);
+    meet(exchange.arrivals, slices, target);  // all have read the bins, too
     C* const sample = splitters + kSieveSample;
-    const uint32_t total = kAlone ? s.count : __ldcg(board.total);
+    const uint32_t total = kAlone ? s.count : __ldcg(exchange.total);
     if (tid < kSieveSample) {
       const uint32_t at = static_cast<uint32_t>(uint64_t{tid} * total / kSieveSample) - (kAlone ? 0 : control.before);
-      if (at < s.count) (kAlone ? sample : board.list)[tid] = survivors[at];
+      if (at < s.count) (kAlone ? sample : exchange.list)[tid] = survivors[at];
     }
     clear_bins();
-    meet(board.arrivals, slices, target);
+    meet(exchange.arrivals, slices, target);
     if (!kAlone) {
-      if (tid < kSieveSample) sample[tid] = __ldcg(&board.list[tid]);
+      if (tid < kSieveSample) sample[tid] = __ldcg(&exchange.list[tid]);
       __syncthreads();
     }
     sort_sample(splitters, sample);
     __syncthreads();
     division.splitters = splitters;
-    division.high = kAlone ? control.most : __ldcg(board.most);
+    division.high = kAlone ? control.most : __ldcg(exchange.most);
   }
 
   // Gives each survivor a bin, and a place in it. False: the bet has failed, and the exact way has been taken.
@@ -480,9 +478,9 @@ struct Block {
 #pragma unroll 1
     while (true) {
       if (!crowd || division.splitters) count();
-      meet(board.arrivals, slices, target);
-      const bool any_failed = kAlone ? failed : __ldcg(board.failed) != 0;
-      const bool uncounted = !division.splitters && (kAlone ? crowd : __ldcg(board.crowded) != 0);
+      meet(exchange.arrivals, slices, target);
+      const bool any_failed = kAlone ? failed : __ldcg(exchange.failed) != 0;
+      const bool uncounted = !division.splitters && (kAlone ? crowd : __ldcg(exchange.crowded) != 0);
       bool crowded = uncounted;
       const bool lost = add_up_bins(crowded) < a.k && tid == kThreads - 1;
       if (!__syncthreads_or(crowded || lost || any_failed)) return true;
@@ -497,14 +495,14 @@ struct Block {
 
   // Lists the survivors in the order of their bins. Blocks share the ranking of those of a bin, and write the k best.
   __device__ __forceinline__ void rank_and_write() {
-    C* const list = kAlone ? window : board.list;
+    C* const list = kAlone ? window : exchange.list;
 #pragma unroll 2
     for (uint32_t i = tid; i < held; i += kThreads) {
       const C c = held_at(i);
       const uint32_t place = places[i], start = c >= threshold ? s.histogram[place >> 16] : a.k;
       if (start < a.k) list[start + (place & 0xffff)] = c;
     }
-    meet(board.arrivals, slices, target);
+    meet(exchange.arrivals, slices, target);
     const uint32_t kept = s.kept, share_of_list = (kept + slices - 1) / slices;
     const uint32_t from = rank * share_of_list, to = min(kept, from + share_of_list);
     uint32_t offset = 0;
@@ -568,7 +566,7 @@ cudaError_t run(cudaStream_t stream, const Problem& problem, Sieve a) {
   // Where few threads are enough, those of one stream would be, and its neighbours may be alike.
   a.by_streams = reach(kStreams) <= kStreams / 2;
   a.reach = static_cast<uint32_t>(reach(a.by_streams ? kStreams : kThreads));
-  // Such elements of a sample, of equal ones in streams of neighbours, with six deviations to spare.
+  // The elements of a sample that are among the k best, with six deviations and a stream of equal ones to spare.
   const double of_sample = share * kSample;
   a.ties = static_cast<uint32_t>(of_sample + 6 * std::sqrt(of_sample) + 5 + kSample / kStreams);
   Launch shape;
@@ -601,8 +599,7 @@ cudaError_t run(cudaStream_t stream, const Problem& problem, Sieve a) {
 cudaError_t launch_sieve(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   if (sieve_holds_whole(problem.rows.length, problem.key_bits / 8)) return launch_sieve_whole(stream, problem, buffers);
   Sieve a = {call_of(problem, buffers)};
-  a.boards = static_cast<unsigned char*>(buffers.workspace);
-  a.board_bytes = sieve_workspace_bytes(plan.slices);
+  a.row_bytes = sieve_exchange_bytes(plan.slices);
   a.slices = static_cast<uint32_t>(plan.slices);
   switch (problem.key_bits) {
     case 16: return run<uint16_t>(stream, problem, a);

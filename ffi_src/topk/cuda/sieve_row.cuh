@@ -3,14 +3,13 @@
 
 #include "topk/cuda/candidates.cuh"
 #include "topk/cuda/kernels.h"
+#include "topk/cuda/row_vectors.cuh"
 #include "topk/cuda/sieve_shape.h"
 
 namespace jaxgpuops::topk {
 namespace {
 
 struct Sieve : Call {
-  unsigned char* boards;
-  int64_t board_bytes;  // of a row
   int64_t first_row;
   uint32_t slices, steps;
   bool by_streams;  // a delegate is the best of a stream's part of the sample, not of a thread's
@@ -34,7 +33,7 @@ static_assert(kSieveKeep * sizeof(C) <= kSieveRing);
 static_assert(sizeof(Control) <= kSieveControl && Shared<kThreads, C>::kBins == kSieveBins);
 
 // What the blocks of a row publish for each other, in the workspace.
-struct Board {
+struct Exchange {
   uint32_t* arrivals;
   uint32_t* failed;
   uint32_t* crowded;
@@ -45,8 +44,8 @@ struct Board {
   uint32_t* bins;
   C* list;
 
-  __device__ Board(const Sieve& a, int64_t row) {
-    unsigned char* bytes = a.boards + row * a.board_bytes;
+  __device__ Exchange(const Sieve& a, int64_t row) {
+    unsigned char* bytes = a.workspace_of(row);
     arrivals = reinterpret_cast<uint32_t*>(bytes);
     failed = arrivals + 1;
     crowded = arrivals + 2;
@@ -77,30 +76,18 @@ __device__ __forceinline__ void meet(uint32_t* arrivals, uint32_t slices, uint32
 
 // The part of a row that a block reads. Streams of 32 neighbouring vectors a step are spread evenly over the row.
 template <class Key>
-struct Share {
-  static constexpr uint32_t kVector = 16 / sizeof(Key);
-  const Key* x;
-  uint32_t length, head, vectors, first, spread, steps;
+struct Share : RowVectors<Key> {
+  uint32_t first, spread, steps;
 
-  __device__ Share(const Sieve& a, int64_t row, uint32_t rank) {
-    x = static_cast<const Key*>(a.x) + row * a.length;
-    length = a.length;
+  __device__ Share(const Sieve& a, int64_t row, uint32_t rank)
+      : RowVectors<Key>(static_cast<const Key*>(a.x) + row * a.length, a.length) {
     steps = a.steps;
-    const uint32_t misaligned = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(Key));
-    head = misaligned ? kVector - misaligned : 0;
-    vectors = (length - head) / kVector;
     first = (threadIdx.x / 32 * a.slices + rank) * (a.steps * 32) + threadIdx.x % 32;
     spread = kWarps * a.slices * (a.steps * 32);
   }
   __device__ __forceinline__ uint32_t vector(uint32_t step, int load) const {
     return first + load * spread + step * 32;
   }
-  __device__ __forceinline__ const uint4* address(uint32_t vector) const {
-    return reinterpret_cast<const uint4*>(x + head) + vector;
-  }
-  __device__ __forceinline__ uint32_t index(uint32_t vector) const { return head + vector * kVector; }
-  __device__ uint32_t loose() const { return length - vectors * kVector; }
-  __device__ uint32_t loose_index(uint32_t i) const { return i < head ? i : vectors * kVector + i; }
 };
 
 template <class Key>
@@ -120,9 +107,9 @@ __device__ __noinline__ void search(const Sieve& a, int64_t row, uint32_t rank, 
   const uint32_t tid = threadIdx.x;
   const Share<Key> share(a, row, rank);
   const Packing<Key> packing = Packing<Key>::make(a.length);
-  const Board board(a, row);
-  C* const list = alone ? few : board.list;
-  uint32_t* const found = alone ? &control.found : board.found;
+  const Exchange exchange(a, row);
+  C* const list = alone ? few : exchange.list;
+  uint32_t* const found = alone ? &control.found : exchange.found;
   const auto each = [&](auto use) {
     if (!of_row) {
       for (uint32_t i = tid; i < held; i += kThreads)
@@ -134,7 +121,7 @@ __device__ __noinline__ void search(const Sieve& a, int64_t row, uint32_t rank, 
       uint4 tile[kSieveLoads];
 #pragma unroll
       for (int u = 0; u < kSieveLoads; ++u)
-        if (share.vector(step, u) < share.vectors) tile[u] = __ldcs(share.address(share.vector(step, u)));
+        if (share.vector(step, u) < share.vectors) tile[u] = __ldcs(share.body() + share.vector(step, u));
 #pragma unroll
       for (int u = 0; u < kSieveLoads; ++u) {
         if (share.vector(step, u) >= share.vectors) continue;
@@ -153,13 +140,13 @@ __device__ __noinline__ void search(const Sieve& a, int64_t row, uint32_t rank, 
   int bits = top;
   C prefix = 0;
   uint32_t need = a.k;
-  meet(board.arrivals, a.slices, target);  // all have read the bins
+  meet(exchange.arrivals, a.slices, target);  // all have read the bins
   while (true) {
     const int digit = min(kDigit, bits);
     for (uint32_t i = tid; i < kDigits; i += kThreads) s.histogram[i] = 0;
     if (!alone)
-      for (uint32_t i = rank * kThreads + tid; i < kDigits; i += a.slices * kThreads) board.bins[i] = 0;
-    meet(board.arrivals, a.slices, target);
+      for (uint32_t i = rank * kThreads + tid; i < kDigits; i += a.slices * kThreads) exchange.bins[i] = 0;
+    meet(exchange.arrivals, a.slices, target);
     const int above = bits;
     bits -= digit;
     each([&](C c) {
@@ -168,16 +155,16 @@ __device__ __noinline__ void search(const Sieve& a, int64_t row, uint32_t rank, 
     __syncthreads();
     if (!alone) {
       for (uint32_t i = tid; i < kDigits; i += kThreads)
-        if (s.histogram[i]) atomicAdd(&board.bins[i], s.histogram[i]);
-      meet(board.arrivals, a.slices, target);
-      for (uint32_t i = tid; i < kDigits; i += kThreads) s.histogram[i] = __ldcg(&board.bins[i]);
+        if (s.histogram[i]) atomicAdd(&exchange.bins[i], s.histogram[i]);
+      meet(exchange.arrivals, a.slices, target);
+      for (uint32_t i = tid; i < kDigits; i += kThreads) s.histogram[i] = __ldcg(&exchange.bins[i]);
       __syncthreads();
     }
     uint32_t counts[kDigits / kThreads], sum = 0;
 #pragma unroll
     for (uint32_t j = 0; j < kDigits / kThreads; ++j)
       sum += counts[j] = s.histogram[kDigits - 1 - (tid * (kDigits / kThreads) + j)];
-    uint32_t before = scan_block<kThreads>(sum, s.sums);
+    uint32_t before = sum_before<kThreads>(sum, s.sums);
 #pragma unroll
     for (uint32_t j = 0; j < kDigits / kThreads; ++j) {
       if (before < need && before + counts[j] >= need) {
@@ -191,14 +178,14 @@ __device__ __noinline__ void search(const Sieve& a, int64_t row, uint32_t rank, 
     need -= s.above;
     prefix = prefix << digit | control.digit;
     const uint32_t reached = a.k - need + s.kept;
-    meet(board.arrivals, a.slices, target);  // all have read the bins
+    meet(exchange.arrivals, a.slices, target);  // all have read the bins
     if (reached <= kSieveKeep || bits == 0) break;
   }
   const C threshold = prefix << bits;
   each([&](C c) {
     if (c >= threshold) list[atomicAdd(found, 1u)] = c;
   });
-  meet(board.arrivals, a.slices, target);
+  meet(exchange.arrivals, a.slices, target);
   if (rank) return;
   const uint32_t m = *static_cast<volatile uint32_t*>(found);
   if (!alone)

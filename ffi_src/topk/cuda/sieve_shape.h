@@ -22,10 +22,10 @@ constexpr int64_t kSieveLeast = 4 * kSieveStep;                            // th
 
 // What the blocks that share a row leave for each other: counters, three composites of each, bins and a list. A
 // multiple of 16: that of the next row follows.
-constexpr int64_t sieve_workspace_bytes(int64_t slices) {
+constexpr int64_t sieve_exchange_bytes(int64_t slices) {
   return 128 + (slices + 1) / 2 * 48 + kSieveBins * 4 + kSieveKeep * 8;
 }
-static_assert(sieve_workspace_bytes(33) % 16 == 0);
+static_assert(sieve_exchange_bytes(33) % 16 == 0);
 static_assert(kMaxSieveK + kSieveCrowd <= kSieveKeep);
 
 // Bins and counters, the ring and the survivors. When the row has been read, the ring holds the survivors' places

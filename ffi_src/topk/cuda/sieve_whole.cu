@@ -19,6 +19,7 @@
 #include "topk/cuda/candidates.cuh"
 #include "topk/cuda/delegates.cuh"
 #include "topk/cuda/kernels.h"
+#include "topk/cuda/row_vectors.cuh"
 #include "topk/cuda/sieve_shape.h"
 
 namespace jaxgpuops::topk {
@@ -26,17 +27,12 @@ namespace {
 
 using Key = uint16_t;
 
-struct Whole {
-  const Key* x;
-  Key* values;
-  int32_t* indices;
-  KeyOrder order;
-  uint32_t length, k;
+struct Whole : Call {
   uint32_t reach;  // delegates that reach the threshold
 
   __device__ __forceinline__ void write(uint32_t rank, uint32_t c) const {  // key above, mirrored index below
     const int64_t to = static_cast<int64_t>(blockIdx.x) * k + rank;
-    values[to] = decode(static_cast<Key>(c >> 16), order);
+    static_cast<Key*>(values)[to] = decode(static_cast<Key>(c >> 16), order);
     indices[to] = static_cast<int32_t>(length - 1 - (c & 0xffff));
   }
 };
@@ -62,14 +58,16 @@ struct Control {
 };
 static_assert(sizeof(Control) <= kWholeControl);
 
-// A row in shared memory, placed so that its vectors are aligned there, too.
-struct Row {
-  Key* keys;  // of element 0
+// A row, and its copy in shared memory, which is placed so that its vectors are aligned there, too.
+struct Row : RowVectors<Key> {
+  Key* keys;  // the copy of element 0
   KeyOrder order;
-  uint32_t length, head, vectors, loose;  // `loose` elements belong to no vector, `head` of them come first
 
+  __device__ __forceinline__ Row(const Whole& a, Key* room)
+      : RowVectors<Key>(static_cast<const Key*>(a.x) + static_cast<int64_t>(blockIdx.x) * a.length, a.length),
+        keys(room + (kVector - head) % kVector),
+        order(a.order) {}
   __device__ __forceinline__ uint4* ring() const { return reinterpret_cast<uint4*>(keys + head); }
-  __device__ __forceinline__ uint32_t loose_index(uint32_t i) const { return i < head ? i : vectors * kVector + i; }
   __device__ __forceinline__ uint32_t key(uint32_t i) const { return static_cast<Key>(encode(keys[i], order)); }
   // Key above, mirrored index below.
   __device__ __forceinline__ uint32_t operator[](uint32_t i) const { return key(i) << 16 | (length - 1 - i); }
@@ -101,7 +99,7 @@ __device__ __forceinline__ uint32_t* sort_stably(Control& s, uint32_t* list, uin
       for (int u = 0; u < 2; ++u) {
         const bool there = start + u * 32 < to;
         mine[u] = there ? digit(list[start + u * 32]) : 0;
-        alike[u] = __ballot_sync(kFullWarp, there) & __match_any_sync(kFullWarp, mine[u]);
+        alike[u] = __ballot_sync(kEveryLane, there) & __match_any_sync(kEveryLane, mine[u]);
       }
 #pragma unroll
       for (int u = 0; u < 2; ++u) {
@@ -120,7 +118,7 @@ __device__ __forceinline__ uint32_t* sort_stably(Control& s, uint32_t* list, uin
     uint32_t of_warp[kWarps / 2], sum = 0;
 #pragma unroll
     for (uint32_t w = 0; w < kWarps / 2; ++w) sum += of_warp[w] = column[w * kDigits];
-    uint32_t start = scan_block<kThreads>(sum, s.sums);
+    uint32_t start = sum_before<kThreads>(sum, s.sums);
 #pragma unroll
     for (uint32_t w = 0; w < kWarps / 2; ++w) {
       column[w * kDigits] = start;
@@ -199,7 +197,7 @@ __device__ __noinline__ void search(const Whole& a, Row row, Control& s, uint32_
   const uint32_t of_step = tid * 32 < vectors ? counts[tid] : 0, step_above = (of_step >> 8 & 255) + (of_step >> 24);
   uint32_t step_like = (of_step & 255) + (of_step >> 16 & 255) - step_above;
   if (middle == 0 && tid == 0) step_like -= skipped;
-  const uint32_t before_step = scan_block<kThreads>(step_above << 17 | step_like, s.sums);
+  const uint32_t before_step = sum_before<kThreads>(step_above << 17 | step_like, s.sums);
   const uint32_t like_before = min(before_step & 0x1ffff, need);
   const bool none = step_above == 0 && (step_like == 0 || like_before == need);
   starts[tid] = none ? ~0u : before_step >> 17 << 16 | like_before;
@@ -222,7 +220,7 @@ __device__ __noinline__ void search(const Whole& a, Row row, Control& s, uint32_
     if (middle == 0) reach = v ? 0xff : 0xff >> skipped;  // others that are not of the row come after all that are
     if (like_to == need) reach = above;
     const uint32_t mine = static_cast<uint32_t>(__popc(above)) << 16 | __popc(reach & ~above);
-    const uint32_t before_lane = inclusive_scan_warp(mine) - mine;
+    const uint32_t before_lane = sum_up_to_lane(mine) - mine;
     uint32_t above_to = (before_warp >> 16) + (before_lane >> 16);
     like_to = min(like_to + (before_lane & 0xffff), need);
     while (reach) {
@@ -249,9 +247,7 @@ struct Block {
   uint32_t* const list;       // the survivors in the order of their bins
   const uint32_t tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
   Row row;
-  const Key* x;
-  const uint4* from;  // the row's vectors in global memory,
-  uint4* ring;        // and in shared memory
+  uint4* ring;  // the row's vectors in shared memory
   const uint32_t first = warp * (kSteps * 32) + lane;
   uint32_t bottom, top, least;  // keys: the sample's least and largest delegate, and which enough delegates reach
   uint32_t threshold, high;     // the range that bins divide
@@ -261,17 +257,8 @@ struct Block {
       : a(a),
         s(*reinterpret_cast<Control*>(shared_bytes)),
         survivors(reinterpret_cast<uint16_t*>(shared_bytes + kWholeControl + kWholeRow)),
-        list(reinterpret_cast<uint32_t*>(survivors + kWholeRoom)) {
-    x = a.x + static_cast<int64_t>(blockIdx.x) * a.length;
-    const uint32_t misaligned = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(Key));
-    const uint32_t head = misaligned ? kVector - misaligned : 0, vectors = (a.length - head) / kVector;
-    row = {reinterpret_cast<Key*>(shared_bytes + kWholeControl) + misaligned,
-           a.order,
-           a.length,
-           head,
-           vectors,
-           a.length - vectors * kVector};
-    from = reinterpret_cast<const uint4*>(x + head);
+        list(reinterpret_cast<uint32_t*>(survivors + kWholeRoom)),
+        row(a, reinterpret_cast<Key*>(shared_bytes + kWholeControl)) {
     ring = row.ring();
   }
 
@@ -280,7 +267,7 @@ struct Block {
 #pragma unroll
     for (uint32_t u = 0; u < kLoads; ++u) {
       const uint32_t vector = first + u * kSpread + step * 32;
-      if (vector < row.vectors) copy_async(ring + vector, from + vector);
+      if (vector < row.vectors) copy_async(ring + vector, row.body() + vector);
     }
     commit_async_copies();
   }
@@ -292,7 +279,7 @@ struct Block {
 #pragma unroll
     for (uint32_t i = 0; i < kPerThread / 4; ++i)
       reinterpret_cast<uint4*>(s.bins)[i * kThreads + tid] = make_uint4(0, 0, 0, 0);
-    if (tid < row.loose) row.keys[row.loose_index(tid)] = x[row.loose_index(tid)];
+    if (tid < row.loose()) row.keys[row.loose_index(tid)] = row.x[row.loose_index(tid)];
     wait_for_async_copies<0>();  // it would wait for all that is asked for with it
 #pragma unroll 1
     for (uint32_t step = 1; step < kSteps; ++step) copy(step);
@@ -309,11 +296,11 @@ struct Block {
 #pragma unroll
       for (int w = 0; w < 4; ++w) most = lanes.max(most, lanes.encode(reinterpret_cast<const uint32_t*>(&words)[w]));
     }
-    const uint32_t best = lanes.largest(most), warp_top = most_of_warp(best), warp_low = ~most_of_warp(~best);
+    const uint32_t best = lanes.largest(most), warp_top = largest_of_warp(best), warp_low = ~largest_of_warp(~best);
     if (lane == 0) s.tops[warp] = warp_top, s.lows[warp] = warp_low;
     __syncthreads();
-    top = most_of_warp(s.tops[lane % kWarps]);
-    bottom = ~most_of_warp(~s.lows[lane % kWarps]);
+    top = largest_of_warp(s.tops[lane % kWarps]);
+    bottom = ~largest_of_warp(~s.lows[lane % kWarps]);
     least = bottom;
     for (uint32_t upper = top; least < upper;) {
       const uint32_t middle = upper - (upper - least) / 2, reached = __syncthreads_count(best >= middle);
@@ -355,14 +342,14 @@ struct Block {
         for (uint32_t u = 0; u < kLoads; ++u)
           if (vector + u * kSpread >= row.vectors) hits &= u ? ~0u << (kElements - u * kVector) : 0;
       }
-      const uint32_t mine = __popc(hits), upto = inclusive_scan_warp(mine);
+      const uint32_t mine = __popc(hits), upto = sum_up_to_lane(mine);
       uint32_t at = 0;
       if (lane == 31)  // atomicAdd would look for more lanes
         asm volatile("atom.shared.add.u32 %0, [%1], %2;"
                      : "=r"(at)
                      : "r"(shared_address(&s.count)), "r"(upto)
                      : "memory");
-      at = __shfl_sync(kFullWarp, at, 31) + upto - mine;
+      at = __shfl_sync(kEveryLane, at, 31) + upto - mine;
       if (at + mine > kWholeRoom) hits = 0;  // too many: the count tells
       const uint32_t last = ((warp * kSteps + step) * 32 + lane + 1) * kElements - 1;
       for (uint16_t* to = survivors + at; hits; ++to) {
@@ -386,7 +373,7 @@ struct Block {
     for (uint32_t v = 0; v < kPerThread / 4; ++v) reinterpret_cast<uint4*>(starts)[v] = mine[v];
 #pragma unroll
     for (uint32_t j = 0; j < kPerThread; ++j) sum += starts[j];
-    uint32_t before = scan_block<kThreads>(sum, s.sums);
+    uint32_t before = sum_before<kThreads>(sum, s.sums);
     bool failed = false;
     const bool has_last = before < a.k && before + sum >= a.k;
 #pragma unroll
@@ -412,12 +399,12 @@ struct Block {
   // Lists the survivors in the order of their bins, as far as the k best are in them. False: that cannot be done.
   __device__ __forceinline__ bool deal_out() {
     const uint32_t m = s.count, nobody = kSieveBins + lane;
-    if (m > kWholeRoom || m + row.loose < a.k) return false;
+    if (m > kWholeRoom || m + row.loose() < a.k) return false;
     // Lanes take survivors far apart: neighbours may be alike, and then their atomic counts would wait for each other.
     const uint32_t stride = (m + 31) / 32 | 1, at = lane * stride + warp;
     const auto survivor = [&](uint32_t i) { return row[row.head + index_of(survivors[i])]; };
     const auto is_one = [&](uint32_t j) { return warp + j * kWarps < stride && at + j * kWarps < m; };
-    const uint32_t single = tid < row.loose ? row[row.loose_index(tid)] : 0;  // belongs to no vector
+    const uint32_t single = tid < row.loose() ? row[row.loose_index(tid)] : 0;  // belongs to no vector
     uint32_t c[kAtOnce], bin[kAtOnce];
 #pragma unroll
     for (uint32_t j = 0; j < kAtOnce; ++j) c[j] = survivor(min(at + j * kWarps, kWholeRoom - 1));  // whatever it is
@@ -500,13 +487,7 @@ __global__ void __launch_bounds__(kThreads, 1) whole_kernel(const __grid_constan
 }  // namespace
 
 cudaError_t launch_sieve_whole(cudaStream_t stream, const Problem& problem, const Buffers& buffers) {
-  Whole a = {};
-  a.x = static_cast<const Key*>(buffers.x);
-  a.values = static_cast<Key*>(buffers.values);
-  a.indices = buffers.indices;
-  a.order = problem.order;
-  a.length = static_cast<uint32_t>(problem.rows.length);
-  a.k = static_cast<uint32_t>(problem.k);
+  Whole a = {call_of(problem, buffers)};
   // The threads that have one of the k best in their sample, with five deviations to spare.
   const double of_thread = a.length / static_cast<double>(kThreads * kSteps);  // elements of its sample
   const double share = static_cast<double>(a.k) / a.length, seen = 1 - std::exp(-share * of_thread);

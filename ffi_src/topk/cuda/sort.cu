@@ -18,17 +18,12 @@
 namespace jaxgpuops::topk {
 namespace {
 
-struct Args {
-  const void* x;
-  void* values;
-  int32_t* indices;
-  SortOrder order;  // of words that fall: the larger key comes first
-  int64_t outer, inner;
-  uint32_t length, k;
+struct Args : Call {     // values or indices may be null
+  SortOrder sort_order;  // of words that fall: the larger key comes first; `order` of the call is not used
+  int64_t outer;
   uint32_t team, outers, width, pitch, order_pitch, tiles;  // see SortShape; tiles of an outer index
   uint32_t per_width, per_k;                                // reciprocals: the high word of i * per_width is i / width
   uint32_t most;                                            // elements that may be sorted instead of the row; 0: none
-  bool sorted;
 };
 
 template <class Key>
@@ -271,7 +266,7 @@ __global__ void __launch_bounds__(kBlock ? 512 : kSortBlock, kBlock       ? 1
   const uint32_t rows = outers * a.width, teams = blockDim.x / a.team;
   for (uint32_t start = 0; start < rows && !copies; start += teams) {
     const uint32_t mine = start + threadIdx.x / a.team, r = min(mine, rows - 1);
-    if (!kBlock && !__any_sync(kFullWarp, mine < rows)) break;
+    if (!kBlock && !__any_sync(kEveryLane, mine < rows)) break;
     const uint32_t o = a.width == 1 ? r : __umulhi(r, a.per_width), column = r - o * a.width;
     Row<Key> row;
     const uint32_t at = o * a.length * a.pitch + (column < there ? column : 0);
@@ -279,7 +274,7 @@ __global__ void __launch_bounds__(kBlock ? 512 : kSortBlock, kBlock       ? 1
     row.order = orders + r * a.order_pitch;
     row.step = a.pitch, row.n = a.length;
     row.turn = a.pitch == 1 ? at / static_cast<uint32_t>(128 / sizeof(Key)) * a.team % a.length : 0;
-    row.key_order = &a.order;
+    row.key_order = &a.sort_order;
     row.index_bits = max(1, 32 - __clz(a.length - 1));
     sort_row(a, row, team, mine < rows);
   }
@@ -311,15 +306,9 @@ cudaError_t launch_sort(cudaStream_t stream, const Plan& plan, const Problem& pr
 cudaError_t launch_sort(cudaStream_t stream, const Plan& plan, const Problem& problem, const SortOrder& order,
                         const Buffers& buffers) {
   const SortShape& shape = plan.sort;
-  Args a = {};
-  a.x = buffers.x;
-  a.values = buffers.values;
-  a.indices = buffers.indices;
-  a.order = order;
+  Args a = {call_of(problem, buffers)};
+  a.sort_order = order;
   a.outer = problem.rows.outer;
-  a.inner = problem.rows.inner;
-  a.length = static_cast<uint32_t>(problem.rows.length);
-  a.k = static_cast<uint32_t>(problem.k);
   a.team = static_cast<uint32_t>(shape.team);
   a.outers = static_cast<uint32_t>(shape.outers);
   a.width = static_cast<uint32_t>(shape.width);
@@ -330,7 +319,6 @@ cudaError_t launch_sort(cudaStream_t stream, const Plan& plan, const Problem& pr
   a.per_k = reciprocal(a.k);
   if (shape.each > kFew && 5 * a.k <= 4 * kFew * a.team) a.most = kFew * a.team;
   if (a.length <= 128 || 2 * a.most > a.length) a.most = 0;
-  a.sorted = problem.sorted;
   Launch config;
   config.grid = dim3(static_cast<unsigned>(plan.blocks));
   config.block = dim3(plan.threads);

@@ -60,7 +60,7 @@ struct SortTeam {
     }
   }
   // Whether it holds for any thread of the block, or of the warp.
-  __device__ __forceinline__ bool any(bool b) const { return kBlock ? __syncthreads_or(b) : __any_sync(kFullWarp, b); }
+  __device__ __forceinline__ bool any(bool b) const { return kBlock ? __syncthreads_or(b) : __any_sync(kEveryLane, b); }
   template <class T, class Combine>
   __device__ __forceinline__ T reduce(T value, Combine combine) const {
     for (uint32_t lanes = kBlock ? 16 : size / 2; lanes; lanes /= 2) value = combine(value, shuffle_xor(value, lanes));
@@ -78,7 +78,7 @@ struct SortTeam {
     uint32_t inclusive = value;
 #pragma unroll 1
     for (uint32_t lanes = 1; lanes < (kBlock ? 32 : size); lanes *= 2) {
-      const uint32_t up = __shfl_up_sync(kFullWarp, inclusive, lanes);
+      const uint32_t up = __shfl_up_sync(kEveryLane, inclusive, lanes);
       if ((t & 31) >= lanes) inclusive += up;
     }
     if constexpr (!kBlock) return inclusive - value;
@@ -92,7 +92,7 @@ struct SortTeam {
   // What the next thread of the team has, or the one before.
   template <class T>
   __device__ __forceinline__ T from(int offset, T value) const {
-    if constexpr (!kBlock) return __shfl_sync(kFullWarp, value, (threadIdx.x & 31) + offset);
+    if constexpr (!kBlock) return __shfl_sync(kEveryLane, value, (threadIdx.x & 31) + offset);
     T* const all = reinterpret_cast<T*>(buffer);
     all[t] = value;
     __syncthreads();
@@ -122,7 +122,7 @@ struct SortTeam {
     uint32_t other[kEach];
     if (!kBlock || lanes < 32) {
 #pragma unroll
-      for (int i = 0; i < kEach; ++i) other[i] = __shfl_xor_sync(kFullWarp, v[kBackwards ? kEach - 1 - i : i], lanes);
+      for (int i = 0; i < kEach; ++i) other[i] = __shfl_xor_sync(kEveryLane, v[kBackwards ? kEach - 1 - i : i], lanes);
     } else {
       __syncthreads();
 #pragma unroll

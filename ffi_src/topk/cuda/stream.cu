@@ -24,6 +24,7 @@
 #include "common/cuda/launch.cuh"
 #include "topk/cuda/candidates.cuh"
 #include "topk/cuda/kernels.h"
+#include "topk/cuda/row_vectors.cuh"
 #include "topk/cuda/stream_shape.h"
 
 namespace jaxgpuops::topk {
@@ -32,30 +33,26 @@ namespace {
 namespace cg = cooperative_groups;
 
 struct Stream : Call {
-  unsigned char* pools;  // kGrid
-  int64_t pool_bytes;
   uint32_t slices;
   uint32_t reach, quorum;  // a key that `reach` elements of `quorum` slices reach: at least k of the row do
   uint32_t keep, room;     // candidates: what stays when the buffer is full, and what it holds
   uint32_t stages;         // tiles in flight
   bool cluster;
   bool shares;  // blocks of a grid tell each other bounds on the way, too
-
-  __device__ Output output() const { return {values, indices, order, inner, k, sorted}; }
 };
 
 // What the blocks that share a row (kGrid) publish for each other, in the workspace.
 template <class Key>
-struct Pool {
+struct Exchange {
   uint64_t* bounds;            // of each block: a key that a.reach of its elements reach, or zero
   uint64_t* counts;            // of each block's candidates
-  Composite<Key>* candidates;  // pool_candidates(a.k) of each block
+  Composite<Key>* candidates;  // exchange_candidates(a.k) of each block
 
-  __device__ Pool(const Stream& a, int64_t row) {
-    unsigned char* bytes = a.pools + row * a.pool_bytes;
+  __device__ Exchange(const Stream& a, int64_t row) {
+    unsigned char* bytes = a.workspace_of(row);
     bounds = reinterpret_cast<uint64_t*>(bytes);
     counts = bounds + a.slices;
-    candidates = reinterpret_cast<Composite<Key>*>(bytes + pool_header_bytes(a.slices));
+    candidates = reinterpret_cast<Composite<Key>*>(bytes + exchange_header_bytes(a.slices));
   }
   // A key that k elements of the row reach: the highest that follows from what blocks have published so far.
   template <int kThreads>
@@ -68,7 +65,7 @@ struct Pool {
 
 __global__ void clear_kernel(const Stream a) {
   let_dependents_start();
-  uint64_t* bounds = reinterpret_cast<uint64_t*>(a.pools + blockIdx.x * a.pool_bytes);
+  uint64_t* bounds = reinterpret_cast<uint64_t*>(a.workspace_of(blockIdx.x));
   for (uint32_t i = threadIdx.x; i < a.slices; i += blockDim.x) bounds[i] = 0;
 }
 
@@ -114,7 +111,7 @@ __device__ void collect(Shared<kThreads, Composite<Key>>& s, Composite<Key>* buf
 #pragma unroll
       for (uint32_t j = 0; j < kReads; ++j)
         if (c[j] < threshold) hits &= ~(1u << j);
-      if (__any_sync(kFullWarp, hits)) {
+      if (__any_sync(kEveryLane, hits)) {
 #pragma unroll
         for (uint32_t j = 0; j < kReads; ++j) {
           if (!(hits >> j & 1)) continue;
@@ -152,13 +149,14 @@ struct Block {
   const int64_t row = blockIdx.x / a.slices;
   const uint32_t rank = blockIdx.x % a.slices;
   const bool grid = a.slices > 1 && !a.cluster, shares = grid && a.shares;
-  const Pool<Key> pool{a, row};
+  const Exchange<Key> exchange{a, row};
   const Packing<Key> packing = Packing<Key>::make(a.length);
   const Key* const x = static_cast<const Key*>(a.x) + row / a.inner * a.length * a.inner + row % a.inner;
 
-  // Whole vectors start at the first 16-byte boundary; what stands before and after them is read one by one. Blocks
-  // that share a row take its tiles in turn.
-  uint32_t head, vectors, loose;
+  const RowVectors<Key> all{x, a.length, !kStrided};
+
+  // Blocks that share a row take its tiles in turn; the first one also takes the loose elements.
+  uint32_t loose;
   uint32_t tiles;   // of this block; the last may not be there
   uint32_t stride;  // the order of tiles
   uint32_t count;   // of this block's elements
@@ -182,18 +180,15 @@ struct Block {
         s(*reinterpret_cast<Shared<kThreads, C>*>(shared_bytes)),
         ring(reinterpret_cast<uint4*>(shared_bytes + stream_control_bytes(sizeof(C), kThreads))),
         buffer(reinterpret_cast<C*>(ring + a.stages * kTileVectors)) {
-    const uint32_t misaligned = kStrided ? 0 : static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(Key));
-    head = min(a.length, misaligned ? kVector - misaligned : 0);
-    vectors = (a.length - head) / kVector;
-    loose = rank == 0 ? a.length - vectors * kVector : 0;
-    const uint32_t row_tiles = (vectors + kTileVectors - 1) / kTileVectors;
+    loose = rank == 0 ? all.loose() : 0;
+    const uint32_t row_tiles = (all.vectors + kTileVectors - 1) / kTileVectors;
     tiles = (row_tiles + a.slices - 1) / a.slices;
     stride = scattered_stride(tiles);
     count = loose;
     if (rank < row_tiles) {
       const uint32_t mine = (row_tiles - 1 - rank) / a.slices + 1;
       const bool last = (row_tiles - 1) % a.slices == rank;
-      count += (mine * kTileVectors - (last ? row_tiles * kTileVectors - vectors : 0)) * kVector;
+      count += (mine * kTileVectors - (last ? row_tiles * kTileVectors - all.vectors : 0)) * kVector;
     }
     k = max(1, min(a.k, count));
     delegates = k <= kThreads / 2;
@@ -215,17 +210,17 @@ struct Block {
     const uint32_t v = first_vector(tile);
     uint4* to = ring + stage * kTileVectors + tid;
     if constexpr (kStrided) {
-      for (uint32_t u = 0; u < kLoads && v + u * kThreads < vectors; ++u)
+      for (uint32_t u = 0; u < kLoads && v + u * kThreads < all.vectors; ++u)
         for (uint32_t e = 0; e < kVector; ++e)
           reinterpret_cast<Key*>(to + u * kThreads)[e] = x[((v + u * kThreads) * kVector + e) * a.inner];
     } else {
-      const uint4* from = reinterpret_cast<const uint4*>(x + head) + v;
-      if (v + (kLoads - 1) * kThreads < vectors) {
+      const uint4* from = all.body() + v;
+      if (v + (kLoads - 1) * kThreads < all.vectors) {
 #pragma unroll
         for (uint32_t u = 0; u < kLoads; ++u) copy_async(to + u * kThreads, from + u * kThreads);
       } else {
 #pragma unroll 1
-        for (uint32_t u = 0; v + u * kThreads < vectors; ++u) copy_async(to + u * kThreads, from + u * kThreads);
+        for (uint32_t u = 0; v + u * kThreads < all.vectors; ++u) copy_async(to + u * kThreads, from + u * kThreads);
       }
     }
   }
@@ -243,15 +238,15 @@ struct Block {
                   a.order);
   }
   __device__ __forceinline__ uint32_t index(uint32_t j) const {
-    return head + (first_vector(tile) + j / kVector * kThreads) * kVector + j % kVector;
+    return all.index(first_vector(tile) + j / kVector * kThreads) + j % kVector;
   }
   __device__ __forceinline__ uint32_t present() const {
     const uint32_t first = first_vector(tile);
-    const uint32_t loaded = first < vectors ? min(kLoads, (vectors - first + kThreads - 1) / kThreads) : 0;
+    const uint32_t loaded = first < all.vectors ? min(kLoads, (all.vectors - first + kThreads - 1) / kThreads) : 0;
     return loaded * kVector == 32 ? ~0u : (1u << (loaded * kVector)) - 1;
   }
 
-  // A threshold that the first k elements of the tile with this key, or a larger one, reach, if there are k.
+  // A threshold with an index: of the elements of the tile with this key or a larger one, only the first k reach it.
   __device__ __forceinline__ C ties(Key key) {
     const uint32_t there = present();
     uint32_t found = 0;
@@ -261,7 +256,7 @@ struct Block {
 #pragma unroll
       for (uint32_t e = 0; e < kVector; ++e) hits |= static_cast<uint32_t>(element(u * kVector + e) >= key) << e;
       hits &= there >> (u * kVector);
-      const uint32_t before = found + scan_block<kThreads>(__popc(hits), s.sums), after = before + __popc(hits);
+      const uint32_t before = found + sum_before<kThreads>(__popc(hits), s.sums), after = before + __popc(hits);
       if (before < k && after >= k) {
         for (uint32_t more = k - 1 - before; more; --more) hits &= hits - 1;
         s.boundary = index(u * kVector + __ffs(hits) - 1);
@@ -275,9 +270,9 @@ struct Block {
 
   // Tells the blocks of the row a key that a.reach delegates of this one reach.
   __device__ __forceinline__ void tell() {
-    wait_for_predecessor();  // the pool is clear
+    wait_for_predecessor();  // the exchange is clear
     const Key mine = kth_of_block<kThreads>(best, a.reach);
-    if (tid == 0) *static_cast<volatile uint64_t*>(pool.bounds + rank) = mine;
+    if (tid == 0) *static_cast<volatile uint64_t*>(exchange.bounds + rank) = mine;
   }
 
   // Asks for the first tiles, and takes what belongs to none. Others would come later if all were asked for at once.
@@ -288,7 +283,7 @@ struct Block {
     if (tid == 0) s.count = s.full = 0;
     __syncthreads();
     if (loose) {
-      const uint32_t at = tid < head ? tid : vectors * kVector + tid;
+      const uint32_t at = all.loose_index(tid);
       if (tid < loose) best = encode(x[at * a.inner], a.order);
       append_hits(s, buffer, a.room, tid < loose, [&](int) { return packing.pack(best, at); });
     }
@@ -315,11 +310,11 @@ struct Block {
         for (uint32_t w = 0; w < kLoadWords; ++w) most = filter.most(most, words[u][w]);
       }
       // If all indices come after that of the threshold, equal keys do not count.
-      const bool late = head + first_vector(tile) * kVector > last;
-      if (__any_sync(kFullWarp, (late ? filter.exceeds(most) : filter.reaches(most)) || full || left)) {
-        if (__any_sync(kFullWarp, full)) break;
+      const bool late = all.index(first_vector(tile)) > last;
+      if (__any_sync(kEveryLane, (late ? filter.exceeds(most) : filter.reaches(most)) || full || left)) {
+        if (__any_sync(kEveryLane, full)) break;
         uint32_t hits = left;
-        const bool again = __any_sync(kFullWarp, left);
+        const bool again = __any_sync(kEveryLane, left);
         if (!again) {
 #pragma unroll
           for (uint32_t u = 0; u < kLoads; ++u)
@@ -338,7 +333,7 @@ struct Block {
           best = larger(best, element(j));
           return packing.pack(element(j), index(j));
         });
-        if (__any_sync(kFullWarp, left)) {
+        if (__any_sync(kEveryLane, left)) {
           if (tid % 32 == 0) atomicOr(&s.full, 1);
           break;
         }
@@ -362,7 +357,7 @@ struct Block {
     }
     if (stop > 0 && shares) {  // others have told at the last stop
       if (stop > kFirstStop) {
-        bound = larger(bound, pool.template bound<kThreads>(a));
+        bound = larger(bound, exchange.template bound<kThreads>(a));
         threshold = larger(threshold, packing.lowest(bound));
       }
       tell();
@@ -408,7 +403,7 @@ struct Block {
   }
 
   __device__ __forceinline__ void write() {
-    write_result<kThreads, Key>(s, a.output(), packing, buffer, buffer + a.keep, a.keep, row);
+    write_result<kThreads, Key>(s, a, packing, buffer, buffer + a.keep, a.keep, row);
   }
 
   // Of a block that has a row for itself.
@@ -426,13 +421,13 @@ struct Block {
     if (a.reach) tell();
     if (shares) {
       // One more look at what other blocks have published pays off when blocks have many candidates.
-      if (a.k > 256) threshold = larger(threshold, packing.lowest(pool.template bound<kThreads>(a)));
+      if (a.k > 256) threshold = larger(threshold, packing.lowest(exchange.template bound<kThreads>(a)));
       compact<kThreads>(s, buffer, threshold);
     }
-    const uint32_t most = static_cast<uint32_t>(pool_candidates(a.k));
+    const uint32_t most = static_cast<uint32_t>(exchange_candidates(a.k));
     if (s.count > most) reselect<kThreads, Key>(s, buffer, packing, a.k, most);
-    if (tid == 0) pool.counts[rank] = s.count;
-    for (uint32_t i = tid; i < s.count; i += kThreads) pool.candidates[rank * most + i] = buffer[i];
+    if (tid == 0) exchange.counts[rank] = s.count;
+    for (uint32_t i = tid; i < s.count; i += kThreads) exchange.candidates[rank * most + i] = buffer[i];
   }
 
   // Of a block of a cluster: the first one gathers the candidates of all.
@@ -488,19 +483,19 @@ __global__ void __launch_bounds__(kThreads, 1) merge_kernel(const Stream a) {
   const uint32_t tid = threadIdx.x;
   const int64_t row = blockIdx.x;
   const Packing<Key> packing = Packing<Key>::make(a.length);
-  const Pool<Key> pool(a, row);
+  const Exchange<Key> exchange(a, row);
   uint32_t* const counts = reinterpret_cast<uint32_t*>(buffer + a.room);
   if (tid == 0) s.count = s.full = s.kept = 0;
   __syncthreads();
   wait_for_predecessor();
-  const uint32_t held = tid < a.slices ? static_cast<uint32_t>(pool.counts[tid]) : 0;
-  const C threshold = a.reach ? packing.lowest(pool.template bound<kThreads>(a)) : C{0};
+  const uint32_t held = tid < a.slices ? static_cast<uint32_t>(exchange.counts[tid]) : 0;
+  const C threshold = a.reach ? packing.lowest(exchange.template bound<kThreads>(a)) : C{0};
   if (tid < a.slices) atomicMax(&s.kept, counts[tid] = held);
   __syncthreads();
-  const uint32_t most = static_cast<uint32_t>(pool_candidates(a.k));
+  const uint32_t most = static_cast<uint32_t>(exchange_candidates(a.k));
   collect<kThreads, Key>(s, buffer, packing, a, threshold, a.slices, counts, s.kept,
-                         [&](uint32_t from, uint32_t i) { return pool.candidates[from * most + i]; });
-  write_result<kThreads, Key>(s, a.output(), packing, buffer, buffer + a.keep, a.keep, row);
+                         [&](uint32_t from, uint32_t i) { return exchange.candidates[from * most + i]; });
+  write_result<kThreads, Key>(s, a, packing, buffer, buffer + a.keep, a.keep, row);
 }
 
 template <class Key, int kThreads>
@@ -533,9 +528,8 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, S
 
 cudaError_t launch_stream(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   Stream a = {call_of(problem, buffers)};
-  a.pools = static_cast<unsigned char*>(buffers.workspace);
   a.slices = static_cast<uint32_t>(plan.slices);
-  a.pool_bytes = pool_bytes(plan.slices, problem.k, problem.key_bits == 64 ? 16 : 8);
+  a.row_bytes = stream_exchange_bytes(plan.slices, problem.k, composite_bytes(problem.key_bits / 8));
   // Each block publishes a key for twice its share of k, so that half of the blocks make a bound, without the slowest
   // ones. With few delegates it publishes one for its share alone.
   const uint32_t even = (a.k + a.slices - 1) / a.slices, twice = (2 * a.k + a.slices - 1) / a.slices;

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "common/ordered_key.h"
+#include "topk/topk.h"
 
 namespace jaxgpuops::topk {
 
@@ -22,11 +23,11 @@ JAXGPUOPS_HD constexpr size_t stream_control_bytes(size_t composite, int threads
 }
 
 // What the blocks of a grid that share a row leave in the workspace: each a bound, a count and its candidates.
-JAXGPUOPS_HD constexpr int64_t pool_header_bytes(int64_t slices) { return slices * 16; }
+JAXGPUOPS_HD constexpr int64_t exchange_header_bytes(int64_t slices) { return slices * 16; }
 // Of a block: about what a guessed threshold lets through. More are cut.
-JAXGPUOPS_HD constexpr int64_t pool_candidates(int64_t k) { return 2 * k - k / 8; }
-JAXGPUOPS_HD constexpr int64_t pool_bytes(int64_t slices, int64_t k, int64_t composite) {
-  return pool_header_bytes(slices) + slices * pool_candidates(k) * composite;
+JAXGPUOPS_HD constexpr int64_t exchange_candidates(int64_t k) { return 2 * k - k / 8; }
+JAXGPUOPS_HD constexpr int64_t stream_exchange_bytes(int64_t slices, int64_t k, int64_t composite) {
+  return exchange_header_bytes(slices) + slices * exchange_candidates(k) * composite;
 }
 
 // Rows that one block holds whole, twice over and with a tile in flight.
@@ -52,7 +53,7 @@ constexpr size_t kReservedShared = 1024;
 // them. A row that fits whole needs no threshold, and may have any k.
 inline StreamShape stream_shape(int key_bytes, int threads, uint32_t length, uint32_t k, int slices,
                                 size_t shared_limit) {
-  const size_t composite = key_bytes == 8 ? 16 : 8;
+  const size_t composite = composite_bytes(key_bytes);
   const size_t control = stream_control_bytes(composite, threads);
   const uint32_t tile = static_cast<uint32_t>(tile_elements(key_bytes, threads));
   const size_t tile_bytes = static_cast<size_t>(tile) * key_bytes;

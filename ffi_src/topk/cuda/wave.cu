@@ -19,18 +19,14 @@
 #include "topk/cuda/candidates.cuh"
 #include "topk/cuda/delegates.cuh"
 #include "topk/cuda/kernels.h"
+#include "topk/cuda/row_vectors.cuh"
 #include "topk/cuda/wave_shape.h"
 
 namespace jaxgpuops::topk {
 namespace {
 
-struct Wave {
-  const void* x;
-  Output out;
-  unsigned char* reports;
-  int64_t report_bytes;  // of a row
-  KeyOrder order;
-  uint32_t length, k, slices;
+struct Wave : Call {
+  uint32_t slices;
   uint32_t told;  // elements that a block tells of
   bool deep;      // threads read many vectors: blocks tell a threshold of their own, too
 };
@@ -39,29 +35,16 @@ constexpr int kThreads = kWaveThreads;
 constexpr uint32_t kWarps = kThreads / 32;
 constexpr uint32_t kFew = kThreads / 4;  // candidates that are ranked at once
 
-// A row, dealt out to the threads of all its blocks: vectors of 16 bytes, in rounds. What stands before the first
-// boundary of 16 bytes and after the last is `loose`.
+// A row whose vectors are dealt out to the threads of all its blocks, in rounds.
 template <class Key>
-struct Dealt {
-  static constexpr uint32_t kVector = 16 / sizeof(Key);
-  const Key* x;
-  uint32_t length, head, vectors, threads, rounds;
+struct Dealt : RowVectors<Key> {
+  uint32_t threads, rounds;
 
-  __device__ Dealt(const Wave& a, int64_t row) {
-    x = static_cast<const Key*>(a.x) + row * a.length;
-    length = a.length;
-    const uint32_t misaligned = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(Key));
-    head = misaligned ? kVector - misaligned : 0;
-    vectors = (length - head) / kVector;
-    threads = a.slices * kThreads;
-    rounds = (vectors + threads - 1) / threads;
-  }
-  __device__ __forceinline__ uint4 load(uint32_t vector) const {
-    return __ldcs(reinterpret_cast<const uint4*>(x + head) + vector);
-  }
-  __device__ __forceinline__ uint32_t index(uint32_t vector) const { return head + vector * kVector; }
-  __device__ uint32_t loose() const { return length - vectors * kVector; }
-  __device__ uint32_t loose_index(uint32_t i) const { return i < head ? i : vectors * kVector + i; }
+  __device__ Dealt(const Wave& a, int64_t row)
+      : RowVectors<Key>(static_cast<const Key*>(a.x) + row * a.length, a.length),
+        threads(a.slices * kThreads),
+        rounds((this->vectors + threads - 1) / threads) {}
+  __device__ __forceinline__ uint4 load(uint32_t vector) const { return __ldcs(this->body() + vector); }
 };
 
 // Which share of each round a warp of a block reads. Neighbouring shares go to different blocks: so elements that stand
@@ -75,13 +58,13 @@ __device__ __forceinline__ uint32_t share_of_warp(uint32_t block, uint32_t warp,
 // What the blocks of a row tell. Of block b: told[i * slices + b] is its i-th best element for i < a.told, what follows
 // bounds all others (two bounds, both hold for a part of them), and a key that k elements of the block reach.
 template <class Key>
-struct Reports {
+struct Exchange {
   using C = Composite<Key>;
   C* told;
   C* first;  // the best element of each warp
 
-  __device__ Reports(const Wave& a, int64_t row) {
-    told = reinterpret_cast<C*>(a.reports + row * a.report_bytes);
+  __device__ Exchange(const Wave& a, int64_t row) {
+    told = reinterpret_cast<C*>(a.workspace_of(row));
     first = told + a.slices * (a.told + kWaveBounds);
   }
 };
@@ -116,62 +99,6 @@ __device__ __forceinline__ void best_two(const uint4 (&tile)[kLoads], KeyOrder o
       one = larger(one, key);
     }
   }
-}
-
-template <class C>
-__device__ __forceinline__ C largest_of_warp(C c) {
-#if __CUDA_ARCH__ >= 800
-  if constexpr (sizeof(C) == 8) {
-    const uint32_t high = static_cast<uint32_t>(c >> 32), most = __reduce_max_sync(kFullWarp, high);
-    const uint32_t low = high == most ? static_cast<uint32_t>(c) : 0;
-    return static_cast<C>(most) << 32 | __reduce_max_sync(kFullWarp, low);
-  } else
-#endif
-  {
-#pragma unroll
-    for (int d = 16; d; d /= 2) c = larger(c, shuffle_xor(c, d));
-    return c;
-  }
-}
-
-// A lower bound, reached by at least k of the threads' values and by few more, of the k-th largest: as kth_of_block,
-// but of composites, so that ties do not spoil it, and faster for small k. Values below `floor` count as it does.
-// Starts and ends with the block in step.
-template <class C>
-__device__ __forceinline__ C kth_of_threads(C value, uint32_t k, C floor = 0) {
-  __shared__ C warp_kth[kWarps], warp_least[kWarps];
-  const uint32_t warp = threadIdx.x / 32;
-  value = larger(value, floor);
-  C rest = value, kth = 0;
-#pragma unroll 1
-  for (uint32_t i = 0; i < k; i += kWarps) {
-    kth = largest_of_warp(rest);
-    if (rest == kth) rest = 0;
-  }
-  if (threadIdx.x % 32 == 0) warp_kth[warp] = kth;
-  __syncthreads();
-  const auto least_of_warp = [](C c) { return static_cast<C>(~largest_of_warp(static_cast<C>(~c))); };
-  const C of_warp = warp_kth[threadIdx.x % kWarps];
-  C low = larger(least_of_warp(of_warp), floor), high = largest_of_warp(of_warp);
-  for (uint32_t step = 1; low < high; ++step) {
-    const C middle = high - (high - low) / 2;
-    const uint32_t reached = __syncthreads_count(value >= middle);
-    if (reached >= k) {
-      low = middle;
-      if (reached <= k + (k <= 64 ? k / 2 : k / 8)) break;
-    } else {
-      high = middle - 1;
-    }
-    if (__builtin_expect(step == 8, false)) {  // ties, far from other values: on to what there is
-      const C least = least_of_warp(value >= low ? value : ~C{0}), most = largest_of_warp(value <= high ? value : C{0});
-      if (threadIdx.x % 32 == 0) warp_least[warp] = least, warp_kth[warp] = most;
-      __syncthreads();
-      low = least_of_warp(warp_least[threadIdx.x % kWarps]);
-      high = largest_of_warp(warp_kth[threadIdx.x % kWarps]);
-    }
-  }
-  __syncthreads();
-  return low;
 }
 
 template <class Key>
@@ -227,9 +154,9 @@ __global__ void __launch_bounds__(kThreads, 2) wave_kernel(const Wave a) {
     // A second element that equals the best comes after it.
     rest = packing.pack(second, second == best ? min(index + 1, a.length - 1) : dealt.index(mine));
   }
-  const Reports<Key> reports(a, row);
+  const Exchange<Key> exchange(a, row);
   C floor = 0;
-  if (a.deep) floor = kth_of_threads(told, a.k);
+  if (a.deep) floor = kth_of_composites<kThreads>(told, a.k);
   __shared__ C board[kWarps * kWaveTold], rests[kWarps];
   C kept = 0;
 #pragma unroll
@@ -242,7 +169,7 @@ __global__ void __launch_bounds__(kThreads, 2) wave_kernel(const Wave a) {
   if (lane < kWaveTold) board[warp * kWaveTold + lane] = kept;
   if (lane == 0) {
     rests[warp] = rest;
-    reports.first[rank * kWarps + warp] = kept;
+    exchange.first[rank * kWarps + warp] = kept;
   }
   __syncthreads();
   static_assert(4 * kWarps * kWaveTold < kThreads && kWarps < 32);
@@ -252,13 +179,12 @@ __global__ void __launch_bounds__(kThreads, 2) wave_kernel(const Wave a) {
     uint32_t above = 0;
 #pragma unroll 4
     for (uint32_t i = tid % 4; i < kWarps * kWaveTold; i += 4) above += board[i] + (i < place) > one;  // some may be 0
-    above += __shfl_xor_sync(kFullWarp, above, 1);
-    above += __shfl_xor_sync(kFullWarp, above, 2);
-    if (tid % 4 == 0 && above <= a.told) reports.told[above * a.slices + rank] = one;
+    above = sum_of_lanes<4>(above);
+    if (tid % 4 == 0 && above <= a.told) exchange.told[above * a.slices + rank] = one;
   } else if (warp == kWarps - 1) {
     rest = largest_of_warp(lane < kWarps ? rests[lane] : C{0});
-    if (lane == 0) reports.told[(a.told + 1) * a.slices + rank] = rest;
-    if (lane == 1) reports.told[(a.told + 2) * a.slices + rank] = floor;
+    if (lane == 0) exchange.told[(a.told + 1) * a.slices + rank] = rest;
+    if (lane == 1) exchange.told[(a.told + 2) * a.slices + rank] = floor;
   }
 }
 
@@ -274,20 +200,19 @@ __device__ __forceinline__ void write_few(const Wave& a, const Composite<Key>* b
 #pragma unroll
     for (uint32_t u = 0; u < 16; u += 4) above += buffer[i + u] > one;
   }
-  above += __shfl_xor_sync(kFullWarp, above, 1);
-  above += __shfl_xor_sync(kFullWarp, above, 2);
+  above = sum_of_lanes<4>(above);
   if (tid % 4 == 0 && tid / 4 < count && above < a.k) {
-    static_cast<Key*>(a.out.values)[row * a.k + above] = decode(packing.key(one), a.order);
-    a.out.indices[row * a.k + above] = static_cast<int32_t>(packing.index(one));
+    static_cast<Key*>(a.values)[row * a.k + above] = decode(packing.key(one), a.order);
+    a.indices[row * a.k + above] = static_cast<int32_t>(packing.index(one));
   }
 }
 
 // Whether k candidates, and those that usually come with them, are few enough for the fast path.
-__device__ __forceinline__ bool few(const Wave& a) { return a.k <= kFew * 7 / 8 && a.out.sorted; }
+__device__ __forceinline__ bool few(const Wave& a) { return a.k <= kFew * 7 / 8 && a.sorted; }
 
 template <class C>
 __device__ __noinline__ C raise(C value, uint32_t k, C floor) {
-  return kth_of_threads(value, k, floor);
+  return kth_of_composites<kThreads>(value, k, floor);
 }
 
 // Shared memory behind the candidates: what is read again.
@@ -295,7 +220,7 @@ template <class Key>
 struct Again {
   uint32_t* warps;      // those that are read again now
   uint32_t* blocks;     // those that may hold more than they told
-  unsigned char* more;  // whether a block is one of these
+  unsigned char* more;  // for each block, whether it is in `blocks`
 
   __device__ explicit Again(Composite<Key>* buffer) {
     warps = reinterpret_cast<uint32_t*>(buffer + kWaveRoom);
@@ -319,7 +244,7 @@ __device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_byt
   const uint32_t tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
   const int64_t row = blockIdx.x;
   const Packing<Key> packing = Packing<Key>::make(a.length);
-  const Reports<Key> reports(a, row);
+  const Exchange<Key> exchange(a, row);
   const Dealt<Key> dealt(a, row);
 
   if (again) {
@@ -342,13 +267,13 @@ __device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_byt
 #pragma unroll 1
         for (uint32_t i = tid; i < firsts; i += kThreads) {  // a thread looks at the same ones each time
           const uint32_t block = list.blocks[i / kWarps], at = block * kWarps + i % kWarps;
-          const C first = reports.first[at];
+          const C first = exchange.first[at];
           if (first < from) continue;
           best = larger(best, first);
           const uint32_t place = atomicAdd(&s.above, 1u);
           if (place >= kWaveAgain) continue;
           list.warps[place] = share_of_warp(block, i % kWarps, a.slices);
-          if (!last) reports.first[at] = 0;
+          if (!last) exchange.first[at] = 0;
         }
         __syncthreads();
         if (!last || s.above <= most) break;
@@ -363,7 +288,7 @@ __device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_byt
       for (uint32_t start = 0; start < reads; start += kWarps) {
         const uint32_t read = start + warp, round = read / chosen * kReads;
         const uint32_t vector = round * dealt.threads + list.warps[read % chosen] * 32 + lane;
-        const uint32_t rounds = max(dealt.rounds, round) - round;  // none for what is beyond the last read
+        const uint32_t rounds = max(dealt.rounds, round) - round;  // 0 beyond the last round
         const auto index = [&](uint32_t j) { return dealt.index(vector + j / kVector * dealt.threads) + j % kVector; };
         const auto at = [&](uint32_t j) { return packing.pack(encode(dealt.x[index(j)], a.order), index(j)); };
         uint4 words[kReads];
@@ -420,7 +345,7 @@ __device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_byt
     return;
   }
   if (s.count > kWaveKeep) reselect<kThreads, Key>(s, buffer, packing, a.k, kWaveKeep);
-  write_result<kThreads, Key>(s, a.out, packing, buffer, buffer + kWaveKeep, kWaveKeep, row);
+  write_result<kThreads, Key>(s, a, packing, buffer, buffer + kWaveKeep, kWaveKeep, row);
 }
 
 // The usual case: few candidates, all of them published. Code that runs once mostly waits for its own instructions to
@@ -428,14 +353,14 @@ __device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_byt
 template <class Key>
 __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant__ Wave a) {
   using C = Composite<Key>;
-  constexpr uint32_t kMine = kMaxWaveReports / kThreads;
+  constexpr uint32_t kMine = kMaxWaveEntries / kThreads;
   extern __shared__ __align__(128) unsigned char shared_bytes[];
   auto& s = *reinterpret_cast<Shared<kThreads, C>*>(shared_bytes);
   C* buffer = reinterpret_cast<C*>(shared_bytes + stream_control_bytes(sizeof(C), kThreads));
   const uint32_t tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
   const int64_t row = blockIdx.x;
   const Packing<Key> packing = Packing<Key>::make(a.length);
-  const Reports<Key> reports(a, row);
+  const Exchange<Key> exchange(a, row);
   const Dealt<Key> dealt(a, row);
   C loose = 0;
   if (tid < dealt.loose()) {
@@ -452,7 +377,7 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
 #pragma unroll
   for (uint32_t j = 0; j < kMine; ++j) {
     const uint32_t i = own + j * kThreads;
-    told[j] = i < entries ? reports.told[i] : C{0};
+    told[j] = i < entries ? exchange.told[i] : C{0};
   }
 #pragma unroll
   for (uint32_t j = 0; j < kMine; ++j) {
@@ -466,7 +391,7 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
       best = larger(best, told[j]);
     }
   }
-  C threshold = larger(kth_of_threads(best, a.k), floor);
+  C threshold = larger(kth_of_composites<kThreads>(best, a.k), floor);
   if (a.deep) {
     floor = largest_of_warp(threshold);
     if (lane == 0) s.low[warp] = floor;
@@ -532,18 +457,11 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
 }  // namespace
 
 cudaError_t launch_wave(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
-  Wave a = {};
-  a.x = buffers.x;
-  a.order = problem.order;
-  a.out = {buffers.values, buffers.indices, problem.order, problem.rows.inner, static_cast<uint32_t>(problem.k),
-           problem.sorted};
-  a.reports = static_cast<unsigned char*>(buffers.workspace);
-  a.length = static_cast<uint32_t>(problem.rows.length);
-  a.k = static_cast<uint32_t>(problem.k);
+  Wave a = {call_of(problem, buffers)};
   a.slices = static_cast<uint32_t>(plan.slices);
   a.told = wave_told(problem.k, plan.slices);
   a.deep = problem.rows.length * problem.key_bits / 8 > int64_t{2 * kWaveLoads * 16} * kThreads * plan.slices;
-  a.report_bytes = wave_report_bytes(problem.k, plan.slices, problem.key_bits == 64 ? 16 : 8);
+  a.row_bytes = wave_exchange_bytes(problem.k, plan.slices, composite_bytes(problem.key_bits / 8));
   return dispatch_key(problem.key_bits, [&](auto key) { return run<decltype(key)>(stream, plan, problem, a); });
 }
 

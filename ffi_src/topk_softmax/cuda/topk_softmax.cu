@@ -25,8 +25,6 @@
 namespace jaxgpuops::topk_softmax {
 namespace {
 
-using topk::kFullWarp;
-
 struct Args {
   const void* logits;
   const float* bias;
@@ -86,19 +84,9 @@ __device__ __forceinline__ void count_less(uint32_t& count, uint64_t a, uint64_t
         "r"(static_cast<uint32_t>(b >> 32)));
 }
 
-template <int kTeam, class T, class Fold>
-__device__ __forceinline__ T of_team(T v, Fold fold) {
-#pragma unroll
-  for (int lanes = kTeam / 2; lanes; lanes /= 2) v = fold(v, __shfl_xor_sync(kFullWarp, v, lanes));
-  return v;
-}
 template <int kTeam>
 __device__ __forceinline__ float max_of_team(float v) {
-  return of_team<kTeam>(v, [](float a, float b) { return fmaxf(a, b); });
-}
-template <int kTeam>
-__device__ __forceinline__ float sum_of_team(float v) {
-  return of_team<kTeam>(v, [](float a, float b) { return a + b; });
+  return fold_lanes<kTeam>(v, [](float a, float b) { return fmaxf(a, b); });
 }
 
 // What elements of a row are selected by.
@@ -155,7 +143,7 @@ __device__ __noinline__ void search(const Args& a, S selection, B& board, uint32
     for (int j = kElements - 1; j >= 0; --j)  // the first of equal ones comes last
       if (left >> j & 1 && keys[j] >= key) key = keys[j], chosen = j;
     const uint64_t mine = left ? static_cast<uint64_t>(key) << 32 | ~(chosen * kTeam + t) : 0;
-    const uint64_t best = of_team<kTeam>(mine, [](uint64_t a, uint64_t b) { return a > b ? a : b; });
+    const uint64_t best = largest_of_lanes<kTeam>(mine);
     if (mine == best) left &= ~(1u << chosen);
     if (wanted && t == 0) board.best[round] = best;
   }
@@ -230,7 +218,7 @@ __device__ __forceinline__ void sum_up(const float (&v)[kElements], S& selection
   float sums[4] = {};
 #pragma unroll
   for (uint32_t j = 0; j < kElements; ++j) sums[j % 4] += fast_exp2(rounded_product(v[j] - base, 1.44269504f));
-  const float sum = sum_of_team<kTeam>((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  const float sum = sum_of_lanes<kTeam>((sums[0] + sums[1]) + (sums[2] + sums[3]));
   selection.top = top;
   selection.inverse = base == top ? 1 / sum : NAN;
   if (log_sum) *log_sum = base + logf(sum);
@@ -267,7 +255,7 @@ __device__ __forceinline__ uint64_t choose_groups(const Args& a, B& board, uint3
     for (uint32_t h = 0; h < a.groups; ++h) rank += board.groups[h] > own || (board.groups[h] == own && h < g);
     if (rank < a.topk_groups) chosen |= uint64_t{1} << g;
   }
-  return of_team<kTeam>(chosen, [](uint64_t x, uint64_t y) { return x | y; });
+  return fold_lanes<kTeam>(chosen, [](uint64_t x, uint64_t y) { return x | y; });
 }
 
 // A key that at least k of the team's elements reach. fmaxf drops NaNs.
@@ -283,7 +271,7 @@ __device__ __forceinline__ uint32_t threshold(const float (&v)[kElements], uint3
 #pragma unroll
   for (uint32_t j = 4; j < kElements; ++j) most[j % 4] = fmaxf(most[j % 4], v[j]);
   const uint32_t keys[4] = {key_of(most[0]), key_of(most[1]), key_of(most[2]), key_of(most[3])};
-  const uint32_t mates = kTeam == 32 ? kFullWarp : ((1u << (kTeam & 31)) - 1) << (lane - t);
+  const uint32_t mates = kTeam == 32 ? kEveryLane : ((1u << (kTeam & 31)) - 1) << (lane - t);
   const uint32_t floor = topk::kth_of_group<kTeam>(keys, k, mates);
   __syncwarp();
   return floor;
@@ -311,18 +299,14 @@ __device__ __forceinline__ uint32_t reaching(const float (&v)[kElements], float 
 template <class Element, int kTeam, class S, class B>
 __device__ __forceinline__ uint32_t rank_hits(uint32_t hits, uint32_t k, const S& selection, B& board, uint32_t lane,
                                               uint32_t t) {
-  uint32_t inclusive = __popc(hits), at = inclusive;
-#pragma unroll
-  for (uint32_t d = 1; d < kTeam; d *= 2) {
-    const uint32_t up = __shfl_up_sync(kFullWarp, inclusive, d);
-    if (t >= d) inclusive += up;
-  }
-  const uint32_t total = __shfl_sync(kFullWarp, inclusive, lane | (kTeam - 1));
+  const uint32_t mine = __popc(hits), inclusive = sum_up_to_lane<kTeam>(mine);
+  const uint32_t total = __shfl_sync(kEveryLane, inclusive, lane | (kTeam - 1));
   const uint32_t candidates = total <= board.kCapacity ? total : 0;
   if (candidates) {
     // First the indices, then all keys together: a register cannot be indexed, and logits are read again.
     auto* const words = reinterpret_cast<uint32_t*>(board.candidates);
-    for (at = inclusive - at; hits; hits &= hits - 1) words[2 * at++] = ~index_of<Element, kTeam>(__ffs(hits) - 1, t);
+    for (uint32_t at = inclusive - mine; hits; hits &= hits - 1)
+      words[2 * at++] = ~index_of<Element, kTeam>(__ffs(hits) - 1, t);
     if (t < 4) board.candidates[candidates + t] = 0;  // they are read by fours
   }
   __syncwarp();
@@ -372,7 +356,7 @@ __device__ __forceinline__ void choose(const Args& a, const float (&v)[kElements
   const uint32_t hits = reaching(v, value_of(floor)) & present;
   const uint32_t candidates = rank_hits<Element, kTeam>(hits, a.k, selection, board, lane, t);
   const bool found = candidates >= a.k && static_cast<uint32_t>(board.best[a.k - 1] >> 32) >= floor;
-  if (__any_sync(kFullWarp, live && !found)) {
+  if (__any_sync(kEveryLane, live && !found)) {
     __syncwarp();  // all have read what is written over
     search<kTeam, kElements>(a, selection, board, t, live && !found);
     __syncwarp();
@@ -405,7 +389,7 @@ __device__ __forceinline__ void weigh(const Args& a, const S& selection, uint32_
   if constexpr (kBiased) {
     top = max_of_team<kTeam>(fmaxf(z[0], z[1]));
   } else {
-    top = __shfl_sync(kFullWarp, z[0], lane - t);
+    top = __shfl_sync(kEveryLane, z[0], lane - t);
   }
   float shift = top, more = 0;
   if (a.score == Score::kSigmoid) shift = fminf(top, 0);
@@ -424,7 +408,7 @@ __device__ __forceinline__ void weigh(const Args& a, const S& selection, uint32_
       if (a.score == Score::kSigmoid) w[s] /= 1 + expf(-fabsf(z[s]));
     }
   }
-  const float sum = sum_of_team<kTeam>(w[0] + w[1]) + more;
+  const float sum = sum_of_lanes<kTeam>(w[0] + w[1]) + more;
   w[0] /= sum;
   if (chosen.has[1]) w[1] /= sum;
 }
@@ -452,7 +436,7 @@ __global__ void __launch_bounds__(kBlock, resident(kElements, kBiased || kGroupe
   const uint32_t lane = threadIdx.x & 31, t = threadIdx.x % kTeam, in_block = threadIdx.x / kTeam;
   const int64_t r = static_cast<int64_t>(blockIdx.x) * kTeams + in_block;
   const bool live = r < a.rows;
-  if (!__any_sync(kFullWarp, live)) return;
+  if (!__any_sync(kEveryLane, live)) return;
   // Where the row begins, and its results. A team without a row reads the first one.
   int64_t at_row = 0, to = 0, outer = live ? r : 0, inner = 0;
   if (a.inner == 1) {
