@@ -285,22 +285,30 @@ def test_forward_mode_of_the_primitives():
 
 def test_the_plan_of_the_cuda_kernel():
     plan_moe = jaxgpuops._native.modules["cpu"].plan_moe
-    for assignments in (0, 1, 1024, 1025, 4096, 16384, 131072, 1 << 20):
-        for experts in (1, 8, 128, 512, 4096):
-            for capability in (75, 80, 86, 90, 100, 120):
+    shared = {75: 64, 80: 163, 86: 99, 90: 227, 100: 227, 120: 99}
+    for assignments in (0, 1, 1024, 1025, 4096, 16384, 131072, 131073, 1 << 20):
+        for experts in (1, 8, 128, 512, 1024, 4096):
+            for capability in shared:
                 best = plan_moe(1, assignments, experts, capability)
                 poor = plan_moe(1, assignments, experts, capability, 0)
                 some = plan_moe(1, assignments, experts, capability, best["workspace_bytes"] // 2)
                 many = plan_moe(132, assignments, experts, capability)
-                assert poor["algorithm"] == many["algorithm"] == "block" and poor["workspace_bytes"] == 0
-                assert (best["algorithm"] == "block") == (assignments <= 1024)
-                assert 1 <= some["blocks"] <= best["blocks"] <= 132
-                for plan in (best, poor, some, many):
+                few = plan_moe(20, assignments, experts, capability)
+                if assignments <= 1024:
+                    assert best["algorithm"] == "block"
+                elif capability >= 90 and assignments <= 1 << (17 if capability < 120 else 16) and experts <= 512:
+                    assert best["algorithm"] == "cluster"
+                elif capability < 90 or assignments > 1 << 17:
+                    assert best["algorithm"] == "grid"
+                assert many["algorithm"] == "block" and (poor["algorithm"] != "grid")
+                assert 1 <= some["blocks"] <= best["blocks"] <= 132 and 20 * few["blocks"] <= 132
+                for plan in (best, poor, some, many, few):
                     assert 32 <= plan["threads"] <= 1024
-                    assert plan["workspace_bytes"] == (4 * experts * plan["blocks"] if plan["blocks"] > 1 else 0)
-                    assert (
-                        plan["shared_bytes"] <= {75: 64, 80: 163, 86: 99, 90: 227, 100: 227, 120: 99}[capability] << 10
-                    )
+                    grid = plan["algorithm"] == "grid"
+                    assert plan["workspace_bytes"] == (4 * experts * plan["blocks"] if grid else 0)
+                    assert plan["shared_bytes"] <= shared[capability] << 10
+                    if plan["algorithm"] == "cluster":
+                        assert plan["blocks"] in (2, 4, 8, 16) and plan["blocks"] <= (8 if capability == 120 else 16)
 
 
 @pytest.mark.parametrize("score", ["softmax", "sigmoid", "sqrt_softplus"])

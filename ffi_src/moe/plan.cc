@@ -30,13 +30,11 @@ Plan plan_route(const PlanProblem& problem, const Gpu& gpu, int64_t workspace_by
     while (2 * warps <= std::min(most, fit)) warps *= 2;
     return warps;
   };
-  const auto fits_cluster = [&] {
-    return problem.experts <= kClusterExperts && problem.assignments <= 32 * kClusterHeld * std::min<int64_t>(gpu.max_cluster, share);
-  };
-  if (problem.assignments > kOneBlock && gpu.max_cluster > 1 && fits_cluster()) {
+  const int64_t largest = std::min<int64_t>(gpu.max_cluster, share);
+  if (problem.assignments > kOneBlock && largest > 1 && problem.experts <= kClusterExperts &&
+      problem.assignments <= 32 * kClusterHeld * largest) {
     plan.algorithm = Algorithm::kCluster;
-    plan.blocks = 2;
-    while (plan.blocks * 1024 < problem.assignments && 2 * plan.blocks <= std::min<int64_t>(gpu.max_cluster, share)) plan.blocks *= 2;
+    while (plan.blocks * 1024 < problem.assignments && 2 * plan.blocks <= largest) plan.blocks *= 2;
     plan.warps = 32;
     plan.staged = true;
     plan.shared_bytes = shared_bytes(plan, problem);
