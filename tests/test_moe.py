@@ -47,16 +47,29 @@ def ids_of(kind, tokens, k, experts, rng):
         "out of range": lambda: rng.integers(-2, experts + 2, (tokens, k)),
         "one": lambda: np.full((tokens, k), experts - 1),
         "skewed": lambda: np.minimum(rng.geometric(0.5, (tokens, k)) - 1, experts - 1),
+        "most have none": lambda: rng.integers(0, experts, (tokens, k)) // 5 * 5,
+        "k times the same": lambda: np.repeat(rng.integers(0, experts, (tokens, 1)), k, 1),
+        "all of them": lambda: (np.arange(tokens)[:, None] + np.arange(k)) % experts,  # as if k = num_experts
     }[kind]().astype(np.int32)
 
 
-KINDS = ["uniform", "out of range", "one", "skewed"]
+KINDS = ["uniform", "out of range", "one", "skewed", "most have none", "k times the same", "all of them"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "tokens, k, experts",
-    [(1, 1, 1), (7, 2, 8), (64, 8, 128), (33, 3, 5), (0, 2, 4), (5, 0, 4), (3000, 8, 300), (9, 2, 5000)],
+    [
+        (1, 1, 1),
+        (7, 2, 8),
+        (64, 8, 128),
+        (33, 3, 5),
+        (0, 2, 4),
+        (5, 0, 4),
+        (40, 8, 8),  # k = num_experts
+        (3000, 8, 300),
+        (9, 2, 5000),
+    ],
 )
 def test_plan(tokens, k, experts, kind):
     ids = ids_of(kind, tokens, k, experts, np.random.default_rng(tokens))
@@ -171,7 +184,7 @@ def test_weights_that_a_batch_shares():
 def test_batches():
     rng = np.random.default_rng(10)
     ids = np.stack([ids_of(kind, 10, 2, 4, rng) for kind in KINDS])
-    x, w = numbers((4, 10, 6), "float32", 11), numbers((4, 10, 2), "float32", 12)
+    x, w = numbers((len(KINDS), 10, 6), "float32", 11), numbers((len(KINDS), 10, 2), "float32", 12)
 
     def layer(ids, x, w):
         plan = jaxgpuops.moe_plan(ids, 4)
@@ -189,6 +202,16 @@ def test_empty_batches():
     y = jaxgpuops.moe_dispatch(jnp.zeros((0, 3, 5)), plan)
     assert plan.assignment_of_row.shape == (0, 6) and y.shape == (0, 6, 5)
     assert jaxgpuops.moe_combine(y, plan, jnp.zeros((0, 3, 2))).shape == (0, 3, 5)
+
+
+@pytest.mark.parametrize("align", [1, 8])
+def test_no_choices(align):
+    """Rows are padding, and tokens get nothing."""
+    plan = jaxgpuops.moe_plan(np.zeros((5, 0), np.int32), 4, align=align)
+    x, w = jnp.ones((5, 3), jnp.bfloat16), jnp.ones((5, 0))
+    for weights in (None, w):
+        out, pull = jax.vjp(lambda x, w=weights: jaxgpuops.moe_combine(jaxgpuops.moe_dispatch(x, plan), plan, w), x)
+        assert out.shape == x.shape and out.dtype == x.dtype and not out.any() and not pull(out)[0].any()
 
 
 @pytest.mark.parametrize("align", [1, 8])

@@ -35,10 +35,8 @@ inline int64_t chunk_of(const PlanProblem& problem, int64_t warps) {
   return std::max<int64_t>((problem.assignments + 32 * warps - 1) / (32 * warps) * 32, 32);
 }
 
-// Rows of numbers, one for each expert, that blocks tell each other.
-inline int64_t told_rows(const Plan& plan) {
-  return plan.algorithm == Algorithm::kCluster ? plan.blocks : plan.algorithm == Algorithm::kGrid ? 2 : 0;
-}
+// Rows of a number for each expert that the blocks of a cluster tell each other.
+inline int64_t told_rows(const Plan& plan) { return plan.algorithm == Algorithm::kCluster ? plan.blocks : 0; }
 
 // `workspace_bytes` < 0 asks for the best plan; otherwise it is what the caller has, and the plan makes do with it.
 Plan plan_route(const PlanProblem& problem, const Gpu& gpu, int64_t workspace_bytes = -1);

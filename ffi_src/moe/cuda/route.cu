@@ -2,9 +2,9 @@
 //
 // A warp has a chunk of the assignments and a counter for each expert in shared memory. It looks at 32 assignments at a
 // time: lanes whose assignments go to the same expert find each other by a vote on each bit of its number, and the
-// first of them adds how many they are to the counter. So each lane learns how many of the warp's assignments go to this
-// expert before its own, and keeps that in a register. Counters are then summed up, warp by warp, for each expert, and
-// experts' totals become the offsets of groups.
+// first of them adds how many they are to the counter. So each lane learns how many of the warp's assignments go to
+// this expert before its own, and keeps that in a register. Counters are then summed up, warp by warp, for each expert,
+// and experts' totals become the offsets of groups.
 //
 // Blocks that share a plan tell each other their totals: each then knows what all have, and what those before it have.
 // In a cluster the totals go into the shared memory of every block. Where there are no clusters, or they would hold too
@@ -42,10 +42,10 @@ struct Geometry {
 // Numbers for each expert, in shared memory.
 struct Board {
   int32_t experts;
-  int32_t* starts;    // the row of the block's first assignment
-  int32_t* ends;      // the end of the rows that assignments take
-  int32_t* places;    // of the block's first one among all of the block; before that, how many the block has
-  int32_t* told;      // rows of what blocks have; of a grid, what all have and what those before have
+  int32_t* starts;  // the row of the block's first assignment
+  int32_t* ends;    // the end of the rows that assignments take
+  int32_t* places;  // first how many the block has; then, if they are staged, where these begin among all of the block
+  int32_t* told;    // of a cluster, a row of what each block has
   int32_t* counters;  // a row for each warp
   int32_t* staged;    // the block's assignments in the order of experts
 
@@ -54,7 +54,7 @@ struct Board {
     experts = static_cast<int32_t>(p.experts);
     starts = shared;
     ends = starts + experts;
-    places = ends + experts;
+    places = g.staged ? ends + experts : ends;
     told = places + experts;
     counters = told + g.told_rows * experts;
     staged = counters + blockDim.x / 32 * experts;
@@ -111,7 +111,8 @@ __device__ __forceinline__ void sum_warps(const Board& board) {
     for (int first = 0; first < warps; first += kBatch) {
       int32_t found[kBatch];
 #pragma unroll
-      for (int j = 0; j < kBatch; ++j) found[j] = first + j < warps ? board.counters[(first + j) * board.experts + e] : 0;
+      for (int j = 0; j < kBatch; ++j)
+        found[j] = first + j < warps ? board.counters[(first + j) * board.experts + e] : 0;
 #pragma unroll
       for (int j = 0; j < kBatch; ++j) {
         if (first + j < warps) board.counters[(first + j) * board.experts + e] = sum;
@@ -133,13 +134,12 @@ __device__ __forceinline__ void tell_cluster(const Board& board) {
   wait_at_cluster_barrier();
 }
 
-// Each block adds up the totals of all, and of those before it.
+// Each block adds up the totals of all, in `ends`, and of those before it, in `starts`.
 __device__ __forceinline__ void tell_grid(const Board& board, int32_t* totals) {
   const auto experts = static_cast<uint32_t>(board.experts), count = gridDim.x * experts;
-  int32_t *const of_all = board.told, *const before = of_all + experts;
   for_own_experts(board.experts, [&](int32_t e) {
     totals[blockIdx.x * experts + e] = board.places[e];
-    of_all[e] = before[e] = 0;
+    board.ends[e] = board.starts[e] = 0;
   });
   cg::this_grid().sync();
   for (uint32_t first = threadIdx.x; first < count; first += kBatch * blockDim.x) {
@@ -153,16 +153,18 @@ __device__ __forceinline__ void tell_grid(const Board& board, int32_t* totals) {
     for (int j = 0; j < kBatch; ++j) {
       if (found[j] == 0) continue;
       const uint32_t i = first + j * blockDim.x, e = i % experts;
-      atomicAdd(of_all + e, found[j]);
-      if (i / experts < blockIdx.x) atomicAdd(before + e, found[j]);
+      atomicAdd(board.ends + e, found[j]);
+      if (i / experts < blockIdx.x) atomicAdd(board.starts + e, found[j]);
     }
   }
   __syncthreads();
 }
 
-// From what blocks have to where things begin. Returns where the last group ends, and how many assignments the block has.
+// From what blocks have to where things begin. Returns where the last group ends, and how many assignments the block
+// has.
 template <Algorithm kAlgorithm>
-__device__ __forceinline__ int2 find_starts(const PlanProblem& p, const Board& board, const Routes& routes) {
+__device__ __forceinline__ int2 find_starts(const PlanProblem& p, const Board& board, const Routes& routes,
+                                            bool staged) {
   __shared__ int64_t sums[32];
   const bool tells = blockIdx.x == 0;
   constexpr int kUpper = 32;  // sums of rows are above those of the block's assignments
@@ -178,7 +180,7 @@ __device__ __forceinline__ int2 find_starts(const PlanProblem& p, const Board& b
         if (r < blockIdx.x) before += told;
       }
     }
-    if constexpr (kAlgorithm == Algorithm::kGrid) found = board.told[e], before = board.told[board.experts + e];
+    if constexpr (kAlgorithm == Algorithm::kGrid) found = board.ends[e], before = board.starts[e];
     board.starts[e] = before;
     board.ends[e] = found;
     sum += (p.padded(found) << kUpper) + board.places[e];
@@ -189,7 +191,7 @@ __device__ __forceinline__ int2 find_starts(const PlanProblem& p, const Board& b
     const auto kept = static_cast<int32_t>(p.kept(found));
     board.starts[e] += offset;
     board.ends[e] = offset + kept;
-    board.places[e] = static_cast<int32_t>(at);
+    if (staged) board.places[e] = static_cast<int32_t>(at);
     if (tells) routes.sizes[e] = kept, routes.offsets[e] = offset;
     at += (p.padded(found) << kUpper) + own;
   });
@@ -199,7 +201,8 @@ __device__ __forceinline__ int2 find_starts(const PlanProblem& p, const Board& b
 }
 
 // Rows that no assignment takes: what rounds groups up, and what is left after the last group. Each block has some.
-__device__ __forceinline__ void fill(const PlanProblem& p, const Board& board, int64_t total, int32_t* assignment_of_row) {
+__device__ __forceinline__ void fill(const PlanProblem& p, const Board& board, int64_t total,
+                                     int32_t* assignment_of_row) {
   const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, threads = int64_t{gridDim.x} * blockDim.x;
   for (int64_t r = total + thread; r < p.rows; r += threads) assignment_of_row[r] = -1;
   if (p.align == 1) return;
@@ -262,7 +265,7 @@ __global__ void __launch_bounds__(1024) route_kernel(PlanProblem p, Routes all, 
   sum_warps(board);
   if constexpr (kAlgorithm == Algorithm::kCluster) tell_cluster(board);
   if constexpr (kAlgorithm == Algorithm::kGrid) tell_grid(board, routes.workspace);
-  const auto [total, count] = find_starts<kAlgorithm>(p, board, routes);
+  const auto [total, count] = find_starts<kAlgorithm>(p, board, routes, g.staged);
 
   if constexpr (kHeld) {
 #pragma unroll
