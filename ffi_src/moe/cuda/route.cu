@@ -185,7 +185,8 @@ __device__ __forceinline__ int2 find_starts(const PlanProblem& p, const Board& b
     board.ends[e] = found;
     sum += (p.padded(found) << kUpper) + board.places[e];
   });
-  int64_t at = sum_before(sum, sums, blockDim.x / 32, total);
+  const int with_experts = min(blockDim.x, board.experts + 31) / 32;  // warps
+  int64_t at = sum_before(sum, sums, with_experts, total);
   for_own_experts(board.experts, [&](int32_t e) {
     const int32_t found = board.ends[e], own = board.places[e], offset = static_cast<int32_t>(at >> kUpper);
     const auto kept = static_cast<int32_t>(p.kept(found));
