@@ -297,6 +297,8 @@ def run(
     keep: Sequence[str] = (),
     kernels: bool = False,
 ) -> None:
+    if kernels and jax.default_backend() != "gpu":
+        sys.exit("kernels are timed on a GPU; JAX has none here")
     cases = importlib.import_module(f"benchmarks.{family}").cases(jax.default_backend())
     libraries = libraries or list(dict.fromkeys(name for case in cases for name in case.functions))
     libraries = [name for name in libraries if _installed(name)]
