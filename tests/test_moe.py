@@ -1,6 +1,7 @@
 """Plan, dispatch and combine of a mixture of experts: exact where numbers are moved or whole, against float64 where not."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -414,22 +415,49 @@ def test_losses_of_a_route(dtype, score, capacity):
         np.testing.assert_allclose(np.float64(gradient), np.float64(wanted), rtol=0, atol=atol)
 
 
+def is_free(line):
+    """No work on the device: also a broadcast to new dimensions of size 1, or a sum over one."""
+    sizes = [np.prod([int(n) for n in re.findall(r"(\d+)x", shape)]) for shape in re.findall(r"tensor<([^>]*)>", line)]
+    name = line.removeprefix("stablehlo.").partition("(")[0].split()[0]
+    return name in ("constant", "reshape") or (name in ("broadcast_in_dim", "reduce") and sizes[0] == sizes[-1])
+
+
+def operations_on_cuda(function, *shapes):
+    """Those of the exported program that do work on a GPU: names of kernels, and of XLA's operations."""
+    exported = jax.export.export(jax.jit(function), platforms=["cuda"], disabled_checks=jaxgpuops.export_checks())(
+        *shapes
+    )
+    lines = [line.partition(" = ")[2] for line in exported.mlir_module().splitlines() if " = stablehlo" in line]
+    found = [line for line in lines if not is_free(line)]
+    return [line.partition("@jaxgpuops.")[2].partition("(")[0] or line for line in found]
+
+
 def test_a_route_is_two_kernels(cuda):
     """On a GPU: a gate with all its options, and the plan, and nothing that XLA would make a third of."""
     bias = np.linspace(0, 0.1, 64, dtype=np.float32)
     flags = {"groups": 8, "topk_groups": 4, "scale": 2.5, "bias": bias, "score": "sqrt_softplus"}
-    route = jax.jit(lambda logits: jaxgpuops.moe_route(logits, 4, **flags))
-    shape = jax.ShapeDtypeStruct((100, 64), jnp.float32)
-    exported = jax.export.export(route, platforms=["cuda"], disabled_checks=jaxgpuops.export_checks())(shape)
-    operations = [
-        line.split(" = ")[1].split()[0] for line in exported.mlir_module().splitlines() if " = stablehlo" in line
-    ]
-    others = {
-        "stablehlo.custom_call",
-        "stablehlo.constant",
-        "stablehlo.reshape",
-    }  # the others are no work on the device
-    assert operations.count("stablehlo.custom_call") == 2 and set(operations) <= others
+    route = lambda logits: jaxgpuops.moe_route(logits, 4, **flags)
+    found = operations_on_cuda(route, jax.ShapeDtypeStruct((100, 64), jnp.float32))
+    assert found == ["topk_softmax", "moe_plan"]
+
+
+def test_a_layer_is_a_kernel_for_each_step_and_its_gradient_two(cuda):
+    """No sort, no scatter, no transpose, and in the backward pass no second plan."""
+
+    def layer(x, weights, ids):
+        plan = jaxgpuops.moe_plan(ids, 16)
+        return jaxgpuops.moe_combine(jaxgpuops.moe_dispatch(x, plan), plan, weights)
+
+    of_tokens = jax.ShapeDtypeStruct((100, 64), jnp.bfloat16)
+    args = of_tokens, jax.ShapeDtypeStruct((100, 4), jnp.float32), jax.ShapeDtypeStruct((100, 4), jnp.int32)
+    forward = ["moe_plan", "moe_dispatch", "moe_combine"]
+    assert operations_on_cuda(layer, *args) == forward
+
+    def step(x, weights, ids, ct):
+        out, pull = jax.vjp(lambda x, weights: layer(x, weights, ids), x, weights)
+        return out, pull(ct)
+
+    assert operations_on_cuda(step, *args, of_tokens) == [*forward, "moe_combine_vjp", "moe_combine"]
 
 
 @pytest.mark.parametrize(
