@@ -14,20 +14,15 @@ DTYPES = ["float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32", "flo
 
 
 def plan_reference(ids, num_experts, capacity=None, align=1):
-    """The expected plan, made with lists in the promised order."""
-    groups = [[] for _ in range(num_experts)]
-    for a, e in enumerate(ids.ravel()):
-        if 0 <= e < num_experts and (capacity is None or len(groups[e]) < capacity):
-            groups[e].append(a)
-    offsets, rows = [0], []
-    for group in groups:
-        rows += [*group, *[-1] * (-len(group) % align)]
-        offsets.append(len(rows))
+    """The expected plan: the assignments of each expert, in order, and padding, one group after the other."""
+    flat = ids.ravel()
+    groups = [np.flatnonzero(flat == e)[:capacity] for e in range(num_experts)]
+    padded = [np.pad(group, (0, -len(group) % align), constant_values=-1) for group in groups]
+    rows = np.concatenate([np.zeros(0, int), *padded])
     inverse = np.full(ids.size, -1)
-    for row, a in enumerate(rows):
-        if a >= 0:
-            inverse[a] = row
-    return np.array(rows, int), inverse.reshape(ids.shape), np.array([len(g) for g in groups]), np.array(offsets)
+    inverse[rows[rows >= 0]] = np.flatnonzero(rows >= 0)
+    sizes, offsets = np.array([len(group) for group in groups]), np.cumsum([0, *map(len, padded)])
+    return rows, inverse.reshape(ids.shape), sizes, offsets
 
 
 def check_plan(ids, num_experts, **options):
