@@ -10,8 +10,8 @@
 // In a cluster the totals go into the shared memory of every block. Where there are no clusters, or they would hold too
 // little, all blocks run at the same time, and totals go through the workspace.
 //
-// A block of a cluster puts its assignments into order in shared memory, so that neighbouring threads write neighbouring
-// rows. Chunks that no registers hold are looked at twice.
+// A block of a cluster puts its assignments into order in shared memory, so that neighbouring threads write
+// neighbouring rows. Chunks that no registers hold are looked at twice.
 //
 // Bytes moved: assignments are read once, each row and assignment is written once, plus totals.
 #include <cooperative_groups.h>
