@@ -24,6 +24,9 @@ def main() -> None:
         measure.add_argument("--keep", help="comma-separated; keep what the file that is there says of these libraries")
         measure.add_argument("--commit", help="what is measured; default: JAXGPUOPS_COMMIT, or what git says")
         measure.add_argument("--out", default=report.RESULTS, help="folder for the JSON file")
+        measure.add_argument(
+            "--kernels", action="store_true", help="on a GPU, only the time in which kernels run, by torch's profiler"
+        )
     swept = commands.add_parser("sweep", help="random problems, or the shapes of programs: how slow, and whether right")
     swept.add_argument("families", nargs="*", default=problems.FAMILIES, help=f"of {', '.join(problems.FAMILIES)}")
     swept.add_argument("--shapes", choices=["random", "programs"], default="random")
@@ -59,7 +62,15 @@ def main() -> None:
         measure.run(**{name: value for name, value in vars(args).items() if name != "command"})
     else:
         libraries, keep = (names.split(",") if names else None for names in (args.libraries, args.keep))
-        runner.run(args.command, only=args.only, libraries=libraries, commit=args.commit, out=args.out, keep=keep or ())
+        runner.run(
+            args.command,
+            only=args.only,
+            libraries=libraries,
+            commit=args.commit,
+            out=args.out,
+            keep=keep or (),
+            kernels=args.kernels,
+        )
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -35,6 +36,7 @@ MAX_CALLS = 256  # the most calls in one program
 PROGRAM = 4 << 30  # bytes that a program should move, so that the cost of starting it does not count
 # The most small calls in a program; the host takes longer to start 32 calls of 3 us than the GPU to run them.
 SOME_CALLS = 128
+SOME_KERNELS = 32  # the most inputs whose kernels are timed one by one
 WARM = 16 << 20  # bytes of an input that stays in L2 if nothing evicts it
 
 OF_JAX = ("jaxgpuops", "jax", "loop")  # libraries whose functions take JAX arrays; "loop" is `jax.lax.scan`
@@ -76,22 +78,22 @@ def array_name(shape: Sequence[int], axis: int, dtype: str) -> str:
     return f"{' x '.join(map(size, shape))} {dtype}{where}"
 
 
-# Two functions: one converts an array of JAX to one of the library, the other converts that to NumPy. bfloat16 cannot
-# go from torch to NumPy directly.
+# Two functions: one converts an array of JAX to one of the library, the other converts that to JAX's or NumPy's, which
+# are compared.
 def _library(name: str) -> tuple[Callable, Callable]:
     if name in OF_TORCH:
         import torch
 
         # Arguments that only JAX takes stay what they are.
         to = lambda x: torch.from_dlpack(x) if isinstance(x, jax.Array) else x
-        return to, lambda y: np.asarray(jax.dlpack.from_dlpack(y.contiguous()))
+        return to, lambda y: jax.dlpack.from_dlpack(y.contiguous())
     if name == "cupy":
         import cupy
 
         return cupy.from_dlpack, cupy.asnumpy
     if name == "numpy":
         return np.asarray, np.asarray
-    return lambda x: x, np.asarray
+    return lambda x: x, lambda y: y
 
 
 def _installed(name: str) -> bool:
@@ -109,14 +111,17 @@ def free_caches() -> None:
         sys.modules["cupy"].get_default_memory_pool().free_all_blocks()
 
 
+@functools.partial(jax.jit, static_argnums=2)
+def _equal(actual, wanted, tolerance):
+    if not tolerance:
+        return (actual == wanted).all()
+    actual, wanted = (x.astype(np.float32) if x.dtype.itemsize < 4 else x for x in (actual, wanted))
+    return abs(actual - wanted).max() <= tolerance * abs(wanted).max()
+
+
 def _check(name: str, results, expected, tolerance: float) -> None:
     for i, (actual, wanted) in enumerate(zip(results, expected, strict=False)):
-        if not tolerance:
-            right = np.array_equal(actual, wanted)
-        else:
-            actual, wanted = (x.astype(np.float32) if x.dtype.itemsize < 4 else x for x in (actual, wanted))
-            right = actual.shape == wanted.shape and abs(actual - wanted).max() <= tolerance * abs(wanted).max()
-        if not right:
+        if actual.shape != wanted.shape or not _equal(actual, wanted, tolerance):
             raise AssertionError(f"result {i} of {name} is not that of jaxgpuops")
 
 
@@ -154,19 +159,36 @@ def _gpu_times(name: str, fn: Callable, inputs: list[tuple], case: Case) -> dict
     return times
 
 
-def measure(case: Case, libraries: Sequence[str]) -> dict[str, Any]:
+def _kernel_times(name: str, fn: Callable, inputs: list[tuple], case: Case) -> dict[str, float]:
+    """The time in which kernels run, of calls one by one: no program of many calls has to be compiled for it."""
+    runs = max(len(inputs), 8)
+    time = lambda inputs: timing.kernels(lambda i: fn(*inputs[i % len(inputs)]), runs)[0]
+    times = {name: time(inputs)}
+    if name == "jaxgpuops":
+        for kind, made_of in case.hostile.items():
+            hostile = [jax.block_until_ready(jax.jit(made_of)(*args)) for args in inputs]
+            times[f"jaxgpuops, {kind}"] = time(hostile)
+    return times
+
+
+def measure(case: Case, libraries: Sequence[str], kernels: tuple[float, float] | None = None) -> dict[str, Any]:
+    """``kernels``: what `timing.floor_of_kernels` returns, if kernels alone are to be timed."""
     gpu = jax.default_backend() == "gpu"
     if why := jaxgpuops._native.missing("cuda" if gpu else "cpu"):
         raise RuntimeError(f"this would measure plain JAX: {why}")
     one = jax.block_until_ready(jax.jit(case.inputs)(jax.random.key(0)))
-    count = max(2, min(MAX_CALLS, -(-ROTATE // case.bytes))) if gpu else 1
+    count = max(2, min(SOME_KERNELS if kernels else MAX_CALLS, -(-ROTATE // case.bytes))) if gpu else 1
     inputs = [one] + [jax.jit(case.inputs)(jax.random.key(i)) for i in range(1, count)]
     jax.block_until_ready(inputs)
 
     row = {"name": case.name, "bytes": case.bytes, "us": {}, "errors": {}, **case.facts}
     calls = jaxgpuops.explain(case.functions["jaxgpuops"], *one)
     row["plan"] = [call.plan for call in calls]
-    if gpu and _installed("cupy"):
+    if kernels:
+        rate, least = kernels
+        row["floor"] = {"kind": "copy", "us": case.bytes / rate + least}
+        row["target_ratio"] = case.target
+    elif gpu and _installed("cupy"):
         kind, moved = case.floor
         row["floor"] = {"kind": kind, "us": timing.floor_on_gpu(kind, moved, max(-(-ROTATE // moved), 4))}
         row["target_ratio"] = case.target
@@ -188,7 +210,7 @@ def measure(case: Case, libraries: Sequence[str]) -> dict[str, Any]:
             _check(name, results, expected, case.tolerance)
             del results
             if gpu:
-                row["us"] |= _gpu_times(name, fn, theirs, case)
+                row["us"] |= (_kernel_times if kernels else _gpu_times)(name, fn, theirs, case)
             else:
                 cpu_calls[name] = _cpu_call(name, fn, theirs[0], case.in_place)
         except Exception as error:
@@ -207,6 +229,8 @@ def _line(row: dict[str, Any]) -> str:
         times.append(f"floor {floor:.4g}")
         if row["target_ratio"]:
             times.append(f"target {row['target_ratio'] * floor:.4g}")
+    if row.get("goal"):
+        times.append(f"target {row['goal']}")
     if "jaxgpuops" in row["us"]:
         times.append(f"{row['bytes'] / row['us']['jaxgpuops'] / 1e3:.0f} GB/s")
         if "jax" in row["us"]:
@@ -271,11 +295,17 @@ def run(
     commit: str | None = None,
     out: str | os.PathLike,
     keep: Sequence[str] = (),
+    kernels: bool = False,
 ) -> None:
+    if kernels and jax.default_backend() != "gpu":
+        sys.exit("kernels are timed on a GPU; JAX has none here")
     cases = importlib.import_module(f"benchmarks.{family}").cases(jax.default_backend())
     libraries = libraries or list(dict.fromkeys(name for case in cases for name in case.functions))
     libraries = [name for name in libraries if _installed(name)]
     result = environment(family, commit, libraries)
+    if kernels:
+        result["timing"] = "kernels"
+    least = None
     path = result_path(out, family)
     rows, kept = {}, {}
     if path.exists():
@@ -290,7 +320,11 @@ def run(
         about = {"commit": before["commit"], "date": before["date"]}
         result |= {"kept": {name: before.get("kept", {}).get(name, about) for name in keep}} if kept else {}
     print(f"{result['device']}; " + ", ".join(f"{k} {v}" for k, v in result["versions"].items()))
-    if result["timing"] == "device":
+    if kernels:
+        least = timing.floor_of_kernels()
+        result["copy_rate"] = least[0] / 1e6
+        print(f"large copy: {result['copy_rate']:.2f} TB/s; times in us of kernels")
+    elif result["timing"] == "device":
         if not _installed("cupy"):
             print("no floors and targets: they are measured with CuPy, which is not installed")
         else:
@@ -304,7 +338,7 @@ def run(
     for case in cases:
         if only not in case.name:
             continue
-        rows[case.name] = row = measure(case, libraries)
+        rows[case.name] = row = measure(case, libraries, least)
         row["us"] |= kept.get(case.name, {})
         failed |= bool(row["errors"])
         print(f"{time.monotonic() - start:5.0f} s  {_line(row)}", flush=True)

@@ -95,7 +95,7 @@ nb::dict plan_dict(const jaxgpuops::count::SegmentsPlan& plan) {
 
 nb::dict plan_dict(const jaxgpuops::moe::Plan& plan) {
   nb::dict dict;
-  dict["algorithm"] = plan.blocks == 1 ? "block" : "blocks";
+  dict["algorithm"] = jaxgpuops::moe::kAlgorithmNames[static_cast<int>(plan.algorithm)];
   dict["threads"] = 32 * plan.warps;
   dict["blocks"] = plan.blocks;
   dict["shared_bytes"] = plan.shared_bytes;

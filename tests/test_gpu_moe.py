@@ -1,24 +1,36 @@
 """Plan, dispatch and combine on a GPU: see gpu.py. tests/test_moe.py has what is the same on a CPU."""
 
+import os
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gpu import run_in_command_buffers, same_bits
+from gpu import in_subprocess, needs_memory, plan, run_in_command_buffers, same_bits
 from test_moe import KINDS, check_plan, ids_of
 
 import jaxgpuops
 
-SIZES = [(2000, 8, 128), (2049, 8, 64), (16384, 6, 64), (8192, 2, 8), (5000, 16, 512), (9000, 2, 4096)]
-SIZES += [(16384, 8, 128), (600_000, 4, 60)]  # all multiprocessors; more than their registers hold
+SIZES = [(0, 2, 4), (1, 1, 1), (1000, 8, 8), (2000, 8, 128), (2049, 8, 64), (16384, 6, 64), (8192, 2, 8)]
+SIZES += [(5000, 16, 512), (9000, 2, 4096), (700, 2, 2048)]  # counters that leave room for few warps
+SIZES += [(16384, 8, 128), (16385, 8, 128), (600_000, 4, 60)]  # the largest cluster; more; more than registers hold
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tokens, k, experts", SIZES)
-def test_plans_of_several_blocks(tokens, k, experts, kind):
+def test_plans(tokens, k, experts, kind):
     ids = ids_of(kind, tokens, k, experts, np.random.default_rng(0))
     for options in ({}, {"align": 128}, {"capacity": tokens * k // experts}):
         check_plan(ids, experts, **options)
+
+
+def test_plans_for_older_gpus():
+    """Blocks tell each other through the workspace, where there are no clusters."""
+    if "JAXGPUOPS_COMPUTE_CAPABILITY" in os.environ:
+        assert plan(lambda ids: jaxgpuops.moe_plan(ids, 128), jnp.zeros((4096, 8), jnp.int32))["algorithm"] == "grid"
+        return
+    command = ("-m", "pytest", "test_gpu_moe.py", "-q", "-p", "no:cacheprovider", "-k", "older or skewed")
+    in_subprocess(*command, JAXGPUOPS_COMPUTE_CAPABILITY="80")
 
 
 @pytest.mark.parametrize("batch", [2, 5, 140])
@@ -118,3 +130,48 @@ def test_gradients_of_combine_have_the_same_bits_in_every_run(width, dtype):
     shifted = lambda a: jnp.concatenate([jnp.zeros(3, a.dtype), a.ravel()])
     for _ in range(3):
         assert same_bits(moved(shifted(y), shifted(x)), expected)
+
+
+@pytest.mark.parametrize("k", [0, 2])
+def test_no_tokens(k):
+    plan = jaxgpuops.moe_plan(jnp.zeros((0, k), jnp.int32), 4, align=8)
+    x, w = jnp.zeros((0, 64), jnp.bfloat16), jnp.zeros((0, k))
+    layer = lambda x, w: jaxgpuops.moe_combine(jaxgpuops.moe_dispatch(x, plan), plan, w)
+    out, pull = jax.vjp(layer, x, w)
+    assert out.shape == x.shape and [g.shape for g in pull(out)] == [x.shape, w.shape]
+    assert not jaxgpuops.moe_dispatch(x, plan).any() and not plan.group_sizes.any()
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("width", [8192, 8191])  # rows of vectors, and rows that are none
+def test_more_than_2_to_31_elements(width):
+    """Tokens, and twice as many rows. Products are of whole numbers, and sums small, so that all are exact."""
+    needs_memory(40)
+    tokens, part = 270_000, 10_000
+    ids = jax.random.randint(jax.random.key(6), (tokens, 2), 0, 33)
+    plan = jaxgpuops.moe_plan(ids, 33)
+    iota = lambda d: jax.lax.broadcasted_iota(jnp.uint32, (tokens, width), d)
+    mixed = lambda seed: (
+        (iota(0) * jnp.uint32(2654435761) + iota(1) * jnp.uint32(2246822519) + seed) >> 13
+    )  # too many for a key
+    make = jax.jit(lambda seed: (mixed(seed).astype(jnp.int32) % 3 - 1).astype("float8_e4m3fn"))
+    x, ct = make(jnp.uint32(7)), make(jnp.uint32(1 << 20))
+    assert x.size > 1 << 31
+    cut = jax.jit(lambda a, first, size: jax.lax.dynamic_slice_in_dim(a, first, size), static_argnums=2)
+    rows = jaxgpuops.moe_dispatch(x, plan)
+    token = plan.token_of_row
+    for first in range(0, 2 * tokens, part):
+        assert same_bits(cut(rows, first, part), x[cut(token, first, part)]), first
+    w = jnp.tile(jnp.array([0.0, 1.0]), (tokens, 1))
+    out, pull = jax.vjp(lambda rows, w: jaxgpuops.moe_combine(rows, plan, w), rows, w)
+    number = lambda a: a.astype(jnp.float32)  # -0 and 0 are one
+    assert all((number(cut(out, t, part)) == number(cut(x, t, part))).all() for t in range(0, tokens, part))
+    del out
+    dy, dw = pull(ct)
+    of_row = w.reshape(-1)[plan.assignment_of_row]
+    for first in range(0, 2 * tokens, part):
+        expected = cut(of_row, first, part)[:, None] * number(ct[cut(token, first, part)])
+        assert (number(cut(dy, first, part)) == expected).all(), first
+    for t in range(0, tokens, part):
+        dots = (number(cut(x, t, part)) * number(cut(ct, t, part))).sum(1)
+        assert (cut(dw, t, part) == dots[:, None]).all(), t

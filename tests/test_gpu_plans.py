@@ -49,7 +49,7 @@ KERNELS = {
     "count": {"tables": "(bincount|segment)_tables_kernel", "global": "bincount_global_kernel"}
     | {"lanes": "segment_lanes_kernel"}
     | {"sorted": "segment_tiles_kernel", "ordered": "order_move_kernel"},
-    "moe": {"block": "route_kernel", "blocks": "route_kernel"},
+    "moe": {name: rf"route_kernel<[^,]*Algorithm\){i}" for i, name in enumerate(("block", "cluster", "grid"))},
 }
 
 
@@ -62,7 +62,7 @@ def masked(fn):
 
 
 CALLS = [
-    ("moe", lambda x: jaxgpuops.moe_plan(ids(x[:, 0], 60)[:, None], 64), [(1000, 1), (50_000, 1)]),
+    ("moe", lambda x: jaxgpuops.moe_plan(ids(x[:, 0], 60)[:, None], 64), [(1000, 1), (50_000, 1), (200_000, 1)]),
     ("topk", lambda x: jaxgpuops.topk(x, 8), [(4096, 256), (64, 128_256), (1, 1 << 22)]),
     ("topk", lambda x: jaxgpuops.topk(x, 1000), [(16, 1 << 18), (64, 4096), (200, 2500)]),
     ("topk", lambda x: jaxgpuops.topk(x, 5000), [(3, 1 << 16)]),

@@ -1,6 +1,7 @@
 """Plan, dispatch and combine of a mixture of experts: exact where numbers are moved or whole, against float64 where not."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -13,20 +14,15 @@ DTYPES = ["float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32", "flo
 
 
 def plan_reference(ids, num_experts, capacity=None, align=1):
-    """The expected plan, made with lists in the promised order."""
-    groups = [[] for _ in range(num_experts)]
-    for a, e in enumerate(ids.ravel()):
-        if 0 <= e < num_experts and (capacity is None or len(groups[e]) < capacity):
-            groups[e].append(a)
-    offsets, rows = [0], []
-    for group in groups:
-        rows += [*group, *[-1] * (-len(group) % align)]
-        offsets.append(len(rows))
+    """The expected plan: the assignments of each expert, in order, and padding, one group after the other."""
+    flat = ids.ravel()
+    groups = [np.flatnonzero(flat == e)[:capacity] for e in range(num_experts)]
+    padded = [np.pad(group, (0, -len(group) % align), constant_values=-1) for group in groups]
+    rows = np.concatenate([np.zeros(0, int), *padded])
     inverse = np.full(ids.size, -1)
-    for row, a in enumerate(rows):
-        if a >= 0:
-            inverse[a] = row
-    return np.array(rows, int), inverse.reshape(ids.shape), np.array([len(g) for g in groups]), np.array(offsets)
+    inverse[rows[rows >= 0]] = np.flatnonzero(rows >= 0)
+    sizes, offsets = np.array([len(group) for group in groups]), np.cumsum([0, *map(len, padded)])
+    return rows, inverse.reshape(ids.shape), sizes, offsets
 
 
 def check_plan(ids, num_experts, **options):
@@ -47,16 +43,29 @@ def ids_of(kind, tokens, k, experts, rng):
         "out of range": lambda: rng.integers(-2, experts + 2, (tokens, k)),
         "one": lambda: np.full((tokens, k), experts - 1),
         "skewed": lambda: np.minimum(rng.geometric(0.5, (tokens, k)) - 1, experts - 1),
+        "most have none": lambda: rng.integers(0, experts, (tokens, k)) // 5 * 5,
+        "k times the same": lambda: np.repeat(rng.integers(0, experts, (tokens, 1)), k, 1),
+        "all of them": lambda: (np.arange(tokens)[:, None] + np.arange(k)) % experts,  # as if k = num_experts
     }[kind]().astype(np.int32)
 
 
-KINDS = ["uniform", "out of range", "one", "skewed"]
+KINDS = ["uniform", "out of range", "one", "skewed", "most have none", "k times the same", "all of them"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "tokens, k, experts",
-    [(1, 1, 1), (7, 2, 8), (64, 8, 128), (33, 3, 5), (0, 2, 4), (5, 0, 4), (3000, 8, 300), (9, 2, 5000)],
+    [
+        (1, 1, 1),
+        (7, 2, 8),
+        (64, 8, 128),
+        (33, 3, 5),
+        (0, 2, 4),
+        (5, 0, 4),
+        (40, 8, 8),  # k = num_experts
+        (3000, 8, 300),
+        (9, 2, 5000),
+    ],
 )
 def test_plan(tokens, k, experts, kind):
     ids = ids_of(kind, tokens, k, experts, np.random.default_rng(tokens))
@@ -177,7 +186,7 @@ def test_weights_that_a_batch_shares():
 def test_batches():
     rng = np.random.default_rng(10)
     ids = np.stack([ids_of(kind, 10, 2, 4, rng) for kind in KINDS])
-    x, w = numbers((4, 10, 6), "float32", 11), numbers((4, 10, 2), "float32", 12)
+    x, w = numbers((len(KINDS), 10, 6), "float32", 11), numbers((len(KINDS), 10, 2), "float32", 12)
 
     def layer(ids, x, w):
         plan = jaxgpuops.moe_plan(ids, 4)
@@ -195,6 +204,16 @@ def test_empty_batches():
     y = jaxgpuops.moe_dispatch(jnp.zeros((0, 3, 5)), plan)
     assert plan.assignment_of_row.shape == (0, 6) and y.shape == (0, 6, 5)
     assert jaxgpuops.moe_combine(y, plan, jnp.zeros((0, 3, 2))).shape == (0, 3, 5)
+
+
+@pytest.mark.parametrize("align", [1, 8])
+def test_no_choices(align):
+    """Rows are padding, and tokens get nothing."""
+    plan = jaxgpuops.moe_plan(np.zeros((5, 0), np.int32), 4, align=align)
+    x, w = jnp.ones((5, 3), jnp.bfloat16), jnp.ones((5, 0))
+    for weights in (None, w):
+        out, pull = jax.vjp(lambda x, w=weights: jaxgpuops.moe_combine(jaxgpuops.moe_dispatch(x, plan), plan, w), x)
+        assert out.shape == x.shape and out.dtype == x.dtype and not out.any() and not pull(out)[0].any()
 
 
 @pytest.mark.parametrize("align", [1, 8])
@@ -291,22 +310,30 @@ def test_forward_mode_of_the_primitives():
 
 def test_the_plan_of_the_cuda_kernel():
     plan_moe = jaxgpuops._native.modules["cpu"].plan_moe
-    for assignments in (0, 1, 1024, 1025, 4096, 16384, 131072, 1 << 20):
-        for experts in (1, 8, 128, 512, 4096):
-            for capability in (75, 80, 86, 90, 100, 120):
+    shared = {75: 64, 80: 163, 86: 99, 90: 227, 100: 227, 120: 99}
+    for assignments in (0, 1, 1024, 1025, 4096, 16384, 131072, 131073, 1 << 20):
+        for experts in (1, 8, 128, 512, 1024, 4096):
+            for capability in shared:
                 best = plan_moe(1, assignments, experts, capability)
                 poor = plan_moe(1, assignments, experts, capability, 0)
                 some = plan_moe(1, assignments, experts, capability, best["workspace_bytes"] // 2)
                 many = plan_moe(132, assignments, experts, capability)
-                assert poor["algorithm"] == many["algorithm"] == "block" and poor["workspace_bytes"] == 0
-                assert (best["algorithm"] == "block") == (assignments <= 1024)
-                assert 1 <= some["blocks"] <= best["blocks"] <= 132
-                for plan in (best, poor, some, many):
+                few = plan_moe(20, assignments, experts, capability)
+                if assignments <= 1024:
+                    assert best["algorithm"] == "block"
+                elif capability >= 90 and assignments <= 1 << (17 if capability < 120 else 16) and experts <= 512:
+                    assert best["algorithm"] == "cluster"
+                elif capability < 90 or assignments > 1 << 17:
+                    assert best["algorithm"] == "grid"
+                assert many["algorithm"] == "block" and (poor["algorithm"] != "grid")
+                assert 1 <= some["blocks"] <= best["blocks"] <= 132 and 20 * few["blocks"] <= 132
+                for plan in (best, poor, some, many, few):
                     assert 32 <= plan["threads"] <= 1024
-                    assert plan["workspace_bytes"] == (4 * experts * plan["blocks"] if plan["blocks"] > 1 else 0)
-                    assert (
-                        plan["shared_bytes"] <= {75: 64, 80: 163, 86: 99, 90: 227, 100: 227, 120: 99}[capability] << 10
-                    )
+                    grid = plan["algorithm"] == "grid"
+                    assert plan["workspace_bytes"] == (4 * experts * plan["blocks"] if grid else 0)
+                    assert plan["shared_bytes"] <= shared[capability] << 10
+                    if plan["algorithm"] == "cluster":
+                        assert plan["blocks"] in (2, 4, 8, 16) and plan["blocks"] <= (8 if capability == 120 else 16)
 
 
 @pytest.mark.parametrize("score", ["softmax", "sigmoid", "sqrt_softplus"])
@@ -388,22 +415,49 @@ def test_losses_of_a_route(dtype, score, capacity):
         np.testing.assert_allclose(np.float64(gradient), np.float64(wanted), rtol=0, atol=atol)
 
 
+def is_free(line):
+    """No work on the device: also a broadcast to new dimensions of size 1, or a sum over one."""
+    sizes = [np.prod([int(n) for n in re.findall(r"(\d+)x", shape)]) for shape in re.findall(r"tensor<([^>]*)>", line)]
+    name = line.removeprefix("stablehlo.").partition("(")[0].split()[0]
+    return name in ("constant", "reshape") or (name in ("broadcast_in_dim", "reduce") and sizes[0] == sizes[-1])
+
+
+def operations_on_cuda(function, *shapes):
+    """Those of the exported program that do work on a GPU: names of kernels, and of XLA's operations."""
+    exported = jax.export.export(jax.jit(function), platforms=["cuda"], disabled_checks=jaxgpuops.export_checks())(
+        *shapes
+    )
+    lines = [line.partition(" = ")[2] for line in exported.mlir_module().splitlines() if " = stablehlo" in line]
+    found = [line for line in lines if not is_free(line)]
+    return [line.partition("@jaxgpuops.")[2].partition("(")[0] or line for line in found]
+
+
 def test_a_route_is_two_kernels(cuda):
     """On a GPU: a gate with all its options, and the plan, and nothing that XLA would make a third of."""
     bias = np.linspace(0, 0.1, 64, dtype=np.float32)
     flags = {"groups": 8, "topk_groups": 4, "scale": 2.5, "bias": bias, "score": "sqrt_softplus"}
-    route = jax.jit(lambda logits: jaxgpuops.moe_route(logits, 4, **flags))
-    shape = jax.ShapeDtypeStruct((100, 64), jnp.float32)
-    exported = jax.export.export(route, platforms=["cuda"], disabled_checks=jaxgpuops.export_checks())(shape)
-    operations = [
-        line.split(" = ")[1].split()[0] for line in exported.mlir_module().splitlines() if " = stablehlo" in line
-    ]
-    others = {
-        "stablehlo.custom_call",
-        "stablehlo.constant",
-        "stablehlo.reshape",
-    }  # the others are no work on the device
-    assert operations.count("stablehlo.custom_call") == 2 and set(operations) <= others
+    route = lambda logits: jaxgpuops.moe_route(logits, 4, **flags)
+    found = operations_on_cuda(route, jax.ShapeDtypeStruct((100, 64), jnp.float32))
+    assert found == ["topk_softmax", "moe_plan"]
+
+
+def test_a_layer_is_a_kernel_for_each_step_and_its_gradient_two(cuda):
+    """No sort, no scatter, no transpose, and in the backward pass no second plan."""
+
+    def layer(x, weights, ids):
+        plan = jaxgpuops.moe_plan(ids, 16)
+        return jaxgpuops.moe_combine(jaxgpuops.moe_dispatch(x, plan), plan, weights)
+
+    of_tokens = jax.ShapeDtypeStruct((100, 64), jnp.bfloat16)
+    args = of_tokens, jax.ShapeDtypeStruct((100, 4), jnp.float32), jax.ShapeDtypeStruct((100, 4), jnp.int32)
+    forward = ["moe_plan", "moe_dispatch", "moe_combine"]
+    assert operations_on_cuda(layer, *args) == forward
+
+    def step(x, weights, ids, ct):
+        out, pull = jax.vjp(lambda x, weights: layer(x, weights, ids), x, weights)
+        return out, pull(ct)
+
+    assert operations_on_cuda(step, *args, of_tokens) == [*forward, "moe_combine_vjp", "moe_combine"]
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,10 @@ def run_moe(rng):
     many = rng.integers(0, 3, (140, 8500, 2)).astype(np.int32)  # a block each, and more than its registers hold
     order = np.argsort(many.reshape(140, -1), 1, kind="stable")
     np.testing.assert_array_equal(jaxgpuops.moe_plan(many, 3).assignment_of_row, order)
+    long = rng.integers(0, 40, (70_000, 2)).astype(np.int32)  # more than a cluster holds
+    make = lambda ids: jaxgpuops.moe_plan(ids, 40)
+    kernels |= {call.plan.get("algorithm", "cpu") for call in jaxgpuops.explain(make, long)}
+    np.testing.assert_array_equal(make(long).assignment_of_row, np.argsort(long.ravel(), kind="stable"))
     return kernels
 
 

@@ -31,7 +31,9 @@ struct PlanProblem {
   JAXGPUOPS_HOST_DEVICE int64_t kept(int64_t count) const {
     return capacity >= 0 && count > capacity ? capacity : count;
   }
-  JAXGPUOPS_HOST_DEVICE int64_t padded(int64_t count) const { return (kept(count) + align - 1) / align * align; }
+  JAXGPUOPS_HOST_DEVICE int64_t padded(int64_t count) const {
+    return align == 1 ? kept(count) : (kept(count) + align - 1) / align * align;
+  }
 };
 
 struct MoveProblem {

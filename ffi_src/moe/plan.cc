@@ -8,34 +8,66 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-constexpr int64_t kChunk = 64;       // assignments of a warp where blocks share a plan
-constexpr int64_t kOneBlock = 1024;  // assignments that a block does alone in less time than blocks wait for others
+constexpr int64_t kOneBlock = 1024;      // assignments that a block does alone in less time than blocks wait for others
+constexpr int64_t kClusterBlock = 1024;  // assignments of a block of a cluster, if it need not have more
+constexpr int64_t kClusterHeld = 256;    // assignments of a warp of a cluster, at most
+constexpr int64_t kGridChunk = 64;       // assignments of a warp of a grid
+
+int64_t shared_bytes(const Plan& plan, const PlanProblem& problem) {
+  const int64_t staged = plan.staged ? plan.warps * chunk_of(problem, plan.blocks * plan.warps) : 0;
+  const int64_t rows = (plan.staged ? 3 : 2) + told_rows(plan) + plan.warps;
+  return 4 * (rows * std::max<int64_t>(problem.experts, 1) + staged);
+}
+
+// The most shared memory of a block: the kernel has some of a fixed size, too.
+int64_t room_of(const Gpu& gpu) { return gpu.shared_bytes - (1 << 10); }
+
+// Whether a cluster can make the plan, of at most so many blocks.
+bool plan_cluster(const PlanProblem& problem, const Gpu& gpu, int64_t most, Plan& plan) {
+  plan.algorithm = Algorithm::kCluster;
+  plan.staged = true;
+  while (plan.blocks * kClusterBlock < problem.assignments && 2 * plan.blocks <= most) plan.blocks *= 2;
+  for (plan.warps = 32; plan.warps >= 8; plan.warps /= 2) {
+    plan.shared_bytes = shared_bytes(plan, problem);
+    if (plan.shared_bytes <= room_of(gpu)) break;
+  }
+  return plan.blocks > 1 && plan.warps >= 8 && chunk_of(problem, plan.blocks * plan.warps) <= kClusterHeld;
+}
 
 }  // namespace
 
 Plan plan_route(const PlanProblem& problem, const Gpu& gpu, int64_t workspace_bytes) {
-  Plan plan;
   const int64_t counters = 4 * std::max<int64_t>(problem.experts, 1);
+  const int64_t share = std::max<int64_t>(gpu.multiprocessors / std::max<int64_t>(problem.outer, 1), 1);
+  Plan plan;
+  if (problem.assignments > kOneBlock && plan_cluster(problem, gpu, std::min<int64_t>(gpu.max_cluster, share), plan))
+    return plan;
+  plan = {};
   const auto room = [&](int64_t most) {  // warps of a block whose counters fit beside the rest
-    const int64_t fit = (gpu.shared_bytes - (4 << 10) - 2 * counters) / counters;
+    const int64_t fit = room_of(gpu) / counters - 2;
     int warps = 1;
     while (2 * warps <= std::min(most, fit)) warps *= 2;
     return warps;
   };
-  // With more blocks each counts less, but sums up the totals of more: an estimate of where these take as long.
-  const auto balanced = static_cast<int64_t>(std::sqrt(16.0 * problem.assignments / (counters / 4)));
-  int64_t most = problem.assignments <= kOneBlock ? 1 : gpu.multiprocessors / std::max<int64_t>(problem.outer, 1);
-  if (workspace_bytes >= 0) most = std::min(most, workspace_bytes / counters);
-  plan.warps = room(16);
-  plan.blocks = std::min({ceil_div(problem.assignments, plan.warps * kChunk), std::max<int64_t>(balanced, 2), most});
-  if (plan.blocks > 1) {
-    plan.workspace_bytes = counters * plan.blocks;
-    if (chunk_of(problem, plan.blocks * plan.warps) > kMostHeld) plan.warps = room(32);
-  } else {
-    plan.blocks = 1;
-    plan.warps = room(std::min<int64_t>(ceil_div(problem.assignments, 32), 32));
+  if (problem.assignments > kOneBlock && share > 1) {
+    // With more blocks each counts less, but sums up the totals of more: an estimate of where these take as long.
+    const auto balanced = static_cast<int64_t>(std::sqrt(16.0 * problem.assignments / (counters / 4)));
+    int64_t most = share;
+    if (workspace_bytes >= 0) most = std::min(most, workspace_bytes / counters);
+    plan.algorithm = Algorithm::kGrid;
+    plan.warps = room(16);
+    plan.blocks =
+        std::min({ceil_div(problem.assignments, plan.warps * kGridChunk), std::max<int64_t>(balanced, 2), most});
+    if (plan.blocks > 1) {
+      if (chunk_of(problem, plan.blocks * plan.warps) > kMostHeld) plan.warps = room(32);
+      plan.workspace_bytes = counters * plan.blocks;
+      plan.shared_bytes = shared_bytes(plan, problem);
+      return plan;
+    }
   }
-  plan.shared_bytes = counters * (plan.warps + 2);
+  plan = {};
+  plan.warps = room(std::min<int64_t>(ceil_div(problem.assignments, 32), 32));
+  plan.shared_bytes = shared_bytes(plan, problem);
   return plan;
 }
 

@@ -245,7 +245,7 @@ def combine_vjp(y, ct, row_of_assignment, assignment_of_row, weights, axis, choi
     operands = y, ct, row_of_assignment, assignment_of_row, weights
     dy, dw = moe_combine_vjp_p(*operands, axis=axis, choices=choices)
     lacking = tuple(d for d in range(axis) if weights.shape[d] != dw.shape[d])
-    return dy, dw.sum(lacking, keepdims=True)
+    return dy, dw.sum(lacking, keepdims=True) if lacking else dw
 
 
 def _combine_vjp_split(splits, y, ct, row_of_assignment, assignment_of_row, weights, *, axis, choices):

@@ -198,6 +198,11 @@ def _operands(op, name, x, plan, length, weights):
     return aligned(x, entries(plan.assignment_of_row), entries(plan.row_of_assignment), *more), axis
 
 
+def _nothing(x, axis, lines):
+    """Zeros for each of the lines: tokens that have chosen no experts, or rows of these."""
+    return jnp.zeros((*x.shape[:axis], lines.shape[axis], *x.shape[axis + 1 :]), x.dtype)
+
+
 def moe_dispatch(x: ArrayLike, plan: MoEPlan) -> jax.Array:
     """Tokens to the rows of their experts: ``out[row] = x[plan.token_of_row[row]]``, zeros where a row has none.
 
@@ -225,6 +230,8 @@ def moe_dispatch(x: ArrayLike, plan: MoEPlan) -> jax.Array:
 def _jitted_dispatch(x, plan):
     tokens, choices = plan.row_of_assignment.shape[-2:]
     operands, axis = _operands("jaxgpuops.moe_dispatch", "x", x, plan, tokens, None)
+    if choices == 0:
+        return _nothing(x, axis, plan.assignment_of_row)
     return _dispatch(*operands, axis, choices, jax.typeof(operands[0]))
 
 
@@ -285,6 +292,8 @@ def moe_combine(y: ArrayLike, plan: MoEPlan, weights: ArrayLike | None = None) -
 def _jitted_combine(y, plan, weights):
     choices, rows = plan.row_of_assignment.shape[-1], plan.assignment_of_row.shape[-1]
     operands, axis = _operands("jaxgpuops.moe_combine", "y", y, plan, rows, weights)
+    if choices == 0:
+        return _nothing(y, axis, plan.row_of_assignment)
     avals = tuple(jax.typeof(x) for x in (operands[0], operands[-1]))
     return _combine(*operands, *(() if len(operands) == 4 else (None,)), axis, choices, avals)
 

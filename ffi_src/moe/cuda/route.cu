@@ -1,16 +1,19 @@
 // moe_plan: a counting sort of assignments by expert, stable, in one launch.
 //
 // A warp has a chunk of the assignments and a counter for each expert in shared memory. It looks at 32 assignments at a
-// time: lanes whose assignments go to the same expert find each other by __match_any_sync, and the first of them adds
-// their number to the counter. So each lane learns how many of the warp's assignments go to this expert before its own,
-// and keeps that in a register. Counters are then summed up, warp by warp, for each expert, and experts' totals become
-// the offsets of groups.
+// time: lanes whose assignments go to the same expert find each other by a vote on each bit of its number, and the
+// first of them adds how many they are to the counter. So each lane learns how many of the warp's assignments go to
+// this expert before its own, and keeps that in a register. Counters are then summed up, warp by warp, for each expert,
+// and experts' totals become the offsets of groups.
 //
-// Where assignments are many, blocks share a plan: all run at once, each tells the others its counters, and after a
-// barrier of the grid each sums up what all blocks have, and what those before it have. Sums of integers: atomics that
-// add them give the same in any order. Chunks that no registers hold are looked at twice.
+// Blocks that share a plan tell each other their totals: each then knows what all have, and what those before it have.
+// In a cluster the totals go into the shared memory of every block. Where there are no clusters, or they would hold too
+// little, all blocks run at the same time, and totals go through the workspace.
 //
-// Bytes moved: assignments are read once, each row and assignment is written once, plus counters.
+// A block of a cluster puts its assignments into order in shared memory, so that neighbouring threads write
+// neighbouring rows. Chunks that no registers hold are looked at twice.
+//
+// Bytes moved: assignments are read once, each row and assignment is written once, plus totals.
 #include <cooperative_groups.h>
 
 #include <algorithm>
@@ -26,35 +29,44 @@ namespace {
 namespace cg = cooperative_groups;
 
 constexpr int kItems = kMostHeld / 32;  // of a lane, in registers
+constexpr int kAtOnce = 2;              // of them, that a lane ranks together
+constexpr int kBatch = 8;               // loads that a thread waits for together
 
-extern __shared__ int32_t shared[];
+struct Geometry {
+  int64_t chunk;  // assignments of a warp
+  int expert_bits;
+  int told_rows;
+  bool staged;
+};
 
-// From totals of experts, which they overwrite, to the offsets of groups, in shared memory; `sizes` and `group_offsets`
-// may be null.
-__device__ __forceinline__ void find_offsets(const PlanProblem& p, int32_t* offsets, int32_t* sizes,
-                                             int32_t* group_offsets) {
-  __shared__ int64_t sums[32];
-  const int64_t each = (p.experts + blockDim.x - 1) / blockDim.x;
-  const int64_t first = min(threadIdx.x * each, p.experts), last = min(first + each, p.experts);
-  int64_t sum = 0, total;
-  for (int64_t e = first; e < last; ++e) sum += p.padded(offsets[e]);
-  int64_t offset = sum_before(sum, sums, blockDim.x / 32, total);
-  for (int64_t e = first; e < last; ++e) {
-    const int64_t found = offsets[e];
-    offsets[e] = static_cast<int32_t>(offset);
-    if (sizes) sizes[e] = static_cast<int32_t>(p.kept(found));
-    if (group_offsets) group_offsets[e] = static_cast<int32_t>(offset);
-    offset += p.padded(found);
+// Numbers for each expert, in shared memory.
+struct Board {
+  int32_t experts;
+  int32_t* starts;  // the row of the block's first assignment
+  int32_t* ends;    // the end of the rows that assignments take
+  int32_t* places;  // first how many the block has; then, if they are staged, where these begin among all of the block
+  int32_t* told;    // of a cluster, a row of what each block has
+  int32_t* counters;  // a row for each warp
+  int32_t* staged;    // the block's assignments in the order of experts
+
+  __device__ __forceinline__ Board(const PlanProblem& p, const Geometry& g) {
+    extern __shared__ int32_t shared[];
+    experts = static_cast<int32_t>(p.experts);
+    starts = shared;
+    ends = starts + experts;
+    places = g.staged ? ends + experts : ends;
+    told = places + experts;
+    counters = told + g.told_rows * experts;
+    staged = counters + blockDim.x / 32 * experts;
   }
-  if (group_offsets && threadIdx.x == 0) group_offsets[p.experts] = static_cast<int32_t>(total);
-  __syncthreads();
-}
+};
 
-// Rows that no assignment takes keep this. Each block has a part of them.
-__device__ __forceinline__ void clear(const PlanProblem& p, int32_t* assignment_of_row) {
-  const int64_t part = (p.rows + gridDim.x - 1) / gridDim.x;
-  const int64_t begin = min(blockIdx.x * part, p.rows), end = min(begin + part, p.rows);
-  for (int64_t r = begin + threadIdx.x; r < end; r += blockDim.x) assignment_of_row[r] = -1;
+// Calls body(e) for the experts of this thread, which are neighbours.
+template <class Body>
+__device__ __forceinline__ void for_own_experts(int32_t experts, const Body& body) {
+  const int32_t each = (experts + blockDim.x - 1) / blockDim.x;
+  const int32_t first = min(static_cast<int32_t>(threadIdx.x) * each, experts), last = min(first + each, experts);
+  for (int32_t e = first; e < last; ++e) body(e);
 }
 
 __device__ __forceinline__ Routes routes_of(const PlanProblem& p, const Routes& all, int64_t o) {
@@ -63,147 +75,279 @@ __device__ __forceinline__ Routes routes_of(const PlanProblem& p, const Routes& 
           all.offsets + o * (p.experts + 1),         all.workspace + o * gridDim.x * p.experts};
 }
 
-// From the counters of warps to what the block's earlier warps have of each expert, and what all have in `totals`.
-__device__ __forceinline__ void sum_warps(const PlanProblem& p, int32_t* counters, int32_t* totals) {
-  const int warps = blockDim.x / 32;
-  for (int64_t e = threadIdx.x; e < p.experts; e += blockDim.x) {
-    int32_t sum = 0;
-    for (int w = 0; w < warps; ++w) {
-      const int32_t found = counters[w * p.experts + e];
-      counters[w * p.experts + e] = sum;
-      sum += found;
+// How many assignments to each key's expert the warp has had before, which its counters know, and has in earlier lanes
+// and earlier keys. Keys of -1 are none. All lanes take part.
+template <int kKeys>
+__device__ __forceinline__ void rank_in_warp(const int32_t (&key)[kKeys], int bits, int32_t* counters,
+                                             int32_t (&rank)[kKeys]) {
+  unsigned same[kKeys];
+#pragma unroll
+  for (int i = 0; i < kKeys; ++i) same[i] = __ballot_sync(kEveryLane, key[i] >= 0);
+#pragma unroll 1
+  for (int bit = 0; bit < bits; ++bit) {
+#pragma unroll
+    for (int i = 0; i < kKeys; ++i) {
+      const bool set = key[i] >> bit & 1;
+      const unsigned lanes = __ballot_sync(kEveryLane, set);
+      same[i] &= set ? lanes : ~lanes;
     }
-    totals[e] = sum;
+  }
+#pragma unroll
+  for (int i = 0; i < kKeys; ++i) {
+    const unsigned lower = same[i] & lanes_below();
+    const int32_t before = key[i] >= 0 ? counters[key[i]] : 0;
+    __syncwarp();
+    if (key[i] >= 0 && lower == 0) counters[key[i]] = before + __popc(same[i]);
+    __syncwarp();
+    rank[i] = before + __popc(lower);
   }
 }
 
-// From the block's totals to those of all blocks, and what earlier blocks have in `before`. `told` has the totals of
-// each block.
-__device__ __forceinline__ void sum_blocks(const PlanProblem& p, int32_t* told, int32_t* totals, int32_t* before) {
-  for (int64_t e = threadIdx.x; e < p.experts; e += blockDim.x) {
-    told[blockIdx.x * p.experts + e] = totals[e];
-    totals[e] = 0;
-  }
+// From the counters of warps to what the block's earlier warps have of each expert; what all have goes to `places`.
+__device__ __forceinline__ void sum_warps(const Board& board) {
+  const int warps = blockDim.x / 32;
+  for_own_experts(board.experts, [&](int32_t e) {
+    int32_t sum = 0;
+    for (int first = 0; first < warps; first += kBatch) {
+      int32_t found[kBatch];
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j)
+        found[j] = first + j < warps ? board.counters[(first + j) * board.experts + e] : 0;
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        if (first + j < warps) board.counters[(first + j) * board.experts + e] = sum;
+        sum += found[j];
+      }
+    }
+    board.places[e] = sum;
+  });
+}
+
+// Each block of the cluster gets the totals of all.
+__device__ __forceinline__ void tell_cluster(const Board& board) {
+  for_own_experts(board.experts, [&](int32_t e) {
+    const int32_t own = board.places[e];
+    for (unsigned r = 0; r < gridDim.x; ++r) store_in_cluster(board.told + blockIdx.x * board.experts + e, r, own);
+  });
+  __syncwarp();
+  arrive_at_cluster_barrier();
+  wait_at_cluster_barrier();
+}
+
+// Each block adds up the totals of all, in `ends`, and of those before it, in `starts`.
+__device__ __forceinline__ void tell_grid(const Board& board, int32_t* totals) {
+  const auto experts = static_cast<uint32_t>(board.experts), count = gridDim.x * experts;
+  for_own_experts(board.experts, [&](int32_t e) {
+    totals[blockIdx.x * experts + e] = board.places[e];
+    board.ends[e] = board.starts[e] = 0;
+  });
   cg::this_grid().sync();
-  const auto experts = static_cast<uint32_t>(p.experts), count = gridDim.x * experts;
-  constexpr int kBatch = 8;  // loads that a thread waits for at once
   for (uint32_t first = threadIdx.x; first < count; first += kBatch * blockDim.x) {
     int32_t found[kBatch];
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) {
       const uint32_t i = first + j * blockDim.x;
-      found[j] = i < count ? told[i] : 0;
+      found[j] = i < count ? totals[i] : 0;
     }
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) {
       if (found[j] == 0) continue;
       const uint32_t i = first + j * blockDim.x, e = i % experts;
-      atomicAdd(totals + e, found[j]);
-      if (i / experts < blockIdx.x) atomicAdd(before + e, found[j]);
+      atomicAdd(board.ends + e, found[j]);
+      if (i / experts < blockIdx.x) atomicAdd(board.starts + e, found[j]);
     }
+  }
+  __syncthreads();
+}
+
+// From what blocks have to where things begin. Returns where the last group ends, and how many assignments the block
+// has.
+template <Algorithm kAlgorithm>
+__device__ __forceinline__ int2 find_starts(const PlanProblem& p, const Board& board, const Routes& routes,
+                                            bool staged) {
+  __shared__ int64_t sums[32];
+  const bool tells = blockIdx.x == 0;
+  constexpr int kUpper = 32;  // sums of rows are above those of the block's assignments
+  int64_t sum = 0, total;
+  for_own_experts(board.experts, [&](int32_t e) {
+    int32_t found = board.places[e], before = 0;
+    if constexpr (kAlgorithm == Algorithm::kCluster) {
+      found = 0;
+#pragma unroll 8
+      for (unsigned r = 0; r < gridDim.x; ++r) {
+        const int32_t told = board.told[r * board.experts + e];
+        found += told;
+        if (r < blockIdx.x) before += told;
+      }
+    }
+    if constexpr (kAlgorithm == Algorithm::kGrid) found = board.ends[e], before = board.starts[e];
+    board.starts[e] = before;
+    board.ends[e] = found;
+    sum += (p.padded(found) << kUpper) + board.places[e];
+  });
+  const int with_experts = min(blockDim.x, board.experts + 31) / 32;  // warps
+  int64_t at = sum_before(sum, sums, with_experts, total);
+  for_own_experts(board.experts, [&](int32_t e) {
+    const int32_t found = board.ends[e], own = board.places[e], offset = static_cast<int32_t>(at >> kUpper);
+    const auto kept = static_cast<int32_t>(p.kept(found));
+    board.starts[e] += offset;
+    board.ends[e] = offset + kept;
+    if (staged) board.places[e] = static_cast<int32_t>(at);
+    if (tells) routes.sizes[e] = kept, routes.offsets[e] = offset;
+    at += (p.padded(found) << kUpper) + own;
+  });
+  if (tells && threadIdx.x == 0) routes.offsets[board.experts] = static_cast<int32_t>(total >> kUpper);
+  __syncthreads();
+  return {static_cast<int32_t>(total >> kUpper), static_cast<int32_t>(total)};
+}
+
+// Rows that no assignment takes: what rounds groups up, and what is left after the last group. Each block has some.
+__device__ __forceinline__ void fill(const PlanProblem& p, const Board& board, int64_t total,
+                                     int32_t* assignment_of_row) {
+  const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, threads = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t r = total + thread; r < p.rows; r += threads) assignment_of_row[r] = -1;
+  if (p.align == 1) return;
+  for (int64_t e = thread / 32; e < board.experts; e += threads / 32) {
+    const int64_t end = board.ends[e], next = min((end + p.align - 1) / p.align * p.align, p.rows);
+    for (int64_t r = end + threadIdx.x % 32; r < next; r += 32) assignment_of_row[r] = -1;
   }
 }
 
-// Assignments as an expert or -1, and where they go.
-struct Place {
-  const PlanProblem& p;
-  const Routes& routes;
-  const int32_t* offsets;
-  const int32_t* before;
-
-  __device__ __forceinline__ int32_t expert_of(int64_t a, int64_t end) const {
-    const int32_t e = a < end ? routes.experts[a] : -1;
-    return e >= 0 && e < p.experts ? e : -1;
-  }
-  // `rank`: how many of the expert's assignments the block has before this one.
-  __device__ __forceinline__ void put(int64_t a, int32_t e, int64_t rank) const {
-    if (e >= 0) rank += before[e];
-    const bool kept = e >= 0 && (p.capacity < 0 || rank < p.capacity);
-    const int64_t row = kept ? offsets[e] + rank : -1;
-    routes.row_of_assignment[a] = static_cast<int32_t>(row);
-    if (kept && row < p.rows) routes.assignment_of_row[row] = static_cast<int32_t>(a);
-  }
-};
-
-template <bool kHeld>
-__global__ void __launch_bounds__(1024) route_kernel(PlanProblem p, Routes all, int64_t chunk) {
+template <Algorithm kAlgorithm, bool kHeld>
+__global__ void __launch_bounds__(1024) route_kernel(PlanProblem p, Routes all, Geometry g) {
+  if constexpr (kAlgorithm == Algorithm::kCluster) arrive_at_cluster_start();
   const Routes routes = routes_of(p, all, blockIdx.y);
+  const Board board(p, g);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  int32_t* const offsets = shared;  // one for each expert, as `before`; then counters[warp][expert]
-  int32_t* const before = offsets + p.experts;
-  int32_t* const counters = before + p.experts;
-  int32_t* const own = counters + warp * p.experts;
-  for (int64_t i = threadIdx.x; i < (warps + 1) * p.experts; i += blockDim.x) before[i] = 0;
-  clear(p, routes.assignment_of_row);
-  __syncthreads();
+  int32_t* const own = board.counters + warp * board.experts;
+  const int64_t first_of_block = int64_t{blockIdx.x} * warps * g.chunk;
+  const int64_t begin = min(first_of_block + warp * g.chunk, p.assignments);
+  const int64_t end = min(begin + g.chunk, p.assignments);
+  const auto expert_of = [&](int64_t a) {
+    const int32_t e = a < end ? routes.experts[a] : -1;
+    return e >= 0 && e < board.experts ? e : -1;
+  };
+  // The row of an assignment to e that the block has `rank` others before, or -1.
+  const auto row_of = [&](int32_t e, int32_t rank) {
+    const int32_t row = board.starts[e] + rank;
+    return row < board.ends[e] ? row : -1;
+  };
+  const auto put = [&](int32_t row, int64_t a) {
+    if (row >= 0 && row < p.rows) routes.assignment_of_row[row] = static_cast<int32_t>(a);
+  };
 
-  const Place place{p, routes, offsets, before};
-  const int64_t begin = min((int64_t{blockIdx.x} * warps + warp) * chunk, p.assignments);
-  const int64_t end = min(begin + chunk, p.assignments);
   int32_t held[kItems];  // experts, then what is known of their assignments: expert and rank, or -1
   if constexpr (kHeld) {
 #pragma unroll
-    for (int i = 0; i < kItems; ++i) held[i] = place.expert_of(begin + 32 * i + lane, end);
+    for (int i = 0; i < kItems; ++i) held[i] = expert_of(begin + 32 * i + lane);
+  }
+  for (int32_t e = lane; e < board.experts; e += 32) own[e] = 0;
+  __syncwarp();
+  if constexpr (kHeld) {
 #pragma unroll
-    for (int i = 0; i < kItems; ++i) {
+    for (int i = 0; i < kItems; i += kAtOnce) {
       if (begin + 32 * i >= end) continue;
-      const int32_t rank = rank_in_warp(held[i], own);
-      if (held[i] >= 0) held[i] = held[i] << 16 | rank;
+      int32_t key[kAtOnce], rank[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) key[j] = held[i + j];
+      rank_in_warp(key, g.expert_bits, own, rank);
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) held[i + j] = key[j] >= 0 ? key[j] << 16 | rank[j] : -1;
     }
   } else {
-    for (int64_t first = begin; first < end; first += 32) rank_in_warp(place.expert_of(first + lane, end), own);
+    for (int64_t first = begin; first < end; first += 32) {
+      const int32_t key[1] = {expert_of(first + lane)};
+      int32_t rank[1];
+      rank_in_warp(key, g.expert_bits, own, rank);
+    }
   }
   __syncthreads();
-  sum_warps(p, counters, offsets);
-  if (gridDim.x > 1) sum_blocks(p, routes.workspace, offsets, before);
-  __syncthreads();
-  const bool tells = blockIdx.x == 0;
-  find_offsets(p, offsets, tells ? routes.sizes : nullptr, tells ? routes.offsets : nullptr);
+  if constexpr (kAlgorithm == Algorithm::kCluster) wait_at_cluster_barrier();  // all blocks have begun
+  sum_warps(board);
+  if constexpr (kAlgorithm == Algorithm::kCluster) tell_cluster(board);
+  if constexpr (kAlgorithm == Algorithm::kGrid) tell_grid(board, routes.workspace);
+  const auto [total, count] = find_starts<kAlgorithm>(p, board, routes, g.staged);
 
   if constexpr (kHeld) {
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
       const int64_t a = begin + 32 * i + lane;
+      if (a >= end) continue;
       const int32_t e = held[i] >> 16;  // of -1, -1
-      if (a < end) place.put(a, e, e < 0 ? 0 : own[e] + (held[i] & 0xffff));
+      const int32_t rank = e < 0 ? 0 : own[e] + (held[i] & 0xffff), row = e < 0 ? -1 : row_of(e, rank);
+      routes.row_of_assignment[a] = row;
+      if (!g.staged)
+        put(row, a);
+      else if (e >= 0)
+        board.staged[board.places[e] + rank] = e << 16 | static_cast<int32_t>(a - first_of_block);
     }
   } else {
     for (int64_t first = begin; first < end; first += 32) {
       const int64_t a = first + lane;
-      const int32_t e = place.expert_of(a, end), rank = rank_in_warp(e, own);
-      if (a < end) place.put(a, e, rank);
+      const int32_t key[1] = {expert_of(a)};
+      int32_t rank[1];
+      rank_in_warp(key, g.expert_bits, own, rank);
+      if (a >= end) continue;
+      const int32_t row = key[0] < 0 ? -1 : row_of(key[0], rank[0]);
+      routes.row_of_assignment[a] = row;
+      put(row, a);
+    }
+  }
+  fill(p, board, total, routes.assignment_of_row);
+  if (kHeld && g.staged) {
+    __syncthreads();
+    for (int32_t i = threadIdx.x; i < count; i += blockDim.x) {
+      const int32_t word = board.staged[i], e = word >> 16;
+      put(row_of(e, i - board.places[e]), first_of_block + (word & 0xffff));
     }
   }
 }
 
-// The blocks that run at once, whichever form of the kernel they run.
+// The blocks of a grid that run at once, whichever form of the kernel they run.
 cudaError_t count_residents(const Launch& shape, int64_t& blocks) {
   static Residents of_held, of_looked_at_twice;
   int held = 0, looked_at_twice = 0;
-  auto status = of_held.count(reinterpret_cast<const void*>(route_kernel<true>), shape, &held);
+  auto status = of_held.count(reinterpret_cast<const void*>(route_kernel<Algorithm::kGrid, true>), shape, &held);
   if (status == cudaSuccess)
-    status = of_looked_at_twice.count(reinterpret_cast<const void*>(route_kernel<false>), shape, &looked_at_twice);
+    status = of_looked_at_twice.count(reinterpret_cast<const void*>(route_kernel<Algorithm::kGrid, false>), shape,
+                                      &looked_at_twice);
   blocks = std::min(held, looked_at_twice);
   return status;
+}
+
+template <Algorithm kAlgorithm>
+cudaError_t launch_with(cudaStream_t stream, const Plan& plan, const PlanProblem& problem, const Routes& routes) {
+  Launch shape;
+  shape.block = dim3(32 * plan.warps);
+  shape.shared_bytes = static_cast<size_t>(plan.shared_bytes);
+  int64_t blocks = plan.blocks;
+  if (kAlgorithm == Algorithm::kGrid) {
+    int64_t fitting = 0;
+    if (const auto status = count_residents(shape, fitting); status != cudaSuccess) return status;
+    blocks = std::max<int64_t>(std::min(blocks, fitting / problem.outer), 1);
+    shape.together = true;
+  }
+  Geometry geometry{chunk_of(problem, blocks * plan.warps), 0, static_cast<int>(told_rows(plan)), plan.staged};
+  while (int64_t{1} << geometry.expert_bits < problem.experts) ++geometry.expert_bits;
+  const auto kernel = geometry.chunk <= kMostHeld ? route_kernel<kAlgorithm, true> : route_kernel<kAlgorithm, false>;
+  if (kAlgorithm == Algorithm::kCluster) {
+    shape.cluster = static_cast<int>(blocks);
+    const auto status = allow_cluster(reinterpret_cast<const void*>(kernel), shape.cluster);
+    if (status != cudaSuccess) return status;
+  }
+  shape.grid = dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(problem.outer));
+  return launch(stream, shape, kernel, problem, routes, geometry);
 }
 
 }  // namespace
 
 cudaError_t launch_route(cudaStream_t stream, const Plan& plan, const PlanProblem& problem, const Routes& routes) {
   if (problem.outer == 0) return cudaSuccess;
-  Launch shape;
-  shape.block = dim3(32 * plan.warps);
-  shape.shared_bytes = static_cast<size_t>(plan.shared_bytes);
-  int64_t blocks = plan.blocks;
-  if (blocks > 1) {
-    int64_t fitting = 0;
-    if (const auto status = count_residents(shape, fitting); status != cudaSuccess) return status;
-    blocks = std::max<int64_t>(std::min(blocks, fitting / problem.outer), 1);
+  switch (plan.algorithm) {
+    case Algorithm::kBlock: return launch_with<Algorithm::kBlock>(stream, plan, problem, routes);
+    case Algorithm::kCluster: return launch_with<Algorithm::kCluster>(stream, plan, problem, routes);
+    default: return launch_with<Algorithm::kGrid>(stream, plan, problem, routes);
   }
-  shape.grid = dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(problem.outer));
-  shape.together = blocks > 1;
-  const int64_t chunk = chunk_of(problem, blocks * plan.warps);
-  return launch(stream, shape, chunk <= kMostHeld ? route_kernel<true> : route_kernel<false>, problem, routes, chunk);
 }
 
 }  // namespace jaxgpuops::moe
