@@ -64,11 +64,15 @@ bool streams_columns(Rows rows, int key_bytes, const Gpu& gpu) {
   return streamed < selected;
 }
 
+// Elements of a row for each of k, at least, for the held kernel: it takes it for granted that a row has whole vectors
+// of 16 bytes, wherever it begins. (The lab forced it on rows of two elements, where it read beyond them.)
+constexpr int64_t kLeastHeld = 16;
+
 // Whether rows of 16 bits are for the held kernel, which reads them as vectors wherever they begin. The rows kernel
 // does not where teams select by delegates; but it is better at a large k, and many rows of few thousand elements.
 bool holds_unaligned(Rows rows, int64_t k, int key_bytes) {
   return key_bytes == 2 && rows.length % 8 != 0 && !rows_shape(rows.length, k, key_bytes).network && k <= 32 &&
-         rows.length >= 16 * k && (rows.length > 2048 || rows.count() <= 512);
+         rows.length >= kLeastHeld * k && (rows.length > 2048 || rows.count() <= 512);
 }
 
 Plan plan_sort(Rows rows, int key_bytes, const Gpu& gpu) {
@@ -289,7 +293,7 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
     if (const Plan plan = plan_sort(rows, key_bytes, gpu); fits(plan)) return plan;
   }
   const bool held = rows.inner == 1 && k <= kMaxHeldK && key_bytes <= 4 && rows.length <= kMaxHeldLength &&
-                    has_clusters(gpu) && may(Algorithm::kHeld);
+                    rows.length >= kLeastHeld * k && has_clusters(gpu) && may(Algorithm::kHeld);
   const Plan in_registers = held ? plan_held(rows, key_bytes, gpu) : Plan{};
   const bool can_hold = in_registers.algorithm == Algorithm::kHeld && fits(in_registers);
   if (may(Algorithm::kRows) && rows.inner == 1 && k <= kMaxRowsK && key_bytes <= 4 && rows.length <= kMaxRowsLength &&
