@@ -1,5 +1,7 @@
 """Values of `jaxgpuops.lax.argmax` and `argmin`: every dtype and bit pattern, against NumPy and jax.lax."""
 
+import functools
+
 import hypothesis
 import hypothesis.strategies as st
 import jax
@@ -9,6 +11,7 @@ import pytest
 import reference
 
 import jaxgpuops
+from jaxgpuops.lax._topk import _argmax_fallback
 
 plan_argmax = jaxgpuops._native.modules["cpu"].plan_argmax
 
@@ -53,6 +56,18 @@ def test_every_dtype_and_special_value(dtype):
     check(np.stack(np.meshgrid(special, special)).reshape(2, -1), 0)  # every pair, in both orders
     check(special[rng.integers(0, len(special), (30, 50))], 1)
     check(reference.random_bits(rng, (4, 3001), dtype), 1)
+
+
+@pytest.mark.parametrize("dtype", reference.DTYPES, ids=str)
+def test_the_fallback_has_the_same_results(dtype):
+    """Subnormal numbers, zeros and NaNs too: it is made of integers."""
+    rng = np.random.default_rng(1)
+    special = reference.special_values(dtype)
+    for x in (special[rng.integers(0, len(special), (30, 50))], reference.random_bits(rng, (4, 3001), dtype)):
+        for largest in (True, False):
+            with x64(dtype):
+                [out] = jax.jit(functools.partial(_argmax_fallback, axis=1, largest=largest))(x)
+            np.testing.assert_array_equal(out, reference.argmax(x, 1, largest))
 
 
 @pytest.mark.parametrize("dtype", reference.DTYPES, ids=str)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
@@ -13,7 +14,7 @@ from jaxgpuops import _arguments, _native
 from jaxgpuops._partition import RULES, Rule, manual
 from jaxgpuops._primitive import Kernel, def_jvp
 from jaxgpuops.lax.along_axis import take_along_axis
-from jaxgpuops.lax.order import from_keys, identity, to_keys
+from jaxgpuops.lax.order import from_keys, identity, sort_keys, to_keys
 
 # ---- Top-k ----------------------------------------------------------------------------------------------------------
 
@@ -132,7 +133,14 @@ def top_k(
 
 
 def _argmax_fallback(x, *, axis, largest):
-    return ((lax.argmax if largest else lax.argmin)(x, axis, np.int32),)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return ((lax.argmax if largest else lax.argmin)(x, axis, np.int32),)
+    # On a GPU, XLA's reduction of floats does not return the first NaN: of two it takes whichever it has as its first
+    # operand. Among integers nothing is unordered.
+    keys = sort_keys(x)  # all NaNs are the last, and both zeros are equal
+    if not largest:
+        keys = jnp.where(jnp.isnan(x), keys, ~keys)
+    return (lax.argmax(keys, axis, np.int32),)
 
 
 def _plan_argmax(rows, avals, compute_capability, axis, **_):
