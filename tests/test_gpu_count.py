@@ -206,7 +206,7 @@ ROWS_OF_RANKS = {
     "one": lambda n: [n // 2],
     "median": lambda n: [n // 2, n // 2 - 1, n - 1],
     "equal and out of range": lambda n: [0, n // 3, n // 3, n - 1, -5, n + 5],
-    "most": lambda n: [i * (n - 1) // 15 for i in range(16)],
+    "most": lambda n: [i * (n - 1) // 8 for i in range(9)],
 }
 
 

@@ -177,7 +177,7 @@ def sort_operands(
 # ---- Elements by rank -----------------------------------------------------------------------------------------------
 
 
-MOST_RANKS = 16  # of a selection, as in count/plan.h; more of them are taken from a sort
+MOST_RANKS = 9  # of a selection, as in count/plan.h: 8 quantiles, and the last element
 
 
 def _select_fallback(x, ranks, *, axis):
