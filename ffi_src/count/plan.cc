@@ -70,8 +70,8 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
   SelectPlan plan;
   const Rows& rows = problem.rows;
   if (rows.count() == 0 || problem.count == 0) return plan;
-  const int64_t tables = 2 * (int64_t{4} << kSelectBits) + 1024;  // and what the kernel has besides
-  const int64_t bytes = aligned(rows.length * problem.bits / 8);
+  const int64_t tables = (int64_t{4} << kSelectBits) + 4 * kSelectListed + 1024;  // and what the kernel has besides
+  const int64_t bytes = aligned(rows.length * problem.bits / 8 + 16);  // keys begin where the elements do in 16 bytes
   // Shorter rows are sorted in registers. A block has a row of its own whatever else there is to do: where columns are
   // read, or memory is read again for each digit, a sort takes no longer.
   if (rows.inner > 1 || rows.length <= 1024 || bytes + tables > gpu.shared_bytes || problem.count > kMostRanks) {

@@ -34,8 +34,9 @@ BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu);
 
 // ---- Ranks ----------------------------------------------------------------------------------------------------------
 
-constexpr int kSelectBits = 11;  // of a digit
-constexpr int kMostRanks = 8;
+constexpr int kSelectBits = 11;      // of the first digit
+constexpr int kSelectListed = 1024;  // the most elements of a list
+constexpr int kMostRanks = 9;        // 8 quantiles, and the last element
 
 enum class Selecting {
   kEmpty,  // nothing to write

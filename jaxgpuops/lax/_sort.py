@@ -177,7 +177,7 @@ def sort_operands(
 # ---- Elements by rank -----------------------------------------------------------------------------------------------
 
 
-MOST_RANKS = 8  # of a selection; a sort finds more of them sooner
+MOST_RANKS = 9  # of a selection, as in count/plan.h: 8 quantiles, and the last element
 
 
 def _select_fallback(x, ranks, *, axis):
@@ -213,25 +213,45 @@ def select(x: jax.Array, ranks: jax.Array, axis: int) -> list[jax.Array]:
     return select_p(*align(x, ranks), axis=axis)
 
 
+def _follow(x, indices, count, axis):
+    """The elements of the first ``count`` indices; one after the other, as they may be equal."""
+    each = [lax.slice_in_dim(indices, i, i + 1, axis=axis) for i in range(count)]
+    return jnp.concatenate([take_along_axis(x, i, axis) for i in each], axis)
+
+
 def _select_jvp(outs, primals, tangents, *, axis):
-    """Tangents follow the elements; one after the other, as ranks may be equal."""
-    indices = outs[1]
-    each = [lax.slice_in_dim(indices, i, i + 1, axis=axis) for i in range(indices.shape[axis])]
-    return jnp.concatenate([take_along_axis(tangents[0], i, axis) for i in each], axis), None
+    return _follow(tangents[0], outs[1], outs[1].shape[axis], axis), None
 
 
 def_jvp(select_p, _select_jvp)
 
 
+def _and_last(x, ranks, axis):
+    """The ranks, and that of the last element, which is NaN if one of the row is."""
+    shape = (*ranks.shape[:axis], 1, *ranks.shape[axis + 1 :])
+    return jnp.concatenate([ranks, jnp.full(shape, x.shape[axis] - 1, np.int32)], axis)
+
+
+def _taken_from_sort(x, ranks, axis):
+    [values], _ = sort_operands([x], axis, 1)
+    return take_rows(*align(values, ranks), axis, False)
+
+
 def _ranked_fallback(x, ranks, *, axis):
     count = ranks.shape[axis]
-    if count <= MOST_RANKS:
-        return select(x, ranks, axis)[0], jnp.isnan(x).any(axis, keepdims=True)
-    last = jnp.full((*ranks.shape[:axis], 1, *ranks.shape[axis + 1 :]), x.shape[axis] - 1, np.int32)
-    [values], _ = sort_operands([x], axis, 1)
-    at = take_rows(*align(values, jnp.concatenate([ranks, last], axis)), axis, False)
+    all_ranks = _and_last(x, ranks, axis)
+    at = select(x, all_ranks, axis)[0] if count < MOST_RANKS else _taken_from_sort(x, all_ranks, axis)
     own, last = lax.slice_in_dim(at, 0, count, axis=axis), lax.slice_in_dim(at, count, None, axis=axis)
     return own, jnp.isnan(last)
+
+
+def _ranked_jvp(outs, primals, tangents, *, axis):
+    x, ranks = primals
+    count = ranks.shape[axis]
+    if count < MOST_RANKS:  # XLA finds that this selection is that of the primal
+        indices = select(lax.stop_gradient(x), _and_last(x, ranks, axis), axis)[1]
+        return _follow(tangents[0], indices, count, axis), None
+    return differentiated(lambda x: _taken_from_sort(x, ranks, axis), [x], tangents[:1]), None
 
 
 # This is a primitive so that devices of a split axis exchange only what is taken, and one bit for each row.
@@ -245,13 +265,7 @@ ranked_p = Kernel(
     splits_as_one=True,
 )
 batch_first(ranked_p)
-def_jvp(
-    ranked_p,
-    lambda outs, primals, tangents, *, axis: (
-        differentiated(lambda x: _ranked_fallback(x, primals[1], axis=axis)[0], primals[:1], tangents[:1]),
-        None,
-    ),
-)
+def_jvp(ranked_p, _ranked_jvp)
 
 
 def ranked(x: jax.Array, ranks: jax.Array, axis: int) -> list[jax.Array]:

@@ -283,10 +283,11 @@ def _kth_value(x, k, axis):
     x = _whole(x, axis)
     if x.dtype in _arguments.ORDERED_DTYPES:
         rank = jnp.full((1,) * x.ndim, k, np.int32)
-        [_, index] = select(lax.stop_gradient(x), rank, axis)
+        value, index = select(x, rank, axis)
     else:
         index = lax.slice_in_dim(permutation([x], axis), k, k + 1, axis=axis)
-    return lax.squeeze(take_along_axis(x, index, axis), (axis,)), lax.squeeze(index, (axis,))
+        value = take_along_axis(x, index, axis)
+    return lax.squeeze(value, (axis,)), lax.squeeze(index, (axis,))
 
 
 def partition(x: ArrayLike, kth: int, *, axis: int = -1) -> jax.Array:
