@@ -76,6 +76,10 @@ def recurrence_by_jax(a, b):
     return jax.lax.associative_scan(then, (a, b), axis=AXIS, reverse=True)[1]
 
 
+def segments_by_jax(factors):
+    return lambda x: recurrence_by_jax(jnp.where(STARTS[: x.shape[AXIS]], 0, factors(x)), x)
+
+
 def of_segments(module, name):
     return jax.vmap(lambda x: getattr(module, name)(x, np.arange(len(x)) % 7 - 1, 6))
 
@@ -113,12 +117,12 @@ OPS = {
     ),
     "min": (lambda x: jaxgpuops.min(x, axis=AXIS), lambda x: jnp.min(x, AXIS), True),
     "cumsum": (*scan("cumsum"), True),
-    "cumsum of segments": (*scan("cumsum", segment_starts=STARTS), True),
+    "cumsum of segments": (scan("cumsum", segment_starts=STARTS)[0], segments_by_jax(jnp.ones_like), True),
     "gradient of cumsum": (*map(gradient, scan("cumsum", reverse=True, exclusive=True, segment_starts=STARTS)), True),
     "cummax": (*scan("cummax", reverse=True, segment_starts=STARTS), True),
     "gradient of cummin": (*map(gradient, scan("cummin")), True),
     "gradient of cumlogsumexp": (*map(gradient, scan("cumlogsumexp", reverse=True)), False),
-    "linear_scan": (recurrence(segment_starts=STARTS), scan("cumsum")[1], True),
+    "linear_scan": (recurrence(segment_starts=STARTS), segments_by_jax(jnp.sign), True),
     "gradient of linear_scan": (
         gradient(recurrence(reverse=True, h0=np.float32(1))),
         gradient(lambda x: recurrence_by_jax(jnp.sign(x), x)),
