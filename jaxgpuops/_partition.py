@@ -135,6 +135,10 @@ class Split:
         _note("all-reduce", x)
         return lax.psum(x, self.names)
 
+    def join(self, x: jax.Array) -> jax.Array:
+        """Returns for each element what the one device has that does not have 0 there. A sum of bits changes none."""
+        return _as_bits(self.sum, x)
+
     def max(self, x: jax.Array) -> jax.Array:
         _note("all-reduce", x)
         return lax.pmax(x, self.names)

@@ -14,6 +14,7 @@ import jaxgpuops
 SHAPE, AXIS = (4, 64, 4), 1
 LABELS = np.random.default_rng(1).integers(0, SHAPE[AXIS], (4, 4)).astype(np.int32)
 OFFSETS, LENGTHS = np.array([2, 2, 9, 40, 60]), np.array([[64, 9, 0, 33]])
+IDS = np.array([[3, 63, -1], [64, 3, 20]])
 ROWS = np.random.default_rng(2).standard_normal((4, 1, 4)).astype(np.float32)
 
 
@@ -146,6 +147,10 @@ OPS = {
     "segment_max": (segments("segment_max"), False),
     "segment_logsumexp": (segments("segment_logsumexp"), False),
     "segment_softmax": (segments("segment_softmax"), True),
+    "take": (
+        lambda ops, x, y, **names: jax.vmap(functools.partial(jaxgpuops.take, ids=IDS, **names))(x + 1j * y).imag,
+        False,
+    ),
     "shares": (lambda ops, x, y, **names: tuple(ops.topk_softmax(x, 3, axis=AXIS, normalize=False, **names)), False),
 }
 
@@ -197,6 +202,20 @@ def test_bytes_are_those_of_arrays_that_xla_splits(mesh, name):
         for g in (split(f, mesh, "a", keeps, True), f)
     )
     assert 0 < by_name <= by_xla
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "int8"])
+def test_rows_that_are_taken_keep_their_bits(mesh, dtype):
+    table = np.arange(48).reshape(16, 3).astype(dtype) - np.array(9, dtype)
+    if table.dtype.kind == "f":
+        table[3], table[9] = -0.0, np.inf
+    take = functools.partial(jaxgpuops.take, ids=np.array([9, 3, 16, -(2**31), 15, 2**31 - 1]))
+    f = jax.jit(
+        jax.shard_map(functools.partial(take, axis_name=("b", "a")), mesh=mesh, in_specs=P(("b", "a")), out_specs=P())
+    )
+    assert np.asarray(f(table)).tobytes() == np.asarray(take(table)).tobytes()
+    rows = np.dtype(dtype).itemsize * 18
+    assert moved(f.lower(table).compile().as_text()) == (rows, 1)
 
 
 def test_gradients_inside_and_forward_mode(mesh):

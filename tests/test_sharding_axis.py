@@ -76,6 +76,10 @@ def recurrence_by_jax(a, b):
     return jax.lax.associative_scan(then, (a, b), axis=AXIS, reverse=True)[1]
 
 
+def segments_by_jax(factors):
+    return lambda x: recurrence_by_jax(jnp.where(STARTS[: x.shape[AXIS]], 0, factors(x)), x)
+
+
 def of_segments(module, name):
     return jax.vmap(lambda x: getattr(module, name)(x, np.arange(len(x)) % 7 - 1, 6))
 
@@ -113,12 +117,12 @@ OPS = {
     ),
     "min": (lambda x: jaxgpuops.min(x, axis=AXIS), lambda x: jnp.min(x, AXIS), True),
     "cumsum": (*scan("cumsum"), True),
-    "cumsum of segments": (*scan("cumsum", segment_starts=STARTS), True),
+    "cumsum of segments": (scan("cumsum", segment_starts=STARTS)[0], segments_by_jax(jnp.ones_like), True),
     "gradient of cumsum": (*map(gradient, scan("cumsum", reverse=True, exclusive=True, segment_starts=STARTS)), True),
     "cummax": (*scan("cummax", reverse=True, segment_starts=STARTS), True),
     "gradient of cummin": (*map(gradient, scan("cummin")), True),
     "gradient of cumlogsumexp": (*map(gradient, scan("cumlogsumexp", reverse=True)), False),
-    "linear_scan": (recurrence(segment_starts=STARTS), scan("cumsum")[1], True),
+    "linear_scan": (recurrence(segment_starts=STARTS), segments_by_jax(jnp.sign), True),
     "gradient of linear_scan": (
         gradient(recurrence(reverse=True, h0=np.float32(1))),
         gradient(lambda x: recurrence_by_jax(jnp.sign(x), x)),
@@ -246,6 +250,21 @@ def test_results_are_those_of_one_device_and_bytes_not_more_than_those_of_jax(me
             assert own <= (8 if name == "cross-entropy and gradient" else 0)  # the sum of all rows, in two steps
         elif plain is not None:
             assert own <= moved(jax.jit(plain).lower(x).compile().as_text())[0]
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float32, np.int8, bool])
+@pytest.mark.parametrize("name", ["argmax", "argmin"])
+def test_first_of_equal_elements_of_several_devices(mesh, name, dtype):
+    x = np.random.default_rng(0).integers(-1, 2, (64, 16)).astype(dtype)
+    if dtype not in (np.int8, bool):
+        special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, -np.nan]).astype(dtype)
+        x[8:] = np.random.default_rng(1).choice(special[:4], (56, 16))
+        x[24:] = np.where(np.random.default_rng(2).random((40, 16)) < 0.2, special[4], x[24:])
+        x[40:] = np.where(np.random.default_rng(3).random((24, 16)) < 0.2, special[5], x[40:])
+        x[:4], x[4:6], x[6:8] = -np.inf, np.inf, np.nan
+    f = jax.jit(lambda x: getattr(jaxgpuops.lax, name)(x, 1, np.int32))
+    split = jax.device_put(x, NamedSharding(mesh, P(None, ("b", "a"))))
+    np.testing.assert_array_equal(f(split), f(x))
 
 
 # Where plain JAX has derivatives of types that it refuses, and shapes and operands that the table lacks.

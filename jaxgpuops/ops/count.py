@@ -232,12 +232,15 @@ def segment_min(
 # ---- Rows of a table ------------------------------------------------------------------------------------------------
 
 
-def take(table: ArrayLike, ids: ArrayLike) -> jax.Array:
+def take(table: ArrayLike, ids: ArrayLike, *, axis_name: AxisName = None) -> jax.Array:
     """Rows of a table, as an embedding looks them up; the gradient is a `segment_sum`.
 
     Args:
       table: of shape ``(rows, *features)``; integers, float16, bfloat16, float32, float64 or complex.
       ids: integers of any shape.
+      axis_name: inside `jax.shard_map`, what the rows of the table are split along, as for `jaxgpuops.bincount`: table
+        is this device's part. Ids count the rows of the whole table, and must be the same on all devices, which all get
+        the same result: the rows cross, never the table.
 
     Returns:
       ``out[.., *features] = table[ids[..]]``, of shape ``(*ids.shape, *features)``; zeros where an id is out of range,
@@ -256,30 +259,34 @@ def take(table: ArrayLike, ids: ArrayLike) -> jax.Array:
     table, ids = _arguments.array(op, "table", table), _ids(op, "ids", ids)
     _check_data(op, "table", table)
     _arguments.axis_of(op, "table", table.shape, 0)
-    return _jitted_take(table, ids)
+    return _jitted_take(table, ids, _arguments.names(op, axis_name))
 
 
-@functools.partial(jax.jit, inline=True)
-def _jitted_take(table, ids):
-    rows = as_int32(ids, table.shape[0]).reshape(-1, *(1,) * (table.ndim - 1))
+@functools.partial(jax.jit, static_argnums=2, inline=True)
+def _jitted_take(table, ids, names):
+    split = manual("jaxgpuops.take", names, table.shape[0])
+    rows = as_int32(ids, split.length if split else table.shape[0]).reshape(-1, *(1,) * (table.ndim - 1))
+    if split:  # of other devices' rows each device takes zeros
+        rows = rows - split.start()
     table, rows = align(table, rows)
-    if jnp.issubdtype(table.dtype, jnp.complexfloating):
-        parts: list[Any] = [_taken(part, rows, table.shape[0], along(part, 0)) for part in (table.real, table.imag)]
-        out: Any = jax.lax.complex(*parts)
-    else:
-        out = _taken(table, rows, table.shape[0], along(table, 0))
+    take = lambda part: _taken(part, rows, table.shape[0], along(part, 0), True, split)
+    is_complex = jnp.issubdtype(table.dtype, jnp.complexfloating)
+    out: Any = jax.lax.complex(take(table.real), take(table.imag)) if is_complex else take(table)
     return out.reshape(*ids.shape, *table.shape[1:])
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def _taken(table, ids, length, along, fill=True):  # length: of the table, for the backward pass
-    return _lax.take_rows(table, ids, 0, False, fill)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
+def _taken(table, ids, length, along, fill=True, split=None):  # length: of the table, for the backward pass
+    rows = _lax.take_rows(table, ids, 0, False, fill)
+    return split.join(rows) if split else rows
 
 
-_taken.defvjp(
-    lambda table, ids, length, along, fill: (_lax.take_rows(table, ids, 0, False, fill), ids),
-    lambda length, along, fill, ids, ct: (_lax.segments(segment_sum_p, ct, ids, 0, length, False, along), None),
-)
+def _taken_backward(length, along, fill, split, ids, ct):
+    ct, ids = align(split.cotangent(ct) if split else ct, ids)
+    return _lax.segments(segment_sum_p, ct, ids, 0, length, False, along), None
+
+
+_taken.defvjp(lambda table, ids, *rest: (_taken(table, ids, *rest), ids), _taken_backward)
 
 
 # ---- Composed of the above ------------------------------------------------------------------------------------------
