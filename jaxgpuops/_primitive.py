@@ -40,7 +40,7 @@ from jax._src.sharding_impls import ShardingContext, SPMDAxisContext
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxgpuops import _left, _native, _partition
+from jaxgpuops import _native, _partition
 from jaxgpuops._partition import ends, whole_shape
 
 # Before jax 0.10 it had the second name.
@@ -264,7 +264,7 @@ class Kernel:
 
     # ---- Lowering ---------------------------------------------------------------------------------------------------
 
-    def choose(self, platform: str, avals, *, axis: int, partitioned: bool = False, **params) -> Lowering:
+    def choose(self, platform: str, avals, *, axis: int, **params) -> Lowering:
         """Kernel or plain JAX, for a call on a platform; no GPU is needed to ask."""
         x, whole = avals[0], whole_shape(avals, axis)
         length = x.shape[axis]
@@ -281,9 +281,6 @@ class Kernel:
             why = f"it is faster at rows of {length}"
         elif planned and any(map(jax.export.is_symbolic_dim, [*whole[axis:], *params.values()])):
             why = "the plan must know the axis and what follows it"
-        elif platform == "cuda" and not partitioned:
-            rows = (math.prod(whole[:axis]), length, math.prod(whole[axis + 1 :]))
-            why = _left.why(self.name, rows, x.dtype.name, _native.compute_capability())
         plan = {}
         if planned and not why:
             plan = self.plan(_rows(whole, axis), avals, _native.compute_capability(), axis, **params)
@@ -308,7 +305,7 @@ class Kernel:
                 outs = _lower_fun(ctx, lambda *xs: self.primitive.bind(*merged(*xs), axis=first, **params), operands)
                 return [lower_with_sharding_in_types(ctx, y, aval) for y, aval in zip(outs, ctx.avals_out, strict=True)]
             avals = jax.eval_shape(merged, *(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals))
-        choice = self.choose(platform, avals, axis=first, partitioned=partitioned, **params)
+        choice = self.choose(platform, avals, axis=first, **params)
         own = partitioned and bool(choice.kernel or self.splits_as_one)
         choice = dataclasses.replace(choice, partitioned=own and not _partition.missing)
         record(choice)

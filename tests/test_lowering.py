@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import jaxgpuops
-from jaxgpuops import _left, _native, _primitive
+from jaxgpuops import _native, _primitive
 from jaxgpuops._arguments import ORDERED_DTYPES
 from jaxgpuops.lax import _count as count
 from jaxgpuops.lax import _reduce as reduce
@@ -400,48 +400,6 @@ def test_explain(cuda):
     tpu, _ = lowerings
     assert tpu.kernel is None and "tpu" in tpu.why
     assert jaxgpuops.explain(lambda x: x + 1, shape_of()) == []
-
-
-def test_what_is_left_to_xla_on_a_gpu(cuda, monkeypatch):
-    """A region is of one generation of GPUs, and `explain` says what was measured. The fallback is lowered."""
-    region = _left.Region(90, frozenset(["float32"]), (1, 8), (100, 200), (1, 1), "3 us against 2 us on a GPU")
-    monkeypatch.setitem(_left.REGIONS, "argmax", (region,))
-    fn = lambda x: jaxgpuops.lax.argmax(x, 1, np.int32)
-
-    def why(shape=(8, 100), dtype=np.float32, capability=90):
-        monkeypatch.setenv("JAXGPUOPS_COMPUTE_CAPABILITY", str(capability))
-        [call] = jaxgpuops.explain(fn, shape_of(shape, dtype), platform="cuda")
-        assert (call.kernel is None) == (custom_calls(lowered(fn, shape_of(shape, dtype), platforms=("cuda",))) == [])
-        assert (call.kernel is None) == bool(call.why) == (not call.plan)
-        return call.why
-
-    assert "3 us against 2 us on a GPU" in why() and why((1, 200))
-    for other in ({"shape": (9, 100)}, {"shape": (8, 99)}, {"shape": (8, 201)}, {"shape": (8, 100, 2)}):
-        assert not why(**other), other
-    assert not why(dtype=np.int32) and not why(capability=80) and not why(capability=100)
-    monkeypatch.setenv("JAXGPUOPS_COMPUTE_CAPABILITY", "90")
-    [b] = jax.export.symbolic_shape("b")
-    [call] = jaxgpuops.explain(fn, shape_of((b, 100)), platform="cuda")
-    assert call.kernel  # of an unknown number of rows nothing was measured
-    [call] = jaxgpuops.explain(fn, shape_of((8, 100)), platform="cpu")
-    assert call.kernel
-
-
-def test_a_split_call_is_not_left_to_xla(cuda, mesh, monkeypatch):
-    """A region speaks of whole arrays, a device has a part."""
-    monkeypatch.setenv("JAXGPUOPS_COMPUTE_CAPABILITY", "90")
-    region = _left.Region(90, frozenset(["float32"]), (1, 64), (1, 200), (1, 1), "3 us against 2 us on a GPU")
-    monkeypatch.setitem(_left.REGIONS, "argmax", (region,))
-    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("a"))
-    for sharding, kernel in ((None, None), (split, "jaxgpuops.argmax")):
-        x = jax.ShapeDtypeStruct((8, 100), np.float32, sharding=sharding)
-        [call] = jaxgpuops.explain(lambda x: jaxgpuops.lax.argmax(x, 1, np.int32), x, platform="cuda")
-        assert call.kernel == kernel
-
-
-def test_only_exact_results_are_left_to_xla():
-    """XLA's sums have other bits than ours, and others for other numbers of rows."""
-    assert _left.REGIONS.keys() <= {"argmax", "topk", "sort"}
 
 
 def test_explain_plans_the_call_that_runs(cuda):
