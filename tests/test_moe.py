@@ -323,7 +323,7 @@ def test_the_plan_of_the_cuda_kernel():
                     assert best["algorithm"] == "block"
                 elif capability >= 90 and assignments <= 1 << 15 and experts <= 512:
                     assert best["algorithm"] == "cluster"
-                elif capability < 90 or assignments > 1 << 15:
+                elif assignments > (1536 if capability < 90 else 1 << 15):
                     assert best["algorithm"] == "grid"
                 assert many["algorithm"] == "block" and (poor["algorithm"] != "grid")
                 assert 1 <= some["blocks"] <= best["blocks"] <= 132 and 20 * few["blocks"] <= 132

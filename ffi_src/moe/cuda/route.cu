@@ -19,6 +19,7 @@
 #include <algorithm>
 
 #include "common/cuda/counting.cuh"
+#include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
 #include "common/cuda/residents.cuh"
 #include "moe/cuda/launch.h"
