@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gpu import plan, run_in_command_buffers, same_bits
+from gpu import run_in_command_buffers, same_bits
 
 import jaxgpuops
-from jaxgpuops.lax._sort import select
 
 # Every form of the kernel: (shape, bins), counted along axis 1.
 COUNTS = {
@@ -197,39 +196,3 @@ def test_searchsorted(queries, rows, side, dtype):
         for place in np.ndindex(wide(rows).shape[:-1]):
             expected = np.searchsorted(wide(rows)[place], wide(queries)[place], side)
             np.testing.assert_array_equal(wide(places)[place], expected)
-
-
-# Lengths along axis 1 of rows that a block holds. A list has at most 1024 elements, so that of equal or near ones digits
-# are found without it.
-SELECTIONS = {"short": (300, 1025), "aligned": (300, 4096), "unaligned": (100, 4099), "long": (20, 20_001)}
-ROWS_OF_RANKS = {
-    "one": lambda n: [n // 2],
-    "median": lambda n: [n // 2, n // 2 - 1, n - 1],
-    "equal and out of range": lambda n: [0, n // 3, n // 3, n - 1, -5, n + 5],
-    "most": lambda n: [i * (n - 1) // 8 for i in range(9)],
-}
-
-
-@pytest.mark.parametrize("dtype", ["int8", "bfloat16", "float32", "int64", "float64"])
-@pytest.mark.parametrize("kind", ["normal", "near", "few values", "one value"])
-@pytest.mark.parametrize("shape", SELECTIONS.values(), ids=SELECTIONS)
-def test_elements_by_rank(shape, kind, dtype):
-    rng = np.random.default_rng(0)
-    with jax.enable_x64(dtype in ("int64", "float64")):
-        drawn = {
-            "normal": lambda: 30 * rng.standard_normal(shape),
-            "near": lambda: 100 + rng.random(shape),
-            "few values": lambda: rng.integers(-1, 2, shape),
-            "one value": lambda: np.ones(shape),
-        }
-        x = drawn[kind]().astype(dtype)
-        if jnp.issubdtype(dtype, jnp.floating):
-            x[::2, :3], x[1, ::5] = np.nan, -np.inf
-        order = np.argsort(x.astype(np.float64), 1, kind="stable")
-        for name, ranks_of in ROWS_OF_RANKS.items():
-            ranks = jnp.array([ranks_of(shape[1])], jnp.int32)
-            assert plan(lambda x, ranks=ranks: select(x, ranks, 1), x)["algorithm"] == "block"
-            values, indices = jax.jit(select, static_argnums=2)(x, ranks, 1)
-            expected = order[:, np.clip(ranks[0], 0, shape[1] - 1)]
-            np.testing.assert_array_equal(indices, expected, err_msg=name)
-            assert same_bits(values, jnp.take_along_axis(jnp.asarray(x), jnp.asarray(expected), 1)), name

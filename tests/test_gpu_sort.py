@@ -92,18 +92,27 @@ def test_more_elements_than_int32_counts():
 
 
 @pytest.mark.parametrize("dtype", ["int8", "bfloat16", "float32", "float64"])
-@pytest.mark.parametrize("kind", ["normal", "few values", "one value"])
+@pytest.mark.parametrize("kind", ["normal", "near", "few values", "one value"])
 @pytest.mark.parametrize("shape", [(300, 1025), (41, 4096), (1000, 5001), (3, 20_001), (2, 40_000)])
 def test_elements_by_rank(shape, kind, dtype):
-    """Those of the sort: of rows that a block holds by their digits, of others (of 64 bits, some here) by the sort."""
+    """Those of the sort: of rows that a block holds by their digits, of others (of 64 bits, some here) by the sort. Of
+    near or equal elements, the block has no list of those that are left until many digits are known."""
+    n = shape[1]
     with jax.enable_x64(dtype == "float64"):
-        draw = {"normal": lambda y: y, "few values": jnp.round, "one value": jnp.zeros_like}[kind]
-        x = (20 * draw(jax.random.normal(jax.random.key(0), shape))).astype(dtype)
+        kinds = {
+            "normal": lambda y: y,
+            "near": lambda y: 5 + y / 100,
+            "few values": jnp.round,
+            "one value": jnp.zeros_like,
+        }
+        x = (20 * kinds[kind](jax.random.normal(jax.random.key(0), shape))).astype(dtype)
         if dtype != "int8":
             x = x.at[:, 3].set(-jnp.nan).at[:, 7].set(-jnp.inf)
-        ranks = np.array([[0, 1, shape[1] // 2, shape[1] // 2, shape[1] - 2, shape[1] - 1]], np.int32)
-        values, indices = jax.jit(lambda x: select_p(x, ranks, axis=1))(x)
-        np.testing.assert_array_equal(indices, jaxgpuops.argsort(x)[:, ranks[0]])
-        assert same_bits(values, jaxgpuops.sort(x)[:, ranks[0]])
-        alone = jax.jit(lambda x: select_p(x, ranks, axis=1))(x[1:2])
-        assert same_bits(alone, [values[1:2], indices[1:2]])
+        whole, order = jaxgpuops.sort(x), jaxgpuops.argsort(x)
+        for places in ([n // 2], [0, 1, n // 2, n // 2, n - 2, n - 1], [i * (n - 1) // 8 for i in range(9)]):
+            ranks = np.array([places], np.int32)
+            select = jax.jit(lambda x, ranks=ranks: select_p(x, ranks, axis=1))
+            values, indices = select(x)
+            np.testing.assert_array_equal(indices, order[:, ranks[0]])
+            assert same_bits(values, whole[:, ranks[0]])
+            assert same_bits(select(x[1:2]), [values[1:2], indices[1:2]])
