@@ -275,10 +275,14 @@ def _jitted_take(table, ids, names):
     return out.reshape(*ids.shape, *table.shape[1:])
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
-def _taken(table, ids, length, along, fill=True, split=None):  # length: of the table, for the backward pass
+def _rows_taken(table, ids, fill, split):
     rows = _lax.take_rows(table, ids, 0, False, fill)
     return split.join(rows) if split else rows
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
+def _taken(table, ids, length, along, fill=True, split=None):  # length: of the table, for the backward pass
+    return _rows_taken(table, ids, fill, split)
 
 
 def _taken_backward(length, along, fill, split, ids, ct):
@@ -286,7 +290,9 @@ def _taken_backward(length, along, fill, split, ids, ct):
     return _lax.segments(segment_sum_p, ct, ids, 0, length, False, along), None
 
 
-_taken.defvjp(lambda table, ids, *rest: (_taken(table, ids, *rest), ids), _taken_backward)
+_taken.defvjp(
+    lambda table, ids, length, along, fill, split: (_rows_taken(table, ids, fill, split), ids), _taken_backward
+)
 
 
 # ---- Composed of the above ------------------------------------------------------------------------------------------

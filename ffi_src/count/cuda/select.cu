@@ -65,6 +65,7 @@ __device__ __forceinline__ void find_digit(const uint32_t* counts, Found<T>& fou
   const uint4 four = bins[32 * chunk];
   const uint32_t own = four.x + four.y + four.z + four.w;
   before += sum_up_to_lane(own) - own;
+  __syncwarp();  // all lanes have read the rank before one of them changes it
   if (rank < before || rank - before >= own) return;
   const uint32_t count[4] = {four.x, four.y, four.z, four.w};
   uint32_t left = rank - before, size = count[0], digit = 128 * chunk + 4 * lane;
