@@ -59,7 +59,7 @@ def sort(shape, axis, dtype, *, op="sort", **kwargs) -> Problem:
     size = bytes_of(shape, dtype)
 
     def of_torch(x):
-        values, indices = x.sort(axis, stable=op == "argsort")
+        values, indices = x.sort(dim=axis, stable=op == "argsort")
         return values if op == "sort" else indices
 
     def right(operands, results):
