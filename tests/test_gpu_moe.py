@@ -13,7 +13,8 @@ import jaxgpuops
 
 SIZES = [(0, 2, 4), (1, 1, 1), (1000, 8, 8), (2000, 8, 128), (2049, 8, 64), (16384, 6, 64), (8192, 2, 8)]
 SIZES += [(5000, 16, 512), (9000, 2, 4096), (700, 2, 2048)]  # counters that leave room for few warps
-SIZES += [(4096, 8, 128), (4097, 8, 128), (16384, 8, 128), (600_000, 4, 60)]  # the largest cluster; more; more than registers hold
+# The largest cluster, more, and more than registers hold.
+SIZES += [(4096, 8, 128), (4097, 8, 128), (16384, 8, 128), (600_000, 4, 60)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
