@@ -8,13 +8,13 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-constexpr int64_t kOneBlock = 1024;     // assignments that a block does alone in less time than blocks wait for others
-constexpr int64_t kCluster = 1 << 15;   // assignments that a cluster plans in less time than the blocks of a grid
-constexpr int64_t kClusterBlock = 512;  // assignments of a block of a cluster, if it need not have more
-constexpr int64_t kClusterHeld = 256;   // assignments of a warp of a cluster, at most
-constexpr int64_t kStagedFrom = 1024;   // assignments of a block from which putting them into order first saves time
-constexpr int64_t kGridChunk = 96;      // assignments of a warp of a grid
-constexpr int kFewWarps = 8;            // fewer warps have fewer counters to add up
+constexpr int64_t kOneBlock = 1024;  // assignments that a block does alone in less time than blocks wait for others
+constexpr int64_t kClusterMost = 1 << 15;  // assignments that a cluster plans in less time than the blocks of a grid
+constexpr int64_t kClusterBlock = 512;     // assignments of a block of a cluster, if it need not have more
+constexpr int64_t kClusterHeld = 256;      // assignments of a warp of a cluster, at most
+constexpr int64_t kStagedFrom = 1024;      // assignments of a block from which putting them into order first saves time
+constexpr int64_t kGridChunk = 96;         // assignments of a warp of a grid
+constexpr int kFewWarps = 8;               // fewer warps have fewer counters to add up
 
 int64_t shared_bytes(const Plan& plan, const PlanProblem& problem) {
   const int64_t staged = plan.staged ? plan.warps * chunk_of(problem, plan.blocks * plan.warps) : 0;
@@ -27,7 +27,7 @@ int64_t room_of(const Gpu& gpu) { return gpu.shared_bytes - (1 << 10); }
 
 // Whether a cluster can make the plan, of at most so many blocks.
 bool plan_cluster(const PlanProblem& problem, const Gpu& gpu, int64_t most, Plan& plan) {
-  if (problem.assignments > kCluster) return false;
+  if (problem.assignments > kClusterMost) return false;
   plan.algorithm = Algorithm::kCluster;
   while (plan.blocks * kClusterBlock < problem.assignments && 2 * plan.blocks <= most) plan.blocks *= 2;
   plan.staged = problem.assignments > kStagedFrom * plan.blocks;

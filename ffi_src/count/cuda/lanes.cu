@@ -149,7 +149,6 @@ cudaError_t launch_segment_lanes(cudaStream_t stream, const SegmentsPlan& plan, 
   a.outer = problem.rows.outer;
   a.chunks = a.inner / plan.columns;
   a.pairs = reinterpret_cast<uintptr_t>(a.data) % (2 * bytes_of(problem.dtype)) == 0;
-  a.keys = keys_of(problem);
   Launch config;
   config.block = dim3(32 * plan.warps);
   config.grid = dim3(static_cast<unsigned>((a.outer * a.chunks * a.slices + plan.warps - 1) / plan.warps));
