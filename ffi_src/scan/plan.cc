@@ -15,10 +15,10 @@ int64_t enough_strips(Layout layout, const Gpu& gpu) {
 // there are few waves. So blocks share rows if there are fewer than kManyRows rows, a row has at least kLongRow almost
 // full tiles, and a sum is one word (larger sums take longer to fold than to load).
 constexpr int64_t kManyRows = 2048;  // an H200 runs 660 blocks at the same time
-constexpr int64_t kLongRow = 16;     // length of a row, in tiles
+constexpr int64_t kLongRow = 16;     // tiles
 
-constexpr int64_t kFewTiles = 3;           // tiles that one block walks over quickly enough
-constexpr int64_t kShortBytes = 24 << 10;  // shared memory of a block if the axis is short
+constexpr int64_t kFewTiles = 3;           // one block walks over so many quickly enough
+constexpr int64_t kShortBytes = 24 << 10;  // shared memory of a block where the axis is short
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -67,7 +67,7 @@ Plan plan_short(const Problem& problem, const Gpu& gpu, Plan plan) {
     plan.axis_warps = static_cast<int>(std::min<int64_t>(kWarps, ceil_div(plan.block_columns, 32)));
     plan.strips = ceil_div(columns, plan.block_columns);
   } else {
-    const int64_t at_once = length <= 2 ? 4 : length <= 4 ? 2 : 1;  // columns that a lane has
+    const int64_t at_once = length <= 2 ? 4 : length <= 4 ? 2 : 1;  // columns that a lane has at the same time
     plan.parts = ceil_div(inner, at_once * kThreads);
     plan.block_columns = ceil_div(inner, plan.parts);
     plan.axis_warps = static_cast<int>(ceil_div(plan.block_columns, 32 * at_once));
@@ -112,7 +112,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
 
   // Results depend on the geometry of a tile, so that geometry depends on length, inner and the dtype only.
   const bool rare = is_rare(problem);
-  // Operands have their columns side by side.
+  // Whether neighbouring columns of all operands are neighbours in memory.
   const bool simple = problem.a.inner.groups <= 1 && problem.starts.inner.groups <= 1;
   const bool across = inner * bytes % 4 == 0 && inner > 32 && simple;
   plan.layout = rare || length <= kShortAxis ? Layout::kSpans
@@ -157,7 +157,8 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
     plan.strips = strips();
   }
   const bool cut = problem.kind == Kind::kCumulative && problem.segmented;
-  const int stayers = plan.layout == Layout::kAlong ? row_blocks(operands, cut) : 0;  // of row_look_ahead
+  const int stayers =
+      plan.layout == Layout::kAlong ? row_blocks(operands, cut) : 0;  // blocks per multiprocessor of row_look_ahead
   // The kernel in which a block has all of an axis, and the one in which blocks share it.
   Algorithm alone = Algorithm::kSpans, shared_out = Algorithm::kSpanLookAhead;
   if (plan.layout == Layout::kAlong) {
@@ -177,7 +178,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
     stage = stage_bytes(plan.layout, operands, bytes, state_bytes);
   }
   const int64_t most = gpu.shared_bytes;
-  // Shared memory of a block: its tiles in flight, the warps' messages to each other for each slot, and 1 KB to spare.
+  // Shared memory of a block: its tiles in flight, the folds that warps exchange, and 1 KB to spare.
   const auto shared = [&](int stages, int slots) {
     const int64_t columns =
         plan.layout == Layout::kSpans ? plan.columns : (vectors_of_warp << plan.column_bits) * shape.width;
@@ -218,7 +219,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
 
   int64_t words = 0;
   for (int level = 0; level < plan.levels; ++level) words += ceil_div(plan.tiles, int64_t{1} << (kGroupBits * level));
-  // A call with a part of this batch may take the resident kernel, so the workspace has room for that, too.
+  // A call for a part of this batch may take the resident kernel, so the workspace has room for it, too.
   if (plan.layout == Layout::kAlong && plan.tiles <= kResidentTiles)
     words = std::max(words, plan.tiles * resident_copies(plan.tiles));
   const int64_t needed = kWorkspaceHeader + inner * words * state_words(problem, bytes) * 8;

@@ -20,14 +20,20 @@ namespace jaxgpuops::scan {
 
 enum class Kind { kCumulative, kTangent, kLinear, kLinearVjp };
 
-enum class Op { kSum, kProd, kMax, kMin, kLogSumExp };  // used by kCumulative and kTangent, which has no kSum
+enum class Op {
+  kSum,
+  kProd,
+  kMax,
+  kMin,
+  kLogSumExp
+};  // of kCumulative and kTangent; the tangent of a sum is a sum, so kTangent has no kSum
 
 struct Problem {
   Kind kind = Kind::kCumulative;
   Op op = Op::kSum;
   DType dtype = DType::kFloat32;
   Rows rows;
-  bool reverse = false;    // direction of the forward call, also for kTangent and kLinearVjp
+  bool reverse = false;    // kTangent, kLinearVjp: whether the forward call was reversed
   bool exclusive = false;  // kCumulative, kTangent: y_k is the fold before k; it starts with the identity
   bool transpose = false;  // kTangent: the transposed map. kLinear: h_k = a_{k-1} h_{k-1} + b_k, the transpose of the
                            // recurrence in the other direction
@@ -54,7 +60,7 @@ struct Buffers {
   const void* h0 = nullptr;
   const uint8_t* starts = nullptr;
   void* out = nullptr;   // linear_vjp: the cotangent of a
-  void* out2 = nullptr;  // linear_vjp: that of b
+  void* out2 = nullptr;  // linear_vjp: the cotangent of b
 };
 
 }  // namespace jaxgpuops::scan

@@ -83,6 +83,12 @@ JAXGPUOPS_FN bool is_zero(Complex<Real> a) {
   return a.re == Real{0} && a.im == Real{0};
 }
 
+#if defined(__CUDACC__)
+// Not inlined: a kernel of float64 that computes a few at a time would be mostly copies of this code.
+__device__ __noinline__ inline double called_exp(double x) { return exp(x); }
+__device__ __noinline__ inline double called_log(double x) { return log(x); }
+#endif
+
 // e^x for x <= 0 or NaN, with a relative error of about 1e-7 |x|.
 JAXGPUOPS_FN float exp_below_one(float x) {
 #if defined(__CUDA_ARCH__)
@@ -93,7 +99,13 @@ JAXGPUOPS_FN float exp_below_one(float x) {
   return expf(x);
 #endif
 }
-JAXGPUOPS_FN double exp_below_one(double x) { return exp(x); }
+JAXGPUOPS_FN double exp_below_one(double x) {
+#if defined(__CUDA_ARCH__)
+  return called_exp(x);
+#else
+  return exp(x);
+#endif
+}
 
 // c + log(x) for x >= 0 or NaN, with an absolute error of about 1e-7 (1 + |log(x)|). The callers' x is a sum of many
 // terms, which is itself no more accurate.
@@ -106,7 +118,13 @@ JAXGPUOPS_FN float log_of_sum(float x, float c) {
   return c + logf(x);
 #endif
 }
-JAXGPUOPS_FN double log_of_sum(double x, double c) { return c + log(x); }
+JAXGPUOPS_FN double log_of_sum(double x, double c) {
+#if defined(__CUDA_ARCH__)
+  return c + called_log(x);
+#else
+  return c + log(x);
+#endif
+}
 
 // Returns x, which is at most 0, or 0 if x is NaN.
 JAXGPUOPS_FN float not_nan(float x) { return fminf(x, 0.0f); }
@@ -176,9 +194,8 @@ struct SmallFloat {
 
   JAXGPUOPS_FN static float load(uint32_t bits) {
     const uint32_t magnitude = bits & (kSign - 1), sign = (bits & kSign) ? 0x80000000u : 0;
-    // This value is right if the number is denormal; the next line replaces it if not.
-    float value = static_cast<float>(magnitude) * bits_as<float>((128u - kBias - kMantissa) << 23);
-    if (magnitude >> kMantissa) value = bits_as<float>((magnitude << (23 - kMantissa)) + ((127u - kBias) << 23));
+    // The exponent's bits as those of a float, whose bias is larger. The product is exact, of denormals too.
+    float value = bits_as<float>(magnitude << (23 - kMantissa)) * bits_as<float>((254u - kBias) << 23);
     if (magnitude > kLargest) value = bits_as<float>(!kFinite && magnitude == kInfinity ? 0x7f800000u : 0x7fc00000u);
     return bits_as<float>(bits_as<uint32_t>(value) | sign);
   }

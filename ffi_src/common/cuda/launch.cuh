@@ -29,12 +29,11 @@ inline int set_cluster(cudaLaunchAttribute* attributes, const Launch& shape) {
   return 2;
 }
 
-template <class... Parameters, class... Arguments>
-cudaError_t launch(cudaStream_t stream, const Launch& shape, void (*kernel)(Parameters...), Arguments... arguments) {
-  const void* symbol = reinterpret_cast<const void*>(kernel);
+// Launches a kernel whose arguments are at `arguments`, one after the other.
+inline cudaError_t launch_pointers(cudaStream_t stream, const Launch& shape, const void* kernel, void** arguments) {
   if (shape.shared_bytes > 0) {  // needed if static and dynamic shared memory together exceed 48 KB
     const cudaError_t status =
-        cudaFuncSetAttribute(symbol, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.shared_bytes));
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.shared_bytes));
     if (status != cudaSuccess) return status;
   }
   cudaLaunchConfig_t config = {};
@@ -55,7 +54,19 @@ cudaError_t launch(cudaStream_t stream, const Launch& shape, void (*kernel)(Para
     attribute.id = cudaLaunchAttributeCooperative;
     attribute.val.cooperative = 1;
   }
-  return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
+  return cudaLaunchKernelExC(&config, kernel, arguments);
+}
+
+template <class... Values>
+cudaError_t launch_values(cudaStream_t stream, const Launch& shape, const void* kernel, const Values&... values) {
+  void* pointers[] = {const_cast<void*>(static_cast<const void*>(&values))...};
+  return launch_pointers(stream, shape, kernel, pointers);
+}
+
+template <class... Parameters, class... Arguments>
+cudaError_t launch(cudaStream_t stream, const Launch& shape, void (*kernel)(Parameters...),
+                   const Arguments&... arguments) {
+  return launch_values(stream, shape, reinterpret_cast<const void*>(kernel), static_cast<Parameters>(arguments)...);
 }
 
 // Calls f with a zero of the unsigned type that has `bits` bits.

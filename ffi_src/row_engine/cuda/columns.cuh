@@ -1,12 +1,12 @@
-// Columns (inner > 1) of the row engine: lanes hold positions along the axis, of one column or of 16 bytes of them. One
-// read, one write; of split columns, the sweeps.
+// Columns (inner > 1) of the row engine: a lane holds positions along the axis, of one column or of 16 bytes of
+// columns. One read, one write; for split columns, the two sweeps.
 #pragma once
 
 #include "row_engine/cuda/parts.cuh"
 
 namespace jaxgpuops::row_engine {
 
-// Statistics of what a warp has of each of a lane's columns; `plain` is the lane's part of the plain sum.
+// Merges the statistics of a warp, for each column of a lane. `plain` is the lane's part of the plain sum.
 template <class P, int kCount, bool kPacks>
 __device__ __forceinline__ void warp_statistics(const Parameters<P>& p, Held<P, kCount, kPacks>& lane,
                                                 typename P::Element::Acc plain,
@@ -16,7 +16,7 @@ __device__ __forceinline__ void warp_statistics(const Parameters<P>& p, Held<P, 
   Acc peak[kWidth] = {};
   if constexpr (P::kPeak) lane.peaks(p.args, peak);
   lane.forget();
-  // The shuffles of all columns together: one alone would wait for itself.
+  // The shuffles of all columns are issued together: those of one column depend on each other.
   if constexpr (P::kPeak) {
     for (int bit = p.column_lane_bits; bit < 5; ++bit)
 #pragma unroll
@@ -32,7 +32,7 @@ __device__ __forceinline__ void warp_statistics(const Parameters<P>& p, Held<P, 
         const bool is_plain = P::kPlainSum && k == P::kSums - 1;
         stat[i].sum(k) = is_plain ? plain : lane.sum(args, k, P::guard(peak[i]), i, i + 1);
       }
-      if (sizeof(typename P::Element::Bits) == 2 && i % 2 == 1) lane.forget();  // two columns after the other
+      if (sizeof(typename P::Element::Bits) == 2 && i % 2 == 1) lane.forget();  // two columns in turn
     }
   });
   for (int bit = p.column_lane_bits; bit < 5; ++bit)
@@ -42,7 +42,7 @@ __device__ __forceinline__ void warp_statistics(const Parameters<P>& p, Held<P, 
       for (int k = 0; k < P::kSums; ++k) stat[i].sum(k) = stat[i].sum(k) + shuffle_xor(stat[i].sum(k), 1 << bit);
 }
 
-// Half a warp merges kMaxColumnWarps statistics of a column, a unit, of `count` that there are: [columns][places].
+// Half a warp merges the statistics of one column: kMaxColumnWarps units, of which `count` exist, at [columns][places].
 // Calls f(column, unit, statistics) with all lanes of the half.
 template <class P, class F>
 __device__ __forceinline__ void merge_by_halves(const Stat<P>* stats, int places, int columns, int count, F f) {
@@ -50,7 +50,8 @@ __device__ __forceinline__ void merge_by_halves(const Stat<P>* stats, int places
   const int tasks = (count + kMaxColumnWarps - 1) / kMaxColumnWarps * columns;
   for (int first = 0; first < tasks; first += halves) {
     const int task = min(first + half, tasks - 1);
-    const int unit = task >> (31 - __clz(columns)), c = task & (columns - 1);  // columns are a power of two
+    const int unit = task >> (31 - __clz(columns)),
+              c = task & (columns - 1);  // the number of columns is a power of two
     const Stat<P>* const from = stats + c * places + unit * kMaxColumnWarps;
     const auto merged =
         merge_by_half_warp<P>([&](int u) { return from[u]; }, min(kMaxColumnWarps, count - unit * kMaxColumnWarps));
@@ -58,7 +59,7 @@ __device__ __forceinline__ void merge_by_halves(const Stat<P>* stats, int places
   }
 }
 
-// What is to be stored, in place of the first operand; `hole`: the position that is one, or -1.
+// Replaces the first operand by the results. `hole`: the position that is one, or -1.
 template <class P, int kCount, bool kPacks>
 __device__ __forceinline__ void make_results(const Parameters<P>& p, Held<P, kCount, kPacks>& lane,
                                              const typename P::Row* row, const typename P::Final* finals, int hole) {
@@ -113,13 +114,13 @@ struct ColumnsThread {
   const unsigned index = p.phase == Phase::kFinish ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
   const int block = index % static_cast<unsigned>(p.blocks);
   const int64_t strip = p.first + int64_t{index / static_cast<unsigned>(p.blocks)} * block_columns;
-  const int64_t column = strip + column_of_block;  // the first of kWidth
+  const int64_t column = strip + column_of_block;  // the first of kWidth columns of the lane
   const bool exists = column < p.columns;
   const int64_t outer = exists ? column / p.inner : 0, i0 = exists ? column - outer * p.inner : 0;
-  // The first of kCount positions, and its element.
+  // The first of kCount positions of the lane, and its element.
   const int64_t first = ((int64_t{block} * p.axis_warps + axis_warp) * (32 >> p.column_lane_bits) + axis_lane) * kCount;
   const int64_t at = (outer * p.length + first) * p.inner + i0;
-  // Positions that are there, that are not masked, and that count.
+  // Positions that exist, that are not masked, and that belong to the statistics.
   const int here = left(p.length);
   int unmasked, wanted;
   typename P::Row row[kWidth];
@@ -176,7 +177,7 @@ struct ColumnsThread {
     }
   }
 
-  // Masks, adds a bias, and leaves out what does not count.
+  // Applies masks and biases, and leaves out the hole.
   __device__ __forceinline__ void prepare() {
     if constexpr (P::kMasked) {
       for (auto& word : lane.masks) word = 0;
@@ -221,13 +222,13 @@ struct ColumnsThread {
     }
   }
 
-  // Merges the statistics of warps, and of the blocks of a cluster. Returns finals of this lane's columns. Of split
-  // columns (kPartial) it leaves the block's statistics for a later kernel, and returns null.
+  // Merges the statistics of warps, and of the blocks of a cluster. Returns the finals of this lane's columns. For
+  // split columns (kPartial) it stores the block's statistics for a later kernel, and returns null.
   __device__ __forceinline__ const typename P::Final* merge() {
     Stat<P> stat[kWidth];
     warp_statistics<P>(p, lane, plain, stat);
-    // Shared memory, of each column: statistics of warps, of blocks (each with one place left over, so that columns
-    // are in different banks), and finals.
+    // Shared memory, for each column: statistics of warps, and of blocks (each with one place left over, so that
+    // columns are in different banks), and finals.
     const int warp_places = p.axis_warps + 1, block_places = p.cluster ? p.blocks + 1 : 0;
     auto* const of_warps = reinterpret_cast<Stat<P>*>(dynamic_shared_memory());
     auto* const of_blocks = of_warps + warp_places * block_columns;
@@ -277,7 +278,7 @@ struct ColumnsThread {
         wait_at_cluster_barrier();
         merge_by_halves<P>(of_blocks, block_places, block_columns, p.blocks,
                            [&](int c, int, const Stat<P>& all) { finish(c, all); });
-        if (P::kHole && p.out != nullptr) {  // row() has read what the others may write over now
+        if (P::kHole && p.out != nullptr) {  // all reads of row() are done, so other blocks may write there
           arrive_at_cluster_barrier();
           wait_at_cluster_barrier();
         }
@@ -331,9 +332,9 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps, kPacks ? 2 : 1)
   if (P::kOutput && p.out != nullptr) thread.write(finals);
 }
 
-// Statistics only, of columns of 16 bytes beside each other. A lane goes along the axis and merges some positions at a
-// time into statistics of its own; lanes are merged at the end. Reads the array once. Where several blocks share a
-// column, what they make of their parts goes to the workspace.
+// Statistics only, of 16 bytes of neighbouring columns a lane. A lane goes along the axis and merges some positions at
+// a time into statistics of its own; lanes are merged at the end. Reads the array once. Where several blocks share a
+// column, the statistics of their parts go to the workspace.
 template <class P>
 __global__ void __launch_bounds__(32 * kAlongWarps, along_resident(sizeof(typename P::Element::Bits)))
     along_kernel(const __grid_constant__ Parameters<P> p) {
@@ -400,7 +401,7 @@ __global__ void __launch_bounds__(32 * kAlongWarps, along_resident(sizeof(typena
     }
   });
 
-  // Lanes of a warp that have the same columns, then warps.
+  // Merges lanes of a warp that have the same columns, then warps.
   for (int bit = bits; bit < 5; ++bit)
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {

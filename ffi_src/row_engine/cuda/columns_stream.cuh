@@ -1,16 +1,16 @@
-// Long columns of the row engine, in one kernel that stays: a tile is what a block of columns_kernel has, a unit of a
-// strip of columns, and a block has every n-th of them. kStreamStages tiles are in shared memory: one that waits for
-// what other units of its strip have, one whose statistics are taken, and those on their way, so that memory waits for
-// neither. One read, one write. A thread fetches what it will work on itself, so there is no barrier for that.
+// Long columns of the row engine, in one persistent kernel. A tile is what one block of columns_kernel has: one unit of
+// a strip of columns. A block takes every n-th tile. kStreamStages tiles are in shared memory: one that waits for the
+// statistics of other units of its strip, one whose statistics are computed, and those on their way; so memory waits
+// for neither. One read, one write. A thread fetches what it will work on itself, so that takes no barrier.
 //
-// Units tell each other their statistics through the workspace, in words of 64 bits that are not 0 once they are there:
-// so nothing has to be ordered, and no cluster is needed, which would not fill the device. All blocks run at a time (a
-// cooperative launch), and a tile waits for tiles of the same round only, whose statistics are told before any block
-// waits for them. The words are cleared first, while the first tiles are on their way, and the L2 cache is asked to
-// keep them: in every round, what comes from memory would wait behind all the tiles that are asked for.
+// Units exchange statistics through the workspace, in words of 64 bits that are 0 until they are written: so no fences
+// are needed, and no clusters, which would not fill the device. All blocks run at the same time (a cooperative launch),
+// and a tile waits only for tiles of the same round, whose statistics are published before any block waits for them.
+// The words are cleared first, while the first tiles are on their way, and the L2 cache is asked to keep them: if they
+// came from memory, they would wait in every round behind all the tiles that are being loaded.
 //
-// The blocks of a strip are a group. Groups work on strips beside each other if together these are whole rows, or long
-// pieces of them. Else each has a part of the array for itself: short pieces that are near each other are slower.
+// The blocks of a strip are a group. Groups work on neighbouring strips if together these are whole rows, or long
+// pieces of them. Otherwise each group has a part of the array for itself: short pieces near each other are slower.
 //
 // Statistics are merged as in columns_kernel. Compute capability 9.0.
 #pragma once
@@ -37,8 +37,9 @@ struct ColumnsStreamParameters {
   uint64_t* words;  // [columns][units][Told::kWords]
   int unit_bits;
   int64_t strips, groups;
-  bool beside;  // what groups work on at a time
-  // Between a block's tiles: columns, which are outer indices and others, and elements; and where i begins again.
+  bool beside;  // strips on which groups work at the same time
+  // From one tile of a block to the next: columns, as outer indices and inner ones, and elements; and how much i falls
+  // where it wraps around.
   int64_t columns_apart, outers_apart, i_apart, elements_apart, elements_to_next_outer;
 };
 
@@ -58,7 +59,7 @@ struct ColumnsStreamLayout {
   }
 };
 
-// Advice for the L2 cache: of all that it has, this leaves last.
+// Advice for the L2 cache: evict this last.
 __device__ __forceinline__ uint64_t keep_in_cache() {
   uint64_t policy = 0;
 #if __CUDA_ARCH__ >= 900
@@ -67,8 +68,8 @@ __device__ __forceinline__ uint64_t keep_in_cache() {
   return policy;
 }
 
-// A statistic in the workspace, two numbers in a word, whose bits are inverted: a word of 0 says that it is not there
-// yet. (Only two NaNs would invert to 0; they are stored as 1.)
+// A statistic in the workspace, two numbers in a word, whose bits are inverted: a word of 0 says that it has not been
+// written. (Only two NaNs would invert to 0; they are stored as 1.)
 template <class P>
 struct Told {
   static constexpr int kWords = (Stat<P>::kCount + 1) / 2;
@@ -116,8 +117,8 @@ struct Told {
   }
 };
 
-// As merge_by_half_warp(), by a team of kTeam lanes beside each other that merge kEach statistics each, themselves
-// first: the same sums of the same numbers, and few instructions.
+// As merge_by_half_warp(), but by a team of kTeam neighbouring lanes, each of which merges kEach statistics first: the
+// same sums of the same numbers, with fewer instructions.
 template <class P, int kTeam, int kEach>
 __device__ __forceinline__ Stat<P> merge_by_team(const Stat<P> (&each)[kEach]) {
   static_assert(kTeam * kEach == kMaxColumnWarps);
@@ -174,20 +175,20 @@ struct ColumnsStreamBlock {
   typename P::Final* const of_columns = reinterpret_cast<typename P::Final*>(memory + layout.finals_at);
   const int team_lane = threadIdx.x % kTeam, team_column = threadIdx.x / kTeam;
 
-  // A block has the same unit of all its strips, and a thread the same positions: the first is `first`, and there are
-  // `here`. (No branch on here == kCount: ptxas 13.0 took it for lanes that have none, too.)
+  // A block has the same unit of all its strips, and a thread has the same positions: `first` is the first, and there
+  // are `here` of them. (No branch on here == kCount: ptxas 13.0 took it for lanes that have none, too.)
   const int unit = blockIdx.x & (units - 1);
   const int first = ((unit * kMaxColumnWarps + warp) * (32 >> p.column_lane_bits) + axis_lane) * kCount;
   const int here = max(0, min(static_cast<int>(p.length) - first, kCount));
-  // Its tiles, those in which this thread has a column, and those in which its team has one.
+  // The block's tiles; those in which this thread has a column; those in which its team has one.
   const int64_t group = blockIdx.x >> s.unit_bits;
   const int64_t first_column = begin(group), end = s.beside ? p.columns : min(p.columns, begin(group + 1));
   const int rounds = rounds_from(first_column), mine = rounds_from(first_column + column_of_block);
   const int of_team = team_column < columns ? rounds_from(first_column + team_column) : 0;
-  // Where units tell what they have of the team's column in tile i.
+  // Where units publish their statistics of the team's column in tile i.
   uint64_t* words = s.words + ((first_column + team_column) * units) * Told<P>::kWords;
   const int64_t words_apart = s.columns_apart * units * Told<P>::kWords;
-  // Where this thread is in a tile: a column, which is (outer, i0), and the element of the first of its positions.
+  // Where this thread is in a tile: its column (outer, i0), and the element of its first position.
   struct Place {
     int64_t outer, i0, at;
   };
@@ -249,7 +250,7 @@ struct ColumnsStreamBlock {
     return lane;
   }
 
-  // Asks for the first tiles, and clears the words.
+  // Fetches the first tiles, and clears the words.
   __device__ __forceinline__ void start() {
     for (int n = 0; n < kStreamStages - lag; ++n, go_on(next)) fetch(n, n < mine, next);
     if (!lag) return;
@@ -259,7 +260,7 @@ struct ColumnsStreamBlock {
     cooperative_groups::this_grid().sync();
   }
 
-  // Asks for what units have told of tile i - 1, before it is needed.
+  // Loads what units have published of tile i - 1, before it is needed.
   __device__ __forceinline__ void ask_for(int i, Told<P> (&told)[kEach]) const {
     if (!lag || i == 0 || i > of_team) return;
 #pragma unroll
@@ -267,7 +268,7 @@ struct ColumnsStreamBlock {
       if (team_lane * kEach + e < units) told[e].load(words - words_apart + (team_lane * kEach + e) * Told<P>::kWords);
   }
 
-  // Takes the warps' statistics of tile i.
+  // Computes the warps' statistics of tile i.
   __device__ __forceinline__ void measure(int i, int stage) const {
     if (i >= rounds) return;
     Lane lane = take(stage, i < mine);
@@ -287,7 +288,7 @@ struct ColumnsStreamBlock {
     if (unit == 0) P::write_row(p.args, column, row, of_columns[team_column]);
   }
 
-  // Merges those of tile i, and tells other units; or finishes the tile, if there are none.
+  // Merges the statistics of tile i and publishes them for other units; without other units, finishes the tile.
   __device__ __forceinline__ void merge_warps(int i) const {
     if (i >= rounds || team_column >= columns) return;
     Stat<P> each[kEach];
@@ -301,7 +302,7 @@ struct ColumnsStreamBlock {
     }
   }
 
-  // Waits for what units tell of tile i - 1, and finishes it.
+  // Waits for the statistics of all units of tile i - 1, and finishes it.
   __device__ __forceinline__ void merge_units(int i, Told<P> (&told)[kEach]) const {
     if (!lag || i == 0 || team_column >= columns) return;
     Stat<P> each[kEach];
@@ -315,7 +316,7 @@ struct ColumnsStreamBlock {
     finish(i - 1, merge_by_team<P, kTeam>(each));
   }
 
-  // Writes the results of tile i - lag, which is in the oldest stage, and fetches another one to there.
+  // Writes the results of tile i - lag, which is in the oldest stage, and fetches the next tile into that stage.
   __device__ __forceinline__ void write(int i, int oldest) {
     const bool exists = i - lag < mine;
     if (i >= lag) {

@@ -7,7 +7,7 @@
 
 namespace jaxgpuops::row_engine {
 
-// The 16 bytes from byte `at` (0 to 16) on, of the 32 that a and b make together.
+// The 16 bytes from byte `at` (0 to 16) on of the 32 bytes of a and b.
 template <int kItemBytes>
 __device__ __forceinline__ Pack between(const Pack& a, const Pack& b, int at) {
   uint32_t word[8];
@@ -31,9 +31,9 @@ __device__ __forceinline__ Pack between(const Pack& a, const Pack& b, int at) {
   return pack;
 }
 
-// A lane's part of a span: unit j has the kWidth elements from element(j) on. kAsked: it is asked first whether the
-// span is whole, since nothing else has to be asked then. (Of long rows with results that took up to 7 % more: ptxas
-// kept what is stored for the end.)
+// A lane's part of a span: unit j has the kWidth elements from element(j) on. kAsked: first ask whether the span is
+// whole; if so, units need no further checks. (For long rows with results that took up to 7 % more: ptxas kept stores
+// for the end.)
 template <class P, int kVectors, bool kAligned, bool kAsked>
 class Span {
  public:
@@ -45,8 +45,8 @@ class Span {
 
   __device__ int element(int j) const { return (j * lanes + slot) * kWidth; }
   __device__ int size() const { return kVectors * lanes * kWidth; }
-  // Unit j of what is aligned, by bytes: where the number of lanes is not known that is a product for each unit, and
-  // none waits for another. From unit to unit it took ten instructions more before the last load.
+  // Where unit j begins in an aligned span, in bytes. With an unknown number of lanes this is one product for each
+  // unit, so no unit waits for another. (Adding from unit to unit took ten instructions more before the last load.)
   template <class T>
   __device__ auto* unit_at(T* from, int j) const {
     using Byte = std::conditional_t<std::is_const_v<T>, const unsigned char, unsigned char>;
@@ -55,8 +55,8 @@ class Span {
     return reinterpret_cast<Unit*>(mine + static_cast<uint64_t>(static_cast<unsigned>(lanes)) * (16 * j));
   }
 
-  // The first `left` elements from `from` on, and `pad` for the others. Nothing is read from beyond them where the
-  // array may end there (`last`), else what is in the same 16 bytes.
+  // Loads the first `left` elements from `from` on; the others are `pad`. Where the array may end there (`last`),
+  // nothing beyond them is read; elsewhere the rest of their 16 bytes is.
   __device__ void load(const Bits* from, int left, bool last, Bits pad, Pack (&units)[kVectors]) const {
     Pack padding;
 #pragma unroll
@@ -75,7 +75,8 @@ class Span {
       for (int j = 0; j < kVectors; ++j)
         units[j] = element(j) < left ? load_pack(mine + static_cast<unsigned>(j * lanes)) : padding;
     } else {
-      // Aligned windows, of which neighbouring lanes hold neighbours, and then what is between two of them.
+      // Loads aligned windows of 16 bytes, neighbouring lanes neighbouring windows; then each lane puts its elements
+      // together from two of them.
       const int shift = reinterpret_cast<uintptr_t>(from) & 15;
       const auto* windows = reinterpret_cast<const Pack*>(reinterpret_cast<uintptr_t>(from) - shift);
       const int end = left > 0 ? left * static_cast<int>(sizeof(Bits)) + shift : 0;
@@ -129,7 +130,7 @@ class Span {
     }
   }
 
-  // Unit j only, of a span that is aligned.
+  // Loads unit j of an aligned span.
   __device__ void store_aligned(Bits* to, int left, int j, Pack unit) const {
     Pack* const mine = reinterpret_cast<Pack*>(to) + static_cast<unsigned>(slot);
     if (element(j) < left) store_pack(mine + static_cast<unsigned>(j * lanes), unit);
@@ -141,7 +142,7 @@ class Span {
   __device__ void store_shifted(Bits* to, int left, Pack (&units)[kVectors]) const {
     const int shift = reinterpret_cast<uintptr_t>(to) & 15, tail = shift / static_cast<int>(sizeof(Bits));
     const int end = min(left, size());
-    if (slot == lanes - 1) {  // the window after the last belongs to the next span, but for this
+    if (slot == lanes - 1) {  // only this lane needs the window after the last one, which belongs to the next span
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) {
         const int e = element(kVectors - 1) + i;
@@ -170,19 +171,19 @@ class Span {
   }
 };
 
-// Shared memory: a barrier of statistics of other blocks, statistics.
+// Shared memory: the barrier at which the statistics of other blocks arrive, then statistics.
 constexpr int kRowsBarrierBytes = 16;
 
-// Who has a row: a team of lanes (its one span), or a block or a cluster, or (split) many blocks. kStatistics: a
-// cluster of small blocks that writes statistics only. kAny: p says which of them, for operations that are not worth
-// two kernels.
+// Who shares a row: a team of lanes (the row is one span), a block or a cluster, or (split) many blocks. kStatistics: a
+// cluster of small blocks that writes statistics only. kAny: the parameters say which; for operations that are not
+// worth two kernels.
 enum class Sharing { kTeam, kBlocks, kStatistics, kAny };
 
 // True for operations of one array, with results or with statistics only.
 template <class P>
 constexpr bool kOftenStatistics = P::kOutput && P::kOperands == 1;
 
-// Those that have a kernel for statistics of short rows (lean_rows_kernel).
+// True for operations with a kernel for statistics of short rows (lean_rows_kernel).
 template <class P>
 constexpr bool kLean = kOftenStatistics<P> && P::kFast && !P::kHole;
 
@@ -190,15 +191,14 @@ constexpr bool kLean = kOftenStatistics<P> && P::kFast && !P::kHole;
 template <class P>
 constexpr bool kAhead = P::kOutput && P::kOperands == 1 && P::kFast;
 
-// True where a team of lanes holds a row in few registers, and writes results.
+// True where a team of lanes needs few registers for a row, and writes results.
 template <class P, int kVectors, Sharing kSharing>
 constexpr bool kFewUnits = kSharing == Sharing::kTeam && kVectors == kOnlyVectors && P::kOutput && P::kAlong;
 
-// Blocks of kPartWarps of a multiprocessor for which there are registers: statistics, and rows of few units, keep
-// memory busy only if there are many. (Where nothing is asked for it is 0, not 1, for which ptxas takes more
-// registers.)
+// Blocks of kPartWarps per multiprocessor for __launch_bounds__. Statistics, and rows of few units, keep memory busy
+// only if there are many blocks. 0 asks for nothing: with 1, ptxas takes more registers.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
-constexpr int kMostResident = 4;  // it has 1024 threads
+constexpr int kMostResident = 4;  // a block has 1024 threads
 #else
 constexpr int kMostResident = 6;
 #endif
@@ -218,24 +218,26 @@ struct RowsThread {
   static constexpr int kWidth = Lane::kWidth;
   static constexpr bool kWholeWarps = kSharing == Sharing::kBlocks || kSharing == Sharing::kStatistics;
   static constexpr bool kAsked = kSharing == Sharing::kTeam || kSharing == Sharing::kStatistics;
-  // Where nothing is written, what is read of a row is asked for after its elements, but for what decides whether those
-  // are read. (Before them it had to arrive first: the address of the elements went where it was.)
+  // Where no results are written, what row() reads is loaded after the row's elements, except for what decides whether
+  // those are read. (Loaded before, it had to arrive first: the compiler put the address of the elements into its
+  // register.)
   static constexpr bool kElementsFirst = P::kHole && kSharing == Sharing::kStatistics;
 
   const Parameters<P>& p;
   const bool team = kSharing == Sharing::kTeam || (kSharing == Sharing::kAny && p.spans == 1);
   const int warp = threadIdx.x / 32, block_warps = blockDim.x / 32;
   const int lane_bits = kWholeWarps ? 5 : p.lane_bits;
-  // Of a cluster: statistics go to the blocks that need them, and nobody waits for anything else.
+  // In a cluster, statistics are sent to the blocks that need them, and a block waits for nothing else.
   const bool cluster = kSharing == Sharing::kStatistics || (!team && p.cluster);
   uint64_t* const stats_there = reinterpret_cast<uint64_t*>(dynamic_shared_memory());
   Stat<P>* const stats = reinterpret_cast<Stat<P>*>(dynamic_shared_memory() + kRowsBarrierBytes);
   int64_t outer;
-  int number = 0, block = 0;  // of the span in the row, of the block
+  int number = 0, block = 0;  // number of the span in the row, and of the block among those of the row
   bool exists;
   int64_t first, at;  // the span's first element, in the row and in the array
   typename P::Row row = {};
-  int here, unmasked, wanted;  // elements of the span that are there, that are not masked, and that count
+  int here, unmasked,
+      wanted;  // elements of the span that exist, that are not masked, and that belong to the statistics
   Lane lane;
   bool masks = false;
   Acc plain = Acc(0);  // the thread's part of the plain sum
@@ -245,10 +247,10 @@ struct RowsThread {
     if (team) {
       outer = int64_t{blockIdx.x} * (blockDim.x >> lane_bits) + (threadIdx.x >> lane_bits);
     } else if (cluster) {
-      outer = blockIdx.x >> p.block_bits;  // the number of a cluster is a quotient of floats
+      outer = blockIdx.x >> p.block_bits;  // with a cluster the number is a quotient of floats
       block = blockIdx.x & (p.blocks - 1);
     } else {
-      // The last results first: the last of what was read is still in the cache.
+      // The last rows first: what was read last is still in the cache.
       const unsigned index = p.phase == Phase::kFinish ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
       outer = index / static_cast<unsigned>(p.blocks);
       block = index % static_cast<unsigned>(p.blocks);
@@ -258,7 +260,7 @@ struct RowsThread {
     exists = !team || outer < p.columns;
   }
 
-  // (Not a member: ptxas then kept numbers that follow from lane_bits, and some kernels spilled.)
+  // (As a member, it made ptxas keep numbers that follow from lane_bits, and some kernels spilled.)
   __device__ __forceinline__ Span<P, kVectors, kAligned, kAsked> span() const {
     return Span<P, kVectors, kAligned, kAsked>(lane_bits);
   }
@@ -268,12 +270,12 @@ struct RowsThread {
   }
   __device__ __forceinline__ int receivers() const { return writes() ? p.blocks : 1; }
 
-  __device__ __forceinline__ int left(int64_t end) const {  // elements of the span that are before `end`
+  __device__ __forceinline__ int left(int64_t end) const {  // elements of the span before `end`
     if (team) return exists ? static_cast<int>(end) : 0;
     return static_cast<int>(max(int64_t{0}, min(end - first, static_cast<int64_t>(span().size()))));
   }
 
-  // Loads the span, and what the row says.
+  // Loads the span, and what row() reads.
   __device__ __forceinline__ void load() {
     bool skipped = false;
     if constexpr (kElementsFirst) {
@@ -291,7 +293,7 @@ struct RowsThread {
     if constexpr (!kElementsFirst) skipped = exists && P::skip(row);
     wanted = skipped ? 0 : unmasked;
     const int64_t length =
-        kSharing == Sharing::kTeam ? static_cast<uint32_t>(p.length) : p.length;  // a shorter product
+        kSharing == Sharing::kTeam ? static_cast<uint32_t>(p.length) : p.length;  // this product is shorter
     at = outer * length + first;
 #pragma unroll
     for (int o = 0; o < P::kOperands; ++o)
@@ -300,7 +302,7 @@ struct RowsThread {
     if constexpr (kElementsFirst) row = P::begun(p.args, outer, 0, p.length, 1);
   }
 
-  // Of a cluster, while what was asked for is on its way.
+  // In a cluster, while loads are on their way.
   __device__ __forceinline__ void open_exchange() {
     if (threadIdx.x == 0 && block < receivers()) {
       make_copy_barrier(stats_there);
@@ -309,8 +311,8 @@ struct RowsThread {
     arrive_at_cluster_start();  // until all blocks have begun, their memory is not there
   }
 
-  // What the block would have of a later row comes to the L2 cache, in one piece: where blocks come and go, memory is
-  // neither always busy nor read in the order that suits it.
+  // Prefetches the block's part of a later row into the L2 cache, in one piece. Where blocks come and go, memory is
+  // otherwise not always busy, and not read in the order that suits it.
   __device__ __forceinline__ void prefetch_later_row() {
     if constexpr (kSharing == Sharing::kBlocks && kAligned && kAhead<P>) {
       if (threadIdx.x == 0 && p.ahead > 0 && outer + p.ahead < p.columns) {
@@ -321,7 +323,7 @@ struct RowsThread {
     }
   }
 
-  // Masks, adds a bias, and leaves out what does not count.
+  // Applies masks and biases, and leaves out the hole.
   __device__ __forceinline__ void prepare() {
     masks = P::kMasked && p.extras.masks();
     if constexpr (P::kMasked) {
@@ -342,7 +344,7 @@ struct RowsThread {
     }
     if constexpr (P::kDecoded) {
       const int64_t stride = p.extras.bias_at.axis_stride;
-      const Bits* bias = p.extras.bias && here > 0  // spans past the end of the row have none
+      const Bits* bias = p.extras.bias && here > 0  // spans past the end of the row have no elements
                              ? static_cast<const Bits*>(p.extras.bias) + p.extras.bias_at.outer(outer) + first * stride
                              : nullptr;
       lane.decode(p.args, row, bias != nullptr, [&](int j, int i) {
@@ -388,7 +390,7 @@ struct RowsThread {
     }
   }
 
-  // Statistics of the span().
+  // Returns the statistics of the span.
   __device__ __forceinline__ Stat<P> measure() {
     Stat<P> stat;
     Acc peak = Acc(0);
@@ -409,8 +411,8 @@ struct RowsThread {
         stat.sum(k) = is_plain ? plain : lane.sum(args, k, shift, 0, kWidth);
       }
     });
-    // What is read where the row says is read here: the loads of the row did not wait for that, and nor do the sums.
-    // (Read before them, it took up to a tenth more: what waited for an exponential waited for it.)
+    // Loads that depend on what row() has read are issued here: neither the loads of the row nor the sums had to wait
+    // for them. (Issued before the sums, they took up to a tenth more: what waited for an exponential waited for them.)
     if constexpr (P::kHole) {
       if (exists) row = P::completed(p.args, row, outer, 0, p.length, 1);
     }
@@ -419,7 +421,7 @@ struct RowsThread {
     return stat;
   }
 
-  // Of a split row (kPartial): leaves the statistics for a later kernel.
+  // For a split row (kPartial): stores the statistics for a later kernel.
   __device__ __forceinline__ void leave(Stat<P> stat) {
     let_dependents_start();
     if (p.unit_warps == 1) {
@@ -433,11 +435,11 @@ struct RowsThread {
     wait_for_predecessor();
   }
 
-  // Merges the statistics of all spans of a row. False: this warp has nothing left to do.
+  // Merges the statistics of all spans of a row. Returns false if this warp has nothing left to do.
   __device__ __forceinline__ bool merge(Stat<P>& stat) {
     if (cluster) {
       const int rank = threadIdx.x % 32;
-      // All that row() reads has arrived before other blocks go on, and perhaps write there.
+      // Waits for all that row() reads, since other blocks may overwrite it once they go on.
       if constexpr (P::kHole) row = shuffle_from(row, 0);
       wait_at_cluster_barrier();
       if (number < p.spans && rank < receivers()) copy_to_block(&stats[number], stats_there, rank, stat);
@@ -466,9 +468,9 @@ struct RowsThread {
   }
 
   __device__ __forceinline__ void write(const typename P::Final& final) {
-    // A cluster writes a unit while it works on the next: its rows may be few, and all of them at the same point. Of
-    // many rows others write, and all units together are better, but where registers are few, and a unit is not less
-    // than 64 bytes of a row.
+    // A cluster writes each unit while it works on the next, since its rows may be few and all at the same point. Where
+    // rows are many, other clusters write meanwhile, and writing all units together is better, except where registers
+    // are few and a unit has at least 64 bytes of a row.
     const bool team_at_once = kAligned && kFewUnits<P, kVectors, kSharing> && lane_bits >= 2;
     const bool at_once = kAligned && cluster;
     Bits* const out = static_cast<Bits*>(p.out) + at;
@@ -487,7 +489,7 @@ struct RowsThread {
         if (at_once) span().store_aligned(out, here, j, lane.raw[0][j]);
       }
     });
-    if constexpr (P::kHole && !kAligned) {  // otherwise others would write there
+    if constexpr (P::kHole && !kAligned) {  // before other warps overwrite it
       if (hole >= 0) {
         const Bits value = Element::store(P::hole_output(p.args, row, final));
 #pragma unroll
@@ -498,7 +500,7 @@ struct RowsThread {
       }
     }
     if (!team_at_once && !at_once) span().store(out, here, lane.raw[0]);
-    if constexpr (P::kHole && kAligned) {  // by the lane that has written there
+    if constexpr (P::kHole && kAligned) {  // the same lane wrote it
       if (hole >= 0)
         out[span().element(hole / kWidth) + hole % kWidth] = Element::store(P::hole_output(p.args, row, final));
     }
@@ -532,12 +534,12 @@ __global__ void __launch_bounds__(32 * (kRowsResident<P, kVectors, kSharing, kAl
 
 // ---- Statistics of short rows ---------------------------------------------------------------------------------------
 
-// Rows of 4 to 64 vectors, a power of two: each of 2 to 32 lanes has two. One read.
+// Rows of 4 to 64 vectors, a power of two: each of 2 to 32 lanes has two vectors. One read.
 //
-// What comes after a row has arrived takes half as long with two vectors a lane as with four, but there are twice as
-// many warps, and each does what a row takes whatever its length. Here that is little: no lane has less than another,
-// nothing is written but numbers, addresses follow from the number of the thread, and how many lanes there are is known
-// (to ask took a tenth of the instructions, and 1 % of the time of rows of 512 bytes).
+// With two vectors a lane, not four, the work after a row has arrived takes half as long, but there are twice as many
+// warps, each with the work that a row takes whatever its length. That work is little here: all lanes have the same
+// number of elements, only numbers are written, addresses follow from the thread's number, and the number of lanes is a
+// constant (as a variable it took a tenth more instructions, and 1 % of the time of rows of 512 bytes).
 template <class P, bool kAligned, int kLaneBits>
 __global__ void __launch_bounds__(32 * kMaxBlockWarps) lean_rows_kernel(const __grid_constant__ Parameters<P> p) {
   using Bits = typename P::Element::Bits;
@@ -548,7 +550,8 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) lean_rows_kernel(const __
   const int64_t outer = uint64_t{blockIdx.x} * (blockDim.x / kLanes) + threadIdx.x / kLanes;
   const bool exists = outer < p.columns;
 
-  // Unit j of thread t of all is at kLeanVectors * t - slot + j * kLanes. Who has no row has the block's first one.
+  // Unit j of thread t (of all threads) is vector kLeanVectors * t - slot + j * kLanes. A thread without a row has the
+  // first row of the block.
   const unsigned mine = exists ? kLeanVectors * threadIdx.x - slot : slot;
   const auto* const from = static_cast<const unsigned char*>(p.operands[0]) +
                            (uint64_t{blockIdx.x} * (kLeanVectors * blockDim.x) + mine) * 16;

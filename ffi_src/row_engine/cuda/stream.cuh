@@ -1,18 +1,18 @@
-// Long rows (inner == 1) of the row engine, in one kernel that stays: a cluster of blocks takes one row after the
+// Long rows (inner == 1) of the row engine, in one persistent kernel: a cluster of blocks takes one row after the
 // other, and each of its warps has the same spans of all of them. A block has a ring of stages in shared memory, a span
-// each, that the copy engine fills, so that what comes next is on its way while a row is worked on: the warp that is
-// done with a stage asks for the span that many stages later, whichever warp will have it.
+// each, which the copy engine fills, so that later spans are on their way while a row is worked on: the warp that is
+// done with a stage fetches the span that many stages later, whichever warp will use it.
 //
-// Statistics are merged in the order of rows_kernel, where each lane of a warp first merges a chain: every 32nd span.
-// A block has all spans of some chains, and whichever of its warps is the last with a row merges them and tells all
-// blocks of the cluster, each of which waits for the 32 chains. (Each warp merging all spans took a tenth of the time.)
-// A warp gives statistics of a row after it has read those of the row before, and no block tells those of the row after
-// it before it has all of this: two places take turns, and there is no other barrier. (A barrier of the cluster would
-// wait for results to be written.)
+// Statistics are merged in the order of rows_kernel, where each lane of a warp first merges a chain: every 32nd span. A
+// block has all spans of some chains. The last of its warps to finish a row merges these chains and sends them to all
+// blocks of the cluster, each of which waits for all 32 chains. (When each warp merged all spans, that took a tenth of
+// the time.) A warp publishes statistics of a row only after it has read those of the row before, and a block sends
+// those of the row after only once it has all of this row. So two places, used in turn, are enough, and there is no
+// other barrier. (A barrier of the cluster would wait for results to be written.)
 //
-// Multiprocessors are not equally fast (those of a cluster of them share a way to memory): the next row goes to whoever
-// comes first, by a counter in the workspace, and so neighbouring rows are read at about the same time. A fixed share
-// for each cost up to 5 %. Which row comes much later travels with the statistics: that costs no further exchange, and
+// Multiprocessors are not equally fast (neighbours share a way to memory). So the next row goes to whichever cluster
+// comes first, by a counter in the workspace, and neighbouring rows are read at about the same time. (A fixed share for
+// each cost up to 5 %.) The number of a later row travels with the statistics, which needs no further exchange, and
 // nobody waits for the counter.
 //
 // Spans and the order in which they are merged are those of rows_kernel, and so are all bits.
@@ -31,18 +31,18 @@ namespace jaxgpuops::row_engine {
 template <class P>
 struct StreamParameters {
   Parameters<P> of;
-  int part;  // spans of a block
+  int part;  // spans of a row that a block has
   int stages;
-  unsigned* counter;  // of rows that were taken; or null: every cluster has every n-th row
+  unsigned* counter;  // counter of rows taken; null: a cluster has every n-th row
   int64_t apart;      // clocks from the start of one cluster to that of the next
 };
 
 constexpr int kStreamSlots = 2;                 // rows whose statistics are on their way
-constexpr int kStreamAhead = 4;                 // rows that stages reach ahead of the one that is written, at most
-constexpr int kStreamKnown = kStreamAhead + 2;  // how much later the row is of which statistics bring the number
-constexpr int kStreamRows = 16;                 // places for numbers: from the row before to kStreamKnown later
-constexpr int kStreamClockBytes = 4096;         // by which a row is divided: clocks between starts of clusters
-constexpr int kStreamUnroll = 4;  // vectors that a lane works on at once: no more, for the sake of small code
+constexpr int kStreamAhead = 4;                 // the most rows that stages are ahead of the one that is written
+constexpr int kStreamKnown = kStreamAhead + 2;  // statistics bring the number of the row so much later
+constexpr int kStreamRows = 16;                 // places for numbers of rows: from the row before to kStreamKnown later
+constexpr int kStreamClockBytes = 4096;  // clocks between the starts of clusters: the bytes of a row divided by this
+constexpr int kStreamUnroll = 4;         // vectors that a lane works on at once; more would make the code long
 
 // Shared memory: statistics of the block's spans [kStreamSlots][part] and of all chains [kStreamSlots][kStreamChains],
 // numbers of rows [kStreamRows], how many spans are done [kStreamSlots], barriers of statistics [kStreamSlots], those
@@ -68,8 +68,8 @@ template <class P>
 constexpr int kStreamResident =
     P::kOperands == 2 && (P::kOutput || sizeof(typename P::Element::Bits) == 2) ? 24 : 2 * kStreamWarps;
 
-// Statistics of a span, which begins `shift` bytes after its stage. kWhole: all its elements count, but for the hole:
-// what counts for nothing is put there. `padding` is that, too.
+// Statistics of a span, which begins `shift` bytes after its stage. kWhole: all its elements belong to them, except for
+// the hole, which is overwritten with what adds nothing: `padding`, too.
 template <class P, int kVectors, bool kAligned, bool kWhole>
 __device__ __forceinline__ Stat<P> measure_span(const Parameters<P>& p, unsigned char* stage, int shift, int wanted,
                                                 int hole, const Pack (&padding)[P::kOperands]) {
@@ -80,7 +80,7 @@ __device__ __forceinline__ Stat<P> measure_span(const Parameters<P>& p, unsigned
   using Units = Held<P, kStreamUnroll, true>;
   static_assert(kVectors % kStreamUnroll == 0);
   constexpr int kWidth = Unit::kWidth;
-  [[maybe_unused]] constexpr int kPlain = P::kPlainSum ? P::kSums - 1 : P::kSums;  // sums from there on are plain
+  [[maybe_unused]] constexpr int kPlain = P::kPlainSum ? P::kSums - 1 : P::kSums;  // sums from this one on are plain
   const int lane = threadIdx.x % 32;
   const auto load = [&](int j, auto& units, int u) {
     const int e = (j * 32 + lane) * kWidth;
@@ -191,7 +191,7 @@ __device__ __forceinline__ void write_span(const Parameters<P>& p, const unsigne
       for (auto& word : pack.word) word &= kept;
     }
     if (kAligned ? e < left : e >= 0 && e + kWidth <= left) {
-      // Without advice, as loads (load_pack()), but where results may replace what was read.
+      // Stores without advice to the caches, as load_pack() loads, except where results may replace what was read.
       if constexpr (P::kHole) {
         store_once(reinterpret_cast<Pack*>(to + e), pack);
       } else {
@@ -209,12 +209,12 @@ __device__ __forceinline__ void write_span(const Parameters<P>& p, const unsigne
     if constexpr (!kAligned)
       if (windows > kVectors * 32 && lane == 0) write_window(args, kVectors * 32);
   });
-  if constexpr (P::kHole) {  // by the lane that has written there
+  if constexpr (P::kHole) {  // the same lane wrote it
     if (hole >= 0 && (hole + tail) / kWidth % 32 == lane) to[hole] = Element::store(P::hole_output(p.args, row, final));
   }
 }
 
-// The spans that a block has of every row, and what follows from where a row lies.
+// The spans that a block has of every row, and what depends on where a row begins.
 template <class P, int kVectors, bool kAligned>
 struct StreamPart {
   using Bits = typename P::Element::Bits;
@@ -222,7 +222,7 @@ struct StreamPart {
 
   const Parameters<P>& p;
   const int block = blockIdx.x % static_cast<unsigned>(p.blocks);
-  // Blocks are a power of two. Of this one:
+  // The number of blocks is a power of two. Number of this one:
   const int chains = kStreamChains / p.blocks, chain_bits = bits_of(chains);
   const int count =
       (p.spans / kStreamChains << chain_bits) + ((p.spans % kStreamChains + p.blocks - 1 - block) >> (5 - chain_bits));
@@ -248,7 +248,7 @@ struct StreamPart {
   }
 };
 
-// How the warps of a cluster tell each other statistics, and which rows they take.
+// How the warps of a cluster exchange statistics, and which rows they take.
 template <class P, int kVectors, bool kAligned>
 struct StreamExchange {
   using Layout = StreamLayout<P, kVectors, kAligned>;
@@ -263,10 +263,10 @@ struct StreamExchange {
   unsigned* const done = numbers + kStreamRows;
   uint64_t* const there = reinterpret_cast<uint64_t*>(dynamic_shared_memory() + Layout::barriers_at(s.part));
   const int all_chains = min(p.spans, kStreamChains);
-  const int receivers = min(p.blocks, all_chains);  // blocks that have spans
+  const int receivers = min(p.blocks, all_chains);  // blocks that have spans of a row
   const uint32_t bytes = all_chains * static_cast<int>(sizeof(Stat<P>)) + sizeof(unsigned);
-  // The first block of a cluster tells the others, with the statistics of a row, which row comes kStreamKnown later. It
-  // has asked for that one row ago.
+  // The first block of a cluster sends the others the number of the row kStreamKnown later, with the statistics of a
+  // row. It asked the counter for that number one row ago.
   const bool leads = part.block == 0 && threadIdx.x < 32;
   unsigned later = 0;
 
@@ -293,8 +293,8 @@ struct StreamExchange {
       later = static_cast<unsigned>(min(p.columns, first + cluster()));
     }
   }
-  // Takes the statistics of a span of the i-th row. The last warp of the block that gives some merges the block's
-  // chains, and tells all blocks.
+  // Stores the statistics of a span of the i-th row. The last warp of the block to do so merges the block's chains, and
+  // sends them to all blocks.
   __device__ __forceinline__ void give(int i, int span, const Stat<P>& stat) {
     const int slot = i % kStreamSlots;
     Stat<P>* const mine = of_spans + slot * s.part;
@@ -315,7 +315,7 @@ struct StreamExchange {
     }
     if (!__any_sync(kEveryLane, last)) return;
     __syncwarp();
-    // A lane for each of this block's chains and each block that is told.
+    // A lane for each chain of this block and each block that gets it.
     const int chain = lane & (part.chains - 1), rank = lane >> part.chain_bits;
     Stat<P> all = merge_serially<P>([&](int u) { return mine[u]; }, chain, part.chains, part.count);
     Stat<P>* const to = of_chains + slot * kStreamChains;
@@ -338,7 +338,7 @@ struct StreamExchange {
   }
 };
 
-// The stages of a block, and which span comes into which.
+// The stages of a block, and which span goes into which.
 template <class P, int kVectors, bool kAligned>
 struct StreamRing {
   using Bits = typename P::Element::Bits;
@@ -353,20 +353,20 @@ struct StreamRing {
   unsigned char* const ring = dynamic_shared_memory() + Layout::stages_at(s.part, s.stages);
   const int stages = min(part.count * kStreamAhead, s.stages);
 
-  // Turns of the ring in a row, and rows in the ring: whole ones, and what is left over. (Computed when the first spans
-  // are on their way.)
+  // How many rings a row fills, and how many rows a ring holds: whole ones, and the rest. (Computed when the first
+  // spans are on their way.)
   int row_turns, rows_ahead;
   __device__ __forceinline__ void plan() {
     row_turns = part.count / max(stages, 1);
     rows_ahead = stages / max(part.count, 1);
   }
 
-  // The stage of a span, and how often the ring went round before. From place to place without a division, which takes
-  // longer than a merge.
+  // The stage of a span, and how often the ring was used before. Computed from place to place without a division, which
+  // takes longer than a merge.
   struct Place {
     int stage, turn;
   };
-  __device__ __forceinline__ Place beyond(Place place, int spans) const {  // at most as many as there are stages
+  __device__ __forceinline__ Place beyond(Place place, int spans) const {  // never more than there are stages
     place.stage += spans;
     if (place.stage >= stages) {
       place.stage -= stages;
@@ -384,7 +384,7 @@ struct StreamRing {
     const int64_t at = exchange.outer_of(i) * p.length + part.begin(span);
     const int shift = part.shift_of(at), end = part.size(span) * kItem + shift;
     const bool last = !kAligned && at + part.size(span) == p.columns * p.length;
-    // Whole windows, but not beyond the end of the array.
+    // Copies whole windows, but nothing beyond the end of the array.
     const int bytes = last ? end & ~15 : (end + 15) & ~15;
     unsigned char* const to = ring + stage * Layout::kStageBytes;
     const auto windows = [&](int o) {
@@ -402,7 +402,7 @@ struct StreamRing {
 #pragma unroll
     for (int o = 0; o < P::kOperands; ++o) copy_bulk(to + o * Layout::kOperandBytes, windows(o), bytes, filled + stage);
   }
-  // What comes into the stage of a span of the i-th row after it.
+  // Fetches the span that follows a span of the i-th row in its stage.
   __device__ __forceinline__ void refill(int i, int span, int stage) const {
     const int later = span + stages - rows_ahead * part.count, over = later >= part.count ? 1 : 0;
     fetch(i + rows_ahead + over, later - over * part.count, stage);
@@ -428,7 +428,7 @@ __global__ void __launch_bounds__(32 * kStreamResident<P>)
   if (threadIdx.x < s.stages) make_copy_barrier(ring.filled + threadIdx.x);
   make_barriers_visible();
   __syncthreads();
-  arrive_at_cluster_start();  // after which others may send
+  arrive_at_cluster_start();  // now other blocks may send
   if (s.apart > 0) {
     const int64_t start = clock64();
     while (clock64() - start < exchange.cluster() * s.apart) {
@@ -455,7 +455,7 @@ __global__ void __launch_bounds__(32 * kStreamResident<P>)
         wanted == Part::kSpan
             ? measure_span<P, kVectors, kAligned, true>(p, stage, part.shift_of(at), wanted, hole, padding)
             : measure_span<P, kVectors, kAligned, false>(p, stage, part.shift_of(at), wanted, hole, padding);
-    // All that row() reads has arrived before others go on, and perhaps write there.
+    // Waits for all that row() reads, since others may overwrite it once they go on.
     if constexpr (P::kHole) row = shuffle_from(row, 0);
     if (p.out == nullptr) {
       __syncwarp();
@@ -467,13 +467,13 @@ __global__ void __launch_bounds__(32 * kStreamResident<P>)
   wait_at_cluster_barrier();
   if (warp >= count) return;
   ring.plan();
-  // While statistics of a row are on their way, a warp takes those of its first span of the next, if that has been
-  // fetched by then.
+  // While statistics of a row are on their way, a warp computes those of its first span of the next row, if that has
+  // been fetched by then.
   const bool fetched_early = count + warp < ring.stages;
   bool early = false;
   Stat<P> stat;
   exchange.ask_for(kStreamKnown);
-  // What else is read of a row is asked for in time, too: `begun` two rows ahead, and what that leads to one row ahead.
+  // Other reads of a row are issued early, too: `begun` two rows ahead, and what depends on it one row ahead.
   typename P::Row row = P::row(p.args, exchange.outer_of(0), 0, p.length, 1);
   typename P::Row measured = row, following = row, begun = row;
   const auto look_ahead = [&](int i) {
@@ -487,7 +487,7 @@ __global__ void __launch_bounds__(32 * kStreamResident<P>)
   if constexpr (P::kHole) {
     if (exchange.exists(1)) begun = P::begun(p.args, exchange.outer_of(1), 0, p.length, 1);
   }
-  Place of_row = ring.beyond({0, 0}, warp);  // of the warp's first span
+  Place of_row = ring.beyond({0, 0}, warp);  // statistics of the warp's first span
   for (int i = 0; exchange.exists(i); ++i, row = measured) {
     const int64_t outer = exchange.outer_of(i);
     const bool more = exchange.exists(i + 1);
@@ -524,7 +524,7 @@ __global__ void __launch_bounds__(32 * kStreamResident<P>)
   }
 }
 
-// Runs before a stream_kernel that takes rows from the counter.
+// Clears the counter for the stream_kernel that follows.
 template <class Counter>
 __global__ void clear_kernel(Counter* counter) {
   *counter = 0;
@@ -547,10 +547,10 @@ cudaError_t launch_stream(cudaStream_t stream, const RowPlan& plan, StreamParame
   if (status != cudaSuccess) return status;
   const int64_t clusters = std::min<int64_t>(s.of.columns, resident);
   launched.grid = dim3(static_cast<unsigned>(clusters * plan.blocks));
-  // Clusters that start together read, exchange statistics and write together, in every round. So they start one after
-  // the other, where some have a second row, but faster than memory brings the first ones, so that it is never idle (an
-  // H200's brings about 2500 bytes in a clock). On faster devices that costs some of the time of the first rows at
-  // most. (Few rows took up to 20 % less.)
+  // Clusters that start at the same time would read, exchange statistics and write at the same time, in every round. So
+  // where some have a second row, they start one after the other, but faster than memory brings their first rows, so
+  // that it is never idle (an H200's brings about 2500 bytes a clock). On GPUs with faster memory this costs at most
+  // some of the time of the first rows. (Few rows took up to 20 % less.)
   if (s.of.out && s.of.columns > clusters)
     s.apart = s.of.length * P::kOperands * static_cast<int>(sizeof(typename P::Element::Bits)) / kStreamClockBytes;
   if (s.of.columns <= clusters * kStreamKnown) s.counter = nullptr;

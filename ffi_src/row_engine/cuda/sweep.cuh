@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(32 * kPartWarps, P::kOperands == 1 ? 4 : 2)
   auto* const stats = reinterpret_cast<Stat<P>*>(dynamic_shared_memory());
   Stat<P>* const mine = p.cluster ? stats + first : stats;  // a cluster's statistics go to its first block
 
-  // Element by element, of which a vector has few: neighbours come from the L1 cache.
+  // Loads element by element: a vector has few, and neighbours come from the L1 cache.
   const auto load_elements = [&](const Bits* from, int left, Bits pad, Pack(&units)[kOnlyVectors]) {
 #pragma unroll
     for (int j = 0; j < kOnlyVectors; ++j)

@@ -1,10 +1,10 @@
 // Short rows (inner == 1) of the row engine that are not whole vectors of 16 bytes: a block takes neighbouring rows.
 // One read, one write.
 //
-// In memory they are one piece, a tile, whose vectors are aligned wherever rows begin. The block copies it to shared
-// memory, where teams of lanes take statistics of their rows. Lanes that have one vector of a row, or a part of one,
-// put its results in its place, and the tile is copied back. Of longer rows they leave what results need to know, and
-// results are computed vector by vector, whichever rows these belong to.
+// In memory these rows are one piece, a tile, which is copied in aligned vectors wherever rows begin. The block copies
+// it to shared memory, where teams of lanes compute statistics of their rows. Where a lane has one vector of a row, or
+// a part of one, it overwrites that with results. For longer rows, a team stores what the results need to know, and
+// results are computed vector by vector, whichever rows a vector belongs to. Then the tile is copied back.
 //
 // Lanes, their vectors, and the order in which statistics are merged are those of rows_kernel, and so are all bits.
 #pragma once
@@ -14,19 +14,19 @@
 
 namespace jaxgpuops::row_engine {
 
-// Policies for which a block knows all of a row from its elements, and that have results, or no other kernel.
+// Policies whose rows need nothing but their elements, and which have results, or no other kernel.
 template <class P>
 constexpr bool kTiled = !P::kMasked && !P::kDecoded && !P::kHole && (P::kOutput || !P::kFast);
 
-// What results of a row need to know.
+// What the results of a row need to know of it.
 template <class P>
 struct alignas(16) TileRow {
   typename P::Final final;
   typename P::Row row;
 };
 
-// Shared memory: a tile of each operand, with room for the vectors in which it begins and ends and one more; and where
-// a row has several vectors, what is known of rows, and of as many as the last vector may reach beyond them.
+// Shared memory: a tile of each operand, with room for its first and last vectors and one more. Where a row has several
+// vectors, also what is known of each row, and of as many rows as the last vector may reach beyond the tile.
 template <class P>
 struct TileParameters {
   static constexpr int kItem = sizeof(typename P::Element::Bits), kWidth = 16 / kItem;
@@ -60,7 +60,7 @@ struct TileBlock {
   const int64_t first = int64_t{blockIdx.x} * t.rows, at = first * length;
   const int rows = static_cast<int>(min(int64_t{t.rows}, p.columns - first));
   const bool writes = P::kOutput && p.out != nullptr;
-  // Tiles begin as many bytes after a vector as results do, or what is read.
+  // A tile is as far from alignment as the results are, or, without results, the operand.
   const int shift =
       static_cast<int>(reinterpret_cast<uintptr_t>(static_cast<const Bits*>(writes ? p.out : p.operands[0]) + at) & 15);
   const int end = shift + rows * length * kItem;
@@ -72,9 +72,9 @@ struct TileBlock {
     for (int o = 0; o < P::kOperands; ++o) {
       const Bits* const from = static_cast<const Bits*>(p.operands[o]) + at;
       unsigned char* const to = tile + o * t.operand_bytes;
-      int copied = shift;  // up to there, in bytes of the tile
+      int copied = shift;  // the end, in bytes of the tile
       if ((reinterpret_cast<uintptr_t>(from) & 15) == shift) {
-        // Nothing is read from beyond the end of the array.
+        // Reads nothing beyond the end of the array.
         const int whole = first + rows == p.columns ? end & ~15 : (end + 15) & ~15;
         const auto* const windows = reinterpret_cast<const unsigned char*>(from) - shift;
 #pragma unroll 4
@@ -118,7 +118,7 @@ struct TileBlock {
     return unit;
   }
 
-  // Statistics of such a row, by its team of lanes.
+  // Statistics of that row, computed by its team of lanes.
   __device__ __forceinline__ Stat<P> statistics(int begin, int size) const {
     const auto each = [&](auto f) {  // vectors of this lane
       if constexpr (kSingle) {
@@ -152,10 +152,10 @@ struct TileBlock {
     return stat;
   }
 
-  // Finishes the rows. Of single vectors, puts results in their place.
+  // Finishes the rows. Where lanes have single vectors, overwrites these with results.
   __device__ __forceinline__ void work() {
 #pragma unroll 1
-    for (int base = 0; base < rows; base += kTileThreads >> lane_bits) {  // all threads
+    for (int base = 0; base < rows; base += kTileThreads >> lane_bits) {  // called by all threads
       const int mine = base + (threadIdx.x >> lane_bits);
       const bool exists = mine < rows;
       const int size = exists ? length : 0, begin = shift + mine * length * kItem;
@@ -181,8 +181,8 @@ struct TileBlock {
     }
   }
 
-  // The same of rows that are less than a vector, each by one thread, which computes with the elements that exist only.
-  // (Of rows of three 16-bit elements padding was most of the work.)
+  // The same for rows shorter than a vector, one thread a row: it computes only with elements that exist. (Of rows of
+  // three 16-bit elements, padding was most of the work.)
   __device__ __forceinline__ void work_on_parts() {
     constexpr int kMost = kWidth > 1 ? kWidth - 1 : 1;
 #pragma unroll 1
@@ -200,7 +200,8 @@ struct TileBlock {
       const auto y = [&](int i) { return Element::load(held[P::kOperands - 1][i]); };
       Stat<P> stat = Stat<P>::none();
       if constexpr (P::kPeak) {
-        if constexpr (P::kSums == 0) stat.of[0] = P::value(p.args, Element::load(P::pad(p.args, 0)));  // of no elements
+        if constexpr (P::kSums == 0)
+          stat.of[0] = P::value(p.args, Element::load(P::pad(p.args, 0)));  // statistics of no elements
 #pragma unroll
         for (int i = 0; i < kMost; ++i)
           if (i < length) stat.of[0] = P::larger(stat.peak(), x(p.args, i));
@@ -232,7 +233,7 @@ struct TileBlock {
     }
   }
 
-  // Stores the vector at byte b of the tile.
+  // Stores the vector at byte b of the tile to global memory.
   __device__ __forceinline__ void store(int b, const Pack& pack) const {
     unsigned char* const out = reinterpret_cast<unsigned char*>(static_cast<Bits*>(p.out) + at) - shift;
     if (b >= shift && b + 16 <= end) {
@@ -245,7 +246,7 @@ struct TileBlock {
     }
   }
 
-  // Writes the tile, of which single vectors are results already.
+  // Writes the tile. Single vectors have been replaced by results already.
   __device__ __forceinline__ void write() const {
     if constexpr (kSingle) {
       for (int b = threadIdx.x * 16; b < end; b += kTileThreads * 16)
@@ -310,7 +311,7 @@ cudaError_t run_tiles(cudaStream_t stream, const RowPlan& plan, const Parameters
     const int bytes = static_cast<int>(p.length * sizeof(typename P::Element::Bits));
     TileParameters<P> t{p};
     t.rows = kTileThreads >> plan.lane_bits;
-    // Rows that are shorter than a team: several for each.
+    // Where rows are shorter than a team of lanes, each team has several.
     t.rows *= std::clamp(kTileBytes / std::max(1, t.rows * bytes), 1, kTileTurns);
     t.operand_bytes = (t.rows * bytes + 15) / 16 * 16 + 32;
     Launch launched;

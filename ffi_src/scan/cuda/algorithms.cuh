@@ -1,12 +1,10 @@
-// The algorithms of scans: which block takes which tiles, and how it knows the fold of what comes before one.
+// The algorithms of scans: which block takes which tiles, and how it learns the fold of what comes before a tile.
 //
-//   short                nothing does: a lane has the axis (spans.cuh)
-//   rows                 nothing does: the axis is one tile (loop.cuh)
-//   walk, columns, spans the block has walked over it (loop.cuh)
-//   resident             blocks share a row, and all tiles are on the GPU at a time, each in its block
-//   (shared_rows.cuh)
-//   .._look_ahead        blocks share the axis: warps look at the sums of earlier tiles (look_ahead.cuh,
-//   shared_rows.cuh)
+//   short                nothing comes before: a lane has the whole axis (spans.cuh)
+//   rows                 nothing comes before: the axis is one tile (loop.cuh)
+//   walk, columns, spans the same block did the tiles before (loop.cuh)
+//   resident             blocks share a row, and all tiles are on the GPU at the same time (shared_rows.cuh)
+//   .._look_ahead        blocks share the axis: warps read the sums of earlier tiles (look_ahead.cuh, shared_rows.cuh)
 //
 // Operands are read once, results written once.
 #pragma once
@@ -23,7 +21,7 @@
 
 namespace jaxgpuops::scan {
 
-// Shared memory of a kernel that has some tiles on their way and folds of some; sets where they are.
+// Lays out shared memory: `stages` tiles, other staging, and folds in `slots`. Returns the number of bytes.
 template <class Policy>
 size_t layout_shared(Parameters& p, int stages, size_t staging, int slots, size_t columns) {
   p.staging_at = static_cast<unsigned>(stages * p.stage_bytes);
@@ -31,7 +29,7 @@ size_t layout_shared(Parameters& p, int stages, size_t staging, int slots, size_
   return p.states_at + slots * (p.axis_warps + 1) * columns * sizeof(typename Policy::State);
 }
 
-// Says where the words of a level are, and clears all.
+// Sets where the words of each level begin, and clears all words.
 template <class Policy>
 cudaError_t clear_sums(cudaStream_t stream, const Plan& plan, Parameters& p) {
   unsigned tiles = 0;
@@ -44,7 +42,7 @@ cudaError_t clear_sums(cudaStream_t stream, const Plan& plan, Parameters& p) {
   return launch(stream, {dim3(clearing), dim3(256)}, clear_workspace, p.counters_at, p.words, words);
 }
 
-// As many blocks as run at once: more would find nothing left.
+// The number of blocks that run at the same time: more would find no tiles left.
 inline cudaError_t most_blocks(size_t bytes, int of_multiprocessor, unsigned& blocks) {
   int device = 0, multiprocessors = 0;
   cudaError_t status = cudaGetDevice(&device);
@@ -63,7 +61,7 @@ cudaError_t launch_look_ahead(cudaStream_t stream, const Plan& plan, Parameters 
   unsigned blocks = 0;
   if ((status = most_blocks(bytes, kSharedBlocks / plan.width(), blocks)) != cudaSuccess) return status;
   unsigned grid = std::min(blocks, p.strips * static_cast<unsigned>(p.tiles));
-  const unsigned staying = blocks / p.strips * p.strips;  // blocks, if each strip has as many
+  const unsigned staying = blocks / p.strips * p.strips;  // blocks, if all strips get equally many
   const bool stay = !Work::kOneColumn && p.strips >= kManyStrips && p.strips <= kMostCounters &&
                     staying >= blocks / 4 * 3 && columns <= 32 * looker_warps<Work>(plan.threads());
   p.counters = stay ? p.strips : 1;
@@ -86,7 +84,7 @@ cudaError_t launch_row_look_ahead(cudaStream_t stream, const Plan& plan, Paramet
   return launch(stream, shape, scan_row_look_ahead<Policy>, p);
 }
 
-// Blocks share rows.
+// Launches the kernel in which blocks share rows.
 template <class Policy>
 cudaError_t launch_shared_rows(cudaStream_t stream, const Plan& plan, const Parameters& p) {
   if constexpr (kRowBlocks<Policy> > 0) {
@@ -96,8 +94,7 @@ cudaError_t launch_shared_rows(cudaStream_t stream, const Plan& plan, const Para
   }
 }
 
-// What it runs with does not change results: where the device has no room for all tiles, the kernels that
-// look ahead give the same.
+// Where the GPU has no room for all tiles at the same time, the kernels that look ahead run: they give the same bits.
 template <class Policy>
 cudaError_t launch_resident(cudaStream_t stream, const Plan& plan, Parameters p) {
   static Residents of_kernel;
@@ -114,7 +111,7 @@ cudaError_t launch_resident(cudaStream_t stream, const Plan& plan, Parameters p)
   return launch(stream, shape, scan_resident<Policy>, q);
 }
 
-// One tile a row.
+// For rows of one tile.
 template <class Policy>
 cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, Parameters p) {
   p.states_at = static_cast<unsigned>(plan.threads() / 32 * Rows<Policy>::kBytesOfWarp);
@@ -129,7 +126,7 @@ cudaError_t launch_walk(cudaStream_t stream, Parameters p) {
   return launch(stream, {dim3(p.strips), dim3(kThreads), bytes}, scan_walk<Policy>, p);
 }
 
-// A block walks over the tiles of `columns` columns; it takes two slots of shared memory, or none.
+// A block walks over the tiles of `columns` columns. `slots`: two for folds in shared memory, or none.
 template <class Policy, class Work>
 cudaError_t launch_columns(cudaStream_t stream, const Plan& plan, Parameters p, int slots, size_t columns) {
   const size_t bytes = layout_shared<Policy>(p, p.stages, 0, slots, columns);
@@ -142,14 +139,10 @@ cudaError_t launch_short(cudaStream_t stream, const Plan& plan, const Parameters
   return launch(stream, {dim3(p.strips), dim3(plan.threads()), bytes}, scan_short<Policy>, p);
 }
 
-// Everything a kernel needs that does not depend on the policy.
+// The parameters of a kernel; none depends on the policy.
 Parameters parameters_of(const Plan& plan, const Problem& problem, const Buffers& buffers, void* workspace);
 
-// As is_rare() of the plan.
-template <class Policy>
-constexpr bool kRare = is_rare(Policy::kKind, Policy::kProduct, Policy::kCut, Policy::Element::kDType);
-
-// The plan names kernels that are compiled for the policy; others are not reached.
+// The plan names only kernels that are compiled for the policy.
 template <class Policy>
 cudaError_t launch_policy(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers,
                           void* workspace) {

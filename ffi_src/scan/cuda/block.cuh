@@ -1,5 +1,5 @@
-// What all scan kernels share: their parameters, the words that blocks exchange, and what the warps of a block tell
-// each other.
+// What all scan kernels share: their parameters, the words through which blocks exchange folds, and the shared memory
+// through which the warps of a block do.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct Parameters {
   const void* operands[3];
   void* results[2];
   const void* h0;
-  bool wide_h0;  // it is not of the elements' type, but float
+  bool wide_h0;  // h0 is float32, and elements are smaller
   const uint8_t* starts;
   unsigned* counters_at;
   uint64_t* words;
@@ -27,25 +27,25 @@ struct Parameters {
   int tile, tiles;
   unsigned strips;
   int run_bits, axis_warps, column_bits, per_lane, levels, late, stages;
-  int threads;              // of a block, those that look ahead not counted
+  int threads;              // of a block, without those that look ahead
   int runs, width;          // kSpans: runs of a warp, columns of a span
-  unsigned parts;           // of inner, of so many columns each; of a short axis perhaps 0: blocks have whole rows
-  int span_bytes, padding;  // of an operand in shared memory; and of these, bytes after each line
-  int staged;               // a bit for each operand: whether it is there
-  bool packed;              // runs are whole packs
-  int64_t block_columns;    // of a short axis
+  unsigned parts;           // of inner, each of `width` columns; 0 where blocks have whole rows of a short axis
+  int span_bytes, padding;  // bytes of an operand in shared memory; free bytes after each line of it
+  int staged;               // bit o: operand o comes to shared memory
+  bool packed;              // a run is a whole number of packs
+  int64_t block_columns;    // columns of a block, where the axis is short
   int stage_bytes;
-  int copies;  // resident: of each sum
+  int copies;  // resident: copies of each sum in the workspace
   unsigned counters;
-  unsigned level_at[kMaxLevels];            // first word of a level
-  unsigned staging_at, states_at;           // bytes of shared memory before these
+  unsigned level_at[kMaxLevels];            // where the words of a level begin
+  unsigned staging_at, states_at;           // bytes from the start of shared memory
   bool backward;                            // positions count from the end of the array
-  bool aligned;                             // whole packs are aligned to 16 bytes; by_words, words are to theirs
-  bool by_words;                            // kAcross: rows are not whole packs
-  bool starts_aligned;                      // and the bytes of starts that belong to them, to their number
-  int a_inner_stride, starts_inner_stride;  // kAcross
-  bool neighbour_before;                    // the policy's neighbour is at the position before, else after
-  int start_offset;                         // the boundary that the policy asks for is at starts[index + this]
+  bool aligned;                             // all packs are aligned to 16 bytes (by_words: all words to their size)
+  bool by_words;                            // kAcross: a row is not a whole number of packs
+  bool starts_aligned;                      // the starts of a pack are aligned to their number
+  int a_inner_stride, starts_inner_stride;  // kAcross: strides of a and starts from column to column
+  bool neighbour_before;                    // the policy's neighbour is the position before; if not, the one after
+  int start_offset;                         // the policy asks for the boundary at starts[index + start_offset]
 };
 
 // ---- Words and barriers ---------------------------------------------------------------------------------------------
@@ -83,8 +83,8 @@ __device__ __forceinline__ void pass_barrier(int id, int threads) {
 
 // ---- Between warps --------------------------------------------------------------------------------------------------
 
-// What the warps of a block tell each other in shared memory, behind the tiles in flight and other staging. Each slot
-// has the totals of the warps, [axis_warps][columns], and the carry: the fold of all before the tile, [columns].
+// The folds that the warps of a block exchange through shared memory. They lie after the tiles in flight. A slot has
+// the total of each warp, [axis_warps][columns], and the carry, [columns]: the fold of all that comes before the tile.
 template <class Policy>
 class BetweenWarps {
  public:
@@ -127,7 +127,7 @@ class BetweenWarps {
     return identity();
   }
 
-  // Stands in for the missing neighbour of the position at the end.
+  // The neighbour of the position at the end of the axis, which has none: h0, or what the policy says.
   __device__ auto edge(int64_t column) const {
     using Element = typename Policy::Element;
     if (p.h0 && column < p.columns) return static_cast<const typename Element::Bits*>(p.h0)[column];

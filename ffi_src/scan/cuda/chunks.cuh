@@ -29,23 +29,23 @@ class Chunks : public BetweenWarps<Policy> {
 
   struct Tile {
     Pack operand[Policy::kOperands][kPacks];
-    Bits extra[1];  // the neighbour that the run does not have
+    Bits extra[1];  // the neighbour of the run's last element, outside the run
     int stage;
   };
 
   struct Place {
     int64_t column;         // the outer index
-    int64_t at, a, starts;  // offsets of the axis' first element
+    int64_t at, a, starts;  // offsets of the first element of the axis
   };
 
   struct Span {
-    int64_t begin;   // of the tile's positions
-    int64_t memory;  // index in the array of what is first in memory; may be before the start
+    int64_t begin;   // of the positions of the tile
+    int64_t memory;  // index of the element that comes first in memory; negative where a reversed tile is cut
     bool whole;
   };
 
   struct Folds {
-    State before[1];  // the fold before the run, within the warp
+    State before[1];  // the fold of what the warp has before the run
     State warp[1];
   };
 
@@ -54,7 +54,7 @@ class Chunks : public BetweenWarps<Policy> {
   static constexpr int kStageBytes = stage_bytes(Layout::kAlong, Policy::kOperands, sizeof(Bits), sizeof(State));
   static_assert(kFoldsAt + kThreads * sizeof(State) <= kStageBytes);
 
-  // For one of the 256 threads that share a tile.
+  // `thread` is one of the 256 that share a tile.
   __device__ explicit Chunks(const Parameters& p, unsigned thread_of_block = threadIdx.x) : Base(p, 1) {
     thread = thread_of_block % kThreads;
     lane = thread % 32;
@@ -77,7 +77,8 @@ class Chunks : public BetweenWarps<Policy> {
     return {begin, p.backward ? p.length - begin - kTile : begin, begin + kTile <= p.length};
   }
 
-  // Starts to load a tile into shared memory. Its extra goes to a register; put_extras() takes it there later.
+  // Starts to load a tile into shared memory. The extra neighbour goes to a register, from which put_extras() stores
+  // it.
   __device__ void fetch(int stage, const Place& place, const Span& span, Extra (&extra)[1]) const {
     fetch_operand(stage, 0, static_cast<const Bits*>(p.operands[0]) + place.at, span);
     if constexpr (Policy::kBroadcast) {
@@ -106,7 +107,7 @@ class Chunks : public BetweenWarps<Policy> {
     }
   }
 
-  // Prefetches a later tile into the L2 cache, where the device can. Called by one thread.
+  // Prefetches a later tile into the L2 cache, on GPUs that can. Called by one thread.
   __device__ void let_come_near(const Place& place, const Span& span) const {
 #if __CUDA_ARCH__ >= 900
     if (!p.aligned || !span.whole) return;
@@ -164,7 +165,7 @@ class Chunks : public BetweenWarps<Policy> {
     return bits;
   }
 
-  // May keep values that finish() would otherwise compute again.
+  // `kept` takes values that finish() would have to compute again.
   template <class... Kept>
   __device__ Folds fold(const Place& place, const Span& span, const Tile& tile, uint32_t starts, Kept&... kept) const {
     State inclusive = fold_run<Policy, kRun>([&](int i) { return input(tile, starts, i); }, p.options, kept...);
@@ -210,7 +211,7 @@ class Chunks : public BetweenWarps<Policy> {
 #pragma unroll
     for (int r = 0; r < Policy::kResults; ++r)
       store_result(tile.stage, r, static_cast<Bits*>(p.results[r]) + place.at, span);
-    __syncwarp();  // the next tile may come
+    __syncwarp();  // now the next tile may overwrite the stage
   }
 
  private:
@@ -219,23 +220,25 @@ class Chunks : public BetweenWarps<Policy> {
     return reinterpret_cast<T*>(dynamic_shared_memory() + stage * kStageBytes + at) + thread;
   }
 
-  // 16 bytes by 16 bytes of the warp's part of an operand, as a run has them, j of kPacks, ..
+  // The packs of an operand that are the warp's.
   __device__ Pack* of_warp(int stage, int operand) const {
     return reinterpret_cast<Pack*>(dynamic_shared_memory() + stage * kStageBytes) +
            (operand * kWarps + part) * (32 * kPacks);
   }
-  static constexpr int kTurns = 8 / kPacks;  // runs that together have a pack in each bank
+  // Pack j of the lane's run. Packs are permuted within a run, so that lanes meet in no bank; after kTurns runs the
+  // permutation changes.
+  static constexpr int kTurns = 8 / kPacks;
   __device__ Pack* run_order(int stage, int operand, int j) const {
     const int run = p.backward ? 31 - lane : lane;
     if (p.backward) j ^= kPacks - 1;
     return of_warp(stage, operand) + run * kPacks + (j ^ (run / kTurns & (kPacks - 1)));
   }
-  // .. and as memory has them: u * 32 after this.
+  // The lane-th pack in the order of memory; pack u * 32 + lane is u * 32 after it.
   __device__ Pack* memory_order(int stage, int operand) const {
     const int j = lane & (kPacks - 1);
     return of_warp(stage, operand) + (lane - j) + (j ^ (lane / 8 & (kPacks - 1)));
   }
-  // An element of the warp's part, as memory has them.
+  // Element e of the warp's part, in the order of memory.
   __device__ Bits* element(int stage, int operand, int e) const {
     const int pack = e / kInPack, run = pack / kPacks, j = pack & (kPacks - 1);
     return reinterpret_cast<Bits*>(of_warp(stage, operand) + run * kPacks + (j ^ (run / kTurns & (kPacks - 1)))) +
@@ -247,7 +250,7 @@ class Chunks : public BetweenWarps<Policy> {
   }
   __device__ int64_t index(int64_t position) const { return p.backward ? p.length - 1 - position : position; }
 
-  // Whether `count` elements from that one of the tile on, as memory has them, are in the array.
+  // Whether `count` elements of the tile, from `first` in the order of memory, are inside the array.
   __device__ bool inside(const Span& span, int e, int count) const {
     return span.whole || (span.memory + e >= 0 && span.memory + e + count <= p.length);
   }
@@ -328,7 +331,8 @@ class Chunks : public BetweenWarps<Policy> {
     return in;
   }
 
-  // The same from shared memory, where it is until there are results: for what is hardly ever needed.
+  // The same, read from shared memory, which has it until results replace it. For a case so seldom that registers
+  // should not hold the run for it.
   __device__ In<Acc> input_again(int stage, int i) const {
     const auto* const pack = reinterpret_cast<const Bits*>(run_order(stage, 0, i / kInPack));
     In<Acc> in;
@@ -337,8 +341,8 @@ class Chunks : public BetweenWarps<Policy> {
     return in;
   }
 
-  int thread, lane;  // of those that work on a tile, and of its warp
-  int part;          // of the tile, as memory has it, that is this warp's
+  int thread, lane;  // the thread's number among those of the tile, and its lane
+  int part;          // number of the warp's part of the tile, in the order of memory
 };
 
 }  // namespace jaxgpuops::scan

@@ -9,7 +9,7 @@
 
 namespace jaxgpuops::scan {
 
-// kShared: blocks share the axis, so each tile must be done soon.
+// kShared: blocks share the axis, and others wait for the tile's sum.
 template <class Policy, bool kShared = false>
 class Columns : public BetweenWarps<Policy> {
  public:
@@ -24,7 +24,7 @@ class Columns : public BetweenWarps<Policy> {
   static constexpr int kRun = kShape.run, kWidth = kShape.width, kTileExtras = 1;
   static constexpr int kThreadsAtMost = kWideThreads, kLoopBlocks = 1, kLookerWarps = kWidth, kLookBlocks = 1;
   static constexpr bool kOneColumn = false, kMayBeFew = false, kFoldsAll = false;
-  using Word = std::conditional_t<sizeof(Bits) == 8, uint64_t, uint32_t>;  // of a lane, in a line
+  using Word = std::conditional_t<sizeof(Bits) == 8, uint64_t, uint32_t>;  // what a lane has of a line
   static constexpr int kLine = 32 * sizeof(Word), kInPack = 16 / sizeof(Bits), kPacks = kLine / 16;
   static constexpr int kStageBytes = stage_bytes(Layout::kAcross, Policy::kOperands, sizeof(Bits), sizeof(State));
   static constexpr int kTogether = kRun < 8 ? kRun : 8;  // positions that are in registers at a time
@@ -40,10 +40,10 @@ class Columns : public BetweenWarps<Policy> {
   };
 
   struct Place {
-    bool active, loads;    // whether the lane's columns, and what it loads, are in the array
+    bool active, loads;    // the lane's columns, and those that it loads, are in the array
     int64_t column;        // outer * inner + the inner index
     int64_t at, starts;    // offsets of position 0 of the array
-    int64_t from, from_a;  // of what it loads
+    int64_t from, from_a;  // of the columns that it loads
   };
 
   struct Span {
@@ -120,8 +120,8 @@ class Columns : public BetweenWarps<Policy> {
       }
     }
   }
-  // Lets a tile of the first operand that is fetched later come to the level 2 cache: each thread one line of one
-  // position. (Bulk prefetches of positions took 90 clocks each, and those of a warp come one after the other.)
+  // Prefetches a later tile of the first operand into the L2 cache; each thread takes one line of one position. (A bulk
+  // prefetch took 90 clocks, and those of a warp come one after the other.)
   __device__ void let_come_near(unsigned strip, const Span& span) const {
 #if __CUDA_ARCH__ >= 900
     constexpr int kInLine = 128 / sizeof(Bits);
@@ -242,7 +242,7 @@ class Columns : public BetweenWarps<Policy> {
         write([&](int q) { return q < rows; });
       }
     }
-    __syncwarp();  // the next tile may come
+    __syncwarp();  // now the next tile may overwrite the stage
   }
 
  private:
@@ -256,8 +256,8 @@ class Columns : public BetweenWarps<Policy> {
     return static_cast<uint32_t>(column) / static_cast<uint32_t>(p.inner);
   }
 
-  // Line r of the warp's part of an operand; of the last, there is one more for the neighbours that the run does not
-  // have: -1 or kRun.
+  // Line r of the warp's part of an operand. The last operand has one line more, -1 or kRun: the neighbours outside the
+  // run.
   static constexpr int kLines = Policy::kOperands * kRun + (Policy::kNeighbour ? 1 : 0);
   static_assert(kWarps * kLines * kLine <= kStageBytes);
   __device__ Pack* line(int stage, int operand, int r) const {
@@ -277,7 +277,7 @@ class Columns : public BetweenWarps<Policy> {
     *to = pack;
   }
 
-  // The lane's part of a line, of rows whose 16 bytes are not aligned.
+  // Loads the lane's part of a line where rows are not aligned to 16 bytes.
   __device__ void fetch_word(Pack* line, const Bits* from, bool adjacent) const {
     Word* const to = reinterpret_cast<Word*>(line) + lane;
     if (adjacent && p.aligned) return copy_async<sizeof(Word)>(to, from);
@@ -308,7 +308,7 @@ class Columns : public BetweenWarps<Policy> {
     Pack* const to = line(stage, operand, 0) + lane;
     const Bits* from = static_cast<const Bits*>(p.operands[operand]) + at + index(span, first) * stride;
     const int64_t step = (p.backward ? -kAtOnce : kAtOnce) * stride;
-    // Past the end there are zeros, not leftovers: a run that ends there may be computed from its maximum.
+    // Zeros past the end, not what a former tile left there: the maximum of a run may be taken over them.
     if (adjacent && p.aligned) {
 #pragma unroll
       for (int u = 0; u < kRun / kAtOnce; ++u, from += step)

@@ -1,12 +1,13 @@
-// Folds of tiles: always the same, however tiles come to be folded (shape.h): for each digit of the tile's number the
-// fold of the groups that it counts, as those of the digit's bits, each a balanced tree; then the folds of digits.
+// Folds of all tiles before one, associated in the same way whoever folds them (shape.h): the tile's number is written
+// in digits; each digit counts groups of tiles, which are folded as balanced trees, one for each bit of the digit; then
+// the folds of the digits are folded.
 #pragma once
 
 #include "scan/cuda/block.cuh"
 
 namespace jaxgpuops::scan {
 
-// For a thread that has the tiles of a column one after the other.
+// For one thread that sees the sums of all tiles of a column in turn.
 template <class Policy>
 class Counter {
  public:
@@ -35,10 +36,11 @@ class Counter {
 
  private:
   const Parameters& p;
-  State trees[kGroupBits * kMaxLevels];  // of 2^bit tiles
+  State trees[kGroupBits * kMaxLevels];  // fold of 2^bit tiles
 };
 
-// For a warp that has the sums of a group in its lanes: those up to each lane, of the first `count`.
+// For a warp whose lanes have the sums of a group: returns the fold up to each lane. Only the first `count` lanes
+// count.
 template <class Policy, class State>
 __device__ __forceinline__ State scan_group(State sum, int count = kGroup) {
   const int lane = threadIdx.x % 32;
@@ -51,13 +53,13 @@ __device__ __forceinline__ State scan_group(State sum, int count = kGroup) {
   return sum;
 }
 
-// For a warp that has sums one after the other, of tiles (level 0) or of groups of them.
+// For a warp that sees sums in turn: those of tiles (level 0), or of groups of tiles (higher levels).
 template <class Policy>
 class Digits {
  public:
   using State = typename Policy::State;
 
-  // Takes the sum of a level that comes next; all lanes have it.
+  // Takes the next sum of a level; all lanes pass the same.
   __device__ void add(int level, int index, State sum) {
     for (;; ++level) {
       if (threadIdx.x % 32 == index % kGroup) sums[level] = sum;
@@ -67,7 +69,7 @@ class Digits {
     }
   }
 
-  // The fold of what comes before tile t, of which `state` is that of the digits below `level`.
+  // The fold of what comes before tile t. `state` is the part of it that the digits below `level` count.
   __device__ State before(int level, int t, State state) const {
     for (; t >> (kGroupBits * level); ++level) {
       const int digit = (t >> (kGroupBits * level)) % kGroup;
@@ -77,7 +79,7 @@ class Digits {
   }
 
  private:
-  State sums[kMaxLevels];  // of a level, in the lane of its number
+  State sums[kMaxLevels];  // lane i: sum i of the level's present group
 };
 
 }  // namespace jaxgpuops::scan

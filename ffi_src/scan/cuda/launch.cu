@@ -11,7 +11,8 @@ namespace {
 
 bool is_aligned(const void* pointer, int bytes = 16) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
 
-// kSpans: a bit for each operand that comes to shared memory as it lies in memory, if results may leave like that, too.
+// kSpans: bit o says that operand o comes to shared memory as it lies in global memory. None does if results cannot
+// leave in that way.
 int staged_operands(const Plan& plan, const Problem& problem, const Buffers& buffers) {
   if (plan.span_bytes == 0) return 0;
   if (!is_aligned(buffers.x) || !is_aligned(buffers.y) || !is_aligned(buffers.out) || !is_aligned(buffers.out2))
@@ -26,12 +27,12 @@ int staged_operands(const Plan& plan, const Problem& problem, const Buffers& buf
                          is_dense(problem.a.outer, outer, length * inner));
   if (buffers.a && all_of_a) {
     if (is_aligned(buffers.a)) return operands | 2;
-    if (buffers.out2) return 0;  // which has no place to leave from
+    if (buffers.out2) return 0;  // no operand's place in shared memory is left for it
   }
   return operands;
 }
 
-// In integers x ^ mask, as a signed number, is larger where x is (or smaller).
+// The mask for which x ^ mask, as a signed number, has the order of integers x (reversed if `smaller`).
 uint64_t order_mask(DType dtype, bool smaller) {
   const int bits = 8 * bytes_of(dtype);
   const uint64_t all = bits == 64 ? ~uint64_t{0} : (uint64_t{1} << bits) - 1, sign = uint64_t{1} << (bits - 1);
@@ -94,10 +95,10 @@ Parameters parameters_of(const Plan& plan, const Problem& problem, const Buffers
   p.packed = inner == 1 && p.padding > 0 && bytes_of(problem.dtype) > 1;
 
   p.backward = vjp || (tangent && problem.transpose) ? !problem.reverse : problem.reverse;
-  // The boundary before a position, in the direction of the scan, or after it where what is passed on is cut.
+  // Which boundary cuts at a position: the one before it in the direction of the scan, or (`after`) the one after it.
   const bool after = (linear && problem.transpose) || vjp || (tangent && problem.transpose && !problem.exclusive);
   p.start_offset = p.backward != after ? 1 : 0;
-  // Positions before, in the direction of the forward call; after for the exclusive tangent of logsumexp.
+  // The neighbour is the position before in the direction of the forward call; for exclusive tangents, the one after.
   p.neighbour_before = (p.backward == problem.reverse) != (tangent && problem.exclusive);
 
   p.by_words = plan.layout == Layout::kAcross && inner * bytes_of(problem.dtype) % 16 != 0;

@@ -1,14 +1,14 @@
 // look_ahead across columns, of spans, and along rows of three operands: blocks share the axis, each taking
-// the next tile that is left from a counter. A thread takes tiles through all steps, which overlap with those of the
-// block's other tiles: a tile is loaded into shared memory; its sum is folded and published; its results are written,
-// once a warp of its own (or some) has found out what comes before it.
+// the next free tile from a counter. A tile goes through three steps: it is loaded into shared memory; its sum is
+// folded and published; its results are written, once other warps of the block (the lookers) have folded all that comes
+// before it. The steps of a block's tiles overlap.
 //
-// Where there are many strips, a block stays with one, and takes the next tile of that; it knows the sums up to its
-// last tile, and so needs only those since. Otherwise it takes the next of all.
+// Where there are many strips, a block stays with one strip and takes its next tile. It remembers the fold up to its
+// last tile, and needs only the sums since. Elsewhere a block takes the next tile of any strip.
 //
-// A block's tiles are counted; tile i is loaded in step i - 1, its sum published in step i, and its results written in
-// step i + p.late. So there are p.late + 2 tiles in shared memory, and as many warps look ahead as tiles wait for what
-// comes before them, each at every so many tiles (one at all, where the block stays with a strip).
+// The i-th tile of a block is loaded in step i - 1, its sum is published in step i, and its results are written in step
+// i + p.late. So there are p.late + 2 tiles in shared memory. There are p.late + 1 lookers, who take tiles in turn;
+// where the block stays with a strip, there is one.
 #pragma once
 
 #include "scan/cuda/columns.cuh"
@@ -17,13 +17,13 @@
 
 namespace jaxgpuops::scan {
 
-constexpr int kTickets = 8;  // a ring of those from tile i - p.late to i + 2
+constexpr int kTickets = 8;  // a ring that has those of tiles i - p.late to i + 2
 constexpr int kMostLookers = kMostLate + 1;
 
-// Where there are fewer columns, a warp looks for what comes before one.
+// Up to so many columns, a whole warp looks for what comes before each.
 constexpr int kFewColumns = 8;
 
-// Warps of a looker: for 32 columns each, or all. In blocks of so many threads that move.
+// Warps of a looker, in a block of which `movers` threads work on tiles.
 template <class Work>
 constexpr int looker_warps(int movers) {
   return Work::kLookerWarps * (movers > kThreads ? movers / kThreads : 1);
@@ -49,8 +49,8 @@ class LookAhead {
         lookers(p.counters > 1 ? 1 : p.late + 1) {}
 
   __device__ void run() const {
-    // The first tiles come to the level 2 cache, whoever takes them, while the counters are cleared. (Where they are
-    // all that there is, that was slower.)
+    // While another kernel clears the counters, prefetch the first tiles into the L2 cache, whichever block will take
+    // them. (Where each block has only one tile, that was slower.)
     if constexpr (Work::kNear) {
       if (gridDim.x < all_tickets && threadIdx.x < movers) {
         const Part first = part(blockIdx.x);
@@ -68,7 +68,7 @@ class LookAhead {
   }
 
  private:
-  // Barriers. The movers tell a looker that a step has ended; it tells them that it has found what comes before a tile.
+  // Named barriers: the movers signal to a looker that a step has ended; it signals that the carry of a tile is there.
   static constexpr int kAmongMovers = 1, kStepEnded = 2, kBaseThere = kStepEnded + kMostLookers;
 
   struct Part {
@@ -80,10 +80,10 @@ class LookAhead {
   __device__ unsigned next_ticket() const { return atomicAdd(p.counters_at + counter, 1u) * p.counters + counter; }
 
   __device__ void move() const {
-    int looker = 0;                            // that step i is for: of tile i + 1, and of tile i - p.late
+    int looker = 0;                            // the one that has tile i + 1 next, and has had tile i - p.late
     int coming_stage = 0, stage = stages - 1;  // of tiles i + 1 and i
     typename Work::Place place;
-    unsigned placed = ~0u;  // the strip where that is, which is mostly the same
+    unsigned placed = ~0u;  // the strip of `place`, which seldom changes
     const auto place_of = [&](unsigned strip) {
       if (Work::kOneColumn || strip != placed) place = work.place(strip);
       placed = strip;
@@ -95,7 +95,7 @@ class LookAhead {
       if (coming < all_tickets) {
         const Part at = part(coming);
         work.fetch(coming_stage, place_of(at.strip), work.span(at.tile), extra);
-        if constexpr (Work::kNear) {  // and that of the next round, from memory
+        if constexpr (Work::kNear) {  // and prefetch the tile that it may get in the next round
           const unsigned later = coming + gridDim.x;
           if (later < all_tickets) work.let_come_near(part(later).strip, work.span(part(later).tile));
         }
@@ -155,7 +155,7 @@ class LookAhead {
     const int looker = (static_cast<int>(threadIdx.x) - movers) / team;
     const int member = static_cast<int>(threadIdx.x) - movers - looker * team;
     Counter<Policy> known(p);
-    int count = 0;  // of sums that are known
+    int count = 0;  // tiles whose sums `known` has
     for (int j = looker, stage = looker;; j += lookers) {
       const int turn = j % (p.late + 1);
       wait_at_barrier(kStepEnded + turn, movers + team);
@@ -197,7 +197,7 @@ class LookAhead {
     return tile == 0 ? initial : Policy::combine(initial, before);
   }
 
-  // The same as Before, by a thread.
+  // As Before, but one thread does it.
   __device__ State base_of(int tile, int64_t column) const {
     const auto fold = [&](int level, State state) {
       const int index = tile >> (kGroupBits * level);
@@ -225,7 +225,7 @@ class LookAhead {
   const int lookers;
 };
 
-// Threads of a block, and blocks of a multiprocessor: one that is twice as wide, or two.
+// Blocks that share a multiprocessor. (A block of twice the width has it to itself.)
 constexpr int kSharedBlocks = 2;
 template <class Work>
 constexpr int look_ahead_threads(int movers, int lookers) {

@@ -1,4 +1,5 @@
-// Axes that a block has to itself: of one tile, or walked over. Operands are read once, results written once.
+// Kernels in which one block has a whole axis: one tile, or many, one after the other. Operands are read once, results
+// written once.
 #pragma once
 
 #include "scan/cuda/chunks.cuh"
@@ -9,15 +10,15 @@
 
 namespace jaxgpuops::scan {
 
-// Blocks that registers must leave room for: other blocks hide the latency of memory.
+// Blocks per multiprocessor for __launch_bounds__: other blocks hide the latency of memory.
 template <class Policy>
 constexpr int kLoopBlocks = Policy::kOperands > 1                 ? 3
                             : sizeof(typename Policy::State) <= 8 ? 5
                                                                   : 4;
 
-// Rows of one tile: operands are read once, results written once. A block has one strip; others
-// of its multiprocessor hide how long memory takes. (Blocks that stay, with the next strip on its way, were slower.) Of
-// 16 bits a lane has 32 elements, so fewer blocks fit.
+// The same for rows of one tile: a block has one strip, and other blocks of the multiprocessor hide the latency of
+// memory. (Persistent blocks that prefetch the next strip were slower.) With 16-bit types a lane has 32 elements, so
+// fewer blocks fit.
 template <class Policy>
 constexpr int kWholeRowBlocks =
     sizeof(typename Policy::State) > 8           ? kLoopBlocks<Policy>
@@ -96,7 +97,7 @@ __global__ void __launch_bounds__(kThreads, kLoopBlocks<Policy>) scan_walk(const
   work.fetch(0, place, work.span(0), extra);
   commit_async_copies();
   work.put_extras(0, extra);
-  Digits<Policy> digits;  // of the first warp
+  Digits<Policy> digits;  // only the first warp uses it
   const State initial = work.initial(blockIdx.x);
   if (threadIdx.x == 0) work.carry(0)[0] = initial;
   for (int t = 0; t < p.tiles; ++t) {

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "common/cuda/element.h"
+#include "scan/cuda/shape.h"
 #include "scan/scan.h"
 
 namespace jaxgpuops::scan {
@@ -18,7 +19,7 @@ namespace jaxgpuops::scan {
 // What a policy must know about the problem.
 struct Options {
   enum Operator : uint32_t { kSum, kProduct, kExtreme };
-  Operator op = kSum;  // of General
+  Operator op = kSum;  // which of its operators General takes
   bool exclusive = false;
   bool transpose = false;
   bool segmented = false;
@@ -31,8 +32,8 @@ struct Options {
 template <class Acc>
 struct In {
   Acc x, a, y;    // as in Buffers
-  Acc neighbour;  // of y, on the side that the policy's kind says; beyond the ends what edge() says
-  bool start;     // a segment boundary on the side that the kind says
+  Acc neighbour;  // the y before or after, as the policy asks; beyond the ends, edge()
+  bool start;     // whether a segment boundary is before or after, as the policy asks
 };
 
 template <class Acc>
@@ -45,7 +46,7 @@ struct Out {
 template <class E>
 struct Sum {
   using Element = E;
-  static constexpr bool kProduct = false;
+  static constexpr Op kOp = Op::kSum;
   using State = typename E::Acc;
   JAXGPUOPS_FN static State identity(const Options&) { return Constant<State>::of(0); }
   JAXGPUOPS_FN static State element(State x, const Options&) { return x; }
@@ -56,7 +57,7 @@ struct Sum {
 template <class E>
 struct Product {
   using Element = E;
-  static constexpr bool kProduct = true;
+  static constexpr Op kOp = Op::kProd;
   using State = typename E::Acc;
   JAXGPUOPS_FN static State identity(const Options&) { return Constant<State>::of(1); }
   JAXGPUOPS_FN static State element(State x, const Options&) { return x; }
@@ -64,11 +65,11 @@ struct Product {
   JAXGPUOPS_FN static State result(State s, const Options&) { return s; }
 };
 
-// max; min(x) is -max(-x) for floats, and for integers the order is in the mask.
+// Maximum. The minimum of floats is -max(-x); for integers, the mask reverses the order.
 template <class E>
 struct Extreme {
   using Element = E;
-  static constexpr bool kProduct = false;
+  static constexpr Op kOp = Op::kMax;
   using State = float;
   JAXGPUOPS_FN static float flip(float x, const Options& o) { return x * o.sign; }
   JAXGPUOPS_FN static State identity(const Options&) { return E::lowest(); }
@@ -77,11 +78,11 @@ struct Extreme {
   JAXGPUOPS_FN static float result(State s, const Options& o) { return flip(s, o); }
 };
 
-// float64: the order of its bits as integers, NaN largest.
+// float64 is compared as an integer whose order is that of the floats; NaN is the largest.
 template <>
 struct Extreme<Float64> {
   using Element = Float64;
-  static constexpr bool kProduct = false;
+  static constexpr Op kOp = Op::kMax;
   using State = int64_t;
   static constexpr int64_t kMagnitude = 0x7fffffffffffffff;
   JAXGPUOPS_FN static uint64_t sign(const Options& o) { return o.smaller ? ~static_cast<uint64_t>(kMagnitude) : 0; }
@@ -100,7 +101,7 @@ struct Extreme<Float64> {
 template <class Unsigned>
 struct Extreme<Integer<Unsigned>> {
   using Element = Integer<Unsigned>;
-  static constexpr bool kProduct = false;
+  static constexpr Op kOp = Op::kMax;
   using Acc = typename Element::Acc;
   using State = std::conditional_t<sizeof(Unsigned) == 8, int64_t, int32_t>;
   using Signed = std::make_signed_t<Unsigned>;
@@ -115,7 +116,7 @@ struct Extreme<Integer<Unsigned>> {
 template <>
 struct Extreme<Boolean> {
   using Element = Boolean;
-  static constexpr bool kProduct = false;
+  static constexpr Op kOp = Op::kMax;
   using State = uint32_t;
   JAXGPUOPS_FN static State identity(const Options&) { return 0; }
   JAXGPUOPS_FN static State element(uint32_t x, const Options& o) { return (x != 0) != o.smaller; }
@@ -127,7 +128,7 @@ struct Extreme<Boolean> {
 template <class E>
 struct LogSumExp {
   using Element = E;
-  static constexpr bool kProduct = false;
+  static constexpr Op kOp = Op::kLogSumExp;
   using Real = typename E::Acc;
   struct State {
     Real maximum, sum;
@@ -143,7 +144,7 @@ struct LogSumExp {
   }
   JAXGPUOPS_FN static Real result(State s, const Options&) { return log_of_sum(s.sum, s.maximum); }
 
-  // The fold of n numbers x(i), with one exponential each: sums[i] is that of those up to i, below the maximum of all.
+  // The fold of n numbers x(i), with one exponential each. sums[i] is the sum of e^(x - maximum of all n) up to x(i).
   template <int n, class X>
   JAXGPUOPS_FN static State fold(X x, Real* sums) {
     const Real maximum = maximum_of<n>(x);
@@ -153,8 +154,9 @@ struct LogSumExp {
     return {maximum, std::fabs(maximum) == std::numeric_limits<Real>::infinity() ? Real{1} : sums[n - 1]};
   }
 
-  // Adds n numbers to `state`; x0 is the first, and fold() has found their maximum and sums. Adds nothing and returns
-  // false if the maximum rises too far on the way: early results would lose digits, as sums are relative to the last.
+  // Adds n numbers to `state`. x0 is the first; `maximum` and `sums` are those that fold() found. Adds nothing and
+  // returns false if the maximum rises far within the n numbers: sums are relative to the last maximum, so early
+  // results would lose digits.
   template <int n>
   JAXGPUOPS_FN static bool add(State& state, Real x0, Real maximum, const Real* sums, Real (&results)[n],
                                const Options& o) {
@@ -195,7 +197,8 @@ struct Cumulative<Op, false> {
   static constexpr int kOperands = 1, kResults = 1;
   static constexpr bool kNeighbour = false, kBroadcast = false, kStarts = false, kInitial = true;
   static constexpr Kind kKind = Kind::kCumulative;
-  static constexpr bool kProduct = Op::kProduct, kCut = false;
+  static constexpr scan::Op kOp = Op::kOp;
+  static constexpr bool kCut = false;
 
   JAXGPUOPS_FN static State identity(const Options& o) { return Op::identity(o); }
   JAXGPUOPS_FN static State initial(Acc h0, const Options& o) { return Op::element(h0, o); }
@@ -214,13 +217,14 @@ struct Cumulative<Op, true> {
   using Element = typename Op::Element;
   using Acc = typename Element::Acc;
   struct State {
-    typename Op::State value;  // of the last segment
-    uint32_t cut;              // whether that began here
+    typename Op::State value;  // fold of the last segment
+    uint32_t cut;              // whether that segment began within these positions
   };
   static constexpr int kOperands = 1, kResults = 1;
   static constexpr bool kNeighbour = false, kBroadcast = false, kStarts = true, kInitial = true;
   static constexpr Kind kKind = Kind::kCumulative;
-  static constexpr bool kProduct = Op::kProduct, kCut = true;
+  static constexpr scan::Op kOp = Op::kOp;
+  static constexpr bool kCut = true;
 
   JAXGPUOPS_FN static State identity(const Options& o) { return {Op::identity(o), 0}; }
   JAXGPUOPS_FN static State initial(Acc h0, const Options& o) { return {Op::element(h0, o), 0}; }
@@ -243,13 +247,14 @@ struct General {
   using Element = E;
   using Acc = typename E::Acc;
   struct State {
-    Acc value;     // of the last segment; of extremes, the bits of what Extreme has
-    uint32_t cut;  // whether that began here, and the operator above this bit
+    Acc value;     // fold of the last segment; of extremes, the bits of Extreme's state
+    uint32_t cut;  // bit 0: whether that segment began within these positions; above it, the operator
   };
   static constexpr int kOperands = 1, kResults = 1;
   static constexpr bool kNeighbour = false, kBroadcast = false, kStarts = true, kInitial = true;
   static constexpr Kind kKind = Kind::kCumulative;
-  static constexpr bool kProduct = true, kCut = true, kOrdered = !is_complex(E::kDType);
+  static constexpr Op kOp = Op::kProd;  // the rarest of its operators (shape.h)
+  static constexpr bool kCut = true, kOrdered = !is_complex(E::kDType);
 
   JAXGPUOPS_FN static uint32_t tag(const Options& o) { return static_cast<uint32_t>(o.op) << 1; }
   JAXGPUOPS_FN static Acc fold(uint32_t op, Acc l, Acc r) {
@@ -292,8 +297,8 @@ struct General {
 };
 
 // ---- Linear recurrences ---------------------------------------------------------------------------------------------
-// v -> factor v + value. A factor of 0 forgets v, whatever that is. All kinds below are of this form; segments cut by
-// a factor of 0.
+// Maps v -> factor v + value. A factor of 0 forgets v, even NaN or infinity. All kinds below are such maps; a segment
+// begins with a factor of 0.
 
 template <class Acc>
 JAXGPUOPS_FN Acc scaled(Acc factor, Acc v) {
@@ -308,7 +313,7 @@ struct Affine {
     Acc factor, value;
   };
   JAXGPUOPS_FN static State identity(const Options&) { return {Constant<Acc>::of(1), Constant<Acc>::of(0)}; }
-  // A product of many factors may overflow where the value is 0: 0 stays 0.
+  // A product of many factors may overflow. A value of 0 stays 0 then, too.
   JAXGPUOPS_FN static State combine(State l, State r) {
     const bool forget = is_zero(r.factor) || is_zero(l.value);
     return {multiply(l.factor, r.factor), forget ? r.value : multiply_add(r.factor, l.value, r.value)};
@@ -316,7 +321,7 @@ struct Affine {
   // The constant map: gives h0 whatever it is applied to.
   JAXGPUOPS_FN static State initial(Acc h0, const Options&) { return {Constant<Acc>::of(0), h0}; }
 
-  // q = factor v + u, which becomes v; if `passed`, q = v + u, and factor q becomes v. Returns q.
+  // Sets q = factor v + u, then v = q. If `passed`: q = v + u, then v = factor q. Returns q.
   JAXGPUOPS_FN static Acc advance(State& s, Acc factor, Acc u, bool passed) {
     const Acc one = Constant<Acc>::of(1);
     const Acc before = passed ? one : factor, after = passed ? factor : one;
@@ -337,7 +342,8 @@ struct Linear : Affine<E> {
   static constexpr int kOperands = 2, kResults = 1;
   static constexpr bool kNeighbour = false, kBroadcast = true, kStarts = true, kInitial = true;
   static constexpr Kind kKind = Kind::kLinear;
-  static constexpr bool kProduct = false, kCut = false;
+  static constexpr Op kOp = Op::kSum;
+  static constexpr bool kCut = false;
 
   JAXGPUOPS_FN static Acc factor(const In<Acc>& in) { return in.start ? Constant<Acc>::of(0) : in.a; }
   JAXGPUOPS_FN static State first(const In<Acc>& in, const Options& o) {
@@ -348,7 +354,8 @@ struct Linear : Affine<E> {
   }
 };
 
-// The cotangent of b is a transposed recurrence of that of h; the cotangent of a is that times the h before.
+// The cotangent of b is the transposed recurrence over the cotangent of h. The cotangent of a is the cotangent of b
+// times the h before.
 template <class E>
 struct LinearVjp : Affine<E> {
   using Base = Affine<E>;
@@ -357,9 +364,12 @@ struct LinearVjp : Affine<E> {
   static constexpr int kOperands = 3, kResults = 2;
   static constexpr bool kNeighbour = true, kBroadcast = false, kStarts = true, kInitial = false;
   static constexpr Kind kKind = Kind::kLinearVjp;
-  static constexpr bool kProduct = false, kCut = false;
+  static constexpr Op kOp = Op::kSum;
+  static constexpr bool kCut = false;
 
-  JAXGPUOPS_FN static Acc edge(const Options&) { return Constant<Acc>::of(0); }  // where there is no h0
+  JAXGPUOPS_FN static Acc edge(const Options&) {
+    return Constant<Acc>::of(0);
+  }  // h before the first position, without h0
   JAXGPUOPS_FN static Acc factor(const In<Acc>& in) { return in.start ? Constant<Acc>::of(0) : in.a; }
   JAXGPUOPS_FN static State first(const In<Acc>& in, const Options&) { return Base::begin(factor(in), in.x, true); }
   JAXGPUOPS_FN static Out<Acc> step(State& s, const In<Acc>& in, const Options&) {
@@ -432,7 +442,8 @@ struct Tangent : Affine<typename W::Element> {
   static constexpr int kOperands = 3, kResults = 1;
   static constexpr bool kNeighbour = W::kNeighbour, kBroadcast = false, kStarts = true, kInitial = false;
   static constexpr Kind kKind = Kind::kTangent;
-  static constexpr bool kProduct = false, kCut = false;
+  static constexpr Op kOp = Op::kSum;
+  static constexpr bool kCut = false;
 
   JAXGPUOPS_FN static Acc edge(const Options& o) { return W::edge(o); }
   JAXGPUOPS_FN static Weights<Acc> weights(const In<Acc>& in, const Options& o) {
@@ -455,8 +466,8 @@ struct Tangent : Affine<typename W::Element> {
 };
 
 // ---- Runs of positions ----------------------------------------------------------------------------------------------
-// n positions, of which at(i) gives the operands: as first() and step() one after the other, but faster where a policy
-// knows how, or where what the call asks for is simple.
+// These functions do what first() and step() would do for n positions, whose operands at(i) gives. They are faster
+// where a policy has a special form, or where the call asks for nothing special.
 
 template <class Policy>
 constexpr bool kByParts = false;
@@ -464,7 +475,7 @@ template <class E>
 constexpr bool kByParts<Cumulative<LogSumExp<E>, false>> = true;
 constexpr int kPart = 16;
 
-// What fold_run() of n positions may leave for the step_run() of the same: exponentials cost more than registers.
+// What fold_run() keeps for step_run() of the same n positions: exponentials, which cost more than registers.
 template <class Policy, int n>
 struct Kept {};
 template <class E, int n>
@@ -473,11 +484,15 @@ struct Kept<Cumulative<LogSumExp<E>, false>, n> {
   typename E::Acc maximum[n / kOne], sums[n];
 };
 
-// Calls body(at, options), with constants for what most calls ask for: neither segments nor exclusive results, and of
-// tangents the transposed map. Where code is dear, nobody does.
+template <class Policy>
+constexpr bool kRare = is_rare(Policy::kKind, Policy::kOp, Policy::kCut, Policy::Element::kDType);
+
+// Calls body(at, options). For what most calls ask for (no segments, no exclusive results, of tangents the transposed
+// map), the options are constants, so that body() is compiled for them once more. Rare policies are not worth that
+// code.
 template <class Policy, class At, class Body>
 JAXGPUOPS_FN void with_constants(At at, const Options& o, Body body) {
-  if constexpr (Policy::kKind == Kind::kCumulative) {
+  if constexpr (Policy::kKind == Kind::kCumulative || kRare<Policy>) {
     body(at, o);
   } else if (o.segmented || o.exclusive || (Policy::kKind == Kind::kTangent && !o.transpose)) {
     body(at, o);
@@ -489,7 +504,7 @@ JAXGPUOPS_FN void with_constants(At at, const Options& o, Body body) {
     };
     Options simple = {};
     simple.smaller = o.smaller;
-    if (Policy::kKind == Kind::kLinear && !o.transpose) {  // not one call with what o.transpose is: each knows which
+    if (Policy::kKind == Kind::kLinear && !o.transpose) {  // two calls, so that o.transpose is a constant in each
       body(uncut, simple);
     } else {
       simple.transpose = true;
@@ -539,7 +554,7 @@ JAXGPUOPS_FN void fold_on(typename Policy::State& state, At at, const Options& o
   }
 }
 
-// Folds n positions into `state` and calls put(i, result) for each.
+// Folds n positions into `state`, and calls put(i, result) for each.
 template <class Policy, int n, class At, class Put>
 JAXGPUOPS_FN void step_run(typename Policy::State& state, At at, const Options& options, Put put,
                            const Kept<Policy, n>& kept) {

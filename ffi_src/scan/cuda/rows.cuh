@@ -1,6 +1,7 @@
 // Whole rows (inner = 1) of at most a tile, for any policy: as Chunks (chunks.cuh), a lane has one run of 64 bytes (32
-// where there are many operands), loaded and stored by way of shared memory, 16 bytes by 16 bytes. A warp has some
-// rows, or a row some warps, each of which loads what it works on itself: only the warps of a row wait for each other.
+// where there are many operands), loaded and stored by way of shared memory, 16 bytes by 16 bytes. A warp has several
+// rows, or several warps share a row. Each warp loads what it works on, so only the warps of one row wait for each
+// other.
 #pragma once
 
 #include "common/cuda/async_copy.cuh"
@@ -25,11 +26,11 @@ class Rows : public BetweenWarps<Policy> {
 
   struct Tile {
     Pack operand[Policy::kOperands][kPacks];
-    Acc neighbour;  // that the run does not have
+    Acc neighbour;  // of the run's last element, outside the run
     uint32_t starts;
   };
 
-  // The fold of what comes before the run within the warp, and of all up to its end.
+  // Folds of what the warp has of the row: before the run, and including it.
   struct Folds {
     State before, inclusive;
     Kept<Policy, kRun> kept;
@@ -59,7 +60,7 @@ class Rows : public BetweenWarps<Policy> {
     }
   }
 
-  // All lanes of a warp.
+  // Called by all lanes of a warp.
   __device__ void load(Tile& tile) const {
     fetch(0, static_cast<const Bits*>(p.operands[0]));
     if constexpr (Policy::kBroadcast) {
@@ -75,7 +76,7 @@ class Rows : public BetweenWarps<Policy> {
     }
     commit_async_copies();
     constexpr int kLast = Policy::kOperands - 1;
-    Bits beside = {};  // the neighbour of the warp's
+    Bits beside = {};  // the neighbour of the warp's part of the row
     if constexpr (Policy::kNeighbour) {
       const int q = position() + (p.neighbour_before ? -1 : kRun);
       if (lane == (p.neighbour_before ? 0 : 31) && row() < p.columns && q >= 0 && q < length)
@@ -117,7 +118,7 @@ class Rows : public BetweenWarps<Policy> {
     return folds;
   }
 
-  // What comes before the warp, of what the warps of a row tell each other.
+  // The fold of what comes before the warp in its row. The warps of a row exchange their folds through shared memory.
   __device__ State earlier_warps(const Folds& folds) const {
     const State initial = this->initial(row());
     if (p.axis_warps == 1) return initial;
@@ -136,7 +137,7 @@ class Rows : public BetweenWarps<Policy> {
     return Policy::combine(initial, shuffle_from(fold, 0));
   }
 
-  // Writes the results, of which `base` is the fold of what comes before the warp.
+  // Writes the results. `base` is the fold of what comes before the warp in its row.
   __device__ void finish(Tile& tile, const Folds& folds, const State& base) const {
     if constexpr (kTwice) take(tile);
     State state = Policy::combine(base, folds.before);
@@ -173,8 +174,8 @@ class Rows : public BetweenWarps<Policy> {
   __device__ int position() const { return ((axis_warp << p.run_bits) + run) * kRun; }  // of the run
   __device__ int index(int position) const { return p.backward ? length - 1 - position : position; }
 
-  // Whether operands are read from shared memory again for the second pass. (Of 16 bits the compiler would convert them
-  // once and keep twice as much in registers, more than there are.)
+  // Whether the second pass reads operands from shared memory again. (Otherwise the compiler converts 16-bit elements
+  // once, and keeps the floats: twice as many registers, more than there are.)
   static constexpr bool kTwice = sizeof(Bits) == 2 && !kByParts<Policy>;
 
   __device__ void take(Tile& tile) const {
@@ -196,12 +197,12 @@ class Rows : public BetweenWarps<Policy> {
   }
   // .. and as memory has them, u of as many.
   __device__ Pack* memory_order(int operand, int u) const { return place(operand, u * 32 + lane); }
-  // Element i of kRun, 32 apart.
+  // Element i of those that the lane moves one by one: every 32nd.
   __device__ Bits* element(int operand, int i) const {
     return reinterpret_cast<Bits*>(place(operand, i * (32 / kInPack) + lane / kInPack)) + lane % kInPack;
   }
 
-  // An element of the warp's part, as memory has them: its row in the warp, where it is in that, and if it is.
+  // An element of the warp's part, in the order of memory: its row in the warp, its place there, whether it exists.
   struct Where {
     int row, at;
     bool there;
@@ -231,7 +232,8 @@ class Rows : public BetweenWarps<Policy> {
       copy_async_or_clear(memory_order(operand, u), data + moved + step(u), there >> u & 1);
   }
 
-  // The same of rows that may be anywhere, or have one element for all of a row: that of the lane is at data[at].
+  // The same for rows that are not one after the other, or have one element for the whole row. The lane's row begins at
+  // data[at].
   __device__ void fetch_rows(int operand, const Bits* data, int64_t at) const {
     if (Policy::kBroadcast && operand == 1 && p.a.axis_stride == 0) {
       const Bits value = data[at];
@@ -337,7 +339,8 @@ class Rows : public BetweenWarps<Policy> {
     return in;
   }
 
-  // The same from shared memory, where it is until there are results: for what is hardly ever needed.
+  // The same, read from shared memory, which has it until results replace it. For a case so seldom that registers
+  // should not hold the run for it.
   __device__ In<Acc> input_again(int i) const {
     const auto* const pack = reinterpret_cast<const Bits*>(run_order(0, i / kInPack));
     In<Acc> in;

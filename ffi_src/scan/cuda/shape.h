@@ -16,14 +16,15 @@ namespace jaxgpuops::scan {
 
 enum class Layout {
   kAlong,   // inner is 1: 16 bytes along the axis are one load, and one run
-  kAcross,  // 16 bytes across columns are one load; a lane has a run of positions of 4 bytes, or of one column
-  kSpans,   // 4 bytes of memory are one load, whatever they belong to; a lane has a run of one column
+  kAcross,  // 16 bytes across columns are one load; a lane has a run of positions, of as many columns as 4 bytes have
+  kSpans,   // 16 bytes of memory are one load, whatever positions and columns they belong to; a lane has a run of one
+            // column
 };
 
 struct RunShape {
   int run;       // positions of a run
-  int width;     // columns of a lane
-  int per_lane;  // runs of a lane, at most
+  int width;     // columns that a lane has
+  int per_lane;  // the most runs that a lane has
 };
 
 // The shape for a policy with `operands` full-size operands. A tile is 16 KB of an operand, less where there are
@@ -46,18 +47,20 @@ constexpr int64_t span_bytes(int64_t elements, int bytes, int padding) {
   return ((elements * bytes + kLineBytes - 1) / kLineBytes + 1) * (kLineBytes + padding);
 }
 
-// Calls that are not worth the time to compile kernels of 16-byte loads for: they take Layout::kSpans.
-constexpr bool is_rare(Kind kind, bool product, bool segmented, DType dtype) {
+// Calls that are not worth the time and the bytes of kernels with 16-byte loads: they take Layout::kSpans. `op` matters
+// for cumulative calls only.
+constexpr bool is_rare(Kind kind, Op op, bool segmented, DType dtype) {
   const int bytes = bytes_of(dtype);
   if (bytes == 1 || bytes == 16) return true;
-  if (is_float(dtype)) return false;
-  if (is_complex(dtype)) return kind == Kind::kCumulative && segmented;
-  return bytes == 2 || kind != Kind::kCumulative || product || segmented;
+  const bool cumulative = kind == Kind::kCumulative, exponentials = cumulative && op == Op::kLogSumExp;
+  if (dtype == DType::kFloat64) return !cumulative || exponentials;
+  if (is_float(dtype)) return exponentials && segmented;
+  if (is_complex(dtype)) return kind == Kind::kTangent || (cumulative && segmented);
+  return bytes == 2 || !cumulative || op == Op::kProd || segmented;
 }
 
 inline bool is_rare(const Problem& problem) {
-  const bool product = problem.kind == Kind::kCumulative && problem.op == Op::kProd;
-  return is_rare(problem.kind, product, problem.segmented, problem.dtype);
+  return is_rare(problem.kind, problem.op, problem.segmented, problem.dtype);
 }
 
 // Cumulative calls whose kernels get the operator as an option, not as a template argument.
@@ -65,21 +68,21 @@ inline bool is_general(const Problem& problem) {
   return problem.kind == Kind::kCumulative && problem.op != Op::kLogSumExp && (problem.segmented || is_rare(problem));
 }
 
-constexpr int kWarps = 8;  // of a block, at most; those that look ahead not counted
+constexpr int kWarps = 8;  // the most warps of a block, without those that look ahead
 constexpr int kThreads = 32 * kWarps;
-constexpr int kWideThreads = 2 * kThreads;  // of a block that walks along 256 bytes of columns, at most
+constexpr int kWideThreads = 2 * kThreads;  // the most threads of a block that walks along 256 bytes of columns
 
 // The most bytes of shared memory that a tile in flight takes: operands, neighbours, the folds before runs.
 constexpr int stage_bytes(Layout layout, int operands, int bytes, int state_bytes) {
   const RunShape shape = run_shape(layout, operands, bytes);
-  if (layout == Layout::kAcross)  // a line of neighbours more
+  if (layout == Layout::kAcross)  // and one line of neighbours
     return kThreads * (operands * shape.run + (operands < 3 ? 0 : 1)) * shape.width * bytes;
   return kThreads * (operands * shape.per_lane * 16 + (operands < 3 ? 0 : bytes) + state_bytes);
 }
 
 // look_ahead: the most steps between a tile's sum and its results.
 constexpr int kMostLate = 1;
-// Across columns: with at least this many strips, a persistent block keeps to one strip.
+// kAcross: with at least this many strips, a persistent block stays with one strip.
 constexpr int kManyStrips = 16;
 // look_ahead along rows, by a kernel of its own: blocks per multiprocessor, and the most tiles in a block's shared
 // memory. 0: the general look_ahead kernel runs. That is so for three operands, and for `cut` (segments of cumulative
@@ -87,7 +90,7 @@ constexpr int kManyStrips = 16;
 constexpr int row_blocks(int operands, bool cut) { return cut ? 0 : operands == 1 ? 2 : operands == 2 ? 1 : 0; }
 constexpr int kMostStages = 6;
 
-// resident: the most tiles, of all rows together. 132 multiprocessors hold this many at a time.
+// resident: the most tiles, of all rows together. 132 multiprocessors hold so many at the same time.
 constexpr int kResidentTiles = 528;
 // When all tiles of a row read the same sum, memory serves them one after the other. So rows of many tiles keep copies
 // of each sum, each for some of the tiles. A power of two.

@@ -1,8 +1,8 @@
 // Blocks that share a row (inner = 1). A strip is a row, and a single warp finds the fold of all before a tile. Both
 // algorithms fold in the same order: for each digit of the tile's number, the sums that come before it in its group.
 //
-//   resident    all tiles are on the GPU at a time: each publishes its sum, and reads all before it
-//   look_ahead  as in look_ahead.cuh, of one or two operands, with warps of their own for sums and for results
+//   resident    all tiles are on the GPU at the same time: each publishes its sum, and reads the sums before it
+//   look_ahead  as in look_ahead.cuh, for one or two operands; some warps make sums, others results
 #pragma once
 
 #include <cooperative_groups.h>
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kResidentThreads, 2) scan_resident(const __gri
   }
   const int thread = static_cast<int>(threadIdx.x) - 32, team = thread / kThreads;
   const Work work(p, thread);
-  const int t = static_cast<int>(blockIdx.x) * teams + team;  // may be beyond the row: then it is empty
+  const int t = static_cast<int>(blockIdx.x) * teams + team;  // may lie beyond the row: then it is empty
   const auto place = work.place(row);
   const auto span = work.span(t);
   typename Work::Extra extra[1];
@@ -141,8 +141,8 @@ __global__ void __launch_bounds__(kResidentThreads, 2) scan_resident(const __gri
 template <class Policy>
 constexpr int kRowBlocks = row_blocks(Policy::kOperands, Policy::kCut);
 template <class Policy>
-constexpr int kLookers = Policy::kOperands == 2 ? 4 : 3;  // or as many as there are tiles in the ring
-constexpr int kTicketRing = 16;                           // those of the tiles in shared memory, and some before
+constexpr int kLookers = Policy::kOperands == 2 ? 4 : 3;  // at most as many as the ring has tiles
+constexpr int kTicketRing = 16;                           // of the tiles in shared memory, and of some before them
 
 template <class Policy>
 class RowLookAhead {
@@ -151,7 +151,7 @@ class RowLookAhead {
   using State = typename Policy::State;
   using Tile = typename Work::Tile;
 
-  static constexpr int kControlBytes = 8 * kMostStages + 4 * kTicketRing;  // of shared memory, besides tiles
+  static constexpr int kControlBytes = 8 * kMostStages + 4 * kTicketRing;  // bytes of shared memory, besides tiles
   static_assert(kControlBytes % 16 == 0);
 
   __device__ explicit RowLookAhead(const Parameters& p)
@@ -167,7 +167,8 @@ class RowLookAhead {
     if (threadIdx.x < p.stages) make_landing(threadIdx.x);
     __syncthreads();
     if (threadIdx.x < kThreads) {
-      if (threadIdx.x == 0) let_come_near(blockIdx.x);  // whoever takes it, while the counter is cleared
+      if (threadIdx.x == 0)
+        let_come_near(blockIdx.x);  // whichever block will take it, while another kernel clears the counter
       wait_for_predecessor();
       finish();
     } else if (threadIdx.x < 2 * kThreads) {
@@ -184,7 +185,7 @@ class RowLookAhead {
   static_assert(kLanded + kMostStages <= 16);
   static constexpr int kOfStage = 2 * kThreads + 32;
 
-  // Counts tiles, and knows the stage of each.
+  // Counts the tiles of a block, and knows the stage of the present one.
   struct Turn {
     int tile, stage;
     unsigned phase;
@@ -203,7 +204,7 @@ class RowLookAhead {
     int tile;
   };
   __device__ Part part(unsigned ticket) const {
-    if (p.strips == 1) return {0, static_cast<int>(ticket)};  // divisions take long
+    if (p.strips == 1) return {0, static_cast<int>(ticket)};  // a division would take long
     return {ticket % p.strips, static_cast<int>(ticket / p.strips)};
   }
   __device__ unsigned ticket_of(int i) const { return tickets[i % kTicketRing]; }

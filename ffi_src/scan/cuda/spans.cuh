@@ -1,5 +1,5 @@
 // A span of memory: some positions of all columns beside each other, for any policy, element and number of columns. A
-// lane has one run of positions of one column, so that lanes have little to tell each other.
+// lane has one run of positions of one column, so that lanes have few folds to exchange.
 //
 // A span is contiguous, so it is copied to shared memory as it is, 16 bytes at a time, by any thread; results go back
 // the same way. Operands that are not contiguous or not aligned are loaded by the lanes that need them, and such
@@ -29,7 +29,10 @@ class Spans : public BetweenWarps<Policy> {
   static constexpr int kWidth = 1, kTileExtras = 1;
   static constexpr int kThreadsAtMost = kThreads, kLoopBlocks = 3, kLookerWarps = 2, kLookBlocks = 2;
   static constexpr int kInPack = 16 / sizeof(Bits), kInLine = kLineBytes / sizeof(Bits);
-  static constexpr int kTogether = Policy::kOperands * sizeof(Bits) <= 8 ? 8 : 4;  // positions in registers at a time
+  // Positions in registers at a time. Rare policies of wide elements are not worth the code of more than two.
+  static constexpr int kTogether = kRare<Policy> && sizeof(Bits) >= 8      ? 2
+                                   : Policy::kOperands * sizeof(Bits) <= 8 ? 8
+                                                                           : 4;
 
   static constexpr int kBytes = sizeof(Bits), kMany = Policy::kOperands == 1 && kBytes <= 4 ? 1 : 2;
 
@@ -39,10 +42,10 @@ class Spans : public BetweenWarps<Policy> {
     int stage;
   };
   struct Folds {
-    State before, warp;  // the run, within the warp; the whole warp
+    State before, warp;  // the fold of what the warp has of the column before the run, and of all that it has
   };
 
-  // Where the column of this lane is.
+  // Where the column of a lane is.
   struct Place {
     bool active;
     int64_t column;         // outer * inner + the inner index
@@ -74,7 +77,7 @@ class Spans : public BetweenWarps<Policy> {
     axis_warp = warp >> p.column_bits;
     run = p.column_bits == 0 ? lane / p.width : 0;
     column = p.column_bits == 0 ? lane - run * p.width : (warp & ((1 << p.column_bits) - 1)) * 32 + lane;
-    step = p.column_bits == 0 ? p.width : 32;  // lanes to the next run of a column
+    step = p.column_bits == 0 ? p.width : 32;  // from a lane to the one with the next run of the column
   }
 
   // ---- Where things are
@@ -122,7 +125,7 @@ class Spans : public BetweenWarps<Policy> {
 
   // ---- Shared memory
 
-  // Starts to load the elements of an image, and what else the same 16 bytes have, unless that is no part of the array.
+  // Starts to load the elements of an image, and the rest of their 16 bytes, unless that lies outside the array.
   __device__ void copy_in(int stage, const Image& image) const {
     const int64_t there = (p.columns * p.length - image.origin) / kInPack;
     const int packs = static_cast<int>(min(int64_t{(image.end + kInPack - 1) / kInPack}, there));
@@ -139,7 +142,7 @@ class Spans : public BetweenWarps<Policy> {
     }
   }
 
-  // All results have been written to shared memory, in the place of operands; all threads call this.
+  // Stores the results, which have replaced operands in shared memory. All threads call this.
   __device__ void copy_out(int stage, const Image& image) const {
     wait();
     const int first = (image.begin + kInPack - 1) / kInPack, last = image.end / kInPack;  // whole packs
@@ -177,7 +180,7 @@ class Spans : public BetweenWarps<Policy> {
     Words<1> words;
     read(stage, place, image, run, 0, words);
     State state = Policy::first(input(words, 0), p.options);
-    int r = 1;  // and then so many more, of most runs: their lengths are odd
+    int r = 1;  // one is done: the rest of most runs is a multiple of kTogether, for their lengths are odd
 #pragma unroll 1
     for (; r + kTogether <= run.rows; r += kTogether) {
       Words<kTogether> words;
@@ -220,7 +223,7 @@ class Spans : public BetweenWarps<Policy> {
   }
 
   template <int kRows>
-  static constexpr int kColumns = kRows < 8 / kMany ? 8 / kMany / kRows : 1;  // of a lane, at a time
+  static constexpr int kColumns = kRows < 8 / kMany ? 8 / kMany / kRows : 1;  // that a lane does at a time
 
   // The same for all positions of some short columns, from `column` on, kRows at a time. All loads come before any
   // result.
@@ -285,7 +288,7 @@ class Spans : public BetweenWarps<Policy> {
     }
     const State before = shuffle_up(inclusive, step);
     if (run > 0) folds.before = before;
-    folds.warp = inclusive;  // of the last run, all of it
+    folds.warp = inclusive;  // the lane with the last run has the fold of all
     return folds;
   }
 
@@ -326,12 +329,12 @@ class Spans : public BetweenWarps<Policy> {
   }
   __device__ State* folds_at(int stage) const { return reinterpret_cast<State*>(staging(stage, Policy::kOperands)); }
 
-  // Where shared memory has a byte of an image: where short rows of a multiple of 16 bytes would have lanes share
-  // banks, 16 bytes are left free after each line.
+  // Where a byte of an image is in shared memory. If short rows are a multiple of 16 bytes long, lanes would meet in a
+  // bank; so 16 bytes after each line are left free.
   __device__ int padded(int byte) const { return kShort && p.padding ? byte + (byte >> kLineBits << 4) : byte; }
   __device__ static Bits* in(unsigned char* staging, int byte) { return reinterpret_cast<Bits*>(staging + byte); }
 
-  // `count` of n elements that are `by` bytes apart: one by one, or 16 bytes at a time.
+  // Reads `count` (at most n) elements that are `by` bytes apart: one by one, or 16 bytes at a time.
   template <int n>
   __device__ void read_staged(unsigned char* from, int at, int by, int count, Bits (&to)[n]) const {
     if constexpr (kShort && kInPack > 1 && n % kInPack == 0) {
@@ -384,7 +387,7 @@ class Spans : public BetweenWarps<Policy> {
     }
   }
 
-  // The 16 bytes that begin, in the direction of the scan, with those of an element.
+  // The 16 bytes whose first element, in the direction of the scan, is the one at byte `at`.
   __device__ Pack* pack_at(unsigned char* staging, int at) const {
     return reinterpret_cast<Pack*>(staging + padded(p.backward ? at + kBytes - 16 : at));
   }
@@ -394,11 +397,11 @@ class Spans : public BetweenWarps<Policy> {
   struct Words {
     Bits operand[Policy::kOperands][n];
     Bits beside;
-    int count;  // that are there
+    int count;  // of n that exist
     uint32_t starts;
   };
 
-  // Positions from r of the run on, `count` of n.
+  // Reads `count` (at most n) positions, from position r of the run on.
   template <int n>
   __device__ void read(int stage, const Place& place, const Image& image, const Run& run, int r, Words<n>& words,
                        int count = n) const {
@@ -499,8 +502,9 @@ class Spans : public BetweenWarps<Policy> {
   int axis_warp, run, column, step;
 };
 
-// Short axes: a lane has all of a column. Operands are read once, results written once. A block has columns beside each
-// other: those of whole rows (outer indices), which come to shared memory, or some of a row, which do not.
+// Short axes: a lane has all of a column. Operands are read once, results written once. A block has neighbouring
+// columns: either all columns of some outer indices, which come to shared memory, or a part of those of one, which do
+// not.
 template <class Policy, int kRows>
 __device__ void scan_short_rows(const Parameters& p) {
   using Work = Spans<Policy, true>;
@@ -527,7 +531,7 @@ __device__ void scan_short_rows(const Parameters& p) {
 template <class Policy>
 __global__ void __launch_bounds__(kThreads, sizeof(typename Policy::State) > 8 ? 3 : 4)
     scan_short(const __grid_constant__ Parameters p) {
-  if constexpr (!Policy::kCut) {  // which is worth some code for what is not rare
+  if constexpr (!Policy::kCut && !kRare<Policy>) {
     if (p.length <= 2) return scan_short_rows<Policy, 2>(p);
     if (Spans<Policy>::kTogether > 4 && p.length <= 4) return scan_short_rows<Policy, 4>(p);
   }

@@ -1,4 +1,4 @@
-// The sums of tiles that blocks which share an axis tell each other, in global memory.
+// The sums of tiles that blocks exchange through global memory where they share an axis.
 //
 // A sum is published in words of 32 bits each, with a tag beside it that says so: one 64-bit access, so nothing has to
 // be ordered. To publish a sum a block waits for nothing but tiles that come before in a counter's order, so there is
@@ -18,7 +18,7 @@ template <class Policy>
 struct Sums {
   using State = typename Policy::State;
   static constexpr int kWords = sizeof(State) / 4;
-  static constexpr int kBatch = kWords >= 8 ? 2 : 16 / kWords;  // loaded together
+  static constexpr int kBatch = kWords >= 8 ? 2 : 16 / kWords;  // sums that are loaded together
 
   const Parameters& p;
 
@@ -26,13 +26,14 @@ struct Sums {
     return p.words + ((p.level_at[level] + static_cast<int64_t>(index)) * p.columns + column) * kWords;
   }
 
-  // By atomics, which are seen sooner, or by stores, which cost memory less: better where each thread has a column.
+  // kAtomic: with atomics, which others see sooner; if not, with stores, which load memory less: better where each
+  // thread has a column.
   template <bool kSoon = true>
   __device__ void publish(int level, int index, int64_t column, State state) const {
     set<kSoon>(at(level, index, column), state);
   }
 
-  // Calls body(i, sum i) for `count` sums of a level, one after the other; waits until they are there.
+  // Calls body(i, sum i) for `count` sums of a level, in order, and waits for each until it has been published.
   template <bool kByTwo = true, class Body>
   __device__ void each(int level, int first, int count, int64_t column, Body body) const {
     for (int begin = 0; begin < count; begin += kBatch) {
@@ -76,7 +77,7 @@ struct Sums {
     return state;
   }
 
-  // Makes words that are clear say that a sum is there.
+  // Publishes a sum in words that are clear.
   template <bool kSoon = true>
   __device__ static void set(uint64_t* to, State state) {
     const auto words = bits_as<WordsOf<State>>(state);
@@ -116,8 +117,8 @@ struct Sums {
 // What comes before a tile: for each digit of its number, the sums of those that come before in its group. Who has the
 // last tile of a group publishes the sum of the group, at once and of as many levels as end there.
 //
-// By a warp, a lane for each of a group.
-constexpr int kFewLevels = 3;  // those of 2^15 tiles
+// A warp does it; each lane has one sum of a group.
+constexpr int kFewLevels = 3;  // sums of 2^15 tiles
 
 template <class Policy>
 class Before {
@@ -159,7 +160,7 @@ class Before {
   __device__ __forceinline__ bool load(int level, WordsOf<State>& words) const {
     const int lane = threadIdx.x % 32, index = tile >> (kGroupBits * level), digit = index % kGroup;
     const bool wanted =
-        lane < digit || (level == 0 && digit == kGroup - 1);  // the last of a group also reads its own sum
+        lane < digit || (level == 0 && digit == kGroup - 1);  // the last tile of a group also reads its own sum
     return !wanted || sums.load(sums.at(level, index - digit + lane, column), words);
   }
 
@@ -183,10 +184,10 @@ class Before {
   const int64_t column;
   const Sums<Policy> sums;
   State before, sum;
-  bool ends;  // with this tile, a group of the level below, whose sum is `sum`
+  bool ends;  // this tile ends a group of the level below, whose sum is `sum`
 };
 
-// Makes all words say that nothing is there.
+// Clears all words: no sum has been published.
 static __global__ void clear_workspace(unsigned* counters, uint64_t* words, int64_t count) {
   let_dependents_start();
   const int64_t first = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;

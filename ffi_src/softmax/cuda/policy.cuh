@@ -28,7 +28,7 @@ __device__ __forceinline__ Acc nan() {
 }
 
 __device__ __forceinline__ float logarithm(float x) { return logf(x); }
-__device__ __forceinline__ double logarithm(double x) { return log(x); }
+__device__ __forceinline__ double logarithm(double x) { return called_log(x); }
 __device__ __forceinline__ float logarithm_beyond_1(float x) { return log1pf(x); }
 __device__ __forceinline__ double logarithm_beyond_1(double x) { return log1p(x); }
 __device__ __forceinline__ float larger_number(float a, float b) { return fmaxf(a, b); }
