@@ -288,6 +288,34 @@ def test_scan_tiles_do_not_depend_on_the_batch():
             assert len({(plan["layout"], plan["tile"], plan["tiles"]) for plan in plans}) == 1
 
 
+def test_rare_scans():
+    """Calls that docs/scan.md names as rare take one layout whatever their rows are; others take that of their rows."""
+    rare = {
+        ("cumsum", "int8", False),
+        ("cumsum", "complex128", False),
+        ("cumprod", "int32", False),
+        ("cummax", "int32", True),
+        ("cumlogsumexp", "bfloat16", True),
+        ("cumlogsumexp", "float64", False),
+        ("cumprod_jvp", "complex64", False),
+        ("cummax_jvp", "float64", False),
+        ("linear_scan", "float64", False),
+        ("linear_scan_vjp", "float64", False),
+    }
+    others = {
+        ("cumsum", "int32", False),
+        ("cummax", "float64", True),
+        ("cumprod", "complex64", False),
+        ("cumlogsumexp", "float32", False),
+        ("cumprod_jvp", "float32", False),
+        ("linear_scan", "complex64", False),
+        ("linear_scan_vjp", "complex64", True),
+    }
+    for op, dtype, segmented in rare | others:
+        layouts = [plan_scan(op, 9, 5000, inner, dtype, segmented, 1, 90)["layout"] for inner in (1, 256)]
+        assert layouts == (["spans"] * 2 if (op, dtype, segmented) in rare else ["along", "across"]), (op, dtype)
+
+
 def test_scan_nothing_to_do():
     for rows in [(0, 5, 1), (3, 5, 0), (3, 0, 1)]:
         plan = plan_scan("cumsum", *rows, "float32", False, 1, 90)
