@@ -36,24 +36,24 @@ struct Plan {
   int axis_warps = 1;
   int column_bits = 0;  // a block has 2^column_bits warps across the columns
   int per_lane = 1;
-  int runs = 1;               // kSpans: runs of a column that a warp has
+  int runs = 1;               // kSpans: runs of a warp
   int columns = 1;            // kSpans: columns of a span
   int64_t parts = 1;          // kSpans: parts into which `inner` is divided
-  int64_t block_columns = 0;  // columns of a block if one lane has the axis, else 0
+  int64_t block_columns = 0;  // columns of a block if the axis is short, else 0
   int span_bytes = 0;    // shared memory for an operand's part of a span; 0 if that part is not contiguous in memory
-  int padding = 0;       // free bytes after each 128 bytes of a span, against bank conflicts
-  int stage_bytes = 0;   // bytes of shared memory for a tile
+  int padding = 0;       // bytes of span_bytes that are left free after each 128
+  int stage_bytes = 0;   // shared memory for a tile
   int tile = 0;          // positions along the axis that a tile has
   int64_t tiles = 0;     // tiles along the axis
   int64_t strips = 0;    // blocks needed to cover all columns once
   int levels = 1;        // levels of the tree in which sums of tiles are folded
-  int late = 0;          // look_ahead: steps from publishing the sum of a tile to writing its results
-  int stages = 1;        // tiles of a block that are in shared memory at the same time
+  int late = 0;          // look_ahead: steps between the sum of a tile and its results
+  int stages = 1;        // tiles that a block has in shared memory at a time
   bool overlap = false;  // the second of two kernels may start before the first ends
-  int64_t workspace_bytes = 0;  // for each outer index of the problem
+  int64_t workspace_bytes = 0;  // for each outer index
 
   int threads() const { return 32 * axis_warps << column_bits; }
-  // How many times as many columns as a block of kThreads this block has.
+  // Columns of a block, in multiples of those that a block of kThreads has.
   int width() const { return threads() > kThreads ? threads() / kThreads : 1; }
 };
 

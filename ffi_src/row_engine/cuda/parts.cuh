@@ -29,22 +29,22 @@ struct Extras {
   }
 };
 
-// The members that every kernel reads first are first, in one cache line: the first read of a line of parameters is
+// The members that every kernel reads first come first, side by side: the first read of a cache line of parameters is
 // slow.
 template <class P>
 struct Parameters {
   const void* operands[2];
-  void* out;                       // null: the only results are numbers of each row
+  void* out;                       // null: results are numbers a row
   int64_t columns, length, inner;  // columns: outer * inner
   int64_t first;                   // column of the first block
   int spans, units;
   int lane_bits, vector_bits, blocks, block_bits, unit_warps, part;
-  bool cluster;  // the blocks that share a row are a cluster
-  bool aligned;  // every vector of every row is aligned
+  bool cluster;  // blocks that share a row are one
+  bool aligned;  // every vector is, in every row
   Phase phase;
   unsigned char* workspace;
-  int64_t workspace_stride;  // bytes for each outer index
-  int64_t finals_at;         // where finals begin in them
+  int64_t workspace_stride;  // bytes an outer index
+  int64_t finals_at;         // in them
   int column_lane_bits, column_warp_bits, axis_warps;
   int64_t part_length;  // along_kernel: positions of a block
   int64_t ahead;        // rows_kernel: see RowPlan
@@ -68,15 +68,15 @@ struct Stat {
   __device__ Acc sum(int k) const { return of[k + (P::kPeak ? 1 : 0)]; }
 };
 
-// Loads 16 bytes without advice to the caches. With load_once and store_once rows took up to 10 % longer now and then,
-// it seems after kernels that had filled the L2 cache.
+// 16 bytes, without advice to the caches. With load_once and store_once rows took up to 10 % longer now and then, it
+// seems after kernels that had filled the L2.
 __device__ __forceinline__ Pack load_pack(const Pack* from) {
   return bits_as<Pack>(*reinterpret_cast<const uint4*>(from));
 }
 __device__ __forceinline__ void store_pack(Pack* to, Pack pack) {
   *reinterpret_cast<uint4*>(to) = bits_as<uint4>(pack);
 }
-// Stores 16 bytes by one instruction, for places where nvcc splits the store into four words.
+// The same by one instruction, for places where nvcc splits the store into four words.
 __device__ __forceinline__ void store_whole(Pack* to, Pack pack) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(pack.word[0]),
                "r"(pack.word[1]), "r"(pack.word[2]), "r"(pack.word[3])
@@ -132,7 +132,7 @@ struct Held {
   __device__ void mask(int j, int i) { masks[(j * kWidth + i) / 32] |= 1u << (j * kWidth + i) % 32; }
   __device__ bool masked(int j, int i) const { return masks[(j * kWidth + i) / 32] >> (j * kWidth + i) % 32 & 1; }
 
-  // Called when the masks are known. bias(j, i) is called where there is a bias.
+  // After the masks are known. bias(j, i) is called where there is one.
   template <class Bias>
   __device__ void decode(const typename P::Args& args, const typename P::Row& row, bool biased, Bias bias) {
     if constexpr (P::kDecoded) {
@@ -169,7 +169,7 @@ struct Held {
     }
   }
 
-  // Computes the peak of every column.
+  // The peak of every column.
   __device__ void peaks(const typename P::Args& args, Acc (&peak)[kWidth]) const {
     if constexpr (P::kPackedPeak && kPacks) {
 #pragma unroll
@@ -199,9 +199,9 @@ struct Held {
       }
     }
   }
-  // Computes the sums of all columns.
+  // Of all columns.
   __device__ Acc peak(const typename P::Args& args) const {
-    if constexpr (P::kPackedPeak && kPacks) {  // compares words first, so that few of them are unpacked
+    if constexpr (P::kPackedPeak && kPacks) {  // words first: few of them are taken apart
       uint32_t pair = P::ordered_pair(args, raw[0][0].word[0]);
 #pragma unroll
       for (int j = 0; j < kCount; ++j)
@@ -217,13 +217,13 @@ struct Held {
     for (int i = 1; i < kWidth; ++i) peak = P::larger(peak, of_columns[i]);
     return peak;
   }
-  // Computes the sums of the columns in [from, to).
+  // Of the columns in [from, to).
   template <class Args, class Shift>
   __device__ Acc sum(const Args& args, int k, const Shift& shift, int from, int to) const {
     Acc sum = Acc(0);
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
-      Acc of_unit = P::kPeak ? -Acc(0) : Acc(0);  // x + -0 is x, so the compiler drops the addition
+      Acc of_unit = P::kPeak ? -Acc(0) : Acc(0);  // what is added to -0 is not changed: no addition
 #pragma unroll
       for (int i = 0; i < kWidth; ++i)
         if constexpr (P::kSums > 0)
@@ -234,7 +234,7 @@ struct Held {
   }
 };
 
-// Rounds values to 16 bytes of elements.
+// Rounds values to elements, 16 bytes of them.
 template <class Element>
 __device__ __forceinline__ Pack packed(const typename Element::Acc (&value)[16 / sizeof(typename Element::Bits)]) {
   using Bits = typename Element::Bits;
@@ -259,7 +259,7 @@ __device__ __forceinline__ Acc merged_peak(Acc peak, int from, int to) {
     if (bit >= from && bit < to) peak = P::larger(peak, shuffle_xor(peak, 1 << bit));
   return peak;
 }
-// Merges over all lanes.
+// Of all lanes.
 template <class P, class Acc>
 __device__ __forceinline__ Acc peak_of_warp(Acc peak) {
   if constexpr (P::kNumericPeak && sizeof(Acc) == 4) {
@@ -289,7 +289,7 @@ template <class P, class Sum>
 __device__ __forceinline__ void take_in(Stat<P>& stat, typename Stat<P>::Acc peak, Sum sum) {
   if constexpr (P::kPeak) {
     const auto larger = P::larger(stat.peak(), peak);
-    if (P::kSums > 0 && !(larger == stat.peak())) {  // rare; scaling costs as much as one more element
+    if (P::kSums > 0 && !(larger == stat.peak())) {  // rare, and scaling costs as much as an element
       Stat<P> scaled = Stat<P>::none();
       add_stat<P>(scaled, stat, P::guard(larger));
       stat = scaled;
@@ -328,7 +328,7 @@ __device__ __forceinline__ Stat<P> merge_serially(Get stat, int begin, int step,
   return all;
 }
 
-// The warp merges stat(0), .. stat(count - 1); all its lanes get the result.
+// The warp merges; all its lanes get the result.
 template <class P>
 __device__ __forceinline__ Stat<P> merge_lanes(Stat<P> mine) {
   Stat<P> all = Stat<P>::none();
