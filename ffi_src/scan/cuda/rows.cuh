@@ -352,7 +352,7 @@ class Rows : public BetweenWarps<Policy> {
   int lane, run, axis_warp, column_warp;
   int part, slot;            // of the row, and of the warp's part: where this warp and lane are, as memory has them
   int length, rows, origin;  // origin: where the warp's part begins in its first row, as memory has it
-  int64_t first;             // row of the warp, which has `rows` from there on (or fewer)
+  int64_t first;             // the warp's first row; it has `rows` rows, or fewer at the end
   Pack* packs;               // the warp's part of shared memory
   int moved;                 // where the first of the packs that the lane moves is, from the first row on;
   uint32_t there = ~0u;      // a bit for each: whether it is in the array

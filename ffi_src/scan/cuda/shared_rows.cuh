@@ -179,8 +179,8 @@ class RowLookAhead {
   }
 
  private:
-  // Barriers: of those that fold, and that finish; for each stage, that what comes before its tile is known; and that
-  // it has landed, where the device cannot tell so by itself.
+  // Named barriers: one for the warps that fold, one for those that finish; for each stage one that says that the fold
+  // before its tile is known, and one that says that the tile has landed (where no mbarrier can).
   static constexpr int kAmongFolders = 1, kAmongFinishers = 2, kReady = 3, kLanded = kReady + kMostStages;
   static_assert(kLanded + kMostStages <= 16);
   static constexpr int kOfStage = 2 * kThreads + 32;

@@ -1,4 +1,4 @@
-// What a block does with a buffer of candidates in shared memory: raise the threshold, sort the best.
+// How a block raises the threshold of a buffer of candidates in shared memory, and sorts the best.
 //
 // These run a few times a row, mostly straight after a cold start, where fetching instructions costs as much as
 // executing them: loops are unrolled only where several candidates of a thread hide each other's latency.
@@ -15,7 +15,7 @@
 
 namespace jaxgpuops::topk {
 
-constexpr uint32_t kCrowded = 64;  // candidates in one bin that make the sort the better choice
+constexpr uint32_t kCrowded = 64;  // with more candidates in a bin, a sort is the better choice
 
 template <class C>
 __device__ __forceinline__ C larger(C a, C b) {
@@ -44,7 +44,7 @@ struct Shared {
   alignas(16) uint32_t histogram[kBins];
   C low[kWarps], high[kWarps];
   uint32_t sums[kWarps];
-  uint32_t count;     // candidates in the buffer; more than its room, where some found no place
+  uint32_t count;     // candidates that were appended: more than the buffer's room if some found no place
   uint32_t full;      // whether some found no place
   uint32_t boundary;  // the bin that holds the k-th candidate
   uint32_t above;     // candidates in the bins above that one
@@ -65,7 +65,7 @@ __device__ __noinline__ Key kth_of_block(Key value, uint32_t k) {
 #pragma unroll
     for (uint32_t stride = size / 2; stride; stride /= 2) {
       const Key other = shuffle_xor(sorted, stride);
-      const bool first = !(lane & stride), downwards = !(lane & size);  // lane < 32: the last merge runs downwards
+      const bool first = !(lane & stride), downwards = !(lane & size);  // lane < 32, so the last merge is descending
       sorted = first == downwards ? larger(sorted, other) : smaller(sorted, other);
     }
   }
@@ -122,7 +122,7 @@ __device__ __forceinline__ C kth_of_composites(C value, uint32_t k, C floor = 0)
     } else {
       high = middle - 1;
     }
-    if (__builtin_expect(step == 8, false)) {  // ties, far from other values: on to what there is
+    if (__builtin_expect(step == 8, false)) {  // ties far from other values: go on with the values that there are
       const C least = least_of_warp(value >= low ? value : ~C{0}), most = largest_of_warp(value <= high ? value : C{0});
       if (threadIdx.x % 32 == 0) warp_least[warp] = least, warp_kth[warp] = most;
       __syncthreads();
@@ -161,7 +161,7 @@ struct Bins {
   C high;  // bin 0 starts here and bins descend
   int shift;
   uint32_t boundary, above, kept;
-  bool crowded;  // a bin that matters holds too many to compare
+  bool crowded;  // one of the bins that matter holds too many to compare with each other
 
   __device__ uint32_t of(C c) const { return static_cast<uint32_t>((high - c) >> shift); }
   __device__ C floor() const {  // the lowest composite of the boundary bin
@@ -170,8 +170,9 @@ struct Bins {
   }
 };
 
-// Counts what of buffer[0, m) lies in [from, to] into bins over its range; leaves in s.histogram the number of
-// candidates above each bin. Requires k >= 1 and k candidates in the interval. Starts and ends with the block in step.
+// Counts the candidates of buffer[0, m) that lie in [from, to] in bins over that range; leaves in s.histogram the
+// number of candidates above each bin. Requires k >= 1 and k candidates in the interval. Starts and ends with the block
+// in step.
 template <int kThreads, class C>
 __device__ Bins<C> bin_candidates(Shared<kThreads, C>& s, const C* buffer, uint32_t m, uint32_t k, C from, C to) {
   using S = Shared<kThreads, C>;
@@ -284,7 +285,7 @@ __device__ __noinline__ void compact(Shared<kThreads, C>& s, C* buffer, C thresh
       v[j] = i < m ? buffer[i] : C{0};
       keeps |= static_cast<uint32_t>(i < m && v[j] >= threshold) << j;
     }
-    __syncthreads();  // the chunk is in registers: its places may be written
+    __syncthreads();  // the chunk is in registers, so its places may be overwritten
     const uint32_t mine = __popc(keeps), inclusive = sum_up_to_lane(mine);
     uint32_t at = 0;
     if ((tid & 31) == 31 && inclusive) at = atomicAdd(&s.count, inclusive);
@@ -393,8 +394,8 @@ __device__ __noinline__ void sort_candidates(Shared<kThreads, C>& s, C* buffer, 
     for (int j = 0; j < kBatch<C>; ++j)
       if (at[j] != ~0u) scratch[at[j]] = mine[j];
   }
-  __syncthreads();  // s.histogram[bin] is now where the bin ends, and where the next one starts
-  // A thread ranks several candidates at once, and a warp neighbouring ones, whose bins have similar sizes.
+  __syncthreads();  // now s.histogram[bin] is the end of the bin, where the next one starts
+  // A thread ranks several candidates at the same time, and a warp neighbouring ones, whose bins have similar sizes.
   constexpr int kRanked = 4;
 #pragma unroll 1
   for (uint32_t i = tid / 32 * (32 * kRanked) + tid % 32; i < bins.kept; i += kRanked * kThreads) {
@@ -441,7 +442,7 @@ __device__ __forceinline__ uint32_t append_hits(Shared<kThreads, C>& s, C* buffe
   return hits;
 }
 
-// Called after a barrier at which some hits had found no room: makes room, and returns the new threshold.
+// Makes room and returns the new threshold. Called after a barrier, if some hits had found no room.
 template <int kThreads, class Key>
 __device__ Composite<Key> make_room(Shared<kThreads, Composite<Key>>& s, Composite<Key>* buffer, Packing<Key> packing,
                                     uint32_t k, uint32_t keep, uint32_t room) {

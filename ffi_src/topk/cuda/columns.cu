@@ -81,8 +81,8 @@ __device__ __noinline__ void radix_select(const Key* row, uint32_t length, uint3
   __syncwarp();
 }
 
-// What the phases of columns_kernel share of a warp, in the order in which they run. It has kRows columns, which are
-// rows in shared memory, and a group of kLanes lanes has one of them.
+// What the phases of columns_kernel share, in the order in which they run. A warp has kRows columns, which are rows in
+// shared memory; a group of kLanes lanes has one of them.
 template <class Key, int kLanes, bool kVectors>
 struct Warp {
   using Order = Ranked<Key>;
@@ -95,9 +95,9 @@ struct Warp {
   const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x / 32, group = lane / kLanes, g = lane % kLanes;
   const uint32_t mates = kLanes == 32 ? kEveryLane : ((1u << kLanes) - 1) << (group * kLanes);
   const uint32_t loads = a.length / kVector;
-  int64_t outer, first;    // of the block's first column
-  uint32_t columns, rows;  // of the block and of the warp that are there
-  bool live;               // whether the group has one
+  int64_t outer, first;    // index of the block's first column
+  uint32_t columns, rows;  // columns of the block and of the warp that exist
+  bool live;               // whether the group has a column
   const Key* row;
   uint32_t delegates[kParts] = {};
 
@@ -126,7 +126,7 @@ struct Warp {
     row = tile + (warp * kRows + (live ? group : 0)) * a.pitch;
   }
 
-  // The block brings its columns to shared memory.
+  // Loads the block's columns into shared memory.
   __device__ __forceinline__ void bring_columns() {
     const uint32_t column = threadIdx.x % kTile;
     const Key* from = static_cast<const Key*>(a.x) + outer * a.length * a.inner + first + column;
@@ -222,7 +222,7 @@ struct Warp {
       radix_select(tile + (warp * kRows + r) * a.pitch, a.length, a.k, bound, a.order, all_words + r * a.capacity,
                    all_indices + r * a.capacity, histogram);
     }
-    if (live && g < 4) words_of[m + g] = 0;  // the comparison reads four at a time
+    if (live && g < 4) words_of[m + g] = 0;  // four are compared at a time
     __syncwarp();
     return m;
   }
@@ -265,8 +265,8 @@ struct Warp {
       }
     }
     if constexpr (!Order::kDistinct) {
-      // Ranks of distinct keys are 0 … m - 1. Ties sum to less: then the row is ranked again, equal keys by index (and
-      // at once for index order, where two must not be put in one place).
+      // The ranks of distinct keys are 0 … m - 1. With ties, their sum is less: then the row is ranked again, with
+      // equal keys by index. (For results in index order that is done at once, since no two may share a place.)
       ranks = sum_of_lanes<kLanes>(ranks);
       __syncwarp();
       if (m && (!a.sorted || ranks != m * (m - 1) / 2)) {

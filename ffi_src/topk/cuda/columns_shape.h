@@ -8,9 +8,9 @@ namespace jaxgpuops::topk {
 
 constexpr int64_t kMaxColumnsK = 64;
 constexpr int64_t kMaxColumnBytes = 16 * 1024;
-constexpr int kParts = 4;  // of a lane's elements; each has a delegate
+constexpr int kParts = 4;  // parts of a lane's elements; each part has a delegate
 constexpr int kColumnWarps = 8;
-constexpr int kStreamedThreads = 128;  // of a block that streams columns
+constexpr int kStreamedThreads = 128;  // threads of a block that streams columns
 
 // Lanes that share a column: few, so that the shuffles of the selection serve several at once, but with twice as many
 // delegates as candidates are wanted, no more than 32 elements each, and enough of them to fill the device.
@@ -28,7 +28,7 @@ constexpr int columns_capacity(int64_t k) { return static_cast<int>((2 * k + 24 
 
 struct ColumnsShape {
   int columns = 1;        // of one warp
-  size_t pitch = 0;       // elements from column to column in shared memory
+  size_t pitch = 0;       // distance between columns in shared memory, in elements
   size_t tile_bytes = 0;  // shared memory of a block's columns
   size_t bytes = 0;       // shared memory of one warp: its candidates, counters, digit histogram
 };

@@ -20,19 +20,19 @@ constexpr uint32_t kStreamed = 32;                         // columns of a block
 constexpr uint32_t kApart = kStreamedThreads / kStreamed;  // threads of a column
 constexpr uint32_t kBatch = 24;                            // elements of a thread that are loaded together
 constexpr uint32_t kHeld = 56;                             // candidates of a thread
-constexpr uint32_t kRoom = 80;                             // candidates of a column that may stay
+constexpr uint32_t kRoom = 80;                             // candidates of a column that may stay after a round
 static_assert(kRoom >= kMaxColumnsK + kMaxColumnsK / 4 && kBatch * kApart >= kMaxColumnsK);
 
 template <class Key>
 struct Lists {
   using Order = Ranked<Key>;
-  static constexpr uint32_t kPitch = kApart * kHeld + 1;  // odd: what neighbouring threads write is on different banks
+  static constexpr uint32_t kPitch = kApart * kHeld + 1;  // odd, so that neighbouring threads write to different banks
   uint32_t words[kStreamed * kPitch];
   uint16_t indices[Order::kDistinct ? 1 : kStreamed * kPitch];
   uint8_t counts[kApart][kStreamed];
   uint32_t floors[kStreamed];                  // words that k candidates reach
-  uint8_t found[kStreamed][kRoom];             // places of the last candidates
-  uint8_t order[kStreamed][kMaxColumnsK + 4];  // and of the k best, in the order asked for
+  uint8_t found[kStreamed][kRoom];             // places of the candidates that are left
+  uint8_t order[kStreamed][kMaxColumnsK + 4];  // places of the k best, in the order asked for
 
   __device__ __forceinline__ void put(uint32_t place, uint32_t word, uint32_t index) {
     words[place] = word;
@@ -130,7 +130,7 @@ struct Lists {
       put(first + kept++, own[i], place);
     }
     if (__any_sync(kEveryLane, kept > kHeld - kBatch)) kept = spread(kept);
-    __syncwarp();  // all have read what is written over
+    __syncwarp();  // all threads have read what is overwritten now
     counts[part][column] = static_cast<uint8_t>(kept);
     if (part == 0) floors[column] = low;
   }

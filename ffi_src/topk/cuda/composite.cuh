@@ -19,7 +19,8 @@ template <class Key>
 struct Packing {
   using C = Composite<Key>;
   uint32_t last;   // length - 1: the index is stored as last - index
-  int index_bits;  // 32-bit keys always use 32: no shift; narrow keys pack densely, which spreads ties over bins
+  int index_bits;  // bits of the index: 32 below 32-bit keys, so that no shift is needed; few below narrow keys, which
+                   // spreads ties over bins
 
   JAXGPUOPS_HD static Packing make(uint32_t length) {
     int bits = 1;
@@ -36,7 +37,7 @@ struct Packing {
     return last - mirrored;
   }
 
-  // The same candidate with the index on top, for results in index order.
+  // The same candidate with the index above the key, for results in the order of indices.
   JAXGPUOPS_HD C by_index(C c) const { return (static_cast<C>(last - index(c)) << (8 * sizeof(Key))) | key(c); }
   JAXGPUOPS_HD C from_by_index(C c) const {
     return pack(static_cast<Key>(c), last - static_cast<uint32_t>(c >> (8 * sizeof(Key))));
@@ -48,9 +49,9 @@ struct Packing {
 // top bit decides the others.
 template <class Key>
 struct Filter {
-  using Word = std::conditional_t<sizeof(Key) == 8, uint64_t, uint32_t>;  // registers hold words of 1, 2 or 4 elements
+  using Word = std::conditional_t<sizeof(Key) == 8, uint64_t, uint32_t>;  // a word has 1, 2 or 4 elements
   static constexpr int kBits = 8 * sizeof(Key), kWordBits = 8 * sizeof(Word), kPerWord = kWordBits / kBits;
-  Word flips, floor;  // flips in every element of a word; floor in the top one
+  Word flips, floor;  // `flips` is in every element of a word; `floor` in the top one only
 
   JAXGPUOPS_HD Filter(Key threshold, KeyOrder order) {
     const bool negative = decode(threshold, order) >> (kBits - 1);
@@ -60,7 +61,7 @@ struct Filter {
     flips = word;
     floor = static_cast<Word>(threshold) << (kWordBits - kBits);
   }
-  // The largest elements of two words, the first of them a result of this function or 0; and whether one passes.
+  // The largest elements of two words (the first is a result of this function or 0), and whether one of them passes.
   __device__ Word most(Word a, Word word) const {
     if constexpr (kPerWord == 1) {
       return a > (word ^ flips) ? a : word ^ flips;
@@ -74,7 +75,7 @@ struct Filter {
     for (int e = 0; e < kPerWord; ++e) any |= most << (kWordBits - kBits * (e + 1)) >= floor;
     return any;
   }
-  // The same for larger keys than the threshold.
+  // The same for keys above the threshold.
   __device__ bool exceeds(Word most) const {
     bool any = false;
 #pragma unroll
@@ -86,7 +87,7 @@ struct Filter {
   JAXGPUOPS_HD uint32_t passes(Word word) const {
     uint32_t bits = 0;
 #pragma unroll
-    for (int e = 0; e < kPerWord; ++e)  // what stands below an element in the word cannot change the answer
+    for (int e = 0; e < kPerWord; ++e)  // the lower elements of the word cannot change the answer
       bits |= static_cast<uint32_t>(((word ^ flips) << (kWordBits - kBits * (e + 1))) >= floor) << e;
     return bits;
   }

@@ -21,13 +21,13 @@ __device__ __forceinline__ void count_before(uint32_t& count, uint32_t own, uint
       : "r"(index), "r"(~other_index), "r"(~own), "r"(other));
 }
 
-// bits = 2 * bits + (above < word), likewise, by the carry of word + ~above.
+// bits = 2 * bits + (above < word), in two instructions: by the carry of word + ~above.
 __device__ __forceinline__ void push_reaches(uint32_t& bits, uint32_t word, uint32_t above) {
   asm("{\n.reg .u32 t;\nadd.cc.u32 t, %1, %2;\naddc.u32 %0, %0, %0;\n}" : "+r"(bits) : "r"(~above), "r"(word));
 }
 
-// A lower bound, reached by at least k of a group's delegates (k <= 2 * kLanes) and by few more, of the k-th largest.
-// Every lane's second delegate reaches the least of them; a bisection by ballots closes in from there.
+// A lower bound of the k-th largest of a group's delegates (k <= 2 * kLanes): at least k reach it, and few more. The
+// least second delegate of a lane is such a bound; a bisection by ballots improves it.
 template <int kLanes>
 __device__ __forceinline__ uint32_t kth_of_group(const uint32_t (&v)[kParts], uint32_t k, uint32_t mates) {
   const uint32_t a = max(v[0], v[1]), b = min(v[0], v[1]), c = max(v[2], v[3]), d = min(v[2], v[3]);
@@ -75,7 +75,7 @@ __device__ __forceinline__ void sort_over_team(uint32_t (&v)[kCount]) {
 template <int kTeam, int kCount>
 __device__ __forceinline__ void sort_over_team(float (&v)[kCount]) {
   const uint32_t t = threadIdx.x & (kTeam - 1);
-  const auto turn = [&](uint32_t bits) {  // 1, or -1 where one of these two bits is set
+  const auto turn = [&](uint32_t bits) {  // 1; -1 where exactly one of these two bits is set
     const uint32_t low = bits & -bits, high = bits ^ low, top = 1u << 31;
     return __uint_as_float((((t * (top / low)) ^ (high ? t * (top / high) : 0)) & top) | 0x3f800000);
   };
@@ -122,7 +122,7 @@ struct Lanes {
     for (int bits = kBits; bits < 32; bits *= 2) word |= word << bits;
     return word;
   }
-  // A multiplication spreads each sign bit over the magnitude: it runs beside the integer pipe, which is the busy one.
+  // A multiplication spreads each sign bit over the magnitude, on another pipe than integers, which are the bottleneck.
   __device__ __forceinline__ uint32_t encode(uint32_t word) const {
     const uint32_t signs = kBits == 32 ? word >> 31 : (word >> (kBits - 1)) & spread(1);
     return word ^ (signs * magnitude) ^ flip;
@@ -137,8 +137,8 @@ struct Lanes {
   }
 };
 
-// What candidates are ranked by, in one word: a 32-bit key, with its index kept beside it, or a narrow key above its
-// mirrored index, which makes all of them distinct if rows are shorter than 2^16 (kShort).
+// What candidates are ranked by, as one word: a 32-bit key, with its index beside it; or a narrow key above its
+// mirrored index. If rows are shorter than 2^16 (kShort), the latter are all distinct.
 template <class Key, bool kShort = true>
 struct Ranked {
   static constexpr bool kDistinct = sizeof(Key) < 4 && kShort;

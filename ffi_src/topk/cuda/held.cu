@@ -26,8 +26,8 @@ namespace {
 
 struct Args : Call {
   uint32_t blocks;
-  uint32_t block_bits;  // 2^block_bits is blocks
-  uint32_t share;       // vectors of a block
+  uint32_t block_bits;  // the number of blocks is 2^block_bits
+  uint32_t share;       // vectors that a block has of a row
   uint32_t zero;        // which the compiler must not know
   int index_bits;       // of a packed candidate
 };
@@ -50,11 +50,11 @@ static_assert(sizeof(Board<256>) == held_board_bytes(256));
 template <class Key>
 struct Part {
   static constexpr uint32_t kVector = RowVectors<Key>::kVector;
-  static constexpr uint32_t kChunk = 128;  // vectors that lie in registers, or in shared memory, side by side
+  static constexpr uint32_t kChunk = 128;  // vectors that are in registers together, or in shared memory
   const RowVectors<Key> row;
   const uint4* body;
   uint32_t begin, vectors;  // index of the body's first element, and its vectors
-  uint32_t loose;           // elements of the row that no vector has, if this block takes them
+  uint32_t loose;           // the row's loose elements, if this block takes them
 
   __device__ __forceinline__ Part(const Args& a, uint32_t r, uint32_t rank)
       : row(static_cast<const Key*>(a.x) + static_cast<int64_t>(r) * a.length, a.length) {
@@ -146,7 +146,7 @@ __device__ __noinline__ uint32_t take_ties(const Args& a, Board<kThreads>& board
   const Filter<Key> filter(floor, a.order);
   const uint32_t tid = threadIdx.x;
   const auto load = [&](uint32_t v) { return v < part.vectors ? __ldg(part.body + v) : make_uint4(0, 0, 0, 0); };
-  const auto bits_of = [&](uint4 vector, uint32_t v, auto take) {  // for each element whether `take` it
+  const auto bits_of = [&](uint4 vector, uint32_t v, auto take) {  // for each element, whether to take it
     uint32_t bits = 0;
 #pragma unroll
     for (uint32_t e = 0; e < kVector; ++e)
@@ -196,7 +196,7 @@ __device__ __noinline__ uint32_t take_ties(const Args& a, Board<kThreads>& board
   return board.count;
 }
 
-// The rare path, in a function of its own: collects the candidates of a block that has too many; returns their number.
+// Collects the candidates of a block that has too many, and returns their number. Rare, so it is not inlined.
 template <class Key, int kThreads>
 __device__ __noinline__ uint32_t collect_again(const Args& a, Board<kThreads>& board, uint32_t r, uint32_t rank,
                                                Key floor, const uint4* half) {
@@ -246,10 +246,10 @@ __device__ __noinline__ uint32_t collect_again(const Args& a, Board<kThreads>& b
   __syncthreads();
   constexpr uint32_t kAtOnce = 4;
   static_assert(2 * kHeldLoads % kAtOnce == 0);
-  uint32_t any = 0, used = 0;  // places of the list, at most
+  uint32_t any = 0, used = 0;  // the most places of the list
 #pragma unroll 1
   for (uint32_t j = 0; j < 2 * kHeldLoads; ++j) {
-    if (j % kAtOnce == 0) {  // most often none of these has any
+    if (j % kAtOnce == 0) {  // mostly, none of these has any candidate
       const Filter<Key> filter(packing.key(low), a.order);
       any = 0;
 #pragma unroll
@@ -311,7 +311,7 @@ struct Block {
   const uint32_t mine = tid / kChunk * 2 * kChunk + tid % kChunk;  // the thread's first vector
   // Whether the later half of a thread's loads has anything new: past the end, it loads its first vector again.
   const bool many = kHeldLoads * kThreads < part.vectors;
-  uint4 held[kHeldLoads];  // the thread's part of the first half
+  uint4 held[kHeldLoads];  // the thread's vectors of the first half
   Key loose = 0;
   uint32_t best = 0;  // its delegate
 
@@ -356,10 +356,10 @@ struct Block {
     if (bytes) copy_bulk(half + chunk * kChunk, part.body + first, bytes, barrier);
   }
 
-  // Takes the delegates of the first half. Each warp asks for two chunks of the other half once some of its loads have
-  // arrived. So the first half comes first, and memory is never idle.
+  // Computes the delegates of the first half. Each warp starts to load two chunks of the second half once some of its
+  // loads have arrived. So the first half arrives first, and memory is never idle.
   __device__ __forceinline__ void take_delegates() {
-    constexpr int kAskFirst = 2;  // loads that have arrived when a warp asks for more
+    constexpr int kAskFirst = 2;  // after so many loads have arrived, a warp starts more
     const Lanes<Key> lanes(a.order);
     const auto look = [&](int u) {
       best = lanes.max(best, lanes.encode(held[u].x));
@@ -384,8 +384,9 @@ struct Block {
     __syncthreads();
   }
 
-  // The threshold, which k elements of the row reach. Each block finds two bounds: one that k of its elements reach,
-  // and one that its share of k elements reach. So the largest of the former is one, and the least of the latter.
+  // Finds a threshold that k elements of the row reach. Each block finds two bounds: one that k of its elements reach,
+  // and one that its share of k elements reach. So the largest of the former is a threshold, and so is the least of the
+  // latter.
   __device__ __forceinline__ uint32_t agree_on_floor() {
     if (warp < 2 && warp < blocks) {
       uint32_t all[kParts];
@@ -411,7 +412,7 @@ struct Block {
     return max(floor, least);
   }
 
-  // Lists what reaches the threshold, of the second half as it arrives; returns how many candidates there are.
+  // Lists what reaches the threshold, in the second half as it arrives. Returns how many candidates there are.
   __device__ __forceinline__ uint32_t collect(uint32_t floor) {
     const Filter<Key> filter(static_cast<Key>(floor), a.order);
     const auto most = [&](uint32_t word, const uint4& v) {
@@ -419,8 +420,11 @@ struct Block {
     };
     // Each lane works on its own: few have candidates.
     const auto put = [&](uint4 vector, uint32_t v) {
-      asm("" : "+r"(vector.x), "+r"(vector.y), "+r"(vector.z), "+r"(vector.w));  // or their keys were kept in registers
-      if (v >= part.vectors || *static_cast<volatile uint32_t*>(&board.count) > board.kRoom) return;  // all come again
+      asm(""
+          : "+r"(vector.x), "+r"(vector.y), "+r"(vector.z),
+            "+r"(vector.w));  // otherwise the compiler keeps their keys in registers
+      if (v >= part.vectors || *static_cast<volatile uint32_t*>(&board.count) > board.kRoom)
+        return;  // all threads meet again
       uint32_t hits = filter.passes(vector.x) | filter.passes(vector.y) << kPerWord |
                       filter.passes(vector.z) << (2 * kPerWord) | filter.passes(vector.w) << (3 * kPerWord);
       const uint32_t number = __popc(hits);

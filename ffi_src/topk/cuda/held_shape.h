@@ -11,7 +11,7 @@ constexpr int kHeldLoads = 8;       // vectors of 16 bytes that a thread has in 
 constexpr int kHeldThreads = 1024;  // of a multiprocessor
 constexpr int kMaxHeldBlocks = 8;   // of a cluster
 constexpr uint32_t kHeldDelegates = 128;
-constexpr uint32_t kHeldKeep = 224;  // candidates that a block tells the cluster, at most
+constexpr uint32_t kHeldKeep = 224;  // the most candidates that a block gives to the cluster
 
 // Candidates that a block has room for, and all that is in shared memory beside the row.
 constexpr uint32_t held_room(int threads) { return 4 * threads; }
@@ -24,7 +24,7 @@ struct HeldShape {
 
 constexpr int64_t held_bytes(int threads) { return int64_t{2 * 16 * kHeldLoads} * threads; }  // of a row, by a block
 
-// As many multiprocessors as there are for each row, if each has enough to read.
+// As many blocks for a row as there are multiprocessors for it, if each has enough to read.
 constexpr HeldShape held_shape(int64_t rows, int64_t row_bytes, int64_t multiprocessors) {
   HeldShape shape;
   while (shape.blocks < kMaxHeldBlocks &&
@@ -33,8 +33,8 @@ constexpr HeldShape held_shape(int64_t rows, int64_t row_bytes, int64_t multipro
     shape.blocks *= 2;
   while (shape.threads < kHeldThreads && row_bytes > shape.blocks * held_bytes(shape.threads)) shape.threads *= 2;
   if (row_bytes > shape.blocks * held_bytes(shape.threads)) shape.threads = 0;
-  // More threads where they would else be missing, if each has enough to read. Larger clusters find room where two of
-  // their blocks fit a multiprocessor.
+  // More threads where blocks are few, if each has enough to read. Larger clusters only fit where two of their blocks
+  // share a multiprocessor.
   const int64_t together = shape.blocks > 2 ? 2 : 1;
   while (shape.threads && shape.threads < kHeldThreads / together &&
          2 * rows * shape.blocks * shape.threads <= multiprocessors * kHeldThreads / together &&
@@ -43,7 +43,7 @@ constexpr HeldShape held_shape(int64_t rows, int64_t row_bytes, int64_t multipro
   return shape;
 }
 
-// Half of the row's part, and the board.
+// Half of the block's part of the row, and the board.
 constexpr size_t held_shared_bytes(int threads, int blocks) {
   return held_bytes(threads) / 2 + held_board_bytes(threads) + (blocks > 1 ? 8 * kHeldKeep * blocks : 0);
 }

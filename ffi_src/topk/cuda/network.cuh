@@ -5,10 +5,10 @@
 
 namespace jaxgpuops::topk {
 
-constexpr int kBest = 8;  // what a network sorts and keeps
+constexpr int kBest = 8;  // elements that a network sorts, and that it keeps
 
-// Comparators. Minima and maxima share a pipe with most else that is done here: of some comparators the lesser value is
-// what is left of the sum, by two multiply-adds, which go to another.
+// Comparators. Minima and maxima run on the pipe that most other instructions here need. So some comparators get the
+// lesser value as sum minus maximum, by two multiply-adds, which run on another.
 struct Network {
   uint32_t one, minus_one;
 
@@ -47,7 +47,7 @@ struct Network {
 // Each lane's eight best of the team, in order, of what its lanes have in order.
 template <int kTeam>
 __device__ __forceinline__ void best_of_lanes(const Network& network, uint32_t (&best)[kBest]) {
-#pragma unroll 1  // what runs once waits for its instructions more than for anything else
+#pragma unroll 1  // code that runs once mostly waits for its instructions to be fetched, so keep it short
   for (int lanes = 1; lanes < kTeam; lanes *= 2) {
     uint32_t other[kBest];
 #pragma unroll
@@ -104,7 +104,7 @@ __device__ __forceinline__ void best_of_short_row(const Network& network, const 
 #pragma unroll
     for (int i = 0; i < kBest; ++i) words[i] = keys[i] < low ? 0 : (keys[i] - low) * kShortRow + (kLow - index_of(i));
   }
-  uint64_t highest = ~uint64_t{0};  // of what is left: it may be the largest key of all at index 0
+  uint64_t highest = ~uint64_t{0};  // the bound of what is left: that may be the largest key of all, at index 0
 #pragma unroll 1
   for (uint32_t round = 0; round < k; ++round) {
     uint64_t most = 0;

@@ -23,7 +23,7 @@
 namespace jaxgpuops::topk {
 namespace {
 
-// Each thread's eight best of the team, in order: narrow keys above mirrored indices.
+// Returns to each thread the team's eight best, in order: narrow keys above mirrored indices.
 template <class Key, class T>
 __device__ __forceinline__ void best_of_team(const T& team, uint32_t (&best)[kBest]) {
   const Network network{team.a.one, team.a.minus_one};
@@ -50,18 +50,18 @@ __device__ __forceinline__ void best_of_team(const T& team, uint32_t (&best)[kBe
     for (int i = 0; i < kBest; ++i) best[i] = start ? max(best[i], group[kBest - 1 - i]) : group[i];
     if (start) network.merge(best);
   }
-  // Indices were those of the first thread's elements, which constants hold. The number of the thread does not change
-  // their order: it is the same in all that have been compared.
+  // So far, indices were those of the first thread's elements, since these are constants. Adding the thread's number
+  // does not change the order of what was compared, as it is the same for all.
 #pragma unroll
   for (int i = 0; i < kBest; ++i) best[i] ^= team.t * T::kVector;
   best_of_lanes<T::kSize>(network, best);
 }
 
 template <int kTeam, int kElements, class Key>
-constexpr int kResident =  // blocks of a multiprocessor: as many registers as the elements and the rest take
+constexpr int kResident =  // blocks per multiprocessor, by the registers that the elements and the rest take
     (kElements * sizeof(Key) > 128 ? 640 : 1024) / (kTeam > 32 ? kTeam : kRowsBlock);
 
-// Where the results of a row go. Floats are their own words.
+// Where the results of a row are written. For floats, a word is the element itself.
 template <class Order, class Key, bool kFloats>
 struct Output {
   const Args& a;
@@ -85,7 +85,7 @@ __device__ __forceinline__ void write_candidates(const T& team, const typename T
     uint32_t index[2];
     Key raw[2];
 #pragma unroll
-    for (uint32_t i = 0; i < 2; ++i) {  // a register cannot be indexed: elements are read again, from L1
+    for (uint32_t i = 0; i < 2; ++i) {  // registers cannot be indexed, so elements are read again, from L1
       index[i] = board.indices[min(start + i * T::kSize, m - 1)];
       raw[i] = __ldg(row + index[i]);
     }
@@ -94,14 +94,14 @@ __device__ __forceinline__ void write_candidates(const T& team, const typename T
       if (start + i * T::kSize < m)
         board.words[start + i * T::kSize] = T::kFloats ? raw[i] : Order::word(encode(raw[i], a.order), index[i]);
   }
-  if (in_team < 4) {  // the comparison takes four
+  if (in_team < 4) {  // four are compared at a time
     board.words[m + in_team] = T::kFloats ? decode(Key{0}, a.order) : 0;
     board.indices[m + in_team] = ~0u;
   }
   team.sync();
-  // The number of candidates before each, by their words or by their indices, too. A thread has some at once; some
-  // lanes of a block have the same ones. Floats are compared as float_hits does: none is counted before one that it is
-  // not above. What is not told apart so, NaNs for example, counts as a tie.
+  // Counts the candidates before each, by their words, or by words and indices. A thread has several at the same time;
+  // several lanes of a block have the same ones. Floats are compared as float_hits does: none is counted before one
+  // that it is not above. What this cannot tell apart, such as NaNs, counts as a tie.
   constexpr uint32_t kSplit = T::kSize == 64 ? 2 : T::kBlock ? 4 : 1, kApart = T::kSize / kSplit;
   constexpr uint32_t kOwn = T::kSize == 32 || kApart == 64 ? 2 : kApart <= 32 ? 3 : 1;
   const float scale = __uint_as_float(min((314u << 23) - (decode(floor, a.order) & kExponent), 254u << 23));
@@ -159,7 +159,7 @@ __device__ __forceinline__ void write_candidates(const T& team, const typename T
         sum += before[o];
         if (before[o] >= a.k) continue;
         const uint32_t word = T::kFloats && with_indices ? decode(static_cast<Key>(own[o]), a.order) : own[o];
-        // An atomic: ties that are still to be told apart have one place, which any of them may have till then.
+        // An atomic, since ties share one place until they are told apart.
         atomicExch(&board.chosen[before[o]],
                    static_cast<unsigned long long>(Order::index(own[o], index[o])) << 32 | word);
       }
@@ -171,8 +171,8 @@ __device__ __forceinline__ void write_candidates(const T& team, const typename T
   } else if (!a.sorted || ties) {
     rank_all(std::true_type());
   } else {
-    // Ranks of distinct words are 0 … m - 1. Ties sum to less: then the row is ranked again, equal keys by index (and
-    // at once for index order, which needs the indices anyway).
+    // The ranks of distinct words are 0 … m - 1. With ties, their sum is less: then the row is ranked again, with equal
+    // keys by index. (For results in index order that is done at once, since they need the indices anyway.)
     uint32_t ranks = rank_all(std::false_type());
     ranks = sum_of_lanes<T::kLanes>(ranks);
     if constexpr (T::kBlock) {
@@ -183,7 +183,7 @@ __device__ __forceinline__ void write_candidates(const T& team, const typename T
     const bool tied = m && ranks != m * (m - 1) / 2;
     if (T::kBlock ? tied : __any_sync(kEveryLane, tied)) rank_all(std::true_type());
   }
-  team.sync();  // results are written together
+  team.sync();  // so that neighbouring lanes write neighbouring results
   for (uint32_t i = in_team; m && i < a.k; i += T::kSize) {
     const unsigned long long best = board.chosen[i];
     const auto index = static_cast<uint32_t>(best >> 32);
@@ -283,7 +283,7 @@ __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTe
       using Best = std::conditional_t<kFloat, float, uint32_t>;
       Best best[2];
       team.delegates(best);
-      if constexpr (kFloat) {  // NaNs give way to what is there
+      if constexpr (kFloat) {  // fmaxf drops NaNs
         const float kth = kth_of_pairs<kTeam>(fmaxf(best[0], -INFINITY), fmaxf(best[1], -INFINITY), a.k);
         floor = encode(__float_as_uint(kth), a.order);
       } else {
@@ -344,7 +344,8 @@ cudaError_t run_network(cudaStream_t stream, const RowsShape& shape, const Args&
 
 template <class Key, bool kFloat>
 cudaError_t run_threshold(cudaStream_t stream, const RowsShape& shape, const Args& a) {
-  constexpr int kFew = few_elements(sizeof(Key)), kMany = kManyElements;  // narrow types have as many in all teams
+  constexpr int kFew = few_elements(sizeof(Key)),
+                kMany = kManyElements;  // narrow types have the same number in all teams
   switch (shape.team) {
     case 4: return run<Key, 4, kFew, kFloat, false>(stream, a);
     case 8: return run<Key, 8, kFew, kFloat, false>(stream, a);

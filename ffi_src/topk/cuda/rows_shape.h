@@ -14,13 +14,13 @@ constexpr int64_t kMaxRowsLength = kMaxTeam * kManyElements;
 constexpr int few_elements(int key_bytes) { return key_bytes == 4 ? 32 : kManyElements; }
 
 struct RowsShape {
-  bool network = false;  // sorting networks, or delegates
+  bool network = false;  // selection by sorting networks; if not, by delegates
   int team = 0;          // threads of a block that share a row
   int elements = 0;      // of a thread
 };
 
-// Few threads, so that what a team does once serves several rows; but no more than a thread has room for, and two
-// delegates for each of k. In teams of a part of a warp, threads do better with few elements.
+// Few threads a row, so that one step of a warp serves several rows; but no more elements than a thread has registers
+// for, and two delegates for each of k. In teams of a part of a warp, threads do better with few elements.
 constexpr RowsShape rows_shape(int64_t length, int64_t k, int key_bytes) {
   RowsShape shape;
   shape.elements = few_elements(key_bytes);

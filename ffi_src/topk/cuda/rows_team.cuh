@@ -1,5 +1,5 @@
-// What a team of threads does with the row that it holds in registers, in rows.cu: its delegates, what reaches a
-// threshold, and the exact way to few candidates.
+// How a team of threads selects from a row in registers (rows.cu): its delegates, the elements that reach a threshold,
+// and the exact selection of few candidates.
 #pragma once
 
 #include "topk/cuda/candidates.cuh"
@@ -12,22 +12,22 @@ namespace {
 
 struct Args : Call {
   int64_t rows;
-  uint32_t one, minus_one;  // 1 and -1, which the compiler must not know
-  uint32_t most;            // candidates that are worth ranking
+  uint32_t one, minus_one;  // 1 and -1, hidden from the compiler
+  uint32_t most;            // the most candidates that are ranked
 };
 
-constexpr uint32_t kSlack = 12;        // candidates beyond twice k that are worth ranking
-constexpr int kDelegates = 128;        // of a row that a block holds
+constexpr uint32_t kSlack = 12;        // the most candidates beyond twice k that are ranked
+constexpr int kDelegates = 128;        // the same, of a row that a block holds
 constexpr uint32_t kNaN = 0x7fc00000;  // the float32 NaN that computations yield
 constexpr uint32_t kExponent = 0x7f800000;
 
-// What a team shares.
+// What the threads of a team share.
 template <int kTeam>
 struct alignas(16) Board {
   static constexpr int kMaxK = kTeam > 32 ? kMaxRowsK : 2 * kTeam, kCapacity = 2 * kMaxK + kSlack;
   uint32_t words[kCapacity + 4];
   uint32_t indices[kCapacity + 4];
-  unsigned long long chosen[kMaxK];  // indices above words
+  unsigned long long chosen[kMaxK];  // composites: indices above words
   uint32_t delegates[kTeam > 32 ? kDelegates : 1];
   uint32_t totals[3], count, ranks;
 };
@@ -73,7 +73,7 @@ struct Team {
   }
 
   __device__ __forceinline__ void load(const Key* row, bool live) {
-    // What is not there loses every comparison that matters.
+    // Elements that do not exist lose every comparison that matters.
     uint32_t filler = kFloat ? __float_as_uint(-INFINITY) : static_cast<uint32_t>(decode(Key{0}, a.order));
 #pragma unroll
     for (int bits = 8 * sizeof(Key); kVectors && bits < 32; bits *= 2) filler |= filler << bits;
@@ -121,7 +121,7 @@ struct Team {
     }
   }
 
-  // A bit for each element at or above the threshold, of those that are there or not.
+  // A bit for each element at or above the threshold, whether the element exists or not.
   __device__ __forceinline__ void exactly(Key floor, uint32_t (&hits)[kMasks]) const {
     const Filter<Key> filter(floor, a.order);
 #pragma unroll
@@ -144,7 +144,7 @@ struct Team {
     return ~__byte_perm(__float_as_uint(misses[0]), __float_as_uint(misses[1]), 0x5410);
   }
 
-  // A bit for each element at or above the threshold that is there; perhaps also for negative NaNs, which rank last.
+  // A bit for each existing element at or above the threshold; perhaps also for negative NaNs, which rank last.
   __device__ __forceinline__ void reach(Key floor, bool live, uint32_t (&hits)[kMasks]) const {
     if constexpr (kFloat) {
       const uint32_t least = decode(floor, a.order);
@@ -181,7 +181,7 @@ struct Team {
     return v;
   }
 
-  // A bit for each element that is there.
+  // A bit for each element that exists.
   __device__ __forceinline__ void present(bool live, uint32_t (&mask)[kMasks]) const {
 #pragma unroll
     for (int i = 0; i < kMasks; ++i) mask[i] = 0;
@@ -294,7 +294,7 @@ struct Team {
       if (total && lane == 0) base = atomicAdd(&board.count, total);
       at += __shfl_sync(kEveryLane, base, 0);
     }
-    if (at + mine > board.kCapacity) return total;  // too many: all come again
+    if (at + mine > board.kCapacity) return total;  // too many: all threads meet again
 #pragma unroll
     for (int i = 0; i < kMasks; ++i) {
       while (hits[i]) {
@@ -307,8 +307,8 @@ struct Team {
   }
 };
 
-// The rare path, called: the row is loaded again, so that the common path need not keep it in registers. Also gives the
-// hits of those teams of the warp that are done.
+// The rare path, not inlined: it loads the row again, so that the common path need not keep it in registers. Also
+// returns the hits of those teams of the warp that are done.
 template <class T>
 __device__ __noinline__ uint64_t refine_row(const Args& a, Board<T::kSize>& board, const typename T::Element* row,
                                             uint32_t t, bool live, bool wanted, typename T::Element floor) {

@@ -106,7 +106,7 @@ __device__ __noinline__ uint32_t last_tie(const Sieve& a, Share<Key> share, uint
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
   for (int u = 0; u < kSieveLoads; ++u) {
-    uint32_t counts = 0;  // of ties, and of what is above
+    uint32_t counts = 0;  // numbers of ties, and of elements above them
     if (share.vector(0, u) < share.vectors) {
       const uint4 words = ring[u * kThreads + threadIdx.x];
 #pragma unroll
@@ -130,11 +130,11 @@ __device__ __noinline__ uint32_t last_tie(const Sieve& a, Share<Key> share, uint
   return min(share.index(vector) + kVector, a.length) - 1;
 }
 
-// What the phases of sieve_kernel share of a block, in the order in which they run. kAlone: it has a row for itself.
+// What the phases of sieve_kernel share, in the order in which they run. kAlone: the block has a whole row.
 template <class Key, bool kAlone>
 struct Block {
   static constexpr uint32_t kVector = Share<Key>::kVector;
-  static constexpr uint32_t kElements = kSieveLoads * kVector;  // of a thread in a step
+  static constexpr uint32_t kElements = kSieveLoads * kVector;  // vectors that a thread reads in a step
   static_assert(kElements <= 32);
 
   const Sieve& a;
@@ -142,9 +142,9 @@ struct Block {
   Shared<kThreads, C>& s;
   uint4* const ring;  // what has been read
   C* const survivors;
-  C* const window;  // in the place of the ring, when the row has been read; so are these:
+  C* const window;  // replaces the ring, when the row has been read; so do these:
   C* const splitters;
-  uint32_t* const places;  // of survivors: a bin, and where in it
+  uint32_t* const places;  // of each survivor: its bin, and its place there
   const uint32_t tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
   const uint32_t slices = kAlone ? 1 : a.slices;
   const int64_t row = a.first_row + (kAlone ? blockIdx.x : blockIdx.x / slices);
@@ -154,10 +154,10 @@ struct Block {
   const Exchange exchange{a, row};
   uint32_t* const bins = kAlone ? s.histogram : exchange.bins;
 
-  C threshold = 0, high = 0;           // what the k best reach, and what nothing exceeds
-  C raised = 0;                        // the threshold, if this block kept its k best only
-  uint32_t token = 0, target = 0;      // of barriers of the blocks of a row
-  uint32_t in_list = 0, held = 0;      // survivors in this lane's list, and places that all lists take
+  C threshold = 0, high = 0;           // the k best reach this; nothing exceeds the other
+  C raised = 0;                        // the threshold, if this block kept only its k best
+  uint32_t token = 0, target = 0;      // arrivals at barriers of the blocks of a row
+  uint32_t in_list = 0, held = 0;      // survivors in this lane's list; length of the longest list
   bool failed = false, crowd = false;  // a list has no room; many neighbours would share a bin
   Division division = {};
 
@@ -194,7 +194,7 @@ struct Block {
     }
   }
 
-  // Waits for the sample, and asks for what comes next.
+  // Waits for the sample, and starts the next loads.
   __device__ __forceinline__ void start() {
     copy(0, 0);
     if (tid == 0) control.found = control.most = 0;
@@ -204,12 +204,12 @@ struct Block {
       *exchange.arrivals = *exchange.failed = *exchange.crowded = *exchange.total = *exchange.found = 0;
       *exchange.most = 0;
     }
-    wait_for_async_copies<0>();  // it would wait for all that is asked for with it
+    wait_for_async_copies<0>();  // otherwise it would wait for all loads that were started with it
 #pragma unroll 1
     for (uint32_t stage = 1; stage < kSieveStages; ++stage) copy(stage, stage);
   }
 
-  // Finds the threshold that enough delegates of the sample reach, and tells the other blocks.
+  // Finds the threshold that enough delegates of the sample reach, and publishes it to the other blocks.
   __device__ __forceinline__ void sample() {
     const Lanes<Key> lanes(a.order);
     uint32_t most = 0, delegate = 0;
@@ -293,7 +293,7 @@ struct Block {
       for (uint32_t u = 0; u < kSieveLoads; ++u)
         if (share.vector(step, u) >= share.vectors) hits = u ? hits & ~0u << (kElements - u * kVector) : 0;
     }
-    if (packing.index(threshold) != packing.last) {  // of what ties with the key of the threshold, the first ones
+    if (packing.index(threshold) != packing.last) {  // the first of those that tie with the key of the threshold
       const uint32_t like = filter.floor | (~0u >> (8 * sizeof(Key) - 1) >> 1);
       uint32_t above = reaches(like);
 #pragma unroll
@@ -309,7 +309,7 @@ struct Block {
     // that a lane sees may be alike.
     const uint32_t list = (lane + 2 * warp + 3 * step) % 32, mine = __popc(hits);
     uint32_t at = mine ? atomicAdd(&control.counts[list], mine) : 0;
-    if (at + mine > kListRoom) hits = 0;  // too many: the count tells
+    if (at + mine > kListRoom) hits = 0;  // too many: the count says so
     at = at * 32 + list;
     while (hits) {
       const uint32_t one = first_of(hits);
@@ -351,7 +351,7 @@ struct Block {
           if (longest_list(control.counts) > kListRoom) break;
           raise(kSieveKeep);
           filter = Filter<Key>(packing.key(threshold), a.order);
-          if (kAlone) clear_bins();  // nobody counts before the next barrier
+          if (kAlone) clear_bins();  // no thread counts before the next barrier
         }
       }
     }
@@ -411,8 +411,8 @@ struct Block {
     }
   }
 
-  // Makes of the counts in bins where each bin starts, in s.histogram; s.kept elements are in the bins of the k best.
-  // Sets `crowded` where one of these has many; returns, in the last thread, how many survivors there are.
+  // Turns the counts in bins into the starts of bins, in s.histogram; s.kept elements are in the bins of the k best.
+  // Sets `crowded` where one of these has many. Returns the number of survivors, in the last thread.
   __device__ __forceinline__ uint32_t add_up_bins(bool& crowded) {
     alignas(16) uint32_t starts[kPerThread];
     uint32_t sum = 0;
@@ -484,7 +484,7 @@ struct Block {
       bool crowded = uncounted;
       const bool lost = add_up_bins(crowded) < a.k && tid == kThreads - 1;
       if (!__syncthreads_or(crowded || lost || any_failed)) return true;
-      const bool few = any_failed || (!__syncthreads_or(uncounted) && __syncthreads_or(lost));  // or not all of them
+      const bool few = any_failed || (!__syncthreads_or(uncounted) && __syncthreads_or(lost));  // or only some of them
       if (few || division.splitters) {
         search<Key>(a, row, rank, control, survivors, held, threshold, few, window, kAlone, target);
         return false;

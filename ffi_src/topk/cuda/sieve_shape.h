@@ -12,16 +12,17 @@ constexpr int64_t kMinSieveK = 257, kMaxSieveK = 4096;
 constexpr int kSieveThreads = 512;      // of a block
 constexpr int kSieveLoads = 4;          // vectors of 16 bytes that a thread reads in a step
 constexpr int kSieveStages = 3;         // steps in flight
-constexpr uint32_t kSieveRoom = 12288;  // survivors that a block holds
-constexpr uint32_t kSieveKeep = 4608;   // that stay where they become too many; also what is sorted without bins
-constexpr uint32_t kSieveBins = 4096;   // that the survivors of a row are dealt out to
-constexpr uint32_t kSieveSample = 256;  // of the survivors, which divides their range
+constexpr uint32_t kSieveRoom = 12288;  // the most survivors that a block holds
+constexpr uint32_t kSieveKeep =
+    4608;  // survivors that stay where there are too many; up to so many are sorted without bins
+constexpr uint32_t kSieveBins = 4096;   // bins among which the survivors of a row are divided
+constexpr uint32_t kSieveSample = 256;  // elements of a sample of the survivors, which divides their range
 constexpr uint32_t kSieveCrowd = 256;   // survivors in one bin that make another way the better choice
 constexpr int64_t kSieveStep = int64_t{16} * kSieveLoads * kSieveThreads;  // bytes that a block loads at once
-constexpr int64_t kSieveLeast = 4 * kSieveStep;                            // that a block is worth
+constexpr int64_t kSieveLeast = 4 * kSieveStep;  // bytes of a row that make one more block worth while
 
-// What the blocks that share a row leave for each other: counters, three composites of each, bins and a list. A
-// multiple of 16: that of the next row follows.
+// What the blocks of a row publish for each other: counters, three composites of each block, bins and a list. A
+// multiple of 16 bytes, since that of the next row follows.
 constexpr int64_t sieve_exchange_bytes(int64_t slices) {
   return 128 + (slices + 1) / 2 * 48 + kSieveBins * 4 + kSieveKeep * 8;
 }
@@ -40,7 +41,7 @@ static_assert(kSieveRoom * 4 + (kMaxSieveK + 2 * kSieveCrowd + 2 * kSieveSample)
 constexpr int64_t kMinWholeLength = 1 << 15, kMaxWholeLength = 1 << 16;
 constexpr uint32_t kWholeRoom = 16384;  // survivors
 constexpr uint32_t kWholeCrowd = 64;    // survivors in one bin that make another way the better choice
-constexpr uint32_t kWholeSort = 4608;   // that the other way sorts
+constexpr uint32_t kWholeSort = 4608;   // elements that the other way sorts
 constexpr size_t kWholeControl = kSieveBins * 4 + 512;
 constexpr size_t kWholeRow = kMaxWholeLength * 2 + 512;
 constexpr size_t kWholeShared = kWholeControl + kWholeRow + kWholeRoom * 2 + 2 * kWholeSort * 4;

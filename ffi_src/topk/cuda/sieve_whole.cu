@@ -52,7 +52,7 @@ __device__ __forceinline__ uint32_t index_of(uint32_t number) {
 }
 
 struct Control {
-  alignas(16) uint32_t bins[kSieveBins + 32];  // and what nobody reads: to count there costs less than a branch
+  alignas(16) uint32_t bins[kSieveBins + 32];  // and one that nobody reads: counting there costs less than a branch
   uint32_t sums[kWarps], tops[kWarps], lows[kWarps];
   uint32_t count, kept;
 };
@@ -60,7 +60,7 @@ static_assert(sizeof(Control) <= kWholeControl);
 
 // A row, and its copy in shared memory, which is placed so that its vectors are aligned there, too.
 struct Row : RowVectors<Key> {
-  Key* keys;  // the copy of element 0
+  Key* keys;  // where the copy has element 0
   KeyOrder order;
 
   __device__ __forceinline__ Row(const Whole& a, Key* room)

@@ -10,29 +10,28 @@
 namespace jaxgpuops::topk {
 
 constexpr int64_t kMaxSortLength = 8192;
-constexpr int kSortBlock = 256;  // threads of a block at most, where a row has no more than a warp
-constexpr int64_t kSortTile =
-    80 << 10;  // bytes that the rows of such a block should not exceed, where they are several
+constexpr int kSortBlock = 256;          // the most threads of a block, where a row has at most a warp
+constexpr int64_t kSortTile = 80 << 10;  // the most bytes of the rows of such a block, if it has several rows
 
 struct SortShape {
   int each = 16;       // elements of a thread
   int team = 1;        // threads that share a row, a power of two
   int threads = 0;     // of a block
-  int64_t outers = 1;  // a block's rows: those of so many outer indices
-  int64_t width = 1;   // and of so many inner ones: of all, or of some where `outers` is 1
+  int64_t outers = 1;  // outer indices of a block's rows
+  int64_t width = 1;   // inner indices of a block's rows: all, or some if `outers` is 1
   int64_t pitch = 1;   // elements from one index of a row to the next in shared memory
   int64_t order = 0;   // from one row's order of elements (16 bits each) to the next
   size_t shared_bytes = 0;
   int64_t blocks = 0;
 };
 
-// Where a row's order keeps what stands at `place`: neighbouring threads write at a distance of 8 words, and meet no
-// bank twice.
+// The index in a row's order of the entry for `place`: neighbouring threads write 8 words apart, and no two meet in a
+// bank.
 constexpr int64_t sort_place(int64_t place) { return place + place / 64 * 2; }
 
 inline SortShape sort_shape(Rows rows, int key_bytes, int64_t multiprocessors, int64_t shared_limit) {
   SortShape shape;
-  // Few elements a thread where there are not enough threads.
+  // Threads have fewer elements where there would be too few threads.
   if (rows.length <= 8 || (rows.length <= 256 && rows.elements() <= 1024 * multiprocessors)) shape.each = 8;
   while (shape.team * shape.each < rows.length) shape.team *= 2;
   // Blocks of few threads where there are few rows: all multiprocessors take part.
@@ -42,7 +41,7 @@ inline SortShape sort_shape(Rows rows, int key_bytes, int64_t multiprocessors, i
     shape.threads /= 2;
   shape.order = (sort_place(rows.length) + 1) / 2 * 2;
   if (shape.order % 4 == 0) shape.order += 2;
-  // Rows that stand side by side in memory come together, in whole sectors, if that leaves enough blocks.
+  // Rows that are side by side in memory are loaded together, in whole sectors, if enough blocks are left.
   const int64_t teams = shape.threads / shape.team;
   int64_t wanted = rows.inner == 1 ? teams : std::max<int64_t>(teams, 32 / key_bytes);
   while (wanted > teams && rows.count() < multiprocessors * wanted) wanted /= 2;

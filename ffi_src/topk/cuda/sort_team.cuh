@@ -35,7 +35,7 @@ struct SortingNetwork {  // Batcher's odd-even merge sort
 };
 
 template <int kEach>
-struct MergingNetwork {  // of what rises and then falls, or the other way
+struct MergingNetwork {  // for a sequence that rises and then falls, or the reverse
   static constexpr Comparators<kEach> make() {
     Comparators<kEach> network;
     for (int stride = kEach / 2; stride; stride /= 2)
@@ -59,7 +59,7 @@ struct SortTeam {
       __syncwarp();
     }
   }
-  // Whether it holds for any thread of the block, or of the warp.
+  // Whether a condition holds for any thread of the block, or of the warp.
   __device__ __forceinline__ bool any(bool b) const { return kBlock ? __syncthreads_or(b) : __any_sync(kEveryLane, b); }
   template <class T, class Combine>
   __device__ __forceinline__ T reduce(T value, Combine combine) const {
@@ -89,7 +89,7 @@ struct SortTeam {
     __syncthreads();
     return inclusive - value;
   }
-  // What the next thread of the team has, or the one before.
+  // The value of the next thread of the team, or of the one before.
   template <class T>
   __device__ __forceinline__ T from(int offset, T value) const {
     if constexpr (!kBlock) return __shfl_sync(kEveryLane, value, (threadIdx.x & 31) + offset);
@@ -116,7 +116,8 @@ struct SortTeam {
   __device__ static __forceinline__ void run(uint32_t (&v)[kEach]) {
     run<Network>(v, std::make_index_sequence<Network::kAll.size>());
   }
-  // Compares with the thread whose number differs by `lanes`, element by element, or with its elements backwards.
+  // Compares element by element with the thread whose number differs by `lanes`, or with that thread's elements
+  // backwards.
   template <bool kBackwards>
   __device__ __forceinline__ void exchange(uint32_t (&v)[kEach], uint32_t lanes, bool first) const {
     uint32_t other[kEach];
@@ -148,7 +149,7 @@ struct SortTeam {
       for (uint32_t lanes = merged / 4; lanes; lanes /= 2) exchange<false>(v, lanes, !(t & lanes));
       run<MergingNetwork<kEach>>(v);
     }
-    if constexpr (kBlock) __syncthreads();  // the last exchange has been read: the buffer is free
+    if constexpr (kBlock) __syncthreads();  // all have read the last exchange, so the buffer is free
   }
 };
 

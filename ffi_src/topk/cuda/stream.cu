@@ -38,14 +38,14 @@ struct Stream : Call {
   uint32_t keep, room;     // candidates: what stays when the buffer is full, and what it holds
   uint32_t stages;         // tiles in flight
   bool cluster;
-  bool shares;  // blocks of a grid tell each other bounds on the way, too
+  bool shares;  // blocks of a grid also publish bounds while they read
 };
 
 // What the blocks that share a row (kGrid) publish for each other, in the workspace.
 template <class Key>
 struct Exchange {
-  uint64_t* bounds;            // of each block: a key that a.reach of its elements reach, or zero
-  uint64_t* counts;            // of each block's candidates
+  uint64_t* bounds;            // for each block: a key that a.reach of its elements reach, or zero
+  uint64_t* counts;            // the number of each block's candidates
   Composite<Key>* candidates;  // exchange_candidates(a.k) of each block
 
   __device__ Exchange(const Stream& a, int64_t row) {
@@ -92,7 +92,7 @@ __device__ void collect(Shared<kThreads, Composite<Key>>& s, Composite<Key>* buf
                         const Stream& a, Composite<Key> threshold, uint32_t lists, const uint32_t* counts,
                         uint32_t longest, At at) {
   using C = Composite<Key>;
-  constexpr uint32_t kReads = sizeof(C) == 16 ? 6 : 12;  // at once, by a warp
+  constexpr uint32_t kReads = sizeof(C) == 16 ? 6 : 12;  // appended by a warp together
   const uint32_t lane = threadIdx.x % 32, parts = max(1, (longest + 31) / 32);
   const uint32_t reciprocal = ~0u / parts + 1;  // exact for the few parts there are
 #pragma unroll 1
@@ -128,7 +128,7 @@ __device__ void collect(Shared<kThreads, Composite<Key>>& s, Composite<Key>* buf
   if (s.count > a.keep) reselect<kThreads, Key>(s, buffer, packing, a.k, a.keep);
 }
 
-// What the phases of stream_kernel share of a block, in the order in which they run.
+// What the phases of stream_kernel share, in the order in which they run.
 template <class Key, int kThreads, bool kStrided>
 struct Block {
   using C = Composite<Key>;
@@ -157,8 +157,8 @@ struct Block {
 
   // Blocks that share a row take its tiles in turn; the first one also takes the loose elements.
   uint32_t loose;
-  uint32_t tiles;   // of this block; the last may not be there
-  uint32_t stride;  // the order of tiles
+  uint32_t tiles;   // tiles of this block; the last may lie past the end of the row
+  uint32_t stride;  // the step from one visited tile to the next
   uint32_t count;   // of this block's elements
   uint32_t k;       // of them, at most
 
@@ -166,12 +166,12 @@ struct Block {
   // guess: if too few elements reach it, the slice is read again without it.
   bool delegates, guesses;
   uint32_t start;  // the first tile
-  Key best;        // of this thread's elements: its delegate
+  Key best;        // the largest of this thread's elements: its delegate
   C threshold;
-  Key bound;  // what k elements of the row reach, as other blocks tell
+  Key bound;  // k elements of the row reach this, by what other blocks have published
   Filter<Key> filter{0, a.order};
   uint32_t last;   // index of the threshold
-  uint32_t left;   // hits of the tile at hand that found no place
+  uint32_t left;   // hits of the present tile that found no place
   uint32_t ahead;  // the tile to copy next
   uint32_t step, tile, stage;
 
@@ -232,7 +232,7 @@ struct Block {
     }
   }
 
-  // The thread's j-th element of the tile at hand, where it lies, and a bit for each that is there.
+  // The thread's j-th element of the present tile; its place; and a bit for each element that exists.
   __device__ __forceinline__ Key element(uint32_t j) const {
     return encode(reinterpret_cast<const Key*>(ring + (stage * kLoads + j / kVector) * kThreads + tid)[j % kVector],
                   a.order);
@@ -268,14 +268,15 @@ struct Block {
     return found < k ? packing.lowest(key) : packing.pack(key, s.boundary);
   }
 
-  // Tells the blocks of the row a key that a.reach delegates of this one reach.
+  // Publishes a key that a.reach delegates of this block reach.
   __device__ __forceinline__ void tell() {
-    wait_for_predecessor();  // the exchange is clear
+    wait_for_predecessor();  // the exchange has been cleared
     const Key mine = kth_of_block<kThreads>(best, a.reach);
     if (tid == 0) *static_cast<volatile uint64_t*>(exchange.bounds + rank) = mine;
   }
 
-  // Asks for the first tiles, and takes what belongs to none. Others would come later if all were asked for at once.
+  // Starts to load the first tiles, and takes the loose elements. (If all tiles were started first, later ones would
+  // come before these.)
   __device__ __forceinline__ void begin(uint32_t early) {
     best = 0;
     ahead = start;
@@ -300,7 +301,7 @@ struct Block {
   __device__ __forceinline__ bool take_tiles(uint32_t stop) {
     for (; step < stop; ++step) {
       wait_for_tile(a.stages);
-      const uint32_t full = tid % 32 == 0 ? atomicOr(&s.full, 0) : 0;  // others may set it now
+      const uint32_t full = tid % 32 == 0 ? atomicOr(&s.full, 0) : 0;  // other threads may set it now
       alignas(16) Word words[kLoads][kLoadWords];
       Word most = 0;
 #pragma unroll
@@ -355,7 +356,7 @@ struct Block {
       for (uint32_t j = 0; j < kPer; ++j)
         if (there >> j & 1) best = larger(best, element(j));
     }
-    if (stop > 0 && shares) {  // others have told at the last stop
+    if (stop > 0 && shares) {  // others published at the last stop
       if (stop > kFirstStop) {
         bound = larger(bound, exchange.template bound<kThreads>(a));
         threshold = larger(threshold, packing.lowest(bound));
@@ -406,7 +407,7 @@ struct Block {
     write_result<kThreads, Key>(s, a, packing, buffer, buffer + a.keep, a.keep, row);
   }
 
-  // Of a block that has a row for itself.
+  // For a block that has a whole row.
   __device__ __forceinline__ void write_alone() {
     if (s.count > a.keep) {
       reselect<kThreads, Key>(s, buffer, packing, k, a.keep);
@@ -416,7 +417,7 @@ struct Block {
     write();
   }
 
-  // Of a block of a grid: leaves its candidates in the workspace, for merge_kernel.
+  // For a block of a grid: leaves its candidates in the workspace, for merge_kernel.
   __device__ __forceinline__ void leave_candidates() {
     if (a.reach) tell();
     if (shares) {
@@ -430,7 +431,7 @@ struct Block {
     for (uint32_t i = tid; i < s.count; i += kThreads) exchange.candidates[rank * most + i] = buffer[i];
   }
 
-  // Of a block of a cluster: the first one gathers the candidates of all.
+  // For a block of a cluster: the first block gathers the candidates of all.
   __device__ __forceinline__ void gather_and_write() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     __shared__ uint32_t counts[8];  // of the others' candidates
@@ -453,7 +454,7 @@ struct Block {
       collect<kThreads, Key>(s, buffer, packing, a, threshold, a.slices - 1, counts, longest,
                              [&](uint32_t from, uint32_t i) { return cluster.map_shared_rank(buffer, from + 1)[i]; });
     }
-    cluster.sync();  // the others' candidates have been read
+    cluster.sync();  // all candidates of the other blocks have been read
     if (rank == 0) write();
 #endif
   }

@@ -16,15 +16,15 @@ JAXGPUOPS_HD constexpr int tile_elements(int key_bytes, int threads) {
   return threads * (key_bytes == 1 ? 32 : 64 / key_bytes);
 }
 
-// Histogram, warp results and counters: what stands before the tiles. In whole lines: asynchronous copies to other
-// places are slow. candidates.cuh checks it.
+// Bytes before the tiles: histogram, warp results and counters. A multiple of a line, since asynchronous copies to
+// other places are slow. candidates.cuh checks it.
 JAXGPUOPS_HD constexpr size_t stream_control_bytes(size_t composite, int threads) {
   return (threads * 32 + threads / 32 * (2 * composite + 4) + 32 + 127) / 128 * 128;
 }
 
 // What the blocks of a grid that share a row leave in the workspace: each a bound, a count and its candidates.
 JAXGPUOPS_HD constexpr int64_t exchange_header_bytes(int64_t slices) { return slices * 16; }
-// Of a block: about what a guessed threshold lets through. More are cut.
+// Candidates of a block: about as many as a guessed threshold lets through. More are dropped.
 JAXGPUOPS_HD constexpr int64_t exchange_candidates(int64_t k) { return 2 * k - k / 8; }
 JAXGPUOPS_HD constexpr int64_t stream_exchange_bytes(int64_t slices, int64_t k, int64_t composite) {
   return exchange_header_bytes(slices) + slices * exchange_candidates(k) * composite;
@@ -41,7 +41,7 @@ constexpr uint32_t kMaxStages = 5;
 struct StreamShape {
   uint32_t keep = 0, room = 0, stages = 0;
   size_t shared_bytes = 0;
-  size_t merge_bytes = 0;  // of the kernel that merges what blocks of a grid leave
+  size_t merge_bytes = 0;  // for the kernel that merges the candidates of a grid's blocks
 };
 
 // Shared memory that the kernels take beside what is requested: none of them has more in variables of its own.

@@ -1,11 +1,11 @@
-// Top-k of few long rows, k <= kMaxWaveK: one wave of blocks reads them, and each block tells little of what it saw.
+// Top-k of few long rows, k <= kMaxWaveK: one wave of blocks reads them, and each block publishes a short list.
 //
-// A thread keeps the best of the elements it reads, and a bound of its others; a warp keeps the best four of its
-// threads' and a bound of all else; a block tells the best 8 or 16 of its warps' and a bound of all that it does not
-// tell. The k-th largest of what the blocks tell is a threshold that k elements reach, and few more of them if what
-// they tell is enough. A second kernel takes those; the warps of a block that may hold more than it told (its bound
-// says so) have their elements read again, the best first. No element is compared with a threshold while the row is
-// read, no block waits for another, and the result depends on none of that.
+// A thread keeps the best of the elements it reads, and a bound of its others; a warp keeps the four best of its
+// threads, and a bound of all else; a block publishes the 8 or 16 best of its warps, and a bound of all else. The k-th
+// largest of what the blocks publish is a threshold that k elements reach, and few others if the lists are long enough.
+// A second kernel takes those elements; of warps that may hold more than was published (their bound says so), it reads
+// the elements again, the best warps first. No element is compared with a threshold while the row is read, no block
+// waits for another, and the result depends on none of that.
 //
 // Where neighbours hold the best elements (sorted rows, ties), the blocks' lists are too short and the threshold is
 // low. Three things help. Neighbouring shares of a row go to warps of different blocks. Where threads read much, a
@@ -27,8 +27,8 @@ namespace {
 
 struct Wave : Call {
   uint32_t slices;
-  uint32_t told;  // elements that a block tells of
-  bool deep;      // threads read many vectors: blocks tell a threshold of their own, too
+  uint32_t told;  // elements that a block publishes
+  bool deep;      // threads read many vectors: blocks also publish a threshold of their own
 };
 
 constexpr int kThreads = kWaveThreads;
@@ -55,8 +55,8 @@ __device__ __forceinline__ uint32_t share_of_warp(uint32_t block, uint32_t warp,
   return warp * blocks + turned;
 }
 
-// What the blocks of a row tell. Of block b: told[i * slices + b] is its i-th best element for i < a.told, what follows
-// bounds all others (two bounds, both hold for a part of them), and a key that k elements of the block reach.
+// What the blocks of a row publish. For block b: told[i * slices + b] is its i-th best element for i < a.told; what
+// follows are bounds of all others (two bounds, each of a part of them), and a key that k elements of the block reach.
 template <class Key>
 struct Exchange {
   using C = Composite<Key>;
@@ -112,7 +112,8 @@ __global__ void __launch_bounds__(kThreads, 2) wave_kernel(const Wave a) {
   const uint32_t mine = share_of_warp(rank, warp, a.slices) * 32 + lane;
   const Packing<Key> packing = Packing<Key>::make(a.length);
 
-  uint32_t filler = static_cast<uint32_t>(decode(Key{0}, a.order)), filler_high = filler;  // loses every comparison
+  uint32_t filler = static_cast<uint32_t>(decode(Key{0}, a.order)),
+           filler_high = filler;  // this loses every comparison
   if constexpr (sizeof(Key) == 8) filler_high = static_cast<uint32_t>(decode(Key{0}, a.order) >> 32);
 #pragma unroll
   for (int bits = 8 * sizeof(Key); bits < 32; bits *= 2) filler_high = filler |= filler << bits;
@@ -219,7 +220,7 @@ __device__ __noinline__ C raise(C value, uint32_t k, C floor) {
 template <class Key>
 struct Again {
   uint32_t* warps;      // those that are read again now
-  uint32_t* blocks;     // those that may hold more than they told
+  uint32_t* blocks;     // those that may hold more than they published
   unsigned char* more;  // for each block, whether it is in `blocks`
 
   __device__ explicit Again(Composite<Key>* buffer) {
@@ -265,7 +266,7 @@ __device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_byt
       while (true) {
         C best = 0;
 #pragma unroll 1
-        for (uint32_t i = tid; i < firsts; i += kThreads) {  // a thread looks at the same ones each time
+        for (uint32_t i = tid; i < firsts; i += kThreads) {  // a thread looks at the same warps each time
           const uint32_t block = list.blocks[i / kWarps], at = block * kWarps + i % kWarps;
           const C first = exchange.first[at];
           if (first < from) continue;
@@ -322,7 +323,7 @@ __device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_byt
   }
 
   if (few(a)) {
-    while (s.count > kFew) {  // twice at most: then no thread has two
+    while (s.count > kFew) {  // runs at most twice: then no thread has two
       constexpr uint32_t kMine = kWaveRoom / kThreads;
       C mine[kMine], best = 0;
 #pragma unroll
@@ -348,8 +349,8 @@ __device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_byt
   write_result<kThreads, Key>(s, a, packing, buffer, buffer + kWaveKeep, kWaveKeep, row);
 }
 
-// The usual case: few candidates, all of them published. Code that runs once mostly waits for its own instructions to
-// be fetched, so those of this case stand together.
+// The usual case: few candidates, all of them published. Code that runs once mostly waits for its instructions to be
+// fetched, so the code of this case is contiguous.
 template <class Key>
 __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant__ Wave a) {
   using C = Composite<Key>;
@@ -409,7 +410,7 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
   }
   put(loose);
   const bool again = __syncthreads_or(bound >= threshold);
-  if (again) {  // without what is told by blocks that may hold more
+  if (again) {  // without the elements of blocks that may hold more
     const Again<Key> list(buffer);
     for (uint32_t i = tid; i < a.slices; i += kThreads) list.more[i] = 0;
     if (tid == 0) s.count = s.full = s.above = 0;
