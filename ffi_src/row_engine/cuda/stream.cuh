@@ -487,7 +487,7 @@ __global__ void __launch_bounds__(32 * kStreamResident<P>)
   if constexpr (P::kHole) {
     if (exchange.exists(1)) begun = P::begun(p.args, exchange.outer_of(1), 0, p.length, 1);
   }
-  Place of_row = ring.beyond({0, 0}, warp);  // statistics of the warp's first span
+  Place of_row = ring.beyond({0, 0}, warp);  // where the warp's first span is
   for (int i = 0; exchange.exists(i); ++i, row = measured) {
     const int64_t outer = exchange.outer_of(i);
     const bool more = exchange.exists(i + 1);

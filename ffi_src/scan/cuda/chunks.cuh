@@ -29,7 +29,7 @@ class Chunks : public BetweenWarps<Policy> {
 
   struct Tile {
     Pack operand[Policy::kOperands][kPacks];
-    Bits extra[1];  // the neighbour of the run's last element, outside the run
+    Bits extra[1];  // the neighbour of the run, outside it
     int stage;
   };
 

@@ -26,7 +26,7 @@ class Rows : public BetweenWarps<Policy> {
 
   struct Tile {
     Pack operand[Policy::kOperands][kPacks];
-    Acc neighbour;  // of the run's last element, outside the run
+    Acc neighbour;  // of the run, outside it
     uint32_t starts;
   };
 

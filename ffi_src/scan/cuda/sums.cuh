@@ -26,7 +26,7 @@ struct Sums {
     return p.words + ((p.level_at[level] + static_cast<int64_t>(index)) * p.columns + column) * kWords;
   }
 
-  // kAtomic: with atomics, which others see sooner; if not, with stores, which load memory less: better where each
+  // kSoon: with atomics, which others see sooner; if not, with stores, which load memory less: better where each
   // thread has a column.
   template <bool kSoon = true>
   __device__ void publish(int level, int index, int64_t column, State state) const {

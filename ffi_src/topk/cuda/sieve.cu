@@ -157,7 +157,7 @@ struct Block {
   C threshold = 0, high = 0;           // the k best reach this; nothing exceeds the other
   C raised = 0;                        // the threshold, if this block kept only its k best
   uint32_t token = 0, target = 0;      // arrivals at barriers of the blocks of a row
-  uint32_t in_list = 0, held = 0;      // survivors in this lane's list; length of the longest list
+  uint32_t in_list = 0, held = 0;      // survivors in this lane's list; 32 times the length of the longest
   bool failed = false, crowd = false;  // a list has no room; many neighbours would share a bin
   Division division = {};
 
