@@ -282,9 +282,12 @@ def environment(family: str, commit: str | None, libraries: Sequence[str]) -> di
 
 
 def result_path(folder: str | os.PathLike, family: str) -> pathlib.Path:
+    """The JSON file of a family's results on this device; its folder is made."""
     device = jax.devices()[0]
     kind = device.device_kind if device.platform == "gpu" else "cpu"
-    return pathlib.Path(folder) / f"{re.sub('[^a-z0-9]+', '-', kind.lower())}-{family}.json"
+    path = pathlib.Path(folder) / f"{re.sub('[^a-z0-9]+', '-', kind.lower())}-{family}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def run(
@@ -343,7 +346,6 @@ def run(
         failed |= bool(row["errors"])
         print(f"{time.monotonic() - start:5.0f} s  {_line(row)}", flush=True)
         ordered = [rows[c.name] for c in cases if c.name in rows]
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result | {"rows": ordered}, indent=1, ensure_ascii=False) + "\n")
     print(f"written to {path}")
     if failed:

@@ -243,7 +243,6 @@ def run(*, only: str = "", commit: str | None = None, out: str | os.PathLike) ->
     result["wrong"] = errors = wrong(mesh)
     result["rows"] = rows = []
     path = runner.result_path(out, f"x{mesh.size}-sharded")
-    path.parent.mkdir(parents=True, exist_ok=True)
     speed = "one device" if rate is None else f"{mesh.size} devices, {rate / 1e3:.4g} GB/s into each in an all-gather"
     print(f"{speed}; a collective maximum {'keeps' if nan else 'LOSES'} NaNs")
     print(f"other bits than on one device: {'; '.join(errors) or 'none'}")
