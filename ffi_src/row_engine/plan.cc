@@ -20,7 +20,7 @@ constexpr int64_t kFlatVectors = 4;    // of a lane that has a part of a short f
 
 constexpr int kTeamWarps = 4;                  // of a block whose warps have rows of their own
 constexpr int kPreferredWarps = 16;            // of a block that holds a row, or a part
-constexpr int kMaxTileLaneBits = 2;            // of rows with results: lanes of longer ones store whole vectors mostly
+constexpr int kMaxTileLaneBits = 3;            // of rows with results: lanes of longer ones store whole vectors mostly
 constexpr int64_t kLeastTiledBytes = 1 << 20;  // of an array: a tile takes longer than a row alone
 constexpr int kLeastWarps = 4;                 // of a part, where many small ones keep more of the device busy
 constexpr int kRoomyBlocks = 4;                // of a multiprocessor, where rows are few and only read
