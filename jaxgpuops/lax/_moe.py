@@ -15,7 +15,7 @@ import numpy as np
 from jax.interpreters import ad, batching
 
 from jaxgpuops import _arguments, _native
-from jaxgpuops._partition import RULES, Rule
+from jaxgpuops._partition import RULES, Rule, all_axes, filled_axes
 from jaxgpuops._primitive import Kernel, batch_first, def_jvp
 
 MAX_EXPERTS = 4096  # kMostExperts of ffi_src/moe/plan.h
@@ -230,7 +230,7 @@ moe_combine_vjp_p = Kernel(
     "moe_combine_vjp",
     results=lambda y, ct, row_of_assignment, assignment_of_row, weights, *, axis, choices: [
         (y.shape[axis], y.dtype),
-        (row_of_assignment.shape[axis], weights.dtype, 1),
+        (row_of_assignment.shape[axis], weights.dtype, (*range(axis + 1, y.ndim),)),
     ],
     fallback=_combine_vjp_fallback,
     accepts=(_arguments.FLOATS | _arguments.FLOATS8).__contains__,
@@ -249,13 +249,20 @@ def combine_vjp(y, ct, row_of_assignment, assignment_of_row, weights, axis, choi
 
 
 def _combine_vjp_split(splits, y, ct, row_of_assignment, assignment_of_row, weights, *, axis, choices):
-    """The axis is that of rows. Each device has the cotangents of its own, and of weights what these give."""
-    split = splits[axis]
-    own = row_of_assignment - split.start()
-    own = jnp.where((own >= 0) & (own < split.part), own, -1)
-    operands = y, ct, own, split.fill(assignment_of_row, axis, -1), weights
+    """The axis is that of rows. Each device has the cotangents of its own, and of weights what these, and its features,
+    give."""
+    features = tuple(range(axis + 1, y.ndim))
+    if axis in splits:
+        split = splits[axis]
+        row_of_assignment -= split.start()
+        row_of_assignment = jnp.where(
+            (row_of_assignment >= 0) & (row_of_assignment < split.part), row_of_assignment, -1
+        )
+        assignment_of_row = split.fill(assignment_of_row, axis, -1)
+    y, ct = (filled_axes(splits, x, features, 0) for x in (y, ct))
+    operands = y, ct, row_of_assignment, assignment_of_row, weights
     dy, dw = moe_combine_vjp_p.primitive.bind(*operands, axis=axis, choices=choices)
-    return dy, split.sum(dw)
+    return dy, all_axes(splits, (axis, *features)).sum(dw)
 
 
 def _combine_vjp_pays(split, avals, *, axis, choices):
