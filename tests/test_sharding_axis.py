@@ -3,6 +3,7 @@
 Bytes are those of the results of the collectives in the compiled program of one device.
 """
 
+import functools
 import math
 import re
 
@@ -154,6 +155,11 @@ OPS = {
         False,
     ),
     "cross-entropy": (lambda x: jaxgpuops.softmax_cross_entropy(x, LABELS, axis=AXIS), one_hot_loss, False),
+    "sum of cross-entropy": (
+        lambda x: jaxgpuops.softmax_cross_entropy(x, LABELS, axis=AXIS, reduction="sum"),
+        lambda x: one_hot_loss(x).sum(),
+        False,
+    ),
     "cross-entropy and gradient": (
         jax.value_and_grad(
             lambda x: jaxgpuops.softmax_cross_entropy(x, LABELS, axis=AXIS, reduction="sum", z_loss=0.1)
@@ -247,7 +253,7 @@ def test_results_are_those_of_one_device_and_bytes_not_more_than_those_of_jax(me
         assert_close(compiled(x), expected, exact)
         own = moved(compiled.as_text())[0]
         if spec == P("a", None, "b"):
-            assert own <= (8 if name == "cross-entropy and gradient" else 0)  # the sum of all rows, in two steps
+            assert own <= (4 if name in ("cross-entropy and gradient", "sum of cross-entropy") else 0)  # of all rows
         elif plain is not None:
             assert own <= moved(jax.jit(plain).lower(x).compile().as_text())[0]
 
@@ -338,6 +344,24 @@ def test_parts_that_are_not_equal(mesh, name, monkeypatch):
     ours = OPS[name][0]
     split = lambda x: ours(jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(None, ("a", "b")))))
     assert_close(jax.jit(split)(x), jax.jit(lambda x: ours(x))(x), OPS[name][2])
+
+
+@pytest.mark.parametrize("spec", [P("a"), P("a", "b"), P(None, "b", "a"), P(("a", "b"))])
+def test_a_loss_of_rows_that_devices_do_not_share_evenly(mesh, spec):
+    """All rows, and those of each element of a batch; labels that are no classes, and rows that do not count."""
+    x, labels = 3 * integers((7, 13, 5)), np.arange(35).reshape(7, 5) % 13
+    split = lambda x: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+    loss = functools.partial(jaxgpuops.softmax_cross_entropy, axis=1, reduction="mean", z_loss=0.1, label_smoothing=0.2)
+    for where in (None, labels % 3 > 0):
+        f = jax.value_and_grad(lambda x, f=loss, where=where: loss(x, labels, where=where))
+        assert_close(jax.jit(lambda x, f=f: f(split(x)))(x), f(x), False)
+    for d in (0, 2):
+        f = jax.vmap(functools.partial(loss, axis=0 if d == 0 else 1), (d, min(d, 1)))
+        g = lambda x, f=f: (f(x, labels), jax.grad(lambda x: (f(x, labels) ** 2).sum())(x))
+        assert_close(jax.jit(lambda x, g=g: g(split(x)))(x), g(x), False)
+    wrong = np.where(labels == 4, -1, labels)
+    assert np.isnan(jax.jit(lambda x: loss(split(x), wrong))(x))
+    assert np.isfinite(jax.jit(lambda x: loss(split(x), wrong, where=wrong >= 0))(x))
 
 
 SEVERAL = {
@@ -453,6 +477,18 @@ def test_a_combination_of_split_tokens(mesh):
     split = lambda where: jax.lax.with_sharding_constraint(where, NamedSharding(mesh, P(("a", "b"))))
     odd = jax.jit(lambda where: ours(y, split(where), weights[:13]))
     assert_close(odd(where[:13]), plain(y, where[:13], weights[:13]), False)
+
+
+def test_gradients_of_experts_whose_features_are_not_split_evenly(mesh):
+    rng = np.random.default_rng(4)
+    plan = jaxgpuops.moe_plan(rng.integers(-1, 5, (16, 3)), 4, align=8)
+    y, weights = (rng.standard_normal(s).astype(np.float32) for s in ((plan.assignment_of_row.size, 13), (16, 3)))
+    for spec in (P(None, "a"), P("b", "a")):
+        split = lambda x, spec=spec: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+        f = lambda y, weights: (jnp.cos(jaxgpuops.moe_combine(y, plan, weights)) ** 2).sum()
+        g = jax.grad(lambda y, weights, f=f, split=split: f(jnp.cos(split(y)), weights), (0, 1))
+        expected = jax.grad(lambda y, weights, f=f: f(jnp.cos(y), weights), (0, 1))
+        assert_close(jax.jit(g)(y, weights), expected(y, weights), False)
 
 
 def test_rows_of_experts_are_split(mesh):
