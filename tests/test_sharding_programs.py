@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import mesh_step
 import numpy as np
 import pytest
+import test_sharding_axis as table
 from jax._src.lib import xla_client  # HloSharding has no public name
 from jax.experimental import serialize_executable
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
@@ -22,6 +23,11 @@ from test_sharding_axis import moved
 
 import jaxgpuops
 from jaxgpuops import _partition
+
+# Programs of which all that moves is of our calls; derivatives move more, in plain JAX.
+EXPLAINED = ["top-k", "argmax", "sum where", "dot", "min", "cumsum", "cumsum of segments", "cummax", "linear_scan"]
+EXPLAINED += ["softmax", "cross-entropy", "sum of cross-entropy", "cross-entropy and gradient", "segment_sum"]
+EXPLAINED += ["argsort", "sort_key_val", "median", "bincount"]
 
 
 def example(shape=(8, 512)):
@@ -118,6 +124,17 @@ def test_explain_says_what_each_device_has_and_gets(mesh):
     assert f"each device has {list(part)}, nothing moves" in str(topk)
     [whole] = jaxgpuops.explain(lambda x: jaxgpuops.topk(x, 4), example())
     assert whole.part is None and "device" not in str(whole)
+
+
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_explain_says_what_the_compiled_program_moves(mesh, name):
+    function = table.OPS[name][0]
+    for spec in table.SPECS:
+        x = jax.device_put(table.integers(), NamedSharding(mesh, spec))
+        calls = jaxgpuops.explain(function, x)
+        said = sum(sum(call.collectives.values()) for call in calls)
+        assert said == moved(jax.jit(function).lower(x).compile().as_text())[0]
+        assert calls[-1].part is not None and "each device has" in str(calls[-1])
 
 
 def test_explain_of_an_abstract_mesh_knows_no_parts_and_hides_no_failure(mesh, monkeypatch):
