@@ -221,7 +221,19 @@ def test_values_and_gradients(mesh, name):
 
 
 @pytest.mark.parametrize(
-    "name", ["top-k", "dot", "cumprod", "softmax", "cross-entropy", "sort", "histogram", "segment_max"]
+    "name",
+    [
+        "top-k",
+        "dot",
+        "cumprod",
+        "softmax",
+        "cross-entropy",
+        "mean cross-entropy",
+        "sort",
+        "histogram",
+        "segment_max",
+        "median",
+    ],
 )
 def test_bytes_are_those_of_arrays_that_xla_splits(mesh, name):
     function, keeps = OPS[name]
