@@ -47,6 +47,7 @@ from jaxgpuops._partition import ends, whole_shape
 _vary = getattr(_core, "auto_insert_reshard", None) or _core.standard_insert_pvary
 
 KERNELS: dict[str, Kernel] = {}  # by the kernel's name
+_MADE_OF_OTHERS = "made of other kernels"
 MAX_GROUPS = 8  # IndexMap::kMaxGroups of ffi_src/common/broadcast.h
 
 
@@ -71,7 +72,8 @@ class Lowering:
             [f"{self.dtype}[{','.join(map(str, self.shape))}]", *(f"{k}={v}" for k, v in self.params.items())]
         )
         plan = f" {self.plan}" if self.plan else ""
-        taken = f"plain JAX, because {self.why}" if self.kernel is None else f"{self.kernel}{plan}"
+        other = self.why if self.why == _MADE_OF_OTHERS else f"plain JAX, because {self.why}"
+        taken = other if self.kernel is None else f"{self.kernel}{plan}"
         moved = "".join(f", {kind} of {size} bytes" for kind, size in self.collectives.items()) or ", nothing moves"
         part = "" if self.part is None else f", each device has {[*self.part]}{moved}"
         return f"{self.op}({call}) on {self.platform}: {taken}{part}"
@@ -271,7 +273,7 @@ class Kernel:
         length = x.shape[axis]
         planned = platform == "cuda" and self.plan is not None
         if self.splits_as_one:
-            why = "it is made of other kernels"
+            why = _MADE_OF_OTHERS
         elif self.accepts is None:
             why = "it has no kernel of its own"
         elif _native.disabled(self.name):
