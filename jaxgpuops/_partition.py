@@ -203,7 +203,6 @@ class Rule:
       free: ``{array: size}`` of operands (0, 1, ..) and results (~0, ~1, ..) whose axis is another one, of units of that
         size that do not depend on each other. They are split in equal parts, of whole units, as dimensions off the axis are;
         of size 0 never.
-      unread: which operands are read by derivatives only, by index: a device gets zeros in their place, and nothing moves.
       beside: ``beside(*operands, axis, **params)``: what XLA computes of whole arrays beside the call, where it may know
         more of them than we do, as that they are constants. These are further operands of ``local``, which drops those that
         it does not need, and are not split along the axis. Where ``axis_name`` is given there are none.
@@ -214,7 +213,6 @@ class Rule:
     keeps: bool = False
     pays: Callable[..., bool] = lambda split, avals, **params: True
     free: dict[int, int] = dataclasses.field(default_factory=dict)
-    unread: tuple[int, ...] = ()
     beside: Callable[..., Sequence[jax.Array]] | None = None
 
 
@@ -570,9 +568,6 @@ def lower(kernel, ctx, operands, choice, beside=((), ()), *, axis, **params):
         _calls[key].choice = choice
     call = _callbacks[key] = _calls[key]
 
-    operands = list(operands)
-    for i in call.rule.unread if call.rule else ():
-        operands[i] = mlir.ir_constant(np.broadcast_to(np.zeros((), avals_in[i].dtype), avals_in[i].shape))
     types_of = lambda avals: [ir.RankedTensorType.get(a.shape, mlir.dtype_to_ir_type(a.dtype)) for a in avals]
     op = hlo.CustomCallOp(
         types_of(avals_out),

@@ -184,7 +184,7 @@ def _combine_rule(choices, **_):
 
 
 RULES["moe_plan"] = Rule(_plan_split)
-RULES["moe_dispatch"] = Rule(_dispatch_split, operands=(1,), keeps=True, unread=(2,))
+RULES["moe_dispatch"] = Rule(_dispatch_split, operands=(1,), keeps=True)
 RULES["moe_combine"] = _combine_rule
 
 
