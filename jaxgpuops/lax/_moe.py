@@ -7,6 +7,7 @@ lack dimensions before it.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import jax
@@ -249,20 +250,13 @@ def combine_vjp(y, ct, row_of_assignment, assignment_of_row, weights, axis, choi
 
 
 def _combine_vjp_split(splits, y, ct, row_of_assignment, assignment_of_row, weights, *, axis, choices):
-    """The axis is that of rows. Each device has the cotangents of its own, and of weights what these, and its features,
-    give."""
-    features = tuple(range(axis + 1, y.ndim))
-    if axis in splits:
-        split = splits[axis]
-        row_of_assignment -= split.start()
-        row_of_assignment = jnp.where(
-            (row_of_assignment >= 0) & (row_of_assignment < split.part), row_of_assignment, -1
-        )
-        assignment_of_row = split.fill(assignment_of_row, axis, -1)
-    y, ct = (filled_axes(splits, x, features, 0) for x in (y, ct))
-    operands = y, ct, row_of_assignment, assignment_of_row, weights
+    """The axis is that of rows. Each device has the cotangents of its own, and of weights what these give."""
+    split = splits[axis]
+    own = row_of_assignment - split.start()
+    own = jnp.where((own >= 0) & (own < split.part), own, -1)
+    operands = y, ct, own, split.fill(assignment_of_row, axis, -1), weights
     dy, dw = moe_combine_vjp_p.primitive.bind(*operands, axis=axis, choices=choices)
-    return dy, all_axes(splits, (axis, *features)).sum(dw)
+    return dy, split.sum(dw)
 
 
 def _combine_vjp_pays(split, avals, *, axis, choices):
@@ -271,7 +265,18 @@ def _combine_vjp_pays(split, avals, *, axis, choices):
     return row_of_assignment.shape[axis] * weights.dtype.itemsize < split.length * inner * y.dtype.itemsize
 
 
-RULES["moe_combine_vjp"] = Rule(_combine_vjp_split, operands=(0, 3), keeps=True, pays=_combine_vjp_pays, free={~1: 0})
+def _combine_vjp_of_parts(splits, y, ct, *rest, axis, choices):
+    """Devices may have parts of the features, too, over which cotangents of weights are sums."""
+    features = tuple(range(axis + 1, y.ndim))
+    operands = *(filled_axes(splits, x, features, 0) for x in (y, ct)), *rest
+    own = functools.partial(_combine_vjp_split, splits) if axis in splits else moe_combine_vjp_p.primitive.bind
+    dy, dw = own(*operands, axis=axis, choices=choices)
+    return dy, all_axes(splits, features).sum(dw) if any(d in splits for d in features) else dw
+
+
+RULES["moe_combine_vjp"] = Rule(
+    _combine_vjp_of_parts, operands=(0, 3), keeps=True, pays=_combine_vjp_pays, free={~1: 0}
+)
 
 
 def _combine_vjp_jvp(outs, primals, tangents, *, axis, choices):
