@@ -190,11 +190,12 @@ COLUMNS |= {  # of split arrays
     "bytes": ("bytes", _moved("jaxgpuops")),
     "graphs": ("in CUDA graphs", lambda result, row: _number(_us(row, "jaxgpuops, graphs"))),
     "link": ("of the link", _of_link),
+    "part": ("a part alone", lambda result, row: _number(_us(row, "a part"))),
 }
 SWEEP_COLUMNS = "case problems failed plain behind lost jaxes floors far"
 WORST_COLUMNS = "problem jaxgpuops jax torch least kernels"
 PROGRAM_COLUMNS = "case plain_jax installed gain written"
-SHARDED_COLUMNS = "case split_jax jax_bytes jaxgpuops bytes graphs link"
+SHARDED_COLUMNS = "case split_jax jax_bytes jaxgpuops bytes graphs part link"
 
 
 # ---- Tables ---------------------------------------------------------------------------------------------------------

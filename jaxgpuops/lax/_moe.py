@@ -7,6 +7,7 @@ lack dimensions before it.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import jax
@@ -15,7 +16,7 @@ import numpy as np
 from jax.interpreters import ad, batching
 
 from jaxgpuops import _arguments, _native
-from jaxgpuops._partition import RULES, Rule
+from jaxgpuops._partition import RULES, Rule, all_axes, filled_axes
 from jaxgpuops._primitive import Kernel, batch_first, def_jvp
 
 MAX_EXPERTS = 4096  # kMostExperts of ffi_src/moe/plan.h
@@ -230,7 +231,7 @@ moe_combine_vjp_p = Kernel(
     "moe_combine_vjp",
     results=lambda y, ct, row_of_assignment, assignment_of_row, weights, *, axis, choices: [
         (y.shape[axis], y.dtype),
-        (row_of_assignment.shape[axis], weights.dtype, 1),
+        (row_of_assignment.shape[axis], weights.dtype, (*range(axis + 1, y.ndim),)),
     ],
     fallback=_combine_vjp_fallback,
     accepts=(_arguments.FLOATS | _arguments.FLOATS8).__contains__,
@@ -264,7 +265,18 @@ def _combine_vjp_pays(split, avals, *, axis, choices):
     return row_of_assignment.shape[axis] * weights.dtype.itemsize < split.length * inner * y.dtype.itemsize
 
 
-RULES["moe_combine_vjp"] = Rule(_combine_vjp_split, operands=(0, 3), keeps=True, pays=_combine_vjp_pays, free={~1: 0})
+def _combine_vjp_of_parts(splits, y, ct, *rest, axis, choices):
+    """Devices may have parts of the features, too, over which cotangents of weights are sums."""
+    features = tuple(range(axis + 1, y.ndim))
+    operands = *(filled_axes(splits, x, features, 0) for x in (y, ct)), *rest
+    own = functools.partial(_combine_vjp_split, splits) if axis in splits else moe_combine_vjp_p.primitive.bind
+    dy, dw = own(*operands, axis=axis, choices=choices)
+    return dy, all_axes(splits, features).sum(dw) if any(d in splits for d in features) else dw
+
+
+RULES["moe_combine_vjp"] = Rule(
+    _combine_vjp_of_parts, operands=(0, 3), keeps=True, pays=_combine_vjp_pays, free={~1: 0}
+)
 
 
 def _combine_vjp_jvp(outs, primals, tangents, *, axis, choices):
