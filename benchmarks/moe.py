@@ -295,9 +295,7 @@ def cases_of(tokens, k, experts, hidden, dtype="bfloat16", targets=None):
                 "jax": functools.partial(_layer, _plain_layer, k),
                 "rewritten": functools.partial(_layer, _rewritten_layer, k),
             },
-            # The bytes of dispatch and combine, of both gradients, and of the rows that experts read and write in both
-            # directions.
-            moved=4 * all_tokens + 9 * rows,
+            moved=4 * all_tokens + 5 * rows,  # by dispatch and combine, and by both gradients
             hostile={
                 "one expert": lambda logits, *rest: (jnp.broadcast_to(-jnp.arange(1.0 * experts), logits.shape), *rest)
             },
@@ -324,10 +322,8 @@ def _rewritten_layer(k, logits, x, expert):
     return rewritten_combine(rows, jax.nn.softmax(chosen), order, inverse)
 
 
-def _expert(rows):
-    """Takes the place of the matrix products: multiplies each row by a number, with the same reads and writes."""
-    scale = (1 + jnp.arange(len(rows)) % 3).astype(rows.dtype)
-    return jax.lax.optimization_barrier(jax.lax.optimization_barrier(rows) * scale[:, None])
+# Takes the place of the experts: the same rows, but in memory, so that nothing is fused with what moves them.
+_expert = jax.lax.optimization_barrier
 
 
 def _layer(layer, k, logits, x, weights, ct):

@@ -139,9 +139,10 @@ def composed(
         keys = jnp.where(jnp.isnan(keys), jnp.nan, keys)  # all NaNs get the same sign
     if groups > 1:
         keys = _in_chosen_groups(keys, axis, groups, topk_groups, 2 if biased else 1, split)
-    indices = top_k_p(keys, axis=axis, k=k, largest=True, sorted=True, split=split)[1]
+    found, indices = top_k_p(keys, axis=axis, k=k, largest=True, sorted=True, split=split)
     if normalize:
-        weights = shares_of(take_along_axis(logits, indices, axis, split).astype(wide.dtype), axis, score)
+        chosen = take_along_axis(logits, indices, axis, split) if biased else found
+        weights = shares_of(chosen.astype(wide.dtype), axis, score)
     else:
         weights = take_along_axis(scores, indices, axis, split)
     return (weights * scale).astype(logits.dtype), indices, *([_log_sum(wide, axis, split)] if log_sums else [])

@@ -5,6 +5,8 @@
 // units from several rows before it adds. A unit is a vector of 16 bytes, or less where rows are not multiples of that;
 // neighbouring threads have neighbouring units. Sums are in float32 (float64 for float64) and in the order of choices,
 // so that every run gives the same bits. Without scales, dispatch copies bytes for any dtype.
+#include <cstdlib>
+
 #include "common/cuda/dispatch.cuh"
 #include "common/cuda/element.h"
 #include "common/cuda/launch.cuh"
@@ -122,7 +124,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // ---- combine --------------------------------------------------------------------------------------------------------
 
-template <class Element, int kVector, int kEach>
+template <class Element, int kVector, int kEach, int kTogether = kAhead>
 __global__ void __launch_bounds__(kThreads)
     combine_kernel(MoveProblem p, int64_t threads, bool narrow, const Vector<Element, kVector>* __restrict__ y,
                    const int32_t* __restrict__ index, const typename Element::Acc* __restrict__ weights,
@@ -139,12 +141,12 @@ __global__ void __launch_bounds__(kThreads)
   out += at.line * units + at.first;
   const auto within = [&](int c) { return kEach == 1 || at.first + c * threads < units; };
   Acc sums[kEach][kVector] = {};
-  for (int32_t j = 0; j < choices; j += kAhead) {
-    Vector<Element, kVector> v[kAhead][kEach];
-    Acc scale[kAhead];
-    bool there[kAhead];
+  for (int32_t j = 0; j < choices; j += kTogether) {
+    Vector<Element, kVector> v[kTogether][kEach];
+    Acc scale[kTogether];
+    bool there[kTogether];
 #pragma unroll
-    for (int n = 0; n < kAhead; ++n) {
+    for (int n = 0; n < kTogether; ++n) {
       const int32_t row = j + n < choices ? rows[j + n] : -1;
       there[n] = row >= 0;
 #pragma unroll
@@ -153,7 +155,7 @@ __global__ void __launch_bounds__(kThreads)
       scale[n] = there[n] && weights ? weights[j + n] : Acc{1};
     }
 #pragma unroll
-    for (int n = 0; n < kAhead; ++n) {
+    for (int n = 0; n < kTogether; ++n) {
       if (!there[n]) continue;
 #pragma unroll
       for (int c = 0; c < kEach; ++c)
@@ -288,10 +290,15 @@ cudaError_t dispatch_vector(DType dtype, bool whole, F f) {
   });
 }
 
+int lab(const char* name, int otherwise) {
+  const char* value = std::getenv(name);
+  return value ? std::atoi(value) : otherwise;
+}
+
 // Calls f with the number of units of each line that a thread has, as a constant.
 template <class F>
 cudaError_t dispatch_columns(int64_t lines, int64_t units, F f) {
-  return units > 2 && lines * units > kMany ? f(std::integral_constant<int, kColumns>())
+  return units > 2 && lines * units > (int64_t{1} << lab("GATE_MANY", 20)) ? f(std::integral_constant<int, kColumns>())
                                             : f(std::integral_constant<int, 1>());
 }
 
@@ -347,16 +354,22 @@ cudaError_t launch_combine(cudaStream_t stream, const MoveProblem& p, const void
     using Element = decltype(element);
     using V = Vector<Element, vector>;
     const int64_t units = p.inner / vector;
-    const auto start = [&](auto each) {
+    const auto start = [&](auto each, auto together) {
       const int64_t threads = ceil_div(units, each), blocks = ceil_div(p.outer * p.tokens * threads, kThreads);
-      return launch(stream, {grid_of(blocks), dim3(kThreads)}, combine_kernel<Element, vector, each>, p, threads,
+      return launch(stream, {grid_of(blocks), dim3(kThreads)}, combine_kernel<Element, vector, each, together>, p, threads,
                     narrow_of(blocks * kThreads), static_cast<const V*>(y), index,
                     static_cast<const typename Element::Acc*>(weights), static_cast<V*>(out));
     };
-    if constexpr (vector > 1)
-      return start(std::integral_constant<int, 1>());
-    else
-      return dispatch_columns(p.outer * p.tokens, units, start);
+    if constexpr (vector > 1) {
+      const int form = lab("GATE_COMBINE", 4);
+      if (form == 8) return start(std::integral_constant<int, 1>(), std::integral_constant<int, 8>());
+      if (form == 2) return start(std::integral_constant<int, 2>(), std::integral_constant<int, 2>());
+      if (form == 24) return start(std::integral_constant<int, 2>(), std::integral_constant<int, 4>());
+      return start(std::integral_constant<int, 1>(), std::integral_constant<int, 4>());
+    } else {
+      return dispatch_columns(p.outer * p.tokens, units,
+                              [&](auto each) { return start(each, std::integral_constant<int, kAhead>()); });
+    }
   });
 }
 
@@ -367,7 +380,7 @@ cudaError_t launch_combine_vjp(cudaStream_t stream, const MoveProblem& p, const 
   const int64_t row_bytes = p.inner * bytes_of(p.dtype);
   const bool whole = alignment(row_bytes, y, dy) == 16 && alignment(row_bytes, ct, ct) == 16;
   // The threads of a row depend on sizes alone, since they decide the order of additions.
-  const int64_t units = std::max<int64_t>(ceil_div(row_bytes, 16), 1), turns = ceil_div(units, kThreads);
+  const int64_t units = std::max<int64_t>(ceil_div(row_bytes, 16), 1), turns = ceil_div(units, lab("GATE_THREADS", kThreads));
   const int64_t threads = ceil_div(ceil_div(units, turns), 32) * 32;
   return with_any_float(p.dtype, [&](auto element) {
     const auto start = [&](auto rows) {
@@ -382,6 +395,11 @@ cudaError_t launch_combine_vjp(cudaStream_t stream, const MoveProblem& p, const 
     };
     // Where tokens are few, blocks have a row each, so that there are more of them.
     const bool many = p.outer * p.assignments() > kManyRows;
+    switch (lab("GATE_ROWS", 0)) {
+      case 1: return start(std::integral_constant<int, 1>());
+      case 2: return start(std::integral_constant<int, 2>());
+      case 4: return start(std::integral_constant<int, 4>());
+    }
     if (many && p.choices > 2) return start(std::integral_constant<int, kAhead>());
     return many && p.choices == 2 ? start(std::integral_constant<int, 2>()) : start(std::integral_constant<int, 1>());
   });
