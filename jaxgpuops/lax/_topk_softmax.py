@@ -141,7 +141,8 @@ def composed(
         keys = _in_chosen_groups(keys, axis, groups, topk_groups, 2 if biased else 1, split)
     found, indices = top_k_p(keys, axis=axis, k=k, largest=True, sorted=True, split=split)
     if normalize:
-        chosen = take_along_axis(logits, indices, axis, split) if biased else found
+        # Devices that share the axis differentiate this, and what is found has no derivative.
+        chosen = found if split is None and not biased else take_along_axis(logits, indices, axis, split)
         weights = shares_of(chosen.astype(wide.dtype), axis, score)
     else:
         weights = take_along_axis(scores, indices, axis, split)
