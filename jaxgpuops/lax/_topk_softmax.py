@@ -127,9 +127,22 @@ def _in_chosen_groups(keys, axis, groups, topk_groups, best, split):
 
 
 def composed(
-    logits, *bias, axis, k, score, normalize, biased, groups=1, topk_groups=1, scale=1.0, log_sums=False, split=None
+    logits,
+    *bias,
+    axis,
+    k,
+    score,
+    normalize,
+    biased,
+    groups=1,
+    topk_groups=1,
+    scale=1.0,
+    log_sums=False,
+    split=None,
+    differentiable=True,
 ):
-    """The gate, made of other kernels and plain JAX: what the primitive computes, for any dtype and size."""
+    """The gate, made of other kernels and plain JAX: what the primitive computes, for any dtype and size. The primitive,
+    which has derivatives of its own, can do without those of ``differentiable``."""
     wide = logits.astype(_arguments.wide(logits.dtype))
     keys, scores = jax.lax.stop_gradient(logits), None
     if biased or not normalize:
@@ -141,8 +154,7 @@ def composed(
         keys = _in_chosen_groups(keys, axis, groups, topk_groups, 2 if biased else 1, split)
     found, indices = top_k_p(keys, axis=axis, k=k, largest=True, sorted=True, split=split)
     if normalize:
-        # Devices that share the axis differentiate this, and what is found has no derivative.
-        chosen = found if split is None and not biased else take_along_axis(logits, indices, axis, split)
+        chosen = take_along_axis(logits, indices, axis, split) if biased or differentiable else found
         weights = shares_of(chosen.astype(wide.dtype), axis, score)
     else:
         weights = take_along_axis(scores, indices, axis, split)
@@ -165,7 +177,7 @@ topk_softmax_p = Kernel(
         (k, np.int32),
         *([(None, _arguments.wide(logits.dtype))] if log_sums else []),
     ],
-    fallback=composed,
+    fallback=functools.partial(composed, differentiable=False),
     accepts=(_arguments.FLOATS - {np.dtype(np.float64)}).__contains__,
     attributes=("score", "normalize", "biased", "groups", "topk_groups", "scale", "log_sums"),
     broadcasts=lambda count, **_: range(1, count),
