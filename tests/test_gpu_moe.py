@@ -12,6 +12,7 @@ from test_moe import KINDS, check_plan, ids_of
 import jaxgpuops
 
 SIZES = [(0, 2, 4), (1, 1, 1), (1000, 8, 8), (2000, 8, 128), (2049, 8, 64), (16384, 6, 64), (8192, 2, 8)]
+SIZES += [(100, 3, 5), (3000, 4, 16), (16000, 2, 32), (300, 4, 33), (2, 1, 512)]  # few experts, and few assignments
 SIZES += [(5000, 16, 512), (9000, 2, 4096), (700, 2, 2048)]  # counters that leave room for few warps
 # The largest cluster, more, and more than registers hold.
 SIZES += [(4096, 8, 128), (4097, 8, 128), (16384, 8, 128), (600_000, 4, 60)]
@@ -81,10 +82,11 @@ def operands(seed, tokens=4000, width=1000, dtype="bfloat16"):
     return ids, jax.random.normal(keys[1], (tokens, width), dtype), jax.random.uniform(keys[2], (tokens, 6))
 
 
-@pytest.mark.parametrize("width", [1, 8, 1000, 1001])
+# The last two are large enough for threads that have several units of a row.
+@pytest.mark.parametrize("tokens, width", [(500, 1), (500, 8), (500, 1000), (500, 1001), (12_000, 91), (12_000, 1000)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_values_are_those_of_plain_jax(width, dtype):
-    ids, x, w = operands(1, 500, width, dtype)
+def test_values_are_those_of_plain_jax(tokens, width, dtype):
+    ids, x, w = operands(1, tokens, width, dtype)
     plan, y, out = jax.jit(layer)(ids, x, w)
     rows = plan.token_of_row
     assert same_bits(y, jnp.where((rows >= 0)[:, None], x[rows], 0))

@@ -7,6 +7,7 @@
 // so that every run gives the same bits. Without scales, dispatch copies bytes for any dtype.
 #include <cstdlib>
 
+#include "common/cuda/bulk_copy.cuh"
 #include "common/cuda/dispatch.cuh"
 #include "common/cuda/element.h"
 #include "common/cuda/launch.cuh"
@@ -120,6 +121,59 @@ __global__ void __launch_bounds__(kThreads)
         if (at.first + n * threads < units) out[row[i] * units + n * threads] = made(token[n], factor);
     }
   }
+}
+
+// The same by bulk copies. A block is a warp, which brings pieces of tokens into shared memory, one while another leaves.
+constexpr int kStages = 3;
+
+__global__ void __launch_bounds__(32)
+    bulk_dispatch_kernel(MoveProblem p, int64_t row_bytes, int32_t piece, int32_t pieces, int64_t blocks,
+                         const char* __restrict__ x, const int32_t* __restrict__ row_of_assignment,
+                         const int32_t* __restrict__ assignment_of_row, char* __restrict__ out) {
+#if __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(128) char stages[];
+  __shared__ uint64_t came[kStages];
+  if (blockIdx.x >= blocks)
+    return fill(p, blockIdx.x - blocks, p.other, assignment_of_row, row_bytes / 16, reinterpret_cast<uint4*>(out));
+  const int lane = threadIdx.x;
+  const int64_t items = p.outer * p.tokens * pieces;
+  const auto bytes_of_item = [&](int64_t item) {
+    return static_cast<uint32_t>(min(int64_t{piece}, row_bytes - item % pieces * piece));
+  };
+  const auto bring = [&](int64_t item, int stage) {
+    if (item >= items) return;
+    expect_copies(came + stage, bytes_of_item(item));
+    copy_bulk(stages + stage * piece, x + item / pieces * row_bytes + item % pieces * piece, bytes_of_item(item),
+              came + stage);
+  };
+  if (lane == 0) {
+    for (int s = 0; s < kStages; ++s) make_copy_barrier(came + s);
+    make_barriers_visible();
+    for (int s = 0; s < kStages; ++s) bring(blockIdx.x + s * blocks, s);
+  }
+  __syncwarp();
+  int stage = 0, parity = 0;
+  for (int64_t item = blockIdx.x; item < items; item += blocks) {
+    const int64_t token = item / pieces, o = token / p.tokens;
+    const int32_t* const rows = row_of_assignment + p.index(o) + (token - o * p.tokens) * p.choices;
+    const int32_t first = lane < p.choices ? rows[lane] : -1;
+    wait_for_copies(came + stage, parity);
+    for (int64_t j = lane; j < p.choices; j += 32) {
+      const int64_t row = j < 32 ? first : rows[j];
+      if (row < 0 || row >= p.rows) continue;
+      asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(
+                       out + (o * p.rows + row) * row_bytes + item % pieces * piece),
+                   "r"(shared_address(stages + stage * piece)), "r"(bytes_of_item(item))
+                   : "memory");
+    }
+    asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 1;" ::: "memory");
+    __syncwarp();
+    // The copies that left the stage before have been read from it.
+    if (item != blockIdx.x && lane == 0) bring(item + (kStages - 1) * blocks, (stage + kStages - 1) % kStages);
+    if (++stage == kStages) stage = 0, parity ^= 1;
+  }
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+#endif
 }
 
 // ---- combine --------------------------------------------------------------------------------------------------------
@@ -329,6 +383,15 @@ cudaError_t launch_dispatch(cudaStream_t stream, const MoveProblem& p, const voi
     return dispatch<V>(stream, p, row_bytes / static_cast<int64_t>(sizeof(V)), Copied{}, x, row_of_assignment,
                        assignment_of_row, out);
   };
+  if (!weights && bytes == 16 && lab("GATE_BULK", 0)) {
+    const int64_t pieces = ceil_div(row_bytes, 16384), piece = ceil_div(ceil_div(row_bytes, pieces), 16) * 16;
+    const int64_t items = p.outer * p.tokens * pieces;
+    const int64_t blocks = std::min<int64_t>(items, 132 * std::min<int64_t>(lab("GATE_BULK", 0), 220000 / (kStages * piece + 1200)));
+    Launch shape{grid_of(blocks + fill_blocks(p, 32)), dim3(32)};
+    shape.shared_bytes = kStages * piece;
+    return launch(stream, shape, bulk_dispatch_kernel, p, row_bytes, piece, pieces, blocks, static_cast<const char*>(x),
+                  row_of_assignment, assignment_of_row, static_cast<char*>(out));
+  }
   if (!weights) {
     switch (bytes) {
       case 16: return copy(uint4{});
