@@ -13,7 +13,7 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t kOneBlock = 1024;  // assignments that a block does alone in less time than blocks wait for others
 constexpr int64_t kClusterMost = 1 << 15;  // assignments that a cluster plans in less time than the blocks of a grid
 constexpr int64_t kClusterBlock = 512;     // assignments of a block of a cluster, if it need not have more
-constexpr int64_t kClusterHeld = 256;      // assignments of a warp of a cluster, at most
+constexpr int64_t kClusterHeld = 128;      // assignments of a warp of a cluster, at most
 constexpr int64_t kStagedFrom = 1024;      // assignments of a block from which putting them into order first saves time
 constexpr int64_t kGridChunk = 96;         // assignments of a warp of a grid
 constexpr int kFewWarps = 8;               // fewer warps have fewer counters to add up
@@ -79,7 +79,7 @@ Plan plan_route(const PlanProblem& problem, const Gpu& gpu, int64_t workspace_by
   plan = {};
   // As many threads as experts, too: each of them finds where one begins.
   const int64_t wanted = ceil_div(std::max(problem.assignments, problem.experts), 32);
-  plan.warps = room(std::min<int64_t>(wanted, problem.assignments > kOneBlock ? 32 : 2 * kFewWarps));
+  plan.warps = room(std::min<int64_t>(wanted, problem.assignments > kOneBlock ? 32 : kFewWarps));
   if (const char* lab = std::getenv("GATE_LAB")) plan.warps = std::atoi(std::strchr(lab, ',') + 1);
   plan.shared_bytes = shared_bytes(plan, problem);
   return plan;

@@ -12,8 +12,6 @@ namespace jaxgpuops::moe {
 
 constexpr int64_t kMostExperts = 4096;  // with more, the counters of a block do not fit into its shared memory
 
-constexpr int64_t kFewExperts = 32;  // a lane counts for each
-
 constexpr int64_t kMostHeld = 512;  // assignments of a warp that its registers hold
 
 enum class Algorithm {

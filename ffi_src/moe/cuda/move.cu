@@ -7,7 +7,6 @@
 // so that every run gives the same bits. Without scales, dispatch copies bytes for any dtype.
 #include <cstdlib>
 
-#include "common/cuda/bulk_copy.cuh"
 #include "common/cuda/dispatch.cuh"
 #include "common/cuda/element.h"
 #include "common/cuda/launch.cuh"
@@ -18,8 +17,7 @@ namespace jaxgpuops::moe {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kColumns = 4;             // units of a row that a thread has, if there are many
-constexpr int64_t kMany = 1 << 20;      // units of all rows
+constexpr int kColumns = 4;             // units of a row that a thread has, if they are small
 constexpr int kAhead = 4;               // rows that a thread knows, or loads, before it goes on
 constexpr int64_t kManyRows = 1 << 11;  // rows that are enough for blocks that have several
 constexpr int64_t kFilled = 32;         // rows that a warp looks through for those that have no token
@@ -123,62 +121,9 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// The same by bulk copies. A block is a warp, which brings pieces of tokens into shared memory, one while another leaves.
-constexpr int kStages = 3;
-
-__global__ void __launch_bounds__(32)
-    bulk_dispatch_kernel(MoveProblem p, int64_t row_bytes, int32_t piece, int32_t pieces, int64_t blocks,
-                         const char* __restrict__ x, const int32_t* __restrict__ row_of_assignment,
-                         const int32_t* __restrict__ assignment_of_row, char* __restrict__ out) {
-#if __CUDA_ARCH__ >= 900
-  extern __shared__ __align__(128) char stages[];
-  __shared__ uint64_t came[kStages];
-  if (blockIdx.x >= blocks)
-    return fill(p, blockIdx.x - blocks, p.other, assignment_of_row, row_bytes / 16, reinterpret_cast<uint4*>(out));
-  const int lane = threadIdx.x;
-  const int64_t items = p.outer * p.tokens * pieces;
-  const auto bytes_of_item = [&](int64_t item) {
-    return static_cast<uint32_t>(min(int64_t{piece}, row_bytes - item % pieces * piece));
-  };
-  const auto bring = [&](int64_t item, int stage) {
-    if (item >= items) return;
-    expect_copies(came + stage, bytes_of_item(item));
-    copy_bulk(stages + stage * piece, x + item / pieces * row_bytes + item % pieces * piece, bytes_of_item(item),
-              came + stage);
-  };
-  if (lane == 0) {
-    for (int s = 0; s < kStages; ++s) make_copy_barrier(came + s);
-    make_barriers_visible();
-    for (int s = 0; s < kStages; ++s) bring(blockIdx.x + s * blocks, s);
-  }
-  __syncwarp();
-  int stage = 0, parity = 0;
-  for (int64_t item = blockIdx.x; item < items; item += blocks) {
-    const int64_t token = item / pieces, o = token / p.tokens;
-    const int32_t* const rows = row_of_assignment + p.index(o) + (token - o * p.tokens) * p.choices;
-    const int32_t first = lane < p.choices ? rows[lane] : -1;
-    wait_for_copies(came + stage, parity);
-    for (int64_t j = lane; j < p.choices; j += 32) {
-      const int64_t row = j < 32 ? first : rows[j];
-      if (row < 0 || row >= p.rows) continue;
-      asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(
-                       out + (o * p.rows + row) * row_bytes + item % pieces * piece),
-                   "r"(shared_address(stages + stage * piece)), "r"(bytes_of_item(item))
-                   : "memory");
-    }
-    asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 1;" ::: "memory");
-    __syncwarp();
-    // The copies that left the stage before have been read from it.
-    if (item != blockIdx.x && lane == 0) bring(item + (kStages - 1) * blocks, (stage + kStages - 1) % kStages);
-    if (++stage == kStages) stage = 0, parity ^= 1;
-  }
-  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-#endif
-}
-
 // ---- combine --------------------------------------------------------------------------------------------------------
 
-template <class Element, int kVector, int kEach, int kTogether = kAhead>
+template <class Element, int kVector, int kEach, int kTogether>
 __global__ void __launch_bounds__(kThreads)
     combine_kernel(MoveProblem p, int64_t threads, bool narrow, const Vector<Element, kVector>* __restrict__ y,
                    const int32_t* __restrict__ index, const typename Element::Acc* __restrict__ weights,
@@ -193,7 +138,7 @@ __global__ void __launch_bounds__(kThreads)
   if (weights) weights += p.weight(at.outer) + a;
   y += at.outer * p.rows * units + at.first;
   out += at.line * units + at.first;
-  const auto within = [&](int c) { return kEach == 1 || at.first + c * threads < units; };
+  const auto within = [&](int c) { return at.first + c * threads < units; };
   Acc sums[kEach][kVector] = {};
   for (int32_t j = 0; j < choices; j += kTogether) {
     Vector<Element, kVector> v[kTogether][kEach];
@@ -234,7 +179,7 @@ __global__ void __launch_bounds__(kThreads)
 // many elements of a row as a vector, and they are a vector if `inner` is a multiple of its length; else they are
 // apart, so that neighbouring threads have neighbouring elements. The order of additions depends on `inner` and the
 // dtype alone, even if rows are not aligned to vectors.
-template <class Element, int kRows>
+template <class Element, int kRows, int kTurns>
 __global__ void __launch_bounds__(kThreads)
     combine_vjp_kernel(MoveProblem p, bool whole, int64_t blocks, const typename Element::Bits* __restrict__ y,
                        const typename Element::Bits* __restrict__ ct, const int32_t* __restrict__ row_of_assignment,
@@ -285,23 +230,33 @@ __global__ void __launch_bounds__(kThreads)
     row[n] = j + n < choices ? row_of_assignment[j + n] : -1;
     scale[n] = j + n < choices ? weights[j + n] : Acc{0};
   }
-  for (int64_t u = threadIdx.x; u < units; u += blockDim.x) {
-    const V own = read(ct, u);
-    V v[kRows];
+  for (int64_t first = threadIdx.x; first < units; first += kTurns * blockDim.x) {
+    V own[kTurns], v[kTurns][kRows];
 #pragma unroll
-    for (int n = 0; n < kRows; ++n)
-      if (row[n] >= 0) v[n] = read(y + row[n] * p.inner, u);
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int64_t u = first + turn * blockDim.x;
+      if (u >= units) break;
+      own[turn] = read(ct, u);
 #pragma unroll
-    for (int n = 0; n < kRows; ++n) {
-      if (row[n] < 0) continue;
-      V scaled;
+      for (int n = 0; n < kRows; ++n)
+        if (row[n] >= 0) v[turn][n] = read(y + row[n] * p.inner, u);
+    }
 #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const Acc c = Element::load(own.bits[i]);
-        dot[n] += c * Element::load(v[n].bits[i]);
-        scaled.bits[i] = Element::store(scale[n] * c);
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int64_t u = first + turn * blockDim.x;
+      if (u >= units) break;
+#pragma unroll
+      for (int n = 0; n < kRows; ++n) {
+        if (row[n] < 0) continue;
+        V scaled;
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const Acc c = Element::load(own[turn].bits[i]);
+          dot[n] += c * Element::load(v[turn][n].bits[i]);
+          scaled.bits[i] = Element::store(scale[n] * c);
+        }
+        write(dy + row[n] * p.inner, u, scaled);
       }
-      write(dy + row[n] * p.inner, u, scaled);
     }
   }
 #pragma unroll
@@ -349,13 +304,6 @@ int lab(const char* name, int otherwise) {
   return value ? std::atoi(value) : otherwise;
 }
 
-// Calls f with the number of units of each line that a thread has, as a constant.
-template <class F>
-cudaError_t dispatch_columns(int64_t lines, int64_t units, F f) {
-  return units > 2 && lines * units > (int64_t{1} << lab("GATE_MANY", 20)) ? f(std::integral_constant<int, kColumns>())
-                                            : f(std::integral_constant<int, 1>());
-}
-
 bool narrow_of(int64_t threads) { return threads < int64_t{1} << 32; }
 
 dim3 grid_of(int64_t blocks) { return dim3(static_cast<unsigned>(blocks)); }
@@ -363,12 +311,16 @@ dim3 grid_of(int64_t blocks) { return dim3(static_cast<unsigned>(blocks)); }
 template <class V, class Made>
 cudaError_t dispatch(cudaStream_t stream, const MoveProblem& p, int64_t units, Made made, const void* x,
                      const int32_t* row_of_assignment, const int32_t* assignment_of_row, void* out) {
-  return dispatch_columns(p.outer * p.tokens, units, [&](auto each) {
-    const int64_t threads = ceil_div(units, each), all = p.outer * p.tokens * threads, blocks = ceil_div(all, kThreads);
+  const auto start = [&](auto each) {
+    const int64_t threads = ceil_div(units, each), blocks = ceil_div(p.outer * p.tokens * threads, kThreads);
     return launch(stream, {grid_of(blocks + fill_blocks(p, kThreads)), dim3(kThreads)}, dispatch_kernel<V, each, Made>,
                   p, units, threads, blocks, narrow_of(blocks * kThreads), made, static_cast<const V*>(x),
                   row_of_assignment, assignment_of_row, static_cast<V*>(out));
-  });
+  };
+  // A thread with one small unit does too little, unless it writes it to many rows.
+  if constexpr (sizeof(V) < 16)
+    if (units > 2 && p.choices <= 4) return start(std::integral_constant<int, kColumns>());
+  return start(std::integral_constant<int, 1>());
 }
 
 }  // namespace
@@ -383,15 +335,6 @@ cudaError_t launch_dispatch(cudaStream_t stream, const MoveProblem& p, const voi
     return dispatch<V>(stream, p, row_bytes / static_cast<int64_t>(sizeof(V)), Copied{}, x, row_of_assignment,
                        assignment_of_row, out);
   };
-  if (!weights && bytes == 16 && lab("GATE_BULK", 0)) {
-    const int64_t pieces = ceil_div(row_bytes, 16384), piece = ceil_div(ceil_div(row_bytes, pieces), 16) * 16;
-    const int64_t items = p.outer * p.tokens * pieces;
-    const int64_t blocks = std::min<int64_t>(items, 132 * std::min<int64_t>(lab("GATE_BULK", 0), 220000 / (kStages * piece + 1200)));
-    Launch shape{grid_of(blocks + fill_blocks(p, 32)), dim3(32)};
-    shape.shared_bytes = kStages * piece;
-    return launch(stream, shape, bulk_dispatch_kernel, p, row_bytes, piece, pieces, blocks, static_cast<const char*>(x),
-                  row_of_assignment, assignment_of_row, static_cast<char*>(out));
-  }
   if (!weights) {
     switch (bytes) {
       case 16: return copy(uint4{});
@@ -419,20 +362,17 @@ cudaError_t launch_combine(cudaStream_t stream, const MoveProblem& p, const void
     const int64_t units = p.inner / vector;
     const auto start = [&](auto each, auto together) {
       const int64_t threads = ceil_div(units, each), blocks = ceil_div(p.outer * p.tokens * threads, kThreads);
-      return launch(stream, {grid_of(blocks), dim3(kThreads)}, combine_kernel<Element, vector, each, together>, p, threads,
-                    narrow_of(blocks * kThreads), static_cast<const V*>(y), index,
+      return launch(stream, {grid_of(blocks), dim3(kThreads)}, combine_kernel<Element, vector, each, together>, p,
+                    threads, narrow_of(blocks * kThreads), static_cast<const V*>(y), index,
                     static_cast<const typename Element::Acc*>(weights), static_cast<V*>(out));
     };
-    if constexpr (vector > 1) {
-      const int form = lab("GATE_COMBINE", 4);
-      if (form == 8) return start(std::integral_constant<int, 1>(), std::integral_constant<int, 8>());
-      if (form == 2) return start(std::integral_constant<int, 2>(), std::integral_constant<int, 2>());
-      if (form == 24) return start(std::integral_constant<int, 2>(), std::integral_constant<int, 4>());
-      return start(std::integral_constant<int, 1>(), std::integral_constant<int, 4>());
-    } else {
-      return dispatch_columns(p.outer * p.tokens, units,
-                              [&](auto each) { return start(each, std::integral_constant<int, kAhead>()); });
-    }
+    const std::integral_constant<int, 2> two;
+    const std::integral_constant<int, kAhead> ahead;
+    if constexpr (vector > 1)
+      return p.choices > 2 ? start(two, ahead) : start(two, two);
+    else
+      return units > 2 ? start(std::integral_constant<int, kColumns>(), ahead)
+                       : start(std::integral_constant<int, 1>(), ahead);
   });
 }
 
@@ -443,28 +383,33 @@ cudaError_t launch_combine_vjp(cudaStream_t stream, const MoveProblem& p, const 
   const int64_t row_bytes = p.inner * bytes_of(p.dtype);
   const bool whole = alignment(row_bytes, y, dy) == 16 && alignment(row_bytes, ct, ct) == 16;
   // The threads of a row depend on sizes alone, since they decide the order of additions.
-  const int64_t units = std::max<int64_t>(ceil_div(row_bytes, 16), 1), turns = ceil_div(units, lab("GATE_THREADS", kThreads));
+  const int64_t units = std::max<int64_t>(ceil_div(row_bytes, 16), 1),
+                turns = ceil_div(units, lab("GATE_THREADS", 128));
   const int64_t threads = ceil_div(ceil_div(units, turns), 32) * 32;
   return with_any_float(p.dtype, [&](auto element) {
-    const auto start = [&](auto rows) {
+    const auto start = [&](auto rows, auto turns) {
       using Element = decltype(element);
       using Bits = typename Element::Bits;
       using Acc = typename Element::Acc;
       const int64_t blocks = p.outer * p.tokens * ceil_div(p.choices, rows);
       return launch(stream, {grid_of(blocks + fill_blocks(p, threads)), dim3(static_cast<unsigned>(threads))},
-                    combine_vjp_kernel<Element, rows>, p, whole, blocks, static_cast<const Bits*>(y),
+                    combine_vjp_kernel<Element, rows, turns>, p, whole, blocks, static_cast<const Bits*>(y),
                     static_cast<const Bits*>(ct), row_of_assignment, assignment_of_row,
                     static_cast<const Acc*>(weights), static_cast<Bits*>(dy), static_cast<Acc*>(dw));
     };
-    // Where tokens are few, blocks have a row each, so that there are more of them.
+    using One = std::integral_constant<int, 1>;
+    using Two = std::integral_constant<int, 2>;
+    using Four = std::integral_constant<int, 4>;
     const bool many = p.outer * p.assignments() > kManyRows;
     switch (lab("GATE_ROWS", 0)) {
-      case 1: return start(std::integral_constant<int, 1>());
-      case 2: return start(std::integral_constant<int, 2>());
-      case 4: return start(std::integral_constant<int, 4>());
+      case 14: return start(One(), Four());
+      case 12: return start(One(), Two());
+      case 21: return start(Two(), One());
+      case 22: return start(Two(), Two());
+      case 41: return start(Four(), One());
     }
-    if (many && p.choices > 2) return start(std::integral_constant<int, kAhead>());
-    return many && p.choices == 2 ? start(std::integral_constant<int, 2>()) : start(std::integral_constant<int, 1>());
+    // Where tokens are few, blocks have a row each, so that there are more of them.
+    return many && p.choices > 1 ? start(Two(), Two()) : start(One(), Four());
   });
 }
 

@@ -17,6 +17,7 @@
 #include <cooperative_groups.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "common/cuda/counting.cuh"
 #include "common/cuda/intrinsics.cuh"
@@ -31,6 +32,7 @@ namespace cg = cooperative_groups;
 
 constexpr int kAtOnce = 2;  // assignments of a lane that it ranks together
 constexpr int kBatch = 8;   // loads that a thread waits for together
+constexpr int kGreatestCluster = 16;
 
 struct Geometry {
   int64_t chunk;  // assignments of a warp
@@ -307,18 +309,28 @@ __global__ void __launch_bounds__(1024) route_kernel(PlanProblem p, Routes all, 
   }
 }
 
-// The same for up to 32 experts, without counters in shared memory: a lane knows, by the same votes, how many
-// assignments of its warp go to the expert of its own number. All that threads tell each other is what warps have.
-template <Algorithm kAlgorithm, int kItems>
+// The same without counters in shared memory. A lane counts, by the same votes, how many assignments of its warp go to
+// the experts of its own number, and of that and 32, 64 or 96. All that threads tell each other is what warps have.
+template <Algorithm kAlgorithm, int kItems, int kGroups>
 __global__ void __launch_bounds__(1024) route_few_kernel(PlanProblem p, Routes all, Geometry g) {
-  __shared__ int32_t of_warps[32][32], of_blocks[16][32];
+  __shared__ int32_t of_warps[32][kGroups][32], of_blocks[kGreatestCluster][kGroups][32];
   if constexpr (kAlgorithm == Algorithm::kCluster) arrive_at_cluster_start();
   const Routes routes = routes_of(p, all, blockIdx.y);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   const auto experts = static_cast<int32_t>(p.experts), assignments = static_cast<int32_t>(p.assignments);
   const auto chunk = static_cast<int32_t>(g.chunk);
   const int32_t first = (blockIdx.x * warps + warp) * chunk + lane;
-  int32_t key[kItems], rank[kItems], count = 0;
+  // What the lane of expert e has for it.
+  const auto of_expert = [&](const int32_t (&numbers)[kGroups], int32_t e) {
+    int32_t found = __shfl_sync(kEveryLane, numbers[0], e & 31);
+#pragma unroll
+    for (int n = 1; n < kGroups; ++n) {
+      const int32_t other = __shfl_sync(kEveryLane, numbers[n], e & 31);
+      if (e >> 5 == n) found = other;
+    }
+    return found;
+  };
+  int32_t key[kItems], rank[kItems], counts[kGroups] = {};
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
     const int32_t a = first + 32 * i, e = 32 * i < chunk && a < assignments ? routes.experts[a] : -1;
@@ -326,55 +338,80 @@ __global__ void __launch_bounds__(1024) route_few_kernel(PlanProblem p, Routes a
   }
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
-    unsigned of_lane = __ballot_sync(kEveryLane, key[i] >= 0), of_key = of_lane;
+    unsigned of_lane = __ballot_sync(kEveryLane, key[i] >= 0), of_key = of_lane, of_group[kGroups];
 #pragma unroll
     for (int bit = 0; bit < 5; ++bit) {
-      if (bit >= g.expert_bits) break;
+      if (kGroups == 1 && bit >= g.expert_bits) break;
       const unsigned set = __ballot_sync(kEveryLane, key[i] >> bit & 1);
       of_lane &= lane >> bit & 1 ? set : ~set;
       of_key &= key[i] >> bit & 1 ? set : ~set;
     }
-    rank[i] = __shfl_sync(kEveryLane, count, key[i] & 31) + __popc(of_key & lanes_below());
-    count += __popc(of_lane);
+#pragma unroll
+    for (auto& lanes : of_group) lanes = of_lane;
+#pragma unroll
+    for (int bit = 0; 1 << bit < kGroups; ++bit) {
+      const unsigned set = __ballot_sync(kEveryLane, key[i] >> (5 + bit) & 1);
+      of_key &= key[i] >> (5 + bit) & 1 ? set : ~set;
+#pragma unroll
+      for (int n = 0; n < kGroups; ++n) of_group[n] &= n >> bit & 1 ? set : ~set;
+    }
+    rank[i] = of_expert(counts, key[i]) + __popc(of_key & lanes_below());
+#pragma unroll
+    for (int n = 0; n < kGroups; ++n) counts[n] += __popc(of_group[n]);
   }
-  of_warps[warp][lane] = lane < experts ? count : 0;
+#pragma unroll
+  for (int n = 0; n < kGroups; ++n) of_warps[warp][n][lane] = 32 * n + lane < experts ? counts[n] : 0;
   __syncthreads();
-  int32_t before = 0, found = 0;  // of the lane's expert
-#pragma unroll 8
+  int32_t before[kGroups] = {}, found[kGroups] = {};
+#pragma unroll 4
   for (int w = 0; w < warps; ++w) {
-    const int32_t n = of_warps[w][lane];
-    found += n;
-    if (w < warp) before += n;
+#pragma unroll
+    for (int n = 0; n < kGroups; ++n) {
+      const int32_t count = of_warps[w][n][lane];
+      found[n] += count;
+      if (w < warp) before[n] += count;
+    }
   }
   if constexpr (kAlgorithm == Algorithm::kCluster) {
     wait_at_cluster_barrier();  // all blocks have begun
-    for (unsigned r = warp; r < gridDim.x; r += warps) store_in_cluster(&of_blocks[blockIdx.x][lane], r, found);
+    for (unsigned r = warp; r < gridDim.x; r += warps) {
+#pragma unroll
+      for (int n = 0; n < kGroups; ++n) store_in_cluster(&of_blocks[blockIdx.x][n][lane], r, found[n]);
+    }
+    __syncwarp();
     arrive_at_cluster_barrier();
     wait_at_cluster_barrier();
-    found = 0;
-#pragma unroll 8
+#pragma unroll
+    for (auto& count : found) count = 0;
+#pragma unroll 4
     for (unsigned r = 0; r < gridDim.x; ++r) {
-      const int32_t n = of_blocks[r][lane];
-      found += n;
-      if (r < blockIdx.x) before += n;
+#pragma unroll
+      for (int n = 0; n < kGroups; ++n) {
+        const int32_t count = of_blocks[r][n][lane];
+        found[n] += count;
+        if (r < blockIdx.x) before[n] += count;
+      }
     }
   }
-  const auto kept = static_cast<int32_t>(p.kept(found)), padded = static_cast<int32_t>(p.padded(found));
-  const int32_t up_to = sum_up_to_lane(padded), offset = up_to - padded, end = offset + kept, start = offset + before;
-  const int32_t total = __shfl_sync(kEveryLane, up_to, 31);
-  if (blockIdx.x == 0 && warp == 0) {
-    if (lane < experts) routes.sizes[lane] = kept, routes.offsets[lane] = offset;
-    if (lane == 0) routes.offsets[experts] = total;
+  int32_t total = 0, starts[kGroups], ends[kGroups];
+#pragma unroll
+  for (int n = 0; n < kGroups; ++n) {
+    const auto kept = static_cast<int32_t>(p.kept(found[n])), padded = static_cast<int32_t>(p.padded(found[n]));
+    const int32_t up_to = sum_up_to_lane(padded), offset = total + up_to - padded, e = 32 * n + lane;
+    starts[n] = offset + before[n];
+    ends[n] = offset + kept;
+    total += __shfl_sync(kEveryLane, up_to, 31);
+    if (blockIdx.x == 0 && warp == 0 && e < experts) routes.sizes[e] = kept, routes.offsets[e] = offset;
   }
+  if (blockIdx.x == 0 && threadIdx.x == 0) routes.offsets[experts] = total;
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
-    const int32_t a = first + 32 * i, e = key[i] & 31;
-    const int32_t row = __shfl_sync(kEveryLane, start, e) + rank[i], last = __shfl_sync(kEveryLane, end, e);
-    const bool there = key[i] >= 0 && row < last && row < p.rows;
+    const int32_t a = first + 32 * i, row = of_expert(starts, key[i]) + rank[i], end = of_expert(ends, key[i]);
+    const bool there = key[i] >= 0 && row < end && row < p.rows;
     if (32 * i < chunk && a < assignments) routes.row_of_assignment[a] = there ? row : -1;
     if (there) routes.assignment_of_row[row] = a;
   }
-  fill(p, [&](int32_t e) { return __shfl_sync(kEveryLane, end, e); }, total, routes.assignment_of_row);
+  fill(p, [&](int32_t e) { return of_expert(ends, e); }, total, routes.assignment_of_row);
 }
 
 // The blocks of a grid that run at once, whichever form of the kernel they run.
@@ -392,21 +429,24 @@ cudaError_t count_residents(const Launch& shape, int64_t& blocks) {
 
 using Kernel = void (*)(PlanProblem, Routes, Geometry);
 
-template <Algorithm kAlgorithm, int kItems>
-Kernel kernel_with(const PlanProblem& problem) {
-  if constexpr (kAlgorithm != Algorithm::kGrid)
-    if (problem.experts <= kFewExperts) return route_few_kernel<kAlgorithm, kItems>;
-  return route_kernel<kAlgorithm, kItems>;
-}
-
 // The kernel whose lanes hold as many assignments, or little more, if registers hold them.
 template <Algorithm kAlgorithm>
-Kernel kernel_of(const PlanProblem& problem, int64_t chunk) {
-  if (kAlgorithm == Algorithm::kGrid || chunk > 256)
-    return chunk > kMostHeld ? route_kernel<kAlgorithm, 0> : kernel_with<kAlgorithm, kMostHeld / 32>(problem);
-  return chunk <= 64    ? kernel_with<kAlgorithm, 2>(problem)
-         : chunk <= 128 ? kernel_with<kAlgorithm, 4>(problem)
-                        : kernel_with<kAlgorithm, 8>(problem);
+Kernel kernel_of(const PlanProblem& problem, const Geometry& g) {
+  const int64_t chunk = g.chunk;
+  if constexpr (kAlgorithm != Algorithm::kGrid) {
+    const char* lab = std::getenv("GATE_GENERAL");
+    const bool few = lab ? *lab == '0' : !g.staged;
+    if (problem.experts <= 32 && chunk <= kMostHeld)
+      return chunk <= 64    ? route_few_kernel<kAlgorithm, 2, 1>
+             : chunk <= 128 ? route_few_kernel<kAlgorithm, 4, 1>
+                            : route_few_kernel<kAlgorithm, kMostHeld / 32, 1>;
+    if (problem.experts <= 64 && chunk <= 128 && few)
+      return chunk <= 64 ? route_few_kernel<kAlgorithm, 2, 2> : route_few_kernel<kAlgorithm, 4, 2>;
+    if (problem.experts <= 128 && chunk <= 128 && few)
+      return chunk <= 64 ? route_few_kernel<kAlgorithm, 2, 4> : route_few_kernel<kAlgorithm, 4, 4>;
+    if (chunk <= 128) return chunk <= 64 ? route_kernel<kAlgorithm, 2> : route_kernel<kAlgorithm, 4>;
+  }
+  return chunk > kMostHeld ? route_kernel<kAlgorithm, 0> : route_kernel<kAlgorithm, kMostHeld / 32>;
 }
 
 template <Algorithm kAlgorithm>
@@ -423,7 +463,7 @@ cudaError_t launch_with(cudaStream_t stream, const Plan& plan, const PlanProblem
   }
   Geometry geometry{chunk_of(problem, blocks * plan.warps), 0, static_cast<int>(told_rows(plan)), plan.staged};
   while (int64_t{1} << geometry.expert_bits < problem.experts) ++geometry.expert_bits;
-  const auto kernel = kernel_of<kAlgorithm>(problem, geometry.chunk);
+  const auto kernel = kernel_of<kAlgorithm>(problem, geometry);
   if (kAlgorithm == Algorithm::kCluster) {
     shape.cluster = static_cast<int>(blocks);
     const auto status = allow_cluster(reinterpret_cast<const void*>(kernel), shape.cluster);
