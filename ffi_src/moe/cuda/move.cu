@@ -5,8 +5,6 @@
 // units from several rows before it adds. A unit is a vector of 16 bytes, or less where rows are not multiples of that;
 // neighbouring threads have neighbouring units. Sums are in float32 (float64 for float64) and in the order of choices,
 // so that every run gives the same bits. Without scales, dispatch copies bytes for any dtype.
-#include <cstdlib>
-
 #include "common/cuda/dispatch.cuh"
 #include "common/cuda/element.h"
 #include "common/cuda/launch.cuh"
@@ -17,6 +15,7 @@ namespace jaxgpuops::moe {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kGradientThreads = 128;   // at most, of a block of combine's gradient
 constexpr int kColumns = 4;             // units of a row that a thread has, if they are small
 constexpr int kAhead = 4;               // rows that a thread knows, or loads, before it goes on
 constexpr int64_t kManyRows = 1 << 11;  // rows that are enough for blocks that have several
@@ -175,12 +174,13 @@ __global__ void __launch_bounds__(kThreads)
 // ---- the gradient of combine ----------------------------------------------------------------------------------------
 
 // A block has a token and up to kRows of its rows of y. For each of these it adds up the product with the token's
-// cotangent, and writes the scaled cotangent. Other blocks write zeros to rows that have no assignment. A thread has as
-// many elements of a row as a vector, and they are a vector if `inner` is a multiple of its length; else they are
-// apart, so that neighbouring threads have neighbouring elements. The order of additions depends on `inner` and the
-// dtype alone, even if rows are not aligned to vectors.
+// cotangent, and writes the scaled cotangent; kTurns units of a thread are loaded before the first of them is used.
+// Other blocks write zeros to rows that have no assignment. A thread has as many elements of a row as a vector, and
+// they are a vector if `inner` is a multiple of its length; else they are apart, so that neighbouring threads have
+// neighbouring elements. The order of additions depends on `inner` and the dtype alone, even if rows are not aligned to
+// vectors.
 template <class Element, int kRows, int kTurns>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kGradientThreads)
     combine_vjp_kernel(MoveProblem p, bool whole, int64_t blocks, const typename Element::Bits* __restrict__ y,
                        const typename Element::Bits* __restrict__ ct, const int32_t* __restrict__ row_of_assignment,
                        const int32_t* __restrict__ assignment_of_row, const typename Element::Acc* __restrict__ weights,
@@ -189,8 +189,12 @@ __global__ void __launch_bounds__(kThreads)
   using Acc = typename Element::Acc;
   constexpr int kVector = 16 / sizeof(Bits);
   using V = Vector<Element, kVector>;
-  __shared__ Acc sums[kRows][kThreads / 32];
-  if (blockIdx.x >= blocks) return fill(p, blockIdx.x - blocks, p.other, assignment_of_row, p.inner, dy);
+  __shared__ Acc sums[kRows][kGradientThreads / 32];
+  if (blockIdx.x >= blocks) {
+    const int64_t block = blockIdx.x - blocks;
+    return whole ? fill(p, block, p.other, assignment_of_row, p.inner / kVector, reinterpret_cast<V*>(dy))
+                 : fill(p, block, p.other, assignment_of_row, p.inner, dy);
+  }
   const int64_t units = (p.inner + kVector - 1) / kVector;
   const bool apart = p.inner % kVector != 0;
   const auto element = [&](int64_t u, int i) { return apart ? u + i * units : u * kVector + i; };
@@ -299,11 +303,6 @@ cudaError_t dispatch_vector(DType dtype, bool whole, F f) {
   });
 }
 
-int lab(const char* name, int otherwise) {
-  const char* value = std::getenv(name);
-  return value ? std::atoi(value) : otherwise;
-}
-
 bool narrow_of(int64_t threads) { return threads < int64_t{1} << 32; }
 
 dim3 grid_of(int64_t blocks) { return dim3(static_cast<unsigned>(blocks)); }
@@ -383,8 +382,7 @@ cudaError_t launch_combine_vjp(cudaStream_t stream, const MoveProblem& p, const 
   const int64_t row_bytes = p.inner * bytes_of(p.dtype);
   const bool whole = alignment(row_bytes, y, dy) == 16 && alignment(row_bytes, ct, ct) == 16;
   // The threads of a row depend on sizes alone, since they decide the order of additions.
-  const int64_t units = std::max<int64_t>(ceil_div(row_bytes, 16), 1),
-                turns = ceil_div(units, lab("GATE_THREADS", 128));
+  const int64_t units = std::max<int64_t>(ceil_div(row_bytes, 16), 1), turns = ceil_div(units, kGradientThreads);
   const int64_t threads = ceil_div(ceil_div(units, turns), 32) * 32;
   return with_any_float(p.dtype, [&](auto element) {
     const auto start = [&](auto rows, auto turns) {
@@ -400,16 +398,8 @@ cudaError_t launch_combine_vjp(cudaStream_t stream, const MoveProblem& p, const 
     using One = std::integral_constant<int, 1>;
     using Two = std::integral_constant<int, 2>;
     using Four = std::integral_constant<int, 4>;
-    const bool many = p.outer * p.assignments() > kManyRows;
-    switch (lab("GATE_ROWS", 0)) {
-      case 14: return start(One(), Four());
-      case 12: return start(One(), Two());
-      case 21: return start(Two(), One());
-      case 22: return start(Two(), Two());
-      case 41: return start(Four(), One());
-    }
     // Where tokens are few, blocks have a row each, so that there are more of them.
-    return many && p.choices > 1 ? start(Two(), Two()) : start(One(), Four());
+    return p.choices > 1 && p.outer * p.assignments() > kManyRows ? start(Two(), Two()) : start(One(), Four());
   });
 }
 

@@ -10,14 +10,14 @@
 // In a cluster the totals go into the shared memory of every block. Where there are no clusters, or they would hold too
 // little, all blocks run at the same time, and totals go through the workspace.
 //
-// A block of a cluster puts its assignments into order in shared memory, so that neighbouring threads write
-// neighbouring rows. Chunks that no registers hold are looked at twice.
+// A block of a cluster that has many assignments puts them into order in shared memory, so that neighbouring threads
+// write neighbouring rows. Chunks that no registers hold are looked at twice. With few experts, lanes take the place of
+// counters (route_few_kernel).
 //
 // Bytes moved: assignments are read once, each row and assignment is written once, plus totals.
 #include <cooperative_groups.h>
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "common/cuda/counting.cuh"
 #include "common/cuda/intrinsics.cuh"
@@ -429,24 +429,24 @@ cudaError_t count_residents(const Launch& shape, int64_t& blocks) {
 
 using Kernel = void (*)(PlanProblem, Routes, Geometry);
 
-// The kernel whose lanes hold as many assignments, or little more, if registers hold them.
+template <Algorithm kAlgorithm, int kItems>
+Kernel kernel_that_holds(const PlanProblem& problem, const Geometry& g) {
+  if (g.staged) return route_kernel<kAlgorithm, kItems>;
+  return problem.experts <= 32    ? route_few_kernel<kAlgorithm, kItems, 1>
+         : problem.experts <= 64  ? route_few_kernel<kAlgorithm, kItems, 2>
+         : problem.experts <= 128 ? route_few_kernel<kAlgorithm, kItems, 4>
+                                  : route_kernel<kAlgorithm, kItems>;
+}
+
+// The kernel whose lanes hold as many assignments, or little more: the instructions that others would take cost time
+// even where they are skipped.
 template <Algorithm kAlgorithm>
 Kernel kernel_of(const PlanProblem& problem, const Geometry& g) {
-  const int64_t chunk = g.chunk;
   if constexpr (kAlgorithm != Algorithm::kGrid) {
-    const char* lab = std::getenv("GATE_GENERAL");
-    const bool few = lab ? *lab == '0' : !g.staged;
-    if (problem.experts <= 32 && chunk <= kMostHeld)
-      return chunk <= 64    ? route_few_kernel<kAlgorithm, 2, 1>
-             : chunk <= 128 ? route_few_kernel<kAlgorithm, 4, 1>
-                            : route_few_kernel<kAlgorithm, kMostHeld / 32, 1>;
-    if (problem.experts <= 64 && chunk <= 128 && few)
-      return chunk <= 64 ? route_few_kernel<kAlgorithm, 2, 2> : route_few_kernel<kAlgorithm, 4, 2>;
-    if (problem.experts <= 128 && chunk <= 128 && few)
-      return chunk <= 64 ? route_few_kernel<kAlgorithm, 2, 4> : route_few_kernel<kAlgorithm, 4, 4>;
-    if (chunk <= 128) return chunk <= 64 ? route_kernel<kAlgorithm, 2> : route_kernel<kAlgorithm, 4>;
+    if (g.chunk <= 64) return kernel_that_holds<kAlgorithm, 2>(problem, g);
+    if (g.chunk <= 128) return kernel_that_holds<kAlgorithm, 4>(problem, g);
   }
-  return chunk > kMostHeld ? route_kernel<kAlgorithm, 0> : route_kernel<kAlgorithm, kMostHeld / 32>;
+  return g.chunk <= kMostHeld ? route_kernel<kAlgorithm, kMostHeld / 32> : route_kernel<kAlgorithm, 0>;
 }
 
 template <Algorithm kAlgorithm>
