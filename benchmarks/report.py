@@ -68,6 +68,7 @@ COLUMNS = {
     "jaxgpuops": ("**jaxgpuops**", lambda result, row: f"**{_number(_us(row, 'jaxgpuops'))}**"),
     "warm": ("warm", lambda result, row: _number(_us(row, "jaxgpuops, warm"))),
     "jax": ("`jax.lax`", lambda result, row: _number(_us(row, "jax"))),
+    "rewritten": ("JAX, rewritten", lambda result, row: _number(_us(row, "rewritten"))),
     "loop": ("`lax.scan`", lambda result, row: _number(_us(row, "loop"))),
     "torch": ("torch", lambda result, row: _number(_us(row, "torch"))),
     "compiled": ("torch.compile", lambda result, row: _number(_us(row, "torch.compile"))),

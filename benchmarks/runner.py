@@ -39,7 +39,8 @@ SOME_CALLS = 128
 SOME_KERNELS = 32  # the most inputs whose kernels are timed one by one
 WARM = 16 << 20  # bytes of an input that stays in L2 if nothing evicts it
 
-OF_JAX = ("jaxgpuops", "jax", "loop")  # libraries whose functions take JAX arrays; "loop" is `jax.lax.scan`
+# Libraries whose functions take JAX arrays; "loop" is `jax.lax.scan`, "rewritten" is plain JAX that few people write.
+OF_JAX = ("jaxgpuops", "jax", "rewritten", "loop")
 OF_TORCH = ("torch", "torch.compile", "triton")  # libraries whose functions take torch tensors
 
 
@@ -271,7 +272,7 @@ def _version(name: str) -> str:
 def environment(family: str, commit: str | None, libraries: Sequence[str]) -> dict[str, Any]:
     device = jax.devices()[0]
     gpu = device.platform == "gpu"
-    packages = sorted({*libraries, "jax", "jaxlib", "numpy", "jaxgpuops"} - {"loop", "torch.compile"})
+    packages = sorted({*libraries, "jax", "jaxlib", "numpy", "jaxgpuops"} - {"rewritten", "loop", "torch.compile"})
     return {
         "family": family,
         "device": device.device_kind if gpu else f"{_cpu_model()}, {os.cpu_count()} cores",

@@ -148,17 +148,23 @@ moe_combine_p = _kernel(
 )
 
 
-def _dispatch_split(splits, x, assignment_of_row, *rest, axis, choices):
+def _own_rows(split, row_of_assignment):
+    """Of a device's rows, counted from its first; -1 where an assignment's row is on another device."""
+    own = row_of_assignment - split.start()
+    return jnp.where((own >= 0) & (own < split.part), own, -1)
+
+
+def _dispatch_split(splits, x, assignment_of_row, row_of_assignment, *weights, axis, choices):
     """The axis is the one of rows. Tokens and weights are whole on every device, so each device fills its own rows."""
-    assignment_of_row = splits[axis].fill(assignment_of_row, axis, -1)
-    return moe_dispatch_p.primitive.bind(x, assignment_of_row, *rest, axis=axis, choices=choices)
+    split = splits[axis]
+    operands = x, split.fill(assignment_of_row, axis, -1), _own_rows(split, row_of_assignment), *weights
+    return moe_dispatch_p.primitive.bind(*operands, axis=axis, choices=choices)
 
 
 def _combine_split(splits, y, row_of_assignment, *rest, axis, choices):
     """Each device adds up the rows that it has, in wide dtype, and then the devices add up these sums."""
     split = splits[axis]
-    own = row_of_assignment - split.start()
-    own = jnp.where((own >= 0) & (own < split.part), own, -1)
+    own = _own_rows(split, row_of_assignment)
     wide = y.astype(_arguments.wide(y.dtype))
     [total] = moe_combine_p.primitive.bind(wide, own, *rest, axis=axis, choices=choices)
     return (split.sum(total).astype(y.dtype),)
@@ -252,8 +258,7 @@ def combine_vjp(y, ct, row_of_assignment, assignment_of_row, weights, axis, choi
 def _combine_vjp_split(splits, y, ct, row_of_assignment, assignment_of_row, weights, *, axis, choices):
     """The axis is that of rows. Each device has the cotangents of its own, and of weights what these give."""
     split = splits[axis]
-    own = row_of_assignment - split.start()
-    own = jnp.where((own >= 0) & (own < split.part), own, -1)
+    own = _own_rows(split, row_of_assignment)
     operands = y, ct, own, split.fill(assignment_of_row, axis, -1), weights
     dy, dw = moe_combine_vjp_p.primitive.bind(*operands, axis=axis, choices=choices)
     return dy, split.sum(dw)

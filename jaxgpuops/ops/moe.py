@@ -213,8 +213,8 @@ def moe_dispatch(x: ArrayLike, plan: MoEPlan) -> jax.Array:
     Returns:
       ``(*batch, rows, *features)``: operands of `jax.lax.ragged_dot` with ``plan.group_sizes``, if ``align`` is 1.
 
-    A gather of whole rows. Its gradient adds up what each token gets from its rows, in the order of its choices: a
-    gather, too, not a scatter. Raises ValueError where x and plan do not belong together, TypeError for other dtypes.
+    Each token is read once. The gradient adds up what each token gets from its rows, in the order of its choices: a
+    gather, not a scatter. Raises ValueError where x and plan do not belong together, TypeError for other dtypes.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops
