@@ -163,6 +163,7 @@ cudaError_t run(cudaStream_t stream, const BincountPlan& plan, const Args& a) {
 cudaError_t launch_bincount(cudaStream_t stream, const BincountPlan& plan, const Bincount& problem, const void* x,
                             int32_t* counts) {
   if (plan.algorithm == Counting::kEmpty) return cudaSuccess;
+  if (plan.algorithm == Counting::kRows) return launch_bincount_rows(stream, plan, problem, x, counts);
   Args a = {};
   a.x = x;
   a.counts = reinterpret_cast<uint32_t*>(counts);
