@@ -36,6 +36,25 @@ OrderPlan plan_order(int64_t length, int64_t segments) {
   return plan;
 }
 
+// Tables in shared memory, of blocks with `extra` more bytes of it. Fills the plan of a problem that has bins.
+void plan_tables(const Rows& rows, int64_t bins, int64_t ranges, int64_t extra, const Gpu& gpu, BincountPlan& plan) {
+  plan.algorithm = Counting::kTables;
+  plan.ranges = ranges;
+  plan.range = ceil_div(bins, ranges);
+  // Small tables let four blocks share a multiprocessor. A block has as many tables as fit, but at most one for two
+  // warps.
+  const int64_t own = 4 * plan.range, quarter = gpu.multiprocessor_shared / 4 - 1024 - extra;
+  plan.threads = own <= quarter ? 512 : 1024;
+  if (rows.length <= 2048 && own <= quarter) plan.threads = 128;
+  const int64_t per_block = own <= quarter ? quarter : gpu.shared_bytes - extra;
+  plan.tables =
+      static_cast<int>(std::clamp<int64_t>(std::min<int64_t>(per_block, 32 << 10) / own, 1, plan.threads / 64));
+  plan.shared_bytes = own * plan.tables + extra;
+  const int64_t blocks = gpu.multiprocessors * (own <= quarter ? 4 : 1);
+  const int64_t wanted = ceil_div(blocks, rows.outer * plan.ranges);
+  plan.slices = std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, rows.length / std::max<int64_t>(8192, plan.range)));
+}
+
 }  // namespace
 
 BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu) {
@@ -51,29 +70,27 @@ BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu) {
     plan.shared_bytes = 4 * words * plan.threads;
     return plan;
   }
-  const int64_t most = gpu.shared_bytes / 4;  // the most bins of a table
   // With many ranges, reading the ids again for each costs more than atomics, which collide rarely on so many bins.
-  plan.ranges = ceil_div(problem.bins, most);
-  if (rows.inner > 1 || plan.ranges > 4) {
+  const int64_t ranges = ceil_div(problem.bins, gpu.shared_bytes / 4);
+  if (rows.inner > 1 || ranges > 4) {
     plan.algorithm = Counting::kGlobal;
     plan.threads = 256;
-    plan.ranges = 1;
     return plan;
   }
-  plan.algorithm = Counting::kTables;
-  plan.range = ceil_div(problem.bins, plan.ranges);
-  // Small tables let four blocks share a multiprocessor. A block has as many tables as fit, but at most one for two
-  // warps.
-  const int64_t own = 4 * plan.range, quarter = gpu.multiprocessor_shared / 4 - 1024;
-  plan.threads = own <= quarter ? 512 : 1024;
-  if (rows.length <= 2048 && own <= quarter) plan.threads = 128;
-  const int64_t per_block = own <= quarter ? quarter : gpu.shared_bytes;
-  plan.tables =
-      static_cast<int>(std::clamp<int64_t>(std::min<int64_t>(per_block, 32 << 10) / own, 1, plan.threads / 64));
-  plan.shared_bytes = own * plan.tables;
-  const int64_t blocks = gpu.multiprocessors * (own <= quarter ? 4 : 1);
-  const int64_t wanted = ceil_div(blocks, rows.outer * plan.ranges);
-  plan.slices = std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, rows.length / std::max<int64_t>(8192, plan.range)));
+  plan_tables(rows, problem.bins, ranges, 0, gpu, plan);
+  return plan;
+}
+
+BincountPlan plan_histogram(const Histogram& problem, const Gpu& gpu) {
+  BincountPlan plan;
+  const Rows& rows = problem.rows;
+  if (rows.outer == 0 || rows.inner == 0 || problem.bins == 0) return plan;
+  const int64_t edges = aligned((problem.bins + 2) * std::max(4, bytes_of(problem.dtype)));
+  if (rows.inner > 1 || 4 * problem.bins + edges > gpu.multiprocessor_shared / 4) {
+    plan.algorithm = Counting::kNone;
+    return plan;
+  }
+  plan_tables(rows, problem.bins, 1, edges, gpu, plan);
   return plan;
 }
 

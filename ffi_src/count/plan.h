@@ -16,8 +16,9 @@ enum class Counting {
   kRows,    // many short rows: a lane has a row
   kTables,  // tables in shared memory
   kGlobal,  // atomics on the result, if there are too many bins or the axis is not the last
+  kNone,    // of a histogram: its bins are computed before they are counted
 };
-constexpr const char* kCountingNames[] = {"empty", "rows", "tables", "global"};
+constexpr const char* kCountingNames[] = {"empty", "rows", "tables", "global", "none"};
 
 constexpr int kMostRowWarps = 4;  // of a block of kRows
 
@@ -34,6 +35,8 @@ struct BincountPlan {
 };
 
 BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu);
+
+BincountPlan plan_histogram(const Histogram& problem, const Gpu& gpu);
 
 // ---- Ranks ----------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,10 @@ namespace jaxgpuops::count {
 cudaError_t launch_bincount(cudaStream_t stream, const BincountPlan& plan, const Bincount& problem, const void* x,
                             int32_t* counts);
 
-// The form of it for many short rows.
+cudaError_t launch_histogram(cudaStream_t stream, const BincountPlan& plan, const Histogram& problem, const void* x,
+                             const void* edges, int32_t* counts);
+
+// The form of launch_bincount for many short rows.
 cudaError_t launch_bincount_rows(cudaStream_t stream, const BincountPlan& plan, const Bincount& problem, const void* x,
                                  int32_t* counts);
 
