@@ -37,8 +37,8 @@ inline Histogram histogram_of(ffi::AnyBuffer x, ffi::AnyBuffer edges, ffi::AnyBu
   if (edges.dimensions().size() != x.dimensions().size())
     throw invalid("edges has rank ", edges.dimensions().size(), ", expected ", x.dimensions().size());
   if (require_rows("edges", edges, axis).length != problem.bins + 1 || rows_of("edges", edges, axis).inner != 1)
-    throw invalid("edges has shape ", text_of(dims_of(edges)), ": it must have ", problem.bins + 1, " along axis ", axis,
-                  " and nothing after it");
+    throw invalid("edges has shape ", text_of(dims_of(edges)), ": it must have ", problem.bins + 1, " along axis ",
+                  axis, " and nothing after it");
   problem.edges = require_broadcast("edges", edges, with_axis(dims_of(x), axis, problem.bins + 1), axis).outer;
   return problem;
 }

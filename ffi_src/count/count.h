@@ -1,8 +1,8 @@
 // What the family counts, adds up and looks for, as plain structs that both backends take.
 //   bincount: out[o, b, i] = how many of x[o, :, i] are b.
-//   histogram: counts[o, b, i] = how many of x[o, :, i] are in bin b, which begins with edges[o, b]; the last bin has its
-//   end.
-//   segments: out[o, s, i] = the sum, the largest or the smallest of data[o, j, i] over all j with ids[o, j] = s. Outer
+//   histogram: counts[o, b, i] = how many of x[o, :, i] are in bin b, which begins with edges[o, b]; the last bin has
+//   its end. segments: out[o, s, i] = the sum, the largest or the smallest of data[o, j, i] over all j with ids[o, j] =
+//   s. Outer
 //     indices may share data: the sums of gradients by bin, for each of many features.
 //   searchsorted: places[o, j, i] = how many of sorted[o, :, i] come before queries[o, j, i].
 //   select: the element of x[o, :, i] of rank ranks[o, j, i], and its index: of equal ones the j-th in order of

@@ -6,7 +6,6 @@
 namespace jaxgpuops::count {
 namespace {
 
-
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t aligned(int64_t bytes) { return ceil_div(bytes, 256) * 256; }
 
@@ -125,13 +124,14 @@ bool plan_lanes(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
   while (plan.team_bits < 5 && rows.inner > plan.columns << plan.team_bits) ++plan.team_bits;
   const int64_t teams = 32 >> plan.team_bits, chunks = ceil_div(rows.inner, plan.columns << plan.team_bits);
   const int64_t own = warp_bytes * plan.columns;
-  plan.parts = static_cast<int>(
-      std::clamp<int64_t>(std::min(most / own, ceil_div(rows.length, 8 * teams)), 1, kMostLaneWarps));
+  plan.parts =
+      static_cast<int>(std::clamp<int64_t>(std::min(most / own, ceil_div(rows.length, 8 * teams)), 1, kMostLaneWarps));
   const int64_t least = teams * plan.parts * std::max<int64_t>(64, problem.segments * plan.columns / 4);
   const int64_t slices = 1056 * std::min(plan.parts, 2) / plan.parts / chunks;
   plan.tiles = std::clamp<int64_t>(rows.length / least, 1, std::max<int64_t>(1, slices));
   plan.rows = ceil_div(rows.length, plan.tiles);
-  if (plan.tiles > 1) plan.workspace_bytes = aligned(plan.tiles * rows.inner * problem.segments * partial_bytes(problem));
+  if (plan.tiles > 1)
+    plan.workspace_bytes = aligned(plan.tiles * rows.inner * problem.segments * partial_bytes(problem));
   const int64_t units = std::clamp<int64_t>(gpu.shared_bytes / (own * plan.parts), 1, std::max(1, 4 / plan.parts));
   plan.warps = static_cast<int>(units * plan.parts);
   plan.shared_bytes = plan.warps * own;

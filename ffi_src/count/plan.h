@@ -108,8 +108,8 @@ constexpr int64_t kMostTableColumns = 8;
 struct SegmentsPlan {
   Segmenting algorithm = Segmenting::kEmpty;
   OrderPlan order;
-  int64_t rows = 0;  // rows of a tile or slice; of kFew: segments of a range
-  int64_t tiles = 0;  // or ranges
+  int64_t rows = 0;              // rows of a tile or slice; of kFew: segments of a range
+  int64_t tiles = 0;             // or ranges
   int columns = 1;               // of kLanes: that a lane has of a row
   int team_bits = 0;             // of it and of kFew: 2^team_bits lanes have a row
   int parts = 1;                 // warps that share a slice

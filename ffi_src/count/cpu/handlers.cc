@@ -197,9 +197,8 @@ XLA_FFI_DEFINE_HANDLER(kMin, segments_handler<Op::kMin>, segments_binding());
 }  // namespace
 
 std::vector<Target> cpu_targets() {
-  return {{"jaxgpuops.bincount", kBincount},   {"jaxgpuops.histogram", kHistogram},
-          {"jaxgpuops.searchsorted", kSearch}, {"jaxgpuops.segment_sum", kSum},
-          {"jaxgpuops.segment_max", kMax},     {"jaxgpuops.segment_min", kMin},
+  return {{"jaxgpuops.bincount", kBincount}, {"jaxgpuops.histogram", kHistogram}, {"jaxgpuops.searchsorted", kSearch},
+          {"jaxgpuops.segment_sum", kSum},   {"jaxgpuops.segment_max", kMax},     {"jaxgpuops.segment_min", kMin},
           {"jaxgpuops.select", kSelect}};
 }
 

@@ -112,8 +112,8 @@ struct Exact {
   int64_t o;
   uint64_t* words;  // of the column
   uint32_t hot = kNone;
-  int64_t sum = 0;        // of the accumulator that is this lane's
-  uint32_t touched = 0;   // a bit for each accumulator that this lane has used
+  int64_t sum = 0;       // of the accumulator that is this lane's
+  uint32_t touched = 0;  // a bit for each accumulator that this lane has used
 
   __device__ static uint64_t* words_of(const Args& a, int64_t o) {
     return reinterpret_cast<uint64_t*>(a.workspace + o * a.workspace_bytes + ExactShape::kHeadBytes);
@@ -121,9 +121,7 @@ struct Exact {
   __device__ Exact(const Args& args, int64_t row, int64_t column)
       : a(args), o(row), words(words_of(args, row) + column) {}
 
-  __device__ uint64_t* word_of(uint32_t id, uint32_t bin) const {
-    return words + (bin * a.segments + id) * a.inner;
-  }
+  __device__ uint64_t* word_of(uint32_t id, uint32_t bin) const { return words + (bin * a.segments + id) * a.inner; }
 
   __device__ void add(uint32_t id, Bits bits, unsigned of_hot) {
     const uint32_t exponent = bits >> kMantissa & kMostExponent, fraction = bits & ((1u << kMantissa) - 1);
@@ -195,7 +193,8 @@ struct Exact {
     auto result = static_cast<float>(negative ? -total : total);
     if (touched >> 31) {
       const uint64_t what = words[a.exact.bins * a.cells() + cell];
-      if (what) result = what & kNan || what == (kInfinity | kMinusInfinity) ? NAN : what & kInfinity ? INFINITY : -INFINITY;
+      if (what)
+        result = what & kNan || what == (kInfinity | kMinusInfinity) ? NAN : what & kInfinity ? INFINITY : -INFINITY;
     }
     static_cast<Bits*>(a.out)[o * a.cells() + cell] = Element::store(result);
   }
@@ -259,8 +258,8 @@ cudaError_t run(cudaStream_t stream, const Args& a) {
   config.grid = dim3(static_cast<unsigned>((32 * warps + kThreads - 1) / kThreads));
   if (status == cudaSuccess && warps > 0) status = launch(stream, config, segment_atomics_kernel<Policy>, a);
   if (status != cudaSuccess || !Policy::kFinishes) return status;
-  config.grid = dim3(static_cast<unsigned>(
-      std::clamp<int64_t>((a.outer * a.cells() + kThreads - 1) / kThreads, 1, 132 * 8)));
+  config.grid =
+      dim3(static_cast<unsigned>(std::clamp<int64_t>((a.outer * a.cells() + kThreads - 1) / kThreads, 1, 132 * 8)));
   return launch(stream, config, segment_finish_kernel<Policy>, a);
 }
 

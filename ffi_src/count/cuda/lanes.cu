@@ -2,8 +2,8 @@
 // memory. A row belongs to a team of lanes, each of which has one column or two of it; a warp goes through as many rows
 // at a time as it has teams. So nothing waits for anything else, whatever the ids are, and there are no atomics: lanes'
 // tables are added up in a fixed order at the end of the slice, then those of the warps that share a slice, then those
-// of slices by the kernel of tables.cu. Neighbouring units have neighbouring outer indices, whose data is often the same
-// (sums of gradients and hessians by bin, for each of many features): it comes from L1 then.
+// of slices by the kernel of tables.cu. Neighbouring units have neighbouring outer indices, whose data is often the
+// same (sums of gradients and hessians by bin, for each of many features): it comes from L1 then.
 //
 // Moves each id once for each chunk of columns, each number once for each outer index (from L2 if it is shared), and a
 // table a slice. A step is a load, an addition and a store in shared memory, which depend on each other: four rows are
@@ -17,8 +17,10 @@
 namespace jaxgpuops::count {
 namespace {
 
-constexpr int kSteps = 8;     // in flight, each of as many rows as a warp has teams
-constexpr int kTogether = 4;  // of them
+constexpr int kTogether = 4;  // steps, each of as many rows as a warp has teams
+// Steps in flight. Where tables leave a multiprocessor few warps, each must have more, or waits for memory.
+constexpr int kSteps = 8, kDeepSteps = 24;
+constexpr int64_t kDeepBytes = 24 << 10;  // of the tables of a warp
 
 struct Args : Slices {
   int64_t outer, chunks, share;  // rows of a slice that each of its warps has
@@ -32,21 +34,24 @@ struct alignas(kColumns * sizeof(Bits)) Columns {
 };
 
 // What a lane has of some steps.
-template <class Monoid, int kColumns>
+template <class Monoid, int kColumns, int kCount>
 struct Steps {
   using Bits = typename Monoid::Bits;
-  uint32_t id[kSteps];
-  Columns<Bits, kColumns> number[kSteps];
+  uint32_t id[kCount];
+  Columns<Bits, kColumns> number[kCount];
 
-  __device__ __forceinline__ void load(const Args& a, const int32_t* ids, const Bits* data, int64_t start,
-                                       int64_t end, int step) {
+  // Of the rows from `start` on, the lane has every `step`-th.
+  __device__ __forceinline__ void load(const Args& a, const int32_t* ids, const Bits* data, int64_t start, int64_t end,
+                                       int step) {
+    const bool whole = start + step * (kCount - 1) < end;
+    const int32_t* own = ids + start;
+    const Bits* from = data + start * a.inner;
+    const int64_t stride = step * a.inner;
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      const int64_t at = start + step * i;
+    for (int i = 0; i < kCount; ++i, own += step, from += stride) {
       id[i] = ~0u;
-      if (at >= end) continue;
-      id[i] = static_cast<uint32_t>(ids[at]);
-      const Bits* from = data + at * a.inner;
+      if (!whole && start + step * i >= end) continue;
+      id[i] = static_cast<uint32_t>(*own);
       if (kColumns > 1 && a.pairs) {
         number[i] = *reinterpret_cast<const Columns<Bits, kColumns>*>(from);
       } else {
@@ -61,7 +66,7 @@ struct Steps {
     using Acc = typename Monoid::Acc;
     const auto segments = static_cast<uint32_t>(a.segments);
 #pragma unroll
-    for (int i = 0; i < kSteps; i += kTogether) {
+    for (int i = 0; i < kCount; i += kTogether) {
       Acc* to[kTogether];
       Acc sum[kTogether][kColumns];
 #pragma unroll
@@ -94,7 +99,7 @@ struct Steps {
   }
 };
 
-template <class Monoid, int kColumns>
+template <class Monoid, int kColumns, int kCount>
 __global__ void __launch_bounds__(32 * kMostLaneWarps) segment_lanes_kernel(Args a) {
   using Bits = typename Monoid::Bits;
   using Acc = typename Monoid::Acc;
@@ -112,11 +117,11 @@ __global__ void __launch_bounds__(32 * kMostLaneWarps) segment_lanes_kernel(Args
     const Bits* data = static_cast<const Bits*>(a.data) + a.data_at(o) + column;
     const int64_t begin = slice * a.slice + part * a.share;
     const int64_t end = min(min(a.length, (slice + 1) * a.slice), begin + a.share);
-    Steps<Monoid, kColumns> rows, next;
+    Steps<Monoid, kColumns, kCount> rows, next;
     int64_t at = begin + (lane >> a.team_bits);
     rows.load(a, ids, data, at, end, teams);
-    for (; at < end; at += teams * kSteps) {
-      next.load(a, ids, data, at + teams * kSteps, end, teams);
+    for (; at < end; at += teams * kCount) {
+      next.load(a, ids, data, at + teams * kCount, end, teams);
       rows.fold_into(table + lane, a);
       rows = next;
     }
@@ -127,7 +132,9 @@ __global__ void __launch_bounds__(32 * kMostLaneWarps) segment_lanes_kernel(Args
   // teams, so that no bank has two of them. The sum takes the place of one of its terms.
   for (int cell = lane; cell < cells * team; cell += 32) {
     const int at = cell >> a.team_bits, lane_of_team = cell & (team - 1);
-    const auto term = [&](int i) -> Acc& { return table[at * 32 + (((at + i) & (teams - 1)) << a.team_bits) + lane_of_team]; };
+    const auto term = [&](int i) -> Acc& {
+      return table[at * 32 + (((at + i) & (teams - 1)) << a.team_bits) + lane_of_team];
+    };
     Acc total = term(0);
 #pragma unroll 8
     for (int i = 1; i < teams; ++i) total = Monoid::fold(total, term(i));
@@ -172,8 +179,12 @@ cudaError_t launch_segment_lanes(cudaStream_t stream, const SegmentsPlan& plan, 
   config.shared_bytes = plan.shared_bytes;
   return dispatch_monoid(problem, [&](auto monoid) {
     using Monoid = decltype(monoid);
-    if (plan.columns == 2) return launch(stream, config, segment_lanes_kernel<Monoid, 2>, a);
-    return launch(stream, config, segment_lanes_kernel<Monoid, 1>, a);
+    const bool deep = plan.shared_bytes >= kDeepBytes * plan.warps;
+    if (plan.columns == 2)
+      return launch(stream, config,
+                    deep ? segment_lanes_kernel<Monoid, 2, kDeepSteps> : segment_lanes_kernel<Monoid, 2, kSteps>, a);
+    return launch(stream, config,
+                  deep ? segment_lanes_kernel<Monoid, 1, kDeepSteps> : segment_lanes_kernel<Monoid, 1, kSteps>, a);
   });
 }
 

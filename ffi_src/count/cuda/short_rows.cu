@@ -1,6 +1,6 @@
-// bincount of many short rows: each lane has a row of its own, and counts it in a table of bytes in shared memory, which
-// no other lane touches. Tables are an odd number of words apart, so that equal ids of all lanes are in different banks.
-// In the end the warp writes the counts of its rows, which are neighbours in memory.
+// bincount of many short rows: each lane has a row of its own, and counts it in a table of bytes in shared memory,
+// which no other lane touches. Tables are an odd number of words apart, so that equal ids of all lanes are in different
+// banks. In the end the warp writes the counts of its rows, which are neighbours in memory.
 //
 // Moves each id and each count once. Loads of a warp are a row apart; what one brings, the next ones find in L1.
 #include <cuda_runtime.h>
