@@ -47,7 +47,8 @@ KERNELS = {
     | {"columns": "(columns|along)_kernel", "columns_stream": "columns_stream_kernel", "columns_split": "merge_"}
     | {"columns_flat": "flat_kernel", "columns_walk": "((held_)?walk|held_packs)_kernel"},
     "count": {"tables": "(bincount|segment)_tables_kernel", "global": "bincount_global_kernel"}
-    | {"lanes": "segment_lanes_kernel"}
+    | {"rows": "bincount_rows_kernel", "lanes": "segment_lanes_kernel", "few": "segment_few_kernel"}
+    | {"atomics": "segment_atomics_kernel"}
     | {"sorted": "segment_tiles_kernel", "ordered": "order_move_kernel"},
     "moe": {name: rf"route_kernel<[^,]*Algorithm\){i}" for i, name in enumerate(("block", "cluster", "grid"))},
 }
@@ -83,7 +84,10 @@ CALLS = [
     ("row_engine", masked(jaxgpuops.sum), [(512, 8192)]),
     ("count", lambda x: jaxgpuops.bincount(x.astype(jnp.int32), 300), [(3, 100_001), (5000, 70)]),
     ("count", lambda x: jaxgpuops.bincount(x.astype(jnp.int32), 1_000_000), [(2, 100_001)]),
+    ("count", lambda x: jaxgpuops.bincount(x.astype(jnp.int32), 300), [(70_000, 20)]),
+    ("count", lambda x: jaxgpuops.histogram(x, 300, range=(0, 2))[0], [(3, 100_001)]),
     ("count", lambda x: jaxgpuops.segment_sum(x, ids(x, 50), 50), [(5000, 3), (300_001, 1)]),
+    ("count", lambda x: jaxgpuops.segment_sum(x, ids(x, 5000), 5000), [(500, 3), (300_001, 1), (300_001, 16)]),
     ("count", lambda x: jaxgpuops.segment_max(x, ids(x, x.shape[0]), 9, indices_are_sorted=True), [(5000, 3)]),
 ]
 

@@ -452,13 +452,32 @@ def test_plans_of_counts(capability):
     plan = lambda *args: jaxgpuops._native.modules["cpu"].plan_bincount(*args, "int32", capability)
     assert plan(0, 5, 1, 5)["algorithm"] == plan(3, 5, 1, 0)["algorithm"] == "empty"
     assert plan(3, 5, 2, 5)["algorithm"] == plan(3, 5, 1, 1 << 20)["algorithm"] == "global"
-    for outer, length, bins in itertools.product((1, 100, 70_000), (0, 1, 3000, 1 << 26), (1, 256, 5000, 40_000)):
+    for rows, bins in (((64 * 255, 255), 700), ((64, 1), 1), ((70_000, 100), 256)):
+        found = plan(*rows, 1, bins)
+        assert found["algorithm"] == "rows"
+        assert found["threads"] * bins <= found["shared_bytes"] <= min(48, SHARED_LIMIT[capability]) << 10
+    for outer, length, bins in itertools.product((1, 100, 70_000), (256, 3000, 1 << 26), (1, 256, 5000, 40_000)):
         found = plan(outer, length, 1, bins)
         if found["algorithm"] == "tables":
             assert (
                 4 * bins <= found["ranges"] * found["shared_bytes"] <= found["ranges"] * SHARED_LIMIT[capability] << 10
             )
             assert found["slices"] == 1 or length >= 8192 * found["slices"]
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_plans_of_histograms(capability):
+    plan = lambda *args: jaxgpuops._native.modules["cpu"].plan_histogram(*args, capability)
+    assert plan(0, 5, 1, 5, "float32")["algorithm"] == plan(3, 5, 1, 0, "float32")["algorithm"] == "empty"
+    assert plan(3, 5, 2, 5, "float32")["algorithm"] == plan(3, 5, 1, 1 << 20, "float32")["algorithm"] == "none"
+    for outer, length, bins, dtype in itertools.product(
+        (1, 100), (1, 1 << 26), (1, 256, 1000), ("bfloat16", "float64")
+    ):
+        found = plan(outer, length, 1, bins, dtype)
+        assert found["algorithm"] == "tables" and found["ranges"] == 1
+        room = found["shared_bytes"] - 4 * found["tables"] * bins
+        assert room >= (bins + 2) * (8 if dtype == "float64" else 4)
+        assert found["shared_bytes"] <= SHARED_LIMIT[capability] << 10
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
@@ -477,22 +496,38 @@ def test_plans_of_selections(capability):
 def test_plans_of_segments(capability):
     plan = lambda *args: jaxgpuops._native.modules["cpu"].plan_segments(*args, capability)
     assert plan("segment_sum", 3, 5, 0, 5, "float32", False)["algorithm"] == "empty"
-    # (columns, segments, columns of a warp of lanes)
-    for inner, segments, columns in [(1, 512, 1), (2, 256, 2), (2, 257, 1), (3, 512, 1), (8, 256, 2)]:
+    # (columns, segments, columns that a lane has)
+    for inner, segments, columns in [(1, 512, 1), (2, 256, 2), (2, 257, 1), (3, 512, 1), (8, 256, 2), (33, 128, 1)]:
         one, many = (plan("segment_sum", outer, 10**7, inner, segments, "float32", False) for outer in (1, 1000))
         assert one == many and (one["algorithm"], one["columns"]) == ("lanes", columns)
         assert 128 * columns * segments * one["warps"] == one["shared_bytes"] <= SHARED_LIMIT[capability] << 10
         assert one["rows"] * one["tiles"] >= 10**7 and one["workspace_bytes"] >= 4 * one["tiles"] * segments * inner
+    for is_sorted, rows in itertools.product((False, True), [(1, 5, 3), (57, 512, 31), (2048, 1, 64), (1, 16384, 1)]):
+        found = plan("segment_max", 7, *rows, "bfloat16", is_sorted)
+        assert (found["algorithm"], found["tiles"], found["workspace_bytes"]) == ("lanes", 1, 0)
+    for is_sorted, (length, inner, segments) in itertools.product(
+        (False, True), [(2048, 1, 65), (0, 7, 3000), (100, 5000, 1 << 20)]
+    ):
+        found = plan("segment_sum", 7, length, inner, segments, "float64", is_sorted)
+        assert (found["algorithm"], found["workspace_bytes"]) == ("few", 0)
+        assert found["rows"] <= 1024 and found["rows"] * found["tiles"] >= segments
     for inner, segments in [(1, 513), (1, 1536), (8, 600)]:
         assert plan("segment_sum", 3, 10**6, inner, segments, "float32", False)["algorithm"] == "tables"
-    for inner, segments in [(1, 1537), (9, 5)]:
-        assert plan("segment_sum", 3, 10**6, inner, segments, "float32", False)["algorithm"] == "ordered"
-    assert plan("segment_sum", 3, 5, 1, 5, "float32", True)["algorithm"] == "sorted"
-    for segments, passes in ((1, 1), (1023, 1), (1024, 2), ((1 << 20) - 1, 2), (1 << 20, 3), ((1 << 31) - 1, 4)):
+    for op, dtype, segments, words in [
+        ("segment_sum", "float32", 1537, 14), ("segment_sum", "bfloat16", 20_000, 9), ("segment_max", "float64", 10**7, 0),
+        ("segment_min", "int8", 10**7, 0.5), ("segment_sum", "int32", 10**7, 0),
+    ]:  # fmt: skip
+        one, many = (plan(op, outer, 10**6, 3, segments, dtype, False) for outer in (1, 1000))
+        assert one == many and one["algorithm"] == "atomics"
+        assert 0 <= one["workspace_bytes"] - 24 * words * segments <= (1024 if words else 0)
+    for inner, segments, dtype in [(1, 1537, "float64"), (1, 10**6, "float32"), (9, 129, "float32")]:
+        assert plan("segment_sum", 3, 10**6, inner, segments, dtype, False)["algorithm"] == "ordered"
+    assert plan("segment_sum", 3, 5000, 1, 5, "float32", True)["algorithm"] == "sorted"
+    for segments, passes in ((500, 1), (1023, 1), (1024, 2), ((1 << 20) - 1, 2), (1 << 20, 3), ((1 << 31) - 1, 4)):
         found = plan("segment_max", 1, 100_000, 9, segments, "bfloat16", False)
         assert (found["algorithm"], found["passes"]) == ("ordered", passes)
     for op, length, inner, dtype in itertools.product(
-        ("segment_sum", "segment_min"), (1, 31, 5000, 1 << 22), (1, 3, 128, 5000), ("int8", "float16", "float64")
+        ("segment_sum", "segment_min"), (2049, 5000, 1 << 22), (1, 3, 128, 5000), ("int8", "float16", "float64")
     ):
         one, many = (plan(op, outer, length, inner, 5000, dtype, True) for outer in (1, 1000))
         assert one == many and one["rows"] * one["tiles"] >= length > one["rows"] * (one["tiles"] - 1)
