@@ -617,7 +617,7 @@ def reduce_calls(dtype):
         yield from (functools.partial(kernel, x, *where, **flags) for kernel in (reduce.max_p, reduce.min_p))
         if dtype != "bool":
             for wide in (False, True):
-                yield functools.partial(reduce.sum_p, x, *where, wide=wide, **flags)
+                yield functools.partial(reduce.sum_p, x, *where, wide=wide, divisor=1, **flags)
                 yield functools.partial(reduce.dot_p, x, y, *where, wide=wide, **flags)
 
 

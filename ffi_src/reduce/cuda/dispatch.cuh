@@ -30,6 +30,7 @@ struct Reduction {
     bool wide;
     Bits mask;  // used by Extreme: value ^ mask has the order of the operation
     Bits none;  // the identity, which stands in for missing elements
+    Acc inverse;  // used by Sum of floats: of the divisor
   };
   struct Row {};
   struct Final {
@@ -65,7 +66,10 @@ struct Sum : Reduction<E, kMasks> {
 
   __device__ static Acc value(const Args&, Acc x) { return x; }
   __device__ static Acc add(const Args&, int, Acc sum, Acc x, Acc, Acc) { return sum + x; }
-  __device__ static Final finish(const Args&, const Row&, const Stat<Sum>& stat) { return {stat.sum(0)}; }
+  __device__ static Final finish(const Args& args, const Row&, const Stat<Sum>& stat) {
+    if constexpr (std::is_floating_point_v<Acc>) return {rounded_product(stat.sum(0), args.inverse)};
+    return {stat.sum(0)};
+  }
   __device__ static void write_row(const Args& args, int64_t index, const Row&, const Final& final) {
     if (args.wide) {
       static_cast<Acc*>(args.out)[index] = final.value;
@@ -177,6 +181,7 @@ cudaError_t launch_policy(cudaStream_t stream, const RowPlan& plan, const Proble
   p.operands[1] = buffers.y;
   p.args.out = buffers.out;
   p.args.wide = problem.wide_result;
+  p.args.inverse = 1 / static_cast<typename P::Acc>(problem.divisor);
   if (problem.op == Op::kMax || problem.op == Op::kMin) {
     const bool smaller = problem.op == Op::kMin;
     p.args.mask = static_cast<Bits>(order_mask(problem.dtype, smaller));
