@@ -23,13 +23,15 @@ struct Reduction {
       !kMasks && (E::kDType == DType::kFloat16 || E::kDType == DType::kBFloat16 || E::kDType == DType::kFloat32);
   static constexpr bool kPackColumns = false, kAlong = kFast, kSingleColumns = kMasks, kAlignedRows = kFast,
                         kOutput = false;
-  static constexpr bool kPackedPeak = kFast && sizeof(Bits) == 2, kStoredPeak = false;
+  static constexpr bool kNarrowIntegers = !kMasks && std::is_integral_v<Acc> && sizeof(Bits) < 4;
+  static constexpr bool kPackedPeak = kNarrowIntegers || (kFast && sizeof(Bits) == 2), kPackedSum = false;
+  static constexpr bool kStoredPeak = false;
 
   struct Args {
     void* out;
     bool wide;
-    Bits mask;  // used by Extreme: value ^ mask has the order of the operation
-    Bits none;  // the identity, which stands in for missing elements
+    Bits mask;    // used by Extreme: value ^ mask has the order of the operation
+    Bits none;    // the identity, which stands in for missing elements
     Acc inverse;  // used by Sum of floats: of the divisor
   };
   struct Row {};
@@ -62,8 +64,12 @@ struct Sum : Reduction<E, kMasks> {
   using typename Base::Final;
   using typename Base::Row;
   static constexpr int kOperands = 1, kSums = 1;
-  static constexpr bool kPeak = false, kLarge = Base::kFast;
+  static constexpr bool kPeak = false, kLarge = Base::kFast, kPackedSum = Base::kNarrowIntegers;
 
+  // Products with ones, of bytes and of halves. Only the bits that are stored have to be right.
+  __device__ static Acc add_word(Acc sum, uint32_t word) {
+    return sizeof(typename E::Bits) == 1 ? __dp4a(word, 0x01010101u, sum) : __dp2a_lo(word, 0x0101u, sum);
+  }
   __device__ static Acc value(const Args&, Acc x) { return x; }
   __device__ static Acc add(const Args&, int, Acc sum, Acc x, Acc, Acc) { return sum + x; }
   __device__ static Final finish(const Args& args, const Row&, const Stat<Sum>& stat) {
@@ -96,7 +102,7 @@ struct Dot : Sum<E, kMasks> {
   using typename Base::Final;
   using typename Base::Row;
   static constexpr int kOperands = 2;
-  static constexpr bool kLarge = false;
+  static constexpr bool kLarge = false, kPackedSum = false;
 
   __device__ static Acc add(const Args&, int, Acc sum, Acc x, Acc y, Acc) { return multiply_add(x, y, sum); }
   __device__ static Final finish(const Args&, const Row&, const Stat<Dot>& stat) { return {stat.sum(0)}; }
@@ -141,9 +147,13 @@ struct Extreme : Reduction<E, kMasks> {
   }
   __device__ static Acc larger(Acc a, Acc b) { return reduce::larger(a, b); }
   __device__ static uint32_t ordered_pair(const Args& args, uint32_t word) {
-    return word ^ (args.mask ? 0x80008000u : 0);
+    if constexpr (kFloats) return word ^ (args.mask ? 0x80008000u : 0);
+    return word ^ static_cast<uint32_t>(args.mask) * (sizeof(Bits) == 1 ? 0x01010101u : 0x00010001u);
   }
-  __device__ static uint32_t larger_pair(uint32_t a, uint32_t b) { return jaxgpuops::larger_pair<E, true>(a, b); }
+  __device__ static uint32_t larger_pair(uint32_t a, uint32_t b) {
+    if constexpr (kFloats) return jaxgpuops::larger_pair<E, true>(a, b);
+    return sizeof(Bits) == 1 ? __vmaxu4(a, b) : __vmaxu2(a, b);
+  }
   __device__ static Acc ordered_value(const Args&, Acc x) { return x; }
   __device__ static Final finish(const Args& args, const Row&, const Stat<Extreme>& stat) {
     return {ordered(args, stat.peak())};
