@@ -42,10 +42,10 @@ KERNELS = {
     | {"row_look_ahead": "scan_row_look_ahead", "chunk_look_ahead": "scan_look_ahead"}
     | {"columns": "scan_columns", "column_look_ahead": "scan_look_ahead"}
     | {"spans": "scan_columns", "span_look_ahead": "scan_look_ahead"},
-    "row_engine": {"rows": "((lean_)?rows|spread|sweep)_kernel", "rows_tiles": "(part_)?tile_kernel"}
+    "row_engine": {"rows": "((lean_)?rows|spread|wide|sweep)_kernel", "rows_tiles": "(part_)?tile_kernel"}
     | {"rows_stream": "stream_kernel", "rows_split": "merge_kernel"}
     | {"columns": "(columns|along)_kernel", "columns_stream": "columns_stream_kernel", "columns_split": "merge_"}
-    | {"columns_flat": "flat_kernel", "columns_walk": "((held_)?walk|held_packs)_kernel"},
+    | {"columns_flat": "flat_kernel", "columns_walk": "((held_)?walk|held_packs|strip)_kernel"},
     "count": {"tables": "(bincount|segment)_tables_kernel", "global": "bincount_global_kernel"}
     | {"rows": "bincount_rows_kernel", "lanes": "segment_lanes_kernel", "few": "segment_few_kernel"}
     | {"atomics": "segment_atomics_kernel"}

@@ -191,6 +191,44 @@ def test_a_row_is_that_of_the_row_in_its_batch(shape, axis):
         assert same_bits(shifted(jnp.append(jnp.zeros(3), operands["x"])), whole)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
+def test_few_rows_have_the_bits_of_many(dtype):
+    """Of few rows lanes have two vectors, of many as many as registers hold."""
+
+    def derivatives(fn):
+        return lambda x, t: jax.vjp(fn, x)[1](t)[0]
+
+    with jax.enable_x64(dtype == "float64"):
+        for length in (260, 513, 1000, 2979, 4096, 8191):
+            many = 4400
+            x = 3 * jax.random.normal(jax.random.key(length), (many, length), dtype)
+            x = x.at[1].set(-jnp.inf).at[1, length // 2].set(2).at[2, 7].set(jnp.inf).at[3, 8].set(jnp.nan)
+            t = jnp.roll(x, 1, 0)
+            for fn in (jaxgpuops.softmax, jaxgpuops.log_softmax):
+                whole, back = jax.jit(fn)(x), jax.jit(derivatives(fn))(x, t)
+                for few in (slice(0, 4), slice(2, 3), slice(many - 1, many)):
+                    assert same_bits(jax.jit(fn)(x[few]), whole[few]), (length, few)
+                    assert same_bits(jax.jit(derivatives(fn))(x[few], t[few]), back[few]), (length, few)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "int8", "uint8", "int16", "int32"])
+def test_a_strip_has_the_bits_of_its_columns(dtype):
+    """Where columns are many, warps walk strips of them."""
+    for length, inner in ((2, 5001), (3, 999), (4, 256), (7, 2051), (8, 257), (20, 500), (25, 1000), (333, 999)):
+        many = -(-600_000 // inner)
+        x = jax.random.normal(jax.random.key(length), (many, length, inner))
+        x = (40 * x).astype(dtype)
+        if jnp.issubdtype(dtype, jnp.floating):
+            for i, value in enumerate((jnp.nan, -jnp.nan, jnp.inf, -0.0, 0.0)):
+                x = x.at[:, i % length, i::7].set(value)
+        for name in ("sum", "mean", "max", "min"):
+            fn = jax.jit(functools.partial(getattr(jaxgpuops, name), axis=1))
+            whole = fn(x)
+            assert same_bits(fn(x[:1]), whole[:1]) and same_bits(fn(x[-1:]), whole[-1:]), (length, inner, name)
+            if name in ("max", "min"):
+                np.testing.assert_array_equal(whole, getattr(jnp, name)(x, axis=1))
+
+
 @regimes
 def test_infinities_in_parts_of_rows(shape, axis):
     """Parts that are -inf, or masked, as long as those that kernels divide rows into."""

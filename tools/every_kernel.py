@@ -188,8 +188,10 @@ ROWS = [  # along axis 1
     (37, 61),
     *((37, n) for n in (32, 64, 128, 256)),  # whole vectors
     (37, 250),
-    (9, 1001),
+    (9, 1001),  # few, a block a row
     (5, 4093),
+    (4300, 1001),  # many
+    (1100, 4093),
     (3, 16_001),
     (3, 16_384),  # aligned
     (3, 50_257),
@@ -203,7 +205,8 @@ ROWS = [  # along axis 1
 ]
 COLUMNS = [
     (3, 2, 50),  # a short axis, in registers
-    (40, 3, 4999),  # the same of 16 bits, in packs
+    (60, 3, 4999),  # the same of 16 bits, in packs; statistics of strips
+    (4, 333, 4999),  # strips that warps share
     (3, 30, 5),  # walked
     (3, 401, 130),  # walked by several warps
     (3, 101, 64),
