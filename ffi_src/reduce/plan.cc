@@ -1,4 +1,5 @@
 #include "reduce/plan.h"
+#include "row_engine/small.h"
 
 namespace jaxgpuops::reduce {
 
@@ -14,7 +15,8 @@ RowPlan plan_reduce(const Problem& problem, const Gpu& gpu, int64_t workspace_by
   traits.output = false;
   traits.swept = is_rare(problem.dtype) && !problem.masked;
   traits.stat_bytes = traits.final_bytes = traits.item_bytes == 8 ? 8 : 4;
-  return plan_row_engine(problem.rows, traits, gpu, workspace_bytes, tuning);
+  const bool exact = traits.operands == 1 && !problem.masked && (!is_float(problem.dtype) || problem.op != Op::kSum);
+  return or_small(plan_row_engine(problem.rows, traits, gpu, workspace_bytes, tuning), problem.rows, exact);
 }
 
 }  // namespace jaxgpuops::reduce

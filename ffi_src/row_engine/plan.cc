@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <numeric>
+#include <cstdlib>
+#include "row_engine/small.h"
 
 namespace jaxgpuops {
 namespace {
@@ -17,6 +19,9 @@ constexpr int64_t kFlatThreads = 256;  // where a flat row is divided
 constexpr int64_t kFlatBlocks = 256;   // for a flat row, at most
 constexpr int64_t kFlatParts = 3;      // fewer are not worth more kernels
 constexpr int64_t kFlatVectors = 4;    // of a lane that has a part of a short flat row
+
+constexpr int64_t kSmallElements = 1 << 16;  // of an array, at most
+constexpr int kPreferredSmallWarps = 4;      // of a block
 
 constexpr int kTeamWarps = 4;                  // of a block whose warps have rows of their own
 constexpr int kPreferredWarps = 16;            // of a block that holds a row, or a part
@@ -399,6 +404,25 @@ RowPlan held_in_registers(RowPlan plan) {
   while (plan.blocks < kMaxCluster && ceil_div(plan.spans, plan.blocks) > kPreferredWarps) plan.blocks *= 2;
   plan.block_warps = static_cast<int>(ceil_div(plan.spans, plan.blocks));
   return plan;
+}
+
+// Few elements in all, of what is walked along or may be: the division among warps is that of a walk.
+RowPlan or_small(RowPlan plan, const Rows& rows, bool exact) {
+  const RowTraits& traits = plan.traits;
+  const char* const off = getenv("JAXGPUOPS_SMALL");
+  const int64_t most = off ? atoll(off) : kSmallElements;
+  if (traits.operands > 1 || traits.masked || traits.label || rows.elements() > most || rows.elements() == 0) return plan;
+  if (rows.length > kWalkPositions * kSmallWarps) return plan;
+  if (!exact && (plan.algorithm != RowAlgorithm::kColumnsWalk || plan.vector)) return plan;
+  RowPlan small;
+  small.algorithm = RowAlgorithm::kColumnsWalk, small.traits = traits, small.deep = 0;
+  if (rows.length > kWalkedAlone) small.axis_warps = static_cast<int>(ceil_div(rows.length, kWalkPositions));
+  const int64_t positions = std::max<int64_t>(ceil_div(rows.length, small.axis_warps), kSmallStep);
+  small.column_lane_bits = 5 - bits_for(positions);
+  const int64_t groups = ceil_div(rows.count(), int64_t{1} << small.column_lane_bits);
+  small.block_warps =
+      small.axis_warps * static_cast<int>(std::clamp<int64_t>(kPreferredSmallWarps / small.axis_warps, 1, groups));
+  return small;
 }
 
 RowPlan plan_row_engine(const Rows& rows, const RowTraits& traits, const Gpu& gpu, int64_t workspace_bytes,

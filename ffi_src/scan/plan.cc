@@ -1,6 +1,7 @@
 #include "scan/plan.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 namespace jaxgpuops::scan {
 namespace {
@@ -47,6 +48,13 @@ int state_words(const Problem& problem, int bytes) {
   return cut ? words + (bytes >= 8 ? 2 : 1) : words;
 }
 
+bool is_small(const Problem& problem) {
+  const char* const off = getenv("JAXGPUOPS_SMALL");
+  const int64_t most = off ? atoll(off) : (1 << 16);
+  const bool simple = problem.a.inner.groups <= 1 && problem.a.outer.groups <= 1 && !problem.segmented;
+  return problem.rows.elements() <= most && simple && problem.op != Op::kLogSumExp;
+}
+
 // Plans a short axis, where one lane has the whole axis of a column. If the columns of an outer index are less than a
 // line of memory, a block first loads whole outer indices into shared memory.
 Plan plan_short(const Problem& problem, const Gpu& gpu, Plan plan) {
@@ -56,6 +64,14 @@ Plan plan_short(const Problem& problem, const Gpu& gpu, Plan plan) {
   plan.per_lane = plan.tile = static_cast<int>(length);
   plan.tiles = 1;
   const int64_t columns = outer * inner;
+  if (is_small(problem)) {
+    plan.levels = 0;
+    plan.column_bits = 5 - bits_for(std::max<int64_t>(length, 4));
+    plan.axis_warps = 4;
+    plan.strips = ceil_div(columns, 4 << plan.column_bits);
+    plan.block_columns = 4 << plan.column_bits;
+    return plan;
+  }
   if (inner * bytes < kLineBytes) {
     const int64_t rows = std::max<int64_t>(kShortBytes / (operands * length * inner * bytes), 1);
     const int64_t shared_out = ceil_div(std::max<int64_t>(ceil_div(columns, 2 * gpu.multiprocessors), 64), inner);

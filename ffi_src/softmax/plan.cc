@@ -1,4 +1,5 @@
 #include "softmax/plan.h"
+#include "row_engine/small.h"
 
 #include <cmath>
 
@@ -54,7 +55,7 @@ bool is_general(Op op, double factor, bool scaled, bool biased, bool masked) {
 }
 
 RowPlan plan_softmax(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, const RowTuning& tuning) {
-  return plan_row_engine(problem.rows, traits_of(problem), gpu, workspace_bytes, tuning);
+  return or_small(plan_row_engine(problem.rows, traits_of(problem), gpu, workspace_bytes, tuning), problem.rows, false);
 }
 
 }  // namespace jaxgpuops::softmax

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <numeric>
 
 #include "common/rows.h"
@@ -13,17 +14,21 @@ namespace jaxgpuops::topk {
 constexpr int kArgmaxThreads = 256;
 constexpr int kArgmaxMostThreads = 512;  // columns
 constexpr int kArgmaxRowThreads = 128;   // rows
+constexpr int kArgmaxSmallThreads = 1024;  // small, at most
+constexpr int kArgmaxSmallEach = 4;        // elements of a thread at a time
+constexpr int64_t kArgmaxSmall = 1 << 16;  // elements in all
 
 constexpr int64_t kArgmaxTilePlane = 24 << 10;  // bytes of an outer index that tiles take
 constexpr int64_t kArgmaxTileRow = 6 << 10;     // the same, if inner is 1
 constexpr int64_t kArgmaxAlone = 40 << 10;      // bytes of a row that blocks do not share, if inner is 1
 
-enum class ArgmaxForm { kTiles, kRows, kColumns, kStrided, kSheets };
+enum class ArgmaxForm { kSmall, kTiles, kRows, kColumns, kStrided, kSheets };
 
 struct ArgmaxShape {
   ArgmaxForm form = ArgmaxForm::kTiles;
   int64_t outers = 1;        // tiles: outer indices of a block
-  int lane_bits = 0;         // tiles: 2^n lanes share a column
+  int lane_bits = 0;         // tiles, small: 2^n lanes share a column
+  int column_bits = 0;       // small: 2^n threads have columns beside each other
   int64_t tiles = 1;         // columns, strided, sheets: blocks beside each other
   int beside = 0, deep = 1;  // the same: threads of a block beside and behind each other (columns: see ColumnsCall)
   int threads = kArgmaxThreads;
@@ -47,6 +52,22 @@ inline ArgmaxShape argmax_tiles_shape(Rows rows, int key_bytes) {
   return shape;
 }
 
+inline ArgmaxShape argmax_small_shape(Rows rows) {
+  ArgmaxShape shape;
+  shape.form = ArgmaxForm::kSmall;
+  const int64_t columns = rows.count();
+  const char* const every = getenv("JAXGPUOPS_EACH");
+  const int each = every ? atoi(every) : kArgmaxSmallEach;
+  while (shape.lane_bits < 10 && int64_t{each} << shape.lane_bits < rows.length) ++shape.lane_bits;
+  while (rows.inner > 1 && shape.lane_bits + shape.column_bits < 5 && 1 << shape.column_bits < rows.inner)
+    ++shape.column_bits;
+  const int64_t group = int64_t{1} << (shape.lane_bits + shape.column_bits);
+  shape.threads = static_cast<int>(std::max<int64_t>(group, shape.lane_bits > 5 ? 32 : 128));
+  const int64_t groups = (columns + (1 << shape.column_bits) - 1) >> shape.column_bits;
+  shape.tiles = (groups * group + shape.threads - 1) / shape.threads;
+  return shape;
+}
+
 // `aligned`: the array begins at a multiple of 16 bytes, as XLA's do.
 inline ArgmaxShape argmax_shape(Rows rows, int key_bytes, bool aligned) {
   ArgmaxShape shape;
@@ -57,6 +78,9 @@ inline ArgmaxShape argmax_shape(Rows rows, int key_bytes, bool aligned) {
     shape.tiles = (units + most - 1) / most;
     shape.beside = static_cast<int>((units + shape.tiles - 1) / shape.tiles);
   };
+  const char* const off = getenv("JAXGPUOPS_SMALL");
+  const int64_t most_small = off ? atoll(off) : kArgmaxSmall;
+  if (rows.elements() <= most_small) return argmax_small_shape(rows);
   if (rows.inner == 1) {
     // Few rows have more threads as blocks.
     const int64_t most = rows.outer < 512 ? kArgmaxTileRow / 3 : kArgmaxTileRow;
