@@ -249,7 +249,7 @@ def scan_calls():
 SCAN_KERNELS = {
     "along": ({"rows", "walk"}, {"resident", "row_look_ahead", "chunk_look_ahead"}),
     "across": ({"columns"}, {"column_look_ahead"}),
-    "spans": ({"short", "spans"}, {"span_look_ahead"}),
+    "spans": ({"small", "short", "spans"}, {"span_look_ahead"}),
 }
 
 
@@ -338,7 +338,7 @@ def test_columns():
             masked = plan_softmax(op, 3, length, inner, dtype, 1.0, False, False, True, 90)
             assert masked["algorithm"] in ("columns", "columns_split"), (op, length, inner, dtype, masked)
     for dtype, length, inner in itertools.product(("int8", "int32", "float64"), (2, 40, 100_000), (3, 257)):
-        plan = plan_reduce("sum", 5, length, inner, dtype, False, 90)
+        plan = plan_reduce("sum", 70_000, length, inner, dtype, False, 90)
         assert plan["algorithm"] == ("columns_walk" if length <= 32 else plan["algorithm"]), (dtype, length, inner)
         assert plan["algorithm"] in ("columns_walk", "columns_flat"), (dtype, length, inner)
 
@@ -348,7 +348,7 @@ def test_columns_of_short_axes(dtype):
     """Threads walk them wherever columns begin: in vectors most positions would be padding. Longer ones are read so."""
     for op, longest in (("softmax", 7), ("logsumexp", 7), ("softmax_jvp", 0)):
         for length, inner in itertools.product((2, 7, 8, 24), (48, 388_376)):
-            plan = plan_softmax(op, 3, length, inner, dtype, 1.0, False, False, False, 90)
+            plan = plan_softmax(op, 3000, length, inner, dtype, 1.0, False, False, False, 90)
             assert (plan["algorithm"] == "columns_walk") == (length <= longest), (op, length, inner, plan)
     for op, walked, flat in (
         ("sum", [(128, 3), (500, 19), (1000, 123)], [(129, 3), (513, 19), (1025, 123)]),
@@ -357,7 +357,7 @@ def test_columns_of_short_axes(dtype):
         planner = (reduce_planner if op == "sum" else softmax_planner)(op, dtype, False)
         for shapes, algorithm in ((walked, "columns_walk"), (flat, "columns_flat")):
             for shape in shapes:
-                assert planner(5, *shape, 90)["algorithm"] == algorithm, (op, shape)
+                assert planner(5000, *shape, 90)["algorithm"] == algorithm, (op, shape)
 
 
 def scan_planner(op, dtype, segmented):
@@ -392,6 +392,47 @@ PLANNERS = {
         for segmented in (True, False)
     },
 }
+FEW = 1 << 16  # elements that kernels of their own take
+
+
+def test_few_elements():
+    """They have kernels of their own: of what is walked along, and of whatever has the same bits in any order."""
+
+    def small(planner, length, inner):
+        return [planner(outer, length, inner, 90)["algorithm"] == "small" for outer in (1, FEW // (length * inner))]
+
+    for dtype, (length, inner) in itertools.product(("bfloat16", "float64"), ((2, 2), (8, 16), (16, 3), (64, 3))):
+        for op in ("softmax", "log_softmax", "logsumexp"):
+            # Vectors of columns are read as such where the axis has eight positions.
+            walked = inner < 16 or dtype == "float64"
+            assert small(softmax_planner(op, dtype, False), length, inner) == [walked] * 2, (op, dtype, length, inner)
+            assert not any(small(softmax_planner(op, dtype, True), length, inner))
+        for op in ("cross_entropy", "softmax_jvp", "log_softmax_jvp"):
+            assert not any(small(softmax_planner(op, dtype, False), length, inner))
+        assert small(reduce_planner("sum", dtype, False), length, inner) == [walked] * 2
+        for op, masked in itertools.product(("max", "dot", "sum"), (False, True)):
+            if op != "sum" or masked:
+                few = small(reduce_planner(op, dtype, masked), length, inner)
+                assert few == [op == "max" and not masked] * 2, (op, dtype, masked)
+    for op, dtype in (("sum", "int8"), ("min", "float32"), ("max", "uint16")):
+        for length, inner in ((1, 1), (256, 1), (32, 16), (256, 16)):
+            assert small(reduce_planner(op, dtype, False), length, inner) == [True, True]
+        assert not any(small(reduce_planner(op, dtype, False), 257, 1))
+    assert not any(small(reduce_planner("sum", "float32", False), 8, 1))  # rows of floats have an order of their own
+    for op in ("cumsum", "cumprod", "cummax", "linear_scan", "linear_scan_vjp", "cummin_jvp"):
+        for length, inner in ((1, 1), (32, 1), (7, 9)):
+            assert small(scan_planner(op, "float32", False), length, inner) == [True, True]
+            assert not any(small(scan_planner(op, "float32", True), length, inner))  # segments
+        assert not any(small(scan_planner(op, "float32", False), 33, 1))
+    assert not any(small(scan_planner("cumlogsumexp", "float32", False), 8, 1))
+    for planner, length, inner in (
+        (softmax_planner("softmax", "float32", False), 16, 3),
+        (reduce_planner("max", "float32", False), 16, 1),
+        (scan_planner("cumsum", "float32", False), 16, 1),
+    ):
+        assert planner(FEW // (length * inner) + 1, length, inner, 90)["algorithm"] != "small"
+
+
 WHOLE = (1, 7, 64, 131, 1024, 1 << 20)  # rows of a whole batch; the last stands for a symbolic one
 
 

@@ -22,7 +22,11 @@ TOPK = [
     ((37, 61), 1, 5),
     ((9, 301), 1, 17),
     ((5, 4093), 1, 64),
+    ((37, 5), 1, 1),  # few elements
     ((3, 1001), 1, 1),
+    ((3, 31, 7), 1, 1),
+    ((300, 301), 1, 1),
+    ((300, 31, 11), 1, 1),
     ((1, 300_001), 1, 1),
     ((600, 5001), 1, 33),
     ((9, 20_001), 1, 20),
@@ -202,9 +206,12 @@ ROWS = [  # along axis 1
     (2, 700_001),
 ]
 COLUMNS = [
-    (3, 2, 50),  # a short axis, in registers
+    (3, 2, 50),  # few elements
+    (3, 30, 5),
+    (3, 127, 3),
+    (660, 2, 50),  # a short axis, in registers
     (40, 3, 4999),  # the same of 16 bits, in packs
-    (3, 30, 5),  # walked
+    (660, 30, 5),  # walked
     (3, 401, 130),  # walked by several warps
     (3, 101, 64),
     (40, 100, 5),  # flat rows
@@ -317,6 +324,9 @@ def run_rows(rng, shapes=ROWS, streamed=False):
 # ---- Scans ----------------------------------------------------------------------------------------------------------
 
 SCANS = [  # along axis 1
+    ((37, 7), "float32"),  # few elements
+    *(((3, 31, 2), dtype) for dtype in ("bfloat16", "float64", "int8", "int32", "complex64", "complex128")),
+    ((9001, 9), "float32"),  # short axes
     ((37, 61), "float32"),  # a tile holds the row
     ((9, 4093), "float32"),
     ((300, 9001), "float32"),

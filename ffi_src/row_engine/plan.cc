@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <numeric>
 #include <cstdlib>
-#include "row_engine/small.h"
+
+#include "common/small.h"
 
 namespace jaxgpuops {
 namespace {
@@ -20,8 +21,9 @@ constexpr int64_t kFlatBlocks = 256;   // for a flat row, at most
 constexpr int64_t kFlatParts = 3;      // fewer are not worth more kernels
 constexpr int64_t kFlatVectors = 4;    // of a lane that has a part of a short flat row
 
-constexpr int64_t kSmallElements = 1 << 16;  // of an array, at most
-constexpr int kPreferredSmallWarps = 4;      // of a block
+constexpr int64_t kSmallElements = 1 << 17;  // of an array that is folded by single elements, at most,
+constexpr int64_t kSmallLength = 8192;       // .. and of its columns
+constexpr int kPreferredSmallWarps = 4;      // of a block of a small walk
 
 constexpr int kTeamWarps = 4;                  // of a block whose warps have rows of their own
 constexpr int kPreferredWarps = 16;            // of a block that holds a row, or a part
@@ -170,6 +172,12 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
     return;
   }
   if (traits.swept) return plan_sweep(plan, rows, gpu);
+  const char* const wide = getenv("JAXGPUOPS_WIDE");
+  if (traits.tiled && plan.spans * plan.vectors <= kMaxBlockWarps && rows.outer <= (wide ? atoi(wide) : 132)) {
+    plan.spread = true;
+    plan.block_warps = static_cast<int>(plan.spans) * plan.vectors;
+    return;
+  }
   const int64_t most = gpu.max_cluster;
   const bool tuned = tuning.cluster || tuning.split || tuning.vectors;
   const bool stream = is_streamable(plan, gpu) && rows.outer * kMaxCluster > gpu.multiprocessors && !tuned;
@@ -389,6 +397,7 @@ const char* name(RowAlgorithm algorithm) {
     case RowAlgorithm::kColumnsSplit: return "columns_split";
     case RowAlgorithm::kColumnsWalk: return "columns_walk";
     case RowAlgorithm::kColumnsFlat: return "columns_flat";
+    case RowAlgorithm::kSmall: return "small";
   }
   return "?";
 }
@@ -406,20 +415,32 @@ RowPlan held_in_registers(RowPlan plan) {
   return plan;
 }
 
-// Few elements in all, of what is walked along or may be: the division among warps is that of a walk.
-RowPlan or_small(RowPlan plan, const Rows& rows, bool exact) {
-  const RowTraits& traits = plan.traits;
-  const char* const off = getenv("JAXGPUOPS_SMALL");
-  const int64_t most = off ? atoll(off) : kSmallElements;
-  if (traits.operands > 1 || traits.masked || traits.label || rows.elements() > most || rows.elements() == 0) return plan;
-  if (rows.length > kWalkPositions * kSmallWarps) return plan;
-  if (!exact && (plan.algorithm != RowAlgorithm::kColumnsWalk || plan.vector)) return plan;
+RowPlan small_fold(const RowPlan& plan, const Rows& rows) {
+  const int64_t most = getenv("JAXGPUOPS_SMALL") ? atoll(getenv("JAXGPUOPS_SMALL")) : kSmallElements;
+  if (rows.elements() == 0 || rows.elements() > most || rows.length > kSmallLength) return plan;
+  const SmallShape shape = small_shape(rows);
   RowPlan small;
-  small.algorithm = RowAlgorithm::kColumnsWalk, small.traits = traits, small.deep = 0;
+  small.algorithm = RowAlgorithm::kSmall;
+  small.traits = plan.traits;
+  small.lane_bits = shape.part_bits;
+  small.column_lane_bits = shape.column_bits;
+  small.block_warps = shape.threads / 32;
+  return small;
+}
+
+// The warps of a column share it as those that walk do.
+RowPlan small_walk(const RowPlan& plan, const Rows& rows, int64_t most) {
+  if (getenv("JAXGPUOPS_SMALL")) most = atoll(getenv("JAXGPUOPS_SMALL"));
+  const bool walked = plan.algorithm == RowAlgorithm::kColumnsWalk && !plan.vector;
+  if (!walked || rows.elements() == 0 || rows.elements() > most || rows.length > kWalkPositions * kSmallWarps)
+    return plan;
+  RowPlan small;
+  small.algorithm = RowAlgorithm::kSmall;
+  small.traits = plan.traits;
   if (rows.length > kWalkedAlone) small.axis_warps = static_cast<int>(ceil_div(rows.length, kWalkPositions));
   const int64_t positions = std::max<int64_t>(ceil_div(rows.length, small.axis_warps), kSmallStep);
   small.column_lane_bits = 5 - bits_for(positions);
-  const int64_t groups = ceil_div(rows.count(), int64_t{1} << small.column_lane_bits);
+  const int64_t groups = ceil_div(rows.count(), int64_t{1} << small.column_lane_bits);  // of columns
   small.block_warps =
       small.axis_warps * static_cast<int>(std::clamp<int64_t>(kPreferredSmallWarps / small.axis_warps, 1, groups));
   return small;

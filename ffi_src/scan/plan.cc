@@ -21,6 +21,8 @@ constexpr int64_t kLongRow = 16;     // length of a row, in tiles
 constexpr int64_t kFewTiles = 3;           // tiles that one block walks over quickly enough
 constexpr int64_t kShortBytes = 24 << 10;  // shared memory of a block if the axis is short
 
+constexpr int64_t kSmallElements = 1 << 17;  // of an array, at most
+
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int bits_for(int64_t n) {  // log2 of the smallest power of two that is at least n
@@ -50,7 +52,7 @@ int state_words(const Problem& problem, int bytes) {
 
 bool is_small(const Problem& problem) {
   const char* const off = getenv("JAXGPUOPS_SMALL");
-  const int64_t most = off ? atoll(off) : (1 << 16);
+  const int64_t most = off ? atoll(off) : kSmallElements;
   const bool simple = problem.a.inner.groups <= 1 && problem.a.outer.groups <= 1 && !problem.segmented;
   return problem.rows.elements() <= most && simple && problem.op != Op::kLogSumExp;
 }
@@ -65,11 +67,11 @@ Plan plan_short(const Problem& problem, const Gpu& gpu, Plan plan) {
   plan.tiles = 1;
   const int64_t columns = outer * inner;
   if (is_small(problem)) {
-    plan.levels = 0;
-    plan.column_bits = 5 - bits_for(std::max<int64_t>(length, 4));
-    plan.axis_warps = 4;
-    plan.strips = ceil_div(columns, 4 << plan.column_bits);
-    plan.block_columns = 4 << plan.column_bits;
+    plan.algorithm = Algorithm::kSmall;
+    plan.columns = 32 >> bits_for(std::max<int64_t>(length, kSmallStep));
+    plan.axis_warps = kSmallWarps;
+    plan.block_columns = kSmallWarps * plan.columns;
+    plan.strips = ceil_div(columns, plan.block_columns);
     return plan;
   }
   if (inner * bytes < kLineBytes) {
@@ -98,6 +100,7 @@ const char* name(Algorithm algorithm) {
   switch (algorithm) {
     case Algorithm::kEmpty: return "empty";
     case Algorithm::kShort: return "short";
+    case Algorithm::kSmall: return "small";
     case Algorithm::kRows: return "rows";
     case Algorithm::kWalk: return "walk";
     case Algorithm::kResident: return "resident";

@@ -169,8 +169,7 @@ inline uint64_t order_mask(DType dtype, bool smaller) {
 }
 
 template <class P>
-cudaError_t launch_policy(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers,
-                          void* workspace) {
+row_engine::Parameters<P> parameters_of(const Problem& problem, const Buffers& buffers) {
   using Bits = typename P::Bits;
   row_engine::Parameters<P> p = {};
   p.operands[0] = buffers.x;
@@ -190,16 +189,19 @@ cudaError_t launch_policy(cudaStream_t stream, const RowPlan& plan, const Proble
   }
   p.extras.where = buffers.where;
   p.extras.where_at = problem.where;
-  return row_engine::run<P>(stream, plan, problem.rows, p, workspace);
+  return p;
 }
 
 template <template <class, bool> class Op>
 cudaError_t launch_reduction(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers,
                              void* workspace) {
   return with_element(problem.dtype, [&](auto element) {
+    const auto run = [&](auto policy) {
+      using P = decltype(policy);
+      return row_engine::run<P>(stream, plan, problem.rows, parameters_of<P>(problem, buffers), workspace);
+    };
     using E = decltype(element);
-    return problem.masked ? launch_policy<Op<E, true>>(stream, plan, problem, buffers, workspace)
-                          : launch_policy<Op<E, false>>(stream, plan, problem, buffers, workspace);
+    return problem.masked ? run(Op<E, true>{}) : run(Op<E, false>{});
   });
 }
 

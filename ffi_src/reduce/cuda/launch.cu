@@ -2,16 +2,12 @@
 #include "reduce/cuda/launch.h"
 
 #include "reduce/cuda/kernels.h"
-#include "row_engine/small.h"
-namespace jaxgpuops::reduce {
-cudaError_t launch_small(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers);
-}
 
 namespace jaxgpuops::reduce {
 
 cudaError_t launch_reduce(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers,
                           void* workspace) {
-  if (is_small(plan)) return launch_small(stream, plan, problem, buffers);
+  if (plan.algorithm == RowAlgorithm::kSmall) return launch_small(stream, plan, problem, buffers);
   switch (problem.op) {
     case Op::kSum: return launch_sum(stream, plan, problem, buffers, workspace);
     case Op::kDot: return launch_dot(stream, plan, problem, buffers, workspace);

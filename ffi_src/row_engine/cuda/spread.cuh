@@ -79,4 +79,86 @@ __global__ void __launch_bounds__(32 * kSpreadWarps) spread_kernel(const __grid_
   }
 }
 
+// The same of longer rows, of which a block has one: a warp has one vector a lane of the `vectors` of a span.
+template <class P>
+__global__ void __launch_bounds__(32 * kMaxBlockWarps) spread_spans_kernel(const __grid_constant__ Parameters<P> p) {
+  using Element = typename P::Element;
+  using Bits = typename Element::Bits;
+  using Acc = typename Element::Acc;
+  using Unit = Held<P, 1, true>;
+  constexpr int kWidth = Unit::kWidth;
+  constexpr int kSums = P::kSums;
+  __shared__ Acc peaks[kMaxBlockWarps], sums[kSums][kMaxBlockWarps][32];
+  __shared__ Stat<P> stats[kMaxBlockWarps];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, bits = p.vector_bits;
+  const int64_t at = int64_t{blockIdx.x} * p.length;
+  const int own = static_cast<int>(threadIdx.x) * kWidth, left = static_cast<int>(p.length) - own;
+  const bool whole = p.aligned && left > 0;
+  Unit unit;
+#pragma unroll
+  for (int o = 0; o < P::kOperands; ++o) {
+    const Bits* const from = static_cast<const Bits*>(p.operands[o]) + at + own;
+    const Bits pad = P::pad(p.args, o);
+    Pack& pack = unit.raw[o][0];
+    if (whole) {
+      pack = load_pack(reinterpret_cast<const Pack*>(from));
+    } else {
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) set<Bits>(pack, i, i < left ? from[i] : pad);
+    }
+  }
+
+  Acc peak = Acc(0);
+  if constexpr (P::kPeak) {
+    peaks[warp] = peak_of_warp<P>(unit.peak(p.args));
+    __syncthreads();
+    peak = peaks[warp & -(1 << bits)];
+#pragma unroll 1
+    for (int j = 1; j < 1 << bits; ++j) peak = P::larger(peak, peaks[(warp & -(1 << bits)) + j]);
+  }
+  const auto shift = P::guard(peak);
+  P::with_sum_args(p.args, [&](const auto& args) {
+#pragma unroll
+    for (int k = 0; k < kSums; ++k) sums[k][warp][lane] = unit.sum(args, k, shift, 0, kWidth);
+  });
+  __syncthreads();
+  if ((warp & ((1 << bits) - 1)) == 0) {
+    Stat<P> stat;
+    if constexpr (P::kPeak) stat.of[0] = peak;
+#pragma unroll
+    for (int k = 0; k < kSums; ++k) {
+      Acc sum = sums[k][warp][lane];
+#pragma unroll 1
+      for (int j = 1; j < 1 << bits; ++j) sum = sum + sums[k][warp + j][lane];
+      stat.sum(k) = merged_sum(sum, 0, 5);
+    }
+    if (lane == 0) stats[warp >> bits] = stat;
+  }
+  __syncthreads();
+  Stat<P> all = Stat<P>::none();  // as merge_by_warp() does it
+  const Stat<P> mine = lane < p.spans ? stats[lane] : all;
+  if constexpr (P::kPeak) all.of[0] = mine.peak();
+  add_stat<P>(all, mine, P::guard(all.peak()));
+  all = merge_lanes<P>(all);
+
+  const auto row = P::row(p.args, blockIdx.x, 0, p.length, 1);
+  const auto final = P::finish(p.args, row, all);
+  if (threadIdx.x == 0) P::write_row(p.args, blockIdx.x, row, final);
+  if (left <= 0) return;
+  Acc values[kWidth];
+  P::with_args(p.args, [&](const auto& args) {
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) values[i] = P::output(args, row, final, unit.x(args, 0, i), unit.y(0, i));
+  });
+  const Pack pack = packed<Element>(values);
+  Bits* const to = static_cast<Bits*>(p.out) + at + own;
+  if (whole) {
+    store_pack(reinterpret_cast<Pack*>(to), pack);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i)
+      if (i < left) to[i] = get<Bits>(pack, i);
+  }
+}
+
 }  // namespace jaxgpuops::row_engine

@@ -7,7 +7,6 @@
 #include "scan/cuda/kernels.h"
 
 namespace jaxgpuops::scan {
-cudaError_t launch_small(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers);
 namespace {
 
 bool is_aligned(const void* pointer, int bytes = 16) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
@@ -117,7 +116,7 @@ Parameters parameters_of(const Plan& plan, const Problem& problem, const Buffers
 cudaError_t launch_scan(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers,
                         void* workspace) {
   if (plan.algorithm == Algorithm::kEmpty) return cudaSuccess;
-  if (plan.levels == 0) return launch_small(stream, plan, problem, buffers);
+  if (plan.algorithm == Algorithm::kSmall) return launch_small(stream, plan, problem, buffers);
   switch (problem.kind) {
     case Kind::kTangent: return launch_tangent(stream, plan, problem, buffers, workspace);
     case Kind::kLinear: return launch_linear(stream, plan, problem, buffers, workspace);

@@ -8,18 +8,13 @@
 #include "scan/cuda/dispatch.cuh"
 
 namespace jaxgpuops::scan {
-
 namespace {
-
-constexpr int kSmallWarps = 4, kSmallStep = 4;  // of a block; positions to step over without a question in between
 
 struct SmallParameters {
   const void* operands[3];
   void* results[2];
   const void* h0;
-  uint32_t columns, length, inner;
-  int column_bits;  // 2^n columns beside each other share a warp
-  Quotient outer_of;
+  SmallColumns columns;
   uint32_t a_outer, a_axis, a_inner;  // strides
   bool wide_h0, backward, neighbour_before;
   Options options;
@@ -31,41 +26,46 @@ __global__ void __launch_bounds__(32 * kSmallWarps) scan_small(const __grid_cons
   using Bits = typename Element::Bits;
   using Acc = typename Element::Acc;
   constexpr int kLast = Policy::kOperands - 1;
-  const uint32_t lane = threadIdx.x % 32, beside = once(1u << p.column_bits), first = lane & (beside - 1);
-  const uint32_t own = ((blockIdx.x * blockDim.x + threadIdx.x) / 32 << p.column_bits) + first;
-  const uint32_t column = once(min(own, p.columns - 1)), k = once(lane >> p.column_bits);
-  const uint32_t outer = once(p.outer_of(column)), length = once(p.length);
+  const SmallColumns& c = p.columns;
+  const uint32_t lane = threadIdx.x % 32, beside = once(1u << c.column_bits), first = lane & (beside - 1);
+  const uint32_t own = ((blockIdx.x * blockDim.x + threadIdx.x) / 32 << c.column_bits) + first;
+  const uint32_t column = once(min(own, c.columns - 1)), k = once(lane >> c.column_bits);
+  const uint32_t outer = once(c.outer_of(column)), length = once(c.length);
   const uint32_t position = p.backward ? length - 1 - k : k;
-  const uint32_t at = once((outer * (length - 1) + position) * p.inner + column);
+  const uint32_t at = once((outer * (length - 1) + position) * c.inner + column);
   const bool there = k < length;
 
-  const auto load = [&](int operand, uint32_t i) { return Element::load(static_cast<const Bits*>(p.operands[operand])[i]); };
+  const auto load = [&](int operand, uint32_t i) {
+    return Element::load(static_cast<const Bits*>(p.operands[operand])[i]);
+  };
+  const auto load_h0 = [&] { return Element::load(static_cast<const Bits*>(p.h0)[column]); };
   In<Acc> in = {};
   if (there) {
     in.x = load(0, at);
     if constexpr (Policy::kBroadcast) {
-      in.a = load(1, outer * p.a_outer + position * p.a_axis + (column - outer * p.inner) * p.a_inner);
+      in.a = load(1, outer * p.a_outer + position * p.a_axis + (column - outer * c.inner) * p.a_inner);
     } else if constexpr (Policy::kOperands > 1) {
       in.a = load(1, at);
     }
     if constexpr (Policy::kOperands > 2) in.y = load(2, at);
     if constexpr (Policy::kNeighbour) {
       if (k == (p.neighbour_before ? 0 : length - 1)) {
-        in.neighbour = p.h0 ? Element::load(static_cast<const Bits*>(p.h0)[column]) : Policy::edge(p.options);
+        in.neighbour = p.h0 ? load_h0() : Policy::edge(p.options);
       } else {
-        in.neighbour = load(kLast, p.backward == p.neighbour_before ? at + p.inner : at - p.inner);
+        in.neighbour = load(kLast, p.backward == p.neighbour_before ? at + c.inner : at - c.inner);
       }
     }
   }
   auto state = Policy::identity(p.options);
   if constexpr (Policy::kInitial) {
     if (p.h0) {
-      if (is_float(Element::kDType) && sizeof(Bits) < sizeof(float) && p.wide_h0) {
-        if constexpr (is_float(Element::kDType) && sizeof(Bits) < sizeof(float))
-          state = Policy::initial(static_cast<const float*>(p.h0)[column], p.options);
+      Acc h0;
+      if constexpr (is_float(Element::kDType) && sizeof(Bits) < sizeof(float)) {
+        h0 = p.wide_h0 ? static_cast<const float*>(p.h0)[column] : load_h0();
       } else {
-        state = Policy::initial(Element::load(static_cast<const Bits*>(p.h0)[column]), p.options);
+        h0 = load_h0();
       }
+      state = Policy::initial(h0, p.options);
     }
   }
 
@@ -96,11 +96,9 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Parameters& p) {
   for (int o = 0; o < 3; ++o) s.operands[o] = p.operands[o];
   for (int o = 0; o < 2; ++o) s.results[o] = p.results[o];
   s.h0 = p.h0;
-  s.columns = static_cast<uint32_t>(p.columns);
-  s.length = static_cast<uint32_t>(p.length);
-  s.inner = static_cast<uint32_t>(p.inner);
-  s.column_bits = plan.column_bits;
-  s.outer_of = Quotient(p.inner);
+  int column_bits = 0;
+  while (1 << column_bits < plan.columns) ++column_bits;
+  s.columns = SmallColumns({p.columns / p.inner, p.length, p.inner}, column_bits, 0);
   s.a_outer = p.a.outer.groups ? static_cast<uint32_t>(p.a.outer.stride[0]) : 0;
   s.a_axis = static_cast<uint32_t>(p.a.axis_stride);
   s.a_inner = p.a.inner.groups ? static_cast<uint32_t>(p.a.inner.stride[0]) : 0;
@@ -125,6 +123,15 @@ cudaError_t launch_small(cudaStream_t stream, const Plan& plan, const Problem& p
         return floats([&](auto e) { return run<Tangent<ProductWeights<decltype(e)>>>(stream, plan, p); });
       return with_float(dtype, [&](auto e) { return run<Tangent<ExtremeWeights<decltype(e)>>>(stream, plan, p); });
     case Kind::kCumulative: break;
+  }
+  if (!is_general(problem)) {
+    const auto numbers = [&](auto f) { return is_float(dtype) ? with_float(dtype, f) : with_wide_integer(dtype, f); };
+    const auto sum = [&](auto e) { return run<Cumulative<Sum<decltype(e)>, false>>(stream, plan, p); };
+    const auto product = [&](auto e) { return run<Cumulative<Product<decltype(e)>, false>>(stream, plan, p); };
+    const auto extreme = [&](auto e) { return run<Cumulative<Extreme<decltype(e)>, false>>(stream, plan, p); };
+    if (problem.op == Op::kSum) return dtype == DType::kComplex64 ? sum(Complex64{}) : numbers(sum);
+    if (problem.op == Op::kProd) return dtype == DType::kComplex64 ? product(Complex64{}) : with_float(dtype, product);
+    return numbers(extreme);
   }
   const auto cumulative = [&](auto e) { return run<General<decltype(e)>>(stream, plan, p); };
   if (dtype == DType::kBool) return cumulative(Boolean{});

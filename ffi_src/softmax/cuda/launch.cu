@@ -2,16 +2,12 @@
 #include "softmax/cuda/launch.h"
 
 #include "softmax/cuda/kernels.h"
-#include "row_engine/small.h"
-namespace jaxgpuops::softmax {
-cudaError_t launch_small(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers);
-}
 
 namespace jaxgpuops::softmax {
 
 cudaError_t launch_softmax(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers,
                            void* workspace) {
-  if (is_small(plan)) return launch_small(stream, plan, problem, buffers);
+  if (plan.algorithm == RowAlgorithm::kSmall) return launch_small(stream, plan, problem, buffers);
   switch (problem.op) {
     case Op::kSoftmax:
     case Op::kLogSoftmax:

@@ -591,49 +591,32 @@ struct SmallCall {
   const void* x;
   int32_t* indices;
   void* values;  // null where only indices are wanted
-  uint32_t columns, length, inner;
-  int column_bits, part_bits;  // 2^n threads have columns beside each other, 2^n the parts of a column
-  Quotient outer_of;
+  SmallColumns columns;
 };
 
-// Who has no column has the last one, and who has no element the column's last one: that changes nothing. If more than
-// a warp has a column, the block has no other.
-template <class Key>
-__global__ void __launch_bounds__(kArgmaxSmallThreads)
+// A thread takes kEach elements at a time. Who has none has the column's last one: that changes nothing.
+template <class Key, int kEach>
+__global__ void __launch_bounds__(kMostSmallThreads)
     argmax_small(const __grid_constant__ SmallCall a, const __grid_constant__ Ranks<Key> ranks) {
-  const uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x;
-  const uint32_t beside = once(1u << a.column_bits), parts = once(1u << a.part_bits);
-  const uint32_t part = once(thread >> a.column_bits & (parts - 1));
-  const uint32_t own = (thread >> (a.column_bits + a.part_bits) << a.column_bits) + (thread & (beside - 1));
-  const uint32_t column = once(smaller(own, a.columns - 1)), last = once(a.length - 1);
-  const uint32_t step = once(a.inner);
-  const Key* const x = once(static_cast<const Key*>(a.x) + (a.outer_of(column) * last * step + column));
-
-  Candidate<Key> best = {0, part};
+  const SmallPlace place(a.columns);
+  const Key* const x = static_cast<const Key*>(a.x) + place.first;
+  const uint32_t last = once(a.columns.length - 1);
+  Candidate<Key> best = {0, place.part};
 #pragma unroll 1
-  for (uint32_t i = part; i <= last; i += kArgmaxSmallEach * parts) {
-    Key loaded[kArgmaxSmallEach];
+  for (uint32_t i = place.part; i <= last; i += kEach * place.parts) {
+    Key loaded[kEach];
 #pragma unroll
-    for (uint32_t u = 0; u < kArgmaxSmallEach; ++u) loaded[u] = __ldg(x + smaller(i + u * parts, last) * step);
+    for (uint32_t u = 0; u < kEach; ++u) loaded[u] = __ldg(x + smaller(i + u * place.parts, last) * place.step);
 #pragma unroll
-    for (uint32_t u = 0; u < kArgmaxSmallEach; ++u) best.see(ranks(ranks.word(loaded[u])), i + u * parts);
+    for (uint32_t u = 0; u < kEach; ++u) best.see(ranks(ranks.word(loaded[u])), i + u * place.parts);
   }
-  const auto merge = [&](uint32_t lanes) {
-#pragma unroll 1
-    for (uint32_t d = lanes / 2; d >= beside; d /= 2) best.merge({shuffle_xor(best.key, d), shuffle_xor(best.index, d)});
+  const auto better = [](Candidate<Key> one, const Candidate<Key>& other) {
+    one.merge(other);
+    return one;
   };
-  merge(smaller(parts * beside, 32u));
-  if (parts > 32) {
-    __shared__ Candidate<Key> warps[32];
-    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = best;
-    __syncthreads();
-    if (threadIdx.x >= 32) return;
-    best = warps[smaller(threadIdx.x, blockDim.x / 32 - 1)];
-    merge(32);
-  }
-  if (part != 0 || own != column) return;
-  a.indices[column] = static_cast<int32_t>(best.index);
-  if (a.values) static_cast<Key*>(a.values)[column] = x[best.index * step];
+  if (!place.merge(best, better)) return;
+  a.indices[place.column] = static_cast<int32_t>(best.index);
+  if (a.values) static_cast<Key*>(a.values)[place.column] = x[best.index * place.step];
 }
 
 // ---- the end of shared rows -----------------------------------------------------------------------------------------
@@ -679,10 +662,10 @@ cudaError_t run(cudaStream_t stream, const ArgmaxShape& shape, bool overlap, con
       status = launch(stream, {blocks(units), dim3(beside, deep), shared}, argmax_strided<Key, 1>, a, ranks, tiles);
       break;
     case ArgmaxForm::kSmall: {
-      const auto columns = static_cast<uint32_t>(rows.count()), inner = static_cast<uint32_t>(rows.inner);
-      const SmallCall call = {a.x,   a.indices,      a.values,      columns,
-                              a.length, inner, shape.column_bits, shape.lane_bits, Quotient(rows.inner)};
-      status = launch(stream, {blocks(shape.tiles), dim3(threads)}, argmax_small<Key>, call, ranks);
+      const SmallCall call = {a.x, a.indices, a.values, SmallColumns(rows, shape.column_bits, shape.lane_bits)};
+      const bool longer = rows.length > int64_t{kSmallEach} * kMostSmallThreads;  // few rows: each is waited for
+      status = launch(stream, {blocks(shape.tiles), dim3(threads)},
+                      longer ? argmax_small<Key, 4 * kSmallEach> : argmax_small<Key, kSmallEach>, call, ranks);
       break;
     }
     case ArgmaxForm::kSheets:

@@ -7,16 +7,15 @@
 #include <numeric>
 
 #include "common/rows.h"
+#include "common/small.h"
 #include "topk/topk.h"
 
 namespace jaxgpuops::topk {
 
 constexpr int kArgmaxThreads = 256;
-constexpr int kArgmaxMostThreads = 512;  // columns
-constexpr int kArgmaxRowThreads = 128;   // rows
-constexpr int kArgmaxSmallThreads = 1024;  // small, at most
-constexpr int kArgmaxSmallEach = 4;        // elements of a thread at a time
-constexpr int64_t kArgmaxSmall = 1 << 16;  // elements in all
+constexpr int kArgmaxMostThreads = 512;    // columns
+constexpr int kArgmaxRowThreads = 128;     // rows
+constexpr int64_t kArgmaxSmall = 1 << 18;  // elements in all
 
 constexpr int64_t kArgmaxTilePlane = 24 << 10;  // bytes of an outer index that tiles take
 constexpr int64_t kArgmaxTileRow = 6 << 10;     // the same, if inner is 1
@@ -53,18 +52,13 @@ inline ArgmaxShape argmax_tiles_shape(Rows rows, int key_bytes) {
 }
 
 inline ArgmaxShape argmax_small_shape(Rows rows) {
+  const SmallShape small = small_shape(rows);
   ArgmaxShape shape;
   shape.form = ArgmaxForm::kSmall;
-  const int64_t columns = rows.count();
-  const char* const every = getenv("JAXGPUOPS_EACH");
-  const int each = every ? atoi(every) : kArgmaxSmallEach;
-  while (shape.lane_bits < 10 && int64_t{each} << shape.lane_bits < rows.length) ++shape.lane_bits;
-  while (rows.inner > 1 && shape.lane_bits + shape.column_bits < 5 && 1 << shape.column_bits < rows.inner)
-    ++shape.column_bits;
-  const int64_t group = int64_t{1} << (shape.lane_bits + shape.column_bits);
-  shape.threads = static_cast<int>(std::max<int64_t>(group, shape.lane_bits > 5 ? 32 : 128));
-  const int64_t groups = (columns + (1 << shape.column_bits) - 1) >> shape.column_bits;
-  shape.tiles = (groups * group + shape.threads - 1) / shape.threads;
+  shape.lane_bits = small.part_bits;
+  shape.column_bits = small.column_bits;
+  shape.tiles = small.blocks;
+  shape.threads = small.threads;
   return shape;
 }
 
