@@ -247,8 +247,8 @@ def scan_calls():
 
 # The kernels of scans by layout: those in which a block has all of an axis, and those whose blocks share it.
 SCAN_KERNELS = {
-    "along": ({"rows", "walk"}, {"resident", "row_look_ahead", "chunk_look_ahead"}),
-    "across": ({"columns"}, {"column_look_ahead"}),
+    "along": ({"small", "rows", "walk"}, {"resident", "row_look_ahead", "chunk_look_ahead"}),
+    "across": ({"small", "columns"}, {"column_look_ahead"}),
     "spans": ({"small", "short", "spans"}, {"span_look_ahead"}),
 }
 
@@ -269,7 +269,7 @@ def test_scan_forms(capability):
         alone, shared = SCAN_KERNELS[plan["layout"]]
         found.add(plan["algorithm"])
         assert plan["algorithm"] in alone | shared, (call, plan)
-        most = 512 if plan["layout"] == "across" else 256
+        most = 1024 if plan["algorithm"] == "small" else 512 if plan["layout"] == "across" else 256
         assert plan["threads"] % 32 == 0 and 32 <= plan["threads"] <= most, (call, plan)
         assert (plan["tiles"] - 1) * plan["tile"] < length <= plan["tiles"] * plan["tile"], (call, plan)
         if plan["tiles"] == 1:

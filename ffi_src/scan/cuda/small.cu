@@ -20,27 +20,28 @@ struct SmallParameters {
   Options options;
 };
 
+// The operands of a position, and where it is. Who has no column has the last one.
 template <class Policy>
-__global__ void __launch_bounds__(32 * kSmallWarps) scan_small(const __grid_constant__ SmallParameters p) {
+struct SmallPosition {
   using Element = typename Policy::Element;
   using Bits = typename Element::Bits;
   using Acc = typename Element::Acc;
-  constexpr int kLast = Policy::kOperands - 1;
-  const SmallColumns& c = p.columns;
-  const uint32_t lane = threadIdx.x % 32, beside = once(1u << c.column_bits), first = lane & (beside - 1);
-  const uint32_t own = ((blockIdx.x * blockDim.x + threadIdx.x) / 32 << c.column_bits) + first;
-  const uint32_t column = once(min(own, c.columns - 1)), k = once(lane >> c.column_bits);
-  const uint32_t outer = once(c.outer_of(column)), length = once(c.length);
-  const uint32_t position = p.backward ? length - 1 - k : k;
-  const uint32_t at = once((outer * (length - 1) + position) * c.inner + column);
-  const bool there = k < length;
-
-  const auto load = [&](int operand, uint32_t i) {
-    return Element::load(static_cast<const Bits*>(p.operands[operand])[i]);
-  };
-  const auto load_h0 = [&] { return Element::load(static_cast<const Bits*>(p.h0)[column]); };
+  const SmallParameters& p;
+  uint32_t k;  // in the direction of the scan
+  uint32_t column, at;
+  bool there;
   In<Acc> in = {};
-  if (there) {
+
+  // Of a column that is counted from 0, or of none.
+  __device__ SmallPosition(const SmallParameters& p, uint32_t own, uint32_t k) : p(p), k(k) {
+    const SmallColumns& c = p.columns;
+    column = once(min(own, c.columns - 1));
+    const uint32_t outer = once(c.outer_of(column)), length = once(c.length);
+    const uint32_t position = p.backward ? length - 1 - k : k;
+    at = once((outer * (length - 1) + position) * c.inner + column);
+    const bool exists = k < length;
+    there = exists && own == column;
+    if (!exists) return;
     in.x = load(0, at);
     if constexpr (Policy::kBroadcast) {
       in.a = load(1, outer * p.a_outer + position * p.a_axis + (column - outer * c.inner) * p.a_inner);
@@ -52,43 +53,111 @@ __global__ void __launch_bounds__(32 * kSmallWarps) scan_small(const __grid_cons
       if (k == (p.neighbour_before ? 0 : length - 1)) {
         in.neighbour = p.h0 ? load_h0() : Policy::edge(p.options);
       } else {
-        in.neighbour = load(kLast, p.backward == p.neighbour_before ? at + c.inner : at - c.inner);
+        in.neighbour = load(Policy::kOperands - 1, p.backward == p.neighbour_before ? at + c.inner : at - c.inner);
       }
-    }
-  }
-  auto state = Policy::identity(p.options);
-  if constexpr (Policy::kInitial) {
-    if (p.h0) {
-      Acc h0;
-      if constexpr (is_float(Element::kDType) && sizeof(Bits) < sizeof(float)) {
-        h0 = p.wide_h0 ? static_cast<const float*>(p.h0)[column] : load_h0();
-      } else {
-        h0 = load_h0();
-      }
-      state = Policy::initial(h0, p.options);
     }
   }
 
-  Out<Acc> mine = {};
+  // The state before the first position.
+  __device__ typename Policy::State initial() const {
+    if constexpr (Policy::kInitial) {
+      if (p.h0) {
+        Acc h0;
+        if constexpr (is_float(Element::kDType) && sizeof(Bits) < sizeof(float)) {
+          h0 = p.wide_h0 ? static_cast<const float*>(p.h0)[column] : load_h0();
+        } else {
+          h0 = load_h0();
+        }
+        return Policy::initial(h0, p.options);
+      }
+    }
+    return Policy::identity(p.options);
+  }
+
+  __device__ void store(const Out<Acc>& out) const {
+    if (!there) return;
+    static_cast<Bits*>(p.results[0])[at] = Element::store(out.first);
+    if constexpr (Policy::kResults == 2) static_cast<Bits*>(p.results[1])[at] = Element::store(out.second);
+  }
+
+ private:
+  __device__ Acc load(int operand, uint32_t i) const {
+    return Element::load(static_cast<const Bits*>(p.operands[operand])[i]);
+  }
+  __device__ Acc load_h0() const { return Element::load(static_cast<const Bits*>(p.h0)[column]); }
+};
+
+// Of at most 32 positions.
+template <class Policy>
+__global__ void __launch_bounds__(32 * kSmallWarps) scan_small(const __grid_constant__ SmallParameters p) {
+  using Acc = typename Policy::Element::Acc;
+  const SmallColumns& c = p.columns;
+  const uint32_t lane = threadIdx.x % 32, beside = once(1u << c.column_bits), first = lane & (beside - 1);
+  const uint32_t group = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
+  const SmallPosition<Policy> mine(p, (group << c.column_bits) + first, once(lane >> c.column_bits));
+  auto state = mine.initial();
+  Out<Acc> out = {};
 #pragma unroll 1
-  for (uint32_t r = 0; r < length; r += kSmallStep) {
+  for (uint32_t r = 0; r < c.length; r += kSmallStep) {
 #pragma unroll
     for (uint32_t j = 0; j < kSmallStep; ++j) {
       const int from = first + (r + j) * beside;
-      In<Acc> its = in;
-      its.x = shuffle_from(in.x, from);
-      if constexpr (Policy::kOperands > 1) its.a = shuffle_from(in.a, from);
-      if constexpr (Policy::kOperands > 2) its.y = shuffle_from(in.y, from);
-      if constexpr (Policy::kNeighbour) its.neighbour = shuffle_from(in.neighbour, from);
+      In<Acc> its = mine.in;
+      its.x = shuffle_from(its.x, from);
+      if constexpr (Policy::kOperands > 1) its.a = shuffle_from(its.a, from);
+      if constexpr (Policy::kOperands > 2) its.y = shuffle_from(its.y, from);
+      if constexpr (Policy::kNeighbour) its.neighbour = shuffle_from(its.neighbour, from);
       its.start = false;
-      const Out<Acc> out = Policy::step(state, its, p.options);
-      if (r + j == k) mine = out;
+      const Out<Acc> of_step = Policy::step(state, its, p.options);
+      if (r + j == mine.k) out = of_step;
     }
   }
-  if (!there || own != column) return;
-  static_cast<Bits*>(p.results[0])[at] = Element::store(mine.first);
-  if constexpr (Policy::kResults == 2) static_cast<Bits*>(p.results[1])[at] = Element::store(mine.second);
+  mine.store(out);
 }
+
+// Where states are the same in whatever order positions are folded: lanes fold those before them, twice as many in each
+// round. More than a warp has a column: then the block has no other.
+template <class Policy>
+__global__ void __launch_bounds__(kMostSmallLength) scan_small_exact(const __grid_constant__ SmallParameters p) {
+  using State = typename Policy::State;
+  const SmallColumns& c = p.columns;
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, beside = once(1u << c.column_bits);
+  const bool shared = c.length > 32;
+  const uint32_t own =
+      shared ? blockIdx.x : ((blockIdx.x * (blockDim.x / 32) + warp) << c.column_bits) + (lane & (beside - 1));
+  const SmallPosition<Policy> mine(p, own, shared ? threadIdx.x : lane >> c.column_bits);
+  const State identity = Policy::identity(p.options);
+  State state = mine.k < c.length ? Policy::first(mine.in, p.options) : identity;
+#pragma unroll 1
+  for (uint32_t d = beside; d < 32; d *= 2) {
+    const State left = shuffle_up(state, d);
+    if (lane >= d) state = Policy::combine(left, state);
+  }
+  State before = shuffle_up(state, beside);
+  if (lane < beside) before = identity;
+  if (shared) {
+    __shared__ State warps[32];
+    if (lane == 31) warps[warp] = state;
+    __syncthreads();
+    State earlier = lane < warp ? warps[lane] : identity;
+#pragma unroll 1
+    for (uint32_t d = 16; d; d /= 2) earlier = Policy::combine(earlier, shuffle_xor(earlier, d));
+    before = Policy::combine(earlier, before);
+  }
+  before = Policy::combine(mine.initial(), before);
+  mine.store(Policy::step(before, mine.in, p.options));
+}
+
+template <class Policy>
+constexpr bool kExact = false;
+template <class E>
+constexpr bool kExact<Cumulative<Extreme<E>, false>> = true;
+template <class Unsigned>
+constexpr bool kExact<Cumulative<Sum<Integer<Unsigned>>, false>> = true;
+template <class Unsigned>
+constexpr bool kExact<General<Integer<Unsigned>>> = true;
+template <>
+constexpr bool kExact<General<Boolean>> = true;
 
 template <class Policy>
 cudaError_t run(cudaStream_t stream, const Plan& plan, const Parameters& p) {
@@ -106,7 +175,12 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Parameters& p) {
   s.backward = p.backward;
   s.neighbour_before = p.neighbour_before;
   s.options = p.options;
-  return launch(stream, {dim3(p.strips), dim3(32 * kSmallWarps)}, scan_small<Policy>, s);
+  const Launch shape{dim3(p.strips), dim3(plan.threads())};
+  if constexpr (kExact<Policy>) {
+    return launch(stream, shape, scan_small_exact<Policy>, s);
+  } else {
+    return launch(stream, shape, scan_small<Policy>, s);
+  }
 }
 
 }  // namespace
