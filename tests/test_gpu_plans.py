@@ -34,15 +34,31 @@ def test_exports_with_a_symbolic_batch(fn, length):
 
 # For a family's algorithm, as `explain` names it, what the name of one of its kernels begins with.
 KERNELS = {
-    "topk": {"argmax": "argmax_", "rows": "rows_kernel", "held": "held_kernel", "stream": "stream_kernel", "grid": "merge_kernel"}
+    "topk": {
+        "argmax": "argmax_",
+        "rows": "rows_kernel",
+        "held": "held_kernel",
+        "stream": "stream_kernel",
+        "grid": "merge_kernel",
+    }
     | {"wave": "wave_kernel", "sieve": "(sieve|whole)_kernel", "columns": "columns_(stream_)?kernel"}
     | {"radix": "histogram_kernel", "sort": "sort_kernel"},
     "sort": {"team": "sort_kernel", "block": "block_kernel", "sweep": "pass_kernel"},
-    "scan": {"small": "scan_small", "short": "scan_short", "rows": "scan_rows", "walk": "scan_walk", "resident": "scan_resident"}
+    "scan": {
+        "small": "scan_small",
+        "short": "scan_short",
+        "rows": "scan_rows",
+        "walk": "scan_walk",
+        "resident": "scan_resident",
+    }
     | {"row_look_ahead": "scan_row_look_ahead", "chunk_look_ahead": "scan_look_ahead"}
     | {"columns": "scan_columns", "column_look_ahead": "scan_look_ahead"}
     | {"spans": "scan_columns", "span_look_ahead": "scan_look_ahead"},
-    "row_engine": {"small": "small_kernel", "rows": "((lean_)?rows|spread|sweep)_kernel", "rows_tiles": "(part_)?tile_kernel"}
+    "row_engine": {
+        "small": "small_kernel",
+        "rows": "((lean_)?rows|spread|sweep)_kernel",
+        "rows_tiles": "(part_)?tile_kernel",
+    }
     | {"rows_stream": "stream_kernel", "rows_split": "merge_kernel"}
     | {"columns": "(columns|along)_kernel", "columns_stream": "columns_stream_kernel", "columns_split": "merge_"}
     | {"columns_flat": "flat_kernel", "columns_walk": "((held_)?walk|held_packs)_kernel"},

@@ -98,10 +98,10 @@ struct Dot : Sum<E, kMasks> {
   __device__ static Final finish(const Args&, const Row&, const Stat<Dot>& stat) { return {stat.sum(0)}; }
 };
 
-// The larger of two values. NaN is larger than any number, and -0 is less than +0. A minimum is the maximum of the
-// negated values.
+// The larger of two values. NaN is larger than any number, and -0 is less than +0. There is one NaN, so that the order
+// does not matter. A minimum is the maximum of the negated values.
 __device__ __forceinline__ double larger(double a, double b) {
-  if (a != a || b != b) return a != a ? a : b;
+  if (a != a || b != b) return std::numeric_limits<double>::quiet_NaN();
   return a > b || (a == b && bits_as<int64_t>(b) < 0) ? a : b;
 }
 __device__ __forceinline__ float larger(float a, float b) { return jaxgpuops::larger(a, b); }
