@@ -38,7 +38,6 @@ REGIMES = {
     "small, rows of two": ((3001, 2), 1),
     "small, rows": ((901, 31), 1),
     "small, columns": ((50, 7, 5), 1),
-    "rows, maxima in rounds": ((7, 900), 1),
     "spans, maxima in rounds": ((3, 300, 5), 1),
 }
 regimes = pytest.mark.parametrize("shape, axis", REGIMES.values(), ids=REGIMES)

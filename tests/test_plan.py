@@ -247,7 +247,7 @@ def scan_calls():
 
 # The kernels of scans by layout: those in which a block has all of an axis, and those whose blocks share it.
 SCAN_KERNELS = {
-    "along": ({"small", "rows", "walk"}, {"resident", "row_look_ahead", "chunk_look_ahead"}),
+    "along": ({"rows", "walk"}, {"resident", "row_look_ahead", "chunk_look_ahead"}),
     "across": ({"small", "columns"}, {"column_look_ahead"}),
     "spans": ({"small", "short", "spans"}, {"span_look_ahead"}),
 }
@@ -392,45 +392,47 @@ PLANNERS = {
         for segmented in (True, False)
     },
 }
-FEW = 1 << 16  # elements that kernels of their own take
 
 
 def test_few_elements():
     """They have kernels of their own: of what is walked along, and of whatever has the same bits in any order."""
 
-    def small(planner, length, inner):
-        return [planner(outer, length, inner, 90)["algorithm"] == "small" for outer in (1, FEW // (length * inner))]
+    def small(planner, length, inner, most=1 << 17):
+        """Whether a column, as many as have `most` elements, and more take it."""
+        some = (1, most // (length * inner), most // (length * inner) + 1)
+        return [planner(outer, length, inner, 90)["algorithm"] == "small" for outer in some]
 
+    few, none = [True, True, False], [False] * 3
     for dtype, (length, inner) in itertools.product(("bfloat16", "float64"), ((2, 2), (8, 16), (16, 3), (64, 3))):
+        # Vectors of columns are read as such where the axis has eight positions.
+        walked = few if inner < 16 or dtype == "float64" else none
         for op in ("softmax", "log_softmax", "logsumexp"):
-            # Vectors of columns are read as such where the axis has eight positions.
-            walked = inner < 16 or dtype == "float64"
-            assert small(softmax_planner(op, dtype, False), length, inner) == [walked] * 2, (op, dtype, length, inner)
-            assert not any(small(softmax_planner(op, dtype, True), length, inner))
+            assert small(softmax_planner(op, dtype, False), length, inner) == walked, (op, dtype, length, inner)
+            assert small(softmax_planner(op, dtype, True), length, inner) == none
         for op in ("cross_entropy", "softmax_jvp", "log_softmax_jvp"):
-            assert not any(small(softmax_planner(op, dtype, False), length, inner))
-        assert small(reduce_planner("sum", dtype, False), length, inner) == [walked] * 2
-        for op, masked in itertools.product(("max", "dot", "sum"), (False, True)):
-            if op != "sum" or masked:
-                few = small(reduce_planner(op, dtype, masked), length, inner)
-                assert few == [op == "max" and not masked] * 2, (op, dtype, masked)
-    for op, dtype in (("sum", "int8"), ("min", "float32"), ("max", "uint16")):
-        for length, inner in ((1, 1), (256, 1), (32, 16), (256, 16)):
-            assert small(reduce_planner(op, dtype, False), length, inner) == [True, True]
-        assert not any(small(reduce_planner(op, dtype, False), 257, 1))
-    assert not any(small(reduce_planner("sum", "float32", False), 8, 1))  # rows of floats have an order of their own
+            assert small(softmax_planner(op, dtype, False), length, inner) == none
+        most = 1 << 13 if length <= 8 else 1 << 16
+        assert small(reduce_planner("sum", dtype, False), length, inner, most) == walked
+        assert small(reduce_planner("max", dtype, False), length, inner) == few
+        for op, masked in (("max", True), ("dot", False), ("sum", True)):
+            assert small(reduce_planner(op, dtype, masked), length, inner) == none, (op, dtype)
+    for op, dtype in (("sum", "int8"), ("min", "float64"), ("max", "uint16")):
+        for length, inner in ((1, 1), (8192, 1), (32, 16), (700, 16)):
+            assert small(reduce_planner(op, dtype, False), length, inner) == few, (op, dtype, length, inner)
+        assert small(reduce_planner(op, dtype, False), 8193, 1) == none
+    assert small(reduce_planner("sum", "float32", False), 8, 1) == none  # rows of floats have an order of their own
+    assert small(reduce_planner("max", "float32", False), 8, 1) == none
     for op in ("cumsum", "cumprod", "cummax", "linear_scan", "linear_scan_vjp", "cummin_jvp"):
         for length, inner in ((1, 1), (32, 1), (7, 9)):
-            assert small(scan_planner(op, "float32", False), length, inner) == [True, True]
-            assert not any(small(scan_planner(op, "float32", True), length, inner))  # segments
-        assert not any(small(scan_planner(op, "float32", False), 33, 1))
-    assert not any(small(scan_planner("cumlogsumexp", "float32", False), 8, 1))
-    for planner, length, inner in (
-        (softmax_planner("softmax", "float32", False), 16, 3),
-        (reduce_planner("max", "float32", False), 16, 1),
-        (scan_planner("cumsum", "float32", False), 16, 1),
-    ):
-        assert planner(FEW // (length * inner) + 1, length, inner, 90)["algorithm"] != "small"
+            assert small(scan_planner(op, "float32", False), length, inner) == few, (op, length, inner)
+            assert small(scan_planner(op, "float32", True), length, inner) == none  # segments
+        exact = few if op == "cummax" else none
+        assert small(scan_planner(op, "float32", False), 33, 3, 1 << 15) == exact, op
+        assert small(scan_planner(op, "float32", False), 1024, 3, 1 << 15) == exact, op
+        assert small(scan_planner(op, "float32", False), 1025, 3, 1 << 15) == none
+        assert small(scan_planner(op, "float32", False), 33, 1) == none
+    assert small(scan_planner("cumprod", "int32", False), 64, 3, 1 << 15) == few
+    assert small(scan_planner("cumlogsumexp", "float32", False), 8, 1) == none
 
 
 WHOLE = (1, 7, 64, 131, 1024, 1 << 20)  # rows of a whole batch; the last stands for a symbolic one

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <cstdlib>
 
 #include "common/small.h"
 
@@ -172,12 +171,6 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
     return;
   }
   if (traits.swept) return plan_sweep(plan, rows, gpu);
-  const char* const wide = getenv("JAXGPUOPS_WIDE");
-  if (traits.tiled && plan.spans * plan.vectors <= kMaxBlockWarps && rows.outer <= (wide ? atoi(wide) : 132)) {
-    plan.spread = true;
-    plan.block_warps = static_cast<int>(plan.spans) * plan.vectors;
-    return;
-  }
   const int64_t most = gpu.max_cluster;
   const bool tuned = tuning.cluster || tuning.split || tuning.vectors;
   const bool stream = is_streamable(plan, gpu) && rows.outer * kMaxCluster > gpu.multiprocessors && !tuned;
@@ -416,8 +409,7 @@ RowPlan held_in_registers(RowPlan plan) {
 }
 
 RowPlan small_fold(const RowPlan& plan, const Rows& rows) {
-  const int64_t most = getenv("JAXGPUOPS_SMALL") ? atoll(getenv("JAXGPUOPS_SMALL")) : kSmallElements;
-  if (rows.elements() == 0 || rows.elements() > most || rows.length > kSmallLength) return plan;
+  if (rows.elements() == 0 || rows.elements() > kSmallElements || rows.length > kSmallLength) return plan;
   const SmallShape shape = small_shape(rows);
   RowPlan small;
   small.algorithm = RowAlgorithm::kSmall;
@@ -430,7 +422,6 @@ RowPlan small_fold(const RowPlan& plan, const Rows& rows) {
 
 // The warps of a column share it as those that walk do.
 RowPlan small_walk(const RowPlan& plan, const Rows& rows, int64_t most) {
-  if (getenv("JAXGPUOPS_SMALL")) most = atoll(getenv("JAXGPUOPS_SMALL"));
   const bool walked = plan.algorithm == RowAlgorithm::kColumnsWalk && !plan.vector;
   if (!walked || rows.elements() == 0 || rows.elements() > most || rows.length > kWalkPositions * kSmallWarps)
     return plan;

@@ -1,7 +1,6 @@
 #include "scan/plan.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 namespace jaxgpuops::scan {
 namespace {
@@ -61,11 +60,11 @@ bool is_exact(const Problem& problem) {
 // Whether the kernels for few elements take it.
 bool is_small(const Problem& problem) {
   const auto [outer, length, inner] = problem.rows;
-  const char* const off = getenv("JAXGPUOPS_SMALL");
-  const int64_t most = off ? atoll(off) : length <= kShortAxis ? kSmallElements : kSmallLongElements;
   const bool simple = problem.a.inner.groups <= 1 && problem.a.outer.groups <= 1 && !problem.segmented;
-  return problem.rows.elements() <= most && simple && problem.op != Op::kLogSumExp &&
-         length <= (is_exact(problem) ? kMostSmallLength : kShortAxis);
+  if (!simple || problem.op == Op::kLogSumExp) return false;
+  if (length <= kShortAxis) return problem.rows.elements() <= kSmallElements;
+  // Rows have kernels that take less than those of spans.
+  return is_exact(problem) && inner > 1 && length <= kMostSmallLength && problem.rows.elements() <= kSmallLongElements;
 }
 
 Plan plan_small(const Problem& problem, Plan plan) {

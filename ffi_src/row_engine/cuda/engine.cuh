@@ -99,10 +99,8 @@ struct Call {
 
   // Those that plan_rows() asks for.
   Kernel rows() const {
-    if constexpr (kSpread<P>) {
-      if (plan.spread && plan.spans > 1) return spread_spans_kernel<P>;
+    if constexpr (kSpread<P>)
       if (plan.spread) return p.aligned ? spread_kernel<P, true> : spread_kernel<P, false>;
-    }
     if constexpr (kSwept<P>) {
       if (plan.vectors == kOnlyVectors && plan.spans > 1)
         return p.aligned ? sweep_kernel<P, true> : sweep_kernel<P, false>;

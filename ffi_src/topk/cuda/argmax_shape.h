@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <numeric>
 
 #include "common/rows.h"
@@ -72,9 +71,7 @@ inline ArgmaxShape argmax_shape(Rows rows, int key_bytes, bool aligned) {
     shape.tiles = (units + most - 1) / most;
     shape.beside = static_cast<int>((units + shape.tiles - 1) / shape.tiles);
   };
-  const char* const off = getenv("JAXGPUOPS_SMALL");
-  const int64_t most_small = off ? atoll(off) : kArgmaxSmall;
-  if (rows.elements() <= most_small) return argmax_small_shape(rows);
+  if (rows.elements() <= kArgmaxSmall) return argmax_small_shape(rows);
   if (rows.inner == 1) {
     // Few rows have more threads as blocks.
     const int64_t most = rows.outer < 512 ? kArgmaxTileRow / 3 : kArgmaxTileRow;
