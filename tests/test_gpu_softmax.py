@@ -30,11 +30,17 @@ REGIMES = {
     "streamed rows, largest cluster": ((40, 300_001), 1),
     "split rows": ((40, 600_001), 1),
     "one split row": ((1, 8_000_003), 1),
-    "columns, walked by threads": ((300, 3, 50), 1),
-    "columns, walked by threads, longer": ((300, 20, 5), 1),
+    "columns, walked by threads": ((3000, 3, 50), 1),
+    "columns, walked by threads, longer": ((3000, 20, 5), 1),
+    "columns, walked by two warps": ((3000, 31, 5), 1),
     "columns, walked in packs of 16 bits": ((40, 3, 50_003), 1),
     "columns, walked in aligned packs": ((40, 2, 50_000), 1),
     "columns, walked by warps": ((16, 401, 130), 1),
+    "few columns of two positions": ((50, 2, 3), 1),
+    "few columns": ((50, 7, 5), 1),
+    "few columns of three batches": ((50, 21, 5), 1),
+    "few columns, of two warps": ((50, 31, 5), 1),
+    "few columns, of eight warps": ((50, 127, 5), 1),
     "flat columns": ((300, 100, 5), 1),
     "columns, vectors": ((64, 1024, 256), 1),
     "columns, cluster": ((16, 1001, 132), 1),
@@ -129,7 +135,7 @@ def test_every_kernel_has_a_regime():
         ("rows", False), ("rows", True), ("rows_tiles", False), ("rows_stream", False), ("rows_stream", True),
         ("rows_split", True),
         ("columns", False), ("columns", True), ("columns_stream", False), ("columns_stream", True),
-        ("columns_split", True), ("columns_walk", False), ("columns_flat", False), ("columns_flat", True),
+        ("small", False), ("columns_split", True), ("columns_walk", False), ("columns_flat", False), ("columns_flat", True),
     }  # fmt: skip
 
 
@@ -179,7 +185,8 @@ def test_a_row_is_that_of_the_row_in_its_batch(shape, axis):
     for i in range(5):
         row = lambda v: v[i : i + 1]
         assert same_bits(run_rows(**part(row), axis=axis), jax.tree.map(row, whole))
-    many = max(1, min(220, memory() // (200 * operands["x"].nbytes)))
+    # more than the kernels for few elements take
+    many = max(1, min(max(220, (1 << 18) // operands["x"].size), memory() // (200 * operands["x"].nbytes)))
     repeated = run_rows(**part(lambda v: jnp.concatenate([v] * many)), axis=axis)
     assert same_bits(jax.tree.map(lambda y: y[-5:], repeated), whole)
     if axis == 1 and len(shape) == 2:  # rows that are not aligned

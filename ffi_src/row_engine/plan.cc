@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "common/small.h"
+
 namespace jaxgpuops {
 namespace {
 
@@ -20,6 +22,10 @@ constexpr int64_t kFlatParts = 3;         // fewer are not worth more kernels
 constexpr int64_t kFlatResults = 4;       // blocks that write results for each multiprocessor, about
 constexpr int64_t kFlatAhead = 64 << 10;  // bytes that a block prefetches
 constexpr int64_t kFlatVectors = 4;       // of a lane that has a part of a short flat row
+
+constexpr int64_t kSmallElements = 1 << 17;  // of an array that is folded by single elements, at most,
+constexpr int64_t kSmallLength = 8192;       // .. and of its columns
+constexpr int kPreferredSmallWarps = 4;      // of a block of a small walk
 
 constexpr int kTeamWarps = 4;                  // of a block whose warps have rows of their own
 constexpr int kPreferredWarps = 16;            // of a block that holds a row, or a part
@@ -413,6 +419,7 @@ const char* name(RowAlgorithm algorithm) {
     case RowAlgorithm::kColumnsSplit: return "columns_split";
     case RowAlgorithm::kColumnsWalk: return "columns_walk";
     case RowAlgorithm::kColumnsFlat: return "columns_flat";
+    case RowAlgorithm::kSmall: return "small";
   }
   return "?";
 }
@@ -428,6 +435,35 @@ RowPlan held_in_registers(RowPlan plan) {
   while (plan.blocks < kMaxCluster && ceil_div(plan.spans, plan.blocks) > kPreferredWarps) plan.blocks *= 2;
   plan.block_warps = static_cast<int>(ceil_div(plan.spans, plan.blocks));
   return plan;
+}
+
+RowPlan small_fold(const RowPlan& plan, const Rows& rows) {
+  if (rows.elements() == 0 || rows.elements() > kSmallElements || rows.length > kSmallLength) return plan;
+  const SmallShape shape = small_shape(rows);
+  RowPlan small;
+  small.algorithm = RowAlgorithm::kSmall;
+  small.traits = plan.traits;
+  small.lane_bits = shape.part_bits;
+  small.column_lane_bits = shape.column_bits;
+  small.block_warps = shape.threads / 32;
+  return small;
+}
+
+// The warps of a column share it as those that walk do.
+RowPlan small_walk(const RowPlan& plan, const Rows& rows, int64_t most) {
+  const bool walked = plan.algorithm == RowAlgorithm::kColumnsWalk && !plan.vector;
+  if (!walked || rows.elements() == 0 || rows.elements() > most || rows.length > kWalkPositions * kSmallWarps)
+    return plan;
+  RowPlan small;
+  small.algorithm = RowAlgorithm::kSmall;
+  small.traits = plan.traits;
+  if (rows.length > kWalkedAlone) small.axis_warps = static_cast<int>(ceil_div(rows.length, kWalkPositions));
+  const int64_t positions = std::max<int64_t>(ceil_div(rows.length, small.axis_warps), kSmallStep);
+  small.column_lane_bits = 5 - bits_for(positions);
+  const int64_t groups = ceil_div(rows.count(), int64_t{1} << small.column_lane_bits);  // of columns
+  small.block_warps =
+      small.axis_warps * static_cast<int>(std::clamp<int64_t>(kPreferredSmallWarps / small.axis_warps, 1, groups));
+  return small;
 }
 
 RowPlan plan_row_engine(const Rows& rows, const RowTraits& traits, const Gpu& gpu, int64_t workspace_bytes,

@@ -23,6 +23,7 @@ enum class RowAlgorithm {
   kColumnsSplit,   // axes too long for that
   kColumnsWalk,    // lanes go along short axes, twice if there are results (cuda/columns_walk.cuh)
   kColumnsFlat,    // few columns: an outer index is a flat row, read in vectors (cuda/columns_flat.cuh)
+  kSmall,          // few elements in all, one of a lane (cuda/small.cuh)
 };
 
 const char* name(RowAlgorithm algorithm);
@@ -65,6 +66,9 @@ constexpr int kSweepWarps = 16;      // of a block of sweep_kernel, at most
 constexpr int kMaxSweptSpans = 64;   // of a block of sweep_kernel
 constexpr int kWalkWarps = 8;        // of a block that walks, unless more share its columns
 constexpr int kFlatWarps = 16;       // of a block that reads flat rows, at most
+constexpr int kSmallWarps = 16;      // of a block of small_kernel, at most; as many share a column
+constexpr int kSmallBeside = 8;      // columns of such a warp, at most
+constexpr int kSmallStep = 4;        // positions that it adds without a question in between
 
 // Positions along the axis that a lane of a column kernel holds.
 constexpr int column_vectors(int operands) { return operands == 1 ? 8 : 4; }
@@ -134,6 +138,12 @@ struct RowTuning {
 // kColumnsStream. It needs no workspace and accepts operands and results of different alignment, which streaming does
 // not. Not for rows or columns that are split because no cluster holds them.
 RowPlan held_in_registers(RowPlan plan);
+
+// The plan for the same rows by the kernels for few elements, where these keep the bits of results: for what is the
+// same in any order, and for what `plan` walks along, of at most so many elements. Of operations of one array, without
+// masks and labels.
+RowPlan small_fold(const RowPlan& plan, const Rows& rows);
+RowPlan small_walk(const RowPlan& plan, const Rows& rows, int64_t most);
 
 // `workspace_bytes` < 0 asks for the best plan. Otherwise it is what the caller has, and the plan makes do with it: a
 // sharded call is planned for the whole batch but runs on a part of it. Results have the same bits either way.

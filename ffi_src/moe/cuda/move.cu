@@ -399,7 +399,7 @@ cudaError_t launch_combine_vjp(cudaStream_t stream, const MoveProblem& p, const 
     using Two = std::integral_constant<int, 2>;
     using Four = std::integral_constant<int, 4>;
     // Where tokens are few, blocks have a row each, so that there are more of them.
-    return p.choices > 1 && p.outer * p.assignments() > kManyRows ? start(Two(), Two()) : start(One(), Four());
+    return p.choices > 1 && p.outer * p.assignments() > kManyRows ? start(Two(), One()) : start(One(), Four());
   });
 }
 

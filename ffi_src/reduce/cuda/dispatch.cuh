@@ -108,10 +108,10 @@ struct Dot : Sum<E, kMasks> {
   __device__ static Final finish(const Args&, const Row&, const Stat<Dot>& stat) { return {stat.sum(0)}; }
 };
 
-// The larger of two values. NaN is larger than any number, and -0 is less than +0. A minimum is the maximum of the
-// negated values.
+// The larger of two values. NaN is larger than any number, and -0 is less than +0. There is one NaN, so that the order
+// does not matter. A minimum is the maximum of the negated values.
 __device__ __forceinline__ double larger(double a, double b) {
-  if (a != a || b != b) return a != a ? a : b;
+  if (a != a || b != b) return std::numeric_limits<double>::quiet_NaN();
   return a > b || (a == b && bits_as<int64_t>(b) < 0) ? a : b;
 }
 __device__ __forceinline__ float larger(float a, float b) { return jaxgpuops::larger(a, b); }
@@ -183,8 +183,7 @@ inline uint64_t order_mask(DType dtype, bool smaller) {
 }
 
 template <class P>
-cudaError_t launch_policy(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers,
-                          void* workspace) {
+row_engine::Parameters<P> parameters_of(const Problem& problem, const Buffers& buffers) {
   using Bits = typename P::Bits;
   row_engine::Parameters<P> p = {};
   p.operands[0] = buffers.x;
@@ -205,16 +204,19 @@ cudaError_t launch_policy(cudaStream_t stream, const RowPlan& plan, const Proble
   }
   p.extras.where = buffers.where;
   p.extras.where_at = problem.where;
-  return row_engine::run<P>(stream, plan, problem.rows, p, workspace);
+  return p;
 }
 
 template <template <class, bool> class Op>
 cudaError_t launch_reduction(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers,
                              void* workspace) {
   return with_element(problem.dtype, [&](auto element) {
+    const auto run = [&](auto policy) {
+      using P = decltype(policy);
+      return row_engine::run<P>(stream, plan, problem.rows, parameters_of<P>(problem, buffers), workspace);
+    };
     using E = decltype(element);
-    return problem.masked ? launch_policy<Op<E, true>>(stream, plan, problem, buffers, workspace)
-                          : launch_policy<Op<E, false>>(stream, plan, problem, buffers, workspace);
+    return problem.masked ? run(Op<E, true>{}) : run(Op<E, false>{});
   });
 }
 
