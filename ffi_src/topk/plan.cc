@@ -225,6 +225,26 @@ Plan plan_radix(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu
   return plan;
 }
 
+// Sorts rows whole. The indices take part, so that the plan knows of results of both kinds.
+Plan plan_whole(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
+  Plan plan;
+  sort::Problem problem;
+  problem.rows = rows;
+  problem.k = k;
+  problem.key_bits = 8 * key_bytes;
+  plan.whole = sort::plan_sort(problem, gpu);
+  if (plan.whole.algorithm == sort::Algorithm::kBlock) plan.algorithm = Algorithm::kBlock;
+  if (plan.whole.algorithm == sort::Algorithm::kSweep) plan.algorithm = Algorithm::kSweep;
+  plan.threads = plan.whole.threads;
+  plan.blocks = plan.whole.blocks;
+  plan.workspace_bytes = plan.whole.workspace_bytes;
+  plan.shared_limit = gpu.shared_bytes;
+  plan.shared_bytes = plan.whole.shared_bytes;
+  return plan;
+}
+
+bool sorts_whole(Rows rows, int64_t k, int) { return 2 * k >= rows.length; }
+
 }  // namespace
 
 const char* name(Algorithm algorithm) {
@@ -240,6 +260,8 @@ const char* name(Algorithm algorithm) {
     case Algorithm::kWave: return "wave";
     case Algorithm::kColumns: return "columns";
     case Algorithm::kRadix: return "radix";
+    case Algorithm::kBlock: return "block";
+    case Algorithm::kSweep: return "sweep";
   }
   return "?";
 }
@@ -316,6 +338,10 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
       (k <= kMaxStreamK || rows.length <= whole_row_elements(key_bytes, gpu.shared_bytes))) {
     const Plan plan = plan_stream(rows, k, key_bytes, gpu, workspace_bytes);
     if (fits(plan)) return plan;
+  }
+  if (sorted && (may(Algorithm::kBlock) || may(Algorithm::kSweep)) &&
+      (forced >= 0 || sorts_whole(rows, k, key_bytes))) {
+    if (const Plan plan = plan_whole(rows, k, key_bytes, gpu); may(plan.algorithm)) return plan;
   }
   return may(Algorithm::kRadix) ? plan_radix(rows, k, key_bytes, sorted, gpu) : Plan{};
 }

@@ -105,9 +105,11 @@ __device__ __forceinline__ uint32_t ask(const uint32_t* from) {
 
 struct PassArgs {
   const void* x;
-  void* keys[2];        // passes alternate between the two; the last one writes to the first
-  int32_t* indices[2];  // passes alternate between the two, as for keys
-  bool keys_wanted;     // the last pass writes its keys
+  void* keys[2];          // passes but the last alternate between the two
+  int32_t* indices[2];    // the same for indices
+  void* values;           // where the last pass writes its keys; null if they are not wanted
+  int32_t* last_indices;  // and its indices
+  int64_t k;              // the last pass writes those that come first, so many
   RowHead* heads;
   const uint32_t* counts;
   uint32_t* status;
@@ -137,7 +139,7 @@ __global__ void __launch_bounds__(kSweepThreads, kSweepBlocks) pass_kernel(const
   const uint32_t active = a.heads[row].active, this_pass = 1u << a.pass;
   if (!(active & this_pass)) return;
   const bool is_first = !(active & (this_pass - 1)), is_last = active < 2 * this_pass;
-  const int to = __popc(active >> a.pass) % 2 == 1 ? 0 : 1;  // chosen so that the last pass writes to the results
+  const int to = __popc(active >> a.pass) % 2 == 1 ? 0 : 1;  // 0 for the last pass, whose buffers may be the results
   const Key* const from_keys =
       (is_first ? static_cast<const Key*>(a.x) : static_cast<const Key*>(a.keys[1 - to])) + row * a.length;
   const int32_t* const from_indices = kIndices ? a.indices[1 - to] + row * a.length : nullptr;
@@ -201,24 +203,25 @@ __global__ void __launch_bounds__(kSweepThreads, kSweepBlocks) pass_kernel(const
     shift_of[threadIdx.x] = static_cast<int32_t>(before - begin_of_digit);
   }
   __syncthreads();
-  const bool writes_keys = !is_last || a.keys_wanted;
-  Key* const to_keys = static_cast<Key*>(a.keys[to]) + row * a.length;
-  int32_t* const to_indices = kIndices ? a.indices[to] + row * a.length : nullptr;
+  const int64_t wanted = is_last ? a.k : a.length;
+  Key* const to_keys = static_cast<Key*>(is_last ? a.values : a.keys[to]);
+  int32_t* const to_indices = is_last ? a.last_indices : a.indices[to];
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
     const uint32_t place = threadIdx.x + i * kSweepThreads;
     if (place >= there) break;
     const Key key = shared.keys[place];
     const int64_t at = static_cast<uint32_t>(shift_of[digit_of(sort_key(key, a.order), shift)] + place);
-    if (writes_keys) to_keys[at] = key;
-    if constexpr (kIndices) to_indices[at] = shared.indices[place];
+    if (at >= wanted) continue;
+    if (to_keys) to_keys[row * wanted + at] = key;
+    if constexpr (kIndices) to_indices[row * wanted + at] = shared.indices[place];
   }
 }
 
 template <class Key, bool kIndices>
 cudaError_t run(cudaStream_t stream, const Problem& problem, const Buffers& buffers) {
   const int64_t rows = problem.rows.count(), length = problem.rows.length;
-  const SweepShape shape(rows, length, sizeof(Key), buffers.values != nullptr, kIndices);
+  const SweepShape shape(rows, length, problem.k, sizeof(Key), buffers.values != nullptr, kIndices);
   auto* const workspace = static_cast<unsigned char*>(buffers.workspace);
   auto* const heads = reinterpret_cast<RowHead*>(workspace);
   auto* const counts = reinterpret_cast<uint32_t*>(workspace + shape.counts);
@@ -230,9 +233,13 @@ cudaError_t run(cudaStream_t stream, const Problem& problem, const Buffers& buff
                  CountArgs{buffers.x, heads, counts, status, rows, length, shape.tiles, problem.order});
   PassArgs a = {};
   a.x = buffers.x;
-  a.keys[0] = buffers.values;
+  a.values = buffers.values;
+  a.last_indices = buffers.indices;
+  a.k = problem.k;
+  const bool whole = problem.k == length;
+  a.keys[0] = whole && a.values ? a.values : workspace + shape.more_keys;
   a.keys[1] = workspace + shape.keys;
-  a.indices[0] = buffers.indices;
+  a.indices[0] = whole ? a.last_indices : reinterpret_cast<int32_t*>(workspace + shape.more_indices);
   a.indices[1] = reinterpret_cast<int32_t*>(workspace + shape.indices);
   a.heads = heads;
   a.counts = counts;
@@ -241,8 +248,6 @@ cudaError_t run(cudaStream_t stream, const Problem& problem, const Buffers& buff
   a.length = length;
   a.tiles = shape.tiles;
   a.order = problem.order;
-  a.keys_wanted = buffers.values != nullptr;
-  if (!a.keys_wanted) a.keys[0] = workspace + shape.more_keys;
   Launch config;
   config.grid = dim3(static_cast<unsigned>(rows * shape.tiles));
   config.block = dim3(kSweepThreads);
