@@ -113,7 +113,7 @@ bool is_streamable(const RowPlan& plan, const Gpu& gpu) {
 void plan_sweep(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   const bool many = rows.outer * plan.spans >= 4 * gpu.multiprocessors * 2 * kPreferredWarps;
   const auto part = [&] { return ceil_div(plan.spans, plan.blocks); };
-  if (!many && plan.spans > kMaxSweptSpans / 2 && plan.spans <= kMaxFlatSpans) {
+  if (!many && plan.spans > kMaxSweptSpans / 4 && plan.spans <= kMaxFlatSpans) {
     const auto more = [&] { return rows.outer * plan.blocks < gpu.multiprocessors || part() > kMaxSweptSpans; };
     while (plan.blocks < gpu.max_cluster && part() > kPartWarps && more()) plan.blocks *= 2;
   }
@@ -293,7 +293,7 @@ bool walks_in_packs(const RowTraits& traits, const Rows& rows, const Gpu& gpu) {
 // strips are full mostly, and there are warps enough. Results have the same bits either way.
 bool walks_in_strips(const RowTraits& traits, const Rows& rows, int axis_warps, const Gpu& gpu) {
   if (!traits.strips) return false;
-  const int64_t columns = 32 * strip_columns(traits.item_bytes), strips = ceil_div(rows.inner, columns);
+  const int64_t columns = 32 * kStripColumns, strips = ceil_div(rows.inner, columns);
   return 5 * rows.inner >= 4 * strips * columns &&
          rows.outer * strips * axis_warps >= kStripWarps * gpu.multiprocessors;
 }
@@ -308,7 +308,7 @@ void plan_walk(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   if (plan.vector) strips = rows.outer * ceil_div(rows.inner, 32 * 8);
   if (walks_in_strips(plan.traits, rows, plan.axis_warps, gpu)) {
     plan.vector = true;
-    strips = rows.outer * ceil_div(rows.inner, 32 * strip_columns(plan.traits.item_bytes));
+    strips = rows.outer * ceil_div(rows.inner, 32 * kStripColumns);
   }
   while (plan.axis_warps << (plan.column_warp_bits + 1) <= kWalkWarps &&
          strips >> (plan.column_warp_bits + 1) >= 2 * gpu.multiprocessors)

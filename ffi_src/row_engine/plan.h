@@ -77,7 +77,7 @@ constexpr int walk_columns(int item_bytes, bool label) {
   return item_bytes == 8 || (label && item_bytes == 4) ? 1 : item_bytes == 1 ? 4 : 2;
 }
 // The same of one that walks a strip for statistics, which neighbours in memory share.
-constexpr int strip_columns(int item_bytes) { return item_bytes == 4 ? 4 : 8; }
+constexpr int kStripColumns = 8;
 // The longest axis that a thread of a walking kernel holds in registers.
 constexpr int held_positions(int operands) { return 8 / operands; }
 constexpr int kMostPacks = 4;  // the same of one that holds packs of columns

@@ -340,8 +340,8 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps, 2) walk_kernel(const __g
 // The operations that walk strips.
 template <class P>
 constexpr bool kStrips =
-    kWalks<P> && !P::kOutput && !P::kHole && P::kOperands == 1 &&
-    (P::kFast || (sizeof(typename P::Element::Bits) < 4 && std::is_integral_v<typename P::Element::Acc>));
+    kWalks<P> && !P::kOutput && !P::kHole && P::kOperands == 1 && sizeof(typename P::Element::Bits) < 4 &&
+    (P::kFast || std::is_integral_v<typename P::Element::Acc>);
 
 // Statistics only, of strips: a warp has neighbouring columns of one outer index. A lane adds constants to one address
 // to find its own, where walk_kernel divides for each, which is most of its work on a short axis. The same bits.
@@ -350,7 +350,7 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps, 2) strip_kernel(const __
   using Element = typename P::Element;
   using Bits = typename Element::Bits;
   using Acc = typename Element::Acc;
-  constexpr int kColumns = strip_columns(sizeof(Bits)), kStrip = 32 * kColumns;
+  constexpr int kColumns = kStripColumns, kStrip = 32 * kColumns;
   constexpr int kCount = Walk<P>::kCount, kTogether = 4;  // positions of walk_kernel, and those loaded at a time
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, axis_warp = warp >> p.column_warp_bits;
   const int strip_of_block = warp & ((1 << p.column_warp_bits) - 1);
@@ -428,7 +428,7 @@ cudaError_t run_walk(cudaStream_t stream, const RowPlan& plan, const Parameters<
                  : p.length == 3 ? held_packs_kernel<P, 3>
                                  : held_packs_kernel<P, kMostPacks>;
       } else if constexpr (kStrips<P>) {
-        strip = 32 * strip_columns(sizeof(typename P::Element::Bits));
+        strip = 32 * kStripColumns;
         kernel = strip_kernel<P>;
       } else {
         return cudaErrorInvalidValue;
