@@ -42,8 +42,14 @@ KERNELS = {
         "grid": "merge_kernel",
     }
     | {"wave": "wave_kernel", "sieve": "(sieve|whole)_kernel", "columns": "columns_(stream_)?kernel"}
-    | {"radix": "histogram_kernel", "sort": "sort_kernel"},
-    "sort": {"team": "sort_kernel", "block": "block_kernel", "sweep": "pass_kernel"},
+    | {"radix": "histogram_kernel", "sort": "sort_kernel"}
+    | {"block": "block_kernel", "sweep": "pass_kernel"},
+    "sort": {
+        "short": "short_(rows|columns)_kernel",
+        "team": "sort_kernel",
+        "block": "block_kernel",
+        "sweep": "pass_kernel",
+    },
     "scan": {
         "small": "scan_small",
         "short": "scan_short",
@@ -84,8 +90,9 @@ CALLS = [
     ("topk", lambda x: jaxgpuops.topk(x, 8), [(4096, 256), (64, 128_256), (1, 1 << 22)]),
     ("topk", lambda x: jaxgpuops.topk(x, 1000), [(16, 1 << 18), (64, 4096), (200, 2500)]),
     ("topk", lambda x: jaxgpuops.topk(x, 5000), [(3, 1 << 16)]),
+    ("topk", lambda x: jaxgpuops.topk(x, 60_000), [(3, 70_001)]),
     ("topk", lambda x: jaxgpuops.topk(x, 8, axis=0), [(512, 1000), (4096, 70_000)]),
-    ("sort", jaxgpuops.argsort, [(4096, 256), (64, 4096), (3, 70_001)]),
+    ("sort", jaxgpuops.argsort, [(4096, 5), (4096, 256), (64, 4096), (3, 70_001)]),
     ("sort", lambda x: jaxgpuops.sort(x, axis=0), [(3000, 70)]),
     ("scan", jaxgpuops.cumsum, [(4096, 128), (1024, 65536), (1, 1 << 20), (1, 1 << 25)]),
     ("scan", lambda x: jaxgpuops.cumsum(x, axis=0), [(65536, 1024), (1000, 3), (16, 70_001)]),

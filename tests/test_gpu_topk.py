@@ -76,7 +76,9 @@ REGIMES = {
     "streamed columns": ((64, 4093, 250), 1, 32),
     "strided stream": ((1, 200_003, 7), 1, 20),
     "radix": ((3, 300_001), 1, 20_000),
-    "radix, whole rows sorted": ((5, 20_001), 1, 15_000),
+    "half of a row": ((5, 20_001), 1, 15_000),
+    "most of rows of 64 bits": ((3, 70_001), 1, 69_000),
+    "most of columns": ((1, 70_001, 3), 1, 60_000),
 }
 regimes = pytest.mark.parametrize("shape, axis, k", REGIMES.values(), ids=REGIMES)
 
@@ -86,7 +88,11 @@ def test_every_kernel_has_a_regime():
     for shape, axis, k in REGIMES.values():
         fn = functools.partial(jaxgpuops.topk, k=k, axis=axis)
         found.add(plan(fn, jax.ShapeDtypeStruct(shape, jnp.float32))["algorithm"])
-    assert found == {"argmax", "rows", "sort", "held", "stream", "grid", "wave", "sieve", "columns", "radix"}
+    assert found == {"argmax", "rows", "sort", "held", "stream", "grid", "wave", "sieve", "columns"} | {
+        "radix",
+        "block",
+        "sweep",
+    }
 
 
 # ---- Values, at sizes that would take minutes on a CPU ---------------------------------------------------------------

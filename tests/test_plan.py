@@ -17,6 +17,7 @@ plan_topk = jaxgpuops._native.modules["cpu"].plan_topk
 plan_argmax = jaxgpuops._native.modules["cpu"].plan_argmax
 
 ALGORITHMS = {"empty", "argmax", "rows", "sort", "held", "stream", "grid", "wave", "sieve", "columns", "radix"}
+ALGORITHMS |= {"block", "sweep"}  # of the sort family: rows are sorted whole
 # KB of shared memory that a block may have, from the table of compute capabilities in the CUDA programming guide.
 SHARED_LIMIT = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 CAPABILITIES = tuple(SHARED_LIMIT)
@@ -71,7 +72,8 @@ def test_every_benchmark_has_a_fitting_kernel(point, capability):
 
 
 def test_every_algorithm_is_reached():
-    found = {plan_topk(*call, 90)["algorithm"] for call in calls()} | {plan_topk(0, 5, 1, 2, 32, True, 90)["algorithm"]}
+    others = [(0, 5, 1, 2, 32, True), (3, 9000, 1, 9000, 32, True)]
+    found = {plan_topk(*call, 90)["algorithm"] for call in [*calls(), *others]}
     assert found == ALGORITHMS
 
 
@@ -93,9 +95,13 @@ def test_forms(capability):
             assert plan["slices"] in (2, 4, 8, 16), (call, plan)
         if plan["algorithm"] == "sieve":
             assert plan["workspace_bytes"] % 16 == 0, (call, plan)  # that of the next row follows
-        # The workspace has at most two composites of value and index for each element, and some room for counters.
-        composite = 16 if bits == 64 else 8
-        assert 0 <= plan["workspace_bytes"] <= (2 * composite * length + length // 256 + 65536) * inner, (call, plan)
+        # The workspace has at most two composites of value and index for each element, and some room for counters. Rows
+        # that are sorted whole have two of both, counters of 256 digits for each tile, and columns turned into rows.
+        key, composite = bits // 8, 16 if bits == 64 else 8
+        most = 2 * composite * length + length // 256
+        if plan["algorithm"] in ("block", "sweep"):
+            most = (2 * (key + 4) + 1024 * key / 3456 + (2 * key + 4) * (inner > 1)) * length
+        assert 0 <= plan["workspace_bytes"] <= (most + 65536) * inner, (call, plan)
 
 
 def test_only_clusters_are_missing_on_older_gpus():

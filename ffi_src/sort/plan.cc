@@ -27,7 +27,8 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu) {
   const int key_bytes = problem.key_bits / 8;
   const int64_t shared_limit = gpu.shared_bytes - kReserved;
   if (rows.elements() == 0) return plan;
-  if (rows.length <= kMaxShortLength) {
+  // Threads that take columns read parts of sectors where few stand side by side.
+  if (rows.length <= kMaxShortLength && (rows.inner == 1 || rows.inner >= kLeastShortColumns)) {
     plan.algorithm = Algorithm::kShort;
     plan.threads = kShortThreads;
     plan.blocks = short_blocks(rows);

@@ -225,7 +225,7 @@ Plan plan_radix(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu
   return plan;
 }
 
-// Sorts rows whole. The indices take part, so that the plan knows of results of both kinds.
+// Sorts rows whole; the plan is kEmpty where they are too short for these kernels.
 Plan plan_whole(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   Plan plan;
   sort::Problem problem;
@@ -243,7 +243,8 @@ Plan plan_whole(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   return plan;
 }
 
-bool sorts_whole(Rows rows, int64_t k, int) { return 2 * k >= rows.length; }
+// Selecting reads a row once per byte of a key and twice more; past half the row, sorting it all is no dearer.
+bool sorts_whole(Rows rows, int64_t k) { return 2 * k >= rows.length; }
 
 }  // namespace
 
@@ -339,9 +340,10 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
     const Plan plan = plan_stream(rows, k, key_bytes, gpu, workspace_bytes);
     if (fits(plan)) return plan;
   }
-  if (sorted && (may(Algorithm::kBlock) || may(Algorithm::kSweep)) &&
-      (forced >= 0 || sorts_whole(rows, k, key_bytes))) {
-    if (const Plan plan = plan_whole(rows, k, key_bytes, gpu); may(plan.algorithm)) return plan;
+  if (sorted && (may(Algorithm::kBlock) || may(Algorithm::kSweep)) && (forced >= 0 || sorts_whole(rows, k))) {
+    if (const Plan plan = plan_whole(rows, k, key_bytes, gpu);
+        plan.algorithm != Algorithm::kEmpty && may(plan.algorithm))
+      return plan;
   }
   return may(Algorithm::kRadix) ? plan_radix(rows, k, key_bytes, sorted, gpu) : Plan{};
 }

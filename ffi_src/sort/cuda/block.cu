@@ -51,7 +51,8 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
     if (digit_of(differ, shift) == 0) continue;
     uint32_t digit[kItems], index[kItems / 2], begin;  // two indices a word
 #pragma unroll
-    for (int i = 0; i < kItems; ++i) digit[i] = is_there(i) ? digit_of(sort_key(bits[i], order), shift) : kDigits - 1;
+    for (int i = 0; i < kItems; ++i)
+      digit[i] = digit_of(sort_key(bits[i], order), shift) | (is_there(i) ? 0 : kDigits - 1);
     uint32_t* const counts = shared.counts + warp * kDigits;
     rank_in_warp(digit, counts);
     if (indices) {

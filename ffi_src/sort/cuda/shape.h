@@ -12,7 +12,7 @@ constexpr int64_t aligned(int64_t bytes) { return (bytes + kAlign - 1) / kAlign 
 
 // ---- Rows that a thread holds ---------------------------------------------------------------------------------------
 
-constexpr int64_t kMaxShortLength = 8;
+constexpr int64_t kMaxShortLength = 8, kLeastShortColumns = 32;
 constexpr int kShortThreads = 256;
 constexpr uint32_t kShortTile = 2048;  // elements of a block at most
 

@@ -1,9 +1,9 @@
-// Sorts rows of up to 8 elements, each in the registers of a thread. Neighbours change places only where they are out of
-// order, which makes the sort stable.
+// Sorts rows of up to 8 elements, each in the registers of a thread. Neighbours change places only where they are out
+// of order, which makes the sort stable.
 //
-// Bytes moved: every element is read once, and every result is written once. Rows that follow one another in memory pass
-// through shared memory, so that the global memory sees whole vectors; where the axis is not the last, neighbouring
-// threads take neighbouring columns.
+// Bytes moved: every element is read once, and every result is written once. Rows that follow one another in memory
+// pass through shared memory, so that the global memory sees whole vectors; where the axis is not the last,
+// neighbouring threads take neighbouring columns.
 #include "common/cuda/async_copy.cuh"
 #include "common/cuda/intrinsics.cuh"
 #include "sort/cuda/kernels.h"
@@ -122,8 +122,7 @@ template <class Key, int kRoom>
 __global__ void __launch_bounds__(kShortThreads) short_columns_kernel(const __grid_constant__ ShortArgs a) {
   const int64_t row = int64_t{blockIdx.x} * kShortThreads + threadIdx.x;
   if (row >= a.rows) return;
-  const int64_t outer =
-      a.rows >> 32 ? row / a.inner : static_cast<uint32_t>(row) / static_cast<uint32_t>(a.inner);
+  const int64_t outer = a.rows >> 32 ? row / a.inner : static_cast<uint32_t>(row) / static_cast<uint32_t>(a.inner);
   const int64_t first = row + outer * (a.length - 1) * a.inner;
   Elements<Key, kRoom> bits;
   Elements<int32_t, kRoom> index;

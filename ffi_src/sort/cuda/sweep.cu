@@ -93,6 +93,7 @@ __global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_const
 // A status word tells what a tile has published about a digit: nothing yet (0), its own count plus 1, or, marked by
 // kSum, the sum over this tile and all before it.
 constexpr uint32_t kSum = 1u << 31;
+constexpr int kLook = 4;  // words that a thread asks for at once
 
 __device__ __forceinline__ void tell(uint32_t* to, uint32_t word) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
@@ -155,7 +156,7 @@ __global__ void __launch_bounds__(kSweepThreads, kSweepBlocks) pass_kernel(const
   for (int i = 0; i < kItems; ++i) bits[i] = first + i * 32 < there ? from_keys[begin + first + i * 32] : Key{0};
 #pragma unroll
   for (int i = 0; i < kItems; ++i)
-    digit[i] = first + i * 32 < there ? digit_of(sort_key(bits[i], a.order), shift) : kDigits - 1;
+    digit[i] = digit_of(sort_key(bits[i], a.order), shift) | (first + i * 32 < there ? 0 : kDigits - 1);
   uint32_t* const counts = shared.counts + warp * kDigits;
   rank_in_warp(digit, counts);
   if constexpr (kIndices) {
@@ -188,33 +189,43 @@ __global__ void __launch_bounds__(kSweepThreads, kSweepBlocks) pass_kernel(const
   }
   if (threadIdx.x < kDigits) {
     if (tile > 0) {
-      for (int64_t t = tile - 1;;) {
-        const uint32_t word = ask(status + t * kDigits);
-        if (word == 0) continue;
-        if (word & kSum) {
-          before += word & ~kSum;
-          break;
+      for (auto t = static_cast<int32_t>(tile) - 1; t >= 0;) {
+        uint32_t words[kLook];
+#pragma unroll
+        for (int j = 0; j < kLook; ++j) words[j] = ask(status + int64_t{max(t - j, 0)} * kDigits);
+#pragma unroll
+        for (int j = 0; j < kLook; ++j) {
+          if (t < 0 || words[j] == 0) break;
+          const bool is_sum = words[j] & kSum;
+          before += is_sum ? words[j] & ~kSum : words[j] - 1;
+          t = is_sum ? -1 : t - 1;
         }
-        before += word - 1;
-        --t;
       }
       tell(status + tile * kDigits, kSum | (before + own));
     }
     shift_of[threadIdx.x] = static_cast<int32_t>(before - begin_of_digit);
   }
   __syncthreads();
-  const int64_t wanted = is_last ? a.k : a.length;
-  Key* const to_keys = static_cast<Key*>(is_last ? a.values : a.keys[to]);
-  int32_t* const to_indices = is_last ? a.last_indices : a.indices[to];
+  const auto wanted = static_cast<uint32_t>(is_last ? a.k : a.length);
+  Key* to_keys = static_cast<Key*>(is_last ? a.values : a.keys[to]);
+  int32_t* to_indices = is_last ? a.last_indices : a.indices[to];
+  const bool writes_keys = to_keys != nullptr;
+  to_keys += row * wanted;
+  to_indices += row * wanted;
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
-    const uint32_t place = threadIdx.x + i * kSweepThreads;
-    if (place >= there) break;
-    const Key key = shared.keys[place];
-    const int64_t at = static_cast<uint32_t>(shift_of[digit_of(sort_key(key, a.order), shift)] + place);
-    if (at >= wanted) continue;
-    if (to_keys) to_keys[row * wanted + at] = key;
-    if constexpr (kIndices) to_indices[row * wanted + at] = shared.indices[place];
+    bits[i] = shared.keys[threadIdx.x + i * kSweepThreads];
+    if constexpr (kIndices) index[i] = shared.indices[threadIdx.x + i * kSweepThreads];
+  }
+#pragma unroll
+  for (int i = 0; i < kItems; ++i)
+    digit[i] = shift_of[digit_of(sort_key(bits[i], a.order), shift)] + threadIdx.x + i * kSweepThreads;
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) {
+    const bool writes = threadIdx.x + i * kSweepThreads < there && digit[i] < wanted;
+    if (writes && writes_keys) to_keys[digit[i]] = bits[i];
+    if constexpr (kIndices)
+      if (writes) to_indices[digit[i]] = index[i];
   }
 }
 
