@@ -61,7 +61,7 @@ KERNELS = {
     | {"columns": "scan_columns", "column_look_ahead": "scan_look_ahead"}
     | {"spans": "scan_columns", "span_look_ahead": "scan_look_ahead"},
     "row_engine": {
-        "small": "small_kernel",
+        "small": "small_(fold_)?kernel",
         "rows": "((lean_)?rows|spread|wide|sweep)_kernel",
         "rows_tiles": "(part_)?tile_kernel",
     }

@@ -76,6 +76,7 @@ REGIMES = {
     "streamed columns": ((64, 4093, 250), 1, 32),
     "strided stream": ((1, 200_003, 7), 1, 20),
     "radix": ((3, 300_001), 1, 20_000),
+    "block, nearly all of rows that a block sorts": ((300, 9001), 1, 9000),
     "half of a row": ((5, 20_001), 1, 15_000),
     "most of rows of 64 bits": ((3, 70_001), 1, 69_000),
     "most of columns": ((1, 70_001, 3), 1, 60_000),

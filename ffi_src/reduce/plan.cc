@@ -18,8 +18,8 @@ RowPlan plan_reduce(const Problem& problem, const Gpu& gpu, int64_t workspace_by
   traits.fast = !is_rare(problem.dtype) && !problem.masked;
   traits.large = traits.fast && traits.operands == 1;
   traits.output = false;
-  traits.strips = traits.item_bytes < 4 && traits.operands == 1 && !problem.masked &&
-                  (traits.fast || !is_float(problem.dtype));
+  traits.strips =
+      traits.item_bytes < 4 && traits.operands == 1 && !problem.masked && (traits.fast || !is_float(problem.dtype));
   traits.swept = is_rare(problem.dtype) && !problem.masked;
   traits.stat_bytes = traits.final_bytes = traits.item_bytes == 8 ? 8 : 4;
   const RowPlan plan = plan_row_engine(problem.rows, traits, gpu, workspace_bytes, tuning);

@@ -26,7 +26,8 @@ ffi::Error histogram(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer edges
     require_workspace(*workspace, x, axis);  // which this kernel does without
     const Device device = current_device();
     const BincountPlan plan = plan_histogram(problem, device.gpu());
-    if (plan.algorithm == Counting::kNone) throw invalid("bins of ", problem.bins, " are to be computed before the call");
+    if (plan.algorithm == Counting::kNone)
+      throw invalid("bins of ", problem.bins, " are to be computed before the call");
     require_launched(launch_histogram(stream, plan, problem, x.untyped_data(), edges.untyped_data(),
                                       static_cast<int32_t*>(counts->untyped_data())),
                      kCountingNames[static_cast<int>(plan.algorithm)], problem.rows, x, device);
@@ -119,9 +120,8 @@ XLA_FFI_DEFINE_HANDLER(kMin, segments<Op::kMin>, segments_binding(), {ffi::Trait
 }  // namespace
 
 std::vector<Target> cuda_targets() {
-  return {{"jaxgpuops.bincount", kBincount},   {"jaxgpuops.histogram", kHistogram},
-          {"jaxgpuops.searchsorted", kSearch}, {"jaxgpuops.segment_sum", kSum},
-          {"jaxgpuops.segment_max", kMax},     {"jaxgpuops.segment_min", kMin},
+  return {{"jaxgpuops.bincount", kBincount}, {"jaxgpuops.histogram", kHistogram}, {"jaxgpuops.searchsorted", kSearch},
+          {"jaxgpuops.segment_sum", kSum},   {"jaxgpuops.segment_max", kMax},     {"jaxgpuops.segment_min", kMin},
           {"jaxgpuops.select", kSelect}};
 }
 
