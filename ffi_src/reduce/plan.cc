@@ -3,7 +3,7 @@
 namespace jaxgpuops::reduce {
 namespace {
 
-// Elements of an array whose columns are added up by single elements, at most: of short ones, and of others.
+// The most elements of an array that the small kernel sums: with short columns, and with longer ones.
 constexpr int64_t kSmallHeld = 1 << 13, kSmallWalked = 1 << 16;
 
 }  // namespace
