@@ -208,6 +208,7 @@ NB_MODULE(_cpu, module) {
          int compute_capability) {
         sort::Problem problem;
         problem.rows = {outer, length, inner};
+        problem.k = length;
         problem.key_bits = key_bits;
         problem.values = values;
         problem.indices = indices;
@@ -279,6 +280,17 @@ NB_MODULE(_cpu, module) {
         problem.bins = bins;
         problem.bytes = bytes_of(dtype_named(dtype));
         return plan_dict(count::plan_bincount(problem, gpu_of(compute_capability)));
+      },
+      "outer"_a, "length"_a, "inner"_a, "bins"_a, "dtype"_a, "compute_capability"_a);
+
+  module.def(
+      "plan_histogram",
+      [](int64_t outer, int64_t length, int64_t inner, int64_t bins, const std::string& dtype, int compute_capability) {
+        count::Histogram problem;
+        problem.rows = {outer, length, inner};
+        problem.bins = bins;
+        problem.dtype = dtype_named(dtype);
+        return plan_dict(count::plan_histogram(problem, gpu_of(compute_capability)));
       },
       "outer"_a, "length"_a, "inner"_a, "bins"_a, "dtype"_a, "compute_capability"_a);
 

@@ -62,6 +62,9 @@ def plan_sort(
 def plan_bincount(
     outer: int, length: int, inner: int, bins: int, dtype: str, compute_capability: int
 ) -> dict[str, Any]: ...
+def plan_histogram(
+    outer: int, length: int, inner: int, bins: int, dtype: str, compute_capability: int
+) -> dict[str, Any]: ...
 def plan_select(
     outer: int, length: int, inner: int, count: int, key_bits: int, compute_capability: int
 ) -> dict[str, Any]: ...

@@ -12,6 +12,7 @@ import jaxgpuops
 
 # Every form of the kernel: (shape, bins), counted along axis 1.
 COUNTS = {
+    "lanes of rows": ((70_001, 100), 10),
     "short rows": ((3000, 100), 10),
     "a block a row": ((600, 5000), 300),
     "slices of rows": ((3, 300_001), 256),
@@ -31,9 +32,15 @@ SEGMENTS = {
     "tables": (5001, (), 1000, False),
     "tables of slices": (300_001, (), 1000, False),
     "tables of columns": (30_001, (5,), 1000, False),
-    "one tile": (29, (9,), 4, False),
-    "one pass": (5000, (11,), 100, False),
-    "two passes": (70_001, (8,), 30_000, False),
+    "lanes of wide rows": (20_001, (77,), 100, False),
+    "few wide rows": (57, (512,), 31, False),
+    "few rows": (2048, (3,), 1500, False),
+    "one row": (1, (1000,), 3, False),
+    "few sorted rows": (300, (40,), 100, True),
+    "atomics": (70_001, (8,), 3000, False),
+    "atomics of scalars": (300_001, (), 30_000, False),
+    "one pass": (5000, (11,), 400, False),
+    "two passes": (70_001, (9,), 30_000, False),
     "three passes": (70_001, (), 2_000_000, False),
     "scalars": (1_000_003, (), 1000, True),
     "vectors": (100_001, (128,), 5000, True),
@@ -123,6 +130,56 @@ def test_data_that_features_share(length, features, segments, is_sorted):
     many = jax.jit(jax.vmap(one, in_axes=(None, 0)))(data, ids)
     for name, of_all in enumerate(many):
         assert same_bits(of_all, jnp.stack([own[name] for own in alone]))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_atomics_add_exactly(dtype):
+    """Sums that cancel, of numbers of all sizes; and what is not finite."""
+    rng = np.random.default_rng(0)
+    info = jnp.finfo(dtype)
+    sizes = rng.integers(int(np.log2(float(info.smallest_subnormal))), info.maxexp - 12, 300_000)
+    numbers = np.asarray(jnp.asarray(rng.standard_normal(300_000) * np.exp2(sizes)).astype(dtype)).astype(np.float64)
+    order = rng.permutation(600_000)
+    ids = np.repeat(np.arange(300_000) % 3000, 2)[order]
+    pairs = np.stack([numbers, -numbers], 1).ravel()[order]
+    one = np.asarray(jnp.asarray(rng.standard_normal(3000)).astype(dtype)).astype(np.float64)
+    specials = [
+        np.inf,
+        np.inf,
+        -np.inf,
+        np.nan,
+        -np.inf,
+        float(info.max),
+        float(info.max),
+        float(info.smallest_subnormal),
+    ]
+    data = jnp.asarray(np.concatenate([pairs, one, specials]), jnp.float32).astype(dtype)
+    ids = jnp.asarray(np.concatenate([ids, np.arange(3000), 3000 + np.array([0, 1, 1, 2, 3, 4, 4, 5])]), jnp.int32)
+    total = lambda data, ids: jaxgpuops.segment_sum(data, ids, 3007)
+    assert jaxgpuops.explain(total, data, ids)[0].plan["algorithm"] == "atomics"
+    out = np.asarray(jax.jit(total)(data, ids).astype(jnp.float32))
+    np.testing.assert_array_equal(out[:3000], one.astype(np.float32))
+    tiny = float(info.smallest_subnormal)
+    np.testing.assert_array_equal(out[3000:], np.float32([np.inf, np.nan, np.nan, -np.inf, np.inf, tiny, 0]))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("shape", [(1_000_003,), (5, 30_001), (700, 300)])
+def test_histogram(shape, dtype):
+    """The edges themselves and their neighbours are where rounding could go wrong."""
+    with jax.enable_x64(dtype == "float64"):
+        for bins in (1, 10, 100):
+            counted = jax.jit(lambda x, bins=bins: jaxgpuops.histogram(x, bins, range=(-3.0, 3.0)))
+            x = 2 * jax.random.normal(jax.random.key(0), shape).astype(dtype)
+            edges = counted(x)[1]
+            near = [jnp.nextafter(edges, jnp.full_like(edges, side)) for side in (-9, 9)] if "bf" not in dtype else []
+            special = jnp.concatenate([edges, *near, jnp.asarray([jnp.nan, jnp.inf, -jnp.inf], dtype)])
+            x = x.at[..., : special.size].set(special[: x.shape[-1]])
+            wide, places = np.asarray(x, np.float64).reshape(-1, shape[-1]), np.asarray(edges, np.float64)
+            for own, row in zip(np.asarray(counted(x)[0]).reshape(-1, bins), wide, strict=True):
+                row = row[(row >= places[0]) & (row <= places[-1])]
+                bin = np.minimum(np.searchsorted(places, row, "right") - 1, bins - 1)
+                np.testing.assert_array_equal(own, np.bincount(bin, minlength=bins))
 
 
 def test_specials():

@@ -250,6 +250,23 @@ def test_bincount_refuses(x, counts, axis, message):
         call("bincount", [counts], x, axis=axis)
 
 
+WRONG_HISTOGRAMS = {
+    "axis": (X, S((4, 6), F32), S((4, 5), S32), 2, "axis 2 is not an axis of x, which has rank 2"),
+    "integers": (PLACES, S((4, 6), S32), S((4, 5), S32), 1, "x has element type S32, which is not supported here"),
+    "counts dtype": (X, S((4, 6), F32), S((4, 5), F32), 1, "counts has element type F32, expected S32"),
+    "counts shape": (X, S((4, 6), F32), S((3, 5), S32), 1, r"counts has shape \(3, 5\), expected \(4, 5\)"),
+    "edges dtype": (X, S((4, 6), jnp.float16), S((4, 5), S32), 1, "edges has element type F16, expected F32"),
+    "edges": (X, S((4, 5), F32), S((4, 5), S32), 1, r"edges has shape \(4, 5\): it must have 6 along axis 1"),
+    "edges rows": (X, S((3, 6), F32), S((4, 5), S32), 1, r"edges has shape \(3, 6\), which does not broadcast"),
+}
+
+
+@pytest.mark.parametrize("x, edges, counts, axis, message", WRONG_HISTOGRAMS.values(), ids=WRONG_HISTOGRAMS)
+def test_histogram_refuses(x, edges, counts, axis, message):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT: jaxgpuops.histogram: {message}"):
+        call("histogram", [counts], x, edges, axis=axis)
+
+
 MOE = ("moe_plan", "moe_dispatch", "moe_combine", "moe_combine_vjp")
 EXPERTS, ROWS_OF_EXPERTS = S((2, 6), S32), S((2, 8), S32)
 PLANS = [ROWS_OF_EXPERTS, EXPERTS, S((2, 3), S32), S((2, 4), S32)]
@@ -469,7 +486,7 @@ ROWS = {
         {"gradient": X, "loss": LOSS},
         LOSSES,
     ),
-    "sum": ({"x": X}, {"out": LOSS}, {"masked": False}),
+    "sum": ({"x": X}, {"out": LOSS}, {"masked": False, "divisor": 1}),
     "max": ({"x": X}, {"out": LOSS}, {"masked": False}),
     "min": ({"x": X}, {"out": LOSS}, {"masked": False}),
     "dot": ({"x": X, "y": X}, {"out": LOSS}, {"masked": False}),
@@ -651,6 +668,7 @@ def test_stubs_say_what_the_modules_have():
         "topk_softmax",
         "sort",
         "bincount",
+        "histogram",
         "searchsorted",
         "select",
         *MOE,

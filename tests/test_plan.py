@@ -17,6 +17,7 @@ plan_topk = jaxgpuops._native.modules["cpu"].plan_topk
 plan_argmax = jaxgpuops._native.modules["cpu"].plan_argmax
 
 ALGORITHMS = {"empty", "argmax", "rows", "sort", "held", "stream", "grid", "wave", "sieve", "columns", "radix"}
+ALGORITHMS |= {"block", "sweep"}  # of the sort family: rows are sorted whole
 # KB of shared memory that a block may have, from the table of compute capabilities in the CUDA programming guide.
 SHARED_LIMIT = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 CAPABILITIES = tuple(SHARED_LIMIT)
@@ -71,7 +72,8 @@ def test_every_benchmark_has_a_fitting_kernel(point, capability):
 
 
 def test_every_algorithm_is_reached():
-    found = {plan_topk(*call, 90)["algorithm"] for call in calls()} | {plan_topk(0, 5, 1, 2, 32, True, 90)["algorithm"]}
+    others = [(0, 5, 1, 2, 32, True), (3, 9000, 1, 9000, 32, True)]
+    found = {plan_topk(*call, 90)["algorithm"] for call in [*calls(), *others]}
     assert found == ALGORITHMS
 
 
@@ -93,9 +95,13 @@ def test_forms(capability):
             assert plan["slices"] in (2, 4, 8, 16), (call, plan)
         if plan["algorithm"] == "sieve":
             assert plan["workspace_bytes"] % 16 == 0, (call, plan)  # that of the next row follows
-        # The workspace has at most two composites of value and index for each element, and some room for counters.
-        composite = 16 if bits == 64 else 8
-        assert 0 <= plan["workspace_bytes"] <= (2 * composite * length + length // 256 + 65536) * inner, (call, plan)
+        # The workspace has at most two composites of value and index for each element, and some room for counters. Rows
+        # that are sorted whole have two of both, counters of 256 digits for each tile, and columns turned into rows.
+        key, composite = bits // 8, 16 if bits == 64 else 8
+        most = 2 * composite * length + length // 256
+        if plan["algorithm"] in ("block", "sweep"):
+            most = (2 * (key + 4) + 1024 * key / 3456 + (2 * key + 4) * (inner > 1)) * length
+        assert 0 <= plan["workspace_bytes"] <= (most + 65536) * inner, (call, plan)
 
 
 def test_only_clusters_are_missing_on_older_gpus():
@@ -248,8 +254,8 @@ def scan_calls():
 # The kernels of scans by layout: those in which a block has all of an axis, and those whose blocks share it.
 SCAN_KERNELS = {
     "along": ({"rows", "walk"}, {"resident", "row_look_ahead", "chunk_look_ahead"}),
-    "across": ({"columns"}, {"column_look_ahead"}),
-    "spans": ({"short", "spans"}, {"span_look_ahead"}),
+    "across": ({"small", "columns"}, {"column_look_ahead"}),
+    "spans": ({"small", "short", "spans"}, {"span_look_ahead"}),
 }
 
 
@@ -269,7 +275,7 @@ def test_scan_forms(capability):
         alone, shared = SCAN_KERNELS[plan["layout"]]
         found.add(plan["algorithm"])
         assert plan["algorithm"] in alone | shared, (call, plan)
-        most = 512 if plan["layout"] == "across" else 256
+        most = 1024 if plan["algorithm"] == "small" else 512 if plan["layout"] == "across" else 256
         assert plan["threads"] % 32 == 0 and 32 <= plan["threads"] <= most, (call, plan)
         assert (plan["tiles"] - 1) * plan["tile"] < length <= plan["tiles"] * plan["tile"], (call, plan)
         if plan["tiles"] == 1:
@@ -366,7 +372,7 @@ def test_columns():
             masked = plan_softmax(op, 3, length, inner, dtype, 1.0, False, False, True, 90)
             assert masked["algorithm"] in ("columns", "columns_split"), (op, length, inner, dtype, masked)
     for dtype, length, inner in itertools.product(("int8", "int32", "float64"), (2, 40, 100_000), (3, 257)):
-        plan = plan_reduce("sum", 5, length, inner, dtype, False, 90)
+        plan = plan_reduce("sum", 70_000, length, inner, dtype, False, 90)
         assert plan["algorithm"] == ("columns_walk" if length <= 32 else plan["algorithm"]), (dtype, length, inner)
         assert plan["algorithm"] in ("columns_walk", "columns_flat"), (dtype, length, inner)
 
@@ -376,7 +382,7 @@ def test_columns_of_short_axes(dtype):
     """Threads walk them wherever columns begin: in vectors most positions would be padding. Longer ones are read so."""
     for op, longest in (("softmax", 7), ("logsumexp", 7), ("softmax_jvp", 0)):
         for length, inner in itertools.product((2, 7, 8, 24), (48, 388_376)):
-            plan = plan_softmax(op, 3, length, inner, dtype, 1.0, False, False, False, 90)
+            plan = plan_softmax(op, 3000, length, inner, dtype, 1.0, False, False, False, 90)
             assert (plan["algorithm"] == "columns_walk") == (length <= longest), (op, length, inner, plan)
     for op, walked, flat in (
         ("sum", [(128, 3), (500, 19), (1000, 123)], [(129, 3), (513, 19), (1025, 123)]),
@@ -385,7 +391,7 @@ def test_columns_of_short_axes(dtype):
         planner = (reduce_planner if op == "sum" else softmax_planner)(op, dtype, False)
         for shapes, algorithm in ((walked, "columns_walk"), (flat, "columns_flat")):
             for shape in shapes:
-                assert planner(5, *shape, 90)["algorithm"] == algorithm, (op, shape)
+                assert planner(5000, *shape, 90)["algorithm"] == algorithm, (op, shape)
 
 
 def scan_planner(op, dtype, segmented):
@@ -420,6 +426,49 @@ PLANNERS = {
         for segmented in (True, False)
     },
 }
+
+
+def test_few_elements():
+    """They have kernels of their own: of what is walked along, and of whatever has the same bits in any order."""
+
+    def small(planner, length, inner, most=1 << 17):
+        """Whether a column, as many as have `most` elements, and more take it."""
+        some = (1, most // (length * inner), most // (length * inner) + 1)
+        return [planner(outer, length, inner, 90)["algorithm"] == "small" for outer in some]
+
+    few, none = [True, True, False], [False] * 3
+    for dtype, (length, inner) in itertools.product(("bfloat16", "float64"), ((2, 2), (8, 16), (16, 3), (64, 3))):
+        # Vectors of columns are read as such where the axis has eight positions.
+        walked = few if inner < 16 or dtype == "float64" else none
+        for op in ("softmax", "log_softmax", "logsumexp"):
+            assert small(softmax_planner(op, dtype, False), length, inner) == walked, (op, dtype, length, inner)
+            assert small(softmax_planner(op, dtype, True), length, inner) == none
+        for op in ("cross_entropy", "softmax_jvp", "log_softmax_jvp"):
+            assert small(softmax_planner(op, dtype, False), length, inner) == none
+        most = 1 << 13 if length <= 8 else 1 << 16
+        assert small(reduce_planner("sum", dtype, False), length, inner, most) == walked
+        assert small(reduce_planner("max", dtype, False), length, inner) == few
+        for op, masked in (("max", True), ("dot", False), ("sum", True)):
+            assert small(reduce_planner(op, dtype, masked), length, inner) == none, (op, dtype)
+    for op, dtype in (("sum", "int8"), ("min", "float64"), ("max", "uint16")):
+        for length, inner in ((1, 1), (8192, 1), (32, 16), (700, 16)):
+            assert small(reduce_planner(op, dtype, False), length, inner) == few, (op, dtype, length, inner)
+        assert small(reduce_planner(op, dtype, False), 8193, 1) == none
+    assert small(reduce_planner("sum", "float32", False), 8, 1) == none  # rows of floats have an order of their own
+    assert small(reduce_planner("max", "float32", False), 8, 1) == none
+    for op in ("cumsum", "cumprod", "cummax", "linear_scan", "linear_scan_vjp", "cummin_jvp"):
+        for length, inner in ((1, 1), (32, 1), (7, 9)):
+            assert small(scan_planner(op, "float32", False), length, inner) == few, (op, length, inner)
+            assert small(scan_planner(op, "float32", True), length, inner) == none  # segments
+        exact = few if op == "cummax" else none
+        assert small(scan_planner(op, "float32", False), 33, 3, 1 << 15) == exact, op
+        assert small(scan_planner(op, "float32", False), 1024, 3, 1 << 15) == exact, op
+        assert small(scan_planner(op, "float32", False), 1025, 3, 1 << 15) == none
+        assert small(scan_planner(op, "float32", False), 33, 1) == none
+    assert small(scan_planner("cumprod", "int32", False), 64, 3, 1 << 15) == few
+    assert small(scan_planner("cumlogsumexp", "float32", False), 8, 1) == none
+
+
 WHOLE = (1, 7, 64, 131, 1024, 1 << 20)  # rows of a whole batch; the last stands for a symbolic one
 
 
@@ -480,13 +529,32 @@ def test_plans_of_counts(capability):
     plan = lambda *args: jaxgpuops._native.modules["cpu"].plan_bincount(*args, "int32", capability)
     assert plan(0, 5, 1, 5)["algorithm"] == plan(3, 5, 1, 0)["algorithm"] == "empty"
     assert plan(3, 5, 2, 5)["algorithm"] == plan(3, 5, 1, 1 << 20)["algorithm"] == "global"
-    for outer, length, bins in itertools.product((1, 100, 70_000), (0, 1, 3000, 1 << 26), (1, 256, 5000, 40_000)):
+    for rows, bins in (((64 * 255, 255), 700), ((64, 1), 1), ((70_000, 100), 256)):
+        found = plan(*rows, 1, bins)
+        assert found["algorithm"] == "rows"
+        assert found["threads"] * bins <= found["shared_bytes"] <= min(48, SHARED_LIMIT[capability]) << 10
+    for outer, length, bins in itertools.product((1, 100, 70_000), (256, 3000, 1 << 26), (1, 256, 5000, 40_000)):
         found = plan(outer, length, 1, bins)
         if found["algorithm"] == "tables":
             assert (
                 4 * bins <= found["ranges"] * found["shared_bytes"] <= found["ranges"] * SHARED_LIMIT[capability] << 10
             )
             assert found["slices"] == 1 or length >= 8192 * found["slices"]
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_plans_of_histograms(capability):
+    plan = lambda *args: jaxgpuops._native.modules["cpu"].plan_histogram(*args, capability)
+    assert plan(0, 5, 1, 5, "float32")["algorithm"] == plan(3, 5, 1, 0, "float32")["algorithm"] == "empty"
+    assert plan(3, 5, 2, 5, "float32")["algorithm"] == plan(3, 5, 1, 1 << 20, "float32")["algorithm"] == "none"
+    for outer, length, bins, dtype in itertools.product(
+        (1, 100), (1, 1 << 26), (1, 256, 1000), ("bfloat16", "float64")
+    ):
+        found = plan(outer, length, 1, bins, dtype)
+        assert found["algorithm"] == "tables" and found["ranges"] == 1
+        room = found["shared_bytes"] - 4 * found["tables"] * bins
+        assert room >= (bins + 2) * (8 if dtype == "float64" else 4)
+        assert found["shared_bytes"] <= SHARED_LIMIT[capability] << 10
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
@@ -505,22 +573,38 @@ def test_plans_of_selections(capability):
 def test_plans_of_segments(capability):
     plan = lambda *args: jaxgpuops._native.modules["cpu"].plan_segments(*args, capability)
     assert plan("segment_sum", 3, 5, 0, 5, "float32", False)["algorithm"] == "empty"
-    # (columns, segments, columns of a warp of lanes)
-    for inner, segments, columns in [(1, 512, 1), (2, 256, 2), (2, 257, 1), (3, 512, 1), (8, 256, 2)]:
+    # (columns, segments, columns that a lane has)
+    for inner, segments, columns in [(1, 512, 1), (2, 256, 2), (2, 257, 1), (3, 512, 1), (8, 256, 2), (33, 128, 1)]:
         one, many = (plan("segment_sum", outer, 10**7, inner, segments, "float32", False) for outer in (1, 1000))
         assert one == many and (one["algorithm"], one["columns"]) == ("lanes", columns)
         assert 128 * columns * segments * one["warps"] == one["shared_bytes"] <= SHARED_LIMIT[capability] << 10
         assert one["rows"] * one["tiles"] >= 10**7 and one["workspace_bytes"] >= 4 * one["tiles"] * segments * inner
+    for is_sorted, rows in itertools.product((False, True), [(1, 5, 3), (57, 512, 31), (2048, 1, 64), (1, 16384, 1)]):
+        found = plan("segment_max", 7, *rows, "bfloat16", is_sorted)
+        assert (found["algorithm"], found["tiles"], found["workspace_bytes"]) == ("lanes", 1, 0)
+    for is_sorted, (length, inner, segments) in itertools.product(
+        (False, True), [(2048, 1, 65), (0, 7, 3000), (100, 5000, 1 << 20)]
+    ):
+        found = plan("segment_sum", 7, length, inner, segments, "float64", is_sorted)
+        assert (found["algorithm"], found["workspace_bytes"]) == ("few", 0)
+        assert found["rows"] <= 1024 and found["rows"] * found["tiles"] >= segments
     for inner, segments in [(1, 513), (1, 1536), (8, 600)]:
         assert plan("segment_sum", 3, 10**6, inner, segments, "float32", False)["algorithm"] == "tables"
-    for inner, segments in [(1, 1537), (9, 5)]:
-        assert plan("segment_sum", 3, 10**6, inner, segments, "float32", False)["algorithm"] == "ordered"
-    assert plan("segment_sum", 3, 5, 1, 5, "float32", True)["algorithm"] == "sorted"
-    for segments, passes in ((1, 1), (1023, 1), (1024, 2), ((1 << 20) - 1, 2), (1 << 20, 3), ((1 << 31) - 1, 4)):
+    for op, dtype, segments, words in [
+        ("segment_sum", "float32", 1537, 14), ("segment_sum", "bfloat16", 20_000, 9), ("segment_max", "float64", 10**7, 0),
+        ("segment_min", "int8", 10**7, 0.5), ("segment_sum", "int32", 10**7, 0),
+    ]:  # fmt: skip
+        one, many = (plan(op, outer, 10**6, 3, segments, dtype, False) for outer in (1, 1000))
+        assert one == many and one["algorithm"] == "atomics"
+        assert 0 <= one["workspace_bytes"] - 24 * words * segments <= (1024 if words else 0)
+    for inner, segments, dtype in [(1, 1537, "float64"), (1, 10**6, "float32"), (9, 129, "float32")]:
+        assert plan("segment_sum", 3, 10**6, inner, segments, dtype, False)["algorithm"] == "ordered"
+    assert plan("segment_sum", 3, 5000, 1, 5, "float32", True)["algorithm"] == "sorted"
+    for segments, passes in ((500, 1), (1023, 1), (1024, 2), ((1 << 20) - 1, 2), (1 << 20, 3), ((1 << 31) - 1, 4)):
         found = plan("segment_max", 1, 100_000, 9, segments, "bfloat16", False)
         assert (found["algorithm"], found["passes"]) == ("ordered", passes)
     for op, length, inner, dtype in itertools.product(
-        ("segment_sum", "segment_min"), (1, 31, 5000, 1 << 22), (1, 3, 128, 5000), ("int8", "float16", "float64")
+        ("segment_sum", "segment_min"), (2049, 5000, 1 << 22), (1, 3, 128, 5000), ("int8", "float16", "float64")
     ):
         one, many = (plan(op, outer, length, inner, 5000, dtype, True) for outer in (1, 1000))
         assert one == many and one["rows"] * one["tiles"] >= length > one["rows"] * (one["tiles"] - 1)

@@ -22,7 +22,11 @@ TOPK = [
     ((37, 61), 1, 5),
     ((9, 301), 1, 17),
     ((5, 4093), 1, 64),
+    ((37, 21), 1, 1),  # few elements
     ((3, 1001), 1, 1),
+    ((3, 31, 7), 1, 1),
+    ((300, 301), 1, 1),
+    ((300, 31, 11), 1, 1),
     ((1, 300_001), 1, 1),
     ((600, 5001), 1, 33),
     ((9, 20_001), 1, 20),
@@ -34,6 +38,8 @@ TOPK = [
     ((1, 500_001), 1, 50),
     ((1, 100_001), 1, 5000),
     ((3, 5001), 1, 5001),
+    ((2, 40_001), 1, 30_001),
+    ((1, 33_001, 3), 1, 33_000),
     ((2, 301, 67), 1, 7),
     ((396, 2049, 17), 1, 9),  # streamed columns
     ((1, 20_001, 5), 1, 40),
@@ -68,6 +74,8 @@ def run_topk(rng):
 
 SORTS = [  # (shape, axis)
     ((37, 1), 1),
+    ((301, 7), 1),
+    ((3, 5, 70), 1),
     ((37, 61), 1),
     ((3, 1001), 1),
     ((2, 301, 67), 1),
@@ -188,8 +196,10 @@ ROWS = [  # along axis 1
     (37, 61),
     *((37, n) for n in (32, 64, 128, 256)),  # whole vectors
     (37, 250),
-    (9, 1001),
+    (9, 1001),  # few, a block a row
     (5, 4093),
+    (4300, 1001),  # many
+    (1100, 4093),
     (3, 16_001),
     (3, 16_384),  # aligned
     (3, 50_257),
@@ -202,9 +212,13 @@ ROWS = [  # along axis 1
     (2, 700_001),
 ]
 COLUMNS = [
-    (3, 2, 50),  # a short axis, in registers
-    (40, 3, 4999),  # the same of 16 bits, in packs
-    (3, 30, 5),  # walked
+    (3, 2, 50),  # few elements
+    (3, 30, 5),
+    (3, 127, 3),
+    (660, 2, 50),  # a short axis, in registers
+    (60, 3, 4999),  # the same of 16 bits, in packs; statistics of strips
+    (4, 333, 4999),  # strips that warps share
+    (660, 30, 5),  # walked
     (3, 401, 130),  # walked by several warps
     (3, 101, 64),
     (40, 100, 5),  # flat rows
@@ -317,6 +331,9 @@ def run_rows(rng, shapes=ROWS, streamed=False):
 # ---- Scans ----------------------------------------------------------------------------------------------------------
 
 SCANS = [  # along axis 1
+    ((37, 7), "float32"),  # few elements
+    *(((3, 31, 2), dtype) for dtype in ("bfloat16", "float64", "int8", "int32", "complex64", "complex128")),
+    ((9001, 9), "float32"),  # short axes
     ((37, 61), "float32"),  # a tile holds the row
     ((9, 4093), "float32"),
     ((300, 9001), "float32"),
@@ -448,10 +465,23 @@ def run_scans(rng):
 
 # ---- Counts and segments --------------------------------------------------------------------------------------------
 
-COUNTS = [((37, 61), 7), ((3, 30_001), 300), ((2, 30_001), 50_001), ((1, 30_001), 130_001), ((2, 5001), 500_001)]
+COUNTS = [
+    ((37, 61), 7),
+    ((6400, 61), 7),
+    ((6401, 7), 200),
+    ((3, 30_001), 300),
+    ((2, 30_001), 50_001),
+    ((1, 30_001), 130_001),
+    ((2, 5001), 500_001),
+]
 SEGMENTS = [
-    # (shape of the data, segments): few columns in tables of lanes, of warps; the others in order
+    # (shape of the data, segments): few rows; few columns in tables of lanes, of warps, or by atomics; others in order
     ((29, 5), 4),
+    ((2001,), 30),
+    ((2001, 3), 3001),
+    ((9001, 40), 30),
+    ((9001,), 3001),
+    ((9001, 3), 3001),
     ((9001, 2), 101),
     ((9001, 3), 101),
     ((9001, 3), 701),
@@ -490,6 +520,25 @@ def run_counts(rng):
             values, indices = select(x, ranks, 1)
             np.testing.assert_array_equal(indices, order)
             np.testing.assert_array_equal(values, np.take_along_axis(np.asarray(x), order, 1))
+    for dtype, bins in itertools.product(("bfloat16", "float32", "float64"), (1, 300)):
+        with jax.enable_x64(dtype == "float64"):
+            x = jnp.asarray(rng.standard_normal((3, 30_001)), dtype)
+            counts, edges = jaxgpuops.histogram(x, bins, range=(-1, 1))
+            wide, ends = np.asarray(x, np.float64), np.asarray(edges, np.float64)
+            for row, own in zip(wide, np.asarray(counts), strict=True):
+                row = row[(row >= ends[0]) & (row <= ends[-1])]
+                place = np.minimum(np.searchsorted(ends, row, "right") - 1, bins - 1)
+                np.testing.assert_array_equal(own, np.bincount(place, minlength=bins))
+    for shape, segments in (((301, 40), 30), ((2048,), 3000)):
+        x, ids = rng.standard_normal(shape).astype(np.float32), rng.integers(-1, segments + 1, shape[0])
+        sums = np.zeros((segments + 2, *shape[1:]))
+        np.add.at(sums, ids + 1, np.exp(x))
+        mine = ((ids >= 0) & (ids < segments)).reshape(-1, *(1,) * (x.ndim - 1))
+        shares = np.where(mine, np.exp(x) / sums[ids + 1], 0)
+        np.testing.assert_allclose(jaxgpuops.segment_softmax(x, ids, segments), shares, rtol=1e-5)
+        with np.errstate(divide="ignore"):
+            logs = np.log(sums[1:-1])
+        np.testing.assert_allclose(jaxgpuops.segment_logsumexp(x, ids, segments), logs, rtol=1e-5, atol=1e-5)
     columns = rng.integers(0, 9, (3, 501, 5))
     found = jax.vmap(lambda x: jaxgpuops.bincount(x, 8), in_axes=2, out_axes=2)(columns)
     np.testing.assert_array_equal(found, (columns[:, :, None] == np.arange(8)[:, None]).sum(1))

@@ -22,6 +22,27 @@ inline Bincount bincount_of(ffi::AnyBuffer x, ffi::AnyBuffer counts, int64_t axi
   return problem;
 }
 
+inline Histogram histogram_of(ffi::AnyBuffer x, ffi::AnyBuffer edges, ffi::AnyBuffer counts, int64_t axis) {
+  Histogram problem;
+  problem.dtype = require_dtype("x", x);
+  if (!is_float(problem.dtype) || bytes_of(problem.dtype) == 1)
+    throw invalid("x has element type ", printable(x.element_type()), ", which is not supported here");
+  problem.rows = require_rows("x", x, axis);
+  if (counts.dimensions().size() != x.dimensions().size())
+    throw invalid("counts has rank ", counts.dimensions().size(), ", expected ", x.dimensions().size());
+  problem.bins = require_rows("counts", counts, axis).length;
+  require_type("counts", counts, ffi::DataType::S32);
+  require_shape("counts", counts, with_axis(dims_of(x), axis, problem.bins));
+  require_type("edges", edges, x.element_type());
+  if (edges.dimensions().size() != x.dimensions().size())
+    throw invalid("edges has rank ", edges.dimensions().size(), ", expected ", x.dimensions().size());
+  if (require_rows("edges", edges, axis).length != problem.bins + 1 || rows_of("edges", edges, axis).inner != 1)
+    throw invalid("edges has shape ", text_of(dims_of(edges)), ": it must have ", problem.bins + 1, " along axis ",
+                  axis, " and nothing after it");
+  problem.edges = require_broadcast("edges", edges, with_axis(dims_of(x), axis, problem.bins + 1), axis).outer;
+  return problem;
+}
+
 inline Segments segments_of(Op op, ffi::AnyBuffer data, ffi::AnyBuffer ids, ffi::AnyBuffer out, int64_t axis,
                             bool sorted) {
   Segments problem;

@@ -1,6 +1,8 @@
 // What the family counts, adds up and looks for, as plain structs that both backends take.
 //   bincount: out[o, b, i] = how many of x[o, :, i] are b.
-//   segments: out[o, s, i] = the sum, the largest or the smallest of data[o, j, i] over all j with ids[o, j] = s. Outer
+//   histogram: counts[o, b, i] = how many of x[o, :, i] are in bin b, which begins with edges[o, b]; the last bin has
+//   its end. segments: out[o, s, i] = the sum, the largest or the smallest of data[o, j, i] over all j with ids[o, j] =
+//   s. Outer
 //     indices may share data: the sums of gradients by bin, for each of many features.
 //   searchsorted: places[o, j, i] = how many of sorted[o, :, i] come before queries[o, j, i].
 //   select: the element of x[o, :, i] of rank ranks[o, j, i], and its index: of equal ones the j-th in order of
@@ -31,6 +33,13 @@ struct Bincount {
     const auto count = static_cast<uint64_t>(bins);
     return bits >= 32 ? count : std::min(count, uint64_t{1} << bits);
   }
+};
+
+struct Histogram {
+  Rows rows;
+  int64_t bins = 0;
+  DType dtype = DType::kFloat32;
+  IndexMap edges;  // from an outer index to its first edge; others may share them
 };
 
 enum class Op { kSum, kMax, kMin };

@@ -45,6 +45,59 @@ def bincount(x: jax.Array, axis: int, length: int, split=None) -> jax.Array:
     return bincount_p(x, axis=axis, length=length, split=split)[0]
 
 
+def bins_of(x, edges, axis, even=True):
+    """The bin of each number, as int32, -1 if it has none. Edges ascend along the axis; ``even`` ones are at equal
+    distances, but for rounding."""
+    count = edges.shape[axis] - 1
+    at = lambda place: jax.lax.slice_in_dim(edges, place, place + 1, axis=axis)
+    first, last = at(0), at(count)
+    if even:
+        # The quotient is off by one at most: the edges themselves decide.
+        guess = jnp.floor((x - first) * (count / (last - first))).clip(0, count - 1)
+        place = jnp.where(jnp.isfinite(guess), guess, 0).astype(np.int32)
+        if edges.size == count + 1:
+            edge = lambda place: edges.ravel()[place]
+        else:
+            rows = jnp.broadcast_to(edges, (*x.shape[:axis], count + 1, *x.shape[axis + 1 :]))
+            edge = lambda place: take_along_axis(rows, place, axis)
+        begin, end = edge(place), edge(place + 1)
+        place = jnp.where(x < begin, place - 1, jnp.where(x >= end, place + 1, place))
+    else:
+        place = jnp.searchsorted(edges.ravel(), x, side="right", method="scan_unrolled").astype(np.int32) - 1
+    place = jnp.where(x == last, count - 1, place)
+    return jnp.where((x >= first) & (x <= last), place, -1)
+
+
+def _histogram_fallback(x, edges, *, axis):
+    if edges.shape[axis] < 2:
+        return (jnp.zeros((*x.shape[:axis], 0, *x.shape[axis + 1 :]), np.int32),)
+    return (bincount(bins_of(x, edges, axis), axis, edges.shape[axis] - 1),)
+
+
+def _plan_histogram(rows, avals, compute_capability, axis):
+    bins = avals[1].shape[axis] - 1
+    return _native.modules["cpu"].plan_histogram(*rows, bins, str(avals[0].dtype), compute_capability)
+
+
+histogram_p = Kernel(
+    "histogram",
+    results=lambda x, edges, *, axis: [(edges.shape[axis] - 1, np.int32)],
+    fallback=_histogram_fallback,
+    accepts=_arguments.FLOATS.__contains__,
+    broadcasts=lambda count, **_: (1,),
+    plan=_plan_histogram,
+    reindexes=True,
+)
+batch_first(histogram_p)
+def_jvp(histogram_p, lambda outs, primals, tangents, **_: (None,))
+
+
+def histogram(x: jax.Array, edges: jax.Array, axis: int, split=None) -> jax.Array:
+    """Returns ``out[..., b, ...]``, int32: how many of the numbers along ``axis`` are in bin b of even ``edges``, which
+    have the axis and size 1 after it."""
+    return histogram_p(x, edges, axis=axis, split=split)[0]
+
+
 # ---- Segments and rows ----------------------------------------------------------------------------------------------
 # Ids stand along the axis. They may have size 1 before it, and always have it after it. Data and tables may have size 1
 # before it, too: ids of several features share them.
@@ -258,6 +311,12 @@ def _bincount_split(splits, x, *, axis, length):
     return (split.sum(counts),)
 
 
+def _histogram_split(splits, x, edges, *, axis):
+    split = splits[axis]
+    [counts] = histogram_p.primitive.bind(split.fill(x, axis, np.nan), edges, axis=axis)
+    return (split.sum(counts),)
+
+
 def _segments_split(name, splits, data, ids, *, axis, length, sorted, along):
     """Each device reduces its part. Sums of floats are added in the order of `psum`."""
     split = splits[axis]
@@ -276,6 +335,11 @@ def _segments_split(name, splits, data, ids, *, axis, length, sorted, along):
 
 
 RULES["bincount"] = Rule(_bincount_split, pays=lambda split, avals, *, axis, length: length < split.length)
+RULES["histogram"] = Rule(
+    _histogram_split,
+    operands=(0,),
+    pays=lambda split, avals, *, axis: avals[1].shape[axis] <= split.length,
+)
 for _name in ("segment_sum", "segment_max", "segment_min"):
     RULES[_name] = Rule(
         functools.partial(_segments_split, _name),

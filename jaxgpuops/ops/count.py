@@ -477,19 +477,16 @@ def histogram(
             raise ValueError(f"{op}: edges must have shape (bins + 1,), got {edges.shape}")
         count = edges.shape[0] - 1
     edges = edges.astype(x.dtype)
-    bins_of = functools.partial(_bins_of, count=count, even=even)
-    places: Any = as_automatic(bins_of, jax.typeof(x).sharding.spec, x, edges)
+    names = _arguments.names(op, axis_name)
+    if even and weights is None and count > 0:
+        return _jitted_histogram(x, edges, names), edges
+    flat = lambda x, edges: _lax.bins_of(x, edges.reshape(*(1,) * (x.ndim - 1), -1), x.ndim - 1, even)
+    places: Any = as_automatic(flat, jax.typeof(x).sharding.spec, x, edges)
     return bincount(places, count, weights, axis_name=axis_name), edges
 
 
-def _bins_of(x, edges, count, even):
-    first, last = edges[0], edges[-1]
-    if even:
-        # The quotient is off by one at most: the edges themselves decide.
-        guess = jnp.floor((x - first) * (count / (last - first))).clip(0, count - 1)
-        place = jnp.where(jnp.isfinite(guess), guess, 0).astype(np.int32)
-        place = jnp.where(x < edges[place], place - 1, jnp.where(x >= edges[place + 1], place + 1, place))
-    else:
-        place = jnp.searchsorted(edges, x, side="right", method="scan_unrolled").astype(np.int32) - 1
-    place = jnp.where(x == last, count - 1, place)
-    return jnp.where((x >= first) & (x <= last), place, -1)
+@functools.partial(jax.jit, static_argnums=2, inline=True)
+def _jitted_histogram(x, edges, names):
+    split = manual("jaxgpuops.histogram", names, x.shape[-1])
+    x, edges = align(x, edges.reshape(*(1,) * (x.ndim - 1), -1))
+    return _lax.histogram(x, edges, x.ndim - 1, split)

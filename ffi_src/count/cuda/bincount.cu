@@ -6,6 +6,8 @@
 // If most ids were the same bin, the atomics on it would wait for each other. So each warp has one hot bin, which many
 // of its lanes had recently, and counts it in a register by a ballot.
 //
+// Histograms are the same; a block has the edges of all bins in shared memory, too.
+//
 // If there are many ranges of bins, or the axis is not the last, atomics count in the result itself.
 #include <cuda_runtime.h>
 
@@ -18,6 +20,8 @@ namespace {
 
 struct Args {
   const void* x;
+  const void* edges;
+  IndexMap edges_at;
   uint32_t* counts;
   int64_t outer, length, inner, bins;
   uint64_t limit;
@@ -27,12 +31,14 @@ struct Args {
 
 // Counts targets, which are bins or places in the result. The warp counts its hot target in a register, and other
 // targets in a table.
+template <class Target>
 struct Counter {
   static constexpr int kMany = 8;  // the least number of lanes for a hot target; fewer are as fast one by one
+  static constexpr Target kNone = ~Target{0};
 
   uint32_t* table;
-  uint64_t size;  // targets below this are counted
-  uint64_t hot = ~uint64_t{0};
+  Target size;  // targets below this are counted
+  Target hot = kNone;
   uint32_t count = 0;
 
   __device__ void flush() {
@@ -41,10 +47,10 @@ struct Counter {
   }
 
   // Counts one target of each lane. All lanes of the warp must call it.
-  __device__ void add(uint64_t target, bool may_change) {
+  __device__ void add(Target target, bool may_change) {
     unsigned mask = __ballot_sync(kEveryLane, target == hot);
     if (may_change && __popc(mask) < kMany) {
-      const uint64_t candidate = shuffle_from(target, 0);
+      const Target candidate = shuffle_from(target, 0);
       const unsigned other = __ballot_sync(kEveryLane, target == candidate);
       if (__popc(other) >= kMany) {
         flush();
@@ -57,29 +63,100 @@ struct Counter {
   }
 };
 
+// What is counted, by its place among the bins of a range. Ids are these themselves.
 template <class T>
-__global__ void __launch_bounds__(1024) bincount_tables_kernel(Args a) {
+struct Ids {
+  using Bits = T;
+  using Target = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
+  Target low;
+
+  __device__ Ids(const Args&, int64_t, uint64_t first, unsigned char*) : low(static_cast<Target>(first)) {}
+  __device__ Target operator()(T id) const { return static_cast<Target>(id) - low; }
+};
+
+// Numbers, by the edges of bins. Where edges are at equal distances but for rounding, a number has its bin from a
+// multiplication. That never gets the order of two numbers wrong, so a result that is further from an integer than
+// those of the edges are tells the bin; where one is nearer, the number is compared with the edges themselves.
+template <class Element>
+struct Edges {
+  using Bits = typename Element::Bits;
+  using Real = typename Element::Acc;
+  using Word = std::conditional_t<sizeof(Real) == 8, uint64_t, uint32_t>;
+  using Target = uint32_t;
+  static constexpr Real kRound = static_cast<Real>(sizeof(Real) == 8 ? 6755399441055744.0 : 12582912.0);  // 1.5 * 2^52
+
+  Real first, scale, near;  // results nearer than this to a whole number are right
+  int bins;
+  const Real* edges;
+
+  // The number of a bin and a half less. Multiply-adds with a positive factor keep the order.
+  __device__ Real place(Real x) const { return fused_multiply_add(x - first, scale, Real(-0.5)); }
+
+  __device__ Edges(const Args& a, int64_t row, uint64_t, unsigned char* memory) : bins(static_cast<int>(a.bins)) {
+    __shared__ Word most;
+    auto* const own = reinterpret_cast<Real*>(memory);
+    const auto* const from = static_cast<const Bits*>(a.edges) + a.edges_at(row);
+    for (int e = threadIdx.x; e <= bins; e += blockDim.x) own[e] = Element::load(from[e]);
+    if (threadIdx.x == 0) most = 0;
+    __syncthreads();
+    edges = own;
+    first = own[0];
+    scale = static_cast<Real>(bins) / (own[bins] - first);
+    Real far = 0;
+    for (int e = threadIdx.x; e <= bins; e += blockDim.x) {
+      const Real off = place(own[e]) - (static_cast<Real>(e) - Real(0.5));
+      far = off <= far && -off <= far ? far : off < 0 ? -off : off;  // NaN is far
+    }
+    atomic_largest(&most, bits_as<Word>(far));
+    __syncthreads();
+    near = Real(0.5) - 2 * bits_as<Real>(most);
+  }
+  __device__ static void atomic_largest(uint32_t* to, uint32_t value) { atomicMax(to, value); }
+  __device__ static void atomic_largest(uint64_t* to, uint64_t value) {
+    atomicMax(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(value));
+  }
+
+  __device__ Target operator()(Bits bits) const {
+    const Real x = Element::load(bits), at = place(x), rounded = at + kRound;
+    const Real off = at - (rounded - kRound);
+    if ((off < 0 ? -off : off) < near) return static_cast<Target>(bits_as<Word>(rounded) - bits_as<Word>(kRound));
+    if (!(x >= edges[0] && x <= edges[bins])) return ~Target{0};
+    int low = 0, high = bins - 1;  // the last bin whose lower edge is not above x
+    while (low < high) {
+      const int middle = (low + high + 1) / 2;
+      if (edges[middle] <= x) {
+        low = middle;
+      } else {
+        high = middle - 1;
+      }
+    }
+    return static_cast<Target>(low);
+  }
+};
+
+template <class Binning>
+__global__ void __launch_bounds__(1024) bincount_tables_kernel(const __grid_constant__ Args a) {
+  using Bits = typename Binning::Bits;
+  using Target = typename Binning::Target;
   auto* tables = reinterpret_cast<uint32_t*>(dynamic_shared_memory());
   const int64_t part = blockIdx.x % (a.slices * a.ranges), row = blockIdx.x / (a.slices * a.ranges);
   const int64_t low = part % a.ranges * a.range, slice = part / a.ranges;
   const auto range = static_cast<int>(min(a.range, a.bins - low));
   for (int b = threadIdx.x; b < range * a.tables; b += blockDim.x) tables[b] = 0;
+  const uint64_t first = static_cast<uint64_t>(low), stop = min(a.limit, first + range);
+  const Binning binning(a, row, first, reinterpret_cast<unsigned char*>(tables + (range * a.tables + 1) / 2 * 2));
   __syncthreads();
 
-  constexpr int kPerPack = 16 / sizeof(T), kPacks = 4;
+  constexpr int kPerPack = 16 / sizeof(Bits), kPacks = 4;
   const int64_t begin = min(a.length, slice * a.slice), end = min(a.length, begin + a.slice);
-  const T* x = static_cast<const T*>(a.x) + row * a.length;
-  const uint64_t first = static_cast<uint64_t>(low);
-  const uint64_t stop = min(a.limit, first + range);
-  Counter counter;
+  const Bits* x = static_cast<const Bits*>(a.x) + row * a.length;
+  Counter<Target> counter;
   counter.table = tables + static_cast<int64_t>(threadIdx.x / 32 % a.tables) * range;
-  counter.size = stop > first ? stop - first : 0;
-  const auto count = [&](int64_t j, bool has) {
-    counter.add(has ? static_cast<uint64_t>(x[j]) - first : ~uint64_t{0}, true);
-  };
+  counter.size = static_cast<Target>(stop > first ? stop - first : 0);
+  const auto count = [&](int64_t j, bool has) { counter.add(has ? binning(x[j]) : counter.kNone, true); };
 
-  // The first ids, up to the alignment of packs, and the last ones are counted one by one, the others in packs.
-  const auto before = static_cast<int64_t>((16 - reinterpret_cast<uintptr_t>(x + begin) % 16) % 16 / sizeof(T));
+  // The first elements, up to the alignment of packs, and the last ones are counted one by one, the others in packs.
+  const auto before = static_cast<int64_t>((16 - reinterpret_cast<uintptr_t>(x + begin) % 16) % 16 / sizeof(Bits));
   const int64_t packs_at = min(end, begin + before), packs = (end - packs_at) / kPerPack;
   if (threadIdx.x < 32) count(begin + threadIdx.x, begin + threadIdx.x < packs_at);
   const auto* from = reinterpret_cast<const Pack*>(x + packs_at);
@@ -95,8 +172,7 @@ __global__ void __launch_bounds__(1024) bincount_tables_kernel(Args a) {
 #pragma unroll
     for (int p = 0; p < kPacks; ++p)
 #pragma unroll
-      for (int e = 0; e < kPerPack; ++e)
-        counter.add(has[p] ? static_cast<uint64_t>(get<T>(pack[p], e)) - first : ~uint64_t{0}, e == 0);
+      for (int e = 0; e < kPerPack; ++e) counter.add(has[p] ? binning(get<Bits>(pack[p], e)) : counter.kNone, e == 0);
   }
   const int64_t rest = packs_at + packs * kPerPack;
   if (threadIdx.x < 32) count(rest + threadIdx.x, rest + threadIdx.x < end);
@@ -119,7 +195,7 @@ template <class T>
 __global__ void __launch_bounds__(256) bincount_global_kernel(Args a) {
   const auto* x = static_cast<const T*>(a.x);
   const int64_t total = a.outer * a.length * a.inner, stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  Counter counter;
+  Counter<uint64_t> counter;
   counter.table = a.counts;
   counter.size = static_cast<uint64_t>(a.outer * a.bins * a.inner);
   for (int64_t start = static_cast<int64_t>(blockIdx.x) * blockDim.x; start < total; start += stride) {
@@ -145,17 +221,49 @@ __global__ void __launch_bounds__(256) zero_kernel(uint32_t* counts, int64_t siz
 
 unsigned blocks_for(int64_t size) { return static_cast<unsigned>(std::clamp<int64_t>((size + 255) / 256, 1, 132 * 8)); }
 
-template <class T>
-cudaError_t run(cudaStream_t stream, const BincountPlan& plan, const Args& a) {
+template <class Binning>
+cudaError_t run_tables(cudaStream_t stream, const BincountPlan& plan, const Args& a) {
   Launch config;
   config.block = dim3(plan.threads);
-  if (plan.algorithm == Counting::kGlobal) {
-    config.grid = dim3(blocks_for(a.outer * a.length * a.inner));
-    return launch(stream, config, bincount_global_kernel<T>, a);
-  }
   config.grid = dim3(static_cast<unsigned>(a.outer * a.ranges * a.slices));
   config.shared_bytes = plan.shared_bytes;
-  return launch(stream, config, bincount_tables_kernel<T>, a);
+  return launch(stream, config, bincount_tables_kernel<Binning>, a);
+}
+
+template <class T>
+cudaError_t run(cudaStream_t stream, const BincountPlan& plan, const Args& a) {
+  if (plan.algorithm != Counting::kGlobal) return run_tables<Ids<T>>(stream, plan, a);
+  Launch config;
+  config.block = dim3(plan.threads);
+  config.grid = dim3(blocks_for(a.outer * a.length * a.inner));
+  return launch(stream, config, bincount_global_kernel<T>, a);
+}
+
+Args args_of(const BincountPlan& plan, const Rows& rows, int64_t bins, const void* x, int32_t* counts) {
+  Args a = {};
+  a.x = x;
+  a.counts = reinterpret_cast<uint32_t*>(counts);
+  a.outer = rows.outer;
+  a.length = rows.length;
+  a.inner = rows.inner;
+  a.bins = bins;
+  a.limit = static_cast<uint64_t>(bins);
+  a.range = plan.range;
+  a.ranges = plan.ranges;
+  a.slices = plan.slices;
+  a.slice = (a.length + a.slices - 1) / a.slices;
+  a.tables = plan.tables;
+  return a;
+}
+
+// Sets the counts to zero if blocks add theirs to them.
+cudaError_t clear(cudaStream_t stream, const BincountPlan& plan, const Args& a) {
+  if (!plan.merged()) return cudaSuccess;
+  const int64_t size = a.outer * a.bins * a.inner;
+  Launch config;
+  config.grid = dim3(blocks_for(size));
+  config.block = dim3(256);
+  return launch(stream, config, zero_kernel, a.counts, size);
 }
 
 }  // namespace
@@ -163,28 +271,29 @@ cudaError_t run(cudaStream_t stream, const BincountPlan& plan, const Args& a) {
 cudaError_t launch_bincount(cudaStream_t stream, const BincountPlan& plan, const Bincount& problem, const void* x,
                             int32_t* counts) {
   if (plan.algorithm == Counting::kEmpty) return cudaSuccess;
-  Args a = {};
-  a.x = x;
-  a.counts = reinterpret_cast<uint32_t*>(counts);
-  a.outer = problem.rows.outer;
-  a.length = problem.rows.length;
-  a.inner = problem.rows.inner;
-  a.bins = problem.bins;
+  if (plan.algorithm == Counting::kRows) return launch_bincount_rows(stream, plan, problem, x, counts);
+  Args a = args_of(plan, problem.rows, problem.bins, x, counts);
   a.limit = problem.limit();
-  a.range = plan.range;
-  a.ranges = plan.ranges;
-  a.slices = plan.slices;
-  a.slice = (a.length + a.slices - 1) / a.slices;
-  a.tables = plan.tables;
-  if (plan.merged()) {
-    const int64_t size = a.outer * a.bins * a.inner;
-    Launch config;
-    config.grid = dim3(blocks_for(size));
-    config.block = dim3(256);
-    const cudaError_t status = launch(stream, config, zero_kernel, a.counts, size);
-    if (status != cudaSuccess || problem.rows.elements() == 0) return status;
-  }
+  const cudaError_t status = clear(stream, plan, a);
+  if (status != cudaSuccess || (plan.merged() && problem.rows.elements() == 0)) return status;
   return dispatch_key(8 * problem.bytes, [&](auto width) { return run<decltype(width)>(stream, plan, a); });
+}
+
+cudaError_t launch_histogram(cudaStream_t stream, const BincountPlan& plan, const Histogram& problem, const void* x,
+                             const void* edges, int32_t* counts) {
+  if (plan.algorithm == Counting::kEmpty) return cudaSuccess;
+  Args a = args_of(plan, problem.rows, problem.bins, x, counts);
+  a.edges = edges;
+  a.edges_at = problem.edges;
+  const cudaError_t status = clear(stream, plan, a);
+  if (status != cudaSuccess) return status;
+  switch (problem.dtype) {
+    case DType::kFloat16: return run_tables<Edges<Float16>>(stream, plan, a);
+    case DType::kBFloat16: return run_tables<Edges<BFloat16>>(stream, plan, a);
+    case DType::kFloat32: return run_tables<Edges<Float32>>(stream, plan, a);
+    case DType::kFloat64: return run_tables<Edges<Float64>>(stream, plan, a);
+    default: return cudaErrorInvalidValue;
+  }
 }
 
 }  // namespace jaxgpuops::count

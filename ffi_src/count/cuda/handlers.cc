@@ -19,6 +19,21 @@ ffi::Error bincount(cudaStream_t stream, ffi::AnyBuffer x, ffi::Result<ffi::AnyB
   });
 }
 
+ffi::Error histogram(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer edges, ffi::Result<ffi::AnyBuffer> counts,
+                     ffi::Result<ffi::AnyBuffer> workspace, int64_t axis) {
+  return handle("jaxgpuops.histogram", [&] {
+    const Histogram problem = histogram_of(x, edges, *counts, axis);
+    require_workspace(*workspace, x, axis);  // which this kernel does without
+    const Device device = current_device();
+    const BincountPlan plan = plan_histogram(problem, device.gpu());
+    if (plan.algorithm == Counting::kNone)
+      throw invalid("bins of ", problem.bins, " are to be computed before the call");
+    require_launched(launch_histogram(stream, plan, problem, x.untyped_data(), edges.untyped_data(),
+                                      static_cast<int32_t*>(counts->untyped_data())),
+                     kCountingNames[static_cast<int>(plan.algorithm)], problem.rows, x, device);
+  });
+}
+
 ffi::Error searchsorted(cudaStream_t stream, ffi::AnyBuffer queries, ffi::AnyBuffer sorted,
                         ffi::Result<ffi::AnyBuffer> places, int64_t axis, bool right) {
   return handle("jaxgpuops.searchsorted", [&] {
@@ -78,6 +93,15 @@ XLA_FFI_DEFINE_HANDLER(kBincount, bincount,
                            .Ret<ffi::AnyBuffer>()  // workspace
                            .Attr<int64_t>("axis"),
                        {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kHistogram, histogram,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                           .Arg<ffi::AnyBuffer>()  // x
+                           .Arg<ffi::AnyBuffer>()  // edges
+                           .Ret<ffi::AnyBuffer>()  // counts
+                           .Ret<ffi::AnyBuffer>()  // workspace
+                           .Attr<int64_t>("axis"),
+                       {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kSearch, searchsorted, search_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kSelect, select,
                        ffi::Ffi::Bind()
@@ -96,8 +120,9 @@ XLA_FFI_DEFINE_HANDLER(kMin, segments<Op::kMin>, segments_binding(), {ffi::Trait
 }  // namespace
 
 std::vector<Target> cuda_targets() {
-  return {{"jaxgpuops.bincount", kBincount}, {"jaxgpuops.searchsorted", kSearch}, {"jaxgpuops.segment_sum", kSum},
-          {"jaxgpuops.segment_max", kMax},   {"jaxgpuops.segment_min", kMin},     {"jaxgpuops.select", kSelect}};
+  return {{"jaxgpuops.bincount", kBincount}, {"jaxgpuops.histogram", kHistogram}, {"jaxgpuops.searchsorted", kSearch},
+          {"jaxgpuops.segment_sum", kSum},   {"jaxgpuops.segment_max", kMax},     {"jaxgpuops.segment_min", kMin},
+          {"jaxgpuops.select", kSelect}};
 }
 
 }  // namespace jaxgpuops::count

@@ -1,13 +1,13 @@
-// Segments of rows of few columns where there are few: every lane of a warp has a table of all segments of its own, in
-// its own bank of shared memory, and goes through every 32nd row of a slice. So nothing waits for anything else,
-// whatever the ids are, and there are no atomics: lanes' tables are added up in a fixed order at the end of the slice,
-// those of slices by the kernel of tables.cu. A warp has one column or two; warps of a block have neighbouring outer
-// indices, whose data is often the same (sums of gradients and hessians by bin, for each of many features): it comes
-// from L1 then.
+// Segments where there are few: every lane of a warp has a table of all segments of its own, in its own bank of shared
+// memory. A row belongs to a team of lanes, each of which has one column or two of it; a warp goes through as many rows
+// at a time as it has teams. So nothing waits for anything else, whatever the ids are, and there are no atomics: lanes'
+// tables are added up in a fixed order at the end of the slice, then those of the warps that share a slice, then those
+// of slices by the kernel of tables.cu. Neighbouring units have neighbouring outer indices, whose data is often the
+// same (sums of gradients and hessians by bin, for each of many features): it comes from L1 then.
 //
-// Moves each id once for each one or two columns, each number once for each outer index (from L2 if it is shared), and
-// a table a slice. A step is a load, an addition and a store in shared memory, which depend on each other: four rows
-// are taken at a time, and those of them that have one segment are added up on the way.
+// Moves each id once for each chunk of columns, each number once for each outer index (from L2 if it is shared), and a
+// table a slice. A step is a load, an addition and a store in shared memory, which depend on each other: four rows are
+// taken at a time, and those of them that have one segment are added up on the way.
 #include <cuda_runtime.h>
 
 #include "common/cuda/intrinsics.cuh"
@@ -17,12 +17,15 @@
 namespace jaxgpuops::count {
 namespace {
 
-constexpr int kSteps = 8;     // of 32 rows, in flight
-constexpr int kTogether = 4;  // of them
+constexpr int kTogether = 4;  // steps, each of as many rows as a warp has teams
+// Steps in flight. Where tables leave a multiprocessor few warps, each must have more, or waits for memory.
+constexpr int kSteps = 8, kDeepSteps = 24;
+constexpr int64_t kDeepBytes = 24 << 10;  // of the tables of a warp
 
 struct Args : Slices {
-  int64_t outer, chunks;
-  bool pairs;  // two columns are one load
+  int64_t outer, chunks, share;  // rows of a slice that each of its warps has
+  int team_bits, parts;          // warps that share a slice
+  bool pairs;                    // two columns are one load
 };
 
 template <class Bits, int kColumns>
@@ -31,21 +34,24 @@ struct alignas(kColumns * sizeof(Bits)) Columns {
 };
 
 // What a lane has of some steps.
-template <class Monoid, int kColumns>
-struct Rows32 {
+template <class Monoid, int kColumns, int kCount>
+struct Steps {
   using Bits = typename Monoid::Bits;
-  uint32_t id[kSteps];
-  Columns<Bits, kColumns> number[kSteps];
+  uint32_t id[kCount];
+  Columns<Bits, kColumns> number[kCount];
 
-  __device__ __forceinline__ void load(const Args& a, const int32_t* ids, const Bits* data, int64_t start,
-                                       int64_t end) {
+  // Of the rows from `start` on, the lane has every `step`-th.
+  __device__ __forceinline__ void load(const Args& a, const int32_t* ids, const Bits* data, int64_t start, int64_t end,
+                                       int step) {
+    const bool whole = start + step * (kCount - 1) < end;
+    const int32_t* own = ids + start;
+    const Bits* from = data + start * a.inner;
+    const int64_t stride = step * a.inner;
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      const int64_t at = start + 32 * i;
+    for (int i = 0; i < kCount; ++i, own += step, from += stride) {
       id[i] = ~0u;
-      if (at >= end) continue;
-      id[i] = static_cast<uint32_t>(ids[at]);
-      const Bits* from = data + at * a.inner;
+      if (!whole && start + step * i >= end) continue;
+      id[i] = static_cast<uint32_t>(*own);
       if (kColumns > 1 && a.pairs) {
         number[i] = *reinterpret_cast<const Columns<Bits, kColumns>*>(from);
       } else {
@@ -60,7 +66,7 @@ struct Rows32 {
     using Acc = typename Monoid::Acc;
     const auto segments = static_cast<uint32_t>(a.segments);
 #pragma unroll
-    for (int i = 0; i < kSteps; i += kTogether) {
+    for (int i = 0; i < kCount; i += kTogether) {
       Acc* to[kTogether];
       Acc sum[kTogether][kColumns];
 #pragma unroll
@@ -93,50 +99,63 @@ struct Rows32 {
   }
 };
 
-template <class Monoid, int kColumns>
+template <class Monoid, int kColumns, int kCount>
 __global__ void __launch_bounds__(32 * kMostLaneWarps) segment_lanes_kernel(Args a) {
   using Bits = typename Monoid::Bits;
   using Acc = typename Monoid::Acc;
-  const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
-  const int64_t unit = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + warp;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, part = warp % a.parts;
+  const int64_t unit = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32 / a.parts) + warp / a.parts;
   const int64_t o = unit % a.outer, chunk = unit / a.outer % a.chunks, slice = unit / a.outer / a.chunks;
-  if (slice >= a.slices) return;
-  const int cells = a.segments * kColumns;
-  Acc* table = reinterpret_cast<Acc*>(dynamic_shared_memory()) + warp * cells * 32;
+  const int cells = a.segments * kColumns, team = 1 << a.team_bits, teams = 32 >> a.team_bits;
+  Acc* const tables = reinterpret_cast<Acc*>(dynamic_shared_memory()) + (warp - part) * cells * 32;
+  Acc* const table = tables + part * cells * 32;
   for (int cell = 0; cell < cells; ++cell) table[cell * 32 + lane] = Monoid::identity();
 
-  const int32_t* ids = a.ids + a.ids_at(o);
-  const Bits* data = static_cast<const Bits*>(a.data) + a.data_at(o) + chunk * kColumns;
-  const int64_t begin = slice * a.slice, end = min(a.length, begin + a.slice);
-  Rows32<Monoid, kColumns> rows, next;
-  rows.load(a, ids, data, begin + lane, end);
-  for (int64_t start = begin; start < end; start += 32 * kSteps) {
-    next.load(a, ids, data, start + 32 * kSteps + lane, end);
-    rows.fold_into(table + lane, a);
-    rows = next;
+  const int64_t first = chunk * kColumns << a.team_bits, column = first + (lane & (team - 1)) * kColumns;
+  if (slice < a.slices && column < a.inner) {
+    const int32_t* ids = a.ids + a.ids_at(o);
+    const Bits* data = static_cast<const Bits*>(a.data) + a.data_at(o) + column;
+    const int64_t begin = slice * a.slice + part * a.share;
+    const int64_t end = min(min(a.length, (slice + 1) * a.slice), begin + a.share);
+    Steps<Monoid, kColumns, kCount> rows, next;
+    int64_t at = begin + (lane >> a.team_bits);
+    rows.load(a, ids, data, at, end, teams);
+    for (; at < end; at += teams * kCount) {
+      next.load(a, ids, data, at + teams * kCount, end, teams);
+      rows.fold_into(table + lane, a);
+      rows = next;
+    }
   }
   __syncwarp();
 
-  // Lanes have different cells, and begin with different tables, so that no bank has two of them.
-  Bits* out = static_cast<Bits*>(a.out) + o * a.segments * a.inner + chunk * kColumns;
-  auto* partial =
-      reinterpret_cast<Acc*>(a.workspace + o * a.workspace_bytes) + slice * a.segments * a.inner + chunk * kColumns;
-  for (int cell = lane; cell < cells; cell += 32) {
-    constexpr int kChains = 4;
-    Acc sum[kChains];
-#pragma unroll
-    for (auto& s : sum) s = Monoid::identity();
-#pragma unroll
-    for (int i = 0; i < 32 / kChains; ++i)
-#pragma unroll
-      for (int c = 0; c < kChains; ++c)
-        sum[c] = Monoid::fold(sum[c], table[cell * 32 + ((lane + i + c * (32 / kChains)) & 31)]);
-    const Acc total = Monoid::fold(Monoid::fold(sum[0], sum[1]), Monoid::fold(sum[2], sum[3]));
-    const int64_t at = static_cast<int64_t>(cell / kColumns) * a.inner + cell % kColumns;
+  // A cell of a warp is that of one column of its teams together. Lanes have different cells, and begin with different
+  // teams, so that no bank has two of them. The sum takes the place of one of its terms.
+  for (int cell = lane; cell < cells * team; cell += 32) {
+    const int at = cell >> a.team_bits, lane_of_team = cell & (team - 1);
+    const auto term = [&](int i) -> Acc& {
+      return table[at * 32 + (((at + i) & (teams - 1)) << a.team_bits) + lane_of_team];
+    };
+    Acc total = term(0);
+#pragma unroll 8
+    for (int i = 1; i < teams; ++i) total = Monoid::fold(total, term(i));
+    term(0) = total;
+  }
+  __syncthreads();
+  if (slice >= a.slices) return;
+  Bits* out = static_cast<Bits*>(a.out) + o * a.segments * a.inner + first;
+  auto* partial = reinterpret_cast<Acc*>(a.workspace + o * a.workspace_bytes) + slice * a.segments * a.inner + first;
+  for (int cell = part * 32 + lane; cell < cells * team; cell += a.parts * 32) {
+    const int at = cell >> a.team_bits, lane_of_team = cell & (team - 1);
+    const int from = lane_of_team * kColumns + at % kColumns;  // the column of the chunk
+    if (first + from >= a.inner) continue;
+    const Acc* term = tables + at * 32 + ((at & (teams - 1)) << a.team_bits) + lane_of_team;
+    Acc total = *term;
+    for (int p = 1; p < a.parts; ++p) total = Monoid::fold(total, term[p * cells * 32]);
+    const int64_t to = static_cast<int64_t>(at / kColumns) * a.inner + from;
     if (a.slices == 1) {
-      out[at] = Monoid::store(total, a.keys);
+      out[to] = Monoid::store(total, a.keys);
     } else {
-      partial[at] = total;
+      partial[to] = total;
     }
   }
 }
@@ -147,16 +166,25 @@ cudaError_t launch_segment_lanes(cudaStream_t stream, const SegmentsPlan& plan, 
                                  const SegmentsBuffers& buffers) {
   Args a = {slices_of(plan, problem, buffers)};
   a.outer = problem.rows.outer;
-  a.chunks = a.inner / plan.columns;
+  a.team_bits = plan.team_bits;
+  a.chunks = (a.inner + (plan.columns << a.team_bits) - 1) / (plan.columns << a.team_bits);
+  a.parts = plan.parts;
+  const int64_t steps = (a.slice * (1 << a.team_bits) + 32 * a.parts - 1) / (32 * a.parts);
+  a.share = steps * (32 >> a.team_bits);
   a.pairs = reinterpret_cast<uintptr_t>(a.data) % (2 * bytes_of(problem.dtype)) == 0;
   Launch config;
   config.block = dim3(32 * plan.warps);
-  config.grid = dim3(static_cast<unsigned>((a.outer * a.chunks * a.slices + plan.warps - 1) / plan.warps));
+  const int64_t units = plan.warps / plan.parts;
+  config.grid = dim3(static_cast<unsigned>((a.outer * a.chunks * a.slices + units - 1) / units));
   config.shared_bytes = plan.shared_bytes;
   return dispatch_monoid(problem, [&](auto monoid) {
     using Monoid = decltype(monoid);
-    if (plan.columns == 2) return launch(stream, config, segment_lanes_kernel<Monoid, 2>, a);
-    return launch(stream, config, segment_lanes_kernel<Monoid, 1>, a);
+    const bool deep = plan.shared_bytes >= kDeepBytes * plan.warps;
+    if (plan.columns == 2)
+      return launch(stream, config,
+                    deep ? segment_lanes_kernel<Monoid, 2, kDeepSteps> : segment_lanes_kernel<Monoid, 2, kSteps>, a);
+    return launch(stream, config,
+                  deep ? segment_lanes_kernel<Monoid, 1, kDeepSteps> : segment_lanes_kernel<Monoid, 1, kSteps>, a);
   });
 }
 

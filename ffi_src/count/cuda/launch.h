@@ -10,6 +10,13 @@ namespace jaxgpuops::count {
 cudaError_t launch_bincount(cudaStream_t stream, const BincountPlan& plan, const Bincount& problem, const void* x,
                             int32_t* counts);
 
+cudaError_t launch_histogram(cudaStream_t stream, const BincountPlan& plan, const Histogram& problem, const void* x,
+                             const void* edges, int32_t* counts);
+
+// The form of launch_bincount for many short rows.
+cudaError_t launch_bincount_rows(cudaStream_t stream, const BincountPlan& plan, const Bincount& problem, const void* x,
+                                 int32_t* counts);
+
 cudaError_t launch_search(cudaStream_t stream, const Search& problem, const void* queries, const void* sorted,
                           int32_t* places);
 
@@ -33,7 +40,13 @@ cudaError_t launch_segment_lanes(cudaStream_t stream, const SegmentsPlan& plan, 
 cudaError_t launch_segment_tables(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                   const SegmentsBuffers& buffers);
 
-// The second part of both where a row has several slices.
+cudaError_t launch_segment_few(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
+                               const SegmentsBuffers& buffers);
+
+cudaError_t launch_segment_atomics(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
+                                   const SegmentsBuffers& buffers);
+
+// The second part of lanes and tables where a row has several slices.
 cudaError_t launch_segment_slices(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                   const SegmentsBuffers& buffers);
 
