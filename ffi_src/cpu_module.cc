@@ -227,18 +227,20 @@ NB_MODULE(_cpu, module) {
   module.def(
       "plan_scan",
       [](const std::string& op, int64_t outer, int64_t length, int64_t inner, const std::string& dtype, bool segmented,
-         int groups, int compute_capability, int64_t workspace_bytes) {
+         int groups, int compute_capability, int64_t workspace_bytes, bool exclusive, bool transpose) {
         scan::Problem problem = scan_named(op);
         problem.rows = {outer, length, inner};
         problem.dtype = dtype_named(dtype);
         if (!scan::accepts(problem.kind, problem.op, problem.dtype))
           throw std::invalid_argument(op + " takes no " + dtype);
+        problem.exclusive = exclusive;
+        problem.transpose = transpose;
         problem.segmented = segmented;
         problem.a.inner.groups = groups;
         return plan_dict(scan::plan_scan(problem, gpu_of(compute_capability), workspace_bytes));
       },
       "op"_a, "outer"_a, "length"_a, "inner"_a, "dtype"_a, "segmented"_a, "groups"_a, "compute_capability"_a,
-      "workspace_bytes"_a = -1);
+      "workspace_bytes"_a = -1, "exclusive"_a = false, "transpose"_a = true);
 
   module.def(
       "plan_softmax",

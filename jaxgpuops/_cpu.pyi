@@ -32,6 +32,8 @@ def plan_scan(
     groups: int,
     compute_capability: int,
     workspace_bytes: int = -1,
+    exclusive: bool = False,
+    transpose: bool = True,
 ) -> dict[str, Any]: ...
 def plan_softmax(
     op: str,

@@ -34,10 +34,10 @@ def _kernel(name, operands, *, results=1, broadcasts=(), shortest=4, **kwargs):
     """Makes a kernel with this many operands, followed by h0 if the param ``initial`` is True, and then by starts if
     any."""
 
-    def plan(rows, avals, compute_capability, axis, *, initial=False, **_):
+    def plan(rows, avals, compute_capability, axis, *, initial=False, exclusive=False, transpose=False, **_):
         segmented = len(avals) > operands + initial
-        groups = groups_after(avals, axis)
-        return _native.modules["cpu"].plan_scan(name, *rows, avals[0].dtype.name, segmented, groups, compute_capability)
+        call = name, *rows, avals[0].dtype.name, segmented, groups_after(avals, axis), compute_capability
+        return _native.modules["cpu"].plan_scan(*call, exclusive=exclusive, transpose=transpose)
 
     return Kernel(
         name,

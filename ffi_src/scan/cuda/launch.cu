@@ -60,9 +60,10 @@ Parameters parameters_of(const Plan& plan, const Problem& problem, const Buffers
   p.words = reinterpret_cast<uint64_t*>(static_cast<unsigned char*>(workspace) + kWorkspaceHeader);
   p.a = problem.a;
   p.starts_at = problem.starts;
-  p.options.op = problem.op == Op::kSum    ? Options::kSum
-                 : problem.op == Op::kProd ? Options::kProduct
-                                           : Options::kExtreme;
+  p.options.op = problem.op == Op::kSum         ? Options::kSum
+                 : problem.op == Op::kProd      ? Options::kProduct
+                 : problem.op == Op::kLogSumExp ? Options::kLogSumExp
+                                                : Options::kExtreme;
   p.options.exclusive = problem.exclusive;
   p.options.transpose = problem.transpose;
   p.options.segmented = problem.segmented;

@@ -18,8 +18,8 @@ namespace jaxgpuops::scan {
 
 // What a policy must know about the problem.
 struct Options {
-  enum Operator : uint32_t { kSum, kProduct, kExtreme };
-  Operator op = kSum;  // which of its operators General takes
+  enum Operator : uint32_t { kSum, kProduct, kExtreme, kLogSumExp };
+  Operator op = kSum;  // which of their operators General and AnyWeights take
   bool exclusive = false;
   bool transpose = false;
   bool segmented = false;
@@ -434,6 +434,34 @@ struct LogSumExpWeights {
   }
 };
 
+// Those of the operator that the options name: one kernel for three operators.
+template <class E>
+struct AnyWeights {
+  using Element = E;
+  using Acc = typename E::Acc;
+  static constexpr bool kNeighbour = true;
+  JAXGPUOPS_FN static Acc edge(const Options& o) {
+    return o.op == Options::kProduct ? ProductWeights<E>::edge(o) : LogSumExpWeights<E>::edge(o);
+  }
+  JAXGPUOPS_FN static Weights<Acc> of(const In<Acc>& in, const Options& o) {
+    switch (o.op) {
+      case Options::kProduct: return ProductWeights<E>::of(in, o);
+      case Options::kExtreme: return ExtremeWeights<E>::of(in, o);
+      default: return LogSumExpWeights<E>::of(in, o);
+    }
+  }
+};
+
+// Those that were computed before, in place of x and y.
+template <class E>
+struct ReadyWeights {
+  using Element = E;
+  using Acc = typename E::Acc;
+  static constexpr bool kNeighbour = false;
+  JAXGPUOPS_FN static Acc edge(const Options&) { return Acc{0}; }
+  JAXGPUOPS_FN static Weights<Acc> of(const In<Acc>& in, const Options&) { return {in.a, in.y}; }
+};
+
 template <class W>
 struct Tangent : Affine<typename W::Element> {
   using Base = Affine<typename W::Element>;
@@ -487,15 +515,48 @@ struct Kept<Cumulative<LogSumExp<E>, false>, n> {
 template <class Policy>
 constexpr bool kRare = is_rare(Policy::kKind, Policy::kOp, Policy::kCut, Policy::Element::kDType);
 
-// Calls body(at, options). For what most calls ask for (no segments, no exclusive results, of tangents the transposed
-// map), the options are constants, so that body() is compiled for them once more. Rare policies are not worth that
-// code.
-template <class Policy, class At, class Body>
+template <class W, int n, class At>
+JAXGPUOPS_FN void make_ready(In<typename W::Acc> (&in)[n], At at, const Options& o) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) {
+    in[i] = at(i);
+    const auto weights = W::of(in[i], o);
+    in[i].a = weights.factor;
+    in[i].y = weights.weight;
+  }
+}
+
+template <class Policy>
+constexpr bool kAnyWeights = false;
+template <class E>
+constexpr bool kAnyWeights<Tangent<AnyWeights<E>>> = true;
+
+// Calls body(policy, at, options) for a run of n positions. AnyWeights look once at the operator, and the body gets
+// weights that are ready.
+template <class Policy, int n, class At, class Body>
+JAXGPUOPS_FN void with_policy(At at, const Options& o, Body body) {
+  if constexpr (kAnyWeights<Policy>) {
+    using E = typename Policy::Element;
+    In<typename E::Acc> in[n];
+    switch (o.op) {
+      case Options::kProduct: make_ready<ProductWeights<E>, n>(in, at, o); break;
+      case Options::kExtreme: make_ready<ExtremeWeights<E>, n>(in, at, o); break;
+      default: make_ready<LogSumExpWeights<E>, n>(in, at, o);
+    }
+    body(Tangent<ReadyWeights<E>>{}, [&](int i) { return in[i]; }, o);
+  } else {
+    body(Policy{}, at, o);
+  }
+}
+
+// The same, but for what most calls ask for, the options are constants: body() is compiled for them once more, or, of
+// tangents, for them alone, as others take Layout::kSpans. Rare policies are not worth that code.
+template <class Policy, int n, bool kSpans, class At, class Body>
 JAXGPUOPS_FN void with_constants(At at, const Options& o, Body body) {
-  if constexpr (Policy::kKind == Kind::kCumulative || kRare<Policy>) {
-    body(at, o);
-  } else if (o.segmented || o.exclusive || (Policy::kKind == Kind::kTangent && !o.transpose)) {
-    body(at, o);
+  if constexpr (Policy::kKind == Kind::kCumulative || kRare<Policy> || kSpans) {
+    with_policy<Policy, n>(at, o, body);
+  } else if (Policy::kKind != Kind::kTangent && !is_plain(Policy::kKind, o)) {
+    with_policy<Policy, n>(at, o, body);
   } else {
     const auto uncut = [&](int i) {
       auto in = at(i);
@@ -503,16 +564,18 @@ JAXGPUOPS_FN void with_constants(At at, const Options& o, Body body) {
       return in;
     };
     Options simple = {};
+    simple.op = o.op;
     simple.smaller = o.smaller;
     if (Policy::kKind == Kind::kLinear && !o.transpose) {  // two calls, so that o.transpose is a constant in each
-      body(uncut, simple);
+      with_policy<Policy, n>(uncut, simple, body);
     } else {
       simple.transpose = true;
-      body(uncut, simple);
+      with_policy<Policy, n>(uncut, simple, body);
     }
   }
 }
 
+// Not for Layout::kSpans.
 template <class Policy, int n, class At>
 JAXGPUOPS_FN typename Policy::State fold_run(At at, const Options& options, Kept<Policy, n>& kept) {
   typename Policy::State state;
@@ -526,10 +589,10 @@ JAXGPUOPS_FN typename Policy::State fold_run(At at, const Options& options, Kept
       state = begin == 0 ? part : Policy::combine(state, part);
     }
   } else {
-    with_constants<Policy>(at, options, [&](auto at, const Options& o) {
-      state = Policy::first(at(0), o);
+    with_constants<Policy, n, false>(at, options, [&](auto policy, auto at, const Options& o) {
+      state = policy.first(at(0), o);
 #pragma unroll
-      for (int i = 1; i < n; ++i) Policy::step(state, at(i), o);
+      for (int i = 1; i < n; ++i) policy.step(state, at(i), o);
     });
   }
   return state;
@@ -541,21 +604,21 @@ JAXGPUOPS_FN typename Policy::State fold_run(At at, const Options& options) {
   return fold_run<Policy, n>(at, options, kept);
 }
 
-// Folds n positions into `state`.
+// Folds n positions into `state`: for Layout::kSpans alone.
 template <class Policy, int n, class At>
 JAXGPUOPS_FN void fold_on(typename Policy::State& state, At at, const Options& options) {
   if constexpr (kByParts<Policy>) {
     state = Policy::combine(state, fold_run<Policy, n>(at, options));
   } else {
-    with_constants<Policy>(at, options, [&](auto at, const Options& o) {
+    with_constants<Policy, n, true>(at, options, [&](auto policy, auto at, const Options& o) {
 #pragma unroll
-      for (int i = 0; i < n; ++i) Policy::step(state, at(i), o);
+      for (int i = 0; i < n; ++i) policy.step(state, at(i), o);
     });
   }
 }
 
 // Folds n positions into `state`, and calls put(i, result) for each.
-template <class Policy, int n, class At, class Put>
+template <class Policy, int n, bool kSpans = false, class At, class Put>
 JAXGPUOPS_FN void step_run(typename Policy::State& state, At at, const Options& options, Put put,
                            const Kept<Policy, n>& kept) {
   if constexpr (kByParts<Policy>) {
@@ -573,18 +636,18 @@ JAXGPUOPS_FN void step_run(typename Policy::State& state, At at, const Options& 
       for (int i = 0; i < kOne; ++i) put(begin + i, Out<typename Policy::Acc>{results[i], {}});
     }
   } else {
-    with_constants<Policy>(at, options, [&](auto at, const Options& o) {
+    with_constants<Policy, n, kSpans>(at, options, [&](auto policy, auto at, const Options& o) {
 #pragma unroll
-      for (int i = 0; i < n; ++i) put(i, Policy::step(state, at(i), o));
+      for (int i = 0; i < n; ++i) put(i, policy.step(state, at(i), o));
     });
   }
 }
 
-template <class Policy, int n, class At, class Put>
+template <class Policy, int n, bool kSpans = false, class At, class Put>
 JAXGPUOPS_FN void step_run(typename Policy::State& state, At at, const Options& options, Put put) {
   Kept<Policy, n> kept;
   if constexpr (kByParts<Policy>) fold_run<Policy, n>(at, options, kept);
-  step_run<Policy, n>(state, at, options, put, kept);
+  step_run<Policy, n, kSpans>(state, at, options, put, kept);
 }
 
 }  // namespace jaxgpuops::scan

@@ -58,12 +58,19 @@ constexpr bool is_rare(Kind kind, Op op, bool segmented, DType dtype) {
   const bool cumulative = kind == Kind::kCumulative, exponentials = cumulative && op == Op::kLogSumExp;
   if (dtype == DType::kFloat64) return !cumulative || exponentials;
   if (is_float(dtype)) return exponentials && segmented;
-  if (is_complex(dtype)) return kind == Kind::kTangent || (cumulative && segmented);
+  if (is_complex(dtype)) return !cumulative || segmented;
   return bytes == 2 || !cumulative || op == Op::kProd || segmented;
 }
 
+// What is asked for most: of tangents, their transpose, in gradients.
+template <class Call>
+constexpr bool is_plain(Kind kind, const Call& call) {
+  return !call.segmented && !call.exclusive && (kind != Kind::kTangent || call.transpose);
+}
+
 inline bool is_rare(const Problem& problem) {
-  return is_rare(problem.kind, problem.op, problem.segmented, problem.dtype);
+  return is_rare(problem.kind, problem.op, problem.segmented, problem.dtype) ||
+         (problem.kind == Kind::kTangent && !is_plain(problem.kind, problem));
 }
 
 // Cumulative calls whose kernels get the operator as an option, not as a template argument.

@@ -185,7 +185,7 @@ class Spans : public BetweenWarps<Policy> {
     for (; r + kTogether <= run.rows; r += kTogether) {
       Words<kTogether> words;
       read(stage, place, image, run, r, words);
-      if constexpr (kByParts<Policy>) {
+      if constexpr (kByParts<Policy> || kAnyWeights<Policy>) {
         fold_on<Policy, kTogether>(state, [&](int j) { return input(words, j); }, p.options);
       } else {
 #pragma unroll
@@ -475,8 +475,8 @@ class Spans : public BetweenWarps<Policy> {
       results[0][j] = Element::store(out.first);
       if constexpr (Policy::kResults == 2) results[1][j] = Element::store(out.second);
     };
-    if constexpr (kByParts<Policy> && n > 1)
-      if (count == n) return step_run<Policy, n>(state, [&](int j) { return input(words, j); }, p.options, put);
+    if constexpr ((kByParts<Policy> || kAnyWeights<Policy>) && n > 1)
+      if (count == n) return step_run<Policy, n, true>(state, [&](int j) { return input(words, j); }, p.options, put);
 #pragma unroll
     for (int j = 0; j < n; ++j)
       if (j < count) put(j, Policy::step(state, input(words, j), p.options));
