@@ -3,23 +3,15 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
-#include "along_axis/call.h"
-#include "count/call.h"
 #include "count/plan.h"
+#include "families.h"
 #include "module.h"
-#include "moe/call.h"
 #include "moe/plan.h"
-#include "reduce/call.h"
 #include "reduce/plan.h"
-#include "scan/call.h"
 #include "scan/plan.h"
-#include "softmax/call.h"
 #include "softmax/plan.h"
-#include "sort/call.h"
 #include "sort/plan.h"
-#include "topk/call.h"
 #include "topk/plan.h"
-#include "topk_softmax/call.h"
 #include "topk_softmax/plan.h"
 
 namespace nb = nanobind;
@@ -178,9 +170,7 @@ jaxgpuops::scan::Problem scan_named(const std::string& name) {
 
 NB_MODULE(_cpu, module) {
   using namespace jaxgpuops;
-  define_module(module, {topk::cpu_targets(), along_axis::cpu_targets(), scan::cpu_targets(),
-                         topk_softmax::cpu_targets(), softmax::cpu_targets(), reduce::cpu_targets(),
-                         sort::cpu_targets(), count::cpu_targets(), moe::cpu_targets()});
+  define_module(module, {JAXGPUOPS_FAMILIES(cpu_targets)});
 
   // The plan of a call on a GPU of a compute capability. `workspace_bytes` < 0 asks for the best; else it is what the
   // call has, as when a part of a batch runs what was lowered for the whole.
@@ -245,7 +235,7 @@ NB_MODULE(_cpu, module) {
   module.def(
       "plan_softmax",
       [](const std::string& op, int64_t outer, int64_t length, int64_t inner, const std::string& dtype, double factor,
-         bool scaled, bool biased, bool masked, int compute_capability, int64_t workspace_bytes) {
+         bool scaled, bool biased, bool masked, int compute_capability, int64_t workspace_bytes, bool transpose) {
         using softmax::Op;
         softmax::Problem problem;
         problem.op = op_named({Op::kSoftmax, Op::kLogSoftmax, Op::kLogSumExp, Op::kCrossEntropy, Op::kCrossEntropyGrad,
@@ -253,11 +243,11 @@ NB_MODULE(_cpu, module) {
                               op);
         problem.rows = {outer, length, inner};
         problem.dtype = dtype_named(dtype);
-        problem.general = softmax::is_general(problem.op, factor, scaled, biased, masked);
+        problem.general = softmax::is_general(problem.op, factor, scaled, biased, masked, transpose);
         return plan_dict(softmax::plan_softmax(problem, gpu_of(compute_capability), workspace_bytes));
       },
       "op"_a, "outer"_a, "length"_a, "inner"_a, "dtype"_a, "factor"_a, "scaled"_a, "biased"_a, "masked"_a,
-      "compute_capability"_a, "workspace_bytes"_a = -1);
+      "compute_capability"_a, "workspace_bytes"_a = -1, "transpose"_a = true);
 
   module.def(
       "plan_reduce",

@@ -47,6 +47,7 @@ def plan_softmax(
     masked: bool,
     compute_capability: int,
     workspace_bytes: int = -1,
+    transpose: bool = True,
 ) -> dict[str, Any]: ...
 def plan_reduce(
     op: str,

@@ -307,6 +307,9 @@ def test_rare_scans():
         ("cummax_jvp", "float64", False),
         ("linear_scan", "float64", False),
         ("linear_scan_vjp", "float64", False),
+        ("linear_scan", "complex64", False),
+        ("linear_scan_vjp", "complex64", True),
+        ("cumprod_jvp", "float32", True),
     }
     others = {
         ("cumsum", "int32", False),
@@ -314,12 +317,15 @@ def test_rare_scans():
         ("cumprod", "complex64", False),
         ("cumlogsumexp", "float32", False),
         ("cumprod_jvp", "float32", False),
-        ("linear_scan", "complex64", False),
-        ("linear_scan_vjp", "complex64", True),
+        ("linear_scan", "float32", True),
+        ("linear_scan_vjp", "bfloat16", True),
     }
     for op, dtype, segmented in rare | others:
         layouts = [plan_scan(op, 9, 5000, inner, dtype, segmented, 1, 90)["layout"] for inner in (1, 256)]
         assert layouts == (["spans"] * 2 if (op, dtype, segmented) in rare else ["along", "across"]), (op, dtype)
+    for options in ({"exclusive": True}, {"transpose": False}):  # of tangents
+        assert plan_scan("cumprod_jvp", 9, 5000, 1, "float32", False, 1, 90, **options)["layout"] == "spans"
+        assert plan_scan("linear_scan", 9, 5000, 1, "float32", False, 1, 90, **options)["layout"] == "along"
 
 
 def test_scan_nothing_to_do():

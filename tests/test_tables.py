@@ -3,7 +3,6 @@
 import pathlib
 import re
 
-import pytest
 import test_native
 
 import jaxgpuops
@@ -30,13 +29,21 @@ def test_handlers_are_called_wrongly():
     assert others.union(test_native.MOE, *tables) == TARGETS
 
 
-@pytest.mark.parametrize("module", ["_cpu", "_cuda"])
-def test_sources_are_compiled(module):
-    lists = (ROOT / "CMakeLists.txt").read_text()
-    listed = set(re.search(rf"jaxgpuops_add_module\({module}\n(.*?)\)", lists, re.DOTALL)[1].split())
-    there = {path.relative_to(ROOT).as_posix() for path in (ROOT / "ffi_src").rglob("*.c[cu]")}
-    other = "cuda" if module == "_cpu" else "cpu"
-    assert listed == {path for path in there if other not in path}
+def test_files_of_a_new_family():
+    """Checks that docs/adding-an-op.md names at most 20 files that every family has, that those of an own folder are
+    what the folders there have, and that the files for all families are there.
+    """
+    page = (ROOT / "docs" / "adding-an-op.md").read_text()
+    places = dict(re.findall(r"^\| `([^`]+)`(?: \*)? \|[^|]*\| ([^|]+) \|", page, re.MULTILINE))
+    always = {place for place, needed_by in places.items() if needed_by == "any"}
+    assert 15 < len(always) <= 20
+    assert all((ROOT / place).exists() for place in places if "<" not in place)
+    folder = {place.removeprefix("ffi_src/<family>/") for place in always if place.startswith("ffi_src/<family>/")}
+    for call in (ROOT / "ffi_src").glob("*/call.h"):
+        family = call.parent.name
+        for file in folder - {"cuda/<algorithm>.cu"}:
+            assert (call.parent / file.replace("<family>", family)).exists(), (family, file)
+        assert any(call.parent.glob("cuda/*.cu"))
 
 
 def test_functions_are_documented():

@@ -145,7 +145,7 @@ inline Call jvp_call(Op op, ffi::AnyBuffer t, ffi::AnyBuffer y, ffi::RemainingAr
   Call call;
   call.problem.op = op;
   call.problem.factor = factor;
-  call.problem.general = is_general(op, factor, scaled, false, masked || query_axis >= 0);
+  call.problem.general = is_general(op, factor, scaled, false, masked || query_axis >= 0, transpose);
   call.problem.transpose = transpose;
   set_main(call, "t", t, axis);
   call.buffers.y = require_like("y", y, t);

@@ -50,8 +50,9 @@ RowTraits traits_of(const Problem& problem) {
 
 }  // namespace
 
-bool is_general(Op op, double factor, bool scaled, bool biased, bool masked) {
-  if (masked || op == Op::kSoftmaxJvp || op == Op::kLogSoftmaxJvp) return masked;
+bool is_general(Op op, double factor, bool scaled, bool biased, bool masked, bool transpose) {
+  if (masked || op == Op::kSoftmaxJvp) return masked;
+  if (op == Op::kLogSoftmaxJvp) return !transpose;
   return scaled || biased || !(factor > 0 && std::isfinite(factor));
 }
 

@@ -12,7 +12,8 @@ namespace jaxgpuops::softmax {
 RowPlan plan_softmax(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes = -1,
                      const RowTuning& tuning = {});
 
-// Returns the value of Problem::general. For derivatives, it only says whether entries are masked.
-bool is_general(Op op, double factor, bool scaled, bool biased, bool masked);
+// Returns the value of Problem::general. Of derivatives, those are general that mask entries; and the tangent of
+// log_softmax that is not transposed, since the fast kernels have only what gradients ask for.
+bool is_general(Op op, double factor, bool scaled, bool biased, bool masked, bool transpose = false);
 
 }  // namespace jaxgpuops::softmax

@@ -47,12 +47,13 @@ def _kernel(name, operands, *, plan=True, shortest=2, **kwargs):
         biased=False,
         masked=False,
         query_axis=None,
+        transpose=False,
         **_,
     ):
-        masked = masked or query_axis is not None
-        return _native.modules["cpu"].plan_softmax(
-            name, *rows, avals[0].dtype.name, factor, scaled, biased, masked, compute_capability
-        )
+        options = factor, scaled, biased, masked or query_axis is not None
+        dtype = avals[0].dtype.name
+        plan = _native.modules["cpu"].plan_softmax
+        return plan(name, *rows, dtype, *options, compute_capability, transpose=transpose)
 
     return Kernel(
         name,

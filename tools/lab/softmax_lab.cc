@@ -81,7 +81,9 @@ extern "C" int lab_softmax(void* stream, void** buffers, const int64_t* call, co
     b.log_sum = buffers[13];
   }
   const bool masked = b.where || problem.queries;
-  problem.general = buffers ? softmax::is_general(problem.op, problem.factor, b.scale, b.bias, masked) : call[15] != 0;
+  problem.general = buffers
+                        ? softmax::is_general(problem.op, problem.factor, b.scale, b.bias, masked, problem.transpose)
+                        : call[15] != 0;
   const RowPlan plan = softmax::plan_softmax(problem, gpu, -1, tuning);
   tell(plan, chosen);
   if (!buffers) return cudaSuccess;

@@ -464,13 +464,18 @@ struct LogSoftmaxTangent : Tangent<E> {
   static constexpr bool kMasked = kMasks, kFast = Tangent<E>::kFast && !kMasks, kPackColumns = kFast,
                         kSingleColumns = kMasks;
 
+  // Without masks it is the transpose (is_general() in softmax/plan.h): that is what gradients ask for.
   template <class F>
   __device__ static void with_args(const Args& args, F f) {
-    with_known(args, f);
+    if constexpr (kMasks) {
+      with_known(args, f);
+    } else {
+      f(Known<Args, true>(args));
+    }
   }
   template <class F>
   __device__ static void with_sum_args(const Args& args, F f) {
-    with_known(args, f);
+    with_args(args, f);
   }
   // If transposed, sum 0 adds up t and sum 1 adds up p, both without the likely element; sum 2 is the t of the likely
   // element.
