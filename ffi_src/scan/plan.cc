@@ -163,7 +163,9 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
     plan.axis_warps = static_cast<int>(std::min<int64_t>(kWarps, ceil_div(runs, shape.per_lane << plan.run_bits)));
     plan.per_lane = shape.per_lane;
   } else {
-    plan.columns = static_cast<int>(std::min<int64_t>(kMostColumns, inner));
+    // Of many columns of a rare call a span has 128 bytes or more, so that a tile has more positions.
+    const bool narrow = rare && bytes >= 4 && inner > 64;
+    plan.columns = static_cast<int>(std::min<int64_t>(narrow ? 32 : kMostColumns, inner));
     plan.runs = std::max(1, 32 / plan.columns);
     plan.column_bits = bits_for(ceil_div(plan.columns, 32));
     plan.axis_warps = kWarps >> plan.column_bits;

@@ -27,8 +27,6 @@ namespace jaxgpuops::row_engine {
 
 // ---- Between the sweeps of a split row ------------------------------------------------------------------------------
 
-constexpr int kMergeWarps = 8;  // that merge a column each, of a block
-
 // A lane per column, where few units are merged.
 template <class P>
 __global__ void __launch_bounds__(32 * kAlongWarps) merge_few_kernel(const __grid_constant__ Parameters<P> p) {
@@ -136,52 +134,6 @@ struct Call {
     return nullptr;
   }
 
-  // A sweep over the columns [first, end).
-  cudaError_t sweep(Kernel kernel, Phase phase, int64_t first, int64_t end, bool overlap) {
-    p.phase = phase;
-    p.first = first;
-    p.columns = end;
-    Launch launched;
-    launched.block = dim3(plan.threads());
-    launched.overlap = overlap;
-    const bool whole = phase == Phase::kWhole;
-    const int64_t stat = sizeof(Stat<P>);
-    int64_t groups;  // of columns
-    if (shape.inner == 1) {
-      groups = end - first;
-      if (plan.wide) {
-        launched.shared_bytes = wide_shared_bytes<P>(plan.block_warps);
-      } else if (plan.spans == 1) {
-        const int64_t teams = plan.block_warps * (32 >> (plan.lane_bits + (plan.spread ? p.vector_bits : 0)));
-        groups = (groups + teams - 1) / teams;
-      } else {
-        const int64_t spans = whole ? plan.spans : kSwept<P> ? plan.part : plan.block_warps;
-        launched.shared_bytes = std::max(plan.room, kRowsBarrierBytes + spans * stat);
-      }
-    } else if (plan.along) {
-      const int64_t columns = int64_t{16 / sizeof(typename P::Element::Bits)} << plan.column_lane_bits;
-      groups = (end - first + columns - 1) / columns;
-      launched.shared_bytes = 16 / sizeof(typename P::Element::Bits) * plan.threads() * stat;
-    } else {
-      const int64_t columns = (plan.vector ? 16 / sizeof(typename P::Element::Bits) : 1)
-                              << (plan.column_lane_bits + plan.column_warp_bits);
-      groups = (end - first + columns - 1) / columns;
-      if (phase != Phase::kFinish)
-        launched.shared_bytes =
-            columns * ((plan.axis_warps + 1 + (p.cluster ? plan.blocks + 1 : 0)) * stat + sizeof(typename P::Final));
-    }
-    const int64_t blocks = groups * plan.blocks;
-    if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
-    launched.grid = dim3(static_cast<unsigned>(blocks));
-    if (p.cluster) {
-      launched.cluster = static_cast<int>(plan.blocks);
-      launched.packed = plan.packed;
-      const cudaError_t status = allow_cluster(reinterpret_cast<const void*>(kernel), launched.cluster);
-      if (status != cudaSuccess) return status;
-    }
-    return launch(stream, launched, kernel, p);
-  }
-
   // A sweep over all flat rows.
   cudaError_t flat(Phase phase) {
     if constexpr (kFlat<P>) {
@@ -210,28 +162,6 @@ struct Call {
       return cudaErrorInvalidValue;
     }
   }
-
-  cudaError_t merge(int64_t first, int64_t end) {
-    p.first = first;
-    p.columns = end;
-    Launch launched;
-    launched.overlap = plan.overlap;
-    if constexpr (P::kAlong) {
-      if (plan.along && plan.units <= kMaxSerialUnits) {
-        const int threads = 32 * kAlongWarps;
-        launched.grid = dim3(static_cast<unsigned>((end - first + threads - 1) / threads));
-        launched.block = dim3(threads);
-        return launch(stream, launched, merge_few_kernel<P>, p);
-      }
-    }
-    // Warps that have columns for themselves share a block where blocks of one would come in waves.
-    const int64_t columns = end - first;
-    const int64_t warps = plan.units <= kMaxFlatSpans ? std::clamp<int64_t>(columns / 1024, 1, kMergeWarps) : 1;
-    launched.grid = dim3(static_cast<unsigned>((columns + warps - 1) / warps));
-    launched.block = dim3(plan.units <= kMaxFlatSpans ? 32 * static_cast<unsigned>(warps) : 32 * kMaxBlockWarps);
-    launched.shared_bytes = kMaxBlockWarps * sizeof(Stat<P>);
-    return launch(stream, launched, merge_kernel<P>, p);
-  }
 };
 
 // Runs a call whose parameters are set but for what the plan says.
@@ -242,39 +172,19 @@ cudaError_t run(cudaStream_t stream, const RowPlan& plan, const Rows& rows, Para
   if (plan.traits.stat_bytes != static_cast<int>(sizeof(Stat<P>)) ||
       plan.traits.final_bytes < static_cast<int>(sizeof(typename P::Final)))
     return cudaErrorInvalidValue;
-  const bool split = plan.algorithm == RowAlgorithm::kRowsSplit || plan.algorithm == RowAlgorithm::kColumnsSplit;
-  const auto is_aligned = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; };
-  const bool aligned = is_aligned(p.operands[0]) && is_aligned(p.operands[1]) && is_aligned(p.out);
-  if (plan.algorithm == RowAlgorithm::kColumnsStream && !aligned)
+  if (plan.algorithm == RowAlgorithm::kColumnsStream && !is_aligned(p))
     return run<P>(stream, held_in_registers(plan), rows, p, workspace);
-  if (plan.algorithm == RowAlgorithm::kRowsStream) {
-    const auto differ = [&](const void* pointer) {  // all but where there is no such array
-      return pointer && (reinterpret_cast<uintptr_t>(pointer) ^ reinterpret_cast<uintptr_t>(p.operands[0])) % 16 != 0;
-    };
-    if (differ(p.operands[1]) || differ(p.out)) return run<P>(stream, held_in_registers(plan), rows, p, workspace);
-  }
-  p.length = rows.length;
-  p.inner = rows.inner;
-  p.columns = rows.count();
-  p.first = 0;
-  p.workspace = static_cast<unsigned char*>(workspace);
-  p.workspace_stride = plan.workspace_bytes;
-  p.finals_at = (rows.inner * plan.units * static_cast<int64_t>(sizeof(Stat<P>)) + 15) / 16 * 16;
-  p.spans = static_cast<int>(plan.spans);
-  p.units = static_cast<int>(plan.units);
-  p.lane_bits = plan.lane_bits;
-  while (1 << p.vector_bits < plan.vectors) ++p.vector_bits;
-  p.blocks = static_cast<int>(plan.blocks);
-  p.unit_warps = plan.unit_warps;
-  p.part = plan.part;
-  p.column_lane_bits = plan.column_lane_bits;
-  p.column_warp_bits = plan.column_warp_bits;
-  p.axis_warps = plan.axis_warps;
-  p.part_length = (rows.length + plan.blocks - 1) / plan.blocks;
-  p.ahead = plan.ahead;
-  p.cluster = !split && plan.blocks > 1;
-  while (p.cluster && 1 << p.block_bits < p.blocks) ++p.block_bits;
-  p.aligned = aligned && (rows.inner == 1 ? rows.length : rows.inner) * sizeof(typename P::Element::Bits) % 16 == 0;
+  if (plan.algorithm == RowAlgorithm::kRowsStream && !is_alike(p))
+    return run<P>(stream, held_in_registers(plan), rows, p, workspace);
+  RowKernels kernels;
+  kernels.merge = reinterpret_cast<const void*>(merge_kernel<P>);
+  if constexpr (P::kAlong) kernels.merge_few = reinterpret_cast<const void*>(merge_few_kernel<P>);
+  kernels.item_bytes = sizeof(typename P::Element::Bits);
+  kernels.stat_bytes = sizeof(Stat<P>);
+  kernels.final_bytes = sizeof(typename P::Final);
+  kernels.wide_shared_bytes = wide_shared_bytes<P>(plan.block_warps);
+  kernels.swept = kSwept<P>;
+  set_parameters(p, plan, rows, kernels, workspace);
   if (plan.algorithm == RowAlgorithm::kRowsTiles) return run_tiles<P>(stream, plan, p);
   if (plan.algorithm == RowAlgorithm::kRowsStream) return run_stream<P>(stream, plan, p);
   if (plan.algorithm == RowAlgorithm::kColumnsStream) return run_columns_stream<P>(stream, plan, p);
@@ -283,21 +193,12 @@ cudaError_t run(cudaStream_t stream, const RowPlan& plan, const Rows& rows, Para
   if (plan.algorithm == RowAlgorithm::kColumnsFlat) {
     if (!plan.split) return call.flat(Phase::kWhole);
     cudaError_t status = call.flat(Phase::kPartial);
-    if (status == cudaSuccess) status = call.merge(0, rows.count());
+    if (status == cudaSuccess) status = merge(stream, plan, call.p, kernels, 0, rows.count());
     if (status == cudaSuccess && p.out) status = call.flat(Phase::kFinish);
     return status;
   }
-  const auto kernel = call.kernel();
-  if (!kernel) return cudaErrorInvalidValue;
-  if (!split) return call.sweep(kernel, Phase::kWhole, 0, rows.count(), false);
-  for (int64_t outer = 0; outer < rows.outer; outer += plan.round) {
-    const int64_t first = outer * rows.inner, end = std::min(rows.outer, outer + plan.round) * rows.inner;
-    cudaError_t status = call.sweep(kernel, Phase::kPartial, first, end, plan.overlap && outer > 0);
-    if (status == cudaSuccess) status = call.merge(first, end);
-    if (status == cudaSuccess && p.out) status = call.sweep(kernel, Phase::kFinish, first, end, plan.overlap);
-    if (status != cudaSuccess) return status;
-  }
-  return cudaSuccess;
+  kernels.sweep = reinterpret_cast<const void*>(call.kernel());
+  return run_sweeps(stream, plan, rows, p, kernels);
 }
 
 }  // namespace jaxgpuops::row_engine

@@ -171,9 +171,6 @@ class Span {
   }
 };
 
-// Shared memory: the barrier at which the statistics of other blocks arrive, then statistics.
-constexpr int kRowsBarrierBytes = 16;
-
 // Who shares a row: a team of lanes (the row is one span), a block or a cluster, or (split) many blocks. kStatistics: a
 // cluster of small blocks that writes statistics only. kAny: the parameters say which; for operations that are not
 // worth two kernels.

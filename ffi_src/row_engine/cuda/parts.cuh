@@ -9,11 +9,10 @@
 #include "common/cuda/element.h"
 #include "common/cuda/intrinsics.cuh"
 #include "common/cuda/pairs.cuh"
+#include "row_engine/cuda/launch.h"
 #include "row_engine/plan.h"
 
 namespace jaxgpuops::row_engine {
-
-enum class Phase { kWhole, kPartial, kFinish };
 
 // Operands that only some calls have.
 struct Extras {
@@ -29,25 +28,8 @@ struct Extras {
   }
 };
 
-// The members that every kernel reads first come first, side by side: the first read of a cache line of parameters is
-// slow.
 template <class P>
-struct Parameters {
-  const void* operands[2];
-  void* out;                       // null: results are numbers a row
-  int64_t columns, length, inner;  // columns: outer * inner
-  int64_t first;                   // column of the first block
-  int spans, units;
-  int lane_bits, vector_bits, blocks, block_bits, unit_warps, part;
-  bool cluster;  // blocks that share a row are one
-  bool aligned;  // every vector is, in every row
-  Phase phase;
-  unsigned char* workspace;
-  int64_t workspace_stride;  // bytes an outer index
-  int64_t finals_at;         // in them
-  int column_lane_bits, column_warp_bits, axis_warps;
-  int64_t part_length;  // along_kernel: positions of a block
-  int64_t ahead;        // rows_kernel: see RowPlan
+struct Parameters : RowParameters {
   typename P::Args args;
   Extras extras;
 };

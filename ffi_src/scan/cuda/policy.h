@@ -214,6 +214,7 @@ struct Cumulative<Op, false> {
 // The fold of positions of several segments: that of the last segment.
 template <class Op>
 struct Cumulative<Op, true> {
+  using Uncut = Cumulative<Op, false>;
   using Element = typename Op::Element;
   using Acc = typename Element::Acc;
   struct State {
@@ -501,6 +502,11 @@ template <class Policy>
 constexpr bool kByParts = false;
 template <class E>
 constexpr bool kByParts<Cumulative<LogSumExp<E>, false>> = true;
+// Policies of segments whose runs are by parts where no segment begins.
+template <class Policy>
+constexpr bool kCutParts = false;
+template <class E>
+constexpr bool kCutParts<Cumulative<LogSumExp<E>, true>> = true;
 constexpr int kPart = 16;
 
 // What fold_run() keeps for step_run() of the same n positions: exponentials, which cost more than registers.

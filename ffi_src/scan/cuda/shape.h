@@ -56,9 +56,9 @@ constexpr bool is_rare(Kind kind, Op op, bool segmented, DType dtype) {
   const int bytes = bytes_of(dtype);
   if (bytes == 1 || bytes == 16) return true;
   const bool cumulative = kind == Kind::kCumulative, exponentials = cumulative && op == Op::kLogSumExp;
-  if (dtype == DType::kFloat64) return !cumulative || exponentials;
+  if (dtype == DType::kFloat64) return exponentials || kind == Kind::kTangent || kind == Kind::kLinearVjp;
   if (is_float(dtype)) return exponentials && segmented;
-  if (is_complex(dtype)) return !cumulative || segmented;
+  if (is_complex(dtype)) return cumulative ? segmented : kind != Kind::kLinear;
   return bytes == 2 || !cumulative || op == Op::kProd || segmented;
 }
 

@@ -185,6 +185,12 @@ class Spans : public BetweenWarps<Policy> {
     for (; r + kTogether <= run.rows; r += kTogether) {
       Words<kTogether> words;
       read(stage, place, image, run, r, words);
+      if constexpr (kCutParts<Policy>) {
+        if (words.starts == 0) {
+          fold_on<typename Policy::Uncut, kTogether>(state.value, [&](int j) { return input(words, j); }, p.options);
+          continue;
+        }
+      }
       if constexpr (kByParts<Policy> || kAnyWeights<Policy>) {
         fold_on<Policy, kTogether>(state, [&](int j) { return input(words, j); }, p.options);
       } else {
@@ -475,6 +481,9 @@ class Spans : public BetweenWarps<Policy> {
       results[0][j] = Element::store(out.first);
       if constexpr (Policy::kResults == 2) results[1][j] = Element::store(out.second);
     };
+    if constexpr (kCutParts<Policy> && n > 1)
+      if (count == n && words.starts == 0)
+        return step_run<typename Policy::Uncut, n>(state.value, [&](int j) { return input(words, j); }, p.options, put);
     if constexpr ((kByParts<Policy> || kAnyWeights<Policy>) && n > 1)
       if (count == n) return step_run<Policy, n, true>(state, [&](int j) { return input(words, j); }, p.options, put);
 #pragma unroll

@@ -468,7 +468,7 @@ struct LogSoftmaxTangent : Tangent<E> {
   template <class F>
   __device__ static void with_args(const Args& args, F f) {
     if constexpr (kMasks) {
-      with_known(args, f);
+      f(args);
     } else {
       f(Known<Args, true>(args));
     }
