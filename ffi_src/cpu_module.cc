@@ -213,7 +213,8 @@ NB_MODULE(_cpu, module) {
       },
       "outer"_a, "length"_a, "inner"_a, "k"_a, "groups"_a = 1);
 
-  // `groups`: the most groups of neighbouring dimensions after the axis that an operand which broadcasts has or lacks.
+  // `groups`: of an operand that broadcasts, into how many groups the dimensions after the axis fall if neighbours are
+  // together that it has, or that it lacks. Of several operands, the largest number.
   module.def(
       "plan_scan",
       [](const std::string& op, int64_t outer, int64_t length, int64_t inner, const std::string& dtype, bool segmented,

@@ -20,7 +20,7 @@ enum class Counting {
 };
 constexpr const char* kCountingNames[] = {"empty", "rows", "tables", "global", "none"};
 
-constexpr int kMostRowWarps = 4;  // of a block of kRows
+constexpr int kMostRowWarps = 4;  // the most warps of a block of kRows
 
 struct BincountPlan {
   Counting algorithm = Counting::kEmpty;
@@ -66,7 +66,7 @@ constexpr int kOrderThreads = 256, kOrderItems = 8, kOrderTile = kOrderThreads *
 constexpr int kMaxDigitBits = 10;
 
 struct OrderPlan {
-  int passes = 0;  // 0 if the ids are sorted already
+  int passes = 0;  // passes of the counting sort; 0 if the ids are sorted already
   int digit_bits = 0;
   int64_t tiles = 0;
   // Offsets in the workspace of a row. Pass p writes its keys and positions to number p % 2.
@@ -102,19 +102,19 @@ enum class Segmenting {
 constexpr const char* kSegmentingNames[] = {"empty", "lanes", "few", "tables", "atomics", "sorted", "ordered"};
 constexpr int kFewRows = 2048, kFewSegments = 1024, kFewThreads = 256;  // of a block of kFew
 constexpr int kTableThreads = 256;
-constexpr int kMostLaneWarps = 8;  // of a block
+constexpr int kMostLaneWarps = 8;  // the most warps of a block of kLanes
 constexpr int64_t kMostTableColumns = 8;
 
 struct SegmentsPlan {
   Segmenting algorithm = Segmenting::kEmpty;
   OrderPlan order;
   int64_t rows = 0;              // rows of a tile or slice; of kFew: segments of a range
-  int64_t tiles = 0;             // or ranges
-  int columns = 1;               // of kLanes: that a lane has of a row
-  int team_bits = 0;             // of it and of kFew: 2^team_bits lanes have a row
-  int parts = 1;                 // warps that share a slice
-  int warps = 0;                 // of a block of it
-  int64_t shared_bytes = 0;      // that it has
+  int64_t tiles = 0;             // tiles or slices of a row; of kFew: ranges
+  int columns = 1;               // kLanes: columns that a lane has of a row
+  int team_bits = 0;             // kLanes, kFew: 2^team_bits lanes share a row
+  int parts = 1;                 // kLanes: warps that share a slice
+  int warps = 0;                 // kLanes: warps of a block
+  int64_t shared_bytes = 0;      // shared memory of such a block
   ExactShape exact;              // of kAtomics, for sums of floats
   int64_t heads = 0, tails = 0;  // where a row's workspace has the parts of segments that cross tiles
   int64_t workspace_bytes = 0;

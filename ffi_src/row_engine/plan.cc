@@ -15,25 +15,25 @@ constexpr int64_t kMaxRounds = 64;
 // are read as flat rows.
 constexpr int64_t kWalkedAlone = 24, kWalkPositions = 16;
 constexpr int64_t kMostWalked = 1024, kFewColumns = 64, kManyColumns = 256;
-constexpr int64_t kStripWarps = 8;        // for each multiprocessor, at least
-constexpr int64_t kFlatThreads = 256;     // where a flat row is divided
-constexpr int64_t kFlatBlocks = 256;      // for a flat row, at most
-constexpr int64_t kFlatParts = 3;         // fewer are not worth more kernels
-constexpr int64_t kFlatResults = 4;       // blocks that write results for each multiprocessor, about
+constexpr int64_t kStripWarps = 8;        // the least warps per multiprocessor for which strips are walked
+constexpr int64_t kFlatThreads = 256;     // threads of a block, where several blocks share a flat row
+constexpr int64_t kFlatBlocks = 256;      // the most blocks that share a flat row
+constexpr int64_t kFlatParts = 3;         // with fewer parts, further kernels are not worth it
+constexpr int64_t kFlatResults = 4;       // about the blocks per multiprocessor that write results
 constexpr int64_t kFlatAhead = 64 << 10;  // bytes that a block prefetches
-constexpr int64_t kFlatVectors = 4;       // of a lane that has a part of a short flat row
+constexpr int64_t kFlatVectors = 4;       // vectors of a lane that has a part of a short flat row
 
-constexpr int64_t kSmallElements = 1 << 17;  // of an array that is folded by single elements, at most,
-constexpr int64_t kSmallLength = 8192;       // .. and of its columns
-constexpr int kPreferredSmallWarps = 4;      // of a block of a small walk
+constexpr int64_t kSmallElements = 1 << 17;  // the most elements of an array that small_fold() takes
+constexpr int64_t kSmallLength = 8192;       // the most elements of one of its columns
+constexpr int kPreferredSmallWarps = 4;      // warps of a block that small_walk() prefers
 
-constexpr int kTeamWarps = 4;                  // of a block whose warps have rows of their own
-constexpr int kPreferredWarps = 16;            // of a block that holds a row, or a part
-constexpr int kMaxTileLaneBits = 3;            // of rows with results: lanes of longer ones store whole vectors mostly
-constexpr int64_t kLeastTiledBytes = 1 << 20;  // of an array: a tile takes longer than a row alone
-constexpr int kLeastWarps = 4;                 // of a part, where many small ones keep more of the device busy
-constexpr int64_t kWideResident = 32;          // warps of wide_kernel for each multiprocessor, at most
-constexpr int kRoomyBlocks = 4;                // of a multiprocessor, where rows are few and only read
+constexpr int kTeamWarps = 4;                  // warps of a block whose warps have rows of their own
+constexpr int kPreferredWarps = 16;            // warps of a block that holds a row, or a part of one
+constexpr int kMaxTileLaneBits = 3;            // tiles with results: lanes of longer rows mostly store whole vectors
+constexpr int64_t kLeastTiledBytes = 1 << 20;  // of a smaller array, a tile takes longer than a row alone
+constexpr int kLeastWarps = 4;                 // the least warps of a part: many small parts keep the device busy
+constexpr int64_t kWideResident = 32;          // the most warps of wide_kernel per multiprocessor
+constexpr int kRoomyBlocks = 4;                // the most blocks per multiprocessor, where rows are few and only read
 
 // How far ahead of its own row a block prefetches into the L2 cache (RowPlan::ahead). Of distances from 1 to 5 MiB all
 // were as good; 8 MiB was worse than no prefetch. Rows of 1 MiB are prefetched six rows ahead.
@@ -62,7 +62,7 @@ void plan_split(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   plan.round = std::max<int64_t>(1, std::max(ceil_div(rows.outer, kMaxRounds), gpu.cached_bytes / bytes));
 }
 
-constexpr int64_t kCounterBytes = 16;  // of the number of rows that clusters of kRowsStream have taken
+constexpr int64_t kCounterBytes = 16;  // for the number of rows that the clusters of kRowsStream have taken
 
 // Where results are written, a block for each multiprocessor that holds two spans a warp, and the ring has the half of
 // the next row besides; else, and where rows are few, several blocks, and parts that are small.
@@ -202,10 +202,10 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
     if (few && traits.lean && aligned && plan.block_warps >= kPartWarps - 1 && plan.block_warps <= kPartWarps &&
         plan.blocks > 1 && plan.blocks < kMaxCluster && most == kMaxCluster)
       plan.room = gpu.multiprocessor_shared / (kRoomyBlocks + 1);
-    // A cluster of 16 blocks that has a multiprocessor for each waits for nearly all of a GPC. Where clusters come one
-    // after the other, those of many rows or that take many registers, they start sooner without. Gradients of rows
-    // with labels do so in smaller ones, too. (Up to 10 % less. Clusters that are there at once are better spread:
-    // softmax of few rows took up to 10 % longer.)
+    // Packed blocks may share a multiprocessor. A cluster of 16 that may not waits until nearly a whole GPC is free; so
+    // where clusters run one after another (many rows, or many registers), packed ones start sooner. For gradients with
+    // labels that holds for smaller clusters, too. (Up to 10 % less time. Where all clusters run at once, packing is
+    // worse: softmax of few rows took up to 10 % longer.)
     plan.packed = (traits.label && traits.output) || (plan.blocks == kMaxCluster && (two || !few));
     if (!few && aligned && traits.fast && traits.output && !two && gpu.bulk_copy)
       plan.ahead = static_cast<int>(std::max<int64_t>(kAheadRows, kAheadBytes / (rows.length * traits.item_bytes)));

@@ -32,43 +32,45 @@ const char* name(RowAlgorithm algorithm);
 struct RowTraits {
   int item_bytes = 4;
   int operands = 1;
-  bool fast = true;     // kernels for several numbers of vectors a lane are compiled, else for kOnlyVectors
-  bool large = true;    // among them those for most
+  bool fast = true;     // there are kernels for several numbers of vectors per lane; otherwise only for kOnlyVectors
+  bool large = true;    // and for the largest number, too
   bool masked = false;  // there may be masks: columns are read one by one
   bool output = true;   // results of the full shape
-  bool label = false;   // an element of a row has to be found first
-  bool lean = false;    // no results now, and a kernel of few registers for that (Sharing::kStatistics)
-  bool tiled = false;   // results, and kernels of short rows: tile_kernel and spread_kernel
-  bool swept = false;   // statistics only, and no kernels but tile_kernel and sweep_kernel
-  bool strips = false;  // statistics only, and a kernel that walks strips of columns
-  int stat_bytes = 8;   // of a part of a row
-  int final_bytes = 8;  // what the results of a row need to know of it
+  bool label = false;   // each row has a label, an element that must be found before the row is read
+  bool lean =
+      false;  // this call has no full result, and there is a kernel of few registers for it (Sharing::kStatistics)
+  bool tiled = false;   // there are full results, and the kernels of short rows: tile_kernel and spread_kernel
+  bool swept = false;   // there are only statistics; of the kernels of rows, only tile_kernel and sweep_kernel
+  bool strips = false;  // there are only statistics, and a kernel that walks strips of columns
+  int stat_bytes = 8;   // of the statistics of a part of a row
+  int final_bytes = 8;  // of what the full results of a row need to know of the row
 };
 
 constexpr int kOnlyVectors = 4;
-constexpr int kLeanVectors = 2;  // of short rows of which there are statistics only (lean_rows_kernel)
+constexpr int kLeanVectors = 2;  // vectors of a lane of lean_rows_kernel: short rows, statistics only
 
 constexpr int kMaxBlockWarps = 32;
-constexpr int kMaxCluster = 16;      // blocks
-constexpr int kPartWarps = 8;        // of a small block, which holds a part of a row or several rows, at most
-constexpr int kStreamWarps = 16;     // of a block that stays
-constexpr int kStreamChains = 32;    // of spans: every 32nd, which a lane merges
-constexpr int kSpreadWarps = 4;      // of a block of spread_kernel, at most
-constexpr int kWideVectors = 2;      // of a lane of wide_kernel
-constexpr int kTileThreads = 128;    // of a block that has a tile of rows
-constexpr int kTileBytes = 8 << 10;  // of an operand, about, where rows are shorter than a team of lanes holds
-constexpr int kTileTurns = 4;        // rows of a team, at most
-constexpr int kAlongWarps = 8;       // of a block whose lanes go along the axis
-constexpr int kMaxSerialUnits = 16;  // whose statistics are merged by one lane
-constexpr int kMaxColumnWarps = 16;  // along the axis; and blocks of a cluster: half a warp merges them
-constexpr int kMaxFlatSpans = 512;   // whose statistics are merged by one warp
-constexpr int kSweepWarps = 16;      // of a block of sweep_kernel, at most
-constexpr int kMaxSweptSpans = 64;   // of a block of sweep_kernel
-constexpr int kWalkWarps = 8;        // of a block that walks, unless more share its columns
-constexpr int kFlatWarps = 16;       // of a block that reads flat rows, at most
-constexpr int kSmallWarps = 16;      // of a block of small_kernel, at most; as many share a column
-constexpr int kSmallBeside = 8;      // columns of such a warp, at most
-constexpr int kSmallStep = 4;        // positions that it adds without a question in between
+constexpr int kMaxCluster = 16;    // blocks of the largest cluster
+constexpr int kPartWarps = 8;      // the most warps of a small block, which holds a part of a row, or several rows
+constexpr int kStreamWarps = 16;   // warps of a block of kRowsStream
+constexpr int kStreamChains = 32;  // chains of spans: a lane merges every 32nd span
+constexpr int kSpreadWarps = 4;    // the most warps of a block of spread_kernel
+constexpr int kWideVectors = 2;    // vectors of a lane of wide_kernel
+constexpr int kTileThreads = 128;  // threads of a block that has a tile of rows
+constexpr int kTileBytes =
+    8 << 10;                    // about the bytes of a tile, where rows are shorter than what a team of lanes holds
+constexpr int kTileTurns = 4;   // the most rows of a team of lanes
+constexpr int kAlongWarps = 8;  // warps of a block whose lanes go along the axis
+constexpr int kMaxSerialUnits = 16;  // the most units whose statistics one lane merges
+constexpr int kMaxColumnWarps = 16;  // the most warps along the axis, and blocks of a cluster: half a warp merges them
+constexpr int kMaxFlatSpans = 512;   // the most spans whose statistics one warp merges
+constexpr int kSweepWarps = 16;      // the most warps of a block of sweep_kernel
+constexpr int kMaxSweptSpans = 64;   // the most spans of a block of sweep_kernel
+constexpr int kWalkWarps = 8;        // warps of a block of a walking kernel, unless more share its columns
+constexpr int kFlatWarps = 16;       // the most warps of a block that reads flat rows
+constexpr int kSmallWarps = 16;      // the most warps of a block of small_kernel, and the most that share a column
+constexpr int kSmallBeside = 8;      // the most columns of such a warp
+constexpr int kSmallStep = 4;        // positions that it adds before it asks whether there are more
 
 // Positions along the axis that a lane of a column kernel holds.
 constexpr int column_vectors(int operands) { return operands == 1 ? 8 : 4; }
@@ -76,11 +78,11 @@ constexpr int column_vectors(int operands) { return operands == 1 ? 8 : 4; }
 constexpr int walk_columns(int item_bytes, bool label) {
   return item_bytes == 8 || (label && item_bytes == 4) ? 1 : item_bytes == 1 ? 4 : 2;
 }
-// The same of one that walks a strip for statistics, which neighbours in memory share.
+// The same for a kernel that walks a strip for statistics: these columns are neighbours in memory.
 constexpr int kStripColumns = 8;
 // The longest axis that a thread of a walking kernel holds in registers.
 constexpr int held_positions(int operands) { return 8 / operands; }
-constexpr int kMostPacks = 4;  // the same of one that holds packs of columns
+constexpr int kMostPacks = 4;  // the same, if the thread holds packs of columns
 // Vectors of a flat row that a lane loads at a time.
 constexpr int flat_vectors(int operands) { return operands == 1 ? 4 : 2; }
 // Blocks per multiprocessor for the __launch_bounds__ of along_kernel.
@@ -93,14 +95,14 @@ struct RowPlan {
   int vectors = 1;
   int lane_bits = 0;    // 2^lane_bits lanes share a row (and a warp has several rows), if spans == 1
   int64_t spans = 1;    // of a row
-  int part = 1;         // kRowsStream, or swept: spans of a block, at most, ..
-  int stages = 1;       // .. and those for which it has shared memory
-  bool spread = false;  // kRows: a lane has one vector, and as many lanes more share a row
+  int part = 1;         // kRowsStream, or swept: the most spans of a block
+  int stages = 1;       // the same plans: the spans for which a block has shared memory
+  bool spread = false;  // kRows: a lane has one vector instead of `vectors`, and that many times the lanes share a row
   bool wide = false;    // kRows: a block has a row, and a lane kWideVectors of it (wide_kernel)
-  // What is brought to the L2 cache meanwhile; 0: nothing. kRows: that of a row so much later. kColumnsFlat, split: so
-  // many bytes of a block's part.
+  // What a block prefetches into the L2 cache; 0: nothing. kRows: the row that comes this many rows later.
+  // kColumnsFlat, split: these many bytes of its part.
   int64_t ahead = 0;
-  int64_t room = 0;    // kRows: bytes of shared memory a block takes at least, so that fewer share a multiprocessor
+  int64_t room = 0;  // kRows: a block takes at least these bytes of shared memory, so that fewer share a multiprocessor
   int unit_warps = 1;  // kRowsSplit: spans whose statistics are merged before they are stored
   // Columns: a lane holds consecutive positions of one column, or of 16 bytes of columns beside each other.
   bool vector = false;
@@ -113,11 +115,11 @@ struct RowPlan {
   int period = 1, turns = 1, across = 1, deep = 1, slices = 1;
   int64_t part_length = 0;    // positions of a block
   int64_t result_length = 0;  // split: the same while results are written
-  bool split = false;         // statistics of parts go to the workspace
+  bool split = false;         // statistics of parts go through the workspace
   // Rows and columns.
   int block_warps = 1;
-  int64_t blocks = 1;  // that share a row: the size of a cluster, unless split
-  int64_t units = 1;   // split: statistics a row
+  int64_t blocks = 1;  // blocks that share a row: the size of a cluster, unless split
+  int64_t units = 1;   // split: statistics of each row in the workspace
   int64_t round = 0;   // split: outer indices per pair of sweeps, so that the second finds the data in L2
   bool overlap = false;
   bool packed = false;          // kRows: blocks of a cluster may share a multiprocessor
@@ -130,7 +132,7 @@ struct RowPlan {
 struct RowTuning {
   int vectors = 0;
   int cluster = 0;
-  int block_warps = 0;  // with spans == 1
+  int block_warps = 0;  // used where spans is 1
   bool split = false;
 };
 
@@ -139,9 +141,9 @@ struct RowTuning {
 // not. Not for rows or columns that are split because no cluster holds them.
 RowPlan held_in_registers(RowPlan plan);
 
-// The plan for the same rows by the kernels for few elements, where these keep the bits of results: for what is the
-// same in any order, and for what `plan` walks along, of at most so many elements. Of operations of one array, without
-// masks and labels.
+// Plans for the same rows by the kernels for few elements, where results keep their bits: small_fold() for statistics
+// that are the same in any order, small_walk() for what `plan` walks along, if the array has at most so many elements.
+// Both are for operations on one array, without masks and labels.
 RowPlan small_fold(const RowPlan& plan, const Rows& rows);
 RowPlan small_walk(const RowPlan& plan, const Rows& rows, int64_t most);
 

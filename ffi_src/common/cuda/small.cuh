@@ -10,7 +10,8 @@
 
 namespace jaxgpuops {
 
-// ptxas computes anew, in front of each use, what follows from parameters. Not behind this.
+// Returns the value, of which the compiler then knows nothing. So it is kept in a register; what follows from
+// parameters of a kernel, ptxas would otherwise compute again at each use.
 template <class T>
 __device__ __forceinline__ T once(T value) {
   if constexpr (sizeof(T) == 8) {

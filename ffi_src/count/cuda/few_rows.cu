@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kThreads) segment_few_kernel(const __grid_cons
   for (int i = 0; i < kItems; ++i)
     if ((warp * kItems + i) * 32 < a.length) rank[i] = rank_in_warp(key[i], counts[warp]);
   __syncthreads();
-  uint32_t rows = 0;  // that the block has
+  uint32_t rows = 0;  // rows that belong to the block's segments
   for (int start = 0; start < range; start += kThreads) {
     const int s = start + threadIdx.x;
     uint32_t own = 0, total;

@@ -12,7 +12,7 @@
 namespace jaxgpuops::count {
 namespace {
 
-constexpr int kIds = 8;  // that a lane loads at a time
+constexpr int kIds = 8;  // ids that a lane loads at a time
 
 struct Args {
   const void* x;

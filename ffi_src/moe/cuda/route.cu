@@ -44,10 +44,10 @@ struct Geometry {
 // Numbers for each expert, in shared memory.
 struct Board {
   int32_t experts;
-  int32_t* starts;  // the row of the block's first assignment
-  int32_t* ends;    // the end of the rows that assignments take
-  int32_t* places;  // first how many the block has; then, if they are staged, where these begin among all of the block
-  int32_t* told;    // of a cluster, a row of what each block has
+  int32_t* starts;    // the row of the block's first assignment
+  int32_t* ends;      // the end of the rows that assignments take
+  int32_t* places;    // first how many the block has; then, if staged, where those begin among all that the block has
+  int32_t* told;      // in a cluster: a row for each block, of how many it has
   int32_t* counters;  // a row for each warp
   int32_t* staged;    // the block's assignments in the order of experts
 
@@ -105,7 +105,7 @@ __device__ __forceinline__ void rank_in_warp(const int32_t (&key)[kKeys], int bi
   }
 }
 
-// From the counters of warps to what the block's earlier warps have of each expert; what all have goes to `places`.
+// Replaces the counter of each warp and expert by the sum over earlier warps; the sum over all goes to `places`.
 __device__ __forceinline__ void sum_warps(const Board& board) {
   const int warps = blockDim.x / 32;
   for_own_experts(board.experts, [&](int32_t e) {
@@ -162,8 +162,8 @@ __device__ __forceinline__ void tell_grid(const Board& board, int32_t* totals) {
   __syncthreads();
 }
 
-// From what blocks have to where things begin. Returns where the last group ends, and how many assignments the block
-// has, if they are staged.
+// Computes where groups, and the block's part of each, begin, from how many assignments each block has. Returns where
+// the last group ends, and how many assignments the block has, if they are staged.
 template <Algorithm kAlgorithm, class Sum>
 __device__ __forceinline__ int2 find_starts(const PlanProblem& p, const Board& board, const Routes& routes) {
   __shared__ Sum sums[32];
@@ -187,7 +187,7 @@ __device__ __forceinline__ int2 find_starts(const PlanProblem& p, const Board& b
     board.ends[e] = found;
     sum += (static_cast<Sum>(p.padded(found)) << kRows) + (kStaged ? board.places[e] : 0);
   });
-  const int with_experts = min(blockDim.x, board.experts + 31) / 32;  // warps
+  const int with_experts = min(blockDim.x, board.experts + 31) / 32;  // warps whose threads have experts
   Sum at = sum_before(sum, sums, with_experts, total);
   for_own_experts(board.experts, [&](int32_t e) {
     const int32_t found = board.ends[e], own = board.places[e], offset = static_cast<int32_t>(at >> kRows);

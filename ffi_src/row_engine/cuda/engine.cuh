@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(32 * kAlongWarps) merge_few_kernel(const __gri
   P::write_row(p.args, column, row, P::finish(p.args, row, all));
 }
 
-// A block per column; or a warp, where one merges all units, and neighbouring columns share a block.
+// A block merges a column. Where a warp can merge all its units, a warp does, and neighbouring columns share a block.
 template <class P>
 __global__ void __launch_bounds__(32 * kMaxBlockWarps) merge_kernel(const __grid_constant__ Parameters<P> p) {
   let_dependents_start();
@@ -95,7 +95,7 @@ struct Call {
     return nullptr;
   }
 
-  // Those that plan_rows() asks for.
+  // The kernel that plan_rows() asks for.
   Kernel rows() const {
     if constexpr (kSpread<P>)
       if (plan.spread) return p.aligned ? spread_kernel<P, true> : spread_kernel<P, false>;

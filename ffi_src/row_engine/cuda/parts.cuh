@@ -187,7 +187,7 @@ struct Held {
   }
   // Of all columns.
   __device__ Acc peak(const typename P::Args& args) const {
-    if constexpr (P::kPackedPeak && kPacks) {  // words first: few of them are taken apart
+    if constexpr (P::kPackedPeak && kPacks) {  // compares whole words first, so that few are taken apart
       uint32_t pair = P::ordered_pair(args, raw[0][0].word[0]);
 #pragma unroll
       for (int j = 0; j < kCount; ++j)

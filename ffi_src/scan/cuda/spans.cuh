@@ -229,7 +229,7 @@ class Spans : public BetweenWarps<Policy> {
   }
 
   template <int kRows>
-  static constexpr int kColumns = kRows < 8 / kMany ? 8 / kMany / kRows : 1;  // that a lane does at a time
+  static constexpr int kColumns = kRows < 8 / kMany ? 8 / kMany / kRows : 1;  // columns that a lane has at a time
 
   // The same for all positions of some short columns, from `column` on, kRows at a time. All loads come before any
   // result.

@@ -205,7 +205,7 @@ struct Places {
 
 struct Argmax : Call {  // k = 1; values may be null
   int64_t outer;
-  uint32_t slices, slice;  // blocks that share a row, and the elements of each
+  uint32_t slices, slice;  // blocks that share a row, and elements of each of them
 };
 
 template <class Key>

@@ -30,7 +30,8 @@ using Key = uint16_t;
 struct Whole : Call {
   uint32_t reach;  // delegates that reach the threshold
 
-  __device__ __forceinline__ void write(uint32_t rank, uint32_t c) const {  // key above, mirrored index below
+  __device__ __forceinline__ void write(uint32_t rank,
+                                        uint32_t c) const {  // c: the key in its upper bits, the mirrored index below
     const int64_t to = static_cast<int64_t>(blockIdx.x) * k + rank;
     static_cast<Key*>(values)[to] = decode(static_cast<Key>(c >> 16), order);
     indices[to] = static_cast<int32_t>(length - 1 - (c & 0xffff));
