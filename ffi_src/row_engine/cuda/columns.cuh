@@ -32,7 +32,8 @@ __device__ __forceinline__ void warp_statistics(const Parameters<P>& p, Held<P, 
         const bool is_plain = P::kPlainSum && k == P::kSums - 1;
         stat[i].sum(k) = is_plain ? plain : lane.sum(args, k, P::guard(peak[i]), i, i + 1);
       }
-      if (sizeof(typename P::Element::Bits) == 2 && i % 2 == 1) lane.forget();  // two columns in turn
+      if (sizeof(typename P::Element::Bits) == 2 && i % 2 == 1)
+        lane.forget();  // so the columns are computed two by two
     }
   });
   for (int bit = p.column_lane_bits; bit < 5; ++bit)

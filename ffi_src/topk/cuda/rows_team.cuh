@@ -27,7 +27,7 @@ struct alignas(16) Board {
   static constexpr int kMaxK = kTeam > 32 ? kMaxRowsK : 2 * kTeam, kCapacity = 2 * kMaxK + kSlack;
   uint32_t words[kCapacity + 4];
   uint32_t indices[kCapacity + 4];
-  unsigned long long chosen[kMaxK];  // composites: indices above words
+  unsigned long long chosen[kMaxK];  // composites: the index in the upper half, the word below
   uint32_t delegates[kTeam > 32 ? kDelegates : 1];
   uint32_t totals[3], count, ranks;
 };

@@ -154,11 +154,11 @@ struct Block {
   const Exchange exchange{a, row};
   uint32_t* const bins = kAlone ? s.histogram : exchange.bins;
 
-  C threshold = 0, high = 0;           // the k best reach this; nothing exceeds the other
+  C threshold = 0, high = 0;           // the k best reach `threshold`; nothing exceeds `high`
   C raised = 0;                        // the threshold, if this block kept only its k best
   uint32_t token = 0, target = 0;      // arrivals at barriers of the blocks of a row
   uint32_t in_list = 0, held = 0;      // survivors in this lane's list; 32 times the length of the longest
-  bool failed = false, crowd = false;  // a list has no room; many neighbours would share a bin
+  bool failed = false, crowd = false;  // a list has no room; bins of equal width would be crowded
   Division division = {};
 
   __device__ __forceinline__ Block(const Sieve& a, unsigned char* shared_bytes)
@@ -384,7 +384,7 @@ struct Block {
     }
     static_assert(kSieveBins == 1 << 12);
     division = {high, max(0, bit_length(high - threshold) - 12), nullptr};
-    // Where many neighbours on the lists share bins, most survivors do: to count these would take long, for nothing.
+    // If many neighbours on the lists share a bin, bins are crowded. To find that out by counting would take long.
     const C some[1] = {held_at(tid)};
     uint32_t bin[1];
     division.bins(some, bin);
@@ -557,16 +557,16 @@ cudaError_t run(cudaStream_t stream, const Problem& problem, Sieve a) {
   const int64_t rows = problem.rows.count();
   const int64_t chunks = (static_cast<int64_t>(a.length) * sizeof(Key) + 511) / 512;
   const double share = static_cast<double>(a.k) / a.length;
-  // Those of so many parts of a sample that have one of the k best, with five deviations to spare.
+  // How many of `parts` equal parts of a sample have one of the k best: the expected number, and five deviations more.
   constexpr double kSample = static_cast<double>(kSieveStep) / sizeof(Key), kStreams = kSieveLoads * kWarps;
   const auto reach = [&](double parts) {
     const double seen = 1 - std::exp(-share * kSample / parts);
     return std::min(parts * seen + 5 * std::sqrt(parts * seen * (1 - seen)) + 5, parts * 63 / 64);
   };
-  // Where few threads are enough, those of one stream would be, and its neighbours may be alike.
+  // If few threads decided, all might be threads of one stream, whose elements may be alike: then streams decide.
   a.by_streams = reach(kStreams) <= kStreams / 2;
   a.reach = static_cast<uint32_t>(reach(a.by_streams ? kStreams : kThreads));
-  // The elements of a sample that are among the k best, with six deviations and a stream of equal ones to spare.
+  // How many elements of a sample are among the k best: the expected number, six deviations, and a stream more.
   const double of_sample = share * kSample;
   a.ties = static_cast<uint32_t>(of_sample + 6 * std::sqrt(of_sample) + 5 + kSample / kStreams);
   Launch shape;

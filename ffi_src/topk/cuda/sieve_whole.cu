@@ -194,7 +194,7 @@ __device__ __noinline__ void search(const Whole& a, Row row, Control& s, uint32_
     const uint32_t least = low < bottom && bottom <= high ? bottom : low, most = low <= top && top < high ? top : high;
     middle = most - (most - least) / 2;
   }
-  const uint32_t need = (reached <= kWholeSort ? reached : a.k) - passed;  // like the key
+  const uint32_t need = (reached <= kWholeSort ? reached : a.k) - passed;  // elements that equal the key
   const uint32_t of_step = tid * 32 < vectors ? counts[tid] : 0, step_above = (of_step >> 8 & 255) + (of_step >> 24);
   uint32_t step_like = (of_step & 255) + (of_step >> 16 & 255) - step_above;
   if (middle == 0 && tid == 0) step_like -= skipped;
@@ -218,7 +218,7 @@ __device__ __noinline__ void search(const Whole& a, Row row, Control& s, uint32_
       push_reaches(reach, word << 16, (middle << 16) - 1);
       push_reaches(reach, word, (middle << 16) - 1);
     }
-    if (middle == 0) reach = v ? 0xff : 0xff >> skipped;  // others that are not of the row come after all that are
+    if (middle == 0) reach = v ? 0xff : 0xff >> skipped;  // without those before the row; those after it come last
     if (like_to == need) reach = above;
     const uint32_t mine = static_cast<uint32_t>(__popc(above)) << 16 | __popc(reach & ~above);
     const uint32_t before_lane = sum_up_to_lane(mine) - mine;
@@ -408,7 +408,8 @@ struct Block {
     const uint32_t single = tid < row.loose() ? row[row.loose_index(tid)] : 0;  // belongs to no vector
     uint32_t c[kAtOnce], bin[kAtOnce];
 #pragma unroll
-    for (uint32_t j = 0; j < kAtOnce; ++j) c[j] = survivor(min(at + j * kWarps, kWholeRoom - 1));  // whatever it is
+    for (uint32_t j = 0; j < kAtOnce; ++j)
+      c[j] = survivor(min(at + j * kWarps, kWholeRoom - 1));  // beyond the list: any value
 #pragma unroll
     for (uint32_t j = 0; j < kAtOnce; ++j) {
       bin[j] = is_one(j) ? bin_of(c[j]) : nobody;
@@ -489,8 +490,8 @@ __global__ void __launch_bounds__(kThreads, 1) whole_kernel(const __grid_constan
 
 cudaError_t launch_sieve_whole(cudaStream_t stream, const Problem& problem, const Buffers& buffers) {
   Whole a = {call_of(problem, buffers)};
-  // The threads that have one of the k best in their sample, with five deviations to spare.
-  const double of_thread = a.length / static_cast<double>(kThreads * kSteps);  // elements of its sample
+  // How many threads have one of the k best in their sample: the expected number, and five deviations more.
+  const double of_thread = a.length / static_cast<double>(kThreads * kSteps);  // elements of a thread's sample
   const double share = static_cast<double>(a.k) / a.length, seen = 1 - std::exp(-share * of_thread);
   const double reach = kThreads * seen + 5 * std::sqrt(kThreads * seen * (1 - seen)) + 5;
   a.reach = static_cast<uint32_t>(std::min(reach, kThreads * 63.0 / 64));
