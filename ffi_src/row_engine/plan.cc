@@ -246,7 +246,7 @@ int64_t bytes_of_any_batch(const RowPlan& plan, const Gpu& gpu) {
 // fill the device more evenly, or as evenly in fewer rounds, or if the axis is too short to occupy the other lanes.
 // Where columns are few, blocks share the axis, in parts that are not short.
 void plan_along(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
-  constexpr int kLaneBits = 8;  // of a block
+  constexpr int kLaneBits = 8;  // a block has 2^8 lanes
   const int64_t resident = along_resident(plan.traits.item_bytes) * gpu.multiprocessors;
   plan.along = true;
   plan.block_warps = kAlongWarps;

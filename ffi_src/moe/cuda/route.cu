@@ -309,8 +309,8 @@ __global__ void __launch_bounds__(1024) route_kernel(PlanProblem p, Routes all, 
   }
 }
 
-// The same without counters in shared memory. A lane counts, by the same votes, how many assignments of its warp go to
-// the experts of its own number, and of that and 32, 64 or 96. All that threads tell each other is what warps have.
+// The same for up to 32 * kGroups experts, without counters in shared memory: lane l counts, by the same votes, how
+// many assignments of its warp go to the experts l, l + 32 and so on. Warps then exchange only these counts.
 template <Algorithm kAlgorithm, int kItems, int kGroups>
 __global__ void __launch_bounds__(1024) route_few_kernel(PlanProblem p, Routes all, Geometry g) {
   __shared__ int32_t of_warps[32][kGroups][32], of_blocks[kGreatestCluster][kGroups][32];
@@ -320,7 +320,7 @@ __global__ void __launch_bounds__(1024) route_few_kernel(PlanProblem p, Routes a
   const auto experts = static_cast<int32_t>(p.experts), assignments = static_cast<int32_t>(p.assignments);
   const auto chunk = static_cast<int32_t>(g.chunk);
   const int32_t first = (blockIdx.x * warps + warp) * chunk + lane;
-  // What the lane of expert e has for it.
+  // Returns the number that the lane of expert e has for it.
   const auto of_expert = [&](const int32_t (&numbers)[kGroups], int32_t e) {
     int32_t found = __shfl_sync(kEveryLane, numbers[0], e & 31);
 #pragma unroll

@@ -115,7 +115,7 @@ cudaError_t merge(cudaStream_t stream, const RowPlan& plan, RowParameters& p, co
     launched.block = dim3(threads);
     return launch_with(stream, launched, kernels.merge_few, p);
   }
-  // Warps that have columns for themselves share a block where blocks of one would come in waves.
+  // If a warp merges a column, blocks have several warps where there would be more blocks than run at a time.
   const int64_t columns = end - first;
   const int64_t warps = plan.units <= kMaxFlatSpans ? std::clamp<int64_t>(columns / 1024, 1, kMergeWarps) : 1;
   launched.grid = dim3(static_cast<unsigned>((columns + warps - 1) / warps));

@@ -547,10 +547,10 @@ cudaError_t launch_stream(cudaStream_t stream, const RowPlan& plan, StreamParame
   if (status != cudaSuccess) return status;
   const int64_t clusters = std::min<int64_t>(s.of.columns, resident);
   launched.grid = dim3(static_cast<unsigned>(clusters * plan.blocks));
-  // Clusters that start at the same time would read, exchange statistics and write at the same time, in every round. So
-  // where some have a second row, they start one after the other, but faster than memory brings their first rows, so
-  // that it is never idle (an H200's brings about 2500 bytes a clock). On GPUs with faster memory this costs at most
-  // some of the time of the first rows. (Few rows took up to 20 % less.)
+  // Clusters that start together would all read at the same time, then all exchange statistics, then all write, in
+  // every round. So they start one after the other, if some of them take a second row. The delay is less than the time
+  // in which memory delivers a row (an H200 delivers about 2500 bytes a clock), so that memory is never idle. (Few rows
+  // took up to 20 % less time.)
   if (s.of.out && s.of.columns > clusters)
     s.apart = s.of.length * P::kOperands * static_cast<int>(sizeof(typename P::Element::Bits)) / kStreamClockBytes;
   if (s.of.columns <= clusters * kStreamKnown) s.counter = nullptr;

@@ -72,7 +72,7 @@ struct TileBlock {
     for (int o = 0; o < P::kOperands; ++o) {
       const Bits* const from = static_cast<const Bits*>(p.operands[o]) + at;
       unsigned char* const to = tile + o * t.operand_bytes;
-      int copied = shift;  // the end, in bytes of the tile
+      int copied = shift;  // the tile has been copied up to this byte
       if ((reinterpret_cast<uintptr_t>(from) & 15) == shift) {
         // Reads nothing beyond the end of the array.
         const int whole = first + rows == p.columns ? end & ~15 : (end + 15) & ~15;

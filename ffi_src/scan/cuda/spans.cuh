@@ -55,7 +55,7 @@ class Spans : public BetweenWarps<Policy> {
 
   struct Span {
     int64_t begin;
-    int left;  // positions from its first on
+    int left;  // positions of the axis from `begin` on
   };
 
   // The part of an array that is in shared memory: elements from `begin` to `end`, counted from `origin`, which is

@@ -99,9 +99,9 @@ __device__ __forceinline__ void write_candidates(const T& team, const typename T
     board.indices[m + in_team] = ~0u;
   }
   team.sync();
-  // Counts the candidates before each, by their words, or by words and indices. A thread has several at the same time;
-  // several lanes of a block have the same ones. Floats are compared as float_hits does: none is counted before one
-  // that it is not above. What this cannot tell apart, such as NaNs, counts as a tie.
+  // Ranks each candidate: counts those that come before it, by their words, or by words and indices. A thread ranks
+  // several at the same time, and several lanes of a block share the counting for the same ones. Floats are compared as
+  // float_hits does; what it cannot tell apart, such as NaNs, counts as a tie.
   constexpr uint32_t kSplit = T::kSize == 64 ? 2 : T::kBlock ? 4 : 1, kApart = T::kSize / kSplit;
   constexpr uint32_t kOwn = T::kSize == 32 || kApart == 64 ? 2 : kApart <= 32 ? 3 : 1;
   const float scale = __uint_as_float(min((314u << 23) - (decode(floor, a.order) & kExponent), 254u << 23));

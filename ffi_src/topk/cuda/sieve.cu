@@ -204,7 +204,7 @@ struct Block {
       *exchange.arrivals = *exchange.failed = *exchange.crowded = *exchange.total = *exchange.found = 0;
       *exchange.most = 0;
     }
-    wait_for_async_copies<0>();  // otherwise it would wait for all loads that were started with it
+    wait_for_async_copies<0>();  // here, since it waits for all loads that have been started
 #pragma unroll 1
     for (uint32_t stage = 1; stage < kSieveStages; ++stage) copy(stage, stage);
   }
@@ -473,7 +473,8 @@ struct Block {
     division.high = kAlone ? control.most : __ldcg(exchange.most);
   }
 
-  // Gives each survivor a bin, and a place in it. False: the bet has failed, and the exact way has been taken.
+  // Gives each survivor a bin, and a place in it. Returns false if the threshold was wrong: then the exact selection
+  // has written the results.
   __device__ __forceinline__ bool deal_out() {
 #pragma unroll 1
     while (true) {

@@ -281,7 +281,7 @@ struct Block {
     for (uint32_t i = 0; i < kPerThread / 4; ++i)
       reinterpret_cast<uint4*>(s.bins)[i * kThreads + tid] = make_uint4(0, 0, 0, 0);
     if (tid < row.loose()) row.keys[row.loose_index(tid)] = row.x[row.loose_index(tid)];
-    wait_for_async_copies<0>();  // it would wait for all that is asked for with it
+    wait_for_async_copies<0>();  // here, since it waits for all loads that have been started
 #pragma unroll 1
     for (uint32_t step = 1; step < kSteps; ++step) copy(step);
   }

@@ -64,8 +64,8 @@ struct Row {
   uint32_t step, n, turn;
   const SortOrder* key_order;
   Key low;         // the least key
-  int range;       // bits of a key above it
-  int index_bits;  // of a word
+  int range;       // bits of the largest key less `low`
+  int index_bits;  // bits of a word that hold the index
 
   __device__ __forceinline__ Key key(uint32_t index) const { return sort_key(keys[index * step], *key_order); }
   // Which element a slot has. Teams start at different ones, so that rows of whole lines do not meet in a bank.

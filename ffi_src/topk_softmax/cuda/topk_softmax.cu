@@ -214,7 +214,7 @@ __device__ __forceinline__ void sum_up(const float (&v)[kElements], S& selection
 #pragma unroll
   for (uint32_t j = 1; j < kElements; ++j) top = fmaxf(top, v[j]);
   top = max_of_team<kTeam>(top);
-  const float base = isinf(top) ? 0 : top;  // of e^(inf - inf), which is a NaN, the sum would know nothing
+  const float base = isinf(top) ? 0 : top;  // with an infinite base, e^(inf - inf) would be NaN
   float sums[4] = {};
 #pragma unroll
   for (uint32_t j = 0; j < kElements; ++j) sums[j % 4] += fast_exp2(rounded_product(v[j] - base, 1.44269504f));
