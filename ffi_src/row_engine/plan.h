@@ -37,8 +37,7 @@ struct RowTraits {
   bool masked = false;  // there may be masks: columns are read one by one
   bool output = true;   // results of the full shape
   bool label = false;   // each row has a label, an element that must be found before the row is read
-  bool lean =
-      false;  // this call has no full result, and there is a kernel of few registers for it (Sharing::kStatistics)
+  bool lean = false;    // this call has only statistics; a kernel of few registers is for that (Sharing::kStatistics)
   bool tiled = false;   // there are full results, and the kernels of short rows: tile_kernel and spread_kernel
   bool swept = false;   // there are only statistics; of the kernels of rows, only tile_kernel and sweep_kernel
   bool strips = false;  // there are only statistics, and a kernel that walks strips of columns

@@ -20,7 +20,7 @@ namespace {
 constexpr int kTogether = 4;  // steps, each of as many rows as a warp has teams
 // Steps in flight. Where tables leave a multiprocessor few warps, each must have more, or waits for memory.
 constexpr int kSteps = 8, kDeepSteps = 24;
-constexpr int64_t kDeepBytes = 24 << 10;  // tables of a warp from which on kDeepSteps are in flight
+constexpr int64_t kDeepBytes = 24 << 10;  // with tables of a warp as large as this, kDeepSteps are in flight
 
 struct Args : Slices {
   int64_t outer, chunks, share;  // rows of a slice that each of its warps has

@@ -197,7 +197,7 @@ class LookAhead {
     return tile == 0 ? initial : Policy::combine(initial, before);
   }
 
-  // As Before, but one thread does it.
+  // Returns the fold of all that comes before a tile of a column. One thread computes it alone.
   __device__ State base_of(int tile, int64_t column) const {
     const auto fold = [&](int level, State state) {
       const int index = tile >> (kGroupBits * level);

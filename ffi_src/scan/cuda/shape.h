@@ -62,7 +62,7 @@ constexpr bool is_rare(Kind kind, Op op, bool segmented, DType dtype) {
   return bytes == 2 || !cumulative || op == Op::kProd || segmented;
 }
 
-// What is asked for most: of tangents, their transpose, in gradients.
+// Whether a call has no options that cost code. Of tangents, what gradients need (the transpose) is plain.
 template <class Call>
 constexpr bool is_plain(Kind kind, const Call& call) {
   return !call.segmented && !call.exclusive && (kind != Kind::kTangent || call.transpose);

@@ -268,8 +268,8 @@ class RowLookAhead {
       work.put_extras(stage, extra);
     }
     tell_landing(stage);
-    // Meanwhile the tile of the next round comes to the level 2 cache: memory is kept busy then where all wait for one
-    // tile that is late. (Three rounds were slower than none: results push them out of the cache.)
+    // Prefetch the tile of the next round into the L2 cache: so memory has work even while all blocks wait for one tile
+    // that is late. (To prefetch three rounds was slower than none: results push them out of the cache.)
     if (threadIdx.x == 0 && i >= p.stages - 1) let_come_near(ticket + gridDim.x);
   }
 

@@ -2,9 +2,10 @@
 //
 // A block streams 32 neighbouring columns past thresholds that rise. A warp reads whole lines; a thread has every
 // fourth element of one column and keeps those above the column's threshold in a list of its own, in shared memory.
-// When a list might not take what comes next, four lanes to a column count by bisection how many of its candidates
-// reach what, and drop those below a new threshold that k reach, and few more. An element that ties with the threshold
-// comes after k others and is none of the result: ties and rising columns cost more such rounds, but no second reading.
+// When a list might have no room for what comes next, four lanes to a column find, by bisection and counting, a new
+// threshold that k of its candidates reach and few more, and drop the others. A later element that ties with the
+// threshold comes after k others, so it is not in the result: ties and rising columns cost more such rounds, but
+// nothing is read twice.
 //
 // Bytes moved: the input once, k (value + index) out.
 #include "common/cuda/launch.cuh"
