@@ -71,3 +71,12 @@ def cuda(monkeypatch):
     """Lowers for CUDA as a full build does, also in a build without _cuda."""
     if _native.modules["cuda"] is None:
         monkeypatch.setitem(_native.modules, "cuda", _native.modules["cpu"])
+
+
+@pytest.fixture(params=["", "all"], ids=["kernels", "plain JAX"])
+def paths(request, monkeypatch):
+    """Both kernels and what takes their place elsewhere."""
+    monkeypatch.setenv("JAXGPUOPS_DISABLE", request.param)
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
