@@ -500,11 +500,6 @@ def test_dtypes_are_promoted():
     assert jaxgpuops.linear_scan(b, b, jnp.ones((), jnp.complex64)).dtype == jnp.complex64
 
 
-# ---- Derivatives ------------------------------------------------------------------------------------------------------
-# cumsum, cumprod and linear_scan are linear in each single element: on small integers the difference quotient is the
-# derivative, exactly, and so are mixed second ones.
-
-
 # ---- Errors -----------------------------------------------------------------------------------------------------------
 
 

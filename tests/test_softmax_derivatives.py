@@ -1,4 +1,4 @@
-"""Derivatives of softmax, log_softmax, logsumexp and cross-entropy: where they are hard, and what they keep in memory."""
+"""Derivatives of the softmax family: where they are hard, and what they keep in memory."""
 
 import functools
 
@@ -203,7 +203,7 @@ def test_second_derivatives_at_large_logits(paths, module):
                 assert_close(jax.jit(second)(x), expected, bound)
 
 
-# ---- Derivatives -----------------------------------------------------------------------------------------------------
+# ---- Finite differences, transposes ----------------------------------------------------------------------------------
 
 
 @tiers
