@@ -15,7 +15,7 @@ CUDA_SOURCES = [
 ]
 SOURCES = [
     *(f"ffi_src/{name}.cu" for name in CUDA_SOURCES),
-    *(f"ffi_src/{name}.cc" for name in ("row_engine/plan", "softmax/plan", "reduce/plan")),
+    *(f"ffi_src/{name}.cc" for name in ("row_engine/plan", "row_engine/cuda/launch", "softmax/plan", "reduce/plan")),
     "tools/lab/softmax_lab.cc",
 ]
 
