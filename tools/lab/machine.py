@@ -16,6 +16,11 @@ def library(family):
     return pathlib.Path(os.environ.get("JAXGPUOPS_LAB", ROOT / "build" / "lab" / f"lib{family}.so"))
 
 
+def kernels(family):
+    """Returns the CUDA sources of a family."""
+    return [str(path.relative_to(ROOT)) for path in sorted((ROOT / "ffi_src" / family / "cuda").glob("*.cu"))]
+
+
 def build(family, sources):
     """Compiles sources (.cu, or .cc as CUDA) on all cores. CUDAARCH is the architecture; NVCC_FLAGS are added."""
     target = library(family)

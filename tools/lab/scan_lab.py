@@ -7,10 +7,9 @@ import os
 import time
 
 import numpy as np
-from machine import Gpu, Host, Sweep, build, library, random_rows, random_shape, replay
+from machine import Gpu, Host, Sweep, build, kernels, library, random_rows, random_shape, replay
 
-CUDA = ["sum", "product", "extreme", "logsumexp", "linear", "linear_vjp", "tangent", "launch"]
-SOURCES = [*(f"ffi_src/scan/cuda/{name}.cu" for name in CUDA), "ffi_src/scan/plan.cc", "tools/lab/scan_lab.cc"]
+SOURCES = [*kernels("scan"), "ffi_src/scan/plan.cc", "tools/lab/scan_lab.cc"]
 
 KINDS = ["cumulative", "tangent", "linear", "linear_vjp"]  # as in scan.h
 OPS = ["sum", "prod", "max", "min", "logsumexp"]

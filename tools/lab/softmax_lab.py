@@ -6,15 +6,12 @@ import os
 import time
 
 import numpy as np
-from machine import Gpu, Host, Sweep, build, library, random_rows, random_shape, replay
+from machine import Gpu, Host, Sweep, build, kernels, library, random_rows, random_shape, replay
 from scan_lab import DTYPE, broadcast
 
-CUDA_SOURCES = [
-    *(f"softmax/cuda/{name}" for name in ("plain", "general", "cross_entropy", "jvp", "launch")),
-    *(f"reduce/cuda/{name}" for name in ("sum", "dot", "extreme", "launch")),
-]
 SOURCES = [
-    *(f"ffi_src/{name}.cu" for name in CUDA_SOURCES),
+    *kernels("softmax"),
+    *kernels("reduce"),
     *(f"ffi_src/{name}.cc" for name in ("row_engine/plan", "row_engine/cuda/launch", "softmax/plan", "reduce/plan")),
     "tools/lab/softmax_lab.cc",
 ]

@@ -7,11 +7,11 @@ import os
 import sys
 
 import numpy as np
-from machine import ROOT, Sweep, build, library, log_uniform, random_rows, replay
+from machine import ROOT, Sweep, build, kernels, library, log_uniform, random_rows, replay
 
 SOURCES = [
-    *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "ffi_src" / "topk" / "cuda").glob("*.cu"))),
-    *(f"ffi_src/sort/cuda/{name}.cu" for name in ("block", "launch", "short", "sweep", "turn")),
+    *kernels("topk"),
+    *kernels("sort"),
     *("ffi_src/sort/plan.cc", "ffi_src/topk/plan.cc", "tools/lab/topk_lab.cc"),
 ]
 DISTRIBUTIONS = ["normal", "rising", "falling", "equal", "two", "relu", "nan", "high bits", "period", "tail", "bits"]
