@@ -159,8 +159,7 @@ constexpr bool kExact<General<Integer<Unsigned>>> = true;
 template <>
 constexpr bool kExact<General<Boolean>> = true;
 
-template <class Policy>
-cudaError_t run(cudaStream_t stream, const Plan& plan, const Parameters& p) {
+SmallParameters small_parameters_of(const Plan& plan, const Parameters& p) {
   SmallParameters s{};
   for (int o = 0; o < 3; ++o) s.operands[o] = p.operands[o];
   for (int o = 0; o < 2; ++o) s.results[o] = p.results[o];
@@ -175,6 +174,12 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Parameters& p) {
   s.backward = p.backward;
   s.neighbour_before = p.neighbour_before;
   s.options = p.options;
+  return s;
+}
+
+template <class Policy>
+cudaError_t run(cudaStream_t stream, const Plan& plan, const Parameters& p) {
+  const SmallParameters s = small_parameters_of(plan, p);
   const Launch shape{dim3(p.strips), dim3(plan.threads())};
   if constexpr (kExact<Policy>) {
     return launch(stream, shape, scan_small_exact<Policy>, s);
