@@ -76,10 +76,10 @@ def layer(ids, x, w):
     return plan, y, jaxgpuops.moe_combine(y, plan, w)
 
 
-def operands(seed, tokens=4000, width=1000, dtype="bfloat16"):
+def operands(seed, tokens=4000, width=1000, dtype="bfloat16", k=6):
     keys = jax.random.split(jax.random.key(seed), 3)
-    ids = jax.random.randint(keys[0], (tokens, 6), -1, 66)
-    return ids, jax.random.normal(keys[1], (tokens, width), dtype), jax.random.uniform(keys[2], (tokens, 6))
+    ids = jax.random.randint(keys[0], (tokens, k), -1, 66)
+    return ids, jax.random.normal(keys[1], (tokens, width), dtype), jax.random.uniform(keys[2], (tokens, k))
 
 
 # The last two are large enough for threads that have several units of a row.
@@ -117,22 +117,43 @@ def test_command_buffers_with_changing_inputs():
     run_in_command_buffers("test_gpu_moe")
 
 
-@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "bfloat16", "float32"])
-@pytest.mark.parametrize("width", [24, 1000, 7168])
-def test_gradients_of_combine_have_the_same_bits_in_every_run(width, dtype):
-    """Also where XLA hands over a slice whose rows are not aligned to vectors: the order of adding is the same."""
-    ids, x, w = operands(2, 300, width, dtype)
-    plan = jaxgpuops.moe_plan(ids, 64)
-    y = jaxgpuops.moe_dispatch(x[::-1], plan)
-    gradients = jax.jit(lambda y, w, ct: jax.vjp(lambda y, w: jaxgpuops.moe_combine(y, plan, w), y, w)[1](ct))
-    expected = gradients(y, w, x)
-    there = (plan.row_of_assignment >= 0)[..., None]
-    terms = jnp.where(there, y[plan.row_of_assignment].astype(jnp.float32) * x[:, None].astype(jnp.float32), 0)
-    assert (jnp.abs(expected[1] - terms.sum(2)) <= 1e-4 * jnp.abs(terms).sum(2)).all()
-    moved = jax.jit(lambda y, ct: gradients(y[3:].reshape(expected[0].shape), w, ct[3:].reshape(x.shape)))
-    shifted = lambda a: jnp.concatenate([jnp.zeros(3, a.dtype), a.ravel()])
-    for _ in range(3):
-        assert same_bits(moved(shifted(y), shifted(x)), expected)
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize(
+    "width, tokens, k",
+    # Blocks that have a row, some, or all of a token; rows of part of a warp, of vectors or not, and too long for a block.
+    [(24, 300, 6), (1001, 30, 6), (1001, 3000, 6), (1000, 400, 40), (7168, 40, 6), (7168, 600, 6), (20_000, 100, 6)],
+)
+def test_gradients_of_combine_have_the_same_bits_in_every_run(width, tokens, k, dtype):
+    """Also of a few of the tokens, and where XLA hands over a slice whose rows are not aligned to vectors: the order of
+    adding is the same."""
+    with jax.enable_x64(dtype == "float64"):
+        ids, x, w = operands(2, tokens, width, dtype, k)
+        if dtype == "float64":
+            w = w.astype(dtype)
+
+        def gradients(ids, x, ct, w):
+            plan = jaxgpuops.moe_plan(ids, 64)
+            y = jaxgpuops.moe_dispatch(x, plan)
+            return plan, y, *jax.vjp(lambda y, w: jaxgpuops.moe_combine(y, plan, w), y, w)[1](ct)
+
+        plan, y, dy, dw = expected = jax.jit(gradients)(ids, x[::-1], x, w)
+        there, row, a = plan.row_of_assignment >= 0, plan.row_of_assignment, plan.assignment_of_row
+        products = jax.jit(
+            lambda y: jnp.where(there[..., None], y[row].astype(w.dtype) * x[:, None].astype(w.dtype), 0)
+        )
+        terms = products(y)
+        limit = 1e-4 if dtype != "float64" else 1e-13
+        assert (jnp.abs(dw - terms.sum(2)) <= limit * jnp.abs(terms).sum(2)).all()
+        scaled = (w.reshape(-1)[a][:, None] * x[a // k].astype(w.dtype)).astype(dtype)
+        assert same_bits(dy, jnp.where((a >= 0)[:, None], scaled, 0))
+        few = tokens // 4
+        assert same_bits(jax.jit(gradients)(ids[:few], x[::-1][:few], x[:few], w[:few])[3], dw[:few])
+        shifted = lambda a: jnp.concatenate([jnp.zeros(3, a.dtype), a.ravel()])
+        pull = lambda y, ct: jax.vjp(lambda y, w: jaxgpuops.moe_combine(y, plan, w), y, w)[1](ct)
+        moved = jax.jit(lambda flat_y, flat_ct: pull(flat_y[3:].reshape(y.shape), flat_ct[3:].reshape(x.shape)))
+        for _ in range(3):
+            assert same_bits(jax.jit(gradients)(ids, x[::-1], x, w), expected)
+            assert same_bits(moved(shifted(y), shifted(x)), (dy, dw))
 
 
 @pytest.mark.parametrize("k", [0, 2])

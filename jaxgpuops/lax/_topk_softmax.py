@@ -212,6 +212,14 @@ def tangents(t, rest, outs, *, axis, score, normalize, scale, **_):
     return [(w * dlog).astype(weights.dtype), None, *of_sums]
 
 
+def _total(x, axis):
+    """The sum over few elements: of slices, since XLA makes one kernel of these and what follows, of a reduction two."""
+    k = x.shape[axis]
+    if not isinstance(k, int) or not 0 < k <= 16:
+        return x.sum(axis, keepdims=True)
+    return sum(jax.lax.slice_in_dim(x, j, j + 1, axis=axis) for j in range(k))
+
+
 def cotangent_of_logits(cts, rest, outs, *, length, along, axis, score, normalize, scale, **_):
     """The transpose of `tangents`."""
     weights, indices, *log_sum = outs
@@ -220,7 +228,7 @@ def cotangent_of_logits(cts, rest, outs, *, length, along, axis, score, normaliz
     w = weights.astype(_arguments.wide(weights.dtype))
     wide = lambda x: x.astype(w.dtype)
     c = w * wide(ct)
-    total = c.sum(axis, keepdims=True)
+    total = _total(c, axis)
     dense = []  # what all logits get
     if normalize:
         c -= w * total * _inverse(scale)

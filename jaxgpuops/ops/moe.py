@@ -406,7 +406,8 @@ def moe_route(
         return weights, ids, plan
     counts = plan.group_sizes if capacity is None else _counts(ids, logits.shape[-1])
     names = _arguments.names(op, axis_name)
-    return weights, ids, plan, _losses(logits, counts, log_sum[0], SCORES.index(options.score), op, names)
+    score, assignments = SCORES.index(options.score), max(math.prod(ids.shape[-2:]), 1)
+    return weights, ids, plan, _losses(logits, counts, log_sum[0], assignments, score, op, names)
 
 
 def moe_losses(
@@ -423,7 +424,7 @@ def moe_losses(
       expert_ids: integers of shape ``(*batch, tokens, k)``: what it has chosen. Those out of range do not count.
       score: the scores of that gate, as of `topk_softmax`.
       axis_name: inside `jax.shard_map`, the mesh axis, or axes, along which tokens are split: losses are those of the
-        tokens of all devices, which exchange two numbers for each expert, and one.
+        tokens of all devices, which exchange a number for each expert, and two.
 
     Returns:
       ``MoELosses(load_balance, z)`` of shape ``batch``, float32 (float64 of float64):
@@ -464,7 +465,7 @@ def moe_losses(
             f"{logits.shape} and {ids.shape}"
         )
     place = SCORES.index(_arguments.choice(op, "score", score, SCORES))
-    return _losses(logits, _counts(ids, logits.shape[-1]), None, place, op, _arguments.names(op, axis_name))
+    return _losses(logits, _counts(ids, logits.shape[-1]), None, None, place, op, _arguments.names(op, axis_name))
 
 
 def _counts(ids, experts):
@@ -472,8 +473,9 @@ def _counts(ids, experts):
     return (ids[..., None] == jnp.arange(experts, dtype=ids.dtype)).sum((-3, -2))
 
 
-@functools.partial(jax.jit, static_argnums=(3, 4, 5), inline=True)
-def _losses(logits, counts, log_sum, score, op, names):
+@functools.partial(jax.jit, static_argnums=(3, 4, 5, 6), inline=True)
+def _losses(logits, counts, log_sum, assignments, score, op, names):
+    """``assignments``: how many `counts` add up to on each device; None if that is not known."""
     *batch, tokens, experts = logits.shape
     logits = logits.astype(_arguments.wide(logits.dtype))
     if tokens == 0 or experts == 0:
@@ -483,9 +485,17 @@ def _losses(logits, counts, log_sum, score, op, names):
         log_sum = jax.nn.logsumexp(logits, -1)
     own = score != SOFTMAX
     shares = shares_of(logits, logits.ndim - 1, score) if own else jnp.exp(logits - log_sum[..., None])
-    counts, share, z = counts.astype(logits.dtype), shares.mean(-2), (log_sum**2).mean(-1)
-    if (split := manual(op, names, tokens)) is not None:  # all have as many tokens: means are means of means
+    counts, split = counts.astype(logits.dtype), manual(op, names, tokens)
+    if split is not None:
         counts = split.sum(jax.lax.stop_gradient(counts))
-        share, z = (split.sum(x) / split.shards for x in (share, z))
-    balance = experts * (counts * share).sum(-1) / jnp.maximum(counts.sum(-1), 1)
+    if assignments is None:
+        assignments = jnp.maximum(counts.sum(-1), 1)[..., None]
+    elif split is not None:
+        assignments *= split.shards
+    # Each token's shares meet the load before tokens are added up: a sum of rows and a sum of numbers, where a mean of
+    # each expert's shares would be one of columns, and a third. What means divide by is a factor before the last sum.
+    of_tokens = (counts[..., None, :] * shares).sum(-1)
+    balance, z = (of_tokens * (experts / tokens / assignments)).sum(-1), (log_sum**2 / tokens).sum(-1)
+    if split is not None:  # all have as many tokens: means are means of means
+        balance, z = (split.sum(x) / split.shards for x in (balance, z))
     return MoELosses(balance, z)

@@ -14,42 +14,76 @@
 namespace jaxgpuops::moe {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kGradientThreads = 128;   // at most, of a block of combine's gradient
-constexpr int kColumns = 4;             // units of a row that a thread has, if they are small
-constexpr int kAhead = 4;               // rows that a thread knows, or loads, before it goes on
-constexpr int64_t kManyRows = 1 << 11;  // rows that are enough for blocks that have several
-constexpr int64_t kFilled = 32;         // rows that a warp looks through for those that have no token
+constexpr int kThreads = 256;  // of a block of dispatch
+constexpr int kCombineThreads = 128;
+constexpr int kGradientThreads = 512;    // at most, of a block of combine's gradient
+constexpr int kGradientRows = 32;        // that such a block has, at most: a lane knows one
+constexpr int kAtOnce = 2;               // rows that such a block has at a time
+constexpr int kUnits = 2;                // of a thread of such a block, which it has at a time
+constexpr int kColumns = 4;              // units of a row that a thread has, if they are small
+constexpr int kAhead = 4;                // rows that a thread knows, or loads, before it goes on
+constexpr int64_t kManyBlocks = 1 << 8;  // which are enough for each to do more
+constexpr int64_t kWideRow = 96;         // threads of a token from which no block has several
+constexpr int64_t kFilled = 32;          // rows that a warp looks through for those that have no token
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Most calls are small enough for a 32-bit division, which is much faster than one of 64 bits.
-__device__ __forceinline__ int64_t quotient(int64_t a, int64_t b, bool narrow) {
-  return narrow ? static_cast<uint32_t>(a) / static_cast<uint32_t>(b) : a / b;
+// Divisions of 64 bits are long, and rarely needed: they are in functions of their own, so that what small calls run is
+// short. A kernel's code comes from memory, too.
+__device__ __noinline__ int64_t wide_quotient(int64_t a, int64_t b) { return a / b; }
+__device__ __forceinline__ int64_t quotient(int64_t a, int64_t b) {
+  return (a | b) >> 32 ? wide_quotient(a, b) : static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
 }
 
-// The units of a row that a thread has: the n-th is `first + n * threads`, if that is below `units`.
-struct Place {
-  int64_t line, outer, first;  // `line` counts the rows, or tokens, of all outer indices
+// What must be added to places that are counted over the tokens, or rows, of all outer indices.
+struct Shift {
+  int64_t index = 0, weight = 0, row = 0;
+};
+__device__ __noinline__ Shift shift_of_batch(const MoveProblem& p, int64_t token) {
+  const int64_t o = token / p.tokens, before = o * p.tokens * p.choices;
+  return {p.index(o) - before, p.weight(o) - before, o * p.rows};
+}
+__device__ __forceinline__ Shift shift_of(const MoveProblem& p, int64_t token) {
+  return p.outer == 1 ? Shift{} : shift_of_batch(p, token);
+}
 
-  __device__ __forceinline__ Place(int64_t lines, int64_t threads, bool narrow) {
-    const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-    line = quotient(thread, threads, narrow);
-    first = thread - line * threads;
-    outer = quotient(line, lines, narrow);
+// The units of a token that a thread has: the n-th is `first + n * threads`, if that is below `units`.
+struct Place {
+  int64_t token;  // counted over all outer indices
+  uint32_t first;
+
+  // A block has a part of a token, one of so many; or, if that is 0, several tokens or parts.
+  __device__ __forceinline__ Place(uint32_t parts, uint32_t threads) {
+    if (parts) {
+      const uint32_t t = blockIdx.x / parts;
+      token = t;
+      first = (blockIdx.x - t * parts) * blockDim.x + threadIdx.x;
+    } else {
+      const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+      token = quotient(thread, threads);
+      first = static_cast<uint32_t>(thread - token * threads);
+    }
   }
 };
 
+__device__ __noinline__ int64_t shift_of_batched_rows(const MoveProblem& p, int64_t line) {
+  const int64_t o = line / p.rows;
+  return p.other(o) - o * p.rows;
+}
+__device__ __forceinline__ int64_t shift_of_rows(const MoveProblem& p, int64_t line) {
+  return p.outer == 1 ? 0 : shift_of_batched_rows(p, line);
+}
+
 // Writes zeros to the rows that have no token. `block` is the number of the block among those that do so.
 template <class V>
-__device__ __forceinline__ void fill(const MoveProblem& p, int64_t block, const IndexMap& map, const int32_t* index,
-                                     int64_t units, V* out) {
+__device__ __forceinline__ void fill(const MoveProblem& p, int64_t block, const int32_t* index, int64_t units, V* out) {
   const int lane = threadIdx.x % 32;
   const int64_t first = (block * (blockDim.x / 32) + threadIdx.x / 32) * kFilled, line = first + lane;
-  const int64_t o = line / p.rows;
-  unsigned empty = __ballot_sync(kEveryLane, o < p.outer && index[map(o) + line - o * p.rows] < 0);
+  unsigned empty = __ballot_sync(kEveryLane, line < p.outer * p.rows && index[line + shift_of_rows(p, line)] < 0);
+#pragma unroll 1
   for (; empty; empty &= empty - 1) {
     V* const row = out + (first + __ffs(empty) - 1) * units;
+#pragma unroll 1
     for (int64_t u = lane; u < units; u += 32) row[u] = V{};
   }
 }
@@ -90,32 +124,34 @@ struct Scaled {
 // The first blocks have tokens, the others look for rows without any.
 template <class V, int kEach, class Made>
 __global__ void __launch_bounds__(kThreads)
-    dispatch_kernel(MoveProblem p, int64_t units, int64_t threads, int64_t blocks, bool narrow, Made made,
-                    const V* __restrict__ x, const int32_t* __restrict__ row_of_assignment,
+    dispatch_kernel(const __grid_constant__ MoveProblem p, uint32_t units, uint32_t threads, uint32_t parts,
+                    uint32_t blocks, Made made, const V* __restrict__ x, const int32_t* __restrict__ row_of_assignment,
                     const int32_t* __restrict__ assignment_of_row, V* __restrict__ out) {
-  if (blockIdx.x >= blocks) return fill(p, blockIdx.x - blocks, p.other, assignment_of_row, units, out);
-  const Place at(p.tokens, threads, narrow);
-  if (at.outer >= p.outer) return;
-  const int32_t choices = static_cast<int32_t>(p.choices);
-  const int64_t a = (at.line - at.outer * p.tokens) * choices, weight = p.weight(at.outer) + a;
-  row_of_assignment += p.index(at.outer) + a;
-  x += at.line * units + at.first;
-  out += at.outer * p.rows * units + at.first;
+  if (blockIdx.x >= blocks) return fill(p, blockIdx.x - blocks, assignment_of_row, units, out);
+  const Place at(parts, threads);
+  if (at.first >= threads || at.token >= p.outer * p.tokens) return;
+  const auto choices = static_cast<uint32_t>(p.choices), rows = static_cast<uint32_t>(p.rows);
+  const Shift shift = shift_of(p, at.token);
+  const int64_t a = at.token * choices, weight = a + shift.weight;
+  row_of_assignment += a + shift.index;
+  x += at.token * units + at.first;
+  out += shift.row * units + at.first;
   V token[kEach];
 #pragma unroll
   for (int n = 0; n < kEach; ++n)
     if (at.first + n * threads < units) token[n] = x[n * threads];
-  for (int32_t j = 0; j < choices; j += kAhead) {
-    int32_t row[kAhead];
+#pragma unroll 1
+  for (uint32_t j = 0; j < choices; j += kAhead) {
+    uint32_t row[kAhead];
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) row[i] = j + i < choices ? row_of_assignment[j + i] : -1;
+    for (int i = 0; i < kAhead; ++i) row[i] = j + i < choices ? row_of_assignment[j + i] : ~0u;
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      if (row[i] < 0 || row[i] >= p.rows) continue;
+      if (row[i] >= rows) continue;  // also those that have none
       const auto factor = made.factor(weight + j + i);
 #pragma unroll
       for (int n = 0; n < kEach; ++n)
-        if (at.first + n * threads < units) out[row[i] * units + n * threads] = made(token[n], factor);
+        if (at.first + n * threads < units) out[int64_t{row[i]} * units + n * threads] = made(token[n], factor);
     }
   }
 }
@@ -123,23 +159,24 @@ __global__ void __launch_bounds__(kThreads)
 // ---- combine --------------------------------------------------------------------------------------------------------
 
 template <class Element, int kVector, int kEach, int kTogether>
-__global__ void __launch_bounds__(kThreads)
-    combine_kernel(MoveProblem p, int64_t threads, bool narrow, const Vector<Element, kVector>* __restrict__ y,
-                   const int32_t* __restrict__ index, const typename Element::Acc* __restrict__ weights,
-                   Vector<Element, kVector>* __restrict__ out) {
+__global__ void __launch_bounds__(kCombineThreads)
+    combine_kernel(const __grid_constant__ MoveProblem p, uint32_t units, uint32_t threads, uint32_t parts,
+                   const Vector<Element, kVector>* __restrict__ y, const int32_t* __restrict__ index,
+                   const typename Element::Acc* __restrict__ weights, Vector<Element, kVector>* __restrict__ out) {
   using Acc = typename Element::Acc;
-  const Place at(p.tokens, threads, narrow);
-  if (at.outer >= p.outer) return;
-  const int64_t units = p.inner / kVector;
-  const int32_t choices = static_cast<int32_t>(p.choices);
-  const int64_t a = (at.line - at.outer * p.tokens) * choices;
-  const int32_t* const rows = index + p.index(at.outer) + a;
-  if (weights) weights += p.weight(at.outer) + a;
-  y += at.outer * p.rows * units + at.first;
-  out += at.line * units + at.first;
+  const Place at(parts, threads);
+  if (at.first >= threads || at.token >= p.outer * p.tokens) return;
+  const auto choices = static_cast<uint32_t>(p.choices);
+  const Shift shift = shift_of(p, at.token);
+  const int64_t a = at.token * choices;
+  const int32_t* const rows = index + a + shift.index;
+  if (weights) weights += a + shift.weight;
+  y += shift.row * units + at.first;
+  out += at.token * units + at.first;
   const auto within = [&](int c) { return at.first + c * threads < units; };
   Acc sums[kEach][kVector] = {};
-  for (int32_t j = 0; j < choices; j += kTogether) {
+#pragma unroll 1
+  for (uint32_t j = 0; j < choices; j += kTogether) {
     Vector<Element, kVector> v[kTogether][kEach];
     Acc scale[kTogether];
     bool there[kTogether];
@@ -149,7 +186,7 @@ __global__ void __launch_bounds__(kThreads)
       there[n] = row >= 0;
 #pragma unroll
       for (int c = 0; c < kEach; ++c)
-        if (there[n] && within(c)) v[n][c] = y[row * units + c * threads];
+        if (there[n] && within(c)) v[n][c] = y[static_cast<uint32_t>(row) * uint64_t{units} + c * threads];
       scale[n] = there[n] && weights ? weights[j + n] : Acc{1};
     }
 #pragma unroll
@@ -173,44 +210,46 @@ __global__ void __launch_bounds__(kThreads)
 
 // ---- the gradient of combine ----------------------------------------------------------------------------------------
 
-// A block has a token and up to kRows of its rows of y. For each of these it adds up the product with the token's
-// cotangent, and writes the scaled cotangent; kTurns units of a thread are loaded before the first of them is used.
-// Other blocks write zeros to rows that have no assignment. A thread has as many elements of a row as a vector, and
-// they are a vector if `inner` is a multiple of its length; else they are apart, so that neighbouring threads have
-// neighbouring elements. The order of additions depends on `inner` and the dtype alone, even if rows are not aligned to
-// vectors.
-template <class Element, int kRows, int kTurns>
+// A block has a token and `each` of its rows of y, or fewer. A thread has kUnits units of the token's cotangent at a
+// time in registers, and for kAtOnce rows at a time it adds up products with them, and writes them scaled: a warp's
+// loads of these rows are in flight together. Other blocks write zeros to rows that have no assignment.
+//
+// A unit is as many elements as a vector has, and they are a vector if `inner` is a multiple of its length; else they
+// are apart, so that neighbouring threads have neighbouring elements. The order of additions depends on `inner` and the
+// dtype alone, also where rows are not aligned to vectors: there kWhole is false, and units come one at a time.
+template <class Element, bool kWhole>
 __global__ void __launch_bounds__(kGradientThreads)
-    combine_vjp_kernel(MoveProblem p, bool whole, int64_t blocks, const typename Element::Bits* __restrict__ y,
-                       const typename Element::Bits* __restrict__ ct, const int32_t* __restrict__ row_of_assignment,
-                       const int32_t* __restrict__ assignment_of_row, const typename Element::Acc* __restrict__ weights,
-                       typename Element::Bits* __restrict__ dy, typename Element::Acc* __restrict__ dw) {
+    combine_vjp_kernel(const __grid_constant__ MoveProblem p, uint32_t blocks, uint32_t parts, uint32_t each,
+                       const typename Element::Bits* __restrict__ y, const typename Element::Bits* __restrict__ ct,
+                       const int32_t* __restrict__ row_of_assignment, const int32_t* __restrict__ assignment_of_row,
+                       const typename Element::Acc* __restrict__ weights, typename Element::Bits* __restrict__ dy,
+                       typename Element::Acc* __restrict__ dw) {
   using Bits = typename Element::Bits;
   using Acc = typename Element::Acc;
   constexpr int kVector = 16 / sizeof(Bits);
+  constexpr bool kHeld = kWhole && sizeof(Bits) > 1;  // bytes become too many numbers
   using V = Vector<Element, kVector>;
-  __shared__ Acc sums[kRows][kGradientThreads / 32];
+  __shared__ Acc sums[kGradientRows][kGradientThreads / 32];
   if (blockIdx.x >= blocks) {
-    const int64_t block = blockIdx.x - blocks;
-    return whole ? fill(p, block, p.other, assignment_of_row, p.inner / kVector, reinterpret_cast<V*>(dy))
-                 : fill(p, block, p.other, assignment_of_row, p.inner, dy);
+    const uint32_t block = blockIdx.x - blocks;
+    if constexpr (kWhole)
+      return fill(p, block, assignment_of_row, p.inner / kVector, reinterpret_cast<V*>(dy));
+    else
+      return fill(p, block, assignment_of_row, p.inner, dy);
   }
-  const int64_t units = (p.inner + kVector - 1) / kVector;
+  const auto units = static_cast<uint32_t>((p.inner + kVector - 1) / kVector);  // of rows of less than 64 GB
   const bool apart = p.inner % kVector != 0;
-  const auto element = [&](int64_t u, int i) { return apart ? u + i * units : u * kVector + i; };
+  const auto element = [&](int64_t u, int i) { return apart ? u + i * int64_t{units} : u * kVector + i; };
   const auto read = [&](const Bits* line, int64_t u) {
+    if constexpr (kWhole) return reinterpret_cast<const V*>(line)[u];
     V v = {};
-    if (whole) {
-      v = reinterpret_cast<const V*>(line)[u];
-    } else {
 #pragma unroll
-      for (int i = 0; i < kVector; ++i)
-        if (element(u, i) < p.inner) v.bits[i] = line[element(u, i)];
-    }
+    for (int i = 0; i < kVector; ++i)
+      if (element(u, i) < p.inner) v.bits[i] = line[element(u, i)];
     return v;
   };
   const auto write = [&](Bits* line, int64_t u, const V& v) {
-    if (whole) {
+    if constexpr (kWhole) {
       reinterpret_cast<V*>(line)[u] = v;
     } else {
 #pragma unroll
@@ -219,61 +258,85 @@ __global__ void __launch_bounds__(kGradientThreads)
     }
   };
 
-  const int32_t choices = static_cast<int32_t>(p.choices), parts = (choices + kRows - 1) / kRows;
-  const int64_t token = blockIdx.x / parts, o = token / p.tokens, t = token - o * p.tokens;
-  const int32_t j = static_cast<int32_t>(blockIdx.x - token * parts) * kRows;
-  row_of_assignment += p.index(o) + t * choices;
-  weights += p.weight(o) + t * choices;
-  y += o * p.rows * p.inner;
-  dy += o * p.rows * p.inner;
+  const auto choices = static_cast<uint32_t>(p.choices);
+  const uint32_t token = parts == 1 ? blockIdx.x : blockIdx.x / parts;
+  const uint32_t first_choice = (blockIdx.x - token * parts) * each, count = min(each, choices - first_choice);
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const Shift shift = shift_of(p, token);
+  // Each lane knows the row of one choice, and its weight.
+  const int64_t a = int64_t{token} * choices + first_choice;
+  const int32_t own_row = lane < count ? row_of_assignment[a + shift.index + lane] : -1;
+  const Acc own_scale = lane < count ? weights[a + shift.weight + lane] : Acc{0};
+  y += shift.row * p.inner;
+  dy += shift.row * p.inner;
   ct += token * p.inner;
-  int64_t row[kRows];
-  Acc scale[kRows], dot[kRows] = {};
+#pragma unroll 1
+  for (uint32_t first = 0; first == 0 || first < units; first += kUnits * blockDim.x) {
+    const auto unit = [&](int n) { return first + 32 * (kUnits * warp + n) + lane; };
+    V own[kUnits];
+    if constexpr (kHeld) {
 #pragma unroll
-  for (int n = 0; n < kRows; ++n) {
-    row[n] = j + n < choices ? row_of_assignment[j + n] : -1;
-    scale[n] = j + n < choices ? weights[j + n] : Acc{0};
-  }
-  for (int64_t first = threadIdx.x; first < units; first += kTurns * blockDim.x) {
-    V own[kTurns], v[kTurns][kRows];
-#pragma unroll
-    for (int turn = 0; turn < kTurns; ++turn) {
-      const int64_t u = first + turn * blockDim.x;
-      if (u >= units) break;
-      own[turn] = read(ct, u);
-#pragma unroll
-      for (int n = 0; n < kRows; ++n)
-        if (row[n] >= 0) v[turn][n] = read(y + row[n] * p.inner, u);
+      for (int n = 0; n < kUnits; ++n)
+        if (unit(n) < units) own[n] = read(ct, unit(n));
     }
+#pragma unroll 1
+    for (uint32_t j = 0; j < count; j += kAtOnce) {
+      int64_t row[kAtOnce];
+      Acc scale[kAtOnce], dot[kAtOnce] = {};
 #pragma unroll
-    for (int turn = 0; turn < kTurns; ++turn) {
-      const int64_t u = first + turn * blockDim.x;
-      if (u >= units) break;
-#pragma unroll
-      for (int n = 0; n < kRows; ++n) {
-        if (row[n] < 0) continue;
+      for (int r = 0; r < kAtOnce; ++r) {
+        row[r] = __shfl_sync(kEveryLane, own_row, (j + r) % 32);
+        scale[r] = __shfl_sync(kEveryLane, own_scale, (j + r) % 32);
+        if (j + r >= count) row[r] = -1;
+      }
+      const auto use = [&](int r, int64_t u, const V& c, const V& v) {
         V scaled;
 #pragma unroll
         for (int i = 0; i < kVector; ++i) {
-          const Acc c = Element::load(own[turn].bits[i]);
-          dot[n] += c * Element::load(v[turn][n].bits[i]);
-          scaled.bits[i] = Element::store(scale[n] * c);
+          const Acc wide = Element::load(c.bits[i]);
+          dot[r] += wide * Element::load(v.bits[i]);
+          scaled.bits[i] = Element::store(scale[r] * wide);
         }
-        write(dy + row[n] * p.inner, u, scaled);
+        write(dy + row[r] * p.inner, u, scaled);
+      };
+      if constexpr (kHeld) {
+        V v[kAtOnce][kUnits];
+#pragma unroll
+        for (int r = 0; r < kAtOnce; ++r)
+#pragma unroll
+          for (int n = 0; n < kUnits; ++n)
+            if (row[r] >= 0 && unit(n) < units) v[r][n] = read(y + row[r] * p.inner, unit(n));
+#pragma unroll
+        for (int r = 0; r < kAtOnce; ++r)
+#pragma unroll
+          for (int n = 0; n < kUnits; ++n)
+            if (row[r] >= 0 && unit(n) < units) use(r, unit(n), own[n], v[r][n]);
+      } else {
+#pragma unroll 1
+        for (int n = 0; n < kUnits && unit(n) < units; ++n) {
+          const V c = read(ct, unit(n));
+          V v[kAtOnce];
+#pragma unroll
+          for (int r = 0; r < kAtOnce; ++r)
+            if (row[r] >= 0) v[r] = read(y + row[r] * p.inner, unit(n));
+#pragma unroll
+          for (int r = 0; r < kAtOnce; ++r)
+            if (row[r] >= 0) use(r, unit(n), c, v[r]);
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < kAtOnce; ++r) {
+        dot[r] = sum_of_lanes(dot[r]);
+        if (lane == 0 && j + r < count) sums[j + r][warp] = first == 0 ? dot[r] : sums[j + r][warp] + dot[r];
       }
     }
   }
-#pragma unroll
-  for (int n = 0; n < kRows; ++n) {
-    dot[n] = sum_of_lanes(dot[n]);
-    if (threadIdx.x % 32 == 0) sums[n][threadIdx.x / 32] = dot[n];
-  }
   __syncthreads();
-  const int n = threadIdx.x;
-  if (n < kRows && j + n < choices) {
+  if (threadIdx.x < count) {
     Acc total = 0;
-    for (unsigned warp = 0; warp < blockDim.x / 32; ++warp) total += sums[n][warp];
-    dw[token * choices + j + n] = total;
+#pragma unroll 1
+    for (unsigned w = 0; w < blockDim.x / 32; ++w) total += sums[threadIdx.x][w];
+    dw[a + threadIdx.x] = total;
   }
 }
 
@@ -303,18 +366,29 @@ cudaError_t dispatch_vector(DType dtype, bool whole, F f) {
   });
 }
 
-bool narrow_of(int64_t threads) { return threads < int64_t{1} << 32; }
-
 dim3 grid_of(int64_t blocks) { return dim3(static_cast<unsigned>(blocks)); }
+
+// How blocks of at most so many threads share tokens of `units`, of which a thread has `each`: see Place.
+struct Shares {
+  int64_t threads, parts = 0, block, blocks;
+
+  Shares(const MoveProblem& p, int64_t units, int64_t each, int64_t most)
+      : threads(ceil_div(units, each)), block(most), blocks(ceil_div(p.outer * p.tokens * threads, most)) {
+    if (threads < kWideRow) return;
+    parts = ceil_div(threads, most);
+    block = ceil_div(ceil_div(threads, parts), 32) * 32;
+    blocks = p.outer * p.tokens * parts;
+  }
+};
 
 template <class V, class Made>
 cudaError_t dispatch(cudaStream_t stream, const MoveProblem& p, int64_t units, Made made, const void* x,
                      const int32_t* row_of_assignment, const int32_t* assignment_of_row, void* out) {
   const auto start = [&](auto each) {
-    const int64_t threads = ceil_div(units, each), blocks = ceil_div(p.outer * p.tokens * threads, kThreads);
-    return launch(stream, {grid_of(blocks + fill_blocks(p, kThreads)), dim3(kThreads)}, dispatch_kernel<V, each, Made>,
-                  p, units, threads, blocks, narrow_of(blocks * kThreads), made, static_cast<const V*>(x),
-                  row_of_assignment, assignment_of_row, static_cast<V*>(out));
+    const Shares shares(p, units, each, kThreads);
+    return launch(stream, {grid_of(shares.blocks + fill_blocks(p, shares.block)), grid_of(shares.block)},
+                  dispatch_kernel<V, each, Made>, p, units, shares.threads, shares.parts, shares.blocks, made,
+                  static_cast<const V*>(x), row_of_assignment, assignment_of_row, static_cast<V*>(out));
   };
   // A thread with one small unit does too little, unless it writes it to many rows.
   if constexpr (sizeof(V) < 16)
@@ -327,6 +401,7 @@ cudaError_t dispatch(cudaStream_t stream, const MoveProblem& p, int64_t units, M
 cudaError_t launch_dispatch(cudaStream_t stream, const MoveProblem& p, const void* x, const int32_t* row_of_assignment,
                             const int32_t* assignment_of_row, const void* weights, void* out) {
   if (p.outer * p.rows * p.inner == 0) return cudaSuccess;
+  if (p.inner > UINT32_MAX) return cudaErrorInvalidValue;
   const int64_t row_bytes = p.inner * bytes_of(p.dtype);
   const int bytes = alignment(row_bytes, x, out);
   const auto copy = [&](auto unit) {
@@ -354,24 +429,32 @@ cudaError_t launch_dispatch(cudaStream_t stream, const MoveProblem& p, const voi
 cudaError_t launch_combine(cudaStream_t stream, const MoveProblem& p, const void* y, const int32_t* index,
                            const void* weights, void* out) {
   if (p.outer * p.tokens * p.inner == 0) return cudaSuccess;
+  if (p.inner > UINT32_MAX) return cudaErrorInvalidValue;
   const bool whole = alignment(p.inner * bytes_of(p.dtype), y, out) == 16;
   return dispatch_vector(p.dtype, whole, [&](auto element, auto vector) {
     using Element = decltype(element);
     using V = Vector<Element, vector>;
     const int64_t units = p.inner / vector;
     const auto start = [&](auto each, auto together) {
-      const int64_t threads = ceil_div(units, each), blocks = ceil_div(p.outer * p.tokens * threads, kThreads);
-      return launch(stream, {grid_of(blocks), dim3(kThreads)}, combine_kernel<Element, vector, each, together>, p,
-                    threads, narrow_of(blocks * kThreads), static_cast<const V*>(y), index,
-                    static_cast<const typename Element::Acc*>(weights), static_cast<V*>(out));
+      const Shares shares(p, units, each, kCombineThreads);
+      return launch(stream, {grid_of(shares.blocks), grid_of(shares.block)},
+                    combine_kernel<Element, vector, each, together>, p, units, shares.threads, shares.parts,
+                    static_cast<const V*>(y), index, static_cast<const typename Element::Acc*>(weights),
+                    static_cast<V*>(out));
     };
+    const std::integral_constant<int, 1> one;
     const std::integral_constant<int, 2> two;
     const std::integral_constant<int, kAhead> ahead;
-    if constexpr (vector > 1)
-      return p.choices > 2 ? start(two, ahead) : start(two, two);
-    else
-      return units > 2 ? start(std::integral_constant<int, kColumns>(), ahead)
-                       : start(std::integral_constant<int, 1>(), ahead);
+    if constexpr (vector > 1) {
+      if (p.choices <= 2) return start(one, two);
+      // A few blocks wait for one load after the other: they are to wait once.
+      if constexpr (sizeof(typename Element::Bits) > 1)
+        if (p.choices > kAhead && p.outer * p.tokens * units <= kManyBlocks * kCombineThreads)
+          return start(one, std::integral_constant<int, 2 * kAhead>());
+      return start(one, ahead);
+    } else {
+      return units > 2 ? start(std::integral_constant<int, kColumns>(), ahead) : start(one, ahead);
+    }
   });
 }
 
@@ -379,27 +462,29 @@ cudaError_t launch_combine_vjp(cudaStream_t stream, const MoveProblem& p, const 
                                const int32_t* row_of_assignment, const int32_t* assignment_of_row, const void* weights,
                                void* dy, void* dw) {
   if (p.outer == 0 || p.rows * p.inner == 0 && p.assignments() == 0) return cudaSuccess;
+  if (p.inner > UINT32_MAX) return cudaErrorInvalidValue;
   const int64_t row_bytes = p.inner * bytes_of(p.dtype);
   const bool whole = alignment(row_bytes, y, dy) == 16 && alignment(row_bytes, ct, ct) == 16;
-  // The threads of a row depend on sizes alone, since they decide the order of additions.
-  const int64_t units = std::max<int64_t>(ceil_div(row_bytes, 16), 1), turns = ceil_div(units, kGradientThreads);
-  const int64_t threads = ceil_div(ceil_div(units, turns), 32) * 32;
+  // The threads of a row depend on sizes alone, since they decide the order of additions: what they have at a time is
+  // the row, or equal parts of it.
+  const int64_t units = std::max<int64_t>(ceil_div(row_bytes, 16), 1),
+                times = ceil_div(units, kUnits * kGradientThreads);
+  const int64_t threads = ceil_div(ceil_div(units, kUnits * times), 32) * 32;
+  // A block has as many rows of a token as there can be if blocks are to be many.
+  const int64_t most = std::min<int64_t>(p.choices, kGradientRows);
+  const int64_t each = std::clamp<int64_t>(p.outer * p.assignments() / kManyBlocks, 1, most);
   return with_any_float(p.dtype, [&](auto element) {
-    const auto start = [&](auto rows, auto turns) {
+    const auto start = [&](auto whole) {
       using Element = decltype(element);
       using Bits = typename Element::Bits;
       using Acc = typename Element::Acc;
-      const int64_t blocks = p.outer * p.tokens * ceil_div(p.choices, rows);
-      return launch(stream, {grid_of(blocks + fill_blocks(p, threads)), dim3(static_cast<unsigned>(threads))},
-                    combine_vjp_kernel<Element, rows, turns>, p, whole, blocks, static_cast<const Bits*>(y),
+      const int64_t parts = ceil_div(p.choices, each), blocks = p.outer * p.tokens * parts;
+      return launch(stream, {grid_of(blocks + fill_blocks(p, threads)), grid_of(threads)},
+                    combine_vjp_kernel<Element, whole>, p, blocks, parts, each, static_cast<const Bits*>(y),
                     static_cast<const Bits*>(ct), row_of_assignment, assignment_of_row,
                     static_cast<const Acc*>(weights), static_cast<Bits*>(dy), static_cast<Acc*>(dw));
     };
-    using One = std::integral_constant<int, 1>;
-    using Two = std::integral_constant<int, 2>;
-    using Four = std::integral_constant<int, 4>;
-    // Where tokens are few, blocks have a row each, so that there are more of them.
-    return p.choices > 1 && p.outer * p.assignments() > kManyRows ? start(Two(), One()) : start(One(), Four());
+    return whole ? start(std::true_type()) : start(std::false_type());
   });
 }
 
