@@ -27,9 +27,8 @@ _COLLECTIVE = re.compile(
 
 def moved(hlo):
     """Bytes and number of the collectives of a compiled program."""
-    shapes = [re.findall(r"(\w+?)(\d+)?\w*\[([\d,]*)\]", result) for result in _COLLECTIVE.findall(hlo)]
-    bits = lambda digits: int(digits) if digits else 8
-    sizes = [math.prod(map(int, filter(None, dims.split(",")))) * bits(n) // 8 for s in shapes for _, n, dims in s]
+    shapes = [re.findall(r"[a-z]+(\d*)\w*\[([\d,]*)\]", result) for result in _COLLECTIVE.findall(hlo)]
+    sizes = [math.prod(map(int, filter(None, dims.split(",")))) * int(n or 8) // 8 for s in shapes for n, dims in s]
     return sum(sizes), len(shapes)
 
 
@@ -415,29 +414,35 @@ def test_reductions_over_several_axes(mesh, name):
 ROWS = np.linspace(1, 2, 32, dtype=np.float32)  # what experts make of their rows
 
 
-def experts_by_jax(x, logits):
+def experts_by_jax(choices, x, logits):
     """A mixture of experts that choose their tokens by a sort, without our functions."""
-    weights, experts = jax.lax.top_k(logits, 2)
+    weights, experts = jax.lax.top_k(logits, choices)
     order = jnp.argsort(experts.reshape(-1), stable=True)
-    rows = ROWS[:, None] * x[order // 2]
+    rows = ROWS[: order.size, None] * x[order // choices]
     row = jnp.zeros_like(order).at[order].set(jnp.arange(order.size, dtype=order.dtype))
     return (jax.nn.softmax(weights)[..., None] * rows[row].reshape(*experts.shape, -1)).sum(1)
 
 
-def experts(x, logits):
-    weights, _, plan = jaxgpuops.moe_route(logits, 2)
-    return jaxgpuops.moe_combine(ROWS[:, None] * jaxgpuops.moe_dispatch(x, plan), plan, weights)
+def experts(choices, x, logits):
+    weights, _, plan = jaxgpuops.moe_route(logits, choices)
+    rows = jaxgpuops.moe_dispatch(x, plan)
+    return jaxgpuops.moe_combine(ROWS[: len(rows), None] * rows, plan, weights)
 
 
+@pytest.mark.parametrize("choices", [1, 2])
 @pytest.mark.parametrize("derived", [False, True])
-def test_experts(mesh, derived):
+def test_experts(mesh, derived, choices):
     of = (lambda f: jax.grad(lambda x, y: (f(x, y) ** 2).sum(), (0, 1))) if derived else lambda f: f
-    ours, plain = of(jax.vmap(experts)), of(jax.vmap(experts_by_jax))
-    x, logits = (np.random.default_rng(3).standard_normal((4, 16, n)).astype(np.float32) for n in (8, 6))
-    # A batch, features, and tokens
+    ours, plain = (of(jax.vmap(functools.partial(f, choices))) for f in (experts, experts_by_jax))
+    x, logits = (np.random.default_rng(3).standard_normal((4, 16, n)).astype(np.float32) for n in (8, 3))
+    # A batch, features, and tokens. Gradients are wanted where operands are: JAX may leave them whole, as it has them.
     for specs in ((P("a"), P("a")), (P("a", None, "b"), P("a")), (P(None, "a"), P(None, "a"))):
-        operands = [jax.device_put(a, NamedSharding(mesh, s)) for a, s in zip((x, logits), specs, strict=True)]
-        mine, theirs = (jax.jit(f).lower(*operands).compile() for f in (ours, plain))
+        where = [NamedSharding(mesh, s) for s in specs]
+        operands = jax.device_put([x, logits], where)
+        program = lambda f, where=where, operands=operands: (
+            jax.jit(f, out_shardings=tuple(where) if derived else None).lower(*operands).compile()
+        )
+        mine, theirs = program(ours), program(plain)
         assert_close(mine(*operands), plain(x, logits), False)
         assert moved(mine.as_text())[0] <= moved(theirs.as_text())[0]
         assert specs != (P("a"), P("a")) or moved(mine.as_text()) == (0, 0)

@@ -7,7 +7,6 @@ lack dimensions before it.
 
 from __future__ import annotations
 
-import functools
 import math
 
 import jax
@@ -162,7 +161,7 @@ def _own_indices(splits, assignment_of_row, row_of_assignment, axis, choices):
     if split:
         assignment_of_row = split.fill(assignment_of_row, axis, -1)
     if not tokens:
-        return assignment_of_row, _own_rows(split, row_of_assignment)
+        return assignment_of_row, _own_rows(split, row_of_assignment) if split else row_of_assignment
     after = 1 + jax.lax.broadcasted_iota(np.int32, assignment_of_row.shape, axis)
     params = {"axis": axis, "length": tokens.length * choices, "along": None, "permutes": False, "drops": True}
     return assignment_of_row, put_along_axis_p.primitive.bind(after, assignment_of_row, **params)[0] - 1
@@ -270,10 +269,27 @@ def combine_vjp(y, ct, row_of_assignment, assignment_of_row, weights, axis, choi
 
 
 def _combine_vjp_split(splits, y, ct, row_of_assignment, assignment_of_row, weights, *, axis, choices):
-    """The axis is that of rows. Each device has the cotangents of its own, and of weights what these give."""
-    assignment, row = _own_indices(splits, assignment_of_row, row_of_assignment, axis, choices)
-    dy, dw = moe_combine_vjp_p.primitive.bind(y, ct, row, assignment, weights, axis=axis, choices=choices)
-    return dy, splits[axis].sum(dw) if axis in splits else dw
+    """The axis is that of rows. Each device has the cotangents of its own, and of the weights of its tokens what its rows
+    and its features give, over which these are sums."""
+    rows, tokens = splits.get(axis), splits.get(y.ndim)
+    features = tuple(range(axis + 1, y.ndim))
+    y, ct = (filled_axes(splits, x, features, 0) for x in (y, ct))
+    indices = _own_indices(splits, assignment_of_row, row_of_assignment, axis, choices)
+    params = {"axis": axis, "choices": choices}
+    if tokens and choices == 1:  # products cross, and no weights beside them
+        scaled = (weights * ct.astype(weights.dtype)).astype(ct.dtype)
+        dy = moe_dispatch_p.primitive.bind(tokens.gather(scaled, axis), *indices, **params)[0]
+        row = _own_rows(rows, row_of_assignment) if rows else row_of_assignment
+        dw = weight_cotangent(
+            ct, y, row, jax.ShapeDtypeStruct((*ct.shape[:axis], *row.shape[axis:]), weights.dtype), **params
+        )
+    else:
+        ct, weights = (tokens.gather(x, axis) for x in (ct, weights)) if tokens else (ct, weights)
+        dy, dw = moe_combine_vjp_p.primitive.bind(y, ct, *reversed(indices), weights, **params)
+        if tokens:
+            dw = jax.lax.dynamic_slice_in_dim(dw, choices * tokens.start(), choices * tokens.part, axis)
+    summed = (axis, *features)
+    return dy, all_axes(splits, summed).sum(dw) if any(d in splits for d in summed) else dw
 
 
 def _combine_vjp_pays(split, avals, *, axis, choices):
@@ -282,18 +298,12 @@ def _combine_vjp_pays(split, avals, *, axis, choices):
     return row_of_assignment.shape[axis] * weights.dtype.itemsize < split.length * inner * y.dtype.itemsize
 
 
-def _combine_vjp_of_parts(splits, y, ct, *rest, axis, choices):
-    """Devices may have parts of the features, too, over which cotangents of weights are sums."""
-    features = tuple(range(axis + 1, y.ndim))
-    operands = *(filled_axes(splits, x, features, 0) for x in (y, ct)), *rest
-    of_parts = axis in splits or y.ndim in splits
-    own = functools.partial(_combine_vjp_split, splits) if of_parts else moe_combine_vjp_p.primitive.bind
-    dy, dw = own(*operands, axis=axis, choices=choices)
-    return dy, all_axes(splits, features).sum(dw) if any(d in splits for d in features) else dw
-
-
 RULES["moe_combine_vjp"] = lambda choices, **_: Rule(
-    _combine_vjp_of_parts, operands=(0, 3), keeps=True, pays=_combine_vjp_pays, free={2: choices, ~1: 0}
+    _combine_vjp_split,
+    operands=(0, 3),
+    keeps=True,
+    pays=_combine_vjp_pays,
+    free={1: 1, 2: choices, 4: choices, ~1: choices},
 )
 
 
