@@ -345,6 +345,34 @@ def test_axes_that_are_split_by_type(mesh, name):
         assert own <= bytes_of(jax.device_put(x, NamedSharding(mesh, P("b", "a"))))
 
 
+OF_TABLES = [(P("b"), P("a")), (P(), P("a")), (P(None, "b"), P("a")), (P("a"), P("a", "b")), (P("a"), P(None, "b"))]
+
+
+@pytest.mark.parametrize("specs", OF_TABLES)
+def test_rows_of_a_table_and_ids_are_split_each_by_its_type(mesh, specs):
+    """Bytes are at most those of an automatic mesh where rows are wanted split alike."""
+    rng = np.random.default_rng(6)
+    arrays = rng.standard_normal((64, 16)).astype(np.float32), rng.integers(-1, 64, (8, 6)).astype(np.int32)
+    explicit = jax.make_mesh(mesh.axis_sizes, ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
+    rows = P(*specs[1], *(None,) * (2 - len(specs[1])), *specs[0][1:])
+
+    def step(constrain, table, ids):
+        return jax.value_and_grad(lambda table: (constrain(jaxgpuops.take(table, ids)) ** 2).sum())(table)
+
+    split = lambda mesh: [jax.device_put(x, NamedSharding(mesh, s)) for x, s in zip(arrays, specs, strict=True)]
+    with jax.set_mesh(explicit):
+        typed = split(explicit)
+        y = jaxgpuops.take(*typed)
+        assert y.sharding.is_equivalent_to(NamedSharding(explicit, rows), 3)
+        mine = jax.jit(functools.partial(step, lambda y: y)).lower(*typed).compile()
+        assert_close(mine(*typed), step(lambda y: y, *arrays), False)
+        assert mine(*typed)[1].sharding.is_equivalent_to(typed[0].sharding, 2)
+    wanted = lambda y: jax.lax.with_sharding_constraint(y, NamedSharding(mesh, rows))
+    outs = NamedSharding(mesh, P()), NamedSharding(mesh, specs[0])
+    theirs = jax.jit(functools.partial(step, wanted), out_shardings=outs).lower(*split(mesh)).compile()
+    assert moved(mine.as_text())[0] <= moved(theirs.as_text())[0]
+
+
 def test_plain_jax_takes_the_place_of_kernels_whatever_the_types(mesh, monkeypatch):
     monkeypatch.setenv("JAXGPUOPS_DISABLE", "all")
     explicit = jax.make_mesh(mesh.axis_sizes, ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
