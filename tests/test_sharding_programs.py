@@ -334,7 +334,9 @@ def test_programs_of_users_move_no_more_than_in_plain_jax(mesh, name):
     for a, b in zip(jax.tree.leaves(ours(*operands)), jax.tree.leaves(expected), strict=True):
         # Sums of at most 2^10 terms, in two orders, each of a few steps that may amplify (see `table.assert_close`).
         np.testing.assert_allclose(a, b, rtol=0, atol=2**11 * 2.0**-24 * np.abs(b).max() if b.dtype != np.int32 else 0)
-    fewer = moved(ours.as_text())[0] <= moved(plain.as_text())[0]
+    # XLA for GPUs gathers ids for a table's rows and again for its gradient (docs/sharding.md).
+    more = WORDS[0].nbytes if jax.default_backend() == "gpu" and name == "a language model, weights" else 0
+    fewer = moved(ours.as_text())[0] <= moved(plain.as_text())[0] + more
     assert fewer or table.is_wrong(plain(*operands), expected)
 
 
