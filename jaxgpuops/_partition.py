@@ -375,6 +375,7 @@ class _Call:
         self.in_tree = jax.tree.structure((0,) * len(self.in_rows))
         self.out_tree = jax.tree.structure((0,) * len(avals_out))
         self.module_context = types.SimpleNamespace(platforms=platforms, backend=None)
+        self.x64 = jax.config.jax_enable_x64  # perhaps of this thread only
         self.programs: dict[str, Any] = {}  # by the partitioner's question, so that equal layers are traced once
         self.parts: dict[str, Part] = {}  # by the same keys
 
@@ -592,7 +593,8 @@ def _partition_once(*arguments):
     asked = repr([str(argument) for argument in arguments[:-1]])
     call = _callbacks[arguments[-1]]
     if asked not in programs:
-        with _without_mesh():  # while XLA calls, the mesh of `jax.set_mesh` would be in force
+        # While XLA calls, in whatever thread, the mesh of `jax.set_mesh` would be in force.
+        with _without_mesh(), jax.enable_x64(call.x64):
             programs[asked] = _partition(*arguments)
         call.parts[asked] = call.part
     for listener in listeners:
