@@ -192,9 +192,9 @@ class Rule:
 
     Args:
       local: ``local(splits, *operands, axis, **params)`` gives this device's part of the results from its part of the
-        operands; ``splits`` has a `Split` for each dimension that is split. Never called where only others are, but where
-        a result is a sum over one of these and parts are not equal. It adds up such sums of all devices. Where ``axis``
-        is several, some of them are split.
+        operands; ``splits`` has a `Split` for each dimension that is split, with the rank of rows as key for units (see
+        ``free``). Never called where only dimensions off the axis are, but where a result is a sum over one of these and
+        parts are not equal. It adds up such sums of all devices. Where ``axis`` is several, some of them are split.
       operands: which operands are split with the axis if they have all of it, by index; None: every one. Where the
         first is none of them, the axis is that of the results.
       keeps: whether results are split along the axis. Others have all of it, if they have it, on every device.
@@ -365,7 +365,8 @@ class _Call:
         self.units = self.rule.free if self.rule else {}
         # The length of each dimension of the rows; after these, the number of units along an axis that is made of units.
         self.lengths = list(self.whole)
-        self.lengths += [a.shape[axis] // unit for i, a in enumerate(avals_out) if (unit := self.units.get(~i))]
+        arrays = [*enumerate(avals_in), *((~i, a) for i, a in enumerate(avals_out))]
+        self.lengths += [a.shape[axis] // unit for i, a in arrays if (unit := self.units.get(i))][:1]
         self.in_rows = [self._rows_of(a, i, False) for i, a in enumerate(avals_in)]
         self.in_rows += [[None if d in self.axes else d for d in self._rows_of(a, 0, False)] for a in avals_beside]
         self.out_rows = [self._rows_of(a, i, True) for i, a in enumerate(avals_out)]
@@ -374,6 +375,7 @@ class _Call:
         self.in_tree = jax.tree.structure((0,) * len(self.in_rows))
         self.out_tree = jax.tree.structure((0,) * len(avals_out))
         self.module_context = types.SimpleNamespace(platforms=platforms, backend=None)
+        self.x64 = jax.config.jax_enable_x64  # perhaps of this thread only
         self.programs: dict[str, Any] = {}  # by the partitioner's question, so that equal layers are traced once
         self.parts: dict[str, Part] = {}  # by the same keys
 
@@ -410,6 +412,8 @@ class _Call:
             if d < len(self.whole) or unit == 1:
                 return f"d{d}"
             whole[name := f"u{unit}"], sizes[f"u{unit}"] = None, unit
+            if 1 not in self.units.values():  # no dimension says how many units there are
+                sizes[f"d{d}"] = self.lengths[d]
             return f"(d{d} {name})"
 
         factors = [
@@ -433,7 +437,7 @@ class _Call:
     def partition(self, mesh, args, results):
         mesh, splits, ins, outs = self._plan(args, results)
         uneven = [d for d in itertools.chain(*self.summed) if d in splits and splits[d].uneven]
-        if self.rule and (uneven or any(d in splits for d in (*self.axes, *self.indexed))):
+        if self.rule and (uneven or any(d in splits for d in (*self.axes, *self.indexed, len(self.whole)))):
             own = functools.partial(self.rule.local, splits)
         else:
             own = functools.partial(self._of_rows, splits)
@@ -589,7 +593,8 @@ def _partition_once(*arguments):
     asked = repr([str(argument) for argument in arguments[:-1]])
     call = _callbacks[arguments[-1]]
     if asked not in programs:
-        with _without_mesh():  # while XLA calls, the mesh of `jax.set_mesh` would be in force
+        # While XLA calls, in whatever thread, the mesh of `jax.set_mesh` would be in force.
+        with _without_mesh(), jax.enable_x64(call.x64):
             programs[asked] = _partition(*arguments)
         call.parts[asked] = call.part
     for listener in listeners:

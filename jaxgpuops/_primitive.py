@@ -217,10 +217,13 @@ class Kernel:
         return jax.jit(functools.partial(self.primitive.bind, **dict(params)))
 
     def _abstract_eval(self, *avals, axis, split=None, **params):
-        x, spec, whole = avals[0], _merged_spec(avals), whole_shape(avals, axis)
+        # The axes of operands may be different dimensions, as that of a table and that of the indices of its rows.
+        reindexes = self.reindexes and not params.get("permutes")
+        spec = _merged_spec(avals, axis if reindexes else None)
+        x, whole = avals[0], whole_shape(avals, axis)
         first, after = ends(axis)
         mesh = next((aval.sharding for aval in avals if any(aval.sharding.spec)), x.sharding)
-        along = params.get("along") if self.reindexes and not params.get("permutes") else spec[first]
+        along = params.get("along") if reindexes else spec[first]
 
         # `update` keeps what a new aval would lose: the mesh of an explicit sharding, and the varying manual axes.
         def result(length, dtype, summed=()):
@@ -493,28 +496,30 @@ def _explicit_axes(mesh) -> tuple[str, ...]:
     return tuple(n for n, t in zip(mesh.axis_names, mesh.axis_types, strict=True) if t == AxisType.Explicit)
 
 
-def _merged_spec(avals):
-    """Returns the explicit sharding of each dimension: that of any operand that is sharded there."""
+def _merged_spec(avals, apart=None):
+    """Returns the explicit sharding of each dimension: that of any operand that is sharded there; but None of the
+    dimension ``apart``."""
     spec = []
     for dim, parts in enumerate(zip(*(a.sharding.spec for a in avals), strict=True)):
-        named = {part for part in parts if part is not None}
+        named = {part for part in parts if part is not None and dim != apart}
         if len(named) > 1:
             raise ShardingTypeError(f"jaxgpuops: operands are sharded differently in dimension {dim}: {avals}")
         spec.append(named.pop() if named else None)
     return spec
 
 
-def align(*operands: jax.Array) -> list[jax.Array]:
-    """Makes operands of one rank vary over the same manual axes, and be split alike in all dimensions that they
-    have."""
+def align(*operands: jax.Array, apart: int | None = None) -> list[jax.Array]:
+    """Makes operands of one rank vary over the same manual axes, and be split alike in all dimensions that they have.
+    In the dimension ``apart``, which is not the same one, each stays split as it is."""
     operands = _vary(*operands)
     avals = [jax.typeof(x) for x in operands]
     if not any(any(aval.sharding.spec) for aval in avals):
         return operands
-    spec, sizes = _merged_spec(avals), [max(sizes) for sizes in zip(*(aval.shape for aval in avals), strict=True)]
+    spec, sizes = _merged_spec(avals, apart), [max(sizes) for sizes in zip(*(a.shape for a in avals), strict=True)]
 
     def aligned(x, aval):
-        own = PartitionSpec(*(s if n == m else None for s, n, m in zip(spec, aval.shape, sizes, strict=True)))
+        own = [s if n == m else None for s, n, m in zip(spec, aval.shape, sizes, strict=True)]
+        own = PartitionSpec(*(aval.sharding.spec[d] if d == apart else s for d, s in enumerate(own)))
         same = own == aval.sharding.spec
         return x if same else jax.sharding.reshard(x, NamedSharding(_mesh_of(avals), own))
 

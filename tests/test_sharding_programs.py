@@ -1,5 +1,6 @@
 """Whole programs on meshes: partitioners, lowering without devices, caches, donation, export, install, two processes."""
 
+import functools
 import math
 import os
 import pathlib
@@ -211,12 +212,132 @@ def test_an_installed_program_moves_no_more(mesh, name):
     with jaxgpuops.install(ROUTED):
         ours = jax.jit(lambda x: program(x)).lower(x).compile()
     expected = jax.jit(lambda x: program(x))(example())
-    # XLA for GPUs takes the maximum of a softmax from an argmax of the same array: docs/sharding.md.
-    shared = jax.default_backend() == "gpu" and name == "gradient of a one-hot loss"
-    more = 4 * x.shape[0] // mesh.shape["b"] if shared else 0
-    limit = moved(plain.as_text())[0] + more
-    assert moved(ours.as_text())[0] <= limit or table.is_wrong(plain(x), expected)
+    assert moved(ours.as_text())[0] <= moved(plain.as_text())[0] or table.is_wrong(plain(x), expected)
     assert_equal(ours(x), expected)
+
+
+# ---- Programs of users, whose functions are ours or plain JAX's --------------------------------------------------------
+
+OURS = types.SimpleNamespace(
+    softmax=jaxgpuops.softmax,
+    logsumexp=jaxgpuops.logsumexp,
+    cumsum=jaxgpuops.cumsum,
+    topk=lambda x, k: tuple(jaxgpuops.topk(x, k)),
+    argmax=lambda x: jaxgpuops.lax.argmax(x, x.ndim - 1, np.int32),
+    max=jaxgpuops.max,
+    sort=jaxgpuops.sort,
+    take=jaxgpuops.take,
+    descending=lambda x, y: jaxgpuops.sort_key_val(x, y, descending=True),
+    loss=functools.partial(jaxgpuops.softmax_cross_entropy, reduction="mean"),
+)
+PLAIN = types.SimpleNamespace(
+    softmax=jax.nn.softmax,
+    logsumexp=lambda x: jax.nn.logsumexp(x, -1),
+    cumsum=lambda x, axis=-1: jnp.cumsum(x, axis),
+    topk=jax.lax.top_k,
+    argmax=lambda x: jnp.argmax(x, -1),
+    max=lambda x, keepdims: jnp.max(x, -1, keepdims=keepdims),
+    sort=jnp.sort,
+    take=lambda table, ids: table[ids],
+    descending=lambda x, y: jax.lax.sort_key_val(-x, y),
+    loss=lambda x, labels: -jnp.take_along_axis(jax.nn.log_softmax(x), labels[..., None], -1).mean(),
+)
+NORMAL = np.random.default_rng(7).standard_normal((512, 64)).astype(np.float32)
+WORDS = np.random.default_rng(8).integers(0, 512, (2, 8, 16)).astype(np.int32)
+
+
+def language_model(ops, parameters, words, following):
+    """A step of training: rows of a table, layers with attention in a scan with remat, and a loss of all words."""
+
+    def layer(x, weights):
+        scores = jnp.where(np.tri(16, dtype=bool), x @ x.swapaxes(1, 2) / 4, -1e9)
+        x = x + ops.softmax(scores) @ x @ weights[0]
+        return x + jnp.tanh(ops.cumsum(0.1 * x, axis=1) @ weights[1]), None
+
+    def loss(parameters):
+        table, layers, head = parameters
+        x = jax.lax.scan(jax.checkpoint(layer), ops.take(table, words), layers)[0]
+        return ops.loss(x @ head, following)
+
+    value, gradients = jax.value_and_grad(loss)(parameters)
+    return value, jax.tree.map(lambda p, g: p - 0.1 * g, parameters, gradients)
+
+
+def noise(x):
+    return jax.random.gumbel(jax.random.key(1), x.shape, x.dtype)
+
+
+def chosen(ops, words, scores):
+    return jnp.take_along_axis(words, ops.argmax(scores + noise(scores))[..., None], -1)
+
+
+def sample_top_k(ops, logits):
+    best, words = ops.topk(logits, 20)
+    return chosen(ops, words, best)
+
+
+def sample_top_p(ops, logits):
+    words = jnp.broadcast_to(np.arange(logits.shape[1], dtype=np.int32), logits.shape)
+    _, words = ops.descending(logits, words)
+    best = jnp.take_along_axis(logits, words, 1)
+    shares = ops.softmax(best)
+    return chosen(ops, words, jnp.where(ops.cumsum(shares) - shares < 0.9, best, -np.inf))
+
+
+def sample_min_p(ops, logits):
+    shares = ops.softmax(logits)
+    likely = shares >= 0.05 * ops.max(shares, keepdims=True)
+    return ops.argmax(jnp.where(likely, logits + noise(logits), -np.inf))
+
+
+def rows_of_all_kinds(ops, x):
+    def row(x):
+        def body(x, _):
+            x = x + ops.softmax(x) / 2 + ops.cumsum(x) / 64
+            return x, ops.topk(x, 4)[0].sum() + ops.logsumexp(x)
+
+        x, ys = jax.lax.scan(jax.checkpoint(body), x, None, length=3)
+        return (ops.sort(x) ** 2).sum() + ys.sum()
+
+    return jax.value_and_grad(lambda x: jax.vmap(row)(x).sum())(x)
+
+
+PARAMETERS = NORMAL[:, :16], (NORMAL[:48, 16:32].reshape(3, 16, 16) / 9,) * 2, NORMAL[:, :16].T / 9
+LOGITS = 3 * NORMAL[:64].reshape(8, 512)
+# name -> a program, its arguments, and how they are split
+USERS = {
+    "a language model, batch and words": (
+        language_model,
+        (PARAMETERS, *WORDS),
+        ((P("b"), P(), P(None, "b")), P("a"), P("a")),
+    ),
+    "a language model, weights": (
+        language_model,
+        (PARAMETERS, *WORDS),
+        ((P("a"), P(None, "a"), P("a")), P("a"), P("a")),
+    ),
+    "top-k sampling": (sample_top_k, (LOGITS,), (P("b", "a"),)),
+    "top-p sampling": (sample_top_p, (LOGITS,), (P("b", "a"),)),
+    "min-p sampling": (sample_min_p, (LOGITS,), (P("b", "a"),)),
+    "rows of all kinds, batch": (rows_of_all_kinds, (LOGITS,), (P(("a", "b")),)),
+    "rows of all kinds, parts": (rows_of_all_kinds, (LOGITS,), (P("b", "a"),)),
+}
+
+
+@pytest.mark.parametrize("name", USERS)
+def test_programs_of_users_move_no_more_than_in_plain_jax(mesh, name):
+    program, arguments, specs = USERS[name]
+    where = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda leaf: isinstance(leaf, P))
+    operands = jax.device_put(arguments, where)
+    ours, plain = (jax.jit(functools.partial(program, ops)).lower(*operands).compile() for ops in (OURS, PLAIN))
+    expected = jax.jit(functools.partial(program, OURS))(*arguments)
+    for a, b in zip(jax.tree.leaves(ours(*operands)), jax.tree.leaves(expected), strict=True):
+        # Sums of at most 2^10 terms, in two orders, each of a few steps that may amplify (see `table.assert_close`).
+        np.testing.assert_allclose(a, b, rtol=0, atol=2**11 * 2.0**-24 * np.abs(b).max() if b.dtype != np.int32 else 0)
+    # XLA for GPUs gathers ids for a table's rows and again for its gradient (docs/sharding.md).
+    more = WORDS[0].nbytes if jax.default_backend() == "gpu" and name == "a language model, weights" else 0
+    fewer = moved(ours.as_text())[0] <= moved(plain.as_text())[0] + more
+    assert fewer or table.is_wrong(plain(*operands), expected)
 
 
 def test_two_processes_are_as_one(tmp_path):

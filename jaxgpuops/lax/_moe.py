@@ -7,7 +7,6 @@ lack dimensions before it.
 
 from __future__ import annotations
 
-import functools
 import math
 
 import jax
@@ -18,6 +17,7 @@ from jax.interpreters import ad, batching
 from jaxgpuops import _arguments, _native
 from jaxgpuops._partition import RULES, Rule, all_axes, filled_axes
 from jaxgpuops._primitive import Kernel, batch_first, def_jvp
+from jaxgpuops.lax.along_axis import put_along_axis_p
 
 MAX_EXPERTS = 4096  # kMostExperts of ffi_src/moe/plan.h
 
@@ -154,15 +154,29 @@ def _own_rows(split, row_of_assignment):
     return jnp.where((own >= 0) & (own < split.part), own, -1)
 
 
-def _dispatch_split(splits, x, assignment_of_row, row_of_assignment, *weights, axis, choices):
+def _own_indices(splits, assignment_of_row, row_of_assignment, axis, choices):
+    """Both indices of a device's rows, for all assignments. Where a device has those of a part of the tokens, it makes
+    the others of the assignments of its rows: no index crosses."""
+    split, tokens = splits.get(axis), splits.get(assignment_of_row.ndim)
+    if split:
+        assignment_of_row = split.fill(assignment_of_row, axis, -1)
+    if not tokens:
+        return assignment_of_row, _own_rows(split, row_of_assignment) if split else row_of_assignment
+    after = 1 + jax.lax.broadcasted_iota(np.int32, assignment_of_row.shape, axis)
+    params = {"axis": axis, "length": tokens.length * choices, "along": None, "permutes": False, "drops": True}
+    return assignment_of_row, put_along_axis_p.primitive.bind(after, assignment_of_row, **params)[0] - 1
+
+
+def _dispatch_split(splits, x, *rest, axis, choices):
     """The axis is the one of rows. Tokens and weights are whole on every device, so each device fills its own rows."""
-    split = splits[axis]
-    operands = x, split.fill(assignment_of_row, axis, -1), _own_rows(split, row_of_assignment), *weights
-    return moe_dispatch_p.primitive.bind(*operands, axis=axis, choices=choices)
+    indices, weights = _own_indices(splits, *rest[:2], axis, choices), rest[2:]
+    return moe_dispatch_p.primitive.bind(x, *indices, *weights, axis=axis, choices=choices)
 
 
 def _combine_split(splits, y, row_of_assignment, *rest, axis, choices):
     """Each device adds up the rows that it has, in wide dtype, and then the devices add up these sums."""
+    if axis not in splits:  # but tokens are: each device adds up the rows of its own
+        return moe_combine_p.primitive.bind(y, row_of_assignment, *rest, axis=axis, choices=choices)
     split = splits[axis]
     own = _own_rows(split, row_of_assignment)
     wide = y.astype(_arguments.wide(y.dtype))
@@ -185,14 +199,13 @@ def _plan_split(splits, experts, *, axis, num_experts, **params):
     return moe_plan_p.primitive.bind(experts, axis=axis, num_experts=num_experts, **params)
 
 
-def _combine_rule(choices, **_):
-    """The axis is that of rows. That of tokens is free: each device adds up the rows of its own."""
-    return Rule(_combine_split, operands=(0, 2), pays=_combine_pays, free={1: choices, 3: choices, ~0: 1})
-
-
+# The axis is that of rows. That of tokens is free: of indices a device has those of its tokens. It adds up their rows, or
+# makes the indices of other tokens from those of rows.
 RULES["moe_plan"] = Rule(_plan_split)
-RULES["moe_dispatch"] = Rule(_dispatch_split, operands=(1,), keeps=True)
-RULES["moe_combine"] = _combine_rule
+RULES["moe_dispatch"] = lambda choices, **_: Rule(_dispatch_split, operands=(1,), keeps=True, free={2: choices})
+RULES["moe_combine"] = lambda choices, **_: Rule(
+    _combine_split, operands=(0, 2), pays=_combine_pays, free={1: choices, 3: choices, ~0: 1}
+)
 
 
 for _each in (moe_plan_p, moe_dispatch_p, moe_combine_p):
@@ -256,12 +269,27 @@ def combine_vjp(y, ct, row_of_assignment, assignment_of_row, weights, axis, choi
 
 
 def _combine_vjp_split(splits, y, ct, row_of_assignment, assignment_of_row, weights, *, axis, choices):
-    """The axis is that of rows. Each device has the cotangents of its own, and of weights what these give."""
-    split = splits[axis]
-    own = _own_rows(split, row_of_assignment)
-    operands = y, ct, own, split.fill(assignment_of_row, axis, -1), weights
-    dy, dw = moe_combine_vjp_p.primitive.bind(*operands, axis=axis, choices=choices)
-    return dy, split.sum(dw)
+    """The axis is that of rows. Each device has the cotangents of its own, and of the weights of its tokens what its rows
+    and its features give, over which these are sums."""
+    rows, tokens = splits.get(axis), splits.get(y.ndim)
+    features = tuple(range(axis + 1, y.ndim))
+    y, ct = (filled_axes(splits, x, features, 0) for x in (y, ct))
+    indices = _own_indices(splits, assignment_of_row, row_of_assignment, axis, choices)
+    params = {"axis": axis, "choices": choices}
+    if tokens and choices == 1:  # products cross, and no weights beside them
+        scaled = (weights * ct.astype(weights.dtype)).astype(ct.dtype)
+        dy = moe_dispatch_p.primitive.bind(tokens.gather(scaled, axis), *indices, **params)[0]
+        row = _own_rows(rows, row_of_assignment) if rows else row_of_assignment
+        dw = weight_cotangent(
+            ct, y, row, jax.ShapeDtypeStruct((*ct.shape[:axis], *row.shape[axis:]), weights.dtype), **params
+        )
+    else:
+        ct, weights = (tokens.gather(x, axis) for x in (ct, weights)) if tokens else (ct, weights)
+        dy, dw = moe_combine_vjp_p.primitive.bind(y, ct, *reversed(indices), weights, **params)
+        if tokens:
+            dw = jax.lax.dynamic_slice_in_dim(dw, choices * tokens.start(), choices * tokens.part, axis)
+    summed = (axis, *features)
+    return dy, all_axes(splits, summed).sum(dw) if any(d in splits for d in summed) else dw
 
 
 def _combine_vjp_pays(split, avals, *, axis, choices):
@@ -270,17 +298,12 @@ def _combine_vjp_pays(split, avals, *, axis, choices):
     return row_of_assignment.shape[axis] * weights.dtype.itemsize < split.length * inner * y.dtype.itemsize
 
 
-def _combine_vjp_of_parts(splits, y, ct, *rest, axis, choices):
-    """Devices may have parts of the features, too, over which cotangents of weights are sums."""
-    features = tuple(range(axis + 1, y.ndim))
-    operands = *(filled_axes(splits, x, features, 0) for x in (y, ct)), *rest
-    own = functools.partial(_combine_vjp_split, splits) if axis in splits else moe_combine_vjp_p.primitive.bind
-    dy, dw = own(*operands, axis=axis, choices=choices)
-    return dy, all_axes(splits, features).sum(dw) if any(d in splits for d in features) else dw
-
-
-RULES["moe_combine_vjp"] = Rule(
-    _combine_vjp_of_parts, operands=(0, 3), keeps=True, pays=_combine_vjp_pays, free={~1: 0}
+RULES["moe_combine_vjp"] = lambda choices, **_: Rule(
+    _combine_vjp_split,
+    operands=(0, 3),
+    keeps=True,
+    pays=_combine_vjp_pays,
+    free={1: 1, 2: choices, 4: choices, ~1: choices},
 )
 
 

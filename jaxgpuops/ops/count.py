@@ -265,14 +265,21 @@ def take(table: ArrayLike, ids: ArrayLike, *, axis_name: AxisName = None) -> jax
 @functools.partial(jax.jit, static_argnums=2, inline=True)
 def _jitted_take(table, ids, names):
     split = manual("jaxgpuops.take", names, table.shape[0])
-    rows = as_int32(ids, split.length if split else table.shape[0]).reshape(-1, *(1,) * (table.ndim - 1))
+    of_ids = jax.typeof(ids).sharding  # over an explicit mesh, rows are split as the first dimension of ids
+    rows = as_int32(ids, split.length if split else table.shape[0])
+    rows = _shaped(rows, (ids.size, *(1,) * (table.ndim - 1)), of_ids, of_ids.spec[:1])
     if split:  # of other devices' rows each device takes zeros
         rows = rows - split.start()
-    table, rows = align(table, rows)
+    table, rows = align(table, rows, apart=0)
     take = lambda part: _taken(part, rows, table.shape[0], along(part, 0), True, split)
     is_complex = jnp.issubdtype(table.dtype, jnp.complexfloating)
     out: Any = jax.lax.complex(take(table.real), take(table.imag)) if is_complex else take(table)
-    return out.reshape(*ids.shape, *table.shape[1:])
+    return _shaped(out, (*ids.shape, *table.shape[1:]), of_ids, (*of_ids.spec, *jax.typeof(out).sharding.spec[1:]))
+
+
+def _shaped(x, shape, like, spec):
+    """Reshapes x, to what is split like this if the sharding ``like`` is of an explicit mesh."""
+    return jax.lax.reshape(x, shape, out_sharding=like.update(spec=spec) if any(like.spec) else None)
 
 
 def _rows_taken(table, ids, fill, split):
@@ -322,7 +329,7 @@ class _Of(NamedTuple):
     def of_rows(self, table, ids, fill=False):
         """What each row's segment has; anything, or 0, where it has none."""
         ids = ids.reshape(-1, *(1,) * (table.ndim - 1))
-        return _taken(*align(table, ids), self.segments, None, fill)
+        return _taken(*align(table, ids, apart=0), self.segments, None, fill)
 
     def terms(self, x, ids):
         """Exponentials that do not overflow, and what was subtracted; rows without a segment have anything."""
