@@ -23,7 +23,7 @@ constexpr int64_t kFlatResults = 4;       // blocks that write results for each 
 constexpr int64_t kFlatAhead = 64 << 10;  // bytes that a block prefetches
 constexpr int64_t kFlatVectors = 4;       // of a lane that has a part of a short flat row
 
-constexpr int64_t kSmallElements = 1 << 17;  // of an array that is folded by single elements, at most,
+constexpr int64_t kSmallElements = 3 << 18;  // of an array that is folded by single elements, at most,
 constexpr int64_t kSmallLength = 8192;       // .. and of its columns
 constexpr int kPreferredSmallWarps = 4;      // of a block of a small walk
 
@@ -439,7 +439,7 @@ RowPlan held_in_registers(RowPlan plan) {
 
 RowPlan small_fold(const RowPlan& plan, const Rows& rows) {
   if (rows.elements() == 0 || rows.elements() > kSmallElements || rows.length > kSmallLength) return plan;
-  const SmallShape shape = small_shape(rows);
+  const SmallShape shape = small_shape(rows, kFoldEach);
   RowPlan small;
   small.algorithm = RowAlgorithm::kSmall;
   small.traits = plan.traits;
