@@ -301,7 +301,7 @@ Plan plan_argmax(Rows rows, int key_bits, const Gpu& gpu, int64_t workspace_byte
   if (workspace_bytes >= 0) slices = std::min(slices, workspace_bytes / (rows.inner * candidate));
   if (slices <= 1) return plan;
   if (shape.form == ArgmaxForm::kSmall) {
-    const ArgmaxShape cut = argmax_small_shape(argmax_cut(rows, slices));
+    const ArgmaxShape cut = argmax_small_shape(rows, slices);
     plan.lanes = 1 << cut.lane_bits;
     plan.threads = cut.threads;
   }

@@ -629,15 +629,16 @@ struct SmallSlices {
 };
 
 // A thread takes kEach elements at a time. Who has none has the column's last one: that changes nothing.
-template <class Key, int kEach, bool kSliced>
+template <class Key, int kEach>
 __global__ void __launch_bounds__(kMostSmallThreads)
     argmax_small(const __grid_constant__ SmallCall a, const __grid_constant__ Ranks<Key> ranks,
                  const __grid_constant__ SmallSlices s) {
-  if constexpr (kSliced) let_dependents_start();
+  const bool sliced = kEach == kArgmaxEach && s.slices > 1;
+  if (sliced) let_dependents_start();
   const SmallPlace place(a.columns);
   const Key* x = static_cast<const Key*>(a.x) + place.first;
   uint32_t last = once(a.columns.length - 1), outer = 0, slice = 0;
-  if constexpr (kSliced) {
+  if (sliced) {
     const uint32_t cut = a.columns.outer_of(place.column);
     outer = s.slices_of(cut);
     slice = cut - outer * s.slices;
@@ -658,7 +659,7 @@ __global__ void __launch_bounds__(kMostSmallThreads)
     return one;
   };
   if (!place.merge(best, better)) return;
-  if constexpr (kSliced) {
+  if (sliced) {
     const uint32_t inner = place.step, column = place.column - (outer * (s.slices - 1) + slice) * inner;
     best.index += slice * s.length;
     static_cast<Candidate<Key>*>(s.candidates)[column * s.slices + slice] = best;
@@ -715,16 +716,13 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const ArgmaxShape& shape,
       status = launch(stream, {blocks(units), dim3(beside, deep), shared}, argmax_strided<Key, 1>, a, ranks, tiles);
       break;
     case ArgmaxForm::kSmall: {
-      const Rows cut = argmax_cut(rows, a.slices);
-      const ArgmaxShape small = argmax_small_shape(cut);
+      const Rows cut = argmax_cut(rows, plan.slices);
+      const ArgmaxShape small = argmax_small_shape(rows, plan.slices);
       const SmallCall call = {a.x, a.indices, a.values, SmallColumns(cut, small.column_bits, small.lane_bits)};
-      const auto length = static_cast<uint32_t>(cut.length);
-      const SmallSlices slices = {Quotient(a.slices), a.slices, length, a.slices * length - a.length, a.workspace};
-      status = launch(stream, {blocks(small.tiles), dim3(small.threads)},
-                      a.slices > 1                            ? argmax_small<Key, kArgmaxEach, true>
-                      : argmax_small_each(cut) == kArgmaxEach ? argmax_small<Key, kArgmaxEach, false>
-                                                              : argmax_small<Key, kSmallEach, false>,
-                      call, ranks, slices);
+      const SmallSlices slices = {Quotient(a.slices), a.slices, a.slice, a.slices * a.slice - a.length, a.workspace};
+      const bool few = argmax_small_each(rows, plan.slices) == kSmallEach;
+      status = launch(stream, {blocks(small.tiles), dim3(static_cast<unsigned>(small.threads))},
+                      few ? argmax_small<Key, kSmallEach> : argmax_small<Key, kArgmaxEach>, call, ranks, slices);
       break;
     }
     case ArgmaxForm::kSheets:

@@ -57,14 +57,25 @@ inline ArgmaxShape argmax_tiles_shape(Rows rows, int key_bytes) {
   return shape;
 }
 
-inline int argmax_small_each(Rows rows) {
+inline int argmax_small_each(Rows rows, int64_t slices) {
   const bool few = rows.elements() <= kArgmaxFew && rows.length <= int64_t{kSmallEach} * kMostSmallThreads;
-  return few ? kSmallEach : kArgmaxEach;
+  return few && slices == 1 ? kSmallEach : kArgmaxEach;
 }
 
-// Of columns that blocks do not share.
-inline ArgmaxShape argmax_small_shape(Rows rows) {
-  const SmallShape small = small_shape(rows, argmax_small_each(rows));
+// Elements of the axis that a block has. Whole vectors, where rows are.
+inline int64_t argmax_slice(Rows rows, int64_t slices) {
+  const int64_t slice = (rows.length + slices - 1) / slices;
+  return rows.inner == 1 && slices > 1 ? (slice + 15) / 16 * 16 : slice;
+}
+
+// So many slices as rows, the last perhaps shorter than the others.
+inline Rows argmax_cut(Rows rows, int64_t slices) {
+  const int64_t slice = argmax_slice(rows, slices);
+  return {rows.outer * ((rows.length + slice - 1) / slice), slice, rows.inner};
+}
+
+inline ArgmaxShape argmax_small_shape(Rows rows, int64_t slices) {
+  const SmallShape small = small_shape(argmax_cut(rows, slices), argmax_small_each(rows, slices));
   ArgmaxShape shape;
   shape.form = ArgmaxForm::kSmall;
   shape.lane_bits = small.part_bits;
@@ -94,7 +105,7 @@ inline ArgmaxShape argmax_shape(Rows rows, int key_bytes, bool aligned) {
     shape.beside = static_cast<int>((units + shape.tiles - 1) / shape.tiles);
   };
   if (rows.elements() <= (rows.length > kArgmaxSmallColumn ? kArgmaxSliced : kArgmaxSmall))
-    return argmax_small_shape(rows);
+    return argmax_small_shape(rows, 1);
   if (rows.inner == 1) {
     if (rows.length * key_bytes <= kArgmaxTileRow) return argmax_tiles_shape(rows, key_bytes);
     return argmax_rows_shape(rows, key_bytes);
@@ -135,17 +146,6 @@ inline int64_t argmax_shared_bytes(Rows rows, int key_bytes, const ArgmaxShape& 
     case ArgmaxForm::kStrided: return shape.threads * candidate;
     default: return 0;
   }
-}
-
-// Elements of the axis that a block has. Whole vectors, where rows are.
-inline int64_t argmax_slice(Rows rows, int64_t slices) {
-  const int64_t slice = (rows.length + slices - 1) / slices;
-  return rows.inner == 1 && slices > 1 ? (slice + 15) / 16 * 16 : slice;
-}
-
-// Slices, or none, as rows.
-inline Rows argmax_cut(Rows rows, int64_t slices) {
-  return {rows.outer * slices, argmax_slice(rows, slices), rows.inner};
 }
 
 }  // namespace jaxgpuops::topk
