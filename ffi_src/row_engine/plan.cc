@@ -452,8 +452,8 @@ RowPlan small_fold(const RowPlan& plan, const Rows& rows) {
 // The warps of a column share it as those that walk do.
 RowPlan small_walk(const RowPlan& plan, const Rows& rows, int64_t most) {
   // Eight positions of a vector of columns, which a lane holds, are added up as in a walk.
-  const bool held = plan.algorithm == RowAlgorithm::kColumns && plan.vector && !plan.along &&
-                    rows.length == held_positions(1);
+  const bool held =
+      plan.algorithm == RowAlgorithm::kColumns && plan.vector && !plan.along && rows.length == held_positions(1);
   const bool walked = held || (plan.algorithm == RowAlgorithm::kColumnsWalk && !plan.vector);
   if (!walked || rows.elements() == 0 || rows.elements() > most || rows.length > kWalkPositions * kSmallWarps)
     return plan;
