@@ -186,7 +186,7 @@ def test_a_row_is_that_of_the_row_in_its_batch(shape, axis):
         row = lambda v: v[i : i + 1]
         assert same_bits(run_rows(**part(row), axis=axis), jax.tree.map(row, whole))
     # more than the kernels for few elements take
-    many = max(1, min(max(220, (1 << 18) // operands["x"].size), memory() // (200 * operands["x"].nbytes)))
+    many = max(1, min(max(220, (1 << 20) // operands["x"].size), memory() // (200 * operands["x"].nbytes)))
     repeated = run_rows(**part(lambda v: jnp.concatenate([v] * many)), axis=axis)
     assert same_bits(jax.tree.map(lambda y: y[-5:], repeated), whole)
     if axis == 1 and len(shape) == 2:  # rows that are not aligned

@@ -378,7 +378,7 @@ def test_columns():
             masked = plan_softmax(op, 3, length, inner, dtype, 1.0, False, False, True, 90)
             assert masked["algorithm"] in ("columns", "columns_split"), (op, length, inner, dtype, masked)
     for dtype, length, inner in itertools.product(("int8", "int32", "float64"), (2, 40, 100_000), (3, 257)):
-        plan = plan_reduce("sum", 70_000, length, inner, dtype, False, 90)
+        plan = plan_reduce("sum", 700_000, length, inner, dtype, False, 90)
         assert plan["algorithm"] == ("columns_walk" if length <= 32 else plan["algorithm"]), (dtype, length, inner)
         assert plan["algorithm"] in ("columns_walk", "columns_flat"), (dtype, length, inner)
 
@@ -443,35 +443,39 @@ def test_few_elements():
         return [planner(outer, length, inner, 90)["algorithm"] == "small" for outer in some]
 
     few, none = [True, True, False], [False] * 3
+    folded = 3 << 18
     for dtype, (length, inner) in itertools.product(("bfloat16", "float64"), ((2, 2), (8, 16), (16, 3), (64, 3))):
-        # Vectors of columns are read as such where the axis has eight positions.
+        # Vectors of columns are read as such by statistics of eight positions.
         walked = few if inner < 16 or dtype == "float64" else none
         for op in ("softmax", "log_softmax", "logsumexp"):
-            assert small(softmax_planner(op, dtype, False), length, inner) == walked, (op, dtype, length, inner)
+            takes = walked if op == "logsumexp" else few
+            assert small(softmax_planner(op, dtype, False), length, inner) == takes, (op, dtype, length, inner)
             assert small(softmax_planner(op, dtype, True), length, inner) == none
         for op in ("cross_entropy", "softmax_jvp", "log_softmax_jvp"):
             assert small(softmax_planner(op, dtype, False), length, inner) == none
         most = 1 << 13 if length <= 8 else 1 << 16
         assert small(reduce_planner("sum", dtype, False), length, inner, most) == walked
-        assert small(reduce_planner("max", dtype, False), length, inner) == few
+        assert small(reduce_planner("max", dtype, False), length, inner, folded) == few
         for op, masked in (("max", True), ("dot", False), ("sum", True)):
             assert small(reduce_planner(op, dtype, masked), length, inner) == none, (op, dtype)
     for op, dtype in (("sum", "int8"), ("min", "float64"), ("max", "uint16")):
         for length, inner in ((1, 1), (8192, 1), (32, 16), (700, 16)):
-            assert small(reduce_planner(op, dtype, False), length, inner) == few, (op, dtype, length, inner)
+            assert small(reduce_planner(op, dtype, False), length, inner, folded) == few, (op, dtype, length, inner)
         assert small(reduce_planner(op, dtype, False), 8193, 1) == none
     assert small(reduce_planner("sum", "float32", False), 8, 1) == none  # rows of floats have an order of their own
-    assert small(reduce_planner("max", "float32", False), 8, 1) == none
+    assert small(reduce_planner("max", "float32", False), 8, 1) == none  # and those that are whole vectors a kernel
+    assert small(reduce_planner("max", "float32", False), 9, 1, folded) == few
     for op in ("cumsum", "cumprod", "cummax", "linear_scan", "linear_scan_vjp", "cummin_jvp"):
-        for length, inner in ((1, 1), (32, 1), (7, 9)):
-            assert small(scan_planner(op, "float32", False), length, inner) == few, (op, length, inner)
+        exact = op == "cummax"
+        for length, inner, most in ((1, 1, 16), (7, 9, 16), (9, 4, 17), (32, 1, 18 if exact else 17)):
+            assert small(scan_planner(op, "float32", False), length, inner, 1 << most) == few, (op, length, inner)
             assert small(scan_planner(op, "float32", True), length, inner) == none  # segments
-        exact = few if op == "cummax" else none
-        assert small(scan_planner(op, "float32", False), 33, 3, 1 << 15) == exact, op
-        assert small(scan_planner(op, "float32", False), 1024, 3, 1 << 15) == exact, op
-        assert small(scan_planner(op, "float32", False), 1025, 3, 1 << 15) == none
-        assert small(scan_planner(op, "float32", False), 33, 1) == none
-    assert small(scan_planner("cumprod", "int32", False), 64, 3, 1 << 15) == few
+        for length, inner in ((33, 3), (1024, 3), (1025, 3), (33, 1)):
+            takes = few if exact and inner > 1 and length <= 1024 else none
+            assert small(scan_planner(op, "float32", False), length, inner, 1 << 16) == takes, (op, length, inner)
+    for op, dtype in (("cumprod", "int32"), ("cummax", "int16"), ("cumsum", "uint8")):  # rows have no other kernels
+        for length, inner in ((64, 3), (457, 1)):
+            assert small(scan_planner(op, dtype, False), length, inner, 1 << 18) == few
     assert small(scan_planner("cumlogsumexp", "float32", False), 8, 1) == none
 
 

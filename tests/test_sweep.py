@@ -70,6 +70,13 @@ def test_wrong_results_are_seen(problem):
         assert not right(operands, changed)
 
 
+def test_a_derivative_of_products_is_held_to_its_roundings():
+    """Each element by its own size, whatever the size of the largest."""
+    operands, [result], right = results_of(problems.grad((3, 1000), 1, "float32", op="cumprod"))
+    assert right(operands, [result])
+    assert not right(operands, [result.at[-1, -1].multiply(1.001)])
+
+
 def test_values_are_of_every_distribution():
     pool = jax.random.normal(jax.random.key(0), (1 << 13,))
     for dtype in ("float32", "bfloat16", "uint8", "int64"):

@@ -25,9 +25,11 @@ TOPK = [
     ((37, 21), 1, 1),  # few elements
     ((3, 1001), 1, 1),
     ((3, 31, 7), 1, 1),
-    ((300, 301), 1, 1),
-    ((300, 31, 11), 1, 1),
+    ((600, 301), 1, 1),
+    ((2000, 301), 1, 1),
+    ((2000, 31, 11), 1, 1),
     ((1, 300_001), 1, 1),
+    ((600, 1001), 1, 1),
     ((600, 5001), 1, 33),
     ((9, 20_001), 1, 20),
     ((5, 100_001), 1, 64),
@@ -333,7 +335,9 @@ def run_rows(rng, shapes=ROWS, streamed=False):
 SCANS = [  # along axis 1
     ((37, 7), "float32"),  # few elements
     *(((3, 31, 2), dtype) for dtype in ("bfloat16", "float64", "int8", "int32", "complex64", "complex128")),
-    ((9001, 9), "float32"),  # short axes
+    ((30_001, 9), "float32"),  # short axes, by shared memory
+    ((30_001, 5), "float32"),  # and where they are
+    ((3, 457), "int16"),  # rare elements, that are few
     ((37, 61), "float32"),  # a tile holds the row
     ((9, 4093), "float32"),
     ((300, 9001), "float32"),

@@ -1,6 +1,6 @@
-// How few elements are spread over threads (cuda/small.cuh): 2^part_bits threads share a column, and take kSmallEach of
-// its elements at a time; 2^column_bits columns beside each other share a warp. A block has more than one column only
-// if a warp has.
+// How few elements are spread over threads (cuda/small.cuh): 2^part_bits threads share a column, and take some of its
+// elements at a time, kSmallEach or more; 2^column_bits columns beside each other share a warp. A block has more than
+// one column only if a warp has.
 #pragma once
 
 #include <algorithm>
@@ -11,6 +11,7 @@
 namespace jaxgpuops {
 
 constexpr int kSmallEach = 4;
+constexpr int kFoldEach = 8;             // the same where elements are folded, which takes less time than to load them
 constexpr int kMostSmallThreads = 1024;  // of a block; kSmallThreads, if it has several columns
 constexpr int kSmallThreads = 128;
 
@@ -20,10 +21,9 @@ struct SmallShape {
   int64_t blocks = 0;
 };
 
-inline SmallShape small_shape(Rows rows) {
+inline SmallShape small_shape(Rows rows, int each = kSmallEach) {
   SmallShape shape;
-  while (1 << shape.part_bits < kMostSmallThreads && int64_t{kSmallEach} << shape.part_bits < rows.length)
-    ++shape.part_bits;
+  while (1 << shape.part_bits < kMostSmallThreads && int64_t{each} << shape.part_bits < rows.length) ++shape.part_bits;
   while (shape.part_bits + shape.column_bits < 5 && int64_t{1} << shape.column_bits < rows.inner) ++shape.column_bits;
   const int64_t group = int64_t{1} << (shape.part_bits + shape.column_bits);
   const int64_t groups = (rows.count() + (int64_t{1} << shape.column_bits) - 1) >> shape.column_bits;

@@ -24,9 +24,11 @@ RowPlan plan_reduce(const Problem& problem, const Gpu& gpu, int64_t workspace_by
   traits.stat_bytes = traits.final_bytes = traits.item_bytes == 8 ? 8 : 4;
   const RowPlan plan = plan_row_engine(problem.rows, traits, gpu, workspace_bytes, tuning);
   if (problem.op == Op::kDot || problem.masked) return plan;
-  // Rows of the elements that kernels of vectors are compiled for are reduced by those.
-  if (problem.op != Op::kSum || !is_float(problem.dtype))
-    return problem.rows.inner > 1 || traits.swept ? small_fold(plan, problem.rows) : plan;
+  // Rows that are whole vectors, of elements that kernels of vectors are compiled for, are reduced by those.
+  if (problem.op != Op::kSum || !is_float(problem.dtype)) {
+    const bool whole = traits.fast && problem.rows.inner == 1 && problem.rows.length * traits.item_bytes % 16 == 0;
+    return whole ? plan : small_fold(plan, problem.rows);
+  }
   return small_walk(plan, problem.rows, problem.rows.length <= held_positions(1) ? kSmallHeld : kSmallWalked);
 }
 

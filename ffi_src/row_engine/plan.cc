@@ -23,7 +23,7 @@ constexpr int64_t kFlatResults = 4;       // about the blocks per multiprocessor
 constexpr int64_t kFlatAhead = 64 << 10;  // bytes that a block prefetches
 constexpr int64_t kFlatVectors = 4;       // vectors of a lane that has a part of a short flat row
 
-constexpr int64_t kSmallElements = 1 << 17;  // the most elements of an array that small_fold() takes
+constexpr int64_t kSmallElements = 3 << 18;  // the most elements of an array that small_fold() takes
 constexpr int64_t kSmallLength = 8192;       // the most elements of one of its columns
 constexpr int kPreferredSmallWarps = 4;      // warps of a block that small_walk() prefers
 
@@ -439,7 +439,7 @@ RowPlan held_in_registers(RowPlan plan) {
 
 RowPlan small_fold(const RowPlan& plan, const Rows& rows) {
   if (rows.elements() == 0 || rows.elements() > kSmallElements || rows.length > kSmallLength) return plan;
-  const SmallShape shape = small_shape(rows);
+  const SmallShape shape = small_shape(rows, kFoldEach);
   RowPlan small;
   small.algorithm = RowAlgorithm::kSmall;
   small.traits = plan.traits;
@@ -451,7 +451,10 @@ RowPlan small_fold(const RowPlan& plan, const Rows& rows) {
 
 // The warps of a column share it as those that walk do.
 RowPlan small_walk(const RowPlan& plan, const Rows& rows, int64_t most) {
-  const bool walked = plan.algorithm == RowAlgorithm::kColumnsWalk && !plan.vector;
+  // Eight positions of a vector of columns, which a lane holds, are added up as in a walk.
+  const bool held =
+      plan.algorithm == RowAlgorithm::kColumns && plan.vector && !plan.along && rows.length == held_positions(1);
+  const bool walked = held || (plan.algorithm == RowAlgorithm::kColumnsWalk && !plan.vector);
   if (!walked || rows.elements() == 0 || rows.elements() > most || rows.length > kWalkPositions * kSmallWarps)
     return plan;
   RowPlan small;

@@ -20,8 +20,15 @@ constexpr int64_t kLongRow = 16;     // tiles
 constexpr int64_t kFewTiles = 3;           // one block walks over so many quickly enough
 constexpr int64_t kShortBytes = 24 << 10;  // shared memory of a block where the axis is short
 
-constexpr int64_t kSmallElements = 1 << 17;      // of an array, at most, ..
-constexpr int64_t kSmallLongElements = 1 << 15;  // .. and where the axis is not short
+// Of an array that the kernels for few elements take, at most: along an axis that a lane has sooner without shared
+// memory, along a longer one, the same where any order has the same states; and along an axis that is not short, the
+// same of elements that have no other kernels than those of spans.
+constexpr int64_t kSmallDirect = 1 << 16, kSmallElements = 1 << 17, kSmallExact = 1 << 18;
+constexpr int64_t kSmallLong = 1 << 16, kSmallRare = 1 << 18;
+
+// Lanes that have the axis read it from memory if that is in few pieces, and if the array is not too large for caches
+// to help with the others.
+constexpr int64_t kDirectLength = 8, kDirectBytes = 16, kDirectElements = 1 << 22;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -57,14 +64,26 @@ bool is_exact(const Problem& problem) {
   return !is_general(problem) && (problem.op == Op::kMax || problem.op == Op::kMin);
 }
 
+// Whether lanes that have a short axis read it where it is.
+bool is_direct(const Problem& problem) {
+  const auto [outer, length, inner] = problem.rows;
+  return (length <= kDirectLength || inner * bytes_of(problem.dtype) >= kDirectBytes) &&
+         problem.rows.elements() <= kDirectElements;
+}
+
 // Whether the kernels for few elements take it.
 bool is_small(const Problem& problem) {
   const auto [outer, length, inner] = problem.rows;
   const bool simple = problem.a.inner.groups <= 1 && problem.a.outer.groups <= 1 && !problem.segmented;
   if (!simple || problem.op == Op::kLogSumExp) return false;
-  if (length <= kShortAxis) return problem.rows.elements() <= kSmallElements;
-  // Rows have kernels that take less than those of spans.
-  return is_exact(problem) && inner > 1 && length <= kMostSmallLength && problem.rows.elements() <= kSmallLongElements;
+  const int64_t elements = problem.rows.elements();
+  const bool exact = is_exact(problem), rare = is_rare(problem);
+  if (length <= kShortAxis)
+    return elements <= (length <= kDirectLength        ? kSmallDirect
+                        : exact && !is_direct(problem) ? kSmallExact
+                                                       : kSmallElements);
+  // Rows have kernels that take less than those of spans, unless their elements are rare.
+  return exact && (inner > 1 || rare) && length <= kMostSmallLength && elements <= (rare ? kSmallRare : kSmallLong);
 }
 
 Plan plan_small(const Problem& problem, Plan plan) {
@@ -93,9 +112,11 @@ Plan plan_short(const Problem& problem, const Gpu& gpu, Plan plan) {
     const int64_t rows = std::max<int64_t>(kShortBytes / (operands * length * inner * bytes), 1);
     const int64_t shared_out = ceil_div(std::max<int64_t>(ceil_div(columns, 2 * gpu.multiprocessors), 64), inner);
     plan.block_columns = inner * std::min(rows, shared_out);
-    plan.padding = length * inner * bytes % 16 == 0 ? 16 : 0;
-    plan.span_bytes = static_cast<int>(span_bytes(plan.block_columns * length, bytes, plan.padding));
-    plan.stage_bytes = operands * plan.span_bytes;
+    if (!is_direct(problem)) {
+      plan.padding = length * inner * bytes % 16 == 0 ? 16 : 0;
+      plan.span_bytes = static_cast<int>(span_bytes(plan.block_columns * length, bytes, plan.padding));
+      plan.stage_bytes = operands * plan.span_bytes;
+    }
     plan.parts = 0;
     plan.axis_warps = static_cast<int>(std::min<int64_t>(kWarps, ceil_div(plan.block_columns, 32)));
     plan.strips = ceil_div(columns, plan.block_columns);

@@ -273,7 +273,8 @@ Plan plan_argmax(Rows rows, int key_bits, const Gpu& gpu, int64_t workspace_byte
   plan.algorithm = Algorithm::kArgmax;
   const int64_t key_bytes = key_bits / 8, candidate = composite_bytes(key_bytes);
   const ArgmaxShape shape = argmax_shape(rows, static_cast<int>(key_bytes), true);
-  const bool shared = shape.form == ArgmaxForm::kTiles || shape.form == ArgmaxForm::kSmall;
+  const bool shared =
+      shape.form == ArgmaxForm::kTiles || shape.form == ArgmaxForm::kSmall || shape.form == ArgmaxForm::kRows;
   plan.lanes = shared ? 1 << shape.lane_bits : shape.threads;
   plan.threads = static_cast<int>(ceil_div(shape.threads, 32) * 32);
   plan.shared_limit = gpu.shared_bytes;
@@ -282,7 +283,9 @@ Plan plan_argmax(Rows rows, int key_bits, const Gpu& gpu, int64_t workspace_byte
   // device should have, and by how many blocks a column is worth.
   const int64_t units = rows.outer * shape.tiles;
   int64_t slices = 1;
-  if (shape.form == ArgmaxForm::kRows) {
+  if (shape.form == ArgmaxForm::kSmall) {
+    slices = rows.length > kArgmaxSmallColumn ? rows.length / kArgmaxSmallSlice : 1;
+  } else if (shape.form == ArgmaxForm::kRows) {
     // A second kernel takes longer than a block with the rest of a short row.
     const int64_t bytes = rows.length * key_bytes;
     slices = bytes < kArgmaxAlone ? 1 : std::min(3 * gpu.multiprocessors / units, bytes / 8192);
@@ -297,6 +300,11 @@ Plan plan_argmax(Rows rows, int key_bits, const Gpu& gpu, int64_t workspace_byte
   slices = std::min(slices, rows.length * key_bytes / (16 * candidate));
   if (workspace_bytes >= 0) slices = std::min(slices, workspace_bytes / (rows.inner * candidate));
   if (slices <= 1) return plan;
+  if (shape.form == ArgmaxForm::kSmall) {
+    const ArgmaxShape cut = argmax_small_shape(rows, slices);
+    plan.lanes = 1 << cut.lane_bits;
+    plan.threads = cut.threads;
+  }
   plan.slices = static_cast<int>(slices);
   plan.overlap = gpu.dependent_launch;
   plan.workspace_bytes = rows.inner * slices * candidate;

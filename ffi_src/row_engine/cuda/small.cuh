@@ -47,13 +47,13 @@ __global__ void __launch_bounds__(kMostSmallThreads) small_fold_kernel(const __g
   const Bits pad = P::pad(p.args, 0);
   Acc mine = value(pad);
 #pragma unroll 1
-  for (uint32_t i = place.part; i < length; i += kSmallEach * place.parts) {
-    Bits loaded[kSmallEach];
+  for (uint32_t i = place.part; i < length; i += kFoldEach * place.parts) {
+    Bits loaded[kFoldEach];
 #pragma unroll
-    for (uint32_t u = 0; u < kSmallEach; ++u)
+    for (uint32_t u = 0; u < kFoldEach; ++u)
       loaded[u] = i + u * place.parts < length ? x[(i + u * place.parts) * place.step] : pad;
 #pragma unroll
-    for (uint32_t u = 0; u < kSmallEach; ++u) mine = fold(mine, value(loaded[u]));
+    for (uint32_t u = 0; u < kFoldEach; ++u) mine = fold(mine, value(loaded[u]));
   }
   if (!place.merge(mine, fold)) return;
   const Stat<P> stat = {mine};
@@ -143,7 +143,7 @@ cudaError_t run_small(cudaStream_t stream, const RowPlan& plan, const Rows& rows
   SmallParameters<P> s = {p.operands[0], p.out, columns, 0, 0, p.args};
   Launch launched;
   if constexpr (kExact<P>) {
-    launched.grid = dim3(static_cast<unsigned>(small_shape(rows).blocks));
+    launched.grid = dim3(static_cast<unsigned>(small_shape(rows, kFoldEach).blocks));
     launched.block = dim3(plan.threads());
     return launch(stream, launched, small_fold_kernel<P>, s);
   } else {

@@ -226,18 +226,25 @@ __device__ __forceinline__ void finish(const Argmax& a, int64_t outer, uint32_t 
   }
 }
 
+// Where the i-th candidate is, if each thread writes `run` of them beside each other: one place is left free after each
+// run, so that threads write to different banks.
+template <uint32_t run>
+__device__ __forceinline__ uint32_t spaced(uint32_t i) {
+  return run == 1 ? i : i + i / run;
+}
+
 // The best of each column of candidates in shared memory: moves to the first of `deep` rows. All threads of the block.
-template <class Key>
+template <uint32_t run, class Key>
 __device__ __forceinline__ void merge_rows(Candidate<Key>* all, uint32_t width, uint32_t deep, uint32_t thread,
                                            uint32_t threads) {
   while (deep > 1) {
     const uint32_t rows = (deep + 15) / 16;
     __syncthreads();
     for (uint32_t i = thread; i < rows * width; i += threads) {
-      Candidate<Key> c = all[i];
+      Candidate<Key> c = all[spaced<run>(i)];
 #pragma unroll 4
-      for (uint32_t j = i + rows * width; j < deep * width; j += rows * width) c.merge(all[j]);
-      all[i] = c;
+      for (uint32_t j = i + rows * width; j < deep * width; j += rows * width) c.merge(all[spaced<run>(j)]);
+      all[spaced<run>(i)] = c;
     }
     deep = rows;
   }
@@ -347,13 +354,34 @@ __device__ __forceinline__ Key largest_key(const uint4 (&vectors)[kVectors], con
   }
 }
 
-// A block shares a row's slice.
+// What the lanes of a team have, for its first lane. More than a warp is a block.
 template <class Key>
-__global__ void __launch_bounds__(kArgmaxRowThreads, 1024 / kArgmaxRowThreads)
-    argmax_rows(const __grid_constant__ Argmax a, const __grid_constant__ ArgOrder order) {
-  constexpr uint32_t kVector = 16 / sizeof(Key), kThreads = kArgmaxRowThreads;
-  const uint32_t lane = threadIdx.x;
-  const uint32_t row = a.slices == 1 ? blockIdx.x : blockIdx.x / a.slices, part = blockIdx.x - row * a.slices;
+__device__ __forceinline__ void merge_team(Candidate<Key>& c, uint32_t team) {
+  const auto lanes = [&](uint32_t count) {
+#pragma unroll 1
+    for (uint32_t d = count / 2; d; d /= 2) c.merge({shuffle_xor(c.key, d), shuffle_xor(c.index, d)});
+  };
+  lanes(smaller(team, 32u));
+  if (team <= 32) return;
+  __shared__ Candidate<Key> warps[32];
+  const uint32_t count = team / 32;
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = c;
+  __syncthreads();
+  if (threadIdx.x >= 32) return;
+  c = warps[threadIdx.x & (count - 1)];  // each again and again, if they are less than lanes
+  lanes(count);
+}
+
+// A team has a row, or a slice of it.
+template <class Key>
+__global__ void __launch_bounds__(kArgmaxMostTeam, 1024 / kArgmaxMostTeam)
+    argmax_rows(const __grid_constant__ Argmax a, const __grid_constant__ ArgOrder order, uint32_t units,
+                int team_bits) {
+  constexpr uint32_t kVector = 16 / sizeof(Key);
+  const uint32_t team = 1u << team_bits, lane = threadIdx.x & (team - 1);
+  const uint32_t own = blockIdx.x * (blockDim.x >> team_bits) + (threadIdx.x >> team_bits);
+  const uint32_t unit = smaller(own, units - 1);  // who has none has the last
+  const uint32_t row = a.slices == 1 ? unit : unit / a.slices, part = unit - row * a.slices;
   let_dependents_start();
   const uint32_t length = a.length;
   const uint32_t begin = part * a.slice, count = min(a.slice, length - begin);
@@ -362,29 +390,34 @@ __global__ void __launch_bounds__(kArgmaxRowThreads, 1024 / kArgmaxRowThreads)
   const uint32_t vectors = all.vectors;
   const uint4* body = all.body();
 
+  // What is left of whole batches goes by halves of one. The last repeats the last vector, which changes nothing.
+  constexpr uint32_t kBatch = 8;
+  Key best = 0;
+  uint32_t batch = lane, v = lane;
+  const auto place = [&](uint32_t v, uint32_t u) { return smaller(v + u * team, vectors - 1); };
+  const auto look = [&](auto count, auto at) {
+    uint4 loaded[decltype(count)::value];
+#pragma unroll
+    for (uint32_t u = 0; u < count; ++u) loaded[u] = __ldg(body + at(u));
+    const Key most = largest_key<Key>(loaded, order);
+    if (most > best) best = most, batch = v;
+    v += count * team;
+  };
+#pragma unroll 1
+  while (v + (kBatch - 1) * team < vectors)
+    look(std::integral_constant<uint32_t, kBatch>(), [&](uint32_t u) { return v + u * team; });
+#pragma unroll 1
+  while (v < vectors) look(std::integral_constant<uint32_t, kBatch / 2>(), [&](uint32_t u) { return place(v, u); });
   Candidate<Key> c = {0, ~0u};
-  for (uint32_t i = lane; i < all.loose(); i += kThreads) {
+#pragma unroll 1
+  for (uint32_t i = lane; i < all.loose(); i += team) {
     const uint32_t at = all.loose_index(i);
     c.merge({encode_arg(x[at], order), begin + at});
   }
 
-  // The last batch repeats the last vector, which changes nothing.
-  constexpr uint32_t kBatch = 8;
-  Key best = 0;
-  uint32_t batch = lane;
-  const auto place = [&](uint32_t v, uint32_t u) { return min(v + u * kThreads, vectors - 1); };
-  const auto look = [&](uint32_t v, auto whole) {
-    uint4 loaded[kBatch];
-#pragma unroll
-    for (uint32_t u = 0; u < kBatch; ++u) loaded[u] = __ldg(body + (whole ? v + u * kThreads : place(v, u)));
-    const Key most = largest_key<Key>(loaded, order);
-    if (most > best) best = most, batch = v;
-  };
-  uint32_t v = lane;
-  for (; v + (kBatch - 1) * kThreads < vectors; v += kBatch * kThreads) look(v, std::true_type());
-  if (v < vectors) look(v, std::false_type());
-
-  const Key most = largest_of_lanes(best);
+  Key most = best;
+#pragma unroll 1
+  for (uint32_t d = smaller(team, 32u) / 2; d; d /= 2) most = larger(most, shuffle_xor(most, d));
   if (best == most && lane < vectors) {
     // Elements with this key have one pattern of bits, but for zeros and NaNs.
     const Key sign = static_cast<Key>(order.sign), found = decode(best, order.order);
@@ -403,14 +436,8 @@ __global__ void __launch_bounds__(kArgmaxRowThreads, 1024 / kArgmaxRowThreads)
     }
     c.merge({best, begin + all.head + first});
   }
-  merge_lanes(c, 32);
-  __shared__ Candidate<Key> warps[kThreads / 32];
-  if (lane % 32 == 0) warps[lane / 32] = c;
-  __syncthreads();
-  if (lane != 0) return;
-#pragma unroll
-  for (uint32_t w = 1; w < kThreads / 32; ++w) c.merge(warps[w]);
-  finish(a, row, 0, part, c);
+  merge_team(c, team);
+  if (lane == 0 && own == unit) finish(a, row, 0, part, c);
 }
 
 // ---- columns --------------------------------------------------------------------------------------------------------
@@ -522,16 +549,16 @@ __global__ void __launch_bounds__(kArgmaxMostThreads, 1024 / kArgmaxMostThreads)
     for (uint32_t e = 0; e < kVector; ++e) {
       Candidate<Key> c = places.at(e);
       c.index = begin + (larger(c.index, steps_before) - steps_before) * rows + depth;
-      all[depth * width + column] = c;
+      all[spaced<kVector>(depth * width + column)] = c;
       if (++column == width) {
         column = 0;
         if (++depth == rows) depth = steps_before = 0;
       }
     }
   }
-  merge_rows(all, width, smaller(rows, count), thread, blockDim.x);
+  merge_rows<kVector>(all, width, smaller(rows, count), thread, blockDim.x);
   for (uint32_t c = thread; c < width && tile * width + c < inner; c += blockDim.x)
-    finish(a, outer, tile * width + c, part, all[c]);
+    finish(a, outer, tile * width + c, part, all[spaced<kVector>(c)]);
 }
 
 // ---- strided --------------------------------------------------------------------------------------------------------
@@ -576,7 +603,7 @@ __global__ void __launch_bounds__(kArgmaxThreads)
       auto* all = reinterpret_cast<Candidate<Key>*>(dynamic_shared_memory());
       const uint32_t thread = depth * width + threadIdx.x;
       all[thread] = best[0];
-      merge_rows(all, width, smaller(deep, end - begin), thread, width * deep);
+      merge_rows<1>(all, width, smaller(deep, end - begin), thread, width * deep);
       if (depth == 0) best[0] = all[thread];
     }
   }
@@ -594,14 +621,31 @@ struct SmallCall {
   SmallColumns columns;
 };
 
+// Columns that are cut in slices: `columns` are these slices.
+struct SmallSlices {
+  Quotient slices_of;
+  uint32_t slices, length, missing;  // elements that the last slice lacks
+  void* candidates;
+};
+
 // A thread takes kEach elements at a time. Who has none has the column's last one: that changes nothing.
 template <class Key, int kEach>
 __global__ void __launch_bounds__(kMostSmallThreads)
-    argmax_small(const __grid_constant__ SmallCall a, const __grid_constant__ Ranks<Key> ranks) {
+    argmax_small(const __grid_constant__ SmallCall a, const __grid_constant__ Ranks<Key> ranks,
+                 const __grid_constant__ SmallSlices s) {
+  const bool sliced = kEach == kArgmaxEach && s.slices > 1;
+  if (sliced) let_dependents_start();
   const SmallPlace place(a.columns);
-  const Key* const x = static_cast<const Key*>(a.x) + place.first;
-  const uint32_t last = once(a.columns.length - 1);
-  Candidate<Key> best = {0, place.part};
+  const Key* x = static_cast<const Key*>(a.x) + place.first;
+  uint32_t last = once(a.columns.length - 1), outer = 0, slice = 0;
+  if (sliced) {
+    const uint32_t cut = a.columns.outer_of(place.column);
+    outer = s.slices_of(cut);
+    slice = cut - outer * s.slices;
+    x -= outer * s.missing * place.step;
+    if (slice + 1 == s.slices) last -= s.missing;
+  }
+  Candidate<Key> best = {0, smaller(place.part, last)};
 #pragma unroll 1
   for (uint32_t i = place.part; i <= last; i += kEach * place.parts) {
     Key loaded[kEach];
@@ -615,29 +659,38 @@ __global__ void __launch_bounds__(kMostSmallThreads)
     return one;
   };
   if (!place.merge(best, better)) return;
-  a.indices[place.column] = static_cast<int32_t>(best.index);
-  if (a.values) static_cast<Key*>(a.values)[place.column] = x[best.index * place.step];
+  if (sliced) {
+    const uint32_t inner = place.step, column = place.column - (outer * (s.slices - 1) + slice) * inner;
+    best.index += slice * s.length;
+    static_cast<Candidate<Key>*>(s.candidates)[column * s.slices + slice] = best;
+  } else {
+    a.indices[place.column] = static_cast<int32_t>(best.index);
+    if (a.values) static_cast<Key*>(a.values)[place.column] = x[best.index * place.step];
+  }
 }
 
 // ---- the end of shared rows -----------------------------------------------------------------------------------------
 
 template <class Key>
-__global__ void __launch_bounds__(kArgmaxThreads) argmax_finish(const __grid_constant__ Argmax a) {
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * (kArgmaxThreads / 32) + threadIdx.x / 32;
-  if (row >= a.outer * a.inner) return;
+__global__ void __launch_bounds__(kArgmaxThreads) argmax_finish(const __grid_constant__ Argmax a, uint32_t team) {
+  const uint32_t lane = threadIdx.x & (team - 1);
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * (kArgmaxThreads / team) + threadIdx.x / team;
   wait_for_predecessor();
   Candidate<Key> c = {0, ~0u};
+  if (row < a.outer * a.inner) {
 #pragma unroll 4
-  for (uint32_t i = threadIdx.x % 32; i < a.slices; i += 32)
-    c.merge(reinterpret_cast<const Candidate<Key>*>(a.workspace)[row * a.slices + i]);
-  merge_lanes(c, 32);
+    for (uint32_t i = lane; i < a.slices; i += team)
+      c.merge(reinterpret_cast<const Candidate<Key>*>(a.workspace)[row * a.slices + i]);
+  }
+  merge_team(c, team);
+  if (lane != 0 || row >= a.outer * a.inner) return;
   const int64_t outer = a.inner == 1 ? row : row / a.inner;
-  if (threadIdx.x % 32 == 0) write<Key>(a, outer, static_cast<uint32_t>(row - outer * a.inner), c.index);
+  write<Key>(a, outer, static_cast<uint32_t>(row - outer * a.inner), c.index);
 }
 
 template <class Key>
-cudaError_t run(cudaStream_t stream, const ArgmaxShape& shape, bool overlap, const Rows& rows, const ArgOrder& order,
-                const Argmax& a) {
+cudaError_t run(cudaStream_t stream, const Plan& plan, const ArgmaxShape& shape, const Rows& rows,
+                const ArgOrder& order, const Argmax& a) {
   const auto blocks = [](int64_t count) { return dim3(static_cast<unsigned>(count)); };
   constexpr int kSheet = argmax_sheet_columns(sizeof(Key));
   const Ranks<Key> ranks(order);
@@ -652,7 +705,8 @@ cudaError_t run(cudaStream_t stream, const ArgmaxShape& shape, bool overlap, con
                       argmax_tiles<Key>, a, ranks, static_cast<uint32_t>(shape.outers), shape.lane_bits);
       break;
     case ArgmaxForm::kRows:
-      status = launch(stream, {blocks(units), dim3(kArgmaxRowThreads)}, argmax_rows<Key>, a, order);
+      status = launch(stream, {blocks(((units << shape.lane_bits) + threads - 1) / threads), dim3(threads)},
+                      argmax_rows<Key>, a, order, static_cast<uint32_t>(units), shape.lane_bits);
       break;
     case ArgmaxForm::kColumns:
       status = launch(stream, {blocks(units), dim3((threads + 31) / 32 * 32), shared}, argmax_columns<Key>, a, ranks,
@@ -662,10 +716,13 @@ cudaError_t run(cudaStream_t stream, const ArgmaxShape& shape, bool overlap, con
       status = launch(stream, {blocks(units), dim3(beside, deep), shared}, argmax_strided<Key, 1>, a, ranks, tiles);
       break;
     case ArgmaxForm::kSmall: {
-      const SmallCall call = {a.x, a.indices, a.values, SmallColumns(rows, shape.column_bits, shape.lane_bits)};
-      const bool longer = rows.length > int64_t{kSmallEach} * kMostSmallThreads;  // few rows: each is waited for
-      status = launch(stream, {blocks(shape.tiles), dim3(threads)},
-                      longer ? argmax_small<Key, 4 * kSmallEach> : argmax_small<Key, kSmallEach>, call, ranks);
+      const Rows cut = argmax_cut(rows, plan.slices);
+      const ArgmaxShape small = argmax_small_shape(rows, plan.slices);
+      const SmallCall call = {a.x, a.indices, a.values, SmallColumns(cut, small.column_bits, small.lane_bits)};
+      const SmallSlices slices = {Quotient(a.slices), a.slices, a.slice, a.slices * a.slice - a.length, a.workspace};
+      const bool few = argmax_small_each(rows, plan.slices) == kSmallEach;
+      status = launch(stream, {blocks(small.tiles), dim3(static_cast<unsigned>(small.threads))},
+                      few ? argmax_small<Key, kSmallEach> : argmax_small<Key, kArgmaxEach>, call, ranks, slices);
       break;
     }
     case ArgmaxForm::kSheets:
@@ -673,10 +730,10 @@ cudaError_t run(cudaStream_t stream, const ArgmaxShape& shape, bool overlap, con
       break;
   }
   if (status != cudaSuccess || a.slices == 1) return status;
-  constexpr int kRows = kArgmaxThreads / 32;
-  Launch last = {blocks((rows.count() + kRows - 1) / kRows), dim3(kArgmaxThreads)};
-  last.overlap = overlap;
-  return launch(stream, last, argmax_finish<Key>, a);
+  const uint32_t team = a.slices > 128 ? kArgmaxThreads : 32;
+  Launch last = {blocks((rows.count() * team + kArgmaxThreads - 1) / kArgmaxThreads), dim3(kArgmaxThreads)};
+  last.overlap = plan.overlap;
+  return launch(stream, last, argmax_finish<Key>, a, team);
 }
 
 }  // namespace
@@ -690,9 +747,8 @@ cudaError_t launch_argmax_kernels(cudaStream_t stream, const Plan& plan, const A
   a.slices = static_cast<uint32_t>((rows.length + a.slice - 1) / a.slice);  // none is empty
   const bool aligned = reinterpret_cast<uintptr_t>(buffers.x) % 16 == 0;
   const ArgmaxShape shape = argmax_shape(rows, problem.key_bits / 8, aligned);
-  return dispatch_key(problem.key_bits, [&](auto key) {
-    return run<decltype(key)>(stream, shape, plan.overlap, rows, problem.order, a);
-  });
+  return dispatch_key(problem.key_bits,
+                      [&](auto key) { return run<decltype(key)>(stream, plan, shape, rows, problem.order, a); });
 }
 
 }  // namespace jaxgpuops::topk

@@ -12,12 +12,19 @@
 namespace jaxgpuops::topk {
 
 constexpr int kArgmaxThreads = 256;
-constexpr int kArgmaxMostThreads = 512;    // columns
-constexpr int kArgmaxRowThreads = 128;     // rows
-constexpr int64_t kArgmaxSmall = 1 << 18;  // elements in all
+constexpr int kArgmaxMostThreads = 512;  // columns
+constexpr int kArgmaxMostTeam = 128;     // rows: lanes that have one
+
+constexpr int kArgmaxEach = 8;              // small: elements that a thread takes at a time, where they are not few
+constexpr int64_t kArgmaxFew = 1 << 17;     // these are: elements in all
+constexpr int64_t kArgmaxSmall = 1 << 19;   // elements in all, at most
+constexpr int64_t kArgmaxSliced = 1 << 21;  // the same, if blocks share columns
+constexpr int64_t kArgmaxSmallColumn = 8 << 10;  // elements of a column that blocks do not share
+constexpr int64_t kArgmaxSmallSlice = 1 << 10;   // elements of a block's slice, about
 
 constexpr int64_t kArgmaxTilePlane = 24 << 10;  // bytes of an outer index that tiles take
-constexpr int64_t kArgmaxTileRow = 6 << 10;     // the same, if inner is 1
+constexpr int64_t kArgmaxTileRow = 2 << 10;     // the same, if inner is 1
+constexpr int64_t kArgmaxWarpRow = 12 << 10;    // bytes of a row that a warp has, if inner is 1
 constexpr int64_t kArgmaxAlone = 40 << 10;      // bytes of a row that blocks do not share, if inner is 1
 
 enum class ArgmaxForm { kSmall, kTiles, kRows, kColumns, kStrided, kSheets };
@@ -50,14 +57,40 @@ inline ArgmaxShape argmax_tiles_shape(Rows rows, int key_bytes) {
   return shape;
 }
 
-inline ArgmaxShape argmax_small_shape(Rows rows) {
-  const SmallShape small = small_shape(rows);
+inline int argmax_small_each(Rows rows, int64_t slices) {
+  const bool few = rows.elements() <= kArgmaxFew && rows.length <= int64_t{kSmallEach} * kMostSmallThreads;
+  return few && slices == 1 ? kSmallEach : kArgmaxEach;
+}
+
+// Elements of the axis that a block has. Whole vectors, where rows are.
+inline int64_t argmax_slice(Rows rows, int64_t slices) {
+  const int64_t slice = (rows.length + slices - 1) / slices;
+  return rows.inner == 1 && slices > 1 ? (slice + 15) / 16 * 16 : slice;
+}
+
+// So many slices as rows, the last perhaps shorter than the others.
+inline Rows argmax_cut(Rows rows, int64_t slices) {
+  const int64_t slice = argmax_slice(rows, slices);
+  return {rows.outer * ((rows.length + slice - 1) / slice), slice, rows.inner};
+}
+
+inline ArgmaxShape argmax_small_shape(Rows rows, int64_t slices) {
+  const SmallShape small = small_shape(argmax_cut(rows, slices), argmax_small_each(rows, slices));
   ArgmaxShape shape;
   shape.form = ArgmaxForm::kSmall;
   shape.lane_bits = small.part_bits;
   shape.column_bits = small.column_bits;
   shape.tiles = small.blocks;
   shape.threads = small.threads;
+  return shape;
+}
+
+// A warp has a row, four if it is long.
+inline ArgmaxShape argmax_rows_shape(Rows rows, int key_bytes) {
+  ArgmaxShape shape;
+  shape.form = ArgmaxForm::kRows;
+  shape.lane_bits = rows.length * key_bytes <= kArgmaxWarpRow ? 5 : 7;
+  shape.threads = kArgmaxMostTeam;
   return shape;
 }
 
@@ -71,13 +104,11 @@ inline ArgmaxShape argmax_shape(Rows rows, int key_bytes, bool aligned) {
     shape.tiles = (units + most - 1) / most;
     shape.beside = static_cast<int>((units + shape.tiles - 1) / shape.tiles);
   };
-  if (rows.elements() <= kArgmaxSmall) return argmax_small_shape(rows);
+  if (rows.elements() <= (rows.length > kArgmaxSmallColumn ? kArgmaxSliced : kArgmaxSmall))
+    return argmax_small_shape(rows, 1);
   if (rows.inner == 1) {
-    // Few rows have more threads as blocks.
-    const int64_t most = rows.outer < 512 ? kArgmaxTileRow / 3 : kArgmaxTileRow;
-    if (rows.length * key_bytes <= most) return argmax_tiles_shape(rows, key_bytes);
-    shape.form = ArgmaxForm::kRows;
-    shape.threads = kArgmaxRowThreads;
+    if (rows.length * key_bytes <= kArgmaxTileRow) return argmax_tiles_shape(rows, key_bytes);
+    return argmax_rows_shape(rows, key_bytes);
   } else if (inner_bytes >= 1024 && rows.length <= 24 && !(whole && rows.length > 8)) {
     // A thread has whole columns, several if there are enough of them.
     const bool several = rows.count() >= 1 << 17;
@@ -111,16 +142,10 @@ inline int64_t argmax_shared_bytes(Rows rows, int key_bytes, const ArgmaxShape& 
   const int64_t candidate = composite_bytes(key_bytes);
   switch (shape.form) {
     case ArgmaxForm::kTiles: return shape.outers * rows.length * rows.inner * key_bytes + 16 + 128;
-    case ArgmaxForm::kColumns: return shape.threads * (16 / key_bytes) * candidate;
+    case ArgmaxForm::kColumns: return shape.threads * (16 / key_bytes + 1) * candidate;  // see spaced()
     case ArgmaxForm::kStrided: return shape.threads * candidate;
     default: return 0;
   }
-}
-
-// Elements of the axis that a block has. Whole vectors, where rows are.
-inline int64_t argmax_slice(Rows rows, int64_t slices) {
-  const int64_t slice = (rows.length + slices - 1) / slices;
-  return rows.inner == 1 ? (slice + 15) / 16 * 16 : slice;
 }
 
 }  // namespace jaxgpuops::topk
