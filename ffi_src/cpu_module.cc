@@ -307,7 +307,7 @@ NB_MODULE(_cpu, module) {
   module.def(
       "plan_segments",
       [](const std::string& op, int64_t outer, int64_t length, int64_t inner, int64_t segments,
-         const std::string& dtype, bool sorted, int compute_capability) {
+         const std::string& dtype, bool sorted, bool byte_ids, int compute_capability) {
         using count::Op;
         count::Segments problem;
         problem.op = op_named({Op::kSum, Op::kMax, Op::kMin}, op);
@@ -315,9 +315,11 @@ NB_MODULE(_cpu, module) {
         problem.segments = segments;
         problem.dtype = dtype_named(dtype);
         problem.sorted = sorted;
+        problem.byte_ids = byte_ids;
         return plan_dict(count::plan_segments(problem, gpu_of(compute_capability)));
       },
-      "op"_a, "outer"_a, "length"_a, "inner"_a, "segments"_a, "dtype"_a, "sorted"_a, "compute_capability"_a);
+      "op"_a, "outer"_a, "length"_a, "inner"_a, "segments"_a, "dtype"_a, "sorted"_a, "byte_ids"_a,
+      "compute_capability"_a);
 
   module.def(
       "plan_moe",

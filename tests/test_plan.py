@@ -494,7 +494,7 @@ def test_plans_of_selections(capability):
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_plans_of_segments(capability):
-    plan = lambda *args: jaxgpuops._native.modules["cpu"].plan_segments(*args, capability)
+    plan = lambda *args: jaxgpuops._native.modules["cpu"].plan_segments(*args, False, capability)
     assert plan("segment_sum", 3, 5, 0, 5, "float32", False)["algorithm"] == "empty"
     # (columns, segments, columns that a lane has)
     for inner, segments, columns in [(1, 512, 1), (2, 256, 2), (2, 257, 1), (3, 512, 1), (8, 256, 2), (33, 128, 1)]:

@@ -58,7 +58,8 @@ inline Segments segments_of(Op op, ffi::AnyBuffer data, ffi::AnyBuffer ids, ffi:
   problem.segments = problem.rows.length;
   problem.rows.length = own.length;
   require_type("out", out, data.element_type());
-  require_type("ids", ids, ffi::DataType::S32);
+  problem.byte_ids = ids.element_type() == ffi::DataType::U8;
+  if (!problem.byte_ids) require_type("ids", ids, ffi::DataType::S32);
   if (ids.dimensions().size() != data.dimensions().size())
     throw invalid("ids has rank ", ids.dimensions().size(), ", expected ", data.dimensions().size());
   Dims whole = dims_of(data);

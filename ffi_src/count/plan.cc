@@ -181,6 +181,10 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
   // Tables of lanes are cleared and added up, which should not take longer than the rows do.
   const bool few = rows.length <= kFewRows, dense = rows.length >= 32 * problem.segments || problem.segments <= 64;
   if ((few || !problem.sorted) && dense && plan_lanes(problem, gpu, plan)) return plan;
+  if (problem.byte_ids) {
+    plan.algorithm = Segmenting::kNone;
+    return plan;
+  }
   if (few) {
     plan.algorithm = Segmenting::kFew;
     while (plan.team_bits < 5 && rows.inner > 1 << plan.team_bits) ++plan.team_bits;

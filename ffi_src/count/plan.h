@@ -98,8 +98,9 @@ enum class Segmenting {
   kAtomics,  // few columns, many segments: atomics on integers
   kSorted,   // the ids ascend: tiles of rows in their order
   kOrdered,  // as kSorted, after a first step has found the order of the rows by id
+  kNone,     // ids are bytes, which only kLanes reads
 };
-constexpr const char* kSegmentingNames[] = {"empty", "lanes", "few", "tables", "atomics", "sorted", "ordered"};
+constexpr const char* kSegmentingNames[] = {"empty", "lanes", "few", "tables", "atomics", "sorted", "ordered", "none"};
 constexpr int kFewRows = 2048, kFewSegments = 1024, kFewThreads = 256;  // of a block of kFew
 constexpr int kTableThreads = 256;
 constexpr int kMostLaneWarps = 8;  // of a block

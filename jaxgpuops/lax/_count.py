@@ -134,6 +134,8 @@ def empty(name: str, dtype: np.dtype):
 
 
 def _segments_fallback(data, ids, *, axis, length, sorted, name, along=None):
+    if ids.dtype == np.dtype(np.uint8):  # which not every kernel reads
+        return (segments(SEGMENT_KERNELS[name], data, ids.astype(np.int32), axis, length, sorted, along),)
     method = {"segment_sum": "add", "segment_max": "max", "segment_min": "min"}[name]
     wide = _arguments.wide(data.dtype) if name == "segment_sum" else data.dtype
 
@@ -146,7 +148,9 @@ def _segments_fallback(data, ids, *, axis, length, sorted, name, along=None):
 
 
 def _plan_segments(rows, avals, compute_capability, axis, *, length, sorted, name, along):
-    return _native.modules["cpu"].plan_segments(name, *rows, length, str(avals[0].dtype), sorted, compute_capability)
+    byte_ids = avals[1].dtype == np.dtype(np.uint8)
+    dtype = str(avals[0].dtype)
+    return _native.modules["cpu"].plan_segments(name, *rows, length, dtype, sorted, byte_ids, compute_capability)
 
 
 def _segments_kernel(name):
@@ -201,6 +205,11 @@ def segments(
     return kernel(data, ids, axis=axis, length=length, sorted=sorted, along=along, split=split)[0]
 
 
+def as_ids(ids: jax.Array, length: int) -> jax.Array:
+    """Converts ids for `segments`, which takes uint8 as they are: bins of boosted trees are a quarter of the bytes."""
+    return ids if ids.dtype == np.dtype(np.uint8) else as_int32(ids, length)
+
+
 def as_int32(ids: jax.Array, length: int) -> jax.Array:
     """Converts ids of any integer dtype. Those out of range become -1 if int32 could not represent them."""
     if ids.dtype.itemsize < 4 or ids.dtype == np.dtype(np.int32):
@@ -221,7 +230,7 @@ def take_rows(table: jax.Array, ids: jax.Array, axis: int, sorted: bool, fill: b
 
     Without ``fill`` it is anything there: XLA's CPU backend makes slow loops of what follows a choice.
     """
-    return take_rows_p(table, ids, axis=axis, sorted=sorted, fill=fill, along=along(ids, axis))[0]
+    return take_rows_p(table, ids.astype(np.int32), axis=axis, sorted=sorted, fill=fill, along=along(ids, axis))[0]
 
 
 def sum_to(x: jax.Array, shape: tuple, axis: int) -> jax.Array:
@@ -320,7 +329,7 @@ def _histogram_split(splits, x, edges, *, axis):
 def _segments_split(name, splits, data, ids, *, axis, length, sorted, along):
     """Each device reduces its part. Sums of floats are added in the order of `psum`."""
     split = splits[axis]
-    ids = split.fill(ids, axis, length)
+    ids = split.fill(ids.astype(np.int32) if split.uneven else ids, axis, length)
     [own] = SEGMENT_KERNELS[name].primitive.bind(data, ids, axis=axis, length=length, sorted=sorted, along=along)
     if name == "segment_sum":
         wide = _arguments.wide(own.dtype)

@@ -15,7 +15,7 @@ from jaxgpuops._arguments import AxisName
 from jaxgpuops._partition import manual
 from jaxgpuops._primitive import align, as_automatic
 from jaxgpuops.lax import _count as _lax
-from jaxgpuops.lax._count import SEGMENT_KERNELS, as_int32, segment_max_p, segment_sum_p
+from jaxgpuops.lax._count import SEGMENT_KERNELS, as_ids, as_int32, segment_max_p, segment_sum_p
 from jaxgpuops.lax.along_axis import along
 from jaxgpuops.ops import reduce
 
@@ -76,7 +76,7 @@ def _jitted_bincount(x, weights, length, names):
     if weights is None:
         return _lax.bincount(x, x.ndim - 1, length, split)
     weights = jnp.broadcast_to(weights, (*weights.shape[:-1], x.shape[-1]))  # rows may share them
-    return _segments(segment_sum_p, weights, as_int32(x, length), x.ndim - 1, length, False, split)
+    return _segments(segment_sum_p, weights, as_ids(x, length), x.ndim - 1, length, False, split)
 
 
 # ---- Segments -------------------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def _segment_op(op, kernel, data, segment_ids, num_segments, indices_are_sorted,
 @functools.partial(jax.jit, static_argnums=(2, 3, 4, 5, 6), inline=True)
 def _jitted_segments(data, ids, name, length, sorted, op, names):
     split = manual(op, names, len(ids))
-    ids = as_int32(ids, length).reshape(-1, *(1,) * (data.ndim - 1))
+    ids = as_ids(ids, length).reshape(-1, *(1,) * (data.ndim - 1))
     own = data.astype(np.uint8) if data.dtype == np.dtype(bool) else data
     return _segments(SEGMENT_KERNELS[name], own, ids, 0, length, sorted, split).astype(data.dtype)
 

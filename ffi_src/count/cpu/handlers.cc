@@ -154,8 +154,15 @@ template <Op op>
 ffi::Error segments_handler(ffi::ThreadPool pool, ffi::AnyBuffer data, ffi::AnyBuffer ids,
                             ffi::Result<ffi::AnyBuffer> out, int64_t axis, bool sorted) {
   return handle(target_name(op).c_str(), [&] {
-    reduce_segments(segments_of(op, data, ids, *out, axis, sorted), data.untyped_data(),
-                    static_cast<const int32_t*>(ids.untyped_data()), out->untyped_data(), workers_of(pool));
+    const Segments problem = segments_of(op, data, ids, *out, axis, sorted);
+    std::vector<int32_t> wide;
+    if (problem.byte_ids) {
+      const auto* bytes = static_cast<const uint8_t*>(ids.untyped_data());
+      wide.assign(bytes, bytes + ids.element_count());
+    }
+    reduce_segments(problem, data.untyped_data(),
+                    problem.byte_ids ? wide.data() : static_cast<const int32_t*>(ids.untyped_data()),
+                    out->untyped_data(), workers_of(pool));
   });
 }
 

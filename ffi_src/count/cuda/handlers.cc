@@ -65,6 +65,7 @@ ffi::Error segments(cudaStream_t stream, ffi::AnyBuffer data, ffi::AnyBuffer ids
     const Segments problem = segments_of(op, data, ids, *out, axis, sorted);
     const Device device = current_device();
     const SegmentsPlan plan = plan_segments(problem, device.gpu());
+    if (plan.algorithm == Segmenting::kNone) throw invalid("ids of type uint8 are to be int32 here");
     const int64_t bytes = require_workspace(*workspace, *out, axis);
     if (bytes < plan.workspace_bytes) throw invalid("workspace has ", bytes, " bytes, expected ", plan.workspace_bytes);
     const SegmentsBuffers buffers = {data.untyped_data(), static_cast<const int32_t*>(ids.untyped_data()),

@@ -41,10 +41,11 @@ struct Steps {
   Columns<Bits, kColumns> number[kCount];
 
   // Of the rows from `start` on, the lane has every `step`-th.
-  __device__ __forceinline__ void load(const Args& a, const int32_t* ids, const Bits* data, int64_t start, int64_t end,
+  template <class Id>
+  __device__ __forceinline__ void load(const Args& a, const Id* ids, const Bits* data, int64_t start, int64_t end,
                                        int step) {
     const bool whole = start + step * (kCount - 1) < end;
-    const int32_t* own = ids + start;
+    const Id* own = ids + start;
     const Bits* from = data + start * a.inner;
     const int64_t stride = step * a.inner;
 #pragma unroll
@@ -99,7 +100,7 @@ struct Steps {
   }
 };
 
-template <class Monoid, int kColumns, int kCount>
+template <class Monoid, class Id, int kColumns, int kCount>
 __global__ void __launch_bounds__(32 * kMostLaneWarps) segment_lanes_kernel(Args a) {
   using Bits = typename Monoid::Bits;
   using Acc = typename Monoid::Acc;
@@ -113,7 +114,7 @@ __global__ void __launch_bounds__(32 * kMostLaneWarps) segment_lanes_kernel(Args
 
   const int64_t first = chunk * kColumns << a.team_bits, column = first + (lane & (team - 1)) * kColumns;
   if (slice < a.slices && column < a.inner) {
-    const int32_t* ids = a.ids + a.ids_at(o);
+    const Id* ids = reinterpret_cast<const Id*>(a.ids) + a.ids_at(o);
     const Bits* data = static_cast<const Bits*>(a.data) + a.data_at(o) + column;
     const int64_t begin = slice * a.slice + part * a.share;
     const int64_t end = min(min(a.length, (slice + 1) * a.slice), begin + a.share);
@@ -177,14 +178,18 @@ cudaError_t launch_segment_lanes(cudaStream_t stream, const SegmentsPlan& plan, 
   const int64_t units = plan.warps / plan.parts;
   config.grid = dim3(static_cast<unsigned>((a.outer * a.chunks * a.slices + units - 1) / units));
   config.shared_bytes = plan.shared_bytes;
+  const bool deep = plan.shared_bytes >= kDeepBytes * plan.warps;
   return dispatch_monoid(problem, [&](auto monoid) {
     using Monoid = decltype(monoid);
-    const bool deep = plan.shared_bytes >= kDeepBytes * plan.warps;
-    if (plan.columns == 2)
-      return launch(stream, config,
-                    deep ? segment_lanes_kernel<Monoid, 2, kDeepSteps> : segment_lanes_kernel<Monoid, 2, kSteps>, a);
-    return launch(stream, config,
-                  deep ? segment_lanes_kernel<Monoid, 1, kDeepSteps> : segment_lanes_kernel<Monoid, 1, kSteps>, a);
+    const auto run = [&](auto id) {
+      using Id = decltype(id);
+      const auto pairs =
+          deep ? segment_lanes_kernel<Monoid, Id, 2, kDeepSteps> : segment_lanes_kernel<Monoid, Id, 2, kSteps>;
+      const auto singles =
+          deep ? segment_lanes_kernel<Monoid, Id, 1, kDeepSteps> : segment_lanes_kernel<Monoid, Id, 1, kSteps>;
+      return launch(stream, config, plan.columns == 2 ? pairs : singles, a);
+    };
+    return problem.byte_ids ? run(uint8_t{}) : run(int32_t{});
   });
 }
 
