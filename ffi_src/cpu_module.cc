@@ -88,6 +88,7 @@ nb::dict plan_dict(const jaxgpuops::count::SegmentsPlan& plan) {
   dict["tiles"] = plan.tiles;
   dict["columns"] = plan.columns;
   dict["warps"] = plan.warps;
+  dict["threads"] = plan.threads;
   dict["shared_bytes"] = plan.shared_bytes;
   dict["workspace_bytes"] = plan.workspace_bytes;
   return dict;
@@ -320,6 +321,16 @@ NB_MODULE(_cpu, module) {
       },
       "op"_a, "outer"_a, "length"_a, "inner"_a, "segments"_a, "dtype"_a, "sorted"_a, "byte_ids"_a,
       "compute_capability"_a);
+
+  module.def(
+      "plan_segment_softmax",
+      [](int64_t outer, int64_t length, int64_t inner, int64_t segments, int compute_capability) {
+        count::Segments problem;
+        problem.rows = {outer, length, inner};
+        problem.segments = segments;
+        return plan_dict(count::plan_segment_softmax(problem, gpu_of(compute_capability)));
+      },
+      "outer"_a, "length"_a, "inner"_a, "segments"_a, "compute_capability"_a);
 
   module.def(
       "plan_moe",

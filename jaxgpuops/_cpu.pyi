@@ -79,6 +79,9 @@ def plan_segments(
     byte_ids: bool,
     compute_capability: int,
 ) -> dict[str, Any]: ...
+def plan_segment_softmax(
+    outer: int, length: int, inner: int, segments: int, compute_capability: int
+) -> dict[str, Any]: ...
 def plan_moe(
     outer: int, assignments: int, experts: int, compute_capability: int, workspace_bytes: int = -1
 ) -> dict[str, Any]: ...

@@ -502,15 +502,19 @@ def test_plans_of_segments(capability):
         assert one == many and (one["algorithm"], one["columns"]) == ("lanes", columns)
         assert 128 * columns * segments * one["warps"] == one["shared_bytes"] <= SHARED_LIMIT[capability] << 10
         assert one["rows"] * one["tiles"] >= 10**7 and one["workspace_bytes"] >= 4 * one["tiles"] * segments * inner
-    for is_sorted, rows in itertools.product((False, True), [(1, 5, 3), (57, 512, 31), (2048, 1, 64), (1, 16384, 1)]):
+    for is_sorted, rows in itertools.product((False, True), [(1, 3, 3), (2048, 1, 64), (100, 5000, 31)]):
         found = plan("segment_max", 7, *rows, "bfloat16", is_sorted)
-        assert (found["algorithm"], found["tiles"], found["workspace_bytes"]) == ("lanes", 1, 0)
-    for is_sorted, (length, inner, segments) in itertools.product(
-        (False, True), [(2048, 1, 65), (0, 7, 3000), (100, 5000, 1 << 20)]
-    ):
-        found = plan("segment_sum", 7, length, inner, segments, "float64", is_sorted)
-        assert (found["algorithm"], found["workspace_bytes"]) == ("few", 0)
-        assert found["rows"] <= 1024 and found["rows"] * found["tiles"] >= segments
+        assert (found["algorithm"], found["tiles"], found["workspace_bytes"]) == ("lanes", 1, 0), rows
+    plan_softmax = lambda *args: jaxgpuops._native.modules["cpu"].plan_segment_softmax(*args, capability)
+    for rows in [(2048, 1, 65), (0, 7, 3000), (57, 512, 31), (1, 16384, 1), (100, 5000, 1 << 20)]:
+        for found in [plan("segment_sum", 7, *rows, "float64", bool(rows[0] % 2)), plan_softmax(7, *rows)]:
+            if found["algorithm"] == "none":
+                assert rows[0] == 0
+                continue
+            assert (found["algorithm"], found["workspace_bytes"]) == ("few", 0)
+            assert found["rows"] * found["tiles"] >= rows[2] and found["rows"] * min(rows[1], 32) <= 2048
+            assert 64 <= found["threads"] <= 1024
+    assert plan_softmax(7, 2049, 1, 3)["algorithm"] == "none"
     for inner, segments in [(1, 513), (1, 1536), (8, 600)]:
         assert plan("segment_sum", 3, 10**6, inner, segments, "float32", False)["algorithm"] == "tables"
     for op, dtype, segments, words in [

@@ -43,8 +43,9 @@ inline Histogram histogram_of(ffi::AnyBuffer x, ffi::AnyBuffer edges, ffi::AnyBu
   return problem;
 }
 
+// The result has the length of the data if the number of segments is given.
 inline Segments segments_of(Op op, ffi::AnyBuffer data, ffi::AnyBuffer ids, ffi::AnyBuffer out, int64_t axis,
-                            bool sorted) {
+                            bool sorted, int64_t segments = -1) {
   Segments problem;
   problem.op = op;
   problem.sorted = sorted;
@@ -55,7 +56,8 @@ inline Segments segments_of(Op op, ffi::AnyBuffer data, ffi::AnyBuffer ids, ffi:
   if (out.dimensions().size() != data.dimensions().size())
     throw invalid("out has rank ", out.dimensions().size(), ", expected ", data.dimensions().size());
   problem.rows = require_rows("out", out, axis);
-  problem.segments = problem.rows.length;
+  const int64_t results = segments < 0 ? problem.rows.length : own.length;
+  problem.segments = segments < 0 ? results : segments;
   problem.rows.length = own.length;
   require_type("out", out, data.element_type());
   problem.byte_ids = ids.element_type() == ffi::DataType::U8;
@@ -65,7 +67,7 @@ inline Segments segments_of(Op op, ffi::AnyBuffer data, ffi::AnyBuffer ids, ffi:
   Dims whole = dims_of(data);
   for (int64_t d = 0; d < axis; ++d)
     if (whole[d] == 1) whole[d] = ids.dimensions()[d];
-  require_shape("out", out, with_axis(whole, axis, problem.segments));
+  require_shape("out", out, with_axis(whole, axis, results));
   problem.data = require_broadcast("data", data, whole, axis).outer;
   problem.ids = require_broadcast("ids", ids, whole, axis).outer;
   const Rows rows = rows_of("ids", ids, axis);
@@ -73,6 +75,18 @@ inline Segments segments_of(Op op, ffi::AnyBuffer data, ffi::AnyBuffer ids, ffi:
     throw invalid("ids has shape ", text_of(dims_of(ids)), ": it must have all of axis ", axis,
                   " and nothing after it");
   problem.shared = rows.outer == 1;
+  return problem;
+}
+
+// Softmax of segments, or the logarithms of their sums.
+inline Segments softmax_of(ffi::AnyBuffer data, ffi::AnyBuffer ids, ffi::AnyBuffer out, int64_t axis, int64_t segments,
+                           bool logs) {
+  require_type("data", data, ffi::DataType::F32);
+  require_type("ids", ids, ffi::DataType::S32);
+  if (segments < 0) throw invalid("length is ", segments, ", expected 0 or more");
+  const Segments problem = segments_of(Op::kMax, data, ids, out, axis, false, logs ? -1 : segments);
+  if (problem.segments != segments)
+    throw invalid("out has ", problem.segments, " along axis ", axis, ", expected ", segments);
   return problem;
 }
 

@@ -118,9 +118,9 @@ bool plan_lanes(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
   // Rows of many columns can be read in order of the ids as well, and larger tables leave a multiprocessor few warps.
   const int64_t bound = rows.inner <= kMostTableColumns ? most : most / 4;
   const int64_t warp_bytes = 32 * problem.segments * partial_bytes(problem);
-  if (warp_bytes > bound) return false;
+  if (warp_bytes > bound || rows.inner >= 1 << 26) return false;  // a row's size fits in 32 bits
   plan.algorithm = Segmenting::kLanes;
-  plan.columns = rows.inner % 2 == 0 && 2 * warp_bytes <= bound ? 2 : 1;
+  plan.columns = rows.inner % 2 == 0 && 2 * warp_bytes <= std::max(bound, most / 2) ? 2 : 1;
   while (plan.team_bits < 5 && rows.inner > plan.columns << plan.team_bits) ++plan.team_bits;
   const int64_t teams = 32 >> plan.team_bits, chunks = ceil_div(rows.inner, plan.columns << plan.team_bits);
   const int64_t own = warp_bytes * plan.columns;
@@ -143,13 +143,26 @@ ExactShape exact_of(DType dtype, int64_t length) {
   ExactShape shape;
   int bits = 0;
   while (int64_t{1} << bits < length) ++bits;
-  const int mantissa = ExactShape::mantissa(dtype), places = dtype == DType::kFloat16 ? 30 : 254;
+  const int mantissa = mantissa_bits(dtype), places = dtype == DType::kFloat16 ? 30 : 254;
   shape.width = std::min(63 - mantissa - bits, 52 - mantissa);
   shape.bins = (places + shape.width - 1) / shape.width;
   shape.reciprocal = static_cast<uint32_t>((65536 + shape.width - 1) / shape.width);
-  shape.unit = std::ldexp(1.0, dtype == DType::kFloat32 ? -149 : dtype == DType::kFloat16 ? -24 : -133);
+  shape.unit = std::ldexp(1.0, least_exponent(dtype));
   shape.step = std::ldexp(1.0, shape.width);
   return shape;
+}
+
+// Results are the same for every geometry. A cell has at most 16 bytes, and a block 32 KB of them; more blocks have
+// less to do each.
+void plan_few(const Rows& rows, int64_t segments, const Gpu& gpu, SegmentsPlan& plan) {
+  plan.algorithm = Segmenting::kFew;
+  while (plan.team_bits < 5 && rows.inner > 1 << plan.team_bits) ++plan.team_bits;
+  const int64_t chunks = ceil_div(rows.inner, 1 << plan.team_bits), most = 2048 >> plan.team_bits;
+  const int64_t wanted = std::min(ceil_div(gpu.multiprocessors, chunks * rows.outer), ceil_div(segments, 32));
+  plan.rows = std::min(most, ceil_div(segments, wanted));
+  plan.tiles = ceil_div(segments, plan.rows);
+  const int64_t lanes = std::max(rows.length, plan.rows) << plan.team_bits;
+  plan.threads = static_cast<int>(std::clamp<int64_t>(ceil_div(lanes, 4 * 32) * 32, 64, 1024));
 }
 
 // Atomics on integers. Returns false for columns of many, whose rows are better read whole, and for sums of floats
@@ -168,7 +181,8 @@ bool plan_atomics(const Segments& problem, SegmentsPlan& plan) {
     plan.workspace_bytes = aligned(4 * cells);
   }
   plan.algorithm = Segmenting::kAtomics;
-  plan.rows = std::clamp<int64_t>(ceil_div(rows.length * rows.inner, 32 * 4224) * 32, 256, 2048);
+  while (rows.inner > 1 << plan.team_bits) ++plan.team_bits;
+  plan.rows = std::clamp<int64_t>(ceil_div(rows.length << plan.team_bits, 32 * 4224) * 32, 256, 2048);
   plan.tiles = ceil_div(rows.length, plan.rows);
   return true;
 }
@@ -178,18 +192,19 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
   SegmentsPlan plan;
   const Rows& rows = problem.rows;
   if (rows.outer == 0 || rows.inner == 0 || problem.segments == 0) return plan;
-  // Tables of lanes are cleared and added up, which should not take longer than the rows do.
+  // Few rows are one launch. Atomics wait for each other if many rows of few columns have the same segment, and large
+  // ones had better be read once. Tables of lanes are cleared and added up, which should not take longer than the rows
+  // do.
   const bool few = rows.length <= kFewRows, dense = rows.length >= 32 * problem.segments || problem.segments <= 64;
-  if ((few || !problem.sorted) && dense && plan_lanes(problem, gpu, plan)) return plan;
+  const bool has_lanes =
+      few ? problem.segments <= 64 && (rows.inner < 4 || rows.length * rows.inner > 1 << 18) : dense && !problem.sorted;
+  if (has_lanes && plan_lanes(problem, gpu, plan)) return plan;
   if (problem.byte_ids) {
     plan.algorithm = Segmenting::kNone;
     return plan;
   }
   if (few) {
-    plan.algorithm = Segmenting::kFew;
-    while (plan.team_bits < 5 && rows.inner > 1 << plan.team_bits) ++plan.team_bits;
-    plan.tiles = ceil_div(problem.segments, kFewSegments);
-    plan.rows = ceil_div(problem.segments, plan.tiles);
+    plan_few(rows, problem.segments, gpu, plan);
     return plan;
   }
   const int64_t table = problem.segments * partial_bytes(problem);
@@ -217,6 +232,15 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
   plan.heads = plan.order.bytes;
   plan.tails = plan.heads + part;
   plan.workspace_bytes = plan.order.bytes + (plan.tiles > 1 ? 2 * part : 0);
+  return plan;
+}
+
+SegmentsPlan plan_segment_softmax(const Segments& problem, const Gpu& gpu) {
+  SegmentsPlan plan;
+  const Rows& rows = problem.rows;
+  plan.algorithm = Segmenting::kNone;
+  if (rows.elements() > 0 && problem.segments > 0 && rows.length <= kFewRows)
+    plan_few(rows, problem.segments, gpu, plan);
   return plan;
 }
 

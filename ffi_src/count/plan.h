@@ -75,6 +75,13 @@ struct OrderPlan {
   int last() const { return (passes - 1) & 1; }
 };
 
+constexpr int mantissa_bits(DType dtype) {  // that a float stores
+  return dtype == DType::kFloat64 ? 52 : dtype == DType::kFloat32 ? 23 : dtype == DType::kFloat16 ? 10 : 7;
+}
+constexpr int least_exponent(DType dtype) {  // of the least denormal number
+  return dtype == DType::kFloat64 ? -1074 : dtype == DType::kFloat32 ? -149 : dtype == DType::kFloat16 ? -24 : -133;
+}
+
 // How exact sums of floats are kept. A float with place p is an integer times unit * 2^p; accumulator b has those with
 // places from b * width on.
 struct ExactShape {
@@ -84,16 +91,12 @@ struct ExactShape {
   int width = 0, bins = 0;  // one accumulator more is for what is not finite
   uint32_t reciprocal = 0;  // p / width is p * reciprocal >> 16
   double unit = 0, step = 0;
-
-  static constexpr int mantissa(DType dtype) {  // bits of it that a float stores
-    return dtype == DType::kFloat32 ? 23 : dtype == DType::kFloat16 ? 10 : 7;
-  }
 };
 
 enum class Segmenting {
   kEmpty,    // there are no segments
   kLanes,    // few segments: a table for each lane, in shared memory
-  kFew,      // few rows: blocks order them in shared memory, for a range of segments each
+  kFew,      // few rows: blocks have accumulators of a range of segments each, in shared memory
   kTables,   // few columns, some more segments: a table for each warp
   kAtomics,  // few columns, many segments: atomics on integers
   kSorted,   // the ids ascend: tiles of rows in their order
@@ -101,7 +104,7 @@ enum class Segmenting {
   kNone,     // ids are bytes, which only kLanes reads
 };
 constexpr const char* kSegmentingNames[] = {"empty", "lanes", "few", "tables", "atomics", "sorted", "ordered", "none"};
-constexpr int kFewRows = 2048, kFewSegments = 1024, kFewThreads = 256;  // of a block of kFew
+constexpr int kFewRows = 2048;
 constexpr int kTableThreads = 256;
 constexpr int kMostLaneWarps = 8;  // of a block
 constexpr int64_t kMostTableColumns = 8;
@@ -115,6 +118,7 @@ struct SegmentsPlan {
   int team_bits = 0;             // of it and of kFew: 2^team_bits lanes have a row
   int parts = 1;                 // warps that share a slice
   int warps = 0;                 // of a block of it
+  int threads = 0;               // of a block of kFew
   int64_t shared_bytes = 0;      // that it has
   ExactShape exact;              // of kAtomics, for sums of floats
   int64_t heads = 0, tails = 0;  // where a row's workspace has the parts of segments that cross tiles
@@ -122,5 +126,9 @@ struct SegmentsPlan {
 };
 
 SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu);
+
+// Of softmax of segments and its logarithms: kFew, or kNone.
+constexpr int kSoftmaxCellBytes = 12;  // the largest, and a sum of 64 bits
+SegmentsPlan plan_segment_softmax(const Segments& problem, const Gpu& gpu);
 
 }  // namespace jaxgpuops::count

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpuops import _arguments, _native
-from jaxgpuops._partition import RULES, Rule
+from jaxgpuops._partition import RULES, Rule, plain_rule
 from jaxgpuops._primitive import Kernel, batch_first, def_jvp, def_linear
 from jaxgpuops.lax.along_axis import along, take_along_axis
 from jaxgpuops.lax.order import from_keys, sort_keys, to_keys
@@ -273,6 +273,55 @@ def _extreme_jvp(outs, primals, tangents, *, axis, length, sorted, along, split=
 def_jvp(segment_max_p, _extreme_jvp)
 def_jvp(segment_min_p, _extreme_jvp)
 
+# ---- Softmax of segments ----------------------------------------------------------------------------------------------
+
+
+def exponentials(x, ids, axis, length, sorted, split=None):
+    """Exponentials that do not overflow, and what was subtracted; rows without a segment have anything."""
+    largest = segments(segment_max_p, x, ids, axis, length, sorted, split=split)
+    largest = jnp.where(jnp.isfinite(largest), largest, np.zeros((), x.dtype))
+    return jnp.exp(x - take_rows(largest, ids, axis, sorted, fill=False)), largest
+
+
+def _softmax_fallback(x, ids, *, axis, length, sorted, split=None):
+    terms, _ = exponentials(x, ids, axis, length, sorted, split)
+    sums = segments(segment_sum_p, terms, ids, axis, length, sorted, split=split)
+    shares = terms / take_rows(sums, ids, axis, sorted, fill=False)
+    return (jnp.where((ids >= 0) & (ids < length), shares, np.zeros((), x.dtype)),)
+
+
+def _logsumexp_fallback(x, ids, *, axis, length, sorted, split=None):
+    terms, largest = exponentials(x, ids, axis, length, sorted, split)
+    return (jnp.log(segments(segment_sum_p, terms, ids, axis, length, sorted, split=split)) + largest,)
+
+
+def _plan_segment_softmax(rows, avals, compute_capability, axis, *, length, sorted):
+    return _native.modules["cpu"].plan_segment_softmax(*rows, length, compute_capability)
+
+
+def _softmax_kernel(name, results, fallback):
+    return Kernel(
+        name,
+        results=results,
+        fallback=fallback,
+        accepts={np.dtype(np.float32)}.__contains__,
+        attributes=("length",),
+        broadcasts=lambda count, **_: (0, 1),
+        reindexes=name == "segment_logsumexp",
+        plan=_plan_segment_softmax,
+    )
+
+
+# Their derivatives are those of the public functions.
+segment_softmax_p = _softmax_kernel(
+    "segment_softmax", lambda x, ids, *, axis, length, sorted: [(x.shape[axis], x.dtype)], _softmax_fallback
+)
+segment_logsumexp_p = _softmax_kernel(
+    "segment_logsumexp", lambda x, ids, *, axis, length, sorted: [(length, x.dtype)], _logsumexp_fallback
+)
+for _kernel in (segment_softmax_p, segment_logsumexp_p):
+    batch_first(_kernel)
+
 # ---- Places in sorted rows -------------------------------------------------------------------------------------------
 
 
@@ -354,6 +403,8 @@ for _name in ("segment_sum", "segment_max", "segment_min"):
         functools.partial(_segments_split, _name),
         pays=lambda split, avals, *, length, **_: length < split.length,
     )
+RULES["segment_softmax"] = plain_rule(segment_softmax_p, keeps=True)
+RULES["segment_logsumexp"] = plain_rule(segment_logsumexp_p)
 # Each device searches for its part of the queries.
 RULES["searchsorted"] = Rule(
     lambda splits, queries, sorted, **params: searchsorted_p.primitive.bind(queries, sorted, **params),

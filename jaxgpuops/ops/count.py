@@ -15,7 +15,15 @@ from jaxgpuops._arguments import AxisName
 from jaxgpuops._partition import manual
 from jaxgpuops._primitive import align, as_automatic
 from jaxgpuops.lax import _count as _lax
-from jaxgpuops.lax._count import SEGMENT_KERNELS, as_ids, as_int32, segment_max_p, segment_sum_p
+from jaxgpuops.lax._count import (
+    SEGMENT_KERNELS,
+    as_ids,
+    as_int32,
+    segment_logsumexp_p,
+    segment_max_p,
+    segment_softmax_p,
+    segment_sum_p,
+)
 from jaxgpuops.lax.along_axis import along
 from jaxgpuops.ops import reduce
 
@@ -324,17 +332,16 @@ class _Of(NamedTuple):
         ids = ids.reshape(-1, *(1,) * (table.ndim - 1))
         return _taken(*align(table, ids), self.segments, None, fill)
 
-    def terms(self, x, ids):
-        """Exponentials that do not overflow, and what was subtracted; rows without a segment have anything."""
-        largest = self.reduced(segment_max_p, x, ids)
-        largest = jnp.where(jnp.isfinite(largest), largest, np.zeros((), x.dtype))
-        return jnp.exp(x - self.of_rows(largest, ids)), largest
+    def whole(self, kernel, x, ids):
+        """Softmax of segments, or the logarithms of their sums."""
+        split = manual(self.op, self.names, len(ids))
+        x, ids = align(x, ids.reshape(-1, *(1,) * (x.ndim - 1)))
+        return kernel(x, ids, axis=0, length=self.segments, sorted=self.sorted, split=split)[0]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _logsumexp(x, ids, of):
-    terms, largest = of.terms(x, ids)
-    return jnp.log(of.reduced(segment_sum_p, terms, ids)) + largest
+    return of.whole(segment_logsumexp_p, x, ids)
 
 
 def _logsumexp_forward(x, ids, of):
@@ -357,10 +364,7 @@ _logsumexp.defvjp(_logsumexp_forward, _logsumexp_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _softmax(x, ids, of):
-    terms, _ = of.terms(x, ids)
-    sums = of.reduced(segment_sum_p, terms, ids)
-    mine = ((ids >= 0) & (ids < of.segments)).reshape(-1, *(1,) * (x.ndim - 1))
-    return jnp.where(mine, terms / of.of_rows(sums, ids), np.zeros((), x.dtype))
+    return of.whole(segment_softmax_p, x, ids)
 
 
 def _softmax_forward(x, ids, of):

@@ -7,8 +7,8 @@
 // more. In the end each accumulator carries into the next, and the digits that are left are added up in float64.
 //
 // If many lanes of a warp have the same segment, their atomics would wait for each other. So a warp has one hot
-// segment, which many of its lanes had recently, and keeps its sum in registers: of floats, lane b that of accumulator
-// b.
+// segment, which many of its rows had recently, and keeps its sum in registers: of floats in one column, lane b that of
+// accumulator b. Those of more columns are added up over the lanes before their atomics.
 //
 // Moves each id and number once, and one sector of 32 bytes for each row and column between L2 and its atomic units;
 // accumulators are cleared and read once.
@@ -16,6 +16,8 @@
 
 #include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
+#include "count/cuda/atomics.cuh"
+#include "count/cuda/exact.cuh"
 #include "count/cuda/launch.h"
 #include "count/cuda/monoid.cuh"
 
@@ -24,7 +26,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kSteps = 8;  // groups of 32 rows that a warp loads at a time
-constexpr int kMany = 8;   // the least number of lanes for a hot segment; fewer atomics are as fast one by one
+constexpr int kMany = 8;   // the least number of rows of 32 for a hot segment; fewer atomics are as fast one by one
 constexpr uint32_t kNone = ~0u;
 
 struct Args {
@@ -34,7 +36,8 @@ struct Args {
   void* out;
   char* workspace;
   int64_t workspace_bytes, outer, length, inner, segments;
-  int64_t run, runs;  // rows of a warp, and how many warps a column has
+  int64_t run, runs;  // rows of a warp, and how many warps there are
+  int team_bits;      // 2^team_bits lanes have a row
   ExactShape exact;
   Keys keys;
 
@@ -42,22 +45,6 @@ struct Args {
   // Of an outer index: a bit for each accumulator that is not 0 everywhere.
   __device__ uint32_t* marks(int64_t o) const { return reinterpret_cast<uint32_t*>(workspace + o * workspace_bytes); }
 };
-
-__device__ __forceinline__ void atomic_fold(uint32_t* to, uint32_t value, bool largest) {
-  if (largest) {
-    atomicMax(to, value);
-  } else {
-    atomicAdd(to, value);
-  }
-}
-__device__ __forceinline__ void atomic_fold(uint64_t* to, uint64_t value, bool largest) {
-  auto* const word = reinterpret_cast<unsigned long long*>(to);
-  if (largest) {
-    atomicMax(word, static_cast<unsigned long long>(value));
-  } else {
-    atomicAdd(word, static_cast<unsigned long long>(value));
-  }
-}
 
 // One accumulator of a cell, which is the result itself if that is wide enough.
 template <class Monoid, bool kLargest>
@@ -69,25 +56,28 @@ struct Whole {
   const Args& a;
   Word* words;  // of the column
   uint32_t hot = kNone;
-  Word sum = 0;
+  Word sum = 0;  // of the lane's rows of the hot segment
 
   __device__ static Word* words_of(const Args& a, int64_t o) {
     if constexpr (kInPlace) return static_cast<Word*>(a.out) + o * a.cells();
     return reinterpret_cast<Word*>(a.workspace + o * a.workspace_bytes);
   }
-  __device__ Whole(const Args& args, int64_t o, int64_t column) : a(args), words(words_of(args, o) + column) {}
+  __device__ Whole(const Args& args, int64_t o, int column) : a(args), words(words_of(args, o) + column) {}
 
-  __device__ void add(uint32_t id, Bits bits, unsigned of_hot) {
+  __device__ static Word fold(Word x, Word y) { return kLargest ? (x > y ? x : y) : x + y; }
+
+  __device__ void add(uint32_t id, Bits bits, bool is_hot) {
     const Word word = Monoid::load(bits, a.keys);
-    const bool is_hot = of_hot >> (threadIdx.x & 31) & 1;
-    if (of_hot) {
-      const auto fold = [](Word x, Word y) -> Word { return kLargest ? (x > y ? x : y) : x + y; };
-      sum = fold(sum, fold_lanes(is_hot ? word : Word{0}, fold));
+    if (is_hot) {
+      sum = fold(sum, word);
+    } else if (id != kNone) {
+      atomic_fold<kLargest>(words + id * a.inner, word);
     }
-    if (!is_hot && id != kNone) atomic_fold(words + id * a.inner, word, kLargest);
   }
   __device__ void flush() {
-    if ((threadIdx.x & 31) == 0 && hot != kNone && sum) atomic_fold(words + hot * a.inner, sum, kLargest);
+    if (hot == kNone) return;
+    for (int lanes = 1 << a.team_bits; lanes < 32; lanes *= 2) sum = fold(sum, shuffle_xor(sum, lanes));
+    if ((threadIdx.x & 31) >> a.team_bits == 0 && sum) atomic_fold<kLargest>(words + hot * a.inner, sum);
     sum = 0;
   }
   __device__ void end() {}
@@ -104,60 +94,62 @@ template <class Element>
 struct Exact {
   using Bits = typename Element::Bits;
   static constexpr bool kInPlace = false, kFinishes = true;
-  static constexpr int kMantissa = ExactShape::mantissa(Element::kDType);  // bits that are stored
-  static constexpr uint32_t kMostExponent = (1u << (8 * sizeof(Bits) - 1 - kMantissa)) - 1;
-  static constexpr uint32_t kInfinity = 1, kMinusInfinity = 2, kNan = 4;  // bits of what is not finite
 
   const Args& a;
   int64_t o;
+  int column;
   uint64_t* words;  // of the column
   uint32_t hot = kNone;
-  int64_t sum = 0;       // of the accumulator that is this lane's
+  int64_t sum = 0;       // of the accumulator of the hot segment that is this lane's, if there is one column
   uint32_t touched = 0;  // a bit for each accumulator that this lane has used
 
   __device__ static uint64_t* words_of(const Args& a, int64_t o) {
     return reinterpret_cast<uint64_t*>(a.workspace + o * a.workspace_bytes + ExactShape::kHeadBytes);
   }
-  __device__ Exact(const Args& args, int64_t row, int64_t column)
-      : a(args), o(row), words(words_of(args, row) + column) {}
+  __device__ Exact(const Args& args, int64_t row, int own)
+      : a(args), o(row), column(own), words(words_of(args, row) + own) {}
 
-  __device__ uint64_t* word_of(uint32_t id, uint32_t bin) const { return words + (bin * a.segments + id) * a.inner; }
+  __device__ void add_to(uint32_t id, uint32_t bin, int64_t value) {
+    auto* const word = reinterpret_cast<unsigned long long*>(words + (bin * a.segments + id) * a.inner);
+    atomicAdd(word, static_cast<unsigned long long>(value));
+    touched |= 1u << bin;
+  }
 
-  __device__ void add(uint32_t id, Bits bits, unsigned of_hot) {
-    const uint32_t exponent = bits >> kMantissa & kMostExponent, fraction = bits & ((1u << kMantissa) - 1);
-    const bool negative = bits >> (8 * sizeof(Bits) - 1), finite = exponent != kMostExponent;
-    const uint32_t place = exponent ? exponent - 1 : 0, integer = fraction | (exponent ? 1u << kMantissa : 0);
-    const uint32_t bin = place * a.exact.reciprocal >> 16;
-    int64_t shifted = static_cast<int64_t>(integer) << (place - bin * a.exact.width);
-    if (negative) shifted = -shifted;
-    const bool is_hot = finite && (of_hot >> (threadIdx.x & 31) & 1);
+  __device__ void add(uint32_t id, Bits bits, bool of_hot) {
+    const Parts<Element> parts(bits);
+    const uint32_t bin = parts.place * a.exact.reciprocal >> 16;
+    int64_t shifted = static_cast<int64_t>(parts.integer) << (parts.place - bin * a.exact.width);
+    if (parts.negative) shifted = -shifted;
+    const bool is_hot = of_hot && !parts.special;
     unsigned left = __ballot_sync(kEveryLane, is_hot);
     while (left) {
-      const uint32_t own = __shfl_sync(kEveryLane, bin, __ffs(left) - 1);
-      const bool has = is_hot && bin == own;
+      const int leader = __ffs(left) - 1;
+      const uint32_t own = __shfl_sync(kEveryLane, bin, leader);
+      const bool has = is_hot && bin == own && column == __shfl_sync(kEveryLane, column, leader);
       left &= ~__ballot_sync(kEveryLane, has);
       // |shifted| < 2^52, so that neither sum of 32 halves overflows.
       const int64_t value = has ? shifted : 0;
       const uint32_t low = sum_of_warp(static_cast<uint32_t>(value) & 0x3ffffff);
       const auto high = static_cast<int32_t>(sum_of_warp(static_cast<uint32_t>(value >> 26)));
-      if ((threadIdx.x & 31) == own) sum += (static_cast<int64_t>(high) << 26) + low;
+      const int64_t total = (static_cast<int64_t>(high) << 26) + low;
+      const int lane = threadIdx.x & 31;
+      if (a.team_bits == 0) {
+        if (lane == static_cast<int>(own)) sum += total;
+      } else if (lane == leader) {
+        add_to(id, own, total);
+      }
     }
     if (is_hot || id == kNone) return;
-    if (!finite) {
-      const uint32_t what = fraction ? kNan : negative ? kMinusInfinity : kInfinity;
-      atomicOr(reinterpret_cast<unsigned long long*>(word_of(id, a.exact.bins)), what);
+    if (parts.special) {
+      auto* const word = words + (a.exact.bins * a.segments + id) * a.inner;
+      atomicOr(reinterpret_cast<unsigned long long*>(word), static_cast<unsigned long long>(parts.special));
       touched |= 1u << 31;
-    } else if (integer) {
-      atomicAdd(reinterpret_cast<unsigned long long*>(word_of(id, bin)), static_cast<unsigned long long>(shifted));
-      touched |= 1u << bin;
+    } else if (parts.integer) {
+      add_to(id, bin, shifted);
     }
   }
   __device__ void flush() {
-    if (sum) {
-      const uint32_t bin = threadIdx.x & 31;
-      atomicAdd(reinterpret_cast<unsigned long long*>(word_of(hot, bin)), static_cast<unsigned long long>(sum));
-      touched |= 1u << bin;
-    }
+    if (sum) add_to(hot, threadIdx.x & 31, sum);
     sum = 0;
   }
   __device__ void end() {
@@ -193,8 +185,7 @@ struct Exact {
     auto result = static_cast<float>(negative ? -total : total);
     if (touched >> 31) {
       const uint64_t what = words[a.exact.bins * a.cells() + cell];
-      if (what)
-        result = what & kNan || what == (kInfinity | kMinusInfinity) ? NAN : what & kInfinity ? INFINITY : -INFINITY;
+      if (what) result = special_sum(static_cast<uint32_t>(what));
     }
     static_cast<Bits*>(a.out)[o * a.cells() + cell] = Element::store(result);
   }
@@ -204,36 +195,38 @@ template <class Policy>
 __global__ void __launch_bounds__(kThreads) segment_atomics_kernel(const __grid_constant__ Args a) {
   using Bits = typename Policy::Bits;
   const int64_t warp = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
-  const int64_t column = warp % a.inner, run = warp / a.inner % a.runs, o = warp / a.inner / a.runs;
+  const int64_t run = warp % a.runs, o = warp / a.runs;
   if (o >= a.outer) return;
-  const int lane = threadIdx.x & 31;
+  const int lane = threadIdx.x & 31, team = 1 << a.team_bits, column = lane & (team - 1), step = 32 >> a.team_bits;
+  const bool live = column < a.inner;
+  const int many = max(3, kMany >> a.team_bits);
   const int32_t* const ids = a.ids + a.ids_at(o);
   const Bits* const data = static_cast<const Bits*>(a.data) + a.data_at(o) + column;
   const int64_t end = min(a.length, (run + 1) * a.run);
   Policy policy(a, o, column);
-  for (int64_t start = run * a.run; start < end; start += 32 * kSteps) {
+  // How many rows have what their lanes say.
+  const auto rows_with = [&](bool has) { return __popc(__ballot_sync(kEveryLane, has && column == 0)); };
+  for (int64_t start = run * a.run; start < end; start += step * kSteps) {
     uint32_t id[kSteps];
     Bits bits[kSteps];
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      const int64_t at = start + 32 * i + lane;
-      id[i] = at < end ? static_cast<uint32_t>(ids[at]) : kNone;
-      bits[i] = at < end ? data[at * a.inner] : Bits{0};
+      const int64_t at = start + step * i + (lane >> a.team_bits);
+      const bool has = at < end && live;
+      id[i] = has ? static_cast<uint32_t>(ids[at]) : kNone;
+      bits[i] = has ? data[at * a.inner] : Bits{0};
     }
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       if (id[i] >= a.segments) id[i] = kNone;
-      unsigned of_hot = __ballot_sync(kEveryLane, id[i] == policy.hot && id[i] != kNone);
-      if (i == 0 && __popc(of_hot) < kMany) {
-        const uint32_t candidate = __shfl_sync(kEveryLane, id[i], 0);
-        const unsigned of_candidate = __ballot_sync(kEveryLane, id[i] == candidate);
-        if (candidate != kNone && __popc(of_candidate) >= kMany) {
+      if (i == 0 && rows_with(id[0] == policy.hot) < many) {
+        const uint32_t candidate = __shfl_sync(kEveryLane, id[0], 0);
+        if (candidate != policy.hot && rows_with(id[0] == candidate) >= many) {
           policy.flush();
           policy.hot = candidate;
-          of_hot = of_candidate;
         }
       }
-      policy.add(id[i], bits[i], of_hot);
+      policy.add(id[i], bits[i], id[i] == policy.hot && id[i] != kNone);
     }
   }
   policy.flush();
@@ -254,7 +247,7 @@ cudaError_t run(cudaStream_t stream, const Args& a) {
   cudaError_t status = cudaMemsetAsync(Policy::kInPlace ? a.out : a.workspace, 0, bytes, stream);
   Launch config;
   config.block = dim3(kThreads);
-  const int64_t warps = a.outer * a.inner * a.runs;
+  const int64_t warps = a.outer * a.runs;
   config.grid = dim3(static_cast<unsigned>((32 * warps + kThreads - 1) / kThreads));
   if (status == cudaSuccess && warps > 0) status = launch(stream, config, segment_atomics_kernel<Policy>, a);
   if (status != cudaSuccess || !Policy::kFinishes) return status;
@@ -281,21 +274,17 @@ cudaError_t launch_segment_atomics(cudaStream_t stream, const SegmentsPlan& plan
   a.segments = problem.segments;
   a.run = plan.rows;
   a.runs = plan.tiles;
+  a.team_bits = plan.team_bits;
   a.exact = plan.exact;
   a.keys = keys_of(problem);
   return dispatch_monoid(problem, [&](auto monoid) {
     using Monoid = decltype(monoid);
-    using Bits = typename Monoid::Bits;
     if constexpr (std::is_same_v<Monoid, Sum<Float64>>) {
       return cudaErrorInvalidValue;  // the plan orders these
-    } else if constexpr (std::is_same_v<Monoid, Sum<Float32>>) {
-      return run<Exact<Float32>>(stream, a);
-    } else if constexpr (std::is_same_v<Monoid, Sum<BFloat16>>) {
-      return run<Exact<BFloat16>>(stream, a);
-    } else if constexpr (std::is_same_v<Monoid, Sum<Float16>>) {
-      return run<Exact<Float16>>(stream, a);
+    } else if constexpr (is_exact<Monoid>) {
+      return run<Exact<typename Monoid::Element>>(stream, a);
     } else {
-      return run<Whole<Monoid, std::is_same_v<Monoid, Extreme<Bits>>>>(stream, a);
+      return run<Whole<Monoid, is_extreme<Monoid>>>(stream, a);
     }
   });
 }

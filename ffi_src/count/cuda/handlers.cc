@@ -26,7 +26,8 @@ ffi::Error histogram(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer edges
     require_workspace(*workspace, x, axis);  // which this kernel does without
     const Device device = current_device();
     const BincountPlan plan = plan_histogram(problem, device.gpu());
-    if (plan.algorithm == Counting::kNone) throw invalid("bins of ", problem.bins, " are to be computed before the call");
+    if (plan.algorithm == Counting::kNone)
+      throw invalid("bins of ", problem.bins, " are to be computed before the call");
     require_launched(launch_histogram(stream, plan, problem, x.untyped_data(), edges.untyped_data(),
                                       static_cast<int32_t*>(counts->untyped_data())),
                      kCountingNames[static_cast<int>(plan.algorithm)], problem.rows, x, device);
@@ -75,6 +76,35 @@ ffi::Error segments(cudaStream_t stream, ffi::AnyBuffer data, ffi::AnyBuffer ids
   });
 }
 
+template <bool logs>
+ffi::Error segment_softmax(cudaStream_t stream, ffi::AnyBuffer data, ffi::AnyBuffer ids,
+                           ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace, int64_t axis,
+                           int64_t length) {
+  return handle(logs ? "jaxgpuops.segment_logsumexp" : "jaxgpuops.segment_softmax", [&] {
+    const Segments problem = softmax_of(data, ids, *out, axis, length, logs);
+    require_workspace(*workspace, *out, axis);  // which this kernel does without
+    const Device device = current_device();
+    const SegmentsPlan plan = plan_segment_softmax(problem, device.gpu());
+    if (plan.algorithm == Segmenting::kNone)
+      throw invalid(problem.rows.length, " rows are to be reduced by other calls here");
+    const SegmentsBuffers buffers = {data.untyped_data(), static_cast<const int32_t*>(ids.untyped_data()),
+                                     out->untyped_data(), nullptr, 0};
+    require_launched(launch_few_softmax(stream, plan, problem, buffers, logs),
+                     kSegmentingNames[static_cast<int>(plan.algorithm)], problem.rows, data, device);
+  });
+}
+
+auto softmax_binding() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::PlatformStream<cudaStream_t>>()
+      .Arg<ffi::AnyBuffer>()  // data
+      .Arg<ffi::AnyBuffer>()  // ids
+      .Ret<ffi::AnyBuffer>()  // out
+      .Ret<ffi::AnyBuffer>()  // workspace
+      .Attr<int64_t>("axis")
+      .Attr<int64_t>("length");
+}
+
 auto segments_binding() {
   return ffi::Ffi::Bind()
       .Ctx<ffi::PlatformStream<cudaStream_t>>()
@@ -116,14 +146,21 @@ XLA_FFI_DEFINE_HANDLER(kSelect, select,
 XLA_FFI_DEFINE_HANDLER(kSum, segments<Op::kSum>, segments_binding(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kMax, segments<Op::kMax>, segments_binding(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kMin, segments<Op::kMin>, segments_binding(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kSoftmax, segment_softmax<false>, softmax_binding(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kLogSumExp, segment_softmax<true>, softmax_binding(), {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace
 
 std::vector<Target> cuda_targets() {
-  return {{"jaxgpuops.bincount", kBincount},   {"jaxgpuops.histogram", kHistogram},
-          {"jaxgpuops.searchsorted", kSearch}, {"jaxgpuops.segment_sum", kSum},
-          {"jaxgpuops.segment_max", kMax},     {"jaxgpuops.segment_min", kMin},
-          {"jaxgpuops.select", kSelect}};
+  return {{"jaxgpuops.bincount", kBincount},
+          {"jaxgpuops.histogram", kHistogram},
+          {"jaxgpuops.searchsorted", kSearch},
+          {"jaxgpuops.segment_sum", kSum},
+          {"jaxgpuops.segment_max", kMax},
+          {"jaxgpuops.segment_min", kMin},
+          {"jaxgpuops.select", kSelect},
+          {"jaxgpuops.segment_softmax", kSoftmax},
+          {"jaxgpuops.segment_logsumexp", kLogSumExp}};
 }
 
 }  // namespace jaxgpuops::count

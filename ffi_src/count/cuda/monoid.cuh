@@ -17,6 +17,7 @@ struct Keys {
 
 template <class E>
 struct Sum {
+  using Element = E;
   using Bits = typename E::Bits;
   using Acc = typename E::Acc;
   __device__ static Acc identity() { return Acc{0}; }
@@ -49,6 +50,17 @@ struct Extreme {
     return key & kSign ? static_cast<Bits>(key ^ kSign) : static_cast<Bits>(~key);
   }
 };
+
+template <class Monoid>
+constexpr bool is_extreme = false;
+template <class Unsigned>
+constexpr bool is_extreme<Extreme<Unsigned>> = true;
+
+// Whether it is a sum of floats, which depends on the order unless it is exact.
+template <class Monoid>
+constexpr bool is_exact = false;
+template <class E>
+constexpr bool is_exact<Sum<E>> = is_float(E::kDType);
 
 inline Keys keys_of(const Segments& problem) {
   Keys keys = {};
