@@ -226,6 +226,7 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
   const int64_t lanes = rows.length * ceil_div(bytes, 16);
   int64_t tile = lanes < 1 << 20 ? 32 : 64;
   while (tile < 1024 && lanes / tile > 32 * 4096) tile *= 2;
+  if (rows.inner == 1) tile = rows.length < 1 << 20 ? 256 : 1024;  // of a warp, which has 256 rows at a time
   plan.rows = tile;
   plan.tiles = ceil_div(rows.length, tile);
   const int64_t part = aligned(plan.tiles * rows.inner * partial_bytes(problem));

@@ -140,17 +140,6 @@ __global__ void __launch_bounds__(kThreads) segment_tiles_kernel(Args a) {
   for (int64_t at = begin; at < end; at += kRows) {
     int32_t next[kRows];
     Elements<Bits, kCount> elements[kRows];
-    if constexpr (kCount == 1 && sizeof(Bits) > 1) {
-      // For scalars the rows of two lanes are far apart, so that loading one row at a time would fetch a whole sector
-      // for each.
-      const auto from = reinterpret_cast<uintptr_t>(ids + at) | reinterpret_cast<uintptr_t>(data + at);
-      if (a.inner == 1 && !positions && at + kRows <= end && from % 16 == 0) {
-        load_packs<uint32_t>(next, ids + at);
-        load_packs<Bits>(elements, data + at);
-        take_rows(next, elements, at);
-        continue;
-      }
-    }
 #pragma unroll
     for (int r = 0; r < kRows; ++r) next[r] = at + r < end ? ids[at + r] : -1;
 #pragma unroll
@@ -162,6 +151,123 @@ __global__ void __launch_bounds__(kThreads) segment_tiles_kernel(Args a) {
     take_rows(next, elements, at);
   }
   flush(end == a.length || ids[end] != id);
+}
+
+template <class T>
+__device__ __forceinline__ T shuffled_up(T value, int lanes) {
+  if constexpr (sizeof(T) < 4) {
+    return static_cast<T>(__shfl_up_sync(kEveryLane, static_cast<uint32_t>(value), lanes));
+  } else {
+    return shuffle_up(value, lanes);
+  }
+}
+
+template <class T>
+__device__ __forceinline__ T of_last_lane(T value) {
+  if constexpr (sizeof(T) < 4) {
+    return static_cast<T>(__shfl_sync(kEveryLane, static_cast<uint32_t>(value), 31));
+  } else {
+    return shuffle_from(value, 31);
+  }
+}
+
+// The same for rows of one element, of which a warp has a tile: kRows neighbouring ones a lane at a time. A lane folds
+// what is between two ids of its own; the rest is a scan over lanes.
+template <class Monoid>
+__global__ void __launch_bounds__(kThreads) segment_scalars_kernel(Args a) {
+  using Bits = typename Monoid::Bits;
+  using Acc = typename Monoid::Acc;
+  const int lane = threadIdx.x & 31;
+  const int64_t warp = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
+  const int64_t tile = warp % a.tiles, o = warp / a.tiles;
+  if (o >= a.outer) return;
+  const int32_t* ids = a.ids_of(o);
+  const uint32_t* positions = a.positions_of(o);
+  const Bits* data = static_cast<const Bits*>(a.data) + a.data_at(o);
+  Bits* out = static_cast<Bits*>(a.out) + o * a.segments;
+  char* workspace = a.workspace + o * a.workspace_bytes;
+  const int64_t begin = tile * a.rows, end = min(a.length, begin + a.rows);
+
+  const int32_t first_id = ids[begin];
+  const bool first_begins = begin == 0 || ids[begin - 1] != first_id;
+  const auto finish = [&](int32_t id, Acc sum, bool ends) {
+    if (!a.is_segment(id)) return;
+    const bool begins = id != first_id || first_begins;
+    if (begins && ends) {
+      out[id] = Monoid::store(sum, a.keys);
+    } else {
+      reinterpret_cast<Acc*>(workspace + (begins ? a.tails_at : a.heads_at))[tile] = sum;
+    }
+  };
+  // Of the rows before, the last segment and what it has so far.
+  int32_t open_id = 0;
+  Acc open = Monoid::identity();
+  bool has_open = false;
+  for (int64_t start = begin; start < end; start += 32 * kRows) {
+    const int64_t at = start + lane * kRows;
+    int32_t id[kRows];
+    Elements<Bits, 1> elements[kRows];
+    bool loaded = false;
+    if constexpr (sizeof(Bits) > 1) {
+      const auto from = reinterpret_cast<uintptr_t>(ids + at) | reinterpret_cast<uintptr_t>(data + at);
+      if (!positions && at + kRows <= end && from % 16 == 0) {
+        load_packs<uint32_t>(id, ids + at);
+        load_packs<Bits>(elements, data + at);
+        loaded = true;
+      }
+    }
+    if (!loaded) {
+      constexpr int32_t kNone = 0x7fffffff;  // is no segment
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) id[r] = at + r < end ? ids[at + r] : kNone;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r)
+        if (a.is_segment(id[r])) elements[r].value[0] = data[positions ? positions[at + r] : at + r];
+    }
+    Acc value[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+      value[r] = a.is_segment(id[r]) ? Monoid::load(elements[r].value[0], a.keys) : Monoid::identity();
+
+    Acc head = value[0], sum = value[0];
+    bool breaks = false;
+#pragma unroll
+    for (int r = 1; r < kRows; ++r) {
+      if (id[r] == id[r - 1]) {
+        sum = Monoid::fold(sum, value[r]);
+        continue;
+      }
+      if (breaks) {
+        finish(id[r - 1], sum, true);
+      } else {
+        head = sum;
+      }
+      breaks = true;
+      sum = value[r];
+    }
+    const int32_t last_id = id[kRows - 1];
+    int32_t before_id = shuffle_up(last_id, 1);
+    if (lane == 0) before_id = open_id;
+    const bool joins = before_id == id[0] && (lane > 0 || has_open);
+    bool starts = breaks || !joins;  // whether the last segment of the lane begins in it
+    if (lane == 0 && !starts) sum = Monoid::fold(open, sum);
+#pragma unroll
+    for (int lanes = 1; lanes < 32; lanes *= 2) {
+      const Acc other = shuffled_up(sum, lanes);
+      const bool other_starts = __shfl_up_sync(kEveryLane, starts, lanes);
+      if (lane < lanes || starts) continue;
+      sum = Monoid::fold(other, sum);
+      starts = other_starts;
+    }
+    Acc before = shuffled_up(sum, 1);
+    if (lane == 0) before = open;
+    if (!joins && (lane > 0 || has_open)) finish(before_id, before, true);
+    if (breaks) finish(id[0], joins ? Monoid::fold(before, head) : head, true);
+    open_id = __shfl_sync(kEveryLane, last_id, 31);
+    open = of_last_lane(sum);
+    has_open = true;
+  }
+  if (lane == 0) finish(open_id, open, end == a.length || ids[end] != open_id);
 }
 
 // Folds the partial results of each segment that begins in one tile and ends in another; the block has those that begin
@@ -293,6 +399,14 @@ __global__ void __launch_bounds__(kThreads) segment_fill_kernel(Args a) {
   }
 }
 
+// Fills all segments of scalars, before others write those that have rows: that takes less than to find out which.
+template <class Bits>
+__global__ void __launch_bounds__(kThreads) segment_fill_all_kernel(Args a) {
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < a.outer * a.segments; i += stride)
+    static_cast<Bits*>(a.out)[i] = static_cast<Bits>(a.keys.empty);
+}
+
 // ---- Launches -------------------------------------------------------------------------------------------------------
 
 template <class Monoid, int kCount>
@@ -305,12 +419,21 @@ cudaError_t run(cudaStream_t stream, Args a) {
   a.chunks = (lanes + (1 << a.team_bits) - 1) >> a.team_bits;
   Launch config;
   config.block = dim3(kThreads);
-  config.grid = dim3(static_cast<unsigned>(a.outer * ((a.segments + kThreads - 1) / kThreads)));
-  cudaError_t status = launch(stream, config, segment_fill_kernel<typename Monoid::Bits>, a);
+  const bool scalars = a.inner == 1;
+  const int64_t filling = (a.segments + kThreads - 1) / kThreads;
+  config.grid =
+      dim3(static_cast<unsigned>(scalars ? std::min<int64_t>(a.outer * filling, 132 * 16) : a.outer * filling));
+  const auto fill =
+      scalars ? segment_fill_all_kernel<typename Monoid::Bits> : segment_fill_kernel<typename Monoid::Bits>;
+  cudaError_t status = launch(stream, config, fill, a);
   if (status != cudaSuccess || a.tiles == 0) return status;
-  const int64_t threads = (a.outer * a.tiles * a.chunks) << a.team_bits;
+  const int64_t threads = scalars ? a.outer * a.tiles * 32 : (a.outer * a.tiles * a.chunks) << a.team_bits;
   config.grid = dim3(static_cast<unsigned>((threads + kThreads - 1) / kThreads));
-  status = launch(stream, config, segment_tiles_kernel<Monoid, kCount>, a);
+  if constexpr (kCount == 1) {
+    status = launch(stream, config, scalars ? segment_scalars_kernel<Monoid> : segment_tiles_kernel<Monoid, 1>, a);
+  } else {
+    status = launch(stream, config, segment_tiles_kernel<Monoid, kCount>, a);
+  }
   if (status != cudaSuccess || a.tiles == 1) return status;
   config.grid = dim3(static_cast<unsigned>(a.outer * ((a.tiles + kTilesOfBlock - 1) / kTilesOfBlock) * a.chunks));
   config.block = dim3(kJoinThreads);
