@@ -1,6 +1,7 @@
 """Counts and segments on a GPU: see gpu.py."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +44,7 @@ SEGMENTS = {
     "two passes": (70_001, (9,), 30_000, False),
     "three passes": (70_001, (), 2_000_000, False),
     "scalars": (1_000_003, (), 1000, True),
+    "many segments of scalars": (300_001, (), 200_000, True),
     "vectors": (100_001, (128,), 5000, True),
     "odd rows": (20_001, (257,), 300, False),
     "long rows": (3001, (4096,), 5000, False),
@@ -180,6 +182,49 @@ def test_histogram(shape, dtype):
                 row = row[(row >= places[0]) & (row <= places[-1])]
                 bin = np.minimum(np.searchsorted(places, row, "right") - 1, bins - 1)
                 np.testing.assert_array_equal(own, np.bincount(bin, minlength=bins))
+
+
+def test_few_rows_are_near_what_is_exact():
+    """Of sizes that no float32 adds up; and of every batch the same bits."""
+    rng = np.random.default_rng(0)
+    for dtype, shape, segments in itertools.product(("float32", "bfloat16"), [(2000, 3), (300, 70), (2048,)], (3, 900)):
+        data = jnp.asarray(rng.standard_normal(shape) * np.exp2(rng.integers(-30, 30, shape))).astype(dtype)
+        ids = rng.integers(-1, segments + 1, shape[0])
+        one = lambda data, ids, n=segments: jaxgpuops.segment_sum(data, ids, n)
+        found = jax.jit(one)(data, ids)
+        valid, wide = (ids >= 0) & (ids < segments), np.asarray(data.astype(jnp.float32), np.float64)
+        wanted, sizes = np.zeros((segments, *shape[1:])), np.zeros((segments, *shape[1:]))
+        np.add.at(wanted, ids[valid], wide[valid])
+        np.add.at(sizes, ids[valid], abs(wide[valid]))
+        ulp = float(jnp.finfo(dtype).eps)
+        assert (abs(np.asarray(found.astype(jnp.float32)) - wanted) <= ulp * abs(wanted) + 2.0**-22 * sizes).all()
+        many = jax.jit(jax.vmap(one))(jnp.stack([data[::-1], data]), np.stack([ids[::-1], ids]))
+        assert same_bits(many[1], found)
+
+
+def test_softmax_of_few_rows():
+    rng = np.random.default_rng(0)
+    for shape, segments in itertools.product([(57, 512), (2048, 3), (1,), (2000,)], (1, 31, 3000)):
+        x, ids = jnp.asarray(4 * rng.standard_normal(shape), jnp.float32), rng.integers(-1, segments + 1, shape[0])
+        both = lambda x, ids, n=segments: [
+            fn(x, ids, n) for fn in (jaxgpuops.segment_softmax, jaxgpuops.segment_logsumexp)
+        ]
+        assert [call.plan["algorithm"] for call in jaxgpuops.explain(both, x, ids)] == ["few", "few"]
+        found = jax.jit(both)(x, ids)
+        with jax.default_device(cpu := jax.devices("cpu")[0]):
+            theirs = both(jax.device_put(x, cpu), ids)
+        for a, b in zip(found, theirs, strict=True):
+            np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=3e-6, atol=1e-6)
+        many = jax.jit(jax.vmap(both))(jnp.stack([x[::-1], x]), np.stack([ids[::-1], ids]))
+        assert all(same_bits(of_all[1], own) for of_all, own in zip(many, found, strict=True))
+
+
+def test_ids_of_a_byte():
+    rng = np.random.default_rng(0)
+    pairs, ids = jnp.asarray(rng.standard_normal((70_001, 2)), jnp.float32), rng.integers(0, 256, (5, 70_001))
+    for segments in (9, 255, 300):
+        of = jax.jit(jax.vmap(lambda pairs, ids, n=segments: jaxgpuops.segment_sum(pairs, ids, n), in_axes=(None, 0)))
+        assert same_bits(of(pairs, ids.astype(np.uint8)), of(pairs, ids.astype(np.int32)))
 
 
 def test_specials():

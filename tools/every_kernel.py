@@ -448,10 +448,23 @@ def run_scans(rng):
 
 # ---- Counts and segments --------------------------------------------------------------------------------------------
 
-COUNTS = [((37, 61), 7), ((3, 30_001), 300), ((2, 30_001), 50_001), ((1, 30_001), 130_001), ((2, 5001), 500_001)]
+COUNTS = [
+    ((37, 61), 7),
+    ((6400, 61), 7),
+    ((6401, 7), 200),
+    ((3, 30_001), 300),
+    ((2, 30_001), 50_001),
+    ((1, 30_001), 130_001),
+    ((2, 5001), 500_001),
+]
 SEGMENTS = [
-    # (shape of the data, segments): few columns in tables of lanes, of warps; the others in order
+    # (shape of the data, segments): few rows; few columns in tables of lanes, of warps, or by atomics; others in order
     ((29, 5), 4),
+    ((2001,), 30),
+    ((2001, 3), 3001),
+    ((9001, 40), 30),
+    ((9001,), 3001),
+    ((9001, 3), 3001),
     ((9001, 2), 101),
     ((9001, 3), 101),
     ((9001, 3), 701),
@@ -490,6 +503,29 @@ def run_counts(rng):
             values, indices = select(x, ranks, 1)
             np.testing.assert_array_equal(indices, order)
             np.testing.assert_array_equal(values, np.take_along_axis(np.asarray(x), order, 1))
+    for dtype, bins in itertools.product(("bfloat16", "float32", "float64"), (1, 300)):
+        with jax.enable_x64(dtype == "float64"):
+            x = jnp.asarray(rng.standard_normal((3, 30_001)), dtype)
+            counts, edges = jaxgpuops.histogram(x, bins, range=(-1, 1))
+            wide, ends = np.asarray(x, np.float64), np.asarray(edges, np.float64)
+            for row, own in zip(wide, np.asarray(counts), strict=True):
+                row = row[(row >= ends[0]) & (row <= ends[-1])]
+                place = np.minimum(np.searchsorted(ends, row, "right") - 1, bins - 1)
+                np.testing.assert_array_equal(own, np.bincount(place, minlength=bins))
+    for shape, segments in (((301, 40), 30), ((2048,), 3000)):
+        x, ids = rng.standard_normal(shape).astype(np.float32), rng.integers(-1, segments + 1, shape[0])
+        kernels |= {
+            call.plan.get("algorithm", "cpu")
+            for call in jaxgpuops.explain(lambda x: jaxgpuops.segment_softmax(x, ids, segments), x)
+        }
+        sums = np.zeros((segments + 2, *shape[1:]))
+        np.add.at(sums, ids + 1, np.exp(x))
+        mine = ((ids >= 0) & (ids < segments)).reshape(-1, *(1,) * (x.ndim - 1))
+        shares = np.where(mine, np.exp(x) / sums[ids + 1], 0)
+        np.testing.assert_allclose(jaxgpuops.segment_softmax(x, ids, segments), shares, rtol=1e-5)
+        with np.errstate(divide="ignore"):
+            logs = np.log(sums[1:-1])
+        np.testing.assert_allclose(jaxgpuops.segment_logsumexp(x, ids, segments), logs, rtol=1e-5, atol=1e-5)
     columns = rng.integers(0, 9, (3, 501, 5))
     found = jax.vmap(lambda x: jaxgpuops.bincount(x, 8), in_axes=2, out_axes=2)(columns)
     np.testing.assert_array_equal(found, (columns[:, :, None] == np.arange(8)[:, None]).sum(1))
