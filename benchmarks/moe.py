@@ -1,5 +1,6 @@
 """The rows of a mixture of experts: route, plan, dispatch, combine and their gradients, and all that a layer moves in a training
-step. Beside it the idioms of JAX programs, for torch the same, and a gather of rows in Triton."""
+step. Beside it the idioms of JAX programs, the fastest that plain JAX can be made without a kernel of one's own, the idioms
+of torch, and kernels in Triton."""
 
 from __future__ import annotations
 
@@ -45,14 +46,14 @@ def plain_plan(ids, experts):
     return order, jnp.argsort(order).reshape(ids.shape), sizes, jnp.append(0, jnp.cumsum(sizes))
 
 
-def plain_route(logits, k, groups, topk_groups):
+def plain_route(logits, k, groups, topk_groups, plan=plain_plan):
     """A gate of groups by their best logits, and its plan, as programs write them."""
     experts = logits.shape[1]
     grouped = logits.reshape(-1, groups, experts // groups)
     kept = jax.nn.one_hot(jax.lax.top_k(grouped.max(-1), topk_groups)[1], groups).sum(1) > 0
     ids = jax.lax.top_k(jnp.where(kept[..., None], grouped, -jnp.inf).reshape(logits.shape), k)[1]
     scores = jnp.take_along_axis(jax.nn.sigmoid(logits), ids, 1)
-    return 2.5 * scores / scores.sum(1, keepdims=True), ids, *plain_plan(ids, experts)
+    return 2.5 * scores / scores.sum(1, keepdims=True), ids, *plan(ids, experts)
 
 
 def our_route(logits, k, groups, topk_groups):
@@ -69,6 +70,58 @@ def plain_combine(y, inverse, weights):
     tokens, k = inverse.shape
     rows = jnp.take(y, inverse.ravel(), axis=0).reshape(tokens, k, -1)
     return jnp.einsum("tkd,tk->td", rows.astype(jnp.float32), weights).astype(y.dtype)
+
+
+# ---- Rewritten: no second sort, and gradients that gather instead of scattering -----------------------------------------
+
+
+def _gather(rows, indices):
+    return rows.at[indices.ravel()].get(mode="promise_in_bounds")
+
+
+def rewritten_plan(ids, experts):
+    """Computes the rank of each assignment among those of its expert by a sum over one-hot vectors."""
+    flat = ids.ravel()
+    before = jnp.cumsum(jax.nn.one_hot(flat, experts, dtype=jnp.int32), axis=0)
+    sizes = before[-1]
+    offsets = jnp.append(0, jnp.cumsum(sizes))
+    inverse = offsets[flat] + jnp.take_along_axis(before, flat[:, None], 1)[:, 0] - 1
+    order = jnp.zeros_like(flat).at[inverse].set(jnp.arange(len(flat)), mode="promise_in_bounds", unique_indices=True)
+    return order, inverse.reshape(ids.shape), sizes, offsets
+
+
+def rewritten_dispatch_gradient(ct, inverse):
+    rows = _gather(ct, inverse).reshape(*inverse.shape, -1)
+    return rows.astype(jnp.float32).sum(1).astype(ct.dtype)
+
+
+def rewritten_combine_gradient(y, weights, ct, order, inverse):
+    k = inverse.shape[1]
+    of_rows = _gather(ct, order // k).astype(jnp.float32) * _gather(weights.ravel(), order)[:, None]
+    rows = _gather(y, inverse).reshape(*inverse.shape, -1)
+    return of_rows.astype(y.dtype), (rows.astype(jnp.float32) * ct[:, None].astype(jnp.float32)).sum(-1)
+
+
+@jax.custom_vjp
+def rewritten_dispatch(x, order, inverse):
+    return _gather(x, order // inverse.shape[1])
+
+
+rewritten_dispatch.defvjp(
+    lambda x, order, inverse: (rewritten_dispatch(x, order, inverse), inverse),
+    lambda inverse, ct: (rewritten_dispatch_gradient(ct, inverse), None, None),
+)
+
+
+@jax.custom_vjp
+def rewritten_combine(y, weights, order, inverse):
+    return plain_combine(y, inverse, weights)
+
+
+rewritten_combine.defvjp(
+    lambda y, weights, *plan: (rewritten_combine(y, weights, *plan), (y, weights, plan)),
+    lambda kept, ct: (*rewritten_combine_gradient(kept[0], kept[1], ct, *kept[2]), None, None),
+)
 
 
 # ---- Those of torch -------------------------------------------------------------------------------------------------
@@ -91,10 +144,23 @@ def _torch_combine(y, inverse, weights):
     return ((rows * weights[..., None]).sum(1).to(y.dtype),)
 
 
+def _torch_combine_gradient(y, weights, ct, order, inverse):
+    order = order.long()
+    of_rows = (ct[order // inverse.shape[1]].float() * weights.flatten()[order][:, None]).to(y.dtype)
+    rows = y[inverse.flatten().long()].unflatten(0, inverse.shape)
+    return of_rows, (rows.float() * ct[:, None].float()).sum(-1)
+
+
 def _triton_dispatch(x, order, k):
     from benchmarks.triton_moe import gather_rows
 
     return (gather_rows(x, order, k),)
+
+
+def _triton_combine(y, inverse, weights=None):
+    from benchmarks.triton_moe import sum_rows
+
+    return (sum_rows(y, inverse, weights),)
 
 
 # ---- Cases ----------------------------------------------------------------------------------------------------------
@@ -151,6 +217,7 @@ def cases_of(tokens, k, experts, hidden, dtype="bfloat16", targets=None):
             functions={
                 "jaxgpuops": lambda logits: our_route(logits, k, *groups),
                 "jax": lambda logits: plain_route(logits, k, *groups),
+                "rewritten": lambda logits: plain_route(logits, k, *groups, plan=rewritten_plan),
             },
             moved=4 * tokens * experts + 16 * assignments + 8 * experts,
             tolerance=1e-5,
@@ -161,6 +228,7 @@ def cases_of(tokens, k, experts, hidden, dtype="bfloat16", targets=None):
             functions={
                 "jaxgpuops": lambda ids: tuple(jaxgpuops.moe_plan(ids, experts)[:4]),
                 "jax": lambda ids: plain_plan(ids, experts),
+                "rewritten": lambda ids: rewritten_plan(ids, experts),
                 "torch": lambda ids: _torch_plan(ids, experts),
             },
             moved=12 * assignments + 8 * experts,
@@ -186,9 +254,11 @@ def cases_of(tokens, k, experts, hidden, dtype="bfloat16", targets=None):
             functions={
                 "jaxgpuops": our_dispatch_gradient,
                 "jax": lambda ct, order, *_: jax.linear_transpose(lambda x: plain_dispatch(x, order, k), shape)(ct),
+                "rewritten": lambda ct, order, inverse, *_: (rewritten_dispatch_gradient(ct, inverse),),
                 "torch": lambda ct, order, *_: (
                     ct.new_zeros(tokens, hidden).float().index_add_(0, order.long() // k, ct.float()).to(ct.dtype),
                 ),
+                "triton": lambda ct, order, inverse, *_: _triton_combine(ct, inverse),
             },
             moved=all_tokens + rows,
             **near,
@@ -200,6 +270,7 @@ def cases_of(tokens, k, experts, hidden, dtype="bfloat16", targets=None):
                 "jaxgpuops": lambda y, weights, *plan: (jaxgpuops.moe_combine(y, plan_of(*plan), weights),),
                 "jax": lambda y, weights, _, inverse, *__: (plain_combine(y, inverse, weights),),
                 "torch": lambda y, weights, _, inverse, *__: _torch_combine(y, inverse, weights),
+                "triton": lambda y, weights, _, inverse, *__: _triton_combine(y, inverse, weights),
             },
             moved=all_tokens + rows,
             **near,
@@ -207,20 +278,24 @@ def cases_of(tokens, k, experts, hidden, dtype="bfloat16", targets=None):
         case(
             "gradient of combine",
             inputs=lambda key: (operands(key)[4], operands(key)[2], operands(key)[3], *planned(key)),
-            functions={"jaxgpuops": our_gradient, "jax": plain_gradient},
+            functions={
+                "jaxgpuops": our_gradient,
+                "jax": plain_gradient,
+                "rewritten": lambda y, weights, ct, *plan: rewritten_combine_gradient(y, weights, ct, *plan[:2]),
+                "torch": lambda y, weights, ct, *plan: _torch_combine_gradient(y, weights, ct, *plan[:2]),
+            },
             moved=all_tokens + 2 * rows,
             **near,
         ),
         case(
             "layer",
-            inputs=lambda key: operands(key)[:4],
+            inputs=operands,
             functions={
                 "jaxgpuops": functools.partial(_layer, _our_layer, k),
                 "jax": functools.partial(_layer, _plain_layer, k),
+                "rewritten": functools.partial(_layer, _rewritten_layer, k),
             },
-            # The bytes of dispatch and combine, of both gradients, and of the rows that experts read and write in both
-            # directions.
-            moved=4 * all_tokens + 9 * rows,
+            moved=4 * all_tokens + 5 * rows,  # by dispatch and combine, and by both gradients
             hostile={
                 "one expert": lambda logits, *rest: (jnp.broadcast_to(-jnp.arange(1.0 * experts), logits.shape), *rest)
             },
@@ -229,27 +304,40 @@ def cases_of(tokens, k, experts, hidden, dtype="bfloat16", targets=None):
     ]
 
 
-def _our_layer(k, logits, x, expert):
+def _our_layer(k, logits, x, y):
     weights, _, plan = jaxgpuops.moe_route(logits, k)
-    return jaxgpuops.moe_combine(expert(jaxgpuops.moe_dispatch(x, plan)), plan, weights)
+    rows = jaxgpuops.moe_dispatch(x, plan)
+    return jaxgpuops.moe_combine(_experts(rows, y), plan, weights), rows
 
 
-def _plain_layer(k, logits, x, expert):
+def _plain_layer(k, logits, x, y):
     chosen, ids = jax.lax.top_k(logits, k)
     order, inverse, _, _ = plain_plan(ids, logits.shape[1])
-    return plain_combine(expert(plain_dispatch(x, order, k)), inverse, jax.nn.softmax(chosen))
+    rows = plain_dispatch(x, order, k)
+    return plain_combine(_experts(rows, y), inverse, jax.nn.softmax(chosen)), rows
 
 
-def _expert(rows):
-    """Takes the place of the matrix products: multiplies each row by a number, with the same reads and writes."""
-    scale = (1 + jnp.arange(len(rows)) % 3).astype(rows.dtype)
-    return jax.lax.optimization_barrier(jax.lax.optimization_barrier(rows) * scale[:, None])
+def _rewritten_layer(k, logits, x, y):
+    chosen, ids = jax.lax.top_k(logits, k)
+    order, inverse, _, _ = rewritten_plan(ids, logits.shape[1])
+    rows = rewritten_dispatch(x, order, inverse)
+    return rewritten_combine(_experts(rows, y), jax.nn.softmax(chosen), order, inverse), rows
 
 
-def _layer(layer, k, logits, x, weights, ct):
-    """The forward and the backward pass of a layer."""
-    out, pull = jax.vjp(lambda logits, x: layer(k, logits, x, _expert), logits, x)
-    return out, *pull(ct)
+# Takes the place of the experts, of which nothing but memory is left: their answers are y, and the cotangent of their rows
+# is that of the answers.
+@jax.custom_vjp
+def _experts(rows, y):
+    return y
+
+
+_experts.defvjp(lambda rows, y: (y, None), lambda _, ct: (jax.lax.optimization_barrier(ct), None))
+
+
+def _layer(layer, k, logits, x, weights, ct, y):
+    """The forward and the backward pass of a layer, and its rows."""
+    out, pull, rows = jax.vjp(lambda logits, x: layer(k, logits, x, y), logits, x, has_aux=True)
+    return out, *pull(ct), rows
 
 
 def _case(about, targets, name, *, inputs, functions, moved, **more):

@@ -68,6 +68,7 @@ COLUMNS = {
     "jaxgpuops": ("**jaxgpuops**", lambda result, row: f"**{_number(_us(row, 'jaxgpuops'))}**"),
     "warm": ("warm", lambda result, row: _number(_us(row, "jaxgpuops, warm"))),
     "jax": ("`jax.lax`", lambda result, row: _number(_us(row, "jax"))),
+    "rewritten": ("JAX, rewritten", lambda result, row: _number(_us(row, "rewritten"))),
     "loop": ("`lax.scan`", lambda result, row: _number(_us(row, "loop"))),
     "torch": ("torch", lambda result, row: _number(_us(row, "torch"))),
     "compiled": ("torch.compile", lambda result, row: _number(_us(row, "torch.compile"))),
@@ -190,11 +191,12 @@ COLUMNS |= {  # of split arrays
     "bytes": ("bytes", _moved("jaxgpuops")),
     "graphs": ("in CUDA graphs", lambda result, row: _number(_us(row, "jaxgpuops, graphs"))),
     "link": ("of the link", _of_link),
+    "part": ("a part alone", lambda result, row: _number(_us(row, "a part"))),
 }
 SWEEP_COLUMNS = "case problems failed plain behind lost jaxes floors far"
 WORST_COLUMNS = "problem jaxgpuops jax torch least kernels"
 PROGRAM_COLUMNS = "case plain_jax installed gain written"
-SHARDED_COLUMNS = "case split_jax jax_bytes jaxgpuops bytes graphs link"
+SHARDED_COLUMNS = "case split_jax jax_bytes jaxgpuops bytes graphs part link"
 
 
 # ---- Tables ---------------------------------------------------------------------------------------------------------

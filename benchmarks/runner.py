@@ -39,7 +39,8 @@ SOME_CALLS = 128
 SOME_KERNELS = 32  # the most inputs whose kernels are timed one by one
 WARM = 16 << 20  # bytes of an input that stays in L2 if nothing evicts it
 
-OF_JAX = ("jaxgpuops", "jax", "loop")  # libraries whose functions take JAX arrays; "loop" is `jax.lax.scan`
+# Libraries whose functions take JAX arrays; "loop" is `jax.lax.scan`, "rewritten" is plain JAX that few people write.
+OF_JAX = ("jaxgpuops", "jax", "rewritten", "loop")
 OF_TORCH = ("torch", "torch.compile", "triton")  # libraries whose functions take torch tensors
 
 
@@ -271,7 +272,7 @@ def _version(name: str) -> str:
 def environment(family: str, commit: str | None, libraries: Sequence[str]) -> dict[str, Any]:
     device = jax.devices()[0]
     gpu = device.platform == "gpu"
-    packages = sorted({*libraries, "jax", "jaxlib", "numpy", "jaxgpuops"} - {"loop", "torch.compile"})
+    packages = sorted({*libraries, "jax", "jaxlib", "numpy", "jaxgpuops"} - {"rewritten", "loop", "torch.compile"})
     return {
         "family": family,
         "device": device.device_kind if gpu else f"{_cpu_model()}, {os.cpu_count()} cores",
@@ -282,9 +283,12 @@ def environment(family: str, commit: str | None, libraries: Sequence[str]) -> di
 
 
 def result_path(folder: str | os.PathLike, family: str) -> pathlib.Path:
+    """The JSON file of a family's results on this device; its folder is made."""
     device = jax.devices()[0]
     kind = device.device_kind if device.platform == "gpu" else "cpu"
-    return pathlib.Path(folder) / f"{re.sub('[^a-z0-9]+', '-', kind.lower())}-{family}.json"
+    path = pathlib.Path(folder) / f"{re.sub('[^a-z0-9]+', '-', kind.lower())}-{family}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def run(
@@ -343,7 +347,6 @@ def run(
         failed |= bool(row["errors"])
         print(f"{time.monotonic() - start:5.0f} s  {_line(row)}", flush=True)
         ordered = [rows[c.name] for c in cases if c.name in rows]
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result | {"rows": ordered}, indent=1, ensure_ascii=False) + "\n")
     print(f"written to {path}")
     if failed:

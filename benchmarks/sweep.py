@@ -216,7 +216,6 @@ def run(
         del inputs
     suffix = "" if shapes == "random" else f"-{shapes}"
     path = runner.result_path(out, f"sweep{suffix}")
-    path.parent.mkdir(parents=True, exist_ok=True)
     result["rows"] = sorted(rows, key=lambda row: FAMILIES.index(row["family"]))
     lines = ",\n".join(json.dumps(row) for row in result["rows"])  # each row on a line of its own, since there are many
     head = json.dumps(result | {"rows": []}, indent=1, ensure_ascii=False)

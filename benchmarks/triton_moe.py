@@ -1,4 +1,5 @@
-"""A gather of tokens to the rows of their experts, a program a row and part: a peer."""
+"""Peers in Triton: a gather of tokens to the rows of their experts, a program a row and part, and the sum of a token's rows,
+a program a token and part."""
 
 import torch
 import triton
@@ -20,3 +21,25 @@ def gather_rows(x: torch.Tensor, order: torch.Tensor, k: int) -> torch.Tensor:
     y = x.new_empty(rows, length)
     _gather[(rows, triton.cdiv(length, size))](x, order, y, k, length, SIZE=size, num_warps=4)
     return y
+
+
+@triton.jit
+def _sum(y, inverse, weights, out, length, K: tl.constexpr, WEIGHTED: tl.constexpr, SIZE: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
+    inside = columns < length
+    total = tl.zeros([SIZE], tl.float32)
+    for i in tl.static_range(K):
+        row = tl.load(inverse + token * K + i).to(tl.int64)
+        part = tl.load(y + row * length + columns, mask=inside).to(tl.float32)
+        total += part * tl.load(weights + token * K + i) if WEIGHTED else part
+    tl.store(out + token * length + columns, total.to(out.dtype.element_ty), mask=inside)
+
+
+def sum_rows(y: torch.Tensor, inverse: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+    (tokens, k), length = inverse.shape, y.shape[1]
+    size = min(1024, triton.next_power_of_2(length))
+    out = y.new_empty(tokens, length)
+    grid = (tokens, triton.cdiv(length, size))
+    _sum[grid](y, inverse, weights, out, length, K=k, WEIGHTED=weights is not None, SIZE=size, num_warps=4)
+    return out

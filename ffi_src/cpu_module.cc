@@ -209,6 +209,7 @@ NB_MODULE(_cpu, module) {
          int compute_capability) {
         sort::Problem problem;
         problem.rows = {outer, length, inner};
+        problem.k = length;
         problem.key_bits = key_bits;
         problem.values = values;
         problem.indices = indices;

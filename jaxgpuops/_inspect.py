@@ -26,7 +26,8 @@ def explain(
     for an H200.
 
     Each record has ``op``, ``shape``, ``dtype``, ``params``, ``platform``, ``kernel`` (None for plain JAX), ``plan``
-    (what the CUDA kernel's planner chose) and ``why`` (why plain JAX). Equal calls are lowered, and listed, once.
+    (what the CUDA kernel's planner chose) and ``why`` (why plain JAX). Equal calls are lowered, and listed, once. What
+    devices share as one call, and is made of other kernels, has no ``kernel``, and ``why`` says so.
 
     In a program for several devices of this machine, which is then compiled too, calls that XLA partitions also have
     ``part``, the shape of what each device has, and ``collectives``, the bytes that it gets for the call, by kind: ``{}``

@@ -192,8 +192,9 @@ class Rule:
 
     Args:
       local: ``local(splits, *operands, axis, **params)`` gives this device's part of the results from its part of the
-        operands; ``splits`` has a `Split` for each dimension that is split. Never called where only others are. Where
-        ``axis`` is several, some of them are split.
+        operands; ``splits`` has a `Split` for each dimension that is split. Never called where only others are, but where
+        a result is a sum over one of these and parts are not equal. It adds up such sums of all devices. Where ``axis``
+        is several, some of them are split.
       operands: which operands are split with the axis if they have all of it, by index; None: every one. Where the
         first is none of them, the axis is that of the results.
       keeps: whether results are split along the axis. Others have all of it, if they have it, on every device.
@@ -357,7 +358,7 @@ class _Call:
             self.params = params | {"along": None}
         self.rule = rule_of(kernel, params)
         self.avals_in, self.avals_out, self.meshes = avals_in, avals_out, meshes
-        self.indexed = {params[name] for name in kernel.dimensions} - {None}
+        self.indexed = {d for name in kernel.dimensions if isinstance(d := params[name], int)}
         self.whole = list(whole_shape(avals_in, axis))
         if self.rule and self.rule.operands is not None and 0 not in self.rule.operands:
             self.whole[axis] = avals_out[0].shape[axis]
@@ -368,6 +369,8 @@ class _Call:
         self.in_rows = [self._rows_of(a, i, False) for i, a in enumerate(avals_in)]
         self.in_rows += [[None if d in self.axes else d for d in self._rows_of(a, 0, False)] for a in avals_beside]
         self.out_rows = [self._rows_of(a, i, True) for i, a in enumerate(avals_out)]
+        results = kernel.results(*avals_in, axis=axis, **params)
+        self.summed = [tuple(d for dims in each[2:] for d in dims if self.whole[d] != 1) for each in results]
         self.in_tree = jax.tree.structure((0,) * len(self.in_rows))
         self.out_tree = jax.tree.structure((0,) * len(avals_out))
         self.module_context = types.SimpleNamespace(platforms=platforms, backend=None)
@@ -429,10 +432,11 @@ class _Call:
 
     def partition(self, mesh, args, results):
         mesh, splits, ins, outs = self._plan(args, results)
-        if self.rule and any(d in splits for d in (*self.axes, *self.indexed)):
+        uneven = [d for d in itertools.chain(*self.summed) if d in splits and splits[d].uneven]
+        if self.rule and (uneven or any(d in splits for d in (*self.axes, *self.indexed))):
             own = functools.partial(self.rule.local, splits)
         else:
-            own = lambda *operands, **params: self.kernel.primitive.bind(*operands[: len(self.avals_in)], **params)
+            own = functools.partial(self._of_rows, splits)
         self.part = part = Part(tuple(self.whole), {})
 
         def run(*operands):
@@ -440,23 +444,19 @@ class _Call:
             part.collectives.clear()
             token = _noted.set(part.collectives)
             try:
-                outs = own(*operands, axis=self.axis, **self.params)
-                return tuple(self._sum_of_parts(splits, *each) for each in zip(outs, self.avals_out, strict=True))
+                return tuple(own(*operands, axis=self.axis, **self.params))
             finally:
                 _noted.reset(token)
 
         return mesh, run, outs, ins
 
-    def _sum_of_parts(self, splits, out, aval):
-        """Adds up the parts of a result that has size 1 in dimensions that are split."""
-        names = [
-            split.names
-            for d, split in splits.items()
-            if aval.ndim == len(self.whole) > d and d not in self.axes and aval.shape[d] != self.whole[d]
+    def _of_rows(self, splits, *operands, **params):
+        """What the kernel makes of rows that are whole. Sums over dimensions that are split are added up."""
+        outs = self.kernel.primitive.bind(*operands[: len(self.avals_in)], **params)
+        return [
+            all_axes(splits, dims).sum(out) if any(d in splits for d in dims) else out
+            for out, dims in zip(outs, self.summed, strict=True)
         ]
-        if not names:
-            return out
-        return dataclasses.replace(next(iter(splits.values())), names=(*itertools.chain(*names),)).sum(out)
 
     def _plan(self, args, results):
         """Returns the mesh, the splits of rows, and the shardings of operands and results, given the shardings that XLA

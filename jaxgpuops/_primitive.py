@@ -47,6 +47,7 @@ from jaxgpuops._partition import ends, whole_shape
 _vary = getattr(_core, "auto_insert_reshard", None) or _core.standard_insert_pvary
 
 KERNELS: dict[str, Kernel] = {}  # by the kernel's name
+_MADE_OF_OTHERS = "made of other kernels"
 MAX_GROUPS = 8  # IndexMap::kMaxGroups of ffi_src/common/broadcast.h
 
 
@@ -70,12 +71,12 @@ class Lowering:
         call = ", ".join(
             [f"{self.dtype}[{','.join(map(str, self.shape))}]", *(f"{k}={v}" for k, v in self.params.items())]
         )
-        if self.kernel is None:
-            return f"{self.op}({call}) on {self.platform}: plain JAX, because {self.why}"
         plan = f" {self.plan}" if self.plan else ""
+        other = self.why if self.why == _MADE_OF_OTHERS else f"plain JAX, because {self.why}"
+        taken = other if self.kernel is None else f"{self.kernel}{plan}"
         moved = "".join(f", {kind} of {size} bytes" for kind, size in self.collectives.items()) or ", nothing moves"
         part = "" if self.part is None else f", each device has {[*self.part]}{moved}"
-        return f"{self.op}({call}) on {self.platform}: {self.kernel}{plan}{part}"
+        return f"{self.op}({call}) on {self.platform}: {taken}{part}"
 
 
 _recorder: contextvars.ContextVar[list[Lowering] | None] = contextvars.ContextVar("jaxgpuops_recorder", default=None)
@@ -127,14 +128,15 @@ class Kernel:
     Args:
       name: the op; the custom call and the primitive are called ``jaxgpuops.<name>``.
       results: ``results(*avals, axis, **params)`` returns one ``(length, dtype)`` for each result: its length along the
-        axis, or None if the result lacks the axis. ``(length, dtype, 1)`` is a result that has size 1 in the dimensions
-        after the axis, over which it is a sum; if these are split, the devices add their sums up.
+        axis, or None if the result lacks the axis. ``(length, dtype, dims)`` is a result that is a sum over these
+        dimensions, in which it has size 1; if they are split, the devices add their sums up.
       fallback: the same function in plain JAX, for every platform and case without a kernel; returns a sequence.
       accepts: whether the kernel takes first operands of a dtype. None: there is no kernel, the fallback is made of
         other kernels; it is a primitive to have its own derivative.
       attributes: the params that the handler reads; the others only shape results.
       dimensions: the params that are dimension numbers, or None; the handler reads -1 for None. They are before the
-        axis. A result depends on the index along such a dimension, which is therefore not split over devices.
+        axis. A result depends on the index along such a dimension, which is therefore not split over devices. Or tuples
+        of numbers, of which the handler knows nothing, and which are.
       aliases: ``{operand: result}``, by index, of those that share memory: XLA copies an operand that lives on. (On a
         GPU those of little memory do not: there a copy is one more kernel.)
       broadcasts: ``broadcasts(count, **params)`` gives which of ``count`` operands may have size 1 where others have
@@ -221,12 +223,12 @@ class Kernel:
         along = params.get("along") if self.reindexes and not params.get("permutes") else spec[first]
 
         # `update` keeps what a new aval would lose: the mesh of an explicit sharding, and the varying manual axes.
-        def result(length, dtype, *one):
-            own = () if length is None else (length,)
-            others = [(1, None) for _ in spec[after:]] if one else list(zip(whole[after:], spec[after:], strict=True))
-            shape = (*whole[:first], *own, *(size for size, _ in others))
-            dims = (*spec[:first], *(along for _ in own), *(name for _, name in others))
-            sharding = mesh.update(spec=mesh.spec.update(partitions=dims))
+        def result(length, dtype, summed=()):
+            own = () if length is None else ((length, None if summed else along),)
+            others = [(1, None) if d in summed else each for d, each in enumerate(zip(whole, spec, strict=True))]
+            dims = (*others[:first], *own, *others[after:])
+            sharding = mesh.update(spec=mesh.spec.update(partitions=tuple(name for _, name in dims)))
+            shape = tuple(size for size, _ in dims)
             aval = x.update(shape=shape, dtype=np.dtype(dtype), weak_type=False, sharding=sharding)
             keeps = length is not None and getattr(_partition.rule_of(self, params), "keeps", False)
             is_part = split is None or not split.checked or keeps
@@ -257,7 +259,8 @@ class Kernel:
 
         operands = [place(i, x, d) for i, (x, d) in enumerate(zip(operands, dims, strict=True))]
         axis = first + (home <= first) if isinstance(axis, int) else tuple(d + (home <= first) for d in axis)
-        params |= {name: d + (home <= d) for name in self.dimensions if (d := params[name]) is not None}
+        shifted = lambda d: tuple(map(shifted, d)) if isinstance(d, tuple) else d if d is None else d + (home <= d)
+        params |= {name: shifted(params[name]) for name in self.dimensions}
         outs = self(*operands, axis=axis, **params)
         # If a result lacks the axis, its later dimensions have moved forward.
         return outs, [home - (operands[0].ndim - out.ndim if home >= after else 0) for out in outs]
@@ -269,7 +272,9 @@ class Kernel:
         x, whole = avals[0], whole_shape(avals, axis)
         length = x.shape[axis]
         planned = platform == "cuda" and self.plan is not None
-        if self.accepts is None:
+        if self.splits_as_one:
+            why = _MADE_OF_OTHERS
+        elif self.accepts is None:
             why = "it has no kernel of its own"
         elif _native.disabled(self.name):
             why = "JAXGPUOPS_DISABLE is set"
@@ -308,7 +313,8 @@ class Kernel:
         choice = self.choose(platform, avals, axis=first, **params)
         own = partitioned and bool(choice.kernel or self.splits_as_one)
         choice = dataclasses.replace(choice, partitioned=own and not _partition.missing)
-        record(choice)
+        if partitioned or not self.splits_as_one:  # else what it is made of is recorded
+            record(choice)
         if own and _partition.missing:
             _warn_missing_partitioner()
         if choice.partitioned:

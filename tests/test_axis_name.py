@@ -1,6 +1,7 @@
 """``axis_name`` inside `jax.shard_map`: each device has its part of the axis, and results are those of one device."""
 
 import functools
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -151,6 +152,37 @@ OPS = {
         lambda ops, x, y, **names: jax.vmap(functools.partial(jaxgpuops.take, ids=IDS, **names))(x + 1j * y).imag,
         False,
     ),
+    "quantiles": (
+        lambda ops, x, y, **names: jnp.moveaxis(jaxgpuops.quantile(x, [0.1, 0.5, 0.77], axis=AXIS, **names), 0, 1),
+        False,
+    ),
+    "many quantiles": (  # more than a selection takes
+        lambda ops, x, y, **names: jnp.moveaxis(jaxgpuops.quantile(x, np.linspace(0, 1, 9), axis=AXIS, **names), 0, 1),
+        False,
+    ),
+    "weighted quantiles": (
+        lambda ops, x, y, **names: jaxgpuops.quantile(
+            x, [0.3, 0.9], axis=AXIS, method="inverted_cdf", weights=digits(y).clip(0), **names
+        ).swapaxes(0, 1),
+        False,
+    ),
+    "median": (lambda ops, x, y, **names: jaxgpuops.median(x, axis=AXIS, keepdims=True, **names), False),
+    "kth_value": (lambda ops, x, y, **names: jaxgpuops.kth_value(x, -20, axis=AXIS, **names), False),
+    "kth_value of complex numbers": (
+        lambda ops, x, y, **names: jaxgpuops.kth_value(digits(x) + 1j * y, 40, axis=AXIS, **names)[0].imag,
+        False,
+    ),
+    "searchsorted": (
+        lambda ops, x, y, **names: jaxgpuops.searchsorted(
+            jaxgpuops.sort(digits(x), axis=AXIS, **names),
+            np.array([3, 0, 99]).reshape(1, 3, 1),
+            "right",
+            axis=AXIS,
+            **names,
+        ),
+        False,
+    ),
+    "partition": (lambda ops, x, y, **names: jaxgpuops.partition(x, -20, axis=AXIS, **names), True),
     "shares": (lambda ops, x, y, **names: tuple(ops.topk_softmax(x, 3, axis=AXIS, normalize=False, **names)), False),
 }
 
@@ -189,7 +221,19 @@ def test_values_and_gradients(mesh, name):
 
 
 @pytest.mark.parametrize(
-    "name", ["top-k", "dot", "cumprod", "softmax", "cross-entropy", "sort", "histogram", "segment_max"]
+    "name",
+    [
+        "top-k",
+        "dot",
+        "cumprod",
+        "softmax",
+        "cross-entropy",
+        "mean cross-entropy",
+        "sort",
+        "histogram",
+        "segment_max",
+        "median",
+    ],
 )
 def test_bytes_are_those_of_arrays_that_xla_splits(mesh, name):
     function, keeps = OPS[name]
@@ -265,11 +309,65 @@ def test_errors(mesh):
     f = functools.partial(jaxgpuops.sum, axis=(0, 1), axis_name="a")
     with pytest.raises(ValueError, match=r"jaxgpuops.sum: axis_name works with one axis, got 2"):
         jax.shard_map(f, mesh=mesh, in_specs=P(None, "a"), out_specs=P())(x)
-    f = functools.partial(jaxgpuops.topk_softmax, k=2, axis=AXIS, groups=5, topk_groups=3, axis_name="b")
+    f = functools.partial(jaxgpuops.topk_softmax, k=2, axis=AXIS, groups=5, topk_groups=3, axis_name="a")
     with pytest.raises(
-        ValueError, match=r"whole groups or equal parts of one; 2 devices have 30 experts each, in .* 12"
+        ValueError, match=r"whole groups or equal parts of one; \d devices have \d+ experts each, in .* 12"
     ):
-        jax.shard_map(f, mesh=mesh, in_specs=P(None, "b"), out_specs=P())(x[:, :60])
+        jax.shard_map(f, mesh=mesh, in_specs=P(None, "a"), out_specs=P())(x[:, :60])
     f = functools.partial(jaxgpuops.topk, k=65, axis=AXIS, axis_name="a")
     with pytest.raises(ValueError, match=r"k must be between 0 and 64"):
         jax.shard_map(f, mesh=mesh, in_specs=P(None, "a"), out_specs=P())(x)
+
+
+@pytest.mark.parametrize("check_vma", [False, True])
+def test_a_route_of_split_tokens(mesh, check_vma):
+    """Weights and ids are those of each device's tokens, losses those of all; the plan is that of `moe_plan`."""
+    logits = np.random.default_rng(5).standard_normal((64, 8)).astype(np.float32)
+    names = ("b", "a")
+
+    def route(logits, **names):
+        weights, ids, plan, losses = jaxgpuops.moe_route(logits, 2, losses=True, **names)
+        again = jaxgpuops.moe_losses(logits, ids, **names)
+        return weights, ids, plan, losses, again
+
+    def parts(logits):
+        weights, ids, plan, losses, again = route(logits, axis_name=names)
+        expected = jaxgpuops.moe_plan(ids, 8, axis_name=names)
+        same = [(a == b).all() for a, b in zip(*map(jax.tree.leaves, (plan, expected)), strict=True)]
+        return weights, ids, jnp.stack(same)[None], losses, again
+
+    specs = P(names), P(names), P(names), P(), P()
+    split = jax.shard_map(parts, mesh=mesh, in_specs=P(names), out_specs=specs, check_vma=check_vma)
+    weights, ids, same, losses, again = jax.jit(split)(logits)
+    whole = route(logits)
+    np.testing.assert_array_equal(ids, whole[1])
+    np.testing.assert_array_equal(weights, whole[0])
+    assert same.all()
+    total = lambda f: lambda x: (f(x)[0] ** 2).sum() + sum((a**2).sum() for i in (3, 4) for a in f(x)[i])
+    np.testing.assert_allclose(jax.jit(jax.grad(total(split)))(logits), jax.grad(total(route))(logits), atol=1e-6)
+    for found in (losses, again):
+        np.testing.assert_allclose(found, whole[3], rtol=1e-6)
+
+
+# What has no axis_name, and why; docs/sharding.md says the same.
+WITHOUT_AXIS_NAME = {
+    "moe_dispatch": "tokens and rows are those of one device; the plan's exchange says how they reach others",
+    "moe_combine": "the same, on the way back",
+    "unique": "which device has an element of the result depends on values, and the result is flat",
+    "nonzero": "the same",
+    "compact": "which device has an element of the result depends on values",
+    "where": "elementwise: a device's part of the result needs its parts only",
+    "expand": "the same",
+}
+
+
+def test_every_function_has_an_axis_name_or_a_reason():
+    no_ops = {"lax", "install", "uninstall", "explain", "export_checks"}
+    functions = {
+        (module.__name__, name): getattr(module, name)
+        for module in (jaxgpuops, jaxgpuops.lax)
+        for name in {*dir(module)} - no_ops
+        if inspect.isfunction(getattr(module, name))
+    }
+    without = {name for (_, name), f in functions.items() if "axis_name" not in inspect.signature(f).parameters}
+    assert without == WITHOUT_AXIS_NAME.keys()

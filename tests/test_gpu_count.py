@@ -134,15 +134,19 @@ def test_data_that_features_share(length, features, segments, is_sorted):
         assert same_bits(of_all, jnp.stack([own[name] for own in alone]))
 
 
+@pytest.mark.parametrize("columns", [1, 3, 8])
+@pytest.mark.parametrize("hot", [0, 0.9])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_atomics_add_exactly(dtype):
-    """Sums that cancel, of numbers of all sizes; and what is not finite."""
+def test_atomics_add_exactly(dtype, hot, columns):
+    """Sums that cancel, of numbers of all sizes; and what is not finite. Rows of one segment, which a warp adds up, have
+    numbers of several accumulators."""
     rng = np.random.default_rng(0)
     info = jnp.finfo(dtype)
     sizes = rng.integers(int(np.log2(float(info.smallest_subnormal))), info.maxexp - 12, 300_000)
     numbers = np.asarray(jnp.asarray(rng.standard_normal(300_000) * np.exp2(sizes)).astype(dtype)).astype(np.float64)
     order = rng.permutation(600_000)
-    ids = np.repeat(np.arange(300_000) % 3000, 2)[order]
+    ids = np.where(rng.random(300_000) < hot, 7, np.arange(300_000) % 3000)
+    ids = np.repeat(ids, 2)[order]
     pairs = np.stack([numbers, -numbers], 1).ravel()[order]
     one = np.asarray(jnp.asarray(rng.standard_normal(3000)).astype(dtype)).astype(np.float64)
     specials = [
@@ -155,14 +159,16 @@ def test_atomics_add_exactly(dtype):
         float(info.max),
         float(info.smallest_subnormal),
     ]
-    data = jnp.asarray(np.concatenate([pairs, one, specials]), jnp.float32).astype(dtype)
+    signs = np.where(np.arange(columns) % 3 == 1, -1, 1)
+    data = np.concatenate([pairs, one, specials])[:, None] * signs
+    data = jnp.asarray(data, jnp.float32).astype(dtype)
     ids = jnp.asarray(np.concatenate([ids, np.arange(3000), 3000 + np.array([0, 1, 1, 2, 3, 4, 4, 5])]), jnp.int32)
     total = lambda data, ids: jaxgpuops.segment_sum(data, ids, 3007)
     assert jaxgpuops.explain(total, data, ids)[0].plan["algorithm"] == "atomics"
     out = np.asarray(jax.jit(total)(data, ids).astype(jnp.float32))
-    np.testing.assert_array_equal(out[:3000], one.astype(np.float32))
     tiny = float(info.smallest_subnormal)
-    np.testing.assert_array_equal(out[3000:], np.float32([np.inf, np.nan, np.nan, -np.inf, np.inf, tiny, 0]))
+    wanted = np.concatenate([one, [np.inf, np.nan, np.nan, -np.inf, np.inf, tiny, 0]])[:, None] * signs
+    np.testing.assert_array_equal(out, wanted.astype(np.float32))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])

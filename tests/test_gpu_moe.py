@@ -12,6 +12,7 @@ from test_moe import KINDS, check_plan, ids_of
 import jaxgpuops
 
 SIZES = [(0, 2, 4), (1, 1, 1), (1000, 8, 8), (2000, 8, 128), (2049, 8, 64), (16384, 6, 64), (8192, 2, 8)]
+SIZES += [(100, 3, 5), (3000, 4, 16), (16000, 2, 32), (300, 4, 33), (2, 1, 512)]  # few experts, and few assignments
 SIZES += [(5000, 16, 512), (9000, 2, 4096), (700, 2, 2048)]  # counters that leave room for few warps
 # The largest cluster, more, and more than registers hold.
 SIZES += [(4096, 8, 128), (4097, 8, 128), (16384, 8, 128), (600_000, 4, 60)]
@@ -81,10 +82,11 @@ def operands(seed, tokens=4000, width=1000, dtype="bfloat16"):
     return ids, jax.random.normal(keys[1], (tokens, width), dtype), jax.random.uniform(keys[2], (tokens, 6))
 
 
-@pytest.mark.parametrize("width", [1, 8, 1000, 1001])
+# The last two are large enough for threads that have several units of a row.
+@pytest.mark.parametrize("tokens, width", [(500, 1), (500, 8), (500, 1000), (500, 1001), (12_000, 91), (12_000, 1000)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_values_are_those_of_plain_jax(width, dtype):
-    ids, x, w = operands(1, 500, width, dtype)
+def test_values_are_those_of_plain_jax(tokens, width, dtype):
+    ids, x, w = operands(1, tokens, width, dtype)
     plan, y, out = jax.jit(layer)(ids, x, w)
     rows = plan.token_of_row
     assert same_bits(y, jnp.where((rows >= 0)[:, None], x[rows], 0))
@@ -176,3 +178,54 @@ def test_more_than_2_to_31_elements(width):
     for t in range(0, tokens, part):
         dots = (number(cut(x, t, part)) * number(cut(ct, t, part))).sum(1)
         assert (cut(dw, t, part) == dots[:, None]).all(), t
+
+
+# On a machine with several GPUs: python -P -m pytest tests/test_gpu_moe.py -k other_gpus
+@pytest.mark.skipif(len(jax.devices()) < 2, reason="needs two GPUs: XLA has ragged_all_to_all for GPUs only")
+@pytest.mark.parametrize("capacity", [None, 40])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_reach_experts_on_other_gpus(kind, capacity):
+    """And their answers come back, as do gradients. Whole numbers, so that every order of additions gives the same."""
+    devices = 2 ** (len(jax.devices()).bit_length() - 1)
+    tokens, k, experts, features = 64 * devices, 3, 4 * devices, 24
+    random = np.random.default_rng(29)
+    whole = lambda *shape: random.integers(-3, 4, shape).astype(np.float32)
+    ids = ids_of(kind, tokens, k, experts, random)
+    x, scale, weights, ct = whole(tokens, features), whole(experts, features), whole(tokens, k), whole(tokens, features)
+
+    def layer(scale, x, weights, ids):
+        plan = jaxgpuops.moe_plan(ids, experts, capacity=capacity, axis_name="gpus")
+        there, back, local_ids = plan.exchange
+        rows = jaxgpuops.moe_dispatch(x, plan)
+        room = jnp.zeros((len(local_ids), features))
+        came = jax.lax.ragged_all_to_all(rows, room, *there, axis_name="gpus")
+        own = jaxgpuops.moe_plan(local_ids, experts // devices)
+        expert_of_row = local_ids[own.token_of_row, 0]
+        y = jaxgpuops.moe_dispatch(came, own) ** 2 * jnp.where(
+            (own.token_of_row >= 0)[:, None], scale[expert_of_row], 0
+        )
+        answers = jaxgpuops.moe_combine(y, own)
+        answers = jax.lax.ragged_all_to_all(answers, jnp.zeros_like(rows), *back, axis_name="gpus")
+        return jaxgpuops.moe_combine(answers, plan, weights)
+
+    def expected(scale, x, weights, ids):
+        kept = np.zeros(ids.shape, bool)
+        for part in np.split(np.arange(tokens), devices):  # the capacity holds for the tokens of each device
+            plan = jaxgpuops.moe_plan(ids[part], experts, capacity=capacity)
+            kept[part] = plan.row_of_assignment >= 0
+        rows = x[:, None] ** 2 * scale[np.clip(ids, 0, experts - 1)]
+        return (jnp.where(kept[..., None], rows, 0) * weights[..., None]).sum(1)
+
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:devices]), ("gpus",))
+    split = jax.P("gpus")
+    mapped = jax.shard_map(layer, mesh=mesh, in_specs=split, out_specs=split, check_vma=False)
+    on_devices = [jax.device_put(a, jax.NamedSharding(mesh, split)) for a in (scale, x, weights, ids)]
+
+    def with_gradients(fn, scale, x, weights, ids):
+        out, pull = jax.vjp(lambda *moved: fn(*moved, ids), scale, x, weights)
+        return out, *pull(jnp.asarray(ct))
+
+    found = jax.jit(lambda *args: with_gradients(mapped, *args))(*on_devices)
+    wanted = with_gradients(expected, *map(jnp.asarray, (scale, x, weights)), ids)
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(a, b)

@@ -34,18 +34,40 @@ def test_exports_with_a_symbolic_batch(fn, length):
 
 # For a family's algorithm, as `explain` names it, what the name of one of its kernels begins with.
 KERNELS = {
-    "topk": {"rows": "rows_kernel", "held": "held_kernel", "stream": "stream_kernel", "grid": "merge_kernel"}
+    "topk": {
+        "argmax": "argmax_",
+        "rows": "rows_kernel",
+        "held": "held_kernel",
+        "stream": "stream_kernel",
+        "grid": "merge_kernel",
+    }
     | {"wave": "wave_kernel", "sieve": "(sieve|whole)_kernel", "columns": "columns_(stream_)?kernel"}
-    | {"radix": "histogram_kernel", "sort": "sort_kernel"},
-    "sort": {"team": "sort_kernel", "block": "block_kernel", "sweep": "pass_kernel"},
-    "scan": {"short": "scan_short", "rows": "scan_rows", "walk": "scan_walk", "resident": "scan_resident"}
+    | {"radix": "histogram_kernel", "sort": "sort_kernel"}
+    | {"block": "block_kernel", "sweep": "pass_kernel"},
+    "sort": {
+        "short": "short_(rows|columns)_kernel",
+        "team": "sort_kernel",
+        "block": "block_kernel",
+        "sweep": "pass_kernel",
+    },
+    "scan": {
+        "small": "scan_small",
+        "short": "scan_short",
+        "rows": "scan_rows",
+        "walk": "scan_walk",
+        "resident": "scan_resident",
+    }
     | {"row_look_ahead": "scan_row_look_ahead", "chunk_look_ahead": "scan_look_ahead"}
     | {"columns": "scan_columns", "column_look_ahead": "scan_look_ahead"}
     | {"spans": "scan_columns", "span_look_ahead": "scan_look_ahead"},
-    "row_engine": {"rows": "((lean_)?rows|spread|sweep)_kernel", "rows_tiles": "(part_)?tile_kernel"}
+    "row_engine": {
+        "small": "small_(fold_)?kernel",
+        "rows": "((lean_)?rows|spread|wide|sweep)_kernel",
+        "rows_tiles": "(part_)?tile_kernel",
+    }
     | {"rows_stream": "stream_kernel", "rows_split": "merge_kernel"}
     | {"columns": "(columns|along)_kernel", "columns_stream": "columns_stream_kernel", "columns_split": "merge_"}
-    | {"columns_flat": "flat_kernel", "columns_walk": "((held_)?walk|held_packs)_kernel"},
+    | {"columns_flat": "flat_kernel", "columns_walk": "((held_)?walk|held_packs|strip)_kernel"},
     "count": {"tables": "(bincount|segment)_tables_kernel", "global": "bincount_global_kernel"}
     | {"rows": "bincount_rows_kernel", "lanes": "segment_lanes_kernel", "few": "segment_few_kernel"}
     | {"atomics": "segment_atomics_kernel"}
@@ -64,14 +86,18 @@ def masked(fn):
 
 CALLS = [
     ("moe", lambda x: jaxgpuops.moe_plan(ids(x[:, 0], 60)[:, None], 64), [(1000, 1), (50_000, 1), (200_000, 1)]),
+    ("topk", lambda x: jaxgpuops.lax.argmax(x, 1, jnp.int32), [(30, 40), (3, 5000)]),
     ("topk", lambda x: jaxgpuops.topk(x, 8), [(4096, 256), (64, 128_256), (1, 1 << 22)]),
     ("topk", lambda x: jaxgpuops.topk(x, 1000), [(16, 1 << 18), (64, 4096), (200, 2500)]),
     ("topk", lambda x: jaxgpuops.topk(x, 5000), [(3, 1 << 16)]),
+    ("topk", lambda x: jaxgpuops.topk(x, 60_000), [(3, 70_001)]),
     ("topk", lambda x: jaxgpuops.topk(x, 8, axis=0), [(512, 1000), (4096, 70_000)]),
-    ("sort", jaxgpuops.argsort, [(4096, 256), (64, 4096), (3, 70_001)]),
+    ("sort", jaxgpuops.argsort, [(4096, 5), (4096, 256), (64, 4096), (3, 70_001)]),
     ("sort", lambda x: jaxgpuops.sort(x, axis=0), [(3000, 70)]),
     ("scan", jaxgpuops.cumsum, [(4096, 128), (1024, 65536), (1, 1 << 20), (1, 1 << 25)]),
     ("scan", lambda x: jaxgpuops.cumsum(x, axis=0), [(65536, 1024), (1000, 3), (16, 70_001)]),
+    ("scan", jaxgpuops.cumsum, [(30, 7), (30_000, 7)]),
+    ("scan", lambda x: jaxgpuops.linear_scan(0.5, x, axis=0), [(7, 30)]),
     ("scan", lambda x: jaxgpuops.cumprod(x.astype(jnp.int32)), [(4096, 1024)]),
     ("scan", lambda x: jaxgpuops.linear_scan(0.5, x), [(512, 4096), (16, 65536), (100_000, 3)]),
     ("row_engine", jaxgpuops.softmax, [(4096, 100), (512, 8192), (1000, 262_144), (2, 1 << 24)]),
@@ -80,7 +106,8 @@ CALLS = [
     ("row_engine", jaxgpuops.logsumexp, [(32768, 256), (64, 128_256), (100, 262_144)]),
     ("row_engine", jaxgpuops.softmax, [(64, 27), (100_000, 27), (100_000, 3)]),
     ("row_engine", lambda x: jaxgpuops.max(x.astype(jnp.int32), axis=1), [(1000, 27), (3, 70_001), (9, 1 << 20)]),
-    ("row_engine", lambda x: jaxgpuops.sum(x, axis=0), [(100_000, 64), (4, 100_000)]),
+    ("row_engine", lambda x: jaxgpuops.sum(x, axis=0), [(100_000, 64), (4, 100_000), (40, 100)]),
+    ("row_engine", lambda x: jaxgpuops.max(x, axis=1), [(300, 7)]),
     ("row_engine", masked(jaxgpuops.sum), [(512, 8192)]),
     ("count", lambda x: jaxgpuops.bincount(x.astype(jnp.int32), 300), [(3, 100_001), (5000, 70)]),
     ("count", lambda x: jaxgpuops.bincount(x.astype(jnp.int32), 1_000_000), [(2, 100_001)]),

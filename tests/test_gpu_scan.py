@@ -35,6 +35,10 @@ REGIMES = {
     "short, rows": ((9001, 31), 1),
     "short, a few columns": ((5001, 7, 5), 1),
     "short, columns": ((33, 3, 1003), 1),
+    "small, rows of two": ((3001, 2), 1),
+    "small, rows": ((901, 31), 1),
+    "small, columns": ((50, 7, 5), 1),
+    "spans, maxima in rounds": ((3, 300, 5), 1),
 }
 regimes = pytest.mark.parametrize("shape, axis", REGIMES.values(), ids=REGIMES)
 
@@ -145,7 +149,7 @@ def test_every_kernel_has_a_regime():
     for shape, axis in REGIMES.values():
         chosen = plan(functools.partial(jaxgpuops.cumsum, axis=axis), jax.ShapeDtypeStruct(shape, jnp.float32))
         found.add(chosen["algorithm"])
-    assert found == {"short", "rows", "walk", "resident", "row_look_ahead"} | {
+    assert found == {"small", "short", "rows", "walk", "resident", "row_look_ahead"} | {
         *("columns", "column_look_ahead", "spans", "span_look_ahead")
     }  # and chunk_look_ahead: of gradients, whose shapes are the same
 
@@ -194,7 +198,8 @@ def test_scans_of_a_row_are_those_of_the_row_in_its_batch(shape, axis):
     for i in range(5):
         assert same_bits(run_scans(x[i : i + 1], axis), jax.tree.map(lambda y: y[i : i + 1], whole))
     limit = jax.local_devices()[0].memory_stats()["bytes_limit"]
-    many = max(1, min(120, limit // (40 * x.nbytes)))  # enough rows for the kernel that gives each to one block
+    # enough rows for the kernel that gives each to one block, and more than the kernels for few elements take
+    many = max(1, min(max(120, (1 << 18) // x.size), limit // (40 * x.nbytes)))
     repeated = run_scans(jnp.concatenate([x] * many), axis)
     assert same_bits(jax.tree.map(lambda y: y[-5:], repeated), whole)
 

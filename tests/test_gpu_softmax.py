@@ -30,11 +30,17 @@ REGIMES = {
     "streamed rows, largest cluster": ((40, 300_001), 1),
     "split rows": ((40, 600_001), 1),
     "one split row": ((1, 8_000_003), 1),
-    "columns, walked by threads": ((300, 3, 50), 1),
-    "columns, walked by threads, longer": ((300, 20, 5), 1),
+    "columns, walked by threads": ((3000, 3, 50), 1),
+    "columns, walked by threads, longer": ((3000, 20, 5), 1),
+    "columns, walked by two warps": ((3000, 31, 5), 1),
     "columns, walked in packs of 16 bits": ((40, 3, 50_003), 1),
     "columns, walked in aligned packs": ((40, 2, 50_000), 1),
     "columns, walked by warps": ((16, 401, 130), 1),
+    "few columns of two positions": ((50, 2, 3), 1),
+    "few columns": ((50, 7, 5), 1),
+    "few columns of three batches": ((50, 21, 5), 1),
+    "few columns, of two warps": ((50, 31, 5), 1),
+    "few columns, of eight warps": ((50, 127, 5), 1),
     "flat columns": ((300, 100, 5), 1),
     "columns, vectors": ((64, 1024, 256), 1),
     "columns, cluster": ((16, 1001, 132), 1),
@@ -129,7 +135,7 @@ def test_every_kernel_has_a_regime():
         ("rows", False), ("rows", True), ("rows_tiles", False), ("rows_stream", False), ("rows_stream", True),
         ("rows_split", True),
         ("columns", False), ("columns", True), ("columns_stream", False), ("columns_stream", True),
-        ("columns_split", True), ("columns_walk", False), ("columns_flat", False), ("columns_flat", True),
+        ("small", False), ("columns_split", True), ("columns_walk", False), ("columns_flat", False), ("columns_flat", True),
     }  # fmt: skip
 
 
@@ -179,7 +185,8 @@ def test_a_row_is_that_of_the_row_in_its_batch(shape, axis):
     for i in range(5):
         row = lambda v: v[i : i + 1]
         assert same_bits(run_rows(**part(row), axis=axis), jax.tree.map(row, whole))
-    many = max(1, min(220, memory() // (200 * operands["x"].nbytes)))
+    # more than the kernels for few elements take
+    many = max(1, min(max(220, (1 << 18) // operands["x"].size), memory() // (200 * operands["x"].nbytes)))
     repeated = run_rows(**part(lambda v: jnp.concatenate([v] * many)), axis=axis)
     assert same_bits(jax.tree.map(lambda y: y[-5:], repeated), whole)
     if axis == 1 and len(shape) == 2:  # rows that are not aligned
@@ -189,6 +196,44 @@ def test_a_row_is_that_of_the_row_in_its_batch(shape, axis):
             return all_rows(**operands | {"x": flat[3:].reshape(5, -1)}, axis=axis)
 
         assert same_bits(shifted(jnp.append(jnp.zeros(3), operands["x"])), whole)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
+def test_few_rows_have_the_bits_of_many(dtype):
+    """Of few rows lanes have two vectors, of many as many as registers hold."""
+
+    def derivatives(fn):
+        return lambda x, t: jax.vjp(fn, x)[1](t)[0]
+
+    with jax.enable_x64(dtype == "float64"):
+        for length in (260, 513, 1000, 2979, 4096, 8191):
+            many = 4400
+            x = 3 * jax.random.normal(jax.random.key(length), (many, length), dtype)
+            x = x.at[1].set(-jnp.inf).at[1, length // 2].set(2).at[2, 7].set(jnp.inf).at[3, 8].set(jnp.nan)
+            t = jnp.roll(x, 1, 0)
+            for fn in (jaxgpuops.softmax, jaxgpuops.log_softmax):
+                whole, back = jax.jit(fn)(x), jax.jit(derivatives(fn))(x, t)
+                for few in (slice(0, 4), slice(2, 3), slice(many - 1, many)):
+                    assert same_bits(jax.jit(fn)(x[few]), whole[few]), (length, few)
+                    assert same_bits(jax.jit(derivatives(fn))(x[few], t[few]), back[few]), (length, few)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "int8", "uint8", "int16", "int32"])
+def test_a_strip_has_the_bits_of_its_columns(dtype):
+    """Where columns are many, warps walk strips of them."""
+    for length, inner in ((2, 5001), (3, 999), (4, 256), (7, 2051), (8, 257), (20, 500), (25, 1000), (333, 999)):
+        many = -(-600_000 // inner)
+        x = jax.random.normal(jax.random.key(length), (many, length, inner))
+        x = (40 * x).astype(dtype)
+        if jnp.issubdtype(dtype, jnp.floating):
+            for i, value in enumerate((jnp.nan, -jnp.nan, jnp.inf, -0.0, 0.0)):
+                x = x.at[:, i % length, i::7].set(value)
+        for name in ("sum", "mean", "max", "min"):
+            fn = jax.jit(functools.partial(getattr(jaxgpuops, name), axis=1))
+            whole = fn(x)
+            assert same_bits(fn(x[:1]), whole[:1]) and same_bits(fn(x[-1:]), whole[-1:]), (length, inner, name)
+            if name in ("max", "min"):
+                np.testing.assert_array_equal(whole.astype("float64"), getattr(jnp, name)(x, axis=1).astype("float64"))
 
 
 @regimes

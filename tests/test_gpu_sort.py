@@ -14,7 +14,12 @@ from jaxgpuops.lax._sort import select_p, sort_p
 
 # Every kernel and form of it: (shape, axis), what the plan calls it, and whether it turns columns into rows.
 REGIMES = {
-    "one element": ((1000, 1), 1, "team", False),
+    "one element": ((1000, 1), 1, "short", False),
+    "two elements": ((3001, 2), 1, "short", False),
+    "a thread": ((3000, 7), 1, "short", False),
+    "eight elements": ((300, 8), 1, "short", False),
+    "columns in threads": ((5, 6, 67), 1, "short", False),
+    "columns far from many": ((500, 5, 3), 1, "team", False),
     "parts of a warp": ((3000, 61), 1, "team", False),
     "a block": ((300, 1001), 1, "team", False),
     "columns in registers": ((5, 300, 67), 1, "team", False),

@@ -26,6 +26,10 @@ from jaxgpuops.lax.along_axis import put_along_axis
 
 # Every kernel and form of it: (shape, axis, k).
 REGIMES = {
+    "argmax, few elements": ((300, 9), 1, 1),
+    "argmax, few elements of long rows": ((7, 5003), 1, 1),
+    "argmax, few elements of columns": ((9, 31, 7), 1, 1),
+    "argmax, few elements of long columns": ((1, 901, 3), 1, 1),
     "argmax, tiles": ((5000, 300), 1, 1),
     "argmax, tiles of columns": ((3000, 7, 11), 1, 1),
     "argmax, rows": ((500, 70_001), 1, 1),
@@ -72,7 +76,10 @@ REGIMES = {
     "streamed columns": ((64, 4093, 250), 1, 32),
     "strided stream": ((1, 200_003, 7), 1, 20),
     "radix": ((3, 300_001), 1, 20_000),
-    "radix, whole rows sorted": ((5, 20_001), 1, 15_000),
+    "block, nearly all of rows that a block sorts": ((300, 9001), 1, 9000),
+    "half of a row": ((5, 20_001), 1, 15_000),
+    "most of rows of 64 bits": ((3, 70_001), 1, 69_000),
+    "most of columns": ((1, 70_001, 3), 1, 60_000),
 }
 regimes = pytest.mark.parametrize("shape, axis, k", REGIMES.values(), ids=REGIMES)
 
@@ -82,7 +89,11 @@ def test_every_kernel_has_a_regime():
     for shape, axis, k in REGIMES.values():
         fn = functools.partial(jaxgpuops.topk, k=k, axis=axis)
         found.add(plan(fn, jax.ShapeDtypeStruct(shape, jnp.float32))["algorithm"])
-    assert found == {"argmax", "rows", "sort", "held", "stream", "grid", "wave", "sieve", "columns", "radix"}
+    assert found == {"argmax", "rows", "sort", "held", "stream", "grid", "wave", "sieve", "columns"} | {
+        "radix",
+        "block",
+        "sweep",
+    }
 
 
 # ---- Values, at sizes that would take minutes on a CPU ---------------------------------------------------------------
@@ -141,7 +152,8 @@ def test_a_row_alone_is_the_row_in_its_batch(shape, axis, k):
     whole = fn(x)
     for i in range(5):
         assert same_bits(fn(x[i : i + 1]), jax.tree.map(lambda y: y[i : i + 1], whole))
-    many = max(1, min(120, memory() // (8 * x.nbytes)))  # enough rows for a kernel that gives each to one block
+    # enough rows for a kernel that gives each to one block, and more than the kernels for few elements take
+    many = max(1, min(max(120, (1 << 18) // x.size), memory() // (8 * x.nbytes)))
     repeated = fn(jnp.concatenate([x] * many))
     assert same_bits(jax.tree.map(lambda y: y[-5:], repeated), whole)
 

@@ -108,6 +108,17 @@ def test_cuda_lowering_is_one_custom_call(cuda, op, axis):
         assert "stablehlo.transpose" not in text
 
 
+def test_a_mean_is_one_call(cuda):
+    """The kernel divides. Only how many elements a mask takes is XLA's to count, and to divide by."""
+    x = jnp.ones((3, 5), jnp.bfloat16)
+    for fn in (jaxgpuops.mean, jaxgpuops.lax.mean, jax.vmap(jaxgpuops.mean)):
+        text = lowered(fn, x, platforms=("cuda",))
+        assert text.count("stablehlo.custom_call") == 1 and "divisor = 5" in text, text
+        assert "stablehlo.multiply" not in text and "stablehlo.divide" not in text, text
+    text = lowered(lambda x: jaxgpuops.mean(x, where=x > 0), x, platforms=("cuda",))
+    assert "divisor = 1" in text and "stablehlo.divide" in text, text
+
+
 @pytest.mark.parametrize("axis", range(3))
 @pytest.mark.parametrize("op", OPS)
 def test_compiled_program_has_no_copy(op, axis):
@@ -617,7 +628,7 @@ def reduce_calls(dtype):
         yield from (functools.partial(kernel, x, *where, **flags) for kernel in (reduce.max_p, reduce.min_p))
         if dtype != "bool":
             for wide in (False, True):
-                yield functools.partial(reduce.sum_p, x, *where, wide=wide, **flags)
+                yield functools.partial(reduce.sum_p, x, *where, wide=wide, divisor=1, **flags)
                 yield functools.partial(reduce.dot_p, x, y, *where, wide=wide, **flags)
 
 

@@ -321,7 +321,7 @@ def test_the_plan_of_the_cuda_kernel():
                 few = plan_moe(20, assignments, experts, capability)
                 if assignments <= 1024:
                     assert best["algorithm"] == "block"
-                elif capability >= 90 and assignments <= 1 << 15 and experts <= 512:
+                elif capability >= 90 and assignments <= (1 << 14 if capability == 120 else 1 << 15) and experts <= 512:
                     assert best["algorithm"] == "cluster"
                 elif assignments > (1536 if capability < 90 else 1 << 15):
                     assert best["algorithm"] == "grid"

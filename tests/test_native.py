@@ -511,7 +511,7 @@ ROWS = {
         {"gradient": X, "loss": LOSS},
         LOSSES,
     ),
-    "sum": ({"x": X}, {"out": LOSS}, {"masked": False}),
+    "sum": ({"x": X}, {"out": LOSS}, {"masked": False, "divisor": 1}),
     "max": ({"x": X}, {"out": LOSS}, {"masked": False}),
     "min": ({"x": X}, {"out": LOSS}, {"masked": False}),
     "dot": ({"x": X, "y": X}, {"out": LOSS}, {"masked": False}),

@@ -17,6 +17,7 @@ plan_topk = jaxgpuops._native.modules["cpu"].plan_topk
 plan_argmax = jaxgpuops._native.modules["cpu"].plan_argmax
 
 ALGORITHMS = {"empty", "argmax", "rows", "sort", "held", "stream", "grid", "wave", "sieve", "columns", "radix"}
+ALGORITHMS |= {"block", "sweep"}  # of the sort family: rows are sorted whole
 # KB of shared memory that a block may have, from the table of compute capabilities in the CUDA programming guide.
 SHARED_LIMIT = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 CAPABILITIES = tuple(SHARED_LIMIT)
@@ -71,7 +72,8 @@ def test_every_benchmark_has_a_fitting_kernel(point, capability):
 
 
 def test_every_algorithm_is_reached():
-    found = {plan_topk(*call, 90)["algorithm"] for call in calls()} | {plan_topk(0, 5, 1, 2, 32, True, 90)["algorithm"]}
+    others = [(0, 5, 1, 2, 32, True), (3, 9000, 1, 9000, 32, True)]
+    found = {plan_topk(*call, 90)["algorithm"] for call in [*calls(), *others]}
     assert found == ALGORITHMS
 
 
@@ -93,9 +95,13 @@ def test_forms(capability):
             assert plan["slices"] in (2, 4, 8, 16), (call, plan)
         if plan["algorithm"] == "sieve":
             assert plan["workspace_bytes"] % 16 == 0, (call, plan)  # that of the next row follows
-        # The workspace has at most two composites of value and index for each element, and some room for counters.
-        composite = 16 if bits == 64 else 8
-        assert 0 <= plan["workspace_bytes"] <= (2 * composite * length + length // 256 + 65536) * inner, (call, plan)
+        # The workspace has at most two composites of value and index for each element, and some room for counters. Rows
+        # that are sorted whole have two of both, counters of 256 digits for each tile, and columns turned into rows.
+        key, composite = bits // 8, 16 if bits == 64 else 8
+        most = 2 * composite * length + length // 256
+        if plan["algorithm"] in ("block", "sweep"):
+            most = (2 * (key + 4) + 1024 * key / 3456 + (2 * key + 4) * (inner > 1)) * length
+        assert 0 <= plan["workspace_bytes"] <= (most + 65536) * inner, (call, plan)
 
 
 def test_only_clusters_are_missing_on_older_gpus():
@@ -248,8 +254,8 @@ def scan_calls():
 # The kernels of scans by layout: those in which a block has all of an axis, and those whose blocks share it.
 SCAN_KERNELS = {
     "along": ({"rows", "walk"}, {"resident", "row_look_ahead", "chunk_look_ahead"}),
-    "across": ({"columns"}, {"column_look_ahead"}),
-    "spans": ({"short", "spans"}, {"span_look_ahead"}),
+    "across": ({"small", "columns"}, {"column_look_ahead"}),
+    "spans": ({"small", "short", "spans"}, {"span_look_ahead"}),
 }
 
 
@@ -269,7 +275,7 @@ def test_scan_forms(capability):
         alone, shared = SCAN_KERNELS[plan["layout"]]
         found.add(plan["algorithm"])
         assert plan["algorithm"] in alone | shared, (call, plan)
-        most = 512 if plan["layout"] == "across" else 256
+        most = 1024 if plan["algorithm"] == "small" else 512 if plan["layout"] == "across" else 256
         assert plan["threads"] % 32 == 0 and 32 <= plan["threads"] <= most, (call, plan)
         assert (plan["tiles"] - 1) * plan["tile"] < length <= plan["tiles"] * plan["tile"], (call, plan)
         if plan["tiles"] == 1:
@@ -338,7 +344,7 @@ def test_columns():
             masked = plan_softmax(op, 3, length, inner, dtype, 1.0, False, False, True, 90)
             assert masked["algorithm"] in ("columns", "columns_split"), (op, length, inner, dtype, masked)
     for dtype, length, inner in itertools.product(("int8", "int32", "float64"), (2, 40, 100_000), (3, 257)):
-        plan = plan_reduce("sum", 5, length, inner, dtype, False, 90)
+        plan = plan_reduce("sum", 70_000, length, inner, dtype, False, 90)
         assert plan["algorithm"] == ("columns_walk" if length <= 32 else plan["algorithm"]), (dtype, length, inner)
         assert plan["algorithm"] in ("columns_walk", "columns_flat"), (dtype, length, inner)
 
@@ -348,7 +354,7 @@ def test_columns_of_short_axes(dtype):
     """Threads walk them wherever columns begin: in vectors most positions would be padding. Longer ones are read so."""
     for op, longest in (("softmax", 7), ("logsumexp", 7), ("softmax_jvp", 0)):
         for length, inner in itertools.product((2, 7, 8, 24), (48, 388_376)):
-            plan = plan_softmax(op, 3, length, inner, dtype, 1.0, False, False, False, 90)
+            plan = plan_softmax(op, 3000, length, inner, dtype, 1.0, False, False, False, 90)
             assert (plan["algorithm"] == "columns_walk") == (length <= longest), (op, length, inner, plan)
     for op, walked, flat in (
         ("sum", [(128, 3), (500, 19), (1000, 123)], [(129, 3), (513, 19), (1025, 123)]),
@@ -357,7 +363,7 @@ def test_columns_of_short_axes(dtype):
         planner = (reduce_planner if op == "sum" else softmax_planner)(op, dtype, False)
         for shapes, algorithm in ((walked, "columns_walk"), (flat, "columns_flat")):
             for shape in shapes:
-                assert planner(5, *shape, 90)["algorithm"] == algorithm, (op, shape)
+                assert planner(5000, *shape, 90)["algorithm"] == algorithm, (op, shape)
 
 
 def scan_planner(op, dtype, segmented):
@@ -392,6 +398,49 @@ PLANNERS = {
         for segmented in (True, False)
     },
 }
+
+
+def test_few_elements():
+    """They have kernels of their own: of what is walked along, and of whatever has the same bits in any order."""
+
+    def small(planner, length, inner, most=1 << 17):
+        """Whether a column, as many as have `most` elements, and more take it."""
+        some = (1, most // (length * inner), most // (length * inner) + 1)
+        return [planner(outer, length, inner, 90)["algorithm"] == "small" for outer in some]
+
+    few, none = [True, True, False], [False] * 3
+    for dtype, (length, inner) in itertools.product(("bfloat16", "float64"), ((2, 2), (8, 16), (16, 3), (64, 3))):
+        # Vectors of columns are read as such where the axis has eight positions.
+        walked = few if inner < 16 or dtype == "float64" else none
+        for op in ("softmax", "log_softmax", "logsumexp"):
+            assert small(softmax_planner(op, dtype, False), length, inner) == walked, (op, dtype, length, inner)
+            assert small(softmax_planner(op, dtype, True), length, inner) == none
+        for op in ("cross_entropy", "softmax_jvp", "log_softmax_jvp"):
+            assert small(softmax_planner(op, dtype, False), length, inner) == none
+        most = 1 << 13 if length <= 8 else 1 << 16
+        assert small(reduce_planner("sum", dtype, False), length, inner, most) == walked
+        assert small(reduce_planner("max", dtype, False), length, inner) == few
+        for op, masked in (("max", True), ("dot", False), ("sum", True)):
+            assert small(reduce_planner(op, dtype, masked), length, inner) == none, (op, dtype)
+    for op, dtype in (("sum", "int8"), ("min", "float64"), ("max", "uint16")):
+        for length, inner in ((1, 1), (8192, 1), (32, 16), (700, 16)):
+            assert small(reduce_planner(op, dtype, False), length, inner) == few, (op, dtype, length, inner)
+        assert small(reduce_planner(op, dtype, False), 8193, 1) == none
+    assert small(reduce_planner("sum", "float32", False), 8, 1) == none  # rows of floats have an order of their own
+    assert small(reduce_planner("max", "float32", False), 8, 1) == none
+    for op in ("cumsum", "cumprod", "cummax", "linear_scan", "linear_scan_vjp", "cummin_jvp"):
+        for length, inner in ((1, 1), (32, 1), (7, 9)):
+            assert small(scan_planner(op, "float32", False), length, inner) == few, (op, length, inner)
+            assert small(scan_planner(op, "float32", True), length, inner) == none  # segments
+        exact = few if op == "cummax" else none
+        assert small(scan_planner(op, "float32", False), 33, 3, 1 << 15) == exact, op
+        assert small(scan_planner(op, "float32", False), 1024, 3, 1 << 15) == exact, op
+        assert small(scan_planner(op, "float32", False), 1025, 3, 1 << 15) == none
+        assert small(scan_planner(op, "float32", False), 33, 1) == none
+    assert small(scan_planner("cumprod", "int32", False), 64, 3, 1 << 15) == few
+    assert small(scan_planner("cumlogsumexp", "float32", False), 8, 1) == none
+
+
 WHOLE = (1, 7, 64, 131, 1024, 1 << 20)  # rows of a whole batch; the last stands for a symbolic one
 
 

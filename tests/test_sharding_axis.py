@@ -3,6 +3,7 @@
 Bytes are those of the results of the collectives in the compiled program of one device.
 """
 
+import functools
 import math
 import re
 
@@ -154,6 +155,11 @@ OPS = {
         False,
     ),
     "cross-entropy": (lambda x: jaxgpuops.softmax_cross_entropy(x, LABELS, axis=AXIS), one_hot_loss, False),
+    "sum of cross-entropy": (
+        lambda x: jaxgpuops.softmax_cross_entropy(x, LABELS, axis=AXIS, reduction="sum"),
+        lambda x: one_hot_loss(x).sum(),
+        False,
+    ),
     "cross-entropy and gradient": (
         jax.value_and_grad(
             lambda x: jaxgpuops.softmax_cross_entropy(x, LABELS, axis=AXIS, reduction="sum", z_loss=0.1)
@@ -223,6 +229,15 @@ OPS = {
     ),
 }
 SPECS = [P(None, ("b", "a")), P("b", "a"), P("a", None, "b")]
+# Plain JAX's best for these is an associative_scan, which moves many times as much: the limit is what docs/sharding.md
+# says, for this many devices and rows of float32.
+SAID = {
+    "cumsum of segments": lambda shards, rows: shards * (4 * rows + 1),  # all rows share their starts
+    "linear_scan": lambda shards, rows: shards * 8 * rows,
+    "gradient of linear_scan": lambda shards, rows: shards * 16 * rows + 4 * rows,
+    "gradient of cummin": lambda shards, rows: shards * 12 * rows + 4 * rows,
+    "gradient of cumlogsumexp": lambda shards, rows: shards * 12 * rows + 8 * rows,
+}
 
 
 def assert_close(actual, expected, exact):
@@ -237,6 +252,13 @@ def assert_close(actual, expected, exact):
         np.testing.assert_allclose(a, b, rtol=0, atol=bound * np.abs(b).max())
 
 
+def is_wrong(actual, expected):
+    """Whether plain JAX gives other results than on one device, as top-k split over GPUs (jax 0.11.2,
+    github.com/jax-ml/jax/issues/19271): then its bytes are no limit."""
+    pairs = zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True)
+    return jax.default_backend() == "gpu" and any((a != b).any() for a, b in pairs if a.dtype == np.int32)
+
+
 @pytest.mark.parametrize("name", OPS)
 def test_results_are_those_of_one_device_and_bytes_not_more_than_those_of_jax(mesh, name):
     ours, plain, exact = OPS[name]
@@ -247,9 +269,13 @@ def test_results_are_those_of_one_device_and_bytes_not_more_than_those_of_jax(me
         assert_close(compiled(x), expected, exact)
         own = moved(compiled.as_text())[0]
         if spec == P("a", None, "b"):
-            assert own <= (8 if name == "cross-entropy and gradient" else 0)  # the sum of all rows, in two steps
-        elif plain is not None:
-            assert own <= moved(jax.jit(plain).lower(x).compile().as_text())[0]
+            assert own <= (4 if name in ("cross-entropy and gradient", "sum of cross-entropy") else 0)  # of all rows
+        elif name in SAID:
+            shards = mesh.shape["a"] * (1 if spec[0] else mesh.shape["b"])
+            assert own <= SAID[name](shards, SHAPE[0] * SHAPE[2] // (mesh.shape["b"] if spec[0] else 1))
+        if plain is not None and spec[1]:
+            theirs = jax.jit(plain).lower(x).compile()
+            assert own <= moved(theirs.as_text())[0] or is_wrong(theirs(x), plain(integers()))
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float32, np.int8, bool])
@@ -340,6 +366,24 @@ def test_parts_that_are_not_equal(mesh, name, monkeypatch):
     assert_close(jax.jit(split)(x), jax.jit(lambda x: ours(x))(x), OPS[name][2])
 
 
+@pytest.mark.parametrize("spec", [P("a"), P("a", "b"), P(None, "b", "a"), P(("a", "b"))])
+def test_a_loss_of_rows_that_devices_do_not_share_evenly(mesh, spec):
+    """All rows, and those of each element of a batch; labels that are no classes, and rows that do not count."""
+    x, labels = 3 * integers((7, 13, 5)), np.arange(35).reshape(7, 5) % 13
+    split = lambda x: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+    loss = functools.partial(jaxgpuops.softmax_cross_entropy, axis=1, reduction="mean", z_loss=0.1, label_smoothing=0.2)
+    for where in (None, labels % 3 > 0):
+        f = jax.value_and_grad(lambda x, f=loss, where=where: loss(x, labels, where=where))
+        assert_close(jax.jit(lambda x, f=f: f(split(x)))(x), f(x), False)
+    for d in (0, 2):
+        f = jax.vmap(functools.partial(loss, axis=0 if d == 0 else 1), (d, min(d, 1)))
+        g = lambda x, f=f: (f(x, labels), jax.grad(lambda x: (f(x, labels) ** 2).sum())(x))
+        assert_close(jax.jit(lambda x, g=g: g(split(x)))(x), g(x), False)
+    wrong = np.where(labels == 4, -1, labels)
+    assert np.isnan(jax.jit(lambda x: loss(split(x), wrong))(x))
+    assert np.isfinite(jax.jit(lambda x: loss(split(x), wrong, where=wrong >= 0))(x))
+
+
 SEVERAL = {
     "sum where": (
         lambda x: jaxgpuops.sum(x, axis=(0, 2), where=STARTS[:, 0, None]),
@@ -395,7 +439,9 @@ def test_experts(mesh, derived):
         operands = [jax.device_put(a, NamedSharding(mesh, s)) for a, s in zip((x, logits), specs, strict=True)]
         mine, theirs = (jax.jit(f).lower(*operands).compile() for f in (ours, plain))
         assert_close(mine(*operands), plain(x, logits), False)
-        assert moved(mine.as_text())[0] <= moved(theirs.as_text())[0]
+        # On two devices JAX gathers the logits, and with so few experts these are less than the plan: docs/sharding.md.
+        more = 128 if derived and mesh.size == 2 else 0
+        assert moved(mine.as_text())[0] <= moved(theirs.as_text())[0] + more
         assert specs != (P("a"), P("a")) or moved(mine.as_text()) == (0, 0)
 
 
@@ -453,6 +499,18 @@ def test_a_combination_of_split_tokens(mesh):
     split = lambda where: jax.lax.with_sharding_constraint(where, NamedSharding(mesh, P(("a", "b"))))
     odd = jax.jit(lambda where: ours(y, split(where), weights[:13]))
     assert_close(odd(where[:13]), plain(y, where[:13], weights[:13]), False)
+
+
+def test_gradients_of_experts_whose_features_are_not_split_evenly(mesh):
+    rng = np.random.default_rng(4)
+    plan = jaxgpuops.moe_plan(rng.integers(-1, 5, (16, 3)), 4, align=8)
+    y, weights = (rng.standard_normal(s).astype(np.float32) for s in ((plan.assignment_of_row.size, 13), (16, 3)))
+    for spec in (P(None, "a"), P("b", "a")):
+        split = lambda x, spec=spec: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+        f = lambda y, weights: (jnp.cos(jaxgpuops.moe_combine(y, plan, weights)) ** 2).sum()
+        g = jax.grad(lambda y, weights, f=f, split=split: f(jnp.cos(split(y)), weights), (0, 1))
+        expected = jax.grad(lambda y, weights, f=f: f(jnp.cos(y), weights), (0, 1))
+        assert_close(jax.jit(g)(y, weights), expected(y, weights), False)
 
 
 def test_rows_of_experts_are_split(mesh):

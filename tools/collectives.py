@@ -1,4 +1,5 @@
-"""What crosses between GPUs, for every op of the table in tests/test_sharding_axis.py, beside plain JAX: no GPU needed.
+"""What crosses between GPUs, for every op of the table in tests/test_sharding_axis.py, and for the unchanged programs of
+tests/test_sharding_programs.py after `install()`, beside plain JAX: no GPU needed.
 
     python -P tools/collectives.py [parts of the names of ops] [--devices N] [--target FILE] [--seconds N] [--hlo FOLDER]
 
@@ -11,6 +12,7 @@ Needs a build with CUDA, and JAX's CUDA plugin of jaxlib's version. The GPUs are
 """
 
 import argparse
+import contextlib
 import functools
 import multiprocessing
 import pathlib
@@ -39,6 +41,7 @@ def setup(devices: int, target: str):
     jax.config.update("jax_platforms", "cpu")
     import numpy as np
     import test_sharding_axis as table
+    import test_sharding_programs as programs
     from jax.experimental import topologies
 
     from jaxgpuops import _native
@@ -47,21 +50,30 @@ def setup(devices: int, target: str):
         sys.exit(f"There are no CUDA kernels to compare: {why}")
     gpus = topologies.get_topology_desc("gpus", platform="cuda", target_config=target, topology=f"1x1x{devices}")
     types = (jax.sharding.AxisType.Auto,) * 2
-    return table, jax.sharding.Mesh(np.array(gpus.devices).reshape(-1, 2), ("a", "b"), axis_types=types)
+    return table, programs, jax.sharding.Mesh(np.array(gpus.devices).reshape(-1, 2), ("a", "b"), axis_types=types)
 
 
 def names(devices: int, target: str):
-    table, _ = setup(devices, target)
-    return {name: plain is not None for name, (_, plain, _) in table.OPS.items()}, table.SPECS
+    table, programs, _ = setup(devices, target)
+    ops = {name: (plain is not None, table.SPECS) for name, (_, plain, _) in table.OPS.items()}
+    return ops | {f"installed {name}": (True, table.SPECS[:2]) for name in programs.INSTALLED}
 
 
 def compiled(devices: int, target: str, name: str, number: int, spec, folder):
     """Bytes and number of collectives of our function (number 0) or plain JAX's (1)."""
     import jax
 
-    table, mesh = setup(devices, target)
-    x = jax.ShapeDtypeStruct(table.SHAPE, "float32", sharding=jax.sharding.NamedSharding(mesh, spec))
-    hlo = jax.jit(table.OPS[name][number]).lower(x).compile().as_text()
+    import jaxgpuops
+
+    table, programs, mesh = setup(devices, target)
+    key = name.removeprefix("installed ")
+    if installed := key != name:
+        shape, function = programs.example().shape, lambda x: programs.INSTALLED[key](x)  # new: JAX has not traced it
+    else:
+        shape, function = table.SHAPE, table.OPS[name][number]
+    x = jax.ShapeDtypeStruct(shape, "float32", sharding=jax.sharding.NamedSharding(mesh, spec))
+    with jaxgpuops.install(programs.ROUTED) if installed and number == 0 else contextlib.nullcontext():
+        hlo = jax.jit(function).lower(x).compile().as_text()
     if folder:
         side = ("ours", "plain")[number]
         pathlib.Path(folder, f"{name} {spec} {side}.txt".replace(" ", "_")).write_text(hlo)
@@ -105,8 +117,7 @@ def main() -> int:
     described = compiler(names, options.devices, target)
     if isinstance(described, str):
         sys.exit(described)
-    ops, specs = described
-    for name, has_plain in ops.items():
+    for name, (has_plain, specs) in described.items():
         if options.only and not any(part in name for part in options.only):
             continue
         for spec in specs:

@@ -17,11 +17,10 @@ template <class Key>
 JAXGPUOPS_HD Key sort_key(Key bits, const SortOrder& order) {
   const ArgOrder& rules = order.ascending;
   Key key = encode(bits, rules.order);
-  if (rules.sign) {  // the element is a float
-    const Key magnitude = static_cast<Key>(bits & static_cast<Key>(~rules.sign));
-    if (magnitude == 0) key = static_cast<Key>(rules.order.flip);
-    if (magnitude > static_cast<Key>(rules.nan_above)) key = static_cast<Key>(~Key{0});
-  }
+  // For integers, neither line changes the key. A branch would cost more.
+  const Key magnitude = static_cast<Key>(bits & static_cast<Key>(~rules.sign));
+  key = magnitude == 0 ? static_cast<Key>(rules.order.flip) : key;
+  key = magnitude > static_cast<Key>(rules.nan_above) ? static_cast<Key>(~Key{0}) : key;
   return static_cast<Key>(key ^ static_cast<Key>(order.invert));
 }
 

@@ -78,6 +78,12 @@ inline MoveProblem move_problem(const char* token_name, ffi::AnyBuffer token_sid
   return problem;
 }
 
+// For calls that follow both kinds of indices: those of rows.
+inline void require_other(MoveProblem& problem, ffi::AnyBuffer assignment_of_row, const Dims& whole, int64_t axis) {
+  require_type("assignment_of_row", assignment_of_row, ffi::DataType::S32);
+  problem.other = require_entries("assignment_of_row", assignment_of_row, whole, axis, problem.rows);
+}
+
 // Weights are float32, or float64 if the rows are.
 inline const void* weights_of(MoveProblem& problem, Rest& rest, const Dims& whole, int64_t axis) {
   const ffi::AnyBuffer weights = rest.next("weights");
@@ -100,8 +106,7 @@ inline VjpCall vjp_call(ffi::AnyBuffer y, ffi::AnyBuffer ct, ffi::AnyBuffer row_
   VjpCall call;
   MoveProblem& problem = call.problem;
   problem = move_problem("ct", ct, "y", y, "row_of_assignment", row_of_assignment, false, axis, choices);
-  require_type("assignment_of_row", assignment_of_row, ffi::DataType::S32);
-  problem.other = require_entries("assignment_of_row", assignment_of_row, dims_of(ct), axis, problem.rows);
+  require_other(problem, assignment_of_row, dims_of(ct), axis);
   Rest rest(weights);
   call.weights = weights_of(problem, rest, dims_of(y), axis);
   rest.require_end();

@@ -11,8 +11,9 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t kOneBlock = 1024;  // assignments that a block does alone in less time than blocks wait for others
 constexpr int64_t kClusterMost = 1 << 15;  // assignments that a cluster plans in less time than the blocks of a grid
 constexpr int64_t kClusterBlock = 512;     // assignments of a block of a cluster, if it need not have more
-constexpr int64_t kClusterHeld = 256;      // assignments of a warp of a cluster, at most
+constexpr int64_t kClusterHeld = 128;      // assignments of a warp of a cluster, at most
 constexpr int64_t kStagedFrom = 1024;      // assignments of a block from which putting them into order first saves time
+constexpr int64_t kUnstaged = 32;          // experts for which it does not
 constexpr int64_t kGridChunk = 96;         // assignments of a warp of a grid
 constexpr int kFewWarps = 8;               // fewer warps have fewer counters to add up
 
@@ -30,7 +31,7 @@ bool plan_cluster(const PlanProblem& problem, const Gpu& gpu, int64_t most, Plan
   if (problem.assignments > kClusterMost) return false;
   plan.algorithm = Algorithm::kCluster;
   while (plan.blocks * kClusterBlock < problem.assignments && 2 * plan.blocks <= most) plan.blocks *= 2;
-  plan.staged = problem.assignments > kStagedFrom * plan.blocks;
+  plan.staged = problem.experts > kUnstaged && problem.assignments > kStagedFrom * plan.blocks;
   const auto chunk = [&] { return chunk_of(problem, plan.blocks * plan.warps); };
   plan.warps = problem.experts > 256 ? 2 * kFewWarps : kFewWarps;
   while (plan.warps < 32 && chunk() > kClusterHeld) plan.warps *= 2;
@@ -70,8 +71,9 @@ Plan plan_route(const PlanProblem& problem, const Gpu& gpu, int64_t workspace_by
     }
   }
   plan = {};
-  plan.warps =
-      room(std::min<int64_t>(ceil_div(problem.assignments, 32), problem.assignments > kOneBlock ? 32 : kFewWarps));
+  // As many threads as experts, too: each of them finds where one begins.
+  const int64_t wanted = ceil_div(std::max(problem.assignments, problem.experts), 32);
+  plan.warps = room(std::min<int64_t>(wanted, problem.assignments > kOneBlock ? 32 : kFewWarps));
   plan.shared_bytes = shared_bytes(plan, problem);
   return plan;
 }

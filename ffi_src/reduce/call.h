@@ -30,7 +30,7 @@ inline bool accepts(Op op, DType dtype) {
 
 // `y` is the second array of kDot, and null for the other operations.
 inline Call reduce_call(Op op, ffi::AnyBuffer x, const ffi::AnyBuffer* y, ffi::RemainingArgs arguments,
-                        ffi::AnyBuffer out, int64_t axis, bool masked) {
+                        ffi::AnyBuffer out, int64_t axis, bool masked, int64_t divisor = 1) {
   Call call;
   Problem& problem = call.problem;
   problem.op = op;
@@ -58,6 +58,9 @@ inline Call reduce_call(Op op, ffi::AnyBuffer x, const ffi::AnyBuffer* y, ffi::R
   const bool sum = op == Op::kSum || op == Op::kDot;
   const bool narrow = is_float(problem.dtype) && bytes_of(problem.dtype) <= 2;
   problem.wide_result = sum && narrow && out.element_type() == ffi::DataType::F32;
+  problem.divisor = divisor;
+  if (divisor != 1 && (divisor < 1 || op != Op::kSum || !is_float(problem.dtype) || problem.wide_result))
+    throw invalid("divisor is ", divisor, ": it must be 1, or more where the sums are floats of the type of x");
   require_type("out", out, problem.wide_result ? ffi::DataType::F32 : x.element_type());
   require_shape("out", out, without_axis(dims_of(x), axis));
   call.buffers.out = out.untyped_data();
@@ -74,6 +77,11 @@ auto reduce_binding() {
                               .template Ret<ffi::AnyBuffer>())  // out
       .template Attr<int64_t>("axis")
       .template Attr<bool>("masked");
+}
+
+template <class Backend>
+auto sum_binding() {
+  return reduce_binding<Backend>().template Attr<int64_t>("divisor");
 }
 
 template <class Backend>

@@ -1,6 +1,12 @@
 #include "reduce/plan.h"
 
 namespace jaxgpuops::reduce {
+namespace {
+
+// The most elements of an array that the small kernel sums: with short columns, and with longer ones.
+constexpr int64_t kSmallHeld = 1 << 13, kSmallWalked = 1 << 16;
+
+}  // namespace
 
 bool is_rare(DType dtype) { return dtype != DType::kFloat16 && dtype != DType::kBFloat16 && dtype != DType::kFloat32; }
 
@@ -12,9 +18,16 @@ RowPlan plan_reduce(const Problem& problem, const Gpu& gpu, int64_t workspace_by
   traits.fast = !is_rare(problem.dtype) && !problem.masked;
   traits.large = traits.fast && traits.operands == 1;
   traits.output = false;
+  traits.strips =
+      traits.item_bytes < 4 && traits.operands == 1 && !problem.masked && (traits.fast || !is_float(problem.dtype));
   traits.swept = is_rare(problem.dtype) && !problem.masked;
   traits.stat_bytes = traits.final_bytes = traits.item_bytes == 8 ? 8 : 4;
-  return plan_row_engine(problem.rows, traits, gpu, workspace_bytes, tuning);
+  const RowPlan plan = plan_row_engine(problem.rows, traits, gpu, workspace_bytes, tuning);
+  if (problem.op == Op::kDot || problem.masked) return plan;
+  // Rows of the elements that kernels of vectors are compiled for are reduced by those.
+  if (problem.op != Op::kSum || !is_float(problem.dtype))
+    return problem.rows.inner > 1 || traits.swept ? small_fold(plan, problem.rows) : plan;
+  return small_walk(plan, problem.rows, problem.rows.length <= held_positions(1) ? kSmallHeld : kSmallWalked);
 }
 
 }  // namespace jaxgpuops::reduce

@@ -16,6 +16,7 @@ struct Problem {
   DType dtype = DType::kFloat32;  // floats are computed in float32 or wider and rounded once at the end; integers wrap
   Rows rows;
   bool wide_result = false;  // kSum, kDot of float8, float16, bfloat16: results are float32
+  int64_t divisor = 1;       // kSum of floats: sums are multiplied by its inverse before they are rounded
   bool masked = false;       // the call has a `where` operand
   Broadcast where;           // positions of its elements; an entry where it is 0 counts as the identity
 };

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "common/small.h"
+
 namespace jaxgpuops {
 namespace {
 
@@ -13,16 +15,24 @@ constexpr int64_t kMaxRounds = 64;
 // are read as flat rows.
 constexpr int64_t kWalkedAlone = 24, kWalkPositions = 16;
 constexpr int64_t kMostWalked = 1024, kFewColumns = 64, kManyColumns = 256;
-constexpr int64_t kFlatThreads = 256;  // where a flat row is divided
-constexpr int64_t kFlatBlocks = 256;   // for a flat row, at most
-constexpr int64_t kFlatParts = 3;      // fewer are not worth more kernels
-constexpr int64_t kFlatVectors = 4;    // of a lane that has a part of a short flat row
+constexpr int64_t kStripWarps = 8;        // for each multiprocessor, at least
+constexpr int64_t kFlatThreads = 256;     // where a flat row is divided
+constexpr int64_t kFlatBlocks = 256;      // for a flat row, at most
+constexpr int64_t kFlatParts = 3;         // fewer are not worth more kernels
+constexpr int64_t kFlatResults = 4;       // blocks that write results for each multiprocessor, about
+constexpr int64_t kFlatAhead = 64 << 10;  // bytes that a block prefetches
+constexpr int64_t kFlatVectors = 4;       // of a lane that has a part of a short flat row
+
+constexpr int64_t kSmallElements = 1 << 17;  // of an array that is folded by single elements, at most,
+constexpr int64_t kSmallLength = 8192;       // .. and of its columns
+constexpr int kPreferredSmallWarps = 4;      // of a block of a small walk
 
 constexpr int kTeamWarps = 4;                  // of a block whose warps have rows of their own
 constexpr int kPreferredWarps = 16;            // of a block that holds a row, or a part
-constexpr int kMaxTileLaneBits = 2;            // of rows with results: lanes of longer ones store whole vectors mostly
+constexpr int kMaxTileLaneBits = 3;            // of rows with results: lanes of longer ones store whole vectors mostly
 constexpr int64_t kLeastTiledBytes = 1 << 20;  // of an array: a tile takes longer than a row alone
 constexpr int kLeastWarps = 4;                 // of a part, where many small ones keep more of the device busy
+constexpr int64_t kWideResident = 32;          // warps of wide_kernel for each multiprocessor, at most
 constexpr int kRoomyBlocks = 4;                // of a multiprocessor, where rows are few and only read
 
 // How far ahead of its own row a block prefetches into the L2 cache (RowPlan::ahead). Of distances from 1 to 5 MiB all
@@ -103,7 +113,7 @@ bool is_streamable(const RowPlan& plan, const Gpu& gpu) {
 void plan_sweep(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   const bool many = rows.outer * plan.spans >= 4 * gpu.multiprocessors * 2 * kPreferredWarps;
   const auto part = [&] { return ceil_div(plan.spans, plan.blocks); };
-  if (!many && plan.spans > kMaxSweptSpans / 2 && plan.spans <= kMaxFlatSpans) {
+  if (!many && plan.spans > kMaxSweptSpans / 4 && plan.spans <= kMaxFlatSpans) {
     const auto more = [&] { return rows.outer * plan.blocks < gpu.multiprocessors || part() > kMaxSweptSpans; };
     while (plan.blocks < gpu.max_cluster && part() > kPartWarps && more()) plan.blocks *= 2;
   }
@@ -116,7 +126,7 @@ void plan_sweep(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
     plan.units = ceil_div(plan.spans, plan.unit_warps);
     plan_split(plan, rows, gpu);
   }
-  plan.block_warps = std::min(plan.part, kPartWarps);
+  plan.block_warps = std::min(plan.part, many ? kPartWarps : kSweepWarps);
 }
 
 void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning& tuning) {
@@ -153,6 +163,14 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
     while (plan.block_warps > 1 && ceil_div(warps, plan.block_warps) < 2 * gpu.multiprocessors) plan.block_warps /= 2;
     return;
   }
+  const bool tuned = tuning.cluster || tuning.split || tuning.vectors || tuning.block_warps;
+  const int64_t wide_warps = ceil_div(vectors, 32 * kWideVectors);
+  if (traits.tiled && !tuned && plan.vectors >= kOnlyVectors && plan.lane_bits == 5 && wide_warps <= kMaxBlockWarps &&
+      rows.outer * wide_warps <= kWideResident * gpu.multiprocessors) {
+    plan.wide = true;
+    plan.block_warps = static_cast<int>(wide_warps);
+    return;
+  }
   if (plan.spans == 1) {
     // A warp that writes a whole row runs well in a block of its own; a warp with few rows needs few others beside it.
     const bool writes = traits.fast && traits.output;
@@ -166,7 +184,6 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
   }
   if (traits.swept) return plan_sweep(plan, rows, gpu);
   const int64_t most = gpu.max_cluster;
-  const bool tuned = tuning.cluster || tuning.split || tuning.vectors;
   const bool stream = is_streamable(plan, gpu) && rows.outer * kMaxCluster > gpu.multiprocessors && !tuned;
   // Clusters of small blocks, of which a multiprocessor has several, each at something else: that is best where rows
   // are few. Many rows have a block each, if it holds them; else blocks that stay are better at gradients of rows with
@@ -272,6 +289,15 @@ bool walks_in_packs(const RowTraits& traits, const Rows& rows, const Gpu& gpu) {
          rows.outer * strips >= 4 * gpu.multiprocessors;
 }
 
+// Whether a warp walks a strip of an outer index for statistics, where lanes need not divide to find their columns: if
+// strips are full mostly, and there are warps enough. Results have the same bits either way.
+bool walks_in_strips(const RowTraits& traits, const Rows& rows, int axis_warps, const Gpu& gpu) {
+  if (!traits.strips) return false;
+  const int64_t columns = 32 * kStripColumns, strips = ceil_div(rows.inner, columns);
+  return 5 * rows.inner >= 4 * strips * columns &&
+         rows.outer * strips * axis_warps >= kStripWarps * gpu.multiprocessors;
+}
+
 // A thread walks a short axis alone; several warps share a longer one.
 void plan_walk(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   plan.algorithm = RowAlgorithm::kColumnsWalk;
@@ -280,6 +306,10 @@ void plan_walk(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   int64_t strips = ceil_div(rows.count(), 32 * walk_columns(plan.traits.item_bytes, plan.traits.label));
   plan.vector = walks_in_packs(plan.traits, rows, gpu);
   if (plan.vector) strips = rows.outer * ceil_div(rows.inner, 32 * 8);
+  if (walks_in_strips(plan.traits, rows, plan.axis_warps, gpu)) {
+    plan.vector = true;
+    strips = rows.outer * ceil_div(rows.inner, 32 * kStripColumns);
+  }
   while (plan.axis_warps << (plan.column_warp_bits + 1) <= kWalkWarps &&
          strips >> (plan.column_warp_bits + 1) >= 2 * gpu.multiprocessors)
     ++plan.column_warp_bits;
@@ -311,6 +341,11 @@ void plan_flat(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   plan.blocks = ceil_div(rows.length, plan.part_length);
   plan.units = plan.blocks * (plan.slices > 1 ? plan.turns : 1);
   plan.split = true;
+  // Results have the same bits in parts of any length: blocks for all multiprocessors, if there are positions for them.
+  const int64_t step = int64_t{flat_vectors(plan.traits.operands)} * plan.deep * plan.turns;
+  const int64_t most = std::max<int64_t>(1, kFlatResults * gpu.multiprocessors / (rows.outer * plan.slices));
+  plan.result_length = step * std::max<int64_t>(1, ceil_div(rows.length, most * step));
+  if (plan.slices == 1) plan.ahead = kFlatAhead;
   plan_split(plan, rows, gpu);
 }
 
@@ -384,6 +419,7 @@ const char* name(RowAlgorithm algorithm) {
     case RowAlgorithm::kColumnsSplit: return "columns_split";
     case RowAlgorithm::kColumnsWalk: return "columns_walk";
     case RowAlgorithm::kColumnsFlat: return "columns_flat";
+    case RowAlgorithm::kSmall: return "small";
   }
   return "?";
 }
@@ -399,6 +435,35 @@ RowPlan held_in_registers(RowPlan plan) {
   while (plan.blocks < kMaxCluster && ceil_div(plan.spans, plan.blocks) > kPreferredWarps) plan.blocks *= 2;
   plan.block_warps = static_cast<int>(ceil_div(plan.spans, plan.blocks));
   return plan;
+}
+
+RowPlan small_fold(const RowPlan& plan, const Rows& rows) {
+  if (rows.elements() == 0 || rows.elements() > kSmallElements || rows.length > kSmallLength) return plan;
+  const SmallShape shape = small_shape(rows);
+  RowPlan small;
+  small.algorithm = RowAlgorithm::kSmall;
+  small.traits = plan.traits;
+  small.lane_bits = shape.part_bits;
+  small.column_lane_bits = shape.column_bits;
+  small.block_warps = shape.threads / 32;
+  return small;
+}
+
+// The warps of a column share it as those that walk do.
+RowPlan small_walk(const RowPlan& plan, const Rows& rows, int64_t most) {
+  const bool walked = plan.algorithm == RowAlgorithm::kColumnsWalk && !plan.vector;
+  if (!walked || rows.elements() == 0 || rows.elements() > most || rows.length > kWalkPositions * kSmallWarps)
+    return plan;
+  RowPlan small;
+  small.algorithm = RowAlgorithm::kSmall;
+  small.traits = plan.traits;
+  if (rows.length > kWalkedAlone) small.axis_warps = static_cast<int>(ceil_div(rows.length, kWalkPositions));
+  const int64_t positions = std::max<int64_t>(ceil_div(rows.length, small.axis_warps), kSmallStep);
+  small.column_lane_bits = 5 - bits_for(positions);
+  const int64_t groups = ceil_div(rows.count(), int64_t{1} << small.column_lane_bits);  // of columns
+  small.block_warps =
+      small.axis_warps * static_cast<int>(std::clamp<int64_t>(kPreferredSmallWarps / small.axis_warps, 1, groups));
+  return small;
 }
 
 RowPlan plan_row_engine(const Rows& rows, const RowTraits& traits, const Gpu& gpu, int64_t workspace_bytes,

@@ -23,6 +23,7 @@ enum class RowAlgorithm {
   kColumnsSplit,   // axes too long for that
   kColumnsWalk,    // lanes go along short axes, twice if there are results (cuda/columns_walk.cuh)
   kColumnsFlat,    // few columns: an outer index is a flat row, read in vectors (cuda/columns_flat.cuh)
+  kSmall,          // few elements in all, one of a lane (cuda/small.cuh)
 };
 
 const char* name(RowAlgorithm algorithm);
@@ -39,6 +40,7 @@ struct RowTraits {
   bool lean = false;    // no results now, and a kernel of few registers for that (Sharing::kStatistics)
   bool tiled = false;   // results, and kernels of short rows: tile_kernel and spread_kernel
   bool swept = false;   // statistics only, and no kernels but tile_kernel and sweep_kernel
+  bool strips = false;  // statistics only, and a kernel that walks strips of columns
   int stat_bytes = 8;   // of a part of a row
   int final_bytes = 8;  // what the results of a row need to know of it
 };
@@ -52,6 +54,7 @@ constexpr int kPartWarps = 8;        // of a small block, which holds a part of 
 constexpr int kStreamWarps = 16;     // of a block that stays
 constexpr int kStreamChains = 32;    // of spans: every 32nd, which a lane merges
 constexpr int kSpreadWarps = 4;      // of a block of spread_kernel, at most
+constexpr int kWideVectors = 2;      // of a lane of wide_kernel
 constexpr int kTileThreads = 128;    // of a block that has a tile of rows
 constexpr int kTileBytes = 8 << 10;  // of an operand, about, where rows are shorter than a team of lanes holds
 constexpr int kTileTurns = 4;        // rows of a team, at most
@@ -59,9 +62,13 @@ constexpr int kAlongWarps = 8;       // of a block whose lanes go along the axis
 constexpr int kMaxSerialUnits = 16;  // whose statistics are merged by one lane
 constexpr int kMaxColumnWarps = 16;  // along the axis; and blocks of a cluster: half a warp merges them
 constexpr int kMaxFlatSpans = 512;   // whose statistics are merged by one warp
+constexpr int kSweepWarps = 16;      // of a block of sweep_kernel, at most
 constexpr int kMaxSweptSpans = 64;   // of a block of sweep_kernel
 constexpr int kWalkWarps = 8;        // of a block that walks, unless more share its columns
 constexpr int kFlatWarps = 16;       // of a block that reads flat rows, at most
+constexpr int kSmallWarps = 16;      // of a block of small_kernel, at most; as many share a column
+constexpr int kSmallBeside = 8;      // columns of such a warp, at most
+constexpr int kSmallStep = 4;        // positions that it adds without a question in between
 
 // Positions along the axis that a lane of a column kernel holds.
 constexpr int column_vectors(int operands) { return operands == 1 ? 8 : 4; }
@@ -69,6 +76,8 @@ constexpr int column_vectors(int operands) { return operands == 1 ? 8 : 4; }
 constexpr int walk_columns(int item_bytes, bool label) {
   return item_bytes == 8 || (label && item_bytes == 4) ? 1 : item_bytes == 1 ? 4 : 2;
 }
+// The same of one that walks a strip for statistics, which neighbours in memory share.
+constexpr int kStripColumns = 8;
 // The longest axis that a thread of a walking kernel holds in registers.
 constexpr int held_positions(int operands) { return 8 / operands; }
 constexpr int kMostPacks = 4;  // the same of one that holds packs of columns
@@ -87,9 +96,12 @@ struct RowPlan {
   int part = 1;         // kRowsStream, or swept: spans of a block, at most, ..
   int stages = 1;       // .. and those for which it has shared memory
   bool spread = false;  // kRows: a lane has one vector, and as many lanes more share a row
-  int ahead = 0;        // kRows: how much later the row is that is brought to the L2 cache meanwhile; 0: none
-  int64_t room = 0;     // kRows: bytes of shared memory a block takes at least, so that fewer share a multiprocessor
-  int unit_warps = 1;   // kRowsSplit: spans whose statistics are merged before they are stored
+  bool wide = false;    // kRows: a block has a row, and a lane kWideVectors of it (wide_kernel)
+  // What is brought to the L2 cache meanwhile; 0: nothing. kRows: that of a row so much later. kColumnsFlat, split: so
+  // many bytes of a block's part.
+  int64_t ahead = 0;
+  int64_t room = 0;    // kRows: bytes of shared memory a block takes at least, so that fewer share a multiprocessor
+  int unit_warps = 1;  // kRowsSplit: spans whose statistics are merged before they are stored
   // Columns: a lane holds consecutive positions of one column, or of 16 bytes of columns beside each other.
   bool vector = false;
   int column_lane_bits = 0;  // lanes of a warp (`along`: of a block) along inner; the others are along the axis
@@ -99,8 +111,9 @@ struct RowPlan {
   // kColumnsFlat: a period is the smallest number of vectors that make up whole positions, `turns` of them. A block
   // takes `across` vectors of each of `deep` periods at a time.
   int period = 1, turns = 1, across = 1, deep = 1, slices = 1;
-  int64_t part_length = 0;  // positions of a block
-  bool split = false;       // statistics of parts go to the workspace
+  int64_t part_length = 0;    // positions of a block
+  int64_t result_length = 0;  // split: the same while results are written
+  bool split = false;         // statistics of parts go to the workspace
   // Rows and columns.
   int block_warps = 1;
   int64_t blocks = 1;  // that share a row: the size of a cluster, unless split
@@ -125,6 +138,12 @@ struct RowTuning {
 // kColumnsStream. It needs no workspace and accepts operands and results of different alignment, which streaming does
 // not. Not for rows or columns that are split because no cluster holds them.
 RowPlan held_in_registers(RowPlan plan);
+
+// The plan for the same rows by the kernels for few elements, where these keep the bits of results: for what is the
+// same in any order, and for what `plan` walks along, of at most so many elements. Of operations of one array, without
+// masks and labels.
+RowPlan small_fold(const RowPlan& plan, const Rows& rows);
+RowPlan small_walk(const RowPlan& plan, const Rows& rows, int64_t most);
 
 // `workspace_bytes` < 0 asks for the best plan. Otherwise it is what the caller has, and the plan makes do with it: a
 // sharded call is planned for the whole batch but runs on a part of it. Results have the same bits either way.

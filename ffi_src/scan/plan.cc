@@ -20,6 +20,9 @@ constexpr int64_t kLongRow = 16;     // length of a row, in tiles
 constexpr int64_t kFewTiles = 3;           // tiles that one block walks over quickly enough
 constexpr int64_t kShortBytes = 24 << 10;  // shared memory of a block if the axis is short
 
+constexpr int64_t kSmallElements = 1 << 17;      // of an array, at most, ..
+constexpr int64_t kSmallLongElements = 1 << 15;  // .. and where the axis is not short
+
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int bits_for(int64_t n) {  // log2 of the smallest power of two that is at least n
@@ -47,6 +50,35 @@ int state_words(const Problem& problem, int bytes) {
   return cut ? words + (bytes >= 8 ? 2 : 1) : words;
 }
 
+// Whether states are the same in whatever order positions are folded.
+bool is_exact(const Problem& problem) {
+  if (problem.kind != Kind::kCumulative) return false;
+  if (!is_float(problem.dtype) && !is_complex(problem.dtype)) return true;
+  return !is_general(problem) && (problem.op == Op::kMax || problem.op == Op::kMin);
+}
+
+// Whether the kernels for few elements take it.
+bool is_small(const Problem& problem) {
+  const auto [outer, length, inner] = problem.rows;
+  const bool simple = problem.a.inner.groups <= 1 && problem.a.outer.groups <= 1 && !problem.segmented;
+  if (!simple || problem.op == Op::kLogSumExp) return false;
+  if (length <= kShortAxis) return problem.rows.elements() <= kSmallElements;
+  // Rows have kernels that take less than those of spans.
+  return is_exact(problem) && inner > 1 && length <= kMostSmallLength && problem.rows.elements() <= kSmallLongElements;
+}
+
+Plan plan_small(const Problem& problem, Plan plan) {
+  const auto [outer, length, inner] = problem.rows;
+  plan.algorithm = Algorithm::kSmall;
+  const int bits = bits_for(std::max<int64_t>(length, kSmallStep));
+  plan.columns = bits < 5 ? 32 >> bits : 1;
+  plan.axis_warps = bits <= 5 ? kSmallWarps : 1 << (bits - 5);
+  plan.column_bits = 0;
+  plan.block_columns = bits <= 5 ? kSmallWarps * plan.columns : 1;
+  plan.strips = ceil_div(outer * inner, plan.block_columns);
+  return plan;
+}
+
 // Plans a short axis, where one lane has the whole axis of a column. If the columns of an outer index are less than a
 // line of memory, a block first loads whole outer indices into shared memory.
 Plan plan_short(const Problem& problem, const Gpu& gpu, Plan plan) {
@@ -56,6 +88,7 @@ Plan plan_short(const Problem& problem, const Gpu& gpu, Plan plan) {
   plan.per_lane = plan.tile = static_cast<int>(length);
   plan.tiles = 1;
   const int64_t columns = outer * inner;
+  if (is_small(problem)) return plan_small(problem, plan);
   if (inner * bytes < kLineBytes) {
     const int64_t rows = std::max<int64_t>(kShortBytes / (operands * length * inner * bytes), 1);
     const int64_t shared_out = ceil_div(std::max<int64_t>(ceil_div(columns, 2 * gpu.multiprocessors), 64), inner);
@@ -82,6 +115,7 @@ const char* name(Algorithm algorithm) {
   switch (algorithm) {
     case Algorithm::kEmpty: return "empty";
     case Algorithm::kShort: return "short";
+    case Algorithm::kSmall: return "small";
     case Algorithm::kRows: return "rows";
     case Algorithm::kWalk: return "walk";
     case Algorithm::kResident: return "resident";
@@ -144,6 +178,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   plan.tile = plan.axis_warps * plan.per_lane * (plan.layout == Layout::kSpans ? plan.runs : lanes * shape.run);
   plan.tiles = ceil_div(length, plan.tile);
   while (int64_t{1} << (kGroupBits * plan.levels) < plan.tiles) ++plan.levels;
+  if (is_small(problem)) return plan_small(problem, plan);
 
   // Nothing below changes results. Blocks get more columns as long as there are enough blocks for the device.
   const int64_t vectors = outer * (inner / shape.width), vectors_of_warp = 32 / lanes;

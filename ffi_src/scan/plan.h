@@ -15,6 +15,7 @@ namespace jaxgpuops::scan {
 enum class Algorithm {
   kEmpty,            // nothing to write
   kShort,            // kSpans: a lane has the axis
+  kSmall,            // kSpans: the same of few elements, one of a lane
   kRows,             // kAlong: the axis is one tile
   kWalk,             // kAlong: a block walks over the tiles of a row
   kResident,         // kAlong: blocks share a row, and all run at a time
@@ -37,7 +38,7 @@ struct Plan {
   int column_bits = 0;  // a block has 2^column_bits warps across the columns
   int per_lane = 1;
   int runs = 1;               // kSpans: runs of a warp
-  int columns = 1;            // kSpans: columns of a span
+  int columns = 1;            // kSpans: columns of a span; kSmall: of a warp
   int64_t parts = 1;          // kSpans: parts into which `inner` is divided
   int64_t block_columns = 0;  // columns of a block if the axis is short, else 0
   int span_bytes = 0;    // shared memory for an operand's part of a span; 0 if that part is not contiguous in memory

@@ -5,6 +5,8 @@
 namespace jaxgpuops::softmax {
 namespace {
 
+constexpr int64_t kSmallElements = 1 << 17;  // of an array that is walked along by single elements, at most
+
 // These values must agree with the policies in cuda/policy.cuh: the plan runs where no CUDA code is compiled.
 RowTraits traits_of(const Problem& problem) {
   const bool wide = problem.dtype == DType::kFloat64;
@@ -54,7 +56,9 @@ bool is_general(Op op, double factor, bool scaled, bool biased, bool masked) {
 }
 
 RowPlan plan_softmax(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, const RowTuning& tuning) {
-  return plan_row_engine(problem.rows, traits_of(problem), gpu, workspace_bytes, tuning);
+  const RowPlan plan = plan_row_engine(problem.rows, traits_of(problem), gpu, workspace_bytes, tuning);
+  const bool plain = problem.op == Op::kSoftmax || problem.op == Op::kLogSoftmax || problem.op == Op::kLogSumExp;
+  return plain && !problem.general ? small_walk(plan, problem.rows, kSmallElements) : plan;
 }
 
 }  // namespace jaxgpuops::softmax

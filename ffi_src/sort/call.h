@@ -22,6 +22,7 @@ inline Call sort_call(ffi::AnyBuffer x, ffi::RemainingRets results, int64_t axis
   Call call;
   Problem& problem = call.problem;
   problem.rows = require_rows("x", x, axis);
+  problem.k = problem.rows.length;
   problem.key_bits = element.bits;
   problem.order = sort_order_of(element, descending);
   problem.values = values;

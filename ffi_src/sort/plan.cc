@@ -13,6 +13,7 @@ constexpr int64_t kReserved = 1 << 10;  // shared memory for the system and for 
 const char* name(Algorithm algorithm) {
   switch (algorithm) {
     case Algorithm::kEmpty: return "empty";
+    case Algorithm::kShort: return "short";
     case Algorithm::kTeam: return "team";
     case Algorithm::kBlock: return "block";
     case Algorithm::kSweep: return "sweep";
@@ -26,6 +27,13 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu) {
   const int key_bytes = problem.key_bits / 8;
   const int64_t shared_limit = gpu.shared_bytes - kReserved;
   if (rows.elements() == 0) return plan;
+  // Threads that take columns read parts of sectors where few stand side by side.
+  if (rows.length <= kMaxShortLength && (rows.inner == 1 || rows.inner >= kLeastShortColumns)) {
+    plan.algorithm = Algorithm::kShort;
+    plan.threads = kShortThreads;
+    plan.blocks = short_blocks(rows);
+    return plan;
+  }
   if (rows.length <= kMaxTeamLength) {
     plan.algorithm = Algorithm::kTeam;
     plan.team = topk::sort_shape(rows, key_bytes, gpu.multiprocessors, shared_limit);
@@ -38,7 +46,7 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu) {
   // for all its rows together.
   plan.turns = rows.inner > 1;
   const Rows own{1, rows.length, rows.inner};
-  if (plan.turns) plan.workspace_bytes = TurnShape(own, key_bytes, problem.values, problem.indices).bytes;
+  if (plan.turns) plan.workspace_bytes = TurnShape(own, problem.k, key_bytes, problem.values, problem.indices).bytes;
   for (const int threads : {256, 512, 1024}) {
     if (rows.length > threads * block_items(key_bytes) || block_shared_bytes(key_bytes, threads) > shared_limit)
       continue;
@@ -48,7 +56,7 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu) {
     plan.shared_bytes = block_shared_bytes(key_bytes, threads);
     return plan;
   }
-  const SweepShape shape(rows.inner, rows.length, key_bytes, problem.values, problem.indices);
+  const SweepShape shape(rows.inner, rows.length, problem.k, key_bytes, problem.values, problem.indices);
   plan.algorithm = Algorithm::kSweep;
   plan.threads = kSweepThreads;
   plan.blocks = rows.count() * shape.tiles;

@@ -12,7 +12,8 @@ namespace jaxgpuops::sort {
 
 enum class Algorithm {
   kEmpty,  // there is nothing to write
-  kTeam,   // short rows: top-k's kernel sorts a row in the registers of some lanes, or of a block
+  kShort,  // rows of a few elements, each in the registers of a thread
+  kTeam,   // longer rows: top-k's kernel sorts a row in the registers of some lanes, or of a block
   kBlock,  // longer rows: radix sort in the shared memory of a block
   kSweep,  // rows of any length: radix sort in passes over memory
 };
@@ -29,6 +30,7 @@ struct Plan {
   topk::SortShape team;  // used by kTeam
 };
 
+// Rows that kShort and kTeam take are sorted whole: k must be their length.
 Plan plan_sort(const Problem& problem, const Gpu& gpu);
 
 }  // namespace jaxgpuops::sort

@@ -225,6 +225,27 @@ Plan plan_radix(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu
   return plan;
 }
 
+// Sorts rows whole; the plan is kEmpty where they are too short for these kernels.
+Plan plan_whole(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
+  Plan plan;
+  sort::Problem problem;
+  problem.rows = rows;
+  problem.k = k;
+  problem.key_bits = 8 * key_bytes;
+  plan.whole = sort::plan_sort(problem, gpu);
+  if (plan.whole.algorithm == sort::Algorithm::kBlock) plan.algorithm = Algorithm::kBlock;
+  if (plan.whole.algorithm == sort::Algorithm::kSweep) plan.algorithm = Algorithm::kSweep;
+  plan.threads = plan.whole.threads;
+  plan.blocks = plan.whole.blocks;
+  plan.workspace_bytes = plan.whole.workspace_bytes;
+  plan.shared_limit = gpu.shared_bytes;
+  plan.shared_bytes = plan.whole.shared_bytes;
+  return plan;
+}
+
+// Selecting reads a row once per byte of a key and twice more; past half the row, sorting it all is no dearer.
+bool sorts_whole(Rows rows, int64_t k) { return 2 * k >= rows.length; }
+
 }  // namespace
 
 const char* name(Algorithm algorithm) {
@@ -240,6 +261,8 @@ const char* name(Algorithm algorithm) {
     case Algorithm::kWave: return "wave";
     case Algorithm::kColumns: return "columns";
     case Algorithm::kRadix: return "radix";
+    case Algorithm::kBlock: return "block";
+    case Algorithm::kSweep: return "sweep";
   }
   return "?";
 }
@@ -250,7 +273,8 @@ Plan plan_argmax(Rows rows, int key_bits, const Gpu& gpu, int64_t workspace_byte
   plan.algorithm = Algorithm::kArgmax;
   const int64_t key_bytes = key_bits / 8, candidate = composite_bytes(key_bytes);
   const ArgmaxShape shape = argmax_shape(rows, static_cast<int>(key_bytes), true);
-  plan.lanes = shape.form == ArgmaxForm::kTiles ? 1 << shape.lane_bits : shape.threads;
+  const bool shared = shape.form == ArgmaxForm::kTiles || shape.form == ArgmaxForm::kSmall;
+  plan.lanes = shared ? 1 << shape.lane_bits : shape.threads;
   plan.threads = static_cast<int>(ceil_div(shape.threads, 32) * 32);
   plan.shared_limit = gpu.shared_bytes;
   plan.shared_bytes = argmax_shared_bytes(rows, static_cast<int>(key_bytes), shape);
@@ -315,6 +339,11 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
       (k <= kMaxStreamK || rows.length <= whole_row_elements(key_bytes, gpu.shared_bytes))) {
     const Plan plan = plan_stream(rows, k, key_bytes, gpu, workspace_bytes);
     if (fits(plan)) return plan;
+  }
+  if (sorted && (may(Algorithm::kBlock) || may(Algorithm::kSweep)) && (forced >= 0 || sorts_whole(rows, k))) {
+    if (const Plan plan = plan_whole(rows, k, key_bytes, gpu);
+        plan.algorithm != Algorithm::kEmpty && may(plan.algorithm))
+      return plan;
   }
   return may(Algorithm::kRadix) ? plan_radix(rows, k, key_bytes, sorted, gpu) : Plan{};
 }

@@ -7,6 +7,7 @@
 
 #include "common/gpu.h"
 #include "common/rows.h"
+#include "sort/plan.h"
 #include "topk/cuda/sort_shape.h"
 
 namespace jaxgpuops::topk {
@@ -23,6 +24,8 @@ enum class Algorithm {
   kSieve,    // k from 257 to 4096: blocks keep the elements that reach a threshold, and rank them together
   kColumns,  // the axis is not the last: a block reads neighbouring columns together
   kRadix,    // large k: radix select by digits, ordered compaction, then a sort of the k elements
+  kBlock,    // k near the length: the row is sorted whole, by the kernels of sort/plan.h,
+  kSweep,    // which write the first k
 };
 
 const char* name(Algorithm algorithm);
@@ -37,6 +40,7 @@ struct Plan {
   int64_t workspace_bytes = 0;  // for each outer index
   int64_t shared_limit = 0;     // shared memory that the device allows a block
   SortShape sort;               // used by kSort
+  sort::Plan whole;             // used by kBlock and kSweep
   int64_t shared_bytes = 0;     // dynamic shared memory of the plan's largest kernel
 };
 

@@ -7,6 +7,7 @@ lack dimensions before it.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import jax
@@ -15,7 +16,7 @@ import numpy as np
 from jax.interpreters import ad, batching
 
 from jaxgpuops import _arguments, _native
-from jaxgpuops._partition import RULES, Rule
+from jaxgpuops._partition import RULES, Rule, all_axes, filled_axes
 from jaxgpuops._primitive import Kernel, batch_first, def_jvp
 
 MAX_EXPERTS = 4096  # kMostExperts of ffi_src/moe/plan.h
@@ -147,17 +148,23 @@ moe_combine_p = _kernel(
 )
 
 
-def _dispatch_split(splits, x, assignment_of_row, *rest, axis, choices):
+def _own_rows(split, row_of_assignment):
+    """Of a device's rows, counted from its first; -1 where an assignment's row is on another device."""
+    own = row_of_assignment - split.start()
+    return jnp.where((own >= 0) & (own < split.part), own, -1)
+
+
+def _dispatch_split(splits, x, assignment_of_row, row_of_assignment, *weights, axis, choices):
     """The axis is the one of rows. Tokens and weights are whole on every device, so each device fills its own rows."""
-    assignment_of_row = splits[axis].fill(assignment_of_row, axis, -1)
-    return moe_dispatch_p.primitive.bind(x, assignment_of_row, *rest, axis=axis, choices=choices)
+    split = splits[axis]
+    operands = x, split.fill(assignment_of_row, axis, -1), _own_rows(split, row_of_assignment), *weights
+    return moe_dispatch_p.primitive.bind(*operands, axis=axis, choices=choices)
 
 
 def _combine_split(splits, y, row_of_assignment, *rest, axis, choices):
     """Each device adds up the rows that it has, in wide dtype, and then the devices add up these sums."""
     split = splits[axis]
-    own = row_of_assignment - split.start()
-    own = jnp.where((own >= 0) & (own < split.part), own, -1)
+    own = _own_rows(split, row_of_assignment)
     wide = y.astype(_arguments.wide(y.dtype))
     [total] = moe_combine_p.primitive.bind(wide, own, *rest, axis=axis, choices=choices)
     return (split.sum(total).astype(y.dtype),)
@@ -230,7 +237,7 @@ moe_combine_vjp_p = Kernel(
     "moe_combine_vjp",
     results=lambda y, ct, row_of_assignment, assignment_of_row, weights, *, axis, choices: [
         (y.shape[axis], y.dtype),
-        (row_of_assignment.shape[axis], weights.dtype, 1),
+        (row_of_assignment.shape[axis], weights.dtype, (*range(axis + 1, y.ndim),)),
     ],
     fallback=_combine_vjp_fallback,
     accepts=(_arguments.FLOATS | _arguments.FLOATS8).__contains__,
@@ -251,8 +258,7 @@ def combine_vjp(y, ct, row_of_assignment, assignment_of_row, weights, axis, choi
 def _combine_vjp_split(splits, y, ct, row_of_assignment, assignment_of_row, weights, *, axis, choices):
     """The axis is that of rows. Each device has the cotangents of its own, and of weights what these give."""
     split = splits[axis]
-    own = row_of_assignment - split.start()
-    own = jnp.where((own >= 0) & (own < split.part), own, -1)
+    own = _own_rows(split, row_of_assignment)
     operands = y, ct, own, split.fill(assignment_of_row, axis, -1), weights
     dy, dw = moe_combine_vjp_p.primitive.bind(*operands, axis=axis, choices=choices)
     return dy, split.sum(dw)
@@ -264,7 +270,18 @@ def _combine_vjp_pays(split, avals, *, axis, choices):
     return row_of_assignment.shape[axis] * weights.dtype.itemsize < split.length * inner * y.dtype.itemsize
 
 
-RULES["moe_combine_vjp"] = Rule(_combine_vjp_split, operands=(0, 3), keeps=True, pays=_combine_vjp_pays, free={~1: 0})
+def _combine_vjp_of_parts(splits, y, ct, *rest, axis, choices):
+    """Devices may have parts of the features, too, over which cotangents of weights are sums."""
+    features = tuple(range(axis + 1, y.ndim))
+    operands = *(filled_axes(splits, x, features, 0) for x in (y, ct)), *rest
+    own = functools.partial(_combine_vjp_split, splits) if axis in splits else moe_combine_vjp_p.primitive.bind
+    dy, dw = own(*operands, axis=axis, choices=choices)
+    return dy, all_axes(splits, features).sum(dw) if any(d in splits for d in features) else dw
+
+
+RULES["moe_combine_vjp"] = Rule(
+    _combine_vjp_of_parts, operands=(0, 3), keeps=True, pays=_combine_vjp_pays, free={~1: 0}
+)
 
 
 def _combine_vjp_jvp(outs, primals, tangents, *, axis, choices):

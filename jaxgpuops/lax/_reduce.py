@@ -23,7 +23,7 @@ from jaxgpuops.lax.order import from_keys, identity, to_keys
 SUMMED_DTYPES = FLOATS | FLOATS8 | INTEGERS
 
 
-def _kernel(name, operands, **kwargs):
+def _kernel(name, operands, *attributes, **kwargs):
     """Makes a kernel with this many operands, followed by ``where`` if the param ``masked`` is True."""
 
     def plan(rows, avals, compute_capability, axis, *, masked, **_):
@@ -31,7 +31,7 @@ def _kernel(name, operands, **kwargs):
 
     return Kernel(
         name,
-        attributes=("masked",),
+        attributes=("masked", *attributes),
         broadcasts=lambda count, **_: range(operands, count),
         shortest=2,
         plan=plan,
@@ -47,15 +47,23 @@ def _sum_dtype(x, wide):
     return _arguments.wide(x.dtype) if wide else x.dtype
 
 
-def _sum_fallback(x, *where, axis, masked, wide):
+def _divided(total, divisor):
+    """By a product with the inverse, as XLA and our kernels divide by a constant."""
+    one = np.ones((), total.dtype)
+    return total if divisor == 1 else total * (one / one.dtype.type(divisor))
+
+
+def _sum_fallback(x, *where, axis, masked, wide, divisor):
     total = jnp.sum(_where(where, x.astype(_arguments.wide(x.dtype)), 0), axis, dtype=_arguments.wide(x.dtype))
-    return (total.astype(_sum_dtype(x, wide)),)
+    return (_divided(total, divisor).astype(_sum_dtype(x, wide)),)
 
 
-# With the param ``wide`` the result has the dtype in which it is computed, else the dtype of x.
+# With the param ``wide`` the result has the dtype in which it is computed, else the dtype of x. Sums of floats are
+# divided by the param ``divisor`` before they are rounded.
 sum_p = _kernel(
     "sum",
     1,
+    "divisor",
     results=lambda x, *_, wide, **__: [(None, _sum_dtype(x, wide))],
     fallback=_sum_fallback,
     accepts=SUMMED_DTYPES.__contains__,
@@ -67,14 +75,15 @@ def with_axis(y: jax.Array, axis) -> jax.Array:
     return jnp.expand_dims(y, axis)
 
 
-def sum_cotangent(ct, aval, where, axis, split=None):
-    """Returns the cotangent of x: a row's cotangent at each of its entries that count, else 0."""
+def sum_cotangent(ct, aval, where, axis, divisor, split=None):
+    """Returns the cotangent of x: a row's cotangent over the divisor at each of its entries that count, else 0."""
     ct = ct if split is None else split.cotangent(ct)
+    ct = ct if divisor == 1 else _divided(ct.astype(_arguments.wide(ct.dtype)), divisor)
     return _where(where, like(with_axis(ct, axis), aval, split), 0).astype(aval.dtype)
 
 
-def _sum_transpose(cts, x, *where, axis, split=None, **_):
-    ct = None if isinstance(cts[0], ad.Zero) else sum_cotangent(cts[0], x.aval, where, axis, split)
+def _sum_transpose(cts, x, *where, axis, divisor, split=None, **_):
+    ct = None if isinstance(cts[0], ad.Zero) else sum_cotangent(cts[0], x.aval, where, axis, divisor, split)
     return [ct, *(None for _ in where)]
 
 
@@ -211,11 +220,12 @@ def_jvp(min_p, _extreme_jvp)
 
 
 def _sum_split(kernel, operands):
-    def local(splits, *arrays, axis, masked, wide):
+    def local(splits, *arrays, axis, masked, wide, **divisor):
         filled = (filled_axes(splits, x, axis, 0) for x in arrays[:operands])
-        params = {"axis": axis, "masked": masked, "wide": True}
+        params = {"axis": axis, "masked": masked, "wide": True} | dict.fromkeys(divisor, 1)
         [total] = kernel.primitive.bind(*filled, *arrays[operands:], **params)
-        return (all_axes(splits, axis).sum(total).astype(_sum_dtype(arrays[0], wide)),)
+        total = _divided(all_axes(splits, axis).sum(total), divisor.get("divisor", 1))
+        return (total.astype(_sum_dtype(arrays[0], wide)),)
 
     return local
 
@@ -275,9 +285,14 @@ def evaluate(op, name, function, arrays, axis, where, keepdims, names=None):
     *arrays, where = (None if a is None else own(a) for a in (*(x.astype(dtype) for x in arrays), where))
     operands = align(*given(*arrays, where))
     split = manual(op, names, shape[axes[0]]) if _arguments.one_axis(op, names, axes) else None
-    params = ({"wide": mean} if name in ("sum", "dot") else {}) | ({"split": split} if split else {})
+    params = {"split": split} if split else {}
+    divides = mean and where is None and split is None and all(isinstance(shape[d], int) and shape[d] > 0 for d in axes)
+    if name in ("sum", "dot"):
+        params["wide"] = mean and not divides
+    if name == "sum":
+        params["divisor"] = math.prod(shape[d] for d in axes) if divides else 1
     y = function(name, operands, place, masked=where is not None, **params)
-    if mean:
+    if mean and not divides:
         y = (y / _count(where, arrays[0].shape, place, y.dtype, split)).astype(dtype)
     return merged.reduced(y, keepdims)
 

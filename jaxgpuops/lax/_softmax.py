@@ -18,7 +18,7 @@ from jaxgpuops._arguments import FLOATS, FLOATS8, INTEGERS, Axis, given
 from jaxgpuops._axes import Merged
 from jaxgpuops._partition import manual
 from jaxgpuops._primitive import align
-from jaxgpuops.lax.softmax_primitives import bind, cross_entropy_p, log_softmax_p, logsumexp_p, softmax_p
+from jaxgpuops.lax.softmax_primitives import bind, cross_entropy_p, log_softmax_p, logsumexp_p, softmax_p, sum_of_losses
 
 # ---- Arguments --------------------------------------------------------------------------------------------------------
 
@@ -239,10 +239,11 @@ def _cross_entropy(logits, labels, where, axis, names, label_smoothing, z_loss, 
 
 def reduced_cross_entropy(logits, labels, where, axis, split, label_smoothing, z_loss, reduction):
     params = {"masked": where is not None, "label_smoothing": label_smoothing, "z_loss": z_loss}
-    loss, *_ = cross_entropy_p(*given(logits, labels, where), axis=axis, split=split, **params)
+    operands, params = given(logits, labels, where), params | {"axis": axis, "split": split}
     if reduction is None:
-        return loss
-    return jnp.sum(loss) * (mean_weight(labels, where, loss.dtype) if reduction == "mean" else 1)
+        return cross_entropy_p(*operands, **params)[0]
+    total = sum_of_losses(*operands, **params)
+    return total * (mean_weight(labels, where, total.dtype) if reduction == "mean" else 1)
 
 
 def softmax_cross_entropy(

@@ -208,28 +208,28 @@ select_p = Kernel(
 )
 
 
-def select(x: jax.Array, ranks: jax.Array, axis: int) -> list[jax.Array]:
+def select(x: jax.Array, ranks: jax.Array, axis: int, split=None) -> list[jax.Array]:
     """The elements of those ranks along the axis, and their indices: ``sort(x)[.., ranks, ..]``, and of the argsort."""
-    return select_p(*align(x, ranks), axis=axis)
+    return select_p(*align(x, ranks), axis=axis, split=split)
 
 
-def _follow(x, indices, count, axis):
+def follow(x: jax.Array, indices: jax.Array, count: int, axis: int, split=None) -> jax.Array:
     """The elements of the first ``count`` indices; one after the other, as they may be equal."""
     each = [lax.slice_in_dim(indices, i, i + 1, axis=axis) for i in range(count)]
-    return jnp.concatenate([take_along_axis(x, i, axis) for i in each], axis)
+    return jnp.concatenate([take_along_axis(x, i, axis, split) for i in each], axis)
 
 
-def _select_jvp(outs, primals, tangents, *, axis):
-    return _follow(tangents[0], outs[1], outs[1].shape[axis], axis), None
+def _select_jvp(outs, primals, tangents, *, axis, split=None):
+    return follow(tangents[0], outs[1], outs[1].shape[axis], axis, split), None
 
 
 def_jvp(select_p, _select_jvp)
 
 
-def _and_last(x, ranks, axis):
+def _and_last(length, ranks, axis):
     """The ranks, and that of the last element, which is NaN if one of the row is."""
     shape = (*ranks.shape[:axis], 1, *ranks.shape[axis + 1 :])
-    return jnp.concatenate([ranks, jnp.full(shape, x.shape[axis] - 1, np.int32)], axis)
+    return jnp.concatenate([ranks, jnp.full(shape, length - 1, np.int32)], axis)
 
 
 def _taken_from_sort(x, ranks, axis):
@@ -239,18 +239,22 @@ def _taken_from_sort(x, ranks, axis):
 
 def _ranked_fallback(x, ranks, *, axis):
     count = ranks.shape[axis]
-    all_ranks = _and_last(x, ranks, axis)
+    all_ranks = _and_last(x.shape[axis], ranks, axis)
     at = select(x, all_ranks, axis)[0] if count < MOST_RANKS else _taken_from_sort(x, all_ranks, axis)
     own, last = lax.slice_in_dim(at, 0, count, axis=axis), lax.slice_in_dim(at, count, None, axis=axis)
     return own, jnp.isnan(last)
 
 
-def _ranked_jvp(outs, primals, tangents, *, axis):
+def _ranked_jvp(outs, primals, tangents, *, axis, split=None):
     x, ranks = primals
-    count = ranks.shape[axis]
+    count, length = ranks.shape[axis], x.shape[axis] if split is None else split.length
     if count < MOST_RANKS:  # XLA finds that this selection is that of the primal
-        indices = select(lax.stop_gradient(x), _and_last(x, ranks, axis), axis)[1]
-        return _follow(tangents[0], indices, count, axis), None
+        indices = select(lax.stop_gradient(x), _and_last(length, ranks, axis), axis, split)[1]
+        return follow(tangents[0], indices, count, axis, split), None
+    if split is not None:
+        ranks = jnp.broadcast_to(ranks, [count if d == axis else n for d, n in enumerate(x.shape)])
+        indices = follow(permutation([x], axis, split=split), ranks, count, axis, split)
+        return follow(tangents[0], indices, count, axis, split), None
     return differentiated(lambda x: _taken_from_sort(x, ranks, axis), [x], tangents[:1]), None
 
 
@@ -268,9 +272,9 @@ batch_first(ranked_p)
 def_jvp(ranked_p, _ranked_jvp)
 
 
-def ranked(x: jax.Array, ranks: jax.Array, axis: int) -> list[jax.Array]:
+def ranked(x: jax.Array, ranks: jax.Array, axis: int, split=None) -> list[jax.Array]:
     """The elements of those ranks along the axis, which all rows share, and whether the last is NaN."""
-    return ranked_p(*align(x, ranks), axis=axis)
+    return ranked_p(*align(x, ranks), axis=axis, split=split)
 
 
 def _select_split(select, splits, x, ranks, *, axis):

@@ -127,9 +127,22 @@ def _in_chosen_groups(keys, axis, groups, topk_groups, best, split):
 
 
 def composed(
-    logits, *bias, axis, k, score, normalize, biased, groups=1, topk_groups=1, scale=1.0, log_sums=False, split=None
+    logits,
+    *bias,
+    axis,
+    k,
+    score,
+    normalize,
+    biased,
+    groups=1,
+    topk_groups=1,
+    scale=1.0,
+    log_sums=False,
+    split=None,
+    differentiable=True,
 ):
-    """The gate, made of other kernels and plain JAX: what the primitive computes, for any dtype and size."""
+    """The gate, made of other kernels and plain JAX: what the primitive computes, for any dtype and size. The primitive,
+    which has derivatives of its own, can do without those of ``differentiable``."""
     wide = logits.astype(_arguments.wide(logits.dtype))
     keys, scores = jax.lax.stop_gradient(logits), None
     if biased or not normalize:
@@ -139,9 +152,10 @@ def composed(
         keys = jnp.where(jnp.isnan(keys), jnp.nan, keys)  # all NaNs get the same sign
     if groups > 1:
         keys = _in_chosen_groups(keys, axis, groups, topk_groups, 2 if biased else 1, split)
-    indices = top_k_p(keys, axis=axis, k=k, largest=True, sorted=True, split=split)[1]
+    found, indices = top_k_p(keys, axis=axis, k=k, largest=True, sorted=True, split=split)
     if normalize:
-        weights = shares_of(take_along_axis(logits, indices, axis, split).astype(wide.dtype), axis, score)
+        chosen = take_along_axis(logits, indices, axis, split) if biased or differentiable else found
+        weights = shares_of(chosen.astype(wide.dtype), axis, score)
     else:
         weights = take_along_axis(scores, indices, axis, split)
     return (weights * scale).astype(logits.dtype), indices, *([_log_sum(wide, axis, split)] if log_sums else [])
@@ -163,7 +177,7 @@ topk_softmax_p = Kernel(
         (k, np.int32),
         *([(None, _arguments.wide(logits.dtype))] if log_sums else []),
     ],
-    fallback=composed,
+    fallback=functools.partial(composed, differentiable=False),
     accepts=(_arguments.FLOATS - {np.dtype(np.float64)}).__contains__,
     attributes=("score", "normalize", "biased", "groups", "topk_groups", "scale", "log_sums"),
     broadcasts=lambda count, **_: range(1, count),

@@ -519,7 +519,7 @@ def _fold_of_part(name, x, where, axis):
     """Of all positions, or those where it says so; with the axis."""
     masked, operands = where is not None, given(x, where)
     if name == "cumsum" and x.dtype not in COMPLEX:
-        [total] = sum_p.primitive.bind(*operands, axis=axis, masked=masked, wide=True)
+        [total] = sum_p.primitive.bind(*operands, axis=axis, masked=masked, wide=True, divisor=1)
     elif name in ("cummax", "cummin"):
         [total] = (max_p if name == "cummax" else min_p).primitive.bind(*operands, axis=axis, masked=masked)
     elif name == "cumlogsumexp":

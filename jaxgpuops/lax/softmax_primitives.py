@@ -582,3 +582,68 @@ cross_entropy_grad_p = _kernel(
     aliases={0: 0},
 )
 def_jvp_by_fallback(cross_entropy_grad_p)
+
+# The losses of rows, added up over the dimensions ``summed``. These are made of the kernels above, and are primitives so
+# that devices that have parts of rows, or some of the rows, add up one number together, not one for each row. The sum has
+# all dimensions.
+
+
+def all_rows(logits: jax.Array, axis: int) -> tuple[int, ...]:
+    return tuple(d for d in range(logits.ndim) if d != axis)
+
+
+def _total(loss, axis, summed):
+    return jnp.sum(lax.expand_dims(loss, (axis,)), summed, keepdims=True)
+
+
+def _cross_entropy_sum_fallback(logits, labels, *where, axis, summed, **params):
+    loss, *parts = cross_entropy_p.primitive.bind(logits, labels, *where, axis=axis, **params)
+    return [_total(loss, axis, summed), *parts]
+
+
+# The sum, and the parts of logsumexp of each row.
+cross_entropy_sum_p = _kernel(
+    "cross_entropy_sum",
+    2,
+    plan=False,
+    results=lambda x, *_, summed, **__: [
+        (1, _arguments.wide(x.dtype), summed),
+        *[(None, _arguments.wide(x.dtype))] * 2,
+    ],
+    fallback=_cross_entropy_sum_fallback,
+    accepts=None,
+    dimensions=("summed",),
+    splits_as_one=True,
+)
+
+
+def _cross_entropy_sum_jvp(outs, primals, tangents, *, axis, summed, **params):
+    dloss, _, dlog_sum = _cross_entropy_jvp(outs, primals, tangents, axis=axis, **params)
+    return _total(dloss, axis, summed), None, dlog_sum
+
+
+def_jvp(cross_entropy_sum_p, _cross_entropy_sum_jvp)
+
+
+def sum_of_losses(logits: jax.Array, *rest: jax.Array, axis: int, **params) -> jax.Array:
+    total, *_ = cross_entropy_sum_p(logits, *rest, axis=axis, summed=all_rows(logits, axis), **params)
+    return total.reshape(())
+
+
+def _cross_entropy_sum_grad_fallback(logits, labels, cotangent, *where, axis, summed, **params):
+    gradient, loss = cross_entropy_grad_p.primitive.bind(logits, labels, cotangent, *where, axis=axis, **params)
+    return gradient, _total(loss, axis, summed)
+
+
+# The gradient of sum(cotangent * loss), and the sum of losses, in one pass.
+cross_entropy_sum_grad_p = _kernel(
+    "cross_entropy_sum_grad",
+    2,
+    plan=False,
+    results=lambda x, *_, axis, summed, **__: [(x.shape[axis], x.dtype), (1, _arguments.wide(x.dtype), summed)],
+    fallback=_cross_entropy_sum_grad_fallback,
+    accepts=None,
+    dimensions=("summed",),
+    splits_as_one=True,
+)
+def_jvp_by_fallback(cross_entropy_sum_grad_p)

@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from jaxgpuops._arguments import given
-from jaxgpuops._partition import RULES, Rule, plain_rule
+from jaxgpuops._partition import RULES, Rule, all_axes, filled_axes, plain_rule
 from jaxgpuops.lax.softmax_primitives import (
     _below,
     _cross_entropy_slope,
@@ -23,7 +23,9 @@ from jaxgpuops.lax.softmax_primitives import (
     _optional,
     _times,
     _where,
+    cross_entropy_grad_p,
     cross_entropy_jvp_p,
+    cross_entropy_p,
     cross_entropy_vjp_p,
     log_softmax_jvp_p,
     log_softmax_p,
@@ -123,35 +125,61 @@ def _sum_of_cotangents(t, y, *rest, axis, scaled, masked, query_axis, **_):
 
 
 def _cross_entropy_rows(split, logits, labels, where, axis, label_smoothing, z_loss):
-    """Loss and the parts of logsumexp of rows, with the axis. Labels are of the whole axis."""
+    """Of rows, with the axis: this device's share of the maximum less the target, which all devices add up; what else
+    the loss has; and the parts of logsumexp. Labels are of the whole axis."""
     padding = split.is_padding(logits.shape, axis) if split.uneven else None
     m, total = _statistics(split, logits, None, None, None if padding is None else ~padding, axis, 1.0)
     own = labels - split.start()
     is_own = (own >= 0) & (own < split.part)
     at_label = wide(jnp.take_along_axis(logits, jnp.where(is_own, own, 0), axis, mode="promise_in_bounds"))
-    # The loss subtracts a weighted sum of the logits of a row. It is one number, with smoothing, too.
-    target = jnp.where(is_own, at_label if not label_smoothing else (1 - label_smoothing) * at_label, 0)
+    # The loss subtracts a weighted sum of the logits of a row. Each is taken from the maximum before anything is added
+    # up, which would round large logits.
+    share = jnp.where(is_own, (1 - label_smoothing) * (m - at_label), 0)
     if label_smoothing:
-        z = wide(split.fill(logits, axis, 0))
-        target += label_smoothing * jnp.sum(z / split.length, axis, keepdims=True)
+        less = m - wide(logits)
+        less = less if padding is None else jnp.where(padding, 0, less)
+        share += label_smoothing * jnp.sum(less / split.length, axis, keepdims=True)
     log_sum = jnp.log(total)
-    loss = (m - split.sum(target)) + log_sum
-    if z_loss:
-        loss += z_loss * (m + log_sum) ** 2
-    loss = jnp.where((labels >= 0) & (labels < split.length), loss, np.nan)
-    return [_where(where, a, 0) for a in (loss, m, log_sum)]
+    common = log_sum if not z_loss else log_sum + z_loss * (m + log_sum) ** 2
+    common = jnp.where((labels >= 0) & (labels < split.length), common, np.nan)
+    return [_where(where, a, 0) for a in (share, common, m, log_sum)]
 
 
-def _cross_entropy(splits, logits, labels, *where, axis, masked, **losses):
-    rows = _cross_entropy_rows(splits[axis], logits, labels, *_optional(where, masked), axis, **losses)
-    return [lax.squeeze(a, (axis,)) for a in rows]
+def _sum_of_losses(splits, share, common, axis, summed):
+    """The sum of the losses of rows, given each device's share of them, and what all that have parts of a row know of
+    its loss. One number crosses."""
+    others = tuple(d for d in summed if d in splits and splits[d].length > 1)
+    share, common = (jnp.sum(filled_axes(splits, a, others, 0), summed, keepdims=True) for a in (share, common))
+    if not others:
+        return splits[axis].sum(share) + common
+    once = jnp.where(splits[axis].is_first(), common, 0) if axis in splits else common
+    return all_axes(splits, (axis, *others)).sum(share + once)
 
 
-def _cross_entropy_grad(splits, logits, labels, cotangent, *where, axis, masked, **losses):
-    split = splits[axis]
-    loss, *parts = _cross_entropy_rows(split, logits, labels, *_optional(where, masked), axis, **losses)
-    slope = _cross_entropy_slope(logits, labels, *parts, *where, axis=axis, masked=masked, split=split, **losses)
-    return or_zero(slope, cotangent).astype(logits.dtype), lax.squeeze(loss, (axis,))
+def _cross_entropy(splits, logits, labels, *rest, axis, masked, gradient=False, summed=None, **losses):
+    """The losses, or their sum, and the parts of logsumexp; or the gradient, then losses or sum."""
+    cotangent, *where = rest if gradient else (None, *rest)
+    params = {"axis": axis, "masked": masked, **losses}
+    if axis in splits:
+        split = splits[axis]
+        share, common, *parts = _cross_entropy_rows(split, logits, labels, *_optional(where, masked), axis, **losses)
+        if gradient:
+            slope = _cross_entropy_slope(logits, labels, *parts, *where, split=split, **params)
+            parts = [or_zero(slope, cotangent).astype(logits.dtype)]
+        else:
+            parts = [lax.squeeze(a, (axis,)) for a in parts]
+    else:  # a sum over rows that are split
+        if gradient:
+            *parts, loss = cross_entropy_grad_p.primitive.bind(logits, labels, cotangent, *where, **params)
+        else:
+            loss, *parts = cross_entropy_p.primitive.bind(logits, labels, *where, **params)
+        common = lax.expand_dims(loss, (axis,))
+        share = jnp.zeros_like(common)
+    if summed is None:
+        loss = lax.squeeze(split.sum(share) + common, (axis,))
+    else:
+        loss = _sum_of_losses(splits, share, common, axis, summed)
+    return [*parts, loss] if gradient else [loss, *parts]
 
 
 RULES["softmax"] = Rule(_forward("softmax"), keeps=True)
@@ -163,7 +191,8 @@ RULES["log_softmax_jvp"] = lambda transpose, **_: Rule(
 )
 RULES["logsumexp_jvp"] = plain_rule(logsumexp_jvp_p)
 RULES["logsumexp_vjp"] = plain_rule(logsumexp_vjp_p, keeps=True)
-RULES["cross_entropy"] = Rule(_cross_entropy)
+RULES["cross_entropy"] = RULES["cross_entropy_sum"] = Rule(_cross_entropy)
 RULES["cross_entropy_jvp"] = plain_rule(cross_entropy_jvp_p)
 RULES["cross_entropy_vjp"] = plain_rule(cross_entropy_vjp_p, keeps=True)
-RULES["cross_entropy_grad"] = Rule(_cross_entropy_grad, keeps=True)
+for _name in ("cross_entropy_grad", "cross_entropy_sum_grad"):
+    RULES[_name] = Rule(functools.partial(_cross_entropy, gradient=True), keeps=True)

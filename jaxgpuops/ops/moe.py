@@ -213,8 +213,8 @@ def moe_dispatch(x: ArrayLike, plan: MoEPlan) -> jax.Array:
     Returns:
       ``(*batch, rows, *features)``: operands of `jax.lax.ragged_dot` with ``plan.group_sizes``, if ``align`` is 1.
 
-    A gather of whole rows. Its gradient adds up what each token gets from its rows, in the order of its choices: a
-    gather, too, not a scatter. Raises ValueError where x and plan do not belong together, TypeError for other dtypes.
+    Each token is read once. The gradient adds up what each token gets from its rows, in the order of its choices: a
+    gather, not a scatter. Raises ValueError where x and plan do not belong together, TypeError for other dtypes.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops
@@ -343,6 +343,7 @@ def moe_route(
     topk_groups: int | None = None,
     scale: ArrayLike | None = None,
     losses: Literal[False] = False,
+    axis_name: _arguments.AxisName = None,
 ) -> tuple[jax.Array, jax.Array, MoEPlan]: ...
 @overload
 def moe_route(
@@ -358,6 +359,7 @@ def moe_route(
     topk_groups: int | None = None,
     scale: ArrayLike | None = None,
     losses: Literal[True],
+    axis_name: _arguments.AxisName = None,
 ) -> tuple[jax.Array, jax.Array, MoEPlan, MoELosses]: ...
 def moe_route(
     logits: ArrayLike,
@@ -372,6 +374,7 @@ def moe_route(
     topk_groups: int | None = None,
     scale: ArrayLike | None = None,
     losses: bool = False,
+    axis_name: _arguments.AxisName = None,
 ):
     """A gate and its plan: `topk_softmax` of logits ``(*batch, tokens, num_experts)``, then `moe_plan` of its choice.
 
@@ -379,6 +382,7 @@ def moe_route(
 
       losses: whether to return the gate's `moe_losses`, too. Their log-sum-exps come from the gate's kernel, and counts
         from the plan, so that the logits are read once more, to add up shares.
+      axis_name: as for `moe_plan` and `moe_losses`: each device has some of the tokens, with the logits of all experts.
 
     Returns:
       ``(weights, expert_ids, plan)``: weights and ids of shape ``(*batch, tokens, k)``. Gradients reach the logits
@@ -397,20 +401,29 @@ def moe_route(
         raise ValueError(f"{op}: logits must have shape (..., tokens, experts), got {logits.shape}")
     losses = _arguments.flag(op, "losses", losses)
     weights, ids, *log_sum = gated(op, *operands[:-1], options._replace(log_sums=losses))
-    plan = moe_plan(ids, logits.shape[-1], capacity=capacity, align=align)
+    plan = moe_plan(ids, logits.shape[-1], capacity=capacity, align=align, axis_name=axis_name)
     if not losses:
         return weights, ids, plan
     counts = plan.group_sizes if capacity is None else _counts(ids, logits.shape[-1])
-    return weights, ids, plan, _losses(logits, counts, log_sum[0], SCORES.index(options.score))
+    names = _arguments.names(op, axis_name)
+    return weights, ids, plan, _losses(logits, counts, log_sum[0], SCORES.index(options.score), op, names)
 
 
-def moe_losses(logits: ArrayLike, expert_ids: ArrayLike, *, score: Score = "softmax") -> MoELosses:
+def moe_losses(
+    logits: ArrayLike,
+    expert_ids: ArrayLike,
+    *,
+    score: Score = "softmax",
+    axis_name: _arguments.AxisName = None,
+) -> MoELosses:
     """The auxiliary losses of a gate: how uneven the load of its experts is, and how large its logits are.
 
     Args:
       logits: ``(*batch, tokens, num_experts)``, floating: what the gate has chosen from.
       expert_ids: integers of shape ``(*batch, tokens, k)``: what it has chosen. Those out of range do not count.
       score: the scores of that gate, as of `topk_softmax`.
+      axis_name: inside `jax.shard_map`, the mesh axis, or axes, along which tokens are split: losses are those of the
+        tokens of all devices, which exchange two numbers for each expert, and one.
 
     Returns:
       ``MoELosses(load_balance, z)`` of shape ``batch``, float32 (float64 of float64):
@@ -451,7 +464,7 @@ def moe_losses(logits: ArrayLike, expert_ids: ArrayLike, *, score: Score = "soft
             f"{logits.shape} and {ids.shape}"
         )
     place = SCORES.index(_arguments.choice(op, "score", score, SCORES))
-    return _losses(logits, _counts(ids, logits.shape[-1]), None, place)
+    return _losses(logits, _counts(ids, logits.shape[-1]), None, place, op, _arguments.names(op, axis_name))
 
 
 def _counts(ids, experts):
@@ -459,8 +472,8 @@ def _counts(ids, experts):
     return (ids[..., None] == jnp.arange(experts, dtype=ids.dtype)).sum((-3, -2))
 
 
-@functools.partial(jax.jit, static_argnums=3, inline=True)
-def _losses(logits, counts, log_sum, score):
+@functools.partial(jax.jit, static_argnums=(3, 4, 5), inline=True)
+def _losses(logits, counts, log_sum, score, op, names):
     *batch, tokens, experts = logits.shape
     logits = logits.astype(_arguments.wide(logits.dtype))
     if tokens == 0 or experts == 0:
@@ -470,6 +483,9 @@ def _losses(logits, counts, log_sum, score):
         log_sum = jax.nn.logsumexp(logits, -1)
     own = score != SOFTMAX
     shares = shares_of(logits, logits.ndim - 1, score) if own else jnp.exp(logits - log_sum[..., None])
-    counts = counts.astype(logits.dtype)
-    balance = experts * (counts * shares.mean(-2)).sum(-1) / jnp.maximum(counts.sum(-1), 1)
-    return MoELosses(balance, (log_sum**2).mean(-1))
+    counts, share, z = counts.astype(logits.dtype), shares.mean(-2), (log_sum**2).mean(-1)
+    if (split := manual(op, names, tokens)) is not None:  # all have as many tokens: means are means of means
+        counts = split.sum(jax.lax.stop_gradient(counts))
+        share, z = (split.sum(x) / split.shards for x in (share, z))
+    balance = experts * (counts * share).sum(-1) / jnp.maximum(counts.sum(-1), 1)
+    return MoELosses(balance, z)

@@ -81,9 +81,9 @@ def mean(
       An array of the shape of ``x`` without the axes, of the dtype of ``x``; for integers and bools, which are converted
       first, float32, or float64 where they have 64 bits, as `jnp.mean`. NaN for no elements.
 
-    Numbers, derivatives: as for `jaxgpuops.sum`; the sum of 16-bit floats is rounded only after the division. XLA may
-    multiply by the reciprocal instead: the last bit of a mean may depend on the program around it. Forward mode:
-    `jaxgpuops.lax.mean`.
+    Numbers, derivatives: as for `jaxgpuops.sum`; the sum of 16-bit floats is rounded only after the division. To divide is
+    to multiply by the reciprocal of the number, as XLA does with `jnp.mean`; with ``where`` that is up to XLA, and the last
+    bit may depend on the program around it. Forward mode: `jaxgpuops.lax.mean`.
 
     Raises:
       TypeError, ValueError: as `jaxgpuops.sum`.
@@ -223,7 +223,7 @@ def _backward(name, axis, params, residuals, ct):
         dx, dy = (primitives.dot_cotangent(ct, other, where, axis) for other in (y, x))
         return dx, dy, *nothing[1:]
     if name == "sum":
-        return primitives.sum_cotangent(ct, jax.typeof(x), others, axis), *nothing
+        return primitives.sum_cotangent(ct, jax.typeof(x), others, axis, dict(params)["divisor"]), *nothing
     return primitives.extreme_cotangent(ct, x, primitives.with_axis(out, axis), others, axis), *nothing
 
 

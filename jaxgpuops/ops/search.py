@@ -15,6 +15,7 @@ from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
 from jaxgpuops._axes import Merged
+from jaxgpuops._partition import manual
 from jaxgpuops._primitive import align
 from jaxgpuops.lax import _count as _lax
 from jaxgpuops.lax._scan import cumsum
@@ -24,7 +25,12 @@ from jaxgpuops.lax.order import sort_keys
 
 
 def searchsorted(
-    sorted: ArrayLike, queries: ArrayLike, side: Literal["left", "right"] = "left", *, axis: int = -1
+    sorted: ArrayLike,
+    queries: ArrayLike,
+    side: Literal["left", "right"] = "left",
+    *,
+    axis: int = -1,
+    axis_name: _arguments.AxisName = None,
 ) -> jax.Array:
     """Where queries belong in sorted rows: `jax.numpy.searchsorted` for one row or a batch of them.
 
@@ -37,6 +43,8 @@ def searchsorted(
         a dtype as ``sorted``; different dtypes are promoted as in JAX.
       side: "left" for the first place that keeps the order, "right" for the last: before or after equal elements.
       axis: the axis of ``sorted``, and of ``queries`` unless ``sorted`` has one dimension.
+      axis_name: inside `jax.shard_map`, what the rows of ``sorted`` are split along, as for `jaxgpuops.topk`: queries are
+        the same on all devices, and so are the places, which are of the whole rows. One number crosses for each.
 
     Returns:
       int32 array: for each query how many elements of its row are smaller ("left"), or smaller or equal ("right").
@@ -60,16 +68,18 @@ def searchsorted(
     op = "jaxgpuops.searchsorted"
     sorted, queries = _arguments.array(op, "sorted", sorted), _arguments.array(op, "queries", queries)
     side = _arguments.choice(op, "side", side, ("left", "right"))
-    return _searchsorted(sorted, queries, _arguments.integer(op, "axis", axis), side == "right")
+    axis, names = _arguments.integer(op, "axis", axis), _arguments.names(op, axis_name)
+    return _searchsorted(sorted, queries, axis, side == "right", names)
 
 
 # Checks of shapes and dtypes run while tracing: an eager call that has been made before costs one dispatch.
-@functools.partial(jax.jit, static_argnums=(2, 3), inline=True)
-def _searchsorted(sorted, queries, axis, right):
+@functools.partial(jax.jit, static_argnums=(2, 3, 4), inline=True)
+def _searchsorted(sorted, queries, axis, right, names):
     op = "jaxgpuops.searchsorted"
     for name, x in (("sorted", sorted), ("queries", queries)):
         _arguments.dtype(op, name, x.dtype, _arguments.ORDERED_DTYPES)
     axis = _arguments.indexed_axis(op, "sorted", sorted, axis)
+    split = manual(op, names, sorted.shape[axis])
     dtype, shape = jnp.result_type(sorted, queries), queries.shape
     sorted, queries = sorted.astype(dtype), queries.astype(dtype)
     if sorted.ndim == 1:
@@ -80,7 +90,8 @@ def _searchsorted(sorted, queries, axis, right):
         shape = _shape_of_places(op, sorted.shape, queries.shape, axis)
         queries = jnp.broadcast_to(queries, shape)
     queries, sorted = align(queries, _whole(sorted, axis))
-    return _lax.searchsorted(sorted, queries, axis, right).reshape(shape)
+    places = _lax.searchsorted(sorted, queries, axis, right).reshape(shape)
+    return places if split is None else split.sum(places)
 
 
 def _shape_of_places(op, sorted, queries, axis):

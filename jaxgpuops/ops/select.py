@@ -17,10 +17,11 @@ from jax.typing import ArrayLike
 from jaxgpuops import _arguments
 from jaxgpuops._arguments import Axis
 from jaxgpuops._axes import Merged
+from jaxgpuops._partition import manual
 from jaxgpuops._primitive import align
 from jaxgpuops.lax import _count as _lax
 from jaxgpuops.lax._scan import cumsum
-from jaxgpuops.lax._sort import check_operands, permutation, ranked, select, sort_operands
+from jaxgpuops.lax._sort import check_operands, follow, permutation, ranked, select, sort_operands
 from jaxgpuops.lax.along_axis import take_along_axis
 from jaxgpuops.ops.search import _whole
 from jaxgpuops.ops.sort import sort
@@ -37,6 +38,7 @@ def quantile(
     method: Method = "linear",
     weights: ArrayLike | None = None,
     keepdims: bool = False,
+    axis_name: _arguments.AxisName = None,
 ) -> jax.Array:
     """Quantiles along an axis, or several: `jax.numpy.quantile` on a sort of its own.
 
@@ -54,6 +56,8 @@ def quantile(
       weights: how much each element counts, not negative; of the shape of ``x``, or of that of ``axis``, if that is one.
         With method "inverted_cdf" only.
       keepdims: True to keep the axes, with length 1.
+      axis_name: inside `jax.shard_map`, what ``axis`` is split along, as for `jaxgpuops.topk`; with one ``axis`` only.
+        Weights of the shape of ``axis`` are those of this device's part.
 
     Returns:
       An array of the shape of ``q`` and that of ``x`` without the axes, of the dtype of ``x``; for integers and bools
@@ -83,10 +87,12 @@ def quantile(
     >>> jax.grad(lambda x: jaxgpuops.quantile(x, 0.25))(x[0]).tolist()
     [0.0, 0.25, 0.0, 0.75]
     """
-    return _checked("jaxgpuops.quantile", x, q, axis, method, weights, keepdims)
+    return _checked("jaxgpuops.quantile", x, q, axis, method, weights, keepdims, axis_name)
 
 
-def median(x: ArrayLike, *, axis: Axis = -1, keepdims: bool = False) -> jax.Array:
+def median(
+    x: ArrayLike, *, axis: Axis = -1, keepdims: bool = False, axis_name: _arguments.AxisName = None
+) -> jax.Array:
     """Medians along an axis, or several: `jaxgpuops.quantile` of one half, with method "midpoint".
 
     >>> import jax.numpy as jnp
@@ -95,17 +101,20 @@ def median(x: ArrayLike, *, axis: Axis = -1, keepdims: bool = False) -> jax.Arra
     >>> jaxgpuops.median(x).tolist(), jaxgpuops.median(x, axis=None).tolist()
     ([3.0, 10.0], 3.5)
     """
-    return _checked("jaxgpuops.median", x, 0.5, axis, "midpoint", None, keepdims)
+    return _checked("jaxgpuops.median", x, 0.5, axis, "midpoint", None, keepdims, axis_name)
 
 
-def _checked(op, x, q, axis, method, weights, keepdims):
+def _checked(op, x, q, axis, method, weights, keepdims, axis_name):
     x, weights = _arguments.array(op, "x", x), _arguments.optional(op, "weights", weights)
     axis, keepdims = _arguments.axes(op, axis), _arguments.flag(op, "keepdims", keepdims)
     method = _arguments.choice(op, "method", method, METHODS)
     if weights is not None and method != "inverted_cdf":
         raise ValueError(f"{op}: weights go with method 'inverted_cdf' only, got {method!r}")
     axes = _arguments.axes_of(op, "x", x.shape, axis)
+    names = _arguments.names(op, axis_name)
     length = math.prod(x.shape[d] for d in axes)
+    if (split := _split(op, names, x.shape, axes)) is not None:
+        length = split.length
     if not isinstance(q, jax.Array):
         q = np.asarray(_arguments.array(op, "q", q) if not _is_numeric(q) else q, np.float64)
         if not ((q >= 0) & (q <= 1)).all():
@@ -119,7 +128,11 @@ def _checked(op, x, q, axis, method, weights, keepdims):
     else:
         q = jnp.asarray(q)
         places = _places(jnp, q.astype(_arguments.wide(q.dtype)), length, method)
-    return _quantile(x, q, places, weights, op, axes, method, keepdims)
+    return _quantile(x, q, places, weights, op, axes, method, keepdims, names)
+
+
+def _split(op, names, shape, axes):
+    return manual(op, names, shape[axes[0]]) if _arguments.one_axis(op, names, axes) else None
 
 
 def _is_numeric(q: Any) -> bool:
@@ -146,27 +159,28 @@ def _places(xp, q, length, method):
     return place(low), place(high), at - low
 
 
-@functools.partial(jax.jit, static_argnums=(4, 5, 6, 7), inline=True)
-def _quantile(x, q, places, weights, op, axes, method, keepdims):
+@functools.partial(jax.jit, static_argnums=(4, 5, 6, 7, 8), inline=True)
+def _quantile(x, q, places, weights, op, axes, method, keepdims, names):
     _arguments.dtype(op, "x", x.dtype, _arguments.ORDERED_DTYPES)
     is_float = jnp.issubdtype(x.dtype, jnp.floating)
     dtype = x.dtype if is_float else _arguments.inexact(x.dtype)
     merged = Merged(x.shape, axes)
     rows = merged.merge(x)
     axis, length = merged.axis, rows.shape[merged.axis]
-    count = q.size
+    count, split = q.size, _split(op, names, x.shape, axes)
     along = lambda v: v.reshape(*(1,) * axis, -1, *(1,) * (rows.ndim - 1 - axis))
     wide = _arguments.wide(dtype)
     if isinstance(length, int) and length == 0:
         y = jnp.full((*rows.shape[:axis], count, *rows.shape[axis + 1 :]), np.nan, wide)
     else:
         if weights is None:
-            at, is_nan = _taken(rows, places[:2], axis, method in ("linear", "midpoint"))
+            at, is_nan = _taken(rows, places[:2], axis, method in ("linear", "midpoint"), split)
             y = at[0].astype(wide)
             if len(at) == 2:
                 y = _between(y, at[1].astype(wide), along(places[2]).astype(wide), places, along, method)
         else:
-            values, y, last, total = _weighted(rows, q, _rows_of_weights(op, weights, x, axes, merged), axis, wide)
+            weights = _rows_of_weights(op, weights, x, axes, merged)
+            y, last, total = _weighted(rows, q, weights, axis, wide, split)
             y = jnp.where(total > np.zeros((), wide), y.astype(wide), np.array(np.nan, wide))
             is_nan = jnp.isnan(last)
         y = jnp.where(is_nan, np.array(np.nan, wide), y) if is_float else y
@@ -179,11 +193,11 @@ def _quantile(x, q, places, weights, op, axes, method, keepdims):
     return merged.reduced(lax.squeeze(y, (axis,)), keepdims)
 
 
-def _taken(rows, places, axis, both):
+def _taken(rows, places, axis, both, split):
     """The elements at one or both of the places in the order of rows, which all share them; and whether a row has NaNs."""
     count = places[0].size
     ranks = jnp.concatenate([jnp.asarray(p).reshape(-1) for p in (places if both else places[:1])])
-    at, is_nan = ranked(rows, ranks.reshape(*(1,) * axis, -1, *(1,) * (rows.ndim - 1 - axis)), axis)
+    at, is_nan = ranked(rows, ranks.reshape(*(1,) * axis, -1, *(1,) * (rows.ndim - 1 - axis)), axis, split)
     return [lax.slice_in_dim(at, i * count, (i + 1) * count, axis=axis) for i in range(1 + both)], is_nan
 
 
@@ -212,12 +226,12 @@ def _rows_of_weights(op, weights, x, axes, merged):
     return merged.merge(lax.stop_gradient(weights))
 
 
-def _weighted(rows, q, weights, axis, wide):
-    """Sorted rows, their quantiles, their last elements, and the sums of the weights."""
-    values, weights = sort_operands(align(rows, weights.astype(wide)), axis, 1)[0]
-    length = rows.shape[axis]
-    sums = cumsum(weights, axis)
-    total = lax.slice_in_dim(sums, length - 1, length, axis=axis)
+def _weighted(rows, q, weights, axis, wide, split):
+    """Quantiles of rows, the last elements of their order, and the sums of the weights."""
+    values, weights = sort_operands(align(rows, weights.astype(wide)), axis, 1, split=split)[0]
+    length = rows.shape[axis] if split is None else split.length
+    sums = cumsum(weights, axis, axis_name=None if split is None else split.names)
+    total, last = (_at(x, length - 1, axis, split) for x in (sums, values))
     share = sums / total
     share = jnp.where(
         share == np.zeros((), wide), np.array(-1, wide), share
@@ -225,34 +239,45 @@ def _weighted(rows, q, weights, axis, wide):
     queries = q.astype(wide).reshape(*(1,) * axis, -1, *(1,) * (rows.ndim - 1 - axis))
     queries = jnp.broadcast_to(queries, (*rows.shape[:axis], q.size, *rows.shape[axis + 1 :]))
     place = _lax.searchsorted(*align(share, queries), axis)
-    place = jnp.minimum(place, np.int32(length - 1))
-    # One after the other: quantiles may share an element, which one call must not take twice.
-    each = [take_along_axis(values, lax.slice_in_dim(place, i, i + 1, axis=axis), axis) for i in range(q.size)]
-    y = jnp.concatenate(each, axis) if each else jnp.zeros(queries.shape, values.dtype)
-    return values, y, lax.slice_in_dim(values, length - 1, length, axis=axis), total
+    place = jnp.minimum(place if split is None else split.sum(place), np.int32(length - 1))
+    y = follow(values, place, q.size, axis, split) if q.size else jnp.zeros(queries.shape, values.dtype)
+    return y, last, total
+
+
+def _at(x, place, axis, split):
+    """What is at one place of the axis."""
+    if split is None:
+        return lax.slice_in_dim(x, place, place + 1, axis=axis)
+    places = jnp.full([1 if d == axis else n for d, n in enumerate(x.shape)], place, np.int32)
+    return take_along_axis(x, places, axis, split)
 
 
 # ---- One rank -------------------------------------------------------------------------------------------------------
 
 
-def _rank(op: str, name: str, value: Any, x: jax.Array, axis: int) -> int:
+def _rank(op: str, name: str, value: Any, x: jax.Array, axis: int, names) -> int:
     """A rank along the axis, from the largest if it is negative; returns it from the smallest."""
-    length = x.shape[axis]
+    split = manual(op, names, x.shape[axis])
+    length, of = (x.shape[axis], "of") if split is None else (split.length, f"of {split.shards} devices with parts of")
     value = _arguments.integer(op, name, value)
     if not -length <= value < length:
         raise ValueError(
-            f"{op}: {name} must be between {-length} and {length - 1} for axis {axis} of shape {x.shape}, got {value}"
+            f"{op}: {name} must be between {-length} and {length - 1} for axis {axis} {of} shape {x.shape}, got {value}"
         )
     return value % length
 
 
-def kth_value(x: ArrayLike, k: int, *, axis: int = -1) -> tuple[jax.Array, jax.Array]:
+def kth_value(
+    x: ArrayLike, k: int, *, axis: int = -1, axis_name: _arguments.AxisName = None
+) -> tuple[jax.Array, jax.Array]:
     """The element of rank k along an axis, and its index.
 
     Args:
       x: array of the dtypes of `jaxgpuops.sort`.
       k: the rank, static: 0 is that of the smallest element; -1 that of the largest. (`torch.kthvalue` counts from 1.)
       axis: the axis that the rank is along.
+      axis_name: inside `jax.shard_map`, what ``axis`` is split along, as for `jaxgpuops.topk`: ranks and indices are of
+        the whole axis.
 
     Returns:
       ``(values, indices)``, of the shape of ``x`` without the axis: ``sort(x)[..., k]`` bit for bit, and
@@ -275,22 +300,23 @@ def kth_value(x: ArrayLike, k: int, *, axis: int = -1) -> tuple[jax.Array, jax.A
     op = "jaxgpuops.kth_value"
     x = _arguments.array(op, "x", x)
     axis = check_operands(op, ("x",), (x,), _arguments.integer(op, "axis", axis), 1)
-    return _kth_value(x, _rank(op, "k", k, x, axis), axis)
+    names = _arguments.names(op, axis_name)
+    return _kth_value(x, _rank(op, "k", k, x, axis, names), axis, names)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2), inline=True)
-def _kth_value(x, k, axis):
-    x = _whole(x, axis)
+@functools.partial(jax.jit, static_argnums=(1, 2, 3), inline=True)
+def _kth_value(x, k, axis, names):
+    x, split = _whole(x, axis), manual("jaxgpuops.kth_value", names, x.shape[axis])
     if x.dtype in _arguments.ORDERED_DTYPES:
         rank = jnp.full((1,) * x.ndim, k, np.int32)
-        value, index = select(x, rank, axis)
+        value, index = select(x, rank, axis, split)
     else:
-        index = lax.slice_in_dim(permutation([x], axis), k, k + 1, axis=axis)
-        value = take_along_axis(x, index, axis)
+        index = _at(permutation([x], axis, split=split), k, axis, split)
+        value = take_along_axis(x, index, axis, split)
     return lax.squeeze(value, (axis,)), lax.squeeze(index, (axis,))
 
 
-def partition(x: ArrayLike, kth: int, *, axis: int = -1) -> jax.Array:
+def partition(x: ArrayLike, kth: int, *, axis: int = -1, axis_name: _arguments.AxisName = None) -> jax.Array:
     """The elements along an axis so that the kth is the one that a sort puts there, and none after it is smaller, and
     none before it larger: the contract of `jax.numpy.partition`.
 
@@ -298,6 +324,8 @@ def partition(x: ArrayLike, kth: int, *, axis: int = -1) -> jax.Array:
       x: array of the dtypes of `jaxgpuops.sort`.
       kth: the rank, static; negative from the largest.
       axis: the axis.
+      axis_name: inside `jax.shard_map`, what ``axis`` is split along, as for `jaxgpuops.sort`: the rank is of the whole
+        axis, and the result this device's part.
 
     Returns:
       An array like ``x``. Today it is sorted as a whole; do not rely on the order of what is before and after ``kth``.
@@ -312,5 +340,5 @@ def partition(x: ArrayLike, kth: int, *, axis: int = -1) -> jax.Array:
     op = "jaxgpuops.partition"
     x = _arguments.array(op, "x", x)
     axis = check_operands(op, ("x",), (x,), _arguments.integer(op, "axis", axis), 1)
-    _rank(op, "kth", kth, x, axis)
-    return sort(x, axis=axis)
+    _rank(op, "kth", kth, x, axis, _arguments.names(op, axis_name))
+    return sort(x, axis=axis, axis_name=axis_name)

@@ -359,14 +359,15 @@ _losses.defvjp(_losses_forward, _losses_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _weighted_sum(config, logits, labels, where, weight):
-    return jnp.sum(_losses_forward(config, logits, labels, where)[0]) * weight
+    return primitives.sum_of_losses(*given(logits, labels, where), **_params(config, where)) * weight
 
 
 def _weighted_sum_forward(config, logits, labels, where, weight):
     cotangent = jnp.broadcast_to(weight, (1,) * logits.ndim)
     operands = given(logits, labels, cotangent, where)
-    gradient, loss = primitives.cross_entropy_grad_p(*operands, **_params(config, where))
-    return jnp.sum(loss) * weight, gradient
+    summed = primitives.all_rows(logits, config[0])
+    gradient, total = primitives.cross_entropy_sum_grad_p(*operands, summed=summed, **_params(config, where))
+    return total.reshape(()) * weight, gradient
 
 
 def _weighted_sum_backward(config, gradient, ct):

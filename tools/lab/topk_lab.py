@@ -11,7 +11,8 @@ from machine import ROOT, Sweep, build, library, log_uniform, random_rows, repla
 
 SOURCES = [
     *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "ffi_src" / "topk" / "cuda").glob("*.cu"))),
-    *("ffi_src/topk/plan.cc", "tools/lab/topk_lab.cc"),
+    *(f"ffi_src/sort/cuda/{name}.cu" for name in ("block", "launch", "short", "sweep", "turn")),
+    *("ffi_src/sort/plan.cc", "ffi_src/topk/plan.cc", "tools/lab/topk_lab.cc"),
 ]
 DISTRIBUTIONS = ["normal", "rising", "falling", "equal", "two", "relu", "nan", "high bits", "period", "tail", "bits"]
 

@@ -125,7 +125,8 @@ struct Exact {
     while (left) {
       const int leader = __ffs(left) - 1;
       const uint32_t own = __shfl_sync(kEveryLane, bin, leader);
-      const bool has = is_hot && bin == own && column == __shfl_sync(kEveryLane, column, leader);
+      // The leader's column follows from its lane. A shuffle here would be one of all lanes in a branch of a few.
+      const bool has = is_hot && bin == own && column == (leader & ((1 << a.team_bits) - 1));
       left &= ~__ballot_sync(kEveryLane, has);
       // |shifted| < 2^52, so that neither sum of 32 halves overflows.
       const int64_t value = has ? shifted : 0;

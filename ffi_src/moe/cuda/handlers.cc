@@ -28,16 +28,18 @@ ffi::Error plan(cudaStream_t stream, ffi::AnyBuffer experts, ffi::Result<ffi::An
   });
 }
 
-ffi::Error dispatch(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer assignment_of_row, ffi::AnyBuffer,
-                    ffi::RemainingArgs weights, ffi::Result<ffi::AnyBuffer> out, int64_t axis, int64_t choices) {
+ffi::Error dispatch(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer assignment_of_row,
+                    ffi::AnyBuffer row_of_assignment, ffi::RemainingArgs weights, ffi::Result<ffi::AnyBuffer> out,
+                    int64_t axis, int64_t choices) {
   return handle("jaxgpuops.moe_dispatch", [&] {
     MoveProblem problem =
-        move_problem("x", x, "out", *out, "assignment_of_row", assignment_of_row, true, axis, choices);
+        move_problem("x", x, "out", *out, "row_of_assignment", row_of_assignment, false, axis, choices);
+    require_other(problem, assignment_of_row, dims_of(x), axis);
     Rest rest(weights);
     const void* scales = weights.size() > 0 ? weights_of(problem, rest, dims_of(x), axis) : nullptr;
     rest.require_end();
-    const cudaError_t status =
-        launch_dispatch(stream, problem, x.untyped_data(), ints(assignment_of_row), scales, out->untyped_data());
+    const cudaError_t status = launch_dispatch(stream, problem, x.untyped_data(), ints(row_of_assignment),
+                                               ints(assignment_of_row), scales, out->untyped_data());
     require_launched(status, "dispatch", {problem.outer, problem.rows, problem.inner}, x, current_device());
   });
 }

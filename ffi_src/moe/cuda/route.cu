@@ -10,8 +10,9 @@
 // In a cluster the totals go into the shared memory of every block. Where there are no clusters, or they would hold too
 // little, all blocks run at the same time, and totals go through the workspace.
 //
-// A block of a cluster puts its assignments into order in shared memory, so that neighbouring threads write
-// neighbouring rows. Chunks that no registers hold are looked at twice.
+// A block of a cluster that has many assignments puts them into order in shared memory, so that neighbouring threads
+// write neighbouring rows. Chunks that no registers hold are looked at twice. With few experts, lanes take the place of
+// counters (route_few_kernel).
 //
 // Bytes moved: assignments are read once, each row and assignment is written once, plus totals.
 #include <cooperative_groups.h>
@@ -29,9 +30,9 @@ namespace {
 
 namespace cg = cooperative_groups;
 
-constexpr int kItems = kMostHeld / 32;  // of a lane, in registers
-constexpr int kAtOnce = 2;              // of them, that a lane ranks together
-constexpr int kBatch = 8;               // loads that a thread waits for together
+constexpr int kAtOnce = 2;  // assignments of a lane that it ranks together
+constexpr int kBatch = 8;   // loads that a thread waits for together
+constexpr int kGreatestCluster = 16;
 
 struct Geometry {
   int64_t chunk;  // assignments of a warp
@@ -162,14 +163,14 @@ __device__ __forceinline__ void tell_grid(const Board& board, int32_t* totals) {
 }
 
 // From what blocks have to where things begin. Returns where the last group ends, and how many assignments the block
-// has.
-template <Algorithm kAlgorithm>
-__device__ __forceinline__ int2 find_starts(const PlanProblem& p, const Board& board, const Routes& routes,
-                                            bool staged) {
-  __shared__ int64_t sums[32];
+// has, if they are staged.
+template <Algorithm kAlgorithm, class Sum>
+__device__ __forceinline__ int2 find_starts(const PlanProblem& p, const Board& board, const Routes& routes) {
+  __shared__ Sum sums[32];
   const bool tells = blockIdx.x == 0;
-  constexpr int kUpper = 32;  // sums of rows are above those of the block's assignments
-  int64_t sum = 0, total;
+  constexpr bool kStaged = sizeof(Sum) == 8;  // the lower half of sums is of the block's own assignments
+  constexpr int kRows = kStaged ? 32 : 0;
+  Sum sum = 0, total;
   for_own_experts(board.experts, [&](int32_t e) {
     int32_t found = board.places[e], before = 0;
     if constexpr (kAlgorithm == Algorithm::kCluster) {
@@ -184,37 +185,39 @@ __device__ __forceinline__ int2 find_starts(const PlanProblem& p, const Board& b
     if constexpr (kAlgorithm == Algorithm::kGrid) found = board.ends[e], before = board.starts[e];
     board.starts[e] = before;
     board.ends[e] = found;
-    sum += (p.padded(found) << kUpper) + board.places[e];
+    sum += (static_cast<Sum>(p.padded(found)) << kRows) + (kStaged ? board.places[e] : 0);
   });
   const int with_experts = min(blockDim.x, board.experts + 31) / 32;  // warps
-  int64_t at = sum_before(sum, sums, with_experts, total);
+  Sum at = sum_before(sum, sums, with_experts, total);
   for_own_experts(board.experts, [&](int32_t e) {
-    const int32_t found = board.ends[e], own = board.places[e], offset = static_cast<int32_t>(at >> kUpper);
+    const int32_t found = board.ends[e], own = board.places[e], offset = static_cast<int32_t>(at >> kRows);
     const auto kept = static_cast<int32_t>(p.kept(found));
     board.starts[e] += offset;
     board.ends[e] = offset + kept;
-    if (staged) board.places[e] = static_cast<int32_t>(at);
+    if (kStaged) board.places[e] = static_cast<int32_t>(at);
     if (tells) routes.sizes[e] = kept, routes.offsets[e] = offset;
-    at += (p.padded(found) << kUpper) + own;
+    at += (static_cast<Sum>(p.padded(found)) << kRows) + (kStaged ? own : 0);
   });
-  if (tells && threadIdx.x == 0) routes.offsets[board.experts] = static_cast<int32_t>(total >> kUpper);
+  if (tells && threadIdx.x == 0) routes.offsets[board.experts] = static_cast<int32_t>(total >> kRows);
   __syncthreads();
-  return {static_cast<int32_t>(total >> kUpper), static_cast<int32_t>(total)};
+  return {static_cast<int32_t>(total >> kRows), static_cast<int32_t>(total)};
 }
 
 // Rows that no assignment takes: what rounds groups up, and what is left after the last group. Each block has some.
-__device__ __forceinline__ void fill(const PlanProblem& p, const Board& board, int64_t total,
+template <class EndOf>
+__device__ __forceinline__ void fill(const PlanProblem& p, const EndOf& end_of, int64_t total,
                                      int32_t* assignment_of_row) {
   const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, threads = int64_t{gridDim.x} * blockDim.x;
   for (int64_t r = total + thread; r < p.rows; r += threads) assignment_of_row[r] = -1;
   if (p.align == 1) return;
-  for (int64_t e = thread / 32; e < board.experts; e += threads / 32) {
-    const int64_t end = board.ends[e], next = min((end + p.align - 1) / p.align * p.align, p.rows);
+  for (int64_t e = thread / 32; e < p.experts; e += threads / 32) {
+    const int64_t end = end_of(static_cast<int32_t>(e)), next = min((end + p.align - 1) / p.align * p.align, p.rows);
     for (int64_t r = end + threadIdx.x % 32; r < next; r += 32) assignment_of_row[r] = -1;
   }
 }
 
-template <Algorithm kAlgorithm, bool kHeld>
+// Each lane holds kItems assignments, or none: then chunks are looked at twice.
+template <Algorithm kAlgorithm, int kItems>
 __global__ void __launch_bounds__(1024) route_kernel(PlanProblem p, Routes all, Geometry g) {
   if constexpr (kAlgorithm == Algorithm::kCluster) arrive_at_cluster_start();
   const Routes routes = routes_of(p, all, blockIdx.y);
@@ -237,7 +240,8 @@ __global__ void __launch_bounds__(1024) route_kernel(PlanProblem p, Routes all, 
     if (row >= 0 && row < p.rows) routes.assignment_of_row[row] = static_cast<int32_t>(a);
   };
 
-  int32_t held[kItems];  // experts, then what is known of their assignments: expert and rank, or -1
+  constexpr bool kHeld = kItems > 0;
+  int32_t held[kHeld ? kItems : 1];  // experts, then what is known of their assignments: expert and rank, or -1
   if constexpr (kHeld) {
 #pragma unroll
     for (int i = 0; i < kItems; ++i) held[i] = expert_of(begin + 32 * i + lane);
@@ -247,7 +251,7 @@ __global__ void __launch_bounds__(1024) route_kernel(PlanProblem p, Routes all, 
   if constexpr (kHeld) {
 #pragma unroll
     for (int i = 0; i < kItems; i += kAtOnce) {
-      if (begin + 32 * i >= end) continue;
+      if (begin + 32 * i >= end) break;
       int32_t key[kAtOnce], rank[kAtOnce];
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) key[j] = held[i + j];
@@ -267,13 +271,14 @@ __global__ void __launch_bounds__(1024) route_kernel(PlanProblem p, Routes all, 
   sum_warps(board);
   if constexpr (kAlgorithm == Algorithm::kCluster) tell_cluster(board);
   if constexpr (kAlgorithm == Algorithm::kGrid) tell_grid(board, routes.workspace);
-  const auto [total, count] = find_starts<kAlgorithm>(p, board, routes, g.staged);
+  const auto [total, count] = kHeld && g.staged ? find_starts<kAlgorithm, int64_t>(p, board, routes)
+                                                : find_starts<kAlgorithm, int32_t>(p, board, routes);
 
   if constexpr (kHeld) {
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
       const int64_t a = begin + 32 * i + lane;
-      if (a >= end) continue;
+      if (a >= end) break;
       const int32_t e = held[i] >> 16;  // of -1, -1
       const int32_t rank = e < 0 ? 0 : own[e] + (held[i] & 0xffff), row = e < 0 ? -1 : row_of(e, rank);
       routes.row_of_assignment[a] = row;
@@ -294,7 +299,7 @@ __global__ void __launch_bounds__(1024) route_kernel(PlanProblem p, Routes all, 
       put(row, a);
     }
   }
-  fill(p, board, total, routes.assignment_of_row);
+  fill(p, [&](int32_t e) { return board.ends[e]; }, total, routes.assignment_of_row);
   if (kHeld && g.staged) {
     __syncthreads();
     for (int32_t i = threadIdx.x; i < count; i += blockDim.x) {
@@ -304,16 +309,144 @@ __global__ void __launch_bounds__(1024) route_kernel(PlanProblem p, Routes all, 
   }
 }
 
+// The same without counters in shared memory. A lane counts, by the same votes, how many assignments of its warp go to
+// the experts of its own number, and of that and 32, 64 or 96. All that threads tell each other is what warps have.
+template <Algorithm kAlgorithm, int kItems, int kGroups>
+__global__ void __launch_bounds__(1024) route_few_kernel(PlanProblem p, Routes all, Geometry g) {
+  __shared__ int32_t of_warps[32][kGroups][32], of_blocks[kGreatestCluster][kGroups][32];
+  if constexpr (kAlgorithm == Algorithm::kCluster) arrive_at_cluster_start();
+  const Routes routes = routes_of(p, all, blockIdx.y);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  const auto experts = static_cast<int32_t>(p.experts), assignments = static_cast<int32_t>(p.assignments);
+  const auto chunk = static_cast<int32_t>(g.chunk);
+  const int32_t first = (blockIdx.x * warps + warp) * chunk + lane;
+  // What the lane of expert e has for it.
+  const auto of_expert = [&](const int32_t (&numbers)[kGroups], int32_t e) {
+    int32_t found = __shfl_sync(kEveryLane, numbers[0], e & 31);
+#pragma unroll
+    for (int n = 1; n < kGroups; ++n) {
+      const int32_t other = __shfl_sync(kEveryLane, numbers[n], e & 31);
+      if (e >> 5 == n) found = other;
+    }
+    return found;
+  };
+  int32_t key[kItems], rank[kItems], counts[kGroups] = {};
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) {
+    const int32_t a = first + 32 * i, e = 32 * i < chunk && a < assignments ? routes.experts[a] : -1;
+    key[i] = e >= 0 && e < experts ? e : -1;
+  }
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) {
+    unsigned of_lane = __ballot_sync(kEveryLane, key[i] >= 0), of_key = of_lane, of_group[kGroups];
+#pragma unroll
+    for (int bit = 0; bit < 5; ++bit) {
+      if (kGroups == 1 && bit >= g.expert_bits) break;
+      const unsigned set = __ballot_sync(kEveryLane, key[i] >> bit & 1);
+      of_lane &= lane >> bit & 1 ? set : ~set;
+      of_key &= key[i] >> bit & 1 ? set : ~set;
+    }
+#pragma unroll
+    for (auto& lanes : of_group) lanes = of_lane;
+#pragma unroll
+    for (int bit = 0; 1 << bit < kGroups; ++bit) {
+      const unsigned set = __ballot_sync(kEveryLane, key[i] >> (5 + bit) & 1);
+      of_key &= key[i] >> (5 + bit) & 1 ? set : ~set;
+#pragma unroll
+      for (int n = 0; n < kGroups; ++n) of_group[n] &= n >> bit & 1 ? set : ~set;
+    }
+    rank[i] = of_expert(counts, key[i]) + __popc(of_key & lanes_below());
+#pragma unroll
+    for (int n = 0; n < kGroups; ++n) counts[n] += __popc(of_group[n]);
+  }
+#pragma unroll
+  for (int n = 0; n < kGroups; ++n) of_warps[warp][n][lane] = 32 * n + lane < experts ? counts[n] : 0;
+  __syncthreads();
+  int32_t before[kGroups] = {}, found[kGroups] = {};
+#pragma unroll 4
+  for (int w = 0; w < warps; ++w) {
+#pragma unroll
+    for (int n = 0; n < kGroups; ++n) {
+      const int32_t count = of_warps[w][n][lane];
+      found[n] += count;
+      if (w < warp) before[n] += count;
+    }
+  }
+  if constexpr (kAlgorithm == Algorithm::kCluster) {
+    wait_at_cluster_barrier();  // all blocks have begun
+    for (unsigned r = warp; r < gridDim.x; r += warps) {
+#pragma unroll
+      for (int n = 0; n < kGroups; ++n) store_in_cluster(&of_blocks[blockIdx.x][n][lane], r, found[n]);
+    }
+    __syncwarp();
+    arrive_at_cluster_barrier();
+    wait_at_cluster_barrier();
+#pragma unroll
+    for (auto& count : found) count = 0;
+#pragma unroll 4
+    for (unsigned r = 0; r < gridDim.x; ++r) {
+#pragma unroll
+      for (int n = 0; n < kGroups; ++n) {
+        const int32_t count = of_blocks[r][n][lane];
+        found[n] += count;
+        if (r < blockIdx.x) before[n] += count;
+      }
+    }
+  }
+  int32_t total = 0, starts[kGroups], ends[kGroups];
+#pragma unroll
+  for (int n = 0; n < kGroups; ++n) {
+    const auto kept = static_cast<int32_t>(p.kept(found[n])), padded = static_cast<int32_t>(p.padded(found[n]));
+    const int32_t up_to = sum_up_to_lane(padded), offset = total + up_to - padded, e = 32 * n + lane;
+    starts[n] = offset + before[n];
+    ends[n] = offset + kept;
+    total += __shfl_sync(kEveryLane, up_to, 31);
+    if (blockIdx.x == 0 && warp == 0 && e < experts) routes.sizes[e] = kept, routes.offsets[e] = offset;
+  }
+  if (blockIdx.x == 0 && threadIdx.x == 0) routes.offsets[experts] = total;
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) {
+    const int32_t a = first + 32 * i, row = of_expert(starts, key[i]) + rank[i], end = of_expert(ends, key[i]);
+    const bool there = key[i] >= 0 && row < end && row < p.rows;
+    if (32 * i < chunk && a < assignments) routes.row_of_assignment[a] = there ? row : -1;
+    if (there) routes.assignment_of_row[row] = a;
+  }
+  fill(p, [&](int32_t e) { return of_expert(ends, e); }, total, routes.assignment_of_row);
+}
+
 // The blocks of a grid that run at once, whichever form of the kernel they run.
 cudaError_t count_residents(const Launch& shape, int64_t& blocks) {
   static Residents of_held, of_looked_at_twice;
   int held = 0, looked_at_twice = 0;
-  auto status = of_held.count(reinterpret_cast<const void*>(route_kernel<Algorithm::kGrid, true>), shape, &held);
+  auto status =
+      of_held.count(reinterpret_cast<const void*>(route_kernel<Algorithm::kGrid, kMostHeld / 32>), shape, &held);
   if (status == cudaSuccess)
-    status = of_looked_at_twice.count(reinterpret_cast<const void*>(route_kernel<Algorithm::kGrid, false>), shape,
+    status = of_looked_at_twice.count(reinterpret_cast<const void*>(route_kernel<Algorithm::kGrid, 0>), shape,
                                       &looked_at_twice);
   blocks = std::min(held, looked_at_twice);
   return status;
+}
+
+using Kernel = void (*)(PlanProblem, Routes, Geometry);
+
+template <Algorithm kAlgorithm, int kItems>
+Kernel kernel_that_holds(const PlanProblem& problem, const Geometry& g) {
+  if (g.staged) return route_kernel<kAlgorithm, kItems>;
+  return problem.experts <= 32    ? route_few_kernel<kAlgorithm, kItems, 1>
+         : problem.experts <= 64  ? route_few_kernel<kAlgorithm, kItems, 2>
+         : problem.experts <= 128 ? route_few_kernel<kAlgorithm, kItems, 4>
+                                  : route_kernel<kAlgorithm, kItems>;
+}
+
+// The kernel whose lanes hold as many assignments, or little more: the instructions that others would take cost time
+// even where they are skipped.
+template <Algorithm kAlgorithm>
+Kernel kernel_of(const PlanProblem& problem, const Geometry& g) {
+  if constexpr (kAlgorithm != Algorithm::kGrid) {
+    if (g.chunk <= 64) return kernel_that_holds<kAlgorithm, 2>(problem, g);
+    if (g.chunk <= 128) return kernel_that_holds<kAlgorithm, 4>(problem, g);
+  }
+  return g.chunk <= kMostHeld ? route_kernel<kAlgorithm, kMostHeld / 32> : route_kernel<kAlgorithm, 0>;
 }
 
 template <Algorithm kAlgorithm>
@@ -330,7 +463,7 @@ cudaError_t launch_with(cudaStream_t stream, const Plan& plan, const PlanProblem
   }
   Geometry geometry{chunk_of(problem, blocks * plan.warps), 0, static_cast<int>(told_rows(plan)), plan.staged};
   while (int64_t{1} << geometry.expert_bits < problem.experts) ++geometry.expert_bits;
-  const auto kernel = geometry.chunk <= kMostHeld ? route_kernel<kAlgorithm, true> : route_kernel<kAlgorithm, false>;
+  const auto kernel = kernel_of<kAlgorithm>(problem, geometry);
   if (kAlgorithm == Algorithm::kCluster) {
     shape.cluster = static_cast<int>(blocks);
     const auto status = allow_cluster(reinterpret_cast<const void*>(kernel), shape.cluster);

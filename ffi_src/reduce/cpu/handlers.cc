@@ -15,6 +15,14 @@ ffi::Error reduction(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingArgs 
   });
 }
 
+ffi::Error sum(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out,
+               int64_t axis, bool masked, int64_t divisor) {
+  return handle(target_name(Op::kSum), [&] {
+    const Call call = reduce_call(Op::kSum, x, nullptr, rest, *out, axis, masked, divisor);
+    cpu::run(call.problem, call.buffers, workers_of(pool));
+  });
+}
+
 ffi::Error dot(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer y, ffi::RemainingArgs rest,
                ffi::Result<ffi::AnyBuffer> out, int64_t axis, bool masked) {
   return handle(target_name(Op::kDot), [&] {
@@ -23,7 +31,7 @@ ffi::Error dot(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer y, ffi::Re
   });
 }
 
-XLA_FFI_DEFINE_HANDLER(kSum, reduction<Op::kSum>, reduce_binding<OnCpu>());
+XLA_FFI_DEFINE_HANDLER(kSum, sum, sum_binding<OnCpu>());
 XLA_FFI_DEFINE_HANDLER(kMax, reduction<Op::kMax>, reduce_binding<OnCpu>());
 XLA_FFI_DEFINE_HANDLER(kMin, reduction<Op::kMin>, reduce_binding<OnCpu>());
 XLA_FFI_DEFINE_HANDLER(kDot, dot, dot_binding<OnCpu>());

@@ -28,8 +28,12 @@ struct Sum {
   static constexpr bool kPairs = false, kZeros = false;
 
   Value identity = 0;
+  Value inverse = 1;  // of the divisor, of floats
   JAXGPUOPS_INLINE Value value(Bits x, Bits) const { return Format::decode(x); }
-  JAXGPUOPS_INLINE Bits result(Value total) const { return Format::encode(total); }
+  JAXGPUOPS_INLINE Bits result(Value total) const {
+    if constexpr (std::is_floating_point_v<Value>) total *= inverse;
+    return Format::encode(total);
+  }
 };
 
 // Takes two neighbouring bfloat16 elements as one element of 32 bits. Splitting such a word costs less than widening
@@ -433,11 +437,15 @@ void run(const Problem& problem, const Buffers& buffers, const Workers& workers)
       problem.rows.length % 2 == 0 && !buffers.where) {
     Problem pairs = problem;
     pairs.rows.length /= 2;
-    return reduce(SumOfPairs(), pairs);
+    SumOfPairs sum;
+    sum.inverse = 1 / static_cast<float>(problem.divisor);
+    return reduce(sum, pairs);
   }
   const auto add = [&](auto format) {
     if (problem.op == Op::kDot) return reduce(Dot<decltype(format)>(), problem);
-    reduce(Sum<decltype(format)>(), problem);
+    Sum<decltype(format)> sum;
+    sum.inverse = 1 / static_cast<decltype(sum.inverse)>(problem.divisor);
+    reduce(sum, problem);
   };
   if (problem.op == Op::kMax || problem.op == Op::kMin) {
     const bool largest = problem.op == Op::kMax;

@@ -23,13 +23,16 @@ struct Reduction {
       !kMasks && (E::kDType == DType::kFloat16 || E::kDType == DType::kBFloat16 || E::kDType == DType::kFloat32);
   static constexpr bool kPackColumns = false, kAlong = kFast, kSingleColumns = kMasks, kAlignedRows = kFast,
                         kOutput = false;
-  static constexpr bool kPackedPeak = kFast && sizeof(Bits) == 2, kStoredPeak = false;
+  static constexpr bool kNarrowIntegers = !kMasks && std::is_integral_v<Acc> && sizeof(Bits) < 4;
+  static constexpr bool kPackedPeak = kNarrowIntegers || (kFast && sizeof(Bits) == 2), kPackedSum = false;
+  static constexpr bool kStoredPeak = false;
 
   struct Args {
     void* out;
     bool wide;
-    Bits mask;  // used by Extreme: value ^ mask has the order of the operation
-    Bits none;  // the identity, which stands in for missing elements
+    Bits mask;    // used by Extreme: value ^ mask has the order of the operation
+    Bits none;    // the identity, which stands in for missing elements
+    Acc inverse;  // used by Sum of floats: of the divisor
   };
   struct Row {};
   struct Final {
@@ -61,11 +64,18 @@ struct Sum : Reduction<E, kMasks> {
   using typename Base::Final;
   using typename Base::Row;
   static constexpr int kOperands = 1, kSums = 1;
-  static constexpr bool kPeak = false, kLarge = Base::kFast;
+  static constexpr bool kPeak = false, kLarge = Base::kFast, kPackedSum = Base::kNarrowIntegers;
 
+  // Products with ones, of bytes and of halves. Only the bits that are stored have to be right.
+  __device__ static Acc add_word(Acc sum, uint32_t word) {
+    return sizeof(typename E::Bits) == 1 ? __dp4a(word, 0x01010101u, sum) : __dp2a_lo(word, 0x0101u, sum);
+  }
   __device__ static Acc value(const Args&, Acc x) { return x; }
   __device__ static Acc add(const Args&, int, Acc sum, Acc x, Acc, Acc) { return sum + x; }
-  __device__ static Final finish(const Args&, const Row&, const Stat<Sum>& stat) { return {stat.sum(0)}; }
+  __device__ static Final finish(const Args& args, const Row&, const Stat<Sum>& stat) {
+    if constexpr (std::is_floating_point_v<Acc>) return {rounded_product(stat.sum(0), args.inverse)};
+    return {stat.sum(0)};
+  }
   __device__ static void write_row(const Args& args, int64_t index, const Row&, const Final& final) {
     if (args.wide) {
       static_cast<Acc*>(args.out)[index] = final.value;
@@ -92,16 +102,16 @@ struct Dot : Sum<E, kMasks> {
   using typename Base::Final;
   using typename Base::Row;
   static constexpr int kOperands = 2;
-  static constexpr bool kLarge = false;
+  static constexpr bool kLarge = false, kPackedSum = false;
 
   __device__ static Acc add(const Args&, int, Acc sum, Acc x, Acc y, Acc) { return multiply_add(x, y, sum); }
   __device__ static Final finish(const Args&, const Row&, const Stat<Dot>& stat) { return {stat.sum(0)}; }
 };
 
-// The larger of two values. NaN is larger than any number, and -0 is less than +0. A minimum is the maximum of the
-// negated values.
+// The larger of two values. NaN is larger than any number, and -0 is less than +0. There is one NaN, so that the order
+// does not matter. A minimum is the maximum of the negated values.
 __device__ __forceinline__ double larger(double a, double b) {
-  if (a != a || b != b) return a != a ? a : b;
+  if (a != a || b != b) return std::numeric_limits<double>::quiet_NaN();
   return a > b || (a == b && bits_as<int64_t>(b) < 0) ? a : b;
 }
 __device__ __forceinline__ float larger(float a, float b) { return jaxgpuops::larger(a, b); }
@@ -137,9 +147,13 @@ struct Extreme : Reduction<E, kMasks> {
   }
   __device__ static Acc larger(Acc a, Acc b) { return reduce::larger(a, b); }
   __device__ static uint32_t ordered_pair(const Args& args, uint32_t word) {
-    return word ^ (args.mask ? 0x80008000u : 0);
+    if constexpr (kFloats) return word ^ (args.mask ? 0x80008000u : 0);
+    return word ^ static_cast<uint32_t>(args.mask) * (sizeof(Bits) == 1 ? 0x01010101u : 0x00010001u);
   }
-  __device__ static uint32_t larger_pair(uint32_t a, uint32_t b) { return jaxgpuops::larger_pair<E, true>(a, b); }
+  __device__ static uint32_t larger_pair(uint32_t a, uint32_t b) {
+    if constexpr (kFloats) return jaxgpuops::larger_pair<E, true>(a, b);
+    return sizeof(Bits) == 1 ? __vmaxu4(a, b) : __vmaxu2(a, b);
+  }
   __device__ static Acc ordered_value(const Args&, Acc x) { return x; }
   __device__ static Final finish(const Args& args, const Row&, const Stat<Extreme>& stat) {
     return {ordered(args, stat.peak())};
@@ -169,14 +183,14 @@ inline uint64_t order_mask(DType dtype, bool smaller) {
 }
 
 template <class P>
-cudaError_t launch_policy(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers,
-                          void* workspace) {
+row_engine::Parameters<P> parameters_of(const Problem& problem, const Buffers& buffers) {
   using Bits = typename P::Bits;
   row_engine::Parameters<P> p = {};
   p.operands[0] = buffers.x;
   p.operands[1] = buffers.y;
   p.args.out = buffers.out;
   p.args.wide = problem.wide_result;
+  p.args.inverse = 1 / static_cast<typename P::Acc>(problem.divisor);
   if (problem.op == Op::kMax || problem.op == Op::kMin) {
     const bool smaller = problem.op == Op::kMin;
     p.args.mask = static_cast<Bits>(order_mask(problem.dtype, smaller));
@@ -190,16 +204,19 @@ cudaError_t launch_policy(cudaStream_t stream, const RowPlan& plan, const Proble
   }
   p.extras.where = buffers.where;
   p.extras.where_at = problem.where;
-  return row_engine::run<P>(stream, plan, problem.rows, p, workspace);
+  return p;
 }
 
 template <template <class, bool> class Op>
 cudaError_t launch_reduction(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers,
                              void* workspace) {
   return with_element(problem.dtype, [&](auto element) {
+    const auto run = [&](auto policy) {
+      using P = decltype(policy);
+      return row_engine::run<P>(stream, plan, problem.rows, parameters_of<P>(problem, buffers), workspace);
+    };
     using E = decltype(element);
-    return problem.masked ? launch_policy<Op<E, true>>(stream, plan, problem, buffers, workspace)
-                          : launch_policy<Op<E, false>>(stream, plan, problem, buffers, workspace);
+    return problem.masked ? run(Op<E, true>{}) : run(Op<E, false>{});
   });
 }
 

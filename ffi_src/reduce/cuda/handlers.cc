@@ -24,13 +24,20 @@ ffi::Error reduce(cudaStream_t stream, ffi::AnyBuffer x, ffi::RemainingArgs rest
                 [&] { run(stream, reduce_call(op, x, nullptr, rest, *out, axis, masked), x, *workspace, axis); });
 }
 
+ffi::Error sum(cudaStream_t stream, ffi::AnyBuffer x, ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out,
+               ffi::Result<ffi::AnyBuffer> workspace, int64_t axis, bool masked, int64_t divisor) {
+  return handle(target_name(Op::kSum), [&] {
+    run(stream, reduce_call(Op::kSum, x, nullptr, rest, *out, axis, masked, divisor), x, *workspace, axis);
+  });
+}
+
 ffi::Error dot(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer y, ffi::RemainingArgs rest,
                ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace, int64_t axis, bool masked) {
   return handle(target_name(Op::kDot),
                 [&] { run(stream, reduce_call(Op::kDot, x, &y, rest, *out, axis, masked), x, *workspace, axis); });
 }
 
-XLA_FFI_DEFINE_HANDLER(kSum, reduce<Op::kSum>, reduce_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kSum, sum, sum_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kMax, reduce<Op::kMax>, reduce_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kMin, reduce<Op::kMin>, reduce_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
 

@@ -7,6 +7,7 @@ namespace jaxgpuops::reduce {
 
 cudaError_t launch_reduce(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers,
                           void* workspace) {
+  if (plan.algorithm == RowAlgorithm::kSmall) return launch_small(stream, plan, problem, buffers);
   switch (problem.op) {
     case Op::kSum: return launch_sum(stream, plan, problem, buffers, workspace);
     case Op::kDot: return launch_dot(stream, plan, problem, buffers, workspace);

@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "common/cuda/bulk_copy.cuh"
 #include "row_engine/cuda/columns.cuh"
 
 namespace jaxgpuops::row_engine {
@@ -29,6 +30,7 @@ struct FlatParameters {
   int period, turns;
   int across, deep;  // packs of a period, and periods, that a block has at a time
   int slices;        // blocks that share a period
+  int64_t ahead;     // bytes of its part that a block prefetches while it waits for the first
 };
 
 // Largest blocks for which a multiprocessor has registers.
@@ -86,6 +88,14 @@ __device__ __forceinline__ void load_packs(Pack (&packs)[kCount], const Bits* fr
     for (int j = 0; j < kCount; ++j)
       if (j < count) packs[j] = load_across(from + j * apart);
   }
+}
+
+// Of what is between two elements, as many bytes as `most` at most come to the L2 cache.
+template <class Bits>
+__device__ __forceinline__ void prefetch_part(const Bits* from, const Bits* to, int64_t most) {
+  const auto begin = reinterpret_cast<uintptr_t>(from) & ~uintptr_t{15};
+  const int64_t bytes = min(static_cast<int64_t>(reinterpret_cast<uintptr_t>(to) - begin), most) & ~int64_t{15};
+  if (bytes > 0) prefetch_bulk(reinterpret_cast<const void*>(begin), static_cast<uint32_t>(bytes));
 }
 
 // Writes the results of what the block has. finals[i] is of column i.
@@ -171,6 +181,10 @@ __global__ void __launch_bounds__(32 * kFlatWarps, kFlatResident<P>)
 #pragma unroll
     for (int o = 0; o < P::kOperands; ++o)
       from[o] = static_cast<const Bits*>(p.operands[o]) + place.outer * p.length * p.inner + at;
+    if (f.ahead > 0 && threadIdx.x == 0) {
+#pragma unroll
+      for (int o = 0; o < P::kOperands; ++o) prefetch_part(from[o] + kCount * apart, from[o] - at + place.end, f.ahead);
+    }
     P::with_sum_args(p.args, [&](const auto& args) {
 #pragma unroll 1
       for (; whole > 0 || (whole == 0 && loose > 0); whole -= kCount) {

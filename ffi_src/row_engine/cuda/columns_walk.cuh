@@ -337,27 +337,105 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps, 2) walk_kernel(const __g
   }
 }
 
+// The operations that walk strips.
+template <class P>
+constexpr bool kStrips =
+    kWalks<P> && !P::kOutput && !P::kHole && P::kOperands == 1 && sizeof(typename P::Element::Bits) < 4 &&
+    (P::kFast || std::is_integral_v<typename P::Element::Acc>);
+
+// Statistics only, of strips: a warp has neighbouring columns of one outer index. A lane adds constants to one address
+// to find its own, where walk_kernel divides for each, which is most of its work on a short axis. The same bits.
+template <class P>
+__global__ void __launch_bounds__(32 * kMaxColumnWarps, 2) strip_kernel(const __grid_constant__ Parameters<P> p) {
+  using Element = typename P::Element;
+  using Bits = typename Element::Bits;
+  using Acc = typename Element::Acc;
+  constexpr int kColumns = kStripColumns, kStrip = 32 * kColumns;
+  constexpr int kCount = Walk<P>::kCount, kTogether = 4;  // positions of walk_kernel, and those loaded at a time
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, axis_warp = warp >> p.column_warp_bits;
+  const int strip_of_block = warp & ((1 << p.column_warp_bits) - 1);
+  const auto strips = static_cast<uint32_t>((p.inner + kStrip - 1) / kStrip);  // of an outer index
+  const uint32_t strip = (blockIdx.x << p.column_warp_bits) + strip_of_block, outer = strip / strips;
+  const int64_t first = int64_t{strip - outer * strips} * kStrip + lane;
+  const int left = outer * p.inner < p.columns ? static_cast<int>(min(p.inner - first, int64_t{kStrip})) : 0;
+  const int length = static_cast<int>(p.length);
+  const int64_t apart = p.axis_warps * p.inner;
+  const Bits* from = static_cast<const Bits*>(p.operands[0]) + (int64_t{outer} * length + axis_warp) * p.inner + first;
+
+  Stat<P> stat[kColumns];
+#pragma unroll
+  for (auto& of_column : stat) of_column = Stat<P>::none();
+#pragma unroll 1
+  for (int position = axis_warp; position < length;) {
+    Acc sum[kColumns] = {};  // of kCount positions
+#pragma unroll 1
+    for (int end = position + kCount * p.axis_warps; position < min(end, length);
+         position += kTogether * p.axis_warps) {
+      Bits x[kTogether][kColumns];
+#pragma unroll
+      for (int j = 0; j < kTogether; ++j) {
+        const bool there = position + j * p.axis_warps < length;
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) x[j][c] = there && 32 * c < left ? from[32 * c] : P::pad(p.args, 0);
+        from += apart;
+      }
+#pragma unroll
+      for (int j = 0; j < kTogether; ++j)
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) {
+          const Acc value = P::value(p.args, Element::load(x[j][c]));
+          if constexpr (P::kPeak) stat[c].of[0] = P::larger(stat[c].of[0], value);
+          if constexpr (P::kSums > 0) sum[c] = P::add(p.args, 0, sum[c], value, Acc(0), Acc(0));
+        }
+    }
+    if constexpr (P::kSums > 0) {
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) stat[c].of[0] = stat[c].of[0] + sum[c];
+    }
+  }
+
+  if (p.axis_warps > 1) {
+    auto* const stats =
+        reinterpret_cast<Stat<P>*>(dynamic_shared_memory()) + strip_of_block * p.axis_warps * kStrip + lane;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) stats[axis_warp * kStrip + 32 * c] = stat[c];
+    __syncthreads();
+    if (axis_warp > 0) return;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c)
+      stat[c] = merge_serially<P>([&](int w) { return stats[w * kStrip + 32 * c]; }, 0, 1, p.axis_warps);
+  }
+  const typename P::Row row{};
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c)
+    if (32 * c < left) P::write_row(p.args, outer * p.inner + first + 32 * c, row, P::finish(p.args, row, stat[c]));
+}
+
 template <class P>
 cudaError_t run_walk(cudaStream_t stream, const RowPlan& plan, const Parameters<P>& p) {
   if constexpr (kWalks<P>) {
     Launch launched;
     launched.block = dim3(plan.threads());
-    const int64_t columns = int64_t{32} * Walk<P>::kColumns << plan.column_warp_bits;
+    int64_t columns = int64_t{32} * Walk<P>::kColumns << plan.column_warp_bits;  // of a block
     int64_t blocks = (p.columns + columns - 1) / columns;
     auto kernel = p.length <= held_positions(P::kOperands) ? held_walk_kernel<P> : walk_kernel<P>;
     if (plan.vector) {
       static_assert(kMostPacks == 4);
+      int64_t strip = 32 * 8;
       if constexpr (kHoldsPacks<P>) {
         if (p.length < 2 || p.length > kMostPacks || p.out == nullptr) return cudaErrorInvalidValue;
-        const int64_t strip = 32 * 8;
-        const int64_t strips = p.columns / p.inner * ((p.inner + strip - 1) / strip);
-        blocks = (strips + plan.block_warps - 1) / plan.block_warps;
         kernel = p.length == 2   ? held_packs_kernel<P, 2>
                  : p.length == 3 ? held_packs_kernel<P, 3>
                                  : held_packs_kernel<P, kMostPacks>;
+      } else if constexpr (kStrips<P>) {
+        strip = 32 * kStripColumns;
+        kernel = strip_kernel<P>;
       } else {
         return cudaErrorInvalidValue;
       }
+      columns = strip << plan.column_warp_bits;
+      const int64_t strips = p.columns / p.inner * ((p.inner + strip - 1) / strip);
+      blocks = (strips + (1 << plan.column_warp_bits) - 1) >> plan.column_warp_bits;
     }
     if (blocks > INT32_MAX / kWalkWarps) return cudaErrorInvalidConfiguration;
     launched.grid = dim3(static_cast<unsigned>(blocks));

@@ -101,6 +101,8 @@ struct Call {
   Kernel rows() const {
     if constexpr (kSpread<P>)
       if (plan.spread) return p.aligned ? spread_kernel<P, true> : spread_kernel<P, false>;
+    if constexpr (kSpread<P>)
+      if (plan.wide) return wide_kernel<P>;
     if constexpr (kSwept<P>) {
       if (plan.vectors == kOnlyVectors && plan.spans > 1)
         return p.aligned ? sweep_kernel<P, true> : sweep_kernel<P, false>;
@@ -147,7 +149,9 @@ struct Call {
     int64_t groups;  // of columns
     if (shape.inner == 1) {
       groups = end - first;
-      if (plan.spans == 1) {
+      if (plan.wide) {
+        launched.shared_bytes = wide_shared_bytes<P>(plan.block_warps);
+      } else if (plan.spans == 1) {
         const int64_t teams = plan.block_warps * (32 >> (plan.lane_bits + (plan.spread ? p.vector_bits : 0)));
         groups = (groups + teams - 1) / teams;
       } else {
@@ -182,15 +186,17 @@ struct Call {
   cudaError_t flat(Phase phase) {
     if constexpr (kFlat<P>) {
       p.phase = phase;
-      p.part_length = plan.part_length;
-      const FlatParameters<P> f{p, plan.period, plan.turns, plan.across, plan.deep, plan.slices};
-      const int64_t blocks = shape.outer * plan.blocks * plan.slices;
+      const bool finish = phase == Phase::kFinish;
+      p.part_length = finish ? plan.result_length : plan.part_length;
+      p.blocks = static_cast<int>((shape.length + p.part_length - 1) / p.part_length);
+      const FlatParameters<P> f{p, plan.period, plan.turns, plan.across, plan.deep, plan.slices, plan.ahead};
+      const int64_t blocks = shape.outer * p.blocks * plan.slices;
       if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
       Launch launched;
       launched.grid = dim3(static_cast<unsigned>(blocks));
       launched.block = dim3(plan.threads());
       if constexpr (P::kOutput) {
-        if (phase == Phase::kFinish) {
+        if (finish) {
           launched.overlap = plan.overlap;
           return launch(stream, launched, flat_results_kernel<P>, f);
         }

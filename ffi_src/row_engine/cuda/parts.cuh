@@ -169,6 +169,12 @@ struct Held {
     }
   }
 
+  // An element of a word that P::ordered_pair() or P::larger_pair() made.
+  static constexpr int kOfWord = 4 / sizeof(Bits);
+  static __device__ Acc ordered(const typename P::Args& args, uint32_t word, int i) {
+    return P::ordered_value(args, Element::load(static_cast<Bits>(word >> 8 * sizeof(Bits) * i)));
+  }
+
   // The peak of every column.
   __device__ void peaks(const typename P::Args& args, Acc (&peak)[kWidth]) const {
     if constexpr (P::kPackedPeak && kPacks) {
@@ -178,9 +184,7 @@ struct Held {
 #pragma unroll
         for (int j = 1; j < kCount; ++j) pair = P::larger_pair(pair, P::ordered_pair(args, raw[0][j].word[w]));
 #pragma unroll
-        for (int i = 0; i < 2; ++i)
-          peak[2 * w + i] =
-              P::larger(P::lowest(), P::ordered_value(args, Element::load(static_cast<Bits>(pair >> 16 * i))));
+        for (int i = 0; i < kOfWord; ++i) peak[kOfWord * w + i] = P::larger(P::lowest(), ordered(args, pair, i));
       }
     } else {
       const auto of = [&](int j, int i) {
@@ -207,8 +211,10 @@ struct Held {
       for (int j = 0; j < kCount; ++j)
 #pragma unroll
         for (int w = j == 0 ? 1 : 0; w < 4; ++w) pair = P::larger_pair(pair, P::ordered_pair(args, raw[0][j].word[w]));
-      const auto half = [&](int i) { return P::ordered_value(args, Element::load(static_cast<Bits>(pair >> 16 * i))); };
-      return P::larger(P::larger(P::lowest(), half(0)), half(1));
+      Acc peak = P::lowest();
+#pragma unroll
+      for (int i = 0; i < kOfWord; ++i) peak = P::larger(peak, ordered(args, pair, i));
+      return peak;
     }
     Acc of_columns[kWidth];
     peaks(args, of_columns);
@@ -221,6 +227,15 @@ struct Held {
   template <class Args, class Shift>
   __device__ Acc sum(const Args& args, int k, const Shift& shift, int from, int to) const {
     Acc sum = Acc(0);
+    if constexpr (P::kPackedSum && kPacks) {
+      if (from == 0 && to == kWidth) {
+#pragma unroll
+        for (int j = 0; j < kCount; ++j)
+#pragma unroll
+          for (int w = 0; w < 4; ++w) sum = P::add_word(sum, raw[0][j].word[w]);
+        return sum;
+      }
+    }
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
       Acc of_unit = P::kPeak ? -Acc(0) : Acc(0);  // what is added to -0 is not changed: no addition

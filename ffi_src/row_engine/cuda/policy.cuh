@@ -10,7 +10,8 @@
 //     static constexpr bool kMasked;          // the call may have masks
 //     static constexpr bool kHole;            // the statistics may leave out one element of a row
 //     static constexpr bool kOutput;          // the call may want results of the full shape
-//     static constexpr bool kPackedPeak;      // kernels compare 16-bit elements two at a time, as they are stored
+//     static constexpr bool kPackedPeak;      // kernels compare the elements of a word together, as they are stored
+//     static constexpr bool kPackedSum;       // kernels add up the elements of a word together
 //     static constexpr bool kStoredPeak;      // the largest stored element also has the largest value()
 //     static constexpr bool kPlainSum;        // if add_plain(args), the last sum is that of all elements, hole too
 //     // Which kernels are compiled (RowTraits). Those that walk, and those of flat rows, always are if unmasked.
@@ -34,6 +35,7 @@
 //     static Acc value(args, x);              // the value of a stored element; kDecoded: decode(args, row, x, bias)
 //     static Acc larger(a, b), lowest();      // kPeak
 //     static uint32_t ordered_pair(args, word), larger_pair(a, b);  // kPackedPeak: what is compared, and how
+//     static Acc add_word(sum, word);         // kPackedSum
 //     static Acc ordered_value(args, x);      // kPackedPeak: value() of an element that ordered_pair() made
 //     static Shift guard(peak);               // the peak of a part or of a row, as add() takes it
 //     static Acc add(args, k, sum, x, y, shift);
@@ -57,8 +59,9 @@ constexpr bool is_policy() {
   static_assert(std::is_trivially_copyable_v<typename P::Args>, "Args is copied to the GPU with the launch");
   static_assert(std::is_trivially_copyable_v<typename P::Final>, "Final goes through memory, from kernel to kernel");
   static_assert(!P::kStoredPeak || P::kPeak, "kStoredPeak says how the peak is found");
-  static_assert(!P::kPackedPeak || sizeof(Bits) == 2, "a word holds two elements of 16 bits");
+  static_assert(!(P::kPackedPeak || P::kPackedSum) || sizeof(Bits) < 4, "a word holds several elements");
   static_assert(!P::kPackedPeak || !P::kDecoded, "packed elements are compared as they are stored");
+  static_assert(!P::kPackedSum || (P::kOperands == 1 && P::kSums == 1 && !P::kPeak), "a sum of what is stored");
   static_assert(!P::kPlainSum || P::kSums > 0, "kPlainSum is about the last sum");
   static_assert(!P::kLarge || P::kFast, "kLarge adds one more size to those of kFast");
   static_assert(!P::kAlong || !P::kMasked, "along_kernel reads vectors of columns, so it takes no masks");

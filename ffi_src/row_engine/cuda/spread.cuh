@@ -4,6 +4,9 @@
 // What rows_kernel gives to a lane of few, neighbouring lanes have here: little code for each, which is most of what a
 // small problem waits for, and whole lines of memory. Statistics are merged in its order, first those of what would be
 // a lane, one vector after the other: all bits are the same.
+//
+// The same of longer rows, where they are few: a block has a row, and a lane two vectors. What would be a lane, and
+// what would be a span, is in shared memory.
 #pragma once
 
 #include "row_engine/cuda/in_registers.cuh"
@@ -76,6 +79,118 @@ __global__ void __launch_bounds__(32 * kSpreadWarps) spread_kernel(const __grid_
 #pragma unroll
     for (int i = 0; i < kWidth; ++i)
       if (i < left) to[i] = get<Bits>(pack, i);
+  }
+}
+
+template <class P>
+struct WideShared {
+  static constexpr int kMostSpans = kMaxBlockWarps * kWideVectors / kOnlyVectors;
+  Stat<P> of_spans[kMostSpans];
+  typename P::Element::Acc peaks[kMaxBlockWarps];  // of warps
+  typename P::Element::Acc sums[1];                // of vectors, one sum after the other
+};
+template <class P>
+constexpr int64_t wide_shared_bytes(int warps) {
+  using Acc = typename P::Element::Acc;
+  return sizeof(WideShared<P>) + (int64_t{P::kSums} * warps * kWideVectors * 32 - 1) * sizeof(Acc);
+}
+
+template <class P>
+__global__ void __launch_bounds__(32 * kMaxBlockWarps) wide_kernel(const __grid_constant__ Parameters<P> p) {
+  using Element = typename P::Element;
+  using Bits = typename Element::Bits;
+  using Acc = typename Element::Acc;
+  using Unit = Held<P, 1, true>;
+  constexpr int kWidth = Unit::kWidth;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, vectors = blockDim.x * kWideVectors;
+  const int64_t outer = blockIdx.x, at = outer * p.length + warp * (32 * kWideVectors * kWidth);
+  const int left = max(0, static_cast<int>(p.length) - warp * (32 * kWideVectors * kWidth));
+  auto& shared = *reinterpret_cast<WideShared<P>*>(dynamic_shared_memory());
+
+  const Span<P, kWideVectors, true, false> aligned(5);
+  const Span<P, kWideVectors, false, false> shifted(5);
+  Unit unit[kWideVectors];
+#pragma unroll
+  for (int o = 0; o < P::kOperands; ++o) {
+    Pack packs[kWideVectors];
+    const Bits* const from = static_cast<const Bits*>(p.operands[o]) + at;
+    if (p.aligned) {
+      aligned.load(from, left, false, P::pad(p.args, o), packs);
+    } else {
+      shifted.load(from, left, outer + 1 == p.columns, P::pad(p.args, o), packs);
+    }
+#pragma unroll
+    for (int j = 0; j < kWideVectors; ++j) unit[j].raw[o][0] = packs[j];
+  }
+  const auto row = P::row(p.args, outer, 0, p.length, 1);
+
+  // Of the vectors that would be one span.
+  const auto peak_of_span = [&](int span) {
+    const int warps = (1 << p.vector_bits) / kWideVectors, first = span * warps;
+    Acc peak = shared.peaks[first];
+    if constexpr (P::kPeak)
+#pragma unroll 1
+      for (int w = first + 1; w < min(first + warps, static_cast<int>(blockDim.x / 32)); ++w)
+        peak = P::larger(peak, shared.peaks[w]);
+    return peak;
+  };
+  Acc peak = Acc(0);
+  if constexpr (P::kPeak) {
+    peak = peak_of_warp<P>(P::larger(unit[0].peak(p.args), unit[1].peak(p.args)));
+    if (lane == 0) shared.peaks[warp] = peak;
+    __syncthreads();
+    peak = peak_of_span(warp >> (p.vector_bits - 1));
+  }
+  const auto shift = P::guard(peak);
+  P::with_sum_args(p.args, [&](const auto& args) {
+#pragma unroll
+    for (int k = 0; k < P::kSums; ++k)
+#pragma unroll
+      for (int j = 0; j < kWideVectors; ++j)
+        shared.sums[k * vectors + (warp * kWideVectors + j) * 32 + lane] = unit[j].sum(args, k, shift, 0, kWidth);
+  });
+  __syncthreads();
+  if (warp < p.spans) {
+    Stat<P> stat;
+    if constexpr (P::kPeak) stat.of[0] = peak_of_span(warp);
+#pragma unroll
+    for (int k = 0; k < P::kSums; ++k) {
+      const int first = (warp << p.vector_bits) * 32 + lane;
+      Acc sum = shared.sums[k * vectors + first];
+#pragma unroll 1
+      for (int v = first + 32; v < min(first + (32 << p.vector_bits), vectors); v += 32)
+        sum = sum + shared.sums[k * vectors + v];
+      stat.sum(k) = merged_sum(sum, 0, 5);
+    }
+    if (lane == 0) shared.of_spans[warp] = stat;
+  }
+  __syncthreads();
+  Stat<P> stat = lane < p.spans ? shared.of_spans[lane] : Stat<P>::none();
+  if (p.spans == 1) {
+    stat = shared.of_spans[0];
+  } else {  // as merge_by_warp() does it
+    Stat<P> mine = Stat<P>::none();
+    if constexpr (P::kPeak) mine.of[0] = stat.peak();
+    add_stat<P>(mine, stat, P::guard(mine.peak()));
+    stat = merge_lanes<P>(mine);
+  }
+  const auto final = P::finish(p.args, row, stat);
+  if (threadIdx.x == 0) P::write_row(p.args, outer, row, final);
+  Pack packs[kWideVectors];
+  P::with_args(p.args, [&](const auto& args) {
+#pragma unroll
+    for (int j = 0; j < kWideVectors; ++j) {
+      Acc values[kWidth];
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) values[i] = P::output(args, row, final, unit[j].x(args, 0, i), unit[j].y(0, i));
+      packs[j] = packed<Element>(values);
+    }
+  });
+  Bits* const to = static_cast<Bits*>(p.out) + at;
+  if (p.aligned) {
+    aligned.store(to, left, packs);
+  } else {
+    shifted.store(to, left, packs);
   }
 }
 

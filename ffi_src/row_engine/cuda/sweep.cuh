@@ -14,7 +14,7 @@ template <class P>
 constexpr bool kSwept = !P::kFast && !P::kOutput && !P::kMasked;
 
 template <class P, bool kAligned>
-__global__ void __launch_bounds__(32 * kPartWarps, P::kOperands == 1 ? 4 : 2)
+__global__ void __launch_bounds__(32 * kSweepWarps, P::kOperands == 1 ? 2 : 1)
     sweep_kernel(const __grid_constant__ Parameters<P> p) {
   using Bits = typename P::Element::Bits;
   using Lane = Held<P, kOnlyVectors, true>;
@@ -60,18 +60,17 @@ __global__ void __launch_bounds__(32 * kPartWarps, P::kOperands == 1 ? 4 : 2)
       mine[s] = stat;
     }
   };
-  Lane even, odd;
-  load(warp, even);
-  if (p.cluster) {
-    arrive_at_cluster_start();  // until all blocks have begun, their memory is not there
-    wait_at_cluster_barrier();
-  }
+  if (p.cluster) arrive_at_cluster_start();
+  Lane next = {};
 #pragma unroll 1
-  for (int s = warp; s < count; s += 2 * warps) {
-    load(s + warps, odd);
-    measure(s, even);
-    load(s + 2 * warps, even);
-    measure(s + warps, odd);
+  for (int s = warp - warps; s < count; s += warps) {
+    const Lane lane = next;
+    load(s + warps, next);
+    if (s < 0) {
+      if (p.cluster) wait_at_cluster_barrier();  // until all blocks have begun, their memory is not there
+    } else {
+      measure(s, lane);
+    }
   }
   let_dependents_start();
   if (p.cluster) {

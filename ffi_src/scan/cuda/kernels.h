@@ -16,6 +16,7 @@ cudaError_t launch_extreme(cudaStream_t, const Plan&, const Problem&, const Buff
 cudaError_t launch_logsumexp(cudaStream_t, const Plan&, const Problem&, const Buffers&, void* workspace);
 cudaError_t launch_linear(cudaStream_t, const Plan&, const Problem&, const Buffers&, void* workspace);
 cudaError_t launch_linear_vjp(cudaStream_t, const Plan&, const Problem&, const Buffers&, void* workspace);
+cudaError_t launch_small(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 cudaError_t launch_tangent(cudaStream_t, const Plan&, const Problem&, const Buffers&, void* workspace);
 
 }  // namespace jaxgpuops::scan

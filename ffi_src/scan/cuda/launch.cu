@@ -116,6 +116,7 @@ Parameters parameters_of(const Plan& plan, const Problem& problem, const Buffers
 cudaError_t launch_scan(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers,
                         void* workspace) {
   if (plan.algorithm == Algorithm::kEmpty) return cudaSuccess;
+  if (plan.algorithm == Algorithm::kSmall) return launch_small(stream, plan, problem, buffers);
   switch (problem.kind) {
     case Kind::kTangent: return launch_tangent(stream, plan, problem, buffers, workspace);
     case Kind::kLinear: return launch_linear(stream, plan, problem, buffers, workspace);

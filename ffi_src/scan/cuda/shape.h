@@ -38,7 +38,10 @@ constexpr RunShape run_shape(Layout layout, int operands, int bytes) {
 }
 
 constexpr int64_t kShortAxis = 32;
-constexpr int kMostColumns = 256;                          // of a span
+constexpr int kMostSmallLength = 1024;  // kSmall: of an axis along which any order has the same states
+constexpr int kSmallWarps = 4;          // kSmall: of a block, ..
+constexpr int kSmallStep = 4;           // .. and positions that a lane steps over without a question in between
+constexpr int kMostColumns = 256;       // of a span
 constexpr int kLineBits = 7, kLineBytes = 1 << kLineBits;  // of memory; spans are aligned to these in shared memory
 
 // Bytes of shared memory that one operand's part of a span takes.

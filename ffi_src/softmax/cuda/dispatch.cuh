@@ -30,15 +30,20 @@ Scale<Acc> scale_of(const Problem& problem, const Buffers& buffers) {
 }
 
 template <class P>
-cudaError_t launch_softmax_policy(cudaStream_t stream, const RowPlan& plan, const Problem& problem,
-                                  const Buffers& buffers, void* workspace) {
+Parameters<P> softmax_parameters_of(const Problem& problem, const Buffers& buffers) {
   auto p = parameters_of<P>(problem, buffers);
   p.args.scale = scale_of<typename P::Acc>(problem, buffers);
   p.args.op = problem.op;
   p.args.lse = static_cast<typename P::Bits*>(buffers.lse);
   p.args.maximum = static_cast<typename P::Acc*>(buffers.maximum);
   p.args.log_sum = static_cast<typename P::Acc*>(buffers.log_sum);
-  return row_engine::run<P>(stream, plan, problem.rows, p, workspace);
+  return p;
+}
+
+template <class P>
+cudaError_t launch_softmax_policy(cudaStream_t stream, const RowPlan& plan, const Problem& problem,
+                                  const Buffers& buffers, void* workspace) {
+  return row_engine::run<P>(stream, plan, problem.rows, softmax_parameters_of<P>(problem, buffers), workspace);
 }
 
 }  // namespace jaxgpuops::softmax

@@ -7,6 +7,7 @@ namespace jaxgpuops::softmax {
 
 cudaError_t launch_softmax(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers,
                            void* workspace) {
+  if (plan.algorithm == RowAlgorithm::kSmall) return launch_small(stream, plan, problem, buffers);
   switch (problem.op) {
     case Op::kSoftmax:
     case Op::kLogSoftmax:

@@ -91,7 +91,8 @@ struct ExponentialSum {
   using Acc = typename E::Acc;
   using Shift = std::conditional_t<kFused, FusedShift<Acc>, Acc>;
   static constexpr int kOperands = 1;
-  static constexpr bool kPeak = true, kNumericPeak = true, kPackedPeak = kFused, kAlignedRows = true, kOutput = true;
+  static constexpr bool kPeak = true, kNumericPeak = true, kPackedPeak = kFused, kPackedSum = false;
+  static constexpr bool kAlignedRows = true, kOutput = true;
 
   __device__ static Acc lowest() { return -infinity<Acc>(); }
   __device__ static Acc larger(Acc a, Acc b) { return larger_number(a, b); }
@@ -377,7 +378,8 @@ struct Tangent {
   static constexpr bool kTails = sizeof(Bits) > 2;
   static constexpr int kOperands = 2, kSums = kTails ? 3 : 1;
   static constexpr bool kPeak = false, kDecoded = false, kHole = false, kPlainSum = false;
-  static constexpr bool kPackedPeak = false, kStoredPeak = false, kAlignedRows = true, kOutput = true;
+  static constexpr bool kPackedPeak = false, kPackedSum = false, kStoredPeak = false, kAlignedRows = true,
+                        kOutput = true;
   static constexpr bool kFast = sizeof(Bits) < 8, kLarge = false, kPackColumns = kFast, kAlong = false,
                         kSingleColumns = false;
 

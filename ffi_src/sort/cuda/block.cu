@@ -19,7 +19,7 @@ struct BlockShared {
 template <class Key, int kThreads, int kItems>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
     block_kernel(const Key* __restrict__ x, Key* __restrict__ values, int32_t* __restrict__ indices, uint32_t length,
-                 const __grid_constant__ SortOrder order) {
+                 uint32_t k, const __grid_constant__ SortOrder order) {
   static_assert(kThreads >= kDigits);
   auto& shared = *reinterpret_cast<BlockShared<Key, kThreads, kItems>*>(dynamic_shared_memory());
   const int64_t row = int64_t{blockIdx.x} * length;
@@ -51,7 +51,8 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
     if (digit_of(differ, shift) == 0) continue;
     uint32_t digit[kItems], index[kItems / 2], begin;  // two indices a word
 #pragma unroll
-    for (int i = 0; i < kItems; ++i) digit[i] = is_there(i) ? digit_of(sort_key(bits[i], order), shift) : kDigits - 1;
+    for (int i = 0; i < kItems; ++i)
+      digit[i] = digit_of(sort_key(bits[i], order), shift) | (is_there(i) ? 0 : kDigits - 1);
     uint32_t* const counts = shared.counts + warp * kDigits;
     rank_in_warp(digit, counts);
     if (indices) {
@@ -78,9 +79,10 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
     const uint32_t at = first + i * 32;
-    if (!is_there(i)) continue;
-    if (values) values[row + at] = bits[i];
-    if (indices) indices[row + at] = static_cast<int32_t>(moved ? shared.indices[at] : at);
+    if (at >= k) continue;
+    const int64_t to = int64_t{blockIdx.x} * k + at;
+    if (values) values[to] = bits[i];
+    if (indices) indices[to] = static_cast<int32_t>(moved ? shared.indices[at] : at);
   }
 }
 
@@ -93,7 +95,7 @@ cudaError_t run(cudaStream_t stream, const Problem& problem, const Buffers& buff
   config.shared_bytes = block_shared_bytes(sizeof(Key), kThreads);
   return launch(stream, config, block_kernel<Key, kThreads, kItems>, static_cast<const Key*>(buffers.x),
                 static_cast<Key*>(buffers.values), buffers.indices, static_cast<uint32_t>(problem.rows.length),
-                problem.order);
+                static_cast<uint32_t>(problem.k), problem.order);
 }
 
 }  // namespace

@@ -36,11 +36,12 @@ cudaError_t launch_sort(cudaStream_t stream, const Plan& plan, const Problem& pr
                         int32_t* indices, void* workspace) {
   const Buffers buffers{x, values, indices, workspace};
   if (plan.algorithm == Algorithm::kEmpty) return cudaSuccess;
+  if (plan.algorithm == Algorithm::kShort) return launch_short(stream, problem, buffers);
   if (plan.algorithm == Algorithm::kTeam) return launch_team(stream, plan, problem, buffers);
   if (!plan.turns) return launch_rows(stream, plan, problem, buffers);
 
   const auto [outer, length, inner] = problem.rows;
-  const TurnShape shape(problem.rows, problem.key_bits / 8, problem.values, problem.indices);
+  const TurnShape shape(problem.rows, problem.k, problem.key_bits / 8, problem.values, problem.indices);
   auto* const bytes = static_cast<unsigned char*>(workspace);
   Problem turned = problem;
   turned.rows = {outer * inner, length, 1};
@@ -50,8 +51,8 @@ cudaError_t launch_sort(cudaStream_t stream, const Plan& plan, const Problem& pr
   cudaError_t error = launch_turn(stream, x, bytes, outer, length, inner, problem.key_bits);
   if (error == cudaSuccess) error = launch_rows(stream, plan, turned, parts);
   if (error == cudaSuccess && values)
-    error = launch_turn(stream, parts.values, values, outer, inner, length, problem.key_bits);
-  if (error == cudaSuccess && indices) error = launch_turn(stream, parts.indices, indices, outer, inner, length, 32);
+    error = launch_turn(stream, parts.values, values, outer, inner, problem.k, problem.key_bits);
+  if (error == cudaSuccess && indices) error = launch_turn(stream, parts.indices, indices, outer, inner, problem.k, 32);
   return error;
 }
 

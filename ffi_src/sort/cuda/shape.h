@@ -10,6 +10,19 @@ namespace jaxgpuops::sort {
 constexpr int64_t kAlign = 256;  // alignment of the parts of a workspace
 constexpr int64_t aligned(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
+// ---- Rows that a thread holds ---------------------------------------------------------------------------------------
+
+constexpr int64_t kMaxShortLength = 8, kLeastShortColumns = 32;
+constexpr int kShortThreads = 256;
+constexpr uint32_t kShortTile = 2048;  // elements of a block at most
+
+// Rows of a block, where rows follow one another. Each block's elements begin at a whole vector of 16 bytes.
+constexpr uint32_t short_tile_rows(uint32_t length) { return kShortTile / length / 16 * 16; }
+constexpr int64_t short_blocks(const Rows& rows) {
+  const int64_t each = rows.inner == 1 ? short_tile_rows(static_cast<uint32_t>(rows.length)) : kShortThreads;
+  return (rows.count() + each - 1) / each;
+}
+
 // ---- Rows that a block holds ----------------------------------------------------------------------------------------
 
 constexpr int block_items(int key_bytes) { return key_bytes == 8 ? 8 : 16; }  // elements of a thread
@@ -37,21 +50,23 @@ struct RowHead {
   uint32_t padding[6];
 };
 
-// The offset of each part of a workspace, and its total size in bytes.
+// The offset of each part of a workspace, and its total size in bytes. Passes but the last alternate between two
+// buffers of keys, and of indices; results of whole rows serve as one of them, and two passes do without it.
 struct SweepShape {
-  SweepShape(int64_t rows, int64_t length, int key_bytes, bool values, bool indices)
+  SweepShape(int64_t rows, int64_t length, int64_t k, int key_bytes, bool values, bool indices)
       : passes(key_bytes), tiles((length + sweep_tile(key_bytes) - 1) / sweep_tile(key_bytes)) {
     counts = aligned(rows * static_cast<int64_t>(sizeof(RowHead)));
     status = counts + rows * passes * 1024;
     keys = status + rows * tiles * passes * 1024;
     this->indices = keys + aligned(rows * length * key_bytes);
     more_keys = this->indices + (indices ? aligned(rows * length * 4) : 0);
-    bytes = more_keys + (values ? 0 : aligned(rows * length * key_bytes));
+    more_indices = more_keys + (passes <= 2 || (values && k == length) ? 0 : aligned(rows * length * key_bytes));
+    bytes = more_indices + (passes <= 2 || !indices || k == length ? 0 : aligned(rows * length * 4));
   }
 
   int passes;
-  int64_t tiles;                                     // tiles of a row
-  int64_t counts, status, keys, indices, more_keys;  // offsets; the RowHeads are at offset 0
+  int64_t tiles;                                                   // tiles of a row
+  int64_t counts, status, keys, indices, more_keys, more_indices;  // offsets; the RowHeads are at offset 0
   int64_t bytes;
 };
 
@@ -59,10 +74,11 @@ struct SweepShape {
 
 // Offsets in front of the sort's own workspace: the transposed elements are at 0, the transposed results follow.
 struct TurnShape {
-  TurnShape(Rows rows, int key_bytes, bool values, bool indices) {
+  TurnShape(Rows rows, int64_t k, int key_bytes, bool values, bool indices) {
+    const int64_t wanted = rows.count() * k;
     this->values = aligned(rows.elements() * key_bytes);
-    this->indices = this->values + (values ? this->values : 0);
-    bytes = this->indices + (indices ? aligned(rows.elements() * 4) : 0);
+    this->indices = this->values + (values ? aligned(wanted * key_bytes) : 0);
+    bytes = this->indices + (indices ? aligned(wanted * 4) : 0);
   }
 
   int64_t values, indices;

@@ -93,6 +93,7 @@ __global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_const
 // A status word tells what a tile has published about a digit: nothing yet (0), its own count plus 1, or, marked by
 // kSum, the sum over this tile and all before it.
 constexpr uint32_t kSum = 1u << 31;
+constexpr int kLook = 4;  // words that a thread asks for at once
 
 __device__ __forceinline__ void tell(uint32_t* to, uint32_t word) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
@@ -105,9 +106,11 @@ __device__ __forceinline__ uint32_t ask(const uint32_t* from) {
 
 struct PassArgs {
   const void* x;
-  void* keys[2];        // passes alternate between the two; the last one writes to the first
-  int32_t* indices[2];  // passes alternate between the two, as for keys
-  bool keys_wanted;     // the last pass writes its keys
+  void* keys[2];          // passes but the last alternate between the two
+  int32_t* indices[2];    // the same for indices
+  void* values;           // where the last pass writes its keys; null if they are not wanted
+  int32_t* last_indices;  // and its indices
+  int64_t k;              // the last pass writes those that come first, so many
   RowHead* heads;
   const uint32_t* counts;
   uint32_t* status;
@@ -137,7 +140,7 @@ __global__ void __launch_bounds__(kSweepThreads, kSweepBlocks) pass_kernel(const
   const uint32_t active = a.heads[row].active, this_pass = 1u << a.pass;
   if (!(active & this_pass)) return;
   const bool is_first = !(active & (this_pass - 1)), is_last = active < 2 * this_pass;
-  const int to = __popc(active >> a.pass) % 2 == 1 ? 0 : 1;  // chosen so that the last pass writes to the results
+  const int to = __popc(active >> a.pass) % 2 == 1 ? 0 : 1;  // 0 for the last pass, whose buffers may be the results
   const Key* const from_keys =
       (is_first ? static_cast<const Key*>(a.x) : static_cast<const Key*>(a.keys[1 - to])) + row * a.length;
   const int32_t* const from_indices = kIndices ? a.indices[1 - to] + row * a.length : nullptr;
@@ -153,7 +156,7 @@ __global__ void __launch_bounds__(kSweepThreads, kSweepBlocks) pass_kernel(const
   for (int i = 0; i < kItems; ++i) bits[i] = first + i * 32 < there ? from_keys[begin + first + i * 32] : Key{0};
 #pragma unroll
   for (int i = 0; i < kItems; ++i)
-    digit[i] = first + i * 32 < there ? digit_of(sort_key(bits[i], a.order), shift) : kDigits - 1;
+    digit[i] = digit_of(sort_key(bits[i], a.order), shift) | (first + i * 32 < there ? 0 : kDigits - 1);
   uint32_t* const counts = shared.counts + warp * kDigits;
   rank_in_warp(digit, counts);
   if constexpr (kIndices) {
@@ -186,39 +189,50 @@ __global__ void __launch_bounds__(kSweepThreads, kSweepBlocks) pass_kernel(const
   }
   if (threadIdx.x < kDigits) {
     if (tile > 0) {
-      for (int64_t t = tile - 1;;) {
-        const uint32_t word = ask(status + t * kDigits);
-        if (word == 0) continue;
-        if (word & kSum) {
-          before += word & ~kSum;
-          break;
+      for (auto t = static_cast<int32_t>(tile) - 1; t >= 0;) {
+        uint32_t words[kLook];
+#pragma unroll
+        for (int j = 0; j < kLook; ++j) words[j] = ask(status + int64_t{max(t - j, 0)} * kDigits);
+#pragma unroll
+        for (int j = 0; j < kLook; ++j) {
+          if (t < 0 || words[j] == 0) break;
+          const bool is_sum = words[j] & kSum;
+          before += is_sum ? words[j] & ~kSum : words[j] - 1;
+          t = is_sum ? -1 : t - 1;
         }
-        before += word - 1;
-        --t;
       }
       tell(status + tile * kDigits, kSum | (before + own));
     }
     shift_of[threadIdx.x] = static_cast<int32_t>(before - begin_of_digit);
   }
   __syncthreads();
-  const bool writes_keys = !is_last || a.keys_wanted;
-  Key* const to_keys = static_cast<Key*>(a.keys[to]) + row * a.length;
-  int32_t* const to_indices = kIndices ? a.indices[to] + row * a.length : nullptr;
+  const auto wanted = static_cast<uint32_t>(is_last ? a.k : a.length);
+  Key* to_keys = static_cast<Key*>(is_last ? a.values : a.keys[to]);
+  int32_t* to_indices = is_last ? a.last_indices : a.indices[to];
+  const bool writes_keys = to_keys != nullptr;
+  to_keys += row * wanted;
+  to_indices += row * wanted;
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
-    const uint32_t place = threadIdx.x + i * kSweepThreads;
-    if (place >= there) break;
-    const Key key = shared.keys[place];
-    const int64_t at = static_cast<uint32_t>(shift_of[digit_of(sort_key(key, a.order), shift)] + place);
-    if (writes_keys) to_keys[at] = key;
-    if constexpr (kIndices) to_indices[at] = shared.indices[place];
+    bits[i] = shared.keys[threadIdx.x + i * kSweepThreads];
+    if constexpr (kIndices) index[i] = shared.indices[threadIdx.x + i * kSweepThreads];
+  }
+#pragma unroll
+  for (int i = 0; i < kItems; ++i)
+    digit[i] = shift_of[digit_of(sort_key(bits[i], a.order), shift)] + threadIdx.x + i * kSweepThreads;
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) {
+    const bool writes = threadIdx.x + i * kSweepThreads < there && digit[i] < wanted;
+    if (writes && writes_keys) to_keys[digit[i]] = bits[i];
+    if constexpr (kIndices)
+      if (writes) to_indices[digit[i]] = index[i];
   }
 }
 
 template <class Key, bool kIndices>
 cudaError_t run(cudaStream_t stream, const Problem& problem, const Buffers& buffers) {
   const int64_t rows = problem.rows.count(), length = problem.rows.length;
-  const SweepShape shape(rows, length, sizeof(Key), buffers.values != nullptr, kIndices);
+  const SweepShape shape(rows, length, problem.k, sizeof(Key), buffers.values != nullptr, kIndices);
   auto* const workspace = static_cast<unsigned char*>(buffers.workspace);
   auto* const heads = reinterpret_cast<RowHead*>(workspace);
   auto* const counts = reinterpret_cast<uint32_t*>(workspace + shape.counts);
@@ -230,9 +244,13 @@ cudaError_t run(cudaStream_t stream, const Problem& problem, const Buffers& buff
                  CountArgs{buffers.x, heads, counts, status, rows, length, shape.tiles, problem.order});
   PassArgs a = {};
   a.x = buffers.x;
-  a.keys[0] = buffers.values;
+  a.values = buffers.values;
+  a.last_indices = buffers.indices;
+  a.k = problem.k;
+  const bool whole = problem.k == length;
+  a.keys[0] = whole && a.values ? a.values : workspace + shape.more_keys;
   a.keys[1] = workspace + shape.keys;
-  a.indices[0] = buffers.indices;
+  a.indices[0] = whole ? a.last_indices : reinterpret_cast<int32_t*>(workspace + shape.more_indices);
   a.indices[1] = reinterpret_cast<int32_t*>(workspace + shape.indices);
   a.heads = heads;
   a.counts = counts;
@@ -241,8 +259,6 @@ cudaError_t run(cudaStream_t stream, const Problem& problem, const Buffers& buff
   a.length = length;
   a.tiles = shape.tiles;
   a.order = problem.order;
-  a.keys_wanted = buffers.values != nullptr;
-  if (!a.keys_wanted) a.keys[0] = workspace + shape.more_keys;
   Launch config;
   config.grid = dim3(static_cast<unsigned>(rows * shape.tiles));
   config.block = dim3(kSweepThreads);

@@ -14,11 +14,14 @@
 //   strided  The same by single elements, where vectors would not stay with their columns (inner is long, and odd), and
 //            where the axis is short: then a thread has whole columns (sheets: several).
 //
+//   small    Few elements in all, one by one (common/cuda/small.cuh).
+//
 // Blocks that share a row leave a candidate each for a second kernel.
 #include <algorithm>
 
 #include "common/cuda/async_copy.cuh"
 #include "common/cuda/launch.cuh"
+#include "common/cuda/small.cuh"
 #include "topk/cuda/argmax_shape.h"
 #include "topk/cuda/candidates.cuh"
 #include "topk/cuda/delegates.cuh"
@@ -582,6 +585,40 @@ __global__ void __launch_bounds__(kArgmaxThreads)
     if (depth == 0 && column + c * width < inner) finish(a, outer, columns[c], part, best[c]);
 }
 
+// ---- small ----------------------------------------------------------------------------------------------------------
+
+struct SmallCall {
+  const void* x;
+  int32_t* indices;
+  void* values;  // null where only indices are wanted
+  SmallColumns columns;
+};
+
+// A thread takes kEach elements at a time. Who has none has the column's last one: that changes nothing.
+template <class Key, int kEach>
+__global__ void __launch_bounds__(kMostSmallThreads)
+    argmax_small(const __grid_constant__ SmallCall a, const __grid_constant__ Ranks<Key> ranks) {
+  const SmallPlace place(a.columns);
+  const Key* const x = static_cast<const Key*>(a.x) + place.first;
+  const uint32_t last = once(a.columns.length - 1);
+  Candidate<Key> best = {0, place.part};
+#pragma unroll 1
+  for (uint32_t i = place.part; i <= last; i += kEach * place.parts) {
+    Key loaded[kEach];
+#pragma unroll
+    for (uint32_t u = 0; u < kEach; ++u) loaded[u] = __ldg(x + smaller(i + u * place.parts, last) * place.step);
+#pragma unroll
+    for (uint32_t u = 0; u < kEach; ++u) best.see(ranks(ranks.word(loaded[u])), i + u * place.parts);
+  }
+  const auto better = [](Candidate<Key> one, const Candidate<Key>& other) {
+    one.merge(other);
+    return one;
+  };
+  if (!place.merge(best, better)) return;
+  a.indices[place.column] = static_cast<int32_t>(best.index);
+  if (a.values) static_cast<Key*>(a.values)[place.column] = x[best.index * place.step];
+}
+
 // ---- the end of shared rows -----------------------------------------------------------------------------------------
 
 template <class Key>
@@ -624,6 +661,13 @@ cudaError_t run(cudaStream_t stream, const ArgmaxShape& shape, bool overlap, con
     case ArgmaxForm::kStrided:
       status = launch(stream, {blocks(units), dim3(beside, deep), shared}, argmax_strided<Key, 1>, a, ranks, tiles);
       break;
+    case ArgmaxForm::kSmall: {
+      const SmallCall call = {a.x, a.indices, a.values, SmallColumns(rows, shape.column_bits, shape.lane_bits)};
+      const bool longer = rows.length > int64_t{kSmallEach} * kMostSmallThreads;  // few rows: each is waited for
+      status = launch(stream, {blocks(shape.tiles), dim3(threads)},
+                      longer ? argmax_small<Key, 4 * kSmallEach> : argmax_small<Key, kSmallEach>, call, ranks);
+      break;
+    }
     case ArgmaxForm::kSheets:
       status = launch(stream, {blocks(units), dim3(beside)}, argmax_strided<Key, kSheet>, a, ranks, tiles);
       break;

@@ -6,24 +6,27 @@
 #include <numeric>
 
 #include "common/rows.h"
+#include "common/small.h"
 #include "topk/topk.h"
 
 namespace jaxgpuops::topk {
 
 constexpr int kArgmaxThreads = 256;
-constexpr int kArgmaxMostThreads = 512;  // columns
-constexpr int kArgmaxRowThreads = 128;   // rows
+constexpr int kArgmaxMostThreads = 512;    // columns
+constexpr int kArgmaxRowThreads = 128;     // rows
+constexpr int64_t kArgmaxSmall = 1 << 18;  // elements in all
 
 constexpr int64_t kArgmaxTilePlane = 24 << 10;  // bytes of an outer index that tiles take
 constexpr int64_t kArgmaxTileRow = 6 << 10;     // the same, if inner is 1
 constexpr int64_t kArgmaxAlone = 40 << 10;      // bytes of a row that blocks do not share, if inner is 1
 
-enum class ArgmaxForm { kTiles, kRows, kColumns, kStrided, kSheets };
+enum class ArgmaxForm { kSmall, kTiles, kRows, kColumns, kStrided, kSheets };
 
 struct ArgmaxShape {
   ArgmaxForm form = ArgmaxForm::kTiles;
   int64_t outers = 1;        // tiles: outer indices of a block
-  int lane_bits = 0;         // tiles: 2^n lanes share a column
+  int lane_bits = 0;         // tiles, small: 2^n lanes share a column
+  int column_bits = 0;       // small: 2^n threads have columns beside each other
   int64_t tiles = 1;         // columns, strided, sheets: blocks beside each other
   int beside = 0, deep = 1;  // the same: threads of a block beside and behind each other (columns: see ColumnsCall)
   int threads = kArgmaxThreads;
@@ -47,6 +50,17 @@ inline ArgmaxShape argmax_tiles_shape(Rows rows, int key_bytes) {
   return shape;
 }
 
+inline ArgmaxShape argmax_small_shape(Rows rows) {
+  const SmallShape small = small_shape(rows);
+  ArgmaxShape shape;
+  shape.form = ArgmaxForm::kSmall;
+  shape.lane_bits = small.part_bits;
+  shape.column_bits = small.column_bits;
+  shape.tiles = small.blocks;
+  shape.threads = small.threads;
+  return shape;
+}
+
 // `aligned`: the array begins at a multiple of 16 bytes, as XLA's do.
 inline ArgmaxShape argmax_shape(Rows rows, int key_bytes, bool aligned) {
   ArgmaxShape shape;
@@ -57,6 +71,7 @@ inline ArgmaxShape argmax_shape(Rows rows, int key_bytes, bool aligned) {
     shape.tiles = (units + most - 1) / most;
     shape.beside = static_cast<int>((units + shape.tiles - 1) / shape.tiles);
   };
+  if (rows.elements() <= kArgmaxSmall) return argmax_small_shape(rows);
   if (rows.inner == 1) {
     // Few rows have more threads as blocks.
     const int64_t most = rows.outer < 512 ? kArgmaxTileRow / 3 : kArgmaxTileRow;

@@ -1,9 +1,23 @@
 // From a plan to its kernel.
 #include "topk/cuda/launch.h"
 
+#include "sort/cuda/launch.h"
 #include "topk/cuda/kernels.h"
 
 namespace jaxgpuops::topk {
+namespace {
+
+// A sort puts smaller keys first, so the order is inverted. Without a rule for floats it is the total order.
+cudaError_t launch_whole(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
+  sort::Problem all;
+  all.rows = problem.rows;
+  all.k = problem.k;
+  all.key_bits = problem.key_bits;
+  all.order = {{problem.order}, ~uint64_t{0}};
+  return sort::launch_sort(stream, plan.whole, all, buffers.x, buffers.values, buffers.indices, buffers.workspace);
+}
+
+}  // namespace
 
 cudaError_t launch_topk(cudaStream_t stream, const Plan& plan, const Problem& problem, const void* x, void* values,
                         int32_t* indices, void* workspace) {
@@ -21,6 +35,8 @@ cudaError_t launch_topk(cudaStream_t stream, const Plan& plan, const Problem& pr
     case Algorithm::kSieve: return launch_sieve(stream, plan, problem, buffers);
     case Algorithm::kWave: return launch_wave(stream, plan, problem, buffers);
     case Algorithm::kRadix: return launch_radix(stream, plan, problem, buffers);
+    case Algorithm::kBlock:
+    case Algorithm::kSweep: return launch_whole(stream, plan, problem, buffers);
   }
   return cudaErrorInvalidValue;
 }

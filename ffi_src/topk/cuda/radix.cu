@@ -3,7 +3,7 @@
 // Selection: one histogram kernel per byte of the key, from the top, each narrowing the prefix of the k-th key; then a
 // count of each tile's elements above and at it, a scan of those counts, and a gather in index order, which also
 // decides the ties. Sorting: tiles of 32 KB of composites in shared memory, then merge passes that double the runs,
-// each block finding its part of two runs by a diagonal search. When k passes half the row, the row is sorted whole.
+// each block finding its part of two runs by a diagonal search.
 //
 // Bytes moved: selection reads the input key_bytes + 2 times; sorting moves 8 bytes (16 for 64-bit keys) per composite
 // in and out, 1 + ceil(log2(k / tile)) times. Every count is an integer and every order is of distinct composites, so
@@ -29,7 +29,7 @@ struct Radix : Call {
   int64_t first_row;  // of this launch
   int64_t histograms, counts, first, second;
   uint32_t tiles;
-  uint32_t to_sort;  // elements: those selected, or the whole row; none where the order of indices is asked for
+  uint32_t to_sort;  // elements: those selected, or none where the order of indices is asked for
   uint32_t run;      // length of the sorted runs that a merge pass finds
 };
 
@@ -207,8 +207,8 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const Radix a) {
   }
 }
 
-// Sorts one tile: of the row itself, or of the gathered composites.
-template <class Key, bool kFromRow>
+// Sorts one tile of the gathered composites.
+template <class Key>
 __global__ void __launch_bounds__(kThreads) sort_tiles_kernel(const Radix a, bool last) {
   using C = Composite<Key>;
   extern __shared__ __align__(16) unsigned char shared_bytes[];
@@ -217,9 +217,7 @@ __global__ void __launch_bounds__(kThreads) sort_tiles_kernel(const Radix a, boo
   const uint32_t begin = blockIdx.x * kTile<Key>;
   const uint32_t m = min(kTile<Key>, a.to_sort - begin);
   C* run = part<C>(a, a.first) + begin;
-  const Key* x = row_of<Key>(a);
-  for (uint32_t i = threadIdx.x; i < m; i += kThreads)
-    buffer[i] = kFromRow ? packing.pack(encode(x[(begin + i) * a.inner], a.order), begin + i) : run[i];
+  for (uint32_t i = threadIdx.x; i < m; i += kThreads) buffer[i] = run[i];
   sort_descending<kThreads>(buffer, m);
   for (uint32_t i = threadIdx.x; i < m; i += kThreads) {
     if (!last) {
@@ -293,27 +291,24 @@ __global__ void __launch_bounds__(kThreads) merge_pass_kernel(const Radix a, boo
 }
 
 template <class Key>
-cudaError_t run(cudaStream_t stream, const RadixShape& shape, uint32_t rows, Radix a) {
+cudaError_t run(cudaStream_t stream, uint32_t rows, Radix a) {
   using C = Composite<Key>;
   const auto launch_tiles = [&](int64_t elements, size_t shared_bytes, auto kernel, auto... arguments) {
     const dim3 grid(static_cast<unsigned>((elements + kTile<Key> - 1) / kTile<Key>), rows);
     return launch(stream, {grid, dim3(kThreads), shared_bytes}, kernel, arguments...);
   };
-  cudaError_t status = cudaSuccess;
-  if (shape.select) {
-    status = launch(stream, {dim3(1, rows), dim3(256)}, clear_kernel, a, static_cast<uint32_t>(sizeof(Key) * 256));
-    for (int digit = 0; digit < static_cast<int>(sizeof(Key)) && status == cudaSuccess; ++digit)
-      status = launch_tiles(a.length, 0, histogram_kernel<Key>, a, digit);
-    if (status == cudaSuccess) status = launch_tiles(a.length, 0, count_kernel<Key>, a);
-    if (status == cudaSuccess) status = launch(stream, {dim3(1, rows), dim3(1024)}, scan_kernel, a);
-    if (status == cudaSuccess) status = launch_tiles(a.length, 0, gather_kernel<Key>, a);
-  }
+  cudaError_t status =
+      launch(stream, {dim3(1, rows), dim3(256)}, clear_kernel, a, static_cast<uint32_t>(sizeof(Key) * 256));
+  for (int digit = 0; digit < static_cast<int>(sizeof(Key)) && status == cudaSuccess; ++digit)
+    status = launch_tiles(a.length, 0, histogram_kernel<Key>, a, digit);
+  if (status == cudaSuccess) status = launch_tiles(a.length, 0, count_kernel<Key>, a);
+  if (status == cudaSuccess) status = launch(stream, {dim3(1, rows), dim3(1024)}, scan_kernel, a);
+  if (status == cudaSuccess) status = launch_tiles(a.length, 0, gather_kernel<Key>, a);
   if (status != cudaSuccess || a.to_sort == 0) return status;
   const size_t shared_bytes = kTile<Key> * sizeof(C);
   a.run = kTile<Key>;
   bool last = a.run >= a.to_sort;
-  status = shape.select ? launch_tiles(a.to_sort, shared_bytes, sort_tiles_kernel<Key, false>, a, last)
-                        : launch_tiles(a.to_sort, shared_bytes, sort_tiles_kernel<Key, true>, a, last);
+  status = launch_tiles(a.to_sort, shared_bytes, sort_tiles_kernel<Key>, a, last);
   while (!last && status == cudaSuccess) {
     last = 2ull * a.run >= a.to_sort;
     status = launch_tiles(a.to_sort, shared_bytes, merge_pass_kernel<Key>, a, last);
@@ -340,7 +335,7 @@ cudaError_t launch_radix(cudaStream_t stream, const Plan& plan, const Problem& p
   for (a.first_row = 0; a.first_row < problem.rows.count(); a.first_row += kMaxRadixRows) {
     const uint32_t rows = static_cast<uint32_t>(std::min(kMaxRadixRows, problem.rows.count() - a.first_row));
     const cudaError_t status =
-        dispatch_key(problem.key_bits, [&](auto key) { return run<decltype(key)>(stream, shape, rows, a); });
+        dispatch_key(problem.key_bits, [&](auto key) { return run<decltype(key)>(stream, rows, a); });
     if (status != cudaSuccess) return status;
   }
   return cudaSuccess;

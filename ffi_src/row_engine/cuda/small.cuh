@@ -1,0 +1,160 @@
+// Few elements in all, of rows or columns. One read, one write. (common/cuda/small.cuh)
+//
+// Statistics that are the same in whatever order they are made: some threads share a column, and each takes some of its
+// elements. Others are those of the kernels that walk, bit for bit: a lane has one element and makes its summand, and
+// all lanes add up those of their column in the order of a walk.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "common/cuda/small.cuh"
+#include "row_engine/cuda/columns_walk.cuh"
+#include "row_engine/cuda/policy.cuh"
+
+namespace jaxgpuops::row_engine {
+
+template <class P>
+struct SmallParameters {
+  const void* x;
+  void* out;  // null: results are numbers a row
+  SmallColumns columns;
+  uint32_t positions;  // small_kernel: of a part, at most, ..
+  uint32_t batch;      // .. and that a walk adds up at a time, a power of two
+  typename P::Args args;
+};
+
+// True where the order does not matter: maxima, and sums of integers.
+template <class P>
+constexpr bool kExact = P::kSums == 0 || !std::is_floating_point_v<typename P::Element::Acc>;
+
+template <class P>
+__global__ void __launch_bounds__(kMostSmallThreads) small_fold_kernel(const __grid_constant__ SmallParameters<P> p) {
+  using Element = typename P::Element;
+  using Bits = typename Element::Bits;
+  using Acc = typename Element::Acc;
+  const SmallPlace place(p.columns);
+  const Bits* const x = static_cast<const Bits*>(p.x) + place.first;
+  const uint32_t length = once(p.columns.length);
+  const auto fold = [](Acc a, Acc b) {
+    if constexpr (P::kSums == 0) {
+      return P::larger(a, b);
+    } else {
+      return a + b;
+    }
+  };
+  const auto value = [&](Bits bits) { return P::value(p.args, Element::load(bits)); };
+  const Bits pad = P::pad(p.args, 0);
+  Acc mine = value(pad);
+#pragma unroll 1
+  for (uint32_t i = place.part; i < length; i += kSmallEach * place.parts) {
+    Bits loaded[kSmallEach];
+#pragma unroll
+    for (uint32_t u = 0; u < kSmallEach; ++u)
+      loaded[u] = i + u * place.parts < length ? x[(i + u * place.parts) * place.step] : pad;
+#pragma unroll
+    for (uint32_t u = 0; u < kSmallEach; ++u) mine = fold(mine, value(loaded[u]));
+  }
+  if (!place.merge(mine, fold)) return;
+  const Stat<P> stat = {mine};
+  const typename P::Row row = {};
+  P::write_row(p.args, place.column, row, P::finish(p.args, row, stat));
+}
+
+// A warp has a part of some columns, as a warp that walks has: positions threadIdx.y, threadIdx.y + blockDim.y, ..
+template <class P>
+__global__ void __launch_bounds__(32 * kSmallWarps) small_kernel(const __grid_constant__ SmallParameters<P> p) {
+  using Element = typename P::Element;
+  using Bits = typename Element::Bits;
+  using Acc = typename Element::Acc;
+  const SmallColumns& c = p.columns;
+  const uint32_t lane = threadIdx.x, part = threadIdx.y, parts = blockDim.y;
+  const uint32_t beside = once(1u << c.column_bits), first = once(lane & (beside - 1)), mine = lane >> c.column_bits;
+  const uint32_t own = ((blockIdx.x * blockDim.z + threadIdx.z) << c.column_bits) + first;
+  const uint32_t column = once(min(own, c.columns - 1));  // who has none has the last one
+  const uint32_t position = mine * parts + part;
+  const uint32_t outer = once(c.outer_of(column));
+  const uint32_t at = once((outer * (c.length - 1) + position) * c.inner + column);
+  const bool there = position < c.length;
+  const Acc x = P::value(p.args, Element::load(there ? static_cast<const Bits*>(p.x)[at] : P::pad(p.args, 0)));
+
+  // Of the lanes of a column: the peak of some neighbours, and the sum of those in [from, end), one after the other.
+  const auto largest = [&](Acc peak, uint32_t lanes) {
+    if constexpr (P::kPeak) {
+#pragma unroll 1
+      for (uint32_t d = beside; d < lanes; d *= 2) peak = P::larger(peak, shuffle_xor(peak, d));
+    }
+    return peak;
+  };
+  const auto added = [&](Acc summand, uint32_t from, uint32_t end) {
+    Acc sum = Acc(0);
+#pragma unroll 1
+    for (; from < end; from += kSmallStep * beside) {
+      Acc next[kSmallStep];
+#pragma unroll
+      for (uint32_t k = 0; k < kSmallStep; ++k) next[k] = shuffle_from(summand, from + k * beside);
+#pragma unroll
+      for (uint32_t k = 0; k < kSmallStep; ++k) sum = sum + next[k];
+    }
+    return sum;
+  };
+
+  Stat<P> stat = Stat<P>::none();
+  const uint32_t batch = p.batch << c.column_bits, end = p.positions << c.column_bits;  // lanes
+  const Acc peak = P::kPeak ? largest(x, min(batch, 32u)) : Acc(0);                     // of the lane's batch
+#pragma unroll 1
+  for (uint32_t from = 0; from < end; from += batch) {
+    if constexpr (P::kPeak) {
+      const Acc larger = P::larger(stat.peak(), shuffle_from(peak, from + first));
+      if (from && !(larger == stat.peak()))
+        stat.sum(0) = P::scaled(0, stat.sum(0), P::weight(stat.peak(), P::guard(larger)));
+      stat.of[0] = larger;
+    }
+    const Acc summand = P::add(p.args, 0, Acc(0), x, Acc(0), P::guard(stat.peak()));
+    stat.sum(0) = stat.sum(0) + added(summand, from + first, min(from + batch, end));
+  }
+  if (parts > 1) {
+    __shared__ Stat<P> all[kSmallWarps * kSmallBeside];
+    Stat<P>* const of_column = all + threadIdx.z * parts * beside + first;
+    if (lane < beside) of_column[part * beside] = stat;
+    __syncthreads();
+    stat = mine < parts ? of_column[mine * beside] : Stat<P>::none();
+    Acc summand = stat.sum(0);
+    if constexpr (P::kPeak) {
+      const Acc peak = largest(stat.peak(), 32);
+      summand = P::scaled(0, summand, P::weight(stat.peak(), P::guard(peak)));
+      stat.of[0] = peak;
+    }
+    stat.sum(0) = added(summand, first, min(parts << c.column_bits, 32u));
+  }
+  if (own != column) return;
+  const auto row = P::row(p.args, outer, column - outer * c.inner, c.length, c.inner);
+  const auto final = P::finish(p.args, row, stat);
+  if (position == 0) P::write_row(p.args, column, row, final);
+  if constexpr (P::kOutput)
+    if (p.out && there) static_cast<Bits*>(p.out)[at] = Element::store(P::output(p.args, row, final, x, Acc(0)));
+}
+
+// Runs a call of which operands, `out` and args are known.
+template <class P>
+cudaError_t run_small(cudaStream_t stream, const RowPlan& plan, const Rows& rows, const Parameters<P>& p) {
+  static_assert(is_policy<P>() && kWalks<P> && P::kOperands == 1 && !P::kHole);
+  const SmallColumns columns(rows, plan.column_lane_bits, plan.lane_bits);
+  SmallParameters<P> s = {p.operands[0], p.out, columns, 0, 0, p.args};
+  Launch launched;
+  if constexpr (kExact<P>) {
+    launched.grid = dim3(static_cast<unsigned>(small_shape(rows).blocks));
+    launched.block = dim3(plan.threads());
+    return launch(stream, launched, small_fold_kernel<P>, s);
+  } else {
+    s.positions = static_cast<uint32_t>((rows.length + plan.axis_warps - 1) / plan.axis_warps);
+    s.batch = rows.length <= held_positions(1) ? held_positions(1) : Walk<P>::kCount;
+    const int groups = plan.block_warps / plan.axis_warps;  // of a block
+    const int64_t of_block = int64_t{groups} << plan.column_lane_bits;
+    launched.grid = dim3(static_cast<unsigned>((rows.count() + of_block - 1) / of_block));
+    launched.block = dim3(32, plan.axis_warps, groups);
+    return launch(stream, launched, small_kernel<P>, s);
+  }
+}
+
+}  // namespace jaxgpuops::row_engine

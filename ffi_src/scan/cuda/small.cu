@@ -1,0 +1,216 @@
+// Few elements in all, along short axes: a lane has one position. Operands are read once, results written once.
+//
+// Each lane steps over all positions of its column, as the lane does that has a short axis to itself (spans.cuh), and
+// keeps the result of its own: same bits. (common/cuda/small.cuh)
+#include <cstdint>
+
+#include "common/cuda/small.cuh"
+#include "scan/cuda/dispatch.cuh"
+
+namespace jaxgpuops::scan {
+namespace {
+
+struct SmallParameters {
+  const void* operands[3];
+  void* results[2];
+  const void* h0;
+  SmallColumns columns;
+  uint32_t a_outer, a_axis, a_inner;  // strides
+  bool wide_h0, backward, neighbour_before;
+  Options options;
+};
+
+// The operands of a position, and where it is. Who has no column has the last one.
+template <class Policy>
+struct SmallPosition {
+  using Element = typename Policy::Element;
+  using Bits = typename Element::Bits;
+  using Acc = typename Element::Acc;
+  const SmallParameters& p;
+  uint32_t k;  // in the direction of the scan
+  uint32_t column, at;
+  bool there;
+  In<Acc> in = {};
+
+  // Of a column that is counted from 0, or of none.
+  __device__ SmallPosition(const SmallParameters& p, uint32_t own, uint32_t k) : p(p), k(k) {
+    const SmallColumns& c = p.columns;
+    column = once(min(own, c.columns - 1));
+    const uint32_t outer = once(c.outer_of(column)), length = once(c.length);
+    const uint32_t position = p.backward ? length - 1 - k : k;
+    at = once((outer * (length - 1) + position) * c.inner + column);
+    const bool exists = k < length;
+    there = exists && own == column;
+    if (!exists) return;
+    in.x = load(0, at);
+    if constexpr (Policy::kBroadcast) {
+      in.a = load(1, outer * p.a_outer + position * p.a_axis + (column - outer * c.inner) * p.a_inner);
+    } else if constexpr (Policy::kOperands > 1) {
+      in.a = load(1, at);
+    }
+    if constexpr (Policy::kOperands > 2) in.y = load(2, at);
+    if constexpr (Policy::kNeighbour) {
+      if (k == (p.neighbour_before ? 0 : length - 1)) {
+        in.neighbour = p.h0 ? load_h0() : Policy::edge(p.options);
+      } else {
+        in.neighbour = load(Policy::kOperands - 1, p.backward == p.neighbour_before ? at + c.inner : at - c.inner);
+      }
+    }
+  }
+
+  // The state before the first position.
+  __device__ typename Policy::State initial() const {
+    if constexpr (Policy::kInitial) {
+      if (p.h0) {
+        Acc h0;
+        if constexpr (is_float(Element::kDType) && sizeof(Bits) < sizeof(float)) {
+          h0 = p.wide_h0 ? static_cast<const float*>(p.h0)[column] : load_h0();
+        } else {
+          h0 = load_h0();
+        }
+        return Policy::initial(h0, p.options);
+      }
+    }
+    return Policy::identity(p.options);
+  }
+
+  __device__ void store(const Out<Acc>& out) const {
+    if (!there) return;
+    static_cast<Bits*>(p.results[0])[at] = Element::store(out.first);
+    if constexpr (Policy::kResults == 2) static_cast<Bits*>(p.results[1])[at] = Element::store(out.second);
+  }
+
+ private:
+  __device__ Acc load(int operand, uint32_t i) const {
+    return Element::load(static_cast<const Bits*>(p.operands[operand])[i]);
+  }
+  __device__ Acc load_h0() const { return Element::load(static_cast<const Bits*>(p.h0)[column]); }
+};
+
+// Of at most 32 positions.
+template <class Policy>
+__global__ void __launch_bounds__(32 * kSmallWarps) scan_small(const __grid_constant__ SmallParameters p) {
+  using Acc = typename Policy::Element::Acc;
+  const SmallColumns& c = p.columns;
+  const uint32_t lane = threadIdx.x % 32, beside = once(1u << c.column_bits), first = lane & (beside - 1);
+  const uint32_t group = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
+  const SmallPosition<Policy> mine(p, (group << c.column_bits) + first, once(lane >> c.column_bits));
+  auto state = mine.initial();
+  Out<Acc> out = {};
+#pragma unroll 1
+  for (uint32_t r = 0; r < c.length; r += kSmallStep) {
+#pragma unroll
+    for (uint32_t j = 0; j < kSmallStep; ++j) {
+      const int from = first + (r + j) * beside;
+      In<Acc> its = mine.in;
+      its.x = shuffle_from(its.x, from);
+      if constexpr (Policy::kOperands > 1) its.a = shuffle_from(its.a, from);
+      if constexpr (Policy::kOperands > 2) its.y = shuffle_from(its.y, from);
+      if constexpr (Policy::kNeighbour) its.neighbour = shuffle_from(its.neighbour, from);
+      its.start = false;
+      const Out<Acc> of_step = Policy::step(state, its, p.options);
+      if (r + j == mine.k) out = of_step;
+    }
+  }
+  mine.store(out);
+}
+
+// Where states are the same in whatever order positions are folded: lanes fold those before them, twice as many in each
+// round. More than a warp has a column: then the block has no other.
+template <class Policy>
+__global__ void __launch_bounds__(kMostSmallLength) scan_small_exact(const __grid_constant__ SmallParameters p) {
+  using State = typename Policy::State;
+  const SmallColumns& c = p.columns;
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, beside = once(1u << c.column_bits);
+  const bool shared = c.length > 32;
+  const uint32_t own =
+      shared ? blockIdx.x : ((blockIdx.x * (blockDim.x / 32) + warp) << c.column_bits) + (lane & (beside - 1));
+  const SmallPosition<Policy> mine(p, own, shared ? threadIdx.x : lane >> c.column_bits);
+  const State identity = Policy::identity(p.options);
+  State state = mine.k < c.length ? Policy::first(mine.in, p.options) : identity;
+#pragma unroll 1
+  for (uint32_t d = beside; d < 32; d *= 2) {
+    const State left = shuffle_up(state, d);
+    if (lane >= d) state = Policy::combine(left, state);
+  }
+  State before = shuffle_up(state, beside);
+  if (lane < beside) before = identity;
+  if (shared) {
+    __shared__ State warps[32];
+    if (lane == 31) warps[warp] = state;
+    __syncthreads();
+    State earlier = lane < warp ? warps[lane] : identity;
+#pragma unroll 1
+    for (uint32_t d = 16; d; d /= 2) earlier = Policy::combine(earlier, shuffle_xor(earlier, d));
+    before = Policy::combine(earlier, before);
+  }
+  before = Policy::combine(mine.initial(), before);
+  mine.store(Policy::step(before, mine.in, p.options));
+}
+
+template <class Policy>
+constexpr bool kExact = false;
+template <class E>
+constexpr bool kExact<Cumulative<Extreme<E>, false>> = true;
+template <class Unsigned>
+constexpr bool kExact<Cumulative<Sum<Integer<Unsigned>>, false>> = true;
+template <class Unsigned>
+constexpr bool kExact<General<Integer<Unsigned>>> = true;
+template <>
+constexpr bool kExact<General<Boolean>> = true;
+
+template <class Policy>
+cudaError_t run(cudaStream_t stream, const Plan& plan, const Parameters& p) {
+  SmallParameters s{};
+  for (int o = 0; o < 3; ++o) s.operands[o] = p.operands[o];
+  for (int o = 0; o < 2; ++o) s.results[o] = p.results[o];
+  s.h0 = p.h0;
+  int column_bits = 0;
+  while (1 << column_bits < plan.columns) ++column_bits;
+  s.columns = SmallColumns({p.columns / p.inner, p.length, p.inner}, column_bits, 0);
+  s.a_outer = p.a.outer.groups ? static_cast<uint32_t>(p.a.outer.stride[0]) : 0;
+  s.a_axis = static_cast<uint32_t>(p.a.axis_stride);
+  s.a_inner = p.a.inner.groups ? static_cast<uint32_t>(p.a.inner.stride[0]) : 0;
+  s.wide_h0 = p.wide_h0;
+  s.backward = p.backward;
+  s.neighbour_before = p.neighbour_before;
+  s.options = p.options;
+  const Launch shape{dim3(p.strips), dim3(plan.threads())};
+  if constexpr (kExact<Policy>) {
+    return launch(stream, shape, scan_small_exact<Policy>, s);
+  } else {
+    return launch(stream, shape, scan_small<Policy>, s);
+  }
+}
+
+}  // namespace
+
+cudaError_t launch_small(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
+  const Parameters p = parameters_of(plan, problem, buffers, nullptr);
+  const DType dtype = problem.dtype;
+  const auto floats = [&](auto f) { return is_complex(dtype) ? with_complex(dtype, f) : with_float(dtype, f); };
+  switch (problem.kind) {
+    case Kind::kLinear: return floats([&](auto e) { return run<Linear<decltype(e)>>(stream, plan, p); });
+    case Kind::kLinearVjp: return floats([&](auto e) { return run<LinearVjp<decltype(e)>>(stream, plan, p); });
+    case Kind::kTangent:
+      if (problem.op == Op::kProd)
+        return floats([&](auto e) { return run<Tangent<ProductWeights<decltype(e)>>>(stream, plan, p); });
+      return with_float(dtype, [&](auto e) { return run<Tangent<ExtremeWeights<decltype(e)>>>(stream, plan, p); });
+    case Kind::kCumulative: break;
+  }
+  if (!is_general(problem)) {
+    const auto numbers = [&](auto f) { return is_float(dtype) ? with_float(dtype, f) : with_wide_integer(dtype, f); };
+    const auto sum = [&](auto e) { return run<Cumulative<Sum<decltype(e)>, false>>(stream, plan, p); };
+    const auto product = [&](auto e) { return run<Cumulative<Product<decltype(e)>, false>>(stream, plan, p); };
+    const auto extreme = [&](auto e) { return run<Cumulative<Extreme<decltype(e)>, false>>(stream, plan, p); };
+    if (problem.op == Op::kSum) return dtype == DType::kComplex64 ? sum(Complex64{}) : numbers(sum);
+    if (problem.op == Op::kProd) return dtype == DType::kComplex64 ? product(Complex64{}) : with_float(dtype, product);
+    return numbers(extreme);
+  }
+  const auto cumulative = [&](auto e) { return run<General<decltype(e)>>(stream, plan, p); };
+  if (dtype == DType::kBool) return cumulative(Boolean{});
+  if (is_float8(dtype)) return with_float8(dtype, cumulative);
+  return is_float(dtype) || is_complex(dtype) ? floats(cumulative) : with_integer(dtype, cumulative);
+}
+
+}  // namespace jaxgpuops::scan
