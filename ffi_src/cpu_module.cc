@@ -83,7 +83,7 @@ nb::dict plan_dict(const jaxgpuops::count::SelectPlan& plan) {
 nb::dict plan_dict(const jaxgpuops::count::SegmentsPlan& plan) {
   nb::dict dict;
   dict["algorithm"] = jaxgpuops::count::kSegmentingNames[static_cast<int>(plan.algorithm)];
-  dict["passes"] = plan.order.passes;
+  if (plan.order.bytes > 0) dict["order"] = jaxgpuops::sort::name(plan.order.sort.algorithm);
   dict["rows"] = plan.rows;
   dict["tiles"] = plan.tiles;
   dict["columns"] = plan.columns;

@@ -74,7 +74,7 @@ inline Segments segments_of(Op op, ffi::AnyBuffer data, ffi::AnyBuffer ids, ffi:
   if (rows.inner != 1 || rows.length != own.length)
     throw invalid("ids has shape ", text_of(dims_of(ids)), ": it must have all of axis ", axis,
                   " and nothing after it");
-  problem.shared = rows.outer == 1;
+  problem.id_rows = rows.outer;
   return problem;
 }
 

@@ -51,7 +51,7 @@ struct Segments {
   DType dtype = DType::kFloat32;
   bool sorted = false;    // ids ascend
   bool byte_ids = false;  // ids are uint8, not int32
-  bool shared = false;    // every outer index has the same ids
+  int64_t id_rows = 1;    // rows of ids, which outer indices may share
   IndexMap ids, data;     // from an outer index to the first of its ids and numbers, which others may share
 };
 

@@ -15,26 +15,6 @@ int64_t partial_bytes(const Segments& problem) {
   return problem.op == Op::kSum ? std::max<int64_t>(bytes, 4) : bytes;
 }
 
-OrderPlan plan_order(int64_t length, int64_t segments) {
-  OrderPlan plan;
-  int bits = 0;  // bits of the keys 0 to `segments`; an id out of range has the key `segments`
-  while (segments >> bits) ++bits;
-  plan.passes = static_cast<int>(std::max<int64_t>(1, ceil_div(bits, kMaxDigitBits)));
-  plan.digit_bits = static_cast<int>(std::max<int64_t>(1, ceil_div(bits, plan.passes)));
-  plan.tiles = ceil_div(length, kOrderTile);
-  const int64_t own = aligned(length * 4);
-  for (int i = 0; i < 2; ++i) {
-    plan.keys[i] = plan.bytes;
-    plan.positions[i] = plan.bytes + own;
-    if (i < plan.passes) plan.bytes += 2 * own;
-  }
-  plan.counts = plan.bytes;
-  plan.bytes += aligned((int64_t{4} << plan.digit_bits) * plan.tiles);
-  plan.totals = plan.bytes;
-  plan.bytes += aligned(int64_t{4} << plan.digit_bits);
-  return plan;
-}
-
 // Tables in shared memory, of blocks with `extra` more bytes of it. Fills the plan of a problem that has bins.
 void plan_tables(const Rows& rows, int64_t bins, int64_t ranges, int64_t extra, const Gpu& gpu, BincountPlan& plan) {
   plan.algorithm = Counting::kTables;
@@ -182,9 +162,27 @@ bool plan_atomics(const Segments& problem, SegmentsPlan& plan) {
   }
   plan.algorithm = Segmenting::kAtomics;
   while (rows.inner > 1 << plan.team_bits) ++plan.team_bits;
-  plan.rows = std::clamp<int64_t>(ceil_div(rows.length << plan.team_bits, 32 * 4224) * 32, 256, 2048);
+  const int64_t step = 32 >> plan.team_bits;  // rows that a warp has at a time
+  plan.rows = step * std::clamp<int64_t>(ceil_div(rows.length, step * 4224), 8, 64);
   plan.tiles = ceil_div(rows.length, plan.rows);
   return true;
+}
+
+// As unsigned numbers, so that what is no segment comes last.
+sort::Problem order_of(const Segments& problem) {
+  sort::Problem ids;
+  ids.rows = {problem.id_rows, problem.rows.length, 1};
+  ids.k = problem.rows.length;
+  return ids;
+}
+
+OrderPlan plan_order(const Segments& problem, const Gpu& gpu) {
+  OrderPlan plan;
+  plan.sort = sort::plan_sort(order_of(problem), gpu);
+  plan.positions = aligned(4 * problem.rows.length);
+  plan.workspace = 2 * plan.positions;
+  plan.bytes = plan.workspace + aligned(plan.sort.workspace_bytes);
+  return plan;
 }
 
 // What depends on the number of rows, or on the GPU, must not change the order in which parts are added.
@@ -220,7 +218,7 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
     return plan;
   }
   plan.algorithm = problem.sorted ? Segmenting::kSorted : Segmenting::kOrdered;
-  if (!problem.sorted) plan.order = plan_order(rows.length, problem.segments);
+  if (!problem.sorted) plan.order = plan_order(problem, gpu);
   // Tiles are large enough that their lanes, with 16 bytes of each row, make no more than about 4096 warps.
   const int64_t bytes = rows.inner * bytes_of(problem.dtype);
   const int64_t lanes = rows.length * ceil_div(bytes, 16);
@@ -230,8 +228,7 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
   plan.rows = tile;
   plan.tiles = ceil_div(rows.length, tile);
   const int64_t part = aligned(plan.tiles * rows.inner * partial_bytes(problem));
-  plan.heads = plan.order.bytes;
-  plan.tails = plan.heads + part;
+  plan.tails = part;
   plan.workspace_bytes = plan.order.bytes + (plan.tiles > 1 ? 2 * part : 0);
   return plan;
 }

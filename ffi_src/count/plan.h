@@ -6,6 +6,7 @@
 
 #include "common/gpu.h"
 #include "count/count.h"
+#include "sort/plan.h"
 
 namespace jaxgpuops::count {
 
@@ -61,18 +62,11 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu);
 
 // ---- Segments -------------------------------------------------------------------------------------------------------
 
-// The stable order of ids is a counting sort by digits from the lowest up. A block sorts one tile.
-constexpr int kOrderThreads = 256, kOrderItems = 8, kOrderTile = kOrderThreads * kOrderItems;
-constexpr int kMaxDigitBits = 10;
-
+// Where rows of ids are sorted: offsets in the workspace, for each outer index. The sorted ids are at 0; then come
+// their positions, what the sort needs, and the parts of segments.
 struct OrderPlan {
-  int passes = 0;  // 0 if the ids are sorted already
-  int digit_bits = 0;
-  int64_t tiles = 0;
-  // Offsets in the workspace of a row. Pass p writes its keys and positions to number p % 2.
-  int64_t keys[2] = {}, positions[2] = {}, counts = 0, totals = 0, bytes = 0;
-
-  int last() const { return (passes - 1) & 1; }
+  sort::Plan sort;
+  int64_t positions = 0, workspace = 0, bytes = 0;
 };
 
 constexpr int mantissa_bits(DType dtype) {  // that a float stores
@@ -112,18 +106,21 @@ constexpr int64_t kMostTableColumns = 8;
 struct SegmentsPlan {
   Segmenting algorithm = Segmenting::kEmpty;
   OrderPlan order;
-  int64_t rows = 0;              // rows of a tile or slice; of kFew: segments of a range
-  int64_t tiles = 0;             // or ranges
-  int columns = 1;               // of kLanes: that a lane has of a row
-  int team_bits = 0;             // of it and of kFew: 2^team_bits lanes have a row
-  int parts = 1;                 // warps that share a slice
-  int warps = 0;                 // of a block of it
-  int threads = 0;               // of a block of kFew
-  int64_t shared_bytes = 0;      // that it has
-  ExactShape exact;              // of kAtomics, for sums of floats
-  int64_t heads = 0, tails = 0;  // where a row's workspace has the parts of segments that cross tiles
+  int64_t rows = 0;          // rows of a tile or slice; of kFew: segments of a range
+  int64_t tiles = 0;         // or ranges
+  int columns = 1;           // of kLanes: that a lane has of a row
+  int team_bits = 0;         // of it and of kFew: 2^team_bits lanes have a row
+  int parts = 1;             // warps that share a slice
+  int warps = 0;             // of a block of it
+  int threads = 0;           // of a block of kFew
+  int64_t shared_bytes = 0;  // that it has
+  ExactShape exact;          // of kAtomics, for sums of floats
+  int64_t tails = 0;         // where the second of two parts of segments that cross tiles is, for an outer index
   int64_t workspace_bytes = 0;
 };
+
+// How the ids are sorted.
+sort::Problem order_of(const Segments& problem);
 
 SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu);
 

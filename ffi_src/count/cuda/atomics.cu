@@ -66,11 +66,14 @@ struct Whole {
 
   __device__ static Word fold(Word x, Word y) { return kLargest ? (x > y ? x : y) : x + y; }
 
-  __device__ void add(uint32_t id, Bits bits, bool is_hot) {
+  // What is there, which most numbers are not larger than. Loaded for several rows at a time.
+  __device__ Word peek(uint32_t id) const { return kLargest && id != kNone ? words[id * a.inner] : Word{0}; }
+
+  __device__ void add(uint32_t id, Bits bits, bool is_hot, Word seen) {
     const Word word = Monoid::load(bits, a.keys);
     if (is_hot) {
       sum = fold(sum, word);
-    } else if (id != kNone) {
+    } else if (id != kNone && (!kLargest || seen < word)) {
       atomic_fold<kLargest>(words + id * a.inner, word);
     }
   }
@@ -115,7 +118,9 @@ struct Exact {
     touched |= 1u << bin;
   }
 
-  __device__ void add(uint32_t id, Bits bits, bool of_hot) {
+  __device__ bool peek(uint32_t) const { return false; }
+
+  __device__ void add(uint32_t id, Bits bits, bool of_hot, bool) {
     const Parts<Element> parts(bits);
     const uint32_t bin = parts.place * a.exact.reciprocal >> 16;
     int64_t shifted = static_cast<int64_t>(parts.integer) << (parts.place - bin * a.exact.width);
@@ -217,9 +222,14 @@ __global__ void __launch_bounds__(kThreads) segment_atomics_kernel(const __grid_
       id[i] = has ? static_cast<uint32_t>(ids[at]) : kNone;
       bits[i] = has ? data[at * a.inner] : Bits{0};
     }
+    decltype(policy.peek(0)) seen[kSteps];
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       if (id[i] >= a.segments) id[i] = kNone;
+      seen[i] = policy.peek(id[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
       if (i == 0 && rows_with(id[0] == policy.hot) < many) {
         const uint32_t candidate = __shfl_sync(kEveryLane, id[0], 0);
         if (candidate != policy.hot && rows_with(id[0] == candidate) >= many) {
@@ -227,7 +237,7 @@ __global__ void __launch_bounds__(kThreads) segment_atomics_kernel(const __grid_
           policy.hot = candidate;
         }
       }
-      policy.add(id[i], bits[i], id[i] == policy.hot && id[i] != kNone);
+      policy.add(id[i], bits[i], id[i] == policy.hot && id[i] != kNone, seen[i]);
     }
   }
   policy.flush();

@@ -6,7 +6,7 @@
 namespace jaxgpuops::count {
 
 // Adds, or takes the larger. Most numbers are not larger than what is there already, and a load tells that sooner; one
-// that comes too late only asks for an atomic that is in vain.
+// that comes too early only asks for an atomic that is in vain.
 template <bool kLargest>
 __device__ __forceinline__ void atomic_fold(uint32_t* to, uint32_t value) {
   if constexpr (kLargest) {

@@ -54,9 +54,4 @@ cudaError_t launch_segment_atomics(cudaStream_t stream, const SegmentsPlan& plan
 cudaError_t launch_segment_slices(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                   const SegmentsBuffers& buffers);
 
-// The first part of launch_segments where ids are not sorted: the keys and positions of each row of ids, in the stable
-// order of the ids, into its workspace.
-cudaError_t launch_order(cudaStream_t stream, const OrderPlan& plan, const Segments& problem,
-                         const SegmentsBuffers& buffers);
-
 }  // namespace jaxgpuops::count

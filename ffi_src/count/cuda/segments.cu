@@ -1,4 +1,4 @@
-// Segments of rows whose ids ascend, or which are read in the order of their ids (order.cu). A tile is a fixed number
+// Segments of rows whose ids ascend, or which are read in the order of their ids (sort/). A tile is a fixed number
 // of rows, however long the segments are, and belongs to a team of lanes. Each lane has 16 bytes of every row of its
 // tile (one element if rows are not whole vectors), reads the rows in order and keeps the current segment in registers.
 // A segment within a tile is stored at once. If a segment crosses tiles, each tile stores a partial result, and a
@@ -14,37 +14,40 @@
 #include "common/cuda/launch.cuh"
 #include "count/cuda/launch.h"
 #include "count/cuda/monoid.cuh"
+#include "sort/cuda/launch.h"
 
+#ifndef V_ROWS
+#define V_ROWS 4
+#define V_BLOCKS 4
+#endif
 namespace jaxgpuops::count {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kJoinThreads = 512, kTilesOfBlock = 32;  // threads of a block of segment_join_kernel, and its tiles
-constexpr int kRows = 8;                               // rows that a lane loads before it folds them
+constexpr int kJoinThreads = 512, kTilesOfBlock = 32;      // threads of a block of segment_join_kernel, and its tiles
+constexpr int kRows = 8;                                   // neighbouring scalars of a lane
+constexpr int kTileRows = V_ROWS, kTileBlocks = V_BLOCKS;  // rows that a lane loads before it folds them
 
 // ---- Kernels --------------------------------------------------------------------------------------------------------
 
 struct Args {
   const void* data;
   void* out;
-  const int32_t* ids;  // sorted ones; null: the workspace has them
+  const int32_t* all_ids;        // sorted ones
+  const int32_t* all_positions;  // of their rows; null: the rows are sorted
   IndexMap ids_at, data_at;
-  char* workspace;
-  int64_t workspace_bytes, keys_at, positions_at, heads_at, tails_at;
+  char* workspace;  // of the parts of segments
+  int64_t workspace_bytes, tails_at;
   int64_t outer, length, inner, segments, rows, tiles;
   int64_t chunks;  // chunks of columns, of which a team has one at a time
   int team_bits;
-  int64_t shares;  // shares of the partial results of one segment, each added up by one team of a block
-  bool shared;
+  int64_t shares;   // shares of the partial results of one segment, each added up by one team of a block
+  int64_t fillers;  // blocks of segment_tiles_kernel that fill segments without rows
   Keys keys;
 
-  __device__ const int32_t* ids_of(int64_t o) const {
-    if (ids) return ids + ids_at(o);
-    return reinterpret_cast<const int32_t*>(workspace + (shared ? 0 : o) * workspace_bytes + keys_at);
-  }
-  __device__ const uint32_t* positions_of(int64_t o) const {
-    if (ids) return nullptr;
-    return reinterpret_cast<const uint32_t*>(workspace + (shared ? 0 : o) * workspace_bytes + positions_at);
+  __device__ const int32_t* ids_of(int64_t o) const { return all_ids + ids_at(o); }
+  __device__ const int32_t* positions_of(int64_t o) const {
+    return all_positions ? all_positions + ids_at(o) : nullptr;
   }
   __device__ bool is_segment(int32_t id) const { return static_cast<uint32_t>(id) < static_cast<uint32_t>(segments); }
 };
@@ -96,24 +99,73 @@ struct alignas(kCount > 1 ? 16 : sizeof(typename Monoid::Acc)) Partial {
   __device__ void load(const typename Monoid::Acc* from) { *this = *reinterpret_cast<const Partial*>(from); }
 };
 
+// Fills segments without rows. Each thread of a block finds the first row of a segment, and warps fill the segments
+// that have none.
+template <class Bits>
+__device__ __forceinline__ void fill_segments(const Args& a) {
+  __shared__ int64_t starts[kThreads + 1];
+  const int64_t blocks = (a.segments + kThreads - 1) / kThreads;
+  const int64_t o = blockIdx.x / blocks, first = blockIdx.x % blocks * kThreads;
+  const int32_t* ids = a.ids_of(o);
+  for (int i = threadIdx.x; i <= kThreads; i += kThreads) {
+    int64_t low = 0, high = a.length;
+    while (low < high) {
+      const int64_t middle = (low + high) / 2;
+      const int32_t id = ids[middle];
+      if (a.all_positions ? static_cast<uint32_t>(id) < first + i : id < first + i) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    starts[i] = low;
+  }
+  __syncthreads();
+  const auto empty = static_cast<Bits>(a.keys.empty);
+  const bool is_empty = first + threadIdx.x < a.segments && starts[threadIdx.x] == starts[threadIdx.x + 1];
+  Bits* out = static_cast<Bits*>(a.out) + (o * a.segments + first + (threadIdx.x & ~31u)) * a.inner;
+  const int lane = threadIdx.x & 31;
+  if (a.inner <= 4) {
+    for (int64_t i = 0; is_empty && i < a.inner; ++i) out[lane * a.inner + i] = empty;
+    return;
+  }
+  constexpr int kPerPack = 16 / sizeof(Bits);
+  Pack pack;
+#pragma unroll
+  for (int i = 0; i < kPerPack; ++i) set<Bits>(pack, i, empty);
+  const bool packs = a.inner % kPerPack == 0 && reinterpret_cast<uintptr_t>(a.out) % 16 == 0;
+  for (unsigned left = __ballot_sync(kEveryLane, is_empty); left; left &= left - 1) {
+    Bits* to = out + static_cast<int64_t>(__ffs(left) - 1) * a.inner;
+    if (packs) {
+      for (int64_t i = lane; i < a.inner / kPerPack; i += 32) reinterpret_cast<Pack*>(to)[i] = pack;
+    } else {
+      for (int64_t i = lane; i < a.inner; i += 32) to[i] = empty;
+    }
+  }
+}
+
 template <class Monoid, int kCount>
-__global__ void __launch_bounds__(kThreads) segment_tiles_kernel(Args a) {
+__global__ void __launch_bounds__(kThreads, kTileBlocks) segment_tiles_kernel(Args a) {
   using Bits = typename Monoid::Bits;
   using Acc = typename Monoid::Acc;
-  const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (blockIdx.x < a.fillers) return fill_segments<Bits>(a);
+  const int64_t thread = (blockIdx.x - a.fillers) * kThreads + threadIdx.x;
   const int64_t team = thread >> a.team_bits;
   const int64_t chunk = team % a.chunks, tile = team / a.chunks % a.tiles, o = team / a.chunks / a.tiles;
   const int64_t column = ((chunk << a.team_bits) + (thread & ((1 << a.team_bits) - 1))) * kCount;
   if (o >= a.outer || column >= a.inner) return;
 
   const int32_t* ids = a.ids_of(o);
-  const uint32_t* positions = a.positions_of(o);
+  const int32_t* positions = a.positions_of(o);
   const Bits* data = static_cast<const Bits*>(a.data) + a.data_at(o) + column;
   char* workspace = a.workspace + o * a.workspace_bytes;
-  const int64_t begin = tile * a.rows, end = min(a.length, begin + a.rows);
+  const int64_t begin = tile * a.rows;
+  const auto length = static_cast<int>(min(a.rows, a.length - begin));
+  ids += begin;
+  if (positions) positions += begin;
 
-  int32_t id = ids[begin];
-  bool begins = begin == 0 || ids[begin - 1] != id;
+  int32_t id = ids[0];
+  bool begins = begin == 0 || ids[-1] != id;
   Partial<Monoid, kCount> sum;
   sum.clear();
   const auto flush = [&](bool ends) {
@@ -121,36 +173,42 @@ __global__ void __launch_bounds__(kThreads) segment_tiles_kernel(Args a) {
     if (begins && ends) {
       sum.store_result(a.out, (o * a.segments + id) * a.inner + column, a.keys);
     } else {
-      sum.store(reinterpret_cast<Acc*>(workspace + (begins ? a.tails_at : a.heads_at)) + tile * a.inner + column);
+      sum.store(reinterpret_cast<Acc*>(workspace + (begins ? a.tails_at : 0)) + tile * a.inner + column);
     }
   };
-  const auto take_rows = [&](const int32_t (&next)[kRows], const Elements<Bits, kCount>(&elements)[kRows], int64_t at) {
+  // The ids and positions of the next rows are loaded together with the elements of these.
+  int32_t next[kTileRows], row[kTileRows];
+  const auto load_ids = [&](int at) {
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      if (at + r >= end) break;
-      if (next[r] != id) {
+    for (int r = 0; r < kTileRows; ++r) {
+      const bool has = at + r < length;
+      next[r] = has ? ids[at + r] : -1;
+      row[r] = has && positions ? positions[at + r] : static_cast<int32_t>(begin + at + r);
+    }
+  };
+  load_ids(0);
+  for (int at = 0; at < length; at += kTileRows) {
+    int32_t own[kTileRows];
+    Elements<Bits, kCount> elements[kTileRows];
+#pragma unroll
+    for (int r = 0; r < kTileRows; ++r) {
+      own[r] = next[r];
+      if (a.is_segment(own[r])) elements[r] = *reinterpret_cast<const Elements<Bits, kCount>*>(data + row[r] * a.inner);
+    }
+    load_ids(at + kTileRows);
+#pragma unroll
+    for (int r = 0; r < kTileRows; ++r) {
+      if (at + r >= length) break;
+      if (own[r] != id) {
         flush(true);
-        id = next[r];
+        id = own[r];
         begins = true;
         sum.clear();
       }
       if (a.is_segment(id)) sum.fold(elements[r], a.keys);
     }
-  };
-  for (int64_t at = begin; at < end; at += kRows) {
-    int32_t next[kRows];
-    Elements<Bits, kCount> elements[kRows];
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) next[r] = at + r < end ? ids[at + r] : -1;
-#pragma unroll
-    for (int r = 0; r < kRows; ++r)
-      if (a.is_segment(next[r])) {
-        const int64_t row = positions ? positions[at + r] : at + r;
-        elements[r] = *reinterpret_cast<const Elements<Bits, kCount>*>(data + row * a.inner);
-      }
-    take_rows(next, elements, at);
   }
-  flush(end == a.length || ids[end] != id);
+  flush(begin + length == a.length || ids[length] != id);
 }
 
 template <class T>
@@ -182,7 +240,7 @@ __global__ void __launch_bounds__(kThreads) segment_scalars_kernel(Args a) {
   const int64_t tile = warp % a.tiles, o = warp / a.tiles;
   if (o >= a.outer) return;
   const int32_t* ids = a.ids_of(o);
-  const uint32_t* positions = a.positions_of(o);
+  const int32_t* positions = a.positions_of(o);
   const Bits* data = static_cast<const Bits*>(a.data) + a.data_at(o);
   Bits* out = static_cast<Bits*>(a.out) + o * a.segments;
   char* workspace = a.workspace + o * a.workspace_bytes;
@@ -196,7 +254,7 @@ __global__ void __launch_bounds__(kThreads) segment_scalars_kernel(Args a) {
     if (begins && ends) {
       out[id] = Monoid::store(sum, a.keys);
     } else {
-      reinterpret_cast<Acc*>(workspace + (begins ? a.tails_at : a.heads_at))[tile] = sum;
+      reinterpret_cast<Acc*>(workspace + (begins ? a.tails_at : 0))[tile] = sum;
     }
   };
   // Of the rows before, the last segment and what it has so far.
@@ -315,7 +373,7 @@ __global__ void __launch_bounds__(kJoinThreads) segment_join_kernel(Args a) {
   const int64_t column = ((chunk << a.team_bits) + lane) * kCount;
   const bool live = column < a.inner;
   char* workspace = a.workspace + o * a.workspace_bytes;
-  const Acc* heads = reinterpret_cast<const Acc*>(workspace + a.heads_at) + column;
+  const Acc* heads = reinterpret_cast<const Acc*>(workspace) + column;
   const Acc* tails = reinterpret_cast<const Acc*>(workspace + a.tails_at) + column;
   const auto add_heads = [&](Partial<Monoid, kCount>& sum, int64_t begin, int64_t end) {
     Partial<Monoid, kCount> part;
@@ -355,55 +413,13 @@ __global__ void __launch_bounds__(kJoinThreads) segment_join_kernel(Args a) {
   }
 }
 
-// Fills segments without rows. Each thread finds the first row of a segment, and warps fill the segments that have
-// none.
-template <class Bits>
-__global__ void __launch_bounds__(kThreads) segment_fill_kernel(Args a) {
-  __shared__ int64_t starts[kThreads + 1];
-  const int64_t blocks = (a.segments + kThreads - 1) / kThreads;
-  const int64_t o = blockIdx.x / blocks, first = blockIdx.x % blocks * kThreads;
-  const int32_t* ids = a.ids_of(o);
-  for (int i = threadIdx.x; i <= kThreads; i += kThreads) {
-    int64_t low = 0, high = a.length;
-    while (low < high) {
-      const int64_t middle = (low + high) / 2;
-      if (ids[middle] < first + i) {
-        low = middle + 1;
-      } else {
-        high = middle;
-      }
-    }
-    starts[i] = low;
-  }
-  __syncthreads();
-  const auto empty = static_cast<Bits>(a.keys.empty);
-  const bool is_empty = first + threadIdx.x < a.segments && starts[threadIdx.x] == starts[threadIdx.x + 1];
-  Bits* out = static_cast<Bits*>(a.out) + (o * a.segments + first + (threadIdx.x & ~31u)) * a.inner;
-  const int lane = threadIdx.x & 31;
-  if (a.inner <= 4) {
-    for (int64_t i = 0; is_empty && i < a.inner; ++i) out[lane * a.inner + i] = empty;
-    return;
-  }
-  constexpr int kPerPack = 16 / sizeof(Bits);
-  Pack pack;
-#pragma unroll
-  for (int i = 0; i < kPerPack; ++i) set<Bits>(pack, i, empty);
-  const bool packs = a.inner % kPerPack == 0 && reinterpret_cast<uintptr_t>(a.out) % 16 == 0;
-  for (unsigned left = __ballot_sync(kEveryLane, is_empty); left; left &= left - 1) {
-    Bits* to = out + static_cast<int64_t>(__ffs(left) - 1) * a.inner;
-    if (packs) {
-      for (int64_t i = lane; i < a.inner / kPerPack; i += 32) reinterpret_cast<Pack*>(to)[i] = pack;
-    } else {
-      for (int64_t i = lane; i < a.inner; i += 32) to[i] = empty;
-    }
-  }
-}
-
 // Fills all segments of scalars, before others write those that have rows: that takes less than to find out which.
+// Fills all where there are no rows.
 template <class Bits>
 __global__ void __launch_bounds__(kThreads) segment_fill_all_kernel(Args a) {
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < a.outer * a.segments; i += stride)
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < a.outer * a.segments * a.inner;
+       i += stride)
     static_cast<Bits*>(a.out)[i] = static_cast<Bits>(a.keys.empty);
 }
 
@@ -420,15 +436,17 @@ cudaError_t run(cudaStream_t stream, Args a) {
   Launch config;
   config.block = dim3(kThreads);
   const bool scalars = a.inner == 1;
-  const int64_t filling = (a.segments + kThreads - 1) / kThreads;
-  config.grid =
-      dim3(static_cast<unsigned>(scalars ? std::min<int64_t>(a.outer * filling, 132 * 16) : a.outer * filling));
-  const auto fill =
-      scalars ? segment_fill_all_kernel<typename Monoid::Bits> : segment_fill_kernel<typename Monoid::Bits>;
-  cudaError_t status = launch(stream, config, fill, a);
-  if (status != cudaSuccess || a.tiles == 0) return status;
+  const int64_t filling = a.outer * ((a.segments + kThreads - 1) / kThreads);
+  if (scalars || a.tiles == 0) {
+    config.grid = dim3(static_cast<unsigned>(std::min<int64_t>(filling, 132 * 16)));
+    const cudaError_t status = launch(stream, config, segment_fill_all_kernel<typename Monoid::Bits>, a);
+    if (status != cudaSuccess || a.tiles == 0) return status;
+  } else {
+    a.fillers = filling;
+  }
   const int64_t threads = scalars ? a.outer * a.tiles * 32 : (a.outer * a.tiles * a.chunks) << a.team_bits;
-  config.grid = dim3(static_cast<unsigned>((threads + kThreads - 1) / kThreads));
+  config.grid = dim3(static_cast<unsigned>(a.fillers + (threads + kThreads - 1) / kThreads));
+  cudaError_t status = cudaSuccess;
   if constexpr (kCount == 1) {
     status = launch(stream, config, scalars ? segment_scalars_kernel<Monoid> : segment_tiles_kernel<Monoid, 1>, a);
   } else {
@@ -456,27 +474,27 @@ cudaError_t launch_segments(cudaStream_t stream, const SegmentsPlan& plan, const
   Args a = {};
   a.data = buffers.data;
   a.out = buffers.out;
+  a.all_ids = buffers.ids;
   a.ids_at = problem.ids;
   a.data_at = problem.data;
-  a.workspace = buffers.workspace;
-  a.workspace_bytes = buffers.workspace_bytes;
   a.outer = problem.rows.outer;
   a.length = problem.rows.length;
   a.inner = problem.rows.inner;
   a.segments = problem.segments;
   a.rows = plan.rows;
   a.tiles = plan.tiles;
-  a.heads_at = plan.heads;
+  a.workspace = buffers.workspace + a.outer * plan.order.bytes;
+  a.workspace_bytes = plan.workspace_bytes - plan.order.bytes;
   a.tails_at = plan.tails;
-  a.shared = problem.shared;
   a.keys = keys_of(problem);
-  if (plan.algorithm == Segmenting::kSorted || a.length == 0) {
-    a.ids = buffers.ids;
-  } else {
-    a.keys_at = plan.order.keys[plan.order.last()];
-    a.positions_at = plan.order.positions[plan.order.last()];
-    const cudaError_t status = launch_order(stream, plan.order, problem, buffers);
+  if (plan.algorithm == Segmenting::kOrdered && a.length > 0) {
+    auto* const ids = reinterpret_cast<int32_t*>(buffers.workspace);
+    auto* const positions = reinterpret_cast<int32_t*>(buffers.workspace + a.outer * plan.order.positions);
+    const cudaError_t status = sort::launch_sort(stream, plan.order.sort, order_of(problem), buffers.ids, ids,
+                                                 positions, buffers.workspace + a.outer * plan.order.workspace);
     if (status != cudaSuccess) return status;
+    a.all_ids = ids;
+    a.all_positions = positions;
   }
   return dispatch_monoid(problem, [&](auto monoid) {
     using Monoid = decltype(monoid);
