@@ -272,7 +272,7 @@ WRONG_SOFTMAX = {
 @pytest.mark.parametrize("data, ids, out, axis, length, message", WRONG_SOFTMAX.values(), ids=WRONG_SOFTMAX)
 def test_segment_softmax_refuses(name, data, ids, out, axis, length, message):
     with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT: jaxgpuops.{name}: {message}"):
-        call(name, [out], data, ids, axis=axis, length=length)
+        call(name, [out], data, ids, axis=axis, length=length, sorted=False)
 
 
 WRONG_HISTOGRAMS = {

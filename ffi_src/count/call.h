@@ -6,6 +6,16 @@
 
 namespace jaxgpuops::count {
 
+// How many bins the counts have, which must be those of x but for that.
+inline int64_t require_counts(ffi::AnyBuffer x, ffi::AnyBuffer counts, int64_t axis) {
+  if (counts.dimensions().size() != x.dimensions().size())
+    throw invalid("counts has rank ", counts.dimensions().size(), ", expected ", x.dimensions().size());
+  const int64_t bins = require_rows("counts", counts, axis).length;
+  require_type("counts", counts, ffi::DataType::S32);
+  require_shape("counts", counts, with_axis(dims_of(x), axis, bins));
+  return bins;
+}
+
 inline Bincount bincount_of(ffi::AnyBuffer x, ffi::AnyBuffer counts, int64_t axis) {
   Bincount problem;
   const Element element = require_ordered("x", x);
@@ -14,11 +24,7 @@ inline Bincount bincount_of(ffi::AnyBuffer x, ffi::AnyBuffer counts, int64_t axi
   problem.bytes = element.bits / 8;
   problem.is_signed = element.kind == KeyKind::kSigned;
   problem.rows = require_rows("x", x, axis);
-  if (counts.dimensions().size() != x.dimensions().size())
-    throw invalid("counts has rank ", counts.dimensions().size(), ", expected ", x.dimensions().size());
-  problem.bins = require_rows("counts", counts, axis).length;
-  require_type("counts", counts, ffi::DataType::S32);
-  require_shape("counts", counts, with_axis(dims_of(x), axis, problem.bins));
+  problem.bins = require_counts(x, counts, axis);
   return problem;
 }
 
@@ -28,11 +34,7 @@ inline Histogram histogram_of(ffi::AnyBuffer x, ffi::AnyBuffer edges, ffi::AnyBu
   if (!is_float(problem.dtype) || bytes_of(problem.dtype) == 1)
     throw invalid("x has element type ", printable(x.element_type()), ", which is not supported here");
   problem.rows = require_rows("x", x, axis);
-  if (counts.dimensions().size() != x.dimensions().size())
-    throw invalid("counts has rank ", counts.dimensions().size(), ", expected ", x.dimensions().size());
-  problem.bins = require_rows("counts", counts, axis).length;
-  require_type("counts", counts, ffi::DataType::S32);
-  require_shape("counts", counts, with_axis(dims_of(x), axis, problem.bins));
+  problem.bins = require_counts(x, counts, axis);
   require_type("edges", edges, x.element_type());
   if (edges.dimensions().size() != x.dimensions().size())
     throw invalid("edges has rank ", edges.dimensions().size(), ", expected ", x.dimensions().size());
@@ -80,11 +82,11 @@ inline Segments segments_of(Op op, ffi::AnyBuffer data, ffi::AnyBuffer ids, ffi:
 
 // Softmax of segments, or the logarithms of their sums.
 inline Segments softmax_of(ffi::AnyBuffer data, ffi::AnyBuffer ids, ffi::AnyBuffer out, int64_t axis, int64_t segments,
-                           bool logs) {
+                           bool sorted, bool logs) {
   require_type("data", data, ffi::DataType::F32);
   require_type("ids", ids, ffi::DataType::S32);
   if (segments < 0) throw invalid("length is ", segments, ", expected 0 or more");
-  const Segments problem = segments_of(Op::kMax, data, ids, out, axis, false, logs ? -1 : segments);
+  const Segments problem = segments_of(Op::kMax, data, ids, out, axis, sorted, logs ? -1 : segments);
   if (problem.segments != segments)
     throw invalid("out has ", problem.segments, " along axis ", axis, ", expected ", segments);
   return problem;

@@ -98,6 +98,7 @@ bool plan_lanes(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
   // Rows of many columns can be read in order of the ids as well, and larger tables leave a multiprocessor few warps.
   const int64_t bound = rows.inner <= kMostTableColumns ? most : most / 4;
   const int64_t warp_bytes = 32 * problem.segments * partial_bytes(problem);
+  if (problem.byte_ids && !takes_byte_ids(problem.op, bytes_of(problem.dtype))) return false;
   if (warp_bytes > bound || rows.inner >= 1 << 26) return false;  // a row's size fits in 32 bits
   plan.algorithm = Segmenting::kLanes;
   plan.columns = rows.inner % 2 == 0 && 2 * warp_bytes <= std::max(bound, most / 2) ? 2 : 1;
@@ -185,6 +186,24 @@ OrderPlan plan_order(const Segments& problem, const Gpu& gpu) {
   return plan;
 }
 
+// Rows in the order of their ids, of which a partial result of an element has some bytes.
+void plan_tiles(const Segments& problem, int64_t part_bytes, const Gpu& gpu, SegmentsPlan& plan) {
+  const Rows& rows = problem.rows;
+  plan.algorithm = problem.sorted ? Segmenting::kSorted : Segmenting::kOrdered;
+  if (!problem.sorted) plan.order = plan_order(problem, gpu);
+  // Tiles are large enough that their lanes, with 16 bytes of each row, make no more than about 4096 warps.
+  const int64_t bytes = rows.inner * bytes_of(problem.dtype);
+  const int64_t lanes = rows.length * ceil_div(bytes, 16);
+  int64_t tile = lanes < 1 << 20 ? 32 : 64;
+  while (tile < 1024 && lanes / tile > 32 * 4096) tile *= 2;
+  if (rows.inner == 1) tile = rows.length < 1 << 20 ? 256 : 1024;  // of a warp, which has 256 rows at a time
+  plan.rows = tile;
+  plan.tiles = ceil_div(rows.length, tile);
+  const int64_t part = aligned(plan.tiles * rows.inner * part_bytes);
+  plan.tails = part;
+  plan.workspace_bytes = plan.order.bytes + (plan.tiles > 1 ? 2 * part : 0);
+}
+
 // What depends on the number of rows, or on the GPU, must not change the order in which parts are added.
 SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
   SegmentsPlan plan;
@@ -217,28 +236,24 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
     plan.workspace_bytes = plan.tiles > 1 ? aligned(plan.tiles * rows.inner * table) : 0;
     return plan;
   }
-  plan.algorithm = problem.sorted ? Segmenting::kSorted : Segmenting::kOrdered;
-  if (!problem.sorted) plan.order = plan_order(problem, gpu);
-  // Tiles are large enough that their lanes, with 16 bytes of each row, make no more than about 4096 warps.
-  const int64_t bytes = rows.inner * bytes_of(problem.dtype);
-  const int64_t lanes = rows.length * ceil_div(bytes, 16);
-  int64_t tile = lanes < 1 << 20 ? 32 : 64;
-  while (tile < 1024 && lanes / tile > 32 * 4096) tile *= 2;
-  if (rows.inner == 1) tile = rows.length < 1 << 20 ? 256 : 1024;  // of a warp, which has 256 rows at a time
-  plan.rows = tile;
-  plan.tiles = ceil_div(rows.length, tile);
-  const int64_t part = aligned(plan.tiles * rows.inner * partial_bytes(problem));
-  plan.tails = part;
-  plan.workspace_bytes = plan.order.bytes + (plan.tiles > 1 ? 2 * part : 0);
+  plan_tiles(problem, partial_bytes(problem), gpu, plan);
   return plan;
 }
 
-SegmentsPlan plan_segment_softmax(const Segments& problem, const Gpu& gpu) {
+SegmentsPlan plan_segment_softmax(const Segments& problem, bool logs, const Gpu& gpu) {
   SegmentsPlan plan;
   const Rows& rows = problem.rows;
   plan.algorithm = Segmenting::kNone;
-  if (rows.elements() > 0 && problem.segments > 0 && rows.length <= kFewRows)
+  if (rows.elements() == 0 || problem.segments == 0) return plan;
+  if (rows.length <= kFewRows) {
     plan_few(rows, problem.segments, gpu, plan);
+    return plan;
+  }
+  // To order ids takes longer than to go through a few columns once more, or than tables of few segments.
+  if (!problem.sorted && (rows.inner < 4 || rows.length >= 32 * problem.segments)) return plan;
+  plan_tiles(problem, kPairBytes, gpu, plan);
+  plan.pairs = plan.workspace_bytes;
+  if (!logs) plan.workspace_bytes += aligned(problem.segments * rows.inner * kPairBytes);
   return plan;
 }
 

@@ -98,6 +98,9 @@ enum class Segmenting {
   kNone,     // ids are bytes, which only kLanes reads
 };
 constexpr const char* kSegmentingNames[] = {"empty", "lanes", "few", "tables", "atomics", "sorted", "ordered", "none"};
+// Kernels that read ids of 8 bits are those of boosted trees: sums of gradients, by float32 or as integers.
+constexpr bool takes_byte_ids(Op op, int bytes) { return op == Op::kSum && bytes == 4; }
+
 constexpr int kFewRows = 2048;
 constexpr int kTableThreads = 256;
 constexpr int kMostLaneWarps = 8;  // of a block
@@ -116,6 +119,7 @@ struct SegmentsPlan {
   int64_t shared_bytes = 0;  // that it has
   ExactShape exact;          // of kAtomics, for sums of floats
   int64_t tails = 0;         // where the second of two parts of segments that cross tiles is, for an outer index
+  int64_t pairs = 0;         // where softmax has the largest and the sum of each segment, for an outer index
   int64_t workspace_bytes = 0;
 };
 
@@ -124,8 +128,9 @@ sort::Problem order_of(const Segments& problem);
 
 SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu);
 
-// Of softmax of segments and its logarithms: kFew, or kNone.
+// Of softmax of segments and its logarithms: kFew, kSorted, kOrdered or kNone.
+constexpr int64_t kPairBytes = 8;      // the largest, and a sum of float32
 constexpr int kSoftmaxCellBytes = 12;  // the largest, and a sum of 64 bits
-SegmentsPlan plan_segment_softmax(const Segments& problem, const Gpu& gpu);
+SegmentsPlan plan_segment_softmax(const Segments& problem, bool logs, const Gpu& gpu);
 
 }  // namespace jaxgpuops::count

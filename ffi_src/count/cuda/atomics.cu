@@ -16,10 +16,9 @@
 
 #include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
+#include "count/cuda/args.cuh"
 #include "count/cuda/atomics.cuh"
 #include "count/cuda/exact.cuh"
-#include "count/cuda/launch.h"
-#include "count/cuda/monoid.cuh"
 
 namespace jaxgpuops::count {
 namespace {
@@ -29,17 +28,11 @@ constexpr int kSteps = 8;  // groups of 32 rows that a warp loads at a time
 constexpr int kMany = 8;   // the least number of rows of 32 for a hot segment; fewer atomics are as fast one by one
 constexpr uint32_t kNone = ~0u;
 
-struct Args {
-  const void* data;
-  const int32_t* ids;
-  IndexMap ids_at, data_at;
-  void* out;
-  char* workspace;
-  int64_t workspace_bytes, outer, length, inner, segments;
+struct Args : SegmentArgs {
+  using SegmentArgs::SegmentArgs;
   int64_t run, runs;  // rows of a warp, and how many warps there are
   int team_bits;      // 2^team_bits lanes have a row
   ExactShape exact;
-  Keys keys;
 
   JAXGPUOPS_HOST_DEVICE int64_t cells() const { return segments * inner; }
   // Of an outer index: a bit for each accumulator that is not 0 everywhere.
@@ -271,23 +264,11 @@ cudaError_t run(cudaStream_t stream, const Args& a) {
 
 cudaError_t launch_segment_atomics(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                    const SegmentsBuffers& buffers) {
-  Args a = {};
-  a.data = buffers.data;
-  a.ids = buffers.ids;
-  a.ids_at = problem.ids;
-  a.data_at = problem.data;
-  a.out = buffers.out;
-  a.workspace = buffers.workspace;
-  a.workspace_bytes = buffers.workspace_bytes;
-  a.outer = problem.rows.outer;
-  a.length = problem.rows.length;
-  a.inner = problem.rows.inner;
-  a.segments = problem.segments;
+  Args a(problem, buffers);
   a.run = plan.rows;
   a.runs = plan.tiles;
   a.team_bits = plan.team_bits;
   a.exact = plan.exact;
-  a.keys = keys_of(problem);
   return dispatch_monoid(problem, [&](auto monoid) {
     using Monoid = decltype(monoid);
     if constexpr (std::is_same_v<Monoid, Sum<Float64>>) {

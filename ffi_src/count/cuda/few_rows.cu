@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(1024) segment_few_kernel(const __grid_constant
 
 cudaError_t launch_segment_few(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                const SegmentsBuffers& buffers) {
-  const FewArgs a = few_args(plan, problem, buffers);
+  const FewArgs a(plan, problem, buffers);
   const auto run = [&](auto cells) {
     using Cells = typename decltype(cells)::type;
     return launch_few(stream, plan, a, Cells::kBytes, segment_few_kernel<Cells>);

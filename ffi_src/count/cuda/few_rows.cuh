@@ -6,8 +6,7 @@
 
 #include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
-#include "count/cuda/launch.h"
-#include "count/cuda/monoid.cuh"
+#include "count/cuda/args.cuh"
 
 namespace jaxgpuops::count {
 
@@ -15,34 +14,18 @@ constexpr int kLoads = 8;  // rows that a lane loads at a time
 constexpr int kRowBits = 11;
 static_assert(kFewRows == 1 << kRowBits);
 
-struct FewArgs {
-  const void* data;
-  const int32_t* ids;
-  IndexMap ids_at, data_at;
-  void* out;
-  int64_t outer, inner, segments, ranges, chunks;
+struct FewArgs : SegmentArgs {
+  int64_t ranges, chunks;
   int length, range, team_bits;
-  Keys keys;
-};
 
-inline FewArgs few_args(const SegmentsPlan& plan, const Segments& problem, const SegmentsBuffers& buffers) {
-  FewArgs a = {};
-  a.data = buffers.data;
-  a.ids = buffers.ids;
-  a.ids_at = problem.ids;
-  a.data_at = problem.data;
-  a.out = buffers.out;
-  a.outer = problem.rows.outer;
-  a.inner = problem.rows.inner;
-  a.segments = problem.segments;
-  a.length = static_cast<int>(problem.rows.length);
-  a.range = static_cast<int>(plan.rows);
-  a.ranges = plan.tiles;
-  a.team_bits = plan.team_bits;
-  a.chunks = (a.inner + (int64_t{1} << a.team_bits) - 1) >> a.team_bits;
-  a.keys = keys_of(problem);
-  return a;
-}
+  FewArgs(const SegmentsPlan& plan, const Segments& problem, const SegmentsBuffers& buffers)
+      : SegmentArgs(problem, buffers),
+        ranges(plan.tiles),
+        chunks((inner + (int64_t{1} << plan.team_bits) - 1) >> plan.team_bits),
+        length(static_cast<int>(problem.rows.length)),
+        range(static_cast<int>(plan.rows)),
+        team_bits(plan.team_bits) {}
+};
 
 // The part of a block: its segments and its rows.
 template <class Bits>

@@ -62,8 +62,7 @@ __global__ void __launch_bounds__(1024) segment_few_softmax_kernel(const __grid_
 
 cudaError_t launch_few_softmax(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                const SegmentsBuffers& buffers, bool logs) {
-  if (plan.algorithm == Segmenting::kEmpty) return cudaSuccess;
-  const FewArgs a = few_args(plan, problem, buffers);
+  const FewArgs a(plan, problem, buffers);
   return launch_few(stream, plan, a, kSoftmaxCellBytes,
                     logs ? segment_few_softmax_kernel<true> : segment_few_softmax_kernel<false>);
 }

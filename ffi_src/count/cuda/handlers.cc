@@ -79,18 +79,20 @@ ffi::Error segments(cudaStream_t stream, ffi::AnyBuffer data, ffi::AnyBuffer ids
 template <bool logs>
 ffi::Error segment_softmax(cudaStream_t stream, ffi::AnyBuffer data, ffi::AnyBuffer ids,
                            ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace, int64_t axis,
-                           int64_t length) {
+                           int64_t length, bool sorted) {
   return handle(logs ? "jaxgpuops.segment_logsumexp" : "jaxgpuops.segment_softmax", [&] {
-    const Segments problem = softmax_of(data, ids, *out, axis, length, logs);
-    require_workspace(*workspace, *out, axis);  // which this kernel does without
+    const Segments problem = softmax_of(data, ids, *out, axis, length, sorted, logs);
     const Device device = current_device();
-    const SegmentsPlan plan = plan_segment_softmax(problem, device.gpu());
+    const SegmentsPlan plan = plan_segment_softmax(problem, logs, device.gpu());
     if (plan.algorithm == Segmenting::kNone)
       throw invalid(problem.rows.length, " rows are to be reduced by other calls here");
+    const int64_t bytes = require_workspace(*workspace, *out, axis);
+    if (bytes < plan.workspace_bytes) throw invalid("workspace has ", bytes, " bytes, expected ", plan.workspace_bytes);
     const SegmentsBuffers buffers = {data.untyped_data(), static_cast<const int32_t*>(ids.untyped_data()),
-                                     out->untyped_data(), nullptr, 0};
-    require_launched(launch_few_softmax(stream, plan, problem, buffers, logs),
-                     kSegmentingNames[static_cast<int>(plan.algorithm)], problem.rows, data, device);
+                                     out->untyped_data(), static_cast<char*>(workspace->untyped_data()), bytes};
+    const auto launch = plan.algorithm == Segmenting::kFew ? launch_few_softmax : launch_tiles_softmax;
+    require_launched(launch(stream, plan, problem, buffers, logs), kSegmentingNames[static_cast<int>(plan.algorithm)],
+                     problem.rows, data, device);
   });
 }
 
@@ -102,7 +104,8 @@ auto softmax_binding() {
       .Ret<ffi::AnyBuffer>()  // out
       .Ret<ffi::AnyBuffer>()  // workspace
       .Attr<int64_t>("axis")
-      .Attr<int64_t>("length");
+      .Attr<int64_t>("length")
+      .Attr<bool>("sorted");
 }
 
 auto segments_binding() {

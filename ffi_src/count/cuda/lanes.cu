@@ -23,8 +23,9 @@ constexpr int kSteps = 8, kDeepSteps = 24;
 constexpr int64_t kDeepBytes = 24 << 10;  // of the tables of a warp
 
 struct Args : Slices {
-  int64_t outer, chunks, share;  // rows of a slice that each of its warps has
-  int team_bits, parts;          // warps that share a slice
+  using Slices::Slices;
+  int64_t chunks, share;  // rows of a slice that each of its warps has
+  int team_bits, parts;   // warps that share a slice
 };
 
 template <class Bits, int kColumns>
@@ -178,8 +179,7 @@ __global__ void __launch_bounds__(32 * kMostLaneWarps) segment_lanes_kernel(Args
 
 cudaError_t launch_segment_lanes(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                  const SegmentsBuffers& buffers) {
-  Args a = {slices_of(plan, problem, buffers)};
-  a.outer = problem.rows.outer;
+  Args a(plan, problem, buffers);
   a.team_bits = plan.team_bits;
   a.chunks = (a.inner + (plan.columns << a.team_bits) - 1) / (plan.columns << a.team_bits);
   a.parts = plan.parts;
@@ -208,7 +208,9 @@ cudaError_t launch_segment_lanes(cudaStream_t stream, const SegmentsPlan& plan, 
                          : segment_lanes_kernel<Monoid, Id, 1, kSteps, false>,
                     a);
     };
-    return problem.byte_ids ? run(uint8_t{}) : run(int32_t{});
+    if constexpr (takes_byte_ids(is_extreme<Monoid> ? Op::kMax : Op::kSum, sizeof(typename Monoid::Bits)))
+      if (problem.byte_ids) return run(uint8_t{});
+    return run(int32_t{});
   });
 }
 

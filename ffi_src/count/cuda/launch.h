@@ -43,9 +43,13 @@ cudaError_t launch_segment_tables(cudaStream_t stream, const SegmentsPlan& plan,
 cudaError_t launch_segment_few(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                const SegmentsBuffers& buffers);
 
-// Softmax of segments of few rows, or the logarithms of their sums; the problem is that of the largest.
+// Softmax of segments, or the logarithms of their sums, by the plan: of few rows, or in the order of the ids. The
+// problem is that of the largest.
 cudaError_t launch_few_softmax(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                const SegmentsBuffers& buffers, bool logs);
+
+cudaError_t launch_tiles_softmax(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
+                                 const SegmentsBuffers& buffers, bool logs);
 
 cudaError_t launch_segment_atomics(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                    const SegmentsBuffers& buffers);

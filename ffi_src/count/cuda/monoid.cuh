@@ -20,6 +20,7 @@ struct Sum {
   using Element = E;
   using Bits = typename E::Bits;
   using Acc = typename E::Acc;
+  using Result = Bits;
   __device__ static Acc identity() { return Acc{0}; }
   __device__ static Acc load(Bits bits, const Keys&) { return E::load(bits); }
   __device__ static Acc fold(Acc a, Acc b) { return add(a, b); }
@@ -32,6 +33,7 @@ template <class Unsigned>
 struct Extreme {
   using Bits = Unsigned;
   using Acc = Unsigned;
+  using Result = Bits;
   static constexpr Bits kSign = static_cast<Bits>(Bits{1} << (8 * sizeof(Bits) - 1));
   static constexpr Bits kAll = static_cast<Bits>(~Bits{0});
   __device__ static Acc identity() { return 0; }
