@@ -325,16 +325,15 @@ NB_MODULE(_cpu, module) {
 
   module.def(
       "plan_segment_softmax",
-      [](int64_t outer, int64_t length, int64_t inner, int64_t segments, bool sorted, bool logs,
-         int compute_capability) {
+      [](int64_t outer, int64_t length, int64_t inner, int64_t segments, bool sorted, int compute_capability) {
         count::Segments problem;
         problem.rows = {outer, length, inner};
         problem.segments = segments;
         problem.dtype = jaxgpuops::DType::kFloat32;
         problem.sorted = sorted;
-        return plan_dict(count::plan_segment_softmax(problem, logs, gpu_of(compute_capability)));
+        return plan_dict(count::plan_segment_softmax(problem, gpu_of(compute_capability)));
       },
-      "outer"_a, "length"_a, "inner"_a, "segments"_a, "sorted"_a, "logs"_a, "compute_capability"_a);
+      "outer"_a, "length"_a, "inner"_a, "segments"_a, "sorted"_a, "compute_capability"_a);
 
   module.def(
       "plan_moe",

@@ -225,10 +225,42 @@ def test_softmax_of_few_rows():
         assert all(same_bits(of_all[1], own) for of_all, own in zip(many, found, strict=True))
 
 
+@pytest.mark.parametrize("is_sorted", [True, False])
+@pytest.mark.parametrize("shape, segments", [((5000,), 300), ((5000, 8), 300), ((3001, 7), 2000), ((70_001, 4), 5)])
+def test_softmax_of_many_rows(shape, segments, is_sorted):
+    """In tiles of rows, of which many have one segment, and some what is not finite."""
+    rng = np.random.default_rng(0)
+    x = np.float32(30 * rng.standard_normal(shape))
+    for value in (np.inf, -np.inf, np.nan):
+        x[rng.integers(0, shape[0], 3)] = value
+    ids = rng.integers(-1, segments + 1, shape[0])
+    ids = np.where(rng.random(shape[0]) < 0.5, segments // 2, ids)
+    x[ids == segments // 2 + 1] = -np.inf
+    x[(ids == segments // 2) & ~np.isfinite(x).reshape(shape[0], -1).all(1)] = -np.inf
+    ids = np.sort(ids) if is_sorted else ids
+    both = lambda x, ids: [
+        fn(x, ids, segments, indices_are_sorted=is_sorted)
+        for fn in (jaxgpuops.segment_softmax, jaxgpuops.segment_logsumexp)
+    ]
+    if is_sorted or (len(shape) > 1 and shape[1] >= 4 and shape[0] < 32 * segments):
+        plans = [call.plan["algorithm"] for call in jaxgpuops.explain(both, x, ids)]
+        assert plans == ["sorted" if is_sorted else "ordered"] * 2
+    found = jax.jit(both)(x, ids)
+    with jax.default_device(cpu := jax.devices("cpu")[0]):
+        theirs = both(jax.device_put(x, cpu), ids)
+    for a, b in zip(found, theirs, strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-5, atol=1e-6)
+    rows = jnp.stack([x + 1, jnp.asarray(x)])
+    of_rows = np.stack([np.sort(np.roll(ids, 9)) if is_sorted else np.roll(ids, 9), ids])
+    for many in (jax.jit(jax.vmap(both))(rows, of_rows), jax.jit(jax.vmap(both, in_axes=(0, None)))(rows, ids)):
+        assert all(same_bits(of_all[1], own) for of_all, own in zip(many, found, strict=True))
+
+
 def test_ids_of_a_byte():
     rng = np.random.default_rng(0)
     pairs, ids = jnp.asarray(rng.standard_normal((70_001, 2)), jnp.float32), rng.integers(0, 256, (5, 70_001))
-    for segments in (9, 255, 300):
+    for segments, dtype in itertools.product((9, 255, 300), ("float32", "int32", "bfloat16")):
+        pairs = pairs.astype(dtype)
         of = jax.jit(jax.vmap(lambda pairs, ids, n=segments: jaxgpuops.segment_sum(pairs, ids, n), in_axes=(None, 0)))
         assert same_bits(of(pairs, ids.astype(np.uint8)), of(pairs, ids.astype(np.int32)))
 

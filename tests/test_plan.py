@@ -555,7 +555,7 @@ def test_plans_of_segments(capability):
         found = plan("segment_max", 7, *rows, "bfloat16", is_sorted)
         assert (found["algorithm"], found["tiles"], found["workspace_bytes"]) == ("lanes", 1, 0), rows
     softmax_plan = jaxgpuops._native.modules["cpu"].plan_segment_softmax
-    plan_softmax = lambda *args, sorted=False, logs=False: softmax_plan(*args, sorted, logs, capability)
+    plan_softmax = lambda *args, sorted=False: softmax_plan(*args, sorted, capability)
     for rows in [(2048, 1, 65), (0, 7, 3000), (57, 512, 31), (1, 16384, 1), (100, 5000, 1 << 20)]:
         for found in [plan("segment_sum", 7, *rows, "float64", bool(rows[0] % 2)), plan_softmax(7, *rows)]:
             if found["algorithm"] == "none":
@@ -566,10 +566,10 @@ def test_plans_of_segments(capability):
             assert 64 <= found["threads"] <= 1024
     assert plan_softmax(7, 2049, 1, 3)["algorithm"] == plan_softmax(7, 2049, 3, 1000)["algorithm"] == "none"
     assert plan_softmax(7, 2049, 4, 65)["algorithm"] == "ordered"
-    for length, inner, logs in itertools.product((2049, 10**6), (1, 3, 100), (False, True)):
-        one, many = (plan_softmax(outer, length, inner, 300, sorted=True, logs=logs) for outer in (1, 1000))
+    for length, inner in itertools.product((2049, 10**6), (1, 3, 100)):
+        one, many = (plan_softmax(outer, length, inner, 300, sorted=True) for outer in (1, 1000))
         assert one == many and one["algorithm"] == "sorted" and one["rows"] * one["tiles"] >= length
-        assert one["workspace_bytes"] >= 16 * one["tiles"] * inner + (0 if logs else 8 * 300 * inner)
+        assert one["workspace_bytes"] >= 16 * one["tiles"] * inner + 8 * 300 * inner
     for inner, segments in [(1, 513), (1, 1536), (8, 600)]:
         assert plan("segment_sum", 3, 10**6, inner, segments, "float32", False)["algorithm"] == "tables"
     for op, dtype, segments, words in [

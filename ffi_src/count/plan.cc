@@ -240,7 +240,7 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
   return plan;
 }
 
-SegmentsPlan plan_segment_softmax(const Segments& problem, bool logs, const Gpu& gpu) {
+SegmentsPlan plan_segment_softmax(const Segments& problem, const Gpu& gpu) {
   SegmentsPlan plan;
   const Rows& rows = problem.rows;
   plan.algorithm = Segmenting::kNone;
@@ -253,7 +253,7 @@ SegmentsPlan plan_segment_softmax(const Segments& problem, bool logs, const Gpu&
   if (!problem.sorted && (rows.inner < 4 || rows.length >= 32 * problem.segments)) return plan;
   plan_tiles(problem, kPairBytes, gpu, plan);
   plan.pairs = plan.workspace_bytes;
-  if (!logs) plan.workspace_bytes += aligned(problem.segments * rows.inner * kPairBytes);
+  plan.workspace_bytes += aligned(problem.segments * rows.inner * kPairBytes);
   return plan;
 }
 

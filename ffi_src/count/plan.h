@@ -119,7 +119,7 @@ struct SegmentsPlan {
   int64_t shared_bytes = 0;  // that it has
   ExactShape exact;          // of kAtomics, for sums of floats
   int64_t tails = 0;         // where the second of two parts of segments that cross tiles is, for an outer index
-  int64_t pairs = 0;         // where softmax has the largest and the sum of each segment, for an outer index
+  int64_t pairs = 0;         // where the largest and the sum of segments are, for an outer index
   int64_t workspace_bytes = 0;
 };
 
@@ -131,6 +131,6 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu);
 // Of softmax of segments and its logarithms: kFew, kSorted, kOrdered or kNone.
 constexpr int64_t kPairBytes = 8;      // the largest, and a sum of float32
 constexpr int kSoftmaxCellBytes = 12;  // the largest, and a sum of 64 bits
-SegmentsPlan plan_segment_softmax(const Segments& problem, bool logs, const Gpu& gpu);
+SegmentsPlan plan_segment_softmax(const Segments& problem, const Gpu& gpu);
 
 }  // namespace jaxgpuops::count

@@ -295,9 +295,8 @@ def _logsumexp_fallback(x, ids, *, axis, length, sorted, split=None):
     return (jnp.log(segments(segment_sum_p, terms, ids, axis, length, sorted, split=split)) + largest,)
 
 
-def _plan_segment_softmax(rows, avals, compute_capability, axis, *, length, sorted, name):
-    logs = name == "segment_logsumexp"
-    return _native.modules["cpu"].plan_segment_softmax(*rows, length, sorted, logs, compute_capability)
+def _plan_segment_softmax(rows, avals, compute_capability, axis, *, length, sorted):
+    return _native.modules["cpu"].plan_segment_softmax(*rows, length, sorted, compute_capability)
 
 
 def _softmax_kernel(name, results, fallback):
@@ -309,7 +308,7 @@ def _softmax_kernel(name, results, fallback):
         attributes=("length", "sorted"),
         broadcasts=lambda count, **_: (0, 1),
         reindexes=name == "segment_logsumexp",
-        plan=functools.partial(_plan_segment_softmax, name=name),
+        plan=_plan_segment_softmax,
     )
 
 

@@ -83,7 +83,7 @@ ffi::Error segment_softmax(cudaStream_t stream, ffi::AnyBuffer data, ffi::AnyBuf
   return handle(logs ? "jaxgpuops.segment_logsumexp" : "jaxgpuops.segment_softmax", [&] {
     const Segments problem = softmax_of(data, ids, *out, axis, length, sorted, logs);
     const Device device = current_device();
-    const SegmentsPlan plan = plan_segment_softmax(problem, logs, device.gpu());
+    const SegmentsPlan plan = plan_segment_softmax(problem, device.gpu());
     if (plan.algorithm == Segmenting::kNone)
       throw invalid(problem.rows.length, " rows are to be reduced by other calls here");
     const int64_t bytes = require_workspace(*workspace, *out, axis);

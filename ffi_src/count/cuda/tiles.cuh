@@ -53,7 +53,7 @@ struct Args : SegmentArgs {
       positions = order;
     }
     workspace += outer * plan.order.bytes;
-    workspace_bytes = plan.workspace_bytes - plan.order.bytes;
+    workspace_bytes = 2 * plan.tails;
   }
 };
 
