@@ -40,6 +40,7 @@ SEGMENTS = {
     "few sorted rows": (300, (40,), 100, True),
     "atomics": (70_001, (8,), 3000, False),
     "atomics of scalars": (300_001, (), 30_000, False),
+    "atomics of wide rows": (20_001, (33,), 3000, False),
     "one pass": (5000, (11,), 400, False),
     "two passes": (70_001, (9,), 30_000, False),
     "three passes": (70_001, (), 2_000_000, False),
@@ -97,13 +98,14 @@ def reductions(data, ids, segments, is_sorted):
 @pytest.mark.parametrize("kind", ["uniform", "hot", "one"])
 @pytest.mark.parametrize("length, features, segments, is_sorted", SEGMENTS.values(), ids=SEGMENTS)
 def test_segments(length, features, segments, is_sorted, kind):
-    """Elements are integers stored as floats, whose sums are exact in any order; JAX's kernels are the reference."""
+    """Elements are integers, whose sums as floats are exact in any order; JAX's kernels are the reference."""
     ids = drawn(kind, (length,), segments, 0)
     ids = jnp.sort(ids) if is_sorted else ids
-    data = jax.random.randint(jax.random.key(2), (length, *features), -9, 10).astype(jnp.float32)
-    ours = jax.jit(reductions, static_argnums=(2, 3))(data, ids, segments, is_sorted)
-    for result, name in zip(ours, ("segment_sum", "segment_max", "segment_min"), strict=True):
-        np.testing.assert_array_equal(result, getattr(jax.ops, name)(data, ids, segments))
+    for dtype in ("float32", "int32"):
+        data = jax.random.randint(jax.random.key(2), (length, *features), -9, 10).astype(dtype)
+        ours = jax.jit(reductions, static_argnums=(2, 3))(data, ids, segments, is_sorted)
+        for result, name in zip(ours, ("segment_sum", "segment_max", "segment_min"), strict=True):
+            np.testing.assert_array_equal(result, getattr(jax.ops, name)(data, ids, segments))
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", "int64", "uint64", "float16", "bfloat16", "float64"])

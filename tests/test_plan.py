@@ -579,11 +579,14 @@ def test_plans_of_segments(capability):
         one, many = (plan(op, outer, 10**6, 3, segments, dtype, False) for outer in (1, 1000))
         assert one == many and one["algorithm"] == "atomics"
         assert 0 <= one["workspace_bytes"] - 24 * words * segments <= (1024 if words else 0)
+    for op, dtype in [("segment_max", "float64"), ("segment_min", "int8"), ("segment_sum", "int32")]:
+        assert plan(op, 1, 10**6, 64, 10**6, dtype, False)["algorithm"] == "atomics"
+        assert plan(op, 1, 10**6, 65, 10**6, dtype, False)["algorithm"] == "ordered"
     for inner, segments, dtype in [(1, 1537, "float64"), (1, 10**6, "float32"), (9, 129, "float32")]:
         assert plan("segment_sum", 3, 10**6, inner, segments, dtype, False)["algorithm"] == "ordered"
     assert plan("segment_sum", 3, 5000, 1, 5, "float32", True)["algorithm"] == "sorted"
     for length, order in ((2049, "block"), (4096, "block"), (16_385, "sweep"), (10**6, "sweep")):
-        found = plan("segment_max", 1, length, 9, 1000, "bfloat16", False)
+        found = plan("segment_max", 1, length, 65, 1000, "bfloat16", False)
         assert (found["algorithm"], found["order"]) == ("ordered", order)
         assert found["workspace_bytes"] >= 8 * length
     for op, length, inner, dtype in itertools.product(

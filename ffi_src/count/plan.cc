@@ -146,14 +146,14 @@ void plan_few(const Rows& rows, int64_t segments, const Gpu& gpu, SegmentsPlan& 
   plan.threads = static_cast<int>(std::clamp<int64_t>(ceil_div(lanes, 4 * 32) * 32, 64, 1024));
 }
 
-// Atomics on integers. Returns false for columns of many, whose rows are better read whole, and for sums of floats
-// where too many accumulators would be empty.
+// Atomics on integers. Returns false for columns of many, whose rows take less in order than their atomics, and for
+// sums of floats where too many accumulators would be empty.
 bool plan_atomics(const Segments& problem, SegmentsPlan& plan) {
   const Rows& rows = problem.rows;
-  if (rows.inner > kMostTableColumns) return false;
   const int64_t cells = problem.segments * rows.inner;
+  if (rows.inner > kMostAtomicColumns) return false;
   if (problem.op == Op::kSum && is_float(problem.dtype)) {
-    if (problem.dtype == DType::kFloat64) return false;
+    if (rows.inner > kMostTableColumns || problem.dtype == DType::kFloat64) return false;
     plan.exact = exact_of(problem.dtype, rows.length);
     const int64_t bytes = ExactShape::kHeadBytes + aligned(8 * (plan.exact.bins + 1) * cells);
     if (bytes > std::max<int64_t>(16 << 20, 16 * rows.length * rows.inner)) return false;
@@ -162,7 +162,7 @@ bool plan_atomics(const Segments& problem, SegmentsPlan& plan) {
     plan.workspace_bytes = aligned(4 * cells);
   }
   plan.algorithm = Segmenting::kAtomics;
-  while (rows.inner > 1 << plan.team_bits) ++plan.team_bits;
+  while (plan.team_bits < 5 && rows.inner > 1 << plan.team_bits) ++plan.team_bits;
   const int64_t step = 32 >> plan.team_bits;  // rows that a warp has at a time
   plan.rows = step * std::clamp<int64_t>(ceil_div(rows.length, step * 4224), 8, 64);
   plan.tiles = ceil_div(rows.length, plan.rows);

@@ -105,6 +105,7 @@ constexpr int kFewRows = 2048;
 constexpr int kTableThreads = 256;
 constexpr int kMostLaneWarps = 8;  // of a block
 constexpr int64_t kMostTableColumns = 8;
+constexpr int64_t kMostAtomicColumns = 64;  // where a cell is one integer
 
 struct SegmentsPlan {
   Segmenting algorithm = Segmenting::kEmpty;

@@ -30,8 +30,9 @@ constexpr uint32_t kNone = ~0u;
 
 struct Args : SegmentArgs {
   using SegmentArgs::SegmentArgs;
-  int64_t run, runs;  // rows of a warp, and how many warps there are
-  int team_bits;      // 2^team_bits lanes have a row
+  int64_t run, runs;  // rows of a warp, and how many warps a chunk of columns has
+  int64_t chunks;
+  int team_bits;  // 2^team_bits lanes have a row
   ExactShape exact;
 
   JAXGPUOPS_HOST_DEVICE int64_t cells() const { return segments * inner; }
@@ -194,20 +195,27 @@ template <class Policy>
 __global__ void __launch_bounds__(kThreads) segment_atomics_kernel(const __grid_constant__ Args a) {
   using Bits = typename Policy::Bits;
   const int64_t warp = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
-  const int64_t run = warp % a.runs, o = warp / a.runs;
+  const int64_t chunk = warp % a.chunks, run = warp / a.chunks % a.runs, o = warp / a.chunks / a.runs;
   if (o >= a.outer) return;
-  const int lane = threadIdx.x & 31, team = 1 << a.team_bits, column = lane & (team - 1), step = 32 >> a.team_bits;
+  const int lane = threadIdx.x & 31, of_team = lane & ((1 << a.team_bits) - 1), step = 32 >> a.team_bits;
+  const int column = static_cast<int>(chunk << a.team_bits) + of_team;
   const bool live = column < a.inner;
-  const int many = max(3, kMany >> a.team_bits);
+  const int looked = step < 4 ? kSteps : 1, many = max(3, kMany >> a.team_bits);
   const int32_t* const ids = a.ids + a.ids_at(o);
   const Bits* const data = static_cast<const Bits*>(a.data) + a.data_at(o) + column;
   const int64_t end = min(a.length, (run + 1) * a.run);
   Policy policy(a, o, column);
-  // How many rows have what their lanes say.
-  const auto rows_with = [&](bool has) { return __popc(__ballot_sync(kEveryLane, has && column == 0)); };
   for (int64_t start = run * a.run; start < end; start += step * kSteps) {
     uint32_t id[kSteps];
     Bits bits[kSteps];
+    // How many of some rows have an id.
+    const auto rows_with = [&](uint32_t own) {
+      int rows = 0;
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i)
+        if (i < looked) rows += __popc(__ballot_sync(kEveryLane, id[i] == own && of_team == 0));
+      return rows;
+    };
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       const int64_t at = start + step * i + (lane >> a.team_bits);
@@ -221,15 +229,15 @@ __global__ void __launch_bounds__(kThreads) segment_atomics_kernel(const __grid_
       if (id[i] >= a.segments) id[i] = kNone;
       seen[i] = policy.peek(id[i]);
     }
+    if (rows_with(policy.hot) < many) {
+      const uint32_t candidate = __shfl_sync(kEveryLane, id[0], 0);
+      if (candidate != policy.hot && rows_with(candidate) >= many) {
+        policy.flush();
+        policy.hot = candidate;
+      }
+    }
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      if (i == 0 && rows_with(id[0] == policy.hot) < many) {
-        const uint32_t candidate = __shfl_sync(kEveryLane, id[0], 0);
-        if (candidate != policy.hot && rows_with(id[0] == candidate) >= many) {
-          policy.flush();
-          policy.hot = candidate;
-        }
-      }
       policy.add(id[i], bits[i], id[i] == policy.hot && id[i] != kNone, seen[i]);
     }
   }
@@ -251,7 +259,7 @@ cudaError_t run(cudaStream_t stream, const Args& a) {
   cudaError_t status = cudaMemsetAsync(Policy::kInPlace ? a.out : a.workspace, 0, bytes, stream);
   Launch config;
   config.block = dim3(kThreads);
-  const int64_t warps = a.outer * a.runs;
+  const int64_t warps = a.outer * a.runs * a.chunks;
   config.grid = dim3(static_cast<unsigned>((32 * warps + kThreads - 1) / kThreads));
   if (status == cudaSuccess && warps > 0) status = launch(stream, config, segment_atomics_kernel<Policy>, a);
   if (status != cudaSuccess || !Policy::kFinishes) return status;
@@ -268,6 +276,7 @@ cudaError_t launch_segment_atomics(cudaStream_t stream, const SegmentsPlan& plan
   a.run = plan.rows;
   a.runs = plan.tiles;
   a.team_bits = plan.team_bits;
+  a.chunks = (a.inner + (int64_t{1} << a.team_bits) - 1) >> a.team_bits;
   a.exact = plan.exact;
   return dispatch_monoid(problem, [&](auto monoid) {
     using Monoid = decltype(monoid);
