@@ -19,7 +19,7 @@ cudaError_t launch_segments(cudaStream_t stream, const SegmentsPlan& plan, const
   if (status != cudaSuccess) return status;
   return dispatch_monoid(problem, [&](auto monoid) {
     using Monoid = decltype(monoid);
-    return run<Monoid, 16 / sizeof(typename Monoid::Bits)>(stream, a);
+    return run<Monoid, std::min<int>(8, 16 / sizeof(typename Monoid::Bits))>(stream, a);
   });
 }
 

@@ -1,13 +1,13 @@
-// Segments of rows whose ids ascend, or which are read in the order of their ids (sort/). A tile is a fixed number
-// of rows, however long the segments are, and belongs to a team of lanes. Each lane has 16 bytes of every row of its
-// tile (one element if rows are not whole vectors), reads the rows in order and keeps the current segment in registers.
-// A segment within a tile is stored at once. If a segment crosses tiles, each tile stores a partial result, and a
-// second kernel folds these in order. So there are no atomics, and the order of additions depends on the number of rows
-// and the ids alone.
+// The kernels of segments of rows whose ids ascend, or which are read in the order of their ids (sort/). A tile is a
+// fixed number of rows, however long the segments are, and belongs to a team of lanes. Each lane has 16 bytes of every
+// row of its tile (8 where elements are bytes; one element if rows are not whole vectors), reads the rows in order and
+// keeps the current segment in registers. A segment within a tile is stored at once. If a segment crosses tiles, each
+// tile stores a partial result, and a second kernel folds these in order. So there are no atomics, and the order of
+// additions depends on the number of rows and the ids alone.
 //
 // Bytes moved: each row is read once, with 4 or 8 bytes of id and position; each segment is written once; and up to two
-// partial results of each tile are written and read. A kernel of its own finds segments without rows, by a search of
-// the ids, and fills them, so that nothing is written twice.
+// partial results of each tile are written and read. Blocks of their own find segments without rows, by a search of the
+// ids, and fill them, so that nothing is written twice.
 #pragma once
 
 #include <cuda_runtime.h>
