@@ -501,10 +501,11 @@ def test_plans_of_counts(capability):
     plan = lambda *args: jaxgpuops._native.modules["cpu"].plan_bincount(*args, "int32", capability)
     assert plan(0, 5, 1, 5)["algorithm"] == plan(3, 5, 1, 0)["algorithm"] == "empty"
     assert plan(3, 5, 2, 5)["algorithm"] == plan(3, 5, 1, 1 << 20)["algorithm"] == "global"
-    for rows, bins in (((64 * 255, 255), 700), ((64, 1), 1), ((70_000, 100), 256)):
+    for rows, bins in (((32 * 700, 255), 700), ((64, 1), 1), ((70_000, 100), 256)):
         found = plan(*rows, 1, bins)
         assert found["algorithm"] == "rows"
         assert found["threads"] * bins <= found["shared_bytes"] <= min(48, SHARED_LIMIT[capability]) << 10
+    assert plan(510, 2, 1, 296)["algorithm"] == "tables"  # whose counts some blocks write
     for outer, length, bins in itertools.product((1, 100, 70_000), (256, 3000, 1 << 26), (1, 256, 5000, 40_000)):
         found = plan(outer, length, 1, bins)
         if found["algorithm"] == "tables":

@@ -42,7 +42,8 @@ BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu) {
   if (rows.outer == 0 || rows.inner == 0 || problem.bins == 0) return plan;
   // A count of so few ids is a byte. Few rows had better be read by a block each.
   const int64_t words = ceil_div(problem.bins, 4) | 1, row_warps = (48 << 10) / (128 * words);
-  if (rows.inner == 1 && rows.length <= 255 && rows.outer >= 64 * rows.length && 128 * words <= 24 << 10) {
+  if (rows.inner == 1 && rows.length <= 255 && rows.outer >= std::max(64 * rows.length, 32 * problem.bins) &&
+      128 * words <= 24 << 10) {
     plan.algorithm = Counting::kRows;
     plan.threads = 32 * static_cast<int>(std::min<int64_t>(row_warps, kMostRowWarps));
     plan.range = words;
@@ -214,7 +215,9 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
   // do.
   const bool few = rows.length <= kFewRows, dense = rows.length >= 32 * problem.segments || problem.segments <= 64;
   const bool has_lanes =
-      few ? problem.segments <= 64 && (rows.inner < 4 || rows.length * rows.inner > 1 << 18) : dense && !problem.sorted;
+      few ? problem.segments <= 64 && (rows.inner < 4 || rows.length * rows.inner > 1 << 18)
+          : dense && !problem.sorted &&
+                (problem.op == Op::kSum || rows.inner <= kMostTableColumns || rows.inner > kMostAtomicColumns);
   if (has_lanes && plan_lanes(problem, gpu, plan)) return plan;
   if (problem.byte_ids) {
     plan.algorithm = Segmenting::kNone;
