@@ -391,7 +391,7 @@ def segment_logsumexp(
     """The logarithm of the sum of the exponentials of the rows that have the same id, for each feature.
 
     Of floats; computed in float32 at least, and without overflow. -inf for a segment without rows. As `segment_sum`
-    otherwise; made of it and of `segment_max`. The gradient is one pass over the data.
+    otherwise. The gradient is one pass over the data.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops
@@ -415,7 +415,7 @@ def segment_softmax(
     """Exponentials divided by their sum over the rows that have the same id: softmax over segments, of each feature.
 
     Of floats; computed in float32 at least. The result has the shape of the data; rows whose id is out of range have 0.
-    As `segment_sum` otherwise; made of it and of `segment_max`. The gradient has one segment sum.
+    As `segment_sum` otherwise. The gradient has one segment sum.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops
