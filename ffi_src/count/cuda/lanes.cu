@@ -18,7 +18,8 @@ namespace jaxgpuops::count {
 namespace {
 
 constexpr int kTogether = 4;  // steps, each of as many rows as a warp has teams
-// Steps in flight. Where tables leave a multiprocessor few warps, each must have more, or waits for memory.
+// Steps in flight. Where tables leave a multiprocessor few warps, each must have more, or waits for memory: of elements
+// of 4 bytes, as the gradients of boosted trees are.
 constexpr int kSteps = 8, kDeepSteps = 24;
 constexpr int64_t kDeepBytes = 24 << 10;  // of the tables of a warp
 
@@ -191,22 +192,20 @@ cudaError_t launch_segment_lanes(cudaStream_t stream, const SegmentsPlan& plan, 
   const int64_t units = plan.warps / plan.parts;
   config.grid = dim3(static_cast<unsigned>((a.outer * a.chunks * a.slices + units - 1) / units));
   config.shared_bytes = plan.shared_bytes;
-  const bool deep = plan.shared_bytes >= kDeepBytes * plan.warps;
   return dispatch_monoid(problem, [&](auto monoid) {
     using Monoid = decltype(monoid);
     const auto run = [&](auto id) {
       using Id = decltype(id);
-      if (plan.columns == 2 && !pairs)
-        return launch(stream, config, segment_lanes_kernel<Monoid, Id, 2, kSteps, false>, a);
+      auto* kernel = segment_lanes_kernel<Monoid, Id, 1, kSteps, false>;
       if (plan.columns == 2)
-        return launch(stream, config,
-                      deep ? segment_lanes_kernel<Monoid, Id, 2, kDeepSteps, true>
-                           : segment_lanes_kernel<Monoid, Id, 2, kSteps, true>,
-                      a);
-      return launch(stream, config,
-                    deep ? segment_lanes_kernel<Monoid, Id, 1, kDeepSteps, false>
-                         : segment_lanes_kernel<Monoid, Id, 1, kSteps, false>,
-                    a);
+        kernel = pairs ? segment_lanes_kernel<Monoid, Id, 2, kSteps, true>
+                       : segment_lanes_kernel<Monoid, Id, 2, kSteps, false>;
+      if constexpr (sizeof(typename Monoid::Bits) == 4)
+        if (plan.shared_bytes >= kDeepBytes * plan.warps) {
+          if (plan.columns == 1) kernel = segment_lanes_kernel<Monoid, Id, 1, kDeepSteps, false>;
+          if (plan.columns == 2 && pairs) kernel = segment_lanes_kernel<Monoid, Id, 2, kDeepSteps, true>;
+        }
+      return launch(stream, config, kernel, a);
     };
     if constexpr (takes_byte_ids(is_extreme<Monoid> ? Op::kMax : Op::kSum, sizeof(typename Monoid::Bits)))
       if (problem.byte_ids) return run(uint8_t{});
