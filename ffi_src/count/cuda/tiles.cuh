@@ -25,8 +25,9 @@ namespace jaxgpuops::count {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kJoinThreads = 512, kTilesOfBlock = 32;      // threads of a block of segment_join_kernel, and its tiles
-constexpr int kRows = 8;                                   // neighbouring scalars of a lane
+constexpr int kJoinThreads = 512, kTilesOfBlock = 32;  // threads of a block of segment_join_kernel, and its tiles
+constexpr int kJoinBits = 3;  // 2^kJoinBits lanes of it at most have a row, so that many rows are added up at a time
+constexpr int kRows = 8;      // neighbouring scalars of a lane
 constexpr int kTileRows = V_ROWS, kTileBlocks = V_BLOCKS;  // rows that a lane loads before it folds them
 
 // ---- Kernels --------------------------------------------------------------------------------------------------------
@@ -440,7 +441,8 @@ cudaError_t run_tiles(cudaStream_t stream, Args a) {
   while (a.team_bits < 5 && lanes > 1 << a.team_bits) ++a.team_bits;
   // As many shares as there are teams if a lane has one element, so that the order of additions does not depend on
   // alignment.
-  for (a.shares = kJoinThreads; a.shares > kJoinThreads / 32 && a.inner * a.shares > kJoinThreads;) a.shares /= 2;
+  for (a.shares = kJoinThreads; a.shares > kJoinThreads >> kJoinBits && a.inner * a.shares > kJoinThreads;)
+    a.shares /= 2;
   a.chunks = (lanes + (1 << a.team_bits) - 1) >> a.team_bits;
   Launch config;
   config.block = dim3(kThreads);
@@ -462,6 +464,8 @@ cudaError_t run_tiles(cudaStream_t stream, Args a) {
     status = launch(stream, config, segment_tiles_kernel<Monoid, kCount>, a);
   }
   if (status != cudaSuccess || a.tiles == 1) return status;
+  a.team_bits = std::min(a.team_bits, kJoinBits);
+  a.chunks = (lanes + (1 << a.team_bits) - 1) >> a.team_bits;
   config.grid = dim3(static_cast<unsigned>(a.outer * ((a.tiles + kTilesOfBlock - 1) / kTilesOfBlock) * a.chunks));
   config.block = dim3(kJoinThreads);
   return launch(stream, config, segment_join_kernel<Monoid, kCount>, a);
