@@ -229,7 +229,7 @@ def test_histograms_of_rows_and_columns():
     counts, edges = jax.vmap(lambda row: jaxgpuops.histogram(row, 7))(x[..., 0])  # each with its edges
     for row, own, places in zip(x[..., 0], counts, edges, strict=True):
         np.testing.assert_array_equal(own, np.histogram(row, places)[0])
-        np.testing.assert_allclose(places, jnp.histogram_bin_edges(row, 7), rtol=3e-7)  # a GPU rounds by the program
+        np.testing.assert_allclose(places, jnp.histogram_bin_edges(row, 7), rtol=1e-6)  # a GPU rounds by the program
     columns = jax.vmap(lambda x: jaxgpuops.histogram(x, 7, range=(-1, 1))[0], in_axes=2, out_axes=2)(x)
     for i in range(3):
         np.testing.assert_array_equal(columns[..., i], jaxgpuops.histogram(x[..., i], 7, range=(-1, 1))[0])

@@ -77,9 +77,10 @@ __device__ __forceinline__ void load_packs(T (&to)[kRows], const void* from) {
   }
 }
 
-// A partial result of kCount columns. Several numbers are aligned to packs, so that they are loaded and stored as such.
+// A partial result of kCount columns, aligned to as many of its bytes as one load takes. It has no padding: those of
+// neighbouring columns stand beside each other.
 template <class Monoid, int kCount>
-struct alignas(kCount > 1 ? 16 : sizeof(typename Monoid::Acc)) Partial {
+struct alignas(std::min<size_t>(16, kCount * sizeof(typename Monoid::Acc))) Partial {
   typename Monoid::Acc value[kCount];
 
   __device__ void clear() {
@@ -154,6 +155,7 @@ template <class Monoid, int kCount>
 __global__ void __launch_bounds__(kThreads, kTileBlocks) segment_tiles_kernel(Args a) {
   using Bits = typename Monoid::Bits;
   using Acc = typename Monoid::Acc;
+  static_assert(sizeof(Partial<Monoid, kCount>) == kCount * sizeof(Acc));
   if (blockIdx.x < a.fillers) return fill_segments<typename Monoid::Result>(a);
   const int64_t thread = (blockIdx.x - a.fillers) * kThreads + threadIdx.x;
   const int64_t team = thread >> a.team_bits;
