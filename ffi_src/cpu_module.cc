@@ -75,11 +75,12 @@ nb::dict plan_dict(const jaxgpuops::count::SelectPlan& plan) {
 nb::dict plan_dict(const jaxgpuops::count::SegmentsPlan& plan) {
   nb::dict dict;
   dict["algorithm"] = jaxgpuops::count::kSegmentingNames[static_cast<int>(plan.algorithm)];
-  dict["passes"] = plan.order.passes;
+  if (plan.order.bytes > 0) dict["order"] = jaxgpuops::sort::name(plan.order.sort.algorithm);
   dict["rows"] = plan.rows;
   dict["tiles"] = plan.tiles;
   dict["columns"] = plan.columns;
   dict["warps"] = plan.warps;
+  dict["threads"] = plan.threads;
   dict["shared_bytes"] = plan.shared_bytes;
   dict["workspace_bytes"] = plan.workspace_bytes;
   return dict;
@@ -301,7 +302,7 @@ NB_MODULE(_cpu, module) {
   module.def(
       "plan_segments",
       [](const std::string& op, int64_t outer, int64_t length, int64_t inner, int64_t segments,
-         const std::string& dtype, bool sorted, int compute_capability) {
+         const std::string& dtype, bool sorted, bool byte_ids, int compute_capability) {
         using count::Op;
         count::Segments problem;
         problem.op = op_named({Op::kSum, Op::kMax, Op::kMin}, op);
@@ -309,9 +310,23 @@ NB_MODULE(_cpu, module) {
         problem.segments = segments;
         problem.dtype = dtype_named(dtype);
         problem.sorted = sorted;
+        problem.byte_ids = byte_ids;
         return plan_dict(count::plan_segments(problem, gpu_of(compute_capability)));
       },
-      "op"_a, "outer"_a, "length"_a, "inner"_a, "segments"_a, "dtype"_a, "sorted"_a, "compute_capability"_a);
+      "op"_a, "outer"_a, "length"_a, "inner"_a, "segments"_a, "dtype"_a, "sorted"_a, "byte_ids"_a,
+      "compute_capability"_a);
+
+  module.def(
+      "plan_segment_softmax",
+      [](int64_t outer, int64_t length, int64_t inner, int64_t segments, bool sorted, int compute_capability) {
+        count::Segments problem;
+        problem.rows = {outer, length, inner};
+        problem.segments = segments;
+        problem.dtype = jaxgpuops::DType::kFloat32;
+        problem.sorted = sorted;
+        return plan_dict(count::plan_segment_softmax(problem, gpu_of(compute_capability)));
+      },
+      "outer"_a, "length"_a, "inner"_a, "segments"_a, "sorted"_a, "compute_capability"_a);
 
   module.def(
       "plan_moe",

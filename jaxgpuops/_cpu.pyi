@@ -72,7 +72,18 @@ def plan_select(
     outer: int, length: int, inner: int, count: int, key_bits: int, compute_capability: int
 ) -> dict[str, Any]: ...
 def plan_segments(
-    op: str, outer: int, length: int, inner: int, segments: int, dtype: str, sorted: bool, compute_capability: int
+    op: str,
+    outer: int,
+    length: int,
+    inner: int,
+    segments: int,
+    dtype: str,
+    sorted: bool,
+    byte_ids: bool,
+    compute_capability: int,
+) -> dict[str, Any]: ...
+def plan_segment_softmax(
+    outer: int, length: int, inner: int, segments: int, sorted: bool, compute_capability: int
 ) -> dict[str, Any]: ...
 def plan_moe(
     outer: int, assignments: int, experts: int, compute_capability: int, workspace_bytes: int = -1

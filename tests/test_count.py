@@ -224,6 +224,30 @@ def test_histogram():
     assert jaxgpuops.histogram(np.arange(10), 5)[0].tolist() == [2] * 5
 
 
+def test_histograms_of_rows_and_columns():
+    x = np.random.default_rng(0).standard_normal((5, 300, 3)).astype(np.float32)
+    counts, edges = jax.vmap(lambda row: jaxgpuops.histogram(row, 7))(x[..., 0])  # each with its edges
+    for row, own, places in zip(x[..., 0], counts, edges, strict=True):
+        np.testing.assert_array_equal(own, np.histogram(row, places)[0])
+        np.testing.assert_allclose(places, jnp.histogram_bin_edges(row, 7), rtol=1e-6)  # a GPU rounds by the program
+    columns = jax.vmap(lambda x: jaxgpuops.histogram(x, 7, range=(-1, 1))[0], in_axes=2, out_axes=2)(x)
+    for i in range(3):
+        np.testing.assert_array_equal(columns[..., i], jaxgpuops.histogram(x[..., i], 7, range=(-1, 1))[0])
+
+
+def test_ids_of_a_byte():
+    """They have the results of wider ones, also where there are more segments than they can name."""
+    rng = np.random.default_rng(0)
+    pairs, ids = rng.standard_normal((3000, 2)).astype(np.float32), rng.integers(0, 256, (4, 3000)).astype(np.uint8)
+    for segments in (9, 255, 300):
+        of = jax.vmap(lambda pairs, ids, n=segments: jaxgpuops.segment_sum(pairs, ids, n), in_axes=(None, 0))
+        np.testing.assert_array_equal(of(pairs, ids), of(pairs, ids.astype(np.int32)))
+        loss = lambda pairs, ids, of=of: (of(pairs, ids) ** 2).sum()
+        np.testing.assert_array_equal(jax.grad(loss)(pairs, ids), jax.grad(loss)(pairs, ids.astype(np.int32)))
+        counts = jaxgpuops.bincount(ids, segments, pairs[:, 0])
+        np.testing.assert_array_equal(counts, jaxgpuops.bincount(ids.astype(np.int32), segments, pairs[:, 0]))
+
+
 def test_vmap_shares_ids():
     """A batch of data only is one call, with one row of ids."""
     data, ids = jnp.ones((6, 4, 3)), jnp.array([0, 2, 0, 7, -1, 2])

@@ -1,6 +1,7 @@
 """Counts and segments on a GPU: see gpu.py."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -39,10 +40,12 @@ SEGMENTS = {
     "few sorted rows": (300, (40,), 100, True),
     "atomics": (70_001, (8,), 3000, False),
     "atomics of scalars": (300_001, (), 30_000, False),
+    "atomics of wide rows": (20_001, (33,), 3000, False),
     "one pass": (5000, (11,), 400, False),
     "two passes": (70_001, (9,), 30_000, False),
     "three passes": (70_001, (), 2_000_000, False),
     "scalars": (1_000_003, (), 1000, True),
+    "many segments of scalars": (300_001, (), 200_000, True),
     "vectors": (100_001, (128,), 5000, True),
     "odd rows": (20_001, (257,), 300, False),
     "long rows": (3001, (4096,), 5000, False),
@@ -95,13 +98,14 @@ def reductions(data, ids, segments, is_sorted):
 @pytest.mark.parametrize("kind", ["uniform", "hot", "one"])
 @pytest.mark.parametrize("length, features, segments, is_sorted", SEGMENTS.values(), ids=SEGMENTS)
 def test_segments(length, features, segments, is_sorted, kind):
-    """Elements are integers stored as floats, whose sums are exact in any order; JAX's kernels are the reference."""
+    """Elements are integers, whose sums as floats are exact in any order; JAX's kernels are the reference."""
     ids = drawn(kind, (length,), segments, 0)
     ids = jnp.sort(ids) if is_sorted else ids
-    data = jax.random.randint(jax.random.key(2), (length, *features), -9, 10).astype(jnp.float32)
-    ours = jax.jit(reductions, static_argnums=(2, 3))(data, ids, segments, is_sorted)
-    for result, name in zip(ours, ("segment_sum", "segment_max", "segment_min"), strict=True):
-        np.testing.assert_array_equal(result, getattr(jax.ops, name)(data, ids, segments))
+    for dtype in ("float32", "int32"):
+        data = jax.random.randint(jax.random.key(2), (length, *features), -9, 10).astype(dtype)
+        ours = jax.jit(reductions, static_argnums=(2, 3))(data, ids, segments, is_sorted)
+        for result, name in zip(ours, ("segment_sum", "segment_max", "segment_min"), strict=True):
+            np.testing.assert_array_equal(result, getattr(jax.ops, name)(data, ids, segments))
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", "int64", "uint64", "float16", "bfloat16", "float64"])
@@ -132,15 +136,19 @@ def test_data_that_features_share(length, features, segments, is_sorted):
         assert same_bits(of_all, jnp.stack([own[name] for own in alone]))
 
 
+@pytest.mark.parametrize("columns", [1, 3, 8])
+@pytest.mark.parametrize("hot", [0, 0.9])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_atomics_add_exactly(dtype):
-    """Sums that cancel, of numbers of all sizes; and what is not finite."""
+def test_atomics_add_exactly(dtype, hot, columns):
+    """Sums that cancel, of numbers of all sizes; and what is not finite. Rows of one segment, which a warp adds up, have
+    numbers of several accumulators."""
     rng = np.random.default_rng(0)
     info = jnp.finfo(dtype)
     sizes = rng.integers(int(np.log2(float(info.smallest_subnormal))), info.maxexp - 12, 300_000)
     numbers = np.asarray(jnp.asarray(rng.standard_normal(300_000) * np.exp2(sizes)).astype(dtype)).astype(np.float64)
     order = rng.permutation(600_000)
-    ids = np.repeat(np.arange(300_000) % 3000, 2)[order]
+    ids = np.where(rng.random(300_000) < hot, 7, np.arange(300_000) % 3000)
+    ids = np.repeat(ids, 2)[order]
     pairs = np.stack([numbers, -numbers], 1).ravel()[order]
     one = np.asarray(jnp.asarray(rng.standard_normal(3000)).astype(dtype)).astype(np.float64)
     specials = [
@@ -153,14 +161,16 @@ def test_atomics_add_exactly(dtype):
         float(info.max),
         float(info.smallest_subnormal),
     ]
-    data = jnp.asarray(np.concatenate([pairs, one, specials]), jnp.float32).astype(dtype)
+    signs = np.where(np.arange(columns) % 3 == 1, -1, 1)
+    data = np.concatenate([pairs, one, specials])[:, None] * signs
+    data = jnp.asarray(data, jnp.float32).astype(dtype)
     ids = jnp.asarray(np.concatenate([ids, np.arange(3000), 3000 + np.array([0, 1, 1, 2, 3, 4, 4, 5])]), jnp.int32)
     total = lambda data, ids: jaxgpuops.segment_sum(data, ids, 3007)
     assert jaxgpuops.explain(total, data, ids)[0].plan["algorithm"] == "atomics"
     out = np.asarray(jax.jit(total)(data, ids).astype(jnp.float32))
-    np.testing.assert_array_equal(out[:3000], one.astype(np.float32))
     tiny = float(info.smallest_subnormal)
-    np.testing.assert_array_equal(out[3000:], np.float32([np.inf, np.nan, np.nan, -np.inf, np.inf, tiny, 0]))
+    wanted = np.concatenate([one, [np.inf, np.nan, np.nan, -np.inf, np.inf, tiny, 0]])[:, None] * signs
+    np.testing.assert_array_equal(out, wanted.astype(np.float32))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
@@ -180,6 +190,81 @@ def test_histogram(shape, dtype):
                 row = row[(row >= places[0]) & (row <= places[-1])]
                 bin = np.minimum(np.searchsorted(places, row, "right") - 1, bins - 1)
                 np.testing.assert_array_equal(own, np.bincount(bin, minlength=bins))
+
+
+def test_few_rows_are_near_what_is_exact():
+    """Of sizes that no float32 adds up; and of every batch the same bits."""
+    rng = np.random.default_rng(0)
+    for dtype, shape, segments in itertools.product(("float32", "bfloat16"), [(2000, 3), (300, 70), (2048,)], (3, 900)):
+        data = jnp.asarray(rng.standard_normal(shape) * np.exp2(rng.integers(-30, 30, shape))).astype(dtype)
+        ids = rng.integers(-1, segments + 1, shape[0])
+        one = lambda data, ids, n=segments: jaxgpuops.segment_sum(data, ids, n)
+        found = jax.jit(one)(data, ids)
+        valid, wide = (ids >= 0) & (ids < segments), np.asarray(data.astype(jnp.float32), np.float64)
+        wanted, sizes = np.zeros((segments, *shape[1:])), np.zeros((segments, *shape[1:]))
+        np.add.at(wanted, ids[valid], wide[valid])
+        np.add.at(sizes, ids[valid], abs(wide[valid]))
+        ulp = float(jnp.finfo(dtype).eps)
+        assert (abs(np.asarray(found.astype(jnp.float32)) - wanted) <= ulp * abs(wanted) + 2.0**-22 * sizes).all()
+        many = jax.jit(jax.vmap(one))(jnp.stack([data[::-1], data]), np.stack([ids[::-1], ids]))
+        assert same_bits(many[1], found)
+
+
+def test_softmax_of_few_rows():
+    rng = np.random.default_rng(0)
+    for shape, segments in itertools.product([(57, 512), (2048, 3), (1,), (2000,)], (1, 31, 3000)):
+        x, ids = jnp.asarray(4 * rng.standard_normal(shape), jnp.float32), rng.integers(-1, segments + 1, shape[0])
+        both = lambda x, ids, n=segments: [
+            fn(x, ids, n) for fn in (jaxgpuops.segment_softmax, jaxgpuops.segment_logsumexp)
+        ]
+        assert [call.plan["algorithm"] for call in jaxgpuops.explain(both, x, ids)] == ["few", "few"]
+        found = jax.jit(both)(x, ids)
+        with jax.default_device(cpu := jax.devices("cpu")[0]):
+            theirs = both(jax.device_put(x, cpu), ids)
+        for a, b in zip(found, theirs, strict=True):
+            np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=3e-6, atol=1e-6)
+        many = jax.jit(jax.vmap(both))(jnp.stack([x[::-1], x]), np.stack([ids[::-1], ids]))
+        assert all(same_bits(of_all[1], own) for of_all, own in zip(many, found, strict=True))
+
+
+@pytest.mark.parametrize("is_sorted", [True, False])
+@pytest.mark.parametrize("shape, segments", [((5000,), 300), ((5000, 8), 300), ((3001, 7), 2000), ((70_001, 4), 5)])
+def test_softmax_of_many_rows(shape, segments, is_sorted):
+    """In tiles of rows, of which many have one segment, and some what is not finite."""
+    rng = np.random.default_rng(0)
+    x = np.float32(30 * rng.standard_normal(shape))
+    for value in (np.inf, -np.inf, np.nan):
+        x[rng.integers(0, shape[0], 3)] = value
+    ids = rng.integers(-1, segments + 1, shape[0])
+    ids = np.where(rng.random(shape[0]) < 0.5, segments // 2, ids)
+    x[ids == segments // 2 + 1] = -np.inf
+    x[(ids == segments // 2) & ~np.isfinite(x).reshape(shape[0], -1).all(1)] = -np.inf
+    ids = np.sort(ids) if is_sorted else ids
+    both = lambda x, ids: [
+        fn(x, ids, segments, indices_are_sorted=is_sorted)
+        for fn in (jaxgpuops.segment_softmax, jaxgpuops.segment_logsumexp)
+    ]
+    if is_sorted or (len(shape) > 1 and shape[1] >= 4 and shape[0] < 32 * segments):
+        plans = [call.plan["algorithm"] for call in jaxgpuops.explain(both, x, ids)]
+        assert plans == ["sorted" if is_sorted else "ordered"] * 2
+    found = jax.jit(both)(x, ids)
+    with jax.default_device(cpu := jax.devices("cpu")[0]):
+        theirs = both(jax.device_put(x, cpu), ids)
+    for a, b in zip(found, theirs, strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-5, atol=1e-6)
+    rows = jnp.stack([x + 1, jnp.asarray(x)])
+    of_rows = np.stack([np.sort(np.roll(ids, 9)) if is_sorted else np.roll(ids, 9), ids])
+    for many in (jax.jit(jax.vmap(both))(rows, of_rows), jax.jit(jax.vmap(both, in_axes=(0, None)))(rows, ids)):
+        assert all(same_bits(of_all[1], own) for of_all, own in zip(many, found, strict=True))
+
+
+def test_ids_of_a_byte():
+    rng = np.random.default_rng(0)
+    pairs, ids = jnp.asarray(rng.standard_normal((70_001, 2)), jnp.float32), rng.integers(0, 256, (5, 70_001))
+    for segments, dtype in itertools.product((9, 255, 300), ("float32", "int32", "bfloat16")):
+        pairs = pairs.astype(dtype)
+        of = jax.jit(jax.vmap(lambda pairs, ids, n=segments: jaxgpuops.segment_sum(pairs, ids, n), in_axes=(None, 0)))
+        assert same_bits(of(pairs, ids.astype(np.uint8)), of(pairs, ids.astype(np.int32)))
 
 
 def test_specials():

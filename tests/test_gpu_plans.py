@@ -71,7 +71,7 @@ KERNELS = {
     "count": {"tables": "(bincount|segment)_tables_kernel", "global": "bincount_global_kernel"}
     | {"rows": "bincount_rows_kernel", "lanes": "segment_lanes_kernel", "few": "segment_few_kernel"}
     | {"atomics": "segment_atomics_kernel"}
-    | {"sorted": "segment_tiles_kernel", "ordered": "order_move_kernel"},
+    | {"sorted": "segment_tiles_kernel", "ordered": "segment_tiles_kernel"},
     "moe": {name: rf"route_kernel<[^,]*Algorithm\){i}" for i, name in enumerate(("block", "cluster", "grid"))},
 }
 

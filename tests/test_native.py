@@ -250,6 +250,31 @@ def test_bincount_refuses(x, counts, axis, message):
         call("bincount", [counts], x, axis=axis)
 
 
+SEGMENT_SOFTMAX = ("segment_softmax", "segment_logsumexp")
+COLUMN = S((4, 1), S32)
+WRONG_SOFTMAX = {
+    "axis": (X, COLUMN, S((4, 8), F32), 2, 4, "axis 2 is not an axis of data, which has rank 2"),
+    "dtype": (S((4, 8), jnp.float16), COLUMN, S((4, 8), F32), 0, 4, "data has element type F16, expected F32"),
+    "ids dtype": (X, S((4, 1), jnp.uint8), S((4, 8), F32), 0, 4, "ids has element type U8, expected S32"),
+    "shape": (
+        X,
+        COLUMN,
+        S((5, 8), F32),
+        0,
+        4,
+        r"out has (shape \(5, 8\), expected \(4, 8\)|5 along axis 0, expected 4)",
+    ),
+    "length": (X, COLUMN, S((4, 8), F32), 0, -1, "length is -1, expected 0 or more"),
+}
+
+
+@pytest.mark.parametrize("name", SEGMENT_SOFTMAX)
+@pytest.mark.parametrize("data, ids, out, axis, length, message", WRONG_SOFTMAX.values(), ids=WRONG_SOFTMAX)
+def test_segment_softmax_refuses(name, data, ids, out, axis, length, message):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT: jaxgpuops.{name}: {message}"):
+        call(name, [out], data, ids, axis=axis, length=length, sorted=False)
+
+
 WRONG_HISTOGRAMS = {
     "axis": (X, S((4, 6), F32), S((4, 5), S32), 2, "axis 2 is not an axis of x, which has rank 2"),
     "integers": (PLACES, S((4, 6), S32), S((4, 5), S32), 1, "x has element type S32, which is not supported here"),
@@ -672,6 +697,7 @@ def test_stubs_say_what_the_modules_have():
         "searchsorted",
         "select",
         *MOE,
+        *SEGMENT_SOFTMAX,
         *SEGMENTS,
         *ALONG_AXIS,
         *SCANS,

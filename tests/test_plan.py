@@ -539,10 +539,11 @@ def test_plans_of_counts(capability):
     plan = lambda *args: jaxgpuops._native.modules["cpu"].plan_bincount(*args, "int32", capability)
     assert plan(0, 5, 1, 5)["algorithm"] == plan(3, 5, 1, 0)["algorithm"] == "empty"
     assert plan(3, 5, 2, 5)["algorithm"] == plan(3, 5, 1, 1 << 20)["algorithm"] == "global"
-    for rows, bins in (((64 * 255, 255), 700), ((64, 1), 1), ((70_000, 100), 256)):
+    for rows, bins in (((32 * 700, 255), 700), ((64, 1), 1), ((70_000, 100), 256)):
         found = plan(*rows, 1, bins)
         assert found["algorithm"] == "rows"
         assert found["threads"] * bins <= found["shared_bytes"] <= min(48, SHARED_LIMIT[capability]) << 10
+    assert plan(510, 2, 1, 296)["algorithm"] == "tables"  # whose counts some blocks write
     for outer, length, bins in itertools.product((1, 100, 70_000), (256, 3000, 1 << 26), (1, 256, 5000, 40_000)):
         found = plan(outer, length, 1, bins)
         if found["algorithm"] == "tables":
@@ -581,7 +582,7 @@ def test_plans_of_selections(capability):
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_plans_of_segments(capability):
-    plan = lambda *args: jaxgpuops._native.modules["cpu"].plan_segments(*args, capability)
+    plan = lambda *args: jaxgpuops._native.modules["cpu"].plan_segments(*args, False, capability)
     assert plan("segment_sum", 3, 5, 0, 5, "float32", False)["algorithm"] == "empty"
     # (columns, segments, columns that a lane has)
     for inner, segments, columns in [(1, 512, 1), (2, 256, 2), (2, 257, 1), (3, 512, 1), (8, 256, 2), (33, 128, 1)]:
@@ -589,15 +590,25 @@ def test_plans_of_segments(capability):
         assert one == many and (one["algorithm"], one["columns"]) == ("lanes", columns)
         assert 128 * columns * segments * one["warps"] == one["shared_bytes"] <= SHARED_LIMIT[capability] << 10
         assert one["rows"] * one["tiles"] >= 10**7 and one["workspace_bytes"] >= 4 * one["tiles"] * segments * inner
-    for is_sorted, rows in itertools.product((False, True), [(1, 5, 3), (57, 512, 31), (2048, 1, 64), (1, 16384, 1)]):
+    for is_sorted, rows in itertools.product((False, True), [(1, 3, 3), (2048, 1, 64), (100, 5000, 31)]):
         found = plan("segment_max", 7, *rows, "bfloat16", is_sorted)
-        assert (found["algorithm"], found["tiles"], found["workspace_bytes"]) == ("lanes", 1, 0)
-    for is_sorted, (length, inner, segments) in itertools.product(
-        (False, True), [(2048, 1, 65), (0, 7, 3000), (100, 5000, 1 << 20)]
-    ):
-        found = plan("segment_sum", 7, length, inner, segments, "float64", is_sorted)
-        assert (found["algorithm"], found["workspace_bytes"]) == ("few", 0)
-        assert found["rows"] <= 1024 and found["rows"] * found["tiles"] >= segments
+        assert (found["algorithm"], found["tiles"], found["workspace_bytes"]) == ("lanes", 1, 0), rows
+    softmax_plan = jaxgpuops._native.modules["cpu"].plan_segment_softmax
+    plan_softmax = lambda *args, sorted=False: softmax_plan(*args, sorted, capability)
+    for rows in [(2048, 1, 65), (0, 7, 3000), (57, 512, 31), (1, 16384, 1), (100, 5000, 1 << 20)]:
+        for found in [plan("segment_sum", 7, *rows, "float64", bool(rows[0] % 2)), plan_softmax(7, *rows)]:
+            if found["algorithm"] == "none":
+                assert rows[0] == 0
+                continue
+            assert (found["algorithm"], found["workspace_bytes"]) == ("few", 0)
+            assert found["rows"] * found["tiles"] >= rows[2] and found["rows"] * min(rows[1], 32) <= 2048
+            assert 64 <= found["threads"] <= 1024
+    assert plan_softmax(7, 2049, 1, 3)["algorithm"] == plan_softmax(7, 2049, 3, 1000)["algorithm"] == "none"
+    assert plan_softmax(7, 2049, 4, 65)["algorithm"] == "ordered"
+    for length, inner in itertools.product((2049, 10**6), (1, 3, 100)):
+        one, many = (plan_softmax(outer, length, inner, 300, sorted=True) for outer in (1, 1000))
+        assert one == many and one["algorithm"] == "sorted" and one["rows"] * one["tiles"] >= length
+        assert one["workspace_bytes"] >= 16 * one["tiles"] * inner + 8 * 300 * inner
     for inner, segments in [(1, 513), (1, 1536), (8, 600)]:
         assert plan("segment_sum", 3, 10**6, inner, segments, "float32", False)["algorithm"] == "tables"
     for op, dtype, segments, words in [
@@ -607,12 +618,16 @@ def test_plans_of_segments(capability):
         one, many = (plan(op, outer, 10**6, 3, segments, dtype, False) for outer in (1, 1000))
         assert one == many and one["algorithm"] == "atomics"
         assert 0 <= one["workspace_bytes"] - 24 * words * segments <= (1024 if words else 0)
+    for op, dtype in [("segment_max", "float64"), ("segment_min", "int8"), ("segment_sum", "int32")]:
+        assert plan(op, 1, 10**6, 64, 10**6, dtype, False)["algorithm"] == "atomics"
+        assert plan(op, 1, 10**6, 65, 10**6, dtype, False)["algorithm"] == "ordered"
     for inner, segments, dtype in [(1, 1537, "float64"), (1, 10**6, "float32"), (9, 129, "float32")]:
         assert plan("segment_sum", 3, 10**6, inner, segments, dtype, False)["algorithm"] == "ordered"
     assert plan("segment_sum", 3, 5000, 1, 5, "float32", True)["algorithm"] == "sorted"
-    for segments, passes in ((500, 1), (1023, 1), (1024, 2), ((1 << 20) - 1, 2), (1 << 20, 3), ((1 << 31) - 1, 4)):
-        found = plan("segment_max", 1, 100_000, 9, segments, "bfloat16", False)
-        assert (found["algorithm"], found["passes"]) == ("ordered", passes)
+    for length, order in ((2049, "block"), (4096, "block"), (16_385, "sweep"), (10**6, "sweep")):
+        found = plan("segment_max", 1, length, 65, 1000, "bfloat16", False)
+        assert (found["algorithm"], found["order"]) == ("ordered", order)
+        assert found["workspace_bytes"] >= 8 * length
     for op, length, inner, dtype in itertools.product(
         ("segment_sum", "segment_min"), (2049, 5000, 1 << 22), (1, 3, 128, 5000), ("int8", "float16", "float64")
     ):

@@ -533,16 +533,21 @@ def run_counts(rng):
                 row = row[(row >= ends[0]) & (row <= ends[-1])]
                 place = np.minimum(np.searchsorted(ends, row, "right") - 1, bins - 1)
                 np.testing.assert_array_equal(own, np.bincount(place, minlength=bins))
-    for shape, segments in (((301, 40), 30), ((2048,), 3000)):
+    for shape, segments in (((301, 40), 30), ((2048,), 3000), ((3001, 4), 200), ((3001,), 200), ((3001, 7), 200)):
         x, ids = rng.standard_normal(shape).astype(np.float32), rng.integers(-1, segments + 1, shape[0])
+        is_sorted = shape[0] % 2 == 1 and shape[-1] != 4
+        ids = np.sort(ids) if is_sorted else ids
+        softmax = lambda x: jaxgpuops.segment_softmax(x, ids, segments, indices_are_sorted=is_sorted)
+        kernels |= {call.plan.get("algorithm", "cpu") for call in jaxgpuops.explain(softmax, x)}
         sums = np.zeros((segments + 2, *shape[1:]))
         np.add.at(sums, ids + 1, np.exp(x))
         mine = ((ids >= 0) & (ids < segments)).reshape(-1, *(1,) * (x.ndim - 1))
         shares = np.where(mine, np.exp(x) / sums[ids + 1], 0)
-        np.testing.assert_allclose(jaxgpuops.segment_softmax(x, ids, segments), shares, rtol=1e-5)
+        np.testing.assert_allclose(softmax(x), shares, rtol=1e-5)
         with np.errstate(divide="ignore"):
             logs = np.log(sums[1:-1])
-        np.testing.assert_allclose(jaxgpuops.segment_logsumexp(x, ids, segments), logs, rtol=1e-5, atol=1e-5)
+        found = jaxgpuops.segment_logsumexp(x, ids, segments, indices_are_sorted=is_sorted)
+        np.testing.assert_allclose(found, logs, rtol=1e-5, atol=1e-5)
     columns = rng.integers(0, 9, (3, 501, 5))
     found = jax.vmap(lambda x: jaxgpuops.bincount(x, 8), in_axes=2, out_axes=2)(columns)
     np.testing.assert_array_equal(found, (columns[:, :, None] == np.arange(8)[:, None]).sum(1))

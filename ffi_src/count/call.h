@@ -6,6 +6,16 @@
 
 namespace jaxgpuops::count {
 
+// How many bins the counts have, which must be those of x but for that.
+inline int64_t require_counts(ffi::AnyBuffer x, ffi::AnyBuffer counts, int64_t axis) {
+  if (counts.dimensions().size() != x.dimensions().size())
+    throw invalid("counts has rank ", counts.dimensions().size(), ", expected ", x.dimensions().size());
+  const int64_t bins = require_rows("counts", counts, axis).length;
+  require_type("counts", counts, ffi::DataType::S32);
+  require_shape("counts", counts, with_axis(dims_of(x), axis, bins));
+  return bins;
+}
+
 inline Bincount bincount_of(ffi::AnyBuffer x, ffi::AnyBuffer counts, int64_t axis) {
   Bincount problem;
   const Element element = require_ordered("x", x);
@@ -14,11 +24,7 @@ inline Bincount bincount_of(ffi::AnyBuffer x, ffi::AnyBuffer counts, int64_t axi
   problem.bytes = element.bits / 8;
   problem.is_signed = element.kind == KeyKind::kSigned;
   problem.rows = require_rows("x", x, axis);
-  if (counts.dimensions().size() != x.dimensions().size())
-    throw invalid("counts has rank ", counts.dimensions().size(), ", expected ", x.dimensions().size());
-  problem.bins = require_rows("counts", counts, axis).length;
-  require_type("counts", counts, ffi::DataType::S32);
-  require_shape("counts", counts, with_axis(dims_of(x), axis, problem.bins));
+  problem.bins = require_counts(x, counts, axis);
   return problem;
 }
 
@@ -28,11 +34,7 @@ inline Histogram histogram_of(ffi::AnyBuffer x, ffi::AnyBuffer edges, ffi::AnyBu
   if (!is_float(problem.dtype) || bytes_of(problem.dtype) == 1)
     throw invalid("x has element type ", printable(x.element_type()), ", which is not supported here");
   problem.rows = require_rows("x", x, axis);
-  if (counts.dimensions().size() != x.dimensions().size())
-    throw invalid("counts has rank ", counts.dimensions().size(), ", expected ", x.dimensions().size());
-  problem.bins = require_rows("counts", counts, axis).length;
-  require_type("counts", counts, ffi::DataType::S32);
-  require_shape("counts", counts, with_axis(dims_of(x), axis, problem.bins));
+  problem.bins = require_counts(x, counts, axis);
   require_type("edges", edges, x.element_type());
   if (edges.dimensions().size() != x.dimensions().size())
     throw invalid("edges has rank ", edges.dimensions().size(), ", expected ", x.dimensions().size());
@@ -43,8 +45,9 @@ inline Histogram histogram_of(ffi::AnyBuffer x, ffi::AnyBuffer edges, ffi::AnyBu
   return problem;
 }
 
+// The result has the length of the data if the number of segments is given.
 inline Segments segments_of(Op op, ffi::AnyBuffer data, ffi::AnyBuffer ids, ffi::AnyBuffer out, int64_t axis,
-                            bool sorted) {
+                            bool sorted, int64_t segments = -1) {
   Segments problem;
   problem.op = op;
   problem.sorted = sorted;
@@ -55,23 +58,37 @@ inline Segments segments_of(Op op, ffi::AnyBuffer data, ffi::AnyBuffer ids, ffi:
   if (out.dimensions().size() != data.dimensions().size())
     throw invalid("out has rank ", out.dimensions().size(), ", expected ", data.dimensions().size());
   problem.rows = require_rows("out", out, axis);
-  problem.segments = problem.rows.length;
+  const int64_t results = segments < 0 ? problem.rows.length : own.length;
+  problem.segments = segments < 0 ? results : segments;
   problem.rows.length = own.length;
   require_type("out", out, data.element_type());
-  require_type("ids", ids, ffi::DataType::S32);
+  problem.byte_ids = ids.element_type() == ffi::DataType::U8;
+  if (!problem.byte_ids) require_type("ids", ids, ffi::DataType::S32);
   if (ids.dimensions().size() != data.dimensions().size())
     throw invalid("ids has rank ", ids.dimensions().size(), ", expected ", data.dimensions().size());
   Dims whole = dims_of(data);
   for (int64_t d = 0; d < axis; ++d)
     if (whole[d] == 1) whole[d] = ids.dimensions()[d];
-  require_shape("out", out, with_axis(whole, axis, problem.segments));
+  require_shape("out", out, with_axis(whole, axis, results));
   problem.data = require_broadcast("data", data, whole, axis).outer;
   problem.ids = require_broadcast("ids", ids, whole, axis).outer;
   const Rows rows = rows_of("ids", ids, axis);
   if (rows.inner != 1 || rows.length != own.length)
     throw invalid("ids has shape ", text_of(dims_of(ids)), ": it must have all of axis ", axis,
                   " and nothing after it");
-  problem.shared = rows.outer == 1;
+  problem.id_rows = rows.outer;
+  return problem;
+}
+
+// Softmax of segments, or the logarithms of their sums.
+inline Segments softmax_of(ffi::AnyBuffer data, ffi::AnyBuffer ids, ffi::AnyBuffer out, int64_t axis, int64_t segments,
+                           bool sorted, bool logs) {
+  require_type("data", data, ffi::DataType::F32);
+  require_type("ids", ids, ffi::DataType::S32);
+  if (segments < 0) throw invalid("length is ", segments, ", expected 0 or more");
+  const Segments problem = segments_of(Op::kMax, data, ids, out, axis, sorted, logs ? -1 : segments);
+  if (problem.segments != segments)
+    throw invalid("out has ", problem.segments, " along axis ", axis, ", expected ", segments);
   return problem;
 }
 

@@ -49,9 +49,10 @@ struct Segments {
   Rows rows;  // outer indices of the results, the length and the columns of the data
   int64_t segments = 0;
   DType dtype = DType::kFloat32;
-  bool sorted = false;  // ids ascend
-  bool shared = false;  // every outer index has the same ids
-  IndexMap ids, data;   // from an outer index to the first of its ids and numbers, which others may share
+  bool sorted = false;    // ids ascend
+  bool byte_ids = false;  // ids are uint8, not int32
+  int64_t id_rows = 1;    // rows of ids, which outer indices may share
+  IndexMap ids, data;     // from an outer index to the first of its ids and numbers, which others may share
 };
 
 struct Search {

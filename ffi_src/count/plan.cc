@@ -15,26 +15,6 @@ int64_t partial_bytes(const Segments& problem) {
   return problem.op == Op::kSum ? std::max<int64_t>(bytes, 4) : bytes;
 }
 
-OrderPlan plan_order(int64_t length, int64_t segments) {
-  OrderPlan plan;
-  int bits = 0;  // bits of the keys 0 to `segments`; an id out of range has the key `segments`
-  while (segments >> bits) ++bits;
-  plan.passes = static_cast<int>(std::max<int64_t>(1, ceil_div(bits, kMaxDigitBits)));
-  plan.digit_bits = static_cast<int>(std::max<int64_t>(1, ceil_div(bits, plan.passes)));
-  plan.tiles = ceil_div(length, kOrderTile);
-  const int64_t own = aligned(length * 4);
-  for (int i = 0; i < 2; ++i) {
-    plan.keys[i] = plan.bytes;
-    plan.positions[i] = plan.bytes + own;
-    if (i < plan.passes) plan.bytes += 2 * own;
-  }
-  plan.counts = plan.bytes;
-  plan.bytes += aligned((int64_t{4} << plan.digit_bits) * plan.tiles);
-  plan.totals = plan.bytes;
-  plan.bytes += aligned(int64_t{4} << plan.digit_bits);
-  return plan;
-}
-
 // Tables in shared memory, of blocks with `extra` more bytes of it. Fills the plan of a problem that has bins.
 void plan_tables(const Rows& rows, int64_t bins, int64_t ranges, int64_t extra, const Gpu& gpu, BincountPlan& plan) {
   plan.algorithm = Counting::kTables;
@@ -62,7 +42,8 @@ BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu) {
   if (rows.outer == 0 || rows.inner == 0 || problem.bins == 0) return plan;
   // A count of so few ids is a byte. Few rows had better be read by a block each.
   const int64_t words = ceil_div(problem.bins, 4) | 1, row_warps = (48 << 10) / (128 * words);
-  if (rows.inner == 1 && rows.length <= 255 && rows.outer >= 64 * rows.length && 128 * words <= 24 << 10) {
+  if (rows.inner == 1 && rows.length <= 255 && rows.outer >= std::max(64 * rows.length, 32 * problem.bins) &&
+      128 * words <= 24 << 10) {
     plan.algorithm = Counting::kRows;
     plan.threads = 32 * static_cast<int>(std::min<int64_t>(row_warps, kMostRowWarps));
     plan.range = words;
@@ -118,9 +99,10 @@ bool plan_lanes(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
   // Rows of many columns can be read in order of the ids as well, and larger tables leave a multiprocessor few warps.
   const int64_t bound = rows.inner <= kMostTableColumns ? most : most / 4;
   const int64_t warp_bytes = 32 * problem.segments * partial_bytes(problem);
-  if (warp_bytes > bound) return false;
+  if (problem.byte_ids && !takes_byte_ids(problem.op, bytes_of(problem.dtype))) return false;
+  if (warp_bytes > bound || rows.inner >= 1 << 26) return false;  // a row's size fits in 32 bits
   plan.algorithm = Segmenting::kLanes;
-  plan.columns = rows.inner % 2 == 0 && 2 * warp_bytes <= bound ? 2 : 1;
+  plan.columns = rows.inner % 2 == 0 && 2 * warp_bytes <= std::max(bound, most / 2) ? 2 : 1;
   while (plan.team_bits < 5 && rows.inner > plan.columns << plan.team_bits) ++plan.team_bits;
   const int64_t teams = 32 >> plan.team_bits, chunks = ceil_div(rows.inner, plan.columns << plan.team_bits);
   const int64_t own = warp_bytes * plan.columns;
@@ -143,23 +125,36 @@ ExactShape exact_of(DType dtype, int64_t length) {
   ExactShape shape;
   int bits = 0;
   while (int64_t{1} << bits < length) ++bits;
-  const int mantissa = ExactShape::mantissa(dtype), places = dtype == DType::kFloat16 ? 30 : 254;
+  const int mantissa = mantissa_bits(dtype), places = dtype == DType::kFloat16 ? 30 : 254;
   shape.width = std::min(63 - mantissa - bits, 52 - mantissa);
   shape.bins = (places + shape.width - 1) / shape.width;
   shape.reciprocal = static_cast<uint32_t>((65536 + shape.width - 1) / shape.width);
-  shape.unit = std::ldexp(1.0, dtype == DType::kFloat32 ? -149 : dtype == DType::kFloat16 ? -24 : -133);
+  shape.unit = std::ldexp(1.0, least_exponent(dtype));
   shape.step = std::ldexp(1.0, shape.width);
   return shape;
 }
 
-// Atomics on integers. Returns false for columns of many, whose rows are better read whole, and for sums of floats
-// where too many accumulators would be empty.
+// Results are the same for every geometry. A cell has at most 16 bytes, and a block 32 KB of them; more blocks have
+// less to do each.
+void plan_few(const Rows& rows, int64_t segments, const Gpu& gpu, SegmentsPlan& plan) {
+  plan.algorithm = Segmenting::kFew;
+  while (plan.team_bits < 5 && rows.inner > 1 << plan.team_bits) ++plan.team_bits;
+  const int64_t chunks = ceil_div(rows.inner, 1 << plan.team_bits), most = 2048 >> plan.team_bits;
+  const int64_t wanted = std::min(ceil_div(gpu.multiprocessors, chunks * rows.outer), ceil_div(segments, 32));
+  plan.rows = std::min(most, ceil_div(segments, wanted));
+  plan.tiles = ceil_div(segments, plan.rows);
+  const int64_t lanes = std::max(rows.length, plan.rows) << plan.team_bits;
+  plan.threads = static_cast<int>(std::clamp<int64_t>(ceil_div(lanes, 4 * 32) * 32, 64, 1024));
+}
+
+// Atomics on integers. Returns false for columns of many, whose rows take less in order than their atomics, and for
+// sums of floats where too many accumulators would be empty.
 bool plan_atomics(const Segments& problem, SegmentsPlan& plan) {
   const Rows& rows = problem.rows;
-  if (rows.inner > kMostTableColumns) return false;
   const int64_t cells = problem.segments * rows.inner;
+  if (rows.inner > kMostAtomicColumns) return false;
   if (problem.op == Op::kSum && is_float(problem.dtype)) {
-    if (problem.dtype == DType::kFloat64) return false;
+    if (rows.inner > kMostTableColumns || problem.dtype == DType::kFloat64) return false;
     plan.exact = exact_of(problem.dtype, rows.length);
     const int64_t bytes = ExactShape::kHeadBytes + aligned(8 * (plan.exact.bins + 1) * cells);
     if (bytes > std::max<int64_t>(16 << 20, 16 * rows.length * rows.inner)) return false;
@@ -168,9 +163,46 @@ bool plan_atomics(const Segments& problem, SegmentsPlan& plan) {
     plan.workspace_bytes = aligned(4 * cells);
   }
   plan.algorithm = Segmenting::kAtomics;
-  plan.rows = std::clamp<int64_t>(ceil_div(rows.length * rows.inner, 32 * 4224) * 32, 256, 2048);
+  while (plan.team_bits < 5 && rows.inner > 1 << plan.team_bits) ++plan.team_bits;
+  const int64_t step = 32 >> plan.team_bits;  // rows that a warp has at a time
+  plan.rows = step * std::clamp<int64_t>(ceil_div(rows.length, step * 4224), 8, 64);
   plan.tiles = ceil_div(rows.length, plan.rows);
   return true;
+}
+
+// As unsigned numbers, so that what is no segment comes last.
+sort::Problem order_of(const Segments& problem) {
+  sort::Problem ids;
+  ids.rows = {problem.id_rows, problem.rows.length, 1};
+  ids.k = problem.rows.length;
+  return ids;
+}
+
+OrderPlan plan_order(const Segments& problem, const Gpu& gpu) {
+  OrderPlan plan;
+  plan.sort = sort::plan_sort(order_of(problem), gpu);
+  plan.positions = aligned(4 * problem.rows.length);
+  plan.workspace = 2 * plan.positions;
+  plan.bytes = plan.workspace + aligned(plan.sort.workspace_bytes);
+  return plan;
+}
+
+// Rows in the order of their ids, of which a partial result of an element has some bytes.
+void plan_tiles(const Segments& problem, int64_t part_bytes, const Gpu& gpu, SegmentsPlan& plan) {
+  const Rows& rows = problem.rows;
+  plan.algorithm = problem.sorted ? Segmenting::kSorted : Segmenting::kOrdered;
+  if (!problem.sorted) plan.order = plan_order(problem, gpu);
+  // Tiles are large enough that their lanes, with 16 bytes of each row, make no more than about 4096 warps.
+  const int64_t bytes = rows.inner * bytes_of(problem.dtype);
+  const int64_t lanes = rows.length * ceil_div(bytes, 16);
+  int64_t tile = lanes < 1 << 20 ? 32 : 64;
+  while (tile < 1024 && lanes / tile > 32 * 4096) tile *= 2;
+  if (rows.inner == 1) tile = rows.length < 1 << 20 ? 256 : 1024;  // of a warp, which has 256 rows at a time
+  plan.rows = tile;
+  plan.tiles = ceil_div(rows.length, tile);
+  const int64_t part = aligned(plan.tiles * rows.inner * part_bytes);
+  plan.tails = part;
+  plan.workspace_bytes = plan.order.bytes + (plan.tiles > 1 ? 2 * part : 0);
 }
 
 // What depends on the number of rows, or on the GPU, must not change the order in which parts are added.
@@ -178,14 +210,21 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
   SegmentsPlan plan;
   const Rows& rows = problem.rows;
   if (rows.outer == 0 || rows.inner == 0 || problem.segments == 0) return plan;
-  // Tables of lanes are cleared and added up, which should not take longer than the rows do.
+  // Few rows are one launch. Atomics wait for each other if many rows of few columns have the same segment, and large
+  // ones had better be read once. Tables of lanes are cleared and added up, which should not take longer than the rows
+  // do.
   const bool few = rows.length <= kFewRows, dense = rows.length >= 32 * problem.segments || problem.segments <= 64;
-  if ((few || !problem.sorted) && dense && plan_lanes(problem, gpu, plan)) return plan;
+  const bool has_lanes =
+      few ? problem.segments <= 64 && (rows.inner < 4 || rows.length * rows.inner > 1 << 18)
+          : dense && !problem.sorted &&
+                (problem.op == Op::kSum || rows.inner <= kMostTableColumns || rows.inner > kMostAtomicColumns);
+  if (has_lanes && plan_lanes(problem, gpu, plan)) return plan;
+  if (problem.byte_ids) {
+    plan.algorithm = Segmenting::kNone;
+    return plan;
+  }
   if (few) {
-    plan.algorithm = Segmenting::kFew;
-    while (plan.team_bits < 5 && rows.inner > 1 << plan.team_bits) ++plan.team_bits;
-    plan.tiles = ceil_div(problem.segments, kFewSegments);
-    plan.rows = ceil_div(problem.segments, plan.tiles);
+    plan_few(rows, problem.segments, gpu, plan);
     return plan;
   }
   const int64_t table = problem.segments * partial_bytes(problem);
@@ -200,19 +239,24 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
     plan.workspace_bytes = plan.tiles > 1 ? aligned(plan.tiles * rows.inner * table) : 0;
     return plan;
   }
-  plan.algorithm = problem.sorted ? Segmenting::kSorted : Segmenting::kOrdered;
-  if (!problem.sorted) plan.order = plan_order(rows.length, problem.segments);
-  // Tiles are large enough that their lanes, with 16 bytes of each row, make no more than about 4096 warps.
-  const int64_t bytes = rows.inner * bytes_of(problem.dtype);
-  const int64_t lanes = rows.length * ceil_div(bytes, 16);
-  int64_t tile = lanes < 1 << 20 ? 32 : 64;
-  while (tile < 1024 && lanes / tile > 32 * 4096) tile *= 2;
-  plan.rows = tile;
-  plan.tiles = ceil_div(rows.length, tile);
-  const int64_t part = aligned(plan.tiles * rows.inner * partial_bytes(problem));
-  plan.heads = plan.order.bytes;
-  plan.tails = plan.heads + part;
-  plan.workspace_bytes = plan.order.bytes + (plan.tiles > 1 ? 2 * part : 0);
+  plan_tiles(problem, partial_bytes(problem), gpu, plan);
+  return plan;
+}
+
+SegmentsPlan plan_segment_softmax(const Segments& problem, const Gpu& gpu) {
+  SegmentsPlan plan;
+  const Rows& rows = problem.rows;
+  plan.algorithm = Segmenting::kNone;
+  if (rows.elements() == 0 || problem.segments == 0) return plan;
+  if (rows.length <= kFewRows) {
+    plan_few(rows, problem.segments, gpu, plan);
+    return plan;
+  }
+  // To order ids takes longer than to go through a few columns once more, or than tables of few segments.
+  if (!problem.sorted && (rows.inner < 4 || rows.length >= 32 * problem.segments)) return plan;
+  plan_tiles(problem, kPairBytes, gpu, plan);
+  plan.pairs = plan.workspace_bytes;
+  plan.workspace_bytes += aligned(problem.segments * rows.inner * kPairBytes);
   return plan;
 }
 

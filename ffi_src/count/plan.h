@@ -6,6 +6,7 @@
 
 #include "common/gpu.h"
 #include "count/count.h"
+#include "sort/plan.h"
 
 namespace jaxgpuops::count {
 
@@ -20,7 +21,7 @@ enum class Counting {
 };
 constexpr const char* kCountingNames[] = {"empty", "rows", "tables", "global", "none"};
 
-constexpr int kMostRowWarps = 4;  // the most warps of a block of kRows
+constexpr int kMostRowWarps = 4;  // of a block of kRows
 
 struct BincountPlan {
   Counting algorithm = Counting::kEmpty;
@@ -61,19 +62,19 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu);
 
 // ---- Segments -------------------------------------------------------------------------------------------------------
 
-// The stable order of ids is a counting sort by digits from the lowest up. A block sorts one tile.
-constexpr int kOrderThreads = 256, kOrderItems = 8, kOrderTile = kOrderThreads * kOrderItems;
-constexpr int kMaxDigitBits = 10;
-
+// Where rows of ids are sorted: offsets in the workspace, for each outer index. The sorted ids are at 0; then come
+// their positions, what the sort needs, and the parts of segments.
 struct OrderPlan {
-  int passes = 0;  // passes of the counting sort; 0 if the ids are sorted already
-  int digit_bits = 0;
-  int64_t tiles = 0;
-  // Offsets in the workspace of a row. Pass p writes its keys and positions to number p % 2.
-  int64_t keys[2] = {}, positions[2] = {}, counts = 0, totals = 0, bytes = 0;
-
-  int last() const { return (passes - 1) & 1; }
+  sort::Plan sort;
+  int64_t positions = 0, workspace = 0, bytes = 0;
 };
+
+constexpr int mantissa_bits(DType dtype) {  // that a float stores
+  return dtype == DType::kFloat64 ? 52 : dtype == DType::kFloat32 ? 23 : dtype == DType::kFloat16 ? 10 : 7;
+}
+constexpr int least_exponent(DType dtype) {  // of the least denormal number
+  return dtype == DType::kFloat64 ? -1074 : dtype == DType::kFloat32 ? -149 : dtype == DType::kFloat16 ? -24 : -133;
+}
 
 // How exact sums of floats are kept. A float with place p is an integer times unit * 2^p; accumulator b has those with
 // places from b * width on.
@@ -84,42 +85,53 @@ struct ExactShape {
   int width = 0, bins = 0;  // one accumulator more is for what is not finite
   uint32_t reciprocal = 0;  // p / width is p * reciprocal >> 16
   double unit = 0, step = 0;
-
-  static constexpr int mantissa(DType dtype) {  // bits of it that a float stores
-    return dtype == DType::kFloat32 ? 23 : dtype == DType::kFloat16 ? 10 : 7;
-  }
 };
 
 enum class Segmenting {
   kEmpty,    // there are no segments
   kLanes,    // few segments: a table for each lane, in shared memory
-  kFew,      // few rows: blocks order them in shared memory, for a range of segments each
+  kFew,      // few rows: blocks have accumulators of a range of segments each, in shared memory
   kTables,   // few columns, some more segments: a table for each warp
   kAtomics,  // few columns, many segments: atomics on integers
   kSorted,   // the ids ascend: tiles of rows in their order
   kOrdered,  // as kSorted, after a first step has found the order of the rows by id
+  kNone,     // ids are bytes, which only kLanes reads
 };
-constexpr const char* kSegmentingNames[] = {"empty", "lanes", "few", "tables", "atomics", "sorted", "ordered"};
-constexpr int kFewRows = 2048, kFewSegments = 1024, kFewThreads = 256;  // of a block of kFew
+constexpr const char* kSegmentingNames[] = {"empty", "lanes", "few", "tables", "atomics", "sorted", "ordered", "none"};
+// Kernels that read ids of 8 bits are those of boosted trees: sums of gradients, by float32 or as integers.
+constexpr bool takes_byte_ids(Op op, int bytes) { return op == Op::kSum && bytes == 4; }
+
+constexpr int kFewRows = 2048;
 constexpr int kTableThreads = 256;
-constexpr int kMostLaneWarps = 8;  // the most warps of a block of kLanes
+constexpr int kMostLaneWarps = 8;  // of a block
 constexpr int64_t kMostTableColumns = 8;
+constexpr int64_t kMostAtomicColumns = 64;  // where a cell is one integer
 
 struct SegmentsPlan {
   Segmenting algorithm = Segmenting::kEmpty;
   OrderPlan order;
-  int64_t rows = 0;              // rows of a tile or slice; of kFew: segments of a range
-  int64_t tiles = 0;             // tiles or slices of a row; of kFew: ranges
-  int columns = 1;               // kLanes: columns that a lane has of a row
-  int team_bits = 0;             // kLanes, kFew: 2^team_bits lanes share a row
-  int parts = 1;                 // kLanes: warps that share a slice
-  int warps = 0;                 // kLanes: warps of a block
-  int64_t shared_bytes = 0;      // shared memory of such a block
-  ExactShape exact;              // of kAtomics, for sums of floats
-  int64_t heads = 0, tails = 0;  // where a row's workspace has the parts of segments that cross tiles
+  int64_t rows = 0;          // rows of a tile or slice; of kFew: segments of a range
+  int64_t tiles = 0;         // or ranges
+  int columns = 1;           // of kLanes: that a lane has of a row
+  int team_bits = 0;         // of it and of kFew: 2^team_bits lanes have a row
+  int parts = 1;             // warps that share a slice
+  int warps = 0;             // of a block of it
+  int threads = 0;           // of a block of kFew
+  int64_t shared_bytes = 0;  // that it has
+  ExactShape exact;          // of kAtomics, for sums of floats
+  int64_t tails = 0;         // where the second of two parts of segments that cross tiles is, for an outer index
+  int64_t pairs = 0;         // where the largest and the sum of segments are, for an outer index
   int64_t workspace_bytes = 0;
 };
 
+// How the ids are sorted.
+sort::Problem order_of(const Segments& problem);
+
 SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu);
+
+// Of softmax of segments and its logarithms: kFew, kSorted, kOrdered or kNone.
+constexpr int64_t kPairBytes = 8;      // the largest, and a sum of float32
+constexpr int kSoftmaxCellBytes = 12;  // the largest, and a sum of 64 bits
+SegmentsPlan plan_segment_softmax(const Segments& problem, const Gpu& gpu);
 
 }  // namespace jaxgpuops::count

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpuops import _arguments, _native
-from jaxgpuops._partition import RULES, Rule
+from jaxgpuops._partition import RULES, Rule, plain_rule
 from jaxgpuops._primitive import Kernel, batch_first, def_jvp, def_linear
 from jaxgpuops.lax.along_axis import along, take_along_axis
 from jaxgpuops.lax.order import from_keys, sort_keys, to_keys
@@ -134,6 +134,8 @@ def empty(name: str, dtype: np.dtype):
 
 
 def _segments_fallback(data, ids, *, axis, length, sorted, name, along=None):
+    if ids.dtype == np.dtype(np.uint8):  # which not every kernel reads
+        return (segments(SEGMENT_KERNELS[name], data, ids.astype(np.int32), axis, length, sorted, along),)
     method = {"segment_sum": "add", "segment_max": "max", "segment_min": "min"}[name]
     wide = _arguments.wide(data.dtype) if name == "segment_sum" else data.dtype
 
@@ -146,7 +148,9 @@ def _segments_fallback(data, ids, *, axis, length, sorted, name, along=None):
 
 
 def _plan_segments(rows, avals, compute_capability, axis, *, length, sorted, name, along):
-    return _native.modules["cpu"].plan_segments(name, *rows, length, str(avals[0].dtype), sorted, compute_capability)
+    byte_ids = avals[1].dtype == np.dtype(np.uint8)
+    dtype = str(avals[0].dtype)
+    return _native.modules["cpu"].plan_segments(name, *rows, length, dtype, sorted, byte_ids, compute_capability)
 
 
 def _segments_kernel(name):
@@ -201,6 +205,11 @@ def segments(
     return kernel(data, ids, axis=axis, length=length, sorted=sorted, along=along, split=split)[0]
 
 
+def as_ids(ids: jax.Array, length: int) -> jax.Array:
+    """Converts ids for `segments`, which takes uint8 as they are: bins of boosted trees are a quarter of the bytes."""
+    return ids if ids.dtype == np.dtype(np.uint8) else as_int32(ids, length)
+
+
 def as_int32(ids: jax.Array, length: int) -> jax.Array:
     """Converts ids of any integer dtype. Those out of range become -1 if int32 could not represent them."""
     if ids.dtype.itemsize < 4 or ids.dtype == np.dtype(np.int32):
@@ -221,7 +230,7 @@ def take_rows(table: jax.Array, ids: jax.Array, axis: int, sorted: bool, fill: b
 
     Without ``fill`` it is anything there: XLA's CPU backend makes slow loops of what follows a choice.
     """
-    return take_rows_p(table, ids, axis=axis, sorted=sorted, fill=fill, along=along(ids, axis))[0]
+    return take_rows_p(table, ids.astype(np.int32), axis=axis, sorted=sorted, fill=fill, along=along(ids, axis))[0]
 
 
 def sum_to(x: jax.Array, shape: tuple, axis: int) -> jax.Array:
@@ -263,6 +272,55 @@ def _extreme_jvp(outs, primals, tangents, *, axis, length, sorted, along, split=
 
 def_jvp(segment_max_p, _extreme_jvp)
 def_jvp(segment_min_p, _extreme_jvp)
+
+# ---- Softmax of segments ----------------------------------------------------------------------------------------------
+
+
+def exponentials(x, ids, axis, length, sorted, split=None):
+    """Exponentials that do not overflow, and what was subtracted; rows without a segment have anything."""
+    largest = segments(segment_max_p, x, ids, axis, length, sorted, split=split)
+    largest = jnp.where(jnp.isfinite(largest), largest, np.zeros((), x.dtype))
+    return jnp.exp(x - take_rows(largest, ids, axis, sorted, fill=False)), largest
+
+
+def _softmax_fallback(x, ids, *, axis, length, sorted, split=None):
+    terms, _ = exponentials(x, ids, axis, length, sorted, split)
+    sums = segments(segment_sum_p, terms, ids, axis, length, sorted, split=split)
+    shares = terms / take_rows(sums, ids, axis, sorted, fill=False)
+    return (jnp.where((ids >= 0) & (ids < length), shares, np.zeros((), x.dtype)),)
+
+
+def _logsumexp_fallback(x, ids, *, axis, length, sorted, split=None):
+    terms, largest = exponentials(x, ids, axis, length, sorted, split)
+    return (jnp.log(segments(segment_sum_p, terms, ids, axis, length, sorted, split=split)) + largest,)
+
+
+def _plan_segment_softmax(rows, avals, compute_capability, axis, *, length, sorted):
+    return _native.modules["cpu"].plan_segment_softmax(*rows, length, sorted, compute_capability)
+
+
+def _softmax_kernel(name, results, fallback):
+    return Kernel(
+        name,
+        results=results,
+        fallback=fallback,
+        accepts={np.dtype(np.float32)}.__contains__,
+        attributes=("length", "sorted"),
+        broadcasts=lambda count, **_: (0, 1),
+        reindexes=name == "segment_logsumexp",
+        plan=_plan_segment_softmax,
+    )
+
+
+# Their derivatives are those of the public functions.
+segment_softmax_p = _softmax_kernel(
+    "segment_softmax", lambda x, ids, *, axis, length, sorted: [(x.shape[axis], x.dtype)], _softmax_fallback
+)
+segment_logsumexp_p = _softmax_kernel(
+    "segment_logsumexp", lambda x, ids, *, axis, length, sorted: [(length, x.dtype)], _logsumexp_fallback
+)
+for _kernel in (segment_softmax_p, segment_logsumexp_p):
+    batch_first(_kernel)
 
 # ---- Places in sorted rows -------------------------------------------------------------------------------------------
 
@@ -320,7 +378,7 @@ def _histogram_split(splits, x, edges, *, axis):
 def _segments_split(name, splits, data, ids, *, axis, length, sorted, along):
     """Each device reduces its part. Sums of floats are added in the order of `psum`."""
     split = splits[axis]
-    ids = split.fill(ids, axis, length)
+    ids = split.fill(ids.astype(np.int32) if split.uneven else ids, axis, length)
     [own] = SEGMENT_KERNELS[name].primitive.bind(data, ids, axis=axis, length=length, sorted=sorted, along=along)
     if name == "segment_sum":
         wide = _arguments.wide(own.dtype)
@@ -345,6 +403,8 @@ for _name in ("segment_sum", "segment_max", "segment_min"):
         functools.partial(_segments_split, _name),
         pays=lambda split, avals, *, length, **_: length < split.length,
     )
+RULES["segment_softmax"] = plain_rule(segment_softmax_p, keeps=True)
+RULES["segment_logsumexp"] = plain_rule(segment_logsumexp_p)
 # Each device searches for its part of the queries.
 RULES["searchsorted"] = Rule(
     lambda splits, queries, sorted, **params: searchsorted_p.primitive.bind(queries, sorted, **params),

@@ -15,7 +15,15 @@ from jaxgpuops._arguments import AxisName
 from jaxgpuops._partition import manual
 from jaxgpuops._primitive import align, as_automatic
 from jaxgpuops.lax import _count as _lax
-from jaxgpuops.lax._count import SEGMENT_KERNELS, as_int32, segment_max_p, segment_sum_p
+from jaxgpuops.lax._count import (
+    SEGMENT_KERNELS,
+    as_ids,
+    as_int32,
+    segment_logsumexp_p,
+    segment_max_p,
+    segment_softmax_p,
+    segment_sum_p,
+)
 from jaxgpuops.lax.along_axis import along
 from jaxgpuops.ops import reduce
 
@@ -76,7 +84,7 @@ def _jitted_bincount(x, weights, length, names):
     if weights is None:
         return _lax.bincount(x, x.ndim - 1, length, split)
     weights = jnp.broadcast_to(weights, (*weights.shape[:-1], x.shape[-1]))  # rows may share them
-    return _segments(segment_sum_p, weights, as_int32(x, length), x.ndim - 1, length, False, split)
+    return _segments(segment_sum_p, weights, as_ids(x, length), x.ndim - 1, length, False, split)
 
 
 # ---- Segments -------------------------------------------------------------------------------------------------------
@@ -108,7 +116,7 @@ def _segment_op(op, kernel, data, segment_ids, num_segments, indices_are_sorted,
 @functools.partial(jax.jit, static_argnums=(2, 3, 4, 5, 6), inline=True)
 def _jitted_segments(data, ids, name, length, sorted, op, names):
     split = manual(op, names, len(ids))
-    ids = as_int32(ids, length).reshape(-1, *(1,) * (data.ndim - 1))
+    ids = as_ids(ids, length).reshape(-1, *(1,) * (data.ndim - 1))
     own = data.astype(np.uint8) if data.dtype == np.dtype(bool) else data
     return _segments(SEGMENT_KERNELS[name], own, ids, 0, length, sorted, split).astype(data.dtype)
 
@@ -331,17 +339,16 @@ class _Of(NamedTuple):
         ids = ids.reshape(-1, *(1,) * (table.ndim - 1))
         return _taken(*align(table, ids, apart=0), self.segments, None, fill)
 
-    def terms(self, x, ids):
-        """Exponentials that do not overflow, and what was subtracted; rows without a segment have anything."""
-        largest = self.reduced(segment_max_p, x, ids)
-        largest = jnp.where(jnp.isfinite(largest), largest, np.zeros((), x.dtype))
-        return jnp.exp(x - self.of_rows(largest, ids)), largest
+    def whole(self, kernel, x, ids):
+        """Softmax of segments, or the logarithms of their sums."""
+        split = manual(self.op, self.names, len(ids))
+        x, ids = align(x, ids.reshape(-1, *(1,) * (x.ndim - 1)))
+        return kernel(x, ids, axis=0, length=self.segments, sorted=self.sorted, split=split)[0]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _logsumexp(x, ids, of):
-    terms, largest = of.terms(x, ids)
-    return jnp.log(of.reduced(segment_sum_p, terms, ids)) + largest
+    return of.whole(segment_logsumexp_p, x, ids)
 
 
 def _logsumexp_forward(x, ids, of):
@@ -364,10 +371,7 @@ _logsumexp.defvjp(_logsumexp_forward, _logsumexp_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _softmax(x, ids, of):
-    terms, _ = of.terms(x, ids)
-    sums = of.reduced(segment_sum_p, terms, ids)
-    mine = ((ids >= 0) & (ids < of.segments)).reshape(-1, *(1,) * (x.ndim - 1))
-    return jnp.where(mine, terms / of.of_rows(sums, ids), np.zeros((), x.dtype))
+    return of.whole(segment_softmax_p, x, ids)
 
 
 def _softmax_forward(x, ids, of):
@@ -394,7 +398,7 @@ def segment_logsumexp(
     """The logarithm of the sum of the exponentials of the rows that have the same id, for each feature.
 
     Of floats; computed in float32 at least, and without overflow. -inf for a segment without rows. As `segment_sum`
-    otherwise; made of it and of `segment_max`. The gradient is one pass over the data.
+    otherwise. The gradient is one pass over the data.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops
@@ -418,7 +422,7 @@ def segment_softmax(
     """Exponentials divided by their sum over the rows that have the same id: softmax over segments, of each feature.
 
     Of floats; computed in float32 at least. The result has the shape of the data; rows whose id is out of range have 0.
-    As `segment_sum` otherwise; made of it and of `segment_max`. The gradient has one segment sum.
+    As `segment_sum` otherwise. The gradient has one segment sum.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops

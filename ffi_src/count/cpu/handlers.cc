@@ -1,6 +1,8 @@
 // Counts on the CPU, and the handlers of the family.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "common/cuda/element.h"
@@ -104,6 +106,38 @@ void histogram(const Histogram& problem, const void* x, const void* edges, int32
   });
 }
 
+// ---- Softmax of segments --------------------------------------------------------------------------------------------
+
+// Column by column, each outer index by one thread. Sums are in order of appearance.
+void segment_softmax(const Segments& problem, const float* data, const int32_t* ids, float* out, bool logs,
+                     const Workers& workers) {
+  const Rows& rows = problem.rows;
+  const int64_t inner = rows.inner, cells = problem.segments * inner;
+  parallel_for(workers, rows.outer, [&](int64_t o) {
+    const float* x = data + problem.data(o);
+    const int32_t* id = ids + problem.ids(o);
+    std::vector<float> most(cells, -std::numeric_limits<float>::infinity()), sums(cells);
+    const auto each = [&](auto take) {
+      for (int64_t j = 0; j < rows.length; ++j)
+        if (id[j] >= 0 && id[j] < problem.segments)
+          for (int64_t i = 0; i < inner; ++i) take(id[j] * inner + i, j * inner + i);
+    };
+    each([&](int64_t cell, int64_t at) { most[cell] = larger(most[cell], x[at]); });
+    each([&](int64_t cell, int64_t at) { sums[cell] += std::exp(x[at] - most[cell]); });
+    if (logs) {
+      for (int64_t cell = 0; cell < cells; ++cell)
+        out[o * cells + cell] = std::isfinite(most[cell]) ? std::log(sums[cell]) + most[cell] : most[cell];
+      return;
+    }
+    float* y = out + o * rows.length * inner;
+    std::fill(y, y + rows.length * inner, 0.0f);
+    each([&](int64_t cell, int64_t at) {
+      const bool none = most[cell] == std::numeric_limits<float>::infinity() && x[at] != most[cell];
+      y[at] = none ? 0.0f : std::exp(x[at] - most[cell]) / sums[cell];
+    });
+  });
+}
+
 // ---- Handlers -------------------------------------------------------------------------------------------------------
 
 ffi::Error bincount_handler(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> counts, int64_t axis) {
@@ -154,9 +188,37 @@ template <Op op>
 ffi::Error segments_handler(ffi::ThreadPool pool, ffi::AnyBuffer data, ffi::AnyBuffer ids,
                             ffi::Result<ffi::AnyBuffer> out, int64_t axis, bool sorted) {
   return handle(target_name(op).c_str(), [&] {
-    reduce_segments(segments_of(op, data, ids, *out, axis, sorted), data.untyped_data(),
-                    static_cast<const int32_t*>(ids.untyped_data()), out->untyped_data(), workers_of(pool));
+    const Segments problem = segments_of(op, data, ids, *out, axis, sorted);
+    std::vector<int32_t> wide;
+    if (problem.byte_ids) {
+      const auto* bytes = static_cast<const uint8_t*>(ids.untyped_data());
+      wide.assign(bytes, bytes + ids.element_count());
+    }
+    reduce_segments(problem, data.untyped_data(),
+                    problem.byte_ids ? wide.data() : static_cast<const int32_t*>(ids.untyped_data()),
+                    out->untyped_data(), workers_of(pool));
   });
+}
+
+template <bool logs>
+ffi::Error softmax_handler(ffi::ThreadPool pool, ffi::AnyBuffer data, ffi::AnyBuffer ids,
+                           ffi::Result<ffi::AnyBuffer> out, int64_t axis, int64_t length, bool sorted) {
+  return handle(logs ? "jaxgpuops.segment_logsumexp" : "jaxgpuops.segment_softmax", [&] {
+    segment_softmax(softmax_of(data, ids, *out, axis, length, sorted, logs), static_cast<const float*>(data.untyped_data()),
+                    static_cast<const int32_t*>(ids.untyped_data()), static_cast<float*>(out->untyped_data()), logs,
+                    workers_of(pool));
+  });
+}
+
+auto softmax_binding() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::ThreadPool>()
+      .Arg<ffi::AnyBuffer>()  // data
+      .Arg<ffi::AnyBuffer>()  // ids
+      .Ret<ffi::AnyBuffer>()  // out
+      .Attr<int64_t>("axis")
+      .Attr<int64_t>("length")
+      .Attr<bool>("sorted");
 }
 
 auto segments_binding() {
@@ -193,13 +255,21 @@ XLA_FFI_DEFINE_HANDLER(kSelect, select_handler,
 XLA_FFI_DEFINE_HANDLER(kSum, segments_handler<Op::kSum>, segments_binding());
 XLA_FFI_DEFINE_HANDLER(kMax, segments_handler<Op::kMax>, segments_binding());
 XLA_FFI_DEFINE_HANDLER(kMin, segments_handler<Op::kMin>, segments_binding());
+XLA_FFI_DEFINE_HANDLER(kSoftmax, softmax_handler<false>, softmax_binding());
+XLA_FFI_DEFINE_HANDLER(kLogSumExp, softmax_handler<true>, softmax_binding());
 
 }  // namespace
 
 std::vector<Target> cpu_targets() {
-  return {{"jaxgpuops.bincount", kBincount}, {"jaxgpuops.histogram", kHistogram}, {"jaxgpuops.searchsorted", kSearch},
-          {"jaxgpuops.segment_sum", kSum},   {"jaxgpuops.segment_max", kMax},     {"jaxgpuops.segment_min", kMin},
-          {"jaxgpuops.select", kSelect}};
+  return {{"jaxgpuops.bincount", kBincount},
+          {"jaxgpuops.histogram", kHistogram},
+          {"jaxgpuops.searchsorted", kSearch},
+          {"jaxgpuops.segment_sum", kSum},
+          {"jaxgpuops.segment_max", kMax},
+          {"jaxgpuops.segment_min", kMin},
+          {"jaxgpuops.select", kSelect},
+          {"jaxgpuops.segment_softmax", kSoftmax},
+          {"jaxgpuops.segment_logsumexp", kLogSumExp}};
 }
 
 }  // namespace jaxgpuops::count

@@ -7,8 +7,8 @@
 // more. In the end each accumulator carries into the next, and the digits that are left are added up in float64.
 //
 // If many lanes of a warp have the same segment, their atomics would wait for each other. So a warp has one hot
-// segment, which many of its lanes had recently, and keeps its sum in registers: of floats, lane b that of accumulator
-// b.
+// segment, which many of its rows had recently, and keeps its sum in registers: of floats in one column, lane b that of
+// accumulator b. Those of more columns are added up over the lanes before their atomics.
 //
 // Moves each id and number once, and one sector of 32 bytes for each row and column between L2 and its atomic units;
 // accumulators are cleared and read once.
@@ -16,48 +16,29 @@
 
 #include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
-#include "count/cuda/launch.h"
-#include "count/cuda/monoid.cuh"
+#include "count/cuda/args.cuh"
+#include "count/cuda/atomics.cuh"
+#include "count/cuda/exact.cuh"
 
 namespace jaxgpuops::count {
 namespace {
 
 constexpr int kThreads = 256;
 constexpr int kSteps = 8;  // groups of 32 rows that a warp loads at a time
-constexpr int kMany = 8;   // the least number of lanes for a hot segment; fewer atomics are as fast one by one
+constexpr int kMany = 8;   // the least number of rows of 32 for a hot segment; fewer atomics are as fast one by one
 constexpr uint32_t kNone = ~0u;
 
-struct Args {
-  const void* data;
-  const int32_t* ids;
-  IndexMap ids_at, data_at;
-  void* out;
-  char* workspace;
-  int64_t workspace_bytes, outer, length, inner, segments;
-  int64_t run, runs;  // rows of a warp, and how many warps a column has
+struct Args : SegmentArgs {
+  using SegmentArgs::SegmentArgs;
+  int64_t run, runs;  // rows of a warp, and how many warps a chunk of columns has
+  int64_t chunks;
+  int team_bits;  // 2^team_bits lanes have a row
   ExactShape exact;
-  Keys keys;
 
   JAXGPUOPS_HOST_DEVICE int64_t cells() const { return segments * inner; }
   // Of an outer index: a bit for each accumulator that is not 0 everywhere.
   __device__ uint32_t* marks(int64_t o) const { return reinterpret_cast<uint32_t*>(workspace + o * workspace_bytes); }
 };
-
-__device__ __forceinline__ void atomic_fold(uint32_t* to, uint32_t value, bool largest) {
-  if (largest) {
-    atomicMax(to, value);
-  } else {
-    atomicAdd(to, value);
-  }
-}
-__device__ __forceinline__ void atomic_fold(uint64_t* to, uint64_t value, bool largest) {
-  auto* const word = reinterpret_cast<unsigned long long*>(to);
-  if (largest) {
-    atomicMax(word, static_cast<unsigned long long>(value));
-  } else {
-    atomicAdd(word, static_cast<unsigned long long>(value));
-  }
-}
 
 // One accumulator of a cell, which is the result itself if that is wide enough.
 template <class Monoid, bool kLargest>
@@ -69,25 +50,31 @@ struct Whole {
   const Args& a;
   Word* words;  // of the column
   uint32_t hot = kNone;
-  Word sum = 0;
+  Word sum = 0;  // of the lane's rows of the hot segment
 
   __device__ static Word* words_of(const Args& a, int64_t o) {
     if constexpr (kInPlace) return static_cast<Word*>(a.out) + o * a.cells();
     return reinterpret_cast<Word*>(a.workspace + o * a.workspace_bytes);
   }
-  __device__ Whole(const Args& args, int64_t o, int64_t column) : a(args), words(words_of(args, o) + column) {}
+  __device__ Whole(const Args& args, int64_t o, int column) : a(args), words(words_of(args, o) + column) {}
 
-  __device__ void add(uint32_t id, Bits bits, unsigned of_hot) {
+  __device__ static Word fold(Word x, Word y) { return kLargest ? (x > y ? x : y) : x + y; }
+
+  // What is there, which most numbers are not larger than. Loaded for several rows at a time.
+  __device__ Word peek(uint32_t id) const { return kLargest && id != kNone ? words[id * a.inner] : Word{0}; }
+
+  __device__ void add(uint32_t id, Bits bits, bool is_hot, Word seen) {
     const Word word = Monoid::load(bits, a.keys);
-    const bool is_hot = of_hot >> (threadIdx.x & 31) & 1;
-    if (of_hot) {
-      const auto fold = [](Word x, Word y) -> Word { return kLargest ? (x > y ? x : y) : x + y; };
-      sum = fold(sum, fold_lanes(is_hot ? word : Word{0}, fold));
+    if (is_hot) {
+      sum = fold(sum, word);
+    } else if (id != kNone && (!kLargest || seen < word)) {
+      atomic_fold<kLargest>(words + id * a.inner, word);
     }
-    if (!is_hot && id != kNone) atomic_fold(words + id * a.inner, word, kLargest);
   }
   __device__ void flush() {
-    if ((threadIdx.x & 31) == 0 && hot != kNone && sum) atomic_fold(words + hot * a.inner, sum, kLargest);
+    if (hot == kNone) return;
+    for (int lanes = 1 << a.team_bits; lanes < 32; lanes *= 2) sum = fold(sum, shuffle_xor(sum, lanes));
+    if ((threadIdx.x & 31) >> a.team_bits == 0 && sum) atomic_fold<kLargest>(words + hot * a.inner, sum);
     sum = 0;
   }
   __device__ void end() {}
@@ -104,60 +91,65 @@ template <class Element>
 struct Exact {
   using Bits = typename Element::Bits;
   static constexpr bool kInPlace = false, kFinishes = true;
-  static constexpr int kMantissa = ExactShape::mantissa(Element::kDType);  // bits that are stored
-  static constexpr uint32_t kMostExponent = (1u << (8 * sizeof(Bits) - 1 - kMantissa)) - 1;
-  static constexpr uint32_t kInfinity = 1, kMinusInfinity = 2, kNan = 4;  // bits of what is not finite
 
   const Args& a;
   int64_t o;
+  int column;
   uint64_t* words;  // of the column
   uint32_t hot = kNone;
-  int64_t sum = 0;       // of the accumulator that is this lane's
+  int64_t sum = 0;       // of the accumulator of the hot segment that is this lane's, if there is one column
   uint32_t touched = 0;  // a bit for each accumulator that this lane has used
 
   __device__ static uint64_t* words_of(const Args& a, int64_t o) {
     return reinterpret_cast<uint64_t*>(a.workspace + o * a.workspace_bytes + ExactShape::kHeadBytes);
   }
-  __device__ Exact(const Args& args, int64_t row, int64_t column)
-      : a(args), o(row), words(words_of(args, row) + column) {}
+  __device__ Exact(const Args& args, int64_t row, int own)
+      : a(args), o(row), column(own), words(words_of(args, row) + own) {}
 
-  __device__ uint64_t* word_of(uint32_t id, uint32_t bin) const { return words + (bin * a.segments + id) * a.inner; }
+  __device__ void add_to(uint32_t id, uint32_t bin, int64_t value) {
+    auto* const word = reinterpret_cast<unsigned long long*>(words + (bin * a.segments + id) * a.inner);
+    atomicAdd(word, static_cast<unsigned long long>(value));
+    touched |= 1u << bin;
+  }
 
-  __device__ void add(uint32_t id, Bits bits, unsigned of_hot) {
-    const uint32_t exponent = bits >> kMantissa & kMostExponent, fraction = bits & ((1u << kMantissa) - 1);
-    const bool negative = bits >> (8 * sizeof(Bits) - 1), finite = exponent != kMostExponent;
-    const uint32_t place = exponent ? exponent - 1 : 0, integer = fraction | (exponent ? 1u << kMantissa : 0);
-    const uint32_t bin = place * a.exact.reciprocal >> 16;
-    int64_t shifted = static_cast<int64_t>(integer) << (place - bin * a.exact.width);
-    if (negative) shifted = -shifted;
-    const bool is_hot = finite && (of_hot >> (threadIdx.x & 31) & 1);
+  __device__ bool peek(uint32_t) const { return false; }
+
+  __device__ void add(uint32_t id, Bits bits, bool of_hot, bool) {
+    const Parts<Element> parts(bits);
+    const uint32_t bin = parts.place * a.exact.reciprocal >> 16;
+    int64_t shifted = static_cast<int64_t>(parts.integer) << (parts.place - bin * a.exact.width);
+    if (parts.negative) shifted = -shifted;
+    const bool is_hot = of_hot && !parts.special;
     unsigned left = __ballot_sync(kEveryLane, is_hot);
     while (left) {
-      const uint32_t own = __shfl_sync(kEveryLane, bin, __ffs(left) - 1);
-      const bool has = is_hot && bin == own;
+      const int leader = __ffs(left) - 1;
+      const uint32_t own = __shfl_sync(kEveryLane, bin, leader);
+      // The leader's column follows from its lane. A shuffle here would be one of all lanes in a branch of a few.
+      const bool has = is_hot && bin == own && column == (leader & ((1 << a.team_bits) - 1));
       left &= ~__ballot_sync(kEveryLane, has);
       // |shifted| < 2^52, so that neither sum of 32 halves overflows.
       const int64_t value = has ? shifted : 0;
       const uint32_t low = sum_of_warp(static_cast<uint32_t>(value) & 0x3ffffff);
       const auto high = static_cast<int32_t>(sum_of_warp(static_cast<uint32_t>(value >> 26)));
-      if ((threadIdx.x & 31) == own) sum += (static_cast<int64_t>(high) << 26) + low;
+      const int64_t total = (static_cast<int64_t>(high) << 26) + low;
+      const int lane = threadIdx.x & 31;
+      if (a.team_bits == 0) {
+        if (lane == static_cast<int>(own)) sum += total;
+      } else if (lane == leader) {
+        add_to(id, own, total);
+      }
     }
     if (is_hot || id == kNone) return;
-    if (!finite) {
-      const uint32_t what = fraction ? kNan : negative ? kMinusInfinity : kInfinity;
-      atomicOr(reinterpret_cast<unsigned long long*>(word_of(id, a.exact.bins)), what);
+    if (parts.special) {
+      auto* const word = words + (a.exact.bins * a.segments + id) * a.inner;
+      atomicOr(reinterpret_cast<unsigned long long*>(word), static_cast<unsigned long long>(parts.special));
       touched |= 1u << 31;
-    } else if (integer) {
-      atomicAdd(reinterpret_cast<unsigned long long*>(word_of(id, bin)), static_cast<unsigned long long>(shifted));
-      touched |= 1u << bin;
+    } else if (parts.integer) {
+      add_to(id, bin, shifted);
     }
   }
   __device__ void flush() {
-    if (sum) {
-      const uint32_t bin = threadIdx.x & 31;
-      atomicAdd(reinterpret_cast<unsigned long long*>(word_of(hot, bin)), static_cast<unsigned long long>(sum));
-      touched |= 1u << bin;
-    }
+    if (sum) add_to(hot, threadIdx.x & 31, sum);
     sum = 0;
   }
   __device__ void end() {
@@ -193,8 +185,7 @@ struct Exact {
     auto result = static_cast<float>(negative ? -total : total);
     if (touched >> 31) {
       const uint64_t what = words[a.exact.bins * a.cells() + cell];
-      if (what)
-        result = what & kNan || what == (kInfinity | kMinusInfinity) ? NAN : what & kInfinity ? INFINITY : -INFINITY;
+      if (what) result = special_sum(static_cast<uint32_t>(what));
     }
     static_cast<Bits*>(a.out)[o * a.cells() + cell] = Element::store(result);
   }
@@ -204,36 +195,50 @@ template <class Policy>
 __global__ void __launch_bounds__(kThreads) segment_atomics_kernel(const __grid_constant__ Args a) {
   using Bits = typename Policy::Bits;
   const int64_t warp = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
-  const int64_t column = warp % a.inner, run = warp / a.inner % a.runs, o = warp / a.inner / a.runs;
+  const int64_t chunk = warp % a.chunks, run = warp / a.chunks % a.runs, o = warp / a.chunks / a.runs;
   if (o >= a.outer) return;
-  const int lane = threadIdx.x & 31;
+  const int lane = threadIdx.x & 31, of_team = lane & ((1 << a.team_bits) - 1), step = 32 >> a.team_bits;
+  const int column = static_cast<int>(chunk << a.team_bits) + of_team;
+  const bool live = column < a.inner;
+  const int looked = step < 4 ? kSteps : 1, many = max(3, kMany >> a.team_bits);
   const int32_t* const ids = a.ids + a.ids_at(o);
   const Bits* const data = static_cast<const Bits*>(a.data) + a.data_at(o) + column;
   const int64_t end = min(a.length, (run + 1) * a.run);
   Policy policy(a, o, column);
-  for (int64_t start = run * a.run; start < end; start += 32 * kSteps) {
+  for (int64_t start = run * a.run; start < end; start += step * kSteps) {
     uint32_t id[kSteps];
     Bits bits[kSteps];
+    // How many of some rows have an id.
+    const auto rows_with = [&](uint32_t own) {
+      int rows = 0;
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i)
+        if (i < looked) rows += __popc(__ballot_sync(kEveryLane, id[i] == own && of_team == 0));
+      return rows;
+    };
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      const int64_t at = start + 32 * i + lane;
-      id[i] = at < end ? static_cast<uint32_t>(ids[at]) : kNone;
-      bits[i] = at < end ? data[at * a.inner] : Bits{0};
+      const int64_t at = start + step * i + (lane >> a.team_bits);
+      const bool has = at < end && live;
+      id[i] = has ? static_cast<uint32_t>(ids[at]) : kNone;
+      bits[i] = has ? data[at * a.inner] : Bits{0};
     }
+    decltype(policy.peek(0)) seen[kSteps];
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       if (id[i] >= a.segments) id[i] = kNone;
-      unsigned of_hot = __ballot_sync(kEveryLane, id[i] == policy.hot && id[i] != kNone);
-      if (i == 0 && __popc(of_hot) < kMany) {
-        const uint32_t candidate = __shfl_sync(kEveryLane, id[i], 0);
-        const unsigned of_candidate = __ballot_sync(kEveryLane, id[i] == candidate);
-        if (candidate != kNone && __popc(of_candidate) >= kMany) {
-          policy.flush();
-          policy.hot = candidate;
-          of_hot = of_candidate;
-        }
+      seen[i] = policy.peek(id[i]);
+    }
+    if (rows_with(policy.hot) < many) {
+      const uint32_t candidate = __shfl_sync(kEveryLane, id[0], 0);
+      if (candidate != policy.hot && rows_with(candidate) >= many) {
+        policy.flush();
+        policy.hot = candidate;
       }
-      policy.add(id[i], bits[i], of_hot);
+    }
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      policy.add(id[i], bits[i], id[i] == policy.hot && id[i] != kNone, seen[i]);
     }
   }
   policy.flush();
@@ -254,7 +259,7 @@ cudaError_t run(cudaStream_t stream, const Args& a) {
   cudaError_t status = cudaMemsetAsync(Policy::kInPlace ? a.out : a.workspace, 0, bytes, stream);
   Launch config;
   config.block = dim3(kThreads);
-  const int64_t warps = a.outer * a.inner * a.runs;
+  const int64_t warps = a.outer * a.runs * a.chunks;
   config.grid = dim3(static_cast<unsigned>((32 * warps + kThreads - 1) / kThreads));
   if (status == cudaSuccess && warps > 0) status = launch(stream, config, segment_atomics_kernel<Policy>, a);
   if (status != cudaSuccess || !Policy::kFinishes) return status;
@@ -267,35 +272,20 @@ cudaError_t run(cudaStream_t stream, const Args& a) {
 
 cudaError_t launch_segment_atomics(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                    const SegmentsBuffers& buffers) {
-  Args a = {};
-  a.data = buffers.data;
-  a.ids = buffers.ids;
-  a.ids_at = problem.ids;
-  a.data_at = problem.data;
-  a.out = buffers.out;
-  a.workspace = buffers.workspace;
-  a.workspace_bytes = buffers.workspace_bytes;
-  a.outer = problem.rows.outer;
-  a.length = problem.rows.length;
-  a.inner = problem.rows.inner;
-  a.segments = problem.segments;
+  Args a(problem, buffers);
   a.run = plan.rows;
   a.runs = plan.tiles;
+  a.team_bits = plan.team_bits;
+  a.chunks = (a.inner + (int64_t{1} << a.team_bits) - 1) >> a.team_bits;
   a.exact = plan.exact;
-  a.keys = keys_of(problem);
   return dispatch_monoid(problem, [&](auto monoid) {
     using Monoid = decltype(monoid);
-    using Bits = typename Monoid::Bits;
     if constexpr (std::is_same_v<Monoid, Sum<Float64>>) {
       return cudaErrorInvalidValue;  // the plan orders these
-    } else if constexpr (std::is_same_v<Monoid, Sum<Float32>>) {
-      return run<Exact<Float32>>(stream, a);
-    } else if constexpr (std::is_same_v<Monoid, Sum<BFloat16>>) {
-      return run<Exact<BFloat16>>(stream, a);
-    } else if constexpr (std::is_same_v<Monoid, Sum<Float16>>) {
-      return run<Exact<Float16>>(stream, a);
+    } else if constexpr (is_exact<Monoid>) {
+      return run<Exact<typename Monoid::Element>>(stream, a);
     } else {
-      return run<Whole<Monoid, std::is_same_v<Monoid, Extreme<Bits>>>>(stream, a);
+      return run<Whole<Monoid, is_extreme<Monoid>>>(stream, a);
     }
   });
 }

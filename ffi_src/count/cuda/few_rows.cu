@@ -1,162 +1,136 @@
-// Segments of few rows, in one launch: a block has a range of segments and some columns. It orders the rows that belong
-// to its segments in shared memory, by a stable counting sort, and then does what segments.cu does: teams of lanes go
-// through equal shares of the rows, segments within a share are stored at once, and parts of those that cross shares
-// are folded in order.
+// Segments of few rows, in one launch: a block has a range of segments and some columns, with accumulators of both in
+// shared memory, and goes through all rows. Atomics only add integers or take the larger of two, so the result is the
+// same in whatever order they come, and however many blocks there are.
 //
-// Every block reads all ids, which come from L2, and its own part of the data once.
-#include <cuda_runtime.h>
-
-#include "common/cuda/counting.cuh"
-#include "common/cuda/intrinsics.cuh"
-#include "common/cuda/launch.cuh"
-#include "count/cuda/launch.h"
-#include "count/cuda/monoid.cuh"
+// Sums of floats: a first pass finds the largest exponent of each segment and column. The second one adds integers of
+// 64 bits (of 96 for float64), scaled such that the largest number just leaves room for as many as there are rows: what
+// is 2^51 (2^83) times smaller is rounded. So the error is far below that of one addition of floats.
+//
+// Every block reads all ids, which come from L2, and its own part of the data once, or once more from L1.
+#include "count/cuda/atomics.cuh"
+#include "count/cuda/exact.cuh"
+#include "count/cuda/few_rows.cuh"
 
 namespace jaxgpuops::count {
 namespace {
 
-constexpr int kThreads = kFewThreads, kWarps = kThreads / 32, kItems = kFewRows / kThreads;
-constexpr int kLoads = 8;  // rows that a lane loads before it folds them
+// One accumulator of a cell.
+template <class Monoid, bool kLargest>
+struct WholeCells {
+  using Bits = typename Monoid::Bits;
+  using Word = std::conditional_t<sizeof(Bits) == 8, uint64_t, uint32_t>;
+  static constexpr int kPasses = 1, kBytes = sizeof(Word);
 
-struct Args {
-  const void* data;
-  const int32_t* ids;
-  IndexMap ids_at, data_at;
-  void* out;
-  int64_t outer, inner, segments, ranges, chunks;
-  int length, range, team_bits;
-  Keys keys;
+  const FewArgs& a;
+  Word* words;
+
+  __device__ WholeCells(const FewArgs& args, unsigned char* memory, int)
+      : a(args), words(reinterpret_cast<Word*>(memory)) {}
+  __device__ void clear(int cell) { words[cell] = 0; }
+  template <int kPass>
+  __device__ void add(int cell, Bits bits) {
+    atomic_fold<kLargest>(words + cell, static_cast<Word>(Monoid::load(bits, a.keys)));
+  }
+  __device__ Bits result(int cell) const {
+    return Monoid::store(static_cast<typename Monoid::Acc>(words[cell]), a.keys);
+  }
 };
 
-template <class Monoid>
-__global__ void __launch_bounds__(kThreads) segment_few_kernel(const __grid_constant__ Args a) {
-  using Bits = typename Monoid::Bits;
-  using Acc = typename Monoid::Acc;
-  __shared__ uint16_t counts[kWarps][kFewSegments];  // of a warp; later where its rows of a segment start
-  __shared__ uint16_t begins[kFewSegments + 1];
-  __shared__ uint16_t row_at[kFewRows], key_at[kFewRows];  // in order of the segments
-  __shared__ Acc heads[kThreads], tails[kThreads];
-  __shared__ uint32_t sums[kWarps];
-  const int64_t chunk = blockIdx.x % a.chunks, part = blockIdx.x / a.chunks % a.ranges;
-  const int64_t o = blockIdx.x / a.chunks / a.ranges, first = part * a.range;
-  const int range = static_cast<int>(min(static_cast<int64_t>(a.range), a.segments - first));
-  const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
-  for (int s = lane; s < range; s += 32) counts[warp][s] = 0;
-  __syncwarp();
+// The largest place of a cell, and its sum in words of 32 bits, the lowest first.
+template <class Element>
+struct ExactCells {
+  using Bits = typename Element::Bits;
+  using Wide = std::conditional_t<sizeof(Bits) == 8, __int128, int64_t>;
+  static constexpr int kWords = sizeof(Bits) == 8 ? 3 : 2, kPasses = 2, kBytes = 4 * (1 + kWords);
+  static constexpr int kShift = 32 * kWords - 2 - kRowBits - (Parts<Element>::kMantissa + 1);
+  static constexpr uint32_t kSpecial = 1 << 16;  // above all places
 
-  const int32_t* const ids = a.ids + a.ids_at(o);
-  int32_t key[kItems];
-  uint16_t rank[kItems];
-#pragma unroll
-  for (int i = 0; i < kItems; ++i) {
-    const int row = (warp * kItems + i) * 32 + lane;
-    const int64_t id = row < a.length ? ids[row] - first : -1;
-    key[i] = id >= 0 && id < range ? static_cast<int32_t>(id) : -1;
-  }
-#pragma unroll
-  for (int i = 0; i < kItems; ++i)
-    if ((warp * kItems + i) * 32 < a.length) rank[i] = rank_in_warp(key[i], counts[warp]);
-  __syncthreads();
-  uint32_t rows = 0;  // rows that belong to the block's segments
-  for (int start = 0; start < range; start += kThreads) {
-    const int s = start + threadIdx.x;
-    uint32_t own = 0, total;
-    for (int w = 0; w < kWarps; ++w) own += s < range ? counts[w][s] : 0;
-    uint32_t at = rows + sum_before(own, sums, kWarps, total);
-    rows += total;
-    if (s >= range) continue;
-    begins[s] = static_cast<uint16_t>(at);
-    for (int w = 0; w < kWarps; ++w) {
-      const uint32_t count = counts[w][s];
-      counts[w][s] = static_cast<uint16_t>(at);
-      at += count;
-    }
-  }
-  if (threadIdx.x == 0) begins[range] = static_cast<uint16_t>(rows);
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kItems; ++i) {
-    if ((warp * kItems + i) * 32 >= a.length || key[i] < 0) continue;
-    const int place = counts[warp][key[i]] + rank[i];
-    row_at[place] = static_cast<uint16_t>((warp * kItems + i) * 32 + lane);
-    key_at[place] = static_cast<uint16_t>(key[i]);
-  }
-  __syncthreads();
+  int cells;
+  uint32_t *places, *words;  // a place and one more, or 0
 
-  const int team_size = 1 << a.team_bits, teams = kThreads >> a.team_bits, team = threadIdx.x >> a.team_bits;
-  const int64_t column = (chunk << a.team_bits) + (threadIdx.x & (team_size - 1));
-  const bool live = column < a.inner;
-  Bits* const out = static_cast<Bits*>(a.out) + (o * a.segments + first) * a.inner;
-  const Bits* const data = static_cast<const Bits*>(a.data) + a.data_at(o) + column;
-  const int share = (static_cast<int>(rows) + teams - 1) / teams, end = min(static_cast<int>(rows), (team + 1) * share);
-  if (live && team * share < end) {
-    int own = key_at[team * share];
-    bool begun = begins[own] == team * share;
-    Acc sum = Monoid::identity();
-    const auto flush = [&](bool ends) {
-      if (begun && ends) {
-        out[own * a.inner + column] = Monoid::store(sum, a.keys);
-      } else {
-        (begun ? tails : heads)[threadIdx.x] = sum;
-      }
-    };
-    for (int at = team * share; at < end; at += kLoads) {
-      Bits bits[kLoads];
+  __device__ ExactCells(const FewArgs&, unsigned char* memory, int count)
+      : cells(count), places(reinterpret_cast<uint32_t*>(memory)), words(places + count) {}
+  __device__ void clear(int cell) {
+    places[cell] = 0;
 #pragma unroll
-      for (int i = 0; i < kLoads; ++i)
-        if (at + i < end) bits[i] = data[row_at[at + i] * a.inner];
-#pragma unroll
-      for (int i = 0; i < kLoads; ++i) {
-        if (at + i >= end) break;
-        const int next = key_at[at + i];
-        if (next != own) {
-          flush(true);
-          own = next;
-          begun = true;
-          sum = Monoid::identity();
-        }
-        sum = Monoid::fold(sum, Monoid::load(bits[i], a.keys));
-      }
-    }
-    flush(begins[own + 1] == end);
+    for (int w = 0; w < kWords; ++w) words[w * cells + cell] = 0;
   }
-  for (int s = team; live && s < range; s += teams)
-    if (begins[s] == begins[s + 1]) out[s * a.inner + column] = Monoid::store(Monoid::identity(), a.keys);
+  template <int kPass>
+  __device__ void add(int cell, Bits bits) {
+    const Parts<Element> parts(bits);
+    if constexpr (kPass == 0) {
+      const uint32_t place = parts.special ? kSpecial : parts.integer ? parts.place + 1 : 0;
+      if (place > places[cell]) atomicMax(places + cell, place);
+      return;
+    }
+    const uint32_t most = places[cell];
+    if (most == kSpecial) {
+      if (parts.special) atomicOr(words + cell, parts.special);
+      return;
+    }
+    if (!parts.integer) return;
+    const int shift = kShift - static_cast<int>(most - 1 - parts.place);
+    Wide value = parts.integer;
+    if (shift >= 0) {
+      value <<= shift;
+    } else {
+      value = -shift > 54 ? 0 : ((value >> (-shift - 1)) + 1) >> 1;
+    }
+    if (parts.negative) value = -value;
+    add_wide<kWords>(words + cell, cells, value);
+  }
+  __device__ Bits result(int cell) const {
+    using Acc = typename Element::Acc;
+    const uint32_t most = places[cell];
+    if (most == 0) return Element::store(Acc{0});
+    if (most == kSpecial) return Element::store(special_sum(words[cell]));
+    Wide value = static_cast<int32_t>(words[(kWords - 1) * cells + cell]);
+#pragma unroll
+    for (int w = kWords - 2; w >= 0; --w) value = (value << 32) + words[w * cells + cell];
+    const bool negative = value < 0;
+    if (negative) value = -value;
+    double sum = static_cast<double>(static_cast<uint64_t>(value >> 32 * (kWords - 2)));
+    if constexpr (kWords == 3) sum = sum * 4294967296.0 + static_cast<uint32_t>(value);
+    sum = ldexp(sum, static_cast<int>(most) - 1 - kShift + least_exponent(Element::kDType));
+    return Element::store(static_cast<Acc>(negative ? -sum : sum));
+  }
+};
+
+template <class Cells>
+__global__ void __launch_bounds__(1024) segment_few_kernel(const __grid_constant__ FewArgs a) {
+  using Bits = typename Cells::Bits;
+  const FewBlock<Bits> block(a);
+  const int count = block.cells();
+  Cells cells(a, dynamic_shared_memory(), count);
+  for (int cell = threadIdx.x; cell < count; cell += blockDim.x) cells.clear(cell);
   __syncthreads();
-  if (!live || team * share >= end) return;
-  const int own = key_at[end - 1], stop = begins[own + 1];  // a segment that begins in this share and crosses its end
-  if (begins[own] < team * share || stop == end) return;
-  Acc sum = tails[threadIdx.x];
-#pragma unroll 8
-  for (int other = team + 1; other * share < stop; ++other)
-    sum = Monoid::fold(sum, heads[threadIdx.x + ((other - team) << a.team_bits)]);
-  out[own * a.inner + column] = Monoid::store(sum, a.keys);
+  block.each_row([&](int, int cell, Bits bits) {
+    if (cell >= 0) cells.template add<0>(cell, bits);
+  });
+  if constexpr (Cells::kPasses > 1)
+    block.each_row([&](int, int cell, Bits bits) {
+      if (cell >= 0) cells.template add<1>(cell, bits);
+    });
+  Bits* const out = static_cast<Bits*>(a.out) + (block.o * a.segments + block.first) * a.inner + block.column;
+  block.each_segment([&](int s, int cell) { out[s * a.inner] = cells.result(cell); });
 }
 
 }  // namespace
 
 cudaError_t launch_segment_few(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                const SegmentsBuffers& buffers) {
-  Args a = {};
-  a.data = buffers.data;
-  a.ids = buffers.ids;
-  a.ids_at = problem.ids;
-  a.data_at = problem.data;
-  a.out = buffers.out;
-  a.outer = problem.rows.outer;
-  a.inner = problem.rows.inner;
-  a.segments = problem.segments;
-  a.length = static_cast<int>(problem.rows.length);
-  a.range = static_cast<int>(plan.rows);
-  a.ranges = plan.tiles;
-  a.team_bits = plan.team_bits;
-  a.chunks = (a.inner + (int64_t{1} << a.team_bits) - 1) >> a.team_bits;
-  a.keys = keys_of(problem);
+  const FewArgs a(plan, problem, buffers);
+  const auto run = [&](auto cells) {
+    using Cells = typename decltype(cells)::type;
+    return launch_few(stream, plan, a, Cells::kBytes, segment_few_kernel<Cells>);
+  };
   return dispatch_monoid(problem, [&](auto monoid) {
-    Launch config;
-    config.block = dim3(kThreads);
-    config.grid = dim3(static_cast<unsigned>(a.outer * a.ranges * a.chunks));
-    return launch(stream, config, segment_few_kernel<decltype(monoid)>, a);
+    using Monoid = decltype(monoid);
+    if constexpr (is_exact<Monoid>) {
+      return run(std::common_type<ExactCells<typename Monoid::Element>>{});
+    } else {
+      return run(std::common_type<WholeCells<Monoid, is_extreme<Monoid>>>{});
+    }
   });
 }
 

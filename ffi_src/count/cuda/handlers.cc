@@ -66,6 +66,7 @@ ffi::Error segments(cudaStream_t stream, ffi::AnyBuffer data, ffi::AnyBuffer ids
     const Segments problem = segments_of(op, data, ids, *out, axis, sorted);
     const Device device = current_device();
     const SegmentsPlan plan = plan_segments(problem, device.gpu());
+    if (plan.algorithm == Segmenting::kNone) throw invalid("ids of type uint8 are to be int32 here");
     const int64_t bytes = require_workspace(*workspace, *out, axis);
     if (bytes < plan.workspace_bytes) throw invalid("workspace has ", bytes, " bytes, expected ", plan.workspace_bytes);
     const SegmentsBuffers buffers = {data.untyped_data(), static_cast<const int32_t*>(ids.untyped_data()),
@@ -73,6 +74,38 @@ ffi::Error segments(cudaStream_t stream, ffi::AnyBuffer data, ffi::AnyBuffer ids
     require_launched(launch_segments(stream, plan, problem, buffers),
                      kSegmentingNames[static_cast<int>(plan.algorithm)], problem.rows, data, device);
   });
+}
+
+template <bool logs>
+ffi::Error segment_softmax(cudaStream_t stream, ffi::AnyBuffer data, ffi::AnyBuffer ids,
+                           ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace, int64_t axis,
+                           int64_t length, bool sorted) {
+  return handle(logs ? "jaxgpuops.segment_logsumexp" : "jaxgpuops.segment_softmax", [&] {
+    const Segments problem = softmax_of(data, ids, *out, axis, length, sorted, logs);
+    const Device device = current_device();
+    const SegmentsPlan plan = plan_segment_softmax(problem, device.gpu());
+    if (plan.algorithm == Segmenting::kNone)
+      throw invalid(problem.rows.length, " rows are to be reduced by other calls here");
+    const int64_t bytes = require_workspace(*workspace, *out, axis);
+    if (bytes < plan.workspace_bytes) throw invalid("workspace has ", bytes, " bytes, expected ", plan.workspace_bytes);
+    const SegmentsBuffers buffers = {data.untyped_data(), static_cast<const int32_t*>(ids.untyped_data()),
+                                     out->untyped_data(), static_cast<char*>(workspace->untyped_data()), bytes};
+    const auto launch = plan.algorithm == Segmenting::kFew ? launch_few_softmax : launch_tiles_softmax;
+    require_launched(launch(stream, plan, problem, buffers, logs), kSegmentingNames[static_cast<int>(plan.algorithm)],
+                     problem.rows, data, device);
+  });
+}
+
+auto softmax_binding() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::PlatformStream<cudaStream_t>>()
+      .Arg<ffi::AnyBuffer>()  // data
+      .Arg<ffi::AnyBuffer>()  // ids
+      .Ret<ffi::AnyBuffer>()  // out
+      .Ret<ffi::AnyBuffer>()  // workspace
+      .Attr<int64_t>("axis")
+      .Attr<int64_t>("length")
+      .Attr<bool>("sorted");
 }
 
 auto segments_binding() {
@@ -116,13 +149,21 @@ XLA_FFI_DEFINE_HANDLER(kSelect, select,
 XLA_FFI_DEFINE_HANDLER(kSum, segments<Op::kSum>, segments_binding(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kMax, segments<Op::kMax>, segments_binding(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kMin, segments<Op::kMin>, segments_binding(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kSoftmax, segment_softmax<false>, softmax_binding(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kLogSumExp, segment_softmax<true>, softmax_binding(), {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace
 
 std::vector<Target> cuda_targets() {
-  return {{"jaxgpuops.bincount", kBincount}, {"jaxgpuops.histogram", kHistogram}, {"jaxgpuops.searchsorted", kSearch},
-          {"jaxgpuops.segment_sum", kSum},   {"jaxgpuops.segment_max", kMax},     {"jaxgpuops.segment_min", kMin},
-          {"jaxgpuops.select", kSelect}};
+  return {{"jaxgpuops.bincount", kBincount},
+          {"jaxgpuops.histogram", kHistogram},
+          {"jaxgpuops.searchsorted", kSearch},
+          {"jaxgpuops.segment_sum", kSum},
+          {"jaxgpuops.segment_max", kMax},
+          {"jaxgpuops.segment_min", kMin},
+          {"jaxgpuops.select", kSelect},
+          {"jaxgpuops.segment_softmax", kSoftmax},
+          {"jaxgpuops.segment_logsumexp", kLogSumExp}};
 }
 
 }  // namespace jaxgpuops::count

@@ -18,14 +18,15 @@ namespace jaxgpuops::count {
 namespace {
 
 constexpr int kTogether = 4;  // steps, each of as many rows as a warp has teams
-// Steps in flight. Where tables leave a multiprocessor few warps, each must have more, or waits for memory.
+// Steps in flight. Where tables leave a multiprocessor few warps, each must have more, or waits for memory: of elements
+// of 4 bytes, as the gradients of boosted trees are.
 constexpr int kSteps = 8, kDeepSteps = 24;
 constexpr int64_t kDeepBytes = 24 << 10;  // with tables of a warp as large as this, kDeepSteps are in flight
 
 struct Args : Slices {
-  int64_t outer, chunks, share;  // rows of a slice that each of its warps has
-  int team_bits, parts;          // warps that share a slice
-  bool pairs;                    // two columns are one load
+  using Slices::Slices;
+  int64_t chunks, share;  // rows of a slice that each of its warps has
+  int team_bits, parts;   // warps that share a slice
 };
 
 template <class Bits, int kColumns>
@@ -33,73 +34,93 @@ struct alignas(kColumns * sizeof(Bits)) Columns {
   Bits value[kColumns];
 };
 
-// What a lane has of some steps.
-template <class Monoid, int kColumns, int kCount>
+// What a lane has of kCount steps: a ring, in which the next steps take the place of those that are folded. Where a
+// multiprocessor has few warps, these are bound by the number of instructions, so nothing is asked twice.
+template <class Monoid, class Id, int kColumns, int kCount, bool kPairs>
 struct Steps {
   using Bits = typename Monoid::Bits;
+  using Acc = typename Monoid::Acc;
   uint32_t id[kCount];
   Columns<Bits, kColumns> number[kCount];
 
-  // Of the rows from `start` on, the lane has every `step`-th.
-  __device__ __forceinline__ void load(const Args& a, const int32_t* ids, const Bits* data, int64_t start, int64_t end,
-                                       int step) {
-    const bool whole = start + step * (kCount - 1) < end;
-    const int32_t* own = ids + start;
-    const Bits* from = data + start * a.inner;
-    const int64_t stride = step * a.inner;
+  // Loads step i of the lane, whose rows begin at `ids` and `data` and are `step` apart.
+  __device__ __forceinline__ void load(int i, const Id* ids, const Bits* data, int step, int stride) {
+    id[i] = static_cast<uint32_t>(ids[i * step]);
+    const Bits* from = data + static_cast<int64_t>(i) * stride;
+    if constexpr (kPairs) {
+      number[i] = *reinterpret_cast<const Columns<Bits, kColumns>*>(from);
+    } else {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i, own += step, from += stride) {
-      id[i] = ~0u;
-      if (!whole && start + step * i >= end) continue;
-      id[i] = static_cast<uint32_t>(*own);
-      if (kColumns > 1 && a.pairs) {
-        number[i] = *reinterpret_cast<const Columns<Bits, kColumns>*>(from);
-      } else {
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c) number[i].value[c] = from[c];
-      }
+      for (int c = 0; c < kColumns; ++c) number[i].value[c] = from[c];
     }
   }
 
-  // `cells` is the lane's table.
-  __device__ __forceinline__ void fold_into(typename Monoid::Acc* cells, const Args& a) const {
-    using Acc = typename Monoid::Acc;
+  // `cells` is the lane's table. Ids out of range read a cell, and write none.
+  __device__ __forceinline__ void fold(int first, Acc* cells, const Args& a) const {
     const auto segments = static_cast<uint32_t>(a.segments);
+    Acc* to[kTogether];
+    Acc sum[kTogether][kColumns];
 #pragma unroll
-    for (int i = 0; i < kCount; i += kTogether) {
-      Acc* to[kTogether];
-      Acc sum[kTogether][kColumns];
+    for (int t = 0; t < kTogether; ++t) {
+      to[t] = cells + min(id[first + t], segments - 1) * (32 * kColumns);
 #pragma unroll
-      for (int t = 0; t < kTogether; ++t) {
-        to[t] = cells + min(id[i + t], segments - 1) * (32 * kColumns);
+      for (int c = 0; c < kColumns; ++c) sum[t][c] = to[t][32 * c];
+    }
 #pragma unroll
-        for (int c = 0; c < kColumns; ++c) sum[t][c] = to[t][32 * c];
+    for (int t = 0; t < kTogether; ++t) {
+#pragma unroll
+      for (int before = 0; before < t; ++before) {  // the last one counts
+        const bool same = id[first + before] == id[first + t];
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) sum[t][c] = same ? sum[before][c] : sum[t][c];
       }
 #pragma unroll
-      for (int t = 0; t < kTogether; ++t) {
+      for (int c = 0; c < kColumns; ++c)
+        sum[t][c] = Monoid::fold(sum[t][c], Monoid::load(number[first + t].value[c], a.keys));
+    }
 #pragma unroll
-        for (int before = 0; before < t; ++before) {  // the last one counts
-          if (id[i + before] != id[i + t]) continue;
+    for (int t = 0; t < kTogether; ++t) {
+      if (id[first + t] >= segments) continue;
 #pragma unroll
-          for (int c = 0; c < kColumns; ++c) sum[t][c] = sum[before][c];
+      for (int c = 0; c < kColumns; ++c) to[t][32 * c] = sum[t][c];
+    }
+  }
+
+  // Folds all rows of a lane, of which the warp has `rows`; `slot` is the lane's among those of a step.
+  __device__ __forceinline__ void fold_rows(const Id* ids, const Bits* data, int64_t rows, int slot, int step,
+                                            Acc* cells, const Args& a) {
+    const auto stride = static_cast<int>(step * a.inner);
+    const int batch = kCount * step;
+    if (rows >= batch) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) load(i, ids, data, step, stride);
+      for (rows -= batch; rows >= batch; rows -= batch) {
+        ids += batch;
+        data += static_cast<int64_t>(kCount) * stride;
+#pragma unroll
+        for (int first = 0; first < kCount; first += kTogether) {
+          fold(first, cells, a);
+#pragma unroll
+          for (int i = first; i < first + kTogether; ++i) load(i, ids, data, step, stride);
         }
-        if (id[i + t] < segments) {
-#pragma unroll
-          for (int c = 0; c < kColumns; ++c)
-            sum[t][c] = Monoid::fold(sum[t][c], Monoid::load(number[i + t].value[c], a.keys));
-        }
       }
 #pragma unroll
-      for (int t = 0; t < kTogether; ++t) {
-        if (id[i + t] >= segments) continue;
+      for (int first = 0; first < kCount; first += kTogether) fold(first, cells, a);
+      ids += batch;
+      data += static_cast<int64_t>(kCount) * stride;
+    }
+    for (int start = 0; start < rows; start += kTogether * step) {
 #pragma unroll
-        for (int c = 0; c < kColumns; ++c) to[t][32 * c] = sum[t][c];
+      for (int i = 0; i < kTogether; ++i) {
+        id[i] = ~0u;
+        if (start + i * step + slot < rows) load(i, ids + start, data + start * a.inner, step, stride);
       }
+      fold(0, cells, a);
     }
   }
 };
 
-template <class Monoid, int kColumns, int kCount>
+template <class Monoid, class Id, int kColumns, int kCount, bool kPairs>
 __global__ void __launch_bounds__(32 * kMostLaneWarps) segment_lanes_kernel(Args a) {
   using Bits = typename Monoid::Bits;
   using Acc = typename Monoid::Acc;
@@ -113,18 +134,13 @@ __global__ void __launch_bounds__(32 * kMostLaneWarps) segment_lanes_kernel(Args
 
   const int64_t first = chunk * kColumns << a.team_bits, column = first + (lane & (team - 1)) * kColumns;
   if (slice < a.slices && column < a.inner) {
-    const int32_t* ids = a.ids + a.ids_at(o);
-    const Bits* data = static_cast<const Bits*>(a.data) + a.data_at(o) + column;
-    const int64_t begin = slice * a.slice + part * a.share;
-    const int64_t end = min(min(a.length, (slice + 1) * a.slice), begin + a.share);
-    Steps<Monoid, kColumns, kCount> rows, next;
-    int64_t at = begin + (lane >> a.team_bits);
-    rows.load(a, ids, data, at, end, teams);
-    for (; at < end; at += teams * kCount) {
-      next.load(a, ids, data, at + teams * kCount, end, teams);
-      rows.fold_into(table + lane, a);
-      rows = next;
-    }
+    const int slot = lane >> a.team_bits;
+    const int64_t begin = slice * a.slice + part * a.share + slot;
+    const int64_t end = min(min(a.length, (slice + 1) * a.slice), begin - slot + a.share);
+    const Id* ids = reinterpret_cast<const Id*>(a.ids) + a.ids_at(o) + begin;
+    const Bits* data = static_cast<const Bits*>(a.data) + a.data_at(o) + column + begin * a.inner;
+    Steps<Monoid, Id, kColumns, kCount, kPairs> steps;
+    steps.fold_rows(ids, data, end - (begin - slot), slot, teams, table + lane, a);
   }
   __syncwarp();
 
@@ -164,14 +180,13 @@ __global__ void __launch_bounds__(32 * kMostLaneWarps) segment_lanes_kernel(Args
 
 cudaError_t launch_segment_lanes(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                  const SegmentsBuffers& buffers) {
-  Args a = {slices_of(plan, problem, buffers)};
-  a.outer = problem.rows.outer;
+  Args a(plan, problem, buffers);
   a.team_bits = plan.team_bits;
   a.chunks = (a.inner + (plan.columns << a.team_bits) - 1) / (plan.columns << a.team_bits);
   a.parts = plan.parts;
   const int64_t steps = (a.slice * (1 << a.team_bits) + 32 * a.parts - 1) / (32 * a.parts);
   a.share = steps * (32 >> a.team_bits);
-  a.pairs = reinterpret_cast<uintptr_t>(a.data) % (2 * bytes_of(problem.dtype)) == 0;
+  const bool pairs = reinterpret_cast<uintptr_t>(a.data) % (2 * bytes_of(problem.dtype)) == 0;
   Launch config;
   config.block = dim3(32 * plan.warps);
   const int64_t units = plan.warps / plan.parts;
@@ -179,12 +194,22 @@ cudaError_t launch_segment_lanes(cudaStream_t stream, const SegmentsPlan& plan, 
   config.shared_bytes = plan.shared_bytes;
   return dispatch_monoid(problem, [&](auto monoid) {
     using Monoid = decltype(monoid);
-    const bool deep = plan.shared_bytes >= kDeepBytes * plan.warps;
-    if (plan.columns == 2)
-      return launch(stream, config,
-                    deep ? segment_lanes_kernel<Monoid, 2, kDeepSteps> : segment_lanes_kernel<Monoid, 2, kSteps>, a);
-    return launch(stream, config,
-                  deep ? segment_lanes_kernel<Monoid, 1, kDeepSteps> : segment_lanes_kernel<Monoid, 1, kSteps>, a);
+    const auto run = [&](auto id) {
+      using Id = decltype(id);
+      auto* kernel = segment_lanes_kernel<Monoid, Id, 1, kSteps, false>;
+      if (plan.columns == 2)
+        kernel = pairs ? segment_lanes_kernel<Monoid, Id, 2, kSteps, true>
+                       : segment_lanes_kernel<Monoid, Id, 2, kSteps, false>;
+      if constexpr (sizeof(typename Monoid::Bits) == 4)
+        if (plan.shared_bytes >= kDeepBytes * plan.warps) {
+          if (plan.columns == 1) kernel = segment_lanes_kernel<Monoid, Id, 1, kDeepSteps, false>;
+          if (plan.columns == 2 && pairs) kernel = segment_lanes_kernel<Monoid, Id, 2, kDeepSteps, true>;
+        }
+      return launch(stream, config, kernel, a);
+    };
+    if constexpr (takes_byte_ids(is_extreme<Monoid> ? Op::kMax : Op::kSum, sizeof(typename Monoid::Bits)))
+      if (problem.byte_ids) return run(uint8_t{});
+    return run(int32_t{});
   });
 }
 

@@ -43,16 +43,19 @@ cudaError_t launch_segment_tables(cudaStream_t stream, const SegmentsPlan& plan,
 cudaError_t launch_segment_few(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                const SegmentsBuffers& buffers);
 
+// Softmax of segments, or the logarithms of their sums, by the plan: of few rows, or in the order of the ids. The
+// problem is that of the largest.
+cudaError_t launch_few_softmax(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
+                               const SegmentsBuffers& buffers, bool logs);
+
+cudaError_t launch_tiles_softmax(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
+                                 const SegmentsBuffers& buffers, bool logs);
+
 cudaError_t launch_segment_atomics(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                    const SegmentsBuffers& buffers);
 
 // The second part of lanes and tables where a row has several slices.
 cudaError_t launch_segment_slices(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                   const SegmentsBuffers& buffers);
-
-// The first part of launch_segments where ids are not sorted: the keys and positions of each row of ids, in the stable
-// order of the ids, into its workspace.
-cudaError_t launch_order(cudaStream_t stream, const OrderPlan& plan, const Segments& problem,
-                         const SegmentsBuffers& buffers);
 
 }  // namespace jaxgpuops::count

@@ -17,8 +17,10 @@ struct Keys {
 
 template <class E>
 struct Sum {
+  using Element = E;
   using Bits = typename E::Bits;
   using Acc = typename E::Acc;
+  using Result = Bits;
   __device__ static Acc identity() { return Acc{0}; }
   __device__ static Acc load(Bits bits, const Keys&) { return E::load(bits); }
   __device__ static Acc fold(Acc a, Acc b) { return add(a, b); }
@@ -31,6 +33,7 @@ template <class Unsigned>
 struct Extreme {
   using Bits = Unsigned;
   using Acc = Unsigned;
+  using Result = Bits;
   static constexpr Bits kSign = static_cast<Bits>(Bits{1} << (8 * sizeof(Bits) - 1));
   static constexpr Bits kAll = static_cast<Bits>(~Bits{0});
   __device__ static Acc identity() { return 0; }
@@ -49,6 +52,17 @@ struct Extreme {
     return key & kSign ? static_cast<Bits>(key ^ kSign) : static_cast<Bits>(~key);
   }
 };
+
+template <class Monoid>
+constexpr bool is_extreme = false;
+template <class Unsigned>
+constexpr bool is_extreme<Extreme<Unsigned>> = true;
+
+// Whether it is a sum of floats, which depends on the order unless it is exact.
+template <class Monoid>
+constexpr bool is_exact = false;
+template <class E>
+constexpr bool is_exact<Sum<E>> = is_float(E::kDType);
 
 inline Keys keys_of(const Segments& problem) {
   Keys keys = {};

@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kThreads) segment_slices_kernel(Args a) {
 
 cudaError_t launch_segment_tables(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                   const SegmentsBuffers& buffers) {
-  const Args a = slices_of(plan, problem, buffers);
+  const Args a(plan, problem, buffers);
   return dispatch_monoid(problem, [&](auto monoid) {
     using Monoid = decltype(monoid);
     Launch config;
@@ -129,7 +129,7 @@ cudaError_t launch_segment_tables(cudaStream_t stream, const SegmentsPlan& plan,
 
 cudaError_t launch_segment_slices(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                   const SegmentsBuffers& buffers) {
-  const Args a = slices_of(plan, problem, buffers);
+  const Args a(plan, problem, buffers);
   return dispatch_monoid(problem, [&](auto monoid) {
     Launch config;
     config.block = dim3(kThreads);

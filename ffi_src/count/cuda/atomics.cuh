@@ -1,0 +1,28 @@
+// Atomics that fold integers, in global or shared memory.
+#pragma once
+
+#include <cstdint>
+
+namespace jaxgpuops::count {
+
+// Adds, or takes the larger. Most numbers are not larger than what is there already, and a load tells that sooner; one
+// that comes too early only asks for an atomic that is in vain.
+template <bool kLargest>
+__device__ __forceinline__ void atomic_fold(uint32_t* to, uint32_t value) {
+  if constexpr (kLargest) {
+    if (*to < value) atomicMax(to, value);
+  } else {
+    atomicAdd(to, value);
+  }
+}
+template <bool kLargest>
+__device__ __forceinline__ void atomic_fold(uint64_t* to, uint64_t value) {
+  auto* const word = reinterpret_cast<unsigned long long*>(to);
+  if constexpr (kLargest) {
+    if (*to < value) atomicMax(word, static_cast<unsigned long long>(value));
+  } else {
+    atomicAdd(word, static_cast<unsigned long long>(value));
+  }
+}
+
+}  // namespace jaxgpuops::count
