@@ -97,17 +97,19 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
   SelectPlan plan;
   const Rows& rows = problem.rows;
   if (rows.count() == 0 || problem.count == 0) return plan;
-  const int64_t tables = (int64_t{4} << kSelectBits) + 4 * kSelectListed + 1024;  // and what the kernel has besides
-  const int64_t bytes = aligned(rows.length * problem.bits / 8 + 16);  // keys begin where the elements do in 16 bytes
+  constexpr int64_t kStatic = 3072;  // shared memory that the kernel has besides
+  const int64_t tables = problem.count * int64_t{4} * kSelectBins;
+  const int64_t bytes = aligned(rows.length * problem.bits / 8 + 32);  // keys begin where the elements do in 16 bytes
   // Shorter rows are sorted in registers. A block has a row of its own whatever else there is to do: where columns are
-  // read, or memory is read again for each digit, a sort takes no longer.
-  if (rows.inner > 1 || rows.length <= 1024 || bytes + tables > gpu.shared_bytes || problem.count > kMostRanks) {
+  // read, or memory is read again for each step, a sort takes no longer.
+  if (rows.inner > 1 || rows.length <= 1024 || bytes + tables + kStatic > gpu.shared_bytes || problem.count > kMostRanks) {
     plan.algorithm = Selecting::kNone;
     return plan;
   }
   plan.algorithm = Selecting::kBlock;
-  plan.threads = rows.length <= 8192 ? 256 : rows.length <= 16384 ? 512 : 1024;
-  plan.shared_bytes = bytes;
+  plan.threads = rows.length <= 2048 ? 128 : rows.length <= 8192 ? 256 : rows.length <= 16384 ? 512 : 1024;
+  plan.table_at = bytes;
+  plan.shared_bytes = bytes + tables;
   return plan;
 }
 

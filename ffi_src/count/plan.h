@@ -40,9 +40,9 @@ BincountPlan plan_histogram(const Histogram& problem, const Gpu& gpu);
 
 // ---- Ranks ----------------------------------------------------------------------------------------------------------
 
-constexpr int kSelectBits = 11;      // of the first digit
-constexpr int kSelectListed = 1024;  // the most elements of a list
-constexpr int kMostRanks = 9;        // 8 quantiles, and the last element
+constexpr int kSelectBins = 512;  // parts of an interval of keys, each with a count
+constexpr int kSelectFew = 64;    // the most elements that are compared with each other
+constexpr int kMostRanks = 9;     // 8 quantiles, and the last element
 
 enum class Selecting {
   kEmpty,  // nothing to write
@@ -54,6 +54,7 @@ constexpr const char* kSelectingNames[] = {"empty", "block", "none"};
 struct SelectPlan {
   Selecting algorithm = Selecting::kEmpty;
   int threads = 0;
+  int64_t table_at = 0;  // where the counts of the ranks are in shared memory, after the keys
   int64_t shared_bytes = 0;
 };
 

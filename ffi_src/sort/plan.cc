@@ -28,7 +28,7 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu) {
   const int64_t shared_limit = gpu.shared_bytes - kReserved;
   if (rows.elements() == 0) return plan;
   // Threads that take columns read parts of sectors where few stand side by side.
-  if (rows.length <= kMaxShortLength && (rows.inner == 1 || rows.inner >= kLeastShortColumns)) {
+  if (rows.length <= kMaxShortLength && (short_tile_outers(rows) > 0 || rows.inner >= kLeastShortColumns)) {
     plan.algorithm = Algorithm::kShort;
     plan.threads = kShortThreads;
     plan.blocks = short_blocks(rows);
@@ -62,6 +62,8 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu) {
   plan.blocks = rows.count() * shape.tiles;
   plan.shared_bytes = sweep_shared_bytes(key_bytes, problem.indices);
   plan.workspace_bytes += shape.bytes;
+  plan.counted = count_elements(rows.elements(), gpu.multiprocessors);
+  plan.overlap = gpu.dependent_launch;
   return plan;
 }
 

@@ -27,7 +27,7 @@ cudaError_t launch_team(cudaStream_t stream, const Plan& plan, const Problem& pr
 
 cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   if (plan.algorithm == Algorithm::kBlock) return launch_block(stream, plan, problem, buffers);
-  return launch_sweep(stream, problem, buffers);
+  return launch_sweep(stream, plan, problem, buffers);
 }
 
 }  // namespace

@@ -16,11 +16,12 @@ constexpr int64_t kMaxShortLength = 8, kLeastShortColumns = 32;
 constexpr int kShortThreads = 256;
 constexpr uint32_t kShortTile = 2048;  // elements of a block at most
 
-// Rows of a block, where rows follow one another. Each block's elements begin at a whole vector of 16 bytes.
-constexpr uint32_t short_tile_rows(uint32_t length) { return kShortTile / length / 16 * 16; }
+// Outer indices of a block's tile, or 0 where tiles are not used: rows far apart are read as columns. Each tile begins
+// at a whole vector of 16 bytes.
+constexpr int64_t short_tile_outers(const Rows& rows) { return kShortTile / (rows.length * rows.inner) / 16 * 16; }
 constexpr int64_t short_blocks(const Rows& rows) {
-  const int64_t each = rows.inner == 1 ? short_tile_rows(static_cast<uint32_t>(rows.length)) : kShortThreads;
-  return (rows.count() + each - 1) / each;
+  const int64_t outers = short_tile_outers(rows);
+  return outers ? (rows.outer + outers - 1) / outers : (rows.count() + kShortThreads - 1) / kShortThreads;
 }
 
 // ---- Rows that a block holds ----------------------------------------------------------------------------------------
@@ -40,7 +41,14 @@ constexpr int64_t sweep_tile(int key_bytes) { return kSweepThreads * sweep_items
 constexpr int64_t sweep_shared_bytes(int key_bytes, bool indices) {
   return kSweepThreads / 32 * 1024 + sweep_tile(key_bytes) * (key_bytes + (indices ? 4 : 0));
 }
-constexpr int64_t kCountElements = 1 << 15;  // elements that a block of count_kernel counts
+
+// Elements that a block of count_kernel counts, of `elements` in all: fewer where there would not be two blocks for each
+// multiprocessor.
+constexpr int64_t kCountStep = 1 << 12, kMostCountSteps = 8;
+constexpr int64_t count_elements(int64_t elements, int multiprocessors) {
+  const int64_t steps = elements / (2 * multiprocessors * kCountStep) + 1;
+  return kCountStep * (steps < kMostCountSteps ? steps : kMostCountSteps);
+}
 
 // The state of a row at the front of the workspace. It is set to zero before every sort.
 struct RowHead {
