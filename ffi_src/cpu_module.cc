@@ -74,9 +74,11 @@ nb::dict plan_dict(const jaxgpuops::count::BincountPlan& plan) {
 nb::dict plan_dict(const jaxgpuops::count::SelectPlan& plan) {
   nb::dict dict;
   dict["algorithm"] = jaxgpuops::count::kSelectingNames[static_cast<int>(plan.algorithm)];
+  dict["turns"] = plan.turns;
   dict["threads"] = plan.threads;
+  dict["slices"] = plan.slices;
   dict["shared_bytes"] = plan.shared_bytes;
-  dict["workspace_bytes"] = 0;
+  dict["workspace_bytes"] = plan.workspace_bytes;
   return dict;
 }
 

@@ -1,163 +1,34 @@
-// select: a block keeps the keys of a row in shared memory, and finds all ranks together. The element of a rank has its
-// key in an interval, which gets narrower from step to step until few elements, or equal ones, are left in it.
-//
-// The first interval comes from a sample of the row, which a warp sorts while the row is read: the rank is between two
-// elements of the sample but in a few rows of a thousand. A step then counts the keys below the interval, and those in
-// each of 512 equal parts of it; so it does not matter how keys are distributed over the row, and few of them need an
-// atomic. A warp finds the part that the rank falls in. A rank that the interval missed has all keys to one side of it.
-// In the end the elements that are left are listed and compared with each other; of equal ones, the one wanted is found
-// by counting, as they are in order of appearance.
-//
-// After: Floyd and Rivest, "Expected time bounds for selection" (1975).
+// select: a block keeps the keys of a row in shared memory, and finds all ranks together, by the steps of select.cuh. A
+// warp sorts the sample while the others read the row. In the end the elements that are left of a rank are listed and
+// compared with each other; of many equal ones, the one wanted is found by counting, as they are in order of appearance.
 #include <cuda_runtime.h>
 
-#include <type_traits>
-
 #include "common/cuda/async_copy.cuh"
-#include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
-#include "common/cuda/warp.cuh"
-#include "count/cuda/launch.h"
+#include "count/cuda/select.cuh"
+#include "sort/cuda/kernels.h"
 
 namespace jaxgpuops::count {
 namespace {
 
-constexpr int kBins = kSelectBins, kBinBits = 9;
-static_assert(kBins == 1 << kBinBits && kSelectFew <= kBins);
-constexpr int kSample = 256, kLaneSample = kSample / 32;  // of a row
-
-// ---- The sample -----------------------------------------------------------------------------------------------------
-
-// Sorts upwards what a warp has, eight words a lane.
-__device__ __forceinline__ void sort_in_warp(uint32_t (&v)[kLaneSample]) {
-  const auto exchange = [&](int i, int j) {
-    const uint32_t least = min(v[i], v[j]);
-    v[j] = max(v[i], v[j]);
-    v[i] = least;
-  };
-#pragma unroll
-  for (int size = 2; size <= kLaneSample; size *= 2) {
-#pragma unroll
-    for (int i = 0; i < kLaneSample; ++i)
-      if (i % size < size / 2) exchange(i, i ^ (size - 1));
-#pragma unroll
-    for (int step = size / 4; step > 0; step /= 2)
-#pragma unroll
-      for (int i = 0; i < kLaneSample; ++i)
-        if (i % (2 * step) < step) exchange(i, i + step);
-  }
-  const int lane = threadIdx.x & 31;
-#pragma unroll 1  // what runs once waits for its instructions more than for anything else
-  for (int lanes = 2; lanes <= 32; lanes *= 2) {
-#pragma unroll 1
-    for (int step = lanes / 2; step > 0; step /= 2) {
-      const bool mirrored = step == lanes / 2, lower = (lane & step) == 0;
-      uint32_t other[kLaneSample];
-#pragma unroll
-      for (int i = 0; i < kLaneSample; ++i)
-        other[i] = __shfl_xor_sync(kEveryLane, mirrored ? v[kLaneSample - 1 - i] : v[i], mirrored ? lanes - 1 : step);
-#pragma unroll
-      for (int i = 0; i < kLaneSample; ++i) v[i] = lower ? min(v[i], other[i]) : max(v[i], other[i]);
-    }
-#pragma unroll
-    for (int step = kLaneSample / 2; step > 0; step /= 2)
-#pragma unroll
-      for (int i = 0; i < kLaneSample; ++i)
-        if (i % (2 * step) < step) exchange(i, i + step);
-  }
-}
-
-// A word of a key in its order: the high half, if it has 64 bits.
-template <class T>
-__device__ __forceinline__ uint32_t word_of(T key) {
-  return static_cast<uint32_t>(sizeof(T) == 8 ? static_cast<uint64_t>(key) >> 32 : key);
-}
-
-// ---- Selection ------------------------------------------------------------------------------------------------------
+constexpr int kBins = kSelectBins;
+static_assert(kSelectFew <= kBins);
 
 template <class T>
-struct Found {
-  using Word = std::conditional_t<sizeof(T) == 8, unsigned long long, uint32_t>;
-
-  // Of each table: it counts keys from `low` to `low + width`, each part of them of 2^shift, and those below.
-  Word low[kMostRanks], width[kMostRanks];
-  uint32_t shift[kMostRanks], below[kMostRanks];
-  Word least[kMostRanks], most[kMostRanks];  // keys there
-  // Of each rank: its table, or that of a smaller one if both are in one interval; kNone if it needs no more.
-  uint32_t rank[kMostRanks], table[kMostRanks];
-  // Its element is number `left` of `size` elements with keys from `first` to `first + last`.
-  Word first[kMostRanks], last[kMostRanks];
-  uint32_t size[kMostRanks], left[kMostRanks];
-};
-constexpr uint32_t kNone = ~0u;
-
-// Sets the interval of a table whose lowest and highest key are given.
-template <class T, class Word>
-__device__ __forceinline__ void set_table(Found<T>& found, int t, Word low, Word high) {
-  const Word width = high - low;
-  const int bits = sizeof(Word) == 8 ? 64 - __clzll(static_cast<long long>(width)) : 32 - __clz(static_cast<int>(width));
-  found.low[t] = low;
-  found.width[t] = width;
-  found.shift[t] = max(bits - kBinBits, 0);
-}
-
-// Finds the part that rank `r` falls in; a warp does. `all`: the largest key.
-template <class T>
-__device__ __forceinline__ void find_part(const uint32_t* counts, Found<T>& found, int r, uint32_t length) {
-  using Word = typename Found<T>::Word;
-  constexpr int kOwn = kBins / 32;
-  constexpr Word kAll = static_cast<T>(~T{0});
-  const int lane = threadIdx.x & 31;
-  const uint32_t t = found.table[r], rank = found.rank[r], below = found.below[t];
-  const Word low = found.low[t], width = found.width[t];
-  const int shift = found.shift[t];
-  uint32_t count[kOwn], own = 0;
-#pragma unroll
-  for (int i = 0; i < kOwn; i += 4) {
-    const uint4 four = reinterpret_cast<const uint4*>(counts + t * kBins + lane * kOwn)[i / 4];
-    count[i] = four.x, count[i + 1] = four.y, count[i + 2] = four.z, count[i + 3] = four.w;
-    own += four.x + four.y + four.z + four.w;
-  }
-  const uint32_t up_to = below + sum_up_to_lane(own), inside = shuffle_from(up_to, 31);
-  const auto save = [&](Word first, Word last, uint32_t size, uint32_t left) {
-    found.first[r] = first;
-    found.last[r] = last - first;
-    found.size[r] = size;
-    found.left[r] = left;
-  };
-  if (rank < below) {
-    if (lane == 0) save(0, low - 1, below, rank);
-  } else if (rank >= inside) {
-    if (lane == 0) save(low + width + 1, kAll, length - inside, rank - inside);
-  } else if (rank < up_to && rank >= up_to - own) {
-    uint32_t left = rank - (up_to - own), size = count[0], part = 0;
-#pragma unroll
-    for (int i = 0, past = 0; i + 1 < kOwn; ++i) {
-      past |= left < count[i];
-      if (past) continue;
-      left -= count[i];
-      size = count[i + 1];
-      ++part;
-    }
-    const Word first = low + (static_cast<Word>(lane * kOwn + part) << shift);
-    save(first, min(first + ((Word{1} << shift) - 1), low + width), size, left);
-  }
-}
-
-template <class T>
-__global__ void SELECT_REGS
+__global__ void __maxnreg__(40)
     select_kernel(Select problem, const T* __restrict__ x, const int32_t* __restrict__ ranks, T* __restrict__ values,
                   int32_t* __restrict__ indices, uint32_t table_at) {
   using Word = typename Found<T>::Word;
-  constexpr int kPack = 16 / sizeof(T), kPacks = SELECT_PACKS;
+  constexpr int kPack = 16 / sizeof(T), kPacks = sizeof(T) < 4 ? sizeof(T) : 4;  // a thread has 16 keys at a time
   constexpr Word kAll = static_cast<T>(~T{0});
   __shared__ uint32_t sample[kSample];
   __shared__ Found<T> found;
+  __shared__ Word least[kMostRanks], most[kMostRanks];  // keys of an interval
   __shared__ uint32_t listed[kMostRanks];
   const int threads = blockDim.x, warps = threads / 32, warp = threadIdx.x / 32, lane = threadIdx.x & 31;
   const auto length = static_cast<uint32_t>(problem.rows.length);
   const auto wanted = static_cast<int>(problem.count);
-  const int64_t row = blockIdx.x;
+  const int64_t row = blockIdx.x, inner = problem.rows.inner;
   x += row * length;
 
   // Keys lie in shared memory as elements do in global memory, relative to 16 bytes. What is left of the first and the
@@ -188,50 +59,13 @@ __global__ void SELECT_REGS
       reinterpret_cast<uint4*>(tables)[b] = uint4{0, 0, 0, 0};
   };
   if (warp == 0) {
-    uint32_t own[kLaneSample];
-#pragma unroll
-    for (int i = 0; i < kLaneSample; ++i) {  // one of each of so many parts of the row, anywhere in it
-      const uint32_t part = i * 32 + lane, share = part * 40503u & 0xffff;
-      own[i] = word_of(sort_key(x[(part * uint64_t{length} + (share * uint64_t{length} >> 16)) / kSample], problem.order));
-    }
-    sort_in_warp(own);
-#pragma unroll
-    for (int i = 0; i < kLaneSample; ++i) sample[lane * kLaneSample + i] = own[i];
-    __syncwarp();
-    int middle = 0;
-    if (lane < wanted) {
-      const auto rank = static_cast<uint32_t>(problem.rank_of(ranks[problem.ranks(row, lane, 0)]));
-      middle = static_cast<int>((rank * uint64_t{kSample} + kSample / 2) / length);
-      // three standard deviations of how many of the sample come before the rank, and a little
-      const float share = (rank + 0.5f) / length;
-      const int to_side = static_cast<int>(3.f * sqrtf(kSample * share * (1 - share))) + 2;
-      const int from = middle - to_side, to = middle + to_side;
-      const uint32_t lowest = sample[max(from, 0)], highest = sample[min(to, kSample - 1)];
-      const uint32_t most = sizeof(T) == 8 ? ~0u : static_cast<uint32_t>(kAll), distance = highest - lowest;
-      // Beyond the ends of the sample, the interval is as wide once more.
-      Word low = from < 0 ? lowest - min(distance, lowest) : lowest;
-      Word high = to >= kSample ? highest + min(distance, most - highest) : highest;
-      if (sizeof(T) == 8) low <<= sizeof(T) * 4, high = high << sizeof(T) * 4 | 0xffffffff;
-      set_table(found, lane, low, high);
-      found.rank[lane] = rank;
-      found.below[lane] = 0;
-    }
-    uint32_t table = lane;
-    for (int q = wanted - 1; q >= 0; --q)
-      if (abs(__shfl_sync(kEveryLane, middle, q) - middle) <= 1 && q < lane) table = q;
-    if (lane < wanted) found.table[lane] = table;
+    set_first_tables<kBins>(problem, x, length, ranks, row / inner, row % inner, sample, found);
   } else {
     clear_tables(32);
   }
   wait_for_async_copies<0>();
   __syncthreads();
 
-  // Whether it is the table of a rank.
-  const auto is_used = [&](int t) {
-    bool used = false;
-    for (int r = t; r < wanted; ++r) used |= found.table[r] == t;
-    return used;
-  };
   // Calls `visit(key, has, p)` for all keys, some at a time; has[i]: whether the thread has pack i of them.
   const auto for_keys = [&](bool raw, auto visit) {
     for (int start = warp * 32; start < packs; start += kPacks * threads) {
@@ -255,93 +89,65 @@ __global__ void SELECT_REGS
     }
   };
 
+  uint32_t to_do = 0;  // bits of the ranks that need more than one step
 #pragma unroll 1
   for (bool raw = true;; raw = false) {
-    if (threadIdx.x < wanted && copies && is_used(threadIdx.x)) {
-      const int t = threadIdx.x;
-      const Word key = sort_key(x[0], problem.order), past_low = key - found.low[t];
-      if (key < found.low[t]) atomicAdd(found.below + t, 0u - copies);
-      if (past_low <= found.width[t]) atomicAdd(tables + t * kBins + (past_low >> found.shift[t]), 0u - copies);
-    }
+    const uint32_t used = found.used;
+    if (copies && (used >> lane & 1) && warp == 0)
+      atomicAdd(tables + lane * kBins + part_of(found, lane, Word{sort_key(x[0], problem.order)}), 0u - copies);
     for_keys(raw, [&](auto& key, auto& has, int) {
-      for (int t = 0; t < wanted; ++t) {
-        if (!is_used(t)) continue;
-        const Word low = found.low[t], width = found.width[t];
-        const int shift = found.shift[t];
+      for_bits(used, [&](int t) {
+        const Word low = found.least[t], high = found.most[t];
+        const uint32_t shift = found.shift[t], base = static_cast<uint32_t>(found.base[t]);
         uint32_t* const counts = tables + t * kBins;
-        uint32_t below = 0, equal = 0;
 #pragma unroll
         for (int i = 0; i < kPacks; ++i) {
           if (!has[i]) continue;
 #pragma unroll
-          for (int e = 0; e < kPack; ++e) {
-            below += key[i][e] < low;
-            const Word past_low = key[i][e] - low;
-            if (width == 0) {
-              equal += past_low == 0;
-            } else if (past_low <= width) {
-              atomicAdd(counts + static_cast<uint32_t>(past_low >> shift), 1u);
-            }
-          }
+          for (int e = 0; e < kPack; ++e) atomicAdd(counts + (static_cast<uint32_t>(min(max(key[i][e], low), high) >> shift) - base), 1u);
         }
-        below = sum_of_warp(below);
-        if (lane == 0 && below) atomicAdd(found.below + t, below);
-        if (width == 0) {
-          equal = sum_of_warp(equal);
-          if (lane == 0 && equal) atomicAdd(counts, equal);
-        }
-      }
+      });
     });
     __syncthreads();
     for (int r = warp; r < wanted; r += warps)
-      if (found.table[r] != kNone) find_part(tables, found, r, length);
+      if (raw || (to_do >> r & 1)) find_part<kBins, kSelectFew>(tables, found, r);
     __syncthreads();
-
-    const auto needs_more = [&](int r) { return found.size[r] > kSelectFew && found.last[r] != 0; };
-    bool more = false;
-    for (int r = 0; r < wanted; ++r) more |= needs_more(r);
-    if (!more) break;
+    to_do = found.more;
+    if (to_do == 0) break;
 
     // The next intervals are from the least key left for a rank to the largest.
-    if (threadIdx.x < wanted) {
-      const int r = threadIdx.x;
-      uint32_t table = r;
-      for (int q = r - 1; q >= 0; --q)
-        if (found.first[q] == found.first[r] && found.last[q] == found.last[r]) table = q;
-      found.table[r] = needs_more(r) ? table : kNone;
-      found.least[r] = kAll;
-      found.most[r] = 0;
-      found.below[r] = 0;
-    }
+    if (warp == 0) choose_tables(found);
+    if (threadIdx.x < wanted) least[threadIdx.x] = kAll, most[threadIdx.x] = 0;
     clear_tables(0);
     __syncthreads();
+    if (threadIdx.x == 0) found.more = 0;
     for_keys(false, [&](auto& key, auto& has, int) {
-      for (int t = 0; t < wanted; ++t) {
-        if (!is_used(t)) continue;
-        Word least = kAll, most = 0;
+      for_bits(found.used, [&](int t) {
+        const Word first = found.first[t], last = found.last[t];
+        Word lowest = kAll, highest = 0;
 #pragma unroll
         for (int i = 0; i < kPacks; ++i) {
 #pragma unroll
           for (int e = 0; e < kPack; ++e) {
-            if (!has[i] || key[i][e] - found.first[t] > found.last[t]) continue;
-            least = min(least, key[i][e]);
-            most = max(most, key[i][e]);
+            if (!has[i] || key[i][e] - first > last) continue;
+            lowest = min(lowest, key[i][e]);
+            highest = max(highest, key[i][e]);
           }
         }
-        if (least > most) continue;
-        atomicMin(found.least + t, least);
-        atomicMax(found.most + t, most);
-      }
+        if (lowest > highest) return;
+        atomicMin(least + t, lowest);
+        atomicMax(most + t, highest);
+      });
     });
     __syncthreads();
-    if (threadIdx.x < wanted && is_used(threadIdx.x))
-      set_table(found, threadIdx.x, found.least[threadIdx.x], found.most[threadIdx.x]);
+    if (warp == 0 && (found.used >> lane & 1)) set_table<kBins>(found, lane, least[lane], most[lane]);
     __syncthreads();
   }
 
   const auto write = [&](int r, int at) {
-    values[row * wanted + r] = x[at];
-    indices[row * wanted + r] = at;
+    const int64_t to = (row / inner * wanted + r) * inner + row % inner;
+    values[to] = x[at];
+    indices[to] = at;
   };
   if (threadIdx.x < wanted) listed[threadIdx.x] = 0;
   __syncthreads();
@@ -408,10 +214,20 @@ __global__ void SELECT_REGS
 }  // namespace
 
 cudaError_t launch_select(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x,
-                          const int32_t* ranks, void* values, int32_t* indices) {
+                          const int32_t* ranks, void* values, int32_t* indices, void* workspace) {
   if (plan.algorithm == Selecting::kEmpty) return cudaSuccess;
+  auto* rest = static_cast<char*>(workspace);
+  if (plan.turns) {
+    const auto [outer, length, inner] = problem.rows;
+    const cudaError_t error = sort::launch_turn(stream, x, workspace, outer, length, inner, problem.bits);
+    if (error != cudaSuccess) return error;
+    x = workspace;
+    rest += outer * plan.turned_bytes;
+  }
+  if (plan.algorithm == Selecting::kLong)
+    return launch_select_long(stream, plan, problem, x, ranks, values, indices, rest);
   Launch config;
-  config.grid = dim3(static_cast<unsigned>(problem.rows.outer));
+  config.grid = dim3(static_cast<unsigned>(problem.rows.count()));
   config.block = dim3(plan.threads);
   config.shared_bytes = plan.shared_bytes;
   return dispatch_key(problem.bits, [&](auto width) {

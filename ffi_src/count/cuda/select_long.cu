@@ -1,0 +1,270 @@
+// select for rows that a block does not hold: the steps of select.cuh, in one launch each. Blocks have slices of a row,
+// count what they read in tables of their own, and add these to those of the row in the workspace; the last of them
+// finds the next intervals. Launches after the last step that a row needs do nothing. Then few elements, or equal ones,
+// are left of each rank: of few, blocks write a list, and the last one compares them with each other; of equal ones
+// they count how many they have, and the last one looks for the one wanted in its slice.
+//
+// The row is read once for each step, most often two and the list.
+#include <cuda_runtime.h>
+
+#include "common/cuda/launch.cuh"
+#include "count/cuda/select.cuh"
+
+namespace jaxgpuops::count {
+namespace {
+
+constexpr int kThreads = kLongThreads, kWarps = kThreads / 32, kBins = kLongBins;
+
+// At the front of a row's workspace.
+template <class T>
+struct Head {
+  Found<T> found;
+  uint32_t to_do;     // bits of the ranks that need another step
+  uint32_t finished;  // blocks that have finished the step
+  uint32_t listed[kMostRanks];
+};
+
+template <class T>
+struct Args {
+  Select problem;
+  const T* x;
+  const int32_t* ranks;
+  T* values;
+  int32_t* indices;
+  char* workspace;
+  SelectPlan plan;
+
+  __device__ char* own(int64_t row) const { return workspace + row * plan.row_bytes; }
+  __device__ Head<T>& head(int64_t row) const { return *reinterpret_cast<Head<T>*>(own(row)); }
+  __device__ uint32_t* tables(int64_t row) const { return reinterpret_cast<uint32_t*>(own(row) + plan.table_at); }
+  // Of a rank, the elements that are left, or how many equal ones each slice has.
+  __device__ uint32_t* list(int64_t row, int r) const {
+    return reinterpret_cast<uint32_t*>(own(row) + plan.list_at) + r * plan.list_size;
+  }
+};
+
+// Calls `visit(key, at)` for each element of the slice.
+template <class T, class Visit>
+__device__ __forceinline__ void for_slice(const Args<T>& a, const T* x, int64_t slice, Visit visit) {
+  using Word = typename Found<T>::Word;
+  constexpr int kPack = 16 / sizeof(T), kPacks = sizeof(T) < 4 ? sizeof(T) : 4;
+  struct alignas(16) Pack {
+    T element[kPack];
+  };
+  const auto length = static_cast<int64_t>(a.problem.rows.length);
+  const auto past = static_cast<int>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(T));
+  const int64_t packs = (past + length + kPack - 1) / kPack;
+  const int64_t begin = slice * a.plan.slice_packs, end = min(begin + a.plan.slice_packs, packs);
+  for (int64_t start = begin + threadIdx.x; start < end; start += kPacks * kThreads) {
+    Pack pack[kPacks];
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+      const int64_t at = (start + i * kThreads) * kPack - past;
+      if (start + i * kThreads < end && at >= 0 && at + kPack <= length)
+        pack[i] = *reinterpret_cast<const Pack*>(x + at);
+    }
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+      const int64_t at = (start + i * kThreads) * kPack - past;
+      if (start + i * kThreads >= end) continue;
+      if (at >= 0 && at + kPack <= length) {
+#pragma unroll
+        for (int e = 0; e < kPack; ++e)
+          visit(Word{sort_key(pack[i].element[e], a.problem.order)}, static_cast<uint32_t>(at + e));
+      } else {
+#pragma unroll 1
+        for (int64_t j = max(at, int64_t{0}); j < min(at + kPack, length); ++j)
+          visit(Word{sort_key(x[j], a.problem.order)}, static_cast<uint32_t>(j));
+      }
+    }
+  }
+}
+
+// Whether the calling block is the last of its row; if so, it sees what the others have written.
+template <class T>
+__device__ __forceinline__ bool is_last(const Args<T>& a, Head<T>& head) {
+  __shared__ bool last;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) last = atomicAdd(&head.finished, 1u) == a.plan.slices - 1;
+  __syncthreads();
+  if (!last) return false;
+  __threadfence();
+  if (threadIdx.x == 0) head.finished = 0;
+  return true;
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) begin_kernel(const __grid_constant__ Args<T> a) {
+  __shared__ uint32_t sample[kSample];
+  const int64_t row = blockIdx.x, inner = a.problem.rows.inner;
+  const auto wanted = static_cast<int>(a.problem.count);
+  const auto length = static_cast<uint32_t>(a.problem.rows.length);
+  Head<T>& head = a.head(row);
+  let_dependents_start();
+  if (threadIdx.x < wanted) head.listed[threadIdx.x] = 0;
+  if (threadIdx.x == 0) head.to_do = (1u << wanted) - 1, head.finished = 0;
+  uint32_t* const tables = a.tables(row);
+  for (int b = threadIdx.x; b < wanted * kBins; b += kThreads) tables[b] = 0;
+  if (threadIdx.x < 32)
+    set_first_tables<kBins>(a.problem, a.x + row * length, length, a.ranks, row / inner, row % inner, sample,
+                               head.found);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) step_kernel(const __grid_constant__ Args<T> a) {
+  using Word = typename Found<T>::Word;
+  auto* const counts = reinterpret_cast<uint32_t*>(dynamic_shared_memory());
+  const int64_t row = blockIdx.x / a.plan.slices, slice = blockIdx.x % a.plan.slices;
+  const auto wanted = static_cast<int>(a.problem.count);
+  const auto length = static_cast<uint32_t>(a.problem.rows.length);
+  const T* const x = a.x + row * length;
+  Head<T>& head = a.head(row);
+  Found<T>& found = head.found;
+  for (int b = threadIdx.x; b < wanted * kBins; b += kThreads) counts[b] = 0;
+  wait_for_predecessor();
+  let_dependents_start();
+  const uint32_t to_do = head.to_do;
+  if (to_do == 0) return;
+  __syncthreads();
+  for_bits(found.used, [&](int t) {
+    const Word low = found.least[t], high = found.most[t];
+    const uint32_t shift = found.shift[t], base = static_cast<uint32_t>(found.base[t]);
+    uint32_t* const of_table = counts + t * kBins;
+    for_slice(a, x, slice, [&](Word key, uint32_t) {
+      atomicAdd(of_table + (static_cast<uint32_t>(min(max(key, low), high) >> shift) - base), 1u);
+    });
+  });
+  __syncthreads();
+  uint32_t* const tables = a.tables(row);
+  for (int b = threadIdx.x; b < wanted * kBins; b += kThreads)
+    if (counts[b]) atomicAdd(tables + b, counts[b]);
+  if (!is_last(a, head)) return;
+
+  for (int b = threadIdx.x; b < wanted * kBins; b += kThreads) counts[b] = __ldcg(tables + b), tables[b] = 0;
+  __shared__ Found<T> next;
+  auto* const to = reinterpret_cast<uint32_t*>(&next);
+  const auto* const from = reinterpret_cast<const uint32_t*>(&found);
+  for (int w = threadIdx.x; w < static_cast<int>(sizeof(next) / 4); w += kThreads) to[w] = __ldcg(from + w);
+  __syncthreads();
+  for (int r = threadIdx.x / 32; r < wanted; r += kWarps)
+    if (to_do >> r & 1) find_part<kBins, kLongFew>(counts, next, r);
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    choose_tables(next);
+    const int t = threadIdx.x;
+    if (next.used >> t & 1) set_table<kBins>(next, t, next.first[t], next.first[t] + next.last[t]);
+    if (t == 0) head.to_do = next.more, next.more = 0;
+  }
+  __syncthreads();
+  for (int w = threadIdx.x; w < static_cast<int>(sizeof(next) / 4); w += kThreads)
+    reinterpret_cast<uint32_t*>(&found)[w] = to[w];
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) end_kernel(const __grid_constant__ Args<T> a) {
+  using Word = typename Found<T>::Word;
+  __shared__ uint32_t equal_of[kMostRanks], at_of[kLongFew];
+  __shared__ T key_of[kLongFew];
+  const int64_t row = blockIdx.x / a.plan.slices, slice = blockIdx.x % a.plan.slices, inner = a.problem.rows.inner;
+  const auto wanted = static_cast<int>(a.problem.count);
+  const auto length = static_cast<uint32_t>(a.problem.rows.length);
+  const T* const x = a.x + row * length;
+  Head<T>& head = a.head(row);
+  const Found<T>& found = head.found;
+  if (threadIdx.x < kMostRanks) equal_of[threadIdx.x] = 0;
+  wait_for_predecessor();
+  __syncthreads();
+  for (int r = 0; r < wanted; ++r) {
+    const Word first = found.first[r], last = found.last[r];
+    const bool few = found.size[r] <= kLongFew;
+    uint32_t* const list = a.list(row, r);
+    uint32_t equal = 0;
+    for_slice(a, x, slice, [&](Word key, uint32_t at) {
+      if (key - first > last) return;
+      if (few) {
+        list[atomicAdd(head.listed + r, 1u)] = at;
+      } else {
+        ++equal;
+      }
+    });
+    if (equal) atomicAdd(equal_of + r, equal);
+  }
+  __syncthreads();
+  if (threadIdx.x < wanted && found.size[threadIdx.x] > kLongFew)
+    a.list(row, threadIdx.x)[slice] = equal_of[threadIdx.x];
+  if (!is_last(a, head)) return;
+
+  const auto write = [&](int r, uint32_t at) {
+    const int64_t to = (row / inner * wanted + r) * inner + row % inner;
+    a.values[to] = x[at];
+    a.indices[to] = static_cast<int32_t>(at);
+  };
+  for (int r = 0; r < wanted; ++r) {
+    const uint32_t* const list = a.list(row, r);
+    const uint32_t size = found.size[r];
+    uint32_t left = found.left[r];
+    __syncthreads();  // what was shared for the last rank is not needed any more
+    if (size <= kLongFew) {
+      for (uint32_t i = threadIdx.x; i < size; i += kThreads) {
+        at_of[i] = __ldcg(list + i);
+        key_of[i] = sort_key(x[at_of[i]], a.problem.order);
+      }
+      __syncthreads();
+      for (uint32_t i = threadIdx.x; i < size; i += kThreads) {
+        uint32_t before = 0;
+        for (uint32_t j = 0; j < size; ++j)
+          before += key_of[j] < key_of[i] || (key_of[j] == key_of[i] && at_of[j] < at_of[i]);
+        if (before == left) write(r, at_of[i]);
+      }
+      continue;
+    }
+    // The slice that has the element: all threads look for it.
+    int64_t of = 0;
+    for (; of + 1 < a.plan.slices; ++of) {
+      const uint32_t own = __ldcg(list + of);
+      if (left < own) break;
+      left -= own;
+    }
+    constexpr int kPack = 16 / sizeof(T);
+    const auto past = static_cast<int64_t>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(T));
+    const int64_t begin = max(of * a.plan.slice_packs * kPack - past, int64_t{0});
+    const int64_t end = min((of + 1) * a.plan.slice_packs * kPack - past, static_cast<int64_t>(length));
+    const auto first = static_cast<T>(found.first[r]);
+    for (int64_t start = begin; start < end; start += kThreads) {
+      const int64_t at = start + threadIdx.x;
+      const bool is_equal = at < end && sort_key(x[at], a.problem.order) == first;
+      uint32_t total = 0;
+      const uint32_t before = sum_before(static_cast<uint32_t>(is_equal), at_of, kWarps, total);
+      if (is_equal && before == left) write(r, static_cast<uint32_t>(at));
+      if (left < total) break;
+      left -= total;
+    }
+  }
+}
+
+}  // namespace
+
+cudaError_t launch_select_long(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x,
+                               const int32_t* ranks, void* values, int32_t* indices, void* workspace) {
+  return dispatch_key(problem.bits, [&](auto width) {
+    using T = decltype(width);
+    static_assert(sizeof(Head<T>) <= kLongHeadBytes);
+    const Args<T> args{problem, static_cast<const T*>(x), ranks, static_cast<T*>(values), indices,
+                       static_cast<char*>(workspace), plan};
+    const int64_t rows = problem.rows.count();
+    Launch config;
+    config.block = dim3(kThreads);
+    config.grid = dim3(static_cast<unsigned>(rows));
+    cudaError_t error = launch(stream, config, begin_kernel<T>, args);
+    config.grid = dim3(static_cast<unsigned>(rows * plan.slices));
+    config.overlap = plan.overlap;
+    config.shared_bytes = plan.shared_bytes;
+    for (int step = 0; step < plan.steps && error == cudaSuccess; ++step)
+      error = launch(stream, config, step_kernel<T>, args);
+    config.shared_bytes = 0;
+    return error == cudaSuccess ? launch(stream, config, end_kernel<T>, args) : error;
+  });
+}
+
+}  // namespace jaxgpuops::count
