@@ -207,16 +207,17 @@ NB_MODULE(_cpu, module) {
   module.def(
       "plan_sort",
       [](int64_t outer, int64_t length, int64_t inner, int key_bits, bool values, bool indices,
-         int compute_capability) {
+         int compute_capability, int64_t kth) {
         sort::Problem problem;
         problem.rows = {outer, length, inner};
         problem.k = length;
+        problem.kth = kth;
         problem.key_bits = key_bits;
         problem.values = values;
         problem.indices = indices;
         return plan_dict(sort::plan_sort(problem, gpu_of(compute_capability)));
       },
-      "outer"_a, "length"_a, "inner"_a, "key_bits"_a, "values"_a, "indices"_a, "compute_capability"_a);
+      "outer"_a, "length"_a, "inner"_a, "key_bits"_a, "values"_a, "indices"_a, "compute_capability"_a, "kth"_a = -1);
 
   module.def(
       "plan_topk_softmax",

@@ -114,6 +114,12 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
     plan.shared_bytes = bytes + tables;
     return plan;
   }
+  plan.shared_bytes = problem.count * int64_t{4} * kLongBins;
+  if (plan.shared_bytes + kStatic > gpu.shared_bytes) {
+    plan = {};
+    plan.algorithm = Selecting::kNone;
+    return plan;
+  }
   plan.algorithm = Selecting::kLong;
   plan.threads = kLongThreads;
   const int64_t packs = rows.length * problem.bits / 128 + 2;
@@ -122,7 +128,6 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
   plan.slice_packs = ceil_div(packs, plan.slices);
   constexpr int kBits = 12;  // a step makes an interval shorter by so many
   plan.steps = 1 + static_cast<int>(ceil_div(problem.bits, kBits));
-  plan.shared_bytes = problem.count * int64_t{4} * kLongBins;
   plan.table_at = kLongHeadBytes;
   plan.list_at = plan.table_at + plan.shared_bytes;
   plan.list_size = std::max<int64_t>(kLongFew, plan.slices);

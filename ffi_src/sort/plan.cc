@@ -1,5 +1,6 @@
 #include "sort/plan.h"
 
+#include "count/plan.h"
 #include "sort/cuda/shape.h"
 
 namespace jaxgpuops::sort {
@@ -15,6 +16,7 @@ const char* name(Algorithm algorithm) {
     case Algorithm::kEmpty: return "empty";
     case Algorithm::kShort: return "short";
     case Algorithm::kTeam: return "team";
+    case Algorithm::kPart: return "part";
     case Algorithm::kBlock: return "block";
     case Algorithm::kSweep: return "sweep";
   }
@@ -47,6 +49,20 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu) {
   plan.turns = rows.inner > 1;
   const Rows own{1, rows.length, rows.inner};
   if (plan.turns) plan.workspace_bytes = TurnShape(own, problem.k, key_bytes, problem.values, problem.indices).bytes;
+  if (problem.kth >= 0) {
+    count::Select one;
+    one.rows = {rows.outer * rows.inner, rows.length, 1};
+    one.count = 1;
+    one.bits = problem.key_bits;
+    if (const auto select = count::plan_select(one, gpu); select.algorithm == count::Selecting::kBlock) {
+      plan.algorithm = Algorithm::kPart;
+      plan.threads = select.threads;
+      plan.blocks = rows.count();
+      plan.shared_bytes = select.shared_bytes;
+      plan.table_at = select.table_at;
+      return plan;
+    }
+  }
   for (const int threads : {256, 512, 1024}) {
     if (rows.length > threads * block_items(key_bytes) || block_shared_bytes(key_bytes, threads) > shared_limit)
       continue;

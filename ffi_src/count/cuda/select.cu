@@ -24,7 +24,7 @@ __global__ void __maxnreg__(40)
   __shared__ uint32_t sample[kSample];
   __shared__ Found<T> found;
   __shared__ Word least[kMostRanks], most[kMostRanks];  // keys of an interval
-  __shared__ uint32_t listed[kMostRanks];
+  __shared__ uint32_t listed[kMostRanks], chosen;
   const int threads = blockDim.x, warps = threads / 32, warp = threadIdx.x / 32, lane = threadIdx.x & 31;
   const auto length = static_cast<uint32_t>(problem.rows.length);
   const auto wanted = static_cast<int>(problem.count);
@@ -145,6 +145,10 @@ __global__ void __maxnreg__(40)
   }
 
   const auto write = [&](int r, int at) {
+    if (problem.kth >= 0) {
+      chosen = at;
+      return;
+    }
     const int64_t to = (row / inner * wanted + r) * inner + row % inner;
     values[to] = x[at];
     indices[to] = at;
@@ -188,27 +192,43 @@ __global__ void __maxnreg__(40)
 
   // Many equal elements. Each warp has a part of the row.
   const uint32_t part = (length + threads - 1) / threads * 32, begin = warp * part, end = min(begin + part, length);
-  for (int r = 0; r < wanted; ++r) {
-    if (found.size[r] <= kSelectFew) continue;
-    const Word first = found.first[r];
-    const auto lanes_that_have = [&](uint32_t start) {
-      return __ballot_sync(kEveryLane, start + lane < end && keys[min(start + lane, length - 1)] == first);
+  // Calls `visit(at, is, before)` for the elements of the part. `is`: whether `choose` chooses this one; `before`: how
+  // many lower ones of the row it does. The words at `counts` are shared by the block.
+  const auto for_part = [&](uint32_t* counts, auto choose, auto visit) {
+    const auto chosen_at = [&](uint32_t start) {
+      return __ballot_sync(kEveryLane, start + lane < end && choose(min(start + lane, length - 1)));
     };
     uint32_t own = 0;
-    for (uint32_t start = begin; start < end; start += 32) own += __popc(lanes_that_have(start));
-    if (lane == 0) tables[r * kBins + warp] = own;
+    for (uint32_t start = begin; start < end; start += 32) own += __popc(chosen_at(start));
+    if (lane == 0) counts[warp] = own;
     __syncthreads();
-    const uint32_t sum = sum_up_to_lane(lane < warps ? tables[r * kBins + lane] : 0);
-    const uint32_t left = found.left[r] - (shuffle_from(sum, warp) - own);
-    if (left >= own) continue;
-    uint32_t before = 0;
-    for (uint32_t start = begin; start < end && before <= left; start += 32) {
-      const unsigned lanes = lanes_that_have(start);
-      const uint32_t mine = before + __popc(lanes & ((1u << lane) - 1));
-      if ((lanes >> lane & 1) && mine == left) write(r, static_cast<int>(start + lane));
+    uint32_t before = shuffle_from(sum_up_to_lane(lane < warps ? counts[lane] : 0), warp) - own;
+    for (uint32_t start = begin; start < end; start += 32) {
+      const unsigned lanes = chosen_at(start);
+      if (start + lane < end) visit(start + lane, lanes >> lane & 1, before + __popc(lanes & ((1u << lane) - 1)));
       before += __popc(lanes);
     }
+  };
+  for (int r = 0; r < wanted; ++r) {
+    if (found.size[r] <= kSelectFew) continue;
+    for_part(
+        tables + r * kBins, [&](uint32_t at) { return keys[at] == found.first[r]; },
+        [&](uint32_t at, bool is, uint32_t before) {
+          if (is && before == found.left[r]) write(r, static_cast<int>(at));
+        });
   }
+  if (problem.kth < 0) return;
+
+  __syncthreads();
+  const uint32_t middle = chosen, kth = static_cast<uint32_t>(problem.kth);
+  const T key = keys[middle];
+  for_part(
+      sample, [&](uint32_t at) { return keys[at] < key || (keys[at] == key && at < middle); },
+      [&](uint32_t at, bool is, uint32_t before) {
+        const uint32_t place = is ? before : at == middle ? kth : kth + (at < middle) + at - before;
+        if (values) values[row * length + place] = x[at];
+        if (indices) indices[row * length + place] = static_cast<int32_t>(at);
+      });
 }
 
 }  // namespace

@@ -116,7 +116,9 @@ __device__ __forceinline__ void set_first_tables(const Select& problem, const T*
   constexpr Word kAll = static_cast<T>(~T{0});
   const int lane = threadIdx.x & 31, wanted = static_cast<int>(problem.count);
   uint32_t own[kLaneSample], rank = 0;
-  if (lane < wanted) rank = static_cast<uint32_t>(problem.rank_of(ranks[problem.ranks(outer, lane, inner)]));
+  if (lane < wanted)
+    rank = static_cast<uint32_t>(problem.kth >= 0 ? problem.kth
+                                                  : problem.rank_of(ranks[problem.ranks(outer, lane, inner)]));
 #pragma unroll
   for (int i = 0; i < kLaneSample; ++i) {  // one of each of so many parts of the row, anywhere in it
     const uint32_t part = i * 32 + lane, share = part * 40503u & 0xffff;

@@ -95,7 +95,7 @@ __device__ __forceinline__ bool is_last(const Args<T>& a, Head<T>& head) {
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) begin_kernel(const __grid_constant__ Args<T> a) {
+__global__ void __launch_bounds__(kThreads) select_begin_kernel(const __grid_constant__ Args<T> a) {
   __shared__ uint32_t sample[kSample];
   const int64_t row = blockIdx.x, inner = a.problem.rows.inner;
   const auto wanted = static_cast<int>(a.problem.count);
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kThreads) begin_kernel(const __grid_constant__
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) step_kernel(const __grid_constant__ Args<T> a) {
+__global__ void __launch_bounds__(kThreads) select_step_kernel(const __grid_constant__ Args<T> a) {
   using Word = typename Found<T>::Word;
   auto* const counts = reinterpret_cast<uint32_t*>(dynamic_shared_memory());
   const int64_t row = blockIdx.x / a.plan.slices, slice = blockIdx.x % a.plan.slices;
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(kThreads) step_kernel(const __grid_constant__ 
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) end_kernel(const __grid_constant__ Args<T> a) {
+__global__ void __launch_bounds__(kThreads) select_end_kernel(const __grid_constant__ Args<T> a) {
   using Word = typename Found<T>::Word;
   __shared__ uint32_t equal_of[kMostRanks], at_of[kLongFew];
   __shared__ T key_of[kLongFew];
@@ -256,14 +256,14 @@ cudaError_t launch_select_long(cudaStream_t stream, const SelectPlan& plan, cons
     Launch config;
     config.block = dim3(kThreads);
     config.grid = dim3(static_cast<unsigned>(rows));
-    cudaError_t error = launch(stream, config, begin_kernel<T>, args);
+    cudaError_t error = launch(stream, config, select_begin_kernel<T>, args);
     config.grid = dim3(static_cast<unsigned>(rows * plan.slices));
     config.overlap = plan.overlap;
     config.shared_bytes = plan.shared_bytes;
     for (int step = 0; step < plan.steps && error == cudaSuccess; ++step)
-      error = launch(stream, config, step_kernel<T>, args);
+      error = launch(stream, config, select_step_kernel<T>, args);
     config.shared_bytes = 0;
-    return error == cudaSuccess ? launch(stream, config, end_kernel<T>, args) : error;
+    return error == cudaSuccess ? launch(stream, config, select_end_kernel<T>, args) : error;
   });
 }
 
