@@ -72,11 +72,14 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu) {
     plan.shared_bytes = block_shared_bytes(key_bytes, threads);
     return plan;
   }
-  const SweepShape shape(rows.inner, rows.length, problem.k, key_bytes, problem.values, problem.indices);
   plan.algorithm = Algorithm::kSweep;
   plan.threads = kSweepThreads;
-  plan.blocks = rows.count() * shape.tiles;
-  plan.shared_bytes = sweep_shared_bytes(key_bytes, problem.indices);
+  const bool small = sweeps_small(rows);
+  // A call with fewer rows than those of this plan may have small tiles, which need more of the workspace.
+  const SweepShape shape(rows.inner, rows.length, problem.k, key_bytes, problem.values, problem.indices,
+                         sweeps_small(own));
+  plan.blocks = rows.count() * ((rows.length - 1) / sweep_tile(key_bytes, small) + 1);
+  plan.shared_bytes = sweep_shared_bytes(key_bytes, small, problem.indices);
   plan.workspace_bytes += shape.bytes;
   plan.counted = count_elements(rows.elements(), gpu.multiprocessors);
   plan.overlap = gpu.dependent_launch;

@@ -36,10 +36,16 @@ constexpr int64_t block_shared_bytes(int key_bytes, int threads) {
 // ---- Longer ones ----------------------------------------------------------------------------------------------------
 
 constexpr int kSweepThreads = 384, kSweepBlocks = 2;  // threads of a block; blocks that a multiprocessor holds at least
-constexpr int sweep_items(int key_bytes) { return key_bytes == 8 ? 9 : 16; }
-constexpr int64_t sweep_tile(int key_bytes) { return kSweepThreads * sweep_items(key_bytes); }
-constexpr int64_t sweep_shared_bytes(int key_bytes, bool indices) {
-  return kSweepThreads / 32 * 1024 + sweep_tile(key_bytes) * (key_bytes + (indices ? 4 : 0));
+// Elements of a thread. Where there are few in all, small tiles share them among more multiprocessors.
+#ifndef SMALL_SWEEP
+#define SMALL_SWEEP (1 << 19)
+#define SMALL_ITEMS 4
+#endif
+constexpr bool sweeps_small(const Rows& rows) { return rows.elements() <= SMALL_SWEEP; }
+constexpr int sweep_items(int key_bytes, bool small) { return small ? SMALL_ITEMS : key_bytes == 8 ? 9 : 16; }
+constexpr int64_t sweep_tile(int key_bytes, bool small) { return kSweepThreads * sweep_items(key_bytes, small); }
+constexpr int64_t sweep_shared_bytes(int key_bytes, bool small, bool indices) {
+  return kSweepThreads / 32 * 1024 + sweep_tile(key_bytes, small) * (key_bytes + (indices ? 4 : 0));
 }
 
 // Elements that a block of count_kernel counts, of `elements` in all: fewer where there would not be two blocks for each
@@ -61,8 +67,8 @@ struct RowHead {
 // The offset of each part of a workspace, and its total size in bytes. Passes but the last alternate between two
 // buffers of keys, and of indices; results of whole rows serve as one of them, and two passes do without it.
 struct SweepShape {
-  SweepShape(int64_t rows, int64_t length, int64_t k, int key_bytes, bool values, bool indices)
-      : passes(key_bytes), tiles((length + sweep_tile(key_bytes) - 1) / sweep_tile(key_bytes)) {
+  SweepShape(int64_t rows, int64_t length, int64_t k, int key_bytes, bool values, bool indices, bool small)
+      : passes(key_bytes), tiles((length + sweep_tile(key_bytes, small) - 1) / sweep_tile(key_bytes, small)) {
     counts = aligned(rows * static_cast<int64_t>(sizeof(RowHead)));
     status = counts + rows * passes * 1024;
     keys = status + rows * tiles * passes * 1024;

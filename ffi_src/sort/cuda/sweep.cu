@@ -121,18 +121,18 @@ struct PassArgs {
   SortOrder order;
 };
 
-template <class Key>
+template <class Key, int kItems>
 struct PassShared {
-  static constexpr int kItems = sweep_items(sizeof(Key)), kTile = kSweepThreads * kItems;
+  static constexpr int kTile = kSweepThreads * kItems;
   uint32_t counts[kSweepThreads / 32 * kDigits];
   Key keys[kTile];
   int32_t indices[kTile];  // the last member, because calls without indices leave it out of their shared memory
 };
 
-template <class Key, bool kIndices>
+template <class Key, bool kIndices, int kItems>
 __global__ void __launch_bounds__(kSweepThreads, kSweepBlocks) pass_kernel(const __grid_constant__ PassArgs a) {
-  constexpr int kPasses = sizeof(Key), kItems = sweep_items(sizeof(Key)), kTile = kSweepThreads * kItems;
-  auto& shared = *reinterpret_cast<PassShared<Key>*>(dynamic_shared_memory());
+  constexpr int kPasses = sizeof(Key), kTile = kSweepThreads * kItems;
+  auto& shared = *reinterpret_cast<PassShared<Key, kItems>*>(dynamic_shared_memory());
   __shared__ uint32_t warps[kDigits / 32], ticket;
   __shared__ int32_t shift_of[kDigits];  // for each digit, position in the row minus position in the tile
   wait_for_predecessor();
@@ -236,7 +236,8 @@ __global__ void __launch_bounds__(kSweepThreads, kSweepBlocks) pass_kernel(const
 template <class Key, bool kIndices>
 cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   const int64_t rows = problem.rows.count(), length = problem.rows.length;
-  const SweepShape shape(rows, length, problem.k, sizeof(Key), buffers.values != nullptr, kIndices);
+  const bool small = sweeps_small(problem.rows);
+  const SweepShape shape(rows, length, problem.k, sizeof(Key), buffers.values != nullptr, kIndices, small);
   auto* const workspace = static_cast<unsigned char*>(buffers.workspace);
   auto* const heads = reinterpret_cast<RowHead*>(workspace);
   auto* const counts = reinterpret_cast<uint32_t*>(workspace + shape.counts);
@@ -266,12 +267,14 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
   Launch config;
   config.grid = dim3(static_cast<unsigned>(rows * shape.tiles));
   config.block = dim3(kSweepThreads);
-  config.shared_bytes = sweep_shared_bytes(sizeof(Key), kIndices);
+  config.shared_bytes = sweep_shared_bytes(sizeof(Key), small, kIndices);
 #ifndef NO_OVERLAP
   config.overlap = plan.overlap;
 #endif
+  const auto kernel = small ? pass_kernel<Key, kIndices, sweep_items(sizeof(Key), true)>
+                                 : pass_kernel<Key, kIndices, sweep_items(sizeof(Key), false)>;
   for (a.pass = 0; a.pass < shape.passes && error == cudaSuccess; ++a.pass)
-    error = launch(stream, config, pass_kernel<Key, kIndices>, a);
+    error = launch(stream, config, kernel, a);
   return error;
 }
 
