@@ -138,9 +138,10 @@ __device__ __forceinline__ void set_first_tables(const Select& problem, const T*
     const int from = middle - to_side, to = middle + to_side;
     const uint32_t lowest = sample[max(from, 0)], highest = sample[min(to, kSample - 1)];
     const uint32_t most = sizeof(T) == 8 ? ~0u : static_cast<uint32_t>(kAll), distance = highest - lowest;
-    // Beyond the ends of the sample, the interval is as wide once more.
-    Word low = from < 0 ? lowest - min(distance, lowest) : lowest;
-    Word high = to >= kSample ? highest + min(distance, most - highest) : highest;
+    // Beyond the ends of the sample, the interval is four times as wide once more.
+    const uint32_t beyond = distance < most / 4 ? 4 * distance : most;
+    Word low = from < 0 ? lowest - min(beyond, lowest) : lowest;
+    Word high = to >= kSample ? highest + min(beyond, most - highest) : highest;
     if (sizeof(T) == 8) low <<= sizeof(T) * 4, high = high << sizeof(T) * 4 | 0xffffffff;
     set_table<kBins>(found, lane, low, high);
     found.rank[lane] = rank;

@@ -43,42 +43,55 @@ struct Args {
   }
 };
 
-// Calls `visit(key, at)` for each element of the slice.
-template <class T, class Visit>
-__device__ __forceinline__ void for_slice(const Args<T>& a, const T* x, int64_t slice, Visit visit) {
-  using Word = typename Found<T>::Word;
-  constexpr int kPack = 16 / sizeof(T), kPacks = sizeof(T) < 4 ? sizeof(T) : 4;
+// Vectors of 16 bytes that a row touches, from the aligned address at or before it on. What is in them besides the row
+// is replaced by copies of its first element.
+template <class T>
+struct Packs {
+  static constexpr int kPack = 16 / sizeof(T), kPacks = sizeof(T) < 4 ? sizeof(T) : 4;  // 16 elements at a time
   struct alignas(16) Pack {
     T element[kPack];
   };
-  const auto length = static_cast<int64_t>(a.problem.rows.length);
-  const auto past = static_cast<int>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(T));
-  const int64_t packs = (past + length + kPack - 1) / kPack;
-  const int64_t begin = slice * a.plan.slice_packs, end = min(begin + a.plan.slice_packs, packs);
-  for (int64_t start = begin + threadIdx.x; start < end; start += kPacks * kThreads) {
-    Pack pack[kPacks];
+
+  const T* x;
+  uint32_t length, past;
+  int64_t packs;
+
+  __device__ Packs(const T* row, int64_t elements)
+      : x(row),
+        length(static_cast<uint32_t>(elements)),
+        past(reinterpret_cast<uintptr_t>(row) % 16 / sizeof(T)),
+        packs((past + elements + kPack - 1) / kPack) {}
+  __device__ uint32_t copies() const { return static_cast<uint32_t>(packs * kPack - length); }
+
+  // Calls `visit(key, has, at)` for the vectors of a slice, some at a time. has[i]: whether the thread has vector i; its
+  // first element is number at[i] of the row.
+  template <class Visit>
+  __device__ __forceinline__ void visit_slice(const Args<T>& a, int64_t slice, Visit visit) const {
+    using Word = typename Found<T>::Word;
+    const int64_t begin = slice * a.plan.slice_packs, end = min(begin + a.plan.slice_packs, packs);
+    for (int64_t start = begin + threadIdx.x; start < end; start += kPacks * kThreads) {
+      Word key[kPacks][kPack];
+      bool has[kPacks];
+      uint32_t at[kPacks];
 #pragma unroll
-    for (int i = 0; i < kPacks; ++i) {
-      const int64_t at = (start + i * kThreads) * kPack - past;
-      if (start + i * kThreads < end && at >= 0 && at + kPack <= length)
-        pack[i] = *reinterpret_cast<const Pack*>(x + at);
-    }
+      for (int i = 0; i < kPacks; ++i) {
+        const int64_t first = (start + i * kThreads) * kPack - past;
+        has[i] = start + i * kThreads < end;
+        at[i] = static_cast<uint32_t>(first);
+        Pack pack = {};
+        if (has[i] && first >= 0 && first + kPack <= length) {
+          pack = *reinterpret_cast<const Pack*>(x + first);
+        } else if (has[i]) {
 #pragma unroll
-    for (int i = 0; i < kPacks; ++i) {
-      const int64_t at = (start + i * kThreads) * kPack - past;
-      if (start + i * kThreads >= end) continue;
-      if (at >= 0 && at + kPack <= length) {
+          for (int e = 0; e < kPack; ++e) pack.element[e] = x[at[i] + e < length ? at[i] + e : 0];
+        }
 #pragma unroll
-        for (int e = 0; e < kPack; ++e)
-          visit(Word{sort_key(pack[i].element[e], a.problem.order)}, static_cast<uint32_t>(at + e));
-      } else {
-#pragma unroll 1
-        for (int64_t j = max(at, int64_t{0}); j < min(at + kPack, length); ++j)
-          visit(Word{sort_key(x[j], a.problem.order)}, static_cast<uint32_t>(j));
+        for (int e = 0; e < kPack; ++e) key[i][e] = sort_key(pack.element[e], a.problem.order);
       }
+      visit(key, has, at);
     }
   }
-}
+};
 
 // Whether the calling block is the last of its row; if so, it sees what the others have written.
 template <class T>
@@ -117,8 +130,7 @@ __global__ void __launch_bounds__(kThreads) select_step_kernel(const __grid_cons
   auto* const counts = reinterpret_cast<uint32_t*>(dynamic_shared_memory());
   const int64_t row = blockIdx.x / a.plan.slices, slice = blockIdx.x % a.plan.slices;
   const auto wanted = static_cast<int>(a.problem.count);
-  const auto length = static_cast<uint32_t>(a.problem.rows.length);
-  const T* const x = a.x + row * length;
+  const Packs<T> packs(a.x + row * a.problem.rows.length, a.problem.rows.length);
   Head<T>& head = a.head(row);
   Found<T>& found = head.found;
   for (int b = threadIdx.x; b < wanted * kBins; b += kThreads) counts[b] = 0;
@@ -127,21 +139,38 @@ __global__ void __launch_bounds__(kThreads) select_step_kernel(const __grid_cons
   const uint32_t to_do = head.to_do;
   if (to_do == 0) return;
   __syncthreads();
-  for_bits(found.used, [&](int t) {
-    const Word low = found.least[t], high = found.most[t];
-    const uint32_t shift = found.shift[t], base = static_cast<uint32_t>(found.base[t]);
-    uint32_t* const of_table = counts + t * kBins;
-    for_slice(a, x, slice, [&](Word key, uint32_t) {
-      atomicAdd(of_table + (static_cast<uint32_t>(min(max(key, low), high) >> shift) - base), 1u);
+  const uint32_t used = found.used;
+  if (slice == 0 && threadIdx.x < 32 && (used >> threadIdx.x & 1)) {
+    const Word key = sort_key(packs.x[0], a.problem.order);
+    atomicAdd(counts + threadIdx.x * kBins + part_of(found, threadIdx.x, key), 0u - packs.copies());
+  }
+  packs.visit_slice(a, slice, [&](auto& key, auto& has, auto&) {
+    for_bits(used, [&](int t) {
+      const Word low = found.least[t], high = found.most[t];
+      const uint32_t shift = found.shift[t], base = static_cast<uint32_t>(found.base[t]);
+      uint32_t* const own = counts + t * kBins;
+#pragma unroll
+      for (int i = 0; i < Packs<T>::kPacks; ++i) {
+        if (!has[i]) continue;
+#pragma unroll
+        for (int e = 0; e < Packs<T>::kPack; ++e)
+          atomicAdd(own + (static_cast<uint32_t>(min(max(key[i][e], low), high) >> shift) - base), 1u);
+      }
     });
   });
   __syncthreads();
   uint32_t* const tables = a.tables(row);
-  for (int b = threadIdx.x; b < wanted * kBins; b += kThreads)
-    if (counts[b]) atomicAdd(tables + b, counts[b]);
+  for_bits(used, [&](int t) {
+    for (int b = t * kBins + threadIdx.x; b < (t + 1) * kBins; b += kThreads)
+      if (counts[b]) atomicAdd(tables + b, counts[b]);
+  });
   if (!is_last(a, head)) return;
 
-  for (int b = threadIdx.x; b < wanted * kBins; b += kThreads) counts[b] = __ldcg(tables + b), tables[b] = 0;
+  for_bits(used, [&](int t) {
+#pragma unroll 8
+    for (int b = t * kBins + threadIdx.x; b < (t + 1) * kBins; b += kThreads) counts[b] = __ldcg(tables + b);
+    for (int b = t * kBins + threadIdx.x; b < (t + 1) * kBins; b += kThreads) tables[b] = 0;
+  });
   __shared__ Found<T> next;
   auto* const to = reinterpret_cast<uint32_t*>(&next);
   const auto* const from = reinterpret_cast<const uint32_t*>(&found);
@@ -161,6 +190,29 @@ __global__ void __launch_bounds__(kThreads) select_step_kernel(const __grid_cons
     reinterpret_cast<uint32_t*>(&found)[w] = to[w];
 }
 
+// Sorts upwards the first `size` keys with their indices; the block does. There is room for a power of two of them.
+template <class T>
+__device__ __forceinline__ void sort_in_block(T* keys, uint32_t* indices, uint32_t size) {
+  uint32_t all = 1;
+  while (all < size) all *= 2;
+  for (uint32_t i = size + threadIdx.x; i < all; i += kThreads) keys[i] = static_cast<T>(~T{0}), indices[i] = ~0u;
+  __syncthreads();
+  for (uint32_t run = 2; run <= all; run *= 2) {
+    for (uint32_t step = run / 2; step > 0; step /= 2) {
+      for (uint32_t p = threadIdx.x; p < all / 2; p += kThreads) {
+        const uint32_t i = 2 * p - (p & (step - 1)), j = step == run / 2 ? i ^ (run - 1) : i + step;
+        const bool wrong = keys[j] < keys[i] || (keys[j] == keys[i] && indices[j] < indices[i]);
+        if (!wrong) continue;
+        const T key = keys[i];
+        const uint32_t index = indices[i];
+        keys[i] = keys[j], indices[i] = indices[j];
+        keys[j] = key, indices[j] = index;
+      }
+      __syncthreads();
+    }
+  }
+}
+
 template <class T>
 __global__ void __launch_bounds__(kThreads) select_end_kernel(const __grid_constant__ Args<T> a) {
   using Word = typename Found<T>::Word;
@@ -168,28 +220,34 @@ __global__ void __launch_bounds__(kThreads) select_end_kernel(const __grid_const
   __shared__ T key_of[kLongFew];
   const int64_t row = blockIdx.x / a.plan.slices, slice = blockIdx.x % a.plan.slices, inner = a.problem.rows.inner;
   const auto wanted = static_cast<int>(a.problem.count);
-  const auto length = static_cast<uint32_t>(a.problem.rows.length);
-  const T* const x = a.x + row * length;
+  const Packs<T> packs(a.x + row * a.problem.rows.length, a.problem.rows.length);
+  const T* const x = packs.x;
   Head<T>& head = a.head(row);
   const Found<T>& found = head.found;
   if (threadIdx.x < kMostRanks) equal_of[threadIdx.x] = 0;
   wait_for_predecessor();
   __syncthreads();
-  for (int r = 0; r < wanted; ++r) {
-    const Word first = found.first[r], last = found.last[r];
-    const bool few = found.size[r] <= kLongFew;
-    uint32_t* const list = a.list(row, r);
-    uint32_t equal = 0;
-    for_slice(a, x, slice, [&](Word key, uint32_t at) {
-      if (key - first > last) return;
-      if (few) {
-        list[atomicAdd(head.listed + r, 1u)] = at;
-      } else {
-        ++equal;
+  packs.visit_slice(a, slice, [&](auto& key, auto& has, auto& at) {
+    for (int r = 0; r < wanted; ++r) {
+      const Word first = found.first[r], last = found.last[r];
+      uint32_t is_left = 0;
+#pragma unroll
+      for (int i = 0; i < Packs<T>::kPacks; ++i)
+#pragma unroll
+        for (int e = 0; e < Packs<T>::kPack; ++e)
+          if (has[i] && at[i] + e < packs.length && key[i][e] - first <= last)
+            is_left |= 1u << (i * Packs<T>::kPack + e);
+      if (is_left == 0) continue;
+      if (found.size[r] > kLongFew) {
+        atomicAdd(equal_of + r, __popc(is_left));
+        continue;
       }
-    });
-    if (equal) atomicAdd(equal_of + r, equal);
-  }
+#pragma unroll
+      for (int i = 0; i < Packs<T>::kPacks; ++i)
+        for (uint32_t own = is_left >> (i * Packs<T>::kPack) & ((1u << Packs<T>::kPack) - 1); own; own &= own - 1)
+          a.list(row, r)[atomicAdd(head.listed + r, 1u)] = at[i] + __ffs(own) - 1;
+    }
+  });
   __syncthreads();
   if (threadIdx.x < wanted && found.size[threadIdx.x] > kLongFew)
     a.list(row, threadIdx.x)[slice] = equal_of[threadIdx.x];
@@ -210,13 +268,8 @@ __global__ void __launch_bounds__(kThreads) select_end_kernel(const __grid_const
         at_of[i] = __ldcg(list + i);
         key_of[i] = sort_key(x[at_of[i]], a.problem.order);
       }
-      __syncthreads();
-      for (uint32_t i = threadIdx.x; i < size; i += kThreads) {
-        uint32_t before = 0;
-        for (uint32_t j = 0; j < size; ++j)
-          before += key_of[j] < key_of[i] || (key_of[j] == key_of[i] && at_of[j] < at_of[i]);
-        if (before == left) write(r, at_of[i]);
-      }
+      sort_in_block(key_of, at_of, size);
+      if (threadIdx.x == 0) write(r, at_of[left]);
       continue;
     }
     // The slice that has the element: all threads look for it.
@@ -226,10 +279,9 @@ __global__ void __launch_bounds__(kThreads) select_end_kernel(const __grid_const
       if (left < own) break;
       left -= own;
     }
-    constexpr int kPack = 16 / sizeof(T);
-    const auto past = static_cast<int64_t>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(T));
-    const int64_t begin = max(of * a.plan.slice_packs * kPack - past, int64_t{0});
-    const int64_t end = min((of + 1) * a.plan.slice_packs * kPack - past, static_cast<int64_t>(length));
+    constexpr int kPack = Packs<T>::kPack;
+    const int64_t begin = max(of * a.plan.slice_packs * kPack - packs.past, int64_t{0});
+    const int64_t end = min((of + 1) * a.plan.slice_packs * kPack - packs.past, int64_t{packs.length});
     const auto first = static_cast<T>(found.first[r]);
     for (int64_t start = begin; start < end; start += kThreads) {
       const int64_t at = start + threadIdx.x;
