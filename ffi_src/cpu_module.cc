@@ -206,8 +206,8 @@ NB_MODULE(_cpu, module) {
 
   module.def(
       "plan_sort",
-      [](int64_t outer, int64_t length, int64_t inner, int key_bits, bool values, bool indices,
-         int compute_capability, int64_t kth) {
+      [](int64_t outer, int64_t length, int64_t inner, int key_bits, bool values, bool indices, int compute_capability,
+         int64_t kth) {
         sort::Problem problem;
         problem.rows = {outer, length, inner};
         problem.k = length;

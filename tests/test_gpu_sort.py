@@ -118,9 +118,7 @@ ranked_data = pytest.mark.parametrize(
 
 
 @ranked_data
-@pytest.mark.parametrize(
-    "shape", [(300, 1025), (41, 4096), (3, 20_001), (40, 70_001), (3, 250_001), (1, 1 << 22)]
-)
+@pytest.mark.parametrize("shape", [(300, 1025), (41, 4096), (3, 20_001), (40, 70_001), (3, 250_001), (1, 1 << 22)])
 def test_elements_by_rank(shape, kind, dtype):
     """Those of the sort: of rows that a block holds, and of others. Of near or equal elements, many are left after the
     first step."""

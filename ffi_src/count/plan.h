@@ -63,12 +63,13 @@ struct SelectPlan {
   int64_t shared_bytes = 0;
   int64_t workspace_bytes = 0;  // for each outer index
   // Of kLong:
-  int64_t slices = 1;       // blocks that share a row
-  int64_t slice_packs = 0;  // vectors of 16 bytes that each has of it
-  int steps = 0;            // most steps that a row needs
-  int64_t turned_bytes = 0;                           // of the workspace, before that of the rows
-  int64_t list_at = 0, list_size = 0, row_bytes = 0;  // in a row's workspace: its lists, words of each, and bytes of all
-  bool overlap = false;                               // whether a step may start before the one before it ends
+  int64_t slices = 1;        // blocks that share a row
+  int64_t slice_packs = 0;   // vectors of 16 bytes that each has of it
+  int steps = 0;             // most steps that a row needs
+  int64_t turned_bytes = 0;  // of the workspace, before that of the rows
+  int64_t list_at = 0, list_size = 0,
+          row_bytes = 0;  // in a row's workspace: its lists, words of each, and bytes of all
+  bool overlap = false;   // whether a step may start before the one before it ends
 };
 
 SelectPlan plan_select(const Select& problem, const Gpu& gpu);

@@ -28,9 +28,9 @@ struct Plan {
   int64_t blocks = 0;           // blocks of the largest launch
   int64_t workspace_bytes = 0;  // for each outer index
   int64_t shared_bytes = 0;
-  int64_t counted = 0;    // of kSweep: elements that a block counts
-  bool overlap = false;   // and whether a pass may start before the one before it ends
-  int64_t table_at = 0;   // of kPart: where a block has its counts in shared memory
+  int64_t counted = 0;   // of kSweep: elements that a block counts
+  bool overlap = false;  // and whether a pass may start before the one before it ends
+  int64_t table_at = 0;  // of kPart: where a block has its counts in shared memory
   topk::SortShape team;  // used by kTeam
 };
 

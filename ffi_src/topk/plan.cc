@@ -243,10 +243,10 @@ Plan plan_whole(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   return plan;
 }
 
-// Whether sorting all of a row takes no longer than selecting, which reads it once per byte of a key and twice more. From
-// the times of some two hundred problems on an H200: of 16 bits it does from a hundredth of the row on.
+// Whether sorting all of a row takes no longer than selecting, which reads it once per byte of a key and twice more;
+// but it needs several times the memory of the row. From the times of some two hundred problems on an H200.
 bool sorts_whole(Rows rows, int64_t k, int key_bytes) {
-  return key_bytes <= 2 || (rows.length < 1 << 19 ? 8 : 24) * k >= rows.length;
+  return (key_bytes <= 2 || rows.length >= 1 << 19 ? 24 : 8) * k >= rows.length;
 }
 
 }  // namespace
@@ -348,7 +348,8 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
     const Plan plan = plan_stream(rows, k, key_bytes, gpu, workspace_bytes);
     if (fits(plan)) return plan;
   }
-  if (sorted && (may(Algorithm::kBlock) || may(Algorithm::kSweep)) && (forced >= 0 || sorts_whole(rows, k, key_bytes))) {
+  if (sorted && (may(Algorithm::kBlock) || may(Algorithm::kSweep)) &&
+      (forced >= 0 || sorts_whole(rows, k, key_bytes))) {
     if (const Plan plan = plan_whole(rows, k, key_bytes, gpu);
         plan.algorithm != Algorithm::kEmpty && may(plan.algorithm))
       return plan;

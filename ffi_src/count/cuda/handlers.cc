@@ -53,10 +53,10 @@ ffi::Error select(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer ranks, f
     const SelectPlan plan = plan_select(problem, device.gpu());
     if (plan.algorithm == Selecting::kNone) throw invalid("rows of ", problem.rows.length, " are to be sorted here");
     if (bytes < plan.workspace_bytes) throw invalid("workspace has ", bytes, " bytes, expected ", plan.workspace_bytes);
-    require_launched(
-        launch_select(stream, plan, problem, x.untyped_data(), static_cast<const int32_t*>(ranks.untyped_data()),
-                      values->untyped_data(), static_cast<int32_t*>(indices->untyped_data()), workspace->untyped_data()),
-        kSelectingNames[static_cast<int>(plan.algorithm)], problem.rows, x, device);
+    require_launched(launch_select(stream, plan, problem, x.untyped_data(),
+                                   static_cast<const int32_t*>(ranks.untyped_data()), values->untyped_data(),
+                                   static_cast<int32_t*>(indices->untyped_data()), workspace->untyped_data()),
+                     kSelectingNames[static_cast<int>(plan.algorithm)], problem.rows, x, device);
   });
 }
 

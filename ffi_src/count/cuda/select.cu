@@ -1,6 +1,7 @@
 // select: a block keeps the keys of a row in shared memory, and finds all ranks together, by the steps of select.cuh. A
 // warp sorts the sample while the others read the row. In the end the elements that are left of a rank are listed and
-// compared with each other; of many equal ones, the one wanted is found by counting, as they are in order of appearance.
+// compared with each other; of many equal ones, the one wanted is found by counting, as they are in order of
+// appearance.
 #include <cuda_runtime.h>
 
 #include "common/cuda/async_copy.cuh"
@@ -49,8 +50,7 @@ __global__ void __maxnreg__(40)
       copy_async(held + p, x + at);
     } else {
 #pragma unroll
-      for (int e = 0; e < kPack; ++e)
-        held[p].element[e] = x[static_cast<uint32_t>(at + e) < length ? at + e : 0];
+      for (int e = 0; e < kPack; ++e) held[p].element[e] = x[static_cast<uint32_t>(at + e) < length ? at + e : 0];
     }
   }
   commit_async_copies();
@@ -104,7 +104,8 @@ __global__ void __maxnreg__(40)
         for (int i = 0; i < kPacks; ++i) {
           if (!has[i]) continue;
 #pragma unroll
-          for (int e = 0; e < kPack; ++e) atomicAdd(counts + (static_cast<uint32_t>(min(max(key[i][e], low), high) >> shift) - base), 1u);
+          for (int e = 0; e < kPack; ++e)
+            atomicAdd(counts + (static_cast<uint32_t>(min(max(key[i][e], low), high) >> shift) - base), 1u);
         }
       });
     });

@@ -45,8 +45,7 @@ __device__ __forceinline__ void sort_in_warp(uint32_t (&v)[kLaneSample]) {
   for (int lanes = 2; lanes <= 32; lanes *= 2) {
     uint32_t mirrored[kLaneSample];
 #pragma unroll
-    for (int i = 0; i < kLaneSample; ++i)
-      mirrored[i] = __shfl_xor_sync(kEveryLane, v[kLaneSample - 1 - i], lanes - 1);
+    for (int i = 0; i < kLaneSample; ++i) mirrored[i] = __shfl_xor_sync(kEveryLane, v[kLaneSample - 1 - i], lanes - 1);
 #pragma unroll
     for (int i = 0; i < kLaneSample; ++i)
       v[i] = (lane & lanes / 2) == 0 ? min(v[i], mirrored[i]) : max(v[i], mirrored[i]);
@@ -98,7 +97,8 @@ __device__ __forceinline__ void set_table(Found<T>& found, int t, Word low, Word
   const Word width = high - low;
   constexpr int kBits = kBins == 512 ? 9 : 12;
   static_assert(kBins == 1 << kBits);
-  const int bits = sizeof(Word) == 8 ? 64 - __clzll(static_cast<long long>(width)) : 32 - __clz(static_cast<int>(width));
+  const int bits =
+      sizeof(Word) == 8 ? 64 - __clzll(static_cast<long long>(width)) : 32 - __clz(static_cast<int>(width));
   int shift = max(bits - kBits, 0);
   if ((width >> shift) + 2 > kInner) ++shift;
   const Word first = low >> shift << shift;
@@ -110,8 +110,9 @@ __device__ __forceinline__ void set_table(Found<T>& found, int t, Word low, Word
 
 // The first intervals of all ranks; a warp finds them. `sample` has room for kSample words.
 template <int kBins, class T>
-__device__ __forceinline__ void set_first_tables(const Select& problem, const T* x, uint32_t length, const int32_t* ranks,
-                                                 int64_t outer, int64_t inner, uint32_t* sample, Found<T>& found) {
+__device__ __forceinline__ void set_first_tables(const Select& problem, const T* x, uint32_t length,
+                                                 const int32_t* ranks, int64_t outer, int64_t inner, uint32_t* sample,
+                                                 Found<T>& found) {
   using Word = typename Found<T>::Word;
   constexpr Word kAll = static_cast<T>(~T{0});
   const int lane = threadIdx.x & 31, wanted = static_cast<int>(problem.count);
@@ -181,7 +182,8 @@ __device__ __forceinline__ void choose_tables(Found<T>& found) {
 // The part of a table that a key is in.
 template <class T, class Word>
 __device__ __forceinline__ uint32_t part_of(const Found<T>& found, int t, Word key) {
-  return static_cast<uint32_t>(min(max(key, found.least[t]), found.most[t]) >> found.shift[t]) - static_cast<uint32_t>(found.base[t]);
+  return static_cast<uint32_t>(min(max(key, found.least[t]), found.most[t]) >> found.shift[t]) -
+         static_cast<uint32_t>(found.base[t]);
 }
 
 // Finds the part that rank `r` falls in; a warp does. `counts`: of all tables.

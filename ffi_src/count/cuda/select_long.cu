@@ -63,8 +63,8 @@ struct Packs {
         packs((past + elements + kPack - 1) / kPack) {}
   __device__ uint32_t copies() const { return static_cast<uint32_t>(packs * kPack - length); }
 
-  // Calls `visit(key, has, at)` for the vectors of a slice, some at a time. has[i]: whether the thread has vector i; its
-  // first element is number at[i] of the row.
+  // Calls `visit(key, has, at)` for the vectors of a slice, some at a time. has[i]: whether the thread has vector i;
+  // its first element is number at[i] of the row.
   template <class Visit>
   __device__ __forceinline__ void visit_slice(const Args<T>& a, int64_t slice, Visit visit) const {
     using Word = typename Found<T>::Word;
@@ -92,6 +92,15 @@ struct Packs {
     }
   }
 };
+
+// What a step has found, for the block to read and to change. A kernel that starts early may have older words of it in
+// its first cache.
+template <class T>
+__device__ __forceinline__ void load_found(Found<T>& to, const Found<T>& from) {
+  for (uint32_t w = threadIdx.x; w < sizeof(to) / 4; w += kThreads)
+    reinterpret_cast<uint32_t*>(&to)[w] = __ldcg(reinterpret_cast<const uint32_t*>(&from) + w);
+  __syncthreads();
+}
 
 // Whether the calling block is the last of its row; if so, it sees what the others have written.
 template <class T>
@@ -121,7 +130,7 @@ __global__ void __launch_bounds__(kThreads) select_begin_kernel(const __grid_con
   for (int b = threadIdx.x; b < wanted * kBins; b += kThreads) tables[b] = 0;
   if (threadIdx.x < 32)
     set_first_tables<kBins>(a.problem, a.x + row * length, length, a.ranks, row / inner, row % inner, sample,
-                               head.found);
+                            head.found);
 }
 
 template <class T>
@@ -132,13 +141,13 @@ __global__ void __launch_bounds__(kThreads) select_step_kernel(const __grid_cons
   const auto wanted = static_cast<int>(a.problem.count);
   const Packs<T> packs(a.x + row * a.problem.rows.length, a.problem.rows.length);
   Head<T>& head = a.head(row);
-  Found<T>& found = head.found;
+  __shared__ Found<T> found;
   for (int b = threadIdx.x; b < wanted * kBins; b += kThreads) counts[b] = 0;
   wait_for_predecessor();
   let_dependents_start();
-  const uint32_t to_do = head.to_do;
+  const uint32_t to_do = __ldcg(&head.to_do);
   if (to_do == 0) return;
-  __syncthreads();
+  load_found(found, head.found);
   const uint32_t used = found.used;
   if (slice == 0 && threadIdx.x < 32 && (used >> threadIdx.x & 1)) {
     const Word key = sort_key(packs.x[0], a.problem.order);
@@ -171,23 +180,20 @@ __global__ void __launch_bounds__(kThreads) select_step_kernel(const __grid_cons
     for (int b = t * kBins + threadIdx.x; b < (t + 1) * kBins; b += kThreads) counts[b] = __ldcg(tables + b);
     for (int b = t * kBins + threadIdx.x; b < (t + 1) * kBins; b += kThreads) tables[b] = 0;
   });
-  __shared__ Found<T> next;
-  auto* const to = reinterpret_cast<uint32_t*>(&next);
-  const auto* const from = reinterpret_cast<const uint32_t*>(&found);
-  for (int w = threadIdx.x; w < static_cast<int>(sizeof(next) / 4); w += kThreads) to[w] = __ldcg(from + w);
   __syncthreads();
   for (int r = threadIdx.x / 32; r < wanted; r += kWarps)
-    if (to_do >> r & 1) find_part<kBins, kLongFew>(counts, next, r);
+    if (to_do >> r & 1) find_part<kBins, kLongFew>(counts, found, r);
   __syncthreads();
   if (threadIdx.x < 32) {
-    choose_tables(next);
+    choose_tables(found);
     const int t = threadIdx.x;
-    if (next.used >> t & 1) set_table<kBins>(next, t, next.first[t], next.first[t] + next.last[t]);
-    if (t == 0) head.to_do = next.more, next.more = 0;
+    if (found.used >> t & 1) set_table<kBins>(found, t, found.first[t], found.first[t] + found.last[t]);
+    __syncwarp();
+    if (t == 0) head.to_do = found.more, found.more = 0;
   }
   __syncthreads();
-  for (int w = threadIdx.x; w < static_cast<int>(sizeof(next) / 4); w += kThreads)
-    reinterpret_cast<uint32_t*>(&found)[w] = to[w];
+  for (uint32_t w = threadIdx.x; w < sizeof(found) / 4; w += kThreads)
+    reinterpret_cast<uint32_t*>(&head.found)[w] = reinterpret_cast<const uint32_t*>(&found)[w];
 }
 
 // Sorts upwards the first `size` keys with their indices; the block does. There is room for a power of two of them.
@@ -223,10 +229,10 @@ __global__ void __launch_bounds__(kThreads) select_end_kernel(const __grid_const
   const Packs<T> packs(a.x + row * a.problem.rows.length, a.problem.rows.length);
   const T* const x = packs.x;
   Head<T>& head = a.head(row);
-  const Found<T>& found = head.found;
+  __shared__ Found<T> found;
   if (threadIdx.x < kMostRanks) equal_of[threadIdx.x] = 0;
   wait_for_predecessor();
-  __syncthreads();
+  load_found(found, head.found);
   packs.visit_slice(a, slice, [&](auto& key, auto& has, auto& at) {
     for (int r = 0; r < wanted; ++r) {
       const Word first = found.first[r], last = found.last[r];
@@ -302,8 +308,8 @@ cudaError_t launch_select_long(cudaStream_t stream, const SelectPlan& plan, cons
   return dispatch_key(problem.bits, [&](auto width) {
     using T = decltype(width);
     static_assert(sizeof(Head<T>) <= kLongHeadBytes);
-    const Args<T> args{problem, static_cast<const T*>(x), ranks, static_cast<T*>(values), indices,
-                       static_cast<char*>(workspace), plan};
+    const Args<T> args{problem, static_cast<const T*>(x),      ranks, static_cast<T*>(values),
+                       indices, static_cast<char*>(workspace), plan};
     const int64_t rows = problem.rows.count();
     Launch config;
     config.block = dim3(kThreads);

@@ -48,8 +48,8 @@ constexpr int64_t sweep_shared_bytes(int key_bytes, bool small, bool indices) {
   return kSweepThreads / 32 * 1024 + sweep_tile(key_bytes, small) * (key_bytes + (indices ? 4 : 0));
 }
 
-// Elements that a block of count_kernel counts, of `elements` in all: fewer where there would not be two blocks for each
-// multiprocessor.
+// Elements that a block of count_kernel counts, of `elements` in all: fewer where there would not be two blocks for
+// each multiprocessor.
 constexpr int64_t kCountStep = 1 << 12, kMostCountSteps = 8;
 constexpr int64_t count_elements(int64_t elements, int multiprocessors) {
   const int64_t steps = elements / (2 * multiprocessors * kCountStep) + 1;

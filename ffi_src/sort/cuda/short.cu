@@ -1,9 +1,9 @@
-// Sorts rows of up to 8 elements, each in the registers of a thread. Neighbours change places only where they are out of
-// order, which makes the sort stable.
+// Sorts rows of up to 8 elements, each in the registers of a thread. Neighbours change places only where they are out
+// of order, which makes the sort stable.
 //
 // Bytes moved: every element is read once, and every result is written once. Rows near one another in memory pass
-// through shared memory, so that the global memory sees whole vectors; of others, neighbouring threads have neighbouring
-// columns.
+// through shared memory, so that the global memory sees whole vectors; of others, neighbouring threads have
+// neighbouring columns.
 #include "common/cuda/async_copy.cuh"
 #include "common/cuda/intrinsics.cuh"
 #include "sort/cuda/kernels.h"

@@ -272,9 +272,8 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
   config.overlap = plan.overlap;
 #endif
   const auto kernel = small ? pass_kernel<Key, kIndices, sweep_items(sizeof(Key), true)>
-                                 : pass_kernel<Key, kIndices, sweep_items(sizeof(Key), false)>;
-  for (a.pass = 0; a.pass < shape.passes && error == cudaSuccess; ++a.pass)
-    error = launch(stream, config, kernel, a);
+                            : pass_kernel<Key, kIndices, sweep_items(sizeof(Key), false)>;
+  for (a.pass = 0; a.pass < shape.passes && error == cudaSuccess; ++a.pass) error = launch(stream, config, kernel, a);
   return error;
 }
 
