@@ -47,8 +47,9 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) merge_kernel(const __grid
   let_dependents_start();
   wait_for_predecessor();
   const bool alone = p.units <= kMaxFlatSpans;
-  const int64_t number = alone ? int64_t{blockIdx.x} * (blockDim.x / 32) + threadIdx.x / 32 : blockIdx.x;
-  const int64_t column = p.first + number, outer = column / p.inner, i = column - outer * p.inner;
+  const int64_t column =
+      alone ? int64_t{blockIdx.x} * (blockDim.x / 32) + threadIdx.x / 32 : static_cast<int64_t>(blockIdx.x);
+  const int64_t outer = column / p.inner, i = column - outer * p.inner;
   if (column >= p.columns) return;
   const auto stat = [&](int u) { return *stat_at(p, outer, u, i); };
   const int begin = alone ? threadIdx.x % 32 : threadIdx.x, step = alone ? 32 : blockDim.x;
@@ -136,11 +137,9 @@ struct Call {
     return nullptr;
   }
 
-  // A sweep over the columns [first, end).
-  cudaError_t sweep(Kernel kernel, Phase phase, int64_t first, int64_t end, bool overlap) {
+  // A sweep over all columns.
+  cudaError_t sweep(Kernel kernel, Phase phase, bool overlap) {
     p.phase = phase;
-    p.first = first;
-    p.columns = end;
     Launch launched;
     launched.block = dim3(plan.threads());
     launched.overlap = overlap;
@@ -148,7 +147,7 @@ struct Call {
     const int64_t stat = sizeof(Stat<P>);
     int64_t groups;  // of columns
     if (shape.inner == 1) {
-      groups = end - first;
+      groups = p.columns;
       if (plan.wide) {
         launched.shared_bytes = wide_shared_bytes<P>(plan.block_warps);
       } else if (plan.spans == 1) {
@@ -160,12 +159,12 @@ struct Call {
       }
     } else if (plan.along) {
       const int64_t columns = int64_t{16 / sizeof(typename P::Element::Bits)} << plan.column_lane_bits;
-      groups = (end - first + columns - 1) / columns;
+      groups = (p.columns + columns - 1) / columns;
       launched.shared_bytes = 16 / sizeof(typename P::Element::Bits) * plan.threads() * stat;
     } else {
       const int64_t columns = (plan.vector ? 16 / sizeof(typename P::Element::Bits) : 1)
                               << (plan.column_lane_bits + plan.column_warp_bits);
-      groups = (end - first + columns - 1) / columns;
+      groups = (p.columns + columns - 1) / columns;
       if (phase != Phase::kFinish)
         launched.shared_bytes =
             columns * ((plan.axis_warps + 1 + (p.cluster ? plan.blocks + 1 : 0)) * stat + sizeof(typename P::Final));
@@ -189,7 +188,7 @@ struct Call {
       const bool finish = phase == Phase::kFinish;
       p.part_length = finish ? plan.result_length : plan.part_length;
       p.blocks = static_cast<int>((shape.length + p.part_length - 1) / p.part_length);
-      const FlatParameters<P> f{p, plan.period, plan.turns, plan.across, plan.deep, plan.slices, plan.ahead};
+      const FlatParameters<P> f{p, plan.period, plan.turns, plan.across, plan.deep, plan.slices, plan.ahead, plan.late};
       const int64_t blocks = shape.outer * p.blocks * plan.slices;
       if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
       Launch launched;
@@ -198,6 +197,7 @@ struct Call {
       if constexpr (P::kOutput) {
         if (finish) {
           launched.overlap = plan.overlap;
+          if (plan.late) launched.shared_bytes = shape.inner * sizeof(typename P::Final);
           return launch(stream, launched, flat_results_kernel<P>, f);
         }
       }
@@ -211,23 +211,20 @@ struct Call {
     }
   }
 
-  cudaError_t merge(int64_t first, int64_t end) {
-    p.first = first;
-    p.columns = end;
+  cudaError_t merge() {
     Launch launched;
     launched.overlap = plan.overlap;
     if constexpr (P::kAlong) {
       if (plan.along && plan.units <= kMaxSerialUnits) {
         const int threads = 32 * kAlongWarps;
-        launched.grid = dim3(static_cast<unsigned>((end - first + threads - 1) / threads));
+        launched.grid = dim3(static_cast<unsigned>((p.columns + threads - 1) / threads));
         launched.block = dim3(threads);
         return launch(stream, launched, merge_few_kernel<P>, p);
       }
     }
     // Warps that have columns for themselves share a block where blocks of one would come in waves.
-    const int64_t columns = end - first;
-    const int64_t warps = plan.units <= kMaxFlatSpans ? std::clamp<int64_t>(columns / 1024, 1, kMergeWarps) : 1;
-    launched.grid = dim3(static_cast<unsigned>((columns + warps - 1) / warps));
+    const int64_t warps = plan.units <= kMaxFlatSpans ? std::clamp<int64_t>(p.columns / 1024, 1, kMergeWarps) : 1;
+    launched.grid = dim3(static_cast<unsigned>((p.columns + warps - 1) / warps));
     launched.block = dim3(plan.units <= kMaxFlatSpans ? 32 * static_cast<unsigned>(warps) : 32 * kMaxBlockWarps);
     launched.shared_bytes = kMaxBlockWarps * sizeof(Stat<P>);
     return launch(stream, launched, merge_kernel<P>, p);
@@ -256,7 +253,6 @@ cudaError_t run(cudaStream_t stream, const RowPlan& plan, const Rows& rows, Para
   p.length = rows.length;
   p.inner = rows.inner;
   p.columns = rows.count();
-  p.first = 0;
   p.workspace = static_cast<unsigned char*>(workspace);
   p.workspace_stride = plan.workspace_bytes;
   p.finals_at = (rows.inner * plan.units * static_cast<int64_t>(sizeof(Stat<P>)) + 15) / 16 * 16;
@@ -283,21 +279,17 @@ cudaError_t run(cudaStream_t stream, const RowPlan& plan, const Rows& rows, Para
   if (plan.algorithm == RowAlgorithm::kColumnsFlat) {
     if (!plan.split) return call.flat(Phase::kWhole);
     cudaError_t status = call.flat(Phase::kPartial);
-    if (status == cudaSuccess) status = call.merge(0, rows.count());
+    if (status == cudaSuccess && !plan.late) status = call.merge();
     if (status == cudaSuccess && p.out) status = call.flat(Phase::kFinish);
     return status;
   }
   const auto kernel = call.kernel();
   if (!kernel) return cudaErrorInvalidValue;
-  if (!split) return call.sweep(kernel, Phase::kWhole, 0, rows.count(), false);
-  for (int64_t outer = 0; outer < rows.outer; outer += plan.round) {
-    const int64_t first = outer * rows.inner, end = std::min(rows.outer, outer + plan.round) * rows.inner;
-    cudaError_t status = call.sweep(kernel, Phase::kPartial, first, end, plan.overlap && outer > 0);
-    if (status == cudaSuccess) status = call.merge(first, end);
-    if (status == cudaSuccess && p.out) status = call.sweep(kernel, Phase::kFinish, first, end, plan.overlap);
-    if (status != cudaSuccess) return status;
-  }
-  return cudaSuccess;
+  if (!split) return call.sweep(kernel, Phase::kWhole, false);
+  cudaError_t status = call.sweep(kernel, Phase::kPartial, false);
+  if (status == cudaSuccess) status = call.merge();
+  if (status == cudaSuccess && p.out) status = call.sweep(kernel, Phase::kFinish, plan.overlap);
+  return status;
 }
 
 }  // namespace jaxgpuops::row_engine
