@@ -31,7 +31,7 @@ constexpr int kTeamWarps = 4;                  // of a block whose warps have ro
 constexpr int kPreferredWarps = 16;            // of a block that holds a row, or a part
 constexpr int kMaxTileLaneBits = 4;            // of rows with results: lanes of longer ones store whole vectors mostly
 constexpr int64_t kLeastTiledBytes = 1 << 20;  // of an array: a tile takes longer than a row alone, ..
-constexpr int64_t kLeastTeamBytes = 4 << 20;   // .. and longer still where lanes share rows
+constexpr int64_t kLeastTeamBytes = 3 << 20;   // .. and longer still where lanes share rows
 constexpr int kLeastWarps = 4;                 // of a part, where many small ones keep more of the device busy
 constexpr int64_t kSpreadResident = 32;        // warps for each multiprocessor that have a vector a lane, at most
 constexpr int64_t kWideResident = 32;          // warps of wide_kernel for each multiprocessor, at most
@@ -154,10 +154,10 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
     plan.block_warps = kTileThreads / 32;
     return;
   }
-  // Many lanes of one vector each are slower than a few of more, unless rows are so short that one would have all.
+  // Many lanes of one vector each are slower than a few of more, unless one would have all, or rows are not aligned.
   const int64_t spread_warps = ceil_div(rows.outer * plan.vectors << plan.lane_bits, 32);
   if (plan.spans == 1 && traits.tiled && plan.vectors << plan.lane_bits <= 32 &&
-      (plan.lane_bits == 0 || spread_warps <= kSpreadResident * gpu.multiprocessors)) {
+      (plan.lane_bits == 0 || row_bytes % 16 != 0 || spread_warps <= kSpreadResident * gpu.multiprocessors)) {
     plan.spread = true;
     plan.block_warps = tuning.block_warps ? std::min(tuning.block_warps, kSpreadWarps) : kSpreadWarps;
     while (plan.block_warps > 1 && ceil_div(spread_warps, plan.block_warps) < 2 * gpu.multiprocessors)
@@ -285,23 +285,24 @@ bool walks(const RowTraits& traits, const Rows& rows) {
 }
 
 // The number of warps, if each holds packs of columns of an outer index, for results along a short axis; or 0, if they
-// should not: packs have to fill warps mostly, and there have to be warps enough. Results have the same bits either
-// way.
+// should not: packs have to fill warps mostly, and there have to be warps enough. To put together packs of float32 that
+// are not aligned takes longer than to load columns one by one, but for two positions. The same bits either way.
 int64_t warps_of_packs(const RowTraits& traits, const Rows& rows, const Gpu& gpu) {
   if (!traits.fast || !traits.output || traits.label || traits.masked) return 0;
   const int64_t packs = ceil_div(rows.inner, 16 / traits.item_bytes), strips = ceil_div(packs, 32);
-  const bool held = rows.length >= 2 && rows.length <= held_positions(traits.operands);
+  const bool aligned = rows.inner * traits.item_bytes % 16 == 0;
+  const bool held = rows.length >= 2 && rows.length <= held_positions(traits.operands) &&
+                    (traits.item_bytes == 2 || aligned || rows.length == 2);
   const int64_t warps = rows.outer * strips;
   return held && 5 * packs >= 4 * 32 * strips && warps >= kHeldWarps * gpu.multiprocessors ? warps : 0;
 }
 
 // Whether a warp walks a strip of an outer index for statistics, where lanes need not divide to find their columns: if
-// strips are full mostly, and there are warps enough. Results have the same bits either way.
+// strips are half full, and there are warps enough. Results have the same bits either way.
 bool walks_in_strips(const RowTraits& traits, const Rows& rows, int axis_warps, const Gpu& gpu) {
   if (!traits.strips) return false;
   const int64_t columns = 32 * kStripColumns, strips = ceil_div(rows.inner, columns);
-  return 5 * rows.inner >= 4 * strips * columns &&
-         rows.outer * strips * axis_warps >= kStripWarps * gpu.multiprocessors;
+  return 2 * rows.inner >= strips * columns && rows.outer * strips * axis_warps >= kStripWarps * gpu.multiprocessors;
 }
 
 // A thread walks a short axis alone; several warps share a longer one.
@@ -336,7 +337,10 @@ void plan_flat(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   };
   set_threads(kFlatThreads);
   const int64_t batch = int64_t{flat_vectors(plan.traits.operands)} * plan.deep * plan.turns;  // positions
-  const int64_t parts = std::min(kFlatBlocks / plan.slices, rows.length / batch);
+  // Parts are longer where there are results: of many flat rows they take another read from memory, which a block that
+  // has a whole one does not.
+  const int64_t least = plan.traits.output ? 2 * batch : batch;
+  const int64_t parts = std::min(kFlatBlocks / plan.slices, rows.length / least);
   const bool whole = plan.slices == 1 || (plan.turns == 1 && !plan.traits.output);
   if (whole && parts < kFlatParts) {
     set_threads(std::clamp<int64_t>(ceil_div(rows.length * rows.inner, width * kFlatVectors), 32, 32 * kFlatWarps));
