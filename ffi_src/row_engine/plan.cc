@@ -165,6 +165,8 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
     return;
   }
   const bool tuned = tuning.cluster || tuning.split || tuning.vectors || tuning.block_warps;
+  // Where longer rows are few, a block has a row, and a lane two vectors. (With one, by spread_kernel, up to 1.7 times
+  // as long.)
   const int64_t wide_warps = ceil_div(vectors, 32 * kWideVectors);
   if (traits.tiled && !tuned && plan.vectors >= kOnlyVectors && plan.lane_bits == 5 && wide_warps <= kMaxBlockWarps &&
       rows.outer * wide_warps <= kWideResident * gpu.multiprocessors) {
