@@ -402,6 +402,15 @@ def test_columns_of_short_axes(dtype):
                 assert planner(5000, *shape, 90)["algorithm"] == algorithm, (op, shape)
 
 
+def test_long_rows_of_float64():
+    """Results are left to a third kernel where blocks that hold a row would be too large, however many rows there are."""
+    for op, outer in itertools.product(("softmax", "cross_entropy_grad", "softmax_jvp"), (1, 100, 10_000)):
+        planner = softmax_planner(op, "float64", False)
+        assert planner(outer, 32_768, 1, 90)["algorithm"] == "rows", (op, outer)
+        assert planner(outer, 32_769, 1, 90)["algorithm"] == "rows_split", (op, outer)
+    assert softmax_planner("cross_entropy_grad", "float32", False)(10, 32_769, 1, 90)["algorithm"] == "rows"
+
+
 def scan_planner(op, dtype, segmented):
     return lambda *args: plan_scan(op, *args[:3], dtype, segmented, 1, *args[3:])
 

@@ -218,7 +218,7 @@ COLUMNS = [
     (3, 30, 5),
     (3, 127, 3),
     (660, 2, 50),  # a short axis, in registers
-    (60, 3, 4999),  # the same of 16 bits, in packs; statistics of strips
+    (60, 3, 4999),  # the same in packs; statistics of strips
     (4, 333, 4999),  # strips that warps share
     (660, 30, 5),  # walked
     (3, 401, 130),  # walked by several warps

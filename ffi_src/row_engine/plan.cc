@@ -8,20 +8,20 @@
 namespace jaxgpuops {
 namespace {
 
-constexpr int64_t kMaxRounds = 64;
-
 // Walking kernels: one warp walks axes of up to kWalkedAlone positions; longer ones get a warp for every
 // kWalkPositions, few enough that the second pass finds them in the caches. Even longer axes, and those of few columns,
 // are read as flat rows.
 constexpr int64_t kWalkedAlone = 24, kWalkPositions = 16;
 constexpr int64_t kMostWalked = 1024, kFewColumns = 64, kManyColumns = 256;
 constexpr int64_t kStripWarps = 8;        // the least warps per multiprocessor for which strips are walked
+constexpr int64_t kHeldWarps = 4;         // the same for walks that hold packs in registers
 constexpr int64_t kFlatThreads = 256;     // threads of a block, where several blocks share a flat row
 constexpr int64_t kFlatBlocks = 256;      // the most blocks that share a flat row
 constexpr int64_t kFlatParts = 3;         // with fewer parts, further kernels are not worth it
 constexpr int64_t kFlatResults = 4;       // about the blocks per multiprocessor that write results
 constexpr int64_t kFlatAhead = 64 << 10;  // bytes that a block prefetches
 constexpr int64_t kFlatVectors = 4;       // vectors of a lane that has a part of a short flat row
+constexpr int64_t kLateColumns = 2;       // the most columns whose statistics a warp merges before it writes results
 
 constexpr int64_t kSmallElements = 3 << 18;  // the most elements of an array that small_fold() takes
 constexpr int64_t kSmallLength = 8192;       // the most elements of one of its columns
@@ -29,11 +29,14 @@ constexpr int kPreferredSmallWarps = 4;      // warps of a block that small_walk
 
 constexpr int kTeamWarps = 4;                  // warps of a block whose warps have rows of their own
 constexpr int kPreferredWarps = 16;            // warps of a block that holds a row, or a part of one
-constexpr int kMaxTileLaneBits = 3;            // tiles with results: lanes of longer rows mostly store whole vectors
+constexpr int kMaxTileLaneBits = 4;            // tiles with results: lanes of longer rows mostly store whole vectors
 constexpr int64_t kLeastTiledBytes = 1 << 20;  // of a smaller array, a tile takes longer than a row alone
+constexpr int64_t kLeastTeamBytes = 3 << 20;   // the same where lanes share rows
 constexpr int kLeastWarps = 4;                 // the least warps of a part: many small parts keep the device busy
+constexpr int64_t kSpreadResident = 32;        // the most warps per multiprocessor that have a vector a lane
 constexpr int64_t kWideResident = 32;          // the most warps of wide_kernel per multiprocessor
-constexpr int kRoomyBlocks = 4;                // the most blocks per multiprocessor, where rows are few and only read
+constexpr int64_t kMostWidePart = 8;  // float64 with results: the most spans of a block, which has few registers
+constexpr int kRoomyBlocks = 4;       // the most blocks per multiprocessor, where rows are few and only read
 
 // How far ahead of its own row a block prefetches into the L2 cache (RowPlan::ahead). Of distances from 1 to 5 MiB all
 // were as good; 8 MiB was worse than no prefetch. Rows of 1 MiB are prefetched six rows ahead.
@@ -53,13 +56,8 @@ int64_t split_bytes(const RowTraits& traits, int64_t inner, int64_t units) {
   return padded(inner * units * traits.stat_bytes) + padded(inner * int64_t{traits.final_bytes});
 }
 
-void plan_split(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
-  const RowTraits& traits = plan.traits;
-  plan.workspace_bytes = split_bytes(traits, rows.inner, plan.units);
-  plan.round = rows.outer;
-  if (!traits.output) return;
-  const int64_t bytes = rows.length * rows.inner * traits.item_bytes * traits.operands;
-  plan.round = std::max<int64_t>(1, std::max(ceil_div(rows.outer, kMaxRounds), gpu.cached_bytes / bytes));
+void plan_split(RowPlan& plan, const Rows& rows) {
+  plan.workspace_bytes = split_bytes(plan.traits, rows.inner, plan.units);
 }
 
 constexpr int64_t kCounterBytes = 16;  // for the number of rows that the clusters of kRowsStream have taken
@@ -124,7 +122,7 @@ void plan_sweep(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
     plan.blocks = ceil_div(plan.spans, plan.part);
     plan.unit_warps = plan.spans <= kMaxFlatSpans ? 1 : kPreferredWarps;
     plan.units = ceil_div(plan.spans, plan.unit_warps);
-    plan_split(plan, rows, gpu);
+    plan_split(plan, rows);
   }
   plan.block_warps = std::min(plan.part, many ? kPartWarps : kSweepWarps);
 }
@@ -150,20 +148,25 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
   plan.algorithm = RowAlgorithm::kRows;
   const int64_t row_bytes = rows.length * traits.item_bytes;
   const bool tiles = row_bytes % 16 != 0 && plan.lane_bits <= kMaxTileLaneBits &&
-                     rows.outer * row_bytes >= kLeastTiledBytes && traits.tiled;
+                     rows.outer * row_bytes >= (plan.lane_bits ? kLeastTeamBytes : kLeastTiledBytes) && traits.tiled;
   if (plan.spans == 1 && (tiles || traits.swept)) {
     plan.algorithm = RowAlgorithm::kRowsTiles;
     plan.block_warps = kTileThreads / 32;
     return;
   }
-  if (plan.spans == 1 && traits.tiled && plan.vectors << plan.lane_bits <= 32) {
+  // Many lanes of one vector each are slower than a few of more, unless one would have all, or rows are not aligned.
+  const int64_t spread_warps = ceil_div(rows.outer * plan.vectors << plan.lane_bits, 32);
+  if (plan.spans == 1 && traits.tiled && plan.vectors << plan.lane_bits <= 32 &&
+      (plan.lane_bits == 0 || row_bytes % 16 != 0 || spread_warps <= kSpreadResident * gpu.multiprocessors)) {
     plan.spread = true;
     plan.block_warps = tuning.block_warps ? std::min(tuning.block_warps, kSpreadWarps) : kSpreadWarps;
-    const int64_t warps = ceil_div(rows.outer * plan.vectors << plan.lane_bits, 32);
-    while (plan.block_warps > 1 && ceil_div(warps, plan.block_warps) < 2 * gpu.multiprocessors) plan.block_warps /= 2;
+    while (plan.block_warps > 1 && ceil_div(spread_warps, plan.block_warps) < 2 * gpu.multiprocessors)
+      plan.block_warps /= 2;
     return;
   }
   const bool tuned = tuning.cluster || tuning.split || tuning.vectors || tuning.block_warps;
+  // Where longer rows are few, a block has a row, and a lane two vectors. (With one, by spread_kernel, up to 1.7 times
+  // as long.)
   const int64_t wide_warps = ceil_div(vectors, 32 * kWideVectors);
   if (traits.tiled && !tuned && plan.vectors >= kOnlyVectors && plan.lane_bits == 5 && wide_warps <= kMaxBlockWarps &&
       rows.outer * wide_warps <= kWideResident * gpu.multiprocessors) {
@@ -217,8 +220,11 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
     while (plan.blocks < most && ceil_div(plan.spans, plan.blocks) > part) plan.blocks *= 2;
     return hold();
   }
-  // Statistics of longer rows: two kernels, so that the number of blocks is free.
-  const bool split = stream && !traits.output && rows.outer <= gpu.multiprocessors;
+  // Statistics of longer rows: two kernels, so that the number of blocks is free. Results of float64: three, of small
+  // blocks, which compute while others wait. (Gradients of cross-entropy took a third less.)
+  const bool wide = !traits.masked && traits.item_bytes == 8;
+  const bool split = (stream && !traits.output && rows.outer <= gpu.multiprocessors) ||
+                     (wide && traits.output && ceil_div(plan.spans, kMaxCluster) > kMostWidePart);
   if (stream && !split) return plan_stream(plan, rows, gpu);
   // A row of two operands has twice the spans. One block alone beats two that wait for each other.
   const int64_t preferred = kPreferredWarps * (traits.output ? traits.operands : 1);
@@ -233,7 +239,7 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
   plan.blocks = ceil_div(plan.spans, plan.block_warps);
   plan.unit_warps = plan.spans <= kMaxFlatSpans ? 1 : plan.block_warps;
   plan.units = ceil_div(plan.spans, plan.unit_warps);
-  plan_split(plan, rows, gpu);
+  plan_split(plan, rows);
 }
 
 // The largest workspace that any number of such rows asks for: parts of a batch may take other algorithms.
@@ -267,7 +273,7 @@ void plan_along(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   if (plan.blocks == 1) return;
   plan.algorithm = RowAlgorithm::kColumnsSplit;
   plan.units = plan.blocks;
-  plan_split(plan, rows, gpu);
+  plan_split(plan, rows);
 }
 
 // Whether columns are walked along, and not read as flat rows. Where there are results, a long walk is made twice.
@@ -280,22 +286,25 @@ bool walks(const RowTraits& traits, const Rows& rows) {
          (rows.length <= kMostWalked && (rows.inner >= kManyColumns || traits.label));
 }
 
-// Whether a thread that walks holds packs of columns of an axis of two to four 16-bit elements: if the packs of an
-// outer index fill warps, and there are warps enough. Results have the same bits either way.
-bool walks_in_packs(const RowTraits& traits, const Rows& rows, const Gpu& gpu) {
-  if (!traits.fast || !traits.output || traits.label || traits.masked || traits.item_bytes != 2) return false;
-  const int64_t columns = 32 * 8, strips = ceil_div(rows.inner, columns);
-  return rows.length >= 2 && rows.length <= kMostPacks && 5 * rows.inner >= 4 * strips * columns &&
-         rows.outer * strips >= 4 * gpu.multiprocessors;
+// The number of warps, if each holds packs of columns of an outer index, for results along a short axis; or 0, if they
+// should not: packs have to fill warps mostly, and there have to be warps enough. To put together packs of float32 that
+// are not aligned takes longer than to load columns one by one, but for two positions. The same bits either way.
+int64_t warps_of_packs(const RowTraits& traits, const Rows& rows, const Gpu& gpu) {
+  if (!traits.fast || !traits.output || traits.label || traits.masked) return 0;
+  const int64_t packs = ceil_div(rows.inner, 16 / traits.item_bytes), strips = ceil_div(packs, 32);
+  const bool aligned = rows.inner * traits.item_bytes % 16 == 0;
+  const bool held = rows.length >= 2 && rows.length <= held_positions(traits.operands) &&
+                    (traits.item_bytes == 2 || aligned || rows.length == 2);
+  const int64_t warps = rows.outer * strips;
+  return held && 5 * packs >= 4 * 32 * strips && warps >= kHeldWarps * gpu.multiprocessors ? warps : 0;
 }
 
 // Whether a warp walks a strip of an outer index for statistics, where lanes need not divide to find their columns: if
-// strips are full mostly, and there are warps enough. Results have the same bits either way.
+// strips are half full, and there are warps enough. Results have the same bits either way.
 bool walks_in_strips(const RowTraits& traits, const Rows& rows, int axis_warps, const Gpu& gpu) {
   if (!traits.strips) return false;
   const int64_t columns = 32 * kStripColumns, strips = ceil_div(rows.inner, columns);
-  return 5 * rows.inner >= 4 * strips * columns &&
-         rows.outer * strips * axis_warps >= kStripWarps * gpu.multiprocessors;
+  return 2 * rows.inner >= strips * columns && rows.outer * strips * axis_warps >= kStripWarps * gpu.multiprocessors;
 }
 
 // A thread walks a short axis alone; several warps share a longer one.
@@ -303,9 +312,9 @@ void plan_walk(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   plan.algorithm = RowAlgorithm::kColumnsWalk;
   if (rows.length > kWalkedAlone)
     plan.axis_warps = static_cast<int>(std::min<int64_t>(ceil_div(rows.length, kWalkPositions), kMaxColumnWarps));
-  int64_t strips = ceil_div(rows.count(), 32 * walk_columns(plan.traits.item_bytes, plan.traits.label));
-  plan.vector = walks_in_packs(plan.traits, rows, gpu);
-  if (plan.vector) strips = rows.outer * ceil_div(rows.inner, 32 * 8);
+  int64_t strips = warps_of_packs(plan.traits, rows, gpu);
+  plan.vector = strips > 0;
+  if (!plan.vector) strips = ceil_div(rows.count(), 32 * walk_columns(plan.traits.item_bytes, plan.traits.label));
   if (walks_in_strips(plan.traits, rows, plan.axis_warps, gpu)) {
     plan.vector = true;
     strips = rows.outer * ceil_div(rows.inner, 32 * kStripColumns);
@@ -329,8 +338,11 @@ void plan_flat(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
     plan.block_warps = static_cast<int>(ceil_div(int64_t{plan.across} * plan.deep, 32));
   };
   set_threads(kFlatThreads);
-  const int64_t batch = int64_t{2 * flat_vectors(plan.traits.operands)} * plan.deep * plan.turns;  // positions
-  const int64_t parts = std::min(kFlatBlocks / plan.slices, rows.length / (2 * batch));
+  const int64_t batch = int64_t{flat_vectors(plan.traits.operands)} * plan.deep * plan.turns;  // positions
+  // Parts are longer where there are results: of many flat rows they take another read from memory, which a block that
+  // has a whole one does not.
+  const int64_t least = plan.traits.output ? 2 * batch : batch;
+  const int64_t parts = std::min(kFlatBlocks / plan.slices, rows.length / least);
   const bool whole = plan.slices == 1 || (plan.turns == 1 && !plan.traits.output);
   if (whole && parts < kFlatParts) {
     set_threads(std::clamp<int64_t>(ceil_div(rows.length * rows.inner, width * kFlatVectors), 32, 32 * kFlatWarps));
@@ -342,11 +354,11 @@ void plan_flat(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   plan.units = plan.blocks * (plan.slices > 1 ? plan.turns : 1);
   plan.split = true;
   // Results have the same bits in parts of any length: blocks for all multiprocessors, if there are positions for them.
-  const int64_t step = int64_t{flat_vectors(plan.traits.operands)} * plan.deep * plan.turns;
   const int64_t most = std::max<int64_t>(1, kFlatResults * gpu.multiprocessors / (rows.outer * plan.slices));
-  plan.result_length = step * std::max<int64_t>(1, ceil_div(rows.length, most * step));
+  plan.result_length = batch * std::max<int64_t>(1, ceil_div(rows.length, most * batch));
   if (plan.slices == 1) plan.ahead = kFlatAhead;
-  plan_split(plan, rows, gpu);
+  plan.late = plan.traits.output && plan.units <= kMaxFlatSpans && rows.inner <= kLateColumns * plan.block_warps;
+  plan_split(plan, rows);
 }
 
 // Persistent blocks, where there are tiles enough for them. A tile is what one block of kColumns holds in registers,
@@ -402,7 +414,7 @@ void plan_columns(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuni
   }
   plan.algorithm = RowAlgorithm::kColumnsSplit;
   plan.units = plan.blocks;
-  plan_split(plan, rows, gpu);
+  plan_split(plan, rows);
 }
 
 }  // namespace

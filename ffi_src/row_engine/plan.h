@@ -81,7 +81,7 @@ constexpr int walk_columns(int item_bytes, bool label) {
 constexpr int kStripColumns = 8;
 // The longest axis that a thread of a walking kernel holds in registers.
 constexpr int held_positions(int operands) { return 8 / operands; }
-constexpr int kMostPacks = 4;  // the same, if the thread holds packs of columns
+constexpr int kFewPacks = 4;  // a kernel of its own for as many packs of columns
 // Vectors of a flat row that a lane loads at a time.
 constexpr int flat_vectors(int operands) { return operands == 1 ? 4 : 2; }
 // Blocks per multiprocessor for the __launch_bounds__ of along_kernel.
@@ -115,11 +115,11 @@ struct RowPlan {
   int64_t part_length = 0;    // positions of a block
   int64_t result_length = 0;  // split: the same while results are written
   bool split = false;         // statistics of parts go through the workspace
+  bool late = false;          // split: no kernel merges them, since each block that writes results does
   // Rows and columns.
   int block_warps = 1;
   int64_t blocks = 1;  // blocks that share a row: the size of a cluster, unless split
   int64_t units = 1;   // split: statistics of each row in the workspace
-  int64_t round = 0;   // split: outer indices per pair of sweeps, so that the second finds the data in L2
   bool overlap = false;
   bool packed = false;          // kRows: blocks of a cluster may share a multiprocessor
   int64_t workspace_bytes = 0;  // per outer index

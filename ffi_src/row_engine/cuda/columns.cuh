@@ -114,7 +114,7 @@ struct ColumnsThread {
                               kWidth;
   const unsigned index = p.phase == Phase::kFinish ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
   const int block = index % static_cast<unsigned>(p.blocks);
-  const int64_t strip = p.first + int64_t{index / static_cast<unsigned>(p.blocks)} * block_columns;
+  const int64_t strip = int64_t{index / static_cast<unsigned>(p.blocks)} * block_columns;
   const int64_t column = strip + column_of_block;  // the first of kWidth columns of the lane
   const bool exists = column < p.columns;
   const int64_t outer = exists ? column / p.inner : 0, i0 = exists ? column - outer * p.inner : 0;
@@ -348,7 +348,7 @@ __global__ void __launch_bounds__(32 * kAlongWarps, along_resident(sizeof(typena
   const int bits = p.column_lane_bits, across = threadIdx.x & ((1 << bits) - 1), along = threadIdx.x >> bits;
   const int step = 32 * kAlongWarps >> bits, block_columns = kWidth << bits;
   const unsigned strips = gridDim.x / static_cast<unsigned>(p.blocks), part = blockIdx.x / strips;
-  const int64_t strip = p.first + int64_t{blockIdx.x % strips} * block_columns, column = strip + across * kWidth;
+  const int64_t strip = int64_t{blockIdx.x % strips} * block_columns, column = strip + across * kWidth;
   const bool exists = column < p.columns;
   const int64_t outer = exists ? column / p.inner : 0, i0 = exists ? column - outer * p.inner : 0;
   const int64_t begin = part * p.part_length + along, end = min((part + 1) * p.part_length, p.length);

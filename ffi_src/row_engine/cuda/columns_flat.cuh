@@ -5,8 +5,9 @@
 //
 // A block has a whole flat row, and reads it again for the results (from the L1 or L2 cache), or a part of the axis:
 // statistics of parts go to the workspace, are merged, and a second sweep, backwards, writes the results: three
-// launches. One read, one write, and another read of what is larger than the L2 cache. Where a period is more than the
-// threads of a block, blocks have slices of it. Any compute capability.
+// launches, or two where columns are so few that each block of the second sweep merges what it needs. One read, one
+// write, and another read of what is larger than the L2 cache. Where a period is more than the threads of a block,
+// blocks have slices of it. Any compute capability.
 //
 // A flat row may begin anywhere. Statistics are of packs that begin with it, which are put together from two where
 // they are not aligned, so that bits do not depend on that; results are of packs that are aligned.
@@ -31,6 +32,7 @@ struct FlatParameters {
   int across, deep;  // packs of a period, and periods, that a block has at a time
   int slices;        // blocks that share a period
   int64_t ahead;     // bytes of its part that a block prefetches while it waits for the first
+  bool late;         // flat_results_kernel: each block merges statistics of parts for itself
 };
 
 // Largest blocks for which a multiprocessor has registers.
@@ -57,12 +59,12 @@ struct FlatPlace {
   }
 };
 
-// 16 bytes, aligned or not: of two packs, the second of which is read only if some of them are there.
+// 16 bytes, aligned or not: of two packs, which are the same one if it has all of them. Nothing waits between loads.
 template <class Bits>
 __device__ __forceinline__ Pack load_across(const Bits* from) {
   const auto address = reinterpret_cast<uintptr_t>(from);
   const Pack* const packs = reinterpret_cast<const Pack*>(address & ~uintptr_t{15});
-  const Pack low = load_pack(packs), high = address & 15 ? load_pack(packs + 1) : low;
+  const Pack low = load_pack(packs), high = load_pack(packs + (address & 15 ? 1 : 0));  // without a branch
   uint32_t word[8] = {low.word[0],  low.word[1],  low.word[2],  low.word[3],
                       high.word[0], high.word[1], high.word[2], high.word[3]};
 #pragma unroll
@@ -275,7 +277,18 @@ __global__ void __launch_bounds__(32 * kFlatWarps, kFlatResident<P>)
     flat_results_kernel(const __grid_constant__ FlatParameters<P> f) {
   const FlatPlace place(f, gridDim.x - 1 - blockIdx.x);
   wait_for_predecessor();
-  write_flat<P>(f, place, final_at(f.of, place.outer, 0));
+  const Parameters<P>& p = f.of;
+  auto* finals = final_at(p, place.outer, 0);
+  if (f.late) {
+    finals = reinterpret_cast<typename P::Final*>(dynamic_shared_memory());
+#pragma unroll 1
+    for (int i = threadIdx.x / 32; i < p.inner; i += blockDim.x / 32) {
+      const auto all = merge_by_warp<P>([&](int u) { return *stat_at(p, place.outer, u, i); }, p.units);
+      if (threadIdx.x % 32 == 0) finals[i] = P::finish(p.args, P::row(p.args, place.outer, i, p.length, p.inner), all);
+    }
+    __syncthreads();
+  }
+  write_flat<P>(f, place, finals);
 }
 
 }  // namespace jaxgpuops::row_engine

@@ -125,90 +125,103 @@ __global__ void __launch_bounds__(32 * kWalkWarps, 4) held_walk_kernel(const __g
 
 // The operations that have kernels which hold packs.
 template <class P>
-constexpr bool kHoldsPacks = kWalks<P> && P::kFast && P::kOutput && !P::kHole && sizeof(typename P::Element::Bits) == 2;
+constexpr bool kHoldsPacks = kWalks<P> && P::kFast && P::kOutput && !P::kHole;
 
-// The same of 16-bit elements and kLength positions: a lane has 16 bytes of columns and a warp a strip of them,
-// wherever in memory a position begins. (Where lanes had columns one by one, results of two positions took four times
-// as long as their bytes.)
-template <class P, int kLength>
+// The same of at most kMost positions: a lane has 16 bytes of columns and a warp a strip of them, wherever in memory a
+// position begins. (Where lanes had columns one by one, results of two positions took four times as long as their
+// bytes.)
+template <class P, int kMost>
 __global__ void __launch_bounds__(32 * kWalkWarps, 3) held_packs_kernel(const __grid_constant__ Parameters<P> p) {
   using Element = typename P::Element;
   using Bits = typename Element::Bits;
   using Acc = typename Element::Acc;
-  constexpr int kWidth = 8, kStrip = 32 * kWidth;
+  using Lane = Held<P, kMost, true>;
+  constexpr int kWidth = Lane::kWidth, kStrip = 32 * kWidth;
+  constexpr int kTogether = sizeof(Bits) == 2 ? 2 : 1;  // columns of a word
+  const int length = static_cast<int>(p.length);
   const auto strips = static_cast<uint32_t>((p.inner + kStrip - 1) / kStrip);  // of an outer index
   const uint32_t strip = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, outer = strip / strips;
   if (outer * p.inner >= p.columns) return;
   const int64_t first = int64_t{strip - outer * strips} * kStrip, own = first + threadIdx.x % 32 * kWidth;
-  const int64_t at = int64_t{outer} * kLength * p.inner;  // of the first position
+  const int64_t at = outer * p.length * p.inner;  // of the first position
   const int mine = static_cast<int>(min(int64_t{kWidth}, p.inner - own));
 
-  Held<P, kLength, true> held;
+  Lane held;
 #pragma unroll
   for (int o = 0; o < P::kOperands; ++o) {
     const Bits* const from = static_cast<const Bits*>(p.operands[o]) + at + own;
     if (p.aligned && mine == kWidth) {
 #pragma unroll
-      for (int j = 0; j < kLength; ++j) held.raw[o][j] = load_pack(reinterpret_cast<const Pack*>(from + j * p.inner));
+      for (int j = 0; j < kMost; ++j)
+        if (j < length) held.raw[o][j] = load_pack(reinterpret_cast<const Pack*>(from + j * p.inner));
     } else if (mine == kWidth) {
 #pragma unroll
-      for (int j = 0; j < kLength; ++j) held.raw[o][j] = load_across(from + j * p.inner);
+      for (int j = 0; j < kMost; ++j)
+        if (j < length) held.raw[o][j] = load_across(from + j * p.inner);
     } else {
 #pragma unroll
-      for (int j = 0; j < kLength; ++j)
+      for (int j = 0; j < kMost; ++j)
 #pragma unroll
-        for (int i = 0; i < kWidth; ++i) held.set_bits(o, j, i, i < mine ? from[j * p.inner + i] : Bits{});
+        for (int i = 0; i < kWidth; ++i)
+          if (j < length) held.set_bits(o, j, i, i < mine ? from[j * p.inner + i] : Bits{});
     }
   }
 
 #pragma unroll
-  for (int w = 0; w < kWidth / 2; ++w) {  // results take the place of what they are made of
-    typename P::Row row[2];
-    typename P::Final final[2];
+  for (int w = 0; w < kWidth; w += kTogether) {  // results take the place of what they are made of
+    typename P::Row row[kTogether];
+    typename P::Final final[kTogether];
     P::with_sum_args(p.args, [&](const auto& args) {
 #pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const int64_t column = min(own + 2 * w + c, p.inner - 1);
-        row[c] = P::row(p.args, outer, column, kLength, p.inner);
+      for (int c = 0; c < kTogether; ++c) {
+        const int64_t column = min(own + w + c, p.inner - 1);
+        row[c] = P::row(p.args, outer, column, length, p.inner);
         Stat<P> stat = Stat<P>::none();
         if constexpr (P::kPeak) {
 #pragma unroll
-          for (int j = 0; j < kLength; ++j) stat.of[0] = P::larger(stat.peak(), held.x(args, j, 2 * w + c));
+          for (int j = 0; j < kMost; ++j)
+            if (j < length) stat.of[0] = P::larger(stat.peak(), held.x(args, j, w + c));
         }
         const auto shift = P::guard(stat.peak());  // without a peak it is not used
 #pragma unroll
         for (int k = 0; k < P::kSums; ++k) {
           Acc sum = Acc(0);
 #pragma unroll
-          for (int j = 0; j < kLength; ++j)
-            sum = P::add(args, k, sum, held.x(args, j, 2 * w + c), held.y(j, 2 * w + c), shift);
+          for (int j = 0; j < kMost; ++j)
+            if (j < length) sum = P::add(args, k, sum, held.x(args, j, w + c), held.y(j, w + c), shift);
           stat.sum(k) = sum;
         }
         final[c] = P::finish(p.args, row[c], stat);
-        if (2 * w + c < mine) P::write_row(p.args, outer * p.inner + column, row[c], final[c]);
+        if (w + c < mine) P::write_row(p.args, outer * p.inner + column, row[c], final[c]);
       }
     });
     P::with_args(p.args, [&](const auto& args) {
 #pragma unroll
-      for (int j = 0; j < kLength; ++j) {
-        Acc value[2];
+      for (int j = 0; j < kMost; ++j) {
+        if (j >= length) continue;
+        Acc value[kTogether];
 #pragma unroll
-        for (int c = 0; c < 2; ++c)
-          value[c] = P::output(args, row[c], final[c], held.x(args, j, 2 * w + c), held.y(j, 2 * w + c));
-        held.raw[0][j].word[w] = pair_of<Element>(value[0], value[1]);
+        for (int c = 0; c < kTogether; ++c)
+          value[c] = P::output(args, row[c], final[c], held.x(args, j, w + c), held.y(j, w + c));
+        if constexpr (kTogether == 2) {
+          held.raw[0][j].word[w / 2] = pair_of<Element>(value[0], value[1]);
+        } else {
+          held.set_bits(0, j, w, Element::store(value[0]));
+        }
       }
     });
   }
   Bits* const to = static_cast<Bits*>(p.out) + at;
   if (p.aligned) {
 #pragma unroll
-    for (int j = 0; j < kLength; ++j)
-      if (mine == kWidth) store_pack(reinterpret_cast<Pack*>(to + j * p.inner + own), held.raw[0][j]);
+    for (int j = 0; j < kMost; ++j)
+      if (j < length && mine == kWidth) store_pack(reinterpret_cast<Pack*>(to + j * p.inner + own), held.raw[0][j]);
   } else {
     const Span<P, 1, false, false> span(5);
     const int left = static_cast<int>(min(int64_t{kStrip}, p.inner - first));
 #pragma unroll
-    for (int j = 0; j < kLength; ++j) {
+    for (int j = 0; j < kMost; ++j) {
+      if (j >= length) continue;
       Pack packs[1] = {held.raw[0][j]};
       span.store(to + j * p.inner + first, left, packs);
     }
@@ -419,14 +432,12 @@ cudaError_t run_walk(cudaStream_t stream, const RowPlan& plan, const Parameters<
     int64_t columns = int64_t{32} * Walk<P>::kColumns << plan.column_warp_bits;  // of a block
     int64_t blocks = (p.columns + columns - 1) / columns;
     auto kernel = p.length <= held_positions(P::kOperands) ? held_walk_kernel<P> : walk_kernel<P>;
-    if (plan.vector) {
-      static_assert(kMostPacks == 4);
-      int64_t strip = 32 * 8;
+    if (plan.vector) {  // a warp has a strip of an outer index
+      int64_t strip = 32 * 16 / sizeof(typename P::Element::Bits);
       if constexpr (kHoldsPacks<P>) {
-        if (p.length < 2 || p.length > kMostPacks || p.out == nullptr) return cudaErrorInvalidValue;
-        kernel = p.length == 2   ? held_packs_kernel<P, 2>
-                 : p.length == 3 ? held_packs_kernel<P, 3>
-                                 : held_packs_kernel<P, kMostPacks>;
+        if (p.length > held_positions(P::kOperands) || p.out == nullptr) return cudaErrorInvalidValue;
+        kernel = p.length <= kFewPacks ? held_packs_kernel<P, kFewPacks>
+                                       : held_packs_kernel<P, held_positions(P::kOperands)>;
       } else if constexpr (kStrips<P>) {
         strip = 32 * kStripColumns;
         kernel = strip_kernel<P>;

@@ -45,8 +45,9 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) merge_kernel(const __grid
   let_dependents_start();
   wait_for_predecessor();
   const bool alone = p.units <= kMaxFlatSpans;
-  const int64_t number = alone ? int64_t{blockIdx.x} * (blockDim.x / 32) + threadIdx.x / 32 : blockIdx.x;
-  const int64_t column = p.first + number, outer = column / p.inner, i = column - outer * p.inner;
+  const int64_t column =
+      alone ? int64_t{blockIdx.x} * (blockDim.x / 32) + threadIdx.x / 32 : static_cast<int64_t>(blockIdx.x);
+  const int64_t outer = column / p.inner, i = column - outer * p.inner;
   if (column >= p.columns) return;
   const auto stat = [&](int u) { return *stat_at(p, outer, u, i); };
   const int begin = alone ? threadIdx.x % 32 : threadIdx.x, step = alone ? 32 : blockDim.x;
@@ -141,7 +142,7 @@ struct Call {
       const bool finish = phase == Phase::kFinish;
       p.part_length = finish ? plan.result_length : plan.part_length;
       p.blocks = static_cast<int>((shape.length + p.part_length - 1) / p.part_length);
-      const FlatParameters<P> f{p, plan.period, plan.turns, plan.across, plan.deep, plan.slices, plan.ahead};
+      const FlatParameters<P> f{p, plan.period, plan.turns, plan.across, plan.deep, plan.slices, plan.ahead, plan.late};
       const int64_t blocks = shape.outer * p.blocks * plan.slices;
       if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
       Launch launched;
@@ -150,6 +151,7 @@ struct Call {
       if constexpr (P::kOutput) {
         if (finish) {
           launched.overlap = plan.overlap;
+          if (plan.late) launched.shared_bytes = shape.inner * sizeof(typename P::Final);
           return launch(stream, launched, flat_results_kernel<P>, f);
         }
       }
@@ -193,7 +195,7 @@ cudaError_t run(cudaStream_t stream, const RowPlan& plan, const Rows& rows, Para
   if (plan.algorithm == RowAlgorithm::kColumnsFlat) {
     if (!plan.split) return call.flat(Phase::kWhole);
     cudaError_t status = call.flat(Phase::kPartial);
-    if (status == cudaSuccess) status = merge(stream, plan, call.p, kernels, 0, rows.count());
+    if (status == cudaSuccess && !plan.late) status = merge(stream, plan, call.p, kernels);
     if (status == cudaSuccess && p.out) status = call.flat(Phase::kFinish);
     return status;
   }

@@ -253,7 +253,6 @@ struct RowsThread {
       block = index % static_cast<unsigned>(p.blocks);
     }
     if (!team) number = block * block_warps + warp;
-    if constexpr (kSharing != Sharing::kTeam) outer += p.first;
     exists = !team || outer < p.columns;
   }
 

@@ -17,12 +17,10 @@ cudaError_t launch_with(cudaStream_t stream, const Launch& launched, const void*
   return launch_pointers(stream, launched, kernel, &argument);
 }
 
-// A sweep over the columns [first, end).
+// A sweep over all columns.
 cudaError_t sweep(cudaStream_t stream, const RowPlan& plan, const Rows& shape, RowParameters& p,
-                  const RowKernels& kernels, Phase phase, int64_t first, int64_t end, bool overlap) {
+                  const RowKernels& kernels, Phase phase, bool overlap) {
   p.phase = phase;
-  p.first = first;
-  p.columns = end;
   Launch launched;
   launched.block = dim3(plan.threads());
   launched.overlap = overlap;
@@ -30,7 +28,7 @@ cudaError_t sweep(cudaStream_t stream, const RowPlan& plan, const Rows& shape, R
   const int64_t stat = kernels.stat_bytes, of_vector = 16 / kernels.item_bytes;
   int64_t groups;  // of columns
   if (shape.inner == 1) {
-    groups = end - first;
+    groups = p.columns;
     if (plan.wide) {
       launched.shared_bytes = kernels.wide_shared_bytes;
     } else if (plan.spans == 1) {
@@ -42,11 +40,11 @@ cudaError_t sweep(cudaStream_t stream, const RowPlan& plan, const Rows& shape, R
     }
   } else if (plan.along) {
     const int64_t columns = of_vector << plan.column_lane_bits;
-    groups = (end - first + columns - 1) / columns;
+    groups = (p.columns + columns - 1) / columns;
     launched.shared_bytes = of_vector * plan.threads() * stat;
   } else {
     const int64_t columns = (plan.vector ? of_vector : 1) << (plan.column_lane_bits + plan.column_warp_bits);
-    groups = (end - first + columns - 1) / columns;
+    groups = (p.columns + columns - 1) / columns;
     if (phase != Phase::kFinish)
       launched.shared_bytes =
           columns * ((plan.axis_warps + 1 + (p.cluster ? plan.blocks + 1 : 0)) * stat + kernels.final_bytes);
@@ -82,7 +80,6 @@ void set_parameters(RowParameters& p, const RowPlan& plan, const Rows& rows, con
   p.length = rows.length;
   p.inner = rows.inner;
   p.columns = rows.count();
-  p.first = 0;
   p.workspace = static_cast<unsigned char*>(workspace);
   p.workspace_stride = plan.workspace_bytes;
   p.finals_at = (rows.inner * plan.units * kernels.stat_bytes + 15) / 16 * 16;
@@ -103,22 +100,18 @@ void set_parameters(RowParameters& p, const RowPlan& plan, const Rows& rows, con
   p.aligned = is_aligned(p) && (rows.inner == 1 ? rows.length : rows.inner) * kernels.item_bytes % 16 == 0;
 }
 
-cudaError_t merge(cudaStream_t stream, const RowPlan& plan, RowParameters& p, const RowKernels& kernels, int64_t first,
-                  int64_t end) {
-  p.first = first;
-  p.columns = end;
+cudaError_t merge(cudaStream_t stream, const RowPlan& plan, RowParameters& p, const RowKernels& kernels) {
   Launch launched;
   launched.overlap = plan.overlap;
   if (kernels.merge_few && plan.along && plan.units <= kMaxSerialUnits) {
     const int threads = 32 * kAlongWarps;
-    launched.grid = dim3(static_cast<unsigned>((end - first + threads - 1) / threads));
+    launched.grid = dim3(static_cast<unsigned>((p.columns + threads - 1) / threads));
     launched.block = dim3(threads);
     return launch_with(stream, launched, kernels.merge_few, p);
   }
   // If a warp merges a column, blocks have several warps where there would be more blocks than run at a time.
-  const int64_t columns = end - first;
-  const int64_t warps = plan.units <= kMaxFlatSpans ? std::clamp<int64_t>(columns / 1024, 1, kMergeWarps) : 1;
-  launched.grid = dim3(static_cast<unsigned>((columns + warps - 1) / warps));
+  const int64_t warps = plan.units <= kMaxFlatSpans ? std::clamp<int64_t>(p.columns / 1024, 1, kMergeWarps) : 1;
+  launched.grid = dim3(static_cast<unsigned>((p.columns + warps - 1) / warps));
   launched.block = dim3(plan.units <= kMaxFlatSpans ? 32 * static_cast<unsigned>(warps) : 32 * kMaxBlockWarps);
   launched.shared_bytes = kMaxBlockWarps * kernels.stat_bytes;
   return launch_with(stream, launched, kernels.merge, p);
@@ -128,16 +121,11 @@ cudaError_t run_sweeps(cudaStream_t stream, const RowPlan& plan, const Rows& row
                        const RowKernels& kernels) {
   if (!kernels.sweep) return cudaErrorInvalidValue;
   if (plan.algorithm != RowAlgorithm::kRowsSplit && plan.algorithm != RowAlgorithm::kColumnsSplit)
-    return sweep(stream, plan, rows, p, kernels, Phase::kWhole, 0, rows.count(), false);
-  for (int64_t outer = 0; outer < rows.outer; outer += plan.round) {
-    const int64_t first = outer * rows.inner, end = std::min(rows.outer, outer + plan.round) * rows.inner;
-    cudaError_t status = sweep(stream, plan, rows, p, kernels, Phase::kPartial, first, end, plan.overlap && outer > 0);
-    if (status == cudaSuccess) status = merge(stream, plan, p, kernels, first, end);
-    if (status == cudaSuccess && p.out)
-      status = sweep(stream, plan, rows, p, kernels, Phase::kFinish, first, end, plan.overlap);
-    if (status != cudaSuccess) return status;
-  }
-  return cudaSuccess;
+    return sweep(stream, plan, rows, p, kernels, Phase::kWhole, false);
+  cudaError_t status = sweep(stream, plan, rows, p, kernels, Phase::kPartial, false);
+  if (status == cudaSuccess) status = merge(stream, plan, p, kernels);
+  if (status == cudaSuccess && p.out) status = sweep(stream, plan, rows, p, kernels, Phase::kFinish, plan.overlap);
+  return status;
 }
 
 }  // namespace jaxgpuops::row_engine

@@ -21,7 +21,6 @@ struct RowParameters {
   const void* operands[2];
   void* out;                       // null: results are numbers a row
   int64_t columns, length, inner;  // columns: outer * inner
-  int64_t first;                   // column of the first block
   int spans, units;
   int lane_bits, vector_bits, blocks, block_bits, unit_warps, part;
   bool cluster;  // blocks that share a row are one
@@ -55,9 +54,8 @@ bool is_aligned(const RowParameters& p);
 // Whether all arrays that there are begin at the same distance from such a multiple.
 bool is_alike(const RowParameters& p);
 
-// Launches the merging of statistics of the columns [first, end).
-cudaError_t merge(cudaStream_t stream, const RowPlan& plan, RowParameters& p, const RowKernels& kernels, int64_t first,
-                  int64_t end);
+// Launches the merging of statistics of all columns.
+cudaError_t merge(cudaStream_t stream, const RowPlan& plan, RowParameters& p, const RowKernels& kernels);
 
 // Launches the kernels of rows and columns that a lane, block or cluster holds, or all those of split ones.
 cudaError_t run_sweeps(cudaStream_t stream, const RowPlan& plan, const Rows& rows, RowParameters& p,
