@@ -16,15 +16,15 @@ namespace {
 
 constexpr int kThreads = 256;  // of a block of dispatch
 constexpr int kCombineThreads = 128;
-constexpr int kGradientThreads = 512;    // at most, of a block of combine's gradient
-constexpr int kGradientRows = 32;        // that such a block has, at most: a lane knows one
-constexpr int kAtOnce = 2;               // rows that such a block has at a time
-constexpr int kUnits = 2;                // of a thread of such a block, which it has at a time
-constexpr int kColumns = 4;              // units of a row that a thread has, if they are small
-constexpr int kAhead = 4;                // rows that a thread knows, or loads, before it goes on
-constexpr int64_t kManyBlocks = 1 << 8;  // which are enough for each to do more
-constexpr int64_t kWideRow = 96;         // threads of a token from which no block has several
-constexpr int64_t kFilled = 32;          // rows that a warp looks through for those that have no token
+constexpr int kGradientThreads = 512;      // at most, of a block of combine's gradient
+constexpr int kGradientRows = 32;          // that such a block has, at most: a lane knows one
+constexpr int kAtOnce = 2;                 // rows that such a block has at a time
+constexpr int kUnits = 2;                  // of a thread of such a block, which it has at a time
+constexpr int kColumns = 4;                // units of a row that a thread has, if they are small
+constexpr int kAhead = 4;                  // rows that a thread knows, or loads, before it goes on
+constexpr int64_t kManyThreads = 1 << 17;  // which are enough for each to do more
+constexpr int64_t kWideRow = 96;           // threads of a token from which no block has several
+constexpr int64_t kFilled = 32;            // rows that a warp looks through for those that have no token
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -446,10 +446,10 @@ cudaError_t launch_combine(cudaStream_t stream, const MoveProblem& p, const void
     const std::integral_constant<int, 2> two;
     const std::integral_constant<int, kAhead> ahead;
     if constexpr (vector > 1) {
-      if (p.choices <= 2) return start(one, two);
+      if (p.choices <= 2) return start(two, two);
       // A few blocks wait for one load after the other: they are to wait once.
       if constexpr (sizeof(typename Element::Bits) > 1)
-        if (p.choices > kAhead && p.outer * p.tokens * units <= kManyBlocks * kCombineThreads)
+        if (p.choices > kAhead && 4 * p.outer * p.tokens * units <= kManyThreads)
           return start(one, std::integral_constant<int, 2 * kAhead>());
       return start(one, ahead);
     } else {
@@ -470,15 +470,16 @@ cudaError_t launch_combine_vjp(cudaStream_t stream, const MoveProblem& p, const 
   const int64_t units = std::max<int64_t>(ceil_div(row_bytes, 16), 1),
                 times = ceil_div(units, kUnits * kGradientThreads);
   const int64_t threads = ceil_div(ceil_div(units, kUnits * times), 32) * 32;
-  // A block has as many rows of a token as there can be if blocks are to be many.
-  const int64_t most = std::min<int64_t>(p.choices, kGradientRows);
-  const int64_t each = std::clamp<int64_t>(p.outer * p.assignments() / kManyBlocks, 1, most);
+  // Where tokens are few, several blocks share the rows of each.
+  const int64_t least = ceil_div(p.choices, kGradientRows);
+  const int64_t shared = kManyThreads / std::max<int64_t>(p.outer * p.tokens * threads, 1);
+  const int64_t each = ceil_div(p.choices, std::clamp(shared, least, p.choices)), parts = ceil_div(p.choices, each);
   return with_any_float(p.dtype, [&](auto element) {
     const auto start = [&](auto whole) {
       using Element = decltype(element);
       using Bits = typename Element::Bits;
       using Acc = typename Element::Acc;
-      const int64_t parts = ceil_div(p.choices, each), blocks = p.outer * p.tokens * parts;
+      const int64_t blocks = p.outer * p.tokens * parts;
       return launch(stream, {grid_of(blocks + fill_blocks(p, threads)), grid_of(threads)},
                     combine_vjp_kernel<Element, whole>, p, blocks, parts, each, static_cast<const Bits*>(y),
                     static_cast<const Bits*>(ct), row_of_assignment, assignment_of_row,
