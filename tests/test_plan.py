@@ -478,8 +478,13 @@ def test_few_elements():
     assert small(reduce_planner("max", "float32", False), 9, 1, folded) == few
     for op in ("cumsum", "cumprod", "cummax", "linear_scan", "linear_scan_vjp", "cummin_jvp"):
         exact = op == "cummax"
-        for length, inner, most in ((1, 1, 16), (7, 9, 16), (9, 4, 17), (32, 1, 18 if exact else 17)):
-            assert small(scan_planner(op, "float32", False), length, inner, 1 << most) == few, (op, length, inner)
+        for length, inner, most in (
+            (1, 1, 3 << 15),
+            (7, 9, 3 << 15),
+            (9, 4, 1 << 17),
+            (32, 1, 1 << (18 if exact else 17)),
+        ):
+            assert small(scan_planner(op, "float32", False), length, inner, most) == few, (op, length, inner)
             assert small(scan_planner(op, "float32", True), length, inner) == none  # segments
         for length, inner in ((33, 3), (1024, 3), (1025, 3), (33, 1)):
             takes = few if exact and inner > 1 and length <= 1024 else none

@@ -23,7 +23,7 @@ constexpr int64_t kShortBytes = 24 << 10;  // shared memory of a block where the
 // Of an array that the kernels for few elements take, at most: along an axis that a lane has sooner without shared
 // memory, along a longer one, the same where any order has the same states; and along an axis that is not short, the
 // same of elements that have no other kernels than those of spans.
-constexpr int64_t kSmallDirect = 1 << 16, kSmallElements = 1 << 17, kSmallExact = 1 << 18;
+constexpr int64_t kSmallDirect = 3 << 15, kSmallElements = 1 << 17, kSmallExact = 1 << 18;
 constexpr int64_t kSmallLong = 1 << 16, kSmallRare = 1 << 18;
 
 // Lanes that have the axis read it from memory if that is in few pieces, and if the array is not too large for caches
@@ -64,10 +64,13 @@ bool is_exact(const Problem& problem) {
   return !is_general(problem) && (problem.op == Op::kMax || problem.op == Op::kMin);
 }
 
-// Whether lanes that have a short axis read it where it is.
+// Whether lanes that have a short axis read it where it is. Rows that are whole vectors, or bytes, are better moved as
+// such.
 bool is_direct(const Problem& problem) {
   const auto [outer, length, inner] = problem.rows;
-  return (length <= kDirectLength || inner * bytes_of(problem.dtype) >= kDirectBytes) &&
+  const int bytes = bytes_of(problem.dtype);
+  const bool vectors = inner == 1 && (bytes == 1 || length * bytes % 16 == 0);
+  return !vectors && (length <= kDirectLength || inner * bytes >= kDirectBytes) &&
          problem.rows.elements() <= kDirectElements;
 }
 

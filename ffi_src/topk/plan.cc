@@ -287,7 +287,7 @@ Plan plan_argmax(Rows rows, int key_bits, const Gpu& gpu, int64_t workspace_byte
   const int64_t units = rows.outer * shape.tiles;
   int64_t slices = 1;
   if (shape.form == ArgmaxForm::kSmall) {
-    slices = rows.length > kArgmaxSmallColumn ? rows.length / kArgmaxSmallSlice : 1;
+    slices = rows.length > kArgmaxUnshared ? rows.length / kArgmaxSmallSlice : 1;
   } else if (shape.form == ArgmaxForm::kRows) {
     // A second kernel takes longer than a block with the rest of a short row.
     const int64_t bytes = rows.length * key_bytes;
@@ -304,7 +304,7 @@ Plan plan_argmax(Rows rows, int key_bits, const Gpu& gpu, int64_t workspace_byte
   if (workspace_bytes >= 0) slices = std::min(slices, workspace_bytes / (rows.inner * candidate));
   if (slices <= 1) return plan;
   if (shape.form == ArgmaxForm::kSmall) {
-    const ArgmaxShape cut = argmax_small_shape(rows, slices);
+    const ArgmaxShape cut = argmax_small_shape(rows, static_cast<int>(key_bytes), slices);
     plan.lanes = 1 << cut.lane_bits;
     plan.threads = cut.threads;
   }

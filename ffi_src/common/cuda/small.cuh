@@ -33,7 +33,7 @@ struct Quotient {
   }
 };
 
-// The columns of a call of at most 2^20 elements, and how many of them share a warp, or threads share one.
+// The columns of a call of at most 2^21 elements, and how many of them share a warp, or threads share one.
 struct SmallColumns {
   uint32_t columns, length, inner;
   int column_bits, part_bits;

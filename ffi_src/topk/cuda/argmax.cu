@@ -5,16 +5,16 @@
 //
 //   tiles    A block copies whole outer indices to shared memory, by aligned vectors wherever they begin, and 1 to 32
 //            lanes share each column (each row, if inner is 1). For short rows, and small planes of columns.
-//   rows     inner is 1: a block, or several, read a row. A lane finds the largest key of its vectors, and which batch
-//            of loads had it first; only lanes that have the largest of their warp look the element up again. About
-//            five instructions for each word: narrow types run at memory speed, too.
+//   rows     inner is 1: a warp, a block, or several blocks, read a row. A lane finds the largest key of its vectors,
+//            and which batch of loads had it first; only lanes that have the largest of their warp look the element up
+//            again. About five instructions for each word: narrow types run at memory speed, too.
 //   columns  A block reads vectors of 16 bytes, at steps that are whole rows of columns: so each place of a vector
 //            stays with one column, and a thread keeps the best of each place. Where inner is short, a step is several
 //            rows.
 //   strided  The same by single elements, where vectors would not stay with their columns (inner is long, and odd), and
 //            where the axis is short: then a thread has whole columns (sheets: several).
 //
-//   small    Few elements in all, one by one (common/cuda/small.cuh).
+//   small    Few elements in all, one by one (common/cuda/small.cuh). Blocks share columns that are long.
 //
 // Blocks that share a row leave a candidate each for a second kernel.
 #include <algorithm>
@@ -372,14 +372,12 @@ __device__ __forceinline__ void merge_team(Candidate<Key>& c, uint32_t team) {
   lanes(count);
 }
 
-// A team has a row, or a slice of it.
-template <class Key>
-__global__ void __launch_bounds__(kArgmaxMostTeam, 1024 / kArgmaxMostTeam)
-    argmax_rows(const __grid_constant__ Argmax a, const __grid_constant__ ArgOrder order, uint32_t units,
-                int team_bits) {
-  constexpr uint32_t kVector = 16 / sizeof(Key);
-  const uint32_t team = 1u << team_bits, lane = threadIdx.x & (team - 1);
-  const uint32_t own = blockIdx.x * (blockDim.x >> team_bits) + (threadIdx.x >> team_bits);
+// A team, a warp or a block, has a row, or a slice of it.
+template <class Key, uint32_t kTeam>
+__global__ void __launch_bounds__(kArgmaxRowThreads, 1024 / kArgmaxRowThreads)
+    argmax_rows(const __grid_constant__ Argmax a, const __grid_constant__ ArgOrder order, uint32_t units) {
+  constexpr uint32_t kVector = 16 / sizeof(Key), kTeams = kArgmaxRowThreads / kTeam;
+  const uint32_t lane = threadIdx.x % kTeam, own = blockIdx.x * kTeams + threadIdx.x / kTeam;
   const uint32_t unit = smaller(own, units - 1);  // who has none has the last
   const uint32_t row = a.slices == 1 ? unit : unit / a.slices, part = unit - row * a.slices;
   let_dependents_start();
@@ -390,34 +388,32 @@ __global__ void __launch_bounds__(kArgmaxMostTeam, 1024 / kArgmaxMostTeam)
   const uint32_t vectors = all.vectors;
   const uint4* body = all.body();
 
-  // What is left of whole batches goes by halves of one. The last repeats the last vector, which changes nothing.
-  constexpr uint32_t kBatch = 8;
-  Key best = 0;
-  uint32_t batch = lane, v = lane;
-  const auto place = [&](uint32_t v, uint32_t u) { return smaller(v + u * team, vectors - 1); };
-  const auto look = [&](auto count, auto at) {
-    uint4 loaded[decltype(count)::value];
-#pragma unroll
-    for (uint32_t u = 0; u < count; ++u) loaded[u] = __ldg(body + at(u));
-    const Key most = largest_key<Key>(loaded, order);
-    if (most > best) best = most, batch = v;
-    v += count * team;
-  };
-#pragma unroll 1
-  while (v + (kBatch - 1) * team < vectors)
-    look(std::integral_constant<uint32_t, kBatch>(), [&](uint32_t u) { return v + u * team; });
-#pragma unroll 1
-  while (v < vectors) look(std::integral_constant<uint32_t, kBatch / 2>(), [&](uint32_t u) { return place(v, u); });
   Candidate<Key> c = {0, ~0u};
-#pragma unroll 1
-  for (uint32_t i = lane; i < all.loose(); i += team) {
+  for (uint32_t i = lane; i < all.loose(); i += kTeam) {
     const uint32_t at = all.loose_index(i);
     c.merge({encode_arg(x[at], order), begin + at});
   }
 
-  Key most = best;
+  // The last batch repeats the last vector, which changes nothing. A warp has small ones: it soon has the whole row.
+  constexpr uint32_t kBatch = kTeam == 32 ? 4 : 8;
+  Key best = 0;
+  uint32_t batch = lane, v = lane;
+  const auto place = [&](uint32_t v, uint32_t u) { return min(v + u * kTeam, vectors - 1); };
+  const auto look = [&](auto whole) {
+    uint4 loaded[kBatch];
+#pragma unroll
+    for (uint32_t u = 0; u < kBatch; ++u) loaded[u] = __ldg(body + (whole ? v + u * kTeam : place(v, u)));
+    const Key most = largest_key<Key>(loaded, order);
+    if (most > best) best = most, batch = v;
+    v += kBatch * kTeam;
+  };
+  if constexpr (kTeam > 32) {
+    while (v + (kBatch - 1) * kTeam < vectors) look(std::true_type());
+  }
 #pragma unroll 1
-  for (uint32_t d = smaller(team, 32u) / 2; d; d /= 2) most = larger(most, shuffle_xor(most, d));
+  while (v < vectors) look(std::false_type());
+
+  const Key most = largest_of_lanes(best);
   if (best == most && lane < vectors) {
     // Elements with this key have one pattern of bits, but for zeros and NaNs.
     const Key sign = static_cast<Key>(order.sign), found = decode(best, order.order);
@@ -426,7 +422,7 @@ __global__ void __launch_bounds__(kArgmaxMostTeam, 1024 / kArgmaxMostTeam)
     const Key from = static_cast<Key>(nan ? order.nan_above + 1 : found & ~drop);
     const Key span = static_cast<Key>(nan ? ~sign - from : 0);
     uint32_t first = 0;
-#pragma unroll
+#pragma unroll(kTeam == 32 ? 1 : kBatch)
     for (int u = kBatch - 1; u >= 0; --u) {
       Key elements[kVector];
       *reinterpret_cast<uint4*>(elements) = __ldg(body + place(batch, u));
@@ -436,7 +432,7 @@ __global__ void __launch_bounds__(kArgmaxMostTeam, 1024 / kArgmaxMostTeam)
     }
     c.merge({best, begin + all.head + first});
   }
-  merge_team(c, team);
+  merge_team(c, kTeam);
   if (lane == 0 && own == unit) finish(a, row, 0, part, c);
 }
 
@@ -706,7 +702,9 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const ArgmaxShape& shape,
       break;
     case ArgmaxForm::kRows:
       status = launch(stream, {blocks(((units << shape.lane_bits) + threads - 1) / threads), dim3(threads)},
-                      argmax_rows<Key>, a, order, static_cast<uint32_t>(units), shape.lane_bits);
+                      argmax_has_warps(sizeof(Key)) && shape.lane_bits == 5    ? argmax_rows < Key,
+                      argmax_has_warps(sizeof(Key)) ? 32 : kArgmaxRowThreads > : argmax_rows<Key, kArgmaxRowThreads>, a,
+                      order, static_cast<uint32_t>(units));
       break;
     case ArgmaxForm::kColumns:
       status = launch(stream, {blocks(units), dim3((threads + 31) / 32 * 32), shared}, argmax_columns<Key>, a, ranks,
@@ -717,10 +715,10 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const ArgmaxShape& shape,
       break;
     case ArgmaxForm::kSmall: {
       const Rows cut = argmax_cut(rows, plan.slices);
-      const ArgmaxShape small = argmax_small_shape(rows, plan.slices);
+      const ArgmaxShape small = argmax_small_shape(rows, sizeof(Key), plan.slices);
       const SmallCall call = {a.x, a.indices, a.values, SmallColumns(cut, small.column_bits, small.lane_bits)};
       const SmallSlices slices = {Quotient(a.slices), a.slices, a.slice, a.slices * a.slice - a.length, a.workspace};
-      const bool few = argmax_small_each(rows, plan.slices) == kSmallEach;
+      const bool few = argmax_small_each(rows, sizeof(Key)) == kSmallEach;
       status = launch(stream, {blocks(small.tiles), dim3(static_cast<unsigned>(small.threads))},
                       few ? argmax_small<Key, kSmallEach> : argmax_small<Key, kArgmaxEach>, call, ranks, slices);
       break;

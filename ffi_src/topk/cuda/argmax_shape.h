@@ -13,17 +13,21 @@ namespace jaxgpuops::topk {
 
 constexpr int kArgmaxThreads = 256;
 constexpr int kArgmaxMostThreads = 512;  // columns
-constexpr int kArgmaxMostTeam = 128;     // rows: lanes that have one
+constexpr int kArgmaxRowThreads = 128;   // rows
 
-constexpr int kArgmaxEach = 8;              // small: elements that a thread takes at a time, where they are not few
-constexpr int64_t kArgmaxFew = 1 << 17;     // these are: elements in all
-constexpr int64_t kArgmaxSmall = 1 << 19;   // elements in all, at most
-constexpr int64_t kArgmaxSliced = 1 << 21;  // the same, if blocks share columns
-constexpr int64_t kArgmaxSmallColumn = 8 << 10;  // elements of a column that blocks do not share
-constexpr int64_t kArgmaxSmallSlice = 1 << 10;   // elements of a block's slice, about
+constexpr int kArgmaxEach = 8;                 // small: elements that a thread takes at a time, where they are not few
+constexpr int64_t kArgmaxFew = 1 << 17;        // these are: elements in all, ..
+constexpr int64_t kArgmaxFewRows = 32;         // .. or of a column; and those of 64 bits
+constexpr int64_t kArgmaxSmall = 1 << 18;      // elements in all, at most, ..
+constexpr int64_t kArgmaxSmallMany = 1 << 19;  // .. with so many of a column that threads have eight, ..
+constexpr int64_t kArgmaxSmallColumns = 3 << 18;  // .. of columns that blocks share, ..
+constexpr int64_t kArgmaxSmallRow = 1 << 21;      // .. and of a single row that they share
+constexpr int64_t kArgmaxMany = 8 << 10;          // elements of a column of kArgmaxSmallMany, at most
+constexpr int64_t kArgmaxUnshared = 16 << 10;     // elements of a column that blocks do not share
+constexpr int64_t kArgmaxSmallSlice = 1 << 10;    // elements of a block's slice, about
 
 constexpr int64_t kArgmaxTilePlane = 24 << 10;  // bytes of an outer index that tiles take
-constexpr int64_t kArgmaxTileRow = 2 << 10;     // the same, if inner is 1
+constexpr int64_t kArgmaxTileRow = 6 << 10;     // the same, if inner is 1
 constexpr int64_t kArgmaxWarpRow = 12 << 10;    // bytes of a row that a warp has, if inner is 1
 constexpr int64_t kArgmaxAlone = 40 << 10;      // bytes of a row that blocks do not share, if inner is 1
 
@@ -57,9 +61,19 @@ inline ArgmaxShape argmax_tiles_shape(Rows rows, int key_bytes) {
   return shape;
 }
 
-inline int argmax_small_each(Rows rows, int64_t slices) {
-  const bool few = rows.elements() <= kArgmaxFew && rows.length <= int64_t{kSmallEach} * kMostSmallThreads;
-  return few && slices == 1 ? kSmallEach : kArgmaxEach;
+// Whether the small kernel takes an array, and how many elements a thread of it has at a time.
+inline bool argmax_is_small(Rows rows, int key_bytes) {
+  const int64_t elements = rows.elements();
+  if (rows.length > kArgmaxUnshared)
+    return elements <= (rows.inner > 1 ? kArgmaxSmallColumns : rows.outer == 1 ? kArgmaxSmallRow : kArgmaxSmall);
+  const bool many = key_bytes < 8 && rows.length > kArgmaxFewRows && rows.length <= kArgmaxMany;
+  return elements <= (many ? kArgmaxSmallMany : kArgmaxSmall);
+}
+
+inline int argmax_small_each(Rows rows, int key_bytes) {
+  if (rows.length > int64_t{kSmallEach} * kMostSmallThreads) return kArgmaxEach;
+  const bool few = rows.elements() <= kArgmaxFew || rows.length <= kArgmaxFewRows || key_bytes == 8;
+  return few ? kSmallEach : kArgmaxEach;
 }
 
 // Elements of the axis that a block has. Whole vectors, where rows are.
@@ -74,8 +88,8 @@ inline Rows argmax_cut(Rows rows, int64_t slices) {
   return {rows.outer * ((rows.length + slice - 1) / slice), slice, rows.inner};
 }
 
-inline ArgmaxShape argmax_small_shape(Rows rows, int64_t slices) {
-  const SmallShape small = small_shape(argmax_cut(rows, slices), argmax_small_each(rows, slices));
+inline ArgmaxShape argmax_small_shape(Rows rows, int key_bytes, int64_t slices) {
+  const SmallShape small = small_shape(argmax_cut(rows, slices), argmax_small_each(rows, key_bytes));
   ArgmaxShape shape;
   shape.form = ArgmaxForm::kSmall;
   shape.lane_bits = small.part_bits;
@@ -85,12 +99,14 @@ inline ArgmaxShape argmax_small_shape(Rows rows, int64_t slices) {
   return shape;
 }
 
-// A warp has a row, four if it is long.
+// Whether a warp has a row, and not a block: of 16 and 32 bits, where that was measured.
+constexpr bool argmax_has_warps(int key_bytes) { return key_bytes == 2 || key_bytes == 4; }
+
 inline ArgmaxShape argmax_rows_shape(Rows rows, int key_bytes) {
   ArgmaxShape shape;
   shape.form = ArgmaxForm::kRows;
-  shape.lane_bits = rows.length * key_bytes <= kArgmaxWarpRow ? 5 : 7;
-  shape.threads = kArgmaxMostTeam;
+  shape.lane_bits = argmax_has_warps(key_bytes) && rows.length * key_bytes <= kArgmaxWarpRow ? 5 : 7;
+  shape.threads = kArgmaxRowThreads;
   return shape;
 }
 
@@ -104,10 +120,12 @@ inline ArgmaxShape argmax_shape(Rows rows, int key_bytes, bool aligned) {
     shape.tiles = (units + most - 1) / most;
     shape.beside = static_cast<int>((units + shape.tiles - 1) / shape.tiles);
   };
-  if (rows.elements() <= (rows.length > kArgmaxSmallColumn ? kArgmaxSliced : kArgmaxSmall))
-    return argmax_small_shape(rows, 1);
+  if (argmax_is_small(rows, key_bytes)) return argmax_small_shape(rows, key_bytes, 1);
   if (rows.inner == 1) {
-    if (rows.length * key_bytes <= kArgmaxTileRow) return argmax_tiles_shape(rows, key_bytes);
+    // Few rows, and those that warps take, leave tiles sooner.
+    const bool sooner = rows.outer < 512 || argmax_has_warps(key_bytes);
+    if (rows.length * key_bytes <= (sooner ? kArgmaxTileRow / 3 : kArgmaxTileRow))
+      return argmax_tiles_shape(rows, key_bytes);
     return argmax_rows_shape(rows, key_bytes);
   } else if (inner_bytes >= 1024 && rows.length <= 24 && !(whole && rows.length > 8)) {
     // A thread has whole columns, several if there are enough of them.
