@@ -17,10 +17,6 @@
 #include "count/cuda/args.cuh"
 #include "sort/cuda/launch.h"
 
-#ifndef V_ROWS
-#define V_ROWS 4
-#define V_BLOCKS 4
-#endif
 namespace jaxgpuops::count {
 namespace {
 
@@ -28,7 +24,9 @@ constexpr int kThreads = 256;
 constexpr int kJoinThreads = 512, kTilesOfBlock = 32;  // threads of a block of segment_join_kernel, and its tiles
 constexpr int kJoinBits = 3;  // 2^kJoinBits lanes of it at most have a row, so that many rows are added up at a time
 constexpr int kRows = 8;      // neighbouring scalars of a lane
-constexpr int kTileRows = V_ROWS, kTileBlocks = V_BLOCKS;  // rows that a lane loads before it folds them
+constexpr int kTileRows = 4;  // rows that a lane loads before it folds them
+// Blocks of tiles that a multiprocessor holds: more would leave a lane with many elements too few registers.
+constexpr int tile_blocks(int count) { return count > 4 ? 3 : 4; }
 
 // ---- Kernels --------------------------------------------------------------------------------------------------------
 
@@ -152,7 +150,7 @@ __device__ __forceinline__ void fill_segments(const Args& a) {
 }
 
 template <class Monoid, int kCount>
-__global__ void __launch_bounds__(kThreads, kTileBlocks) segment_tiles_kernel(Args a) {
+__global__ void __launch_bounds__(kThreads, tile_blocks(kCount)) segment_tiles_kernel(Args a) {
   using Bits = typename Monoid::Bits;
   using Acc = typename Monoid::Acc;
   static_assert(sizeof(Partial<Monoid, kCount>) == kCount * sizeof(Acc));
