@@ -194,8 +194,9 @@ __global__ void __maxnreg__(40)
   // Many equal elements. Each warp has a part of the row.
   const uint32_t part = (length + threads - 1) / threads * 32, begin = warp * part, end = min(begin + part, length);
   // Calls `visit(at, is, before)` for the elements of the part. `is`: whether `choose` chooses this one; `before`: how
-  // many lower ones of the row it does. The words at `counts` are shared by the block.
-  const auto for_part = [&](uint32_t* counts, auto choose, auto visit) {
+  // many lower ones of the row it does. A warp leaves out a part for which `matters(before, chosen)` is false. The
+  // words at `counts` are shared by the block.
+  const auto for_part = [&](uint32_t* counts, auto choose, auto matters, auto visit) {
     const auto chosen_at = [&](uint32_t start) {
       return __ballot_sync(kEveryLane, start + lane < end && choose(min(start + lane, length - 1)));
     };
@@ -204,6 +205,7 @@ __global__ void __maxnreg__(40)
     if (lane == 0) counts[warp] = own;
     __syncthreads();
     uint32_t before = shuffle_from(sum_up_to_lane(lane < warps ? counts[lane] : 0), warp) - own;
+    if (!matters(before, own)) return;
     for (uint32_t start = begin; start < end; start += 32) {
       const unsigned lanes = chosen_at(start);
       if (start + lane < end) visit(start + lane, lanes >> lane & 1, before + __popc(lanes & ((1u << lane) - 1)));
@@ -213,7 +215,8 @@ __global__ void __maxnreg__(40)
   for (int r = 0; r < wanted; ++r) {
     if (found.size[r] <= kSelectFew) continue;
     for_part(
-        tables + r * kBins, [&](uint32_t at) { return keys[at] == found.first[r]; },
+        tables + r * kBins, [&, key = found.first[r]](uint32_t at) { return keys[at] == key; },
+        [&](uint32_t before, uint32_t equal) { return found.left[r] - before < equal; },
         [&](uint32_t at, bool is, uint32_t before) {
           if (is && before == found.left[r]) write(r, static_cast<int>(at));
         });
@@ -225,6 +228,7 @@ __global__ void __maxnreg__(40)
   const T key = keys[middle];
   for_part(
       sample, [&](uint32_t at) { return keys[at] < key || (keys[at] == key && at < middle); },
+      [](uint32_t, uint32_t) { return true; },
       [&](uint32_t at, bool is, uint32_t before) {
         const uint32_t place = is ? before : at == middle ? kth : kth + (at < middle) + at - before;
         if (values) values[row * length + place] = x[at];

@@ -177,6 +177,7 @@ __device__ __forceinline__ void choose_tables(Found<T>& found) {
   const uint32_t used = __ballot_sync(kEveryLane, is_one && table == r);
   if (is_one) found.table[r] = table;
   if (r == 0) found.used = used;
+  __syncwarp();  // the lanes read it next
 }
 
 // The part of a table that a key is in.

@@ -37,12 +37,8 @@ constexpr int64_t block_shared_bytes(int key_bytes, int threads) {
 
 constexpr int kSweepThreads = 384, kSweepBlocks = 2;  // threads of a block; blocks that a multiprocessor holds at least
 // Elements of a thread. Where there are few in all, small tiles share them among more multiprocessors.
-#ifndef SMALL_SWEEP
-#define SMALL_SWEEP (1 << 19)
-#define SMALL_ITEMS 4
-#endif
-constexpr bool sweeps_small(const Rows& rows) { return rows.elements() <= SMALL_SWEEP; }
-constexpr int sweep_items(int key_bytes, bool small) { return small ? SMALL_ITEMS : key_bytes == 8 ? 9 : 16; }
+constexpr bool sweeps_small(const Rows& rows) { return rows.elements() <= 1 << 19; }
+constexpr int sweep_items(int key_bytes, bool small) { return key_bytes == 8 ? 9 : small ? 8 : 16; }
 constexpr int64_t sweep_tile(int key_bytes, bool small) { return kSweepThreads * sweep_items(key_bytes, small); }
 constexpr int64_t sweep_shared_bytes(int key_bytes, bool small, bool indices) {
   return kSweepThreads / 32 * 1024 + sweep_tile(key_bytes, small) * (key_bytes + (indices ? 4 : 0));
