@@ -113,12 +113,13 @@ def test_segments_of_every_dtype(dtype):
     """The CPU's handlers are the reference; sums of eighths are exact before they are rounded."""
     with jax.enable_x64(dtype.endswith("64")):
         rng = np.random.default_rng(0)
-        for features in ((), (16,), (7,)):
+        for features, is_sorted in itertools.product(((), (16,), (7,), (8,)), (False, True)):
             data = jnp.asarray(rng.integers(0, 200, (5000, *features)) / (8 if "float" in dtype else 1)).astype(dtype)
             ids = jnp.asarray(rng.integers(-1, 60, 5000), jnp.int32) // 2
-            ours = reductions(data, ids, 40, False)
+            ids = jnp.sort(ids) if is_sorted else ids
+            ours = reductions(data, ids, 40, is_sorted)
             with jax.default_device(cpu := jax.devices("cpu")[0]):
-                theirs = reductions(jax.device_put(data, cpu), jax.device_put(ids, cpu), 40, False)
+                theirs = reductions(jax.device_put(data, cpu), jax.device_put(ids, cpu), 40, is_sorted)
             for a, b in zip(ours, theirs, strict=True):
                 np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
