@@ -382,15 +382,13 @@ __device__ __forceinline__ typename P::Final* final_at(const Parameters<P>& p, i
 
 // ---- Exponentials ---------------------------------------------------------------------------------------------------
 
-// Coefficients in constant memory are operands of multiply-adds. (As immediates, each took two instructions more.)
-static __constant__ const double kInverseFactorials[] = {
-    1.,        1.,         1. / 2,      1. / 6,       1. / 24,       1. / 120,       1. / 720,
-    1. / 5040, 1. / 40320, 1. / 362880, 1. / 3628800, 1. / 39916800, 1. / 479001600, 1. / 6227020800,
-};
-
 // e^x; 0 where that would be a denormal. (exp() has branches: a thread computes one after the other.)
 __device__ __forceinline__ double exponential_of(double x) {
   constexpr double kRounder = 0x1.8p52;  // added to it, a number is rounded to an integer, which is its low word
+  constexpr double kInverseFactorials[] = {
+      1.,        1.,         1. / 2,      1. / 6,       1. / 24,       1. / 120,       1. / 720,
+      1. / 5040, 1. / 40320, 1. / 362880, 1. / 3628800, 1. / 39916800, 1. / 479001600, 1. / 6227020800,
+  };
   const double shifted = fma(x, 1.44269504088896340736, kRounder), n = shifted - kRounder;
   const double r = fma(n, -1.90821492927058770002e-10, fma(n, -6.93147180369123816490e-01, x));
   double sum = kInverseFactorials[13];
