@@ -74,9 +74,11 @@ nb::dict plan_dict(const jaxgpuops::count::BincountPlan& plan) {
 nb::dict plan_dict(const jaxgpuops::count::SelectPlan& plan) {
   nb::dict dict;
   dict["algorithm"] = jaxgpuops::count::kSelectingNames[static_cast<int>(plan.algorithm)];
+  dict["turns"] = plan.turns;
   dict["threads"] = plan.threads;
+  dict["slices"] = plan.slices;
   dict["shared_bytes"] = plan.shared_bytes;
-  dict["workspace_bytes"] = 0;
+  dict["workspace_bytes"] = plan.workspace_bytes;
   return dict;
 }
 
@@ -204,17 +206,18 @@ NB_MODULE(_cpu, module) {
 
   module.def(
       "plan_sort",
-      [](int64_t outer, int64_t length, int64_t inner, int key_bits, bool values, bool indices,
-         int compute_capability) {
+      [](int64_t outer, int64_t length, int64_t inner, int key_bits, bool values, bool indices, int compute_capability,
+         int64_t kth) {
         sort::Problem problem;
         problem.rows = {outer, length, inner};
         problem.k = length;
+        problem.kth = kth;
         problem.key_bits = key_bits;
         problem.values = values;
         problem.indices = indices;
         return plan_dict(sort::plan_sort(problem, gpu_of(compute_capability)));
       },
-      "outer"_a, "length"_a, "inner"_a, "key_bits"_a, "values"_a, "indices"_a, "compute_capability"_a);
+      "outer"_a, "length"_a, "inner"_a, "key_bits"_a, "values"_a, "indices"_a, "compute_capability"_a, "kth"_a = -1);
 
   module.def(
       "plan_topk_softmax",

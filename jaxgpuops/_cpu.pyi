@@ -57,7 +57,14 @@ def plan_reduce(
     workspace_bytes: int = -1,
 ) -> dict[str, Any]: ...
 def plan_sort(
-    outer: int, length: int, inner: int, key_bits: int, values: bool, indices: bool, compute_capability: int
+    outer: int,
+    length: int,
+    inner: int,
+    key_bits: int,
+    values: bool,
+    indices: bool,
+    compute_capability: int,
+    kth: int = -1,
 ) -> dict[str, Any]: ...
 def plan_bincount(
     outer: int, length: int, inner: int, bins: int, dtype: str, compute_capability: int

@@ -45,8 +45,9 @@ KERNELS = {
     | {"radix": "histogram_kernel", "sort": "sort_kernel"}
     | {"block": "block_kernel", "sweep": "pass_kernel"},
     "sort": {
-        "short": "short_(rows|columns)_kernel",
+        "short": "short_(tiles|columns)_kernel",
         "team": "sort_kernel",
+        "part": "select_kernel",
         "block": "block_kernel",
         "sweep": "pass_kernel",
     },
@@ -71,6 +72,7 @@ KERNELS = {
     "count": {"tables": "(bincount|segment)_tables_kernel", "global": "bincount_global_kernel"}
     | {"rows": "bincount_rows_kernel", "lanes": "segment_lanes_kernel", "few": "segment_few_kernel"}
     | {"atomics": "segment_atomics_kernel"}
+    | {"block": "select_kernel", "long": "select_step_kernel"}
     | {"sorted": "segment_tiles_kernel", "ordered": "order_move_kernel"},
     "moe": {name: rf"route_kernel<[^,]*Algorithm\){i}" for i, name in enumerate(("block", "cluster", "grid"))},
 }
@@ -94,6 +96,10 @@ CALLS = [
     ("topk", lambda x: jaxgpuops.topk(x, 8, axis=0), [(512, 1000), (4096, 70_000)]),
     ("sort", jaxgpuops.argsort, [(4096, 5), (4096, 256), (64, 4096), (3, 70_001)]),
     ("sort", lambda x: jaxgpuops.sort(x, axis=0), [(3000, 70)]),
+    ("sort", lambda x: jaxgpuops.sort(x, axis=1), [(300, 6, 5)]),
+    ("sort", lambda x: jaxgpuops.partition(x, 70), [(64, 4096)]),
+    ("count", lambda x: jaxgpuops.kth_value(x, 7), [(64, 4096), (3, 70_001)]),
+    ("count", lambda x: jaxgpuops.kth_value(x, 7, axis=0), [(3000, 70)]),
     ("scan", jaxgpuops.cumsum, [(4096, 128), (1024, 65536), (1, 1 << 20), (1, 1 << 25)]),
     ("scan", lambda x: jaxgpuops.cumsum(x, axis=0), [(65536, 1024), (1000, 3), (16, 70_001)]),
     ("scan", jaxgpuops.cumsum, [(30, 7), (30_000, 7)]),

@@ -19,7 +19,9 @@ REGIMES = {
     "a thread": ((3000, 7), 1, "short", False),
     "eight elements": ((300, 8), 1, "short", False),
     "columns in threads": ((5, 6, 67), 1, "short", False),
-    "columns far from many": ((500, 5, 3), 1, "team", False),
+    "columns in tiles": ((500, 5, 3), 1, "short", False),
+    "whole tiles of columns": ((320, 8, 16), 1, "short", False),
+    "columns far from many": ((500, 8, 17), 1, "team", False),
     "parts of a warp": ((3000, 61), 1, "team", False),
     "a block": ((300, 1001), 1, "team", False),
     "columns in registers": ((5, 300, 67), 1, "team", False),
@@ -45,13 +47,13 @@ def data(shape, axis, dtype):
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def expected(x, axis, descending):
-    return sort_p.fallback(x, axis=axis, descending=descending, values=True, indices=True)
+    return sort_p.fallback(x, axis=axis, descending=descending, values=True, indices=True, kth=-1)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def ours(x, axis, descending):
     flags = {"axis": axis, "descending": descending}
-    values, indices = sort_p(x, **flags, values=True, indices=True)
+    values, indices = sort_p(x, **flags, values=True, indices=True, kth=-1)
     return values, indices, jaxgpuops.sort(x, **flags), jaxgpuops.argsort(x, **flags)
 
 
@@ -96,23 +98,33 @@ def test_more_elements_than_int32_counts():
     assert (indices[-2:] == expected(x[-2:], 1, False)[1]).all()
 
 
-@pytest.mark.parametrize("dtype", ["int8", "bfloat16", "float32", "float64"])
-@pytest.mark.parametrize("kind", ["normal", "near", "few values", "one value"])
-@pytest.mark.parametrize("shape", [(300, 1025), (41, 4096), (1000, 5001), (3, 20_001), (2, 40_000)])
+KINDS = {
+    "normal": lambda y: y,
+    "near": lambda y: 5 + y / 100,
+    "few values": jnp.round,
+    "one value": jnp.zeros_like,
+    "two ends": lambda y: jnp.where(y > 0, y + 1e30, y - 1e30),
+}
+
+
+def of_kind(kind, shape, dtype):
+    x = (20 * KINDS[kind](jax.random.normal(jax.random.key(0), shape))).astype(dtype)
+    return x if dtype == "int8" else x.at[:, 3].set(-jnp.nan).at[:, 7].set(-jnp.inf)
+
+
+ranked_data = pytest.mark.parametrize(
+    "kind, dtype", [(kind, dtype) for kind in KINDS for dtype in ("int8", "bfloat16", "float32", "float64")]
+)
+
+
+@ranked_data
+@pytest.mark.parametrize("shape", [(300, 1025), (41, 4096), (3, 20_001), (40, 70_001), (3, 250_001), (1, 1 << 22)])
 def test_elements_by_rank(shape, kind, dtype):
-    """Those of the sort: of rows that a block holds by their digits, of others (of 64 bits, some here) by the sort. Of
-    near or equal elements, the block has no list of those that are left until many digits are known."""
+    """Those of the sort: of rows that a block holds, and of others. Of near or equal elements, many are left after the
+    first step."""
     n = shape[1]
     with jax.enable_x64(dtype == "float64"):
-        kinds = {
-            "normal": lambda y: y,
-            "near": lambda y: 5 + y / 100,
-            "few values": jnp.round,
-            "one value": jnp.zeros_like,
-        }
-        x = (20 * kinds[kind](jax.random.normal(jax.random.key(0), shape))).astype(dtype)
-        if dtype != "int8":
-            x = x.at[:, 3].set(-jnp.nan).at[:, 7].set(-jnp.inf)
+        x = of_kind(kind, shape, dtype)
         whole, order = jaxgpuops.sort(x), jaxgpuops.argsort(x)
         for places in ([n // 2], [0, 1, n // 2, n // 2, n - 2, n - 1], [i * (n - 1) // 8 for i in range(9)]):
             ranks = np.array([places], np.int32)
@@ -121,3 +133,39 @@ def test_elements_by_rank(shape, kind, dtype):
             np.testing.assert_array_equal(indices, order[:, ranks[0]])
             assert same_bits(values, whole[:, ranks[0]])
             assert same_bits(select(x[1:2]), [values[1:2], indices[1:2]])
+
+
+@ranked_data
+@pytest.mark.parametrize("shape", [(7, 3000, 5), (2, 250_001, 3)])
+def test_elements_by_rank_of_columns(shape, kind, dtype):
+    with jax.enable_x64(dtype == "float64"):
+        x = of_kind(kind, shape, dtype)
+        whole, order = jaxgpuops.sort(x, axis=1), jaxgpuops.argsort(x, axis=1)
+        n = shape[1]
+        places = np.array([0, n // 3, n - 1], np.int32)
+        values, indices = jax.jit(lambda x: select_p(x, places[None, :, None], axis=1))(x)
+        np.testing.assert_array_equal(indices, order[:, places])
+        assert same_bits(values, whole[:, places])
+        each = np.array([[[0, n - 1, 5, 6, 7][: shape[2]]]], np.int32)
+        values, indices = jax.jit(lambda x: select_p(x, each, axis=1))(x)
+        np.testing.assert_array_equal(indices, np.take_along_axis(np.asarray(order), each, 1))
+
+
+@ranked_data
+@pytest.mark.parametrize("shape", [(300, 1025, 1), (41, 4096, 1), (3, 20_001, 1), (2, 5000, 3)])
+def test_parts_around_an_element(shape, kind, dtype):
+    """The element that a sort has there; before it and after it, those that it has there, in order of appearance."""
+    n = shape[1]
+    with jax.enable_x64(dtype == "float64"):
+        x = of_kind(kind, shape, dtype)
+        order = np.asarray(jaxgpuops.argsort(x, axis=1))
+        for kth in (0, n // 3, n - 1):
+            parts = lambda x, **wanted: sort_p(x, axis=1, descending=False, kth=kth, **wanted)
+            assert plan(jax.jit(lambda x: parts(x, values=True, indices=False)), x)["algorithm"] == "part"
+            values, indices = jax.jit(lambda x: parts(x, values=True, indices=True))(x)
+            expected = np.concatenate(
+                [np.sort(order[:, :kth], 1), order[:, kth : kth + 1], np.sort(order[:, kth + 1 :], 1)], 1
+            )
+            np.testing.assert_array_equal(indices, expected)
+            assert same_bits(values, jnp.take_along_axis(x, indices, 1))
+            assert same_bits(jaxgpuops.partition(x, kth, axis=1), values)

@@ -142,7 +142,7 @@ def test_along_axis_refuses(target, whole, part, indices, axis, message):
         call(target, results, *operands, axis=axis)
 
 
-SORTED = {"descending": False, "values": True, "indices": True}
+SORTED = {"descending": False, "values": True, "indices": True, "kth": -1}
 PLACES = S((4, 8), S32)
 WRONG_SORTS = {
     "axis": (X, [X, PLACES], {"axis": 2}, "axis 2 is not an axis of x, which has rank 2"),
@@ -152,6 +152,7 @@ WRONG_SORTS = {
     "values shape": (X, [S((4, 7), F32), PLACES], {}, r"values has shape \(4, 7\), expected \(4, 8\)"),
     "indices dtype": (X, [X, X], {}, "indices has element type F32, expected S32"),
     "indices shape": (X, [X, S((3, 8), S32)], {}, r"indices has shape \(3, 8\), expected \(4, 8\)"),
+    "kth": (X, [X, PLACES], {"kth": 8}, "kth is 8, x has 8 elements along axis 1"),
 }
 
 

@@ -16,6 +16,12 @@ struct SortOrder {
 template <class Key>
 JAXGPUOPS_HD Key sort_key(Key bits, const SortOrder& order) {
   const ArgOrder& rules = order.ascending;
+#if defined(__CUDA_ARCH__)
+  if constexpr (sizeof(Key) == 4) {  // a sum has one NaN, whose key is the largest, and one zero
+    const Key number = __float_as_uint(__fadd_rn(__uint_as_float(bits), 0.f));
+    return encode(rules.sign ? number : bits, rules.order) ^ static_cast<Key>(order.invert);
+  }
+#endif
   Key key = encode(bits, rules.order);
   // For integers, neither line changes the key. A branch would cost more.
   const Key magnitude = static_cast<Key>(bits & static_cast<Key>(~rules.sign));

@@ -76,6 +76,9 @@ struct Select {
   int bits = 32;      // of an element
   SortOrder order;
   Broadcast ranks;  // where a row has its ranks, which others may share
+  // Not negative: instead of ranks. The results are whole rows: what is before the element of this rank in the order,
+  // this element, and the others, all in order of appearance.
+  int64_t kth = -1;
 
   // As a place in the row, of which there is at least one.
   JAXGPUOPS_HD int64_t rank_of(int32_t rank) const {

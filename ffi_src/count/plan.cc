@@ -97,17 +97,43 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
   SelectPlan plan;
   const Rows& rows = problem.rows;
   if (rows.count() == 0 || problem.count == 0) return plan;
-  const int64_t tables = (int64_t{4} << kSelectBits) + 4 * kSelectListed + 1024;  // and what the kernel has besides
-  const int64_t bytes = aligned(rows.length * problem.bits / 8 + 16);  // keys begin where the elements do in 16 bytes
-  // Shorter rows are sorted in registers. A block has a row of its own whatever else there is to do: where columns are
-  // read, or memory is read again for each digit, a sort takes no longer.
-  if (rows.inner > 1 || rows.length <= 1024 || bytes + tables > gpu.shared_bytes || problem.count > kMostRanks) {
+  if (rows.length <= 1024 || problem.count > kMostRanks) {  // shorter rows are sorted in registers
     plan.algorithm = Selecting::kNone;
     return plan;
   }
-  plan.algorithm = Selecting::kBlock;
-  plan.threads = rows.length <= 8192 ? 256 : rows.length <= 16384 ? 512 : 1024;
-  plan.shared_bytes = bytes;
+  plan.turns = rows.inner > 1;
+  if (plan.turns) plan.turned_bytes = aligned(rows.length * rows.inner * problem.bits / 8);
+  plan.workspace_bytes = plan.turned_bytes;
+  constexpr int64_t kStatic = 3072;  // shared memory that the kernel has besides
+  const int64_t tables = problem.count * int64_t{4} * kSelectBins;
+  const int64_t bytes = aligned(rows.length * problem.bits / 8 + 32);  // keys begin where the elements do in 16 bytes
+  if (bytes + tables + kStatic <= gpu.shared_bytes) {
+    plan.algorithm = Selecting::kBlock;
+    plan.threads = rows.length <= 2048 ? 128 : rows.length <= 8192 ? 256 : rows.length <= 16384 ? 512 : 1024;
+    plan.table_at = bytes;
+    plan.shared_bytes = bytes + tables;
+    return plan;
+  }
+  plan.shared_bytes = problem.count * int64_t{4} * kLongBins;
+  if (plan.shared_bytes + kStatic > gpu.shared_bytes) {
+    plan = {};
+    plan.algorithm = Selecting::kNone;
+    return plan;
+  }
+  plan.algorithm = Selecting::kLong;
+  plan.threads = kLongThreads;
+  const int64_t packs = rows.length * problem.bits / 128 + 2;
+  const int64_t wanted = ceil_div(4 * gpu.multiprocessors, rows.count());
+  plan.slices = std::clamp<int64_t>(wanted, 1, ceil_div(packs, 4 * kLongThreads));
+  plan.slice_packs = ceil_div(packs, plan.slices);
+  constexpr int kBits = 12;  // a step makes an interval shorter by so many
+  plan.steps = 1 + static_cast<int>(ceil_div(problem.bits, kBits));
+  plan.table_at = kLongHeadBytes;
+  plan.list_at = plan.table_at + plan.shared_bytes;
+  plan.list_size = std::max<int64_t>(kLongFew, plan.slices);
+  plan.row_bytes = aligned(plan.list_at + problem.count * 4 * plan.list_size);
+  plan.workspace_bytes += rows.inner * plan.row_bytes;
+  plan.overlap = gpu.dependent_launch;
   return plan;
 }
 

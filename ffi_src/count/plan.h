@@ -40,21 +40,36 @@ BincountPlan plan_histogram(const Histogram& problem, const Gpu& gpu);
 
 // ---- Ranks ----------------------------------------------------------------------------------------------------------
 
-constexpr int kSelectBits = 11;      // of the first digit
-constexpr int kSelectListed = 1024;  // the most elements of a list
-constexpr int kMostRanks = 9;        // 8 quantiles, and the last element
+constexpr int kSelectBins = 512;  // parts of an interval of keys, each with a count
+constexpr int kSelectFew = 64;    // the most elements that are compared with each other
+constexpr int kMostRanks = 9;     // 8 quantiles, and the last element
+// The same of rows that blocks share, and of their workspace.
+constexpr int kLongThreads = 512, kLongBins = 4096, kLongFew = 2048;
+constexpr int64_t kLongHeadBytes = 1024;
 
 enum class Selecting {
   kEmpty,  // nothing to write
   kBlock,  // rows whose keys fit in the shared memory of a block
+  kLong,   // longer rows, by several blocks in several launches
   kNone,   // a sort is faster
 };
-constexpr const char* kSelectingNames[] = {"empty", "block", "none"};
+constexpr const char* kSelectingNames[] = {"empty", "block", "long", "none"};
 
 struct SelectPlan {
   Selecting algorithm = Selecting::kEmpty;
+  bool turns = false;  // the axis is not the last: columns are transposed to rows, into the workspace
   int threads = 0;
+  int64_t table_at = 0;  // where the counts of the ranks are: in shared memory after the keys, or in a row's workspace
   int64_t shared_bytes = 0;
+  int64_t workspace_bytes = 0;  // for each outer index
+  // Of kLong:
+  int64_t slices = 1;        // blocks that share a row
+  int64_t slice_packs = 0;   // vectors of 16 bytes that each has of it
+  int steps = 0;             // most steps that a row needs
+  int64_t turned_bytes = 0;  // of the workspace, before that of the rows
+  int64_t list_at = 0, list_size = 0,
+          row_bytes = 0;  // in a row's workspace: its lists, words of each, and bytes of all
+  bool overlap = false;   // whether a step may start before the one before it ends
 };
 
 SelectPlan plan_select(const Select& problem, const Gpu& gpu);

@@ -16,13 +16,16 @@ struct Call {
 // The results are the values, the indices, or both in this order. Results that follow them (on CUDA, the workspace) are
 // left to the caller.
 inline Call sort_call(ffi::AnyBuffer x, ffi::RemainingRets results, int64_t axis, bool descending, bool values,
-                      bool indices) {
+                      bool indices, int64_t kth) {
   if (!values && !indices) throw invalid("neither values nor indices are asked for");
   const Element element = require_ordered("x", x);
   Call call;
   Problem& problem = call.problem;
   problem.rows = require_rows("x", x, axis);
   problem.k = problem.rows.length;
+  problem.kth = kth;
+  if (kth >= 0 && kth >= problem.rows.length)
+    throw invalid("kth is ", kth, ", x has ", problem.rows.length, " elements along axis ", axis);
   problem.key_bits = element.bits;
   problem.order = sort_order_of(element, descending);
   problem.values = values;

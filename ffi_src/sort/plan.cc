@@ -1,5 +1,6 @@
 #include "sort/plan.h"
 
+#include "count/plan.h"
 #include "sort/cuda/shape.h"
 
 namespace jaxgpuops::sort {
@@ -15,6 +16,7 @@ const char* name(Algorithm algorithm) {
     case Algorithm::kEmpty: return "empty";
     case Algorithm::kShort: return "short";
     case Algorithm::kTeam: return "team";
+    case Algorithm::kPart: return "part";
     case Algorithm::kBlock: return "block";
     case Algorithm::kSweep: return "sweep";
   }
@@ -28,7 +30,7 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu) {
   const int64_t shared_limit = gpu.shared_bytes - kReserved;
   if (rows.elements() == 0) return plan;
   // Threads that take columns read parts of sectors where few stand side by side.
-  if (rows.length <= kMaxShortLength && (rows.inner == 1 || rows.inner >= kLeastShortColumns)) {
+  if (rows.length <= kMaxShortLength && (short_tile_outers(rows) > 0 || rows.inner >= kLeastShortColumns)) {
     plan.algorithm = Algorithm::kShort;
     plan.threads = kShortThreads;
     plan.blocks = short_blocks(rows);
@@ -47,6 +49,20 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu) {
   plan.turns = rows.inner > 1;
   const Rows own{1, rows.length, rows.inner};
   if (plan.turns) plan.workspace_bytes = TurnShape(own, problem.k, key_bytes, problem.values, problem.indices).bytes;
+  if (problem.kth >= 0) {
+    count::Select one;
+    one.rows = {rows.outer * rows.inner, rows.length, 1};
+    one.count = 1;
+    one.bits = problem.key_bits;
+    if (const auto select = count::plan_select(one, gpu); select.algorithm == count::Selecting::kBlock) {
+      plan.algorithm = Algorithm::kPart;
+      plan.threads = select.threads;
+      plan.blocks = rows.count();
+      plan.shared_bytes = select.shared_bytes;
+      plan.table_at = select.table_at;
+      return plan;
+    }
+  }
   for (const int threads : {256, 512, 1024}) {
     if (rows.length > threads * block_items(key_bytes) || block_shared_bytes(key_bytes, threads) > shared_limit)
       continue;
@@ -56,12 +72,17 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu) {
     plan.shared_bytes = block_shared_bytes(key_bytes, threads);
     return plan;
   }
-  const SweepShape shape(rows.inner, rows.length, problem.k, key_bytes, problem.values, problem.indices);
   plan.algorithm = Algorithm::kSweep;
   plan.threads = kSweepThreads;
-  plan.blocks = rows.count() * shape.tiles;
-  plan.shared_bytes = sweep_shared_bytes(key_bytes, problem.indices);
+  const bool small = sweeps_small(rows);
+  // A call with fewer rows than those of this plan may have small tiles, which need more of the workspace.
+  const SweepShape shape(rows.inner, rows.length, problem.k, key_bytes, problem.values, problem.indices,
+                         sweeps_small(own));
+  plan.blocks = rows.count() * ((rows.length - 1) / sweep_tile(key_bytes, small) + 1);
+  plan.shared_bytes = sweep_shared_bytes(key_bytes, small, problem.indices);
   plan.workspace_bytes += shape.bytes;
+  plan.counted = count_elements(rows.elements(), gpu.multiprocessors);
+  plan.overlap = gpu.dependent_launch;
   return plan;
 }
 

@@ -14,6 +14,7 @@ enum class Algorithm {
   kEmpty,  // there is nothing to write
   kShort,  // rows of a few elements, each in the registers of a thread
   kTeam,   // longer rows: top-k's kernel sorts a row in the registers of some lanes, or of a block
+  kPart,   // longer rows, of which one element is wanted in its place: a selection, and parts around it
   kBlock,  // longer rows: radix sort in the shared memory of a block
   kSweep,  // rows of any length: radix sort in passes over memory
 };
@@ -27,6 +28,9 @@ struct Plan {
   int64_t blocks = 0;           // blocks of the largest launch
   int64_t workspace_bytes = 0;  // for each outer index
   int64_t shared_bytes = 0;
+  int64_t counted = 0;   // of kSweep: elements that a block counts
+  bool overlap = false;  // and whether a pass may start before the one before it ends
+  int64_t table_at = 0;  // of kPart: where a block has its counts in shared memory
   topk::SortShape team;  // used by kTeam
 };
 

@@ -11,8 +11,9 @@ namespace jaxgpuops::sort {
 
 // The sort is stable in both directions. Keys serve comparisons only: the results have the bits of the elements.
 struct Problem {
-  Rows rows;      // the length is less than 2^31
-  int64_t k = 0;  // elements of a sorted row that are wanted, the first ones: at least 1, at most all
+  Rows rows;         // the length is less than 2^31
+  int64_t k = 0;     // elements of a sorted row that are wanted, the first ones: at least 1, at most all
+  int64_t kth = -1;  // not negative: only this element need be in its place, after what is less, before what is more
   int key_bits = 32;
   SortOrder order;
   bool values = true, indices = true;  // which results are wanted, at least one

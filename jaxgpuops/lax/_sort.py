@@ -23,7 +23,7 @@ from jaxgpuops.lax.order import sort_keys
 MAX_KEYS = 4
 
 
-def _sort_fallback(x, *, axis, descending, values, indices):
+def _sort_fallback(x, *, axis, descending, values, indices, kth):
     keys = sort_keys(x)
     iota = lax.broadcasted_iota(np.int32, x.shape, axis)
     permutation = lax.sort((~keys if descending else keys, iota), dimension=axis, num_keys=1)[1]
@@ -37,27 +37,30 @@ def _sort_fallback(x, *, axis, descending, values, indices):
     return [*outs, permutation] if indices else outs
 
 
-def _results(x, *, axis, descending, values, indices):
+def _results(x, *, axis, descending, values, indices, kth):
     return [(x.shape[axis], dtype) for wanted, dtype in ((values, x.dtype), (indices, np.int32)) if wanted]
 
 
-def _plan_sort(rows, avals, compute_capability, axis, *, values, indices, **_):
-    return _native.modules["cpu"].plan_sort(*rows, 8 * avals[0].dtype.itemsize, values, indices, compute_capability)
+def _plan_sort(rows, avals, compute_capability, axis, *, values, indices, kth, **_):
+    bits = 8 * avals[0].dtype.itemsize
+    return _native.modules["cpu"].plan_sort(*rows, bits, values, indices, compute_capability, kth)
 
 
+# If `kth` is not negative, only that element need be in its place, those that come first before it, and the others after
+# it. A row in order is one such, which is what the CPU's kernel and the fallback return.
 sort_p = Kernel(
     "sort",
     results=_results,
     fallback=_sort_fallback,
     accepts=_arguments.ORDERED_DTYPES.__contains__,
-    attributes=("descending", "values", "indices"),
+    attributes=("descending", "values", "indices", "kth"),
     plan=_plan_sort,
 )
 
 
-def _sort_jvp(primals, tangents, *, axis, descending, values, indices, split=None):
+def _sort_jvp(primals, tangents, *, indices, axis, values, split=None, **params):
     """The permutation is locally constant, so tangents are permuted like the elements."""
-    outs = sort_p(*primals, axis=axis, descending=descending, values=values, indices=True, split=split)
+    outs = sort_p(*primals, axis=axis, values=values, indices=True, split=split, **params)
     zero = lambda out: ad.Zero(jax.typeof(out).to_tangent_aval())
     follow = lambda t: take_along_axis(t, outs[-1], axis, split, permutes=True)
     tangents = [zero(outs[0]) if isinstance(t, ad.Zero) else follow(t) for t in tangents]
@@ -91,7 +94,7 @@ def _within_segments(order: jax.Array, offsets: jax.Array, axis: int, split) -> 
     passed = passed.astype(np.min_scalar_type(count))
     ids = lax.broadcast_in_dim(passed if split is None else split.part_of(passed, 0), order.shape, (axis,))
     [by_segment] = sort_p(
-        follow(ids, order), axis=axis, descending=False, values=False, indices=True, split=split
+        follow(ids, order), axis=axis, descending=False, values=False, indices=True, kth=-1, split=split
     )  # stable: it keeps the order in a segment
     place = lax.broadcasted_iota(np.int32, order.shape, axis) + (0 if split is None else split.start())
     return jnp.where((ids > 0) & (ids < count), follow(order, by_segment), place)
@@ -106,7 +109,7 @@ def permutation(
 ) -> jax.Array:
     """Returns the int32 indices that sort by the first key, where it is equal by the second, and so on; in each segment
     if there are offsets."""
-    order = functools.partial(sort_p, axis=axis, descending=descending, values=False, indices=True, split=split)
+    order = functools.partial(sort_p, axis=axis, descending=descending, values=False, indices=True, kth=-1, split=split)
     follow = functools.partial(take_along_axis, axis=axis, split=split, permutes=True)
     *before, last = _real(map(lax.stop_gradient, keys))
     [indices] = order(last)
@@ -122,7 +125,7 @@ def _sort_together_fallback(key, *others, axis, num_keys, descending, indices):
         order = permutation((key, *others)[:num_keys], axis, descending)
         values = follow(key, order)
     else:
-        values, order = sort_p(key, axis=axis, descending=descending, values=True, indices=True)
+        values, order = sort_p(key, axis=axis, descending=descending, values=True, indices=True, kth=-1)
     return [values, *(follow(x, order) for x in others), *([order] if indices else [])]
 
 
@@ -168,7 +171,7 @@ def sort_operands(
         return [take_along_axis(x, order, axis, split, permutes=True) for x in operands], order
     params = {"axis": axis, "descending": descending, "indices": indices, "split": split}
     if len(operands) == 1 and operands[0].dtype in _arguments.ORDERED_DTYPES:
-        outs = sort_p(*operands, values=True, **params)
+        outs = sort_p(*operands, values=True, kth=-1, **params)
     else:
         outs = sort_together_p(*operands, num_keys=num_keys, **params)
     return outs[: len(operands)], outs[-1] if indices else None
@@ -183,7 +186,7 @@ MOST_RANKS = 9  # of a selection, as in count/plan.h: 8 quantiles, and the last 
 def _select_fallback(x, ranks, *, axis):
     ranks = jnp.clip(ranks, 0, x.shape[axis] - 1)
     shape = (*x.shape[:axis], ranks.shape[axis], *x.shape[axis + 1 :])
-    values, order = sort_p(x, axis=axis, descending=False, values=True, indices=True)
+    values, order = sort_p(x, axis=axis, descending=False, values=True, indices=True, kth=-1)
     if all(n == 1 for d, n in enumerate(ranks.shape) if d != axis):  # rows share them
         return [take_rows(y, ranks, axis, False) for y in (values, order)]
     # One after the other: ranks may be equal, and one call must not take an element twice.

@@ -183,7 +183,7 @@ def _of_segments_of_row(x, offsets, length, k, largest, sorted, split):
     there = place < ends[1:, None]
     indices = jnp.where(there, _at(order, jnp.where(there, place, 0), split), length)
     if not sorted:
-        [indices] = sort_p(indices, axis=1, descending=False, values=True, indices=False)
+        [indices] = sort_p(indices, axis=1, descending=False, values=True, indices=False, kth=-1)
     there = indices < length
     # No index occurs twice, so that the gradient's scatter needs no atomics: indices out of range differ, too.
     own = jnp.where(there, indices, length + jnp.arange(indices.size, dtype=np.int32).reshape(indices.shape))

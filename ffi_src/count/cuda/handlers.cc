@@ -48,14 +48,15 @@ ffi::Error select(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer ranks, f
                   ffi::Result<ffi::AnyBuffer> indices, ffi::Result<ffi::AnyBuffer> workspace, int64_t axis) {
   return handle("jaxgpuops.select", [&] {
     const Select problem = select_of(x, ranks, *values, *indices, axis);
-    require_workspace(*workspace, x, axis);  // which this kernel does without
+    const int64_t bytes = require_workspace(*workspace, x, axis);
     const Device device = current_device();
     const SelectPlan plan = plan_select(problem, device.gpu());
     if (plan.algorithm == Selecting::kNone) throw invalid("rows of ", problem.rows.length, " are to be sorted here");
-    require_launched(
-        launch_select(stream, plan, problem, x.untyped_data(), static_cast<const int32_t*>(ranks.untyped_data()),
-                      values->untyped_data(), static_cast<int32_t*>(indices->untyped_data())),
-        kSelectingNames[static_cast<int>(plan.algorithm)], problem.rows, x, device);
+    if (bytes < plan.workspace_bytes) throw invalid("workspace has ", bytes, " bytes, expected ", plan.workspace_bytes);
+    require_launched(launch_select(stream, plan, problem, x.untyped_data(),
+                                   static_cast<const int32_t*>(ranks.untyped_data()), values->untyped_data(),
+                                   static_cast<int32_t*>(indices->untyped_data()), workspace->untyped_data()),
+                     kSelectingNames[static_cast<int>(plan.algorithm)], problem.rows, x, device);
   });
 }
 

@@ -21,7 +21,11 @@ cudaError_t launch_search(cudaStream_t stream, const Search& problem, const void
                           int32_t* places);
 
 cudaError_t launch_select(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x,
-                          const int32_t* ranks, void* values, int32_t* indices);
+                          const int32_t* ranks, void* values, int32_t* indices, void* workspace);
+
+// The form of launch_select for rows that several blocks share: along the last axis, or turned.
+cudaError_t launch_select_long(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x,
+                               const int32_t* ranks, void* values, int32_t* indices, void* workspace);
 
 struct SegmentsBuffers {
   const void* data;

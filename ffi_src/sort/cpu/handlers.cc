@@ -127,9 +127,9 @@ struct Sort {
 };
 
 ffi::Error sort(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingRets results, int64_t axis, bool descending,
-                bool values, bool indices) {
+                bool values, bool indices, int64_t kth) {
   return handle("jaxgpuops.sort", [&] {
-    const Call call = sort_call(x, results, axis, descending, values, indices);
+    const Call call = sort_call(x, results, axis, descending, values, indices, kth);
     with_width(call.problem.key_bits / 8, [&](auto width) {
       using Key = decltype(width);
       Sort<Key>{call.problem, static_cast<const Key*>(call.x), static_cast<Key*>(call.values), call.indices}.run(
@@ -146,7 +146,8 @@ XLA_FFI_DEFINE_HANDLER(kSort, sort,
                            .Attr<int64_t>("axis")
                            .Attr<bool>("descending")
                            .Attr<bool>("values")
-                           .Attr<bool>("indices"));
+                           .Attr<bool>("indices")
+                           .Attr<int64_t>("kth"));
 
 }  // namespace
 

@@ -8,9 +8,9 @@ namespace jaxgpuops::sort {
 namespace {
 
 ffi::Error sort(cudaStream_t stream, ffi::AnyBuffer x, ffi::RemainingRets results, int64_t axis, bool descending,
-                bool values, bool indices) {
+                bool values, bool indices, int64_t kth) {
   return handle("jaxgpuops.sort", [&] {
-    const Call call = sort_call(x, results, axis, descending, values, indices);
+    const Call call = sort_call(x, results, axis, descending, values, indices, kth);
     const ffi::AnyBuffer workspace = require_buffer("workspace", results, values + indices);
     const int64_t workspace_bytes = require_workspace(workspace, x, axis);
     const Device device = current_device();
@@ -32,7 +32,8 @@ XLA_FFI_DEFINE_HANDLER(kSort, sort,
                            .Attr<int64_t>("axis")
                            .Attr<bool>("descending")
                            .Attr<bool>("values")
-                           .Attr<bool>("indices"),
+                           .Attr<bool>("indices")
+                           .Attr<int64_t>("kth"),
                        {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace

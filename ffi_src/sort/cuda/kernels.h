@@ -25,6 +25,6 @@ cudaError_t launch_turn(cudaStream_t, const void* from, void* to, int64_t outer,
 cudaError_t launch_short(cudaStream_t, const Problem&, const Buffers&);
 // Sorts contiguous rows: `inner` is 1.
 cudaError_t launch_block(cudaStream_t, const Plan&, const Problem&, const Buffers&);
-cudaError_t launch_sweep(cudaStream_t, const Problem&, const Buffers&);
+cudaError_t launch_sweep(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 
 }  // namespace jaxgpuops::sort

@@ -1,6 +1,7 @@
 // Launches the kernels of a plan.
 #include "sort/cuda/launch.h"
 
+#include "count/cuda/launch.h"
 #include "sort/cuda/kernels.h"
 #include "topk/cuda/sort_rows.h"
 
@@ -26,8 +27,22 @@ cudaError_t launch_team(cudaStream_t stream, const Plan& plan, const Problem& pr
 }
 
 cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
+  if (plan.algorithm == Algorithm::kPart) {
+    count::Select select;
+    select.rows = problem.rows;
+    select.count = 1;
+    select.bits = problem.key_bits;
+    select.order = problem.order;
+    select.kth = problem.kth;
+    count::SelectPlan block;
+    block.algorithm = count::Selecting::kBlock;
+    block.threads = plan.threads;
+    block.shared_bytes = plan.shared_bytes;
+    block.table_at = plan.table_at;
+    return count::launch_select(stream, block, select, buffers.x, nullptr, buffers.values, buffers.indices, nullptr);
+  }
   if (plan.algorithm == Algorithm::kBlock) return launch_block(stream, plan, problem, buffers);
-  return launch_sweep(stream, problem, buffers);
+  return launch_sweep(stream, plan, problem, buffers);
 }
 
 }  // namespace

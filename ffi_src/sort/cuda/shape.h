@@ -16,11 +16,12 @@ constexpr int64_t kMaxShortLength = 8, kLeastShortColumns = 32;
 constexpr int kShortThreads = 256;
 constexpr uint32_t kShortTile = 2048;  // elements of a block at most
 
-// Rows of a block, where rows follow one another. Each block's elements begin at a whole vector of 16 bytes.
-constexpr uint32_t short_tile_rows(uint32_t length) { return kShortTile / length / 16 * 16; }
+// Outer indices of a block's tile, or 0 where tiles are not used: rows far apart are read as columns. Each tile begins
+// at a whole vector of 16 bytes.
+constexpr int64_t short_tile_outers(const Rows& rows) { return kShortTile / (rows.length * rows.inner) / 16 * 16; }
 constexpr int64_t short_blocks(const Rows& rows) {
-  const int64_t each = rows.inner == 1 ? short_tile_rows(static_cast<uint32_t>(rows.length)) : kShortThreads;
-  return (rows.count() + each - 1) / each;
+  const int64_t outers = short_tile_outers(rows);
+  return outers ? (rows.outer + outers - 1) / outers : (rows.count() + kShortThreads - 1) / kShortThreads;
 }
 
 // ---- Rows that a block holds ----------------------------------------------------------------------------------------
@@ -35,12 +36,21 @@ constexpr int64_t block_shared_bytes(int key_bytes, int threads) {
 // ---- Longer ones ----------------------------------------------------------------------------------------------------
 
 constexpr int kSweepThreads = 384, kSweepBlocks = 2;  // threads of a block; blocks that a multiprocessor holds at least
-constexpr int sweep_items(int key_bytes) { return key_bytes == 8 ? 9 : 16; }
-constexpr int64_t sweep_tile(int key_bytes) { return kSweepThreads * sweep_items(key_bytes); }
-constexpr int64_t sweep_shared_bytes(int key_bytes, bool indices) {
-  return kSweepThreads / 32 * 1024 + sweep_tile(key_bytes) * (key_bytes + (indices ? 4 : 0));
+// Elements of a thread. Where there are few in all, small tiles share them among more multiprocessors.
+constexpr bool sweeps_small(const Rows& rows) { return rows.elements() <= 1 << 19; }
+constexpr int sweep_items(int key_bytes, bool small) { return key_bytes == 8 ? 9 : small ? 8 : 16; }
+constexpr int64_t sweep_tile(int key_bytes, bool small) { return kSweepThreads * sweep_items(key_bytes, small); }
+constexpr int64_t sweep_shared_bytes(int key_bytes, bool small, bool indices) {
+  return kSweepThreads / 32 * 1024 + sweep_tile(key_bytes, small) * (key_bytes + (indices ? 4 : 0));
 }
-constexpr int64_t kCountElements = 1 << 15;  // elements that a block of count_kernel counts
+
+// Elements that a block of count_kernel counts, of `elements` in all: fewer where there would not be two blocks for
+// each multiprocessor.
+constexpr int64_t kCountStep = 1 << 12, kMostCountSteps = 8;
+constexpr int64_t count_elements(int64_t elements, int multiprocessors) {
+  const int64_t steps = elements / (2 * multiprocessors * kCountStep) + 1;
+  return kCountStep * (steps < kMostCountSteps ? steps : kMostCountSteps);
+}
 
 // The state of a row at the front of the workspace. It is set to zero before every sort.
 struct RowHead {
@@ -53,8 +63,8 @@ struct RowHead {
 // The offset of each part of a workspace, and its total size in bytes. Passes but the last alternate between two
 // buffers of keys, and of indices; results of whole rows serve as one of them, and two passes do without it.
 struct SweepShape {
-  SweepShape(int64_t rows, int64_t length, int64_t k, int key_bytes, bool values, bool indices)
-      : passes(key_bytes), tiles((length + sweep_tile(key_bytes) - 1) / sweep_tile(key_bytes)) {
+  SweepShape(int64_t rows, int64_t length, int64_t k, int key_bytes, bool values, bool indices, bool small)
+      : passes(key_bytes), tiles((length + sweep_tile(key_bytes, small) - 1) / sweep_tile(key_bytes, small)) {
     counts = aligned(rows * static_cast<int64_t>(sizeof(RowHead)));
     status = counts + rows * passes * 1024;
     keys = status + rows * tiles * passes * 1024;

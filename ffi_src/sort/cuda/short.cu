@@ -1,9 +1,9 @@
 // Sorts rows of up to 8 elements, each in the registers of a thread. Neighbours change places only where they are out
 // of order, which makes the sort stable.
 //
-// Bytes moved: every element is read once, and every result is written once. Rows that follow one another in memory
-// pass through shared memory, so that the global memory sees whole vectors; where the axis is not the last,
-// neighbouring threads take neighbouring columns.
+// Bytes moved: every element is read once, and every result is written once. Rows near one another in memory pass
+// through shared memory, so that the global memory sees whole vectors; of others, neighbouring threads have
+// neighbouring columns.
 #include "common/cuda/async_copy.cuh"
 #include "common/cuda/intrinsics.cuh"
 #include "sort/cuda/kernels.h"
@@ -15,8 +15,9 @@ struct ShortArgs {
   const void* x;
   void* values;      // null if only indices are wanted
   int32_t* indices;  // null if only values are wanted
-  int64_t rows, inner;
-  uint32_t length, tile_rows;  // rows of a block
+  int64_t outer, inner;
+  uint32_t length, tile_outers;
+  uint32_t per_inner;  // the high word of r * per_inner is r / inner
   SortOrder order;
 };
 
@@ -24,15 +25,27 @@ struct ShortArgs {
 template <class T, int kRoom>
 struct alignas(kRoom * sizeof(T) < 16 ? kRoom * sizeof(T) : 16) Elements {
   T at[kRoom];
+
+  __device__ __forceinline__ void read(const T* row, int64_t step, uint32_t length) {
+#pragma unroll
+    for (int i = 0; i < kRoom; ++i) at[i] = i < length ? row[i * step] : T{};
+  }
+  __device__ __forceinline__ void write(T* row, int64_t step, uint32_t length) const {
+#pragma unroll
+    for (int i = 0; i < kRoom; ++i)
+      if (i < length) row[i * step] = at[i];
+  }
 };
 
 template <class Key, int kRoom>
 __device__ __forceinline__ void sort_in_thread(Elements<Key, kRoom>& bits, Elements<int32_t, kRoom>& index,
                                                uint32_t length, const SortOrder& order) {
-  Key key[kRoom];
+  using Word = std::conditional_t<sizeof(Key) < 4, uint32_t, Key>;
+  Word key[kRoom], moved[kRoom];  // words of 16 bits of an element or less have its index above them
 #pragma unroll
   for (int i = 0; i < kRoom; ++i) {
     key[i] = i < length ? sort_key(bits.at[i], order) : static_cast<Key>(~Key{0});  // stays behind the others
+    moved[i] = sizeof(Key) < 4 ? bits.at[i] | i << 16 : bits.at[i];
     index.at[i] = i;
   }
 #pragma unroll
@@ -46,23 +59,15 @@ __device__ __forceinline__ void sort_in_thread(Elements<Key, kRoom>& bits, Eleme
         a = first;
       };
       exchange(key[i], key[i + 1]);
-      exchange(bits.at[i], bits.at[i + 1]);
-      exchange(index.at[i], index.at[i + 1]);
+      exchange(moved[i], moved[i + 1]);
+      if constexpr (sizeof(Key) >= 4) exchange(index.at[i], index.at[i + 1]);
     }
   }
-}
-
-// Reads or writes the row at `row`; slots past its length keep what they have.
-template <class T, int kRoom>
-__device__ __forceinline__ void read_row(Elements<T, kRoom>& to, const T* row, int64_t step, uint32_t length) {
 #pragma unroll
-  for (int i = 0; i < kRoom; ++i) to.at[i] = i < length ? row[i * step] : T{};
-}
-template <class T, int kRoom>
-__device__ __forceinline__ void write_row(T* row, const Elements<T, kRoom>& from, int64_t step, uint32_t length) {
-#pragma unroll
-  for (int i = 0; i < kRoom; ++i)
-    if (i < length) row[i * step] = from.at[i];
+  for (int i = 0; i < kRoom; ++i) {
+    bits.at[i] = static_cast<Key>(moved[i]);
+    if constexpr (sizeof(Key) < 4) index.at[i] = static_cast<int32_t>(moved[i] >> 16);
+  }
 }
 
 // Returns how many of `count` elements stand in whole vectors that `pointer` aligns.
@@ -70,6 +75,16 @@ template <class T>
 __device__ __forceinline__ uint32_t in_vectors(const T* pointer, uint32_t count) {
   constexpr uint32_t kVector = 16 / sizeof(T);
   return reinterpret_cast<uintptr_t>(pointer) % 16 == 0 ? count / kVector * kVector : 0;
+}
+
+template <class T>
+__device__ __forceinline__ void load_tile(T* tile, const T* from, uint32_t count) {
+  constexpr uint32_t kVector = 16 / sizeof(T);
+  const uint32_t whole = in_vectors(from, count);
+  for (uint32_t e = threadIdx.x * kVector; e < whole; e += kShortThreads * kVector) copy_async(tile + e, from + e);
+  for (uint32_t e = whole + threadIdx.x; e < count; e += kShortThreads) tile[e] = from[e];
+  commit_async_copies();
+  wait_for_async_copies<0>();
 }
 
 template <class T>
@@ -82,64 +97,64 @@ __device__ __forceinline__ void store_tile(T* to, const T* tile, uint32_t count)
 }
 
 template <class Key, int kRoom>
-__global__ void __launch_bounds__(kShortThreads) short_rows_kernel(const __grid_constant__ ShortArgs a) {
+__global__ void __launch_bounds__(kShortThreads) short_tiles_kernel(const __grid_constant__ ShortArgs a) {
   __shared__ __align__(16) Key tile[kShortTile];
   __shared__ __align__(16) int32_t places[kShortTile];
-  const int64_t first = int64_t{blockIdx.x} * a.tile_rows * a.length;
-  const auto rows = static_cast<uint32_t>(min(int64_t{a.tile_rows}, a.rows - int64_t{blockIdx.x} * a.tile_rows));
-  const uint32_t count = rows * a.length;
-  const Key* const x = static_cast<const Key*>(a.x) + first;
-  constexpr uint32_t kVector = 16 / sizeof(Key);
-  const uint32_t whole = in_vectors(x, count);
-  for (uint32_t e = threadIdx.x * kVector; e < whole; e += kShortThreads * kVector) copy_async(tile + e, x + e);
-  for (uint32_t e = whole + threadIdx.x; e < count; e += kShortThreads) tile[e] = x[e];
-  commit_async_copies();
-  wait_for_async_copies<0>();
+  const int64_t outer = int64_t{blockIdx.x} * a.tile_outers, first = outer * a.length * a.inner;
+  const auto inner = static_cast<uint32_t>(a.inner);
+  const uint32_t rows = static_cast<uint32_t>(min(int64_t{a.tile_outers}, a.outer - outer)) * inner;
+  load_tile(tile, static_cast<const Key*>(a.x) + first, rows * a.length);
   __syncthreads();
   for (uint32_t r = threadIdx.x; r < rows; r += kShortThreads) {
     Elements<Key, kRoom> bits;
     Elements<int32_t, kRoom> index;
-    auto* const row = tile + r * a.length;
-    auto* const places_of_row = places + r * a.length;
-    if (a.length == kRoom) {  // the row is one or two vectors of shared memory
-      bits = *reinterpret_cast<Elements<Key, kRoom>*>(row);
+    if (inner == 1 && a.length == kRoom) {  // the row is one or a few vectors of shared memory
+      bits = *reinterpret_cast<Elements<Key, kRoom>*>(tile + r * kRoom);
       sort_in_thread(bits, index, kRoom, a.order);
-      *reinterpret_cast<Elements<Key, kRoom>*>(row) = bits;
-      if (a.indices) *reinterpret_cast<Elements<int32_t, kRoom>*>(places_of_row) = index;
+      *reinterpret_cast<Elements<Key, kRoom>*>(tile + r * kRoom) = bits;
+      if (a.indices) *reinterpret_cast<Elements<int32_t, kRoom>*>(places + r * kRoom) = index;
     } else {
-      read_row(bits, row, 1, a.length);
+      const uint32_t at = r + (inner == 1 ? r : __umulhi(r, a.per_inner)) * (a.length - 1) * inner;
+      bits.read(tile + at, inner, a.length);
       sort_in_thread(bits, index, a.length, a.order);
-      write_row(row, bits, 1, a.length);
-      if (a.indices) write_row(places_of_row, index, 1, a.length);
+      bits.write(tile + at, inner, a.length);
+      if (a.indices) index.write(places + at, inner, a.length);
     }
   }
   __syncthreads();
-  if (a.values) store_tile(static_cast<Key*>(a.values) + first, tile, count);
-  if (a.indices) store_tile(a.indices + first, places, count);
+  if (a.values) store_tile(static_cast<Key*>(a.values) + first, tile, rows * a.length);
+  if (a.indices) store_tile(a.indices + first, places, rows * a.length);
 }
 
 template <class Key, int kRoom>
 __global__ void __launch_bounds__(kShortThreads) short_columns_kernel(const __grid_constant__ ShortArgs a) {
-  const int64_t row = int64_t{blockIdx.x} * kShortThreads + threadIdx.x;
-  if (row >= a.rows) return;
-  const int64_t outer = a.rows >> 32 ? row / a.inner : static_cast<uint32_t>(row) / static_cast<uint32_t>(a.inner);
+  const int64_t rows = a.outer * a.inner, row = int64_t{blockIdx.x} * kShortThreads + threadIdx.x;
+  if (row >= rows) return;
+  const int64_t outer = rows >> 32 ? row / a.inner : static_cast<uint32_t>(row) / static_cast<uint32_t>(a.inner);
   const int64_t first = row + outer * (a.length - 1) * a.inner;
   Elements<Key, kRoom> bits;
   Elements<int32_t, kRoom> index;
-  read_row(bits, static_cast<const Key*>(a.x) + first, a.inner, a.length);
+  bits.read(static_cast<const Key*>(a.x) + first, a.inner, a.length);
   sort_in_thread(bits, index, a.length, a.order);
-  if (a.values) write_row(static_cast<Key*>(a.values) + first, bits, a.inner, a.length);
-  if (a.indices) write_row(a.indices + first, index, a.inner, a.length);
+  if (a.values) bits.write(static_cast<Key*>(a.values) + first, a.inner, a.length);
+  if (a.indices) index.write(a.indices + first, a.inner, a.length);
 }
 
 template <class Key, int kRoom>
 cudaError_t run(cudaStream_t stream, const Problem& problem, const Buffers& buffers) {
-  const auto length = static_cast<uint32_t>(problem.rows.length);
-  const ShortArgs a{buffers.x,          buffers.values, buffers.indices,         problem.rows.count(),
-                    problem.rows.inner, length,         short_tile_rows(length), problem.order};
+  const auto [outer, length, inner] = problem.rows;
+  const ShortArgs a{buffers.x,
+                    buffers.values,
+                    buffers.indices,
+                    outer,
+                    inner,
+                    static_cast<uint32_t>(length),
+                    static_cast<uint32_t>(short_tile_outers(problem.rows)),
+                    static_cast<uint32_t>(((uint64_t{1} << 32) + inner - 1) / inner),
+                    problem.order};
   const Launch config{dim3(static_cast<unsigned>(short_blocks(problem.rows))), dim3(kShortThreads)};
-  return problem.rows.inner == 1 ? launch(stream, config, short_rows_kernel<Key, kRoom>, a)
-                                 : launch(stream, config, short_columns_kernel<Key, kRoom>, a);
+  return a.tile_outers ? launch(stream, config, short_tiles_kernel<Key, kRoom>, a)
+                       : launch(stream, config, short_columns_kernel<Key, kRoom>, a);
 }
 
 }  // namespace

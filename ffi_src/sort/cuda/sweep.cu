@@ -25,6 +25,7 @@ struct CountArgs {
   uint32_t* counts;  // [row][pass][digit]: elements with this digit; once all are counted, elements with a lower digit
   uint32_t* status;  // the status words of pass_kernel, which count_kernel sets to zero
   int64_t rows, length, tiles;
+  int64_t elements;  // that a block counts
   SortOrder order;
 };
 
@@ -33,13 +34,14 @@ __global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_const
   constexpr int kPasses = sizeof(Key);
   __shared__ uint32_t counts[kPasses * kDigits], warps[kDigits / 32], active;
   __shared__ bool last;
-  const int64_t blocks = (a.length + kCountElements - 1) / kCountElements;
+  const int64_t blocks = (a.length + a.elements - 1) / a.elements;
   const int64_t row = blockIdx.x / blocks, block = blockIdx.x % blocks;
   for (int c = threadIdx.x; c < kPasses * kDigits; c += kCountThreads) counts[c] = 0;
+  let_dependents_start();
   __syncthreads();
 
   const Key* const x = static_cast<const Key*>(a.x) + row * a.length;
-  const int64_t begin = block * kCountElements, end = min(begin + kCountElements, a.length);
+  const int64_t begin = block * a.elements, end = min(begin + a.elements, a.length);
   const auto count = [&](Key bits) {
     const Key key = sort_key(bits, a.order);
 #pragma unroll
@@ -119,21 +121,23 @@ struct PassArgs {
   SortOrder order;
 };
 
-template <class Key>
+template <class Key, int kItems>
 struct PassShared {
-  static constexpr int kItems = sweep_items(sizeof(Key)), kTile = kSweepThreads * kItems;
+  static constexpr int kTile = kSweepThreads * kItems;
   uint32_t counts[kSweepThreads / 32 * kDigits];
   Key keys[kTile];
   int32_t indices[kTile];  // the last member, because calls without indices leave it out of their shared memory
 };
 
-template <class Key, bool kIndices>
+template <class Key, bool kIndices, int kItems>
 __global__ void __launch_bounds__(kSweepThreads, kSweepBlocks) pass_kernel(const __grid_constant__ PassArgs a) {
-  constexpr int kPasses = sizeof(Key), kItems = sweep_items(sizeof(Key)), kTile = kSweepThreads * kItems;
-  auto& shared = *reinterpret_cast<PassShared<Key>*>(dynamic_shared_memory());
+  constexpr int kPasses = sizeof(Key), kTile = kSweepThreads * kItems;
+  auto& shared = *reinterpret_cast<PassShared<Key, kItems>*>(dynamic_shared_memory());
   __shared__ uint32_t warps[kDigits / 32], ticket;
   __shared__ int32_t shift_of[kDigits];  // for each digit, position in the row minus position in the tile
+  wait_for_predecessor();
   if (threadIdx.x == 0) ticket = atomicAdd(&a.heads->tickets[a.pass], 1u);
+  let_dependents_start();
   __syncthreads();
   // consecutive blocks take tiles of different rows, which gives earlier tiles time to publish
   const int64_t row = ticket % a.rows, tile = ticket / a.rows;
@@ -230,18 +234,19 @@ __global__ void __launch_bounds__(kSweepThreads, kSweepBlocks) pass_kernel(const
 }
 
 template <class Key, bool kIndices>
-cudaError_t run(cudaStream_t stream, const Problem& problem, const Buffers& buffers) {
+cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   const int64_t rows = problem.rows.count(), length = problem.rows.length;
-  const SweepShape shape(rows, length, problem.k, sizeof(Key), buffers.values != nullptr, kIndices);
+  const bool small = sweeps_small(problem.rows);
+  const SweepShape shape(rows, length, problem.k, sizeof(Key), buffers.values != nullptr, kIndices, small);
   auto* const workspace = static_cast<unsigned char*>(buffers.workspace);
   auto* const heads = reinterpret_cast<RowHead*>(workspace);
   auto* const counts = reinterpret_cast<uint32_t*>(workspace + shape.counts);
   auto* const status = reinterpret_cast<uint32_t*>(workspace + shape.status);
   cudaError_t error = cudaMemsetAsync(workspace, 0, shape.status, stream);
   if (error != cudaSuccess) return error;
-  const int64_t blocks = (length + kCountElements - 1) / kCountElements;
+  const int64_t blocks = (length + plan.counted - 1) / plan.counted;
   error = launch(stream, {dim3(static_cast<unsigned>(rows * blocks)), dim3(kCountThreads)}, count_kernel<Key>,
-                 CountArgs{buffers.x, heads, counts, status, rows, length, shape.tiles, problem.order});
+                 CountArgs{buffers.x, heads, counts, status, rows, length, shape.tiles, plan.counted, problem.order});
   PassArgs a = {};
   a.x = buffers.x;
   a.values = buffers.values;
@@ -262,18 +267,23 @@ cudaError_t run(cudaStream_t stream, const Problem& problem, const Buffers& buff
   Launch config;
   config.grid = dim3(static_cast<unsigned>(rows * shape.tiles));
   config.block = dim3(kSweepThreads);
-  config.shared_bytes = sweep_shared_bytes(sizeof(Key), kIndices);
-  for (a.pass = 0; a.pass < shape.passes && error == cudaSuccess; ++a.pass)
-    error = launch(stream, config, pass_kernel<Key, kIndices>, a);
+  config.shared_bytes = sweep_shared_bytes(sizeof(Key), small, kIndices);
+#ifndef NO_OVERLAP
+  config.overlap = plan.overlap;
+#endif
+  const auto kernel = small ? pass_kernel<Key, kIndices, sweep_items(sizeof(Key), true)>
+                            : pass_kernel<Key, kIndices, sweep_items(sizeof(Key), false)>;
+  for (a.pass = 0; a.pass < shape.passes && error == cudaSuccess; ++a.pass) error = launch(stream, config, kernel, a);
   return error;
 }
 
 }  // namespace
 
-cudaError_t launch_sweep(cudaStream_t stream, const Problem& problem, const Buffers& buffers) {
+cudaError_t launch_sweep(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   return dispatch_key(problem.key_bits, [&](auto key) {
     using Key = decltype(key);
-    return buffers.indices ? run<Key, true>(stream, problem, buffers) : run<Key, false>(stream, problem, buffers);
+    return buffers.indices ? run<Key, true>(stream, plan, problem, buffers)
+                           : run<Key, false>(stream, plan, problem, buffers);
   });
 }
 

@@ -1,0 +1,234 @@
+// What the kernels of ranks share. The element of a rank has its key in an interval, which gets narrower from step to
+// step until few elements, or equal ones, are left in it.
+//
+// The first interval comes from a sample of the row, which a warp sorts: the rank is between two elements of the sample
+// but in a few rows of a thousand. A step then counts the keys in each of many equal parts of the interval, those below
+// it, and those above it; so it does not matter how keys are distributed over the row. A warp finds the part that the
+// rank falls in.
+//
+// After: Floyd and Rivest, "Expected time bounds for selection" (1975).
+#pragma once
+
+#include <type_traits>
+
+#include "common/cuda/intrinsics.cuh"
+#include "common/cuda/warp.cuh"
+#include "count/cuda/launch.h"
+
+namespace jaxgpuops::count {
+namespace {
+
+constexpr int kSample = 256, kLaneSample = kSample / 32;  // of a row
+
+// ---- The sample -----------------------------------------------------------------------------------------------------
+
+// Sorts upwards what a warp has, eight words a lane.
+__device__ __forceinline__ void sort_in_warp(uint32_t (&v)[kLaneSample]) {
+  const auto exchange = [&](int i, int j) {
+    const uint32_t least = min(v[i], v[j]);
+    v[j] = max(v[i], v[j]);
+    v[i] = least;
+  };
+#pragma unroll
+  for (int size = 2; size <= kLaneSample; size *= 2) {
+#pragma unroll
+    for (int i = 0; i < kLaneSample; ++i)
+      if (i % size < size / 2) exchange(i, i ^ (size - 1));
+#pragma unroll
+    for (int step = size / 4; step > 0; step /= 2)
+#pragma unroll
+      for (int i = 0; i < kLaneSample; ++i)
+        if (i % (2 * step) < step) exchange(i, i + step);
+  }
+  const int lane = threadIdx.x & 31;
+#pragma unroll 1  // what runs once waits for its instructions more than for anything else
+  for (int lanes = 2; lanes <= 32; lanes *= 2) {
+    uint32_t mirrored[kLaneSample];
+#pragma unroll
+    for (int i = 0; i < kLaneSample; ++i) mirrored[i] = __shfl_xor_sync(kEveryLane, v[kLaneSample - 1 - i], lanes - 1);
+#pragma unroll
+    for (int i = 0; i < kLaneSample; ++i)
+      v[i] = (lane & lanes / 2) == 0 ? min(v[i], mirrored[i]) : max(v[i], mirrored[i]);
+#pragma unroll 1
+    for (int step = lanes / 4; step > 0; step /= 2) {
+      const bool lower = (lane & step) == 0;
+#pragma unroll
+      for (int i = 0; i < kLaneSample; ++i) {
+        const uint32_t other = __shfl_xor_sync(kEveryLane, v[i], step);
+        v[i] = lower ? min(v[i], other) : max(v[i], other);
+      }
+    }
+#pragma unroll
+    for (int step = kLaneSample / 2; step > 0; step /= 2)
+#pragma unroll
+      for (int i = 0; i < kLaneSample; ++i)
+        if (i % (2 * step) < step) exchange(i, i + step);
+  }
+}
+
+// A word of a key in its order: the high half, if it has 64 bits.
+template <class T>
+__device__ __forceinline__ uint32_t word_of(T key) {
+  return static_cast<uint32_t>(sizeof(T) == 8 ? static_cast<uint64_t>(key) >> 32 : key);
+}
+
+// ---- Intervals ------------------------------------------------------------------------------------------------------
+
+template <class T>
+struct Found {
+  using Word = std::conditional_t<sizeof(T) == 8, unsigned long long, uint32_t>;
+
+  // Of each table: its first part are keys up to `least`, its last those from `most` on; the others are 2^shift keys
+  // each, and a key from `least` to `most` is in part (key >> shift) - base.
+  Word least[kMostRanks], most[kMostRanks], base[kMostRanks];
+  uint32_t shift[kMostRanks];
+  // Of each rank: its table, or that of a smaller one if both are in one interval.
+  uint32_t rank[kMostRanks], table[kMostRanks];
+  uint32_t used, more;  // bits of the tables that count, and of the ranks that need another step
+  // Its element is number `left` of `size` elements with keys from `first` to `first + last`.
+  Word first[kMostRanks], last[kMostRanks];
+  uint32_t size[kMostRanks], left[kMostRanks];
+};
+
+// Sets the parts of a table, so that they hold the keys from `low` to `high`.
+template <int kBins, class T, class Word>
+__device__ __forceinline__ void set_table(Found<T>& found, int t, Word low, Word high) {
+  constexpr Word kAll = static_cast<T>(~T{0}), kInner = kBins - 2;
+  const Word width = high - low;
+  constexpr int kBits = kBins == 512 ? 9 : 12;
+  static_assert(kBins == 1 << kBits);
+  const int bits =
+      sizeof(Word) == 8 ? 64 - __clzll(static_cast<long long>(width)) : 32 - __clz(static_cast<int>(width));
+  int shift = max(bits - kBits, 0);
+  if ((width >> shift) + 2 > kInner) ++shift;
+  const Word first = low >> shift << shift;
+  found.least[t] = first == 0 ? 0 : first - 1;
+  found.most[t] = (kAll - first) >> shift < kInner ? kAll : first + (kInner << shift);
+  found.shift[t] = shift;
+  found.base[t] = (first >> shift) - 1;
+}
+
+// The first intervals of all ranks; a warp finds them. `sample` has room for kSample words.
+template <int kBins, class T>
+__device__ __forceinline__ void set_first_tables(const Select& problem, const T* x, uint32_t length,
+                                                 const int32_t* ranks, int64_t outer, int64_t inner, uint32_t* sample,
+                                                 Found<T>& found) {
+  using Word = typename Found<T>::Word;
+  constexpr Word kAll = static_cast<T>(~T{0});
+  const int lane = threadIdx.x & 31, wanted = static_cast<int>(problem.count);
+  uint32_t own[kLaneSample], rank = 0;
+  if (lane < wanted)
+    rank = static_cast<uint32_t>(problem.kth >= 0 ? problem.kth
+                                                  : problem.rank_of(ranks[problem.ranks(outer, lane, inner)]));
+#pragma unroll
+  for (int i = 0; i < kLaneSample; ++i) {  // one of each of so many parts of the row, anywhere in it
+    const uint32_t part = i * 32 + lane, share = part * 40503u & 0xffff;
+    own[i] =
+        word_of(sort_key(x[(part * uint64_t{length} + (share * uint64_t{length} >> 16)) / kSample], problem.order));
+  }
+  sort_in_warp(own);
+#pragma unroll
+  for (int i = 0; i < kLaneSample; ++i) sample[lane * kLaneSample + i] = own[i];
+  __syncwarp();
+  int middle = 0;
+  if (lane < wanted) {
+    middle = static_cast<int>((rank * uint64_t{kSample} + kSample / 2) / length);
+    // three standard deviations of how many of the sample come before the rank, and a little
+    const float share = (rank + 0.5f) / length;
+    const int to_side = static_cast<int>(3.f * sqrtf(kSample * share * fmaxf(1 - share, 0.f))) + 2;
+    const int from = middle - to_side, to = middle + to_side;
+    const uint32_t lowest = sample[max(from, 0)], highest = sample[min(to, kSample - 1)];
+    const uint32_t most = sizeof(T) == 8 ? ~0u : static_cast<uint32_t>(kAll), distance = highest - lowest;
+    // Beyond the ends of the sample, the interval is four times as wide once more.
+    const uint32_t beyond = distance < most / 4 ? 4 * distance : most;
+    Word low = from < 0 ? lowest - min(beyond, lowest) : lowest;
+    Word high = to >= kSample ? highest + min(beyond, most - highest) : highest;
+    if (sizeof(T) == 8) low <<= sizeof(T) * 4, high = high << sizeof(T) * 4 | 0xffffffff;
+    set_table<kBins>(found, lane, low, high);
+    found.rank[lane] = rank;
+  }
+  uint32_t table = lane;
+  for (int q = wanted - 1; q >= 0; --q)
+    if (abs(__shfl_sync(kEveryLane, middle, q) - middle) <= 1 && q < lane) table = q;
+  const uint32_t used = fold_lanes(lane < wanted ? 1u << table : 0u, [](uint32_t a, uint32_t b) { return a | b; });
+  if (lane < wanted) found.table[lane] = table;
+  if (lane == 0) found.used = used, found.more = 0;
+}
+
+// Calls `visit` with the number of each bit of a set.
+template <class Visit>
+__device__ __forceinline__ void for_bits(uint32_t set, Visit visit) {
+#pragma unroll 1
+  for (; set; set &= set - 1) visit(__ffs(set) - 1);
+}
+
+// Chooses the tables of the ranks that need more: those with one interval left share that of the least of them. A warp
+// does.
+template <class T>
+__device__ __forceinline__ void choose_tables(Found<T>& found) {
+  const int r = threadIdx.x & 31;
+  const uint32_t more = found.more, is_one = more >> r & 1;
+  uint32_t table = r;
+  if (is_one) {
+    for_bits(more, [&](int q) {
+      if (q < static_cast<int>(table) && found.first[q] == found.first[r] && found.last[q] == found.last[r]) table = q;
+    });
+  }
+  const uint32_t used = __ballot_sync(kEveryLane, is_one && table == r);
+  if (is_one) found.table[r] = table;
+  if (r == 0) found.used = used;
+  __syncwarp();  // the lanes read it next
+}
+
+// The part of a table that a key is in.
+template <class T, class Word>
+__device__ __forceinline__ uint32_t part_of(const Found<T>& found, int t, Word key) {
+  return static_cast<uint32_t>(min(max(key, found.least[t]), found.most[t]) >> found.shift[t]) -
+         static_cast<uint32_t>(found.base[t]);
+}
+
+// Finds the part that rank `r` falls in; a warp does. `counts`: of all tables.
+template <int kBins, uint32_t kFew, class T>
+__device__ __forceinline__ void find_part(const uint32_t* counts, Found<T>& found, int r) {
+  using Word = typename Found<T>::Word;
+  constexpr int kChunk = 512, kOwn = kChunk / 32;
+  constexpr Word kAll = static_cast<T>(~T{0});
+  const int lane = threadIdx.x & 31;
+  const uint32_t t = found.table[r], rank = found.rank[r];
+  uint32_t before = 0;
+#pragma unroll 1
+  for (int chunk = 0; chunk < kBins; chunk += kChunk) {
+    uint32_t count[kOwn], own = 0;
+#pragma unroll
+    for (int i = 0; i < kOwn; i += 4) {
+      const uint4 four = reinterpret_cast<const uint4*>(counts + t * kBins + chunk + lane * kOwn)[i / 4];
+      count[i] = four.x, count[i + 1] = four.y, count[i + 2] = four.z, count[i + 3] = four.w;
+      own += four.x + four.y + four.z + four.w;
+    }
+    const uint32_t up_to = before + sum_up_to_lane(own);
+    if (rank < up_to && rank >= up_to - own) {
+      uint32_t left = rank - (up_to - own), size = count[0], part = chunk + lane * kOwn;
+#pragma unroll
+      for (int i = 0, past = 0; i + 1 < kOwn; ++i) {
+        past |= left < count[i];
+        if (past) continue;
+        left -= count[i];
+        size = count[i + 1];
+        ++part;
+      }
+      const int shift = found.shift[t];
+      const Word first = part == 0 ? 0 : (found.base[t] + part) << shift;
+      const Word most = part == 0 ? found.least[t] : part == kBins - 1 ? kAll : (Word{1} << shift) - 1;
+      found.first[r] = first;
+      found.last[r] = min(most, kAll - first);
+      found.size[r] = size;
+      found.left[r] = left;
+      if (size > kFew && found.last[r] != 0) atomicOr(&found.more, 1u << r);
+    }
+    before = shuffle_from(up_to, 31);
+    if (rank < before) return;
+  }
+}
+
+}  // namespace
+}  // namespace jaxgpuops::count
