@@ -100,6 +100,13 @@ def run_sorts(rng):
             order = np.argsort(keys, axis, kind="stable")
             np.testing.assert_array_equal(jaxgpuops.argsort(x, axis=axis), order)
             np.testing.assert_array_equal(np.asarray(jaxgpuops.sort(x, axis=axis), np.int64), np.sort(keys, axis))
+            middle = shape[axis] // 2
+            kernels |= {
+                call.plan.get("algorithm", "cpu")
+                for call in jaxgpuops.explain(lambda x: jaxgpuops.partition(x, middle, axis=axis), x)
+            }
+            parts = np.asarray(jaxgpuops.partition(x, middle, axis=axis), np.int64)
+            np.testing.assert_array_equal(parts.take(middle, axis), np.sort(keys, axis).take(middle, axis))
             outs = jaxgpuops.sort_key_val(x, np.asarray(keys, np.int32), axis=axis, descending=True)
             order = np.argsort(-keys, axis, kind="stable")
             for out in outs:
@@ -512,7 +519,7 @@ def run_counts(rng):
             shared = jaxgpuops.searchsorted(jnp.asarray(table[0], dtype), jnp.asarray(queries.T, dtype))
             np.testing.assert_array_equal(shared, np.searchsorted(table[0], queries.T))
     for (n, m), dtype in itertools.product(
-        [(3, 1025), (2, 9001), (2, 17_001)], ("int8", "bfloat16", "float32", "int64")
+        [(3, 1025), (2, 9001), (2, 17_001), (2, 240_001)], ("int8", "bfloat16", "float32", "int64")
     ):
         with jax.enable_x64(dtype == "int64"):
             x = jnp.asarray(rng.integers(-99, 99, (n, m)), dtype).at[0].set(5)  # one row of equal elements
