@@ -59,14 +59,14 @@ def optional(op: str, name: str, x: Any) -> jax.Array | None:
 
 def labels(op: str, name: str, x: Any) -> jax.Array:
     """Converts any array-like of class numbers. Where JAX would truncate 64 bits to 32, numbers that do not fit become
-    -1, which is no class."""
+    -1 or 2^31 - 1, which are no classes, so that those in ascending order stay in it."""
     if not isinstance(x, jax.Array) and not jax.config.jax_enable_x64:
         try:
             wide = np.asarray(x)
         except (TypeError, ValueError, OverflowError):  # `array` reports what is wrong
             wide = np.zeros(0)
         if wide.dtype in (np.int64, np.uint64):
-            x = np.where((wide >= 0) & (wide < 2**31), wide, np.array(-1).astype(wide.dtype)).astype(np.int32)
+            x = np.clip(wide, -1 if wide.dtype == np.int64 else 0, 2**31 - 1).astype(np.int32)
     return array(op, name, x)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import jaxgpuops
+from jaxgpuops import _arguments
 from jaxgpuops.lax import _count as count_lax
 
 INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
@@ -330,6 +331,21 @@ def test_rows_without_a_segment_do_not_reach_gradients():
     np.testing.assert_allclose(shares, [p * (1 - p), 0, -p * (1 - p), 0], rtol=1e-6)
     twice = jax.jacrev(jax.grad(lambda x: jaxgpuops.segment_logsumexp(x, ids, 1).sum()))(x)
     np.testing.assert_allclose(twice[0, 0], p * (1 - p), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64, np.uint32])
+@pytest.mark.parametrize("x64", [False, True])
+def test_large_ids_stay_in_order(dtype, x64):
+    """A search of ids that ascend must not meet smaller ones after those out of range."""
+    rng = np.random.default_rng(0)
+    ids = np.sort(np.concatenate([rng.integers(0, 3000, 9000), np.array([3001, (1 << 32) - 1])]).astype(dtype))
+    data = rng.integers(-1, 2, (len(ids), 3)).astype(np.float32)
+    expected = np.zeros((3000, 3))
+    np.add.at(expected, ids[:-2].astype(np.int64), data[:-2])
+    with jax.enable_x64(x64):
+        assert (np.diff(count_lax.as_int32(_arguments.labels("segment_sum", "ids", ids), 3000)) >= 0).all()
+        found = jaxgpuops.segment_sum(data, ids, 3000, indices_are_sorted=True)
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_large_ids_do_not_wrap():

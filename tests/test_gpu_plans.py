@@ -74,7 +74,7 @@ KERNELS = {
     | {"atomics": "segment_atomics_kernel"}
     | {"block": "select_kernel", "long": "select_step_kernel"}
     | {"sorted": "segment_tiles_kernel", "ordered": "segment_tiles_kernel"},
-    "moe": {name: rf"route_kernel<[^,]*Algorithm\){i}" for i, name in enumerate(("block", "cluster", "grid"))},
+    "moe": {name: rf"route_(few_)?kernel<[^,]*Algorithm\){i}" for i, name in enumerate(("block", "cluster", "grid"))},
 }
 
 

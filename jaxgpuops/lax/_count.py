@@ -211,11 +211,11 @@ def as_ids(ids: jax.Array, length: int) -> jax.Array:
 
 
 def as_int32(ids: jax.Array, length: int) -> jax.Array:
-    """Converts ids of any integer dtype. Those out of range become -1 if int32 could not represent them."""
+    """Converts ids of any integer dtype. Those that int32 might not represent become -1 or ``length``: order stays."""
     if ids.dtype.itemsize < 4 or ids.dtype == np.dtype(np.int32):
         return ids.astype(np.int32)
-    all_bits = ~jnp.zeros_like(ids)  # converted to int32, this is -1
-    return jnp.where((ids >= 0) & (ids < length), ids, all_bits).astype(np.int32)
+    least = -1 if np.issubdtype(ids.dtype, np.signedinteger) else 0
+    return jnp.clip(ids, least, length).astype(np.int32)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3, 4), inline=True)
