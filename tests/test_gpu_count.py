@@ -233,7 +233,7 @@ def test_softmax_of_few_rows():
 def test_softmax_of_many_rows(shape, segments, is_sorted):
     """In tiles of rows, of which many have one segment, and some what is not finite."""
     rng = np.random.default_rng(0)
-    x = np.float32(30 * rng.standard_normal(shape))
+    x = (30 * rng.standard_normal(shape)).astype(np.float32)
     for value in (np.inf, -np.inf, np.nan):
         x[rng.integers(0, shape[0], 3)] = value
     ids = rng.integers(-1, segments + 1, shape[0])

@@ -406,8 +406,8 @@ def moe_route(
         return weights, ids, plan
     counts = plan.group_sizes if capacity is None else _counts(ids, logits.shape[-1])
     names = _arguments.names(op, axis_name)
-    score, assignments = SCORES.index(options.score), max(math.prod(ids.shape[-2:]), 1)
-    return weights, ids, plan, _losses(logits, counts, log_sum[0], assignments, score, op, names)
+    number, assignments = SCORES.index(options.score), max(math.prod(ids.shape[-2:]), 1)
+    return weights, ids, plan, _losses(logits, counts, log_sum[0], assignments, number, op, names)
 
 
 def moe_losses(
