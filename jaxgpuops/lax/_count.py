@@ -110,7 +110,6 @@ def _in_range(ids, length):
 
 def _each(fn, x, ids, axis):
     """``fn(rows, ids)`` over the dimensions before the axis, where rows or ids may be shared."""
-    ids = ids.reshape(ids.shape[: axis + 1])
     shared = [[d for d in range(axis) if a.shape[d] == 1 and b.shape[d] != 1] for a, b in ((x, ids), (ids, x))]
     for d in reversed(range(axis)):
         fn = jax.vmap(fn, in_axes=[None if d in own else 0 for own in shared])
@@ -140,6 +139,7 @@ def _segments_fallback(data, ids, *, axis, length, sorted, name, along=None):
     wide = _arguments.wide(data.dtype) if name == "segment_sum" else data.dtype
 
     def one(rows, ids):
+        ids = ids.reshape(-1)
         start = jnp.full((length, *rows.shape[1:]), empty(name, wide), wide)
         put = getattr(start.at[_in_range(ids, length)], method)
         return put(rows.astype(wide), mode="drop", indices_are_sorted=False).astype(data.dtype)
@@ -174,11 +174,16 @@ SEGMENT_KERNELS = {kernel.name: kernel for kernel in (segment_sum_p, segment_max
 
 def _take_fallback(table, ids, *, axis, sorted, fill, along=None):
     def one(rows, ids):
+        shape = (ids.shape[0], *rows.shape[1:])
         if rows.shape[0] == 0:  # JAX refuses to gather from nothing
-            return jnp.zeros((*ids.shape, *rows.shape[1:]), rows.dtype)
-        if not fill:
-            return rows.at[ids].get(mode="clip")
-        return rows.at[_in_range(ids, rows.shape[0])].get(mode="fill", fill_value=0)
+            return jnp.zeros(shape, rows.dtype)
+        # The ids as they are, not reshaped: XLA's partitioner gathers an array once for all that need it whole, and the
+        # gradient needs the same one.
+        ids = ids if rows.ndim > 1 else ids[:, None]
+        features = tuple(range(ids.ndim - 1, ids.ndim + rows.ndim - 2))
+        numbers = jax.lax.GatherDimensionNumbers(features, collapsed_slice_dims=(0,), start_index_map=(0,))
+        mode = "fill" if fill else "clip"
+        return jax.lax.gather(rows, ids, numbers, (1, *rows.shape[1:]), mode=mode, fill_value=0).reshape(shape)
 
     return (_each(one, table, ids, axis),)
 

@@ -273,6 +273,8 @@ def take(table: ArrayLike, ids: ArrayLike, *, axis_name: AxisName = None) -> jax
 @functools.partial(jax.jit, static_argnums=2, inline=True)
 def _jitted_take(table, ids, names):
     split = manual("jaxgpuops.take", names, table.shape[0])
+    shape = (*ids.shape, *table.shape[1:])
+    table = jnp.expand_dims(table, 1) if table.ndim == 1 else table  # for ids of two dimensions, as a gather has
     of_ids = jax.typeof(ids).sharding  # over an explicit mesh, rows are split as the first dimension of ids
     rows = as_int32(ids, split.length if split else table.shape[0])
     rows = _shaped(rows, (ids.size, *(1,) * (table.ndim - 1)), of_ids, of_ids.spec[:1])
@@ -282,7 +284,7 @@ def _jitted_take(table, ids, names):
     take = lambda part: _taken(part, rows, table.shape[0], along(part, 0), True, split)
     is_complex = jnp.issubdtype(table.dtype, jnp.complexfloating)
     out: Any = jax.lax.complex(take(table.real), take(table.imag)) if is_complex else take(table)
-    return _shaped(out, (*ids.shape, *table.shape[1:]), of_ids, (*of_ids.spec, *jax.typeof(out).sharding.spec[1:]))
+    return _shaped(out, shape, of_ids, (*of_ids.spec, *jax.typeof(out).sharding.spec[1:])[: len(shape)])
 
 
 def _shaped(x, shape, like, spec):
