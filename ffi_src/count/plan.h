@@ -69,9 +69,9 @@ struct SelectPlan {
   int64_t slice_packs = 0;   // vectors of 16 bytes in a slice
   int steps = 0;             // most steps that a row needs
   int64_t turned_bytes = 0;  // bytes of the transposed rows, which stand before the rows' workspaces
-  int64_t list_at = 0, list_size = 0,
-          row_bytes = 0;  // in a row's workspace: where the lists begin, words of a list, bytes of everything
-  bool overlap = false;   // whether a step may start before the one before it ends
+  // In a row's workspace: where the lists begin, words of a list, bytes of everything.
+  int64_t list_at = 0, list_size = 0, row_bytes = 0;
+  bool overlap = false;  // whether a step may start before the one before it ends
 };
 
 SelectPlan plan_select(const Select& problem, const Gpu& gpu);

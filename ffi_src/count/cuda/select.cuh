@@ -120,8 +120,8 @@ __device__ __forceinline__ void set_first_tables(const Select& problem, const T*
   if (lane < wanted)
     rank = static_cast<uint32_t>(problem.kth >= 0 ? problem.kth
                                                   : problem.rank_of(ranks[problem.ranks(outer, lane, inner)]));
-#pragma unroll
   // The row is cut into kSample parts, and one element is taken from a pseudorandom place in each.
+#pragma unroll
   for (int i = 0; i < kLaneSample; ++i) {
     const uint32_t part = i * 32 + lane, share = part * 40503u & 0xffff;
     own[i] =

@@ -10,7 +10,7 @@ namespace jaxgpuops::reduce {
 
 cudaError_t launch_sum(cudaStream_t, const RowPlan&, const Problem&, const Buffers&, void* workspace);
 cudaError_t launch_dot(cudaStream_t, const RowPlan&, const Problem&, const Buffers&, void* workspace);
-cudaError_t launch_small(cudaStream_t, const RowPlan&, const Problem&, const Buffers&);  // of sums and extremes
+cudaError_t launch_small(cudaStream_t, const RowPlan&, const Problem&, const Buffers&);  // of sums, maxima and minima
 cudaError_t launch_extreme(cudaStream_t, const RowPlan&, const Problem&, const Buffers&, void* workspace);
 
 }  // namespace jaxgpuops::reduce

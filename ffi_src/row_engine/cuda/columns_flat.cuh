@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(32 * kFlatWarps, kFlatResident<P>)
           }
           from[o] += kCount * apart;
         }
-        if (loose > 0 && whole < kCount) whole = 0;  // the last
+        if (loose > 0 && whole < kCount) whole = 0;  // this is the last round
         [[maybe_unused]] Acc peak[kWidth] = {};
         if constexpr (P::kPeak) lane.peaks(args, peak);
         lane.forget();

@@ -39,7 +39,7 @@ struct ColumnsStreamParameters {
   uint64_t* words;  // [columns][units][Told::kWords]
   int unit_bits;
   int64_t strips, groups;
-  bool beside;  // strips on which groups work at the same time
+  bool beside;  // whether groups work on neighbouring strips at the same time
   // The distance from one tile of a block to the next: in columns, in outer and inner indices, and in elements; and the
   // distance to the next outer index where the inner one wraps around.
   int64_t columns_apart, outers_apart, i_apart, elements_apart, elements_to_next_outer;
