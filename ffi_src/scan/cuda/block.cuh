@@ -27,9 +27,10 @@ struct Parameters {
   int tile, tiles;
   unsigned strips;
   int run_bits, axis_warps, column_bits, per_lane, levels, late, stages;
-  int threads;              // of a block, without those that look ahead
-  int runs, width;          // kSpans: runs of a warp, columns of a span
-  unsigned parts;           // of inner, each of `width` columns; 0 where blocks have whole rows of a short axis
+  int threads;      // threads of a block, without those that look ahead
+  int runs, width;  // kSpans: runs of a warp, columns of a span
+  // Parts into which `inner` is cut, each of `width` columns; 0 if a block has whole outer indices of a short axis.
+  unsigned parts;
   int span_bytes, padding;  // bytes of an operand in shared memory; free bytes after each line of it
   int staged;               // bit o: operand o comes to shared memory
   bool packed;              // a run is a whole number of packs
@@ -140,7 +141,7 @@ class BetweenWarps {
   __device__ BetweenWarps(const Parameters& p, int columns) : p(p), columns(columns) {}
 
   const Parameters& p;
-  const int columns;  // of the block
+  const int columns;  // columns of the block
 };
 
 }  // namespace jaxgpuops::scan

@@ -43,12 +43,12 @@ class Columns : public BetweenWarps<Policy> {
     bool active, loads;    // the lane's columns, and those that it loads, are in the array
     int64_t column;        // outer * inner + the inner index
     int64_t at, starts;    // offsets of position 0 of the array
-    int64_t from, from_a;  // of the columns that it loads
+    int64_t from, from_a;  // offsets of the columns that the lane loads
   };
 
   struct Span {
     int64_t begin;
-    int left;  // positions from its first on
+    int left;  // positions of the axis from the lane's first one on
   };
 
   struct Starts {
@@ -246,8 +246,9 @@ class Columns : public BetweenWarps<Policy> {
   }
 
  private:
-  __device__ int position() const { return axis_warp * kRun; }                  // of the run, in the tile
-  __device__ int column() const { return (column_warp * 32 + lane) * kWidth; }  // in the block
+  __device__ int position() const { return axis_warp * kRun; }  // position in the tile at which the run begins
+  // The lane's first column, counted in the block.
+  __device__ int column() const { return (column_warp * 32 + lane) * kWidth; }
   __device__ int64_t index(const Span& span, int position) const {
     return p.backward ? p.length - 1 - span.begin - position : span.begin + position;
   }
@@ -289,7 +290,7 @@ class Columns : public BetweenWarps<Policy> {
 
   __device__ void fetch_operand(int stage, int operand, int64_t at, int64_t stride, bool adjacent, const Place& place,
                                 const Span& span) const {
-    constexpr int kAtOnce = 32 / kPacks;  // lines
+    constexpr int kAtOnce = 32 / kPacks;  // lines that are loaded at once
     if (!place.loads) return;
     if (p.by_words) {
       const Bits* from = static_cast<const Bits*>(p.operands[operand]) + at + index(span, position()) * stride;

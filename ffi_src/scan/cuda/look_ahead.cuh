@@ -17,7 +17,7 @@
 
 namespace jaxgpuops::scan {
 
-constexpr int kTickets = 8;  // a ring that has those of tiles i - p.late to i + 2
+constexpr int kTickets = 8;  // a ring of tickets: those of tiles i - p.late to i + 2
 constexpr int kMostLookers = kMostLate + 1;
 
 // Up to so many columns, a whole warp looks for what comes before each.
@@ -81,7 +81,7 @@ class LookAhead {
 
   __device__ void move() const {
     int looker = 0;                            // the one that has tile i + 1 next, and has had tile i - p.late
-    int coming_stage = 0, stage = stages - 1;  // of tiles i + 1 and i
+    int coming_stage = 0, stage = stages - 1;  // stages of tiles i + 1 and i
     typename Work::Place place;
     unsigned placed = ~0u;  // the strip of `place`, which seldom changes
     const auto place_of = [&](unsigned strip) {
@@ -155,7 +155,7 @@ class LookAhead {
     const int looker = (static_cast<int>(threadIdx.x) - movers) / team;
     const int member = static_cast<int>(threadIdx.x) - movers - looker * team;
     Counter<Policy> known(p);
-    int count = 0;  // tiles whose sums `known` has
+    int count = 0;  // how many tiles' sums `known` has
     for (int j = looker, stage = looker;; j += lookers) {
       const int turn = j % (p.late + 1);
       wait_at_barrier(kStepEnded + turn, movers + team);

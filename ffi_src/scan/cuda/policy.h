@@ -124,7 +124,7 @@ struct Extreme<Boolean> {
   JAXGPUOPS_FN static uint32_t result(State s, const Options& o) { return (s != 0) != o.smaller; }
 };
 
-// log(sum exp) of some numbers: their maximum, and the sum of the exponentials of what they are below it.
+// log(sum exp) of some numbers, as their maximum m and the sum of e^(x - m) over them.
 template <class E>
 struct LogSumExp {
   using Element = E;
@@ -435,7 +435,7 @@ struct LogSumExpWeights {
   }
 };
 
-// Those of the operator that the options name: one kernel for three operators.
+// The weights of the operator that the options name, so that one kernel serves three operators.
 template <class E>
 struct AnyWeights {
   using Element = E;
@@ -453,7 +453,7 @@ struct AnyWeights {
   }
 };
 
-// Those that were computed before, in place of x and y.
+// Weights that were computed before and stand in the places of x and y.
 template <class E>
 struct ReadyWeights {
   using Element = E;

@@ -170,8 +170,10 @@ class Rows : public BetweenWarps<Policy> {
   }
 
  private:
-  __device__ int64_t row() const { return first + (lane >> p.run_bits); }               // it may be beyond the last
-  __device__ int position() const { return ((axis_warp << p.run_bits) + run) * kRun; }  // of the run
+  // The lane's row, which may be beyond the last one.
+  __device__ int64_t row() const { return first + (lane >> p.run_bits); }
+  // Position at which the run begins.
+  __device__ int position() const { return ((axis_warp << p.run_bits) + run) * kRun; }
   __device__ int index(int position) const { return p.backward ? length - 1 - position : position; }
 
   // Whether the second pass reads operands from shared memory again. (Otherwise the compiler converts 16-bit elements

@@ -39,11 +39,13 @@ constexpr RunShape run_shape(Layout layout, int operands, int bytes) {
 }
 
 constexpr int64_t kShortAxis = 32;
-constexpr int kMostSmallLength = 1024;  // kSmall: of an axis along which any order has the same states
-constexpr int kSmallWarps = 4;          // kSmall: of a block, ..
-constexpr int kSmallStep = 4;           // .. and positions that a lane steps over without a question in between
-constexpr int kMostColumns = 256;       // of a span
-constexpr int kLineBits = 7, kLineBytes = 1 << kLineBits;  // of memory; spans are aligned to these in shared memory
+// KSmall: the longest axis, for states that do not depend on the order of folding.
+constexpr int kMostSmallLength = 1024;
+constexpr int kSmallWarps = 4;     // kSmall: warps of a block
+constexpr int kSmallStep = 4;      // kSmall: positions that a lane steps over before it checks whether there are more
+constexpr int kMostColumns = 256;  // the most columns of a span
+// A line of memory; in shared memory, spans are aligned to lines.
+constexpr int kLineBits = 7, kLineBytes = 1 << kLineBits;
 
 // Bytes of shared memory that one operand's part of a span takes.
 constexpr int64_t span_bytes(int64_t elements, int bytes, int padding) {

@@ -142,7 +142,7 @@ template <class Policy>
 constexpr int kRowBlocks = row_blocks(Policy::kOperands, Policy::kCut);
 template <class Policy>
 constexpr int kLookers = Policy::kOperands == 2 ? 4 : 3;  // at most as many as the ring has tiles
-constexpr int kTicketRing = 16;                           // of the tiles in shared memory, and of some before them
+constexpr int kTicketRing = 16;  // tickets of the tiles in shared memory, and of some before them
 
 template <class Policy>
 class RowLookAhead {

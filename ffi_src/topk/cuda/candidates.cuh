@@ -356,7 +356,7 @@ __device__ __noinline__ void sort_candidates(Shared<kThreads, C>& s, C* buffer, 
   Bins<C> bins;
   for (bool again = false;; again = true) {
     m = s.count;
-    if (m <= kThreads / 2) {  // few: compare all with all, several threads to a candidate
+    if (m <= kThreads / 2) {  // if candidates are few, several threads compare each with all others
       const uint32_t team = kThreads / m, chunk = (m + team - 1) / team, begin = tid / m * chunk;
       if (tid < m) s.histogram[tid] = 0;
       const C mine = buffer[tid % m];
@@ -372,7 +372,8 @@ __device__ __noinline__ void sort_candidates(Shared<kThreads, C>& s, C* buffer, 
     }
     bins = bin_candidates<kThreads>(s, buffer, m, k, C{0}, ~C{0});
     if (!bins.crowded && bins.kept <= room) break;
-    const uint32_t keep = max(k + k / 8, kThreads / 2);  // of many, first what is not among the k largest is dropped
+    // If candidates are many, most of those that are not among the k largest are dropped first.
+    const uint32_t keep = max(k + k / 8, kThreads / 2);
     if (again || m <= keep) {
       sort_descending<kThreads>(buffer, m);
       return;

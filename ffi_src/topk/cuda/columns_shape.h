@@ -27,7 +27,7 @@ constexpr int column_lanes(int64_t columns, int64_t length, int64_t k) {
 constexpr int columns_capacity(int64_t k) { return static_cast<int>((2 * k + 24 + 3) / 4 * 4); }
 
 struct ColumnsShape {
-  int columns = 1;        // of one warp
+  int columns = 1;        // columns of a warp
   size_t pitch = 0;       // distance between columns in shared memory, in elements
   size_t tile_bytes = 0;  // shared memory of a block's columns
   size_t bytes = 0;       // shared memory of one warp: its candidates, counters, digit histogram

@@ -75,7 +75,7 @@ __device__ __forceinline__ void sort_over_team(uint32_t (&v)[kCount]) {
 template <int kTeam, int kCount>
 __device__ __forceinline__ void sort_over_team(float (&v)[kCount]) {
   const uint32_t t = threadIdx.x & (kTeam - 1);
-  const auto turn = [&](uint32_t bits) {  // 1; -1 where exactly one of these two bits is set
+  const auto turn = [&](uint32_t bits) {  // the float 1, or -1 if exactly one of these two bits of the lane is set
     const uint32_t low = bits & -bits, high = bits ^ low, top = 1u << 31;
     return __uint_as_float((((t * (top / low)) ^ (high ? t * (top / high) : 0)) & top) | 0x3f800000);
   };

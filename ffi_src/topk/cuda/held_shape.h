@@ -8,8 +8,8 @@ namespace jaxgpuops::topk {
 
 constexpr int64_t kMaxHeldK = 64, kMaxHeldLength = 1 << 17;
 constexpr int kHeldLoads = 8;       // vectors of 16 bytes that a thread has in registers, and in shared memory
-constexpr int kHeldThreads = 1024;  // of a multiprocessor
-constexpr int kMaxHeldBlocks = 8;   // of a cluster
+constexpr int kHeldThreads = 1024;  // threads of all blocks of a multiprocessor
+constexpr int kMaxHeldBlocks = 8;   // the most blocks of a cluster
 constexpr uint32_t kHeldDelegates = 128;
 constexpr uint32_t kHeldKeep = 224;  // the most candidates that a block gives to the cluster
 
@@ -18,11 +18,12 @@ constexpr uint32_t held_room(int threads) { return 4 * threads; }
 constexpr size_t held_board_bytes(int threads) { return 8 * held_room(threads) + 1200; }
 
 struct HeldShape {
-  int threads = 256;  // of a block; 0: rows are too long
-  int blocks = 1;     // of a cluster, which shares a row
+  int threads = 256;  // threads of a block; 0: rows are too long for this kernel
+  int blocks = 1;     // blocks of a cluster, which share a row
 };
 
-constexpr int64_t held_bytes(int threads) { return int64_t{2 * 16 * kHeldLoads} * threads; }  // of a row, by a block
+// Bytes of a row that a block holds.
+constexpr int64_t held_bytes(int threads) { return int64_t{2 * 16 * kHeldLoads} * threads; }
 
 // As many blocks for a row as there are multiprocessors for it, if each has enough to read.
 constexpr HeldShape held_shape(int64_t rows, int64_t row_bytes, int64_t multiprocessors) {

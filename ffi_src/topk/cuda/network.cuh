@@ -58,12 +58,12 @@ __device__ __forceinline__ void best_of_lanes(const Network& network, uint32_t (
   }
 }
 
-// Of rows of up to kShortRow elements, eight to a lane: lane t of a team of eight gets the t-th best, t < k <= 8. Those
-// with an index of `length` or more are not there and have key 0.
+// Of rows of up to kShortRow elements, eight to a lane: lane t of a team of eight gets the t-th best, t < k <= 8.
+// Elements with an index of `length` or more do not exist and have key 0.
 //
-// The network sorts keys whose low bits have given way to the mirrored index. That is exact but for elements that
-// differ in those bits only and not in the order of their indices. Who finds such sorts again, by the keys' distance
-// from a bound of the k-th. Where that has too many bits, the next best is searched for, k times.
+// The network sorts keys whose low bits are replaced by the mirrored index. That order is exact, except for elements
+// that differ only in those low bits. A team that finds such elements sorts again, by the distance of the keys from a
+// bound of the k-th. If that distance has too many bits, the team searches for the next best element, k times.
 constexpr uint32_t kShortRow = 64;
 
 template <class IndexOf, class KeyAt>
@@ -89,7 +89,7 @@ __device__ __forceinline__ void best_of_short_row(const Network& network, const 
     key = index < length ? key_at(index) : 0;
     if (again) return;
 
-    // Chosen ones are in order, and none that is not chosen is above the last.
+    // Checks that the chosen elements are in order, and that no other element is above the last of them.
     const uint32_t after = __shfl_down_sync(kEveryLane, key, 1), least = __shfl_sync(kEveryLane, key, first + k - 1);
     const uint32_t last = __shfl_sync(kEveryLane, mine, first + k - 1);
     const uint32_t next = __shfl_sync(kEveryLane, mine, first + min(k, kBest - 1));

@@ -26,7 +26,7 @@ template <class Key>
 constexpr int kPer = kTile<Key> / kThreads;  // elements of a thread
 
 struct Radix : Call {
-  int64_t first_row;  // of this launch
+  int64_t first_row;  // the first row of this launch
   int64_t histograms, counts, first, second;
   uint32_t tiles;
   uint32_t to_sort;  // elements: those selected, or none where the order of indices is asked for
@@ -189,7 +189,8 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const Radix a) {
   Composite<Key>* out = part<Composite<Key>>(a, a.first);
 #pragma unroll
   for (int j = 0; j < kPer<Key>; ++j) {
-    uint32_t g = greater + __popc(above[j] & lower), e = equal + __popc(ties[j] & lower);  // and before this thread's
+    // These also count elements of earlier threads.
+    uint32_t g = greater + __popc(above[j] & lower), e = equal + __popc(ties[j] & lower);
 #pragma unroll
     for (uint32_t w = 0; w < kWarps; ++w) {
       if (w < warp) g += more[j][w], e += same[j][w];
@@ -252,9 +253,9 @@ __global__ void __launch_bounds__(kThreads) merge_pass_kernel(const Radix a, boo
   const Packing<Key> packing = Packing<Key>::make(a.length);
   const C* from = part<C>(a, a.first);
   C* to = part<C>(a, a.second);
-  const uint32_t begin = blockIdx.x * kTile<Key>;  // of this block's outputs
+  const uint32_t begin = blockIdx.x * kTile<Key>;  // index of this block's first output
   const uint32_t m = min(kTile<Key>, a.to_sort - begin);
-  const uint64_t start = begin / (2ull * a.run) * (2ull * a.run);  // of the two runs
+  const uint64_t start = begin / (2ull * a.run) * (2ull * a.run);  // index at which the two runs begin
   const C* one = from + start;
   const uint32_t ones = min(a.run, static_cast<uint32_t>(a.to_sort - start));
   const C* two = one + ones;

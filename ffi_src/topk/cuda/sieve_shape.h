@@ -9,7 +9,7 @@
 namespace jaxgpuops::topk {
 
 constexpr int64_t kMinSieveK = 257, kMaxSieveK = 4096;
-constexpr int kSieveThreads = 512;      // of a block
+constexpr int kSieveThreads = 512;      // threads of a block
 constexpr int kSieveLoads = 4;          // vectors of 16 bytes that a thread reads in a step
 constexpr int kSieveStages = 3;         // steps in flight
 constexpr uint32_t kSieveRoom = 12288;  // the most survivors that a block holds
@@ -39,7 +39,7 @@ static_assert(kSieveRoom * 4 + (kMaxSieveK + 2 * kSieveCrowd + 2 * kSieveSample)
 // Rows of 16-bit keys that one block holds whole: a key and an index are one word. Bins and counters, the row with what
 // stands beside it in its first and last 16 bytes, numbers of survivors, two lists.
 constexpr int64_t kMinWholeLength = 1 << 15, kMaxWholeLength = 1 << 16;
-constexpr uint32_t kWholeRoom = 16384;  // survivors
+constexpr uint32_t kWholeRoom = 16384;  // the most survivors of a row
 constexpr uint32_t kWholeCrowd = 64;    // survivors in one bin that make another way the better choice
 constexpr uint32_t kWholeSort = 4608;   // elements that the other way sorts
 constexpr size_t kWholeControl = kSieveBins * 4 + 512;

@@ -39,7 +39,7 @@ struct Whole : Call {
 };
 
 constexpr int kThreads = kSieveThreads, kLoads = kSieveLoads;
-constexpr uint32_t kWarps = kThreads / 32, kVector = 8, kElements = kLoads * kVector;  // of a thread in a step
+constexpr uint32_t kWarps = kThreads / 32, kVector = 8, kElements = kLoads * kVector;  // elements of a thread in a step
 constexpr uint32_t kSpread = kMaxWholeLength / kVector / kLoads;  // vectors between a thread's loads
 constexpr uint32_t kSteps = kSpread / kThreads;
 constexpr uint32_t kPerThread = kSieveBins / kThreads, kAtOnce = 3584 / kThreads;
@@ -218,7 +218,8 @@ __device__ __noinline__ void search(const Whole& a, Row row, Control& s, uint32_
       push_reaches(reach, word << 16, (middle << 16) - 1);
       push_reaches(reach, word, (middle << 16) - 1);
     }
-    if (middle == 0) reach = v ? 0xff : 0xff >> skipped;  // without those before the row; those after it come last
+    // Leaves out places before the row; places after it come last anyway.
+    if (middle == 0) reach = v ? 0xff : 0xff >> skipped;
     if (like_to == need) reach = above;
     const uint32_t mine = static_cast<uint32_t>(__popc(above)) << 16 | __popc(reach & ~above);
     const uint32_t before_lane = sum_up_to_lane(mine) - mine;
@@ -240,7 +241,7 @@ __device__ __noinline__ void search(const Whole& a, Row row, Control& s, uint32_
   for (uint32_t i = tid; i < a.k; i += kThreads) a.write(i, best[i]);
 }
 
-// What the phases of whole_kernel share of a block, in the order in which they run.
+// What the phases of whole_kernel know of a block. The phases are its functions, in the order in which they run.
 struct Block {
   const Whole& a;
   Control& s;
@@ -286,7 +287,7 @@ struct Block {
     for (uint32_t step = 1; step < kSteps; ++step) copy(step);
   }
 
-  // Finds the threshold. False: all threads have what reaches it.
+  // Finds the threshold. Returns false if elements of all threads reach it.
   __device__ __forceinline__ bool sample() {
     const Lanes<Key> lanes(a.order);
     uint32_t most = 0;
@@ -314,7 +315,7 @@ struct Block {
     }
     threshold = larger(least << 16, 1u);
     high = top << 16 | (a.length - 1);
-    high += smaller((high - threshold) / 8, ~high);  // there may be better ones
+    high += smaller((high - threshold) / 8, ~high);  // keys above the sample's largest may follow
     shift = max(0, 32 - __clz(high - threshold) - 12);
     return least != bottom;
   }
@@ -338,7 +339,7 @@ struct Block {
           push_reaches(hits, word, below);
         }
       }
-      if (row.vectors < kLoads * kSpread) {  // some are not there
+      if (row.vectors < kLoads * kSpread) {  // some vectors lie beyond the end of the row
 #pragma unroll
         for (uint32_t u = 0; u < kLoads; ++u)
           if (vector + u * kSpread >= row.vectors) hits &= u ? ~0u << (kElements - u * kVector) : 0;
@@ -351,7 +352,7 @@ struct Block {
                      : "r"(shared_address(&s.count)), "r"(upto)
                      : "memory");
       at = __shfl_sync(kEveryLane, at, 31) + upto - mine;
-      if (at + mine > kWholeRoom) hits = 0;  // too many: the count tells
+      if (at + mine > kWholeRoom) hits = 0;  // too many survivors, which the count shows later
       const uint32_t last = ((warp * kSteps + step) * 32 + lane + 1) * kElements - 1;
       for (uint16_t* to = survivors + at; hits; ++to) {
         const uint32_t bit = 31 - __clz(hits);
@@ -365,7 +366,8 @@ struct Block {
 
   __device__ __forceinline__ uint32_t bin_of(uint32_t c) const { return c >= high ? 0 : (high - c) >> shift; }
 
-  // Turns the counts in bins into where each bin starts. False: fewer than k survivors, or a crowded bin.
+  // Turns the counts in bins into the starts of bins. Returns false if there are fewer than k survivors, or a bin is
+  // crowded.
   __device__ __forceinline__ bool add_up_bins() {
     alignas(16) uint32_t starts[kPerThread];
     uint4* const mine = reinterpret_cast<uint4*>(s.bins) + tid * (kPerThread / 4);
@@ -397,7 +399,7 @@ struct Block {
     return !__syncthreads_or(failed);
   }
 
-  // Lists the survivors in the order of their bins, as far as the k best are in them. False: that cannot be done.
+  // Lists the survivors of the bins that hold the k best, in the order of bins. Returns false if add_up_bins() does.
   __device__ __forceinline__ bool deal_out() {
     const uint32_t m = s.count, nobody = kSieveBins + lane;
     if (m > kWholeRoom || m + row.loose() < a.k) return false;
@@ -405,7 +407,8 @@ struct Block {
     const uint32_t stride = (m + 31) / 32 | 1, at = lane * stride + warp;
     const auto survivor = [&](uint32_t i) { return row[row.head + index_of(survivors[i])]; };
     const auto is_one = [&](uint32_t j) { return warp + j * kWarps < stride && at + j * kWarps < m; };
-    const uint32_t single = tid < row.loose() ? row[row.loose_index(tid)] : 0;  // belongs to no vector
+    // A loose element, which belongs to no vector.
+    const uint32_t single = tid < row.loose() ? row[row.loose_index(tid)] : 0;
     uint32_t c[kAtOnce], bin[kAtOnce];
 #pragma unroll
     for (uint32_t j = 0; j < kAtOnce; ++j)

@@ -19,7 +19,7 @@ namespace jaxgpuops::topk {
 namespace {
 
 struct Args : Call {     // values or indices may be null
-  SortOrder sort_order;  // of words that fall: the larger key comes first; `order` of the call is not used
+  SortOrder sort_order;  // words are sorted downwards, so keys of this order are inverted; Call::order is not used
   int64_t outer;
   uint32_t team, outers, width, pitch, order_pitch, tiles;  // see SortShape; tiles of an outer index
   uint32_t per_width, per_k;                                // reciprocals: the high word of i * per_width is i / width
@@ -27,10 +27,11 @@ struct Args : Call {     // values or indices may be null
 };
 
 template <class Key>
-constexpr int kMendRounds = sizeof(Key) == 8 ? 12 : 6;  // words have fewer bits of a mantissa of 64-bit keys
-constexpr int kFew = 4;                                 // elements of a thread, where a selection is sorted
+// 64-bit keys need more rounds, since a word has fewer bits of their mantissa.
+constexpr int kMendRounds = sizeof(Key) == 8 ? 12 : 6;
+constexpr int kFew = 4;  // elements of a thread, where a selection is sorted
 
-// Brings `rows` times `width` neighbouring elements to shared memory, of which `there` are there.
+// Loads `rows` times `width` neighbouring elements into shared memory; only `there` of them exist.
 template <class Key>
 __device__ __forceinline__ void load_tile(const Args& a, const Key* from, Key* to, uint32_t rows, uint32_t there) {
   const uint32_t count = rows * a.width;
@@ -56,10 +57,10 @@ __device__ __forceinline__ void load_tile(const Args& a, const Key* from, Key* t
   wait_for_async_copies<0>();
 }
 
-// A row, and what its words are made of.
+// A row, and how the words that are sorted are made of its keys.
 template <class Key>
 struct Row {
-  const Key* keys;  // raw, `step` apart
+  const Key* keys;  // the elements as they are in memory, `step` apart
   uint16_t* order;  // at each place of the result, the index of its element
   uint32_t step, n, turn;
   const SortOrder* key_order;
@@ -121,7 +122,7 @@ __device__ __forceinline__ void sort_elements(const Args& a, const Row<Key>& row
   const int digit_bits = 32 - row.index_bits;
   int shift = kWide ? max(0, row.range - digit_bits) : 0;
   bool guesses = kWide && team.any(shift > 0);
-  bool digits = false, by_index = false;  // passes by digits, of the index order
+  bool digits = false, by_index = false;  // `digits`: passes sort by digits of keys; `by_index`: by indices
   bool known = false;                     // `order` is that of the pass before
 #pragma unroll 1
   for (;;) {
@@ -157,7 +158,7 @@ __device__ __forceinline__ void sort_elements(const Args& a, const Row<Key>& row
         again = team.any(shift < row.range);
       }
     }
-    const bool rest = !again && !a.sorted && !by_index;  // the selection is there, in another order
+    const bool rest = !again && !a.sorted && !by_index;  // the selected elements are listed already, in another order
     team.sync();
 #pragma unroll
     for (int j = 0; j < kEach; ++j)
@@ -182,7 +183,7 @@ __device__ __forceinline__ uint32_t select(const Args& a, const Row<Key>& row, c
     const uint32_t slot = team.t + j * team.size, at = slot < row.n ? row.at_turn(slot) : 0;
     words[j] = slot < row.n ? row.word(at, shift, at) : 0;
   }
-  // Of words with all bits of the key, any will do.
+  // If words have all bits of the key, any word may be the threshold.
   const int granularity = shift ? row.index_bits : 0;
   const int bits = min(32, row.range + row.index_bits);
   uint32_t low = 0, high = ~0u >> (32 - bits) >> granularity, reached = row.n;
@@ -262,7 +263,7 @@ __global__ void __launch_bounds__(kBlock ? 512 : kSortBlock, kBlock       ? 1
   load_tile(a, static_cast<const Key*>(a.x) + outer * a.length * a.inner + inner, tile, outers * a.length, there);
   __syncthreads();
 
-  const bool copies = a.k == a.length && !a.sorted;  // all, in index order
+  const bool copies = a.k == a.length && !a.sorted;  // the result is the whole row as it is
   const uint32_t rows = outers * a.width, teams = blockDim.x / a.team;
   for (uint32_t start = 0; start < rows && !copies; start += teams) {
     const uint32_t mine = start + threadIdx.x / a.team, r = min(mine, rows - 1);

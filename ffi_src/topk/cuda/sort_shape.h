@@ -16,11 +16,11 @@ constexpr int64_t kSortTile = 80 << 10;  // the most bytes of the rows of such a
 struct SortShape {
   int each = 16;       // elements of a thread
   int team = 1;        // threads that share a row, a power of two
-  int threads = 0;     // of a block
+  int threads = 0;     // threads of a block
   int64_t outers = 1;  // outer indices of a block's rows
   int64_t width = 1;   // inner indices of a block's rows: all, or some if `outers` is 1
   int64_t pitch = 1;   // elements from one index of a row to the next in shared memory
-  int64_t order = 0;   // from one row's order of elements (16 bits each) to the next
+  int64_t order = 0;   // distance from the order (indices of 16 bits) of one row to that of the next
   size_t shared_bytes = 0;
   int64_t blocks = 0;
 };

@@ -35,7 +35,7 @@ namespace cg = cooperative_groups;
 struct Stream : Call {
   uint32_t slices;
   uint32_t reach, quorum;  // a key that `reach` elements of `quorum` slices reach: at least k of the row do
-  uint32_t keep, room;     // candidates: what stays when the buffer is full, and what it holds
+  uint32_t keep, room;     // candidates that stay when the buffer is full; candidates that it holds
   uint32_t stages;         // tiles in flight
   bool cluster;
   bool shares;  // blocks of a grid also publish bounds while they read
@@ -128,7 +128,7 @@ __device__ void collect(Shared<kThreads, Composite<Key>>& s, Composite<Key>* buf
   if (s.count > a.keep) reselect<kThreads, Key>(s, buffer, packing, a.k, a.keep);
 }
 
-// What the phases of stream_kernel share, in the order in which they run.
+// What the phases of stream_kernel know of a thread. The phases are its functions, in the order in which they run.
 template <class Key, int kThreads, bool kStrided>
 struct Block {
   using C = Composite<Key>;
@@ -159,8 +159,8 @@ struct Block {
   uint32_t loose;
   uint32_t tiles;   // tiles of this block; the last may lie past the end of the row
   uint32_t stride;  // the step from one visited tile to the next
-  uint32_t count;   // of this block's elements
-  uint32_t k;       // of them, at most
+  uint32_t count;   // how many elements this block has
+  uint32_t k;       // k, but at most `count`
 
   // If k exceeds half the threads, the delegates still show roughly where the k-th element of the slice lies. That is a
   // guess: if too few elements reach it, the slice is read again without it.
@@ -407,7 +407,7 @@ struct Block {
     write_result<kThreads, Key>(s, a, packing, buffer, buffer + a.keep, a.keep, row);
   }
 
-  // For a block that has a whole row.
+  // Writes the result; for a block that has a whole row.
   __device__ __forceinline__ void write_alone() {
     if (s.count > a.keep) {
       reselect<kThreads, Key>(s, buffer, packing, k, a.keep);
@@ -434,7 +434,7 @@ struct Block {
   // For a block of a cluster: the first block gathers the candidates of all.
   __device__ __forceinline__ void gather_and_write() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-    __shared__ uint32_t counts[8];  // of the others' candidates
+    __shared__ uint32_t counts[8];  // how many candidates the other blocks have
     const cg::cluster_group cluster = cg::this_cluster();
     if (a.reach) {
       const Key mine = kth_of_block<kThreads>(best, a.reach);

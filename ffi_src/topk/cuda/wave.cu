@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kThreads, 2) wave_kernel(const Wave a) {
   const Packing<Key> packing = Packing<Key>::make(a.length);
 
   uint32_t filler = static_cast<uint32_t>(decode(Key{0}, a.order)),
-           filler_high = filler;  // this loses every comparison
+           filler_high = filler;  // the filler loses every comparison
   if constexpr (sizeof(Key) == 8) filler_high = static_cast<uint32_t>(decode(Key{0}, a.order) >> 32);
 #pragma unroll
   for (int bits = 8 * sizeof(Key); bits < 32; bits *= 2) filler_high = filler |= filler << bits;
