@@ -30,7 +30,7 @@ Plan plan_rows(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   return plan;
 }
 
-// So few rows run all at once, so the time is that of one row, and the rows kernel has the shortest one.
+// Up to so many rows run all at once. Then the time is that of a single row, which is shortest in the rows kernel.
 constexpr int64_t kFewRows = 4096;
 
 // Whether sorting a row, or what is left of it above a threshold, is faster than the kernels that select. Those compare

@@ -18,12 +18,12 @@ from jaxgpuops.lax._topk import top_k_p
 from jaxgpuops.lax.along_axis import put_along_axis, take_along_axis
 from jaxgpuops.lax.softmax_primitives import bind, logsumexp_p, softmax_p
 
-# What the kernel takes, as in topk_softmax/plan.h; longer rows, larger k and more groups are composed of other kernels.
+# The largest sizes that the kernel takes, as in topk_softmax/plan.h. Beyond them, the gate is made of other kernels.
 MAX_LENGTH, MAX_K, MAX_GROUPS = 1024, 64, 64
 
 
 Score = Literal["softmax", "sigmoid", "sqrt_softplus"]
-SCORES: tuple[Score, ...] = get_args(Score)  # a primitive and its handler know a score by its place
+SCORES: tuple[Score, ...] = get_args(Score)  # params and handlers give a score as its index in this tuple
 SOFTMAX = SCORES.index("softmax")
 
 
@@ -44,7 +44,8 @@ def _shares(scores, axis):
     return e / e.sum(axis, keepdims=True)
 
 
-_FAR = -40.0  # below this, softplus(z) is e^z in every dtype, and underflows long before its square root does
+# For z below this, softplus(z) equals e^z in every dtype; it underflows for z at which its square root does not.
+_FAR = -40.0
 
 
 def _sqrt_softplus(z, shift=0):
@@ -75,7 +76,7 @@ class _Own(NamedTuple):
     slope: Callable[[jax.Array], jax.Array]
 
 
-_OWN = {  # by the index of the score; softmax is missing, since it depends on all logits
+_OWN = {  # keys are indices of scores; softmax is missing, since it depends on all logits
     1: _Own(jax.nn.sigmoid, lambda z, axis: _shares(jax.nn.log_sigmoid(z), axis), lambda z: jax.nn.sigmoid(-z)),
     2: _Own(_sqrt_softplus, _shares_of_sqrt_softplus, _slope_of_sqrt_softplus),
 }
@@ -109,7 +110,7 @@ def _in_chosen_groups(keys, axis, groups, topk_groups, best, split):
     of its ``best`` first. Devices that share the axis have whole groups, or several one of them (`groups_fit`)."""
     length = keys.shape[axis] if split is None else split.length
     size = length // groups
-    own = min(size, keys.shape[axis])  # of a group, on this device
+    own = min(size, keys.shape[axis])  # how many elements of a group this device has
     of_groups = _best_sums(keys, axis, keys.shape[axis] // own, best)
     if split is not None:
         of_groups = split.gather(of_groups, axis)
@@ -122,7 +123,8 @@ def _in_chosen_groups(keys, axis, groups, topk_groups, best, split):
     place = jax.lax.broadcasted_iota(np.int32, keys.shape, axis) if split is None else split.positions(keys.shape, axis)
     kept = (jnp.expand_dims(chosen, axis + 1) == jnp.expand_dims(place // size, axis)).any(axis)
     bits = np.dtype(f"int{8 * keys.dtype.itemsize}")
-    last = jax.lax.bitcast_convert_type(jnp.asarray(-1, bits), keys.dtype)  # the -NaN that no other number is below
+    # The NaN with a sign that comes after all other numbers.
+    last = jax.lax.bitcast_convert_type(jnp.asarray(-1, bits), keys.dtype)
     return jnp.where(kept, keys, last)
 
 
@@ -229,7 +231,7 @@ def cotangent_of_logits(cts, rest, outs, *, length, along, axis, score, normaliz
     wide = lambda x: x.astype(w.dtype)
     c = w * wide(ct)
     total = _total(c, axis)
-    dense = []  # what all logits get
+    dense = []  # terms of the cotangents of all logits
     if normalize:
         c -= w * total * _inverse(scale)
     elif score == SOFTMAX:
@@ -244,7 +246,7 @@ def cotangent_of_logits(cts, rest, outs, *, length, along, axis, score, normaliz
 
 
 def _jvp(outs, primals, moved, **kind):
-    if moved[0] is None:  # only the bias moves
+    if moved[0] is None:  # only the bias has a tangent
         return [None for _ in outs]
     return tangents(moved[0], saved(primals[0], outs[1], **kind), outs, **kind)
 
@@ -336,7 +338,7 @@ class Options(NamedTuple):
     groups: int
     topk_groups: int | None
     scale: float = 1.0
-    log_sums: bool = False  # of the whole rows: a third result
+    log_sums: bool = False  # a third result: the logarithms of the sums of exponentials of whole rows
 
 
 def arguments(op: str, logits, bias, scale, k, axis, axis_name, score, normalize, groups, topk_groups):

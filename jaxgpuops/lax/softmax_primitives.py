@@ -425,7 +425,8 @@ def _logsumexp_jvp(primals, tangents, *, axis, parts, factor, scaled, biased, ma
     t = _times(wide(t), factor_t, scale)
     rows = (lax.expand_dims(a, (axis,)) for a in both)
     [dlse] = logsumexp_jvp_p(t, x, *rows, *rest, query_axis=query_axis, **logits)
-    return outs, [*zeros[:-1], dlse.astype(outs[-1].dtype)]  # of the two parts, m may be treated as constant
+    # The result depends on m + log_sum alone, so m may be treated as a constant.
+    return outs, [*zeros[:-1], dlse.astype(outs[-1].dtype)]
 
 
 ad.primitive_jvps[logsumexp_p.primitive] = _logsumexp_jvp

@@ -74,7 +74,7 @@ class MoEPlan(NamedTuple):
     row_of_assignment: jax.Array
     group_sizes: jax.Array
     group_offsets: jax.Array
-    # Not typed as optional: who reads it has given axis_name.
+    # The type is not optional, since only callers who gave axis_name read it.
     exchange: MoEExchange = None  # pyright: ignore[reportAssignmentType]
 
     @property

@@ -17,7 +17,7 @@ constexpr int kArgmaxRowThreads = 128;   // threads of a block of kRows
 
 constexpr int kArgmaxEach = 8;           // kSmall: elements that a thread takes at a time; fewer if the next two say so
 constexpr int64_t kArgmaxFew = 1 << 17;  // up to so many elements in all, a thread takes kSmallEach at a time
-constexpr int64_t kArgmaxFewRows = 32;   // up to so many elements of a column, and for 64-bit elements, it does so, too
+constexpr int64_t kArgmaxFewRows = 32;   // the same for columns of at most so many elements, and for 64-bit elements
 constexpr int64_t kArgmaxSmall = 1 << 18;         // kSmall: the most elements of an array in general
 constexpr int64_t kArgmaxSmallMany = 1 << 19;     // kSmall: the most elements if threads take eight at a time
 constexpr int64_t kArgmaxSmallColumns = 3 << 18;  // kSmall: the most elements if blocks share columns
@@ -165,7 +165,7 @@ inline int64_t argmax_shared_bytes(Rows rows, int key_bytes, const ArgmaxShape& 
   const int64_t candidate = composite_bytes(key_bytes);
   switch (shape.form) {
     case ArgmaxForm::kTiles: return shape.outers * rows.length * rows.inner * key_bytes + 16 + 128;
-    // Spaced() says why there is one place more.
+    // A thread has one place more than it has elements: see spaced().
     case ArgmaxForm::kColumns: return shape.threads * (16 / key_bytes + 1) * candidate;
     case ArgmaxForm::kStrided: return shape.threads * candidate;
     default: return 0;

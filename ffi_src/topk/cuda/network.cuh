@@ -44,7 +44,7 @@ struct Network {
   }
 };
 
-// Each lane's eight best of the team, in order, of what its lanes have in order.
+// Each lane has eight elements in order. Replaces them by the eight best of the team, in order.
 template <int kTeam>
 __device__ __forceinline__ void best_of_lanes(const Network& network, uint32_t (&best)[kBest]) {
 #pragma unroll 1  // code that runs once mostly waits for its instructions to be fetched, so keep it short

@@ -399,7 +399,8 @@ struct Block {
     return !__syncthreads_or(failed);
   }
 
-  // Lists the survivors of the bins that hold the k best, in the order of bins. Returns false if add_up_bins() does.
+  // Lists the survivors of the bins that hold the k best, in the order of bins. Returns false if there are too few or
+  // too many survivors, or a bin is crowded.
   __device__ __forceinline__ bool deal_out() {
     const uint32_t m = s.count, nobody = kSieveBins + lane;
     if (m > kWholeRoom || m + row.loose() < a.k) return false;
