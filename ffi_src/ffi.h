@@ -136,7 +136,7 @@ inline int require_movable(const char* name, ffi::AnyBuffer buffer) {
   throw invalid(name, " has elements that are not 1, 2, 4 or 8 bytes wide: ", printable(buffer.element_type()));
 }
 
-// Elements that are computed with.
+// Returns the dtype of a buffer whose elements are computed with.
 inline DType require_dtype(const char* name, ffi::AnyBuffer buffer) {
   switch (buffer.element_type()) {
     case ffi::DataType::PRED: return DType::kBool;
@@ -269,14 +269,14 @@ inline ffi::AnyBuffer require_buffer(const char* name, ffi::RemainingArgs argume
   return *buffer;
 }
 
-// The same of results.
+// The same for results.
 inline ffi::AnyBuffer require_buffer(const char* name, ffi::RemainingRets results, size_t index) {
   auto buffer = results.get<ffi::AnyBuffer>(index);
   if (buffer.has_error()) throw invalid(name, ": ", buffer.error().message());
   return **buffer;
 }
 
-// Those operands in order, each of which must be taken.
+// Hands out the operands that a handler takes without naming them, in order. All of them must be taken.
 class Rest {
  public:
   explicit Rest(ffi::RemainingArgs arguments) : arguments_(arguments) {}

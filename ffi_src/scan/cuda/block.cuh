@@ -1,5 +1,5 @@
-// What all scan kernels share: their parameters, the words through which blocks exchange folds, and the shared memory
-// through which the warps of a block do.
+// What all scan kernels use: their parameters, the words by which blocks exchange folds, and the shared memory by which
+// the warps of a block do.
 #pragma once
 
 #include <cstdint>
@@ -69,7 +69,7 @@ __device__ __forceinline__ void store_word(uint64_t* word, uint64_t value) {
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 
-// Sets a word that is clear. Readers see it sooner than a plain store.
+// Sets a word that is 0, by an atomic, which readers see sooner than a plain store.
 __device__ __forceinline__ void set_word(uint64_t* word, uint64_t value) {
   asm volatile("red.relaxed.gpu.global.or.b64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
@@ -128,7 +128,7 @@ class BetweenWarps {
     return identity();
   }
 
-  // The neighbour of the position at the end of the axis, which has none: h0, or what the policy says.
+  // What stands for the missing neighbour of the position at the end of the axis: h0, or what the policy says.
   __device__ auto edge(int64_t column) const {
     using Element = typename Policy::Element;
     if (p.h0 && column < p.columns) return static_cast<const typename Element::Bits*>(p.h0)[column];

@@ -1,7 +1,7 @@
-// A tile of columns beside each other, for any policy: a lane has a run of positions of one column (of two, where
-// elements have 16 bits), so that lanes have nothing to tell each other. Each warp loads its own positions into shared
-// memory, a line of 32 lanes' columns after the other, 16 bytes by 16 bytes, or 4 by 4 where rows are not aligned to
-// more; results are written from registers, line by line.
+// A tile of neighbouring columns, for any policy. A lane has a run of positions of one column (of two columns if
+// elements have 16 bits), so lanes exchange nothing. Each warp loads its own positions into shared memory, line after
+// line of its lanes' columns, 16 bytes at a time, or 4 bytes if rows are not aligned to 16. Results are written from
+// registers, line by line.
 #pragma once
 
 #include "common/cuda/async_copy.cuh"
@@ -24,13 +24,13 @@ class Columns : public BetweenWarps<Policy> {
   static constexpr int kRun = kShape.run, kWidth = kShape.width, kTileExtras = 1;
   static constexpr int kThreadsAtMost = kWideThreads, kLoopBlocks = 1, kLookerWarps = kWidth, kLookBlocks = 1;
   static constexpr bool kOneColumn = false, kMayBeFew = false, kFoldsAll = false;
-  using Word = std::conditional_t<sizeof(Bits) == 8, uint64_t, uint32_t>;  // what a lane has of a line
+  using Word = std::conditional_t<sizeof(Bits) == 8, uint64_t, uint32_t>;  // the lane's part of a line
   static constexpr int kLine = 32 * sizeof(Word), kInPack = 16 / sizeof(Bits), kPacks = kLine / 16;
   static constexpr int kStageBytes = stage_bytes(Layout::kAcross, Policy::kOperands, sizeof(Bits), sizeof(State));
   static constexpr int kTogether = kRun < 8 ? kRun : 8;  // positions that are in registers at a time
 
-  // Where there is little to compute, loops over a run are unrolled, and the next tiles come to the level 2 cache
-  // early. (cumlogsumexp, and elements of 16 bits, were slower so.)
+  // Policies with little to compute: loops over a run are unrolled, and the next tiles are prefetched into the L2
+  // cache. (cumlogsumexp and elements of 16 bits were slower with that.)
   static constexpr bool kNear = kShared && Policy::kOperands == 1 && !kByParts<Policy> && sizeof(Bits) == 4;
   static constexpr int kLoops = kNear ? 4 : 1;
 
@@ -242,7 +242,7 @@ class Columns : public BetweenWarps<Policy> {
         write([&](int q) { return q < rows; });
       }
     }
-    __syncwarp();  // now the next tile may overwrite the stage
+    __syncwarp();  // after this, the next tile may overwrite the stage
   }
 
  private:
@@ -309,7 +309,8 @@ class Columns : public BetweenWarps<Policy> {
     Pack* const to = line(stage, operand, 0) + lane;
     const Bits* from = static_cast<const Bits*>(p.operands[operand]) + at + index(span, first) * stride;
     const int64_t step = (p.backward ? -kAtOnce : kAtOnce) * stride;
-    // Zeros past the end, not what a former tile left there: the maximum of a run may be taken over them.
+    // Clears what is past the end, since the maximum of a run may include it, and an earlier tile may have left large
+    // numbers there.
     if (adjacent && p.aligned) {
 #pragma unroll
       for (int u = 0; u < kRun / kAtOnce; ++u, from += step)

@@ -52,8 +52,8 @@ constexpr int64_t span_bytes(int64_t elements, int bytes, int padding) {
   return ((elements * bytes + kLineBytes - 1) / kLineBytes + 1) * (kLineBytes + padding);
 }
 
-// Calls that are not worth the time and the bytes of kernels with 16-byte loads: they take Layout::kSpans. `op` matters
-// for cumulative calls only.
+// Whether a call is so rare that it has no kernels with 16-byte loads, which cost build time and bytes: it takes
+// Layout::kSpans. `op` matters for cumulative calls only.
 constexpr bool is_rare(Kind kind, Op op, bool segmented, DType dtype) {
   const int bytes = bytes_of(dtype);
   if (bytes == 1 || bytes == 16) return true;
@@ -64,7 +64,8 @@ constexpr bool is_rare(Kind kind, Op op, bool segmented, DType dtype) {
   return bytes == 2 || !cumulative || op == Op::kProd || segmented;
 }
 
-// Whether a call has no options that cost code. Of tangents, what gradients need (the transpose) is plain.
+// Whether a call has only options for which the fast kernels are compiled. Among tangents these are the transposed
+// ones, which gradients need.
 template <class Call>
 constexpr bool is_plain(Kind kind, const Call& call) {
   return !call.segmented && !call.exclusive && (kind != Kind::kTangent || call.transpose);

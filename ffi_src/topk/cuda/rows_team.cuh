@@ -21,7 +21,7 @@ constexpr int kDelegates = 128;        // the same, of a row that a block holds
 constexpr uint32_t kNaN = 0x7fc00000;  // the float32 NaN that computations yield
 constexpr uint32_t kExponent = 0x7f800000;
 
-// What the threads of a team share.
+// Arrays that the threads of a team share.
 template <int kTeam>
 struct alignas(16) Board {
   static constexpr int kMaxK = kTeam > 32 ? kMaxRowsK : 2 * kTeam, kCapacity = 2 * kMaxK + kSlack;
@@ -51,7 +51,7 @@ struct Team {
   Board<kTeam>& board;
   uint32_t t;  // this thread's place in the team
   uint32_t words[kWords];
-  uint32_t step = 0;  // of `sum`
+  uint32_t step = 0;  // how often sum() has been called
 
   // Neighbouring loads of one thread are permuted, so that data with the period of a team does not meet one thread.
   __device__ __forceinline__ uint32_t place(uint32_t load) const {
@@ -294,7 +294,7 @@ struct Team {
       if (total && lane == 0) base = atomicAdd(&board.count, total);
       at += __shfl_sync(kEveryLane, base, 0);
     }
-    if (at + mine > board.kCapacity) return total;  // too many: all threads meet again
+    if (at + mine > board.kCapacity) return total;  // too many hits: the threshold is raised first, with all threads
 #pragma unroll
     for (int i = 0; i < kMasks; ++i) {
       while (hits[i]) {
