@@ -136,7 +136,8 @@ class Split:
         return lax.psum(x, self.names)
 
     def join(self, x: jax.Array) -> jax.Array:
-        """Returns for each element what the one device has that does not have 0 there. A sum of bits changes none."""
+        """Returns each element from the one device that does not have 0 there. Bits are added as integers, so they do
+        not change."""
         # XLA for GPUs sends 16 bits as 32 when it adds up; so two numbers are sent as one.
         if x.dtype.itemsize == 2 and x.size % 2 == 0:
             pairs = lax.bitcast_convert_type(x.reshape(-1, 2), np.uint32)
@@ -318,7 +319,7 @@ def run_manually(kernel, split: Split, *operands, axis, **params):
 
 
 def ends(axis) -> tuple[int, int]:
-    """The first axis, and the dimension after the last."""
+    """Returns the first axis, and the dimension after the last axis."""
     return (axis, axis + 1) if isinstance(axis, int) else (axis[0], axis[-1] + 1)
 
 
@@ -401,8 +402,8 @@ class _Call:
         return self.rule.keeps if is_result else self.rule.operands is None or i in self.rule.operands
 
     def sharding_rule(self):
-        """Shardy's: a factor for each dimension of rows, and one that must not be split for each other dimension, and for
-        the elements of a unit."""
+        """Returns the rule in Shardy's form: a factor for each dimension of rows, and factors that must not be split
+        for all other dimensions and for the elements of a unit."""
         fixed = itertools.count()
         whole: dict[str, None] = {}  # a dict, because it keeps the order in which names are added
         sizes = {}
@@ -457,7 +458,8 @@ class _Call:
         return mesh, run, outs, ins
 
     def _of_rows(self, splits, *operands, **params):
-        """What the kernel makes of rows that are whole. Sums over dimensions that are split are added up."""
+        """Runs the kernel on rows that are whole on each device. Results that are sums over split dimensions are added
+        up over devices."""
         outs = self.kernel.primitive.bind(*operands[: len(self.avals_in)], **params)
         return [
             all_axes(splits, dims).sum(out) if any(d in splits for d in dims) else out

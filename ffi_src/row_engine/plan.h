@@ -1,8 +1,8 @@
 // The geometry of the row engine (cuda/engine.cuh): how the elements of a row are divided among lanes, warps and
 // blocks, and what goes through memory. A plan is a pure function of the shape, the dtype and the GPU.
 //
-// Whatever decides the bits of a result depends on (length, inner, element) only. The rest of a plan may also depend on
-// the number of rows and the device: the same statistics are merged in the same order, wherever they were computed.
+// What changes the bits of a result depends on length, inner and dtype only. The rest of a plan may also depend on the
+// number of rows and on the GPU: statistics are merged in the same order, whichever thread computes them.
 #pragma once
 
 #include <cstdint>

@@ -234,7 +234,7 @@ def take_rows(table: jax.Array, ids: jax.Array, axis: int, sorted: bool, fill: b
 
 
 def sum_to(x: jax.Array, shape: tuple, axis: int) -> jax.Array:
-    """The cotangent of what had a shape with size 1 in some dimensions before the axis."""
+    """Returns the cotangent of an array that had size 1 in some dimensions before the axis."""
     shared = tuple(d for d in range(axis) if shape[d] == 1 and x.shape[d] != 1)
     return jnp.sum(x, shared, keepdims=True) if shared else x
 
@@ -277,7 +277,8 @@ def_jvp(segment_min_p, _extreme_jvp)
 
 
 def exponentials(x, ids, axis, length, sorted, split=None):
-    """Exponentials that do not overflow, and what was subtracted; rows without a segment have anything."""
+    """Returns exponentials that do not overflow, and what was subtracted from their arguments. Rows without a segment
+    get any value."""
     largest = segments(segment_max_p, x, ids, axis, length, sorted, split=split)
     largest = jnp.where(jnp.isfinite(largest), largest, np.zeros((), x.dtype))
     return jnp.exp(x - take_rows(largest, ids, axis, sorted, fill=False)), largest

@@ -150,14 +150,14 @@ moe_combine_p = _kernel(
 
 
 def _own_rows(split, row_of_assignment):
-    """Of a device's rows, counted from its first; -1 where an assignment's row is on another device."""
+    """Returns the row of each assignment, counted from the device's first row; -1 if the row is on another device."""
     own = row_of_assignment - split.start()
     return jnp.where((own >= 0) & (own < split.part), own, -1)
 
 
 def _own_indices(splits, assignment_of_row, row_of_assignment, axis, choices):
-    """Both indices of a device's rows, for all assignments. Where a device has those of a part of the tokens, it makes
-    the others of the assignments of its rows: no index crosses."""
+    """Returns both indices for a device's rows and all assignments. If a device has the indices of only some tokens, it
+    computes the others from the assignments of its rows, so no index is sent."""
     split, tokens = splits.get(axis), splits.get(assignment_of_row.ndim)
     if split:
         assignment_of_row = split.fill(assignment_of_row, axis, -1)
@@ -271,8 +271,8 @@ def combine_vjp(y, ct, row_of_assignment, assignment_of_row, weights, axis, choi
 
 
 def _combine_vjp_split(splits, y, ct, row_of_assignment, assignment_of_row, weights, *, axis, choices):
-    """The axis is that of rows. Each device has the cotangents of its own, and of the weights of its tokens what its rows
-    and its features give, over which these are sums."""
+    """The axis is that of rows. Each device computes the cotangents of its own rows. The cotangents of weights are sums
+    over rows and features, of which each device adds up its own."""
     rows, tokens = splits.get(axis), splits.get(y.ndim)
     features = tuple(range(axis + 1, y.ndim))
     y, ct = (filled_axes(splits, x, features, 0) for x in (y, ct))

@@ -86,7 +86,8 @@ def bounds(offsets: jax.Array, length: int) -> jax.Array:
 
 
 def _within_segments(order: jax.Array, offsets: jax.Array, axis: int, split) -> jax.Array:
-    """The order of each segment alone, from that of the whole axis. What is in no segment stays where it is."""
+    """Returns the permutation that sorts each segment alone, given the one that sorts the whole axis. Elements of no
+    segment stay where they are."""
     length, count = order.shape[axis] if split is None else split.length, offsets.shape[0]
     follow = functools.partial(take_along_axis, axis=axis, split=split, permutes=True)
     # The segment of a place is the number of offsets at or before it. Keys of few bits are sorted faster.
@@ -212,12 +213,14 @@ select_p = Kernel(
 
 
 def select(x: jax.Array, ranks: jax.Array, axis: int, split=None) -> list[jax.Array]:
-    """The elements of those ranks along the axis, and their indices: ``sort(x)[.., ranks, ..]``, and of the argsort."""
+    """Returns the elements of these ranks along the axis, and their indices: ``sort(x)[.., ranks, ..]`` and the same of
+    the argsort."""
     return select_p(*align(x, ranks), axis=axis, split=split)
 
 
 def follow(x: jax.Array, indices: jax.Array, count: int, axis: int, split=None) -> jax.Array:
-    """The elements of the first ``count`` indices; one after the other, as they may be equal."""
+    """Returns the elements of the first ``count`` indices. Takes them one after the other, since indices may be
+    equal."""
     each = [lax.slice_in_dim(indices, i, i + 1, axis=axis) for i in range(count)]
     return jnp.concatenate([take_along_axis(x, i, axis, split) for i in each], axis)
 
@@ -230,7 +233,7 @@ def_jvp(select_p, _select_jvp)
 
 
 def _and_last(length, ranks, axis):
-    """The ranks, and that of the last element, which is NaN if one of the row is."""
+    """Returns the ranks and, after them, that of the last element, which is NaN if any element of the row is."""
     shape = (*ranks.shape[:axis], 1, *ranks.shape[axis + 1 :])
     return jnp.concatenate([ranks, jnp.full(shape, length - 1, np.int32)], axis)
 
@@ -290,7 +293,7 @@ def _select_split(select, splits, x, ranks, *, axis):
 
 
 def _rows_to_exchange(split, x, ranks, axis):
-    """A dimension of which devices can have equal parts, and ranks are the same."""
+    """Returns a dimension along which devices can have equal parts, and ranks do not differ."""
     sizes = enumerate(zip(x.shape, ranks.shape, strict=True))
     return next((d for d, (n, m) in sizes if d != axis and n and n % split.shards == 0 and m == 1), None)
 

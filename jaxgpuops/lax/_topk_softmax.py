@@ -106,8 +106,9 @@ def _best_sums(keys, axis, chunks, best):
 
 
 def _in_chosen_groups(keys, axis, groups, topk_groups, best, split):
-    """Keys of the experts of the best groups; what the others have comes after all of these. A group counts by the sum
-    of its ``best`` first. Devices that share the axis have whole groups, or several one of them (`groups_fit`)."""
+    """Returns the keys of the experts; those of experts outside the best groups come after all others. Groups are
+    compared by the sum of their ``best`` first keys. Devices that share the axis have whole groups, or several devices
+    share one group (`_groups_fit`)."""
     length = keys.shape[axis] if split is None else split.length
     size = length // groups
     own = min(size, keys.shape[axis])  # how many elements of a group this device has
@@ -188,7 +189,7 @@ topk_softmax_p = Kernel(
 
 
 def saved(logits, indices, *, axis, score, normalize, log_sums, **_):
-    """What derivatives need beside the results: logits of the chosen, and of all."""
+    """Returns what derivatives need besides the results: the logits of the chosen experts, and those of all."""
     chosen = take_along_axis(logits, indices, axis) if score in _OWN else None
     return chosen, logits if log_sums or (score == SOFTMAX and not normalize) else None
 
@@ -198,7 +199,8 @@ def _inverse(scale):
 
 
 def tangents(t, rest, outs, *, axis, score, normalize, scale, **_):
-    """Those of the results. Of weights, each times that of its logarithm; the choice is locally constant."""
+    """Returns the tangents of the results. The tangent of a weight is the weight times the tangent of its logarithm;
+    the choice is locally constant."""
     weights, indices, *log_sum = outs
     chosen, logits = rest
     w = weights.astype(_arguments.wide(weights.dtype))
@@ -215,7 +217,8 @@ def tangents(t, rest, outs, *, axis, score, normalize, scale, **_):
 
 
 def _total(x, axis):
-    """The sum over few elements: of slices, since XLA makes one kernel of these and what follows, of a reduction two."""
+    """Sums few elements by adding slices: XLA makes one kernel of slices and of what follows, but two of a reduction
+    and of what follows."""
     k = x.shape[axis]
     if not isinstance(k, int) or not 0 < k <= 16:
         return x.sum(axis, keepdims=True)
@@ -261,7 +264,8 @@ def _groups_fit(split, groups):
 
 
 def _pays(split, avals, *, k, biased, groups, **_):
-    """Whether candidates, what is taken, groups and the numbers of softmax are less than the rows."""
+    """Whether the candidates, the elements that are taken, the groups and the sums of softmax have fewer bytes than the
+    rows."""
     itemsize = avals[0].dtype.itemsize
     wide = _arguments.wide(avals[0].dtype).itemsize
     if groups > 1 and not _groups_fit(split, groups):
@@ -278,7 +282,7 @@ RULES["topk_softmax"] = Rule(
 
 
 def gate(logits, bias, split=None, **params):
-    """Results of the primitive, or of what it is composed of, on checked arguments."""
+    """Returns the results of the primitive, or of the kernels that replace it, for checked arguments."""
     length, k = logits.shape[params["axis"]], params["k"]
     operands, biased = _arguments.given(logits, bias), bias is not None
     fits = isinstance(length, int) and isinstance(k, int) and length <= MAX_LENGTH and k <= MAX_K
@@ -288,7 +292,7 @@ def gate(logits, bias, split=None, **params):
 
 
 def checked(op: str, logits, bias, k, axis, names, score, normalize, groups, topk_groups, scale, log_sums=False):
-    """Logits and bias of one rank, aligned, the split of the axis, and the params of `gate`."""
+    """Returns logits and bias of one rank, aligned; the split of the axis; and the params of `gate`."""
     _arguments.dtype(op, "logits", logits.dtype, _arguments.FLOATS)
     axis = _arguments.ordered(op, "logits", logits, axis)
     split = manual(op, names, logits.shape[axis])
@@ -342,7 +346,7 @@ class Options(NamedTuple):
 
 
 def arguments(op: str, logits, bias, scale, k, axis, axis_name, score, normalize, groups, topk_groups):
-    """Logits, bias and scale as arrays or None, and the options. A scale that is just a number is one of these."""
+    """Returns logits, bias and scale as arrays or None, and the options. A scale that is a number is an option."""
     logits = _arguments.array(op, "logits", logits)
     bias, number = _arguments.optional(op, "bias", bias), 1.0
     if isinstance(scale, int | float | np.integer | np.floating) and not isinstance(scale, bool):
@@ -361,7 +365,7 @@ def arguments(op: str, logits, bias, scale, k, axis, axis_name, score, normalize
 
 
 def scaled(results, scale):
-    """Weights times a number that is known only when the program runs, and the other results."""
+    """Returns the results, with the weights multiplied by a number that is known only when the program runs."""
     weights, *others = results
     if scale is not None:
         wide = _arguments.wide(weights.dtype)

@@ -385,7 +385,7 @@ def _identity(name, dtype):
 
 
 def _as_initial(name, x):
-    """In the dtype of what is folded before the first position: sums have more digits than elements."""
+    """Converts to the dtype of h0: sums have more digits than elements."""
     return x if name in ("cummax", "cummin") and x.dtype != np.dtype(bool) else _wide(x)
 
 
@@ -534,7 +534,7 @@ def _fold_of_part(name, x, where, axis):
 
 
 def _since_last(cut, axis, reverse):
-    """Which positions nothing cuts off from the end."""
+    """Returns which positions no start cuts off from the end."""
     at, n = lax.broadcasted_iota(np.int32, cut.shape, axis), cut.shape[axis]
     if reverse:
         return at <= jnp.min(jnp.where(cut, at, np.int32(n)), axis, keepdims=True)

@@ -59,7 +59,8 @@ def _mask(splits, shape, where, axis, query_axis):
 
 
 def _statistics(split, x, scale, bias, mask, axis, factor):
-    """Of whole rows, with the axis: the largest logit, 0 where it is not finite, and the sum of e^(z - that)."""
+    """Returns for whole rows, with the axis: the largest logit m (0 where it is not finite), and the sum of e^(z -
+    m)."""
     flags = {"factor": factor, "scaled": scale is not None, "biased": bias is not None, "masked": mask is not None}
     operands = given(x, scale, bias, mask)
     own = logsumexp_p.primitive.bind(*operands, axis=axis, query_axis=None, parts=True, **flags)
@@ -158,7 +159,8 @@ def _sum_of_losses(splits, share, common, axis, summed):
 
 
 def _cross_entropy(splits, logits, labels, *rest, axis, masked, gradient=False, summed=None, **losses):
-    """The losses, or their sum, and the parts of logsumexp; or the gradient, then losses or sum."""
+    """Returns the losses or their sum, and the parts of logsumexp; for the gradient, the gradient and then the losses
+    or their sum."""
     cotangent, *where = rest if gradient else (None, *rest)
     params = {"axis": axis, "masked": masked, **losses}
     if axis in splits:

@@ -287,7 +287,7 @@ def _jitted_take(table, ids, names):
 
 
 def _shaped(x, shape, like, spec):
-    """Reshapes x, to what is split like this if the sharding ``like`` is of an explicit mesh."""
+    """Reshapes x; if ``like`` is a sharding of an explicit mesh, the result has that sharding."""
     return jax.lax.reshape(x, shape, out_sharding=like.update(spec=spec) if any(like.spec) else None)
 
 
@@ -337,7 +337,7 @@ class _Of(NamedTuple):
         return _jitted_segments(x, ids, kernel.name, self.segments, self.sorted, self.op, self.names)
 
     def of_rows(self, table, ids, fill=False):
-        """What each row's segment has; anything, or 0, where it has none."""
+        """Returns for each row what its segment has; for rows without a segment, 0 or any value."""
         ids = ids.reshape(-1, *(1,) * (table.ndim - 1))
         return _taken(*align(table, ids, apart=0), self.segments, None, fill)
 

@@ -95,7 +95,7 @@ def _searchsorted(sorted, queries, axis, right, names):
 
 
 def _shape_of_places(op, sorted, queries, axis):
-    """That of the queries, with what the rows have more."""
+    """Returns the shape of the queries, with the dimensions that only the rows have."""
     fits = len(sorted) == len(queries) and all(
         d == axis or n == m or 1 in (n, m) for d, (n, m) in enumerate(zip(sorted, queries, strict=True))
     )
@@ -147,7 +147,7 @@ def _chosen(mask, size):
 
 
 def _flat(op, name, x):
-    """All of x as one row, as short as int32 can index."""
+    """Returns all of x as one row, which must be short enough for int32 indices."""
     x = Merged(x.shape, tuple(range(x.ndim))).merge(x).reshape(-1)
     _arguments.indexed_axis(op, name, x, 0)
     return x

@@ -192,7 +192,8 @@ def _of_segments_of_row(x, offsets, length, k, largest, sorted, split):
 
 
 def _at(x, places, split):
-    """Elements of one dimension; of one that is split, anything where places are out of range."""
+    """Returns the elements at these places of one dimension; if it is split, any value where places are out of
+    range."""
     if split is None:
         return x.at[places].get(mode="promise_in_bounds")
     # In parts that are shorter than x: then devices exchange what is taken, and not x.

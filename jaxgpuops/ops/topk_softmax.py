@@ -99,7 +99,7 @@ def topk_softmax(
 
 @functools.partial(jax.jit, static_argnums=(0, 4), inline=True)
 def gated(op, logits, bias, scale, options):
-    """Weights, indices, and logarithms of sums if the options say so."""
+    """Returns weights, indices and, if the options ask for them, logarithms of sums."""
     logits, bias, split, params = checked(op, logits, bias, *options)
     if split is not None:
         return scaled(gate(logits, bias, split, **params), scale)

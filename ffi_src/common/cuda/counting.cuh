@@ -1,4 +1,4 @@
-// A part of all counting sorts: how many elements with the same key come before an element.
+// A step of every counting sort: finds how many elements with the same key come before an element.
 #pragma once
 
 #include <cstdint>

@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(32 * kFlatWarps, kFlatResident<P>)
     const int64_t apart = int64_t{f.period} * f.deep * kWidth;
     int64_t at = place.begin + (int64_t{f.period} * place.deep + place.pack) * kWidth;
     const int64_t room = place.end - at;
-    // Whole packs that this thread has; elements are left after them.
+    // How many whole packs this thread has; a part of one more may follow.
     int64_t whole = room >= kWidth ? (room - kWidth) / apart + 1 : 0;
     const int64_t loose = room - whole * apart;
     const Bits* from[P::kOperands];

@@ -76,7 +76,7 @@ inline bool is_rare(const Problem& problem) {
          (problem.kind == Kind::kTangent && !is_plain(problem.kind, problem));
 }
 
-// Cumulative calls whose kernels get the operator as an option, not as a template argument.
+// Whether a cumulative call runs in a kernel that gets the operator as an option, not as a template argument.
 inline bool is_general(const Problem& problem) {
   return problem.kind == Kind::kCumulative && problem.op != Op::kLogSumExp && (problem.segmented || is_rare(problem));
 }

@@ -37,7 +37,7 @@ struct Packing {
     return last - mirrored;
   }
 
-  // The same candidate with the index above the key, for results in the order of indices.
+  // The candidate with its index above its key, by which results are sorted in the order of indices.
   JAXGPUOPS_HD C by_index(C c) const { return (static_cast<C>(last - index(c)) << (8 * sizeof(Key))) | key(c); }
   JAXGPUOPS_HD C from_by_index(C c) const {
     return pack(static_cast<Key>(c), last - static_cast<uint32_t>(c >> (8 * sizeof(Key))));

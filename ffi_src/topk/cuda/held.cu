@@ -257,7 +257,7 @@ __device__ __noinline__ uint32_t collect_again(const Args& a, Board<kThreads>& b
         if (place(j + u) >= part.vectors) continue;
         const uint4 v = load(j + u);
         const uint32_t most_of = filter.most(filter.most(filter.most(filter.most(0, v.x), v.y), v.z), v.w);
-        // If all indices lie behind that of `low`, equal keys do not count.
+        // If all indices of the vector come after that of `low`, keys that equal it do not reach it.
         const bool late = part.begin + place(j + u) * kVector > packing.index(low);
         if (late ? filter.exceeds(most_of) : filter.reaches(most_of)) any |= 1u << u;
       }

@@ -31,7 +31,8 @@ struct Network {
     step<2, 4, 3, 5>(v), step<1, 4, 3, 6>(v), step<1, 2, 3, 4, 5, 6>(v);
     // clang-format on
   }
-  // The best eight of two sorted eights, given their elementwise maxima (one of them reversed).
+  // Sorts v, which holds the elementwise maxima of two sorted lists of eight, one of them reversed: these are the best
+  // eight of both lists.
   __device__ __forceinline__ void merge(uint32_t (&v)[kBest]) const {
     step<0, 4, 1, 5, 2, 6, 3, 7>(v), step<0, 2, 1, 3, 4, 6, 5, 7>(v), step<0, 1, 2, 3, 4, 5, 6, 7>(v);
   }

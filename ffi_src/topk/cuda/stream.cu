@@ -310,7 +310,7 @@ struct Block {
 #pragma unroll
         for (uint32_t w = 0; w < kLoadWords; ++w) most = filter.most(most, words[u][w]);
       }
-      // If all indices come after that of the threshold, equal keys do not count.
+      // If all indices of the tile come after the threshold's index, keys that equal the threshold do not reach it.
       const bool late = all.index(first_vector(tile)) > last;
       if (__any_sync(kEveryLane, (late ? filter.exceeds(most) : filter.reaches(most)) || full || left)) {
         if (__any_sync(kEveryLane, full)) break;
