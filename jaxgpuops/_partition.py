@@ -379,7 +379,8 @@ class _Call:
         self.out_tree = jax.tree.structure((0,) * len(avals_out))
         self.module_context = types.SimpleNamespace(platforms=platforms, backend=None)
         self.x64 = jax.config.jax_enable_x64  # may be set for this thread only
-        self.programs: dict[str, Any] = {}  # by the partitioner's question, so that equal layers are traced once
+        # Keys are the partitioner's questions, so that equal layers of a model are traced once.
+        self.programs: dict[str, Any] = {}
         self.parts: dict[str, Part] = {}  # by the same keys
 
     def _rows_of(self, aval, i, is_result) -> list[int | None]:

@@ -246,7 +246,8 @@ Plan plan_whole(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
 }
 
 // Whether sorting all of a row takes no longer than selecting, which reads it once per byte of a key and twice more;
-// but it needs several times the memory of the row. From the times of some two hundred problems on an H200.
+// but it needs several times the memory of the row. The rule was fitted to the times of some two hundred problems on an
+// H200.
 bool sorts_whole(Rows rows, int64_t k, int key_bytes) {
   return (key_bytes <= 2 || rows.length >= 1 << 19 ? 24 : 8) * k >= rows.length;
 }
@@ -295,7 +296,7 @@ Plan plan_argmax(Rows rows, int key_bits, const Gpu& gpu, int64_t workspace_byte
     const int64_t bytes = rows.length * key_bytes;
     slices = bytes < kArgmaxAlone ? 1 : std::min(3 * gpu.multiprocessors / units, bytes / 8192);
   } else if (shape.form == ArgmaxForm::kColumns) {
-    // rows that a block reads in one step
+    // How many rows a block reads in one step.
     const int64_t step = shape.beside ? shape.deep : shape.threads * (16 / key_bytes) / rows.inner;
     slices = std::min(2 * gpu.multiprocessors / units, rows.length / (4 * step));
   } else if (shape.form == ArgmaxForm::kStrided) {

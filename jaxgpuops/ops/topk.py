@@ -203,7 +203,7 @@ def _at(x, places, split):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4, 5))
-def _topk(x, size, k, axis, largest, sorted):  # size: of the axis, for the backward pass
+def _topk(x, size, k, axis, largest, sorted):  # `size` is the length of the axis, which the backward pass needs
     return TopK(*top_k_p(x, axis=axis, k=k, largest=largest, sorted=sorted))
 
 

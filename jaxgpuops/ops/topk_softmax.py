@@ -108,7 +108,8 @@ def gated(op, logits, bias, scale, options):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _topk_softmax(logits, bias, size, params):  # `size` is what the backward pass must know
+# `size`: the length of the axis and its mesh axes, which the backward pass needs.
+def _topk_softmax(logits, bias, size, params):
     return gate(logits, bias, **dict(params))
 
 

@@ -355,7 +355,7 @@ __global__ void __launch_bounds__(kJoinThreads) segment_join_kernel(Args a) {
 
   if (threadIdx.x < kTilesOfBlock) {
     const int64_t tile = first + threadIdx.x, begin = tile * a.rows;
-    int64_t last = tile;  // the tile itself, if there is nothing to join
+    int64_t last = tile;  // stays the tile itself if there is nothing to join
     if (tile + 1 < a.tiles) {
       const int32_t id = id_at_end(tile);
       const bool begins = begin == 0 || ids[begin - 1] != id;

@@ -272,7 +272,8 @@ __global__ void __launch_bounds__(1024) route_kernel(PlanProblem p, Routes all, 
     }
   }
   __syncthreads();
-  if constexpr (kAlgorithm == Algorithm::kCluster) wait_at_cluster_barrier();  // all blocks have begun
+  if constexpr (kAlgorithm == Algorithm::kCluster)
+    wait_at_cluster_barrier();  // until all blocks of the cluster have begun
   sum_warps(board);
   if constexpr (kAlgorithm == Algorithm::kCluster) tell_cluster(board);
   if constexpr (kAlgorithm == Algorithm::kGrid) tell_grid(board, routes.workspace);
@@ -378,7 +379,7 @@ __global__ void __launch_bounds__(1024) route_few_kernel(PlanProblem p, Routes a
     }
   }
   if constexpr (kAlgorithm == Algorithm::kCluster) {
-    wait_at_cluster_barrier();  // all blocks have begun
+    wait_at_cluster_barrier();  // until all blocks of the cluster have begun
     for (unsigned r = warp; r < gridDim.x; r += warps) {
 #pragma unroll
       for (int n = 0; n < kGroups; ++n) store_in_cluster(&of_blocks[blockIdx.x][n][lane], r, found[n]);

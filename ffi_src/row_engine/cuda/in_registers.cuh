@@ -32,8 +32,8 @@ __device__ __forceinline__ Pack between(const Pack& a, const Pack& b, int at) {
 }
 
 // A lane's part of a span: unit j has the kWidth elements from element(j) on. kAsked: the lane first checks whether the
-// span is whole; if so, its units need no more checks. (For long rows with results, that took up to 7 % longer: ptxas
-// moved all stores to the end.)
+// span is whole; if so, its units need no more checks. (Long rows with results do without it, since ptxas moved all
+// stores to the end, which took up to 7 % longer.)
 template <class P, int kVectors, bool kAligned, bool kAsked>
 class Span {
  public:
@@ -131,7 +131,7 @@ class Span {
     }
   }
 
-  // Loads unit j of an aligned span.
+  // Stores unit j of an aligned span.
   __device__ void store_aligned(Bits* to, int left, int j, Pack unit) const {
     Pack* const mine = reinterpret_cast<Pack*>(to) + static_cast<unsigned>(slot);
     if (element(j) < left) store_pack(mine + static_cast<unsigned>(j * lanes), unit);

@@ -296,7 +296,7 @@ __device__ __forceinline__ void take_in(Stat<P>& stat, typename Stat<P>::Acc pea
     }
     stat.of[0] = larger;
   }
-  const auto shift = P::guard(stat.peak());  // without a peak there is nothing to guard, and it is not used
+  const auto shift = P::guard(stat.peak());  // not used if the operation has no peak
 #pragma unroll
   for (int k = 0; k < P::kSums; ++k) stat.sum(k) = stat.sum(k) + sum(k, shift);
 }
@@ -316,7 +316,7 @@ __device__ __forceinline__ Stat<P> merge_serially(Get stat, int begin, int step,
       for (int t = 0; t < kTogether; ++t) all.of[0] = P::larger(all.of[0], peak[t]);
     }
   }
-  const auto shift = P::guard(all.peak());  // without a peak there is nothing to guard, and it is not used
+  const auto shift = P::guard(all.peak());  // not used if the operation has no peak
 #pragma unroll 1
   for (int u = begin; u < count; u += kTogether * step) {
     Stat<P> part[kTogether];

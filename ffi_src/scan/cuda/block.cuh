@@ -43,7 +43,7 @@ struct Parameters {
   bool backward;                            // positions count from the end of the array
   bool aligned;                             // all packs are aligned to 16 bytes (by_words: all words to their size)
   bool by_words;                            // kAcross: a row is not a whole number of packs
-  bool starts_aligned;                      // the starts of a pack are aligned to their number
+  bool starts_aligned;                      // the starts that belong to a pack are one aligned load
   int a_inner_stride, starts_inner_stride;  // kAcross: strides of a and starts from column to column
   bool neighbour_before;                    // the policy's neighbour is the position before; if not, the one after
   int start_offset;                         // the policy asks for the boundary at starts[index + start_offset]

@@ -25,7 +25,8 @@ struct Options {
   bool segmented = false;
   bool smaller = false;  // min rather than max
   float sign = 1;        // -1 if so: floats are multiplied by it, in units that comparing leaves idle
-  uint64_t mask = 0;     // integers: x ^ mask, as a signed number, has the order that max is taken in
+  // Integers: x ^ mask, compared as a signed number, is larger for the number that the operator prefers.
+  uint64_t mask = 0;
 };
 
 // The operands of one position.
@@ -334,7 +335,7 @@ struct Affine {
   JAXGPUOPS_FN static State begin(Acc factor, Acc u, bool passed) { return {factor, passed ? scaled(factor, u) : u}; }
 };
 
-// h_k = a_k h_{k-1} + b_k, or with a_{k-1}.
+// The recurrence h_k = a_k h_{k-1} + b_k; if transposed, with a_{k-1} in place of a_k.
 template <class E>
 struct Linear : Affine<E> {
   using Base = Affine<E>;

@@ -1,7 +1,7 @@
-// Whole rows (inner = 1) of at most a tile, for any policy: as Chunks (chunks.cuh), a lane has one run of 64 bytes (32
-// where there are many operands), loaded and stored by way of shared memory, 16 bytes by 16 bytes. A warp has several
-// rows, or several warps share a row. Each warp loads what it works on, so only the warps of one row wait for each
-// other.
+// Whole rows (inner = 1) of at most a tile, for any policy: as in Chunks (chunks.cuh), a lane has one run of 64 bytes
+// (32 if there are many operands). Runs are loaded and stored through shared memory, 16 bytes at a time. A warp has
+// several rows, or several warps share a row. Each warp loads what it works on, so only the warps of one row wait for
+// each other.
 #pragma once
 
 #include "common/cuda/async_copy.cuh"

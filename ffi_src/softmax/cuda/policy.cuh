@@ -365,7 +365,7 @@ struct CrossEntropy : ExponentialSum<E, sizeof(typename E::Bits) == 2> {
   __device__ static Acc hole_output(const Args&, const Row&, const Final& final) { return final.at_label; }
 };
 
-// What the policies of derivatives share; operand x is the tangent t.
+// The part that the policies of all derivatives share. Their operand x is the tangent t.
 //
 // For a probability p near 1 the result depends on 1 - p, which rounding has removed from p but which the other
 // probabilities still have. So a likely element is excluded from the sums: with its t as the origin, the other elements

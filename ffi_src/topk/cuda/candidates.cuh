@@ -5,8 +5,8 @@
 //
 // A threshold comes from one value a thread (kth_of_block), and a count confirms it where it is a guess. Otherwise, and
 // for sorting, a histogram over the candidates' own range decides: with bins that outnumber k, a bin holds a candidate
-// or two, so sorting is a counting sort and a few comparisons. Data that crowds a bin (ties of one value beside an
-// outlier, say) divides that bin again to select, and takes a bitonic sort to sort: slower, the same result.
+// or two, so sorting is a counting sort and a few comparisons. If one bin gets too many candidates (ties of one value
+// beside an outlier, say), selecting divides that bin again, and sorting is bitonic: slower, but with the same result.
 #pragma once
 
 #include "common/cuda/warp.cuh"
@@ -51,9 +51,9 @@ struct Shared {
   uint32_t kept;      // candidates in the bins up to and including it
 };
 
-// A lower bound, reached by at least k of the threads' values and by few more, of the k-th largest. Each warp's
-// ceil(k / warps)-th largest brackets it; a few counts by the barrier itself close in. Starts and ends with the block
-// in step.
+// A lower bound, reached by at least k of the threads' values and by few more, of the k-th largest. The ceil(k /
+// warps)-th largest values of the warps bracket it, and a few counts, made by the barrier itself, narrow the bracket.
+// Starts and ends with the block in step.
 template <int kThreads, class Key>
 __device__ __noinline__ Key kth_of_block(Key value, uint32_t k) {
   constexpr uint32_t kWarps = kThreads / 32;

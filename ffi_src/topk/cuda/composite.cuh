@@ -18,9 +18,10 @@ static_assert(sizeof(Composite<uint32_t>) == composite_bytes(4) && sizeof(Compos
 template <class Key>
 struct Packing {
   using C = Composite<Key>;
-  uint32_t last;   // length - 1: the index is stored as last - index
-  int index_bits;  // bits of the index: 32 below 32-bit keys, so that no shift is needed; few below narrow keys, which
-                   // spreads ties over bins
+  uint32_t last;  // length - 1: the index is stored as last - index
+  // Bits of the index: 32 below 32-bit keys, so that no shift is needed; few below narrow keys, so that ties are spread
+  // over bins.
+  int index_bits;
 
   JAXGPUOPS_HD static Packing make(uint32_t length) {
     int bits = 1;

@@ -52,9 +52,9 @@ __device__ __forceinline__ uint32_t kth_of_group(const uint32_t (&v)[kParts], ui
   return low;
 }
 
-// Keys or floats (no NaNs) of lanes, sorted downwards over teams: bitonic sorts of several at once, in step. Whether a
-// lane keeps the larger or the lesser of two depends on the lane; floats change their sign instead, so that all keep
-// the larger: that is a multiplication, on another pipe than comparisons.
+// Sorts keys or floats (no NaNs) of lanes downwards over each team, by bitonic sorts of several values in step. Of two
+// keys, a lane keeps the larger or the lesser, depending on the lane. Floats change their sign instead, so that every
+// lane keeps the larger: that is a multiplication, which runs on another pipe than comparisons.
 template <int kTeam, int kCount>
 __device__ __forceinline__ void sort_over_team(uint32_t (&v)[kCount]) {
   const uint32_t t = threadIdx.x & (kTeam - 1);
@@ -97,8 +97,9 @@ __device__ __forceinline__ void sort_over_team(float (&v)[kCount]) {
   for (int i = 0; i < kCount; ++i) v[i] *= turn(turned);
 }
 
-// The k-th largest of the team's values, two a lane (a and b), k <= kTeam. Both are sorted over the team. If i of the k
-// largest are from a and k - i from b, it is the lesser of a's i-th and b's (k - i)-th; the right i gives the largest.
+// The k-th largest of the team's values, two a lane (a and b), k <= kTeam. Both a and b are sorted over the team. If i
+// of the k largest values are from a and k - i from b, the k-th largest is the lesser of a's i-th and b's (k - i)-th.
+// The right i gives the largest such number, so no search for i is needed.
 template <int kTeam, class V>
 __device__ __forceinline__ V kth_of_pairs(V a, V b, uint32_t k) {
   V v[2] = {a, b};

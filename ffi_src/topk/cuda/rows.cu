@@ -50,8 +50,8 @@ __device__ __forceinline__ void best_of_team(const T& team, uint32_t (&best)[kBe
     for (int i = 0; i < kBest; ++i) best[i] = start ? max(best[i], group[kBest - 1 - i]) : group[i];
     if (start) network.merge(best);
   }
-  // So far, indices were those of the first thread's elements, since these are constants. Adding the thread's number
-  // does not change the order of what was compared, as it is the same for all.
+  // So far, indices were those of the first thread's elements, which are constants. Now the thread's own offset is
+  // added. It is the same for all of its elements, so it does not change their order.
 #pragma unroll
   for (int i = 0; i < kBest; ++i) best[i] ^= team.t * T::kVector;
   best_of_lanes<T::kSize>(network, best);
@@ -159,7 +159,7 @@ __device__ __forceinline__ void write_candidates(const T& team, const typename T
         sum += before[o];
         if (before[o] >= a.k) continue;
         const uint32_t word = T::kFloats && with_indices ? decode(static_cast<Key>(own[o]), a.order) : own[o];
-        // An atomic, since ties share one place until they are told apart.
+        // This is an atomic because equal candidates have the same place until the row is ranked again.
         atomicExch(&board.chosen[before[o]],
                    static_cast<unsigned long long>(Order::index(own[o], index[o])) << 32 | word);
       }

@@ -19,8 +19,9 @@ struct RowsShape {
   int elements = 0;      // of a thread
 };
 
-// Few threads a row, so that one step of a warp serves several rows; but no more elements than a thread has registers
-// for, and two delegates for each of k. In teams of a part of a warp, threads do better with few elements.
+// Chooses few threads for a row, so that one step of a warp serves several rows; but a thread must have registers for
+// its elements, and a row needs two delegates for each of k. Teams smaller than a warp are faster if threads have few
+// elements.
 constexpr RowsShape rows_shape(int64_t length, int64_t k, int key_bytes) {
   RowsShape shape;
   shape.elements = few_elements(key_bytes);

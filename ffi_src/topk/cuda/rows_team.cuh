@@ -62,7 +62,8 @@ struct Team {
     return (j & ~(kVector - 1u)) * kTeam + ((t * kVector) ^ (j & kTurned));
   }
 
-  // The index of the first thread's element, in teams of a part of a warp; others' differ by t * kVector in their bits.
+  // The index of the first thread's element j, in teams smaller than a warp. The index of thread t has the bits of t *
+  // kVector in addition.
   __device__ static constexpr uint32_t index_of_first(uint32_t j) {
     const uint32_t load = j / kVector;
     return (load * kTeam + (load & (kTeam - 1) & 31)) * kVector + j % kVector;
@@ -190,9 +191,9 @@ struct Team {
       if (live && place(u) < a.length / kVector) mask[u * kVector / 32] |= ((1u << kVector) - 1) << (u * kVector % 32);
   }
 
-  // The elements that are among the k largest, or up to kCapacity that hold these. By counts: the key is bisected until
-  // few enough reach it; where that is the k-th key itself and its ties are too many, so is the index. `wanted` says
-  // whether this team takes part; all threads of the block (or of the warp) come.
+  // Finds the k largest elements, or at most kCapacity elements that include them. By counting, it bisects the key
+  // until few enough elements reach it. If that is the k-th key itself and too many elements equal it, it bisects the
+  // index as well. `wanted` says whether this team takes part; all threads of the block (or of the warp) must call it.
   __device__ __forceinline__ void refine(bool wanted, Key floor, uint32_t (&hits)[kMasks]) {
     uint32_t there[kMasks], above[kMasks] = {};
     present(wanted, there);

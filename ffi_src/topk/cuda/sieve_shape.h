@@ -13,8 +13,8 @@ constexpr int kSieveThreads = 512;      // threads of a block
 constexpr int kSieveLoads = 4;          // vectors of 16 bytes that a thread reads in a step
 constexpr int kSieveStages = 3;         // steps in flight
 constexpr uint32_t kSieveRoom = 12288;  // the most survivors that a block holds
-constexpr uint32_t kSieveKeep =
-    4608;  // survivors that stay where there are too many; up to so many are sorted without bins
+// If a block has too many survivors, so many stay. Up to so many are sorted without bins.
+constexpr uint32_t kSieveKeep = 4608;
 constexpr uint32_t kSieveBins = 4096;   // bins among which the survivors of a row are divided
 constexpr uint32_t kSieveSample = 256;  // elements of a sample of the survivors, which divides their range
 constexpr uint32_t kSieveCrowd = 256;   // survivors in one bin that make another way the better choice

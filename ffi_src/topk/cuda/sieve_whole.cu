@@ -31,7 +31,8 @@ struct Whole : Call {
   uint32_t reach;  // delegates that reach the threshold
 
   __device__ __forceinline__ void write(uint32_t rank,
-                                        uint32_t c) const {  // c: the key in its upper bits, the mirrored index below
+                                        // `c` has the key in its upper bits and the mirrored index below it.
+                                        uint32_t c) const {
     const int64_t to = static_cast<int64_t>(blockIdx.x) * k + rank;
     static_cast<Key*>(values)[to] = decode(static_cast<Key>(c >> 16), order);
     indices[to] = static_cast<int32_t>(length - 1 - (c & 0xffff));
@@ -53,7 +54,8 @@ __device__ __forceinline__ uint32_t index_of(uint32_t number) {
 }
 
 struct Control {
-  alignas(16) uint32_t bins[kSieveBins + 32];  // and one that nobody reads: counting there costs less than a branch
+  // The bins above kSieveBins are never read: elements that do not count go there, which costs less than a branch.
+  alignas(16) uint32_t bins[kSieveBins + 32];
   uint32_t sums[kWarps], tops[kWarps], lows[kWarps];
   uint32_t count, kept;
 };
@@ -61,7 +63,7 @@ static_assert(sizeof(Control) <= kWholeControl);
 
 // A row, and its copy in shared memory, which is placed so that its vectors are aligned there, too.
 struct Row : RowVectors<Key> {
-  Key* keys;  // where the copy has element 0
+  Key* keys;  // address of element 0 in the copy
   KeyOrder order;
 
   __device__ __forceinline__ Row(const Whole& a, Key* room)
@@ -145,7 +147,8 @@ __device__ __noinline__ void search(const Whole& a, Row row, Control& s, uint32_
   __builtin_assume(__isShared(row.keys) && __isShared(&s) && __isShared(list));
   __builtin_assume(__isShared(other) && __isShared(places));
   const uint32_t tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
-  // Extends the row to whole vectors, and to as many as the warps take at once; places outside it get the least key.
+  // Extends the row to whole vectors, and to a multiple of the vectors that the warps take at once. Places outside the
+  // row get the least key.
   const uint32_t skipped = (kVector - row.head) % kVector, end = skipped + row.length;
   const uint32_t vectors = (end + kVector * 32 - 1) / (kVector * 32) * 32;
   Key* const keys = row.keys - skipped;
@@ -194,7 +197,8 @@ __device__ __noinline__ void search(const Whole& a, Row row, Control& s, uint32_
     const uint32_t least = low < bottom && bottom <= high ? bottom : low, most = low <= top && top < high ? top : high;
     middle = most - (most - least) / 2;
   }
-  const uint32_t need = (reached <= kWholeSort ? reached : a.k) - passed;  // elements that equal the key
+  // How many elements that equal the key are needed.
+  const uint32_t need = (reached <= kWholeSort ? reached : a.k) - passed;
   const uint32_t of_step = tid * 32 < vectors ? counts[tid] : 0, step_above = (of_step >> 8 & 255) + (of_step >> 24);
   uint32_t step_like = (of_step & 255) + (of_step >> 16 & 255) - step_above;
   if (middle == 0 && tid == 0) step_like -= skipped;
@@ -208,7 +212,8 @@ __device__ __noinline__ void search(const Whole& a, Row row, Control& s, uint32_
     const uint32_t before_warp = starts[start / 32];
     if (before_warp == ~0u) continue;
     const uint32_t v = start + lane;
-    uint32_t above = 0, reach = 0, like_to = before_warp & 0xffff;  // of elements, the first on top
+    // `above`, `reach`: a bit for each element, the first element in the highest bit.
+    uint32_t above = 0, reach = 0, like_to = before_warp & 0xffff;
     const uint4 words = words_of(v);
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
@@ -328,7 +333,7 @@ struct Block {
     for (uint32_t step = 0; step < kSteps; ++step) {
       wait_for_async_copies<kSteps - 1>();
       const uint32_t vector = first + step * 32;
-      uint32_t hits = 0;  // the first element on top
+      uint32_t hits = 0;  // a bit for each element, the first element in the highest bit
 #pragma unroll
       for (uint32_t u = 0; u < kLoads; ++u) {
         const uint4 words = ring[vector + u * kSpread];

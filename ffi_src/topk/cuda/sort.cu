@@ -69,7 +69,8 @@ struct Row {
   int index_bits;  // bits of a word that hold the index
 
   __device__ __forceinline__ Key key(uint32_t index) const { return sort_key(keys[index * step], *key_order); }
-  // Which element a slot has. Teams start at different ones, so that rows of whole lines do not meet in a bank.
+  // Which element a slot has. Teams start at different elements, so that rows whose length is a multiple of a cache
+  // line do not use the same banks.
   __device__ __forceinline__ uint32_t at_turn(uint32_t slot) const {
     return slot + turn >= n ? slot + turn - n : slot + turn;
   }
@@ -80,7 +81,8 @@ struct Row {
   __device__ __forceinline__ uint32_t place(uint32_t word) const { return mask() - (word & mask()); }
 };
 
-// Elements whose words have the same bits of the key change places by the others. Returns whether all are in order.
+// Puts neighbours whose words have the same key bits into the order of their whole keys. Returns whether all elements
+// are in order now.
 template <class Key, int kEach, bool kBlock>
 __device__ __forceinline__ bool mend(const Row<Key>& row, uint32_t count, const SortTeam<kEach, kBlock>& team,
                                      uint32_t (&index)[kEach]) {

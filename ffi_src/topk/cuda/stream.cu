@@ -54,7 +54,7 @@ struct Exchange {
     counts = bounds + a.slices;
     candidates = reinterpret_cast<Composite<Key>*>(bytes + exchange_header_bytes(a.slices));
   }
-  // A key that k elements of the row reach: the highest that follows from what blocks have published so far.
+  // Returns a key that k elements of the row reach: the highest that follows from what blocks have published so far.
   template <int kThreads>
   __device__ Key bound(const Stream& a) const {
     const uint32_t i = spread_index<kThreads>();
@@ -193,8 +193,8 @@ struct Block {
     k = max(1, min(a.k, count));
     delegates = k <= kThreads / 2;
     guesses = !delegates && count > 8 * k;
-    // Of equal elements the first ones win, so usually the first tile comes first. A guess assumes an average tile, so
-    // it takes the middle one.
+    // Of equal elements the first ones are in the result, so usually the first tile is read first. A guessed threshold
+    // needs a typical tile, so then the middle one is.
     start = delegates || tiles == 0 ? 0 : (tiles - 1) / 2;
   }
 

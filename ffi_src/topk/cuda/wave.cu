@@ -33,7 +33,7 @@ struct Wave : Call {
 
 constexpr int kThreads = kWaveThreads;
 constexpr uint32_t kWarps = kThreads / 32;
-constexpr uint32_t kFew = kThreads / 4;  // candidates that are ranked at once
+constexpr uint32_t kFew = kThreads / 4;  // the most candidates that are ranked at once
 
 // A row whose vectors are dealt out to the threads of all its blocks, in rounds.
 template <class Key>
@@ -47,8 +47,8 @@ struct Dealt : RowVectors<Key> {
   __device__ __forceinline__ uint4 load(uint32_t vector) const { return __ldcs(this->body() + vector); }
 };
 
-// Which share of each round a warp of a block reads. Neighbouring shares go to different blocks: so elements that stand
-// together are spread over many lists, and no block has the same part of every period of a periodic row.
+// Which share of each round a warp of a block reads. Neighbouring shares go to different blocks. So neighbouring
+// elements are spread over many lists, and in a periodic row no block has the same part of every period.
 __device__ __forceinline__ uint32_t share_of_warp(uint32_t block, uint32_t warp, uint32_t blocks) {
   uint32_t turned = block + warp;
   while (turned >= blocks) turned -= blocks;
@@ -69,7 +69,7 @@ struct Exchange {
   }
 };
 
-// The two largest keys in some 16-byte vectors, and the first place of the largest.
+// Finds the two largest keys in some 16-byte vectors, and the first place of the largest.
 template <class Key, int kLoads>
 __device__ __forceinline__ void best_two(const uint4 (&tile)[kLoads], KeyOrder order, Key& one, Key& two) {
   if constexpr (sizeof(Key) >= 4) {
@@ -323,7 +323,7 @@ __device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_byt
   }
 
   if (few(a)) {
-    while (s.count > kFew) {  // runs at most twice: then no thread has two
+    while (s.count > kFew) {  // runs at most twice, since after that no thread has two candidates
       constexpr uint32_t kMine = kWaveRoom / kThreads;
       C mine[kMine], best = 0;
 #pragma unroll
@@ -410,7 +410,7 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
   }
   put(loose);
   const bool again = __syncthreads_or(bound >= threshold);
-  if (again) {  // without the elements of blocks that may hold more
+  if (again) {  // elements of blocks that may hold more are read again, so they are left out here
     const Again<Key> list(buffer);
     for (uint32_t i = tid; i < a.slices; i += kThreads) list.more[i] = 0;
     if (tid == 0) s.count = s.full = s.above = 0;

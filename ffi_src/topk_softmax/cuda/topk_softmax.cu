@@ -295,8 +295,8 @@ __device__ __forceinline__ uint32_t reaching(const float (&v)[kElements], float 
   return ~hits;
 }
 
-// Puts the team's hits on the board, and those of rank below k among its best. Returns how many hits there were; 0 if
-// they are too many.
+// Lists the team's hits on the board, and the k best of them, by rank, as the board's best. Returns the number of hits,
+// or 0 if there are too many.
 template <class Element, int kTeam, class S, class B>
 __device__ __forceinline__ uint32_t rank_hits(uint32_t hits, uint32_t k, const S& selection, B& board, uint32_t lane,
                                               uint32_t t) {
