@@ -43,7 +43,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxgpuops import _native, _partition
 from jaxgpuops._partition import ends, whole_shape
 
-# Before jax 0.10 it had the second name.
+# `auto_insert_reshard` was called `standard_insert_pvary` before jax 0.10.
 _vary = getattr(_core, "auto_insert_reshard", None) or _core.standard_insert_pvary
 
 KERNELS: dict[str, Kernel] = {}  # by the kernel's name

@@ -124,8 +124,8 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
 bool plan_lanes(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
   const Rows& rows = problem.rows;
   const int64_t most = kGpus[0].shared_bytes;  // the shared memory that every GPU has
-  // Large tables leave a multiprocessor few warps. Rows of many columns have smaller ones or none, since reading them
-  // in the order of the ids is fast, too.
+  // Large tables leave a multiprocessor few warps. So rows of many columns have smaller tables or none, since reading
+  // them in the order of the ids is fast, too.
   const int64_t bound = rows.inner <= kMostTableColumns ? most : most / 4;
   const int64_t warp_bytes = 32 * problem.segments * partial_bytes(problem);
   if (problem.byte_ids && !takes_byte_ids(problem.op, bytes_of(problem.dtype))) return false;

@@ -354,7 +354,8 @@ void plan_flat(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
     plan.block_warps = static_cast<int>(ceil_div(int64_t{plan.across} * plan.deep, 32));
   };
   set_threads(kFlatThreads);
-  const int64_t batch = int64_t{flat_vectors(plan.traits.operands)} * plan.deep * plan.turns;  // positions
+  // Positions of a block at a time.
+  const int64_t batch = int64_t{flat_vectors(plan.traits.operands)} * plan.deep * plan.turns;
   // With results, parts must be longer to be worth it: blocks that share flat rows read them from memory twice, while a
   // block that has a whole one finds it in the cache the second time.
   const int64_t least = plan.traits.output ? 2 * batch : batch;

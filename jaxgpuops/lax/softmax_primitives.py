@@ -586,8 +586,8 @@ cross_entropy_grad_p = _kernel(
 def_jvp_by_fallback(cross_entropy_grad_p)
 
 # The losses of rows, added up over the dimensions ``summed``. These are made of the kernels above. They are primitives
-# so that devices that share the array add up one number together, and not one for each row. The sum keeps all
-# dimensions, with size 1.
+# so that devices that share the array add up one number together, and not one for each row. The sum keeps the
+# dimensions that are summed, with size 1.
 
 
 def all_rows(logits: jax.Array, axis: int) -> tuple[int, ...]:

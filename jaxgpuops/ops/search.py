@@ -136,7 +136,8 @@ def _chosen(mask, size):
     count = cumsum(mask.astype(np.int32), axis)
     total = lax.slice_in_dim(count, length - 1, length, axis=axis)
     place = lax.broadcasted_iota(np.int32, mask.shape, axis)
-    # Those that are not chosen come after those that are: each has a target of its own, so nothing is added up.
+    # Elements that are not chosen go behind those that are. So each element has its own target, and nothing is added
+    # up.
     target = jnp.where(mask, count - np.int32(1), total + place - count)
     place, target = align(place, target)
     chosen = put_along_axis(place, target, axis, length)

@@ -196,7 +196,7 @@ def _at(x, places, split):
     range."""
     if split is None:
         return x.at[places].get(mode="promise_in_bounds")
-    # In parts that are shorter than x: then devices exchange what is taken, and not x.
+    # Takes the elements in parts that are shorter than x, so that devices exchange what is taken, and not x.
     flat, most = places.ravel(), max(1, split.length - 1)
     parts = [take_along_axis(x, flat[i : i + most], 0, split) for i in range(0, max(1, flat.size), most)]
     return jnp.concatenate(parts).reshape(places.shape)

@@ -101,8 +101,8 @@ struct Warp {
   const Key* row;
   uint32_t delegates[kParts] = {};
 
-  // Candidates of the warp's rows: words, then indices; counters; the digit histogram of the rare radix select, where
-  // the parts to read again are listed before any digit is counted; and, for index order, what was chosen.
+  // Candidates of the warp's rows: words, then indices; counters; the histogram of the rare radix select, in whose
+  // place the parts to read again are listed before; and, for results in index order, the chosen elements.
   uint32_t* const all_words;
   uint32_t* const all_indices = all_words + kRows * a.capacity;
   uint32_t* const counts = all_indices + kRows * a.capacity;

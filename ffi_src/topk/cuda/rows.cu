@@ -270,7 +270,7 @@ __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTe
 #pragma unroll
         for (int p = 0; p < kOwn; ++p) board.delegates[team.t + p * kTeam] = best[p];
       } else {
-        constexpr uint32_t kEach = kTeam / kDelegates;  // threads
+        constexpr uint32_t kEach = kTeam / kDelegates;  // threads that share a delegate
         best[0] = largest_of_lanes<kEach>(best[0]);
         if (lane % kEach == 0) board.delegates[team.t / kEach] = best[0];
       }

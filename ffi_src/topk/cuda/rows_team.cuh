@@ -16,8 +16,8 @@ struct Args : Call {
   uint32_t most;            // the most candidates that are ranked
 };
 
-constexpr uint32_t kSlack = 12;        // the most candidates beyond twice k that are ranked
-constexpr int kDelegates = 128;        // the same, of a row that a block holds
+constexpr uint32_t kSlack = 12;        // at most 2 * k + kSlack candidates are ranked
+constexpr int kDelegates = 128;        // delegates of a row that a block holds
 constexpr uint32_t kNaN = 0x7fc00000;  // the float32 NaN that computations yield
 constexpr uint32_t kExponent = 0x7f800000;
 

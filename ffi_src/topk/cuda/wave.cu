@@ -402,7 +402,8 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
   const auto put = [&](C c) {
     if (c >= threshold) buffer[atomicAdd(&s.count, 1u)] = c;
   };
-  static_assert(kMaxWaveK * 9 / 8 * kMine + 32 <= kWaveRoom);  // what may reach the threshold, and what is loose
+  // Elements that may reach the threshold, and loose elements.
+  static_assert(kMaxWaveK * 9 / 8 * kMine + 32 <= kWaveRoom);
 #pragma unroll
   for (uint32_t j = 0; j < kMine; ++j) {
     if (j * kThreads >= all) break;
