@@ -45,7 +45,8 @@ BincountPlan plan_histogram(const Histogram& problem, const Gpu& gpu);
 constexpr int kSelectBins = 512;  // parts of an interval of keys, each with a count
 constexpr int kSelectFew = 64;    // the most elements that are compared with each other
 constexpr int kMostRanks = 9;     // 8 quantiles and the last element of the row
-// The same for rows that several blocks share, and the bytes at the front of such a row's workspace.
+// If several blocks share a row: threads of a block, parts of an interval, the most elements that are compared; and the
+// bytes of the head of the row's workspace.
 constexpr int kLongThreads = 512, kLongBins = 4096, kLongFew = 2048;
 constexpr int64_t kLongHeadBytes = 1024;
 

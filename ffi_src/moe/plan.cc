@@ -15,7 +15,8 @@ constexpr int64_t kClusterBlock = 512;     // assignments of a block of a cluste
 constexpr int64_t kClusterHeld = 128;      // the most assignments of a warp of a cluster
 // From so many assignments of a block on, it is faster to put them into order before they are written.
 constexpr int64_t kStagedFrom = 1024;
-constexpr int64_t kUnstaged = 32;   // up to so many experts, that order is not worth its time
+// Up to so many experts, it is not worth the time to put assignments into order first.
+constexpr int64_t kUnstaged = 32;
 constexpr int64_t kGridChunk = 96;  // assignments of a warp of a grid
 constexpr int kFewWarps = 8;        // fewer warps have fewer counters to add up
 

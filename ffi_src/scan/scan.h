@@ -26,7 +26,7 @@ enum class Op {
   kMax,
   kMin,
   kLogSumExp
-};  // of kCumulative and kTangent; the tangent of a sum is a sum, so kTangent has no kSum
+};  // operators of kCumulative and kTangent; the tangent of a sum is a sum, so kTangent has no kSum
 
 struct Problem {
   Kind kind = Kind::kCumulative;

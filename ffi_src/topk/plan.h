@@ -25,7 +25,7 @@ enum class Algorithm {
   kColumns,  // the axis is not the last: a block reads neighbouring columns together
   kRadix,    // large k: radix select by digits, ordered compaction, then a sort of the k elements
   kBlock,    // k near the length: the row is sorted whole by kBlock of sort/plan.h, which writes the first k
-  kSweep,    // the same by kSweep of sort/plan.h
+  kSweep,    // the row is sorted whole, by kSweep of sort/plan.h
 };
 
 const char* name(Algorithm algorithm);

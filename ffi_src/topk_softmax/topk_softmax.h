@@ -22,7 +22,7 @@ enum class Score { kSoftmax, kSigmoid, kSqrtSoftplus };
 constexpr float kFar = -40;  // for z below this, log(1 + e^z) equals e^z in every dtype
 
 struct Problem {
-  DType dtype = DType::kFloat32;  // of logits and weights: float16, bfloat16, float32
+  DType dtype = DType::kFloat32;  // dtype of logits and weights: float16, bfloat16, float32
   Rows rows;
   int64_t k = 0;  // 0 <= k <= rows.length < 2^31
   Score score = Score::kSoftmax;

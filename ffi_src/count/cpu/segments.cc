@@ -1,6 +1,6 @@
-// Segments on the CPU. The order of additions follows from the sizes of the problem, however many threads there are:
-// rows are added in order of appearance; if they have few columns, parts of the rows are, and then the parts in their
-// order.
+// Segments on the CPU. The order of additions follows from the sizes of the problem, however many threads there are: a
+// segment's rows are added in order of appearance. If rows have few columns, they are cut into parts: each part is
+// added up in order of appearance, and then the parts in their order.
 #include <algorithm>
 #include <limits>
 #include <memory>

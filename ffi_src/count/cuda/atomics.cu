@@ -40,7 +40,7 @@ struct Args : SegmentArgs {
   ExactShape exact;
 
   JAXGPUOPS_HOST_DEVICE int64_t cells() const { return segments * inner; }
-  // Of an outer index: a bit for each accumulator that any segment has used.
+  // The word of an outer index that has a bit for each accumulator that any segment has used.
   __device__ uint32_t* marks(int64_t o) const { return reinterpret_cast<uint32_t*>(workspace + o * workspace_bytes); }
 };
 
@@ -52,7 +52,7 @@ struct Whole {
   static constexpr bool kInPlace = sizeof(Word) == sizeof(Bits), kFinishes = kLargest || !kInPlace;
 
   const Args& a;
-  Word* words;  // of the column
+  Word* words;  // accumulators of the column
   uint32_t hot = kNone;
   Word sum = 0;  // sum of those of the lane's rows that are in the hot segment
 
@@ -100,7 +100,7 @@ struct Exact {
   const Args& a;
   int64_t o;
   int column;
-  uint64_t* words;  // of the column
+  uint64_t* words;  // accumulators of the column
   uint32_t hot = kNone;
   int64_t sum = 0;       // with one column: the hot segment's sum in the accumulator that this lane keeps
   uint32_t touched = 0;  // a bit for each accumulator that this lane has used

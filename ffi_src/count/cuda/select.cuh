@@ -78,11 +78,11 @@ template <class T>
 struct Found {
   using Word = std::conditional_t<sizeof(T) == 8, unsigned long long, uint32_t>;
 
-  // Of each table: its first part has the keys up to `least`, its last part those from `most` on. The parts between
+  // For each table: its first part has the keys up to `least`, its last part those from `most` on. The parts between
   // have 2^shift keys each, and a key between `least` and `most` is in part (key >> shift) - base.
   Word least[kMostRanks], most[kMostRanks], base[kMostRanks];
   uint32_t shift[kMostRanks];
-  // Of each rank: its table, or that of a smaller one if both are in one interval.
+  // For each rank: the rank itself, and its table, which is that of a lower rank if both have the same interval.
   uint32_t rank[kMostRanks], table[kMostRanks];
   uint32_t used, more;  // a bit for each table in use; a bit for each rank that needs another step
   // The wanted element is number `left` of the `size` elements whose keys are from `first` to `first + last`.

@@ -240,8 +240,8 @@ __device__ __forceinline__ T of_last_lane(T value) {
   }
 }
 
-// The same for rows of one element. A warp has a tile, and each of its lanes takes kRows neighbouring rows at a time. A
-// lane alone folds segments that begin and end in its rows; a scan over the lanes folds the others.
+// Like segment_tiles_kernel, for rows of one element. A warp has a tile, and each of its lanes takes kRows neighbouring
+// rows at a time. A lane alone folds segments that begin and end in its rows; a scan over the lanes folds the others.
 template <class Monoid>
 __global__ void __launch_bounds__(kThreads) segment_scalars_kernel(Args a) {
   using Bits = typename Monoid::Bits;

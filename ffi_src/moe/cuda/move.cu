@@ -356,7 +356,7 @@ int alignment(int64_t row_bytes, const void* a, const void* b) {
   return bytes;
 }
 
-// The same as with_float(), and also for float8.
+// Calls f with the element class of a float dtype, including float8, which with_float() lacks.
 template <class F>
 cudaError_t with_any_float(DType dtype, F f) {
   return is_float8(dtype) ? with_float8(dtype, f) : with_float(dtype, f);

@@ -315,8 +315,8 @@ __global__ void __launch_bounds__(1024) route_kernel(PlanProblem p, Routes all, 
   }
 }
 
-// The same for at most 32 * kGroups experts, without counters in shared memory: lane l counts, by the same votes, how
-// many assignments of its warp go to the experts l, l + 32 and so on. Warps then exchange only these counts.
+// Like route_kernel, for at most 32 * kGroups experts, without counters in shared memory: lane l counts, by the same
+// votes, how many assignments of its warp go to the experts l, l + 32 and so on. Warps then exchange only these counts.
 template <Algorithm kAlgorithm, int kItems, int kGroups>
 __global__ void __launch_bounds__(1024) route_few_kernel(PlanProblem p, Routes all, Geometry g) {
   __shared__ int32_t of_warps[32][kGroups][32], of_blocks[kGreatestCluster][kGroups][32];

@@ -129,9 +129,9 @@ __global__ void __launch_bounds__(32 * kWalkWarps, 4) held_walk_kernel(const __g
 template <class P>
 constexpr bool kHoldsPacks = kWalks<P> && P::kFast && P::kOutput && !P::kHole;
 
-// The same for at most kMost positions, but a lane has 16 bytes of neighbouring columns, and a warp a strip of them;
-// positions need not be aligned. (Where lanes had single columns, results of two positions took four times as long as
-// their memory traffic alone.)
+// For axes of at most kMost positions, too, but a lane has 16 bytes of neighbouring columns, and a warp a strip of
+// them; positions need not be aligned. (Where lanes had single columns, results of two positions took four times as
+// long as their memory traffic alone.)
 template <class P, int kMost>
 __global__ void __launch_bounds__(32 * kWalkWarps, 3) held_packs_kernel(const __grid_constant__ Parameters<P> p) {
   using Element = typename P::Element;
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(32 * kWalkWarps, 3) held_packs_kernel(const __
   constexpr int kWidth = Lane::kWidth, kStrip = 32 * kWidth;
   constexpr int kTogether = sizeof(Bits) == 2 ? 2 : 1;  // columns in a word
   const int length = static_cast<int>(p.length);
-  const auto strips = static_cast<uint32_t>((p.inner + kStrip - 1) / kStrip);  // of an outer index
+  const auto strips = static_cast<uint32_t>((p.inner + kStrip - 1) / kStrip);  // strips of an outer index
   const uint32_t strip = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, outer = strip / strips;
   if (outer * p.inner >= p.columns) return;
   const int64_t first = int64_t{strip - outer * strips} * kStrip, own = first + threadIdx.x % 32 * kWidth;
@@ -371,7 +371,7 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps, 2) strip_kernel(const __
   constexpr int kCount = Walk<P>::kCount, kTogether = 4;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, axis_warp = warp >> p.column_warp_bits;
   const int strip_of_block = warp & ((1 << p.column_warp_bits) - 1);
-  const auto strips = static_cast<uint32_t>((p.inner + kStrip - 1) / kStrip);  // of an outer index
+  const auto strips = static_cast<uint32_t>((p.inner + kStrip - 1) / kStrip);  // strips of an outer index
   const uint32_t strip = (blockIdx.x << p.column_warp_bits) + strip_of_block, outer = strip / strips;
   const int64_t first = int64_t{strip - outer * strips} * kStrip + lane;
   const int left = outer * p.inner < p.columns ? static_cast<int>(min(p.inner - first, int64_t{kStrip})) : 0;

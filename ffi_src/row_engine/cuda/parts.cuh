@@ -342,7 +342,8 @@ template <class P, class Get>
 __device__ __forceinline__ Stat<P> merge_by_warp(Get stat, int count) {
   return merge_lanes<P>(merge_serially<P>(stat, threadIdx.x % 32, 32, count));
 }
-// The same for at most 4 * 32 statistics: the warp holds all of them in registers, so it reads each only once.
+// A warp merges at most 4 * 32 statistics in the order of merge_by_warp(), but holds all of them in registers, so it
+// reads each only once.
 template <class P, class Get>
 __device__ __forceinline__ Stat<P> merge_few_by_warp(Get stat, int count) {
   constexpr int kEach = 4;

@@ -186,8 +186,8 @@ struct TileBlock {
     }
   }
 
-  // The same for rows that are shorter than a vector: a thread has a row, and computes only with elements that exist.
-  // (Of rows of three 16-bit elements, padding was most of the work.)
+  // Finishes rows that are shorter than a vector: a thread has a row, and computes only with elements that exist. (Of
+  // rows of three 16-bit elements, padding was most of the work.)
   __device__ __forceinline__ void work_on_parts() {
     constexpr int kMost = kWidth > 1 ? kWidth - 1 : 1;
 #pragma unroll 1

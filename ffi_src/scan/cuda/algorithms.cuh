@@ -112,7 +112,7 @@ cudaError_t launch_resident(cudaStream_t stream, const Plan& plan, Parameters p)
   return launch(stream, shape, scan_resident<Policy>, q);
 }
 
-// For rows of one tile.
+// Launches the kernel for rows of one tile.
 template <class Policy>
 cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, Parameters p) {
   p.states_at = static_cast<unsigned>(plan.threads() / 32 * Rows<Policy>::kBytesOfWarp);

@@ -332,8 +332,8 @@ class Chunks : public BetweenWarps<Policy> {
     return in;
   }
 
-  // The same, but read from shared memory, which holds it until results replace it. That is for a case so rare that
-  // registers should not hold the run for it.
+  // Element i of the run, read again from shared memory, which holds it until results replace it. It is needed so
+  // rarely that registers should not hold the run for it.
   __device__ In<Acc> input_again(int stage, int i) const {
     const auto* const pack = reinterpret_cast<const Bits*>(run_order(stage, 0, i / kInPack));
     In<Acc> in;

@@ -39,8 +39,8 @@ class Counter {
   State trees[kGroupBits * kMaxLevels];  // fold of 2^bit tiles
 };
 
-// For a warp whose lanes have the sums of a group: returns the fold up to each lane. Only the first `count` lanes
-// count.
+// Returns to each lane the fold of the sums of all lanes up to it. The lanes have the sums of a group, and only the
+// first `count` have one.
 template <class Policy, class State>
 __device__ __forceinline__ State scan_group(State sum, int count = kGroup) {
   const int lane = threadIdx.x % 32;

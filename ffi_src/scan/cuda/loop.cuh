@@ -16,9 +16,9 @@ constexpr int kLoopBlocks = Policy::kOperands > 1                 ? 3
                             : sizeof(typename Policy::State) <= 8 ? 5
                                                                   : 4;
 
-// The same for rows of one tile: a block has one strip, and other blocks of the multiprocessor hide the latency of
-// memory. (Persistent blocks that prefetch the next strip were slower.) With 16-bit types a lane has 32 elements, so
-// fewer blocks fit.
+// Blocks per multiprocessor for __launch_bounds__, for rows of one tile: a block has one strip, and other blocks of the
+// multiprocessor hide the latency of memory. (Persistent blocks that prefetch the next strip were slower.) With 16-bit
+// types a lane has 32 elements, so fewer blocks fit.
 template <class Policy>
 constexpr int kWholeRowBlocks =
     sizeof(typename Policy::State) > 8           ? kLoopBlocks<Policy>
@@ -86,8 +86,7 @@ __global__ void __launch_bounds__(Work::kThreadsAtMost, Work::kLoopBlocks)
   }
 }
 
-// The same for long axes with inner = 1. While a block works on a tile, it loads the next one if shared memory has room
-// for two.
+// For long axes with inner = 1. While a block works on a tile, it loads the next one if shared memory has room for two.
 template <class Policy>
 __global__ void __launch_bounds__(kThreads, kLoopBlocks<Policy>) scan_walk(const __grid_constant__ Parameters p) {
   using Work = Chunks<Policy>;

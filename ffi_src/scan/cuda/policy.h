@@ -556,8 +556,9 @@ JAXGPUOPS_FN void with_policy(At at, const Options& o, Body body) {
   }
 }
 
-// The same, but for what most calls ask for, the options are constants: body() is compiled for them once more, or, of
-// tangents, for them alone, as others take Layout::kSpans. Rare policies are not worth that code.
+// Calls body(policy, at, options) as above, but makes the options that most calls have compile-time constants. So
+// body() is compiled once more for these options; for tangents, only for these, since other tangents take
+// Layout::kSpans. Rare policies are not worth that code.
 template <class Policy, int n, bool kSpans, class At, class Body>
 JAXGPUOPS_FN void with_constants(At at, const Options& o, Body body) {
   if constexpr (Policy::kKind == Kind::kCumulative || kRare<Policy> || kSpans) {

@@ -235,8 +235,8 @@ class Rows : public BetweenWarps<Policy> {
       copy_async_or_clear(memory_order(operand, u), data + moved + step(u), there >> u & 1);
   }
 
-  // The same for rows that do not follow each other in memory, or that have one element for the whole row. The lane's
-  // row begins at data[at].
+  // Starts to load an operand whose rows do not follow each other in memory, or have one element for the whole row. The
+  // lane's row begins at data[at].
   __device__ void fetch_rows(int operand, const Bits* data, int64_t at) const {
     if (Policy::kBroadcast && operand == 1 && p.a.axis_stride == 0) {
       const Bits value = data[at];
@@ -342,8 +342,8 @@ class Rows : public BetweenWarps<Policy> {
     return in;
   }
 
-  // The same, but read from shared memory, which holds it until results replace it. That is for a case so rare that
-  // registers should not hold the run for it.
+  // Element i of the run, read again from shared memory, which holds it until results replace it. It is needed so
+  // rarely that registers should not hold the run for it.
   __device__ In<Acc> input_again(int i) const {
     const auto* const pack = reinterpret_cast<const Bits*>(run_order(0, i / kInPack));
     In<Acc> in;

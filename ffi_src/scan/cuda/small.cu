@@ -89,7 +89,7 @@ struct SmallPosition {
   __device__ Acc load_h0() const { return Element::load(static_cast<const Bits*>(p.h0)[column]); }
 };
 
-// For axes of at most 32 positions.
+// The kernel for axes of at most 32 positions.
 template <class Policy>
 __global__ void __launch_bounds__(32 * kSmallWarps) scan_small(const __grid_constant__ SmallParameters p) {
   using Acc = typename Policy::Element::Acc;
@@ -117,8 +117,8 @@ __global__ void __launch_bounds__(32 * kSmallWarps) scan_small(const __grid_cons
   mine.store(out);
 }
 
-// For operations whose states do not depend on the order of folding: each lane folds the positions before its own,
-// twice as many in each round. If a column has more than 32 positions, a block has one column.
+// The kernel for operations whose states do not depend on the order of folding: each lane folds the positions before
+// its own, twice as many in each round. If a column has more than 32 positions, a block has one column.
 template <class Policy>
 __global__ void __launch_bounds__(kMostSmallLength) scan_small_exact(const __grid_constant__ SmallParameters p) {
   using State = typename Policy::State;

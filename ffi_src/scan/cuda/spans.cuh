@@ -231,8 +231,8 @@ class Spans : public BetweenWarps<Policy> {
   template <int kRows>
   static constexpr int kColumns = kRows < 8 / kMany ? 8 / kMany / kRows : 1;  // columns that a lane has at a time
 
-  // The same for whole short columns, from `column` on, kRows positions at a time. All loads are issued before any
-  // result is computed.
+  // Computes the results of whole short columns, from `column` on, kRows positions at a time. All loads are issued
+  // before any result is computed.
   template <int kRows>
   __device__ void step_columns(const Image& image, int64_t column, int64_t end) const {
     constexpr int kAtOnce = kColumns<kRows>;

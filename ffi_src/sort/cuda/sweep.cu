@@ -109,7 +109,7 @@ __device__ __forceinline__ uint32_t ask(const uint32_t* from) {
 struct PassArgs {
   const void* x;
   void* keys[2];          // buffers: all passes but the last write to the two in turn
-  int32_t* indices[2];    // the same for indices
+  int32_t* indices[2];    // buffers of indices, used in turn like those of keys
   void* values;           // where the last pass writes the sorted elements; null: not wanted
   int32_t* last_indices;  // where the last pass writes the indices
   int64_t k;              // the last pass writes only the first k of each row

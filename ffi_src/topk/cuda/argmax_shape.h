@@ -17,7 +17,7 @@ constexpr int kArgmaxRowThreads = 128;   // threads of a block of kRows
 
 constexpr int kArgmaxEach = 8;           // kSmall: elements that a thread takes at a time; fewer if the next two say so
 constexpr int64_t kArgmaxFew = 1 << 17;  // up to so many elements in all, a thread takes kSmallEach at a time
-constexpr int64_t kArgmaxFewRows = 32;   // the same for columns of at most so many elements, and for 64-bit elements
+constexpr int64_t kArgmaxFewRows = 32;   // nor does it take more if columns have at most so many elements
 constexpr int64_t kArgmaxSmall = 1 << 18;         // kSmall: the most elements of an array in general
 constexpr int64_t kArgmaxSmallMany = 1 << 19;     // kSmall: the most elements if threads take eight at a time
 constexpr int64_t kArgmaxSmallColumns = 3 << 18;  // kSmall: the most elements if blocks share columns
@@ -39,7 +39,7 @@ struct ArgmaxShape {
   int lane_bits = 0;    // kTiles, kRows, kSmall: 2^lane_bits lanes share a column (a row)
   int column_bits = 0;  // kSmall: 2^column_bits neighbouring threads have neighbouring columns
   int64_t tiles = 1;    // kColumns, kStrided, kSheets: blocks that share the columns of an outer index
-  // The same forms: threads of a block across the columns, and along the axis (kColumns: see ColumnsCall).
+  // kColumns, kStrided, kSheets: threads of a block across the columns, and along the axis (see ColumnsCall).
   int beside = 0, deep = 1;
   int threads = kArgmaxThreads;
 };

@@ -95,7 +95,8 @@ __device__ __noinline__ Key kth_of_block(Key value, uint32_t k) {
   return low;
 }
 
-// The same bound for composites, which have no ties, and faster for small k. Values below `floor` count as `floor`.
+// A lower bound of the k-th largest of the threads' composites, which have no ties. It is faster for small k. Values
+// below `floor` count as `floor`.
 template <int kThreads, class C>
 __device__ __forceinline__ C kth_of_composites(C value, uint32_t k, C floor = 0) {
   constexpr uint32_t kWarps = kThreads / 32;

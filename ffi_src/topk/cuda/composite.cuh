@@ -62,7 +62,8 @@ struct Filter {
     flips = word;
     floor = static_cast<Word>(threshold) << (kWordBits - kBits);
   }
-  // The largest elements of two words (the first is a result of this function or 0), and whether one of them passes.
+  // most() returns the largest elements of two words, the first of which is a result of most() or 0. reaches() says
+  // whether any of these elements passes the filter.
   __device__ Word most(Word a, Word word) const {
     if constexpr (kPerWord == 1) {
       return a > (word ^ flips) ? a : word ^ flips;
@@ -76,7 +77,7 @@ struct Filter {
     for (int e = 0; e < kPerWord; ++e) any |= most << (kWordBits - kBits * (e + 1)) >= floor;
     return any;
   }
-  // The same for keys above the threshold.
+  // Whether any of the elements that most() returned is above the threshold.
   __device__ bool exceeds(Word most) const {
     bool any = false;
 #pragma unroll

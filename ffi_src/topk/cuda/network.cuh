@@ -59,8 +59,8 @@ __device__ __forceinline__ void best_of_lanes(const Network& network, uint32_t (
   }
 }
 
-// Of rows of up to kShortRow elements, eight to a lane: lane t of a team of eight gets the t-th best, t < k <= 8.
-// Elements with an index of `length` or more do not exist and have key 0.
+// Selects from rows of up to kShortRow elements, of which a lane has eight: lane t of a team of eight lanes gets the
+// t-th best element, for t < k <= 8. Elements with an index of `length` or more do not exist and have key 0.
 //
 // The network sorts keys whose low bits are replaced by the mirrored index. That order is exact, except for elements
 // that differ only in those low bits. A team that finds such elements sorts again, by the distance of the keys from a

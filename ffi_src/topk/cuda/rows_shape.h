@@ -7,7 +7,7 @@ namespace jaxgpuops::topk {
 
 constexpr int64_t kMaxRowsK = 64;
 constexpr int kRowsBlock = 64;     // threads of a block whose teams are parts of its warps
-constexpr int kManyElements = 64;  // of a thread
+constexpr int kManyElements = 64;  // elements of a thread
 constexpr int kMaxTeam = 256;
 constexpr int64_t kMaxRowsLength = kMaxTeam * kManyElements;
 
@@ -16,7 +16,7 @@ constexpr int few_elements(int key_bytes) { return key_bytes == 4 ? 32 : kManyEl
 struct RowsShape {
   bool network = false;  // selection by sorting networks; if not, by delegates
   int team = 0;          // threads of a block that share a row
-  int elements = 0;      // of a thread
+  int elements = 0;      // elements of a thread
 };
 
 // Chooses few threads for a row, so that one step of a warp serves several rows; but a thread must have registers for

@@ -31,10 +31,10 @@ constexpr int64_t sort_place(int64_t place) { return place + place / 64 * 2; }
 
 inline SortShape sort_shape(Rows rows, int key_bytes, int64_t multiprocessors, int64_t shared_limit) {
   SortShape shape;
-  // Threads have fewer elements where there would be too few threads.
+  // If there would be too few threads, each has fewer elements.
   if (rows.length <= 8 || (rows.length <= 256 && rows.elements() <= 1024 * multiprocessors)) shape.each = 8;
   while (shape.team * shape.each < rows.length) shape.team *= 2;
-  // Blocks of few threads where there are few rows: all multiprocessors take part.
+  // If there are few rows, blocks have few threads, so that all multiprocessors have work.
   shape.threads = std::max(shape.team, kSortBlock);
   if (shape.team > 32) shape.threads = shape.team;
   while (shape.threads > std::max(shape.team, 32) && rows.count() * shape.team < 2 * multiprocessors * shape.threads)

@@ -219,8 +219,8 @@ __device__ __noinline__ C raise(C value, uint32_t k, C floor) {
 // Shared memory behind the candidates: what is read again.
 template <class Key>
 struct Again {
-  uint32_t* warps;      // those that are read again now
-  uint32_t* blocks;     // those that may hold more than they published
+  uint32_t* warps;      // warps whose elements are read again now
+  uint32_t* blocks;     // blocks that may hold more than they published
   unsigned char* more;  // for each block, whether it is in `blocks`
 
   __device__ explicit Again(Composite<Key>* buffer) {
@@ -283,7 +283,7 @@ __device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_byt
         if (tid == 0) s.above = 0;
         __syncthreads();
       }
-      constexpr uint32_t kReads = kVector < 4 ? 8 : 32 / kVector;  // of a thread, at once
+      constexpr uint32_t kReads = kVector < 4 ? 8 : 32 / kVector;  // vectors that a thread reads at once
       const uint32_t chosen = min(s.above, kWaveAgain), reads = chosen * ((dealt.rounds + kReads - 1) / kReads);
 #pragma unroll 1
       for (uint32_t start = 0; start < reads; start += kWarps) {
