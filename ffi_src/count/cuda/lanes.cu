@@ -19,7 +19,8 @@ namespace {
 
 constexpr int kTogether = 4;  // steps that a lane folds together; in a step, each team of a warp takes a row
 // Steps whose loads are in flight. If large tables leave a multiprocessor few warps, each must have more of them, or it
-// waits for memory; only elements of 4 bytes, such as gradients of boosted trees, have that form.
+// waits for memory; then kDeepSteps are in flight. Only elements of 4 bytes, such as gradients of boosted trees, have a
+// kernel with so many.
 constexpr int kSteps = 8, kDeepSteps = 24;
 constexpr int64_t kDeepBytes = 24 << 10;  // with tables of a warp as large as this, kDeepSteps are in flight
 

@@ -285,7 +285,7 @@ __global__ void __launch_bounds__(1024) route_kernel(PlanProblem p, Routes all, 
     for (int i = 0; i < kItems; ++i) {
       const int64_t a = begin + 32 * i + lane;
       if (a >= end) break;
-      const int32_t e = held[i] >> 16;  // for a word of -1 this is -1, too
+      const int32_t e = held[i] >> 16;  // the expert of the assignment, or -1 if the word is -1
       const int32_t rank = e < 0 ? 0 : own[e] + (held[i] & 0xffff), row = e < 0 ? -1 : row_of(e, rank);
       routes.row_of_assignment[a] = row;
       if (!g.staged)

@@ -356,8 +356,8 @@ struct Linear : Affine<E> {
   }
 };
 
-// The cotangent of b is the transposed recurrence over the cotangent of h. The cotangent of a is the cotangent of b
-// times the h before.
+// The cotangent of b is the transposed recurrence over the cotangent of h. The cotangent of a_k is that of b_k times
+// h_{k-1}.
 template <class E>
 struct LinearVjp : Affine<E> {
   using Base = Affine<E>;

@@ -15,9 +15,11 @@ constexpr int kArgmaxThreads = 256;
 constexpr int kArgmaxMostThreads = 512;  // the most threads of a block of kColumns
 constexpr int kArgmaxRowThreads = 128;   // threads of a block of kRows
 
-constexpr int kArgmaxEach = 8;           // kSmall: elements that a thread takes at a time; fewer if the next two say so
-constexpr int64_t kArgmaxFew = 1 << 17;  // up to so many elements in all, a thread takes kSmallEach at a time
-constexpr int64_t kArgmaxFewRows = 32;   // nor does it take more if columns have at most so many elements
+// kSmall: how many elements a thread takes at a time. It takes kSmallEach instead if the array has at most kArgmaxFew
+// elements, or a column at most kArgmaxFewRows, or elements have 64 bits.
+constexpr int kArgmaxEach = 8;
+constexpr int64_t kArgmaxFew = 1 << 17, kArgmaxFewRows = 32;
+
 constexpr int64_t kArgmaxSmall = 1 << 18;         // kSmall: the most elements of an array in general
 constexpr int64_t kArgmaxSmallMany = 1 << 19;     // kSmall: the most elements if threads take eight at a time
 constexpr int64_t kArgmaxSmallColumns = 3 << 18;  // kSmall: the most elements if blocks share columns

@@ -359,7 +359,7 @@ struct Block {
   // Computes the delegates of the first half. Each warp starts to load two chunks of the second half once some of its
   // loads have arrived. So the first half arrives first, and memory is never idle.
   __device__ __forceinline__ void take_delegates() {
-    constexpr int kAskFirst = 2;  // after so many loads have arrived, a warp starts more
+    constexpr int kAskFirst = 2;  // after so many of its loads have arrived, a warp starts to load the second half
     const Lanes<Key> lanes(a.order);
     const auto look = [&](int u) {
       best = lanes.max(best, lanes.encode(held[u].x));

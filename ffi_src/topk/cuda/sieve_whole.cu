@@ -72,7 +72,7 @@ struct Row : RowVectors<Key> {
         order(a.order) {}
   __device__ __forceinline__ uint4* ring() const { return reinterpret_cast<uint4*>(keys + head); }
   __device__ __forceinline__ uint32_t key(uint32_t i) const { return static_cast<Key>(encode(keys[i], order)); }
-  // Key above, mirrored index below.
+  // Element i as one word: its key in the upper half, its mirrored index in the lower half.
   __device__ __forceinline__ uint32_t operator[](uint32_t i) const { return key(i) << 16 | (length - 1 - i); }
 };
 

@@ -29,7 +29,8 @@ constexpr int64_t wave_exchange_bytes(int64_t k, int64_t slices, int64_t composi
   return slices * (wave_told(k, slices) + kWaveBounds + kWaveThreads / 32) * composite;
 }
 
-// The second kernel: candidates, warps to be read again, and for each block of the first a place in a list and a flag.
+// Shared memory of the second kernel: the candidates; the list of warps whose elements are read again; and, for each
+// block of the first kernel, a place in a list of blocks and a flag.
 constexpr size_t wave_shared_bytes(size_t composite) {
   return stream_control_bytes(composite, kWaveThreads) + kWaveRoom * composite + kWaveAgain * sizeof(uint32_t) +
          kMaxWaveSlices * (sizeof(uint32_t) + 1);
