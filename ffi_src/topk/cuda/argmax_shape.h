@@ -18,7 +18,8 @@ constexpr int kArgmaxRowThreads = 128;   // threads of a block of kRows
 // kSmall: how many elements a thread takes at a time. It takes kSmallEach instead if the array has at most kArgmaxFew
 // elements, or a column at most kArgmaxFewRows, or elements have 64 bits.
 constexpr int kArgmaxEach = 8;
-constexpr int64_t kArgmaxFew = 1 << 17, kArgmaxFewRows = 32;
+constexpr int64_t kArgmaxFew = 1 << 17;
+constexpr int64_t kArgmaxFewRows = 32;
 
 constexpr int64_t kArgmaxSmall = 1 << 18;         // kSmall: the most elements of an array in general
 constexpr int64_t kArgmaxSmallMany = 1 << 19;     // kSmall: the most elements if threads take eight at a time

@@ -23,7 +23,7 @@
 namespace jaxgpuops::topk {
 namespace {
 
-// Returns to each thread the team's eight best, in order: narrow keys above mirrored indices.
+// Returns to each thread the team's eight best elements in order, as words with a narrow key above the mirrored index.
 template <class Key, class T>
 __device__ __forceinline__ void best_of_team(const T& team, uint32_t (&best)[kBest]) {
   const Network network{team.a.one, team.a.minus_one};
@@ -94,7 +94,7 @@ __device__ __forceinline__ void write_candidates(const T& team, const typename T
       if (start + i * T::kSize < m)
         board.words[start + i * T::kSize] = T::kFloats ? raw[i] : Order::word(encode(raw[i], a.order), index[i]);
   }
-  if (in_team < 4) {  // four are compared at a time
+  if (in_team < 4) {  // clears four more places, since ranks compare four candidates at a time
     board.words[m + in_team] = T::kFloats ? decode(Key{0}, a.order) : 0;
     board.indices[m + in_team] = ~0u;
   }
@@ -345,7 +345,7 @@ cudaError_t run_network(cudaStream_t stream, const RowsShape& shape, const Args&
 template <class Key, bool kFloat>
 cudaError_t run_threshold(cudaStream_t stream, const RowsShape& shape, const Args& a) {
   constexpr int kFew = few_elements(sizeof(Key)),
-                kMany = kManyElements;  // narrow types have the same number in all teams
+                kMany = kManyElements;  // threads have the same number of narrow elements in all teams
   switch (shape.team) {
     case 4: return run<Key, 4, kFew, kFloat, false>(stream, a);
     case 8: return run<Key, 8, kFew, kFloat, false>(stream, a);

@@ -14,7 +14,7 @@ constexpr int64_t kMaxRowsLength = kMaxTeam * kManyElements;
 constexpr int few_elements(int key_bytes) { return key_bytes == 4 ? 32 : kManyElements; }
 
 struct RowsShape {
-  bool network = false;  // selection by sorting networks; if not, by delegates
+  bool network = false;  // true: sorting networks select; false: delegates
   int team = 0;          // threads of a block that share a row
   int elements = 0;      // elements of a thread
 };

@@ -21,16 +21,16 @@ constexpr uint32_t kSieveCrowd = 256;   // survivors in one bin that make anothe
 constexpr int64_t kSieveStep = int64_t{16} * kSieveLoads * kSieveThreads;  // bytes that a block loads at once
 constexpr int64_t kSieveLeast = 4 * kSieveStep;  // bytes of a row that make one more block worth while
 
-// What the blocks of a row publish for each other: counters, three composites of each block, bins and a list. A
-// multiple of 16 bytes, since that of the next row follows.
+// What the blocks of a row publish for each other: counters, three composites of each block, bins and a list. Rounded
+// up to a multiple of 16 bytes, since the exchange of the next row follows.
 constexpr int64_t sieve_exchange_bytes(int64_t slices) {
   return 128 + (slices + 1) / 2 * 48 + kSieveBins * 4 + kSieveKeep * 8;
 }
 static_assert(sieve_exchange_bytes(33) % 16 == 0);
 static_assert(kMaxSieveK + kSieveCrowd <= kSieveKeep);
 
-// Bins and counters, the ring and the survivors. When the row has been read, the ring holds the survivors' places
-// within their bins, a sorted sample of them, and the part of the list that a block ranks.
+// Bytes of shared memory: bins and counters, the ring, and the survivors. When the row has been read, the ring holds
+// the survivors' places within their bins, a sorted sample of them, and the part of the list that a block ranks.
 constexpr size_t kSieveControl = stream_control_bytes(8, kSieveThreads) + 256;
 constexpr size_t kSieveRing = kSieveStages * kSieveStep;
 constexpr size_t kSieveShared = kSieveControl + kSieveRing + kSieveRoom * 8;
@@ -41,7 +41,7 @@ static_assert(kSieveRoom * 4 + (kMaxSieveK + 2 * kSieveCrowd + 2 * kSieveSample)
 constexpr int64_t kMinWholeLength = 1 << 15, kMaxWholeLength = 1 << 16;
 constexpr uint32_t kWholeRoom = 16384;  // the most survivors of a row
 constexpr uint32_t kWholeCrowd = 64;    // survivors in one bin that make another way the better choice
-constexpr uint32_t kWholeSort = 4608;   // elements that the other way sorts
+constexpr uint32_t kWholeSort = 4608;   // the most elements that the exact selection sorts
 constexpr size_t kWholeControl = kSieveBins * 4 + 512;
 constexpr size_t kWholeRow = kMaxWholeLength * 2 + 512;
 constexpr size_t kWholeShared = kWholeControl + kWholeRow + kWholeRoom * 2 + 2 * kWholeSort * 4;

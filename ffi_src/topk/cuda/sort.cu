@@ -23,13 +23,13 @@ struct Args : Call {     // values or indices may be null
   int64_t outer;
   uint32_t team, outers, width, pitch, order_pitch, tiles;  // see SortShape; tiles of an outer index
   uint32_t per_width, per_k;                                // reciprocals: the high word of i * per_width is i / width
-  uint32_t most;                                            // elements that may be sorted instead of the row; 0: none
+  uint32_t most;  // the most elements that are selected and sorted instead of the row; 0: rows are sorted whole
 };
 
 template <class Key>
 // 64-bit keys need more rounds, since a word has fewer bits of their mantissa.
 constexpr int kMendRounds = sizeof(Key) == 8 ? 12 : 6;
-constexpr int kFew = 4;  // elements of a thread, where a selection is sorted
+constexpr int kFew = 4;  // elements of a thread if a selection is sorted
 
 // Loads `rows` times `width` neighbouring elements into shared memory; only `there` of them exist.
 template <class Key>
@@ -115,7 +115,8 @@ __device__ __forceinline__ bool mend(const Row<Key>& row, uint32_t count, const 
   return false;
 }
 
-// Puts `count` elements in order: all, or those whose indices `order` has. `live`: the order may be written.
+// Puts `count` elements in order: all of the row, or those whose indices `order` has. `live`: the team has a row, so
+// `order` may be written.
 template <class Key, int kEach, bool kBlock>
 __device__ __forceinline__ void sort_elements(const Args& a, const Row<Key>& row, const SortTeam<kEach, kBlock>& team,
                                               uint32_t count, bool given, bool live) {
@@ -125,7 +126,7 @@ __device__ __forceinline__ void sort_elements(const Args& a, const Row<Key>& row
   int shift = kWide ? max(0, row.range - digit_bits) : 0;
   bool guesses = kWide && team.any(shift > 0);
   bool digits = false, by_index = false;  // `digits`: passes sort by digits of keys; `by_index`: by indices
-  bool known = false;                     // `order` is that of the pass before
+  bool known = false;                     // `order` holds the order of the pass before
 #pragma unroll 1
   for (;;) {
     uint32_t words[kEach], index[kEach];
@@ -174,7 +175,7 @@ __device__ __forceinline__ void sort_elements(const Args& a, const Row<Key>& row
 }
 
 // Finds a threshold that k elements reach and at most `most`, and puts the indices of these into the row's order.
-// Returns how many there are, or 0 where ties are in the way of that.
+// Returns how many there are, or 0 if too many equal elements make that impossible.
 template <class Key, int kEach, bool kBlock>
 __device__ __forceinline__ uint32_t select(const Args& a, const Row<Key>& row, const SortTeam<kEach, kBlock>& team,
                                            bool live) {

@@ -179,7 +179,8 @@ __global__ void __launch_bounds__(kThreads, 2) wave_kernel(const Wave a) {
     const C one = board[place];
     uint32_t above = 0;
 #pragma unroll 4
-    for (uint32_t i = tid % 4; i < kWarps * kWaveTold; i += 4) above += board[i] + (i < place) > one;  // some may be 0
+    // Some elements of the board may be 0.
+    for (uint32_t i = tid % 4; i < kWarps * kWaveTold; i += 4) above += board[i] + (i < place) > one;
     above = sum_of_lanes<4>(above);
     if (tid % 4 == 0 && above <= a.told) exchange.told[above * a.slices + rank] = one;
   } else if (warp == kWarps - 1) {
@@ -216,7 +217,7 @@ __device__ __noinline__ C raise(C value, uint32_t k, C floor) {
   return kth_of_composites<kThreads>(value, k, floor);
 }
 
-// Shared memory behind the candidates: what is read again.
+// The shared memory behind the candidates, which says what is read again.
 template <class Key>
 struct Again {
   uint32_t* warps;      // warps whose elements are read again now
@@ -278,7 +279,8 @@ __device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_byt
         }
         __syncthreads();
         if (!last || s.above <= most) break;
-        from = raise(best, most / 2, threshold);  // too many: the best of them
+        // There are too many warps, so only those with the best elements are read again now.
+        from = raise(best, most / 2, threshold);
         last = false;
         if (tid == 0) s.above = 0;
         __syncthreads();
@@ -289,7 +291,7 @@ __device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_byt
       for (uint32_t start = 0; start < reads; start += kWarps) {
         const uint32_t read = start + warp, round = read / chosen * kReads;
         const uint32_t vector = round * dealt.threads + list.warps[read % chosen] * 32 + lane;
-        const uint32_t rounds = max(dealt.rounds, round) - round;  // 0 beyond the last round
+        const uint32_t rounds = max(dealt.rounds, round) - round;  // the number of rounds left, 0 beyond the last one
         const auto index = [&](uint32_t j) { return dealt.index(vector + j / kVector * dealt.threads) + j % kVector; };
         const auto at = [&](uint32_t j) { return packing.pack(encode(dealt.x[index(j)], a.order), index(j)); };
         uint4 words[kReads];
@@ -373,7 +375,7 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
   wait_for_predecessor();
 
   const uint32_t all = a.told * a.slices, bounds = all + 2 * a.slices, entries = bounds + a.slices;
-  const uint32_t own = lane / 4 * (4 * kWarps) + warp * 4 + lane % 4;  // each warp has a part of the best
+  const uint32_t own = lane / 4 * (4 * kWarps) + warp * 4 + lane % 4;  // each warp ranks a part of the best elements
   C told[kMine], best = 0, floor = 1, bound = 0;  // no element of the result is 0, the last composite of all
 #pragma unroll
   for (uint32_t j = 0; j < kMine; ++j) {
