@@ -441,8 +441,8 @@ template <class Monoid, int kCount>
 cudaError_t run_tiles(cudaStream_t stream, Args a) {
   const int64_t lanes = (a.inner + kCount - 1) / kCount;
   while (a.team_bits < 5 && lanes > 1 << a.team_bits) ++a.team_bits;
-  // As many shares as a block has teams when a lane has one element, so that the order of additions does not depend on
-  // alignment.
+  // The number of shares is that of a block's teams if a lane had one element, even if it has more. So the order of
+  // additions does not depend on alignment.
   for (a.shares = kJoinThreads; a.shares > kJoinThreads >> kJoinBits && a.inner * a.shares > kJoinThreads;)
     a.shares /= 2;
   a.chunks = (lanes + (1 << a.team_bits) - 1) >> a.team_bits;

@@ -38,7 +38,7 @@ struct StreamParameters {
 };
 
 constexpr int kStreamSlots = 2;  // rows whose statistics can be in flight
-constexpr int kStreamAhead = 4;  // the most rows that stages are ahead of the one that is written
+constexpr int kStreamAhead = 4;  // spans are loaded for at most so many rows after the row that is being written
 // The statistics of a row come with the number of the row that is so many rows later.
 constexpr int kStreamKnown = kStreamAhead + 2;
 constexpr int kStreamRows = 16;          // places for numbers of rows: from the row before to kStreamKnown later

@@ -503,7 +503,8 @@ template <class Policy>
 constexpr bool kByParts = false;
 template <class E>
 constexpr bool kByParts<Cumulative<LogSumExp<E>, false>> = true;
-// Policies of segments whose runs are by parts where no segment begins.
+// Whether a policy of segments folds a run in which no segment begins by the special form of its operator, as kByParts
+// policies do.
 template <class Policy>
 constexpr bool kCutParts = false;
 template <class E>

@@ -26,8 +26,9 @@ __device__ __forceinline__ void push_reaches(uint32_t& bits, uint32_t word, uint
   asm("{\n.reg .u32 t;\nadd.cc.u32 t, %1, %2;\naddc.u32 %0, %0, %0;\n}" : "+r"(bits) : "r"(~above), "r"(word));
 }
 
-// A lower bound of the k-th largest of a group's delegates (k <= 2 * kLanes): at least k reach it, and few more. The
-// least second delegate of a lane is such a bound; a bisection by ballots improves it.
+// A lower bound of the k-th largest of a group's delegates (k <= 2 * kLanes): at least k delegates reach it, and few
+// more. It starts with the least of the lanes' largest delegates (second largest if k > kLanes), which is such a bound,
+// and improves it by a bisection with ballots.
 template <int kLanes>
 __device__ __forceinline__ uint32_t kth_of_group(const uint32_t (&v)[kParts], uint32_t k, uint32_t mates) {
   const uint32_t a = max(v[0], v[1]), b = min(v[0], v[1]), c = max(v[2], v[3]), d = min(v[2], v[3]);
