@@ -149,7 +149,7 @@ jaxgpuops::DType dtype_named(const std::string& name) {
   throw std::invalid_argument("no such element type: " + name);
 }
 
-// Of the ops of a family, the one whose target has a name.
+// Returns the op of a family whose target has this name.
 template <class Op>
 Op op_named(std::initializer_list<Op> ops, const std::string& name) {
   for (const Op op : ops)
@@ -175,8 +175,8 @@ NB_MODULE(_cpu, module) {
   using namespace jaxgpuops;
   define_module(module, {JAXGPUOPS_FAMILIES(cpu_targets)});
 
-  // The plan of a call on a GPU of a compute capability. `workspace_bytes` < 0 asks for the best; else it is what the
-  // call has, as when a part of a batch runs what was lowered for the whole.
+  // The plan of a call on a GPU of a compute capability. `workspace_bytes` < 0 asks for the best plan. Otherwise the
+  // call has a workspace of that size, as when a part of a batch runs what was lowered for the whole batch.
   module.def(
       "plan_topk",
       [](int64_t outer, int64_t length, int64_t inner, int64_t k, int key_bits, bool sorted, int compute_capability,
@@ -217,8 +217,9 @@ NB_MODULE(_cpu, module) {
       },
       "outer"_a, "length"_a, "inner"_a, "k"_a, "groups"_a = 1);
 
-  // `groups`: of an operand that broadcasts, into how many groups the dimensions after the axis fall if neighbours are
-  // together that it has, or that it lacks. Of several operands, the largest number.
+  // `groups`: how many groups the dimensions after the axis form for an operand that broadcasts; a group is a run of
+  // neighbouring dimensions that the operand has, or that it lacks. With several operands, the largest of these
+  // numbers.
   module.def(
       "plan_scan",
       [](const std::string& op, int64_t outer, int64_t length, int64_t inner, const std::string& dtype, bool segmented,

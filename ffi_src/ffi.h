@@ -136,7 +136,7 @@ inline int require_movable(const char* name, ffi::AnyBuffer buffer) {
   throw invalid(name, " has elements that are not 1, 2, 4 or 8 bytes wide: ", printable(buffer.element_type()));
 }
 
-// Elements that are computed with.
+// Returns the dtype of a buffer whose elements are computed with.
 inline DType require_dtype(const char* name, ffi::AnyBuffer buffer) {
   switch (buffer.element_type()) {
     case ffi::DataType::PRED: return DType::kBool;
@@ -219,7 +219,7 @@ inline Rows rows_of(const char* name, ffi::AnyBuffer buffer, int64_t axis) {
   return rows;
 }
 
-// The same where indices along the axis are int32, so that its length must be, too.
+// Like rows_of(), but checks that the length fits in int32, since indices along the axis are int32.
 inline Rows require_rows(const char* name, ffi::AnyBuffer buffer, int64_t axis) {
   const Rows rows = rows_of(name, buffer, axis);
   if (rows.length > INT32_MAX) throw invalid(name, " has length ", rows.length, " at the axis; int32 cannot index it");
@@ -269,14 +269,14 @@ inline ffi::AnyBuffer require_buffer(const char* name, ffi::RemainingArgs argume
   return *buffer;
 }
 
-// The same of results.
+// Result `index` of those that a handler takes without naming them.
 inline ffi::AnyBuffer require_buffer(const char* name, ffi::RemainingRets results, size_t index) {
   auto buffer = results.get<ffi::AnyBuffer>(index);
   if (buffer.has_error()) throw invalid(name, ": ", buffer.error().message());
   return **buffer;
 }
 
-// Those operands in order, each of which must be taken.
+// Hands out the operands that a handler takes without naming them, in order. All of them must be taken.
 class Rest {
  public:
   explicit Rest(ffi::RemainingArgs arguments) : arguments_(arguments) {}

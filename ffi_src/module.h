@@ -1,4 +1,4 @@
-// What both modules offer to Python.
+// The functions that both modules have for Python.
 #pragma once
 
 #include <initializer_list>

@@ -44,7 +44,8 @@ try:
 except PackageNotFoundError:  # the package is used from a source tree
     __version__ = "0+unknown"
 
-# The names that `from jaxgpuops import *` gives: all public ones but max, min and sum, which would hide the builtins.
+# The names that `from jaxgpuops import *` gives: all public ones except max, min and sum, which would hide the
+# builtins.
 __all__ = [
     "MoEExchange",
     "MoELosses",

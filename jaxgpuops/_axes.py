@@ -57,5 +57,5 @@ class Merged:
         return y.transpose([self._order.index(d) for d in range(len(self._order))])
 
     def reduced(self, y: jax.Array, keepdims: bool) -> jax.Array:
-        """Gives a result that lacks the merged axis the original axes with size 1, if ``keepdims``."""
+        """Returns a result that lacks the merged axis; with ``keepdims``, it gets the original axes with size 1."""
         return lax.expand_dims(y, self.axes) if keepdims else y

@@ -41,7 +41,7 @@ class _Route(NamedTuple):
 
     primitive: Primitive
     kernel: _primitive.Kernel
-    params: Any  # maps the primitive's params to the kernel's
+    params: Any  # a function from the primitive's params to the kernel's
     # Maps the operands' types and the primitive's params to a function that calls the kernel, or to the reason why
     # there is none.
     call: Any = None
@@ -73,15 +73,15 @@ class _Pays(NamedTuple):
 
     bytes: int = 0  # bytes of the operand
     length: int = 1  # length of the axis
-    inner: int = 1  # numbers at each position of the axis, if there are several
+    inner: int = 1  # the least product of the dimensions after the axis, if it is not 1
 
 
-# What `install()` routes by default. XLA fuses its own argmax and short scans with the operations around them, where a
-# kernel of ours costs one more write and one more read of the operand, and the host needs some 10 us to launch it and
-# what is no longer fused. Measured on an H100 with scans between elementwise functions: for axes of at least 64
-# positions XLA makes three kernels or more, and takes 1.2 to 1.5 times as long as ours from 16 MiB on (cumlogsumexp: 3
-# times, from 1 MiB on); with shorter axes, or few channels, our kernels take longer. XLA cannot fuse its own top-k
-# either. An operation that is not listed here is routed only if asked for by name, and then always.
+# What `install()` routes by default. XLA fuses its own argmax and short scans with the operations around them. A kernel
+# of ours cannot be fused: the operand is written and read once more, and the host needs some 10 us for the additional
+# launches. Measured on an H100 with scans between elementwise functions: for axes of at least 64 positions XLA makes
+# three kernels or more, and takes 1.2 to 1.5 times as long as ours from 16 MiB on (cumlogsumexp: 3 times, from 1 MiB
+# on); with shorter axes, or few channels, our kernels take longer. XLA cannot fuse its own top-k either. An operation
+# that is not listed here is routed only if asked for by name, and then always.
 _PAYS = {
     "top_k": _Pays(),
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin"), _Pays(16 << 20, 64, 32)),
@@ -127,7 +127,8 @@ def _function(name: str, original: Callable) -> Callable:
         x, axis = next(iter(given.values())), given.get("axis", axis_default)
         options = {k: v for k, v in list(given.items())[1:] if v is not signature.parameters[k].default and k != "axis"}
         where = options.get("where", True)
-        # With ``where``, JAX's softmax of integers has the default float dtype, which ours has not.
+        # With ``where``, JAX's softmax of integers returns the default float dtype; our softmax does not, so integers
+        # are not routed.
         dtypes = FLOATS | FLOATS8 if "where" in options else FLOATS | FLOATS8 | INTEGERS
         covered = options.keys() <= {"where", "keepdims"} and jnp.result_type(x) in dtypes
         if not covered or jnp.result_type(where) != bool or jnp.ndim(where) > jnp.ndim(x):

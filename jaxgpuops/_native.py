@@ -108,7 +108,7 @@ def missing(platform: str, target: str | None = None) -> str:
         return f"no kernels for platform {platform}"
     if modules[platform] is None:
         return _absent[platform]
-    # CUDA calls are planned by host code in _cpu, so that they can be planned where there is no GPU.
+    # The module _cpu plans the CUDA calls, too, so that they can be planned where there is no GPU.
     if modules["cpu"] is None:
         return _absent["cpu"]
     if target and target not in modules[platform].targets():

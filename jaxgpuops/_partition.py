@@ -136,8 +136,10 @@ class Split:
         return lax.psum(x, self.names)
 
     def join(self, x: jax.Array) -> jax.Array:
-        """Returns for each element what the one device has that does not have 0 there. A sum of bits changes none."""
-        if x.dtype.itemsize == 2 and x.size % 2 == 0:  # XLA for GPUs adds up 16 bits as 32: two of them cross as one
+        """Returns each element from the one device that does not have 0 there. Bits are added as integers, so they do
+        not change."""
+        # XLA for GPUs sends 16 bits as 32 when it adds up; so two numbers are sent as one.
+        if x.dtype.itemsize == 2 and x.size % 2 == 0:
             pairs = lax.bitcast_convert_type(x.reshape(-1, 2), np.uint32)
             return lax.bitcast_convert_type(self.sum(pairs), x.dtype).reshape(x.shape)
         return _as_bits(self.sum, x)
@@ -317,7 +319,7 @@ def run_manually(kernel, split: Split, *operands, axis, **params):
 
 
 def ends(axis) -> tuple[int, int]:
-    """The first axis, and the dimension after the last."""
+    """Returns the first axis, and the dimension after the last axis."""
     return (axis, axis + 1) if isinstance(axis, int) else (axis[0], axis[-1] + 1)
 
 
@@ -354,7 +356,8 @@ class _Call:
     def __init__(self, kernel, avals_in, avals_beside, avals_out, platforms, meshes, *, axis, **params):
         self.kernel, self.axis, self.params = kernel, axis, params
         self.axes = axis if isinstance(axis, tuple) else (axis,)
-        if "along" in params:  # such params concern types of an explicit mesh, which a device's program does not know
+        # These params concern the types of an explicit mesh, which do not exist in a device's program.
+        if "along" in params:
             self.params = params | {"along": None}
         self.rule = rule_of(kernel, params)
         self.avals_in, self.avals_out, self.meshes = avals_in, avals_out, meshes
@@ -363,7 +366,7 @@ class _Call:
         if self.rule and self.rule.operands is not None and 0 not in self.rule.operands:
             self.whole[axis] = avals_out[0].shape[axis]
         self.units = self.rule.free if self.rule else {}
-        # The length of each dimension of the rows; after these, the number of units along an axis that is made of units.
+        # First the length of each dimension of the rows; then, if an axis is made of units, how many units it has.
         self.lengths = list(self.whole)
         arrays = [*enumerate(avals_in), *((~i, a) for i, a in enumerate(avals_out))]
         self.lengths += [a.shape[axis] // unit for i, a in arrays if (unit := self.units.get(i))][:1]
@@ -375,8 +378,9 @@ class _Call:
         self.in_tree = jax.tree.structure((0,) * len(self.in_rows))
         self.out_tree = jax.tree.structure((0,) * len(avals_out))
         self.module_context = types.SimpleNamespace(platforms=platforms, backend=None)
-        self.x64 = jax.config.jax_enable_x64  # perhaps of this thread only
-        self.programs: dict[str, Any] = {}  # by the partitioner's question, so that equal layers are traced once
+        self.x64 = jax.config.jax_enable_x64  # may be set for this thread only
+        # Keys are the partitioner's questions, so that equal layers of a model are traced once.
+        self.programs: dict[str, Any] = {}
         self.parts: dict[str, Part] = {}  # by the same keys
 
     def _rows_of(self, aval, i, is_result) -> list[int | None]:
@@ -399,10 +403,10 @@ class _Call:
         return self.rule.keeps if is_result else self.rule.operands is None or i in self.rule.operands
 
     def sharding_rule(self):
-        """Shardy's: a factor for each dimension of rows, and one that must not be split for each other dimension, and for
-        the elements of a unit."""
+        """Returns the rule in Shardy's form: a factor for each dimension of rows, and factors that must not be split
+        for all other dimensions and for the elements of a unit."""
         fixed = itertools.count()
-        whole: dict[str, None] = {}  # in order
+        whole: dict[str, None] = {}  # a dict, because it keeps the order in which names are added
         sizes = {}
 
         def factor(d, unit):
@@ -455,7 +459,8 @@ class _Call:
         return mesh, run, outs, ins
 
     def _of_rows(self, splits, *operands, **params):
-        """What the kernel makes of rows that are whole. Sums over dimensions that are split are added up."""
+        """Runs the kernel on rows that are whole on each device. Results that are sums over split dimensions are added
+        up over devices."""
         outs = self.kernel.primitive.bind(*operands[: len(self.avals_in)], **params)
         return [
             all_axes(splits, dims).sum(out) if any(d in splits for d in dims) else out
@@ -491,8 +496,8 @@ class _Call:
         return full, splits, shardings(self.in_rows), shardings(self.out_rows)
 
 
-# The exceptions by which JAX's parser says that a sharding does not belong to a mesh. The kind depends on which of its
-# steps fails.
+# The exceptions by which JAX's parser says that a sharding does not belong to a mesh. Which of them it is depends on
+# the step that fails.
 _NOT_OF_THE_MESH = (AssertionError, KeyError, NotImplementedError, ValueError)
 
 
@@ -560,7 +565,8 @@ def lower(kernel, ctx, operands, choice, beside=((), ()), *, axis, **params):
 
     ``beside``: types and values of what the rule's function of that name gives.
     """
-    shapes = lambda avals: tuple(jax.core.ShapedArray(a.shape, a.dtype) for a in avals)  # they hold nothing of ctx
+    # New objects, which hold no reference to ctx.
+    shapes = lambda avals: tuple(jax.core.ShapedArray(a.shape, a.dtype) for a in avals)
     avals_in, avals_beside, avals_out = map(shapes, (ctx.avals_in, beside[0], ctx.avals_out))
     platforms, meshes = ctx.module_context.platforms, _Meshes(ctx.module_context.axis_context)
     # The key has everything that a device's program depends on, because compiled programs are found by it, on disk too.
@@ -593,7 +599,7 @@ def _partition_once(*arguments):
     asked = repr([str(argument) for argument in arguments[:-1]])
     call = _callbacks[arguments[-1]]
     if asked not in programs:
-        # While XLA calls, in whatever thread, the mesh of `jax.set_mesh` would be in force.
+        # XLA may call this in a thread in which the mesh of `jax.set_mesh` is set; the program must not see that mesh.
         with _without_mesh(), jax.enable_x64(call.x64):
             programs[asked] = _partition(*arguments)
         call.parts[asked] = call.part

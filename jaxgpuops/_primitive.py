@@ -27,7 +27,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-# There is no public API for these. `use_abstract_mesh` sets the mesh axes while functions are traced;
+# There is no public API for what is imported here. `use_abstract_mesh` sets the mesh axes while functions are traced;
 # `lower_with_sharding_in_types` makes the compiled program keep the shardings that explicit-mesh types promise;
 # `auto_insert_reshard` aligns operands that vary over different axes of a shard_map mesh; the contexts say how many
 # devices a program is for. `Primitive` is public as `jax.extend.core.Primitive`, but importing that takes longer than
@@ -43,7 +43,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxgpuops import _native, _partition
 from jaxgpuops._partition import ends, whole_shape
 
-# Before jax 0.10 it had the second name.
+# `auto_insert_reshard` was called `standard_insert_pvary` before jax 0.10.
 _vary = getattr(_core, "auto_insert_reshard", None) or _core.standard_insert_pvary
 
 KERNELS: dict[str, Kernel] = {}  # by the kernel's name
@@ -103,7 +103,7 @@ class recording:
 
 
 @functools.cache
-def _warn_missing_cuda(reason: str) -> None:  # cached, so that it warns once
+def _warn_missing_cuda(reason: str) -> None:  # cached, so that each reason is warned of once
     warnings.warn(
         f"jaxgpuops uses plain JAX on CUDA: {reason}. To rebuild it, with a CUDA toolkit at hand: {_native.REBUILD}",
         stacklevel=2,
@@ -198,7 +198,7 @@ class Kernel:
         this device's parts."""
         if split is None:
             return self.primitive.bind(*_vary(*operands), axis=axis, **params)
-        # All operands vary, so that their cotangents are summands of each device.
+        # Makes all operands vary over the mesh axes, so that each device's cotangents are summands of the whole.
         *operands, _ = _vary(*operands, jax.lax.axis_index(split.names))
         return self.primitive.bind(*operands, axis=axis, split=split, **params)
 
@@ -217,7 +217,7 @@ class Kernel:
         return jax.jit(functools.partial(self.primitive.bind, **dict(params)))
 
     def _abstract_eval(self, *avals, axis, split=None, **params):
-        # The axes of operands may be different dimensions, as that of a table and that of the indices of its rows.
+        # Operands may have their axes in different dimensions, such as a table and the indices of its rows.
         reindexes = self.reindexes and not params.get("permutes")
         spec = _merged_spec(avals, axis if reindexes else None)
         x, whole = avals[0], whole_shape(avals, axis)
@@ -248,7 +248,7 @@ class Kernel:
         # x, but would repeat indices, and transposition relies on distinct ones.)
         home = next(d for d in dims if d is not None)
         first, after = ends(axis)
-        home = first if first < home < after else home  # not between several axes
+        home = first if first < home < after else home  # the batch dimension must not stand between several axes
         size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
         broadcast = self.broadcasts(len(operands), **params)
 
@@ -265,7 +265,7 @@ class Kernel:
         shifted = lambda d: tuple(map(shifted, d)) if isinstance(d, tuple) else d if d is None else d + (home <= d)
         params |= {name: shifted(params[name]) for name in self.dimensions}
         outs = self(*operands, axis=axis, **params)
-        # If a result lacks the axis, its later dimensions have moved forward.
+        # If a result lacks the axis, the dimensions after it have moved forward.
         return outs, [home - (operands[0].ndim - out.ndim if home >= after else 0) for out in outs]
 
     # ---- Lowering ---------------------------------------------------------------------------------------------------
@@ -316,7 +316,8 @@ class Kernel:
         choice = self.choose(platform, avals, axis=first, **params)
         own = partitioned and bool(choice.kernel or self.splits_as_one)
         choice = dataclasses.replace(choice, partitioned=own and not _partition.missing)
-        if partitioned or not self.splits_as_one:  # else what it is made of is recorded
+        # A kernel that is not split as one is made of others, which are recorded instead.
+        if partitioned or not self.splits_as_one:
             record(choice)
         if own and _partition.missing:
             _warn_missing_partitioner()
@@ -406,7 +407,7 @@ def _is_partitioned(ctx) -> bool:
     context = ctx.module_context.axis_context
     if isinstance(context, ShardingContext):
         return context.num_devices > 1
-    if isinstance(context, SPMDAxisContext):  # inside shard_map, the manual axes are split already
+    if isinstance(context, SPMDAxisContext):  # inside shard_map, dimensions are already split over the manual axes
         return any(n > 1 for name, n in context.mesh.shape.items() if name not in context.manual_axes)
     return False
 

@@ -1,6 +1,7 @@
 // take: out[o, j, i] = x[o, indices[o, j, i], i].   put: zeros of the full length, then out[o, indices[o, j, i], i] =
 // updates[o, j, i]. Indices are int32. Those of take are in range. Those of put are distinct along the axis, so that no
-// atomics are needed; what is out of range goes nowhere: where the axis is split over devices, it belongs to another.
+// atomics are needed; updates whose index is out of range are dropped: if the axis is split over devices, they belong
+// to another device.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// How few elements are spread over threads (cuda/small.cuh): 2^part_bits threads share a column, and take some of its
-// elements at a time, kSmallEach or more; 2^column_bits columns beside each other share a warp. A block has more than
-// one column only if a warp has.
+// How an array of few elements is spread over threads (cuda/small.cuh). 2^part_bits threads share a column, and each
+// has at least kSmallEach of its elements. If a column has less than a warp of threads, 2^column_bits neighbouring
+// columns share a warp; only then has a block several columns.
 #pragma once
 
 #include <algorithm>
@@ -11,13 +11,14 @@
 namespace jaxgpuops {
 
 constexpr int kSmallEach = 4;
-constexpr int kFoldEach = 8;             // the same where elements are folded, which takes less time than to load them
-constexpr int kMostSmallThreads = 1024;  // of a block; kSmallThreads, if it has several columns
+// Elements of a thread, at least, where they are only folded, which takes less time than loading them.
+constexpr int kFoldEach = 8;
+constexpr int kMostSmallThreads = 1024;  // threads of a block with one column; with several, kSmallThreads
 constexpr int kSmallThreads = 128;
 
 struct SmallShape {
   int column_bits = 0, part_bits = 0;
-  int threads = 0;  // of a block
+  int threads = 0;  // threads of a block
   int64_t blocks = 0;
 };
 

@@ -6,7 +6,7 @@
 
 namespace jaxgpuops::count {
 
-// How many bins the counts have, which must be those of x but for that.
+// The number of bins, which is the size of `counts` along the axis. Its other sizes must be those of x.
 inline int64_t require_counts(ffi::AnyBuffer x, ffi::AnyBuffer counts, int64_t axis) {
   if (counts.dimensions().size() != x.dimensions().size())
     throw invalid("counts has rank ", counts.dimensions().size(), ", expected ", x.dimensions().size());
@@ -45,7 +45,7 @@ inline Histogram histogram_of(ffi::AnyBuffer x, ffi::AnyBuffer edges, ffi::AnyBu
   return problem;
 }
 
-// The result has the length of the data if the number of segments is given.
+// If the number of segments is given, the result is as long as the data.
 inline Segments segments_of(Op op, ffi::AnyBuffer data, ffi::AnyBuffer ids, ffi::AnyBuffer out, int64_t axis,
                             bool sorted, int64_t segments = -1) {
   Segments problem;
@@ -80,7 +80,7 @@ inline Segments segments_of(Op op, ffi::AnyBuffer data, ffi::AnyBuffer ids, ffi:
   return problem;
 }
 
-// Softmax of segments, or the logarithms of their sums.
+// Softmax of segments, or the logarithms of their sums of exponentials.
 inline Segments softmax_of(ffi::AnyBuffer data, ffi::AnyBuffer ids, ffi::AnyBuffer out, int64_t axis, int64_t segments,
                            bool sorted, bool logs) {
   require_type("data", data, ffi::DataType::F32);

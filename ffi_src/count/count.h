@@ -1,13 +1,13 @@
 // What the family counts, adds up and looks for, as plain structs that both backends take.
 //   bincount: out[o, b, i] = how many of x[o, :, i] are b.
-//   histogram: counts[o, b, i] = how many of x[o, :, i] are in bin b, which begins with edges[o, b]; the last bin has
-//   its end. segments: out[o, s, i] = the sum, the largest or the smallest of data[o, j, i] over all j with ids[o, j] =
-//   s. Outer
+//   histogram: counts[o, b, i] = how many of x[o, :, i] are in bin b, which begins with edges[o, b]; the last bin also
+//     has its upper edge.
+//   segments: out[o, s, i] = the sum, the largest or the smallest of data[o, j, i] over all j with ids[o, j] = s. Outer
 //     indices may share data: the sums of gradients by bin, for each of many features.
 //   searchsorted: places[o, j, i] = how many of sorted[o, :, i] come before queries[o, j, i].
-//   select: the element of x[o, :, i] of rank ranks[o, j, i], and its index: of equal ones the j-th in order of
+//   select: the element of x[o, :, i] of rank ranks[o, j, i], and its index; equal elements rank in order of
 //   appearance.
-// Ids out of range are dropped; ranks out of range are moved into it.
+// Ids out of range are dropped; ranks out of range count as the first or the last.
 #pragma once
 
 #include <algorithm>
@@ -24,10 +24,10 @@ namespace jaxgpuops::count {
 struct Bincount {
   Rows rows;
   int64_t bins = 0;
-  int bytes = 4;  // of an id
+  int bytes = 4;  // bytes of an id
   bool is_signed = true;
 
-  // Ids below this are counted. As unsigned numbers of their width, negative ones are not below it.
+  // Ids below this are counted. Ids are compared as unsigned numbers, so negative ones are not below it.
   uint64_t limit() const {
     const int bits = 8 * bytes - is_signed;
     const auto count = static_cast<uint64_t>(bins);
@@ -39,7 +39,7 @@ struct Histogram {
   Rows rows;
   int64_t bins = 0;
   DType dtype = DType::kFloat32;
-  IndexMap edges;  // from an outer index to its first edge; others may share them
+  IndexMap edges;  // from an outer index to its first edge; outer indices may share edges
 };
 
 enum class Op { kSum, kMax, kMin };
@@ -52,16 +52,16 @@ struct Segments {
   bool sorted = false;    // ids ascend
   bool byte_ids = false;  // ids are uint8, not int32
   int64_t id_rows = 1;    // rows of ids, which outer indices may share
-  IndexMap ids, data;     // from an outer index to the first of its ids and numbers, which others may share
+  IndexMap ids, data;     // from an outer index to its first id and its first number; outer indices may share both
 };
 
 struct Search {
-  Rows rows;           // of the queries
-  int64_t length = 0;  // of the sorted rows
-  int bits = 32;       // of an element
+  Rows rows;           // rows of the queries
+  int64_t length = 0;  // length of a sorted row
+  int bits = 32;       // bits of an element
   SortOrder order;
   bool right = false;  // elements equal to the query come before it, too
-  Broadcast sorted;    // where a query has its sorted row, which others may share
+  Broadcast sorted;    // where the sorted row of a query is; queries may share it
 
   // Whether an element comes before a query of this key.
   template <class Key>
@@ -73,15 +73,15 @@ struct Search {
 
 struct Select {
   Rows rows;
-  int64_t count = 0;  // of ranks
-  int bits = 32;      // of an element
+  int64_t count = 0;  // how many ranks
+  int bits = 32;      // bits of an element
   SortOrder order;
-  Broadcast ranks;  // where a row has its ranks, which others may share
-  // Not negative: instead of ranks. The results are whole rows: what is before the element of this rank in the order,
-  // this element, and the others, all in order of appearance.
+  Broadcast ranks;  // where the ranks of a row are; rows may share them
+  // If not negative, this rank replaces `ranks`, and the results are whole rows: the elements before the one of this
+  // rank in the order, that one, and all others, each group in order of appearance.
   int64_t kth = -1;
 
-  // As a place in the row, of which there is at least one.
+  // The rank moved into the row, which is not empty.
   JAXGPUOPS_HD int64_t rank_of(int32_t rank) const {
     return rank < 0 ? 0 : rank < rows.length ? static_cast<int64_t>(rank) : rows.length - 1;
   }

@@ -15,13 +15,14 @@ int64_t partial_bytes(const Segments& problem) {
   return problem.op == Op::kSum ? std::max<int64_t>(bytes, 4) : bytes;
 }
 
-// Tables in shared memory, of blocks with `extra` more bytes of it. Fills the plan of a problem that has bins.
+// Plans tables in shared memory, for blocks that need `extra` more bytes of it. Fills the plan of a problem that has
+// bins.
 void plan_tables(const Rows& rows, int64_t bins, int64_t ranges, int64_t extra, const Gpu& gpu, BincountPlan& plan) {
   plan.algorithm = Counting::kTables;
   plan.ranges = ranges;
   plan.range = ceil_div(bins, ranges);
-  // Small tables let four blocks share a multiprocessor. A block has as many tables as fit, but at most one for two
-  // warps.
+  // Small tables let four blocks share a multiprocessor. A block has as many tables as fit, but at most one for every
+  // two warps.
   const int64_t own = 4 * plan.range, quarter = gpu.multiprocessor_shared / 4 - 1024 - extra;
   plan.threads = own <= quarter ? 512 : 1024;
   if (rows.length <= 2048 && own <= quarter) plan.threads = 128;
@@ -40,7 +41,7 @@ BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu) {
   BincountPlan plan;
   const Rows& rows = problem.rows;
   if (rows.outer == 0 || rows.inner == 0 || problem.bins == 0) return plan;
-  // A count of so few ids is a byte. Few rows had better be read by a block each.
+  // Counts of at most 255 ids fit in bytes. If there are few rows, it is better that a block reads each.
   const int64_t words = ceil_div(problem.bins, 4) | 1, row_warps = (48 << 10) / (128 * words);
   if (rows.inner == 1 && rows.length <= 255 && rows.outer >= std::max(64 * rows.length, 32 * problem.bins) &&
       128 * words <= 24 << 10) {
@@ -78,16 +79,17 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
   SelectPlan plan;
   const Rows& rows = problem.rows;
   if (rows.count() == 0 || problem.count == 0) return plan;
-  if (rows.length <= 1024 || problem.count > kMostRanks) {  // shorter rows are sorted in registers
+  if (rows.length <= 1024 || problem.count > kMostRanks) {  // rows this short are sorted in registers instead
     plan.algorithm = Selecting::kNone;
     return plan;
   }
   plan.turns = rows.inner > 1;
   if (plan.turns) plan.turned_bytes = aligned(rows.length * rows.inner * problem.bits / 8);
   plan.workspace_bytes = plan.turned_bytes;
-  constexpr int64_t kStatic = 3072;  // shared memory that the kernel has besides
+  constexpr int64_t kStatic = 3072;  // bytes of shared memory that the kernel declares itself
   const int64_t tables = problem.count * int64_t{4} * kSelectBins;
-  const int64_t bytes = aligned(rows.length * problem.bits / 8 + 32);  // keys begin where the elements do in 16 bytes
+  // 32 more: keys begin as far from a multiple of 16 bytes as the elements do.
+  const int64_t bytes = aligned(rows.length * problem.bits / 8 + 32);
   if (bytes + tables + kStatic <= gpu.shared_bytes) {
     plan.algorithm = Selecting::kBlock;
     plan.threads = rows.length <= 2048 ? 128 : rows.length <= 8192 ? 256 : rows.length <= 16384 ? 512 : 1024;
@@ -107,7 +109,7 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
   const int64_t wanted = ceil_div(4 * gpu.multiprocessors, rows.count());
   plan.slices = std::clamp<int64_t>(wanted, 1, ceil_div(packs, 4 * kLongThreads));
   plan.slice_packs = ceil_div(packs, plan.slices);
-  constexpr int kBits = 12;  // a step makes an interval shorter by so many
+  constexpr int kBits = 12;  // a step narrows an interval by about 12 bits
   plan.steps = 1 + static_cast<int>(ceil_div(problem.bits, kBits));
   plan.table_at = kLongHeadBytes;
   plan.list_at = plan.table_at + plan.shared_bytes;
@@ -118,15 +120,16 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
   return plan;
 }
 
-// A table of each lane holds every segment. Returns false where there are too many.
+// Plans a table of all segments for each lane. Returns false if there are too many segments for that.
 bool plan_lanes(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
   const Rows& rows = problem.rows;
-  const int64_t most = kGpus[0].shared_bytes;  // that every GPU has
-  // Rows of many columns can be read in order of the ids as well, and larger tables leave a multiprocessor few warps.
+  const int64_t most = kGpus[0].shared_bytes;  // the shared memory that every GPU has
+  // Large tables leave a multiprocessor few warps. So rows of many columns have smaller tables or none, since reading
+  // them in the order of the ids is fast, too.
   const int64_t bound = rows.inner <= kMostTableColumns ? most : most / 4;
   const int64_t warp_bytes = 32 * problem.segments * partial_bytes(problem);
   if (problem.byte_ids && !takes_byte_ids(problem.op, bytes_of(problem.dtype))) return false;
-  if (warp_bytes > bound || rows.inner >= 1 << 26) return false;  // a row's size fits in 32 bits
+  if (warp_bytes > bound || rows.inner >= 1 << 26) return false;  // offsets within a row must fit in 32 bits
   plan.algorithm = Segmenting::kLanes;
   plan.columns = rows.inner % 2 == 0 && 2 * warp_bytes <= std::max(bound, most / 2) ? 2 : 1;
   while (plan.team_bits < 5 && rows.inner > plan.columns << plan.team_bits) ++plan.team_bits;
@@ -146,7 +149,7 @@ bool plan_lanes(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
   return true;
 }
 
-// The accumulators of a sum must not overflow, whichever rows it has.
+// Chooses the widths so that no accumulator of a sum overflows, even if one segment has all rows.
 ExactShape exact_of(DType dtype, int64_t length) {
   ExactShape shape;
   int bits = 0;
@@ -160,8 +163,8 @@ ExactShape exact_of(DType dtype, int64_t length) {
   return shape;
 }
 
-// Results are the same for every geometry. A cell has at most 16 bytes, and a block 32 KB of them; more blocks have
-// less to do each.
+// Results have the same bits for every geometry, so it may depend on the GPU. A cell (the accumulator of one segment
+// and column) has at most 16 bytes, and a block at most 32 KB of cells.
 void plan_few(const Rows& rows, int64_t segments, const Gpu& gpu, SegmentsPlan& plan) {
   plan.algorithm = Segmenting::kFew;
   while (plan.team_bits < 5 && rows.inner > 1 << plan.team_bits) ++plan.team_bits;
@@ -173,8 +176,8 @@ void plan_few(const Rows& rows, int64_t segments, const Gpu& gpu, SegmentsPlan& 
   plan.threads = static_cast<int>(std::clamp<int64_t>(ceil_div(lanes, 4 * 32) * 32, 64, 1024));
 }
 
-// Atomics on integers. Returns false for columns of many, whose rows take less in order than their atomics, and for
-// sums of floats where too many accumulators would be empty.
+// Plans atomics on integers. Returns false if rows have many columns, because reading them in order is faster, and for
+// sums of floats whose accumulators would take far more memory than the data.
 bool plan_atomics(const Segments& problem, SegmentsPlan& plan) {
   const Rows& rows = problem.rows;
   const int64_t cells = problem.segments * rows.inner;
@@ -190,13 +193,13 @@ bool plan_atomics(const Segments& problem, SegmentsPlan& plan) {
   }
   plan.algorithm = Segmenting::kAtomics;
   while (plan.team_bits < 5 && rows.inner > 1 << plan.team_bits) ++plan.team_bits;
-  const int64_t step = 32 >> plan.team_bits;  // rows that a warp has at a time
+  const int64_t step = 32 >> plan.team_bits;  // rows that a warp takes at a time
   plan.rows = step * std::clamp<int64_t>(ceil_div(rows.length, step * 4224), 8, 64);
   plan.tiles = ceil_div(rows.length, plan.rows);
   return true;
 }
 
-// As unsigned numbers, so that what is no segment comes last.
+// Ids are sorted as unsigned numbers, so that negative ids, which are no segments, come last.
 sort::Problem order_of(const Segments& problem) {
   sort::Problem ids;
   ids.rows = {problem.id_rows, problem.rows.length, 1};
@@ -213,7 +216,7 @@ OrderPlan plan_order(const Segments& problem, const Gpu& gpu) {
   return plan;
 }
 
-// Rows in the order of their ids, of which a partial result of an element has some bytes.
+// Plans tiles of rows in the order of their ids. `part_bytes`: the bytes of one column of a partial result.
 void plan_tiles(const Segments& problem, int64_t part_bytes, const Gpu& gpu, SegmentsPlan& plan) {
   const Rows& rows = problem.rows;
   plan.algorithm = problem.sorted ? Segmenting::kSorted : Segmenting::kOrdered;
@@ -223,7 +226,8 @@ void plan_tiles(const Segments& problem, int64_t part_bytes, const Gpu& gpu, Seg
   const int64_t lanes = rows.length * ceil_div(bytes, 16);
   int64_t tile = lanes < 1 << 20 ? 32 : 64;
   while (tile < 1024 && lanes / tile > 32 * 4096) tile *= 2;
-  if (rows.inner == 1) tile = rows.length < 1 << 20 ? 256 : 1024;  // of a warp, which has 256 rows at a time
+  // Here a tile is a warp's, which takes 256 rows at a time.
+  if (rows.inner == 1) tile = rows.length < 1 << 20 ? 256 : 1024;
   plan.rows = tile;
   plan.tiles = ceil_div(rows.length, tile);
   const int64_t part = aligned(plan.tiles * rows.inner * part_bytes);
@@ -231,14 +235,14 @@ void plan_tiles(const Segments& problem, int64_t part_bytes, const Gpu& gpu, Seg
   plan.workspace_bytes = plan.order.bytes + (plan.tiles > 1 ? 2 * part : 0);
 }
 
-// What depends on the number of rows, or on the GPU, must not change the order in which parts are added.
+// Choices that depend on the number of outer indices or on the GPU must not change the order of additions.
 SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
   SegmentsPlan plan;
   const Rows& rows = problem.rows;
   if (rows.outer == 0 || rows.inner == 0 || problem.segments == 0) return plan;
-  // Few rows are one launch. Atomics wait for each other if many rows of few columns have the same segment, and large
-  // ones had better be read once. Tables of lanes are cleared and added up, which should not take longer than the rows
-  // do.
+  // Few rows take one launch, unless many of them are in the same segment, whose atomics would wait for each other, or
+  // the data is large, which had better be read only once: then lanes have tables. Clearing and adding up these tables
+  // must not take longer than reading the rows.
   const bool few = rows.length <= kFewRows, dense = rows.length >= 32 * problem.segments || problem.segments <= 64;
   const bool has_lanes =
       few ? problem.segments <= 64 && (rows.inner < 4 || rows.length * rows.inner > 1 << 18)
@@ -278,7 +282,8 @@ SegmentsPlan plan_segment_softmax(const Segments& problem, const Gpu& gpu) {
     plan_few(rows, problem.segments, gpu, plan);
     return plan;
   }
-  // To order ids takes longer than to go through a few columns once more, or than tables of few segments.
+  // Sorting the ids takes longer than what JAX does with the other kernels if rows have few columns, or if there are
+  // few segments.
   if (!problem.sorted && (rows.inner < 4 || rows.length >= 32 * problem.segments)) return plan;
   plan_tiles(problem, kPairBytes, gpu, plan);
   plan.pairs = plan.workspace_bytes;

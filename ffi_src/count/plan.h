@@ -17,22 +17,23 @@ enum class Counting {
   kRows,    // many short rows: a lane has a row
   kTables,  // tables in shared memory
   kGlobal,  // atomics on the result, if there are too many bins or the axis is not the last
-  kNone,    // of a histogram: its bins are computed before they are counted
+  kNone,    // histograms only: there is no kernel, so JAX computes the bin of each element, and bincount counts them
 };
 constexpr const char* kCountingNames[] = {"empty", "rows", "tables", "global", "none"};
 
-constexpr int kMostRowWarps = 4;  // of a block of kRows
+constexpr int kMostRowWarps = 4;  // the most warps of a block of kRows
 
 struct BincountPlan {
   Counting algorithm = Counting::kEmpty;
   int threads = 0;
   int tables = 0;      // tables that a block has of its range of bins
-  int64_t range = 0;   // bins in a table; of kRows: the words of a lane's table
+  int64_t range = 0;   // bins in a table; for kRows: words in a lane's table
   int64_t ranges = 1;  // ranges of bins; the blocks of each range read all ids
-  int64_t slices = 1;  // slices of a row, for each range
+  int64_t slices = 1;  // slices of a row; each range of bins has a block for each
   int64_t shared_bytes = 0;
 
-  bool merged() const { return algorithm == Counting::kGlobal || slices > 1; }  // counts are added by atomics, to zeros
+  // Atomics add the counts to the result, which must be zero before.
+  bool merged() const { return algorithm == Counting::kGlobal || slices > 1; }
 };
 
 BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu);
@@ -43,8 +44,9 @@ BincountPlan plan_histogram(const Histogram& problem, const Gpu& gpu);
 
 constexpr int kSelectBins = 512;  // parts of an interval of keys, each with a count
 constexpr int kSelectFew = 64;    // the most elements that are compared with each other
-constexpr int kMostRanks = 9;     // 8 quantiles, and the last element
-// The same of rows that blocks share, and of their workspace.
+constexpr int kMostRanks = 9;     // 8 quantiles and the last element of the row
+// If several blocks share a row: threads of a block, parts of an interval, the most elements that are compared; and the
+// bytes of the head of the row's workspace.
 constexpr int kLongThreads = 512, kLongBins = 4096, kLongFew = 2048;
 constexpr int64_t kLongHeadBytes = 1024;
 
@@ -62,42 +64,42 @@ struct SelectPlan {
   int threads = 0;
   int64_t table_at = 0;  // where the counts of the ranks are: in shared memory after the keys, or in a row's workspace
   int64_t shared_bytes = 0;
-  int64_t workspace_bytes = 0;  // for each outer index
-  // Of kLong:
+  int64_t workspace_bytes = 0;  // workspace of one outer index
+  // The members below are for kLong.
   int64_t slices = 1;        // blocks that share a row
-  int64_t slice_packs = 0;   // vectors of 16 bytes that each has of it
+  int64_t slice_packs = 0;   // vectors of 16 bytes in a slice
   int steps = 0;             // most steps that a row needs
-  int64_t turned_bytes = 0;  // of the workspace, before that of the rows
-  int64_t list_at = 0, list_size = 0,
-          row_bytes = 0;  // in a row's workspace: its lists, words of each, and bytes of all
-  bool overlap = false;   // whether a step may start before the one before it ends
+  int64_t turned_bytes = 0;  // bytes of the transposed rows, which stand before the rows' workspaces
+  // In a row's workspace: where the lists begin, words of a list, bytes of everything.
+  int64_t list_at = 0, list_size = 0, row_bytes = 0;
+  bool overlap = false;  // whether a step may start before the one before it ends
 };
 
 SelectPlan plan_select(const Select& problem, const Gpu& gpu);
 
 // ---- Segments -------------------------------------------------------------------------------------------------------
 
-// Where rows of ids are sorted: offsets in the workspace, for each outer index. The sorted ids are at 0; then come
-// their positions, what the sort needs, and the parts of segments.
+// How rows of ids are sorted, as offsets in the workspace of an outer index. The sorted ids are at 0; then come their
+// positions, the workspace of the sort and, after `bytes`, the partial results of segments.
 struct OrderPlan {
   sort::Plan sort;
   int64_t positions = 0, workspace = 0, bytes = 0;
 };
 
-constexpr int mantissa_bits(DType dtype) {  // that a float stores
+constexpr int mantissa_bits(DType dtype) {  // bits of the mantissa that a float stores
   return dtype == DType::kFloat64 ? 52 : dtype == DType::kFloat32 ? 23 : dtype == DType::kFloat16 ? 10 : 7;
 }
-constexpr int least_exponent(DType dtype) {  // of the least denormal number
+constexpr int least_exponent(DType dtype) {  // the least denormal number is 2 to this power
   return dtype == DType::kFloat64 ? -1074 : dtype == DType::kFloat32 ? -149 : dtype == DType::kFloat16 ? -24 : -133;
 }
 
-// How exact sums of floats are kept. A float with place p is an integer times unit * 2^p; accumulator b has those with
-// places from b * width on.
+// How exact sums of floats are kept. A float with place p is an integer times unit * 2^p; accumulator b adds up those
+// with places from b * width to (b + 1) * width - 1.
 struct ExactShape {
-  static constexpr int64_t kHeadBytes = 256;  // in the workspace, before the accumulators
+  static constexpr int64_t kHeadBytes = 256;  // bytes of the workspace before the accumulators
   static constexpr int kMostBins = 29;
 
-  int width = 0, bins = 0;  // one accumulator more is for what is not finite
+  int width = 0, bins = 0;  // `bins` accumulators, and one more for infinities and NaN
   uint32_t reciprocal = 0;  // p / width is p * reciprocal >> 16
   double unit = 0, step = 0;
 };
@@ -106,47 +108,49 @@ enum class Segmenting {
   kEmpty,    // there are no segments
   kLanes,    // few segments: a table for each lane, in shared memory
   kFew,      // few rows: blocks have accumulators of a range of segments each, in shared memory
-  kTables,   // few columns, some more segments: a table for each warp
+  kTables,   // few columns, more segments than kLanes takes: a table for each warp
   kAtomics,  // few columns, many segments: atomics on integers
   kSorted,   // the ids ascend: tiles of rows in their order
   kOrdered,  // as kSorted, after a first step has found the order of the rows by id
   kNone,     // ids are bytes, which only kLanes reads
 };
 constexpr const char* kSegmentingNames[] = {"empty", "lanes", "few", "tables", "atomics", "sorted", "ordered", "none"};
-// Kernels that read ids of 8 bits are those of boosted trees: sums of gradients, by float32 or as integers.
+// Only sums of elements of 4 bytes have kernels that read ids of 8 bits: those are the gradients of boosted trees, as
+// float32 or as integers.
 constexpr bool takes_byte_ids(Op op, int bytes) { return op == Op::kSum && bytes == 4; }
 
 constexpr int kFewRows = 2048;
 constexpr int kTableThreads = 256;
-constexpr int kMostLaneWarps = 8;  // of a block
+constexpr int kMostLaneWarps = 8;  // the most warps of a block of kLanes
 constexpr int64_t kMostTableColumns = 8;
-constexpr int64_t kMostAtomicColumns = 64;  // where a cell is one integer
+constexpr int64_t kMostAtomicColumns = 64;  // the most columns for atomics where an accumulator is one integer
 
 struct SegmentsPlan {
   Segmenting algorithm = Segmenting::kEmpty;
   OrderPlan order;
-  int64_t rows = 0;          // rows of a tile or slice; of kFew: segments of a range
-  int64_t tiles = 0;         // or ranges
-  int columns = 1;           // of kLanes: that a lane has of a row
-  int team_bits = 0;         // of it and of kFew: 2^team_bits lanes have a row
-  int parts = 1;             // warps that share a slice
-  int warps = 0;             // of a block of it
-  int threads = 0;           // of a block of kFew
-  int64_t shared_bytes = 0;  // that it has
-  ExactShape exact;          // of kAtomics, for sums of floats
-  int64_t tails = 0;         // where the second of two parts of segments that cross tiles is, for an outer index
-  int64_t pairs = 0;         // where the largest and the sum of segments are, for an outer index
+  int64_t rows = 0;          // rows of a tile or slice; for kFew: segments of a range
+  int64_t tiles = 0;         // how many tiles, slices or ranges there are
+  int columns = 1;           // for kLanes: columns of a row that a lane has
+  int team_bits = 0;         // for kLanes, kFew and kAtomics: 2^team_bits lanes share a row
+  int parts = 1;             // for kLanes: warps that share a slice
+  int warps = 0;             // for kLanes: warps of a block
+  int threads = 0;           // for kFew: threads of a block
+  int64_t shared_bytes = 0;  // shared memory of a block
+  ExactShape exact;          // for kAtomics: how sums of floats are kept
+  // Offset of the second half of the partial results: of segments that begin in a tile and end in a later one.
+  int64_t tails = 0;
+  int64_t pairs = 0;  // for softmax: offset of each segment's largest element and sum
   int64_t workspace_bytes = 0;
 };
 
-// How the ids are sorted.
+// The sort of the ids, as a problem of sort/.
 sort::Problem order_of(const Segments& problem);
 
 SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu);
 
-// Of softmax of segments and its logarithms: kFew, kSorted, kOrdered or kNone.
-constexpr int64_t kPairBytes = 8;      // the largest, and a sum of float32
-constexpr int kSoftmaxCellBytes = 12;  // the largest, and a sum of 64 bits
+// The plans of softmax of segments and of its logarithms are kFew, kSorted, kOrdered or kNone.
+constexpr int64_t kPairBytes = 8;      // the largest element and a sum, both float32
+constexpr int kSoftmaxCellBytes = 12;  // the largest element and a sum of 64 bits
 SegmentsPlan plan_segment_softmax(const Segments& problem, const Gpu& gpu);
 
 }  // namespace jaxgpuops::count

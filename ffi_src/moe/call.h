@@ -1,5 +1,5 @@
 // Turns buffers and attributes into a checked problem. The handlers of both backends start here. The values of the
-// indices are not checked: `plan` has made them.
+// indices are not checked, since `plan` has computed them.
 #pragma once
 
 #include "ffi.h"
@@ -35,7 +35,7 @@ inline PlanProblem plan_problem(ffi::AnyBuffer experts, ffi::AnyBuffer assignmen
   if (align < 1) throw invalid("align is ", align, ", expected 1 or more");
   problem.capacity = capacity;
   problem.align = align;
-  // The most rows that any routing needs: all kept assignments, and what rounding up adds to each group.
+  // The most rows that any routing needs: all kept assignments, and the rows by which rounding up lengthens each group.
   const int64_t kept =
       capacity < 0 ? problem.assignments : std::min(problem.assignments, problem.experts * problem.padded(capacity));
   if (problem.rows < kept) throw invalid("assignment_of_row has ", problem.rows, " rows, expected ", kept, " or more");
@@ -78,7 +78,7 @@ inline MoveProblem move_problem(const char* token_name, ffi::AnyBuffer token_sid
   return problem;
 }
 
-// For calls that follow both kinds of indices: those of rows.
+// Checks the second indices, the assignment of each row, of calls that follow both kinds of indices.
 inline void require_other(MoveProblem& problem, ffi::AnyBuffer assignment_of_row, const Dims& whole, int64_t axis) {
   require_type("assignment_of_row", assignment_of_row, ffi::DataType::S32);
   problem.other = require_entries("assignment_of_row", assignment_of_row, whole, axis, problem.rows);

@@ -8,14 +8,17 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-constexpr int64_t kOneBlock = 1024;  // assignments that a block does alone in less time than blocks wait for others
-constexpr int64_t kClusterMost = 1 << 15;  // assignments that a cluster plans in less time than the blocks of a grid
-constexpr int64_t kClusterBlock = 512;     // assignments of a block of a cluster, if it need not have more
-constexpr int64_t kClusterHeld = 128;      // assignments of a warp of a cluster, at most
-constexpr int64_t kStagedFrom = 1024;      // assignments of a block from which putting them into order first saves time
-constexpr int64_t kUnstaged = 32;          // experts for which it does not
-constexpr int64_t kGridChunk = 96;         // assignments of a warp of a grid
-constexpr int kFewWarps = 8;               // fewer warps have fewer counters to add up
+// Up to so many assignments, one block takes less time than several that wait for each other.
+constexpr int64_t kOneBlock = 1024;
+constexpr int64_t kClusterMost = 1 << 15;  // up to so many assignments, a cluster takes less time than a grid
+constexpr int64_t kClusterBlock = 512;     // assignments of a block of a cluster, unless the largest cluster needs more
+constexpr int64_t kClusterHeld = 128;      // the most assignments of a warp of a cluster
+// From so many assignments of a block on, it is faster to put them into order before they are written.
+constexpr int64_t kStagedFrom = 1024;
+// Up to so many experts, it is not worth the time to put assignments into order first.
+constexpr int64_t kUnstaged = 32;
+constexpr int64_t kGridChunk = 96;  // assignments of a warp of a grid
+constexpr int kFewWarps = 8;        // fewer warps have fewer counters to add up
 
 int64_t shared_bytes(const Plan& plan, const PlanProblem& problem) {
   const int64_t staged = plan.staged ? plan.warps * chunk_of(problem, plan.blocks * plan.warps) : 0;
@@ -23,10 +26,10 @@ int64_t shared_bytes(const Plan& plan, const PlanProblem& problem) {
   return 4 * (rows * std::max<int64_t>(problem.experts, 1) + staged);
 }
 
-// The most shared memory of a block: the kernel has some of a fixed size, too.
+// The most dynamic shared memory of a block; the kernel declares some of a fixed size as well.
 int64_t room_of(const Gpu& gpu) { return gpu.shared_bytes - (1 << 10); }
 
-// Whether a cluster can make the plan, of at most so many blocks.
+// Plans a cluster of at most `most` blocks. Returns false if no such cluster can hold the problem.
 bool plan_cluster(const PlanProblem& problem, const Gpu& gpu, int64_t most, Plan& plan) {
   if (problem.assignments > kClusterMost) return false;
   plan.algorithm = Algorithm::kCluster;
@@ -48,14 +51,16 @@ Plan plan_route(const PlanProblem& problem, const Gpu& gpu, int64_t workspace_by
   if (problem.assignments > kOneBlock && plan_cluster(problem, gpu, std::min<int64_t>(gpu.max_cluster, share), plan))
     return plan;
   plan = {};
-  const auto room = [&](int64_t most) {  // warps of a block whose counters fit beside the rest
+  // How many warps a block can have, at most `most`, so that their counters fit beside its other arrays.
+  const auto room = [&](int64_t most) {
     const int64_t fit = room_of(gpu) / counters - 2;
     int warps = 1;
     while (2 * warps <= std::min(most, fit)) warps *= 2;
     return warps;
   };
   if (problem.assignments > kOneBlock && share > 1) {
-    // With more blocks each counts less, but sums up the totals of more: an estimate of where these take as long.
+    // With more blocks, each counts fewer assignments but adds up more totals. This estimates the number at which both
+    // take equally long.
     const auto balanced = static_cast<int64_t>(std::sqrt(16.0 * problem.assignments / (counters / 4)));
     int64_t most = share;
     if (workspace_bytes >= 0) most = std::min(most, workspace_bytes / counters);
@@ -71,7 +76,7 @@ Plan plan_route(const PlanProblem& problem, const Gpu& gpu, int64_t workspace_by
     }
   }
   plan = {};
-  // As many threads as experts, too: each of them finds where one begins.
+  // At least as many threads as experts, since a thread finds where an expert's group begins.
   const int64_t wanted = ceil_div(std::max(problem.assignments, problem.experts), 32);
   plan.warps = room(std::min<int64_t>(wanted, problem.assignments > kOneBlock ? 32 : kFewWarps));
   plan.shared_bytes = shared_bytes(plan, problem);

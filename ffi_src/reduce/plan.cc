@@ -3,7 +3,8 @@
 namespace jaxgpuops::reduce {
 namespace {
 
-// The most elements of an array that the small kernel sums: with short columns, and with longer ones.
+// The most elements of an array whose floats the small kernel adds up: if a lane could hold a column, and if columns
+// are longer.
 constexpr int64_t kSmallHeld = 1 << 13, kSmallWalked = 1 << 16;
 
 }  // namespace
@@ -24,7 +25,8 @@ RowPlan plan_reduce(const Problem& problem, const Gpu& gpu, int64_t workspace_by
   traits.stat_bytes = traits.final_bytes = traits.item_bytes == 8 ? 8 : 4;
   const RowPlan plan = plan_row_engine(problem.rows, traits, gpu, workspace_bytes, tuning);
   if (problem.op == Op::kDot || problem.masked) return plan;
-  // Rows that are whole vectors, of elements that kernels of vectors are compiled for, are reduced by those.
+  // If rows are whole vectors and there are kernels of several vectors for the dtype, these take the rows, and the
+  // small kernel does not.
   if (problem.op != Op::kSum || !is_float(problem.dtype)) {
     const bool whole = traits.fast && problem.rows.inner == 1 && problem.rows.length * traits.item_bytes % 16 == 0;
     return whole ? plan : small_fold(plan, problem.rows);

@@ -8,43 +8,46 @@
 namespace jaxgpuops {
 namespace {
 
-// Walking kernels: one warp walks axes of up to kWalkedAlone positions; longer ones get a warp for every
-// kWalkPositions, few enough that the second pass finds them in the caches. Even longer axes, and those of few columns,
-// are read as flat rows.
+// Walking kernels: one warp walks axes of up to kWalkedAlone positions; longer axes get a warp for every
+// kWalkPositions, which are so few that the second walk finds them in the caches. Even longer axes, and those of few
+// columns, are read as flat rows.
 constexpr int64_t kWalkedAlone = 24, kWalkPositions = 16;
 constexpr int64_t kMostWalked = 1024, kFewColumns = 64, kManyColumns = 256;
 constexpr int64_t kStripWarps = 8;        // the least warps per multiprocessor for which strips are walked
-constexpr int64_t kHeldWarps = 4;         // the same for walks that hold packs in registers
+constexpr int64_t kHeldWarps = 4;         // the least warps per multiprocessor for walks that hold packs in registers
 constexpr int64_t kFlatThreads = 256;     // threads of a block, where several blocks share a flat row
 constexpr int64_t kFlatBlocks = 256;      // the most blocks that share a flat row
-constexpr int64_t kFlatParts = 3;         // with fewer parts, further kernels are not worth it
-constexpr int64_t kFlatResults = 4;       // about the blocks per multiprocessor that write results
+constexpr int64_t kFlatParts = 3;         // the least parts of a flat row; with fewer, more kernels are not worth it
+constexpr int64_t kFlatResults = 4;       // blocks per multiprocessor, at most, in the kernel that writes results
 constexpr int64_t kFlatAhead = 64 << 10;  // bytes that a block prefetches
-constexpr int64_t kFlatVectors = 4;       // vectors of a lane that has a part of a short flat row
+constexpr int64_t kFlatVectors = 4;       // vectors in a lane where several blocks share a short flat row
 constexpr int64_t kLateColumns = 2;       // the most columns whose statistics a warp merges before it writes results
 
 constexpr int64_t kSmallElements = 3 << 18;  // the most elements of an array that small_fold() takes
-constexpr int64_t kSmallLength = 8192;       // the most elements of one of its columns
+constexpr int64_t kSmallLength = 8192;       // the most elements of a column that small_fold() takes
 constexpr int kPreferredSmallWarps = 4;      // warps of a block that small_walk() prefers
 
-constexpr int kTeamWarps = 4;                  // warps of a block whose warps have rows of their own
-constexpr int kPreferredWarps = 16;            // warps of a block that holds a row, or a part of one
-constexpr int kMaxTileLaneBits = 4;            // tiles with results: lanes of longer rows mostly store whole vectors
-constexpr int64_t kLeastTiledBytes = 1 << 20;  // of a smaller array, a tile takes longer than a row alone
-constexpr int64_t kLeastTeamBytes = 3 << 20;   // the same where lanes share rows
-constexpr int kLeastWarps = 4;                 // the least warps of a part: many small parts keep the device busy
-constexpr int64_t kSpreadResident = 32;        // the most warps per multiprocessor that have a vector a lane
-constexpr int64_t kWideResident = 32;          // the most warps of wide_kernel per multiprocessor
-constexpr int64_t kMostWidePart = 8;  // float64 with results: the most spans of a block, which has few registers
-constexpr int kRoomyBlocks = 4;       // the most blocks per multiprocessor, where rows are few and only read
+constexpr int kTeamWarps = 4;        // warps of a block if each warp has its own rows
+constexpr int kPreferredWarps = 16;  // warps of a block that holds a row, or a part of one
+// Tiles with results: at most 2^4 lanes share a row; lanes of longer rows mostly store whole vectors anyway.
+constexpr int kMaxTileLaneBits = 4;
+// For arrays smaller than this, tiles take longer than other kernels of rows.
+constexpr int64_t kLeastTiledBytes = 1 << 20;
+constexpr int64_t kLeastTeamBytes = 3 << 20;  // the least bytes of an array for tiles where several lanes share a row
+constexpr int kLeastWarps = 4;                // the least warps of a part: many small parts keep the device busy
+constexpr int64_t kSpreadResident = 32;       // lanes have one vector each only up to so many warps per multiprocessor
+constexpr int64_t kWideResident = 32;         // the most warps of wide_kernel per multiprocessor
+// Float64 with results: the most spans of a block, since its registers hold no more.
+constexpr int64_t kMostWidePart = 8;
+constexpr int kRoomyBlocks = 4;  // the most blocks per multiprocessor if rows are few and there are no results
 
-// How far ahead of its own row a block prefetches into the L2 cache (RowPlan::ahead). Of distances from 1 to 5 MiB all
-// were as good; 8 MiB was worse than no prefetch. Rows of 1 MiB are prefetched six rows ahead.
+// How far ahead of its own row a block prefetches into the L2 cache (RowPlan::ahead). Distances from 1 to 5 MiB were
+// equally good; 8 MiB was worse than no prefetch. Rows of 1 MiB are prefetched six rows ahead.
 constexpr int64_t kAheadBytes = 4 << 20, kAheadRows = 6;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-int bits_for(int64_t n) {  // the least power of two that is not below n
+int bits_for(int64_t n) {  // the exponent of the least power of two that is not below n
   int bits = 0;
   while (int64_t{1} << bits < n) ++bits;
   return bits;
@@ -60,14 +63,15 @@ void plan_split(RowPlan& plan, const Rows& rows) {
   plan.workspace_bytes = split_bytes(plan.traits, rows.inner, plan.units);
 }
 
-constexpr int64_t kCounterBytes = 16;  // for the number of rows that the clusters of kRowsStream have taken
+constexpr int64_t kCounterBytes = 16;  // kRowsStream: bytes of a counter of the rows that clusters have taken
 
-// Where results are written, a block for each multiprocessor that holds two spans a warp, and the ring has the half of
-// the next row besides; else, and where rows are few, several blocks, and parts that are small.
+// With results and many rows, a multiprocessor has one block, each of whose warps holds two spans of a row; its ring
+// also has room for half of the next row. Without results, or with few rows, a multiprocessor has several smaller
+// blocks.
 void plan_stream(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   const RowTraits& traits = plan.traits;
   plan.algorithm = RowAlgorithm::kRowsStream;
-  const auto part = [&] {  // a block has all spans of every so many-th chain
+  const auto part = [&] {  // spans of a block, which has every n-th chain, where n blocks share a row
     return plan.spans / kStreamChains * (kStreamChains / plan.blocks) +
            ceil_div(plan.spans % kStreamChains, plan.blocks);
   };
@@ -75,7 +79,7 @@ void plan_stream(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   plan.workspace_bytes = few ? 0 : kCounterBytes;
   const auto more = [&] {
     if (traits.output && few) return part() >= 2 * kLeastWarps;
-    // Of four blocks with labels that fill a multiprocessor each, eight are better, two to a multiprocessor.
+    // With labels, eight blocks that share multiprocessors in pairs are better than four that fill one each.
     if (traits.output) return part() > (traits.label && plan.blocks == 4 ? 27 : 2 * kStreamWarps);
     return rows.outer * plan.blocks < 4 * gpu.multiprocessors && part() >= 2 * kLeastWarps;
   };
@@ -84,19 +88,21 @@ void plan_stream(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   const int64_t most = small && part() < 8 * kStreamWarps ? kStreamWarps / 2 : kStreamWarps;
   plan.part = static_cast<int>(part());
   plan.block_warps = static_cast<int>(ceil_div(plan.part, ceil_div(plan.part, most)));
-  const int64_t stage = (plan.vectors * 512 + 16) * traits.operands + 8;  // with its barrier
-  const auto stages = [&](int64_t blocks) {                               // of so many blocks of a multiprocessor
+  const int64_t stage = (plan.vectors * 512 + 16) * traits.operands + 8;  // bytes of a stage with its barrier
+  // How many stages a block can have if `blocks` of them share a multiprocessor.
+  const auto stages = [&](int64_t blocks) {
     return (gpu.multiprocessor_shared / blocks - 1024 - 384 - 2 * (plan.part + kStreamChains) * traits.stat_bytes) /
            stage;
   };
-  // Where rows are few, what a row needs comes first: no more stages than that.
-  // Two blocks for which there is room, of one array: each does something while the other waits for its row. (Gradients
-  // with labels took up to 36 % less.)
+  // So many blocks share a multiprocessor that each still has stages for its part of a row (without results: for its
+  // warps). With one array, two blocks do: one computes while the other waits for its row. (Gradients with labels took
+  // up to 36 % less.)
   int64_t resident = small ? 2 * kStreamWarps / plan.block_warps : traits.operands == 1 ? 2 : 1;
   if (few && traits.output) resident = std::max<int64_t>(resident, 6);
   while (resident > 1 && stages(resident) < (traits.output ? plan.part : plan.block_warps)) --resident;
   plan.stages = static_cast<int>(std::min<int64_t>(stages(resident), 32 * plan.block_warps));
-  // The warp that has the span so many stages later must not be ahead of the one that has this.
+  // Makes the number of stages a multiple of the number of warps, so that a span and the one that replaces it in its
+  // stage belong to the same warp.
   if (plan.stages < plan.part) plan.stages -= plan.stages % plan.block_warps;
 }
 
@@ -106,8 +112,8 @@ bool is_streamable(const RowPlan& plan, const Gpu& gpu) {
          plan.spans <= kMaxFlatSpans;
 }
 
-// Rows that a block (or, if they are few, a cluster) reads quickly need no second kernel. Other rows are cut into
-// parts, large ones where there are enough of them.
+// Rows that one block reads quickly (or a cluster, if rows are few) need no second kernel. Other rows are cut into
+// parts, as large as still leaves enough of them.
 void plan_sweep(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   const bool many = rows.outer * plan.spans >= 4 * gpu.multiprocessors * 2 * kPreferredWarps;
   const auto part = [&] { return ceil_div(plan.spans, plan.blocks); };
@@ -140,7 +146,7 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
     const bool whole = rows.length * traits.item_bytes == int64_t{16} << bits_for(vectors);
     if (traits.lean && !traits.label && whole && vectors <= kLeanVectors * 32) plan.vectors = kLeanVectors;
   }
-  // (Tuning cannot ask for kLeanVectors: the kernel of that many vectors reads whole vectors only.)
+  // (Tuning cannot ask for kLeanVectors: the kernel with so few vectors reads whole vectors only.)
   if (tuning.vectors && tuning.vectors != kLeanVectors) plan.vectors = tuning.vectors;
   plan.lane_bits = std::min(5, bits_for(ceil_div(vectors, plan.vectors)));
   plan.spans = ceil_div(vectors, int64_t{plan.vectors} << plan.lane_bits);
@@ -154,7 +160,8 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
     plan.block_warps = kTileThreads / 32;
     return;
   }
-  // Many lanes of one vector each are slower than a few of more, unless one would have all, or rows are not aligned.
+  // Many warps whose lanes have one vector each are slower than fewer whose lanes have several, unless one lane would
+  // have the whole row, or rows are not aligned.
   const int64_t spread_warps = ceil_div(rows.outer * plan.vectors << plan.lane_bits, 32);
   if (plan.spans == 1 && traits.tiled && plan.vectors << plan.lane_bits <= 32 &&
       (plan.lane_bits == 0 || row_bytes % 16 != 0 || spread_warps <= kSpreadResident * gpu.multiprocessors)) {
@@ -165,8 +172,8 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
     return;
   }
   const bool tuned = tuning.cluster || tuning.split || tuning.vectors || tuning.block_warps;
-  // Where longer rows are few, a block has a row, and a lane two vectors. (With one, by spread_kernel, up to 1.7 times
-  // as long.)
+  // If rows are longer but few, a block has a row, and a lane two vectors of it. (One vector, in spread_kernel, took up
+  // to 1.7 times as long.)
   const int64_t wide_warps = ceil_div(vectors, 32 * kWideVectors);
   if (traits.tiled && !tuned && plan.vectors >= kOnlyVectors && plan.lane_bits == 5 && wide_warps <= kMaxBlockWarps &&
       rows.outer * wide_warps <= kWideResident * gpu.multiprocessors) {
@@ -175,7 +182,8 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
     return;
   }
   if (plan.spans == 1) {
-    // A warp that writes a whole row runs well in a block of its own; a warp with few rows needs few others beside it.
+    // A warp that writes a whole row is fastest in a block of its own; warps that hold several rows are fastest in
+    // small blocks.
     const bool writes = traits.fast && traits.output;
     const int preferred = writes && plan.lane_bits == 5   ? 1
                           : writes && plan.lane_bits >= 3 ? kTeamWarps / 2
@@ -188,10 +196,11 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
   if (traits.swept) return plan_sweep(plan, rows, gpu);
   const int64_t most = gpu.max_cluster;
   const bool stream = is_streamable(plan, gpu) && rows.outer * kMaxCluster > gpu.multiprocessors && !tuned;
-  // Clusters of small blocks, of which a multiprocessor has several, each at something else: that is best where rows
-  // are few. Many rows have a block each, if it holds them; else blocks that stay are better at gradients of rows with
-  // labels, at rows that are not aligned, and at long ones of two arrays or only to be read, where that takes all
-  // registers; at two arrays that are not aligned always.
+  // If rows are few, clusters of small blocks are best: a multiprocessor has several blocks, and one loads while
+  // another computes. If rows are many, each has a block that holds it. Persistent blocks (kRowsStream) are better than
+  // that for gradients of rows with labels, for rows that are not aligned, and for rows of two arrays or without
+  // results that are so long that they would take all registers. For two arrays that are not aligned, persistent blocks
+  // are always better.
   const bool two = traits.operands == 2, aligned = rows.length * traits.item_bytes % 16 == 0;
   const bool longest = plan.spans > (traits.output && !two ? kMaxFlatSpans : kMaxCluster * kLeastWarps);
   const bool few = rows.outer <= (two && longest ? 1 : 8) * gpu.multiprocessors;
@@ -200,33 +209,35 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
   const bool small = few ? aligned || !two || !stream : many;
   const auto hold = [&] {
     plan.block_warps = static_cast<int>(ceil_div(plan.spans, plan.blocks));
-    // Few rows, only to be read, by large parts: where a multiprocessor has room for five some have five, most four,
-    // and are done earlier; so none has more than four. (Of clusters of 16 fewer would be there at once.)
+    // For few rows without results, in large parts: a multiprocessor has room for five blocks, but most get four, and
+    // those with five finish later. So none may have more than four. (With clusters of 16, this limit would let fewer
+    // of them run at once.)
     if (few && traits.lean && aligned && plan.block_warps >= kPartWarps - 1 && plan.block_warps <= kPartWarps &&
         plan.blocks > 1 && plan.blocks < kMaxCluster && most == kMaxCluster)
       plan.room = gpu.multiprocessor_shared / (kRoomyBlocks + 1);
-    // Packed blocks may share a multiprocessor. A cluster of 16 that may not waits until nearly a whole GPC is free; so
-    // where clusters run one after another (many rows, or many registers), packed ones start sooner. For gradients with
-    // labels that holds for smaller clusters, too. (Up to 10 % less time. Where all clusters run at once, packing is
-    // worse: softmax of few rows took up to 10 % longer.)
+    // Packed blocks may share a multiprocessor. A cluster of 16 whose blocks are not packed must wait until nearly a
+    // whole GPC is free. So if not all clusters run at once (many rows, or many registers), packed ones start sooner,
+    // which took up to 10 % less time; for gradients with labels, smaller clusters gain, too. If all clusters run at
+    // once, packing is worse: softmax of few rows took up to 10 % longer.
     plan.packed = (traits.label && traits.output) || (plan.blocks == kMaxCluster && (two || !few));
     if (!few && aligned && traits.fast && traits.output && !two && gpu.bulk_copy)
       plan.ahead = static_cast<int>(std::max<int64_t>(kAheadRows, kAheadBytes / (rows.length * traits.item_bytes)));
   };
-  // Many rows that small blocks do not hold: larger blocks, with later rows prefetched, beat the stream.
+  // For many rows that small blocks cannot hold, larger blocks that prefetch later rows are faster than kRowsStream.
   const int64_t widest = !few && traits.output && !two ? kPreferredWarps : kPartWarps;
   if (small && !tuned && most > 1 && ceil_div(plan.spans, most) <= widest) {
     const int64_t part = few && traits.output && !two ? kPartWarps - 1 : kPartWarps;
     while (plan.blocks < most && ceil_div(plan.spans, plan.blocks) > part) plan.blocks *= 2;
     return hold();
   }
-  // Statistics of longer rows: two kernels, so that the number of blocks is free. Results of float64: three, of small
-  // blocks, which compute while others wait. (Gradients of cross-entropy took a third less.)
+  // Statistics of longer rows take two kernels, so that any number of blocks can share a row. Results of float64 take
+  // three kernels of small blocks, some of which compute while others wait for memory. (Gradients of cross-entropy took
+  // a third less time.)
   const bool wide = !traits.masked && traits.item_bytes == 8;
   const bool split = (stream && !traits.output && rows.outer <= gpu.multiprocessors) ||
                      (wide && traits.output && ceil_div(plan.spans, kMaxCluster) > kMostWidePart);
   if (stream && !split) return plan_stream(plan, rows, gpu);
-  // A row of two operands has twice the spans. One block alone beats two that wait for each other.
+  // A row of two operands has twice as many spans. One block alone is faster than two that wait for each other.
   const int64_t preferred = kPreferredWarps * (traits.output ? traits.operands : 1);
   while (plan.blocks < most && ceil_div(plan.spans, plan.blocks) > preferred) plan.blocks *= 2;
   while (plan.blocks < most && rows.outer * plan.blocks * 2 <= gpu.multiprocessors &&
@@ -242,15 +253,16 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
   plan_split(plan, rows);
 }
 
-// The largest workspace that any number of such rows asks for: parts of a batch may take other algorithms.
+// The largest workspace that any number of such rows needs: a part of a batch may have another algorithm than the
+// whole.
 int64_t bytes_of_any_batch(const RowPlan& plan, const Gpu& gpu) {
   if (!is_streamable(plan, gpu)) return 0;
   return plan.traits.output ? kCounterBytes : split_bytes(plan.traits, 1, plan.spans);
 }
 
-// Statistics of columns. Lanes across columns cover 128 bytes. They cover more if the blocks of one outer index then
-// fill the device more evenly, or as evenly in fewer rounds, or if the axis is too short to occupy the other lanes.
-// Where columns are few, blocks share the axis, in parts that are not short.
+// Statistics of columns. Lanes across columns cover 128 bytes. They cover more if that spreads the blocks more evenly
+// over the GPU, or as evenly in fewer rounds, or if the axis is too short for the other lanes. If columns are few,
+// several blocks share the axis, each with a part that is not too short.
 void plan_along(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   constexpr int kLaneBits = 8;  // a block has 2^8 lanes
   const int64_t resident = along_resident(plan.traits.item_bytes) * gpu.multiprocessors;
@@ -258,7 +270,8 @@ void plan_along(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   plan.block_warps = kAlongWarps;
   const int64_t across = rows.inner * plan.traits.item_bytes / 16;
   const auto strips = [&](int bits) { return ceil_div(across, int64_t{1} << bits); };
-  const auto batch = [&](int bits) { return int64_t{plan.vectors} << (kLaneBits - bits); };  // positions at a time
+  // Positions that a block takes at a time.
+  const auto batch = [&](int bits) { return int64_t{plan.vectors} << (kLaneBits - bits); };
   const auto evenly = [&](int bits) {
     const int64_t blocks = strips(bits), step = blocks > resident ? resident : gpu.multiprocessors;
     return static_cast<double>(blocks) / (ceil_div(blocks, step) * step);
@@ -269,14 +282,15 @@ void plan_along(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
     if (evenly(more) > evenly(bits) || (evenly(more) == evenly(bits) && strips(bits) > resident)) bits = more;
   while (bits < kLaneBits && batch(bits) >= 2 * rows.length) ++bits;
   plan.blocks = std::min(resident / strips(bits), rows.length / (2 * batch(bits)));
-  if (plan.blocks < 3) plan.blocks = 1;  // the others are not worth a second kernel
+  if (plan.blocks < 3) plan.blocks = 1;  // two blocks are not worth a second kernel
   if (plan.blocks == 1) return;
   plan.algorithm = RowAlgorithm::kColumnsSplit;
   plan.units = plan.blocks;
   plan_split(plan, rows);
 }
 
-// Whether columns are walked along, and not read as flat rows. Where there are results, a long walk is made twice.
+// Whether a walking kernel takes the columns, or they are read as flat rows. With results, columns are walked twice, so
+// a long walk is slow.
 bool walks(const RowTraits& traits, const Rows& rows) {
   if (!traits.output)
     return rows.length <= 128 || (rows.length <= kMostWalked / 2 && rows.inner >= 16) ||
@@ -286,9 +300,10 @@ bool walks(const RowTraits& traits, const Rows& rows) {
          (rows.length <= kMostWalked && (rows.inner >= kManyColumns || traits.label));
 }
 
-// The number of warps, if each holds packs of columns of an outer index, for results along a short axis; or 0, if they
-// should not: packs have to fill warps mostly, and there have to be warps enough. To put together packs of float32 that
-// are not aligned takes longer than to load columns one by one, but for two positions. The same bits either way.
+// For results along a short axis: how many warps there are if lanes hold packs of columns, or 0 if columns one by one
+// are better. Packs are better if they fill most of a warp's lanes and there are enough warps. If packs of float32 are
+// not aligned, loading columns one by one is faster, except on axes of two positions. Results have the same bits either
+// way.
 int64_t warps_of_packs(const RowTraits& traits, const Rows& rows, const Gpu& gpu) {
   if (!traits.fast || !traits.output || traits.label || traits.masked) return 0;
   const int64_t packs = ceil_div(rows.inner, 16 / traits.item_bytes), strips = ceil_div(packs, 32);
@@ -299,8 +314,9 @@ int64_t warps_of_packs(const RowTraits& traits, const Rows& rows, const Gpu& gpu
   return held && 5 * packs >= 4 * 32 * strips && warps >= kHeldWarps * gpu.multiprocessors ? warps : 0;
 }
 
-// Whether a warp walks a strip of an outer index for statistics, where lanes need not divide to find their columns: if
-// strips are half full, and there are warps enough. Results have the same bits either way.
+// Whether, for statistics, each warp walks a strip of columns of one outer index, so that lanes find their columns
+// without a division. It does so if strips are at least half full and there are enough warps. Results have the same
+// bits either way.
 bool walks_in_strips(const RowTraits& traits, const Rows& rows, int axis_warps, const Gpu& gpu) {
   if (!traits.strips) return false;
   const int64_t columns = 32 * kStripColumns, strips = ceil_div(rows.inner, columns);
@@ -325,7 +341,7 @@ void plan_walk(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   plan.block_warps = plan.axis_warps << plan.column_warp_bits;
 }
 
-// A block takes a flat row, or several blocks share it, in parts that are not short.
+// A block takes a flat row, or several blocks share it if their parts are not too short.
 void plan_flat(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   plan.algorithm = RowAlgorithm::kColumnsFlat;
   const int64_t width = 16 / plan.traits.item_bytes, shared = std::gcd(rows.inner, width);
@@ -338,9 +354,10 @@ void plan_flat(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
     plan.block_warps = static_cast<int>(ceil_div(int64_t{plan.across} * plan.deep, 32));
   };
   set_threads(kFlatThreads);
-  const int64_t batch = int64_t{flat_vectors(plan.traits.operands)} * plan.deep * plan.turns;  // positions
-  // Parts are longer where there are results: of many flat rows they take another read from memory, which a block that
-  // has a whole one does not.
+  // Positions of a block at a time.
+  const int64_t batch = int64_t{flat_vectors(plan.traits.operands)} * plan.deep * plan.turns;
+  // With results, parts must be longer to be worth it: blocks that share flat rows read them from memory twice, while a
+  // block that has a whole one finds it in the cache the second time.
   const int64_t least = plan.traits.output ? 2 * batch : batch;
   const int64_t parts = std::min(kFlatBlocks / plan.slices, rows.length / least);
   const bool whole = plan.slices == 1 || (plan.turns == 1 && !plan.traits.output);
@@ -353,7 +370,8 @@ void plan_flat(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   plan.blocks = ceil_div(rows.length, plan.part_length);
   plan.units = plan.blocks * (plan.slices > 1 ? plan.turns : 1);
   plan.split = true;
-  // Results have the same bits in parts of any length: blocks for all multiprocessors, if there are positions for them.
+  // The bits of results do not depend on the length of these parts, so there are blocks for all multiprocessors, if
+  // there are enough positions.
   const int64_t most = std::max<int64_t>(1, kFlatResults * gpu.multiprocessors / (rows.outer * plan.slices));
   plan.result_length = batch * std::max<int64_t>(1, ceil_div(rows.length, most * batch));
   if (plan.slices == 1) plan.ahead = kFlatAhead;
@@ -361,8 +379,8 @@ void plan_flat(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   plan_split(plan, rows);
 }
 
-// Persistent blocks, where there are tiles enough for them. A tile is what one block of kColumns holds in registers,
-// and statistics are merged in the same order: same bits.
+// Persistent blocks, if there are enough tiles for them. A tile is what one block of kColumns holds in registers.
+// Statistics are merged in the order of kColumns, so results have the same bits.
 void plan_columns_stream(RowPlan& plan, const Rows& rows, int64_t lanes, const Gpu& gpu) {
   const int64_t tiles = ceil_div(lanes, int64_t{1} << plan.column_lane_bits) * plan.blocks;
   if (plan.axis_warps != kMaxColumnWarps || tiles < 4 * gpu.multiprocessors) return;
@@ -375,14 +393,15 @@ void plan_columns(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuni
   plan.algorithm = RowAlgorithm::kColumns;
   plan.vectors = column_vectors(traits.operands);
   plan.vector = traits.fast && !traits.label && rows.inner * traits.item_bytes % 16 == 0;
-  // Vectors of the shortest axes are mostly padding.
+  // On the shortest axes, what a lane holds in vectors would be mostly padding.
   if (plan.vector && traits.operands == 1 && rows.length < held_positions(1)) return plan_walk(plan, rows, gpu);
   if (plan.vector && !traits.output) return plan_along(plan, rows, gpu);
   if (!plan.vector && !traits.masked) {
     if (walks(traits, rows)) return plan_walk(plan, rows, gpu);
     if (!traits.label) return plan_flat(plan, rows, gpu);
   }
-  const int64_t across = plan.vector ? rows.inner * traits.item_bytes / 16 : rows.inner;  // lanes that inner keeps busy
+  // Lanes that the columns of an outer index keep busy.
+  const int64_t across = plan.vector ? rows.inner * traits.item_bytes / 16 : rows.inner;
   const int64_t units = std::max<int64_t>(1, ceil_div(rows.length, plan.vectors));
   // Lanes across columns cover at least 128 bytes; 256 where several blocks share an axis, if a cluster still holds it.
   // (Memory was a third slower with pieces of 128 bytes that lie far apart. Larger pieces were no faster.)
@@ -408,7 +427,7 @@ void plan_columns(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuni
     if (plan.vector && most == kMaxCluster && !tuning.cluster) plan_columns_stream(plan, rows, lanes, gpu);
     return;
   }
-  if (plan.vector && plan.blocks > kMaxColumnWarps) {  // more than the largest cluster of any device
+  if (plan.vector && plan.blocks > kMaxColumnWarps) {  // more blocks than the largest cluster of any GPU has
     plan.blocks = 1;
     return plan_flat(plan, rows, gpu);
   }
@@ -461,9 +480,10 @@ RowPlan small_fold(const RowPlan& plan, const Rows& rows) {
   return small;
 }
 
-// The warps of a column share it as those that walk do.
+// The warps that share a column divide it as those of walking kernels do.
 RowPlan small_walk(const RowPlan& plan, const Rows& rows, int64_t most) {
-  // Eight positions of a vector of columns, which a lane holds, are added up as in a walk.
+  // kColumns with eight positions in a lane adds them up in the order of a walk, so its bits are those of small_kernel,
+  // too.
   const bool held =
       plan.algorithm == RowAlgorithm::kColumns && plan.vector && !plan.along && rows.length == held_positions(1);
   const bool walked = held || (plan.algorithm == RowAlgorithm::kColumnsWalk && !plan.vector);
@@ -475,7 +495,8 @@ RowPlan small_walk(const RowPlan& plan, const Rows& rows, int64_t most) {
   if (rows.length > kWalkedAlone) small.axis_warps = static_cast<int>(ceil_div(rows.length, kWalkPositions));
   const int64_t positions = std::max<int64_t>(ceil_div(rows.length, small.axis_warps), kSmallStep);
   small.column_lane_bits = 5 - bits_for(positions);
-  const int64_t groups = ceil_div(rows.count(), int64_t{1} << small.column_lane_bits);  // of columns
+  // Groups of columns; a warp has one.
+  const int64_t groups = ceil_div(rows.count(), int64_t{1} << small.column_lane_bits);
   small.block_warps =
       small.axis_warps * static_cast<int>(std::clamp<int64_t>(kPreferredSmallWarps / small.axis_warps, 1, groups));
   return small;

@@ -1,8 +1,8 @@
-// The geometry of the row engine (cuda/engine.cuh): how statistics of a row are divided among lanes, warps and blocks,
-// and what goes through memory. A pure function of shape, element and compute capability.
+// The geometry of the row engine (cuda/engine.cuh): how the elements of a row are divided among lanes, warps and
+// blocks, and what goes through memory. A plan is a pure function of the shape, the dtype and the GPU.
 //
-// Whatever decides the bits of a result depends on (length, inner, element) only. The rest of a plan may also depend on
-// the number of rows and the device: the same statistics are merged in the same order, wherever they were computed.
+// What changes the bits of a result depends on length, inner and dtype only. The rest of a plan may also depend on the
+// number of rows and on the GPU: statistics are merged in the same order, whichever thread computes them.
 #pragma once
 
 #include <cstdint>
@@ -13,17 +13,17 @@
 namespace jaxgpuops {
 
 enum class RowAlgorithm {
-  kEmpty,          // nothing to write
-  kRows,           // inner == 1. A team of lanes, a block or a cluster holds a row in registers: one read, one write
-  kRowsTiles,      // many short rows that are not whole vectors, in shared memory (cuda/tiles.cuh)
-  kRowsStream,     // as kRows, of long rows, by blocks that stay and take the next rows in turn (cuda/stream.cuh)
-  kRowsSplit,      // rows too long for that: statistics of all parts, then of the row, then the results
-  kColumns,        // inner > 1. Lanes along inner; a block or a cluster holds the axis in registers
-  kColumnsStream,  // the same for many columns, by blocks that stay and have the next on their way
-  kColumnsSplit,   // axes too long for that
-  kColumnsWalk,    // lanes go along short axes, twice if there are results (cuda/columns_walk.cuh)
+  kEmpty,       // nothing to write
+  kRows,        // inner == 1. A team of lanes, a block or a cluster holds a row in registers: one read, one write
+  kRowsTiles,   // many short rows that are not whole vectors, in shared memory (cuda/tiles.cuh)
+  kRowsStream,  // long rows, in registers as in kRows, by persistent blocks (cuda/stream.cuh)
+  kRowsSplit,   // rows too long for these: kernels for statistics of the parts, then of the rows, then for the results
+  kColumns,     // inner > 1. Lanes along inner; a block or a cluster holds the axis in registers
+  kColumnsStream,  // as kColumns for many columns, by persistent blocks that load the next columns meanwhile
+  kColumnsSplit,   // axes too long for these
+  kColumnsWalk,    // short axes: each lane goes along its columns, twice if there are results (cuda/columns_walk.cuh)
   kColumnsFlat,    // few columns: an outer index is a flat row, read in vectors (cuda/columns_flat.cuh)
-  kSmall,          // few elements in all, one of a lane (cuda/small.cuh)
+  kSmall,          // few elements in all: a lane has one (cuda/small.cuh)
 };
 
 const char* name(RowAlgorithm algorithm);
@@ -32,44 +32,45 @@ const char* name(RowAlgorithm algorithm);
 struct RowTraits {
   int item_bytes = 4;
   int operands = 1;
-  bool fast = true;     // there are kernels for several numbers of vectors per lane; otherwise only for kOnlyVectors
-  bool large = true;    // and for the largest number, too
+  bool fast = true;     // there are kernels for several numbers of vectors in a lane; otherwise only for kOnlyVectors
+  bool large = true;    // fast, and there is a kernel for the largest number of vectors, too
   bool masked = false;  // there may be masks: columns are read one by one
-  bool output = true;   // results of the full shape
+  bool output = true;   // the call has results of the full shape
   bool label = false;   // each row has a label, an element that must be found before the row is read
   bool lean = false;    // this call has only statistics; a kernel of few registers is for that (Sharing::kStatistics)
   bool tiled = false;   // there are full results, and the kernels of short rows: tile_kernel and spread_kernel
   bool swept = false;   // there are only statistics; of the kernels of rows, only tile_kernel and sweep_kernel
   bool strips = false;  // there are only statistics, and a kernel that walks strips of columns
-  int stat_bytes = 8;   // of the statistics of a part of a row
-  int final_bytes = 8;  // of what the full results of a row need to know of the row
+  int stat_bytes = 8;   // bytes of the statistics of a part of a row
+  int final_bytes = 8;  // bytes of what the full results of a row need from its statistics
 };
 
 constexpr int kOnlyVectors = 4;
-constexpr int kLeanVectors = 2;  // vectors of a lane of lean_rows_kernel: short rows, statistics only
+constexpr int kLeanVectors = 2;  // vectors in a lane of lean_rows_kernel, which is for short rows and statistics only
 
 constexpr int kMaxBlockWarps = 32;
 constexpr int kMaxCluster = 16;    // blocks of the largest cluster
 constexpr int kPartWarps = 8;      // the most warps of a small block, which holds a part of a row, or several rows
 constexpr int kStreamWarps = 16;   // warps of a block of kRowsStream
-constexpr int kStreamChains = 32;  // chains of spans: a lane merges every 32nd span
+constexpr int kStreamChains = 32;  // chains of spans in a row: a chain is every 32nd span, and one lane merges it
 constexpr int kSpreadWarps = 4;    // the most warps of a block of spread_kernel
 constexpr int kWideVectors = 2;    // vectors of a lane of wide_kernel
 constexpr int kTileThreads = 128;  // threads of a block that has a tile of rows
 constexpr int kTileBytes =
-    8 << 10;                    // about the bytes of a tile, where rows are shorter than what a team of lanes holds
+    8 << 10;                    // a tile has about so many bytes if a row is shorter than what a team of lanes can hold
 constexpr int kTileTurns = 4;   // the most rows of a team of lanes
 constexpr int kAlongWarps = 8;  // warps of a block whose lanes go along the axis
 constexpr int kMaxSerialUnits = 16;  // the most units whose statistics one lane merges
-constexpr int kMaxColumnWarps = 16;  // the most warps along the axis, and blocks of a cluster: half a warp merges them
-constexpr int kMaxFlatSpans = 512;   // the most spans whose statistics one warp merges
-constexpr int kSweepWarps = 16;      // the most warps of a block of sweep_kernel
-constexpr int kMaxSweptSpans = 64;   // the most spans of a block of sweep_kernel
-constexpr int kWalkWarps = 8;        // warps of a block of a walking kernel, unless more share its columns
-constexpr int kFlatWarps = 16;       // the most warps of a block that reads flat rows
-constexpr int kSmallWarps = 16;      // the most warps of a block of small_kernel, and the most that share a column
-constexpr int kSmallBeside = 8;      // the most columns of such a warp
-constexpr int kSmallStep = 4;        // positions that it adds before it asks whether there are more
+// The most warps along the axis, and the most blocks of a cluster, because half a warp merges their statistics.
+constexpr int kMaxColumnWarps = 16;
+constexpr int kMaxFlatSpans = 512;  // the most spans whose statistics one warp merges
+constexpr int kSweepWarps = 16;     // the most warps of a block of sweep_kernel
+constexpr int kMaxSweptSpans = 64;  // the most spans of a block of sweep_kernel
+constexpr int kWalkWarps = 8;       // warps of a block of a walking kernel, unless more share its columns
+constexpr int kFlatWarps = 16;      // the most warps of a block that reads flat rows
+constexpr int kSmallWarps = 16;     // the most warps of a block of small_kernel, and the most that share a column
+constexpr int kSmallBeside = 8;     // the most columns of a warp of small_kernel
+constexpr int kSmallStep = 4;       // positions that small_kernel adds up before it checks whether there are more
 
 // Positions along the axis that a lane of a column kernel holds.
 constexpr int column_vectors(int operands) { return operands == 1 ? 8 : 4; }
@@ -77,7 +78,7 @@ constexpr int column_vectors(int operands) { return operands == 1 ? 8 : 4; }
 constexpr int walk_columns(int item_bytes, bool label) {
   return item_bytes == 8 || (label && item_bytes == 4) ? 1 : item_bytes == 1 ? 4 : 2;
 }
-// The same for a kernel that walks a strip for statistics: these columns are neighbours in memory.
+// Columns of a lane of the kernel that walks strips for statistics. They are neighbours in memory.
 constexpr int kStripColumns = 8;
 // The longest axis that a thread of a walking kernel holds in registers.
 constexpr int held_positions(int operands) { return 8 / operands; }
@@ -93,13 +94,13 @@ struct RowPlan {
   // Rows: a lane holds `vectors` of 16 bytes. A span is what a warp holds: vector (span * vectors + j) * lanes + lane.
   int vectors = 1;
   int lane_bits = 0;    // 2^lane_bits lanes share a row (and a warp has several rows), if spans == 1
-  int64_t spans = 1;    // of a row
-  int part = 1;         // kRowsStream, or swept: the most spans of a block
-  int stages = 1;       // the same plans: the spans for which a block has shared memory
-  bool spread = false;  // kRows: a lane has one vector instead of `vectors`, and that many times the lanes share a row
-  bool wide = false;    // kRows: a block has a row, and a lane kWideVectors of it (wide_kernel)
-  // What a block prefetches into the L2 cache; 0: nothing. kRows: the row that comes this many rows later.
-  // kColumnsFlat, split: these many bytes of its part.
+  int64_t spans = 1;    // spans in a row
+  int part = 1;         // kRowsStream and swept rows: the most spans of a block
+  int stages = 1;       // kRowsStream and swept rows: for how many spans a block has shared memory
+  bool spread = false;  // kRows: a lane has one vector and not `vectors`, so `vectors` times as many lanes share a row
+  bool wide = false;    // kRows: a block has a row, and each lane has kWideVectors of its vectors (wide_kernel)
+  // What a block prefetches into the L2 cache; 0: nothing. kRows: the row that is `ahead` rows later. kColumnsFlat,
+  // split: `ahead` bytes of the block's part.
   int64_t ahead = 0;
   int64_t room = 0;  // kRows: a block takes at least these bytes of shared memory, so that fewer share a multiprocessor
   int unit_warps = 1;  // kRowsSplit: spans whose statistics are merged before they are stored
@@ -113,16 +114,16 @@ struct RowPlan {
   // takes `across` vectors of each of `deep` periods at a time.
   int period = 1, turns = 1, across = 1, deep = 1, slices = 1;
   int64_t part_length = 0;    // positions of a block
-  int64_t result_length = 0;  // split: the same while results are written
+  int64_t result_length = 0;  // split: positions of a block of the kernel that writes results
   bool split = false;         // statistics of parts go through the workspace
-  bool late = false;          // split: no kernel merges them, since each block that writes results does
+  bool late = false;  // split: no kernel of its own merges statistics, since each block that writes results does so
   // Rows and columns.
   int block_warps = 1;
   int64_t blocks = 1;  // blocks that share a row: the size of a cluster, unless split
-  int64_t units = 1;   // split: statistics of each row in the workspace
+  int64_t units = 1;   // split: how many statistics of a row the workspace holds
   bool overlap = false;
-  bool packed = false;          // kRows: blocks of a cluster may share a multiprocessor
-  int64_t workspace_bytes = 0;  // per outer index
+  bool packed = false;          // kRows: several blocks of a cluster may share a multiprocessor
+  int64_t workspace_bytes = 0;  // workspace of one outer index
 
   int threads() const { return algorithm == RowAlgorithm::kEmpty ? 0 : 32 * block_warps; }
 };
@@ -137,17 +138,18 @@ struct RowTuning {
 
 // The register-resident plan for the same shape: kRows for rows that are streamed or split, kColumns for
 // kColumnsStream. It needs no workspace and accepts operands and results of different alignment, which streaming does
-// not. Not for rows or columns that are split because no cluster holds them.
+// not. Must not be called for rows or columns that no cluster can hold.
 RowPlan held_in_registers(RowPlan plan);
 
-// Plans for the same rows by the kernels for few elements, where results keep their bits: small_fold() for statistics
-// that are the same in any order, small_walk() for what `plan` walks along, if the array has at most so many elements.
-// Both are for operations on one array, without masks and labels.
+// Replace a plan by one of the kernels for few elements, if results keep their bits; else return `plan`. small_fold()
+// is for statistics that are the same in any order. small_walk() is for columns that `plan` walks along, in arrays of
+// at most `most` elements. Both are for operations on one array, without masks and labels.
 RowPlan small_fold(const RowPlan& plan, const Rows& rows);
 RowPlan small_walk(const RowPlan& plan, const Rows& rows, int64_t most);
 
-// `workspace_bytes` < 0 asks for the best plan. Otherwise it is what the caller has, and the plan makes do with it: a
-// sharded call is planned for the whole batch but runs on a part of it. Results have the same bits either way.
+// `workspace_bytes` < 0 asks for the best plan. Otherwise the caller has a workspace of that size, and the plan needs
+// no more: a sharded call is planned for the whole batch but runs on a part of it. Results have the same bits either
+// way.
 RowPlan plan_row_engine(const Rows& rows, const RowTraits& traits, const Gpu& gpu, int64_t workspace_bytes = -1,
                         const RowTuning& = {});
 

@@ -15,19 +15,19 @@ int64_t enough_strips(Layout layout, const Gpu& gpu) {
 // there are few waves. So blocks share rows if there are fewer than kManyRows rows, a row has at least kLongRow almost
 // full tiles, and a sum is one word (larger sums take longer to fold than to load).
 constexpr int64_t kManyRows = 2048;  // an H200 runs 660 blocks at the same time
-constexpr int64_t kLongRow = 16;     // tiles
+constexpr int64_t kLongRow = 16;     // tiles of such a row
 
 constexpr int64_t kFewTiles = 3;           // one block walks over so many quickly enough
 constexpr int64_t kShortBytes = 24 << 10;  // shared memory of a block where the axis is short
 
-// Of an array that the kernels for few elements take, at most: along an axis that a lane has sooner without shared
-// memory, along a longer one, the same where any order has the same states; and along an axis that is not short, the
-// same of elements that have no other kernels than those of spans.
+// The most elements of an array for the kernels for few elements: if kShort would read the axis directly, if the axis
+// is longer, and if the order of folding does not change states; then the same if the axis is not short, and for dtypes
+// that have only the kernels of spans.
 constexpr int64_t kSmallDirect = 3 << 15, kSmallElements = 1 << 17, kSmallExact = 1 << 18;
 constexpr int64_t kSmallLong = 1 << 16, kSmallRare = 1 << 18;
 
-// Lanes that have the axis read it from memory if that is in few pieces, and if the array is not too large for caches
-// to help with the others.
+// In kShort, lanes read the axis directly from memory if that takes few loads. With more loads they do so only if the
+// array is so small that the caches serve them.
 constexpr int64_t kDirectLength = 8, kDirectBytes = 16, kDirectElements = 1 << 22;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -57,15 +57,15 @@ int state_words(const Problem& problem, int bytes) {
   return cut ? words + (bytes >= 8 ? 2 : 1) : words;
 }
 
-// Whether states are the same in whatever order positions are folded.
+// Whether states have the same bits whatever the order of folding.
 bool is_exact(const Problem& problem) {
   if (problem.kind != Kind::kCumulative) return false;
   if (!is_float(problem.dtype) && !is_complex(problem.dtype)) return true;
   return !is_general(problem) && (problem.op == Op::kMax || problem.op == Op::kMin);
 }
 
-// Whether lanes that have a short axis read it where it is. Rows that are whole vectors, or bytes, are better moved as
-// such.
+// Whether the lanes of kShort read the axis directly from memory. Rows that are whole vectors, and rows of bytes, are
+// better copied through shared memory.
 bool is_direct(const Problem& problem) {
   const auto [outer, length, inner] = problem.rows;
   const int bytes = bytes_of(problem.dtype);
@@ -74,7 +74,7 @@ bool is_direct(const Problem& problem) {
          problem.rows.elements() <= kDirectElements;
 }
 
-// Whether the kernels for few elements take it.
+// Whether the kernels for few elements take the problem.
 bool is_small(const Problem& problem) {
   const auto [outer, length, inner] = problem.rows;
   const bool simple = problem.a.inner.groups <= 1 && problem.a.outer.groups <= 1 && !problem.segmented;
@@ -85,7 +85,7 @@ bool is_small(const Problem& problem) {
     return elements <= (length <= kDirectLength        ? kSmallDirect
                         : exact && !is_direct(problem) ? kSmallExact
                                                        : kSmallElements);
-  // Rows have kernels that take less than those of spans, unless their elements are rare.
+  // If inner is 1, other kernels are faster than kSmall, unless the dtype has only kernels of spans.
   return exact && (inner > 1 || rare) && length <= kMostSmallLength && elements <= (rare ? kSmallRare : kSmallLong);
 }
 
@@ -187,7 +187,8 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
     plan.axis_warps = static_cast<int>(std::min<int64_t>(kWarps, ceil_div(runs, shape.per_lane << plan.run_bits)));
     plan.per_lane = shape.per_lane;
   } else {
-    // Of many columns of a rare call a span has 128 bytes or more, so that a tile has more positions.
+    // If a rare call has many columns, a span takes only 128 bytes of them or a little more, so that a tile has more
+    // positions.
     const bool narrow = rare && bytes >= 4 && inner > 64;
     plan.columns = static_cast<int>(std::min<int64_t>(narrow ? 32 : kMostColumns, inner));
     plan.runs = std::max(1, 32 / plan.columns);

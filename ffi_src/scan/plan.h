@@ -11,16 +11,17 @@
 
 namespace jaxgpuops::scan {
 
-// The kernels. Where blocks share an axis, a block waits for the sums of earlier tiles; else it has all of it.
+// The kernels. If blocks share an axis, a block waits for the sums of earlier tiles; otherwise a block has the whole
+// axis.
 enum class Algorithm {
   kEmpty,            // nothing to write
-  kShort,            // kSpans: a lane has the axis
-  kSmall,            // kSpans: the same of few elements, one of a lane
+  kShort,            // kSpans: a lane has the whole (short) axis
+  kSmall,            // kSpans: few elements in all, and a lane has one
   kRows,             // kAlong: the axis is one tile
   kWalk,             // kAlong: a block walks over the tiles of a row
-  kResident,         // kAlong: blocks share a row, and all run at a time
-  kRowLookAhead,     // kAlong: blocks share a row, and have warps that only find out what comes before a tile
-  kChunkLookAhead,   // kAlong: blocks share a row: three operands, or segments of cumulative calls
+  kResident,         // kAlong: blocks share a row, and all run at the same time
+  kRowLookAhead,     // kAlong: blocks share a row; some warps only fold what comes before a tile
+  kChunkLookAhead,   // kAlong: blocks share a row; for three operands, and for segments of cumulative calls
   kColumns,          // kAcross: a block walks over the tiles of its columns
   kColumnLookAhead,  // kAcross: blocks share the columns
   kSpans,            // kSpans: a block walks over the tiles of its columns
@@ -38,7 +39,7 @@ struct Plan {
   int column_bits = 0;  // a block has 2^column_bits warps across the columns
   int per_lane = 1;
   int runs = 1;               // kSpans: runs of a warp
-  int columns = 1;            // kSpans: columns of a span; kSmall: of a warp
+  int columns = 1;            // kSpans: columns of a span; kSmall: columns of a warp
   int64_t parts = 1;          // kSpans: parts into which `inner` is divided
   int64_t block_columns = 0;  // columns of a block if the axis is short, else 0
   int span_bytes = 0;    // shared memory for an operand's part of a span; 0 if that part is not contiguous in memory
@@ -51,16 +52,17 @@ struct Plan {
   int late = 0;          // look_ahead: steps between the sum of a tile and its results
   int stages = 1;        // tiles that a block has in shared memory at a time
   bool overlap = false;  // the second of two kernels may start before the first ends
-  int64_t workspace_bytes = 0;  // for each outer index
+  int64_t workspace_bytes = 0;  // workspace of one outer index
 
   int threads() const { return 32 * axis_warps << column_bits; }
   // Columns of a block, in multiples of those that a block of kThreads has.
   int width() const { return threads() > kThreads ? threads() / kThreads : 1; }
 };
 
-// `workspace_bytes` < 0 asks for the best plan. Otherwise it is what the caller has, and the plan makes do with it: a
-// sharded call is planned for the whole batch but runs on a part of it. Results have the same bits either way. `forced`
-// is for experiments: the Algorithm to take where it can. (Where it cannot, the plan names another.)
+// `workspace_bytes` < 0 asks for the best plan. Otherwise the caller has a workspace of that size, and the plan needs
+// no more: a sharded call is planned for the whole batch but runs on a part of it. Results have the same bits either
+// way. `forced` is for experiments: the Algorithm to use if it can take the problem. (If it cannot, the plan names
+// another.)
 Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes = -1, int forced = -1);
 
 }  // namespace jaxgpuops::scan

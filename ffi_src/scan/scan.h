@@ -26,7 +26,7 @@ enum class Op {
   kMax,
   kMin,
   kLogSumExp
-};  // of kCumulative and kTangent; the tangent of a sum is a sum, so kTangent has no kSum
+};  // operators of kCumulative and kTangent; the tangent of a sum is a sum, so kTangent has no kSum
 
 struct Problem {
   Kind kind = Kind::kCumulative;
@@ -41,7 +41,7 @@ struct Problem {
                          // that is 0, or the identity of the operator
   bool segmented = false;  // there are starts: a segment begins at each position (of the array, whatever the direction)
                            // where starts is not 0, and nothing passes from one segment to another
-  Broadcast a;             // kLinear: where its elements are. kLinearVjp: the whole shape, as b
+  Broadcast a;             // kLinear: where the elements of a are. In kLinearVjp a has the whole shape
   Broadcast starts;
 };
 
@@ -54,7 +54,8 @@ constexpr DType h0_dtype(const Problem& problem) {
 // Operands that a kind does not have are null. All but a, h0 and starts have the shape of the problem, row-major; h0 is
 // (outer, 1, inner).
 struct Buffers {
-  const void* x = nullptr;  // cumulative: x.  tangent: t, or the cotangent of y.  linear: b.  linear_vjp: of h
+  // Cumulative: x.  tangent: t, or the cotangent of y.  linear: b.  linear_vjp: cotangent of h.
+  const void* x = nullptr;
   const void* a = nullptr;  // tangent: x.     linear, linear_vjp: a
   const void* y = nullptr;  // tangent: y.     linear_vjp: h
   const void* h0 = nullptr;

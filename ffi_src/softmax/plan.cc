@@ -5,7 +5,7 @@
 namespace jaxgpuops::softmax {
 namespace {
 
-constexpr int64_t kSmallElements = 1 << 17;  // of an array that is walked along by single elements, at most
+constexpr int64_t kSmallElements = 1 << 17;  // the most elements of an array for which small_walk() is asked
 
 // These values must agree with the policies in cuda/policy.cuh: the plan runs where no CUDA code is compiled.
 RowTraits traits_of(const Problem& problem) {

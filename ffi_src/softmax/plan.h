@@ -12,8 +12,8 @@ namespace jaxgpuops::softmax {
 RowPlan plan_softmax(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes = -1,
                      const RowTuning& tuning = {});
 
-// Returns the value of Problem::general. Of derivatives, those are general that mask entries; and the tangent of
-// log_softmax that is not transposed, since the fast kernels have only what gradients ask for.
+// Returns the value of Problem::general. Derivatives are general if they mask entries. The tangent of log_softmax is
+// also general if it is not transposed, since the fast kernels have only the transpose, which gradients need.
 bool is_general(Op op, double factor, bool scaled, bool biased, bool masked, bool transpose = false);
 
 }  // namespace jaxgpuops::softmax

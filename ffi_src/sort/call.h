@@ -46,7 +46,7 @@ inline Call sort_call(ffi::AnyBuffer x, ffi::RemainingRets results, int64_t axis
   return call;
 }
 
-// Defined in cpu/handlers.cc and cuda/handlers.cc.
+// The FFI targets of each backend, defined in cpu/handlers.cc and cuda/handlers.cc.
 std::vector<Target> cpu_targets();
 std::vector<Target> cuda_targets();
 

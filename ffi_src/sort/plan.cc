@@ -29,7 +29,7 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu) {
   const int key_bytes = problem.key_bits / 8;
   const int64_t shared_limit = gpu.shared_bytes - kReserved;
   if (rows.elements() == 0) return plan;
-  // Threads that take columns read parts of sectors where few stand side by side.
+  // If rows go by columns and inner is small, the loads of a warp use only parts of memory sectors.
   if (rows.length <= kMaxShortLength && (short_tile_outers(rows) > 0 || rows.inner >= kLeastShortColumns)) {
     plan.algorithm = Algorithm::kShort;
     plan.threads = kShortThreads;
@@ -44,7 +44,7 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu) {
     plan.shared_bytes = static_cast<int64_t>(plan.team.shared_bytes);
     return plan;
   }
-  // The workspace below is sized for one outer index. A call with several has that many times as much, which is room
+  // The workspace below is sized for one outer index. A call with n outer indices gets n times as much, which is enough
   // for all its rows together.
   plan.turns = rows.inner > 1;
   const Rows own{1, rows.length, rows.inner};
@@ -75,7 +75,8 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu) {
   plan.algorithm = Algorithm::kSweep;
   plan.threads = kSweepThreads;
   const bool small = sweeps_small(rows);
-  // A call with fewer rows than those of this plan may have small tiles, which need more of the workspace.
+  // The same workspace must do for a call with fewer rows (a part of the batch), which may use small tiles; these need
+  // more.
   const SweepShape shape(rows.inner, rows.length, problem.k, key_bytes, problem.values, problem.indices,
                          sweeps_small(own));
   plan.blocks = rows.count() * ((rows.length - 1) / sweep_tile(key_bytes, small) + 1);

@@ -11,12 +11,14 @@ namespace jaxgpuops::sort {
 
 // The sort is stable in both directions. Keys serve comparisons only: the results have the bits of the elements.
 struct Problem {
-  Rows rows;         // the length is less than 2^31
-  int64_t k = 0;     // elements of a sorted row that are wanted, the first ones: at least 1, at most all
-  int64_t kth = -1;  // not negative: only this element need be in its place, after what is less, before what is more
+  Rows rows;      // the length is less than 2^31
+  int64_t k = 0;  // the first k elements of each sorted row are wanted, from 1 to all
+  // Not negative: only the element of this rank need be in its place, after all that sort before it and before the
+  // others.
+  int64_t kth = -1;
   int key_bits = 32;
   SortOrder order;
-  bool values = true, indices = true;  // which results are wanted, at least one
+  bool values = true, indices = true;  // which results are wanted: at least one of them
 };
 
 }  // namespace jaxgpuops::sort

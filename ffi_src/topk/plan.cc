@@ -30,11 +30,11 @@ Plan plan_rows(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   return plan;
 }
 
-// Where rows are so few, what one takes is what all take, and the rows kernel has the least to do for it.
+// Up to so many rows run all at once. Then the time is that of a single row, which is shortest in the rows kernel.
 constexpr int64_t kFewRows = 4096;
 
-// Whether sorting a row, or what is left of it above a threshold, beats the kernels that select from it: these rank few
-// candidates by comparing all with all, and give a row at least four lanes, or a column of a block's 64.
+// Whether sorting a row, or what is left of it above a threshold, is faster than the kernels that select. Those compare
+// all candidates with each other, and use at least four lanes for a row, or a block for up to 64 columns.
 bool sorts(Rows rows, int64_t k, int key_bytes) {
   if (rows.length > kMaxSortLength) return false;
   if (rows.length > kMaxSortLength / 2 && key_bytes >= 4 && k <= (key_bytes == 8 ? kMaxStreamK : 512)) return false;
@@ -46,13 +46,14 @@ bool sorts(Rows rows, int64_t k, int key_bytes) {
   }
   if (rows.length <= 24 || rows.length <= 4 * k || (rows.inner <= 16 && rows.length <= 128)) return true;
   if (rows.inner >= 8 || rows.length > 512) return false;
-  // Of so few columns beside each other a block may use the lesser part, which costs only where there are many.
+  // If inner is small, a block of the columns kernel may use only a small part of its lanes; that costs time only if
+  // there are many rows.
   const int64_t beside = kColumnWarps * 32 / column_lanes(rows.count(), rows.length, k);
   return rows.length <= 128 || (rows.outer > 1024 && 2 * rows.inner <= beside);
 }
 
-// Nanoseconds, from the times of some hundred problems on an H200: of columns that a block's warps select from, each
-// from its own, and of columns that are streamed, each by a block.
+// Compares two estimates in nanoseconds, fitted to the times of some hundred problems on an H200: one of the columns
+// kernel, and one of the streaming kernel with a block for each column.
 bool streams_columns(Rows rows, int key_bytes, const Gpu& gpu) {
   if (rows.length < 1024) return false;
   const bool narrow = key_bytes < 4;
@@ -64,12 +65,13 @@ bool streams_columns(Rows rows, int key_bytes, const Gpu& gpu) {
   return streamed < selected;
 }
 
-// Elements of a row for each of k, at least, for the held kernel: it takes it for granted that a row has whole vectors
-// of 16 bytes, wherever it begins. (The lab forced it on rows of two elements, where it read beyond them.)
+// The held kernel takes rows of at least so many times k elements, since it relies on a row having whole vectors of 16
+// bytes wherever it begins. (Forced on rows of two elements, it would read beyond them.)
 constexpr int64_t kLeastHeld = 16;
 
-// Whether rows of 16 bits are for the held kernel, which reads them as vectors wherever they begin. The rows kernel
-// does not where teams select by delegates; but it is better at a large k, and many rows of few thousand elements.
+// Whether the held kernel takes rows of 16-bit keys that are not aligned. It reads them as vectors; the rows kernel
+// does not if its teams use delegates. But the rows kernel is faster for large k, and for many rows of a few thousand
+// elements.
 bool holds_unaligned(Rows rows, int64_t k, int key_bytes) {
   return key_bytes == 2 && rows.length % 8 != 0 && !rows_shape(rows.length, k, key_bytes).network && k <= 32 &&
          rows.length >= kLeastHeld * k && (rows.length > 2048 || rows.count() <= 512);
@@ -244,7 +246,8 @@ Plan plan_whole(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
 }
 
 // Whether sorting all of a row takes no longer than selecting, which reads it once per byte of a key and twice more;
-// but it needs several times the memory of the row. From the times of some two hundred problems on an H200.
+// but it needs several times the memory of the row. The rule was fitted to the times of some two hundred problems on an
+// H200.
 bool sorts_whole(Rows rows, int64_t k, int key_bytes) {
   return (key_bytes <= 2 || rows.length >= 1 << 19 ? 24 : 8) * k >= rows.length;
 }
@@ -289,11 +292,11 @@ Plan plan_argmax(Rows rows, int key_bits, const Gpu& gpu, int64_t workspace_byte
   if (shape.form == ArgmaxForm::kSmall) {
     slices = rows.length > kArgmaxUnshared ? rows.length / kArgmaxSmallSlice : 1;
   } else if (shape.form == ArgmaxForm::kRows) {
-    // A second kernel takes longer than a block with the rest of a short row.
+    // If a row is short, a second kernel takes longer than one block that reads all of it.
     const int64_t bytes = rows.length * key_bytes;
     slices = bytes < kArgmaxAlone ? 1 : std::min(3 * gpu.multiprocessors / units, bytes / 8192);
   } else if (shape.form == ArgmaxForm::kColumns) {
-    // rows that a block reads in one step
+    // How many rows a block reads in one step.
     const int64_t step = shape.beside ? shape.deep : shape.threads * (16 / key_bytes) / rows.inner;
     slices = std::min(2 * gpu.multiprocessors / units, rows.length / (4 * step));
   } else if (shape.form == ArgmaxForm::kStrided) {
@@ -324,7 +327,7 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
     const Plan plan = plan_wave(rows, k, key_bytes, gpu, workspace_bytes);
     if (plan.algorithm == Algorithm::kWave && fits(plan)) return plan;
   }
-  // Networks take longer for such rows than the radix sort does.
+  // For such rows, sorting networks take longer than the radix sort.
   if (forced < 0 && sorted && rows.inner == 1 && key_bytes <= 4 && rows.length > kMaxSortLength / 2 &&
       rows.length <= kMaxSortLength && 4 * k >= rows.length) {
     if (const Plan plan = plan_whole(rows, k, key_bytes, gpu); plan.algorithm == Algorithm::kBlock) return plan;

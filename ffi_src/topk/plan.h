@@ -17,15 +17,15 @@ enum class Algorithm {
   kArgmax,   // k = 1: one reduction
   kRows,     // short rows, each in the registers of some lanes or of a block
   kSort,     // short rows with large k or 64-bit elements: teams of lanes sort them in registers
-  kHeld,     // longer rows, in the registers and shared memory of a block or a cluster
+  kHeld,     // longer rows, held in the registers and shared memory of a block or a cluster
   kStream,   // one block or cluster streams a row and keeps the elements above a rising threshold
   kGrid,     // as kStream, with many blocks for each row; a second kernel merges their lists
   kWave,     // few long rows, k <= 256: one wave of blocks reads them; a second kernel merges the best of each
   kSieve,    // k from 257 to 4096: blocks keep the elements that reach a threshold, and rank them together
   kColumns,  // the axis is not the last: a block reads neighbouring columns together
   kRadix,    // large k: radix select by digits, ordered compaction, then a sort of the k elements
-  kBlock,    // k near the length: the row is sorted whole, by the kernels of sort/plan.h,
-  kSweep,    // which write the first k
+  kBlock,    // k near the length: the row is sorted whole by kBlock of sort/plan.h, which writes the first k
+  kSweep,    // the row is sorted whole, by kSweep of sort/plan.h
 };
 
 const char* name(Algorithm algorithm);
@@ -37,16 +37,16 @@ struct Plan {
   int slices = 1;               // blocks that share a row
   int64_t blocks = 0;           // blocks of the largest launch
   bool overlap = false;         // a kernel may start before the previous one ends (kArgmax, kGrid, kWave)
-  int64_t workspace_bytes = 0;  // for each outer index
+  int64_t workspace_bytes = 0;  // workspace of one outer index
   int64_t shared_limit = 0;     // shared memory that the device allows a block
   SortShape sort;               // used by kSort
   sort::Plan whole;             // used by kBlock and kSweep
   int64_t shared_bytes = 0;     // dynamic shared memory of the plan's largest kernel
 };
 
-// `workspace_bytes` is what the caller has; the plan makes do with it. (A sharded call is planned for the whole batch,
-// but runs on a part of it.) A negative number asks for the best plan. `forced` is for experiments: the Algorithm to
-// use if it can take the problem; if it cannot, the plan's algorithm is kEmpty.
+// The caller has a workspace of `workspace_bytes`, and the plan needs no more. (A sharded call is planned for the whole
+// batch, but runs on a part of it.) A negative number asks for the best plan. `forced` is for experiments: the
+// Algorithm to use if it can take the problem; if it cannot, the plan's algorithm is kEmpty.
 Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, int64_t workspace_bytes = -1,
                int forced = -1);
 Plan plan_argmax(Rows rows, int key_bits, const Gpu& gpu, int64_t workspace_bytes = -1);

@@ -32,7 +32,7 @@ inline void set_groups(Problem& problem, const Options& options) {
   problem.topk_groups = options.topk_groups;
 }
 
-// `more` begins with the logarithms of sums, if these are asked for.
+// If `more` is not empty, its first result is that of the logarithms of sums, if they are asked for.
 inline Call call_of(ffi::AnyBuffer logits, ffi::RemainingArgs arguments, ffi::AnyBuffer weights, ffi::AnyBuffer indices,
                     ffi::RemainingRets more, const Options& options) {
   const int64_t axis = options.axis;
@@ -76,7 +76,7 @@ inline Call call_of(ffi::AnyBuffer logits, ffi::RemainingArgs arguments, ffi::An
   return call;
 }
 
-// What the targets take, in the order of the handlers' parameters.
+// The operands, results and attributes of the targets, in the order of the handlers' parameters.
 template <class Backend>
 auto gate_binding() {
   return Backend::start()
@@ -95,7 +95,7 @@ auto gate_binding() {
       .template Attr<bool>("log_sums");
 }
 
-// The tables of cpu/handlers.cc and cuda/handlers.cc.
+// The FFI targets of each backend, defined in cpu/handlers.cc and cuda/handlers.cc.
 std::vector<Target> cpu_targets();
 std::vector<Target> cuda_targets();
 

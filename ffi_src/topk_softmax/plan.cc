@@ -5,9 +5,9 @@
 
 namespace jaxgpuops::topk_softmax {
 
-// Few lanes, so that shuffles serve several rows at once, but no more elements than fit their registers, and two
-// candidates for each of k. Eight elements are sorted by networks, which give the best eight. Groups have one form of
-// each team.
+// Chooses few lanes for a row, so that a shuffle serves several rows at once; but a lane must have registers for its
+// elements, and a row needs two maxima of lanes for each of k. Lanes of eight elements sort them by networks. With
+// groups, each team size has one number of elements.
 Plan plan_topk_softmax(Rows rows, int64_t k, int64_t groups) {
   Plan plan;
   if (rows.count() == 0 || k == 0) return plan;

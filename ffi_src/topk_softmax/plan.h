@@ -1,4 +1,4 @@
-// The geometry of the CUDA kernel: a pure function of the shape, known where there is no GPU.
+// The geometry of the CUDA kernel: a pure function of the shape, so that Python can ask for it where there is no GPU.
 #pragma once
 
 #include <cstdint>
@@ -7,19 +7,19 @@
 
 namespace jaxgpuops::topk_softmax {
 
-// Longer rows, larger k and more groups are composed of other kernels, in Python.
+// Python composes longer rows, larger k and more groups of other kernels.
 constexpr int64_t kMaxLength = 1024;
 constexpr int64_t kMaxK = 64;
 constexpr int64_t kMaxGroups = 64;
-constexpr int kBlock = 128;  // threads
+constexpr int kBlock = 128;  // threads of a block
 
 struct Plan {
   bool empty = true;  // nothing to write
   int team = 0;       // lanes of a warp that share a row
-  int elements = 0;   // of a lane
+  int elements = 0;   // elements of a lane
 };
 
-// Throws std::invalid_argument where the kernel cannot.
+// Throws std::invalid_argument if the kernel cannot take the problem.
 Plan plan_topk_softmax(Rows rows, int64_t k, int64_t groups = 1);
 
 }  // namespace jaxgpuops::topk_softmax

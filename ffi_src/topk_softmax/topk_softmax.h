@@ -19,15 +19,16 @@ namespace jaxgpuops::topk_softmax {
 
 enum class Score { kSoftmax, kSigmoid, kSqrtSoftplus };
 
-constexpr float kFar = -40;  // log(1 + e^z) is e^z below, in every dtype
+constexpr float kFar = -40;  // for z below this, log(1 + e^z) equals e^z in every dtype
 
 struct Problem {
-  DType dtype = DType::kFloat32;  // of logits and weights: float16, bfloat16, float32
+  DType dtype = DType::kFloat32;  // dtype of logits and weights: float16, bfloat16, float32
   Rows rows;
   int64_t k = 0;  // 0 <= k <= rows.length < 2^31
   Score score = Score::kSoftmax;
   bool normalize = true;
-  int64_t groups = 1, topk_groups = 1;  // of rows.length / groups experts; how many are chosen, with k experts or more
+  // Groups have rows.length / groups experts each; `topk_groups` of them are chosen, with at least k experts in all.
+  int64_t groups = 1, topk_groups = 1;
   float scale = 1;
   Broadcast bias;
 
@@ -36,10 +37,10 @@ struct Problem {
 
 struct Buffers {
   const void* logits = nullptr;
-  const float* bias = nullptr;  // null: none
+  const float* bias = nullptr;  // null: the call has no bias
   void* weights = nullptr;
   int32_t* indices = nullptr;
-  float* log_sums = nullptr;  // one a row; null: not asked for
+  float* log_sums = nullptr;  // one number for each row; null: not asked for
 };
 
 }  // namespace jaxgpuops::topk_softmax

@@ -52,7 +52,7 @@ def bins_of(x, edges, axis, even=True):
     at = lambda place: jax.lax.slice_in_dim(edges, place, place + 1, axis=axis)
     first, last = at(0), at(count)
     if even:
-        # The quotient is off by one at most: the edges themselves decide.
+        # The guess is wrong by at most one bin, and comparing with the edges corrects it.
         guess = jnp.floor((x - first) * (count / (last - first))).clip(0, count - 1)
         place = jnp.where(jnp.isfinite(guess), guess, 0).astype(np.int32)
         if edges.size == count + 1:
@@ -133,7 +133,7 @@ def empty(name: str, dtype: np.dtype):
 
 
 def _segments_fallback(data, ids, *, axis, length, sorted, name, along=None):
-    if ids.dtype == np.dtype(np.uint8):  # which not every kernel reads
+    if ids.dtype == np.dtype(np.uint8):  # not every kernel reads ids of 8 bits
         return (segments(SEGMENT_KERNELS[name], data, ids.astype(np.int32), axis, length, sorted, along),)
     method = {"segment_sum": "add", "segment_max": "max", "segment_min": "min"}[name]
     wide = _arguments.wide(data.dtype) if name == "segment_sum" else data.dtype
@@ -188,7 +188,7 @@ def _take_fallback(table, ids, *, axis, sorted, fill, along=None):
     return (_each(one, table, ids, axis),)
 
 
-# XLA gathers rows at the speed of memory. This is a primitive only to have its own derivative.
+# XLA gathers rows at the speed of memory, so there is no kernel. It is a primitive only to have its own derivative.
 take_rows_p = Kernel(
     "take_rows",
     results=lambda table, ids, *, axis, sorted, fill, along: [(ids.shape[axis], table.dtype)],
@@ -239,7 +239,7 @@ def take_rows(table: jax.Array, ids: jax.Array, axis: int, sorted: bool, fill: b
 
 
 def sum_to(x: jax.Array, shape: tuple, axis: int) -> jax.Array:
-    """The cotangent of what had a shape with size 1 in some dimensions before the axis."""
+    """Returns the cotangent of an array that had size 1 in some dimensions before the axis."""
     shared = tuple(d for d in range(axis) if shape[d] == 1 and x.shape[d] != 1)
     return jnp.sum(x, shared, keepdims=True) if shared else x
 
@@ -282,7 +282,8 @@ def_jvp(segment_min_p, _extreme_jvp)
 
 
 def exponentials(x, ids, axis, length, sorted, split=None):
-    """Exponentials that do not overflow, and what was subtracted; rows without a segment have anything."""
+    """Returns exponentials that do not overflow, and what was subtracted from their arguments. Rows without a segment
+    get any value."""
     largest = segments(segment_max_p, x, ids, axis, length, sorted, split=split)
     largest = jnp.where(jnp.isfinite(largest), largest, np.zeros((), x.dtype))
     return jnp.exp(x - take_rows(largest, ids, axis, sorted, fill=False)), largest
@@ -317,7 +318,7 @@ def _softmax_kernel(name, results, fallback):
     )
 
 
-# Their derivatives are those of the public functions.
+# These primitives have no derivatives; the public functions have.
 segment_softmax_p = _softmax_kernel(
     "segment_softmax", lambda x, ids, *, axis, length, sorted: [(x.shape[axis], x.dtype)], _softmax_fallback
 )

@@ -36,7 +36,8 @@ def plan_fallback(experts, *, axis, num_experts, capacity, align, room):
     def one(experts):
         count = experts.shape[0]
         experts = jnp.where((experts >= 0) & (experts < num_experts), experts, num_experts)
-        # A sort with places computes argsort, whose result in a shard_map would not vary as its keys do.
+        # A sort of keys together with their places is an argsort. (In a shard_map, the result of jnp.argsort would not
+        # vary over the mesh axes of its keys.)
         places = jnp.arange(count, dtype=np.int32) + jnp.zeros_like(experts)
         order = jax.lax.sort((experts, places), num_keys=1)[1]
         found = jnp.zeros(num_experts + 1, np.int32).at[experts].add(1)
@@ -149,14 +150,14 @@ moe_combine_p = _kernel(
 
 
 def _own_rows(split, row_of_assignment):
-    """Of a device's rows, counted from its first; -1 where an assignment's row is on another device."""
+    """Returns the row of each assignment, counted from the device's first row; -1 if the row is on another device."""
     own = row_of_assignment - split.start()
     return jnp.where((own >= 0) & (own < split.part), own, -1)
 
 
 def _own_indices(splits, assignment_of_row, row_of_assignment, axis, choices):
-    """Both indices of a device's rows, for all assignments. Where a device has those of a part of the tokens, it makes
-    the others of the assignments of its rows: no index crosses."""
+    """Returns both indices for a device's rows and all assignments. If a device has the indices of only some tokens, it
+    computes the others from the assignments of its rows, so no index is sent."""
     split, tokens = splits.get(axis), splits.get(assignment_of_row.ndim)
     if split:
         assignment_of_row = split.fill(assignment_of_row, axis, -1)
@@ -175,7 +176,7 @@ def _dispatch_split(splits, x, *rest, axis, choices):
 
 def _combine_split(splits, y, row_of_assignment, *rest, axis, choices):
     """Each device adds up the rows that it has, in wide dtype, and then the devices add up these sums."""
-    if axis not in splits:  # but tokens are: each device adds up the rows of its own
+    if axis not in splits:  # only tokens are split: each device adds up the rows of its own tokens
         return moe_combine_p.primitive.bind(y, row_of_assignment, *rest, axis=axis, choices=choices)
     split = splits[axis]
     own = _own_rows(split, row_of_assignment)
@@ -199,8 +200,8 @@ def _plan_split(splits, experts, *, axis, num_experts, **params):
     return moe_plan_p.primitive.bind(experts, axis=axis, num_experts=num_experts, **params)
 
 
-# The axis is that of rows. That of tokens is free: of indices a device has those of its tokens. It adds up their rows, or
-# makes the indices of other tokens from those of rows.
+# The split axis is that of rows. The axis of tokens may be split as well; then a device has the indices of its tokens
+# only. It adds up the rows of these tokens, and computes the indices of other tokens from those of rows.
 RULES["moe_plan"] = Rule(_plan_split)
 RULES["moe_dispatch"] = lambda choices, **_: Rule(_dispatch_split, operands=(1,), keeps=True, free={2: choices})
 RULES["moe_combine"] = lambda choices, **_: Rule(
@@ -245,7 +246,8 @@ def _combine_vjp_fallback(y, ct, row_of_assignment, assignment_of_row, weights, 
     return *dy, weight_cotangent(ct, y, row_of_assignment, of_weights, axis, choices)
 
 
-# The cotangents of y and of the weights, given the cotangent of tokens. The kernel reads each row of y once.
+# Returns the cotangents of y and of the weights, given the cotangent of the tokens. The kernel reads each row of y
+# once.
 moe_combine_vjp_p = Kernel(
     "moe_combine_vjp",
     results=lambda y, ct, row_of_assignment, assignment_of_row, weights, *, axis, choices: [
@@ -269,14 +271,14 @@ def combine_vjp(y, ct, row_of_assignment, assignment_of_row, weights, axis, choi
 
 
 def _combine_vjp_split(splits, y, ct, row_of_assignment, assignment_of_row, weights, *, axis, choices):
-    """The axis is that of rows. Each device has the cotangents of its own, and of the weights of its tokens what its rows
-    and its features give, over which these are sums."""
+    """The axis is that of rows. Each device computes the cotangents of its own rows. The cotangents of weights are sums
+    over rows and features, of which each device adds up its own."""
     rows, tokens = splits.get(axis), splits.get(y.ndim)
     features = tuple(range(axis + 1, y.ndim))
     y, ct = (filled_axes(splits, x, features, 0) for x in (y, ct))
     indices = _own_indices(splits, assignment_of_row, row_of_assignment, axis, choices)
     params = {"axis": axis, "choices": choices}
-    if tokens and choices == 1:  # products cross, and no weights beside them
+    if tokens and choices == 1:  # weighted rows are exchanged, so weights need not be
         scaled = (weights * ct.astype(weights.dtype)).astype(ct.dtype)
         dy = moe_dispatch_p.primitive.bind(tokens.gather(scaled, axis), *indices, **params)[0]
         row = _own_rows(rows, row_of_assignment) if rows else row_of_assignment

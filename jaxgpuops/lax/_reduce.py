@@ -165,7 +165,7 @@ def _takes(x, y, where, axis, split=None):
     takes = (x == y) | jnp.isnan(x)
     if where:
         takes &= where[0]
-    # As a sum of floats, XLA's count would be many times slower on the CPU.
+    # Counts as integers: XLA's sum of floats would be many times slower on the CPU.
     count = jnp.sum(takes, axis, dtype=np.uint32, keepdims=True)
     count = count if split is None else split.sum(count)
     # A row whose entries are all masked has a count of 0.
@@ -178,8 +178,8 @@ def _extreme_jvp_fallback(t, x, y, *where, axis, masked, split=None):
     return ((mean if split is None else split.sum(mean)).astype(t.dtype),)
 
 
-# The tangent of a maximum or minimum y, given the tangent of x; equal entries share it, as in JAX. It is plain JAX,
-# which XLA fuses, and a primitive so that only x and y are kept as residuals.
+# The tangent of a maximum or minimum y, given the tangent of x; equal entries share it, as in JAX. There is no kernel
+# for it, since XLA fuses the plain JAX. It is a primitive so that only x and y are kept as residuals.
 extreme_jvp_p = Kernel(
     "extreme_jvp",
     results=lambda t, *_, **__: [(None, t.dtype)],
@@ -280,7 +280,7 @@ def evaluate(op, name, function, arrays, axis, where, keepdims, names=None):
     if name in ("max", "min") and any(shape[d] == 0 for d in axes):
         raise ValueError(f"{op}: there is no {name} of no elements: x has shape {shape}, axis is {axis}")
     merged = Merged(shape, axes)
-    # Kernels whose results lack the axis take several axes, but at least one.
+    # Kernels whose results lack the axis can take several neighbouring axes, but at least one.
     own, place = (merged.together, merged.neighbours) if len(axes) > 1 else (merged.merge, merged.axis)
     *arrays, where = (None if a is None else own(a) for a in (*(x.astype(dtype) for x in arrays), where))
     operands = align(*given(*arrays, where))

@@ -46,8 +46,8 @@ def _plan_sort(rows, avals, compute_capability, axis, *, values, indices, kth, *
     return _native.modules["cpu"].plan_sort(*rows, bits, values, indices, compute_capability, kth)
 
 
-# If `kth` is not negative, only that element need be in its place, those that come first before it, and the others after
-# it. A row in order is one such, which is what the CPU's kernel and the fallback return.
+# If `kth` is not negative, only the element of that rank need be in its place, with those that come first before it and
+# the others after it. The CPU's kernel and the fallback return a sorted row, which fulfils that.
 sort_p = Kernel(
     "sort",
     results=_results,
@@ -86,16 +86,17 @@ def bounds(offsets: jax.Array, length: int) -> jax.Array:
 
 
 def _within_segments(order: jax.Array, offsets: jax.Array, axis: int, split) -> jax.Array:
-    """The order of each segment alone, from that of the whole axis. What is in no segment stays where it is."""
+    """Returns the permutation that sorts each segment alone, given the one that sorts the whole axis. Elements of no
+    segment stay where they are."""
     length, count = order.shape[axis] if split is None else split.length, offsets.shape[0]
     follow = functools.partial(take_along_axis, axis=axis, split=split, permutes=True)
-    # The number of offsets at or before a place says which segment it is in. Keys of few bits are sorted faster.
+    # The segment of a place is the number of offsets at or before it. Keys of few bits are sorted faster.
     passed = cumsum(bincount(bounds(offsets, length), 0, length + 1), 0)[:length]
     passed = passed.astype(np.min_scalar_type(count))
     ids = lax.broadcast_in_dim(passed if split is None else split.part_of(passed, 0), order.shape, (axis,))
     [by_segment] = sort_p(
         follow(ids, order), axis=axis, descending=False, values=False, indices=True, kth=-1, split=split
-    )  # stable: it keeps the order in a segment
+    )  # the sort is stable, so it keeps the order within a segment
     place = lax.broadcasted_iota(np.int32, order.shape, axis) + (0 if split is None else split.start())
     return jnp.where((ids > 0) & (ids < count), follow(order, by_segment), place)
 
@@ -113,7 +114,7 @@ def permutation(
     follow = functools.partial(take_along_axis, axis=axis, split=split, permutes=True)
     *before, last = _real(map(lax.stop_gradient, keys))
     [indices] = order(last)
-    for key in reversed(before):  # a stable sort by one key keeps the order by the less significant keys
+    for key in reversed(before):  # since sorts are stable, a sort by one key keeps the order by less significant keys
         [by_key] = order(follow(key, indices))
         indices = follow(indices, by_key)
     return indices if offsets is None else _within_segments(indices, offsets, axis, split)
@@ -129,8 +130,8 @@ def _sort_together_fallback(key, *others, axis, num_keys, descending, indices):
     return [values, *(follow(x, order) for x in others), *([order] if indices else [])]
 
 
-# Sorts several arrays, or keys of several parts; the permutation is the last result. It is made of other kernels, and a
-# primitive so that devices exchange the parts of a split axis only once for all of them.
+# Sorts several arrays, or keys of several parts; the permutation is the last result. It is made of other kernels. It is
+# a primitive so that devices exchange the parts of a split axis once for all arrays.
 sort_together_p = Kernel(
     "sort_together",
     results=lambda *operands, axis, num_keys, descending, indices: [
@@ -180,14 +181,14 @@ def sort_operands(
 # ---- Elements by rank -----------------------------------------------------------------------------------------------
 
 
-MOST_RANKS = 9  # of a selection, as in count/plan.h: 8 quantiles, and the last element
+MOST_RANKS = 9  # the most ranks of a selection, as in count/plan.h: 8 quantiles, and the last element
 
 
 def _select_fallback(x, ranks, *, axis):
     ranks = jnp.clip(ranks, 0, x.shape[axis] - 1)
     shape = (*x.shape[:axis], ranks.shape[axis], *x.shape[axis + 1 :])
     values, order = sort_p(x, axis=axis, descending=False, values=True, indices=True, kth=-1)
-    if all(n == 1 for d, n in enumerate(ranks.shape) if d != axis):  # rows share them
+    if all(n == 1 for d, n in enumerate(ranks.shape) if d != axis):  # all rows have the same ranks
         return [take_rows(y, ranks, axis, False) for y in (values, order)]
     # One after the other: ranks may be equal, and one call must not take an element twice.
     each = [lax.slice_in_dim(jnp.broadcast_to(ranks, shape), i, i + 1, axis=axis) for i in range(shape[axis])]
@@ -212,12 +213,14 @@ select_p = Kernel(
 
 
 def select(x: jax.Array, ranks: jax.Array, axis: int, split=None) -> list[jax.Array]:
-    """The elements of those ranks along the axis, and their indices: ``sort(x)[.., ranks, ..]``, and of the argsort."""
+    """Returns the elements of these ranks along the axis, and their indices: ``sort(x)[.., ranks, ..]`` and the same of
+    the argsort."""
     return select_p(*align(x, ranks), axis=axis, split=split)
 
 
 def follow(x: jax.Array, indices: jax.Array, count: int, axis: int, split=None) -> jax.Array:
-    """The elements of the first ``count`` indices; one after the other, as they may be equal."""
+    """Returns the elements of the first ``count`` indices. Takes them one after the other, since indices may be
+    equal."""
     each = [lax.slice_in_dim(indices, i, i + 1, axis=axis) for i in range(count)]
     return jnp.concatenate([take_along_axis(x, i, axis, split) for i in each], axis)
 
@@ -230,7 +233,7 @@ def_jvp(select_p, _select_jvp)
 
 
 def _and_last(length, ranks, axis):
-    """The ranks, and that of the last element, which is NaN if one of the row is."""
+    """Returns the ranks and, after them, that of the last element, which is NaN if any element of the row is."""
     shape = (*ranks.shape[:axis], 1, *ranks.shape[axis + 1 :])
     return jnp.concatenate([ranks, jnp.full(shape, length - 1, np.int32)], axis)
 
@@ -251,7 +254,7 @@ def _ranked_fallback(x, ranks, *, axis):
 def _ranked_jvp(outs, primals, tangents, *, axis, split=None):
     x, ranks = primals
     count, length = ranks.shape[axis], x.shape[axis] if split is None else split.length
-    if count < MOST_RANKS:  # XLA finds that this selection is that of the primal
+    if count < MOST_RANKS:  # XLA notices that the primal computation has the same selection
         indices = select(lax.stop_gradient(x), _and_last(length, ranks, axis), axis, split)[1]
         return follow(tangents[0], indices, count, axis, split), None
     if split is not None:
@@ -261,7 +264,8 @@ def _ranked_jvp(outs, primals, tangents, *, axis, split=None):
     return differentiated(lambda x: _taken_from_sort(x, ranks, axis), [x], tangents[:1]), None
 
 
-# This is a primitive so that devices of a split axis exchange only what is taken, and one bit for each row.
+# It is a primitive so that devices that share a split axis exchange only the elements that are taken, and one bit for
+# each row.
 ranked_p = Kernel(
     "ranked",
     results=lambda x, ranks, *, axis: [(ranks.shape[axis], x.dtype), (1, np.bool_)],
@@ -289,7 +293,7 @@ def _select_split(select, splits, x, ranks, *, axis):
 
 
 def _rows_to_exchange(split, x, ranks, axis):
-    """A dimension of which devices can have equal parts, and ranks are the same."""
+    """Returns a dimension along which devices can have equal parts, and ranks do not differ."""
     sizes = enumerate(zip(x.shape, ranks.shape, strict=True))
     return next((d for d, (n, m) in sizes if d != axis and n and n % split.shards == 0 and m == 1), None)
 

@@ -77,7 +77,7 @@ def _top_k_split(splits, x, *, axis, k, **order):
     return tuple(split.gather(a, rows[0]) for a in merged)
 
 
-_MANY = 1 << 20  # bytes of candidates from which two more collectives pay
+_MANY = 1 << 20  # from so many bytes of candidates on, two more collectives save time
 
 
 def _merged(values, indices, axis, k, bind):
@@ -143,8 +143,8 @@ def _argmax_keys(x, largest):
 def _argmax_fallback(x, *, axis, largest):
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return ((lax.argmax if largest else lax.argmin)(x, axis, np.int32),)
-    # On a GPU, XLA's reduction of floats does not return the first NaN: of two it takes whichever it has as its first
-    # operand. Among integers nothing is unordered.
+    # On a GPU, XLA's reduction of floats does not return the first NaN: of two NaNs it keeps its first operand,
+    # whatever the index. So integer keys are compared, which have no NaN.
     return (lax.argmax(_argmax_keys(x, largest), axis, np.int32),)
 
 

@@ -18,12 +18,12 @@ from jaxgpuops.lax._topk import top_k_p
 from jaxgpuops.lax.along_axis import put_along_axis, take_along_axis
 from jaxgpuops.lax.softmax_primitives import bind, logsumexp_p, softmax_p
 
-# What the kernel takes, as in topk_softmax/plan.h; longer rows, larger k and more groups are composed of other kernels.
+# The largest sizes that the kernel takes, as in topk_softmax/plan.h. Beyond them, the gate is made of other kernels.
 MAX_LENGTH, MAX_K, MAX_GROUPS = 1024, 64, 64
 
 
 Score = Literal["softmax", "sigmoid", "sqrt_softplus"]
-SCORES: tuple[Score, ...] = get_args(Score)  # a primitive and its handler know a score by its place
+SCORES: tuple[Score, ...] = get_args(Score)  # params and handlers give a score as its index in this tuple
 SOFTMAX = SCORES.index("softmax")
 
 
@@ -44,7 +44,8 @@ def _shares(scores, axis):
     return e / e.sum(axis, keepdims=True)
 
 
-_FAR = -40.0  # below this, softplus(z) is e^z in every dtype, and underflows long before its square root does
+# For z below this, softplus(z) equals e^z in every dtype; it underflows for z at which its square root does not.
+_FAR = -40.0
 
 
 def _sqrt_softplus(z, shift=0):
@@ -75,7 +76,7 @@ class _Own(NamedTuple):
     slope: Callable[[jax.Array], jax.Array]
 
 
-_OWN = {  # by the index of the score; softmax is missing, since it depends on all logits
+_OWN = {  # keys are indices of scores; softmax is missing, since it depends on all logits
     1: _Own(jax.nn.sigmoid, lambda z, axis: _shares(jax.nn.log_sigmoid(z), axis), lambda z: jax.nn.sigmoid(-z)),
     2: _Own(_sqrt_softplus, _shares_of_sqrt_softplus, _slope_of_sqrt_softplus),
 }
@@ -105,11 +106,12 @@ def _best_sums(keys, axis, chunks, best):
 
 
 def _in_chosen_groups(keys, axis, groups, topk_groups, best, split):
-    """Keys of the experts of the best groups; what the others have comes after all of these. A group counts by the sum
-    of its ``best`` first. Devices that share the axis have whole groups, or several one of them (`groups_fit`)."""
+    """Returns the keys of the experts; those of experts outside the best groups come after all others. Groups are
+    compared by the sum of their ``best`` first keys. Devices that share the axis have whole groups, or several devices
+    share one group (`_groups_fit`)."""
     length = keys.shape[axis] if split is None else split.length
     size = length // groups
-    own = min(size, keys.shape[axis])  # of a group, on this device
+    own = min(size, keys.shape[axis])  # how many elements of a group this device has
     of_groups = _best_sums(keys, axis, keys.shape[axis] // own, best)
     if split is not None:
         of_groups = split.gather(of_groups, axis)
@@ -122,7 +124,8 @@ def _in_chosen_groups(keys, axis, groups, topk_groups, best, split):
     place = jax.lax.broadcasted_iota(np.int32, keys.shape, axis) if split is None else split.positions(keys.shape, axis)
     kept = (jnp.expand_dims(chosen, axis + 1) == jnp.expand_dims(place // size, axis)).any(axis)
     bits = np.dtype(f"int{8 * keys.dtype.itemsize}")
-    last = jax.lax.bitcast_convert_type(jnp.asarray(-1, bits), keys.dtype)  # the -NaN that no other number is below
+    # The NaN with a sign that comes after all other numbers.
+    last = jax.lax.bitcast_convert_type(jnp.asarray(-1, bits), keys.dtype)
     return jnp.where(kept, keys, last)
 
 
@@ -186,7 +189,7 @@ topk_softmax_p = Kernel(
 
 
 def saved(logits, indices, *, axis, score, normalize, log_sums, **_):
-    """What derivatives need beside the results: logits of the chosen, and of all."""
+    """Returns what derivatives need besides the results: the logits of the chosen experts, and those of all."""
     chosen = take_along_axis(logits, indices, axis) if score in _OWN else None
     return chosen, logits if log_sums or (score == SOFTMAX and not normalize) else None
 
@@ -196,7 +199,8 @@ def _inverse(scale):
 
 
 def tangents(t, rest, outs, *, axis, score, normalize, scale, **_):
-    """Those of the results. Of weights, each times that of its logarithm; the choice is locally constant."""
+    """Returns the tangents of the results. The tangent of a weight is the weight times the tangent of its logarithm;
+    the choice is locally constant."""
     weights, indices, *log_sum = outs
     chosen, logits = rest
     w = weights.astype(_arguments.wide(weights.dtype))
@@ -213,7 +217,8 @@ def tangents(t, rest, outs, *, axis, score, normalize, scale, **_):
 
 
 def _total(x, axis):
-    """The sum over few elements: of slices, since XLA makes one kernel of these and what follows, of a reduction two."""
+    """Sums few elements by adding slices: XLA makes one kernel of slices and of what follows, but two of a reduction
+    and of what follows."""
     k = x.shape[axis]
     if not isinstance(k, int) or not 0 < k <= 16:
         return x.sum(axis, keepdims=True)
@@ -229,7 +234,7 @@ def cotangent_of_logits(cts, rest, outs, *, length, along, axis, score, normaliz
     wide = lambda x: x.astype(w.dtype)
     c = w * wide(ct)
     total = _total(c, axis)
-    dense = []  # what all logits get
+    dense = []  # terms of the cotangents of all logits
     if normalize:
         c -= w * total * _inverse(scale)
     elif score == SOFTMAX:
@@ -244,7 +249,7 @@ def cotangent_of_logits(cts, rest, outs, *, length, along, axis, score, normaliz
 
 
 def _jvp(outs, primals, moved, **kind):
-    if moved[0] is None:  # only the bias moves
+    if moved[0] is None:  # only the bias has a tangent
         return [None for _ in outs]
     return tangents(moved[0], saved(primals[0], outs[1], **kind), outs, **kind)
 
@@ -259,7 +264,8 @@ def _groups_fit(split, groups):
 
 
 def _pays(split, avals, *, k, biased, groups, **_):
-    """Whether candidates, what is taken, groups and the numbers of softmax are less than the rows."""
+    """Whether the candidates, the elements that are taken, the groups and the sums of softmax have fewer bytes than the
+    rows."""
     itemsize = avals[0].dtype.itemsize
     wide = _arguments.wide(avals[0].dtype).itemsize
     if groups > 1 and not _groups_fit(split, groups):
@@ -276,7 +282,7 @@ RULES["topk_softmax"] = Rule(
 
 
 def gate(logits, bias, split=None, **params):
-    """Results of the primitive, or of what it is composed of, on checked arguments."""
+    """Returns the results of the primitive, or of the kernels that replace it, for checked arguments."""
     length, k = logits.shape[params["axis"]], params["k"]
     operands, biased = _arguments.given(logits, bias), bias is not None
     fits = isinstance(length, int) and isinstance(k, int) and length <= MAX_LENGTH and k <= MAX_K
@@ -286,7 +292,7 @@ def gate(logits, bias, split=None, **params):
 
 
 def checked(op: str, logits, bias, k, axis, names, score, normalize, groups, topk_groups, scale, log_sums=False):
-    """Logits and bias of one rank, aligned, the split of the axis, and the params of `gate`."""
+    """Returns logits and bias of one rank, aligned; the split of the axis; and the params of `gate`."""
     _arguments.dtype(op, "logits", logits.dtype, _arguments.FLOATS)
     axis = _arguments.ordered(op, "logits", logits, axis)
     split = manual(op, names, logits.shape[axis])
@@ -336,11 +342,11 @@ class Options(NamedTuple):
     groups: int
     topk_groups: int | None
     scale: float = 1.0
-    log_sums: bool = False  # of the whole rows: a third result
+    log_sums: bool = False  # a third result: the logarithms of the sums of exponentials of whole rows
 
 
 def arguments(op: str, logits, bias, scale, k, axis, axis_name, score, normalize, groups, topk_groups):
-    """Logits, bias and scale as arrays or None, and the options. A scale that is just a number is one of these."""
+    """Returns logits, bias and scale as arrays or None, and the options. A scale that is a number is an option."""
     logits = _arguments.array(op, "logits", logits)
     bias, number = _arguments.optional(op, "bias", bias), 1.0
     if isinstance(scale, int | float | np.integer | np.floating) and not isinstance(scale, bool):
@@ -359,7 +365,7 @@ def arguments(op: str, logits, bias, scale, k, axis, axis_name, score, normalize
 
 
 def scaled(results, scale):
-    """Weights times a number that is known only when the program runs, and the other results."""
+    """Returns the results, with the weights multiplied by a number that is known only when the program runs."""
     weights, *others = results
     if scale is not None:
         wide = _arguments.wide(weights.dtype)

@@ -32,7 +32,8 @@ def _take_fallback(x, indices, *, axis, permutes=False):
 
 def _put_fallback(updates, indices, *, axis, length, along=None, permutes=False, drops=False):
     others = tuple(d for d in range(updates.ndim) if d != axis)
-    length = updates.shape[axis] if permutes else length  # on a part of a split axis, `length` is that of the whole
+    # The param `length` is that of the whole axis, even if this is a part of a split axis.
+    length = updates.shape[axis] if permutes else length
     dims = lax.ScatterDimensionNumbers(
         update_window_dims=(),
         inserted_window_dims=(axis,),

@@ -49,7 +49,7 @@ def sort_keys(x):
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return keys
     zero = keys.dtype.type(1 << (8 * keys.dtype.itemsize - 1))
-    # -0 is found by its key: XLA's CPU backend would turn a test of its bits into a float comparison, which takes
-    # denormals for zeros.
+    # -0 is found by its key: XLA's CPU backend would turn a test of its bits into a float comparison, which treats
+    # denormals as zeros.
     keys = jnp.where(keys == zero - keys.dtype.type(1), zero, keys)
     return jnp.where(jnp.isnan(x), keys.dtype.type(np.iinfo(keys.dtype).max), keys)

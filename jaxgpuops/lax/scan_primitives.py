@@ -87,7 +87,8 @@ def last(h, axis, reverse):
     return lax.squeeze(_first(h, axis, not reverse), (axis,))
 
 
-# If the axis is split over devices, formulas get the `Split`, and move what crosses the borders between parts.
+# If the axis is split over devices, these formulas get the `Split`, and exchange the elements that are needed across
+# the borders of parts.
 
 
 def _cut(starts, axis, reverse, split=None):
@@ -138,7 +139,7 @@ def _linear_scan_fallback(b, a, *rest, axis, reverse, transpose, initial):
     if b.shape[axis] == 0:
         return (b,)
     dtype, b, a = b.dtype, _wide(b), _wide(a)
-    if initial:  # h0 enters before segments cut, so that it reaches the first segment
+    if initial:  # h0 is added before segments cut, so that it reaches the first segment
         b = b + _at_first(_or_zero(_first(a, axis, reverse), _wide(h0)), axis, reverse, b.shape[axis])
     a = jnp.broadcast_to(a, b.shape)
     if transpose:
@@ -283,7 +284,8 @@ def_jvp_by_fallback(linear_scan_vjp_p)
 
 
 def _batch_linear_scan_vjp(operands, dims, **params):
-    # If the batch shares a or h, this kernel would need copies of them, which the recurrence alone does not.
+    # If all of the batch shares a or h, this kernel would need expanded copies of it, and the recurrence alone does
+    # not.
     if None not in dims[1:3]:
         return linear_scan_vjp_p._batch(operands, dims, **params)
     formula = functools.partial(_linear_scan_vjp_fallback, **params)
@@ -307,7 +309,7 @@ def _factors(name, x, y, starts, axis, reverse, exclusive, split):
         else:
             before = _previous(y, axis, reverse, -np.inf, starts, split)
         return _exp_difference(before, y), jnp.where(x == -np.inf, np.zeros((), x.dtype), _exp_difference(x, y))
-    # Whether position k takes the running extreme. Of equal elements the last one does.
+    # Whether position k sets the running extreme; of equal elements, each sets it, so the last one counts.
     first = x >= y if name == "cummax" else x <= y
     takes = (first if exclusive else x == y) | jnp.isnan(x)
     return 1 - takes.astype(x.dtype), takes.astype(x.dtype)
@@ -383,7 +385,7 @@ def _identity(name, dtype):
 
 
 def _as_initial(name, x):
-    """In the dtype of what is folded before the first position: sums have more digits than elements."""
+    """Converts to the dtype of h0: sums have more digits than elements."""
     return x if name in ("cummax", "cummin") and x.dtype != np.dtype(bool) else _wide(x)
 
 
@@ -391,7 +393,7 @@ def _cumulative_fallback(name):
     def fallback(x, *rest, axis, reverse, exclusive, initial=False):
         y = _wide(x)
         h0, starts = _optional(rest, initial)
-        if initial:  # before segments cut: it enters the first one
+        if initial:  # before segments cut, so that h0 reaches the first segment
             is_first = lax.broadcasted_iota(np.int32, y.shape, axis) == (y.shape[axis] - 1 if reverse else 0)
             h0 = h0.astype(y.dtype)
             y = jnp.where(is_first, _FOLD[name](jnp.broadcast_to(h0, y.shape), y), y)
@@ -532,7 +534,7 @@ def _fold_of_part(name, x, where, axis):
 
 
 def _since_last(cut, axis, reverse):
-    """Which positions nothing cuts off from the end."""
+    """Returns which positions no start cuts off from the end."""
     at, n = lax.broadcasted_iota(np.int32, cut.shape, axis), cut.shape[axis]
     if reverse:
         return at <= jnp.min(jnp.where(cut, at, np.int32(n)), axis, keepdims=True)
@@ -542,7 +544,7 @@ def _since_last(cut, axis, reverse):
 def _cumulative_split(name):
     def local(splits, x, *starts, axis, reverse, exclusive):
         split, dtype = splits[axis], x.dtype
-        if reverse:  # else padding comes last, and nothing after it
+        if reverse:  # if not reversed, padding comes last, where it affects nothing
             x = split.fill(x, axis, _identity(name, dtype))
             starts = [split.fill(a, axis, False) for a in starts]
         scan = functools.partial(CUMULATIVE[name].primitive.bind, axis=axis)

@@ -425,7 +425,8 @@ def _logsumexp_jvp(primals, tangents, *, axis, parts, factor, scaled, biased, ma
     t = _times(wide(t), factor_t, scale)
     rows = (lax.expand_dims(a, (axis,)) for a in both)
     [dlse] = logsumexp_jvp_p(t, x, *rows, *rest, query_axis=query_axis, **logits)
-    return outs, [*zeros[:-1], dlse.astype(outs[-1].dtype)]  # of the two parts, m may be treated as constant
+    # The result depends on m + log_sum alone, so m may be treated as a constant.
+    return outs, [*zeros[:-1], dlse.astype(outs[-1].dtype)]
 
 
 ad.primitive_jvps[logsumexp_p.primitive] = _logsumexp_jvp
@@ -584,9 +585,9 @@ cross_entropy_grad_p = _kernel(
 )
 def_jvp_by_fallback(cross_entropy_grad_p)
 
-# The losses of rows, added up over the dimensions ``summed``. These are made of the kernels above, and are primitives so
-# that devices that have parts of rows, or some of the rows, add up one number together, not one for each row. The sum has
-# all dimensions.
+# The losses of rows, added up over the dimensions ``summed``. These are made of the kernels above. They are primitives
+# so that devices that share the array add up one number together, and not one for each row. The sum keeps the
+# dimensions that are summed, with size 1.
 
 
 def all_rows(logits: jax.Array, axis: int) -> tuple[int, ...]:

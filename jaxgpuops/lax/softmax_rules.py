@@ -59,14 +59,16 @@ def _mask(splits, shape, where, axis, query_axis):
 
 
 def _statistics(split, x, scale, bias, mask, axis, factor):
-    """Of whole rows, with the axis: the largest logit, 0 where it is not finite, and the sum of e^(z - that)."""
+    """Returns for whole rows, with the axis: the largest logit m (0 where it is not finite), and the sum of e^(z -
+    m)."""
     flags = {"factor": factor, "scaled": scale is not None, "biased": bias is not None, "masked": mask is not None}
     operands = given(x, scale, bias, mask)
     own = logsumexp_p.primitive.bind(*operands, axis=axis, query_axis=None, parts=True, **flags)
     m, log_sum = (lax.expand_dims(a, (axis,)) for a in own)
     # If the maximum of a row is not finite, the kernel returns 0 for it, and the maximum itself as the logarithm.
     most = jnp.where(jnp.isfinite(log_sum), m, log_sum)
-    if factor == 1 and scale is None and bias is None:  # the maximum is an element of x, and crosses in its dtype
+    # The maximum is an element of x, so it is exchanged in the dtype of x.
+    if factor == 1 and scale is None and bias is None:
         most = most.astype(x.dtype)
     most = split.max(most).astype(m.dtype)
     most = jnp.where(jnp.isfinite(most), most, np.zeros((), m.dtype))
@@ -81,7 +83,7 @@ def _forward(name):
     def local(splits, x, *rest, axis, factor, scaled, biased, masked, query_axis, **params):
         scale, bias, where = _optional(rest, scaled, biased, masked)
         mask = _mask(splits, x.shape, where, axis, query_axis)
-        if axis not in splits:  # only the causal queries are split, and rows are whole
+        if axis not in splits:  # rows are whole; only the dimension of causal queries is split
             flags = {"factor": factor, "scaled": scaled, "biased": biased, "masked": mask is not None}
             operands = given(x, scale, bias, mask)
             return _KERNELS[name].primitive.bind(*operands, axis=axis, query_axis=None, **flags, **params)
@@ -132,8 +134,8 @@ def _cross_entropy_rows(split, logits, labels, where, axis, label_smoothing, z_l
     own = labels - split.start()
     is_own = (own >= 0) & (own < split.part)
     at_label = wide(jnp.take_along_axis(logits, jnp.where(is_own, own, 0), axis, mode="promise_in_bounds"))
-    # The loss subtracts a weighted sum of the logits of a row. Each is taken from the maximum before anything is added
-    # up, which would round large logits.
+    # The loss subtracts a weighted sum of a row's logits. Each logit is subtracted from the maximum first, because sums
+    # of large logits would be rounded.
     share = jnp.where(is_own, (1 - label_smoothing) * (m - at_label), 0)
     if label_smoothing:
         less = m - wide(logits)
@@ -157,7 +159,8 @@ def _sum_of_losses(splits, share, common, axis, summed):
 
 
 def _cross_entropy(splits, logits, labels, *rest, axis, masked, gradient=False, summed=None, **losses):
-    """The losses, or their sum, and the parts of logsumexp; or the gradient, then losses or sum."""
+    """Returns the losses or their sum, and the parts of logsumexp; for the gradient, the gradient and then the losses
+    or their sum."""
     cotangent, *where = rest if gradient else (None, *rest)
     params = {"axis": axis, "masked": masked, **losses}
     if axis in splits:
@@ -168,7 +171,7 @@ def _cross_entropy(splits, logits, labels, *rest, axis, masked, gradient=False, 
             parts = [or_zero(slope, cotangent).astype(logits.dtype)]
         else:
             parts = [lax.squeeze(a, (axis,)) for a in parts]
-    else:  # a sum over rows that are split
+    else:  # the sum of losses, over rows that are split
         if gradient:
             *parts, loss = cross_entropy_grad_p.primitive.bind(logits, labels, cotangent, *where, **params)
         else:

@@ -135,7 +135,7 @@ _where.defvjp(lambda condition, x, y, *shapes: (jnp.where(condition, x, y), cond
 
 
 def _summed_to(ct: Any, shape: tuple[int, ...], where: Any = None):
-    """The cotangent of an array of this shape from that of what it was broadcast to, of which ``where`` counts."""
+    """Returns the cotangent of an array of this shape, given that of its broadcast; only entries of ``where`` count."""
     if ct.dtype == jax.dtypes.float0:  # integers: no gradient
         return None
     if jnp.issubdtype(ct.dtype, jnp.complexfloating):

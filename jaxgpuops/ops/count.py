@@ -83,7 +83,7 @@ def _jitted_bincount(x, weights, length, names):
     split = manual("jaxgpuops.bincount", names, x.shape[-1])
     if weights is None:
         return _lax.bincount(x, x.ndim - 1, length, split)
-    weights = jnp.broadcast_to(weights, (*weights.shape[:-1], x.shape[-1]))  # rows may share them
+    weights = jnp.broadcast_to(weights, (*weights.shape[:-1], x.shape[-1]))  # rows of x may share weights
     return _segments(segment_sum_p, weights, as_ids(x, length), x.ndim - 1, length, False, split)
 
 
@@ -133,7 +133,8 @@ def _segments(kernel, data, ids, axis, length, sorted, split) -> Any:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5, 6))
-def _reduced(data, ids, name, axis, length, sorted, shape):  # shape: of the data, for the backward pass
+# `shape` is that of the data, which the backward pass needs.
+def _reduced(data, ids, name, axis, length, sorted, shape):
     return _lax.segments(SEGMENT_KERNELS[name], data, ids, axis, length, sorted)
 
 
@@ -278,7 +279,7 @@ def _jitted_take(table, ids, names):
     of_ids = jax.typeof(ids).sharding  # over an explicit mesh, rows are split as the first dimension of ids
     rows = as_int32(ids, split.length if split else table.shape[0])
     rows = _shaped(rows, (ids.size, *(1,) * (table.ndim - 1)), of_ids, of_ids.spec[:1])
-    if split:  # of other devices' rows each device takes zeros
+    if split:  # each device takes zeros in place of other devices' rows
         rows = rows - split.start()
     table, rows = align(table, rows, apart=0)
     take = lambda part: _taken(part, rows, table.shape[0], along(part, 0), True, split)
@@ -288,7 +289,7 @@ def _jitted_take(table, ids, names):
 
 
 def _shaped(x, shape, like, spec):
-    """Reshapes x, to what is split like this if the sharding ``like`` is of an explicit mesh."""
+    """Reshapes x; if ``like`` is a sharding of an explicit mesh, the result has that sharding."""
     return jax.lax.reshape(x, shape, out_sharding=like.update(spec=spec) if any(like.spec) else None)
 
 
@@ -298,7 +299,8 @@ def _rows_taken(table, ids, fill, split):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
-def _taken(table, ids, length, along, fill=True, split=None):  # length: of the table, for the backward pass
+# `length` is that of the table, which the backward pass needs.
+def _taken(table, ids, length, along, fill=True, split=None):
     return _rows_taken(table, ids, fill, split)
 
 
@@ -337,7 +339,7 @@ class _Of(NamedTuple):
         return _jitted_segments(x, ids, kernel.name, self.segments, self.sorted, self.op, self.names)
 
     def of_rows(self, table, ids, fill=False):
-        """What each row's segment has; anything, or 0, where it has none."""
+        """Returns for each row what its segment has; for rows without a segment, 0 or any value."""
         ids = ids.reshape(-1, *(1,) * (table.ndim - 1))
         return _taken(*align(table, ids, apart=0), self.segments, None, fill)
 
@@ -364,7 +366,7 @@ def _logsumexp_backward(of, residuals, ct):
     ct = ct if split is None else split.cotangent(ct)
     zero = np.zeros((), x.dtype)
     out = of.of_rows(jnp.where(jnp.isinf(out), zero, out), ids)
-    # Only rows without a segment can be above its sum; exponentials of these must not overflow.
+    # x is above out only in rows without a segment, whose exponentials must not overflow.
     return jnp.exp(jnp.minimum(x - out, zero)) * of.of_rows(ct, ids, fill=True), None
 
 

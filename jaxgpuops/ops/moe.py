@@ -74,7 +74,7 @@ class MoEPlan(NamedTuple):
     row_of_assignment: jax.Array
     group_sizes: jax.Array
     group_offsets: jax.Array
-    # Not typed as optional: who reads it has given axis_name.
+    # The type is not optional, since only callers who gave axis_name read it.
     exchange: MoEExchange = None  # pyright: ignore[reportAssignmentType]
 
     @property
@@ -184,7 +184,7 @@ def _plan(expert_ids, num_experts, capacity, align):
 
 
 def _operands(op, name, x, plan, length, weights):
-    """x, indices and weights of one rank, and the axis of tokens or rows."""
+    """Returns x, indices and weights of one rank, and the axis of tokens or rows."""
     batch, axis = plan.assignment_of_row.shape[:-1], plan.assignment_of_row.ndim - 1
     _arguments.dtype(op, name, x.dtype, _arguments.FLOATS | _arguments.FLOATS8)
     if x.shape[: axis + 1] != (*batch, length):
@@ -475,7 +475,7 @@ def _counts(ids, experts):
 
 @functools.partial(jax.jit, static_argnums=(3, 4, 5, 6), inline=True)
 def _losses(logits, counts, log_sum, assignments, score, op, names):
-    """``assignments``: how many `counts` add up to on each device; None if that is not known."""
+    """``assignments``: the sum of `counts` on each device; None if that is not known."""
     *batch, tokens, experts = logits.shape
     logits = logits.astype(_arguments.wide(logits.dtype))
     if tokens == 0 or experts == 0:

@@ -95,7 +95,7 @@ def _searchsorted(sorted, queries, axis, right, names):
 
 
 def _shape_of_places(op, sorted, queries, axis):
-    """That of the queries, with what the rows have more."""
+    """Returns the shape of the queries, with the dimensions that only the rows have."""
     fits = len(sorted) == len(queries) and all(
         d == axis or n == m or 1 in (n, m) for d, (n, m) in enumerate(zip(sorted, queries, strict=True))
     )
@@ -136,7 +136,8 @@ def _chosen(mask, size):
     count = cumsum(mask.astype(np.int32), axis)
     total = lax.slice_in_dim(count, length - 1, length, axis=axis)
     place = lax.broadcasted_iota(np.int32, mask.shape, axis)
-    # Those that are not chosen come after those that are: each has a target of its own, so nothing is added up.
+    # Elements that are not chosen go behind those that are. So each element has its own target, and nothing is added
+    # up.
     target = jnp.where(mask, count - np.int32(1), total + place - count)
     place, target = align(place, target)
     chosen = put_along_axis(place, target, axis, length)
@@ -147,7 +148,7 @@ def _chosen(mask, size):
 
 
 def _flat(op, name, x):
-    """All of x as one row, as short as int32 can index."""
+    """Returns all of x as one row, which must be short enough for int32 indices."""
     x = Merged(x.shape, tuple(range(x.ndim))).merge(x).reshape(-1)
     _arguments.indexed_axis(op, name, x, 0)
     return x

@@ -135,7 +135,7 @@ def _split(op, names, shape, axes):
 
 
 def _is_numeric(q: Any) -> bool:
-    """Whether NumPy makes numbers of it."""
+    """Whether NumPy can convert it to numbers."""
     try:
         return np.asarray(q).dtype.kind in "iuf"
     except (TypeError, ValueError):
@@ -201,7 +201,7 @@ def _taken(rows, places, axis, both, split):
 
 
 def _between(low, high, share, places, along, method):
-    """What is ``share`` of the way from one element to another."""
+    """Returns the number that is ``share`` of the way from one element to another."""
     one, half = share.dtype.type(1), share.dtype.type(0.5)
     if method == "midpoint":
         between = low * half + high * half
@@ -244,7 +244,7 @@ def _weighted(rows, q, weights, axis, wide, split):
 
 
 def _at(x, place, axis, split):
-    """What is at one place of the axis."""
+    """Returns the element at one place of the axis."""
     if split is None:
         return lax.slice_in_dim(x, place, place + 1, axis=axis)
     places = jnp.full([1 if d == axis else n for d, n in enumerate(x.shape)], place, np.int32)

@@ -221,7 +221,7 @@ def _backward(name, axis, factor, query_axis, residuals, ct):
     y, (x, scale, bias, where) = residuals
 
     def pull(scale, factor):
-        """The cotangent of what becomes logits when multiplied by scale and factor."""
+        """Returns the cotangent of x, which becomes logits when it is multiplied by scale and factor."""
         params = {"axis": axis, "factor": factor, "scaled": scale is not None}
         if name == "softmax":
             return primitives.softmax_jvp_p(*given(ct, y, scale), **params)[0]

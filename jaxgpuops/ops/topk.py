@@ -192,17 +192,18 @@ def _of_segments_of_row(x, offsets, length, k, largest, sorted, split):
 
 
 def _at(x, places, split):
-    """Elements of one dimension; of one that is split, anything where places are out of range."""
+    """Returns the elements at these places of one dimension; if it is split, any value where places are out of
+    range."""
     if split is None:
         return x.at[places].get(mode="promise_in_bounds")
-    # In parts that are shorter than x: then devices exchange what is taken, and not x.
+    # Takes the elements in parts that are shorter than x, so that devices exchange what is taken, and not x.
     flat, most = places.ravel(), max(1, split.length - 1)
     parts = [take_along_axis(x, flat[i : i + most], 0, split) for i in range(0, max(1, flat.size), most)]
     return jnp.concatenate(parts).reshape(places.shape)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4, 5))
-def _topk(x, size, k, axis, largest, sorted):  # size: of the axis, for the backward pass
+def _topk(x, size, k, axis, largest, sorted):  # `size` is the length of the axis, which the backward pass needs
     return TopK(*top_k_p(x, axis=axis, k=k, largest=largest, sorted=sorted))
 
 

@@ -99,7 +99,7 @@ def topk_softmax(
 
 @functools.partial(jax.jit, static_argnums=(0, 4), inline=True)
 def gated(op, logits, bias, scale, options):
-    """Weights, indices, and logarithms of sums if the options say so."""
+    """Returns weights, indices and, if the options ask for them, logarithms of sums."""
     logits, bias, split, params = checked(op, logits, bias, *options)
     if split is not None:
         return scaled(gate(logits, bias, split, **params), scale)
@@ -108,7 +108,8 @@ def gated(op, logits, bias, scale, options):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _topk_softmax(logits, bias, size, params):  # `size` is what the backward pass must know
+# `size`: the length of the axis and its mesh axes, which the backward pass needs.
+def _topk_softmax(logits, bias, size, params):
     return gate(logits, bias, **dict(params))
 
 

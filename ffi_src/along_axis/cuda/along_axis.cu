@@ -1,6 +1,6 @@
 // take and put. take is one gather: it reads each index and writes each result once. put writes its output once, in one
-// kernel: zeros together with the updates. Where the updates are many, put is two kernels instead, one that writes
-// zeros and one that scatters, so that updated elements are written twice.
+// kernel: zeros together with the updates. If there are many updates, put is two kernels instead, one that writes zeros
+// and one that scatters, so that updated elements are written twice.
 //
 // Elements are moved without being interpreted, so kernels are compiled for each element width, not for each dtype. The
 // alignment of a pointer may be that of an element only.
@@ -298,7 +298,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // Chooses the boxes. A box that is a part of an axis reads all updates of its outer index, so that these should be few
-// against what it writes. Where that would take too large a box, zeros and updates become two launches.
+// against what it writes. If the box would be too large for that, zeros and updates become two launches.
 template <class T>
 cudaError_t put(cudaStream_t stream, const Problem& problem, const void* updates_, const int32_t* indices, void* out_) {
   const auto [outer, length, inner] = problem.rows;

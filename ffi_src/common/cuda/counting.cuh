@@ -1,4 +1,4 @@
-// What counting sorts share: which of its equals an element is, in order.
+// A step of every counting sort: finds how many elements with the same key come before an element.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@ namespace jaxgpuops {
 
 __device__ __forceinline__ uint32_t lanes_below() { return (1u << (threadIdx.x & 31)) - 1; }
 
-// How many elements with this key the warp has had before: in earlier calls, which `counters` of the warp know, and in
-// lanes before this one. Keys of -1 are none. All lanes take part.
+// How many elements with this key come before the lane's: those of earlier calls, which the warp's `counters` hold, and
+// those of lower lanes. A key of -1 means that the lane has no element. All lanes must call it.
 template <class Counter>
 __device__ __forceinline__ Counter rank_in_warp(int32_t key, Counter* counters) {
   const unsigned same = __match_any_sync(kEveryLane, key), lower = same & lanes_below();

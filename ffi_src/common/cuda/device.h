@@ -23,7 +23,7 @@ struct Device {
 
 // XLA makes the device of the stream current before it calls a handler. The compute capability is cached for each
 // device, since a process may use several kinds. The environment variable JAXGPUOPS_COMPUTE_CAPABILITY=80 makes plans
-// choose as for that compute capability, so that kernels for older GPUs can be tested on a newer one.
+// choose what they would for compute capability 8.0, so that kernels for older GPUs can be tested on a newer one.
 inline Device current_device() {
   static std::array<std::atomic<int>, 64> cache{};
   const auto require = [](cudaError_t status) {

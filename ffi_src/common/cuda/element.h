@@ -84,7 +84,7 @@ JAXGPUOPS_FN bool is_zero(Complex<Real> a) {
 }
 
 #if defined(__CUDACC__)
-// Not inlined: a kernel of float64 that computes a few at a time would be mostly copies of this code.
+// Not inlined, since otherwise kernels of float64 would be mostly copies of this long function.
 __device__ __noinline__ inline double called_exp(double x) { return exp(x); }
 __device__ __noinline__ inline double called_log(double x) { return log(x); }
 #endif
@@ -107,8 +107,8 @@ JAXGPUOPS_FN double exp_below_one(double x) {
 #endif
 }
 
-// c + log(x) for x >= 0 or NaN, with an absolute error of about 1e-7 (1 + |log(x)|). The callers' x is a sum of many
-// terms, which is itself no more accurate.
+// c + log(x) for x >= 0 or NaN, with an absolute error of about 1e-7 (1 + |log(x)|). That is enough, since callers pass
+// sums of many terms, which are no more accurate.
 JAXGPUOPS_FN float log_of_sum(float x, float c) {
 #if defined(__CUDA_ARCH__)
   float l;
@@ -194,7 +194,8 @@ struct SmallFloat {
 
   JAXGPUOPS_FN static float load(uint32_t bits) {
     const uint32_t magnitude = bits & (kSign - 1), sign = (bits & kSign) ? 0x80000000u : 0;
-    // The exponent's bits as those of a float, whose bias is larger. The product is exact, of denormals too.
+    // The bits are read as those of a float32, whose exponent bias is larger, and the product corrects for that. It is
+    // exact, for denormals, too.
     float value = bits_as<float>(magnitude << (23 - kMantissa)) * bits_as<float>((254u - kBias) << 23);
     if (magnitude > kLargest) value = bits_as<float>(!kFinite && magnitude == kInfinity ? 0x7f800000u : 0x7fc00000u);
     return bits_as<float>(bits_as<uint32_t>(value) | sign);

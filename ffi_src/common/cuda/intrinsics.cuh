@@ -76,8 +76,8 @@ __device__ __forceinline__ void arrive_at_cluster_barrier() {
 #endif
 }
 
-// Arrives without publishing earlier writes, unlike arrive_at_cluster_barrier(), which also waits for outstanding
-// writes to global memory. make_barriers_visible() publishes barriers.
+// Arrives at the cluster barrier without publishing earlier writes. (arrive_at_cluster_barrier() publishes them, and so
+// waits for writes to global memory.) Barriers in shared memory are published by make_barriers_visible().
 __device__ __forceinline__ void arrive_at_cluster_start() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");

@@ -1,6 +1,6 @@
-// What the kernels for few elements have in common. Their calls last as long as it takes to fetch the code, which no
-// multiprocessor has yet, and to wait for memory once. So they have little code, load every element at once, and their
-// parameters are only those that they read, side by side: each cache line of parameters is one more trip to memory.
+// What the kernels for few elements have in common. Most of their time goes into fetching their code, which no
+// multiprocessor has yet, and into one wait for memory. So they have little code, load all elements at once, and take
+// only the parameters that they read, since each cache line of parameters is one more wait.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace jaxgpuops {
 
-// Returns the value, of which the compiler then knows nothing. So it is kept in a register; what follows from
-// parameters of a kernel, ptxas would otherwise compute again at each use.
+// Returns the value, but hides from the compiler how it was computed. So the value stays in a register; otherwise ptxas
+// computes what follows from kernel parameters again at each use.
 template <class T>
 __device__ __forceinline__ T once(T value) {
   if constexpr (sizeof(T) == 8) {
@@ -22,7 +22,7 @@ __device__ __forceinline__ T once(T value) {
   return value;
 }
 
-// Divides by a number that the host knows: numbers and divisors of which the product is at most 2^40.
+// Divides by a number that the host knows. The product of the number and the divisor must be at most 2^40.
 struct Quotient {
   uint64_t inverse = 0;  // 2^40 / divisor, rounded up
 
@@ -33,7 +33,7 @@ struct Quotient {
   }
 };
 
-// The columns of a call of at most 2^21 elements, and how many of them share a warp, or threads share one.
+// The columns of a call of at most 2^21 elements, how many of them share a warp, and how many threads share a column.
 struct SmallColumns {
   uint32_t columns, length, inner;
   int column_bits, part_bits;
@@ -49,11 +49,12 @@ struct SmallColumns {
         outer_of(rows.inner) {}
 };
 
-// What a thread has of them, as small_shape() says. Who has no column has the last one, but does not own it.
+// The part of a column that a thread has, as small_shape() says. A thread without a column reads the last one, but does
+// not own it.
 struct SmallPlace {
   uint32_t beside, parts, part, column;
   bool owns;
-  uint32_t first, step;  // elements: of the column's first, and from one of the column to the next
+  uint32_t first, step;  // index of the column's first element; distance from one element of the column to the next
 
   __device__ explicit SmallPlace(const SmallColumns& c) {
     const uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x;
@@ -67,7 +68,7 @@ struct SmallPlace {
     first = once(c.outer_of(column) * (c.length - 1) * step + column);
   }
 
-  // Folds what the threads of a column have. False: this thread is not the one that has to do with the result.
+  // Folds the values of the threads of a column. Returns true only to the thread that has to write the result.
   template <class T, class Merge>
   __device__ __forceinline__ bool merge(T& mine, Merge merge) const {
     const auto lanes = [&](uint32_t count) {
@@ -81,7 +82,8 @@ struct SmallPlace {
       if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = mine;
       __syncthreads();
       if (threadIdx.x >= 32) return false;
-      mine = warps[threadIdx.x & (count - 1)];  // each again and again, if they are less than lanes
+      // If there are fewer warps than lanes, several lanes read the same value, which does not change the result.
+      mine = warps[threadIdx.x & (count - 1)];
       lanes(count);
     }
     return part == 0 && owns;

@@ -1,5 +1,5 @@
-// What the lanes of a warp do together: shuffles, reductions, and sums over lower lanes. All lanes of the warp must
-// call these functions together; a warp may be divided into parts of kLanes neighbouring lanes, a power of two.
+// Operations of all lanes of a warp: shuffles, reductions, and sums over lower lanes. All lanes of the warp must call
+// these functions together; a warp may be divided into parts of kLanes neighbouring lanes, a power of two.
 #pragma once
 
 #include <cstdint>
@@ -68,7 +68,7 @@ __device__ __forceinline__ T largest_of_lanes(T value) {
   return fold_lanes<kLanes>(value, [](T a, T b) { return a > b ? a : b; });
 }
 
-// The same over a whole warp. From compute capability 8.0 on, one instruction reduces a word.
+// The sum over a whole warp. From compute capability 8.0 on, one instruction computes it.
 __device__ __forceinline__ uint32_t sum_of_warp(uint32_t value) {
 #if __CUDA_ARCH__ >= 800
   return __reduce_add_sync(kEveryLane, value);
@@ -99,7 +99,8 @@ __device__ __forceinline__ unsigned __int128 largest_of_warp(unsigned __int128 v
   return largest_of_lanes(value);
 }
 
-// No lane may have NaN. Integers in the same order take one instruction, floats would take five dependent shuffles.
+// The largest number of the warp; no lane may have NaN. Numbers are compared as integers in the same order, which takes
+// one instruction; floats would take five shuffles, one after the other.
 __device__ __forceinline__ float largest_of_warp(float number) {
 #if __CUDA_ARCH__ >= 800
   const auto ordered = [](int bits) { return bits ^ (bits >> 31 & 0x7fffffff); };
@@ -134,8 +135,8 @@ __device__ __forceinline__ T sum_up_to_lane(T value) {
   }
 }
 
-// The sum of the values of all lower threads of a block of kThreads. It starts with the block in step; `sums`, with
-// room for each warp, may be used again after the next barrier.
+// The sum of the values of all lower threads of a block of kThreads. All threads must be past their last use of `sums`,
+// which has room for one value of each warp and may be used again after the next barrier.
 template <int kThreads>
 __device__ __forceinline__ uint32_t sum_before(uint32_t value, uint32_t* sums) {
   constexpr uint32_t kWarps = kThreads / 32;

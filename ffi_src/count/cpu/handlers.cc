@@ -34,7 +34,7 @@ void count_range(const Bincount& problem, const T* x, int32_t* counts, int64_t b
     }
 }
 
-// Numbers, by the edges of bins: a multiplication guesses the bin, and the edges decide.
+// The bin of a number: a multiplication guesses it, and the edges decide.
 template <class Element>
 void count_range(const Histogram& problem, const typename Element::Bits* x, const typename Element::Acc* edges,
                  int32_t* counts, int64_t begin, int64_t end) {
@@ -52,9 +52,9 @@ void count_range(const Histogram& problem, const typename Element::Bits* x, cons
   }
 }
 
-// Calls `count(o, counts, begin, end)` for all elements of each row; it adds those of a part of a row to `counts`.
-// Integers have the same sum in any order, so if there are few rows, threads count parts of a row in tables of their
-// own.
+// Calls `count(o, counts, begin, end)` for all elements of each row; `count` adds the elements from begin to end to
+// `counts`. If there are few rows, threads count parts of a row, each in its own table; the sum of integers is the same
+// in any order.
 template <class Count>
 void count_rows(const Rows& rows, int64_t bins, int32_t* counts, const Workers& workers, const Count& count) {
   const int64_t size = bins * rows.inner, row = rows.length * rows.inner;
@@ -108,7 +108,7 @@ void histogram(const Histogram& problem, const void* x, const void* edges, int32
 
 // ---- Softmax of segments --------------------------------------------------------------------------------------------
 
-// Column by column, each outer index by one thread. Sums are in order of appearance.
+// A thread computes all of an outer index, one column after the other, and adds in order of appearance.
 void segment_softmax(const Segments& problem, const float* data, const int32_t* ids, float* out, bool logs,
                      const Workers& workers) {
   const Rows& rows = problem.rows;

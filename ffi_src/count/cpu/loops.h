@@ -1,4 +1,4 @@
-// What runs on the CPU, seen from handlers.cc.
+// The loops that handlers.cc calls.
 #pragma once
 
 #include "common/cpu/parallel.h"
@@ -8,7 +8,7 @@ namespace jaxgpuops::count {
 
 void reduce_segments(const Segments& problem, const void* data, const int32_t* ids, void* out, const Workers& workers);
 
-// Elements of x by their ranks, and their indices.
+// Finds the elements of x of the given ranks, and their indices.
 void select(const Select& problem, const void* x, const int32_t* ranks, void* values, int32_t* indices,
             const Workers& workers);
 

@@ -1,5 +1,6 @@
-// Segments on the CPU. The order of additions follows from the sizes of the problem, however many threads there are:
-// that of appearance, or, in rows of few columns, that of parts of the rows.
+// Segments on the CPU. The order of additions follows from the sizes of the problem, however many threads there are: a
+// segment's rows are added in order of appearance. If rows have few columns, they are cut into parts: each part is
+// added up in order of appearance, and then the parts in their order.
 #include <algorithm>
 #include <limits>
 #include <memory>
@@ -16,7 +17,8 @@ namespace {
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 constexpr int64_t kTaskElements = 1 << 16;
-constexpr int64_t kWideColumns = 17;  // from here on, to look at an id takes less time than to add up its row
+// With so many columns or more, looking at an id takes less time than adding up its row.
+constexpr int64_t kWideColumns = 17;
 
 struct Add {
   template <class T>
@@ -51,8 +53,8 @@ struct Smaller {
   }
 };
 
-// Rows of few columns, of which many are added up in a table of all segments: kTables tables in turns, as long as they
-// are small, so that a sum need not wait for the one before it. Ids out of range go to one more segment.
+// Adds up many rows of few columns in a table of all segments. Small tables are kept kTables times and used in turns,
+// so that an addition need not wait for the one before it. Rows whose id is out of range go to one more segment.
 template <class Fold, class Format, int kWidth, int kTables, class Acc>
 JAXGPUOPS_SIMD void fold_narrow(const int32_t* ids, int64_t length, int64_t segments, const typename Format::Bits* x,
                                 int64_t width, Acc* tables) {
@@ -66,14 +68,14 @@ JAXGPUOPS_SIMD void fold_narrow(const int32_t* ids, int64_t length, int64_t segm
       Acc* sum = tables + t * table + static_cast<int64_t>(std::min(static_cast<uint32_t>(ids[j + t]), limit)) * width;
       const typename Format::Bits* row = x + (j + t) * width;
       JAXGPUOPS_INDEPENDENT
-#pragma GCC unroll 1  // it would not be vectorised
+#pragma GCC unroll 1  // unrolled, this loop would not be vectorised
       for (int64_t i = 0; i < width; ++i) sum[i] = Fold::fold(sum[i], static_cast<Acc>(Format::decode(row[i])));
     }
   }
 }
 
-// Parts of rows, whose number follows from the sizes of the problem, have tables of their own, which are added up in
-// order.
+// The rows are cut into parts, as many as the sizes of the problem say. Each part has its own table, and the tables are
+// added up in order.
 template <class Fold, class Format>
 void reduce_narrow(const Segments& problem, const typename Format::Bits* data, const int32_t* ids,
                    typename Format::Bits* out, const Workers& workers) {
@@ -93,7 +95,7 @@ void reduce_narrow(const Segments& problem, const typename Format::Bits* data, c
     }
   };
   std::vector<Acc> partials(parts > 1 ? rows.outer * parts * size : 0);
-  // Outer indices that share data have the same part of it one after the other.
+  // Outer indices that share data take the same part of it one after the other, so that it stays in the cache.
   const int64_t group = std::max<int64_t>(1, kTaskElements / std::max<int64_t>(1, part * width + size));
   const int64_t groups = ceil_div(rows.outer, group);
   parallel_for(workers, parts * groups, [&](int64_t task) {
@@ -131,12 +133,12 @@ void reduce_narrow(const Segments& problem, const typename Format::Bits* data, c
   });
 }
 
-// Folds rows into the sums of segments from `first` on, which are `stride` apart. Rows are the chosen ones, or all of
-// them if null.
+// Folds rows into the sums of segments from `first` on, which are `stride` apart. `chosen` lists the rows to fold;
+// null: all rows.
 template <class Fold, class Format, class Acc>
 JAXGPUOPS_SIMD void fold_rows(const int32_t* ids, const int32_t* chosen, int64_t length, int64_t first, int64_t count,
                               const typename Format::Bits* x, int64_t inner, int64_t width, Acc* sums, int64_t stride) {
-  constexpr int64_t kAhead = 8;  // rows
+  constexpr int64_t kAhead = 8;  // how many rows ahead data is prefetched
   const int64_t ahead = bytes_ahead<typename Format::Bits>(width, inner);
   for (int64_t n = 0; n < length; ++n) {
     const int64_t j = chosen ? chosen[n] : n;
@@ -154,7 +156,8 @@ JAXGPUOPS_SIMD void fold_rows(const int32_t* ids, const int32_t* chosen, int64_t
   }
 }
 
-// The rows whose id is one of `count` from `first` on. Without branches, which would be guessed wrong.
+// Lists the rows whose id is one of `count` from `first` on. It has no branches, since the processor would predict them
+// wrongly.
 JAXGPUOPS_SIMD int64_t choose_rows(const int32_t* ids, int64_t length, int64_t first, int64_t count, int32_t* chosen) {
   int64_t n = 0;
   for (int64_t j = 0; j < length; ++j) {
@@ -186,7 +189,7 @@ void reduce_wide(const Segments& problem, const typename Format::Bits* data, con
     const int32_t* ids = all_ids + problem.ids(o);
     const Bits* from = data + problem.data(o) + i0;
 
-    // Of ids that ascend, tasks have about as many rows each.
+    // If the ids ascend, the segments are cut so that all tasks have about as many rows.
     const bool ranges = problem.sorted && segment_parts > 1 && rows.length > 0;
     const auto border = [&](int64_t part) -> int64_t {
       if (part == 0 || part == segment_parts) return part ? segments : 0;
@@ -203,7 +206,7 @@ void reduce_wide(const Segments& problem, const typename Format::Bits* data, con
       length = choose_rows(ids, rows.length, s0, s1 - s0, chosen.data());
     }
 
-    // Short floats add up in float32, in a table of the task's own.
+    // Floats of 16 bits are added up as float32, in a table of the task.
     Bits* to = out + (o * segments + s0) * inner + i0;
     constexpr bool kInPlace = std::is_same_v<Acc, Bits>;
     std::vector<Acc> table(kInPlace ? 0 : (s1 - s0) * width);
@@ -236,7 +239,8 @@ void reduce(const Segments& problem, const void* data_, const int32_t* ids, void
 
 template <class Fold, class Body>
 void with_number(DType dtype, const Body& body) {
-  constexpr bool kWraps = std::is_same_v<Fold, Add>;  // signed and unsigned alike
+  // Sums wrap around, so signed and unsigned integers need no different loops.
+  constexpr bool kWraps = std::is_same_v<Fold, Add>;
   switch (dtype) {
     case DType::kInt8: return body(std::conditional_t<kWraps, Whole<uint8_t>, Whole<int8_t>>{});
     case DType::kInt16: return body(std::conditional_t<kWraps, Whole<uint16_t>, Whole<int16_t>>{});

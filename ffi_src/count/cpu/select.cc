@@ -1,5 +1,5 @@
-// select on the CPU: the highest digit of all keys of a row is counted; of the elements that have the digit of a rank,
-// the one of that rank is found as `std::nth_element` does.
+// select on the CPU: the elements of a row are counted by the highest digit of their keys; the digit of a rank follows,
+// and `std::nth_element` finds the rank's element among those with that digit.
 #include <algorithm>
 #include <numeric>
 #include <utility>
@@ -18,10 +18,11 @@ struct Row {
   static constexpr int kBits = 8 * sizeof(Key);
   int digit_bits = 0;
   std::vector<Key> keys;
-  std::vector<int64_t> ends;                  // of each digit, in the order of keys
-  std::vector<int32_t> slots;                 // of each digit: 0, or which of the chosen ones it is
-  std::vector<int64_t> begins, places;        // of each slot in `some`, where slot 0 has the last place
-  std::vector<std::pair<Key, int32_t>> some;  // the elements of chosen digits
+  std::vector<int64_t> ends;   // for each digit: how many elements have it or a lower one
+  std::vector<int32_t> slots;  // for each digit: its slot if it is chosen, else 0
+  // Where each slot begins in `some`, and where its next element goes; slot 0 is one last place, for all others.
+  std::vector<int64_t> begins, places;
+  std::vector<std::pair<Key, int32_t>> some;  // the elements whose digit is chosen
 
   explicit Row(int64_t length)
       : digit_bits(std::min(kBits, length < 1 << 14 ? 10 : 12)), keys(length), ends(int64_t{1} << digit_bits) {}
@@ -56,11 +57,12 @@ struct Row {
     }
   }
 
-  // The index of the element of that rank, one of those that were chosen for.
+  // The index of the element of a rank, which must be one of those whose digits were chosen.
   int32_t find(int64_t rank) {
     const int64_t wanted = digit_of(rank), slot = slots[wanted];
     const auto first = some.begin() + begins[slot];
-    std::nth_element(first, first + (rank - begin_of(wanted)), some.begin() + places[slot]);  // of equal keys, by index
+    // Pairs compare by index where keys are equal.
+    std::nth_element(first, first + (rank - begin_of(wanted)), some.begin() + places[slot]);
     return first[rank - begin_of(wanted)].second;
   }
 };

@@ -1,4 +1,4 @@
-// What every kernel of segments knows of a call; each adds its own geometry.
+// Arguments that all kernels of segments take. Each kernel adds its own geometry to them.
 #pragma once
 
 #include "count/cuda/launch.h"

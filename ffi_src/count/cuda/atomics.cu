@@ -1,14 +1,17 @@
-// Segments of rows of few columns, in no order, where there are many: atomics on an accumulator of each segment and
-// column. They only add integers or take the larger of two, so the result is the same in whatever order they come.
+// Many segments, whose rows have few columns and are in no order: there is an accumulator for each segment and column,
+// and atomics fold rows into it. They only add integers or take the larger of two, so the result does not depend on
+// their order.
 //
-// Sums of floats are exact, and rounded once. A float is an integer times a power of two. Its exponent chooses one of
-// some accumulators of 64 bits, each for `width` neighbouring exponents, and the integer is shifted by the rest of it:
-// so wide that as many numbers as there are rows cannot overflow it. What is not finite sets a bit of one accumulator
-// more. In the end each accumulator carries into the next, and the digits that are left are added up in float64.
+// Sums of floats are exact, and rounded once. A float is an integer times a power of two. A sum has several
+// accumulators of 64 bits, each for `width` neighbouring exponents: the number's exponent chooses one, to which the
+// integer is added, shifted by the exponent's distance from the accumulator's lowest. `width` is so small that no
+// accumulator overflows even if it gets all rows. Infinities and NaN set bits of one accumulator more. In the end each
+// accumulator carries into the next, and what is left of all of them is added up in float64.
 //
 // If many lanes of a warp have the same segment, their atomics would wait for each other. So a warp has one hot
-// segment, which many of its rows had recently, and keeps its sum in registers: of floats in one column, lane b that of
-// accumulator b. Those of more columns are added up over the lanes before their atomics.
+// segment, which many of its rows had recently, and keeps the sum of that segment in registers; where floats have one
+// column, lane b keeps accumulator b. Where they have more columns, the lanes' numbers are added up first, and then one
+// atomic adds them.
 //
 // Moves each id and number once, and one sector of 32 bytes for each row and column between L2 and its atomic units;
 // accumulators are cleared and read once.
@@ -25,22 +28,23 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kSteps = 8;  // groups of 32 rows that a warp loads at a time
-constexpr int kMany = 8;   // the least number of rows of 32 for a hot segment; fewer atomics are as fast one by one
+// A segment becomes hot if it has so many of the rows just loaded; for fewer, atomics one by one are as fast.
+constexpr int kMany = 8;
 constexpr uint32_t kNone = ~0u;
 
 struct Args : SegmentArgs {
   using SegmentArgs::SegmentArgs;
-  int64_t run, runs;  // rows of a warp, and how many warps a chunk of columns has
+  int64_t run, runs;  // rows of a warp; warps that share the rows of a chunk of columns
   int64_t chunks;
   int team_bits;  // 2^team_bits lanes have a row
   ExactShape exact;
 
   JAXGPUOPS_HOST_DEVICE int64_t cells() const { return segments * inner; }
-  // Of an outer index: a bit for each accumulator that is not 0 everywhere.
+  // The word of an outer index that has a bit for each accumulator that any segment has used.
   __device__ uint32_t* marks(int64_t o) const { return reinterpret_cast<uint32_t*>(workspace + o * workspace_bytes); }
 };
 
-// One accumulator of a cell, which is the result itself if that is wide enough.
+// A cell is one accumulator. It lies in the result itself if the result's elements are wide enough.
 template <class Monoid, bool kLargest>
 struct Whole {
   using Bits = typename Monoid::Bits;
@@ -48,9 +52,9 @@ struct Whole {
   static constexpr bool kInPlace = sizeof(Word) == sizeof(Bits), kFinishes = kLargest || !kInPlace;
 
   const Args& a;
-  Word* words;  // of the column
+  Word* words;  // accumulators of the column
   uint32_t hot = kNone;
-  Word sum = 0;  // of the lane's rows of the hot segment
+  Word sum = 0;  // sum of those of the lane's rows that are in the hot segment
 
   __device__ static Word* words_of(const Args& a, int64_t o) {
     if constexpr (kInPlace) return static_cast<Word*>(a.out) + o * a.cells();
@@ -60,7 +64,8 @@ struct Whole {
 
   __device__ static Word fold(Word x, Word y) { return kLargest ? (x > y ? x : y) : x + y; }
 
-  // What is there, which most numbers are not larger than. Loaded for several rows at a time.
+  // The accumulator as it is now: most numbers are not larger, and need no atomic. Called for several rows at a time,
+  // so that the loads overlap.
   __device__ Word peek(uint32_t id) const { return kLargest && id != kNone ? words[id * a.inner] : Word{0}; }
 
   __device__ void add(uint32_t id, Bits bits, bool is_hot, Word seen) {
@@ -95,9 +100,9 @@ struct Exact {
   const Args& a;
   int64_t o;
   int column;
-  uint64_t* words;  // of the column
+  uint64_t* words;  // accumulators of the column
   uint32_t hot = kNone;
-  int64_t sum = 0;       // of the accumulator of the hot segment that is this lane's, if there is one column
+  int64_t sum = 0;       // with one column: the hot segment's sum in the accumulator that this lane keeps
   uint32_t touched = 0;  // a bit for each accumulator that this lane has used
 
   __device__ static uint64_t* words_of(const Args& a, int64_t o) {
@@ -124,10 +129,10 @@ struct Exact {
     while (left) {
       const int leader = __ffs(left) - 1;
       const uint32_t own = __shfl_sync(kEveryLane, bin, leader);
-      // The leader's column follows from its lane. A shuffle here would be one of all lanes in a branch of a few.
+      // The leader's column is computed from its lane: only some lanes come here, and a shuffle would need all.
       const bool has = is_hot && bin == own && column == (leader & ((1 << a.team_bits) - 1));
       left &= ~__ballot_sync(kEveryLane, has);
-      // |shifted| < 2^52, so that neither sum of 32 halves overflows.
+      // |shifted| < 2^52, so that 32 low halves add up without overflow, and so do 32 high halves.
       const int64_t value = has ? shifted : 0;
       const uint32_t low = sum_of_warp(static_cast<uint32_t>(value) & 0x3ffffff);
       const auto high = static_cast<int32_t>(sum_of_warp(static_cast<uint32_t>(value >> 26)));
@@ -170,7 +175,7 @@ struct Exact {
     for (int b = 0; b < ExactShape::kMostBins; ++b)
       if (b < a.exact.bins) carry = (word[b] + carry) >> a.exact.width;
     const bool negative = carry < 0;
-    // Now all digits are positive, so that rounding their sum loses no more than the last bits of a float64.
+    // Now no accumulator is negative, so nothing cancels: rounding changes only the last bits of the sum.
     double total = 0, unit = a.exact.unit;
     carry = 0;
 #pragma unroll
@@ -208,7 +213,7 @@ __global__ void __launch_bounds__(kThreads) segment_atomics_kernel(const __grid_
   for (int64_t start = run * a.run; start < end; start += step * kSteps) {
     uint32_t id[kSteps];
     Bits bits[kSteps];
-    // How many of some rows have an id.
+    // How many of the rows just loaded have the id `own`.
     const auto rows_with = [&](uint32_t own) {
       int rows = 0;
 #pragma unroll
@@ -281,7 +286,7 @@ cudaError_t launch_segment_atomics(cudaStream_t stream, const SegmentsPlan& plan
   return dispatch_monoid(problem, [&](auto monoid) {
     using Monoid = decltype(monoid);
     if constexpr (std::is_same_v<Monoid, Sum<Float64>>) {
-      return cudaErrorInvalidValue;  // the plan orders these
+      return cudaErrorInvalidValue;  // plans never choose this kernel for other operations
     } else if constexpr (is_exact<Monoid>) {
       return run<Exact<typename Monoid::Element>>(stream, a);
     } else {

@@ -5,8 +5,8 @@
 
 namespace jaxgpuops::count {
 
-// Adds, or takes the larger. Most numbers are not larger than what is there already, and a load tells that sooner; one
-// that comes too early only asks for an atomic that is in vain.
+// Adds the value to a word, or replaces the word by the value if that is larger. Most values are not larger, and a load
+// tells that sooner than an atomic. If the load reads an old word, the atomic is only needless, never wrong.
 template <bool kLargest>
 __device__ __forceinline__ void atomic_fold(uint32_t* to, uint32_t value) {
   if constexpr (kLargest) {

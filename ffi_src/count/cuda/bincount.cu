@@ -1,12 +1,12 @@
 // bincount. A block counts a slice of a row in shared-memory tables of a range of bins, one table for every two warps
-// if they are small. In the end it adds its tables up, and writes the sums to the result if it has the whole row, else
-// adds them by atomics to zeros. Integers have the same sum in any order. Bytes moved: each id is read once for each
-// range of bins, and the counts are written.
+// if they are small. In the end it adds its tables up. If it has the whole row, it writes the sums to the result; else
+// atomics add them to the result, which is zero before. Integers have the same sum in any order. Bytes moved: each id
+// is read once for each range of bins, and the counts are written.
 //
 // If most ids were the same bin, the atomics on it would wait for each other. So each warp has one hot bin, which many
 // of its lanes had recently, and counts it in a register by a ballot.
 //
-// Histograms are the same; a block has the edges of all bins in shared memory, too.
+// Histograms work alike, but a block also has the edges of all bins in shared memory.
 //
 // If there are many ranges of bins, or the axis is not the last, atomics count in the result itself.
 #include <cuda_runtime.h>
@@ -29,11 +29,12 @@ struct Args {
   int tables;
 };
 
-// Counts targets, which are bins or places in the result. The warp counts its hot target in a register, and other
-// targets in a table.
+// Counts how often each target occurs: a target is a bin or a place in the result. The warp counts its hot target in a
+// register, and the others in a table.
 template <class Target>
 struct Counter {
-  static constexpr int kMany = 8;  // the least number of lanes for a hot target; fewer are as fast one by one
+  // A target becomes hot if so many lanes have it; for fewer, atomics one by one are as fast.
+  static constexpr int kMany = 8;
   static constexpr Target kNone = ~Target{0};
 
   uint32_t* table;
@@ -63,7 +64,7 @@ struct Counter {
   }
 };
 
-// What is counted, by its place among the bins of a range. Ids are these themselves.
+// Turns an element into its target: its bin, counted from the first of the block's range. An id is its bin.
 template <class T>
 struct Ids {
   using Bits = T;
@@ -74,9 +75,10 @@ struct Ids {
   __device__ Target operator()(T id) const { return static_cast<Target>(id) - low; }
 };
 
-// Numbers, by the edges of bins. Where edges are at equal distances but for rounding, a number has its bin from a
-// multiplication. That never gets the order of two numbers wrong, so a result that is further from an integer than
-// those of the edges are tells the bin; where one is nearer, the number is compared with the edges themselves.
+// Turns a number into its target, the bin between whose edges it lies. If the edges are at equal distances but for
+// rounding, a multiplication gives the bin: it keeps the order of numbers, and edges give almost whole numbers. So a
+// product that is further from any whole number than those of the edges is surely in the right bin; other numbers are
+// compared with the edges.
 template <class Element>
 struct Edges {
   using Bits = typename Element::Bits;
@@ -85,11 +87,12 @@ struct Edges {
   using Target = uint32_t;
   static constexpr Real kRound = static_cast<Real>(sizeof(Real) == 8 ? 6755399441055744.0 : 12582912.0);  // 1.5 * 2^52
 
-  Real first, scale, near;  // results nearer than this to a whole number are right
+  Real first, scale, near;  // `near`: a result of place() nearer than this to a whole number is in this bin
   int bins;
   const Real* edges;
 
-  // The number of a bin and a half less. Multiply-adds with a positive factor keep the order.
+  // Where x is among the bins, less a half: edge b is at b - 1/2, so rounding gives the bin. Multiply-adds with a
+  // positive factor keep the order of numbers.
   __device__ Real place(Real x) const { return fused_multiply_add(x - first, scale, Real(-0.5)); }
 
   __device__ Edges(const Args& a, int64_t row, uint64_t, unsigned char* memory) : bins(static_cast<int>(a.bins)) {
@@ -105,7 +108,7 @@ struct Edges {
     Real far = 0;
     for (int e = threadIdx.x; e <= bins; e += blockDim.x) {
       const Real off = place(own[e]) - (static_cast<Real>(e) - Real(0.5));
-      far = off <= far && -off <= far ? far : off < 0 ? -off : off;  // NaN is far
+      far = off <= far && -off <= far ? far : off < 0 ? -off : off;  // if `off` is NaN, so is `far`
     }
     atomic_largest(&most, bits_as<Word>(far));
     __syncthreads();
@@ -155,7 +158,7 @@ __global__ void __launch_bounds__(1024) bincount_tables_kernel(const __grid_cons
   counter.size = static_cast<Target>(stop > first ? stop - first : 0);
   const auto count = [&](int64_t j, bool has) { counter.add(has ? binning(x[j]) : counter.kNone, true); };
 
-  // The first elements, up to the alignment of packs, and the last ones are counted one by one, the others in packs.
+  // The first elements, up to an aligned pack, and the last ones are counted one by one, the others by packs.
   const auto before = static_cast<int64_t>((16 - reinterpret_cast<uintptr_t>(x + begin) % 16) % 16 / sizeof(Bits));
   const int64_t packs_at = min(end, begin + before), packs = (end - packs_at) / kPerPack;
   if (threadIdx.x < 32) count(begin + threadIdx.x, begin + threadIdx.x < packs_at);
@@ -256,7 +259,7 @@ Args args_of(const BincountPlan& plan, const Rows& rows, int64_t bins, const voi
   return a;
 }
 
-// Sets the counts to zero if blocks add theirs to them.
+// Sets the result to zero if blocks add their counts to it.
 cudaError_t clear(cudaStream_t stream, const BincountPlan& plan, const Args& a) {
   if (!plan.merged()) return cudaSuccess;
   const int64_t size = a.outer * a.bins * a.inner;

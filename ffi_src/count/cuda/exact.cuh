@@ -1,4 +1,4 @@
-// Floats as integers times a power of two, which add up to the same in any order.
+// Floats as integers times powers of two: sums of integers are the same in any order.
 #pragma once
 
 #include <type_traits>
@@ -8,10 +8,11 @@
 
 namespace jaxgpuops::count {
 
-// Bits by which sums know that something was not finite.
+// Bits that a sum sets if an infinity or NaN is added to it.
 constexpr uint32_t kInfinity = 1, kMinusInfinity = 2, kNan = 4;
 
-// The value is integer * 2^place times the least denormal number, negated if `negative`, or what is not finite.
+// The value is integer * 2^place times the least denormal number, negated if `negative`. If `special` is not 0, the
+// value is an infinity or NaN.
 template <class Element>
 struct Parts {
   using Bits = typename Element::Bits;
@@ -20,7 +21,7 @@ struct Parts {
   static constexpr uint32_t kMostExponent = (1u << (8 * sizeof(Bits) - 1 - kMantissa)) - 1;
 
   Integer integer;
-  uint32_t place, special;  // one of the bits above, or 0
+  uint32_t place, special;  // `special`: one of the bits above, or 0 for a finite number
   bool negative;
 
   __device__ explicit Parts(Bits bits) {
@@ -33,7 +34,7 @@ struct Parts {
   }
 };
 
-// A sum that is not finite, by the bits of all that was added.
+// The result of a sum that an infinity or NaN was added to; `bits` has the special bits of all terms.
 __device__ __forceinline__ float special_sum(uint32_t bits) {
   return bits == kInfinity ? INFINITY : bits == kMinusInfinity ? -INFINITY : NAN;
 }

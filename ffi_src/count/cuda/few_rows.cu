@@ -1,12 +1,13 @@
-// Segments of few rows, in one launch: a block has a range of segments and some columns, with accumulators of both in
-// shared memory, and goes through all rows. Atomics only add integers or take the larger of two, so the result is the
-// same in whatever order they come, and however many blocks there are.
+// Segments of few rows, in one launch: a block has a range of segments and some columns, with an accumulator for each
+// segment and column in shared memory, and goes through all rows. Atomics only add integers or take the larger of two,
+// so the result does not depend on their order, nor on the number of blocks.
 //
 // Sums of floats: a first pass finds the largest exponent of each segment and column. The second one adds integers of
-// 64 bits (of 96 for float64), scaled such that the largest number just leaves room for as many as there are rows: what
-// is 2^51 (2^83) times smaller is rounded. So the error is far below that of one addition of floats.
+// 64 bits (of 96 for float64), scaled such that all rows could have the largest number and their sum just fits; bits
+// that are 2^51 (2^83) times smaller than the largest number are rounded away. So the error is far below that of one
+// addition of floats.
 //
-// Every block reads all ids, which come from L2, and its own part of the data once, or once more from L1.
+// Every block reads all ids, from L2, and its own part of the data; a second pass finds that part in L1.
 #include "count/cuda/atomics.cuh"
 #include "count/cuda/exact.cuh"
 #include "count/cuda/few_rows.cuh"
@@ -14,7 +15,7 @@
 namespace jaxgpuops::count {
 namespace {
 
-// One accumulator of a cell.
+// A cell is one accumulator.
 template <class Monoid, bool kLargest>
 struct WholeCells {
   using Bits = typename Monoid::Bits;
@@ -36,17 +37,17 @@ struct WholeCells {
   }
 };
 
-// The largest place of a cell, and its sum in words of 32 bits, the lowest first.
+// A cell is the largest place (exponent) of its numbers, and their sum in words of 32 bits, the lowest first.
 template <class Element>
 struct ExactCells {
   using Bits = typename Element::Bits;
   using Wide = std::conditional_t<sizeof(Bits) == 8, __int128, int64_t>;
   static constexpr int kWords = sizeof(Bits) == 8 ? 3 : 2, kPasses = 2, kBytes = 4 * (1 + kWords);
   static constexpr int kShift = 32 * kWords - 2 - kRowBits - (Parts<Element>::kMantissa + 1);
-  static constexpr uint32_t kSpecial = 1 << 16;  // above all places
+  static constexpr uint32_t kSpecial = 1 << 16;  // greater than any place
 
   int cells;
-  uint32_t *places, *words;  // a place and one more, or 0
+  uint32_t *places, *words;  // `places`: the largest place plus 1, or 0 if there is none yet
 
   __device__ ExactCells(const FewArgs&, unsigned char* memory, int count)
       : cells(count), places(reinterpret_cast<uint32_t*>(memory)), words(places + count) {}

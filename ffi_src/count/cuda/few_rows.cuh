@@ -1,5 +1,5 @@
-// What the kernels of few rows share: a block has a range of segments and some columns, and accumulators of both, its
-// cells, in shared memory. It goes through all rows in each of some passes.
+// What the kernels of few rows share: a block has a range of segments and a chunk of columns. Shared memory has a cell
+// for each segment and column of the block: its accumulators. The block goes through all rows once or more.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -27,15 +27,15 @@ struct FewArgs : SegmentArgs {
         team_bits(plan.team_bits) {}
 };
 
-// The part of a block: its segments and its rows.
+// The segments and columns that a block has, and how its threads share them.
 template <class Bits>
 struct FewBlock {
   const FewArgs& a;
   int64_t o, first, column;
-  int range, lane;  // segments, and the lane of its team
+  int range, lane;  // how many segments the block has; the thread's lane in its team
   bool live;
   const int32_t* ids;
-  const Bits* data;  // of the column
+  const Bits* data;  // the data of the thread's column
 
   __device__ explicit FewBlock(const FewArgs& args) : a(args) {
     const int64_t chunk = blockIdx.x % a.chunks, part = blockIdx.x / a.chunks % a.ranges;
@@ -51,8 +51,8 @@ struct FewBlock {
   __device__ int cells() const { return range << a.team_bits; }
   __device__ int cell(int segment) const { return (segment << a.team_bits) + lane; }
 
-  // Calls `take(row, cell, bits)` for the rows of the thread; the cell is -1 if another block has the segment, or none.
-  // Then all threads wait for each other.
+  // Calls `take(row, cell, bits)` for the rows of the thread; the cell is -1 if the row's segment belongs to another
+  // block, or if it has none. Then all threads wait for each other.
   template <class Take>
   __device__ __forceinline__ void each_row(Take take) const {
     const int slots = static_cast<int>(blockDim.x) >> a.team_bits, slot = static_cast<int>(threadIdx.x) >> a.team_bits;
@@ -83,7 +83,8 @@ struct FewBlock {
   }
 };
 
-// Adds an integer to one of `kWords` words of 32 bits, the lowest first, which are `apart`.
+// Adds `value` to an integer in memory that has `kWords` words of 32 bits, the lowest first; from one to the next it is
+// `apart` words.
 template <int kWords, class Wide>
 __device__ __forceinline__ void add_wide(uint32_t* words, int apart, Wide value) {
   uint32_t carry = 0;

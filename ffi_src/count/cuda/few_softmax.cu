@@ -1,9 +1,9 @@
-// Softmax, and the logarithm of the sum of exponentials, of segments of few rows of float32: in one launch, where their
-// parts would be four.
+// Softmax, and the logarithm of the sum of exponentials, of segments of few rows of float32, in one launch; step by
+// step there would be four.
 //
-// A first pass finds the largest number of each segment and column, a second one adds up exponentials as integers: none
-// is above 1, so 2^50 of them leave room for as many as there are rows, and the sum is the same in any order. Softmax
-// goes through the rows once more.
+// A first pass finds the largest number of each segment and column, a second one adds up exponentials as integers, of
+// which 2^50 stand for 1. No exponential is above 1, so sums of all rows fit in 64 bits, and they are the same in any
+// order. For softmax, a third pass writes the results.
 #include "count/cuda/atomics.cuh"
 #include "count/cuda/few_rows.cuh"
 
@@ -12,7 +12,7 @@ namespace {
 
 using Key = Extreme<uint32_t>;
 
-constexpr float kUnit = 1 << 25;  // its square is the integer of 1
+constexpr float kUnit = 1 << 25;  // kUnit * kUnit is the integer that stands for 1
 
 template <bool kLogs>
 __global__ void __launch_bounds__(1024) segment_few_softmax_kernel(const __grid_constant__ FewArgs a) {
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(1024) segment_few_softmax_kernel(const __grid_
         y = isfinite(most) ? expf(x - most) / sum(cell) : most == INFINITY && x != most ? 0.0f : NAN;
       } else {
         const auto id = static_cast<uint32_t>(block.ids[row]);
-        // Rows without a segment belong to the first block.
+        // The first block writes the rows whose id is no segment.
         if (block.first > 0 || id < static_cast<uint32_t>(a.segments)) return;
       }
       out[(block.o * a.length + row) * a.inner] = y;

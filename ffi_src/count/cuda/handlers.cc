@@ -23,7 +23,7 @@ ffi::Error histogram(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer edges
                      ffi::Result<ffi::AnyBuffer> workspace, int64_t axis) {
   return handle("jaxgpuops.histogram", [&] {
     const Histogram problem = histogram_of(x, edges, *counts, axis);
-    require_workspace(*workspace, x, axis);  // which this kernel does without
+    require_workspace(*workspace, x, axis);  // checked only: this kernel uses none
     const Device device = current_device();
     const BincountPlan plan = plan_histogram(problem, device.gpu());
     if (plan.algorithm == Counting::kNone)

@@ -1,13 +1,13 @@
-// Segments where there are few: every lane of a warp has a table of all segments of its own, in its own bank of shared
-// memory. A row belongs to a team of lanes, each of which has one column or two of it; a warp goes through as many rows
-// at a time as it has teams. So nothing waits for anything else, whatever the ids are, and there are no atomics: lanes'
-// tables are added up in a fixed order at the end of the slice, then those of the warps that share a slice, then those
-// of slices by the kernel of tables.cu. Neighbouring units have neighbouring outer indices, whose data is often the
-// same (sums of gradients and hessians by bin, for each of many features): it comes from L1 then.
+// Few segments: every lane of a warp has its own table of all segments, in its own bank of shared memory. A row belongs
+// to a team of lanes, each of which has one column or two of it; a warp goes through as many rows at a time as it has
+// teams. So no lane waits for another, whatever the ids are, and there are no atomics. At the end of a slice the tables
+// of its lanes are added up in a fixed order, then those of the warps that share it; the kernel of tables.cu adds up
+// the tables of the slices. Neighbouring warps have neighbouring outer indices, which often share their data (sums of
+// gradients and hessians by bin, for each of many features): they find it in L1.
 //
 // Moves each id once for each chunk of columns, each number once for each outer index (from L2 if it is shared), and a
-// table a slice. A step is a load, an addition and a store in shared memory, which depend on each other: four rows are
-// taken at a time, and those of them that have one segment are added up on the way.
+// table a slice. A step is a load, an addition and a store in shared memory, each of which waits for the one before. So
+// a lane takes four rows at a time, and adds up those of the same segment before it stores.
 #include <cuda_runtime.h>
 
 #include "common/cuda/intrinsics.cuh"
@@ -17,16 +17,17 @@
 namespace jaxgpuops::count {
 namespace {
 
-constexpr int kTogether = 4;  // steps, each of as many rows as a warp has teams
-// Steps in flight. Where tables leave a multiprocessor few warps, each must have more, or waits for memory: of elements
-// of 4 bytes, as the gradients of boosted trees are.
+constexpr int kTogether = 4;  // steps that a lane folds together; in a step, each team of a warp takes a row
+// Steps whose loads are in flight. If large tables leave a multiprocessor few warps, each must have more of them, or it
+// waits for memory; then kDeepSteps are in flight. Only elements of 4 bytes, such as gradients of boosted trees, have a
+// kernel with so many.
 constexpr int kSteps = 8, kDeepSteps = 24;
 constexpr int64_t kDeepBytes = 24 << 10;  // with tables of a warp as large as this, kDeepSteps are in flight
 
 struct Args : Slices {
   using Slices::Slices;
-  int64_t chunks, share;  // rows of a slice that each of its warps has
-  int team_bits, parts;   // warps that share a slice
+  int64_t chunks, share;  // `share`: the rows of a slice that one of its warps has
+  int team_bits, parts;   // `parts`: the warps that share a slice
 };
 
 template <class Bits, int kColumns>
@@ -34,8 +35,8 @@ struct alignas(kColumns * sizeof(Bits)) Columns {
   Bits value[kColumns];
 };
 
-// What a lane has of kCount steps: a ring, in which the next steps take the place of those that are folded. Where a
-// multiprocessor has few warps, these are bound by the number of instructions, so nothing is asked twice.
+// The ids and numbers that a lane has loaded for kCount steps. When steps are folded, the next ones take their place.
+// Full batches have no bounds checks: with few warps in a multiprocessor, the number of instructions limits the speed.
 template <class Monoid, class Id, int kColumns, int kCount, bool kPairs>
 struct Steps {
   using Bits = typename Monoid::Bits;
@@ -55,7 +56,7 @@ struct Steps {
     }
   }
 
-  // `cells` is the lane's table. Ids out of range read a cell, and write none.
+  // `cells` is the lane's table. A row whose id is out of range reads the last cell and writes none.
   __device__ __forceinline__ void fold(int first, Acc* cells, const Args& a) const {
     const auto segments = static_cast<uint32_t>(a.segments);
     Acc* to[kTogether];
@@ -69,7 +70,7 @@ struct Steps {
 #pragma unroll
     for (int t = 0; t < kTogether; ++t) {
 #pragma unroll
-      for (int before = 0; before < t; ++before) {  // the last one counts
+      for (int before = 0; before < t; ++before) {  // the sum continues that of the last row before with the same id
         const bool same = id[first + before] == id[first + t];
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) sum[t][c] = same ? sum[before][c] : sum[t][c];
@@ -86,7 +87,7 @@ struct Steps {
     }
   }
 
-  // Folds all rows of a lane, of which the warp has `rows`; `slot` is the lane's among those of a step.
+  // Folds all rows of a lane. The warp has `rows` rows, and in each step the lane takes row `slot` of `step`.
   __device__ __forceinline__ void fold_rows(const Id* ids, const Bits* data, int64_t rows, int slot, int step,
                                             Acc* cells, const Args& a) {
     const auto stride = static_cast<int>(step * a.inner);
@@ -144,8 +145,8 @@ __global__ void __launch_bounds__(32 * kMostLaneWarps) segment_lanes_kernel(Args
   }
   __syncwarp();
 
-  // A cell of a warp is that of one column of its teams together. Lanes have different cells, and begin with different
-  // teams, so that no bank has two of them. The sum takes the place of one of its terms.
+  // Each lane adds up one cell (a segment and a column) over the teams of the warp. Lanes begin with different teams,
+  // so that no two read the same bank. The sum replaces one of its terms.
   for (int cell = lane; cell < cells * team; cell += 32) {
     const int at = cell >> a.team_bits, lane_of_team = cell & (team - 1);
     const auto term = [&](int i) -> Acc& {
@@ -162,7 +163,7 @@ __global__ void __launch_bounds__(32 * kMostLaneWarps) segment_lanes_kernel(Args
   auto* partial = reinterpret_cast<Acc*>(a.workspace + o * a.workspace_bytes) + slice * a.segments * a.inner + first;
   for (int cell = part * 32 + lane; cell < cells * team; cell += a.parts * 32) {
     const int at = cell >> a.team_bits, lane_of_team = cell & (team - 1);
-    const int from = lane_of_team * kColumns + at % kColumns;  // the column of the chunk
+    const int from = lane_of_team * kColumns + at % kColumns;  // the column within the chunk
     if (first + from >= a.inner) continue;
     const Acc* term = tables + at * 32 + ((at & (teams - 1)) << a.team_bits) + lane_of_team;
     Acc total = *term;

@@ -32,7 +32,7 @@ struct SegmentsBuffers {
   const int32_t* ids;
   void* out;
   char* workspace;
-  int64_t workspace_bytes;  // for each outer index
+  int64_t workspace_bytes;  // workspace of one outer index
 };
 
 cudaError_t launch_segments(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
@@ -47,8 +47,8 @@ cudaError_t launch_segment_tables(cudaStream_t stream, const SegmentsPlan& plan,
 cudaError_t launch_segment_few(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                const SegmentsBuffers& buffers);
 
-// Softmax of segments, or the logarithms of their sums, by the plan: of few rows, or in the order of the ids. The
-// problem is that of the largest.
+// Softmax of segments, or the logarithms of their sums of exponentials: in one launch for few rows, else in the order
+// of the ids, as the plan says. `problem` describes the largest element of each segment.
 cudaError_t launch_few_softmax(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                const SegmentsBuffers& buffers, bool logs);
 
@@ -58,7 +58,7 @@ cudaError_t launch_tiles_softmax(cudaStream_t stream, const SegmentsPlan& plan, 
 cudaError_t launch_segment_atomics(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                    const SegmentsBuffers& buffers);
 
-// The second part of lanes and tables where a row has several slices.
+// If a row has several slices: folds the tables that the kernels of lanes and tables left for them.
 cudaError_t launch_segment_slices(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                   const SegmentsBuffers& buffers);
 

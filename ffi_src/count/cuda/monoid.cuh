@@ -58,7 +58,7 @@ constexpr bool is_extreme = false;
 template <class Unsigned>
 constexpr bool is_extreme<Extreme<Unsigned>> = true;
 
-// Whether it is a sum of floats, which depends on the order unless it is exact.
+// Whether the monoid is a sum of floats, which must be exact where the order of additions is not fixed.
 template <class Monoid>
 constexpr bool is_exact = false;
 template <class E>

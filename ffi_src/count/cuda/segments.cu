@@ -1,4 +1,5 @@
-// Segments of rows in the order of their ids, and all other kernels of segments by the plan.
+// Launches the kernel of segments that the plan names; those that read rows in the order of their ids are compiled
+// here.
 #include "count/cuda/tiles.cuh"
 
 namespace jaxgpuops::count {

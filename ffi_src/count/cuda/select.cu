@@ -1,7 +1,7 @@
 // select: a block keeps the keys of a row in shared memory, and finds all ranks together, by the steps of select.cuh. A
-// warp sorts the sample while the others read the row. In the end the elements that are left of a rank are listed and
-// compared with each other; of many equal ones, the one wanted is found by counting, as they are in order of
-// appearance.
+// warp sorts the sample while the others read the row. In the end the block lists the few elements that are left for a
+// rank and compares them with each other. If many equal elements are left, it counts them in order of appearance up to
+// the wanted one.
 #include <cuda_runtime.h>
 
 #include "common/cuda/async_copy.cuh"
@@ -20,11 +20,13 @@ __global__ void __maxnreg__(40)
     select_kernel(Select problem, const T* __restrict__ x, const int32_t* __restrict__ ranks, T* __restrict__ values,
                   int32_t* __restrict__ indices, uint32_t table_at) {
   using Word = typename Found<T>::Word;
-  constexpr int kPack = 16 / sizeof(T), kPacks = sizeof(T) < 4 ? sizeof(T) : 4;  // a thread has 16 keys at a time
+  // A thread reads 16 keys at a time (8 of 64 bits).
+  constexpr int kPack = 16 / sizeof(T), kPacks = sizeof(T) < 4 ? sizeof(T) : 4;
   constexpr Word kAll = static_cast<T>(~T{0});
   __shared__ uint32_t sample[kSample];
   __shared__ Found<T> found;
-  __shared__ Word least[kMostRanks], most[kMostRanks];  // keys of an interval
+  // For each rank: the least and the largest key that the next interval must hold.
+  __shared__ Word least[kMostRanks], most[kMostRanks];
   __shared__ uint32_t listed[kMostRanks], chosen;
   const int threads = blockDim.x, warps = threads / 32, warp = threadIdx.x / 32, lane = threadIdx.x & 31;
   const auto length = static_cast<uint32_t>(problem.rows.length);
@@ -32,8 +34,9 @@ __global__ void __maxnreg__(40)
   const int64_t row = blockIdx.x, inner = problem.rows.inner;
   x += row * length;
 
-  // Keys lie in shared memory as elements do in global memory, relative to 16 bytes. What is left of the first and the
-  // last pack has copies of the first element, which are subtracted where they are counted.
+  // Keys lie in shared memory as elements do in global memory, at the same distance from a multiple of 16 bytes. The
+  // first and the last pack have places before and after the row: these hold copies of the row's first element, and the
+  // counts are corrected for them.
   struct alignas(16) Pack {
     T element[kPack];
   };
@@ -66,7 +69,8 @@ __global__ void __maxnreg__(40)
   wait_for_async_copies<0>();
   __syncthreads();
 
-  // Calls `visit(key, has, p)` for all keys, some at a time; has[i]: whether the thread has pack i of them.
+  // Calls `visit(key, has, start)` for all keys, kPacks packs of a thread at a time: key[i] are those of pack i, which
+  // counts if has[i]. `raw`: the packs still hold elements, which become keys now.
   const auto for_keys = [&](bool raw, auto visit) {
     for (int start = warp * 32; start < packs; start += kPacks * threads) {
       Word key[kPacks][kPack];
@@ -89,7 +93,7 @@ __global__ void __maxnreg__(40)
     }
   };
 
-  uint32_t to_do = 0;  // bits of the ranks that need more than one step
+  uint32_t to_do = 0;  // a bit for each rank that needs more than one step
 #pragma unroll 1
   for (bool raw = true;; raw = false) {
     const uint32_t used = found.used;
@@ -116,7 +120,7 @@ __global__ void __maxnreg__(40)
     to_do = found.more;
     if (to_do == 0) break;
 
-    // The next intervals are from the least key left for a rank to the largest.
+    // The next interval of a rank goes from the least to the largest key that is left for it.
     if (warp == 0) choose_tables(found);
     if (threadIdx.x < wanted) least[threadIdx.x] = kAll, most[threadIdx.x] = 0;
     clear_tables(0);
@@ -191,11 +195,11 @@ __global__ void __maxnreg__(40)
     }
   }
 
-  // Many equal elements. Each warp has a part of the row.
+  // Many equal elements are left for a rank. Each warp counts them in its part of the row.
   const uint32_t part = (length + threads - 1) / threads * 32, begin = warp * part, end = min(begin + part, length);
-  // Calls `visit(at, is, before)` for the elements of the part. `is`: whether `choose` chooses this one; `before`: how
-  // many lower ones of the row it does. A warp leaves out a part for which `matters(before, chosen)` is false. The
-  // words at `counts` are shared by the block.
+  // Calls `visit(at, is, before)` for the elements of the part. `is`: whether `choose` chooses this element; `before`:
+  // how many elements before it in the row are chosen. A warp skips its part if `matters(before, chosen)` is false,
+  // where `chosen` are those of the part. The words at `counts` are in shared memory.
   const auto for_part = [&](uint32_t* counts, auto choose, auto matters, auto visit) {
     const auto chosen_at = [&](uint32_t start) {
       return __ballot_sync(kEveryLane, start + lane < end && choose(min(start + lane, length - 1)));

@@ -1,10 +1,10 @@
-// What the kernels of ranks share. The element of a rank has its key in an interval, which gets narrower from step to
-// step until few elements, or equal ones, are left in it.
+// What the kernels of select share. For each rank there is an interval of keys that has the key of the wanted element.
+// Each step narrows the interval, until few elements, or only equal ones, are left in it.
 //
-// The first interval comes from a sample of the row, which a warp sorts: the rank is between two elements of the sample
-// but in a few rows of a thousand. A step then counts the keys in each of many equal parts of the interval, those below
-// it, and those above it; so it does not matter how keys are distributed over the row. A warp finds the part that the
-// rank falls in.
+// The first interval comes from a sample of the row, which a warp sorts: two elements of the sample bound it, and only
+// in a few rows of a thousand is the wanted element not between them. A step then counts the keys in each of many equal
+// parts of the interval, the keys below the interval, and those above it; so the rank falls in one of these parts even
+// if the interval was wrong. A warp finds the part that the rank falls in.
 //
 // After: Floyd and Rivest, "Expected time bounds for selection" (1975).
 #pragma once
@@ -18,11 +18,11 @@
 namespace jaxgpuops::count {
 namespace {
 
-constexpr int kSample = 256, kLaneSample = kSample / 32;  // of a row
+constexpr int kSample = 256, kLaneSample = kSample / 32;  // elements of a row's sample; those of them that a lane has
 
 // ---- The sample -----------------------------------------------------------------------------------------------------
 
-// Sorts upwards what a warp has, eight words a lane.
+// Sorts upwards the words that a warp has, eight in each lane.
 __device__ __forceinline__ void sort_in_warp(uint32_t (&v)[kLaneSample]) {
   const auto exchange = [&](int i, int j) {
     const uint32_t least = min(v[i], v[j]);
@@ -41,7 +41,7 @@ __device__ __forceinline__ void sort_in_warp(uint32_t (&v)[kLaneSample]) {
         if (i % (2 * step) < step) exchange(i, i + step);
   }
   const int lane = threadIdx.x & 31;
-#pragma unroll 1  // what runs once waits for its instructions more than for anything else
+#pragma unroll 1  // unrolled code that runs once would mostly wait for its instructions to be loaded
   for (int lanes = 2; lanes <= 32; lanes *= 2) {
     uint32_t mirrored[kLaneSample];
 #pragma unroll
@@ -66,7 +66,7 @@ __device__ __forceinline__ void sort_in_warp(uint32_t (&v)[kLaneSample]) {
   }
 }
 
-// A word of a key in its order: the high half, if it has 64 bits.
+// A word of 32 bits that orders keys: of a key of 64 bits, its high half.
 template <class T>
 __device__ __forceinline__ uint32_t word_of(T key) {
   return static_cast<uint32_t>(sizeof(T) == 8 ? static_cast<uint64_t>(key) >> 32 : key);
@@ -78,14 +78,14 @@ template <class T>
 struct Found {
   using Word = std::conditional_t<sizeof(T) == 8, unsigned long long, uint32_t>;
 
-  // Of each table: its first part are keys up to `least`, its last those from `most` on; the others are 2^shift keys
-  // each, and a key from `least` to `most` is in part (key >> shift) - base.
+  // For each table: its first part has the keys up to `least`, its last part those from `most` on. The parts between
+  // have 2^shift keys each, and a key between `least` and `most` is in part (key >> shift) - base.
   Word least[kMostRanks], most[kMostRanks], base[kMostRanks];
   uint32_t shift[kMostRanks];
-  // Of each rank: its table, or that of a smaller one if both are in one interval.
+  // For each rank: the rank itself, and its table, which is that of a lower rank if both have the same interval.
   uint32_t rank[kMostRanks], table[kMostRanks];
-  uint32_t used, more;  // bits of the tables that count, and of the ranks that need another step
-  // Its element is number `left` of `size` elements with keys from `first` to `first + last`.
+  uint32_t used, more;  // a bit for each table in use; a bit for each rank that needs another step
+  // The wanted element is number `left` of the `size` elements whose keys are from `first` to `first + last`.
   Word first[kMostRanks], last[kMostRanks];
   uint32_t size[kMostRanks], left[kMostRanks];
 };
@@ -108,7 +108,7 @@ __device__ __forceinline__ void set_table(Found<T>& found, int t, Word low, Word
   found.base[t] = (first >> shift) - 1;
 }
 
-// The first intervals of all ranks; a warp finds them. `sample` has room for kSample words.
+// Finds the first intervals of all ranks; one warp calls this. `sample` has room for kSample words.
 template <int kBins, class T>
 __device__ __forceinline__ void set_first_tables(const Select& problem, const T* x, uint32_t length,
                                                  const int32_t* ranks, int64_t outer, int64_t inner, uint32_t* sample,
@@ -120,8 +120,9 @@ __device__ __forceinline__ void set_first_tables(const Select& problem, const T*
   if (lane < wanted)
     rank = static_cast<uint32_t>(problem.kth >= 0 ? problem.kth
                                                   : problem.rank_of(ranks[problem.ranks(outer, lane, inner)]));
+  // The row is cut into kSample parts, and one element is taken from a pseudorandom place in each.
 #pragma unroll
-  for (int i = 0; i < kLaneSample; ++i) {  // one of each of so many parts of the row, anywhere in it
+  for (int i = 0; i < kLaneSample; ++i) {
     const uint32_t part = i * 32 + lane, share = part * 40503u & 0xffff;
     own[i] =
         word_of(sort_key(x[(part * uint64_t{length} + (share * uint64_t{length} >> 16)) / kSample], problem.order));
@@ -133,13 +134,13 @@ __device__ __forceinline__ void set_first_tables(const Select& problem, const T*
   int middle = 0;
   if (lane < wanted) {
     middle = static_cast<int>((rank * uint64_t{kSample} + kSample / 2) / length);
-    // three standard deviations of how many of the sample come before the rank, and a little
+    // three standard deviations of the number of sample elements that come before the rank, and a little more
     const float share = (rank + 0.5f) / length;
     const int to_side = static_cast<int>(3.f * sqrtf(kSample * share * fmaxf(1 - share, 0.f))) + 2;
     const int from = middle - to_side, to = middle + to_side;
     const uint32_t lowest = sample[max(from, 0)], highest = sample[min(to, kSample - 1)];
     const uint32_t most = sizeof(T) == 8 ? ~0u : static_cast<uint32_t>(kAll), distance = highest - lowest;
-    // Beyond the ends of the sample, the interval is four times as wide once more.
+    // If the wanted element may lie outside the sample, the interval goes on at that end by four times its width.
     const uint32_t beyond = distance < most / 4 ? 4 * distance : most;
     Word low = from < 0 ? lowest - min(beyond, lowest) : lowest;
     Word high = to >= kSample ? highest + min(beyond, most - highest) : highest;
@@ -162,8 +163,8 @@ __device__ __forceinline__ void for_bits(uint32_t set, Visit visit) {
   for (; set; set &= set - 1) visit(__ffs(set) - 1);
 }
 
-// Chooses the tables of the ranks that need more: those with one interval left share that of the least of them. A warp
-// does.
+// Chooses the tables of the ranks that need more: ranks with the same interval left share the table of the least of
+// them. One warp calls this.
 template <class T>
 __device__ __forceinline__ void choose_tables(Found<T>& found) {
   const int r = threadIdx.x & 31;
@@ -177,7 +178,7 @@ __device__ __forceinline__ void choose_tables(Found<T>& found) {
   const uint32_t used = __ballot_sync(kEveryLane, is_one && table == r);
   if (is_one) found.table[r] = table;
   if (r == 0) found.used = used;
-  __syncwarp();  // the lanes read it next
+  __syncwarp();  // all lanes read the tables next
 }
 
 // The part of a table that a key is in.
@@ -187,7 +188,7 @@ __device__ __forceinline__ uint32_t part_of(const Found<T>& found, int t, Word k
          static_cast<uint32_t>(found.base[t]);
 }
 
-// Finds the part that rank `r` falls in; a warp does. `counts`: of all tables.
+// Finds the part that rank `r` falls in; one warp calls this. `counts`: the counts of all tables.
 template <int kBins, uint32_t kFew, class T>
 __device__ __forceinline__ void find_part(const uint32_t* counts, Found<T>& found, int r) {
   using Word = typename Found<T>::Word;

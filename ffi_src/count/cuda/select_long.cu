@@ -1,10 +1,11 @@
-// select for rows that a block does not hold: the steps of select.cuh, in one launch each. Blocks have slices of a row,
-// count what they read in tables of their own, and add these to those of the row in the workspace; the last of them
-// finds the next intervals. Launches after the last step that a row needs do nothing. Then few elements, or equal ones,
-// are left of each rank: of few, blocks write a list, and the last one compares them with each other; of equal ones
-// they count how many they have, and the last one looks for the one wanted in its slice.
+// select for rows that are too long for one block: one launch for each step of select.cuh. Each block has a slice of a
+// row, counts its keys in tables in shared memory, and adds these to the row's tables in the workspace; the last block
+// to finish finds the next intervals. Launches after the last step that a row needs do nothing. In the end few
+// elements, or only equal ones, are left for each rank. If few are left, the blocks list them, and the last block
+// compares them with each other. If only equal ones are left, each block counts those of its slice, and the last block
+// finds the wanted one in the slice that has it.
 //
-// The row is read once for each step, most often two and the list.
+// Each step reads the row once, and so do the lists. Most often there are two steps.
 #include <cuda_runtime.h>
 
 #include "common/cuda/launch.cuh"
@@ -15,12 +16,12 @@ namespace {
 
 constexpr int kThreads = kLongThreads, kWarps = kThreads / 32, kBins = kLongBins;
 
-// At the front of a row's workspace.
+// What stands first in a row's workspace.
 template <class T>
 struct Head {
   Found<T> found;
-  uint32_t to_do;     // bits of the ranks that need another step
-  uint32_t finished;  // blocks that have finished the step
+  uint32_t to_do;     // a bit for each rank that needs another step
+  uint32_t finished;  // how many blocks have finished the step
   uint32_t listed[kMostRanks];
 };
 
@@ -37,17 +38,18 @@ struct Args {
   __device__ char* own(int64_t row) const { return workspace + row * plan.row_bytes; }
   __device__ Head<T>& head(int64_t row) const { return *reinterpret_cast<Head<T>*>(own(row)); }
   __device__ uint32_t* tables(int64_t row) const { return reinterpret_cast<uint32_t*>(own(row) + plan.table_at); }
-  // Of a rank, the elements that are left, or how many equal ones each slice has.
+  // The list of a rank: the indices of the elements that are left, or how many equal elements each slice has.
   __device__ uint32_t* list(int64_t row, int r) const {
     return reinterpret_cast<uint32_t*>(own(row) + plan.list_at) + r * plan.list_size;
   }
 };
 
-// Vectors of 16 bytes that a row touches, from the aligned address at or before it on. What is in them besides the row
-// is replaced by copies of its first element.
+// The aligned vectors of 16 bytes that a row touches. Elements in them that are not of the row are replaced by copies
+// of the row's first element.
 template <class T>
 struct Packs {
-  static constexpr int kPack = 16 / sizeof(T), kPacks = sizeof(T) < 4 ? sizeof(T) : 4;  // 16 elements at a time
+  // A thread reads 16 elements at a time (8 of 64 bits).
+  static constexpr int kPack = 16 / sizeof(T), kPacks = sizeof(T) < 4 ? sizeof(T) : 4;
   struct alignas(16) Pack {
     T element[kPack];
   };
@@ -63,8 +65,8 @@ struct Packs {
         packs((past + elements + kPack - 1) / kPack) {}
   __device__ uint32_t copies() const { return static_cast<uint32_t>(packs * kPack - length); }
 
-  // Calls `visit(key, has, at)` for the vectors of a slice, some at a time. has[i]: whether the thread has vector i;
-  // its first element is number at[i] of the row.
+  // Calls `visit(key, has, at)` for the vectors of a slice, kPacks of a thread at a time: key[i] are the keys of vector
+  // i, which counts if has[i]; its first element is number at[i] of the row.
   template <class Visit>
   __device__ __forceinline__ void visit_slice(const Args<T>& a, int64_t slice, Visit visit) const {
     using Word = typename Found<T>::Word;
@@ -93,8 +95,8 @@ struct Packs {
   }
 };
 
-// What a step has found, for the block to read and to change. A kernel that starts early may have older words of it in
-// its first cache.
+// Copies what the step before has found to shared memory. Loads go past the L1 cache: a kernel that starts before that
+// step ends may have old words there.
 template <class T>
 __device__ __forceinline__ void load_found(Found<T>& to, const Found<T>& from) {
   for (uint32_t w = threadIdx.x; w < sizeof(to) / 4; w += kThreads)
@@ -102,7 +104,7 @@ __device__ __forceinline__ void load_found(Found<T>& to, const Found<T>& from) {
   __syncthreads();
 }
 
-// Whether the calling block is the last of its row; if so, it sees what the others have written.
+// Whether the calling block is the last of its row to finish. The last one sees what the others have written.
 template <class T>
 __device__ __forceinline__ bool is_last(const Args<T>& a, Head<T>& head) {
   __shared__ bool last;
@@ -196,7 +198,8 @@ __global__ void __launch_bounds__(kThreads) select_step_kernel(const __grid_cons
     reinterpret_cast<uint32_t*>(&head.found)[w] = reinterpret_cast<const uint32_t*>(&found)[w];
 }
 
-// Sorts upwards the first `size` keys with their indices; the block does. There is room for a power of two of them.
+// Sorts upwards the first `size` keys with their indices; the whole block calls this. The arrays have room for the next
+// power of two.
 template <class T>
 __device__ __forceinline__ void sort_in_block(T* keys, uint32_t* indices, uint32_t size) {
   uint32_t all = 1;
@@ -268,7 +271,7 @@ __global__ void __launch_bounds__(kThreads) select_end_kernel(const __grid_const
     const uint32_t* const list = a.list(row, r);
     const uint32_t size = found.size[r];
     uint32_t left = found.left[r];
-    __syncthreads();  // what was shared for the last rank is not needed any more
+    __syncthreads();  // no thread reads the shared arrays of the rank before any more
     if (size <= kLongFew) {
       for (uint32_t i = threadIdx.x; i < size; i += kThreads) {
         at_of[i] = __ldcg(list + i);
@@ -278,7 +281,7 @@ __global__ void __launch_bounds__(kThreads) select_end_kernel(const __grid_const
       if (threadIdx.x == 0) write(r, at_of[left]);
       continue;
     }
-    // The slice that has the element: all threads look for it.
+    // Finds the slice that has the wanted element; all threads do the same.
     int64_t of = 0;
     for (; of + 1 < a.plan.slices; ++of) {
       const uint32_t own = __ldcg(list + of);

@@ -2,7 +2,8 @@
 // which no other lane touches. Tables are an odd number of words apart, so that equal ids of all lanes are in different
 // banks. In the end the warp writes the counts of its rows, which are neighbours in memory.
 //
-// Moves each id and each count once. Loads of a warp are a row apart; what one brings, the next ones find in L1.
+// Moves each id and each count once. The lanes of a warp load from addresses that are a row apart; the lines that one
+// load brings serve the next ones from L1.
 #include <cuda_runtime.h>
 
 #include "common/cuda/intrinsics.cuh"
@@ -18,9 +19,9 @@ struct Args {
   const void* x;
   int32_t* counts;
   int64_t rows;
-  int length, bins, words;  // words of the table of a lane
+  int length, bins, words;  // `words`: the size of a lane's table in words
   uint32_t limit;
-  uint32_t reciprocal;  // n / bins is its product with n, shifted by 32
+  uint32_t reciprocal;  // n / bins is n * reciprocal >> 32
 };
 
 template <class T>

@@ -1,5 +1,5 @@
-// What the kernels of lanes.cu and tables.cu know of a call. Both cut each row of ids into slices, and the second
-// kernel of tables.cu folds the tables that the slices leave in the workspace.
+// Arguments of the kernels of lanes.cu and tables.cu. Both cut each row of ids into slices, and the second kernel of
+// tables.cu folds the tables that the slices leave in the workspace.
 #pragma once
 
 #include "count/cuda/args.cuh"
@@ -8,7 +8,7 @@ namespace jaxgpuops::count {
 
 struct Slices : SegmentArgs {
   int64_t slice, slices;  // ids of a slice, and how many slices a row has
-  int segments;           // which a table in shared memory holds
+  int segments;           // how many segments a table in shared memory holds
 
   Slices(const SegmentsPlan& plan, const Segments& problem, const SegmentsBuffers& buffers)
       : SegmentArgs(problem, buffers),

@@ -1,8 +1,8 @@
-// Segments of rows of few columns where there are some: blocks have a column, and warps have neighbouring parts of a
-// slice of the ids, and a table of all segments each, in shared memory. Lanes of a warp with equal ids find each other
-// with match_any and fold their numbers in a tree, so that a table has one writer for a segment at a time. Tables are
-// folded in the order of warps, those of slices by a second kernel in the order of slices: no atomics, and an order
-// that follows from the length and the ids.
+// A moderate number of segments, whose rows have few columns. A block has one column and a slice of the ids, which its
+// warps share in neighbouring parts; each warp has a table of all segments in shared memory. Lanes of a warp with equal
+// ids find each other with match_any and fold their numbers in a tree, so that a table has one writer for a segment at
+// a time. The tables of a block are folded in the order of its warps, and a second kernel folds those of the slices in
+// their order. So there are no atomics, and the order of additions follows from the length and the ids.
 //
 // Bytes moved: each id and each number is read once, and each slice writes a table, which is read again. If one segment
 // has most of the ids, a fold of 32 of them takes five steps.
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kThreads) segment_tables_kernel(Args a) {
   }
 }
 
-// A block folds the tables of all slices for 32 cells, of which a segment has one for each column; each warp has
+// A block folds the tables of all slices for 32 cells (a cell is one column of one segment); each of its warps has
 // neighbouring slices.
 template <class Monoid>
 __global__ void __launch_bounds__(kThreads) segment_slices_kernel(Args a) {

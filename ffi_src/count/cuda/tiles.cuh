@@ -21,9 +21,10 @@ namespace jaxgpuops::count {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kJoinThreads = 512, kTilesOfBlock = 32;  // threads of a block of segment_join_kernel, and its tiles
-constexpr int kJoinBits = 3;  // 2^kJoinBits lanes of it at most have a row, so that many rows are added up at a time
-constexpr int kRows = 8;      // neighbouring scalars of a lane
+constexpr int kJoinThreads = 512, kTilesOfBlock = 32;  // threads and tiles of a block of segment_join_kernel
+// At most 2^kJoinBits of these threads share a row, so that a block adds up many rows at a time.
+constexpr int kJoinBits = 3;
+constexpr int kRows = 8;      // neighbouring rows that a lane has where a row is one element
 constexpr int kTileRows = 4;  // rows that a lane loads before it folds them
 // Blocks of tiles that a multiprocessor holds: more would leave a lane with many elements too few registers.
 constexpr int tile_blocks(int count) { return count > 4 ? 3 : 4; }
@@ -31,14 +32,14 @@ constexpr int tile_blocks(int count) { return count > 4 ? 3 : 4; }
 // ---- Kernels --------------------------------------------------------------------------------------------------------
 
 struct Args : SegmentArgs {
-  const int32_t* positions;  // of the rows that the ids, in their order, belong to; null: ids of all rows ascend
+  const int32_t* positions;  // the row that each sorted id belongs to; null: the ids of the rows ascend as they are
   int64_t tails_at, rows, tiles;
-  int64_t chunks;  // chunks of columns, of which a team has one at a time
+  int64_t chunks;  // chunks that the columns are cut into; a team has one of them
   int team_bits = 0;
-  int64_t shares;       // shares of the partial results of one segment, each added up by one team of a block
+  int64_t shares;  // the partial results of a segment are cut into so many shares; one team of a block adds up each
   int64_t fillers = 0;  // blocks of segment_tiles_kernel that fill segments without rows
 
-  // Sorts the ids first if they are not.
+  // Sorts the ids first if they do not ascend.
   Args(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem, const SegmentsBuffers& buffers,
        cudaError_t& status)
       : SegmentArgs(problem, buffers), positions(nullptr), tails_at(plan.tails), rows(plan.rows), tiles(plan.tiles) {
@@ -75,8 +76,8 @@ __device__ __forceinline__ void load_packs(T (&to)[kRows], const void* from) {
   }
 }
 
-// A partial result of kCount columns, aligned to as many of its bytes as one load takes. It has no padding: those of
-// neighbouring columns stand beside each other.
+// A partial result of kCount columns, aligned for the widest load that it fills. It has no padding, so partial results
+// of neighbouring columns lie beside each other.
 template <class Monoid, int kCount>
 struct alignas(std::min<size_t>(16, kCount * sizeof(typename Monoid::Acc))) Partial {
   typename Monoid::Acc value[kCount];
@@ -182,7 +183,7 @@ __global__ void __launch_bounds__(kThreads, tile_blocks(kCount)) segment_tiles_k
       sum.store(reinterpret_cast<Acc*>(workspace + (begins ? a.tails_at : 0)) + tile * a.inner + column);
     }
   };
-  // The ids and positions of the next rows are loaded together with the elements of these.
+  // The ids and positions of the next rows are loaded together with the elements of the current rows.
   int32_t next[kTileRows], row[kTileRows];
   const auto load_ids = [&](int at) {
 #pragma unroll
@@ -239,8 +240,8 @@ __device__ __forceinline__ T of_last_lane(T value) {
   }
 }
 
-// The same for rows of one element, of which a warp has a tile: kRows neighbouring ones a lane at a time. A lane folds
-// what is between two ids of its own; the rest is a scan over lanes.
+// Like segment_tiles_kernel, for rows of one element. A warp has a tile, and each of its lanes takes kRows neighbouring
+// rows at a time. A lane alone folds segments that begin and end in its rows; a scan over the lanes folds the others.
 template <class Monoid>
 __global__ void __launch_bounds__(kThreads) segment_scalars_kernel(Args a) {
   using Bits = typename Monoid::Bits;
@@ -267,7 +268,7 @@ __global__ void __launch_bounds__(kThreads) segment_scalars_kernel(Args a) {
       reinterpret_cast<Acc*>(workspace + (begins ? a.tails_at : 0))[tile] = sum;
     }
   };
-  // Of the rows before, the last segment and what it has so far.
+  // The segment that the rows before end in, and its fold so far.
   int32_t open_id = 0;
   Acc open = Monoid::identity();
   bool has_open = false;
@@ -285,7 +286,7 @@ __global__ void __launch_bounds__(kThreads) segment_scalars_kernel(Args a) {
       }
     }
     if (!loaded) {
-      constexpr int32_t kNone = 0x7fffffff;  // is no segment
+      constexpr int32_t kNone = 0x7fffffff;  // an id that no segment has
 #pragma unroll
       for (int r = 0; r < kRows; ++r) id[r] = at + r < end ? ids[at + r] : kNone;
 #pragma unroll
@@ -317,7 +318,7 @@ __global__ void __launch_bounds__(kThreads) segment_scalars_kernel(Args a) {
     int32_t before_id = shuffle_up(last_id, 1);
     if (lane == 0) before_id = open_id;
     const bool joins = before_id == id[0] && (lane > 0 || has_open);
-    bool starts = breaks || !joins;  // whether the last segment of the lane begins in it
+    bool starts = breaks || !joins;  // whether the lane's last segment begins in the lane
     if (lane == 0 && !starts) sum = Monoid::fold(open, sum);
 #pragma unroll
     for (int lanes = 1; lanes < 32; lanes *= 2) {
@@ -338,14 +339,15 @@ __global__ void __launch_bounds__(kThreads) segment_scalars_kernel(Args a) {
   if (lane == 0) finish(open_id, open, end == a.length || ids[end] != open_id);
 }
 
-// Folds the partial results of each segment that begins in one tile and ends in another; the block has those that begin
-// in its tiles. One team adds up a few, all teams of the block add up many, and each of them has neighbouring ones.
+// Folds the partial results of each segment that begins in one tile and ends in another; a block has the segments that
+// begin in its tiles. If a segment has few partial results, one team adds them up; if it has many, all teams of the
+// block do, each a share of neighbouring ones.
 template <class Monoid, int kCount>
 __global__ void __launch_bounds__(kJoinThreads) segment_join_kernel(Args a) {
   using Acc = typename Monoid::Acc;
   constexpr int64_t kFew = 8;
   __shared__ Partial<Monoid, kCount> partials[kJoinThreads];
-  __shared__ int64_t lasts[kTilesOfBlock];  // last tile of the segment that begins in a tile and crosses its end
+  __shared__ int64_t lasts[kTilesOfBlock];  // for each tile, the last tile of the segment that crosses its end
   const int64_t chunk = blockIdx.x % a.chunks, blocks = (a.tiles + kTilesOfBlock - 1) / kTilesOfBlock;
   const int64_t first = blockIdx.x / a.chunks % blocks * kTilesOfBlock, o = blockIdx.x / a.chunks / blocks;
   const int32_t* ids = a.ids + a.ids_at(o);
@@ -353,13 +355,13 @@ __global__ void __launch_bounds__(kJoinThreads) segment_join_kernel(Args a) {
 
   if (threadIdx.x < kTilesOfBlock) {
     const int64_t tile = first + threadIdx.x, begin = tile * a.rows;
-    int64_t last = tile;  // the tile itself, if there is nothing to join
+    int64_t last = tile;  // stays the tile itself if there is nothing to join
     if (tile + 1 < a.tiles) {
       const int32_t id = id_at_end(tile);
       const bool begins = begin == 0 || ids[begin - 1] != id;
       if (a.is_segment(id) && begins && ids[begin + a.rows] == id) {
-        // Finds the last tile whose first id is this one. Most often that is the next tile, so steps grow before they
-        // shrink.
+        // Finds the last tile whose first id is that of the segment. Most often that is the next tile, so steps grow
+        // before they shrink.
         int64_t low = tile + 1, step = 1;
         for (; low + step < a.tiles && ids[(low + step) * a.rows] == id; step *= 2) low += step;
         int64_t high = min(a.tiles - 1, low + step - 1);
@@ -423,8 +425,8 @@ __global__ void __launch_bounds__(kJoinThreads) segment_join_kernel(Args a) {
   }
 }
 
-// Fills all segments of scalars, before others write those that have rows: that takes less than to find out which.
-// Fills all where there are no rows.
+// Fills all segments if a row is one element, before another kernel writes the segments that have rows: to find the
+// segments without rows would take longer. It also runs if there are no rows at all.
 template <class Bits>
 __global__ void __launch_bounds__(kThreads) segment_fill_all_kernel(Args a) {
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
@@ -439,8 +441,8 @@ template <class Monoid, int kCount>
 cudaError_t run_tiles(cudaStream_t stream, Args a) {
   const int64_t lanes = (a.inner + kCount - 1) / kCount;
   while (a.team_bits < 5 && lanes > 1 << a.team_bits) ++a.team_bits;
-  // As many shares as there are teams if a lane has one element, so that the order of additions does not depend on
-  // alignment.
+  // The number of shares is that of a block's teams if a lane had one element, even if it has more. So the order of
+  // additions does not depend on alignment.
   for (a.shares = kJoinThreads; a.shares > kJoinThreads >> kJoinBits && a.inner * a.shares > kJoinThreads;)
     a.shares /= 2;
   a.chunks = (lanes + (1 << a.team_bits) - 1) >> a.team_bits;

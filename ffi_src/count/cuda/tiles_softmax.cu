@@ -6,7 +6,7 @@
 namespace jaxgpuops::count {
 namespace {
 
-// What is not finite is decided by the largest element alone, which is NaN if one is.
+// Where the largest element is not finite, the result follows from it alone; it is NaN if any element is.
 struct Exponentials {
   using Bits = uint32_t;
   using Result = uint64_t;
@@ -26,7 +26,7 @@ struct Exponentials {
 };
 using Pair = Exponentials::Acc;
 
-// `a.out` has the pairs.
+// Computes the logarithms from the pairs in `a.out`.
 __global__ void __launch_bounds__(kThreads) segment_logs_kernel(Args a, float* logs) {
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads, cells = a.outer * a.segments * a.inner;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < cells; i += stride) {
@@ -35,9 +35,9 @@ __global__ void __launch_bounds__(kThreads) segment_logs_kernel(Args a, float* l
   }
 }
 
-constexpr int kShareRows = 64;  // of a block
+constexpr int kShareRows = 64;  // rows of a block
 
-// Ids and data are in the order of the rows.
+// Computes softmax from the logarithms. Here ids and data are in the order of the rows, not sorted.
 template <int kCount>
 __global__ void __launch_bounds__(kThreads) segment_shares_kernel(Args a, const int32_t* all_ids, float* shares) {
   const int64_t blocks = (a.length + kShareRows - 1) / kShareRows, o = blockIdx.x / blocks;
@@ -74,7 +74,7 @@ cudaError_t launch_tiles_softmax(cudaStream_t stream, const SegmentsPlan& plan, 
   cudaError_t status;
   Args a(stream, plan, problem, buffers, status);
   if (status != cudaSuccess) return status;
-  a.keys.empty = 0xff800000;  // -infinity, and a sum of 0
+  a.keys.empty = 0xff800000;  // the pair of a segment without rows: -infinity, and a sum of 0
   a.out = buffers.workspace + a.outer * plan.pairs;
   status = run<Exponentials, 4>(stream, a);
   if (status != cudaSuccess) return status;

@@ -138,7 +138,7 @@ void combine_vjp(const VjpCall& call, const Workers& workers) {
     const Acc* scales = static_cast<const Acc*>(call.weights) + p.weight(o) + t * p.choices;
     const Bits* token = static_cast<const Bits*>(call.ct) + (o * p.tokens + t) * p.inner;
     for (int64_t j = 0; j < p.choices; ++j) {
-      constexpr int64_t kLanes = 16;  // partial sums, which the compiler keeps in vectors
+      constexpr int64_t kLanes = 16;  // partial sums, which the compiler keeps in vector registers
       Acc sums[kLanes] = {};
       if (rows[j] >= 0) {
         const Bits* row = static_cast<const Bits*>(call.y) + (o * p.rows + rows[j]) * p.inner;

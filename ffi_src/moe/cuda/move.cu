@@ -1,10 +1,11 @@
 // dispatch copies each token to its rows, and scales it if asked. combine adds up the weighted rows of each token.
 //
-// Bytes moved: each token, or row, is read once, and each result is written once. Both go by tokens: rows of one expert
-// may be more tokens apart than L2 holds. Loads in flight hide the latency of memory: a thread of combine loads its
-// units from several rows before it adds. A unit is a vector of 16 bytes, or less where rows are not multiples of that;
-// neighbouring threads have neighbouring units. Sums are in float32 (float64 for float64) and in the order of choices,
-// so that every run gives the same bits. Without scales, dispatch copies bytes for any dtype.
+// Bytes moved: each token, or row, is read once, and each result is written once. Both kernels go through the tokens in
+// order: in the order of rows, the tokens of neighbouring rows could lie further apart than L2 reaches. A thread of
+// combine loads its units from several rows before it adds, so that these loads overlap. A unit is a vector of 16
+// bytes, or less if rows are not multiples of that; neighbouring threads have neighbouring units. Sums are in float32
+// (float64 for float64) and in the order of choices, so that every run gives the same bits. Without scales, dispatch
+// copies bytes for any dtype.
 #include "common/cuda/dispatch.cuh"
 #include "common/cuda/element.h"
 #include "common/cuda/launch.cuh"
@@ -14,28 +15,29 @@
 namespace jaxgpuops::moe {
 namespace {
 
-constexpr int kThreads = 256;  // of a block of dispatch
+constexpr int kThreads = 256;  // threads of a block of dispatch
 constexpr int kCombineThreads = 128;
-constexpr int kGradientThreads = 512;      // at most, of a block of combine's gradient
-constexpr int kGradientRows = 32;          // that such a block has, at most: a lane knows one
-constexpr int kAtOnce = 2;                 // rows that such a block has at a time
-constexpr int kUnits = 2;                  // of a thread of such a block, which it has at a time
-constexpr int kColumns = 4;                // units of a row that a thread has, if they are small
-constexpr int kAhead = 4;                  // rows that a thread knows, or loads, before it goes on
-constexpr int64_t kManyThreads = 1 << 17;  // which are enough for each to do more
-constexpr int64_t kWideRow = 96;           // threads of a token from which no block has several
-constexpr int64_t kFilled = 32;            // rows that a warp looks through for those that have no token
+constexpr int kGradientThreads = 512;      // the most threads of a block of combine's gradient
+constexpr int kGradientRows = 32;          // the most rows of such a block: each lane of a warp keeps the index of one
+constexpr int kAtOnce = 2;                 // rows that such a block works on at a time
+constexpr int kUnits = 2;                  // units that a thread of such a block works on at a time
+constexpr int kColumns = 4;                // units of a row that a thread has if units are small
+constexpr int kAhead = 4;                  // rows whose indices, or elements, a thread loads before it uses them
+constexpr int64_t kManyThreads = 1 << 17;  // with so many threads, each may do more work
+constexpr int64_t kWideRow = 96;           // if a token has so many threads or more, no block has several tokens
+constexpr int64_t kFilled = 32;            // rows that a warp searches for rows without a token
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Divisions of 64 bits are long, and rarely needed: they are in functions of their own, so that what small calls run is
-// short. A kernel's code comes from memory, too.
+// Divisions of 64 bits are long and rarely needed. So they are functions that are not inlined, which keeps the code
+// short that small calls have to load.
 __device__ __noinline__ int64_t wide_quotient(int64_t a, int64_t b) { return a / b; }
 __device__ __forceinline__ int64_t quotient(int64_t a, int64_t b) {
   return (a | b) >> 32 ? wide_quotient(a, b) : static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
 }
 
-// What must be added to places that are counted over the tokens, or rows, of all outer indices.
+// Tokens are counted over all outer indices, but these may share indices and weights, and have rows of their own. So
+// this must be added to the place of an index or weight of a token, and to a row of its outer index.
 struct Shift {
   int64_t index = 0, weight = 0, row = 0;
 };
@@ -52,7 +54,7 @@ struct Place {
   int64_t token;  // counted over all outer indices
   uint32_t first;
 
-  // A block has a part of a token, one of so many; or, if that is 0, several tokens or parts.
+  // A block has one of `parts` parts of a token; if `parts` is 0, it has several tokens or parts.
   __device__ __forceinline__ Place(uint32_t parts, uint32_t threads) {
     if (parts) {
       const uint32_t t = blockIdx.x / parts;
@@ -74,7 +76,7 @@ __device__ __forceinline__ int64_t shift_of_rows(const MoveProblem& p, int64_t l
   return p.outer == 1 ? 0 : shift_of_batched_rows(p, line);
 }
 
-// Writes zeros to the rows that have no token. `block` is the number of the block among those that do so.
+// Writes zeros to the rows that have no token. `block`: the number of this block among those that do this.
 template <class V>
 __device__ __forceinline__ void fill(const MoveProblem& p, int64_t block, const int32_t* index, int64_t units, V* out) {
   const int lane = threadIdx.x % 32;
@@ -100,7 +102,7 @@ struct alignas(kVector * sizeof(typename Element::Bits)) Vector {
   typename Element::Bits bits[kVector];
 };
 
-// What a row gets of its token: the same, or the token times the assignment's weight.
+// What dispatch writes to a row: its token, or the token times the assignment's weight.
 struct Copied {
   __device__ __forceinline__ int factor(int64_t) const { return 1; }
   template <class V>
@@ -121,7 +123,7 @@ struct Scaled {
   }
 };
 
-// The first blocks have tokens, the others look for rows without any.
+// The first blocks copy tokens, the others search for rows that have no token.
 template <class V, int kEach, class Made>
 __global__ void __launch_bounds__(kThreads)
     dispatch_kernel(const __grid_constant__ MoveProblem p, uint32_t units, uint32_t threads, uint32_t parts,
@@ -147,7 +149,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int i = 0; i < kAhead; ++i) row[i] = j + i < choices ? row_of_assignment[j + i] : ~0u;
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      if (row[i] >= rows) continue;  // also those that have none
+      if (row[i] >= rows) continue;  // skips assignments without a row, too: their -1 is a large number here
       const auto factor = made.factor(weight + j + i);
 #pragma unroll
       for (int n = 0; n < kEach; ++n)
@@ -210,13 +212,14 @@ __global__ void __launch_bounds__(kCombineThreads)
 
 // ---- the gradient of combine ----------------------------------------------------------------------------------------
 
-// A block has a token and `each` of its rows of y, or fewer. A thread has kUnits units of the token's cotangent at a
-// time in registers, and for kAtOnce rows at a time it adds up products with them, and writes them scaled: a warp's
-// loads of these rows are in flight together. Other blocks write zeros to rows that have no assignment.
+// combine's gradient. A block has a token and at most `each` of its rows of y. A thread keeps kUnits units of the
+// token's cotangent in registers at a time. For kAtOnce rows at a time, whose loads are in flight together, it adds up
+// the products of the cotangent and the row, and writes the scaled cotangent to the row. Other blocks write zeros to
+// rows without an assignment.
 //
-// A unit is as many elements as a vector has, and they are a vector if `inner` is a multiple of its length; else they
-// are apart, so that neighbouring threads have neighbouring elements. The order of additions depends on `inner` and the
-// dtype alone, also where rows are not aligned to vectors: there kWhole is false, and units come one at a time.
+// A unit has as many elements as a vector. If `inner` is a multiple of that, they are one vector; else they lie apart,
+// so that neighbouring threads have neighbouring elements. The order of additions depends on `inner` and the dtype
+// alone. If rows are not aligned to vectors, kWhole is false, and a thread takes one unit at a time, in the same order.
 template <class Element, bool kWhole>
 __global__ void __launch_bounds__(kGradientThreads)
     combine_vjp_kernel(const __grid_constant__ MoveProblem p, uint32_t blocks, uint32_t parts, uint32_t each,
@@ -227,7 +230,8 @@ __global__ void __launch_bounds__(kGradientThreads)
   using Bits = typename Element::Bits;
   using Acc = typename Element::Acc;
   constexpr int kVector = 16 / sizeof(Bits);
-  constexpr bool kHeld = kWhole && sizeof(Bits) > 1;  // bytes become too many numbers
+  // A vector of bytes would become too many numbers for the registers.
+  constexpr bool kHeld = kWhole && sizeof(Bits) > 1;
   using V = Vector<Element, kVector>;
   __shared__ Acc sums[kGradientRows][kGradientThreads / 32];
   if (blockIdx.x >= blocks) {
@@ -237,7 +241,8 @@ __global__ void __launch_bounds__(kGradientThreads)
     else
       return fill(p, block, assignment_of_row, p.inner, dy);
   }
-  const auto units = static_cast<uint32_t>((p.inner + kVector - 1) / kVector);  // of rows of less than 64 GB
+  // Units of a row; fits in 32 bits, since rows have less than 64 GB.
+  const auto units = static_cast<uint32_t>((p.inner + kVector - 1) / kVector);
   const bool apart = p.inner % kVector != 0;
   const auto element = [&](int64_t u, int i) { return apart ? u + i * int64_t{units} : u * kVector + i; };
   const auto read = [&](const Bits* line, int64_t u) {
@@ -263,7 +268,7 @@ __global__ void __launch_bounds__(kGradientThreads)
   const uint32_t first_choice = (blockIdx.x - token * parts) * each, count = min(each, choices - first_choice);
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const Shift shift = shift_of(p, token);
-  // Each lane knows the row of one choice, and its weight.
+  // Each lane keeps the row and the weight of one choice.
   const int64_t a = int64_t{token} * choices + first_choice;
   const int32_t own_row = lane < count ? row_of_assignment[a + shift.index + lane] : -1;
   const Acc own_scale = lane < count ? weights[a + shift.weight + lane] : Acc{0};
@@ -351,7 +356,7 @@ int alignment(int64_t row_bytes, const void* a, const void* b) {
   return bytes;
 }
 
-// The same as with_float(), and also for float8.
+// Calls f with the element class of a float dtype, including float8, which with_float() lacks.
 template <class F>
 cudaError_t with_any_float(DType dtype, F f) {
   return is_float8(dtype) ? with_float8(dtype, f) : with_float(dtype, f);
@@ -368,7 +373,7 @@ cudaError_t dispatch_vector(DType dtype, bool whole, F f) {
 
 dim3 grid_of(int64_t blocks) { return dim3(static_cast<unsigned>(blocks)); }
 
-// How blocks of at most so many threads share tokens of `units`, of which a thread has `each`: see Place.
+// How blocks of at most `threads` threads share tokens of `units` units, `each` of which belong to a thread: see Place.
 struct Shares {
   int64_t threads, parts = 0, block, blocks;
 
@@ -390,7 +395,7 @@ cudaError_t dispatch(cudaStream_t stream, const MoveProblem& p, int64_t units, M
                   dispatch_kernel<V, each, Made>, p, units, shares.threads, shares.parts, shares.blocks, made,
                   static_cast<const V*>(x), row_of_assignment, assignment_of_row, static_cast<V*>(out));
   };
-  // A thread with one small unit does too little, unless it writes it to many rows.
+  // A thread that has one small unit does too little work, unless it writes that unit to many rows.
   if constexpr (sizeof(V) < 16)
     if (units > 2 && p.choices <= 4) return start(std::integral_constant<int, kColumns>());
   return start(std::integral_constant<int, 1>());
@@ -447,7 +452,7 @@ cudaError_t launch_combine(cudaStream_t stream, const MoveProblem& p, const void
     const std::integral_constant<int, kAhead> ahead;
     if constexpr (vector > 1) {
       if (p.choices <= 2) return start(two, two);
-      // A few blocks wait for one load after the other: they are to wait once.
+      // If there are few blocks, time goes into waiting for loads, so a thread should issue all its loads at once.
       if constexpr (sizeof(typename Element::Bits) > 1)
         if (p.choices > kAhead && 4 * p.outer * p.tokens * units <= kManyThreads)
           return start(one, std::integral_constant<int, 2 * kAhead>());
@@ -465,12 +470,12 @@ cudaError_t launch_combine_vjp(cudaStream_t stream, const MoveProblem& p, const 
   if (p.inner > UINT32_MAX) return cudaErrorInvalidValue;
   const int64_t row_bytes = p.inner * bytes_of(p.dtype);
   const bool whole = alignment(row_bytes, y, dy) == 16 && alignment(row_bytes, ct, ct) == 16;
-  // The threads of a row depend on sizes alone, since they decide the order of additions: what they have at a time is
-  // the row, or equal parts of it.
+  // The number of threads of a row depends on sizes alone, since it decides the order of additions. Together they take
+  // the whole row at a time, or equal parts of it.
   const int64_t units = std::max<int64_t>(ceil_div(row_bytes, 16), 1),
                 times = ceil_div(units, kUnits * kGradientThreads);
   const int64_t threads = ceil_div(ceil_div(units, kUnits * times), 32) * 32;
-  // Where tokens are few, several blocks share the rows of each.
+  // If there are few tokens, several blocks share the rows of a token.
   const int64_t least = ceil_div(p.choices, kGradientRows);
   const int64_t shared = kManyThreads / std::max<int64_t>(p.outer * p.tokens * threads, 1);
   const int64_t each = ceil_div(p.choices, std::clamp(shared, least, p.choices)), parts = ceil_div(p.choices, each);

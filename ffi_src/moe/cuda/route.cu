@@ -1,18 +1,18 @@
 // moe_plan: a counting sort of assignments by expert, stable, in one launch.
 //
 // A warp has a chunk of the assignments and a counter for each expert in shared memory. It looks at 32 assignments at a
-// time: lanes whose assignments go to the same expert find each other by a vote on each bit of its number, and the
-// first of them adds how many they are to the counter. So each lane learns how many of the warp's assignments go to
-// this expert before its own, and keeps that in a register. Counters are then summed up, warp by warp, for each expert,
-// and experts' totals become the offsets of groups.
+// time: lanes whose assignments go to the same expert find each other by a vote on each bit of the expert's number, and
+// the first of these lanes adds their number to the counter. So each lane learns how many of the warp's assignments
+// before its own go to the same expert, and keeps that in a register. For each expert, the counters are then summed up
+// over the warps, and from the experts' totals follow the offsets of their groups.
 //
-// Blocks that share a plan tell each other their totals: each then knows what all have, and what those before it have.
-// In a cluster the totals go into the shared memory of every block. Where there are no clusters, or they would hold too
-// little, all blocks run at the same time, and totals go through the workspace.
+// Blocks that share a plan exchange their totals, so that each knows the totals over all blocks and over those before
+// it. In a cluster, each block writes its totals to the shared memory of every block. If there are no clusters, or the
+// problem is too large for one, all blocks run at the same time and exchange totals through the workspace.
 //
-// A block of a cluster that has many assignments puts them into order in shared memory, so that neighbouring threads
-// write neighbouring rows. Chunks that no registers hold are looked at twice. With few experts, lanes take the place of
-// counters (route_few_kernel).
+// A block of a cluster that has many assignments first puts them into order in shared memory, so that neighbouring
+// threads write neighbouring rows. A chunk that does not fit in registers is read twice. With few experts, lanes hold
+// the counters in registers (route_few_kernel).
 //
 // Bytes moved: assignments are read once, each row and assignment is written once, plus totals.
 #include <cooperative_groups.h>
@@ -30,8 +30,8 @@ namespace {
 
 namespace cg = cooperative_groups;
 
-constexpr int kAtOnce = 2;  // assignments of a lane that it ranks together
-constexpr int kBatch = 8;   // loads that a thread waits for together
+constexpr int kAtOnce = 2;  // assignments that a lane ranks together
+constexpr int kBatch = 8;   // loads that a thread has in flight together
 constexpr int kGreatestCluster = 16;
 
 struct Geometry {
@@ -41,13 +41,15 @@ struct Geometry {
   bool staged;
 };
 
-// Numbers for each expert, in shared memory.
+// Arrays in shared memory that have a number for each expert.
 struct Board {
   int32_t experts;
-  int32_t* starts;    // the row of the block's first assignment
-  int32_t* ends;      // the end of the rows that assignments take
-  int32_t* places;    // first how many the block has; then, if staged, where those begin among all that the block has
-  int32_t* told;      // in a cluster: a row for each block, of how many it has
+  int32_t* starts;  // the row of the block's first assignment to the expert
+  int32_t* ends;    // the end of the rows that the expert's assignments take
+  // First how many assignments the block has for the expert; then, if staged, where these begin among all of the
+  // block's.
+  int32_t* places;
+  int32_t* told;      // in a cluster: for each block, a row of how many assignments it has for each expert
   int32_t* counters;  // a row for each warp
   int32_t* staged;    // the block's assignments in the order of experts
 
@@ -77,8 +79,8 @@ __device__ __forceinline__ Routes routes_of(const PlanProblem& p, const Routes& 
           all.offsets + o * (p.experts + 1),         all.workspace + o * gridDim.x * p.experts};
 }
 
-// How many assignments to each key's expert the warp has had before, which its counters know, and has in earlier lanes
-// and earlier keys. Keys of -1 are none. All lanes take part.
+// For each key (an expert): how many assignments to it come before the lane's, in earlier calls, which the warp's
+// counters hold, in earlier keys, and in lower lanes. A key of -1 means no assignment. All lanes must call it.
 template <int kKeys>
 __device__ __forceinline__ void rank_in_warp(const int32_t (&key)[kKeys], int bits, int32_t* counters,
                                              int32_t (&rank)[kKeys]) {
@@ -105,7 +107,8 @@ __device__ __forceinline__ void rank_in_warp(const int32_t (&key)[kKeys], int bi
   }
 }
 
-// Replaces the counter of each warp and expert by the sum over earlier warps; the sum over all goes to `places`.
+// Replaces the counter of each warp and expert by the sum of that expert's counters over earlier warps; the sum over
+// all warps goes to `places`.
 __device__ __forceinline__ void sum_warps(const Board& board) {
   const int warps = blockDim.x / 32;
   for_own_experts(board.experts, [&](int32_t e) {
@@ -125,7 +128,7 @@ __device__ __forceinline__ void sum_warps(const Board& board) {
   });
 }
 
-// Each block of the cluster gets the totals of all.
+// Sends the block's totals to each block of the cluster.
 __device__ __forceinline__ void tell_cluster(const Board& board) {
   for_own_experts(board.experts, [&](int32_t e) {
     const int32_t own = board.places[e];
@@ -136,7 +139,7 @@ __device__ __forceinline__ void tell_cluster(const Board& board) {
   wait_at_cluster_barrier();
 }
 
-// Each block adds up the totals of all, in `ends`, and of those before it, in `starts`.
+// Each block adds up the totals of all blocks in `ends`, and those of the blocks before it in `starts`.
 __device__ __forceinline__ void tell_grid(const Board& board, int32_t* totals) {
   const auto experts = static_cast<uint32_t>(board.experts), count = gridDim.x * experts;
   for_own_experts(board.experts, [&](int32_t e) {
@@ -162,13 +165,13 @@ __device__ __forceinline__ void tell_grid(const Board& board, int32_t* totals) {
   __syncthreads();
 }
 
-// Computes where groups, and the block's part of each, begin, from how many assignments each block has. Returns where
-// the last group ends, and how many assignments the block has, if they are staged.
+// From the blocks' totals, computes where each group begins and where the block's part of it begins. Returns where the
+// last group ends and, if assignments are staged, how many the block has.
 template <Algorithm kAlgorithm, class Sum>
 __device__ __forceinline__ int2 find_starts(const PlanProblem& p, const Board& board, const Routes& routes) {
   __shared__ Sum sums[32];
   const bool tells = blockIdx.x == 0;
-  constexpr bool kStaged = sizeof(Sum) == 8;  // the lower half of sums is of the block's own assignments
+  constexpr bool kStaged = sizeof(Sum) == 8;  // the low half of a sum counts the block's own assignments
   constexpr int kRows = kStaged ? 32 : 0;
   Sum sum = 0, total;
   for_own_experts(board.experts, [&](int32_t e) {
@@ -203,7 +206,8 @@ __device__ __forceinline__ int2 find_starts(const PlanProblem& p, const Board& b
   return {static_cast<int32_t>(total >> kRows), static_cast<int32_t>(total)};
 }
 
-// Rows that no assignment takes: what rounds groups up, and what is left after the last group. Each block has some.
+// Marks the rows that no assignment takes: those by which groups are rounded up, and those after the last group. Each
+// block does a part of them.
 template <class EndOf>
 __device__ __forceinline__ void fill(const PlanProblem& p, const EndOf& end_of, int64_t total,
                                      int32_t* assignment_of_row) {
@@ -216,7 +220,7 @@ __device__ __forceinline__ void fill(const PlanProblem& p, const EndOf& end_of, 
   }
 }
 
-// Each lane holds kItems assignments, or none: then chunks are looked at twice.
+// Each lane holds kItems assignments in registers. If kItems is 0, the chunk is read twice instead.
 template <Algorithm kAlgorithm, int kItems>
 __global__ void __launch_bounds__(1024) route_kernel(PlanProblem p, Routes all, Geometry g) {
   if constexpr (kAlgorithm == Algorithm::kCluster) arrive_at_cluster_start();
@@ -231,7 +235,7 @@ __global__ void __launch_bounds__(1024) route_kernel(PlanProblem p, Routes all, 
     const int32_t e = a < end ? routes.experts[a] : -1;
     return e >= 0 && e < board.experts ? e : -1;
   };
-  // The row of an assignment to e that the block has `rank` others before, or -1.
+  // The row of the block's assignment number `rank` to expert e, or -1 if it is not kept.
   const auto row_of = [&](int32_t e, int32_t rank) {
     const int32_t row = board.starts[e] + rank;
     return row < board.ends[e] ? row : -1;
@@ -241,7 +245,8 @@ __global__ void __launch_bounds__(1024) route_kernel(PlanProblem p, Routes all, 
   };
 
   constexpr bool kHeld = kItems > 0;
-  int32_t held[kHeld ? kItems : 1];  // experts, then what is known of their assignments: expert and rank, or -1
+  // First the expert of each assignment, later the expert and the rank in one word, or -1.
+  int32_t held[kHeld ? kItems : 1];
   if constexpr (kHeld) {
 #pragma unroll
     for (int i = 0; i < kItems; ++i) held[i] = expert_of(begin + 32 * i + lane);
@@ -267,7 +272,8 @@ __global__ void __launch_bounds__(1024) route_kernel(PlanProblem p, Routes all, 
     }
   }
   __syncthreads();
-  if constexpr (kAlgorithm == Algorithm::kCluster) wait_at_cluster_barrier();  // all blocks have begun
+  if constexpr (kAlgorithm == Algorithm::kCluster)
+    wait_at_cluster_barrier();  // until all blocks of the cluster have begun
   sum_warps(board);
   if constexpr (kAlgorithm == Algorithm::kCluster) tell_cluster(board);
   if constexpr (kAlgorithm == Algorithm::kGrid) tell_grid(board, routes.workspace);
@@ -279,7 +285,7 @@ __global__ void __launch_bounds__(1024) route_kernel(PlanProblem p, Routes all, 
     for (int i = 0; i < kItems; ++i) {
       const int64_t a = begin + 32 * i + lane;
       if (a >= end) break;
-      const int32_t e = held[i] >> 16;  // of -1, -1
+      const int32_t e = held[i] >> 16;  // the expert of the assignment, or -1 if the word is -1
       const int32_t rank = e < 0 ? 0 : own[e] + (held[i] & 0xffff), row = e < 0 ? -1 : row_of(e, rank);
       routes.row_of_assignment[a] = row;
       if (!g.staged)
@@ -309,8 +315,8 @@ __global__ void __launch_bounds__(1024) route_kernel(PlanProblem p, Routes all, 
   }
 }
 
-// The same for up to 32 * kGroups experts, without counters in shared memory: lane l counts, by the same votes, how
-// many assignments of its warp go to the experts l, l + 32 and so on. Warps then exchange only these counts.
+// Like route_kernel, for at most 32 * kGroups experts, without counters in shared memory: lane l counts, by the same
+// votes, how many assignments of its warp go to the experts l, l + 32 and so on. Warps then exchange only these counts.
 template <Algorithm kAlgorithm, int kItems, int kGroups>
 __global__ void __launch_bounds__(1024) route_few_kernel(PlanProblem p, Routes all, Geometry g) {
   __shared__ int32_t of_warps[32][kGroups][32], of_blocks[kGreatestCluster][kGroups][32];
@@ -320,7 +326,7 @@ __global__ void __launch_bounds__(1024) route_few_kernel(PlanProblem p, Routes a
   const auto experts = static_cast<int32_t>(p.experts), assignments = static_cast<int32_t>(p.assignments);
   const auto chunk = static_cast<int32_t>(g.chunk);
   const int32_t first = (blockIdx.x * warps + warp) * chunk + lane;
-  // Returns the number that the lane of expert e has for it.
+  // Returns the number that is kept for expert e, from the lane that keeps it.
   const auto of_expert = [&](const int32_t (&numbers)[kGroups], int32_t e) {
     int32_t found = __shfl_sync(kEveryLane, numbers[0], e & 31);
 #pragma unroll
@@ -373,7 +379,7 @@ __global__ void __launch_bounds__(1024) route_few_kernel(PlanProblem p, Routes a
     }
   }
   if constexpr (kAlgorithm == Algorithm::kCluster) {
-    wait_at_cluster_barrier();  // all blocks have begun
+    wait_at_cluster_barrier();  // until all blocks of the cluster have begun
     for (unsigned r = warp; r < gridDim.x; r += warps) {
 #pragma unroll
       for (int n = 0; n < kGroups; ++n) store_in_cluster(&of_blocks[blockIdx.x][n][lane], r, found[n]);
@@ -414,7 +420,7 @@ __global__ void __launch_bounds__(1024) route_few_kernel(PlanProblem p, Routes a
   fill(p, [&](int32_t e) { return of_expert(ends, e); }, total, routes.assignment_of_row);
 }
 
-// The blocks of a grid that run at once, whichever form of the kernel they run.
+// How many blocks of kGrid the GPU runs at once, for any form of the kernel.
 cudaError_t count_residents(const Launch& shape, int64_t& blocks) {
   static Residents of_held, of_looked_at_twice;
   int held = 0, looked_at_twice = 0;
@@ -438,8 +444,8 @@ Kernel kernel_that_holds(const PlanProblem& problem, const Geometry& g) {
                                   : route_kernel<kAlgorithm, kItems>;
 }
 
-// The kernel whose lanes hold as many assignments, or little more: the instructions that others would take cost time
-// even where they are skipped.
+// Chooses the kernel whose lanes hold as many assignments as needed, or few more, since instructions for more
+// assignments take time even if they are skipped.
 template <Algorithm kAlgorithm>
 Kernel kernel_of(const PlanProblem& problem, const Geometry& g) {
   if constexpr (kAlgorithm != Algorithm::kGrid) {

@@ -28,7 +28,7 @@ struct Sum {
   static constexpr bool kPairs = false, kZeros = false;
 
   Value identity = 0;
-  Value inverse = 1;  // of the divisor, of floats
+  Value inverse = 1;  // 1 / divisor, for sums of floats
   JAXGPUOPS_INLINE Value value(Bits x, Bits) const { return Format::decode(x); }
   JAXGPUOPS_INLINE Bits result(Value total) const {
     if constexpr (std::is_floating_point_v<Value>) total *= inverse;
@@ -50,7 +50,7 @@ struct Dot : Sum<Format> {
   static constexpr bool kDirect = false, kPairs = true;
 
   JAXGPUOPS_INLINE Value value(Bits x, Bits y) const {
-    // the product as int would overflow
+    // a product of two uint16 would be an int and could overflow
     if constexpr (std::is_same_v<Value, uint16_t>) return static_cast<Value>(1u * x * y);
     return static_cast<Value>(Format::decode(x) * Format::decode(y));
   }
@@ -118,7 +118,7 @@ struct Extreme {
   JAXGPUOPS_INLINE Bits result(Value total) const { return decode(total, order); }
 
   KeyOrder order;
-  Key magnitude = 0, nan_above = 0;  // 0 for integers, which have no NaN
+  Key magnitude = 0, nan_above = 0;  // both are 0 for integers, which have no NaN
   Key identity = 0;
 };
 
@@ -157,7 +157,8 @@ template <class Monoid>
 JAXGPUOPS_SIMD_FMA void reduce_values(Monoid monoid, Elements<Monoid> from, typename Monoid::Value* result) {
   using Op = typename Monoid::Op;
   using Value = typename Monoid::Value;
-  constexpr int64_t kLanes = 4 * kPack<Value>, kChain = 16 * kLanes;  // a partial sum goes through few additions
+  // A partial sum gets few additions, so its rounding error stays small.
+  constexpr int64_t kLanes = 4 * kPack<Value>, kChain = 16 * kLanes;
   Value lanes[kGroup * kPack<Value>];
   for (int64_t r = 0; r < from.segments; ++r) {
     const auto* x = from.x + r * from.stride;
@@ -222,7 +223,8 @@ JAXGPUOPS_SIMD_FMA void turned_block(const T* x, int64_t steps, int64_t width, T
   }
 }
 
-// The values of a block: neighbours along the axis are `stride` apart, outer indices `outer_stride`.
+// The values of a block: neighbours along the axis are `stride` elements apart, and neighbouring outer indices
+// `outer_stride`.
 template <class T>
 struct Block {
   const T* x;

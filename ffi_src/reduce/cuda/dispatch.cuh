@@ -30,9 +30,9 @@ struct Reduction {
   struct Args {
     void* out;
     bool wide;
-    Bits mask;    // used by Extreme: value ^ mask has the order of the operation
+    Bits mask;    // used by Extreme: value ^ mask is larger for elements that the operation prefers
     Bits none;    // the identity, which stands in for missing elements
-    Acc inverse;  // used by Sum of floats: of the divisor
+    Acc inverse;  // used by Sum of floats: 1 / divisor
   };
   struct Row {};
   struct Final {
@@ -66,7 +66,7 @@ struct Sum : Reduction<E, kMasks> {
   static constexpr int kOperands = 1, kSums = 1;
   static constexpr bool kPeak = false, kLarge = Base::kFast, kPackedSum = Base::kNarrowIntegers;
 
-  // Products with ones, of bytes and of halves. Only the bits that are stored have to be right.
+  // Adds up the bytes or halves of a word by products with ones. Only the low bits, which are stored, have to be right.
   __device__ static Acc add_word(Acc sum, uint32_t word) {
     return sizeof(typename E::Bits) == 1 ? __dp4a(word, 0x01010101u, sum) : __dp2a_lo(word, 0x0101u, sum);
   }
@@ -108,8 +108,8 @@ struct Dot : Sum<E, kMasks> {
   __device__ static Final finish(const Args&, const Row&, const Stat<Dot>& stat) { return {stat.sum(0)}; }
 };
 
-// The larger of two values. NaN is larger than any number, and -0 is less than +0. There is one NaN, so that the order
-// does not matter. A minimum is the maximum of the negated values.
+// The larger of two values. NaN is larger than any number, and -0 is less than +0. All NaNs become the same one, so
+// that the result does not depend on the order. A minimum is the maximum of the negated values.
 __device__ __forceinline__ double larger(double a, double b) {
   if (a != a || b != b) return std::numeric_limits<double>::quiet_NaN();
   return a > b || (a == b && bits_as<int64_t>(b) < 0) ? a : b;

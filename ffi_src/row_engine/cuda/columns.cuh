@@ -1,12 +1,13 @@
-// Columns (inner > 1) of the row engine: a lane holds positions along the axis, of one column or of 16 bytes of
-// columns. One read, one write; for split columns, the two sweeps.
+// Columns (inner > 1) of the row engine: a lane holds some positions of one column, or of 16 bytes of neighbouring
+// columns. The array is read once and written once; if columns are split, this is the kernel of both sweeps.
 #pragma once
 
 #include "row_engine/cuda/parts.cuh"
 
 namespace jaxgpuops::row_engine {
 
-// Merges the statistics of a warp, for each column of a lane. `plain` is the lane's part of the plain sum.
+// Merges the statistics of a warp, for each column of a lane. `plain` is what the lane adds to the plain sum
+// (P::kPlainSum).
 template <class P, int kCount, bool kPacks>
 __device__ __forceinline__ void warp_statistics(const Parameters<P>& p, Held<P, kCount, kPacks>& lane,
                                                 typename P::Element::Acc plain,
@@ -16,7 +17,7 @@ __device__ __forceinline__ void warp_statistics(const Parameters<P>& p, Held<P, 
   Acc peak[kWidth] = {};
   if constexpr (P::kPeak) lane.peaks(p.args, peak);
   lane.forget();
-  // The shuffles of all columns are issued together: those of one column depend on each other.
+  // The shuffles of all columns are issued together, since those of one column wait for each other.
   if constexpr (P::kPeak) {
     for (int bit = p.column_lane_bits; bit < 5; ++bit)
 #pragma unroll
@@ -33,7 +34,7 @@ __device__ __forceinline__ void warp_statistics(const Parameters<P>& p, Held<P, 
         stat[i].sum(k) = is_plain ? plain : lane.sum(args, k, P::guard(peak[i]), i, i + 1);
       }
       if (sizeof(typename P::Element::Bits) == 2 && i % 2 == 1)
-        lane.forget();  // so the columns are computed two by two
+        lane.forget();  // only two columns are in work at a time, which saves registers
     }
   });
   for (int bit = p.column_lane_bits; bit < 5; ++bit)
@@ -43,8 +44,8 @@ __device__ __forceinline__ void warp_statistics(const Parameters<P>& p, Held<P, 
       for (int k = 0; k < P::kSums; ++k) stat[i].sum(k) = stat[i].sum(k) + shuffle_xor(stat[i].sum(k), 1 << bit);
 }
 
-// Half a warp merges the statistics of one column: kMaxColumnWarps units, of which `count` exist, at [columns][places].
-// Calls f(column, unit, statistics) with all lanes of the half.
+// Half a warp merges the statistics of one column: at most kMaxColumnWarps units, of which `count` exist. Their
+// statistics are at [columns][places]. Calls f(column, unit, statistics) with all lanes of the half.
 template <class P, class F>
 __device__ __forceinline__ void merge_by_halves(const Stat<P>* stats, int places, int columns, int count, F f) {
   const int half = threadIdx.x / 16, halves = blockDim.x / 16;
@@ -60,7 +61,7 @@ __device__ __forceinline__ void merge_by_halves(const Stat<P>* stats, int places
   }
 }
 
-// Replaces the first operand by the results. `hole`: the position that is one, or -1.
+// Replaces the first operand by the results. `hole`: the position of the hole, or -1 if there is none.
 template <class P, int kCount, bool kPacks>
 __device__ __forceinline__ void make_results(const Parameters<P>& p, Held<P, kCount, kPacks>& lane,
                                              const typename P::Row* row, const typename P::Final* finals, int hole) {
@@ -93,7 +94,7 @@ __device__ __forceinline__ void make_results(const Parameters<P>& p, Held<P, kCo
   });
 }
 
-// What the phases of columns_kernel share of a thread, in the order in which they run.
+// What the phases of columns_kernel know of a thread. The phases are its functions, in the order in which they run.
 template <class P, bool kPacks>
 struct ColumnsThread {
   using Element = typename P::Element;
@@ -121,13 +122,13 @@ struct ColumnsThread {
   // The first of kCount positions of the lane, and its element.
   const int64_t first = ((int64_t{block} * p.axis_warps + axis_warp) * (32 >> p.column_lane_bits) + axis_lane) * kCount;
   const int64_t at = (outer * p.length + first) * p.inner + i0;
-  // Positions that exist, that are not masked, and that belong to the statistics.
+  // How many positions exist, how many are not masked, and how many belong to the statistics.
   const int here = left(p.length);
   int unmasked, wanted;
   typename P::Row row[kWidth];
   Lane lane;
   Acc plain = Acc(0);  // the lane's part of the plain sum
-  int hole = -1;       // the position that is one
+  int hole = -1;       // position of the hole, or -1
 
   __device__ __forceinline__ explicit ColumnsThread(const Parameters<P>& p) : p(p) {
 #pragma unroll
@@ -279,7 +280,7 @@ struct ColumnsThread {
         wait_at_cluster_barrier();
         merge_by_halves<P>(of_blocks, block_places, block_columns, p.blocks,
                            [&](int c, int, const Stat<P>& all) { finish(c, all); });
-        if (P::kHole && p.out != nullptr) {  // all reads of row() are done, so other blocks may write there
+        if (P::kHole && p.out != nullptr) {  // after this, other blocks may overwrite what row() has read
           arrive_at_cluster_barrier();
           wait_at_cluster_barrier();
         }
@@ -321,7 +322,7 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps, kPacks ? 2 : 1)
   ColumnsThread<P, kPacks> thread(p);
   thread.load();
   thread.prepare();
-  const typename P::Final* finals;  // of this lane's columns
+  const typename P::Final* finals;  // finals of this lane's columns
   if (P::kOutput && p.phase == Phase::kFinish) {
     let_dependents_start();
     wait_for_predecessor();
@@ -333,9 +334,9 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps, kPacks ? 2 : 1)
   if (P::kOutput && p.out != nullptr) thread.write(finals);
 }
 
-// Statistics only, of 16 bytes of neighbouring columns a lane. A lane goes along the axis and merges some positions at
-// a time into statistics of its own; lanes are merged at the end. Reads the array once. Where several blocks share a
-// column, the statistics of their parts go to the workspace.
+// Statistics only. A lane has 16 bytes of neighbouring columns, goes along the axis, and merges some positions at a
+// time into its statistics; in the end the statistics of lanes are merged. The array is read once. Where several blocks
+// share a column, the statistics of their parts go to the workspace.
 template <class P>
 __global__ void __launch_bounds__(32 * kAlongWarps, along_resident(sizeof(typename P::Element::Bits)))
     along_kernel(const __grid_constant__ Parameters<P> p) {
@@ -402,7 +403,7 @@ __global__ void __launch_bounds__(32 * kAlongWarps, along_resident(sizeof(typena
     }
   });
 
-  // Merges lanes of a warp that have the same columns, then warps.
+  // Merges the statistics of lanes of a warp that have the same columns, then those of warps.
   for (int bit = bits; bit < 5; ++bit)
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {

@@ -1,16 +1,17 @@
 // Columns (inner > 1) of which few are beside each other, along an axis of any length: an outer index is a flat row of
 // length * inner elements, read in packs of 16 bytes. After `period` packs, which are `turns` positions, a pack has the
 // same columns again; so a thread that goes on by whole periods keeps statistics of the columns of one pack, whatever
-// inner is. What threads have of a column is merged at the end.
+// inner is. The threads' statistics of a column are merged at the end.
 //
-// A block has a whole flat row, and reads it again for the results (from the L1 or L2 cache), or a part of the axis:
-// statistics of parts go to the workspace, are merged, and a second sweep, backwards, writes the results: three
-// launches, or two where columns are so few that each block of the second sweep merges what it needs. One read, one
-// write, and another read of what is larger than the L2 cache. Where a period is more than the threads of a block,
-// blocks have slices of it. Any compute capability.
+// If a block has a whole flat row, it reads the row again for the results (from the L1 or L2 cache). Else it has a part
+// of the axis. Then statistics of parts go to the workspace, a second kernel merges them, and a third goes over the
+// array backwards and writes the results. If columns are few, each block of the third merges what it needs, and the
+// second is left out. The array is read and written once, and read once more if it is larger than the L2 cache. If a
+// period has more packs than a block has threads, each block has a slice of the periods. Works on any GPU.
 //
-// A flat row may begin anywhere. Statistics are of packs that begin with it, which are put together from two where
-// they are not aligned, so that bits do not depend on that; results are of packs that are aligned.
+// A flat row may begin anywhere. For statistics, the first pack begins with the row; packs that are not aligned are put
+// together from two aligned ones, so the bits do not depend on where the row begins. Results are written in aligned
+// packs.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +22,7 @@
 
 namespace jaxgpuops::row_engine {
 
-// The operations that have these kernels.
+// Whether an operation has these kernels.
 template <class P>
 constexpr bool kFlat = !P::kMasked && !P::kDecoded && !P::kHole;
 
@@ -29,19 +30,19 @@ template <class P>
 struct FlatParameters {
   Parameters<P> of;
   int period, turns;
-  int across, deep;  // packs of a period, and periods, that a block has at a time
+  int across, deep;  // a block takes `across` packs of each of `deep` periods at a time
   int slices;        // blocks that share a period
-  int64_t ahead;     // bytes of its part that a block prefetches while it waits for the first
+  int64_t ahead;     // bytes of its part that a block prefetches while it waits for its first loads
   bool late;         // flat_results_kernel: each block merges statistics of parts for itself
 };
 
-// Largest blocks for which a multiprocessor has registers.
+// The most threads of a block that a multiprocessor has registers for.
 template <class P>
 constexpr int kFlatResident = sizeof(typename P::Element::Acc) == 8 ? 1 : 2;
 
-// Where a thread of a block begins.
+// Which part of which flat row a block has, and where in it a thread begins.
 struct FlatPlace {
-  int64_t outer, begin, end;  // elements of the flat row that the block has
+  int64_t outer, begin, end;  // `begin` to `end`: the elements of the flat row that the block has
   int slice, part, pack, deep;
   bool active;
 
@@ -59,7 +60,8 @@ struct FlatPlace {
   }
 };
 
-// 16 bytes, aligned or not: of two packs, which are the same one if it has all of them. Nothing waits between loads.
+// Loads 16 bytes at any address, from the two aligned packs that have them (twice the same one if the address is
+// aligned). No branch stands between the loads, so all are in flight together.
 template <class Bits>
 __device__ __forceinline__ Pack load_across(const Bits* from) {
   const auto address = reinterpret_cast<uintptr_t>(from);
@@ -78,7 +80,7 @@ __device__ __forceinline__ Pack load_across(const Bits* from) {
   return pack;
 }
 
-// Packs `apart` elements from each other, the first `count`; the others are kept.
+// Loads the first `count` packs, which are `apart` elements from each other, and leaves the others as they are.
 template <class Bits, int kCount>
 __device__ __forceinline__ void load_packs(Pack (&packs)[kCount], const Bits* from, int64_t apart, int64_t count) {
   if (reinterpret_cast<uintptr_t>(from) % 16 == 0) {
@@ -92,7 +94,7 @@ __device__ __forceinline__ void load_packs(Pack (&packs)[kCount], const Bits* fr
   }
 }
 
-// Of what is between two elements, as many bytes as `most` at most come to the L2 cache.
+// Prefetches what lies between two elements into the L2 cache, `most` bytes at most.
 template <class Bits>
 __device__ __forceinline__ void prefetch_part(const Bits* from, const Bits* to, int64_t most) {
   const auto begin = reinterpret_cast<uintptr_t>(from) & ~uintptr_t{15};
@@ -100,7 +102,7 @@ __device__ __forceinline__ void prefetch_part(const Bits* from, const Bits* to, 
   if (bytes > 0) prefetch_bulk(reinterpret_cast<const void*>(begin), static_cast<uint32_t>(bytes));
 }
 
-// Writes the results of what the block has. finals[i] is of column i.
+// Writes the results of the block's part. finals[i] belongs to column i.
 template <class P>
 __device__ __forceinline__ void write_flat(const FlatParameters<P>& f, const FlatPlace& place,
                                            const typename P::Final* finals) {
@@ -177,7 +179,8 @@ __global__ void __launch_bounds__(32 * kFlatWarps, kFlatResident<P>)
     const int64_t apart = int64_t{f.period} * f.deep * kWidth;
     int64_t at = place.begin + (int64_t{f.period} * place.deep + place.pack) * kWidth;
     const int64_t room = place.end - at;
-    int64_t whole = room >= kWidth ? (room - kWidth) / apart + 1 : 0;  // packs of this thread; and elements after them
+    // How many whole packs this thread has; a part of one more may follow.
+    int64_t whole = room >= kWidth ? (room - kWidth) / apart + 1 : 0;
     const int64_t loose = room - whole * apart;
     const Bits* from[P::kOperands];
 #pragma unroll
@@ -209,7 +212,7 @@ __global__ void __launch_bounds__(32 * kFlatWarps, kFlatResident<P>)
           }
           from[o] += kCount * apart;
         }
-        if (loose > 0 && whole < kCount) whole = 0;  // the last
+        if (loose > 0 && whole < kCount) whole = 0;  // this is the last round
         [[maybe_unused]] Acc peak[kWidth] = {};
         if constexpr (P::kPeak) lane.peaks(args, peak);
         lane.forget();
@@ -220,7 +223,8 @@ __global__ void __launch_bounds__(32 * kFlatWarps, kFlatResident<P>)
     });
   }
 
-  // Several rows of threads have statistics of the same columns. kFold rows are folded into one, until one is left.
+  // The `deep` rows of threads have statistics of the same columns. kFold rows are merged into one, again and again,
+  // until one is left.
   constexpr int kFold = 4;
   auto* const stats = reinterpret_cast<Stat<P>*>(dynamic_shared_memory());
   const int all = f.across * f.deep * kWidth;
@@ -262,7 +266,7 @@ __global__ void __launch_bounds__(32 * kFlatWarps, kFlatResident<P>)
       const auto final = P::finish(p.args, row, stats[c]);
       P::write_row(p.args, place.outer * p.inner + i, row, final);
       if constexpr (P::kOutput)
-        if (p.out != nullptr) finals[c] = final;  // else there is no room for it
+        if (p.out != nullptr) finals[c] = final;  // without results there is no room for finals
     }
   }
   if constexpr (P::kOutput) {

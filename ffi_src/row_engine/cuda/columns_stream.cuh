@@ -1,16 +1,18 @@
-// Long columns of the row engine, in one persistent kernel. A tile is what one block of columns_kernel has: one unit of
-// a strip of columns. A block takes every n-th tile. kStreamStages tiles are in shared memory: one that waits for the
-// statistics of other units of its strip, one whose statistics are computed, and those on their way; so memory waits
-// for neither. One read, one write. A thread fetches what it will work on itself, so that takes no barrier.
+// Long columns of the row engine, in one persistent kernel. A tile is what one block of columns_kernel has: one unit (a
+// part of the axis) of a strip of columns. A block takes every n-th tile. kStreamStages tiles are in shared memory: one
+// waits for the statistics of the other units of its strip, one is being worked on, and the others are being loaded, so
+// loads never pause. The array is read once and written once. Each thread loads what it will work on itself, so loads
+// need no barrier.
 //
-// Units exchange statistics through the workspace, in words of 64 bits that are 0 until they are written: so no fences
-// are needed, and no clusters, which would not fill the device. All blocks run at the same time (a cooperative launch),
-// and a tile waits only for tiles of the same round, whose statistics are published before any block waits for them.
-// The words are cleared first, while the first tiles are on their way, and the L2 cache is asked to keep them: if they
-// came from memory, they would wait in every round behind all the tiles that are being loaded.
+// Units exchange statistics through the workspace, in words of 64 bits that are 0 until they are written. So no fences
+// are needed, and no clusters, which would leave multiprocessors idle. All blocks run at the same time (a cooperative
+// launch), and a tile waits only for tiles of the same round, whose statistics are published before any block waits for
+// them. The words are cleared first, while the first tiles are being loaded. The L2 cache is asked to keep the words:
+// loaded from memory, they would queue behind the tiles in every round.
 //
 // The blocks of a strip are a group. Groups work on neighbouring strips if together these are whole rows, or long
-// pieces of them. Otherwise each group has a part of the array for itself: short pieces near each other are slower.
+// pieces of them. Otherwise each group has its own part of the array, since short pieces that lie near each other are
+// read more slowly.
 //
 // Statistics are merged as in columns_kernel. Compute capability 9.0.
 #pragma once
@@ -37,14 +39,14 @@ struct ColumnsStreamParameters {
   uint64_t* words;  // [columns][units][Told::kWords]
   int unit_bits;
   int64_t strips, groups;
-  bool beside;  // strips on which groups work at the same time
-  // From one tile of a block to the next: columns, as outer indices and inner ones, and elements; and how much i falls
-  // where it wraps around.
+  bool beside;  // whether groups work on neighbouring strips at the same time
+  // The distance from one tile of a block to the next: in columns, in outer and inner indices, and in elements; and the
+  // distance to the next outer index where the inner one wraps around.
   int64_t columns_apart, outers_apart, i_apart, elements_apart, elements_to_next_outer;
 };
 
-// Shared memory: tiles [kStreamStages][operands][kCount][threads]; of each column of a strip (with one place left over,
-// so that columns are in different banks) statistics of warps; finals.
+// Shared memory: the tiles [kStreamStages][operands][kCount][threads]; for each column of a strip, statistics of the
+// warps (and one unused place, so that columns are in different banks); the finals.
 template <class P>
 struct ColumnsStreamLayout {
   static constexpr int kThreads = 32 * kMaxColumnWarps, kCount = column_vectors(P::kOperands);
@@ -59,7 +61,7 @@ struct ColumnsStreamLayout {
   }
 };
 
-// Advice for the L2 cache: evict this last.
+// A cache policy that asks the L2 cache to evict these lines last.
 __device__ __forceinline__ uint64_t keep_in_cache() {
   uint64_t policy = 0;
 #if __CUDA_ARCH__ >= 900
@@ -68,8 +70,8 @@ __device__ __forceinline__ uint64_t keep_in_cache() {
   return policy;
 }
 
-// A statistic in the workspace, two numbers in a word, whose bits are inverted: a word of 0 says that it has not been
-// written. (Only two NaNs would invert to 0; they are stored as 1.)
+// A statistic in the workspace: two numbers in each word, with their bits inverted, since 0 says that the word has not
+// been written. (Only two NaNs would invert to 0; that word is stored as 1.)
 template <class P>
 struct Told {
   static constexpr int kWords = (Stat<P>::kCount + 1) / 2;
@@ -117,8 +119,8 @@ struct Told {
   }
 };
 
-// As merge_by_half_warp(), but by a team of kTeam neighbouring lanes, each of which merges kEach statistics first: the
-// same sums of the same numbers, with fewer instructions.
+// Like merge_by_half_warp(), but by a team of kTeam neighbouring lanes, each of which first merges kEach statistics:
+// the same sums in the same order, with fewer instructions.
 template <class P, int kTeam, int kEach>
 __device__ __forceinline__ Stat<P> merge_by_team(const Stat<P> (&each)[kEach]) {
   static_assert(kTeam * kEach == kMaxColumnWarps);
@@ -149,7 +151,8 @@ __device__ __forceinline__ Stat<P> merge_by_team(const Stat<P> (&each)[kEach]) {
   return all;
 }
 
-// What the phases of columns_stream_kernel share of a block, in the order in which they run.
+// What the phases of columns_stream_kernel know of a block. The phases are its functions, in the order in which they
+// run.
 template <class P>
 struct ColumnsStreamBlock {
   using Layout = ColumnsStreamLayout<P>;
@@ -175,12 +178,12 @@ struct ColumnsStreamBlock {
   typename P::Final* const of_columns = reinterpret_cast<typename P::Final*>(memory + layout.finals_at);
   const int team_lane = threadIdx.x % kTeam, team_column = threadIdx.x / kTeam;
 
-  // A block has the same unit of all its strips, and a thread has the same positions: `first` is the first, and there
-  // are `here` of them. (No branch on here == kCount: ptxas 13.0 took it for lanes that have none, too.)
+  // A block has the same unit of all its strips, and a thread the same positions: `here` of them from `first` on.
+  // (There is no branch on here == kCount, because code of ptxas 13.0 took it in lanes without positions, too.)
   const int unit = blockIdx.x & (units - 1);
   const int first = ((unit * kMaxColumnWarps + warp) * (32 >> p.column_lane_bits) + axis_lane) * kCount;
   const int here = max(0, min(static_cast<int>(p.length) - first, kCount));
-  // The block's tiles; those in which this thread has a column; those in which its team has one.
+  // How many tiles the block has, in how many of them this thread has a column, and in how many its team has one.
   const int64_t group = blockIdx.x >> s.unit_bits;
   const int64_t first_column = begin(group), end = s.beside ? p.columns : min(p.columns, begin(group + 1));
   const int rounds = rounds_from(first_column), mine = rounds_from(first_column + column_of_block);
@@ -192,8 +195,8 @@ struct ColumnsStreamBlock {
   struct Place {
     int64_t outer, i0, at;
   };
-  Place done;  // of tile i - lag
-  Place next;  // of the tile that is fetched next
+  Place done;  // where this thread is in tile i - lag, which is written next
+  Place next;  // where this thread is in the tile that is loaded next
 
   __device__ __forceinline__ explicit ColumnsStreamBlock(const ColumnsStreamParameters<P>& s) : s(s) {
     done.outer = (first_column + column_of_block) / p.inner;
@@ -288,7 +291,8 @@ struct ColumnsStreamBlock {
     if (unit == 0) P::write_row(p.args, column, row, of_columns[team_column]);
   }
 
-  // Merges the statistics of tile i and publishes them for other units; without other units, finishes the tile.
+  // Merges the warps' statistics of tile i and publishes them for other units. If there are no other units, finishes
+  // the tile.
   __device__ __forceinline__ void merge_warps(int i) const {
     if (i >= rounds || team_column >= columns) return;
     Stat<P> each[kEach];
@@ -348,7 +352,7 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps, 1)
   Block block(s);
   const int lag = block.lag;
   block.start();
-  int stage = 0, oldest = lag ? kStreamStages - 1 : 0;  // of tiles i and i - lag
+  int stage = 0, oldest = lag ? kStreamStages - 1 : 0;  // stages of tiles i and i - lag
 #pragma unroll 1
   for (int i = 0; i < block.rounds + lag; ++i) {
     if (lag) {

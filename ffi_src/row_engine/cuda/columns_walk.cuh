@@ -1,6 +1,7 @@
-// Columns (inner > 1) of a short axis, or of one of some hundred positions: lanes have columns beside each other, a few
-// each, and walk along them; so no position need be aligned. A thread has its columns for itself, or the warps of a
-// block share them. One read, one write; any compute capability.
+// Columns (inner > 1) along an axis of up to some hundred positions. Each lane has a few columns and walks along them,
+// and neighbouring lanes have neighbouring columns; so no position need be aligned. On a short axis a thread walks its
+// columns alone; on a longer one the warps of a block share them. The array is read once and written once. Works on any
+// GPU.
 //
 // Results take a second walk, backwards, which finds in the caches what the blocks have just read. The shortest axes
 // are held in registers.
@@ -14,18 +15,18 @@
 
 namespace jaxgpuops::row_engine {
 
-// Of which operations there are kernels.
+// Whether an operation has walking kernels.
 template <class P>
 constexpr bool kWalks = !P::kMasked && !P::kDecoded;
 
 template <class P>
 struct Walk {
   using Bits = typename P::Element::Bits;
-  static constexpr int kColumns = walk_columns(sizeof(Bits), P::kHole);  // of a lane, 32 apart
-  static constexpr int kCount = (kColumns == 4 ? 4 : 8) / P::kOperands;  // positions at a time
+  static constexpr int kColumns = walk_columns(sizeof(Bits), P::kHole);  // columns of a lane, 32 apart
+  static constexpr int kCount = (kColumns == 4 ? 4 : 8) / P::kOperands;  // positions that a lane loads at a time
 };
 
-// Which outer index and which column of it.
+// An outer index, and a column in it.
 struct WalkPlace {
   int64_t outer, i;
 
@@ -40,8 +41,8 @@ struct WalkPlace {
   }
 };
 
-// At most held_positions(): a thread holds its columns in registers. One read, one write. (Only
-// positions that exist are computed: padding to a full batch would be most of the work on an axis of length 2.)
+// For axes of at most held_positions(): a thread holds its columns in registers. The array is read once and written
+// once. (Only positions that exist are computed: on an axis of length 2, padding would be most of a full batch.)
 template <class P>
 __global__ void __launch_bounds__(32 * kWalkWarps, 4) held_walk_kernel(const __grid_constant__ Parameters<P> p) {
   using Element = typename P::Element;
@@ -81,7 +82,8 @@ __global__ void __launch_bounds__(32 * kWalkWarps, 4) held_walk_kernel(const __g
       };
       Stat<P> stat = Stat<P>::none();
       if constexpr (P::kPeak) {
-        if constexpr (P::kSums == 0) stat.of[0] = P::value(args, Element::load(P::pad(args, 0)));  // of no elements
+        // The statistics of no elements.
+        if constexpr (P::kSums == 0) stat.of[0] = P::value(args, Element::load(P::pad(args, 0)));
 #pragma unroll
         for (int j = 0; j < kHeld; ++j)
           if (counts(j)) stat.of[0] = P::larger(stat.peak(), x(j));
@@ -123,13 +125,13 @@ __global__ void __launch_bounds__(32 * kWalkWarps, 4) held_walk_kernel(const __g
   }
 }
 
-// The operations that have kernels which hold packs.
+// Whether an operation has the kernel whose lanes hold packs.
 template <class P>
 constexpr bool kHoldsPacks = kWalks<P> && P::kFast && P::kOutput && !P::kHole;
 
-// The same of at most kMost positions: a lane has 16 bytes of columns and a warp a strip of them, wherever in memory a
-// position begins. (Where lanes had columns one by one, results of two positions took four times as long as their
-// bytes.)
+// For axes of at most kMost positions, too, but a lane has 16 bytes of neighbouring columns, and a warp a strip of
+// them; positions need not be aligned. (Where lanes had single columns, results of two positions took four times as
+// long as their memory traffic alone.)
 template <class P, int kMost>
 __global__ void __launch_bounds__(32 * kWalkWarps, 3) held_packs_kernel(const __grid_constant__ Parameters<P> p) {
   using Element = typename P::Element;
@@ -137,13 +139,13 @@ __global__ void __launch_bounds__(32 * kWalkWarps, 3) held_packs_kernel(const __
   using Acc = typename Element::Acc;
   using Lane = Held<P, kMost, true>;
   constexpr int kWidth = Lane::kWidth, kStrip = 32 * kWidth;
-  constexpr int kTogether = sizeof(Bits) == 2 ? 2 : 1;  // columns of a word
+  constexpr int kTogether = sizeof(Bits) == 2 ? 2 : 1;  // columns in a word
   const int length = static_cast<int>(p.length);
-  const auto strips = static_cast<uint32_t>((p.inner + kStrip - 1) / kStrip);  // of an outer index
+  const auto strips = static_cast<uint32_t>((p.inner + kStrip - 1) / kStrip);  // strips of an outer index
   const uint32_t strip = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, outer = strip / strips;
   if (outer * p.inner >= p.columns) return;
   const int64_t first = int64_t{strip - outer * strips} * kStrip, own = first + threadIdx.x % 32 * kWidth;
-  const int64_t at = outer * p.length * p.inner;  // of the first position
+  const int64_t at = outer * p.length * p.inner;  // index of the first position's element
   const int mine = static_cast<int>(min(int64_t{kWidth}, p.inner - own));
 
   Lane held;
@@ -168,7 +170,7 @@ __global__ void __launch_bounds__(32 * kWalkWarps, 3) held_packs_kernel(const __
   }
 
 #pragma unroll
-  for (int w = 0; w < kWidth; w += kTogether) {  // results take the place of what they are made of
+  for (int w = 0; w < kWidth; w += kTogether) {  // results replace the elements they are made of
     typename P::Row row[kTogether];
     typename P::Final final[kTogether];
     P::with_sum_args(p.args, [&](const auto& args) {
@@ -182,7 +184,7 @@ __global__ void __launch_bounds__(32 * kWalkWarps, 3) held_packs_kernel(const __
           for (int j = 0; j < kMost; ++j)
             if (j < length) stat.of[0] = P::larger(stat.peak(), held.x(args, j, w + c));
         }
-        const auto shift = P::guard(stat.peak());  // without a peak it is not used
+        const auto shift = P::guard(stat.peak());  // `shift` is not used if the operation has no peak
 #pragma unroll
         for (int k = 0; k < P::kSums; ++k) {
           Acc sum = Acc(0);
@@ -242,7 +244,7 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps, 2) walk_kernel(const __g
   const int64_t strip = int64_t{blockIdx.x} * block_columns;
   const int length = static_cast<int>(p.length), last_batch = (length - 1) / (p.axis_warps * kCount);
   bool exists[kColumns];
-  int64_t at[kColumns];  // of the first position of this warp
+  int64_t at[kColumns];  // indices of the elements of this warp's first position
   typename P::Row row[kColumns];
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) {
@@ -252,7 +254,7 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps, 2) walk_kernel(const __g
     at[c] = (place.outer * length + axis_warp) * p.inner + place.i;
     row[c] = P::row(p.args, place.outer, place.i, length, p.inner);
   }
-  // Of positions from `batch` on; those that are missing are padding.
+  // Position j of a batch of this warp; beyond the end of the axis it is padding.
   const auto position = [&](int batch, int j) { return (batch * kCount + j) * p.axis_warps + axis_warp; };
   const auto load = [&](int batch, Lane(&lane)[kColumns]) {
 #pragma unroll
@@ -350,24 +352,26 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps, 2) walk_kernel(const __g
   }
 }
 
-// The operations that walk strips.
+// Whether an operation has the kernel that walks strips.
 template <class P>
 constexpr bool kStrips =
     kWalks<P> && !P::kOutput && !P::kHole && P::kOperands == 1 && sizeof(typename P::Element::Bits) < 4 &&
     (P::kFast || std::is_integral_v<typename P::Element::Acc>);
 
-// Statistics only, of strips: a warp has neighbouring columns of one outer index. A lane adds constants to one address
-// to find its own, where walk_kernel divides for each, which is most of its work on a short axis. The same bits.
+// Statistics only. A warp has a strip: neighbouring columns of one outer index. So a lane finds its columns by adding
+// constants to one address; walk_kernel divides for each column, which is most of its work on a short axis. The bits
+// are the same.
 template <class P>
 __global__ void __launch_bounds__(32 * kMaxColumnWarps, 2) strip_kernel(const __grid_constant__ Parameters<P> p) {
   using Element = typename P::Element;
   using Bits = typename Element::Bits;
   using Acc = typename Element::Acc;
   constexpr int kColumns = kStripColumns, kStrip = 32 * kColumns;
-  constexpr int kCount = Walk<P>::kCount, kTogether = 4;  // positions of walk_kernel, and those loaded at a time
+  // Positions that walk_kernel takes at a time; positions that this kernel loads at a time.
+  constexpr int kCount = Walk<P>::kCount, kTogether = 4;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, axis_warp = warp >> p.column_warp_bits;
   const int strip_of_block = warp & ((1 << p.column_warp_bits) - 1);
-  const auto strips = static_cast<uint32_t>((p.inner + kStrip - 1) / kStrip);  // of an outer index
+  const auto strips = static_cast<uint32_t>((p.inner + kStrip - 1) / kStrip);  // strips of an outer index
   const uint32_t strip = (blockIdx.x << p.column_warp_bits) + strip_of_block, outer = strip / strips;
   const int64_t first = int64_t{strip - outer * strips} * kStrip + lane;
   const int left = outer * p.inner < p.columns ? static_cast<int>(min(p.inner - first, int64_t{kStrip})) : 0;
@@ -380,7 +384,7 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps, 2) strip_kernel(const __
   for (auto& of_column : stat) of_column = Stat<P>::none();
 #pragma unroll 1
   for (int position = axis_warp; position < length;) {
-    Acc sum[kColumns] = {};  // of kCount positions
+    Acc sum[kColumns] = {};  // the sums of kCount positions
 #pragma unroll 1
     for (int end = position + kCount * p.axis_warps; position < min(end, length);
          position += kTogether * p.axis_warps) {
@@ -429,7 +433,7 @@ cudaError_t run_walk(cudaStream_t stream, const RowPlan& plan, const Parameters<
   if constexpr (kWalks<P>) {
     Launch launched;
     launched.block = dim3(plan.threads());
-    int64_t columns = int64_t{32} * Walk<P>::kColumns << plan.column_warp_bits;  // of a block
+    int64_t columns = int64_t{32} * Walk<P>::kColumns << plan.column_warp_bits;  // columns of a block
     int64_t blocks = (p.columns + columns - 1) / columns;
     auto kernel = p.length <= held_positions(P::kOperands) ? held_walk_kernel<P> : walk_kernel<P>;
     if (plan.vector) {  // a warp has a strip of an outer index

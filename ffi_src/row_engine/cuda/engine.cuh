@@ -1,11 +1,11 @@
-// The row engine: everything that is made of statistics of a row, such as its maximum and a sum, and of its elements.
-// An operation is a policy (policy.cuh); row_engine/plan.h says how rows are divided.
+// The row engine: computes everything that follows from statistics of a row (such as its maximum or a sum) and from its
+// elements. An operation is a policy (policy.cuh); row_engine/plan.h says how rows are divided.
 //
 // A lane loads all it holds of a row, in the row's own type, before it looks at any of it. Lanes merge their statistics
-// with shuffles, warps through shared memory, blocks through that of their cluster, so that a row is read once and its
-// result written once. Split algorithms have three kernels. The first writes statistics of parts to the workspace. The
-// second merges them, one block per row. The third sweeps over the array backwards and writes the results; it begins
-// with what the first read last, which is still in the L2 cache.
+// with shuffles, warps through shared memory, blocks through the shared memory of their cluster, so that a row is read
+// once and its result written once. Split algorithms have three kernels. The first writes statistics of parts to the
+// workspace. The second merges them, one block per row. The third sweeps over the array backwards and writes the
+// results; it begins with what the first read last, which is still in the L2 cache.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@ namespace jaxgpuops::row_engine {
 
 // ---- Between the sweeps of a split row ------------------------------------------------------------------------------
 
-// A lane per column, where few units are merged.
+// Each lane merges the units of one column; used if units are few.
 template <class P>
 __global__ void __launch_bounds__(32 * kAlongWarps) merge_few_kernel(const __grid_constant__ Parameters<P> p) {
   wait_for_predecessor();
@@ -39,7 +39,8 @@ __global__ void __launch_bounds__(32 * kAlongWarps) merge_few_kernel(const __gri
   P::write_row(p.args, column, row, P::finish(p.args, row, all));
 }
 
-// A block merges a column. Where a warp can merge all its units, a warp does, and neighbouring columns share a block.
+// A block merges the units of a column. If units are so few that a warp can merge them, each warp of a block merges a
+// column.
 template <class P>
 __global__ void __launch_bounds__(32 * kMaxBlockWarps) merge_kernel(const __grid_constant__ Parameters<P> p) {
   let_dependents_start();
@@ -96,7 +97,7 @@ struct Call {
     return nullptr;
   }
 
-  // The kernel that plan_rows() asks for.
+  // The kernel that a plan of rows asks for.
   Kernel rows() const {
     if constexpr (kSpread<P>)
       if (plan.spread) return p.aligned ? spread_kernel<P, true> : spread_kernel<P, false>;
@@ -135,7 +136,7 @@ struct Call {
     return nullptr;
   }
 
-  // A sweep over all flat rows.
+  // Launches a sweep over all flat rows.
   cudaError_t flat(Phase phase) {
     if constexpr (kFlat<P>) {
       p.phase = phase;
@@ -166,7 +167,7 @@ struct Call {
   }
 };
 
-// Runs a call whose parameters are set but for what the plan says.
+// Runs a call. The caller has set the operands, `out` and the arguments of the operation; the plan says the rest.
 template <class P>
 cudaError_t run(cudaStream_t stream, const RowPlan& plan, const Rows& rows, Parameters<P> p, void* workspace) {
   static_assert(is_policy<P>());

@@ -1,5 +1,5 @@
 // Rows (inner == 1) of the row engine: a team of lanes, a block or a cluster holds a row in registers, which is read
-// once and written once. Also the two sweeps over split rows.
+// once and written once. The sweeps over split rows are the same kernel.
 #pragma once
 
 #include "common/cuda/bulk_copy.cuh"
@@ -31,9 +31,9 @@ __device__ __forceinline__ Pack between(const Pack& a, const Pack& b, int at) {
   return pack;
 }
 
-// A lane's part of a span: unit j has the kWidth elements from element(j) on. kAsked: first ask whether the span is
-// whole; if so, units need no further checks. (For long rows with results that took up to 7 % more: ptxas kept stores
-// for the end.)
+// A lane's part of a span: unit j has the kWidth elements from element(j) on. kAsked: the lane first checks whether the
+// span is whole; if so, its units need no more checks. (Long rows with results do without it, since ptxas moved all
+// stores to the end, which took up to 7 % longer.)
 template <class P, int kVectors, bool kAligned, bool kAsked>
 class Span {
  public:
@@ -45,8 +45,9 @@ class Span {
 
   __device__ int element(int j) const { return (j * lanes + slot) * kWidth; }
   __device__ int size() const { return kVectors * lanes * kWidth; }
-  // Where unit j begins in an aligned span, in bytes. With an unknown number of lanes this is one product for each
-  // unit, so no unit waits for another. (Adding from unit to unit took ten instructions more before the last load.)
+  // The byte at which unit j of an aligned span begins. If the number of lanes is a variable, this is one product for
+  // each unit, so no unit waits for another. (Adding from unit to unit took ten more instructions before the last
+  // load.)
   template <class T>
   __device__ auto* unit_at(T* from, int j) const {
     using Byte = std::conditional_t<std::is_const_v<T>, const unsigned char, unsigned char>;
@@ -55,8 +56,8 @@ class Span {
     return reinterpret_cast<Unit*>(mine + static_cast<uint64_t>(static_cast<unsigned>(lanes)) * (16 * j));
   }
 
-  // Loads the first `left` elements from `from` on; the others are `pad`. Where the array may end there (`last`),
-  // nothing beyond them is read; elsewhere the rest of their 16 bytes is.
+  // Loads the first `left` elements at `from`; the others become `pad`. If the array may end after them (`last`),
+  // nothing beyond them is read; otherwise the load may read on to the end of the 16 bytes.
   __device__ void load(const Bits* from, int left, bool last, Bits pad, Pack (&units)[kVectors]) const {
     Pack padding;
 #pragma unroll
@@ -130,7 +131,7 @@ class Span {
     }
   }
 
-  // Loads unit j of an aligned span.
+  // Stores unit j of an aligned span.
   __device__ void store_aligned(Bits* to, int left, int j, Pack unit) const {
     Pack* const mine = reinterpret_cast<Pack*>(to) + static_cast<unsigned>(slot);
     if (element(j) < left) store_pack(mine + static_cast<unsigned>(j * lanes), unit);
@@ -159,7 +160,7 @@ class Span {
     }
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
-      const int e = element(j) - tail;  // of the window
+      const int e = element(j) - tail;  // element of the window
       if (e >= 0 && e + kWidth <= end) {
         store_pack(reinterpret_cast<Pack*>(to + e), units[j]);
       } else {
@@ -172,8 +173,8 @@ class Span {
 };
 
 // Who shares a row: a team of lanes (the row is one span), a block or a cluster, or (split) many blocks. kStatistics: a
-// cluster of small blocks that writes statistics only. kAny: the parameters say which; for operations that are not
-// worth two kernels.
+// cluster of small blocks, which writes statistics only. kAny: the parameters say which of these; it is for operations
+// that are not worth two kernels.
 enum class Sharing { kTeam, kBlocks, kStatistics, kAny };
 
 // True for operations of one array, with results or with statistics only.
@@ -188,12 +189,12 @@ constexpr bool kLean = kOftenStatistics<P> && P::kFast && !P::kHole;
 template <class P>
 constexpr bool kAhead = P::kOutput && P::kOperands == 1 && P::kFast;
 
-// True where a team of lanes needs few registers for a row, and writes results.
+// True if a team of lanes holds a row in few registers and writes results.
 template <class P, int kVectors, Sharing kSharing>
 constexpr bool kFewUnits = kSharing == Sharing::kTeam && kVectors == kOnlyVectors && P::kOutput && P::kAlong;
 
-// Blocks of kPartWarps per multiprocessor for __launch_bounds__. Statistics, and rows of few units, keep memory busy
-// only if there are many blocks. 0 asks for nothing: with 1, ptxas takes more registers.
+// Blocks of kPartWarps per multiprocessor for __launch_bounds__. Where kernels only compute statistics, or rows have
+// few units, it takes many blocks to keep the memory busy. 0 means no bound, since with 1 ptxas uses more registers.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
 constexpr int kMostResident = 4;  // a block has 1024 threads
 #else
@@ -204,8 +205,8 @@ constexpr int kRowsResident = kSharing == Sharing::kStatistics               ? s
                               : kAligned && kFewUnits<P, kVectors, kSharing> ? kMostResident
                                                                              : 0;
 
-// What the phases of rows_kernel share of a thread, in the order in which they run. kAligned: every row begins at a
-// multiple of 16 bytes. Results have the same bits either way.
+// What the phases of rows_kernel know of a thread. The phases are its functions, in the order in which they run.
+// kAligned: every row begins at a multiple of 16 bytes. Results have the same bits either way.
 template <class P, int kVectors, Sharing kSharing, bool kAligned>
 struct RowsThread {
   using Element = typename P::Element;
@@ -215,39 +216,40 @@ struct RowsThread {
   static constexpr int kWidth = Lane::kWidth;
   static constexpr bool kWholeWarps = kSharing == Sharing::kBlocks || kSharing == Sharing::kStatistics;
   static constexpr bool kAsked = kSharing == Sharing::kTeam || kSharing == Sharing::kStatistics;
-  // Where no results are written, what row() reads is loaded after the row's elements, except for what decides whether
-  // those are read. (Loaded before, it had to arrive first: the compiler put the address of the elements into its
-  // register.)
+  // If no results are written, what row() reads is loaded after the row's elements, except for what decides whether the
+  // elements are read at all. (Loaded before the elements, it delayed them: the compiler reused its register for their
+  // address, which then had to wait.)
   static constexpr bool kElementsFirst = P::kHole && kSharing == Sharing::kStatistics;
 
   const Parameters<P>& p;
   const bool team = kSharing == Sharing::kTeam || (kSharing == Sharing::kAny && p.spans == 1);
   const int warp = threadIdx.x / 32, block_warps = blockDim.x / 32;
   const int lane_bits = kWholeWarps ? 5 : p.lane_bits;
-  // In a cluster, statistics are sent to the blocks that need them, and a block waits for nothing else.
+  // In a cluster, blocks send their statistics to the blocks that need them, and wait only for those.
   const bool cluster = kSharing == Sharing::kStatistics || (!team && p.cluster);
   uint64_t* const stats_there = reinterpret_cast<uint64_t*>(dynamic_shared_memory());
   Stat<P>* const stats = reinterpret_cast<Stat<P>*>(dynamic_shared_memory() + kRowsBarrierBytes);
   int64_t outer;
-  int number = 0, block = 0;  // number of the span in the row, and of the block among those of the row
+  int number = 0, block = 0;  // number of the thread's span in the row, and of its block among the blocks of the row
   bool exists;
   int64_t first, at;  // the span's first element, in the row and in the array
   typename P::Row row = {};
-  int here, unmasked,
-      wanted;  // elements of the span that exist, that are not masked, and that belong to the statistics
+  // How many elements of the span exist, how many of them are not masked, and how many belong to the statistics.
+  int here, unmasked, wanted;
   Lane lane;
   bool masks = false;
   Acc plain = Acc(0);  // the thread's part of the plain sum
-  int hole = -1;       // j * kWidth + i
+  int hole = -1;       // the hole is element i of unit j, as j * kWidth + i; -1: there is none
 
   __device__ __forceinline__ explicit RowsThread(const Parameters<P>& p) : p(p) {
     if (team) {
       outer = int64_t{blockIdx.x} * (blockDim.x >> lane_bits) + (threadIdx.x >> lane_bits);
     } else if (cluster) {
-      outer = blockIdx.x >> p.block_bits;  // with a cluster the number is a quotient of floats
+      // A cluster has a power of two of blocks, so a shift replaces the division, which would be computed in floats.
+      outer = blockIdx.x >> p.block_bits;
       block = blockIdx.x & (p.blocks - 1);
     } else {
-      // The last rows first: what was read last is still in the cache.
+      // The second sweep takes the last rows first, which are still in the cache.
       const unsigned index = p.phase == Phase::kFinish ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
       outer = index / static_cast<unsigned>(p.blocks);
       block = index % static_cast<unsigned>(p.blocks);
@@ -256,7 +258,7 @@ struct RowsThread {
     exists = !team || outer < p.columns;
   }
 
-  // (As a member, it made ptxas keep numbers that follow from lane_bits, and some kernels spilled.)
+  // (This is a function, because as a member it made ptxas keep more numbers in registers, and some kernels spilled.)
   __device__ __forceinline__ Span<P, kVectors, kAligned, kAsked> span() const {
     return Span<P, kVectors, kAligned, kAsked>(lane_bits);
   }
@@ -289,7 +291,8 @@ struct RowsThread {
     if constexpr (!kElementsFirst) skipped = exists && P::skip(row);
     wanted = skipped ? 0 : unmasked;
     const int64_t length =
-        kSharing == Sharing::kTeam ? static_cast<uint32_t>(p.length) : p.length;  // this product is shorter
+        // A product of 32 bits takes fewer instructions.
+        kSharing == Sharing::kTeam ? static_cast<uint32_t>(p.length) : p.length;
     at = outer * length + first;
 #pragma unroll
     for (int o = 0; o < P::kOperands; ++o)
@@ -298,17 +301,17 @@ struct RowsThread {
     if constexpr (kElementsFirst) row = P::begun(p.args, outer, 0, p.length, 1);
   }
 
-  // In a cluster, while loads are on their way.
+  // Prepares the exchange of statistics in a cluster, while loads are in flight.
   __device__ __forceinline__ void open_exchange() {
     if (threadIdx.x == 0 && block < receivers()) {
       make_copy_barrier(stats_there);
       make_barriers_visible_to_cluster();
     }
-    arrive_at_cluster_start();  // until all blocks have begun, their memory is not there
+    arrive_at_cluster_start();  // the shared memory of a block does not exist until the block has begun
   }
 
-  // Prefetches the block's part of a later row into the L2 cache, in one piece. Where blocks come and go, memory is
-  // otherwise not always busy, and not read in the order that suits it.
+  // Prefetches the block's part of a later row into the L2 cache, in one piece. Without that, memory is sometimes idle
+  // while one block ends and the next begins, and it is not read in its best order.
   __device__ __forceinline__ void prefetch_later_row() {
     if constexpr (kSharing == Sharing::kBlocks && kAligned && kAhead<P>) {
       if (threadIdx.x == 0 && p.ahead > 0 && outer + p.ahead < p.columns) {
@@ -407,8 +410,8 @@ struct RowsThread {
         stat.sum(k) = is_plain ? plain : lane.sum(args, k, shift, 0, kWidth);
       }
     });
-    // Loads that depend on what row() has read are issued here: neither the loads of the row nor the sums had to wait
-    // for them. (Issued before the sums, they took up to a tenth more: what waited for an exponential waited for them.)
+    // Loads whose addresses row() has read are issued here, so that neither the row's loads nor the sums wait for them.
+    // (Issued before the sums, they took up to a tenth longer, since the exponentials then waited for them.)
     if constexpr (P::kHole) {
       if (exists) row = P::completed(p.args, row, outer, 0, p.length, 1);
     }
@@ -435,7 +438,7 @@ struct RowsThread {
   __device__ __forceinline__ bool merge(Stat<P>& stat) {
     if (cluster) {
       const int rank = threadIdx.x % 32;
-      // Waits for all that row() reads, since other blocks may overwrite it once they go on.
+      // Waits for all loads of row(), since other blocks may overwrite what they read once they go on.
       if constexpr (P::kHole) row = shuffle_from(row, 0);
       wait_at_cluster_barrier();
       if (number < p.spans && rank < receivers()) copy_to_block(&stats[number], stats_there, rank, stat);
@@ -464,9 +467,9 @@ struct RowsThread {
   }
 
   __device__ __forceinline__ void write(const typename P::Final& final) {
-    // A cluster writes each unit while it works on the next, since its rows may be few and all at the same point. Where
-    // rows are many, other clusters write meanwhile, and writing all units together is better, except where registers
-    // are few and a unit has at least 64 bytes of a row.
+    // A cluster writes each unit while it works on the next one: if rows are few, all clusters write at the same time
+    // anyway. A team writes all units together, since other teams compute meanwhile, except if it has few registers and
+    // a unit has at least 64 bytes of the row.
     const bool team_at_once = kAligned && kFewUnits<P, kVectors, kSharing> && lane_bits >= 2;
     const bool at_once = kAligned && cluster;
     Bits* const out = static_cast<Bits*>(p.out) + at;
@@ -485,7 +488,7 @@ struct RowsThread {
         if (at_once) span().store_aligned(out, here, j, lane.raw[0][j]);
       }
     });
-    if constexpr (P::kHole && !kAligned) {  // before other warps overwrite it
+    if constexpr (P::kHole && !kAligned) {  // the hole is set in the registers, before the stores
       if (hole >= 0) {
         const Bits value = Element::store(P::hole_output(p.args, row, final));
 #pragma unroll
@@ -496,7 +499,7 @@ struct RowsThread {
       }
     }
     if (!team_at_once && !at_once) span().store(out, here, lane.raw[0]);
-    if constexpr (P::kHole && kAligned) {  // the same lane wrote it
+    if constexpr (P::kHole && kAligned) {  // this overwrites the hole, which the same lane has written
       if (hole >= 0)
         out[span().element(hole / kWidth) + hole % kWidth] = Element::store(P::hole_output(p.args, row, final));
     }
@@ -530,10 +533,11 @@ __global__ void __launch_bounds__(32 * (kRowsResident<P, kVectors, kSharing, kAl
 
 // ---- Statistics of short rows ---------------------------------------------------------------------------------------
 
-// Rows of 4 to 64 vectors, a power of two: each of 2 to 32 lanes has two vectors. One read.
+// Statistics of rows of 4, 8, 16, 32 or 64 vectors: 2 to 32 lanes share a row, and each has two vectors. The row is
+// read once.
 //
-// With two vectors a lane, not four, the work after a row has arrived takes half as long, but there are twice as many
-// warps, each with the work that a row takes whatever its length. That work is little here: all lanes have the same
+// With two vectors in a lane and not four, the work on a row after it has been loaded takes half as long, but there are
+// twice as many warps, and some work is the same for every warp. That part is small here: all lanes have the same
 // number of elements, only numbers are written, addresses follow from the thread's number, and the number of lanes is a
 // constant (as a variable it took a tenth more instructions, and 1 % of the time of rows of 512 bytes).
 template <class P, bool kAligned, int kLaneBits>
@@ -546,8 +550,8 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) lean_rows_kernel(const __
   const int64_t outer = uint64_t{blockIdx.x} * (blockDim.x / kLanes) + threadIdx.x / kLanes;
   const bool exists = outer < p.columns;
 
-  // Unit j of thread t (of all threads) is vector kLeanVectors * t - slot + j * kLanes. A thread without a row has the
-  // first row of the block.
+  // Unit j of thread t (of all threads) is vector kLeanVectors * t - slot + j * kLanes. A thread without a row reads
+  // the first row of its block.
   const unsigned mine = exists ? kLeanVectors * threadIdx.x - slot : slot;
   const auto* const from = static_cast<const unsigned char*>(p.operands[0]) +
                            (uint64_t{blockIdx.x} * (kLeanVectors * blockDim.x) + mine) * 16;

@@ -8,7 +8,7 @@
 namespace jaxgpuops::row_engine {
 namespace {
 
-constexpr int kMergeWarps = 8;  // of a block in which each warp merges a column
+constexpr int kMergeWarps = 8;  // warps of a block if each warp merges a column
 
 uintptr_t past_vector(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16; }
 
@@ -17,7 +17,7 @@ cudaError_t launch_with(cudaStream_t stream, const Launch& launched, const void*
   return launch_pointers(stream, launched, kernel, &argument);
 }
 
-// A sweep over all columns.
+// Launches a sweep over all columns.
 cudaError_t sweep(cudaStream_t stream, const RowPlan& plan, const Rows& shape, RowParameters& p,
                   const RowKernels& kernels, Phase phase, bool overlap) {
   p.phase = phase;
@@ -26,7 +26,7 @@ cudaError_t sweep(cudaStream_t stream, const RowPlan& plan, const Rows& shape, R
   launched.overlap = overlap;
   const bool whole = phase == Phase::kWhole;
   const int64_t stat = kernels.stat_bytes, of_vector = 16 / kernels.item_bytes;
-  int64_t groups;  // of columns
+  int64_t groups;  // how many groups of columns there are
   if (shape.inner == 1) {
     groups = p.columns;
     if (plan.wide) {
@@ -109,7 +109,7 @@ cudaError_t merge(cudaStream_t stream, const RowPlan& plan, RowParameters& p, co
     launched.block = dim3(threads);
     return launch_with(stream, launched, kernels.merge_few, p);
   }
-  // If a warp merges a column, blocks have several warps where there would be more blocks than run at a time.
+  // If a warp merges a column, blocks have several warps when otherwise not all blocks would run at once.
   const int64_t warps = plan.units <= kMaxFlatSpans ? std::clamp<int64_t>(p.columns / 1024, 1, kMergeWarps) : 1;
   launched.grid = dim3(static_cast<unsigned>((p.columns + warps - 1) / warps));
   launched.block = dim3(plan.units <= kMaxFlatSpans ? 32 * static_cast<unsigned>(warps) : 32 * kMaxBlockWarps);

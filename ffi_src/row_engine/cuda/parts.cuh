@@ -1,5 +1,5 @@
-// What the kernels of the row engine (engine.cuh) have in common: parameters, what a lane holds, and how statistics
-// are merged.
+// What all kernels of the row engine (engine.cuh) use: parameters, the elements that a lane holds, and the merging of
+// statistics.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct Extras {
   const void* bias = nullptr;
   const uint8_t* where = nullptr;
   Broadcast bias_at, where_at;
-  int64_t queries = 0, query_stride = 1;  // causal: see softmax/softmax.h
+  int64_t queries = 0, query_stride = 1;  // `queries` is not 0 for causal masks: see softmax/softmax.h
 
   __host__ __device__ bool masks() const { return where || queries; }
   // The first masked position of the row; all later ones are masked, too.
@@ -50,15 +50,15 @@ struct Stat {
   __device__ Acc sum(int k) const { return of[k + (P::kPeak ? 1 : 0)]; }
 };
 
-// 16 bytes, without advice to the caches. With load_once and store_once rows took up to 10 % longer now and then, it
-// seems after kernels that had filled the L2.
+// Loads 16 bytes, without advice to the caches: with load_once and store_once, rows now and then took up to 10 %
+// longer, probably after kernels that had filled the L2 cache.
 __device__ __forceinline__ Pack load_pack(const Pack* from) {
   return bits_as<Pack>(*reinterpret_cast<const uint4*>(from));
 }
 __device__ __forceinline__ void store_pack(Pack* to, Pack pack) {
   *reinterpret_cast<uint4*>(to) = bits_as<uint4>(pack);
 }
-// The same by one instruction, for places where nvcc splits the store into four words.
+// Stores 16 bytes by one instruction, for places where nvcc would store four words.
 __device__ __forceinline__ void store_whole(Pack* to, Pack pack) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(pack.word[0]),
                "r"(pack.word[1]), "r"(pack.word[2]), "r"(pack.word[3])
@@ -67,8 +67,8 @@ __device__ __forceinline__ void store_whole(Pack* to, Pack pack) {
 
 // ---- What a lane holds ----------------------------------------------------------------------------------------------
 
-// What a lane holds: kCount units, each a pack of 16 bytes or (not kPacks) one element. In kernels of rows, all are of
-// one row; in kernels of columns, a unit is one position of kWidth columns.
+// The elements that a lane holds: kCount units, each a pack of 16 bytes or, without kPacks, one element. In kernels of
+// rows all units belong to one row; in kernels of columns a unit is one position of kWidth columns.
 template <class P, int kCount, bool kPacks>
 struct Held {
   using Element = typename P::Element;
@@ -114,7 +114,7 @@ struct Held {
   __device__ void mask(int j, int i) { masks[(j * kWidth + i) / 32] |= 1u << (j * kWidth + i) % 32; }
   __device__ bool masked(int j, int i) const { return masks[(j * kWidth + i) / 32] >> (j * kWidth + i) % 32 & 1; }
 
-  // After the masks are known. bias(j, i) is called where there is one.
+  // Adds biases and masks elements; called after the masks are set. bias(j, i) is called only if the call has a bias.
   template <class Bias>
   __device__ void decode(const typename P::Args& args, const typename P::Row& row, bool biased, Bias bias) {
     if constexpr (P::kDecoded) {
@@ -151,7 +151,7 @@ struct Held {
     }
   }
 
-  // An element of a word that P::ordered_pair() or P::larger_pair() made.
+  // One element of a word that P::ordered_pair() or P::larger_pair() has made.
   static constexpr int kOfWord = 4 / sizeof(Bits);
   static __device__ Acc ordered(const typename P::Args& args, uint32_t word, int i) {
     return P::ordered_value(args, Element::load(static_cast<Bits>(word >> 8 * sizeof(Bits) * i)));
@@ -185,9 +185,9 @@ struct Held {
       }
     }
   }
-  // Of all columns.
+  // The peak of all elements that the lane holds.
   __device__ Acc peak(const typename P::Args& args) const {
-    if constexpr (P::kPackedPeak && kPacks) {  // compares whole words first, so that few are taken apart
+    if constexpr (P::kPackedPeak && kPacks) {  // compares whole words first, so that few words are split into elements
       uint32_t pair = P::ordered_pair(args, raw[0][0].word[0]);
 #pragma unroll
       for (int j = 0; j < kCount; ++j)
@@ -205,7 +205,7 @@ struct Held {
     for (int i = 1; i < kWidth; ++i) peak = P::larger(peak, of_columns[i]);
     return peak;
   }
-  // Of the columns in [from, to).
+  // The sum of the elements of the columns in [from, to).
   template <class Args, class Shift>
   __device__ Acc sum(const Args& args, int k, const Shift& shift, int from, int to) const {
     Acc sum = Acc(0);
@@ -220,7 +220,8 @@ struct Held {
     }
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
-      Acc of_unit = P::kPeak ? -Acc(0) : Acc(0);  // what is added to -0 is not changed: no addition
+      // Adding a number to -0 does not change it, so the compiler drops that addition.
+      Acc of_unit = P::kPeak ? -Acc(0) : Acc(0);
 #pragma unroll
       for (int i = 0; i < kWidth; ++i)
         if constexpr (P::kSums > 0)
@@ -231,7 +232,7 @@ struct Held {
   }
 };
 
-// Rounds values to elements, 16 bytes of them.
+// Rounds values to elements and packs them into 16 bytes.
 template <class Element>
 __device__ __forceinline__ Pack packed(const typename Element::Acc (&value)[16 / sizeof(typename Element::Bits)]) {
   using Bits = typename Element::Bits;
@@ -248,7 +249,8 @@ __device__ __forceinline__ Pack packed(const typename Element::Acc (&value)[16 /
 
 // ---- Merging --------------------------------------------------------------------------------------------------------
 
-// Merges over the lanes whose numbers differ in the bits [from, to) only. All of them get the same result, bit for bit.
+// Merges statistics over the lanes whose numbers differ only in the bits [from, to). All of these lanes get the same
+// bits.
 template <class P, class Acc>
 __device__ __forceinline__ Acc merged_peak(Acc peak, int from, int to) {
 #pragma unroll
@@ -256,7 +258,7 @@ __device__ __forceinline__ Acc merged_peak(Acc peak, int from, int to) {
     if (bit >= from && bit < to) peak = P::larger(peak, shuffle_xor(peak, 1 << bit));
   return peak;
 }
-// Of all lanes.
+// Merges the statistics of all lanes of a warp.
 template <class P, class Acc>
 __device__ __forceinline__ Acc peak_of_warp(Acc peak) {
   if constexpr (P::kNumericPeak && sizeof(Acc) == 4) {
@@ -286,14 +288,15 @@ template <class P, class Sum>
 __device__ __forceinline__ void take_in(Stat<P>& stat, typename Stat<P>::Acc peak, Sum sum) {
   if constexpr (P::kPeak) {
     const auto larger = P::larger(stat.peak(), peak);
-    if (P::kSums > 0 && !(larger == stat.peak())) {  // rare, and scaling costs as much as an element
+    // A larger peak is rare, and scaling costs as much work as an element.
+    if (P::kSums > 0 && !(larger == stat.peak())) {
       Stat<P> scaled = Stat<P>::none();
       add_stat<P>(scaled, stat, P::guard(larger));
       stat = scaled;
     }
     stat.of[0] = larger;
   }
-  const auto shift = P::guard(stat.peak());  // without a peak there is nothing to guard, and it is not used
+  const auto shift = P::guard(stat.peak());  // not used if the operation has no peak
 #pragma unroll
   for (int k = 0; k < P::kSums; ++k) stat.sum(k) = stat.sum(k) + sum(k, shift);
 }
@@ -313,19 +316,19 @@ __device__ __forceinline__ Stat<P> merge_serially(Get stat, int begin, int step,
       for (int t = 0; t < kTogether; ++t) all.of[0] = P::larger(all.of[0], peak[t]);
     }
   }
-  const auto shift = P::guard(all.peak());  // without a peak there is nothing to guard, and it is not used
+  const auto shift = P::guard(all.peak());  // not used if the operation has no peak
 #pragma unroll 1
   for (int u = begin; u < count; u += kTogether * step) {
     Stat<P> part[kTogether];
 #pragma unroll
     for (int t = 0; t < kTogether; ++t) part[t] = u + t * step < count ? stat(u + t * step) : Stat<P>::none();
 #pragma unroll
-    for (int t = 0; t < kTogether; ++t) add_stat<P>(all, part[t], shift);  // none() adds nothing
+    for (int t = 0; t < kTogether; ++t) add_stat<P>(all, part[t], shift);  // a statistic that is none() adds nothing
   }
   return all;
 }
 
-// The warp merges; all its lanes get the result.
+// A warp merges `count` statistics; all its lanes get the result.
 template <class P>
 __device__ __forceinline__ Stat<P> merge_lanes(Stat<P> mine) {
   Stat<P> all = Stat<P>::none();
@@ -339,7 +342,8 @@ template <class P, class Get>
 __device__ __forceinline__ Stat<P> merge_by_warp(Get stat, int count) {
   return merge_lanes<P>(merge_serially<P>(stat, threadIdx.x % 32, 32, count));
 }
-// The same for at most 4 * 32 statistics: the warp holds all of them in registers and reads each once.
+// A warp merges at most 4 * 32 statistics in the order of merge_by_warp(), but holds all of them in registers, so it
+// reads each only once.
 template <class P, class Get>
 __device__ __forceinline__ Stat<P> merge_few_by_warp(Get stat, int count) {
   constexpr int kEach = 4;
@@ -382,9 +386,11 @@ __device__ __forceinline__ typename P::Final* final_at(const Parameters<P>& p, i
 
 // ---- Exponentials ---------------------------------------------------------------------------------------------------
 
-// e^x; 0 where that would be a denormal. (exp() has branches: a thread computes one after the other.)
+// e^x, or 0 if that would be denormal. (The library's exp() has branches, so a thread could not overlap several of
+// them.)
 __device__ __forceinline__ double exponential_of(double x) {
-  constexpr double kRounder = 0x1.8p52;  // added to it, a number is rounded to an integer, which is its low word
+  // A number added to this is rounded to an integer, which the low word of the sum then has.
+  constexpr double kRounder = 0x1.8p52;
   constexpr double kInverseFactorials[] = {
       1.,        1.,         1. / 2,      1. / 6,       1. / 24,       1. / 120,       1. / 720,
       1. / 5040, 1. / 40320, 1. / 362880, 1. / 3628800, 1. / 39916800, 1. / 479001600, 1. / 6227020800,

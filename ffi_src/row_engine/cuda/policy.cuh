@@ -50,7 +50,7 @@
 
 namespace jaxgpuops::row_engine {
 
-// True, or a compile error that says which rule the policy breaks.
+// Returns true if the policy keeps all rules; else compiling fails with a message that names the broken rule.
 template <class P>
 constexpr bool is_policy() {
   using Bits = typename P::Element::Bits;

@@ -1,8 +1,9 @@
-// Few elements in all, of rows or columns. One read, one write. (common/cuda/small.cuh)
+// Kernels for arrays of few elements in all, rows or columns alike (see common/cuda/small.cuh). The array is read once
+// and written once.
 //
-// Statistics that are the same in whatever order they are made: some threads share a column, and each takes some of its
-// elements. Others are those of the kernels that walk, bit for bit: a lane has one element and makes its summand, and
-// all lanes add up those of their column in the order of a walk.
+// There are two kernels. Where the order of merging does not change statistics, some threads share a column, and each
+// takes some of its elements. Otherwise a lane has one element and computes its summand, and all lanes of a column add
+// up these summands in the order of the walking kernels, so the bits are theirs.
 #pragma once
 
 #include <algorithm>
@@ -17,14 +18,14 @@ namespace jaxgpuops::row_engine {
 template <class P>
 struct SmallParameters {
   const void* x;
-  void* out;  // null: results are numbers a row
+  void* out;  // null: the call has no results of the full shape
   SmallColumns columns;
-  uint32_t positions;  // small_kernel: of a part, at most, ..
-  uint32_t batch;      // .. and that a walk adds up at a time, a power of two
+  uint32_t positions;  // small_kernel: the most positions of a part
+  uint32_t batch;      // small_kernel: positions that a walk adds up at a time, a power of two
   typename P::Args args;
 };
 
-// True where the order does not matter: maxima, and sums of integers.
+// True if the order of merging does not matter: for maxima and for sums of integers.
 template <class P>
 constexpr bool kExact = P::kSums == 0 || !std::is_floating_point_v<typename P::Element::Acc>;
 
@@ -61,7 +62,8 @@ __global__ void __launch_bounds__(kMostSmallThreads) small_fold_kernel(const __g
   P::write_row(p.args, place.column, row, P::finish(p.args, row, stat));
 }
 
-// A warp has a part of some columns, as a warp that walks has: positions threadIdx.y, threadIdx.y + blockDim.y, ..
+// A warp has the same part of some columns as a warp of a walking kernel: positions threadIdx.y, threadIdx.y +
+// blockDim.y, ..
 template <class P>
 __global__ void __launch_bounds__(32 * kSmallWarps) small_kernel(const __grid_constant__ SmallParameters<P> p) {
   using Element = typename P::Element;
@@ -71,14 +73,15 @@ __global__ void __launch_bounds__(32 * kSmallWarps) small_kernel(const __grid_co
   const uint32_t lane = threadIdx.x, part = threadIdx.y, parts = blockDim.y;
   const uint32_t beside = once(1u << c.column_bits), first = once(lane & (beside - 1)), mine = lane >> c.column_bits;
   const uint32_t own = ((blockIdx.x * blockDim.z + threadIdx.z) << c.column_bits) + first;
-  const uint32_t column = once(min(own, c.columns - 1));  // who has none has the last one
+  const uint32_t column = once(min(own, c.columns - 1));  // lanes without a column take the last one
   const uint32_t position = mine * parts + part;
   const uint32_t outer = once(c.outer_of(column));
   const uint32_t at = once((outer * (c.length - 1) + position) * c.inner + column);
   const bool there = position < c.length;
   const Acc x = P::value(p.args, Element::load(there ? static_cast<const Bits*>(p.x)[at] : P::pad(p.args, 0)));
 
-  // Of the lanes of a column: the peak of some neighbours, and the sum of those in [from, end), one after the other.
+  // Over lanes of the same column: the peak of groups of `lanes` neighbouring lanes, and the sum over the lanes in
+  // [from, end), one after the other.
   const auto largest = [&](Acc peak, uint32_t lanes) {
     if constexpr (P::kPeak) {
 #pragma unroll 1
@@ -100,8 +103,9 @@ __global__ void __launch_bounds__(32 * kSmallWarps) small_kernel(const __grid_co
   };
 
   Stat<P> stat = Stat<P>::none();
-  const uint32_t batch = p.batch << c.column_bits, end = p.positions << c.column_bits;  // lanes
-  const Acc peak = P::kPeak ? largest(x, min(batch, 32u)) : Acc(0);                     // of the lane's batch
+  // Batches and positions, counted in lanes.
+  const uint32_t batch = p.batch << c.column_bits, end = p.positions << c.column_bits;
+  const Acc peak = P::kPeak ? largest(x, min(batch, 32u)) : Acc(0);  // the peak of the lane's batch
 #pragma unroll 1
   for (uint32_t from = 0; from < end; from += batch) {
     if constexpr (P::kPeak) {
@@ -135,7 +139,7 @@ __global__ void __launch_bounds__(32 * kSmallWarps) small_kernel(const __grid_co
     if (p.out && there) static_cast<Bits*>(p.out)[at] = Element::store(P::output(p.args, row, final, x, Acc(0)));
 }
 
-// Runs a call of which operands, `out` and args are known.
+// Runs a call. The caller has set the operands, `out` and args.
 template <class P>
 cudaError_t run_small(cudaStream_t stream, const RowPlan& plan, const Rows& rows, const Parameters<P>& p) {
   static_assert(is_policy<P>() && kWalks<P> && P::kOperands == 1 && !P::kHole);
@@ -149,7 +153,7 @@ cudaError_t run_small(cudaStream_t stream, const RowPlan& plan, const Rows& rows
   } else {
     s.positions = static_cast<uint32_t>((rows.length + plan.axis_warps - 1) / plan.axis_warps);
     s.batch = rows.length <= held_positions(1) ? held_positions(1) : Walk<P>::kCount;
-    const int groups = plan.block_warps / plan.axis_warps;  // of a block
+    const int groups = plan.block_warps / plan.axis_warps;  // groups of columns in a block
     const int64_t of_block = int64_t{groups} << plan.column_lane_bits;
     launched.grid = dim3(static_cast<unsigned>((rows.count() + of_block - 1) / of_block));
     launched.block = dim3(32, plan.axis_warps, groups);

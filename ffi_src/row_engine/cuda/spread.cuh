@@ -1,12 +1,12 @@
-// Short rows (inner == 1) of the row engine with results, of at most 32 vectors of 16 bytes: a lane has one of them.
-// One read, one write.
+// Short rows (inner == 1) of the row engine with results. Rows have at most 32 vectors of 16 bytes, and each lane has
+// one vector. The array is read once and written once.
 //
-// What rows_kernel gives to a lane of few, neighbouring lanes have here: little code for each, which is most of what a
-// small problem waits for, and whole lines of memory. Statistics are merged in its order, first those of what would be
-// a lane, one vector after the other: all bits are the same.
+// The vectors that one lane has in rows_kernel are spread over neighbouring lanes here. So each lane runs little code,
+// which is most of the time of a small problem, and a warp reads whole cache lines. Statistics are merged in the order
+// of rows_kernel: first the vectors that would be one lane's there, one after the other. So all bits are the same.
 //
-// The same of longer rows, where they are few: a block has a row, and a lane two vectors. What would be a lane, and
-// what would be a span, is in shared memory.
+// wide_kernel does the same for longer rows, if they are few: a block has a row, and a lane two vectors. The sums of
+// each vector and the statistics of each span of rows_kernel are in shared memory.
 #pragma once
 
 #include "row_engine/cuda/in_registers.cuh"
@@ -86,8 +86,8 @@ template <class P>
 struct WideShared {
   static constexpr int kMostSpans = kMaxBlockWarps * kWideVectors / kOnlyVectors;
   Stat<P> of_spans[kMostSpans];
-  typename P::Element::Acc peaks[kMaxBlockWarps];  // of warps
-  typename P::Element::Acc sums[1];                // of vectors, one sum after the other
+  typename P::Element::Acc peaks[kMaxBlockWarps];  // the peak of each warp
+  typename P::Element::Acc sums[1];  // for each sum, what each lane's vectors add to it; longer than declared
 };
 template <class P>
 constexpr int64_t wide_shared_bytes(int warps) {
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) wide_kernel(const __grid_
   }
   const auto row = P::row(p.args, outer, 0, p.length, 1);
 
-  // Of the vectors that would be one span.
+  // The peak of the vectors that would be one span in rows_kernel.
   const auto peak_of_span = [&](int span) {
     const int warps = (1 << p.vector_bits) / kWideVectors, first = span * warps;
     Acc peak = shared.peaks[first];
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) wide_kernel(const __grid_
   Stat<P> stat = lane < p.spans ? shared.of_spans[lane] : Stat<P>::none();
   if (p.spans == 1) {
     stat = shared.of_spans[0];
-  } else {  // as merge_by_warp() does it
+  } else {  // merges in the order of merge_by_warp()
     Stat<P> mine = Stat<P>::none();
     if constexpr (P::kPeak) mine.of[0] = stat.peak();
     add_stat<P>(mine, stat, P::guard(mine.peak()));

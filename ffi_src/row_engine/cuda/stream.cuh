@@ -1,19 +1,19 @@
 // Long rows (inner == 1) of the row engine, in one persistent kernel: a cluster of blocks takes one row after the
-// other, and each of its warps has the same spans of all of them. A block has a ring of stages in shared memory, a span
-// each, which the copy engine fills, so that later spans are on their way while a row is worked on: the warp that is
-// done with a stage fetches the span that many stages later, whichever warp will use it.
+// other, and each of its warps has the same spans of every row. A block has a ring of stages in shared memory, each for
+// one span. The copy engine fills them, so that later spans are loaded while a row is worked on. A warp that is done
+// with a stage fetches the span that comes into it next, even if another warp will use it.
 //
 // Statistics are merged in the order of rows_kernel, where each lane of a warp first merges a chain: every 32nd span. A
 // block has all spans of some chains. The last of its warps to finish a row merges these chains and sends them to all
-// blocks of the cluster, each of which waits for all 32 chains. (When each warp merged all spans, that took a tenth of
-// the time.) A warp publishes statistics of a row only after it has read those of the row before, and a block sends
-// those of the row after only once it has all of this row. So two places, used in turn, are enough, and there is no
-// other barrier. (A barrier of the cluster would wait for results to be written.)
+// blocks of the cluster, each of which waits for all 32 chains. (Before, each warp merged all spans, which was a tenth
+// of the time.) A warp publishes statistics of a row only after it has read those of the row before, and a block sends
+// statistics of the next row only after it has received all of this row. So two places for statistics, used in turn,
+// are enough, and no other barrier is needed. (A barrier of the cluster would also wait until results are written.)
 //
-// Multiprocessors are not equally fast (neighbours share a way to memory). So the next row goes to whichever cluster
-// comes first, by a counter in the workspace, and neighbouring rows are read at about the same time. (A fixed share for
-// each cost up to 5 %.) The number of a later row travels with the statistics, which needs no further exchange, and
-// nobody waits for the counter.
+// Multiprocessors are not equally fast, since neighbours share a path to memory. So a counter in the workspace gives
+// the next row to whichever cluster asks first, and neighbouring rows are read at about the same time. (A fixed share
+// for each cluster took up to 5 % longer.) The number of a later row is sent along with statistics, so no thread waits
+// for the counter.
 //
 // Spans and the order in which they are merged are those of rows_kernel, and so are all bits.
 #pragma once
@@ -31,16 +31,17 @@ namespace jaxgpuops::row_engine {
 template <class P>
 struct StreamParameters {
   Parameters<P> of;
-  int part;  // spans of a row that a block has
+  int part;  // the most spans of a row that a block has
   int stages;
-  unsigned* counter;  // counter of rows taken; null: a cluster has every n-th row
+  unsigned* counter;  // counts the rows taken; null: each of n clusters has every n-th row
   int64_t apart;      // clocks from the start of one cluster to that of the next
 };
 
-constexpr int kStreamSlots = 2;                 // rows whose statistics are on their way
-constexpr int kStreamAhead = 4;                 // the most rows that stages are ahead of the one that is written
-constexpr int kStreamKnown = kStreamAhead + 2;  // statistics bring the number of the row so much later
-constexpr int kStreamRows = 16;                 // places for numbers of rows: from the row before to kStreamKnown later
+constexpr int kStreamSlots = 2;  // rows whose statistics can be in flight
+constexpr int kStreamAhead = 4;  // spans are loaded for at most so many rows after the row that is being written
+// The statistics of a row come with the number of the row that is so many rows later.
+constexpr int kStreamKnown = kStreamAhead + 2;
+constexpr int kStreamRows = 16;          // places for numbers of rows: from the row before to kStreamKnown later
 constexpr int kStreamClockBytes = 4096;  // clocks between the starts of clusters: the bytes of a row divided by this
 constexpr int kStreamUnroll = 4;         // vectors that a lane works on at once; more would make the code long
 
@@ -62,14 +63,15 @@ struct StreamLayout {
   }
 };
 
-// Warps per multiprocessor for __launch_bounds__: those of two blocks. For two operands only those of three small
-// blocks: with more warps a lane has 64 registers, which spilled. (Gradients took up to a quarter longer.)
+// Warps per multiprocessor for __launch_bounds__: the warps of two blocks, or of three small blocks if there are two
+// operands. More warps would leave a lane only 64 registers, and it would spill. (Gradients then took up to a quarter
+// longer.)
 template <class P>
 constexpr int kStreamResident =
     P::kOperands == 2 && (P::kOutput || sizeof(typename P::Element::Bits) == 2) ? 24 : 2 * kStreamWarps;
 
-// Statistics of a span, which begins `shift` bytes after its stage. kWhole: all its elements belong to them, except for
-// the hole, which is overwritten with what adds nothing: `padding`, too.
+// Statistics of a span, which begins `shift` bytes after its stage. kWhole: all elements of the span belong to the
+// statistics. The hole does not, so it is overwritten with what adds nothing, as is `padding`.
 template <class P, int kVectors, bool kAligned, bool kWhole>
 __device__ __forceinline__ Stat<P> measure_span(const Parameters<P>& p, unsigned char* stage, int shift, int wanted,
                                                 int hole, const Pack (&padding)[P::kOperands]) {
@@ -169,7 +171,7 @@ __device__ __forceinline__ void write_span(const Parameters<P>& p, const unsigne
   const int lane = threadIdx.x % 32;
   Bits* const to = static_cast<Bits*>(p.out) + at;
   const int windows = (left + tail + kWidth - 1) / kWidth;
-  // The results of a skipped row are 0: clear the words it was stored in, which is easier than its elements.
+  // The results of a skipped row are 0. Its words are cleared, which is easier than clearing its elements.
   typename P::Row counted = row;
   uint32_t kept = ~0u;
   if constexpr (P::kHole) {
@@ -209,12 +211,12 @@ __device__ __forceinline__ void write_span(const Parameters<P>& p, const unsigne
     if constexpr (!kAligned)
       if (windows > kVectors * 32 && lane == 0) write_window(args, kVectors * 32);
   });
-  if constexpr (P::kHole) {  // the same lane wrote it
+  if constexpr (P::kHole) {  // this overwrites the hole, which the same lane has written
     if (hole >= 0 && (hole + tail) / kWidth % 32 == lane) to[hole] = Element::store(P::hole_output(p.args, row, final));
   }
 }
 
-// The spans that a block has of every row, and what depends on where a row begins.
+// Which spans of every row a block has, and what depends on where a row begins in memory.
 template <class P, int kVectors, bool kAligned>
 struct StreamPart {
   using Bits = typename P::Element::Bits;
@@ -235,7 +237,8 @@ struct StreamPart {
   __device__ __forceinline__ int size(int span) const {
     return static_cast<int>(min(p.length - begin(span), int64_t{kSpan}));
   }
-  __device__ __forceinline__ int shift_of(int64_t at) const {  // bytes before the span in its first window
+  // Bytes of the span's first window that lie before the span.
+  __device__ __forceinline__ int shift_of(int64_t at) const {
     return kAligned ? 0
                     : static_cast<int>(reinterpret_cast<uintptr_t>(static_cast<const Bits*>(p.operands[0]) + at) & 15);
   }
@@ -263,10 +266,10 @@ struct StreamExchange {
   unsigned* const done = numbers + kStreamRows;
   uint64_t* const there = reinterpret_cast<uint64_t*>(dynamic_shared_memory() + Layout::barriers_at(s.part));
   const int all_chains = min(p.spans, kStreamChains);
-  const int receivers = min(p.blocks, all_chains);  // blocks that have spans of a row
+  const int receivers = min(p.blocks, all_chains);  // how many blocks have spans of a row
   const uint32_t bytes = all_chains * static_cast<int>(sizeof(Stat<P>)) + sizeof(unsigned);
-  // The first block of a cluster sends the others the number of the row kStreamKnown later, with the statistics of a
-  // row. It asked the counter for that number one row ago.
+  // With the statistics of a row, the first block of a cluster sends the others the number of the row that is
+  // kStreamKnown rows later. It took that number from the counter one row before.
   const bool leads = part.block == 0 && threadIdx.x < 32;
   unsigned later = 0;
 
@@ -315,7 +318,7 @@ struct StreamExchange {
     }
     if (!__any_sync(kEveryLane, last)) return;
     __syncwarp();
-    // A lane for each chain of this block and each block that gets it.
+    // A lane sends one chain of this block to one block.
     const int chain = lane & (part.chains - 1), rank = lane >> part.chain_bits;
     Stat<P> all = merge_serially<P>([&](int u) { return mine[u]; }, chain, part.chains, part.count);
     Stat<P>* const to = of_chains + slot * kStreamChains;
@@ -353,20 +356,20 @@ struct StreamRing {
   unsigned char* const ring = dynamic_shared_memory() + Layout::stages_at(s.part, s.stages);
   const int stages = min(part.count * kStreamAhead, s.stages);
 
-  // How many rings a row fills, and how many rows a ring holds: whole ones, and the rest. (Computed when the first
-  // spans are on their way.)
+  // How often a row fills the ring, and how many whole rows the ring holds; the remainders are kept, too. (Computed
+  // while the first spans are being loaded.)
   int row_turns, rows_ahead;
   __device__ __forceinline__ void plan() {
     row_turns = part.count / max(stages, 1);
     rows_ahead = stages / max(part.count, 1);
   }
 
-  // The stage of a span, and how often the ring was used before. Computed from place to place without a division, which
-  // takes longer than a merge.
+  // The stage of a span, and how often the ring was filled before. It is computed from the place before, because a
+  // division takes longer than a merge.
   struct Place {
     int stage, turn;
   };
-  __device__ __forceinline__ Place beyond(Place place, int spans) const {  // never more than there are stages
+  __device__ __forceinline__ Place beyond(Place place, int spans) const {  // `spans` is at most the number of stages
     place.stage += spans;
     if (place.stage >= stages) {
       place.stage -= stages;
@@ -428,7 +431,7 @@ __global__ void __launch_bounds__(32 * kStreamResident<P>)
   if (threadIdx.x < s.stages) make_copy_barrier(ring.filled + threadIdx.x);
   make_barriers_visible();
   __syncthreads();
-  arrive_at_cluster_start();  // now other blocks may send
+  arrive_at_cluster_start();  // from now on other blocks may send statistics
   if (s.apart > 0) {
     const int64_t start = clock64();
     while (clock64() - start < exchange.cluster() * s.apart) {
@@ -455,7 +458,7 @@ __global__ void __launch_bounds__(32 * kStreamResident<P>)
         wanted == Part::kSpan
             ? measure_span<P, kVectors, kAligned, true>(p, stage, part.shift_of(at), wanted, hole, padding)
             : measure_span<P, kVectors, kAligned, false>(p, stage, part.shift_of(at), wanted, hole, padding);
-    // Waits for all that row() reads, since others may overwrite it once they go on.
+    // Waits for all loads of row(), since other blocks may overwrite what they read once they go on.
     if constexpr (P::kHole) row = shuffle_from(row, 0);
     if (p.out == nullptr) {
       __syncwarp();
@@ -467,13 +470,13 @@ __global__ void __launch_bounds__(32 * kStreamResident<P>)
   wait_at_cluster_barrier();
   if (warp >= count) return;
   ring.plan();
-  // While statistics of a row are on their way, a warp computes those of its first span of the next row, if that has
-  // been fetched by then.
+  // While statistics of a row are in flight, a warp computes those of its first span of the next row, if the ring has
+  // room for that span.
   const bool fetched_early = count + warp < ring.stages;
   bool early = false;
   Stat<P> stat;
   exchange.ask_for(kStreamKnown);
-  // Other reads of a row are issued early, too: `begun` two rows ahead, and what depends on it one row ahead.
+  // The loads of row() are issued early, too: `begun` two rows ahead, and the loads that depend on it one row ahead.
   typename P::Row row = P::row(p.args, exchange.outer_of(0), 0, p.length, 1);
   typename P::Row measured = row, following = row, begun = row;
   const auto look_ahead = [&](int i) {
@@ -487,7 +490,7 @@ __global__ void __launch_bounds__(32 * kStreamResident<P>)
   if constexpr (P::kHole) {
     if (exchange.exists(1)) begun = P::begun(p.args, exchange.outer_of(1), 0, p.length, 1);
   }
-  Place of_row = ring.beyond({0, 0}, warp);  // where the warp's first span is
+  Place of_row = ring.beyond({0, 0}, warp);  // place of the warp's first span of a row
   for (int i = 0; exchange.exists(i); ++i, row = measured) {
     const int64_t outer = exchange.outer_of(i);
     const bool more = exchange.exists(i + 1);
@@ -548,9 +551,9 @@ cudaError_t launch_stream(cudaStream_t stream, const RowPlan& plan, StreamParame
   const int64_t clusters = std::min<int64_t>(s.of.columns, resident);
   launched.grid = dim3(static_cast<unsigned>(clusters * plan.blocks));
   // Clusters that start together would all read at the same time, then all exchange statistics, then all write, in
-  // every round. So they start one after the other, if some of them take a second row. The delay is less than the time
-  // in which memory delivers a row (an H200 delivers about 2500 bytes a clock), so that memory is never idle. (Few rows
-  // took up to 20 % less time.)
+  // every round. So if some clusters take a second row, they start one after the other. The delay between two starts is
+  // less than the time in which memory delivers a row (an H200 delivers about 2500 bytes in a clock), so memory is
+  // never idle. (With few rows, this took up to 20 % less time.)
   if (s.of.out && s.of.columns > clusters)
     s.apart = s.of.length * P::kOperands * static_cast<int>(sizeof(typename P::Element::Bits)) / kStreamClockBytes;
   if (s.of.columns <= clusters * kStreamKnown) s.counter = nullptr;

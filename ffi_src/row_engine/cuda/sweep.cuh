@@ -1,9 +1,9 @@
-// Statistics of long rows (inner == 1) of operations and types that have no kernels of their own for each length: a
-// block, or a cluster if rows are few, takes all spans of a row; or a block takes so many neighbouring ones, and
-// merge_kernel merges what blocks found. One read. A warp has the next span on its way while it looks at one.
+// Statistics of long rows (inner == 1), for operations and types without kernels for each number of vectors. A block,
+// or a cluster if rows are few, takes all spans of a row; or each block takes some neighbouring spans, and merge_kernel
+// merges the statistics of the blocks. The array is read once. A warp loads its next span while it computes on one.
 //
-// Spans, and the order in which their statistics are merged, follow from the length alone: one after the other up to
-// kMaxFlatSpans of them, else units of kPreferredWarps first.
+// Spans, and the order in which their statistics are merged, follow from the length alone: at most kMaxFlatSpans spans
+// are merged one after the other; of more, kPreferredWarps neighbouring spans are merged into a unit first.
 #pragma once
 
 #include "row_engine/cuda/in_registers.cuh"
@@ -24,9 +24,10 @@ __global__ void __launch_bounds__(32 * kSweepWarps, P::kOperands == 1 ? 2 : 1)
   const int64_t outer = blockIdx.x / static_cast<unsigned>(p.blocks);
   const int first = static_cast<int>(block) * p.part, count = min(p.part, p.spans - first);
   auto* const stats = reinterpret_cast<Stat<P>*>(dynamic_shared_memory());
-  Stat<P>* const mine = p.cluster ? stats + first : stats;  // a cluster's statistics go to its first block
+  // The statistics of a cluster go to the shared memory of its first block.
+  Stat<P>* const mine = p.cluster ? stats + first : stats;
 
-  // Loads element by element: a vector has few, and neighbours come from the L1 cache.
+  // Loads element by element: a vector has few elements, and neighbouring ones come from the L1 cache.
   const auto load_elements = [&](const Bits* from, int left, Bits pad, Pack(&units)[kOnlyVectors]) {
 #pragma unroll
     for (int j = 0; j < kOnlyVectors; ++j)
@@ -67,7 +68,8 @@ __global__ void __launch_bounds__(32 * kSweepWarps, P::kOperands == 1 ? 2 : 1)
     const Lane lane = next;
     load(s + warps, next);
     if (s < 0) {
-      if (p.cluster) wait_at_cluster_barrier();  // until all blocks have begun, their memory is not there
+      // The shared memory of a block does not exist until the block has begun.
+      if (p.cluster) wait_at_cluster_barrier();
     } else {
       measure(s, lane);
     }

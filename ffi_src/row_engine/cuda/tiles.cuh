@@ -1,10 +1,11 @@
 // Short rows (inner == 1) of the row engine that are not whole vectors of 16 bytes: a block takes neighbouring rows.
-// One read, one write.
+// The array is read once and written once.
 //
 // In memory these rows are one piece, a tile, which is copied in aligned vectors wherever rows begin. The block copies
-// it to shared memory, where teams of lanes compute statistics of their rows. Where a lane has one vector of a row, or
-// a part of one, it overwrites that with results. For longer rows, a team stores what the results need to know, and
-// results are computed vector by vector, whichever rows a vector belongs to. Then the tile is copied back.
+// it to shared memory, where teams of lanes compute statistics of their rows. If a lane has at most one vector of a
+// row, it overwrites that with results. For longer rows, a team stores what the results need from the row's statistics,
+// and then results are computed by whole vectors, which may hold elements of several rows. Then the tile is copied
+// back.
 //
 // Lanes, their vectors, and the order in which statistics are merged are those of rows_kernel, and so are all bits.
 #pragma once
@@ -14,26 +15,28 @@
 
 namespace jaxgpuops::row_engine {
 
-// Policies whose rows need nothing but their elements, and which have results, or no other kernel.
+// Whether a policy has these kernels: its rows need nothing but their elements, and it has results of the full shape,
+// or no other kernel.
 template <class P>
 constexpr bool kTiled = !P::kMasked && !P::kDecoded && !P::kHole && (P::kOutput || !P::kFast);
 
-// What the results of a row need to know of it.
+// What the results of a row need from its statistics.
 template <class P>
 struct alignas(16) TileRow {
   typename P::Final final;
   typename P::Row row;
 };
 
-// Shared memory: a tile of each operand, with room for its first and last vectors and one more. Where a row has several
-// vectors, also what is known of each row, and of as many rows as the last vector may reach beyond the tile.
+// Shared memory: a tile of each operand, with room for partly filled vectors at both ends and one more. If a row has
+// several vectors, also a TileRow for each row of the tile, and for as many rows as the last vector may reach beyond
+// it.
 template <class P>
 struct TileParameters {
   static constexpr int kItem = sizeof(typename P::Element::Bits), kWidth = 16 / kItem;
 
   Parameters<P> of;
-  int rows;           // of a block
-  int operand_bytes;  // of a tile
+  int rows;           // rows of a block
+  int operand_bytes;  // bytes of one operand's tile
 
   int shared_bytes(bool single) const {
     const int known = P::kOutput && !single ? rows + kWidth : 0;
@@ -41,8 +44,8 @@ struct TileParameters {
   }
 };
 
-// What the phases of tile_kernel share of a block, in the order in which they run. kSingle: a lane has one vector of a
-// row.
+// What the phases of tile_kernel know of a block. The phases are its functions, in the order in which they run.
+// kSingle: a lane has one vector of a row.
 template <class P, bool kSingle>
 struct TileBlock {
   using Element = typename P::Element;
@@ -60,7 +63,8 @@ struct TileBlock {
   const int64_t first = int64_t{blockIdx.x} * t.rows, at = first * length;
   const int rows = static_cast<int>(min(int64_t{t.rows}, p.columns - first));
   const bool writes = P::kOutput && p.out != nullptr;
-  // A tile is as far from alignment as the results are, or, without results, the operand.
+  // In shared memory, the tile begins as far from a multiple of 16 bytes as the results do in global memory (without
+  // results: as the operand does).
   const int shift =
       static_cast<int>(reinterpret_cast<uintptr_t>(static_cast<const Bits*>(writes ? p.out : p.operands[0]) + at) & 15);
   const int end = shift + rows * length * kItem;
@@ -72,7 +76,7 @@ struct TileBlock {
     for (int o = 0; o < P::kOperands; ++o) {
       const Bits* const from = static_cast<const Bits*>(p.operands[o]) + at;
       unsigned char* const to = tile + o * t.operand_bytes;
-      int copied = shift;  // the tile has been copied up to this byte
+      int copied = shift;  // up to this byte, the tile has been copied
       if ((reinterpret_cast<uintptr_t>(from) & 15) == shift) {
         // Reads nothing beyond the end of the array.
         const int whole = first + rows == p.columns ? end & ~15 : (end + 15) & ~15;
@@ -120,7 +124,7 @@ struct TileBlock {
 
   // Statistics of that row, computed by its team of lanes.
   __device__ __forceinline__ Stat<P> statistics(int begin, int size) const {
-    const auto each = [&](auto f) {  // vectors of this lane
+    const auto each = [&](auto f) {  // calls f for each vector of this lane
       if constexpr (kSingle) {
         f(load(begin, size, slot));
       } else {
@@ -154,8 +158,9 @@ struct TileBlock {
 
   // Finishes the rows. Where lanes have single vectors, overwrites these with results.
   __device__ __forceinline__ void work() {
+    // All threads make the same number of turns, since statistics() needs whole warps.
 #pragma unroll 1
-    for (int base = 0; base < rows; base += kTileThreads >> lane_bits) {  // called by all threads
+    for (int base = 0; base < rows; base += kTileThreads >> lane_bits) {
       const int mine = base + (threadIdx.x >> lane_bits);
       const bool exists = mine < rows;
       const int size = exists ? length : 0, begin = shift + mine * length * kItem;
@@ -181,8 +186,8 @@ struct TileBlock {
     }
   }
 
-  // The same for rows shorter than a vector, one thread a row: it computes only with elements that exist. (Of rows of
-  // three 16-bit elements, padding was most of the work.)
+  // Finishes rows that are shorter than a vector: a thread has a row, and computes only with elements that exist. (Of
+  // rows of three 16-bit elements, padding was most of the work.)
   __device__ __forceinline__ void work_on_parts() {
     constexpr int kMost = kWidth > 1 ? kWidth - 1 : 1;
 #pragma unroll 1
@@ -207,7 +212,7 @@ struct TileBlock {
           if (i < length) stat.of[0] = P::larger(stat.peak(), x(p.args, i));
       }
       if constexpr (P::kSums > 0) {
-        const auto guarded = P::guard(stat.peak());  // without a peak it is not used
+        const auto guarded = P::guard(stat.peak());  // not used if the operation has no peak
         P::with_sum_args(p.args, [&](const auto& args) {
 #pragma unroll
           for (int k = 0; k < P::kSums; ++k) {
@@ -261,7 +266,8 @@ struct TileBlock {
 #pragma unroll
         for (int o = 0; o < P::kOperands; ++o)
           unit.raw[o][0] = *reinterpret_cast<const Pack*>(tile + o * t.operand_bytes + b);
-        const int e = (b - shift) / kItem;  // negative in the first; less than 2^14, and so the quotient is exact
+        // `e` is negative in the first vector; it is below 2^14, so the quotient of floats is exact.
+        const int e = (b - shift) / kItem;
         int r = static_cast<int>((static_cast<float>(max(e, 0)) + .5f) * inverse);
         int left = (r + 1) * length - e;
         TileRow<P> of = known[r];
@@ -311,7 +317,7 @@ cudaError_t run_tiles(cudaStream_t stream, const RowPlan& plan, const Parameters
     const int bytes = static_cast<int>(p.length * sizeof(typename P::Element::Bits));
     TileParameters<P> t{p};
     t.rows = kTileThreads >> plan.lane_bits;
-    // Where rows are shorter than a team of lanes, each team has several.
+    // If rows are so short that tiles would be small, each team of lanes has several rows.
     t.rows *= std::clamp(kTileBytes / std::max(1, t.rows * bytes), 1, kTileTurns);
     t.operand_bytes = (t.rows * bytes + 15) / 16 * 16 + 32;
     Launch launched;

@@ -41,7 +41,7 @@ struct Complex {
 // outer index or for the next part of the same rows.
 struct Lanes {
   int64_t count = 0, run = 1;
-  int64_t outer = 0, inner = 0;  // those of the first lane
+  int64_t outer = 0, inner = 0;  // outer and inner index of the first lane
   bool parts = false;
 
   int64_t outer_of(int64_t w) const { return outer + (parts ? 0 : w / run); }

@@ -61,7 +61,7 @@ cudaError_t launch_look_ahead(cudaStream_t stream, const Plan& plan, Parameters 
   unsigned blocks = 0;
   if ((status = most_blocks(bytes, kSharedBlocks / plan.width(), blocks)) != cudaSuccess) return status;
   unsigned grid = std::min(blocks, p.strips * static_cast<unsigned>(p.tiles));
-  const unsigned staying = blocks / p.strips * p.strips;  // blocks, if all strips get equally many
+  const unsigned staying = blocks / p.strips * p.strips;  // the most blocks such that all strips get equally many
   const bool stay = !Work::kOneColumn && p.strips >= kManyStrips && p.strips <= kMostCounters &&
                     staying >= blocks / 4 * 3 && columns <= 32 * looker_warps<Work>(plan.threads());
   p.counters = stay ? p.strips : 1;
@@ -94,7 +94,8 @@ cudaError_t launch_shared_rows(cudaStream_t stream, const Plan& plan, const Para
   }
 }
 
-// Where the GPU has no room for all tiles at the same time, the kernels that look ahead run: they give the same bits.
+// If the GPU has no room for all tiles at the same time, the kernels that look ahead run instead, which give the same
+// bits.
 template <class Policy>
 cudaError_t launch_resident(cudaStream_t stream, const Plan& plan, Parameters p) {
   static Residents of_kernel;
@@ -111,7 +112,7 @@ cudaError_t launch_resident(cudaStream_t stream, const Plan& plan, Parameters p)
   return launch(stream, shape, scan_resident<Policy>, q);
 }
 
-// For rows of one tile.
+// Launches the kernel for rows of one tile.
 template <class Policy>
 cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, Parameters p) {
   p.states_at = static_cast<unsigned>(plan.threads() / 32 * Rows<Policy>::kBytesOfWarp);

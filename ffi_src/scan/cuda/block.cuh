@@ -1,5 +1,5 @@
-// What all scan kernels share: their parameters, the words through which blocks exchange folds, and the shared memory
-// through which the warps of a block do.
+// What all scan kernels use: their parameters, the words by which blocks exchange folds, and the shared memory by which
+// the warps of a block do.
 #pragma once
 
 #include <cstdint>
@@ -27,9 +27,10 @@ struct Parameters {
   int tile, tiles;
   unsigned strips;
   int run_bits, axis_warps, column_bits, per_lane, levels, late, stages;
-  int threads;              // of a block, without those that look ahead
-  int runs, width;          // kSpans: runs of a warp, columns of a span
-  unsigned parts;           // of inner, each of `width` columns; 0 where blocks have whole rows of a short axis
+  int threads;      // threads of a block, without those that look ahead
+  int runs, width;  // kSpans: runs of a warp, columns of a span
+  // Parts into which `inner` is cut, each of `width` columns; 0 if a block has whole outer indices of a short axis.
+  unsigned parts;
   int span_bytes, padding;  // bytes of an operand in shared memory; free bytes after each line of it
   int staged;               // bit o: operand o comes to shared memory
   bool packed;              // a run is a whole number of packs
@@ -42,7 +43,7 @@ struct Parameters {
   bool backward;                            // positions count from the end of the array
   bool aligned;                             // all packs are aligned to 16 bytes (by_words: all words to their size)
   bool by_words;                            // kAcross: a row is not a whole number of packs
-  bool starts_aligned;                      // the starts of a pack are aligned to their number
+  bool starts_aligned;                      // the starts that belong to a pack are one aligned load
   int a_inner_stride, starts_inner_stride;  // kAcross: strides of a and starts from column to column
   bool neighbour_before;                    // the policy's neighbour is the position before; if not, the one after
   int start_offset;                         // the policy asks for the boundary at starts[index + start_offset]
@@ -68,7 +69,7 @@ __device__ __forceinline__ void store_word(uint64_t* word, uint64_t value) {
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 
-// Sets a word that is clear. Readers see it sooner than a plain store.
+// Sets a word that is 0, by an atomic, which readers see sooner than a plain store.
 __device__ __forceinline__ void set_word(uint64_t* word, uint64_t value) {
   asm volatile("red.relaxed.gpu.global.or.b64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
@@ -127,7 +128,7 @@ class BetweenWarps {
     return identity();
   }
 
-  // The neighbour of the position at the end of the axis, which has none: h0, or what the policy says.
+  // What stands for the missing neighbour of the position at the end of the axis: h0, or what the policy says.
   __device__ auto edge(int64_t column) const {
     using Element = typename Policy::Element;
     if (p.h0 && column < p.columns) return static_cast<const typename Element::Bits*>(p.h0)[column];
@@ -140,7 +141,7 @@ class BetweenWarps {
   __device__ BetweenWarps(const Parameters& p, int columns) : p(p), columns(columns) {}
 
   const Parameters& p;
-  const int columns;  // of the block
+  const int columns;  // columns of the block
 };
 
 }  // namespace jaxgpuops::scan

@@ -39,13 +39,14 @@ class Chunks : public BetweenWarps<Policy> {
   };
 
   struct Span {
-    int64_t begin;   // of the positions of the tile
-    int64_t memory;  // index of the element that comes first in memory; negative where a reversed tile is cut
+    int64_t begin;  // position at which the tile begins
+    // Index of the tile's first element in memory; negative if a reversed tile reaches beyond the array.
+    int64_t memory;
     bool whole;
   };
 
   struct Folds {
-    State before[1];  // the fold of what the warp has before the run
+    State before[1];  // the fold of the warp's positions before the run
     State warp[1];
   };
 
@@ -165,7 +166,7 @@ class Chunks : public BetweenWarps<Policy> {
     return bits;
   }
 
-  // `kept` takes values that finish() would have to compute again.
+  // `kept` receives values that finish() would otherwise compute again.
   template <class... Kept>
   __device__ Folds fold(const Place& place, const Span& span, const Tile& tile, uint32_t starts, Kept&... kept) const {
     State inclusive = fold_run<Policy, kRun>([&](int i) { return input(tile, starts, i); }, p.options, kept...);
@@ -211,7 +212,7 @@ class Chunks : public BetweenWarps<Policy> {
 #pragma unroll
     for (int r = 0; r < Policy::kResults; ++r)
       store_result(tile.stage, r, static_cast<Bits*>(p.results[r]) + place.at, span);
-    __syncwarp();  // now the next tile may overwrite the stage
+    __syncwarp();  // after this, the next tile may overwrite the stage
   }
 
  private:
@@ -220,7 +221,7 @@ class Chunks : public BetweenWarps<Policy> {
     return reinterpret_cast<T*>(dynamic_shared_memory() + stage * kStageBytes + at) + thread;
   }
 
-  // The packs of an operand that are the warp's.
+  // The warp's part of an operand, in packs.
   __device__ Pack* of_warp(int stage, int operand) const {
     return reinterpret_cast<Pack*>(dynamic_shared_memory() + stage * kStageBytes) +
            (operand * kWarps + part) * (32 * kPacks);
@@ -233,7 +234,7 @@ class Chunks : public BetweenWarps<Policy> {
     if (p.backward) j ^= kPacks - 1;
     return of_warp(stage, operand) + run * kPacks + (j ^ (run / kTurns & (kPacks - 1)));
   }
-  // The lane-th pack in the order of memory; pack u * 32 + lane is u * 32 after it.
+  // Pack number `lane` of the warp's part in the order of memory; number u * 32 + lane is u * 32 packs after it.
   __device__ Pack* memory_order(int stage, int operand) const {
     const int j = lane & (kPacks - 1);
     return of_warp(stage, operand) + (lane - j) + (j ^ (lane / 8 & (kPacks - 1)));
@@ -245,7 +246,7 @@ class Chunks : public BetweenWarps<Policy> {
            e % kInPack;
   }
 
-  __device__ int64_t position(const Span& span) const {  // of the run
+  __device__ int64_t position(const Span& span) const {  // position at which the run begins
     return span.begin + thread * kRun;
   }
   __device__ int64_t index(int64_t position) const { return p.backward ? p.length - 1 - position : position; }
@@ -331,8 +332,8 @@ class Chunks : public BetweenWarps<Policy> {
     return in;
   }
 
-  // The same, read from shared memory, which has it until results replace it. For a case so seldom that registers
-  // should not hold the run for it.
+  // Element i of the run, read again from shared memory, which holds it until results replace it. It is needed so
+  // rarely that registers should not hold the run for it.
   __device__ In<Acc> input_again(int stage, int i) const {
     const auto* const pack = reinterpret_cast<const Bits*>(run_order(stage, 0, i / kInPack));
     In<Acc> in;

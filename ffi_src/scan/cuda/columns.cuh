@@ -1,7 +1,7 @@
-// A tile of columns beside each other, for any policy: a lane has a run of positions of one column (of two, where
-// elements have 16 bits), so that lanes have nothing to tell each other. Each warp loads its own positions into shared
-// memory, a line of 32 lanes' columns after the other, 16 bytes by 16 bytes, or 4 by 4 where rows are not aligned to
-// more; results are written from registers, line by line.
+// A tile of neighbouring columns, for any policy. A lane has a run of positions of one column (of two columns if
+// elements have 16 bits), so lanes exchange nothing. Each warp loads its own positions into shared memory, line after
+// line of its lanes' columns, 16 bytes at a time, or 4 bytes if rows are not aligned to 16. Results are written from
+// registers, line by line.
 #pragma once
 
 #include "common/cuda/async_copy.cuh"
@@ -24,13 +24,13 @@ class Columns : public BetweenWarps<Policy> {
   static constexpr int kRun = kShape.run, kWidth = kShape.width, kTileExtras = 1;
   static constexpr int kThreadsAtMost = kWideThreads, kLoopBlocks = 1, kLookerWarps = kWidth, kLookBlocks = 1;
   static constexpr bool kOneColumn = false, kMayBeFew = false, kFoldsAll = false;
-  using Word = std::conditional_t<sizeof(Bits) == 8, uint64_t, uint32_t>;  // what a lane has of a line
+  using Word = std::conditional_t<sizeof(Bits) == 8, uint64_t, uint32_t>;  // the lane's part of a line
   static constexpr int kLine = 32 * sizeof(Word), kInPack = 16 / sizeof(Bits), kPacks = kLine / 16;
   static constexpr int kStageBytes = stage_bytes(Layout::kAcross, Policy::kOperands, sizeof(Bits), sizeof(State));
   static constexpr int kTogether = kRun < 8 ? kRun : 8;  // positions that are in registers at a time
 
-  // Where there is little to compute, loops over a run are unrolled, and the next tiles come to the level 2 cache
-  // early. (cumlogsumexp, and elements of 16 bits, were slower so.)
+  // Policies with little to compute: loops over a run are unrolled, and the next tiles are prefetched into the L2
+  // cache. (cumlogsumexp and elements of 16 bits were slower with that.)
   static constexpr bool kNear = kShared && Policy::kOperands == 1 && !kByParts<Policy> && sizeof(Bits) == 4;
   static constexpr int kLoops = kNear ? 4 : 1;
 
@@ -43,12 +43,12 @@ class Columns : public BetweenWarps<Policy> {
     bool active, loads;    // the lane's columns, and those that it loads, are in the array
     int64_t column;        // outer * inner + the inner index
     int64_t at, starts;    // offsets of position 0 of the array
-    int64_t from, from_a;  // of the columns that it loads
+    int64_t from, from_a;  // offsets of the columns that the lane loads
   };
 
   struct Span {
     int64_t begin;
-    int left;  // positions from its first on
+    int left;  // positions of the axis from the lane's first one on
   };
 
   struct Starts {
@@ -242,12 +242,13 @@ class Columns : public BetweenWarps<Policy> {
         write([&](int q) { return q < rows; });
       }
     }
-    __syncwarp();  // now the next tile may overwrite the stage
+    __syncwarp();  // after this, the next tile may overwrite the stage
   }
 
  private:
-  __device__ int position() const { return axis_warp * kRun; }                  // of the run, in the tile
-  __device__ int column() const { return (column_warp * 32 + lane) * kWidth; }  // in the block
+  __device__ int position() const { return axis_warp * kRun; }  // position in the tile at which the run begins
+  // The lane's first column, counted in the block.
+  __device__ int column() const { return (column_warp * 32 + lane) * kWidth; }
   __device__ int64_t index(const Span& span, int position) const {
     return p.backward ? p.length - 1 - span.begin - position : span.begin + position;
   }
@@ -289,7 +290,7 @@ class Columns : public BetweenWarps<Policy> {
 
   __device__ void fetch_operand(int stage, int operand, int64_t at, int64_t stride, bool adjacent, const Place& place,
                                 const Span& span) const {
-    constexpr int kAtOnce = 32 / kPacks;  // lines
+    constexpr int kAtOnce = 32 / kPacks;  // lines that are loaded at once
     if (!place.loads) return;
     if (p.by_words) {
       const Bits* from = static_cast<const Bits*>(p.operands[operand]) + at + index(span, position()) * stride;
@@ -308,7 +309,8 @@ class Columns : public BetweenWarps<Policy> {
     Pack* const to = line(stage, operand, 0) + lane;
     const Bits* from = static_cast<const Bits*>(p.operands[operand]) + at + index(span, first) * stride;
     const int64_t step = (p.backward ? -kAtOnce : kAtOnce) * stride;
-    // Zeros past the end, not what a former tile left there: the maximum of a run may be taken over them.
+    // Clears what is past the end, since the maximum of a run may include it, and an earlier tile may have left large
+    // numbers there.
     if (adjacent && p.aligned) {
 #pragma unroll
       for (int u = 0; u < kRun / kAtOnce; ++u, from += step)

@@ -7,7 +7,7 @@
 
 namespace jaxgpuops::scan {
 
-// For one thread that sees the sums of all tiles of a column in turn.
+// Used by one thread that gets the sums of all tiles of a column, one after the other.
 template <class Policy>
 class Counter {
  public:
@@ -22,7 +22,7 @@ class Counter {
     trees[bit] = sum;
   }
 
-  // The fold of all, `count` of them.
+  // The fold of all sums so far, of which there are `count`.
   __device__ State fold(int count) const {
     State all = Policy::identity(p.options);
     for (int level = 0; count >> (kGroupBits * level); ++level) {
@@ -39,8 +39,8 @@ class Counter {
   State trees[kGroupBits * kMaxLevels];  // fold of 2^bit tiles
 };
 
-// For a warp whose lanes have the sums of a group: returns the fold up to each lane. Only the first `count` lanes
-// count.
+// Returns to each lane the fold of the sums of all lanes up to it. The lanes have the sums of a group, and only the
+// first `count` have one.
 template <class Policy, class State>
 __device__ __forceinline__ State scan_group(State sum, int count = kGroup) {
   const int lane = threadIdx.x % 32;
@@ -53,7 +53,7 @@ __device__ __forceinline__ State scan_group(State sum, int count = kGroup) {
   return sum;
 }
 
-// For a warp that sees sums in turn: those of tiles (level 0), or of groups of tiles (higher levels).
+// Used by a warp that gets sums one after the other: those of tiles (level 0), or of groups of tiles (higher levels).
 template <class Policy>
 class Digits {
  public:

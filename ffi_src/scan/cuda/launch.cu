@@ -11,8 +11,8 @@ namespace {
 
 bool is_aligned(const void* pointer, int bytes = 16) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
 
-// kSpans: bit o says that operand o comes to shared memory as it lies in global memory. None does if results cannot
-// leave in that way.
+// kSpans: bit o is set if operand o is copied to shared memory as it lies in global memory. No bit is set if results
+// cannot be copied back in that way.
 int staged_operands(const Plan& plan, const Problem& problem, const Buffers& buffers) {
   if (plan.span_bytes == 0) return 0;
   if (!is_aligned(buffers.x) || !is_aligned(buffers.y) || !is_aligned(buffers.out) || !is_aligned(buffers.out2))
@@ -27,7 +27,7 @@ int staged_operands(const Plan& plan, const Problem& problem, const Buffers& buf
                          is_dense(problem.a.outer, outer, length * inner));
   if (buffers.a && all_of_a) {
     if (is_aligned(buffers.a)) return operands | 2;
-    if (buffers.out2) return 0;  // no operand's place in shared memory is left for it
+    if (buffers.out2) return 0;  // out2 would need the place of an operand in shared memory, and none is left
   }
   return operands;
 }
@@ -96,10 +96,12 @@ Parameters parameters_of(const Plan& plan, const Problem& problem, const Buffers
   p.packed = inner == 1 && p.padding > 0 && bytes_of(problem.dtype) > 1;
 
   p.backward = vjp || (tangent && problem.transpose) ? !problem.reverse : problem.reverse;
-  // Which boundary cuts at a position: the one before it in the direction of the scan, or (`after`) the one after it.
+  // Which boundary separates a position from earlier ones: the one before the position in the direction of the scan,
+  // or, if `after`, the one after it.
   const bool after = (linear && problem.transpose) || vjp || (tangent && problem.transpose && !problem.exclusive);
   p.start_offset = p.backward != after ? 1 : 0;
-  // The neighbour is the position before in the direction of the forward call; for exclusive tangents, the one after.
+  // The neighbour of a position is the one before it in the direction of the forward call; for exclusive tangents, the
+  // one after it.
   p.neighbour_before = (p.backward == problem.reverse) != (tangent && problem.exclusive);
 
   p.by_words = plan.layout == Layout::kAcross && inner * bytes_of(problem.dtype) % 16 != 0;

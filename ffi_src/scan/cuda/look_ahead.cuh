@@ -1,10 +1,10 @@
-// look_ahead across columns, of spans, and along rows of three operands: blocks share the axis, each taking
-// the next free tile from a counter. A tile goes through three steps: it is loaded into shared memory; its sum is
-// folded and published; its results are written, once other warps of the block (the lookers) have folded all that comes
-// before it. The steps of a block's tiles overlap.
+// look_ahead for columns, for spans, and for rows of three operands. Blocks share the axis, and each takes the next
+// free tile from a counter. A tile goes through three steps: it is loaded into shared memory; its sum is folded and
+// published; its results are written, once other warps of the block (the lookers) have folded all that comes before it.
+// The steps of a block's tiles overlap.
 //
-// Where there are many strips, a block stays with one strip and takes its next tile. It remembers the fold up to its
-// last tile, and needs only the sums since. Elsewhere a block takes the next tile of any strip.
+// If there are many strips, a block stays with one strip and takes its next tile. It remembers the fold up to its last
+// tile, so it needs only the sums of later tiles. Otherwise a block takes the next tile of any strip.
 //
 // The i-th tile of a block is loaded in step i - 1, its sum is published in step i, and its results are written in step
 // i + p.late. So there are p.late + 2 tiles in shared memory. There are p.late + 1 lookers, who take tiles in turn;
@@ -17,13 +17,13 @@
 
 namespace jaxgpuops::scan {
 
-constexpr int kTickets = 8;  // a ring that has those of tiles i - p.late to i + 2
+constexpr int kTickets = 8;  // a ring of tickets: those of tiles i - p.late to i + 2
 constexpr int kMostLookers = kMostLate + 1;
 
-// Up to so many columns, a whole warp looks for what comes before each.
+// For up to so many columns, a whole warp folds what comes before the tile of each.
 constexpr int kFewColumns = 8;
 
-// Warps of a looker, in a block of which `movers` threads work on tiles.
+// How many warps a looker has, in a block in which `movers` threads work on tiles.
 template <class Work>
 constexpr int looker_warps(int movers) {
   return Work::kLookerWarps * (movers > kThreads ? movers / kThreads : 1);
@@ -49,8 +49,8 @@ class LookAhead {
         lookers(p.counters > 1 ? 1 : p.late + 1) {}
 
   __device__ void run() const {
-    // While another kernel clears the counters, prefetch the first tiles into the L2 cache, whichever block will take
-    // them. (Where each block has only one tile, that was slower.)
+    // While another kernel clears the counters, prefetches the first tiles into the L2 cache, whichever blocks will
+    // take them. (With only one tile for each block, that was slower.)
     if constexpr (Work::kNear) {
       if (gridDim.x < all_tickets && threadIdx.x < movers) {
         const Part first = part(blockIdx.x);
@@ -68,7 +68,8 @@ class LookAhead {
   }
 
  private:
-  // Named barriers: the movers signal to a looker that a step has ended; it signals that the carry of a tile is there.
+  // Named barriers: the movers tell a looker that a step has ended; the looker tells them that the carry of a tile is
+  // ready.
   static constexpr int kAmongMovers = 1, kStepEnded = 2, kBaseThere = kStepEnded + kMostLookers;
 
   struct Part {
@@ -80,8 +81,8 @@ class LookAhead {
   __device__ unsigned next_ticket() const { return atomicAdd(p.counters_at + counter, 1u) * p.counters + counter; }
 
   __device__ void move() const {
-    int looker = 0;                            // the one that has tile i + 1 next, and has had tile i - p.late
-    int coming_stage = 0, stage = stages - 1;  // of tiles i + 1 and i
+    int looker = 0;                            // the looker that had tile i - p.late and gets tile i + 1
+    int coming_stage = 0, stage = stages - 1;  // stages of tiles i + 1 and i
     typename Work::Place place;
     unsigned placed = ~0u;  // the strip of `place`, which seldom changes
     const auto place_of = [&](unsigned strip) {
@@ -95,7 +96,7 @@ class LookAhead {
       if (coming < all_tickets) {
         const Part at = part(coming);
         work.fetch(coming_stage, place_of(at.strip), work.span(at.tile), extra);
-        if constexpr (Work::kNear) {  // and prefetch the tile that it may get in the next round
+        if constexpr (Work::kNear) {  // also prefetches the tile that the block may get in the next round
           const unsigned later = coming + gridDim.x;
           if (later < all_tickets) work.let_come_near(part(later).strip, work.span(part(later).tile));
         }
@@ -155,7 +156,7 @@ class LookAhead {
     const int looker = (static_cast<int>(threadIdx.x) - movers) / team;
     const int member = static_cast<int>(threadIdx.x) - movers - looker * team;
     Counter<Policy> known(p);
-    int count = 0;  // tiles whose sums `known` has
+    int count = 0;  // how many tiles' sums `known` has
     for (int j = looker, stage = looker;; j += lookers) {
       const int turn = j % (p.late + 1);
       wait_at_barrier(kStepEnded + turn, movers + team);
@@ -225,7 +226,7 @@ class LookAhead {
   const int lookers;
 };
 
-// Blocks that share a multiprocessor. (A block of twice the width has it to itself.)
+// How many blocks share a multiprocessor. (A block of twice the width has one alone.)
 constexpr int kSharedBlocks = 2;
 template <class Work>
 constexpr int look_ahead_threads(int movers, int lookers) {

@@ -16,9 +16,9 @@ constexpr int kLoopBlocks = Policy::kOperands > 1                 ? 3
                             : sizeof(typename Policy::State) <= 8 ? 5
                                                                   : 4;
 
-// The same for rows of one tile: a block has one strip, and other blocks of the multiprocessor hide the latency of
-// memory. (Persistent blocks that prefetch the next strip were slower.) With 16-bit types a lane has 32 elements, so
-// fewer blocks fit.
+// Blocks per multiprocessor for __launch_bounds__, for rows of one tile: a block has one strip, and other blocks of the
+// multiprocessor hide the latency of memory. (Persistent blocks that prefetch the next strip were slower.) With 16-bit
+// types a lane has 32 elements, so fewer blocks fit.
 template <class Policy>
 constexpr int kWholeRowBlocks =
     sizeof(typename Policy::State) > 8           ? kLoopBlocks<Policy>
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kThreads, kWholeRowBlocks<Policy>) scan_rows(c
   work.finish(tile, folds, work.earlier_warps(folds));
 }
 
-// Columns, or spans, of one tile or more: the next p.stages - 1 tiles are on their way while one is worked on.
+// Columns or spans of one tile or more. While a block works on a tile, it loads the next p.stages - 1.
 template <class Policy, class Work>
 __global__ void __launch_bounds__(Work::kThreadsAtMost, Work::kLoopBlocks)
     scan_columns(const __grid_constant__ Parameters p) {
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(Work::kThreadsAtMost, Work::kLoopBlocks)
   }
 }
 
-// The same for long axes with inner = 1: the next tile is on its way while one is worked on, if there is room for two.
+// For long axes with inner = 1. While a block works on a tile, it loads the next one if shared memory has room for two.
 template <class Policy>
 __global__ void __launch_bounds__(kThreads, kLoopBlocks<Policy>) scan_walk(const __grid_constant__ Parameters p) {
   using Work = Chunks<Policy>;
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kThreads, kLoopBlocks<Policy>) scan_walk(const
     work.finish(place, span, tile, starts, folds, base);
     if (!more) continue;
     if (p.stages == 1) {
-      __syncwarp();  // a warp has a part of the stage to itself
+      __syncwarp();  // only this warp uses its part of the stage, so no other barrier is needed
       work.fetch(0, place, work.span(t + 1), extra);
       commit_async_copies();
     }

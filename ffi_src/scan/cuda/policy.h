@@ -25,7 +25,8 @@ struct Options {
   bool segmented = false;
   bool smaller = false;  // min rather than max
   float sign = 1;        // -1 if so: floats are multiplied by it, in units that comparing leaves idle
-  uint64_t mask = 0;     // integers: x ^ mask, as a signed number, has the order that max is taken in
+  // Integers: x ^ mask, compared as a signed number, is larger for the number that the operator prefers.
+  uint64_t mask = 0;
 };
 
 // The operands of one position.
@@ -124,7 +125,7 @@ struct Extreme<Boolean> {
   JAXGPUOPS_FN static uint32_t result(State s, const Options& o) { return (s != 0) != o.smaller; }
 };
 
-// log(sum exp) of some numbers: their maximum, and the sum of the exponentials of what they are below it.
+// log(sum exp) of some numbers, as their maximum m and the sum of e^(x - m) over them.
 template <class E>
 struct LogSumExp {
   using Element = E;
@@ -241,8 +242,8 @@ struct Cumulative<Op, true> {
   }
 };
 
-// Sums, products and extremes of segments; the options, and each state, say which. Also used without segments for rare
-// element types: one kernel instead of six.
+// Sums, products and extremes of segments; the options and each state say which of them. For rare element types it is
+// also used without segments, so that there is one kernel and not six.
 template <class E>
 struct General {
   using Element = E;
@@ -254,7 +255,7 @@ struct General {
   static constexpr int kOperands = 1, kResults = 1;
   static constexpr bool kNeighbour = false, kBroadcast = false, kStarts = true, kInitial = true;
   static constexpr Kind kKind = Kind::kCumulative;
-  static constexpr Op kOp = Op::kProd;  // the rarest of its operators (shape.h)
+  static constexpr Op kOp = Op::kProd;  // the rarest of its operators, by which is_rare() in shape.h decides
   static constexpr bool kCut = true, kOrdered = !is_complex(E::kDType);
 
   JAXGPUOPS_FN static uint32_t tag(const Options& o) { return static_cast<uint32_t>(o.op) << 1; }
@@ -298,8 +299,8 @@ struct General {
 };
 
 // ---- Linear recurrences ---------------------------------------------------------------------------------------------
-// Maps v -> factor v + value. A factor of 0 forgets v, even NaN or infinity. All kinds below are such maps; a segment
-// begins with a factor of 0.
+// Maps v -> factor v + value. A factor of 0 forgets v, even NaN or infinity. The states of all kinds of scan below are
+// such maps; where a segment begins, the factor is 0.
 
 template <class Acc>
 JAXGPUOPS_FN Acc scaled(Acc factor, Acc v) {
@@ -314,7 +315,7 @@ struct Affine {
     Acc factor, value;
   };
   JAXGPUOPS_FN static State identity(const Options&) { return {Constant<Acc>::of(1), Constant<Acc>::of(0)}; }
-  // A product of many factors may overflow. A value of 0 stays 0 then, too.
+  // If a product of many factors overflows, a value of 0 still stays 0.
   JAXGPUOPS_FN static State combine(State l, State r) {
     const bool forget = is_zero(r.factor) || is_zero(l.value);
     return {multiply(l.factor, r.factor), forget ? r.value : multiply_add(r.factor, l.value, r.value)};
@@ -334,7 +335,7 @@ struct Affine {
   JAXGPUOPS_FN static State begin(Acc factor, Acc u, bool passed) { return {factor, passed ? scaled(factor, u) : u}; }
 };
 
-// h_k = a_k h_{k-1} + b_k, or with a_{k-1}.
+// The recurrence h_k = a_k h_{k-1} + b_k; if transposed, with a_{k-1} in place of a_k.
 template <class E>
 struct Linear : Affine<E> {
   using Base = Affine<E>;
@@ -355,8 +356,8 @@ struct Linear : Affine<E> {
   }
 };
 
-// The cotangent of b is the transposed recurrence over the cotangent of h. The cotangent of a is the cotangent of b
-// times the h before.
+// The cotangent of b is the transposed recurrence over the cotangent of h. The cotangent of a_k is that of b_k times
+// h_{k-1}.
 template <class E>
 struct LinearVjp : Affine<E> {
   using Base = Affine<E>;
@@ -370,7 +371,7 @@ struct LinearVjp : Affine<E> {
 
   JAXGPUOPS_FN static Acc edge(const Options&) {
     return Constant<Acc>::of(0);
-  }  // h before the first position, without h0
+  }  // the h before the first position if there is no h0
   JAXGPUOPS_FN static Acc factor(const In<Acc>& in) { return in.start ? Constant<Acc>::of(0) : in.a; }
   JAXGPUOPS_FN static State first(const In<Acc>& in, const Options&) { return Base::begin(factor(in), in.x, true); }
   JAXGPUOPS_FN static Out<Acc> step(State& s, const In<Acc>& in, const Options&) {
@@ -423,7 +424,7 @@ struct LogSumExpWeights {
     const Acc infinity = std::numeric_limits<Acc>::infinity();
     return o.exclusive ? infinity : -infinity;
   }
-  // e^(low - high), where low <= high but for rounding.
+  // e^(low - high), where low <= high except for rounding errors.
   JAXGPUOPS_FN static Acc ratio(Acc low, Acc high) {
     const Acc d = low == high ? Acc{0} : low - high;
     return exp_below_one(d > 0 ? Acc{0} : d);
@@ -435,7 +436,7 @@ struct LogSumExpWeights {
   }
 };
 
-// Those of the operator that the options name: one kernel for three operators.
+// The weights of the operator that the options name, so that one kernel serves three operators.
 template <class E>
 struct AnyWeights {
   using Element = E;
@@ -453,7 +454,7 @@ struct AnyWeights {
   }
 };
 
-// Those that were computed before, in place of x and y.
+// Weights that were computed before and stand in the places of x and y.
 template <class E>
 struct ReadyWeights {
   using Element = E;
@@ -495,14 +496,15 @@ struct Tangent : Affine<typename W::Element> {
 };
 
 // ---- Runs of positions ----------------------------------------------------------------------------------------------
-// These functions do what first() and step() would do for n positions, whose operands at(i) gives. They are faster
-// where a policy has a special form, or where the call asks for nothing special.
+// These functions do what first() and step() do, for n positions; at(i) gives the operands of position i. They are
+// faster where a policy has a special form, or where the call asks for nothing special.
 
 template <class Policy>
 constexpr bool kByParts = false;
 template <class E>
 constexpr bool kByParts<Cumulative<LogSumExp<E>, false>> = true;
-// Policies of segments whose runs are by parts where no segment begins.
+// Whether a policy of segments folds a run in which no segment begins by the special form of its operator, as kByParts
+// policies do.
 template <class Policy>
 constexpr bool kCutParts = false;
 template <class E>
@@ -555,8 +557,9 @@ JAXGPUOPS_FN void with_policy(At at, const Options& o, Body body) {
   }
 }
 
-// The same, but for what most calls ask for, the options are constants: body() is compiled for them once more, or, of
-// tangents, for them alone, as others take Layout::kSpans. Rare policies are not worth that code.
+// Calls body(policy, at, options) as above, but makes the options that most calls have compile-time constants. So
+// body() is compiled once more for these options; for tangents, only for these, since other tangents take
+// Layout::kSpans. Rare policies are not worth that code.
 template <class Policy, int n, bool kSpans, class At, class Body>
 JAXGPUOPS_FN void with_constants(At at, const Options& o, Body body) {
   if constexpr (Policy::kKind == Kind::kCumulative || kRare<Policy> || kSpans) {
@@ -572,7 +575,8 @@ JAXGPUOPS_FN void with_constants(At at, const Options& o, Body body) {
     Options simple = {};
     simple.op = o.op;
     simple.smaller = o.smaller;
-    if (Policy::kKind == Kind::kLinear && !o.transpose) {  // two calls, so that o.transpose is a constant in each
+    // There are two calls, so that o.transpose is a constant in each.
+    if (Policy::kKind == Kind::kLinear && !o.transpose) {
       with_policy<Policy, n>(uncut, simple, body);
     } else {
       simple.transpose = true;
@@ -581,7 +585,7 @@ JAXGPUOPS_FN void with_constants(At at, const Options& o, Body body) {
   }
 }
 
-// Not for Layout::kSpans.
+// Folds a run; not used by Layout::kSpans.
 template <class Policy, int n, class At>
 JAXGPUOPS_FN typename Policy::State fold_run(At at, const Options& options, Kept<Policy, n>& kept) {
   typename Policy::State state;
@@ -610,7 +614,7 @@ JAXGPUOPS_FN typename Policy::State fold_run(At at, const Options& options) {
   return fold_run<Policy, n>(at, options, kept);
 }
 
-// Folds n positions into `state`: for Layout::kSpans alone.
+// Folds n positions into `state`; only Layout::kSpans uses it.
 template <class Policy, int n, class At>
 JAXGPUOPS_FN void fold_on(typename Policy::State& state, At at, const Options& options) {
   if constexpr (kByParts<Policy>) {

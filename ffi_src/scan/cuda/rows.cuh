@@ -1,7 +1,7 @@
-// Whole rows (inner = 1) of at most a tile, for any policy: as Chunks (chunks.cuh), a lane has one run of 64 bytes (32
-// where there are many operands), loaded and stored by way of shared memory, 16 bytes by 16 bytes. A warp has several
-// rows, or several warps share a row. Each warp loads what it works on, so only the warps of one row wait for each
-// other.
+// Whole rows (inner = 1) of at most a tile, for any policy: as in Chunks (chunks.cuh), a lane has one run of 64 bytes
+// (32 if there are many operands). Runs are loaded and stored through shared memory, 16 bytes at a time. A warp has
+// several rows, or several warps share a row. Each warp loads what it works on, so only the warps of one row wait for
+// each other.
 #pragma once
 
 #include "common/cuda/async_copy.cuh"
@@ -26,11 +26,11 @@ class Rows : public BetweenWarps<Policy> {
 
   struct Tile {
     Pack operand[Policy::kOperands][kPacks];
-    Acc neighbour;  // of the run, outside it
+    Acc neighbour;  // the neighbour of the run, outside of it
     uint32_t starts;
   };
 
-  // Folds of what the warp has of the row: before the run, and including it.
+  // Folds of the warp's part of the row: of what comes before the run, and including the run.
   struct Folds {
     State before, inclusive;
     Kept<Policy, kRun> kept;
@@ -170,8 +170,10 @@ class Rows : public BetweenWarps<Policy> {
   }
 
  private:
-  __device__ int64_t row() const { return first + (lane >> p.run_bits); }               // it may be beyond the last
-  __device__ int position() const { return ((axis_warp << p.run_bits) + run) * kRun; }  // of the run
+  // The lane's row, which may be beyond the last one.
+  __device__ int64_t row() const { return first + (lane >> p.run_bits); }
+  // Position at which the run begins.
+  __device__ int position() const { return ((axis_warp << p.run_bits) + run) * kRun; }
   __device__ int index(int position) const { return p.backward ? length - 1 - position : position; }
 
   // Whether the second pass reads operands from shared memory again. (Otherwise the compiler converts 16-bit elements
@@ -186,23 +188,24 @@ class Rows : public BetweenWarps<Policy> {
     if (p.backward) reverse_each<Bits>(tile.operand);
   }
 
-  // The warp's part of an operand, 16 bytes by 16 bytes: where shared memory has those that memory has at `pack`, such
-  // that neither 8 neighbours, nor one of each of 8 runs, share a bank.
+  // Where pack number `pack` (in the order of memory) of the warp's part of an operand stands in shared memory. Neither
+  // 8 neighbouring packs, nor one pack of each of 8 runs, share a bank.
   __device__ Pack* place(int operand, int pack) const {
     return packs + operand * (32 * kPacks) + (pack ^ (pack / 8 & (kPacks - 1)));
   }
-  // As a run has them, j of kPacks, ..
+  // The j-th of the kPacks packs of the lane's run.
   __device__ Pack* run_order(int operand, int j) const {
     return place(operand, slot * kPacks + (p.backward ? kPacks - 1 - j : j));
   }
-  // .. and as memory has them, u of as many.
+  // The u-th of the kPacks packs that the lane copies, which are neighbours of other lanes' packs in memory.
   __device__ Pack* memory_order(int operand, int u) const { return place(operand, u * 32 + lane); }
-  // Element i of those that the lane moves one by one: every 32nd.
+  // The i-th of the elements that the lane copies one by one: every 32nd element.
   __device__ Bits* element(int operand, int i) const {
     return reinterpret_cast<Bits*>(place(operand, i * (32 / kInPack) + lane / kInPack)) + lane % kInPack;
   }
 
-  // An element of the warp's part, in the order of memory: its row in the warp, its place there, whether it exists.
+  // Where an element of the warp's part is, in the order of memory: its row, its place in the row, and whether it
+  // exists.
   struct Where {
     int row, at;
     bool there;
@@ -214,10 +217,10 @@ class Rows : public BetweenWarps<Policy> {
     return {row, at, row < rows && static_cast<unsigned>(at) < static_cast<unsigned>(length)};
   }
 
-  // From the first of the packs that a lane moves to another: 32 packs of a row on, or some rows.
+  // The distance from the first pack that a lane copies to the u-th: 32 * u packs further in the row, or in later rows.
   __device__ int step(int u) const {
     static_assert(kPacks == 2 || kPacks == 4);
-    const int bits = p.run_bits + kPacks / 2;  // of the packs of a row
+    const int bits = p.run_bits + kPacks / 2;  // log2 of the packs of a row
     const int one = bits > 5 ? 32 * kInPack : length << (5 - bits);
     const int two = bits > 6 ? 64 * kInPack : length << (6 - bits);
     return (u & 1 ? one : 0) + (u & 2 ? two : 0);
@@ -232,8 +235,8 @@ class Rows : public BetweenWarps<Policy> {
       copy_async_or_clear(memory_order(operand, u), data + moved + step(u), there >> u & 1);
   }
 
-  // The same for rows that are not one after the other, or have one element for the whole row. The lane's row begins at
-  // data[at].
+  // Starts to load an operand whose rows do not follow each other in memory, or have one element for the whole row. The
+  // lane's row begins at data[at].
   __device__ void fetch_rows(int operand, const Bits* data, int64_t at) const {
     if (Policy::kBroadcast && operand == 1 && p.a.axis_stride == 0) {
       const Bits value = data[at];
@@ -339,8 +342,8 @@ class Rows : public BetweenWarps<Policy> {
     return in;
   }
 
-  // The same, read from shared memory, which has it until results replace it. For a case so seldom that registers
-  // should not hold the run for it.
+  // Element i of the run, read again from shared memory, which holds it until results replace it. It is needed so
+  // rarely that registers should not hold the run for it.
   __device__ In<Acc> input_again(int i) const {
     const auto* const pack = reinterpret_cast<const Bits*>(run_order(0, i / kInPack));
     In<Acc> in;
@@ -350,12 +353,12 @@ class Rows : public BetweenWarps<Policy> {
   }
 
   int lane, run, axis_warp, column_warp;
-  int part, slot;            // of the row, and of the warp's part: where this warp and lane are, as memory has them
-  int length, rows, origin;  // origin: where the warp's part begins in its first row, as memory has it
+  int part, slot;  // number of the warp's part in its row, and of the lane's run in that part, in the order of memory
+  int length, rows, origin;  // `origin`: where the warp's part begins in its first row, in the order of memory
   int64_t first;             // the warp's first row; it has `rows` rows, or fewer at the end
   Pack* packs;               // the warp's part of shared memory
-  int moved;                 // where the first of the packs that the lane moves is, from the first row on;
-  uint32_t there = ~0u;      // a bit for each: whether it is in the array
+  int moved;                 // offset, from the first row on, of the first pack that the lane copies
+  uint32_t there = ~0u;      // a bit for each pack that the lane copies: whether it is in the array
 };
 
 }  // namespace jaxgpuops::scan

@@ -39,19 +39,21 @@ constexpr RunShape run_shape(Layout layout, int operands, int bytes) {
 }
 
 constexpr int64_t kShortAxis = 32;
-constexpr int kMostSmallLength = 1024;  // kSmall: of an axis along which any order has the same states
-constexpr int kSmallWarps = 4;          // kSmall: of a block, ..
-constexpr int kSmallStep = 4;           // .. and positions that a lane steps over without a question in between
-constexpr int kMostColumns = 256;       // of a span
-constexpr int kLineBits = 7, kLineBytes = 1 << kLineBits;  // of memory; spans are aligned to these in shared memory
+// KSmall: the longest axis, for states that do not depend on the order of folding.
+constexpr int kMostSmallLength = 1024;
+constexpr int kSmallWarps = 4;     // kSmall: warps of a block
+constexpr int kSmallStep = 4;      // kSmall: positions that a lane steps over before it checks whether there are more
+constexpr int kMostColumns = 256;  // the most columns of a span
+// A line of memory; in shared memory, spans are aligned to lines.
+constexpr int kLineBits = 7, kLineBytes = 1 << kLineBits;
 
 // Bytes of shared memory that one operand's part of a span takes.
 constexpr int64_t span_bytes(int64_t elements, int bytes, int padding) {
   return ((elements * bytes + kLineBytes - 1) / kLineBytes + 1) * (kLineBytes + padding);
 }
 
-// Calls that are not worth the time and the bytes of kernels with 16-byte loads: they take Layout::kSpans. `op` matters
-// for cumulative calls only.
+// Whether a call is so rare that it has no kernels with 16-byte loads, which cost build time and bytes: it takes
+// Layout::kSpans. `op` matters for cumulative calls only.
 constexpr bool is_rare(Kind kind, Op op, bool segmented, DType dtype) {
   const int bytes = bytes_of(dtype);
   if (bytes == 1 || bytes == 16) return true;
@@ -62,7 +64,8 @@ constexpr bool is_rare(Kind kind, Op op, bool segmented, DType dtype) {
   return bytes == 2 || !cumulative || op == Op::kProd || segmented;
 }
 
-// Whether a call has no options that cost code. Of tangents, what gradients need (the transpose) is plain.
+// Whether a call has only options for which the fast kernels are compiled. Among tangents these are the transposed
+// ones, which gradients need.
 template <class Call>
 constexpr bool is_plain(Kind kind, const Call& call) {
   return !call.segmented && !call.exclusive && (kind != Kind::kTangent || call.transpose);
@@ -73,7 +76,7 @@ inline bool is_rare(const Problem& problem) {
          (problem.kind == Kind::kTangent && !is_plain(problem.kind, problem));
 }
 
-// Cumulative calls whose kernels get the operator as an option, not as a template argument.
+// Whether a cumulative call runs in a kernel that gets the operator as an option, not as a template argument.
 inline bool is_general(const Problem& problem) {
   return problem.kind == Kind::kCumulative && problem.op != Op::kLogSumExp && (problem.segmented || is_rare(problem));
 }

@@ -15,8 +15,8 @@
 
 namespace jaxgpuops::scan {
 
-// One thread folds the sum of a tile from those that its warps have published, and leaves each warp the fold of the
-// warps before it.
+// One thread folds the sum of a tile from the sums of its warps, and stores for each warp the fold of the warps before
+// it.
 template <class Policy>
 __device__ typename Policy::State row_total(const Chunks<Policy>& work, const Parameters& p, int slot) {
   typename Policy::State warps[kWarps], fold = Policy::identity(p.options);
@@ -44,8 +44,8 @@ __device__ State with_initial(const Chunks<Policy>& work, unsigned row, int tile
 
 // resident: rows so few and so short that all tiles are on the GPU at the same time. A block has one or two tiles, with
 // 256 threads each. Operands are read once, results written once, by one kernel: it clears the tags of the sums itself,
-// and a barrier of the grid (a cooperative launch) stands between that and the first reader. One more warp, the first
-// of a block, does so while the tiles are in flight.
+// and a barrier of the grid (a cooperative launch) comes before the first read of a tag. An additional warp, the first
+// of a block, clears the tags and waits at that barrier while the tiles are being loaded.
 constexpr int kMostTeams = 2;
 constexpr int kResidentThreads = 32 + kMostTeams * kThreads;
 
@@ -85,7 +85,8 @@ __global__ void __launch_bounds__(kResidentThreads, 2) scan_resident(const __gri
   const auto grid = cooperative_groups::this_grid();
   const int teams = static_cast<int>(blockDim.x) / kThreads;
   const unsigned row = blockIdx.y;
-  const int row_words = p.tiles * kWords;  // copies of a row lie one after the other
+  // `row_words`: words of one copy of a row's sums; the copies follow each other.
+  const int row_words = p.tiles * kWords;
   uint64_t* const words = p.words + row * p.copies * row_words;
   if (threadIdx.x < 32) {
     const int team = static_cast<int>(threadIdx.x) / kMostCopies, copy = threadIdx.x % kMostCopies;
@@ -132,17 +133,17 @@ __global__ void __launch_bounds__(kResidentThreads, 2) scan_resident(const __gri
 }
 
 // look_ahead along rows of one or two operands: a block has a ring of tiles in shared memory, and three kinds of warps.
-// Eight fold a tile when it has landed, and publish its sum; lookers, in turns, find out what comes before a tile;
-// eight more write its results, once that is known, and at once let another tile come in its place. None waits for more
-// than it needs: sums are published as early as memory allows, since what bounds this algorithm is not memory but how
-// long it takes until all earlier sums are there. Moves 2 n bytes, or those of all operands.
+// Eight warps fold a tile when it has been loaded, and publish its sum. Lookers take turns to fold what comes before a
+// tile. Eight more warps then write the tile's results, and at once start to load another tile into its place. Sums are
+// published as early as possible, since the speed of this algorithm is limited by the wait for all earlier sums, not by
+// memory. Operands are read once, results written once.
 //
-// A ticket is taken when there is room for the tile: a sum that others wait for is always on its way.
+// A ticket is taken only when there is room for its tile, so the sum of every tile that has a ticket will be published.
 template <class Policy>
 constexpr int kRowBlocks = row_blocks(Policy::kOperands, Policy::kCut);
 template <class Policy>
-constexpr int kLookers = Policy::kOperands == 2 ? 4 : 3;  // at most as many as the ring has tiles
-constexpr int kTicketRing = 16;                           // of the tiles in shared memory, and of some before them
+constexpr int kLookers = Policy::kOperands == 2 ? 4 : 3;  // lookers of a block; not more than the ring has tiles
+constexpr int kTicketRing = 16;  // tickets of the tiles in shared memory, and of some before them
 
 template <class Policy>
 class RowLookAhead {
@@ -168,7 +169,8 @@ class RowLookAhead {
     __syncthreads();
     if (threadIdx.x < kThreads) {
       if (threadIdx.x == 0)
-        let_come_near(blockIdx.x);  // whichever block will take it, while another kernel clears the counter
+        // Prefetches a tile for whichever block takes it, while another kernel clears the counter.
+        let_come_near(blockIdx.x);
       wait_for_predecessor();
       finish();
     } else if (threadIdx.x < 2 * kThreads) {
@@ -185,7 +187,7 @@ class RowLookAhead {
   static_assert(kLanded + kMostStages <= 16);
   static constexpr int kOfStage = 2 * kThreads + 32;
 
-  // Counts the tiles of a block, and knows the stage of the present one.
+  // Counts the tiles of a block, and keeps the stage of the current one.
   struct Turn {
     int tile, stage;
     unsigned phase;
@@ -204,7 +206,8 @@ class RowLookAhead {
     int tile;
   };
   __device__ Part part(unsigned ticket) const {
-    if (p.strips == 1) return {0, static_cast<int>(ticket)};  // a division would take long
+    // With one strip, no division is needed, which would take long.
+    if (p.strips == 1) return {0, static_cast<int>(ticket)};
     return {ticket % p.strips, static_cast<int>(ticket / p.strips)};
   }
   __device__ unsigned ticket_of(int i) const { return tickets[i % kTicketRing]; }
@@ -216,7 +219,7 @@ class RowLookAhead {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(landing(stage)), "r"(kThreads + kWarps) : "memory");
 #endif
   }
-  __device__ void tell_landing(int stage) const {  // of what this warp has copied, and stored
+  __device__ void tell_landing(int stage) const {  // tells that this warp's copies and stores have landed
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(landing(stage)) : "memory");
     __syncwarp();

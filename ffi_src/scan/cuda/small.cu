@@ -1,7 +1,8 @@
-// Few elements in all, along short axes: a lane has one position. Operands are read once, results written once.
+// Arrays of few elements in all, along short axes: a lane has one position. Operands are read once, results written
+// once.
 //
-// Each lane steps over all positions of its column, as the lane does that has a short axis to itself (spans.cuh), and
-// keeps the result of its own: same bits. (common/cuda/small.cuh)
+// Each lane steps over all positions of its column, as a lane of kShort does (spans.cuh), and keeps the result of its
+// own position; so the bits are the same. See also common/cuda/small.cuh.
 #include <cstdint>
 
 #include "common/cuda/small.cuh"
@@ -15,24 +16,25 @@ struct SmallParameters {
   void* results[2];
   const void* h0;
   SmallColumns columns;
-  uint32_t a_outer, a_axis, a_inner;  // strides
+  uint32_t a_outer, a_axis, a_inner;  // strides of the operand a
   bool wide_h0, backward, neighbour_before;
   Options options;
 };
 
-// The operands of a position, and where it is. Who has no column has the last one.
+// The operands of a position, and where the position is. A lane without a column reads the last column and stores
+// nothing.
 template <class Policy>
 struct SmallPosition {
   using Element = typename Policy::Element;
   using Bits = typename Element::Bits;
   using Acc = typename Element::Acc;
   const SmallParameters& p;
-  uint32_t k;  // in the direction of the scan
+  uint32_t k;  // the position, counted in the direction of the scan
   uint32_t column, at;
   bool there;
   In<Acc> in = {};
 
-  // Of a column that is counted from 0, or of none.
+  // `own`: the number of the lane's column, which may be beyond the last one.
   __device__ SmallPosition(const SmallParameters& p, uint32_t own, uint32_t k) : p(p), k(k) {
     const SmallColumns& c = p.columns;
     column = once(min(own, c.columns - 1));
@@ -87,7 +89,7 @@ struct SmallPosition {
   __device__ Acc load_h0() const { return Element::load(static_cast<const Bits*>(p.h0)[column]); }
 };
 
-// Of at most 32 positions.
+// The kernel for axes of at most 32 positions.
 template <class Policy>
 __global__ void __launch_bounds__(32 * kSmallWarps) scan_small(const __grid_constant__ SmallParameters p) {
   using Acc = typename Policy::Element::Acc;
@@ -115,8 +117,8 @@ __global__ void __launch_bounds__(32 * kSmallWarps) scan_small(const __grid_cons
   mine.store(out);
 }
 
-// Where states are the same in whatever order positions are folded: lanes fold those before them, twice as many in each
-// round. More than a warp has a column: then the block has no other.
+// The kernel for operations whose states do not depend on the order of folding: each lane folds the positions before
+// its own, twice as many in each round. If a column has more than 32 positions, a block has one column.
 template <class Policy>
 __global__ void __launch_bounds__(kMostSmallLength) scan_small_exact(const __grid_constant__ SmallParameters p) {
   using State = typename Policy::State;

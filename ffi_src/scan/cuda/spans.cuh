@@ -29,7 +29,7 @@ class Spans : public BetweenWarps<Policy> {
   static constexpr int kWidth = 1, kTileExtras = 1;
   static constexpr int kThreadsAtMost = kThreads, kLoopBlocks = 3, kLookerWarps = 2, kLookBlocks = 2;
   static constexpr int kInPack = 16 / sizeof(Bits), kInLine = kLineBytes / sizeof(Bits);
-  // Positions in registers at a time. Rare policies of wide elements are not worth the code of more than two.
+  // Positions that are in registers at a time: only two for rare policies of wide elements, to keep the code small.
   static constexpr int kTogether = kRare<Policy> && sizeof(Bits) >= 8      ? 2
                                    : Policy::kOperands * sizeof(Bits) <= 8 ? 8
                                                                            : 4;
@@ -42,7 +42,7 @@ class Spans : public BetweenWarps<Policy> {
     int stage;
   };
   struct Folds {
-    State before, warp;  // the fold of what the warp has of the column before the run, and of all that it has
+    State before, warp;  // folds of the warp's positions of the column: of those before the run, and of all
   };
 
   // Where the column of a lane is.
@@ -55,7 +55,7 @@ class Spans : public BetweenWarps<Policy> {
 
   struct Span {
     int64_t begin;
-    int left;  // positions of the axis from `begin` on
+    int left;  // how many positions of the axis there are from `begin` on
   };
 
   // The part of an array that is in shared memory: elements from `begin` to `end`, counted from `origin`, which is
@@ -180,7 +180,7 @@ class Spans : public BetweenWarps<Policy> {
     Words<1> words;
     read(stage, place, image, run, 0, words);
     State state = Policy::first(input(words, 0), p.options);
-    int r = 1;  // one is done: the rest of most runs is a multiple of kTogether, for their lengths are odd
+    int r = 1;  // one position is done; most runs have an odd length, so the rest is a multiple of kTogether
 #pragma unroll 1
     for (; r + kTogether <= run.rows; r += kTogether) {
       Words<kTogether> words;
@@ -231,8 +231,8 @@ class Spans : public BetweenWarps<Policy> {
   template <int kRows>
   static constexpr int kColumns = kRows < 8 / kMany ? 8 / kMany / kRows : 1;  // columns that a lane has at a time
 
-  // The same for all positions of some short columns, from `column` on, kRows at a time. All loads come before any
-  // result.
+  // Computes the results of whole short columns, from `column` on, kRows positions at a time. All loads are issued
+  // before any result is computed.
   template <int kRows>
   __device__ void step_columns(const Image& image, int64_t column, int64_t end) const {
     constexpr int kAtOnce = kColumns<kRows>;
@@ -313,7 +313,7 @@ class Spans : public BetweenWarps<Policy> {
     step_over(tile.stage, place, image, run_of(place, image, span), Policy::combine(base[0], folds.before));
     if (!(p.staged & 1)) return;
     copy_out(tile.stage, image);
-    wait();  // the next tile may come
+    wait();  // after this barrier, the next tile may be loaded
   }
 
  private:
@@ -403,7 +403,7 @@ class Spans : public BetweenWarps<Policy> {
   struct Words {
     Bits operand[Policy::kOperands][n];
     Bits beside;
-    int count;  // of n that exist
+    int count;  // how many of the n positions exist
     uint32_t starts;
   };
 
@@ -511,9 +511,9 @@ class Spans : public BetweenWarps<Policy> {
   int axis_warp, run, column, step;
 };
 
-// Short axes: a lane has all of a column. Operands are read once, results written once. A block has neighbouring
-// columns: either all columns of some outer indices, which come to shared memory, or a part of those of one, which do
-// not.
+// Short axes: a lane has a whole column. Operands are read once, results written once. A block has neighbouring
+// columns: either all columns of some outer indices, which it loads into shared memory, or some columns of one outer
+// index, which lanes read directly.
 template <class Policy, int kRows>
 __device__ void scan_short_rows(const Parameters& p) {
   using Work = Spans<Policy, true>;

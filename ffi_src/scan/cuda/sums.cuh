@@ -1,10 +1,10 @@
 // The sums of tiles that blocks exchange through global memory where they share an axis.
 //
-// A sum is published in words of 32 bits each, with a tag beside it that says so: one 64-bit access, so nothing has to
-// be ordered. To publish a sum a block waits for nothing but tiles that come before in a counter's order, so there is
-// always one that can go on, whatever blocks are running. Only sums are ever waited for, never what comes before
-// another tile, so what is folded is always the same, and there is no chain from tile to tile. (Look-ahead and its
-// warps are those of CCCL's warpspeed scan; the levels of sums, and hence the fixed order of folds, are not.)
+// Each 32 bits of a sum are published together with a tag in one 64-bit word, so loads and stores need no order. To
+// publish a sum, a block waits only for tiles that a counter has given out before its own, so some block can always go
+// on, whatever blocks are running. Blocks wait only for sums of tiles, never for the fold of all that comes before a
+// tile. So the order of folding is always the same, and tiles do not wait for each other in a chain. (Look-ahead and
+// its warps are those of CCCL's warpspeed scan; the levels of sums, and hence the fixed order of folds, are not.)
 #pragma once
 
 #include "scan/cuda/folds.cuh"
@@ -26,8 +26,8 @@ struct Sums {
     return p.words + ((p.level_at[level] + static_cast<int64_t>(index)) * p.columns + column) * kWords;
   }
 
-  // kSoon: with atomics, which others see sooner; if not, with stores, which load memory less: better where each
-  // thread has a column.
+  // kSoon: sets the words by atomics, which other blocks see sooner. Otherwise by plain stores, which load the memory
+  // less, and are better if each thread has a column.
   template <bool kSoon = true>
   __device__ void publish(int level, int index, int64_t column, State state) const {
     set<kSoon>(at(level, index, column), state);
@@ -55,7 +55,7 @@ struct Sums {
     }
   }
 
-  // The fold of `count` sums of a level, from the first of a group on, and of `state` after them.
+  // Folds `count` sums of a level, from the first of a group on, and then `state`.
   __device__ State fold(int level, int first, int count, int64_t column, State state) const {
     State trees[kGroupBits];
     each(level, first, count, column, [&](int i, State sum) {
@@ -91,7 +91,7 @@ struct Sums {
     }
   }
 
-  // Loads a sum, if it is there, two words at a time where their number is even.
+  // Loads a sum if it has been published, two words at a time if their number is even.
   template <bool kByTwo = true>
   __device__ static bool load(const uint64_t* from, WordsOf<State>& state) {
     constexpr int kStep = kByTwo && kWords % 2 == 0 ? 2 : 1;
@@ -114,11 +114,12 @@ struct Sums {
   }
 };
 
-// What comes before a tile: for each digit of its number, the sums of those that come before in its group. Who has the
-// last tile of a group publishes the sum of the group, at once and of as many levels as end there.
+// Finds the fold of all that comes before a tile: for each digit of the tile's number, it folds the sums that come
+// before in the group. The block of the last tile of a group also publishes the group's sum, on every level on which a
+// group ends with this tile.
 //
-// A warp does it; each lane has one sum of a group.
-constexpr int kFewLevels = 3;  // sums of 2^15 tiles
+// A warp calls it, and each lane has one sum of a group.
+constexpr int kFewLevels = 3;  // three levels serve 2^15 tiles
 
 template <class Policy>
 class Before {
@@ -128,7 +129,7 @@ class Before {
   __device__ Before(const Parameters& p, int tile, int64_t column)
       : p(p), tile(tile), column(column), sums{p}, before(Policy::identity(p.options)), sum(before), ends(true) {}
 
-  // The first tries of three levels overlap.
+  // The first loads of three levels are in flight together.
   __device__ __forceinline__ State find() {
     WordsOf<State> words[kFewLevels];
     bool there[kFewLevels];
@@ -142,7 +143,7 @@ class Before {
   }
 
  private:
-  // A function of its own: few rows have so many tiles, and registers are scarce.
+  // Not inlined: few rows have so many tiles, and it would take registers.
   __device__ __noinline__ static State of_more_levels(const Parameters& p, int tile, int64_t column, State before,
                                                       State sum, bool ends) {
     Before rest(p, tile, column);

@@ -40,7 +40,7 @@ class Forward {
 
     bool counts(int64_t c) const { return !row_where || row_where[c]; }
 
-    std::unique_ptr<int64_t[]> position;  // of the label along the axis; -1 if the label is no class
+    std::unique_ptr<int64_t[]> position;  // position of the label along the axis; -1 if the label is no class
     std::unique_ptr<C[]> numbers;
     C *logit, *gradient;  // logit is -inf if the label is no class
     std::unique_ptr<uint8_t[]> row_where;

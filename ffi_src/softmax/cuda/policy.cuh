@@ -208,7 +208,7 @@ struct Softmax : ExponentialSum<E, sizeof(typename E::Bits) == 2 && !kGeneral> {
   __device__ static Acc value(const A& args, Acc x) {
     return args.unscaled() ? x : rounded_product(x, args.scale.factor);
   }
-  // Right because the factor is positive.
+  // This is in the order of the stored elements, because the factor is positive.
   __device__ static Acc ordered_value(const Args& args, Acc x) { return value(args, x); }
   __device__ static Acc decode(const Args&, const Row& row, Acc x) { return rounded_product(x, row.factor); }
   __device__ static Acc scaled(int, Acc sum, Acc weight) { return rounded_product(sum, weight); }
@@ -365,7 +365,7 @@ struct CrossEntropy : ExponentialSum<E, sizeof(typename E::Bits) == 2> {
   __device__ static Acc hole_output(const Args&, const Row&, const Final& final) { return final.at_label; }
 };
 
-// What the policies of derivatives share; operand x is the tangent t.
+// The part that the policies of all derivatives share. Their operand x is the tangent t.
 //
 // For a probability p near 1 the result depends on 1 - p, which rounding has removed from p but which the other
 // probabilities still have. So a likely element is excluded from the sums: with its t as the origin, the other elements
@@ -464,7 +464,7 @@ struct LogSoftmaxTangent : Tangent<E> {
   static constexpr bool kMasked = kMasks, kFast = Tangent<E>::kFast && !kMasks, kPackColumns = kFast,
                         kSingleColumns = kMasks;
 
-  // Without masks it is the transpose (is_general() in softmax/plan.h): that is what gradients ask for.
+  // Without masks, only the transpose is compiled, which gradients need (see is_general() in softmax/plan.h).
   template <class F>
   __device__ static void with_args(const Args& args, F f) {
     if constexpr (kMasks) {

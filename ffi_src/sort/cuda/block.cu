@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
 #pragma unroll 1
   for (int shift = 0; shift < static_cast<int>(8 * sizeof(Key)); shift += kDigitBits) {
     if (digit_of(differ, shift) == 0) continue;
-    uint32_t digit[kItems], index[kItems / 2], begin;  // two indices a word
+    uint32_t digit[kItems], index[kItems / 2], begin;  // `index`: two indices in each word
 #pragma unroll
     for (int i = 0; i < kItems; ++i)
       digit[i] = digit_of(sort_key(bits[i], order), shift) | (is_there(i) ? 0 : kDigits - 1);

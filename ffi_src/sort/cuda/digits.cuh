@@ -18,8 +18,8 @@ __device__ __forceinline__ uint32_t digit_of(Key key, int shift) {
   return static_cast<uint32_t>(key >> shift) & (kDigits - 1);
 }
 
-// Returns the lanes whose element has the same digit. One vote for each bit is faster than match.any. The compiler
-// would take twice as many instructions for the same.
+// Returns the lanes whose element has the same digit. One vote for each bit is faster than match.any. The loop is in
+// assembly because the compiler would make twice as many instructions of it.
 __device__ __forceinline__ uint32_t lanes_with(uint32_t digit) {
   uint32_t same = kEveryLane;
 #pragma unroll

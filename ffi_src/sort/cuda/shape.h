@@ -14,10 +14,10 @@ constexpr int64_t aligned(int64_t bytes) { return (bytes + kAlign - 1) / kAlign 
 
 constexpr int64_t kMaxShortLength = 8, kLeastShortColumns = 32;
 constexpr int kShortThreads = 256;
-constexpr uint32_t kShortTile = 2048;  // elements of a block at most
+constexpr uint32_t kShortTile = 2048;  // the most elements of a block's tile
 
-// Outer indices of a block's tile, or 0 where tiles are not used: rows far apart are read as columns. Each tile begins
-// at a whole vector of 16 bytes.
+// How many outer indices the tile of a block has: a multiple of 16, so that each tile begins at a whole vector of 16
+// bytes. 0: tiles are not used, and each thread reads a row from global memory.
 constexpr int64_t short_tile_outers(const Rows& rows) { return kShortTile / (rows.length * rows.inner) / 16 * 16; }
 constexpr int64_t short_blocks(const Rows& rows) {
   const int64_t outers = short_tile_outers(rows);
@@ -36,7 +36,7 @@ constexpr int64_t block_shared_bytes(int key_bytes, int threads) {
 // ---- Longer ones ----------------------------------------------------------------------------------------------------
 
 constexpr int kSweepThreads = 384, kSweepBlocks = 2;  // threads of a block; blocks that a multiprocessor holds at least
-// Elements of a thread. Where there are few in all, small tiles share them among more multiprocessors.
+// Elements of a thread. If there are few elements in all, small tiles spread them over more multiprocessors.
 constexpr bool sweeps_small(const Rows& rows) { return rows.elements() <= 1 << 19; }
 constexpr int sweep_items(int key_bytes, bool small) { return key_bytes == 8 ? 9 : small ? 8 : 16; }
 constexpr int64_t sweep_tile(int key_bytes, bool small) { return kSweepThreads * sweep_items(key_bytes, small); }
@@ -44,8 +44,8 @@ constexpr int64_t sweep_shared_bytes(int key_bytes, bool small, bool indices) {
   return kSweepThreads / 32 * 1024 + sweep_tile(key_bytes, small) * (key_bytes + (indices ? 4 : 0));
 }
 
-// Elements that a block of count_kernel counts, of `elements` in all: fewer where there would not be two blocks for
-// each multiprocessor.
+// How many of all `elements` a block of count_kernel counts: fewer if there would not be two blocks for each
+// multiprocessor.
 constexpr int64_t kCountStep = 1 << 12, kMostCountSteps = 8;
 constexpr int64_t count_elements(int64_t elements, int multiprocessors) {
   const int64_t steps = elements / (2 * multiprocessors * kCountStep) + 1;
@@ -54,14 +54,15 @@ constexpr int64_t count_elements(int64_t elements, int multiprocessors) {
 
 // The state of a row at the front of the workspace. It is set to zero before every sort.
 struct RowHead {
-  uint32_t tickets[8];  // used in the first row only: tiles of each pass that blocks have taken
-  uint32_t counted;     // blocks of the row that have finished counting
+  uint32_t tickets[8];  // used in the first row only: for each pass, how many tiles blocks have taken
+  uint32_t counted;     // how many blocks have finished counting in this row
   uint32_t active;      // bit p: the digits of pass p differ, so the pass has to run
   uint32_t padding[6];
 };
 
-// The offset of each part of a workspace, and its total size in bytes. Passes but the last alternate between two
-// buffers of keys, and of indices; results of whole rows serve as one of them, and two passes do without it.
+// The offset of each part of a workspace, and its total size in bytes. All passes but the last write to two buffers of
+// keys, and of indices, in turn. If whole rows are wanted, the results serve as the second buffer; if there are only
+// two passes, none is needed.
 struct SweepShape {
   SweepShape(int64_t rows, int64_t length, int64_t k, int key_bytes, bool values, bool indices, bool small)
       : passes(key_bytes), tiles((length + sweep_tile(key_bytes, small) - 1) / sweep_tile(key_bytes, small)) {
@@ -76,7 +77,7 @@ struct SweepShape {
 
   int passes;
   int64_t tiles;                                                   // tiles of a row
-  int64_t counts, status, keys, indices, more_keys, more_indices;  // offsets; the RowHeads are at offset 0
+  int64_t counts, status, keys, indices, more_keys, more_indices;  // offsets of the parts; the RowHeads are at 0
   int64_t bytes;
 };
 

@@ -1,9 +1,9 @@
-// Sorts rows of up to 8 elements, each in the registers of a thread. Neighbours change places only where they are out
-// of order, which makes the sort stable.
+// Sorts rows of up to 8 elements, each in the registers of a thread. Neighbours change places only if they are out of
+// order, so the sort is stable.
 //
-// Bytes moved: every element is read once, and every result is written once. Rows near one another in memory pass
-// through shared memory, so that the global memory sees whole vectors; of others, neighbouring threads have
-// neighbouring columns.
+// Bytes moved: every element is read once, and every result is written once. Rows that lie close together in memory are
+// copied through shared memory, so that global loads and stores are whole vectors. Where inner is large, neighbouring
+// threads have neighbouring columns instead.
 #include "common/cuda/async_copy.cuh"
 #include "common/cuda/intrinsics.cuh"
 #include "sort/cuda/kernels.h"
@@ -17,7 +17,7 @@ struct ShortArgs {
   int32_t* indices;  // null if only values are wanted
   int64_t outer, inner;
   uint32_t length, tile_outers;
-  uint32_t per_inner;  // the high word of r * per_inner is r / inner
+  uint32_t per_inner;  // r / inner is the high word of r * per_inner
   SortOrder order;
 };
 
@@ -41,10 +41,12 @@ template <class Key, int kRoom>
 __device__ __forceinline__ void sort_in_thread(Elements<Key, kRoom>& bits, Elements<int32_t, kRoom>& index,
                                                uint32_t length, const SortOrder& order) {
   using Word = std::conditional_t<sizeof(Key) < 4, uint32_t, Key>;
-  Word key[kRoom], moved[kRoom];  // words of 16 bits of an element or less have its index above them
+  // `moved` changes places with the keys: the element, and above it, if it has at most 16 bits, its index.
+  Word key[kRoom], moved[kRoom];
 #pragma unroll
   for (int i = 0; i < kRoom; ++i) {
-    key[i] = i < length ? sort_key(bits.at[i], order) : static_cast<Key>(~Key{0});  // stays behind the others
+    // Missing elements get the last key, so they stay behind the others.
+    key[i] = i < length ? sort_key(bits.at[i], order) : static_cast<Key>(~Key{0});
     moved[i] = sizeof(Key) < 4 ? bits.at[i] | i << 16 : bits.at[i];
     index.at[i] = i;
   }
@@ -70,7 +72,7 @@ __device__ __forceinline__ void sort_in_thread(Elements<Key, kRoom>& bits, Eleme
   }
 }
 
-// Returns how many of `count` elements stand in whole vectors that `pointer` aligns.
+// Returns how many of the `count` elements at `pointer` lie in whole vectors; none if it is not aligned.
 template <class T>
 __device__ __forceinline__ uint32_t in_vectors(const T* pointer, uint32_t count) {
   constexpr uint32_t kVector = 16 / sizeof(T);
@@ -108,7 +110,7 @@ __global__ void __launch_bounds__(kShortThreads) short_tiles_kernel(const __grid
   for (uint32_t r = threadIdx.x; r < rows; r += kShortThreads) {
     Elements<Key, kRoom> bits;
     Elements<int32_t, kRoom> index;
-    if (inner == 1 && a.length == kRoom) {  // the row is one or a few vectors of shared memory
+    if (inner == 1 && a.length == kRoom) {  // the row is read from shared memory in whole vectors
       bits = *reinterpret_cast<Elements<Key, kRoom>*>(tile + r * kRoom);
       sort_in_thread(bits, index, kRoom, a.order);
       *reinterpret_cast<Elements<Key, kRoom>*>(tile + r * kRoom) = bits;

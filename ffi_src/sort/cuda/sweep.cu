@@ -1,6 +1,6 @@
 // Radix sort of rows of any length, by a digit of eight bits at a time from the lowest up. A first kernel counts all
 // digits; then one pass over the row sorts it by each digit. A pass in which all elements of a row have the same digit
-// is skipped; the device decides that.
+// is skipped, which the first kernel decides.
 //
 // In a pass a block takes a tile of a row, sorts it by the digit in shared memory, and writes each group of equal
 // digits to where it belongs. It learns these positions by decoupled look-back: each tile publishes its digit counts as
@@ -22,10 +22,10 @@ constexpr int kCountThreads = 512;
 struct CountArgs {
   const void* x;
   RowHead* heads;
-  uint32_t* counts;  // [row][pass][digit]: elements with this digit; once all are counted, elements with a lower digit
+  uint32_t* counts;  // [row][pass][digit]: how many elements have this digit; after counting: how many have a lower one
   uint32_t* status;  // the status words of pass_kernel, which count_kernel sets to zero
   int64_t rows, length, tiles;
-  int64_t elements;  // that a block counts
+  int64_t elements;  // elements that a block counts
   SortOrder order;
 };
 
@@ -86,16 +86,16 @@ __global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_const
     if (threadIdx.x < kDigits) all[p * kDigits + threadIdx.x] = less;
     __syncthreads();
   }
-  // at least one pass must run, to copy the elements to the results
+  // At least one pass must run, since it copies the elements to the results.
   if (threadIdx.x == 0) a.heads[row].active = active ? active : 1;
 }
 
 // ---- Passes ---------------------------------------------------------------------------------------------------------
 
-// A status word tells what a tile has published about a digit: nothing yet (0), its own count plus 1, or, marked by
-// kSum, the sum over this tile and all before it.
+// A status word says what a tile has published about a digit: 0 means nothing yet; with the bit kSum it is the count of
+// this tile and all before it; else it is the tile's own count plus 1.
 constexpr uint32_t kSum = 1u << 31;
-constexpr int kLook = 4;  // words that a thread asks for at once
+constexpr int kLook = 4;  // status words that a thread loads at once
 
 __device__ __forceinline__ void tell(uint32_t* to, uint32_t word) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
@@ -108,11 +108,11 @@ __device__ __forceinline__ uint32_t ask(const uint32_t* from) {
 
 struct PassArgs {
   const void* x;
-  void* keys[2];          // passes but the last alternate between the two
-  int32_t* indices[2];    // the same for indices
-  void* values;           // where the last pass writes its keys; null if they are not wanted
-  int32_t* last_indices;  // and its indices
-  int64_t k;              // the last pass writes those that come first, so many
+  void* keys[2];          // buffers: all passes but the last write to the two in turn
+  int32_t* indices[2];    // buffers of indices, used in turn like those of keys
+  void* values;           // where the last pass writes the sorted elements; null: not wanted
+  int32_t* last_indices;  // where the last pass writes the indices
+  int64_t k;              // the last pass writes only the first k of each row
   RowHead* heads;
   const uint32_t* counts;
   uint32_t* status;
@@ -126,7 +126,7 @@ struct PassShared {
   static constexpr int kTile = kSweepThreads * kItems;
   uint32_t counts[kSweepThreads / 32 * kDigits];
   Key keys[kTile];
-  int32_t indices[kTile];  // the last member, because calls without indices leave it out of their shared memory
+  int32_t indices[kTile];  // must be the last member: calls without indices allocate shared memory only up to here
 };
 
 template <class Key, bool kIndices, int kItems>
@@ -134,7 +134,8 @@ __global__ void __launch_bounds__(kSweepThreads, kSweepBlocks) pass_kernel(const
   constexpr int kPasses = sizeof(Key), kTile = kSweepThreads * kItems;
   auto& shared = *reinterpret_cast<PassShared<Key, kItems>*>(dynamic_shared_memory());
   __shared__ uint32_t warps[kDigits / 32], ticket;
-  __shared__ int32_t shift_of[kDigits];  // for each digit, position in the row minus position in the tile
+  // For each digit: the position of its elements in the row minus that in the tile.
+  __shared__ int32_t shift_of[kDigits];
   wait_for_predecessor();
   if (threadIdx.x == 0) ticket = atomicAdd(&a.heads->tickets[a.pass], 1u);
   let_dependents_start();

@@ -172,7 +172,7 @@ struct Topk {
 
 // ---- argmax and argmin ----------------------------------------------------------------------------------------------
 
-// The same as encode_arg() but without branches, so that the compiler can vectorise its callers.
+// Does what encode_arg() does, but without branches, so that the compiler can vectorise its callers.
 template <class Key>
 JAXGPUOPS_INLINE Key encode_as(Key bits, ArgOrder arg) {
   const auto all_if = [](bool condition) { return condition ? static_cast<Key>(~Key{0}) : Key{0}; };

@@ -16,7 +16,7 @@
 //
 //   small    Few elements in all, one by one (common/cuda/small.cuh). Blocks share columns that are long.
 //
-// Blocks that share a row leave a candidate each for a second kernel.
+// If blocks share a row, each leaves a candidate for a second kernel, which finds the best of them.
 #include <algorithm>
 
 #include "common/cuda/async_copy.cuh"
@@ -33,26 +33,29 @@ namespace {
 
 // ---- Order ----------------------------------------------------------------------------------------------------------
 
-// What integer units work on: one element, or two of them in 16 bits each (of 8 bits: in the upper half of these).
+// The word that integer instructions work on: one element, or two elements with 16 bits each (8-bit elements are in the
+// upper half of their 16 bits).
 template <class Key>
 using Word = std::conditional_t<sizeof(Key) == 8, uint64_t, uint32_t>;
 
 template <class Key>
 constexpr bool kPairs = sizeof(Key) <= 2;
 
-// The order of argmax as unsigned numbers: all NaNs are the same, and the largest; so are both zeros. Top-1 has other
-// parameters, by which its order stays that of all bit patterns. Narrow types wait for integer instructions, so these
-// are few: multiplications run beside them, and from compute capability 9.0 a minimum is one with an addition.
+// Maps elements to unsigned numbers (ranks) in the order of argmax: all NaNs have the same, largest rank, and both
+// zeros have the same rank. With other parameters it gives the order of top-1, in which all bit patterns differ.
+// Integer instructions limit the speed for narrow types, so there are few of them: multiplications run on another unit,
+// and from compute capability 9.0 on, one instruction adds and takes a minimum.
 template <class Key>
 struct Ranks {
   using W = Word<Key>;
   W flip, negative, magnitude, one, lowest, nan;
-  Key least;  // an element of rank 0
+  Key least;  // an element whose rank is 0
 
   explicit Ranks(const ArgOrder& arg) {
     constexpr int kBits = 8 * sizeof(Key), kShift = sizeof(Key) == 1 ? 8 : 0;
     const Key sign = static_cast<Key>(Key{1} << (kBits - 1)), change = static_cast<Key>(arg.order.flip ^ sign);
-    const bool floats = arg.order.magnitude != 0, turned = floats && change != 0;  // by the sign of floats
+    // Floats in reverse order, which a change of sign gives.
+    const bool floats = arg.order.magnitude != 0, turned = floats && change != 0;
     const auto highest = static_cast<Key>(arg.nan_above);
     const auto both = [](uint64_t bits) { return static_cast<W>(kPairs<Key> ? (bits & 0xffff) * 0x10001 : bits); };
     least = arg.sign ? static_cast<Key>(turned ? highest : highest | sign) : decode(Key{0}, arg.order);
@@ -61,7 +64,7 @@ struct Ranks {
     negative = both(turned);
     magnitude = static_cast<W>(arg.order.magnitude) << kShift;
     const W middle = W{1} << (kPairs<Key> ? 15 : 8 * sizeof(W) - 1);
-    if (arg.sign) {  // a number -m becomes -m, and what is below -infinity wraps to the top
+    if (arg.sign) {  // a float -m becomes the integer -m, and NaNs with a sign, below -infinity, wrap to the top
       one = kPairs<Key> ? 1 << kShift : ~W{0};
       const W infinity = static_cast<W>(highest) << kShift;
       lowest = both(infinity + (kPairs<Key> ? middle : 0));
@@ -92,7 +95,8 @@ struct Ranks {
       }
     }
   }
-  // Of a single element. (The other half of a pair is the same for all.)
+  // The word of a single element. (The other half of the word is 0 for all elements, so it does not change their
+  // order.)
   __device__ static __forceinline__ W word(Key bits) { return sizeof(Key) == 1 ? W{bits} << 8 : W{bits}; }
 };
 
@@ -100,7 +104,7 @@ template <class Key>
 struct alignas(2 * sizeof(Word<Key>)) Candidate {
   Word<Key> key;
   uint32_t index;
-  // Of elements in rising order of index: a tie does not replace.
+  // Sees elements in rising order of index, so an equal one does not replace the best.
   __device__ __forceinline__ void see(Word<Key> k, uint32_t i) {
     const bool better = k > key;
     key = better ? k : key;
@@ -118,8 +122,9 @@ __device__ __forceinline__ void merge_lanes(Candidate<Key>& c, int lanes) {
   for (int d = lanes / 2; d; d /= 2) c.merge({shuffle_xor(c.key, d), shuffle_xor(c.index, d)});
 }
 
-// The larger numbers of two pairs, and whether those of the first are. One instruction from compute capability 9.0.
-// (CUDA 13.0's own, __vibmax_u16x2, may be given one register for its result and for an operand that it reads later.)
+// The larger numbers of two pairs, and whether they are those of the first pair. One instruction from compute
+// capability 9.0 on. (CUDA 13.0's own, __vibmax_u16x2, may be given one register for its result and for an operand that
+// it reads later.)
 __device__ __forceinline__ uint32_t larger_pair(uint32_t a, uint32_t b, bool& low_stays, bool& high_stays) {
 #if __CUDA_ARCH__ >= 900
   uint32_t most, low, high;
@@ -136,14 +141,14 @@ __device__ __forceinline__ uint32_t larger_pair(uint32_t a, uint32_t b, bool& lo
   return most;
 }
 
-// The best of each place of the vectors that were seen, and the step that brought it.
+// For each place of a vector: the best element seen there, and the step in which it came.
 template <class Key>
 struct Places {
   static constexpr uint32_t kVector = 16 / sizeof(Key), kWords = kVector / (kPairs<Key> ? 2 : 1);
   Word<Key> keys[kWords] = {};
   uint32_t steps[kVector] = {};
 
-  // Of vectors in rising order of step.
+  // Sees vectors in rising order of step.
   __device__ __forceinline__ void see(uint4 vector, const Ranks<Key>& ranks, uint32_t step) {
     const uint32_t parts[4] = {vector.x, vector.y, vector.z, vector.w};
 #pragma unroll
@@ -157,9 +162,9 @@ struct Places {
       }
     }
   }
-  // If steps count the vectors of a row that is shorter than 2^16.
+  // The best of all places, if steps count the vectors of a row that is shorter than 2^16.
   __device__ __forceinline__ Candidate<Key> best_of_row() const {
-    if constexpr (kPairs<Key>) {  // a number above its mirrored index, in a word
+    if constexpr (kPairs<Key>) {  // a word has a rank above its mirrored index
       uint32_t best = 0;
 #pragma unroll
       for (uint32_t w = 0; w < kWords; ++w) {
@@ -203,9 +208,9 @@ struct Places {
 
 // ---- Calls ----------------------------------------------------------------------------------------------------------
 
-struct Argmax : Call {  // k = 1; values may be null
+struct Argmax : Call {  // `k` is 1; values may be null
   int64_t outer;
-  uint32_t slices, slice;  // blocks that share a row, and elements of each of them
+  uint32_t slices, slice;  // how many blocks share a row, and how many elements each has
 };
 
 template <class Key>
@@ -226,14 +231,15 @@ __device__ __forceinline__ void finish(const Argmax& a, int64_t outer, uint32_t 
   }
 }
 
-// Where the i-th candidate is, if each thread writes `run` of them beside each other: one place is left free after each
-// run, so that threads write to different banks.
+// The place of the i-th candidate in shared memory, if each thread writes `run` neighbouring ones: one place is left
+// free after each run, so that threads write to different banks.
 template <uint32_t run>
 __device__ __forceinline__ uint32_t spaced(uint32_t i) {
   return run == 1 ? i : i + i / run;
 }
 
-// The best of each column of candidates in shared memory: moves to the first of `deep` rows. All threads of the block.
+// Candidates lie in shared memory as `deep` rows. Moves the best of each column to the first row. All threads of the
+// block call it.
 template <uint32_t run, class Key>
 __device__ __forceinline__ void merge_rows(Candidate<Key>* all, uint32_t width, uint32_t deep, uint32_t thread,
                                            uint32_t threads) {
@@ -334,8 +340,8 @@ __device__ __forceinline__ Key largest_key(const uint4 (&vectors)[kVectors], con
     }
     return most;
   } else {
-    // By plain keys, several in a word. The order of argmax puts no number elsewhere (at most two side by side are
-    // equal), only negative NaNs: the least key tells whether there are any.
+    // Compares plain keys, several in a word. They have numbers in the order of argmax (except that its two zeros are
+    // equal); only negative NaNs stand elsewhere, and the least key shows whether there are any.
     const Lanes<Key> lanes(order.order);
     uint32_t most = 0, least = ~0u;
 #pragma unroll
@@ -354,7 +360,7 @@ __device__ __forceinline__ Key largest_key(const uint4 (&vectors)[kVectors], con
   }
 }
 
-// What the lanes of a team have, for its first lane. More than a warp is a block.
+// The best of the candidates of a team's lanes, for its first lane. A team larger than a warp is a block.
 template <class Key>
 __device__ __forceinline__ void merge_team(Candidate<Key>& c, uint32_t team) {
   const auto lanes = [&](uint32_t count) {
@@ -368,17 +374,17 @@ __device__ __forceinline__ void merge_team(Candidate<Key>& c, uint32_t team) {
   if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = c;
   __syncthreads();
   if (threadIdx.x >= 32) return;
-  c = warps[threadIdx.x & (count - 1)];  // each again and again, if they are less than lanes
+  c = warps[threadIdx.x & (count - 1)];  // if there are fewer warps than lanes, several lanes read the same candidate
   lanes(count);
 }
 
-// A team, a warp or a block, has a row, or a slice of it.
+// A team (a warp or a block) has a row or a slice of a row.
 template <class Key, uint32_t kTeam>
 __global__ void __launch_bounds__(kArgmaxRowThreads, 1024 / kArgmaxRowThreads)
     argmax_rows(const __grid_constant__ Argmax a, const __grid_constant__ ArgOrder order, uint32_t units) {
   constexpr uint32_t kVector = 16 / sizeof(Key), kTeams = kArgmaxRowThreads / kTeam;
   const uint32_t lane = threadIdx.x % kTeam, own = blockIdx.x * kTeams + threadIdx.x / kTeam;
-  const uint32_t unit = smaller(own, units - 1);  // who has none has the last
+  const uint32_t unit = smaller(own, units - 1);  // a team without a row reads the last one
   const uint32_t row = a.slices == 1 ? unit : unit / a.slices, part = unit - row * a.slices;
   let_dependents_start();
   const uint32_t length = a.length;
@@ -394,7 +400,8 @@ __global__ void __launch_bounds__(kArgmaxRowThreads, 1024 / kArgmaxRowThreads)
     c.merge({encode_arg(x[at], order), begin + at});
   }
 
-  // The last batch repeats the last vector, which changes nothing. A warp has small ones: it soon has the whole row.
+  // The last batch repeats the last vector, which changes nothing. Batches of a warp are small, since its rows are
+  // short.
   constexpr uint32_t kBatch = kTeam == 32 ? 4 : 8;
   Key best = 0;
   uint32_t batch = lane, v = lane;
@@ -415,7 +422,7 @@ __global__ void __launch_bounds__(kArgmaxRowThreads, 1024 / kArgmaxRowThreads)
 
   const Key most = largest_of_lanes(best);
   if (best == most && lane < vectors) {
-    // Elements with this key have one pattern of bits, but for zeros and NaNs.
+    // All elements with this key have the same bits, except for zeros and NaNs.
     const Key sign = static_cast<Key>(order.sign), found = decode(best, order.order);
     const bool nan = sign && best == static_cast<Key>(~Key{0});
     const Key drop = nan || static_cast<Key>(found & ~sign) == 0 ? sign : 0;
@@ -458,7 +465,7 @@ __global__ void __launch_bounds__(kArgmaxMostThreads, 1024 / kArgmaxMostThreads)
   const Key* x = static_cast<const Key*>(a.x) + (static_cast<int64_t>(outer) * a.length + begin) * inner;
   let_dependents_start();
 
-  // The thread reads vectors v, v + stride, .. before `end`.
+  // The thread reads vectors v, v + stride, .. up to `end`.
   const uint4* body;
   uint32_t v, stride, end, pitch, misaligned = 0, depth = 0, column = 0, width = call.beside * kVector;
   if (call.beside) {
@@ -481,7 +488,7 @@ __global__ void __launch_bounds__(kArgmaxMostThreads, 1024 / kArgmaxMostThreads)
   }
   Places<Key> places;
   uint32_t s = 0;
-  // A vector that is only partly of this block.
+  // Sees a vector of which only a part belongs to this block.
   const auto edge = [&] {
     const int64_t at = static_cast<int64_t>(v) * kVector - misaligned, all = static_cast<int64_t>(count) * inner;
     Elements elements;
@@ -528,13 +535,14 @@ __global__ void __launch_bounds__(kArgmaxMostThreads, 1024 / kArgmaxMostThreads)
   }
 
   auto* all = reinterpret_cast<Candidate<Key>*>(dynamic_shared_memory());
-  const uint32_t rows = call.beside ? call.deep : call.threads * kVector / inner;  // of a step
+  const uint32_t rows = call.beside ? call.deep : call.threads * kVector / inner;  // rows in a step
   if (thread < call.threads) {
     uint32_t steps_before = 0;
     if (!call.beside) {
       const int64_t elements = misaligned + static_cast<int64_t>(count) * inner;
       if (v == end && elements % kVector) edge();
-      // The first places of the first thread are not of the block's first step, but of the next one's end.
+      // If the block's elements begin within a vector, the first thread's places before that are not used in the first
+      // step; in the others they belong to the end of the step before.
       uint32_t place = thread * kVector;
       steps_before = place < misaligned;
       place = (steps_before ? place + call.threads * kVector : place) - misaligned;
@@ -559,8 +567,8 @@ __global__ void __launch_bounds__(kArgmaxMostThreads, 1024 / kArgmaxMostThreads)
 
 // ---- strided --------------------------------------------------------------------------------------------------------
 
-// blockDim.x threads beside each other have kColumns columns each, blockDim.y threads share the axis (1, if kColumns is
-// not).
+// blockDim.x neighbouring threads have kColumns columns each, and blockDim.y threads share the axis. If kColumns is
+// more than 1, blockDim.y is 1.
 template <class Key, int kColumns>
 __global__ void __launch_bounds__(kArgmaxThreads)
     argmax_strided(const __grid_constant__ Argmax a, const Ranks<Key> ranks, uint32_t tiles) {
@@ -617,14 +625,15 @@ struct SmallCall {
   SmallColumns columns;
 };
 
-// Columns that are cut in slices: `columns` are these slices.
+// If columns are cut into slices, SmallCall::columns are the slices.
 struct SmallSlices {
   Quotient slices_of;
-  uint32_t slices, length, missing;  // elements that the last slice lacks
+  uint32_t slices, length, missing;  // `missing`: by how many elements the last slice is shorter
   void* candidates;
 };
 
-// A thread takes kEach elements at a time. Who has none has the column's last one: that changes nothing.
+// A thread takes kEach elements at a time. Beyond the end of the column it takes the last element again, which changes
+// nothing.
 template <class Key, int kEach>
 __global__ void __launch_bounds__(kMostSmallThreads)
     argmax_small(const __grid_constant__ SmallCall a, const __grid_constant__ Ranks<Key> ranks,
@@ -742,7 +751,8 @@ cudaError_t launch_argmax_kernels(cudaStream_t stream, const Plan& plan, const A
   Argmax a = {call_of({rows, 1, problem.key_bits, problem.order.order}, buffers)};
   a.outer = rows.outer;
   a.slice = static_cast<uint32_t>(argmax_slice(rows, plan.slices));
-  a.slices = static_cast<uint32_t>((rows.length + a.slice - 1) / a.slice);  // none is empty
+  // As many slices as needed, so that none is empty.
+  a.slices = static_cast<uint32_t>((rows.length + a.slice - 1) / a.slice);
   const bool aligned = reinterpret_cast<uintptr_t>(buffers.x) % 16 == 0;
   const ArgmaxShape shape = argmax_shape(rows, problem.key_bits / 8, aligned);
   return dispatch_key(problem.key_bits,

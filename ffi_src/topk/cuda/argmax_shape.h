@@ -1,4 +1,4 @@
-// The geometry of the argmax kernels (argmax.cu has what they are) that the plan and the launch must agree on.
+// The geometry of the argmax kernels (argmax.cu describes them) that the plan and the launch must agree on.
 #pragma once
 
 #include <algorithm>
@@ -12,47 +12,52 @@
 namespace jaxgpuops::topk {
 
 constexpr int kArgmaxThreads = 256;
-constexpr int kArgmaxMostThreads = 512;  // columns
-constexpr int kArgmaxRowThreads = 128;   // rows
+constexpr int kArgmaxMostThreads = 512;  // the most threads of a block of kColumns
+constexpr int kArgmaxRowThreads = 128;   // threads of a block of kRows
 
-constexpr int kArgmaxEach = 8;                 // small: elements that a thread takes at a time, where they are not few
-constexpr int64_t kArgmaxFew = 1 << 17;        // these are: elements in all, ..
-constexpr int64_t kArgmaxFewRows = 32;         // .. or of a column; and those of 64 bits
-constexpr int64_t kArgmaxSmall = 1 << 18;      // elements in all, at most, ..
-constexpr int64_t kArgmaxSmallMany = 1 << 19;  // .. with so many of a column that threads have eight, ..
-constexpr int64_t kArgmaxSmallColumns = 3 << 18;  // .. of columns that blocks share, ..
-constexpr int64_t kArgmaxSmallRow = 1 << 21;      // .. and of a single row that they share
-constexpr int64_t kArgmaxMany = 8 << 10;          // elements of a column of kArgmaxSmallMany, at most
-constexpr int64_t kArgmaxUnshared = 16 << 10;     // elements of a column that blocks do not share
-constexpr int64_t kArgmaxSmallSlice = 1 << 10;    // elements of a block's slice, about
+// kSmall: how many elements a thread takes at a time. It takes kSmallEach instead if the array has at most kArgmaxFew
+// elements, or a column at most kArgmaxFewRows, or elements have 64 bits.
+constexpr int kArgmaxEach = 8;
+constexpr int64_t kArgmaxFew = 1 << 17;
+constexpr int64_t kArgmaxFewRows = 32;
 
-constexpr int64_t kArgmaxTilePlane = 24 << 10;  // bytes of an outer index that tiles take
-constexpr int64_t kArgmaxTileRow = 6 << 10;     // the same, if inner is 1
-constexpr int64_t kArgmaxWarpRow = 12 << 10;    // bytes of a row that a warp has, if inner is 1
-constexpr int64_t kArgmaxAlone = 40 << 10;      // bytes of a row that blocks do not share, if inner is 1
+constexpr int64_t kArgmaxSmall = 1 << 18;         // kSmall: the most elements of an array in general
+constexpr int64_t kArgmaxSmallMany = 1 << 19;     // kSmall: the most elements if threads take eight at a time
+constexpr int64_t kArgmaxSmallColumns = 3 << 18;  // kSmall: the most elements if blocks share columns
+constexpr int64_t kArgmaxSmallRow = 1 << 21;      // kSmall: the most elements of a single row that blocks share
+constexpr int64_t kArgmaxMany = 8 << 10;          // the longest column for which kArgmaxSmallMany holds
+constexpr int64_t kArgmaxUnshared = 16 << 10;     // kSmall: up to this length, a column has one block
+constexpr int64_t kArgmaxSmallSlice = 1 << 10;    // kSmall: about the elements of a slice of a longer column
+
+constexpr int64_t kArgmaxTilePlane = 24 << 10;  // kTiles: the most bytes of an outer index
+constexpr int64_t kArgmaxTileRow = 6 << 10;     // kTiles: the most bytes of a row, if inner is 1
+constexpr int64_t kArgmaxWarpRow = 12 << 10;    // kRows: up to so many bytes, a warp has a row, and no more than a warp
+constexpr int64_t kArgmaxAlone = 40 << 10;      // kRows: up to so many bytes, blocks do not share a row
 
 enum class ArgmaxForm { kSmall, kTiles, kRows, kColumns, kStrided, kSheets };
 
 struct ArgmaxShape {
   ArgmaxForm form = ArgmaxForm::kTiles;
-  int64_t outers = 1;        // tiles: outer indices of a block
-  int lane_bits = 0;         // tiles, small: 2^n lanes share a column
-  int column_bits = 0;       // small: 2^n threads have columns beside each other
-  int64_t tiles = 1;         // columns, strided, sheets: blocks beside each other
-  int beside = 0, deep = 1;  // the same: threads of a block beside and behind each other (columns: see ColumnsCall)
+  int64_t outers = 1;   // kTiles: outer indices of a block
+  int lane_bits = 0;    // kTiles, kRows, kSmall: 2^lane_bits lanes share a column (a row)
+  int column_bits = 0;  // kSmall: 2^column_bits neighbouring threads have neighbouring columns
+  int64_t tiles = 1;    // kColumns, kStrided, kSheets: blocks that share the columns of an outer index
+  // kColumns, kStrided, kSheets: threads of a block across the columns, and along the axis (see ColumnsCall).
+  int beside = 0, deep = 1;
   int threads = kArgmaxThreads;
 };
 
-// Columns of a thread of strided, where it has several.
+// How many columns a thread of kSheets has.
 constexpr int argmax_sheet_columns(int key_bytes) { return key_bytes == 8 ? 4 : 8; }
 
-// Lanes that read about 96 bytes each of a column, and blocks that fill their threads; small problems are spread.
+// Chooses so many lanes for a column that each reads about 96 bytes, and so many outer indices for a block that its
+// threads have work. Small problems are spread over more blocks.
 inline ArgmaxShape argmax_tiles_shape(Rows rows, int key_bytes) {
   ArgmaxShape shape;
   const int64_t column_bytes = rows.length * key_bytes, plane = column_bytes * rows.inner;
   while (shape.lane_bits < 5 && column_bytes > 96 << shape.lane_bits) ++shape.lane_bits;
   const auto lanes = [&] { return int64_t{1} << shape.lane_bits; };
-  const int64_t several = column_bytes <= 24 ? 4 : 1;  // columns of a thread
+  const int64_t several = column_bytes <= 24 ? 4 : 1;  // columns that a thread has
   shape.outers = std::max<int64_t>(1, several * kArgmaxThreads / (rows.inner * lanes()));
   shape.outers = std::max<int64_t>(1, std::min(shape.outers, 47 * 1024 / plane));
   shape.outers = std::min(shape.outers, std::max<int64_t>(1, rows.outer / 132));
@@ -76,13 +81,13 @@ inline int argmax_small_each(Rows rows, int key_bytes) {
   return few ? kSmallEach : kArgmaxEach;
 }
 
-// Elements of the axis that a block has. Whole vectors, where rows are.
+// How many elements of the axis a block has. If inner is 1, a multiple of 16, so that slices are whole vectors.
 inline int64_t argmax_slice(Rows rows, int64_t slices) {
   const int64_t slice = (rows.length + slices - 1) / slices;
   return rows.inner == 1 && slices > 1 ? (slice + 15) / 16 * 16 : slice;
 }
 
-// So many slices as rows, the last perhaps shorter than the others.
+// The rows that result if each row is cut into `slices` slices, the last of which may be shorter than the length says.
 inline Rows argmax_cut(Rows rows, int64_t slices) {
   const int64_t slice = argmax_slice(rows, slices);
   return {rows.outer * ((rows.length + slice - 1) / slice), slice, rows.inner};
@@ -99,7 +104,8 @@ inline ArgmaxShape argmax_small_shape(Rows rows, int key_bytes, int64_t slices) 
   return shape;
 }
 
-// Whether a warp has a row, and not a block: of 16 and 32 bits, where that was measured.
+// Whether a warp may have a row, and not a block: only for keys of 16 and 32 bits, for which that was measured to be
+// faster.
 constexpr bool argmax_has_warps(int key_bytes) { return key_bytes == 2 || key_bytes == 4; }
 
 inline ArgmaxShape argmax_rows_shape(Rows rows, int key_bytes) {
@@ -114,21 +120,23 @@ inline ArgmaxShape argmax_rows_shape(Rows rows, int key_bytes) {
 inline ArgmaxShape argmax_shape(Rows rows, int key_bytes, bool aligned) {
   ArgmaxShape shape;
   const int64_t vector = 16 / key_bytes, inner_bytes = rows.inner * key_bytes;
-  const int64_t period = rows.inner / std::gcd(rows.inner, vector);  // vectors after which columns come again
+  // After so many vectors, the columns of a vector repeat.
+  const int64_t period = rows.inner / std::gcd(rows.inner, vector);
   const bool whole = aligned && rows.inner % vector == 0;
-  const auto spread = [&](int64_t units, int64_t most) {  // over blocks of at most so many threads
+  // Spreads `units` evenly over blocks of at most `most` threads.
+  const auto spread = [&](int64_t units, int64_t most) {
     shape.tiles = (units + most - 1) / most;
     shape.beside = static_cast<int>((units + shape.tiles - 1) / shape.tiles);
   };
   if (argmax_is_small(rows, key_bytes)) return argmax_small_shape(rows, key_bytes, 1);
   if (rows.inner == 1) {
-    // Few rows, and those that warps take, leave tiles sooner.
+    // If rows are few, or warps can take rows, kRows is faster from a shorter length on.
     const bool sooner = rows.outer < 512 || argmax_has_warps(key_bytes);
     if (rows.length * key_bytes <= (sooner ? kArgmaxTileRow / 3 : kArgmaxTileRow))
       return argmax_tiles_shape(rows, key_bytes);
     return argmax_rows_shape(rows, key_bytes);
   } else if (inner_bytes >= 1024 && rows.length <= 24 && !(whole && rows.length > 8)) {
-    // A thread has whole columns, several if there are enough of them.
+    // A thread has whole columns: several if there are many.
     const bool several = rows.count() >= 1 << 17;
     shape.form = several ? ArgmaxForm::kSheets : ArgmaxForm::kStrided;
     shape.threads = several ? kArgmaxThreads : 128;
@@ -155,12 +163,13 @@ inline ArgmaxShape argmax_shape(Rows rows, int key_bytes, bool aligned) {
   return shape;
 }
 
-// Shared memory of a block.
+// Bytes of shared memory of a block.
 inline int64_t argmax_shared_bytes(Rows rows, int key_bytes, const ArgmaxShape& shape) {
   const int64_t candidate = composite_bytes(key_bytes);
   switch (shape.form) {
     case ArgmaxForm::kTiles: return shape.outers * rows.length * rows.inner * key_bytes + 16 + 128;
-    case ArgmaxForm::kColumns: return shape.threads * (16 / key_bytes + 1) * candidate;  // see spaced()
+    // A thread has one place more than it has elements: see spaced().
+    case ArgmaxForm::kColumns: return shape.threads * (16 / key_bytes + 1) * candidate;
     case ArgmaxForm::kStrided: return shape.threads * candidate;
     default: return 0;
   }

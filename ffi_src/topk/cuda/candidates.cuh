@@ -5,8 +5,8 @@
 //
 // A threshold comes from one value a thread (kth_of_block), and a count confirms it where it is a guess. Otherwise, and
 // for sorting, a histogram over the candidates' own range decides: with bins that outnumber k, a bin holds a candidate
-// or two, so sorting is a counting sort and a few comparisons. Data that crowds a bin (ties of one value beside an
-// outlier, say) divides that bin again to select, and takes a bitonic sort to sort: slower, the same result.
+// or two, so sorting is a counting sort and a few comparisons. If one bin gets too many candidates (ties of one value
+// beside an outlier, say), selecting divides that bin again, and sorting is bitonic: slower, but with the same result.
 #pragma once
 
 #include "common/cuda/warp.cuh"
@@ -51,9 +51,9 @@ struct Shared {
   uint32_t kept;      // candidates in the bins up to and including it
 };
 
-// A lower bound, reached by at least k of the threads' values and by few more, of the k-th largest. Each warp's
-// ceil(k / warps)-th largest brackets it; a few counts by the barrier itself close in. Starts and ends with the block
-// in step.
+// A lower bound, reached by at least k of the threads' values and by few more, of the k-th largest. The ceil(k /
+// warps)-th largest values of the warps bracket it, and a few counts, made by the barrier itself, narrow the bracket.
+// Starts and ends with the block in step.
 template <int kThreads, class Key>
 __device__ __noinline__ Key kth_of_block(Key value, uint32_t k) {
   constexpr uint32_t kWarps = kThreads / 32;
@@ -95,7 +95,8 @@ __device__ __noinline__ Key kth_of_block(Key value, uint32_t k) {
   return low;
 }
 
-// The same bound for composites, which have no ties, and faster for small k. Values below `floor` count as `floor`.
+// A lower bound of the k-th largest of the threads' composites, which have no ties. It is faster for small k. Values
+// below `floor` count as `floor`.
 template <int kThreads, class C>
 __device__ __forceinline__ C kth_of_composites(C value, uint32_t k, C floor = 0) {
   constexpr uint32_t kWarps = kThreads / 32;
@@ -356,7 +357,7 @@ __device__ __noinline__ void sort_candidates(Shared<kThreads, C>& s, C* buffer, 
   Bins<C> bins;
   for (bool again = false;; again = true) {
     m = s.count;
-    if (m <= kThreads / 2) {  // few: compare all with all, several threads to a candidate
+    if (m <= kThreads / 2) {  // if candidates are few, several threads compare each with all others
       const uint32_t team = kThreads / m, chunk = (m + team - 1) / team, begin = tid / m * chunk;
       if (tid < m) s.histogram[tid] = 0;
       const C mine = buffer[tid % m];
@@ -372,7 +373,8 @@ __device__ __noinline__ void sort_candidates(Shared<kThreads, C>& s, C* buffer, 
     }
     bins = bin_candidates<kThreads>(s, buffer, m, k, C{0}, ~C{0});
     if (!bins.crowded && bins.kept <= room) break;
-    const uint32_t keep = max(k + k / 8, kThreads / 2);  // of many, first what is not among the k largest is dropped
+    // If candidates are many, most of those that are not among the k largest are dropped first.
+    const uint32_t keep = max(k + k / 8, kThreads / 2);
     if (again || m <= keep) {
       sort_descending<kThreads>(buffer, m);
       return;

@@ -81,8 +81,8 @@ __device__ __noinline__ void radix_select(const Key* row, uint32_t length, uint3
   __syncwarp();
 }
 
-// What the phases of columns_kernel share, in the order in which they run. A warp has kRows columns, which are rows in
-// shared memory; a group of kLanes lanes has one of them.
+// What the phases of columns_kernel know of a thread. The phases are its functions, in the order in which they run. A
+// warp has kRows columns, which are rows in shared memory, and a group of kLanes lanes has one of them.
 template <class Key, int kLanes, bool kVectors>
 struct Warp {
   using Order = Ranked<Key>;
@@ -96,13 +96,13 @@ struct Warp {
   const uint32_t mates = kLanes == 32 ? kEveryLane : ((1u << kLanes) - 1) << (group * kLanes);
   const uint32_t loads = a.length / kVector;
   int64_t outer, first;    // index of the block's first column
-  uint32_t columns, rows;  // columns of the block and of the warp that exist
+  uint32_t columns, rows;  // how many columns of the block, and how many of the warp, exist
   bool live;               // whether the group has a column
   const Key* row;
   uint32_t delegates[kParts] = {};
 
-  // Candidates of the warp's rows: words, then indices; counters; the digit histogram of the rare radix select, where
-  // the parts to read again are listed before any digit is counted; and, for index order, what was chosen.
+  // Candidates of the warp's rows: words, then indices; counters; the histogram of the rare radix select, in whose
+  // place the parts to read again are listed before; and, for results in index order, the chosen elements.
   uint32_t* const all_words;
   uint32_t* const all_indices = all_words + kRows * a.capacity;
   uint32_t* const counts = all_indices + kRows * a.capacity;
@@ -215,14 +215,14 @@ struct Warp {
     uint32_t m = live ? counts[group] : 0;
     uint32_t crowded = __ballot_sync(kEveryLane, m > a.capacity - 4);
     if (m > a.capacity - 4) m = a.k;
-    while (crowded) {  // the whole warp, one row after another
+    while (crowded) {  // the whole warp takes the crowded rows, one after another
       const uint32_t r = (__ffs(crowded) - 1) / kLanes;
       const Key bound = static_cast<Key>(__shfl_sync(kEveryLane, floor, r * kLanes));
       crowded &= ~((kLanes == 32 ? kEveryLane : (1u << kLanes) - 1) << (r * kLanes));
       radix_select(tile + (warp * kRows + r) * a.pitch, a.length, a.k, bound, a.order, all_words + r * a.capacity,
                    all_indices + r * a.capacity, histogram);
     }
-    if (live && g < 4) words_of[m + g] = 0;  // four are compared at a time
+    if (live && g < 4) words_of[m + g] = 0;  // clears four more places, since ranks compare four candidates at a time
     __syncwarp();
     return m;
   }
@@ -245,7 +245,7 @@ struct Warp {
         chosen_indices[rank] = Order::index(word, index);
       }
     };
-    uint32_t ranks = 0;  // their sum
+    uint32_t ranks = 0;  // the sum of the lane's ranks
     for (uint32_t start = g; start < m; start += kOwn * kLanes) {
       uint32_t own[kOwn], rank[kOwn] = {};
 #pragma unroll
@@ -321,7 +321,7 @@ cudaError_t launch_columns(cudaStream_t stream, const Plan& plan, const Problem&
   a.tile_bytes = static_cast<uint32_t>(shape.tile_bytes);
   a.bytes = static_cast<uint32_t>(shape.bytes);
   Launch config;
-  const int columns = shape.columns * kColumnWarps;  // of a block
+  const int columns = shape.columns * kColumnWarps;  // columns of a block
   config.grid = dim3(static_cast<unsigned>(problem.rows.outer * ((a.inner + columns - 1) / columns)));
   config.block = dim3(32 * kColumnWarps);
   config.shared_bytes = shape.tile_bytes + shape.bytes * kColumnWarps;

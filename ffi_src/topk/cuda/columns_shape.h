@@ -12,8 +12,8 @@ constexpr int kParts = 4;  // parts of a lane's elements; each part has a delega
 constexpr int kColumnWarps = 8;
 constexpr int kStreamedThreads = 128;  // threads of a block that streams columns
 
-// Lanes that share a column: few, so that the shuffles of the selection serve several at once, but with twice as many
-// delegates as candidates are wanted, no more than 32 elements each, and enough of them to fill the device.
+// How many lanes share a column: few, so that a shuffle serves several columns at once; but so many that there are two
+// delegates for each of k, that a lane has at most 32 elements, and that lanes fill the GPU.
 constexpr int column_lanes(int64_t columns, int64_t length, int64_t k) {
   int lanes = 4;
   while (lanes < 32 &&
@@ -22,12 +22,12 @@ constexpr int column_lanes(int64_t columns, int64_t length, int64_t k) {
   return lanes;
 }
 
-// Candidates a column has room for, four of them padding. k of G delegates leave about G ln(G / (G - k)) elements above
-// the threshold, 1.4 k at worst.
+// How many candidates a column has room for; four are padding. If k of G delegates reach the threshold, about G ln(G /
+// (G - k)) elements do, which is at most 1.4 k.
 constexpr int columns_capacity(int64_t k) { return static_cast<int>((2 * k + 24 + 3) / 4 * 4); }
 
 struct ColumnsShape {
-  int columns = 1;        // of one warp
+  int columns = 1;        // columns of a warp
   size_t pitch = 0;       // distance between columns in shared memory, in elements
   size_t tile_bytes = 0;  // shared memory of a block's columns
   size_t bytes = 0;       // shared memory of one warp: its candidates, counters, digit histogram
@@ -36,8 +36,8 @@ struct ColumnsShape {
 constexpr ColumnsShape columns_shape(int64_t length, int64_t k, int key_bytes, bool sorted, int lanes) {
   ColumnsShape shape;
   shape.columns = 32 / lanes;
-  // Whole 16-byte vectors, one more than a multiple of 128 bytes: neighbouring columns written together, and the
-  // vectors of a column read together, fall on different banks.
+  // The pitch is a multiple of 128 bytes and 16 more: so neighbouring columns written together, and the vectors of a
+  // column read together, fall on different banks.
   shape.pitch = ((length * key_bytes + 127) / 128 * 128 + 16) / key_bytes;
   shape.tile_bytes = kColumnWarps * shape.columns * shape.pitch * key_bytes;
   shape.bytes = shape.columns * (columns_capacity(k) + (sorted ? 0 : k)) * 8 + shape.columns * 4 + 256 * 4;

@@ -98,7 +98,7 @@ struct Lists {
       }
       open = low < high && (reached > kRoom || (reached > k + slack && step < 16));
     }
-    // Too many ties: those with the least indices.
+    // Too many ties: those with the lowest indices stay.
     uint32_t last = 0xffff;
     if constexpr (!Order::kDistinct) {
       if (__any_sync(kEveryLane, reached > kRoom)) {
@@ -173,7 +173,7 @@ struct Lists {
       }
     });
     if (by_value) return;
-    k = min(k, m);  // 0 beyond the last column
+    k = min(k, m);  // a thread beyond the last column has no candidates, so k becomes 0
     for (uint32_t i = part; i < k; i += kApart) found[column][i] = order[column][i];
     __syncwarp();
     rank(k, found[column], order[column], [&](uint32_t place) { return 0xffffu - index(place); });
@@ -184,7 +184,7 @@ template <class Key>
 __global__ void __launch_bounds__(kStreamedThreads, 4) columns_stream_kernel(const __grid_constant__ Call a) {
   using Order = Ranked<Key>;
   using L = Lists<Key>;
-  constexpr uint32_t kTile = kApart * kBatch;  // elements of a column
+  constexpr uint32_t kTile = kApart * kBatch;  // elements of a column in a tile
   __shared__ L lists;
   const uint32_t column = threadIdx.x % kStreamed, part = threadIdx.x / kStreamed;
   const uint32_t groups = static_cast<uint32_t>((a.inner + kStreamed - 1) / kStreamed);
@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(kStreamedThreads, 4) columns_stream_kernel(con
   const bool live = first + column < a.inner;
   const Key* from = static_cast<const Key*>(a.x) + (outer * a.length + part) * a.inner + first + column;
   const int64_t step = kApart * a.inner;
-  const Key filler = decode(Key{0}, a.order);  // exceeds nothing
+  const Key filler = decode(Key{0}, a.order);  // an element that exceeds no threshold
   const uint32_t length = live ? a.length : 0;
 
   Key next[kBatch];

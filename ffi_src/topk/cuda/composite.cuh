@@ -18,9 +18,10 @@ static_assert(sizeof(Composite<uint32_t>) == composite_bytes(4) && sizeof(Compos
 template <class Key>
 struct Packing {
   using C = Composite<Key>;
-  uint32_t last;   // length - 1: the index is stored as last - index
-  int index_bits;  // bits of the index: 32 below 32-bit keys, so that no shift is needed; few below narrow keys, which
-                   // spreads ties over bins
+  uint32_t last;  // length - 1: the index is stored as last - index
+  // Bits of the index: 32 below 32-bit keys, so that no shift is needed; few below narrow keys, so that ties are spread
+  // over bins.
+  int index_bits;
 
   JAXGPUOPS_HD static Packing make(uint32_t length) {
     int bits = 1;
@@ -37,7 +38,7 @@ struct Packing {
     return last - mirrored;
   }
 
-  // The same candidate with the index above the key, for results in the order of indices.
+  // The candidate with its index above its key, by which results are sorted in the order of indices.
   JAXGPUOPS_HD C by_index(C c) const { return (static_cast<C>(last - index(c)) << (8 * sizeof(Key))) | key(c); }
   JAXGPUOPS_HD C from_by_index(C c) const {
     return pack(static_cast<Key>(c), last - static_cast<uint32_t>(c >> (8 * sizeof(Key))));
@@ -61,7 +62,8 @@ struct Filter {
     flips = word;
     floor = static_cast<Word>(threshold) << (kWordBits - kBits);
   }
-  // The largest elements of two words (the first is a result of this function or 0), and whether one of them passes.
+  // most() returns the largest elements of two words, the first of which is a result of most() or 0. reaches() says
+  // whether any of these elements passes the filter.
   __device__ Word most(Word a, Word word) const {
     if constexpr (kPerWord == 1) {
       return a > (word ^ flips) ? a : word ^ flips;
@@ -75,7 +77,7 @@ struct Filter {
     for (int e = 0; e < kPerWord; ++e) any |= most << (kWordBits - kBits * (e + 1)) >= floor;
     return any;
   }
-  // The same for keys above the threshold.
+  // Whether any of the elements that most() returned is above the threshold.
   __device__ bool exceeds(Word most) const {
     bool any = false;
 #pragma unroll

@@ -26,8 +26,9 @@ __device__ __forceinline__ void push_reaches(uint32_t& bits, uint32_t word, uint
   asm("{\n.reg .u32 t;\nadd.cc.u32 t, %1, %2;\naddc.u32 %0, %0, %0;\n}" : "+r"(bits) : "r"(~above), "r"(word));
 }
 
-// A lower bound of the k-th largest of a group's delegates (k <= 2 * kLanes): at least k reach it, and few more. The
-// least second delegate of a lane is such a bound; a bisection by ballots improves it.
+// A lower bound of the k-th largest of a group's delegates (k <= 2 * kLanes): at least k delegates reach it, and few
+// more. It starts with the least of the lanes' largest delegates (second largest if k > kLanes), which is such a bound,
+// and improves it by a bisection with ballots.
 template <int kLanes>
 __device__ __forceinline__ uint32_t kth_of_group(const uint32_t (&v)[kParts], uint32_t k, uint32_t mates) {
   const uint32_t a = max(v[0], v[1]), b = min(v[0], v[1]), c = max(v[2], v[3]), d = min(v[2], v[3]);
@@ -52,9 +53,9 @@ __device__ __forceinline__ uint32_t kth_of_group(const uint32_t (&v)[kParts], ui
   return low;
 }
 
-// Keys or floats (no NaNs) of lanes, sorted downwards over teams: bitonic sorts of several at once, in step. Whether a
-// lane keeps the larger or the lesser of two depends on the lane; floats change their sign instead, so that all keep
-// the larger: that is a multiplication, on another pipe than comparisons.
+// Sorts keys or floats (no NaNs) of lanes downwards over each team, by bitonic sorts of several values in step. Of two
+// keys, a lane keeps the larger or the lesser, depending on the lane. Floats change their sign instead, so that every
+// lane keeps the larger: that is a multiplication, which runs on another pipe than comparisons.
 template <int kTeam, int kCount>
 __device__ __forceinline__ void sort_over_team(uint32_t (&v)[kCount]) {
   const uint32_t t = threadIdx.x & (kTeam - 1);
@@ -75,7 +76,7 @@ __device__ __forceinline__ void sort_over_team(uint32_t (&v)[kCount]) {
 template <int kTeam, int kCount>
 __device__ __forceinline__ void sort_over_team(float (&v)[kCount]) {
   const uint32_t t = threadIdx.x & (kTeam - 1);
-  const auto turn = [&](uint32_t bits) {  // 1; -1 where exactly one of these two bits is set
+  const auto turn = [&](uint32_t bits) {  // the float 1, or -1 if exactly one of these two bits of the lane is set
     const uint32_t low = bits & -bits, high = bits ^ low, top = 1u << 31;
     return __uint_as_float((((t * (top / low)) ^ (high ? t * (top / high) : 0)) & top) | 0x3f800000);
   };
@@ -97,8 +98,9 @@ __device__ __forceinline__ void sort_over_team(float (&v)[kCount]) {
   for (int i = 0; i < kCount; ++i) v[i] *= turn(turned);
 }
 
-// The k-th largest of the team's values, two a lane (a and b), k <= kTeam. Both are sorted over the team. If i of the k
-// largest are from a and k - i from b, it is the lesser of a's i-th and b's (k - i)-th; the right i gives the largest.
+// The k-th largest of the team's values, two a lane (a and b), k <= kTeam. Both a and b are sorted over the team. If i
+// of the k largest values are from a and k - i from b, the k-th largest is the lesser of a's i-th and b's (k - i)-th.
+// The right i gives the largest such number, so no search for i is needed.
 template <int kTeam, class V>
 __device__ __forceinline__ V kth_of_pairs(V a, V b, uint32_t k) {
   V v[2] = {a, b};

@@ -28,16 +28,16 @@ struct Args : Call {
   uint32_t blocks;
   uint32_t block_bits;  // the number of blocks is 2^block_bits
   uint32_t share;       // vectors that a block has of a row
-  uint32_t zero;        // which the compiler must not know
-  int index_bits;       // of a packed candidate
+  uint32_t zero;        // 0, but hidden from the compiler
+  int index_bits;       // bits of the index in a packed candidate
 };
 
 template <int kThreads>
 struct Board {
   static constexpr uint32_t kRoom = held_room(kThreads);
   uint64_t list[kRoom];             // candidates
-  uint64_t copies[kHeldLoads / 2];  // barriers: of the second half,
-  uint64_t bounded, counted, told;  // and of what the blocks of a cluster tell each other
+  uint64_t copies[kHeldLoads / 2];  // barriers at which the copies of the second half arrive
+  uint64_t bounded, counted, told;  // barriers at which bounds, counts and candidates of other blocks arrive
   uint64_t chosen[kMaxHeldK];
   uint32_t delegates[kHeldDelegates];
   uint32_t bounds[2][kMaxHeldBlocks], counts[kMaxHeldBlocks];
@@ -180,7 +180,7 @@ __device__ __noinline__ uint32_t take_ties(const Args& a, Board<kThreads>& board
   for (uint32_t start = 0; start < part.vectors && found < a.k; start += kThreads) {
     const uint32_t v = start + tid;
     uint32_t hits = bits_of(load(v), v, [&](Key key) { return key == floor; });
-    uint32_t* const sums = board.delegates + start / kThreads % 2 * 32;  // these are no longer needed
+    uint32_t* const sums = board.delegates + start / kThreads % 2 * 32;  // the delegates are not needed any more
     uint32_t at = found + sum_before<kThreads>(__popc(hits), sums);
     for (; hits && at < a.k; hits &= hits - 1)
       board.list[at++] = packing.pack(floor, part.begin + v * kVector + __ffs(hits) - 1);
@@ -257,7 +257,7 @@ __device__ __noinline__ uint32_t collect_again(const Args& a, Board<kThreads>& b
         if (place(j + u) >= part.vectors) continue;
         const uint4 v = load(j + u);
         const uint32_t most_of = filter.most(filter.most(filter.most(filter.most(0, v.x), v.y), v.z), v.w);
-        // If all indices lie behind that of `low`, equal keys do not count.
+        // If all indices of the vector come after that of `low`, keys that equal it do not reach it.
         const bool late = part.begin + place(j + u) * kVector > packing.index(low);
         if (late ? filter.exceeds(most_of) : filter.reaches(most_of)) any |= 1u << u;
       }
@@ -313,7 +313,7 @@ struct Block {
   const bool many = kHeldLoads * kThreads < part.vectors;
   uint4 held[kHeldLoads];  // the thread's vectors of the first half
   Key loose = 0;
-  uint32_t best = 0;  // its delegate
+  uint32_t best = 0;  // the thread's delegate: its best element
 
   __device__ __forceinline__ Block(const Args& a, unsigned char* shared_bytes)
       : a(a),
@@ -359,7 +359,7 @@ struct Block {
   // Computes the delegates of the first half. Each warp starts to load two chunks of the second half once some of its
   // loads have arrived. So the first half arrives first, and memory is never idle.
   __device__ __forceinline__ void take_delegates() {
-    constexpr int kAskFirst = 2;  // after so many loads have arrived, a warp starts more
+    constexpr int kAskFirst = 2;  // after so many of its loads have arrived, a warp starts to load the second half
     const Lanes<Key> lanes(a.order);
     const auto look = [&](int u) {
       best = lanes.max(best, lanes.encode(held[u].x));
@@ -424,7 +424,7 @@ struct Block {
           : "+r"(vector.x), "+r"(vector.y), "+r"(vector.z),
             "+r"(vector.w));  // otherwise the compiler keeps their keys in registers
       if (v >= part.vectors || *static_cast<volatile uint32_t*>(&board.count) > board.kRoom)
-        return;  // all threads meet again
+        return;  // too many candidates: collect() runs again another way, with all threads
       uint32_t hits = filter.passes(vector.x) | filter.passes(vector.y) << kPerWord |
                       filter.passes(vector.z) << (2 * kPerWord) | filter.passes(vector.w) << (3 * kPerWord);
       const uint32_t number = __popc(hits);
@@ -469,7 +469,7 @@ struct Block {
     return m;
   }
 
-  // Every block of the cluster gets the candidates of all.
+  // Sends the block's candidates to every block of the cluster.
   __device__ __forceinline__ void gather(uint32_t m) {
     static_assert(kMaxHeldBlocks == 8);
     for (uint32_t i = tid / 8; i < m && tid % 8 < blocks; i += kThreads / 8)

@@ -8,23 +8,24 @@ namespace jaxgpuops::topk {
 
 constexpr int64_t kMaxHeldK = 64, kMaxHeldLength = 1 << 17;
 constexpr int kHeldLoads = 8;       // vectors of 16 bytes that a thread has in registers, and in shared memory
-constexpr int kHeldThreads = 1024;  // of a multiprocessor
-constexpr int kMaxHeldBlocks = 8;   // of a cluster
+constexpr int kHeldThreads = 1024;  // threads of all blocks of a multiprocessor
+constexpr int kMaxHeldBlocks = 8;   // the most blocks of a cluster
 constexpr uint32_t kHeldDelegates = 128;
 constexpr uint32_t kHeldKeep = 224;  // the most candidates that a block gives to the cluster
 
-// Candidates that a block has room for, and all that is in shared memory beside the row.
+// How many candidates a block has room for; and the bytes of shared memory besides the row.
 constexpr uint32_t held_room(int threads) { return 4 * threads; }
 constexpr size_t held_board_bytes(int threads) { return 8 * held_room(threads) + 1200; }
 
 struct HeldShape {
-  int threads = 256;  // of a block; 0: rows are too long
-  int blocks = 1;     // of a cluster, which shares a row
+  int threads = 256;  // threads of a block; 0: rows are too long for this kernel
+  int blocks = 1;     // blocks of a cluster, which share a row
 };
 
-constexpr int64_t held_bytes(int threads) { return int64_t{2 * 16 * kHeldLoads} * threads; }  // of a row, by a block
+// Bytes of a row that a block holds.
+constexpr int64_t held_bytes(int threads) { return int64_t{2 * 16 * kHeldLoads} * threads; }
 
-// As many blocks for a row as there are multiprocessors for it, if each has enough to read.
+// Chooses as many blocks for a row as there are multiprocessors for it, if each block has enough to read.
 constexpr HeldShape held_shape(int64_t rows, int64_t row_bytes, int64_t multiprocessors) {
   HeldShape shape;
   while (shape.blocks < kMaxHeldBlocks &&
@@ -33,8 +34,8 @@ constexpr HeldShape held_shape(int64_t rows, int64_t row_bytes, int64_t multipro
     shape.blocks *= 2;
   while (shape.threads < kHeldThreads && row_bytes > shape.blocks * held_bytes(shape.threads)) shape.threads *= 2;
   if (row_bytes > shape.blocks * held_bytes(shape.threads)) shape.threads = 0;
-  // More threads where blocks are few, if each has enough to read. Larger clusters only fit where two of their blocks
-  // share a multiprocessor.
+  // If blocks are few, each has more threads, provided that each thread has enough to read. Clusters of more than two
+  // blocks only fit if two of their blocks share a multiprocessor.
   const int64_t together = shape.blocks > 2 ? 2 : 1;
   while (shape.threads && shape.threads < kHeldThreads / together &&
          2 * rows * shape.blocks * shape.threads <= multiprocessors * kHeldThreads / together &&
@@ -43,7 +44,7 @@ constexpr HeldShape held_shape(int64_t rows, int64_t row_bytes, int64_t multipro
   return shape;
 }
 
-// Half of the block's part of the row, and the board.
+// Bytes of shared memory: half of the block's part of the row, and the board.
 constexpr size_t held_shared_bytes(int threads, int blocks) {
   return held_bytes(threads) / 2 + held_board_bytes(threads) + (blocks > 1 ? 8 * kHeldKeep * blocks : 0);
 }

@@ -12,12 +12,12 @@ namespace jaxgpuops::topk {
 
 struct Buffers {
   const void* x;
-  void* values;  // null where only indices are wanted
+  void* values;  // null if only indices are wanted
   int32_t* indices;
   void* workspace;
 };
 
-// What every kernel of the family knows of a call. The structs of the kernels add to it.
+// Arguments that all kernels of the family take. The kernels' own structs add to them.
 struct Call {
   const void* x;
   void* values;
@@ -27,7 +27,7 @@ struct Call {
   uint32_t length, k;
   bool sorted;
   unsigned char* workspace;
-  int64_t row_bytes = 0;  // of the workspace, set by kernels whose blocks share rows
+  int64_t row_bytes = 0;  // workspace bytes of a row; set by kernels whose blocks share rows
 
   __device__ unsigned char* workspace_of(int64_t row) const { return workspace + row * row_bytes; }
 };

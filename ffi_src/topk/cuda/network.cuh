@@ -31,7 +31,8 @@ struct Network {
     step<2, 4, 3, 5>(v), step<1, 4, 3, 6>(v), step<1, 2, 3, 4, 5, 6>(v);
     // clang-format on
   }
-  // The best eight of two sorted eights, given their elementwise maxima (one of them reversed).
+  // Sorts v, which holds the elementwise maxima of two sorted lists of eight, one of them reversed: these are the best
+  // eight of both lists.
   __device__ __forceinline__ void merge(uint32_t (&v)[kBest]) const {
     step<0, 4, 1, 5, 2, 6, 3, 7>(v), step<0, 2, 1, 3, 4, 6, 5, 7>(v), step<0, 1, 2, 3, 4, 5, 6, 7>(v);
   }
@@ -44,7 +45,7 @@ struct Network {
   }
 };
 
-// Each lane's eight best of the team, in order, of what its lanes have in order.
+// Each lane has eight elements in order. Replaces them by the eight best of the team, in order.
 template <int kTeam>
 __device__ __forceinline__ void best_of_lanes(const Network& network, uint32_t (&best)[kBest]) {
 #pragma unroll 1  // code that runs once mostly waits for its instructions to be fetched, so keep it short
@@ -58,12 +59,12 @@ __device__ __forceinline__ void best_of_lanes(const Network& network, uint32_t (
   }
 }
 
-// Of rows of up to kShortRow elements, eight to a lane: lane t of a team of eight gets the t-th best, t < k <= 8. Those
-// with an index of `length` or more are not there and have key 0.
+// Selects from rows of up to kShortRow elements, of which a lane has eight: lane t of a team of eight lanes gets the
+// t-th best element, for t < k <= 8. Elements with an index of `length` or more do not exist and have key 0.
 //
-// The network sorts keys whose low bits have given way to the mirrored index. That is exact but for elements that
-// differ in those bits only and not in the order of their indices. Who finds such sorts again, by the keys' distance
-// from a bound of the k-th. Where that has too many bits, the next best is searched for, k times.
+// The network sorts keys whose low bits are replaced by the mirrored index. That order is exact, except for elements
+// that differ only in those low bits. A team that finds such elements sorts again, by the distance of the keys from a
+// bound of the k-th. If that distance has too many bits, the team searches for the next best element, k times.
 constexpr uint32_t kShortRow = 64;
 
 template <class IndexOf, class KeyAt>
@@ -89,7 +90,7 @@ __device__ __forceinline__ void best_of_short_row(const Network& network, const 
     key = index < length ? key_at(index) : 0;
     if (again) return;
 
-    // Chosen ones are in order, and none that is not chosen is above the last.
+    // Checks that the chosen elements are in order, and that no other element is above the last of them.
     const uint32_t after = __shfl_down_sync(kEveryLane, key, 1), least = __shfl_sync(kEveryLane, key, first + k - 1);
     const uint32_t last = __shfl_sync(kEveryLane, mine, first + k - 1);
     const uint32_t next = __shfl_sync(kEveryLane, mine, first + min(k, kBest - 1));

@@ -26,10 +26,10 @@ template <class Key>
 constexpr int kPer = kTile<Key> / kThreads;  // elements of a thread
 
 struct Radix : Call {
-  int64_t first_row;  // of this launch
+  int64_t first_row;  // the first row of this launch
   int64_t histograms, counts, first, second;
   uint32_t tiles;
-  uint32_t to_sort;  // elements: those selected, or none where the order of indices is asked for
+  uint32_t to_sort;  // how many elements are sorted: those selected, or 0 if the order of indices is asked for
   uint32_t run;      // length of the sorted runs that a merge pass finds
 };
 
@@ -58,8 +58,8 @@ __global__ void clear_kernel(const Radix a, uint32_t words) {
   for (uint32_t i = threadIdx.x; i < words; i += blockDim.x) histograms[i] = 0;
 }
 
-// The k-th key's top `digits` bytes, and how many elements with that prefix are still wanted, from the histograms so
-// far. For the first 256 threads of a block; every thread of the block must call it.
+// Computes from the histograms so far the top `digits` bytes of the k-th key, and how many elements with that prefix
+// are still wanted. The first 256 threads of a block get them; every thread of the block must call it.
 template <class Key>
 __device__ void find_prefix(const Radix& a, int digits, Key* prefix, uint32_t* needed) {
   __shared__ uint32_t warps[8], digit_found, rest;
@@ -189,7 +189,8 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const Radix a) {
   Composite<Key>* out = part<Composite<Key>>(a, a.first);
 #pragma unroll
   for (int j = 0; j < kPer<Key>; ++j) {
-    uint32_t g = greater + __popc(above[j] & lower), e = equal + __popc(ties[j] & lower);  // and before this thread's
+    // These also count elements of earlier threads.
+    uint32_t g = greater + __popc(above[j] & lower), e = equal + __popc(ties[j] & lower);
 #pragma unroll
     for (uint32_t w = 0; w < kWarps; ++w) {
       if (w < warp) g += more[j][w], e += same[j][w];
@@ -252,9 +253,9 @@ __global__ void __launch_bounds__(kThreads) merge_pass_kernel(const Radix a, boo
   const Packing<Key> packing = Packing<Key>::make(a.length);
   const C* from = part<C>(a, a.first);
   C* to = part<C>(a, a.second);
-  const uint32_t begin = blockIdx.x * kTile<Key>;  // of this block's outputs
+  const uint32_t begin = blockIdx.x * kTile<Key>;  // index of this block's first output
   const uint32_t m = min(kTile<Key>, a.to_sort - begin);
-  const uint64_t start = begin / (2ull * a.run) * (2ull * a.run);  // of the two runs
+  const uint64_t start = begin / (2ull * a.run) * (2ull * a.run);  // index at which the two runs begin
   const C* one = from + start;
   const uint32_t ones = min(a.run, static_cast<uint32_t>(a.to_sort - start));
   const C* two = one + ones;
@@ -267,7 +268,7 @@ __global__ void __launch_bounds__(kThreads) merge_pass_kernel(const Radix a, boo
   for (uint32_t i = threadIdx.x; i < m; i += kThreads)
     buffer[i] = i < from_one ? one[one_begin + i] : two[two_begin + i - from_one];
   __syncthreads();
-  // An element's place is its own rank in its part plus the other part's elements above it.
+  // An element's place is its rank in its own part plus the number of larger elements in the other part.
   for (uint32_t i = threadIdx.x; i < m; i += kThreads) {
     const C c = buffer[i];
     const bool first = i < from_one;

@@ -8,15 +8,15 @@
 
 namespace jaxgpuops::topk {
 
-// Elements of a block, in selection and in sorting: 32 KB of composites.
+// Elements of a tile, which a block selects from or sorts: 32 KB of composites.
 constexpr int64_t radix_tile(int key_bytes) { return key_bytes == 8 ? 2048 : 4096; }
 
-constexpr int64_t kMaxRadixRows = 65535;  // of a launch
+constexpr int64_t kMaxRadixRows = 65535;  // the most rows of a launch
 
 struct RadixShape {
   int64_t sorted = 0;      // composites that are sorted: k, or none
-  int64_t tiles = 0;       // of the row
-  int64_t histograms = 0;  // byte offsets within a row's workspace
+  int64_t tiles = 0;       // tiles of a row
+  int64_t histograms = 0;  // from here on: byte offsets within a row's workspace
   int64_t counts = 0;
   int64_t first = 0, second = 0;
   int64_t bytes = 0;

@@ -23,7 +23,7 @@
 namespace jaxgpuops::topk {
 namespace {
 
-// Returns to each thread the team's eight best, in order: narrow keys above mirrored indices.
+// Returns to each thread the team's eight best elements in order, as words with a narrow key above the mirrored index.
 template <class Key, class T>
 __device__ __forceinline__ void best_of_team(const T& team, uint32_t (&best)[kBest]) {
   const Network network{team.a.one, team.a.minus_one};
@@ -50,8 +50,8 @@ __device__ __forceinline__ void best_of_team(const T& team, uint32_t (&best)[kBe
     for (int i = 0; i < kBest; ++i) best[i] = start ? max(best[i], group[kBest - 1 - i]) : group[i];
     if (start) network.merge(best);
   }
-  // So far, indices were those of the first thread's elements, since these are constants. Adding the thread's number
-  // does not change the order of what was compared, as it is the same for all.
+  // So far, indices were those of the first thread's elements, which are constants. Now the thread's own offset is
+  // added. It is the same for all of its elements, so it does not change their order.
 #pragma unroll
   for (int i = 0; i < kBest; ++i) best[i] ^= team.t * T::kVector;
   best_of_lanes<T::kSize>(network, best);
@@ -94,7 +94,7 @@ __device__ __forceinline__ void write_candidates(const T& team, const typename T
       if (start + i * T::kSize < m)
         board.words[start + i * T::kSize] = T::kFloats ? raw[i] : Order::word(encode(raw[i], a.order), index[i]);
   }
-  if (in_team < 4) {  // four are compared at a time
+  if (in_team < 4) {  // clears four more places, since ranks compare four candidates at a time
     board.words[m + in_team] = T::kFloats ? decode(Key{0}, a.order) : 0;
     board.indices[m + in_team] = ~0u;
   }
@@ -159,7 +159,7 @@ __device__ __forceinline__ void write_candidates(const T& team, const typename T
         sum += before[o];
         if (before[o] >= a.k) continue;
         const uint32_t word = T::kFloats && with_indices ? decode(static_cast<Key>(own[o]), a.order) : own[o];
-        // An atomic, since ties share one place until they are told apart.
+        // This is an atomic because equal candidates have the same place until the row is ranked again.
         atomicExch(&board.chosen[before[o]],
                    static_cast<unsigned long long>(Order::index(own[o], index[o])) << 32 | word);
       }
@@ -270,7 +270,7 @@ __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTe
 #pragma unroll
         for (int p = 0; p < kOwn; ++p) board.delegates[team.t + p * kTeam] = best[p];
       } else {
-        constexpr uint32_t kEach = kTeam / kDelegates;  // threads
+        constexpr uint32_t kEach = kTeam / kDelegates;  // threads that share a delegate
         best[0] = largest_of_lanes<kEach>(best[0]);
         if (lane % kEach == 0) board.delegates[team.t / kEach] = best[0];
       }
@@ -345,7 +345,7 @@ cudaError_t run_network(cudaStream_t stream, const RowsShape& shape, const Args&
 template <class Key, bool kFloat>
 cudaError_t run_threshold(cudaStream_t stream, const RowsShape& shape, const Args& a) {
   constexpr int kFew = few_elements(sizeof(Key)),
-                kMany = kManyElements;  // narrow types have the same number in all teams
+                kMany = kManyElements;  // threads have the same number of narrow elements in all teams
   switch (shape.team) {
     case 4: return run<Key, 4, kFew, kFloat, false>(stream, a);
     case 8: return run<Key, 8, kFew, kFloat, false>(stream, a);

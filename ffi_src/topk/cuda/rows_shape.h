@@ -7,20 +7,21 @@ namespace jaxgpuops::topk {
 
 constexpr int64_t kMaxRowsK = 64;
 constexpr int kRowsBlock = 64;     // threads of a block whose teams are parts of its warps
-constexpr int kManyElements = 64;  // of a thread
+constexpr int kManyElements = 64;  // elements of a thread
 constexpr int kMaxTeam = 256;
 constexpr int64_t kMaxRowsLength = kMaxTeam * kManyElements;
 
 constexpr int few_elements(int key_bytes) { return key_bytes == 4 ? 32 : kManyElements; }
 
 struct RowsShape {
-  bool network = false;  // selection by sorting networks; if not, by delegates
+  bool network = false;  // true: sorting networks select; false: delegates
   int team = 0;          // threads of a block that share a row
-  int elements = 0;      // of a thread
+  int elements = 0;      // elements of a thread
 };
 
-// Few threads a row, so that one step of a warp serves several rows; but no more elements than a thread has registers
-// for, and two delegates for each of k. In teams of a part of a warp, threads do better with few elements.
+// Chooses few threads for a row, so that one step of a warp serves several rows; but a thread must have registers for
+// its elements, and a row needs two delegates for each of k. Teams smaller than a warp are faster if threads have few
+// elements.
 constexpr RowsShape rows_shape(int64_t length, int64_t k, int key_bytes) {
   RowsShape shape;
   shape.elements = few_elements(key_bytes);

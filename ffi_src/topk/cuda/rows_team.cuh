@@ -16,12 +16,12 @@ struct Args : Call {
   uint32_t most;            // the most candidates that are ranked
 };
 
-constexpr uint32_t kSlack = 12;        // the most candidates beyond twice k that are ranked
-constexpr int kDelegates = 128;        // the same, of a row that a block holds
+constexpr uint32_t kSlack = 12;        // at most 2 * k + kSlack candidates are ranked
+constexpr int kDelegates = 128;        // delegates of a row that a block holds
 constexpr uint32_t kNaN = 0x7fc00000;  // the float32 NaN that computations yield
 constexpr uint32_t kExponent = 0x7f800000;
 
-// What the threads of a team share.
+// Arrays that the threads of a team share.
 template <int kTeam>
 struct alignas(16) Board {
   static constexpr int kMaxK = kTeam > 32 ? kMaxRowsK : 2 * kTeam, kCapacity = 2 * kMaxK + kSlack;
@@ -51,7 +51,7 @@ struct Team {
   Board<kTeam>& board;
   uint32_t t;  // this thread's place in the team
   uint32_t words[kWords];
-  uint32_t step = 0;  // of `sum`
+  uint32_t step = 0;  // how often sum() has been called
 
   // Neighbouring loads of one thread are permuted, so that data with the period of a team does not meet one thread.
   __device__ __forceinline__ uint32_t place(uint32_t load) const {
@@ -62,7 +62,8 @@ struct Team {
     return (j & ~(kVector - 1u)) * kTeam + ((t * kVector) ^ (j & kTurned));
   }
 
-  // The index of the first thread's element, in teams of a part of a warp; others' differ by t * kVector in their bits.
+  // The index of the first thread's element j, in teams smaller than a warp. The index of thread t has the bits of t *
+  // kVector in addition.
   __device__ static constexpr uint32_t index_of_first(uint32_t j) {
     const uint32_t load = j / kVector;
     return (load * kTeam + (load & (kTeam - 1) & 31)) * kVector + j % kVector;
@@ -190,9 +191,9 @@ struct Team {
       if (live && place(u) < a.length / kVector) mask[u * kVector / 32] |= ((1u << kVector) - 1) << (u * kVector % 32);
   }
 
-  // The elements that are among the k largest, or up to kCapacity that hold these. By counts: the key is bisected until
-  // few enough reach it; where that is the k-th key itself and its ties are too many, so is the index. `wanted` says
-  // whether this team takes part; all threads of the block (or of the warp) come.
+  // Finds the k largest elements, or at most kCapacity elements that include them. By counting, it bisects the key
+  // until few enough elements reach it. If that is the k-th key itself and too many elements equal it, it bisects the
+  // index as well. `wanted` says whether this team takes part; all threads of the block (or of the warp) must call it.
   __device__ __forceinline__ void refine(bool wanted, Key floor, uint32_t (&hits)[kMasks]) {
     uint32_t there[kMasks], above[kMasks] = {};
     present(wanted, there);
@@ -294,7 +295,7 @@ struct Team {
       if (total && lane == 0) base = atomicAdd(&board.count, total);
       at += __shfl_sync(kEveryLane, base, 0);
     }
-    if (at + mine > board.kCapacity) return total;  // too many: all threads meet again
+    if (at + mine > board.kCapacity) return total;  // too many hits: the threshold is raised first, with all threads
 #pragma unroll
     for (int i = 0; i < kMasks; ++i) {
       while (hits[i]) {

@@ -1,15 +1,16 @@
 // Top-k of long rows for k of hundreds to kMaxSieveK: each row is read once, by one block or by a few that meet twice.
 //
-// Streams of warps divide the row evenly, so that what they load first is a sample of all of it. Each thread's best key
-// of the sample is a delegate, or each stream's where few decide; a threshold that some of the delegates reach is
-// hardly ever reached by fewer than k elements of the row. Survivors stay in shared memory. When all is read, the
-// blocks of a row agree on the highest threshold and deal their survivors out to bins over the range above it: a count
-// in each bin gives each survivor a place in a list, and comparisons within its bin its rank. The blocks share the
-// ranking, too.
+// Streams of warps divide the row evenly, so that what they load first is a sample of all of it. Delegates are the best
+// keys of each thread's part of the sample; if the threshold would depend on only a few of them, they are the best of
+// each stream's part instead. A threshold that a certain number of delegates reach is hardly ever reached by fewer than
+// k elements of the row. Survivors stay in shared memory. When all is read, the blocks of a row agree on the highest
+// threshold and deal their survivors out to bins over the range above it: a count in each bin gives each survivor a
+// place in a list, and comparisons within its bin its rank. The blocks share the ranking, too.
 //
-// A block with many more survivors than k keeps its own k best, and says so. Where one does, or where a bin is crowded,
-// the blocks agree once more, and a sorted sample of the survivors divides their range. Where the bet fails (fewer than
-// k survivors, more than a block holds, a crowded bin still), the exact way is taken (sieve_row.cuh).
+// A block with many more survivors than k keeps its own k best, and tells the others. If a block has done so, or a bin
+// is crowded, the blocks agree on a threshold once more, and a sorted sample of the survivors divides the range into
+// bins. If that fails (fewer than k survivors, more than a block holds, or a bin is still crowded), the exact selection
+// of sieve_row.cuh follows.
 //
 // Bytes moved: the input once, k (value + index) out; with several blocks a row about three times the survivors through
 // the workspace. After: Dr. Top-k's delegates (arXiv 2109.08219), sample sort, AIR's histograms (SC'23).
@@ -35,7 +36,7 @@ namespace cg = cooperative_groups;
 
 // Sorts a sample, which may contain equal elements.
 __device__ __noinline__ void sort_sample(C* sorted, const C* sample) {
-  constexpr uint32_t kEach = kThreads / kSieveSample;  // threads that rank one
+  constexpr uint32_t kEach = kThreads / kSieveSample;  // threads that rank one element of the sample
   const uint32_t i = threadIdx.x / kEach;
   const C mine = sample[i];
   uint32_t above = 0;
@@ -96,8 +97,8 @@ __device__ __forceinline__ void shrink_lists(Control& control, C* survivors, Shr
   __syncthreads();
 }
 
-// An index up to which a.ties elements of the sample, or not many more, have the key or a larger one: the last one of a
-// stream's part of the sample. Needs room for a word for each stream.
+// Finds an index up to which a.ties elements of the sample, or few more, have the key or a larger one. It is the last
+// index of a stream's part of the sample. Needs room for a word for each stream.
 template <class Key>
 __device__ __noinline__ uint32_t last_tie(const Sieve& a, Share<Key> share, uint32_t rank, const uint4* ring, Key key,
                                           uint32_t* of_streams) {
@@ -130,7 +131,8 @@ __device__ __noinline__ uint32_t last_tie(const Sieve& a, Share<Key> share, uint
   return min(share.index(vector) + kVector, a.length) - 1;
 }
 
-// What the phases of sieve_kernel share, in the order in which they run. kAlone: the block has a whole row.
+// What the phases of sieve_kernel know of a block. The phases are its functions, in the order in which they run.
+// kAlone: the block has a whole row.
 template <class Key, bool kAlone>
 struct Block {
   static constexpr uint32_t kVector = Share<Key>::kVector;
@@ -140,11 +142,11 @@ struct Block {
   const Sieve& a;
   Control& control;
   Shared<kThreads, C>& s;
-  uint4* const ring;  // what has been read
+  uint4* const ring;  // the vectors that are being loaded or were loaded last
   C* const survivors;
-  C* const window;  // replaces the ring, when the row has been read; so do these:
+  C* const window;  // this and the next arrays replace the ring when the row has been read
   C* const splitters;
-  uint32_t* const places;  // of each survivor: its bin, and its place there
+  uint32_t* const places;  // the bin of each survivor, and its place in the bin
   const uint32_t tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
   const uint32_t slices = kAlone ? 1 : a.slices;
   const int64_t row = a.first_row + (kAlone ? blockIdx.x : blockIdx.x / slices);
@@ -184,7 +186,7 @@ struct Block {
     commit_async_copies();
   }
 
-  __device__ __forceinline__ void clear_bins() {  // or this block's share of them
+  __device__ __forceinline__ void clear_bins() {  // clears this block's share of the bins
     if (kAlone) {
 #pragma unroll
       for (uint32_t i = 0; i < kPerThread / 4; ++i)
@@ -204,7 +206,7 @@ struct Block {
       *exchange.arrivals = *exchange.failed = *exchange.crowded = *exchange.total = *exchange.found = 0;
       *exchange.most = 0;
     }
-    wait_for_async_copies<0>();  // here, since it waits for all loads that have been started
+    wait_for_async_copies<0>();  // stands here because it waits for all loads that have been started
 #pragma unroll 1
     for (uint32_t stage = 1; stage < kSieveStages; ++stage) copy(stage, stage);
   }
@@ -241,7 +243,7 @@ struct Block {
           packing.pack(least, last_tie<Key>(a, share, rank, ring, least, reinterpret_cast<uint32_t*>(survivors))),
           C{1});
     high = packing.pack(static_cast<Key>(top), 0);
-    // Larger keys than the sample's may follow; the smaller the sample, the more of them.
+    // Keys larger than the sample's may follow; the smaller the sample, the further above it.
     high += smaller((high - threshold) / (kAlone && share.steps <= 16 ? 8 : 2), ~high);
     if (!kAlone) {
       if (tid == 0) {
@@ -279,7 +281,8 @@ struct Block {
       return hits;
     };
     uint32_t hits = reaches(filter.floor - 1);
-    if (filter.floor == 0) hits = ~0u >> (32 - kElements);  // nothing is below: there is no carry
+    // Every element reaches a threshold of 0, which the test by carries does not show.
+    if (filter.floor == 0) hits = ~0u >> (32 - kElements);
     if (!__any_sync(kEveryLane, hits)) return;
     const auto candidate = [&](uint32_t j) {
       const auto* from = reinterpret_cast<const Key*>(ring + (stage * kSieveLoads + j / kVector) * kThreads + tid);
@@ -293,7 +296,7 @@ struct Block {
       for (uint32_t u = 0; u < kSieveLoads; ++u)
         if (share.vector(step, u) >= share.vectors) hits = u ? hits & ~0u << (kElements - u * kVector) : 0;
     }
-    if (packing.index(threshold) != packing.last) {  // the first of those that tie with the key of the threshold
+    if (packing.index(threshold) != packing.last) {  // only the first elements that tie with the threshold's key pass
       const uint32_t like = filter.floor | (~0u >> (8 * sizeof(Key) - 1) >> 1);
       uint32_t above = reaches(like);
 #pragma unroll
@@ -309,7 +312,7 @@ struct Block {
     // that a lane sees may be alike.
     const uint32_t list = (lane + 2 * warp + 3 * step) % 32, mine = __popc(hits);
     uint32_t at = mine ? atomicAdd(&control.counts[list], mine) : 0;
-    if (at + mine > kListRoom) hits = 0;  // too many: the count says so
+    if (at + mine > kListRoom) hits = 0;  // too many survivors, which the count shows later
     at = at * 32 + list;
     while (hits) {
       const uint32_t one = first_of(hits);
@@ -440,7 +443,8 @@ struct Block {
     return before;
   }
 
-  // Survivors at regular intervals are the sample: its elements divide the survivors more evenly than equal widths do.
+  // Survivors at regular intervals are the sample. Bins between its elements have more equal numbers of survivors than
+  // bins of equal width.
   __device__ __forceinline__ void take_splitters() {
     if (!kAlone) {
       for (uint32_t i = lane; i < slices; i += 32) raised = larger(raised, __ldcg(&exchange.told[2 * slices + i]));
@@ -454,7 +458,7 @@ struct Block {
     most = largest_of_warp(most);
     if (lane == 0) atomicMax(reinterpret_cast<unsigned long long*>(kAlone ? &control.most : exchange.most), most);
     if (!kAlone && tid == 0) control.before = atomicAdd(exchange.total, s.count);
-    meet(exchange.arrivals, slices, target);  // all have read the bins, too
+    meet(exchange.arrivals, slices, target);  // all blocks have also read the bins
     C* const sample = splitters + kSieveSample;
     const uint32_t total = kAlone ? s.count : __ldcg(exchange.total);
     if (tid < kSieveSample) {
@@ -485,7 +489,8 @@ struct Block {
       bool crowded = uncounted;
       const bool lost = add_up_bins(crowded) < a.k && tid == kThreads - 1;
       if (!__syncthreads_or(crowded || lost || any_failed)) return true;
-      const bool few = any_failed || (!__syncthreads_or(uncounted) && __syncthreads_or(lost));  // or only some of them
+      // There are fewer than k survivors, or only some of them are on the lists.
+      const bool few = any_failed || (!__syncthreads_or(uncounted) && __syncthreads_or(lost));
       if (few || division.splitters) {
         search<Key>(a, row, rank, control, survivors, held, threshold, few, window, kAlone, target);
         return false;
@@ -564,7 +569,8 @@ cudaError_t run(cudaStream_t stream, const Problem& problem, Sieve a) {
     const double seen = 1 - std::exp(-share * kSample / parts);
     return std::min(parts * seen + 5 * std::sqrt(parts * seen * (1 - seen)) + 5, parts * 63 / 64);
   };
-  // If few threads decided, all might be threads of one stream, whose elements may be alike: then streams decide.
+  // If the threshold depended on the delegates of few threads, these might all belong to one stream, whose elements may
+  // be alike. Then delegates are those of streams.
   a.by_streams = reach(kStreams) <= kStreams / 2;
   a.reach = static_cast<uint32_t>(reach(a.by_streams ? kStreams : kThreads));
   // How many elements of a sample are among the k best: the expected number, six deviations, and a stream more.

@@ -14,7 +14,7 @@ struct Sieve : Call {
   uint32_t slices, steps;
   bool by_streams;  // a delegate is the best of a stream's part of the sample, not of a thread's
   uint32_t reach;   // delegates that reach the threshold
-  uint32_t ties;    // elements of a sample that reach it, where most of them are equal
+  uint32_t ties;    // how many elements of a sample reach the threshold, if most of them are equal to it
 };
 
 constexpr int kThreads = kSieveThreads;
@@ -40,7 +40,7 @@ struct Exchange {
   uint32_t* total;
   uint32_t* found;
   C* most;
-  C* told;  // for each block: the threshold of its sample, its best, its threshold when it has read all
+  C* told;  // for each block: the threshold of its sample, its best composite, and its threshold at the end of its part
   uint32_t* bins;
   C* list;
 

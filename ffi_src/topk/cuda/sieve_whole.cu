@@ -31,7 +31,8 @@ struct Whole : Call {
   uint32_t reach;  // delegates that reach the threshold
 
   __device__ __forceinline__ void write(uint32_t rank,
-                                        uint32_t c) const {  // c: the key in its upper bits, the mirrored index below
+                                        // `c` has the key in its upper bits and the mirrored index below it.
+                                        uint32_t c) const {
     const int64_t to = static_cast<int64_t>(blockIdx.x) * k + rank;
     static_cast<Key*>(values)[to] = decode(static_cast<Key>(c >> 16), order);
     indices[to] = static_cast<int32_t>(length - 1 - (c & 0xffff));
@@ -39,7 +40,7 @@ struct Whole : Call {
 };
 
 constexpr int kThreads = kSieveThreads, kLoads = kSieveLoads;
-constexpr uint32_t kWarps = kThreads / 32, kVector = 8, kElements = kLoads * kVector;  // of a thread in a step
+constexpr uint32_t kWarps = kThreads / 32, kVector = 8, kElements = kLoads * kVector;  // elements of a thread in a step
 constexpr uint32_t kSpread = kMaxWholeLength / kVector / kLoads;  // vectors between a thread's loads
 constexpr uint32_t kSteps = kSpread / kThreads;
 constexpr uint32_t kPerThread = kSieveBins / kThreads, kAtOnce = 3584 / kThreads;
@@ -53,7 +54,8 @@ __device__ __forceinline__ uint32_t index_of(uint32_t number) {
 }
 
 struct Control {
-  alignas(16) uint32_t bins[kSieveBins + 32];  // and one that nobody reads: counting there costs less than a branch
+  // The bins above kSieveBins are never read: elements that do not count go there, which costs less than a branch.
+  alignas(16) uint32_t bins[kSieveBins + 32];
   uint32_t sums[kWarps], tops[kWarps], lows[kWarps];
   uint32_t count, kept;
 };
@@ -61,7 +63,7 @@ static_assert(sizeof(Control) <= kWholeControl);
 
 // A row, and its copy in shared memory, which is placed so that its vectors are aligned there, too.
 struct Row : RowVectors<Key> {
-  Key* keys;  // where the copy has element 0
+  Key* keys;  // address of element 0 in the copy
   KeyOrder order;
 
   __device__ __forceinline__ Row(const Whole& a, Key* room)
@@ -70,7 +72,7 @@ struct Row : RowVectors<Key> {
         order(a.order) {}
   __device__ __forceinline__ uint4* ring() const { return reinterpret_cast<uint4*>(keys + head); }
   __device__ __forceinline__ uint32_t key(uint32_t i) const { return static_cast<Key>(encode(keys[i], order)); }
-  // Key above, mirrored index below.
+  // Element i as one word: its key in the upper half, its mirrored index in the lower half.
   __device__ __forceinline__ uint32_t operator[](uint32_t i) const { return key(i) << 16 | (length - 1 - i); }
 };
 
@@ -145,7 +147,8 @@ __device__ __noinline__ void search(const Whole& a, Row row, Control& s, uint32_
   __builtin_assume(__isShared(row.keys) && __isShared(&s) && __isShared(list));
   __builtin_assume(__isShared(other) && __isShared(places));
   const uint32_t tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
-  // Extends the row to whole vectors, and to as many as the warps take at once; places outside it get the least key.
+  // Extends the row to whole vectors, and to a multiple of the vectors that the warps take at once. Places outside the
+  // row get the least key.
   const uint32_t skipped = (kVector - row.head) % kVector, end = skipped + row.length;
   const uint32_t vectors = (end + kVector * 32 - 1) / (kVector * 32) * 32;
   Key* const keys = row.keys - skipped;
@@ -194,7 +197,8 @@ __device__ __noinline__ void search(const Whole& a, Row row, Control& s, uint32_
     const uint32_t least = low < bottom && bottom <= high ? bottom : low, most = low <= top && top < high ? top : high;
     middle = most - (most - least) / 2;
   }
-  const uint32_t need = (reached <= kWholeSort ? reached : a.k) - passed;  // elements that equal the key
+  // How many elements that equal the key are needed.
+  const uint32_t need = (reached <= kWholeSort ? reached : a.k) - passed;
   const uint32_t of_step = tid * 32 < vectors ? counts[tid] : 0, step_above = (of_step >> 8 & 255) + (of_step >> 24);
   uint32_t step_like = (of_step & 255) + (of_step >> 16 & 255) - step_above;
   if (middle == 0 && tid == 0) step_like -= skipped;
@@ -208,7 +212,8 @@ __device__ __noinline__ void search(const Whole& a, Row row, Control& s, uint32_
     const uint32_t before_warp = starts[start / 32];
     if (before_warp == ~0u) continue;
     const uint32_t v = start + lane;
-    uint32_t above = 0, reach = 0, like_to = before_warp & 0xffff;  // of elements, the first on top
+    // `above`, `reach`: a bit for each element, the first element in the highest bit.
+    uint32_t above = 0, reach = 0, like_to = before_warp & 0xffff;
     const uint4 words = words_of(v);
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
@@ -218,7 +223,8 @@ __device__ __noinline__ void search(const Whole& a, Row row, Control& s, uint32_
       push_reaches(reach, word << 16, (middle << 16) - 1);
       push_reaches(reach, word, (middle << 16) - 1);
     }
-    if (middle == 0) reach = v ? 0xff : 0xff >> skipped;  // without those before the row; those after it come last
+    // Leaves out places before the row; places after it come last anyway.
+    if (middle == 0) reach = v ? 0xff : 0xff >> skipped;
     if (like_to == need) reach = above;
     const uint32_t mine = static_cast<uint32_t>(__popc(above)) << 16 | __popc(reach & ~above);
     const uint32_t before_lane = sum_up_to_lane(mine) - mine;
@@ -240,7 +246,7 @@ __device__ __noinline__ void search(const Whole& a, Row row, Control& s, uint32_
   for (uint32_t i = tid; i < a.k; i += kThreads) a.write(i, best[i]);
 }
 
-// What the phases of whole_kernel share of a block, in the order in which they run.
+// What the phases of whole_kernel know of a block. The phases are its functions, in the order in which they run.
 struct Block {
   const Whole& a;
   Control& s;
@@ -286,7 +292,7 @@ struct Block {
     for (uint32_t step = 1; step < kSteps; ++step) copy(step);
   }
 
-  // Finds the threshold. False: all threads have what reaches it.
+  // Finds the threshold. Returns false if elements of all threads reach it.
   __device__ __forceinline__ bool sample() {
     const Lanes<Key> lanes(a.order);
     uint32_t most = 0;
@@ -314,7 +320,7 @@ struct Block {
     }
     threshold = larger(least << 16, 1u);
     high = top << 16 | (a.length - 1);
-    high += smaller((high - threshold) / 8, ~high);  // there may be better ones
+    high += smaller((high - threshold) / 8, ~high);  // keys above the sample's largest may follow
     shift = max(0, 32 - __clz(high - threshold) - 12);
     return least != bottom;
   }
@@ -327,7 +333,7 @@ struct Block {
     for (uint32_t step = 0; step < kSteps; ++step) {
       wait_for_async_copies<kSteps - 1>();
       const uint32_t vector = first + step * 32;
-      uint32_t hits = 0;  // the first element on top
+      uint32_t hits = 0;  // a bit for each element, the first element in the highest bit
 #pragma unroll
       for (uint32_t u = 0; u < kLoads; ++u) {
         const uint4 words = ring[vector + u * kSpread];
@@ -338,7 +344,7 @@ struct Block {
           push_reaches(hits, word, below);
         }
       }
-      if (row.vectors < kLoads * kSpread) {  // some are not there
+      if (row.vectors < kLoads * kSpread) {  // some vectors lie beyond the end of the row
 #pragma unroll
         for (uint32_t u = 0; u < kLoads; ++u)
           if (vector + u * kSpread >= row.vectors) hits &= u ? ~0u << (kElements - u * kVector) : 0;
@@ -351,7 +357,7 @@ struct Block {
                      : "r"(shared_address(&s.count)), "r"(upto)
                      : "memory");
       at = __shfl_sync(kEveryLane, at, 31) + upto - mine;
-      if (at + mine > kWholeRoom) hits = 0;  // too many: the count tells
+      if (at + mine > kWholeRoom) hits = 0;  // too many survivors, which the count shows later
       const uint32_t last = ((warp * kSteps + step) * 32 + lane + 1) * kElements - 1;
       for (uint16_t* to = survivors + at; hits; ++to) {
         const uint32_t bit = 31 - __clz(hits);
@@ -365,7 +371,8 @@ struct Block {
 
   __device__ __forceinline__ uint32_t bin_of(uint32_t c) const { return c >= high ? 0 : (high - c) >> shift; }
 
-  // Turns the counts in bins into where each bin starts. False: fewer than k survivors, or a crowded bin.
+  // Turns the counts in bins into the starts of bins. Returns false if there are fewer than k survivors, or a bin is
+  // crowded.
   __device__ __forceinline__ bool add_up_bins() {
     alignas(16) uint32_t starts[kPerThread];
     uint4* const mine = reinterpret_cast<uint4*>(s.bins) + tid * (kPerThread / 4);
@@ -397,7 +404,8 @@ struct Block {
     return !__syncthreads_or(failed);
   }
 
-  // Lists the survivors in the order of their bins, as far as the k best are in them. False: that cannot be done.
+  // Lists the survivors of the bins that hold the k best, in the order of bins. Returns false if there are too few or
+  // too many survivors, or a bin is crowded.
   __device__ __forceinline__ bool deal_out() {
     const uint32_t m = s.count, nobody = kSieveBins + lane;
     if (m > kWholeRoom || m + row.loose() < a.k) return false;
@@ -405,7 +413,8 @@ struct Block {
     const uint32_t stride = (m + 31) / 32 | 1, at = lane * stride + warp;
     const auto survivor = [&](uint32_t i) { return row[row.head + index_of(survivors[i])]; };
     const auto is_one = [&](uint32_t j) { return warp + j * kWarps < stride && at + j * kWarps < m; };
-    const uint32_t single = tid < row.loose() ? row[row.loose_index(tid)] : 0;  // belongs to no vector
+    // A loose element, which belongs to no vector.
+    const uint32_t single = tid < row.loose() ? row[row.loose_index(tid)] : 0;
     uint32_t c[kAtOnce], bin[kAtOnce];
 #pragma unroll
     for (uint32_t j = 0; j < kAtOnce; ++j)

@@ -19,18 +19,19 @@ namespace jaxgpuops::topk {
 namespace {
 
 struct Args : Call {     // values or indices may be null
-  SortOrder sort_order;  // of words that fall: the larger key comes first; `order` of the call is not used
+  SortOrder sort_order;  // words are sorted downwards, so keys of this order are inverted; Call::order is not used
   int64_t outer;
   uint32_t team, outers, width, pitch, order_pitch, tiles;  // see SortShape; tiles of an outer index
   uint32_t per_width, per_k;                                // reciprocals: the high word of i * per_width is i / width
-  uint32_t most;                                            // elements that may be sorted instead of the row; 0: none
+  uint32_t most;  // the most elements that are selected and sorted instead of the row; 0: rows are sorted whole
 };
 
 template <class Key>
-constexpr int kMendRounds = sizeof(Key) == 8 ? 12 : 6;  // words have fewer bits of a mantissa of 64-bit keys
-constexpr int kFew = 4;                                 // elements of a thread, where a selection is sorted
+// 64-bit keys need more rounds, since a word has fewer bits of their mantissa.
+constexpr int kMendRounds = sizeof(Key) == 8 ? 12 : 6;
+constexpr int kFew = 4;  // elements of a thread if a selection is sorted
 
-// Brings `rows` times `width` neighbouring elements to shared memory, of which `there` are there.
+// Loads `rows` times `width` neighbouring elements into shared memory; only `there` of them exist.
 template <class Key>
 __device__ __forceinline__ void load_tile(const Args& a, const Key* from, Key* to, uint32_t rows, uint32_t there) {
   const uint32_t count = rows * a.width;
@@ -56,10 +57,10 @@ __device__ __forceinline__ void load_tile(const Args& a, const Key* from, Key* t
   wait_for_async_copies<0>();
 }
 
-// A row, and what its words are made of.
+// A row, and how the words that are sorted are made of its keys.
 template <class Key>
 struct Row {
-  const Key* keys;  // raw, `step` apart
+  const Key* keys;  // the elements as they are in memory, `step` apart
   uint16_t* order;  // at each place of the result, the index of its element
   uint32_t step, n, turn;
   const SortOrder* key_order;
@@ -68,7 +69,8 @@ struct Row {
   int index_bits;  // bits of a word that hold the index
 
   __device__ __forceinline__ Key key(uint32_t index) const { return sort_key(keys[index * step], *key_order); }
-  // Which element a slot has. Teams start at different ones, so that rows of whole lines do not meet in a bank.
+  // Which element a slot has. Teams start at different elements, so that rows whose length is a multiple of a cache
+  // line do not use the same banks.
   __device__ __forceinline__ uint32_t at_turn(uint32_t slot) const {
     return slot + turn >= n ? slot + turn - n : slot + turn;
   }
@@ -79,7 +81,8 @@ struct Row {
   __device__ __forceinline__ uint32_t place(uint32_t word) const { return mask() - (word & mask()); }
 };
 
-// Elements whose words have the same bits of the key change places by the others. Returns whether all are in order.
+// Puts neighbours whose words have the same key bits into the order of their whole keys. Returns whether all elements
+// are in order now.
 template <class Key, int kEach, bool kBlock>
 __device__ __forceinline__ bool mend(const Row<Key>& row, uint32_t count, const SortTeam<kEach, kBlock>& team,
                                      uint32_t (&index)[kEach]) {
@@ -112,7 +115,8 @@ __device__ __forceinline__ bool mend(const Row<Key>& row, uint32_t count, const 
   return false;
 }
 
-// Puts `count` elements in order: all, or those whose indices `order` has. `live`: the order may be written.
+// Puts `count` elements in order: all of the row, or those whose indices `order` has. `live`: the team has a row, so
+// `order` may be written.
 template <class Key, int kEach, bool kBlock>
 __device__ __forceinline__ void sort_elements(const Args& a, const Row<Key>& row, const SortTeam<kEach, kBlock>& team,
                                               uint32_t count, bool given, bool live) {
@@ -121,8 +125,8 @@ __device__ __forceinline__ void sort_elements(const Args& a, const Row<Key>& row
   const int digit_bits = 32 - row.index_bits;
   int shift = kWide ? max(0, row.range - digit_bits) : 0;
   bool guesses = kWide && team.any(shift > 0);
-  bool digits = false, by_index = false;  // passes by digits, of the index order
-  bool known = false;                     // `order` is that of the pass before
+  bool digits = false, by_index = false;  // `digits`: passes sort by digits of keys; `by_index`: by indices
+  bool known = false;                     // `order` holds the order of the pass before
 #pragma unroll 1
   for (;;) {
     uint32_t words[kEach], index[kEach];
@@ -157,7 +161,7 @@ __device__ __forceinline__ void sort_elements(const Args& a, const Row<Key>& row
         again = team.any(shift < row.range);
       }
     }
-    const bool rest = !again && !a.sorted && !by_index;  // the selection is there, in another order
+    const bool rest = !again && !a.sorted && !by_index;  // the selected elements are listed already, in another order
     team.sync();
 #pragma unroll
     for (int j = 0; j < kEach; ++j)
@@ -171,7 +175,7 @@ __device__ __forceinline__ void sort_elements(const Args& a, const Row<Key>& row
 }
 
 // Finds a threshold that k elements reach and at most `most`, and puts the indices of these into the row's order.
-// Returns how many there are, or 0 where ties are in the way of that.
+// Returns how many there are, or 0 if too many equal elements make that impossible.
 template <class Key, int kEach, bool kBlock>
 __device__ __forceinline__ uint32_t select(const Args& a, const Row<Key>& row, const SortTeam<kEach, kBlock>& team,
                                            bool live) {
@@ -182,7 +186,7 @@ __device__ __forceinline__ uint32_t select(const Args& a, const Row<Key>& row, c
     const uint32_t slot = team.t + j * team.size, at = slot < row.n ? row.at_turn(slot) : 0;
     words[j] = slot < row.n ? row.word(at, shift, at) : 0;
   }
-  // Of words with all bits of the key, any will do.
+  // If words have all bits of the key, any word may be the threshold.
   const int granularity = shift ? row.index_bits : 0;
   const int bits = min(32, row.range + row.index_bits);
   uint32_t low = 0, high = ~0u >> (32 - bits) >> granularity, reached = row.n;
@@ -262,7 +266,7 @@ __global__ void __launch_bounds__(kBlock ? 512 : kSortBlock, kBlock       ? 1
   load_tile(a, static_cast<const Key*>(a.x) + outer * a.length * a.inner + inner, tile, outers * a.length, there);
   __syncthreads();
 
-  const bool copies = a.k == a.length && !a.sorted;  // all, in index order
+  const bool copies = a.k == a.length && !a.sorted;  // the result is the whole row as it is
   const uint32_t rows = outers * a.width, teams = blockDim.x / a.team;
   for (uint32_t start = 0; start < rows && !copies; start += teams) {
     const uint32_t mine = start + threadIdx.x / a.team, r = min(mine, rows - 1);

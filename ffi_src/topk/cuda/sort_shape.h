@@ -16,11 +16,11 @@ constexpr int64_t kSortTile = 80 << 10;  // the most bytes of the rows of such a
 struct SortShape {
   int each = 16;       // elements of a thread
   int team = 1;        // threads that share a row, a power of two
-  int threads = 0;     // of a block
+  int threads = 0;     // threads of a block
   int64_t outers = 1;  // outer indices of a block's rows
   int64_t width = 1;   // inner indices of a block's rows: all, or some if `outers` is 1
   int64_t pitch = 1;   // elements from one index of a row to the next in shared memory
-  int64_t order = 0;   // from one row's order of elements (16 bits each) to the next
+  int64_t order = 0;   // distance from the order (indices of 16 bits) of one row to that of the next
   size_t shared_bytes = 0;
   int64_t blocks = 0;
 };
@@ -31,10 +31,10 @@ constexpr int64_t sort_place(int64_t place) { return place + place / 64 * 2; }
 
 inline SortShape sort_shape(Rows rows, int key_bytes, int64_t multiprocessors, int64_t shared_limit) {
   SortShape shape;
-  // Threads have fewer elements where there would be too few threads.
+  // If there would be too few threads, each has fewer elements.
   if (rows.length <= 8 || (rows.length <= 256 && rows.elements() <= 1024 * multiprocessors)) shape.each = 8;
   while (shape.team * shape.each < rows.length) shape.team *= 2;
-  // Blocks of few threads where there are few rows: all multiprocessors take part.
+  // If there are few rows, blocks have few threads, so that all multiprocessors have work.
   shape.threads = std::max(shape.team, kSortBlock);
   if (shape.team > 32) shape.threads = shape.team;
   while (shape.threads > std::max(shape.team, 32) && rows.count() * shape.team < 2 * multiprocessors * shape.threads)

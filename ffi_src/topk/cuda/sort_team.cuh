@@ -49,8 +49,8 @@ struct MergingNetwork {  // for a sequence that rises and then falls, or the rev
 // A part of a warp, or a block. All threads of a warp (of the block) come to each of its functions together.
 template <int kEach, bool kBlock>
 struct SortTeam {
-  uint32_t size, t;  // threads, and this one's number
-  uint4* buffer;     // of a block: kEach words a thread
+  uint32_t size, t;  // threads of the team, and the number of this one
+  uint4* buffer;     // used by a block: kEach words for each thread
 
   __device__ __forceinline__ void sync() const {
     if constexpr (kBlock) {

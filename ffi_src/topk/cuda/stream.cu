@@ -35,7 +35,7 @@ namespace cg = cooperative_groups;
 struct Stream : Call {
   uint32_t slices;
   uint32_t reach, quorum;  // a key that `reach` elements of `quorum` slices reach: at least k of the row do
-  uint32_t keep, room;     // candidates: what stays when the buffer is full, and what it holds
+  uint32_t keep, room;     // candidates that stay when the buffer is full; candidates that it holds
   uint32_t stages;         // tiles in flight
   bool cluster;
   bool shares;  // blocks of a grid also publish bounds while they read
@@ -54,7 +54,7 @@ struct Exchange {
     counts = bounds + a.slices;
     candidates = reinterpret_cast<Composite<Key>*>(bytes + exchange_header_bytes(a.slices));
   }
-  // A key that k elements of the row reach: the highest that follows from what blocks have published so far.
+  // Returns a key that k elements of the row reach: the highest that follows from what blocks have published so far.
   template <int kThreads>
   __device__ Key bound(const Stream& a) const {
     const uint32_t i = spread_index<kThreads>();
@@ -128,7 +128,7 @@ __device__ void collect(Shared<kThreads, Composite<Key>>& s, Composite<Key>* buf
   if (s.count > a.keep) reselect<kThreads, Key>(s, buffer, packing, a.k, a.keep);
 }
 
-// What the phases of stream_kernel share, in the order in which they run.
+// What the phases of stream_kernel know of a thread. The phases are its functions, in the order in which they run.
 template <class Key, int kThreads, bool kStrided>
 struct Block {
   using C = Composite<Key>;
@@ -159,8 +159,8 @@ struct Block {
   uint32_t loose;
   uint32_t tiles;   // tiles of this block; the last may lie past the end of the row
   uint32_t stride;  // the step from one visited tile to the next
-  uint32_t count;   // of this block's elements
-  uint32_t k;       // of them, at most
+  uint32_t count;   // how many elements this block has
+  uint32_t k;       // k, but at most `count`
 
   // If k exceeds half the threads, the delegates still show roughly where the k-th element of the slice lies. That is a
   // guess: if too few elements reach it, the slice is read again without it.
@@ -193,8 +193,8 @@ struct Block {
     k = max(1, min(a.k, count));
     delegates = k <= kThreads / 2;
     guesses = !delegates && count > 8 * k;
-    // Of equal elements the first ones win, so usually the first tile comes first. A guess assumes an average tile, so
-    // it takes the middle one.
+    // Of equal elements the first ones are in the result, so usually the first tile is read first. A guessed threshold
+    // needs a typical tile, so then the middle one is.
     start = delegates || tiles == 0 ? 0 : (tiles - 1) / 2;
   }
 
@@ -310,7 +310,7 @@ struct Block {
 #pragma unroll
         for (uint32_t w = 0; w < kLoadWords; ++w) most = filter.most(most, words[u][w]);
       }
-      // If all indices come after that of the threshold, equal keys do not count.
+      // If all indices of the tile come after the threshold's index, keys that equal the threshold do not reach it.
       const bool late = all.index(first_vector(tile)) > last;
       if (__any_sync(kEveryLane, (late ? filter.exceeds(most) : filter.reaches(most)) || full || left)) {
         if (__any_sync(kEveryLane, full)) break;
@@ -407,7 +407,7 @@ struct Block {
     write_result<kThreads, Key>(s, a, packing, buffer, buffer + a.keep, a.keep, row);
   }
 
-  // For a block that has a whole row.
+  // Writes the result; for a block that has a whole row.
   __device__ __forceinline__ void write_alone() {
     if (s.count > a.keep) {
       reselect<kThreads, Key>(s, buffer, packing, k, a.keep);
@@ -434,7 +434,7 @@ struct Block {
   // For a block of a cluster: the first block gathers the candidates of all.
   __device__ __forceinline__ void gather_and_write() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-    __shared__ uint32_t counts[8];  // of the others' candidates
+    __shared__ uint32_t counts[8];  // how many candidates the other blocks have
     const cg::cluster_group cluster = cg::this_cluster();
     if (a.reach) {
       const Key mine = kth_of_block<kThreads>(best, a.reach);

@@ -11,26 +11,28 @@ namespace jaxgpuops::topk {
 
 constexpr int64_t kMaxStreamK = 2048;
 
-// Elements of a tile: 64 bytes a thread, or 32 of 8 bits.
+// How many elements a tile has: 64 bytes for each thread, or 32 bytes of 8-bit elements.
 JAXGPUOPS_HD constexpr int tile_elements(int key_bytes, int threads) {
   return threads * (key_bytes == 1 ? 32 : 64 / key_bytes);
 }
 
-// Bytes before the tiles: histogram, warp results and counters. A multiple of a line, since asynchronous copies to
-// other places are slow. candidates.cuh checks it.
+// Bytes before the tiles: histogram, warp results and counters. They are a multiple of a cache line, since asynchronous
+// copies to other addresses are slow. candidates.cuh checks the number.
 JAXGPUOPS_HD constexpr size_t stream_control_bytes(size_t composite, int threads) {
   return (threads * 32 + threads / 32 * (2 * composite + 4) + 32 + 127) / 128 * 128;
 }
 
-// What the blocks of a grid that share a row leave in the workspace: each a bound, a count and its candidates.
+// In the workspace, each block of a grid leaves a bound, a count and its candidates. These are the bytes of the bounds
+// and counts of a row.
 JAXGPUOPS_HD constexpr int64_t exchange_header_bytes(int64_t slices) { return slices * 16; }
-// Candidates of a block: about as many as a guessed threshold lets through. More are dropped.
+// How many candidates a block of a grid leaves at most: about as many as reach a guessed threshold. More are dropped.
 JAXGPUOPS_HD constexpr int64_t exchange_candidates(int64_t k) { return 2 * k - k / 8; }
 JAXGPUOPS_HD constexpr int64_t stream_exchange_bytes(int64_t slices, int64_t k, int64_t composite) {
   return exchange_header_bytes(slices) + slices * exchange_candidates(k) * composite;
 }
 
-// Rows that one block holds whole, twice over and with a tile in flight.
+// The most elements of a row that one block holds whole. Shared memory has room for them twice, and for a tile in
+// flight.
 inline uint32_t whole_row_elements(int key_bytes, size_t shared_limit) {
   if (shared_limit >= 200 * 1024) return key_bytes == 8 ? 4096 : 8192;
   return key_bytes == 8 ? 1024 : 2048;
@@ -41,10 +43,10 @@ constexpr uint32_t kMaxStages = 5;
 struct StreamShape {
   uint32_t keep = 0, room = 0, stages = 0;
   size_t shared_bytes = 0;
-  size_t merge_bytes = 0;  // for the kernel that merges the candidates of a grid's blocks
+  size_t merge_bytes = 0;  // shared memory of the kernel that merges the candidates of a grid's blocks
 };
 
-// Shared memory that the kernels take beside what is requested: none of them has more in variables of its own.
+// Shared memory that is kept free for the kernels' own variables; no kernel has more of them.
 constexpr size_t kReservedShared = 1024;
 
 // `shared_limit` is what one block may have on the device: one of 512 threads takes it all, one of 256 half.
@@ -73,7 +75,8 @@ inline StreamShape stream_shape(int key_bytes, int threads, uint32_t length, uin
   return shape;
 }
 
-// A step coprime to the number of tiles, near its golden section: consecutive steps land far apart.
+// A stride that has no common divisor with the number of tiles and is near their golden section, so that consecutive
+// steps land far apart.
 JAXGPUOPS_HD uint32_t scattered_stride(uint32_t tiles) {
   uint32_t stride = static_cast<uint32_t>(tiles * 0.618f);
   if (stride < 1) return tiles > 1 ? 1 : 0;

@@ -33,7 +33,7 @@ struct Wave : Call {
 
 constexpr int kThreads = kWaveThreads;
 constexpr uint32_t kWarps = kThreads / 32;
-constexpr uint32_t kFew = kThreads / 4;  // candidates that are ranked at once
+constexpr uint32_t kFew = kThreads / 4;  // the most candidates that are ranked at once
 
 // A row whose vectors are dealt out to the threads of all its blocks, in rounds.
 template <class Key>
@@ -47,8 +47,8 @@ struct Dealt : RowVectors<Key> {
   __device__ __forceinline__ uint4 load(uint32_t vector) const { return __ldcs(this->body() + vector); }
 };
 
-// Which share of each round a warp of a block reads. Neighbouring shares go to different blocks: so elements that stand
-// together are spread over many lists, and no block has the same part of every period of a periodic row.
+// Which share of each round a warp of a block reads. Neighbouring shares go to different blocks. So neighbouring
+// elements are spread over many lists, and in a periodic row no block has the same part of every period.
 __device__ __forceinline__ uint32_t share_of_warp(uint32_t block, uint32_t warp, uint32_t blocks) {
   uint32_t turned = block + warp;
   while (turned >= blocks) turned -= blocks;
@@ -69,7 +69,7 @@ struct Exchange {
   }
 };
 
-// The two largest keys in some 16-byte vectors, and the first place of the largest.
+// Finds the two largest keys in some 16-byte vectors, and the first place of the largest.
 template <class Key, int kLoads>
 __device__ __forceinline__ void best_two(const uint4 (&tile)[kLoads], KeyOrder order, Key& one, Key& two) {
   if constexpr (sizeof(Key) >= 4) {
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kThreads, 2) wave_kernel(const Wave a) {
   const Packing<Key> packing = Packing<Key>::make(a.length);
 
   uint32_t filler = static_cast<uint32_t>(decode(Key{0}, a.order)),
-           filler_high = filler;  // this loses every comparison
+           filler_high = filler;  // the filler loses every comparison
   if constexpr (sizeof(Key) == 8) filler_high = static_cast<uint32_t>(decode(Key{0}, a.order) >> 32);
 #pragma unroll
   for (int bits = 8 * sizeof(Key); bits < 32; bits *= 2) filler_high = filler |= filler << bits;
@@ -179,7 +179,8 @@ __global__ void __launch_bounds__(kThreads, 2) wave_kernel(const Wave a) {
     const C one = board[place];
     uint32_t above = 0;
 #pragma unroll 4
-    for (uint32_t i = tid % 4; i < kWarps * kWaveTold; i += 4) above += board[i] + (i < place) > one;  // some may be 0
+    // Some elements of the board may be 0.
+    for (uint32_t i = tid % 4; i < kWarps * kWaveTold; i += 4) above += board[i] + (i < place) > one;
     above = sum_of_lanes<4>(above);
     if (tid % 4 == 0 && above <= a.told) exchange.told[above * a.slices + rank] = one;
   } else if (warp == kWarps - 1) {
@@ -216,11 +217,11 @@ __device__ __noinline__ C raise(C value, uint32_t k, C floor) {
   return kth_of_composites<kThreads>(value, k, floor);
 }
 
-// Shared memory behind the candidates: what is read again.
+// The shared memory behind the candidates, which says what is read again.
 template <class Key>
 struct Again {
-  uint32_t* warps;      // those that are read again now
-  uint32_t* blocks;     // those that may hold more than they published
+  uint32_t* warps;      // warps whose elements are read again now
+  uint32_t* blocks;     // blocks that may hold more than they published
   unsigned char* more;  // for each block, whether it is in `blocks`
 
   __device__ explicit Again(Composite<Key>* buffer) {
@@ -278,18 +279,19 @@ __device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_byt
         }
         __syncthreads();
         if (!last || s.above <= most) break;
-        from = raise(best, most / 2, threshold);  // too many: the best of them
+        // There are too many warps, so only those with the best elements are read again now.
+        from = raise(best, most / 2, threshold);
         last = false;
         if (tid == 0) s.above = 0;
         __syncthreads();
       }
-      constexpr uint32_t kReads = kVector < 4 ? 8 : 32 / kVector;  // of a thread, at once
+      constexpr uint32_t kReads = kVector < 4 ? 8 : 32 / kVector;  // vectors that a thread reads at once
       const uint32_t chosen = min(s.above, kWaveAgain), reads = chosen * ((dealt.rounds + kReads - 1) / kReads);
 #pragma unroll 1
       for (uint32_t start = 0; start < reads; start += kWarps) {
         const uint32_t read = start + warp, round = read / chosen * kReads;
         const uint32_t vector = round * dealt.threads + list.warps[read % chosen] * 32 + lane;
-        const uint32_t rounds = max(dealt.rounds, round) - round;  // 0 beyond the last round
+        const uint32_t rounds = max(dealt.rounds, round) - round;  // the number of rounds left, 0 beyond the last one
         const auto index = [&](uint32_t j) { return dealt.index(vector + j / kVector * dealt.threads) + j % kVector; };
         const auto at = [&](uint32_t j) { return packing.pack(encode(dealt.x[index(j)], a.order), index(j)); };
         uint4 words[kReads];
@@ -323,7 +325,7 @@ __device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_byt
   }
 
   if (few(a)) {
-    while (s.count > kFew) {  // runs at most twice: then no thread has two
+    while (s.count > kFew) {  // runs at most twice, since after that no thread has two candidates
       constexpr uint32_t kMine = kWaveRoom / kThreads;
       C mine[kMine], best = 0;
 #pragma unroll
@@ -373,7 +375,7 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
   wait_for_predecessor();
 
   const uint32_t all = a.told * a.slices, bounds = all + 2 * a.slices, entries = bounds + a.slices;
-  const uint32_t own = lane / 4 * (4 * kWarps) + warp * 4 + lane % 4;  // each warp has a part of the best
+  const uint32_t own = lane / 4 * (4 * kWarps) + warp * 4 + lane % 4;  // each warp ranks a part of the best elements
   C told[kMine], best = 0, floor = 1, bound = 0;  // no element of the result is 0, the last composite of all
 #pragma unroll
   for (uint32_t j = 0; j < kMine; ++j) {
@@ -402,7 +404,8 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
   const auto put = [&](C c) {
     if (c >= threshold) buffer[atomicAdd(&s.count, 1u)] = c;
   };
-  static_assert(kMaxWaveK * 9 / 8 * kMine + 32 <= kWaveRoom);  // what may reach the threshold, and what is loose
+  // Elements that may reach the threshold, and loose elements.
+  static_assert(kMaxWaveK * 9 / 8 * kMine + 32 <= kWaveRoom);
 #pragma unroll
   for (uint32_t j = 0; j < kMine; ++j) {
     if (j * kThreads >= all) break;
@@ -410,7 +413,7 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
   }
   put(loose);
   const bool again = __syncthreads_or(bound >= threshold);
-  if (again) {  // without the elements of blocks that may hold more
+  if (again) {  // elements of blocks that may hold more are read again, so they are left out here
     const Again<Key> list(buffer);
     for (uint32_t i = tid; i < a.slices; i += kThreads) list.more[i] = 0;
     if (tid == 0) s.count = s.full = s.above = 0;

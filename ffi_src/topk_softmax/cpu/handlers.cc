@@ -72,13 +72,14 @@ JAXGPUOPS_SIMD void sigmoid_row(const float* z, int64_t n, float shift, float* s
 JAXGPUOPS_SIMD void root_row(const float* z, int64_t n, float shift, float* s) {
   for (int64_t j = 0; j < n; ++j) {
     const float e = exp_negative(z[j] > 0 ? -z[j] : z[j]), u = 1 + e;
-    const float log = u == 1 ? e : log_above_one(u) * (e / (u - 1));  // of 1 + e, without the error of u
+    // Log(1 + e), corrected by what rounding changed in u = 1 + e.
+    const float log = u == 1 ? e : log_above_one(u) * (e / (u - 1));
     const float near = (z[j] > 0 ? z[j] : 0.0f) + log;
     s[j] = z[j] < kFar ? exp_negative((z[j] - shift) / 2) : std::sqrt(near);
   }
 }
 
-// What rows are selected by, as bits.
+// Computes the keys by which elements are selected, as bits of score + bias.
 JAXGPUOPS_SIMD void add_bias(const float* scores, int64_t n, const float* bias, int64_t stride, uint32_t* keys) {
   for (int64_t j = 0; j < n; ++j) {
     const float sum = scores[j] + bias[j * stride];
@@ -136,7 +137,7 @@ class Gate {
   using Key = std::conditional_t<kBiased, uint32_t, Bits>;
   inline static const KeyOrder kOrder = key_order(KeyKind::kFloat, 8 * sizeof(Key), true);
 
-  // Of the row whose logits are z; sum is that of e^(z - top).
+  // The logarithm of the sum of e^z over the row; `sum` is the sum of e^(z - top).
   float log_sum(float sum) const {
     if (std::isfinite(top_)) return top_ + std::log(sum);
     const float* end = z_.data() + problem_.rows.length;
@@ -144,7 +145,7 @@ class Gate {
     return nan == end ? top_ : *nan;
   }
 
-  // The best k in order, of the row or of what its chosen groups have.
+  // The best k in order, of the row or of its chosen groups.
   const Composite<Key>* choose(const Bits* row, int64_t o, int64_t i) {
     const int64_t n = problem_.rows.length;
     const Key* keys;
@@ -168,7 +169,7 @@ class Gate {
     return sorted(kept_.data(), problem_.topk_groups * size);
   }
 
-  // The index of what is at `at` among what was chosen from.
+  // The index in the row of the element that has index `at` among the elements of the chosen groups.
   int64_t place(int64_t at) const {
     if (problem_.groups == 1) return at;
     const int64_t size = problem_.group_size();
@@ -212,12 +213,12 @@ class Gate {
     return best;
   }
 
-  // e = scores, of another kind than softmax, of n logits z.
+  // Sets e to the scores of n logits z, for scores other than softmax.
   void score_row(int64_t n, float shift) {
     (problem_.score == Score::kSigmoid ? sigmoid_row : root_row)(z_.data(), n, shift, e_.data());
   }
 
-  // e = the weights of the chosen logits z.
+  // Sets e to the weights of the chosen logits z.
   void weigh() {
     const int64_t k = problem_.k;
     float* e = e_.data();
@@ -232,7 +233,7 @@ class Gate {
         sum = sum_of_row(e, k);
       } else {
         score_row(k, top < kFar ? top : 0);
-        sum = sum_of_row(e, k) + (top - top);  // NaN where the largest is infinite, as of softmax
+        sum = sum_of_row(e, k) + (top - top);  // NaN if the largest logit is infinite, as for softmax
       }
       for (int64_t j = 0; j < k; ++j) e[j] /= sum;
     } else if (softmax) {
@@ -251,7 +252,7 @@ class Gate {
   std::vector<Bits> row_;
   std::vector<Key> keys_, kept_;
   std::vector<Composite<Key>> of_groups_;
-  std::vector<int64_t> chosen_;  // groups
+  std::vector<int64_t> chosen_;  // the chosen groups
   std::vector<float> z_, e_;
   float top_ = 0, inverse_ = 1;  // the softmax of the row is e^(z - top_) * inverse_
 };

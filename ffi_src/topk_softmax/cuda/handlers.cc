@@ -14,7 +14,8 @@ ffi::Error topk_softmax(cudaStream_t stream, ffi::AnyBuffer logits, ffi::Remaini
     const Options options{axis, score, normalize, biased, groups, topk_groups, scale, log_sums};
     const Call call = call_of(logits, rest, *weights, *indices, more, options);
     const size_t results = log_sums ? 2 : 1;
-    require_workspace(require_buffer("workspace", more, results - 1), logits, axis);  // this kernel does without
+    // Checked only: this kernel uses no workspace.
+    require_workspace(require_buffer("workspace", more, results - 1), logits, axis);
     if (more.size() > results) throw invalid("there are too many results");
     const Plan plan = plan_topk_softmax(call.problem.rows, call.problem.k, call.problem.groups);
     require_launched(launch_topk_softmax(stream, plan, call.problem, call.buffers), "rows", call.problem.rows, logits,

@@ -1,14 +1,14 @@
-// The gate of a mixture of experts. A team of 8 to 32 lanes holds a row, each lane up to 32 logits, in registers. The
-// few that are looked up by index are read again, from L1.
+// The gate of a mixture of experts. A team of 8 to 32 lanes holds a row, each lane up to 32 logits, in registers.
+// Logits that are looked up by index are read again, from L1.
 //
 // The k-th largest of the lanes' maxima (two a lane, or four) is a threshold that at least k elements reach, and not
-// many more: k of G maxima leave about G ln(G / (G - k)). Those are found with float comparisons, and only they get
-// exact keys, with their indices below, so that no two are equal; each then counts how many are larger. Rows where too
-// many reach the threshold (ties), or NaNs have misled it, take k rounds of a search for the next largest. Rows of up
-// to 64 logits without a bias or groups go through sorting networks, for k <= 8.
+// many more: k of G maxima leave about G ln(G / (G - k)). The elements that reach it are found with float comparisons.
+// Only these get exact keys, with the index in the low bits, so that no two are equal; the rank of each is the number
+// of larger keys. If too many elements reach the threshold (ties), or NaNs have made it wrong, k rounds search for the
+// next largest element. Rows of up to 64 logits without a bias or groups go through sorting networks, for k <= 8.
 //
-// Groups of experts are chosen before: keys go to shared memory, a lane looks for the best two of each of its groups,
-// and counts how many groups have more. What is in none of the chosen is as if it were not there.
+// Groups of experts are chosen before that: keys go to shared memory, and each lane finds the best two keys of each of
+// its groups, and how many groups have a larger sum. Experts of groups that are not chosen are then left out.
 //
 // Bytes moved: logits once, k (weight + index) out. Sums are taken in an order that follows from the length and k.
 #include <algorithm>
@@ -30,12 +30,12 @@ struct Args {
   const float* bias;
   void* weights;
   int32_t* indices;
-  float* log_sums;  // or null
+  float* log_sums;  // null: not asked for
   Broadcast bias_at;
   int64_t rows, inner;
   uint32_t length, k, groups, topk_groups, group_size;
-  uint32_t group_reciprocal;  // of its size, times 2^20, rounded up: right for all indices up to kMaxLength
-  uint32_t one, minus_one;    // 1 and -1, which the compiler must not know
+  uint32_t group_reciprocal;  // 2^20 / (size of a group), rounded up; exact enough for all indices up to kMaxLength
+  uint32_t one, minus_one;    // 1 and -1, hidden from the compiler
   Score score;
   bool normalize;
   float scale;
@@ -60,11 +60,11 @@ __device__ __forceinline__ float logit_of(uint32_t key) {
 }
 
 __device__ __forceinline__ float sigmoid(float z) { return 1 / (1 + expf(-z)); }
-// Divided by e^(shift / 2) below kFar.
+// sqrt(log(1 + e^z)); for z below kFar, it is divided by e^(shift / 2).
 __device__ __forceinline__ float sqrt_softplus(float z, float shift) {
   return z < kFar ? expf(0.5f * (z - shift)) : sqrtf(fmaxf(z, 0) + log1pf(expf(-fabsf(z))));
 }
-// What chooses: all NaNs are one.
+// Makes all NaNs the same, since experts are chosen by these bits.
 __device__ __forceinline__ float canonical(float sum) { return sum == sum ? sum : __uint_as_float(0x7fc00000); }
 
 // What a team shares. A candidate is the exact key above the mirrored index.
@@ -89,7 +89,7 @@ __device__ __forceinline__ float max_of_team(float v) {
   return fold_lanes<kTeam>(v, [](float a, float b) { return fmaxf(a, b); });
 }
 
-// What elements of a row are selected by.
+// The numbers by which elements of a row are selected.
 template <class Element, bool kBiased, bool kGrouped>
 struct Selection {
   const typename Element::Bits* row;
@@ -98,7 +98,7 @@ struct Selection {
   int64_t bias_stride;
   float top, inverse;  // softmax is e^(z - top) inverse
   Score kind;
-  uint64_t groups;  // a bit for each that is chosen
+  uint64_t groups;  // a bit for each chosen group
   uint32_t group_reciprocal;
 
   __device__ __forceinline__ float score(float z) const {
@@ -125,7 +125,7 @@ struct Selection {
   }
 };
 
-// The rare path: round after round, the largest that is left.
+// The rare path: each round takes the largest element that is left.
 template <int kTeam, int kElements, class S, class B>
 __device__ __noinline__ void search(const Args& a, S selection, B& board, uint32_t t, bool wanted) {
   uint32_t keys[kElements], left = 0;
@@ -140,7 +140,7 @@ __device__ __noinline__ void search(const Args& a, S selection, B& board, uint32
   for (uint32_t round = 0; round < a.k; ++round) {
     uint32_t key = 0, chosen = 0;
 #pragma unroll
-    for (int j = kElements - 1; j >= 0; --j)  // the first of equal ones comes last
+    for (int j = kElements - 1; j >= 0; --j)  // backwards, so that of equal elements the first one stays
       if (left >> j & 1 && keys[j] >= key) key = keys[j], chosen = j;
     const uint64_t mine = left ? static_cast<uint64_t>(key) << 32 | ~(chosen * kTeam + t) : 0;
     const uint64_t best = largest_of_lanes<kTeam>(mine);
@@ -159,7 +159,7 @@ __device__ __forceinline__ uint32_t index_of(uint32_t j, uint32_t t) {
   return (j / kVector * kTeam + t) * kVector + j % kVector;
 }
 
-// A lane's elements. What is not there is -inf.
+// A lane's elements. Elements that do not exist are -inf.
 template <class Element, int kTeam, int kElements>
 __device__ __forceinline__ void load(const Args& a, const typename Element::Bits* row, uint32_t t,
                                      typename Element::Bits (&bits)[kElements]) {
@@ -198,7 +198,7 @@ __device__ __forceinline__ void load(const Args& a, const typename Element::Bits
   }
 }
 
-// How many of a lane's elements are there: they are its first ones.
+// How many of a lane's elements exist; they are its first ones.
 template <class Element, int kTeam>
 __device__ __forceinline__ uint32_t count_of(uint32_t length, uint32_t t) {
   constexpr uint32_t kVector = 16 / sizeof(typename Element::Bits);
@@ -207,7 +207,8 @@ __device__ __forceinline__ uint32_t count_of(uint32_t length, uint32_t t) {
   return length / (kTeam * kVector) * kVector + some;
 }
 
-// Softmax's numbers of the whole row of logits v, and the logarithm of its sum, if it is asked for.
+// Computes the maximum and the inverse sum of exponentials of the whole row, and the logarithm of the sum if it is
+// asked for.
 template <int kTeam, int kElements, class S>
 __device__ __forceinline__ void sum_up(const float (&v)[kElements], S& selection, float* log_sum) {
   float top = v[0];
@@ -294,8 +295,8 @@ __device__ __forceinline__ uint32_t reaching(const float (&v)[kElements], float 
   return ~hits;
 }
 
-// Puts the team's hits on the board, and those of rank below k among its best. Returns how many hits there were; 0 if
-// they are too many.
+// Lists the team's hits on the board, and the k best of them, by rank, as the board's best. Returns the number of hits,
+// or 0 if there are too many.
 template <class Element, int kTeam, class S, class B>
 __device__ __forceinline__ uint32_t rank_hits(uint32_t hits, uint32_t k, const S& selection, B& board, uint32_t lane,
                                               uint32_t t) {
@@ -307,10 +308,11 @@ __device__ __forceinline__ uint32_t rank_hits(uint32_t hits, uint32_t k, const S
     auto* const words = reinterpret_cast<uint32_t*>(board.candidates);
     for (uint32_t at = inclusive - mine; hits; hits &= hits - 1)
       words[2 * at++] = ~index_of<Element, kTeam>(__ffs(hits) - 1, t);
-    if (t < 4) board.candidates[candidates + t] = 0;  // they are read by fours
+    // Clears four more places, since candidates are read four at a time.
+    if (t < 4) board.candidates[candidates + t] = 0;
   }
   __syncwarp();
-  for (uint32_t i = t; i < candidates; i += 2 * kTeam) {  // a lane has two at once
+  for (uint32_t i = t; i < candidates; i += 2 * kTeam) {  // a lane ranks two candidates at once
     auto* const words = reinterpret_cast<uint32_t*>(board.candidates + i);
     const bool more = i + kTeam < candidates;
     const uint32_t key = selection.key(~words[0]), next = more ? selection.key(~words[2 * kTeam]) : 0;
@@ -341,14 +343,14 @@ __device__ __forceinline__ uint32_t rank_hits(uint32_t hits, uint32_t k, const S
   return candidates;
 }
 
-// What a lane has of the chosen: one, or two.
+// The chosen elements that a lane has: one or two.
 struct Chosen {
   bool has[2];
   float z[2] = {-INFINITY, -INFINITY}, w[2] = {};
   uint32_t index[2];
 };
 
-// The best k in order, of those that `present` has bits for.
+// The best k in order, of the elements whose bits are set in `present`.
 template <class Element, int kTeam, int kElements, bool kBiased, class S, class B>
 __device__ __forceinline__ void choose(const Args& a, const float (&v)[kElements], uint32_t present, bool live,
                                        const S& selection, B& board, uint32_t lane, uint32_t t, Chosen& chosen) {
@@ -357,7 +359,7 @@ __device__ __forceinline__ void choose(const Args& a, const float (&v)[kElements
   const uint32_t candidates = rank_hits<Element, kTeam>(hits, a.k, selection, board, lane, t);
   const bool found = candidates >= a.k && static_cast<uint32_t>(board.best[a.k - 1] >> 32) >= floor;
   if (__any_sync(kEveryLane, live && !found)) {
-    __syncwarp();  // all have read what is written over
+    __syncwarp();  // all lanes have read what is overwritten now
     search<kTeam, kElements>(a, selection, board, t, live && !found);
     __syncwarp();
   }
@@ -395,7 +397,7 @@ __device__ __forceinline__ void weigh(const Args& a, const S& selection, uint32_
   if (a.score == Score::kSigmoid) shift = fminf(top, 0);
   if (a.score == Score::kSqrtSoftplus) {
     shift = top < kFar ? top : 0;
-    more = top - top;  // NaN where the largest is infinite, as of softmax
+    more = top - top;  // NaN if the largest logit is infinite, as for softmax
   }
 #pragma unroll
   for (uint32_t s = 0; s < 2; ++s) {
@@ -416,9 +418,9 @@ __device__ __forceinline__ void weigh(const Args& a, const S& selection, uint32_
 // ---- The kernel
 // -------------------------------------------------------------------------------------------------------
 
-// Blocks of a multiprocessor: as many registers as a lane's elements and the rest take.
+// Blocks per multiprocessor for __launch_bounds__, which leave a lane registers for its elements and the rest.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
-constexpr int kMostResident = 8;  // it has 1024 threads
+constexpr int kMostResident = 8;  // a multiprocessor has 1024 threads
 #else
 constexpr int kMostResident = 10;
 #endif
@@ -456,7 +458,7 @@ __global__ void __launch_bounds__(kBlock, resident(kElements, kBiased || kGroupe
   const uint32_t count = count_of<Element, kTeam>(a.length, t);
   uint32_t present = count >= 32 ? ~0u : (1u << count) - 1;
 
-  // Scores of the whole row, where they matter.
+  // Computes what scores need of the whole row, if they need it.
   Selection<Element, kBiased, kGrouped> selection{row, a.inner, nullptr, 0, 0, 1, a.score, 0, a.group_reciprocal};
   if (a.log_sums || (a.score == Score::kSoftmax && (kBiased || !a.normalize)))
     sum_up<kTeam>(v, selection, a.log_sums && live && t == 0 ? a.log_sums + r : nullptr);
