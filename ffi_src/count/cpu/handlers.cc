@@ -202,23 +202,12 @@ ffi::Error segments_handler(ffi::ThreadPool pool, ffi::AnyBuffer data, ffi::AnyB
 
 template <bool logs>
 ffi::Error softmax_handler(ffi::ThreadPool pool, ffi::AnyBuffer data, ffi::AnyBuffer ids,
-                           ffi::Result<ffi::AnyBuffer> out, int64_t axis, int64_t length, bool sorted) {
+                           ffi::Result<ffi::AnyBuffer> out, int64_t axis, bool sorted, int64_t length) {
   return handle(logs ? "jaxgpuops.segment_logsumexp" : "jaxgpuops.segment_softmax", [&] {
     segment_softmax(softmax_of(data, ids, *out, axis, length, sorted, logs),
                     static_cast<const float*>(data.untyped_data()), static_cast<const int32_t*>(ids.untyped_data()),
                     static_cast<float*>(out->untyped_data()), logs, workers_of(pool));
   });
-}
-
-auto softmax_binding() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::ThreadPool>()
-      .Arg<ffi::AnyBuffer>()  // data
-      .Arg<ffi::AnyBuffer>()  // ids
-      .Ret<ffi::AnyBuffer>()  // out
-      .Attr<int64_t>("axis")
-      .Attr<int64_t>("length")
-      .Attr<bool>("sorted");
 }
 
 auto segments_binding() {
@@ -230,6 +219,9 @@ auto segments_binding() {
       .Attr<int64_t>("axis")
       .Attr<bool>("sorted");
 }
+
+auto softmax_binding() { return segments_binding().Attr<int64_t>("length"); }
+
 XLA_FFI_DEFINE_HANDLER(kBincount, bincount_handler,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::ThreadPool>()

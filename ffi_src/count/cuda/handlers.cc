@@ -80,7 +80,7 @@ ffi::Error segments(cudaStream_t stream, ffi::AnyBuffer data, ffi::AnyBuffer ids
 template <bool logs>
 ffi::Error segment_softmax(cudaStream_t stream, ffi::AnyBuffer data, ffi::AnyBuffer ids,
                            ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace, int64_t axis,
-                           int64_t length, bool sorted) {
+                           bool sorted, int64_t length) {
   return handle(logs ? "jaxgpuops.segment_logsumexp" : "jaxgpuops.segment_softmax", [&] {
     const Segments problem = softmax_of(data, ids, *out, axis, length, sorted, logs);
     const Device device = current_device();
@@ -97,18 +97,6 @@ ffi::Error segment_softmax(cudaStream_t stream, ffi::AnyBuffer data, ffi::AnyBuf
   });
 }
 
-auto softmax_binding() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::PlatformStream<cudaStream_t>>()
-      .Arg<ffi::AnyBuffer>()  // data
-      .Arg<ffi::AnyBuffer>()  // ids
-      .Ret<ffi::AnyBuffer>()  // out
-      .Ret<ffi::AnyBuffer>()  // workspace
-      .Attr<int64_t>("axis")
-      .Attr<int64_t>("length")
-      .Attr<bool>("sorted");
-}
-
 auto segments_binding() {
   return ffi::Ffi::Bind()
       .Ctx<ffi::PlatformStream<cudaStream_t>>()
@@ -119,6 +107,9 @@ auto segments_binding() {
       .Attr<int64_t>("axis")
       .Attr<bool>("sorted");
 }
+
+auto softmax_binding() { return segments_binding().Attr<int64_t>("length"); }
+
 XLA_FFI_DEFINE_HANDLER(kBincount, bincount,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::PlatformStream<cudaStream_t>>()
