@@ -26,8 +26,8 @@ struct Sums {
     return p.words + ((p.level_at[level] + static_cast<int64_t>(index)) * p.columns + column) * kWords;
   }
 
-  // kSoon: sets the words by atomics, which other blocks see sooner. Otherwise by plain stores, which load the memory
-  // less, and are better if each thread has a column.
+  // kSoon: the words are set by atomics, which other blocks see sooner. Otherwise plain stores set them, which put less
+  // load on the memory; that is better if each thread publishes the sum of a column.
   template <bool kSoon = true>
   __device__ void publish(int level, int index, int64_t column, State state) const {
     set<kSoon>(at(level, index, column), state);
