@@ -5,8 +5,8 @@
 On GPUs, times are of calls in flight; also of programs whose collectives are in CUDA graphs, where this XLA does that.
 Bytes are those of the collectives' results in the compiled program of one device; the rate of the link that they are
 compared with is that of an all-gather of 256 MiB, measured here. With one device all is local. The time of one device's
-part alone is what a split costs nothing beside. First, values that a collective might change go through ours: results
-must have the bits of one device.
+part alone is the time that a split would take if it cost nothing. First, values that a collective might change go through
+our functions: results must have the bits of one device.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def name_of(shape, axis, dtype, k):
 
 
 def _hostile(axis, k):
-    """Rows that defeat some way to select. By contract they take at most three times as long as random ones."""
+    """Rows that are hard for some way to select. They must take at most three times as long as random rows."""
     return {
         "rising": lambda x: (jnp.sort(x, axis),),
         "falling": lambda x: (-jnp.sort(x, axis),),
