@@ -194,7 +194,7 @@ def test_histogram(shape, dtype):
 
 
 def test_few_rows_are_near_what_is_exact():
-    """Tests sums that float32 cannot add up without loss, and that they have the same bits in every batch."""
+    """Of sizes that no float32 adds up; and of every batch the same bits."""
     rng = np.random.default_rng(0)
     for dtype, shape, segments in itertools.product(("float32", "bfloat16"), [(2000, 3), (300, 70), (2048,)], (3, 900)):
         data = jnp.asarray(rng.standard_normal(shape) * np.exp2(rng.integers(-30, 30, shape))).astype(dtype)
