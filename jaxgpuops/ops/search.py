@@ -342,7 +342,7 @@ def _unique(x, fill, size, wanted):
         fill = np.zeros((), x.dtype)
     [values], order = sort_operands([_whole(row, 0)], 0, 1, indices=True)
     assert order is not None  # it was asked for
-    keys = sort_keys(values)  # equal where elements are
+    keys = sort_keys(values)  # two keys are equal where the elements are
     starts = jnp.concatenate([jnp.full(min(length, 1), True), keys[1:] != keys[:-1]])
     place = _chosen(starts, size + 1)
     first, found = place[:size], place[:size] < np.int32(length)

@@ -578,8 +578,8 @@ cudaError_t run(cudaStream_t stream, const Problem& problem, Sieve a) {
   const int64_t rows = problem.rows.count();
   const int64_t chunks = (static_cast<int64_t>(a.length) * sizeof(Key) + 511) / 512;
   const double share = static_cast<double>(a.k) / a.length;
-  // Returns how many of `parts` equal parts of a sample have one of the k best elements: the expected number and five
-  // standard deviations more.
+  // reach(parts) is the number of `parts` equal parts of a sample that have one of the k best elements: the expected
+  // number and five standard deviations more.
   constexpr double kSample = static_cast<double>(kSieveStep) / sizeof(Key), kStreams = kSieveLoads * kWarps;
   const auto reach = [&](double parts) {
     const double seen = 1 - std::exp(-share * kSample / parts);
