@@ -205,12 +205,15 @@ class LookAhead {
     State state = work.identity(), sum = work.identity();
     if (ends) sum = Policy::combine(sums.wait(0, tile, column), sum);
     for (int level = 0; tile >> (kGroupBits * level); ++level) {
-      const int index = tile >> (kGroupBits * level), group = index / kGroup;
-      State digit = work.identity();
-      sums.fold(level, group * kGroup, index % kGroup, column, digit, sum);
-      if (ends) sums.template publish<false>(level + 1, group, column, sum);
+      const int index = tile >> (kGroupBits * level), group = index / kGroup, digit = index % kGroup;
+      State trees[kGroupBits];
+      sums.fold(level, group * kGroup, digit, column, trees);
+      if (ends) {  // first, since other blocks wait for it
+        sum = sums.before(trees, digit, sum);
+        sums.template publish<false>(level + 1, group, column, sum);
+      }
       ends = ends && group % kGroup == kGroup - 1 && level + 2 < p.levels;
-      state = Policy::combine(digit, state);
+      state = Policy::combine(sums.before(trees, digit, work.identity()), state);
     }
     return with_initial(tile, column, state);
   }

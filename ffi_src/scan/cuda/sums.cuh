@@ -63,9 +63,9 @@ struct Sums {
     return bits_as<State>(words);
   }
 
-  // Folds `count` sums of a level, from the first of a group on. Puts the fold before `a` and before `b`.
-  __device__ void fold(int level, int first, int count, int64_t column, State& a, State& b) const {
-    State trees[kGroupBits];
+  // Folds `count` sums of a level, from the first of a group on, to balanced trees: one of 2^bit sums for each bit of
+  // `count`.
+  __device__ void fold(int level, int first, int count, int64_t column, State (&trees)[kGroupBits]) const {
     each(level, first, count, column, [&](int i, State sum) {
       bool carry = true;
 #pragma unroll
@@ -79,12 +79,14 @@ struct Sums {
         }
       }
     });
+  }
+
+  // Returns the fold of the trees of `count` sums, and then of `state`.
+  __device__ static State before(const State (&trees)[kGroupBits], int count, State state) {
 #pragma unroll
-    for (int bit = 0; bit < kGroupBits; ++bit) {
-      if (!(count >> bit & 1)) continue;
-      a = Policy::combine(trees[bit], a);
-      b = Policy::combine(trees[bit], b);
-    }
+    for (int bit = 0; bit < kGroupBits; ++bit)
+      if (count >> bit & 1) state = Policy::combine(trees[bit], state);
+    return state;
   }
 
   // Publishes a sum in words that are clear.
