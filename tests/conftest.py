@@ -60,7 +60,7 @@ def several_devices():
 
 @pytest.fixture
 def mesh(several_devices):
-    """Two axes, of which the first is split on two devices, too."""
+    """A mesh with two axes, the first of which has more than one device even if there are only two."""
     n = len(several_devices)
     shape = (n // 2, 2) if n > 2 else (2, 1)
     return jax.make_mesh(shape, ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2, devices=several_devices)

@@ -581,7 +581,9 @@ def test_the_sizes_are_what_jax_takes():
     gradient = jax.jit(jax.grad(lambda x, ids: mapped(ids, x).sum()))
     args = jax.ShapeDtypeStruct((16, 4), jnp.float32), jax.ShapeDtypeStruct((16, 2), jnp.int32)
     text = gradient.trace(*args).lower(lowering_platforms=("cuda",)).as_text()
-    assert text.count("@ragged_all_to_all") == 3  # there, and both ways of the gradient: it needs no answers
+    assert (
+        text.count("@ragged_all_to_all") == 3
+    )  # one on the way to the experts, and two in the gradient, which does not need the answers
 
 
 @pytest.mark.skipif(len(jax.devices()) < 8, reason="needs eight devices")

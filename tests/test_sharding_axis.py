@@ -67,7 +67,7 @@ def recurrence(**options):
 
 
 def with_nans(x):
-    """One in most rows, on one device."""
+    """x with one NaN in most rows, always on the same device."""
     first = jnp.arange(x.shape[AXIS])[:, None] == 77
     return jnp.where(first & (x > -2), jnp.nan, x)
 
@@ -300,7 +300,8 @@ def test_first_of_equal_elements_of_several_devices(mesh, name, dtype):
         assert own == len(x) * (12 if x.dtype.itemsize == 8 else 8) <= theirs
 
 
-# Where plain JAX has derivatives of types that it refuses, and shapes and operands that the table lacks.
+# The cases under an explicit mesh: those of the table, and derivatives, shapes and operands that it lacks, because
+# plain JAX refuses them there.
 IN_TYPES = {name: (ours, exact) for name, (ours, _, exact) in OPS.items()} | {
     "all gradients of linear_scan": (
         lambda x: jax.grad(
@@ -472,7 +473,8 @@ def test_experts(mesh, derived, choices):
     of = (lambda f: jax.grad(lambda x, y: (f(x, y) ** 2).sum(), (0, 1))) if derived else lambda f: f
     ours, plain = (of(jax.vmap(functools.partial(f, choices))) for f in (experts, experts_by_jax))
     x, logits = (np.random.default_rng(3).standard_normal((4, 16, n)).astype(np.float32) for n in (8, 3))
-    # A batch, features, and tokens. Gradients are wanted where operands are: JAX may leave them whole, as it has them.
+    # A batch, features, or tokens are split. Gradients are asked for with the splits of their operands, because JAX
+    # might leave them whole.
     for specs in ((P("a"), P("a")), (P("a", None, "b"), P("a")), (P(None, "a"), P(None, "a"))):
         where = [NamedSharding(mesh, s) for s in specs]
         operands = jax.device_put([x, logits], where)

@@ -370,7 +370,7 @@ def test_two_processes_are_as_one(tmp_path):
     expected = [np.asarray(a) for a in jax.tree.leaves(program.compile()(**arguments))]
     for path in paths:
         found = np.load(path)
-        assert str(found["text"]) == program.as_text()  # hosts agree on what they run, with nothing said
+        assert str(found["text"]) == program.as_text()  # both hosts compile the same program without communicating
         for i, a in enumerate(expected):
             np.testing.assert_allclose(found[f"arr_{i}"], a, rtol=1e-6, atol=1e-7)
         np.testing.assert_array_equal(found["arr_4"], expected[4])  # the indices of the best words

@@ -113,7 +113,7 @@ def check_choice(indices, logits, bias, k, axis=-1, score="softmax", groups=1, t
         least, next_one = falling[..., topk_groups - 1, None], falling[..., topk_groups, None]
         assert (np.take_along_axis(of_groups, indices // size, -1) >= least - twice).all()
         assert all(len(set(row)) <= topk_groups for row in (indices // size).reshape(-1, k))
-        allowed = np.repeat(of_groups > next_one + twice, size, -1)  # those that no rounding keeps out
+        allowed = np.repeat(of_groups > next_one + twice, size, -1)  # groups that may be chosen with any rounding
     chosen = np.take_along_axis(tiers, indices, -1)
     assert (chosen[..., :-1] >= chosen[..., 1:] - 2 * off).all()
     np.put_along_axis(allowed, indices, False, -1)

@@ -63,7 +63,7 @@ def x_and_payload(rng, shape):
 
 
 def finite_topk(out):
-    """What stands for nothing as 0, whose derivatives are 0, too."""
+    """Values of padding are replaced by 0, whose derivatives are 0, too."""
     return jnp.where(out.indices >= 0, out.values, 0), out.indices
 
 

@@ -141,7 +141,7 @@ def value(fn, case):
 
 @functools.cache
 def values(fn, case, n=3):
-    """Of n examples."""
+    """The results of n examples."""
     return jax.jit(jax.vmap(fn))(*case.examples(n))
 
 
@@ -169,7 +169,7 @@ def gradient(fn, case):
 
 @functools.cache
 def gradients(fn, case, n=3):
-    """Of the losses of n examples."""
+    """The gradients of the losses of n examples."""
     return jax.jit(jax.vmap(jax.grad(loss(fn))))(*case.examples(n))
 
 

@@ -486,7 +486,7 @@ COUNTS = [
     ((2, 5001), 500_001),
 ]
 SEGMENTS = [
-    # (shape of the data, segments): few rows; few columns in tables of lanes, of warps, or by atomics; others in order
+    # (shape of the data, segments): few rows; few columns, by tables of lanes or warps or by atomics; rows in order of ids
     ((29, 5), 4),
     ((2001,), 30),
     ((2001, 3), 3001),

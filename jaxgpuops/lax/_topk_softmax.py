@@ -100,7 +100,7 @@ def shares_of(logits, axis, score):
 
 
 def _best_sums(keys, axis, chunks, best):
-    """Of so many neighbouring parts of the axis, their ``best`` first keys."""
+    """Returns the ``best`` largest keys of each of ``chunks`` equal parts of the axis."""
     grouped = keys.reshape(*keys.shape[:axis], chunks, -1, *keys.shape[axis + 1 :])
     return top_k_p(grouped, axis=axis + 1, k=min(best, grouped.shape[axis + 1]), largest=True, sorted=True)[0]
 

@@ -80,7 +80,7 @@ def put_along_axis(
     """Returns zeros of length ``length`` along ``axis``, with ``out[..., indices[..., j, ...], ...] = updates[..., j,
     ...]``.
 
-    In an explicit mesh, the axis is split ``along`` that axis of it, or these.
+    Over an explicit mesh, the axis of the result is split ``along`` this mesh axis, or these.
     """
     params = {"axis": axis, "length": length, "along": along, "permutes": permutes}
     return put_along_axis_p(updates, indices, split=split, **params)[0]

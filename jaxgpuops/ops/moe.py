@@ -469,13 +469,14 @@ def moe_losses(
 
 
 def _counts(ids, experts):
-    """Of each expert's assignments."""
+    """Returns the number of assignments of each expert."""
     return (ids[..., None] == jnp.arange(experts, dtype=ids.dtype)).sum((-3, -2))
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4, 5, 6), inline=True)
 def _losses(logits, counts, log_sum, assignments, score, op, names):
-    """``assignments``: the sum of `counts` on each device; None if that is not known."""
+    """Computes `moe_losses` from `counts`, the assignments of each expert that are of this device's tokens.
+    ``assignments`` is their number if it is known, else None."""
     *batch, tokens, experts = logits.shape
     logits = logits.astype(_arguments.wide(logits.dtype))
     if tokens == 0 or experts == 0:
@@ -492,10 +493,11 @@ def _losses(logits, counts, log_sum, assignments, score, op, names):
         assignments = jnp.maximum(counts.sum(-1), 1)[..., None]
     elif split is not None:
         assignments *= split.shards
-    # Each token's shares meet the load before tokens are added up: a sum of rows and a sum of numbers, where a mean of
-    # each expert's shares would be one of columns, and a third. What means divide by is a factor before the last sum.
+    # The shares of each token are multiplied by the loads of the experts and added up, before tokens are added up. That
+    # takes a sum of each row and one of the rows' results. The mean of the shares of each expert would take a sum of
+    # columns, and then one more. The divisors of the means are multiplied in before the last sum.
     of_tokens = (counts[..., None, :] * shares).sum(-1)
     balance, z = (of_tokens * (experts / tokens / assignments)).sum(-1), (log_sum**2 / tokens).sum(-1)
-    if split is not None:  # all have as many tokens: means are means of means
+    if split is not None:  # devices have equally many tokens, so the mean over all is the mean of their means
         balance, z = (split.sum(x) / split.shards for x in (balance, z))
     return MoELosses(balance, z)

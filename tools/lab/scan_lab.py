@@ -179,7 +179,8 @@ def reference(call, x, a, y, h0, starts):
             total = np.where(drop, 0, abs(a[:, k]) * total)
         return (out, out2, scale, scale2)
 
-    # Tangents: x is t, a is x. The matrix, column by column in scan order, from its definition.
+    # Tangents, for which x is t and a is x. Builds the matrix of the map from its definition, column by column in the
+    # order of the scan.
     t, x = x, a
     with np.errstate(all="ignore"):
         taken = (x == y) | np.isnan(x)

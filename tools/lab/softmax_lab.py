@@ -227,7 +227,7 @@ class Lab:
             else:
                 outs[name] = m.empty(before + size + 64), before, size, storage, is_row
             buffers[name] = m.pointer(outs[name][0]) + before
-        # The workspace is planned for without buffers: the larger of two.
+        # The plan may depend on `general`, so the workspace has the larger of two sizes.
         needs = [self.launch(call, None, general=g, **kwargs)["workspace"] for g in (False, True)]
         workspace = m.empty(outer * max(needs) + 16)
         plan = self.launch(call, buffers | {"ws": m.pointer(workspace)}, **kwargs)
