@@ -136,7 +136,7 @@ def histogram_case(n, bins):
 
 
 def pairs_case(n, features, bins, dtype):
-    """What boosted trees add up: gradients and hessians by bin, for each feature."""
+    """The sums of boosted trees: gradients and hessians by bin, for each feature."""
     one_by_one = lambda of_one: jax.vmap(lambda pairs, ids: of_one(pairs, ids, bins), in_axes=(None, 0))
 
     def inputs(key):

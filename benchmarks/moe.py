@@ -296,7 +296,7 @@ def cases_of(tokens, k, experts, hidden, dtype="bfloat16", targets=None):
                 "jax": functools.partial(_layer, _plain_layer, k),
                 "rewritten": functools.partial(_layer, _rewritten_layer, k),
             },
-            moved=4 * all_tokens + 5 * rows,  # by dispatch and combine, and by both gradients
+            moved=4 * all_tokens + 5 * rows,  # dispatch and combine move them, and both gradients
             hostile={
                 "one expert": lambda logits, *rest: (jnp.broadcast_to(-jnp.arange(1.0 * experts), logits.shape), *rest)
             },

@@ -185,7 +185,7 @@ def _split_jax(result, row):
     return _number(_us(row, "jax")) + ", wrong" * ("jax" in row["wrong"])
 
 
-COLUMNS |= {  # of split arrays
+COLUMNS |= {  # the columns of split arrays
     "split_jax": ("`jax.lax`", _split_jax),
     "jax_bytes": ("bytes", _moved("jax")),
     "bytes": ("bytes", _moved("jaxgpuops")),
@@ -291,7 +291,7 @@ def plot() -> None:
         size = (3.2 * len(results), 3.4)
         figure, panels = plt.subplots(1, len(results), figsize=size, sharey=True, squeeze=False, layout="constrained")
         for axes, result in zip(panels[0], results, strict=True):
-            for library, color in reversed(colors.items()):  # so that our points lie on top
+            for library, color in reversed(colors.items()):  # our points are drawn last, so that they lie on top
                 rows = [row for row in result["rows"] if _floor(row) and library in row["us"]]
                 shares = [_floor(row) / row["us"][library] for row in rows]
                 axes.scatter([_floor(row) for row in rows], shares, s=10, color=color, label=library)

@@ -216,7 +216,7 @@ def keeps_nan(mesh) -> bool:
 
 
 def agree(actual, expected, tolerance) -> bool:
-    """As `programs.compared`, on the devices."""
+    """Compares a program as `programs.compared` does, on the devices."""
 
     @jax.jit
     def error(a, e):

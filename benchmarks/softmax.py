@@ -122,7 +122,7 @@ def compiled(fn):
     def get():
         import torch
 
-        torch._dynamo.reset()  # else torch would go on without compiling, for want of room in its cache
+        torch._dynamo.reset()  # otherwise its cache would be full, and torch would go on without compiling
         return torch.compile(fn, dynamic=False)
 
     return lambda *args: get()(*args)

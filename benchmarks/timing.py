@@ -47,8 +47,8 @@ def _median_of_more(measure: Callable[[int], float]) -> float:
 
 @functools.cache
 def _keep_memory() -> None:
-    """For the whole process: glibc gives large blocks back to the system, or not, as it happens, and the page faults of
-    a result of 16 MiB take as long as a softmax of it. Here they stay in the heap, whoever allocates them.
+    """Keeps large blocks in the heap of the whole process. Otherwise glibc may or may not return them to the system, and
+    the page faults of a result of 16 MiB take as long as a softmax of it.
     """
     with contextlib.suppress(OSError, AttributeError):  # this is another C library
         mallopt = ctypes.CDLL(None).mallopt

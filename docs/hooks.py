@@ -1,4 +1,4 @@
-"""For mkdocs: links out of this folder become the names of what they lead to, which are not part of the site."""
+"""A hook of mkdocs: replaces links to files outside this folder, which are not part of the site, by their names."""
 
 import pathlib
 import re

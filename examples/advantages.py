@@ -18,7 +18,7 @@ def deltas_and_factors(rewards, values, dones):
 
 @jax.jit
 def advantages(rewards, values, dones):
-    """All (time, environment), as they come from the environments."""
+    """Returns arrays of shape (time, environment), as environments give them."""
     deltas, factors = deltas_and_factors(rewards, values, dones)
     return jaxgpuops.linear_scan(factors, deltas, axis=0, reverse=True)
 

@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxgpuops
 
-with contextlib.suppress(RuntimeError):  # that JAX has started
+with contextlib.suppress(RuntimeError):  # JAX has started already
     jax.config.update("jax_num_cpu_devices", 8)
 
 BINS, LEAVES, RATE, LEAST_ROWS, LEAST_HESSIAN = 255, 31, 0.1, 20, 1e-3  # LightGBM's defaults
@@ -45,7 +45,7 @@ class Tree(NamedTuple):
     leaf: jax.Array
     feature: jax.Array
     threshold: jax.Array
-    value: jax.Array  # of each leaf
+    value: jax.Array  # the score of each leaf
 
 
 # ---- Bins -----------------------------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ def binned(x, edges):
 
 
 def padded(array, multiple, axis):
-    """With zeros at the end of the axis."""
+    """Appends zeros at the end of the axis."""
     width = [(0, -array.shape[d] % multiple if d == axis else 0) for d in range(array.ndim)]
     return np.pad(array, width)
 
@@ -245,7 +245,7 @@ def main():
         classes, trees = classified(x[known], y[known], x[new], alone)
         right["jaxgpuops"] += int((classes == y[new]).sum())
         for name, peer in peers.items():
-            with threadpool_limits(1):  # so few rows are not worth threads
+            with threadpool_limits(1):  # for so few rows, threads do not pay
                 right[name] += int((peer.fit(x[known], y[known]).predict(x[new]) == y[new]).sum())
     for name, count in right.items():
         print(

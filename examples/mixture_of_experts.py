@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 
 import jaxgpuops
 
-with contextlib.suppress(RuntimeError):  # that JAX has started
+with contextlib.suppress(RuntimeError):  # JAX has started already
     jax.config.update("jax_num_cpu_devices", 8)
 
 EXPERTS, ACTIVE, WIDTH, HIDDEN, STEPS, RATE = 16, 2, 64, 32, 40, 0.4

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxgpuops
 
-with contextlib.suppress(RuntimeError):  # that JAX has started
+with contextlib.suppress(RuntimeError):  # JAX has started already
     jax.config.update("jax_num_cpu_devices", 8)
 
 TOKENS, WIDTH, WORDS, STEPS, RATE = 64, 32, 2048, 20, 4.0

@@ -19,7 +19,7 @@ from jaxgpuops._primitive import KERNELS, Lowering, recording
 def explain(
     fn: Callable, *args: Any, platform: Literal["cpu", "cuda", "gpu"] | None = None, **kwargs: Any
 ) -> list[Lowering]:
-    """Which kernels a function takes: one record per jaxgpuops call that it lowers.
+    """Tells which kernels a function takes: returns one record for each jaxgpuops call that it lowers.
 
     The function is traced and lowered, not run; ``args`` may be arrays or `jax.ShapeDtypeStruct`. ``platform`` is
     "cpu", "cuda" or "gpu" (the same), or None for that of JAX. No GPU is needed to ask about "cuda": plans are then made
@@ -82,7 +82,7 @@ def _complete(lowerings, lowered) -> None:
 
 
 def export_checks() -> list[jax.export.DisabledSafetyCheck]:
-    """For `jax.export.export(..., disabled_checks=jaxgpuops.export_checks())`: lets it serialise calls to our kernels.
+    """Returns the checks that let `jax.export.export(..., disabled_checks=jaxgpuops.export_checks())` serialise our calls.
 
     The names and signatures of targets are stable within a minor version of jaxgpuops.
     """

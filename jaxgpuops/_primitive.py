@@ -46,7 +46,7 @@ from jaxgpuops._partition import ends, whole_shape
 # `auto_insert_reshard` was called `standard_insert_pvary` before jax 0.10.
 _vary = getattr(_core, "auto_insert_reshard", None) or _core.standard_insert_pvary
 
-KERNELS: dict[str, Kernel] = {}  # by the kernel's name
+KERNELS: dict[str, Kernel] = {}  # the kernels by name
 _MADE_OF_OTHERS = "made of other kernels"
 MAX_GROUPS = 8  # IndexMap::kMaxGroups of ffi_src/common/broadcast.h
 

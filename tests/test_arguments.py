@@ -33,7 +33,8 @@ OPS = {
 FUNCTIONS = {
     f"{module.__name__}.{name}": (getattr(module, name), *of)
     for module, (name, of) in itertools.product((jaxgpuops, jaxgpuops.lax), OPS.items())
-    if callable(getattr(module, name, None)) and (module, name) != (jaxgpuops.lax, "sort")  # that of jax.lax
+    if callable(getattr(module, name, None))
+    and (module, name) != (jaxgpuops.lax, "sort")  # jaxgpuops.lax.sort has the signature of jax.lax.sort
 }
 
 

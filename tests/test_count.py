@@ -266,7 +266,8 @@ def test_vmap_shares_ids():
 @pytest.mark.parametrize("name", REDUCTIONS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_ids_of_many_features_share_data(name, dtype):
-    """As histograms of gradients and hessians do: the bits of one feature at a time, and no copy of the data."""
+    """Rows of ids share the data, as in histograms of gradients and hessians: results have the bits of one feature at a
+    time, and the data is not copied."""
     rng = np.random.default_rng(0)
     for n, segments, columns in [
         (3000, 9, (2,)),

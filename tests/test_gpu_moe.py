@@ -124,8 +124,7 @@ def test_command_buffers_with_changing_inputs():
     [(24, 300, 6), (1001, 30, 6), (1001, 3000, 6), (1000, 400, 40), (7168, 40, 6), (7168, 600, 6), (20_000, 100, 6)],
 )
 def test_gradients_of_combine_have_the_same_bits_in_every_run(width, tokens, k, dtype):
-    """Also of a few of the tokens, and where XLA hands over a slice whose rows are not aligned to vectors: the order of
-    adding is the same."""
+    """The order of additions is the same for a few of the tokens, and for a slice whose rows are not aligned to vectors."""
     with jax.enable_x64(dtype == "float64"):
         ids, x, w = operands(2, tokens, width, dtype, k)
         if dtype == "float64":

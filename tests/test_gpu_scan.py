@@ -108,7 +108,7 @@ def shifted(x, axis, by, fill):
 
 @functools.partial(jax.jit, static_argnums=2)
 def follow(x, results, axis):
-    """By name, whether each result is what the operation makes of the one before it: whether all are, by induction.
+    """Returns by name whether each result follows from the one before it, and so, by induction, whether all are right.
 
     x holds integers: everything but logarithms is exact, whatever the order of operations.
     """

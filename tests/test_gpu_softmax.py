@@ -185,7 +185,7 @@ def test_a_row_is_that_of_the_row_in_its_batch(shape, axis):
     for i in range(5):
         row = lambda v: v[i : i + 1]
         assert same_bits(run_rows(**part(row), axis=axis), jax.tree.map(row, whole))
-    # more than the kernels for few elements take
+    # more elements than the kernels for few elements take
     many = max(1, min(max(220, (1 << 20) // operands["x"].size), memory() // (200 * operands["x"].nbytes)))
     repeated = run_rows(**part(lambda v: jnp.concatenate([v] * many)), axis=axis)
     assert same_bits(jax.tree.map(lambda y: y[-5:], repeated), whole)
@@ -223,7 +223,7 @@ WALKED = ((2, 5001), (3, 999), (4, 256), (5, 333), (7, 2051), (8, 257), (20, 500
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "int8", "uint8", "int16", "int32"])
 def test_many_columns_have_the_bits_of_few(dtype):
-    """Where columns are many, warps walk strips of them, or, for results of short axes, lanes hold 16 bytes of them."""
+    """If columns are many, warps walk strips of them; for results along short axes, lanes hold 16 bytes of them."""
 
     def derivative(fn):
         return lambda x, axis: jax.vjp(functools.partial(fn, axis=axis), x)[1](x[::-1])[0]

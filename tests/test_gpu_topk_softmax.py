@@ -56,7 +56,7 @@ def gates(x, axis, k):
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @regimes
 def test_gates_are_those_of_the_cpu(shape, axis, k, dtype):
-    """But for choices by score and bias, which may differ in their last bits: these are right by exact keys."""
+    """Results are equal. Only choices by score and bias may differ, in last bits; exact keys show that these are right."""
     distributions = reference.adversarial(np.random.default_rng(0), shape[axis], jnp.dtype(dtype))
     rows = jnp.asarray(
         np.stack(
@@ -68,7 +68,7 @@ def test_gates_are_those_of_the_cpu(shape, axis, k, dtype):
     with jax.default_device(jax.devices("cpu")[0]):
         of_cpu = gates(jax.device_put(np.asarray(x), jax.devices("cpu")[0]), axis, k)
     tolerance = {"float32": 4e-6, "float16": 2e-3, "bfloat16": 1e-2}[dtype]
-    turns = np.arange(x.size // shape[axis]) % len(rows)  # which of the rows each row of x is
+    turns = np.arange(x.size // shape[axis]) % len(rows)  # the number of the row that each row of x repeats
     lines = lambda a: np.moveaxis(np.asarray(a), axis, -1).reshape(-1, a.shape[axis])
     for flags, ours, theirs in zip(flags_of(shape[axis], k), gates(x, axis, k), of_cpu, strict=True):
         if "bias" in flags:

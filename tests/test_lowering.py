@@ -1,4 +1,4 @@
-"""What calls lower to, on each platform, with no GPU needed; and that plain JAX gives the same results."""
+"""Lowerings of calls on each platform, for which no GPU is needed. Plain JAX gives the same results."""
 
 import doctest
 import functools

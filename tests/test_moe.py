@@ -46,7 +46,7 @@ def ids_of(kind, tokens, k, experts, rng):
         "skewed": lambda: np.minimum(rng.geometric(0.5, (tokens, k)) - 1, experts - 1),
         "most have none": lambda: rng.integers(0, experts, (tokens, k)) // 5 * 5,
         "k times the same": lambda: np.repeat(rng.integers(0, experts, (tokens, 1)), k, 1),
-        "all of them": lambda: (np.arange(tokens)[:, None] + np.arange(k)) % experts,  # as if k = num_experts
+        "all of them": lambda: (np.arange(tokens)[:, None] + np.arange(k)) % experts,  # neighbouring experts
     }[kind]().astype(np.int32)
 
 
@@ -277,7 +277,8 @@ def idiom_of_flax(ids, x, w, experts, capacity, expert):
     [(idiom_of_maxtext, True, None), (idiom_of_tunix, False, None), (idiom_of_flax, True, 9)],
 )
 def test_idioms_of_others(idiom, weighted, capacity, kind):
-    """What docs/moe.md puts beside ours, forward and backward. Whole numbers, so that all orders of adding are right."""
+    """Compares the programs of docs/moe.md with ours, forward and backward. Numbers are whole, so any order of additions is
+    right."""
     tokens, k, experts = 40, 2, 6
     ids = jnp.asarray(ids_of(kind, tokens, k, experts, np.random.default_rng(17)))
     x, w, ct = (numbers((tokens, n), "float32", seed) for n, seed in ((5, 18), (k, 19), (5, 20)))
@@ -419,14 +420,14 @@ def test_losses_of_a_route(dtype, score, capacity):
 
 
 def is_free(line):
-    """No work on the device: also a broadcast to new dimensions of size 1, or a sum over one."""
+    """Whether an operation does no work on the device. Broadcasts to new dimensions of size 1, and sums over these, do none."""
     sizes = [np.prod([int(n) for n in re.findall(r"(\d+)x", shape)]) for shape in re.findall(r"tensor<([^>]*)>", line)]
     name = line.removeprefix("stablehlo.").partition("(")[0].split()[0]
     return name in ("constant", "reshape") or (name in ("broadcast_in_dim", "reduce") and sizes[0] == sizes[-1])
 
 
 def operations_on_cuda(function, *shapes):
-    """Those of the exported program that do work on a GPU: names of kernels, and of XLA's operations."""
+    """The names of kernels and XLA operations of an exported program that do work on a GPU."""
     exported = jax.export.export(jax.jit(function), platforms=["cuda"], disabled_checks=jaxgpuops.export_checks())(
         *shapes
     )
@@ -436,7 +437,7 @@ def operations_on_cuda(function, *shapes):
 
 
 def test_a_route_is_two_kernels(cuda):
-    """On a GPU: a gate with all its options, and the plan, and nothing that XLA would make a third of."""
+    """On a GPU, a gate with all its options and its plan are two kernels, and XLA adds no third."""
     bias = np.linspace(0, 0.1, 64, dtype=np.float32)
     flags = {"groups": 8, "topk_groups": 4, "scale": 2.5, "bias": bias, "score": "sqrt_softplus"}
     route = lambda logits: jaxgpuops.moe_route(logits, 4, **flags)
@@ -445,7 +446,7 @@ def test_a_route_is_two_kernels(cuda):
 
 
 def test_a_layer_is_a_kernel_for_each_step_and_its_gradient_two(cuda):
-    """No sort, no scatter, no transpose, and in the backward pass no second plan."""
+    """Programs have no sort, scatter or transpose, and the backward pass has no second plan."""
 
     def layer(x, weights, ids):
         plan = jaxgpuops.moe_plan(ids, 16)
@@ -505,7 +506,7 @@ def test_explain_names_the_kernels():
 
 
 def ragged_all_to_all(operands, outputs, sizes):
-    """What `jax.lax.ragged_all_to_all` does, by its documentation: XLA has it for GPUs and TPUs only."""
+    """Does what `jax.lax.ragged_all_to_all` does by its documentation, since XLA has that for GPUs and TPUs only."""
     outputs = [output.copy() for output in outputs]
     for i, (operand, own) in enumerate(zip(operands, sizes, strict=True)):
         for j, (start, size, place) in enumerate(

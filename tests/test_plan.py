@@ -17,7 +17,7 @@ plan_topk = jaxgpuops._native.modules["cpu"].plan_topk
 plan_argmax = jaxgpuops._native.modules["cpu"].plan_argmax
 
 ALGORITHMS = {"empty", "argmax", "rows", "sort", "held", "stream", "grid", "wave", "sieve", "columns", "radix"}
-ALGORITHMS |= {"block", "sweep"}  # of the sort family: rows are sorted whole
+ALGORITHMS |= {"block", "sweep"}  # kernels of the sort family, which sort whole rows
 # KB of shared memory that a block may have, from the table of compute capabilities in the CUDA programming guide.
 SHARED_LIMIT = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 CAPABILITIES = tuple(SHARED_LIMIT)
@@ -327,7 +327,7 @@ def test_rare_scans():
     for op, dtype, segmented in rare | others:
         layouts = [plan_scan(op, 9, 5000, inner, dtype, segmented, 1, 90)["layout"] for inner in (1, 256)]
         assert layouts == (["spans"] * 2 if (op, dtype, segmented) in rare else ["along", "across"]), (op, dtype)
-    for options in ({"exclusive": True}, {"transpose": False}):  # of tangents
+    for options in ({"exclusive": True}, {"transpose": False}):  # options of tangents
         assert plan_scan("cumprod_jvp", 9, 5000, 1, "float32", False, 1, 90, **options)["layout"] == "spans"
         assert plan_scan("linear_scan", 9, 5000, 1, "float32", False, 1, 90, **options)["layout"] == "along"
 
@@ -477,8 +477,10 @@ def test_few_elements():
         for length, inner in ((1, 1), (8192, 1), (32, 16), (700, 16)):
             assert small(reduce_planner(op, dtype, False), length, inner, folded) == few, (op, dtype, length, inner)
         assert small(reduce_planner(op, dtype, False), 8193, 1) == none
-    assert small(reduce_planner("sum", "float32", False), 8, 1) == none  # rows of floats have an order of their own
-    assert small(reduce_planner("max", "float32", False), 8, 1) == none  # and those that are whole vectors a kernel
+    assert small(reduce_planner("sum", "float32", False), 8, 1) == none  # rows of floats are added in another order
+    assert (
+        small(reduce_planner("max", "float32", False), 8, 1) == none
+    )  # rows that are whole vectors have a kernel of their own
     assert small(reduce_planner("max", "float32", False), 9, 1, folded) == few
     for op in ("cumsum", "cumprod", "cummax", "linear_scan", "linear_scan_vjp", "cummin_jvp"):
         exact = op == "cummax"
@@ -489,7 +491,7 @@ def test_few_elements():
             (32, 1, 1 << (18 if exact else 17)),
         ):
             assert small(scan_planner(op, "float32", False), length, inner, most) == few, (op, length, inner)
-            assert small(scan_planner(op, "float32", True), length, inner) == none  # segments
+            assert small(scan_planner(op, "float32", True), length, inner) == none  # calls with segments
         for length, inner in ((33, 3), (1024, 3), (1025, 3), (33, 1)):
             takes = few if exact and inner > 1 and length <= 1024 else none
             assert small(scan_planner(op, "float32", False), length, inner, 1 << 16) == takes, (op, length, inner)

@@ -302,7 +302,7 @@ def test_gradients_in_narrow_and_complex_types():
             loss = lambda x, name=name: getattr(jaxgpuops, name)(x).astype(np.float32).sum()
             narrow, exact = jax.grad(loss)(x), jax.grad(loss)(x.astype(np.float32))
             assert narrow.dtype == dtype
-            if name not in ("cummax", "cummin"):  # where rounding makes ties
+            if name not in ("cummax", "cummin"):  # these have ties after rounding
                 # x is exact and y, up to ~40, is rounded: factors e^(x - y) are off by 40 times its eps.
                 eps = float(ml_dtypes.finfo(dtype).eps)
                 np.testing.assert_allclose(narrow.astype(np.float32), exact, rtol=40 * eps, atol=40 * eps)

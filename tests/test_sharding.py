@@ -1,4 +1,4 @@
-"""What the partitioner makes of our calls: compiled HLO on several devices."""
+"""How XLA's partitioner splits our calls: compiled HLO for several devices."""
 
 import dataclasses
 import functools
@@ -263,7 +263,7 @@ def test_explicitly_sharded_axis(explicit_mesh):
         x, y = (jax.device_put(example(), P(None, None, name)) for name in "ab")
         with pytest.raises(Exception, match="sharded differently in dimension 2") as error:
             jax.jit(lambda x, y: jaxgpuops.dot(x, y, axis=AXIS))(x, y)
-        assert type(error.value).__name__ == "ShardingTypeError"  # as x * y raises
+        assert type(error.value).__name__ == "ShardingTypeError"  # the error that x * y raises, too
         for name, spec in {"topk": P(None, None, None, None), "cumsum of segments": P(None, None, "a", None)}.items():
             ours, reference = FUNCTIONS[name]
             out = jax.jit(lambda x, ours=ours: ours(x))(x)
@@ -274,7 +274,7 @@ def test_explicitly_sharded_axis(explicit_mesh):
 
 # ---- Dimensions that a result depends on by their index -------------------------------------------------------------
 
-SQUARES = (8, 4, 8, 8)  # of queries and keys
+SQUARES = (8, 4, 8, 8)  # with queries and keys
 
 
 def squares():

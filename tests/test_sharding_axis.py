@@ -595,7 +595,7 @@ def test_softmax_of_short_floats(mesh):
     split = jax.device_put(x, NamedSharding(mesh, P(None, ("b", "a"))))
     ours, plain = (lambda x, f=f: f(x, axis=AXIS) for f in (jaxgpuops.softmax, jax.nn.softmax))
     mine, theirs = (jax.jit(f).lower(split).compile() for f in (ours, plain))
-    assert moved(mine.as_text())[0] <= moved(theirs.as_text())[0]  # on a CPU, XLA moves 16 bits as 32
+    assert moved(mine.as_text())[0] <= moved(theirs.as_text())[0]  # on a CPU, XLA moves numbers of 16 bits as 32 bits
     np.testing.assert_allclose(mine(split).astype(np.float32), ours(x).astype(np.float32), rtol=1e-2)
 
 

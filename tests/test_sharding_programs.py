@@ -115,7 +115,7 @@ def test_explain_says_what_each_device_has_and_gets(mesh):
     rows, columns = example().shape
     a, b = mesh.shape.values()
     every_part = (rows // b, columns // a), (rows // a, columns)
-    candidates = rows // b * 4 * a  # of 8 bytes
+    candidates = rows // b * 4 * a  # candidates have 8 bytes each
     for spec, part, moved_bytes in zip((("b", "a"), ("a",)), every_part, (candidates * 8, 0), strict=True):
         x = split(mesh, *spec)
         for _ in range(2):  # XLA asks once about equal calls

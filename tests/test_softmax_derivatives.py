@@ -118,8 +118,8 @@ def derivatives(module, fn, x, ct, t, arrays):
 
 
 def relative_error(reference):
-    """Of probabilities that are computed anew from the maximum and the logarithm of the sum: by the exponent, and 4
-    units for the second exponential and the products."""
+    """The relative error of probabilities that are computed again from the maximum and the logarithm of the sum: that of the
+    exponent, and 4 units for the second exponential and the products."""
     return reference._exponent() + 4 * scan_reference.eps(reference.dtype)
 
 

@@ -91,7 +91,7 @@ def test_segments(dtype):
     rng = np.random.default_rng(0)
     n = 301
     every_length = np.cumsum([0, *range(24)])  # 276
-    many = np.sort(rng.integers(0, n, 300))  # more than a byte can number
+    many = np.sort(rng.integers(0, n, 300))  # more segments than 8 bits can number
     hostile = [np.array([0, 301]), np.array([7]), np.array([-9, 40, 30, 35, 50, 9999]), np.array([0, 0, 0, 5, 5])]
     cases = list(itertools.product((every_length, many, *hostile), (False, True)))
 

@@ -96,7 +96,7 @@ def test_equals_jax_lax(dtype):
     if dtype.name in ("bfloat16", "float8_e5m2"):  # XLA:CPU computes on these in wider types, without NaN payloads
         nan = np.array(np.nan, dtype)
         x = np.where(reference.is_nan(x), np.where(np.signbit(x), -nan, nan), x)
-    if dtype.name == "bfloat16":  # and on some of its threads takes denormals for zeros
+    if dtype.name == "bfloat16":  # on some of its threads, XLA:CPU treats denormals as zeros
         x = np.where(abs(x) < jnp.finfo(dtype).smallest_normal, np.copysign(np.zeros((), dtype), x), x)
     with x64(dtype):
         for k in (1, 7, 500):

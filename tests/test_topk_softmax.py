@@ -257,7 +257,7 @@ def test_nothing_to_do(shape, axis):
 
 
 def published(logits, k, score, normalize, bias=None, groups=1, topk_groups=1, scale=1.0):
-    """What the published gates of DeepSeek-V2, V3 and V4 compute, in plain JAX, along the last axis."""
+    """Computes the published gates of DeepSeek-V2, V3 and V4 in plain JAX, along the last axis."""
     scores = {
         "softmax": jax.nn.softmax,
         "sigmoid": jax.nn.sigmoid,

@@ -350,7 +350,8 @@ def x_and_experts(rng, shape):
 
 
 def rows_of(experts):
-    """Which row each assignment has, as a matrix. (JAX's argsort forgets in a shard_map what its keys vary over.)"""
+    """Returns the row of each assignment as a matrix of zeros and ones. (In a shard_map, the result of JAX's argsort does not
+    vary over the mesh axes of its keys.)"""
     mine, other = experts.ravel()[:, None], experts.ravel()[None]
     earlier = jnp.tril(jnp.ones((mine.size, mine.size), bool), -1)
     return jax.nn.one_hot(((other < mine) | ((other == mine) & earlier)).sum(1), mine.size)

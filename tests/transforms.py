@@ -69,7 +69,7 @@ class Check:
     name: str
     run: Callable[[Callable, Case], Any]  # transforms a function of the case's arguments and returns its results
     forward: bool  # takes a forward-mode derivative of the function itself
-    every: bool  # of every case; else of those that stand for the others
+    every: bool  # whether every case takes the check, or only those that stand for others
     expected: Callable[[Callable, Case], Any]  # the same results, of the reference
 
 

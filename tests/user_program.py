@@ -1,5 +1,6 @@
 # pyright: reportArgumentType=true, reportAttributeAccessIssue=true
-"""What a user's editor says of calls: checked by pyright (.ci/run), not run. An error that is not one is an error."""
+"""Calls that pyright checks (.ci/run) as a user's editor would; they are not run. Where an error is expected and pyright
+finds none, the check fails."""
 
 from typing import assert_type
 

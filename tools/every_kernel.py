@@ -145,7 +145,7 @@ def run_moe(rng):
     many = rng.integers(0, 3, (140, 8500, 2)).astype(np.int32)  # a block each, and more than its registers hold
     order = np.argsort(many.reshape(140, -1), 1, kind="stable")
     np.testing.assert_array_equal(jaxgpuops.moe_plan(many, 3).assignment_of_row, order)
-    long = rng.integers(0, 40, (70_000, 2)).astype(np.int32)  # more than a cluster holds
+    long = rng.integers(0, 40, (70_000, 2)).astype(np.int32)  # more assignments than a cluster holds
     make = lambda ids: jaxgpuops.moe_plan(ids, 40)
     kernels |= {call.plan.get("algorithm", "cpu") for call in jaxgpuops.explain(make, long)}
     np.testing.assert_array_equal(make(long).assignment_of_row, np.argsort(long.ravel(), kind="stable"))
@@ -235,7 +235,7 @@ COLUMNS = [
     (2, 8093, 5),  # split flat rows
     (2, 1101, 2051),  # slices of flat rows
     (1, 8093, 16),
-    (1, 4093, 1056),  # of float32, streamed gradients
+    (1, 4093, 1056),  # float32: streamed gradients
 ]
 
 

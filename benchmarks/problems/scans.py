@@ -40,7 +40,7 @@ def _scan_tolerance(y, peak, n, relative):
     own, arithmetic = rounding_of(y.dtype)
 
     def tolerance(here, prior, wanted):
-        if relative:  # of products, whose order is free
+        if relative:  # the results are products, which may be taken in any order
             return (2 * own + 8 * math.sqrt(n) * arithmetic) * abs(wanted) + float(jnp.finfo(y.dtype).tiny)
         rounded = abs(here.astype(jnp.float64)) + (0 if prior is None else abs(prior.astype(jnp.float64)))
         return own * rounded + 64 * arithmetic * peak

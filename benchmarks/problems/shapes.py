@@ -108,7 +108,7 @@ PROGRAMS = [
 
 
 def of_programs() -> list[Problem]:
-    """What real programs call, each named after its program."""
+    """Calls of real programs, each named after its program."""
     return [
         call(shape, axis, dtype, name=f"{program}/{i}", **options)
         for i, (program, call, shape, axis, dtype, options) in enumerate(PROGRAMS)

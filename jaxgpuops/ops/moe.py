@@ -29,7 +29,7 @@ from jaxgpuops.ops.topk_softmax import gated
 
 
 class RaggedSizes(NamedTuple):
-    """What `jax.lax.ragged_all_to_all` takes after its two arrays, on one device; all int32 of shape ``(devices,)``.
+    """The arguments of `jax.lax.ragged_all_to_all` after its two arrays, on one device; all int32 of shape ``(devices,)``.
 
     Attributes:
       input_offsets: the first of the rows that go to each device.
@@ -148,9 +148,9 @@ def moe_plan(
 
 def _exchange(plan, split, capacity):
     shards, here = split.shards, split.index()
-    sizes = jax.lax.all_gather(plan.group_sizes, split.names).reshape(shards, shards, -1)  # from, to, expert
+    sizes = jax.lax.all_gather(plan.group_sizes, split.names).reshape(shards, shards, -1)  # indices: from, to, expert
     own = sizes.shape[-1]
-    rows = sizes.sum(-1, dtype=np.int32)  # from, to
+    rows = sizes.sum(-1, dtype=np.int32)  # indices: from, to
     before = lambda x, axis: jnp.cumsum(x, axis, dtype=np.int32) - x
     starts, places = before(rows, 1), before(rows, 0)  # where rows begin on the device they are from, and go to
     there = RaggedSizes(starts[here], rows[here], places[here], rows[:, here])
@@ -323,7 +323,7 @@ _combine.defvjp(_combine_forward, _combine_backward)
 
 
 class MoELosses(NamedTuple):
-    """Numbers that a training loss adds, times small factors, so that a router stays well."""
+    """The auxiliary losses of a router. A training loss adds them, multiplied by small factors."""
 
     load_balance: jax.Array
     z: jax.Array

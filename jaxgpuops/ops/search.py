@@ -341,7 +341,7 @@ def _unique(x, fill, size, wanted):
             raise ValueError(f"{op}: x of shape {x.shape} has no elements, so fill_value must be given")
         fill = np.zeros((), x.dtype)
     [values], order = sort_operands([_whole(row, 0)], 0, 1, indices=True)
-    assert order is not None  # it was asked for
+    assert order is not None  # indices=True asks for it
     keys = sort_keys(values)  # two keys are equal where the elements are
     starts = jnp.concatenate([jnp.full(min(length, 1), True), keys[1:] != keys[:-1]])
     place = _chosen(starts, size + 1)

@@ -94,14 +94,14 @@ def wrong(x, k, score, normalize, bias, groups, weights, indices, log_sums):
     scores = expected_scores(x, score)
     if (indices < 0).any() or (indices >= x.shape[1]).any() or (np.diff(np.sort(indices, 1), axis=1) == 0).any():
         return "indices"
-    if groups[0] > 1:  # of data without NaNs
+    if groups[0] > 1:  # the data has no NaNs then
         keys = x.astype(np.float64) if bias is None else scores + bias[:, None]
         size = x.shape[1] // groups[0]
         largest, kept = expected_groups(keys, groups, 1 if bias is None else min(2, size))
         cut = np.sort(largest, -1)[..., ::-1]
         clear = cut[..., groups[1] - 1] - cut[..., groups[1]] > (
             0 if bias is None else 1e-6
-        )  # not a tie but for rounding
+        )  # the groups are not equal within rounding
         clear |= bias is None
         of = np.take_along_axis(kept, indices // size, 1) | ~clear[:, None]
         if not of.all():
@@ -224,7 +224,7 @@ def times():
 
 
 def compiled():
-    """With nvcc; no GPU needed."""
+    """Compiles the kernels with nvcc. No GPU is needed."""
     build("gate", SOURCES)
 
 

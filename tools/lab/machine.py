@@ -131,7 +131,7 @@ def log_uniform(rng, least, most):
 
 
 def random_rows(rng):
-    """(outer, length, inner) of at most 32 Mi elements."""
+    """Draws (outer, length, inner) of at most 32 Mi elements."""
     inner = 1 if rng.random() < 0.6 else log_uniform(rng, 2, 4096)
     length = log_uniform(rng, 2, 1 << 22)
     return log_uniform(rng, 1, max(1, (1 << 25) // (length * inner))), length, inner

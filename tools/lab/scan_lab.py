@@ -126,7 +126,7 @@ def reference(call, x, a, y, h0, starts):
             low = call["lowest"] if op == "max" else call["highest"]
         identity = {"sum": 0, "prod": 1, "logsumexp": -np.inf}.get(op, 0) if op not in ("max", "min") else low
 
-        def minimum(u, v):  # with -0 below +0
+        def minimum(u, v):  # -0 is less than +0
             least = np.where(np.isnan(u) | np.isnan(v), np.nan, np.minimum(u, v)) if floats else np.minimum(u, v)
             return np.where((u == v) & np.signbit(u), u, least) if floats else least
 
@@ -658,7 +658,7 @@ def sweep(lab):
 
 
 def compiled():
-    """With nvcc; no GPU needed."""
+    """Compiles the kernels with nvcc. No GPU is needed."""
     build("scan", SOURCES)
 
 
@@ -669,7 +669,7 @@ def check_on_gpu():
 
 
 def emulate():
-    """The random calls with kernels that were built for the host."""
+    """Checks the random calls with kernels that were built for the host."""
     return check(Lab(Host()), 1 << 15, int(os.environ.get("SEED", "0")))
 
 

@@ -161,7 +161,7 @@ def results_of(call):
 
 
 def storage_of(call, result):
-    """.. of a result of `run`, where lse has been put together from its parts."""
+    """Returns the same for a result of `run`, in which lse has been computed from its two summands."""
     results = results_of(call)
     return results.get(result, results.get("log_sum"))[1]
 
@@ -386,7 +386,7 @@ def tolerance_of(call, result, want, expected):
     storage = storage_of(call, result)
     last = 0 if storage in (np.float32, np.float64) else dtype.tolerance  # the error of the last rounding
     if dtype.storage.itemsize == 1:
-        last *= 2  # so few digits that another sum often lies just beyond a tie
+        last *= 2  # with so few digits, another order of additions often rounds to another neighbour
     with np.errstate(all="ignore"):
         if op in REDUCE_OPS:
             size = call.get("size", 0)
@@ -590,7 +590,7 @@ def full_passes(call):
 
 
 def device_operands(torch, call, seed=0):
-    """{name: tensor}"""
+    """Returns {name of an operand: its tensor}."""
     dtype, shape, axis = call["dtype"], call["shape"], call["axis"]
     torch.manual_seed(seed)
     t = getattr(torch, dtype.name)
@@ -767,7 +767,7 @@ def check_large(lab):
 
 
 def compiled():
-    """With nvcc; no GPU needed."""
+    """Compiles the kernels with nvcc. No GPU is needed."""
     build("softmax", SOURCES)
 
 
@@ -777,7 +777,7 @@ def check_on_gpu():
 
 
 def emulate():
-    """The same with kernels that were built for the host."""
+    """The same checks with kernels that were built for the host."""
     return check(Lab(Host()), int(os.environ.get("LARGEST", str(1 << 15))))
 
 

@@ -18,7 +18,7 @@ DISTRIBUTIONS = ["normal", "rising", "falling", "equal", "two", "relu", "nan", "
 
 
 def grid():
-    """(rows, length, dtype, k): the points of the benchmark whose axis is the last."""
+    """Lists (rows, length, dtype, k): the points of the benchmark whose axis is the last."""
     sys.path.append(str(ROOT))
     from benchmarks.topk import GPU
 
@@ -181,7 +181,7 @@ def sweep(lab):
 
 
 def compiled():
-    """With nvcc; no GPU needed."""
+    """Compiles the kernels with nvcc. No GPU is needed."""
     build("topk", SOURCES)
 
 

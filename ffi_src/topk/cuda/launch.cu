@@ -7,7 +7,8 @@
 namespace jaxgpuops::topk {
 namespace {
 
-// A sort puts smaller keys first, so the order is inverted. Without a rule for floats it is the total order.
+// Sorts whole rows. A sort puts smaller keys first, so the order of top-k is inverted. The problem of the sort has no
+// rule for NaNs and zeros, so floats are in their total order.
 cudaError_t launch_whole(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   sort::Problem all;
   all.rows = problem.rows;
