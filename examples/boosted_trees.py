@@ -103,7 +103,7 @@ def best_split(sums, total, rows, scale):
     left = jaxgpuops.cumsum(sums, axis=1)
     right = total - left
     gain = gain_of(left, scale) + gain_of(right, scale) - gain_of(total, scale)
-    for side in (left, right):  # how many rows lie there is estimated by hessians, as in LightGBM
+    for side in (left, right):  # hessians give an estimate of the number of rows, as in LightGBM
         hessian = side[..., 1].astype(np.float32)
         allowed = (jnp.round(hessian * (rows / total[1])) >= LEAST_ROWS) & (hessian >= LEAST_HESSIAN * scale)
         gain = jnp.where(allowed, gain, -jnp.inf)

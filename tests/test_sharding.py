@@ -195,7 +195,7 @@ def test_operands_that_broadcast(mesh, shape):
 
 
 def test_operands_that_broadcast_inside_shard_map(mesh):
-    # That dimension is not split any more, so nothing is expanded.
+    # A device has all of its part inside a shard_map, so the operand that broadcasts is not expanded.
     body = lambda a, x: jaxgpuops.linear_scan(a, x, axis=AXIS)
     fn = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(P(), P("a", "b")), out_specs=P("a", "b")))
     text = fn.lower(FACTORS, example()).as_text()

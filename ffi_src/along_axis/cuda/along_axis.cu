@@ -56,7 +56,7 @@ struct Box {
 
 constexpr int64_t kBoxBytes = 32 << 10;
 constexpr int64_t kLeastBoxBytes = 4 << 10;
-// two on each multiprocessor of an H200; if there would be fewer, boxes are made smaller
+// If there would be fewer boxes than this, which is two for each multiprocessor of an H200, boxes are made smaller.
 constexpr int64_t kFewBoxes = 264;
 constexpr int64_t kLineBytes = 128;  // width of a strip, which is that of a cache line
 constexpr int64_t kReadShare = 4;    // a box writes at least this many times the bytes of the indices that it reads

@@ -25,7 +25,7 @@ namespace jaxgpuops {
 
 constexpr int64_t kRowLanes = 64;             // lanes of a strip that is one column
 constexpr int64_t kTurnedElements = 1 << 12;  // elements of a block of turned rows
-// the most columns of such a block; less than 1024, at which positions of float32 would be a 4 KiB page apart
+// The most columns of such a block: less than 1024, at which positions of float32 would be a 4 KiB page apart.
 constexpr int64_t kTurnedWidth = 1008;
 constexpr int64_t kTurnedArray = 64;  // the largest length * inner that is turned if inner > 1
 
