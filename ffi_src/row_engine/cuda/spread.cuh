@@ -87,7 +87,8 @@ struct WideShared {
   static constexpr int kMostSpans = kMaxBlockWarps * kWideVectors / kOnlyVectors;
   Stat<P> of_spans[kMostSpans];
   typename P::Element::Acc peaks[kMaxBlockWarps];  // the peak of each warp
-  typename P::Element::Acc sums[1];  // for each sum, what each lane's vectors add to it; longer than declared
+  // For each sum, the summands of all lanes. The array is as long as the shared memory allows, not as declared.
+  typename P::Element::Acc sums[1];
 };
 template <class P>
 constexpr int64_t wide_shared_bytes(int warps) {

@@ -304,7 +304,8 @@ __device__ __forceinline__ uint32_t rank_hits(uint32_t hits, uint32_t k, const S
   const uint32_t total = __shfl_sync(kEveryLane, inclusive, lane | (kTeam - 1));
   const uint32_t candidates = total <= board.kCapacity ? total : 0;
   if (candidates) {
-    // First the indices, then all keys together: a register cannot be indexed, and logits are read again.
+    // Lists the indices first, and makes the keys of all hits together afterwards. A register cannot be indexed, so
+    // logits are read again.
     auto* const words = reinterpret_cast<uint32_t*>(board.candidates);
     for (uint32_t at = inclusive - mine; hits; hits &= hits - 1)
       words[2 * at++] = ~index_of<Element, kTeam>(__ffs(hits) - 1, t);
