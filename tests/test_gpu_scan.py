@@ -199,7 +199,7 @@ def test_scans_of_a_row_are_those_of_the_row_in_its_batch(shape, axis):
     for i in range(5):
         assert same_bits(run_scans(x[i : i + 1], axis), jax.tree.map(lambda y: y[i : i + 1], whole))
     limit = jax.local_devices()[0].memory_stats()["bytes_limit"]
-    # enough rows for the kernel that gives each to one block, and more than the kernels for few elements take
+    # There are enough rows for the kernel that gives each to one block, and more elements than the kernels for few take.
     many = max(1, min(max(120, (1 << 22) // x.size + 1), limit // (160 * x.nbytes)))
     repeated = run_scans(jnp.concatenate([x] * many), axis)
     assert same_bits(jax.tree.map(lambda y: y[-5:], repeated), whole)

@@ -157,7 +157,7 @@ def test_a_row_alone_is_the_row_in_its_batch(shape, axis, k):
     whole = fn(x)
     for i in range(5):
         assert same_bits(fn(x[i : i + 1]), jax.tree.map(lambda y: y[i : i + 1], whole))
-    # enough rows for a kernel that gives each to one block, and more than the kernels for few elements take
+    # There are enough rows for a kernel that gives each to one block, and more elements than the kernels for few take.
     many = max(1, min(max(120, (1 << 21) // x.size + 1), memory() // (8 * x.nbytes)))
     repeated = fn(jnp.concatenate([x] * many))
     assert same_bits(jax.tree.map(lambda y: y[-5:], repeated), whole)

@@ -50,7 +50,7 @@ class Problem:
         return [jax.ShapeDtypeStruct(shape, dtype) for _, shape, dtype in self._operands()]
 
     def draw(self, pool: jax.Array, start: jax.Array) -> tuple[jax.Array, ...]:
-        """Operands, made of the normal numbers of the pool from there on.
+        """Returns operands, made of the normal numbers of ``pool`` from ``start`` on.
 
         No random numbers are made here: that would take longer to compile than the call itself.
         """

@@ -1,4 +1,4 @@
-// The CUDA kernels of the family, seen from their handlers.
+// The functions by which the handlers launch this family's CUDA kernels.
 #pragma once
 
 #include <cstdint>
