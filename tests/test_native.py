@@ -113,7 +113,7 @@ def test_gate_refuses_options(options, more, message):
         call("topk_softmax", [*PAIR, *more], X, axis=1, **GATE | options)
 
 
-# target -> names of its long and its short side, and (long, short, indices) in the order of the call
+# target -> the names of its long and of its short side, and the order of (long, short, indices) in the call
 ALONG_AXIS = {
     "take_along_axis": ("x", "out", lambda long, short, indices: ([short], long, indices)),
     "put_along_axis": ("out", "updates", lambda long, short, indices: ([long], short, indices)),
@@ -316,7 +316,7 @@ def test_moe_plan_refuses(experts, results, flags, message):
 
 TOKENS, MOVED = S((3, 5), F32), S((8, 5), F32)  # 3 tokens with 2 choices, 8 rows
 ROW_INDICES, TOKEN_INDICES, SCALES = S((8, 1), S32), S((6, 1), S32), S((6, 1), F32)
-MOVES = {  # target -> its result, x or y, the indices that it follows, and those of its transpose
+MOVES = {  # target -> names of its result, its operand, the indices that it follows, and those of its transpose
     "moe_dispatch": (MOVED, TOKENS, ROW_INDICES, TOKEN_INDICES),
     "moe_combine": (TOKENS, MOVED, TOKEN_INDICES, ROW_INDICES),
 }
@@ -373,7 +373,8 @@ def test_moe_combine_vjp_refuses():
     refused(r"dw has shape \(6, 5\), expected \(6, 1\)", results=[MOVED, S((6, 5), F32)])
 
 
-# target -> names of its operands, results and attributes; starts and h0 may follow, the axis precedes
+# target -> names of its operands, results and attributes. The operands starts and h0 are optional and come last; the
+# attribute axis comes first.
 CUMULATIVE = ["cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"]
 SCANS = {
     **{name: (["x"], ["y"], ["reverse", "exclusive"]) for name in CUMULATIVE},
@@ -492,7 +493,7 @@ def test_scans_of_empty_arrays(target, shape, axis):
 LOGITS = {"factor": 1.0, "scaled": False, "biased": False, "masked": False, "query_axis": -1}
 LOSSES = {"label_smoothing": 0.0, "z_loss": 0.0, "masked": False}
 LABELS, ROW, LOSS = S((4, 1), S32), S((4, 1), F32), S((4,), F32)
-# target -> operands and results by name, which operands may broadcast, attributes
+# target -> its operands by name, its results by name, and its attributes
 ROWS = {
     "softmax": ({"x": X}, {"y": X}, LOGITS),
     "log_softmax": ({"x": X}, {"y": X}, LOGITS),

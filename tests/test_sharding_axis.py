@@ -89,7 +89,8 @@ def counts(count):
     return jax.vmap(jax.vmap(count, in_axes=1, out_axes=1))
 
 
-# name -> a function of x and what JAX does for the like of it, whose bytes are the limit; exact or within rounding.
+# name -> a function of x; the function of plain JAX whose bytes are the limit; whether results are exact or within
+# rounding
 OPS = {
     "top-k": (lambda x: jaxgpuops.topk(x, 3, axis=AXIS), lambda x: jax.lax.top_k(x, 3, axis=AXIS), True),
     "smallest, unsorted": (

@@ -108,7 +108,7 @@ def gated(op, logits, bias, scale, options):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-# `size`: the length of the axis and its mesh axes, which the backward pass needs.
+# `size` has the length of the axis and its mesh axes, which the backward pass needs.
 def _topk_softmax(logits, bias, size, params):
     return gate(logits, bias, **dict(params))
 

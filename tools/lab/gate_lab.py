@@ -139,7 +139,7 @@ def wrong(x, k, score, normalize, bias, groups, weights, indices, log_sums):
 
 
 def cases_of(length, dtype, rows):
-    """name -> (logits, bias)"""
+    """Returns {name of a case: (logits, bias)}."""
     rng = np.random.default_rng(length)
     hostile = np.stack(list(reference.adversarial(rng, length, dtype).values()))[..., None]
     normal = (3 * rng.standard_normal((rows, length, 1))).astype(dtype)
