@@ -55,17 +55,9 @@ struct Sums {
     }
   }
 
-  // Returns a sum as soon as it has been published.
-  __device__ State wait(int level, int index, int64_t column) const {
-    WordsOf<State> words;
-    while (!load(at(level, index, column), words)) {
-    }
-    return bits_as<State>(words);
-  }
-
-  // Folds `count` sums of a level, from the first of a group on, to balanced trees: one of 2^bit sums for each bit of
-  // `count`.
-  __device__ void fold(int level, int first, int count, int64_t column, State (&trees)[kGroupBits]) const {
+  // Folds `count` sums of a level, from the first of a group on, and then `state`.
+  __device__ State fold(int level, int first, int count, int64_t column, State state) const {
+    State trees[kGroupBits];
     each(level, first, count, column, [&](int i, State sum) {
       bool carry = true;
 #pragma unroll
@@ -79,10 +71,6 @@ struct Sums {
         }
       }
     });
-  }
-
-  // Returns the fold of the trees of `count` sums, and then of `state`.
-  __device__ static State before(const State (&trees)[kGroupBits], int count, State state) {
 #pragma unroll
     for (int bit = 0; bit < kGroupBits; ++bit)
       if (count >> bit & 1) state = Policy::combine(trees[bit], state);
