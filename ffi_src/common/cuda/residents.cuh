@@ -13,6 +13,7 @@ namespace jaxgpuops {
 // so the last answer for each device is kept together with the launch shape that it belongs to.
 class Residents {
  public:
+  constexpr Residents() = default;  // static objects are constant-initialised, so they need no guards
   cudaError_t count(const void* kernel, const Launch& shape, int* count) {
     int device = 0;
     cudaError_t status = cudaGetDevice(&device);
