@@ -5,7 +5,7 @@
 
 Times are of programs of many calls, one after another, so that what the host takes for the first does not count; also of
 such programs as CUDA graphs with their collectives, where this XLA makes them. Arguments that fit into the L2 cache stay
-there. Bytes are those of the collectives' results in the compiled program of one device; the rate of the link that they
+there. What the smallest collective takes is measured, too. Bytes are those of the collectives' results in the compiled program of one device; the rate of the link that they
 are compared with is that of an all-gather of 256 MiB, measured here. With one device all is local. The time of one
 device's part alone is what a split costs nothing beside. First, values that a collective might change go through ours:
 results must have the bits of arrays that are not split.
@@ -227,6 +227,15 @@ def link_rate(mesh, small) -> float | None:
     return x.nbytes * (mesh.size - 1) / mesh.size / us
 
 
+def least_collective(mesh) -> float | None:
+    """The microseconds of an all-reduce of 64 numbers; None if there is one device."""
+    if mesh.size == 1:
+        return None
+    split = PartitionSpec("x")
+    add = jax.shard_map(lambda x: jax.lax.psum(x, "x"), mesh=mesh, in_specs=split, out_specs=PartitionSpec())
+    return _us(add, (_normal((64 * mesh.size,), jnp.float32, mesh),), mesh)
+
+
 def keeps_nan(mesh) -> bool:
     """Whether a collective maximum of floats is NaN if one device has a NaN. Our functions do not rely on it: they move
     order keys."""
@@ -277,10 +286,13 @@ def measure(only, commit, out) -> None:
     result["processes"], first = jax.process_count(), jax.process_index() == 0
     result["date"] = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
     result["bytes_a_us"], result["max_keeps_nan"] = rate, nan = link_rate(mesh, small), keeps_nan(mesh)
+    result["us_a_collective"] = least = least_collective(mesh)
     result["wrong"] = errors = wrong(mesh)
     result["rows"] = rows = []
     path = runner.result_path(out, f"x{mesh.size}-sharded")
-    speed = "one device" if rate is None else f"{mesh.size} devices, {rate / 1e3:.4g} GB/s into each in an all-gather"
+    speed = "one device"
+    if rate is not None:
+        speed = f"{mesh.size} devices, {rate / 1e3:.4g} GB/s into each in an all-gather, {least:.4g} µs for the smallest all-reduce"
     print(f"{speed}; a collective maximum {'keeps' if nan else 'LOSES'} NaNs")
     print(f"other bits than of whole arrays: {'; '.join(errors) or 'none'}")
     for make in PROGRAMS:

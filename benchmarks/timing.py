@@ -154,6 +154,8 @@ def jax_on_mesh(
     specs = [s.spec for s in jax.tree.leaves(jax.jit(fn).lower(*args).compile().output_shardings)]
 
     def elements(kept, index, *results):
+        # Without the barrier, the last operation of a call might compute only that element.
+        results = jax.lax.optimization_barrier(results)
         some = [jax.lax.dynamic_slice(x.reshape(-1), (index,), (1,)).astype(jnp.float32) for x in results]
         return kept + sum(some)
 
