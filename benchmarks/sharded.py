@@ -5,10 +5,10 @@
 
 Times are of programs of many calls, one after another, so that what the host takes for the first does not count; also of
 such programs as CUDA graphs with their collectives, where this XLA makes them. Arguments that fit into the L2 cache stay
-there. What the smallest collective takes is measured, too. Bytes are those of the collectives' results in the compiled program of one device; the rate of the link that they
-are compared with is that of an all-gather of 256 MiB, measured here. With one device all is local. The time of one
-device's part alone is what a split costs nothing beside. First, values that a collective might change go through ours:
-results must have the bits of arrays that are not split.
+there. Bytes are those of the collectives' results in the compiled program of one device; the rate of the link that they
+are compared with is that of an all-gather of 256 MiB, measured here, as is the time of the smallest all-reduce. With one
+device all is local. The time of one device's part alone is the time that a split would take if it cost nothing. First,
+values that a collective might change go through our functions: results must have the bits of arrays that are not split.
 """
 
 from __future__ import annotations

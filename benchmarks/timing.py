@@ -38,8 +38,8 @@ def _enough(measure: Callable[[int], float]) -> int:
 
 
 def _median_of_more(measure: Callable[[int], float], agree: Callable[[int], int] = int) -> float:
-    """Returns the seconds per run of work that the host starts and waits for: how much longer twice as many more runs
-    take.
+    """Returns the seconds per run of work that the host starts and waits for. They follow from how much longer three times
+    as many runs take.
 
     The host's way to the first run and its wake-up after the last, 0.3 to 2 ms together, are in both and drop out.
     ``agree`` makes the number of runs the same in all processes that take part.

@@ -1,5 +1,4 @@
-// Turns the buffers and attributes of this family's targets into checked problems. The handlers of both backends start
-// here.
+// What a call asks for: buffers and attributes in, a checked problem out. Both backends' handlers start here.
 #pragma once
 
 #include "count/count.h"
@@ -132,7 +131,7 @@ inline Select select_of(ffi::AnyBuffer x, ffi::AnyBuffer ranks, ffi::AnyBuffer v
   return problem;
 }
 
-// The binding of searchsorted. The operands, results and attributes are in the order of the handlers' parameters.
+// What searchsorted takes, in the order of the handlers' parameters.
 template <class Backend>
 auto search_binding() {
   return Backend::start()
