@@ -108,7 +108,7 @@ def _shape_of_places(op, sorted, queries, axis):
 
 
 def _whole(x, axis):
-    """x, not split along the axis over an explicit mesh."""
+    """Returns x, which over an explicit mesh is then not split along the axis."""
     if along(x, axis) is None:
         return x
     sharding = jax.typeof(x).sharding
