@@ -145,8 +145,8 @@ def jax_on_gpu(fn: Callable, calls: Sequence[tuple]) -> Callable[[Sequence[tuple
 def jax_on_mesh(
     fn: Callable, args: tuple, mesh: Mesh, calls: int, options: Mapping[str, object], agree: Callable[[int], int]
 ) -> float:
-    """Times a program of so many calls of ``fn``, one after another, on arguments that lie on a mesh; in microseconds a
-    call.
+    """Returns the microseconds of a call of ``fn``, in a program of many calls, one after another, whose arguments lie on a
+    mesh.
 
     All processes of the mesh run it. The calls have the same arguments, which are in the L2 cache where they fit. As in
     `jax_on_gpu`, one element of each result of each device leaves the program. ``options`` are those of the compiler.

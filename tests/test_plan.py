@@ -460,7 +460,7 @@ def test_few_elements():
     few, none = [True, True, False], [False] * 3
     folded = 3 << 18
     for dtype, (length, inner) in itertools.product(("bfloat16", "float64"), ((2, 2), (8, 16), (16, 3), (64, 3))):
-        # Vectors of columns are read as such by statistics of eight positions.
+        # Statistics along eight positions of many columns take the kernel that reads columns in vectors.
         walked = few if inner < 16 or dtype == "float64" else none
         for op in ("softmax", "log_softmax", "logsumexp"):
             takes = walked if op == "logsumexp" else few
