@@ -419,11 +419,15 @@ def _segments_split(name, splits, data, ids, *, axis, length, sorted, along):
         return (own,)
     split = all_axes(splits, axis)
     if name == "segment_sum":
-        y = own.astype(_arguments.wide(own.dtype))
-        if shared:
-            y = dataclasses.replace(units, names=shared).sum_parts(y, ends(axis)[0])
-        split = dataclasses.replace(split, names=tuple(n for n in split.names if n not in shared))
-        return ((split.sum(y) if split.names else y).astype(own.dtype),)
+        y, dim = own.astype(_arguments.wide(own.dtype)), ends(axis)[0]
+        rest = dataclasses.replace(split, names=tuple(n for n in split.names if n not in shared))
+        if shared and rest.names and units.part % rest.shards == 0:
+            # Of what the other devices share, too, each first gets a part: a sum of all would have as many bytes again.
+            y = rest.gather(dataclasses.replace(rest, names=shared + rest.names).sum_parts(y, dim), dim)
+        else:
+            y = dataclasses.replace(units, names=shared).sum_parts(y, dim) if shared else y
+            y = rest.sum(y) if rest.names else y
+        return (y.astype(own.dtype),)
     # Maxima are taken of integer keys, in which NaN is the largest, because all-reduces of floats may lose NaNs.
     keys = to_keys(own) if name == "segment_max" else ~to_keys(own)
     floats = jnp.issubdtype(own.dtype, jnp.floating)
