@@ -11,10 +11,6 @@
 
 #include "common/cuda/async_copy.cuh"
 #include "scan/cuda/block.cuh"
-#ifndef JX_ROWS
-#define JX_ROWS 2
-#define JX_COLUMNS 2
-#endif
 
 namespace jaxgpuops::scan {
 
@@ -251,7 +247,7 @@ class Spans : public BetweenWarps<Policy> {
   }
 
   template <int kRows>
-  static constexpr int kColumns = kBytes == 1         ? JX_COLUMNS
+  static constexpr int kColumns = kBytes == 1         ? 2
                                   : kRows < 8 / kMany ? 8 / kMany / kRows
                                                       : 1;  // columns that a lane has at a time
 
@@ -602,7 +598,9 @@ __global__ void __launch_bounds__(kThreads, sizeof(typename Policy::State) > 8 ?
     if (p.length <= 2) return scan_short_rows<Policy, 2>(p);
     if (Spans<Policy>::kTogether > 4 && p.length <= 4) return scan_short_rows<Policy, 4>(p);
   }
-  scan_short_rows<Policy, Spans<Policy>::kBytes == 1 ? JX_ROWS : Spans<Policy>::kTogether>(p);
+  // Bytes have many columns and take much computing for little memory: positions that the axis lacks would cost most of
+  // it.
+  scan_short_rows<Policy, Spans<Policy>::kBytes == 1 ? 2 : Spans<Policy>::kTogether>(p);
 }
 
 }  // namespace jaxgpuops::scan
