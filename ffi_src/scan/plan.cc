@@ -30,8 +30,7 @@ constexpr int64_t kSmallLong = 1 << 16, kSmallRare = 1 << 18;
 // In kShort, lanes read the axis directly from memory if that takes few loads. With more loads they do so only if the
 // array is so small that the caches serve them.
 constexpr int64_t kDirectLength = 8, kDirectBytes = 16, kDirectElements = 1 << 22;
-// The most bytes of a row that lanes read in packs, and the rows of a block.
-constexpr int64_t kPackedBytes = 32, kPackedColumns = 512;
+constexpr int64_t kPackedRows = 512;  // rows of a block whose lanes read them in packs
 // Blocks of a multiprocessor in which lanes read bytes from shared memory, which takes longer than to bring them there.
 constexpr int64_t kByteBlocks = 4;
 
@@ -67,12 +66,6 @@ bool is_exact(const Problem& problem) {
   if (problem.kind != Kind::kCumulative) return false;
   if (!is_float(problem.dtype) && !is_complex(problem.dtype)) return true;
   return !is_general(problem) && (problem.op == Op::kMax || problem.op == Op::kMin);
-}
-
-// Whether rows are one or two packs, which a lane reads as they are.
-bool in_packs(const Problem& problem) {
-  const int64_t bytes = bytes_of(problem.dtype), row = problem.rows.length * bytes;
-  return problem.rows.inner == 1 && bytes > 1 && row % 16 == 0 && row <= kPackedBytes;
 }
 
 // Whether the lanes of kShort read the axis directly from memory. Longer rows that are whole vectors, and rows of
@@ -127,7 +120,7 @@ Plan plan_short(const Problem& problem, const Gpu& gpu, Plan plan) {
     const int64_t rows = std::max<int64_t>(kShortBytes / (operands * length * inner * bytes), 1);
     const int64_t blocks = (bytes == 1 ? kByteBlocks : 2) * gpu.multiprocessors;
     const int64_t shared_out = ceil_div(std::max<int64_t>(ceil_div(columns, blocks), 64), inner);
-    plan.block_columns = in_packs(problem) ? kPackedColumns : inner * std::min(rows, shared_out);
+    plan.block_columns = in_packs(problem) ? kPackedRows : inner * std::min(rows, shared_out);
     if (!is_direct(problem)) {
       plan.padding = length * inner * bytes % 16 == 0 ? 16 : 0;
       plan.span_bytes = static_cast<int>(span_bytes(plan.block_columns * length, bytes, plan.padding));

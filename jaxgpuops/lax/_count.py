@@ -457,10 +457,10 @@ def _own_segments(units, shared, ids, length, sorted):
 
 
 def _segments_pay(split, avals, *, axis, **_):
-    """Whether a device's part of the segments is no more than all rows and their ids."""
+    """Whether a device's part of the segments is less than all rows and their ids."""
     data, ids, out = avals
     rows = data.size * data.dtype.itemsize + ids.size * ids.dtype.itemsize
-    return out.size * _arguments.wide(data.dtype).itemsize <= rows * split.shards
+    return out.size * _arguments.wide(data.dtype).itemsize < rows * split.shards
 
 
 RULES["bincount"] = Rule(_bincount_split, pays=lambda split, avals, *, axis, length: length < split.length)

@@ -11,9 +11,10 @@ namespace {
 
 bool is_aligned(const void* pointer, int bytes = 16) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
 
-// kSpans: bit o is set if operand o lies in memory as a dense array does, from 16 aligned bytes on, so that it can be
-// copied to shared memory, or read in packs. No bit is set if results cannot be written in that way.
-int dense_operands(const Problem& problem, const Buffers& buffers) {
+// kSpans: bit o is set if operand o is copied to shared memory as it lies in global memory. No bit is set if results
+// cannot be copied back in that way.
+int staged_operands(const Plan& plan, const Problem& problem, const Buffers& buffers) {
+  if (plan.span_bytes == 0) return 0;
   if (!is_aligned(buffers.x) || !is_aligned(buffers.y) || !is_aligned(buffers.out) || !is_aligned(buffers.out2))
     return 0;
   int operands = 1 | (buffers.y ? 4 : 0);
@@ -93,14 +94,9 @@ Parameters parameters_of(const Plan& plan, const Problem& problem, const Buffers
   p.span_bytes = plan.span_bytes;
   p.padding = plan.padding;
   p.stage_bytes = plan.stage_bytes;
-  if (plan.layout == Layout::kSpans) {
-    const int dense = dense_operands(problem, buffers);
-    (plan.span_bytes > 0 ? p.staged : p.packs) = dense;
-  }
-  const int bytes = bytes_of(problem.dtype);
-  const bool whole_packs = inner == 1 && length * bytes % 16 == 0 && bytes > 1;
-  p.packed = whole_packs && p.padding > 0;
-  if (!whole_packs) p.packs = 0;
+  if (plan.layout == Layout::kSpans) p.staged = staged_operands(plan, problem, buffers);
+  p.packed = inner == 1 && p.padding > 0 && bytes_of(problem.dtype) > 1;
+  p.packs = in_packs(problem) && is_aligned(buffers.x) && is_aligned(buffers.out);
 
   p.backward = vjp || (tangent && problem.transpose) ? !problem.reverse : problem.reverse;
   // Which boundary separates a position from earlier ones: the one before the position in the direction of the scan,

@@ -36,6 +36,10 @@ class Spans : public BetweenWarps<Policy> {
 
   static constexpr int kBytes = sizeof(Bits), kMany = Policy::kOperands == 1 && kBytes <= 4 ? 1 : 2;
 
+  // Whether rows of whole packs are read from memory, and written, as these.
+  static constexpr bool kReadsPacks =
+      kShort && kInPack > 1 && Policy::kOperands == 1 && !Policy::kCut && !kByParts<Policy>;
+
   struct Extra {};
   struct Starts {};
   struct Tile {
@@ -103,7 +107,10 @@ class Spans : public BetweenWarps<Policy> {
 
   __device__ Cursor cursor(int64_t column) const {
     int64_t outer = column, i = 0;
-    if (p.inner > 1) {
+    if (kShort && p.parts > 0) {
+      outer = blockIdx.x / p.parts;
+      i = column - outer * p.inner;
+    } else if (p.inner > 1) {
       outer = p.columns >> 32 ? column / p.inner : static_cast<uint32_t>(column) / static_cast<uint32_t>(p.inner);
       i = column - outer * p.inner;
     }
@@ -126,7 +133,7 @@ class Spans : public BetweenWarps<Policy> {
     place.active = cursor.column < p.columns;
     if (!place.active) return place;
     place.at = cursor.outer * p.length * p.inner + cursor.i;
-    if (Policy::kBroadcast && !((p.staged | p.packs) & 2)) place.a = p.a.outer(cursor.outer) + p.a.inner(cursor.i);
+    if (Policy::kBroadcast && !(p.staged & 2)) place.a = p.a.outer(cursor.outer) + p.a.inner(cursor.i);
     if (Policy::kStarts && p.starts) place.starts = p.starts_at.outer(cursor.outer) + p.starts_at.inner(cursor.i);
     return place;
   }
@@ -262,9 +269,14 @@ class Spans : public BetweenWarps<Policy> {
     const int length = static_cast<int>(p.length);
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
-      places[k] = place_at(cursor);
-      places[k].active = cursor.column < end;
-      advance(cursor);
+      if constexpr (Policy::kOperands == 1) {
+        places[k] = place_at(cursor);
+        places[k].active = cursor.column < end;
+        advance(cursor);
+      } else {  // registers are scarce: it is faster to divide again
+        places[k] = place_of(cursor.column < end ? cursor.column : p.columns);
+        cursor.column += p.threads;
+      }
       if (!places[k].active) continue;
       runs[k] = run_from(places[k], image, 0, length);
       states[k] = this->initial(places[k].column);
@@ -474,8 +486,8 @@ class Spans : public BetweenWarps<Policy> {
 
   template <int n>
   __device__ void read_operand(int o, const Place& place, int64_t first, int count, Bits (&to)[n]) const {
-    if constexpr (kShort && kInPack > 1 && n % kInPack == 0) {
-      if (p.packs >> o & 1) {
+    if constexpr (kReadsPacks && n % kInPack == 0) {
+      if (p.packs) {
         const Bits* const row = static_cast<const Bits*>(p.operands[o]) + place.at + first_in_memory(first);
 #pragma unroll
         for (int j = 0; j < n; j += kInPack) {
@@ -539,8 +551,8 @@ class Spans : public BetweenWarps<Policy> {
       if (p.staged & 1) {
         write_staged(staging(stage, o), run.at + r * run.by, run.by, count, results[o]);
       } else {
-        if constexpr (kShort && kInPack > 1 && n % kInPack == 0) {
-          if (p.packs & 1) {
+        if constexpr (kReadsPacks && n % kInPack == 0) {
+          if (p.packs) {
             Bits* const row = static_cast<Bits*>(p.results[o]) + place.at + first_in_memory(run.first + r);
 #pragma unroll
             for (int j = 0; j < n; j += kInPack) {
