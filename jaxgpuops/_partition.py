@@ -135,6 +135,12 @@ class Split:
         _note("all-reduce", x)
         return lax.psum(x, self.names)
 
+    def sum_parts(self, x: jax.Array, dim: int) -> jax.Array:
+        """Returns this device's part of the sum."""
+        y = lax.psum_scatter(x, self.names, scatter_dimension=dim, tiled=True)
+        _note("reduce-scatter", y)
+        return y
+
     def join(self, x: jax.Array) -> jax.Array:
         """Returns each element from the one device that does not have 0 there. Bits are added as integers, so they do
         not change."""
@@ -200,11 +206,12 @@ class Rule:
       operands: which operands are split with the axis if they have all of it, by index; None: every one. Where the
         first is none of them, the axis is that of the results.
       keeps: whether results are split along the axis. Others have all of it, if they have it, on every device.
-      pays: ``pays(split, avals, **params)``, with the axis' split and what one device has of the operands: whether this
-        moves less than gathering the axis.
+      pays: ``pays(split, avals, **params)``, with the axis' split and what one device has of the operands and, after
+        these, of the results: whether this moves less than gathering the axis. Of several axes it is asked once.
       free: ``{array: size}`` of operands (0, 1, ..) and results (~0, ~1, ..) whose axis is another one, of units of that
         size that do not depend on each other. They are split in equal parts, of whole units, as dimensions off the axis are;
         of size 0 never.
+      scatters: whether units may be split along mesh axes along which the axis is split, too.
       beside: ``beside(*operands, axis, **params)``: what XLA computes of whole arrays beside the call, where it may know
         more of them than we do, as that they are constants. These are further operands of ``local``, which drops those that
         it does not need, and are not split along the axis. Where ``axis_name`` is given there are none.
@@ -215,6 +222,7 @@ class Rule:
     keeps: bool = False
     pays: Callable[..., bool] = lambda split, avals, **params: True
     free: dict[int, int] = dataclasses.field(default_factory=dict)
+    scatters: bool = False
     beside: Callable[..., Sequence[jax.Array]] | None = None
 
 
@@ -306,11 +314,12 @@ def invarying(aval, names: tuple[str, ...]):
     return aval.update(vma=aval.vma - {*names})
 
 
-def run_manually(kernel, split: Split, *operands, axis, **params):
-    """Computes a kernel whose axis is split as ``axis_name`` says, in plain JAX, other kernels and collectives."""
+def run_manually(kernel, split: Split, results: Sequence, *operands, axis, **params):
+    """Computes a kernel whose axis is split as ``axis_name`` says, in plain JAX, other kernels and collectives.
+    ``results`` are the types of its results."""
     rule = rule_of(kernel, params)
     assert rule is not None  # callers give `axis_name` only for kernels that have a rule
-    if rule.pays(split, operands, axis=axis, **params):
+    if rule.pays(split, [*operands, *results], axis=axis, **params):
         return tuple(rule.local({axis: split}, *operands, axis=axis, **params))
     own = range(len(operands)) if rule.operands is None else rule.operands
     whole = lambda i, x: split.gather(x, axis) if i in own and x.shape[axis] == split.part else x
@@ -369,7 +378,7 @@ class _Call:
         # First the length of each dimension of the rows; then, if an axis is made of units, how many units it has.
         self.lengths = list(self.whole)
         arrays = [*enumerate(avals_in), *((~i, a) for i, a in enumerate(avals_out))]
-        self.lengths += [a.shape[axis] // unit for i, a in arrays if (unit := self.units.get(i))][:1]
+        self.lengths += [a.shape[ends(axis)[0]] // unit for i, a in arrays if (unit := self.units.get(i))][:1]
         self.in_rows = [self._rows_of(a, i, False) for i, a in enumerate(avals_in)]
         self.in_rows += [[None if d in self.axes else d for d in self._rows_of(a, 0, False)] for a in avals_beside]
         self.out_rows = [self._rows_of(a, i, True) for i, a in enumerate(avals_out)]
@@ -386,11 +395,13 @@ class _Call:
     def _rows_of(self, aval, i, is_result) -> list[int | None]:
         """Returns, for each dimension of an array, the dimension of rows with which it is split; None if it is never
         split."""
-        own = [d for d in range(len(self.whole)) if d not in self.axes or aval.ndim == len(self.whole)]
+        first, after = ends(self.axis)
+        along_axis = aval.ndim - len(self.whole) + len(self.axes)  # a result may have one dimension for several axes
+        own = [*range(first + along_axis), *range(after, len(self.whole))]
         free = [self._may_split(aval.shape[j], d, i, is_result) for j, d in enumerate(own)]
         rows = [d if f else None for d, f in zip(own, free, strict=True)]
         if (~i if is_result else i) in self.units:
-            rows[self.axis] = len(self.whole) if self.units[~i if is_result else i] else None
+            rows[first] = len(self.whole) if self.units[~i if is_result else i] else None
         return rows
 
     def _may_split(self, size, d, i, is_result) -> bool:
@@ -467,6 +478,11 @@ class _Call:
             for out, dims in zip(outs, self.summed, strict=True)
         ]
 
+    def _used(self, names, d) -> set[str]:
+        """Returns the mesh axes of other dimensions of rows, along which dimension d cannot be split."""
+        both = {*self.axes, len(self.whole)} if d == len(self.whole) and self.rule.scatters else ()
+        return {*itertools.chain(*(own for e, own in names.items() if e not in both))}
+
     def _plan(self, args, results):
         """Returns the mesh, the splits of rows, and the shardings of operands and results, given the shardings that XLA
         has."""
@@ -474,20 +490,18 @@ class _Call:
         names: dict[int, tuple] = {}  # for each dimension of rows, the first array's mesh axes; none is used twice
         for rows, spec in zip([*self.in_rows, *self.out_rows], specs, strict=False):
             for d, entry in zip(rows, spec, strict=True):
-                if entry and d is not None and d not in names and not {*entry} & {*itertools.chain(*names.values())}:
+                if entry and d is not None and d not in names and not {*entry} & self._used(names, d):
                     names[d] = entry
         splits = {d: Split(full, n, self.lengths[d]) for d, n in names.items()}
         if (units := splits.get(len(self.whole))) and units.uneven:
             del splits[len(self.whole)]
         part = lambda n, d: -(-n // splits[d].shards) if d in splits else n
-        parts = [
-            jax.core.ShapedArray(tuple(map(part, aval.shape, rows)), aval.dtype)
-            for aval, rows in zip(self.avals_in, self.in_rows, strict=False)
-        ]
-        for d in self.axes:
-            split = splits.get(d)
-            if split and not (split.length and self.rule.pays(split, parts, axis=self.axis, **self.params)):
-                del splits[d]
+        arrays = [*zip(self.avals_in, self.in_rows, strict=False), *zip(self.avals_out, self.out_rows, strict=True)]
+        parts = [jax.core.ShapedArray(tuple(map(part, aval.shape, rows)), aval.dtype) for aval, rows in arrays]
+        axes = [d for d in self.axes if d in splits]
+        pays = lambda: self.rule.pays(all_axes(splits, self.axis), parts, axis=self.axis, **self.params)
+        if axes and not (all(splits[d].length for d in axes) and pays()):
+            splits = {d: split for d, split in splits.items() if d not in axes}
 
         def shardings(sides):
             spec = lambda rows: PartitionSpec(*(splits[d].names if d in splits else None for d in rows))

@@ -4,8 +4,8 @@ Everything that kernels share is here, once: shapes and shardings of results, ba
 plain-JAX fallback, hidden workspaces, sharding contracts, eager calls and derivatives. A kernel works along one axis of
 its operands. XLA hands it row-major buffers, which it reads as (outer, length, inner): the dimensions before the axis,
 the axis, and the dimensions after it. So batching never moves data, it only shifts the axis. If a kernel's results lack
-the axis, ``axis`` may also be a tuple of neighbouring axes; these are merged where the call is lowered, on each device,
-so that any of them may be split over devices.
+the axis, or have another one in its place, ``axis`` may also be a tuple of neighbouring axes; these are merged where the
+call is lowered, on each device, so that any of them may be split over devices.
 """
 
 from __future__ import annotations
@@ -300,7 +300,9 @@ class Kernel:
     def _lower(self, platform, ctx, *operands, axis, split=None, **params):
         if split is not None:
             outs = _lower_fun(
-                ctx, functools.partial(_partition.run_manually, self, split, axis=axis, **params), operands
+                ctx,
+                functools.partial(_partition.run_manually, self, split, ctx.avals_out, axis=axis, **params),
+                operands,
             )
             return [lower_with_sharding_in_types(ctx, y, aval) for y, aval in zip(outs, ctx.avals_out, strict=True)]
         platform = platform or "/".join(ctx.platforms or ctx.module_context.platforms)
@@ -499,10 +501,10 @@ def _explicit_axes(mesh) -> tuple[str, ...]:
 
 def _merged_spec(avals, apart=None):
     """Returns the explicit sharding of each dimension: that of any operand that is sharded there; but None of the
-    dimension ``apart``."""
-    spec = []
+    dimension ``apart``, or these."""
+    spec, apart = [], () if apart is None else range(*ends(apart))
     for dim, parts in enumerate(zip(*(a.sharding.spec for a in avals), strict=True)):
-        named = {part for part in parts if part is not None and dim != apart}
+        named = {part for part in parts if part is not None and dim not in apart}
         if len(named) > 1:
             raise ShardingTypeError(f"jaxgpuops: operands are sharded differently in dimension {dim}: {avals}")
         spec.append(named.pop() if named else None)

@@ -383,6 +383,37 @@ def test_rows_of_a_table_and_ids_are_split_each_by_its_type(mesh, specs):
     assert moved(mine.as_text())[0] <= moved(theirs.as_text())[0]
 
 
+SPLIT_TABLES = [P(), P("a"), P(("a", "b")), P(None, "b"), P("b", "a")]
+SPLIT_IDS = [P(), P("a"), P("b"), P(("b", "a")), P(None, "a"), P("a", "b"), P("b", "a")]
+
+
+def training(take):
+    """A step of training, whose bytes are those of the value and the gradient."""
+    return lambda table, ids: table - 0.5 * jax.grad(lambda table: (take(table, ids) ** 2).sum())(table)
+
+
+@pytest.mark.parametrize("spec", SPLIT_TABLES)
+def test_rows_of_a_table_and_ids_that_are_split_in_any_way(mesh, spec):
+    rng = np.random.default_rng(6)
+    table, ids = integers((64, 16)), rng.integers(0, 64, (8, 16)).astype(np.int32)
+    for of_ids in SPLIT_IDS:
+        operands = [jax.device_put(x, NamedSharding(mesh, s)) for x, s in ((table, spec), (ids, of_ids))]
+        for program, out in ((lambda take: take, None), (training, NamedSharding(mesh, spec))):
+            functions = program(jaxgpuops.take), program(lambda table, ids: jnp.take(table, ids, axis=0))
+            mine, theirs = (jax.jit(f, out_shardings=out).lower(*operands).compile() for f in functions)
+            assert_close(mine(*operands), functions[1](table, ids), True)
+            assert moved(mine.as_text())[0] <= moved(theirs.as_text())[0]
+
+
+def test_rows_of_a_table_and_ids_whose_parts_are_not_equal(mesh):
+    table, ids = integers((61, 5)), np.random.default_rng(6).integers(-2, 63, (7, 13, 3)).astype(np.int32)
+    split = lambda x, *names: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(*names)))
+    for step in (jaxgpuops.take, training(jaxgpuops.take)):
+        for rows, names in ((("b", "a"), ("a", "b")), ("b", (None, "a", "b")), ("a", (("b", "a"),))):
+            f = lambda table, ids, step=step, rows=rows, names=names: step(split(table, rows), split(ids, *names))
+            assert_close(jax.jit(f)(table, ids), step(table, ids), True)
+
+
 def test_plain_jax_takes_the_place_of_kernels_whatever_the_types(mesh, monkeypatch):
     monkeypatch.setenv("JAXGPUOPS_DISABLE", "all")
     explicit = jax.make_mesh(mesh.axis_sizes, ("a", "b"), axis_types=(AxisType.Explicit,) * 2)

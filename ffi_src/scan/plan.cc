@@ -30,6 +30,9 @@ constexpr int64_t kSmallLong = 1 << 16, kSmallRare = 1 << 18;
 // In kShort, lanes read the axis directly from memory if that takes few loads. With more loads they do so only if the
 // array is so small that the caches serve them.
 constexpr int64_t kDirectLength = 8, kDirectBytes = 16, kDirectElements = 1 << 22;
+constexpr int64_t kPackedRows = 512;  // rows of a block whose lanes read them in packs
+// Blocks of a multiprocessor in which lanes read bytes from shared memory, which takes longer than to bring them there.
+constexpr int64_t kByteBlocks = 4;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -65,11 +68,12 @@ bool is_exact(const Problem& problem) {
   return !is_general(problem) && (problem.op == Op::kMax || problem.op == Op::kMin);
 }
 
-// Whether the lanes of kShort read the axis directly from memory. Rows that are whole vectors, and rows of bytes, are
-// better copied through shared memory.
+// Whether the lanes of kShort read the axis directly from memory. Longer rows that are whole vectors, and rows of
+// bytes, are better copied through shared memory.
 bool is_direct(const Problem& problem) {
   const auto [outer, length, inner] = problem.rows;
   const int bytes = bytes_of(problem.dtype);
+  if (in_packs(problem)) return true;
   const bool vectors = inner == 1 && (bytes == 1 || length * bytes % 16 == 0);
   return !vectors && (length <= kDirectLength || inner * bytes >= kDirectBytes) &&
          problem.rows.elements() <= kDirectElements;
@@ -114,8 +118,9 @@ Plan plan_short(const Problem& problem, const Gpu& gpu, Plan plan) {
   if (is_small(problem)) return plan_small(problem, plan);
   if (inner * bytes < kLineBytes) {
     const int64_t rows = std::max<int64_t>(kShortBytes / (operands * length * inner * bytes), 1);
-    const int64_t shared_out = ceil_div(std::max<int64_t>(ceil_div(columns, 2 * gpu.multiprocessors), 64), inner);
-    plan.block_columns = inner * std::min(rows, shared_out);
+    const int64_t blocks = (bytes == 1 ? kByteBlocks : 2) * gpu.multiprocessors;
+    const int64_t shared_out = ceil_div(std::max<int64_t>(ceil_div(columns, blocks), 64), inner);
+    plan.block_columns = in_packs(problem) ? kPackedRows : inner * std::min(rows, shared_out);
     if (!is_direct(problem)) {
       plan.padding = length * inner * bytes % 16 == 0 ? 16 : 0;
       plan.span_bytes = static_cast<int>(span_bytes(plan.block_columns * length, bytes, plan.padding));

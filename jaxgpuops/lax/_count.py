@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpuops import _arguments, _native
-from jaxgpuops._partition import RULES, Rule, plain_rule
+from jaxgpuops._partition import RULES, Rule, all_axes, ends, filled_axes, plain_rule
 from jaxgpuops._primitive import Kernel, batch_first, def_jvp, def_linear
 from jaxgpuops.lax.along_axis import along, take_along_axis
 from jaxgpuops.lax.order import from_keys, sort_keys, to_keys
@@ -99,8 +100,8 @@ def histogram(x: jax.Array, edges: jax.Array, axis: int, split=None) -> jax.Arra
 
 
 # ---- Segments and rows ----------------------------------------------------------------------------------------------
-# Ids stand along the axis. They may have size 1 before it, and always have it after it. Data and tables may have size 1
-# before it, too: ids of several features share them.
+# Ids stand along the axis, or several axes of segments. They may have size 1 before it, and always have it after it. Data
+# and tables may have size 1 before it, too: ids of several features share them.
 
 
 def _in_range(ids, length):
@@ -138,13 +139,15 @@ def _segments_fallback(data, ids, *, axis, length, sorted, name, along=None):
     method = {"segment_sum": "add", "segment_max": "max", "segment_min": "min"}[name]
     wide = _arguments.wide(data.dtype) if name == "segment_sum" else data.dtype
 
+    first, after = ends(axis)
+
     def one(rows, ids):
-        ids = ids.reshape(-1)
-        start = jnp.full((length, *rows.shape[1:]), empty(name, wide), wide)
+        ids = ids.reshape(ids.shape[: after - first])
+        start = jnp.full((length, *rows.shape[ids.ndim :]), empty(name, wide), wide)
         put = getattr(start.at[_in_range(ids, length)], method)
         return put(rows.astype(wide), mode="drop", indices_are_sorted=False).astype(data.dtype)
 
-    return (_each(one, data, ids, axis),)
+    return (_each(one, data, ids, first),)
 
 
 def _plan_segments(rows, avals, compute_capability, axis, *, length, sorted, name, along):
@@ -204,9 +207,17 @@ for _kernel in (*SEGMENT_KERNELS.values(), take_rows_p):
 
 
 def segments(
-    kernel: Kernel, data: jax.Array, ids: jax.Array, axis: int, length: int, sorted: bool, along=None, split=None
+    kernel: Kernel,
+    data: jax.Array,
+    ids: jax.Array,
+    axis: int | tuple[int, ...],
+    length: int,
+    sorted: bool,
+    along=None,
+    split=None,
 ) -> jax.Array:
-    """Reduces segments. Over an explicit mesh, the axis of the result is split ``along`` these mesh axes."""
+    """Reduces segments. Of several axes, the result has one, the segments. Over an explicit mesh, this is split ``along``
+    these mesh axes."""
     return kernel(data, ids, axis=axis, length=length, sorted=sorted, along=along, split=split)[0]
 
 
@@ -238,6 +249,12 @@ def take_rows(table: jax.Array, ids: jax.Array, axis: int, sorted: bool, fill: b
     return take_rows_p(table, ids.astype(np.int32), axis=axis, sorted=sorted, fill=fill, along=along(ids, axis))[0]
 
 
+def rows_of_segments(table: jax.Array, ids: jax.Array, axis: int | tuple[int, ...], sorted: bool) -> jax.Array:
+    """`take_rows` of what `segments` gives, with its ids and its axis or axes."""
+    first, after = ends(axis)
+    return take_rows(jax.lax.expand_dims(table, range(first, after - 1)), ids, after - 1, sorted)
+
+
 def sum_to(x: jax.Array, shape: tuple, axis: int) -> jax.Array:
     """Returns the cotangent of an array that had size 1 in some dimensions before the axis."""
     shared = tuple(d for d in range(axis) if shape[d] == 1 and x.shape[d] != 1)
@@ -246,12 +263,17 @@ def sum_to(x: jax.Array, shape: tuple, axis: int) -> jax.Array:
 
 def _segment_sum_transpose(ct, data, ids, *, axis, length, sorted, along, split=None):
     ct = ct if split is None else split.cotangent(ct)
-    return sum_to(take_rows(ct, ids, axis, sorted), data.shape, axis)
+    return sum_to(rows_of_segments(ct, ids, axis, sorted), data.shape, ends(axis)[0])
 
 
 def _take_transpose(ct, table, ids, *, axis, sorted, fill, along):
-    ct = segments(segment_sum_p, ct, ids, axis, table.shape[axis], sorted, table.sharding.spec[axis])
-    return sum_to(ct, table.shape, axis)
+    # Ids of all dimensions just before the axis that share the table are those of one sum.
+    first = axis
+    while first and table.shape[first - 1] == 1 and ids.shape[first - 1] != 1:
+        first -= 1
+    axes = tuple(range(first, axis + 1)) if first < axis else axis
+    ct = segments(segment_sum_p, ct, ids, axes, table.shape[axis], sorted and first == axis, table.sharding.spec[axis])
+    return sum_to(jax.lax.expand_dims(ct, range(first, axis)), table.shape, first)
 
 
 def_linear(segment_sum_p, _segment_sum_transpose)
@@ -262,9 +284,9 @@ def share_of_ties(out, data, ids, axis, sorted, split=None):
     """Returns each row's share of its segment's maximum or minimum: one over the number of rows that have it, else
     0."""
     wide = _arguments.wide(data.dtype)
-    mine = (data == take_rows(out, ids, axis, sorted)).astype(wide)
-    ties = segments(segment_sum_p, mine, ids, axis, out.shape[axis], sorted, split=split)
-    return mine / take_rows(jnp.maximum(ties, 1), ids, axis, sorted).clip(1)
+    mine = (data == rows_of_segments(out, ids, axis, sorted)).astype(wide)
+    ties = segments(segment_sum_p, mine, ids, axis, out.shape[ends(axis)[0]], sorted, split=split)
+    return mine / rows_of_segments(jnp.maximum(ties, 1), ids, axis, sorted).clip(1)
 
 
 def _extreme_jvp(outs, primals, tangents, *, axis, length, sorted, along, split=None):
@@ -382,13 +404,30 @@ def _histogram_split(splits, x, edges, *, axis):
 
 
 def _segments_split(name, splits, data, ids, *, axis, length, sorted, along):
-    """Each device reduces its part. Sums of floats are added in the order of `psum`."""
-    split = splits[axis]
-    ids = split.fill(ids.astype(np.int32) if split.uneven else ids, axis, length)
+    """Each device reduces its part of the rows, to those segments that it is to have a part of. Sums of floats are added
+    in the order of `psum`."""
+    rows = [splits[d] for d in range(*ends(axis)) if d in splits]
+    units = splits.get(data.ndim)  # of the segments
+    if units or any(split.uneven for split in rows):
+        ids = filled_axes(splits, ids.astype(np.int32), axis, length)
+    shared = ()
+    if units:
+        shared = tuple(n for n in units.names if any(n in split.names for split in rows))
+        ids, length, sorted = _own_segments(units, shared, ids, length, sorted)
     [own] = SEGMENT_KERNELS[name].primitive.bind(data, ids, axis=axis, length=length, sorted=sorted, along=along)
+    if not rows:
+        return (own,)
+    split = all_axes(splits, axis)
     if name == "segment_sum":
-        wide = _arguments.wide(own.dtype)
-        return (split.sum(own.astype(wide)).astype(own.dtype),)
+        y, dim = own.astype(_arguments.wide(own.dtype)), ends(axis)[0]
+        rest = dataclasses.replace(split, names=tuple(n for n in split.names if n not in shared))
+        if shared and rest.names and units.part % rest.shards == 0:
+            # Of what the other devices share, too, each first gets a part: a sum of all would have as many bytes again.
+            y = rest.gather(dataclasses.replace(rest, names=shared + rest.names).sum_parts(y, dim), dim)
+        else:
+            y = dataclasses.replace(units, names=shared).sum_parts(y, dim) if shared else y
+            y = rest.sum(y) if rest.names else y
+        return (y.astype(own.dtype),)
     # Maxima are taken of integer keys, in which NaN is the largest, because all-reduces of floats may lose NaNs.
     keys = to_keys(own) if name == "segment_max" else ~to_keys(own)
     floats = jnp.issubdtype(own.dtype, jnp.floating)
@@ -396,6 +435,32 @@ def _segments_split(name, splits, data, ids, *, axis, length, sorted, along):
     keys = split.max(jnp.where(jnp.isnan(own), all_bits, keys) if floats else keys)
     out = from_keys(keys if name == "segment_max" else ~keys, own.dtype)
     return (jnp.where(keys == all_bits, jnp.asarray(jnp.nan, own.dtype), out) if floats else out,)
+
+
+def _own_segments(units, shared, ids, length, sorted):
+    """Returns ids of the segments of which a device reduces its rows, counted from the first of them, how many segments
+    these are, and whether ids are sorted: its own segments, and those of the devices along the mesh axes ``shared``,
+    among which sums are scattered."""
+    if not shared:
+        return ids - units.start(), units.part, sorted
+    part, shards = ids // units.part, units.shards
+    own, index = (ids >= 0) & (ids < length), 0
+    for name in units.names:
+        shards //= units.mesh.shape[name]
+        digit = part // shards % units.mesh.shape[name]
+        if name in shared:
+            index = index * units.mesh.shape[name] + digit
+        else:
+            own &= digit == jax.lax.axis_index(name)
+    count = units.part * math.prod(units.mesh.shape[name] for name in shared)
+    return jnp.where(own, index * units.part + ids % units.part, count), count, False
+
+
+def _segments_pay(split, avals, *, axis, **_):
+    """Whether a device's part of the segments is less than all rows and their ids."""
+    data, ids, out = avals
+    rows = data.size * data.dtype.itemsize + ids.size * ids.dtype.itemsize
+    return out.size * _arguments.wide(data.dtype).itemsize < rows * split.shards
 
 
 RULES["bincount"] = Rule(_bincount_split, pays=lambda split, avals, *, axis, length: length < split.length)
@@ -406,8 +471,7 @@ RULES["histogram"] = Rule(
 )
 for _name in ("segment_sum", "segment_max", "segment_min"):
     RULES[_name] = Rule(
-        functools.partial(_segments_split, _name),
-        pays=lambda split, avals, *, length, **_: length < split.length,
+        functools.partial(_segments_split, _name), pays=_segments_pay, free={~0: 1}, scatters=_name == "segment_sum"
     )
 RULES["segment_softmax"] = plain_rule(segment_softmax_p, keeps=True)
 RULES["segment_logsumexp"] = plain_rule(segment_logsumexp_p)

@@ -295,7 +295,7 @@ def _combine_vjp_split(splits, y, ct, row_of_assignment, assignment_of_row, weig
 
 
 def _combine_vjp_pays(split, avals, *, axis, choices):
-    y, _, row_of_assignment, _, weights = avals
+    y, _, row_of_assignment, _, weights, *_ = avals
     inner = math.prod(y.shape[axis + 1 :])
     return row_of_assignment.shape[axis] * weights.dtype.itemsize < split.length * inner * y.dtype.itemsize
 

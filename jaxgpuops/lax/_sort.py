@@ -302,7 +302,7 @@ for _kernel, _select in ((select_p, select_p.primitive.bind), (ranked_p, _ranked
     RULES[_kernel.name] = Rule(
         functools.partial(_select_split, _select),
         operands=(0,),
-        pays=lambda split, avals, *, axis: _rows_to_exchange(split, *avals, axis) is not None,
+        pays=lambda split, avals, *, axis: _rows_to_exchange(split, *avals[:2], axis) is not None,
     )
 
 

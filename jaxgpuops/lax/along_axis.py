@@ -111,7 +111,7 @@ def_linear(put_along_axis_p, _put_transpose)
 
 
 def _take_pays(split, avals, *, axis, **_):
-    x, indices = avals
+    x, indices, *_ = avals
     dtype = x.dtype
     return not jnp.issubdtype(dtype, jnp.complexfloating) and indices.shape[axis] < split.length
 

@@ -276,41 +276,40 @@ def _jitted_take(table, ids, names):
     split = manual("jaxgpuops.take", names, table.shape[0])
     shape = (*ids.shape, *table.shape[1:])
     table = jnp.expand_dims(table, 1) if table.ndim == 1 else table  # for ids of two dimensions, as a gather has
-    of_ids = jax.typeof(ids).sharding  # over an explicit mesh, rows are split as the first dimension of ids
     rows = as_int32(ids, split.length if split else table.shape[0])
-    rows = _shaped(rows, (ids.size, *(1,) * (table.ndim - 1)), of_ids, of_ids.spec[:1])
     if split:  # each device takes zeros in place of other devices' rows
         rows = rows - split.start()
-    table, rows = align(table, rows, apart=0)
-    take = lambda part: _taken(part, rows, table.shape[0], along(part, 0), True, split)
+    # Ids keep their dimensions, because each may be split over devices.
+    axis = max(ids.ndim - 1, 0)
+    rows = jax.lax.expand_dims(rows, range(ids.ndim, axis + table.ndim))
+    table, rows = align(jax.lax.expand_dims(table, range(axis)), rows, apart=axis)
     is_complex = jnp.issubdtype(table.dtype, jnp.complexfloating)
+    take = lambda part: _taken(part, rows, axis, table.shape[axis], along(part, axis), True, split)
     out: Any = jax.lax.complex(take(table.real), take(table.imag)) if is_complex else take(table)
-    return _shaped(out, shape, of_ids, (*of_ids.spec, *jax.typeof(out).sharding.spec[1:])[: len(shape)])
+    return out.reshape(shape)
 
 
-def _shaped(x, shape, like, spec):
-    """Reshapes x; if ``like`` is a sharding of an explicit mesh, the result has that sharding."""
-    return jax.lax.reshape(x, shape, out_sharding=like.update(spec=spec) if any(like.spec) else None)
-
-
-def _rows_taken(table, ids, fill, split):
-    rows = _lax.take_rows(table, ids, 0, False, fill)
+def _rows_taken(table, ids, axis, fill, split):
+    rows = _lax.take_rows(table, ids, axis, False, fill)
     return split.join(rows) if split else rows
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5, 6))
 # `length` is that of the table, which the backward pass needs.
-def _taken(table, ids, length, along, fill=True, split=None):
-    return _rows_taken(table, ids, fill, split)
+def _taken(table, ids, axis, length, along, fill=True, split=None):
+    return _rows_taken(table, ids, axis, fill, split)
 
 
-def _taken_backward(length, along, fill, split, ids, ct):
+def _taken_backward(axis, length, along, fill, split, ids, ct):
     ct, ids = align(split.cotangent(ct) if split else ct, ids)
-    return _lax.segments(segment_sum_p, ct, ids, 0, length, False, along), None
+    of_ids = tuple(range(axis + 1)) if axis else 0  # the dimensions before the axis are those of ids, too
+    sums = _lax.segments(segment_sum_p, ct, ids, of_ids, length, False, along)
+    return jax.lax.expand_dims(sums, range(axis)), None
 
 
 _taken.defvjp(
-    lambda table, ids, length, along, fill, split: (_rows_taken(table, ids, fill, split), ids), _taken_backward
+    lambda table, ids, axis, length, along, fill, split: (_rows_taken(table, ids, axis, fill, split), ids),
+    _taken_backward,
 )
 
 
@@ -341,7 +340,7 @@ class _Of(NamedTuple):
     def of_rows(self, table, ids, fill=False):
         """Returns for each row what its segment has; for rows without a segment, 0 or any value."""
         ids = ids.reshape(-1, *(1,) * (table.ndim - 1))
-        return _taken(*align(table, ids, apart=0), self.segments, None, fill)
+        return _taken(*align(table, ids, apart=0), 0, self.segments, None, fill)
 
     def whole(self, kernel, x, ids):
         """Softmax of segments, or the logarithms of their sums."""

@@ -31,10 +31,12 @@ struct Parameters {
   int runs, width;  // kSpans: runs of a warp, columns of a span
   // Parts into which `inner` is cut, each of `width` columns; 0 if a block has whole outer indices of a short axis.
   unsigned parts;
-  int span_bytes, padding;  // bytes of an operand in shared memory; free bytes after each line of it
-  int staged;               // bit o: operand o comes to shared memory
-  bool packed;              // a run is a whole number of packs
-  int64_t block_columns;    // columns of a block, where the axis is short
+  int span_bytes, padding;         // bytes of an operand in shared memory; free bytes after each line of it
+  int staged;                      // bit o: operand o comes to shared memory
+  bool packed;                     // a run in shared memory is a whole number of packs
+  bool packs;                      // lanes read rows from memory, and write them, in packs
+  int64_t block_columns;           // columns of a block, where the axis is short
+  int64_t outer_step, inner_step;  // `threads` columns further: by so many outer indices and, of the last, columns
   int stage_bytes;
   int copies;  // resident: copies of each sum in the workspace
   unsigned counters;

@@ -89,11 +89,14 @@ Parameters parameters_of(const Plan& plan, const Problem& problem, const Buffers
   p.width = plan.columns;
   p.parts = static_cast<unsigned>(plan.parts);
   p.block_columns = plan.block_columns;
+  p.outer_step = p.threads / inner;
+  p.inner_step = p.threads % inner;
   p.span_bytes = plan.span_bytes;
   p.padding = plan.padding;
   p.stage_bytes = plan.stage_bytes;
   if (plan.layout == Layout::kSpans) p.staged = staged_operands(plan, problem, buffers);
   p.packed = inner == 1 && p.padding > 0 && bytes_of(problem.dtype) > 1;
+  p.packs = in_packs(problem) && is_aligned(buffers.x) && is_aligned(buffers.out);
 
   p.backward = vjp || (tangent && problem.transpose) ? !problem.reverse : problem.reverse;
   // Which boundary separates a position from earlier ones: the one before the position in the direction of the scan,

@@ -230,6 +230,7 @@ struct Cumulative<Op, true> {
   static constexpr scan::Op kOp = Op::kOp;
   static constexpr bool kCut = true;
 
+  JAXGPUOPS_FN static bool is_uncut(const Options&) { return true; }
   JAXGPUOPS_FN static State identity(const Options& o) { return {Op::identity(o), 0}; }
   JAXGPUOPS_FN static State initial(Acc h0, const Options& o) { return {Op::element(h0, o), 0}; }
   JAXGPUOPS_FN static State combine(State l, State r) {
@@ -248,6 +249,7 @@ struct Cumulative<Op, true> {
 // serves all of them. Rare element types use this policy without segments, too.
 template <class E>
 struct General {
+  using Uncut = Cumulative<Sum<E>, false>;
   using Element = E;
   using Acc = typename E::Acc;
   struct State {
@@ -260,6 +262,7 @@ struct General {
   static constexpr Op kOp = Op::kProd;  // is_rare() in shape.h decides by this operator, the rarest of them
   static constexpr bool kCut = true, kOrdered = !is_complex(E::kDType);
 
+  JAXGPUOPS_FN static bool is_uncut(const Options& o) { return o.op == Options::kSum; }
   JAXGPUOPS_FN static uint32_t tag(const Options& o) { return static_cast<uint32_t>(o.op) << 1; }
   JAXGPUOPS_FN static Acc fold(uint32_t op, Acc l, Acc r) {
     if constexpr (kOrdered) {
@@ -511,6 +514,9 @@ template <class Policy>
 constexpr bool kCutParts = false;
 template <class E>
 constexpr bool kCutParts<Cumulative<LogSumExp<E>, true>> = true;
+// So do sums of bytes without segments, to which the choice of an operator would be most of the work.
+template <>
+constexpr bool kCutParts<General<Integer<uint8_t>>> = true;
 constexpr int kPart = 16;
 
 // The exponentials that fold_run() keeps for step_run() of the same n positions. To compute them again would cost more

@@ -81,6 +81,14 @@ inline bool is_general(const Problem& problem) {
   return problem.kind == Kind::kCumulative && problem.op != Op::kLogSumExp && (problem.segmented || is_rare(problem));
 }
 
+// Whether rows are one or two packs, of sums, products or extremes: a lane reads them from memory as they are. (That
+// was no faster for several operands.)
+inline bool in_packs(const Problem& problem) {
+  const int64_t bytes = bytes_of(problem.dtype), row = problem.rows.length * bytes;
+  return problem.kind == Kind::kCumulative && problem.op != Op::kLogSumExp && !is_general(problem) &&
+         problem.rows.inner == 1 && row % 16 == 0 && row <= 32;
+}
+
 constexpr int kWarps = 8;  // the most warps of a block, without those that look ahead
 constexpr int kThreads = 32 * kWarps;
 constexpr int kWideThreads = 2 * kThreads;  // the most threads of a block that walks along 256 bytes of columns

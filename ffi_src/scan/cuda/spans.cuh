@@ -36,6 +36,10 @@ class Spans : public BetweenWarps<Policy> {
 
   static constexpr int kBytes = sizeof(Bits), kMany = Policy::kOperands == 1 && kBytes <= 4 ? 1 : 2;
 
+  // Whether rows of whole packs are read from memory, and written, as these.
+  static constexpr bool kReadsPacks =
+      kShort && kInPack > 1 && Policy::kOperands == 1 && !Policy::kCut && !kByParts<Policy>;
+
   struct Extra {};
   struct Starts {};
   struct Tile {
@@ -51,6 +55,11 @@ class Spans : public BetweenWarps<Policy> {
     int64_t column;         // outer * inner + the inner index
     int64_t at, a, starts;  // offsets of position 0 of the array
     int64_t base;           // offset of position 0 of the first column of the strip
+  };
+
+  // A column, and its outer and inner index.
+  struct Cursor {
+    int64_t column, outer, i;
   };
 
   struct Span {
@@ -94,11 +103,9 @@ class Spans : public BetweenWarps<Policy> {
     return place;
   }
 
-  __device__ Place place_of(int64_t column) const {
-    Place place = {};
-    place.column = column;
-    place.active = column < p.columns;
-    if (!place.active) return place;
+  __device__ Place place_of(int64_t column) const { return place_at(cursor(column)); }
+
+  __device__ Cursor cursor(int64_t column) const {
     int64_t outer = column, i = 0;
     if (kShort && p.parts > 0) {
       outer = blockIdx.x / p.parts;
@@ -107,9 +114,27 @@ class Spans : public BetweenWarps<Policy> {
       outer = p.columns >> 32 ? column / p.inner : static_cast<uint32_t>(column) / static_cast<uint32_t>(p.inner);
       i = column - outer * p.inner;
     }
-    place.at = outer * p.length * p.inner + i;
-    if (Policy::kBroadcast && !(p.staged & 2)) place.a = p.a.outer(outer) + p.a.inner(i);
-    if (Policy::kStarts && p.starts) place.starts = p.starts_at.outer(outer) + p.starts_at.inner(i);
+    return {column, outer, i};
+  }
+
+  // Moves to the column that is p.threads further.
+  __device__ void advance(Cursor& cursor) const {
+    cursor.column += p.threads;
+    cursor.outer += p.outer_step;
+    cursor.i += p.inner_step;
+    if (cursor.i < p.inner) return;
+    cursor.i -= p.inner;
+    ++cursor.outer;
+  }
+
+  __device__ Place place_at(const Cursor& cursor) const {
+    Place place = {};
+    place.column = cursor.column;
+    place.active = cursor.column < p.columns;
+    if (!place.active) return place;
+    place.at = cursor.outer * p.length * p.inner + cursor.i;
+    if (Policy::kBroadcast && !(p.staged & 2)) place.a = p.a.outer(cursor.outer) + p.a.inner(cursor.i);
+    if (Policy::kStarts && p.starts) place.starts = p.starts_at.outer(cursor.outer) + p.starts_at.inner(cursor.i);
     return place;
   }
 
@@ -186,7 +211,7 @@ class Spans : public BetweenWarps<Policy> {
       Words<kTogether> words;
       read(stage, place, image, run, r, words);
       if constexpr (kCutParts<Policy>) {
-        if (words.starts == 0) {
+        if (words.starts == 0 && Policy::is_uncut(p.options)) {
           fold_on<typename Policy::Uncut, kTogether>(state.value, [&](int j) { return input(words, j); }, p.options);
           continue;
         }
@@ -229,20 +254,29 @@ class Spans : public BetweenWarps<Policy> {
   }
 
   template <int kRows>
-  static constexpr int kColumns = kRows < 8 / kMany ? 8 / kMany / kRows : 1;  // columns that a lane has at a time
+  static constexpr int kColumns = kBytes == 1         ? 2
+                                  : kRows < 8 / kMany ? 8 / kMany / kRows
+                                                      : 1;  // columns that a lane has at a time
 
-  // Computes the results of whole short columns, from `column` on, kRows positions at a time. All loads are issued
-  // before any result is computed.
+  // Computes the results of whole short columns, p.threads apart, kRows positions at a time. All loads are issued
+  // before any result is computed. Moves to the column after these.
   template <int kRows>
-  __device__ void step_columns(const Image& image, int64_t column, int64_t end) const {
+  __device__ void step_columns(const Image& image, Cursor& cursor, int64_t end) const {
     constexpr int kAtOnce = kColumns<kRows>;
     Place places[kAtOnce];
     Run runs[kAtOnce];
     State states[kAtOnce];
     const int length = static_cast<int>(p.length);
 #pragma unroll
-    for (int k = 0; k < kAtOnce; ++k, column += p.threads) {
-      places[k] = place_of(column < end ? column : p.columns);
+    for (int k = 0; k < kAtOnce; ++k) {
+      if constexpr (Policy::kOperands == 1) {
+        places[k] = place_at(cursor);
+        places[k].active = cursor.column < end;
+        advance(cursor);
+      } else {  // registers are scarce: it is faster to divide again
+        places[k] = place_of(cursor.column < end ? cursor.column : p.columns);
+        cursor.column += p.threads;
+      }
       if (!places[k].active) continue;
       runs[k] = run_from(places[k], image, 0, length);
       states[k] = this->initial(places[k].column);
@@ -318,6 +352,11 @@ class Spans : public BetweenWarps<Policy> {
 
  private:
   __device__ int64_t index(int64_t position) const { return p.backward ? p.length - 1 - position : position; }
+
+  // Where the pack begins whose first position, in the direction of the scan, is this one.
+  __device__ int64_t first_in_memory(int64_t position) const {
+    return p.backward ? index(position) + 1 - kInPack : position;
+  }
 
   __device__ Image image_of(const Place& place, const Span& span) const {
     const int n = min(p.tile, span.left);
@@ -447,6 +486,19 @@ class Spans : public BetweenWarps<Policy> {
 
   template <int n>
   __device__ void read_operand(int o, const Place& place, int64_t first, int count, Bits (&to)[n]) const {
+    if constexpr (kReadsPacks && n % kInPack == 0) {
+      if (p.packs) {
+        const Bits* const row = static_cast<const Bits*>(p.operands[o]) + place.at + first_in_memory(first);
+#pragma unroll
+        for (int j = 0; j < n; j += kInPack) {
+          if (j >= count) break;
+          const Pack pack = *reinterpret_cast<const Pack*>(p.backward ? row - j : row + j);
+#pragma unroll
+          for (int i = 0; i < kInPack; ++i) to[j + i] = get<Bits>(p.backward ? reversed<Bits>(pack) : pack, i);
+        }
+        return;
+      }
+    }
     const bool broadcast = Policy::kBroadcast && o == 1;
     const int64_t stride = broadcast ? p.a.axis_stride : p.inner, by = p.backward ? -stride : stride;
     const Bits* from =
@@ -482,7 +534,7 @@ class Spans : public BetweenWarps<Policy> {
       if constexpr (Policy::kResults == 2) results[1][j] = Element::store(out.second);
     };
     if constexpr (kCutParts<Policy> && n > 1)
-      if (count == n && words.starts == 0)
+      if (count == n && words.starts == 0 && Policy::is_uncut(p.options))
         return step_run<typename Policy::Uncut, n>(state.value, [&](int j) { return input(words, j); }, p.options, put);
     if constexpr ((kByParts<Policy> || kAnyWeights<Policy>) && n > 1)
       if (count == n) return step_run<Policy, n, true>(state, [&](int j) { return input(words, j); }, p.options, put);
@@ -499,6 +551,20 @@ class Spans : public BetweenWarps<Policy> {
       if (p.staged & 1) {
         write_staged(staging(stage, o), run.at + r * run.by, run.by, count, results[o]);
       } else {
+        if constexpr (kReadsPacks && n % kInPack == 0) {
+          if (p.packs) {
+            Bits* const row = static_cast<Bits*>(p.results[o]) + place.at + first_in_memory(run.first + r);
+#pragma unroll
+            for (int j = 0; j < n; j += kInPack) {
+              if (j >= count) break;
+              Pack pack = {};
+#pragma unroll
+              for (int i = 0; i < kInPack; ++i) set<Bits>(pack, i, results[o][j + i]);
+              *reinterpret_cast<Pack*>(p.backward ? row - j : row + j) = p.backward ? reversed<Bits>(pack) : pack;
+            }
+            continue;
+          }
+        }
         const int64_t by = p.backward ? -p.inner : p.inner;
         Bits* to = static_cast<Bits*>(p.results[o]) + place.at + index(run.first + r) * p.inner;
 #pragma unroll
@@ -532,8 +598,8 @@ __device__ void scan_short_rows(const Parameters& p) {
     wait_for_async_copies<0>();
     __syncthreads();
   }
-  for (int64_t c = first + threadIdx.x; c < end; c += p.threads * Work::template kColumns<kRows>)
-    work.template step_columns<kRows>(image, c, end);
+  for (auto cursor = work.cursor(first + threadIdx.x); cursor.column < end;)
+    work.template step_columns<kRows>(image, cursor, end);
   if (staged) work.copy_out(0, image);
 }
 
@@ -544,7 +610,9 @@ __global__ void __launch_bounds__(kThreads, sizeof(typename Policy::State) > 8 ?
     if (p.length <= 2) return scan_short_rows<Policy, 2>(p);
     if (Spans<Policy>::kTogether > 4 && p.length <= 4) return scan_short_rows<Policy, 4>(p);
   }
-  scan_short_rows<Policy, Spans<Policy>::kTogether>(p);
+  // Bytes have many columns and take much computing for little memory: positions that the axis lacks would cost most of
+  // it.
+  scan_short_rows<Policy, Spans<Policy>::kBytes == 1 ? 2 : Spans<Policy>::kTogether>(p);
 }
 
 }  // namespace jaxgpuops::scan
