@@ -19,6 +19,7 @@ COUNTS = {
     "slices of rows": ((3, 300_001), 256),
     "one table": ((2, 300_001), 40_000),
     "ranges of bins": ((1, 1_000_003), 130_000),
+    "few ids": ((3, 20_003), 12_345),
     "too many bins": ((2, 300_001), 1_000_000),
     "columns": ((3, 5001, 7), 20),
 }
@@ -30,16 +31,19 @@ SEGMENTS = {
     "pairs": (300_001, (2,), 255, False),
     "pairs, one by one": (100_001, (2,), 300, False),
     "lanes of columns": (100_001, (3,), 64, False),
-    "tables": (5001, (), 1000, False),
     "tables of slices": (300_001, (), 1000, False),
     "tables of columns": (30_001, (5,), 1000, False),
     "lanes of wide rows": (20_001, (77,), 100, False),
     "few wide rows": (57, (512,), 31, False),
     "few rows": (2048, (3,), 1500, False),
+    "few rows of scalars": (8192, (), 10_000, False),
+    "few rows of pairs": (4096, (2,), 500, False),
+    "few sorted scalars": (8001, (), 15, True),
     "one row": (1, (1000,), 3, False),
     "few sorted rows": (300, (40,), 100, True),
     "atomics": (70_001, (8,), 3000, False),
     "atomics of scalars": (300_001, (), 30_000, False),
+    "atomics of few scalars": (20_001, (), 15_000, False),
     "atomics of wide rows": (20_001, (33,), 3000, False),
     "one pass": (5000, (11,), 400, False),
     "two passes": (70_001, (9,), 30_000, False),
@@ -174,6 +178,40 @@ def test_atomics_add_exactly(dtype, hot, columns):
     np.testing.assert_array_equal(out, wanted.astype(np.float32))
 
 
+@pytest.mark.parametrize("columns", [1, 3])
+@pytest.mark.parametrize("dtype", ["int16", "float16", "int32", "uint32", "float32", "int64", "uint64", "float64"])
+def test_extremes_by_atomics(dtype, columns):
+    """Of every sign, of zeros, infinities and NaNs; the CPU's handlers are the reference."""
+    with jax.enable_x64(dtype.endswith("64")):
+        rng = np.random.default_rng(0)
+        if "float" in dtype:
+            x = rng.choice([0.0, -0.0, 1.5, -1.5, 3e4, -3e4], (20_001, columns))
+            for value in (np.inf, -np.inf, np.nan, -np.nan):
+                x[rng.integers(0, 20_001, 300)] = value
+        else:
+            info = np.iinfo(dtype)
+            x = rng.integers(info.min, info.max, (20_001, columns), dtype, endpoint=True)
+            x[rng.integers(0, 20_001, 300)] = info.min
+            x[rng.integers(0, 20_001, 300)] = info.max
+        data = jnp.asarray(x).astype(dtype)
+        ids = np.where(rng.random(20_001) < 0.3, 7, rng.integers(-1, 6001, 20_001))
+        both = lambda data, ids: [jaxgpuops.segment_max(data, ids, 6000), jaxgpuops.segment_min(data, ids, 6000)]
+        assert [call.plan["algorithm"] for call in jaxgpuops.explain(both, data, ids)] == ["atomics"] * 2
+        found = jax.jit(both)(data, ids)
+        with jax.default_device(cpu := jax.devices("cpu")[0]):
+            theirs = both(jax.device_put(data, cpu), ids)
+        for a, b in zip(found, theirs, strict=True):
+            np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+        if "float" in dtype:  # -0 is below +0
+            bits = np.asarray(data, np.float64).view(np.int64)
+            keys, valid = np.where(bits < 0, bits ^ np.iinfo(np.int64).max, bits), (ids >= 0) & (ids < 6000)
+            for a, ufunc, start in ((found[0], np.maximum, -1 << 62), (found[1], np.minimum, 1 << 62)):
+                signs = np.full((6000, columns), start)
+                ufunc.at(signs, ids[valid], keys[valid])
+                own = np.asarray(a)
+                np.testing.assert_array_equal(np.signbit(own)[~np.isnan(own)], (signs < 0)[~np.isnan(own)])
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("shape", [(1_000_003,), (5, 30_001), (700, 300)])
 def test_histogram(shape, dtype):
@@ -196,7 +234,9 @@ def test_histogram(shape, dtype):
 def test_few_rows_are_near_what_is_exact():
     """Of sizes that no float32 adds up; and of every batch the same bits."""
     rng = np.random.default_rng(0)
-    for dtype, shape, segments in itertools.product(("float32", "bfloat16"), [(2000, 3), (300, 70), (2048,)], (3, 900)):
+    for dtype, shape, segments in itertools.product(
+        ("float32", "bfloat16"), [(2000, 3), (300, 70), (2048,), (8192,)], (3, 900)
+    ):
         data = jnp.asarray(rng.standard_normal(shape) * np.exp2(rng.integers(-30, 30, shape))).astype(dtype)
         ids = rng.integers(-1, segments + 1, shape[0])
         one = lambda data, ids, n=segments: jaxgpuops.segment_sum(data, ids, n)

@@ -573,6 +573,11 @@ def test_plans_of_counts(capability):
                 4 * bins <= found["ranges"] * found["shared_bytes"] <= found["ranges"] * SHARED_LIMIT[capability] << 10
             )
             assert found["slices"] == 1 or length >= 8192 * found["slices"]
+    for rows, algorithm in (
+        ((1, 15_000, 1, 14_000), "global"), ((6, 37_000, 1, 33_000), "global"), ((1, 1 << 18, 1, 2048), "global"),
+        ((40, 60_000, 1, 10_000), "tables"), ((1, 1 << 19, 1, 14_000), "tables"), ((1, 15_000, 1, 2047), "tables"),
+    ):  # fmt: skip
+        assert plan(*rows)["algorithm"] == algorithm
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
@@ -633,6 +638,16 @@ def test_plans_of_segments(capability):
         assert (found["algorithm"], found["tiles"], found["workspace_bytes"]) == ("lanes", 1, 0), rows
     softmax_plan = jaxgpuops._native.modules["cpu"].plan_segment_softmax
     plan_softmax = lambda *args, sorted=False: softmax_plan(*args, sorted, capability)
+    for op, dtype, elements in [
+        ("segment_sum", "float64", 1 << 14), ("segment_sum", "float32", 4096), ("segment_max", "int16", 4096),
+        ("segment_max", "float32", 2048), ("segment_sum", "int64", 2048),
+    ]:  # fmt: skip
+        assert plan(op, 7, elements, 1, 3000, dtype, False)["algorithm"] == "few"
+        assert plan(op, 7, elements + 1, 1, 3000, dtype, False)["algorithm"] in ("atomics", "ordered")
+        assert plan(op, 7, max(elements, 8192), 1, 3000, dtype, True)["algorithm"] == "few"
+        found = plan(op, 7, elements // 2, 2, 3000, dtype, False)
+        assert (found["algorithm"], found["workspace_bytes"]) == ("few", 0)
+        assert found["rows"] * found["tiles"] >= 3000 and found["rows"] * 2 <= 2048
     for rows in [(2048, 1, 65), (0, 7, 3000), (57, 512, 31), (1, 16384, 1), (100, 5000, 1 << 20)]:
         for found in [plan("segment_sum", 7, *rows, "float64", bool(rows[0] % 2)), plan_softmax(7, *rows)]:
             if found["algorithm"] == "none":
@@ -661,13 +676,13 @@ def test_plans_of_segments(capability):
         assert plan(op, 1, 10**6, 65, 10**6, dtype, False)["algorithm"] == "ordered"
     for inner, segments, dtype in [(1, 1537, "float64"), (1, 10**6, "float32"), (9, 129, "float32")]:
         assert plan("segment_sum", 3, 10**6, inner, segments, dtype, False)["algorithm"] == "ordered"
-    assert plan("segment_sum", 3, 5000, 1, 5, "float32", True)["algorithm"] == "sorted"
+    assert plan("segment_sum", 3, 50_000, 1, 5, "float32", True)["algorithm"] == "sorted"
     for length, order in ((2049, "block"), (4096, "block"), (16_385, "sweep"), (10**6, "sweep")):
         found = plan("segment_max", 1, length, 65, 1000, "bfloat16", False)
         assert (found["algorithm"], found["order"]) == ("ordered", order)
         assert found["workspace_bytes"] >= 8 * length
     for op, length, inner, dtype in itertools.product(
-        ("segment_sum", "segment_min"), (2049, 5000, 1 << 22), (1, 3, 128, 5000), ("int8", "float16", "float64")
+        ("segment_sum", "segment_min"), (33_000, 50_000, 1 << 22), (1, 3, 128, 5000), ("int8", "float16", "float64")
     ):
         one, many = (plan(op, outer, length, inner, 5000, dtype, True) for outer in (1, 1000))
         assert one == many and one["rows"] * one["tiles"] >= length > one["rows"] * (one["tiles"] - 1)

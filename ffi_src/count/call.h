@@ -131,7 +131,26 @@ inline Select select_of(ffi::AnyBuffer x, ffi::AnyBuffer ranks, ffi::AnyBuffer v
   return problem;
 }
 
-// What searchsorted takes, in the order of the handlers' parameters.
+// ---- What the handlers take, in the order of their parameters
+// --------------------------------------------------------
+
+template <class Backend>
+auto bincount_binding() {
+  return Backend::scratch(Backend::start()
+                              .template Arg<ffi::AnyBuffer>()   // x
+                              .template Ret<ffi::AnyBuffer>())  // counts
+      .template Attr<int64_t>("axis");
+}
+
+template <class Backend>
+auto histogram_binding() {
+  return Backend::scratch(Backend::start()
+                              .template Arg<ffi::AnyBuffer>()   // x
+                              .template Arg<ffi::AnyBuffer>()   // edges
+                              .template Ret<ffi::AnyBuffer>())  // counts
+      .template Attr<int64_t>("axis");
+}
+
 template <class Backend>
 auto search_binding() {
   return Backend::start()
@@ -140,6 +159,31 @@ auto search_binding() {
       .template Ret<ffi::AnyBuffer>()  // places
       .template Attr<int64_t>("axis")
       .template Attr<bool>("right");
+}
+
+template <class Backend>
+auto select_binding() {
+  return Backend::scratch(Backend::start()
+                              .template Arg<ffi::AnyBuffer>()   // x
+                              .template Arg<ffi::AnyBuffer>()   // ranks
+                              .template Ret<ffi::AnyBuffer>()   // values
+                              .template Ret<ffi::AnyBuffer>())  // indices
+      .template Attr<int64_t>("axis");
+}
+
+template <class Backend>
+auto segments_binding() {
+  return Backend::scratch(Backend::start()
+                              .template Arg<ffi::AnyBuffer>()   // data
+                              .template Arg<ffi::AnyBuffer>()   // ids
+                              .template Ret<ffi::AnyBuffer>())  // out
+      .template Attr<int64_t>("axis")
+      .template Attr<bool>("sorted");
+}
+
+template <class Backend>
+auto softmax_binding() {
+  return segments_binding<Backend>().template Attr<int64_t>("length");
 }
 
 // The tables of cpu/handlers.cc and cuda/handlers.cc.

@@ -53,9 +53,12 @@ BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu) {
   }
   // With many ranges, reading the ids again for each costs more than atomics, which collide rarely on so many bins.
   const int64_t ranges = ceil_div(problem.bins, gpu.shared_bytes / 4);
-  if (rows.inner > 1 || ranges > 4) {
+  const bool few =
+      rows.elements() <= kFewIds && problem.bins >= kFewBins && rows.outer * ranges < gpu.multiprocessors / 2;
+  if (rows.inner > 1 || ranges > 4 || few) {
     plan.algorithm = Counting::kGlobal;
     plan.threads = 256;
+    plan.overlap = gpu.dependent_launch;
     return plan;
   }
   plan_tables(rows, problem.bins, ranges, 0, gpu, plan);
@@ -168,17 +171,30 @@ ExactShape exact_of(DType dtype, int64_t length) {
 void plan_few(const Rows& rows, int64_t segments, const Gpu& gpu, SegmentsPlan& plan) {
   plan.algorithm = Segmenting::kFew;
   while (plan.team_bits < 5 && rows.inner > 1 << plan.team_bits) ++plan.team_bits;
+  // Where there would be few blocks, each has fewer columns, but sectors of 32 bytes of float32.
+  const int64_t parts = ceil_div(segments, 16);
+  while (plan.team_bits > 3 && ceil_div(rows.inner, 1 << plan.team_bits) * rows.outer * parts < gpu.multiprocessors)
+    --plan.team_bits;
   const int64_t chunks = ceil_div(rows.inner, 1 << plan.team_bits), most = 2048 >> plan.team_bits;
-  const int64_t wanted = std::min(ceil_div(gpu.multiprocessors, chunks * rows.outer), ceil_div(segments, 32));
+  const int64_t wanted = std::min(ceil_div(gpu.multiprocessors, chunks * rows.outer), parts);
   plan.rows = std::min(most, ceil_div(segments, wanted));
   plan.tiles = ceil_div(segments, plan.rows);
   const int64_t lanes = std::max(rows.length, plan.rows) << plan.team_bits;
   plan.threads = static_cast<int>(std::clamp<int64_t>(ceil_div(lanes, 4 * 32) * 32, 64, 1024));
 }
 
+// Up to so many elements kFew takes more than kFewRows rows: where the other kernels would take several launches that
+// take longer. Atomics on the results themselves are two short ones, and sums of float64 would be ordered.
+int64_t few_elements(const Segments& problem) {
+  const bool sums_floats = problem.op == Op::kSum && is_float(problem.dtype);
+  if (sums_floats && problem.dtype == DType::kFloat64) return 16 << 10;
+  if (problem.sorted) return 8 << 10;
+  return sums_floats || bytes_of(problem.dtype) < 4 ? 4 << 10 : 0;
+}
+
 // Plans atomics on integers. Returns false if rows have many columns, because reading them in order is faster, and for
 // sums of floats whose accumulators would take far more memory than the data.
-bool plan_atomics(const Segments& problem, SegmentsPlan& plan) {
+bool plan_atomics(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
   const Rows& rows = problem.rows;
   const int64_t cells = problem.segments * rows.inner;
   if (rows.inner > kMostAtomicColumns) return false;
@@ -193,8 +209,10 @@ bool plan_atomics(const Segments& problem, SegmentsPlan& plan) {
   }
   plan.algorithm = Segmenting::kAtomics;
   while (plan.team_bits < 5 && rows.inner > 1 << plan.team_bits) ++plan.team_bits;
-  const int64_t step = 32 >> plan.team_bits;  // rows that a warp takes at a time
-  plan.rows = step * std::clamp<int64_t>(ceil_div(rows.length, step * 4224), 8, 64);
+  plan.overlap = gpu.dependent_launch;
+  // A warp takes `step` rows at a time, eight times if that leaves a block for each multiprocessor.
+  const int64_t step = 32 >> plan.team_bits, steps = ceil_div(rows.length, step);
+  plan.rows = step * std::clamp<int64_t>(ceil_div(steps, 4224), std::clamp<int64_t>(steps / 1056, 1, 8), 64);
   plan.tiles = ceil_div(rows.length, plan.rows);
   return true;
 }
@@ -253,14 +271,14 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
     plan.algorithm = Segmenting::kNone;
     return plan;
   }
-  if (few) {
+  if (few || rows.length * rows.inner <= few_elements(problem)) {
     plan_few(rows, problem.segments, gpu, plan);
     return plan;
   }
   const int64_t table = problem.segments * partial_bytes(problem);
   const bool has_tables =
       !problem.sorted && rows.inner <= kMostTableColumns && table * (kTableThreads / 32) <= 48 << 10;
-  if (!(has_tables && dense) && !problem.sorted && (plan_atomics(problem, plan) || plan_lanes(problem, gpu, plan)))
+  if (!(has_tables && dense) && !problem.sorted && (plan_atomics(problem, gpu, plan) || plan_lanes(problem, gpu, plan)))
     return plan;
   if (has_tables) {
     plan.algorithm = Segmenting::kTables;

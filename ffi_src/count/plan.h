@@ -16,12 +16,14 @@ enum class Counting {
   kEmpty,   // there are no counts
   kRows,    // many short rows: a lane has a row
   kTables,  // tables in shared memory
-  kGlobal,  // atomics on the result, if there are too many bins or the axis is not the last
+  kGlobal,  // atomics on the result, if there are too many bins, or few ids, or the axis is not the last
   kNone,    // histograms only: there is no kernel, so JAX computes the bin of each element, and bincount counts them
 };
 constexpr const char* kCountingNames[] = {"empty", "rows", "tables", "global", "none"};
 
 constexpr int kMostRowWarps = 4;  // the most warps of a block of kRows
+// Of so few ids in so many bins, tables in few blocks would take longer than atomics by many.
+constexpr int64_t kFewIds = 256 << 10, kFewBins = 2048;
 
 struct BincountPlan {
   Counting algorithm = Counting::kEmpty;
@@ -31,6 +33,8 @@ struct BincountPlan {
   int64_t ranges = 1;  // ranges of bins; the blocks of each range read all ids
   int64_t slices = 1;  // slices of a row; each range of bins has a block for each
   int64_t shared_bytes = 0;
+
+  bool overlap = false;  // whether atomics on the result may start before another kernel has set it to 0
 
   // Atomics add the counts to the result, which must be zero before.
   bool merged() const { return algorithm == Counting::kGlobal || slices > 1; }
@@ -120,7 +124,8 @@ constexpr const char* kSegmentingNames[] = {"empty", "lanes", "few", "tables", "
 // float32 or as integers.
 constexpr bool takes_byte_ids(Op op, int bytes) { return op == Op::kSum && bytes == 4; }
 
-constexpr int kFewRows = 2048;
+constexpr int kFewRowBits = 11;
+constexpr int64_t kFewRows = 1 << kFewRowBits;
 constexpr int kTableThreads = 256;
 constexpr int kMostLaneWarps = 8;  // the most warps of a block of kLanes
 constexpr int64_t kMostTableColumns = 8;
@@ -138,6 +143,7 @@ struct SegmentsPlan {
   int threads = 0;           // for kFew: threads of a block
   int64_t shared_bytes = 0;  // shared memory of a block
   ExactShape exact;          // for kAtomics: how sums of floats are kept
+  bool overlap = false;      // for kAtomics: whether a kernel may start before the one before it ends
   // Offset of the second half of the partial results: of segments that begin in a tile and end in a later one.
   int64_t tails = 0;
   int64_t pairs = 0;  // for softmax: offset of each segment's largest element and sum

@@ -210,45 +210,15 @@ ffi::Error softmax_handler(ffi::ThreadPool pool, ffi::AnyBuffer data, ffi::AnyBu
   });
 }
 
-auto segments_binding() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::ThreadPool>()
-      .Arg<ffi::AnyBuffer>()  // data
-      .Arg<ffi::AnyBuffer>()  // ids
-      .Ret<ffi::AnyBuffer>()  // out
-      .Attr<int64_t>("axis")
-      .Attr<bool>("sorted");
-}
-
-auto softmax_binding() { return segments_binding().Attr<int64_t>("length"); }
-
-XLA_FFI_DEFINE_HANDLER(kBincount, bincount_handler,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::ThreadPool>()
-                           .Arg<ffi::AnyBuffer>()  // x
-                           .Ret<ffi::AnyBuffer>()  // counts
-                           .Attr<int64_t>("axis"));
-XLA_FFI_DEFINE_HANDLER(kHistogram, histogram_handler,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::ThreadPool>()
-                           .Arg<ffi::AnyBuffer>()  // x
-                           .Arg<ffi::AnyBuffer>()  // edges
-                           .Ret<ffi::AnyBuffer>()  // counts
-                           .Attr<int64_t>("axis"));
+XLA_FFI_DEFINE_HANDLER(kBincount, bincount_handler, bincount_binding<OnCpu>());
+XLA_FFI_DEFINE_HANDLER(kHistogram, histogram_handler, histogram_binding<OnCpu>());
 XLA_FFI_DEFINE_HANDLER(kSearch, search_handler, search_binding<OnCpu>());
-XLA_FFI_DEFINE_HANDLER(kSelect, select_handler,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::ThreadPool>()
-                           .Arg<ffi::AnyBuffer>()  // x
-                           .Arg<ffi::AnyBuffer>()  // ranks
-                           .Ret<ffi::AnyBuffer>()  // values
-                           .Ret<ffi::AnyBuffer>()  // indices
-                           .Attr<int64_t>("axis"));
-XLA_FFI_DEFINE_HANDLER(kSum, segments_handler<Op::kSum>, segments_binding());
-XLA_FFI_DEFINE_HANDLER(kMax, segments_handler<Op::kMax>, segments_binding());
-XLA_FFI_DEFINE_HANDLER(kMin, segments_handler<Op::kMin>, segments_binding());
-XLA_FFI_DEFINE_HANDLER(kSoftmax, softmax_handler<false>, softmax_binding());
-XLA_FFI_DEFINE_HANDLER(kLogSumExp, softmax_handler<true>, softmax_binding());
+XLA_FFI_DEFINE_HANDLER(kSelect, select_handler, select_binding<OnCpu>());
+XLA_FFI_DEFINE_HANDLER(kSum, segments_handler<Op::kSum>, segments_binding<OnCpu>());
+XLA_FFI_DEFINE_HANDLER(kMax, segments_handler<Op::kMax>, segments_binding<OnCpu>());
+XLA_FFI_DEFINE_HANDLER(kMin, segments_handler<Op::kMin>, segments_binding<OnCpu>());
+XLA_FFI_DEFINE_HANDLER(kSoftmax, softmax_handler<false>, softmax_binding<OnCpu>());
+XLA_FFI_DEFINE_HANDLER(kLogSumExp, softmax_handler<true>, softmax_binding<OnCpu>());
 
 }  // namespace
 

@@ -44,12 +44,32 @@ struct Args : SegmentArgs {
   __device__ uint32_t* marks(int64_t o) const { return reinterpret_cast<uint32_t*>(workspace + o * workspace_bytes); }
 };
 
-// A cell is one accumulator. It lies in the result itself if the result's elements are wide enough.
+// Replaces an integer or float in memory by the larger of both, or the smaller. Not negative floats have the order of
+// their bits as signed integers, and negative ones the reverse of the order of theirs as unsigned integers.
+template <class Word>
+__device__ __forceinline__ void atomic_extreme(Word* to, Word bits, const Keys& keys) {
+  using Unsigned = std::conditional_t<sizeof(Word) == 8, unsigned long long, unsigned>;
+  using Signed = std::make_signed_t<Unsigned>;
+  constexpr Word kSign = Word{1} << (8 * sizeof(Word) - 1);
+  const bool negative = bits & kSign, is_float = keys.infinity != 0;
+  const bool is_signed = is_float ? !negative : (keys.smallest ? ~keys.flip : keys.flip) & kSign;
+  const bool largest = is_float ? negative == keys.smallest : !keys.smallest;
+  auto* const as_unsigned = reinterpret_cast<Unsigned*>(to);
+  auto* const as_signed = reinterpret_cast<Signed*>(to);
+  if (is_signed) {
+    largest ? atomicMax(as_signed, static_cast<Signed>(bits)) : atomicMin(as_signed, static_cast<Signed>(bits));
+  } else {
+    largest ? atomicMax(as_unsigned, static_cast<Unsigned>(bits)) : atomicMin(as_unsigned, static_cast<Unsigned>(bits));
+  }
+}
+
+// A cell is one accumulator. It lies in the result itself if the result's elements are wide enough, and is an element
+// there; in the workspace, extremes are keys.
 template <class Monoid, bool kLargest>
 struct Whole {
   using Bits = typename Monoid::Bits;
   using Word = std::conditional_t<sizeof(Bits) == 8, uint64_t, uint32_t>;
-  static constexpr bool kInPlace = sizeof(Word) == sizeof(Bits), kFinishes = kLargest || !kInPlace;
+  static constexpr bool kInPlace = sizeof(Word) == sizeof(Bits);
 
   const Args& a;
   Word* words;  // accumulators of the column
@@ -67,19 +87,34 @@ struct Whole {
   // The accumulator as it is now: most numbers are not larger, and need no atomic. Called for several rows at a time,
   // so that the loads overlap.
   __device__ Word peek(uint32_t id) const { return kLargest && id != kNone ? words[id * a.inner] : Word{0}; }
+  __device__ Word key_of(Word seen) const {
+    if constexpr (kLargest && kInPlace) return Monoid::load(seen, a.keys);
+    return seen;
+  }
+  __device__ void put(uint32_t id, Word word) const {
+    Word* const to = words + id * a.inner;
+    if constexpr (kLargest && kInPlace) {
+      if (key_of(*to) >= word) return;  // as in atomic_fold
+      // The smallest of floats is NaN if its bits are not below any others.
+      const bool is_nan = a.keys.infinity && word == Monoid::kAll;
+      atomic_extreme(to, is_nan && a.keys.smallest ? word : Monoid::store(word, a.keys), a.keys);
+    } else {
+      atomic_fold<kLargest>(to, word);
+    }
+  }
 
   __device__ void add(uint32_t id, Bits bits, bool is_hot, Word seen) {
     const Word word = Monoid::load(bits, a.keys);
     if (is_hot) {
       sum = fold(sum, word);
-    } else if (id != kNone && (!kLargest || seen < word)) {
-      atomic_fold<kLargest>(words + id * a.inner, word);
+    } else if (id != kNone && (!kLargest || key_of(seen) < word)) {
+      put(id, word);
     }
   }
   __device__ void flush() {
     if (hot == kNone) return;
     for (int lanes = 1 << a.team_bits; lanes < 32; lanes *= 2) sum = fold(sum, shuffle_xor(sum, lanes));
-    if ((threadIdx.x & 31) >> a.team_bits == 0 && sum) atomic_fold<kLargest>(words + hot * a.inner, sum);
+    if ((threadIdx.x & 31) >> a.team_bits == 0 && sum) put(hot, sum);
     sum = 0;
   }
   __device__ void end() {}
@@ -95,7 +130,7 @@ struct Whole {
 template <class Element>
 struct Exact {
   using Bits = typename Element::Bits;
-  static constexpr bool kInPlace = false, kFinishes = true;
+  static constexpr bool kInPlace = false;
 
   const Args& a;
   int64_t o;
@@ -196,6 +231,17 @@ struct Exact {
   }
 };
 
+// Sets accumulators: words at even places to one number, those at odd places to another.
+__global__ void __launch_bounds__(kThreads)
+    segment_set_kernel(uint32_t* words, int64_t count, uint32_t even, uint32_t odd) {
+  let_dependents_start();
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
+  const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t packs = reinterpret_cast<uintptr_t>(words) % 16 == 0 ? count / 4 : 0;
+  for (int64_t i = thread; i < packs; i += stride) reinterpret_cast<uint4*>(words)[i] = {even, odd, even, odd};
+  for (int64_t i = 4 * packs + thread; i < count; i += stride) words[i] = i & 1 ? odd : even;
+}
+
 template <class Policy>
 __global__ void __launch_bounds__(kThreads) segment_atomics_kernel(const __grid_constant__ Args a) {
   using Bits = typename Policy::Bits;
@@ -228,6 +274,7 @@ __global__ void __launch_bounds__(kThreads) segment_atomics_kernel(const __grid_
       id[i] = has ? static_cast<uint32_t>(ids[at]) : kNone;
       bits[i] = has ? data[at * a.inner] : Bits{0};
     }
+    wait_for_predecessor();  // which sets the accumulators
     decltype(policy.peek(0)) seen[kSteps];
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
@@ -246,30 +293,41 @@ __global__ void __launch_bounds__(kThreads) segment_atomics_kernel(const __grid_
       policy.add(id[i], bits[i], id[i] == policy.hot && id[i] != kNone, seen[i]);
     }
   }
+  if constexpr (!Policy::kInPlace) let_dependents_start();  // segment_finish_kernel
   policy.flush();
   policy.end();
 }
 
 template <class Policy>
 __global__ void __launch_bounds__(kThreads) segment_finish_kernel(const __grid_constant__ Args a) {
+  wait_for_predecessor();
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads, cells = a.cells();
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < a.outer * cells; i += stride)
     Policy::finish(a, i / cells, i % cells);
 }
 
+unsigned blocks_for(int64_t threads) {
+  return static_cast<unsigned>(std::clamp<int64_t>((threads + kThreads - 1) / kThreads, 1, 132 * 8));
+}
+
 template <class Policy>
-cudaError_t run(cudaStream_t stream, const Args& a) {
-  const size_t bytes = Policy::kInPlace ? a.outer * a.cells() * sizeof(typename Policy::Bits)
-                                        : static_cast<size_t>(a.outer * a.workspace_bytes);
-  cudaError_t status = cudaMemsetAsync(Policy::kInPlace ? a.out : a.workspace, 0, bytes, stream);
+cudaError_t run(cudaStream_t stream, const SegmentsPlan& plan, const Args& a) {
+  const int64_t bytes = Policy::kInPlace ? a.outer * a.cells() * static_cast<int64_t>(sizeof(typename Policy::Bits))
+                                         : a.outer * a.workspace_bytes;
+  auto* const words = static_cast<uint32_t*>(Policy::kInPlace ? a.out : a.workspace);
+  const uint64_t start = Policy::kInPlace ? a.keys.empty : 0;
+  const auto even = static_cast<uint32_t>(start);
   Launch config;
   config.block = dim3(kThreads);
+  config.grid = dim3(blocks_for(bytes / 16));
+  cudaError_t status = launch(stream, config, segment_set_kernel, words, bytes / 4, even,
+                              sizeof(typename Policy::Bits) == 8 ? static_cast<uint32_t>(start >> 32) : even);
+  config.overlap = plan.overlap;
   const int64_t warps = a.outer * a.runs * a.chunks;
   config.grid = dim3(static_cast<unsigned>((32 * warps + kThreads - 1) / kThreads));
   if (status == cudaSuccess && warps > 0) status = launch(stream, config, segment_atomics_kernel<Policy>, a);
-  if (status != cudaSuccess || !Policy::kFinishes) return status;
-  config.grid =
-      dim3(static_cast<unsigned>(std::clamp<int64_t>((a.outer * a.cells() + kThreads - 1) / kThreads, 1, 132 * 8)));
+  if (status != cudaSuccess || Policy::kInPlace) return status;
+  config.grid = dim3(blocks_for(a.outer * a.cells()));
   return launch(stream, config, segment_finish_kernel<Policy>, a);
 }
 
@@ -288,9 +346,9 @@ cudaError_t launch_segment_atomics(cudaStream_t stream, const SegmentsPlan& plan
     if constexpr (std::is_same_v<Monoid, Sum<Float64>>) {
       return cudaErrorInvalidValue;  // plans never choose this kernel for other operations
     } else if constexpr (is_exact<Monoid>) {
-      return run<Exact<typename Monoid::Element>>(stream, a);
+      return run<Exact<typename Monoid::Element>>(stream, plan, a);
     } else {
-      return run<Whole<Monoid, is_extreme<Monoid>>>(stream, a);
+      return run<Whole<Monoid, is_extreme<Monoid>>>(stream, plan, a);
     }
   });
 }

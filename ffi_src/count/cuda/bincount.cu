@@ -212,12 +212,14 @@ __global__ void __launch_bounds__(256) bincount_global_kernel(Args a) {
                                        (at - row * a.inner));
       }
     }
+    wait_for_predecessor();  // which sets the counts to 0
     counter.add(target, true);
   }
   counter.flush();
 }
 
 __global__ void __launch_bounds__(256) zero_kernel(uint32_t* counts, int64_t size) {
+  let_dependents_start();
   const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < size; i += stride) counts[i] = 0;
 }
@@ -239,6 +241,7 @@ cudaError_t run(cudaStream_t stream, const BincountPlan& plan, const Args& a) {
   Launch config;
   config.block = dim3(plan.threads);
   config.grid = dim3(blocks_for(a.outer * a.length * a.inner));
+  config.overlap = plan.overlap;
   return launch(stream, config, bincount_global_kernel<T>, a);
 }
 

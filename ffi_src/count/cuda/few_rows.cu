@@ -4,10 +4,11 @@
 //
 // Sums of floats: a first pass finds the largest exponent of each segment and column. The second one adds integers of
 // 64 bits (of 96 for float64), scaled such that all rows could have the largest number and their sum just fits; bits
-// that are 2^51 (2^83) times smaller than the largest number are rounded away. So the error is far below that of one
-// addition of floats.
+// that are 2^51 (2^83) times smaller than the largest number are rounded away, or where there are more than 2048 rows,
+// those 2^49 (2^80) times smaller. So the error is far below that of one addition of floats.
 //
-// Every block reads all ids, from L2, and its own part of the data; a second pass finds that part in L1.
+// Every block reads all ids, from L2, and its own part of the data; a second pass has that part in registers, or finds
+// it in L1.
 #include "count/cuda/atomics.cuh"
 #include "count/cuda/exact.cuh"
 #include "count/cuda/few_rows.cuh"
@@ -30,7 +31,10 @@ struct WholeCells {
   __device__ void clear(int cell) { words[cell] = 0; }
   template <int kPass>
   __device__ void add(int cell, Bits bits) {
-    atomic_fold<kLargest>(words + cell, static_cast<Word>(Monoid::load(bits, a.keys)));
+    const auto word = static_cast<Word>(Monoid::load(bits, a.keys));
+    if (kLargest && cell >= 0 && words[cell] >= word) cell = -1;
+    const auto fold = [](Word x, Word y) { return !kLargest ? x + y : x > y ? x : y; };
+    put_together(a.team_bits, cell, word, fold, [&](int at, Word sum) { atomic_fold<kLargest>(words + at, sum); });
   }
   __device__ Bits result(int cell) const {
     return Monoid::store(static_cast<typename Monoid::Acc>(words[cell]), a.keys);
@@ -43,14 +47,17 @@ struct ExactCells {
   using Bits = typename Element::Bits;
   using Wide = std::conditional_t<sizeof(Bits) == 8, __int128, int64_t>;
   static constexpr int kWords = sizeof(Bits) == 8 ? 3 : 2, kPasses = 2, kBytes = 4 * (1 + kWords);
-  static constexpr int kShift = 32 * kWords - 2 - kRowBits - (Parts<Element>::kMantissa + 1);
   static constexpr uint32_t kSpecial = 1 << 16;  // greater than any place
 
-  int cells;
-  uint32_t *places, *words;  // `places`: the largest place plus 1, or 0 if there is none yet
+  int cells, team_bits, most_shift;  // `most_shift`: by how many bits the largest numbers are shifted
+  uint32_t *places, *words;          // `places`: the largest place plus 1, or 0 if there is none yet
 
-  __device__ ExactCells(const FewArgs&, unsigned char* memory, int count)
-      : cells(count), places(reinterpret_cast<uint32_t*>(memory)), words(places + count) {}
+  __device__ ExactCells(const FewArgs& a, unsigned char* memory, int count)
+      : cells(count),
+        team_bits(a.team_bits),
+        most_shift(32 * kWords - 2 - a.row_bits - (Parts<Element>::kMantissa + 1)),
+        places(reinterpret_cast<uint32_t*>(memory)),
+        words(places + count) {}
   __device__ void clear(int cell) {
     places[cell] = 0;
 #pragma unroll
@@ -61,16 +68,18 @@ struct ExactCells {
     const Parts<Element> parts(bits);
     if constexpr (kPass == 0) {
       const uint32_t place = parts.special ? kSpecial : parts.integer ? parts.place + 1 : 0;
-      if (place > places[cell]) atomicMax(places + cell, place);
+      if (cell >= 0 && place <= places[cell]) cell = -1;
+      put_together(
+          team_bits, cell, place, [](uint32_t x, uint32_t y) { return x > y ? x : y; },
+          [&](int at, uint32_t most) { atomicMax(places + at, most); });
       return;
     }
-    const uint32_t most = places[cell];
+    const uint32_t most = cell >= 0 ? places[cell] : parts.place + 1;
     if (most == kSpecial) {
       if (parts.special) atomicOr(words + cell, parts.special);
-      return;
+      cell = -1;
     }
-    if (!parts.integer) return;
-    const int shift = kShift - static_cast<int>(most - 1 - parts.place);
+    const int shift = most_shift - static_cast<int>(most - 1 - parts.place);
     Wide value = parts.integer;
     if (shift >= 0) {
       value <<= shift;
@@ -78,7 +87,9 @@ struct ExactCells {
       value = -shift > 54 ? 0 : ((value >> (-shift - 1)) + 1) >> 1;
     }
     if (parts.negative) value = -value;
-    add_wide<kWords>(words + cell, cells, value);
+    put_together(
+        team_bits, cell, value, [](Wide x, Wide y) { return x + y; },
+        [&](int at, Wide sum) { add_wide<kWords>(words + at, cells, sum); });
   }
   __device__ Bits result(int cell) const {
     using Acc = typename Element::Acc;
@@ -92,7 +103,7 @@ struct ExactCells {
     if (negative) value = -value;
     double sum = static_cast<double>(static_cast<uint64_t>(value >> 32 * (kWords - 2)));
     if constexpr (kWords == 3) sum = sum * 4294967296.0 + static_cast<uint32_t>(value);
-    sum = ldexp(sum, static_cast<int>(most) - 1 - kShift + least_exponent(Element::kDType));
+    sum = ldexp(sum, static_cast<int>(most) - 1 - most_shift + least_exponent(Element::kDType));
     return Element::store(static_cast<Acc>(negative ? -sum : sum));
   }
 };
@@ -100,18 +111,14 @@ struct ExactCells {
 template <class Cells>
 __global__ void __launch_bounds__(1024) segment_few_kernel(const __grid_constant__ FewArgs a) {
   using Bits = typename Cells::Bits;
-  const FewBlock<Bits> block(a);
+  FewBlock<Bits> block(a);
   const int count = block.cells();
   Cells cells(a, dynamic_shared_memory(), count);
   for (int cell = threadIdx.x; cell < count; cell += blockDim.x) cells.clear(cell);
   __syncthreads();
-  block.each_row([&](int, int cell, Bits bits) {
-    if (cell >= 0) cells.template add<0>(cell, bits);
-  });
+  block.each_row([&](int, int cell, Bits bits) { cells.template add<0>(cell, bits); });
   if constexpr (Cells::kPasses > 1)
-    block.each_row([&](int, int cell, Bits bits) {
-      if (cell >= 0) cells.template add<1>(cell, bits);
-    });
+    block.each_row([&](int, int cell, Bits bits) { cells.template add<1>(cell, bits); });
   Bits* const out = static_cast<Bits*>(a.out) + (block.o * a.segments + block.first) * a.inner + block.column;
   block.each_segment([&](int s, int cell) { out[s * a.inner] = cells.result(cell); });
 }

@@ -16,7 +16,7 @@ constexpr float kUnit = 1 << 25;  // kUnit * kUnit is the integer that stands fo
 
 template <bool kLogs>
 __global__ void __launch_bounds__(1024) segment_few_softmax_kernel(const __grid_constant__ FewArgs a) {
-  const FewBlock<uint32_t> block(a);
+  FewBlock<uint32_t> block(a);
   const int count = block.cells();
   auto* const keys = reinterpret_cast<uint32_t*>(dynamic_shared_memory());
   uint32_t* const sums = keys + count;
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(1024) segment_few_softmax_kernel(const __grid_
     if (!isfinite(most)) return;
     add_wide<2>(sums + cell, count, __float2ll_rn(expf(bits_as<float>(bits) - most) * kUnit * kUnit));
   });
-  const auto sum = [&](int cell) {
+  const auto sum_of = [&](int cell) {
     const uint64_t words = static_cast<uint64_t>(sums[count + cell]) << 32 | sums[cell];
     return static_cast<float>(static_cast<double>(words) / (static_cast<double>(kUnit) * kUnit));
   };
@@ -40,15 +40,18 @@ __global__ void __launch_bounds__(1024) segment_few_softmax_kernel(const __grid_
   if constexpr (kLogs) {
     block.each_segment([&](int s, int cell) {
       const float most = largest(cell);
-      out[(block.o * a.segments + block.first + s) * a.inner] = isfinite(most) ? logf(sum(cell)) + most : most;
+      out[(block.o * a.segments + block.first + s) * a.inner] = isfinite(most) ? logf(sum_of(cell)) + most : most;
     });
   } else {
-    block.each_row([&](int row, int cell, uint32_t bits) {
+    for (int cell = threadIdx.x; cell < count; cell += blockDim.x) sums[cell] = bits_as<uint32_t>(sum_of(cell));
+    __syncthreads();
+    block.each_row<true>([&](int row, int cell, uint32_t bits) {
       float y = 0;
       if (cell >= 0) {
         const float x = bits_as<float>(bits), most = largest(cell);
-        y = isfinite(most) ? expf(x - most) / sum(cell) : most == INFINITY && x != most ? 0.0f : NAN;
+        y = isfinite(most) ? expf(x - most) / bits_as<float>(sums[cell]) : most == INFINITY && x != most ? 0.0f : NAN;
       } else {
+        if (row < 0) return;
         const auto id = static_cast<uint32_t>(block.ids[row]);
         // The first block writes the rows whose id is no segment.
         if (block.first > 0 || id < static_cast<uint32_t>(a.segments)) return;

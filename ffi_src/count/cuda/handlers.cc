@@ -97,52 +97,17 @@ ffi::Error segment_softmax(cudaStream_t stream, ffi::AnyBuffer data, ffi::AnyBuf
   });
 }
 
-auto segments_binding() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::PlatformStream<cudaStream_t>>()
-      .Arg<ffi::AnyBuffer>()  // data
-      .Arg<ffi::AnyBuffer>()  // ids
-      .Ret<ffi::AnyBuffer>()  // out
-      .Ret<ffi::AnyBuffer>()  // workspace
-      .Attr<int64_t>("axis")
-      .Attr<bool>("sorted");
-}
-
-auto softmax_binding() { return segments_binding().Attr<int64_t>("length"); }
-
-XLA_FFI_DEFINE_HANDLER(kBincount, bincount,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                           .Arg<ffi::AnyBuffer>()  // x
-                           .Ret<ffi::AnyBuffer>()  // counts
-                           .Ret<ffi::AnyBuffer>()  // workspace
-                           .Attr<int64_t>("axis"),
-                       {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kHistogram, histogram,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                           .Arg<ffi::AnyBuffer>()  // x
-                           .Arg<ffi::AnyBuffer>()  // edges
-                           .Ret<ffi::AnyBuffer>()  // counts
-                           .Ret<ffi::AnyBuffer>()  // workspace
-                           .Attr<int64_t>("axis"),
-                       {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kBincount, bincount, bincount_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kHistogram, histogram, histogram_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kSearch, searchsorted, search_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kSelect, select,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                           .Arg<ffi::AnyBuffer>()  // x
-                           .Arg<ffi::AnyBuffer>()  // ranks
-                           .Ret<ffi::AnyBuffer>()  // values
-                           .Ret<ffi::AnyBuffer>()  // indices
-                           .Ret<ffi::AnyBuffer>()  // workspace
-                           .Attr<int64_t>("axis"),
+XLA_FFI_DEFINE_HANDLER(kSelect, select, select_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kSum, segments<Op::kSum>, segments_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kMax, segments<Op::kMax>, segments_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kMin, segments<Op::kMin>, segments_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kSoftmax, segment_softmax<false>, softmax_binding<OnCuda>(),
                        {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kSum, segments<Op::kSum>, segments_binding(), {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kMax, segments<Op::kMax>, segments_binding(), {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kMin, segments<Op::kMin>, segments_binding(), {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kSoftmax, segment_softmax<false>, softmax_binding(), {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kLogSumExp, segment_softmax<true>, softmax_binding(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kLogSumExp, segment_softmax<true>, softmax_binding<OnCuda>(),
+                       {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace
 
