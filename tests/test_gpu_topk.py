@@ -136,6 +136,24 @@ def test_other_widths(shape, axis, k, dtype):
         assert (values == jnp.take_along_axis(x, expected, axis)).all()
 
 
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn", "float16", "float32", "int64", "float64"])
+@pytest.mark.parametrize("name", [name for name in REGIMES if name.startswith("argmax")])
+def test_argmax_and_argmin(name, dtype):
+    """Their order is another than that of top-1: NaNs are equal, and zeros."""
+    shape, axis, _ = REGIMES[name]
+    distributions = reference.adversarial(np.random.default_rng(0), shape[axis], jnp.dtype(dtype))
+    names, rows = list(distributions), np.stack(list(distributions.values()))
+    lanes = math.prod(shape) // shape[axis]
+    with jax.enable_x64(dtype in ("int64", "float64")):
+        for largest, op in [(True, jaxgpuops.lax.argmax), (False, jaxgpuops.lax.argmin)]:
+            expected = jnp.asarray(reference.argmax(rows, 1, largest))[:, None]
+            fn = jax.jit(lambda x, op=op: op(x, axis, np.int32))
+            for shift in range(0, len(rows), lanes):
+                wanted = spread(expected, shape, axis, shift).squeeze(axis)
+                actual = fn(spread(jnp.asarray(rows), shape, axis, shift))
+                assert (actual == wanted).all(), names[shift : shift + lanes]
+
+
 # ---- Determinism ----------------------------------------------------------------------------------------------------
 
 
