@@ -6,17 +6,18 @@
 //   tiles    A block copies whole outer indices to shared memory, by aligned vectors wherever they begin, and 1 to 32
 //            lanes share each column (each row, if inner is 1). For short rows, and small planes of columns.
 //   rows     inner is 1: a warp, a block, or several blocks, read a row. A lane finds the largest key of its vectors,
-//            and which batch of loads had it first; only lanes that have the largest of their warp look the element up
+//            and which batch of loads had it first; only lanes that have the largest of their team look the element up
 //            again. About five instructions for each word: narrow types run at memory speed, too.
 //   columns  A block reads vectors of 16 bytes, at steps that are whole rows of columns: so each place of a vector
 //            stays with one column, and a thread keeps the best of each place. Where inner is short, a step is several
 //            rows.
-//   strided  The same by single elements, where vectors would not stay with their columns (inner is long, and odd), and
-//            where the axis is short: then a thread has whole columns (sheets: several).
-//
+//   strided  The same by single elements: for arrays that are not large, where vectors would not stay with their
+//   columns
+//            (inner is long, and odd), and where the axis is short: then a thread has whole columns (sheets: several).
 //   small    Few elements in all, one by one (common/cuda/small.cuh). Blocks share columns that are long.
 //
-// If blocks share a row, each leaves a candidate for a second kernel, which finds the best of them.
+// Each form has a file of its own. If blocks share a row, each leaves a candidate for a second kernel, which finds the
+// best of them; or they are a cluster, whose first block does.
 #include "topk/cuda/argmax.cuh"
 
 namespace jaxgpuops::topk {

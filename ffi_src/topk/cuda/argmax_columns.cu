@@ -1,4 +1,4 @@
-// argmax, "columns": vectors across columns.
+// The form "columns" of argmax.cu.
 #include "topk/cuda/argmax.cuh"
 
 namespace jaxgpuops::topk {
@@ -108,54 +108,17 @@ __global__ void __launch_bounds__(kArgmaxMostThreads, 1024 / kArgmaxMostThreads)
       depth = place / inner;
       column = place - depth * inner;
     }
-#ifdef PREMERGE
-    // Where a vector is whole rows, a thread's places of a column are merged before they go to shared memory.
-    if (!call.beside && kVector % inner == 0) {
-      Candidate<Key> mine[kVector];
 #pragma unroll
-      for (uint32_t e = 0; e < kVector; ++e) {
-        mine[e] = places.at(e);
-        mine[e].index = begin + (larger(mine[e].index, steps_before) - steps_before) * rows + depth;
-        if (++column == width) {
-          column = 0;
-          if (++depth == rows) depth = steps_before = 0;
-        }
+    for (uint32_t e = 0; e < kVector; ++e) {
+      Candidate<Key> c = places.at(e);
+      c.index = begin + (larger(c.index, steps_before) - steps_before) * rows + depth;
+      all[spaced<kVector>(depth * width + column)] = c;
+      if (++column == width) {
+        column = 0;
+        if (++depth == rows) depth = steps_before = 0;
       }
-#pragma unroll
-      for (uint32_t d = kVector / 2; d; d /= 2) {
-        if (d >= inner) {
-#pragma unroll
-          for (uint32_t e = 0; e < d; ++e) mine[e].merge(mine[e + d]);
-        }
-      }
-      // `column` is again that of the first place
-#pragma unroll
-      for (uint32_t e = 0; e < kVector; ++e)
-        if (e < inner) {
-          all[thread * inner + column] = mine[e];
-          if (++column == width) column = 0;
-        }
-    } else
-#endif
-#pragma unroll
-      for (uint32_t e = 0; e < kVector; ++e) {
-        Candidate<Key> c = places.at(e);
-        c.index = begin + (larger(c.index, steps_before) - steps_before) * rows + depth;
-        all[spaced<kVector>(depth * width + column)] = c;
-        if (++column == width) {
-          column = 0;
-          if (++depth == rows) depth = steps_before = 0;
-        }
-      }
+    }
   }
-#ifdef PREMERGE
-  if (!call.beside && kVector % inner == 0) {
-    const uint32_t lines = (static_cast<int64_t>(count) * inner + misaligned + kVector - 1) / kVector;
-    merge_rows<1>(all, inner, smaller(call.threads, lines), thread, blockDim.x);
-    for (uint32_t c = thread; c < inner; c += blockDim.x) finish(a, outer, c, part, all[c]);
-    return;
-  }
-#endif
   merge_rows<kVector>(all, width, smaller(rows, count), thread, blockDim.x);
   for (uint32_t c = thread; c < width && tile * width + c < inner; c += blockDim.x)
     finish(a, outer, tile * width + c, part, all[spaced<kVector>(c)]);

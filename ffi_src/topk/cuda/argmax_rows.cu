@@ -1,4 +1,4 @@
-// argmax, "rows": inner is 1, and a warp, a block or several blocks read a row.
+// The form "rows" of argmax.cu.
 #include "topk/cuda/argmax.cuh"
 #include "topk/cuda/delegates.cuh"
 #include "topk/cuda/row_vectors.cuh"

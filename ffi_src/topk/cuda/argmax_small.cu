@@ -1,4 +1,4 @@
-// argmax, "small": few elements in all, one by one (common/cuda/small.cuh). Blocks share columns that are long.
+// The form "small" of argmax.cu.
 #include "common/cuda/small.cuh"
 #include "topk/cuda/argmax.cuh"
 

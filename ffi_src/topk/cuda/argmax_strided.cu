@@ -1,4 +1,4 @@
-// argmax, "strided" and "sheets": single elements of neighbouring columns.
+// The forms "strided" and "sheets" of argmax.cu.
 #include "topk/cuda/argmax.cuh"
 
 namespace jaxgpuops::topk {

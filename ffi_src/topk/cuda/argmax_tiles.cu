@@ -1,4 +1,4 @@
-// argmax, "tiles": short rows and small planes of columns, from shared memory.
+// The form "tiles" of argmax.cu.
 #include "common/cuda/async_copy.cuh"
 #include "topk/cuda/argmax.cuh"
 #include "topk/cuda/row_vectors.cuh"
