@@ -293,13 +293,15 @@ Plan plan_argmax(Rows rows, int key_bits, const Gpu& gpu, int64_t workspace_byte
     slices = rows.length > kArgmaxUnshared ? rows.length / kArgmaxSmallSlice : 1;
   } else if (shape.form == ArgmaxForm::kRows && shape.lane_bits > 5) {
     const int64_t bytes = rows.length * key_bytes;
-    if (gpu.max_cluster >= kArgmaxMostCluster && argmax_has_clusters(rows, static_cast<int>(key_bytes))) {
-      // The blocks of a cluster need no workspace, and no second kernel.
-      plan.slices = static_cast<int>(std::min<int64_t>(bytes / kArgmaxClusterSlice, kArgmaxMostCluster));
+    const int cluster = argmax_cluster(rows, static_cast<int>(key_bytes));
+    if (cluster > 1 && gpu.max_cluster >= kArgmaxMostCluster) {
+      plan.slices = cluster;  // they need no workspace, and no second kernel
       return plan;
     }
-    // If a row is short, a second kernel takes longer than one block that reads all of it.
-    const int64_t most = std::min(5 * gpu.multiprocessors / units, bytes / kArgmaxRowSlice);
+    // If a row is short, a second kernel takes longer than one block that reads all of it. A single row has the device
+    // for itself.
+    const int64_t least = rows.outer == 1 ? kArgmaxRowSlice / 2 : kArgmaxRowSlice;
+    const int64_t most = std::min(5 * gpu.multiprocessors / units, bytes / least);
     if (bytes > (rows.outer < 40 ? kArgmaxAlone / 2 : kArgmaxAlone))
       while (2 * slices <= most) slices *= 2;
   } else if (shape.form == ArgmaxForm::kColumns && shape.beside) {

@@ -38,9 +38,9 @@ __device__ __forceinline__ Key largest_key(const uint4 (&vectors)[kVectors], con
   }
 }
 
-// A team has a row or a slice of a row: a warp, or a block of up to kArgmaxMostTeam threads.
+// A team has a row or a slice of a row: a warp, or a block.
 template <class Key, bool kWarps>
-__global__ void __launch_bounds__(kWarps ? kArgmaxRowThreads : kArgmaxMostTeam, kWarps ? 8 : 1)
+__global__ void __launch_bounds__(kWarps ? kArgmaxRowThreads : kArgmaxMostThreads, kWarps ? 8 : 2)
     argmax_rows(const __grid_constant__ Argmax a, const __grid_constant__ ArgOrder order, uint32_t units) {
   constexpr uint32_t kVector = 16 / sizeof(Key), kBatch = 4;
   const uint32_t team = kWarps ? 32 : blockDim.x, lane = kWarps ? threadIdx.x % 32 : threadIdx.x;
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kWarps ? kArgmaxRowThreads : kArgmaxMostTeam, 
 
   // The largest key of the team first: then only lanes that have it look the element up.
   Word<Key> most = largest_of_warp(larger<Word<Key>>(c.key, best));
-  __shared__ Word<Key> of_warps[kWarps ? 1 : kArgmaxMostTeam / 32];
+  __shared__ Word<Key> of_warps[kWarps ? 1 : kArgmaxMostThreads / 32];
   __shared__ uint32_t of_block;
   if constexpr (!kWarps) {
     if (lane == 0) of_block = ~0u;

@@ -12,9 +12,9 @@
 namespace jaxgpuops::topk {
 
 constexpr int kArgmaxThreads = 256;
-constexpr int kArgmaxMostThreads = 512;  // the most threads of a block of kColumns
-constexpr int kArgmaxRowThreads = 128;   // kRows: threads of a block whose warps have rows of their own
-constexpr int kArgmaxMostTeam = 1024;    // kRows: the most threads of a block that has a row
+constexpr int kArgmaxMostThreads = 512;   // the most threads of a block of kColumns, or of kRows
+constexpr int kArgmaxColumnThreads = 96;  // kColumns: about the threads of a block
+constexpr int kArgmaxRowThreads = 128;    // kRows: threads of a block whose warps have rows of their own
 
 // kSmall: how many elements a thread takes at a time. It takes kSmallEach instead if the array has at most kArgmaxFew
 // elements, or a column at most kArgmaxFewRows, or elements have 64 bits.
@@ -27,11 +27,10 @@ constexpr int64_t kArgmaxSmallSlice = 1 << 10;  // kSmall: about the elements of
 
 constexpr int64_t kArgmaxTileRow = 6 << 10;  // kTiles: the most bytes of a row, if inner is 1
 
-constexpr int64_t kArgmaxWarpRow = 32 << 10;       // kRows: up to so many bytes, a warp may have a row
-constexpr int64_t kArgmaxAlone = 128 << 10;        // kRows: up to so many bytes, blocks do not share a row
-constexpr int64_t kArgmaxRowSlice = 16 << 10;      // kRows: at least so many bytes of a row for each block
-constexpr int kArgmaxMostCluster = 8;              // kRows: the most blocks of a cluster that shares a row
-constexpr int64_t kArgmaxClusterSlice = 12 << 10;  // kRows: at least so many bytes of a row for each of those
+constexpr int64_t kArgmaxWarpRow = 32 << 10;   // kRows: up to so many bytes, a warp may have a row
+constexpr int64_t kArgmaxAlone = 128 << 10;    // kRows: up to so many bytes, blocks do not share a row
+constexpr int64_t kArgmaxRowSlice = 32 << 10;  // kRows: at least so many bytes of a row for each block that shares it
+constexpr int kArgmaxMostCluster = 8;          // kRows: the most blocks of a cluster that shares a row
 
 enum class ArgmaxForm { kSmall, kTiles, kRows, kColumns, kStrided, kSheets };
 
@@ -71,11 +70,12 @@ inline bool argmax_is_small(Rows rows, int key_bytes) {
   const int64_t elements = rows.elements();
   const bool wide = key_bytes == 8;
   if (rows.inner == 1) {
-    if (rows.length * key_bytes > (wide ? 32 : 14) << 10) return false;
+    if (rows.length > (wide ? 4096 : 3584)) return false;
     return elements <= (wide ? 1 << 20 : rows.length > kArgmaxFewRows ? 1 << 19 : 1 << 18);
   }
   if (rows.length > kArgmaxUnshared) return elements <= (rows.inner <= 8 ? 1 << 21 : 1 << 19);
   if (rows.length <= kArgmaxFewRows) return elements <= 3 << 19;
+  if (!wide && rows.length <= 8192 && rows.inner <= 16) return elements <= 7 << 18;
   return elements <= (wide || rows.length <= 8192 ? 1 << 19 : 1 << 18);
 }
 
@@ -108,10 +108,11 @@ inline ArgmaxShape argmax_small_shape(Rows rows, int key_bytes, int64_t slices) 
   return shape;
 }
 
-// Whether a cluster of blocks shares each row, where the device has clusters: for few rows of middle length.
-inline bool argmax_has_clusters(Rows rows, int key_bytes) {
+// How many blocks of a cluster share a row, where the device has clusters: 1, but for few rows of middle length.
+inline int argmax_cluster(Rows rows, int key_bytes) {
   const int64_t bytes = rows.length * key_bytes;
-  return rows.outer <= 16 && bytes >= 4 * kArgmaxClusterSlice && bytes <= 2 * kArgmaxAlone;
+  if (rows.outer > 32 || bytes < (key_bytes == 1 ? 24 : 48) << 10 || bytes > 256 << 10) return 1;
+  return bytes < 80 << 10 ? 4 : kArgmaxMostCluster;
 }
 
 // Gives a row to a warp where there are enough rows for that. Else few rows get large blocks, so that all of a row is
@@ -124,10 +125,11 @@ inline ArgmaxShape argmax_rows_shape(Rows rows, int key_bytes) {
     shape.lane_bits = 5;
   } else if (rows.outer >= 264) {
     shape.lane_bits = bytes >= 96 << 10 ? 8 : 7;
-  } else if (bytes < 24 << 10) {
+  } else if (bytes < 12 << 10) {
     shape.lane_bits = 7;
   } else {
-    shape.lane_bits = bytes <= kArgmaxAlone && !argmax_has_clusters(rows, key_bytes) ? 9 : 8;
+    const bool alone = bytes >= 24 << 10 && bytes <= kArgmaxAlone && argmax_cluster(rows, key_bytes) == 1;
+    shape.lane_bits = alone ? 9 : 8;
   }
   shape.threads = std::max(1 << shape.lane_bits, kArgmaxRowThreads);
   return shape;
@@ -177,15 +179,14 @@ inline ArgmaxShape argmax_shape(Rows rows, int key_bytes, bool aligned) {
     shape.threads = several ? kArgmaxThreads : 128;
     const int64_t columns = several ? argmax_sheet_columns(key_bytes) : 1;
     spread((rows.inner + columns - 1) / columns, shape.threads);
-  } else if (rows.length * inner_bytes <= (rows.outer >= 2000 ? 24 : key_bytes == 8 ? 20 : 10) << 10) {
+  } else if (rows.length * inner_bytes <= (key_bytes == 8 ? 20 : 10) << 10) {
     return argmax_tiles_shape(rows, key_bytes);
   } else if (argmax_is_strided(rows, key_bytes)) {
     return argmax_strided_shape(rows);
   } else if (period <= kArgmaxMostThreads * 3 / 4) {
     shape.form = ArgmaxForm::kColumns;
     // Whole periods, of not many threads: they all leave candidates for each other in shared memory.
-    const int64_t least = period >= 64 ? 192 : 112;
-    shape.threads = static_cast<int>((least + period - 1) / period * period);
+    shape.threads = static_cast<int>((kArgmaxColumnThreads + period - 1) / period * period);
   } else if (whole) {
     shape.form = ArgmaxForm::kColumns;
     shape.deep = rows.length < 16 ? 1 : 2;
