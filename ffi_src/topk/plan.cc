@@ -300,7 +300,7 @@ Plan plan_argmax(Rows rows, int key_bits, const Gpu& gpu, int64_t workspace_byte
     }
     // If a row is short, a second kernel takes longer than one block that reads all of it. A single row has the device
     // for itself.
-    const int64_t least = rows.outer == 1 ? kArgmaxRowSlice / 2 : kArgmaxRowSlice;
+    const int64_t least = (rows.outer == 1 ? 16 : 24) << 10;
     const int64_t most = std::min(5 * gpu.multiprocessors / units, bytes / least);
     if (bytes > (rows.outer < 40 ? kArgmaxAlone / 2 : kArgmaxAlone))
       while (2 * slices <= most) slices *= 2;
@@ -308,8 +308,13 @@ Plan plan_argmax(Rows rows, int key_bits, const Gpu& gpu, int64_t workspace_byte
     slices = std::min(2 * gpu.multiprocessors / units, rows.length / (4 * shape.deep));
   } else if (shape.form == ArgmaxForm::kColumns) {
     // How many rows a block reads in one step.
-    const int64_t step = shape.threads * (16 / key_bytes) / rows.inner;
-    slices = std::min(4 * 128 * gpu.multiprocessors / shape.threads / units, rows.length / (4 * step));
+    const int64_t step = shape.threads * (16 / key_bytes) / rows.inner, longest = rows.length / (4 * step);
+    if (argmax_is_vast(rows, static_cast<int>(key_bytes))) {
+      slices = std::min(2 * gpu.multiprocessors / units, longest);
+    } else {
+      slices = std::min(4 * 128 * gpu.multiprocessors / shape.threads / units, longest);
+      if (slices < 4) slices = 1;  // a second kernel would take longer
+    }
   } else if (shape.form == ArgmaxForm::kStrided) {
     slices = std::min(4 * gpu.multiprocessors / units, rows.length / (8 * shape.deep));
   }

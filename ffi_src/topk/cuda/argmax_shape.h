@@ -17,9 +17,9 @@ constexpr int kArgmaxColumnThreads = 96;  // kColumns: about the threads of a bl
 constexpr int kArgmaxRowThreads = 128;    // kRows: threads of a block whose warps have rows of their own
 
 // kSmall: how many elements a thread takes at a time. It takes kSmallEach instead if the array has at most kArgmaxFew
-// elements, or a column at most kArgmaxFewRows, or elements have 64 bits.
+// elements (twice as many if columns are long), or a column at most kArgmaxFewRows, or elements have 64 bits.
 constexpr int kArgmaxEach = 8;
-constexpr int64_t kArgmaxFew = 1 << 19;
+constexpr int64_t kArgmaxFew = 1 << 18;
 constexpr int64_t kArgmaxFewRows = 32;
 
 constexpr int64_t kArgmaxUnshared = 16 << 10;   // kSmall: up to this length, a column has one block
@@ -27,10 +27,9 @@ constexpr int64_t kArgmaxSmallSlice = 1 << 10;  // kSmall: about the elements of
 
 constexpr int64_t kArgmaxTileRow = 6 << 10;  // kTiles: the most bytes of a row, if inner is 1
 
-constexpr int64_t kArgmaxWarpRow = 32 << 10;   // kRows: up to so many bytes, a warp may have a row
-constexpr int64_t kArgmaxAlone = 128 << 10;    // kRows: up to so many bytes, blocks do not share a row
-constexpr int64_t kArgmaxRowSlice = 32 << 10;  // kRows: at least so many bytes of a row for each block that shares it
-constexpr int kArgmaxMostCluster = 8;          // kRows: the most blocks of a cluster that shares a row
+constexpr int64_t kArgmaxWarpRow = 32 << 10;  // kRows: up to so many bytes, a warp may have a row
+constexpr int64_t kArgmaxAlone = 128 << 10;   // kRows: up to so many bytes, blocks do not share a row
+constexpr int kArgmaxMostCluster = 8;         // kRows: the most blocks of a cluster that shares a row
 
 enum class ArgmaxForm { kSmall, kTiles, kRows, kColumns, kStrided, kSheets };
 
@@ -81,7 +80,8 @@ inline bool argmax_is_small(Rows rows, int key_bytes) {
 
 inline int argmax_small_each(Rows rows, int key_bytes) {
   if (rows.length > int64_t{kSmallEach} * kMostSmallThreads) return kArgmaxEach;
-  const bool few = rows.elements() <= kArgmaxFew || rows.length <= kArgmaxFewRows || key_bytes == 8;
+  const bool few =
+      rows.elements() <= (rows.length >= 512 ? 2 : 1) * kArgmaxFew || rows.length <= kArgmaxFewRows || key_bytes == 8;
   return few ? kSmallEach : kArgmaxEach;
 }
 
@@ -155,6 +155,11 @@ inline bool argmax_is_strided(Rows rows, int key_bytes) {
   return elements <= (key_bytes == 4 || rows.inner >= 500 ? 6 << 20 : 1 << 22);
 }
 
+// Whether a block of kColumns has much to read, if blocks share columns.
+inline bool argmax_is_vast(Rows rows, int key_bytes) {
+  return rows.outer < 264 && rows.elements() * key_bytes >= 64 << 20;
+}
+
 // `aligned`: the array begins at a multiple of 16 bytes, as XLA's do.
 inline ArgmaxShape argmax_shape(Rows rows, int key_bytes, bool aligned) {
   ArgmaxShape shape;
@@ -185,8 +190,12 @@ inline ArgmaxShape argmax_shape(Rows rows, int key_bytes, bool aligned) {
     return argmax_strided_shape(rows);
   } else if (period <= kArgmaxMostThreads * 3 / 4) {
     shape.form = ArgmaxForm::kColumns;
-    // Whole periods, of not many threads: they all leave candidates for each other in shared memory.
-    shape.threads = static_cast<int>((kArgmaxColumnThreads + period - 1) / period * period);
+    // Whole periods, of not many threads: they all leave candidates for each other in shared memory. Where blocks have
+    // much to read, that does not count.
+    const int64_t most = kArgmaxMostThreads * (key_bytes == 1 ? 9 : 12) / 16;
+    shape.threads =
+        static_cast<int>(argmax_is_vast(rows, key_bytes) ? std::max(period, most) / period * period
+                                                         : (kArgmaxColumnThreads + period - 1) / period * period);
   } else if (whole) {
     shape.form = ArgmaxForm::kColumns;
     shape.deep = rows.length < 16 ? 1 : 2;
