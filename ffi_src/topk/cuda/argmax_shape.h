@@ -167,9 +167,10 @@ inline ArgmaxShape argmax_shape(Rows rows, int key_bytes, bool aligned) {
   // After so many vectors, the columns of a vector repeat.
   const int64_t period = rows.inner / std::gcd(rows.inner, vector);
   const bool whole = aligned && rows.inner % vector == 0;
-  // Spreads `units` evenly over blocks of at most `most` threads.
-  const auto spread = [&](int64_t units, int64_t most) {
-    shape.tiles = (units + most - 1) / most;
+  const int64_t most = kArgmaxMostThreads * (key_bytes == 1 ? 3 : 4) / 4;  // threads of kColumns
+  // Spreads `units` evenly over blocks of at most so many threads.
+  const auto spread = [&](int64_t units, int64_t threads) {
+    shape.tiles = (units + threads - 1) / threads;
     shape.beside = static_cast<int>((units + shape.tiles - 1) / shape.tiles);
   };
   if (argmax_is_small(rows, key_bytes)) return argmax_small_shape(rows, key_bytes, 1);
@@ -188,11 +189,10 @@ inline ArgmaxShape argmax_shape(Rows rows, int key_bytes, bool aligned) {
     return argmax_tiles_shape(rows, key_bytes);
   } else if (argmax_is_strided(rows, key_bytes)) {
     return argmax_strided_shape(rows);
-  } else if (period <= kArgmaxMostThreads * 3 / 4) {
+  } else if (period <= most) {
     shape.form = ArgmaxForm::kColumns;
     // Whole periods, of not many threads: they all leave candidates for each other in shared memory. Where blocks have
     // much to read, that does not count.
-    const int64_t most = kArgmaxMostThreads * (key_bytes == 1 ? 9 : 12) / 16;
     shape.threads =
         static_cast<int>(argmax_is_vast(rows, key_bytes) ? std::max(period, most) / period * period
                                                          : (kArgmaxColumnThreads + period - 1) / period * period);
