@@ -28,22 +28,26 @@ from jaxgpuops.lax.along_axis import put_along_axis
 REGIMES = {
     "argmax, few elements": ((300, 9), 1, 1),
     "argmax, some elements": ((3000, 130), 1, 1),
-    "argmax, few elements of long rows": ((7, 5003), 1, 1),
+    "argmax, few elements of long rows": ((7, 3003), 1, 1),
     "argmax, slices of long rows": ((2, 100_003), 1, 1),
     "argmax, slices of one row": ((1, 1_000_003), 1, 1),
     "argmax, slices of long columns": ((2, 40_001, 3), 1, 1),
     "argmax, few elements of columns": ((9, 31, 7), 1, 1),
     "argmax, few elements of long columns": ((1, 901, 3), 1, 1),
     "argmax, tiles": ((5000, 300), 1, 1),
-    "argmax, tiles of columns": ((9000, 7, 11), 1, 1),
+    "argmax, tiles of columns": ((30_000, 7, 11), 1, 1),
     "argmax, a warp a row": ((3000, 1001), 1, 1),
+    "argmax, a block a row": ((300, 5003), 1, 1),
+    "argmax, a larger block a row": ((60, 20_003), 1, 1),
+    "argmax, a cluster a row": ((7, 30_001), 1, 1),
     "argmax, rows": ((500, 70_001), 1, 1),
     "argmax, shared rows": ((2, 3_000_001), 1, 1),
-    "argmax, columns": ((300, 3001, 6), 1, 1),
-    "argmax, shared columns": ((1, 1_500_001, 3), 1, 1),
+    "argmax, columns": ((400, 3001, 6), 1, 1),
+    "argmax, shared columns": ((1, 2_500_001, 3), 1, 1),
     "argmax, long rows of columns": ((3, 301, 8 * 1031), 1, 1),
     "argmax, strided": ((2, 5003, 1001), 1, 1),
-    "argmax, a thread a column": ((70, 5, 2501), 1, 1),
+    "argmax, strided, not large": ((20, 300, 512), 1, 1),
+    "argmax, a thread a column": ((200, 5, 2501), 1, 1),
     "rows, sorting networks": ((30_000, 61), 1, 5),
     "rows, 4 lanes": ((30_000, 100), 1, 2),
     "rows, 8 lanes": ((30_000, 250), 1, 8),
@@ -134,6 +138,24 @@ def test_other_widths(shape, axis, k, dtype):
         expected = jax.lax.slice_in_dim(expected, 0, k, axis=axis)
         assert (indices == expected).all()
         assert (values == jnp.take_along_axis(x, expected, axis)).all()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn", "float16", "float32", "int64", "float64"])
+@pytest.mark.parametrize("name", [name for name in REGIMES if name.startswith("argmax")])
+def test_argmax_and_argmin(name, dtype):
+    """Their order is another than that of top-1: NaNs are equal, and zeros."""
+    shape, axis, _ = REGIMES[name]
+    distributions = reference.adversarial(np.random.default_rng(0), shape[axis], jnp.dtype(dtype))
+    names, rows = list(distributions), np.stack(list(distributions.values()))
+    lanes = math.prod(shape) // shape[axis]
+    with jax.enable_x64(dtype in ("int64", "float64")):
+        for largest, op in [(True, jaxgpuops.lax.argmax), (False, jaxgpuops.lax.argmin)]:
+            expected = jnp.asarray(reference.argmax(rows, 1, largest))[:, None]
+            fn = jax.jit(lambda x, op=op: op(x, axis, np.int32))
+            for shift in range(0, len(rows), lanes):
+                wanted = spread(expected, shape, axis, shift).squeeze(axis)
+                actual = fn(spread(jnp.asarray(rows), shape, axis, shift))
+                assert (actual == wanted).all(), names[shift : shift + lanes]
 
 
 # ---- Determinism ----------------------------------------------------------------------------------------------------

@@ -117,6 +117,8 @@ def test_only_clusters_are_missing_on_older_gpus():
             continue
         if new["algorithm"] in ("held", "sieve"):
             assert old["algorithm"] in (("stream", "grid") if k <= 2048 else ("radix", "sweep")), call
+        elif new["algorithm"] == "argmax":
+            assert new["slices"] > 1 and new["workspace_bytes"] == 0 and old["algorithm"] == "argmax", call
         elif bits == 64:
             assert new["algorithm"] in ("stream", "grid"), call
             assert old["algorithm"] in ("stream", "grid", "radix"), call

@@ -326,6 +326,15 @@ def test_gradients_of_lengths_and_segments():
     assert gradient.tolist() == [1 + 20, 10, 200, 2, 0, 0]
 
 
+def test_lengths_take_nothing_from_x_again_but_tangents():
+    x, lengths = jnp.array([[3.0, 1.0, 2.0], [9.0, 0.0, 5.0]]), jnp.array([1, 3])
+    topk = lambda x: jaxgpuops.topk(x, 2, lengths=lengths)
+    values, tangents = jax.jvp(lambda x: topk(x).values, (x,), (10 * x + 1,))
+    assert values.tolist() == [[3, -np.inf], [9, 5]] and tangents.tolist() == [[31, 0], [91, 51]]
+    assert str(jax.make_jaxpr(topk)(x)).count("along_axis") == 0
+    assert topk(x.astype(np.int32)).values.tolist() == [[3, -(2**31)], [9, 5]]
+
+
 def test_offsets_and_lengths_are_checked():
     x = np.ones((3, 4), np.float32)
     with pytest.raises(ValueError, match="only one of offsets and lengths may be given"):

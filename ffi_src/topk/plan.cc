@@ -291,16 +291,32 @@ Plan plan_argmax(Rows rows, int key_bits, const Gpu& gpu, int64_t workspace_byte
   int64_t slices = 1;
   if (shape.form == ArgmaxForm::kSmall) {
     slices = rows.length > kArgmaxUnshared ? rows.length / kArgmaxSmallSlice : 1;
-  } else if (shape.form == ArgmaxForm::kRows) {
-    // If a row is short, a second kernel takes longer than one block that reads all of it.
+  } else if (shape.form == ArgmaxForm::kRows && shape.lane_bits > 5) {
     const int64_t bytes = rows.length * key_bytes;
-    slices = bytes < kArgmaxAlone ? 1 : std::min(3 * gpu.multiprocessors / units, bytes / 8192);
+    const int cluster = argmax_cluster(rows, static_cast<int>(key_bytes));
+    if (cluster > 1 && gpu.max_cluster >= kArgmaxMostCluster) {
+      plan.slices = cluster;  // they need no workspace, and no second kernel
+      return plan;
+    }
+    // If a row is short, a second kernel takes longer than one block that reads all of it. A single row has the device
+    // for itself.
+    const int64_t least = (rows.outer == 1 ? 16 : 24) << 10;
+    const int64_t most = std::min(5 * gpu.multiprocessors / units, bytes / least);
+    if (bytes > (rows.outer < 40 ? kArgmaxAlone / 2 : kArgmaxAlone))
+      while (2 * slices <= most) slices *= 2;
+  } else if (shape.form == ArgmaxForm::kColumns && shape.beside) {
+    slices = std::min(2 * gpu.multiprocessors / units, rows.length / (4 * shape.deep));
   } else if (shape.form == ArgmaxForm::kColumns) {
     // How many rows a block reads in one step.
-    const int64_t step = shape.beside ? shape.deep : shape.threads * (16 / key_bytes) / rows.inner;
-    slices = std::min(2 * gpu.multiprocessors / units, rows.length / (4 * step));
+    const int64_t step = shape.threads * (16 / key_bytes) / rows.inner, longest = rows.length / (4 * step);
+    if (argmax_is_vast(rows, static_cast<int>(key_bytes))) {
+      slices = std::min(2 * gpu.multiprocessors / units, longest);
+    } else {
+      slices = std::min(4 * 128 * gpu.multiprocessors / shape.threads / units, longest);
+      if (slices < 4) slices = 1;  // a second kernel would take longer
+    }
   } else if (shape.form == ArgmaxForm::kStrided) {
-    slices = std::min(4 * gpu.multiprocessors / units, rows.length / (32 * shape.deep));
+    slices = std::min(4 * gpu.multiprocessors / units, rows.length / (8 * shape.deep));
   }
   // the candidates of all slices take at most a sixteenth of the bytes of x
   slices = std::min(slices, rows.length * key_bytes / (16 * candidate));

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from jaxgpuops._partition import manual
 from jaxgpuops.lax._sort import bounds, permutation, sort_p
 from jaxgpuops.lax._topk import top_k_p
 from jaxgpuops.lax.along_axis import along, put_along_axis, take_along_axis
-from jaxgpuops.lax.order import identity, to_keys
+from jaxgpuops.lax.order import from_keys, identity, to_keys
 
 
 class TopK(NamedTuple):
@@ -136,17 +136,31 @@ def _of_lengths(x, lengths, k, axis, largest, sorted, names):
     _arguments.dtype(op, "lengths", lengths.dtype, _arguments.INTEGERS)
     lengths = _arguments.broadcasting(op, "lengths", lengths, (*x.shape[:axis], *x.shape[axis + 1 :]))
     lengths = jnp.expand_dims(lengths, axis)
-    places = lambda y: jax.lax.broadcasted_iota(np.int32, y.shape, axis)
-    # Keys, not values: XLA may lose what tells NaNs of 8 bits apart. No key comes after that of padding; of equal keys,
-    # padding comes last.
-    keys = to_keys(x)
-    last = np.asarray(0 if largest else jnp.iinfo(keys.dtype).max, keys.dtype)
-    own = places(keys) if split is None else split.positions(keys.shape, axis)
-    keys = jax.lax.stop_gradient(jnp.where(own < lengths, keys, last))
-    [_, indices] = top_k_p(keys, axis=axis, k=k, largest=largest, sorted=sorted, split=split)
-    there = places(indices) < lengths
     fill = identity("max" if largest else "min", x.dtype)
-    return TopK(jnp.where(there, take_along_axis(x, indices, axis, split), fill), jnp.where(there, indices, -1))
+    within = lambda y, lengths: jax.lax.broadcasted_iota(np.int32, y.shape, axis) < lengths
+
+    # Keys, not values: XLA may lose what tells NaNs of 8 bits apart. And a key is its value, which need not be taken from
+    # x again; only tangents are.
+    @jax.custom_jvp
+    def select(x, lengths):
+        keys = to_keys(x)
+        # No key comes after that of padding; of equal keys, padding comes last.
+        last = np.asarray(0 if largest else jnp.iinfo(keys.dtype).max, keys.dtype)
+        own = within(keys, lengths) if split is None else split.positions(keys.shape, axis) < lengths
+        keys, indices = top_k_p(jnp.where(own, keys, last), axis=axis, k=k, largest=largest, sorted=sorted, split=split)
+        return from_keys(jnp.where(within(keys, lengths), keys, to_keys(jnp.asarray(fill))), x.dtype), indices
+
+    @select.defjvp
+    def _(primals, tangents) -> Any:
+        values, indices = select(*primals)
+        moved = np.zeros(values.shape, jax.dtypes.float0)
+        if tangents[0].dtype != jax.dtypes.float0:
+            moved = take_along_axis(tangents[0], indices, axis, split)
+            moved = jnp.where(within(values, primals[1]), moved, jnp.zeros_like(moved))
+        return (values, indices), (moved, np.zeros(indices.shape, jax.dtypes.float0))
+
+    values, indices = select(x, lengths)
+    return TopK(values, jnp.where(within(indices, lengths), indices, -1))
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4, 5, 6), inline=True)

@@ -12,27 +12,24 @@
 namespace jaxgpuops::topk {
 
 constexpr int kArgmaxThreads = 256;
-constexpr int kArgmaxMostThreads = 512;  // the most threads of a block of kColumns
-constexpr int kArgmaxRowThreads = 128;   // threads of a block of kRows
+constexpr int kArgmaxMostThreads = 512;   // the most threads of a block of kColumns, or of kRows
+constexpr int kArgmaxColumnThreads = 96;  // kColumns: about the threads of a block
+constexpr int kArgmaxRowThreads = 128;    // kRows: threads of a block whose warps have rows of their own
 
 // kSmall: how many elements a thread takes at a time. It takes kSmallEach instead if the array has at most kArgmaxFew
-// elements, or a column at most kArgmaxFewRows, or elements have 64 bits.
+// elements (twice as many if columns are long), or a column at most kArgmaxFewRows, or elements have 64 bits.
 constexpr int kArgmaxEach = 8;
-constexpr int64_t kArgmaxFew = 1 << 17;
+constexpr int64_t kArgmaxFew = 1 << 18;
 constexpr int64_t kArgmaxFewRows = 32;
 
-constexpr int64_t kArgmaxSmall = 1 << 18;         // kSmall: the most elements of an array in general
-constexpr int64_t kArgmaxSmallMany = 1 << 19;     // kSmall: the most elements if threads take eight at a time
-constexpr int64_t kArgmaxSmallColumns = 3 << 18;  // kSmall: the most elements if blocks share columns
-constexpr int64_t kArgmaxSmallRow = 1 << 21;      // kSmall: the most elements of a single row that blocks share
-constexpr int64_t kArgmaxMany = 8 << 10;          // the longest column for which kArgmaxSmallMany holds
-constexpr int64_t kArgmaxUnshared = 16 << 10;     // kSmall: up to this length, a column has one block
-constexpr int64_t kArgmaxSmallSlice = 1 << 10;    // kSmall: about the elements of a slice of a longer column
+constexpr int64_t kArgmaxUnshared = 16 << 10;   // kSmall: up to this length, a column has one block
+constexpr int64_t kArgmaxSmallSlice = 1 << 10;  // kSmall: about the elements of a slice of a longer column
 
-constexpr int64_t kArgmaxTilePlane = 24 << 10;  // kTiles: the most bytes of an outer index
-constexpr int64_t kArgmaxTileRow = 6 << 10;     // kTiles: the most bytes of a row, if inner is 1
-constexpr int64_t kArgmaxWarpRow = 12 << 10;    // kRows: up to so many bytes, a warp has a row, and no more than a warp
-constexpr int64_t kArgmaxAlone = 40 << 10;      // kRows: up to so many bytes, blocks do not share a row
+constexpr int64_t kArgmaxTileRow = 6 << 10;  // kTiles: the most bytes of a row, if inner is 1
+
+constexpr int64_t kArgmaxWarpRow = 32 << 10;  // kRows: up to so many bytes, a warp may have a row
+constexpr int64_t kArgmaxAlone = 128 << 10;   // kRows: up to so many bytes, blocks do not share a row
+constexpr int kArgmaxMostCluster = 8;         // kRows: the most blocks of a cluster that shares a row
 
 enum class ArgmaxForm { kSmall, kTiles, kRows, kColumns, kStrided, kSheets };
 
@@ -66,18 +63,25 @@ inline ArgmaxShape argmax_tiles_shape(Rows rows, int key_bytes) {
   return shape;
 }
 
-// Whether the small kernel takes an array, and how many elements a thread of it has at a time.
+// Whether the small kernel takes an array, and how many elements a thread of it has at a time. Like the other choices
+// of forms, this follows the times of all forms on some six hundred problems on an H200.
 inline bool argmax_is_small(Rows rows, int key_bytes) {
   const int64_t elements = rows.elements();
-  if (rows.length > kArgmaxUnshared)
-    return elements <= (rows.inner > 1 ? kArgmaxSmallColumns : rows.outer == 1 ? kArgmaxSmallRow : kArgmaxSmall);
-  const bool many = key_bytes < 8 && rows.length > kArgmaxFewRows && rows.length <= kArgmaxMany;
-  return elements <= (many ? kArgmaxSmallMany : kArgmaxSmall);
+  const bool wide = key_bytes == 8;
+  if (rows.inner == 1) {
+    if (rows.length > (wide ? 4096 : 3584)) return false;
+    return elements <= (wide ? 1 << 20 : rows.length > kArgmaxFewRows ? 1 << 19 : 1 << 18);
+  }
+  if (rows.length > kArgmaxUnshared) return elements <= (rows.inner <= 8 ? 1 << 21 : 1 << 19);
+  if (rows.length <= kArgmaxFewRows) return elements <= 3 << 19;
+  if (!wide && rows.length <= 8192 && rows.inner <= 16) return elements <= 7 << 18;
+  return elements <= (wide || rows.length <= 8192 ? 1 << 19 : 1 << 18);
 }
 
 inline int argmax_small_each(Rows rows, int key_bytes) {
   if (rows.length > int64_t{kSmallEach} * kMostSmallThreads) return kArgmaxEach;
-  const bool few = rows.elements() <= kArgmaxFew || rows.length <= kArgmaxFewRows || key_bytes == 8;
+  const bool few =
+      rows.elements() <= (rows.length >= 512 ? 2 : 1) * kArgmaxFew || rows.length <= kArgmaxFewRows || key_bytes == 8;
   return few ? kSmallEach : kArgmaxEach;
 }
 
@@ -104,16 +108,56 @@ inline ArgmaxShape argmax_small_shape(Rows rows, int key_bytes, int64_t slices) 
   return shape;
 }
 
-// Whether a warp may have a row, and not a block: only for keys of 16 and 32 bits, for which that was measured to be
-// faster.
-constexpr bool argmax_has_warps(int key_bytes) { return key_bytes == 2 || key_bytes == 4; }
+// How many blocks of a cluster share a row, where the device has clusters: 1, but for few rows of middle length.
+inline int argmax_cluster(Rows rows, int key_bytes) {
+  const int64_t bytes = rows.length * key_bytes;
+  if (rows.outer > 32 || bytes < (key_bytes == 1 ? 24 : 48) << 10 || bytes > 256 << 10) return 1;
+  return bytes < 80 << 10 ? 4 : kArgmaxMostCluster;
+}
 
+// Gives a row to a warp where there are enough rows for that. Else few rows get large blocks, so that all of a row is
+// on its way at once, but blocks that share a row are smaller.
 inline ArgmaxShape argmax_rows_shape(Rows rows, int key_bytes) {
   ArgmaxShape shape;
   shape.form = ArgmaxForm::kRows;
-  shape.lane_bits = argmax_has_warps(key_bytes) && rows.length * key_bytes <= kArgmaxWarpRow ? 5 : 7;
-  shape.threads = kArgmaxRowThreads;
+  const int64_t bytes = rows.length * key_bytes;
+  if (bytes <= std::min(kArgmaxWarpRow, 16 * rows.outer)) {
+    shape.lane_bits = 5;
+  } else if (rows.outer >= 264) {
+    shape.lane_bits = bytes >= 96 << 10 ? 8 : 7;
+  } else if (bytes < 12 << 10) {
+    shape.lane_bits = 7;
+  } else {
+    const bool alone = bytes >= 24 << 10 && bytes <= kArgmaxAlone && argmax_cluster(rows, key_bytes) == 1;
+    shape.lane_bits = alone ? 9 : 8;
+  }
+  shape.threads = std::max(1 << shape.lane_bits, kArgmaxRowThreads);
   return shape;
+}
+
+// Threads read neighbouring columns, and `deep` groups of them share the axis. Narrow blocks are more blocks.
+inline ArgmaxShape argmax_strided_shape(Rows rows) {
+  ArgmaxShape shape;
+  shape.form = ArgmaxForm::kStrided;
+  const int64_t width = rows.outer * ((rows.inner + 63) / 64) <= 528 ? 64 : kArgmaxThreads;
+  shape.tiles = (rows.inner + width - 1) / width;
+  shape.beside = static_cast<int>((rows.inner + shape.tiles - 1) / shape.tiles);
+  shape.deep = static_cast<int>(std::min<int64_t>(kArgmaxThreads / shape.beside, (rows.length + 7) / 8));
+  shape.threads = shape.beside * shape.deep;
+  return shape;
+}
+
+// Whether single elements are faster than vectors, if inner is more than 1: blocks of the columns kernel take longer to
+// begin and to end, which counts in small arrays.
+inline bool argmax_is_strided(Rows rows, int key_bytes) {
+  const int64_t elements = rows.elements();
+  if (key_bytes == 8) return rows.inner >= 256 && elements <= 7 << 19;
+  return elements <= (key_bytes == 4 || rows.inner >= 500 ? 6 << 20 : 1 << 22);
+}
+
+// Whether a block of kColumns has much to read, if blocks share columns.
+inline bool argmax_is_vast(Rows rows, int key_bytes) {
+  return rows.outer < 264 && rows.elements() * key_bytes >= 64 << 20;
 }
 
 // `aligned`: the array begins at a multiple of 16 bytes, as XLA's do.
@@ -123,18 +167,17 @@ inline ArgmaxShape argmax_shape(Rows rows, int key_bytes, bool aligned) {
   // After so many vectors, the columns of a vector repeat.
   const int64_t period = rows.inner / std::gcd(rows.inner, vector);
   const bool whole = aligned && rows.inner % vector == 0;
-  // Spreads `units` evenly over blocks of at most `most` threads.
-  const auto spread = [&](int64_t units, int64_t most) {
-    shape.tiles = (units + most - 1) / most;
+  const int64_t most = kArgmaxMostThreads * (key_bytes == 1 ? 3 : 4) / 4;  // threads of kColumns
+  // Spreads `units` evenly over blocks of at most so many threads.
+  const auto spread = [&](int64_t units, int64_t threads) {
+    shape.tiles = (units + threads - 1) / threads;
     shape.beside = static_cast<int>((units + shape.tiles - 1) / shape.tiles);
   };
   if (argmax_is_small(rows, key_bytes)) return argmax_small_shape(rows, key_bytes, 1);
   if (rows.inner == 1) {
-    // If rows are few, or warps can take rows, kRows is faster from a shorter length on.
-    const bool sooner = rows.outer < 512 || argmax_has_warps(key_bytes);
-    if (rows.length * key_bytes <= (sooner ? kArgmaxTileRow / 3 : kArgmaxTileRow))
-      return argmax_tiles_shape(rows, key_bytes);
-    return argmax_rows_shape(rows, key_bytes);
+    const int64_t row = rows.length * key_bytes;
+    return row <= 1408 || (row <= kArgmaxTileRow && rows.outer >= 8192) ? argmax_tiles_shape(rows, key_bytes)
+                                                                        : argmax_rows_shape(rows, key_bytes);
   } else if (inner_bytes >= 1024 && rows.length <= 24 && !(whole && rows.length > 8)) {
     // A thread has whole columns: several if there are many.
     const bool several = rows.count() >= 1 << 17;
@@ -142,23 +185,24 @@ inline ArgmaxShape argmax_shape(Rows rows, int key_bytes, bool aligned) {
     shape.threads = several ? kArgmaxThreads : 128;
     const int64_t columns = several ? argmax_sheet_columns(key_bytes) : 1;
     spread((rows.inner + columns - 1) / columns, shape.threads);
-  } else if (rows.length * inner_bytes <= kArgmaxTilePlane) {
+  } else if (rows.length * inner_bytes <= (key_bytes == 8 ? 20 : 10) << 10) {
     return argmax_tiles_shape(rows, key_bytes);
-  } else if (period <= kArgmaxMostThreads * (key_bytes == 1 ? 3 : 4) / 4) {
+  } else if (argmax_is_strided(rows, key_bytes)) {
+    return argmax_strided_shape(rows);
+  } else if (period <= most) {
     shape.form = ArgmaxForm::kColumns;
-    const int64_t bytes = rows.elements() * key_bytes, most = kArgmaxMostThreads * (key_bytes == 1 ? 3 : 4) / 4;
-    const int64_t threads = std::max(period, bytes >= 8 << 20 ? most : int64_t{kArgmaxThreads});
-    shape.threads = static_cast<int>(threads / period * period);
+    // Whole periods, of not many threads: they all leave candidates for each other in shared memory. Where blocks have
+    // much to read, that does not count.
+    shape.threads =
+        static_cast<int>(argmax_is_vast(rows, key_bytes) ? std::max(period, most) / period * period
+                                                         : (kArgmaxColumnThreads + period - 1) / period * period);
   } else if (whole) {
     shape.form = ArgmaxForm::kColumns;
     shape.deep = rows.length < 16 ? 1 : 2;
     spread(rows.inner / vector, kArgmaxThreads / shape.deep);
     shape.threads = shape.beside * shape.deep;
   } else {
-    shape.form = ArgmaxForm::kStrided;
-    spread(rows.inner, kArgmaxThreads);
-    shape.deep = kArgmaxThreads / shape.beside;
-    shape.threads = shape.beside * shape.deep;
+    return argmax_strided_shape(rows);
   }
   return shape;
 }

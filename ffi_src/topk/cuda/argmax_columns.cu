@@ -1,0 +1,143 @@
+// The form "columns" of argmax.cu.
+#include "topk/cuda/argmax.cuh"
+
+namespace jaxgpuops::topk {
+namespace {
+
+// `beside` threads read vectors side by side, and `deep` of these groups the rows behind each other: a step is that
+// many rows. If `beside` is 0, the block's rows are one run of vectors without a gap, of which `threads` are a step.
+struct ColumnsCall {
+  uint32_t tiles, beside, deep, threads;
+};
+
+template <class Key>
+__global__ void __launch_bounds__(kArgmaxMostThreads, 1024 / kArgmaxMostThreads)
+    argmax_columns(const __grid_constant__ Argmax a, const Ranks<Key> ranks, const ColumnsCall call) {
+  constexpr uint32_t kVector = 16 / sizeof(Key), kBatch = 4;
+  struct Elements {
+    Key of[kVector];
+  };
+  const uint32_t inner = static_cast<uint32_t>(a.inner), thread = threadIdx.x;
+  const uint32_t unit = a.slices == 1 ? blockIdx.x : blockIdx.x / a.slices, part = blockIdx.x - unit * a.slices;
+  const uint32_t outer = call.tiles == 1 ? unit : unit / call.tiles, tile = unit - outer * call.tiles;
+  const uint32_t begin = part * a.slice, count = smaller(a.slice, a.length - begin);
+  const Key* x = static_cast<const Key*>(a.x) + (static_cast<int64_t>(outer) * a.length + begin) * inner;
+  let_dependents_start();
+
+  // The thread reads vectors v, v + stride, .. up to `end`.
+  const uint4* body;
+  uint32_t v, stride, end, pitch, misaligned = 0, depth = 0, column = 0, width = call.beside * kVector;
+  if (call.beside) {
+    depth = call.deep == 1 ? 0 : thread / call.beside;
+    column = (thread - depth * call.beside) * kVector;
+    body = reinterpret_cast<const uint4*>(x + tile * width + column);
+    v = depth;
+    stride = call.deep;
+    pitch = inner / kVector;
+    end = tile * width + column < inner && depth < call.deep ? count : 0;
+  } else {
+    misaligned = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(Key));
+    width = inner;
+    body = reinterpret_cast<const uint4*>(x - misaligned);
+    v = thread;
+    stride = call.threads;
+    pitch = 1;
+    end =
+        thread < call.threads ? static_cast<uint32_t>((misaligned + static_cast<int64_t>(count) * inner) / kVector) : 0;
+  }
+  Places<Key> places;
+  uint32_t s = 0;
+  // Sees a vector of which only a part belongs to this block.
+  const auto edge = [&] {
+    const int64_t at = static_cast<int64_t>(v) * kVector - misaligned, all = static_cast<int64_t>(count) * inner;
+    Elements elements;
+#pragma unroll
+    for (int e = 0; e < static_cast<int>(kVector); ++e)
+      elements.of[e] = at + e >= 0 && at + e < all ? x[at + e] : ranks.least;
+    places.see(bits_as<uint4>(elements), ranks, s);
+    v += stride;
+    ++s;
+  };
+  if (misaligned && thread == 0) edge();
+  const auto load = [&](uint32_t at) { return __ldg(body + static_cast<int64_t>(at) * pitch); };
+  for (; v + (kBatch - 1) * stride < end; v += kBatch * stride, s += kBatch) {
+    uint4 loaded[kBatch];
+#pragma unroll
+    for (uint32_t u = 0; u < kBatch; ++u) loaded[u] = load(v + u * stride);
+#pragma unroll
+    for (uint32_t u = 0; u < kBatch; ++u) places.see(loaded[u], ranks, s + u);
+  }
+  if (v < end) {
+    Elements least;
+#pragma unroll
+    for (Key& element : least.of) element = ranks.least;
+    uint4 loaded[kBatch - 1];
+#pragma unroll
+    for (uint32_t u = 0; u < kBatch - 1; ++u)
+      loaded[u] = v + u * stride < end ? load(v + u * stride) : bits_as<uint4>(least);
+#pragma unroll
+    for (uint32_t u = 0; u < kBatch - 1; ++u) {
+      places.see(loaded[u], ranks, s);
+      if (v < end) v += stride, ++s;
+    }
+  }
+
+  if (call.beside && call.deep == 1) {
+    if (end == 0) return;
+#pragma unroll
+    for (uint32_t e = 0; e < kVector; ++e) {
+      Candidate<Key> c = places.at(e);
+      c.index += begin;
+      finish(a, outer, tile * width + column + e, part, c);
+    }
+    return;
+  }
+
+  auto* all = reinterpret_cast<Candidate<Key>*>(dynamic_shared_memory());
+  const uint32_t rows = call.beside ? call.deep : call.threads * kVector / inner;  // rows in a step
+  if (thread < call.threads) {
+    uint32_t steps_before = 0;
+    if (!call.beside) {
+      const int64_t elements = misaligned + static_cast<int64_t>(count) * inner;
+      if (v == end && elements % kVector) edge();
+      // If the block's elements begin within a vector, the first thread's places before that are not used in the first
+      // step; in the others they belong to the end of the step before.
+      uint32_t place = thread * kVector;
+      steps_before = place < misaligned;
+      place = (steps_before ? place + call.threads * kVector : place) - misaligned;
+      depth = place / inner;
+      column = place - depth * inner;
+    }
+#pragma unroll
+    for (uint32_t e = 0; e < kVector; ++e) {
+      Candidate<Key> c = places.at(e);
+      c.index = begin + (larger(c.index, steps_before) - steps_before) * rows + depth;
+      all[spaced<kVector>(depth * width + column)] = c;
+      if (++column == width) {
+        column = 0;
+        if (++depth == rows) depth = steps_before = 0;
+      }
+    }
+  }
+  merge_rows<kVector>(all, width, smaller(rows, count), thread, blockDim.x);
+  for (uint32_t c = thread; c < width && tile * width + c < inner; c += blockDim.x)
+    finish(a, outer, tile * width + c, part, all[spaced<kVector>(c)]);
+}
+
+}  // namespace
+
+cudaError_t launch_argmax_columns(cudaStream_t stream, const ArgmaxShape& shape, const ArgProblem& problem,
+                                  const Argmax& a) {
+  const dim3 blocks(static_cast<unsigned>(a.outer * shape.tiles * a.slices));
+  const auto threads = static_cast<uint32_t>(shape.threads);
+  const ColumnsCall call = {static_cast<uint32_t>(shape.tiles), static_cast<uint32_t>(shape.beside),
+                            static_cast<uint32_t>(shape.deep), threads};
+  const auto shared = static_cast<size_t>(argmax_shared_bytes(problem.rows, problem.key_bits / 8, shape));
+  return dispatch_key(problem.key_bits, [&](auto key) {
+    using Key = decltype(key);
+    return launch(stream, {blocks, dim3((threads + 31) / 32 * 32), shared}, argmax_columns<Key>, a,
+                  Ranks<Key>(problem.order), call);
+  });
+}
+
+}  // namespace jaxgpuops::topk

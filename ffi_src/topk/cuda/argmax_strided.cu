@@ -1,0 +1,72 @@
+// The forms "strided" and "sheets" of argmax.cu.
+#include "topk/cuda/argmax.cuh"
+
+namespace jaxgpuops::topk {
+namespace {
+
+// blockDim.x neighbouring threads have kColumns columns each, and blockDim.y threads share the axis. If kColumns is
+// more than 1, blockDim.y is 1.
+template <class Key, int kColumns>
+__global__ void __launch_bounds__(kArgmaxThreads)
+    argmax_strided(const __grid_constant__ Argmax a, const Ranks<Key> ranks, uint32_t tiles) {
+  constexpr uint32_t kBatch = kColumns == 1 ? 8 : 2;
+  const uint32_t inner = static_cast<uint32_t>(a.inner), width = blockDim.x, deep = blockDim.y;
+  const uint32_t unit = blockIdx.x / a.slices, part = blockIdx.x - unit * a.slices, depth = threadIdx.y;
+  const uint32_t outer = unit / tiles, column = (unit - outer * tiles) * width * kColumns + threadIdx.x;
+  const uint32_t begin = part * a.slice, end = smaller(begin + a.slice, a.length);
+  let_dependents_start();
+  Candidate<Key> best[kColumns];
+  uint32_t columns[kColumns];
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    best[c] = {0, begin + depth};
+    columns[c] = smaller(column + c * width, inner - 1);
+  }
+  const int64_t step = static_cast<int64_t>(deep) * inner;
+  const Key* x = static_cast<const Key*>(a.x) + (static_cast<int64_t>(outer) * a.length + begin + depth) * inner;
+  const auto look = [&](uint32_t i, auto all_there) {
+    Key loaded[kBatch][kColumns];
+#pragma unroll
+    for (uint32_t u = 0; u < kBatch; ++u)
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c)
+        loaded[u][c] = all_there || i + u * deep < end ? __ldg(x + u * step + columns[c]) : ranks.least;
+#pragma unroll
+    for (uint32_t u = 0; u < kBatch; ++u)
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) best[c].see(ranks(ranks.word(loaded[u][c])), i + u * deep);
+  };
+  uint32_t i = begin + depth;
+  for (; i + (kBatch - 1) * deep < end; i += kBatch * deep, x += kBatch * step) look(i, std::true_type());
+  if (i < end) look(i, std::false_type());
+  if constexpr (kColumns == 1) {
+    if (deep > 1) {
+      auto* all = reinterpret_cast<Candidate<Key>*>(dynamic_shared_memory());
+      const uint32_t thread = depth * width + threadIdx.x;
+      all[thread] = best[0];
+      merge_rows<1>(all, width, smaller(deep, end - begin), thread, width * deep);
+      if (depth == 0) best[0] = all[thread];
+    }
+  }
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c)
+    if (depth == 0 && column + c * width < inner) finish(a, outer, columns[c], part, best[c]);
+}
+
+}  // namespace
+
+cudaError_t launch_argmax_strided(cudaStream_t stream, const ArgmaxShape& shape, const ArgProblem& problem,
+                                  const Argmax& a) {
+  const dim3 blocks(static_cast<unsigned>(a.outer * shape.tiles * a.slices));
+  const dim3 threads(static_cast<unsigned>(shape.beside), static_cast<unsigned>(shape.deep));
+  const auto shared = static_cast<size_t>(argmax_shared_bytes(problem.rows, problem.key_bits / 8, shape));
+  return dispatch_key(problem.key_bits, [&](auto key) {
+    using Key = decltype(key);
+    const bool several = shape.form == ArgmaxForm::kSheets;
+    return launch(stream, {blocks, threads, shared},
+                  several ? argmax_strided<Key, argmax_sheet_columns(sizeof(Key))> : argmax_strided<Key, 1>, a,
+                  Ranks<Key>(problem.order), static_cast<uint32_t>(shape.tiles));
+  });
+}
+
+}  // namespace jaxgpuops::topk
