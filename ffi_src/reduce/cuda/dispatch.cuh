@@ -110,9 +110,13 @@ struct Dot : Sum<E, kMasks> {
 
 // The larger of two values. NaN is larger than any number, and -0 is less than +0. All NaNs become the same one, so
 // that the result does not depend on the order. A minimum is the maximum of the negated values.
+// Of doubles without a branch: nvcc makes branches of a comparison by cases, and the lanes of a warp go both ways.
 __device__ __forceinline__ double larger(double a, double b) {
-  if (a != a || b != b) return std::numeric_limits<double>::quiet_NaN();
-  return a > b || (a == b && bits_as<int64_t>(b) < 0) ? a : b;
+  const int64_t of_a = bits_as<int64_t>(a), of_b = bits_as<int64_t>(b);
+  int64_t all = a > b ? of_a : of_b;
+  if (a == b) all &= of_a;  // unless they are zeros of both signs, these are the same bits
+  if (!(a <= b || a > b)) all = bits_as<int64_t>(std::numeric_limits<double>::quiet_NaN());
+  return bits_as<double>(all);
 }
 __device__ __forceinline__ float larger(float a, float b) { return jaxgpuops::larger(a, b); }
 __device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
