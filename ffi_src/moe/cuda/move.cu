@@ -8,6 +8,7 @@
 // copies bytes for any dtype.
 #include "common/cuda/dispatch.cuh"
 #include "common/cuda/element.h"
+#include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
 #include "common/cuda/warp.cuh"
 #include "moe/cuda/launch.h"
@@ -126,9 +127,12 @@ struct Scaled {
 // The first blocks copy tokens, the others search for rows that have no token.
 template <class V, int kEach, class Made>
 __global__ void __launch_bounds__(kThreads)
-    dispatch_kernel(const __grid_constant__ MoveProblem p, uint32_t units, uint32_t threads, uint32_t parts,
-                    uint32_t blocks, Made made, const V* __restrict__ x, const int32_t* __restrict__ row_of_assignment,
-                    const int32_t* __restrict__ assignment_of_row, V* __restrict__ out) {
+    dispatch_kernel(const V* __restrict__ x, const int32_t* __restrict__ row_of_assignment,
+                    const int32_t* __restrict__ assignment_of_row, V* __restrict__ out, uint32_t units,
+                    uint32_t threads, uint32_t parts, uint32_t blocks, Made made,
+                    const __grid_constant__ MoveProblem p) {
+  let_dependents_start();
+  wait_for_predecessor();
   if (blockIdx.x >= blocks) return fill(p, blockIdx.x - blocks, assignment_of_row, units, out);
   const Place at(parts, threads);
   if (at.first >= threads || at.token >= p.outer * p.tokens) return;
@@ -162,9 +166,11 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class Element, int kVector, int kEach, int kTogether>
 __global__ void __launch_bounds__(kCombineThreads)
-    combine_kernel(const __grid_constant__ MoveProblem p, uint32_t units, uint32_t threads, uint32_t parts,
-                   const Vector<Element, kVector>* __restrict__ y, const int32_t* __restrict__ index,
-                   const typename Element::Acc* __restrict__ weights, Vector<Element, kVector>* __restrict__ out) {
+    combine_kernel(const Vector<Element, kVector>* __restrict__ y, const int32_t* __restrict__ index,
+                   const typename Element::Acc* __restrict__ weights, Vector<Element, kVector>* __restrict__ out,
+                   uint32_t units, uint32_t threads, uint32_t parts, const __grid_constant__ MoveProblem p) {
+  let_dependents_start();
+  wait_for_predecessor();
   using Acc = typename Element::Acc;
   const Place at(parts, threads);
   if (at.first >= threads || at.token >= p.outer * p.tokens) return;
@@ -222,11 +228,13 @@ __global__ void __launch_bounds__(kCombineThreads)
 // alone. If rows are not aligned to vectors, kWhole is false, and a thread takes one unit at a time, in the same order.
 template <class Element, bool kWhole>
 __global__ void __launch_bounds__(kGradientThreads)
-    combine_vjp_kernel(const __grid_constant__ MoveProblem p, uint32_t blocks, uint32_t parts, uint32_t each,
-                       const typename Element::Bits* __restrict__ y, const typename Element::Bits* __restrict__ ct,
+    combine_vjp_kernel(const typename Element::Bits* __restrict__ y, const typename Element::Bits* __restrict__ ct,
                        const int32_t* __restrict__ row_of_assignment, const int32_t* __restrict__ assignment_of_row,
                        const typename Element::Acc* __restrict__ weights, typename Element::Bits* __restrict__ dy,
-                       typename Element::Acc* __restrict__ dw) {
+                       typename Element::Acc* __restrict__ dw, uint32_t blocks, uint32_t parts, uint32_t each,
+                       const __grid_constant__ MoveProblem p) {
+  let_dependents_start();
+  wait_for_predecessor();
   using Bits = typename Element::Bits;
   using Acc = typename Element::Acc;
   constexpr int kVector = 16 / sizeof(Bits);
@@ -371,7 +379,13 @@ cudaError_t dispatch_vector(DType dtype, bool whole, F f) {
   });
 }
 
-dim3 grid_of(int64_t blocks) { return dim3(static_cast<unsigned>(blocks)); }
+Launch shape_of(bool overlap, int64_t blocks, int64_t threads) {
+  Launch shape;
+  shape.grid = dim3(static_cast<unsigned>(blocks));
+  shape.block = dim3(static_cast<unsigned>(threads));
+  shape.overlap = overlap;
+  return shape;
+}
 
 // How blocks of at most `threads` threads share tokens of `units` units, `each` of which belong to a thread: see Place.
 struct Shares {
@@ -387,13 +401,13 @@ struct Shares {
 };
 
 template <class V, class Made>
-cudaError_t dispatch(cudaStream_t stream, const MoveProblem& p, int64_t units, Made made, const void* x,
+cudaError_t dispatch(cudaStream_t stream, bool overlap, const MoveProblem& p, int64_t units, Made made, const void* x,
                      const int32_t* row_of_assignment, const int32_t* assignment_of_row, void* out) {
   const auto start = [&](auto each) {
     const Shares shares(p, units, each, kThreads);
-    return launch(stream, {grid_of(shares.blocks + fill_blocks(p, shares.block)), grid_of(shares.block)},
-                  dispatch_kernel<V, each, Made>, p, units, shares.threads, shares.parts, shares.blocks, made,
-                  static_cast<const V*>(x), row_of_assignment, assignment_of_row, static_cast<V*>(out));
+    return launch(stream, shape_of(overlap, shares.blocks + fill_blocks(p, shares.block), shares.block),
+                  dispatch_kernel<V, each, Made>, static_cast<const V*>(x), row_of_assignment, assignment_of_row,
+                  static_cast<V*>(out), units, shares.threads, shares.parts, shares.blocks, made, p);
   };
   // A thread that has one small unit does too little work, unless it writes that unit to many rows.
   if constexpr (sizeof(V) < 16)
@@ -403,15 +417,16 @@ cudaError_t dispatch(cudaStream_t stream, const MoveProblem& p, int64_t units, M
 
 }  // namespace
 
-cudaError_t launch_dispatch(cudaStream_t stream, const MoveProblem& p, const void* x, const int32_t* row_of_assignment,
-                            const int32_t* assignment_of_row, const void* weights, void* out) {
+cudaError_t launch_dispatch(cudaStream_t stream, bool overlap, const MoveProblem& p, const void* x,
+                            const int32_t* row_of_assignment, const int32_t* assignment_of_row, const void* weights,
+                            void* out) {
   if (p.outer * p.rows * p.inner == 0) return cudaSuccess;
   if (p.inner > UINT32_MAX) return cudaErrorInvalidValue;
   const int64_t row_bytes = p.inner * bytes_of(p.dtype);
   const int bytes = alignment(row_bytes, x, out);
   const auto copy = [&](auto unit) {
     using V = decltype(unit);
-    return dispatch<V>(stream, p, row_bytes / static_cast<int64_t>(sizeof(V)), Copied{}, x, row_of_assignment,
+    return dispatch<V>(stream, overlap, p, row_bytes / static_cast<int64_t>(sizeof(V)), Copied{}, x, row_of_assignment,
                        assignment_of_row, out);
   };
   if (!weights) {
@@ -426,12 +441,12 @@ cudaError_t launch_dispatch(cudaStream_t stream, const MoveProblem& p, const voi
   return dispatch_vector(p.dtype, bytes == 16, [&](auto element, auto vector) {
     using Element = decltype(element);
     const Scaled<Element> made{static_cast<const typename Element::Acc*>(weights)};
-    return dispatch<Vector<Element, vector>>(stream, p, p.inner / vector, made, x, row_of_assignment, assignment_of_row,
-                                             out);
+    return dispatch<Vector<Element, vector>>(stream, overlap, p, p.inner / vector, made, x, row_of_assignment,
+                                             assignment_of_row, out);
   });
 }
 
-cudaError_t launch_combine(cudaStream_t stream, const MoveProblem& p, const void* y, const int32_t* index,
+cudaError_t launch_combine(cudaStream_t stream, bool overlap, const MoveProblem& p, const void* y, const int32_t* index,
                            const void* weights, void* out) {
   if (p.outer * p.tokens * p.inner == 0) return cudaSuccess;
   if (p.inner > UINT32_MAX) return cudaErrorInvalidValue;
@@ -442,10 +457,10 @@ cudaError_t launch_combine(cudaStream_t stream, const MoveProblem& p, const void
     const int64_t units = p.inner / vector;
     const auto start = [&](auto each, auto together) {
       const Shares shares(p, units, each, kCombineThreads);
-      return launch(stream, {grid_of(shares.blocks), grid_of(shares.block)},
-                    combine_kernel<Element, vector, each, together>, p, units, shares.threads, shares.parts,
-                    static_cast<const V*>(y), index, static_cast<const typename Element::Acc*>(weights),
-                    static_cast<V*>(out));
+      return launch(stream, shape_of(overlap, shares.blocks, shares.block),
+                    combine_kernel<Element, vector, each, together>, static_cast<const V*>(y), index,
+                    static_cast<const typename Element::Acc*>(weights), static_cast<V*>(out), units, shares.threads,
+                    shares.parts, p);
     };
     const std::integral_constant<int, 1> one;
     const std::integral_constant<int, 2> two;
@@ -463,7 +478,7 @@ cudaError_t launch_combine(cudaStream_t stream, const MoveProblem& p, const void
   });
 }
 
-cudaError_t launch_combine_vjp(cudaStream_t stream, const MoveProblem& p, const void* y, const void* ct,
+cudaError_t launch_combine_vjp(cudaStream_t stream, bool overlap, const MoveProblem& p, const void* y, const void* ct,
                                const int32_t* row_of_assignment, const int32_t* assignment_of_row, const void* weights,
                                void* dy, void* dw) {
   if (p.outer == 0 || p.rows * p.inner == 0 && p.assignments() == 0) return cudaSuccess;
@@ -485,10 +500,10 @@ cudaError_t launch_combine_vjp(cudaStream_t stream, const MoveProblem& p, const 
       using Bits = typename Element::Bits;
       using Acc = typename Element::Acc;
       const int64_t blocks = p.outer * p.tokens * parts;
-      return launch(stream, {grid_of(blocks + fill_blocks(p, threads)), grid_of(threads)},
-                    combine_vjp_kernel<Element, whole>, p, blocks, parts, each, static_cast<const Bits*>(y),
-                    static_cast<const Bits*>(ct), row_of_assignment, assignment_of_row,
-                    static_cast<const Acc*>(weights), static_cast<Bits*>(dy), static_cast<Acc*>(dw));
+      return launch(stream, shape_of(overlap, blocks + fill_blocks(p, threads), threads),
+                    combine_vjp_kernel<Element, whole>, static_cast<const Bits*>(y), static_cast<const Bits*>(ct),
+                    row_of_assignment, assignment_of_row, static_cast<const Acc*>(weights), static_cast<Bits*>(dy),
+                    static_cast<Acc*>(dw), blocks, parts, each, p);
     };
     return whole ? start(std::true_type()) : start(std::false_type());
   });
