@@ -39,9 +39,8 @@ ffi::Error dispatch(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer assign
     const void* scales = weights.size() > 0 ? weights_of(problem, rest, dims_of(x), axis) : nullptr;
     rest.require_end();
     const Device device = current_device();
-    const cudaError_t status =
-        launch_dispatch(stream, device.gpu().dependent_launch, problem, x.untyped_data(), ints(row_of_assignment),
-                        ints(assignment_of_row), scales, out->untyped_data());
+    const cudaError_t status = launch_dispatch(stream, device.gpu(), problem, x.untyped_data(), ints(row_of_assignment),
+                                               ints(assignment_of_row), scales, out->untyped_data());
     require_launched(status, "dispatch", {problem.outer, problem.rows, problem.inner}, x, device);
   });
 }
@@ -55,8 +54,8 @@ ffi::Error combine(cudaStream_t stream, ffi::AnyBuffer y, ffi::AnyBuffer row_of_
     const void* scales = weights.size() > 0 ? weights_of(problem, rest, dims_of(y), axis) : nullptr;
     rest.require_end();
     const Device device = current_device();
-    const cudaError_t status = launch_combine(stream, device.gpu().dependent_launch, problem, y.untyped_data(),
-                                              ints(row_of_assignment), scales, out->untyped_data());
+    const cudaError_t status = launch_combine(stream, device.gpu(), problem, y.untyped_data(), ints(row_of_assignment),
+                                              scales, out->untyped_data());
     require_launched(status, "combine", {problem.outer, problem.tokens, problem.inner}, y, device);
   });
 }
@@ -69,7 +68,7 @@ ffi::Error combine_vjp(cudaStream_t stream, ffi::AnyBuffer y, ffi::AnyBuffer ct,
     const MoveProblem& problem = call.problem;
     const Device device = current_device();
     const cudaError_t status =
-        launch_combine_vjp(stream, device.gpu().dependent_launch, problem, call.y, call.ct, call.row_of_assignment,
+        launch_combine_vjp(stream, device.gpu(), problem, call.y, call.ct, call.row_of_assignment,
                            call.assignment_of_row, call.weights, call.dy, call.dw);
     require_launched(status, "combine_vjp", {problem.outer, problem.tokens, problem.inner}, y, device);
   });

@@ -6,9 +6,11 @@
 // bytes, or less if rows are not multiples of that; neighbouring threads have neighbouring units. Sums are in float32
 // (float64 for float64) and in the order of choices, so that every run gives the same bits. Without scales, dispatch
 // copies bytes for any dtype.
+#include <type_traits>
+
+#include "common/cuda/bulk_copy.cuh"
 #include "common/cuda/dispatch.cuh"
 #include "common/cuda/element.h"
-#include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
 #include "common/cuda/warp.cuh"
 #include "moe/cuda/launch.h"
@@ -26,6 +28,8 @@ constexpr int kColumns = 4;                // units of a row that a thread has i
 constexpr int kAhead = 4;                  // rows whose indices, or elements, a thread loads before it uses them
 constexpr int64_t kManyThreads = 1 << 17;  // with so many threads, each may do more work
 constexpr int64_t kWideRow = 96;           // if a token has so many threads or more, no block has several tokens
+constexpr int64_t kBulkUnits = 1024;       // the most units of a part that the copy engine moves
+constexpr int64_t kBulkFrom = 1 << 22;     // with so many units of rows, or more, it moves them
 constexpr int64_t kFilled = 32;            // rows that a warp searches for rows without a token
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -160,6 +164,40 @@ __global__ void __launch_bounds__(kThreads)
         if (at.first + n * threads < units) out[int64_t{row[i]} * units + n * threads] = made(token[n], factor);
     }
   }
+}
+
+// Copies tokens without threads: the copy engine brings a part of a token to shared memory, and from there to each of
+// its rows. A block is a warp with one part, whose lanes start the copies to different rows. Other blocks search for
+// rows that have no token. Parts are whole units of 16 bytes.
+__global__ void __launch_bounds__(32)
+    dispatch_bulk_kernel(const uint4* __restrict__ x, const int32_t* __restrict__ row_of_assignment,
+                         const int32_t* __restrict__ assignment_of_row, uint4* __restrict__ out, uint32_t units,
+                         uint32_t parts, uint32_t part_units, uint32_t blocks, const __grid_constant__ MoveProblem p) {
+  let_dependents_start();
+  wait_for_predecessor();
+  if (blockIdx.x >= blocks) return fill(p, blockIdx.x - blocks, assignment_of_row, units, out);
+  __shared__ uint64_t barrier;
+  auto* const part = reinterpret_cast<uint4*>(dynamic_shared_memory());
+  const uint32_t token = blockIdx.x / parts, first = (blockIdx.x - token * parts) * part_units, lane = threadIdx.x;
+  const uint32_t bytes = 16 * min(part_units, units - first);
+  if (lane == 0) {
+    make_copy_barrier(&barrier);
+    make_barriers_visible();
+    expect_copies(&barrier, bytes);
+    copy_bulk(part, x + int64_t{token} * units + first, bytes, &barrier);
+  }
+  const auto choices = static_cast<uint32_t>(p.choices), rows = static_cast<uint32_t>(p.rows);
+  const Shift shift = shift_of(p, token);
+  row_of_assignment += int64_t{token} * choices + shift.index;
+  out += shift.row * units + first;
+  uint32_t row = lane < choices ? row_of_assignment[lane] : ~0u;
+  __syncwarp();
+  wait_for_copies(&barrier, 0);
+  for (uint32_t j = lane; j < choices; j += 32) {
+    if (j != lane) row = row_of_assignment[j];
+    if (row < rows) write_bulk(out + int64_t{row} * units, part, bytes);
+  }
+  wait_until_written_bulk_is_read();
 }
 
 // ---- combine --------------------------------------------------------------------------------------------------------
@@ -379,11 +417,11 @@ cudaError_t dispatch_vector(DType dtype, bool whole, F f) {
   });
 }
 
-Launch shape_of(bool overlap, int64_t blocks, int64_t threads) {
+Launch shape_of(const Gpu& gpu, int64_t blocks, int64_t threads) {
   Launch shape;
   shape.grid = dim3(static_cast<unsigned>(blocks));
   shape.block = dim3(static_cast<unsigned>(threads));
-  shape.overlap = overlap;
+  shape.overlap = gpu.dependent_launch;
   return shape;
 }
 
@@ -401,14 +439,24 @@ struct Shares {
 };
 
 template <class V, class Made>
-cudaError_t dispatch(cudaStream_t stream, bool overlap, const MoveProblem& p, int64_t units, Made made, const void* x,
+cudaError_t dispatch(cudaStream_t stream, const Gpu& gpu, const MoveProblem& p, int64_t units, Made made, const void* x,
                      const int32_t* row_of_assignment, const int32_t* assignment_of_row, void* out) {
   const auto start = [&](auto each) {
     const Shares shares(p, units, each, kThreads);
-    return launch(stream, shape_of(overlap, shares.blocks + fill_blocks(p, shares.block), shares.block),
+    return launch(stream, shape_of(gpu, shares.blocks + fill_blocks(p, shares.block), shares.block),
                   dispatch_kernel<V, each, Made>, static_cast<const V*>(x), row_of_assignment, assignment_of_row,
                   static_cast<V*>(out), units, shares.threads, shares.parts, shares.blocks, made, p);
   };
+  if constexpr (std::is_same_v<Made, Copied> && sizeof(V) == 16) {
+    if (gpu.bulk_copy && p.outer * p.rows * units >= kBulkFrom) {
+      const int64_t parts = ceil_div(units, kBulkUnits), part = ceil_div(units, parts);
+      const int64_t blocks = p.outer * p.tokens * parts;
+      Launch shape = shape_of(gpu, blocks + fill_blocks(p, 32), 32);
+      shape.shared_bytes = static_cast<size_t>(16 * part);
+      return launch(stream, shape, dispatch_bulk_kernel, static_cast<const V*>(x), row_of_assignment, assignment_of_row,
+                    static_cast<V*>(out), units, parts, part, blocks, p);
+    }
+  }
   // A thread that has one small unit does too little work, unless it writes that unit to many rows.
   if constexpr (sizeof(V) < 16)
     if (units > 2 && p.choices <= 4) return start(std::integral_constant<int, kColumns>());
@@ -417,7 +465,7 @@ cudaError_t dispatch(cudaStream_t stream, bool overlap, const MoveProblem& p, in
 
 }  // namespace
 
-cudaError_t launch_dispatch(cudaStream_t stream, bool overlap, const MoveProblem& p, const void* x,
+cudaError_t launch_dispatch(cudaStream_t stream, const Gpu& gpu, const MoveProblem& p, const void* x,
                             const int32_t* row_of_assignment, const int32_t* assignment_of_row, const void* weights,
                             void* out) {
   if (p.outer * p.rows * p.inner == 0) return cudaSuccess;
@@ -426,7 +474,7 @@ cudaError_t launch_dispatch(cudaStream_t stream, bool overlap, const MoveProblem
   const int bytes = alignment(row_bytes, x, out);
   const auto copy = [&](auto unit) {
     using V = decltype(unit);
-    return dispatch<V>(stream, overlap, p, row_bytes / static_cast<int64_t>(sizeof(V)), Copied{}, x, row_of_assignment,
+    return dispatch<V>(stream, gpu, p, row_bytes / static_cast<int64_t>(sizeof(V)), Copied{}, x, row_of_assignment,
                        assignment_of_row, out);
   };
   if (!weights) {
@@ -441,13 +489,13 @@ cudaError_t launch_dispatch(cudaStream_t stream, bool overlap, const MoveProblem
   return dispatch_vector(p.dtype, bytes == 16, [&](auto element, auto vector) {
     using Element = decltype(element);
     const Scaled<Element> made{static_cast<const typename Element::Acc*>(weights)};
-    return dispatch<Vector<Element, vector>>(stream, overlap, p, p.inner / vector, made, x, row_of_assignment,
+    return dispatch<Vector<Element, vector>>(stream, gpu, p, p.inner / vector, made, x, row_of_assignment,
                                              assignment_of_row, out);
   });
 }
 
-cudaError_t launch_combine(cudaStream_t stream, bool overlap, const MoveProblem& p, const void* y, const int32_t* index,
-                           const void* weights, void* out) {
+cudaError_t launch_combine(cudaStream_t stream, const Gpu& gpu, const MoveProblem& p, const void* y,
+                           const int32_t* index, const void* weights, void* out) {
   if (p.outer * p.tokens * p.inner == 0) return cudaSuccess;
   if (p.inner > UINT32_MAX) return cudaErrorInvalidValue;
   const bool whole = alignment(p.inner * bytes_of(p.dtype), y, out) == 16;
@@ -457,10 +505,9 @@ cudaError_t launch_combine(cudaStream_t stream, bool overlap, const MoveProblem&
     const int64_t units = p.inner / vector;
     const auto start = [&](auto each, auto together) {
       const Shares shares(p, units, each, kCombineThreads);
-      return launch(stream, shape_of(overlap, shares.blocks, shares.block),
-                    combine_kernel<Element, vector, each, together>, static_cast<const V*>(y), index,
-                    static_cast<const typename Element::Acc*>(weights), static_cast<V*>(out), units, shares.threads,
-                    shares.parts, p);
+      return launch(stream, shape_of(gpu, shares.blocks, shares.block), combine_kernel<Element, vector, each, together>,
+                    static_cast<const V*>(y), index, static_cast<const typename Element::Acc*>(weights),
+                    static_cast<V*>(out), units, shares.threads, shares.parts, p);
     };
     const std::integral_constant<int, 1> one;
     const std::integral_constant<int, 2> two;
@@ -478,7 +525,7 @@ cudaError_t launch_combine(cudaStream_t stream, bool overlap, const MoveProblem&
   });
 }
 
-cudaError_t launch_combine_vjp(cudaStream_t stream, bool overlap, const MoveProblem& p, const void* y, const void* ct,
+cudaError_t launch_combine_vjp(cudaStream_t stream, const Gpu& gpu, const MoveProblem& p, const void* y, const void* ct,
                                const int32_t* row_of_assignment, const int32_t* assignment_of_row, const void* weights,
                                void* dy, void* dw) {
   if (p.outer == 0 || p.rows * p.inner == 0 && p.assignments() == 0) return cudaSuccess;
@@ -500,7 +547,7 @@ cudaError_t launch_combine_vjp(cudaStream_t stream, bool overlap, const MoveProb
       using Bits = typename Element::Bits;
       using Acc = typename Element::Acc;
       const int64_t blocks = p.outer * p.tokens * parts;
-      return launch(stream, shape_of(overlap, blocks + fill_blocks(p, threads), threads),
+      return launch(stream, shape_of(gpu, blocks + fill_blocks(p, threads), threads),
                     combine_vjp_kernel<Element, whole>, static_cast<const Bits*>(y), static_cast<const Bits*>(ct),
                     row_of_assignment, assignment_of_row, static_cast<const Acc*>(weights), static_cast<Bits*>(dy),
                     static_cast<Acc*>(dw), blocks, parts, each, p);
