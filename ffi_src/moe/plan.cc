@@ -33,7 +33,6 @@ int64_t room_of(const Gpu& gpu) { return gpu.shared_bytes - (1 << 10); }
 bool plan_cluster(const PlanProblem& problem, const Gpu& gpu, int64_t most, Plan& plan) {
   if (problem.assignments > kClusterMost) return false;
   plan.algorithm = Algorithm::kCluster;
-  plan.overlap = gpu.dependent_launch;
   while (plan.blocks * kClusterBlock < problem.assignments && 2 * plan.blocks <= most) plan.blocks *= 2;
   plan.staged = problem.experts > kUnstaged && problem.assignments > kStagedFrom * plan.blocks;
   const auto chunk = [&] { return chunk_of(problem, plan.blocks * plan.warps); };
@@ -81,7 +80,6 @@ Plan plan_route(const PlanProblem& problem, const Gpu& gpu, int64_t workspace_by
   const int64_t wanted = ceil_div(std::max(problem.assignments, problem.experts), 32);
   plan.warps = room(std::min<int64_t>(wanted, problem.assignments > kOneBlock ? 32 : kFewWarps));
   plan.shared_bytes = shared_bytes(plan, problem);
-  plan.overlap = gpu.dependent_launch;
   return plan;
 }
 

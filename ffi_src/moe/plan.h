@@ -27,7 +27,6 @@ struct Plan {
   int64_t blocks = 1;           // blocks that share a plan; kGrid launches fewer if not all fit on the GPU at once
   bool staged = false;          // whether assignments are put into order in shared memory before they are written
   int64_t shared_bytes = 0;     // shared memory of a block
-  bool overlap = false;         // whether the kernel may start before the previous one ends; not of kGrid
   int64_t workspace_bytes = 0;  // workspace of one plan: the totals of the blocks of kGrid
 };
 

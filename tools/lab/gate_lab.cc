@@ -17,7 +17,7 @@ extern "C" int lab_gate(void* stream, const int64_t* call, const void* logits, c
   problem.groups = call[7];
   problem.topk_groups = call[8];
   problem.bias.axis_stride = 1;
-  return launch_topk_softmax(static_cast<cudaStream_t>(stream), false,
+  return launch_topk_softmax(static_cast<cudaStream_t>(stream),
                              plan_topk_softmax(problem.rows, problem.k, problem.groups), problem,
                              {logits, bias, weights, indices, log_sums});
 }

@@ -61,22 +61,6 @@ __device__ __forceinline__ void copy_bulk(void* to, const void* from, uint32_t b
 #endif
 }
 
-// Starts a bulk copy from shared to global memory. Addresses and the number of bytes must be multiples of 16. What is
-// copied must have been brought by copy_bulk(), for which this thread has waited.
-__device__ __forceinline__ void write_bulk(void* to, const void* from, uint32_t bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(to)),
-               "r"(shared_address(from)), "r"(bytes)
-               : "memory");
-#endif
-}
-// Waits until all copies that this thread has started by write_bulk() have read shared memory, which may then change.
-__device__ __forceinline__ void wait_until_written_bulk_is_read() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
-#endif
-}
-
 // Prefetches into the L2 cache. Addresses and the number of bytes must be multiples of 16.
 __device__ __forceinline__ void prefetch_bulk(const void* from, uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900

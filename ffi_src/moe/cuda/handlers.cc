@@ -38,10 +38,9 @@ ffi::Error dispatch(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer assign
     Rest rest(weights);
     const void* scales = weights.size() > 0 ? weights_of(problem, rest, dims_of(x), axis) : nullptr;
     rest.require_end();
-    const Device device = current_device();
-    const cudaError_t status = launch_dispatch(stream, device.gpu(), problem, x.untyped_data(), ints(row_of_assignment),
+    const cudaError_t status = launch_dispatch(stream, problem, x.untyped_data(), ints(row_of_assignment),
                                                ints(assignment_of_row), scales, out->untyped_data());
-    require_launched(status, "dispatch", {problem.outer, problem.rows, problem.inner}, x, device);
+    require_launched(status, "dispatch", {problem.outer, problem.rows, problem.inner}, x, current_device());
   });
 }
 
@@ -53,10 +52,9 @@ ffi::Error combine(cudaStream_t stream, ffi::AnyBuffer y, ffi::AnyBuffer row_of_
     Rest rest(weights);
     const void* scales = weights.size() > 0 ? weights_of(problem, rest, dims_of(y), axis) : nullptr;
     rest.require_end();
-    const Device device = current_device();
-    const cudaError_t status = launch_combine(stream, device.gpu(), problem, y.untyped_data(), ints(row_of_assignment),
-                                              scales, out->untyped_data());
-    require_launched(status, "combine", {problem.outer, problem.tokens, problem.inner}, y, device);
+    const cudaError_t status =
+        launch_combine(stream, problem, y.untyped_data(), ints(row_of_assignment), scales, out->untyped_data());
+    require_launched(status, "combine", {problem.outer, problem.tokens, problem.inner}, y, current_device());
   });
 }
 
@@ -66,11 +64,9 @@ ffi::Error combine_vjp(cudaStream_t stream, ffi::AnyBuffer y, ffi::AnyBuffer ct,
   return handle("jaxgpuops.moe_combine_vjp", [&] {
     const VjpCall call = vjp_call(y, ct, row_of_assignment, assignment_of_row, weights, *dy, *dw, axis, choices);
     const MoveProblem& problem = call.problem;
-    const Device device = current_device();
-    const cudaError_t status =
-        launch_combine_vjp(stream, device.gpu(), problem, call.y, call.ct, call.row_of_assignment,
-                           call.assignment_of_row, call.weights, call.dy, call.dw);
-    require_launched(status, "combine_vjp", {problem.outer, problem.tokens, problem.inner}, y, device);
+    const cudaError_t status = launch_combine_vjp(stream, problem, call.y, call.ct, call.row_of_assignment,
+                                                  call.assignment_of_row, call.weights, call.dy, call.dw);
+    require_launched(status, "combine_vjp", {problem.outer, problem.tokens, problem.inner}, y, current_device());
   });
 }
 

@@ -6,9 +6,6 @@
 // bytes, or less if rows are not multiples of that; neighbouring threads have neighbouring units. Sums are in float32
 // (float64 for float64) and in the order of choices, so that every run gives the same bits. Without scales, dispatch
 // copies bytes for any dtype.
-#include <type_traits>
-
-#include "common/cuda/bulk_copy.cuh"
 #include "common/cuda/dispatch.cuh"
 #include "common/cuda/element.h"
 #include "common/cuda/launch.cuh"
@@ -25,11 +22,10 @@ constexpr int kGradientRows = 32;          // the most rows of such a block: eac
 constexpr int kAtOnce = 2;                 // rows that such a block works on at a time
 constexpr int kUnits = 2;                  // units that a thread of such a block works on at a time
 constexpr int kColumns = 4;                // units of a row that a thread has if units are small
-constexpr int kAhead = 4;                  // rows whose indices, or elements, a thread loads before it uses them
+constexpr int kAhead = 4;                  // rows whose elements a thread loads before it uses them
+constexpr int kRowsAhead = 8;              // rows whose indices a thread of dispatch loads before it uses them
 constexpr int64_t kManyThreads = 1 << 17;  // with so many threads, each may do more work
 constexpr int64_t kWideRow = 96;           // if a token has so many threads or more, no block has several tokens
-constexpr int64_t kBulkUnits = 1024;       // the most units of a part that the copy engine moves
-constexpr int64_t kBulkFrom = 1 << 22;     // with so many units of rows, or more, it moves them
 constexpr int64_t kFilled = 32;            // rows that a warp searches for rows without a token
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -54,17 +50,34 @@ __device__ __forceinline__ Shift shift_of(const MoveProblem& p, int64_t token) {
   return p.outer == 1 ? Shift{} : shift_of_batch(p, token);
 }
 
+// Into how many parts blocks divide a token. The number of a block is divided by it first of all, and a division takes
+// a tenth of a small call's time.
+struct Parts {
+  uint32_t count;
+  uint32_t reciprocal;  // 2^32 / count, rounded up, if that is exact for all blocks; else 0
+
+  __device__ __forceinline__ uint32_t token_of(uint32_t block) const {
+    return count == 1 ? block : reciprocal ? __umulhi(block, reciprocal) : block / count;
+  }
+};
+
+// The product with the reciprocal is too large by less than block * count / 2^32 of a part.
+Parts parts_of(int64_t count, int64_t blocks) {
+  const bool exact = count > 1 && blocks * count <= int64_t{1} << 32;
+  return {static_cast<uint32_t>(count), exact ? static_cast<uint32_t>(((int64_t{1} << 32) + count - 1) / count) : 0u};
+}
+
 // The units of a token that a thread has: the n-th is `first + n * threads`, if that is below `units`.
 struct Place {
   int64_t token;  // counted over all outer indices
   uint32_t first;
 
-  // A block has one of `parts` parts of a token; if `parts` is 0, it has several tokens or parts.
-  __device__ __forceinline__ Place(uint32_t parts, uint32_t threads) {
-    if (parts) {
-      const uint32_t t = blockIdx.x / parts;
+  // A block has one of several parts of a token; if there are 0 parts, it has several tokens.
+  __device__ __forceinline__ Place(Parts parts, uint32_t threads) {
+    if (parts.count) {
+      const uint32_t t = parts.token_of(blockIdx.x);
       token = t;
-      first = (blockIdx.x - t * parts) * blockDim.x + threadIdx.x;
+      first = (blockIdx.x - t * parts.count) * blockDim.x + threadIdx.x;
     } else {
       const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
       token = quotient(thread, threads);
@@ -133,10 +146,7 @@ template <class V, int kEach, class Made>
 __global__ void __launch_bounds__(kThreads)
     dispatch_kernel(const V* __restrict__ x, const int32_t* __restrict__ row_of_assignment,
                     const int32_t* __restrict__ assignment_of_row, V* __restrict__ out, uint32_t units,
-                    uint32_t threads, uint32_t parts, uint32_t blocks, Made made,
-                    const __grid_constant__ MoveProblem p) {
-  let_dependents_start();
-  wait_for_predecessor();
+                    uint32_t threads, Parts parts, uint32_t blocks, Made made, const __grid_constant__ MoveProblem p) {
   if (blockIdx.x >= blocks) return fill(p, blockIdx.x - blocks, assignment_of_row, units, out);
   const Place at(parts, threads);
   if (at.first >= threads || at.token >= p.outer * p.tokens) return;
@@ -151,12 +161,12 @@ __global__ void __launch_bounds__(kThreads)
   for (int n = 0; n < kEach; ++n)
     if (at.first + n * threads < units) token[n] = x[n * threads];
 #pragma unroll 1
-  for (uint32_t j = 0; j < choices; j += kAhead) {
-    uint32_t row[kAhead];
+  for (uint32_t j = 0; j < choices; j += kRowsAhead) {
+    uint32_t row[kRowsAhead];
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) row[i] = j + i < choices ? row_of_assignment[j + i] : ~0u;
+    for (int i = 0; i < kRowsAhead; ++i) row[i] = j + i < choices ? row_of_assignment[j + i] : ~0u;
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
+    for (int i = 0; i < kRowsAhead; ++i) {
       if (row[i] >= rows) continue;  // skips assignments without a row, too: their -1 is a large number here
       const auto factor = made.factor(weight + j + i);
 #pragma unroll
@@ -166,49 +176,13 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Copies tokens without threads: the copy engine brings a part of a token to shared memory, and from there to each of
-// its rows. A block is a warp with one part, whose lanes start the copies to different rows. Other blocks search for
-// rows that have no token. Parts are whole units of 16 bytes.
-__global__ void __launch_bounds__(32)
-    dispatch_bulk_kernel(const uint4* __restrict__ x, const int32_t* __restrict__ row_of_assignment,
-                         const int32_t* __restrict__ assignment_of_row, uint4* __restrict__ out, uint32_t units,
-                         uint32_t parts, uint32_t part_units, uint32_t blocks, const __grid_constant__ MoveProblem p) {
-  let_dependents_start();
-  wait_for_predecessor();
-  if (blockIdx.x >= blocks) return fill(p, blockIdx.x - blocks, assignment_of_row, units, out);
-  __shared__ uint64_t barrier;
-  auto* const part = reinterpret_cast<uint4*>(dynamic_shared_memory());
-  const uint32_t token = blockIdx.x / parts, first = (blockIdx.x - token * parts) * part_units, lane = threadIdx.x;
-  const uint32_t bytes = 16 * min(part_units, units - first);
-  if (lane == 0) {
-    make_copy_barrier(&barrier);
-    make_barriers_visible();
-    expect_copies(&barrier, bytes);
-    copy_bulk(part, x + int64_t{token} * units + first, bytes, &barrier);
-  }
-  const auto choices = static_cast<uint32_t>(p.choices), rows = static_cast<uint32_t>(p.rows);
-  const Shift shift = shift_of(p, token);
-  row_of_assignment += int64_t{token} * choices + shift.index;
-  out += shift.row * units + first;
-  uint32_t row = lane < choices ? row_of_assignment[lane] : ~0u;
-  __syncwarp();
-  wait_for_copies(&barrier, 0);
-  for (uint32_t j = lane; j < choices; j += 32) {
-    if (j != lane) row = row_of_assignment[j];
-    if (row < rows) write_bulk(out + int64_t{row} * units, part, bytes);
-  }
-  wait_until_written_bulk_is_read();
-}
-
 // ---- combine --------------------------------------------------------------------------------------------------------
 
 template <class Element, int kVector, int kEach, int kTogether>
 __global__ void __launch_bounds__(kCombineThreads)
     combine_kernel(const Vector<Element, kVector>* __restrict__ y, const int32_t* __restrict__ index,
                    const typename Element::Acc* __restrict__ weights, Vector<Element, kVector>* __restrict__ out,
-                   uint32_t units, uint32_t threads, uint32_t parts, const __grid_constant__ MoveProblem p) {
-  let_dependents_start();
-  wait_for_predecessor();
+                   uint32_t units, uint32_t threads, Parts parts, const __grid_constant__ MoveProblem p) {
   using Acc = typename Element::Acc;
   const Place at(parts, threads);
   if (at.first >= threads || at.token >= p.outer * p.tokens) return;
@@ -225,19 +199,20 @@ __global__ void __launch_bounds__(kCombineThreads)
   for (uint32_t j = 0; j < choices; j += kTogether) {
     Vector<Element, kVector> v[kTogether][kEach];
     Acc scale[kTogether];
-    bool there[kTogether];
+    int32_t row[kTogether];
 #pragma unroll
     for (int n = 0; n < kTogether; ++n) {
-      const int32_t row = j + n < choices ? rows[j + n] : -1;
-      there[n] = row >= 0;
-#pragma unroll
-      for (int c = 0; c < kEach; ++c)
-        if (there[n] && within(c)) v[n][c] = y[static_cast<uint32_t>(row) * uint64_t{units} + c * threads];
-      scale[n] = there[n] && weights ? weights[j + n] : Acc{1};
+      row[n] = j + n < choices ? rows[j + n] : -1;
+      scale[n] = weights && j + n < choices ? weights[j + n] : Acc{1};
     }
 #pragma unroll
+    for (int n = 0; n < kTogether; ++n)
+#pragma unroll
+      for (int c = 0; c < kEach; ++c)
+        if (row[n] >= 0 && within(c)) v[n][c] = y[static_cast<uint32_t>(row[n]) * uint64_t{units} + c * threads];
+#pragma unroll
     for (int n = 0; n < kTogether; ++n) {
-      if (!there[n]) continue;
+      if (row[n] < 0) continue;
 #pragma unroll
       for (int c = 0; c < kEach; ++c)
 #pragma unroll
@@ -269,10 +244,8 @@ __global__ void __launch_bounds__(kGradientThreads)
     combine_vjp_kernel(const typename Element::Bits* __restrict__ y, const typename Element::Bits* __restrict__ ct,
                        const int32_t* __restrict__ row_of_assignment, const int32_t* __restrict__ assignment_of_row,
                        const typename Element::Acc* __restrict__ weights, typename Element::Bits* __restrict__ dy,
-                       typename Element::Acc* __restrict__ dw, uint32_t blocks, uint32_t parts, uint32_t each,
+                       typename Element::Acc* __restrict__ dw, uint32_t blocks, Parts parts, uint32_t each,
                        const __grid_constant__ MoveProblem p) {
-  let_dependents_start();
-  wait_for_predecessor();
   using Bits = typename Element::Bits;
   using Acc = typename Element::Acc;
   constexpr int kVector = 16 / sizeof(Bits);
@@ -310,8 +283,8 @@ __global__ void __launch_bounds__(kGradientThreads)
   };
 
   const auto choices = static_cast<uint32_t>(p.choices);
-  const uint32_t token = parts == 1 ? blockIdx.x : blockIdx.x / parts;
-  const uint32_t first_choice = (blockIdx.x - token * parts) * each, count = min(each, choices - first_choice);
+  const uint32_t token = parts.token_of(blockIdx.x);
+  const uint32_t first_choice = (blockIdx.x - token * parts.count) * each, count = min(each, choices - first_choice);
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const Shift shift = shift_of(p, token);
   // Each lane keeps the row and the weight of one choice.
@@ -417,13 +390,7 @@ cudaError_t dispatch_vector(DType dtype, bool whole, F f) {
   });
 }
 
-Launch shape_of(const Gpu& gpu, int64_t blocks, int64_t threads) {
-  Launch shape;
-  shape.grid = dim3(static_cast<unsigned>(blocks));
-  shape.block = dim3(static_cast<unsigned>(threads));
-  shape.overlap = gpu.dependent_launch;
-  return shape;
-}
+dim3 grid_of(int64_t blocks) { return dim3(static_cast<unsigned>(blocks)); }
 
 // How blocks of at most `threads` threads share tokens of `units` units, `each` of which belong to a thread: see Place.
 struct Shares {
@@ -439,24 +406,15 @@ struct Shares {
 };
 
 template <class V, class Made>
-cudaError_t dispatch(cudaStream_t stream, const Gpu& gpu, const MoveProblem& p, int64_t units, Made made, const void* x,
+cudaError_t dispatch(cudaStream_t stream, const MoveProblem& p, int64_t units, Made made, const void* x,
                      const int32_t* row_of_assignment, const int32_t* assignment_of_row, void* out) {
   const auto start = [&](auto each) {
     const Shares shares(p, units, each, kThreads);
-    return launch(stream, shape_of(gpu, shares.blocks + fill_blocks(p, shares.block), shares.block),
+    return launch(stream, {grid_of(shares.blocks + fill_blocks(p, shares.block)), grid_of(shares.block)},
                   dispatch_kernel<V, each, Made>, static_cast<const V*>(x), row_of_assignment, assignment_of_row,
-                  static_cast<V*>(out), units, shares.threads, shares.parts, shares.blocks, made, p);
+                  static_cast<V*>(out), units, shares.threads, parts_of(shares.parts, shares.blocks), shares.blocks,
+                  made, p);
   };
-  if constexpr (std::is_same_v<Made, Copied> && sizeof(V) == 16) {
-    if (gpu.bulk_copy && p.outer * p.rows * units >= kBulkFrom) {
-      const int64_t parts = ceil_div(units, kBulkUnits), part = ceil_div(units, parts);
-      const int64_t blocks = p.outer * p.tokens * parts;
-      Launch shape = shape_of(gpu, blocks + fill_blocks(p, 32), 32);
-      shape.shared_bytes = static_cast<size_t>(16 * part);
-      return launch(stream, shape, dispatch_bulk_kernel, static_cast<const V*>(x), row_of_assignment, assignment_of_row,
-                    static_cast<V*>(out), units, parts, part, blocks, p);
-    }
-  }
   // A thread that has one small unit does too little work, unless it writes that unit to many rows.
   if constexpr (sizeof(V) < 16)
     if (units > 2 && p.choices <= 4) return start(std::integral_constant<int, kColumns>());
@@ -465,16 +423,15 @@ cudaError_t dispatch(cudaStream_t stream, const Gpu& gpu, const MoveProblem& p, 
 
 }  // namespace
 
-cudaError_t launch_dispatch(cudaStream_t stream, const Gpu& gpu, const MoveProblem& p, const void* x,
-                            const int32_t* row_of_assignment, const int32_t* assignment_of_row, const void* weights,
-                            void* out) {
+cudaError_t launch_dispatch(cudaStream_t stream, const MoveProblem& p, const void* x, const int32_t* row_of_assignment,
+                            const int32_t* assignment_of_row, const void* weights, void* out) {
   if (p.outer * p.rows * p.inner == 0) return cudaSuccess;
   if (p.inner > UINT32_MAX) return cudaErrorInvalidValue;
   const int64_t row_bytes = p.inner * bytes_of(p.dtype);
   const int bytes = alignment(row_bytes, x, out);
   const auto copy = [&](auto unit) {
     using V = decltype(unit);
-    return dispatch<V>(stream, gpu, p, row_bytes / static_cast<int64_t>(sizeof(V)), Copied{}, x, row_of_assignment,
+    return dispatch<V>(stream, p, row_bytes / static_cast<int64_t>(sizeof(V)), Copied{}, x, row_of_assignment,
                        assignment_of_row, out);
   };
   if (!weights) {
@@ -489,13 +446,13 @@ cudaError_t launch_dispatch(cudaStream_t stream, const Gpu& gpu, const MoveProbl
   return dispatch_vector(p.dtype, bytes == 16, [&](auto element, auto vector) {
     using Element = decltype(element);
     const Scaled<Element> made{static_cast<const typename Element::Acc*>(weights)};
-    return dispatch<Vector<Element, vector>>(stream, gpu, p, p.inner / vector, made, x, row_of_assignment,
-                                             assignment_of_row, out);
+    return dispatch<Vector<Element, vector>>(stream, p, p.inner / vector, made, x, row_of_assignment, assignment_of_row,
+                                             out);
   });
 }
 
-cudaError_t launch_combine(cudaStream_t stream, const Gpu& gpu, const MoveProblem& p, const void* y,
-                           const int32_t* index, const void* weights, void* out) {
+cudaError_t launch_combine(cudaStream_t stream, const MoveProblem& p, const void* y, const int32_t* index,
+                           const void* weights, void* out) {
   if (p.outer * p.tokens * p.inner == 0) return cudaSuccess;
   if (p.inner > UINT32_MAX) return cudaErrorInvalidValue;
   const bool whole = alignment(p.inner * bytes_of(p.dtype), y, out) == 16;
@@ -505,19 +462,19 @@ cudaError_t launch_combine(cudaStream_t stream, const Gpu& gpu, const MoveProble
     const int64_t units = p.inner / vector;
     const auto start = [&](auto each, auto together) {
       const Shares shares(p, units, each, kCombineThreads);
-      return launch(stream, shape_of(gpu, shares.blocks, shares.block), combine_kernel<Element, vector, each, together>,
-                    static_cast<const V*>(y), index, static_cast<const typename Element::Acc*>(weights),
-                    static_cast<V*>(out), units, shares.threads, shares.parts, p);
+      return launch(stream, {grid_of(shares.blocks), grid_of(shares.block)},
+                    combine_kernel<Element, vector, each, together>, static_cast<const V*>(y), index,
+                    static_cast<const typename Element::Acc*>(weights), static_cast<V*>(out), units, shares.threads,
+                    parts_of(shares.parts, shares.blocks), p);
     };
     const std::integral_constant<int, 1> one;
     const std::integral_constant<int, 2> two;
     const std::integral_constant<int, kAhead> ahead;
     if constexpr (vector > 1) {
       if (p.choices <= 2) return start(two, two);
-      // If there are few blocks, time goes into waiting for loads, so a thread should issue all its loads at once.
+      // A thread issues the loads of all rows of most tokens at once. Sums of bytes leave no registers for so many.
       if constexpr (sizeof(typename Element::Bits) > 1)
-        if (p.choices > kAhead && 4 * p.outer * p.tokens * units <= kManyThreads)
-          return start(one, std::integral_constant<int, 2 * kAhead>());
+        if (p.choices > kAhead) return start(one, std::integral_constant<int, 2 * kAhead>());
       return start(one, ahead);
     } else {
       return units > 2 ? start(std::integral_constant<int, kColumns>(), ahead) : start(one, ahead);
@@ -525,7 +482,7 @@ cudaError_t launch_combine(cudaStream_t stream, const Gpu& gpu, const MoveProble
   });
 }
 
-cudaError_t launch_combine_vjp(cudaStream_t stream, const Gpu& gpu, const MoveProblem& p, const void* y, const void* ct,
+cudaError_t launch_combine_vjp(cudaStream_t stream, const MoveProblem& p, const void* y, const void* ct,
                                const int32_t* row_of_assignment, const int32_t* assignment_of_row, const void* weights,
                                void* dy, void* dw) {
   if (p.outer == 0 || p.rows * p.inner == 0 && p.assignments() == 0) return cudaSuccess;
@@ -547,10 +504,10 @@ cudaError_t launch_combine_vjp(cudaStream_t stream, const Gpu& gpu, const MovePr
       using Bits = typename Element::Bits;
       using Acc = typename Element::Acc;
       const int64_t blocks = p.outer * p.tokens * parts;
-      return launch(stream, shape_of(gpu, blocks + fill_blocks(p, threads), threads),
+      return launch(stream, {grid_of(blocks + fill_blocks(p, threads)), grid_of(threads)},
                     combine_vjp_kernel<Element, whole>, static_cast<const Bits*>(y), static_cast<const Bits*>(ct),
                     row_of_assignment, assignment_of_row, static_cast<const Acc*>(weights), static_cast<Bits*>(dy),
-                    static_cast<Acc*>(dw), blocks, parts, each, p);
+                    static_cast<Acc*>(dw), blocks, parts_of(parts, blocks), each, p);
     };
     return whole ? start(std::true_type()) : start(std::false_type());
   });

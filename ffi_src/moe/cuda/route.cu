@@ -223,7 +223,6 @@ __device__ __forceinline__ void fill(const PlanProblem& p, const EndOf& end_of, 
 // Each lane holds kItems assignments in registers. If kItems is 0, the chunk is read twice instead.
 template <Algorithm kAlgorithm, int kItems>
 __global__ void __launch_bounds__(1024) route_kernel(PlanProblem p, Routes all, Geometry g) {
-  if constexpr (kAlgorithm != Algorithm::kGrid) let_dependents_start(), wait_for_predecessor();
   if constexpr (kAlgorithm == Algorithm::kCluster) arrive_at_cluster_start();
   const Routes routes = routes_of(p, all, blockIdx.y);
   const Board board(p, g);
@@ -321,8 +320,6 @@ __global__ void __launch_bounds__(1024) route_kernel(PlanProblem p, Routes all, 
 template <Algorithm kAlgorithm, int kItems, int kGroups>
 __global__ void __launch_bounds__(1024) route_few_kernel(PlanProblem p, Routes all, Geometry g) {
   __shared__ int32_t of_warps[32][kGroups][32], of_blocks[kGreatestCluster][kGroups][32];
-  let_dependents_start();
-  wait_for_predecessor();
   if constexpr (kAlgorithm == Algorithm::kCluster) arrive_at_cluster_start();
   const Routes routes = routes_of(p, all, blockIdx.y);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
@@ -463,7 +460,6 @@ cudaError_t launch_with(cudaStream_t stream, const Plan& plan, const PlanProblem
   Launch shape;
   shape.block = dim3(32 * plan.warps);
   shape.shared_bytes = static_cast<size_t>(plan.shared_bytes);
-  shape.overlap = plan.overlap;
   int64_t blocks = plan.blocks;
   if (kAlgorithm == Algorithm::kGrid) {
     int64_t fitting = 0;

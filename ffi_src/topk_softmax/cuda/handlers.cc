@@ -18,10 +18,8 @@ ffi::Error topk_softmax(cudaStream_t stream, ffi::AnyBuffer logits, ffi::Remaini
     require_workspace(require_buffer("workspace", more, results - 1), logits, axis);
     if (more.size() > results) throw invalid("there are too many results");
     const Plan plan = plan_topk_softmax(call.problem.rows, call.problem.k, call.problem.groups);
-    const Device device = current_device();
-    const cudaError_t status =
-        launch_topk_softmax(stream, device.gpu().dependent_launch, plan, call.problem, call.buffers);
-    require_launched(status, "rows", call.problem.rows, logits, device);
+    require_launched(launch_topk_softmax(stream, plan, call.problem, call.buffers), "rows", call.problem.rows, logits,
+                     current_device());
   });
 }
 

@@ -8,8 +8,6 @@
 
 namespace jaxgpuops::topk_softmax {
 
-// `overlap`: whether the kernel may start before the previous one ends.
-cudaError_t launch_topk_softmax(cudaStream_t stream, bool overlap, const Plan& plan, const Problem& problem,
-                                const Buffers& buffers);
+cudaError_t launch_topk_softmax(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers);
 
 }  // namespace jaxgpuops::topk_softmax

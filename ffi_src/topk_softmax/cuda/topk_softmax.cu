@@ -432,8 +432,6 @@ constexpr int resident(int elements, bool biased) {
 template <class Element, int kTeam, int kElements, bool kBiased, bool kGrouped>
 __global__ void __launch_bounds__(kBlock, resident(kElements, kBiased || kGrouped))
     gate_kernel(const __grid_constant__ Args a) {
-  let_dependents_start();
-  wait_for_predecessor();
   using Bits = typename Element::Bits;
   constexpr uint32_t kTeams = kBlock / kTeam;
   __shared__ Board<kTeam> boards[kTeams];
@@ -511,12 +509,11 @@ __global__ void __launch_bounds__(kBlock, resident(kElements, kBiased || kGroupe
 }
 
 template <class Element, int kTeam, int kElements, bool kGrouped>
-cudaError_t run(cudaStream_t stream, bool overlap, const Args& a) {
+cudaError_t run(cudaStream_t stream, const Args& a) {
   constexpr int64_t kTeams = kBlock / kTeam;
   Launch config;
   config.grid = dim3(static_cast<unsigned>((a.rows + kTeams - 1) / kTeams));
   config.block = dim3(kBlock);
-  config.overlap = overlap;
   return launch(stream, config,
                 a.bias ? gate_kernel<Element, kTeam, kElements, true, kGrouped>
                        : gate_kernel<Element, kTeam, kElements, false, kGrouped>,
@@ -524,29 +521,28 @@ cudaError_t run(cudaStream_t stream, bool overlap, const Args& a) {
 }
 
 template <class Element>
-cudaError_t dispatch(cudaStream_t stream, bool overlap, const Plan& plan, Args a) {
+cudaError_t dispatch(cudaStream_t stream, const Plan& plan, Args a) {
   const size_t size = sizeof(typename Element::Bits);
   a.vectors = a.inner == 1 && a.length * size % 16 == 0 && reinterpret_cast<uintptr_t>(a.logits) % 16 == 0;
   if (a.groups > 1) {
     switch (plan.team) {
-      case 32: return run<Element, 32, 32, true>(stream, overlap, a);
-      case 16: return run<Element, 16, 32, true>(stream, overlap, a);
-      default: return run<Element, 8, 32, true>(stream, overlap, a);
+      case 32: return run<Element, 32, 32, true>(stream, a);
+      case 16: return run<Element, 16, 32, true>(stream, a);
+      default: return run<Element, 8, 32, true>(stream, a);
     }
   }
-  if (plan.team == 32) return run<Element, 32, 32, false>(stream, overlap, a);
-  if (plan.team == 16) return run<Element, 16, 32, false>(stream, overlap, a);
+  if (plan.team == 32) return run<Element, 32, 32, false>(stream, a);
+  if (plan.team == 16) return run<Element, 16, 32, false>(stream, a);
   switch (plan.elements) {
-    case 8: return run<Element, 8, 8, false>(stream, overlap, a);
-    case 16: return run<Element, 8, 16, false>(stream, overlap, a);
-    default: return run<Element, 8, 32, false>(stream, overlap, a);
+    case 8: return run<Element, 8, 8, false>(stream, a);
+    case 16: return run<Element, 8, 16, false>(stream, a);
+    default: return run<Element, 8, 32, false>(stream, a);
   }
 }
 
 }  // namespace
 
-cudaError_t launch_topk_softmax(cudaStream_t stream, bool overlap, const Plan& plan, const Problem& problem,
-                                const Buffers& buffers) {
+cudaError_t launch_topk_softmax(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   if (plan.empty) return cudaSuccess;
   Args a = {};
   a.logits = buffers.logits;
@@ -569,9 +565,9 @@ cudaError_t launch_topk_softmax(cudaStream_t stream, bool overlap, const Plan& p
   a.normalize = problem.normalize;
   a.scale = problem.scale;
   switch (problem.dtype) {
-    case DType::kFloat16: return dispatch<Float16>(stream, overlap, plan, a);
-    case DType::kBFloat16: return dispatch<BFloat16>(stream, overlap, plan, a);
-    case DType::kFloat32: return dispatch<Float32>(stream, overlap, plan, a);
+    case DType::kFloat16: return dispatch<Float16>(stream, plan, a);
+    case DType::kBFloat16: return dispatch<BFloat16>(stream, plan, a);
+    case DType::kFloat32: return dispatch<Float32>(stream, plan, a);
     default: return cudaErrorInvalidValue;
   }
 }
