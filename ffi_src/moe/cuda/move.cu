@@ -6,6 +6,8 @@
 // bytes, or less if rows are not multiples of that; neighbouring threads have neighbouring units. Sums are in float32
 // (float64 for float64) and in the order of choices, so that every run gives the same bits. Without scales, dispatch
 // copies bytes for any dtype.
+#include <type_traits>
+
 #include "common/cuda/dispatch.cuh"
 #include "common/cuda/element.h"
 #include "common/cuda/launch.cuh"
@@ -22,8 +24,7 @@ constexpr int kGradientRows = 32;          // the most rows of such a block: eac
 constexpr int kAtOnce = 2;                 // rows that such a block works on at a time
 constexpr int kUnits = 2;                  // units that a thread of such a block works on at a time
 constexpr int kColumns = 4;                // units of a row that a thread has if units are small
-constexpr int kAhead = 4;                  // rows whose elements a thread loads before it uses them
-constexpr int kRowsAhead = 8;              // rows whose indices a thread of dispatch loads before it uses them
+constexpr int kAhead = 4;                  // rows whose indices, or elements, a thread loads before it uses them
 constexpr int64_t kManyThreads = 1 << 17;  // with so many threads, each may do more work
 constexpr int64_t kWideRow = 96;           // if a token has so many threads or more, no block has several tokens
 constexpr int64_t kFilled = 32;            // rows that a warp searches for rows without a token
@@ -51,7 +52,7 @@ __device__ __forceinline__ Shift shift_of(const MoveProblem& p, int64_t token) {
 }
 
 // Into how many parts blocks divide a token. The number of a block is divided by it first of all, and a division takes
-// a tenth of a small call's time.
+// some percent of a small call's time.
 struct Parts {
   uint32_t count;
   uint32_t reciprocal;  // 2^32 / count, rounded up, if that is exact for all blocks; else 0
@@ -161,12 +162,12 @@ __global__ void __launch_bounds__(kThreads)
   for (int n = 0; n < kEach; ++n)
     if (at.first + n * threads < units) token[n] = x[n * threads];
 #pragma unroll 1
-  for (uint32_t j = 0; j < choices; j += kRowsAhead) {
-    uint32_t row[kRowsAhead];
+  for (uint32_t j = 0; j < choices; j += kAhead) {
+    uint32_t row[kAhead];
 #pragma unroll
-    for (int i = 0; i < kRowsAhead; ++i) row[i] = j + i < choices ? row_of_assignment[j + i] : ~0u;
+    for (int i = 0; i < kAhead; ++i) row[i] = j + i < choices ? row_of_assignment[j + i] : ~0u;
 #pragma unroll
-    for (int i = 0; i < kRowsAhead; ++i) {
+    for (int i = 0; i < kAhead; ++i) {
       if (row[i] >= rows) continue;  // skips assignments without a row, too: their -1 is a large number here
       const auto factor = made.factor(weight + j + i);
 #pragma unroll
@@ -178,7 +179,8 @@ __global__ void __launch_bounds__(kThreads)
 
 // ---- combine --------------------------------------------------------------------------------------------------------
 
-template <class Element, int kVector, int kEach, int kTogether>
+// If kOnce, tokens have at most kTogether rows, so that the loop over them, and registers for it, fall away.
+template <class Element, int kVector, int kEach, int kTogether, bool kOnce>
 __global__ void __launch_bounds__(kCombineThreads)
     combine_kernel(const Vector<Element, kVector>* __restrict__ y, const int32_t* __restrict__ index,
                    const typename Element::Acc* __restrict__ weights, Vector<Element, kVector>* __restrict__ out,
@@ -194,10 +196,13 @@ __global__ void __launch_bounds__(kCombineThreads)
   y += shift.row * units + at.first;
   out += at.token * units + at.first;
   const auto within = [&](int c) { return at.first + c * threads < units; };
+  // A vector waits as four words: of its elements, each might get a register of its own.
+  using Whole = std::conditional_t<(kVector > 1), uint4, Vector<Element, kVector>>;
+  const auto* const wide_y = reinterpret_cast<const Whole*>(y);
   Acc sums[kEach][kVector] = {};
 #pragma unroll 1
-  for (uint32_t j = 0; j < choices; j += kTogether) {
-    Vector<Element, kVector> v[kTogether][kEach];
+  for (uint32_t j = 0; j < (kOnce ? 1 : choices); j += kTogether) {
+    Whole v[kTogether][kEach] = {};
     Acc scale[kTogether];
     int32_t row[kTogether];
 #pragma unroll
@@ -206,18 +211,20 @@ __global__ void __launch_bounds__(kCombineThreads)
       scale[n] = weights && j + n < choices ? weights[j + n] : Acc{1};
     }
 #pragma unroll
+    for (int n = 0; n < kTogether; ++n) {
+      if (row[n] < 0) scale[n] = 0;  // adds 0 to a sum that is not -0, which changes no bit
+#pragma unroll
+      for (int c = 0; c < kEach; ++c)
+        if (row[n] >= 0 && within(c)) v[n][c] = wide_y[static_cast<uint32_t>(row[n]) * uint64_t{units} + c * threads];
+    }
+#pragma unroll
     for (int n = 0; n < kTogether; ++n)
 #pragma unroll
-      for (int c = 0; c < kEach; ++c)
-        if (row[n] >= 0 && within(c)) v[n][c] = y[static_cast<uint32_t>(row[n]) * uint64_t{units} + c * threads];
+      for (int c = 0; c < kEach; ++c) {
+        const auto unit = bits_as<Vector<Element, kVector>>(v[n][c]);
 #pragma unroll
-    for (int n = 0; n < kTogether; ++n) {
-      if (row[n] < 0) continue;
-#pragma unroll
-      for (int c = 0; c < kEach; ++c)
-#pragma unroll
-        for (int i = 0; i < kVector; ++i) sums[c][i] += scale[n] * Element::load(v[n][c].bits[i]);
-    }
+        for (int i = 0; i < kVector; ++i) sums[c][i] += scale[n] * Element::load(unit.bits[i]);
+      }
   }
 #pragma unroll
   for (int c = 0; c < kEach; ++c) {
@@ -460,24 +467,30 @@ cudaError_t launch_combine(cudaStream_t stream, const MoveProblem& p, const void
     using Element = decltype(element);
     using V = Vector<Element, vector>;
     const int64_t units = p.inner / vector;
-    const auto start = [&](auto each, auto together) {
+    const auto start = [&](auto each, auto together, auto once) {
       const Shares shares(p, units, each, kCombineThreads);
       return launch(stream, {grid_of(shares.blocks), grid_of(shares.block)},
-                    combine_kernel<Element, vector, each, together>, static_cast<const V*>(y), index,
+                    combine_kernel<Element, vector, each, together, once>, static_cast<const V*>(y), index,
                     static_cast<const typename Element::Acc*>(weights), static_cast<V*>(out), units, shares.threads,
                     parts_of(shares.parts, shares.blocks), p);
     };
     const std::integral_constant<int, 1> one;
     const std::integral_constant<int, 2> two;
     const std::integral_constant<int, kAhead> ahead;
+    const std::integral_constant<int, 2 * kAhead> far;
+    const std::true_type once;
+    const std::false_type looped;
     if constexpr (vector > 1) {
-      if (p.choices <= 2) return start(two, two);
-      // A thread issues the loads of all rows of most tokens at once. Sums of bytes leave no registers for so many.
-      if constexpr (sizeof(typename Element::Bits) > 1)
-        if (p.choices > kAhead) return start(one, std::integral_constant<int, 2 * kAhead>());
-      return start(one, ahead);
+      if (p.choices <= 2) return start(two, two, looped);
+      // A thread issues the loads of all rows at once if registers suffice: if these are few, or if there are few
+      // blocks, whose time goes into waiting for loads. Sums of bytes leave no registers for that.
+      if constexpr (sizeof(typename Element::Bits) > 1) {
+        if (p.choices > kAhead && p.choices <= far) return start(one, far, once);
+        if (p.choices > kAhead && 4 * p.outer * p.tokens * units <= kManyThreads) return start(one, far, looped);
+      }
+      return start(one, ahead, looped);
     } else {
-      return units > 2 ? start(std::integral_constant<int, kColumns>(), ahead) : start(one, ahead);
+      return units > 2 ? start(std::integral_constant<int, kColumns>(), ahead, looped) : start(one, ahead, looped);
     }
   });
 }
