@@ -164,12 +164,6 @@ def _triton_combine(y, inverse, weights=None):
     return (sum_rows(y, inverse, weights),)
 
 
-def _triton_combine_gradient(y, weights, ct, _, inverse):
-    from benchmarks.triton_moe import pull_rows
-
-    return pull_rows(y, weights, ct, inverse)
-
-
 # ---- Cases ----------------------------------------------------------------------------------------------------------
 
 
@@ -290,7 +284,6 @@ def cases_of(tokens, k, experts, hidden, dtype="bfloat16", targets=None):
                 "jax": plain_gradient,
                 "rewritten": lambda y, weights, ct, *plan: rewritten_combine_gradient(y, weights, ct, *plan[:2]),
                 "torch": lambda y, weights, ct, *plan: _torch_combine_gradient(y, weights, ct, *plan[:2]),
-                "triton": lambda y, weights, ct, *plan: _triton_combine_gradient(y, weights, ct, *plan[:2]),
             },
             moved=all_tokens + 2 * rows,
             **near,

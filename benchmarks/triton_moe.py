@@ -1,5 +1,5 @@
-"""Peers in Triton: a gather of tokens to the rows of their experts, a program a row and part; the sum of a token's rows,
-a program a token and part; and the gradient of that, a program a row."""
+"""Peers in Triton: a gather of tokens to the rows of their experts, a program a row and part, and the sum of a token's rows,
+a program a token and part."""
 
 import torch
 import triton
@@ -43,24 +43,3 @@ def sum_rows(y: torch.Tensor, inverse: torch.Tensor, weights: torch.Tensor | Non
     grid = (tokens, triton.cdiv(length, size))
     _sum[grid](y, inverse, weights, out, length, K=k, WEIGHTED=weights is not None, SIZE=size, num_warps=4)
     return out
-
-
-@triton.jit
-def _pull(y, weights, ct, inverse, dy, dw, k, length, SIZE: tl.constexpr):
-    assignment = tl.program_id(0).to(tl.int64)
-    row, weight = tl.load(inverse + assignment).to(tl.int64), tl.load(weights + assignment)
-    products = tl.zeros([SIZE], tl.float32)
-    for first in range(0, length, SIZE):
-        columns = first + tl.arange(0, SIZE)
-        inside = columns < length
-        of_token = tl.load(ct + assignment // k * length + columns, mask=inside, other=0).to(tl.float32)
-        products += of_token * tl.load(y + row * length + columns, mask=inside, other=0).to(tl.float32)
-        tl.store(dy + row * length + columns, (weight * of_token).to(dy.dtype.element_ty), mask=inside)
-    tl.store(dw + assignment, tl.sum(products))
-
-
-def pull_rows(y: torch.Tensor, weights: torch.Tensor, ct: torch.Tensor, inverse: torch.Tensor):
-    dy, dw = torch.empty_like(y), torch.empty_like(weights)
-    size = min(2048, triton.next_power_of_2(y.shape[1]))
-    _pull[(inverse.numel(),)](y, weights, ct, inverse, dy, dw, inverse.shape[1], y.shape[1], SIZE=size, num_warps=8)
-    return dy, dw

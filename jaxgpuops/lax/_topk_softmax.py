@@ -228,7 +228,7 @@ def _total(x, axis):
 
 # Of so many logits or fewer, each looks for itself among the chosen ones. That takes no kernel of its own, but time for
 # each of the k.
-_FEW = 1 << 17
+_FEW = 1 << 14
 
 
 def _spread(c, indices, axis, length, along):

@@ -6,8 +6,6 @@
 // bytes, or less if rows are not multiples of that; neighbouring threads have neighbouring units. Sums are in float32
 // (float64 for float64) and in the order of choices, so that every run gives the same bits. Without scales, dispatch
 // copies bytes for any dtype.
-#include <type_traits>
-
 #include "common/cuda/dispatch.cuh"
 #include "common/cuda/element.h"
 #include "common/cuda/launch.cuh"
@@ -51,34 +49,17 @@ __device__ __forceinline__ Shift shift_of(const MoveProblem& p, int64_t token) {
   return p.outer == 1 ? Shift{} : shift_of_batch(p, token);
 }
 
-// Into how many parts blocks divide a token. The number of a block is divided by it first of all, and a division takes
-// some percent of a small call's time.
-struct Parts {
-  uint32_t count;
-  uint32_t reciprocal;  // 2^32 / count, rounded up, if that is exact for all blocks; else 0
-
-  __device__ __forceinline__ uint32_t token_of(uint32_t block) const {
-    return count == 1 ? block : reciprocal ? __umulhi(block, reciprocal) : block / count;
-  }
-};
-
-// The product with the reciprocal is too large by less than block * count / 2^32 of a part.
-Parts parts_of(int64_t count, int64_t blocks) {
-  const bool exact = count > 1 && blocks * count <= int64_t{1} << 32;
-  return {static_cast<uint32_t>(count), exact ? static_cast<uint32_t>(((int64_t{1} << 32) + count - 1) / count) : 0u};
-}
-
 // The units of a token that a thread has: the n-th is `first + n * threads`, if that is below `units`.
 struct Place {
   int64_t token;  // counted over all outer indices
   uint32_t first;
 
-  // A block has one of several parts of a token; if there are 0 parts, it has several tokens.
-  __device__ __forceinline__ Place(Parts parts, uint32_t threads) {
-    if (parts.count) {
-      const uint32_t t = parts.token_of(blockIdx.x);
+  // A block has one of `parts` parts of a token; if `parts` is 0, it has several tokens or parts.
+  __device__ __forceinline__ Place(uint32_t parts, uint32_t threads) {
+    if (parts) {
+      const uint32_t t = blockIdx.x / parts;
       token = t;
-      first = (blockIdx.x - t * parts.count) * blockDim.x + threadIdx.x;
+      first = (blockIdx.x - t * parts) * blockDim.x + threadIdx.x;
     } else {
       const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
       token = quotient(thread, threads);
@@ -145,9 +126,9 @@ struct Scaled {
 // The first blocks copy tokens, the others search for rows that have no token.
 template <class V, int kEach, class Made>
 __global__ void __launch_bounds__(kThreads)
-    dispatch_kernel(const V* __restrict__ x, const int32_t* __restrict__ row_of_assignment,
-                    const int32_t* __restrict__ assignment_of_row, V* __restrict__ out, uint32_t units,
-                    uint32_t threads, Parts parts, uint32_t blocks, Made made, const __grid_constant__ MoveProblem p) {
+    dispatch_kernel(const __grid_constant__ MoveProblem p, uint32_t units, uint32_t threads, uint32_t parts,
+                    uint32_t blocks, Made made, const V* __restrict__ x, const int32_t* __restrict__ row_of_assignment,
+                    const int32_t* __restrict__ assignment_of_row, V* __restrict__ out) {
   if (blockIdx.x >= blocks) return fill(p, blockIdx.x - blocks, assignment_of_row, units, out);
   const Place at(parts, threads);
   if (at.first >= threads || at.token >= p.outer * p.tokens) return;
@@ -179,12 +160,11 @@ __global__ void __launch_bounds__(kThreads)
 
 // ---- combine --------------------------------------------------------------------------------------------------------
 
-// If kOnce, tokens have at most kTogether rows, so that the loop over them, and registers for it, fall away.
-template <class Element, int kVector, int kEach, int kTogether, bool kOnce>
+template <class Element, int kVector, int kEach, int kTogether>
 __global__ void __launch_bounds__(kCombineThreads)
-    combine_kernel(const Vector<Element, kVector>* __restrict__ y, const int32_t* __restrict__ index,
-                   const typename Element::Acc* __restrict__ weights, Vector<Element, kVector>* __restrict__ out,
-                   uint32_t units, uint32_t threads, Parts parts, const __grid_constant__ MoveProblem p) {
+    combine_kernel(const __grid_constant__ MoveProblem p, uint32_t units, uint32_t threads, uint32_t parts,
+                   const Vector<Element, kVector>* __restrict__ y, const int32_t* __restrict__ index,
+                   const typename Element::Acc* __restrict__ weights, Vector<Element, kVector>* __restrict__ out) {
   using Acc = typename Element::Acc;
   const Place at(parts, threads);
   if (at.first >= threads || at.token >= p.outer * p.tokens) return;
@@ -196,35 +176,29 @@ __global__ void __launch_bounds__(kCombineThreads)
   y += shift.row * units + at.first;
   out += at.token * units + at.first;
   const auto within = [&](int c) { return at.first + c * threads < units; };
-  // A vector waits as four words: of its elements, each might get a register of its own.
-  using Whole = std::conditional_t<(kVector > 1), uint4, Vector<Element, kVector>>;
-  const auto* const wide_y = reinterpret_cast<const Whole*>(y);
   Acc sums[kEach][kVector] = {};
 #pragma unroll 1
-  for (uint32_t j = 0; j < (kOnce ? 1 : choices); j += kTogether) {
-    Whole v[kTogether][kEach] = {};
+  for (uint32_t j = 0; j < choices; j += kTogether) {
+    Vector<Element, kVector> v[kTogether][kEach];
     Acc scale[kTogether];
-    int32_t row[kTogether];
+    bool there[kTogether];
 #pragma unroll
     for (int n = 0; n < kTogether; ++n) {
-      row[n] = j + n < choices ? rows[j + n] : -1;
-      scale[n] = weights && j + n < choices ? weights[j + n] : Acc{1};
-    }
-#pragma unroll
-    for (int n = 0; n < kTogether; ++n) {
-      if (row[n] < 0) scale[n] = 0;  // adds 0 to a sum that is not -0, which changes no bit
+      const int32_t row = j + n < choices ? rows[j + n] : -1;
+      there[n] = row >= 0;
 #pragma unroll
       for (int c = 0; c < kEach; ++c)
-        if (row[n] >= 0 && within(c)) v[n][c] = wide_y[static_cast<uint32_t>(row[n]) * uint64_t{units} + c * threads];
+        if (there[n] && within(c)) v[n][c] = y[static_cast<uint32_t>(row) * uint64_t{units} + c * threads];
+      scale[n] = there[n] && weights ? weights[j + n] : Acc{1};
     }
 #pragma unroll
-    for (int n = 0; n < kTogether; ++n)
+    for (int n = 0; n < kTogether; ++n) {
+      if (!there[n]) continue;
 #pragma unroll
-      for (int c = 0; c < kEach; ++c) {
-        const auto unit = bits_as<Vector<Element, kVector>>(v[n][c]);
+      for (int c = 0; c < kEach; ++c)
 #pragma unroll
-        for (int i = 0; i < kVector; ++i) sums[c][i] += scale[n] * Element::load(unit.bits[i]);
-      }
+        for (int i = 0; i < kVector; ++i) sums[c][i] += scale[n] * Element::load(v[n][c].bits[i]);
+    }
   }
 #pragma unroll
   for (int c = 0; c < kEach; ++c) {
@@ -248,11 +222,11 @@ __global__ void __launch_bounds__(kCombineThreads)
 // alone. If rows are not aligned to vectors, kWhole is false, and a thread takes one unit at a time, in the same order.
 template <class Element, bool kWhole>
 __global__ void __launch_bounds__(kGradientThreads)
-    combine_vjp_kernel(const typename Element::Bits* __restrict__ y, const typename Element::Bits* __restrict__ ct,
+    combine_vjp_kernel(const __grid_constant__ MoveProblem p, uint32_t blocks, uint32_t parts, uint32_t each,
+                       const typename Element::Bits* __restrict__ y, const typename Element::Bits* __restrict__ ct,
                        const int32_t* __restrict__ row_of_assignment, const int32_t* __restrict__ assignment_of_row,
                        const typename Element::Acc* __restrict__ weights, typename Element::Bits* __restrict__ dy,
-                       typename Element::Acc* __restrict__ dw, uint32_t blocks, Parts parts, uint32_t each,
-                       const __grid_constant__ MoveProblem p) {
+                       typename Element::Acc* __restrict__ dw) {
   using Bits = typename Element::Bits;
   using Acc = typename Element::Acc;
   constexpr int kVector = 16 / sizeof(Bits);
@@ -290,8 +264,8 @@ __global__ void __launch_bounds__(kGradientThreads)
   };
 
   const auto choices = static_cast<uint32_t>(p.choices);
-  const uint32_t token = parts.token_of(blockIdx.x);
-  const uint32_t first_choice = (blockIdx.x - token * parts.count) * each, count = min(each, choices - first_choice);
+  const uint32_t token = parts == 1 ? blockIdx.x : blockIdx.x / parts;
+  const uint32_t first_choice = (blockIdx.x - token * parts) * each, count = min(each, choices - first_choice);
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const Shift shift = shift_of(p, token);
   // Each lane keeps the row and the weight of one choice.
@@ -418,9 +392,8 @@ cudaError_t dispatch(cudaStream_t stream, const MoveProblem& p, int64_t units, M
   const auto start = [&](auto each) {
     const Shares shares(p, units, each, kThreads);
     return launch(stream, {grid_of(shares.blocks + fill_blocks(p, shares.block)), grid_of(shares.block)},
-                  dispatch_kernel<V, each, Made>, static_cast<const V*>(x), row_of_assignment, assignment_of_row,
-                  static_cast<V*>(out), units, shares.threads, parts_of(shares.parts, shares.blocks), shares.blocks,
-                  made, p);
+                  dispatch_kernel<V, each, Made>, p, units, shares.threads, shares.parts, shares.blocks, made,
+                  static_cast<const V*>(x), row_of_assignment, assignment_of_row, static_cast<V*>(out));
   };
   // A thread that has one small unit does too little work, unless it writes that unit to many rows.
   if constexpr (sizeof(V) < 16)
@@ -467,30 +440,25 @@ cudaError_t launch_combine(cudaStream_t stream, const MoveProblem& p, const void
     using Element = decltype(element);
     using V = Vector<Element, vector>;
     const int64_t units = p.inner / vector;
-    const auto start = [&](auto each, auto together, auto once) {
+    const auto start = [&](auto each, auto together) {
       const Shares shares(p, units, each, kCombineThreads);
       return launch(stream, {grid_of(shares.blocks), grid_of(shares.block)},
-                    combine_kernel<Element, vector, each, together, once>, static_cast<const V*>(y), index,
-                    static_cast<const typename Element::Acc*>(weights), static_cast<V*>(out), units, shares.threads,
-                    parts_of(shares.parts, shares.blocks), p);
+                    combine_kernel<Element, vector, each, together>, p, units, shares.threads, shares.parts,
+                    static_cast<const V*>(y), index, static_cast<const typename Element::Acc*>(weights),
+                    static_cast<V*>(out));
     };
     const std::integral_constant<int, 1> one;
     const std::integral_constant<int, 2> two;
     const std::integral_constant<int, kAhead> ahead;
-    const std::integral_constant<int, 2 * kAhead> far;
-    const std::true_type once;
-    const std::false_type looped;
     if constexpr (vector > 1) {
-      if (p.choices <= 2) return start(two, two, looped);
-      // A thread issues the loads of all rows at once if registers suffice: if these are few, or if there are few
-      // blocks, whose time goes into waiting for loads. Sums of bytes leave no registers for that.
-      if constexpr (sizeof(typename Element::Bits) > 1) {
-        if (p.choices > kAhead && p.choices <= far) return start(one, far, once);
-        if (p.choices > kAhead && 4 * p.outer * p.tokens * units <= kManyThreads) return start(one, far, looped);
-      }
-      return start(one, ahead, looped);
+      if (p.choices <= 2) return start(two, two);
+      // If there are few blocks, time goes into waiting for loads, so a thread should issue all its loads at once.
+      if constexpr (sizeof(typename Element::Bits) > 1)
+        if (p.choices > kAhead && 4 * p.outer * p.tokens * units <= kManyThreads)
+          return start(one, std::integral_constant<int, 2 * kAhead>());
+      return start(one, ahead);
     } else {
-      return units > 2 ? start(std::integral_constant<int, kColumns>(), ahead, looped) : start(one, ahead, looped);
+      return units > 2 ? start(std::integral_constant<int, kColumns>(), ahead) : start(one, ahead);
     }
   });
 }
@@ -518,9 +486,9 @@ cudaError_t launch_combine_vjp(cudaStream_t stream, const MoveProblem& p, const 
       using Acc = typename Element::Acc;
       const int64_t blocks = p.outer * p.tokens * parts;
       return launch(stream, {grid_of(blocks + fill_blocks(p, threads)), grid_of(threads)},
-                    combine_vjp_kernel<Element, whole>, static_cast<const Bits*>(y), static_cast<const Bits*>(ct),
-                    row_of_assignment, assignment_of_row, static_cast<const Acc*>(weights), static_cast<Bits*>(dy),
-                    static_cast<Acc*>(dw), blocks, parts_of(parts, blocks), each, p);
+                    combine_vjp_kernel<Element, whole>, p, blocks, parts, each, static_cast<const Bits*>(y),
+                    static_cast<const Bits*>(ct), row_of_assignment, assignment_of_row,
+                    static_cast<const Acc*>(weights), static_cast<Bits*>(dy), static_cast<Acc*>(dw));
     };
     return whole ? start(std::true_type()) : start(std::false_type());
   });
