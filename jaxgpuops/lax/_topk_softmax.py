@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple, get_args
 
@@ -225,6 +226,25 @@ def _total(x, axis):
     return sum(jax.lax.slice_in_dim(x, j, j + 1, axis=axis) for j in range(k))
 
 
+# Of so many logits or fewer, each looks for itself among the chosen ones. That takes no kernel of its own, but time for
+# each of the k.
+_FEW = 1 << 14
+
+
+def _spread(c, indices, axis, length, along):
+    """Returns what `put_along_axis` does. For few logits it is plain JAX, which XLA fuses with what makes ``c``."""
+    k = c.shape[axis]
+    numbers = [d for d in (*c.shape, length) if isinstance(d, int)]
+    if along is not None or len(numbers) <= c.ndim or not 0 < k <= 16 or math.prod(numbers) > _FEW * k:
+        return put_along_axis(c, indices, axis, length, along)
+    place = jax.lax.broadcasted_iota(np.int32, [length if d == axis else 1 for d in range(c.ndim)], axis)
+    out = jnp.zeros((), c.dtype)
+    for j in range(k):
+        of_choice = lambda x, j=j: jax.lax.slice_in_dim(x, j, j + 1, axis=axis)
+        out = jnp.where(of_choice(indices) == place, of_choice(c), out)
+    return out
+
+
 def cotangent_of_logits(cts, rest, outs, *, length, along, axis, score, normalize, scale, **_):
     """The transpose of `tangents`."""
     weights, indices, *log_sum = outs
@@ -244,8 +264,8 @@ def cotangent_of_logits(cts, rest, outs, *, length, along, axis, score, normaliz
     for s, of_sum in zip(log_sum, cts[2:], strict=True):
         dense.append(jnp.exp(wide(logits) - jnp.expand_dims(s, axis)) * jnp.expand_dims(of_sum, axis))
     if not dense:
-        return put_along_axis(c.astype(ct.dtype), indices, axis, length, along)
-    return sum(dense, put_along_axis(c, indices, axis, length, along)).astype(ct.dtype)
+        return _spread(c.astype(ct.dtype), indices, axis, length, along)
+    return sum(dense, _spread(c, indices, axis, length, along)).astype(ct.dtype)
 
 
 def _jvp(outs, primals, moved, **kind):
