@@ -15,6 +15,7 @@ namespace jaxgpuops::count {
 namespace {
 
 constexpr int kThreads = kLongThreads, kWarps = kThreads / 32, kBins = kLongBins;
+constexpr int kLaneSample = 8;  // elements of the row's sample that a lane takes
 
 // What stands first in a row's workspace.
 template <class T>
@@ -120,7 +121,7 @@ __device__ __forceinline__ bool is_last(const Args<T>& a, Head<T>& head) {
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) select_begin_kernel(const __grid_constant__ Args<T> a) {
-  __shared__ uint32_t sample[kSample];
+  __shared__ uint32_t sample[32 * kLaneSample];
   const int64_t row = blockIdx.x, inner = a.problem.rows.inner;
   const auto wanted = static_cast<int>(a.problem.count);
   const auto length = static_cast<uint32_t>(a.problem.rows.length);
@@ -131,8 +132,8 @@ __global__ void __launch_bounds__(kThreads) select_begin_kernel(const __grid_con
   uint32_t* const tables = a.tables(row);
   for (int b = threadIdx.x; b < wanted * kBins; b += kThreads) tables[b] = 0;
   if (threadIdx.x < 32)
-    set_first_tables<kBins>(a.problem, a.x + row * length, length, a.ranks, row / inner, row % inner, sample,
-                            head.found);
+    set_first_tables<kBins, kLaneSample, false>(a.problem, a.x + row * length, length, a.ranks, row / inner,
+                                                row % inner, sample, head.found);
 }
 
 template <class T>
