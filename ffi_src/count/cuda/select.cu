@@ -276,49 +276,64 @@ __global__ void __maxnreg__(48)
     }
   }
 
-  // Many equal elements are left for a rank. Each warp counts them in its part of the row.
+  // Many equal elements are left for a rank. Each warp counts them in its part of the row, kAhead elements of a lane at a
+  // time.
+  constexpr uint32_t kAhead = 4, kStep = 32 * kAhead;
   const uint32_t part = (length + threads - 1) / threads * 32, begin = warp * part, end = min(begin + part, length);
-  // Calls `visit(at, is, before)` for the elements of the part. `is`: whether `choose` chooses this element; `before`:
-  // how many elements before it in the row are chosen. A warp skips its part if `matters(before, chosen)` is false,
-  // where `chosen` are those of the part. The words at `counts` are in shared memory.
-  const auto for_part = [&](uint32_t* counts, auto choose, auto matters, auto visit) {
-    const auto chosen_at = [&](uint32_t start) {
-      return __ballot_sync(kEveryLane, start + lane < end && choose(min(start + lane, length - 1)));
-    };
-    uint32_t own = 0;
-    for (uint32_t start = begin; start < end; start += 32) own += __popc(chosen_at(start));
+  const auto chosen_at = [&](uint32_t at, auto choose) {
+    return __ballot_sync(kEveryLane, at < end && choose(min(at, length - 1)));
+  };
+  // Returns how many elements before the warp's part are chosen; `own` gets how many in it. The whole block calls this;
+  // the words at `counts` are in shared memory.
+  const auto count_before = [&](uint32_t* counts, auto choose, uint32_t& own) {
+    own = 0;
+    for (uint32_t start = begin + lane; start - lane < end; start += kStep)
+#pragma unroll
+      for (uint32_t j = 0; j < kStep; j += 32) own += __popc(chosen_at(start + j, choose));
     if (lane == 0) counts[warp] = own;
     __syncthreads();
-    uint32_t before = shuffle_from(sum_up_to_lane(lane < warps ? counts[lane] : 0), warp) - own;
-    if (!matters(before, own)) return;
-    for (uint32_t start = begin; start < end; start += 32) {
-      const unsigned lanes = chosen_at(start);
-      if (start + lane < end) visit(start + lane, lanes >> lane & 1, before + __popc(lanes & ((1u << lane) - 1)));
-      before += __popc(lanes);
-    }
+    return shuffle_from(sum_up_to_lane(lane < warps ? counts[lane] : 0), warp) - own;
   };
   for (int r = 0; r < wanted; ++r) {
     if ((ends >> r & 1) || found.size[r] <= kSelectFew) continue;
-    for_part(
-        tables + r * kBins, [&, key = found.first[r]](uint32_t at) { return keys[at] == key; },
-        [&](uint32_t before, uint32_t equal) { return found.left[r] - before < equal; },
-        [&](uint32_t at, bool is, uint32_t before) {
-          if (is && before == found.left[r]) write(r, static_cast<int>(at));
-        });
+    const auto is_equal = [&, key = found.first[r]](uint32_t at) { return keys[at] == key; };
+    uint32_t own, left = found.left[r];
+    left -= count_before(tables + r * kBins, is_equal, own);
+    if (left >= own) continue;
+    for (uint32_t start = begin + lane; start - lane < end; start += 32) {
+      const unsigned lanes = chosen_at(start, is_equal);
+      if ((lanes >> lane & 1) && __popc(lanes & ((1u << lane) - 1)) == left) write(r, static_cast<int>(start));
+      left -= __popc(lanes);
+    }
   }
   if (problem.kth < 0) return;
 
   __syncthreads();
   const uint32_t middle = chosen, kth = static_cast<uint32_t>(problem.kth);
-  const T key = keys[middle];
-  for_part(
-      sample, [&](uint32_t at) { return keys[at] < key || (keys[at] == key && at < middle); },
-      [](uint32_t, uint32_t) { return true; },
-      [&](uint32_t at, bool is, uint32_t before) {
-        const uint32_t place = is ? before : at == middle ? kth : kth + (at < middle) + at - before;
-        if (values) values[int64_t{row} * length + place] = x[at];
-        if (indices) indices[int64_t{row} * length + place] = static_cast<int32_t>(at);
-      });
+  const auto is_before = [&, key = keys[middle]](uint32_t at) {
+    return keys[at] < key || (keys[at] == key && at < middle);
+  };
+  uint32_t own, before = count_before(sample, is_before, own);
+  T* const to_values = values + int64_t{row} * length;
+  int32_t* const to_indices = indices + int64_t{row} * length;
+  for (uint32_t start = begin + lane; start - lane < end; start += kStep) {
+    T element[kAhead];
+    if (values) {
+#pragma unroll
+      for (uint32_t j = 0; j < kAhead; ++j) element[j] = x[min(start + j * 32, length - 1)];
+    }
+#pragma unroll
+    for (uint32_t j = 0; j < kAhead; ++j) {
+      const uint32_t at = start + j * 32;
+      const unsigned lanes = chosen_at(at, is_before);
+      const uint32_t up_to = before + __popc(lanes & ((1u << lane) - 1));
+      const uint32_t place = lanes >> lane & 1 ? up_to : at == middle ? kth : kth + (at < middle) + at - up_to;
+      before += __popc(lanes);
+      if (at >= end) continue;
+      if (values) to_values[place] = element[j];
+      if (indices) to_indices[place] = static_cast<int32_t>(at);
+    }
+  }
 }
 
 }  // namespace
