@@ -108,7 +108,9 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
   plan.algorithm = Selecting::kLong;
   plan.threads = kLongThreads;
   const int64_t packs = rows.length * problem.bits / 128 + 2;
-  const int64_t wanted = ceil_div(4 * gpu.multiprocessors, rows.count());
+  int64_t each = 2;
+  if (const char* t = std::getenv("SEL_S")) each = std::atoi(t);
+  const int64_t wanted = ceil_div(each * gpu.multiprocessors, rows.count());
   plan.slices = std::clamp<int64_t>(wanted, 1, ceil_div(packs, 4 * kLongThreads));
   plan.slice_packs = ceil_div(packs, plan.slices);
   constexpr int kBits = 12;  // a step narrows an interval by about 12 bits

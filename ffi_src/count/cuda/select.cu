@@ -17,26 +17,6 @@ constexpr int kBins = kSelectBins;
 static_assert(kSelectFew <= kBins);
 constexpr int kLaneSample = 4;  // elements of the row's sample that a lane takes
 
-// Returns the smaller one of key - first, modulo 2^32 or 2^64, and `least`.
-__device__ __forceinline__ uint32_t least_difference(uint32_t key, uint32_t first, uint32_t least) {
-  return __viaddmin_u32(key, 0u - first, least);
-}
-__device__ __forceinline__ unsigned long long least_difference(unsigned long long key, unsigned long long first,
-                                                               unsigned long long least) {
-  return min(key - first, least);
-}
-
-// Returns 4 * x + y, by one instruction: the compiler would add before it multiplies.
-__device__ __forceinline__ uint32_t scaled(uint32_t x, uint32_t y) {
-  asm("mad.lo.u32 %0, %0, 4, %1;" : "+r"(x) : "r"(y));
-  return x;
-}
-
-// Adds 1 to a counter in shared memory.
-__device__ __forceinline__ void count_one(uint32_t address) {
-  asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(address) : "memory");
-}
-
 template <class T>
 __global__ void __maxnreg__(48)
     select_kernel(Select problem, const T* __restrict__ x, const int32_t* __restrict__ ranks, T* __restrict__ values,
@@ -98,7 +78,7 @@ __global__ void __maxnreg__(48)
       reinterpret_cast<uint4*>(tables)[b] = uint4{0, 0, 0, 0};
   };
   if (warp == 0) {
-    set_first_tables<kBins, kLaneSample, true>(problem, x, length, ranks, outer, column, sample, found);
+    set_first_tables<kBins, kLaneSample>(problem, x, length, ranks, outer, column, sample, found);
   } else {
     clear_tables(32);
   }
@@ -110,8 +90,7 @@ __global__ void __maxnreg__(48)
   wait_for_copies(&copied, 0);
 #endif
 
-  SortOrder order = problem.order;
-  if (sizeof(T) == 4) order.ascending.order.flip ^= order.invert, order.invert = 0;  // saves an instruction for each key
+  const SortOrder order = one_flip<T>(problem.order);
   // Calls `visit(key, has, start)` for all keys, kPacks packs of a thread at a time: key[i] are those of pack i, which
   // counts if has[i]. `raw`: the packs still hold elements, which become keys now.
   const auto for_keys = [&](bool raw, auto visit) {
@@ -155,22 +134,7 @@ __global__ void __maxnreg__(48)
           for (int e = 0; e < kPack; ++e) highest = max(highest, key[i][e]);
         }
       }
-      for_bits(used, [&](int t) {
-        const Word low = found.least[t], high = found.most[t];
-        const uint32_t shift = found.shift[t];
-        const uint32_t counts =
-            shared_address(tables) + 4 * (t * kBins - static_cast<uint32_t>(found.base[t]));
-#pragma unroll
-        for (int i = 0; i < kPacks; ++i) {
-          if (!has[i]) continue;
-          uint32_t at[kPack];
-#pragma unroll
-          for (int e = 0; e < kPack; ++e)
-            at[e] = scaled(static_cast<uint32_t>(min(max(key[i][e], low), high) >> shift), counts);
-#pragma unroll
-          for (int e = 0; e < kPack; ++e) count_one(at[e]);
-        }
-      });
+      for_bits(used, [&](int t) { count_keys<kBins>(tables, found, t, key, has); });
     });
     if (raw && ends) {
       highest = largest_of_lanes(highest);
@@ -233,18 +197,7 @@ __global__ void __maxnreg__(48)
       const bool is_end = ends >> r & 1;
       if (is_end ? r != first_end : found.size[r] > kSelectFew) continue;
       const Word first = found.first[r], last = found.last[r];
-      Word nearest = kAll;
-#pragma unroll
-      for (int i = 0; i < kPacks; ++i)
-#pragma unroll
-        for (int e = 0; e < kPack; ++e) nearest = least_difference(key[i][e], first, nearest);
-      if (nearest > last) continue;
-      uint32_t is_left = 0;
-#pragma unroll
-      for (int i = 0; i < kPacks; ++i)
-#pragma unroll
-        for (int e = 0; e < kPack; ++e)
-          if (has[i] && key[i][e] - first <= last) is_left |= 1u << (i * kPack + e);
+      uint32_t is_left = keys_between(key, has, first, last);
       for (; is_left; is_left &= is_left - 1) {
         const int place = __ffs(is_left) - 1;
         const int at = (start + place / kPack * threads + lane) * kPack + place % kPack - past;

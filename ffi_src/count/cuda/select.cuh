@@ -111,8 +111,8 @@ __device__ __forceinline__ void set_table(Found<T>& found, int t, Word low, Word
 }
 
 // Finds the first intervals of all ranks; one warp calls this. A lane takes kOwn elements of the sample; `sample` has
-// room for all of them. `kEnds`: whether the last rank is left to the caller (`ends`).
-template <int kBins, int kOwn, bool kEnds, class T>
+// room for all of them.
+template <int kBins, int kOwn, class T>
 __device__ __forceinline__ void set_first_tables(const Select& problem, const T* x, uint32_t length,
                                                  const int32_t* ranks, int64_t outer, int64_t inner, uint32_t* sample,
                                                  Found<T>& found) {
@@ -135,7 +135,7 @@ __device__ __forceinline__ void set_first_tables(const Select& problem, const T*
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) sample[lane * kOwn + i] = own[i];
   __syncwarp();
-  const bool is_end = kEnds && rank == length - 1, has = lane < wanted && !is_end;
+  const bool has = lane < wanted && rank < length - 1;
   int middle = 0;
   if (has) {
     const float share = (rank + 0.5f) / length;
@@ -195,6 +195,66 @@ template <class T, class Word>
 __device__ __forceinline__ uint32_t part_of(const Found<T>& found, int t, Word key) {
   return static_cast<uint32_t>(min(max(key, found.least[t]), found.most[t]) >> found.shift[t]) -
          static_cast<uint32_t>(found.base[t]);
+}
+
+// Returns 4 * x + y, by one instruction: the compiler would add before it multiplies.
+__device__ __forceinline__ uint32_t scaled(uint32_t x, uint32_t y) {
+  asm("mad.lo.u32 %0, %0, 4, %1;" : "+r"(x) : "r"(y));
+  return x;
+}
+
+// Counts vectors of keys in the parts of table `t`. The tables are in shared memory.
+template <int kBins, class T, class Word, int kPacks, int kPack>
+__device__ __forceinline__ void count_keys(uint32_t* tables, const Found<T>& found, int t,
+                                           const Word (&key)[kPacks][kPack], const bool (&has)[kPacks]) {
+  const Word low = found.least[t], high = found.most[t];
+  const uint32_t shift = found.shift[t];
+  const uint32_t counts = shared_address(tables) + 4 * (t * kBins - static_cast<uint32_t>(found.base[t]));
+#pragma unroll
+  for (int i = 0; i < kPacks; ++i) {
+    if (!has[i]) continue;
+    uint32_t at[kPack];
+#pragma unroll
+    for (int e = 0; e < kPack; ++e)
+      at[e] = scaled(static_cast<uint32_t>(min(max(key[i][e], low), high) >> shift), counts);
+#pragma unroll
+    for (int e = 0; e < kPack; ++e) asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(at[e]) : "memory");
+  }
+}
+
+// Returns the smaller one of key - first, modulo 2^32 or 2^64, and `least`.
+__device__ __forceinline__ uint32_t least_difference(uint32_t key, uint32_t first, uint32_t least) {
+  return __viaddmin_u32(key, 0u - first, least);
+}
+__device__ __forceinline__ unsigned long long least_difference(unsigned long long key, unsigned long long first,
+                                                               unsigned long long least) {
+  return min(key - first, least);
+}
+
+// Returns a bit for each key that is from `first` to `first + last`. Most often there is none.
+template <class Word, int kPacks, int kPack>
+__device__ __forceinline__ uint32_t keys_between(const Word (&key)[kPacks][kPack], const bool (&has)[kPacks],
+                                                 Word first, Word last) {
+  Word nearest = ~Word{0};
+#pragma unroll
+  for (int i = 0; i < kPacks; ++i)
+#pragma unroll
+    for (int e = 0; e < kPack; ++e) nearest = least_difference(key[i][e], first, nearest);
+  uint32_t between = 0;
+  if (nearest > last) return between;
+#pragma unroll
+  for (int i = 0; i < kPacks; ++i)
+#pragma unroll
+    for (int e = 0; e < kPack; ++e)
+      if (has[i] && key[i][e] - first <= last) between |= 1u << (i * kPack + e);
+  return between;
+}
+
+// The same order with one exclusive-or less for each key, where keys of all NaNs allow that.
+template <class T>
+__device__ __forceinline__ SortOrder one_flip(SortOrder order) {
+  if (sizeof(T) == 4) order.ascending.order.flip ^= order.invert, order.invert = 0;
+  return order;
 }
 
 // Finds the part that rank `r` falls in; one warp calls this. `counts`: the counts of all tables.
