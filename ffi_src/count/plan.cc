@@ -93,7 +93,11 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
   const int64_t bytes = aligned(rows.length * problem.bits / 8 + 32);
   if (bytes + tables + kStatic <= gpu.shared_bytes) {
     plan.algorithm = Selecting::kBlock;
-    plan.threads = rows.length <= 2048 ? 64 : rows.length <= 4096 ? 128 : rows.length <= 8192 ? 256 : rows.length <= 16384 ? 384 : 1024;
+    plan.threads = rows.length <= 2048    ? 64
+                   : rows.length <= 4096  ? 128
+                   : rows.length <= 8192  ? 256
+                   : rows.length <= 16384 ? 384
+                                          : 1024;
     if (const char* t = std::getenv("SEL_T")) plan.threads = std::atoi(t);
     plan.table_at = bytes;
     plan.shared_bytes = bytes + tables;

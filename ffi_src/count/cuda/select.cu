@@ -202,8 +202,10 @@ __global__ void __maxnreg__(48)
         const int place = __ffs(is_left) - 1;
         const int at = (start + place / kPack * threads + lane) * kPack + place % kPack - past;
         if (static_cast<uint32_t>(at) >= length) continue;
-        if (is_end) atomicMax(&last_of_largest, static_cast<uint32_t>(at));
-        else tables[r * kBins + atomicAdd(listed + r, 1u)] = at;
+        if (is_end)
+          atomicMax(&last_of_largest, static_cast<uint32_t>(at));
+        else
+          tables[r * kBins + atomicAdd(listed + r, 1u)] = at;
       }
     }
   });
@@ -229,8 +231,8 @@ __global__ void __maxnreg__(48)
     }
   }
 
-  // Many equal elements are left for a rank. Each warp counts them in its part of the row, kAhead elements of a lane at a
-  // time.
+  // Many equal elements are left for a rank. Each warp counts them in its part of the row, kAhead elements of a lane at
+  // a time.
   constexpr uint32_t kAhead = 4, kStep = 32 * kAhead;
   const uint32_t part = (length + threads - 1) / threads * 32, begin = warp * part, end = min(begin + part, length);
   const auto chosen_at = [&](uint32_t at, auto choose) {

@@ -46,8 +46,7 @@ __device__ __forceinline__ void sort_in_warp(uint32_t (&v)[kOwn]) {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) mirrored[i] = __shfl_xor_sync(kEveryLane, v[kOwn - 1 - i], lanes - 1);
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i)
-      v[i] = (lane & lanes / 2) == 0 ? min(v[i], mirrored[i]) : max(v[i], mirrored[i]);
+    for (int i = 0; i < kOwn; ++i) v[i] = (lane & lanes / 2) == 0 ? min(v[i], mirrored[i]) : max(v[i], mirrored[i]);
 #pragma unroll 1
     for (int step = lanes / 4; step > 0; step /= 2) {
       const bool lower = (lane & step) == 0;

@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
       rank_in_warp(digit, counts, reinterpret_cast<uint32_t*>(shared.keys + warp * 32 * kItems));
     else
 #endif
-    rank_in_warp(digit, counts);
+      rank_in_warp(digit, counts);
     if (indices) {
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {

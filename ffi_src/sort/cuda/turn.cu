@@ -14,7 +14,9 @@ namespace {
 constexpr int kTurnThreads = 256;
 
 template <class T>
-constexpr int kTileBits = sizeof(T) <= 2 ? 12 : sizeof(T) == 4 ? 11 : 10;
+constexpr int kTileBits = sizeof(T) <= 2   ? 12
+                          : sizeof(T) == 4 ? 11
+                                           : 10;
 template <class T>
 constexpr uint32_t kTile = 1 << kTileBits<T>;  // elements of a tile
 
