@@ -46,6 +46,7 @@ def main() -> None:
     whole.add_argument("--commit", help="what is measured; default: JAXGPUOPS_COMMIT, or what git says")
     whole.add_argument("--out", default=report.RESULTS, help="folder for the JSON file")
     split = commands.add_parser("sharded", help="arrays that are split over all devices, along the axis")
+    split.add_argument("--processes", type=int, default=1, help="so many processes, with a GPU each")
     split.add_argument("--only", default="", help="programs whose name contains this text")
     split.add_argument("--commit", help="what is measured; default: JAXGPUOPS_COMMIT, or what git says")
     split.add_argument("--out", default=report.RESULTS, help="folder for the JSON file")

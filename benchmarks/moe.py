@@ -1,6 +1,6 @@
 """The rows of a mixture of experts: route, plan, dispatch, combine and their gradients, and all that a layer moves in a training
-step. Beside it the idioms of JAX programs, the fastest that plain JAX can be made without a kernel of one's own, the idioms
-of torch, and kernels in Triton."""
+step. They are compared with the idioms of JAX programs, with the fastest plain JAX that we found, with the idioms of torch,
+and with kernels in Triton."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ GPU = [
 ]
 CPU = [(32, 8, 128, 1024), (512, 8, 128, 1024), (2048, 2, 8, 1024)]
 
-# On an H200: what the kernels that were known, or written to see what is possible, suggest. In us of kernel time.
+# Targets on an H200, in us of kernel time. They follow from known kernels, and from some that were written to see what is
+# possible.
 TARGETS = {
     "route": [None] * 6,
     "plan": [2.5, 3.6, 4.2, 7, 3.2, 10],
@@ -198,7 +199,7 @@ def cases_of(tokens, k, experts, hidden, dtype="bfloat16", targets=None):
     # Results of 16 bits may differ by a rounding, and gradients of tokens are added in another order.
     near = {"tolerance": 0.02}
 
-    def our_dispatch_gradient(ct, *plan):  # does not read the zeros
+    def our_dispatch_gradient(ct, *plan):  # this one does not read the zeros
         dispatch = lambda x: jaxgpuops.moe_dispatch(x, plan_of(*plan))
         return jax.vjp(dispatch, jnp.zeros(shape.shape, shape.dtype))[1](ct)
 
@@ -209,7 +210,7 @@ def cases_of(tokens, k, experts, hidden, dtype="bfloat16", targets=None):
     def plain_gradient(y, weights, ct, *plan):
         return jax.vjp(lambda y, weights: plain_combine(y, plan[1], weights), y, weights)[1](ct)
 
-    groups = math.gcd(experts, 8), max(1, math.gcd(experts, 8) // 2)  # of which half are chosen
+    groups = math.gcd(experts, 8), max(1, math.gcd(experts, 8) // 2)  # half of the groups are chosen
     return [
         case(
             "route",
@@ -324,8 +325,8 @@ def _rewritten_layer(k, logits, x, y):
     return rewritten_combine(_experts(rows, y), jax.nn.softmax(chosen), order, inverse), rows
 
 
-# Takes the place of the experts, of which nothing but memory is left: their answers are y, and the cotangent of their rows
-# is that of the answers.
+# This stands for the experts, without their arithmetic: their answers are y, and the cotangent of their rows is that of the
+# answers.
 @jax.custom_vjp
 def _experts(rows, y):
     return y

@@ -2,8 +2,8 @@
 
     python -m benchmarks programs
 
-XLA fuses what stands around its own reductions, softmaxes and short scans; a custom call costs a write, a read and a
-launch more. Kernels alone do not show that. Times are of calls in flight, one after another, with one wait at the end:
+XLA fuses its own reductions, softmaxes and short scans with the operations around them; a custom call costs one more write,
+read and launch. Times of kernels alone do not show that. Times are of calls in flight, one after another, with one wait at the end:
 what a program costs that keeps the device busy.
 """
 
@@ -352,7 +352,7 @@ PROGRAMS = [
     returns,
     moving_average,
     state_space,
-    boosted_trees,  # takes longer than all others together
+    boosted_trees,  # this program takes longer than all others together
 ]
 
 

@@ -52,12 +52,13 @@ class Case:
     functions: by library (those of OF_JAX and OF_TORCH, "cupy", "numpy") the function of these arguments, which the
       library gets as arrays of its own. It returns a tuple of arrays; what a library returns must equal what jaxgpuops
       returns in the same place.
-    bytes: what has to be moved at least: operands and results, each once.
+    bytes: the least number of bytes to move: operands and results, each once.
     floor: ("read" | "copy" | "write", size): the kernel and its bytes that the time is compared with.
     target: time to reach on a GPU, as a multiple of the floor's.
     tolerance: by how much results may differ, relative to the largest of them: rounding, where orders of it differ.
     in_place: in JAX's programs the first result takes the memory of the first argument, which nothing needs any more.
-    hostile: by name, what makes of these arguments some of the same shapes that may take us longer; timed on GPUs only.
+    hostile: by name, functions that turn these arguments into others of the same shapes, which may take us longer; timed on
+        GPUs only.
     facts: more about the case, for its row in the JSON file.
     """
 

@@ -9,10 +9,10 @@ import numpy as np
 import jaxgpuops
 from benchmarks.runner import Case, array_name
 
-# On a GPU. The target, in us on an H200, where the floor (a kernel that copies as many bytes as have to be moved) took
-# so long there: that of cumsum, which others share (1.15 times as much for cumlogsumexp). The records: the fastest
-# kernels of cumsum, cummax and cumlogsumexp known on an H200 before this package, other than those of torch and JAX,
-# which are measured beside us.
+# Cases for GPUs. `target` and `floor` are in us on an H200; the floor is the time of a kernel that copies as many bytes
+# as have to be moved. The target is that of cumsum, which the other operations share (cumlogsumexp may take 1.15 times
+# as long). The records are the fastest kernels of cumsum, cummax and cumlogsumexp known on an H200 before this package,
+# other than those of torch and JAX, which are measured beside ours.
 GPU = [
     # (shape, axis, dtype, target, floor, *records)
     ((1 << 27,), 0, "float32", 290, 275, "381 CUB", "384 CUB", "775 CUB"),

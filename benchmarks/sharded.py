@@ -1,27 +1,33 @@
 """Arrays whose axis is split over all devices of this machine: our functions beside plain JAX.
 
-    python -m benchmarks sharded
+    python -m benchmarks sharded                  in one process
+    python -m benchmarks sharded --processes 4    a process for each of four GPUs, as on several machines
 
-On GPUs, times are of calls in flight; also of programs whose collectives are in CUDA graphs, where this XLA does that.
-Bytes are those of the collectives' results in the compiled program of one device; the rate of the link that they are
-compared with is that of an all-gather of 256 MiB, measured here. With one device all is local. The time of one device's
-part alone is what a split costs nothing beside. First, values that a collective might change go through ours: results
-must have the bits of one device.
+Times are of programs of many calls, one after another, so that what the host takes for the first does not count; also of
+such programs as CUDA graphs with their collectives, where this XLA makes them. Arguments that fit into the L2 cache stay
+there. Bytes are those of the collectives' results in the compiled program of one device; the rate of the link that they
+are compared with is that of an all-gather of 256 MiB, measured here, as is the time of the smallest all-reduce. With one
+device all is local. The time of one device's part alone is the time that a split would take if it cost nothing. First,
+values that a collective might change go through our functions: results must have the bits of arrays that are not split.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import json
 import math
+import multiprocessing
 import os
 import re
+import socket
 import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jaxgpuops
@@ -54,7 +60,7 @@ def _normal(shape, dtype, mesh):
 def cross_entropy(mesh, small) -> Program:
     shape = (16, 1024) if small else (8192, 128256)
     logits = _normal(shape, jnp.bfloat16, mesh)
-    labels = jnp.arange(shape[0], dtype=np.int32) * 15
+    labels = np.arange(shape[0], dtype=np.int32) * 15
 
     def of_jax(logits):  # the formula of optax
         log_p = jax.nn.log_softmax(logits.astype(jnp.float32))
@@ -165,21 +171,27 @@ def values(dtype) -> dict[str, np.ndarray]:
 
 
 def wrong(mesh) -> list[str]:
-    """The names of checks whose results have other bits than on one device."""
+    """The names of checks whose results have other bits than those of arrays that each device has whole."""
     found = []
     for dtype in ("float32", "bfloat16", "float16"):
         for kind, x in values(jnp.dtype(dtype)).items():
-            split = jax.device_put(x, NamedSharding(mesh, PartitionSpec(None, "x")))
-            whole = jax.device_put(x, mesh.devices.flat[0])
+            place = lambda *spec, x=x: jax.make_array_from_callback(
+                x.shape, NamedSharding(mesh, PartitionSpec(*spec)), lambda i: x[i]
+            )
+            split, whole = place(None, "x"), place()
             for name, f in CHECKS.items():
                 run = jax.jit(lambda x, f=f: _bits(f(x)))
                 # It is not specified which zero the result is.
                 if name in ("max", "min", "segment_max") and kind == "zeros":
                     run = jax.jit(lambda x, f=f: f(x) == 0)
-                same = jax.tree.map(lambda a, b: bool((np.asarray(a) == np.asarray(b)).all()), run(split), run(whole))
-                if not all(jax.tree.leaves(same)):
+                if not all(map(_equal, *map(jax.tree.leaves, (run(split), run(whole))))):
                     found.append(f"{name} of {dtype}, {kind}")
     return found
+
+
+@jax.jit
+def _equal(a, b):
+    return (a == b).all()
 
 
 def _text(shape):
@@ -189,11 +201,20 @@ def _text(shape):
 # ---- The machine ----------------------------------------------------------------------------------------------------
 
 
-def _us(calls) -> dict[str, float]:
-    if jax.default_backend() == "gpu":
-        return timing.in_flight(calls)
-    # The programs run one at a time, because virtual devices of a CPU wait for each other in its few threads.
-    return timing.wall({name: lambda call=call: jax.block_until_ready(call()) for name, call in calls.items()})
+GRAPHS = {  # options for a program with its collectives in CUDA graphs
+    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUSTOM_CALL,COLLECTIVES",
+    "xla_gpu_graph_min_graph_size": 1,
+}
+
+
+def _us(function, arguments, mesh, options=()) -> float:
+    calls = 8 if jax.default_backend() == "gpu" else 2
+    return timing.jax_on_mesh(function, arguments, mesh, calls, dict(options), _most)
+
+
+def _most(runs: int) -> int:
+    """The largest number of any process."""
+    return int(multihost_utils.process_allgather(np.int32(runs)).max())
 
 
 def link_rate(mesh, small) -> float | None:
@@ -201,18 +222,26 @@ def link_rate(mesh, small) -> float | None:
     if mesh.size == 1:
         return None
     x = _normal((1 << (12 if small else 26),), jnp.float32, mesh)
-    gather = jax.jit(lambda x: x + 0, out_shardings=NamedSharding(mesh, PartitionSpec())).lower(x).compile()
-    us = _us({"gather": functools.partial(gather, x)})["gather"]
+    gather = lambda x: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec()))
+    us = _us(gather, (x,), mesh)
     return x.nbytes * (mesh.size - 1) / mesh.size / us
+
+
+def least_collective(mesh) -> float | None:
+    """The microseconds of an all-reduce of 64 numbers; None if there is one device."""
+    if mesh.size == 1:
+        return None
+    split = PartitionSpec("x")
+    add = jax.shard_map(lambda x: jax.lax.psum(x, "x"), mesh=mesh, in_specs=split, out_specs=PartitionSpec())
+    return _us(add, (_normal((64 * mesh.size,), jnp.float32, mesh),), mesh)
 
 
 def keeps_nan(mesh) -> bool:
     """Whether a collective maximum of floats is NaN if one device has a NaN. Our functions do not rely on it: they move
     order keys."""
-    values = jnp.where(jnp.arange(mesh.size) == mesh.size - 1, jnp.nan, 1.0)
-    split, whole = PartitionSpec("x"), PartitionSpec()
-    top = jax.shard_map(lambda x: jax.lax.pmax(x, "x"), mesh=mesh, in_specs=split, out_specs=whole)
-    return bool(jnp.isnan(jax.jit(top)(values))[0])
+    last = lambda: jnp.where(jax.lax.axis_index("x") == mesh.size - 1, jnp.nan, 1.0)
+    top = jax.shard_map(lambda: jax.lax.pmax(last(), "x"), mesh=mesh, in_specs=(), out_specs=PartitionSpec())
+    return bool(jnp.isnan(jax.jit(top)()))
 
 
 def agree(actual, expected, tolerance) -> bool:
@@ -224,54 +253,78 @@ def agree(actual, expected, tolerance) -> bool:
         return jnp.abs(a - e).max() <= tolerance * jnp.abs(e).max()
 
     pairs = zip(*map(jax.tree.leaves, (actual, expected)), strict=True)
-    return all(error(a, jax.device_put(e, a.sharding)) for a, e in pairs)
+    return all(error(a, e) for a, e in pairs)
 
 
-def in_graphs(function, arguments):
-    """Compiles the program with its collectives in CUDA graphs."""
-    options = {
-        "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUSTOM_CALL,COLLECTIVES",
-        "xla_gpu_graph_min_graph_size": 1,
-    }
-    return jax.jit(function).lower(*arguments).compile(compiler_options=options)
+def run(*, processes: int = 1, only: str = "", commit: str | None = None, out: str | os.PathLike) -> None:
+    """Measures in this process, or in so many new ones with a GPU each, and writes the results."""
+    if processes == 1:
+        return measure(only, commit, out)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    spawn = multiprocessing.get_context("spawn")
+    workers = [spawn.Process(target=one_of, args=(i, processes, address, only, commit, out)) for i in range(processes)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    if any(worker.exitcode for worker in workers):
+        sys.exit("a process failed, see above")
 
 
-def run(*, only: str = "", commit: str | None = None, out: str | os.PathLike) -> None:
+def one_of(process: int, processes: int, address: str, only, commit, out) -> None:
+    jax.distributed.initialize(address, processes, process, local_device_ids=[process])
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere if process else sys.stdout):
+        measure(only, commit, out)
+
+
+def measure(only, commit, out) -> None:
     mesh, small = mesh_of_all(), jax.default_backend() != "gpu"
-    result = runner.environment("sharded", commit, []) | {"timing": "in flight", "devices": mesh.size}
+    own = Mesh([jax.local_devices()[0]], ("x",))
+    result = runner.environment("sharded", commit, []) | {"timing": "program", "devices": mesh.size}
+    result["processes"], first = jax.process_count(), jax.process_index() == 0
     result["date"] = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
     result["bytes_a_us"], result["max_keeps_nan"] = rate, nan = link_rate(mesh, small), keeps_nan(mesh)
+    result["us_a_collective"] = least = least_collective(mesh)
     result["wrong"] = errors = wrong(mesh)
     result["rows"] = rows = []
     path = runner.result_path(out, f"x{mesh.size}-sharded")
-    speed = "one device" if rate is None else f"{mesh.size} devices, {rate / 1e3:.4g} GB/s into each in an all-gather"
+    speed = "one device"
+    if rate is not None:
+        speed = f"{mesh.size} devices, {rate / 1e3:.4g} GB/s into each in an all-gather, {least:.4g} µs for the smallest all-reduce"
     print(f"{speed}; a collective maximum {'keeps' if nan else 'LOSES'} NaNs")
-    print(f"other bits than on one device: {'; '.join(errors) or 'none'}")
+    print(f"other bits than of whole arrays: {'; '.join(errors) or 'none'}")
     for make in PROGRAMS:
         if only not in make.__name__:
             continue
         case = make(mesh, small)
-        forms = {"jax": case.plain, "jaxgpuops": case.ours}
+        forms = {"jax": (case.plain, {}), "jaxgpuops": (case.ours, {})}
         row = {"name": case.name, "errors": {}}
-        if not small and make in NOT_COMPILED:
-            row["errors"]["jax"] = NOT_COMPILED[make]
-            del forms["jax"]
-        programs = {name: jax.jit(f).lower(*case.arguments).compile() for name, f in forms.items()}
         if not small:
+            forms["jaxgpuops, graphs"] = (case.ours, GRAPHS)
+            if make in NOT_COMPILED:
+                row["errors"]["jax"] = NOT_COMPILED[make]
+                del forms["jax"]
+        whole = jax.jit(lambda *args: args, out_shardings=NamedSharding(mesh, PartitionSpec()))(*case.arguments)
+        expected = jax.jit(case.plain)(*whole)
+        programs = {}
+        for name, (f, options) in forms.items():
             try:
-                programs["jaxgpuops, graphs"] = in_graphs(case.ours, case.arguments)
-            except Exception as error:  # this XLA does not have the option, or cannot do it
-                row["errors"]["jaxgpuops, graphs"] = str(error)[:500]
-        one_device = jax.jit(case.plain)(*jax.device_put(case.arguments, mesh.devices.flat[0]))
-        row["wrong"] = [
-            name for name, f in programs.items() if not agree(f(*case.arguments), one_device, case.tolerance)
-        ]
-        del one_device
+                programs[name] = jax.jit(f).lower(*case.arguments).compile(dict(options))
+            except Exception as error:  # this XLA does not have the options, or cannot do it
+                if not options:
+                    raise
+                row["errors"][name] = str(error)[:500]
+        row["wrong"] = [n for n, f in programs.items() if not agree(f(*case.arguments), expected, case.tolerance)]
+        del whole, expected
         if bad := [name for name in row["wrong"] if name != "jax"]:
-            raise AssertionError(f"{case.name}: {' and '.join(bad)} give other results than plain JAX on one device")
-        calls = {name: functools.partial(program, *case.arguments) for name, program in programs.items()}
-        part = [x.addressable_shards[0].data for x in case.arguments]
-        us = _us(calls | {"a part": functools.partial(jax.jit(case.ours), *part)})
+            raise AssertionError(f"{case.name}: {' and '.join(bad)} give other results than plain JAX of whole arrays")
+        us = {name: _us(forms[name][0], case.arguments, mesh, forms[name][1]) for name in programs}
+        part = jax.device_put(
+            [x.addressable_shards[0].data for x in case.arguments], NamedSharding(own, PartitionSpec())
+        )
+        us["a part"] = _us(case.ours, tuple(part), own)
         size = {name: moved(program.as_text()) for name, program in programs.items()}
         rows.append(row | {"us": us, "moved": size})
         share = lambda name: "" if rate is None else f", {size[name] / us[name] / rate:.0%} of the link"
@@ -279,10 +332,10 @@ def run(*, only: str = "", commit: str | None = None, out: str | os.PathLike) ->
         text += f"; one device's part alone {us['a part']:.4g} µs"
         notes = "  MORE" * (size["jaxgpuops"] > size.get("jax", math.inf)) + "  JAX IS WRONG" * bool(row["wrong"])
         print(f"{case.name:<50} {text}{notes}", flush=True)
-        path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
         for name, error in row["errors"].items():
             print(f"  {name}: {error}")
-    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+        if first:
+            path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     print(f"written to {path}\n\n{report.table(result, report.SHARDED_COLUMNS.split())}")
     if errors:
         sys.exit("a collective changes values, see above")

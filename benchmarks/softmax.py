@@ -11,9 +11,10 @@ import numpy as np
 import jaxgpuops
 from benchmarks.runner import Case, array_name
 
-# On a GPU. The target, in us on an H200, where the floor (a kernel that copies as many bytes as have to be moved, or
-# reads them) took so long there; floors that were not measured are those of a large copy, 3.93 TB/s. The records: the
-# fastest kernels known on an H200 before this package, other than those of JAX and torch, which are measured beside us.
+# Cases for GPUs. `target` and `floor` are in us on an H200; the floor is the time of a kernel that copies as many bytes
+# as have to be moved, or reads them. Floors that were not measured are computed from the rate of a large copy, 3.93
+# TB/s. `record` is the fastest kernel known on an H200 before this package, other than those of JAX and torch, which
+# are measured beside ours.
 GPU_SOFTMAX = [
     # (shape, axis, dtype, target, floor, record)
     ((32768, 256), 1, "bfloat16", 9.3, 9.1, "9.9 QuACK"),

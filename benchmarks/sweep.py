@@ -6,7 +6,7 @@
     python -m benchmarks sweep --seed 1 --only topk/17          that problem again
 
 The benchmark's grid says how fast the kernels are where they were tuned; this says how slow they may be elsewhere. All
-is compiled first, in threads, then measured with nothing else on the GPU. Times are those of kernels
+programs are compiled first, in threads, and then measured with nothing else on the GPU. Times are those of kernels
 (`timing.kernels`). Inputs rotate: over more than the L2 cache, unless a dozen of them are smaller. The floor: the bytes
 that must move, at the rate of a large copy, and the time of the smallest kernel.
 """

@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 REPEATS = 5  # each result is the median of this many measurements
 SECONDS = 0.02  # on a GPU, each measurement takes at least this long
@@ -35,13 +37,14 @@ def _enough(measure: Callable[[int], float]) -> int:
     return min(max(int(SECONDS / max(measure(2) / 2, 1e-6)), 3), 1000)
 
 
-def _median_of_more(measure: Callable[[int], float]) -> float:
-    """Returns the seconds per run of work that the host starts and waits for: how much longer twice as many more runs
-    take.
+def _median_of_more(measure: Callable[[int], float], agree: Callable[[int], int] = int) -> float:
+    """Returns the seconds per run of work that the host starts and waits for. They follow from how much longer three times
+    as many runs take.
 
     The host's way to the first run and its wake-up after the last, 0.3 to 2 ms together, are in both and drop out.
+    ``agree`` makes the number of runs the same in all processes that take part.
     """
-    runs = _enough(measure)
+    runs = agree(_enough(measure))
     return statistics.median((measure(3 * runs) - measure(runs)) / (2 * runs) for _ in range(REPEATS))
 
 
@@ -137,6 +140,53 @@ def jax_on_gpu(fn: Callable, calls: Sequence[tuple]) -> Callable[[Sequence[tuple
         return _median_of_more(measure) / len(calls) * 1e6
 
     return timer
+
+
+def jax_on_mesh(
+    fn: Callable, args: tuple, mesh: Mesh, calls: int, options: Mapping[str, object], agree: Callable[[int], int]
+) -> float:
+    """Times a program of so many calls of ``fn``, one after another, on arguments that lie on a mesh; in microseconds a
+    call.
+
+    All processes of the mesh run it. The calls have the same arguments, which are in the L2 cache where they fit. As in
+    `jax_on_gpu`, one element of each result of each device leaves the program. ``options`` are those of the compiler.
+    """
+    specs = [s.spec for s in jax.tree.leaves(jax.jit(fn).lower(*args).compile().output_shardings)]
+
+    def elements(kept, index, *results):
+        # Without the barrier, the last operation of a call might compute only that element.
+        results = jax.lax.optimization_barrier(results)
+        some = [jax.lax.dynamic_slice(x.reshape(-1), (index,), (1,)).astype(jnp.float32) for x in results]
+        return kept + sum(some)
+
+    own = PartitionSpec(mesh.axis_names)  # each device has an element
+    add = jax.shard_map(elements, mesh=mesh, in_specs=(own, PartitionSpec(), *specs), out_specs=own, check_vma=False)
+
+    def program(kept, index, args):
+        for _ in range(calls):
+            # A call begins after the one before, and the compiler does not know that their arguments are the same.
+            args, kept = jax.lax.optimization_barrier((args, kept))
+            kept = add(kept, index, *jax.tree.leaves(fn(*args)))
+        return kept
+
+    place = NamedSharding(mesh, own)
+    kept = jax.jit(lambda: jnp.zeros(mesh.size), out_shardings=place)()
+    index = np.uint32(0)
+    run = jax.jit(program, donate_argnums=0, out_shardings=place).lower(kept, index, args).compile(dict(options))
+    in_turn = mesh.devices.flat[0].platform == "cpu"  # two runs of virtual devices may wait for each other's threads
+
+    def measure(runs):
+        nonlocal kept
+        jax.block_until_ready(kept)
+        start = time.perf_counter()
+        for _ in range(runs):
+            kept = run(kept, index, args)
+            if in_turn:
+                jax.block_until_ready(kept)
+        jax.block_until_ready(kept)
+        return time.perf_counter() - start
+
+    return _median_of_more(measure, agree) / calls * 1e6
 
 
 def in_place(fn: Callable, args: tuple) -> Callable[[], None]:

@@ -10,9 +10,9 @@ import jaxgpuops
 from benchmarks.runner import Case, array_name
 from jaxgpuops.lax.along_axis import put_along_axis
 
-# On a GPU. The target, in us on an H200, where the floor (a kernel that only reads the input) took so long there. The
-# record: the fastest kernel known on an H200 before this package, under whatever contract; torch and JAX are measured
-# beside us, these are not.
+# Cases for GPUs. `target` and `floor` are in us on an H200; the floor is the time of a kernel that only reads the
+# input. `record` is the fastest kernel known on an H200 before this package, under whatever contract. Those of torch
+# and JAX are measured beside ours, the others are not.
 GPU = [
     # (shape, axis, dtype, k, target, floor, record)
     ((1, 1 << 20), 1, "float32", 64, 8, 2.8, "20.6 CUB, unsorted"),
@@ -71,7 +71,7 @@ def name_of(shape, axis, dtype, k):
 
 
 def _hostile(axis, k):
-    """Rows that defeat some way to select. By contract they take at most three times as long as random ones."""
+    """Rows that are hard for some way to select. They must take at most three times as long as random rows."""
     return {
         "rising": lambda x: (jnp.sort(x, axis),),
         "falling": lambda x: (-jnp.sort(x, axis),),

@@ -11,7 +11,7 @@ STEPS, ENVIRONMENTS, DISCOUNT, DECAY = 256, 512, 0.99, 0.95
 
 
 def deltas_and_factors(rewards, values, dones):
-    """values has one step more: of the states after the last step."""
+    """``values`` has one step more than the others, for the states after the last step."""
     going_on = 1.0 - dones
     return rewards + DISCOUNT * going_on * values[1:] - values[:-1], DISCOUNT * DECAY * going_on
 
@@ -39,7 +39,7 @@ def main():
     values = 10 * jax.random.normal(keys[1], (STEPS + 1, ENVIRONMENTS))
     dones = jax.random.bernoulli(keys[2], 0.02, (STEPS, ENVIRONMENTS)).astype(jnp.float32)
     ours, loop = (np.asarray(fn(rewards, values, dones)) for fn in (advantages, advantages_by_loop))
-    # In float32 both have errors of some 1e-7 of the terms that are added, which are at most about 40 each and fade.
+    # In float32, both have errors of about 1e-7 of the terms that they add, which are at most 40 or so and become smaller.
     np.testing.assert_allclose(ours, loop, rtol=1e-5, atol=1e-4)
     print(f"{STEPS} steps of {ENVIRONMENTS} environments: advantages up to {np.abs(loop).max():.1f}, which differ from")
     print(f"those of a loop by {np.abs(ours - loop).max():.1e} at most")

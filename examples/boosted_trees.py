@@ -1,8 +1,8 @@
 """Gradient boosting of decision trees on histograms, as LightGBM does it, in JAX: tumours are told apart by 30 measurements.
 
-Values become bins. A tree grows leaf by leaf: where a split gains most, there it splits next. What a split gains follows
-from sums of gradients and hessians by bin, which one `segment_sum` makes of the smaller child; those of its sibling are
-what is left of their parent's. `argsort` finds the child's rows, `cumsum` adds up bins.
+Values become bins. A tree grows leaf by leaf, always where a split gains most. The gain of a split is computed from sums of
+gradients and hessians by bin. One `segment_sum` makes these sums for the smaller child; those of its sibling are the
+difference from their parent's. `argsort` finds the rows of the child, and `cumsum` adds up bins.
 
 Rows may be split over devices, as in LightGBM's data-parallel mode: each device adds up its own, one reduce-scatter gives
 each the sums of some features, and the best of their best splits is taken. Gradients are whole numbers (LightGBM's
@@ -31,7 +31,7 @@ BINS, LEAVES, RATE, LEAST_ROWS, LEAST_HESSIAN = 255, 31, 0.1, 20, 1e-3  # LightG
 
 
 class Split(NamedTuple):
-    """Of a leaf: rows whose bin of the feature is above the threshold go right. left: what the others add up to."""
+    """The best split of a leaf: rows whose bin of the feature is above the threshold go right. left: the sums of the others."""
 
     gain: jax.Array
     feature: jax.Array
@@ -82,7 +82,7 @@ def histogram(bins, pairs, mine):
     def of_first(size):
         def sums(order):
             some = order[:size]
-            ids = jnp.where(mine[some], bins[:, some].astype(np.int32), -1)  # -1 is dropped
+            ids = jnp.where(mine[some], bins[:, some].astype(np.int32), -1)  # rows with id -1 are dropped
             return jax.vmap(lambda ids: jaxgpuops.segment_sum(pairs[some], ids, BINS))(ids)
 
         return sums
@@ -149,7 +149,7 @@ def grow(bins, pairs, counts, scale):
         rows = jnp.stack([numbers[leaf] - right_rows, right_rows])
         smaller = jnp.argmin(rows)
         sums = histogram(bins, pairs, leaf_of == children[smaller])
-        both = jnp.stack([sums, all_sums[leaf] - sums])  # its sibling's are what is left
+        both = jnp.stack([sums, all_sums[leaf] - sums])  # the sums of its sibling are the rest
         both = jnp.where(smaller == 0, both, both[::-1])
         pair = jnp.stack([left, totals[leaf] - left])
         best_of_both = jax.vmap(best_split, in_axes=(0, 0, 0, None))(both, pair, rows, scale)

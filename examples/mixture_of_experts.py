@@ -49,7 +49,7 @@ def experts_of_all_devices(parameters, x, logits, bias):
 
 
 def exchange(rows, out, sizes):
-    """`jax.lax.ragged_all_to_all` where XLA has it: not on CPUs, where parts are padded to the size of the whole."""
+    """`jax.lax.ragged_all_to_all`. On CPUs, where XLA lacks it, parts are padded to the size of the whole."""
     if jax.default_backend() != "cpu":
         return jax.lax.ragged_all_to_all(rows, out, *sizes, axis_name="devices")
     _, _, _, recv_sizes = sizes

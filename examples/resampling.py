@@ -1,5 +1,5 @@
 """A particle filter for many tracks at once: a step forward, weights, and systematic resampling, which is a cumulative sum
-and a search. Beside it, quantiles of what the filter believes."""
+and a search; then quantiles of the estimates."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,8 @@ DRIFT, NOISE, ERROR = 0.9, 0.5, 1.0
 
 
 def resample(key, particles, log_weights):
-    """Particles as often as their weights say: of each row, those at evenly spaced points of the cumulative sum."""
+    """Repeats particles in proportion to their weights: in each row, takes those at evenly spaced points of the cumulative
+    sum."""
     shares = jaxgpuops.cumsum(jaxgpuops.softmax(log_weights))
     offset = jax.random.uniform(key, (len(particles), 1))
     points = (jnp.arange(PARTICLES) + offset) / PARTICLES * shares[:, -1:]
@@ -21,7 +22,7 @@ def resample(key, particles, log_weights):
 
 @jax.jit
 def filtered(key, observed):
-    """What is believed of each track after each observation: the median, and a range of 80 %."""
+    """The estimate of each track after each observation: the median, and a range of 80 %."""
 
     def step(particles, inputs):
         key, seen = inputs

@@ -12,7 +12,7 @@ CONTEXT, WIDTH, K = 4, 32, 8
 
 
 def logits_of(parameters, context):
-    """Of the next letter after each context, the last letters before it."""
+    """Returns logits of the letter that follows each context, which is the last letters before it."""
     x = parameters["embedding"][context].reshape(*context.shape[:-1], CONTEXT * WIDTH)
     return jax.nn.relu(x @ parameters["hidden"]) @ parameters["output"]
 
@@ -28,10 +28,10 @@ def step(parameters, contexts, letters):
 
 
 def sample(key, logits, temperature, p):
-    """A letter for each row: of the K likeliest, of the likeliest that have probability p together."""
+    """Draws a letter for each row: among the K likeliest, and of these among the likeliest that have probability p together."""
     values, letters = jaxgpuops.topk(logits, K)
     probabilities = jaxgpuops.softmax(values, scale=1 / temperature[:, None])
-    nucleus = jaxgpuops.cumsum(probabilities, exclusive=True) < p[:, None]  # always has the likeliest
+    nucleus = jaxgpuops.cumsum(probabilities, exclusive=True) < p[:, None]  # the likeliest letter is always in it
     log_probabilities = jaxgpuops.log_softmax(values, scale=1 / temperature[:, None], where=nucleus)
     chosen = jax.random.categorical(key, log_probabilities)
     return jnp.take_along_axis(letters, chosen[:, None], 1)[:, 0]
@@ -67,7 +67,7 @@ def main():
     for t, q, text in zip(temperature, p, texts, strict=True):
         print(f"temperature {t:.1f}, p {q:.1f}: {TEXT[:CONTEXT]}{text}")
     words = set(TEXT.replace(".", "").split())
-    assert set(texts[0].replace(".", "").split()[1:-1]) <= words  # near the likeliest: what it has read
+    assert set(texts[0].replace(".", "").split()[1:-1]) <= words  # at a low temperature it repeats words of the text
 
 
 if __name__ == "__main__":

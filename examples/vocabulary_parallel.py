@@ -1,7 +1,7 @@
 """A head of a language model, trained with its vocabulary split over eight devices, and on one: the same losses.
 
-The logits of all words are never in one place: each device has those of its words, and a few numbers a token cross.
-What crosses is read off the compiled programs, beside that of the same step in plain JAX.
+The logits of all words are never on one device: each device has those of its words, and devices exchange a few numbers for
+each token. The exchanged bytes are read from the compiled program, and compared with those of the same step in plain JAX.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ def train(updated, parameters, batches):
 
 
 def bytes_moved(updated, *arguments):
-    """Of the results of the collectives that one device takes part in."""
+    """The bytes of the results of all collectives in a compiled program, for one device."""
     names = "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter"
     text = updated.lower(*arguments).compile().as_text()
     results = re.findall(rf" = (.*?) (?:{names})(?:-done)?\(", text)

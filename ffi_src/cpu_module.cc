@@ -169,14 +169,13 @@ jaxgpuops::scan::Problem scan_named(const std::string& name) {
   throw std::invalid_argument("no such op: " + name);
 }
 
-}  // namespace
+// ---- Plans for Python -----------------------------------------------------------------------------------------------
+// Each function returns the plan of a call on a GPU of a compute capability. `workspace_bytes` < 0 asks for the best
+// plan. Otherwise the call has a workspace of that size, as when a part of a batch runs what was lowered for the whole
+// batch.
 
-NB_MODULE(_cpu, module) {
+void define_selections(nb::module_& module) {
   using namespace jaxgpuops;
-  define_module(module, {JAXGPUOPS_FAMILIES(cpu_targets)});
-
-  // The plan of a call on a GPU of a compute capability. `workspace_bytes` < 0 asks for the best plan. Otherwise the
-  // call has a workspace of that size, as when a part of a batch runs what was lowered for the whole batch.
   module.def(
       "plan_topk",
       [](int64_t outer, int64_t length, int64_t inner, int64_t k, int key_bits, bool sorted, int compute_capability,
@@ -216,7 +215,10 @@ NB_MODULE(_cpu, module) {
         return plan_dict(topk_softmax::plan_topk_softmax(Rows{outer, length, inner}, k, groups));
       },
       "outer"_a, "length"_a, "inner"_a, "k"_a, "groups"_a = 1);
+}
 
+void define_row_operations(nb::module_& module) {
+  using namespace jaxgpuops;
   // `groups`: how many groups the dimensions after the axis form for an operand that broadcasts; a group is a run of
   // neighbouring dimensions that the operand has, or that it lacks. With several operands, the largest of these
   // numbers.
@@ -269,7 +271,10 @@ NB_MODULE(_cpu, module) {
       },
       "op"_a, "outer"_a, "length"_a, "inner"_a, "dtype"_a, "masked"_a, "compute_capability"_a,
       "workspace_bytes"_a = -1);
+}
 
+void define_counts(nb::module_& module) {
+  using namespace jaxgpuops;
   module.def(
       "plan_bincount",
       [](int64_t outer, int64_t length, int64_t inner, int64_t bins, const std::string& dtype, int compute_capability) {
@@ -342,4 +347,14 @@ NB_MODULE(_cpu, module) {
         return plan_dict(moe::plan_route(problem, gpu_of(compute_capability), workspace_bytes));
       },
       "outer"_a, "assignments"_a, "experts"_a, "compute_capability"_a, "workspace_bytes"_a = -1);
+}
+
+}  // namespace
+
+NB_MODULE(_cpu, module) {
+  using namespace jaxgpuops;
+  define_module(module, {JAXGPUOPS_FAMILIES(cpu_targets)});
+  define_selections(module);
+  define_row_operations(module);
+  define_counts(module);
 }

@@ -226,9 +226,9 @@ inline Rows require_rows(const char* name, ffi::AnyBuffer buffer, int64_t axis) 
   return rows;
 }
 
-// Where a row-major operand of these dimensions, some of them 1, has the elements of a problem of the dimensions
-// `whole`. `begin` and `end` bound the dimensions that the index counts, `stride` is that of dimension `end - 1`; it
-// becomes that of `begin - 1`.
+// Returns where an operand has the elements of a problem of the dimensions `whole`. The operand is row-major, and some
+// of its dimensions may be 1. The index counts the dimensions [begin, end). `stride` is the stride of dimension end -
+// 1, and is changed to that of dimension begin - 1.
 inline IndexMap index_map(const char* name, const Dims& dims, const Dims& whole, int64_t begin, int64_t end,
                           int64_t& stride) {
   IndexMap map;
@@ -311,7 +311,8 @@ inline int64_t require_workspace(ffi::AnyBuffer workspace, ffi::AnyBuffer x, int
 
 // ---- Bindings -------------------------------------------------------------------------------------------------------
 
-// The backend of a binding that call.h says once for both: where it starts, and what follows the results.
+// A backend. The bindings in call.h are written once and take it as a parameter: start() begins a binding with the
+// context that handlers of the backend get, and scratch() adds the workspace, which only CUDA handlers have.
 struct OnCpu {
   static auto start() { return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>(); }
 

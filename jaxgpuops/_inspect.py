@@ -26,13 +26,13 @@ def explain(
     for an H200.
 
     Each record has ``op``, ``shape``, ``dtype``, ``params``, ``platform``, ``kernel`` (None for plain JAX), ``plan``
-    (what the CUDA kernel's planner chose) and ``why`` (why plain JAX). Equal calls are lowered, and listed, once. What
-    devices share as one call, and is made of other kernels, has no ``kernel``, and ``why`` says so.
+    (what the CUDA kernel's planner chose) and ``why`` (why plain JAX). Equal calls are lowered, and listed, once. A call
+    that devices share, and that is made of other kernels, has no ``kernel``; ``why`` says so.
 
     In a program for several devices of this machine, which is then compiled too, calls that XLA partitions also have
-    ``part``, the shape of what each device has, and ``collectives``, the bytes that it gets for the call, by kind: ``{}``
-    where nothing moves. What XLA gathers because a call wants it whole is not among them: ``part`` is then whole. With an
-    abstract mesh, ``part`` is None: a program for no devices is not compiled.
+    ``part``, the shape of each device's part, and ``collectives``, the bytes that a device receives for the call, by kind:
+    ``{}`` if nothing moves. Arrays that XLA gathers because the call needs them whole are not counted; ``part`` is then
+    the whole shape. With an abstract mesh, ``part`` is None: a program for no devices is not compiled.
 
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops

@@ -75,7 +75,7 @@ def cuda(monkeypatch):
 
 @pytest.fixture(params=["", "all"], ids=["kernels", "plain JAX"])
 def paths(request, monkeypatch):
-    """Both kernels and what takes their place elsewhere."""
+    """Runs a test with the kernels, and again with the plain JAX that replaces them elsewhere."""
     monkeypatch.setenv("JAXGPUOPS_DISABLE", request.param)
     jax.clear_caches()
     yield

@@ -1,5 +1,6 @@
-"""What the files of tests for GPUs share. They test what only a GPU can show: every kernel and form of it at sizes that
-would take minutes on a CPU, determinism, CUDA graphs, more than 2^31 elements. Skips the file where there is no GPU."""
+"""Functions that the files of tests for GPUs share. These files test what only a GPU can show: every kernel and every form
+of it, at sizes that would take minutes on a CPU, determinism, CUDA graphs, more than 2^31 elements. A file that imports
+this module is skipped where there is no GPU."""
 
 import contextlib
 import functools
@@ -45,7 +46,7 @@ def in_subprocess(*command, **environment):
 
 
 def run_in_command_buffers(module):
-    """Runs the file's command_buffers() where XLA captures even single calls into CUDA graphs."""
+    """Runs command_buffers() of the test file in a process in which XLA captures even single calls into CUDA graphs."""
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_graph_min_graph_size=1"
     program = f"import sys; sys.path.append({str(HERE)!r}); import {module}; {module}.command_buffers(); print('done')"
     assert "done" in in_subprocess("-c", program, XLA_FLAGS=flags)

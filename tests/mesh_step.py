@@ -1,6 +1,6 @@
 """A training step on a mesh, for one process with all devices, or as a program for two that have half of them each.
 
-Of a CPU there are eight virtual ones. Where JAX_PLATFORMS begins with cuda, each process has a GPU.
+On a CPU there are eight virtual devices. If JAX_PLATFORMS begins with cuda, each process has a GPU.
 """
 
 import functools

@@ -46,7 +46,7 @@ def topk(x, k, axis=-1, largest=True, sorted=True):
 
 
 def argmax(x, axis, largest=True):
-    """The first of the largest, where -0 equals +0 and NaNs beat numbers."""
+    """The index of the first largest element; -0 equals +0, and NaNs are larger than numbers."""
     x = np.asarray(x)
     key = keys(x)
     if is_float(x.dtype):
@@ -67,7 +67,7 @@ def random_bits(rng, shape, dtype):
 
 
 def special_values(dtype):
-    """Zeros, infinities, NaNs of both signs, denormals, and what is next to them; for integers the extremes."""
+    """Zeros, infinities, NaNs of both signs, denormals, and their neighbours; for integers the extremes."""
     dtype = np.dtype(dtype)
     if dtype == bool:
         return np.array([False, True])

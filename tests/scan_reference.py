@@ -20,7 +20,7 @@ def eps(dtype):
 
 
 def rounding(dtype, values):
-    """What the last rounding to a float of 8 or 16 bits may change; 0 for other types."""
+    """The error of the last rounding, to a float of 8 or 16 bits; 0 for other types."""
     dtype = np.dtype(dtype)
     if dtype.itemsize >= 4:
         return 0.0
@@ -29,7 +29,7 @@ def rounding(dtype, values):
 
 
 def identity(name, dtype):
-    """What an exclusive scan begins with."""
+    """The first result of an exclusive scan."""
     dtype = np.dtype(dtype)
     if name in ("cumsum", "cumprod"):
         return dtype.type(name == "cumprod")

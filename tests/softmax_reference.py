@@ -10,7 +10,7 @@ NAN = wide(np.nan)
 
 
 class Logits:
-    """z of a call along one axis, where entries count, and the factor between x and z, with how far z may be off."""
+    """The logits z of a call along one axis, which entries count, the factor between x and z, and the error bound of z."""
 
     def __init__(self, x, axis, where=None, scale=None, bias=None, causal=False):
         self.dtype, self.axis = np.dtype(x.dtype), axis
@@ -96,7 +96,7 @@ class Logits:
 
 
 def tiny(dtype):
-    """What counts as 0: below it, floats lose digits, or are flushed."""
+    """The magnitude below which numbers count as 0, because floats lose digits there, or are flushed to 0."""
     return float(np.finfo(np.float64 if np.dtype(dtype) == np.float64 else np.float32).tiny)
 
 

@@ -33,7 +33,7 @@ def scan(name, **options):
 def largest(ops, x, y, **names):
     if ops is jaxgpuops:
         return tuple(ops.topk(x, 5, axis=AXIS, largest=False, sorted=False, **names))
-    return tuple(ops.top_k(x, 20, axis=AXIS, **names))  # more than a device has
+    return tuple(ops.top_k(x, 20, axis=AXIS, **names))  # more elements than one device has
 
 
 def softmax(name):
@@ -102,13 +102,13 @@ OPS = {
         False,
     ),
     "gate": (lambda ops, x, y, **names: tuple(ops.topk_softmax(x, 3, axis=AXIS, bias=y, **names)), False),
-    "gate of groups": (  # a device has several
+    "gate of groups": (  # a device has several groups
         lambda ops, x, y, **names: tuple(
             ops.topk_softmax(x, 5, axis=AXIS, bias=y, groups=16, topk_groups=3, score="sigmoid", scale=2.5, **names)
         ),
         False,
     ),
-    "gate of wide groups": (  # that devices share
+    "gate of wide groups": (  # several devices share a group
         lambda ops, x, y, **names: tuple(ops.topk_softmax(x, 20, axis=AXIS, groups=4, topk_groups=2, **names)),
         False,
     ),
@@ -156,7 +156,7 @@ OPS = {
         lambda ops, x, y, **names: jnp.moveaxis(jaxgpuops.quantile(x, [0.1, 0.5, 0.77], axis=AXIS, **names), 0, 1),
         False,
     ),
-    "many quantiles": (  # more than a selection takes
+    "many quantiles": (  # more than the kernel of selections takes
         lambda ops, x, y, **names: jnp.moveaxis(jaxgpuops.quantile(x, np.linspace(0, 1, 9), axis=AXIS, **names), 0, 1),
         False,
     ),
@@ -349,7 +349,7 @@ def test_a_route_of_split_tokens(mesh, check_vma):
         np.testing.assert_allclose(found, whole[3], rtol=1e-6)
 
 
-# What has no axis_name, and why; docs/sharding.md says the same.
+# The functions without axis_name, and why they have none; docs/sharding.md says the same.
 WITHOUT_AXIS_NAME = {
     "moe_dispatch": "tokens and rows are those of one device; the plan's exchange says how they reach others",
     "moe_combine": "the same, on the way back",

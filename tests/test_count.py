@@ -16,7 +16,7 @@ REDUCTIONS = ["segment_sum", "segment_max", "segment_min"]
 
 
 def ids_of(kind, n, segments, rng):
-    """Ids with everything that is hard: some out of range, one that most rows have, segments without rows."""
+    """Ids that are hard: some are out of range, most rows have the same one, and some segments have no rows."""
     ids = {
         "uniform": lambda: rng.integers(-2, segments + 2, n),
         "hot": lambda: np.where(rng.random(n) < 0.9, segments // 2, rng.integers(0, max(segments, 1), n)),
@@ -114,7 +114,7 @@ def test_short_floats_add_up_in_float32():
 
 
 def test_many_rows_on_many_threads():
-    """Enough for every way of sharing the work."""
+    """Sizes that take every way in which threads share the work."""
     rng = np.random.default_rng(0)
     for n, segments, features in [(300_000, 1000, 1), (3000, 40, 200), (100_000, 2, 3)]:
         data = rng.integers(-50, 50, (n, features)).astype(np.float32)
@@ -227,7 +227,7 @@ def test_histogram():
 
 def test_histograms_of_rows_and_columns():
     x = np.random.default_rng(0).standard_normal((5, 300, 3)).astype(np.float32)
-    counts, edges = jax.vmap(lambda row: jaxgpuops.histogram(row, 7))(x[..., 0])  # each with its edges
+    counts, edges = jax.vmap(lambda row: jaxgpuops.histogram(row, 7))(x[..., 0])  # each row has edges of its own
     for row, own, places in zip(x[..., 0], counts, edges, strict=True):
         np.testing.assert_array_equal(own, np.histogram(row, places)[0])
         # Two programs may round differently. An edge is low * (1 - t) + high * t: at most four roundings in each.
@@ -239,7 +239,7 @@ def test_histograms_of_rows_and_columns():
 
 
 def test_ids_of_a_byte():
-    """They have the results of wider ones, also where there are more segments than they can name."""
+    """Ids of 8 bits give the results of wider ids, also if there are more segments than 8 bits can number."""
     rng = np.random.default_rng(0)
     pairs, ids = rng.standard_normal((3000, 2)).astype(np.float32), rng.integers(0, 256, (4, 3000)).astype(np.uint8)
     for segments in (9, 255, 300):
@@ -252,7 +252,7 @@ def test_ids_of_a_byte():
 
 
 def test_vmap_shares_ids():
-    """A batch of data only is one call, with one row of ids."""
+    """If only the data has a batch, the call is one, with a single row of ids."""
     data, ids = jnp.ones((6, 4, 3)), jnp.array([0, 2, 0, 7, -1, 2])
     for axis in (0, 1, 2):
         x = jnp.moveaxis(data, 1, axis)

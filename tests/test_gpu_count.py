@@ -126,7 +126,7 @@ def test_segments_of_every_dtype(dtype):
 
 @pytest.mark.parametrize("length, features, segments, is_sorted", SEGMENTS.values(), ids=SEGMENTS)
 def test_data_that_features_share(length, features, segments, is_sorted):
-    """A batch of ids only has the bits of one row of ids at a time."""
+    """If only ids have a batch, results have the bits of calls with one row of ids each."""
     ids = jnp.stack([drawn("hot", (length,), segments, seed) for seed in range(5)])
     ids = jnp.sort(ids) if is_sorted else ids
     data = jax.random.normal(jax.random.key(2), (length, *features))
@@ -141,8 +141,8 @@ def test_data_that_features_share(length, features, segments, is_sorted):
 @pytest.mark.parametrize("hot", [0, 0.9])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_atomics_add_exactly(dtype, hot, columns):
-    """Sums that cancel, of numbers of all sizes; and what is not finite. Rows of one segment, which a warp adds up, have
-    numbers of several accumulators."""
+    """Tests sums that cancel, of numbers of all sizes, and infinities and NaNs. The rows of one segment that a warp adds up
+    need several accumulators."""
     rng = np.random.default_rng(0)
     info = jnp.finfo(dtype)
     sizes = rng.integers(int(np.log2(float(info.smallest_subnormal))), info.maxexp - 12, 300_000)
@@ -231,7 +231,7 @@ def test_softmax_of_few_rows():
 @pytest.mark.parametrize("is_sorted", [True, False])
 @pytest.mark.parametrize("shape, segments", [((5000,), 300), ((5000, 8), 300), ((3001, 7), 2000), ((70_001, 4), 5)])
 def test_softmax_of_many_rows(shape, segments, is_sorted):
-    """In tiles of rows, of which many have one segment, and some what is not finite."""
+    """Tests tiles of rows, many of which belong to one segment; some have infinities or NaNs."""
     rng = np.random.default_rng(0)
     x = (30 * rng.standard_normal(shape)).astype(np.float32)
     for value in (np.inf, -np.inf, np.nan):

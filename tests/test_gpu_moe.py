@@ -1,4 +1,4 @@
-"""Plan, dispatch and combine on a GPU: see gpu.py. tests/test_moe.py has what is the same on a CPU."""
+"""Plan, dispatch and combine on a GPU: see gpu.py. tests/test_moe.py has the tests that also run on a CPU."""
 
 import os
 
@@ -14,7 +14,7 @@ import jaxgpuops
 SIZES = [(0, 2, 4), (1, 1, 1), (1000, 8, 8), (2000, 8, 128), (2049, 8, 64), (16384, 6, 64), (8192, 2, 8)]
 SIZES += [(100, 3, 5), (3000, 4, 16), (16000, 2, 32), (300, 4, 33), (2, 1, 512)]  # few experts, and few assignments
 SIZES += [(5000, 16, 512), (9000, 2, 4096), (700, 2, 2048)]  # counters that leave room for few warps
-# The largest cluster, more, and more than registers hold.
+# Sizes for the largest cluster, for more than a cluster, and for more than registers hold.
 SIZES += [(4096, 8, 128), (4097, 8, 128), (16384, 8, 128), (600_000, 4, 60)]
 
 
@@ -27,7 +27,7 @@ def test_plans(tokens, k, experts, kind):
 
 
 def test_plans_for_older_gpus():
-    """Blocks tell each other through the workspace, where there are no clusters."""
+    """Where there are no clusters, blocks exchange their totals through the workspace."""
     if "JAXGPUOPS_COMPUTE_CAPABILITY" in os.environ:
         assert plan(lambda ids: jaxgpuops.moe_plan(ids, 128), jnp.zeros((4096, 8), jnp.int32))["algorithm"] == "grid"
         return
@@ -37,7 +37,7 @@ def test_plans_for_older_gpus():
 
 @pytest.mark.parametrize("batch", [2, 5, 140])
 def test_plans_of_batches_are_those_of_their_elements(batch):
-    """Some blocks share each plan, or each block has one, which looks twice at what its registers do not hold."""
+    """Several blocks share each plan, or each block has a plan of its own and reads twice what its registers do not hold."""
     ids = jax.random.randint(jax.random.key(0), (batch, 8500, 2), -1, 71)
     whole = jaxgpuops.moe_plan(ids, 70, align=8)
     for i in {0, batch // 2, batch - 1}:
@@ -45,7 +45,7 @@ def test_plans_of_batches_are_those_of_their_elements(batch):
 
 
 def test_plans_have_the_same_bits_in_every_run():
-    """Counters of blocks meet in atomics: sums of integers, the same in any order."""
+    """Blocks add their counters by atomics. Sums of integers are the same in any order."""
     ids = jax.random.randint(jax.random.key(1), (30_000, 4), 0, 100)
     expected = jaxgpuops.moe_plan(ids, 100)
     for _ in range(50):
@@ -167,9 +167,9 @@ def test_no_tokens(k):
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("width", [8192, 8191])  # rows of vectors, and rows that are none
+@pytest.mark.parametrize("width", [8192, 8191])  # rows that are whole vectors, and rows that are not
 def test_more_than_2_to_31_elements(width):
-    """Tokens, and twice as many rows. Products are of whole numbers, and sums small, so that all are exact."""
+    """Tests tokens and twice as many rows. Numbers are whole and sums small, so that all are exact."""
     needs_memory(40)
     tokens, part = 270_000, 10_000
     ids = jax.random.randint(jax.random.key(6), (tokens, 2), 0, 33)
@@ -188,7 +188,7 @@ def test_more_than_2_to_31_elements(width):
         assert same_bits(cut(rows, first, part), x[cut(token, first, part)]), first
     w = jnp.tile(jnp.array([0.0, 1.0]), (tokens, 1))
     out, pull = jax.vjp(lambda rows, w: jaxgpuops.moe_combine(rows, plan, w), rows, w)
-    number = lambda a: a.astype(jnp.float32)  # -0 and 0 are one
+    number = lambda a: a.astype(jnp.float32)  # -0 and 0 count as equal
     assert all((number(cut(out, t, part)) == number(cut(x, t, part))).all() for t in range(0, tokens, part))
     del out
     dy, dw = pull(ct)
@@ -206,7 +206,8 @@ def test_more_than_2_to_31_elements(width):
 @pytest.mark.parametrize("capacity", [None, 40])
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_reach_experts_on_other_gpus(kind, capacity):
-    """And their answers come back, as do gradients. Whole numbers, so that every order of additions gives the same."""
+    """Rows go to the devices of their experts, and answers and gradients come back. Numbers are whole, so that every order
+    of additions gives the same sums."""
     devices = 2 ** (len(jax.devices()).bit_length() - 1)
     tokens, k, experts, features = 64 * devices, 3, 4 * devices, 24
     random = np.random.default_rng(29)

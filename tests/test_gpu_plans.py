@@ -1,4 +1,4 @@
-"""What is planned is what runs: parts of a batch that was planned for whole, and what `explain` shows."""
+"""What is planned is what runs: calls for a part of the batch that was planned, and the kernels that `explain` names."""
 
 import glob
 import re
@@ -32,7 +32,7 @@ def test_exports_with_a_symbolic_batch(fn, length):
         assert same_bits(call(x[:rows]), jax.jit(fn)(x[:rows])), rows
 
 
-# For a family's algorithm, as `explain` names it, what the name of one of its kernels begins with.
+# For each algorithm of a family, as `explain` names it: how the name of one of its kernels begins.
 KERNELS = {
     "topk": {
         "argmax": "argmax_",

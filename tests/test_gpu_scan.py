@@ -70,7 +70,7 @@ def before_first(x, axis):
 
 
 def going_on(name, x, axis, *starts):
-    """As along a split axis, on every device but the first."""
+    """A cumulative operation with an h0, as every device but the first calls it along a split axis."""
     params = {"axis": axis, "reverse": False, "exclusive": False, "initial": True}
     return scan_primitives.CUMULATIVE[name](x, before_first(x, axis), *starts, **params)[0]
 
@@ -102,7 +102,7 @@ run_scans = jax.jit(all_scans, static_argnums=1)
 
 
 def shifted(x, axis, by, fill):
-    """What is one position before (by = 1) or after (by = -1)."""
+    """The elements one position before (by = 1) or after (by = -1)."""
     return jax.lax.pad(x, jnp.array(fill, x.dtype), [(by, -by, 0) if d == axis else (0, 0, 0) for d in range(x.ndim)])
 
 
@@ -152,7 +152,7 @@ def test_every_kernel_has_a_regime():
         found.add(chosen["algorithm"])
     assert found == {"small", "short", "rows", "walk", "resident", "row_look_ahead"} | {
         *("columns", "column_look_ahead", "spans", "span_look_ahead")
-    }  # and chunk_look_ahead: of gradients, whose shapes are the same
+    }  # chunk_look_ahead is missing: gradients take it, and have the same shapes
 
 
 @regimes

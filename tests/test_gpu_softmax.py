@@ -56,7 +56,7 @@ SOFTMAX = ("softmax", "log_softmax", "logsumexp")
 
 
 def row_operands(shape, axis, key=0, dtype=jnp.float32):
-    """x, a tangent, labels, and scale, bias and mask that some dimensions share."""
+    """Returns x, a tangent, labels, and a scale, a bias and a mask that broadcast along some dimensions."""
     keys = jax.random.split(jax.random.key(key), 6)
     along = [n if d == axis else 1 for d, n in enumerate(shape)]
     rows = [1 if d == axis else n for d, n in enumerate(shape)]
@@ -71,7 +71,7 @@ def row_operands(shape, axis, key=0, dtype=jnp.float32):
 
 
 def all_rows(x, t, labels, scale, bias, where, *, axis, module=jaxgpuops):
-    """Results of every kernel, and of those that optional operands take."""
+    """Results of every kernel, with and without optional operands."""
     results = {}
     for name in SOFTMAX:
         plain = functools.partial(getattr(module, name), axis=axis)
@@ -151,14 +151,14 @@ def test_rows_are_those_of_plain_jax(shape, axis, dtype):
     for name, y in actual.items():
         a, b = y.astype(jnp.float32), expected[name].astype(jnp.float32)
         b = jnp.where(jnp.abs(b) > float(jnp.finfo(y.dtype).max), jnp.copysign(jnp.inf, b), b)
-        # A gradient knows the results as they were rounded, and is a difference of what may be larger.
+        # A gradient is computed from rounded results, and is a difference of numbers that may be larger than itself.
         t = jnp.abs(operands["t"]).astype(jnp.float32)
         sizes = {"gradient of softmax": 2 * t.max(axis, keepdims=True)}
         sizes["gradient of log_softmax"] = t.sum(axis, keepdims=True)
-        sizes["cross_entropy_grad"] = 1  # a probability less the label's share
+        sizes["cross_entropy_grad"] = 1  # a probability minus the label's share
         largest = jnp.abs(jnp.where(jnp.isfinite(b), b, 0)).max(axis if b.ndim == len(shape) else None, keepdims=True)
         largest = jnp.maximum(largest, sizes.get(name.removesuffix(" of all operands"), 0))
-        if name in ("sum", "sum where", "dot"):  # they cancel
+        if name in ("sum", "sum where", "dot"):  # the summands cancel
             largest = largest + 10 * shape[axis] ** 0.5 * (eps < 1e-4)
         off = jnp.where((a == b) | (jnp.isnan(a) & jnp.isnan(b)), 0, jnp.abs(a - b) / (largest + 1e-30)).max()
         assert off < 8 * eps + 2e-6, (name, float(off))
@@ -200,7 +200,7 @@ def test_a_row_is_that_of_the_row_in_its_batch(shape, axis):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
 def test_few_rows_have_the_bits_of_many(dtype):
-    """Of few rows lanes have two vectors, of many as many as registers hold."""
+    """If rows are few, a lane has two vectors; if they are many, as many as its registers hold."""
 
     def derivatives(fn):
         return lambda x, t: jax.vjp(fn, x)[1](t)[0]
@@ -250,7 +250,7 @@ def test_many_columns_have_the_bits_of_few(dtype):
 
 @regimes
 def test_infinities_in_parts_of_rows(shape, axis):
-    """Parts that are -inf, or masked, as long as those that kernels divide rows into."""
+    """Parts of rows are -inf or masked. They are as long as the parts into which kernels divide rows."""
     shape = (min(shape[0], 20), *shape[1:])
     n = shape[axis]
     x = jax.random.normal(jax.random.key(0), shape)

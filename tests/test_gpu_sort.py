@@ -12,7 +12,7 @@ from gpu import needs_memory, plan, run_in_command_buffers, same_bits, spread
 import jaxgpuops
 from jaxgpuops.lax._sort import select_p, sort_p
 
-# Every kernel and form of it: (shape, axis), what the plan calls it, and whether it turns columns into rows.
+# Every kernel and form of it: (shape, axis), its name in the plan, and whether columns are transposed to rows.
 REGIMES = {
     "one element": ((1000, 1), 1, "short", False),
     "two elements": ((3001, 2), 1, "short", False),
@@ -37,7 +37,7 @@ regimes = pytest.mark.parametrize("shape, axis, algorithm, turns", REGIMES.value
 
 
 def data(shape, axis, dtype):
-    """Rows of every bit pattern, special values, few values, one value, in order, and against it."""
+    """Rows of arbitrary bits, of special values, of few values, of one value, ascending, and descending."""
     rng, n = np.random.default_rng(0), shape[axis]
     special = reference.special_values(dtype)
     rows = [reference.random_bits(rng, (n,), dtype), rng.choice(special, n), rng.choice(special[:2], n)]
@@ -120,8 +120,8 @@ ranked_data = pytest.mark.parametrize(
 @ranked_data
 @pytest.mark.parametrize("shape", [(300, 1025), (41, 4096), (3, 20_001), (40, 70_001), (3, 250_001), (1, 1 << 22)])
 def test_elements_by_rank(shape, kind, dtype):
-    """Those of the sort: of rows that a block holds, and of others. Of near or equal elements, many are left after the
-    first step."""
+    """Selected elements are those of the sort, in rows that a block holds and in longer ones. If elements are near or equal,
+    many are left after the first step."""
     n = shape[1]
     with jax.enable_x64(dtype == "float64"):
         x = of_kind(kind, shape, dtype)
@@ -154,7 +154,8 @@ def test_elements_by_rank_of_columns(shape, kind, dtype):
 @ranked_data
 @pytest.mark.parametrize("shape", [(300, 1025, 1), (41, 4096, 1), (3, 20_001, 1), (2, 5000, 3)])
 def test_parts_around_an_element(shape, kind, dtype):
-    """The element that a sort has there; before it and after it, those that it has there, in order of appearance."""
+    """The kth element is that of a sort. Before it and after it are the elements that a sort has there, in order of
+    appearance."""
     n = shape[1]
     with jax.enable_x64(dtype == "float64"):
         x = of_kind(kind, shape, dtype)

@@ -26,11 +26,11 @@ REGIMES = {
 regimes = pytest.mark.parametrize("shape, axis, k", REGIMES.values(), ids=REGIMES)
 
 
-GROUPS = {61: 61, 256: 8}  # of so many experts; 4 of others
+GROUPS = {61: 61, 256: 8}  # groups by the number of experts; 4 for other numbers
 
 
 def flags_of(length, k):
-    """Of the gates that are compared: first those whose choice is exact, then those that choose by score and bias."""
+    """The results of several gates: first of those whose choice is exact, then of those that choose by score and bias."""
     bias = jnp.linspace(0, 0.1, length)
     groups = {"groups": GROUPS.get(length, 4)}
     groups["topk_groups"] = max(2, -(-k * groups["groups"] // length))

@@ -55,7 +55,7 @@ def test_one_name_routes_one_primitive(name):
 
 
 def test_sort_routes_what_is_built_on_it():
-    """Keys of several arrays, payloads, complex numbers; what we do not cover goes JAX's way."""
+    """Sorts by several keys, with payloads, of complex numbers; JAX lowers the calls that we do not cover."""
     x = x_of(6, 7).round()
     functions = [
         (lambda x: jnp.argsort(x, 0), x),
@@ -191,7 +191,7 @@ def test_install_is_idempotent_and_uninstall_restores():
     installed = rules()
     assert all(now is not then for now, then in zip(installed, before, strict=True))
     jaxgpuops.install(FUNCTIONS)
-    with jaxgpuops.install(["top_k"]):  # installs nothing new, so undoes nothing
+    with jaxgpuops.install(["top_k"]):  # this installs nothing new, so at its end it undoes nothing
         pass
     assert rules() == installed
     jaxgpuops.uninstall("argmax")

@@ -87,7 +87,7 @@ OPS = {
 
 
 def batched(fn, op, axis, batch):
-    """vmap over dimension `batch`, with the result's batch dimension where it is then: nothing needs to move."""
+    """vmap over dimension `batch`. The batch dimension of the result is where it then is, so that nothing needs to move."""
     out = batch - 1 if op in REDUCTIONS and batch > axis else batch
     return jax.vmap(functools.partial(fn, axis=axis), in_axes=batch, out_axes=out)
 
@@ -109,7 +109,7 @@ def test_cuda_lowering_is_one_custom_call(cuda, op, axis):
 
 
 def test_a_mean_is_one_call(cuda):
-    """The kernel divides. Only how many elements a mask takes is XLA's to count, and to divide by."""
+    """The kernel divides by the length. With a mask, XLA counts the elements that it takes, and divides."""
     x = jnp.ones((3, 5), jnp.bfloat16)
     for fn in (jaxgpuops.mean, jaxgpuops.lax.mean, jax.vmap(jaxgpuops.mean)):
         text = lowered(fn, x, platforms=("cuda",))
@@ -302,7 +302,7 @@ def test_symbolic_shapes_on_cuda(cuda):
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4])
 def test_shortest_rows_on_the_cpu(monkeypatch, length):
-    """They are plain JAX, unless nobody knows that they are so short; where they are not, results are the same."""
+    """The shortest rows take plain JAX, unless their length is not known. Kernels give them the same results."""
     a, b, h0, g = np.random.default_rng(length).integers(-4, 5, (4, 7, length, 5)).astype(np.float32)  # nothing rounds
     h0 = h0[:, 0]
 
@@ -328,7 +328,7 @@ def test_shortest_rows_on_the_cpu(monkeypatch, length):
 
 
 def test_rows_of_one_element_on_the_cpu(monkeypatch):
-    labels = np.array([[0, 0, 1], [-1, 0, 0]])  # some are no class
+    labels = np.array([[0, 0, 1], [-1, 0, 0]])  # some labels are no class
     x = np.array([[[1, np.inf, np.nan]], [[-np.inf, 0, 300]]], np.float32)
 
     def fn(x, g):
@@ -406,7 +406,7 @@ def test_explain(cuda):
     assert (top.kernel, put.kernel, top.why) == ("jaxgpuops.topk", "jaxgpuops.put_along_axis", "")
     assert top.plan["algorithm"] and top.plan["workspace_bytes"] >= 0
     assert jaxgpuops.explain(fn, shape_of(), platform="cuda") == [top, put]  # no cache hides it
-    with _primitive.recording() as lowerings:  # elsewhere, where there are no kernels to ask about
+    with _primitive.recording() as lowerings:  # a platform without kernels
         jax.jit(fn).trace(shape_of()).lower(lowering_platforms=("tpu",))
     tpu, _ = lowerings
     assert tpu.kernel is None and "tpu" in tpu.why

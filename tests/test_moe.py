@@ -1,4 +1,5 @@
-"""Plan, dispatch and combine of a mixture of experts: exact where numbers are moved or whole, against float64 where not."""
+"""Plan, dispatch and combine of a mixture of experts: results are exact if numbers are moved or whole, and compared with
+float64 otherwise."""
 
 import functools
 import re
@@ -151,7 +152,7 @@ INNER = [(), (1,), (5,), (16,), (3, 24), (0,), (1000,)]
 )
 @pytest.mark.parametrize("tokens, k, align", [(21, 3, 4), (0, 2, 4), (7, 1, 1), (5, 9, 1)])
 def test_gradients_of_combine(tokens, k, align, inner, dtype):
-    """Both from one read; whole numbers, and dropped assignments, whose weights have none."""
+    """Both gradients come from one read. Numbers are whole; weights of dropped assignments have no gradient."""
     with jax.enable_x64(True):
         plan = jaxgpuops.moe_plan(ids_of("out of range", tokens, k, 6, np.random.default_rng(28)), 6, align=align)
         row, assignment = np.asarray(plan.row_of_assignment), np.asarray(plan.assignment_of_row)
@@ -208,7 +209,7 @@ def test_empty_batches():
 
 @pytest.mark.parametrize("align", [1, 8])
 def test_no_choices(align):
-    """Rows are padding, and tokens get nothing."""
+    """Without assignments, all rows are padding, and tokens get zeros."""
     plan = jaxgpuops.moe_plan(np.zeros((5, 0), np.int32), 4, align=align)
     x, w = jnp.ones((5, 3), jnp.bfloat16), jnp.ones((5, 0))
     for weights in (None, w):
@@ -243,7 +244,7 @@ def test_a_layer_is_that_of_every_expert_for_every_token(align):
 
 
 def idiom_of_maxtext(ids, x, w, experts, capacity, expert):
-    """An argsort, takes, a bincount; another argsort to come back."""
+    """Plans by an argsort, takes and a bincount, and another argsort for the way back."""
     order = jnp.argsort(ids.ravel())
     rows = jnp.take(x, order // ids.shape[1], axis=0)
     y = expert(rows, jnp.sort(ids.ravel()))
@@ -252,14 +253,14 @@ def idiom_of_maxtext(ids, x, w, experts, capacity, expert):
 
 
 def idiom_of_tunix(ids, x, w, experts, capacity, expert):
-    """Two argsorts, one inside the other, and a sum without weights."""
+    """Plans by an argsort of an argsort, and combines by a sum without weights."""
     y = expert(x[jnp.argsort(ids.ravel()) // ids.shape[1]], jnp.sort(ids.ravel()))
     back = y[jnp.argsort(jnp.argsort(ids.ravel()))]
     return jnp.bincount(ids.ravel(), length=experts), back.reshape(*ids.shape, -1).sum(1)
 
 
 def idiom_of_flax(ids, x, w, experts, capacity, expert):
-    """Positions by a cumulative sum of one-hot vectors, and a mask of all of tokens, experts and the capacity."""
+    """Plans by a cumulative sum of one-hot vectors, and moves rows by a mask over tokens, experts and capacity."""
     one_hot = jax.nn.one_hot(ids.ravel(), experts, dtype=jnp.int32)
     position = (jnp.cumsum(one_hot, axis=0) * one_hot).sum(-1) - 1
     mask = jax.nn.one_hot(ids.ravel(), experts)[..., None] * jax.nn.one_hot(position, capacity)[:, None]
@@ -280,7 +281,7 @@ def test_idioms_of_others(idiom, weighted, capacity, kind):
     tokens, k, experts = 40, 2, 6
     ids = jnp.asarray(ids_of(kind, tokens, k, experts, np.random.default_rng(17)))
     x, w, ct = (numbers((tokens, n), "float32", seed) for n, seed in ((5, 18), (k, 19), (5, 20)))
-    expert = lambda rows, of: rows * rows * (of[:, None] + 1)  # whose answers are as long as the question
+    expert = lambda rows, of: rows * rows * (of[:, None] + 1)  # an expert whose answers are as long as its rows
 
     def ours(x, w):
         plan = jaxgpuops.moe_plan(ids, experts, capacity=capacity)
@@ -371,7 +372,9 @@ def test_losses_at_the_ends():
     assert jaxgpuops.moe_losses(jnp.zeros((2, 4)).at[:, 1].set(200), one).load_balance == 4
     losses = jaxgpuops.moe_losses(jnp.zeros((3, 0, 4)), jnp.zeros((3, 0, 2), int))
     assert all(loss.shape == (3,) and not loss.any() for loss in losses)
-    assert jaxgpuops.moe_losses(jnp.full((2, 4), -300.0), even, score="sigmoid").load_balance == 1  # not 0 / 0
+    assert (
+        jaxgpuops.moe_losses(jnp.full((2, 4), -300.0), even, score="sigmoid").load_balance == 1
+    )  # and not NaN from 0 / 0
 
 
 def test_a_route_is_a_gate_and_its_plan():

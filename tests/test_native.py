@@ -1,4 +1,4 @@
-"""The compiled modules: what they say of themselves, the guard at import, and handlers that are called wrongly.
+"""The compiled modules: the facts that they report, the guard at import, and handlers that are called wrongly.
 
 Python checks all arguments before a handler sees them. These tests go around it: a handler must answer a call that
 makes no sense with an error that can be read, and must never abort or write out of bounds.
@@ -102,7 +102,7 @@ WRONG_GATE_OPTIONS = {
     "no sums": ({"log_sums": True}, [], "log_sums"),
     "sums dtype": ({"log_sums": True}, [S((4,), S32)], "log_sums has element type S32, expected F32"),
     "sums shape": ({"log_sums": True}, [S((4, 1), F32)], r"log_sums has shape \(4, 1\), expected \(4,\)"),
-    # On a GPU the result that is too many stands where the workspace should.
+    # On a GPU, the superfluous result is taken for the workspace.
     "results": ({}, [S((4,), F32)], "(there are too many results|workspace has element type F32, expected U8)"),
 }
 
@@ -440,7 +440,8 @@ def test_linear_scans_refuse_h0(target):
 
 @pytest.mark.parametrize("target", CUMULATIVE)
 def test_cumulative_scans_refuse_h0(target):
-    """It is where starts would be, and no bool. Sums of short floats are float32."""
+    """h0 is in the place of starts, from which its dtype, which is not bool, tells it apart. For sums of 16-bit floats it is
+    float32."""
     extreme = target in ("cummax", "cummin")
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"h0 has shape \(4, 8\), expected \(4, 1\)"):
         call_scan(target, {"h0": X})
@@ -517,7 +518,7 @@ ROWS = {
     "min": ({"x": X}, {"out": LOSS}, {"masked": False}),
     "dot": ({"x": X, "y": X}, {"out": LOSS}, {"masked": False}),
 }
-OPTIONAL = {  # operand -> its flag, and what it looks like
+OPTIONAL = {  # operand -> its flag, and its type
     "scale": ("scaled", ROW),
     "bias": ("biased", X),
     "where": ("masked", S((4, 8), bool)),
@@ -525,14 +526,14 @@ OPTIONAL = {  # operand -> its flag, and what it looks like
 
 
 def call_rows(target, changed=(), more=(), **flags):
-    """With operands and results that differ from what is right, by name, and further operands."""
+    """Calls a handler with the right operands and results, but for those that are given by name, and with further operands."""
     operands, results, attributes = ROWS[target]
     operands, results = ({k: dict(changed).get(k, v) for k, v in d.items()} for d in (operands, results))
     return call(target, list(results.values()), *operands.values(), *more, **{"axis": 1} | attributes | flags)
 
 
 def where_of(target):
-    """Cross-entropy's mask is one of rows."""
+    """The mask of cross-entropy has one entry for each row."""
     return S((4, 1), bool) if target.startswith("cross") else S((4, 8), bool)
 
 
@@ -607,7 +608,7 @@ def test_rows_of_empty_arrays(target, shape, axis):
     "shape, axis", [((4, 100), 1), ((4, 3000), 1), ((1, 100_000), 1), ((3, 9000, 20), 1), ((2, 9000, 3), 1)]
 )
 def test_a_row_has_the_same_bits_in_a_batch(shape, axis):
-    """However many rows there are, and so however they are shared among threads."""
+    """Rows have the same bits however many there are, and so however threads share them."""
     x = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
     if jax.default_backend() != "cpu":
         pytest.skip("test_gpu_scan.py has this for the kernels")

@@ -30,7 +30,7 @@ BITS = (8, 16, 32, 64)
 
 
 def calls():
-    """A grid over everything the plan depends on but the compute capability."""
+    """A grid over everything that the plan depends on, except for the compute capability."""
     for outer, length, inner, k, bits, sorted in itertools.product(OUTER, LENGTHS, INNER, KS, BITS, (True, False)):
         if outer * length * inner < 1 << 40:
             yield outer, length, inner, min(k, length), bits, sorted
@@ -61,7 +61,9 @@ def test_every_benchmark_has_a_fitting_kernel(point, capability):
         expected = {"sieve"}
     else:
         expected = {"stream", "grid"}
-    if k > 1 and SHARED_LIMIT[capability] < 163:  # where the best does not fit, the next best may take its place
+    if (
+        k > 1 and SHARED_LIMIT[capability] < 163
+    ):  # if the best kernel does not fit, the next best one may take its place
         expected |= {"stream", "grid", "radix", "block", "sweep"}
     assert plan["algorithm"] in expected
     if length <= 4096:
@@ -94,7 +96,7 @@ def test_forms(capability):
             assert capability >= 90, call
             assert plan["slices"] in (2, 4, 8, 16), (call, plan)
         if plan["algorithm"] == "sieve":
-            assert plan["workspace_bytes"] % 16 == 0, (call, plan)  # that of the next row follows
+            assert plan["workspace_bytes"] % 16 == 0, (call, plan)  # the workspace of the next row follows it
         # The workspace has at most two composites of value and index for each element, and some room for counters. Rows
         # that are sorted whole have two of both, counters of 256 digits for each tile, and columns turned into rows.
         key, composite = bits // 8, 16 if bits == 64 else 8
@@ -107,7 +109,7 @@ def test_forms(capability):
 
 
 def test_only_clusters_are_missing_on_older_gpus():
-    """Beside forms that need more shared memory: the largest k of the sieve, and 64-bit elements."""
+    """Kernels exist beside those that need more shared memory: for the largest k of the sieve, and for 64-bit elements."""
     for call in calls():
         _, _, _, k, bits, _ = call
         new, old = plan_topk(*call, 90), plan_topk(*call, 80)
@@ -149,7 +151,7 @@ def test_argmax():
         plan = plan_argmax(outer, length, inner, bits, 90)
         assert plan["algorithm"] == "argmax" and plan["slices"] >= 1
         assert 0 <= plan["workspace_bytes"] <= inner * (length * bits // 8 // 16 + 16)
-        assert plan == plan_topk(outer, length, inner, 1, bits, True, 90)  # k = 1 is the same reduction
+        assert plan == plan_topk(outer, length, inner, 1, bits, True, 90)  # k = 1 takes the kernels of argmax
     assert plan_argmax(0, 5, 1, 32, 90)["algorithm"] == "empty"
 
 
@@ -213,7 +215,7 @@ plan_scan = jaxgpuops._native.modules["cpu"].plan_scan
 
 SCANS = ["cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "linear_scan", "linear_scan_vjp"]
 SCANS += ["cumprod_jvp", "cummax_jvp", "cummin_jvp", "cumlogsumexp_jvp"]
-# The benchmark's points: rows, element, and what they should take.
+# The points of the benchmark: rows, dtype, and the kernel that they should take.
 SCAN_POINTS = [
     ((1, 1 << 27, 1), "float32", "row_look_ahead"),
     ((1, 1 << 20, 1), "float32", "resident"),
@@ -240,7 +242,7 @@ SCANNED = {False: ("int8", "float16", "float32", "int32", "float64"), True: ("fl
 
 
 def scan_calls():
-    """A grid over everything the plan of a scan depends on but the compute capability."""
+    """A grid over everything that the plan of a scan depends on, except for the compute capability."""
     for target, segmented, rows in itertools.product(
         SCANS, (False, True), itertools.product(OUTER, LENGTHS, (1, 3, 256))
     ):
@@ -387,7 +389,8 @@ def test_columns():
 
 @pytest.mark.parametrize("dtype", ("bfloat16", "float32"))
 def test_columns_of_short_axes(dtype):
-    """Threads walk them wherever columns begin: in vectors most positions would be padding. Longer ones are read so."""
+    """Threads walk along short axes, wherever columns begin, because vectors would be mostly padding. Longer axes are read
+    in vectors."""
     for op, longest in (("softmax", 7), ("logsumexp", 7), ("softmax_jvp", 0)):
         for length, inner in itertools.product((2, 7, 8, 24), (48, 388_376)):
             plan = plan_softmax(op, 3000, length, inner, dtype, 1.0, False, False, False, 90)
@@ -446,10 +449,11 @@ PLANNERS = {
 
 
 def test_few_elements():
-    """They have kernels of their own: of what is walked along, and of whatever has the same bits in any order."""
+    """Arrays of few elements have kernels of their own, for calls that are walked and for those whose bits do not depend on
+    the order."""
 
     def small(planner, length, inner, most=1 << 17):
-        """Whether a column, as many as have `most` elements, and more take it."""
+        """The kernel that one column takes, as many columns as have `most` elements, and more."""
         some = (1, most // (length * inner), most // (length * inner) + 1)
         return [planner(outer, length, inner, 90)["algorithm"] == "small" for outer in some]
 

@@ -202,7 +202,7 @@ def of_jax_lax(name, x, *args):
 def test_signature_and_results_of_jax_lax(name):
     ours = getattr(jaxgpuops.lax, name)
     x = np.random.default_rng(0).integers(-2, 3, (4, 5)).astype(np.float32)
-    # Relative to the largest element: a logarithm near 0 is the difference of numbers of that size.
+    # The bound is relative to the largest element, because a logarithm near 0 is a difference of numbers of that size.
     atol = 4 * np.finfo(np.float32).eps * np.abs(x).max() if name == "cumlogsumexp" else 0
     for args in ((), (1,), (1, True), (0, True)):
         np.testing.assert_allclose(ours(x, *args), of_jax_lax(name, x, *args), rtol=1e-6, atol=atol)
@@ -337,7 +337,7 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(n):
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("n", [1, 3, 8])
 def test_many_short_rows(n, axis):
-    """More than there are lanes, in both layouts. Rows of a batch have the bits that they have alone."""
+    """There are more rows than lanes, in both layouts. Rows of a batch have the bits that they have alone."""
     rng = np.random.default_rng(0)
     shape = (1300, n) if axis == 1 else (n, 1300)
     starts = rng.random(shape) < 0.3
@@ -395,12 +395,12 @@ def test_states_continue(reverse):
 
 
 def going_on(name, rng, shape, dtype, starts, flags):
-    """Operands of a scan with an h0, and what the loop makes of an array that begins with that; and the bound."""
+    """Operands of a scan with an h0; the result of the loop for an array that begins with h0; and its error bound."""
     x, h0 = values(rng, shape, dtype, name), values(rng, (shape[0], 1, *shape[2:]), dtype, name)
     begin = lambda arrays: np.concatenate(arrays[:: -1 if flags["reverse"] else 1], 1)
     starts = None if starts is None else np.broadcast_to(starts, shape)
     loop = {"starts": None, **flags}
-    if starts is not None:  # none cuts h0 off, whatever is there
+    if starts is not None:  # no start cuts h0 off
         own = starts.copy()
         own[:, 0] &= flags["reverse"]
         loop["starts"] = begin([np.zeros(h0.shape, bool), own])
@@ -412,7 +412,7 @@ def going_on(name, rng, shape, dtype, starts, flags):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_scans_go_on(name):
-    """What comes before the first position, of every dtype and kernel."""
+    """Scans with an h0, the state before the first position, of every dtype and kernel."""
     rng = np.random.default_rng(0)
     shapes = [(3, 70), (2, 33, 5), (5, 1), (3, 2), (20, 30), (2, 3001), (1, 40_000), (2, 3, 40), (1, 2500, 40)]
     for dtype in DTYPES[name]:
@@ -434,7 +434,7 @@ def test_scans_go_on(name):
 
 
 def test_what_comes_before_has_more_digits():
-    x, h0 = jnp.ones((1, 40), jnp.bfloat16), jnp.array([[257]], np.float32)  # which is no bfloat16
+    x, h0 = jnp.ones((1, 40), jnp.bfloat16), jnp.array([[257]], np.float32)  # 257 is no bfloat16
     for shape in ((1, 40), (1, 40, 1)):
         y = scan.cumsum_p(
             x.reshape(shape),

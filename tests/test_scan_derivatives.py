@@ -201,7 +201,7 @@ def test_derivatives_of_recurrences_are_exact(a_shape, reverse):
             out, pull = jax.vjp(public, *args)
             np.testing.assert_array_equal(out, h(*args).astype(float))
             tier_pull = jax.vjp(lax_tier, *args)[1]
-            # A scan is linear in each element of b and h0, and of a where that is not shared along the axis.
+            # A scan is linear in each element of b and h0, and in each element of a that is not shared along the axis.
             for i, (ct, tier_ct) in enumerate(zip(pull(weights * 1.0), tier_pull(weights * 1.0), strict=True)):
                 np.testing.assert_array_equal(ct, tier_ct)
                 if i == 0 and a_shape and (len(a_shape) < 2 or a_shape[-2] == 1) or a_shape == ():
@@ -226,7 +226,8 @@ LONG = [((3000,), 0), ((2, 700), 1), ((1025, 4), 0), ((2, 1030, 3), 1), ((1537, 
 @pytest.mark.parametrize("shape, axis", LONG, ids=str)
 @pytest.mark.parametrize("reverse", [False, True])
 def test_gradients_of_long_rows(shape, axis, reverse):
-    """Blocks, and parts of rows, that work is shared by. Of numbers that nothing rounds, so by the sums themselves."""
+    """Lengths at which rows are divided into blocks and parts. Nothing is rounded, so results are compared with the sums
+    themselves."""
     rng = np.random.default_rng(0)
     n, steps = shape[axis], slice(None, None, -1 if reverse else 1)
     along = lambda x: np.moveaxis(np.asarray(x), axis, 0)[steps]  # puts the steps in the order of the scan
@@ -245,7 +246,7 @@ def test_gradients_of_long_rows(shape, axis, reverse):
     x = np.moveaxis(x, -1, axis)
     y, pull = jax.vjp(functools.partial(jaxgpuops.cummax, axis=axis, reverse=reverse), x)
     takes = along(y) == along(x)
-    # Those from one that takes the extreme up to the next.
+    # The sums from one position that takes the extreme to the next.
     totals = np.cumsum(along(g)[::-1], 0)[::-1] * takes
     later = np.concatenate([totals, np.zeros_like(h0[None])])
     for k in range(n - 1, -1, -1):

@@ -20,7 +20,7 @@ SPECIAL = [np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 2.5, 1e-40]
 
 
 def data(seed, shape, dtype, special=True):
-    """Few different values, so that many are equal; of floats NaNs, infinities, zeros of both signs, subnormal numbers."""
+    """Few different values, so that many are equal; among floats also NaNs, infinities, both zeros, subnormal numbers."""
     rng = np.random.default_rng(seed)
     if jnp.issubdtype(dtype, jnp.floating):
         return rng.choice(SPECIAL if special else [-2.0, 0.5, 1.0, 3.0, 7.0, -11.0], shape).astype(dtype)
@@ -175,7 +175,7 @@ def test_kth_value_and_partition(dtype):
 @settings(max_examples=40, deadline=None)
 def test_nonzero_is_jaxs(seed, shape, size):
     x = np.random.default_rng(seed).integers(-1, 2, shape)
-    for fill in (None, -1) if x.size else (None,):  # of nothing, JAX forgets what to fill with
+    for fill in (None, -1) if x.size else (None,):  # for an empty array, JAX ignores the fill value
         found = jaxgpuops.nonzero(x, size=size, fill_value=fill)
         for ours, theirs in zip(found, jnp.nonzero(x, size=size, fill_value=fill), strict=True):
             np.testing.assert_array_equal(ours, theirs)
@@ -205,7 +205,7 @@ def test_compact(seed, n, size):
 @pytest.mark.parametrize("size", [0, 2, 30])
 def test_unique_is_jaxs(dtype, size):
     for shape in ((1,), (4, 9)):
-        # JAX keeps another of two zeros.
+        # Of -0 and +0, JAX may keep the other one.
         x = np.abs(data(8, shape, dtype)) if jnp.issubdtype(dtype, jnp.floating) else data(8, shape, dtype)
         x = np.where(x == 0, np.zeros((), x.dtype), x)
         if dtype == "bfloat16":  # NumPy cannot sort bfloat16 with NaNs
@@ -336,7 +336,7 @@ def hard_rows(kind, shape, dtype, rng):
 @pytest.mark.parametrize("kind", ["uniform", "few values", "one value", "near", "ascending"])
 @pytest.mark.parametrize("dtype", ["int8", "uint16", "bfloat16", "float16", "float32", "int64", "float64"])
 def test_elements_by_rank(dtype, kind):
-    """Bit for bit those of the sort, along either axis, and of ranks that rows share or have of their own."""
+    """Elements are those of the sort, bit for bit: along either axis, for ranks that rows share and for those of each row."""
     rng = np.random.default_rng(0)
     bits = lambda y: np.asarray(y).view(f"uint{8 * np.dtype(dtype).itemsize}")
     with jax.enable_x64("64" in dtype):

@@ -175,7 +175,7 @@ def test_workspaces_shard_with_the_batch(mesh, monkeypatch, name, workspace_byte
 def test_operands_that_broadcast(mesh, shape):
     # XLA would pad a dimension of size 1 that it splits: devices would read zeros.
     a = np.random.default_rng(0).integers(-1, 2, shape).astype(np.float32)
-    x_host = example() % 4  # so small that the sums below are exact
+    x_host = example() % 4  # these numbers are so small that the sums below are exact
     for spec in (P("a"), P(None, "b"), P("a", "b"), P(("a", "b"))):
         x = jax.device_put(x_host, NamedSharding(mesh, spec))
         for module in (jaxgpuops, jaxgpuops.lax):
@@ -195,7 +195,7 @@ def test_operands_that_broadcast(mesh, shape):
 
 
 def test_operands_that_broadcast_inside_shard_map(mesh):
-    # Nothing is left to split there, so nothing is expanded.
+    # That dimension is not split any more, so nothing is expanded.
     body = lambda a, x: jaxgpuops.linear_scan(a, x, axis=AXIS)
     fn = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(P(), P("a", "b")), out_specs=P("a", "b")))
     text = fn.lower(FACTORS, example()).as_text()

@@ -1,4 +1,5 @@
-"""Every op with its axis split over devices, or dimensions beside it: one device's results, and no more bytes than JAX.
+"""Every op with its axis, or a dimension beside it, split over devices: the results are those of one device, and no more
+bytes move than with JAX.
 
 Bytes are those of the results of the collectives in the compiled program of one device.
 """
@@ -51,7 +52,7 @@ def gradient(f):
 
 
 def of_length(options, x):
-    """The options with as many starts as x has positions."""
+    """The options, with segment starts for all positions of x."""
     return options | ({"segment_starts": STARTS[: x.shape[AXIS]]} if "segment_starts" in options else {})
 
 
@@ -268,7 +269,9 @@ def test_results_are_those_of_one_device_and_bytes_not_more_than_those_of_jax(me
         assert_close(compiled(x), expected, exact)
         own = moved(compiled.as_text())[0]
         if spec == P("a", None, "b"):
-            assert own <= (4 if name in ("cross-entropy and gradient", "sum of cross-entropy") else 0)  # of all rows
+            assert own <= (
+                4 if name in ("cross-entropy and gradient", "sum of cross-entropy") else 0
+            )  # bytes of all rows together
         elif name in SAID:
             shards = mesh.shape["a"] * (1 if spec[0] else mesh.shape["b"])
             assert own <= SAID[name](shards, SHAPE[0] * SHAPE[2] // (mesh.shape["b"] if spec[0] else 1))
@@ -343,7 +346,7 @@ def test_axes_that_are_split_by_type(mesh, name):
         whole = [tuple(a.sharding.spec) for a in jax.tree.leaves(y) if a.shape == SHAPE]
         assert set(whole) <= {("b", "a", None)} or name == "all gradients of linear_scan"
         own = bytes_of(typed)
-        if name == "gradient of log_softmax, of constants":  # XLA does not see through the types of constants
+        if name == "gradient of log_softmax, of constants":  # XLA does not treat typed constants as constants
             assert own <= bytes_of(typed, OPS[name][1])
             return
     if name in OPS:  # as in an automatic mesh, where results are wanted split
@@ -400,7 +403,8 @@ def test_parts_that_are_not_equal(mesh, name, monkeypatch):
 
 @pytest.mark.parametrize("spec", [P("a"), P("a", "b"), P(None, "b", "a"), P(("a", "b"))])
 def test_a_loss_of_rows_that_devices_do_not_share_evenly(mesh, spec):
-    """All rows, and those of each element of a batch; labels that are no classes, and rows that do not count."""
+    """Tests sums over all rows and over those of each element of a batch, labels that are no classes, and rows that do not
+    count."""
     x, labels = 3 * integers((7, 13, 5)), np.arange(35).reshape(7, 5) % 13
     split = lambda x: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
     loss = functools.partial(jaxgpuops.softmax_cross_entropy, axis=1, reduction="mean", z_loss=0.1, label_smoothing=0.2)
@@ -444,7 +448,7 @@ def test_reductions_over_several_axes(mesh, name):
     assert_close(jax.jit(split)(integers()[:7, :, :3]), plain(integers()[:7, :, :3]), True)
 
 
-ROWS = np.linspace(1, 2, 32, dtype=np.float32)  # what experts make of their rows
+ROWS = np.linspace(1, 2, 32, dtype=np.float32)  # factors of the rows, in place of experts
 
 
 def experts_by_jax(choices, x, logits):
@@ -490,7 +494,7 @@ def test_a_plan_of_split_tokens(mesh):
         operand = jax.device_put(ids, NamedSharding(mesh, spec))
         mine, theirs = (jax.jit(f).lower(operand).compile() for f in (ours, plain))
         assert_close(mine(operand), ours(ids), True)
-        assert moved(mine.as_text())[0] <= ids.size // (mesh.shape[spec[0]] if spec[0] else 1)  # a byte for each
+        assert moved(mine.as_text())[0] <= ids.size // (mesh.shape[spec[0]] if spec[0] else 1)  # one byte for each id
         assert moved(mine.as_text())[0] <= moved(theirs.as_text())[0]
 
 
@@ -651,7 +655,7 @@ def test_put_along_a_split_axis(mesh, length):
 
 
 def test_put_drops_what_is_out_of_range():
-    """(outer, length, inner, k), for each way that the kernel has of writing."""
+    """Shapes (outer, length, inner, k) for each way in which the kernel writes."""
     shapes = [(64, 32, 1, 4), (9, 1000, 1, 50), (1, 200_000, 1, 64), (2, 3000, 64, 8), (1, 300_000, 1, 150_000)]
     shapes += [(3, 50, 1, 130), (2, 40, 64, 100), (70_000, 1, 1, 9)]
     rng = np.random.default_rng(6)

@@ -25,7 +25,7 @@ from test_sharding_axis import moved
 import jaxgpuops
 from jaxgpuops import _partition
 
-# Programs of which all that moves is of our calls; derivatives move more, in plain JAX.
+# Programs in which only our calls move bytes; derivatives move more, in plain JAX.
 EXPLAINED = ["top-k", "argmax", "sum where", "dot", "min", "cumsum", "cumsum of segments", "cummax", "linear_scan"]
 EXPLAINED += ["softmax", "cross-entropy", "sum of cross-entropy", "cross-entropy and gradient", "segment_sum"]
 EXPLAINED += ["argsort", "sort_key_val", "median", "bincount"]
@@ -155,7 +155,7 @@ def test_explain_of_an_abstract_mesh_knows_no_parts_and_hides_no_failure(mesh, m
 
 
 def test_shardings_of_no_mesh_are_gathered(monkeypatch):
-    """XLA numbers devices. Where no mesh has that order, nothing is split: right, if slow."""
+    """XLA numbers devices. If no mesh has their order, nothing is split, which is right but slow."""
     meshes = _partition._Meshes(types.SimpleNamespace(num_devices=12))
 
     def decoded(dimensions, devices):
@@ -373,5 +373,5 @@ def test_two_processes_are_as_one(tmp_path):
         assert str(found["text"]) == program.as_text()  # hosts agree on what they run, with nothing said
         for i, a in enumerate(expected):
             np.testing.assert_allclose(found[f"arr_{i}"], a, rtol=1e-6, atol=1e-7)
-        np.testing.assert_array_equal(found["arr_4"], expected[4])  # the best words
+        np.testing.assert_array_equal(found["arr_4"], expected[4])  # the indices of the best words
         np.testing.assert_array_equal(found["arr_5"], expected[5])  # sums

@@ -70,7 +70,7 @@ def numbers_of(options):
 
 
 def as_arrays(dtype, options):
-    """Options with a mask that is an array, and a scale that is one in the dtype that it is computed in."""
+    """Returns the options with the mask as an array, and the scale as an array of the dtype in which logits are computed."""
     where, scale = options.get("where"), options.get("scale")
     if where is not None:
         options = options | {"where": np.asarray(where)}
@@ -135,7 +135,7 @@ def problems(draw):
     dtype = draw(st.sampled_from(FLOATS))
 
     def part():
-        """A shape that broadcasts."""
+        """Draws a shape that broadcasts to `shape`."""
         sizes = tuple(n if draw(st.booleans()) else 1 for n in shape)
         return sizes[draw(st.integers(0, len(shape))) :]
 
@@ -196,7 +196,7 @@ def test_lengths(name):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("length, inner", [(3, 65), (2500, 65), (300, 1056), (40, 2100), (20, 5000)])
 def test_columns(name, length, inner):
-    """Many side by side, in blocks and strips. However many arrays of them there are, they have the same bits."""
+    """Many columns are side by side, in blocks and strips. They have the same bits however many arrays of them there are."""
     rng = np.random.default_rng(0)
     x, ct = (4 * rng.standard_normal((1, length, inner)).astype(np.float32) for _ in range(2))
     check(name, x, axis=1, ct=ct if name != "logsumexp" else ct[:, 0])
@@ -207,7 +207,7 @@ def test_columns(name, length, inner):
 
 @pytest.mark.parametrize("n", [1, 2, 10, 25, 65])
 def test_many_short_rows(n):
-    """More than a strip of them, of which the last one is not full. Each has the bits that it has alone."""
+    """There are more rows than one strip has, and the last strip is not full. Each row has the bits that it has alone."""
     rng = np.random.default_rng(0)
     x, ct = (4 * rng.standard_normal((2100, n)).astype(np.float32) for _ in range(2))
     where, scale = rng.random(x.shape) < 0.8, rng.uniform(0.5, 2, (2100, 1))
@@ -337,7 +337,7 @@ def test_infinities_and_nans(paths, dtype, masked):
                 np.testing.assert_allclose(actual, expected, rtol=1e-2, err_msg=f"{name} {where}")
 
 
-# Rows as long as to be divided into parts: a part that is -inf, or masked, or beyond a query.
+# Rows are so long that they are divided into parts, and a part is -inf, or masked, or beyond a query.
 @pytest.mark.parametrize("n", [100, 5000, 70_000])
 @pytest.mark.parametrize("name", NAMES)
 def test_parts_that_are_masked_whole(name, n):
@@ -362,7 +362,7 @@ def test_causal_of_any_shape(queries, keys):
     for name in NAMES:
         shape = x.shape if name != "logsumexp" else x.shape[:-1]
         check(name, x, causal=True, where=where, scale=0.25, ct=rng.standard_normal(shape))
-    # vmap over any dimension, between the queries and the keys too.
+    # vmap over any dimension, also over one between the queries and the keys.
     for batch, name in itertools.product(range(4), NAMES):
         fn = functools.partial(getattr(jaxgpuops, name), causal=True)
         out = min(batch, 2) if name == "logsumexp" else batch
@@ -399,7 +399,7 @@ def test_what_is_left_of_1_is_not_lost(paths, module):
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_two_equal_logits(paths, dtype):
-    """Rounded to 16 bits, the logarithm of a half says that both are more likely than that."""
+    """Rounded to 16 bits, the logarithm of a half gives a probability above a half for both entries."""
     atol = 4 * float(ml_dtypes.finfo(dtype).eps)
     with x64(dtype):
         x, ct = np.zeros((2, 2), dtype), np.array([[1, -1], [3, 2]], dtype)
@@ -446,7 +446,8 @@ SIZES = [1e3, 1e4, 1e6, 1e7, 1e30]
 
 
 def large(rng, size, dtype, shape):
-    """Numbers near ``size``, halves of which, and sums of which with small multiples of ``unit``, are exact; unit."""
+    """Returns numbers near ``size`` and a unit. Halves of the numbers, and their sums with small multiples of the unit, are
+    exact."""
     unit = max(1 / 16, 4 * float(ml_dtypes.finfo(dtype).eps) * size)
     return (np.array(size, dtype) + unit * rng.integers(-60, 60, shape)).astype(dtype), unit
 
@@ -599,7 +600,7 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(n):
         np.testing.assert_array_equal(np.stack([fn(row) for row in x]), together)
         np.testing.assert_array_equal(jax.vmap(fn)(x), together)
         np.testing.assert_array_equal(fn(x), together)  # a second call gives the same bits
-        # Many rows are shared among threads in another way.
+        # If rows are many, threads share them in another way.
         np.testing.assert_array_equal(fn(np.tile(x, (8, 1)))[-5:], together)
         plain = getattr(jaxgpuops, name)
         np.testing.assert_array_equal(plain(np.tile(x, (8, 1)))[-5:], plain(x))
@@ -617,7 +618,7 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(n):
     for alone, batch in zip(zip(*rows, strict=True), together, strict=True):
         np.testing.assert_array_equal(np.stack(alone), batch)
     for alone, batch in zip(loss(x, labels), loss(np.tile(x, (8, 1)), np.tile(labels, 8)), strict=True):
-        if alone.ndim:  # a sum over rows is another one
+        if alone.ndim:  # a sum over all rows depends on how many there are
             np.testing.assert_array_equal(batch[-5:], alone)
 
 

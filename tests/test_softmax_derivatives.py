@@ -84,7 +84,7 @@ def test_gradient_of_logsumexp_of_nothing_is_0(paths, module):
 @tiers
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_of_masked_entries_are_0(paths, module, name):
-    """Whatever they hold, whatever their cotangents are, and to second order."""
+    """Masked entries have no gradient, whatever they hold and whatever their cotangents are, also to second order."""
     where = np.array([[True, False, True, False], [False, False, False, False], [True, True, True, True]])
     ct = np.full(3 if name == "logsumexp" else (3, 4), 1.5, np.float32)
     if name != "logsumexp":
@@ -177,7 +177,7 @@ def test_cross_entropy_at_large_logits(paths, module, dtype):
             bound = 2 * reference._exponent().max(-1) + 4 * eps * abs(loss)
             bound += 8 * eps * (smoothing * abs(logits.astype(np.longdouble)).max(-1) + z_loss * lse**2)
             assert_close(actual, loss, bound)
-            # Of each entry: of p, of what z_loss makes of it, and of the numbers that are subtracted.
+            # The error of each entry: of p, of the weight that z_loss gives it, and of the numbers that are subtracted.
             pull = 1 + 2 * z_loss * abs(lse)[:, None]
             terms = p * pull + smoothing + abs(slope)
             expected = ct.astype(np.longdouble)[:, None] * slope
@@ -252,7 +252,7 @@ def temporary_bytes(fn, *args, donate=()):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("reduction", [None, "sum", "mean"])
 def test_gradient_of_cross_entropy_needs_no_further_array(dtype, reduction):
-    """It takes the place of the logits, and nothing else is as large as they are."""
+    """The gradient takes the place of the logits, and no other array is as large."""
     rows, n = 1 << 15, 1024  # compiled, not run; on a GPU small arrays do not take each other's place
     logits, labels = jax.ShapeDtypeStruct((rows, n), dtype), jax.ShapeDtypeStruct((rows,), np.int32)
     size = rows * n * logits.dtype.itemsize

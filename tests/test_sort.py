@@ -81,7 +81,7 @@ def test_long_rows(shape, axis, dtype):
 
 
 def segments_of(offsets, n):
-    """Where each begins and ends: out of range and out of order, offsets are moved."""
+    """Returns where each segment begins and ends. Offsets that are out of range or out of order are moved."""
     ends = np.maximum.accumulate(np.clip(offsets, 0, n))
     return list(zip(ends[:-1], ends[1:], strict=True))
 
@@ -244,7 +244,7 @@ def test_plan_fits_every_gpu(compute_capability):
 
 
 def test_plan_of_a_part_of_a_batch_needs_no_more():
-    """The workspace is that of one outer index: a sharded call has fewer of them."""
+    """The workspace is given for one outer index, since a sharded call has fewer outer indices."""
     for length in (2000, 70_000):
         plans = [plan_sort(outer, length, 3, 32, True, True, 90) for outer in (1, 5, 64)]
         assert len({(plan["algorithm"], plan["workspace_bytes"]) for plan in plans}) == 1

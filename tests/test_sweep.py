@@ -22,7 +22,7 @@ def wide():
 
 
 def results_of(problem):
-    """Operands, results, and what says whether results are right, compiled as the sweep does."""
+    """Operands, results, and the function that says whether results are right, compiled as in the sweep."""
     pool = jax.random.normal(jax.random.key(0), (1 << 13,))
     operands = jax.jit(problem.draw)(pool, 5)
     return operands, jax.tree.leaves(jax.jit(problem.ours)(*operands)), jax.jit(problem.right)
@@ -60,7 +60,7 @@ WRONG = {
 
 @pytest.mark.parametrize("problem", WRONG.values(), ids=WRONG)
 def test_wrong_results_are_seen(problem):
-    """One element that is wrong by a fiftieth, or by 1, in each result."""
+    """Makes one element of each result wrong, by a fiftieth of it or by 1."""
     operands, results, right = results_of(problem)
     assert right(operands, results)
     for i, result in enumerate(results):
@@ -71,7 +71,7 @@ def test_wrong_results_are_seen(problem):
 
 
 def test_a_derivative_of_products_is_held_to_its_roundings():
-    """Each element by its own size, whatever the size of the largest."""
+    """The error of an element is measured by its own size, not by that of the largest one."""
     operands, [result], right = results_of(problems.grad((3, 1000), 1, "float32", op="cumprod"))
     assert right(operands, [result])
     assert not right(operands, [result.at[-1, -1].multiply(1.001)])

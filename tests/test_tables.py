@@ -1,4 +1,4 @@
-"""Every op is in every table: what a new one is easily left out of. docs/adding-an-op.md lists these places."""
+"""Every op is in every table. A new op is easily left out of one; docs/adding-an-op.md lists the tables."""
 
 import pathlib
 import re

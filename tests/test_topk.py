@@ -121,8 +121,8 @@ def test_lax_top_k():
 
 @functools.cache
 def boundaries(rows, k, key_bits, up_to):
-    """Lengths n where the plan takes another form than for n - 1: of each change the first and the last, for some come
-    with every row that is whole vectors."""
+    """Lengths n for which the plan takes another form than for n - 1. Of each kind of change it has the first and the last,
+    since some changes occur at every length that is a whole number of vectors."""
 
     def form(n):
         plan = plan_topk(rows, n, 1, k, key_bits, True, 90)
@@ -153,7 +153,7 @@ def test_adversarial_rows(dtype, k):
 @pytest.mark.parametrize("dtype", ["float32", "uint32"])
 @pytest.mark.parametrize("k", [1, 3, 8])
 def test_equal_extremes_beside_keys_alike_but_for_low_bits(dtype, k):
-    """One warp has both, and what the second needs must not take from the first."""
+    """One warp has both rows, and the second one must not take room from the first."""
     least, most = (2**32 - 1, 2**31 - 1) if dtype == "float32" else (0, 2**32 - 1)
     for n in (8, 9, 33, 64):
         i = np.arange(n)
@@ -175,7 +175,7 @@ def test_adversarial_rows_with_flags(dtype, flags):
 
 @pytest.mark.parametrize("k", [1, 6, 32, 100])
 def test_adversarial_rows_by_the_hundred(k):
-    """There are so many rows that blocks share none."""
+    """There are so many rows that no two blocks share one."""
     rng = np.random.default_rng(0)
     for n in (100, 129, 1025, 4097):
         rows = reference.adversarial(rng, n, np.float32)
@@ -249,7 +249,7 @@ def test_large_k(n):
 
 
 def filled(x, k, largest, sorted):
-    """Bits and indices of a row or segment, with index -1 after its end, and what no number is beyond."""
+    """The bits and indices of a row or segment. After its end come index -1 and the value beyond which no number is."""
     extremes = [False, True] if x.dtype == bool else [-np.inf, np.inf]
     if np.issubdtype(x.dtype, np.integer):
         info = np.iinfo(x.dtype)
@@ -263,7 +263,8 @@ def filled(x, k, largest, sorted):
 
 
 def same_but_for_payloads(values, bits):
-    """Bits, but for those of NaNs of 8 and 16 bits, which XLA's CPU backend may move as longer floats."""
+    """The bits of an array, but one pattern for all NaNs of 8 and 16 bits, since XLA's CPU backend may move them as longer
+    floats."""
     values = np.asarray(values)
     expected = bits.astype(f"uint{8 * values.dtype.itemsize}").view(values.dtype)
     if values.dtype.itemsize <= 2 and reference.is_float(values.dtype):

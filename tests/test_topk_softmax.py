@@ -90,7 +90,7 @@ def in_tiers(keys):
 
 
 def check_choice(indices, logits, bias, k, axis=-1, score="softmax", groups=1, topk_groups=1):
-    """The choice is right: by exact keys it is one that keys which are off by rounding can lead to, and no other."""
+    """Checks a choice by exact keys: it must be one to which keys within the error bound can lead."""
     logits, bias = np.asarray(logits), np.asarray(bias)
     column = bias.reshape(-1, *[1] * (logits.ndim - 1 - axis % logits.ndim)) if bias.ndim == 1 else bias
     with np.errstate(invalid="ignore"):
@@ -324,7 +324,7 @@ def test_published_gates(experts, k, groups, topk_groups, score):
         np.testing.assert_allclose(weights[same], expected[same], rtol=3e-6)
         if same.all():
             np.testing.assert_allclose(gradients[0], wanted[0], rtol=1e-4, atol=2e-6 * float(abs(wanted[0]).max()))
-            terms = float(abs(ct * expected).sum()) / 2.5  # which nearly cancel
+            terms = float(abs(ct * expected).sum()) / 2.5  # the terms nearly cancel
             np.testing.assert_allclose(gradients[1], wanted[1], rtol=1e-5, atol=1e-6 * terms)
 
 
@@ -367,7 +367,7 @@ def test_hostile_groups():
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("length, k, groups, topk_groups", [(256, 8, 8, 4), (60, 7, 4, 3), (64, 6, 64, 9)])
 def test_hostile_rows_in_groups(monkeypatch, length, k, groups, topk_groups, dtype):
-    """What a group has that is not chosen is never chosen, whatever the others have; kernel and composition agree."""
+    """Experts of a group that is not chosen are never chosen, whatever their scores; the kernel and the composition agree."""
     rows = reference.adversarial(np.random.default_rng(length), length, np.dtype(jnp.dtype(dtype)))
     logits = np.stack(list(rows.values()))
     bias = jnp.linspace(-1, 1, length).at[length // 3].set(jnp.nan).at[0].set(-jnp.inf)
@@ -391,7 +391,7 @@ def test_hostile_rows_in_groups(monkeypatch, length, k, groups, topk_groups, dty
 
 @kinds
 def test_scale(score, normalize):
-    """A number is part of the kernel, which rounds once; one that is traced is a factor of what it gives."""
+    """A scale that is a number is part of the kernel, which rounds once; a traced one multiplies the kernel's result."""
     logits = jnp.asarray(normal((50, 64), "bfloat16", scale=1))
     call = lambda z, scale=None: jaxgpuops.topk_softmax(z, 4, score=score, normalize=normalize, scale=scale).weights
     exact = 2.5 * weights_of(logits, np.asarray(jaxgpuops.topk_softmax(logits, 4).indices), -1, score, normalize)
@@ -415,7 +415,7 @@ def test_scale(score, normalize):
 
 
 def test_sqrt_softplus_does_not_vanish():
-    """Nor does it overflow: its square is e^z far below 0, and z far above."""
+    """The score neither underflows nor overflows: its square is about e^z far below 0, and z far above."""
     z = jnp.float32([-200, -202, 30000, -60, 0])
     weights, _ = jaxgpuops.topk_softmax(z[:2], 2, score="sqrt_softplus")
     np.testing.assert_allclose(weights, jax.nn.softmax(z[:2] / 2), rtol=1e-6)

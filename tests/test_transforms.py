@@ -337,7 +337,7 @@ SOFTMAX_CASES = [
 
 
 def x_and_row_ids(rng, shape):
-    """An id for each index of the first dimension, some out of range."""
+    """Returns an id for each index of the first dimension; some are out of range."""
     return distinct_integers(rng, shape), rng.integers(-1, 4, (shape[0], 1, 1)).astype(np.int32)
 
 

@@ -130,7 +130,7 @@ def tangent(x):
 
 @functools.cache
 def reference_of(case: Case) -> Callable:
-    """One function for each case: results are cached by it."""
+    """Returns the same function for each call with a case, because results are cached by the function."""
     return leaves_of(jax.jit(case.reference))
 
 
@@ -207,7 +207,7 @@ def jit(fn, case):
 
 @check(expected=lambda fn, case: (value(fn, case), values(fn, case), gradient(fn, case)))
 def disable_jit(fn, case):
-    """What people debug with. Every custom_vjp, custom batching and kernel is then called as it stands."""
+    """`jax.disable_jit`, which people use to debug. Every custom_vjp, batching rule and kernel is then called eagerly."""
     args = case.example()
     with jax.disable_jit():
         return fn(*map(jnp.asarray, args)), jax.vmap(fn)(*case.examples(3)), jax.grad(loss(fn))(*args)
@@ -215,7 +215,7 @@ def disable_jit(fn, case):
 
 @check(expected=lambda fn, case: (pullback(fn, case), values(fn, case)))
 def strict_promotion(fn, case):
-    """Where JAX raises for implicit conversions and broadcasts: what we call inside must not rely on them."""
+    """Settings with which JAX raises for implicit conversions and broadcasts. Our own code must not rely on them."""
     args = tuple(map(jnp.asarray, case.example()))
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"), jax.debug_nans(True):
         out, pull = jax.vjp(lambda x: [y for y in fn(x, *args[1:]) if jnp.issubdtype(y.dtype, jnp.inexact)], args[0])

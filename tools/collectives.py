@@ -1,14 +1,15 @@
-"""What crosses between GPUs, for every op of the table in tests/test_sharding_axis.py, and for the unchanged programs of
-tests/test_sharding_programs.py after `install()`, beside plain JAX: no GPU needed.
+"""Compares the bytes that cross between GPUs with those of plain JAX: for every op of the table in
+tests/test_sharding_axis.py, and for the unchanged programs of tests/test_sharding_programs.py after `install()`. No GPU is
+needed.
 
     python -P tools/collectives.py [parts of the names of ops] [--devices N] [--target FILE] [--seconds N] [--hlo FOLDER]
 
-XLA compiles each op, split in each way of the table, for N GPUs (8 without more, a multiple of 2). It prints the bytes
-and the number of the collectives of our program and of plain JAX's, and MORE where ours moves more bytes, or as many by
-more collectives. Exit status: 1 if there is such a case, or one of ours that did not compile in time.
+XLA compiles each op, split in each way of the table, for N GPUs (by default 8; a multiple of 2). For each, the tool prints
+the bytes and the number of collectives of our program and of plain JAX's, and MORE where ours moves more bytes, or the same
+bytes by more collectives. The exit status is 1 if there is such a case, or if one of ours did not compile in time.
 
-Needs a build with CUDA, and JAX's CUDA plugin of jaxlib's version. The GPUs are H100s, or what the text of a
-`GpuTargetConfigProto` in FILE says. With --hlo, the compiled programs are written to FOLDER.
+Needs a build with CUDA, and JAX's CUDA plugin of jaxlib's version. The GPUs are H100s, or those that the text of a
+`GpuTargetConfigProto` in FILE describes. With --hlo, the compiled programs are written to FOLDER.
 """
 
 import argparse
@@ -68,7 +69,10 @@ def compiled(devices: int, target: str, name: str, number: int, spec, folder):
     table, programs, mesh = setup(devices, target)
     key = name.removeprefix("installed ")
     if installed := key != name:
-        shape, function = programs.example().shape, lambda x: programs.INSTALLED[key](x)  # new: JAX has not traced it
+        shape, function = (
+            programs.example().shape,
+            lambda x: programs.INSTALLED[key](x),
+        )  # a new function, which JAX has not traced before
     else:
         shape, function = table.SHAPE, table.OPS[name][number]
     x = jax.ShapeDtypeStruct(shape, "float32", sharding=jax.sharding.NamedSharding(mesh, spec))
@@ -81,7 +85,7 @@ def compiled(devices: int, target: str, name: str, number: int, spec, folder):
 
 
 class Compiler:
-    """A process that compiles, and is ended when that takes too long: XLA does not stop when it is asked to."""
+    """A process that compiles. It is ended if that takes too long, because XLA cannot be asked to stop."""
 
     def __init__(self, seconds: float):
         self.seconds, self.pool = seconds, None
@@ -93,7 +97,7 @@ class Compiler:
         except multiprocessing.TimeoutError:
             self.end()
             return f"not in {self.seconds:g} s"
-        except Exception as error:  # what XLA or JAX refuse
+        except Exception as error:  # XLA or JAX refuse the program
             return f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
 
     def end(self):

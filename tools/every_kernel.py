@@ -205,16 +205,16 @@ ROWS = [  # along axis 1
     (37, 61),
     *((37, n) for n in (32, 64, 128, 256)),  # whole vectors
     (37, 250),
-    (9, 1001),  # few, a block a row
+    (9, 1001),  # few rows, each with a block
     (5, 4093),
-    (4300, 1001),  # many
+    (4300, 1001),  # many rows
     (1100, 4093),
     (3, 16_001),
     (3, 16_384),  # aligned
     (3, 50_257),
     (9, 50_257),
     (10, 30_720),  # aligned
-    (1100, 1024),  # many
+    (1100, 1024),  # many rows
     (9, 265_001),  # streamed
     (10, 265_216),  # the same, aligned
     (2, 300_001),
@@ -241,7 +241,7 @@ COLUMNS = [
 
 @jax.jit
 def rows(x, t, labels, scale, bias, where):
-    """Every kernel along axis 1, and the forms that optional operands take."""
+    """Runs every kernel along axis 1, also with optional operands."""
     results = {}
     for name in ("softmax", "log_softmax", "logsumexp"):
         for form, operands in (("", {}), (" of all operands", {"scale": scale, "bias": bias, "where": where})):
@@ -259,7 +259,7 @@ def rows(x, t, labels, scale, bias, where):
 
 
 def rows_by_numpy(x, t, labels, scale, bias, where):
-    """The same in float64; gradients of softmax and log_softmax for the cotangent t."""
+    """Computes the same in float64; gradients of softmax and log_softmax for the cotangent t."""
     results = {}
     for form, z, factor, mask in (
         ("", x, 1, np.ones_like(x, bool)),
@@ -343,7 +343,7 @@ SCANS = [  # along axis 1
     ((37, 7), "float32"),  # few elements
     *(((3, 31, 2), dtype) for dtype in ("bfloat16", "float64", "int8", "int32", "complex64", "complex128")),
     ((30_001, 9), "float32"),  # short axes, by shared memory
-    ((30_001, 5), "float32"),  # and where they are
+    ((30_001, 5), "float32"),  # the same without shared memory
     ((3, 457), "int16"),  # rare elements, that are few
     ((37, 61), "float32"),  # a tile holds the row
     ((9, 4093), "float32"),
@@ -381,7 +381,7 @@ def scans(x, a, t, y, h0, starts, reverse):
         op = name.split()[0]
         if x.dtype in scan.CUMULATIVE_DTYPES[op]:
             results[name] = scan.CUMULATIVE[op](*operands, exclusive=exclusive, **flags)[0]
-    if x.dtype in scan.CUMULATIVE_DTYPES["cumsum"]:  # as along a split axis
+    if x.dtype in scan.CUMULATIVE_DTYPES["cumsum"]:  # with an h0, as along a split axis
         before = scan._as_initial("cumsum", h0)
         results["cumsum that goes on"] = scan.cumsum_p(x, before, exclusive=False, initial=True, **flags)[0]
     if x.dtype in scan.FLOATS | scan.COMPLEX:
@@ -400,7 +400,7 @@ def scans(x, a, t, y, h0, starts, reverse):
 
 
 def check_scans(results, x, a, t, y, h0, starts, reverse):
-    """Each result is what the operation makes of the one before it. But for logarithms, numbers are small integers."""
+    """Checks that each result follows from the one before it. Numbers are small integers, except for logarithms."""
     dtype = x.dtype
     kind = np.complex128 if dtype.kind == "c" else np.int64 if dtype.kind == "i" else np.float64
 
@@ -460,7 +460,7 @@ def run_scans(rng):
     kernels = set()
     for i, (shape, dtype) in enumerate(SCANS):
         with jax.enable_x64("64" in dtype or dtype == "complex128"):
-            # Sums are differences of small numbers, states end at factors of 0.
+            # Sums are of small numbers of both signs, and factors of 0 end the growth of states.
             x = np.diff(rng.integers(-4, 5, shape), axis=1, prepend=0)
             a, y = rng.choice([-1, 1, 1, 0], shape), rng.choice([-1, 1], shape)
             t, h0 = rng.integers(-1, 2, shape), rng.integers(-1, 2, (shape[0], 1, *shape[2:]))

@@ -17,13 +17,13 @@ FILES = (
     *("jet_test", "custom_api_test", "array_api_test", "scipy_stats_test", "random_test"),
     *("lax_numpy_setops_test", "lax_numpy_indexing_test"),
 )
-NAMES = (  # in any case of letters
+NAMES = (  # upper or lower case does not matter
     *("op_k", "topk", "argm", "cum", "softmax", "logsumexp", "log_sum_exp"),
     # Sorts, and what is built on them and on segments.
     *("sort", "unique", "digitize", "bincount", "histogram", "segment"),
     *("quantile", "percentile", "median", "partition"),
 )
-# It counts what JAX's softmax keeps for its derivative; ours keeps another number of arrays.
+# This test counts the arrays that JAX's softmax keeps for its derivative; ours keeps another number.
 NOT_OURS = "testSoftmaxGradFlag"
 
 
@@ -37,7 +37,7 @@ def pytest_configure(config):
 def main(tree: str, *arguments: str) -> int:
     tests = pathlib.Path(tree) / "tests"
     here = str(pathlib.Path(__file__).resolve().parent)
-    # Of each sampled product of shapes and dtypes so many.
+    # How many cases run of each test that samples shapes and dtypes.
     environment = {"JAX_NUM_GENERATED_CASES": "40"} | os.environ
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), here]))
     command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "jax_tests", "-p", "no:cacheprovider"]

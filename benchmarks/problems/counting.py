@@ -24,7 +24,7 @@ def _is_segments(op, x, ids, y):
 
 
 def count(shape, axis, dtype, *, op="segment_sum", bins, **kwargs) -> Problem:
-    """Counts of the rows of int32 ids, or segments of rows that are given ids in no order."""
+    """Counts in rows of int32 ids, or reductions of segments whose ids are in no order."""
     if op == "bincount":
         return Problem(
             "count",

@@ -12,16 +12,16 @@ from benchmarks.scan import associative_scan
 
 
 def _of_products(n, dtype):
-    """The most that the roundings of a derivative of cumulative products come to, of the same derivative of magnitudes.
+    """Bounds the rounding error of a derivative of cumulative products, given the same derivative of magnitudes.
 
     Element j is the sum of c[i] times all factors up to i but the j-th. In whatever order these up to n numbers are
     multiplied, each multiplication rounds once; so does each of up to n additions that a term takes part in. A rounding
     changes a term by half an eps at most: 2 n of them by exp(n eps) - 1. The products that the derivative is made from,
-    and the derivative, are also rounded to the dtype. Less would not do: equal factors are rounded alike, and so are
-    those near 1, which makes a tenth of this bound where rows are long, whoever computes it.
+    and the derivative, are also rounded to the dtype. A smaller bound would not do: equal factors
+    are rounded alike, and so are those near 1, so in long rows any library reaches a tenth of this bound.
     """
     own, arithmetic = rounding_of(dtype)
-    wide = float(jnp.finfo("float64").eps)  # what is compared with is rounded, too
+    wide = float(jnp.finfo("float64").eps)  # the reference is rounded, too
     return own + math.expm1(n * arithmetic) + math.expm1(n * wide)
 
 

@@ -1,4 +1,4 @@
-"""What a problem of the sweep is, and what several families ask of results."""
+"""The problems of the sweep, and the checks of results that several families share."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Problem:
         if self.data == "constant":
             return jnp.full_like(x, 0.5)
         if self.data in ("rising", "falling"):
-            axis = min(self.axis, x.ndim - 1)  # of ids, that may have no other
+            axis = min(self.axis, x.ndim - 1)  # ids may have no other axis
             place = jax.lax.broadcasted_iota(jnp.float32, x.shape, axis)
             return (6 * place / x.shape[axis] - 3) * (1 if self.data == "rising" else -1)
         return x
@@ -101,13 +101,13 @@ def bytes_of(shape, dtype):
 
 
 def rounding_of(dtype):
-    """Of one result, and of the arithmetic before it."""
+    """The relative error that one result, and the arithmetic before it, may have."""
     own = float(jnp.finfo(dtype).eps)
     return own, min(own, float(jnp.finfo(jnp.float32).eps))
 
 
 def is_near(actual, wanted, tolerance):
-    """Of all elements, but where what is wanted is near the largest number of the dtype, or beyond."""
+    """Compares all elements, except where the wanted one is near the largest number of the dtype, or beyond it."""
     beyond = ~(abs(wanted) < 0.99 * float(jnp.finfo(actual.dtype).max))
     return ((abs(actual.astype(jnp.float64) - wanted) <= tolerance) | beyond).all()
 

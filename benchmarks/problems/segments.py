@@ -8,19 +8,19 @@ from benchmarks.problems.problem import Problem, as_ordered, bytes_of, is_near, 
 
 
 def _segment_of(offsets, n):
-    """The number of each place's segment, from 1 on; 0, or one more than there are, for none."""
+    """The number of the segment of each place, from 1 on; 0, or one more than there are segments, outside all segments."""
     return jnp.searchsorted(offsets, jax.lax.iota(jnp.int32, n), side="right")
 
 
 def _within(offsets, x, key):
-    """x in the order of the key within segments; what is in no segment stays."""
+    """Puts x into the order of the key within each segment; elements of no segment stay."""
     ids = _segment_of(offsets, x.size)
     own = jnp.where((ids > 0) & (ids < offsets.size), key, jnp.zeros_like(key))
     return jax.lax.sort((ids, own, x), num_keys=2)[2]
 
 
 def ragged(shape, axis, dtype, *, op="sort", count=1, k=1, **kwargs) -> Problem:
-    """Sorts of segments and softmax of them (of the whole of shape[1], rows alike), or top-k of padded rows."""
+    """Sorts or softmax of segments (of all of shape[1], the same in all rows), or top-k of padded rows."""
     rows, n = shape
     offsets = (("offsets", (count + 1,), "int32"),)
     row_ids = ((f"ids below {count}", shape[1:], "int32"),)

@@ -37,7 +37,7 @@ def topk(shape, axis, dtype, *, k, largest=True, sorted=True, **kwargs) -> Probl
     def of_jax(x):
         if largest:
             return jax.lax.top_k(x, k, axis=axis)
-        # JAX has no smallest. Negated keys are what its users write.
+        # JAX has no top-k of the smallest elements. Its users negate the keys.
         return jax.lax.top_k(-x if jnp.issubdtype(x.dtype, jnp.floating) else ~x, k, axis=axis)
 
     return Problem(

@@ -13,7 +13,6 @@ struct Gpu {
   int64_t multiprocessors;        // multiprocessors over which plans distribute the work
   int64_t shared_bytes;           // shared memory that the device allows a block
   int64_t multiprocessor_shared;  // shared memory of a multiprocessor; each block takes 1 KiB more than it asks for
-  int64_t cached_bytes;           // bytes that the L2 cache reliably keeps from one sweep to the next
   int max_cluster;                // the most blocks of a thread-block cluster; 1 if there are no clusters
   bool bulk_copy;                 // whether there are cp.async.bulk and mbarriers
   bool dependent_launch;          // whether a kernel may start before the previous one ends (griddepcontrol)
@@ -22,14 +21,10 @@ struct Gpu {
 // Every row has the H200's number of multiprocessors, since the other generations are not tuned yet. 12.x has 8 as its
 // largest cluster, because only some of its products have clusters of 16 blocks.
 constexpr Gpu kGpus[] = {
-    {75, 132, 64 << 10, 64 << 10, 24 << 20, 1, false, false},
-    {80, 132, 163 << 10, 164 << 10, 24 << 20, 1, false, false},
-    {86, 132, 99 << 10, 100 << 10, 24 << 20, 1, false, false},
-    {87, 132, 163 << 10, 164 << 10, 24 << 20, 1, false, false},
-    {89, 132, 99 << 10, 100 << 10, 24 << 20, 1, false, false},
-    {90, 132, 227 << 10, 228 << 10, 24 << 20, 16, true, true},
-    {100, 132, 227 << 10, 228 << 10, 24 << 20, 16, true, true},
-    {120, 132, 99 << 10, 100 << 10, 24 << 20, 8, true, true},
+    {75, 132, 64 << 10, 64 << 10, 1, false, false},   {80, 132, 163 << 10, 164 << 10, 1, false, false},
+    {86, 132, 99 << 10, 100 << 10, 1, false, false},  {87, 132, 163 << 10, 164 << 10, 1, false, false},
+    {89, 132, 99 << 10, 100 << 10, 1, false, false},  {90, 132, 227 << 10, 228 << 10, 16, true, true},
+    {100, 132, 227 << 10, 228 << 10, 16, true, true}, {120, 132, 99 << 10, 100 << 10, 8, true, true},
 };
 
 // Returns the row of the latest generation that is not newer than this compute capability.

@@ -11,7 +11,7 @@
 namespace jaxgpuops {
 
 constexpr int kSmallEach = 4;
-// Elements of a thread, at least, where they are only folded, which takes less time than loading them.
+// The least number of elements of a thread in kernels that only fold them. (Folding takes less time than loading.)
 constexpr int kFoldEach = 8;
 constexpr int kMostSmallThreads = 1024;  // threads of a block with one column; with several, kSmallThreads
 constexpr int kSmallThreads = 128;

@@ -17,7 +17,7 @@ template <class Key>
 JAXGPUOPS_HD Key sort_key(Key bits, const SortOrder& order) {
   const ArgOrder& rules = order.ascending;
 #if defined(__CUDA_ARCH__)
-  if constexpr (sizeof(Key) == 4) {  // a sum has one NaN, whose key is the largest, and one zero
+  if constexpr (sizeof(Key) == 4) {  // the sum turns -0 into 0, and any NaN into one whose key is the largest
     const Key number = __float_as_uint(__fadd_rn(__uint_as_float(bits), 0.f));
     return encode(rules.sign ? number : bits, rules.order) ^ static_cast<Key>(order.invert);
   }

@@ -81,7 +81,7 @@ struct Select {
   // rank in the order, that one, and all others, each group in order of appearance.
   int64_t kth = -1;
 
-  // The rank moved into the row, which is not empty.
+  // Returns the rank, or the nearest one that the row has. The row is not empty.
   JAXGPUOPS_HD int64_t rank_of(int32_t rank) const {
     return rank < 0 ? 0 : rank < rows.length ? static_cast<int64_t>(rank) : rows.length - 1;
   }

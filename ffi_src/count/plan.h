@@ -45,8 +45,8 @@ BincountPlan plan_histogram(const Histogram& problem, const Gpu& gpu);
 constexpr int kSelectBins = 512;  // parts of an interval of keys, each with a count
 constexpr int kSelectFew = 64;    // the most elements that are compared with each other
 constexpr int kMostRanks = 9;     // 8 quantiles and the last element of the row
-// If several blocks share a row: threads of a block, parts of an interval, the most elements that are compared; and the
-// bytes of the head of the row's workspace.
+// The numbers for rows that several blocks share: threads of a block, parts of an interval, the most elements that are
+// compared with each other, and the bytes at the start of a row's workspace.
 constexpr int kLongThreads = 512, kLongBins = 4096, kLongFew = 2048;
 constexpr int64_t kLongHeadBytes = 1024;
 
@@ -70,7 +70,8 @@ struct SelectPlan {
   int64_t slice_packs = 0;   // vectors of 16 bytes in a slice
   int steps = 0;             // most steps that a row needs
   int64_t turned_bytes = 0;  // bytes of the transposed rows, which stand before the rows' workspaces
-  // In a row's workspace: where the lists begin, words of a list, bytes of everything.
+  // In bytes of a row's workspace: where the lists begin, and how large it is. `list_size` is the number of words of a
+  // list.
   int64_t list_at = 0, list_size = 0, row_bytes = 0;
   bool overlap = false;  // whether a step may start before the one before it ends
 };

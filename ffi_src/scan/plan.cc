@@ -20,9 +20,10 @@ constexpr int64_t kLongRow = 16;     // tiles of such a row
 constexpr int64_t kFewTiles = 3;           // one block walks over so many quickly enough
 constexpr int64_t kShortBytes = 24 << 10;  // shared memory of a block where the axis is short
 
-// The most elements of an array for the kernels for few elements: if kShort would read the axis directly, if the axis
-// is longer, and if the order of folding does not change states; then the same if the axis is not short, and for dtypes
-// that have only the kernels of spans.
+// The most elements that an array may have for kSmall. On a short axis: kSmallDirect if the lanes of kShort would read
+// it directly from memory with few loads, kSmallExact if they would not and the order of folding does not change
+// states, otherwise kSmallElements. On a longer axis: kSmallRare for dtypes that have only the kernels of spans,
+// otherwise kSmallLong.
 constexpr int64_t kSmallDirect = 3 << 15, kSmallElements = 1 << 17, kSmallExact = 1 << 18;
 constexpr int64_t kSmallLong = 1 << 16, kSmallRare = 1 << 18;
 

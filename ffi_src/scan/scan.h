@@ -37,11 +37,13 @@ struct Problem {
   bool exclusive = false;  // kCumulative, kTangent: y_k is the fold before k; it starts with the identity
   bool transpose = false;  // kTangent: the transposed map. kLinear: h_k = a_{k-1} h_{k-1} + b_k, the transpose of the
                            // recurrence in the other direction
-  bool initial = false;  // not kTangent: there is an h0, the state before the first step, which no start cuts off; else
-                         // that is 0, or the identity of the operator
-  bool segmented = false;  // there are starts: a segment begins at each position (of the array, whatever the direction)
-                           // where starts is not 0, and nothing passes from one segment to another
-  Broadcast a;             // kLinear: where the elements of a are. In kLinearVjp a has the whole shape
+  // There is an operand h0, the state before the first step, even if a segment starts there. Without it, that state is
+  // 0, or the identity of the operator. kTangent has no h0.
+  bool initial = false;
+  // There is an operand `starts`: a segment begins at each position where it is not 0, and nothing passes from one
+  // segment to the next. Positions are those of the array, also if the scan runs backward.
+  bool segmented = false;
+  Broadcast a;  // kLinear: where the elements of a are. In kLinearVjp, a has the whole shape
   Broadcast starts;
 };
 

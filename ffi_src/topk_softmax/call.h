@@ -1,5 +1,4 @@
-// What a call of the target asks for: buffers and attributes in, a checked problem out. Both backends' handlers start
-// here.
+// Turns the buffers and attributes of the targets into a checked problem. The handlers of both backends start here.
 #pragma once
 
 #include "ffi.h"
@@ -32,7 +31,7 @@ inline void set_groups(Problem& problem, const Options& options) {
   problem.topk_groups = options.topk_groups;
 }
 
-// If `more` is not empty, its first result is that of the logarithms of sums, if they are asked for.
+// If the call asks for the logarithms of sums, they are the first result in `more`.
 inline Call call_of(ffi::AnyBuffer logits, ffi::RemainingArgs arguments, ffi::AnyBuffer weights, ffi::AnyBuffer indices,
                     ffi::RemainingRets more, const Options& options) {
   const int64_t axis = options.axis;

@@ -7,7 +7,7 @@
 
 namespace jaxgpuops::topk_softmax {
 
-// Python composes longer rows, larger k and more groups of other kernels.
+// The limits of the kernel. For longer rows, larger k and more groups, Python composes the call of other kernels.
 constexpr int64_t kMaxLength = 1024;
 constexpr int64_t kMaxK = 64;
 constexpr int64_t kMaxGroups = 64;

@@ -48,7 +48,7 @@ def _sum_dtype(x, wide):
 
 
 def _divided(total, divisor):
-    """By a product with the inverse, as XLA and our kernels divide by a constant."""
+    """Divides by multiplying with the inverse, as XLA and our kernels do if the divisor is a constant."""
     one = np.ones((), total.dtype)
     return total if divisor == 1 else total * (one / one.dtype.type(divisor))
 

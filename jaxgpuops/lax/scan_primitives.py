@@ -518,7 +518,7 @@ def _linear_scan_split(split, b, a, *rest, axis, reverse, transpose, initial):
 
 
 def _fold_of_part(name, x, where, axis):
-    """Of all positions, or those where it says so; with the axis."""
+    """Returns the fold of all positions of a part, or of those where ``where`` is True, with the axis."""
     masked, operands = where is not None, given(x, where)
     if name == "cumsum" and x.dtype not in COMPLEX:
         [total] = sum_p.primitive.bind(*operands, axis=axis, masked=masked, wide=True, divisor=1)

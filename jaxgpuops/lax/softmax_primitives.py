@@ -123,8 +123,8 @@ def _maximum(z, axis):
 def _below(z, m):
     """Returns z - m for z <= m, which is exactly 0 where they are equal.
 
-    Without the correction it may not be: XLA may compute z again where it is used, and fuse a product in it with the
-    subtraction. The difference is then the rounding error of z, which is large for large numbers.
+    Without the correction it might not be: XLA may compute z again where it is used, and fuse the product in z with the
+    subtraction. The difference would then be the rounding error of z, which is large for large numbers.
     """
     d = z - m
     return d - lax.stop_gradient(jnp.where(z == m, d, np.zeros((), d.dtype)))

@@ -1,9 +1,9 @@
 """Softmax and its family where the axis, or the dimension of causal queries, is split over devices.
 
 Along a split axis each device reduces its part of a row in one read, by the kernel of logsumexp, which gives the maximum
-and the logarithm of the sum. The numbers of all devices are reduced to one: the maximum, then what is summed. The rest is
-elementwise, plain JAX: a second read. Small remainders next to 1, of several devices together, are not told apart as the
-kernels do it: that would take one more number a row than JAX moves.
+and the logarithm of the sum. Collectives then reduce the numbers of all devices: first the maxima, then the sums. The
+results are elementwise, plain JAX, which reads the array a second time. A probability near 1 loses digits of 1 - p here,
+which the kernels keep: to keep them across devices would take one more number for each row than JAX moves.
 """
 
 from __future__ import annotations
@@ -120,15 +120,15 @@ def _log_softmax_jvp(splits, t, y, *rest, axis, factor, scaled, masked, query_ax
 
 
 def _sum_of_cotangents(t, y, *rest, axis, scaled, masked, query_axis, **_):
-    """Of constants XLA knows it."""
+    """Returns the sum of each row of cotangents. If they are constants, XLA computes it when it compiles."""
     _, where = _optional(rest, scaled, masked)
     mask = _mask({}, t.shape, where, axis, query_axis)
     return (jnp.sum(_where(mask, wide(t), 0), axis, keepdims=True),)
 
 
 def _cross_entropy_rows(split, logits, labels, where, axis, label_smoothing, z_loss):
-    """Of rows, with the axis: this device's share of the maximum less the target, which all devices add up; what else
-    the loss has; and the parts of logsumexp. Labels are of the whole axis."""
+    """Returns for each row, with the axis: this device's summand of the maximum minus the target, which all devices add
+    up; the rest of the loss; and the parts of logsumexp. Labels count along the whole axis."""
     padding = split.is_padding(logits.shape, axis) if split.uneven else None
     m, total = _statistics(split, logits, None, None, None if padding is None else ~padding, axis, 1.0)
     own = labels - split.start()
@@ -148,8 +148,8 @@ def _cross_entropy_rows(split, logits, labels, where, axis, label_smoothing, z_l
 
 
 def _sum_of_losses(splits, share, common, axis, summed):
-    """The sum of the losses of rows, given each device's share of them, and what all that have parts of a row know of
-    its loss. One number crosses."""
+    """Returns the sum of the losses of rows, given each device's summand of them, and the rest, which all devices that
+    share a row have. The devices exchange one number."""
     others = tuple(d for d in summed if d in splits and splits[d].length > 1)
     share, common = (jnp.sum(filled_axes(splits, a, others, 0), summed, keepdims=True) for a in (share, common))
     if not others:

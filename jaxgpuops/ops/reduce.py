@@ -81,9 +81,9 @@ def mean(
       An array of the shape of ``x`` without the axes, of the dtype of ``x``; for integers and bools, which are converted
       first, float32, or float64 where they have 64 bits, as `jnp.mean`. NaN for no elements.
 
-    Numbers, derivatives: as for `jaxgpuops.sum`; the sum of 16-bit floats is rounded only after the division. To divide is
-    to multiply by the reciprocal of the number, as XLA does with `jnp.mean`; with ``where`` that is up to XLA, and the last
-    bit may depend on the program around it. Forward mode: `jaxgpuops.lax.mean`.
+    Numbers, derivatives: as for `jaxgpuops.sum`; the sum of 16-bit floats is rounded only after the division. The sum is
+    multiplied by the reciprocal of the number, as XLA does for `jnp.mean`. With ``where``, XLA decides whether to divide
+    or multiply, so the last bit may depend on the program around the call. Forward mode: `jaxgpuops.lax.mean`.
 
     Raises:
       TypeError, ValueError: as `jaxgpuops.sum`.

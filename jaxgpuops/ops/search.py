@@ -291,7 +291,8 @@ def unique(
       size: how many elements, static. If there are more different ones, the smallest ``size`` of them.
       fill_value: what comes after the last; by default the smallest element. An ``x`` without elements needs one, unless
         ``size`` is 0.
-      return_index: True for the index in the flattened ``x`` of the first of each, 1st of the smallest in place of fills.
+      return_index: True for the index in the flattened ``x`` at which each element occurs first; in place of fills, that of
+        the smallest element.
       return_inverse: True for the place of each element of ``x`` among the different ones, which may be beyond ``size``.
       return_counts: True for how often each is there, 0 in place of fills.
 
@@ -341,7 +342,7 @@ def _unique(x, fill, size, wanted):
         fill = np.zeros((), x.dtype)
     [values], order = sort_operands([_whole(row, 0)], 0, 1, indices=True)
     assert order is not None  # it was asked for
-    keys = sort_keys(values)  # equal where elements are
+    keys = sort_keys(values)  # two keys are equal where the elements are
     starts = jnp.concatenate([jnp.full(min(length, 1), True), keys[1:] != keys[:-1]])
     place = _chosen(starts, size + 1)
     first, found = place[:size], place[:size] < np.int32(length)

@@ -33,8 +33,9 @@ def sort(
       descending: True for the largest first.
       offsets: of segments along the axis, each of which is sorted alone: integers of shape ``(segments + 1,)``, which
         ascend from 0 to ``n``; segment s is ``x[offsets[s]:offsets[s + 1]]``. They need not be known at trace time.
-        Elements before the first offset and from the last one on stay where they are. Offsets out of range are moved
-        to its ends, and one that is less than one before it, to that; so there is no access out of bounds.
+        Elements before the first offset and from the last one on stay where they are. An offset out of range counts as
+        the nearest one in range, and one that is less than an earlier offset counts as that; so there is no access out
+        of bounds.
       axis_name: inside `jax.shard_map`, the name of the mesh axis that ``axis`` is split along, or several, the slowest
         first. ``x`` is then this device's part, and so is the result: of the whole axis, sorted. See docs/sharding.md.
         ``offsets`` are those of the whole axis, the same on all devices.
@@ -53,8 +54,8 @@ def sort(
     pass. Reverse mode works, and whatever is built on top of it. For forward mode at the bottom (`jax.jvp`,
     `jax.jacfwd`, `jax.linearize`) use `jaxgpuops.lax.sort`; here JAX raises TypeError.
 
-    Segments cost about a second sort, one of as many bits as number them, whatever their lengths: the axis is sorted as
-    a whole, and then by segment.
+    With segments, the axis is sorted as a whole, and then by the numbers of the segments, whatever their lengths. The
+    second sort costs less, since these numbers have few bits.
 
     Raises:
       TypeError: for other dtypes, for an ``axis`` that is not an integer, and a ``descending`` that is not True or False,

@@ -72,8 +72,8 @@ def topk(
     gradients of gradients). For forward mode at the bottom (`jax.jvp`, `jax.jacfwd`, `jax.linearize`) use
     `jaxgpuops.lax.top_k`; here JAX raises TypeError, but for calls with offsets or lengths.
 
-    Lengths cost a pass over ``x``, which XLA may make one with what computes it. Offsets cost two sorts of the axis, one
-    of as many bits as number the segments, whatever ``k`` and the lengths of segments.
+    Lengths cost a pass over ``x``, which XLA may fuse with the computation of ``x``. Offsets cost two sorts of the axis,
+    whatever ``k`` and the lengths of segments are; the second one is by the numbers of segments, which have few bits.
 
     Raises:
       TypeError: for other dtypes, for ``k`` or ``axis`` that are not integers, and flags that are not True or False,

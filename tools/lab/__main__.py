@@ -1,4 +1,4 @@
-"""The labs: a family's kernels without JAX, for the minutes between an idea and a number.
+"""The labs build, check and time the kernels of a family without JAX, so that an idea is measured within minutes.
 
     python tools/lab topk build          with nvcc, no GPU needed: build/lab/libtopk.so (CUDAARCH, default 90)
     python tools/lab topk check time     on a GPU: is it right, and how long does the benchmark's grid take
@@ -6,7 +6,7 @@
 
 Families are topk, gate, scan and softmax (with the reductions); `python tools/lab FAMILY` lists a family's stages. What
 ships is measured by `python -m benchmarks`; this is for choosing what ships. Needs torch and NumPy on a GPU machine.
-ONLY (a substring of a problem's name) selects, SEED and CASES are of random problems.
+The environment variable ONLY (a part of a name) selects problems; SEED and CASES choose the random ones.
 """
 
 import importlib

@@ -80,7 +80,7 @@ def expected_scores(x, score):
 
 
 def expected_groups(keys, groups, best):
-    """A row for each group: whether it is chosen, by the sum of its ``best`` largest keys."""
+    """Returns whether each group is chosen, by the sum of its ``best`` largest keys."""
     count, chosen = groups
     rows = np.moveaxis(keys, 1, -1)
     largest = np.sort(rows.reshape(*rows.shape[:-1], count, -1), -1)[..., -best:].sum(-1)
@@ -89,7 +89,7 @@ def expected_groups(keys, groups, best):
 
 
 def wrong(x, k, score, normalize, bias, groups, weights, indices, log_sums):
-    """What is, or nothing."""
+    """Names the first results that are wrong, or returns None."""
     take = lambda a: np.take_along_axis(a, indices, 1)
     scores = expected_scores(x, score)
     if (indices < 0).any() or (indices >= x.shape[1]).any() or (np.diff(np.sort(indices, 1), axis=1) == 0).any():
@@ -209,12 +209,12 @@ def show(lab):
 
 
 def check_on_gpu():
-    """Every form against float64 in NumPy, on hostile data too."""
+    """Compares every form of the kernel with float64 in NumPy, also on hostile data."""
     return check(Lab(Gpu()), 999)
 
 
 def emulate():
-    """The same with kernels that were built for the host."""
+    """The same checks with kernels that were built for the host."""
     return check(Lab(Host()))
 
 
@@ -228,4 +228,9 @@ def compiled():
     build("gate", SOURCES)
 
 
-STAGES = {"build": compiled, "check": check_on_gpu, "emulate": emulate, "time": times}  # one kernel: nothing to sweep
+STAGES = {
+    "build": compiled,
+    "check": check_on_gpu,
+    "emulate": emulate,
+    "time": times,
+}  # there is one kernel, so there is nothing to sweep

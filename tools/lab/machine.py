@@ -1,4 +1,4 @@
-"""What the labs share: building kernels without XLA, where arrays live, and how calls are timed and compared."""
+"""The parts that the labs share: they build kernels without XLA, place arrays, and time and compare calls."""
 
 import ctypes
 import os
@@ -12,7 +12,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def library(family):
-    """The family's kernels behind a C interface; JAXGPUOPS_LAB names another, say one that runs them on the host."""
+    """Loads the kernels of the family behind a C interface. JAXGPUOPS_LAB may name another library, for example one that runs
+    them on the host."""
     return pathlib.Path(os.environ.get("JAXGPUOPS_LAB", ROOT / "build" / "lab" / f"lib{family}.so"))
 
 
@@ -87,7 +88,7 @@ class Gpu:
 
 
 def replay(torch, call, count):
-    """Microseconds of call(i): the median of five replays of a CUDA graph of `count` of them."""
+    """Microseconds of call(i): the median of five replays of a CUDA graph that has `count` calls."""
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
         call(0)
@@ -108,7 +109,7 @@ def replay(torch, call, count):
 
 
 class Sweep:
-    """Counts the problems, and prints those where another choice than the plan's takes 5 % less time."""
+    """Counts the problems, and prints those for which a choice other than the plan's takes 5 % less time."""
 
     def __init__(self):
         self.problems = self.lost = 0

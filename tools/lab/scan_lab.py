@@ -103,18 +103,18 @@ def logaddexp(a, b):
 
 
 def reference(call, x, a, y, h0, starts):
-    """The results of a call on (outer, length, inner) arrays, one position after the other; and how large the numbers
-    are that were added up on the way."""
+    """Computes a call on (outer, length, inner) arrays one position after the other. Returns the results, and the sizes of
+    the numbers that were added up."""
     kind, op, reverse, exclusive, transpose = (call[k] for k in ("kind", "op", "reverse", "exclusive", "transpose"))
     n = x.shape[1]
-    cut = np.zeros(x.shape, bool)  # cut[k]: between k - 1 and k
+    cut = np.zeros(x.shape, bool)  # cut[k]: nothing passes between k - 1 and k
     if starts is not None:
         cut[:, 1:] = np.broadcast_to(starts, x.shape)[:, 1:]
-    order = range(n - 1, -1, -1) if reverse else range(n)  # of the forward call
-    begins = np.zeros(x.shape, bool)  # a segment begins here, in that order
+    order = range(n - 1, -1, -1) if reverse else range(n)  # the order of the forward call
+    begins = np.zeros(x.shape, bool)  # whether a segment begins at the position, in that order
     begins[:, order[0]] = True
     begins |= np.concatenate([cut[:, 1:], cut[:, :1]], 1) if reverse else cut
-    ends = np.zeros(x.shape, bool)  # in that order, the next position begins one
+    ends = np.zeros(x.shape, bool)  # whether a segment ends at the position, in that order
     for k, after in itertools.pairwise(order):
         ends[:, k] = begins[:, after]
     out, out2, scale = np.zeros_like(x), np.zeros_like(x), np.zeros(x.shape)
@@ -269,7 +269,7 @@ class Lab:
         self.algorithms = {name: i for i, name in enumerate(itertools.takewhile(lambda name: name != "?", names))}
 
     def choices(self, call):
-        """The algorithms that the call can take."""
+        """Lists the algorithms that can take the call."""
         return [a for a in self.algorithms if a != "empty" and self.launch(call, None, forced=a)["algorithm"] == a]
 
     def numbers(self, call, capability=90, forced=None):
@@ -281,7 +281,7 @@ class Lab:
         return (ctypes.c_int64 * 13)(*map(int, numbers), capability, forced)
 
     def launch(self, call, buffers, **kwargs):
-        """buffers: addresses of x, a, y, h0, starts, out, out2, workspace, or None: then only the plan."""
+        """Runs a call. buffers: addresses of x, a, y, h0, starts, out, out2, workspace; None: only the plan is made."""
         chosen = (ctypes.c_int64 * 7)()
         maps = [broadcast(call["shape"], call["axis"], call[part]) for part in ("a_shape", "starts_shape")]
         pointers = None if buffers is None else (ctypes.c_void_p * 8)(*buffers)
@@ -368,7 +368,7 @@ def random_values(rng, call, role, shape):
     x = rng.standard_normal(shape)
     if dtype.complex:
         x = x + 1j * rng.standard_normal(shape)
-    if role == "factor":  # what is multiplied
+    if role == "factor":  # the operand is a factor
         sizes = rng.choice([1.0, 1.0, 0.875, 0.5, 1.125], shape, p=[0.5, 0.2, 0.2, 0.05, 0.05])
         x = x / np.maximum(abs(x), 1e-3) * sizes
         x = np.where(rng.random(shape) < 0.01, 0, x)
@@ -422,7 +422,7 @@ def check_call(lab, rng, call):
         capability = int(rng.choice([90, 80]))
         results.append(lab.run(call, x, a, y, h0, starts_bits, offset, forced=forced, capability=capability))
     if rows[0] > 1 and kind != "linear" and (starts_bits is None or starts_bits.shape[:axis] == shape[:axis]):
-        # A part of the batch: the first of the outermost dimension.
+        # A part of the batch: the first indices of the outermost dimension.
         part = lambda array: None if array is None else array[:1]
         alone = dict(call, shape=(1, *shape[1:]), a_shape=(1, *shape[1:]))
         alone["starts_shape"] = (1, *call["starts_shape"][1:])
@@ -440,7 +440,7 @@ def check_call(lab, rng, call):
         else:
             with np.errstate(all="ignore"):
                 if dtype.table is not None or dtype.name in ("float16", "bfloat16"):
-                    want = dtype.decode(dtype.encode(want))  # overflows where it does
+                    want = dtype.decode(dtype.encode(want))  # overflows where the kernel's result does
                 tolerance = dtype.tolerance * (abs(want) + scale + (1e-2 if dtype.table is None else 0.05))
                 if op == "prod" or kind != "cumulative":
                     tolerance = tolerance * (1 + 0.02 * rows[1] ** 0.5)
@@ -448,7 +448,7 @@ def check_call(lab, rng, call):
                     tolerance = tolerance * 4
                 same = (got == want) | (np.isnan(got) & np.isnan(want)) | (abs(got - want) <= tolerance)
                 if dtype.table is not None or dtype.name == "float16":
-                    # So narrow that sums may end on the other side of overflow.
+                    # The dtype is so narrow that a rounding may decide whether a sum overflows.
                     edge = {"float8_e4m3fn": 350, "float8_e5m2": 45000, "float16": 50000}[dtype.name]
                     same |= ~np.isfinite(got) & (abs(want) > edge) | ~np.isfinite(want) & (abs(got) > edge)
                 wrong = ~same
@@ -481,7 +481,7 @@ def check(lab, largest=1 << 21, seed=0):
 
 
 def check_large(lab):
-    """The targets' grid: all algorithms give the same bits, and the first and last rows are those of float64."""
+    """Checks the grid of the targets: all algorithms give the same bits, and the first and last rows match float64."""
     torch, m = lab.machine.torch, lab.machine
     wrong = 0
     for point in [*GRID, *(("tangent", "prod", *point[2:]) for point in GRID), ("linear_vjp", "sum", *GRID[1][2:])]:
@@ -571,7 +571,7 @@ MORE = [
 
 
 def time_call(lab, call, forced=None):
-    """(microseconds, those of a copy of as many bytes, plan)"""
+    """Returns the microseconds of the call, those of a copy of as many bytes, and the plan."""
     torch, m = lab.machine.torch, lab.machine
     dtype, shape = call["dtype"], call["shape"]
     operands = {"cumulative": 1, "linear": 2}.get(call["kind"], 3)
@@ -678,7 +678,7 @@ def times():
 
 
 def more():
-    """Other points."""
+    """Times points outside the grid."""
     show(Lab(Gpu()), MORE)
 
 

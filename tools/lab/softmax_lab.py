@@ -34,7 +34,7 @@ FLOATS = ["float16", "bfloat16", "float32", "float64"]
 
 
 def logits_of(call, x, scale, bias, where):
-    """Logits, and which of them are masked."""
+    """Returns the logits, and which of them are masked."""
     wide = np.float64 if call["dtype"].name == "float64" else np.float32
     factor = wide(call["factor"]) if scale is None else (wide(call["factor"]) * scale.astype(wide)).astype(wide)
     z = (x.astype(wide) * factor).astype(wide)
@@ -56,7 +56,7 @@ def peak_and_sum(z):
 
 
 def expected_softmax(call, x, y, scale, bias, where, labels, row_where, cotangent):
-    """{result: values}"""
+    """Returns {name of a result: its values}."""
     op = call["op"]
     if op in ("softmax_jvp", "log_softmax_jvp"):
         factor = call["factor"] if scale is None else call["factor"] * scale
@@ -146,7 +146,7 @@ def rows_of(call):
 
 
 def results_of(call):
-    """{result: (is a number a row, storage)}"""
+    """Returns {name of a result: (whether it has one number for each row, its storage)}."""
     op, dtype = call["op"], call["dtype"]
     wide = np.dtype(np.float64 if dtype.name == "float64" else np.float32)
     if op in REDUCE_OPS:
@@ -174,7 +174,7 @@ class Lab:
             getattr(self.kernels, name).restype = ctypes.c_char_p
 
     def launch(self, call, buffers, capability=90, general=False, **tuning):
-        """buffers: {name: address}, or None: then only the plan."""
+        """Runs a call. buffers: {name: address}; None: only the plan is made."""
         op = call["op"]
         family = op in REDUCE_OPS
         number = (REDUCE_OPS if family else SOFTMAX_OPS).index(op)
@@ -208,7 +208,7 @@ class Lab:
         return plan
 
     def run(self, call, operands, offset=0, in_place=False, **kwargs):
-        """{result: bits}. `offset` elements before x, y and full results make them misaligned."""
+        """Returns {name of a result: its bits}. `offset` elements before x, y and full results make them misaligned."""
         m = self.machine
         shift = offset * call["dtype"].storage.itemsize
         held, buffers = [], {}
@@ -314,7 +314,7 @@ def random_values(rng, call, shape):
 
 
 def random_operands(rng, call):
-    """{name: bits as they are stored}"""
+    """Returns {name of an operand: its bits as they are stored}."""
     op, dtype, shape, axis = (call[k] for k in ("op", "dtype", "shape", "axis"))
     wide = np.float64 if dtype.name == "float64" else np.float32
     operands = {"x": dtype.encode(random_values(rng, call, shape))}
@@ -380,11 +380,11 @@ def expected_of(call, operands):
 
 
 def tolerance_of(call, result, want, expected):
-    """How far a result of a call may be from what it should be."""
+    """The error that a result of a call may have."""
     dtype, op = call["dtype"], call["op"]
-    exact = 1e-13 if dtype.name == "float64" else 4e-7  # of what is computed in between
+    exact = 1e-13 if dtype.name == "float64" else 4e-7  # the error of intermediate results
     storage = storage_of(call, result)
-    last = 0 if storage in (np.float32, np.float64) else dtype.tolerance  # of the last rounding
+    last = 0 if storage in (np.float32, np.float64) else dtype.tolerance  # the error of the last rounding
     if dtype.storage.itemsize == 1:
         last *= 2  # so few digits that another sum often lies just beyond a tie
     with np.errstate(all="ignore"):
@@ -792,7 +792,7 @@ def times():
 
 
 def more():
-    """Other points."""
+    """Times points outside the grid."""
     show(Lab(Gpu()), MORE)
 
 

@@ -39,7 +39,7 @@ class Lab:
         self.workspace = torch.empty(4 << 30, dtype=torch.uint8, device="cuda")
 
     def run(self, x, values, indices, rows, k, largest=True, sorted=True, capability=90, forced=None):
-        """One call by an algorithm; where x is a dtype the plan alone: (algorithm, threads, slices, lanes, workspace)."""
+        """Runs a call by an algorithm. If x is a dtype, only returns the plan: (algorithm, threads, slices, lanes, workspace)."""
         torch, pointer = self.torch, lambda a: ctypes.c_void_p(None if a is None else a.data_ptr())
         dtype = x if isinstance(x, torch.dtype) else x.dtype
         kind = 2 if dtype.is_floating_point else 1 if dtype.is_signed else 0
@@ -186,7 +186,7 @@ def compiled():
 
 
 def check_on_gpu():
-    """Every kernel against torch.sort, on hostile data."""
+    """Compares every kernel with torch.sort, on hostile data."""
     return check(Lab())
 
 
@@ -196,7 +196,7 @@ def times():
 
 
 def hostile():
-    """The same on data that defeats thresholds."""
+    """Times the grid on data that defeats thresholds."""
     lab = Lab()
     for distribution in DISTRIBUTIONS[1:]:
         show(lab, distribution)

@@ -47,7 +47,7 @@ inline Device current_device() {
   return device;
 }
 
-// The CUDA counterpart of OnCpu. The workspace is the last result of a custom call.
+// The CUDA counterpart of OnCpu. The last result of a CUDA custom call is its workspace.
 struct OnCuda {
   static auto start() { return ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>(); }
 

@@ -1,6 +1,6 @@
-// What the kernels for few elements have in common. Most of their time goes into fetching their code, which no
-// multiprocessor has yet, and into one wait for memory. So they have little code, load all elements at once, and take
-// only the parameters that they read, since each cache line of parameters is one more wait.
+// The parts that kernels for arrays of few elements share. Most of the time of such a kernel goes into fetching its
+// code, which no multiprocessor has yet, and into waiting for memory once. So these kernels have little code, load all
+// elements at once, and take only the parameters that they read, since each cache line of parameters is one more wait.
 #pragma once
 
 #include <cstdint>

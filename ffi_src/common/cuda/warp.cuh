@@ -115,7 +115,7 @@ __device__ __forceinline__ float largest_of_warp(float number) {
 // The sum of the values of the lanes up to this one, within each part of the warp.
 template <int kLanes = 32, class T>
 __device__ __forceinline__ T sum_up_to_lane(T value) {
-  if constexpr (sizeof(T) == 4) {  // the shuffle says by a predicate whether there is such a lane
+  if constexpr (sizeof(T) == 4) {  // the shuffle's predicate says whether that lane exists
     auto sum = static_cast<uint32_t>(value);
 #pragma unroll
     for (int lanes = 1; lanes < kLanes; lanes *= 2)

@@ -94,7 +94,7 @@ __device__ __forceinline__ void make_results(const Parameters<P>& p, Held<P, kCo
   });
 }
 
-// What the phases of columns_kernel know of a thread. The phases are its functions, in the order in which they run.
+// The state of a thread in columns_kernel. The functions are the phases of the kernel, in the order in which they run.
 template <class P, bool kPacks>
 struct ColumnsThread {
   using Element = typename P::Element;

@@ -151,7 +151,7 @@ __device__ __forceinline__ Stat<P> merge_by_team(const Stat<P> (&each)[kEach]) {
   return all;
 }
 
-// What the phases of columns_stream_kernel know of a block. The phases are its functions, in the order in which they
+// The state of a block in columns_stream_kernel. The functions are the phases of the kernel, in the order in which they
 // run.
 template <class P>
 struct ColumnsStreamBlock {

@@ -7,7 +7,7 @@
 
 namespace jaxgpuops::row_engine {
 
-// The 16 bytes from byte `at` (0 to 16) on of the 32 bytes of a and b.
+// Returns the 16 bytes that begin at byte `at` (0 to 16) of the 32 bytes of a and b.
 template <int kItemBytes>
 __device__ __forceinline__ Pack between(const Pack& a, const Pack& b, int at) {
   uint32_t word[8];
@@ -31,9 +31,9 @@ __device__ __forceinline__ Pack between(const Pack& a, const Pack& b, int at) {
   return pack;
 }
 
-// A lane's part of a span: unit j has the kWidth elements from element(j) on. kAsked: the lane first checks whether the
-// span is whole; if so, its units need no more checks. (Long rows with results do without it, since ptxas moved all
-// stores to the end, which took up to 7 % longer.)
+// The part of a span that a lane has. Unit j holds kWidth elements, from element(j) on. With kAsked, the lane first
+// checks whether the span is whole; if it is, no unit needs a check of its own. (Long rows with results do without that
+// check, since ptxas then moved all stores to the end, which took up to 7 % longer.)
 template <class P, int kVectors, bool kAligned, bool kAsked>
 class Span {
  public:
@@ -76,8 +76,8 @@ class Span {
       for (int j = 0; j < kVectors; ++j)
         units[j] = element(j) < left ? load_pack(mine + static_cast<unsigned>(j * lanes)) : padding;
     } else {
-      // Loads aligned windows of 16 bytes, neighbouring lanes neighbouring windows; then each lane puts its elements
-      // together from two of them.
+      // Lanes load aligned windows of 16 bytes, each the one after its neighbour's. Then each lane puts its elements
+      // together from its own window and the next one.
       const int shift = reinterpret_cast<uintptr_t>(from) & 15;
       const auto* windows = reinterpret_cast<const Pack*>(reinterpret_cast<uintptr_t>(from) - shift);
       const int end = left > 0 ? left * static_cast<int>(sizeof(Bits)) + shift : 0;
@@ -172,9 +172,9 @@ class Span {
   }
 };
 
-// Who shares a row: a team of lanes (the row is one span), a block or a cluster, or (split) many blocks. kStatistics: a
-// cluster of small blocks, which writes statistics only. kAny: the parameters say which of these; it is for operations
-// that are not worth two kernels.
+// The threads that share a row: a team of lanes (the row is one span), a block or a cluster, or (split) many blocks.
+// kStatistics: a cluster of small blocks, which writes statistics only. kAny: the parameters say which of these; it is
+// for operations that are not worth two kernels.
 enum class Sharing { kTeam, kBlocks, kStatistics, kAny };
 
 // True for operations of one array, with results or with statistics only.
@@ -193,8 +193,9 @@ constexpr bool kAhead = P::kOutput && P::kOperands == 1 && P::kFast;
 template <class P, int kVectors, Sharing kSharing>
 constexpr bool kFewUnits = kSharing == Sharing::kTeam && kVectors == kOnlyVectors && P::kOutput && P::kAlong;
 
-// Blocks of kPartWarps per multiprocessor for __launch_bounds__. Where kernels only compute statistics, or rows have
-// few units, it takes many blocks to keep the memory busy. 0 means no bound, since with 1 ptxas uses more registers.
+// The least number of blocks of kPartWarps per multiprocessor, for __launch_bounds__. Kernels for statistics only, and
+// kernels whose rows have few units, need many blocks to keep the memory busy. 0 leaves the choice to ptxas, which uses
+// more registers with 1.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
 constexpr int kMostResident = 4;  // a block has 1024 threads
 #else
@@ -205,7 +206,7 @@ constexpr int kRowsResident = kSharing == Sharing::kStatistics               ? s
                               : kAligned && kFewUnits<P, kVectors, kSharing> ? kMostResident
                                                                              : 0;
 
-// What the phases of rows_kernel know of a thread. The phases are its functions, in the order in which they run.
+// The state of a thread in rows_kernel. The functions are the phases of the kernel, in the order in which they run.
 // kAligned: every row begins at a multiple of 16 bytes. Results have the same bits either way.
 template <class P, int kVectors, Sharing kSharing, bool kAligned>
 struct RowsThread {
@@ -216,9 +217,9 @@ struct RowsThread {
   static constexpr int kWidth = Lane::kWidth;
   static constexpr bool kWholeWarps = kSharing == Sharing::kBlocks || kSharing == Sharing::kStatistics;
   static constexpr bool kAsked = kSharing == Sharing::kTeam || kSharing == Sharing::kStatistics;
-  // If no results are written, what row() reads is loaded after the row's elements, except for what decides whether the
-  // elements are read at all. (Loaded before the elements, it delayed them: the compiler reused its register for their
-  // address, which then had to wait.)
+  // Kernels that write no results load the elements of a row before the values that row() reads, except for the value
+  // that decides whether the elements are read at all. (In the other order the elements came later, because the
+  // compiler used one register for such a value and for their address.)
   static constexpr bool kElementsFirst = P::kHole && kSharing == Sharing::kStatistics;
 
   const Parameters<P>& p;
@@ -234,12 +235,13 @@ struct RowsThread {
   bool exists;
   int64_t first, at;  // the span's first element, in the row and in the array
   typename P::Row row = {};
-  // How many elements of the span exist, how many of them are not masked, and how many belong to the statistics.
+  // Numbers of elements of the span: those that exist, those of them that are not masked, and those that belong to the
+  // statistics.
   int here, unmasked, wanted;
   Lane lane;
   bool masks = false;
-  Acc plain = Acc(0);  // the thread's part of the plain sum
-  int hole = -1;       // the hole is element i of unit j, as j * kWidth + i; -1: there is none
+  Acc plain = Acc(0);  // what this thread adds to the plain sum (P::kPlainSum)
+  int hole = -1;       // j * kWidth + i if the hole is element i of unit j; -1 if there is none
 
   __device__ __forceinline__ explicit RowsThread(const Parameters<P>& p) : p(p) {
     if (team) {
@@ -273,7 +275,7 @@ struct RowsThread {
     return static_cast<int>(max(int64_t{0}, min(end - first, static_cast<int64_t>(span().size()))));
   }
 
-  // Loads the span, and what row() reads.
+  // Loads the elements of the span and the values that row() reads.
   __device__ __forceinline__ void load() {
     bool skipped = false;
     if constexpr (kElementsFirst) {
@@ -410,8 +412,8 @@ struct RowsThread {
         stat.sum(k) = is_plain ? plain : lane.sum(args, k, shift, 0, kWidth);
       }
     });
-    // Loads whose addresses row() has read are issued here, so that neither the row's loads nor the sums wait for them.
-    // (Issued before the sums, they took up to a tenth longer, since the exponentials then waited for them.)
+    // Issues the loads whose addresses row() has read. Here neither the first loads of row() nor the sums wait for
+    // them. (Before the sums, they took up to a tenth longer, since the exponentials then waited for them.)
     if constexpr (P::kHole) {
       if (exists) row = P::completed(p.args, row, outer, 0, p.length, 1);
     }
@@ -467,9 +469,9 @@ struct RowsThread {
   }
 
   __device__ __forceinline__ void write(const typename P::Final& final) {
-    // A cluster writes each unit while it works on the next one: if rows are few, all clusters write at the same time
-    // anyway. A team writes all units together, since other teams compute meanwhile, except if it has few registers and
-    // a unit has at least 64 bytes of the row.
+    // A cluster writes each unit before it works on the next one: if rows are few, all clusters write at the same time
+    // anyway. A team writes all units together, because other teams compute meanwhile; but not if it has few registers
+    // and a unit is at least 64 bytes of the row.
     const bool team_at_once = kAligned && kFewUnits<P, kVectors, kSharing> && lane_bits >= 2;
     const bool at_once = kAligned && cluster;
     Bits* const out = static_cast<Bits*>(p.out) + at;

@@ -1,5 +1,5 @@
-// What all kernels of the row engine (engine.cuh) use: parameters, the elements that a lane holds, and the merging of
-// statistics.
+// The parts that all kernels of the row engine (engine.cuh) share: parameters, the elements that a lane holds, and the
+// merging of statistics.
 #pragma once
 
 #include <cstdint>

@@ -39,15 +39,15 @@ struct StreamParameters {
 
 constexpr int kStreamSlots = 2;  // rows whose statistics can be in flight
 constexpr int kStreamAhead = 4;  // spans are loaded for at most so many rows after the row that is being written
-// The statistics of a row come with the number of the row that is so many rows later.
+// Together with the statistics of a row, a cluster gets the number of the row that it works on kStreamKnown rows later.
 constexpr int kStreamKnown = kStreamAhead + 2;
-constexpr int kStreamRows = 16;          // places for numbers of rows: from the row before to kStreamKnown later
+constexpr int kStreamRows = 16;  // a ring of row numbers, from the row before the present one to kStreamKnown later
 constexpr int kStreamClockBytes = 4096;  // clocks between the starts of clusters: the bytes of a row divided by this
 constexpr int kStreamUnroll = 4;         // vectors that a lane works on at once; more would make the code long
 
-// Shared memory: statistics of the block's spans [kStreamSlots][part] and of all chains [kStreamSlots][kStreamChains],
-// numbers of rows [kStreamRows], how many spans are done [kStreamSlots], barriers of statistics [kStreamSlots], those
-// of stages, stages.
+// The layout of shared memory: statistics of the block's spans [kStreamSlots][part] and of all chains
+// [kStreamSlots][kStreamChains]; row numbers [kStreamRows]; counts of the spans that are done [kStreamSlots]; barriers
+// of the statistics [kStreamSlots] and of the stages; the stages.
 template <class P, int kVectors, bool kAligned>
 struct StreamLayout {
   // A span that is not aligned covers only a part of its first and last windows of 16 bytes.
@@ -70,8 +70,9 @@ template <class P>
 constexpr int kStreamResident =
     P::kOperands == 2 && (P::kOutput || sizeof(typename P::Element::Bits) == 2) ? 24 : 2 * kStreamWarps;
 
-// Statistics of a span, which begins `shift` bytes after its stage. kWhole: all elements of the span belong to the
-// statistics. The hole does not, so it is overwritten with what adds nothing, as is `padding`.
+// Returns the statistics of a span, which begins `shift` bytes after the start of its stage. kWhole: all elements of
+// the span belong to the statistics, except for the hole. Elements that do not belong are replaced by `padding`, which
+// adds nothing.
 template <class P, int kVectors, bool kAligned, bool kWhole>
 __device__ __forceinline__ Stat<P> measure_span(const Parameters<P>& p, unsigned char* stage, int shift, int wanted,
                                                 int hole, const Pack (&padding)[P::kOperands]) {
@@ -157,7 +158,7 @@ __device__ __forceinline__ Stat<P> measure_span(const Parameters<P>& p, unsigned
   return stat;
 }
 
-// Writes the results of a span, which begins `tail` elements after its stage, and has `left` elements.
+// Writes the results of a span, which begins `tail` elements after the start of its stage and has `left` elements.
 template <class P, int kVectors, bool kAligned>
 __device__ __forceinline__ void write_span(const Parameters<P>& p, const unsigned char* stage, int64_t at, int tail,
                                            int left, int hole, const typename P::Row& row,

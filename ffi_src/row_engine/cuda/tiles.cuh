@@ -44,7 +44,7 @@ struct TileParameters {
   }
 };
 
-// What the phases of tile_kernel know of a block. The phases are its functions, in the order in which they run.
+// The state of a block in tile_kernel. The functions are the phases of the kernel, in the order in which they run.
 // kSingle: a lane has one vector of a row.
 template <class P, bool kSingle>
 struct TileBlock {

@@ -10,7 +10,7 @@
 namespace jaxgpuops::scan::cpu {
 namespace {
 
-// A Form says how elements are made from operands, and results from folds. Elements are made in place, from plane 0.
+// A Form converts operands to elements, and folds to results. It converts in place, in plane 0.
 template <class T>
 struct Plain {
   bool moves() const { return true; }
@@ -29,8 +29,8 @@ struct Logarithms {
   }
 };
 
-// The form of maxima and minima. They move bits, so elements are compared as keys, in an order in which NaN comes
-// first.
+// The form of maxima and minima. Results are bits of operands, so elements are keys that give the operand back. NaN
+// comes first in their order.
 template <class T>
 struct Keys {
   ArgOrder arg;
@@ -114,8 +114,8 @@ class Cumulative {
  private:
   Operands operands_;
   Form form_;
-  typename M::Value identity_;  // as an element
-  C least_;                     // as a result
+  typename M::Value identity_;  // the identity of the operator
+  C least_;                     // the result of which identity_ is the element
   C h0_[kMaxLanes];
 };
 
@@ -131,7 +131,7 @@ struct Rebind<M<From>, T> {
   using type = M<T>;
 };
 
-// The keys of extrema are made by flipping bits. Where more is needed (floats), make_all() has done it before.
+// Maxima and minima flip bits to make keys. Floats need more than that, and make_all() has done it before.
 template <class M, class V, class C>
 JAXGPUOPS_INLINE V flipped(const V& value, C flip) {
   if constexpr (std::is_same_v<M, Maximum<C>>) return static_cast<V>(value ^ flip);

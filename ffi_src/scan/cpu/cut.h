@@ -91,14 +91,14 @@ JAXGPUOPS_SIMD void prepend(typename M::C* e, int64_t lanes, int64_t step, int64
   }
 }
 
-// A Kind says how a kind of scan makes elements and results. Its members are
+// A Kind converts the operands of one kind of scan to elements, and folds to results. Its members are
 //
 //   Monoid                          the monoid, whose elements are in the first planes
 //   kPlanes                         the number of planes
 //   bind(lanes)                     selects a strip
 //   Monoid::Value initial(lane)     the fold before the first position
 //   build(tile, planes)             makes the elements of a tile
-//   finish(tile, planes)            writes the results from the fold up to each step and the fold before the first
+//   finish(tile, planes)            writes the results, from the fold up to each step and the fold before the tile
 template <class Kind>
 class Worker {
  public:

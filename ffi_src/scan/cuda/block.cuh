@@ -1,5 +1,5 @@
-// What all scan kernels use: their parameters, the words by which blocks exchange folds, and the shared memory by which
-// the warps of a block do.
+// The parts that all scan kernels share: their parameters, the words in global memory by which blocks exchange folds,
+// and the shared memory by which the warps of a block exchange them.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +41,7 @@ struct Parameters {
   unsigned level_at[kMaxLevels];            // where the words of a level begin
   unsigned staging_at, states_at;           // bytes from the start of shared memory
   bool backward;                            // positions count from the end of the array
-  bool aligned;                             // all packs are aligned to 16 bytes (by_words: all words to their size)
+  bool aligned;                             // all packs are aligned to 16 bytes; if by_words, all words are aligned
   bool by_words;                            // kAcross: a row is not a whole number of packs
   bool starts_aligned;                      // the starts that belong to a pack are one aligned load
   int a_inner_stride, starts_inner_stride;  // kAcross: strides of a and starts from column to column
@@ -69,7 +69,7 @@ __device__ __forceinline__ void store_word(uint64_t* word, uint64_t value) {
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 
-// Sets a word that is 0, by an atomic, which readers see sooner than a plain store.
+// Sets a word that is 0. An atomic does it, because other blocks see it sooner than a plain store.
 __device__ __forceinline__ void set_word(uint64_t* word, uint64_t value) {
   asm volatile("red.relaxed.gpu.global.or.b64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
@@ -128,7 +128,7 @@ class BetweenWarps {
     return identity();
   }
 
-  // What stands for the missing neighbour of the position at the end of the axis: h0, or what the policy says.
+  // The neighbour of the position at the end of the axis, which has none: h0, or the policy's edge().
   __device__ auto edge(int64_t column) const {
     using Element = typename Policy::Element;
     if (p.h0 && column < p.columns) return static_cast<const typename Element::Bits*>(p.h0)[column];

@@ -198,22 +198,20 @@ class LookAhead {
     return tile == 0 ? initial : Policy::combine(initial, before);
   }
 
-  // Returns the fold of all that comes before a tile of a column. One thread computes it alone.
+  // Returns the fold of all that comes before a tile of a column. One thread computes it alone. If the tile is the last
+  // of a group, the thread also publishes the sum of the group, on every level on which a group ends with this tile.
   __device__ State base_of(int tile, int64_t column) const {
-    const auto fold = [&](int level, State state) {
-      const int index = tile >> (kGroupBits * level);
-      return sums.fold(level, index / kGroup * kGroup, index % kGroup, column, state);
-    };
-    if (tile % kGroup == kGroup - 1 && p.levels > 1) {
-      State sum = sums.fold(0, tile, 1, column, work.identity());
-      for (int level = 0; (tile >> (kGroupBits * level)) % kGroup == kGroup - 1 && level + 1 < p.levels; ++level) {
-        sum = fold(level, sum);
-        sums.template publish<false>(level + 1, tile >> (kGroupBits * (level + 1)), column, sum);
-      }
+    bool ends = tile % kGroup == kGroup - 1 && p.levels > 1;
+    State state = work.identity(), sum = work.identity();
+    if (ends) sum = Policy::combine(sums.wait(0, tile, column), sum);
+    for (int level = 0; tile >> (kGroupBits * level); ++level) {
+      const int index = tile >> (kGroupBits * level), group = index / kGroup;
+      State digit = work.identity();
+      sums.fold(level, group * kGroup, index % kGroup, column, digit, sum);
+      if (ends) sums.template publish<false>(level + 1, group, column, sum);
+      ends = ends && group % kGroup == kGroup - 1 && level + 2 < p.levels;
+      state = Policy::combine(digit, state);
     }
-    State state = work.identity();
-    for (int level = 0; tile >> (kGroupBits * level); ++level)
-      state = Policy::combine(fold(level, work.identity()), state);
     return with_initial(tile, column, state);
   }
 

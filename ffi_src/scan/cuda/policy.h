@@ -1,13 +1,13 @@
-// What each kind of scan makes of its operands. A policy has
+// The policies: each says, for one kind of scan, what a position contributes and what its result is. A policy has
 //
-//   State                      an element of its monoid, and the fold of some
-//   identity, combine          of the monoid; combine(identity, s) is s
-//   initial(h0)                where kInitial: the fold of what is before the first position
+//   State                      an element of the policy's monoid; also the fold of several elements
+//   identity, combine          the identity and the operation of the monoid; combine(identity, s) is s
+//   initial(h0)                if kInitial: the state before the first position
 //   first(in)                  the element of one position
-//   step(state, in)            folds one more position into state, and gives the position its result
+//   step(state, in)            folds one more position into `state`, and returns the result of that position
 //
-// So a run of positions is folded once to know its sum, and once more, from the fold of all that comes before, for its
-// results: only operands have to be kept between the two.
+// A run of positions is therefore folded twice: once for its sum and, when the fold of everything before the run is
+// known, once more for its results. Between the two, a lane keeps only the operands.
 #pragma once
 
 #include "common/cuda/element.h"
@@ -19,22 +19,23 @@ namespace jaxgpuops::scan {
 // What a policy must know about the problem.
 struct Options {
   enum Operator : uint32_t { kSum, kProduct, kExtreme, kLogSumExp };
-  Operator op = kSum;  // which of their operators General and AnyWeights take
+  Operator op = kSum;  // the operator, for policies that serve several (General, AnyWeights)
   bool exclusive = false;
   bool transpose = false;
   bool segmented = false;
   bool smaller = false;  // min rather than max
-  float sign = 1;        // -1 if so: floats are multiplied by it, in units that comparing leaves idle
-  // Integers: x ^ mask, compared as a signed number, is larger for the number that the operator prefers.
+  float sign = 1;        // floats are multiplied by this before a maximum is taken; -1 for min
+  // Integers are replaced by x ^ mask, as signed numbers, before a maximum is taken. The mask makes unsigned numbers
+  // signed, and reverses the order for min.
   uint64_t mask = 0;
 };
 
 // The operands of one position.
 template <class Acc>
 struct In {
-  Acc x, a, y;    // as in Buffers
-  Acc neighbour;  // the y before or after, as the policy asks; beyond the ends, edge()
-  bool start;     // whether a segment boundary is before or after, as the policy asks
+  Acc x, a, y;    // elements of the operands of the same names in Buffers
+  Acc neighbour;  // the y of the position before or after (the policy says which); edge() if there is no such position
+  bool start;     // whether a segment begins here, or right after (the policy says which)
 };
 
 template <class Acc>
@@ -66,7 +67,7 @@ struct Product {
   JAXGPUOPS_FN static State result(State s, const Options&) { return s; }
 };
 
-// Maximum. The minimum of floats is -max(-x); for integers, the mask reverses the order.
+// The maximum. For min, floats are multiplied by -1 before and after, and the mask reverses the order of integers.
 template <class E>
 struct Extreme {
   using Element = E;
@@ -79,7 +80,7 @@ struct Extreme {
   JAXGPUOPS_FN static float result(State s, const Options& o) { return flip(s, o); }
 };
 
-// float64 is compared as an integer whose order is that of the floats; NaN is the largest.
+// float64 numbers are compared as integers of the same order, in which NaN is the largest.
 template <>
 struct Extreme<Float64> {
   using Element = Float64;
@@ -125,7 +126,7 @@ struct Extreme<Boolean> {
   JAXGPUOPS_FN static uint32_t result(State s, const Options& o) { return (s != 0) != o.smaller; }
 };
 
-// log(sum exp) of some numbers, as their maximum m and the sum of e^(x - m) over them.
+// The logarithm of a sum of exponentials, kept as the maximum m of the numbers and the sum of e^(x - m) over them.
 template <class E>
 struct LogSumExp {
   using Element = E;
@@ -136,16 +137,17 @@ struct LogSumExp {
   };
   JAXGPUOPS_FN static State identity(const Options&) { return {-std::numeric_limits<Real>::infinity(), Real{0}}; }
   JAXGPUOPS_FN static State element(Real x, const Options&) { return {x, Real{1}}; }
-  // If an element is NaN, the maximum becomes NaN, whatever the sum is.
+  // If an element is NaN, the maximum is NaN, and so is the result, whatever the sum is.
   JAXGPUOPS_FN static State combine(State l, State r) {
-    const Real apart = l.maximum - r.maximum;  // NaN where both are infinite, too
+    const Real apart = l.maximum - r.maximum;  // NaN also if both are the same infinity
     const bool left = l.maximum >= r.maximum;
     const Real factor = exp_below_one(not_nan(-std::fabs(apart)));
     return {larger(l.maximum, r.maximum), multiply_add(left ? r.sum : l.sum, factor, left ? l.sum : r.sum)};
   }
   JAXGPUOPS_FN static Real result(State s, const Options&) { return log_of_sum(s.sum, s.maximum); }
 
-  // The fold of n numbers x(i), with one exponential each. sums[i] is the sum of e^(x - maximum of all n) up to x(i).
+  // Folds n numbers x(i) and computes one exponential for each. sums[i] is the sum of e^(x - m) over the first i + 1
+  // numbers, where m is the maximum of all n.
   template <int n, class X>
   JAXGPUOPS_FN static State fold(X x, Real* sums) {
     const Real maximum = maximum_of<n>(x);
@@ -155,9 +157,9 @@ struct LogSumExp {
     return {maximum, std::fabs(maximum) == std::numeric_limits<Real>::infinity() ? Real{1} : sums[n - 1]};
   }
 
-  // Adds n numbers to `state`. x0 is the first; `maximum` and `sums` are those that fold() found. Adds nothing and
-  // returns false if the maximum rises far within the n numbers: sums are relative to the last maximum, so early
-  // results would lose digits.
+  // Adds n numbers, which fold() has folded to `maximum` and `sums`, to `state`; x0 is the first of them. If the
+  // maximum rises far within the n numbers, it adds nothing and returns false: the sums are relative to the maximum of
+  // all n, so the first results would lose digits.
   template <int n>
   JAXGPUOPS_FN static bool add(State& state, Real x0, Real maximum, const Real* sums, Real (&results)[n],
                                const Options& o) {
@@ -212,7 +214,7 @@ struct Cumulative<Op, false> {
   }
 };
 
-// The fold of positions of several segments: that of the last segment.
+// The same operators with segments. The fold of positions of several segments is the fold of the last segment.
 template <class Op>
 struct Cumulative<Op, true> {
   using Uncut = Cumulative<Op, false>;
@@ -242,20 +244,20 @@ struct Cumulative<Op, true> {
   }
 };
 
-// Sums, products and extremes of segments; the options and each state say which of them. For rare element types it is
-// also used without segments, so that there is one kernel and not six.
+// Sums, products, minima and maxima, with segments. The operator is in the options and in each state, so one kernel
+// serves all of them. Rare element types use this policy without segments, too.
 template <class E>
 struct General {
   using Element = E;
   using Acc = typename E::Acc;
   struct State {
-    Acc value;     // fold of the last segment; of extremes, the bits of Extreme's state
-    uint32_t cut;  // bit 0: whether that segment began within these positions; above it, the operator
+    Acc value;     // fold of the last segment; for min and max, the bits of a state of Extreme
+    uint32_t cut;  // bit 0: whether that segment began within these positions; higher bits: the operator
   };
   static constexpr int kOperands = 1, kResults = 1;
   static constexpr bool kNeighbour = false, kBroadcast = false, kStarts = true, kInitial = true;
   static constexpr Kind kKind = Kind::kCumulative;
-  static constexpr Op kOp = Op::kProd;  // the rarest of its operators, by which is_rare() in shape.h decides
+  static constexpr Op kOp = Op::kProd;  // is_rare() in shape.h decides by this operator, the rarest of them
   static constexpr bool kCut = true, kOrdered = !is_complex(E::kDType);
 
   JAXGPUOPS_FN static uint32_t tag(const Options& o) { return static_cast<uint32_t>(o.op) << 1; }
@@ -299,8 +301,8 @@ struct General {
 };
 
 // ---- Linear recurrences ---------------------------------------------------------------------------------------------
-// Maps v -> factor v + value. A factor of 0 forgets v, even NaN or infinity. The states of all kinds of scan below are
-// such maps; where a segment begins, the factor is 0.
+// A state is the map v -> factor v + value. If the factor is 0, the result does not depend on v, even if v is NaN or
+// infinite. The states of all policies below are such maps. Where a segment begins, the factor is 0.
 
 template <class Acc>
 JAXGPUOPS_FN Acc scaled(Acc factor, Acc v) {
@@ -315,15 +317,16 @@ struct Affine {
     Acc factor, value;
   };
   JAXGPUOPS_FN static State identity(const Options&) { return {Constant<Acc>::of(1), Constant<Acc>::of(0)}; }
-  // If a product of many factors overflows, a value of 0 still stays 0.
+  // A value of 0 stays 0, even if the product of the factors overflows.
   JAXGPUOPS_FN static State combine(State l, State r) {
     const bool forget = is_zero(r.factor) || is_zero(l.value);
     return {multiply(l.factor, r.factor), forget ? r.value : multiply_add(r.factor, l.value, r.value)};
   }
-  // The constant map: gives h0 whatever it is applied to.
+  // The map whose result is always h0.
   JAXGPUOPS_FN static State initial(Acc h0, const Options&) { return {Constant<Acc>::of(0), h0}; }
 
-  // Sets q = factor v + u, then v = q. If `passed`: q = v + u, then v = factor q. Returns q.
+  // Takes one step of a recurrence and returns q. Sets q = factor v + u and then v = q; if `passed`, sets q = v + u and
+  // then v = factor q.
   JAXGPUOPS_FN static Acc advance(State& s, Acc factor, Acc u, bool passed) {
     const Acc one = Constant<Acc>::of(1);
     const Acc before = passed ? one : factor, after = passed ? factor : one;
@@ -335,7 +338,7 @@ struct Affine {
   JAXGPUOPS_FN static State begin(Acc factor, Acc u, bool passed) { return {factor, passed ? scaled(factor, u) : u}; }
 };
 
-// The recurrence h_k = a_k h_{k-1} + b_k; if transposed, with a_{k-1} in place of a_k.
+// The recurrence h_k = a_k h_{k-1} + b_k; transposed, h_k = a_{k-1} h_{k-1} + b_k.
 template <class E>
 struct Linear : Affine<E> {
   using Base = Affine<E>;
@@ -369,9 +372,8 @@ struct LinearVjp : Affine<E> {
   static constexpr Op kOp = Op::kSum;
   static constexpr bool kCut = false;
 
-  JAXGPUOPS_FN static Acc edge(const Options&) {
-    return Constant<Acc>::of(0);
-  }  // the h before the first position if there is no h0
+  // Returns the h before the first position if there is no h0.
+  JAXGPUOPS_FN static Acc edge(const Options&) { return Constant<Acc>::of(0); }
   JAXGPUOPS_FN static Acc factor(const In<Acc>& in) { return in.start ? Constant<Acc>::of(0) : in.a; }
   JAXGPUOPS_FN static State first(const In<Acc>& in, const Options&) { return Base::begin(factor(in), in.x, true); }
   JAXGPUOPS_FN static Out<Acc> step(State& s, const In<Acc>& in, const Options&) {
@@ -381,7 +383,7 @@ struct LinearVjp : Affine<E> {
 };
 
 // ---- Tangents of cumulative operators -------------------------------------------------------------------------------
-// With a factor c and a weight w for each position, which follow from x and y,
+// Each position has a factor c and a weight w, which are computed from x and y. Then
 //   inclusive:  v = c v + w t; dy = v           transposed:  q = v + t; dx = w q; v = c q
 //   exclusive:  dy = v; v = c v + w t           transposed:  dx = w v; v = c v + t
 
@@ -436,7 +438,7 @@ struct LogSumExpWeights {
   }
 };
 
-// The weights of the operator that the options name, so that one kernel serves three operators.
+// The factors and weights of the operator that the options name. One kernel serves all three operators.
 template <class E>
 struct AnyWeights {
   using Element = E;
@@ -454,7 +456,7 @@ struct AnyWeights {
   }
 };
 
-// Weights that were computed before and stand in the places of x and y.
+// Factors and weights that were computed before and are passed as x and y.
 template <class E>
 struct ReadyWeights {
   using Element = E;
@@ -496,22 +498,23 @@ struct Tangent : Affine<typename W::Element> {
 };
 
 // ---- Runs of positions ----------------------------------------------------------------------------------------------
-// These functions do what first() and step() do, for n positions; at(i) gives the operands of position i. They are
-// faster where a policy has a special form, or where the call asks for nothing special.
+// These functions apply first() and step() to n positions, whose operands at(i) returns. They are faster than a loop
+// where a policy has a special form for runs, or where the call has only the most common options.
 
 template <class Policy>
 constexpr bool kByParts = false;
 template <class E>
 constexpr bool kByParts<Cumulative<LogSumExp<E>, false>> = true;
-// Whether a policy of segments folds a run in which no segment begins by the special form of its operator, as kByParts
-// policies do.
+// Whether a policy with segments treats a run in which no segment begins as its operator without segments would (see
+// kByParts).
 template <class Policy>
 constexpr bool kCutParts = false;
 template <class E>
 constexpr bool kCutParts<Cumulative<LogSumExp<E>, true>> = true;
 constexpr int kPart = 16;
 
-// What fold_run() keeps for step_run() of the same n positions: exponentials, which cost more than registers.
+// The exponentials that fold_run() keeps for step_run() of the same n positions. To compute them again would cost more
+// than the registers do.
 template <class Policy, int n>
 struct Kept {};
 template <class E, int n>
@@ -539,8 +542,8 @@ constexpr bool kAnyWeights = false;
 template <class E>
 constexpr bool kAnyWeights<Tangent<AnyWeights<E>>> = true;
 
-// Calls body(policy, at, options) for a run of n positions. AnyWeights look once at the operator, and the body gets
-// weights that are ready.
+// Calls body(policy, at, options) for a run of n positions. For AnyWeights, it first computes the factors and weights
+// of all n positions, so that the operator is tested once and not for each position.
 template <class Policy, int n, class At, class Body>
 JAXGPUOPS_FN void with_policy(At at, const Options& o, Body body) {
   if constexpr (kAnyWeights<Policy>) {
@@ -557,9 +560,9 @@ JAXGPUOPS_FN void with_policy(At at, const Options& o, Body body) {
   }
 }
 
-// Calls body(policy, at, options) as above, but makes the options that most calls have compile-time constants. So
-// body() is compiled once more for these options; for tangents, only for these, since other tangents take
-// Layout::kSpans. Rare policies are not worth that code.
+// Calls body(policy, at, options) as above, but with the most common options as compile-time constants. So body() is
+// compiled twice, for these options and for all others. Tangents are compiled only for the common options, since others
+// take Layout::kSpans; rare policies only for all options, to keep the code small.
 template <class Policy, int n, bool kSpans, class At, class Body>
 JAXGPUOPS_FN void with_constants(At at, const Options& o, Body body) {
   if constexpr (Policy::kKind == Kind::kCumulative || kRare<Policy> || kSpans) {
@@ -575,7 +578,7 @@ JAXGPUOPS_FN void with_constants(At at, const Options& o, Body body) {
     Options simple = {};
     simple.op = o.op;
     simple.smaller = o.smaller;
-    // There are two calls, so that o.transpose is a constant in each.
+    // Two calls make o.transpose a constant in each.
     if (Policy::kKind == Kind::kLinear && !o.transpose) {
       with_policy<Policy, n>(uncut, simple, body);
     } else {
@@ -585,7 +588,7 @@ JAXGPUOPS_FN void with_constants(At at, const Options& o, Body body) {
   }
 }
 
-// Folds a run; not used by Layout::kSpans.
+// Folds a run of n positions. Layout::kSpans does not use it.
 template <class Policy, int n, class At>
 JAXGPUOPS_FN typename Policy::State fold_run(At at, const Options& options, Kept<Policy, n>& kept) {
   typename Policy::State state;

@@ -39,7 +39,7 @@ constexpr RunShape run_shape(Layout layout, int operands, int bytes) {
 }
 
 constexpr int64_t kShortAxis = 32;
-// KSmall: the longest axis, for states that do not depend on the order of folding.
+// kSmall: the longest axis, for operators whose states do not depend on the order of folding.
 constexpr int kMostSmallLength = 1024;
 constexpr int kSmallWarps = 4;     // kSmall: warps of a block
 constexpr int kSmallStep = 4;      // kSmall: positions that a lane steps over before it checks whether there are more

@@ -26,8 +26,8 @@ struct Sums {
     return p.words + ((p.level_at[level] + static_cast<int64_t>(index)) * p.columns + column) * kWords;
   }
 
-  // kSoon: sets the words by atomics, which other blocks see sooner. Otherwise by plain stores, which load the memory
-  // less, and are better if each thread has a column.
+  // kSoon: the words are set by atomics, which other blocks see sooner. Otherwise plain stores set them, which put less
+  // load on the memory; that is better if each thread publishes the sum of a column.
   template <bool kSoon = true>
   __device__ void publish(int level, int index, int64_t column, State state) const {
     set<kSoon>(at(level, index, column), state);
@@ -55,8 +55,16 @@ struct Sums {
     }
   }
 
-  // Folds `count` sums of a level, from the first of a group on, and then `state`.
-  __device__ State fold(int level, int first, int count, int64_t column, State state) const {
+  // Returns a sum as soon as it has been published.
+  __device__ State wait(int level, int index, int64_t column) const {
+    WordsOf<State> words;
+    while (!load(at(level, index, column), words)) {
+    }
+    return bits_as<State>(words);
+  }
+
+  // Folds `count` sums of a level, from the first of a group on. Puts the fold before `a` and before `b`.
+  __device__ void fold(int level, int first, int count, int64_t column, State& a, State& b) const {
     State trees[kGroupBits];
     each(level, first, count, column, [&](int i, State sum) {
       bool carry = true;
@@ -72,9 +80,11 @@ struct Sums {
       }
     });
 #pragma unroll
-    for (int bit = 0; bit < kGroupBits; ++bit)
-      if (count >> bit & 1) state = Policy::combine(trees[bit], state);
-    return state;
+    for (int bit = 0; bit < kGroupBits; ++bit) {
+      if (!(count >> bit & 1)) continue;
+      a = Policy::combine(trees[bit], a);
+      b = Policy::combine(trees[bit], b);
+    }
   }
 
   // Publishes a sum in words that are clear.
@@ -119,8 +129,6 @@ struct Sums {
 // group ends with this tile.
 //
 // A warp calls it, and each lane has one sum of a group.
-constexpr int kFewLevels = 3;  // three levels serve 2^15 tiles
-
 template <class Policy>
 class Before {
  public:
@@ -129,34 +137,29 @@ class Before {
   __device__ Before(const Parameters& p, int tile, int64_t column)
       : p(p), tile(tile), column(column), sums{p}, before(Policy::identity(p.options)), sum(before), ends(true) {}
 
-  // The first loads of three levels are in flight together.
+  // The loads of kAtOnce levels are in flight together. Levels take turns in the same registers, so that the code that
+  // folds a level is compiled once.
   __device__ __forceinline__ State find() {
-    WordsOf<State> words[kFewLevels];
-    bool there[kFewLevels];
+    WordsOf<State> words[kAtOnce];
+    bool there[kAtOnce];
 #pragma unroll
-    for (int level = 0; level < kFewLevels; ++level)
+    for (int level = 0; level < kAtOnce; ++level)
       if (level < p.levels) there[level] = load(level, words[level]);
+#pragma unroll 1
+    for (int level = 0; level < p.levels; ++level) {
+      fold(level, words[0], there[0]);
 #pragma unroll
-    for (int level = 0; level < kFewLevels; ++level)
-      if (level < p.levels) fold(level, words[level], there[level]);
-    return p.levels <= kFewLevels ? before : of_more_levels(p, tile, column, before, sum, ends);
+      for (int i = 1; i < kAtOnce; ++i) {
+        words[i - 1] = words[i];
+        there[i - 1] = there[i];
+      }
+      if (level + kAtOnce < p.levels) there[kAtOnce - 1] = load(level + kAtOnce, words[kAtOnce - 1]);
+    }
+    return before;
   }
 
  private:
-  // Not inlined: few rows have so many tiles, and it would take registers.
-  __device__ __noinline__ static State of_more_levels(const Parameters& p, int tile, int64_t column, State before,
-                                                      State sum, bool ends) {
-    Before rest(p, tile, column);
-    rest.before = before;
-    rest.sum = sum;
-    rest.ends = ends;
-    for (int level = kFewLevels; level < p.levels; ++level) {
-      WordsOf<State> words;
-      const bool there = rest.load(level, words);
-      rest.fold(level, words, there);
-    }
-    return rest.before;
-  }
+  static constexpr int kAtOnce = 3;  // three levels serve 2^15 tiles
 
   __device__ __forceinline__ bool load(int level, WordsOf<State>& words) const {
     const int lane = threadIdx.x % 32, index = tile >> (kGroupBits * level), digit = index % kGroup;

@@ -1,5 +1,5 @@
-// What forward.cc and tangent.cc share: how a call's rows are cut into blocks, and how blocks are loaded, summed and
-// stored.
+// The parts that forward.cc and tangent.cc share: how the rows of a call are cut into blocks, and how blocks are
+// loaded, summed and stored.
 #pragma once
 
 #include <tuple>

@@ -36,7 +36,8 @@ constexpr int64_t block_shared_bytes(int key_bytes, int threads) {
 // ---- Longer ones ----------------------------------------------------------------------------------------------------
 
 constexpr int kSweepThreads = 384, kSweepBlocks = 2;  // threads of a block; blocks that a multiprocessor holds at least
-// Elements of a thread. If there are few elements in all, small tiles spread them over more multiprocessors.
+// sweep_items() is the number of elements of a thread. If there are few elements in all, small tiles spread them over
+// more multiprocessors.
 constexpr bool sweeps_small(const Rows& rows) { return rows.elements() <= 1 << 19; }
 constexpr int sweep_items(int key_bytes, bool small) { return key_bytes == 8 ? 9 : small ? 8 : 16; }
 constexpr int64_t sweep_tile(int key_bytes, bool small) { return kSweepThreads * sweep_items(key_bytes, small); }

@@ -1,12 +1,14 @@
-// How a block raises the threshold of a buffer of candidates in shared memory, and sorts the best.
+// How a block raises the threshold of a buffer of candidates in shared memory, and how it sorts the best candidates.
 //
-// These run a few times a row, mostly straight after a cold start, where fetching instructions costs as much as
-// executing them: loops are unrolled only where several candidates of a thread hide each other's latency.
+// These functions run a few times for each row, mostly with a cold instruction cache, where fetching instructions costs
+// as much as executing them. So loops are unrolled only if that lets several candidates of a thread hide each other's
+// latency.
 //
-// A threshold comes from one value a thread (kth_of_block), and a count confirms it where it is a guess. Otherwise, and
-// for sorting, a histogram over the candidates' own range decides: with bins that outnumber k, a bin holds a candidate
-// or two, so sorting is a counting sort and a few comparisons. If one bin gets too many candidates (ties of one value
-// beside an outlier, say), selecting divides that bin again, and sorting is bitonic: slower, but with the same result.
+// A threshold is found from one value of each thread (kth_of_block); if it is a guess, a count confirms it. If the
+// count refutes it, and for sorting, a histogram over the range of the candidates decides. There are more bins than k,
+// so a bin has one or two candidates, and sorting is a counting sort and a few comparisons. If one bin has too many
+// candidates (because of ties beside an outlier, for example), selection divides that bin again, and sorting is
+// bitonic, which is slower but has the same result.
 #pragma once
 
 #include "common/cuda/warp.cuh"
@@ -44,16 +46,16 @@ struct Shared {
   alignas(16) uint32_t histogram[kBins];
   C low[kWarps], high[kWarps];
   uint32_t sums[kWarps];
-  uint32_t count;     // candidates that were appended: more than the buffer's room if some found no place
-  uint32_t full;      // whether some found no place
+  uint32_t count;     // candidates that were appended, or that found no place in the buffer
+  uint32_t full;      // whether some candidates found no place
   uint32_t boundary;  // the bin that holds the k-th candidate
   uint32_t above;     // candidates in the bins above that one
   uint32_t kept;      // candidates in the bins up to and including it
 };
 
-// A lower bound, reached by at least k of the threads' values and by few more, of the k-th largest. The ceil(k /
-// warps)-th largest values of the warps bracket it, and a few counts, made by the barrier itself, narrow the bracket.
-// Starts and ends with the block in step.
+// Returns a lower bound of the k-th largest of the threads' values, which at least k of them reach, and few more. The
+// ceil(k / warps)-th largest values of the warps bracket it, and a few counts, each made by a barrier, narrow the
+// bracket. Starts and ends with the block in step.
 template <int kThreads, class Key>
 __device__ __noinline__ Key kth_of_block(Key value, uint32_t k) {
   constexpr uint32_t kWarps = kThreads / 32;
@@ -78,7 +80,7 @@ __device__ __noinline__ Key kth_of_block(Key value, uint32_t k) {
     high = larger(high, warp_kth[w]);
   }
   if (k == 1) low = high;
-  // Six steps are enough for a bracket of neighbours; one that starts at an empty warp's zero takes more.
+  // Six steps suffice if the bracket is narrow. If it starts at the 0 of an empty warp, more steps are needed.
   constexpr int kCoarse = 8 * sizeof(Key) > 14 ? 8 * sizeof(Key) - 14 : 0;
 #pragma unroll 1
   for (int step = 0; low < high && (step < 6 || (high - low) >> kCoarse); ++step) {
@@ -95,8 +97,8 @@ __device__ __noinline__ Key kth_of_block(Key value, uint32_t k) {
   return low;
 }
 
-// A lower bound of the k-th largest of the threads' composites, which have no ties. It is faster for small k. Values
-// below `floor` count as `floor`.
+// Returns a lower bound of the k-th largest of the threads' composites, which have no ties. This is faster for small k.
+// Values below `floor` count as `floor`.
 template <int kThreads, class C>
 __device__ __forceinline__ C kth_of_composites(C value, uint32_t k, C floor = 0) {
   constexpr uint32_t kWarps = kThreads / 32;
@@ -123,7 +125,7 @@ __device__ __forceinline__ C kth_of_composites(C value, uint32_t k, C floor = 0)
     } else {
       high = middle - 1;
     }
-    if (__builtin_expect(step == 8, false)) {  // ties far from other values: go on with the values that there are
+    if (__builtin_expect(step == 8, false)) {  // equal keys far from all others: continue with values that occur
       const C least = least_of_warp(value >= low ? value : ~C{0}), most = largest_of_warp(value <= high ? value : C{0});
       if (threadIdx.x % 32 == 0) warp_least[warp] = least, warp_kth[warp] = most;
       __syncthreads();
@@ -171,9 +173,9 @@ struct Bins {
   }
 };
 
-// Counts the candidates of buffer[0, m) that lie in [from, to] in bins over that range; leaves in s.histogram the
-// number of candidates above each bin. Requires k >= 1 and k candidates in the interval. Starts and ends with the block
-// in step.
+// Divides the range [from, to] into bins and counts the candidates of buffer[0, m) in them. Leaves in s.histogram, for
+// each bin, the number of candidates above it. k must be at least 1, and the range must contain k candidates. Starts
+// and ends with the block in step.
 template <int kThreads, class C>
 __device__ Bins<C> bin_candidates(Shared<kThreads, C>& s, const C* buffer, uint32_t m, uint32_t k, C from, C to) {
   using S = Shared<kThreads, C>;
@@ -237,7 +239,7 @@ __device__ Bins<C> bin_candidates(Shared<kThreads, C>& s, const C* buffer, uint3
   return bins;
 }
 
-// Bitonic sort with every comparator pointing the same way, so that a length that is no power of two needs no padding.
+// Bitonic sort in which all comparators point the same way, so that a length that is no power of two needs no padding.
 template <int kThreads, class C>
 __device__ void sort_descending(C* buffer, uint32_t m) {
   uint32_t padded = 2;
@@ -268,7 +270,7 @@ __device__ void sort_descending(C* buffer, uint32_t m) {
   __syncthreads();
 }
 
-// Keeps those candidates of buffer[0, s.count) that reach the threshold. Starts and ends with the block in step.
+// Drops the candidates of buffer[0, s.count) that do not reach the threshold. Starts and ends with the block in step.
 template <int kThreads, class C>
 __device__ __noinline__ void compact(Shared<kThreads, C>& s, C* buffer, C threshold) {
   __builtin_assume(__isShared(&s) && __isShared(buffer));
@@ -298,9 +300,9 @@ __device__ __noinline__ void compact(Shared<kThreads, C>& s, C* buffer, C thresh
   __syncthreads();
 }
 
-// Shrinks buffer[0, s.count) to the k largest and at most `keep` in all; returns a threshold as reselect does. By bins
-// over the range of the candidates: as long as the one that holds the k-th holds too many, the next bins divide that
-// one. Starts and ends with the block in step.
+// Shortens buffer[0, s.count) to at most `keep` candidates, among them the k largest, and returns a threshold as
+// reselect() does. It counts candidates in bins over their range. As long as the bin of the k-th candidate has too
+// many, it divides that bin again. Starts and ends with the block in step.
 template <int kThreads, class C>
 __device__ __noinline__ C divide(Shared<kThreads, C>& s, C* buffer, uint32_t k, uint32_t keep, Bins<C> bins) {
   __builtin_assume(__isShared(&s) && __isShared(buffer));
@@ -316,9 +318,10 @@ __device__ __noinline__ C divide(Shared<kThreads, C>& s, C* buffer, uint32_t k, 
   return threshold;
 }
 
-// Shrinks buffer[0, s.count) to the k largest and at most `keep` in all; returns the new threshold, which every
-// dropped candidate is below and k kept ones reach. A sample, one candidate a thread, proposes the threshold and a
-// count accepts it; where it does not, the histogram of all candidates decides. Starts and ends with the block in step.
+// Shortens buffer[0, s.count) to at most `keep` candidates, among them the k largest. Returns the new threshold: all
+// dropped candidates are below it, and k of the kept ones reach it. A sample, one candidate of each thread, gives a
+// threshold, and a count checks it. If the check fails, bins over all candidates decide. Starts and ends with the block
+// in step.
 template <int kThreads, class Key>
 __device__ __noinline__ Composite<Key> reselect(Shared<kThreads, Composite<Key>>& s, Composite<Key>* buffer,
                                                 Packing<Key> packing, uint32_t k, uint32_t keep) {
@@ -347,8 +350,8 @@ __device__ __noinline__ Composite<Key> reselect(Shared<kThreads, Composite<Key>>
   return divide<kThreads>(s, buffer, k, keep, bin_candidates<kThreads>(s, buffer, m, k, C{0}, ~C{0}));
 }
 
-// Sorts the k largest of buffer[0, s.count) downwards to its front. `scratch` has room for `room` composites (any
-// number will do: too little room takes the bitonic sort). Starts and ends with the block in step.
+// Sorts the k largest candidates of buffer[0, s.count), in descending order, to the front of the buffer. `scratch` has
+// room for `room` composites; with too little room, the sort is bitonic. Starts and ends with the block in step.
 template <int kThreads, class C>
 __device__ __noinline__ void sort_candidates(Shared<kThreads, C>& s, C* buffer, uint32_t k, C* scratch, uint32_t room) {
   __builtin_assume(__isShared(&s) && __isShared(buffer) && __isShared(scratch));
@@ -397,7 +400,8 @@ __device__ __noinline__ void sort_candidates(Shared<kThreads, C>& s, C* buffer, 
       if (at[j] != ~0u) scratch[at[j]] = mine[j];
   }
   __syncthreads();  // now s.histogram[bin] is the end of the bin, where the next one starts
-  // A thread ranks several candidates at the same time, and a warp neighbouring ones, whose bins have similar sizes.
+  // A thread ranks several candidates at the same time. The candidates of a warp are neighbours, whose bins have
+  // similar sizes.
   constexpr int kRanked = 4;
 #pragma unroll 1
   for (uint32_t i = tid / 32 * (32 * kRanked) + tid % 32; i < bins.kept; i += kRanked * kThreads) {
@@ -427,8 +431,8 @@ __device__ __noinline__ void sort_candidates(Shared<kThreads, C>& s, C* buffer, 
   __syncthreads();
 }
 
-// Appends each lane's hits: candidate at(bit) for every bit that is set. The warp reserves room once for all its lanes.
-// Returns the hits that found no room.
+// Appends the hits of each lane: candidate at(bit) for each bit that is set. The warp reserves room once for all its
+// lanes. Returns the hits that found no room.
 template <int kThreads, class C, class At>
 __device__ __forceinline__ uint32_t append_hits(Shared<kThreads, C>& s, C* buffer, uint32_t room, uint32_t hits,
                                                 At at) {
@@ -444,7 +448,7 @@ __device__ __forceinline__ uint32_t append_hits(Shared<kThreads, C>& s, C* buffe
   return hits;
 }
 
-// Makes room and returns the new threshold. Called after a barrier, if some hits had found no room.
+// Makes room and returns the new threshold. It is called after a barrier, if some hits have found no room.
 template <int kThreads, class Key>
 __device__ Composite<Key> make_room(Shared<kThreads, Composite<Key>>& s, Composite<Key>* buffer, Packing<Key> packing,
                                     uint32_t k, uint32_t keep, uint32_t room) {
@@ -453,8 +457,8 @@ __device__ Composite<Key> make_room(Shared<kThreads, Composite<Key>>& s, Composi
   return reselect<kThreads, Key>(s, buffer, packing, k, keep);
 }
 
-// Drops most candidates by one more threshold before they are ranked, for k up to half the threads: that saves most
-// comparisons.
+// Drops most candidates by one more threshold before they are ranked, which saves most comparisons. For k up to half
+// the number of threads.
 template <int kThreads, class Key>
 __device__ void prune(Shared<kThreads, Composite<Key>>& s, Composite<Key>* buffer, Packing<Key> packing, uint32_t k) {
   const uint32_t m = s.count, i = spread_index<kThreads>();

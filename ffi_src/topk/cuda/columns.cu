@@ -1,14 +1,15 @@
-// Top-k along an axis that is not the last, k <= 64, columns of up to 16 KB, unless they are many and long
-// (columns_stream.cu). A block brings neighbouring columns to shared memory together, transposed on the way, and 4 to
-// 32 lanes of a warp select from each.
+// Top-k along an axis that is not the last, for k <= 64 and columns of up to 16 KB, unless these are many and long
+// (columns_stream.cu). A block copies neighbouring columns to shared memory, transposed, and 4 to 32 lanes of a warp
+// select from each.
 //
-// Each lane splits its elements into four interleaved parts and keeps each part's maximum, its delegate. The k-th
-// largest delegate is a threshold that k elements reach and few more do (about k for random data), all of them in parts
-// whose delegate reaches it: only those parts, about k of them, are read again. The survivors are ranked by comparing
-// all with all. Where more arrive than there is room for (ties, or large values that share a part), a radix select by
-// 8-bit digits finds the k-th key exactly, and ties at it are taken in index order.
+// Each lane splits its elements into four interleaved parts. The maximum of a part is its delegate. The k-th largest
+// delegate is a threshold that k elements reach, and in random data about k more. These elements are in parts whose
+// delegate reaches the threshold; only those parts, about k of them, are read again. The elements found are candidates,
+// which are ranked by comparing all with all. If there are more of them than there is room for (because of ties, or
+// because large elements share a part), a radix select by digits of 8 bits finds the k-th key, and elements that equal
+// it are taken in the order of their indices.
 //
-// Bytes moved: the input once, k (value + index) out. After: Dr. Top-k's delegates (arXiv 2109.08219).
+// Bytes moved: the input once, and k results (value and index). Source: Dr. Top-k's delegates (arXiv 2109.08219).
 #include "common/cuda/async_copy.cuh"
 #include "common/cuda/launch.cuh"
 #include "topk/cuda/candidates.cuh"
@@ -23,9 +24,9 @@ struct Args : Call {
   uint32_t capacity, pitch, tile_bytes, bytes;  // shared memory, see ColumnsShape
 };
 
-// The whole warp selects exactly the k largest of one row: it finds the k-th key, then gathers in index order. Mostly
-// `floor` is the k-th key, and its ties caused the overflow; otherwise a radix select finds the key, from the highest
-// digit down.
+// The whole warp selects the k largest of one row: it finds the k-th key, and then gathers the elements in the order of
+// their indices. Usually `floor` is the k-th key, and elements that equal it have caused the overflow. Otherwise a
+// radix select finds the key, from the highest digit down.
 template <class Key>
 __device__ __noinline__ void radix_select(const Key* row, uint32_t length, uint32_t k, Key floor, KeyOrder order,
                                           uint32_t* words, uint32_t* indices, uint32_t* histogram) {
@@ -49,8 +50,8 @@ __device__ __noinline__ void radix_select(const Key* row, uint32_t length, uint3
       if (counts && lane == __ffs(same) - 1) atomicAdd(&histogram[digit], __popc(same));
     }
     __syncwarp();
-    // Lane l sums the counts of digits 255 - 8 l downwards; the digit of the k-th key is where the running count
-    // reaches `needed`.
+    // Lane l adds up the counts of eight digits, from 255 - 8 l downwards. The k-th key has the digit at which the
+    // running count reaches `needed`.
     uint32_t sum = 0;
     for (int j = 0; j < 8; ++j) sum += histogram[255 - lane * 8 - j];
     uint32_t higher = sum_up_to_lane(sum) - sum, digit = 0, rest = 0;
@@ -81,8 +82,8 @@ __device__ __noinline__ void radix_select(const Key* row, uint32_t length, uint3
   __syncwarp();
 }
 
-// What the phases of columns_kernel know of a thread. The phases are its functions, in the order in which they run. A
-// warp has kRows columns, which are rows in shared memory, and a group of kLanes lanes has one of them.
+// The state of a thread in columns_kernel. The functions are the phases of the kernel, in the order in which they run.
+// A warp has kRows columns, which are rows in shared memory. A group of kLanes lanes has one of these rows.
 template <class Key, int kLanes, bool kVectors>
 struct Warp {
   using Order = Ranked<Key>;
@@ -95,14 +96,15 @@ struct Warp {
   const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x / 32, group = lane / kLanes, g = lane % kLanes;
   const uint32_t mates = kLanes == 32 ? kEveryLane : ((1u << kLanes) - 1) << (group * kLanes);
   const uint32_t loads = a.length / kVector;
-  int64_t outer, first;    // index of the block's first column
-  uint32_t columns, rows;  // how many columns of the block, and how many of the warp, exist
+  int64_t outer, first;    // the outer index of the block's columns, and the inner index of the first one
+  uint32_t columns, rows;  // how many columns of the block exist, and how many of the warp
   bool live;               // whether the group has a column
   const Key* row;
   uint32_t delegates[kParts] = {};
 
-  // Candidates of the warp's rows: words, then indices; counters; the histogram of the rare radix select, in whose
-  // place the parts to read again are listed before; and, for results in index order, the chosen elements.
+  // The shared memory of the warp: the words and the indices of its rows' candidates; counters; the histogram of the
+  // rare radix select, or, before it, the list of the parts to read again; for results in the order of indices, the
+  // chosen elements.
   uint32_t* const all_words;
   uint32_t* const all_indices = all_words + kRows * a.capacity;
   uint32_t* const counts = all_indices + kRows * a.capacity;
@@ -145,8 +147,8 @@ struct Warp {
     __syncthreads();
   }
 
-  // The largest of each part that a lane has of its row: one 32-bit word of each of its 16-byte loads, or every fourth
-  // of its single elements. Returns a key that k of them reach, and few more.
+  // Finds the largest element of each part that the lane has: a part is one 32-bit word of each of its 16-byte loads,
+  // or every fourth of its single elements. Returns a key that k delegates reach, and few more.
   __device__ __forceinline__ uint32_t take_delegates() {
     if (lane < kRows) counts[lane] = 0;
     __syncwarp();
@@ -173,7 +175,7 @@ struct Warp {
     return kth_of_group<kLanes>(delegates, a.k, mates);
   }
 
-  // Lists the parts to read again, so that lanes share them evenly; returns how many there are.
+  // Lists the parts to read again, so that the lanes share them evenly. Returns the number of parts.
   __device__ __forceinline__ uint32_t list_parts(uint32_t floor) {
     uint32_t listed = 0;
 #pragma unroll
@@ -186,7 +188,8 @@ struct Warp {
     return listed;
   }
 
-  // Reads the listed parts again, and collects what reaches the floor. Returns how many candidates the row has.
+  // Reads the listed parts again and collects the elements that reach the floor. Returns the number of candidates of
+  // the row.
   __device__ __forceinline__ uint32_t collect(uint32_t floor, uint32_t listed) {
     const uint32_t* words = reinterpret_cast<const uint32_t*>(row);
     const Filter<Key> filter(static_cast<Key>(floor), a.order);
@@ -265,8 +268,9 @@ struct Warp {
       }
     }
     if constexpr (!Order::kDistinct) {
-      // The ranks of distinct keys are 0 … m - 1. With ties, their sum is less: then the row is ranked again, with
-      // equal keys by index. (For results in index order that is done at once, since no two may share a place.)
+      // The ranks of distinct keys are 0 to m - 1. If some keys are equal, the sum of the ranks is less; then the row
+      // is ranked again by key and index. (For results in the order of indices this is done at once, since no two
+      // elements may share a place.)
       ranks = sum_of_lanes<kLanes>(ranks);
       __syncwarp();
       if (m && (!a.sorted || ranks != m * (m - 1) / 2)) {
@@ -328,7 +332,7 @@ cudaError_t launch_columns(cudaStream_t stream, const Plan& plan, const Problem&
   return dispatch_key(problem.key_bits, [&](auto key) -> cudaError_t {
     using Key = decltype(key);
     if constexpr (sizeof(Key) == 8) {
-      return cudaErrorInvalidValue;  // the plan sends 64-bit keys elsewhere
+      return cudaErrorInvalidValue;  // plans choose other kernels for 64-bit keys
     } else {
       switch (plan.lanes) {
         case 4: return run<Key, 4>(stream, config, a);

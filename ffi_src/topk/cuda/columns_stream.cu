@@ -1,13 +1,14 @@
-// Top-k along an axis that is not the last, k <= 64, of many long columns, which are read once.
+// Top-k along an axis that is not the last, for k <= 64 and many long columns. Each element is read once.
 //
-// A block streams 32 neighbouring columns past thresholds that rise. A warp reads whole lines; a thread has every
-// fourth element of one column and keeps those above the column's threshold in a list of its own, in shared memory.
-// When a list might have no room for what comes next, four lanes to a column find, by bisection and counting, a new
-// threshold that k of its candidates reach and few more, and drop the others. A later element that ties with the
-// threshold comes after k others, so it is not in the result: ties and rising columns cost more such rounds, but
-// nothing is read twice.
+// A block reads 32 neighbouring columns from their first element to the last and compares the elements with a threshold
+// for each column, which rises. A warp reads whole lines. A thread has every fourth element of one column, and keeps
+// those above the column's threshold in a list of its own in shared memory. When a list might lack room for the next
+// elements, the four threads of each column find a new threshold, by bisection and counting: k candidates of the column
+// reach it, and few more. The other candidates are dropped. A later element that equals the threshold comes after k
+// others, so it is not in the result. Ties and rising columns therefore make such rounds more frequent, but no element
+// is read twice.
 //
-// Bytes moved: the input once, k (value + index) out.
+// Bytes moved: the input once, and k results (value and index).
 #include "common/cuda/launch.cuh"
 #include "topk/cuda/candidates.cuh"
 #include "topk/cuda/columns_shape.h"
@@ -60,8 +61,8 @@ struct Lists {
     return (__shfl_sync(kEveryLane, end, kApart - 1, kApart) + kApart - 1 - part) / kApart;
   }
 
-  // Drops candidates of all columns until at least k of each are left, and no more than k + slack, or kRoom if that
-  // takes long. For all threads, between barriers.
+  // Drops candidates of all columns. At least k of each column stay, and at most k + slack, or kRoom if k + slack would
+  // take long. All threads call it between barriers.
   __device__ __forceinline__ void prune(uint32_t k, uint32_t slack) {
     const uint32_t column = threadIdx.x / kApart, part = threadIdx.x % kApart, m = counts[part][column];
     const uint32_t first = column * kPitch + part * kHeld;
@@ -98,7 +99,7 @@ struct Lists {
       }
       open = low < high && (reached > kRoom || (reached > k + slack && step < 16));
     }
-    // Too many ties: those with the lowest indices stay.
+    // There are too many ties, of which those with the lowest indices stay.
     uint32_t last = 0xffff;
     if constexpr (!Order::kDistinct) {
       if (__any_sync(kEveryLane, reached > kRoom)) {
@@ -131,12 +132,12 @@ struct Lists {
       put(first + kept++, own[i], place);
     }
     if (__any_sync(kEveryLane, kept > kHeld - kBatch)) kept = spread(kept);
-    __syncwarp();  // all threads have read what is overwritten now
+    __syncwarp();  // now all threads have read the counts that are overwritten next
     counts[part][column] = static_cast<uint8_t>(kept);
     if (part == 0) floors[column] = low;
   }
 
-  // Lists the places of the k best, of up to kRoom candidates a column, in the order asked for.
+  // Lists the places of the k best of up to kRoom candidates of each column, in the order asked for.
   __device__ __forceinline__ void sort(uint32_t k, bool by_value) {
     const uint32_t column = threadIdx.x / kApart, part = threadIdx.x % kApart, mine = counts[part][column];
     uint32_t m = sum_up_to_lane<kApart>(mine);
@@ -264,7 +265,7 @@ cudaError_t launch_columns_stream(cudaStream_t stream, const Problem& problem, c
   const Call a = call_of(problem, buffers);
   return dispatch_key(problem.key_bits, [&](auto key) -> cudaError_t {
     if constexpr (sizeof(key) == 8) {
-      return cudaErrorInvalidValue;  // the plan sends 64-bit keys elsewhere
+      return cudaErrorInvalidValue;  // plans choose other kernels for 64-bit keys
     } else {
       return run<decltype(key)>(stream, problem.rows.outer, a);
     }

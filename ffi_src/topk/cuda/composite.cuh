@@ -19,8 +19,8 @@ template <class Key>
 struct Packing {
   using C = Composite<Key>;
   uint32_t last;  // length - 1: the index is stored as last - index
-  // Bits of the index: 32 below 32-bit keys, so that no shift is needed; few below narrow keys, so that ties are spread
-  // over bins.
+  // The number of bits for the index: 32 below 32-bit keys, so that no shift is needed; below narrow keys as few as
+  // possible, so that equal keys are spread over bins.
   int index_bits;
 
   JAXGPUOPS_HD static Packing make(uint32_t length) {
@@ -45,9 +45,9 @@ struct Packing {
   }
 };
 
-// What the filter compares: raw bits, so that an element costs an exclusive or and a comparison. With flips as the
-// threshold's own sign has them, bits ^ flips >= key(threshold) orders elements of that sign as their keys do, and the
-// top bit decides the others.
+// Compares elements with a threshold by their raw bits, so that an element costs one exclusive or and one comparison.
+// `flips` depends on the sign of the threshold: for elements of that sign, bits ^ flips is in the order of the keys,
+// and for the others the top bit decides.
 template <class Key>
 struct Filter {
   using Word = std::conditional_t<sizeof(Key) == 8, uint64_t, uint32_t>;  // a word has 1, 2 or 4 elements

@@ -26,9 +26,9 @@ __device__ __forceinline__ void push_reaches(uint32_t& bits, uint32_t word, uint
   asm("{\n.reg .u32 t;\nadd.cc.u32 t, %1, %2;\naddc.u32 %0, %0, %0;\n}" : "+r"(bits) : "r"(~above), "r"(word));
 }
 
-// A lower bound of the k-th largest of a group's delegates (k <= 2 * kLanes): at least k delegates reach it, and few
-// more. It starts with the least of the lanes' largest delegates (second largest if k > kLanes), which is such a bound,
-// and improves it by a bisection with ballots.
+// Returns a lower bound of the k-th largest of a group's delegates (k <= 2 * kLanes): at least k delegates reach it,
+// and few more. The least of the lanes' larger delegates (of the smaller ones if k > kLanes) is such a bound, and a
+// bisection with ballots improves it.
 template <int kLanes>
 __device__ __forceinline__ uint32_t kth_of_group(const uint32_t (&v)[kParts], uint32_t k, uint32_t mates) {
   const uint32_t a = max(v[0], v[1]), b = min(v[0], v[1]), c = max(v[2], v[3]), d = min(v[2], v[3]);
@@ -98,9 +98,9 @@ __device__ __forceinline__ void sort_over_team(float (&v)[kCount]) {
   for (int i = 0; i < kCount; ++i) v[i] *= turn(turned);
 }
 
-// The k-th largest of the team's values, two a lane (a and b), k <= kTeam. Both a and b are sorted over the team. If i
-// of the k largest values are from a and k - i from b, the k-th largest is the lesser of a's i-th and b's (k - i)-th.
-// The right i gives the largest such number, so no search for i is needed.
+// Returns the k-th largest of the values of a team, of which each lane has two (a and b); k <= kTeam. Both a and b are
+// sorted over the team. If i of the k largest values are from a and k - i from b, the k-th largest is the lesser of a's
+// i-th and b's (k - i)-th. The right i gives the largest such number, so no search for i is needed.
 template <int kTeam, class V>
 __device__ __forceinline__ V kth_of_pairs(V a, V b, uint32_t k) {
   V v[2] = {a, b};
@@ -124,7 +124,8 @@ struct Lanes {
     for (int bits = kBits; bits < 32; bits *= 2) word |= word << bits;
     return word;
   }
-  // A multiplication spreads each sign bit over the magnitude, on another pipe than integers, which are the bottleneck.
+  // A multiplication spreads each sign bit over the magnitude. It runs on another pipe than integer instructions, which
+  // are the bottleneck.
   __device__ __forceinline__ uint32_t encode(uint32_t word) const {
     const uint32_t signs = kBits == 32 ? word >> 31 : (word >> (kBits - 1)) & spread(1);
     return word ^ (signs * magnitude) ^ flip;
@@ -139,8 +140,8 @@ struct Lanes {
   }
 };
 
-// What candidates are ranked by, as one word: a 32-bit key, with its index beside it; or a narrow key above its
-// mirrored index. If rows are shorter than 2^16 (kShort), the latter are all distinct.
+// The word by which candidates are ranked: a 32-bit key, with its index beside it; or a narrow key above its mirrored
+// index. If rows are shorter than 2^16 (kShort), the latter words are all distinct.
 template <class Key, bool kShort = true>
 struct Ranked {
   static constexpr bool kDistinct = sizeof(Key) < 4 && kShort;

@@ -1,18 +1,20 @@
-// Top-k of long rows, k <= 64: a block, or a cluster of blocks, holds a row on chip, half of it in registers and half
-// in shared memory. The loads of both halves are issued at once. Rows are so long that each block has a multiprocessor
-// to itself.
+// Top-k of long rows, k <= 64. A block, or a cluster of blocks, holds a row on chip: half of it in registers, the other
+// half in shared memory. The loads of both halves are issued at once. Rows are so long that each block has a
+// multiprocessor to itself.
 //
-// The halves lie in the row by turns, 2 KB each. When the first half is there, the k-th largest of its delegates
-// (maxima of 1/128 of it) is a threshold that k elements reach, and of random data few more; it is found while the
-// second half arrives, which is compared with it piece by piece. So little is left to do after the last byte: the few
-// candidates of all blocks, which each block has then, are ranked by comparing all with all.
+// The two halves alternate along the row, in pieces of 2 KB. When the first half has arrived, it is divided into 128
+// parts, whose maxima are delegates. The k-th largest delegate is a threshold, which k elements reach, and in random
+// data few more. It is found while the second half arrives, whose pieces are then compared with it. So little is left
+// to do after the last byte: each block gets the few candidates of all blocks, and ranks its own by comparing them with
+// all.
 //
-// A block with too many candidates keeps the best k of them, by a bisection with counts. If its candidates do not even
-// fit in its list, it collects them again. If most delegates tie with the threshold, it takes what exceeds the
-// threshold, and the first ties. Otherwise the k-th largest of the threads' best elements is the new threshold; ties
-// are told apart by their index, so k threads hold all that reach it.
+// A block that has too many candidates keeps its best k, which it finds by a bisection with counts. If its candidates
+// do not even fit in its list, it collects them again. In that case, if most delegates tie with the threshold, it takes
+// the elements above the threshold and the first ones that tie with it. Otherwise the k-th largest of the threads' best
+// elements is the new threshold. Equal keys are told apart by their index, so the elements that reach this threshold
+// belong to k threads.
 //
-// Bytes moved: the input once, k (value + index) out. After: Dr. Top-k's delegates (arXiv 2109.08219).
+// Bytes moved: the input once, and k results (value and index). Source: Dr. Top-k's delegates (arXiv 2109.08219).
 #include "common/cuda/bulk_copy.cuh"
 #include "common/cuda/launch.cuh"
 #include "topk/cuda/candidates.cuh"
@@ -27,7 +29,7 @@ namespace {
 struct Args : Call {
   uint32_t blocks;
   uint32_t block_bits;  // the number of blocks is 2^block_bits
-  uint32_t share;       // vectors that a block has of a row
+  uint32_t share;       // vectors of a row that a block has
   uint32_t zero;        // 0, but hidden from the compiler
   int index_bits;       // bits of the index in a packed candidate
 };
@@ -36,8 +38,8 @@ template <int kThreads>
 struct Board {
   static constexpr uint32_t kRoom = held_room(kThreads);
   uint64_t list[kRoom];             // candidates
-  uint64_t copies[kHeldLoads / 2];  // barriers at which the copies of the second half arrive
-  uint64_t bounded, counted, told;  // barriers at which bounds, counts and candidates of other blocks arrive
+  uint64_t copies[kHeldLoads / 2];  // barriers that wait for the copies of the second half
+  uint64_t bounded, counted, told;  // barriers that wait for the bounds, counts and candidates of other blocks
   uint64_t chosen[kMaxHeldK];
   uint32_t delegates[kHeldDelegates];
   uint32_t bounds[2][kMaxHeldBlocks], counts[kMaxHeldBlocks];
@@ -46,15 +48,15 @@ struct Board {
 };
 static_assert(sizeof(Board<256>) == held_board_bytes(256));
 
-// A block's part of a row: whole vectors. The first block also has the elements before and after them.
+// The part of a row that a block has: whole vectors. The first block also has the loose elements before and after them.
 template <class Key>
 struct Part {
   static constexpr uint32_t kVector = RowVectors<Key>::kVector;
-  static constexpr uint32_t kChunk = 128;  // vectors that are in registers together, or in shared memory
+  static constexpr uint32_t kChunk = 128;  // vectors of a piece, which is in registers or in shared memory
   const RowVectors<Key> row;
   const uint4* body;
-  uint32_t begin, vectors;  // index of the body's first element, and its vectors
-  uint32_t loose;           // the row's loose elements, if this block takes them
+  uint32_t begin, vectors;  // the index of the first element of `body`; its number of vectors
+  uint32_t loose;           // the number of loose elements of the row if this block takes them, else 0
 
   __device__ __forceinline__ Part(const Args& a, uint32_t r, uint32_t rank)
       : row(static_cast<const Key*>(a.x) + static_cast<int64_t>(r) * a.length, a.length) {
@@ -73,7 +75,7 @@ __device__ __forceinline__ Key element(const uint4& v, uint32_t e) {
   return static_cast<Key>(word >> (8 * sizeof(Key) * (e % kPerWord)));
 }
 
-// Appends the candidates of some of the lanes to the list, as far as there is room. The warp is in step.
+// Appends the candidates of some lanes to the list, as long as there is room. All lanes of the warp are in step.
 template <int kThreads>
 __device__ __forceinline__ void append(Board<kThreads>& board, bool wanted, uint64_t candidate) {
   const uint32_t lanes = __ballot_sync(kEveryLane, wanted), lane = threadIdx.x % 32;
@@ -84,7 +86,8 @@ __device__ __forceinline__ void append(Board<kThreads>& board, bool wanted, uint
   if (wanted && at < board.kRoom) board.list[at] = candidate;
 }
 
-// The largest of all threads' values. Called by all threads, with another barrier before the next call.
+// Returns the largest of the values of all threads. All threads call it, and there must be another barrier before the
+// next call.
 template <int kThreads>
 __device__ __forceinline__ uint64_t most_of_block(Board<kThreads>& board, uint64_t value) {
   if (threadIdx.x == 0) board.top = 0;
@@ -95,8 +98,8 @@ __device__ __forceinline__ uint64_t most_of_block(Board<kThreads>& board, uint64
   return board.top;
 }
 
-// Keeps the best of m candidates on the list, between k and 2 * kMaxHeldK of them; returns a bound that these reach.
-// Called by all threads.
+// Shortens a list of m candidates to the best ones, from k to 2 * kMaxHeldK of them, and returns a bound that these
+// reach. All threads call it.
 template <int kThreads>
 __device__ __noinline__ uint64_t keep_best(Board<kThreads>& board, uint32_t m, uint32_t k, uint64_t low) {
   constexpr uint32_t kOwn = held_room(kThreads) / kThreads;
@@ -135,8 +138,8 @@ __device__ __noinline__ uint64_t keep_best(Board<kThreads>& board, uint32_t m, u
   return low;
 }
 
-// Collects candidates when most tie with the threshold, and returns their number: all that exceed the threshold, for
-// which there is usually room, and as many of the first ties as are missing.
+// Collects the candidates of a block in which most delegates tie with the threshold, and returns their number. It takes
+// all elements above the threshold, for which there is usually room, and as many of the first ties as are needed.
 template <class Key, int kThreads>
 __device__ __noinline__ uint32_t take_ties(const Args& a, Board<kThreads>& board, uint32_t r, uint32_t rank,
                                            Key floor) {
@@ -146,7 +149,7 @@ __device__ __noinline__ uint32_t take_ties(const Args& a, Board<kThreads>& board
   const Filter<Key> filter(floor, a.order);
   const uint32_t tid = threadIdx.x;
   const auto load = [&](uint32_t v) { return v < part.vectors ? __ldg(part.body + v) : make_uint4(0, 0, 0, 0); };
-  const auto bits_of = [&](uint4 vector, uint32_t v, auto take) {  // for each element, whether to take it
+  const auto bits_of = [&](uint4 vector, uint32_t v, auto take) {  // returns a bit for each element: whether to take it
     uint32_t bits = 0;
 #pragma unroll
     for (uint32_t e = 0; e < kVector; ++e)
@@ -180,7 +183,7 @@ __device__ __noinline__ uint32_t take_ties(const Args& a, Board<kThreads>& board
   for (uint32_t start = 0; start < part.vectors && found < a.k; start += kThreads) {
     const uint32_t v = start + tid;
     uint32_t hits = bits_of(load(v), v, [&](Key key) { return key == floor; });
-    uint32_t* const sums = board.delegates + start / kThreads % 2 * 32;  // the delegates are not needed any more
+    uint32_t* const sums = board.delegates + start / kThreads % 2 * 32;  // the delegates are no longer needed
     uint32_t at = found + sum_before<kThreads>(__popc(hits), sums);
     for (; hits && at < a.k; hits &= hits - 1)
       board.list[at++] = packing.pack(floor, part.begin + v * kVector + __ffs(hits) - 1);
@@ -196,7 +199,7 @@ __device__ __noinline__ uint32_t take_ties(const Args& a, Board<kThreads>& board
   return board.count;
 }
 
-// Collects the candidates of a block that has too many, and returns their number. Rare, so it is not inlined.
+// Collects the candidates of a block that found too many, and returns their number. This is rare, so it is not inlined.
 template <class Key, int kThreads>
 __device__ __noinline__ uint32_t collect_again(const Args& a, Board<kThreads>& board, uint32_t r, uint32_t rank,
                                                Key floor, const uint4* half) {
@@ -213,7 +216,7 @@ __device__ __noinline__ uint32_t collect_again(const Args& a, Board<kThreads>& b
   const auto composite = [&](const uint4& vector, uint32_t v, uint32_t e) {
     return packing.pack(encode(element<Key>(vector, e), a.order), part.begin + v * kVector + e);
   };
-  // Each thread's best element: the first with its largest key.
+  // The thread's best element: the first one with the largest key.
   const Lanes<Key> lanes(a.order);
   uint32_t most = 0, where = 0;
 #pragma unroll 4
@@ -249,7 +252,7 @@ __device__ __noinline__ uint32_t collect_again(const Args& a, Board<kThreads>& b
   uint32_t any = 0, used = 0;  // the most places of the list
 #pragma unroll 1
   for (uint32_t j = 0; j < 2 * kHeldLoads; ++j) {
-    if (j % kAtOnce == 0) {  // mostly, none of these has any candidate
+    if (j % kAtOnce == 0) {  // usually none of the next vectors has a candidate
       const Filter<Key> filter(packing.key(low), a.order);
       any = 0;
 #pragma unroll
@@ -257,7 +260,7 @@ __device__ __noinline__ uint32_t collect_again(const Args& a, Board<kThreads>& b
         if (place(j + u) >= part.vectors) continue;
         const uint4 v = load(j + u);
         const uint32_t most_of = filter.most(filter.most(filter.most(filter.most(0, v.x), v.y), v.z), v.w);
-        // If all indices of the vector come after that of `low`, keys that equal it do not reach it.
+        // If all indices of the vector are larger than that of `low`, keys that equal that of `low` do not reach it.
         const bool late = part.begin + place(j + u) * kVector > packing.index(low);
         if (late ? filter.exceeds(most_of) : filter.reaches(most_of)) any |= 1u << u;
       }
@@ -294,7 +297,7 @@ __device__ __noinline__ uint32_t collect_again(const Args& a, Board<kThreads>& b
   return board.count;
 }
 
-// The state of a block that the phases of held_kernel share. The phases are listed in the order in which they run.
+// The state of a block in held_kernel. The functions are the phases of the kernel, in the order in which they run.
 template <class Key, int kThreads>
 struct Block {
   static constexpr uint32_t kVector = Part<Key>::kVector, kChunk = Part<Key>::kChunk;
@@ -309,7 +312,8 @@ struct Block {
   const Part<Key> part{a, r, rank};
   const Packing<Key> packing{a.length - 1, a.index_bits};
   const uint32_t mine = tid / kChunk * 2 * kChunk + tid % kChunk;  // the thread's first vector
-  // Whether the later half of a thread's loads has anything new: past the end, it loads its first vector again.
+  // Whether the later half of a thread's loads brings anything new. Beyond the end of the part, a thread loads its
+  // first vector again.
   const bool many = kHeldLoads * kThreads < part.vectors;
   uint4 held[kHeldLoads];  // the thread's vectors of the first half
   Key loose = 0;
@@ -321,7 +325,7 @@ struct Block {
         board(*reinterpret_cast<Board<kThreads>*>(half + kHeldLoads * kThreads)),
         gathered(reinterpret_cast<uint64_t*>(&board + 1)) {}
 
-  // Loads half of the part into registers. Past its end, a thread loads its first vector again.
+  // Loads the first half of the part into registers. Beyond the end of the part, a thread loads its first vector again.
   __device__ __forceinline__ void load_first_half() {
 #pragma unroll
     for (int u = 0; u < kHeldLoads; ++u) {
@@ -356,10 +360,10 @@ struct Block {
     if (bytes) copy_bulk(half + chunk * kChunk, part.body + first, bytes, barrier);
   }
 
-  // Computes the delegates of the first half. Each warp starts to load two chunks of the second half once some of its
-  // loads have arrived. So the first half arrives first, and memory is never idle.
+  // Computes the delegates of the first half. As soon as some of its loads have arrived, each warp starts to load two
+  // pieces of the second half. So the first half arrives first, and memory is never idle.
   __device__ __forceinline__ void take_delegates() {
-    constexpr int kAskFirst = 2;  // after so many of its loads have arrived, a warp starts to load the second half
+    constexpr int kAskFirst = 2;  // a warp starts to load the second half when so many of its loads have arrived
     const Lanes<Key> lanes(a.order);
     const auto look = [&](int u) {
       best = lanes.max(best, lanes.encode(held[u].x));
@@ -385,8 +389,8 @@ struct Block {
   }
 
   // Finds a threshold that k elements of the row reach. Each block finds two bounds: one that k of its elements reach,
-  // and one that its share of k elements reach. So the largest of the former is a threshold, and so is the least of the
-  // latter.
+  // and a higher one that its share of k elements reach. The largest of the former is a threshold for the row, and so
+  // is the least of the latter.
   __device__ __forceinline__ uint32_t agree_on_floor() {
     if (warp < 2 && warp < blocks) {
       uint32_t all[kParts];
@@ -412,19 +416,20 @@ struct Block {
     return max(floor, least);
   }
 
-  // Lists what reaches the threshold, in the second half as it arrives. Returns how many candidates there are.
+  // Lists the elements that reach the threshold; those of the second half as they arrive. Returns the number of
+  // candidates.
   __device__ __forceinline__ uint32_t collect(uint32_t floor) {
     const Filter<Key> filter(static_cast<Key>(floor), a.order);
     const auto most = [&](uint32_t word, const uint4& v) {
       return filter.most(filter.most(filter.most(filter.most(word, v.x), v.y), v.z), v.w);
     };
-    // Each lane works on its own: few have candidates.
+    // Lanes append one by one, since few of them have candidates.
     const auto put = [&](uint4 vector, uint32_t v) {
       asm(""
           : "+r"(vector.x), "+r"(vector.y), "+r"(vector.z),
-            "+r"(vector.w));  // otherwise the compiler keeps their keys in registers
+            "+r"(vector.w));  // without this, the compiler would keep all keys in registers
       if (v >= part.vectors || *static_cast<volatile uint32_t*>(&board.count) > board.kRoom)
-        return;  // too many candidates: collect() runs again another way, with all threads
+        return;  // too many candidates: all threads will collect them again, in another way
       uint32_t hits = filter.passes(vector.x) | filter.passes(vector.y) << kPerWord |
                       filter.passes(vector.z) << (2 * kPerWord) | filter.passes(vector.w) << (3 * kPerWord);
       const uint32_t number = __popc(hits);
@@ -489,7 +494,8 @@ struct Block {
     a.indices[static_cast<int64_t>(r) * a.k + at] = static_cast<int32_t>(packing.index(candidate));
   }
 
-  // Each block ranks its own candidates among all, and writes them; the first one ranks all for the order of indices.
+  // Each block ranks its own candidates among those of all blocks, and writes the results they are. For results in the
+  // order of indices, the first block ranks all of them.
   __device__ __forceinline__ void rank_and_write(uint32_t m) {
     const auto list = [&](uint32_t b) { return blocks > 1 ? gathered + b * kHeldKeep : board.list; };
     const auto count = [&](uint32_t b) { return blocks > 1 ? board.counts[b] : m; };
@@ -570,7 +576,7 @@ cudaError_t launch_held(cudaStream_t stream, const Plan& plan, const Problem& pr
   return dispatch_key(problem.key_bits, [&](auto key) -> cudaError_t {
     using Key = decltype(key);
     if constexpr (sizeof(Key) == 8) {
-      return cudaErrorInvalidValue;  // the plan sends 64-bit keys elsewhere
+      return cudaErrorInvalidValue;  // plans choose other kernels for 64-bit keys
     } else {
       return run<Key>(stream, config, a);
     }

@@ -13,7 +13,7 @@ constexpr int kMaxHeldBlocks = 8;   // the most blocks of a cluster
 constexpr uint32_t kHeldDelegates = 128;
 constexpr uint32_t kHeldKeep = 224;  // the most candidates that a block gives to the cluster
 
-// How many candidates a block has room for; and the bytes of shared memory besides the row.
+// The number of candidates for which a block has room; the bytes of shared memory that it needs besides the row.
 constexpr uint32_t held_room(int threads) { return 4 * threads; }
 constexpr size_t held_board_bytes(int threads) { return 8 * held_room(threads) + 1200; }
 
@@ -34,8 +34,8 @@ constexpr HeldShape held_shape(int64_t rows, int64_t row_bytes, int64_t multipro
     shape.blocks *= 2;
   while (shape.threads < kHeldThreads && row_bytes > shape.blocks * held_bytes(shape.threads)) shape.threads *= 2;
   if (row_bytes > shape.blocks * held_bytes(shape.threads)) shape.threads = 0;
-  // If blocks are few, each has more threads, provided that each thread has enough to read. Clusters of more than two
-  // blocks only fit if two of their blocks share a multiprocessor.
+  // If a row has few blocks, each gets more threads, provided that each thread has enough to read. Clusters of more
+  // than two blocks fit only if two of their blocks share a multiprocessor.
   const int64_t together = shape.blocks > 2 ? 2 : 1;
   while (shape.threads && shape.threads < kHeldThreads / together &&
          2 * rows * shape.blocks * shape.threads <= multiprocessors * kHeldThreads / together &&

@@ -7,8 +7,8 @@ namespace jaxgpuops::topk {
 
 constexpr int kBest = 8;  // elements that a network sorts, and that it keeps
 
-// Comparators. Minima and maxima run on the pipe that most other instructions here need. So some comparators get the
-// lesser value as sum minus maximum, by two multiply-adds, which run on another.
+// Comparators. Minima and maxima run on the pipe that most other instructions of these kernels need. So some
+// comparators compute the lesser value as the sum minus the maximum, by two multiply-adds, which run on another pipe.
 struct Network {
   uint32_t one, minus_one;
 
@@ -31,8 +31,8 @@ struct Network {
     step<2, 4, 3, 5>(v), step<1, 4, 3, 6>(v), step<1, 2, 3, 4, 5, 6>(v);
     // clang-format on
   }
-  // Sorts v, which holds the elementwise maxima of two sorted lists of eight, one of them reversed: these are the best
-  // eight of both lists.
+  // Sorts v, which has the elementwise maxima of one sorted list of eight and of another one in reverse order. These
+  // are the eight best of both lists.
   __device__ __forceinline__ void merge(uint32_t (&v)[kBest]) const {
     step<0, 4, 1, 5, 2, 6, 3, 7>(v), step<0, 2, 1, 3, 4, 6, 5, 7>(v), step<0, 1, 2, 3, 4, 5, 6, 7>(v);
   }

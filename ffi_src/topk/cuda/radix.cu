@@ -1,14 +1,16 @@
-// Top-k for large k: radix select by digits, ordered compaction, and a sort of what was selected.
+// Top-k for large k: radix select by digits, ordered compaction, and a sort of the selected elements.
 //
-// Selection: one histogram kernel per byte of the key, from the top, each narrowing the prefix of the k-th key; then a
-// count of each tile's elements above and at it, a scan of those counts, and a gather in index order, which also
-// decides the ties. Sorting: tiles of 32 KB of composites in shared memory, then merge passes that double the runs,
-// each block finding its part of two runs by a diagonal search.
+// Selection: for each byte of the key, from the highest, a kernel makes a histogram, which adds that byte to the known
+// prefix of the k-th key. Then one kernel counts, for each tile, the elements above the k-th key and those equal to it,
+// another one adds up these counts over the tiles, and a third gathers the elements in the order of their indices,
+// which also decides which of the equal ones are taken. Sorting: blocks sort tiles of 32 KB of composites in shared
+// memory. Merge passes then double the length of the sorted runs; each block finds its part of two runs by a search
+// along a diagonal.
 //
-// Bytes moved: selection reads the input key_bytes + 2 times; sorting moves 8 bytes (16 for 64-bit keys) per composite
-// in and out, 1 + ceil(log2(k / tile)) times. Every count is an integer and every order is of distinct composites, so
-// atomics and scheduling cannot change a bit of the result.
-// After: PyTorch's radix select and gather; the two-pass block merge; merge path (Green et al. 2012).
+// Bytes moved: selection reads the input key_bytes + 2 times. Sorting reads and writes 8 bytes for each composite (16
+// for 64-bit keys), 1 + ceil(log2(k / tile)) times. All counts are integers, and all composites are distinct, so
+// neither atomics nor the order of blocks can change a bit of the result. Sources: PyTorch's radix select and gather;
+// the two-pass block merge; merge path (Green et al. 2012).
 #include <algorithm>
 
 #include "common/cuda/launch.cuh"
@@ -58,8 +60,8 @@ __global__ void clear_kernel(const Radix a, uint32_t words) {
   for (uint32_t i = threadIdx.x; i < words; i += blockDim.x) histograms[i] = 0;
 }
 
-// Computes from the histograms so far the top `digits` bytes of the k-th key, and how many elements with that prefix
-// are still wanted. The first 256 threads of a block get them; every thread of the block must call it.
+// Computes, from the histograms so far, the top `digits` bytes of the k-th key, and how many elements with that prefix
+// are still needed. All threads of a block call it, and the first 256 of them get the results.
 template <class Key>
 __device__ void find_prefix(const Radix& a, int digits, Key* prefix, uint32_t* needed) {
   __shared__ uint32_t warps[8], digit_found, rest;
@@ -161,7 +163,8 @@ __global__ void __launch_bounds__(1024) scan_kernel(const Radix a) {
   }
 }
 
-// Gathers the selected elements in index order: to the output when that is the order asked for, else as composites.
+// Gathers the selected elements in the order of their indices. They go to the output if that order is asked for,
+// otherwise to the workspace as composites.
 template <class Key>
 __global__ void __launch_bounds__(kThreads) gather_kernel(const Radix a) {
   constexpr int kWarps = kThreads / 32;
@@ -229,7 +232,7 @@ __global__ void __launch_bounds__(kThreads) sort_tiles_kernel(const Radix a, boo
   }
 }
 
-// How many of the first `diagonal` outputs of merging two descending runs come from the first.
+// Returns how many of the first `diagonal` outputs of merging two descending runs are from the first run.
 template <class C>
 __device__ uint32_t split(const C* one, uint32_t ones, const C* two, uint32_t twos, uint32_t diagonal) {
   uint32_t low = diagonal > twos ? diagonal - twos : 0, high = min(diagonal, ones);

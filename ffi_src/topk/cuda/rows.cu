@@ -1,15 +1,16 @@
-// Top-k of rows short enough for registers, k <= 64: a team of threads holds a row, each thread 32 or 64 elements of
-// it, loaded at once. A team is a part of a warp (several rows a warp) or a block.
+// Top-k of rows that are short enough for registers, k <= 64. A team of threads holds a row. A thread loads 32 or 64 of
+// its elements at once. A team is a part of a warp, which then has several rows, or it is a block.
 //
-// A threshold that k elements reach, and few more: maxima of parts of the row are its delegates, and the k-th largest
-// of G delegates is reached by about G ln(G / (G - k)) elements. For k <= 8 and few elements the k-th key itself:
-// sorting networks give each thread its best eight, and a butterfly of merges the team's. The candidates at or above
-// the threshold go to shared memory and are ranked by comparing all with all. Where too many arrive (ties, or data that
-// defeats the delegates) a bisection by counts raises the threshold, up to the k-th key itself, and where ties with it
-// are too many, another finds the index that admits few enough.
+// First the team finds a threshold that k elements of the row reach, and few more. The delegates are the maxima of
+// parts of the row; the k-th largest of G delegates is reached by about G ln(G / (G - k)) elements. For k <= 8 and few
+// elements, the threshold is the k-th key itself: a sorting network in each thread finds its eight best elements, and
+// merges between pairs of threads give those of the team. The elements that reach the threshold are candidates. They go
+// to shared memory and are ranked by comparing all with all. If there are too many candidates (because of ties, or data
+// for which the delegates work badly), a bisection by counts raises the threshold, at most to the k-th key. If too many
+// elements equal that key, another bisection finds the index up to which they are taken.
 //
-// Bytes moved: the input once, k (value + index) out; candidates are read again, mostly from L1. After: Dr. Top-k's
-// delegates (arXiv 2109.08219), bitonic top-k (Shanbhag et al., SIGMOD 2018).
+// Bytes moved: the input once, and k results (value and index); candidates are read again, mostly from the L1 cache.
+// Sources: Dr. Top-k's delegates (arXiv 2109.08219), bitonic top-k (Shanbhag et al., SIGMOD 2018).
 #include <algorithm>
 
 #include "common/cuda/launch.cuh"
@@ -23,7 +24,8 @@
 namespace jaxgpuops::topk {
 namespace {
 
-// Returns to each thread the team's eight best elements in order, as words with a narrow key above the mirrored index.
+// Returns the eight best elements of the team, in order, to each of its threads. An element is a word that has a narrow
+// key above its mirrored index.
 template <class Key, class T>
 __device__ __forceinline__ void best_of_team(const T& team, uint32_t (&best)[kBest]) {
   const Network network{team.a.one, team.a.minus_one};
@@ -50,8 +52,8 @@ __device__ __forceinline__ void best_of_team(const T& team, uint32_t (&best)[kBe
     for (int i = 0; i < kBest; ++i) best[i] = start ? max(best[i], group[kBest - 1 - i]) : group[i];
     if (start) network.merge(best);
   }
-  // So far, indices were those of the first thread's elements, which are constants. Now the thread's own offset is
-  // added. It is the same for all of its elements, so it does not change their order.
+  // The indices so far were those of the first thread, which are constants. The offset of this thread is added now; it
+  // is the same for all elements of the thread, so their order stays.
 #pragma unroll
   for (int i = 0; i < kBest; ++i) best[i] ^= team.t * T::kVector;
   best_of_lanes<T::kSize>(network, best);
@@ -99,9 +101,10 @@ __device__ __forceinline__ void write_candidates(const T& team, const typename T
     board.indices[m + in_team] = ~0u;
   }
   team.sync();
-  // Ranks each candidate: counts those that come before it, by their words, or by words and indices. A thread ranks
-  // several at the same time, and several lanes of a block share the counting for the same ones. Floats are compared as
-  // float_hits does; what it cannot tell apart, such as NaNs, counts as a tie.
+  // Ranks each candidate by counting those that come before it, in the order of their words, or of words and indices. A
+  // thread ranks several candidates at the same time; in a block, several lanes share the counting for the same
+  // candidates. Floats are compared as in float_hits(), which treats those that it cannot tell apart, such as NaNs, as
+  // equal.
   constexpr uint32_t kSplit = T::kSize == 64 ? 2 : T::kBlock ? 4 : 1, kApart = T::kSize / kSplit;
   constexpr uint32_t kOwn = T::kSize == 32 || kApart == 64 ? 2 : kApart <= 32 ? 3 : 1;
   const float scale = __uint_as_float(min((314u << 23) - (decode(floor, a.order) & kExponent), 254u << 23));
@@ -159,7 +162,7 @@ __device__ __forceinline__ void write_candidates(const T& team, const typename T
         sum += before[o];
         if (before[o] >= a.k) continue;
         const uint32_t word = T::kFloats && with_indices ? decode(static_cast<Key>(own[o]), a.order) : own[o];
-        // This is an atomic because equal candidates have the same place until the row is ranked again.
+        // An atomic is used because equal candidates have the same place until the row is ranked again.
         atomicExch(&board.chosen[before[o]],
                    static_cast<unsigned long long>(Order::index(own[o], index[o])) << 32 | word);
       }
@@ -171,8 +174,9 @@ __device__ __forceinline__ void write_candidates(const T& team, const typename T
   } else if (!a.sorted || ties) {
     rank_all(std::true_type());
   } else {
-    // The ranks of distinct words are 0 … m - 1. With ties, their sum is less: then the row is ranked again, with equal
-    // keys by index. (For results in index order that is done at once, since they need the indices anyway.)
+    // The ranks of distinct words are 0 to m - 1. If some words are equal, the sum of the ranks is less; then the row
+    // is ranked again by word and index. (For results in the order of indices this is done at once, since they need the
+    // indices anyway.)
     uint32_t ranks = rank_all(std::false_type());
     ranks = sum_of_lanes<T::kLanes>(ranks);
     if constexpr (T::kBlock) {
@@ -262,7 +266,7 @@ __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTe
     Key floor = 0;
     uint32_t hits[T::kMasks];
     if constexpr (T::kBlock) {
-      // Neighbouring lanes share a delegate where the row has more threads than delegates.
+      // If a row has more threads than delegates, neighbouring lanes share a delegate.
       constexpr uint32_t kOwn = kTeam < kDelegates ? kDelegates / kTeam : 1;
       uint32_t best[kOwn];
       team.delegates(best);
@@ -373,7 +377,7 @@ cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, const Problem& pr
   return dispatch_key(problem.key_bits, [&](auto key) -> cudaError_t {
     using Key = decltype(key);
     if constexpr (sizeof(Key) == 8) {
-      return cudaErrorInvalidValue;  // the plan sends 64-bit keys elsewhere
+      return cudaErrorInvalidValue;  // plans choose other kernels for 64-bit keys
     } else {
       if (shape.network) return run_network<Key>(stream, shape, a);
       if constexpr (sizeof(Key) == 4) {

@@ -53,7 +53,8 @@ struct Team {
   uint32_t words[kWords];
   uint32_t step = 0;  // how often sum() has been called
 
-  // Neighbouring loads of one thread are permuted, so that data with the period of a team does not meet one thread.
+  // The loads of a thread are permuted, so that in data whose period is the length of a team not all large elements
+  // fall to one thread.
   __device__ __forceinline__ uint32_t place(uint32_t load) const {
     return load * kTeam + (t ^ (load & (kTeam < 32 ? kTeam - 1 : 31)));
   }
@@ -62,8 +63,8 @@ struct Team {
     return (j & ~(kVector - 1u)) * kTeam + ((t * kVector) ^ (j & kTurned));
   }
 
-  // The index of the first thread's element j, in teams smaller than a warp. The index of thread t has the bits of t *
-  // kVector in addition.
+  // Returns the index of element j of the first thread, in teams smaller than a warp. For thread t, the bits of t *
+  // kVector are added.
   __device__ static constexpr uint32_t index_of_first(uint32_t j) {
     const uint32_t load = j / kVector;
     return (load * kTeam + (load & (kTeam - 1) & 31)) * kVector + j % kVector;
@@ -74,7 +75,7 @@ struct Team {
   }
 
   __device__ __forceinline__ void load(const Key* row, bool live) {
-    // Elements that do not exist lose every comparison that matters.
+    // This stands for elements that do not exist. It loses every comparison that matters.
     uint32_t filler = kFloat ? __float_as_uint(-INFINITY) : static_cast<uint32_t>(decode(Key{0}, a.order));
 #pragma unroll
     for (int bits = 8 * sizeof(Key); kVectors && bits < 32; bits *= 2) filler |= filler << bits;
@@ -122,7 +123,7 @@ struct Team {
     }
   }
 
-  // A bit for each element at or above the threshold, whether the element exists or not.
+  // Sets a bit for each element at or above the threshold, whether the element exists or not.
   __device__ __forceinline__ void exactly(Key floor, uint32_t (&hits)[kMasks]) const {
     const Filter<Key> filter(floor, a.order);
 #pragma unroll
@@ -133,8 +134,9 @@ struct Team {
     }
   }
 
-  // A bit for each of 32 floats that is not below a number: differences, scaled so that the least there can be is 1,
-  // saturate at 0 or 1, and NaNs at 0. Multiply-adds alone: their pipe has twice the room of that of comparisons.
+  // Returns a bit for each of 32 floats that is not below a number. The differences are scaled so that the least
+  // possible one is 1, and saturate at 0 or 1; NaNs give 0. This uses multiply-adds alone, whose pipe has twice the
+  // throughput of comparisons.
   __device__ static __forceinline__ uint32_t float_hits(const uint32_t* words, uint32_t least) {
     const float scale = __uint_as_float((278u << 23) - (least & kExponent)), scaled = __uint_as_float(least) * scale;
     float misses[2] = {8388608, 8388608};
@@ -145,7 +147,7 @@ struct Team {
     return ~__byte_perm(__float_as_uint(misses[0]), __float_as_uint(misses[1]), 0x5410);
   }
 
-  // A bit for each existing element at or above the threshold; perhaps also for negative NaNs, which rank last.
+  // Sets a bit for each existing element at or above the threshold. Negative NaNs, which rank last, may also get one.
   __device__ __forceinline__ void reach(Key floor, bool live, uint32_t (&hits)[kMasks]) const {
     if constexpr (kFloat) {
       const uint32_t least = decode(floor, a.order);
@@ -170,7 +172,7 @@ struct Team {
     }
   }
 
-  // Sum over the team. For every thread of the block (or of the warp) in step.
+  // Returns the sum over the team. All threads of the block (or of the warp) call it, in step.
   __device__ __forceinline__ uint32_t sum(uint32_t v) {
     v = sum_of_lanes<kLanes>(v);
     if constexpr (kBlock) {
@@ -204,13 +206,14 @@ struct Team {
       return sum(c);
     };
     const auto any = [&](bool b) -> bool { return kBlock ? b : __any_sync(kEveryLane, b); };
-    // The largest delegate: mostly the largest element, or all above it are NaN.
+    // The largest delegate. It is usually the largest element; if not, all larger ones are NaN.
     uint32_t best[1];
     delegates(best);
     if constexpr (kBlock)
       for (uint32_t i = threadIdx.x & 31; i < kDelegates; i += 32) best[0] = max(best[0], board.delegates[i]);
     const Key top = static_cast<Key>(largest_of_lanes<kLanes>(best[0]));
-    // Invariant: k elements reach low; fewer reach high + 1. What reaches `low` is in hits, what is above it in above.
+    // Invariant: k elements reach `low`, and fewer than k reach high + 1. The elements that reach `low` are in `hits`,
+    // those above it in `above`.
     Key low = 0, high = static_cast<Key>(~Key{0}), middle = floor;
     uint32_t more = 0, tied = 0;
     bool open = wanted, ties = false;
@@ -244,8 +247,8 @@ struct Team {
         ++probe;
       }
     }
-    // The first ties that make up k: those with an index up to `to`. A thread has its elements in the order of their
-    // indices: those up to some index are its first ones.
+    // Finds the index `to` up to which ties are taken, so that there are k elements. A thread has its elements in the
+    // order of their indices, so its ties up to an index are its first ones.
     uint32_t from = 0, to = a.length - 1;
     const auto up_to = [&](uint32_t last, uint32_t (&mask)[kMasks]) {
       const uint32_t load = last / (kTeam * kVector), rest = last % (kTeam * kVector);
@@ -259,7 +262,7 @@ struct Team {
       }
     };
     uint32_t first[kMasks];
-    // First where they would be if ties were spread evenly, or a little later. It need not be exact.
+    // The first guess assumes that ties are spread evenly, and adds a little. It need not be exact.
     uint32_t last = min(to, static_cast<uint32_t>(1.1f * a.length * (a.k - more) / max(tied, 1u)) + 2);
     open = ties;
     while (any(open)) {
@@ -282,7 +285,7 @@ struct Team {
     }
   }
 
-  // Puts the indices of hits on the board. Their number is returned, or, to a block, in board.count.
+  // Puts the indices of the hits on the board. Returns their number; to a block, in board.count.
   __device__ __forceinline__ uint32_t append(uint32_t (&hits)[kMasks]) const {
     uint32_t mine = 0;
 #pragma unroll
@@ -308,8 +311,8 @@ struct Team {
   }
 };
 
-// The rare path, not inlined: it loads the row again, so that the common path need not keep it in registers. Also
-// returns the hits of those teams of the warp that are done.
+// The rare path. It is not inlined and loads the row again, so that the common path need not keep the row in registers.
+// It also returns the hits of those teams of the warp that need no more selection.
 template <class T>
 __device__ __noinline__ uint64_t refine_row(const Args& a, Board<T::kSize>& board, const typename T::Element* row,
                                             uint32_t t, bool live, bool wanted, typename T::Element floor) {

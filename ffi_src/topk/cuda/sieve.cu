@@ -1,19 +1,23 @@
-// Top-k of long rows for k of hundreds to kMaxSieveK: each row is read once, by one block or by a few that meet twice.
+// Top-k of long rows for k from 257 to kMaxSieveK. A row is read once, by one block or by several that synchronise
+// twice.
 //
-// Streams of warps divide the row evenly, so that what they load first is a sample of all of it. Delegates are the best
-// keys of each thread's part of the sample; if the threshold would depend on only a few of them, they are the best of
-// each stream's part instead. A threshold that a certain number of delegates reach is hardly ever reached by fewer than
-// k elements of the row. Survivors stay in shared memory. When all is read, the blocks of a row agree on the highest
-// threshold and deal their survivors out to bins over the range above it: a count in each bin gives each survivor a
-// place in a list, and comparisons within its bin its rank. The blocks share the ranking, too.
+// A row is divided evenly into streams, and a warp reads several streams at the same time; so the first vectors of all
+// streams are a sample of the whole row. Each thread has a part of the sample, and the largest key of that part is a
+// delegate. (If the threshold would depend on few delegates, they are the largest keys of the streams' parts instead.)
+// The threshold is reached by so many delegates that fewer than k elements of the row hardly ever reach it.
 //
-// A block with many more survivors than k keeps its own k best, and tells the others. If a block has done so, or a bin
-// is crowded, the blocks agree on a threshold once more, and a sorted sample of the survivors divides the range into
-// bins. If that fails (fewer than k survivors, more than a block holds, or a bin is still crowded), the exact selection
-// of sieve_row.cuh follows.
+// Elements that reach the threshold are survivors and stay in shared memory. When the row has been read, its blocks
+// take the highest of their thresholds and divide the range above it into bins. Counts of the survivors in each bin
+// give each survivor a place in a list, and comparisons within its bin give its rank. The blocks share that work.
 //
-// Bytes moved: the input once, k (value + index) out; with several blocks a row about three times the survivors through
-// the workspace. After: Dr. Top-k's delegates (arXiv 2109.08219), sample sort, AIR's histograms (SC'23).
+// A block with many more survivors than k keeps only its own k best, and tells the other blocks. If a block has done
+// so, or if a bin is crowded, the blocks choose a threshold once more, and a sorted sample of the survivors divides the
+// range into bins. If that fails, too (there are fewer than k survivors, or more than a block holds, or a bin is still
+// crowded), the exact selection of sieve_row.cuh runs.
+//
+// Bytes moved: the input once, and k results (value and index). With several blocks a row, the survivors also go
+// through the workspace, about three times. Sources: Dr. Top-k's delegates (arXiv 2109.08219), sample sort, AIR's
+// histograms (SC'23).
 #include <cooperative_groups.h>
 
 #include <algorithm>
@@ -47,8 +51,8 @@ __device__ __noinline__ void sort_sample(C* sorted, const C* sample) {
   if (threadIdx.x % kEach == 0) sorted[above] = mine;
 }
 
-// Maps a survivor to a bin: bins of equal width first; if one is crowded, splitters (a sorted sample of the survivors)
-// divide the range, and bins have equal width between two neighbours.
+// Maps a survivor to a bin. At first all bins have equal width. If one of them is crowded, splitters (a sorted sample
+// of the survivors) divide the range, and the bins between two splitters have equal width.
 struct Division {
   C high;
   int shift;
@@ -83,8 +87,8 @@ __device__ __forceinline__ uint32_t longest_list(const uint32_t* counts) {
   return largest_of_warp(counts[threadIdx.x % 32]);
 }
 
-// Runs shrink(), which selects from one buffer, on all lists together. First it pads every list to the length of the
-// longest, with composites that are never selected.
+// Runs shrink(), which selects from a single buffer, on all 32 lists together. Before, it pads every list to the length
+// of the longest one, with composites that are never selected.
 template <class Shrink>
 __device__ __forceinline__ void shrink_lists(Control& control, C* survivors, Shrink shrink) {
   const uint32_t longest = longest_list(control.counts), tid = threadIdx.x;
@@ -97,8 +101,9 @@ __device__ __forceinline__ void shrink_lists(Control& control, C* survivors, Shr
   __syncthreads();
 }
 
-// Finds an index up to which a.ties elements of the sample, or few more, have the key or a larger one. It is the last
-// index of a stream's part of the sample. Needs room for a word for each stream.
+// Finds the index up to which the sample has about a.ties elements with this key or a larger one (not fewer, if the
+// sample has that many). It is the last index of some stream's part of the sample. `of_streams` has room for a word for
+// each stream.
 template <class Key>
 __device__ __noinline__ uint32_t last_tie(const Sieve& a, Share<Key> share, uint32_t rank, const uint4* ring, Key key,
                                           uint32_t* of_streams) {
@@ -107,7 +112,7 @@ __device__ __noinline__ uint32_t last_tie(const Sieve& a, Share<Key> share, uint
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
   for (int u = 0; u < kSieveLoads; ++u) {
-    uint32_t counts = 0;  // numbers of ties, and of elements above them
+    uint32_t counts = 0;  // low half: elements that equal the key; high half: elements above it
     if (share.vector(0, u) < share.vectors) {
       const uint4 words = ring[u * kThreads + threadIdx.x];
 #pragma unroll
@@ -123,7 +128,7 @@ __device__ __noinline__ uint32_t last_tie(const Sieve& a, Share<Key> share, uint
   const uint32_t even = of_streams[2 * lane], odd = of_streams[2 * lane + 1];
   const uint32_t upto = sum_up_to_lane(even + odd);
   const uint32_t above = __shfl_sync(kEveryLane, upto, 31) >> 16;
-  // The number of streams before the one in which the count is reached.
+  // The number of streams that end before a.ties elements have been counted.
   const uint32_t streams = __popc(__ballot_sync(kEveryLane, above + ((upto - odd) & 0xffff) < a.ties)) +
                            __popc(__ballot_sync(kEveryLane, above + (upto & 0xffff) < a.ties));
   __syncthreads();
@@ -131,12 +136,12 @@ __device__ __noinline__ uint32_t last_tie(const Sieve& a, Share<Key> share, uint
   return min(share.index(vector) + kVector, a.length) - 1;
 }
 
-// What the phases of sieve_kernel know of a block. The phases are its functions, in the order in which they run.
+// The state of a block in sieve_kernel. The functions are the phases of the kernel, in the order in which they run.
 // kAlone: the block has a whole row.
 template <class Key, bool kAlone>
 struct Block {
   static constexpr uint32_t kVector = Share<Key>::kVector;
-  static constexpr uint32_t kElements = kSieveLoads * kVector;  // vectors that a thread reads in a step
+  static constexpr uint32_t kElements = kSieveLoads * kVector;  // elements that a thread reads in a step
   static_assert(kElements <= 32);
 
   const Sieve& a;
@@ -144,7 +149,7 @@ struct Block {
   Shared<kThreads, C>& s;
   uint4* const ring;  // the vectors that are being loaded or were loaded last
   C* const survivors;
-  C* const window;  // this and the next arrays replace the ring when the row has been read
+  C* const window;  // this array and the next two take the place of the ring when the row has been read
   C* const splitters;
   uint32_t* const places;  // the bin of each survivor, and its place in the bin
   const uint32_t tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
@@ -156,11 +161,13 @@ struct Block {
   const Exchange exchange{a, row};
   uint32_t* const bins = kAlone ? s.histogram : exchange.bins;
 
-  C threshold = 0, high = 0;           // the k best reach `threshold`; nothing exceeds `high`
-  C raised = 0;                        // the threshold, if this block kept only its k best
-  uint32_t token = 0, target = 0;      // arrivals at barriers of the blocks of a row
-  uint32_t in_list = 0, held = 0;      // survivors in this lane's list; 32 times the length of the longest
-  bool failed = false, crowd = false;  // a list has no room; bins of equal width would be crowded
+  C threshold = 0, high = 0;       // the k best elements reach `threshold`; no element exceeds `high`
+  C raised = 0;                    // the threshold of this block if it has kept only its k best elements, else 0
+  uint32_t token = 0, target = 0;  // arrivals at the barriers of the blocks of a row, see meet()
+  uint32_t in_list = 0;            // survivors in the list of this lane
+  uint32_t held = 0;               // 32 times the length of the longest list
+  bool failed = false;             // some list had no room for a survivor
+  bool crowd = false;              // bins of equal width would be crowded
   Division division = {};
 
   __device__ __forceinline__ Block(const Sieve& a, unsigned char* shared_bytes)
@@ -173,7 +180,7 @@ struct Block {
         splitters(window + kMaxSieveK + 2 * kSieveCrowd),
         places(reinterpret_cast<uint32_t*>(splitters + 2 * kSieveSample)) {}
 
-  // Every thread reads what it copied itself: no barrier stands between the copies and their use.
+  // Each thread copies the vectors that it will read itself, so no barrier is needed between the copies and the reads.
   __device__ __forceinline__ void copy(uint32_t step, uint32_t stage) {
     if (step < share.steps) {
 #pragma unroll
@@ -206,7 +213,7 @@ struct Block {
       *exchange.arrivals = *exchange.failed = *exchange.crowded = *exchange.total = *exchange.found = 0;
       *exchange.most = 0;
     }
-    wait_for_async_copies<0>();  // stands here because it waits for all loads that have been started
+    wait_for_async_copies<0>();  // this waits for all loads, so it comes before the next loads are issued
 #pragma unroll 1
     for (uint32_t stage = 1; stage < kSieveStages; ++stage) copy(stage, stage);
   }
@@ -236,14 +243,15 @@ struct Block {
     if (lane == 0) control.tops[warp] = top;
     const Key least = kth_of_block<kThreads>(static_cast<Key>(delegate), a.reach);
     top = largest_of_warp(control.tops[lane % kWarps]);
-    // Ties with the threshold survive, too, unless there are many. The last composite of all, 0, never does.
+    // Elements that tie with the threshold survive, too, unless there are many. The composite 0, which is the last of
+    // all, never survives.
     threshold = larger(packing.lowest(least), C{1});
     if (__syncthreads_count(best == least) > kThreads / 8)
       threshold = larger(
           packing.pack(least, last_tie<Key>(a, share, rank, ring, least, reinterpret_cast<uint32_t*>(survivors))),
           C{1});
     high = packing.pack(static_cast<Key>(top), 0);
-    // Keys larger than the sample's may follow; the smaller the sample, the further above it.
+    // The row may have larger keys than its sample. The smaller the sample, the further they may lie above it.
     high += smaller((high - threshold) / (kAlone && share.steps <= 16 ? 8 : 2), ~high);
     if (!kAlone) {
       if (tid == 0) {
@@ -255,7 +263,7 @@ struct Block {
     }
   }
 
-  // Keeps `keep` survivors at most, the k best of this block among them, and raises the threshold.
+  // Keeps at most `keep` survivors, among them the k best of this block, and raises the threshold.
   __device__ __forceinline__ void raise(uint32_t keep) {
     shrink_lists(control, survivors,
                  [&] { threshold = larger(threshold, reselect<kThreads, Key>(s, survivors, packing, a.k, keep)); });
@@ -263,9 +271,9 @@ struct Block {
     if (!kAlone && tid == 0) *static_cast<volatile C*>(&exchange.told[2 * slices + rank]) = raised;
   }
 
-  // Appends what reaches the threshold, of what a warp has of a step, to the lists.
+  // Appends those elements that reach the threshold to the lists, of the vectors that the warp loaded in one step.
   __device__ __forceinline__ void filter_step(uint32_t step, uint32_t stage, const Filter<Key>& filter) {
-    // One bit for each element: whether its order exceeds `below`. The first element has the highest bit.
+    // Returns a bit for each element, the first element in the highest bit: whether its order exceeds `below`.
     const auto reaches = [&](uint32_t below) {
       uint32_t hits = 0;
 #pragma unroll
@@ -281,7 +289,7 @@ struct Block {
       return hits;
     };
     uint32_t hits = reaches(filter.floor - 1);
-    // Every element reaches a threshold of 0, which the test by carries does not show.
+    // The test by carries is wrong for a threshold of 0, which every element reaches.
     if (filter.floor == 0) hits = ~0u >> (32 - kElements);
     if (!__any_sync(kEveryLane, hits)) return;
     const auto candidate = [&](uint32_t j) {
@@ -296,7 +304,8 @@ struct Block {
       for (uint32_t u = 0; u < kSieveLoads; ++u)
         if (share.vector(step, u) >= share.vectors) hits = u ? hits & ~0u << (kElements - u * kVector) : 0;
     }
-    if (packing.index(threshold) != packing.last) {  // only the first elements that tie with the threshold's key pass
+    if (packing.index(threshold) !=
+        packing.last) {  // of the elements that tie with the threshold's key, only the first ones pass
       const uint32_t like = filter.floor | (~0u >> (8 * sizeof(Key) - 1) >> 1);
       uint32_t above = reaches(like);
 #pragma unroll
@@ -308,11 +317,11 @@ struct Block {
       }
       hits &= above;
     }
-    // Lanes append to different lists, so none waits. A lane changes lists from step to step, because the elements
-    // that a lane sees may be alike.
+    // Each lane appends to another list, so no lane waits. A lane changes its list from step to step, because the
+    // elements that a lane reads may be alike.
     const uint32_t list = (lane + 2 * warp + 3 * step) % 32, mine = __popc(hits);
     uint32_t at = mine ? atomicAdd(&control.counts[list], mine) : 0;
-    if (at + mine > kListRoom) hits = 0;  // too many survivors, which the count shows later
+    if (at + mine > kListRoom) hits = 0;  // the list is full; its count, which exceeds the room, shows that later
     at = at * 32 + list;
     while (hits) {
       const uint32_t one = first_of(hits);
@@ -328,7 +337,7 @@ struct Block {
     }
   }
 
-  // Reads the block's share of the row past the threshold, which rises where there are many survivors.
+  // Compares the block's share of the row with the threshold, which rises if there are many survivors.
   __device__ __forceinline__ void filter() {
     if (rank == 0 && tid < share.loose()) {
       const uint32_t index = share.loose_index(tid);
@@ -369,10 +378,12 @@ struct Block {
     in_list = min(control.counts[lane], kListRoom);
     held = min(longest_list(control.counts), kListRoom) * 32;
   }
-  // The i-th survivor, of the list of this lane; 0, which is never selected, where there is none.
+  // Returns survivor i of all lists, which belongs to the list of this lane. If it does not exist, returns 0, which is
+  // never selected.
   __device__ __forceinline__ C held_at(uint32_t i) const { return i / 32 < in_list ? survivors[i] : C{0}; }
 
-  // The blocks of a row take the highest threshold. Its range is divided evenly.
+  // Sets the highest threshold of the blocks of a row as the threshold of all, and divides the range above it into bins
+  // of equal width.
   __device__ __forceinline__ void agree() {
     if (!kAlone) {
       cg::this_grid().barrier_wait(std::move(token));
@@ -387,7 +398,8 @@ struct Block {
     }
     static_assert(kSieveBins == 1 << 12);
     division = {high, max(0, bit_length(high - threshold) - 12), nullptr};
-    // If many neighbours on the lists share a bin, bins are crowded. To find that out by counting would take long.
+    // If many survivors that are neighbours in the lists share a bin, bins will be crowded. Counting would show that
+    // only later.
     const C some[1] = {held_at(tid)};
     uint32_t bin[1];
     division.bins(some, bin);
@@ -396,7 +408,8 @@ struct Block {
     if (!kAlone && crowd && lane == 0) *static_cast<volatile uint32_t*>(exchange.crowded) = 1;
   }
 
-  // Counts survivors in bins. What the count was before tells each of them apart from the others in its bin.
+  // Counts the survivors in bins. The value of the counter before a survivor was added is the number of that survivor
+  // in its bin.
   __device__ __forceinline__ void count() {
     constexpr int kAtOnce = 4;
 #pragma unroll 1
@@ -414,8 +427,9 @@ struct Block {
     }
   }
 
-  // Turns the counts in bins into the starts of bins, in s.histogram; s.kept elements are in the bins of the k best.
-  // Sets `crowded` where one of these has many. Returns the number of survivors, in the last thread.
+  // Turns the counts of the bins into the places where the bins begin, in s.histogram. Sets s.kept to the number of
+  // survivors in the bins that have one of the k best, and `crowded` if one of these bins has too many. The last thread
+  // returns the number of all survivors.
   __device__ __forceinline__ uint32_t add_up_bins(bool& crowded) {
     alignas(16) uint32_t starts[kPerThread];
     uint32_t sum = 0;
@@ -443,8 +457,8 @@ struct Block {
     return before;
   }
 
-  // Survivors at regular intervals are the sample. Bins between its elements have more equal numbers of survivors than
-  // bins of equal width.
+  // Takes survivors at regular intervals as a sample, and sorts them to be the splitters. Bins between splitters have
+  // more even counts than bins of equal width.
   __device__ __forceinline__ void take_splitters() {
     if (!kAlone) {
       for (uint32_t i = lane; i < slices; i += 32) raised = larger(raised, __ldcg(&exchange.told[2 * slices + i]));
@@ -458,7 +472,7 @@ struct Block {
     most = largest_of_warp(most);
     if (lane == 0) atomicMax(reinterpret_cast<unsigned long long*>(kAlone ? &control.most : exchange.most), most);
     if (!kAlone && tid == 0) control.before = atomicAdd(exchange.total, s.count);
-    meet(exchange.arrivals, slices, target);  // all blocks have also read the bins
+    meet(exchange.arrivals, slices, target);  // now all blocks have read the bins
     C* const sample = splitters + kSieveSample;
     const uint32_t total = kAlone ? s.count : __ldcg(exchange.total);
     if (tid < kSieveSample) {
@@ -477,8 +491,8 @@ struct Block {
     division.high = kAlone ? control.most : __ldcg(exchange.most);
   }
 
-  // Gives each survivor a bin, and a place in it. Returns false if the threshold was wrong: then the exact selection
-  // has written the results.
+  // Gives each survivor a bin and a place in it. Returns false if the threshold was wrong; then the exact selection has
+  // written the results already.
   __device__ __forceinline__ bool deal_out() {
 #pragma unroll 1
     while (true) {
@@ -499,7 +513,8 @@ struct Block {
     }
   }
 
-  // Lists the survivors in the order of their bins. Blocks share the ranking of those of a bin, and write the k best.
+  // Lists the survivors in the order of their bins, ranks each one within its bin, and writes the k best. The blocks of
+  // a row share the ranking.
   __device__ __forceinline__ void rank_and_write() {
     C* const list = kAlone ? window : exchange.list;
 #pragma unroll 2
@@ -518,7 +533,7 @@ struct Block {
       for (uint32_t i = offset + tid; i < end; i += kThreads) window[i - offset] = __ldcg(&list[i]);
       __syncthreads();
     }
-    constexpr int kRanked = kAlone ? 4 : 1;  // candidates of a thread at once
+    constexpr int kRanked = kAlone ? 4 : 1;  // survivors that a thread ranks at the same time
 #pragma unroll 1
     for (uint32_t i = from + tid; i < to; i += kRanked * kThreads) {
       C mine[kRanked];
@@ -563,17 +578,19 @@ cudaError_t run(cudaStream_t stream, const Problem& problem, Sieve a) {
   const int64_t rows = problem.rows.count();
   const int64_t chunks = (static_cast<int64_t>(a.length) * sizeof(Key) + 511) / 512;
   const double share = static_cast<double>(a.k) / a.length;
-  // How many of `parts` equal parts of a sample have one of the k best: the expected number, and five deviations more.
+  // reach(parts) is the number of `parts` equal parts of a sample that have one of the k best elements: the expected
+  // number and five standard deviations more.
   constexpr double kSample = static_cast<double>(kSieveStep) / sizeof(Key), kStreams = kSieveLoads * kWarps;
   const auto reach = [&](double parts) {
     const double seen = 1 - std::exp(-share * kSample / parts);
     return std::min(parts * seen + 5 * std::sqrt(parts * seen * (1 - seen)) + 5, parts * 63 / 64);
   };
-  // If the threshold depended on the delegates of few threads, these might all belong to one stream, whose elements may
-  // be alike. Then delegates are those of streams.
+  // If the threshold depended on the delegates of few threads, all of these might belong to one stream, whose elements
+  // may be alike. So the streams' delegates replace them.
   a.by_streams = reach(kStreams) <= kStreams / 2;
   a.reach = static_cast<uint32_t>(reach(a.by_streams ? kStreams : kThreads));
-  // How many elements of a sample are among the k best: the expected number, six deviations, and a stream more.
+  // The number of elements of a sample that are among the k best: the expected number, six standard deviations, and one
+  // stream more.
   const double of_sample = share * kSample;
   a.ties = static_cast<uint32_t>(of_sample + 6 * std::sqrt(of_sample) + 5 + kSample / kStreams);
   Launch shape;
@@ -589,7 +606,7 @@ cudaError_t run(cudaStream_t stream, const Problem& problem, Sieve a) {
   int fitting = 0;
   cudaError_t status = of_kernel.count(reinterpret_cast<const void*>(kernel), shape, &fitting);
   if (status != cudaSuccess) return status;
-  // On a smaller device a row gets fewer blocks, or rows take turns.
+  // If the device cannot run that many blocks at the same time, a row gets fewer blocks, or rows take turns.
   a.slices = std::min(a.slices, static_cast<uint32_t>(fitting));
   const int64_t streams = static_cast<int64_t>(a.slices) * kSieveLoads * kWarps, together = fitting / a.slices;
   a.steps = static_cast<uint32_t>((chunks + streams - 1) / streams);

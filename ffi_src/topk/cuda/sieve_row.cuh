@@ -12,9 +12,9 @@ namespace {
 struct Sieve : Call {
   int64_t first_row;
   uint32_t slices, steps;
-  bool by_streams;  // a delegate is the best of a stream's part of the sample, not of a thread's
-  uint32_t reach;   // delegates that reach the threshold
-  uint32_t ties;    // how many elements of a sample reach the threshold, if most of them are equal to it
+  bool by_streams;  // delegates are the largest keys of the streams' parts of the sample, not of the threads'
+  uint32_t reach;   // the number of delegates that must reach the threshold
+  uint32_t ties;    // the number of elements of a sample that must reach it, if most of these tie with it
 };
 
 constexpr int kThreads = kSieveThreads;
@@ -32,7 +32,7 @@ struct Control {
 static_assert(kSieveKeep * sizeof(C) <= kSieveRing);
 static_assert(sizeof(Control) <= kSieveControl && Shared<kThreads, C>::kBins == kSieveBins);
 
-// What the blocks of a row publish for each other, in the workspace.
+// The data in the workspace that the blocks of a row publish for each other.
 struct Exchange {
   uint32_t* arrivals;
   uint32_t* failed;
@@ -40,7 +40,7 @@ struct Exchange {
   uint32_t* total;
   uint32_t* found;
   C* most;
-  C* told;  // for each block: the threshold of its sample, its best composite, and its threshold at the end of its part
+  C* told;  // three of each block: the threshold from its sample, its largest composite, and its threshold at the end
   uint32_t* bins;
   C* list;
 
@@ -58,8 +58,8 @@ struct Exchange {
   }
 };
 
-// A barrier for all blocks of a row, which run at the same time. `target` is the number of arrivals since the start
-// that it waits for.
+// A barrier for all blocks of a row, which run at the same time. `target` counts the arrivals, from the start on, after
+// which the barrier opens.
 __device__ __forceinline__ void meet(uint32_t* arrivals, uint32_t slices, uint32_t& target) {
   __syncthreads();
   if (slices == 1) return;
@@ -74,7 +74,8 @@ __device__ __forceinline__ void meet(uint32_t* arrivals, uint32_t slices, uint32
   __syncthreads();
 }
 
-// The part of a row that a block reads. Streams of 32 neighbouring vectors a step are spread evenly over the row.
+// The part of a row that a block reads. Streams, of which a step reads 32 neighbouring vectors each, are spread evenly
+// over the row.
 template <class Key>
 struct Share : RowVectors<Key> {
   uint32_t first, spread, steps;
@@ -96,8 +97,8 @@ __device__ __forceinline__ void write(const Sieve& a, Packing<Key> packing, int6
   a.indices[row * a.k + rank] = static_cast<int32_t>(packing.index(c));
 }
 
-// The exact selection, by all blocks of a row together: from the survivors that reach `floor` or, if these may miss
-// some of the k best, from the whole row. `few` has room for kSieveKeep composites in shared memory.
+// The exact selection, by all blocks of a row together. It selects from the survivors that reach `floor`; if the
+// survivors may lack some of the k best, from the whole row. `few` is shared memory for kSieveKeep composites.
 template <class Key>
 __device__ __noinline__ void search(const Sieve& a, int64_t row, uint32_t rank, Control& control, const C* survivors,
                                     uint32_t held, C floor, bool of_row, C* few, bool alone, uint32_t target) {
@@ -140,7 +141,7 @@ __device__ __noinline__ void search(const Sieve& a, int64_t row, uint32_t rank, 
   int bits = top;
   C prefix = 0;
   uint32_t need = a.k;
-  meet(exchange.arrivals, a.slices, target);  // all have read the bins
+  meet(exchange.arrivals, a.slices, target);  // now all blocks have read the bins
   while (true) {
     const int digit = min(kDigit, bits);
     for (uint32_t i = tid; i < kDigits; i += kThreads) s.histogram[i] = 0;
@@ -178,7 +179,7 @@ __device__ __noinline__ void search(const Sieve& a, int64_t row, uint32_t rank, 
     need -= s.above;
     prefix = prefix << digit | control.digit;
     const uint32_t reached = a.k - need + s.kept;
-    meet(exchange.arrivals, a.slices, target);  // all have read the bins
+    meet(exchange.arrivals, a.slices, target);  // now all blocks have read the bins
     if (reached <= kSieveKeep || bits == 0) break;
   }
   const C threshold = prefix << bits;

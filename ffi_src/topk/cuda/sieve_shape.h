@@ -13,7 +13,7 @@ constexpr int kSieveThreads = 512;      // threads of a block
 constexpr int kSieveLoads = 4;          // vectors of 16 bytes that a thread reads in a step
 constexpr int kSieveStages = 3;         // steps in flight
 constexpr uint32_t kSieveRoom = 12288;  // the most survivors that a block holds
-// If a block has too many survivors, so many stay. Up to so many are sorted without bins.
+// A block that has too many survivors keeps this many. Up to this many are sorted without bins.
 constexpr uint32_t kSieveKeep = 4608;
 constexpr uint32_t kSieveBins = 4096;   // bins among which the survivors of a row are divided
 constexpr uint32_t kSieveSample = 256;  // elements of a sample of the survivors, which divides their range
@@ -21,8 +21,8 @@ constexpr uint32_t kSieveCrowd = 256;   // survivors in one bin that make anothe
 constexpr int64_t kSieveStep = int64_t{16} * kSieveLoads * kSieveThreads;  // bytes that a block loads at once
 constexpr int64_t kSieveLeast = 4 * kSieveStep;  // bytes of a row that make one more block worth while
 
-// What the blocks of a row publish for each other: counters, three composites of each block, bins and a list. Rounded
-// up to a multiple of 16 bytes, since the exchange of the next row follows.
+// Bytes of the data that the blocks of a row publish for each other: counters, three composites of each block, bins and
+// a list. Rounded up to a multiple of 16 bytes, since the exchange of the next row follows.
 constexpr int64_t sieve_exchange_bytes(int64_t slices) {
   return 128 + (slices + 1) / 2 * 48 + kSieveBins * 4 + kSieveKeep * 8;
 }

@@ -1,15 +1,17 @@
-// Top-k of rows of 16-bit keys that a block holds whole in shared memory, for k of hundreds to kMaxSieveK. It works as
-// sieve.cu does, but is simpler, because the row can be read again.
+// Top-k of rows of 16-bit keys that a block holds whole in shared memory, for k from 257 to kMaxSieveK. It works like
+// sieve.cu, but is simpler, because the row can be read again.
 //
-// The first quarter of each of 64 streams is a sample. The threads' best keys of the sample give a threshold, which
-// fewer than k elements of the row hardly ever reach. Filtering leaves the numbers of the surviving elements, 16 bits
-// each; the word of 32 bits that holds an element and its index is made when it is needed. Counts in bins over the
-// range above the threshold give each survivor a place in a list, and comparisons within its bin give its rank.
+// The first quarter of each of 64 streams is a sample. From the threads' largest keys of the sample follows a
+// threshold, which fewer than k elements of the row hardly ever reach. The elements that reach it survive: a list keeps
+// their numbers, of 16 bits each. The 32-bit word of an element, which holds its key and its index, is made again
+// whenever it is needed. Counts of the survivors in bins over the range above the threshold give each survivor a place
+// in a list, and comparisons within its bin give its rank.
 //
-// Where the bet fails (fewer than k survivors, more than there is room for, a crowded bin), counts over the row find a
-// better threshold, or the k-th key and how many like it are taken; these are listed in order and sorted by digits.
+// If there are fewer than k survivors, more than there is room for, or a crowded bin, the exact selection runs: counts
+// over the row find a better threshold, or the k-th key and how many elements with that key are needed. The elements
+// that reach it are listed in the order of their indices, and sorted by digits of their keys.
 //
-// Bytes moved: the input once, k (value + index) out.
+// Bytes moved: the input once, k results (value and index).
 #include <algorithm>
 #include <cmath>
 
@@ -28,7 +30,7 @@ namespace {
 using Key = uint16_t;
 
 struct Whole : Call {
-  uint32_t reach;  // delegates that reach the threshold
+  uint32_t reach;  // the number of delegates that must reach the threshold
 
   __device__ __forceinline__ void write(uint32_t rank,
                                         // `c` has the key in its upper bits and the mirrored index below it.
@@ -46,15 +48,16 @@ constexpr uint32_t kSteps = kSpread / kThreads;
 constexpr uint32_t kPerThread = kSieveBins / kThreads, kAtOnce = 3584 / kThreads;
 static_assert(kElements == 32 && kSieveBins == 1 << 12);
 
-// The fields of an element's number, highest bits first: warp, step, lane, load of the thread, element of the vector.
-// In its index, the load comes first.
+// Returns the index of the element with a number. The fields of a number, from the highest bits down, are: warp, step,
+// lane, load of the thread, element of the vector. In the index, the load is the highest field.
 __device__ __forceinline__ uint32_t index_of(uint32_t number) {
   const uint32_t element = number & (kVector - 1), load = number / kVector & (kLoads - 1);
   return number / kElements * kVector | element | load * (kSpread * kVector);
 }
 
 struct Control {
-  // The bins above kSieveBins are never read: elements that do not count go there, which costs less than a branch.
+  // Elements that do not count go to one of the bins above kSieveBins, which are never read. That costs less than a
+  // branch.
   alignas(16) uint32_t bins[kSieveBins + 32];
   uint32_t sums[kWarps], tops[kWarps], lows[kWarps];
   uint32_t count, kept;
@@ -76,9 +79,9 @@ struct Row : RowVectors<Key> {
   __device__ __forceinline__ uint32_t operator[](uint32_t i) const { return key(i) << 16 | (length - 1 - i); }
 };
 
-// Sorts list[0, m) by keys, downwards and stably. A radix sort by up to two digits of eight bits, of key minus `least`;
-// digits in which all keys agree are skipped. Each warp counts a part of the list, where lanes find others with the
-// same digit. Returns where the result is: in `list` or in `other`.
+// Sorts list[0, m) by keys, descending and stably: a radix sort of key minus `least` by up to two digits of eight bits,
+// which leaves out digits that all keys share. Each warp counts a part of the list; its lanes find the other lanes with
+// the same digit by a vote. Returns where the result is, in `list` or in `other`.
 __device__ __forceinline__ uint32_t* sort_stably(Control& s, uint32_t* list, uint32_t* other, uint16_t* places,
                                                  uint32_t m, uint32_t least) {
   constexpr uint32_t kDigits = 256;
@@ -116,7 +119,7 @@ __device__ __forceinline__ uint32_t* sort_stably(Control& s, uint32_t* list, uin
       }
     }
     __syncthreads();
-    // Two threads for each digit; each takes half of the warps' counts.
+    // Two threads add up the counts of each digit, each over half of the warps.
     uint32_t* const column = s.bins + tid % 2 * (kSieveBins / 2) + tid / 2;
     uint32_t of_warp[kWarps / 2], sum = 0;
 #pragma unroll
@@ -138,26 +141,27 @@ __device__ __forceinline__ uint32_t* sort_stably(Control& s, uint32_t* list, uin
   return list;
 }
 
-// The exact selection. Counts over the row find a key that at least k elements reach, and not too many to sort, or the
-// k-th key itself. The first guess is the sample's threshold and mostly right: this runs because many elements equal
-// it, or crowd above it. The elements above the key, and as many of the first equal ones as are missing, are listed in
-// the order of their indices and sorted by their keys. The k-th key probably lies between `bottom` and `top`.
+// The exact selection. Counts over the row find a key that at least k elements reach but not too many to sort, or else
+// the k-th key itself. The first guess is the threshold from the sample, which is mostly right: this function runs
+// because many elements equal that key, or lie closely above it. The elements above the key, and as many of the first
+// ones that equal it as are needed, are listed in the order of their indices and sorted by their keys. The k-th key is
+// expected between `bottom` and `top`.
 __device__ __noinline__ void search(const Whole& a, Row row, Control& s, uint32_t* list, uint32_t* other,
                                     uint16_t* places, uint32_t guess, uint32_t bottom, uint32_t top) {
   __builtin_assume(__isShared(row.keys) && __isShared(&s) && __isShared(list));
   __builtin_assume(__isShared(other) && __isShared(places));
   const uint32_t tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
-  // Extends the row to whole vectors, and to a multiple of the vectors that the warps take at once. Places outside the
-  // row get the least key.
+  // Treats the row as a multiple of the vectors that the warps read in one step. Places outside the row count as the
+  // least key.
   const uint32_t skipped = (kVector - row.head) % kVector, end = skipped + row.length;
   const uint32_t vectors = (end + kVector * 32 - 1) / (kVector * 32) * 32;
   Key* const keys = row.keys - skipped;
   if (tid < skipped) keys[tid] = static_cast<Key>(decode(Key{0}, row.order));
   if (tid < vectors * kVector - end) keys[end + tid] = static_cast<Key>(decode(Key{0}, row.order));
   const auto words_of = [&](uint32_t v) { return reinterpret_cast<const uint4*>(keys)[v]; };
-  // A warp's vectors at once are neighbours, so that counts of these steps tell where their elements go. In each half
-  // of a count, of the lower and the upper elements of words: how many reach the key, and in the upper byte how many
-  // are above it.
+  // The vectors that a warp reads in one step are neighbours, so the counts of these steps show where the step's
+  // elements go in the list. A count has two halves, for the lower and the upper elements of words. The low byte of a
+  // half counts elements that reach the key, the high byte those above it.
   uint32_t* const counts = s.bins;
   uint32_t* const starts = s.bins + kThreads;
   uint32_t low = 0, high = 0xffff, middle = guess, flips, reached, passed;
@@ -171,7 +175,7 @@ __device__ __noinline__ void search(const Whole& a, Row row, Control& s, uint32_
 #pragma unroll 2
     for (uint32_t start = warp * 32; start < vectors; start += kThreads) {
       const uint4 words = words_of(start + lane);
-      uint32_t nears = 0, lessers = 0;  // sums of pairs
+      uint32_t nears = 0, lessers = 0;  // counts for both elements of a word, one in each half
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
         const uint32_t near = __vminu2(__vmaxu2(reinterpret_cast<const uint32_t*>(&words)[w] ^ flips, less), more);
@@ -197,7 +201,7 @@ __device__ __noinline__ void search(const Whole& a, Row row, Control& s, uint32_
     const uint32_t least = low < bottom && bottom <= high ? bottom : low, most = low <= top && top < high ? top : high;
     middle = most - (most - least) / 2;
   }
-  // How many elements that equal the key are needed.
+  // The number of elements equal to the key that are needed.
   const uint32_t need = (reached <= kWholeSort ? reached : a.k) - passed;
   const uint32_t of_step = tid * 32 < vectors ? counts[tid] : 0, step_above = (of_step >> 8 & 255) + (of_step >> 24);
   uint32_t step_like = (of_step & 255) + (of_step >> 16 & 255) - step_above;
@@ -212,7 +216,7 @@ __device__ __noinline__ void search(const Whole& a, Row row, Control& s, uint32_
     const uint32_t before_warp = starts[start / 32];
     if (before_warp == ~0u) continue;
     const uint32_t v = start + lane;
-    // `above`, `reach`: a bit for each element, the first element in the highest bit.
+    // `above` and `reach` have a bit for each element, the first element in the highest bit.
     uint32_t above = 0, reach = 0, like_to = before_warp & 0xffff;
     const uint4 words = words_of(v);
 #pragma unroll
@@ -223,7 +227,7 @@ __device__ __noinline__ void search(const Whole& a, Row row, Control& s, uint32_
       push_reaches(reach, word << 16, (middle << 16) - 1);
       push_reaches(reach, word, (middle << 16) - 1);
     }
-    // Leaves out places before the row; places after it come last anyway.
+    // Leaves out the places before the row. Those after it come last anyway.
     if (middle == 0) reach = v ? 0xff : 0xff >> skipped;
     if (like_to == need) reach = above;
     const uint32_t mine = static_cast<uint32_t>(__popc(above)) << 16 | __popc(reach & ~above);
@@ -246,7 +250,7 @@ __device__ __noinline__ void search(const Whole& a, Row row, Control& s, uint32_
   for (uint32_t i = tid; i < a.k; i += kThreads) a.write(i, best[i]);
 }
 
-// What the phases of whole_kernel know of a block. The phases are its functions, in the order in which they run.
+// The state of a block in whole_kernel. The functions are the phases of the kernel, in the order in which they run.
 struct Block {
   const Whole& a;
   Control& s;
@@ -256,7 +260,7 @@ struct Block {
   Row row;
   uint4* ring;  // the row's vectors in shared memory
   const uint32_t first = warp * (kSteps * 32) + lane;
-  uint32_t bottom, top, least;  // keys: the sample's least and largest delegate, and which enough delegates reach
+  uint32_t bottom, top, least;  // the least and the largest delegate; the key that enough delegates reach
   uint32_t threshold, high;     // the range that bins divide
   int shift;
 
@@ -269,7 +273,7 @@ struct Block {
     ring = row.ring();
   }
 
-  // Every thread reads what it copied itself: no barrier stands between the copies and their use.
+  // Each thread copies the vectors that it will read itself, so no barrier is needed between the copies and the reads.
   __device__ __forceinline__ void copy(uint32_t step) {
 #pragma unroll
     for (uint32_t u = 0; u < kLoads; ++u) {
@@ -279,7 +283,7 @@ struct Block {
     commit_async_copies();
   }
 
-  // Waits for the sample, and asks for the rest of the row.
+  // Waits for the sample, and issues the loads of the rest of the row.
   __device__ __forceinline__ void start() {
     copy(0);
     if (tid == 0) s.count = 0;
@@ -287,7 +291,7 @@ struct Block {
     for (uint32_t i = 0; i < kPerThread / 4; ++i)
       reinterpret_cast<uint4*>(s.bins)[i * kThreads + tid] = make_uint4(0, 0, 0, 0);
     if (tid < row.loose()) row.keys[row.loose_index(tid)] = row.x[row.loose_index(tid)];
-    wait_for_async_copies<0>();  // here, since it waits for all loads that have been started
+    wait_for_async_copies<0>();  // this waits for all loads, so it comes before the next loads are issued
 #pragma unroll 1
     for (uint32_t step = 1; step < kSteps; ++step) copy(step);
   }
@@ -320,12 +324,12 @@ struct Block {
     }
     threshold = larger(least << 16, 1u);
     high = top << 16 | (a.length - 1);
-    high += smaller((high - threshold) / 8, ~high);  // keys above the sample's largest may follow
+    high += smaller((high - threshold) / 8, ~high);  // the row may have larger keys than its sample
     shift = max(0, 32 - __clz(high - threshold) - 12);
     return least != bottom;
   }
 
-  // Lists the numbers of the elements that reach the threshold, as far as there is room.
+  // Lists the numbers of the elements that reach the threshold, as long as there is room.
   __device__ __forceinline__ void filter() {
     const Filter<Key> filter(static_cast<Key>(least), a.order);
     const uint32_t below = filter.floor - 1;
@@ -357,7 +361,7 @@ struct Block {
                      : "r"(shared_address(&s.count)), "r"(upto)
                      : "memory");
       at = __shfl_sync(kEveryLane, at, 31) + upto - mine;
-      if (at + mine > kWholeRoom) hits = 0;  // too many survivors, which the count shows later
+      if (at + mine > kWholeRoom) hits = 0;  // the list is full; the count, which exceeds the room, shows that later
       const uint32_t last = ((warp * kSteps + step) * 32 + lane + 1) * kElements - 1;
       for (uint16_t* to = survivors + at; hits; ++to) {
         const uint32_t bit = 31 - __clz(hits);
@@ -499,7 +503,8 @@ __global__ void __launch_bounds__(kThreads, 1) whole_kernel(const __grid_constan
 
 cudaError_t launch_sieve_whole(cudaStream_t stream, const Problem& problem, const Buffers& buffers) {
   Whole a = {call_of(problem, buffers)};
-  // How many threads have one of the k best in their sample: the expected number, and five deviations more.
+  // The number of threads that have one of the k best elements in their part of the sample: the expected number and
+  // five standard deviations more.
   const double of_thread = a.length / static_cast<double>(kThreads * kSteps);  // elements of a thread's sample
   const double share = static_cast<double>(a.k) / a.length, seen = 1 - std::exp(-share * of_thread);
   const double reach = kThreads * seen + 5 * std::sqrt(kThreads * seen * (1 - seen)) + 5;

@@ -1,15 +1,15 @@
-// Top-k of rows of up to 8192 elements by sorting all of them, for large k and for 64-bit keys: teams of threads, parts
-// of a warp or a block, each sort a row in registers, 8 or 16 elements a thread.
+// Top-k of rows of up to 8192 elements by sorting all of them, for large k and for 64-bit keys. A team of threads,
+// which is a part of a warp or a block, sorts a row in registers. A thread has 8 or 16 elements.
 //
-// What is sorted are words of 32 bits: as many of the key's bits as fit above the element's index. Keys of up to 16
-// bits fit whole. Of wider ones, taken from the least of the row, the top bits do: they order most data but for a few
-// neighbours, which then change places by their whole keys. Where that takes more than a few rounds, the row is sorted
-// by digits of the key, low ones first, each pass keeping the order of the one before. For index order, what was
-// selected is sorted once more, by indices. Where k is small, a bisection by counts finds a threshold, and what reaches
-// it is sorted alone.
+// Words of 32 bits are sorted. A word has as many bits of the key as fit above the element's index. Keys of up to 16
+// bits fit whole. Of a wider key, the least key of the row is subtracted, and the top bits of the difference are taken.
+// That orders most data except for a few neighbours, which then swap places according to their whole keys. If that
+// takes more than a few rounds, the row is sorted by digits of the key instead, from the lowest digit, and each pass
+// keeps the order of the one before. For results in the order of indices, the selected elements are sorted once more by
+// index. If k is small, a bisection by counts finds a threshold, and only the elements that reach it are sorted.
 //
-// Rows come to shared memory once, whole and together; results leave it as they stand in memory. Bytes moved: the input
-// once, k (value + index) out. After: bb_segsort (Hou et al., ICS 2017), Batcher's networks.
+// A block copies its rows to shared memory once, and results leave it in the order of memory. Bytes moved: the input
+// once, and k results (value and index). Sources: bb_segsort (Hou et al., ICS 2017), Batcher's networks.
 #include "common/cuda/async_copy.cuh"
 #include "common/cuda/intrinsics.cuh"
 #include "topk/cuda/sort_rows.h"
@@ -69,8 +69,8 @@ struct Row {
   int index_bits;  // bits of a word that hold the index
 
   __device__ __forceinline__ Key key(uint32_t index) const { return sort_key(keys[index * step], *key_order); }
-  // Which element a slot has. Teams start at different elements, so that rows whose length is a multiple of a cache
-  // line do not use the same banks.
+  // Returns the element that a slot has. Teams start at different elements, so that rows whose length is a multiple of
+  // a cache line do not use the same banks.
   __device__ __forceinline__ uint32_t at_turn(uint32_t slot) const {
     return slot + turn >= n ? slot + turn - n : slot + turn;
   }
@@ -81,8 +81,8 @@ struct Row {
   __device__ __forceinline__ uint32_t place(uint32_t word) const { return mask() - (word & mask()); }
 };
 
-// Puts neighbours whose words have the same key bits into the order of their whole keys. Returns whether all elements
-// are in order now.
+// Sorts neighbours whose words have the same key bits by their whole keys. Returns whether all elements are in order
+// then.
 template <class Key, int kEach, bool kBlock>
 __device__ __forceinline__ bool mend(const Row<Key>& row, uint32_t count, const SortTeam<kEach, kBlock>& team,
                                      uint32_t (&index)[kEach]) {
@@ -115,7 +115,7 @@ __device__ __forceinline__ bool mend(const Row<Key>& row, uint32_t count, const 
   return false;
 }
 
-// Puts `count` elements in order: all of the row, or those whose indices `order` has. `live`: the team has a row, so
+// Sorts `count` elements: all of the row, or those whose indices are in `order`. `live`: the team has a row, so that
 // `order` may be written.
 template <class Key, int kEach, bool kBlock>
 __device__ __forceinline__ void sort_elements(const Args& a, const Row<Key>& row, const SortTeam<kEach, kBlock>& team,

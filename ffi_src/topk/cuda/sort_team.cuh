@@ -1,5 +1,6 @@
-// A team of threads sorts words, kEach a thread, downwards: a network in each thread, then bitonic merges over lanes,
-// through shuffles, and over warps, through shared memory. Thread t ends with places t * kEach and following.
+// A team of threads sorts words in descending order. Each thread has kEach words. A network sorts the words of each
+// thread; then bitonic merges follow, over lanes by shuffles and over warps through shared memory. In the end, thread t
+// has the words from place t * kEach on.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +12,7 @@
 namespace jaxgpuops::topk {
 namespace {
 
-// Comparators of a thread's own elements, known to the compiler one by one.
+// Comparators of the elements of one thread. Their places are compile-time constants.
 template <int kEach>
 struct Comparators {
   int first[kEach * 8] = {}, second[kEach * 8] = {};
@@ -46,7 +47,7 @@ struct MergingNetwork {  // for a sequence that rises and then falls, or the rev
   static constexpr Comparators<kEach> kAll = make();
 };
 
-// A part of a warp, or a block. All threads of a warp (of the block) come to each of its functions together.
+// A team, which is a part of a warp or a block. All threads of the warp (or of the block) call its functions together.
 template <int kEach, bool kBlock>
 struct SortTeam {
   uint32_t size, t;  // threads of the team, and the number of this one
@@ -116,8 +117,8 @@ struct SortTeam {
   __device__ static __forceinline__ void run(uint32_t (&v)[kEach]) {
     run<Network>(v, std::make_index_sequence<Network::kAll.size>());
   }
-  // Compares element by element with the thread whose number differs by `lanes`, or with that thread's elements
-  // backwards.
+  // Compares its elements, one by one, with those of the thread whose number differs by `lanes`; if kBackwards, with
+  // that thread's elements in reverse order.
   template <bool kBackwards>
   __device__ __forceinline__ void exchange(uint32_t (&v)[kEach], uint32_t lanes, bool first) const {
     uint32_t other[kEach];

@@ -1,22 +1,26 @@
-// Top-k of rows too long for a warp, k <= kMaxStreamK (or any k where a block holds a whole row).
+// Top-k of rows that are too long for a warp, for k up to kMaxStreamK (or any k if a block holds a whole row).
 //
-// A block streams its tiles of a row once, each warp on its own: asynchronous copies bring them to shared memory
-// several ahead. Elements at or above a threshold go to a candidate buffer. Each thread's maximum is a delegate: k
-// delegates at or above t are k elements at or above t, so for k up to half the threads the k-th delegate is the
-// threshold, raised at tiles 0, 4, 16, 64, … For larger k the delegates' number above t tells where about the k-th
-// element is: that threshold is a guess, five standard deviations low, and where too few elements reach it the tiles
-// are read again without. Whenever the buffer is full, the block meets, and the threshold rises to about the k-th
-// candidate. Tiles are visited in a scattered order, so that a sorted row looks like a random one. Where many delegates
-// of the first tile tie with the threshold, a count of its elements adds an index to it.
+// A block reads the tiles of a row once. Asynchronous copies bring them to shared memory, several tiles ahead, and each
+// warp goes through them at its own pace. Elements that reach a threshold are appended to a buffer of candidates.
 //
-// Blocks that share a row take its tiles in turn. Each tells a key that some of its delegates reach; enough of these
-// keys are a bound for the whole row. In a cluster (kStream) the first block gathers from the others' shared memory
-// what reaches the bound; without (kGrid) the blocks leave their candidates in the workspace, and a second kernel
-// gathers. Of long rows, blocks of a grid tell on the way, too, and a kernel before clears what they told last time;
-// these kernels overlap.
+// The threshold is found as follows. The largest element that a thread has read is a delegate. If k delegates reach a
+// key, at least k elements do. So for k up to half the number of threads, the k-th largest delegate is a threshold,
+// which rises at tiles 0, 4, 16, 64 and so on. For larger k, the number of delegates above a key tells about how many
+// elements are above it. A threshold chosen in this way is a guess, set five standard deviations too low; if too few
+// elements reach it, the tiles are read again without it. Whenever the buffer is full, the block synchronises, and the
+// threshold rises to about the k-th candidate. Tiles are read in a scattered order, so that sorted rows behave like
+// random ones. If many delegates of the first tile tie with the threshold, the elements of that tile are counted and an
+// index is added to the threshold.
 //
-// Bytes moved: the input once (twice after a wrong guess), k (value + index) out; kGrid adds some candidates of each
-// block. After: DeepSelect's running threshold, Dr. Top-k's delegates (arXiv 2109.08219), AIR's histograms (SC'23).
+// Blocks that share a row take its tiles in turn. Each publishes a key that some of its delegates reach; enough of
+// these keys give a bound for the whole row. In a cluster (kStream), the first block collects the candidates that reach
+// the bound from the shared memory of the others. Without a cluster (kGrid), the blocks write their candidates to the
+// workspace, and a second kernel collects them. On long rows, the blocks of a grid also publish keys while they read,
+// and a kernel before them clears these keys. The kernels overlap.
+//
+// Bytes moved: the input once (twice after a wrong guess), and k results (value and index); kGrid adds some candidates
+// of each block. Sources: DeepSelect's running threshold, Dr. Top-k's delegates (arXiv 2109.08219), AIR's histograms
+// (SC'23).
 #include <cooperative_groups.h>
 
 #include "common/cuda/async_copy.cuh"
@@ -34,17 +38,17 @@ namespace cg = cooperative_groups;
 
 struct Stream : Call {
   uint32_t slices;
-  uint32_t reach, quorum;  // a key that `reach` elements of `quorum` slices reach: at least k of the row do
-  uint32_t keep, room;     // candidates that stay when the buffer is full; candidates that it holds
+  uint32_t reach, quorum;  // if `reach` elements of each of `quorum` slices reach a key, at least k of the row do
+  uint32_t keep, room;     // candidates that a full buffer is cut to; candidates that the buffer holds
   uint32_t stages;         // tiles in flight
   bool cluster;
   bool shares;  // blocks of a grid also publish bounds while they read
 };
 
-// What the blocks that share a row (kGrid) publish for each other, in the workspace.
+// The data in the workspace that the blocks of a row (kGrid) publish for each other.
 template <class Key>
 struct Exchange {
-  uint64_t* bounds;            // for each block: a key that a.reach of its elements reach, or zero
+  uint64_t* bounds;            // one of each block: a key that a.reach of its elements reach, or 0
   uint64_t* counts;            // the number of each block's candidates
   Composite<Key>* candidates;  // exchange_candidates(a.k) of each block
 
@@ -54,7 +58,8 @@ struct Exchange {
     counts = bounds + a.slices;
     candidates = reinterpret_cast<Composite<Key>*>(bytes + exchange_header_bytes(a.slices));
   }
-  // Returns a key that k elements of the row reach: the highest that follows from what blocks have published so far.
+  // Returns the highest key of which it follows, from what the blocks have published so far, that k elements of the row
+  // reach it.
   template <int kThreads>
   __device__ Key bound(const Stream& a) const {
     const uint32_t i = spread_index<kThreads>();
@@ -69,7 +74,8 @@ __global__ void clear_kernel(const Stream a) {
   for (uint32_t i = threadIdx.x; i < a.slices; i += blockDim.x) bounds[i] = 0;
 }
 
-// Waits for the oldest of the tiles in flight. (The count of what may be still under way is part of the instruction.)
+// Waits for the oldest of the tiles in flight. (The instruction contains the number of later tiles that may still be in
+// flight.)
 __device__ __forceinline__ void wait_for_tile(uint32_t stages) {
   static_assert(kMaxStages == 5);
   if (stages == 5) {
@@ -85,14 +91,15 @@ __device__ __forceinline__ void wait_for_tile(uint32_t stages) {
   }
 }
 
-// Appends what reaches the threshold of several lists, with counts[i] candidates in list i; `longest` is the largest
-// count. At most a.keep stay in the buffer, the k largest among them. Starts and ends with the block in step.
+// Appends the candidates of several lists that reach the threshold. List i has counts[i] candidates, and `longest` is
+// the largest of these counts. At most a.keep candidates stay in the buffer, among them the k largest. Starts and ends
+// with the block in step.
 template <int kThreads, class Key, class At>
 __device__ void collect(Shared<kThreads, Composite<Key>>& s, Composite<Key>* buffer, Packing<Key> packing,
                         const Stream& a, Composite<Key> threshold, uint32_t lists, const uint32_t* counts,
                         uint32_t longest, At at) {
   using C = Composite<Key>;
-  constexpr uint32_t kReads = sizeof(C) == 16 ? 6 : 12;  // appended by a warp together
+  constexpr uint32_t kReads = sizeof(C) == 16 ? 6 : 12;  // candidates that a lane reads before the warp appends them
   const uint32_t lane = threadIdx.x % 32, parts = max(1, (longest + 31) / 32);
   const uint32_t reciprocal = ~0u / parts + 1;  // exact for the few parts there are
 #pragma unroll 1
@@ -128,7 +135,7 @@ __device__ void collect(Shared<kThreads, Composite<Key>>& s, Composite<Key>* buf
   if (s.count > a.keep) reselect<kThreads, Key>(s, buffer, packing, a.k, a.keep);
 }
 
-// What the phases of stream_kernel know of a thread. The phases are its functions, in the order in which they run.
+// The state of a thread in stream_kernel. The functions are the phases of the kernel, in the order in which they run.
 template <class Key, int kThreads, bool kStrided>
 struct Block {
   using C = Composite<Key>;
@@ -137,7 +144,8 @@ struct Block {
   static constexpr uint32_t kVector = 16 / sizeof(Key), kLoads = kPer / kVector;
   static constexpr uint32_t kLoadWords = 16 / sizeof(Word);
   static constexpr uint32_t kTileVectors = kThreads * kLoads;
-  static constexpr uint32_t kFirstStop = 4;  // tiles after which delegates raise the threshold again
+  static constexpr uint32_t kFirstStop =
+      4;  // number of tiles after which delegates raise the threshold for the second time
   static_assert(kPer <= 32);
   static_assert(sizeof(Shared<kThreads, C>) <= stream_control_bytes(sizeof(C), kThreads));
 
@@ -155,7 +163,7 @@ struct Block {
 
   const RowVectors<Key> all{x, a.length, !kStrided};
 
-  // Blocks that share a row take its tiles in turn; the first one also takes the loose elements.
+  // The number of loose elements of the row if this is its first block, which takes them; else 0.
   uint32_t loose;
   uint32_t tiles;   // tiles of this block; the last may lie past the end of the row
   uint32_t stride;  // the step from one visited tile to the next
@@ -168,7 +176,7 @@ struct Block {
   uint32_t start;  // the first tile
   Key best;        // the largest of this thread's elements: its delegate
   C threshold;
-  Key bound;  // k elements of the row reach this, by what other blocks have published
+  Key bound;  // a key that k elements of the row reach, as follows from what other blocks have published
   Filter<Key> filter{0, a.order};
   uint32_t last;   // index of the threshold
   uint32_t left;   // hits of the present tile that found no place
@@ -193,8 +201,8 @@ struct Block {
     k = max(1, min(a.k, count));
     delegates = k <= kThreads / 2;
     guesses = !delegates && count > 8 * k;
-    // Of equal elements the first ones are in the result, so usually the first tile is read first. A guessed threshold
-    // needs a typical tile, so then the middle one is.
+    // Among equal elements the first ones are in the result, so usually the first tile is read first. A guessed
+    // threshold needs a typical tile; then the middle tile is read first.
     start = delegates || tiles == 0 ? 0 : (tiles - 1) / 2;
   }
 
@@ -205,7 +213,7 @@ struct Block {
     return tile + stride >= tiles ? tile + stride - tiles : tile + stride;
   }
 
-  // Every thread reads what it copied itself: no barrier stands between the copies and their use.
+  // Each thread copies the vectors that it will read itself, so no barrier is needed between the copies and the reads.
   __device__ __forceinline__ void copy(uint32_t tile, uint32_t stage) {
     const uint32_t v = first_vector(tile);
     uint4* to = ring + stage * kTileVectors + tid;
@@ -232,7 +240,8 @@ struct Block {
     }
   }
 
-  // The thread's j-th element of the present tile; its place; and a bit for each element that exists.
+  // These return the thread's element j of the present tile, its index, and a bit for each element of the thread that
+  // exists.
   __device__ __forceinline__ Key element(uint32_t j) const {
     return encode(reinterpret_cast<const Key*>(ring + (stage * kLoads + j / kVector) * kThreads + tid)[j % kVector],
                   a.order);
@@ -246,7 +255,8 @@ struct Block {
     return loaded * kVector == 32 ? ~0u : (1u << (loaded * kVector)) - 1;
   }
 
-  // A threshold with an index: of the elements of the tile with this key or a larger one, only the first k reach it.
+  // Returns a threshold with an index: of the elements of the tile that have this key or a larger one, only the first k
+  // reach it.
   __device__ __forceinline__ C ties(Key key) {
     const uint32_t there = present();
     uint32_t found = 0;
@@ -275,8 +285,8 @@ struct Block {
     if (tid == 0) *static_cast<volatile uint64_t*>(exchange.bounds + rank) = mine;
   }
 
-  // Starts to load the first tiles, and takes the loose elements. (If all tiles were started first, later ones would
-  // come before these.)
+  // Starts to load the first tiles, and appends the loose elements. (If it started to load all tiles at once, the later
+  // ones would delay the loose elements.)
   __device__ __forceinline__ void begin(uint32_t early) {
     best = 0;
     ahead = start;
@@ -296,12 +306,13 @@ struct Block {
     step = 0, tile = start, stage = 0;
   }
 
-  // Appends what reaches the threshold, up to tile number `stop`. A warp goes ahead on its own, but ends where the
-  // buffer is full, perhaps with hits left. Returns whether one has.
+  // Reads tiles up to number `stop`, and appends the elements that reach the threshold. Each warp does so at its own
+  // pace, but stops when the buffer is full, possibly with hits that found no place. Returns whether any thread has
+  // such hits.
   __device__ __forceinline__ bool take_tiles(uint32_t stop) {
     for (; step < stop; ++step) {
       wait_for_tile(a.stages);
-      const uint32_t full = tid % 32 == 0 ? atomicOr(&s.full, 0) : 0;  // other threads may set it now
+      const uint32_t full = tid % 32 == 0 ? atomicOr(&s.full, 0) : 0;  // other threads may set it at the same time
       alignas(16) Word words[kLoads][kLoadWords];
       Word most = 0;
 #pragma unroll
@@ -310,7 +321,8 @@ struct Block {
 #pragma unroll
         for (uint32_t w = 0; w < kLoadWords; ++w) most = filter.most(most, words[u][w]);
       }
-      // If all indices of the tile come after the threshold's index, keys that equal the threshold do not reach it.
+      // If all indices of the tile are larger than that of the threshold, keys that equal the threshold's do not reach
+      // it.
       const bool late = all.index(first_vector(tile)) > last;
       if (__any_sync(kEveryLane, (late ? filter.exceeds(most) : filter.reaches(most)) || full || left)) {
         if (__any_sync(kEveryLane, full)) break;
@@ -325,7 +337,8 @@ struct Block {
           hits &= present();
         }
         if (again || packing.lowest(packing.key(threshold)) != threshold) {
-          for (uint32_t rest = hits; rest; rest &= rest - 1) {  // ties with the threshold are decided by the index
+          for (uint32_t rest = hits; rest;
+               rest &= rest - 1) {  // the index decides whether a key that equals the threshold's reaches it
             const uint32_t j = __ffs(rest) - 1;
             if (packing.pack(element(j), index(j)) < threshold) hits &= ~(1u << j);
           }
@@ -348,7 +361,8 @@ struct Block {
     return __syncthreads_or(step < stop);
   }
 
-  // Raises the threshold at tile number `stop`, by this block's delegates or by what other blocks have told.
+  // Raises the threshold after `stop` tiles, by the delegates of this block or by the keys that other blocks have
+  // published.
   __device__ __forceinline__ void raise(uint32_t stop) {
     if (stop == 0 && (delegates || guesses || shares)) {
       const uint32_t there = present();
@@ -364,7 +378,7 @@ struct Block {
       tell();
     } else if (delegates || guesses) {
       uint32_t reach = k;
-      if (guesses) {  // the share of the threads that have seen one of the k largest, and five deviations
+      if (guesses) {  // the expected share of threads that have read one of the k largest, and five deviations more
         const float share = static_cast<float>(k) / count, seen = 1 - __expf(-share * kPer * (stop + 1.0f));
         reach = static_cast<uint32_t>(kThreads * seen + 5 * sqrtf(kThreads * seen * (1 - seen))) + 1;
       }
@@ -376,8 +390,8 @@ struct Block {
     }
   }
 
-  // Collects what reaches a threshold of this block's tiles. Afterwards there are enough candidates, or the threshold
-  // is a proven bound, and these are all that reach it.
+  // Collects the elements of this block's tiles that reach a threshold. Afterwards either there are at least k
+  // candidates, or the threshold is a proven bound and the candidates are all elements that reach it.
   __device__ __forceinline__ void read() {
     const uint32_t early = min(2, a.stages);
     for (;; guesses = false) {
@@ -407,7 +421,7 @@ struct Block {
     write_result<kThreads, Key>(s, a, packing, buffer, buffer + a.keep, a.keep, row);
   }
 
-  // Writes the result; for a block that has a whole row.
+  // Writes the result, if the block has a whole row.
   __device__ __forceinline__ void write_alone() {
     if (s.count > a.keep) {
       reselect<kThreads, Key>(s, buffer, packing, k, a.keep);
@@ -417,11 +431,11 @@ struct Block {
     write();
   }
 
-  // For a block of a grid: leaves its candidates in the workspace, for merge_kernel.
+  // In a grid, writes the candidates of the block to the workspace, for merge_kernel.
   __device__ __forceinline__ void leave_candidates() {
     if (a.reach) tell();
     if (shares) {
-      // One more look at what other blocks have published pays off when blocks have many candidates.
+      // If blocks have many candidates, it pays to use the keys that other blocks have published by now.
       if (a.k > 256) threshold = larger(threshold, packing.lowest(exchange.template bound<kThreads>(a)));
       compact<kThreads>(s, buffer, threshold);
     }
@@ -431,7 +445,7 @@ struct Block {
     for (uint32_t i = tid; i < s.count; i += kThreads) exchange.candidates[rank * most + i] = buffer[i];
   }
 
-  // For a block of a cluster: the first block gathers the candidates of all.
+  // In a cluster, the first block collects the candidates of all blocks.
   __device__ __forceinline__ void gather_and_write() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     __shared__ uint32_t counts[8];  // how many candidates the other blocks have
@@ -454,7 +468,7 @@ struct Block {
       collect<kThreads, Key>(s, buffer, packing, a, threshold, a.slices - 1, counts, longest,
                              [&](uint32_t from, uint32_t i) { return cluster.map_shared_rank(buffer, from + 1)[i]; });
     }
-    cluster.sync();  // all candidates of the other blocks have been read
+    cluster.sync();  // now all candidates of the other blocks have been read
     if (rank == 0) write();
 #endif
   }
@@ -531,8 +545,8 @@ cudaError_t launch_stream(cudaStream_t stream, const Plan& plan, const Problem& 
   Stream a = {call_of(problem, buffers)};
   a.slices = static_cast<uint32_t>(plan.slices);
   a.row_bytes = stream_exchange_bytes(plan.slices, problem.k, composite_bytes(problem.key_bits / 8));
-  // Each block publishes a key for twice its share of k, so that half of the blocks make a bound, without the slowest
-  // ones. With few delegates it publishes one for its share alone.
+  // Each block publishes a key that twice its share of k elements reach. So half of the blocks suffice for a bound, and
+  // nobody waits for the slowest ones. Where delegates are few, the key is for one share.
   const uint32_t even = (a.k + a.slices - 1) / a.slices, twice = (2 * a.k + a.slices - 1) / a.slices;
   const uint32_t threads = static_cast<uint32_t>(plan.threads);
   a.reach = twice <= threads / 4 ? twice : even <= threads * 3 / 4 ? even : 0;

@@ -22,10 +22,11 @@ JAXGPUOPS_HD constexpr size_t stream_control_bytes(size_t composite, int threads
   return (threads * 32 + threads / 32 * (2 * composite + 4) + 32 + 127) / 128 * 128;
 }
 
-// In the workspace, each block of a grid leaves a bound, a count and its candidates. These are the bytes of the bounds
+// Each block of a grid writes a bound, a count and its candidates to the workspace. These are the bytes of the bounds
 // and counts of a row.
 JAXGPUOPS_HD constexpr int64_t exchange_header_bytes(int64_t slices) { return slices * 16; }
-// How many candidates a block of a grid leaves at most: about as many as reach a guessed threshold. More are dropped.
+// The most candidates that a block of a grid writes to the workspace: about as many as reach a guessed threshold. It
+// drops the others.
 JAXGPUOPS_HD constexpr int64_t exchange_candidates(int64_t k) { return 2 * k - k / 8; }
 JAXGPUOPS_HD constexpr int64_t stream_exchange_bytes(int64_t slices, int64_t k, int64_t composite) {
   return exchange_header_bytes(slices) + slices * exchange_candidates(k) * composite;
@@ -49,10 +50,11 @@ struct StreamShape {
 // Shared memory that is kept free for the kernels' own variables; no kernel has more of them.
 constexpr size_t kReservedShared = 1024;
 
-// `shared_limit` is what one block may have on the device: one of 512 threads takes it all, one of 256 half.
+// `shared_limit` is the shared memory that the device allows a block. A block of 512 threads takes all of it, a block
+// of 256 threads half.
 //
-// When the room is full, it is cut to `keep` candidates. After the last tile it holds these and as much again to sort
-// them. A row that fits whole needs no threshold, and may have any k.
+// When the buffer of candidates is full, it is cut to `keep` of them. After the last tile it holds these, and room for
+// as many again to sort them. A row that fits whole needs no threshold, and may have any k.
 inline StreamShape stream_shape(int key_bytes, int threads, uint32_t length, uint32_t k, int slices,
                                 size_t shared_limit) {
   const size_t composite = composite_bytes(key_bytes);

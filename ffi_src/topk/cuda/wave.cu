@@ -1,19 +1,20 @@
-// Top-k of few long rows, k <= kMaxWaveK: one wave of blocks reads them, and each block publishes a short list.
+// Top-k of few long rows, k <= kMaxWaveK. One wave of blocks reads the rows, and each block publishes a short list.
 //
-// A thread keeps the best of the elements it reads, and a bound of its others; a warp keeps the four best of its
-// threads, and a bound of all else; a block publishes the 8 or 16 best of its warps, and a bound of all else. The k-th
-// largest of what the blocks publish is a threshold that k elements reach, and few others if the lists are long enough.
-// A second kernel takes those elements; of warps that may hold more than was published (their bound says so), it reads
-// the elements again, the best warps first. No element is compared with a threshold while the row is read, no block
-// waits for another, and the result depends on none of that.
+// A thread keeps the best of the elements that it reads, and a bound of the others. A warp keeps the four best of
+// these, and a bound of all its other elements. A block publishes the 8 or 16 best elements of its warps, and a bound
+// of all its other elements. The k-th largest of the published elements is a threshold that k elements of the row
+// reach; if the lists are long enough, few others do. A second kernel takes the published elements that reach it. A
+// warp whose bound reaches the threshold may have more such elements, so the kernel reads the elements of that warp
+// again, the warps with the best elements first. While the row is read for the first time, no element is compared with
+// a threshold and no block waits for another one.
 //
-// Where neighbours hold the best elements (sorted rows, ties), the blocks' lists are too short and the threshold is
-// low. Three things help. Neighbouring shares of a row go to warps of different blocks. Where threads read much, a
-// block also publishes a bound of its own, the k-th best of its threads. And whatever is read again raises the
-// threshold.
+// If neighbours are the best elements (sorted rows, ties), the lists of the blocks are too short and the threshold is
+// low. Three things help then. Neighbouring parts of a row go to warps of different blocks. If threads read many
+// elements, a block also publishes a bound of its own, the k-th best of its threads' elements. And elements that are
+// read again raise the threshold.
 //
-// Bytes moved: the input once (that of a few warps twice), some 200 bytes a block to the workspace and back, k (value +
-// index) out. After: Dr. Top-k's delegates (arXiv 2109.08219).
+// Bytes moved: the input once (that of a few warps twice), some 200 bytes of each block to the workspace and back, and
+// k results (value and index). Source: Dr. Top-k's delegates (arXiv 2109.08219).
 #include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
 #include "topk/cuda/candidates.cuh"
@@ -28,7 +29,7 @@ namespace {
 struct Wave : Call {
   uint32_t slices;
   uint32_t told;  // elements that a block publishes
-  bool deep;      // threads read many vectors: blocks also publish a threshold of their own
+  bool deep;      // threads read many vectors, so blocks also publish a bound of their own
 };
 
 constexpr int kThreads = kWaveThreads;
@@ -47,16 +48,17 @@ struct Dealt : RowVectors<Key> {
   __device__ __forceinline__ uint4 load(uint32_t vector) const { return __ldcs(this->body() + vector); }
 };
 
-// Which share of each round a warp of a block reads. Neighbouring shares go to different blocks. So neighbouring
-// elements are spread over many lists, and in a periodic row no block has the same part of every period.
+// Returns the share of each round that a warp of a block reads. Neighbouring shares go to different blocks. So
+// neighbouring elements are spread over many lists, and in a periodic row no block has the same part of every period.
 __device__ __forceinline__ uint32_t share_of_warp(uint32_t block, uint32_t warp, uint32_t blocks) {
   uint32_t turned = block + warp;
   while (turned >= blocks) turned -= blocks;
   return warp * blocks + turned;
 }
 
-// What the blocks of a row publish. For block b: told[i * slices + b] is its i-th best element for i < a.told; what
-// follows are bounds of all others (two bounds, each of a part of them), and a key that k elements of the block reach.
+// The data that the blocks of a row publish. told[i * slices + b] is the i-th best element of block b, for i < a.told.
+// After these come, for each block, two bounds (each of a part of the block's other elements) and a key that k elements
+// of the block reach.
 template <class Key>
 struct Exchange {
   using C = Composite<Key>;
@@ -69,7 +71,7 @@ struct Exchange {
   }
 };
 
-// Finds the two largest keys in some 16-byte vectors, and the first place of the largest.
+// Finds the two largest keys in some vectors of 16 bytes, and the first place of the largest.
 template <class Key, int kLoads>
 __device__ __forceinline__ void best_two(const uint4 (&tile)[kLoads], KeyOrder order, Key& one, Key& two) {
   if constexpr (sizeof(Key) >= 4) {
@@ -190,7 +192,7 @@ __global__ void __launch_bounds__(kThreads, 2) wave_kernel(const Wave a) {
   }
 }
 
-// Writes the k largest of up to kFew candidates, in order; the 16 places after the last are 0.
+// Writes the k largest of up to kFew candidates, in order. The 16 places after the last candidate are 0.
 template <class Key>
 __device__ __forceinline__ void write_few(const Wave& a, const Composite<Key>* buffer, uint32_t count,
                                           const Packing<Key>& packing, int64_t row) {
@@ -209,7 +211,7 @@ __device__ __forceinline__ void write_few(const Wave& a, const Composite<Key>* b
   }
 }
 
-// Whether k candidates, and those that usually come with them, are few enough for the fast path.
+// Whether there are usually few enough candidates for the fast path: k and those that tend to come with them.
 __device__ __forceinline__ bool few(const Wave& a) { return a.k <= kFew * 7 / 8 && a.sorted; }
 
 template <class C>
@@ -217,7 +219,7 @@ __device__ __noinline__ C raise(C value, uint32_t k, C floor) {
   return kth_of_composites<kThreads>(value, k, floor);
 }
 
-// The shared memory behind the candidates, which says what is read again.
+// The shared memory after the candidates. It says which elements are read again.
 template <class Key>
 struct Again {
   uint32_t* warps;      // warps whose elements are read again now
@@ -231,10 +233,11 @@ struct Again {
   }
 };
 
-// The general path, for any number of candidates. The buffer holds them, except those that must be read again. Where
-// neighbours hold the best elements, many warps may hold more than they published, and far more than k elements reach
-// the threshold. So warps' elements are read again in the order of their best ones, a few warps at a time, and raise
-// the threshold before they are kept: once the k best have been read, the best of few other warps reach it.
+// The general path, for any number of candidates. The buffer holds all candidates except those that must be read again.
+// If neighbours are the best elements, many warps may have more candidates than were published, and far more than k
+// elements reach the threshold. So the elements of warps are read again in the order of their best ones, a few warps at
+// a time, and raise the threshold before they are kept. Once the k best elements have been read, the best elements of
+// few other warps reach the threshold.
 template <class Key>
 __device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_bytes, Composite<Key> threshold,
                                         bool again) {
@@ -351,8 +354,8 @@ __device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_byt
   write_result<kThreads, Key>(s, a, packing, buffer, buffer + kWaveKeep, kWaveKeep, row);
 }
 
-// The usual case: few candidates, all of them published. Code that runs once mostly waits for its instructions to be
-// fetched, so the code of this case is contiguous.
+// The usual case: there are few candidates, and all of them have been published. Code that runs once mostly waits for
+// its instructions to be fetched, so the code of this case is contiguous.
 template <class Key>
 __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant__ Wave a) {
   using C = Composite<Key>;
@@ -404,7 +407,7 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
   const auto put = [&](C c) {
     if (c >= threshold) buffer[atomicAdd(&s.count, 1u)] = c;
   };
-  // Elements that may reach the threshold, and loose elements.
+  // There is room for the elements that may reach the threshold, and for the loose elements.
   static_assert(kMaxWaveK * 9 / 8 * kMine + 32 <= kWaveRoom);
 #pragma unroll
   for (uint32_t j = 0; j < kMine; ++j) {

@@ -18,8 +18,8 @@ constexpr uint32_t kMaxWaveSlices = kMaxWaveEntries / (8 + kWaveBounds);
 constexpr uint32_t kWaveAgain = 128;                    // warps that are read again at a time
 constexpr uint32_t kWaveKeep = 1024, kWaveRoom = 2048;  // candidates, as in stream_shape.h
 
-// How many elements a block publishes. With four times its share of k, few blocks hold more of the k best than they
-// publish.
+// The number of elements that a block publishes: about four times its share of k, so that few blocks have more of the k
+// best than they publish.
 constexpr uint32_t wave_told(int64_t k, int64_t slices) { return k <= 2 * slices ? 8 : 16; }
 constexpr bool wave_tells_enough(int64_t k, int64_t slices) {
   return k <= 5 * slices && slices * (wave_told(k, slices) + kWaveBounds) <= kMaxWaveEntries;
