@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 
 namespace jaxgpuops::count {
 namespace {
@@ -98,7 +97,6 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
                    : rows.length <= 8192  ? 256
                    : rows.length <= 16384 ? 384
                                           : 1024;
-    if (const char* t = std::getenv("SEL_T")) plan.threads = std::atoi(t);
     plan.table_at = bytes;
     plan.shared_bytes = bytes + tables;
     return plan;
@@ -112,9 +110,7 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
   plan.algorithm = Selecting::kLong;
   plan.threads = kLongThreads;
   const int64_t packs = rows.length * problem.bits / 128 + 2;
-  int64_t each = 2;
-  if (const char* t = std::getenv("SEL_S")) each = std::atoi(t);
-  const int64_t wanted = ceil_div(each * gpu.multiprocessors, rows.count());
+  const int64_t wanted = ceil_div(2 * gpu.multiprocessors, rows.count());
   plan.slices = std::clamp<int64_t>(wanted, 1, ceil_div(packs, 4 * kLongThreads));
   plan.slice_packs = ceil_div(packs, plan.slices);
   constexpr int kBits = 12;  // a step narrows an interval by about 12 bits

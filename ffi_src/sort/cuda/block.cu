@@ -54,12 +54,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
     for (int i = 0; i < kItems; ++i)
       digit[i] = digit_of(sort_key(bits[i], order), shift) | (is_there(i) ? 0 : kDigits - 1);
     uint32_t* const counts = shared.counts + warp * kDigits;
-#ifdef MATCH_OR
-    if constexpr (sizeof(Key) * kItems >= 32)
-      rank_in_warp(digit, counts, reinterpret_cast<uint32_t*>(shared.keys + warp * 32 * kItems));
-    else
-#endif
-      rank_in_warp(digit, counts);
+    rank_in_warp(digit, counts);
     if (indices) {
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {

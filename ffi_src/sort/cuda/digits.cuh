@@ -61,28 +61,6 @@ __device__ __forceinline__ void rank_in_warp(uint32_t (&digit)[kItems], uint32_t
   }
 }
 
-#ifdef MATCH_OR
-// The same. `masks`: 256 words of the warp's own.
-template <int kItems>
-__device__ __forceinline__ void rank_in_warp(uint32_t (&digit)[kItems], uint32_t* counts, uint32_t* masks) {
-  for (int d = threadIdx.x % 32; d < kDigits; d += 32) counts[d] = masks[d] = 0;
-  __syncwarp();
-  const uint32_t own = 1u << threadIdx.x % 32;
-#pragma unroll
-  for (int i = 0; i < kItems; ++i) {
-    asm volatile("" ::: "memory");
-    atomicOr(masks + digit[i], own);
-    __syncwarp();
-    const uint32_t same = *static_cast<volatile uint32_t*>(masks + digit[i]), ahead = __popc(same & lanes_before());
-    const uint32_t before = counts[digit[i]];
-    __syncwarp();
-    if ((same & lanes_after()) == 0) counts[digit[i]] = before + ahead + 1, masks[digit[i]] = 0;
-    __syncwarp();
-    digit[i] |= (before + ahead) << kDigitBits;
-  }
-}
-#endif
-
 // Returns the position in the block of an element that rank_in_warp() has ranked. `counts` here holds the start of each
 // digit in the element's warp, as begin_of_digits() leaves it.
 __device__ __forceinline__ uint32_t place_of(uint32_t ranked, const uint32_t* counts) {

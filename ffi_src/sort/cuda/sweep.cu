@@ -170,12 +170,7 @@ __global__ void __launch_bounds__(kSweepThreads, kSweepBlocks) pass_kernel(const
   for (int i = 0; i < kItems; ++i)
     digit[i] = digit_of(sort_key(bits[i], a.order), shift) | (first + i * 32 < there ? 0 : kDigits - 1);
   uint32_t* const counts = shared.counts + warp * kDigits;
-#ifdef MATCH_OR
-  if constexpr (sizeof(Key) * kItems >= 32)
-    rank_in_warp(digit, counts, reinterpret_cast<uint32_t*>(shared.keys + warp * 32 * kItems));
-  else
-#endif
-    rank_in_warp(digit, counts);
+  rank_in_warp(digit, counts);
   if constexpr (kIndices) {
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
