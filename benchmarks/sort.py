@@ -80,7 +80,7 @@ def argsort_case(shape, axis, dtype):
         functions={
             "jaxgpuops": lambda x: (jaxgpuops.argsort(x, axis=axis),),
             "jax": lambda x: (jnp.argsort(x, axis),),
-            "torch": lambda x: (x.sort(axis, stable=True).indices.int(),),
+            "torch": lambda x: (x.sort(dim=axis, stable=True).indices.int(),),
         },
         bytes=moved,
         floor=("copy", moved),
@@ -105,7 +105,7 @@ def key_val_case(shape, axis, dtype):
 
 
 def _torch_key_val(x, y, axis):
-    keys, order = x.sort(axis, stable=True)
+    keys, order = x.sort(dim=axis, stable=True)
     return keys, y.gather(axis, order)
 
 

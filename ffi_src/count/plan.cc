@@ -95,7 +95,11 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
   const int64_t bytes = aligned(rows.length * problem.bits / 8 + 32);
   if (bytes + tables + kStatic <= gpu.shared_bytes) {
     plan.algorithm = Selecting::kBlock;
-    plan.threads = rows.length <= 2048 ? 128 : rows.length <= 8192 ? 256 : rows.length <= 16384 ? 512 : 1024;
+    plan.threads = rows.length <= 2048    ? 64
+                   : rows.length <= 4096  ? 128
+                   : rows.length <= 8192  ? 256
+                   : rows.length <= 16384 ? 384
+                                          : 1024;
     plan.table_at = bytes;
     plan.shared_bytes = bytes + tables;
     return plan;
@@ -109,7 +113,7 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
   plan.algorithm = Selecting::kLong;
   plan.threads = kLongThreads;
   const int64_t packs = rows.length * problem.bits / 128 + 2;
-  const int64_t wanted = ceil_div(4 * gpu.multiprocessors, rows.count());
+  const int64_t wanted = ceil_div(2 * gpu.multiprocessors, rows.count());
   plan.slices = std::clamp<int64_t>(wanted, 1, ceil_div(packs, 4 * kLongThreads));
   plan.slice_packs = ceil_div(packs, plan.slices);
   constexpr int kBits = 12;  // a step narrows an interval by about 12 bits

@@ -1,5 +1,7 @@
 #include "sort/plan.h"
 
+#include <algorithm>
+
 #include "count/plan.h"
 #include "sort/cuda/shape.h"
 
@@ -83,6 +85,8 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu) {
   plan.shared_bytes = sweep_shared_bytes(key_bytes, small, problem.indices);
   plan.workspace_bytes += shape.bytes;
   plan.counted = count_elements(rows.elements(), gpu.multiprocessors);
+  const int64_t fit = std::min<int64_t>(kSweepBlocks, gpu.multiprocessor_shared / (plan.shared_bytes + 2 * kReserved));
+  plan.tickets = plan.blocks > fit * gpu.multiprocessors;
   plan.overlap = gpu.dependent_launch;
   return plan;
 }

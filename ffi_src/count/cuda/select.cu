@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include "common/cuda/async_copy.cuh"
+#include "common/cuda/bulk_copy.cuh"
 #include "common/cuda/launch.cuh"
 #include "count/cuda/select.cuh"
 #include "sort/cuda/kernels.h"
@@ -14,25 +15,28 @@ namespace {
 
 constexpr int kBins = kSelectBins;
 static_assert(kSelectFew <= kBins);
+constexpr int kLaneSample = 4;  // elements of the row's sample that a lane takes
 
 template <class T>
-__global__ void __maxnreg__(40)
+__global__ void __maxnreg__(48)
     select_kernel(Select problem, const T* __restrict__ x, const int32_t* __restrict__ ranks, T* __restrict__ values,
                   int32_t* __restrict__ indices, uint32_t table_at) {
   using Word = typename Found<T>::Word;
   // A thread reads 16 keys at a time (8 of 64 bits).
   constexpr int kPack = 16 / sizeof(T), kPacks = sizeof(T) < 4 ? sizeof(T) : 4;
   constexpr Word kAll = static_cast<T>(~T{0});
-  __shared__ uint32_t sample[kSample];
+  __shared__ uint32_t sample[32 * kLaneSample];
   __shared__ Found<T> found;
+  __shared__ uint64_t copied;  // the barrier at which the row arrives
   // For each rank: the least and the largest key that the next interval must hold.
   __shared__ Word least[kMostRanks], most[kMostRanks];
-  __shared__ uint32_t listed[kMostRanks], chosen;
+  __shared__ uint32_t listed[kMostRanks], chosen, last_of_largest;
   const int threads = blockDim.x, warps = threads / 32, warp = threadIdx.x / 32, lane = threadIdx.x & 31;
   const auto length = static_cast<uint32_t>(problem.rows.length);
   const auto wanted = static_cast<int>(problem.count);
-  const int64_t row = blockIdx.x, inner = problem.rows.inner;
-  x += row * length;
+  const uint32_t row = blockIdx.x, inner = static_cast<uint32_t>(problem.rows.inner);  // blocks are less than 2^31
+  const uint32_t outer = row / inner, column = row - outer * inner;
+  x += int64_t{row} * length;
 
   // Keys lie in shared memory as elements do in global memory, at the same distance from a multiple of 16 bytes. The
   // first and the last pack have places before and after the row: these hold copies of the row's first element, and the
@@ -47,75 +51,98 @@ __global__ void __maxnreg__(40)
   const int packs = static_cast<int>((past + length + kPack - 1) / kPack);
   const uint32_t copies = packs * kPack - length;
 
-  for (int p = threadIdx.x; p < packs; p += threads) {
-    const int at = p * kPack - past;
-    if (at >= 0 && at + kPack <= static_cast<int>(length)) {
-      copy_async(held + p, x + at);
-    } else {
-#pragma unroll
-      for (int e = 0; e < kPack; ++e) held[p].element[e] = x[static_cast<uint32_t>(at + e) < length ? at + e : 0];
+  // The last warp has the row copied: the packs that are all of the row by the copy engine, where there is one.
+  const int first_whole = past > 0, end_whole = static_cast<int>((past + length) / kPack);
+  if (warp == warps - 1) {
+    const int p = lane < kPack ? 0 : packs - 1, e = lane % kPack;
+    if (lane < 2 * kPack && (p < first_whole || p >= end_whole)) {
+      const auto at = static_cast<uint32_t>(p * kPack + e - past);
+      held[p].element[e] = x[at < length ? at : 0];
     }
+#if __CUDA_ARCH__ >= 900
+    if (lane == 0) {
+      const uint32_t bytes = (end_whole - first_whole) * 16;
+      make_copy_barrier(&copied);
+      make_barriers_visible();
+      expect_copies(&copied, bytes);
+      copy_bulk(held + first_whole, x + first_whole * kPack - past, bytes, &copied);
+    }
+#endif
   }
+#if __CUDA_ARCH__ < 900
+  for (int p = first_whole + threadIdx.x; p < end_whole; p += threads) copy_async(held + p, x + p * kPack - past);
   commit_async_copies();
+#endif
   const auto clear_tables = [&](int first) {
     for (int b = threadIdx.x - first; b < wanted * kBins / 4; b += threads - first)
       reinterpret_cast<uint4*>(tables)[b] = uint4{0, 0, 0, 0};
   };
   if (warp == 0) {
-    set_first_tables<kBins>(problem, x, length, ranks, row / inner, row % inner, sample, found);
+    set_first_tables<kBins, kLaneSample>(problem, x, length, ranks, outer, column, sample, found);
   } else {
     clear_tables(32);
   }
+#if __CUDA_ARCH__ < 900
   wait_for_async_copies<0>();
+#endif
   __syncthreads();
+#if __CUDA_ARCH__ >= 900
+  wait_for_copies(&copied, 0);
+#endif
 
+  const SortOrder order = one_flip<T>(problem.order);
   // Calls `visit(key, has, start)` for all keys, kPacks packs of a thread at a time: key[i] are those of pack i, which
   // counts if has[i]. `raw`: the packs still hold elements, which become keys now.
   const auto for_keys = [&](bool raw, auto visit) {
     for (int start = warp * 32; start < packs; start += kPacks * threads) {
       Word key[kPacks][kPack];
+      Pack pack[kPacks] = {};
       bool has[kPacks];
 #pragma unroll
       for (int i = 0; i < kPacks; ++i) {
-        const int p = start + i * threads + lane;
-        has[i] = p < packs;
-        Pack pack = {};
-        if (has[i]) pack = held[p];
+        has[i] = start + i * threads + lane < packs;
+        if (has[i]) pack[i] = held[start + i * threads + lane];
+      }
+#pragma unroll
+      for (int i = 0; i < kPacks; ++i) {
         if (raw) {
 #pragma unroll
-          for (int e = 0; e < kPack; ++e) pack.element[e] = sort_key(pack.element[e], problem.order);
-          if (has[i]) held[p] = pack;
+          for (int e = 0; e < kPack; ++e) pack[i].element[e] = sort_key(pack[i].element[e], order);
+          if (has[i]) held[start + i * threads + lane] = pack[i];
         }
 #pragma unroll
-        for (int e = 0; e < kPack; ++e) key[i][e] = pack.element[e];
+        for (int e = 0; e < kPack; ++e) key[i][e] = pack[i].element[e];
       }
       visit(key, has, start);
     }
   };
 
+  const uint32_t ends = found.ends;
   uint32_t to_do = 0;  // a bit for each rank that needs more than one step
 #pragma unroll 1
   for (bool raw = true;; raw = false) {
     const uint32_t used = found.used;
     if (copies && (used >> lane & 1) && warp == 0)
       atomicAdd(tables + lane * kBins + part_of(found, lane, Word{sort_key(x[0], problem.order)}), 0u - copies);
+    Word highest = 0;
     for_keys(raw, [&](auto& key, auto& has, int) {
-      for_bits(used, [&](int t) {
-        const Word low = found.least[t], high = found.most[t];
-        const uint32_t shift = found.shift[t], base = static_cast<uint32_t>(found.base[t]);
-        uint32_t* const counts = tables + t * kBins;
+      if (raw && ends) {
 #pragma unroll
         for (int i = 0; i < kPacks; ++i) {
           if (!has[i]) continue;
 #pragma unroll
-          for (int e = 0; e < kPack; ++e)
-            atomicAdd(counts + (static_cast<uint32_t>(min(max(key[i][e], low), high) >> shift) - base), 1u);
+          for (int e = 0; e < kPack; ++e) highest = max(highest, key[i][e]);
         }
-      });
+      }
+      for_bits(used, [&](int t) { count_keys<kBins>(tables, found, t, key, has); });
     });
+    if (raw && ends) {
+      highest = largest_of_lanes(highest);
+      if (lane == 0) atomicMax(&found.largest, highest);
+    }
     __syncthreads();
     for (int r = warp; r < wanted; r += warps)
-      if (raw || (to_do >> r & 1)) find_part<kBins, kSelectFew>(tables, found, r);
+      if ((raw ? ~ends : to_do) >> r & 1) find_part<kBins, kSelectFew>(tables, found, r);
     __syncthreads();
     to_do = found.more;
     if (to_do == 0) break;
@@ -154,31 +181,40 @@ __global__ void __maxnreg__(40)
       chosen = at;
       return;
     }
-    const int64_t to = (row / inner * wanted + r) * inner + row % inner;
+    const int64_t to = (int64_t{outer} * wanted + r) * inner + column;
     values[to] = x[at];
     indices[to] = at;
   };
-  if (threadIdx.x < wanted) listed[threadIdx.x] = 0;
+  if (threadIdx.x < wanted) {
+    listed[threadIdx.x] = 0;
+    if (ends >> threadIdx.x & 1) found.first[threadIdx.x] = found.largest, found.last[threadIdx.x] = 0;
+  }
+  if (threadIdx.x == 0) last_of_largest = 0;
+  const int first_end = __ffs(ends) - 1;
   __syncthreads();
   for_keys(false, [&](auto& key, auto& has, int start) {
     for (int r = 0; r < wanted; ++r) {
-      if (found.size[r] > kSelectFew) continue;
+      const bool is_end = ends >> r & 1;
+      if (is_end ? r != first_end : found.size[r] > kSelectFew) continue;
       const Word first = found.first[r], last = found.last[r];
-      uint32_t is_left = 0;
-#pragma unroll
-      for (int i = 0; i < kPacks; ++i)
-#pragma unroll
-        for (int e = 0; e < kPack; ++e)
-          if (has[i] && key[i][e] - first <= last) is_left |= 1u << (i * kPack + e);
+      uint32_t is_left = keys_between(key, has, first, last);
       for (; is_left; is_left &= is_left - 1) {
         const int place = __ffs(is_left) - 1;
         const int at = (start + place / kPack * threads + lane) * kPack + place % kPack - past;
-        if (static_cast<uint32_t>(at) < length) tables[r * kBins + atomicAdd(listed + r, 1u)] = at;
+        if (static_cast<uint32_t>(at) >= length) continue;
+        if (is_end)
+          atomicMax(&last_of_largest, static_cast<uint32_t>(at));
+        else
+          tables[r * kBins + atomicAdd(listed + r, 1u)] = at;
       }
     }
   });
   __syncthreads();
   for (int r = warp; r < wanted; r += warps) {
+    if (ends >> r & 1) {
+      if (lane == 0) write(r, static_cast<int>(last_of_largest));
+      continue;
+    }
     const uint32_t size = found.size[r], left = found.left[r];
     if (size > kSelectFew) continue;
     const uint32_t* const list = tables + r * kBins;
@@ -195,49 +231,64 @@ __global__ void __maxnreg__(40)
     }
   }
 
-  // Many equal elements are left for a rank. Each warp counts them in its part of the row.
+  // Many equal elements are left for a rank. Each warp counts them in its part of the row, kAhead elements of a lane at
+  // a time.
+  constexpr uint32_t kAhead = 4, kStep = 32 * kAhead;
   const uint32_t part = (length + threads - 1) / threads * 32, begin = warp * part, end = min(begin + part, length);
-  // Calls `visit(at, is, before)` for the elements of the part. `is`: whether `choose` chooses this element; `before`:
-  // how many elements before it in the row are chosen. A warp skips its part if `matters(before, chosen)` is false,
-  // where `chosen` are those of the part. The words at `counts` are in shared memory.
-  const auto for_part = [&](uint32_t* counts, auto choose, auto matters, auto visit) {
-    const auto chosen_at = [&](uint32_t start) {
-      return __ballot_sync(kEveryLane, start + lane < end && choose(min(start + lane, length - 1)));
-    };
-    uint32_t own = 0;
-    for (uint32_t start = begin; start < end; start += 32) own += __popc(chosen_at(start));
+  const auto chosen_at = [&](uint32_t at, auto choose) {
+    return __ballot_sync(kEveryLane, at < end && choose(min(at, length - 1)));
+  };
+  // Returns how many elements before the warp's part are chosen; `own` gets how many in it. The whole block calls this;
+  // the words at `counts` are in shared memory.
+  const auto count_before = [&](uint32_t* counts, auto choose, uint32_t& own) {
+    own = 0;
+    for (uint32_t start = begin + lane; start - lane < end; start += kStep)
+#pragma unroll
+      for (uint32_t j = 0; j < kStep; j += 32) own += __popc(chosen_at(start + j, choose));
     if (lane == 0) counts[warp] = own;
     __syncthreads();
-    uint32_t before = shuffle_from(sum_up_to_lane(lane < warps ? counts[lane] : 0), warp) - own;
-    if (!matters(before, own)) return;
-    for (uint32_t start = begin; start < end; start += 32) {
-      const unsigned lanes = chosen_at(start);
-      if (start + lane < end) visit(start + lane, lanes >> lane & 1, before + __popc(lanes & ((1u << lane) - 1)));
-      before += __popc(lanes);
-    }
+    return shuffle_from(sum_up_to_lane(lane < warps ? counts[lane] : 0), warp) - own;
   };
   for (int r = 0; r < wanted; ++r) {
-    if (found.size[r] <= kSelectFew) continue;
-    for_part(
-        tables + r * kBins, [&, key = found.first[r]](uint32_t at) { return keys[at] == key; },
-        [&](uint32_t before, uint32_t equal) { return found.left[r] - before < equal; },
-        [&](uint32_t at, bool is, uint32_t before) {
-          if (is && before == found.left[r]) write(r, static_cast<int>(at));
-        });
+    if ((ends >> r & 1) || found.size[r] <= kSelectFew) continue;
+    const auto is_equal = [&, key = found.first[r]](uint32_t at) { return keys[at] == key; };
+    uint32_t own, left = found.left[r];
+    left -= count_before(tables + r * kBins, is_equal, own);
+    if (left >= own) continue;
+    for (uint32_t start = begin + lane; start - lane < end; start += 32) {
+      const unsigned lanes = chosen_at(start, is_equal);
+      if ((lanes >> lane & 1) && __popc(lanes & ((1u << lane) - 1)) == left) write(r, static_cast<int>(start));
+      left -= __popc(lanes);
+    }
   }
   if (problem.kth < 0) return;
 
   __syncthreads();
   const uint32_t middle = chosen, kth = static_cast<uint32_t>(problem.kth);
-  const T key = keys[middle];
-  for_part(
-      sample, [&](uint32_t at) { return keys[at] < key || (keys[at] == key && at < middle); },
-      [](uint32_t, uint32_t) { return true; },
-      [&](uint32_t at, bool is, uint32_t before) {
-        const uint32_t place = is ? before : at == middle ? kth : kth + (at < middle) + at - before;
-        if (values) values[row * length + place] = x[at];
-        if (indices) indices[row * length + place] = static_cast<int32_t>(at);
-      });
+  const auto is_before = [&, key = keys[middle]](uint32_t at) {
+    return keys[at] < key || (keys[at] == key && at < middle);
+  };
+  uint32_t own, before = count_before(sample, is_before, own);
+  T* const to_values = values + int64_t{row} * length;
+  int32_t* const to_indices = indices + int64_t{row} * length;
+  for (uint32_t start = begin + lane; start - lane < end; start += kStep) {
+    T element[kAhead];
+    if (values) {
+#pragma unroll
+      for (uint32_t j = 0; j < kAhead; ++j) element[j] = x[min(start + j * 32, length - 1)];
+    }
+#pragma unroll
+    for (uint32_t j = 0; j < kAhead; ++j) {
+      const uint32_t at = start + j * 32;
+      const unsigned lanes = chosen_at(at, is_before);
+      const uint32_t up_to = before + __popc(lanes & ((1u << lane) - 1));
+      const uint32_t place = lanes >> lane & 1 ? up_to : at == middle ? kth : kth + (at < middle) + at - up_to;
+      before += __popc(lanes);
+      if (at >= end) continue;
+      if (values) to_values[place] = element[j];
+      if (indices) to_indices[place] = static_cast<int32_t>(at);
+    }
+  }
 }
 
 }  // namespace

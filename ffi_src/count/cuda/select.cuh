@@ -18,50 +18,48 @@
 namespace jaxgpuops::count {
 namespace {
 
-constexpr int kSample = 256, kLaneSample = kSample / 32;  // elements of a row's sample; those of them that a lane has
-
 // ---- The sample -----------------------------------------------------------------------------------------------------
 
-// Sorts upwards the words that a warp has, eight in each lane.
-__device__ __forceinline__ void sort_in_warp(uint32_t (&v)[kLaneSample]) {
+// Sorts upwards the words that a warp has, kOwn in each lane.
+template <int kOwn>
+__device__ __forceinline__ void sort_in_warp(uint32_t (&v)[kOwn]) {
   const auto exchange = [&](int i, int j) {
     const uint32_t least = min(v[i], v[j]);
     v[j] = max(v[i], v[j]);
     v[i] = least;
   };
 #pragma unroll
-  for (int size = 2; size <= kLaneSample; size *= 2) {
+  for (int size = 2; size <= kOwn; size *= 2) {
 #pragma unroll
-    for (int i = 0; i < kLaneSample; ++i)
+    for (int i = 0; i < kOwn; ++i)
       if (i % size < size / 2) exchange(i, i ^ (size - 1));
 #pragma unroll
     for (int step = size / 4; step > 0; step /= 2)
 #pragma unroll
-      for (int i = 0; i < kLaneSample; ++i)
+      for (int i = 0; i < kOwn; ++i)
         if (i % (2 * step) < step) exchange(i, i + step);
   }
   const int lane = threadIdx.x & 31;
 #pragma unroll 1  // unrolled code that runs once would mostly wait for its instructions to be loaded
   for (int lanes = 2; lanes <= 32; lanes *= 2) {
-    uint32_t mirrored[kLaneSample];
+    uint32_t mirrored[kOwn];
 #pragma unroll
-    for (int i = 0; i < kLaneSample; ++i) mirrored[i] = __shfl_xor_sync(kEveryLane, v[kLaneSample - 1 - i], lanes - 1);
+    for (int i = 0; i < kOwn; ++i) mirrored[i] = __shfl_xor_sync(kEveryLane, v[kOwn - 1 - i], lanes - 1);
 #pragma unroll
-    for (int i = 0; i < kLaneSample; ++i)
-      v[i] = (lane & lanes / 2) == 0 ? min(v[i], mirrored[i]) : max(v[i], mirrored[i]);
+    for (int i = 0; i < kOwn; ++i) v[i] = (lane & lanes / 2) == 0 ? min(v[i], mirrored[i]) : max(v[i], mirrored[i]);
 #pragma unroll 1
     for (int step = lanes / 4; step > 0; step /= 2) {
       const bool lower = (lane & step) == 0;
 #pragma unroll
-      for (int i = 0; i < kLaneSample; ++i) {
+      for (int i = 0; i < kOwn; ++i) {
         const uint32_t other = __shfl_xor_sync(kEveryLane, v[i], step);
         v[i] = lower ? min(v[i], other) : max(v[i], other);
       }
     }
 #pragma unroll
-    for (int step = kLaneSample / 2; step > 0; step /= 2)
+    for (int step = kOwn / 2; step > 0; step /= 2)
 #pragma unroll
-      for (int i = 0; i < kLaneSample; ++i)
+      for (int i = 0; i < kOwn; ++i)
         if (i % (2 * step) < step) exchange(i, i + step);
   }
 }
@@ -88,6 +86,9 @@ struct Found {
   // The wanted element is number `left` of the `size` elements whose keys are from `first` to `first + last`.
   Word first[kMostRanks], last[kMostRanks];
   uint32_t size[kMostRanks], left[kMostRanks];
+  // A bit for each rank that is the last of the row, which needs no interval: it is the last of the largest keys.
+  uint32_t ends;
+  Word largest;
 };
 
 // Sets the parts of a table, so that they hold the keys from `low` to `high`.
@@ -108,34 +109,37 @@ __device__ __forceinline__ void set_table(Found<T>& found, int t, Word low, Word
   found.base[t] = (first >> shift) - 1;
 }
 
-// Finds the first intervals of all ranks; one warp calls this. `sample` has room for kSample words.
-template <int kBins, class T>
+// Finds the first intervals of all ranks; one warp calls this. A lane takes kOwn elements of the sample; `sample` has
+// room for all of them.
+template <int kBins, int kOwn, class T>
 __device__ __forceinline__ void set_first_tables(const Select& problem, const T* x, uint32_t length,
                                                  const int32_t* ranks, int64_t outer, int64_t inner, uint32_t* sample,
                                                  Found<T>& found) {
   using Word = typename Found<T>::Word;
   constexpr Word kAll = static_cast<T>(~T{0});
+  constexpr int kSample = 32 * kOwn;
   const int lane = threadIdx.x & 31, wanted = static_cast<int>(problem.count);
-  uint32_t own[kLaneSample], rank = 0;
+  uint32_t own[kOwn], rank = 0;
   if (lane < wanted)
     rank = static_cast<uint32_t>(problem.kth >= 0 ? problem.kth
                                                   : problem.rank_of(ranks[problem.ranks(outer, lane, inner)]));
   // The row is cut into kSample parts, and one element is taken from a pseudorandom place in each.
 #pragma unroll
-  for (int i = 0; i < kLaneSample; ++i) {
+  for (int i = 0; i < kOwn; ++i) {
     const uint32_t part = i * 32 + lane, share = part * 40503u & 0xffff;
     own[i] =
         word_of(sort_key(x[(part * uint64_t{length} + (share * uint64_t{length} >> 16)) / kSample], problem.order));
   }
   sort_in_warp(own);
 #pragma unroll
-  for (int i = 0; i < kLaneSample; ++i) sample[lane * kLaneSample + i] = own[i];
+  for (int i = 0; i < kOwn; ++i) sample[lane * kOwn + i] = own[i];
   __syncwarp();
+  const bool has = lane < wanted && rank < length - 1;
   int middle = 0;
-  if (lane < wanted) {
-    middle = static_cast<int>((rank * uint64_t{kSample} + kSample / 2) / length);
-    // three standard deviations of the number of sample elements that come before the rank, and a little more
+  if (has) {
     const float share = (rank + 0.5f) / length;
+    middle = static_cast<int>(share * kSample);
+    // three standard deviations of the number of sample elements that come before the rank, and a little more
     const int to_side = static_cast<int>(3.f * sqrtf(kSample * share * fmaxf(1 - share, 0.f))) + 2;
     const int from = middle - to_side, to = middle + to_side;
     const uint32_t lowest = sample[max(from, 0)], highest = sample[min(to, kSample - 1)];
@@ -148,12 +152,16 @@ __device__ __forceinline__ void set_first_tables(const Select& problem, const T*
     set_table<kBins>(found, lane, low, high);
     found.rank[lane] = rank;
   }
+  const uint32_t with_table = __ballot_sync(kEveryLane, has);
   uint32_t table = lane;
   for (int q = wanted - 1; q >= 0; --q)
-    if (abs(__shfl_sync(kEveryLane, middle, q) - middle) <= 1 && q < lane) table = q;
-  const uint32_t used = fold_lanes(lane < wanted ? 1u << table : 0u, [](uint32_t a, uint32_t b) { return a | b; });
-  if (lane < wanted) found.table[lane] = table;
-  if (lane == 0) found.used = used, found.more = 0;
+    if (abs(__shfl_sync(kEveryLane, middle, q) - middle) <= 1 && q < lane && (with_table >> q & 1)) table = q;
+  const uint32_t used = fold_lanes(has ? 1u << table : 0u, [](uint32_t a, uint32_t b) { return a | b; });
+  if (has) found.table[lane] = table;
+  if (lane == 0) {
+    found.used = used, found.more = 0, found.largest = 0;
+    found.ends = ((1u << wanted) - 1) & ~with_table;
+  }
 }
 
 // Calls `visit` with the number of each bit of a set.
@@ -186,6 +194,66 @@ template <class T, class Word>
 __device__ __forceinline__ uint32_t part_of(const Found<T>& found, int t, Word key) {
   return static_cast<uint32_t>(min(max(key, found.least[t]), found.most[t]) >> found.shift[t]) -
          static_cast<uint32_t>(found.base[t]);
+}
+
+// Returns 4 * x + y, by one instruction: the compiler would add before it multiplies.
+__device__ __forceinline__ uint32_t scaled(uint32_t x, uint32_t y) {
+  asm("mad.lo.u32 %0, %0, 4, %1;" : "+r"(x) : "r"(y));
+  return x;
+}
+
+// Counts vectors of keys in the parts of table `t`. The tables are in shared memory.
+template <int kBins, class T, class Word, int kPacks, int kPack>
+__device__ __forceinline__ void count_keys(uint32_t* tables, const Found<T>& found, int t,
+                                           const Word (&key)[kPacks][kPack], const bool (&has)[kPacks]) {
+  const Word low = found.least[t], high = found.most[t];
+  const uint32_t shift = found.shift[t];
+  const uint32_t counts = shared_address(tables) + 4 * (t * kBins - static_cast<uint32_t>(found.base[t]));
+#pragma unroll
+  for (int i = 0; i < kPacks; ++i) {
+    if (!has[i]) continue;
+    uint32_t at[kPack];
+#pragma unroll
+    for (int e = 0; e < kPack; ++e)
+      at[e] = scaled(static_cast<uint32_t>(min(max(key[i][e], low), high) >> shift), counts);
+#pragma unroll
+    for (int e = 0; e < kPack; ++e) asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(at[e]) : "memory");
+  }
+}
+
+// Returns the smaller one of key - first, modulo 2^32 or 2^64, and `least`.
+__device__ __forceinline__ uint32_t least_difference(uint32_t key, uint32_t first, uint32_t least) {
+  return __viaddmin_u32(key, 0u - first, least);
+}
+__device__ __forceinline__ unsigned long long least_difference(unsigned long long key, unsigned long long first,
+                                                               unsigned long long least) {
+  return min(key - first, least);
+}
+
+// Returns a bit for each key that is from `first` to `first + last`. Most often there is none.
+template <class Word, int kPacks, int kPack>
+__device__ __forceinline__ uint32_t keys_between(const Word (&key)[kPacks][kPack], const bool (&has)[kPacks],
+                                                 Word first, Word last) {
+  Word nearest = ~Word{0};
+#pragma unroll
+  for (int i = 0; i < kPacks; ++i)
+#pragma unroll
+    for (int e = 0; e < kPack; ++e) nearest = least_difference(key[i][e], first, nearest);
+  uint32_t between = 0;
+  if (nearest > last) return between;
+#pragma unroll
+  for (int i = 0; i < kPacks; ++i)
+#pragma unroll
+    for (int e = 0; e < kPack; ++e)
+      if (has[i] && key[i][e] - first <= last) between |= 1u << (i * kPack + e);
+  return between;
+}
+
+// The same order with one exclusive-or less for each key, where keys of all NaNs allow that.
+template <class T>
+__device__ __forceinline__ SortOrder one_flip(SortOrder order) {
+  if (sizeof(T) == 4) order.ascending.order.flip ^= order.invert, order.invert = 0;
+  return order;
 }
 
 // Finds the part that rank `r` falls in; one warp calls this. `counts`: the counts of all tables.

@@ -15,15 +15,18 @@ namespace jaxgpuops::count {
 namespace {
 
 constexpr int kThreads = kLongThreads, kWarps = kThreads / 32, kBins = kLongBins;
+constexpr int kLaneSample = 8;  // elements of the row's sample that a lane takes
 
 // What stands first in a row's workspace.
 template <class T>
 struct Head {
   Found<T> found;
-  uint32_t to_do;     // a bit for each rank that needs another step
+  uint32_t to_do;     // a bit for each rank that needs another step; and kLargest
   uint32_t finished;  // how many blocks have finished the step
   uint32_t listed[kMostRanks];
+  uint32_t last_of_largest;  // the last index of a largest key
 };
+constexpr uint32_t kLargest = 1u << 31;  // the first step finds the largest key
 
 template <class T>
 struct Args {
@@ -66,12 +69,16 @@ struct Packs {
   __device__ uint32_t copies() const { return static_cast<uint32_t>(packs * kPack - length); }
 
   // Calls `visit(key, has, at)` for the vectors of a slice, kPacks of a thread at a time: key[i] are the keys of vector
-  // i, which counts if has[i]; its first element is number at[i] of the row.
-  template <class Visit>
+  // i, which counts if has[i]; its first element is number at[i] of the row. `backward`: from the slice's end.
+  template <bool kBackward, class Visit>
   __device__ __forceinline__ void visit_slice(const Args<T>& a, int64_t slice, Visit visit) const {
     using Word = typename Found<T>::Word;
+    constexpr int64_t kStep = kPacks * kThreads;
+    const SortOrder order = one_flip<T>(a.problem.order);
     const int64_t begin = slice * a.plan.slice_packs, end = min(begin + a.plan.slice_packs, packs);
-    for (int64_t start = begin + threadIdx.x; start < end; start += kPacks * kThreads) {
+    const int64_t steps = (end - begin + kStep - 1) / kStep;
+    for (int64_t step = 0; step < steps; ++step) {
+      const int64_t start = begin + threadIdx.x + (kBackward ? steps - 1 - step : step) * kStep;
       Word key[kPacks][kPack];
       bool has[kPacks];
       uint32_t at[kPacks];
@@ -88,7 +95,7 @@ struct Packs {
           for (int e = 0; e < kPack; ++e) pack.element[e] = x[at[i] + e < length ? at[i] + e : 0];
         }
 #pragma unroll
-        for (int e = 0; e < kPack; ++e) key[i][e] = sort_key(pack.element[e], a.problem.order);
+        for (int e = 0; e < kPack; ++e) key[i][e] = sort_key(pack.element[e], order);
       }
       visit(key, has, at);
     }
@@ -120,19 +127,23 @@ __device__ __forceinline__ bool is_last(const Args<T>& a, Head<T>& head) {
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) select_begin_kernel(const __grid_constant__ Args<T> a) {
-  __shared__ uint32_t sample[kSample];
+  __shared__ uint32_t sample[32 * kLaneSample];
   const int64_t row = blockIdx.x, inner = a.problem.rows.inner;
   const auto wanted = static_cast<int>(a.problem.count);
   const auto length = static_cast<uint32_t>(a.problem.rows.length);
   Head<T>& head = a.head(row);
   let_dependents_start();
   if (threadIdx.x < wanted) head.listed[threadIdx.x] = 0;
-  if (threadIdx.x == 0) head.to_do = (1u << wanted) - 1, head.finished = 0;
+  if (threadIdx.x == 0) head.finished = head.last_of_largest = 0;
   uint32_t* const tables = a.tables(row);
   for (int b = threadIdx.x; b < wanted * kBins; b += kThreads) tables[b] = 0;
-  if (threadIdx.x < 32)
-    set_first_tables<kBins>(a.problem, a.x + row * length, length, a.ranks, row / inner, row % inner, sample,
-                            head.found);
+  if (threadIdx.x >= 32) return;
+  set_first_tables<kBins, kLaneSample>(a.problem, a.x + row * length, length, a.ranks, row / inner, row % inner, sample,
+                                       head.found);
+  if (threadIdx.x == 0) {
+    const uint32_t ends = head.found.ends;
+    head.to_do = (((1u << wanted) - 1) & ~ends) | (ends ? kLargest : 0);
+  }
 }
 
 template <class T>
@@ -155,26 +166,29 @@ __global__ void __launch_bounds__(kThreads) select_step_kernel(const __grid_cons
     const Word key = sort_key(packs.x[0], a.problem.order);
     atomicAdd(counts + threadIdx.x * kBins + part_of(found, threadIdx.x, key), 0u - packs.copies());
   }
-  packs.visit_slice(a, slice, [&](auto& key, auto& has, auto&) {
-    for_bits(used, [&](int t) {
-      const Word low = found.least[t], high = found.most[t];
-      const uint32_t shift = found.shift[t], base = static_cast<uint32_t>(found.base[t]);
-      uint32_t* const own = counts + t * kBins;
+  Word highest = 0;
+  packs.template visit_slice<false>(a, slice, [&](auto& key, auto& has, auto&) {
+    if (to_do & kLargest) {
 #pragma unroll
       for (int i = 0; i < Packs<T>::kPacks; ++i) {
         if (!has[i]) continue;
 #pragma unroll
-        for (int e = 0; e < Packs<T>::kPack; ++e)
-          atomicAdd(own + (static_cast<uint32_t>(min(max(key[i][e], low), high) >> shift) - base), 1u);
+        for (int e = 0; e < Packs<T>::kPack; ++e) highest = max(highest, key[i][e]);
       }
-    });
+    }
+    for_bits(used, [&](int t) { count_keys<kBins>(counts, found, t, key, has); });
   });
+  if (to_do & kLargest) {
+    highest = largest_of_lanes(highest);
+    if (threadIdx.x % 32 == 0) atomicMax(&found.largest, highest);
+  }
   __syncthreads();
   uint32_t* const tables = a.tables(row);
   for_bits(used, [&](int t) {
     for (int b = t * kBins + threadIdx.x; b < (t + 1) * kBins; b += kThreads)
       if (counts[b]) atomicAdd(tables + b, counts[b]);
   });
+  if (threadIdx.x == 0 && (to_do & kLargest)) atomicMax(&head.found.largest, found.largest);
   if (!is_last(a, head)) return;
 
   for_bits(used, [&](int t) {
@@ -191,7 +205,7 @@ __global__ void __launch_bounds__(kThreads) select_step_kernel(const __grid_cons
     const int t = threadIdx.x;
     if (found.used >> t & 1) set_table<kBins>(found, t, found.first[t], found.first[t] + found.last[t]);
     __syncwarp();
-    if (t == 0) head.to_do = found.more, found.more = 0;
+    if (t == 0) head.to_do = found.more, found.more = 0, found.largest = __ldcg(&head.found.largest);
   }
   __syncthreads();
   for (uint32_t w = threadIdx.x; w < sizeof(found) / 4; w += kThreads)
@@ -224,7 +238,6 @@ __device__ __forceinline__ void sort_in_block(T* keys, uint32_t* indices, uint32
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) select_end_kernel(const __grid_constant__ Args<T> a) {
-  using Word = typename Found<T>::Word;
   __shared__ uint32_t equal_of[kMostRanks], at_of[kLongFew];
   __shared__ T key_of[kLongFew];
   const int64_t row = blockIdx.x / a.plan.slices, slice = blockIdx.x % a.plan.slices, inner = a.problem.rows.inner;
@@ -233,31 +246,42 @@ __global__ void __launch_bounds__(kThreads) select_end_kernel(const __grid_const
   const T* const x = packs.x;
   Head<T>& head = a.head(row);
   __shared__ Found<T> found;
+  __shared__ uint32_t last_of_largest;
   if (threadIdx.x < kMostRanks) equal_of[threadIdx.x] = 0;
+  if (threadIdx.x == 0) last_of_largest = 0;
   wait_for_predecessor();
   load_found(found, head.found);
-  packs.visit_slice(a, slice, [&](auto& key, auto& has, auto& at) {
+  const uint32_t ends = found.ends, first_end = __ffs(ends) - 1;
+  if (threadIdx.x < wanted && (ends >> threadIdx.x & 1))
+    found.first[threadIdx.x] = found.largest, found.last[threadIdx.x] = 0, found.size[threadIdx.x] = 0;
+  __syncthreads();
+  // What the step before has read last is still in the L2 cache.
+  packs.template visit_slice<true>(a, slice, [&](auto& key, auto& has, auto& at) {
     for (int r = 0; r < wanted; ++r) {
-      const Word first = found.first[r], last = found.last[r];
-      uint32_t is_left = 0;
+      const bool is_end = ends >> r & 1;
+      if (is_end && r != first_end) continue;
+      uint32_t is_left = keys_between(key, has, found.first[r], found.last[r]);
+      if (is_left == 0) continue;
 #pragma unroll
       for (int i = 0; i < Packs<T>::kPacks; ++i)
 #pragma unroll
         for (int e = 0; e < Packs<T>::kPack; ++e)
-          if (has[i] && at[i] + e < packs.length && key[i][e] - first <= last)
-            is_left |= 1u << (i * Packs<T>::kPack + e);
-      if (is_left == 0) continue;
+          if (at[i] + e >= packs.length) is_left &= ~(1u << (i * Packs<T>::kPack + e));
       if (found.size[r] > kLongFew) {
         atomicAdd(equal_of + r, __popc(is_left));
         continue;
       }
 #pragma unroll
-      for (int i = 0; i < Packs<T>::kPacks; ++i)
-        for (uint32_t own = is_left >> (i * Packs<T>::kPack) & ((1u << Packs<T>::kPack) - 1); own; own &= own - 1)
-          a.list(row, r)[atomicAdd(head.listed + r, 1u)] = at[i] + __ffs(own) - 1;
+      for (int i = 0; i < Packs<T>::kPacks; ++i) {
+        uint32_t own = is_left >> (i * Packs<T>::kPack) & ((1u << Packs<T>::kPack) - 1);
+        if (is_end && own) atomicMax(&last_of_largest, at[i] + 31 - __clz(static_cast<int>(own)));
+        for (; own && !is_end; own &= own - 1)
+          a.list(row, r)[atomicAdd(head.listed + r, 1u)] = at[i] + __ffs(static_cast<int>(own)) - 1;
+      }
     }
   });
   __syncthreads();
+  if (ends && threadIdx.x == 0) atomicMax(&head.last_of_largest, last_of_largest);
   if (threadIdx.x < wanted && found.size[threadIdx.x] > kLongFew)
     a.list(row, threadIdx.x)[slice] = equal_of[threadIdx.x];
   if (!is_last(a, head)) return;
@@ -268,6 +292,10 @@ __global__ void __launch_bounds__(kThreads) select_end_kernel(const __grid_const
     a.indices[to] = static_cast<int32_t>(at);
   };
   for (int r = 0; r < wanted; ++r) {
+    if (ends >> r & 1) {
+      if (threadIdx.x == 0) write(r, __ldcg(&head.last_of_largest));
+      continue;
+    }
     const uint32_t* const list = a.list(row, r);
     const uint32_t size = found.size[r];
     uint32_t left = found.left[r];

@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_const
 // A status word says what a tile has published about a digit: 0 means nothing yet; with the bit kSum it is the count of
 // this tile and all before it; else it is the tile's own count plus 1.
 constexpr uint32_t kSum = 1u << 31;
-constexpr int kLook = 4;  // status words that a thread loads at once
+constexpr int kLook = 4, kSmallLook = 8;  // status words that a thread loads at once
 
 __device__ __forceinline__ void tell(uint32_t* to, uint32_t word) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
@@ -118,6 +118,7 @@ struct PassArgs {
   uint32_t* status;
   int64_t rows, length, tiles;
   int pass;
+  bool tickets;  // whether there may be more blocks than run at the same time
   SortOrder order;
 };
 
@@ -132,17 +133,23 @@ struct PassShared {
 template <class Key, bool kIndices, int kItems>
 __global__ void __launch_bounds__(kSweepThreads, kSweepBlocks) pass_kernel(const __grid_constant__ PassArgs a) {
   constexpr int kPasses = sizeof(Key), kTile = kSweepThreads * kItems;
+  constexpr bool kSmall = kItems == sweep_items(sizeof(Key), true);
   auto& shared = *reinterpret_cast<PassShared<Key, kItems>*>(dynamic_shared_memory());
   __shared__ uint32_t warps[kDigits / 32], ticket;
   // For each digit: the position of its elements in the row minus that in the tile.
   __shared__ int32_t shift_of[kDigits];
-  wait_for_predecessor();
-  if (threadIdx.x == 0) ticket = atomicAdd(&a.heads->tickets[a.pass], 1u);
-  let_dependents_start();
-  __syncthreads();
+  if (a.tickets || a.pass == 0) wait_for_predecessor();
+  if (a.tickets) {
+    if (threadIdx.x == 0) ticket = atomicAdd(&a.heads->tickets[a.pass], 1u);
+    __syncthreads();
+  }
   // consecutive blocks take tiles of different rows, which gives earlier tiles time to publish
-  const int64_t row = ticket % a.rows, tile = ticket / a.rows;
-  const uint32_t active = a.heads[row].active, this_pass = 1u << a.pass;
+  const auto rows = static_cast<uint32_t>(a.rows);
+  const uint32_t number = a.tickets ? ticket : blockIdx.x, tile = number / rows, row = number - tile * rows;
+  // The pass before has waited for the kernel that counts before it let this one start.
+  const uint32_t active = __ldcg(&a.heads[row].active), this_pass = 1u << a.pass;
+  wait_for_predecessor();
+  let_dependents_start();
   if (!(active & this_pass)) return;
   const bool is_first = !(active & (this_pass - 1)), is_last = active < 2 * this_pass;
   const int to = __popc(active >> a.pass) % 2 == 1 ? 0 : 1;  // 0 for the last pass, whose buffers may be the results
@@ -150,7 +157,7 @@ __global__ void __launch_bounds__(kSweepThreads, kSweepBlocks) pass_kernel(const
       (is_first ? static_cast<const Key*>(a.x) : static_cast<const Key*>(a.keys[1 - to])) + row * a.length;
   const int32_t* const from_indices = kIndices ? a.indices[1 - to] + row * a.length : nullptr;
 
-  const int64_t begin = tile * kTile;
+  const int64_t begin = int64_t{tile} * kTile;
   const auto there = static_cast<uint32_t>(min(int64_t{kTile}, a.length - begin));
   const uint32_t warp = threadIdx.x / 32, first = warp * 32 * kItems + threadIdx.x % 32;
   const int shift = a.pass * kDigitBits;
@@ -174,15 +181,16 @@ __global__ void __launch_bounds__(kSweepThreads, kSweepBlocks) pass_kernel(const
   __syncthreads();
   uint32_t begin_of_digit;
   uint32_t own = begin_of_digits<kSweepThreads / 32>(shared.counts, warps, begin_of_digit);
-  uint32_t* const status = a.status + ((row * kPasses + a.pass) * a.tiles) * kDigits + threadIdx.x;
+  const int64_t row_pass = int64_t{row} * kPasses + a.pass;
+  uint32_t* const status = a.status + row_pass * a.tiles * kDigits + threadIdx.x;
   uint32_t before = 0;
   if (threadIdx.x < kDigits) {
     if (threadIdx.x == kDigits - 1) own -= kTile - there;
     if (tile == 0) {
-      before = a.counts[(row * kPasses + a.pass) * kDigits + threadIdx.x];
+      before = a.counts[row_pass * kDigits + threadIdx.x];
       tell(status, kSum | (before + own));
     } else {
-      tell(status + tile * kDigits, own + 1);
+      tell(status + int64_t{tile} * kDigits, own + 1);
     }
   }
   __syncthreads();
@@ -194,19 +202,20 @@ __global__ void __launch_bounds__(kSweepThreads, kSweepBlocks) pass_kernel(const
   }
   if (threadIdx.x < kDigits) {
     if (tile > 0) {
+      constexpr int kAhead = kSmall ? kSmallLook : kLook;
       for (auto t = static_cast<int32_t>(tile) - 1; t >= 0;) {
-        uint32_t words[kLook];
+        uint32_t words[kAhead];
 #pragma unroll
-        for (int j = 0; j < kLook; ++j) words[j] = ask(status + int64_t{max(t - j, 0)} * kDigits);
+        for (int j = 0; j < kAhead; ++j) words[j] = ask(status + int64_t{max(t - j, 0)} * kDigits);
 #pragma unroll
-        for (int j = 0; j < kLook; ++j) {
+        for (int j = 0; j < kAhead; ++j) {
           if (t < 0 || words[j] == 0) break;
           const bool is_sum = words[j] & kSum;
           before += is_sum ? words[j] & ~kSum : words[j] - 1;
           t = is_sum ? -1 : t - 1;
         }
       }
-      tell(status + tile * kDigits, kSum | (before + own));
+      tell(status + int64_t{tile} * kDigits, kSum | (before + own));
     }
     shift_of[threadIdx.x] = static_cast<int32_t>(before - begin_of_digit);
   }
@@ -215,8 +224,8 @@ __global__ void __launch_bounds__(kSweepThreads, kSweepBlocks) pass_kernel(const
   Key* to_keys = static_cast<Key*>(is_last ? a.values : a.keys[to]);
   int32_t* to_indices = is_last ? a.last_indices : a.indices[to];
   const bool writes_keys = to_keys != nullptr;
-  to_keys += row * wanted;
-  to_indices += row * wanted;
+  to_keys += int64_t{row} * wanted;
+  to_indices += int64_t{row} * wanted;
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
     bits[i] = shared.keys[threadIdx.x + i * kSweepThreads];
@@ -264,6 +273,7 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
   a.rows = rows;
   a.length = length;
   a.tiles = shape.tiles;
+  a.tickets = plan.tickets;
   a.order = problem.order;
   Launch config;
   config.grid = dim3(static_cast<unsigned>(rows * shape.tiles));
