@@ -429,10 +429,12 @@ struct LogSumExpWeights {
     const Acc infinity = std::numeric_limits<Acc>::infinity();
     return o.exclusive ? infinity : -infinity;
   }
-  // e^(low - high), where low <= high except for rounding errors.
+  // e^(low - high), where low <= high except for rounding errors. These must not be cut off: along a long axis, results
+  // that rise by less than their rounding also fall at many positions, and the product of factors would be too small.
+  // Differences above 1 are only those to another segment, which nothing uses.
   JAXGPUOPS_FN static Acc ratio(Acc low, Acc high) {
     const Acc d = low == high ? Acc{0} : low - high;
-    return exp_below_one(d > 0 ? Acc{0} : d);
+    return exp_below_one(d > 1 ? Acc{1} : d);
   }
   JAXGPUOPS_FN static Weights<Acc> of(const In<Acc>& in, const Options& o) {
     const Acc before = o.exclusive ? in.y : in.neighbour, after = o.exclusive ? in.neighbour : in.y;
