@@ -101,6 +101,26 @@ def in_flight(calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
     return {name: statistics.median(turn[name] for turn in turns) * 1e6 for name in calls}
 
 
+def _chained(run: Callable, kept, in_turn: bool = False) -> Callable[[int], float]:
+    """Returns what measures the seconds of a number of runs, each of which takes the result of the one before it.
+
+    ``in_turn``: a run starts when the one before has ended, not while it is at work.
+    """
+
+    def measure(runs):
+        nonlocal kept
+        jax.block_until_ready(kept)
+        start = time.perf_counter()
+        for _ in range(runs):
+            kept = run(kept)
+            if in_turn:
+                jax.block_until_ready(kept)
+        jax.block_until_ready(kept)
+        return time.perf_counter() - start
+
+    return measure
+
+
 def jax_on_gpu(fn: Callable, calls: Sequence[tuple]) -> Callable[[Sequence[tuple]], float]:
     """Compiles a program of ``fn`` on each of the calls' arguments; the timer takes them, or others of the same shapes.
 
@@ -121,23 +141,13 @@ def jax_on_gpu(fn: Callable, calls: Sequence[tuple]) -> Callable[[Sequence[tuple
         return sums
 
     count = len(calls) * len(jax.tree.leaves(jax.eval_shape(fn, *calls[0])))
-    kept = [jnp.zeros(min(results_at_once, count - first)) for first in range(0, count, results_at_once)]
     index = jnp.uint32(0)
     run = jax.jit(program, donate_argnums=0)
 
     def timer(calls):
         calls = list(calls)
-
-        def measure(runs):
-            nonlocal kept
-            jax.block_until_ready(kept)
-            start = time.perf_counter()
-            for _ in range(runs):
-                kept = run(kept, index, calls)
-            jax.block_until_ready(kept)
-            return time.perf_counter() - start
-
-        return _median_of_more(measure) / len(calls) * 1e6
+        kept = [jnp.zeros(min(results_at_once, count - first)) for first in range(0, count, results_at_once)]
+        return _median_of_more(_chained(lambda kept: run(kept, index, calls), kept)) / len(calls) * 1e6
 
     return timer
 
@@ -174,19 +184,7 @@ def jax_on_mesh(
     index = np.uint32(0)
     run = jax.jit(program, donate_argnums=0, out_shardings=place).lower(kept, index, args).compile(dict(options))
     in_turn = mesh.devices.flat[0].platform == "cpu"  # two runs of virtual devices may wait for each other's threads
-
-    def measure(runs):
-        nonlocal kept
-        jax.block_until_ready(kept)
-        start = time.perf_counter()
-        for _ in range(runs):
-            kept = run(kept, index, args)
-            if in_turn:
-                jax.block_until_ready(kept)
-        jax.block_until_ready(kept)
-        return time.perf_counter() - start
-
-    return _median_of_more(measure, agree) / calls * 1e6
+    return _median_of_more(_chained(lambda kept: run(kept, index, args), kept, in_turn), agree) / calls * 1e6
 
 
 def in_place(fn: Callable, args: tuple) -> Callable[[], None]:
@@ -214,17 +212,7 @@ def jax_in_place_on_gpu(fn: Callable, calls: Sequence[tuple]) -> float:
     firsts, others = [jnp.copy(x) for x, *_ in calls], [rest for _, *rest in calls]
     kept = jnp.zeros(len(calls) * (len(jax.eval_shape(fn, *calls[0])) - 1))
     run = jax.jit(program, donate_argnums=(0, 2))
-
-    def measure(runs):
-        nonlocal firsts, kept
-        kept.block_until_ready()
-        start = time.perf_counter()
-        for _ in range(runs):
-            firsts, kept = run(firsts, others, kept)
-        kept.block_until_ready()
-        return time.perf_counter() - start
-
-    return _median_of_more(measure) / len(calls) * 1e6
+    return _median_of_more(_chained(lambda state: run(state[0], others, state[1]), (firsts, kept))) / len(calls) * 1e6
 
 
 def torch_on_gpu(fn: Callable, calls: Sequence[tuple]) -> float:

@@ -264,7 +264,8 @@ def install(names: Iterable[str] | str | None = None) -> Installed:
     a program looks them up as `jax.nn.softmax`, `jax.nn.log_softmax`, `jax.nn.logsumexp` or
     `jax.scipy.special.logsumexp`; a function that was imported before, under a name of its own, stays JAX's. Derivatives
     are then those of `jaxgpuops.lax`, and exported programs contain our calls. Calls that we do not cover (complex numbers,
-    ``b``, ``return_sign``) run JAX's own function. The same holds for `jax.ops.segment_sum`, `segment_max` and `segment_min`, with a static number of segments.
+    ``b``, ``return_sign``) run JAX's own function. The same holds for `jax.ops.segment_sum`, `segment_max` and
+    `segment_min`, with a static number of segments.
 
     Args:
       names: any of ``"top_k"``, ``"cumsum"``, ``"cumprod"``, ``"cummax"``, ``"cummin"``, ``"cumlogsumexp"``,

@@ -131,8 +131,7 @@ inline Select select_of(ffi::AnyBuffer x, ffi::AnyBuffer ranks, ffi::AnyBuffer v
   return problem;
 }
 
-// ---- What the handlers take, in the order of their parameters
-// --------------------------------------------------------
+// What the handlers take, in the order of their parameters.
 
 template <class Backend>
 auto bincount_binding() {

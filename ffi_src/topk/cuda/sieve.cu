@@ -304,8 +304,8 @@ struct Block {
       for (uint32_t u = 0; u < kSieveLoads; ++u)
         if (share.vector(step, u) >= share.vectors) hits = u ? hits & ~0u << (kElements - u * kVector) : 0;
     }
-    if (packing.index(threshold) !=
-        packing.last) {  // of the elements that tie with the threshold's key, only the first ones pass
+    // Of the elements that tie with the threshold's key, only the first ones pass.
+    if (packing.index(threshold) != packing.last) {
       const uint32_t like = filter.floor | (~0u >> (8 * sizeof(Key) - 1) >> 1);
       uint32_t above = reaches(like);
 #pragma unroll

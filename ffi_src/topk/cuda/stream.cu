@@ -144,8 +144,8 @@ struct Block {
   static constexpr uint32_t kVector = 16 / sizeof(Key), kLoads = kPer / kVector;
   static constexpr uint32_t kLoadWords = 16 / sizeof(Word);
   static constexpr uint32_t kTileVectors = kThreads * kLoads;
-  static constexpr uint32_t kFirstStop =
-      4;  // number of tiles after which delegates raise the threshold for the second time
+  // The number of tiles after which delegates raise the threshold for the second time.
+  static constexpr uint32_t kFirstStop = 4;
   static_assert(kPer <= 32);
   static_assert(sizeof(Shared<kThreads, C>) <= stream_control_bytes(sizeof(C), kThreads));
 
@@ -337,8 +337,8 @@ struct Block {
           hits &= present();
         }
         if (again || packing.lowest(packing.key(threshold)) != threshold) {
-          for (uint32_t rest = hits; rest;
-               rest &= rest - 1) {  // the index decides whether a key that equals the threshold's reaches it
+          // The index decides whether a key that equals the threshold's reaches it.
+          for (uint32_t rest = hits; rest; rest &= rest - 1) {
             const uint32_t j = __ffs(rest) - 1;
             if (packing.pack(element(j), index(j)) < threshold) hits &= ~(1u << j);
           }
