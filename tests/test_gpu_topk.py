@@ -67,6 +67,7 @@ REGIMES = {
     "held, eight blocks": ((8, 100_003), 1, 64),
     "stream, a block a row": ((600, 33_001), 1, 50),
     "stream, cluster": ((64, 128_256), 1, 100),
+    "stream, a guess": ((300, 131_072), 1, 138),
     "stream, large k": ((600, 30_001), 1, 2048),
     "grid": ((5, 2_000_003), 1, 200),
     "grid, close to 48 KB of shared memory": ((2, 1_500_003), 1, 721),
@@ -138,6 +139,24 @@ def test_other_widths(shape, axis, k, dtype):
         expected = jax.lax.slice_in_dim(expected, 0, k, axis=axis)
         assert (indices == expected).all()
         assert (values == jnp.take_along_axis(x, expected, axis)).all()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "bfloat16", "float32"])
+def test_lengths(dtype):
+    """Blocks guess thresholds from the first tiles that they read, which may be padding or all that is not."""
+    rows, n, k = 455, 131_072, 138
+    about = [tile + more for tile in range(0, n, 4096) for more in (-1, 0, 1, 900, 1000, 1700, 3000)]
+    lengths = jnp.clip(jnp.asarray([*about, *range(n, n + rows)][:rows], jnp.int32), 0, n)
+    x = (30 * jax.random.normal(jax.random.key(0), (rows, n))).astype(dtype)
+    fn = functools.partial(jaxgpuops.topk, k=k)
+    assert plan(fn, x)["algorithm"] == "stream"
+    values, indices = fn(x, lengths=lengths)
+    own = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1) < lengths[:, None]
+    least = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(dtype).min
+    wanted = jax.lax.top_k(jnp.where(own, x, jnp.asarray(least, dtype)), k)
+    there = jax.lax.broadcasted_iota(jnp.int32, (rows, k), 1) < lengths[:, None]
+    assert (indices == jnp.where(there, wanted[1], -1)).all()
+    assert jnp.where(there, values == wanted[0], True).all()
 
 
 @pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn", "float16", "float32", "int64", "float64"])

@@ -412,7 +412,11 @@ struct Block {
         filter = Filter<Key>(packing.key(threshold), a.order);
         last = packing.index(threshold);
       }
-      if (!guesses || s.count >= k || packing.lowest(bound) == threshold) break;
+      if (!guesses || packing.lowest(bound) == threshold) break;
+      // Only elements that reach the last guess count: of those below it, which were appended before, later tiles may
+      // have had more.
+      compact<kThreads>(s, buffer, threshold);
+      if (s.count >= k) break;
       __syncthreads();
     }
   }
