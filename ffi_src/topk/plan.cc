@@ -294,13 +294,16 @@ Plan plan_argmax(Rows rows, int key_bits, const Gpu& gpu, int64_t workspace_byte
   } else if (shape.form == ArgmaxForm::kRows && shape.lane_bits > 5) {
     const int64_t bytes = rows.length * key_bytes;
     const int cluster = argmax_cluster(rows, static_cast<int>(key_bytes));
-    if (cluster > 1 && gpu.max_cluster >= kArgmaxMostCluster) {
+    if (cluster > 1 && gpu.max_cluster >= cluster) {
       plan.slices = cluster;  // they need no workspace, and no second kernel
       return plan;
     }
     // If a row is short, a second kernel takes longer than one block that reads all of it. A single row has the device
     // for itself.
-    const int64_t least = (rows.outer == 1 ? 16 : 24) << 10;
+    const int64_t least = (argmax_has_long_rows(rows, static_cast<int>(key_bytes)) ? 32
+                           : rows.outer == 1                                       ? 16
+                                                                                   : 24)
+                          << 10;
     const int64_t most = std::min(5 * gpu.multiprocessors / units, bytes / least);
     if (bytes > (rows.outer < 40 ? kArgmaxAlone / 2 : kArgmaxAlone))
       while (2 * slices <= most) slices *= 2;

@@ -12,8 +12,10 @@
 //            stays with one column, and a thread keeps the best of each place. Where inner is short, a step is several
 //            rows.
 //   strided  The same by single elements: for arrays that are not large, where vectors would not stay with their
-//   columns
-//            (inner is long, and odd), and where the axis is short: then a thread has whole columns (sheets: several).
+//            columns (inner is long, and odd), and where the axis is short: then a thread has whole columns (sheets:
+//            several).
+//   planes   The axis is short, and many columns are whole vectors: a thread has a vector of columns from the first
+//            element to the last.
 //   small    Few elements in all, one by one (common/cuda/small.cuh). Blocks share columns that are long.
 //
 // Each form has a file of its own. If blocks share a row, each leaves a candidate for a second kernel, which finds the
@@ -34,7 +36,7 @@ __global__ void __launch_bounds__(kArgmaxThreads) argmax_finish(const __grid_con
     for (uint32_t i = lane; i < a.slices; i += team)
       c.merge(reinterpret_cast<const Candidate<Key>*>(a.workspace)[row * a.slices + i]);
   }
-  merge_team(c, team);
+  if (team > 1) merge_team(c, team);
   if (lane != 0 || row >= a.outer * a.inner) return;
   const int64_t outer = a.inner == 1 ? row : row / a.inner;
   write<Key>(a, outer, static_cast<uint32_t>(row - outer * a.inner), c.index);
@@ -46,7 +48,8 @@ cudaError_t launch_form(cudaStream_t stream, const ArgmaxShape& shape, const Arg
     case ArgmaxForm::kRows: return launch_argmax_rows(stream, shape, problem, a);
     case ArgmaxForm::kColumns: return launch_argmax_columns(stream, shape, problem, a);
     case ArgmaxForm::kStrided:
-    case ArgmaxForm::kSheets: return launch_argmax_strided(stream, shape, problem, a);
+    case ArgmaxForm::kSheets:
+    case ArgmaxForm::kPlanes: return launch_argmax_strided(stream, shape, problem, a);
     case ArgmaxForm::kSmall:
       return launch_argmax_small(stream, argmax_small_shape(problem.rows, problem.key_bits / 8, a.slices), problem, a);
   }
@@ -67,7 +70,7 @@ cudaError_t launch_argmax_kernels(cudaStream_t stream, const Plan& plan, const A
   const bool aligned = reinterpret_cast<uintptr_t>(buffers.x) % 16 == 0;
   const cudaError_t status = launch_form(stream, argmax_shape(rows, problem.key_bits / 8, aligned), problem, a);
   if (status != cudaSuccess || a.slices == 1 || a.cluster) return status;
-  const uint32_t team = a.slices > 128 ? kArgmaxThreads : 32;
+  const uint32_t team = a.slices > 128 ? kArgmaxThreads : a.slices > 8 ? 32 : 1;
   Launch last = {dim3(static_cast<unsigned>((rows.count() * team + kArgmaxThreads - 1) / kArgmaxThreads)),
                  dim3(kArgmaxThreads)};
   last.overlap = plan.overlap;

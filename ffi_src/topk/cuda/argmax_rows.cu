@@ -1,4 +1,5 @@
 // The form "rows" of argmax.cu.
+#include "common/cuda/residents.cuh"
 #include "topk/cuda/argmax.cuh"
 #include "topk/cuda/delegates.cuh"
 #include "topk/cuda/row_vectors.cuh"
@@ -144,8 +145,10 @@ cudaError_t launch_argmax_rows(cudaStream_t stream, const ArgmaxShape& shape, co
   if (a.cluster) blocks.cluster = static_cast<int>(a.slices);
   return dispatch_key(problem.key_bits, [&](auto key) {
     using Key = decltype(key);
-    return launch(stream, blocks, shape.lane_bits == 5 ? argmax_rows<Key, true> : argmax_rows<Key, false>, a,
-                  problem.order, static_cast<uint32_t>(units));
+    const auto kernel = shape.lane_bits == 5 ? argmax_rows<Key, true> : argmax_rows<Key, false>;
+    const cudaError_t status = allow_cluster(reinterpret_cast<const void*>(kernel), blocks.cluster);
+    if (status != cudaSuccess) return status;
+    return launch(stream, blocks, kernel, a, problem.order, static_cast<uint32_t>(units));
   });
 }
 

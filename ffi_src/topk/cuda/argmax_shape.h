@@ -13,6 +13,7 @@ namespace jaxgpuops::topk {
 
 constexpr int kArgmaxThreads = 256;
 constexpr int kArgmaxMostThreads = 512;   // the most threads of a block of kColumns, or of kRows
+constexpr int kArgmaxPlaneThreads = 128;  // kPlanes: threads of a block
 constexpr int kArgmaxColumnThreads = 96;  // kColumns: about the threads of a block
 constexpr int kArgmaxRowThreads = 128;    // kRows: threads of a block whose warps have rows of their own
 
@@ -29,9 +30,9 @@ constexpr int64_t kArgmaxTileRow = 6 << 10;  // kTiles: the most bytes of a row,
 
 constexpr int64_t kArgmaxWarpRow = 32 << 10;  // kRows: up to so many bytes, a warp may have a row
 constexpr int64_t kArgmaxAlone = 128 << 10;   // kRows: up to so many bytes, blocks do not share a row
-constexpr int kArgmaxMostCluster = 8;         // kRows: the most blocks of a cluster that shares a row
+constexpr int kArgmaxMostCluster = 16;        // kRows: the most blocks of a cluster that shares a row
 
-enum class ArgmaxForm { kSmall, kTiles, kRows, kColumns, kStrided, kSheets };
+enum class ArgmaxForm { kSmall, kTiles, kRows, kColumns, kStrided, kSheets, kPlanes };
 
 struct ArgmaxShape {
   ArgmaxForm form = ArgmaxForm::kTiles;
@@ -111,8 +112,15 @@ inline ArgmaxShape argmax_small_shape(Rows rows, int key_bytes, int64_t slices) 
 // How many blocks of a cluster share a row, where the device has clusters: 1, but for few rows of middle length.
 inline int argmax_cluster(Rows rows, int key_bytes) {
   const int64_t bytes = rows.length * key_bytes;
-  if (rows.outer > 32 || bytes < (key_bytes == 1 ? 24 : 48) << 10 || bytes > 256 << 10) return 1;
-  return bytes < 80 << 10 ? 4 : kArgmaxMostCluster;
+  if (rows.outer > 32 || bytes < (key_bytes == 1 ? 24 : 48) << 10) return 1;
+  if (bytes <= 256 << 10) return bytes < 80 << 10 ? 4 : 8;
+  return key_bytes > 1 && rows.outer <= 8 && bytes <= 768 << 10 ? kArgmaxMostCluster : 1;
+}
+
+// Whether few rows are so long that large blocks share them.
+inline bool argmax_has_long_rows(Rows rows, int key_bytes) {
+  const int64_t bytes = rows.length * key_bytes;
+  return key_bytes > 1 && rows.outer <= 4 && bytes > 256 << 10 && bytes <= 2 << 20;
 }
 
 // Gives a row to a warp where there are enough rows for that. Else few rows get large blocks, so that all of a row is
@@ -121,15 +129,17 @@ inline ArgmaxShape argmax_rows_shape(Rows rows, int key_bytes) {
   ArgmaxShape shape;
   shape.form = ArgmaxForm::kRows;
   const int64_t bytes = rows.length * key_bytes;
-  if (bytes <= std::min(kArgmaxWarpRow, 16 * rows.outer)) {
+  const bool common = key_bytes == 2 || key_bytes == 4;
+  if (bytes <= std::min(kArgmaxWarpRow, (common && bytes >= 6 << 10 ? 4 : 16) * rows.outer)) {
     shape.lane_bits = 5;
   } else if (rows.outer >= 264) {
-    shape.lane_bits = bytes >= 96 << 10 ? 8 : 7;
+    shape.lane_bits = bytes >= 96 << 10 || (common && bytes >= 16 << 10 && bytes <= 48 << 10) ? 8 : 7;
   } else if (bytes < 12 << 10) {
     shape.lane_bits = 7;
   } else {
     const bool alone = bytes >= 24 << 10 && bytes <= kArgmaxAlone && argmax_cluster(rows, key_bytes) == 1;
-    shape.lane_bits = alone ? 9 : 8;
+    const bool large = argmax_has_long_rows(rows, key_bytes) || argmax_cluster(rows, key_bytes) == kArgmaxMostCluster;
+    shape.lane_bits = alone || large ? 9 : 8;
   }
   shape.threads = std::max(1 << shape.lane_bits, kArgmaxRowThreads);
   return shape;
@@ -174,10 +184,15 @@ inline ArgmaxShape argmax_shape(Rows rows, int key_bytes, bool aligned) {
     shape.beside = static_cast<int>((units + shape.tiles - 1) / shape.tiles);
   };
   if (argmax_is_small(rows, key_bytes)) return argmax_small_shape(rows, key_bytes, 1);
+  const int64_t threads = whole ? rows.outer * rows.inner / vector : 0;  // if each has a vector of columns
   if (rows.inner == 1) {
     const int64_t row = rows.length * key_bytes;
     return row <= 1408 || (row <= kArgmaxTileRow && rows.outer >= 8192) ? argmax_tiles_shape(rows, key_bytes)
                                                                         : argmax_rows_shape(rows, key_bytes);
+  } else if (threads >= 1 << 14 && rows.length <= 24 && rows.length >= (key_bytes == 1 ? 6 : 2)) {
+    shape.form = ArgmaxForm::kPlanes;
+    shape.threads = shape.beside = kArgmaxPlaneThreads;
+    shape.tiles = (rows.inner / vector + shape.threads - 1) / shape.threads;
   } else if (inner_bytes >= 1024 && rows.length <= 24 && !(whole && rows.length > 8)) {
     // A thread has whole columns: several if there are many.
     const bool several = rows.count() >= 1 << 17;
@@ -187,7 +202,7 @@ inline ArgmaxShape argmax_shape(Rows rows, int key_bytes, bool aligned) {
     spread((rows.inner + columns - 1) / columns, shape.threads);
   } else if (rows.length * inner_bytes <= (key_bytes == 8 ? 20 : 10) << 10) {
     return argmax_tiles_shape(rows, key_bytes);
-  } else if (argmax_is_strided(rows, key_bytes)) {
+  } else if (argmax_is_strided(rows, key_bytes) && !(threads >= 1 << 13 && rows.length >= 48)) {
     return argmax_strided_shape(rows);
   } else if (period <= most) {
     shape.form = ArgmaxForm::kColumns;
@@ -198,7 +213,7 @@ inline ArgmaxShape argmax_shape(Rows rows, int key_bytes, bool aligned) {
                                                          : (kArgmaxColumnThreads + period - 1) / period * period);
   } else if (whole) {
     shape.form = ArgmaxForm::kColumns;
-    shape.deep = rows.length < 16 ? 1 : 2;
+    shape.deep = rows.length < 16 ? 1 : rows.length < 48 ? 2 : 4;
     spread(rows.inner / vector, kArgmaxThreads / shape.deep);
     shape.threads = shape.beside * shape.deep;
   } else {

@@ -1,4 +1,4 @@
-// The forms "strided" and "sheets" of argmax.cu.
+// The forms "strided", "sheets" and "planes" of argmax.cu.
 #include "topk/cuda/argmax.cuh"
 
 namespace jaxgpuops::topk {
@@ -53,19 +53,50 @@ __global__ void __launch_bounds__(kArgmaxThreads)
     if (depth == 0 && column + c * width < inner) finish(a, outer, columns[c], part, best[c]);
 }
 
+// A thread has all of a vector of columns, with many loads in flight.
+template <class Key>
+__global__ void __launch_bounds__(kArgmaxPlaneThreads)
+    argmax_planes(const __grid_constant__ Argmax a, const Ranks<Key> ranks, uint32_t tiles) {
+  constexpr uint32_t kVector = 16 / sizeof(Key), kBatch = 8;
+  const uint32_t inner = static_cast<uint32_t>(a.inner), pitch = inner / kVector;
+  const uint32_t outer = blockIdx.x / tiles, vector = (blockIdx.x - outer * tiles) * blockDim.x + threadIdx.x;
+  if (vector >= pitch) return;
+  const uint4* x = static_cast<const uint4*>(a.x) + static_cast<int64_t>(outer) * a.length * pitch + vector;
+  Places<Key> places;
+  uint4 loaded[kBatch];
+#pragma unroll 1
+  for (uint32_t i = 0; i < a.length; i += kBatch) {
+#pragma unroll
+    for (uint32_t u = 0; u < kBatch; ++u)
+      if (i + u < a.length) loaded[u] = __ldcs(x + static_cast<int64_t>(i + u) * pitch);
+#pragma unroll
+    for (uint32_t u = 0; u < kBatch; ++u)
+      if (i + u < a.length) places.see(loaded[u], ranks, i + u);
+  }
+  const uint32_t column = vector * kVector;
+  if (a.values) {
+#pragma unroll
+    for (uint32_t e = 0; e < kVector; ++e) write<Key>(a, outer, column + e, places.steps[e]);
+    return;
+  }
+  auto* indices = reinterpret_cast<uint2*>(a.indices + static_cast<int64_t>(outer) * inner + column);
+#pragma unroll
+  for (uint32_t e = 0; e < kVector; e += 2) indices[e / 2] = make_uint2(places.steps[e], places.steps[e + 1]);
+}
+
 }  // namespace
 
 cudaError_t launch_argmax_strided(cudaStream_t stream, const ArgmaxShape& shape, const ArgProblem& problem,
                                   const Argmax& a) {
-  const dim3 blocks(static_cast<unsigned>(a.outer * shape.tiles * a.slices));
-  const dim3 threads(static_cast<unsigned>(shape.beside), static_cast<unsigned>(shape.deep));
-  const auto shared = static_cast<size_t>(argmax_shared_bytes(problem.rows, problem.key_bits / 8, shape));
+  Launch blocks = {dim3(static_cast<unsigned>(a.outer * shape.tiles * a.slices)),
+                   dim3(static_cast<unsigned>(shape.beside), static_cast<unsigned>(shape.deep))};
+  blocks.shared_bytes = static_cast<size_t>(argmax_shared_bytes(problem.rows, problem.key_bits / 8, shape));
   return dispatch_key(problem.key_bits, [&](auto key) {
     using Key = decltype(key);
-    const bool several = shape.form == ArgmaxForm::kSheets;
-    return launch(stream, {blocks, threads, shared},
-                  several ? argmax_strided<Key, argmax_sheet_columns(sizeof(Key))> : argmax_strided<Key, 1>, a,
-                  Ranks<Key>(problem.order), static_cast<uint32_t>(shape.tiles));
+    const auto kernel = shape.form == ArgmaxForm::kPlanes   ? argmax_planes<Key>
+                        : shape.form == ArgmaxForm::kSheets ? argmax_strided<Key, argmax_sheet_columns(sizeof(Key))>
+                                                            : argmax_strided<Key, 1>;
+    return launch(stream, blocks, kernel, a, Ranks<Key>(problem.order), static_cast<uint32_t>(shape.tiles));
   });
 }
 
