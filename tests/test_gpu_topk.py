@@ -89,7 +89,10 @@ REGIMES = {
     "columns": ((16, 4093, 130), 1, 32),
     "streamed columns": ((64, 4093, 250), 1, 32),
     "strided stream": ((1, 200_003, 7), 1, 20),
-    "radix": ((3, 300_001), 1, 20_000),
+    "buckets": ((3, 300_001), 1, 20_000),
+    "buckets, one row": ((1, 5_000_003), 1, 25_000),
+    "buckets, more rows than blocks": ((300, 60_001), 1, 4_200),
+    "radix": ((1, 300_001, 3), 1, 9_000),
     "block, nearly all of rows that a block sorts": ((300, 9001), 1, 9000),
     "half of a row": ((5, 20_001), 1, 15_000),
     "most of rows of 64 bits": ((3, 70_001), 1, 69_000),
@@ -104,6 +107,7 @@ def test_every_kernel_has_a_regime():
         fn = functools.partial(jaxgpuops.topk, k=k, axis=axis)
         found.add(plan(fn, jax.ShapeDtypeStruct(shape, jnp.float32))["algorithm"])
     assert found == {"argmax", "rows", "sort", "held", "stream", "grid", "wave", "sieve", "columns"} | {
+        "buckets",
         "radix",
         "block",
         "sweep",
@@ -161,6 +165,20 @@ def test_lengths(dtype):
     there = jax.lax.broadcasted_iota(jnp.int32, (rows, k), 1) < lengths[:, None]
     assert (indices == jnp.where(there, wanted[1], -1)).all()
     assert jnp.where(there, values == wanted[0], True).all()
+
+
+def test_samples_that_mislead():
+    """Where the sampled elements of `buckets` are the largest, too few reach the threshold, and where they are the least, too
+    many."""
+    n, k = 300_001, 12_000
+    mixed = np.arange(512 * 16, dtype=np.uint32) * np.uint32(0x9E3779B1)
+    mixed = (mixed ^ mixed >> 15) * np.uint32(0x85EBCA77)
+    mixed = (mixed ^ mixed >> 13) * np.uint32(0xC2B2AE3D)
+    place = mixed.astype(np.uint64) * np.uint64(n) >> np.uint64(32)
+    x = np.zeros((3, n), np.float32)
+    x[0, place], x[1, place], x[2] = 1, -1, np.random.default_rng(0).standard_normal(n)
+    assert plan(functools.partial(jaxgpuops.topk, k=k), x)["algorithm"] == "buckets"
+    assert same_bits(tuple(jaxgpuops.topk(x, k)), tuple(jax.lax.top_k(x, k)))
 
 
 @pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn", "float16", "float32", "int64", "float64"])

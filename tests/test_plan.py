@@ -16,7 +16,20 @@ from benchmarks import topk as benchmark
 plan_topk = jaxgpuops._native.modules["cpu"].plan_topk
 plan_argmax = jaxgpuops._native.modules["cpu"].plan_argmax
 
-ALGORITHMS = {"empty", "argmax", "rows", "sort", "held", "stream", "grid", "wave", "sieve", "columns", "radix"}
+ALGORITHMS = {
+    "empty",
+    "argmax",
+    "rows",
+    "sort",
+    "held",
+    "stream",
+    "grid",
+    "wave",
+    "sieve",
+    "columns",
+    "buckets",
+    "radix",
+}
 ALGORITHMS |= {"block", "sweep"}  # kernels of the sort family, which sort whole rows
 # KB of shared memory that a block may have, from the table of compute capabilities in the CUDA programming guide.
 SHARED_LIMIT = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
@@ -64,12 +77,12 @@ def test_every_benchmark_has_a_fitting_kernel(point, capability):
     if (
         k > 1 and SHARED_LIMIT[capability] < 163
     ):  # if the best kernel does not fit, the next best one may take its place
-        expected |= {"stream", "grid", "radix", "block", "sweep"}
+        expected |= {"stream", "grid", "buckets", "radix", "block", "sweep"}
     assert plan["algorithm"] in expected
     if length <= 4096:
         assert plan["slices"] == 1
     # Scratch memory that would show in a memory profile, or in the time, is a bug.
-    if plan["algorithm"] not in ("radix", "sweep"):
+    if plan["algorithm"] not in ("buckets", "radix", "sweep"):
         assert outer * plan["workspace_bytes"] <= max(8 << 20, outer * length * inner * bits // 8 // 20)
 
 
@@ -116,7 +129,7 @@ def test_only_clusters_are_missing_on_older_gpus():
         if all(new[key] == old[key] for key in ("algorithm", "lanes", "threads", "slices")):
             continue
         if new["algorithm"] in ("held", "sieve"):
-            assert old["algorithm"] in (("stream", "grid") if k <= 2048 else ("radix", "sweep")), call
+            assert old["algorithm"] in (("stream", "grid") if k <= 2048 else ("buckets", "radix", "sweep")), call
         elif new["algorithm"] == "argmax":
             assert new["slices"] > 1 and new["workspace_bytes"] == 0 and old["algorithm"] == "argmax", call
         elif bits == 64:

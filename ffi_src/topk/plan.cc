@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "topk/cuda/argmax_shape.h"
+#include "topk/cuda/buckets_shape.h"
 #include "topk/cuda/columns_shape.h"
 #include "topk/cuda/held_shape.h"
 #include "topk/cuda/radix_shape.h"
@@ -215,6 +216,24 @@ Plan plan_sieve(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t wor
   return plan;
 }
 
+Plan plan_buckets(Rows rows, int64_t k, const Gpu& gpu, int64_t workspace_bytes) {
+  Plan plan;
+  const BucketsShape shape = buckets_shape(rows.length, k);
+  if (workspace_bytes >= 0 && shape.bytes > workspace_bytes) return plan;
+  plan.algorithm = Algorithm::kBuckets;
+  plan.threads = kBucketsThreads;
+  // Each block has several steps to read, of 32 elements for each thread.
+  const int64_t slices = std::min(kBucketsResident * gpu.multiprocessors / std::max<int64_t>(rows.count(), 1),
+                                  rows.length / (4 * 32 * kBucketsThreads));
+  plan.slices = static_cast<int>(std::max<int64_t>(slices, 1));
+  plan.blocks = rows.count() * plan.slices;
+  plan.overlap = gpu.dependent_launch;
+  plan.workspace_bytes = shape.bytes;
+  plan.shared_limit = gpu.shared_bytes;
+  plan.shared_bytes = static_cast<int64_t>(std::max(kBucketsShared, kBucketsSortShared));
+  return plan;
+}
+
 Plan plan_radix(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
   Plan plan;
   plan.algorithm = Algorithm::kRadix;
@@ -249,6 +268,7 @@ Plan plan_whole(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
 // but it needs several times the memory of the row. The rule was fitted to the times of some two hundred problems on an
 // H200.
 bool sorts_whole(Rows rows, int64_t k, int key_bytes) {
+  if ((key_bytes == 2 || key_bytes == 4) && rows.elements() <= 1 << 19) return true;
   return (key_bytes <= 2 || rows.length >= 1 << 19 ? 24 : 8) * k >= rows.length;
 }
 
@@ -266,6 +286,7 @@ const char* name(Algorithm algorithm) {
     case Algorithm::kSieve: return "sieve";
     case Algorithm::kWave: return "wave";
     case Algorithm::kColumns: return "columns";
+    case Algorithm::kBuckets: return "buckets";
     case Algorithm::kRadix: return "radix";
     case Algorithm::kBlock: return "block";
     case Algorithm::kSweep: return "sweep";
@@ -381,8 +402,14 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
   if (sorted && (may(Algorithm::kBlock) || may(Algorithm::kSweep)) &&
       (forced >= 0 || sorts_whole(rows, k, key_bytes))) {
     if (const Plan plan = plan_whole(rows, k, key_bytes, gpu);
-        plan.algorithm != Algorithm::kEmpty && may(plan.algorithm))
+        plan.algorithm != Algorithm::kEmpty && may(plan.algorithm) &&
+        (workspace_bytes < 0 || plan.workspace_bytes <= workspace_bytes))
       return plan;
+  }
+  if (may(Algorithm::kBuckets) && rows.inner == 1 && sorted && (key_bytes == 2 || key_bytes == 4) &&
+      k <= kMaxBucketsK && k >= kMinBucketsK && rows.length >= 2 * k) {
+    const Plan plan = plan_buckets(rows, k, gpu, workspace_bytes);
+    if (plan.algorithm == Algorithm::kBuckets && fits(plan)) return plan;
   }
   return may(Algorithm::kRadix) ? plan_radix(rows, k, key_bytes, sorted, gpu) : Plan{};
 }

@@ -23,7 +23,8 @@ enum class Algorithm {
   kWave,     // few long rows, k <= 256: one wave of blocks reads them; a second kernel merges the best of each
   kSieve,    // k from 257 to 4096: blocks keep the elements that reach a threshold, and rank them together
   kColumns,  // the axis is not the last: a block reads neighbouring columns together
-  kRadix,    // large k: radix select by digits, ordered compaction, then a sort of the k elements
+  kBuckets,  // large k: candidates above a sampled threshold, divided into buckets that blocks sort
+  kRadix,    // what kBuckets does not take: radix select by digits, ordered compaction, then a sort of the k elements
   kBlock,    // k near the length: the row is sorted whole by kBlock of sort/plan.h, which writes the first k
   kSweep,    // the row is sorted whole, by kSweep of sort/plan.h
 };
@@ -36,7 +37,7 @@ struct Plan {
   int threads = 0;              // threads of a block
   int slices = 1;               // blocks that share a row
   int64_t blocks = 0;           // blocks of the largest launch
-  bool overlap = false;         // a kernel may start before the previous one ends (kArgmax, kGrid, kWave)
+  bool overlap = false;         // a kernel may start before the previous one ends (kArgmax, kGrid, kWave, kBuckets)
   int64_t workspace_bytes = 0;  // workspace of one outer index
   int64_t shared_limit = 0;     // shared memory that the device allows a block
   SortShape sort;               // used by kSort

@@ -35,6 +35,7 @@ cudaError_t launch_topk(cudaStream_t stream, const Plan& plan, const Problem& pr
     case Algorithm::kGrid: return launch_stream(stream, plan, problem, buffers);
     case Algorithm::kSieve: return launch_sieve(stream, plan, problem, buffers);
     case Algorithm::kWave: return launch_wave(stream, plan, problem, buffers);
+    case Algorithm::kBuckets: return launch_buckets(stream, plan, problem, buffers);
     case Algorithm::kRadix: return launch_radix(stream, plan, problem, buffers);
     case Algorithm::kBlock:
     case Algorithm::kSweep: return launch_whole(stream, plan, problem, buffers);

@@ -3,6 +3,7 @@
 
 #include "topk/cuda/candidates.cuh"
 #include "topk/cuda/kernels.h"
+#include "topk/cuda/meet.cuh"
 #include "topk/cuda/row_vectors.cuh"
 #include "topk/cuda/sieve_shape.h"
 
@@ -57,22 +58,6 @@ struct Exchange {
     told = list + kSieveKeep;
   }
 };
-
-// A barrier for all blocks of a row, which run at the same time. `target` counts the arrivals, from the start on, after
-// which the barrier opens.
-__device__ __forceinline__ void meet(uint32_t* arrivals, uint32_t slices, uint32_t& target) {
-  __syncthreads();
-  if (slices == 1) return;
-  target += slices;
-  if (threadIdx.x == 0) {
-    __threadfence();
-    atomicAdd(arrivals, 1u);
-    while (*static_cast<volatile uint32_t*>(arrivals) < target) {
-    }
-    __threadfence();
-  }
-  __syncthreads();
-}
 
 // The part of a row that a block reads. Streams, of which a step reads 32 neighbouring vectors each, are spread evenly
 // over the row.

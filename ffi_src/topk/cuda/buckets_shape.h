@@ -1,0 +1,64 @@
+// The geometry of the buckets kernels that the plan, the launch and the kernels must agree on.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include "topk/cuda/stream_shape.h"
+
+namespace jaxgpuops::topk {
+
+constexpr int64_t kMinBucketsK = 1 << 10, kMaxBucketsK = 1 << 19;
+constexpr int kBucketsThreads = 512;
+constexpr int kBucketsResident = 2;                                // blocks that a multiprocessor runs at the same time
+constexpr uint32_t kBucketsSample = 16;                            // the most elements of a row that a thread samples
+constexpr uint32_t kFewestSplitters = 512, kMostSplitters = 2048;  // a row has one bucket more
+constexpr uint32_t kBucketsStaged = 512;   // candidates that a warp collects before it appends them to the row's
+constexpr uint32_t kBucketsWindow = 2048;  // a block sorts the buckets that begin within so many places,
+constexpr uint32_t kBucketsRoom = 5632;    // in shared memory if they have at most so many candidates
+constexpr uint32_t kBucketsDigits = 1 << 11;
+
+struct BucketsShape {
+  uint32_t sample = 0;     // elements that a thread samples
+  uint32_t reach = 0;      // the number of threads whose best one reaches the threshold, and somewhat more may
+  uint32_t splitters = 0;  // a power of two
+  int64_t room = 0;        // candidates that a row has room for
+  int64_t starts = 0, list = 0, sorted = 0;  // byte offsets within a row's workspace
+  int64_t bytes = 0;
+};
+
+// About half of the threads, or fewer, sample one of the row's k best. The number is hardly ever more than six standard
+// deviations above the expected one, and so many reach the threshold (kth_of_composites() adds up to a half). How many
+// elements of the row reach it follows, give or take five standard deviations.
+inline BucketsShape buckets_shape(int64_t length, int64_t k) {
+  BucketsShape shape;
+  const double share = static_cast<double>(k) / static_cast<double>(length);
+  shape.sample = static_cast<uint32_t>(std::clamp(0.7 / share, 1., static_cast<double>(kBucketsSample)));
+  const double threads = kBucketsThreads, each = shape.sample, seen = 1 - std::pow(1 - share, each);
+  shape.reach =
+      static_cast<uint32_t>(std::min(threads * seen + 6 * std::sqrt(threads * seen * (1 - seen)) + 6, threads - 8));
+  const double reached = shape.reach + shape.reach / (shape.reach <= 64 ? 2 : 8);
+  const double most = reached + 5 * std::sqrt(reached * std::max(0., 1 - reached / threads));
+  const double reaching = 1 - std::pow(std::max(1 - most / threads, 0.02), 1 / each);
+  shape.room = std::min(length, static_cast<int64_t>(reaching * static_cast<double>(length)) + 1024) / 2 * 2;
+  shape.splitters = kFewestSplitters;
+  while (shape.splitters < kMostSplitters && int64_t{shape.splitters} * 128 < k) shape.splitters *= 2;
+  // Counters, the digits of the exact search or the counts of the buckets, and where the buckets begin.
+  shape.starts = 64 + (kMostSplitters + 4) * 4;
+  shape.list = shape.starts + (kMostSplitters + 4) * 4;
+  shape.sorted = shape.list + shape.room * 8;
+  shape.bytes = shape.sorted + shape.room * 8;
+  return shape;
+}
+static_assert(kBucketsDigits <= kMostSplitters && kFewestSplitters <= kMinBucketsK);
+
+// Bytes of shared memory: bins and counters, then what the warps have staged, or the splitters (twice) and two numbers
+// for each bucket; in the second kernel, candidates (twice).
+constexpr size_t kBucketsControl = stream_control_bytes(8, kBucketsThreads);
+constexpr size_t kBucketsShared = kBucketsControl + kBucketsStaged * (kBucketsThreads / 32) * 8;
+constexpr size_t kBucketsSortShared = kBucketsControl + 2 * kBucketsRoom * 8;
+static_assert(kMostSplitters * 16 + (kMostSplitters + 4) * 8 <= kBucketsShared - kBucketsControl);
+
+}  // namespace jaxgpuops::topk
