@@ -11,9 +11,9 @@
 // one, with a read of the row each. If buckets have too many candidates for shared memory, they are sorted in the
 // workspace. Both hardly ever happen, and are slow.
 //
-// Bytes moved: the input once, k results (value and index), and each candidate, of which there are 1.2 to 4 times k,
-// five times. All composites are distinct, so neither the order of the list nor timing can change a result. Sources:
-// sample sort (Frazer & McKellar 1970), Floyd & Rivest's SELECT (1975).
+// Bytes moved: the input once, k results (value and index), and each candidate, of which there are 1.5 to 4 times k
+// (more where k is a small part of the row), five times. All composites are distinct, so neither the order of the list
+// nor timing can change a result. Sources: sample sort (Frazer & McKellar 1970), Floyd & Rivest's SELECT (1975).
 #include <cooperative_groups.h>
 
 #include <algorithm>
@@ -201,8 +201,7 @@ struct Block {
   __device__ __forceinline__ void filter() {
     const Filter<Key> filter(packing.key(threshold), a.order);
     constexpr Word kOne = Word{1} << (Filter<Key>::kWordBits - Filter<Key>::kBits);
-    const uint32_t last =
-        packing.index(threshold);  // of elements that tie with the threshold, the last that reaches it
+    const uint32_t last = packing.index(threshold);  // the last of the elements that tie with the threshold
     if (warp == 0 && rank == 0) {
       const uint32_t i = all.loose_index(lane);
       const bool hit = lane < all.loose() && at(i) >= threshold;
