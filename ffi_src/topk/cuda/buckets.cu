@@ -2,10 +2,10 @@
 //
 // Each thread samples elements of the row at places that depend on nothing but the length, as if by chance. The best
 // ones of the threads give a threshold that somewhat more than k elements of the row reach. It is a key with an index,
-// as all candidates are, so that elements that tie with it do not matter. The blocks of a row read it
-// and append what reaches the threshold to one list. Then a sample of the list, sorted, divides it into buckets: each
-// block counts its share of the list, the blocks meet, and move the candidates to their buckets. A second kernel sorts
-// neighbouring buckets in shared memory, and writes.
+// as all candidates are, so that elements that tie with it do not matter. The blocks of a row read it and append what
+// reaches the threshold to one list. Then a sample of the list, sorted, divides it into buckets: each block counts its
+// share of the list, the blocks meet, and move the candidates to their buckets. A second kernel sorts neighbouring
+// buckets in shared memory, and writes.
 //
 // If fewer than k elements reach the threshold, or more than there is room for, digits of the composites find another
 // one, with a read of the row each. If buckets have too many candidates for shared memory, they are sorted in the
