@@ -1,6 +1,7 @@
 // The algorithms of scans: which block takes which tiles, and how it learns the fold of what comes before a tile.
 //
 //   short                nothing comes before: a lane has the whole axis (spans.cuh)
+//   packs                nothing comes before: a lane has whole rows (packs.cuh)
 //   rows                 nothing comes before: the axis is one tile (loop.cuh)
 //   walk, columns, spans the same block did the tiles before (loop.cuh)
 //   resident             blocks share a row, and all tiles are on the GPU at the same time (shared_rows.cuh)
@@ -16,6 +17,7 @@
 #include "common/cuda/residents.cuh"
 #include "scan/cuda/look_ahead.cuh"
 #include "scan/cuda/loop.cuh"
+#include "scan/cuda/packs.cuh"
 #include "scan/plan.h"
 #include "scan/cuda/shared_rows.cuh"
 
@@ -140,6 +142,16 @@ cudaError_t launch_short(cudaStream_t stream, const Plan& plan, const Parameters
   return launch(stream, {dim3(p.strips), dim3(plan.threads()), bytes}, scan_short<Policy>, p);
 }
 
+template <class Policy>
+cudaError_t launch_packs(cudaStream_t stream, const Plan& plan, const Problem& problem, const Parameters& p) {
+  const Launch shape{dim3(p.strips), dim3(plan.threads())};
+  switch (packs_of(problem)) {
+    case 1: return launch(stream, shape, scan_packs<Policy, 1>, p);
+    case 2: return launch(stream, shape, scan_packs<Policy, 2>, p);
+    default: return launch(stream, shape, scan_packs<Policy, 3>, p);
+  }
+}
+
 // The parameters of a kernel; none depends on the policy.
 Parameters parameters_of(const Plan& plan, const Problem& problem, const Buffers& buffers, void* workspace);
 
@@ -150,6 +162,8 @@ cudaError_t launch_policy(cudaStream_t stream, const Plan& plan, const Problem& 
   const Parameters p = parameters_of(plan, problem, buffers, workspace);
   constexpr bool kShared = kRowBlocks<Policy> > 0;
   if constexpr (!kRare<Policy>) {
+    if constexpr (!Policy::kCut && !kByParts<Policy>)
+      if (plan.algorithm == Algorithm::kPacks) return launch_packs<Policy>(stream, plan, problem, p);
     const size_t columns = (32 << p.column_bits) * Columns<Policy>::kWidth;
     switch (plan.algorithm) {
       case Algorithm::kRows: return launch_rows<Policy>(stream, plan, p);

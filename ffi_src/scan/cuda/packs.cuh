@@ -1,0 +1,88 @@
+// Short rows of which one to three packs of 16 bytes hold a whole number: a lane has these rows. Operands are read once,
+// results written once, each pack in one access, and nothing is exchanged.
+#pragma once
+
+#include <cstdint>
+
+#include "scan/cuda/block.cuh"
+
+namespace jaxgpuops::scan {
+
+// The kernel for lanes of kPacks packs. p.row_begins has a bit for each of their elements, in the direction of the scan:
+// whether a row begins there.
+template <class Policy, int kPacks>
+__global__ void __launch_bounds__(kThreads) scan_packs(const __grid_constant__ Parameters p) {
+  using Element = typename Policy::Element;
+  using Bits = typename Element::Bits;
+  using Acc = typename Element::Acc;
+  constexpr int kInPack = 16 / sizeof(Bits), n = kPacks * kInPack, kLast = Policy::kOperands - 1;
+  const int64_t first = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * n;
+  const int64_t left = p.columns * p.length - first;
+  if (left <= 0) return;
+  const auto place = [&](int j) { return p.backward ? kPacks - 1 - j : j; };
+
+  Pack operand[Policy::kOperands][kPacks] = {};
+#pragma unroll
+  for (int o = 0; o < Policy::kOperands; ++o) {
+    const Bits* const from = static_cast<const Bits*>(p.operands[o]) + first;
+#pragma unroll
+    for (int j = 0; j < kPacks; ++j) {
+      const int at = place(j) * kInPack;
+      if (p.aligned && at + kInPack <= left) {
+        operand[o][j] = *reinterpret_cast<const Pack*>(from + at);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kInPack; ++i)
+          if (at + i < left) set<Bits>(operand[o][j], i, from[at + i]);
+      }
+    }
+  }
+  if (p.backward) reverse_each<Bits>(operand);
+
+  const auto begins = [&](int i) { return i == 0 || i == n || (p.row_begins >> i & 1); };
+  const auto at = [&](int i) {
+    const auto load = [&](int o, int i) { return Element::load(get<Bits>(operand[o][i / kInPack], i % kInPack)); };
+    In<Acc> in = {};
+    in.x = load(0, i);
+    if (Policy::kOperands > 1) in.a = load(1, i);
+    if (Policy::kOperands > 2) in.y = load(2, i);
+    if constexpr (Policy::kNeighbour) {
+      const Acc edge = Policy::edge(p.options);
+      const Acc before = begins(i) ? edge : load(kLast, i > 0 ? i - 1 : 0);
+      const Acc after = begins(i + 1) ? edge : load(kLast, i + 1 < n ? i + 1 : i);
+      in.neighbour = p.neighbour_before ? before : after;
+    }
+    return in;
+  };
+  Acc results[Policy::kResults][n];
+  typename Policy::State state = Policy::identity(p.options);
+  step_run<Policy, n, true>(state, at, p.options, [&](int i, const Out<Acc>& out) {
+    results[0][i] = out.first;
+    if constexpr (Policy::kResults == 2) results[1][i] = out.second;
+    if (begins(i + 1)) state = Policy::identity(p.options);
+  });
+
+  Pack packed[Policy::kResults][kPacks];
+#pragma unroll
+  for (int r = 0; r < Policy::kResults; ++r)
+#pragma unroll
+    for (int j = 0; j < kPacks; ++j) packed[r][j] = pack_of<Element>(results[r] + j * kInPack);
+  if (p.backward) reverse_each<Bits>(packed);
+#pragma unroll
+  for (int r = 0; r < Policy::kResults; ++r) {
+    Bits* const to = static_cast<Bits*>(p.results[r]) + first;
+#pragma unroll
+    for (int j = 0; j < kPacks; ++j) {
+      const int at = place(j) * kInPack;
+      if (p.aligned && at + kInPack <= left) {
+        *reinterpret_cast<Pack*>(to + at) = packed[r][j];
+      } else {
+#pragma unroll
+        for (int i = 0; i < kInPack; ++i)
+          if (at + i < left) to[at + i] = get<Bits>(packed[r][j], i);
+      }
+    }
+  }
+}
+
+}  // namespace jaxgpuops::scan
