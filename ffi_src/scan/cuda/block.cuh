@@ -101,7 +101,7 @@ class BetweenWarps {
 
   __device__ State tile_total(int slot, int column) const {
     State fold = identity();
-    for (int w = 0; w < p.axis_warps; ++w) fold = Policy::combine(fold, totals(slot)[w * columns + column]);
+    for (int w = 0; w < p.axis_warps; ++w) fold = Policy::combine(fold, totals(slot)[w * columns + column], p.options);
     return fold;
   }
 
@@ -111,9 +111,9 @@ class BetweenWarps {
 #pragma unroll
     for (int w = 0; w < kWarps - 1; ++w) {
       if (w >= axis_warp) continue;
-      fold = Policy::combine(fold, totals(slot)[w * columns + column]);
+      fold = Policy::combine(fold, totals(slot)[w * columns + column], p.options);
     }
-    return Policy::combine(carry(slot)[column], fold);
+    return Policy::combine(carry(slot)[column], fold, p.options);
   }
 
   // The state before the first position.

@@ -1,5 +1,5 @@
 // Short rows of which one to three packs of 16 bytes hold a whole number: a lane has these rows. Operands are read once,
-// results written once, each pack in one access, and nothing is exchanged.
+// results written once, each pack in one access, and lanes exchange nothing.
 #pragma once
 
 #include <cstdint>
@@ -8,34 +8,34 @@
 
 namespace jaxgpuops::scan {
 
-// The kernel for lanes of kPacks packs. p.row_begins has a bit for each of their elements, in the direction of the scan:
-// whether a row begins there.
+// p.row_begins has a bit for each element of a lane's packs, in the direction of the scan: whether a row begins there.
 template <class Policy, int kPacks>
 __global__ void __launch_bounds__(kThreads) scan_packs(const __grid_constant__ Parameters p) {
   using Element = typename Policy::Element;
   using Bits = typename Element::Bits;
   using Acc = typename Element::Acc;
-  constexpr int kInPack = 16 / sizeof(Bits), n = kPacks * kInPack, kLast = Policy::kOperands - 1;
+  constexpr int kInPack = 16 / sizeof(Bits), n = kPacks * kInPack;
   const int64_t first = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * n;
   const int64_t left = p.columns * p.length - first;
   if (left <= 0) return;
+  // The last rows of the array, and arrays that are not aligned, pass through shared memory byte by byte.
+  __shared__ Pack bytewise[kThreads][kPacks];
+  const bool whole = p.aligned && left >= n;
+  const auto copy = [&](void* to, const void* from) {
+    const int bytes = static_cast<int>(min(left, int64_t{n})) * static_cast<int>(sizeof(Bits));
+#pragma unroll 1
+    for (int i = 0; i < bytes; ++i) static_cast<unsigned char*>(to)[i] = static_cast<const unsigned char*>(from)[i];
+  };
   const auto place = [&](int j) { return p.backward ? kPacks - 1 - j : j; };
 
-  Pack operand[Policy::kOperands][kPacks] = {};
+  Pack operand[Policy::kOperands][kPacks];
 #pragma unroll
   for (int o = 0; o < Policy::kOperands; ++o) {
     const Bits* const from = static_cast<const Bits*>(p.operands[o]) + first;
+    if (!whole) copy(bytewise[threadIdx.x], from);
+    const Pack* const packs = whole ? reinterpret_cast<const Pack*>(from) : bytewise[threadIdx.x];
 #pragma unroll
-    for (int j = 0; j < kPacks; ++j) {
-      const int at = place(j) * kInPack;
-      if (p.aligned && at + kInPack <= left) {
-        operand[o][j] = *reinterpret_cast<const Pack*>(from + at);
-      } else {
-#pragma unroll
-        for (int i = 0; i < kInPack; ++i)
-          if (at + i < left) set<Bits>(operand[o][j], i, from[at + i]);
-      }
-    }
+    for (int j = 0; j < kPacks; ++j) operand[o][j] = packs[place(j)];
   }
   if (p.backward) reverse_each<Bits>(operand);
 
@@ -47,6 +47,7 @@ __global__ void __launch_bounds__(kThreads) scan_packs(const __grid_constant__ P
     if (Policy::kOperands > 1) in.a = load(1, i);
     if (Policy::kOperands > 2) in.y = load(2, i);
     if constexpr (Policy::kNeighbour) {
+      constexpr int kLast = Policy::kOperands - 1;
       const Acc edge = Policy::edge(p.options);
       const Acc before = begins(i) ? edge : load(kLast, i > 0 ? i - 1 : 0);
       const Acc after = begins(i + 1) ? edge : load(kLast, i + 1 < n ? i + 1 : i);
@@ -55,11 +56,12 @@ __global__ void __launch_bounds__(kThreads) scan_packs(const __grid_constant__ P
     return in;
   };
   Acc results[Policy::kResults][n];
-  typename Policy::State state = Policy::identity(p.options);
+  const auto none = Policy::identity(p.options);
+  auto state = none;
   step_run<Policy, n, true>(state, at, p.options, [&](int i, const Out<Acc>& out) {
     results[0][i] = out.first;
     if constexpr (Policy::kResults == 2) results[1][i] = out.second;
-    if (begins(i + 1)) state = Policy::identity(p.options);
+    if (begins(i + 1)) state = none;
   });
 
   Pack packed[Policy::kResults][kPacks];
@@ -71,17 +73,10 @@ __global__ void __launch_bounds__(kThreads) scan_packs(const __grid_constant__ P
 #pragma unroll
   for (int r = 0; r < Policy::kResults; ++r) {
     Bits* const to = static_cast<Bits*>(p.results[r]) + first;
+    Pack* const packs = whole ? reinterpret_cast<Pack*>(to) : bytewise[threadIdx.x];
 #pragma unroll
-    for (int j = 0; j < kPacks; ++j) {
-      const int at = place(j) * kInPack;
-      if (p.aligned && at + kInPack <= left) {
-        *reinterpret_cast<Pack*>(to + at) = packed[r][j];
-      } else {
-#pragma unroll
-        for (int i = 0; i < kInPack; ++i)
-          if (at + i < left) to[at + i] = get<Bits>(packed[r][j], i);
-      }
-    }
+    for (int j = 0; j < kPacks; ++j) packs[place(j)] = packed[r][j];
+    if (!whole) copy(to, bytewise[threadIdx.x]);
   }
 }
 

@@ -89,8 +89,8 @@ inline int packs_of(const Problem& problem) {
   if (inner != 1 || problem.segmented || problem.initial || (cumulative && problem.op == Op::kLogSumExp)) return 0;
   if (is_rare(problem.kind, problem.op, problem.segmented, problem.dtype)) return 0;
   const auto& a = problem.a;
-  const bool dense = (length == 1 || a.axis_stride == 1) &&
-                     (outer == 1 || (a.outer.groups == 1 && a.outer.stride[0] == length));
+  const bool dense =
+      (length == 1 || a.axis_stride == 1) && (outer == 1 || (a.outer.groups == 1 && a.outer.stride[0] == length));
   if (problem.kind == Kind::kLinear && !dense) return 0;
   const int64_t row = length * bytes_of(problem.dtype);
   for (int packs = 1; packs <= 3; ++packs)

@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kMostSmallLength) scan_small_exact(const __gri
 #pragma unroll 1
   for (uint32_t d = beside; d < 32; d *= 2) {
     const State left = shuffle_up(state, d);
-    if (lane >= d) state = Policy::combine(left, state);
+    if (lane >= d) state = Policy::combine(left, state, p.options);
   }
   State before = shuffle_up(state, beside);
   if (lane < beside) before = identity;
@@ -143,10 +143,10 @@ __global__ void __launch_bounds__(kMostSmallLength) scan_small_exact(const __gri
     __syncthreads();
     State earlier = lane < warp ? warps[lane] : identity;
 #pragma unroll 1
-    for (uint32_t d = 16; d; d /= 2) earlier = Policy::combine(earlier, shuffle_xor(earlier, d));
-    before = Policy::combine(earlier, before);
+    for (uint32_t d = 16; d; d /= 2) earlier = Policy::combine(earlier, shuffle_xor(earlier, d), p.options);
+    before = Policy::combine(earlier, before, p.options);
   }
-  before = Policy::combine(mine.initial(), before);
+  before = Policy::combine(mine.initial(), before, p.options);
   mine.store(Policy::step(before, mine.in, p.options));
 }
 

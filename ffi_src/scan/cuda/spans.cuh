@@ -320,7 +320,7 @@ class Spans : public BetweenWarps<Policy> {
     for (int bit = 0; bit < 5; ++bit) {
       if (1 << bit >= p.runs) break;
       const State left = shuffle_up(inclusive, step << bit);
-      if (run >= 1 << bit) inclusive = Policy::combine(left, inclusive);
+      if (run >= 1 << bit) inclusive = Policy::combine(left, inclusive, p.options);
     }
     const State before = shuffle_up(inclusive, step);
     if (run > 0) folds.before = before;
@@ -340,7 +340,7 @@ class Spans : public BetweenWarps<Policy> {
   __device__ void finish(const Place& place, const Span& span, const Tile& tile, const Starts&, const Folds& folds,
                          const State (&base)[1]) const {
     const Image image = image_of(place, span);
-    step_over(tile.stage, place, image, run_of(place, image, span), Policy::combine(base[0], folds.before));
+    step_over(tile.stage, place, image, run_of(place, image, span), Policy::combine(base[0], folds.before, p.options));
     if (!(p.staged & 1)) return;
     copy_out(tile.stage, image);
     wait();  // after this barrier, the next tile may be loaded
