@@ -235,6 +235,8 @@ SCAN_POINTS = [
     ((1, 100_000, 34), "float32", "column_look_ahead"),
     ((1, 100_000, 35), "bfloat16", "span_look_ahead"),
     ((1 << 20, 32, 1), "float32", "short"),
+    ((1 << 20, 2, 1), "bfloat16", "packs"),
+    ((1 << 20, 3, 1), "float32", "packs"),
     ((100, 2, 1 << 20), "float32", "short"),
 ]
 
@@ -261,7 +263,7 @@ def scan_calls():
 SCAN_KERNELS = {
     "along": ({"rows", "walk"}, {"resident", "row_look_ahead", "chunk_look_ahead"}),
     "across": ({"small", "columns"}, {"column_look_ahead"}),
-    "spans": ({"small", "short", "spans"}, {"span_look_ahead"}),
+    "spans": ({"small", "short", "packs", "spans"}, {"span_look_ahead"}),
 }
 
 

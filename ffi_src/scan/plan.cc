@@ -72,7 +72,7 @@ bool is_exact(const Problem& problem) {
 bool is_direct(const Problem& problem) {
   const auto [outer, length, inner] = problem.rows;
   const int bytes = bytes_of(problem.dtype);
-  if (packs_of(problem) > 0) return true;
+  if (in_packs(problem)) return true;
   const bool vectors = inner == 1 && (bytes == 1 || length * bytes % 16 == 0);
   return !vectors && (length <= kDirectLength || inner * bytes >= kDirectBytes) &&
          problem.rows.elements() <= kDirectElements;
@@ -115,10 +115,10 @@ Plan plan_short(const Problem& problem, const Gpu& gpu, Plan plan) {
   plan.tiles = 1;
   const int64_t columns = outer * inner;
   if (is_small(problem)) return plan_small(problem, plan);
-  if (const int packs = packs_of(problem)) {
+  if (in_packs(problem)) {
     plan.algorithm = Algorithm::kPacks;
     plan.axis_warps = kWarps;
-    plan.block_columns = kThreads * 16 * packs / (length * bytes);
+    plan.block_columns = kThreads * 16 / (length * bytes);
     plan.strips = ceil_div(columns, plan.block_columns);
     return plan;
   }

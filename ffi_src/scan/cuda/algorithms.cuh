@@ -142,16 +142,6 @@ cudaError_t launch_short(cudaStream_t stream, const Plan& plan, const Parameters
   return launch(stream, {dim3(p.strips), dim3(plan.threads()), bytes}, scan_short<Policy>, p);
 }
 
-template <class Policy>
-cudaError_t launch_packs(cudaStream_t stream, const Plan& plan, const Problem& problem, const Parameters& p) {
-  const Launch shape{dim3(p.strips), dim3(plan.threads())};
-  switch (packs_of(problem)) {
-    case 1: return launch(stream, shape, scan_packs<Policy, 1>, p);
-    case 2: return launch(stream, shape, scan_packs<Policy, 2>, p);
-    default: return launch(stream, shape, scan_packs<Policy, 3>, p);
-  }
-}
-
 // The parameters of a kernel; none depends on the policy.
 Parameters parameters_of(const Plan& plan, const Problem& problem, const Buffers& buffers, void* workspace);
 
@@ -163,7 +153,8 @@ cudaError_t launch_policy(cudaStream_t stream, const Plan& plan, const Problem& 
   constexpr bool kShared = kRowBlocks<Policy> > 0;
   if constexpr (!kRare<Policy>) {
     if constexpr (!Policy::kCut && !kByParts<Policy>)
-      if (plan.algorithm == Algorithm::kPacks) return launch_packs<Policy>(stream, plan, problem, p);
+      if (plan.algorithm == Algorithm::kPacks)
+        return launch(stream, {dim3(p.strips), dim3(plan.threads())}, scan_packs<Policy>, p);
     const size_t columns = (32 << p.column_bits) * Columns<Policy>::kWidth;
     switch (plan.algorithm) {
       case Algorithm::kRows: return launch_rows<Policy>(stream, plan, p);

@@ -440,17 +440,17 @@ struct LogSumExpWeights {
     return o.exclusive ? infinity : -infinity;
   }
   // low - high, where low <= high except for rounding errors. These must not be cut off: along a long axis, results
-  // that rise by less than their rounding also fall at many positions, and the product of factors would be too small.
-  // Differences above 1 are only those to another segment, which nothing uses.
-  JAXGPUOPS_FN static Acc difference(Acc low, Acc high) {
+  // that rise by less than their rounding also fall at many positions. Differences above 1 are only those to another
+  // segment, which nothing uses.
+  JAXGPUOPS_FN static Acc difference(Acc low, Acc high, const Options& o) {
     const Acc d = low == high ? Acc{0} : low - high;
-    return d > 1 ? Acc{1} : d;
+    return o.segmented && d > 1 ? Acc{1} : d;
   }
   JAXGPUOPS_FN static Weights<Acc> of(const In<Acc>& in, const Options& o) {
     const Acc before = o.exclusive ? in.y : in.neighbour, after = o.exclusive ? in.neighbour : in.y;
     const bool nothing = in.a == -std::numeric_limits<Acc>::infinity();
-    const Acc log = difference(before, after);
-    return {exp_below_one(log), nothing ? Acc{0} : exp_below_one(difference(in.a, after)), log};
+    const Acc log = difference(before, after, o);
+    return {exp_below_one(log), nothing ? Acc{0} : exp_below_one(difference(in.a, after, o)), log};
   }
 };
 

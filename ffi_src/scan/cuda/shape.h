@@ -81,21 +81,16 @@ inline bool is_general(const Problem& problem) {
   return problem.kind == Kind::kCumulative && problem.op != Op::kLogSumExp && (problem.segmented || is_rare(problem));
 }
 
-// kPacks: how many packs of 16 bytes a lane has, which hold a whole number of rows. 0 if the kernel does not take the
-// problem.
-inline int packs_of(const Problem& problem) {
+// Whether a pack of 16 bytes holds a whole number of rows, and kPacks takes the problem. (Lanes with two or three packs
+// took three times as long as kShort.)
+inline bool in_packs(const Problem& problem) {
   const auto [outer, length, inner] = problem.rows;
-  const bool cumulative = problem.kind == Kind::kCumulative;
-  if (inner != 1 || problem.segmented || problem.initial || (cumulative && problem.op == Op::kLogSumExp)) return 0;
-  if (is_rare(problem.kind, problem.op, problem.segmented, problem.dtype)) return 0;
+  if (inner != 1 || 16 % (length * bytes_of(problem.dtype)) != 0 || problem.segmented || problem.initial) return false;
+  if (problem.kind == Kind::kCumulative && problem.op == Op::kLogSumExp) return false;
+  if (is_rare(problem.kind, problem.op, problem.segmented, problem.dtype)) return false;
   const auto& a = problem.a;
-  const bool dense =
-      (length == 1 || a.axis_stride == 1) && (outer == 1 || (a.outer.groups == 1 && a.outer.stride[0] == length));
-  if (problem.kind == Kind::kLinear && !dense) return 0;
-  const int64_t row = length * bytes_of(problem.dtype);
-  for (int packs = 1; packs <= 3; ++packs)
-    if (16 * packs % row == 0) return packs;
-  return 0;
+  return problem.kind != Kind::kLinear ||
+         ((length == 1 || a.axis_stride == 1) && (outer == 1 || (a.outer.groups == 1 && a.outer.stride[0] == length)));
 }
 
 constexpr int kWarps = 8;  // the most warps of a block, without those that look ahead
