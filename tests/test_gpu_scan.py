@@ -31,8 +31,8 @@ REGIMES = {
     "look-ahead, spans": ((2, 50_001, 19), 1),
     "look-ahead, spans, a block stays": ((20, 30_001, 5), 1),
     "packs, rows of two": ((70_003, 2), 1),
-    "packs, rows of three": ((70_003, 3), 1),
-    "packs, rows of two packs": ((20_003, 8), 1),
+    "short, rows of three": ((70_003, 3), 1),
+    "short, rows of three by shared memory": ((1_400_003, 3), 1),
     "short, rows of whole vectors": ((9001, 24), 1),
     "short, rows": ((9001, 31), 1),
     "short, a few columns": ((5001, 7, 5), 1),
@@ -41,6 +41,7 @@ REGIMES = {
     "small, rows": ((901, 31), 1),
     "small, columns": ((50, 7, 5), 1),
     "spans, maxima in rounds": ((3, 300, 5), 1),
+    "spans, runs of maxima": ((3, 2601, 5), 1),
 }
 regimes = pytest.mark.parametrize("shape, axis", REGIMES.values(), ids=REGIMES)
 

@@ -236,7 +236,8 @@ SCAN_POINTS = [
     ((1, 100_000, 35), "bfloat16", "span_look_ahead"),
     ((1 << 20, 32, 1), "float32", "short"),
     ((1 << 20, 2, 1), "bfloat16", "packs"),
-    ((1 << 20, 3, 1), "float32", "packs"),
+    ((1 << 20, 3, 1), "float32", "short"),
+    ((1, 9338, 5), "int32", "small"),
     ((100, 2, 1 << 20), "float32", "short"),
 ]
 
@@ -496,8 +497,8 @@ def test_few_elements():
         ):
             assert small(scan_planner(op, "float32", False), length, inner, most) == few, (op, length, inner)
             assert small(scan_planner(op, "float32", True), length, inner) == none  # calls with segments
-        for length, inner in ((33, 3), (1024, 3), (1025, 3), (33, 1)):
-            takes = few if exact and inner > 1 and length <= 1024 else none
+        for length, inner in ((33, 3), (1024, 3), (1025, 3), (16_384, 3), (16_385, 3), (33, 1), (1025, 33)):
+            takes = few if exact and inner > 1 and (length <= 1024 or (length <= 16_384 and inner <= 32)) else none
             assert small(scan_planner(op, "float32", False), length, inner, 1 << 16) == takes, (op, length, inner)
     for op, dtype in (("cumprod", "int32"), ("cummax", "int16"), ("cumsum", "uint8")):  # rows have no other kernels
         for length, inner in ((64, 3), (457, 1)):

@@ -89,14 +89,18 @@ bool is_small(const Problem& problem) {
     return elements <= (length <= kDirectLength        ? kSmallDirect
                         : exact && !is_direct(problem) ? kSmallExact
                                                        : kSmallElements);
+  if (length > kMostSmallLength)
+    return exact && inner > 1 && inner <= 32 && !rare && length <= kMostSmallRun * kMostSmallLength &&
+           elements <= kSmallLong;
   // If inner is 1, other kernels are faster than kSmall, unless the dtype has only kernels of spans.
-  return exact && (inner > 1 || rare) && length <= kMostSmallLength && elements <= (rare ? kSmallRare : kSmallLong);
+  return exact && (inner > 1 || rare) && elements <= (rare ? kSmallRare : kSmallLong);
 }
 
 Plan plan_small(const Problem& problem, Plan plan) {
   const auto [outer, length, inner] = problem.rows;
   plan.algorithm = Algorithm::kSmall;
-  const int bits = bits_for(std::max<int64_t>(length, kSmallStep));
+  plan.per_lane = static_cast<int>(ceil_div(length, kMostSmallLength));
+  const int bits = bits_for(std::clamp<int64_t>(length, kSmallStep, kMostSmallLength));
   plan.columns = bits < 5 ? 32 >> bits : 1;
   plan.axis_warps = bits <= 5 ? kSmallWarps : 1 << (bits - 5);
   plan.column_bits = 0;
