@@ -237,7 +237,7 @@ SCAN_POINTS = [
     ((1 << 20, 32, 1), "float32", "short"),
     ((1 << 20, 2, 1), "bfloat16", "packs"),
     ((1 << 20, 3, 1), "float32", "short"),
-    ((1, 9338, 5), "int32", "small"),
+    ((1, 3000, 5), "int32", "small"),
     ((100, 2, 1 << 20), "float32", "short"),
 ]
 
@@ -293,6 +293,13 @@ def test_scan_forms(capability):
     expected = set().union(*(alone | shared for alone, shared in SCAN_KERNELS.values()))
     # In the shared memory of 7.5 there is no room for two tiles of columns.
     assert found == expected - ({"column_look_ahead"} if capability == 75 else set())
+
+
+def test_scans_of_rows_in_packs():
+    call = 1 << 19, 2, 1, "bfloat16", False, 1, 90
+    assert plan_scan("linear_scan", *call)["algorithm"] == "packs"
+    assert plan_scan("linear_scan", *call, dense=False)["algorithm"] == "short"
+    assert plan_scan("cumsum", *call, initial=True)["algorithm"] == "short"
 
 
 def test_scan_tiles_do_not_depend_on_the_batch():
@@ -497,8 +504,8 @@ def test_few_elements():
         ):
             assert small(scan_planner(op, "float32", False), length, inner, most) == few, (op, length, inner)
             assert small(scan_planner(op, "float32", True), length, inner) == none  # calls with segments
-        for length, inner in ((33, 3), (1024, 3), (1025, 3), (16_384, 3), (16_385, 3), (33, 1), (1025, 33)):
-            takes = few if exact and inner > 1 and (length <= 1024 or (length <= 16_384 and inner <= 32)) else none
+        for length, inner in ((33, 3), (1024, 3), (1025, 3), (4096, 3), (4097, 3), (33, 1), (1025, 33)):
+            takes = few if exact and inner > 1 and (length <= 1024 or (length <= 4096 and inner <= 32)) else none
             assert small(scan_planner(op, "float32", False), length, inner, 1 << 16) == takes, (op, length, inner)
     for op, dtype in (("cumprod", "int32"), ("cummax", "int16"), ("cumsum", "uint8")):  # rows have no other kernels
         for length, inner in ((64, 3), (457, 1)):

@@ -41,7 +41,7 @@ constexpr RunShape run_shape(Layout layout, int operands, int bytes) {
 constexpr int64_t kShortAxis = 32;
 // kSmall: the longest axis, for operators whose states do not depend on the order of folding.
 constexpr int kMostSmallLength = 1024;
-constexpr int kMostSmallRun = 16;  // kSmall: the most positions of a thread, where a column is longer than that
+constexpr int kMostSmallRun = 4;   // kSmall: the most positions of a thread, where a column is longer than that
 constexpr int kSmallWarps = 4;     // kSmall: warps of a block
 constexpr int kSmallStep = 4;      // kSmall: positions that a lane steps over before it checks whether there are more
 constexpr int kMostColumns = 256;  // the most columns of a span
