@@ -221,11 +221,12 @@ void define_row_operations(nb::module_& module) {
   using namespace jaxgpuops;
   // `groups`: how many groups the dimensions after the axis form for an operand that broadcasts; a group is a run of
   // neighbouring dimensions that the operand has, or that it lacks. With several operands, the largest of these
-  // numbers.
+  // numbers. `dense`: whether the operand a, if any, has the whole shape.
   module.def(
       "plan_scan",
       [](const std::string& op, int64_t outer, int64_t length, int64_t inner, const std::string& dtype, bool segmented,
-         int groups, int compute_capability, int64_t workspace_bytes, bool exclusive, bool transpose) {
+         int groups, int compute_capability, int64_t workspace_bytes, bool exclusive, bool transpose, bool initial,
+         bool dense) {
         scan::Problem problem = scan_named(op);
         problem.rows = {outer, length, inner};
         problem.dtype = dtype_named(dtype);
@@ -234,11 +235,17 @@ void define_row_operations(nb::module_& module) {
         problem.exclusive = exclusive;
         problem.transpose = transpose;
         problem.segmented = segmented;
+        problem.initial = initial;
         problem.a.inner.groups = groups;
+        if (dense) {
+          problem.a.axis_stride = inner;
+          problem.a.outer.groups = 1;
+          problem.a.outer.stride[0] = length * inner;
+        }
         return plan_dict(scan::plan_scan(problem, gpu_of(compute_capability), workspace_bytes));
       },
       "op"_a, "outer"_a, "length"_a, "inner"_a, "dtype"_a, "segmented"_a, "groups"_a, "compute_capability"_a,
-      "workspace_bytes"_a = -1, "exclusive"_a = false, "transpose"_a = true);
+      "workspace_bytes"_a = -1, "exclusive"_a = false, "transpose"_a = true, "initial"_a = false, "dense"_a = true);
 
   module.def(
       "plan_softmax",

@@ -34,6 +34,8 @@ def plan_scan(
     workspace_bytes: int = -1,
     exclusive: bool = False,
     transpose: bool = True,
+    initial: bool = False,
+    dense: bool = True,
 ) -> dict[str, Any]: ...
 def plan_softmax(
     op: str,

@@ -54,6 +54,7 @@ KERNELS = {
     "scan": {
         "small": "scan_small",
         "short": "scan_short",
+        "packs": "scan_packs",
         "rows": "scan_rows",
         "walk": "scan_walk",
         "resident": "scan_resident",

@@ -30,8 +30,9 @@ REGIMES = {
     "look-ahead, spans, few columns": ((1, 1_000_003, 3), 1),
     "look-ahead, spans": ((2, 50_001, 19), 1),
     "look-ahead, spans, a block stays": ((20, 30_001, 5), 1),
-    "short, rows of two": ((70_003, 2), 1),
-    "short, rows of two by shared memory": ((2_200_003, 2), 1),
+    "packs, rows of two": ((70_003, 2), 1),
+    "short, rows of three": ((70_003, 3), 1),
+    "short, rows of three by shared memory": ((1_400_003, 3), 1),
     "short, rows of whole vectors": ((9001, 24), 1),
     "short, rows": ((9001, 31), 1),
     "short, a few columns": ((5001, 7, 5), 1),
@@ -40,6 +41,7 @@ REGIMES = {
     "small, rows": ((901, 31), 1),
     "small, columns": ((50, 7, 5), 1),
     "spans, maxima in rounds": ((3, 300, 5), 1),
+    "spans, runs of maxima": ((3, 2601, 5), 1),
 }
 regimes = pytest.mark.parametrize("shape, axis", REGIMES.values(), ids=REGIMES)
 
@@ -150,7 +152,7 @@ def test_every_kernel_has_a_regime():
     for shape, axis in REGIMES.values():
         chosen = plan(functools.partial(jaxgpuops.cumsum, axis=axis), jax.ShapeDtypeStruct(shape, jnp.float32))
         found.add(chosen["algorithm"])
-    assert found == {"small", "short", "rows", "walk", "resident", "row_look_ahead"} | {
+    assert found == {"small", "short", "packs", "rows", "walk", "resident", "row_look_ahead"} | {
         *("columns", "column_look_ahead", "spans", "span_look_ahead")
     }  # chunk_look_ahead is missing: gradients take it, and have the same shapes
 

@@ -248,6 +248,9 @@ SCAN_POINTS = [
     ((1, 100_000, 34), "float32", "column_look_ahead"),
     ((1, 100_000, 35), "bfloat16", "span_look_ahead"),
     ((1 << 20, 32, 1), "float32", "short"),
+    ((1 << 20, 2, 1), "bfloat16", "packs"),
+    ((1 << 20, 3, 1), "float32", "short"),
+    ((1, 3000, 5), "int32", "small"),
     ((100, 2, 1 << 20), "float32", "short"),
 ]
 
@@ -274,7 +277,7 @@ def scan_calls():
 SCAN_KERNELS = {
     "along": ({"rows", "walk"}, {"resident", "row_look_ahead", "chunk_look_ahead"}),
     "across": ({"small", "columns"}, {"column_look_ahead"}),
-    "spans": ({"small", "short", "spans"}, {"span_look_ahead"}),
+    "spans": ({"small", "short", "packs", "spans"}, {"span_look_ahead"}),
 }
 
 
@@ -303,6 +306,13 @@ def test_scan_forms(capability):
     expected = set().union(*(alone | shared for alone, shared in SCAN_KERNELS.values()))
     # In the shared memory of 7.5 there is no room for two tiles of columns.
     assert found == expected - ({"column_look_ahead"} if capability == 75 else set())
+
+
+def test_scans_of_rows_in_packs():
+    call = 1 << 19, 2, 1, "bfloat16", False, 1, 90
+    assert plan_scan("linear_scan", *call)["algorithm"] == "packs"
+    assert plan_scan("linear_scan", *call, dense=False)["algorithm"] == "short"
+    assert plan_scan("cumsum", *call, initial=True)["algorithm"] == "short"
 
 
 def test_scan_tiles_do_not_depend_on_the_batch():
@@ -507,8 +517,8 @@ def test_few_elements():
         ):
             assert small(scan_planner(op, "float32", False), length, inner, most) == few, (op, length, inner)
             assert small(scan_planner(op, "float32", True), length, inner) == none  # calls with segments
-        for length, inner in ((33, 3), (1024, 3), (1025, 3), (33, 1)):
-            takes = few if exact and inner > 1 and length <= 1024 else none
+        for length, inner in ((33, 3), (1024, 3), (1025, 3), (4096, 3), (4097, 3), (33, 1), (1025, 33)):
+            takes = few if exact and inner > 1 and (length <= 1024 or (length <= 4096 and inner <= 32)) else none
             assert small(scan_planner(op, "float32", False), length, inner, 1 << 16) == takes, (op, length, inner)
     for op, dtype in (("cumprod", "int32"), ("cummax", "int16"), ("cumsum", "uint8")):  # rows have no other kernels
         for length, inner in ((64, 3), (457, 1)):

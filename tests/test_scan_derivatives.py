@@ -169,10 +169,20 @@ def test_gradient_of_cumlogsumexp_is_stable():
     np.testing.assert_allclose(gradient, [0, 1 + 1 + 0.5 + 0.5, 0, 0.5 + 0.5, 0, 1], rtol=1000 * 2.0**-23)
     nothing = np.full(3, -INF, np.float32)
     assert jax.grad(lambda x: jaxgpuops.cumlogsumexp(x).sum())(nothing).tolist() == [0.0] * 3
-    # Towards the end y changes from one element to the next by little more than it is rounded.
-    n = 100_000
-    gradient = jax.grad(lambda x: jaxgpuops.cumlogsumexp(x)[-1])(np.zeros(n, np.float32))
-    np.testing.assert_allclose(gradient, np.full(n, 1 / n), rtol=n * 2.0**-23)  # a product of up to n factors
+
+
+@pytest.mark.parametrize("tier", [jaxgpuops, jaxgpuops.lax], ids=["public", "lax"])
+@pytest.mark.parametrize("mean", [0.0, -np.log(2.0**22)], ids=["large", "near 0"])
+def test_gradient_of_cumlogsumexp_along_a_long_axis(mean, tier):
+    """Towards the end y changes from one element to the next by less than it is rounded, and it is rounded differently
+    where it is near 0. Errors of 2^22 positions must not add up, though each is in the gradient of all before it."""
+    n = 1 << 22
+    x = (mean + 0.01 * np.random.default_rng(0).standard_normal(n)).astype(np.float32)
+    gradient = np.asarray(jax.jit(jax.grad(lambda x: tier.cumlogsumexp(x)[-1]))(x), np.float64)
+    error = n**0.5 * 2.0**-23  # as of the sum of so many independent roundings
+    assert abs(gradient.sum() - 1) < error
+    exponentials = np.exp(x.astype(np.float64))
+    np.testing.assert_allclose(gradient, exponentials / exponentials.sum(), rtol=error)
 
 
 A_SHAPES = [(2, 5, 3), (1, 5, 1), (3,), (5, 1), (2, 1, 3), ()]

@@ -347,7 +347,7 @@ SCANS = [  # along axis 1
     *(((3, 31, 2), dtype) for dtype in ("bfloat16", "float64", "int8", "int32", "complex64", "complex128")),
     ((30_001, 9), "float32"),  # short axes, by shared memory
     ((30_001, 5), "float32"),  # the same without shared memory
-    ((30_001, 4), "float32"),  # as packs
+    ((60_001, 2), "float32"),  # as packs
     ((3001, 2, 50), "int8"),
     ((3, 457), "int16"),  # rare elements, that are few
     ((37, 61), "float32"),  # a tile holds the row

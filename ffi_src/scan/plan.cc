@@ -30,7 +30,6 @@ constexpr int64_t kSmallLong = 1 << 16, kSmallRare = 1 << 18;
 // In kShort, lanes read the axis directly from memory if that takes few loads. With more loads they do so only if the
 // array is so small that the caches serve them.
 constexpr int64_t kDirectLength = 8, kDirectBytes = 16, kDirectElements = 1 << 22;
-constexpr int64_t kPackedRows = 512;  // rows of a block whose lanes read them in packs
 // Blocks of a multiprocessor in which lanes read bytes from shared memory, which takes longer than to bring them there.
 constexpr int64_t kByteBlocks = 4;
 
@@ -90,14 +89,18 @@ bool is_small(const Problem& problem) {
     return elements <= (length <= kDirectLength        ? kSmallDirect
                         : exact && !is_direct(problem) ? kSmallExact
                                                        : kSmallElements);
+  if (length > kMostSmallLength)
+    return exact && inner > 1 && inner <= 32 && !rare && length <= kMostSmallRun * kMostSmallLength &&
+           elements <= kSmallLong;
   // If inner is 1, other kernels are faster than kSmall, unless the dtype has only kernels of spans.
-  return exact && (inner > 1 || rare) && length <= kMostSmallLength && elements <= (rare ? kSmallRare : kSmallLong);
+  return exact && (inner > 1 || rare) && elements <= (rare ? kSmallRare : kSmallLong);
 }
 
 Plan plan_small(const Problem& problem, Plan plan) {
   const auto [outer, length, inner] = problem.rows;
   plan.algorithm = Algorithm::kSmall;
-  const int bits = bits_for(std::max<int64_t>(length, kSmallStep));
+  plan.per_lane = static_cast<int>(ceil_div(length, kMostSmallLength));
+  const int bits = bits_for(std::clamp<int64_t>(length, kSmallStep, kMostSmallLength));
   plan.columns = bits < 5 ? 32 >> bits : 1;
   plan.axis_warps = bits <= 5 ? kSmallWarps : 1 << (bits - 5);
   plan.column_bits = 0;
@@ -116,11 +119,18 @@ Plan plan_short(const Problem& problem, const Gpu& gpu, Plan plan) {
   plan.tiles = 1;
   const int64_t columns = outer * inner;
   if (is_small(problem)) return plan_small(problem, plan);
+  if (in_packs(problem)) {
+    plan.algorithm = Algorithm::kPacks;
+    plan.axis_warps = kWarps;
+    plan.block_columns = kThreads * 16 / (length * bytes);
+    plan.strips = ceil_div(columns, plan.block_columns);
+    return plan;
+  }
   if (inner * bytes < kLineBytes) {
     const int64_t rows = std::max<int64_t>(kShortBytes / (operands * length * inner * bytes), 1);
     const int64_t blocks = (bytes == 1 ? kByteBlocks : 2) * gpu.multiprocessors;
     const int64_t shared_out = ceil_div(std::max<int64_t>(ceil_div(columns, blocks), 64), inner);
-    plan.block_columns = in_packs(problem) ? kPackedRows : inner * std::min(rows, shared_out);
+    plan.block_columns = inner * std::min(rows, shared_out);
     if (!is_direct(problem)) {
       plan.padding = length * inner * bytes % 16 == 0 ? 16 : 0;
       plan.span_bytes = static_cast<int>(span_bytes(plan.block_columns * length, bytes, plan.padding));
@@ -145,6 +155,7 @@ const char* name(Algorithm algorithm) {
   switch (algorithm) {
     case Algorithm::kEmpty: return "empty";
     case Algorithm::kShort: return "short";
+    case Algorithm::kPacks: return "packs";
     case Algorithm::kSmall: return "small";
     case Algorithm::kRows: return "rows";
     case Algorithm::kWalk: return "walk";

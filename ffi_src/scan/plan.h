@@ -16,6 +16,7 @@ namespace jaxgpuops::scan {
 enum class Algorithm {
   kEmpty,            // nothing to write
   kShort,            // kSpans: a lane has the whole (short) axis
+  kPacks,            // kSpans: a lane has 16 bytes of whole rows
   kSmall,            // kSpans: few elements in all, and a lane has one
   kRows,             // kAlong: the axis is one tile
   kWalk,             // kAlong: a block walks over the tiles of a row

@@ -37,7 +37,9 @@ def _kernel(name, operands, *, results=1, broadcasts=(), shortest=4, **kwargs):
     def plan(rows, avals, compute_capability, axis, *, initial=False, exclusive=False, transpose=False, **_):
         segmented = len(avals) > operands + initial
         call = name, *rows, avals[0].dtype.name, segmented, groups_after(avals, axis), compute_capability
-        return _native.modules["cpu"].plan_scan(*call, exclusive=exclusive, transpose=transpose)
+        dense = operands != 2 or avals[1].shape == avals[0].shape
+        options = {"exclusive": exclusive, "transpose": transpose, "initial": initial, "dense": dense}
+        return _native.modules["cpu"].plan_scan(*call, **options)
 
     return Kernel(
         name,

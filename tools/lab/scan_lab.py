@@ -25,7 +25,7 @@ def accepts(kind, op, dtype):
         return not dtype.complex if op in ("max", "min") else dtype.name != "bool"
     if kind == "tangent":
         return op != "sum" and not dtype.integer and not narrow and (op == "prod" or not dtype.complex)
-    return dtype.name != "bool" if kind == "linear" else not dtype.integer
+    return not dtype.integer and not narrow
 
 
 # ---- Calls -----------------------------------------------------------------------------------------------------------

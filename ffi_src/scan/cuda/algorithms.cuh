@@ -1,6 +1,7 @@
 // The algorithms of scans: which block takes which tiles, and how it learns the fold of what comes before a tile.
 //
 //   short                nothing comes before: a lane has the whole axis (spans.cuh)
+//   packs                nothing comes before: a lane has whole rows (packs.cuh)
 //   rows                 nothing comes before: the axis is one tile (loop.cuh)
 //   walk, columns, spans the same block did the tiles before (loop.cuh)
 //   resident             blocks share a row, and all tiles are on the GPU at the same time (shared_rows.cuh)
@@ -16,6 +17,7 @@
 #include "common/cuda/residents.cuh"
 #include "scan/cuda/look_ahead.cuh"
 #include "scan/cuda/loop.cuh"
+#include "scan/cuda/packs.cuh"
 #include "scan/plan.h"
 #include "scan/cuda/shared_rows.cuh"
 
@@ -150,6 +152,9 @@ cudaError_t launch_policy(cudaStream_t stream, const Plan& plan, const Problem& 
   const Parameters p = parameters_of(plan, problem, buffers, workspace);
   constexpr bool kShared = kRowBlocks<Policy> > 0;
   if constexpr (!kRare<Policy>) {
+    if constexpr (!Policy::kCut && !kByParts<Policy>)
+      if (plan.algorithm == Algorithm::kPacks)
+        return launch(stream, {dim3(p.strips), dim3(plan.threads())}, scan_packs<Policy>, p);
     const size_t columns = (32 << p.column_bits) * Columns<Policy>::kWidth;
     switch (plan.algorithm) {
       case Algorithm::kRows: return launch_rows<Policy>(stream, plan, p);

@@ -34,7 +34,7 @@ struct Parameters {
   int span_bytes, padding;         // bytes of an operand in shared memory; free bytes after each line of it
   int staged;                      // bit o: operand o comes to shared memory
   bool packed;                     // a run in shared memory is a whole number of packs
-  bool packs;                      // lanes read rows from memory, and write them, in packs
+  uint32_t row_begins;             // kPacks: a bit for each element of a lane, whether a row begins there
   int64_t block_columns;           // columns of a block, where the axis is short
   int64_t outer_step, inner_step;  // `threads` columns further: by so many outer indices and, of the last, columns
   int stage_bytes;
@@ -101,7 +101,7 @@ class BetweenWarps {
 
   __device__ State tile_total(int slot, int column) const {
     State fold = identity();
-    for (int w = 0; w < p.axis_warps; ++w) fold = Policy::combine(fold, totals(slot)[w * columns + column]);
+    for (int w = 0; w < p.axis_warps; ++w) fold = Policy::combine(fold, totals(slot)[w * columns + column], p.options);
     return fold;
   }
 
@@ -111,9 +111,9 @@ class BetweenWarps {
 #pragma unroll
     for (int w = 0; w < kWarps - 1; ++w) {
       if (w >= axis_warp) continue;
-      fold = Policy::combine(fold, totals(slot)[w * columns + column]);
+      fold = Policy::combine(fold, totals(slot)[w * columns + column], p.options);
     }
-    return Policy::combine(carry(slot)[column], fold);
+    return Policy::combine(carry(slot)[column], fold, p.options);
   }
 
   // The state before the first position.

@@ -173,7 +173,7 @@ class Chunks : public BetweenWarps<Policy> {
 #pragma unroll
     for (int bit = 0; bit < 5; ++bit) {
       const State left = shuffle_up(inclusive, 1 << bit);
-      if (lane >= 1 << bit) inclusive = Policy::combine(left, inclusive);
+      if (lane >= 1 << bit) inclusive = Policy::combine(left, inclusive, p.options);
     }
     Folds folds;
     folds.before[0] = shuffle_up(inclusive, 1);
@@ -192,7 +192,7 @@ class Chunks : public BetweenWarps<Policy> {
   template <class... Kept>
   __device__ void finish(const Place& place, const Span& span, Tile& tile, uint32_t starts, const Folds& folds,
                          const State (&base)[1], const Kept&... kept) const {
-    State state = Policy::combine(base[0], folds.before[0]);
+    State state = Policy::combine(base[0], folds.before[0], p.options);
     Pack results[Policy::kResults][kPacks];
     const auto put = [&](int i, Out<Acc> out) {
       set<Bits>(results[0][i / kInPack], i % kInPack, Element::store(out.first));

@@ -18,7 +18,7 @@ class Counter {
   // Adds tile t, after those before it.
   __device__ void add(int t, State sum) {
     int bit = 0;
-    for (; t >> bit & 1; ++bit) sum = Policy::combine(trees[bit], sum);
+    for (; t >> bit & 1; ++bit) sum = Policy::combine(trees[bit], sum, p.options);
     trees[bit] = sum;
   }
 
@@ -28,8 +28,8 @@ class Counter {
     for (int level = 0; count >> (kGroupBits * level); ++level) {
       State digit = Policy::identity(p.options);
       for (int b = kGroupBits * level; b < kGroupBits * (level + 1); ++b)
-        if (count >> b & 1) digit = Policy::combine(trees[b], digit);
-      all = Policy::combine(digit, all);
+        if (count >> b & 1) digit = Policy::combine(trees[b], digit, p.options);
+      all = Policy::combine(digit, all, p.options);
     }
     return all;
   }
@@ -42,13 +42,13 @@ class Counter {
 // Returns to each lane the fold of the sums of all lanes up to it. The lanes have the sums of a group, and only the
 // first `count` have one.
 template <class Policy, class State>
-__device__ __forceinline__ State scan_group(State sum, int count = kGroup) {
+__device__ __forceinline__ State scan_group(const Parameters& p, State sum, int count = kGroup) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int bit = 0; bit < kGroupBits; ++bit) {
     if (1 << bit >= count) break;
     const State left = shuffle_from(sum, (lane >> bit << bit) - 1);
-    if (lane >> bit & 1) sum = Policy::combine(left, sum);
+    if (lane >> bit & 1) sum = Policy::combine(left, sum, p.options);
   }
   return sum;
 }
@@ -59,12 +59,14 @@ class Digits {
  public:
   using State = typename Policy::State;
 
+  __device__ explicit Digits(const Parameters& p) : p(p) {}
+
   // Takes the next sum of a level; all lanes pass the same.
   __device__ void add(int level, int index, State sum) {
     for (;; ++level) {
       if (threadIdx.x % 32 == index % kGroup) sums[level] = sum;
       if (index % kGroup != kGroup - 1 || level == kMaxLevels - 1) return;
-      sum = shuffle_from(scan_group<Policy>(sums[level]), kGroup - 1);
+      sum = shuffle_from(scan_group<Policy>(p, sums[level]), kGroup - 1);
       index /= kGroup;
     }
   }
@@ -73,12 +75,14 @@ class Digits {
   __device__ State before(int level, int t, State state) const {
     for (; t >> (kGroupBits * level); ++level) {
       const int digit = (t >> (kGroupBits * level)) % kGroup;
-      if (digit != 0) state = Policy::combine(shuffle_from(scan_group<Policy>(sums[level]), digit - 1), state);
+      if (digit != 0)
+        state = Policy::combine(shuffle_from(scan_group<Policy>(p, sums[level]), digit - 1), state, p.options);
     }
     return state;
   }
 
  private:
+  const Parameters& p;
   State sums[kMaxLevels];  // lane i: sum i of the level's present group
 };
 

@@ -96,7 +96,8 @@ Parameters parameters_of(const Plan& plan, const Problem& problem, const Buffers
   p.stage_bytes = plan.stage_bytes;
   if (plan.layout == Layout::kSpans) p.staged = staged_operands(plan, problem, buffers);
   p.packed = inner == 1 && p.padding > 0 && bytes_of(problem.dtype) > 1;
-  p.packs = in_packs(problem) && is_aligned(buffers.x) && is_aligned(buffers.out);
+  if (plan.algorithm == Algorithm::kPacks)
+    for (int i = 0; i < 32; ++i) p.row_begins |= static_cast<uint32_t>(i % length == 0) << i;
 
   p.backward = vjp || (tangent && problem.transpose) ? !problem.reverse : problem.reverse;
   // Which boundary separates a position from earlier ones: the one before the position in the direction of the scan,

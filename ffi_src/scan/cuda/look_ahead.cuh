@@ -195,7 +195,7 @@ class LookAhead {
 
   __device__ State with_initial(int tile, int64_t column, State before) const {
     const State initial = work.initial(column);
-    return tile == 0 ? initial : Policy::combine(initial, before);
+    return tile == 0 ? initial : Policy::combine(initial, before, p.options);
   }
 
   // Returns the fold of all that comes before a tile of a column. One thread computes it alone.
@@ -213,7 +213,7 @@ class LookAhead {
     }
     State state = work.identity();
     for (int level = 0; tile >> (kGroupBits * level); ++level)
-      state = Policy::combine(fold(level, work.identity()), state);
+      state = Policy::combine(fold(level, work.identity()), state, p.options);
     return with_initial(tile, column, state);
   }
 

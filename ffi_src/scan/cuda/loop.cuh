@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(Work::kThreadsAtMost, Work::kLoopBlocks)
       work.earlier_warps(t % 2, base);
       if (t + 1 < p.tiles && keeps) {
         counter.add(t, work.tile_total(t % 2, threadIdx.x));
-        work.carry((t + 1) % 2)[threadIdx.x] = Policy::combine(initial, counter.fold(t + 1));
+        work.carry((t + 1) % 2)[threadIdx.x] = Policy::combine(initial, counter.fold(t + 1), p.options);
       }
     } else {
 #pragma unroll
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kThreads, kLoopBlocks<Policy>) scan_walk(const
   work.fetch(0, place, work.span(0), extra);
   commit_async_copies();
   work.put_extras(0, extra);
-  Digits<Policy> digits;  // only the first warp uses it
+  Digits<Policy> digits(p);  // only the first warp uses it
   const State initial = work.initial(blockIdx.x);
   if (threadIdx.x == 0) work.carry(0)[0] = initial;
   for (int t = 0; t < p.tiles; ++t) {
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kThreads, kLoopBlocks<Policy>) scan_walk(const
     work.earlier_warps(t % 2, base);
     if (more && threadIdx.x < 32) {
       digits.add(0, t, work.tile_total(t % 2, 0));
-      const State next = Policy::combine(initial, digits.before(0, t + 1, work.identity()));
+      const State next = Policy::combine(initial, digits.before(0, t + 1, work.identity()), p.options);
       if (threadIdx.x == 0) work.carry((t + 1) % 2)[0] = next;
     }
     work.finish(place, span, tile, starts, folds, base);

@@ -1,7 +1,7 @@
 // The policies: each says, for one kind of scan, what a position contributes and what its result is. A policy has
 //
 //   State                      an element of the policy's monoid; also the fold of several elements
-//   identity, combine          the identity and the operation of the monoid; combine(identity, s) is s
+//   identity, combine          the identity and the operation of the monoid; combine(identity, s, options) is s
 //   initial(h0)                if kInitial: the state before the first position
 //   first(in)                  the element of one position
 //   step(state, in)            folds one more position into `state`, and returns the result of that position
@@ -205,7 +205,7 @@ struct Cumulative<Op, false> {
 
   JAXGPUOPS_FN static State identity(const Options& o) { return Op::identity(o); }
   JAXGPUOPS_FN static State initial(Acc h0, const Options& o) { return Op::element(h0, o); }
-  JAXGPUOPS_FN static State combine(State l, State r) { return Op::combine(l, r); }
+  JAXGPUOPS_FN static State combine(State l, State r, const Options&) { return Op::combine(l, r); }
   JAXGPUOPS_FN static State first(const In<Acc>& in, const Options& o) { return Op::element(in.x, o); }
   JAXGPUOPS_FN static Out<Acc> step(State& state, const In<Acc>& in, const Options& o) {
     const State before = state;
@@ -233,7 +233,7 @@ struct Cumulative<Op, true> {
   JAXGPUOPS_FN static bool is_uncut(const Options&) { return true; }
   JAXGPUOPS_FN static State identity(const Options& o) { return {Op::identity(o), 0}; }
   JAXGPUOPS_FN static State initial(Acc h0, const Options& o) { return {Op::element(h0, o), 0}; }
-  JAXGPUOPS_FN static State combine(State l, State r) {
+  JAXGPUOPS_FN static State combine(State l, State r, const Options&) {
     return {r.cut ? r.value : Op::combine(l.value, r.value), l.cut | r.cut};
   }
   JAXGPUOPS_FN static State first(const In<Acc>& in, const Options& o) { return {Op::element(in.x, o), in.start}; }
@@ -291,7 +291,7 @@ struct General {
 
   JAXGPUOPS_FN static State identity(const Options& o) { return {none(o), tag(o)}; }
   JAXGPUOPS_FN static State initial(Acc h0, const Options& o) { return {element(h0, o), tag(o)}; }
-  JAXGPUOPS_FN static State combine(State l, State r) {
+  JAXGPUOPS_FN static State combine(State l, State r, const Options&) {
     return {r.cut & 1 ? r.value : fold(r.cut >> 1, l.value, r.value), l.cut | r.cut};
   }
   JAXGPUOPS_FN static State first(const In<Acc>& in, const Options& o) { return {element(in.x, o), in.start | tag(o)}; }
@@ -320,10 +320,12 @@ struct Affine {
     Acc factor, value;
   };
   JAXGPUOPS_FN static State identity(const Options&) { return {Constant<Acc>::of(1), Constant<Acc>::of(0)}; }
-  // A value of 0 stays 0, even if the product of the factors overflows.
-  JAXGPUOPS_FN static State combine(State l, State r) {
-    const bool forget = is_zero(r.factor) || is_zero(l.value);
-    return {multiply(l.factor, r.factor), forget ? r.value : multiply_add(r.factor, l.value, r.value)};
+  JAXGPUOPS_FN static State combine(State l, State r, const Options&) {
+    return {multiply(l.factor, r.factor), applied(r.factor, l.value, r.value)};
+  }
+  // Returns factor v + value. A v of 0 stays 0, even if the factor, a product, has overflowed.
+  JAXGPUOPS_FN static Acc applied(Acc factor, Acc v, Acc value) {
+    return is_zero(factor) || is_zero(v) ? value : multiply_add(factor, v, value);
   }
   // The map whose result is always h0.
   JAXGPUOPS_FN static State initial(Acc h0, const Options&) { return {Constant<Acc>::of(0), h0}; }
@@ -390,9 +392,14 @@ struct LinearVjp : Affine<E> {
 //   inclusive:  v = c v + w t; dy = v           transposed:  q = v + t; dx = w q; v = c q
 //   exclusive:  dy = v; v = c v + w t           transposed:  dx = w v; v = c v + t
 
+// Factors of logsumexps, which are near 1, are multiplied by adding their logarithms, which are differences of results:
+// along an axis of n positions, the rounding errors of n products would add up. So a state has the factor, or, where
+// by_log() says so, its logarithm.
+
 template <class Acc>
 struct Weights {
   Acc factor, weight;
+  Acc log;  // the logarithm of the factor, where by_log() says so
 };
 
 template <class E>
@@ -400,10 +407,11 @@ struct ProductWeights {
   using Element = E;
   using Acc = typename E::Acc;
   static constexpr bool kNeighbour = true;
+  JAXGPUOPS_FN static bool by_log(const Options&) { return false; }
   JAXGPUOPS_FN static Acc edge(const Options&) { return Constant<Acc>::of(1); }
   JAXGPUOPS_FN static Weights<Acc> of(const In<Acc>& in, const Options& o) {
-    if (o.exclusive) return {in.a, in.y};
-    return {in.a, in.start ? Constant<Acc>::of(1) : in.neighbour};
+    if (o.exclusive) return {in.a, in.y, {}};
+    return {in.a, in.start ? Constant<Acc>::of(1) : in.neighbour, {}};
   }
 };
 
@@ -412,11 +420,12 @@ struct ExtremeWeights {
   using Element = E;
   using Acc = typename E::Acc;
   static constexpr bool kNeighbour = false;
+  JAXGPUOPS_FN static bool by_log(const Options&) { return false; }
   JAXGPUOPS_FN static Acc edge(const Options&) { return Acc{0}; }
   JAXGPUOPS_FN static Weights<Acc> of(const In<Acc>& in, const Options& o) {
     const bool beyond = o.exclusive && (o.smaller ? in.a < in.y : in.a > in.y);
     const bool taken = in.a == in.y || in.a != in.a || beyond;
-    return {taken ? Acc{0} : Acc{1}, taken ? Acc{1} : Acc{0}};
+    return {taken ? Acc{0} : Acc{1}, taken ? Acc{1} : Acc{0}, {}};
   }
 };
 
@@ -425,21 +434,23 @@ struct LogSumExpWeights {
   using Element = E;
   using Acc = typename E::Acc;
   static constexpr bool kNeighbour = true;
+  JAXGPUOPS_FN static bool by_log(const Options&) { return true; }
   JAXGPUOPS_FN static Acc edge(const Options& o) {
     const Acc infinity = std::numeric_limits<Acc>::infinity();
     return o.exclusive ? infinity : -infinity;
   }
-  // e^(low - high), where low <= high except for rounding errors. These must not be cut off: along a long axis, results
-  // that rise by less than their rounding also fall at many positions, and the product of factors would be too small.
-  // Differences above 1 are only those to another segment, which nothing uses.
-  JAXGPUOPS_FN static Acc ratio(Acc low, Acc high) {
+  // low - high, where low <= high except for rounding errors. These must not be cut off: along a long axis, results
+  // that rise by less than their rounding also fall at many positions. Differences above 1 are only those to another
+  // segment, which nothing uses.
+  JAXGPUOPS_FN static Acc difference(Acc low, Acc high, const Options& o) {
     const Acc d = low == high ? Acc{0} : low - high;
-    return exp_below_one(d > 1 ? Acc{1} : d);
+    return o.segmented && d > 1 ? Acc{1} : d;
   }
   JAXGPUOPS_FN static Weights<Acc> of(const In<Acc>& in, const Options& o) {
     const Acc before = o.exclusive ? in.y : in.neighbour, after = o.exclusive ? in.neighbour : in.y;
     const bool nothing = in.a == -std::numeric_limits<Acc>::infinity();
-    return {ratio(before, after), nothing ? Acc{0} : ratio(in.a, after)};
+    const Acc log = difference(before, after, o);
+    return {exp_below_one(log), nothing ? Acc{0} : exp_below_one(difference(in.a, after, o)), log};
   }
 };
 
@@ -449,6 +460,7 @@ struct AnyWeights {
   using Element = E;
   using Acc = typename E::Acc;
   static constexpr bool kNeighbour = true;
+  JAXGPUOPS_FN static bool by_log(const Options& o) { return o.op == Options::kLogSumExp; }
   JAXGPUOPS_FN static Acc edge(const Options& o) {
     return o.op == Options::kProduct ? ProductWeights<E>::edge(o) : LogSumExpWeights<E>::edge(o);
   }
@@ -461,20 +473,22 @@ struct AnyWeights {
   }
 };
 
-// Factors and weights that were computed before and are passed as x and y.
+// Factors, weights and logarithms that were computed before and are passed as x, y and neighbour.
 template <class E>
 struct ReadyWeights {
   using Element = E;
   using Acc = typename E::Acc;
   static constexpr bool kNeighbour = false;
+  JAXGPUOPS_FN static bool by_log(const Options& o) { return AnyWeights<E>::by_log(o); }
   JAXGPUOPS_FN static Acc edge(const Options&) { return Acc{0}; }
-  JAXGPUOPS_FN static Weights<Acc> of(const In<Acc>& in, const Options&) { return {in.a, in.y}; }
+  JAXGPUOPS_FN static Weights<Acc> of(const In<Acc>& in, const Options&) { return {in.a, in.y, in.neighbour}; }
 };
 
 template <class W>
 struct Tangent : Affine<typename W::Element> {
   using Base = Affine<typename W::Element>;
   using typename Base::Acc;
+  using typename Base::Element;
   using typename Base::State;
   static constexpr int kOperands = 3, kResults = 1;
   static constexpr bool kNeighbour = W::kNeighbour, kBroadcast = false, kStarts = true, kInitial = false;
@@ -483,20 +497,35 @@ struct Tangent : Affine<typename W::Element> {
   static constexpr bool kCut = false;
 
   JAXGPUOPS_FN static Acc edge(const Options& o) { return W::edge(o); }
+  JAXGPUOPS_FN static State identity(const Options& o) {
+    return {Constant<Acc>::of(W::by_log(o) ? 0 : 1), Constant<Acc>::of(0)};
+  }
+  JAXGPUOPS_FN static State combine(State l, State r, const Options& o) {
+    if constexpr (!is_complex(Element::kDType))
+      if (W::by_log(o)) return {l.factor + r.factor, Base::applied(exp_below_one(r.factor), l.value, r.value)};
+    return Base::combine(l, r, o);
+  }
   JAXGPUOPS_FN static Weights<Acc> weights(const In<Acc>& in, const Options& o) {
     Weights<Acc> w = W::of(in, o);
-    if (in.start) w.factor = Constant<Acc>::of(0);
+    if (in.start) {
+      w.factor = Constant<Acc>::of(0);
+      if constexpr (!is_complex(Element::kDType)) w.log = -std::numeric_limits<Acc>::infinity();
+    }
     return w;
   }
   JAXGPUOPS_FN static Acc input(Acc weight, Acc t, const Options& o) { return o.transpose ? t : scaled(weight, t); }
   JAXGPUOPS_FN static State first(const In<Acc>& in, const Options& o) {
     const Weights<Acc> w = weights(in, o);
-    return Base::begin(w.factor, input(w.weight, in.x, o), o.transpose && !o.exclusive);
+    State s = Base::begin(w.factor, input(w.weight, in.x, o), o.transpose && !o.exclusive);
+    if (W::by_log(o)) s.factor = w.log;
+    return s;
   }
   JAXGPUOPS_FN static Out<Acc> step(State& s, const In<Acc>& in, const Options& o) {
     const Weights<Acc> w = weights(in, o);
     const Acc before = in.start ? Constant<Acc>::of(0) : s.value;
+    const Acc log = add(s.factor, w.log);
     const Acc q = Base::advance(s, w.factor, input(w.weight, in.x, o), o.transpose && !o.exclusive);
+    if (W::by_log(o)) s.factor = log;
     const Acc taken = o.exclusive ? before : q;
     return {o.transpose ? scaled(w.weight, taken) : taken, {}};
   }
@@ -542,6 +571,7 @@ JAXGPUOPS_FN void make_ready(In<typename W::Acc> (&in)[n], At at, const Options&
     const auto weights = W::of(in[i], o);
     in[i].a = weights.factor;
     in[i].y = weights.weight;
+    in[i].neighbour = weights.log;
   }
 }
 
@@ -607,7 +637,7 @@ JAXGPUOPS_FN typename Policy::State fold_run(At at, const Options& options, Kept
       const auto part = LogSumExp<typename Policy::Element>::template fold<kOne>([&](int i) { return at(begin + i).x; },
                                                                                  kept.sums + begin);
       kept.maximum[begin / kOne] = part.maximum;
-      state = begin == 0 ? part : Policy::combine(state, part);
+      state = begin == 0 ? part : Policy::combine(state, part, options);
     }
   } else {
     with_constants<Policy, n, false>(at, options, [&](auto policy, auto at, const Options& o) {
@@ -629,7 +659,7 @@ JAXGPUOPS_FN typename Policy::State fold_run(At at, const Options& options) {
 template <class Policy, int n, class At>
 JAXGPUOPS_FN void fold_on(typename Policy::State& state, At at, const Options& options) {
   if constexpr (kByParts<Policy>) {
-    state = Policy::combine(state, fold_run<Policy, n>(at, options));
+    state = Policy::combine(state, fold_run<Policy, n>(at, options), options);
   } else {
     with_constants<Policy, n, true>(at, options, [&](auto policy, auto at, const Options& o) {
 #pragma unroll

@@ -110,7 +110,7 @@ class Rows : public BetweenWarps<Policy> {
 #pragma unroll
     for (int bit = 0; bit < 5; ++bit) {
       const State left = shuffle_up(inclusive, 1 << bit);
-      if (run >= 1 << bit) inclusive = Policy::combine(left, inclusive);
+      if (run >= 1 << bit) inclusive = Policy::combine(left, inclusive, p.options);
     }
     folds.before = shuffle_up(inclusive, 1);
     if (run == 0) folds.before = this->identity();
@@ -132,15 +132,15 @@ class Rows : public BetweenWarps<Policy> {
     for (int step = 1; step < kWarps; step *= 2) {
       if (step >= p.axis_warps) break;
       const State right = shuffle_from(fold, lane + step);
-      if (w + step < axis_warp) fold = Policy::combine(fold, right);
+      if (w + step < axis_warp) fold = Policy::combine(fold, right, p.options);
     }
-    return Policy::combine(initial, shuffle_from(fold, 0));
+    return Policy::combine(initial, shuffle_from(fold, 0), p.options);
   }
 
   // Writes the results. `base` is the fold of what comes before the warp in its row.
   __device__ void finish(Tile& tile, const Folds& folds, const State& base) const {
     if constexpr (kTwice) take(tile);
-    State state = Policy::combine(base, folds.before);
+    State state = Policy::combine(base, folds.before, p.options);
     Acc results[Policy::kResults][kRun];
     const auto put = [&](int i, Out<Acc> out) {
       results[0][i] = out.first;

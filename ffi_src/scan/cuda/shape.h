@@ -41,6 +41,7 @@ constexpr RunShape run_shape(Layout layout, int operands, int bytes) {
 constexpr int64_t kShortAxis = 32;
 // kSmall: the longest axis, for operators whose states do not depend on the order of folding.
 constexpr int kMostSmallLength = 1024;
+constexpr int kMostSmallRun = 4;   // kSmall: the most positions of a thread, where a column is longer than that
 constexpr int kSmallWarps = 4;     // kSmall: warps of a block
 constexpr int kSmallStep = 4;      // kSmall: positions that a lane steps over before it checks whether there are more
 constexpr int kMostColumns = 256;  // the most columns of a span
@@ -81,12 +82,16 @@ inline bool is_general(const Problem& problem) {
   return problem.kind == Kind::kCumulative && problem.op != Op::kLogSumExp && (problem.segmented || is_rare(problem));
 }
 
-// Whether rows are one or two packs, of sums, products or extremes: a lane reads them from memory as they are. (That
-// was no faster for several operands.)
+// Whether a pack of 16 bytes holds a whole number of rows, and kPacks takes the problem. (Lanes with two or three packs
+// took three times as long as kShort.)
 inline bool in_packs(const Problem& problem) {
-  const int64_t bytes = bytes_of(problem.dtype), row = problem.rows.length * bytes;
-  return problem.kind == Kind::kCumulative && problem.op != Op::kLogSumExp && !is_general(problem) &&
-         problem.rows.inner == 1 && row % 16 == 0 && row <= 32;
+  const auto [outer, length, inner] = problem.rows;
+  if (inner != 1 || 16 % (length * bytes_of(problem.dtype)) != 0 || problem.segmented || problem.initial) return false;
+  if (problem.kind == Kind::kCumulative && problem.op == Op::kLogSumExp) return false;
+  if (is_rare(problem.kind, problem.op, problem.segmented, problem.dtype)) return false;
+  const auto& a = problem.a;
+  return problem.kind != Kind::kLinear ||
+         ((length == 1 || a.axis_stride == 1) && (outer == 1 || (a.outer.groups == 1 && a.outer.stride[0] == length)));
 }
 
 constexpr int kWarps = 8;  // the most warps of a block, without those that look ahead

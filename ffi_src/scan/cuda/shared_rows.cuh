@@ -25,21 +25,22 @@ __device__ typename Policy::State row_total(const Chunks<Policy>& work, const Pa
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) {
     work.totals(slot)[w] = fold;
-    fold = Policy::combine(fold, warps[w]);
+    fold = Policy::combine(fold, warps[w], p.options);
   }
   return fold;
 }
 
 // The fold of all before a warp, from the fold of earlier warps and that of earlier tiles.
 template <class Policy>
-__device__ void before_warp(const Chunks<Policy>& work, int slot, typename Policy::State (&base)[1]) {
-  base[0] = Policy::combine(work.carry(slot)[0], work.totals(slot)[threadIdx.x % kThreads / 32]);
+__device__ void before_warp(const Chunks<Policy>& work, const Parameters& p, int slot,
+                            typename Policy::State (&base)[1]) {
+  base[0] = Policy::combine(work.carry(slot)[0], work.totals(slot)[threadIdx.x % kThreads / 32], p.options);
 }
 
 template <class Policy, class State>
-__device__ State with_initial(const Chunks<Policy>& work, unsigned row, int tile, State before) {
+__device__ State with_initial(const Chunks<Policy>& work, const Parameters& p, unsigned row, int tile, State before) {
   const State initial = work.initial(row);
-  return tile == 0 ? initial : Policy::combine(initial, before);
+  return tile == 0 ? initial : Policy::combine(initial, before, p.options);
 }
 
 // resident: rows so few and so short that all tiles are on the GPU at the same time. A block has one or two tiles, with
@@ -64,15 +65,16 @@ __device__ __forceinline__ typename Policy::State before_resident(const Paramete
       while (!Sums<Policy>::load(words + (g * kGroup + lane) * Sums<Policy>::kWords, sum)) {
       }
     __syncwarp();
-    const State all = shuffle_from(scan_group<Policy>(bits_as<State>(sum)), g < group ? kGroup - 1 : max(digit - 1, 0));
+    const State all =
+        shuffle_from(scan_group<Policy>(p, bits_as<State>(sum)), g < group ? kGroup - 1 : max(digit - 1, 0));
     if (lane == 0) groups[g] = all;
   }
   wait_at_barrier(barrier, kThreads);
   State before = none;
-  if (digit != 0) before = Policy::combine(groups[group], before);
+  if (digit != 0) before = Policy::combine(groups[group], before, p.options);
   if (group != 0) {
-    const State all = scan_group<Policy>(lane < group ? groups[lane] : none, group);
-    before = Policy::combine(shuffle_from(all, group - 1), before);
+    const State all = scan_group<Policy>(p, lane < group ? groups[lane] : none, group);
+    before = Policy::combine(shuffle_from(all, group - 1), before, p.options);
   }
   return before;
 }
@@ -119,7 +121,7 @@ __global__ void __launch_bounds__(kResidentThreads, 2) scan_resident(const __gri
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) {
     if (w == warp) earlier = sum;
-    sum = Policy::combine(sum, work.totals(team)[w]);
+    sum = Policy::combine(sum, work.totals(team)[w], p.options);
   }
   if (const int copy = thread % kThreads; copy < p.copies && t < p.tiles)
     Sums<Policy>::set(words + copy * row_words + t * kWords, sum);
@@ -128,7 +130,7 @@ __global__ void __launch_bounds__(kResidentThreads, 2) scan_resident(const __gri
   State* const groups = work.totals(teams) + team * kGroup;
   const uint64_t* const copy = words + (blockIdx.x & (p.copies - 1)) * row_words;
   const State before = before_resident<Policy>(p, copy, t, warp, 1 + team, groups);
-  State base[1] = {Policy::combine(with_initial<Policy>(work, row, t, before), earlier)};
+  State base[1] = {Policy::combine(with_initial<Policy>(work, p, row, t, before), earlier, p.options)};
   work.finish(place, span, tile, starts, folds, base, kept);
 }
 
@@ -291,7 +293,7 @@ class RowLookAhead {
       typename Work::Folds folds;
       work.take_folds(turn.stage, folds);
       State base[1];
-      before_warp<Policy>(work, turn.stage, base);
+      before_warp<Policy>(work, p, turn.stage, base);
       work.finish(place, span, tile, work.starts(place, span), folds, base);
       fetch(turn.tile + p.stages, turn.stage, next);
     }
@@ -329,7 +331,7 @@ class RowLookAhead {
       if (ticket >= all_tickets) return;
       const Part at = part(ticket);
       const State before = Before<Policy>(p, at.tile, at.row).find();
-      const State base = with_initial<Policy>(work, at.row, at.tile, before);
+      const State base = with_initial<Policy>(work, p, at.row, at.tile, before);
       if (threadIdx.x % 32 == 0) work.carry(turn.stage)[0] = base;
       __syncwarp();
       pass_barrier(kReady + turn.stage, kOfStage);

@@ -17,6 +17,7 @@ struct SmallParameters {
   const void* h0;
   SmallColumns columns;
   uint32_t a_outer, a_axis, a_inner;  // strides of the operand a
+  uint32_t run;                       // positions of a thread, where a column has more than kMostSmallLength
   bool wide_h0, backward, neighbour_before;
   Options options;
 };
@@ -117,8 +118,31 @@ __global__ void __launch_bounds__(32 * kSmallWarps) scan_small(const __grid_cons
   mine.store(out);
 }
 
-// The kernel for operations whose states do not depend on the order of folding: each lane folds the positions before
-// its own, twice as many in each round. If a column has more than 32 positions, a block has one column.
+// Returns the fold of the states of all threads of a column before this one: twice as many in each round. Columns are
+// `beside` lanes apart; or, if `shared`, a block has one column.
+template <class Policy, class State>
+__device__ __forceinline__ State before_thread(State state, uint32_t beside, bool shared, const Options& options) {
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const State identity = Policy::identity(options);
+#pragma unroll 1
+  for (uint32_t d = beside; d < 32; d *= 2) {
+    const State left = shuffle_up(state, d);
+    if (lane >= d) state = Policy::combine(left, state, options);
+  }
+  State before = shuffle_up(state, beside);
+  if (lane < beside) before = identity;
+  if (!shared) return before;
+  __shared__ State warps[32];
+  if (lane == 31) warps[warp] = state;
+  __syncthreads();
+  State earlier = lane < warp ? warps[lane] : identity;
+#pragma unroll 1
+  for (uint32_t d = 16; d; d /= 2) earlier = Policy::combine(earlier, shuffle_xor(earlier, d), options);
+  return Policy::combine(earlier, before, options);
+}
+
+// The kernel for operations whose states do not depend on the order of folding. If a column has more than 32 positions,
+// a block has one column.
 template <class Policy>
 __global__ void __launch_bounds__(kMostSmallLength) scan_small_exact(const __grid_constant__ SmallParameters p) {
   using State = typename Policy::State;
@@ -128,26 +152,38 @@ __global__ void __launch_bounds__(kMostSmallLength) scan_small_exact(const __gri
   const uint32_t own =
       shared ? blockIdx.x : ((blockIdx.x * (blockDim.x / 32) + warp) << c.column_bits) + (lane & (beside - 1));
   const SmallPosition<Policy> mine(p, own, shared ? threadIdx.x : lane >> c.column_bits);
-  const State identity = Policy::identity(p.options);
-  State state = mine.k < c.length ? Policy::first(mine.in, p.options) : identity;
-#pragma unroll 1
-  for (uint32_t d = beside; d < 32; d *= 2) {
-    const State left = shuffle_up(state, d);
-    if (lane >= d) state = Policy::combine(left, state);
-  }
-  State before = shuffle_up(state, beside);
-  if (lane < beside) before = identity;
-  if (shared) {
-    __shared__ State warps[32];
-    if (lane == 31) warps[warp] = state;
-    __syncthreads();
-    State earlier = lane < warp ? warps[lane] : identity;
-#pragma unroll 1
-    for (uint32_t d = 16; d; d /= 2) earlier = Policy::combine(earlier, shuffle_xor(earlier, d));
-    before = Policy::combine(earlier, before);
-  }
-  before = Policy::combine(mine.initial(), before);
-  mine.store(Policy::step(before, mine.in, p.options));
+  State state = mine.k < c.length ? Policy::first(mine.in, p.options) : Policy::identity(p.options);
+  state = before_thread<Policy>(state, beside, shared, p.options);
+  state = Policy::combine(mine.initial(), state, p.options);
+  mine.store(Policy::step(state, mine.in, p.options));
+}
+
+// The same for longer columns: a block has one, and each thread a run of positions.
+template <class Policy>
+__global__ void __launch_bounds__(kMostSmallLength) scan_small_runs(const __grid_constant__ SmallParameters p) {
+  using Element = typename Policy::Element;
+  using Bits = typename Element::Bits;
+  const SmallColumns& c = p.columns;
+  const uint32_t first = threadIdx.x * p.run;
+  const SmallPosition<Policy> mine(p, blockIdx.x, first);
+  const uint32_t count = first < c.length ? min(p.run, c.length - first) : 0;
+  const uint32_t step = p.backward ? 0 - c.inner : c.inner;
+  const Bits* const from = static_cast<const Bits*>(p.operands[0]);
+  In<typename Element::Acc> in[kMostSmallRun] = {};
+#pragma unroll
+  for (uint32_t i = 0; i < kMostSmallRun; ++i)
+    if (i < count) in[i].x = Element::load(from[mine.at + i * step]);
+  auto state = Policy::identity(p.options);
+#pragma unroll
+  for (uint32_t i = 0; i < kMostSmallRun; ++i)
+    if (i < count) state = Policy::combine(state, Policy::first(in[i], p.options), p.options);
+  state = before_thread<Policy>(state, 1, true, p.options);
+  state = Policy::combine(mine.initial(), state, p.options);
+#pragma unroll
+  for (uint32_t i = 0; i < kMostSmallRun; ++i)
+    if (i < count)
+      static_cast<Bits*>(p.results[0])[mine.at + i * step] =
+          Element::store(Policy::step(state, in[i], p.options).first);
 }
 
 template <class Policy>
@@ -172,6 +208,7 @@ SmallParameters small_parameters_of(const Plan& plan, const Parameters& p) {
   s.a_outer = p.a.outer.groups ? static_cast<uint32_t>(p.a.outer.stride[0]) : 0;
   s.a_axis = static_cast<uint32_t>(p.a.axis_stride);
   s.a_inner = p.a.inner.groups ? static_cast<uint32_t>(p.a.inner.stride[0]) : 0;
+  s.run = static_cast<uint32_t>(plan.per_lane);
   s.wide_h0 = p.wide_h0;
   s.backward = p.backward;
   s.neighbour_before = p.neighbour_before;
@@ -184,6 +221,8 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Parameters& p) {
   const SmallParameters s = small_parameters_of(plan, p);
   const Launch shape{dim3(p.strips), dim3(plan.threads())};
   if constexpr (kExact<Policy>) {
+    if constexpr (!kRare<Policy>)
+      if (p.length > kMostSmallLength) return launch(stream, shape, scan_small_runs<Policy>, s);
     return launch(stream, shape, scan_small_exact<Policy>, s);
   } else {
     return launch(stream, shape, scan_small<Policy>, s);

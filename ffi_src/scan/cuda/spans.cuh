@@ -36,10 +36,6 @@ class Spans : public BetweenWarps<Policy> {
 
   static constexpr int kBytes = sizeof(Bits), kMany = Policy::kOperands == 1 && kBytes <= 4 ? 1 : 2;
 
-  // Whether rows of whole packs are read from memory, and written, as these.
-  static constexpr bool kReadsPacks =
-      kShort && kInPack > 1 && Policy::kOperands == 1 && !Policy::kCut && !kByParts<Policy>;
-
   struct Extra {};
   struct Starts {};
   struct Tile {
@@ -324,7 +320,7 @@ class Spans : public BetweenWarps<Policy> {
     for (int bit = 0; bit < 5; ++bit) {
       if (1 << bit >= p.runs) break;
       const State left = shuffle_up(inclusive, step << bit);
-      if (run >= 1 << bit) inclusive = Policy::combine(left, inclusive);
+      if (run >= 1 << bit) inclusive = Policy::combine(left, inclusive, p.options);
     }
     const State before = shuffle_up(inclusive, step);
     if (run > 0) folds.before = before;
@@ -344,7 +340,7 @@ class Spans : public BetweenWarps<Policy> {
   __device__ void finish(const Place& place, const Span& span, const Tile& tile, const Starts&, const Folds& folds,
                          const State (&base)[1]) const {
     const Image image = image_of(place, span);
-    step_over(tile.stage, place, image, run_of(place, image, span), Policy::combine(base[0], folds.before));
+    step_over(tile.stage, place, image, run_of(place, image, span), Policy::combine(base[0], folds.before, p.options));
     if (!(p.staged & 1)) return;
     copy_out(tile.stage, image);
     wait();  // after this barrier, the next tile may be loaded
@@ -352,11 +348,6 @@ class Spans : public BetweenWarps<Policy> {
 
  private:
   __device__ int64_t index(int64_t position) const { return p.backward ? p.length - 1 - position : position; }
-
-  // Where the pack begins whose first position, in the direction of the scan, is this one.
-  __device__ int64_t first_in_memory(int64_t position) const {
-    return p.backward ? index(position) + 1 - kInPack : position;
-  }
 
   __device__ Image image_of(const Place& place, const Span& span) const {
     const int n = min(p.tile, span.left);
@@ -486,19 +477,6 @@ class Spans : public BetweenWarps<Policy> {
 
   template <int n>
   __device__ void read_operand(int o, const Place& place, int64_t first, int count, Bits (&to)[n]) const {
-    if constexpr (kReadsPacks && n % kInPack == 0) {
-      if (p.packs) {
-        const Bits* const row = static_cast<const Bits*>(p.operands[o]) + place.at + first_in_memory(first);
-#pragma unroll
-        for (int j = 0; j < n; j += kInPack) {
-          if (j >= count) break;
-          const Pack pack = *reinterpret_cast<const Pack*>(p.backward ? row - j : row + j);
-#pragma unroll
-          for (int i = 0; i < kInPack; ++i) to[j + i] = get<Bits>(p.backward ? reversed<Bits>(pack) : pack, i);
-        }
-        return;
-      }
-    }
     const bool broadcast = Policy::kBroadcast && o == 1;
     const int64_t stride = broadcast ? p.a.axis_stride : p.inner, by = p.backward ? -stride : stride;
     const Bits* from =
@@ -551,20 +529,6 @@ class Spans : public BetweenWarps<Policy> {
       if (p.staged & 1) {
         write_staged(staging(stage, o), run.at + r * run.by, run.by, count, results[o]);
       } else {
-        if constexpr (kReadsPacks && n % kInPack == 0) {
-          if (p.packs) {
-            Bits* const row = static_cast<Bits*>(p.results[o]) + place.at + first_in_memory(run.first + r);
-#pragma unroll
-            for (int j = 0; j < n; j += kInPack) {
-              if (j >= count) break;
-              Pack pack = {};
-#pragma unroll
-              for (int i = 0; i < kInPack; ++i) set<Bits>(pack, i, results[o][j + i]);
-              *reinterpret_cast<Pack*>(p.backward ? row - j : row + j) = p.backward ? reversed<Bits>(pack) : pack;
-            }
-            continue;
-          }
-        }
         const int64_t by = p.backward ? -p.inner : p.inner;
         Bits* to = static_cast<Bits*>(p.results[o]) + place.at + index(run.first + r) * p.inner;
 #pragma unroll

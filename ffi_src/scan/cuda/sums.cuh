@@ -65,7 +65,7 @@ struct Sums {
         if (!carry) continue;
         carry = i >> bit & 1;
         if (carry) {
-          sum = Policy::combine(trees[bit], sum);
+          sum = Policy::combine(trees[bit], sum, p.options);
         } else {
           trees[bit] = sum;
         }
@@ -73,7 +73,7 @@ struct Sums {
     });
 #pragma unroll
     for (int bit = 0; bit < kGroupBits; ++bit)
-      if (count >> bit & 1) state = Policy::combine(trees[bit], state);
+      if (count >> bit & 1) state = Policy::combine(trees[bit], state, p.options);
     return state;
   }
 
@@ -164,13 +164,13 @@ class Before {
       if (!there) there = load(level, words);
     State mine = bits_as<State>(words);
     if (level > 0 && lane == kGroup - 1) mine = sum;
-    const State all = scan_group<Policy>(mine);
+    const State all = scan_group<Policy>(p, mine);
     ends = ends && digit == kGroup - 1 && level + 1 < p.levels;
     if (ends) {
       sum = shuffle_from(all, kGroup - 1);
       if (lane == 0) sums.publish(level + 1, index / kGroup, column, sum);
     }
-    if (digit != 0) before = Policy::combine(shuffle_from(all, digit - 1), before);
+    if (digit != 0) before = Policy::combine(shuffle_from(all, digit - 1), before, p.options);
   }
 
   const Parameters& p;

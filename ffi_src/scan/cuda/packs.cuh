@@ -1,0 +1,84 @@
+// Rows so short that a pack of 16 bytes holds a whole number of them: a lane has a pack of each operand. Operands are
+// read once, results written once, and lanes exchange nothing.
+#pragma once
+
+#include <cstdint>
+
+#include "scan/cuda/block.cuh"
+
+namespace jaxgpuops::scan {
+
+// p.row_begins has a bit for each element of a pack: whether a row begins there.
+template <class Policy>
+__global__ void __launch_bounds__(kThreads) scan_packs(const __grid_constant__ Parameters p) {
+  using Element = typename Policy::Element;
+  using Bits = typename Element::Bits;
+  using Acc = typename Element::Acc;
+  constexpr int n = 16 / sizeof(Bits);
+  const int64_t first = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * n;
+  const int64_t left = p.columns * p.length - first;
+  if (left <= 0) return;
+  // The last rows of the array, and arrays that are not aligned, pass through shared memory byte by byte.
+  __shared__ Pack bytewise[kThreads];
+  const bool whole = p.aligned && left >= n;
+  const auto copy = [&](void* to, const void* from) {
+    const int bytes = static_cast<int>(min(left, int64_t{n})) * static_cast<int>(sizeof(Bits));
+#pragma unroll 1
+    for (int i = 0; i < bytes; ++i) static_cast<unsigned char*>(to)[i] = static_cast<const unsigned char*>(from)[i];
+  };
+
+  Pack operand[Policy::kOperands][1];
+#pragma unroll
+  for (int o = 0; o < Policy::kOperands; ++o) {
+    const Bits* const from = static_cast<const Bits*>(p.operands[o]) + first;
+    if (whole) {
+      operand[o][0] = *reinterpret_cast<const Pack*>(from);
+    } else {
+      copy(bytewise + threadIdx.x, from);
+      operand[o][0] = bytewise[threadIdx.x];
+    }
+  }
+  if (p.backward) reverse_each<Bits>(operand);
+
+  const auto begins = [&](int i) { return i == 0 || i == n || (p.row_begins >> i & 1); };
+  const auto at = [&](int i) {
+    const auto load = [&](int o, int i) { return Element::load(get<Bits>(operand[o][0], i)); };
+    In<Acc> in = {};
+    in.x = load(0, i);
+    if (Policy::kOperands > 1) in.a = load(1, i);
+    if (Policy::kOperands > 2) in.y = load(2, i);
+    if constexpr (Policy::kNeighbour) {
+      constexpr int kLast = Policy::kOperands - 1;
+      const Acc edge = Policy::edge(p.options);
+      const Acc before = begins(i) ? edge : load(kLast, i > 0 ? i - 1 : 0);
+      const Acc after = begins(i + 1) ? edge : load(kLast, i + 1 < n ? i + 1 : i);
+      in.neighbour = p.neighbour_before ? before : after;
+    }
+    return in;
+  };
+  Acc results[Policy::kResults][n];
+  const auto none = Policy::identity(p.options);
+  auto state = none;
+  step_run<Policy, n, true>(state, at, p.options, [&](int i, const Out<Acc>& out) {
+    results[0][i] = out.first;
+    if constexpr (Policy::kResults == 2) results[1][i] = out.second;
+    if (begins(i + 1)) state = none;
+  });
+
+  Pack packed[Policy::kResults][1];
+#pragma unroll
+  for (int r = 0; r < Policy::kResults; ++r) packed[r][0] = pack_of<Element>(results[r]);
+  if (p.backward) reverse_each<Bits>(packed);
+#pragma unroll
+  for (int r = 0; r < Policy::kResults; ++r) {
+    Bits* const to = static_cast<Bits*>(p.results[r]) + first;
+    if (whole) {
+      *reinterpret_cast<Pack*>(to) = packed[r][0];
+    } else {
+      bytewise[threadIdx.x] = packed[r][0];
+      copy(to, bytewise + threadIdx.x);
+    }
+  }
+}
+
+}  // namespace jaxgpuops::scan
