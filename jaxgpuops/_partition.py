@@ -135,6 +135,12 @@ class Split:
         _note("all-reduce", x)
         return lax.psum(x, self.names)
 
+    def sums(self, *xs: jax.Array) -> Sequence[jax.Array]:
+        """Returns the sums of several arrays. XLA adds them up in one collective, or drops those that nothing needs."""
+        # XLA for GPUs joins collectives after it has fused what is around them. Without the barrier, a fusion might make
+        # one array from the sum of another, too.
+        return [self.sum(x) for x in lax.optimization_barrier(xs)]
+
     def sum_parts(self, x: jax.Array, dim: int) -> jax.Array:
         """Returns this device's part of the sum."""
         y = lax.psum_scatter(x, self.names, scatter_dimension=dim, tiled=True)

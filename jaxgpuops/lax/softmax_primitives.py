@@ -507,9 +507,16 @@ def _cross_entropy_slope(logits, labels, m, log_sum, *where, axis, masked, label
     z = wide(_where(where, logits, 0))
     is_label = _position(z.shape, axis, split) == labels
     n = z.shape[axis] if split is None else split.length
+    log_sum = _nan_unless_differentiable(log_sum, (labels >= 0) & (labels < n), log_sum)
     # At a label that is the maximum this is exactly -log_sum, which is what remains of 1 - p when p rounds to 1.
-    d = _below(z, m) - _nan_unless_differentiable(log_sum, (labels >= 0) & (labels < n), log_sum)
-    slope = _slope(jnp.exp(d), jnp.expm1(d), is_label, m + log_sum, label_smoothing, z_loss, n)
+    d = (z - m) - log_sum
+    if split is None:  # elementwise, because XLA may have to split it
+        less_one = jnp.expm1(d)
+    else:  # of the label alone: for all entries it would take longer than reading and writing them
+        own = labels - split.start()
+        own = jnp.where((own >= 0) & (own < split.part), own, 0)
+        less_one = jnp.expm1((jnp.take_along_axis(z, own, axis, mode="promise_in_bounds") - m) - log_sum)
+    slope = _slope(jnp.exp(d), less_one, is_label, m + log_sum, label_smoothing, z_loss, n)
     return _where(where, slope, 0)
 
 
