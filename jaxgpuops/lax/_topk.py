@@ -163,13 +163,9 @@ argmax_p = Kernel(
 def_jvp(argmax_p, lambda outs, primals, tangents, **_: (None,))
 
 
-_FEW = 1 << 16  # bytes of an all-gather, of which an all-reduce takes a third longer (two to four H200s)
-
-
 def _argmax_split(splits, x, *, axis, largest):
     """Returns the first of the devices' best elements: of numbers made of a key and, below it, an index, the largest has
-    the best key and, among equals, the lowest index. So one all-reduce of 8 bytes for each row does it; where that takes
-    longer, one all-gather, if JAX moves as much, which gathers keys and indices, too."""
+    the best key and, among equals, the lowest index. So one all-reduce of 8 bytes for each row does it."""
     split = splits[axis]
     x = split.fill(x, axis, identity("max" if largest else "min", x.dtype))
     [at] = argmax_p.primitive.bind(x, axis=axis, largest=largest)
@@ -179,9 +175,7 @@ def _argmax_split(splits, x, *, axis, largest):
     if keys.dtype.itemsize < 8:
         with jax.enable_x64(True):
             both = lax.bitcast_convert_type(jnp.stack([index, keys.astype(np.uint32)], -1), np.uint64)
-            gathers = keys.dtype.itemsize == 4 and both.size * 8 * split.shards <= _FEW
-            best = split.gather(both[None], 0).max(0) if gathers else split.max(both)
-            index = lax.bitcast_convert_type(best, np.uint32)[..., 0]
+            index = lax.bitcast_convert_type(split.max(both), np.uint32)[..., 0]
     else:
         index = split.max(jnp.where(keys == split.max(keys), index, np.uint32(0)))
     return ((~index).astype(np.int32),)
