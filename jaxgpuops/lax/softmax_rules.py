@@ -92,14 +92,10 @@ def _forward(name):
         if name == "logsumexp":
             parts = [lax.squeeze(a, (axis,)) for a in (m, jnp.log(total))]
             return parts if params["parts"] else [whole(parts, x.dtype)]
-        z = _logits(x, scale, bias, mask, factor)
-        d = _below(z, m) if scale is not None or factor != 1 else z - m
+        d = _below(_logits(x, scale, bias, mask, factor), m)
         total = jnp.where((total > 0) & (total < np.inf), total, np.array(np.nan, total.dtype))
-        if name == "log_softmax":
-            return [_where(mask, d - jnp.log(total), -np.inf).astype(x.dtype)]
-        # A division takes longer than memory does. The rounding of a factor is lost in 16 bits.
-        y = jnp.exp(d) / total if x.dtype == total.dtype else jnp.exp(d) * (1 / total)
-        return [_where(mask, y, 0).astype(x.dtype)]
+        y = _where(mask, jnp.exp(d) / total, 0) if name == "softmax" else _where(mask, d - jnp.log(total), -np.inf)
+        return [y.astype(x.dtype)]
 
     return local
 
