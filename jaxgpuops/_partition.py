@@ -135,11 +135,21 @@ class Split:
         _note("all-reduce", x)
         return lax.psum(x, self.names)
 
+    def sums(self, *xs: jax.Array) -> Sequence[jax.Array]:
+        """Returns the sums of several arrays. XLA adds them up in one collective, or drops those that nothing needs."""
+        # XLA for GPUs joins collectives after it has fused what is around them. Without the barrier, a fusion might make
+        # one array from the sum of another, too.
+        return [self.sum(x) for x in lax.optimization_barrier(xs)]
+
     def sum_parts(self, x: jax.Array, dim: int) -> jax.Array:
         """Returns this device's part of the sum."""
         y = lax.psum_scatter(x, self.names, scatter_dimension=dim, tiled=True)
         _note("reduce-scatter", y)
         return y
+
+    def only(self, names: Sequence[str]) -> Split:
+        """Returns this for collectives along some of the mesh axes; its parts have no meaning."""
+        return dataclasses.replace(self, names=tuple(name for name in self.names if name in names))
 
     def join(self, x: jax.Array) -> jax.Array:
         """Returns each element from the one device that does not have 0 there. Bits are added as integers, so they do
@@ -149,6 +159,14 @@ class Split:
             pairs = lax.bitcast_convert_type(x.reshape(-1, 2), np.uint32)
             return lax.bitcast_convert_type(self.sum(pairs), x.dtype).reshape(x.shape)
         return _as_bits(self.sum, x)
+
+    def join_parts(self, x: jax.Array, dim: int) -> jax.Array:
+        """Returns this device's part of what `join` gives."""
+        if x.dtype.itemsize == 2 and x.shape[-1] % 2 == 0 and dim < x.ndim - 1:
+            pairs = lax.bitcast_convert_type(x.reshape(*x.shape[:-1], -1, 2), np.uint32)
+            y = lax.bitcast_convert_type(self.sum_parts(pairs, dim), x.dtype)
+            return y.reshape(*y.shape[:-2], x.shape[-1])
+        return _as_bits(lambda x: self.sum_parts(x, dim), x)
 
     def max(self, x: jax.Array) -> jax.Array:
         _note("all-reduce", x)
@@ -211,7 +229,12 @@ class Rule:
       free: ``{array: size}`` of operands (0, 1, ..) and results (~0, ~1, ..) whose axis is another one, of units of that
         size that do not depend on each other. They are split in equal parts, of whole units, as dimensions off the axis are;
         of size 0 never.
-      scatters: whether units may be split along mesh axes along which the axis is split, too.
+      scatters: whether other dimensions may be split along mesh axes along which the axis is split, too, if no array has
+        both: each device gets its part of what all add up.
+      gathers: operands, by index, that are never split along mesh axes along which the axis is split.
+      moves: ``moves(splits, avals, axis, **params)``, with avals as for ``pays``: the bytes that ``local`` moves, or infinity
+        if it cannot split the call so. If given, it takes the place of ``pays``: of all ways to split the call, that is
+        taken which moves least, with what XLA moves to split operands so, and results as they are wanted.
       beside: ``beside(*operands, axis, **params)``: what XLA computes of whole arrays beside the call, where it may know
         more of them than we do, as that they are constants. These are further operands of ``local``, which drops those that
         it does not need, and are not split along the axis. Where ``axis_name`` is given there are none.
@@ -223,6 +246,8 @@ class Rule:
     pays: Callable[..., bool] = lambda split, avals, **params: True
     free: dict[int, int] = dataclasses.field(default_factory=dict)
     scatters: bool = False
+    gathers: tuple[int, ...] = ()
+    moves: Callable[..., float] | None = None
     beside: Callable[..., Sequence[jax.Array]] | None = None
 
 
@@ -319,9 +344,15 @@ def run_manually(kernel, split: Split, results: Sequence, *operands, axis, **par
     ``results`` are the types of its results."""
     rule = rule_of(kernel, params)
     assert rule is not None  # callers give `axis_name` only for kernels that have a rule
-    if rule.pays(split, [*operands, *results], axis=axis, **params):
-        return tuple(rule.local({axis: split}, *operands, axis=axis, **params))
     own = range(len(operands)) if rule.operands is None else rule.operands
+    if rule.moves:
+        pays = rule.moves({axis: split}, [*operands, *results], axis=axis, **params) <= split.shards * sum(
+            operands[i].size * operands[i].dtype.itemsize for i in own
+        )
+    else:
+        pays = rule.pays(split, [*operands, *results], axis=axis, **params)
+    if pays:
+        return tuple(rule.local({axis: split}, *operands, axis=axis, **params))
     whole = lambda i, x: split.gather(x, axis) if i in own and x.shape[axis] == split.part else x
     outs = kernel.primitive.bind(*itertools.starmap(whole, enumerate(operands)), axis=axis, **params)
     return tuple(split.part_of(y, axis) if rule.keeps and y.ndim == operands[0].ndim else y for y in outs)
@@ -480,34 +511,124 @@ class _Call:
 
     def _used(self, names, d) -> set[str]:
         """Returns the mesh axes of other dimensions of rows, along which dimension d cannot be split."""
-        both = {*self.axes, len(self.whole)} if d == len(self.whole) and self.rule.scatters else ()
-        return {*itertools.chain(*(own for e, own in names.items() if e not in both))}
+
+        def excludes(e):
+            if not (self.rule and self.rule.scatters) or not {d, e} & {*self.axes}:
+                return True
+            return any(d in rows and e in rows for rows in (*self.in_rows, *self.out_rows))
+
+        return {*itertools.chain(*(own for e, own in names.items() if excludes(e)))}
+
+    def _names(self, arrays) -> dict[int, tuple]:
+        """Returns for each dimension of rows the mesh axes along which the first array is split there; none is used
+        twice."""
+        names: dict[int, tuple] = {}
+        for rows, spec in arrays:
+            for d, entry in zip(rows, spec, strict=True):
+                if entry and d is not None and d not in names and not {*entry} & self._used(names, d):
+                    names[d] = entry
+        return names
+
+    def _ways(self, arrays, mesh):
+        """Returns what may be split along which mesh axes: as operands are, or as results are wanted; the axis, too, or
+        not. Where the axis and other dimensions are split along the same mesh axes, either may be split along unused ones
+        in place of these, or not along these."""
+        for names in (self._names(arrays), self._names(arrays[::-1])):
+            axes, others = ({d: e for d, e in names.items() if (d in self.axes) == own} for own in (True, False))
+            yield others
+            for place in _places(mesh, *({*itertools.chain(*part.values())} for part in (axes, others))):
+                change = lambda part, place=place: {
+                    d: tuple(place.get(n, n) for n in e if place.get(n, n)) for d, e in part.items()
+                }
+                yield change(axes) | others
+                yield axes | change(others)
+            yield names
+
+    def _splits(self, mesh, names) -> dict[int, Split]:
+        splits = {d: Split(mesh, n, self.lengths[d]) for d, n in names.items() if n}
+        if (units := splits.get(len(self.whole))) and units.uneven:
+            del splits[len(self.whole)]
+        return splits
+
+    def _entries(self, splits, array, rows) -> list[tuple[str, ...]]:
+        """Returns the mesh axes along which each dimension of an array is split."""
+        not_of = ()
+        if self.rule and array in self.rule.gathers:
+            not_of = {*itertools.chain(*(splits[d].names for d in self.axes if d in splits))}
+        return [tuple(n for n in splits[d].names if n not in not_of) if d in splits else () for d in rows]
+
+    def _parts(self, splits):
+        """Returns what one device has of operands and results."""
+        part = lambda n, d: -(-n // splits[d].shards) if d in splits else n
+        arrays = [*zip(self.avals_in, self.in_rows, strict=False), *zip(self.avals_out, self.out_rows, strict=True)]
+        return [jax.core.ShapedArray(tuple(map(part, aval.shape, rows)), aval.dtype) for aval, rows in arrays]
+
+    def _moved(self, splits, mesh, specs) -> float:
+        """Returns the bytes that move if the call is split so, from operands and to results as XLA has them."""
+        moved = 0
+        if any(d in splits for d in self.axes):
+            moved = self.rule.moves(splits, self._parts(splits), axis=self.axis, **self.params)
+        for i, (aval, rows, spec) in enumerate(zip(self.avals_in, self.in_rows, specs, strict=False)):
+            moved += _resharded(aval, mesh, spec, self._entries(splits, i, rows))
+        for i, (aval, rows, spec) in enumerate(
+            zip(self.avals_out, self.out_rows, specs[len(self.in_rows) :], strict=False)
+        ):
+            moved += _resharded(aval, mesh, self._entries(splits, ~i, rows), spec)
+        return moved
 
     def _plan(self, args, results):
         """Returns the mesh, the splits of rows, and the shardings of operands and results, given the shardings that XLA
         has."""
         full, free, specs = self.meshes.decode([*args, *results])
-        names: dict[int, tuple] = {}  # for each dimension of rows, the first array's mesh axes; none is used twice
-        for rows, spec in zip([*self.in_rows, *self.out_rows], specs, strict=False):
-            for d, entry in zip(rows, spec, strict=True):
-                if entry and d is not None and d not in names and not {*entry} & self._used(names, d):
-                    names[d] = entry
-        splits = {d: Split(full, n, self.lengths[d]) for d, n in names.items()}
-        if (units := splits.get(len(self.whole))) and units.uneven:
-            del splits[len(self.whole)]
-        part = lambda n, d: -(-n // splits[d].shards) if d in splits else n
-        arrays = [*zip(self.avals_in, self.in_rows, strict=False), *zip(self.avals_out, self.out_rows, strict=True)]
-        parts = [jax.core.ShapedArray(tuple(map(part, aval.shape, rows)), aval.dtype) for aval, rows in arrays]
-        axes = [d for d in self.axes if d in splits]
-        pays = lambda: self.rule.pays(all_axes(splits, self.axis), parts, axis=self.axis, **self.params)
-        if axes and not (all(splits[d].length for d in axes) and pays()):
-            splits = {d: split for d, split in splits.items() if d not in axes}
+        arrays = [*zip([*self.in_rows, *self.out_rows], specs, strict=False)]
+        without_axes = lambda splits: {d: split for d, split in splits.items() if d not in self.axes}
+        if self.rule and self.rule.moves:
+            ways = [self._splits(full, names) for names in self._ways(arrays, free)]
+            splits = min(ways, key=lambda splits: self._moved(splits, full, specs))
+        else:
+            splits = self._splits(full, self._names(arrays))
+            pays = lambda: self.rule.pays(
+                all_axes(splits, self.axis), self._parts(splits), axis=self.axis, **self.params
+            )
+            if any(d in splits for d in self.axes) and not pays():
+                splits = without_axes(splits)
+        if not all(splits[d].length for d in self.axes if d in splits):
+            splits = without_axes(splits)
 
-        def shardings(sides):
-            spec = lambda rows: PartitionSpec(*(splits[d].names if d in splits else None for d in rows))
-            return tuple(NamedSharding(free, spec(rows)) for rows in sides)
+        sharding = lambda i, rows: NamedSharding(
+            free, PartitionSpec(*(n or None for n in self._entries(splits, i, rows)))
+        )
+        ins = tuple(sharding(i, rows) for i, rows in enumerate(self.in_rows))
+        return full, splits, ins, tuple(sharding(~i, rows) for i, rows in enumerate(self.out_rows))
 
-        return full, splits, shardings(self.in_rows), shardings(self.out_rows)
+
+def _places(mesh, axes: set[str], others: set[str]) -> list[dict[str, str | None]]:
+    """Returns what may take the place of the mesh axes that are in both sets: unused ones of the same sizes, if there are
+    so many, and nothing."""
+    unused, other = [name for name in mesh.axis_names if name not in axes | others], {}
+    for name in sorted(axes & others):
+        other[name] = next((n for n in unused if mesh.shape[n] == mesh.shape[name]), None)
+        unused = [n for n in unused if n != other[name]]
+    nothing = dict.fromkeys(other)
+    return [] if not other else [nothing] if None in other.values() else [other, nothing]
+
+
+def _resharded(aval, mesh, before, after) -> int:
+    """Returns the bytes that a device gets where an array that is split along some mesh axes becomes split along others:
+    none where parts are only split further. XLA gathers one dimension after the other, the last one first. Parts that are
+    not neighbours it first sends to where they are."""
+    shards = lambda names: math.prod(mesh.shape[name] for name in names)
+    size = lambda entries: (
+        aval.dtype.itemsize * math.prod(-(-n // shards(names)) for n, names in zip(aval.shape, entries, strict=True))
+    )
+    moved = 0
+    for d, (old, new) in enumerate(zip(before, after, strict=True)):
+        if new[: len(old)] == old:
+            continue
+        moved += size([*before[:d], *after[d:]])
+        if new != old[: len(new)] and shards(new) != shards(old):
+            moved += size([*before[: d + 1], *after[d + 1 :]])
+    return moved
 
 
 # The exceptions by which JAX's parser says that a sharding does not belong to a mesh. Which of them it is depends on

@@ -354,6 +354,10 @@ def test_jax_has_the_private_names_that_partitioning_needs():
     assert not _partition.missing
 
 
+def test_every_kernel_has_a_rule():
+    assert {*_primitive.KERNELS} == {*_partition.RULES}
+
+
 @pytest.mark.filterwarnings("ignore:jaxgpuops gathers arrays")
 def test_without_them_other_dimensions_are_gathered(mesh, monkeypatch):
     monkeypatch.setattr(_partition, "missing", "no such name")

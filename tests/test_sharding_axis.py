@@ -405,6 +405,47 @@ def test_rows_of_a_table_and_ids_that_are_split_in_any_way(mesh, spec):
             assert moved(mine.as_text())[0] <= moved(theirs.as_text())[0]
 
 
+# What random layouts found: meshes, and how a table and ids are split along their axes a, b and c. Mesh axes of both, of
+# features and ids, and some that nothing is split along, which XLA uses.
+FOUND = [
+    ((2, 2, 2), (128, 8), P("c", ("a", "b")), (8,), P("c")),
+    ((2, 2, 2), (16, 8, 8), P("a", ("b", "c")), (8, 8, 8), P(None, None, "c")),
+    ((2, 2, 2), (64, 8), P("a", ("c", "b")), (8,), P(("b", "a"))),
+    ((2, 2, 2), (16,), P("b"), (8,), P(("c", "b"))),
+    ((2, 2, 2), (64,), P(("b", "a")), (8, 8), P(None, ("a", "c"))),
+    ((2, 2, 2), (16, 16), P(("b", "c", "a")), (8,), P("c")),
+    ((2, 4), (128, 16), P("a"), (8, 8), P("a", "b")),
+    ((2, 4), (128,), P(("b", "a")), (8,), P(("b", "a"))),
+    ((4, 2), (128, 8), P(None, ("b", "a")), (8, 16), P(None, ("a", "b"))),
+]
+
+
+@pytest.mark.parametrize("layout", FOUND, ids=str)
+def test_layouts_of_a_table_and_ids_that_random_ones_found(several_devices, layout):
+    sizes, shape, of_table, of_ids, spec = layout
+    if len(several_devices) < 8:
+        pytest.skip("needs eight devices")
+    mesh = jax.make_mesh(sizes, ("a", "b", "c")[: len(sizes)], axis_types=(AxisType.Auto,) * len(sizes))
+    arrays = integers(shape), np.random.default_rng(6).integers(0, shape[0], of_ids).astype(np.int32)
+    where = [NamedSharding(mesh, s) for s in (of_table, spec)]
+    operands = jax.device_put(list(arrays), where)
+    for program, out in ((lambda take: take, None), (training, where[0])):
+        functions = program(jaxgpuops.take), program(lambda table, ids: jnp.take(table, ids, axis=0))
+        mine, theirs = (jax.jit(f, out_shardings=out).lower(*operands).compile() for f in functions)
+        assert_close(mine(*operands), functions[1](*arrays), True)
+        assert moved(mine.as_text())[0] <= moved(theirs.as_text())[0]
+
+
+def test_queries_are_split_by_their_type_and_sorted_rows_are_not(mesh):
+    explicit = jax.make_mesh(mesh.axis_sizes, ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
+    search = lambda x: jaxgpuops.searchsorted(np.sort(STATES, None), x)
+    with jax.set_mesh(explicit):
+        x = jax.device_put(integers((8, 128)), P("b", "a"))
+        compiled = jax.jit(search).lower(x).compile()
+        assert moved(compiled.as_text()) == (0, 0)
+        assert_close(compiled(x), search(integers((8, 128))), True)
+
+
 def test_rows_of_a_table_and_ids_whose_parts_are_not_equal(mesh):
     table, ids = integers((61, 5)), np.random.default_rng(6).integers(-2, 63, (7, 13, 3)).astype(np.int32)
     split = lambda x, *names: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(*names)))
@@ -672,6 +713,8 @@ def test_a_split_softmax_reads_once_for_its_statistics_and_once_for_the_rest(mes
     hlo = compiled.as_text()
     assert hlo.count('custom_call_target="jaxgpuops.logsumexp"') == 1
     assert not re.search(r" reduce\(.*dimensions=\{1\}", hlo)  # nothing else reduces rows
+    # p - 1 is of one entry of a row: of all it would take longer than to read and write them.
+    assert all(dims.endswith("1") for dims in re.findall(r"f32\[([\d,]*)\]\S* exponential-minus-one", hlo))
     assert_close(compiled(x), f(integers((8, 512))), False)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 
 import jax
@@ -191,7 +192,8 @@ def _take_fallback(table, ids, *, axis, sorted, fill, along=None):
     return (_each(one, table, ids, axis),)
 
 
-# XLA gathers rows at the speed of memory, so there is no kernel. It is a primitive only to have its own derivative.
+# XLA gathers rows at the speed of memory, so there is no kernel. It is a primitive to have its own derivative, and to be
+# split over devices as the gradient is: where both need the same ids, these are gathered once.
 take_rows_p = Kernel(
     "take_rows",
     results=lambda table, ids, *, axis, sorted, fill, along: [(ids.shape[axis], table.dtype)],
@@ -199,6 +201,7 @@ take_rows_p = Kernel(
     accepts=None,
     broadcasts=lambda count, **_: (0, 1),
     reindexes=True,
+    splits_as_one=True,
 )
 
 
@@ -420,12 +423,13 @@ def _segments_split(name, splits, data, ids, *, axis, length, sorted, along):
     split = all_axes(splits, axis)
     if name == "segment_sum":
         y, dim = own.astype(_arguments.wide(own.dtype)), ends(axis)[0]
-        rest = dataclasses.replace(split, names=tuple(n for n in split.names if n not in shared))
+        rest = split.only([n for n in split.names if n not in shared])
         if shared and rest.names and units.part % rest.shards == 0:
             # Of what the other devices share, too, each first gets a part: a sum of all would have as many bytes again.
-            y = rest.gather(dataclasses.replace(rest, names=shared + rest.names).sum_parts(y, dim), dim)
+            both = dataclasses.replace(rest, names=shared + rest.names)
+            y = rest.gather(both.sum_parts(y, dim), dim)
         else:
-            y = dataclasses.replace(units, names=shared).sum_parts(y, dim) if shared else y
+            y = units.only(shared).sum_parts(y, dim) if shared else y
             y = rest.sum(y) if rest.names else y
         return (y.astype(own.dtype),)
     # Maxima are taken of integer keys, in which NaN is the largest, because all-reduces of floats may lose NaNs.
@@ -456,13 +460,58 @@ def _own_segments(units, shared, ids, length, sorted):
     return jnp.where(own, index * units.part + ids % units.part, count), count, False
 
 
-def _segments_pay(split, avals, *, axis, **_):
-    """Whether a device's part of the segments is less than all rows and their ids."""
-    data, ids, out = avals
-    rows = data.size * data.dtype.itemsize + ids.size * ids.dtype.itemsize
-    return out.size * _arguments.wide(data.dtype).itemsize < rows * split.shards
+def _segments_move(splits, avals, *, axis, **_):
+    data, _, out = avals
+    split, units = all_axes(splits, axis), splits.get(data.ndim)
+    shared = [n for n in split.names if units and n in units.names]
+    rest = split.only([n for n in split.names if n not in shared]).shards
+    size = out.size * _arguments.wide(data.dtype).itemsize
+    if shared and rest > 1 and units.part % rest == 0:
+        return size // rest + size
+    return size * (bool(shared) + (rest > 1))
 
 
+def _take_split(splits, table, ids, *, axis, **params):
+    """Each device gives the rows of its part of the table, as bits, and zeros for others. Along mesh axes along which the
+    result is split, too, it has the ids of all devices, and each gets the rows of its own."""
+    if axis not in splits:
+        return take_rows_p.primitive.bind(table, ids, axis=axis, **params)
+    split, shared = splits[axis], _shared(splits, axis, table.ndim)
+    own = jnp.where((ids >= 0) & (ids < split.length), ids - split.start(), -1)
+    [rows] = take_rows_p.primitive.bind(table, own, axis=axis, **(params | {"fill": True}))
+    among = dataclasses.replace(split, names=(*itertools.chain(*shared.values()),))
+    rest = split.only([n for n in split.names if n not in among.names])
+    if shared:  # a first dimension for the devices: its parts are scattered
+        shards = [math.prod(split.mesh.shape[n] for n in shared.get(d, ())) for d in range(rows.ndim)]
+        part = [n // m for n, m in zip(rows.shape, shards, strict=True)]
+        rows = rows.reshape([*itertools.chain(*zip(shards, part, strict=True))])
+        rows = rows.transpose([*range(0, rows.ndim, 2), *range(1, rows.ndim, 2)])
+        rows = among.join_parts(rows.reshape(among.shards, *part), 0)[0]
+    return (rest.join(rows) if rest.names else rows,)
+
+
+def _shared(splits, axis, rank) -> dict[int, tuple[str, ...]]:
+    """Returns for each dimension of ids the mesh axes along which it is split, and the table, too."""
+    of_ids = {d: splits[e].names for d, e in enumerate((*range(axis), rank)) if e in splits}
+    shared = {d: tuple(n for n in names if n in splits[axis].names) for d, names in of_ids.items()}
+    return {d: names for d, names in shared.items() if names}
+
+
+def _take_moves(splits, avals, *, axis, **_):
+    out = avals[2]
+    shared = _shared(splits, axis, out.ndim)
+    for d, names in shared.items():
+        of_ids = splits[d if d < axis else out.ndim]
+        # The ids that devices have together must be those of neighbouring parts.
+        if of_ids.names[-len(names) :] != names or of_ids.uneven:
+            return math.inf
+    among = {*itertools.chain(*shared.values())}
+    return out.size * out.dtype.itemsize * (bool(among) + any(n not in among for n in splits[axis].names))
+
+
+RULES["take_rows"] = Rule(
+    _take_split, operands=(0,), free={1: 1, ~0: 1}, scatters=True, gathers=(1,), moves=_take_moves
+)
 RULES["bincount"] = Rule(_bincount_split, pays=lambda split, avals, *, axis, length: length < split.length)
 RULES["histogram"] = Rule(
     _histogram_split,
@@ -471,7 +520,7 @@ RULES["histogram"] = Rule(
 )
 for _name in ("segment_sum", "segment_max", "segment_min"):
     RULES[_name] = Rule(
-        functools.partial(_segments_split, _name), pays=_segments_pay, free={~0: 1}, scatters=_name == "segment_sum"
+        functools.partial(_segments_split, _name), free={~0: 1}, scatters=_name == "segment_sum", moves=_segments_move
     )
 RULES["segment_softmax"] = plain_rule(segment_softmax_p, keeps=True)
 RULES["segment_logsumexp"] = plain_rule(segment_logsumexp_p)

@@ -499,7 +499,7 @@ def _nan_unless_differentiable(x, is_class, log_sum):
 
 def _cross_entropy_slope(logits, labels, m, log_sum, *where, axis, masked, label_smoothing, z_loss, split=None):
     """Returns the derivative of each row's loss with respect to its logits, in wide dtype. It is elementwise, given
-    what the forward pass found.
+    what the forward pass found, and the logit of the label.
 
     It does not use the loss, which devices then need not add up if the axis is split and nothing else needs it.
     """
@@ -507,9 +507,13 @@ def _cross_entropy_slope(logits, labels, m, log_sum, *where, axis, masked, label
     z = wide(_where(where, logits, 0))
     is_label = _position(z.shape, axis, split) == labels
     n = z.shape[axis] if split is None else split.length
+    log_sum = _nan_unless_differentiable(log_sum, (labels >= 0) & (labels < n), log_sum)
     # At a label that is the maximum this is exactly -log_sum, which is what remains of 1 - p when p rounds to 1.
-    d = _below(z, m) - _nan_unless_differentiable(log_sum, (labels >= 0) & (labels < n), log_sum)
-    slope = _slope(jnp.exp(d), jnp.expm1(d), is_label, m + log_sum, label_smoothing, z_loss, n)
+    d = (z - m) - log_sum
+    # p - 1 of the label alone: for all entries it would take longer than reading and writing them.
+    own = jnp.clip(labels if split is None else labels - split.start(), 0, z.shape[axis] - 1)
+    less_one = jnp.expm1((jnp.take_along_axis(z, own, axis, mode="promise_in_bounds") - m) - log_sum)
+    slope = _slope(jnp.exp(d), less_one, is_label, m + log_sum, label_smoothing, z_loss, n)
     return _where(where, slope, 0)
 
 
@@ -518,7 +522,8 @@ def _cross_entropy_jvp_fallback(t, *operands, axis, split=None, **params):
     return (_sum(or_zero(slope, wide(t)), axis, split),)
 
 
-# The tangent of the loss, given the tangent of the logits.
+# The tangent of the loss, given the tangent of the logits. XLA would move the logits of labels if it split this and the
+# next one by itself.
 cross_entropy_jvp_p = _kernel(
     "cross_entropy_jvp",
     1,
@@ -526,6 +531,7 @@ cross_entropy_jvp_p = _kernel(
     results=lambda t, *_, **__: [(None, _arguments.wide(t.dtype))],
     fallback=_cross_entropy_jvp_fallback,
     accepts=None,
+    splits_as_one=True,
 )
 
 
@@ -536,7 +542,13 @@ def _cross_entropy_vjp_fallback(logits, labels, m, log_sum, ct, *where, **params
 
 # The cotangent of the logits, given the cotangent of the loss.
 cross_entropy_vjp_p = _kernel(
-    "cross_entropy_vjp", 1, plan=False, results=_like_first, fallback=_cross_entropy_vjp_fallback, accepts=None
+    "cross_entropy_vjp",
+    1,
+    plan=False,
+    results=_like_first,
+    fallback=_cross_entropy_vjp_fallback,
+    accepts=None,
+    splits_as_one=True,
 )
 def_jvp_by_fallback(cross_entropy_vjp_p)
 

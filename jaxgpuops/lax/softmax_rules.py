@@ -59,8 +59,8 @@ def _mask(splits, shape, where, axis, query_axis):
 
 
 def _statistics(split, x, scale, bias, mask, axis, factor):
-    """Returns for whole rows, with the axis: the largest logit m (0 where it is not finite), and the sum of e^(z -
-    m)."""
+    """Returns for whole rows, with the axis: the largest logit m (0 where it is not finite), and this device's summand of
+    the sum of e^(z - m)."""
     flags = {"factor": factor, "scaled": scale is not None, "biased": bias is not None, "masked": mask is not None}
     operands = given(x, scale, bias, mask)
     own = logsumexp_p.primitive.bind(*operands, axis=axis, query_axis=None, parts=True, **flags)
@@ -72,7 +72,7 @@ def _statistics(split, x, scale, bias, mask, axis, factor):
         most = most.astype(x.dtype)
     most = split.max(most).astype(m.dtype)
     most = jnp.where(jnp.isfinite(most), most, np.zeros((), m.dtype))
-    return most, split.sum(jnp.exp((m - most) + log_sum))
+    return most, jnp.exp((m - most) + log_sum)
 
 
 def _total(split, x, axis):
@@ -87,7 +87,8 @@ def _forward(name):
             flags = {"factor": factor, "scaled": scaled, "biased": biased, "masked": mask is not None}
             operands = given(x, scale, bias, mask)
             return _KERNELS[name].primitive.bind(*operands, axis=axis, query_axis=None, **flags, **params)
-        m, total = _statistics(splits[axis], x, scale, bias, mask, axis, factor)
+        m, own = _statistics(splits[axis], x, scale, bias, mask, axis, factor)
+        total = splits[axis].sum(own)
         if name == "logsumexp":
             parts = [lax.squeeze(a, (axis,)) for a in (m, jnp.log(total))]
             return parts if params["parts"] else [whole(parts, x.dtype)]
@@ -126,11 +127,11 @@ def _sum_of_cotangents(t, y, *rest, axis, scaled, masked, query_axis, **_):
     return (jnp.sum(_where(mask, wide(t), 0), axis, keepdims=True),)
 
 
-def _cross_entropy_rows(split, logits, labels, where, axis, label_smoothing, z_loss):
-    """Returns for each row, with the axis: this device's summand of the maximum minus the target, which all devices add
-    up; the rest of the loss; and the parts of logsumexp. Labels count along the whole axis."""
+def _cross_entropy_rows(split, logits, labels, axis, label_smoothing):
+    """Returns for each row, with the axis: the maximum, and this device's summands of what all devices add up, the sum
+    of e^(z - m) and the maximum minus the target. Labels count along the whole axis."""
     padding = split.is_padding(logits.shape, axis) if split.uneven else None
-    m, total = _statistics(split, logits, None, None, None if padding is None else ~padding, axis, 1.0)
+    m, own_sum = _statistics(split, logits, None, None, None if padding is None else ~padding, axis, 1.0)
     own = labels - split.start()
     is_own = (own >= 0) & (own < split.part)
     at_label = wide(jnp.take_along_axis(logits, jnp.where(is_own, own, 0), axis, mode="promise_in_bounds"))
@@ -141,19 +142,13 @@ def _cross_entropy_rows(split, logits, labels, where, axis, label_smoothing, z_l
         less = m - wide(logits)
         less = less if padding is None else jnp.where(padding, 0, less)
         share += label_smoothing * jnp.sum(less / split.length, axis, keepdims=True)
-    log_sum = jnp.log(total)
-    common = log_sum if not z_loss else log_sum + z_loss * (m + log_sum) ** 2
-    common = jnp.where((labels >= 0) & (labels < split.length), common, np.nan)
-    return [_where(where, a, 0) for a in (share, common, m, log_sum)]
+    return m, own_sum, share
 
 
-def _sum_of_losses(splits, share, common, axis, summed):
-    """Returns the sum of the losses of rows, given each device's summand of them, and the rest, which all devices that
-    share a row have. The devices exchange one number."""
-    others = tuple(d for d in summed if d in splits and splits[d].length > 1)
+def _sum_of_losses(splits, share, common, axis, summed, others):
+    """Returns the sum of the losses of rows that are split in the dimensions ``others``, given each device's summand of
+    them, and the rest, which all devices that share a row have. The devices exchange one number."""
     share, common = (jnp.sum(filled_axes(splits, a, others, 0), summed, keepdims=True) for a in (share, common))
-    if not others:
-        return splits[axis].sum(share) + common
     once = jnp.where(splits[axis].is_first(), common, 0) if axis in splits else common
     return all_axes(splits, (axis, *others)).sum(share + once)
 
@@ -161,27 +156,33 @@ def _sum_of_losses(splits, share, common, axis, summed):
 def _cross_entropy(splits, logits, labels, *rest, axis, masked, gradient=False, summed=None, **losses):
     """Returns the losses or their sum, and the parts of logsumexp; for the gradient, the gradient and then the losses
     or their sum."""
-    cotangent, *where = rest if gradient else (None, *rest)
+    cotangent, *operands = rest if gradient else (None, *rest)
     params = {"axis": axis, "masked": masked, **losses}
+    others = tuple(d for d in summed or () if d in splits and splits[d].length > 1)
+    add = (lambda a: a) if summed is None else lambda a: jnp.sum(a, summed, keepdims=True)
     if axis in splits:
-        split = splits[axis]
-        share, common, *parts = _cross_entropy_rows(split, logits, labels, *_optional(where, masked), axis, **losses)
+        split, [where] = splits[axis], _optional(operands, masked)
+        m, own, share = _cross_entropy_rows(split, logits, labels, axis, losses["label_smoothing"])
+        share = _where(where, share, 0)
+        total, share = (split.sum(own), share) if others else split.sums(own, add(share))
+        log_sum = jnp.log(total)
+        common = log_sum + losses["z_loss"] * (m + log_sum) ** 2 if losses["z_loss"] else log_sum
+        common = jnp.where((labels >= 0) & (labels < split.length), common, np.nan)
+        common, *parts = (_where(where, a, 0) for a in (common, m, log_sum))
         if gradient:
-            slope = _cross_entropy_slope(logits, labels, *parts, *where, split=split, **params)
+            slope = _cross_entropy_slope(logits, labels, *parts, *operands, split=split, **params)
             parts = [or_zero(slope, cotangent).astype(logits.dtype)]
         else:
             parts = [lax.squeeze(a, (axis,)) for a in parts]
     else:  # the sum of losses, over rows that are split
         if gradient:
-            *parts, loss = cross_entropy_grad_p.primitive.bind(logits, labels, cotangent, *where, **params)
+            *parts, loss = cross_entropy_grad_p.primitive.bind(logits, labels, cotangent, *operands, **params)
         else:
-            loss, *parts = cross_entropy_p.primitive.bind(logits, labels, *where, **params)
+            loss, *parts = cross_entropy_p.primitive.bind(logits, labels, *operands, **params)
         common = lax.expand_dims(loss, (axis,))
         share = jnp.zeros_like(common)
-    if summed is None:
-        loss = lax.squeeze(split.sum(share) + common, (axis,))
-    else:
-        loss = _sum_of_losses(splits, share, common, axis, summed)
+    loss = _sum_of_losses(splits, share, common, axis, summed, others) if others else share + add(common)
+    loss = lax.squeeze(loss, (axis,)) if summed is None else loss
     return [*parts, loss] if gradient else [loss, *parts]
 
 

@@ -89,7 +89,7 @@ def _searchsorted(sorted, queries, axis, right, names):
     else:
         shape = _shape_of_places(op, sorted.shape, queries.shape, axis)
         queries = jnp.broadcast_to(queries, shape)
-    queries, sorted = align(queries, _whole(sorted, axis))
+    queries, sorted = align(queries, _whole(sorted, axis), apart=axis)
     places = _lax.searchsorted(sorted, queries, axis, right).reshape(shape)
     return places if split is None else split.sum(places)
 
