@@ -127,6 +127,27 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
   return plan;
 }
 
+ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu) {
+  ChoosePlan plan;
+  const Rows& rows = problem.rows;
+  if (rows.count() == 0 || problem.size == 0) return plan;
+  if (rows.inner > 1 || (rows.length < 1024 && rows.outer > 2048)) {  // a block has one row at least
+    plan.algorithm = Choosing::kNone;
+    return plan;
+  }
+  plan.algorithm = Choosing::kBits;
+  constexpr int64_t kTileWords = kChooseTile / 32, kMostChunks = 2048;
+  // A block of the second kernel adds up the counts of all chunks before its own, so these must not be too many. One
+  // word more: a row begins anywhere in its first word.
+  const int64_t words = ceil_div(rows.length, int64_t{32}) + 1;
+  plan.chunk_words = ceil_div(ceil_div(words, kMostChunks), kTileWords) * kTileWords;
+  plan.chunks = ceil_div(words, plan.chunk_words);
+  plan.bits_at = aligned(plan.chunks * 4);
+  plan.workspace_bytes = aligned(plan.bits_at + plan.chunks * plan.chunk_words * 4);
+  plan.overlap = gpu.dependent_launch;
+  return plan;
+}
+
 // Plans a table of all segments for each lane. Returns false if there are too many segments for that.
 bool plan_lanes(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
   const Rows& rows = problem.rows;

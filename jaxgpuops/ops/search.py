@@ -128,23 +128,7 @@ def _size(op: str, value: Any) -> int:
 
 def _chosen(mask, size):
     """Where the mask is True along its last axis, in order, ``size`` numbers: after the last, the length of the axis."""
-    axis, length = mask.ndim - 1, mask.shape[-1]
-    shape = (*mask.shape[:-1], size)
-    if length == 0:
-        return jnp.full(shape, 0, np.int32)
-    mask = _whole(mask, axis)
-    count = cumsum(mask.astype(np.int32), axis)
-    total = lax.slice_in_dim(count, length - 1, length, axis=axis)
-    place = lax.broadcasted_iota(np.int32, mask.shape, axis)
-    # Elements that are not chosen go behind those that are. So each element has its own target, and nothing is added
-    # up.
-    target = jnp.where(mask, count - np.int32(1), total + place - count)
-    place, target = align(place, target)
-    chosen = put_along_axis(place, target, axis, length)
-    chosen = lax.slice_in_dim(chosen, 0, min(size, length), axis=axis)
-    if size > length:
-        chosen = lax.pad(chosen, np.int32(0), [(0, 0, 0)] * axis + [(0, size - length, 0)])
-    return jnp.where(lax.broadcasted_iota(np.int32, shape, axis) < total, chosen, np.int32(length))
+    return _lax.choose(_whole(mask, mask.ndim - 1), size)
 
 
 def _flat(op, name, x):
