@@ -14,7 +14,7 @@
 namespace jaxgpuops::count {
 namespace {
 
-constexpr int kThreads = kLongThreads, kWarps = kThreads / 32, kBins = kLongBins;
+constexpr int kThreads = kLongThreads, kWarps = kThreads / 32, kBins = kLongBins, kWords = table_words(kBins);
 constexpr int kLaneSample = 8;  // elements of the row's sample that a lane takes
 
 // What stands first in a row's workspace.
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kThreads) select_begin_kernel(const __grid_con
   if (threadIdx.x < wanted) head.listed[threadIdx.x] = 0;
   if (threadIdx.x == 0) head.finished = head.last_of_largest = 0;
   uint32_t* const tables = a.tables(row);
-  for (int b = threadIdx.x; b < wanted * kBins; b += kThreads) tables[b] = 0;
+  for (int b = threadIdx.x; b < wanted * kWords; b += kThreads) tables[b] = 0;
   if (threadIdx.x >= 32) return;
   set_first_tables<kBins, kLaneSample>(a.problem, a.x + row * length, length, a.ranks, row / inner, row % inner, sample,
                                        head.found);
@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(kThreads) select_step_kernel(const __grid_cons
   const Packs<T> packs(a.x + row * a.problem.rows.length, a.problem.rows.length);
   Head<T>& head = a.head(row);
   __shared__ Found<T> found;
-  for (int b = threadIdx.x; b < wanted * kBins; b += kThreads) counts[b] = 0;
+  for (int b = threadIdx.x; b < wanted * kWords; b += kThreads) counts[b] = 0;
   wait_for_predecessor();
   let_dependents_start();
   const uint32_t to_do = __ldcg(&head.to_do);
@@ -163,8 +163,7 @@ __global__ void __launch_bounds__(kThreads) select_step_kernel(const __grid_cons
   load_found(found, head.found);
   const uint32_t used = found.used;
   if (slice == 0 && threadIdx.x < 32 && (used >> threadIdx.x & 1)) {
-    const Word key = sort_key(packs.x[0], a.problem.order);
-    atomicAdd(counts + threadIdx.x * kBins + part_of(found, threadIdx.x, key), 0u - packs.copies());
+    take_back<kBins>(counts, found, threadIdx.x, Word{sort_key(packs.x[0], a.problem.order)}, packs.copies());
   }
   Word highest = 0;
   packs.template visit_slice<false>(a, slice, [&](auto& key, auto& has, auto&) {
@@ -185,7 +184,7 @@ __global__ void __launch_bounds__(kThreads) select_step_kernel(const __grid_cons
   __syncthreads();
   uint32_t* const tables = a.tables(row);
   for_bits(used, [&](int t) {
-    for (int b = t * kBins + threadIdx.x; b < (t + 1) * kBins; b += kThreads)
+    for (int b = t * kWords + threadIdx.x; b < (t + 1) * kWords; b += kThreads)
       if (counts[b]) atomicAdd(tables + b, counts[b]);
   });
   if (threadIdx.x == 0 && (to_do & kLargest)) atomicMax(&head.found.largest, found.largest);
@@ -193,12 +192,12 @@ __global__ void __launch_bounds__(kThreads) select_step_kernel(const __grid_cons
 
   for_bits(used, [&](int t) {
 #pragma unroll 8
-    for (int b = t * kBins + threadIdx.x; b < (t + 1) * kBins; b += kThreads) counts[b] = __ldcg(tables + b);
-    for (int b = t * kBins + threadIdx.x; b < (t + 1) * kBins; b += kThreads) tables[b] = 0;
+    for (int b = t * kWords + threadIdx.x; b < (t + 1) * kWords; b += kThreads) counts[b] = __ldcg(tables + b);
+    for (int b = t * kWords + threadIdx.x; b < (t + 1) * kWords; b += kThreads) tables[b] = 0;
   });
   __syncthreads();
   for (int r = threadIdx.x / 32; r < wanted; r += kWarps)
-    if (to_do >> r & 1) find_part<kBins, kLongFew>(counts, found, r);
+    if (to_do >> r & 1) find_part<kBins, kLongFew>(counts, found, r, packs.length);
   __syncthreads();
   if (threadIdx.x < 32) {
     choose_tables(found);
