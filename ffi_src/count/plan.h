@@ -85,6 +85,26 @@ struct SelectPlan {
 
 SelectPlan plan_select(const Select& problem, const Gpu& gpu);
 
+// ---- Places in sorted rows ------------------------------------------------------------------------------------------
+
+enum class Searching {
+  kEmpty,  // nothing to write
+  kEach,   // a thread for each query
+  kTree,   // a block has splitters of a row in shared memory
+};
+constexpr const char* kSearchingNames[] = {"empty", "search", "tree"};
+
+struct SearchPlan {
+  Searching algorithm = Searching::kEmpty;
+  // The members below are for kTree.
+  int threads = 0, levels = 0, group_bits = 0;
+  int64_t rows = 0, queries = 0;  // sorted rows, and the queries of each
+  int64_t blocks = 0, chunk = 0;  // of a row; the queries of a block
+  int64_t shared_bytes = 0;
+};
+
+SearchPlan plan_search(const Search& problem, const Gpu& gpu);
+
 // ---- Chosen places --------------------------------------------------------------------------------------------------
 
 constexpr int kChooseTile = 16384;  // elements that a block turns into places at a time

@@ -38,9 +38,11 @@ ffi::Error searchsorted(cudaStream_t stream, ffi::AnyBuffer queries, ffi::AnyBuf
                         ffi::Result<ffi::AnyBuffer> places, int64_t axis, bool right) {
   return handle("jaxgpuops.searchsorted", [&] {
     const Search problem = search_of(queries, sorted, *places, axis, right);
-    require_launched(launch_search(stream, problem, queries.untyped_data(), sorted.untyped_data(),
+    const Device device = current_device();
+    const SearchPlan plan = plan_search(problem, device.gpu());
+    require_launched(launch_search(stream, plan, problem, queries.untyped_data(), sorted.untyped_data(),
                                    static_cast<int32_t*>(places->untyped_data())),
-                     "search", problem.rows, queries, current_device());
+                     kSearchingNames[static_cast<int>(plan.algorithm)], problem.rows, queries, device);
   });
 }
 
