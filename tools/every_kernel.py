@@ -519,9 +519,11 @@ def run_counts(rng):
             kernels |= {call.plan.get("algorithm", "cpu") for call in jaxgpuops.explain(fn, x)}
             expected = [np.bincount(row[row < bins], minlength=bins) for row in x]
             np.testing.assert_array_equal(fn(x), expected)
-    for (n, m), dtype in itertools.product([(1, 37), (301, 1001)], ("int8", "bfloat16", "float32", "int64")):
+    for (rows, n, m), dtype in itertools.product(
+        [(3, 1, 37), (3, 301, 1001), (140, 1030, 1030)], ("int8", "bfloat16", "float32", "int64")
+    ):
         with jax.enable_x64(dtype == "int64"):
-            table, queries = np.sort(rng.integers(-9, 9, (3, n)), 1), rng.integers(-12, 12, (3, m))
+            table, queries = np.sort(rng.integers(-9, 9, (rows, n)), 1), rng.integers(-12, 12, (rows, m))
             found = jaxgpuops.searchsorted(jnp.asarray(table, dtype), jnp.asarray(queries, dtype))
             np.testing.assert_array_equal(found, [np.searchsorted(t, q) for t, q in zip(table, queries, strict=True)])
             shared = jaxgpuops.searchsorted(jnp.asarray(table[0], dtype), jnp.asarray(queries.T, dtype))
