@@ -324,8 +324,8 @@ def _unique(x, fill, size, wanted):
         if size != 0:
             raise ValueError(f"{op}: x of shape {x.shape} has no elements, so fill_value must be given")
         fill = np.zeros((), x.dtype)
-    [values], order = sort_operands([_whole(row, 0)], 0, 1, indices=True)
-    assert order is not None  # indices=True asks for it
+    index, inverse, counts = wanted
+    [values], order = sort_operands([_whole(row, 0)], 0, 1, indices=index or inverse)
     keys = sort_keys(values)  # two keys are equal where the elements are
     starts = jnp.concatenate([jnp.full(min(length, 1), True), keys[1:] != keys[:-1]])
     place = _chosen(starts, size + 1)
@@ -336,10 +336,9 @@ def _unique(x, fill, size, wanted):
         outs[0] = jnp.where(found, outs[0], fill.astype(x.dtype))
     elif length:
         outs[0] = jnp.where(found, outs[0], values[0])
-    index, inverse, counts = wanted
-    if index:
+    if order is not None and index:  # it is there if one of the two is wanted
         outs.append(order[at] if length else at)
-    if inverse:
+    if order is not None and inverse:
         rank = cumsum(starts.astype(np.int32)) - np.int32(1)
         outs.append(put_along_axis(rank, order, 0, length).reshape(x.shape))
     if counts:
