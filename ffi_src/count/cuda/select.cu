@@ -103,10 +103,7 @@ __global__ void __maxnreg__(48)
         has[i] = start + i * threads + lane < packs;
         if (has[i]) pack[i] = held[start + i * threads + lane];
       }
-#pragma unroll
-      for (int i = 0; i < kPacks; ++i)
-#pragma unroll
-        for (int e = 0; e < kPack; ++e) key[i][e] = sort_key(pack[i].element[e], order);
+      to_keys<T>(pack, order, key);
       visit(key, has, start);
     }
   };

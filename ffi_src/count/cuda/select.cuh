@@ -275,6 +275,27 @@ __device__ __forceinline__ SortOrder one_flip(SortOrder order) {
   return order;
 }
 
+// Turns vectors of elements into keys. For float32, in ascending order, it takes two integer instructions a key.
+template <class T, class Pack, class Word, int kPacks, int kPack>
+__device__ __forceinline__ void to_keys(const Pack (&pack)[kPacks], const SortOrder& order,
+                                        Word (&key)[kPacks][kPack]) {
+  const KeyOrder& bits = order.ascending.order;
+  if (sizeof(T) == 4 && order.ascending.sign && bits.flip == order.ascending.sign) {
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i)
+#pragma unroll
+      for (int e = 0; e < kPack; ++e) {  // see sort_key()
+        const auto number = __float_as_uint(__fadd_rn(__uint_as_float(pack[i].element[e]), 0.f));
+        key[i][e] = number ^ (sign_mask(number) | 0x80000000u);
+      }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kPacks; ++i)
+#pragma unroll
+    for (int e = 0; e < kPack; ++e) key[i][e] = sort_key(pack[i].element[e], order);
+}
+
 // Finds the part that rank `r` falls in; one warp calls this. `counts`: the counts of all tables.
 template <int kBins, uint32_t kFew, class T>
 __device__ __forceinline__ void find_part(const uint32_t* counts, Found<T>& found, int r, uint32_t length) {

@@ -80,6 +80,7 @@ struct Packs {
     for (int64_t step = 0; step < steps; ++step) {
       const int64_t start = begin + threadIdx.x + (kBackward ? steps - 1 - step : step) * kStep;
       Word key[kPacks][kPack];
+      Pack pack[kPacks] = {};
       bool has[kPacks];
       uint32_t at[kPacks];
 #pragma unroll
@@ -87,16 +88,14 @@ struct Packs {
         const int64_t first = (start + i * kThreads) * kPack - past;
         has[i] = start + i * kThreads < end;
         at[i] = static_cast<uint32_t>(first);
-        Pack pack = {};
         if (has[i] && first >= 0 && first + kPack <= length) {
-          pack = *reinterpret_cast<const Pack*>(x + first);
+          pack[i] = *reinterpret_cast<const Pack*>(x + first);
         } else if (has[i]) {
 #pragma unroll
-          for (int e = 0; e < kPack; ++e) pack.element[e] = x[at[i] + e < length ? at[i] + e : 0];
+          for (int e = 0; e < kPack; ++e) pack[i].element[e] = x[at[i] + e < length ? at[i] + e : 0];
         }
-#pragma unroll
-        for (int e = 0; e < kPack; ++e) key[i][e] = sort_key(pack.element[e], order);
       }
+      to_keys<T>(pack, order, key);
       visit(key, has, at);
     }
   }
