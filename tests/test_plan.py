@@ -620,7 +620,7 @@ def test_plans_of_selections(capability):
         if SHARED_LIMIT[capability] < 163 and count == 9:
             assert found["algorithm"] == "none"
             continue
-        assert found["algorithm"] == "long" and found["shared_bytes"] == count * 4 * 4100
+        assert found["algorithm"] == "long" and found["shared_bytes"] == count << 14
         assert 1 <= found["slices"] <= 528 and found["workspace_bytes"] >= inner * count * (1 << 14)
         assert cpu.plan_sort(outer, length, inner, bits, True, False, capability, 7)["algorithm"] == "sweep"
 

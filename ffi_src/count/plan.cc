@@ -90,7 +90,7 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
   if (plan.turns) plan.turned_bytes = aligned(rows.length * rows.inner * problem.bits / 8);
   plan.workspace_bytes = plan.turned_bytes;
   constexpr int64_t kStatic = 3072;  // bytes of shared memory that the kernel declares itself
-  const int64_t tables = problem.count * int64_t{4} * table_words(kSelectBins);
+  const int64_t tables = problem.count * int64_t{4} * kSelectBins;
   // 32 more: keys begin as far from a multiple of 16 bytes as the elements do.
   const int64_t bytes = aligned(rows.length * problem.bits / 8 + 32);
   if (bytes + tables + kStatic <= gpu.shared_bytes) {
@@ -104,7 +104,7 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
     plan.shared_bytes = bytes + tables;
     return plan;
   }
-  plan.shared_bytes = problem.count * int64_t{4} * table_words(kLongBins);
+  plan.shared_bytes = problem.count * int64_t{4} * kLongBins;
   if (plan.shared_bytes + kStatic > gpu.shared_bytes) {
     plan = {};
     plan.algorithm = Selecting::kNone;

@@ -49,9 +49,6 @@ BincountPlan plan_histogram(const Histogram& problem, const Gpu& gpu);
 constexpr int kSelectBins = 512;  // parts of an interval of keys, each with a count
 constexpr int kSelectFew = 64;    // the most elements that are compared with each other
 constexpr int kMostRanks = 9;     // 8 quantiles and the last element of the row
-// The words of a table of counts: one for each part, one for the keys that are in none, one for the number of those
-// below the first part; a multiple of 4.
-constexpr int table_words(int bins) { return bins + 4; }
 // The numbers for rows that several blocks share: threads of a block, parts of an interval, the most elements that are
 // compared with each other, and the bytes at the start of a row's workspace.
 constexpr int kLongThreads = 512, kLongBins = 4096, kLongFew = 2048;

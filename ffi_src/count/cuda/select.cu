@@ -1,6 +1,7 @@
-// select: a block keeps a row in shared memory, and finds all ranks together, by the steps of select.cuh. A warp sorts
-// the sample while the row arrives. In the end the block lists the few elements that are left for a rank and compares
-// them with each other. If many equal elements are left, it counts them in order of appearance up to the wanted one.
+// select: a block keeps the keys of a row in shared memory, and finds all ranks together, by the steps of select.cuh. A
+// warp sorts the sample while the others read the row. In the end the block lists the few elements that are left for a
+// rank and compares them with each other. If many equal elements are left, it counts them in order of appearance up to
+// the wanted one.
 #include <cuda_runtime.h>
 
 #include "common/cuda/async_copy.cuh"
@@ -29,7 +30,7 @@ __global__ void __maxnreg__(48)
   __shared__ uint64_t copied;  // the barrier at which the row arrives
   // For each rank: the least and the largest key that the next interval must hold.
   __shared__ Word least[kMostRanks], most[kMostRanks];
-  __shared__ uint32_t listed[kMostRanks], list_of[kMostRanks], chosen, last_of_largest;
+  __shared__ uint32_t listed[kMostRanks], chosen, last_of_largest;
   const int threads = blockDim.x, warps = threads / 32, warp = threadIdx.x / 32, lane = threadIdx.x & 31;
   const auto length = static_cast<uint32_t>(problem.rows.length);
   const auto wanted = static_cast<int>(problem.count);
@@ -37,15 +38,15 @@ __global__ void __maxnreg__(48)
   const uint32_t outer = row / inner, column = row - outer * inner;
   x += int64_t{row} * length;
 
-  // Elements lie in shared memory as in global memory, at the same distance from a multiple of 16 bytes. The first and
-  // the last pack have places before and after the row: these hold copies of the row's first element, which are taken
-  // back from the counts.
+  // Keys lie in shared memory as elements do in global memory, at the same distance from a multiple of 16 bytes. The
+  // first and the last pack have places before and after the row: these hold copies of the row's first element, and the
+  // counts are corrected for them.
   struct alignas(16) Pack {
     T element[kPack];
   };
   const auto past = static_cast<int>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(T));
   auto* const held = reinterpret_cast<Pack*>(dynamic_shared_memory());
-  const T* const elements = reinterpret_cast<const T*>(held) + past;
+  T* const keys = reinterpret_cast<T*>(held) + past;
   auto* const tables = reinterpret_cast<uint32_t*>(dynamic_shared_memory() + table_at);
   const int packs = static_cast<int>((past + length + kPack - 1) / kPack);
   const uint32_t copies = packs * kPack - length;
@@ -73,7 +74,7 @@ __global__ void __maxnreg__(48)
   commit_async_copies();
 #endif
   const auto clear_tables = [&](int first) {
-    for (int b = threadIdx.x - first; b < wanted * table_words(kBins) / 4; b += threads - first)
+    for (int b = threadIdx.x - first; b < wanted * kBins / 4; b += threads - first)
       reinterpret_cast<uint4*>(tables)[b] = uint4{0, 0, 0, 0};
   };
   if (warp == 0) {
@@ -90,10 +91,9 @@ __global__ void __maxnreg__(48)
 #endif
 
   const SortOrder order = one_flip<T>(problem.order);
-  const auto key_at = [&](uint32_t at) { return sort_key(elements[at], order); };
   // Calls `visit(key, has, start)` for all keys, kPacks packs of a thread at a time: key[i] are those of pack i, which
-  // counts if has[i].
-  const auto for_keys = [&](auto visit) {
+  // counts if has[i]. `raw`: the packs still hold elements, which become keys now.
+  const auto for_keys = [&](bool raw, auto visit) {
     for (int start = warp * 32; start < packs; start += kPacks * threads) {
       Word key[kPacks][kPack];
       Pack pack[kPacks] = {};
@@ -103,23 +103,30 @@ __global__ void __maxnreg__(48)
         has[i] = start + i * threads + lane < packs;
         if (has[i]) pack[i] = held[start + i * threads + lane];
       }
-      to_keys<T>(pack, order, key);
+#pragma unroll
+      for (int i = 0; i < kPacks; ++i) {
+        if (raw) {
+#pragma unroll
+          for (int e = 0; e < kPack; ++e) pack[i].element[e] = sort_key(pack[i].element[e], order);
+          if (has[i]) held[start + i * threads + lane] = pack[i];
+        }
+#pragma unroll
+        for (int e = 0; e < kPack; ++e) key[i][e] = pack[i].element[e];
+      }
       visit(key, has, start);
     }
   };
-  const auto place_of = [&](int start, int place) {
-    return static_cast<uint32_t>((start + place / kPack * threads + lane) * kPack + place % kPack - past);
-  };
 
   const uint32_t ends = found.ends;
-  uint32_t to_do = ~ends;  // a bit for each rank that needs the step
-  Word highest = 0;        // of the thread's keys
+  uint32_t to_do = 0;  // a bit for each rank that needs more than one step
 #pragma unroll 1
-  for (bool is_first = true;; is_first = false) {
+  for (bool raw = true;; raw = false) {
     const uint32_t used = found.used;
-    if (copies && (used >> lane & 1) && warp == 0) take_back<kBins>(tables, found, lane, Word{key_at(0)}, copies);
-    for_keys([&](auto& key, auto& has, int) {
-      if (is_first && ends) {
+    if (copies && (used >> lane & 1) && warp == 0)
+      atomicAdd(tables + lane * kBins + part_of(found, lane, Word{sort_key(x[0], problem.order)}), 0u - copies);
+    Word highest = 0;
+    for_keys(raw, [&](auto& key, auto& has, int) {
+      if (raw && ends) {
 #pragma unroll
         for (int i = 0; i < kPacks; ++i) {
           if (!has[i]) continue;
@@ -129,13 +136,13 @@ __global__ void __maxnreg__(48)
       }
       for_bits(used, [&](int t) { count_keys<kBins>(tables, found, t, key, has); });
     });
-    if (is_first && ends) {
-      const Word of_warp = largest_of_lanes(highest);
-      if (lane == 0) atomicMax(&found.largest, of_warp);
+    if (raw && ends) {
+      highest = largest_of_lanes(highest);
+      if (lane == 0) atomicMax(&found.largest, highest);
     }
     __syncthreads();
     for (int r = warp; r < wanted; r += warps)
-      if (to_do >> r & 1) find_part<kBins, kSelectFew>(tables, found, r, length);
+      if ((raw ? ~ends : to_do) >> r & 1) find_part<kBins, kSelectFew>(tables, found, r);
     __syncthreads();
     to_do = found.more;
     if (to_do == 0) break;
@@ -146,22 +153,22 @@ __global__ void __maxnreg__(48)
     clear_tables(0);
     __syncthreads();
     if (threadIdx.x == 0) found.more = 0;
-    for_keys([&](auto& key, auto& has, int) {
+    for_keys(false, [&](auto& key, auto& has, int) {
       for_bits(found.used, [&](int t) {
         const Word first = found.first[t], last = found.last[t];
-        Word from = kAll, to = 0;
+        Word lowest = kAll, highest = 0;
 #pragma unroll
         for (int i = 0; i < kPacks; ++i) {
 #pragma unroll
           for (int e = 0; e < kPack; ++e) {
             if (!has[i] || key[i][e] - first > last) continue;
-            from = min(from, key[i][e]);
-            to = max(to, key[i][e]);
+            lowest = min(lowest, key[i][e]);
+            highest = max(highest, key[i][e]);
           }
         }
-        if (from > to) return;
-        atomicMin(least + t, from);
-        atomicMax(most + t, to);
+        if (lowest > highest) return;
+        atomicMin(least + t, lowest);
+        atomicMax(most + t, highest);
       });
     });
     __syncthreads();
@@ -175,26 +182,31 @@ __global__ void __maxnreg__(48)
       return;
     }
     const int64_t to = (int64_t{outer} * wanted + r) * inner + column;
-    values[to] = elements[at];
+    values[to] = x[at];
     indices[to] = at;
   };
-  if (warp == 0) share_lists<kSelectFew>(found, wanted, list_of);
-  if (threadIdx.x < wanted) listed[threadIdx.x] = 0;
+  if (threadIdx.x < wanted) {
+    listed[threadIdx.x] = 0;
+    if (ends >> threadIdx.x & 1) found.first[threadIdx.x] = found.largest, found.last[threadIdx.x] = 0;
+  }
   if (threadIdx.x == 0) last_of_largest = 0;
+  const int first_end = __ffs(ends) - 1;
   __syncthreads();
-  const bool has_largest = ends && highest == found.largest;
-  for_keys([&](auto& key, auto& has, int start) {
+  for_keys(false, [&](auto& key, auto& has, int start) {
     for (int r = 0; r < wanted; ++r) {
-      if ((ends >> r & 1) || list_of[r] != r || found.size[r] > kSelectFew) continue;
-      for (uint32_t left = keys_between(key, has, found.first[r], found.last[r]); left; left &= left - 1) {
-        const uint32_t at = place_of(start, __ffs(static_cast<int>(left)) - 1);
-        if (at < length) tables[r * table_words(kBins) + atomicAdd(listed + r, 1u)] = at;
+      const bool is_end = ends >> r & 1;
+      if (is_end ? r != first_end : found.size[r] > kSelectFew) continue;
+      const Word first = found.first[r], last = found.last[r];
+      uint32_t is_left = keys_between(key, has, first, last);
+      for (; is_left; is_left &= is_left - 1) {
+        const int place = __ffs(is_left) - 1;
+        const int at = (start + place / kPack * threads + lane) * kPack + place % kPack - past;
+        if (static_cast<uint32_t>(at) >= length) continue;
+        if (is_end)
+          atomicMax(&last_of_largest, static_cast<uint32_t>(at));
+        else
+          tables[r * kBins + atomicAdd(listed + r, 1u)] = at;
       }
-    }
-    if (!has_largest) return;
-    for (uint32_t left = keys_between(key, has, found.largest, Word{0}); left; left &= left - 1) {
-      const uint32_t at = place_of(start, __ffs(static_cast<int>(left)) - 1);
-      if (at < length) atomicMax(&last_of_largest, at);
     }
   });
   __syncthreads();
@@ -203,16 +215,16 @@ __global__ void __maxnreg__(48)
       if (lane == 0) write(r, static_cast<int>(last_of_largest));
       continue;
     }
-    const uint32_t size = found.size[list_of[r]], left = found.left[r];
+    const uint32_t size = found.size[r], left = found.left[r];
     if (size > kSelectFew) continue;
-    const uint32_t* const list = tables + list_of[r] * table_words(kBins);
+    const uint32_t* const list = tables + r * kBins;
     for (uint32_t i = lane; i < size; i += 32) {
       const uint32_t at = list[i];
-      const T key = key_at(at);
+      const T key = keys[at];
       uint32_t before = 0;
       for (uint32_t j = 0; j < size; ++j) {
         const uint32_t other = list[j];
-        const T its = key_at(other);
+        const T its = keys[other];
         before += its < key || (its == key && other < at);
       }
       if (before == left) write(r, static_cast<int>(at));
@@ -238,10 +250,10 @@ __global__ void __maxnreg__(48)
     return shuffle_from(sum_up_to_lane(lane < warps ? counts[lane] : 0), warp) - own;
   };
   for (int r = 0; r < wanted; ++r) {
-    if ((ends >> r & 1) || found.size[list_of[r]] <= kSelectFew) continue;
-    const auto is_equal = [&, key = found.first[r]](uint32_t at) { return key_at(at) == key; };
+    if ((ends >> r & 1) || found.size[r] <= kSelectFew) continue;
+    const auto is_equal = [&, key = found.first[r]](uint32_t at) { return keys[at] == key; };
     uint32_t own, left = found.left[r];
-    left -= count_before(tables + r * table_words(kBins), is_equal, own);
+    left -= count_before(tables + r * kBins, is_equal, own);
     if (left >= own) continue;
     for (uint32_t start = begin + lane; start - lane < end; start += 32) {
       const unsigned lanes = chosen_at(start, is_equal);
@@ -253,14 +265,18 @@ __global__ void __maxnreg__(48)
 
   __syncthreads();
   const uint32_t middle = chosen, kth = static_cast<uint32_t>(problem.kth);
-  const auto is_before = [&, key = key_at(middle)](uint32_t at) {
-    const T own = key_at(at);
-    return own < key || (own == key && at < middle);
+  const auto is_before = [&, key = keys[middle]](uint32_t at) {
+    return keys[at] < key || (keys[at] == key && at < middle);
   };
   uint32_t own, before = count_before(sample, is_before, own);
   T* const to_values = values + int64_t{row} * length;
   int32_t* const to_indices = indices + int64_t{row} * length;
   for (uint32_t start = begin + lane; start - lane < end; start += kStep) {
+    T element[kAhead];
+    if (values) {
+#pragma unroll
+      for (uint32_t j = 0; j < kAhead; ++j) element[j] = x[min(start + j * 32, length - 1)];
+    }
 #pragma unroll
     for (uint32_t j = 0; j < kAhead; ++j) {
       const uint32_t at = start + j * 32;
@@ -269,7 +285,7 @@ __global__ void __maxnreg__(48)
       const uint32_t place = lanes >> lane & 1 ? up_to : at == middle ? kth : kth + (at < middle) + at - up_to;
       before += __popc(lanes);
       if (at >= end) continue;
-      if (values) to_values[place] = elements[at];
+      if (values) to_values[place] = element[j];
       if (indices) to_indices[place] = static_cast<int32_t>(at);
     }
   }

@@ -76,8 +76,9 @@ template <class T>
 struct Found {
   using Word = std::conditional_t<sizeof(T) == 8, unsigned long long, uint32_t>;
 
-  // For each table: its parts have 2^shift keys each, the first of them `low` and those that follow.
-  Word low[kMostRanks];
+  // For each table: its first part has the keys up to `least`, its last part those from `most` on. The parts between
+  // have 2^shift keys each, and a key between `least` and `most` is in part (key >> shift) - base.
+  Word least[kMostRanks], most[kMostRanks], base[kMostRanks];
   uint32_t shift[kMostRanks];
   // For each rank: the rank itself, and its table, which is that of a lower rank if both have the same interval.
   uint32_t rank[kMostRanks], table[kMostRanks];
@@ -93,16 +94,19 @@ struct Found {
 // Sets the parts of a table, so that they hold the keys from `low` to `high`.
 template <int kBins, class T, class Word>
 __device__ __forceinline__ void set_table(Found<T>& found, int t, Word low, Word high) {
+  constexpr Word kAll = static_cast<T>(~T{0}), kInner = kBins - 2;
   const Word width = high - low;
   constexpr int kBits = kBins == 512 ? 9 : 12;
   static_assert(kBins == 1 << kBits);
   const int bits =
       sizeof(Word) == 8 ? 64 - __clzll(static_cast<long long>(width)) : 32 - __clz(static_cast<int>(width));
-  const int shift = max(bits - kBits, 0);
-  // The parts must not go on beyond the largest key, where the smallest ones would follow.
-  const Word beyond = (Word{kBins} << shift) - 1;
-  found.low[t] = min(low, ~Word{0} - beyond);
+  int shift = max(bits - kBits, 0);
+  if ((width >> shift) + 2 > kInner) ++shift;
+  const Word first = low >> shift << shift;
+  found.least[t] = first == 0 ? 0 : first - 1;
+  found.most[t] = (kAll - first) >> shift < kInner ? kAll : first + (kInner << shift);
   found.shift[t] = shift;
+  found.base[t] = (first >> shift) - 1;
 }
 
 // Finds the first intervals of all ranks; one warp calls this. A lane takes kOwn elements of the sample; `sample` has
@@ -185,59 +189,36 @@ __device__ __forceinline__ void choose_tables(Found<T>& found) {
   __syncwarp();  // all lanes read the tables next
 }
 
-// The part of a table that a key is in, or kBins.
-template <int kBins, class T, class Word>
+// The part of a table that a key is in.
+template <class T, class Word>
 __device__ __forceinline__ uint32_t part_of(const Found<T>& found, int t, Word key) {
-  return static_cast<uint32_t>(min((key - found.low[t]) >> found.shift[t], Word{kBins}));
+  return static_cast<uint32_t>(min(max(key, found.least[t]), found.most[t]) >> found.shift[t]) -
+         static_cast<uint32_t>(found.base[t]);
 }
 
-// Counts a key in a table at the shared address `counts`, and subtracts 1 from `above` if it is below all parts.
-template <int kBins>
-__device__ __forceinline__ void count_key(uint32_t key, uint32_t low, uint32_t shift, uint32_t counts,
-                                          uint32_t& above) {
-  asm volatile(
-      "{\n.reg .u32 at;\n"
-      "sub.cc.u32 at, %1, %2;\n"
-      "subc.u32 %0, %0, 0;\n"
-      "shr.u32 at, at, %3;\n"
-      "min.u32 at, at, %5;\n"
-      "mad.lo.u32 at, at, 4, %4;\n"
-      "red.shared.add.u32 [at], 1;\n}"
-      : "+r"(above)
-      : "r"(key), "r"(low), "r"(shift), "r"(counts), "n"(kBins)
-      : "memory");
-}
-template <int kBins>
-__device__ __forceinline__ void count_key(unsigned long long key, unsigned long long low, uint32_t shift,
-                                          uint32_t counts, uint32_t& above) {
-  above -= key < low;
-  const auto part = static_cast<uint32_t>(min((key - low) >> shift, static_cast<unsigned long long>(kBins)));
-  asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(counts + 4 * part) : "memory");
+// Returns 4 * x + y, by one instruction: the compiler would add before it multiplies.
+__device__ __forceinline__ uint32_t scaled(uint32_t x, uint32_t y) {
+  asm("mad.lo.u32 %0, %0, 4, %1;" : "+r"(x) : "r"(y));
+  return x;
 }
 
-// Counts vectors of keys in table `t`; the whole warp calls this. The tables are in shared memory.
+// Counts vectors of keys in the parts of table `t`. The tables are in shared memory.
 template <int kBins, class T, class Word, int kPacks, int kPack>
 __device__ __forceinline__ void count_keys(uint32_t* tables, const Found<T>& found, int t,
                                            const Word (&key)[kPacks][kPack], const bool (&has)[kPacks]) {
-  const Word low = found.low[t];
-  uint32_t* const table = tables + t * table_words(kBins);
-  const uint32_t shift = found.shift[t], counts = shared_address(table);
-  uint32_t above = 0;
+  const Word low = found.least[t], high = found.most[t];
+  const uint32_t shift = found.shift[t];
+  const uint32_t counts = shared_address(tables) + 4 * (t * kBins - static_cast<uint32_t>(found.base[t]));
 #pragma unroll
   for (int i = 0; i < kPacks; ++i) {
     if (!has[i]) continue;
+    uint32_t at[kPack];
 #pragma unroll
-    for (int e = 0; e < kPack; ++e) count_key<kBins>(key[i][e], low, shift, counts, above);
+    for (int e = 0; e < kPack; ++e)
+      at[e] = scaled(static_cast<uint32_t>(min(max(key[i][e], low), high) >> shift), counts);
+#pragma unroll
+    for (int e = 0; e < kPack; ++e) asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(at[e]) : "memory");
   }
-  const uint32_t below = sum_of_warp(0u - above);
-  if ((threadIdx.x & 31) == 0 && below) atomicAdd(table + kBins + 1, below);
-}
-
-// Takes elements back that were counted and are not of the row; they have one key.
-template <int kBins, class T, class Word>
-__device__ __forceinline__ void take_back(uint32_t* tables, const Found<T>& found, int t, Word key, uint32_t copies) {
-  uint32_t* const table = tables + t * table_words(kBins);
-  atomicAdd(table + (key < found.low[t] ? kBins + 1 : part_of<kBins>(found, t, key)), 0u - copies);
 }
 
 // Returns the smaller one of key - first, modulo 2^32 or 2^64, and `least`.
@@ -275,53 +256,21 @@ __device__ __forceinline__ SortOrder one_flip(SortOrder order) {
   return order;
 }
 
-// Turns vectors of elements into keys. For float32, in ascending order, it takes two integer instructions a key.
-template <class T, class Pack, class Word, int kPacks, int kPack>
-__device__ __forceinline__ void to_keys(const Pack (&pack)[kPacks], const SortOrder& order,
-                                        Word (&key)[kPacks][kPack]) {
-  const KeyOrder& bits = order.ascending.order;
-  if (sizeof(T) == 4 && order.ascending.sign && bits.flip == order.ascending.sign) {
-#pragma unroll
-    for (int i = 0; i < kPacks; ++i)
-#pragma unroll
-      for (int e = 0; e < kPack; ++e) {  // see sort_key()
-        const auto number = __float_as_uint(__fadd_rn(__uint_as_float(pack[i].element[e]), 0.f));
-        key[i][e] = number ^ (sign_mask(number) | 0x80000000u);
-      }
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < kPacks; ++i)
-#pragma unroll
-    for (int e = 0; e < kPack; ++e) key[i][e] = sort_key(pack[i].element[e], order);
-}
-
 // Finds the part that rank `r` falls in; one warp calls this. `counts`: the counts of all tables.
 template <int kBins, uint32_t kFew, class T>
-__device__ __forceinline__ void find_part(const uint32_t* counts, Found<T>& found, int r, uint32_t length) {
+__device__ __forceinline__ void find_part(const uint32_t* counts, Found<T>& found, int r) {
   using Word = typename Found<T>::Word;
   constexpr int kChunk = 512, kOwn = kChunk / 32;
   constexpr Word kAll = static_cast<T>(~T{0});
   const int lane = threadIdx.x & 31;
   const uint32_t t = found.table[r], rank = found.rank[r];
-  const uint32_t* const table = counts + t * table_words(kBins);
-  const int shift = found.shift[t];
-  const Word low = found.low[t];
-  const auto set = [&](Word first, Word last, uint32_t size, uint32_t left) {
-    found.first[r] = first, found.last[r] = last, found.size[r] = size, found.left[r] = left;
-    if (size > kFew && last != 0) atomicOr(&found.more, 1u << r);
-  };
-  uint32_t before = table[kBins + 1];
-  if (rank < before) {  // below all parts
-    if (lane == 0) set(0, low - 1, before, rank);
-    return;
-  }
+  uint32_t before = 0;
 #pragma unroll 1
   for (int chunk = 0; chunk < kBins; chunk += kChunk) {
     uint32_t count[kOwn], own = 0;
 #pragma unroll
     for (int i = 0; i < kOwn; i += 4) {
-      const uint4 four = reinterpret_cast<const uint4*>(table + chunk + lane * kOwn)[i / 4];
+      const uint4 four = reinterpret_cast<const uint4*>(counts + t * kBins + chunk + lane * kOwn)[i / 4];
       count[i] = four.x, count[i + 1] = four.y, count[i + 2] = four.z, count[i + 3] = four.w;
       own += four.x + four.y + four.z + four.w;
     }
@@ -336,43 +285,18 @@ __device__ __forceinline__ void find_part(const uint32_t* counts, Found<T>& foun
         size = count[i + 1];
         ++part;
       }
-      const Word first = low + (static_cast<Word>(part) << shift);
-      set(first, min((Word{1} << shift) - 1, kAll - first), size, left);
+      const int shift = found.shift[t];
+      const Word first = part == 0 ? 0 : (found.base[t] + part) << shift;
+      const Word most = part == 0 ? found.least[t] : part == kBins - 1 ? kAll : (Word{1} << shift) - 1;
+      found.first[r] = first;
+      found.last[r] = min(most, kAll - first);
+      found.size[r] = size;
+      found.left[r] = left;
+      if (size > kFew && found.last[r] != 0) atomicOr(&found.more, 1u << r);
     }
     before = shuffle_from(up_to, 31);
     if (rank < before) return;
   }
-  const Word above = low + (Word{kBins} << shift);
-  if (lane == 0) set(above, kAll - above, length - before, rank - before);
-}
-
-// Lets ranks that follow each other share the list of the lower one, if it holds the elements left for both; one warp
-// calls this. No elements are between those of such ranks. `list` gets the rank whose list each rank uses.
-template <uint32_t kFew, class T>
-__device__ __forceinline__ void share_lists(Found<T>& found, int wanted, uint32_t* list) {
-  using Word = typename Found<T>::Word;
-  const int r = threadIdx.x & 31;
-  const bool has = r < wanted && !(found.ends >> r & 1);
-  const uint32_t rank = has ? found.rank[r] : ~0u, size = has ? found.size[r] : ~0u;
-  const Word first = has ? found.first[r] : 0, last = has ? found.last[r] : 0;
-  int with = r;
-  uint32_t before = 0;
-  Word from = first;
-  for (int q = wanted - 1; q >= 0; --q) {
-    const uint32_t its_rank = shuffle_from(rank, q), its_size = shuffle_from(size, q);
-    const Word its_first = shuffle_from(first, q), its_last = shuffle_from(last, q);
-    const bool same = first == its_first && last == its_last, after = first > its_first && first - its_first > its_last;
-    if (!has || q >= r || rank - its_rank > 1 || size > kFew || its_size > kFew) continue;
-    if (!same && (!after || size + its_size > kFew)) continue;
-    with = q, before = same ? 0 : its_size, from = its_first;
-  }
-  if (shuffle_from(with, with) != with) with = r;  // the lower one must have a list of its own
-  if (!has) return;
-  list[r] = with;
-  if (with == r || before == 0) return;
-  found.left[r] += before;
-  found.last[with] = first - from + last;
-  found.size[with] = size + before;
 }
 
 }  // namespace

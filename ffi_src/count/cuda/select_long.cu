@@ -14,7 +14,7 @@
 namespace jaxgpuops::count {
 namespace {
 
-constexpr int kThreads = kLongThreads, kWarps = kThreads / 32, kBins = kLongBins, kWords = table_words(kBins);
+constexpr int kThreads = kLongThreads, kWarps = kThreads / 32, kBins = kLongBins;
 constexpr int kLaneSample = 8;  // elements of the row's sample that a lane takes
 
 // What stands first in a row's workspace.
@@ -80,7 +80,6 @@ struct Packs {
     for (int64_t step = 0; step < steps; ++step) {
       const int64_t start = begin + threadIdx.x + (kBackward ? steps - 1 - step : step) * kStep;
       Word key[kPacks][kPack];
-      Pack pack[kPacks] = {};
       bool has[kPacks];
       uint32_t at[kPacks];
 #pragma unroll
@@ -88,14 +87,16 @@ struct Packs {
         const int64_t first = (start + i * kThreads) * kPack - past;
         has[i] = start + i * kThreads < end;
         at[i] = static_cast<uint32_t>(first);
+        Pack pack = {};
         if (has[i] && first >= 0 && first + kPack <= length) {
-          pack[i] = *reinterpret_cast<const Pack*>(x + first);
+          pack = *reinterpret_cast<const Pack*>(x + first);
         } else if (has[i]) {
 #pragma unroll
-          for (int e = 0; e < kPack; ++e) pack[i].element[e] = x[at[i] + e < length ? at[i] + e : 0];
+          for (int e = 0; e < kPack; ++e) pack.element[e] = x[at[i] + e < length ? at[i] + e : 0];
         }
+#pragma unroll
+        for (int e = 0; e < kPack; ++e) key[i][e] = sort_key(pack.element[e], order);
       }
-      to_keys<T>(pack, order, key);
       visit(key, has, at);
     }
   }
@@ -135,7 +136,7 @@ __global__ void __launch_bounds__(kThreads) select_begin_kernel(const __grid_con
   if (threadIdx.x < wanted) head.listed[threadIdx.x] = 0;
   if (threadIdx.x == 0) head.finished = head.last_of_largest = 0;
   uint32_t* const tables = a.tables(row);
-  for (int b = threadIdx.x; b < wanted * kWords; b += kThreads) tables[b] = 0;
+  for (int b = threadIdx.x; b < wanted * kBins; b += kThreads) tables[b] = 0;
   if (threadIdx.x >= 32) return;
   set_first_tables<kBins, kLaneSample>(a.problem, a.x + row * length, length, a.ranks, row / inner, row % inner, sample,
                                        head.found);
@@ -154,7 +155,7 @@ __global__ void __launch_bounds__(kThreads) select_step_kernel(const __grid_cons
   const Packs<T> packs(a.x + row * a.problem.rows.length, a.problem.rows.length);
   Head<T>& head = a.head(row);
   __shared__ Found<T> found;
-  for (int b = threadIdx.x; b < wanted * kWords; b += kThreads) counts[b] = 0;
+  for (int b = threadIdx.x; b < wanted * kBins; b += kThreads) counts[b] = 0;
   wait_for_predecessor();
   let_dependents_start();
   const uint32_t to_do = __ldcg(&head.to_do);
@@ -162,7 +163,8 @@ __global__ void __launch_bounds__(kThreads) select_step_kernel(const __grid_cons
   load_found(found, head.found);
   const uint32_t used = found.used;
   if (slice == 0 && threadIdx.x < 32 && (used >> threadIdx.x & 1)) {
-    take_back<kBins>(counts, found, threadIdx.x, Word{sort_key(packs.x[0], a.problem.order)}, packs.copies());
+    const Word key = sort_key(packs.x[0], a.problem.order);
+    atomicAdd(counts + threadIdx.x * kBins + part_of(found, threadIdx.x, key), 0u - packs.copies());
   }
   Word highest = 0;
   packs.template visit_slice<false>(a, slice, [&](auto& key, auto& has, auto&) {
@@ -183,7 +185,7 @@ __global__ void __launch_bounds__(kThreads) select_step_kernel(const __grid_cons
   __syncthreads();
   uint32_t* const tables = a.tables(row);
   for_bits(used, [&](int t) {
-    for (int b = t * kWords + threadIdx.x; b < (t + 1) * kWords; b += kThreads)
+    for (int b = t * kBins + threadIdx.x; b < (t + 1) * kBins; b += kThreads)
       if (counts[b]) atomicAdd(tables + b, counts[b]);
   });
   if (threadIdx.x == 0 && (to_do & kLargest)) atomicMax(&head.found.largest, found.largest);
@@ -191,12 +193,12 @@ __global__ void __launch_bounds__(kThreads) select_step_kernel(const __grid_cons
 
   for_bits(used, [&](int t) {
 #pragma unroll 8
-    for (int b = t * kWords + threadIdx.x; b < (t + 1) * kWords; b += kThreads) counts[b] = __ldcg(tables + b);
-    for (int b = t * kWords + threadIdx.x; b < (t + 1) * kWords; b += kThreads) tables[b] = 0;
+    for (int b = t * kBins + threadIdx.x; b < (t + 1) * kBins; b += kThreads) counts[b] = __ldcg(tables + b);
+    for (int b = t * kBins + threadIdx.x; b < (t + 1) * kBins; b += kThreads) tables[b] = 0;
   });
   __syncthreads();
   for (int r = threadIdx.x / 32; r < wanted; r += kWarps)
-    if (to_do >> r & 1) find_part<kBins, kLongFew>(counts, found, r, packs.length);
+    if (to_do >> r & 1) find_part<kBins, kLongFew>(counts, found, r);
   __syncthreads();
   if (threadIdx.x < 32) {
     choose_tables(found);
