@@ -63,6 +63,14 @@ nb::dict plan_dict(const jaxgpuops::count::BincountPlan& plan) {
   return dict;
 }
 
+nb::dict plan_dict(const jaxgpuops::count::ChoosePlan& plan) {
+  nb::dict dict;
+  dict["algorithm"] = jaxgpuops::count::kChoosingNames[static_cast<int>(plan.algorithm)];
+  dict["chunks"] = plan.chunks;
+  dict["workspace_bytes"] = plan.workspace_bytes;
+  return dict;
+}
+
 nb::dict plan_dict(const jaxgpuops::count::SelectPlan& plan) {
   nb::dict dict;
   dict["algorithm"] = jaxgpuops::count::kSelectingNames[static_cast<int>(plan.algorithm)];
@@ -303,6 +311,16 @@ void define_counts(nb::module_& module) {
         return plan_dict(count::plan_histogram(problem, gpu_of(compute_capability)));
       },
       "outer"_a, "length"_a, "inner"_a, "bins"_a, "dtype"_a, "compute_capability"_a);
+
+  module.def(
+      "plan_choose",
+      [](int64_t outer, int64_t length, int64_t inner, int64_t size, int compute_capability) {
+        count::Choose problem;
+        problem.rows = {outer, length, inner};
+        problem.size = size;
+        return plan_dict(count::plan_choose(problem, gpu_of(compute_capability)));
+      },
+      "outer"_a, "length"_a, "inner"_a, "size"_a, "compute_capability"_a);
 
   module.def(
       "plan_select",

@@ -10,6 +10,7 @@ import pytest
 from gpu import run_in_command_buffers, same_bits
 
 import jaxgpuops
+from jaxgpuops.lax._count import choose
 
 # Every form of the kernel: (shape, bins), counted along axis 1.
 COUNTS = {
@@ -349,6 +350,20 @@ def command_buffers():
 
 def test_command_buffers_with_changing_inputs():
     run_in_command_buffers("test_gpu_count")
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (7, 300), (300, 5001), (3, 16_385), (2, 1_000_003), (1, 70_000_001), (5, 0)])
+def test_choose(shape):
+    """Rows of odd lengths begin anywhere in a vector. Where a result is too short for all places, it has the first."""
+    rng = np.random.default_rng(0)
+    rows, length = shape
+    for share, size in itertools.product((0, 0.01, 0.5, 1), (length // 9, length + 7)):
+        mask = rng.random(shape, np.float32) < share
+        expected = np.full((rows, size), length, np.int32)
+        for row, own in zip(mask, expected, strict=True):
+            places = np.flatnonzero(row)[:size]
+            own[: len(places)] = places
+        np.testing.assert_array_equal(choose(mask, size), expected)
 
 
 # (shape of the queries, shape of the sorted rows), along axis 1

@@ -73,6 +73,7 @@ KERNELS = {
     "count": {"tables": "(bincount|segment)_tables_kernel", "global": "bincount_global_kernel"}
     | {"rows": "bincount_rows_kernel", "lanes": "segment_lanes_kernel", "few": "segment_few_kernel"}
     | {"atomics": "segment_atomics_kernel"}
+    | {"bits": "choose_write_kernel"}
     | {"block": "select_kernel", "long": "select_step_kernel"}
     | {"sorted": "segment_tiles_kernel", "ordered": "segment_tiles_kernel"},
     "moe": {name: rf"route_(few_)?kernel<[^,]*Algorithm\){i}" for i, name in enumerate(("block", "cluster", "grid"))},
@@ -119,6 +120,7 @@ CALLS = [
     ("count", lambda x: jaxgpuops.bincount(x.astype(jnp.int32), 300), [(3, 100_001), (5000, 70)]),
     ("count", lambda x: jaxgpuops.bincount(x.astype(jnp.int32), 1_000_000), [(2, 100_001)]),
     ("count", lambda x: jaxgpuops.bincount(x.astype(jnp.int32), 300), [(70_000, 20)]),
+    ("count", lambda x: jaxgpuops.nonzero(x, size=70)[0], [(1 << 20,), (300, 70)]),
     ("count", lambda x: jaxgpuops.histogram(x, 300, range=(0, 2))[0], [(3, 100_001)]),
     ("count", lambda x: jaxgpuops.segment_sum(x, ids(x, 50), 50), [(5000, 3), (300_001, 1)]),
     ("count", lambda x: jaxgpuops.segment_sum(x, ids(x, 5000), 5000), [(500, 3), (300_001, 1), (300_001, 16)]),

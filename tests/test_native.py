@@ -210,6 +210,23 @@ def test_searchsorted_refuses(queries, rows, places, axis, message):
         call("searchsorted", [places], queries, rows, axis=axis, right=False)
 
 
+MASK = S((4, 7), jnp.bool_)
+WRONG_CHOICES = {
+    "axis": (MASK, FOUND, 2, "axis 2 is not an axis of mask, which has rank 2"),
+    "dtype": (S((4, 7), jnp.int8), FOUND, 1, "mask has element type S8, expected PRED"),
+    "columns": (MASK, S((3, 7), S32), 0, "mask has dimensions after axis 0"),
+    "places dtype": (MASK, S((4, 3), F32), 1, "places has element type F32, expected S32"),
+    "places rank": (MASK, S((4,), S32), 1, "places has rank 1, expected 2"),
+    "places shape": (MASK, S((3, 3), S32), 1, r"places has shape \(3, 3\), expected \(4, 3\)"),
+}
+
+
+@pytest.mark.parametrize("mask, places, axis, message", WRONG_CHOICES.values(), ids=WRONG_CHOICES)
+def test_choose_refuses(mask, places, axis, message):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT: jaxgpuops.choose: {message}"):
+        call("choose", [places], mask, axis=axis)
+
+
 RANKS, CHOSEN, CHOSEN_AT = S((1, 3), S32), S((4, 3), F32), S((4, 3), S32)
 WRONG_SELECTIONS = {
     "axis": (ROWS_SEARCHED, RANKS, CHOSEN, CHOSEN_AT, 2, "axis 2 is not an axis of x, which has rank 2"),
@@ -698,6 +715,7 @@ def test_stubs_say_what_the_modules_have():
         "bincount",
         "histogram",
         "searchsorted",
+        "choose",
         "select",
         *MOE,
         *SEGMENT_SOFTMAX,

@@ -649,6 +649,17 @@ def test_plans_of_selections(capability):
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
+def test_plans_of_choices(capability):
+    plan = lambda *args: jaxgpuops._native.modules["cpu"].plan_choose(*args, capability)
+    assert plan(0, 5, 1, 3)["algorithm"] == plan(3, 5, 1, 0)["algorithm"] == "empty"
+    assert plan(3, 5000, 2, 3)["algorithm"] == plan(5000, 1000, 1, 3)["algorithm"] == "none"
+    for outer, length in ((1, 0), (1, 1), (5000, 1024), (3, 1 << 14), (1, 1 << 26), (1, (1 << 31) - 1)):
+        found = plan(outer, length, 1, 7)
+        assert found["algorithm"] == "bits" and 1 <= found["chunks"] <= 2048
+        assert found["workspace_bytes"] >= 4 * found["chunks"] + (length + 15) // 8
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
 def test_plans_of_segments(capability):
     plan = lambda *args: jaxgpuops._native.modules["cpu"].plan_segments(*args, False, capability)
     assert plan("segment_sum", 3, 5, 0, 5, "float32", False)["algorithm"] == "empty"

@@ -40,6 +40,8 @@ WRONG = {
     "topk smallest": problems.topk((3, 40, 4), 1, "uint8", k=9, largest=False, sorted=False),
     "argmax": problems.arg((3, 40), 1, "bfloat16"),
     "argmin": problems.arg((3, 40), 1, "int32", op="argmin"),
+    **{op: problems.rank((3, 40), 1, "float32", op=op, k=7) for op in ("kth_value", "partition", "median", "quantile")},
+    **{op: problems.places((3, 40), 1, "int32", op=op, size=30) for op in ("searchsorted", "nonzero", "unique")},
     **{op: problems.scan((3, 40), 1, "float32", op=op) for op in ("cumsum", "cumprod", "cummax", "cumlogsumexp")},
     "cummin": problems.scan((3, 40, 2), 1, "int32", op="cummin", reverse=True),
     "linear_scan": problems.linear((3, 40), 1, "float32"),

@@ -14,6 +14,7 @@ import numpy as np
 
 import jaxgpuops
 from jaxgpuops.lax import scan_primitives as scan
+from jaxgpuops.lax._count import choose
 from jaxgpuops.lax._sort import select
 from jaxgpuops.lax.along_axis import put_along_axis, put_along_axis_p, take_along_axis
 
@@ -518,13 +519,21 @@ def run_counts(rng):
             kernels |= {call.plan.get("algorithm", "cpu") for call in jaxgpuops.explain(fn, x)}
             expected = [np.bincount(row[row < bins], minlength=bins) for row in x]
             np.testing.assert_array_equal(fn(x), expected)
-    for (n, m), dtype in itertools.product([(1, 37), (301, 1001)], ("int8", "bfloat16", "float32", "int64")):
+    for (rows, n, m), dtype in itertools.product(
+        [(3, 1, 37), (3, 301, 1001), (140, 1030, 1030)], ("int8", "bfloat16", "float32", "int64")
+    ):
         with jax.enable_x64(dtype == "int64"):
-            table, queries = np.sort(rng.integers(-9, 9, (3, n)), 1), rng.integers(-12, 12, (3, m))
+            table, queries = np.sort(rng.integers(-9, 9, (rows, n)), 1), rng.integers(-12, 12, (rows, m))
             found = jaxgpuops.searchsorted(jnp.asarray(table, dtype), jnp.asarray(queries, dtype))
             np.testing.assert_array_equal(found, [np.searchsorted(t, q) for t, q in zip(table, queries, strict=True)])
             shared = jaxgpuops.searchsorted(jnp.asarray(table[0], dtype), jnp.asarray(queries.T, dtype))
             np.testing.assert_array_equal(shared, np.searchsorted(table[0], queries.T))
+    for (rows, n), size in itertools.product([(3, 1025), (2, 70_001), (1, 3), (2, 0)], (0, 2, 9001)):
+        mask = rng.random((rows, n)) < 0.3
+        kernels |= {call.plan.get("algorithm", "cpu") for call in jaxgpuops.explain(lambda m: choose(m, size), mask)}
+        for row, found in zip(mask, np.asarray(choose(mask, size)), strict=True):
+            places = np.flatnonzero(row)[:size]
+            np.testing.assert_array_equal(found, np.pad(places, (0, size - len(places)), constant_values=n))
     for (n, m), dtype in itertools.product(
         [(3, 1025), (2, 9001), (2, 17_001), (2, 240_001)], ("int8", "bfloat16", "float32", "int64")
     ):

@@ -16,7 +16,7 @@ from benchmarks.problems.problem import Problem
 from benchmarks.problems.rows import ce, gate, reduce, softmax
 from benchmarks.problems.scans import linear, scan
 from benchmarks.problems.segments import ragged
-from benchmarks.problems.selection import arg, sort, topk
+from benchmarks.problems.selection import arg, places, rank, sort, topk
 from benchmarks.problems.shapes import of_programs
 
 __all__ = [
@@ -32,7 +32,9 @@ __all__ = [
     "linear",
     "moe",
     "of_programs",
+    "places",
     "ragged",
+    "rank",
     "reduce",
     "scan",
     "softmax",

@@ -10,7 +10,7 @@ from benchmarks.problems.problem import Problem
 from benchmarks.problems.rows import ce, gate, reduce, softmax
 from benchmarks.problems.scans import linear, scan
 from benchmarks.problems.segments import ragged
-from benchmarks.problems.selection import arg, sort, topk
+from benchmarks.problems.selection import arg, places, rank, sort, topk
 
 FLOATS = ["float32"] * 4 + ["bfloat16"] * 3 + ["float16", "float64"]
 DTYPES = FLOATS * 2 + ["int32"] * 3 + ["int8", "uint8", "int16", "int64"]
@@ -69,6 +69,15 @@ def drawn(family: str, seed: int, index: int, elements: int, shortest: int = 2) 
         return sort(shape, 1, dtype, op=source.choice(["sort", "argsort"]), **about)
     if family == "arg":
         return arg(shape, 1, dtype, op=source.choice(["argmax", "argmin"]), **about)
+    if family == "rank":
+        op = source.choice(["kth_value", "kth_value", "partition", "median", "quantile"])
+        dtype = source.choice(FLOATS) if op in ("median", "quantile") and dtype not in FLOATS else dtype
+        return rank(shape, 1, dtype, op=op, k=source.choice([shape[1] // 2, source.randrange(shape[1])]), **about)
+    if family == "places":
+        op, size = source.choice(["searchsorted", "searchsorted", "nonzero", "unique"]), math.prod(shape)
+        rows = source.choice([1, max(1, min(shape[0], elements // shape[1]))])
+        size = _log_uniform(source, 1, size // rows if op == "searchsorted" else size)
+        return places((rows, shape[1]), 1, dtype, op=op, size=size, **about)
     if family == "scan":
         op = source.choice(["cumsum", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"])
         dtype = source.choice(FLOATS) if op == "cumlogsumexp" and dtype not in FLOATS else dtype
@@ -109,6 +118,8 @@ FAMILIES = [
     "topk",
     "sort",
     "arg",
+    "rank",
+    "places",
     "scan",
     "linear",
     "softmax",

@@ -19,7 +19,7 @@ class Problem:
     ours, jax, torch: the function of arrays of each library; a tree of arrays. The last may be missing.
     right: ``right(operands, results)`` is a boolean scalar, in JAX.
     others: kind, shape and dtype of operands after the first: "values", "labels" (indices along the axis), "cotangent",
-      "ids below 9" (or another number), "offsets" (which ascend, up to the length of the axis).
+      "ids below 9" (or another number), "offsets" (which ascend, up to the length of the axis), "sorted" (values that do).
     kind: of the first: "values", "factors" (whose products neither vanish nor overflow), "decay" (in 0 to 1) or ids.
     data: distribution of values.
     """
@@ -65,6 +65,8 @@ class Problem:
             return (_mixed_bits(x) % n).astype(dtype)
         if kind == "offsets":
             return jnp.sort(_mixed_bits(x) % (n + 1)).astype(dtype)
+        if kind == "sorted":
+            return jnp.sort(self._drawn("values", x, dtype), self.axis)
         if kind.startswith("ids below "):
             return (_mixed_bits(self._values(x)) % int(kind.split()[-1])).astype(dtype)
         if kind == "decay":

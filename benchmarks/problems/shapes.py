@@ -7,7 +7,7 @@ from benchmarks.problems.problem import Problem
 from benchmarks.problems.rows import ce, gate, reduce, softmax
 from benchmarks.problems.scans import linear, scan
 from benchmarks.problems.segments import ragged
-from benchmarks.problems.selection import arg, sort, topk
+from benchmarks.problems.selection import arg, places, rank, sort, topk
 
 # program, call, shape, axis, dtype, options of the call
 PROGRAMS = [
@@ -104,6 +104,13 @@ PROGRAMS = [
     ("embedding", count, (65536, 4096), 0, "bfloat16", {"bins": 128256}),
     ("embedding", count, (8192, 1024), 0, "float32", {"bins": 32000}),
     ("statistics", softmax, (4096, 1000), 1, "float32", {"op": "logsumexp"}),
+    ("robust mean", rank, (4096, 4096), 1, "float32", {"op": "median"}),
+    ("robust mean", rank, (64, 65536), 0, "float32", {"op": "median"}),
+    ("pruning", rank, (1, 25_000_000), 1, "float32", {"op": "kth_value", "k": 22_500_000}),
+    ("intervals", rank, (1024, 2000), 1, "float32", {"op": "quantile"}),
+    ("particle filter", places, (1, 1 << 20), 1, "float32", {"op": "searchsorted", "size": 1 << 20}),
+    ("occupancy", places, (1, 1 << 24), 1, "float32", {"op": "nonzero", "size": 1 << 21}),
+    ("vocabulary", places, (1, 1 << 22), 1, "int32", {"op": "unique", "size": 1 << 16}),
 ]
 
 

@@ -131,6 +131,19 @@ inline Select select_of(ffi::AnyBuffer x, ffi::AnyBuffer ranks, ffi::AnyBuffer v
   return problem;
 }
 
+inline Choose choose_of(ffi::AnyBuffer mask, ffi::AnyBuffer places, int64_t axis) {
+  Choose problem;
+  require_type("mask", mask, ffi::DataType::PRED);
+  problem.rows = require_rows("mask", mask, axis);
+  if (problem.rows.inner != 1) throw invalid("mask has dimensions after axis ", axis);
+  require_type("places", places, ffi::DataType::S32);
+  if (places.dimensions().size() != mask.dimensions().size())
+    throw invalid("places has rank ", places.dimensions().size(), ", expected ", mask.dimensions().size());
+  problem.size = require_rows("places", places, axis).length;
+  require_shape("places", places, with_axis(dims_of(mask), axis, problem.size));
+  return problem;
+}
+
 // What the handlers take, in the order of their parameters.
 
 template <class Backend>
@@ -158,6 +171,14 @@ auto search_binding() {
       .template Ret<ffi::AnyBuffer>()  // places
       .template Attr<int64_t>("axis")
       .template Attr<bool>("right");
+}
+
+template <class Backend>
+auto choose_binding() {
+  return Backend::scratch(Backend::start()
+                              .template Arg<ffi::AnyBuffer>()   // mask
+                              .template Ret<ffi::AnyBuffer>())  // places
+      .template Attr<int64_t>("axis");
 }
 
 template <class Backend>

@@ -4,6 +4,7 @@
 //     has its upper edge.
 //   segments: out[o, s, i] = the sum, the largest or the smallest of data[o, j, i] over all j with ids[o, j] = s. Outer
 //     indices may share data: the sums of gradients by bin, for each of many features.
+//   choose: places[o, :] = where mask[o, :] is true, in order, and after the last of these the length of the row.
 //   searchsorted: places[o, j, i] = how many of sorted[o, :, i] come before queries[o, j, i].
 //   select: the element of x[o, :, i] of rank ranks[o, j, i], and its index; equal elements rank in order of
 //   appearance.
@@ -69,6 +70,11 @@ struct Search {
     const Key key = sort_key(element, order);
     return key < query_key || (right && key == query_key);
   }
+};
+
+struct Choose {
+  Rows rows;         // of the mask; inner is 1
+  int64_t size = 0;  // how many places of a row are wanted
 };
 
 struct Select {

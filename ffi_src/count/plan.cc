@@ -127,6 +127,54 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
   return plan;
 }
 
+SearchPlan plan_search(const Search& problem, const Gpu& gpu) {
+  SearchPlan plan;
+  const Rows& rows = problem.rows;
+  if (rows.elements() == 0) return plan;
+  plan.algorithm = Searching::kEach;
+  if (rows.inner > 1 || problem.sorted.axis_stride != 1 || problem.length < 32) return plan;
+  plan.rows = rows.outer, plan.queries = rows.length;
+  const IndexMap& outer = problem.sorted.outer;
+  if (std::all_of(outer.stride, outer.stride + outer.groups, [](int64_t stride) { return stride == 0; }))
+    plan.rows = 1, plan.queries = rows.elements();  // all queries share one row
+  // Blocks read a tree of 2^levels words each, for at least half as many queries.
+  const int64_t most = std::min<int64_t>(gpu.shared_bytes, 128 << 10) * 8 / problem.bits;
+  const int64_t few = std::max<int64_t>(1, gpu.multiprocessors / plan.rows);  // blocks of a row
+  if (plan.queries < 1024 * few) return plan;
+  while ((2 << plan.levels) <= std::min(most, 2 * plan.queries / few) && int64_t{1} << plan.levels < problem.length)
+    ++plan.levels;
+  plan.shared_bytes = (int64_t{1} << plan.levels) * problem.bits / 8;
+  // The last group needs no splitter.
+  while (ceil_div(problem.length, int64_t{1} << plan.group_bits) > int64_t{1} << plan.levels) ++plan.group_bits;
+  plan.algorithm = Searching::kTree;
+  plan.threads = plan.shared_bytes > gpu.multiprocessor_shared / 2 - 1024 ? 1024 : 512;
+  const int64_t turn = int64_t{4} * plan.threads, blocks = plan.threads == 1024 ? few : 2 * few;
+  plan.chunk = ceil_div(ceil_div(plan.queries, blocks), turn) * turn;
+  plan.blocks = ceil_div(plan.queries, plan.chunk);
+  return plan;
+}
+
+ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu) {
+  ChoosePlan plan;
+  const Rows& rows = problem.rows;
+  if (rows.count() == 0 || problem.size == 0) return plan;
+  if (rows.inner > 1 || (rows.length < 1024 && rows.outer > 2048)) {  // a block has one row at least
+    plan.algorithm = Choosing::kNone;
+    return plan;
+  }
+  plan.algorithm = Choosing::kBits;
+  constexpr int64_t kTileWords = kChooseTile / 32, kMostChunks = 2048;
+  // A block of the second kernel adds up the counts of all chunks before its own, so these must not be too many. One
+  // word more: a row begins anywhere in its first word.
+  const int64_t words = ceil_div(rows.length, int64_t{32}) + 1;
+  plan.chunk_words = ceil_div(ceil_div(words, kMostChunks), kTileWords) * kTileWords;
+  plan.chunks = ceil_div(words, plan.chunk_words);
+  plan.bits_at = aligned(plan.chunks * 4);
+  plan.workspace_bytes = aligned(plan.bits_at + plan.chunks * plan.chunk_words * 4);
+  plan.overlap = gpu.dependent_launch;
+  return plan;
+}
+
 // Plans a table of all segments for each lane. Returns false if there are too many segments for that.
 bool plan_lanes(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
   const Rows& rows = problem.rows;

@@ -82,6 +82,49 @@ struct SelectPlan {
 
 SelectPlan plan_select(const Select& problem, const Gpu& gpu);
 
+// ---- Places in sorted rows ------------------------------------------------------------------------------------------
+
+enum class Searching {
+  kEmpty,  // nothing to write
+  kEach,   // a thread for each query
+  kTree,   // a block has splitters of a row in shared memory
+};
+constexpr const char* kSearchingNames[] = {"empty", "search", "tree"};
+
+struct SearchPlan {
+  Searching algorithm = Searching::kEmpty;
+  // The members below are for kTree.
+  int threads = 0, levels = 0, group_bits = 0;
+  int64_t rows = 0, queries = 0;  // sorted rows, and the queries of each
+  int64_t blocks = 0, chunk = 0;  // of a row; the queries of a block
+  int64_t shared_bytes = 0;
+};
+
+SearchPlan plan_search(const Search& problem, const Gpu& gpu);
+
+// ---- Chosen places --------------------------------------------------------------------------------------------------
+
+constexpr int kChooseTile = 16384;  // elements that a block turns into places at a time
+
+enum class Choosing {
+  kEmpty,  // nothing to write
+  kBits,   // the mask becomes bits, which are counted; then the bits become places
+  kNone,   // many short rows, or dimensions after the axis: other kernels are faster
+};
+constexpr const char* kChoosingNames[] = {"empty", "bits", "none"};
+
+// A row is cut into chunks of whole tiles. In the workspace of an outer index stand the counts of the chunks, then the
+// bits.
+struct ChoosePlan {
+  Choosing algorithm = Choosing::kEmpty;
+  int64_t chunks = 0, chunk_words = 0;  // of 32 elements
+  int64_t bits_at = 0;
+  int64_t workspace_bytes = 0;
+  bool overlap = false;  // whether the second kernel may start before the first one ends
+};
+
+ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu);
+
 // ---- Segments -------------------------------------------------------------------------------------------------------
 
 // How rows of ids are sorted, as offsets in the workspace of an outer index. The sorted ids are at 0; then come their

@@ -10,11 +10,13 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxgpuops import _arguments, _native
 from jaxgpuops._partition import RULES, Rule, all_axes, ends, filled_axes, plain_rule
-from jaxgpuops._primitive import Kernel, batch_first, def_jvp, def_linear
-from jaxgpuops.lax.along_axis import along, take_along_axis
+from jaxgpuops._primitive import Kernel, align, batch_first, def_jvp, def_linear
+from jaxgpuops.lax._scan import cumsum
+from jaxgpuops.lax.along_axis import along, put_along_axis, take_along_axis
 from jaxgpuops.lax.order import from_keys, sort_keys, to_keys
 
 # ---- Counts ---------------------------------------------------------------------------------------------------------
@@ -389,6 +391,49 @@ def searchsorted(sorted: jax.Array, queries: jax.Array, axis: int, right: bool =
     """Returns for each query, as int32, how many elements of its sorted row come before it. Rows have the axis, and may
     have size 1 in dimensions where queries have more."""
     return searchsorted_p(queries, sorted, axis=axis, right=right)[0]
+
+
+# ---- What a mask chooses --------------------------------------------------------------------------------------------
+
+
+def _choose_fallback(mask, *, axis, size):
+    length = mask.shape[axis]
+    if length == 0:
+        return (jnp.full((*mask.shape[:axis], size, *mask.shape[axis + 1 :]), 0, np.int32),)
+    count = cumsum(mask.astype(np.int32), axis)
+    total = lax.slice_in_dim(count, length - 1, length, axis=axis)
+    place = lax.broadcasted_iota(np.int32, mask.shape, axis)
+    # Elements that are not chosen go behind those that are. So each element has its own target, and nothing is added
+    # up.
+    target = jnp.where(mask, count - np.int32(1), total + place - count)
+    place, target = align(place, target)
+    chosen = put_along_axis(place, target, axis, length)
+    chosen = lax.slice_in_dim(chosen, 0, min(size, length), axis=axis)
+    if size > length:
+        chosen = lax.pad(chosen, np.int32(0), [(0, size - length if d == axis else 0, 0) for d in range(mask.ndim)])
+    return (jnp.where(lax.broadcasted_iota(np.int32, chosen.shape, axis) < total, chosen, np.int32(length)),)
+
+
+def _plan_choose(rows, avals, compute_capability, axis, *, size):
+    return _native.modules["cpu"].plan_choose(*rows, size, compute_capability)
+
+
+choose_p = Kernel(
+    "choose",
+    results=lambda mask, *, axis, size: [(size, np.int32)],
+    fallback=_choose_fallback,
+    accepts=np.dtype(bool).__eq__,
+    plan=_plan_choose,
+    reindexes=True,
+)
+batch_first(choose_p)
+def_jvp(choose_p, lambda outs, primals, tangents, **_: (None,))
+
+
+def choose(mask: jax.Array, size: int) -> jax.Array:
+    """Returns where the mask is True along its last axis, in order, ``size`` numbers: after the last, the length of the
+    axis."""
+    return choose_p(mask, axis=mask.ndim - 1, size=size)[0]
 
 
 # ---- A split axis ---------------------------------------------------------------------------------------------------

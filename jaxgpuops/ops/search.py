@@ -128,23 +128,7 @@ def _size(op: str, value: Any) -> int:
 
 def _chosen(mask, size):
     """Where the mask is True along its last axis, in order, ``size`` numbers: after the last, the length of the axis."""
-    axis, length = mask.ndim - 1, mask.shape[-1]
-    shape = (*mask.shape[:-1], size)
-    if length == 0:
-        return jnp.full(shape, 0, np.int32)
-    mask = _whole(mask, axis)
-    count = cumsum(mask.astype(np.int32), axis)
-    total = lax.slice_in_dim(count, length - 1, length, axis=axis)
-    place = lax.broadcasted_iota(np.int32, mask.shape, axis)
-    # Elements that are not chosen go behind those that are. So each element has its own target, and nothing is added
-    # up.
-    target = jnp.where(mask, count - np.int32(1), total + place - count)
-    place, target = align(place, target)
-    chosen = put_along_axis(place, target, axis, length)
-    chosen = lax.slice_in_dim(chosen, 0, min(size, length), axis=axis)
-    if size > length:
-        chosen = lax.pad(chosen, np.int32(0), [(0, 0, 0)] * axis + [(0, size - length, 0)])
-    return jnp.where(lax.broadcasted_iota(np.int32, shape, axis) < total, chosen, np.int32(length))
+    return _lax.choose(_whole(mask, mask.ndim - 1), size)
 
 
 def _flat(op, name, x):
@@ -340,10 +324,12 @@ def _unique(x, fill, size, wanted):
         if size != 0:
             raise ValueError(f"{op}: x of shape {x.shape} has no elements, so fill_value must be given")
         fill = np.zeros((), x.dtype)
-    [values], order = sort_operands([_whole(row, 0)], 0, 1, indices=True)
-    assert order is not None  # indices=True asks for it
+    index, inverse, counts = wanted
+    [values], order = sort_operands([_whole(row, 0)], 0, 1, indices=index or inverse)
     keys = sort_keys(values)  # two keys are equal where the elements are
-    starts = jnp.concatenate([jnp.full(min(length, 1), True), keys[1:] != keys[:-1]])
+    # XLA takes several times as long for a concatenation with the first one.
+    before = lax.pad(keys, np.zeros((), keys.dtype), [(1, -1, 0)]) if length else keys
+    starts = (lax.iota(np.int32, length) == 0) | (keys != before)
     place = _chosen(starts, size + 1)
     first, found = place[:size], place[:size] < np.int32(length)
     at = jnp.where(found, first, np.int32(0))
@@ -352,10 +338,9 @@ def _unique(x, fill, size, wanted):
         outs[0] = jnp.where(found, outs[0], fill.astype(x.dtype))
     elif length:
         outs[0] = jnp.where(found, outs[0], values[0])
-    index, inverse, counts = wanted
-    if index:
+    if order is not None and index:  # it is there if one of the two is wanted
         outs.append(order[at] if length else at)
-    if inverse:
+    if order is not None and inverse:
         rank = cumsum(starts.astype(np.int32)) - np.int32(1)
         outs.append(put_along_axis(rank, order, 0, length).reshape(x.shape))
     if counts:

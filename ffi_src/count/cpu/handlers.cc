@@ -175,6 +175,13 @@ ffi::Error search_handler(ffi::ThreadPool pool, ffi::AnyBuffer queries, ffi::Any
   });
 }
 
+ffi::Error choose_handler(ffi::ThreadPool pool, ffi::AnyBuffer mask, ffi::Result<ffi::AnyBuffer> places, int64_t axis) {
+  return handle("jaxgpuops.choose", [&] {
+    choose(choose_of(mask, *places, axis), static_cast<const uint8_t*>(mask.untyped_data()),
+           static_cast<int32_t*>(places->untyped_data()), workers_of(pool));
+  });
+}
+
 ffi::Error select_handler(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer ranks,
                           ffi::Result<ffi::AnyBuffer> values, ffi::Result<ffi::AnyBuffer> indices, int64_t axis) {
   return handle("jaxgpuops.select", [&] {
@@ -213,6 +220,7 @@ ffi::Error softmax_handler(ffi::ThreadPool pool, ffi::AnyBuffer data, ffi::AnyBu
 XLA_FFI_DEFINE_HANDLER(kBincount, bincount_handler, bincount_binding<OnCpu>());
 XLA_FFI_DEFINE_HANDLER(kHistogram, histogram_handler, histogram_binding<OnCpu>());
 XLA_FFI_DEFINE_HANDLER(kSearch, search_handler, search_binding<OnCpu>());
+XLA_FFI_DEFINE_HANDLER(kChoose, choose_handler, choose_binding<OnCpu>());
 XLA_FFI_DEFINE_HANDLER(kSelect, select_handler, select_binding<OnCpu>());
 XLA_FFI_DEFINE_HANDLER(kSum, segments_handler<Op::kSum>, segments_binding<OnCpu>());
 XLA_FFI_DEFINE_HANDLER(kMax, segments_handler<Op::kMax>, segments_binding<OnCpu>());
@@ -223,15 +231,11 @@ XLA_FFI_DEFINE_HANDLER(kLogSumExp, softmax_handler<true>, softmax_binding<OnCpu>
 }  // namespace
 
 std::vector<Target> cpu_targets() {
-  return {{"jaxgpuops.bincount", kBincount},
-          {"jaxgpuops.histogram", kHistogram},
-          {"jaxgpuops.searchsorted", kSearch},
-          {"jaxgpuops.segment_sum", kSum},
-          {"jaxgpuops.segment_max", kMax},
-          {"jaxgpuops.segment_min", kMin},
-          {"jaxgpuops.select", kSelect},
-          {"jaxgpuops.segment_softmax", kSoftmax},
-          {"jaxgpuops.segment_logsumexp", kLogSumExp}};
+  return {{"jaxgpuops.bincount", kBincount},       {"jaxgpuops.histogram", kHistogram},
+          {"jaxgpuops.searchsorted", kSearch},     {"jaxgpuops.choose", kChoose},
+          {"jaxgpuops.segment_sum", kSum},         {"jaxgpuops.segment_max", kMax},
+          {"jaxgpuops.segment_min", kMin},         {"jaxgpuops.select", kSelect},
+          {"jaxgpuops.segment_softmax", kSoftmax}, {"jaxgpuops.segment_logsumexp", kLogSumExp}};
 }
 
 }  // namespace jaxgpuops::count

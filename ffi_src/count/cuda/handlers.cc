@@ -38,9 +38,26 @@ ffi::Error searchsorted(cudaStream_t stream, ffi::AnyBuffer queries, ffi::AnyBuf
                         ffi::Result<ffi::AnyBuffer> places, int64_t axis, bool right) {
   return handle("jaxgpuops.searchsorted", [&] {
     const Search problem = search_of(queries, sorted, *places, axis, right);
-    require_launched(launch_search(stream, problem, queries.untyped_data(), sorted.untyped_data(),
+    const Device device = current_device();
+    const SearchPlan plan = plan_search(problem, device.gpu());
+    require_launched(launch_search(stream, plan, problem, queries.untyped_data(), sorted.untyped_data(),
                                    static_cast<int32_t*>(places->untyped_data())),
-                     "search", problem.rows, queries, current_device());
+                     kSearchingNames[static_cast<int>(plan.algorithm)], problem.rows, queries, device);
+  });
+}
+
+ffi::Error choose(cudaStream_t stream, ffi::AnyBuffer mask, ffi::Result<ffi::AnyBuffer> places,
+                  ffi::Result<ffi::AnyBuffer> workspace, int64_t axis) {
+  return handle("jaxgpuops.choose", [&] {
+    const Choose problem = choose_of(mask, *places, axis);
+    const int64_t bytes = require_workspace(*workspace, mask, axis);
+    const Device device = current_device();
+    const ChoosePlan plan = plan_choose(problem, device.gpu());
+    if (bytes < plan.workspace_bytes) throw invalid("workspace has ", bytes, " bytes, expected ", plan.workspace_bytes);
+    require_launched(
+        launch_choose(stream, plan, problem, static_cast<const uint8_t*>(mask.untyped_data()),
+                      static_cast<int32_t*>(places->untyped_data()), static_cast<char*>(workspace->untyped_data())),
+        kChoosingNames[static_cast<int>(plan.algorithm)], problem.rows, mask, device);
   });
 }
 
@@ -100,6 +117,7 @@ ffi::Error segment_softmax(cudaStream_t stream, ffi::AnyBuffer data, ffi::AnyBuf
 XLA_FFI_DEFINE_HANDLER(kBincount, bincount, bincount_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kHistogram, histogram, histogram_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kSearch, searchsorted, search_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kChoose, choose, choose_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kSelect, select, select_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kSum, segments<Op::kSum>, segments_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kMax, segments<Op::kMax>, segments_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
@@ -112,15 +130,11 @@ XLA_FFI_DEFINE_HANDLER(kLogSumExp, segment_softmax<true>, softmax_binding<OnCuda
 }  // namespace
 
 std::vector<Target> cuda_targets() {
-  return {{"jaxgpuops.bincount", kBincount},
-          {"jaxgpuops.histogram", kHistogram},
-          {"jaxgpuops.searchsorted", kSearch},
-          {"jaxgpuops.segment_sum", kSum},
-          {"jaxgpuops.segment_max", kMax},
-          {"jaxgpuops.segment_min", kMin},
-          {"jaxgpuops.select", kSelect},
-          {"jaxgpuops.segment_softmax", kSoftmax},
-          {"jaxgpuops.segment_logsumexp", kLogSumExp}};
+  return {{"jaxgpuops.bincount", kBincount},       {"jaxgpuops.histogram", kHistogram},
+          {"jaxgpuops.searchsorted", kSearch},     {"jaxgpuops.choose", kChoose},
+          {"jaxgpuops.segment_sum", kSum},         {"jaxgpuops.segment_max", kMax},
+          {"jaxgpuops.segment_min", kMin},         {"jaxgpuops.select", kSelect},
+          {"jaxgpuops.segment_softmax", kSoftmax}, {"jaxgpuops.segment_logsumexp", kLogSumExp}};
 }
 
 }  // namespace jaxgpuops::count

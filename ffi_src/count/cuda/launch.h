@@ -17,8 +17,16 @@ cudaError_t launch_histogram(cudaStream_t stream, const BincountPlan& plan, cons
 cudaError_t launch_bincount_rows(cudaStream_t stream, const BincountPlan& plan, const Bincount& problem, const void* x,
                                  int32_t* counts);
 
-cudaError_t launch_search(cudaStream_t stream, const Search& problem, const void* queries, const void* sorted,
-                          int32_t* places);
+cudaError_t launch_search(cudaStream_t stream, const SearchPlan& plan, const Search& problem, const void* queries,
+                          const void* sorted, int32_t* places);
+
+// The form of launch_search for many queries of a row.
+cudaError_t launch_search_tree(cudaStream_t stream, const SearchPlan& plan, const Search& problem, const void* queries,
+                               const void* sorted, int32_t* places);
+
+// Writes the places of what the mask chooses.
+cudaError_t launch_choose(cudaStream_t stream, const ChoosePlan& plan, const Choose& problem, const uint8_t* mask,
+                          int32_t* places, char* workspace);
 
 cudaError_t launch_select(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x,
                           const int32_t* ranks, void* values, int32_t* indices, void* workspace);

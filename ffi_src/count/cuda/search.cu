@@ -1,6 +1,6 @@
 // searchsorted: each thread searches for one query, in the sorted row that the query belongs to.
 //
-// This is the only kernel for all shapes: queries may share rows or have rows of their own, along any axis.
+// This kernel takes all shapes: queries may share rows or have rows of their own, along any axis.
 // Neighbouring threads read queries and write results once. A search reads about log2(length) elements, one after the
 // other. They come from L1 or L2, since all searches in a row start with the same elements; nearby queries, as in a
 // sorted array, also end with the same cache lines.
@@ -34,10 +34,11 @@ __global__ void __launch_bounds__(kThreads) search_kernel(Search problem, const 
 
 }  // namespace
 
-cudaError_t launch_search(cudaStream_t stream, const Search& problem, const void* queries, const void* sorted,
-                          int32_t* places) {
+cudaError_t launch_search(cudaStream_t stream, const SearchPlan& plan, const Search& problem, const void* queries,
+                          const void* sorted, int32_t* places) {
+  if (plan.algorithm == Searching::kEmpty) return cudaSuccess;
+  if (plan.algorithm == Searching::kTree) return launch_search_tree(stream, plan, problem, queries, sorted, places);
   const int64_t count = problem.rows.elements();
-  if (count == 0) return cudaSuccess;
   Launch config;
   config.grid = dim3(static_cast<unsigned>((count + kThreads - 1) / kThreads));
   config.block = dim3(kThreads);
