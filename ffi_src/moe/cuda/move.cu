@@ -6,6 +6,7 @@
 // bytes, or less if rows are not multiples of that; neighbouring threads have neighbouring units. Sums are in float32
 // (float64 for float64) and in the order of choices, so that every run gives the same bits. Without scales, dispatch
 // copies bytes for any dtype.
+#include "common/cuda/bulk_copy.cuh"
 #include "common/cuda/dispatch.cuh"
 #include "common/cuda/element.h"
 #include "common/cuda/launch.cuh"
@@ -25,6 +26,7 @@ constexpr int kColumns = 4;                // units of a row that a thread has i
 constexpr int kAhead = 4;                  // rows whose indices, or elements, a thread loads before it uses them
 constexpr int64_t kManyThreads = 1 << 17;  // with so many threads, each may do more work
 constexpr int64_t kWideRow = 96;           // if a token has so many threads or more, no block has several tokens
+constexpr int64_t kLine = 128;             // bytes of a line of L2
 constexpr int64_t kFilled = 32;            // rows that a warp searches for rows without a token
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -74,6 +76,19 @@ __device__ __noinline__ int64_t shift_of_batched_rows(const MoveProblem& p, int6
 }
 __device__ __forceinline__ int64_t shift_of_rows(const MoveProblem& p, int64_t line) {
   return p.outer == 1 ? 0 : shift_of_batched_rows(p, line);
+}
+
+// Asks for all rows, so that they are on their way to L2 while the threads that need them still wait for their numbers.
+// Each thread of a grid asks for some of the lines. For few rows, which L2 holds, and all of which the kernel reads.
+__device__ __forceinline__ void ask_for_rows(const void* rows, int64_t bytes, int64_t blocks) {
+#ifdef ASK_BULK
+  const int64_t share = (bytes / blocks + 127) / 128 * 128, first = blockIdx.x * share;
+  if (threadIdx.x == 0 && first < bytes) prefetch_bulk(static_cast<const char*>(rows) + first, min(share, bytes - first));
+#else
+  const int64_t stride = blocks * blockDim.x * kLine;
+  for (int64_t at = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * kLine; at < bytes; at += stride)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(rows) + at));
+#endif
 }
 
 // Writes zeros to the rows that have no token. `block`: the number of this block among those that do this.
@@ -166,6 +181,7 @@ __global__ void __launch_bounds__(kCombineThreads)
                    const Vector<Element, kVector>* __restrict__ y, const int32_t* __restrict__ index,
                    const typename Element::Acc* __restrict__ weights, Vector<Element, kVector>* __restrict__ out) {
   using Acc = typename Element::Acc;
+  if constexpr (kTogether > kAhead) ask_for_rows(y, p.outer * p.rows * units * static_cast<int64_t>(sizeof(*y)), gridDim.x);
   const Place at(parts, threads);
   if (at.first >= threads || at.token >= p.outer * p.tokens) return;
   const auto choices = static_cast<uint32_t>(p.choices);
@@ -241,6 +257,7 @@ __global__ void __launch_bounds__(kGradientThreads)
     else
       return fill(p, block, assignment_of_row, p.inner, dy);
   }
+  if (parts > 1) ask_for_rows(y, p.outer * p.rows * p.inner * static_cast<int64_t>(sizeof(Bits)), blocks);
   // Units of a row; fits in 32 bits, since rows have less than 64 GB.
   const auto units = static_cast<uint32_t>((p.inner + kVector - 1) / kVector);
   const bool apart = p.inner % kVector != 0;
@@ -339,8 +356,9 @@ __global__ void __launch_bounds__(kGradientThreads)
   __syncthreads();
   if (threadIdx.x < count) {
     Acc total = 0;
-#pragma unroll 1
-    for (unsigned w = 0; w < blockDim.x / 32; ++w) total += sums[threadIdx.x][w];
+#pragma unroll
+    for (unsigned w = 0; w < kGradientThreads / 32; ++w)
+      if (w < blockDim.x / 32) total += sums[threadIdx.x][w];
     dw[a + threadIdx.x] = total;
   }
 }
