@@ -164,6 +164,12 @@ def _triton_combine(y, inverse, weights=None):
     return (sum_rows(y, inverse, weights),)
 
 
+def _triton_combine_gradient(y, weights, ct, inverse):
+    from benchmarks.triton_moe import sum_rows_gradient
+
+    return sum_rows_gradient(y, weights, ct, inverse)
+
+
 # ---- Cases ----------------------------------------------------------------------------------------------------------
 
 
@@ -284,6 +290,7 @@ def cases_of(tokens, k, experts, hidden, dtype="bfloat16", targets=None):
                 "jax": plain_gradient,
                 "rewritten": lambda y, weights, ct, *plan: rewritten_combine_gradient(y, weights, ct, *plan[:2]),
                 "torch": lambda y, weights, ct, *plan: _torch_combine_gradient(y, weights, ct, *plan[:2]),
+                "triton": lambda y, weights, ct, *plan: _triton_combine_gradient(y, weights, ct, plan[1]),
             },
             moved=all_tokens + 2 * rows,
             **near,
