@@ -6,6 +6,7 @@ updates the file of the same commit and device.
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import datetime
 import functools
@@ -161,26 +162,53 @@ def _gpu_times(name: str, fn: Callable, inputs: list[tuple], case: Case) -> dict
     return times
 
 
-def _kernel_times(name: str, fn: Callable, inputs: list[tuple], case: Case) -> dict[str, float]:
+def _kernel_times(name: str, fn: Callable, inputs: list[tuple], case: Case, programs: Programs) -> dict[str, float]:
     """The time in which kernels run, of calls one by one: no program of many calls has to be compiled for it."""
     runs = max(len(inputs), 8)
     time = lambda inputs: timing.kernels(lambda i: fn(*inputs[i % len(inputs)]), runs)[0]
     times = {name: time(inputs)}
     if name == "jaxgpuops":
         for kind, made_of in case.hostile.items():
-            hostile = [jax.block_until_ready(jax.jit(made_of)(*args)) for args in inputs]
-            times[f"jaxgpuops, {kind}"] = time(hostile)
+            made_of = programs.get((case.name, kind)) or jax.jit(made_of)
+            times[f"jaxgpuops, {kind}"] = time([jax.block_until_ready(made_of(*args)) for args in inputs])
     return times
 
 
-def measure(case: Case, libraries: Sequence[str], kernels: tuple[float, float] | None = None) -> dict[str, Any]:
-    """``kernels``: what `timing.floor_of_kernels` returns, if kernels alone are to be timed."""
+# What JAX runs for a case, compiled: by the case's name and a library, a kind of hostile arguments, or "inputs".
+Programs = dict[tuple[str, str], Callable]
+
+
+def _compiled(cases: Sequence[Case], libraries: Sequence[str]) -> Programs:
+    """Compiles the programs of cases, several at a time: timing kernels takes less time than that. A program that JAX
+    cannot compile is left out."""
+    key = jax.random.key(0)
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        started = {}
+        for case in cases:
+            args = jax.eval_shape(case.inputs, key)
+            named = {name: case.functions[name] for name in OF_JAX if name in case.functions and name in libraries}
+            for name, fn in {**named, **case.hostile}.items():
+                started[case.name, name] = pool.submit(lambda fn, args: jax.jit(fn).lower(*args).compile(), fn, args)
+            started[case.name, "inputs"] = pool.submit(lambda fn: jax.jit(fn).lower(key).compile(), case.inputs)
+    return {about: program.result() for about, program in started.items() if not program.exception()}
+
+
+def measure(
+    case: Case,
+    libraries: Sequence[str],
+    kernels: tuple[float, float] | None = None,
+    programs: Programs | None = None,
+) -> dict[str, Any]:
+    """``kernels``: what `timing.floor_of_kernels` returns, if kernels alone are to be timed. Programs that are not among
+    ``programs`` are compiled here."""
+    programs = programs or {}
     gpu = jax.default_backend() == "gpu"
     if why := jaxgpuops._native.missing("cuda" if gpu else "cpu"):
         raise RuntimeError(f"this would measure plain JAX: {why}")
-    one = jax.block_until_ready(jax.jit(case.inputs)(jax.random.key(0)))
+    make = programs.get((case.name, "inputs")) or jax.jit(case.inputs)
+    one = jax.block_until_ready(make(jax.random.key(0)))
     count = max(2, min(SOME_KERNELS if kernels else MAX_CALLS, -(-ROTATE // case.bytes))) if gpu else 1
-    inputs = [one] + [jax.jit(case.inputs)(jax.random.key(i)) for i in range(1, count)]
+    inputs = [one] + [make(jax.random.key(i)) for i in range(1, count)]
     jax.block_until_ready(inputs)
 
     row = {"name": case.name, "bytes": case.bytes, "us": {}, "errors": {}, **case.facts}
@@ -202,7 +230,7 @@ def measure(case: Case, libraries: Sequence[str], kernels: tuple[float, float] |
             continue
         fn = case.functions[name]
         if name in OF_JAX:
-            fn = jax.jit(fn)
+            fn = programs.get((case.name, name)) or jax.jit(fn)
         to, back = _library(name)
         try:
             theirs = [tuple(map(to, args)) for args in inputs]
@@ -211,8 +239,10 @@ def measure(case: Case, libraries: Sequence[str], kernels: tuple[float, float] |
                 expected = results
             _check(name, results, expected, case.tolerance)
             del results
-            if gpu:
-                row["us"] |= (_kernel_times if kernels else _gpu_times)(name, fn, theirs, case)
+            if kernels:
+                row["us"] |= _kernel_times(name, fn, theirs, case, programs)
+            elif gpu:
+                row["us"] |= _gpu_times(name, fn, theirs, case)
             else:
                 cpu_calls[name] = _cpu_call(name, fn, theirs[0], case.in_place)
         except Exception as error:
@@ -340,10 +370,10 @@ def run(
 
     failed = False
     start = time.monotonic()
-    for case in cases:
-        if only not in case.name:
-            continue
-        rows[case.name] = row = measure(case, libraries, least)
+    chosen = [case for case in cases if only in case.name]
+    programs = _compiled(chosen, libraries) if kernels else {}
+    for case in chosen:
+        rows[case.name] = row = measure(case, libraries, least, programs)
         row["us"] |= kept.get(case.name, {})
         failed |= bool(row["errors"])
         print(f"{time.monotonic() - start:5.0f} s  {_line(row)}", flush=True)
