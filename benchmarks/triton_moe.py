@@ -66,5 +66,5 @@ def sum_rows_gradient(
     size = min(2048, triton.next_power_of_2(y.shape[1]))
     dy, dw = torch.empty_like(y), torch.empty_like(weights)
     grid = (inverse.numel(),)
-    _sum_gradient[grid](y, ct, inverse, weights, dy, dw, y.shape[1], K=inverse.shape[1], SIZE=size, num_warps=4)
+    _sum_gradient[grid](y, ct, inverse, weights, dy, dw, y.shape[1], K=inverse.shape[1], SIZE=size, num_warps=8)
     return dy, dw
