@@ -14,7 +14,7 @@
 
 #ifndef PLAIN
 #define PLAIN true
-#define SMALLER 2
+#define SMALLER 1
 #define BY_ROW kManyThreads
 #endif
 namespace jaxgpuops::moe {
@@ -569,7 +569,7 @@ cudaError_t launch_combine_vjp(cudaStream_t stream, const MoveProblem& p, const 
     const auto start_with = [&](auto whole) {
       return by_row ? start(whole, std::true_type()) : start(whole, std::false_type());
     };
-    return whole ? start_with(std::true_type()) : start_with(std::false_type());
+    return whole ? start_with(std::true_type()) : start(std::false_type(), std::true_type());
   });
 }
 
