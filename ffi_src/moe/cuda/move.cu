@@ -12,19 +12,14 @@
 #include "common/cuda/warp.cuh"
 #include "moe/cuda/launch.h"
 
-#ifndef PLAIN
-#define PLAIN true
-#define SMALLER 1
-#define BY_ROW kManyThreads
-#endif
 namespace jaxgpuops::moe {
 namespace {
 
 constexpr int kThreads = 256;  // threads of a block of dispatch
 constexpr int kCombineThreads = 128;
 constexpr int kGradientThreads = 512;      // the most threads of a block of combine's gradient
-constexpr int kGradientRows = 32;          // the most rows of a token: each lane of a warp keeps the index of one
-constexpr int kAtOnce = 2;                 // rows that a block with a token works on at a time
+constexpr int kGradientRows = 32;          // the most rows of such a block: each lane of a warp keeps the index of one
+constexpr int kAtOnce = 2;                 // rows that such a block works on at a time
 constexpr int kUnits = 2;                  // units that a thread of such a block works on at a time
 constexpr int kColumns = 4;                // units of a row that a thread has if units are small
 constexpr int kAhead = 4;                  // rows whose indices, or elements, a thread loads before it uses them
@@ -51,13 +46,11 @@ __device__ __noinline__ Shift shift_of_batch(const MoveProblem& p, int64_t token
   const int64_t o = token / p.tokens, before = o * p.tokens * p.choices;
   return {p.index(o) - before, p.weight(o) - before, o * p.rows};
 }
-template <bool kBatched>
 __device__ __forceinline__ Shift shift_of(const MoveProblem& p, int64_t token) {
-  if constexpr (!kBatched) return {};
   return p.outer == 1 ? Shift{} : shift_of_batch(p, token);
 }
 
-// The number of a block of a grid that has `wide` lines, or one: see Shares.
+// The number of a block, and that of its line, in a grid as Shares has it.
 __device__ __forceinline__ uint32_t line_of_grid() { return blockIdx.z * gridDim.y + blockIdx.y; }
 __device__ __forceinline__ uint64_t block_of_grid() { return uint64_t{line_of_grid()} * gridDim.x + blockIdx.x; }
 
@@ -135,7 +128,7 @@ struct Scaled {
 };
 
 // The first blocks copy tokens, the others search for rows that have no token.
-template <class V, int kEach, class Made, bool kBatched>
+template <class V, int kEach, class Made>
 __global__ void __launch_bounds__(kThreads)
     dispatch_kernel(const __grid_constant__ MoveProblem p, uint32_t units, uint32_t threads, bool wide, uint64_t blocks,
                     Made made, const V* __restrict__ x, const int32_t* __restrict__ row_of_assignment,
@@ -145,7 +138,7 @@ __global__ void __launch_bounds__(kThreads)
   const Place at(wide, threads);
   if (at.first >= threads || at.token >= p.outer * p.tokens) return;
   const auto choices = static_cast<uint32_t>(p.choices), rows = static_cast<uint32_t>(p.rows);
-  const Shift shift = shift_of<kBatched>(p, at.token);
+  const Shift shift = shift_of(p, at.token);
   const int64_t a = at.token * choices, weight = a + shift.weight;
   row_of_assignment += a + shift.index;
   x += at.token * units + at.first;
@@ -172,7 +165,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // ---- combine --------------------------------------------------------------------------------------------------------
 
-template <class Element, int kVector, int kEach, int kTogether, bool kBatched>
+template <class Element, int kVector, int kEach, int kTogether>
 __global__ void __launch_bounds__(kCombineThreads)
     combine_kernel(const __grid_constant__ MoveProblem p, uint32_t units, uint32_t threads, bool wide,
                    const Vector<Element, kVector>* __restrict__ y, const int32_t* __restrict__ index,
@@ -181,7 +174,7 @@ __global__ void __launch_bounds__(kCombineThreads)
   const Place at(wide, threads);
   if (at.first >= threads || at.token >= p.outer * p.tokens) return;
   const auto choices = static_cast<uint32_t>(p.choices);
-  const Shift shift = shift_of<kBatched>(p, at.token);
+  const Shift shift = shift_of(p, at.token);
   const int64_t a = at.token * choices;
   const int32_t* const rows = index + a + shift.index;
   if (weights) weights += a + shift.weight;
@@ -224,26 +217,28 @@ __global__ void __launch_bounds__(kCombineThreads)
 
 // ---- the gradient of combine ----------------------------------------------------------------------------------------
 
-// combine's gradient. A block has a token and its rows of y. A thread keeps kUnits units of the token's cotangent in
-// registers at a time. For kAtOnce rows at a time, whose loads are in flight together, it adds up the products of the
-// cotangent and the row, and writes the scaled cotangent to the row. Other blocks write zeros to rows without an
-// assignment.
+// Writes zero for assignment `a` if it has no row.
+template <class Acc>
+__device__ __forceinline__ void fill_dropped(const MoveProblem& p, int64_t a, const int32_t* row_of_assignment,
+                                             Acc* dw) {
+  if (a >= p.outer * p.assignments()) return;
+  if (row_of_assignment[a + shift_of(p, quotient(a, p.choices)).index] < 0) dw[a] = 0;
+}
+
+// combine's gradient. A block has a token and at most `each` of its rows of y. A thread keeps kUnits units of the
+// token's cotangent in registers at a time. For kAtOnce rows at a time, whose loads are in flight together, it adds up
+// the products of the cotangent and the row, and writes the scaled cotangent to the row. Other blocks write zeros to
+// rows without an assignment.
 //
-// If kByRow, a block has one row, which it loads while it waits for the number of the row's assignment: for few tokens,
-// whose cotangents L2 holds, and for tokens of many rows. Other blocks write zeros for assignments without a row.
+// If kByRow, a block has one row. It goes by rows, not by assignments, so that it loads its row while it waits for the
+// number of the row's assignment. Other blocks write zeros for assignments without a row.
 //
 // A unit has as many elements as a vector. If `inner` is a multiple of that, they are one vector; else they lie apart,
 // so that neighbouring threads have neighbouring elements. The order of additions depends on `inner` and the dtype
 // alone. If rows are not aligned to vectors, kWhole is false, and a thread takes one unit at a time, in the same order.
-template <class Acc>
-__device__ __forceinline__ void fill_dropped(const MoveProblem& p, int64_t a, const int32_t* row_of_assignment, Acc* dw) {
-  if (a >= p.outer * p.assignments()) return;
-  if (row_of_assignment[a + shift_of<true>(p, quotient(a, p.choices)).index] < 0) dw[a] = 0;
-}
-
 template <class Element, bool kWhole, bool kByRow>
 __global__ void __launch_bounds__(kGradientThreads)
-    combine_vjp_kernel(const __grid_constant__ MoveProblem p, uint32_t blocks,
+    combine_vjp_kernel(const __grid_constant__ MoveProblem p, uint32_t blocks, uint32_t parts, uint32_t each,
                        const typename Element::Bits* __restrict__ y, const typename Element::Bits* __restrict__ ct,
                        const int32_t* __restrict__ row_of_assignment, const int32_t* __restrict__ assignment_of_row,
                        const typename Element::Acc* __restrict__ weights, typename Element::Bits* __restrict__ dy,
@@ -290,7 +285,7 @@ __global__ void __launch_bounds__(kGradientThreads)
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const auto unit_of = [&](uint32_t first, int n) { return first + 32 * (kUnits * warp + n) + lane; };
   const auto choices = static_cast<uint32_t>(p.choices);
-  uint32_t token = blockIdx.x, count = choices;
+  uint32_t token, count = 1;
   int64_t a;               // the block's first assignment, counted over all outer indices
   int32_t own_row = -1;    // the row of a choice, which each lane keeps,
   Acc own_scale = Acc{0};  // and its weight
@@ -312,12 +307,14 @@ __global__ void __launch_bounds__(kGradientThreads)
     const int64_t o = p.outer == 1 ? 0 : quotient(line, p.rows);
     a = o * p.assignments() + assignment;
     token = static_cast<uint32_t>(o * p.tokens) + static_cast<uint32_t>(assignment) / choices;
-    count = 1;
     own_row = 0;
     own_scale = weights[(p.outer == 1 ? 0 : p.weight(o)) + assignment];
   } else {
-    const Shift shift = shift_of<true>(p, token);
-    a = int64_t{token} * choices;
+    token = parts == 1 ? blockIdx.x : blockIdx.x / parts;
+    const uint32_t first_choice = (blockIdx.x - token * parts) * each;
+    count = min(each, choices - first_choice);
+    const Shift shift = shift_of(p, token);
+    a = int64_t{token} * choices + first_choice;
     if (lane < count) {
       own_row = row_of_assignment[a + shift.index + lane];
       own_scale = weights[a + shift.weight + lane];
@@ -432,7 +429,9 @@ struct Shares {
   bool wide;
 
   Shares(const MoveProblem& p, int64_t units, int64_t each, int64_t most)
-      : threads(ceil_div(units, each)), block(most), blocks(ceil_div(p.outer * p.tokens * threads, most)),
+      : threads(ceil_div(units, each)),
+        block(most),
+        blocks(ceil_div(p.outer * p.tokens * threads, most)),
         wide(threads >= kWideRow) {
     if (!wide) return;
     parts = ceil_div(threads, most);
@@ -452,16 +451,11 @@ struct Shares {
 template <class V, class Made>
 cudaError_t dispatch(cudaStream_t stream, const MoveProblem& p, int64_t units, Made made, const void* x,
                      const int32_t* row_of_assignment, const int32_t* assignment_of_row, void* out) {
-  const auto start_with = [&](auto each, auto batched) {
+  const auto start = [&](auto each) {
     const Shares shares(p, units, each, kThreads);
     return launch(stream, {shares.grid(fill_blocks(p, shares.block)), grid_of(shares.block)},
-                  dispatch_kernel<V, each, Made, batched>, p, units, shares.threads, shares.wide, shares.blocks, made,
+                  dispatch_kernel<V, each, Made>, p, units, shares.threads, shares.wide, shares.blocks, made,
                   static_cast<const V*>(x), row_of_assignment, assignment_of_row, static_cast<V*>(out));
-  };
-  const auto start = [&](auto each) {
-    if constexpr (sizeof(V) == 16 && PLAIN)
-      if (p.outer == 1) return start_with(each, std::false_type());
-    return start_with(each, std::true_type());
   };
   // A thread that has one small unit does too little work, unless it writes that unit to many rows.
   if constexpr (sizeof(V) < 16)
@@ -506,20 +500,13 @@ cudaError_t launch_combine(cudaStream_t stream, const MoveProblem& p, const void
   const bool whole = alignment(p.inner * bytes_of(p.dtype), y, out) == 16;
   return dispatch_vector(p.dtype, whole, [&](auto element, auto vector) {
     using Element = decltype(element);
+    using V = Vector<Element, vector>;
     const int64_t units = p.inner / vector;
-    const auto start_with = [&](auto vector, auto each, auto together, auto batched) {
-      using V = Vector<Element, vector>;
-      const int64_t units = p.inner / vector;
-      const Shares shares(p, units, each, kCombineThreads);
-      return launch(stream, {shares.grid(), grid_of(shares.block)},
-                    combine_kernel<Element, vector, each, together, batched>, p, units, shares.threads, shares.wide,
-                    static_cast<const V*>(y), index, static_cast<const typename Element::Acc*>(weights),
-                    static_cast<V*>(out));
-    };
     const auto start = [&](auto each, auto together) {
-      if constexpr (vector > 1 && PLAIN)
-        if (p.outer == 1) return start_with(vector, each, together, std::false_type());
-      return start_with(vector, each, together, std::true_type());
+      const Shares shares(p, units, each, kCombineThreads);
+      return launch(stream, {shares.grid(), grid_of(shares.block)}, combine_kernel<Element, vector, each, together>, p,
+                    units, shares.threads, shares.wide, static_cast<const V*>(y), index,
+                    static_cast<const typename Element::Acc*>(weights), static_cast<V*>(out));
     };
     const std::integral_constant<int, 1> one;
     const std::integral_constant<int, 2> two;
@@ -528,12 +515,8 @@ cudaError_t launch_combine(cudaStream_t stream, const MoveProblem& p, const void
       if (p.choices <= 2) return start(two, two);
       // If there are few blocks, time goes into waiting for loads, so a thread should issue all its loads at once.
       if constexpr (sizeof(typename Element::Bits) > 1)
-        if (p.choices > kAhead && 4 * p.outer * p.tokens * units <= kManyThreads) {
-          const std::integral_constant<int, 2 * kAhead> far;
-          const std::integral_constant<int, vector / SMALLER> smaller;
-          if (PLAIN && p.outer == 1) return start_with(smaller, one, far, std::integral_constant<bool, !PLAIN>());
-          return start_with(smaller, one, far, std::true_type());
-        }
+        if (p.choices > kAhead && 4 * p.outer * p.tokens * units <= kManyThreads)
+          return start(one, std::integral_constant<int, 2 * kAhead>());
       return start(one, ahead);
     } else {
       return units > 2 ? start(std::integral_constant<int, kColumns>(), ahead) : start(one, ahead);
@@ -553,23 +536,24 @@ cudaError_t launch_combine_vjp(cudaStream_t stream, const MoveProblem& p, const 
   const int64_t units = std::max<int64_t>(ceil_div(row_bytes, 16), 1),
                 times = ceil_div(units, kUnits * kGradientThreads);
   const int64_t threads = ceil_div(ceil_div(units, kUnits * times), 32) * 32;
-  // If there are few tokens, blocks that each have one of all their rows would be too few.
-  const bool by_row = p.choices > kGradientRows || p.choices > 1 && 2 * p.outer * p.tokens * threads <= BY_ROW;
+  // If there are few tokens, several blocks share the rows of a token.
+  const int64_t least = ceil_div(p.choices, kGradientRows);
+  const int64_t shared = kManyThreads / std::max<int64_t>(p.outer * p.tokens * threads, 1);
+  const int64_t each = ceil_div(p.choices, std::clamp(shared, least, p.choices)), parts = ceil_div(p.choices, each);
   return with_any_float(p.dtype, [&](auto element) {
     const auto start = [&](auto whole, auto by_row) {
       using Element = decltype(element);
       using Bits = typename Element::Bits;
       using Acc = typename Element::Acc;
-      const int64_t blocks = p.outer * (by_row ? p.rows : p.tokens);
+      const int64_t blocks = p.outer * (by_row ? p.rows : p.tokens * parts);
       const int64_t more = by_row ? ceil_div(p.outer * p.assignments(), threads) : fill_blocks(p, threads);
       return launch(stream, {grid_of(blocks + more), grid_of(threads)}, combine_vjp_kernel<Element, whole, by_row>, p,
-                    blocks, static_cast<const Bits*>(y), static_cast<const Bits*>(ct), row_of_assignment,
+                    blocks, parts, each, static_cast<const Bits*>(y), static_cast<const Bits*>(ct), row_of_assignment,
                     assignment_of_row, static_cast<const Acc*>(weights), static_cast<Bits*>(dy), static_cast<Acc*>(dw));
     };
-    const auto start_with = [&](auto whole) {
-      return by_row ? start(whole, std::true_type()) : start(whole, std::false_type());
-    };
-    return whole ? start_with(std::true_type()) : start(std::false_type(), std::true_type());
+    if (!whole) return start(std::false_type(), std::false_type());
+    return each == 1 && parts > 1 ? start(std::true_type(), std::true_type())
+                                  : start(std::true_type(), std::false_type());
   });
 }
 
