@@ -552,8 +552,9 @@ cudaError_t launch_combine_vjp(cudaStream_t stream, const MoveProblem& p, const 
                     assignment_of_row, static_cast<const Acc*>(weights), static_cast<Bits*>(dy), static_cast<Acc*>(dw));
     };
     if (!whole) return start(std::false_type(), std::false_type());
-    return each == 1 && parts > 1 ? start(std::true_type(), std::true_type())
-                                  : start(std::true_type(), std::false_type());
+    if constexpr (sizeof(typename decltype(element)::Bits) > 1)  // others load no row early
+      if (each == 1 && parts > 1) return start(std::true_type(), std::true_type());
+    return start(std::true_type(), std::false_type());
   });
 }
 
