@@ -43,7 +43,7 @@ struct MoveProblem {
   IndexMap index, weight;  // from an outer index to the first of its indices, and to its first scale or weight
   IndexMap other;          // where the assignment of each row is, if a call follows both kinds of indices
 
-  int64_t assignments() const { return tokens * choices; }
+  JAXGPUOPS_HOST_DEVICE int64_t assignments() const { return tokens * choices; }
 };
 
 // Elements are multiplied by weights, so they must be floats.

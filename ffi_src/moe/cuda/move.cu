@@ -25,6 +25,7 @@ constexpr int kColumns = 4;                // units of a row that a thread has i
 constexpr int kAhead = 4;                  // rows whose indices, or elements, a thread loads before it uses them
 constexpr int64_t kManyThreads = 1 << 17;  // with so many threads, each may do more work
 constexpr int64_t kWideRow = 96;           // if a token has so many threads or more, no block has several tokens
+constexpr int64_t kMostLines = 65535;      // of the second dimension of a grid
 constexpr int64_t kFilled = 32;            // rows that a warp searches for rows without a token
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -49,20 +50,23 @@ __device__ __forceinline__ Shift shift_of(const MoveProblem& p, int64_t token) {
   return p.outer == 1 ? Shift{} : shift_of_batch(p, token);
 }
 
+// The number of a block, and that of its line, in a grid as Shares has it.
+__device__ __forceinline__ uint32_t line_of_grid() { return blockIdx.z * gridDim.y + blockIdx.y; }
+__device__ __forceinline__ uint64_t block_of_grid() { return uint64_t{line_of_grid()} * gridDim.x + blockIdx.x; }
+
 // The units of a token that a thread has: the n-th is `first + n * threads`, if that is below `units`.
 struct Place {
   int64_t token;  // counted over all outer indices
   uint32_t first;
 
-  // A block has one of `parts` parts of a token; if `parts` is 0, it has several tokens or parts.
-  __device__ __forceinline__ Place(uint32_t parts, uint32_t threads) {
-    if (parts) {
-      const uint32_t t = blockIdx.x / parts;
-      token = t;
-      first = (blockIdx.x - t * parts) * blockDim.x + threadIdx.x;
+  // If rows are wide, the blocks of a line of the grid have the parts of a token; else a block has several tokens.
+  __device__ __forceinline__ Place(bool wide, uint32_t threads) {
+    const uint64_t thread = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    if (wide) {
+      token = line_of_grid();
+      first = static_cast<uint32_t>(thread);
     } else {
-      const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-      token = quotient(thread, threads);
+      token = quotient(static_cast<int64_t>(thread), threads);
       first = static_cast<uint32_t>(thread - token * threads);
     }
   }
@@ -126,11 +130,12 @@ struct Scaled {
 // The first blocks copy tokens, the others search for rows that have no token.
 template <class V, int kEach, class Made>
 __global__ void __launch_bounds__(kThreads)
-    dispatch_kernel(const __grid_constant__ MoveProblem p, uint32_t units, uint32_t threads, uint32_t parts,
-                    uint32_t blocks, Made made, const V* __restrict__ x, const int32_t* __restrict__ row_of_assignment,
+    dispatch_kernel(const __grid_constant__ MoveProblem p, uint32_t units, uint32_t threads, bool wide, uint64_t blocks,
+                    Made made, const V* __restrict__ x, const int32_t* __restrict__ row_of_assignment,
                     const int32_t* __restrict__ assignment_of_row, V* __restrict__ out) {
-  if (blockIdx.x >= blocks) return fill(p, blockIdx.x - blocks, assignment_of_row, units, out);
-  const Place at(parts, threads);
+  const uint64_t block = block_of_grid();
+  if (block >= blocks) return fill(p, block - blocks, assignment_of_row, units, out);
+  const Place at(wide, threads);
   if (at.first >= threads || at.token >= p.outer * p.tokens) return;
   const auto choices = static_cast<uint32_t>(p.choices), rows = static_cast<uint32_t>(p.rows);
   const Shift shift = shift_of(p, at.token);
@@ -162,11 +167,11 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class Element, int kVector, int kEach, int kTogether>
 __global__ void __launch_bounds__(kCombineThreads)
-    combine_kernel(const __grid_constant__ MoveProblem p, uint32_t units, uint32_t threads, uint32_t parts,
+    combine_kernel(const __grid_constant__ MoveProblem p, uint32_t units, uint32_t threads, bool wide,
                    const Vector<Element, kVector>* __restrict__ y, const int32_t* __restrict__ index,
                    const typename Element::Acc* __restrict__ weights, Vector<Element, kVector>* __restrict__ out) {
   using Acc = typename Element::Acc;
-  const Place at(parts, threads);
+  const Place at(wide, threads);
   if (at.first >= threads || at.token >= p.outer * p.tokens) return;
   const auto choices = static_cast<uint32_t>(p.choices);
   const Shift shift = shift_of(p, at.token);
@@ -212,15 +217,26 @@ __global__ void __launch_bounds__(kCombineThreads)
 
 // ---- the gradient of combine ----------------------------------------------------------------------------------------
 
+// Writes zero for assignment `a` if it has no row.
+template <class Acc>
+__device__ __forceinline__ void fill_dropped(const MoveProblem& p, int64_t a, const int32_t* row_of_assignment,
+                                             Acc* dw) {
+  if (a >= p.outer * p.assignments()) return;
+  if (row_of_assignment[a + shift_of(p, quotient(a, p.choices)).index] < 0) dw[a] = 0;
+}
+
 // combine's gradient. A block has a token and at most `each` of its rows of y. A thread keeps kUnits units of the
 // token's cotangent in registers at a time. For kAtOnce rows at a time, whose loads are in flight together, it adds up
 // the products of the cotangent and the row, and writes the scaled cotangent to the row. Other blocks write zeros to
 // rows without an assignment.
 //
+// If kByRow, a block has one row. It goes by rows, not by assignments, so that it loads its row while it waits for the
+// number of the row's assignment. Other blocks write zeros for assignments without a row.
+//
 // A unit has as many elements as a vector. If `inner` is a multiple of that, they are one vector; else they lie apart,
 // so that neighbouring threads have neighbouring elements. The order of additions depends on `inner` and the dtype
 // alone. If rows are not aligned to vectors, kWhole is false, and a thread takes one unit at a time, in the same order.
-template <class Element, bool kWhole>
+template <class Element, bool kWhole, bool kByRow>
 __global__ void __launch_bounds__(kGradientThreads)
     combine_vjp_kernel(const __grid_constant__ MoveProblem p, uint32_t blocks, uint32_t parts, uint32_t each,
                        const typename Element::Bits* __restrict__ y, const typename Element::Bits* __restrict__ ct,
@@ -233,10 +249,13 @@ __global__ void __launch_bounds__(kGradientThreads)
   // A vector of bytes would become too many numbers for the registers.
   constexpr bool kHeld = kWhole && sizeof(Bits) > 1;
   using V = Vector<Element, kVector>;
-  __shared__ Acc sums[kGradientRows][kGradientThreads / 32];
+  constexpr int kRows = kByRow ? 1 : kAtOnce;
+  __shared__ Acc sums[kByRow ? 1 : kGradientRows][kGradientThreads / 32];
   if (blockIdx.x >= blocks) {
     const uint32_t block = blockIdx.x - blocks;
-    if constexpr (kWhole)
+    if constexpr (kByRow)
+      return fill_dropped(p, int64_t{block} * blockDim.x + threadIdx.x, row_of_assignment, dw);
+    else if constexpr (kWhole)
       return fill(p, block, assignment_of_row, p.inner / kVector, reinterpret_cast<V*>(dy));
     else
       return fill(p, block, assignment_of_row, p.inner, dy);
@@ -263,21 +282,50 @@ __global__ void __launch_bounds__(kGradientThreads)
     }
   };
 
-  const auto choices = static_cast<uint32_t>(p.choices);
-  const uint32_t token = parts == 1 ? blockIdx.x : blockIdx.x / parts;
-  const uint32_t first_choice = (blockIdx.x - token * parts) * each, count = min(each, choices - first_choice);
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const Shift shift = shift_of(p, token);
-  // Each lane keeps the row and the weight of one choice.
-  const int64_t a = int64_t{token} * choices + first_choice;
-  const int32_t own_row = lane < count ? row_of_assignment[a + shift.index + lane] : -1;
-  const Acc own_scale = lane < count ? weights[a + shift.weight + lane] : Acc{0};
-  y += shift.row * p.inner;
-  dy += shift.row * p.inner;
+  const auto unit_of = [&](uint32_t first, int n) { return first + 32 * (kUnits * warp + n) + lane; };
+  const auto choices = static_cast<uint32_t>(p.choices);
+  uint32_t token, count = 1;
+  int64_t a;               // the block's first assignment, counted over all outer indices
+  int32_t own_row = -1;    // the row of a choice, which each lane keeps,
+  Acc own_scale = Acc{0};  // and its weight
+  V early[kRows][kUnits];
+  if constexpr (kByRow) {
+    const int64_t line = blockIdx.x;
+    const int32_t assignment = assignment_of_row[line + shift_of_rows(p, line)];
+    y += line * p.inner, dy += line * p.inner;
+    if constexpr (kHeld) {
+#pragma unroll
+      for (int n = 0; n < kUnits; ++n)
+        if (unit_of(0, n) < units) early[0][n] = read(y, unit_of(0, n));
+    }
+    if (assignment < 0) {
+#pragma unroll 1
+      for (uint32_t u = threadIdx.x; u < units; u += blockDim.x) write(dy, u, V{});
+      return;
+    }
+    const int64_t o = p.outer == 1 ? 0 : quotient(line, p.rows);
+    a = o * p.assignments() + assignment;
+    token = static_cast<uint32_t>(o * p.tokens) + static_cast<uint32_t>(assignment) / choices;
+    own_row = 0;
+    own_scale = weights[(p.outer == 1 ? 0 : p.weight(o)) + assignment];
+  } else {
+    token = parts == 1 ? blockIdx.x : blockIdx.x / parts;
+    const uint32_t first_choice = (blockIdx.x - token * parts) * each;
+    count = min(each, choices - first_choice);
+    const Shift shift = shift_of(p, token);
+    a = int64_t{token} * choices + first_choice;
+    if (lane < count) {
+      own_row = row_of_assignment[a + shift.index + lane];
+      own_scale = weights[a + shift.weight + lane];
+    }
+    y += shift.row * p.inner;
+    dy += shift.row * p.inner;
+  }
   ct += token * p.inner;
 #pragma unroll 1
   for (uint32_t first = 0; first == 0 || first < units; first += kUnits * blockDim.x) {
-    const auto unit = [&](int n) { return first + 32 * (kUnits * warp + n) + lane; };
+    const auto unit = [&](int n) { return unit_of(first, n); };
     V own[kUnits];
     if constexpr (kHeld) {
 #pragma unroll
@@ -285,13 +333,13 @@ __global__ void __launch_bounds__(kGradientThreads)
         if (unit(n) < units) own[n] = read(ct, unit(n));
     }
 #pragma unroll 1
-    for (uint32_t j = 0; j < count; j += kAtOnce) {
-      int64_t row[kAtOnce];
-      Acc scale[kAtOnce], dot[kAtOnce] = {};
+    for (uint32_t j = 0; j < count; j += kRows) {
+      int64_t row[kRows];
+      Acc scale[kRows], dot[kRows] = {};
 #pragma unroll
-      for (int r = 0; r < kAtOnce; ++r) {
-        row[r] = __shfl_sync(kEveryLane, own_row, (j + r) % 32);
-        scale[r] = __shfl_sync(kEveryLane, own_scale, (j + r) % 32);
+      for (int r = 0; r < kRows; ++r) {
+        row[r] = kByRow ? own_row : __shfl_sync(kEveryLane, own_row, (j + r) % 32);
+        scale[r] = kByRow ? own_scale : __shfl_sync(kEveryLane, own_scale, (j + r) % 32);
         if (j + r >= count) row[r] = -1;
       }
       const auto use = [&](int r, int64_t u, const V& c, const V& v) {
@@ -305,14 +353,15 @@ __global__ void __launch_bounds__(kGradientThreads)
         write(dy + row[r] * p.inner, u, scaled);
       };
       if constexpr (kHeld) {
-        V v[kAtOnce][kUnits];
+        V v[kRows][kUnits];
 #pragma unroll
-        for (int r = 0; r < kAtOnce; ++r)
+        for (int r = 0; r < kRows; ++r)
 #pragma unroll
           for (int n = 0; n < kUnits; ++n)
-            if (row[r] >= 0 && unit(n) < units) v[r][n] = read(y + row[r] * p.inner, unit(n));
+            if (row[r] >= 0 && unit(n) < units)
+              v[r][n] = kByRow && first == 0 ? early[r][n] : read(y + row[r] * p.inner, unit(n));
 #pragma unroll
-        for (int r = 0; r < kAtOnce; ++r)
+        for (int r = 0; r < kRows; ++r)
 #pragma unroll
           for (int n = 0; n < kUnits; ++n)
             if (row[r] >= 0 && unit(n) < units) use(r, unit(n), own[n], v[r][n]);
@@ -320,17 +369,17 @@ __global__ void __launch_bounds__(kGradientThreads)
 #pragma unroll 1
         for (int n = 0; n < kUnits && unit(n) < units; ++n) {
           const V c = read(ct, unit(n));
-          V v[kAtOnce];
+          V v[kRows];
 #pragma unroll
-          for (int r = 0; r < kAtOnce; ++r)
+          for (int r = 0; r < kRows; ++r)
             if (row[r] >= 0) v[r] = read(y + row[r] * p.inner, unit(n));
 #pragma unroll
-          for (int r = 0; r < kAtOnce; ++r)
+          for (int r = 0; r < kRows; ++r)
             if (row[r] >= 0) use(r, unit(n), c, v[r]);
         }
       }
 #pragma unroll
-      for (int r = 0; r < kAtOnce; ++r) {
+      for (int r = 0; r < kRows; ++r) {
         dot[r] = sum_of_lanes(dot[r]);
         if (lane == 0 && j + r < count) sums[j + r][warp] = first == 0 ? dot[r] : sums[j + r][warp] + dot[r];
       }
@@ -339,8 +388,9 @@ __global__ void __launch_bounds__(kGradientThreads)
   __syncthreads();
   if (threadIdx.x < count) {
     Acc total = 0;
-#pragma unroll 1
-    for (unsigned w = 0; w < blockDim.x / 32; ++w) total += sums[threadIdx.x][w];
+#pragma unroll
+    for (unsigned w = 0; w < kGradientThreads / 32; ++w)
+      if (w < blockDim.x / 32) total += sums[threadIdx.x][w];
     dw[a + threadIdx.x] = total;
   }
 }
@@ -373,16 +423,28 @@ cudaError_t dispatch_vector(DType dtype, bool whole, F f) {
 
 dim3 grid_of(int64_t blocks) { return dim3(static_cast<unsigned>(blocks)); }
 
-// How blocks of at most `threads` threads share tokens of `units` units, `each` of which belong to a thread: see Place.
+// How blocks of at most `most` threads share tokens of `units` units, `each` of which belong to a thread: see Place.
 struct Shares {
-  int64_t threads, parts = 0, block, blocks;
+  int64_t threads, parts = 1, block, blocks;
+  bool wide;
 
   Shares(const MoveProblem& p, int64_t units, int64_t each, int64_t most)
-      : threads(ceil_div(units, each)), block(most), blocks(ceil_div(p.outer * p.tokens * threads, most)) {
-    if (threads < kWideRow) return;
+      : threads(ceil_div(units, each)),
+        block(most),
+        blocks(ceil_div(p.outer * p.tokens * threads, most)),
+        wide(threads >= kWideRow) {
+    if (!wide) return;
     parts = ceil_div(threads, most);
     block = ceil_div(ceil_div(threads, parts), 32) * 32;
     blocks = p.outer * p.tokens * parts;
+  }
+
+  // A grid of these blocks and some more. Threads of wide rows find their place without a division.
+  dim3 grid(int64_t more = 0) const {
+    if (!wide) return grid_of(blocks + more);
+    const int64_t lines = ceil_div(blocks + more, parts), planes = ceil_div(lines, kMostLines);
+    return dim3(static_cast<unsigned>(parts), static_cast<unsigned>(ceil_div(lines, planes)),
+                static_cast<unsigned>(planes));
   }
 };
 
@@ -391,8 +453,8 @@ cudaError_t dispatch(cudaStream_t stream, const MoveProblem& p, int64_t units, M
                      const int32_t* row_of_assignment, const int32_t* assignment_of_row, void* out) {
   const auto start = [&](auto each) {
     const Shares shares(p, units, each, kThreads);
-    return launch(stream, {grid_of(shares.blocks + fill_blocks(p, shares.block)), grid_of(shares.block)},
-                  dispatch_kernel<V, each, Made>, p, units, shares.threads, shares.parts, shares.blocks, made,
+    return launch(stream, {shares.grid(fill_blocks(p, shares.block)), grid_of(shares.block)},
+                  dispatch_kernel<V, each, Made>, p, units, shares.threads, shares.wide, shares.blocks, made,
                   static_cast<const V*>(x), row_of_assignment, assignment_of_row, static_cast<V*>(out));
   };
   // A thread that has one small unit does too little work, unless it writes that unit to many rows.
@@ -442,10 +504,9 @@ cudaError_t launch_combine(cudaStream_t stream, const MoveProblem& p, const void
     const int64_t units = p.inner / vector;
     const auto start = [&](auto each, auto together) {
       const Shares shares(p, units, each, kCombineThreads);
-      return launch(stream, {grid_of(shares.blocks), grid_of(shares.block)},
-                    combine_kernel<Element, vector, each, together>, p, units, shares.threads, shares.parts,
-                    static_cast<const V*>(y), index, static_cast<const typename Element::Acc*>(weights),
-                    static_cast<V*>(out));
+      return launch(stream, {shares.grid(), grid_of(shares.block)}, combine_kernel<Element, vector, each, together>, p,
+                    units, shares.threads, shares.wide, static_cast<const V*>(y), index,
+                    static_cast<const typename Element::Acc*>(weights), static_cast<V*>(out));
     };
     const std::integral_constant<int, 1> one;
     const std::integral_constant<int, 2> two;
@@ -480,17 +541,20 @@ cudaError_t launch_combine_vjp(cudaStream_t stream, const MoveProblem& p, const 
   const int64_t shared = kManyThreads / std::max<int64_t>(p.outer * p.tokens * threads, 1);
   const int64_t each = ceil_div(p.choices, std::clamp(shared, least, p.choices)), parts = ceil_div(p.choices, each);
   return with_any_float(p.dtype, [&](auto element) {
-    const auto start = [&](auto whole) {
+    const auto start = [&](auto whole, auto by_row) {
       using Element = decltype(element);
       using Bits = typename Element::Bits;
       using Acc = typename Element::Acc;
-      const int64_t blocks = p.outer * p.tokens * parts;
-      return launch(stream, {grid_of(blocks + fill_blocks(p, threads)), grid_of(threads)},
-                    combine_vjp_kernel<Element, whole>, p, blocks, parts, each, static_cast<const Bits*>(y),
-                    static_cast<const Bits*>(ct), row_of_assignment, assignment_of_row,
-                    static_cast<const Acc*>(weights), static_cast<Bits*>(dy), static_cast<Acc*>(dw));
+      const int64_t blocks = p.outer * (by_row ? p.rows : p.tokens * parts);
+      const int64_t more = by_row ? ceil_div(p.outer * p.assignments(), threads) : fill_blocks(p, threads);
+      return launch(stream, {grid_of(blocks + more), grid_of(threads)}, combine_vjp_kernel<Element, whole, by_row>, p,
+                    blocks, parts, each, static_cast<const Bits*>(y), static_cast<const Bits*>(ct), row_of_assignment,
+                    assignment_of_row, static_cast<const Acc*>(weights), static_cast<Bits*>(dy), static_cast<Acc*>(dw));
     };
-    return whole ? start(std::true_type()) : start(std::false_type());
+    if (!whole) return start(std::false_type(), std::false_type());
+    if constexpr (sizeof(typename decltype(element)::Bits) > 1)  // others load no row early
+      if (each == 1 && parts > 1) return start(std::true_type(), std::true_type());
+    return start(std::true_type(), std::false_type());
   });
 }
 
