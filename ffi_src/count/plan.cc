@@ -132,7 +132,8 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu) {
   const Rows& rows = problem.rows;
   if (rows.elements() == 0) return plan;
   plan.algorithm = Searching::kEach;
-  if (rows.inner > 1 || problem.sorted.axis_stride != 1 || problem.length < 32) return plan;
+  // The tree's kernel is compiled for 32 bits only, to keep the binary small.
+  if (problem.bits != 32 || rows.inner > 1 || problem.sorted.axis_stride != 1 || problem.length < 32) return plan;
   plan.rows = rows.outer, plan.queries = rows.length;
   const IndexMap& outer = problem.sorted.outer;
   if (std::all_of(outer.stride, outer.stride + outer.groups, [](int64_t stride) { return stride == 0; }))

@@ -327,9 +327,7 @@ def _unique(x, fill, size, wanted):
     index, inverse, counts = wanted
     [values], order = sort_operands([_whole(row, 0)], 0, 1, indices=index or inverse)
     keys = sort_keys(values)  # two keys are equal where the elements are
-    # XLA takes several times as long for a concatenation with the first one.
-    before = lax.pad(keys, np.zeros((), keys.dtype), [(1, -1, 0)]) if length else keys
-    starts = (lax.iota(np.int32, length) == 0) | (keys != before)
+    starts = jnp.concatenate([jnp.full(min(length, 1), True), keys[1:] != keys[:-1]])
     place = _chosen(starts, size + 1)
     first, found = place[:size], place[:size] < np.int32(length)
     at = jnp.where(found, first, np.int32(0))
