@@ -85,7 +85,8 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu) {
   plan.shared_bytes = sweep_shared_bytes(key_bytes, small, problem.indices);
   plan.workspace_bytes += shape.bytes;
   plan.counted = count_elements(rows.elements(), gpu.multiprocessors);
-  const int64_t fit = std::min<int64_t>(kSweepBlocks, gpu.multiprocessor_shared / (plan.shared_bytes + 2 * kReserved));
+  const int64_t fit =
+      std::min<int64_t>(sweep_blocks(problem.indices), gpu.multiprocessor_shared / (plan.shared_bytes + 2 * kReserved));
   plan.tickets = plan.blocks > fit * gpu.multiprocessors;
   plan.overlap = gpu.dependent_launch;
   return plan;
