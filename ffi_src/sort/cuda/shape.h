@@ -41,7 +41,7 @@ constexpr int sweep_blocks(bool indices) { return indices ? 2 : 3; }  // blocks 
 // sweep_items() is the number of elements of a thread. If there are few elements in all, small tiles spread them over
 // more multiprocessors.
 constexpr bool sweeps_small(const Rows& rows) { return rows.elements() <= 1 << 19; }
-constexpr int sweep_items(int key_bytes, bool small) { return key_bytes == 8 ? 12 : small && key_bytes > 1 ? 8 : 16; }
+constexpr int sweep_items(int key_bytes, bool small) { return key_bytes == 8 ? 11 : small && key_bytes > 1 ? 8 : 16; }
 constexpr int64_t sweep_tile(int key_bytes, bool small) { return kSweepThreads * sweep_items(key_bytes, small); }
 constexpr int64_t sweep_shared_bytes(int key_bytes, bool small, bool indices) {
   return kSweepThreads / 32 * 1024 + sweep_tile(key_bytes, small) * (std::max(key_bytes, 4) + (indices ? 4 : 0));
