@@ -70,6 +70,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) block_kernel(const 
     if (sizeof(Key) == 8) word |= static_cast<uint64_t>(shared.counts[kThreads / 32 + w]) << 32;
     differ |= static_cast<Key>(word);
   }
+  const bool live = first - threadIdx.x % 32 < a.length;
   bool moved = false;
 #pragma unroll 1
   for (int pass = bytes; pass < static_cast<int>(sizeof(Key)); ++pass) {
@@ -91,7 +92,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) block_kernel(const 
     }
     __syncthreads();
     place_by_digit<kThreads, kItems>(
-        shared.counts, shared.warps, digits, turn,
+        shared.counts, shared.warps, digits, turn, live,
         [&](int i, const Digits& digits) { return digit_of<Key, kFloat>(words[i], digits); }, [](uint32_t) {},
         [&](int i, uint32_t place) {
           shared.words[place] = words[i];

@@ -147,16 +147,19 @@ __device__ __forceinline__ void clear_counts(uint32_t* counts) {
 }
 
 // Calls put(i, place) for each element of the thread with its place in the sorted block. digit(i, digits) returns its
-// digit. `counts` has a number for each digit of each warp. Before elements are placed, counted(n) tells thread t of
-// the first 256 how many elements have the digit t ^ turn; to this thread, the place of the first of them is returned.
+// digit. `live`: the thread's warp has elements; a vote tells the compiler that the warp agrees. `counts` has a number
+// for each digit of each warp. Before elements are placed, counted(n) tells thread t of the first 256 how many elements
+// have the digit t ^ turn; to this thread, the place of the first of them is returned.
 template <int kThreads, int kItems, class Digit, class Counted, class Put>
 __device__ __forceinline__ uint32_t place_by_digit(uint32_t* counts, uint32_t* warps, const volatile Digits& digits,
-                                                   uint32_t turn, Digit digit, Counted counted, Put put) {
+                                                   uint32_t turn, bool live, Digit digit, Counted counted, Put put) {
   constexpr int kWarps = kThreads / 32;
   uint32_t* const own = counts + threadIdx.x / 32 * kDigits;
-  const Digits first = read_anew(digits);
+  if (__any_sync(kEveryLane, live)) {
+    const Digits first = read_anew(digits);
 #pragma unroll
-  for (int i = 0; i < kItems; ++i) atomicAdd(own + digit(i, first), 1u);
+    for (int i = 0; i < kItems; ++i) atomicAdd(own + digit(i, first), 1u);
+  }
   __syncthreads();
   uint32_t* const of_digit = counts + (threadIdx.x ^ turn);
   constexpr bool kHolds = kWarps <= 12;  // registers hold the counts of all warps
@@ -177,16 +180,18 @@ __device__ __forceinline__ uint32_t place_by_digit(uint32_t* counts, uint32_t* w
     }
   }
   __syncthreads();
-  const Digits again = read_anew(digits);
-  const uint32_t after = lanes_after(), up_to_this = lanes_up_to_this(), ones = after | up_to_this;
+  if (__any_sync(kEveryLane, live)) {
+    const Digits again = read_anew(digits);
+    const uint32_t after = lanes_after(), up_to_this = lanes_up_to_this(), ones = after | up_to_this;
 #pragma unroll
-  for (int i = 0; i < kItems; ++i) {
-    const uint32_t d = digit(i, again), same = lanes_with(d, ones);
-    const uint32_t place = own[d] + __popc(same & up_to_this);
-    __syncwarp();
-    if ((same & after) == 0) own[d] = place;
-    put(i, place);
-    __syncwarp();
+    for (int i = 0; i < kItems; ++i) {
+      const uint32_t d = digit(i, again), same = lanes_with(d, ones);
+      const uint32_t place = own[d] + __popc(same & up_to_this);
+      __syncwarp();
+      if ((same & after) == 0) own[d] = place;
+      put(i, place);
+      __syncwarp();
+    }
   }
   return begin;
 }

@@ -193,7 +193,9 @@ __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(kIndices))
   uint32_t* const status = a.status + row_pass * a.tiles * kDigits + own_digit;
   uint32_t before = 0, own = 0;
   const auto publish = [&](uint32_t count) {
-    own = count - (threadIdx.x == kDigits - 1 ? kTile - there : 0);
+    constexpr uint32_t kOfWarp =
+        32 * kItems;  // only warps that have elements count, and only they have slots past the end
+    own = count - (threadIdx.x == kDigits - 1 ? (there + kOfWarp - 1) / kOfWarp * kOfWarp - there : 0);
     if (tile == 0) {
       before = a.counts[row_pass * kDigits + own_digit];
       tell(status, kSum | (before + own));
@@ -202,7 +204,7 @@ __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(kIndices))
     }
   };
   const uint32_t begin_of_digit = place_by_digit<kSweepThreads, kItems>(
-      shared.counts, warps, digits, turn,
+      shared.counts, warps, digits, turn, first - threadIdx.x % 32 < there,
       [&](int i, const Digits& digits) { return digit_of<Key, kFloat>(words[i], digits); }, publish,
       [&](int i, uint32_t place) {
         shared.words[place] = words[i];
