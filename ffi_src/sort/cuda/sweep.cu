@@ -56,11 +56,13 @@ __global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_const
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) count(bits[u]);
   }
+#pragma unroll 1
   for (; at < end; at += kCountThreads) count(x[at]);
 
   // Sets this block's share of the status words, by which tiles communicate later, to zero.
   const int64_t words = a.tiles * kPasses * kDigits, share = (words + blocks - 1) / blocks;
   uint32_t* const status = a.status + row * words;
+#pragma unroll 2
   for (int64_t w = block * share + threadIdx.x; w < min((block + 1) * share, words); w += kCountThreads) status[w] = 0;
   __syncthreads();
 
@@ -130,11 +132,11 @@ struct PassShared {
   int32_t indices[kTile];  // must be the last member: calls without indices allocate shared memory only up to here
 };
 
-template <class Key, bool kFloat, bool kIndices, int kItems>
-__global__ void __launch_bounds__(kSweepThreads, sweep_blocks(kIndices))
+template <class Key, bool kFloat, bool kIndices, bool kSmall>
+__global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kSmall, kIndices))
     pass_kernel(const __grid_constant__ PassArgs a) {
+  constexpr int kItems = sweep_items(sizeof(Key), kSmall, kIndices);
   constexpr int kPasses = sizeof(Key), kTile = kSweepThreads * kItems;
-  constexpr bool kSmall = kItems == sweep_items(sizeof(Key), true);
   auto& shared = *reinterpret_cast<PassShared<Key, kItems>*>(dynamic_shared_memory());
   __shared__ uint32_t warps[kDigits / 32], ticket;
   __shared__ volatile Digits digits;
@@ -258,8 +260,7 @@ __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(kIndices))
 template <class Key, bool kFloat, bool kIndices>
 cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   const int64_t rows = problem.rows.count(), length = problem.rows.length;
-  const bool small = sweeps_small(problem.rows);
-  const SweepShape shape(rows, length, problem.k, sizeof(Key), buffers.values != nullptr, kIndices, small);
+  const SweepShape shape(rows, length, problem.k, sizeof(Key), buffers.values != nullptr, kIndices, plan.small);
   auto* const workspace = static_cast<unsigned char*>(buffers.workspace);
   auto* const heads = reinterpret_cast<RowHead*>(workspace);
   auto* const counts = reinterpret_cast<uint32_t*>(workspace + shape.counts);
@@ -290,12 +291,13 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
   Launch config;
   config.grid = dim3(static_cast<unsigned>(rows * shape.tiles));
   config.block = dim3(kSweepThreads);
-  config.shared_bytes = sweep_shared_bytes(sizeof(Key), small, kIndices);
+  config.shared_bytes = sweep_shared_bytes(sizeof(Key), plan.small, kIndices);
 #ifndef NO_OVERLAP
   config.overlap = plan.overlap;
 #endif
-  const auto kernel = small ? pass_kernel<Key, kFloat, kIndices, sweep_items(sizeof(Key), true)>
-                            : pass_kernel<Key, kFloat, kIndices, sweep_items(sizeof(Key), false)>;
+  constexpr bool kHasSmall = sizeof(Key) > 1;
+  const auto kernel =
+      plan.small ? pass_kernel<Key, kFloat, kIndices, kHasSmall> : pass_kernel<Key, kFloat, kIndices, false>;
   for (a.pass = 0; a.pass < shape.passes && error == cudaSuccess; ++a.pass) error = launch(stream, config, kernel, a);
   return error;
 }
