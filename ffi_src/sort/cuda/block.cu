@@ -25,7 +25,7 @@ struct BlockArgs {
   bool bytes;  // elements have 8 bits, and are the upper half of a key
 };
 
-template <class Key, bool kFloat, int kThreads, int kItems>
+template <class Key, int kThreads, int kItems>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads) block_kernel(const __grid_constant__ BlockArgs a) {
   static_assert(kThreads >= kDigits);
   auto& shared = *reinterpret_cast<BlockShared<Key, kThreads, kItems>*>(dynamic_shared_memory());
@@ -76,12 +76,13 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) block_kernel(const 
   for (int pass = bytes; pass < static_cast<int>(sizeof(Key)); ++pass) {
     if ((differ >> (pass * kDigitBits) & (kDigits - 1)) == 0) continue;
     const uint32_t turn = turn_of<Key>(pass, a.order);
+    const Word<Key> last = last_word<Key>(pass, a.order);
 #pragma unroll
     for (int i = 0; i < kItems; ++i)
-      if (!is_there(i)) words[i] = last_word<Key, kFloat>(pass, turn);
+      if (!is_there(i)) words[i] = last;
     __syncthreads();
     clear_counts(shared.counts);
-    set_digits<Key>(digits, pass);
+    set_digits<Key>(digits, pass, a.order);
     uint32_t index[kItems / 2];  // two in each word
     if (a.indices) {
 #pragma unroll
@@ -93,7 +94,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) block_kernel(const 
     __syncthreads();
     place_by_digit<kThreads, kItems>(
         shared.counts, shared.warps, digits, turn, live,
-        [&](int i, const Digits& digits) { return digit_of<Key, kFloat>(words[i], digits); }, [](uint32_t) {},
+        [&](int i, const Digits& digits) { return digit_of<Key>(words[i], digits); }, [](uint32_t) {},
         [&](int i, uint32_t place) {
           shared.words[place] = words[i];
           if (a.indices) shared.indices[place] = static_cast<uint16_t>(index[i / 2] >> (i % 2 * 16));
@@ -134,7 +135,7 @@ SortOrder raised(SortOrder order) {
   return order;
 }
 
-template <class Key, bool kFloat, int kThreads>
+template <class Key, int kThreads>
 cudaError_t run(cudaStream_t stream, const Problem& problem, const Buffers& buffers) {
   constexpr int kItems = block_items(sizeof(Key));
   Launch config;
@@ -143,7 +144,7 @@ cudaError_t run(cudaStream_t stream, const Problem& problem, const Buffers& buff
   static_assert(sizeof(BlockShared<Key, kThreads, kItems>) <= block_shared_bytes(sizeof(Key), kThreads));
   config.shared_bytes = block_shared_bytes(sizeof(Key), kThreads);
   const bool bytes = problem.key_bits == 8;
-  return launch(stream, config, block_kernel<Key, kFloat, kThreads, kItems>,
+  return launch(stream, config, block_kernel<Key, kThreads, kItems>,
                 BlockArgs{buffers.x, buffers.values, buffers.indices, static_cast<uint32_t>(problem.rows.length),
                           static_cast<uint32_t>(problem.k), bytes ? raised(problem.order) : problem.order, bytes});
 }
@@ -153,14 +154,12 @@ cudaError_t run(cudaStream_t stream, const Problem& problem, const Buffers& buff
 cudaError_t launch_block(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   const auto sort = [&](auto key) {
     using Key = decltype(key);
-    return dispatch_float<Key>(problem.order, [&](auto is_float) {
-      switch (plan.threads) {
-        case 256: return run<Key, is_float(), 256>(stream, problem, buffers);
-        case 512: return run<Key, is_float(), 512>(stream, problem, buffers);
-        case 1024: return run<Key, is_float(), 1024>(stream, problem, buffers);
-      }
-      return cudaErrorInvalidValue;
-    });
+    switch (plan.threads) {
+      case 256: return run<Key, 256>(stream, problem, buffers);
+      case 512: return run<Key, 512>(stream, problem, buffers);
+      case 1024: return run<Key, 1024>(stream, problem, buffers);
+    }
+    return cudaErrorInvalidValue;
   };
   switch (problem.key_bits) {
     case 32: return sort(uint32_t{});

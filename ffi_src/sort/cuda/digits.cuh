@@ -28,24 +28,29 @@ __device__ __forceinline__ Word<Key> word_of(Key bits, const SortOrder& order) {
 }
 
 // What a pass makes its digits with. It is in shared memory: where it is read anew, the compiler makes the digits of
-// all elements again, in fewer instructions than it would take to spill them.
+// all elements again, in fewer instructions than it would take to spill them. Masks, since votes need all predicates.
 struct Digits {
   uint32_t select;  // selects the byte of a word: of its upper half if bit 16 is set
+  uint32_t floats;  // all ones if keys are floats of 32 or 64 bits, else 0
   float zero;       // 0
 };
 
 template <class Key>
-__device__ __forceinline__ Digits digits_of(int pass) {
+__device__ __forceinline__ Digits digits_of(int pass, const SortOrder& order) {
   const auto byte = static_cast<uint32_t>(sizeof(Key) < 4 ? pass + 2 : pass);
-  return {0x4440 | byte % 4 | byte / 4 << 16, 0.f};
+  return {0x4440 | byte % 4 | byte / 4 << 16, order.ascending.sign != 0 ? ~0u : 0, 0.f};
 }
 template <class Key>
-__device__ __forceinline__ void set_digits(volatile Digits& digits, int pass) {
+__device__ __forceinline__ void set_digits(volatile Digits& digits, int pass, const SortOrder& order) {
   if (threadIdx.x != 0) return;
-  digits.select = digits_of<Key>(pass).select;
-  digits.zero = 0.f;
+  const Digits own = digits_of<Key>(pass, order);
+  digits.select = own.select;
+  digits.floats = own.floats;
+  digits.zero = own.zero;
 }
-__device__ __forceinline__ Digits read_anew(const volatile Digits& digits) { return {digits.select, digits.zero}; }
+__device__ __forceinline__ Digits read_anew(const volatile Digits& digits) {
+  return {digits.select, digits.floats, digits.zero};
+}
 
 // Digits of integers are bytes of their bits, and those of floats nearly so: an exclusive or with `turn` puts them into
 // the order of the sort. It costs nothing where the counts of all digits are added up.
@@ -55,43 +60,36 @@ __device__ __forceinline__ uint32_t turn_of(int pass, const SortOrder& order) {
   return static_cast<uint32_t>((order.ascending.order.flip ^ order.invert) >> (pass * kDigitBits)) & (kDigits - 1);
 }
 
-template <class Key, bool kFloat>
+__device__ __forceinline__ uint32_t choose(uint32_t mask, uint32_t a, uint32_t b) { return (a & mask) | (b & ~mask); }
+
+template <class Key>
 __device__ __forceinline__ uint32_t digit_of(Word<Key> word, const Digits& digits) {
   auto half = static_cast<uint32_t>(word);
-  if constexpr (sizeof(Key) == 4 && kFloat) {
+  if constexpr (sizeof(Key) == 4) {
     // the sum turns -0 into 0, and any NaN into the largest one
     const uint32_t number = __float_as_uint(__fadd_rn(__uint_as_float(word), digits.zero));
-    half = number ^ (sign_mask(number) & 0x7fffffff);
+    half = choose(digits.floats, number, half);
+    half ^= sign_mask(half) & digits.floats & 0x7fffffff;
   }
   if constexpr (sizeof(Key) == 8) {
-    const bool upper = digits.select >> 16;
-    if constexpr (kFloat) {
-      const double number = __longlong_as_double(static_cast<long long>(word));
-      const auto bits = static_cast<uint64_t>(__double_as_longlong(__dadd_rn(number, digits.zero)));
-      const uint32_t high = static_cast<uint32_t>(bits >> 32), magnitude = upper ? 0x7fffffff : 0xffffffff;
-      half = (upper ? high : static_cast<uint32_t>(bits)) ^ (sign_mask(high) & magnitude);
-      if (isnan(number)) half = magnitude;
-    } else {
-      half = upper ? static_cast<uint32_t>(word >> 32) : half;
-    }
+    const uint32_t upper = 0u - (digits.select >> 16), magnitude = ~(upper & 1u << 31);
+    const double element = __longlong_as_double(static_cast<long long>(word));
+    const auto number = static_cast<uint64_t>(__double_as_longlong(__dadd_rn(element, digits.zero)));
+    const auto high = static_cast<uint32_t>(number >> 32);
+    uint32_t of_float = choose(upper, high, static_cast<uint32_t>(number)) ^ (sign_mask(high) & magnitude);
+    if (isnan(element)) of_float = magnitude;
+    half = choose(digits.floats, of_float, choose(upper, static_cast<uint32_t>(word >> 32), half));
   }
   return __byte_perm(half, 0, digits.select);
 }
 
 // Returns a word whose digit in this pass is the last in the order.
-template <class Key, bool kFloat>
-__device__ __forceinline__ Word<Key> last_word(int pass, uint32_t turn) {
-  uint32_t byte = turn ^ (kDigits - 1);
-  if (kFloat && pass == sizeof(Key) - 1 && byte >= 128) byte ^= 127;  // the digit of a negative number
+template <class Key>
+__device__ __forceinline__ Word<Key> last_word(int pass, const SortOrder& order) {
+  uint32_t byte = turn_of<Key>(pass, order) ^ (kDigits - 1);
+  const bool is_float = sizeof(Key) >= 4 && order.ascending.sign != 0;
+  if (is_float && pass == sizeof(Key) - 1 && byte >= 128) byte ^= 127;  // the digit of a negative number
   return Word<Key>{byte} << (kDigitBits * (sizeof(Key) < 4 ? pass + 2 : pass));
-}
-
-// Calls f with std::true_type if keys are floats of 32 or 64 bits, whose digits take more work.
-template <class Key, class F>
-cudaError_t dispatch_float(const SortOrder& order, F f) {
-  if constexpr (sizeof(Key) >= 4)
-    if (order.ascending.sign != 0) return f(std::true_type{});
-  return f(std::false_type{});
 }
 
 // ---- Ranks ----------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ struct CountArgs {
   SortOrder order;
 };
 
-template <class Key, bool kFloat>
+template <class Key>
 __global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_constant__ CountArgs a) {
   constexpr int kPasses = sizeof(Key);
   __shared__ uint32_t counts[kPasses * kDigits], warps[kDigits / 32], active;
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_const
   const auto count = [&](Key bits) {
 #pragma unroll
     for (int p = 0; p < kPasses; ++p)
-      atomicAdd(counts + p * kDigits + digit_of<Key, kFloat>(word_of(bits, a.order), digits_of<Key>(p)), 1u);
+      atomicAdd(counts + p * kDigits + digit_of<Key>(word_of(bits, a.order), digits_of<Key>(p, a.order)), 1u);
   };
   constexpr int kUnroll = 8;
   int64_t at = begin + threadIdx.x;
@@ -132,7 +132,7 @@ struct PassShared {
   int32_t indices[kTile];  // must be the last member: calls without indices allocate shared memory only up to here
 };
 
-template <class Key, bool kFloat, bool kIndices, bool kSmall>
+template <class Key, bool kIndices, bool kSmall>
 __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kSmall, kIndices))
     pass_kernel(const __grid_constant__ PassArgs a) {
   constexpr int kItems = sweep_items(sizeof(Key), kSmall, kIndices);
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kSmal
   // For each digit: the position of its elements in the row minus that in the tile.
   __shared__ int32_t shift_of[kDigits];
   clear_counts(shared.counts);
-  set_digits<Key>(digits, a.pass);
+  set_digits<Key>(digits, a.pass, a.order);
   if (a.tickets || a.pass == 0) wait_for_predecessor();
   if (a.tickets && threadIdx.x == 0) ticket = atomicAdd(&a.heads->tickets[a.pass], 1u);
   __syncthreads();
@@ -185,9 +185,10 @@ __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kSmal
 #pragma unroll
   for (int i = 0; i < kItems; ++i) words[i] = word_of(static_cast<Key>(words[i]), a.order);
   if (!is_whole) {
+    const Word<Key> last = last_word<Key>(a.pass, a.order);
 #pragma unroll
     for (int i = 0; i < kItems; ++i)
-      if (!is_there(i)) words[i] = last_word<Key, kFloat>(a.pass, turn);
+      if (!is_there(i)) words[i] = last;
   }
 
   const int64_t row_pass = int64_t{row} * kPasses + a.pass;
@@ -207,7 +208,7 @@ __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kSmal
   };
   const uint32_t begin_of_digit = place_by_digit<kSweepThreads, kItems>(
       shared.counts, warps, digits, turn, first - threadIdx.x % 32 < there,
-      [&](int i, const Digits& digits) { return digit_of<Key, kFloat>(words[i], digits); }, publish,
+      [&](int i, const Digits& digits) { return digit_of<Key>(words[i], digits); }, publish,
       [&](int i, uint32_t place) {
         shared.words[place] = words[i];
         if constexpr (kIndices) shared.indices[place] = index[i];
@@ -243,7 +244,7 @@ __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kSmal
   const auto store = [&](int i, bool whole) {
     const uint32_t place = threadIdx.x + i * kSweepThreads;
     const Word<Key> word = shared.words[place];
-    const uint32_t to = place + shift_of[digit_of<Key, kFloat>(word, again)];
+    const uint32_t to = place + shift_of[digit_of<Key>(word, again)];
     if (!whole && (place >= there || to >= wanted)) return;
     if (writes_keys) to_keys[to] = static_cast<Key>(word);
     if constexpr (kIndices) to_indices[to] = shared.indices[place];
@@ -257,7 +258,7 @@ __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kSmal
   }
 }
 
-template <class Key, bool kFloat, bool kIndices>
+template <class Key, bool kIndices>
 cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   const int64_t rows = problem.rows.count(), length = problem.rows.length;
   const SweepShape shape(rows, length, problem.k, sizeof(Key), buffers.values != nullptr, kIndices, plan.small);
@@ -268,7 +269,7 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
   cudaError_t error = cudaMemsetAsync(workspace, 0, shape.status, stream);
   if (error != cudaSuccess) return error;
   const int64_t blocks = (length + plan.counted - 1) / plan.counted;
-  error = launch(stream, {dim3(static_cast<unsigned>(rows * blocks)), dim3(kCountThreads)}, count_kernel<Key, kFloat>,
+  error = launch(stream, {dim3(static_cast<unsigned>(rows * blocks)), dim3(kCountThreads)}, count_kernel<Key>,
                  CountArgs{buffers.x, heads, counts, status, rows, length, shape.tiles, plan.counted, problem.order});
   PassArgs a = {};
   a.x = buffers.x;
@@ -296,8 +297,7 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
   config.overlap = plan.overlap;
 #endif
   constexpr bool kHasSmall = sizeof(Key) > 1;
-  const auto kernel =
-      plan.small ? pass_kernel<Key, kFloat, kIndices, kHasSmall> : pass_kernel<Key, kFloat, kIndices, false>;
+  const auto kernel = plan.small ? pass_kernel<Key, kIndices, kHasSmall> : pass_kernel<Key, kIndices, false>;
   for (a.pass = 0; a.pass < shape.passes && error == cudaSuccess; ++a.pass) error = launch(stream, config, kernel, a);
   return error;
 }
@@ -307,10 +307,8 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
 cudaError_t launch_sweep(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   return dispatch_key(problem.key_bits, [&](auto key) {
     using Key = decltype(key);
-    return dispatch_float<Key>(problem.order, [&](auto is_float) {
-      return buffers.indices ? run<Key, is_float(), true>(stream, plan, problem, buffers)
-                             : run<Key, is_float(), false>(stream, plan, problem, buffers);
-    });
+    return buffers.indices ? run<Key, true>(stream, plan, problem, buffers)
+                           : run<Key, false>(stream, plan, problem, buffers);
   });
 }
 
