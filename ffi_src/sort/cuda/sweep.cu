@@ -32,7 +32,7 @@ struct CountArgs {
 template <class Key>
 __global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_constant__ CountArgs a) {
   constexpr int kPasses = sizeof(Key);
-  __shared__ uint32_t counts[kPasses * kDigits], warps[kDigits / 32], active;
+  __shared__ uint32_t counts[kPasses * kDigits], active;
   __shared__ bool last;
   const int64_t blocks = (a.length + a.elements - 1) / a.elements;
   const int64_t row = blockIdx.x / blocks, block = blockIdx.x % blocks;
@@ -80,14 +80,28 @@ __global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_const
   }
   if (threadIdx.x == 0) active = 0;
   __syncthreads();
-#pragma unroll 1
-  for (int p = 0; p < kPasses; ++p) {
-    const uint32_t digit = p * kDigits + (threadIdx.x ^ turn_of<Key>(p, a.order));
-    const uint32_t own = threadIdx.x < kDigits ? counts[digit] : 0, less = sum_before(own, warps);
-    if (own != 0 && own != a.length) atomicOr(&active, 1u << p);
-    if (threadIdx.x < kDigits) all[digit] = less;
-    __syncthreads();
+  // Each warp adds up the counts of a pass: each lane those of neighbouring digits.
+  constexpr int kOfLane = kDigits / 32;
+  static_assert(kPasses <= kCountThreads / 32);
+  if (const uint32_t p = threadIdx.x / 32; p < kPasses) {
+    const uint32_t turn = turn_of<Key>(p, a.order), first = threadIdx.x % 32 * kOfLane;
+    uint32_t own[kOfLane], total = 0;
+    bool differ = false;
+#pragma unroll
+    for (int i = 0; i < kOfLane; ++i) {
+      own[i] = counts[p * kDigits + ((first + i) ^ turn)];
+      differ |= own[i] != 0 && own[i] != a.length;
+      total += own[i];
+    }
+    uint32_t less = sum_up_to_lane(total) - total;
+#pragma unroll
+    for (int i = 0; i < kOfLane; ++i) {
+      all[p * kDigits + ((first + i) ^ turn)] = less;
+      less += own[i];
+    }
+    if (differ) atomicOr(&active, 1u << p);
   }
+  __syncthreads();
   // At least one pass must run, since it copies the elements to the results.
   if (threadIdx.x == 0) a.heads[row].active = active ? active : 1;
 }
