@@ -9,6 +9,7 @@
 //
 // Bytes moved: the keys are read once for counting; each pass reads and writes keys and indices once. The algorithm is
 // that of Adinets and Merrill, "Onesweep" (2022).
+#include <cstdlib>
 #include "sort/cuda/digits.cuh"
 #include "sort/cuda/kernels.h"
 
@@ -134,6 +135,7 @@ struct PassArgs {
   uint32_t* status;
   int64_t rows, length, tiles;
   int pass;
+  uint32_t group;
   bool tickets;  // whether there may be more blocks than run at the same time
   SortOrder order;
 };
@@ -162,8 +164,10 @@ __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kSmal
   if (a.tickets && threadIdx.x == 0) ticket = atomicAdd(&a.heads->tickets[a.pass], 1u);
   __syncthreads();
   // consecutive blocks take tiles of different rows, which gives earlier tiles time to publish
-  const auto rows = static_cast<uint32_t>(a.rows);
-  const uint32_t number = a.tickets ? ticket : blockIdx.x, tile = number / rows, row = number - tile * rows;
+  const uint32_t number = a.tickets ? ticket : blockIdx.x, of_group = a.group * static_cast<uint32_t>(a.tiles);
+  const uint32_t g = number / of_group, rest = number - g * of_group;
+  const uint32_t own_rows = min(a.group, static_cast<uint32_t>(a.rows) - g * a.group);
+  const uint32_t tile = rest / own_rows, row = g * a.group + rest - tile * own_rows;
   // The pass before has waited for the kernel that counts before it let this one start.
   const uint32_t active = __ldcg(&a.heads[row].active), this_pass = 1u << a.pass;
   wait_for_predecessor();
@@ -301,6 +305,7 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
   a.rows = rows;
   a.length = length;
   a.tiles = shape.tiles;
+  a.group = getenv("SORT_GROUP") ? std::min<int64_t>(rows, atoi(getenv("SORT_GROUP"))) : rows;
   a.tickets = plan.tickets;
   a.order = problem.order;
   Launch config;
