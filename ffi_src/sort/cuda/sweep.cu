@@ -9,7 +9,6 @@
 //
 // Bytes moved: the keys are read once for counting; each pass reads and writes keys and indices once. The algorithm is
 // that of Adinets and Merrill, "Onesweep" (2022).
-#include <cstdlib>
 #include "sort/cuda/digits.cuh"
 #include "sort/cuda/kernels.h"
 
@@ -133,9 +132,8 @@ struct PassArgs {
   RowHead* heads;
   const uint32_t* counts;
   uint32_t* status;
-  int64_t rows, length, tiles;
+  int64_t length, tiles;
   int pass;
-  uint32_t group;
   bool tickets;  // whether there may be more blocks than run at the same time
   SortOrder order;
 };
@@ -163,11 +161,9 @@ __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kSmal
   if (a.tickets || a.pass == 0) wait_for_predecessor();
   if (a.tickets && threadIdx.x == 0) ticket = atomicAdd(&a.heads->tickets[a.pass], 1u);
   __syncthreads();
-  // consecutive blocks take tiles of different rows, which gives earlier tiles time to publish
-  const uint32_t number = a.tickets ? ticket : blockIdx.x, of_group = a.group * static_cast<uint32_t>(a.tiles);
-  const uint32_t g = number / of_group, rest = number - g * of_group;
-  const uint32_t own_rows = min(a.group, static_cast<uint32_t>(a.rows) - g * a.group);
-  const uint32_t tile = rest / own_rows, row = g * a.group + rest - tile * own_rows;
+  // Neighbouring blocks have neighbouring tiles, whose short runs meet in the same sectors of the L2 cache.
+  const auto tiles = static_cast<uint32_t>(a.tiles), number = a.tickets ? ticket : blockIdx.x;
+  const uint32_t row = number / tiles, tile = number - row * tiles;
   // The pass before has waited for the kernel that counts before it let this one start.
   const uint32_t active = __ldcg(&a.heads[row].active), this_pass = 1u << a.pass;
   wait_for_predecessor();
@@ -302,10 +298,8 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
   a.heads = heads;
   a.counts = counts;
   a.status = status;
-  a.rows = rows;
   a.length = length;
   a.tiles = shape.tiles;
-  a.group = getenv("SORT_GROUP") ? std::min<int64_t>(rows, atoi(getenv("SORT_GROUP"))) : rows;
   a.tickets = plan.tickets;
   a.order = problem.order;
   Launch config;
