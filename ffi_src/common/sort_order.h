@@ -30,10 +30,4 @@ JAXGPUOPS_HD Key sort_key(Key bits, const SortOrder& order) {
   return static_cast<Key>(key ^ static_cast<Key>(order.invert));
 }
 
-// Returns the element of a key: +0 for both zeros, and one of all NaNs.
-template <class Key>
-JAXGPUOPS_HD Key element_of(Key key, const SortOrder& order) {
-  return decode(static_cast<Key>(key ^ static_cast<Key>(order.invert)), order.ascending.order);
-}
-
 }  // namespace jaxgpuops

@@ -24,7 +24,6 @@ struct Args : Call {     // values or indices may be null
   uint32_t team, outers, width, pitch, order_pitch, tiles;  // see SortShape; tiles of an outer index
   uint32_t per_width, per_k;                                // reciprocals: the high word of i * per_width is i / width
   uint32_t most;  // the most elements that are selected and sorted instead of the row; 0: rows are sorted whole
-  bool alone;     // nobody wants the indices of whole rows, so that 32-bit keys may be sorted without them
 };
 
 template <class Key>
@@ -61,7 +60,7 @@ __device__ __forceinline__ void load_tile(const Args& a, const Key* from, Key* t
 // A row, and how the words that are sorted are made of its keys.
 template <class Key>
 struct Row {
-  Key* keys;        // the elements as they are in memory, `step` apart
+  const Key* keys;  // the elements as they are in memory, `step` apart
   uint16_t* order;  // at each place of the result, the index of its element
   uint32_t step, n, turn;
   const SortOrder* key_order;
@@ -116,31 +115,11 @@ __device__ __forceinline__ bool mend(const Row<Key>& row, uint32_t count, const 
   return false;
 }
 
-// Writes the elements of sorted keys over those of the row.
-template <class Key, int kEach, bool kBlock>
-__device__ __forceinline__ void overwrite(const Row<Key>& row, const SortTeam<kEach, kBlock>& team,
-                                          uint32_t (&keys)[kEach], bool live) {
-  const uint32_t first = team.t * kEach;
-  Key* const to = row.keys + first * row.step;
-#pragma unroll
-  for (int j = 0; j < kEach; ++j) keys[j] = element_of(static_cast<Key>(keys[j]), *row.key_order);
-  team.sync();  // all of the row has been read
-  if (live && row.step == 1 && first + kEach <= row.n && reinterpret_cast<uintptr_t>(to) % 16 == 0) {
-#pragma unroll
-    for (int j = 0; j < kEach; j += 4)
-      *reinterpret_cast<uint4*>(to + j) = make_uint4(keys[j], keys[j + 1], keys[j + 2], keys[j + 3]);
-  } else if (live) {
-#pragma unroll
-    for (int j = 0; j < kEach; ++j)
-      if (first + j < row.n) to[j * row.step] = static_cast<Key>(keys[j]);
-  }
-}
-
 // Sorts `count` elements: all of the row, or those whose indices are in `order`. `live`: the team has a row, so that
-// `order` may be written. `alone`: keys are sorted without indices, and the sorted elements take the place of the row.
+// `order` may be written.
 template <class Key, int kEach, bool kBlock>
 __device__ __forceinline__ void sort_elements(const Args& a, const Row<Key>& row, const SortTeam<kEach, kBlock>& team,
-                                              uint32_t count, bool given, bool live, bool alone) {
+                                              uint32_t count, bool given, bool live) {
   constexpr bool kWide = sizeof(Key) > 2;
   const uint32_t first = team.t * kEach;
   const int digit_bits = 32 - row.index_bits;
@@ -159,13 +138,10 @@ __device__ __forceinline__ void sort_elements(const Args& a, const Row<Key>& row
         if (slot < a.k) words[j] = row.mask() - row.order[sort_place(slot)];
       } else if (slot < count) {
         const uint32_t at = known || given ? row.order[sort_place(slot)] : row.at_turn(slot);
-        words[j] = alone ? static_cast<uint32_t>(row.key(at)) : row.word(at, shift, known ? slot : at);
+        words[j] = row.word(at, shift, known ? slot : at);
       }
     }
     team.sort(words);
-    if constexpr (sizeof(Key) == 4) {
-      if (alone) return overwrite(row, team, words, live);
-    }
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
       index[j] = row.place(words[j]);
@@ -242,11 +218,10 @@ __device__ __forceinline__ uint32_t select(const Args& a, const Row<Key>& row, c
 }
 
 template <class Key, int kEach, bool kBlock>
-__device__ __forceinline__ void sort_row(const Args& a, Row<Key> row, const SortTeam<kEach, kBlock>& team, bool live,
-                                         bool alone) {
+__device__ __forceinline__ void sort_row(const Args& a, Row<Key> row, const SortTeam<kEach, kBlock>& team, bool live) {
   row.low = 0;
   row.range = 8 * sizeof(Key);
-  if (sizeof(Key) > 2 && !alone) {
+  if constexpr (sizeof(Key) > 2) {
     Key high = 0;
     row.low = static_cast<Key>(~Key{0});
 #pragma unroll
@@ -263,12 +238,12 @@ __device__ __forceinline__ void sort_row(const Args& a, Row<Key> row, const Sort
   if constexpr (kEach > kFew) {
     if (a.most) {
       if (const uint32_t count = select(a, row, team, live)) {
-        sort_elements(a, row, SortTeam<kFew, kBlock>{team.size, team.t, team.buffer}, count, true, live, false);
+        sort_elements(a, row, SortTeam<kFew, kBlock>{team.size, team.t, team.buffer}, count, true, live);
         return;
       }
     }
   }
-  sort_elements(a, row, team, alone && !live ? 0 : row.n, false, live, alone);
+  sort_elements(a, row, team, row.n, false, live);
 }
 
 template <class Key, int kEach, bool kBlock>
@@ -291,21 +266,9 @@ __global__ void __launch_bounds__(kBlock ? 512 : kSortBlock, kBlock       ? 1
   load_tile(a, static_cast<const Key*>(a.x) + outer * a.length * a.inner + inner, tile, outers * a.length, there);
   __syncthreads();
 
-  bool alone = sizeof(Key) == 4 && a.alone;
-  // Floats must all be the ones that their keys give back: not -0, and no NaN of other bits.
-  if (alone && a.sort_order.ascending.sign != 0) {
-    bool differs = false;
-    for (uint32_t e = threadIdx.x; e < outers * a.length * a.width; e += blockDim.x) {
-      const uint32_t row = a.width == 1 ? e : __umulhi(e, a.per_width), column = e - row * a.width;
-      const Key bits = tile[row * a.pitch + (column < there ? column : 0)];
-      differs |= element_of(sort_key(bits, a.sort_order), a.sort_order) != bits;
-    }
-    alone = !__syncthreads_or(differs);
-  }
-  // The results are in the tile as they are.
-  const bool copies = (a.k == a.length && !a.sorted) || alone;
+  const bool copies = a.k == a.length && !a.sorted;  // the result is the whole row as it is
   const uint32_t rows = outers * a.width, teams = blockDim.x / a.team;
-  for (uint32_t start = 0; start < rows && (alone || !copies); start += teams) {
+  for (uint32_t start = 0; start < rows && !copies; start += teams) {
     const uint32_t mine = start + threadIdx.x / a.team, r = min(mine, rows - 1);
     if (!kBlock && !__any_sync(kEveryLane, mine < rows)) break;
     const uint32_t o = a.width == 1 ? r : __umulhi(r, a.per_width), column = r - o * a.width;
@@ -317,7 +280,7 @@ __global__ void __launch_bounds__(kBlock ? 512 : kSortBlock, kBlock       ? 1
     row.turn = a.pitch == 1 ? at / static_cast<uint32_t>(128 / sizeof(Key)) * a.team % a.length : 0;
     row.key_order = &a.sort_order;
     row.index_bits = max(1, 32 - __clz(a.length - 1));
-    sort_row(a, row, team, mine < rows && (!alone || column < there), alone);
+    sort_row(a, row, team, mine < rows);
   }
   __syncthreads();
 
@@ -360,7 +323,6 @@ cudaError_t launch_sort(cudaStream_t stream, const Plan& plan, const Problem& pr
   a.per_k = reciprocal(a.k);
   if (shape.each > kFew && 5 * a.k <= 4 * kFew * a.team) a.most = kFew * a.team;
   if (a.length <= 128 || 2 * a.most > a.length) a.most = 0;
-  a.alone = !a.indices && a.sorted && a.k == a.length;
   Launch config;
   config.grid = dim3(static_cast<unsigned>(plan.blocks));
   config.block = dim3(plan.threads);
