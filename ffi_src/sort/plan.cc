@@ -76,16 +76,18 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu) {
   }
   plan.algorithm = Algorithm::kSweep;
   plan.threads = kSweepThreads;
-  const bool small = sweeps_small(rows);
+  const bool large_fits = sweep_shared_bytes(key_bytes, false, problem.indices) <= shared_limit;
+  plan.small = sweeps_small(rows.elements()) || !large_fits;
   // The same workspace must do for a call with fewer rows (a part of the batch), which may use small tiles; these need
   // more.
   const SweepShape shape(rows.inner, rows.length, problem.k, key_bytes, problem.values, problem.indices,
-                         sweeps_small(own));
-  plan.blocks = rows.count() * ((rows.length - 1) / sweep_tile(key_bytes, small) + 1);
-  plan.shared_bytes = sweep_shared_bytes(key_bytes, small, problem.indices);
+                         sweeps_small(own.elements()) || !large_fits);
+  plan.blocks = rows.count() * ((rows.length - 1) / sweep_tile(key_bytes, plan.small, problem.indices) + 1);
+  plan.shared_bytes = sweep_shared_bytes(key_bytes, plan.small, problem.indices);
   plan.workspace_bytes += shape.bytes;
   plan.counted = count_elements(rows.elements(), gpu.multiprocessors);
-  const int64_t fit = std::min<int64_t>(kSweepBlocks, gpu.multiprocessor_shared / (plan.shared_bytes + 2 * kReserved));
+  const int64_t fit = std::min<int64_t>(sweep_blocks(key_bytes, plan.small, problem.indices),
+                                        gpu.multiprocessor_shared / (plan.shared_bytes + 2 * kReserved));
   plan.tickets = plan.blocks > fit * gpu.multiprocessors;
   plan.overlap = gpu.dependent_launch;
   return plan;

@@ -11,28 +11,54 @@ namespace {
 template <class Key, int kThreads, int kItems>
 struct BlockShared {
   uint32_t counts[kThreads / 32 * kDigits];
-  Key keys[kThreads * kItems];
+  Word<Key> words[kThreads * kItems];
   uint16_t indices[kThreads * kItems];
   uint32_t warps[kDigits / 32];
 };
 
+struct BlockArgs {
+  const void* x;
+  void* values;
+  int32_t* indices;
+  uint32_t length, k;
+  SortOrder order;
+  bool bytes;  // elements have 8 bits, and are the upper half of a key
+};
+
 template <class Key, int kThreads, int kItems>
-__global__ void __launch_bounds__(kThreads, 1024 / kThreads)
-    block_kernel(const Key* __restrict__ x, Key* __restrict__ values, int32_t* __restrict__ indices, uint32_t length,
-                 uint32_t k, const __grid_constant__ SortOrder order) {
+__global__ void __launch_bounds__(kThreads, 1024 / kThreads) block_kernel(const __grid_constant__ BlockArgs a) {
   static_assert(kThreads >= kDigits);
   auto& shared = *reinterpret_cast<BlockShared<Key, kThreads, kItems>*>(dynamic_shared_memory());
-  const int64_t row = int64_t{blockIdx.x} * length;
+  __shared__ volatile Digits digits;
+  const bool bytes = sizeof(Key) == 2 && a.bytes;
+  const int64_t row = int64_t{blockIdx.x} * a.length;
   const uint32_t warp = threadIdx.x / 32, first = warp * 32 * kItems + threadIdx.x % 32;
-  const auto is_there = [&](int i) { return first + i * 32 < length; };
-  Key bits[kItems];
+  const auto is_there = [&](int i) { return first + i * 32 < a.length; };
+  Word<Key> words[kItems];
+  Key some;
+  if (bytes) {
+    const auto* const from = static_cast<const uint8_t*>(a.x) + row;
+    some = static_cast<Key>(from[0] << 8);
+    const auto* const own = from + first;
 #pragma unroll
-  for (int i = 0; i < kItems; ++i) bits[i] = is_there(i) ? x[row + first + i * 32] : Key{0};
-  const Key some = sort_key(x[row], order);
+    for (int i = 0; i < kItems; ++i) words[i] = is_there(i) ? own[i * 32] << 8 : 0;
+  } else {
+    const Key* const from = static_cast<const Key*>(a.x) + row;
+    some = from[0];
+    const Key* const own = from + first;
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) words[i] = is_there(i) ? own[i * 32] : Key{0};
+  }
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) words[i] = word_of(static_cast<Key>(words[i]), a.order);
+  const auto key = [&](Word<Key> word) {
+    return sizeof(Key) == 2 ? static_cast<Key>(word >> 16) : sort_key(static_cast<Key>(word), a.order);
+  };
+  const Key first_key = key(word_of(some, a.order));
   Key differ = 0;
 #pragma unroll
   for (int i = 0; i < kItems; ++i)
-    if (is_there(i)) differ |= static_cast<Key>(sort_key(bits[i], order) ^ some);
+    if (is_there(i)) differ |= static_cast<Key>(key(words[i]) ^ first_key);
   differ = fold_lanes(differ, [](Key a, Key b) { return static_cast<Key>(a | b); });
   if (threadIdx.x % 32 == 0) shared.counts[warp] = static_cast<uint32_t>(differ);
   if (sizeof(Key) == 8 && threadIdx.x % 32 == 0)
@@ -44,73 +70,102 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
     if (sizeof(Key) == 8) word |= static_cast<uint64_t>(shared.counts[kThreads / 32 + w]) << 32;
     differ |= static_cast<Key>(word);
   }
-  __syncthreads();
+  const bool live = first - threadIdx.x % 32 < a.length;
   bool moved = false;
 #pragma unroll 1
-  for (int shift = 0; shift < static_cast<int>(8 * sizeof(Key)); shift += kDigitBits) {
-    if (digit_of(differ, shift) == 0) continue;
-    uint32_t digit[kItems], index[kItems / 2], begin;  // `index`: two indices in each word
+  for (int pass = bytes; pass < static_cast<int>(sizeof(Key)); ++pass) {
+    if ((differ >> (pass * kDigitBits) & (kDigits - 1)) == 0) continue;
+    const uint32_t turn = turn_of<Key>(pass, a.order);
+    const Word<Key> last = last_word<Key>(pass, a.order);
 #pragma unroll
     for (int i = 0; i < kItems; ++i)
-      digit[i] = digit_of(sort_key(bits[i], order), shift) | (is_there(i) ? 0 : kDigits - 1);
-    uint32_t* const counts = shared.counts + warp * kDigits;
-    rank_in_warp(digit, counts);
-    if (indices) {
+      if (!is_there(i)) words[i] = last;
+    __syncthreads();
+    clear_counts(shared.counts);
+    set_digits<Key>(digits, pass, a.order);
+    uint32_t index[kItems / 2];  // two in each word
+    if (a.indices) {
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
-        const uint32_t own = moved ? shared.indices[first + i * 32] : first + i * 32;
+        const uint32_t own = moved ? (shared.indices + first)[i * 32] : first + i * 32;
         index[i / 2] = i % 2 ? index[i / 2] | own << 16 : own;
       }
     }
     __syncthreads();
-    begin_of_digits<kThreads / 32>(shared.counts, shared.warps, begin);
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      const uint32_t to = place_of(digit[i], counts);
-      shared.keys[to] = bits[i];
-      if (indices) shared.indices[to] = static_cast<uint16_t>(index[i / 2] >> (i % 2 * 16));
-    }
+    place_by_digit<kThreads, kItems>(
+        shared.counts, shared.warps, digits, turn, live,
+        [&](int i, const Digits& digits) { return digit_of<Key>(words[i], digits); }, [](uint32_t) {},
+        [&](int i, uint32_t place) {
+          shared.words[place] = words[i];
+          if (a.indices) shared.indices[place] = static_cast<uint16_t>(index[i / 2] >> (i % 2 * 16));
+        });
     moved = true;
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < kItems; ++i) bits[i] = shared.keys[first + i * 32];
+    for (int i = 0; i < kItems; ++i) words[i] = (shared.words + first)[i * 32];
   }
+  const int64_t to = int64_t{blockIdx.x} * a.k + first;
+  const auto is_wanted = [&](int i) { return first + i * 32 < a.k; };
+  if (a.values && bytes) {
+    auto* const values = static_cast<uint8_t*>(a.values) + to;
 #pragma unroll
-  for (int i = 0; i < kItems; ++i) {
-    const uint32_t at = first + i * 32;
-    if (at >= k) continue;
-    const int64_t to = int64_t{blockIdx.x} * k + at;
-    if (values) values[to] = bits[i];
-    if (indices) indices[to] = static_cast<int32_t>(moved ? shared.indices[at] : at);
+    for (int i = 0; i < kItems; ++i)
+      if (is_wanted(i)) values[i * 32] = static_cast<uint8_t>(words[i] >> 8);
+  } else if (a.values) {
+    Key* const values = static_cast<Key*>(a.values) + to;
+#pragma unroll
+    for (int i = 0; i < kItems; ++i)
+      if (is_wanted(i)) values[i * 32] = static_cast<Key>(words[i]);
+  }
+  if (a.indices) {
+    int32_t* const indices = a.indices + to;
+    const uint16_t* const own = shared.indices + first;
+#pragma unroll
+    for (int i = 0; i < kItems; ++i)
+      if (is_wanted(i)) indices[i * 32] = static_cast<int32_t>(moved ? own[i * 32] : first + i * 32);
   }
 }
 
-template <class Key, int kThreads, int kItems>
+// Returns the order of elements of 8 bits as that of keys whose upper half they are.
+SortOrder raised(SortOrder order) {
+  order.ascending.order.magnitude <<= 8;
+  order.ascending.order.flip <<= 8;
+  order.ascending.sign <<= 8;
+  order.ascending.nan_above = order.ascending.nan_above << 8 | 0xff;
+  return order;
+}
+
+template <class Key, int kThreads>
 cudaError_t run(cudaStream_t stream, const Problem& problem, const Buffers& buffers) {
+  constexpr int kItems = block_items(sizeof(Key));
   Launch config;
   config.grid = dim3(static_cast<unsigned>(problem.rows.count()));
   config.block = dim3(kThreads);
   static_assert(sizeof(BlockShared<Key, kThreads, kItems>) <= block_shared_bytes(sizeof(Key), kThreads));
   config.shared_bytes = block_shared_bytes(sizeof(Key), kThreads);
-  return launch(stream, config, block_kernel<Key, kThreads, kItems>, static_cast<const Key*>(buffers.x),
-                static_cast<Key*>(buffers.values), buffers.indices, static_cast<uint32_t>(problem.rows.length),
-                static_cast<uint32_t>(problem.k), problem.order);
+  const bool bytes = problem.key_bits == 8;
+  return launch(stream, config, block_kernel<Key, kThreads, kItems>,
+                BlockArgs{buffers.x, buffers.values, buffers.indices, static_cast<uint32_t>(problem.rows.length),
+                          static_cast<uint32_t>(problem.k), bytes ? raised(problem.order) : problem.order, bytes});
 }
 
 }  // namespace
 
 cudaError_t launch_block(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
-  return dispatch_key(problem.key_bits, [&](auto key) {
+  const auto sort = [&](auto key) {
     using Key = decltype(key);
-    constexpr int kItems = block_items(sizeof(Key));
     switch (plan.threads) {
-      case 256: return run<Key, 256, kItems>(stream, problem, buffers);
-      case 512: return run<Key, 512, kItems>(stream, problem, buffers);
-      case 1024: return run<Key, 1024, kItems>(stream, problem, buffers);
+      case 256: return run<Key, 256>(stream, problem, buffers);
+      case 512: return run<Key, 512>(stream, problem, buffers);
+      case 1024: return run<Key, 1024>(stream, problem, buffers);
     }
     return cudaErrorInvalidValue;
-  });
+  };
+  switch (problem.key_bits) {
+    case 32: return sort(uint32_t{});
+    case 64: return sort(uint64_t{});
+  }
+  return sort(uint16_t{});
 }
 
 }  // namespace jaxgpuops::sort

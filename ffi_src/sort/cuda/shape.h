@@ -1,6 +1,7 @@
 // The geometry of the radix sorts, on which the plan and the kernels must agree.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "common/rows.h"
@@ -30,19 +31,29 @@ constexpr int block_items(int key_bytes) { return key_bytes == 8 ? 8 : 16; }  //
 
 // Shared memory of block_kernel: the counts of each warp, the keys, and indices of 16 bits.
 constexpr int64_t block_shared_bytes(int key_bytes, int threads) {
-  return threads / 32 * 1024 + threads * block_items(key_bytes) * (key_bytes + 2) + 64;
+  return threads / 32 * 1024 + threads * block_items(key_bytes) * (std::max(key_bytes, 4) + 2) + 64;
 }
 
 // ---- Longer ones ----------------------------------------------------------------------------------------------------
 
-constexpr int kSweepThreads = 384, kSweepBlocks = 2;  // threads of a block; blocks that a multiprocessor holds at least
+constexpr int kSweepThreads = 384;
+constexpr int sweep_blocks(int key_bytes, bool small, bool indices) {  // that a multiprocessor holds at least
+  return !small && (key_bytes == 8 || indices) ? 2 : 3;
+}
 // sweep_items() is the number of elements of a thread. If there are few elements in all, small tiles spread them over
-// more multiprocessors.
-constexpr bool sweeps_small(const Rows& rows) { return rows.elements() <= 1 << 19; }
-constexpr int sweep_items(int key_bytes, bool small) { return key_bytes == 8 ? 9 : small ? 8 : 16; }
-constexpr int64_t sweep_tile(int key_bytes, bool small) { return kSweepThreads * sweep_items(key_bytes, small); }
+// more multiprocessors. GPUs whose shared memory is too small for the large ones have small ones, too.
+constexpr bool sweeps_small(int64_t elements) { return elements <= 1 << 20; }
+constexpr int sweep_items(int key_bytes, bool small, bool indices) {
+  if (key_bytes == 1) return 16;  // there is one pass
+  if (small) return 8;
+  return key_bytes < 8 ? 23 : indices ? 16 : 20;
+}
+constexpr int64_t sweep_tile(int key_bytes, bool small, bool indices) {
+  return kSweepThreads * sweep_items(key_bytes, small, indices);
+}
 constexpr int64_t sweep_shared_bytes(int key_bytes, bool small, bool indices) {
-  return kSweepThreads / 32 * 1024 + sweep_tile(key_bytes, small) * (key_bytes + (indices ? 4 : 0));
+  return kSweepThreads / 32 * 1024 +
+         sweep_tile(key_bytes, small, indices) * (std::max(key_bytes, 4) + (indices ? 4 : 0));
 }
 
 // How many of all `elements` a block of count_kernel counts: fewer if there would not be two blocks for each
@@ -66,7 +77,7 @@ struct RowHead {
 // two passes, none is needed.
 struct SweepShape {
   SweepShape(int64_t rows, int64_t length, int64_t k, int key_bytes, bool values, bool indices, bool small)
-      : passes(key_bytes), tiles((length + sweep_tile(key_bytes, small) - 1) / sweep_tile(key_bytes, small)) {
+      : passes(key_bytes), tiles((length - 1) / sweep_tile(key_bytes, small, indices) + 1) {
     counts = aligned(rows * static_cast<int64_t>(sizeof(RowHead)));
     status = counts + rows * passes * 1024;
     keys = status + rows * tiles * passes * 1024;

@@ -32,7 +32,7 @@ struct CountArgs {
 template <class Key>
 __global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_constant__ CountArgs a) {
   constexpr int kPasses = sizeof(Key);
-  __shared__ uint32_t counts[kPasses * kDigits], warps[kDigits / 32], active;
+  __shared__ uint32_t counts[kPasses * kDigits], active;
   __shared__ bool last;
   const int64_t blocks = (a.length + a.elements - 1) / a.elements;
   const int64_t row = blockIdx.x / blocks, block = blockIdx.x % blocks;
@@ -43,9 +43,9 @@ __global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_const
   const Key* const x = static_cast<const Key*>(a.x) + row * a.length;
   const int64_t begin = block * a.elements, end = min(begin + a.elements, a.length);
   const auto count = [&](Key bits) {
-    const Key key = sort_key(bits, a.order);
 #pragma unroll
-    for (int p = 0; p < kPasses; ++p) atomicAdd(counts + p * kDigits + digit_of(key, p * kDigitBits), 1u);
+    for (int p = 0; p < kPasses; ++p)
+      atomicAdd(counts + p * kDigits + digit_of<Key>(word_of(bits, a.order), digits_of<Key>(p, a.order)), 1u);
   };
   constexpr int kUnroll = 8;
   int64_t at = begin + threadIdx.x;
@@ -56,11 +56,13 @@ __global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_const
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) count(bits[u]);
   }
+#pragma unroll 1
   for (; at < end; at += kCountThreads) count(x[at]);
 
   // Sets this block's share of the status words, by which tiles communicate later, to zero.
   const int64_t words = a.tiles * kPasses * kDigits, share = (words + blocks - 1) / blocks;
   uint32_t* const status = a.status + row * words;
+#pragma unroll 2
   for (int64_t w = block * share + threadIdx.x; w < min((block + 1) * share, words); w += kCountThreads) status[w] = 0;
   __syncthreads();
 
@@ -78,14 +80,28 @@ __global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_const
   }
   if (threadIdx.x == 0) active = 0;
   __syncthreads();
-#pragma unroll 1
-  for (int p = 0; p < kPasses; ++p) {
-    const uint32_t own = threadIdx.x < kDigits ? counts[p * kDigits + threadIdx.x] : 0;
-    const uint32_t less = sum_before(own, warps);
-    if (own != 0 && own != a.length) atomicOr(&active, 1u << p);
-    if (threadIdx.x < kDigits) all[p * kDigits + threadIdx.x] = less;
-    __syncthreads();
+  // Each warp adds up the counts of a pass: each lane those of neighbouring digits.
+  constexpr int kOfLane = kDigits / 32;
+  static_assert(kPasses <= kCountThreads / 32);
+  if (const uint32_t p = threadIdx.x / 32; p < kPasses) {
+    const uint32_t turn = turn_of<Key>(p, a.order), first = threadIdx.x % 32 * kOfLane;
+    uint32_t own[kOfLane], total = 0;
+    bool differ = false;
+#pragma unroll
+    for (int i = 0; i < kOfLane; ++i) {
+      own[i] = counts[p * kDigits + ((first + i) ^ turn)];
+      differ |= own[i] != 0 && own[i] != a.length;
+      total += own[i];
+    }
+    uint32_t less = sum_up_to_lane(total) - total;
+#pragma unroll
+    for (int i = 0; i < kOfLane; ++i) {
+      all[p * kDigits + ((first + i) ^ turn)] = less;
+      less += own[i];
+    }
+    if (differ) atomicOr(&active, 1u << p);
   }
+  __syncthreads();
   // At least one pass must run, since it copies the elements to the results.
   if (threadIdx.x == 0) a.heads[row].active = active ? active : 1;
 }
@@ -116,7 +132,7 @@ struct PassArgs {
   RowHead* heads;
   const uint32_t* counts;
   uint32_t* status;
-  int64_t rows, length, tiles;
+  int64_t length, tiles;
   int pass;
   bool tickets;  // whether there may be more blocks than run at the same time
   SortOrder order;
@@ -126,26 +142,28 @@ template <class Key, int kItems>
 struct PassShared {
   static constexpr int kTile = kSweepThreads * kItems;
   uint32_t counts[kSweepThreads / 32 * kDigits];
-  Key keys[kTile];
+  Word<Key> words[kTile];
   int32_t indices[kTile];  // must be the last member: calls without indices allocate shared memory only up to here
 };
 
-template <class Key, bool kIndices, int kItems>
-__global__ void __launch_bounds__(kSweepThreads, kSweepBlocks) pass_kernel(const __grid_constant__ PassArgs a) {
+template <class Key, bool kIndices, bool kSmall>
+__global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kSmall, kIndices))
+    pass_kernel(const __grid_constant__ PassArgs a) {
+  constexpr int kItems = sweep_items(sizeof(Key), kSmall, kIndices);
   constexpr int kPasses = sizeof(Key), kTile = kSweepThreads * kItems;
-  constexpr bool kSmall = kItems == sweep_items(sizeof(Key), true);
   auto& shared = *reinterpret_cast<PassShared<Key, kItems>*>(dynamic_shared_memory());
   __shared__ uint32_t warps[kDigits / 32], ticket;
+  __shared__ volatile Digits digits;
   // For each digit: the position of its elements in the row minus that in the tile.
   __shared__ int32_t shift_of[kDigits];
+  clear_counts(shared.counts);
+  set_digits<Key>(digits, a.pass, a.order);
   if (a.tickets || a.pass == 0) wait_for_predecessor();
-  if (a.tickets) {
-    if (threadIdx.x == 0) ticket = atomicAdd(&a.heads->tickets[a.pass], 1u);
-    __syncthreads();
-  }
-  // consecutive blocks take tiles of different rows, which gives earlier tiles time to publish
-  const auto rows = static_cast<uint32_t>(a.rows);
-  const uint32_t number = a.tickets ? ticket : blockIdx.x, tile = number / rows, row = number - tile * rows;
+  if (a.tickets && threadIdx.x == 0) ticket = atomicAdd(&a.heads->tickets[a.pass], 1u);
+  __syncthreads();
+  // Neighbouring blocks have neighbouring tiles, whose short runs meet in the same sectors of the L2 cache.
+  const auto tiles = static_cast<uint32_t>(a.tiles), number = a.tickets ? ticket : blockIdx.x;
+  const uint32_t row = number / tiles, tile = number - row * tiles;
   // The pass before has waited for the kernel that counts before it let this one start.
   const uint32_t active = __ldcg(&a.heads[row].active), this_pass = 1u << a.pass;
   wait_for_predecessor();
@@ -153,101 +171,111 @@ __global__ void __launch_bounds__(kSweepThreads, kSweepBlocks) pass_kernel(const
   if (!(active & this_pass)) return;
   const bool is_first = !(active & (this_pass - 1)), is_last = active < 2 * this_pass;
   const int to = __popc(active >> a.pass) % 2 == 1 ? 0 : 1;  // 0 for the last pass, whose buffers may be the results
-  const Key* const from_keys =
-      (is_first ? static_cast<const Key*>(a.x) : static_cast<const Key*>(a.keys[1 - to])) + row * a.length;
-  const int32_t* const from_indices = kIndices ? a.indices[1 - to] + row * a.length : nullptr;
-
   const int64_t begin = int64_t{tile} * kTile;
+  const uint32_t first = threadIdx.x / 32 * 32 * kItems + threadIdx.x % 32;
+  const int64_t at = row * a.length + begin + first;
+  const Key* const from_keys = (is_first ? static_cast<const Key*>(a.x) : static_cast<const Key*>(a.keys[1 - to])) + at;
+  const int32_t* const from_indices = kIndices ? a.indices[1 - to] + at : nullptr;
   const auto there = static_cast<uint32_t>(min(int64_t{kTile}, a.length - begin));
-  const uint32_t warp = threadIdx.x / 32, first = warp * 32 * kItems + threadIdx.x % 32;
-  const int shift = a.pass * kDigitBits;
-  Key bits[kItems];
-  int32_t index[kItems];
-  uint32_t digit[kItems];
+  const uint32_t turn = turn_of<Key>(a.pass, a.order);
+
+  Word<Key> words[kItems];
+  int32_t index[kIndices ? kItems : 1];
+  // `whole`: there is a whole tile, so that nothing has to be compared.
+  const auto is_there = [&](int i) { return first + i * 32 < there; };
+  const auto load = [&](auto whole) {
 #pragma unroll
-  for (int i = 0; i < kItems; ++i) bits[i] = first + i * 32 < there ? from_keys[begin + first + i * 32] : Key{0};
+    for (int i = 0; i < kItems; ++i) words[i] = whole || is_there(i) ? from_keys[i * 32] : Key{0};
+    if constexpr (kIndices) {
 #pragma unroll
-  for (int i = 0; i < kItems; ++i)
-    digit[i] = digit_of(sort_key(bits[i], a.order), shift) | (first + i * 32 < there ? 0 : kDigits - 1);
-  uint32_t* const counts = shared.counts + warp * kDigits;
-  rank_in_warp(digit, counts);
-  if constexpr (kIndices) {
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      index[i] = static_cast<int32_t>(begin + first + i * 32);
-      if (!is_first && first + i * 32 < there) index[i] = from_indices[begin + first + i * 32];
+      for (int i = 0; i < kItems; ++i) {
+        index[i] = static_cast<int32_t>(begin + first + i * 32);
+        if (!is_first && (whole || is_there(i))) index[i] = from_indices[i * 32];
+      }
     }
+  };
+  const bool is_whole = there == kTile;
+  is_whole ? load(std::true_type{}) : load(std::false_type{});
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) words[i] = word_of(static_cast<Key>(words[i]), a.order);
+  if (!is_whole) {
+    const Word<Key> last = last_word<Key>(a.pass, a.order);
+#pragma unroll
+    for (int i = 0; i < kItems; ++i)
+      if (!is_there(i)) words[i] = last;
   }
-  __syncthreads();
-  uint32_t begin_of_digit;
-  uint32_t own = begin_of_digits<kSweepThreads / 32>(shared.counts, warps, begin_of_digit);
+
   const int64_t row_pass = int64_t{row} * kPasses + a.pass;
-  uint32_t* const status = a.status + row_pass * a.tiles * kDigits + threadIdx.x;
-  uint32_t before = 0;
-  if (threadIdx.x < kDigits) {
-    if (threadIdx.x == kDigits - 1) own -= kTile - there;
+  const uint32_t own_digit = threadIdx.x ^ turn;
+  uint32_t* const status = a.status + row_pass * a.tiles * kDigits + own_digit;
+  uint32_t before = 0, own = 0;
+  const auto publish = [&](uint32_t count) {
+    constexpr uint32_t kOfWarp =
+        32 * kItems;  // only warps that have elements count, and only they have slots past the end
+    own = count - (threadIdx.x == kDigits - 1 ? (there + kOfWarp - 1) / kOfWarp * kOfWarp - there : 0);
     if (tile == 0) {
-      before = a.counts[row_pass * kDigits + threadIdx.x];
+      before = a.counts[row_pass * kDigits + own_digit];
       tell(status, kSum | (before + own));
     } else {
       tell(status + int64_t{tile} * kDigits, own + 1);
     }
-  }
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kItems; ++i) {
-    const uint32_t place = place_of(digit[i], counts);
-    shared.keys[place] = bits[i];
-    if constexpr (kIndices) shared.indices[place] = index[i];
-  }
+  };
+  const uint32_t begin_of_digit = place_by_digit<kSweepThreads, kItems>(
+      shared.counts, warps, digits, turn, first - threadIdx.x % 32 < there,
+      [&](int i, const Digits& digits) { return digit_of<Key>(words[i], digits); }, publish,
+      [&](int i, uint32_t place) {
+        shared.words[place] = words[i];
+        if constexpr (kIndices) shared.indices[place] = index[i];
+      });
   if (threadIdx.x < kDigits) {
     if (tile > 0) {
       constexpr int kAhead = kSmall ? kSmallLook : kLook;
       for (auto t = static_cast<int32_t>(tile) - 1; t >= 0;) {
-        uint32_t words[kAhead];
+        uint32_t published[kAhead];
 #pragma unroll
-        for (int j = 0; j < kAhead; ++j) words[j] = ask(status + int64_t{max(t - j, 0)} * kDigits);
+        for (int j = 0; j < kAhead; ++j) published[j] = ask(status + int64_t{max(t - j, 0)} * kDigits);
 #pragma unroll
         for (int j = 0; j < kAhead; ++j) {
-          if (t < 0 || words[j] == 0) break;
-          const bool is_sum = words[j] & kSum;
-          before += is_sum ? words[j] & ~kSum : words[j] - 1;
+          if (t < 0 || published[j] == 0) break;
+          const bool is_sum = published[j] & kSum;
+          before += is_sum ? published[j] & ~kSum : published[j] - 1;
           t = is_sum ? -1 : t - 1;
         }
       }
       tell(status + int64_t{tile} * kDigits, kSum | (before + own));
     }
-    shift_of[threadIdx.x] = static_cast<int32_t>(before - begin_of_digit);
+    shift_of[own_digit] = static_cast<int32_t>(before - begin_of_digit);
   }
   __syncthreads();
+
   const auto wanted = static_cast<uint32_t>(is_last ? a.k : a.length);
   Key* to_keys = static_cast<Key*>(is_last ? a.values : a.keys[to]);
   int32_t* to_indices = is_last ? a.last_indices : a.indices[to];
-  const bool writes_keys = to_keys != nullptr;
+  const bool writes_keys = !kIndices || to_keys != nullptr;
   to_keys += int64_t{row} * wanted;
   to_indices += int64_t{row} * wanted;
+  const Digits again = read_anew(digits);
+  const auto store = [&](int i, bool whole) {
+    const uint32_t place = threadIdx.x + i * kSweepThreads;
+    const Word<Key> word = shared.words[place];
+    const uint32_t to = place + shift_of[digit_of<Key>(word, again)];
+    if (!whole && (place >= there || to >= wanted)) return;
+    if (writes_keys) to_keys[to] = static_cast<Key>(word);
+    if constexpr (kIndices) to_indices[to] = shared.indices[place];
+  };
+  if (is_whole && wanted == a.length) {
 #pragma unroll
-  for (int i = 0; i < kItems; ++i) {
-    bits[i] = shared.keys[threadIdx.x + i * kSweepThreads];
-    if constexpr (kIndices) index[i] = shared.indices[threadIdx.x + i * kSweepThreads];
-  }
-#pragma unroll
-  for (int i = 0; i < kItems; ++i)
-    digit[i] = shift_of[digit_of(sort_key(bits[i], a.order), shift)] + threadIdx.x + i * kSweepThreads;
-#pragma unroll
-  for (int i = 0; i < kItems; ++i) {
-    const bool writes = threadIdx.x + i * kSweepThreads < there && digit[i] < wanted;
-    if (writes && writes_keys) to_keys[digit[i]] = bits[i];
-    if constexpr (kIndices)
-      if (writes) to_indices[digit[i]] = index[i];
+    for (int i = 0; i < kItems; ++i) store(i, true);
+  } else {
+#pragma unroll 4
+    for (int i = 0; i < kItems; ++i) store(i, false);
   }
 }
 
 template <class Key, bool kIndices>
 cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   const int64_t rows = problem.rows.count(), length = problem.rows.length;
-  const bool small = sweeps_small(problem.rows);
-  const SweepShape shape(rows, length, problem.k, sizeof(Key), buffers.values != nullptr, kIndices, small);
+  const SweepShape shape(rows, length, problem.k, sizeof(Key), buffers.values != nullptr, kIndices, plan.small);
   auto* const workspace = static_cast<unsigned char*>(buffers.workspace);
   auto* const heads = reinterpret_cast<RowHead*>(workspace);
   auto* const counts = reinterpret_cast<uint32_t*>(workspace + shape.counts);
@@ -270,7 +298,6 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
   a.heads = heads;
   a.counts = counts;
   a.status = status;
-  a.rows = rows;
   a.length = length;
   a.tiles = shape.tiles;
   a.tickets = plan.tickets;
@@ -278,12 +305,12 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
   Launch config;
   config.grid = dim3(static_cast<unsigned>(rows * shape.tiles));
   config.block = dim3(kSweepThreads);
-  config.shared_bytes = sweep_shared_bytes(sizeof(Key), small, kIndices);
+  config.shared_bytes = sweep_shared_bytes(sizeof(Key), plan.small, kIndices);
 #ifndef NO_OVERLAP
   config.overlap = plan.overlap;
 #endif
-  const auto kernel = small ? pass_kernel<Key, kIndices, sweep_items(sizeof(Key), true)>
-                            : pass_kernel<Key, kIndices, sweep_items(sizeof(Key), false)>;
+  constexpr bool kHasSmall = sizeof(Key) > 1;
+  const auto kernel = plan.small ? pass_kernel<Key, kIndices, kHasSmall> : pass_kernel<Key, kIndices, false>;
   for (a.pass = 0; a.pass < shape.passes && error == cudaSuccess; ++a.pass) error = launch(stream, config, kernel, a);
   return error;
 }
