@@ -22,10 +22,10 @@ void plan_tables(const Rows& rows, int64_t bins, int64_t ranges, int64_t extra, 
   plan.ranges = ranges;
   plan.range = ceil_div(bins, ranges);
   // Small tables let four blocks share a multiprocessor. A block has as many tables as fit, but at most one for every
-  // two warps.
+  // two warps. Short rows take no longer than their table takes to be cleared and written: a block of two warps does.
   const int64_t own = 4 * plan.range, quarter = gpu.multiprocessor_shared / 4 - 1024 - extra;
   plan.threads = own <= quarter ? 512 : 1024;
-  if (rows.length <= 2048 && own <= quarter) plan.threads = 128;
+  if (rows.length <= 2048 && own <= quarter) plan.threads = rows.length <= 256 ? 64 : 128;
   const int64_t per_block = own <= quarter ? quarter : gpu.shared_bytes - extra;
   plan.tables =
       static_cast<int>(std::clamp<int64_t>(std::min<int64_t>(per_block, 32 << 10) / own, 1, plan.threads / 64));
@@ -188,18 +188,24 @@ bool plan_lanes(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
   if (warp_bytes > bound || rows.inner >= 1 << 26) return false;  // offsets within a row must fit in 32 bits
   plan.algorithm = Segmenting::kLanes;
   plan.columns = rows.inner % 2 == 0 && 2 * warp_bytes <= std::max(bound, most / 2) ? 2 : 1;
+  // Steps of a warp wait for each other. So lanes have one column where two would leave a multiprocessor three or four
+  // warps, and no warps share a slice.
+  const bool alone = plan.columns == 2 && 2 * warp_bytes > 48 << 10;
+  if (alone) plan.columns = 1;
   while (plan.team_bits < 5 && rows.inner > plan.columns << plan.team_bits) ++plan.team_bits;
   const int64_t teams = 32 >> plan.team_bits, chunks = ceil_div(rows.inner, plan.columns << plan.team_bits);
   const int64_t own = warp_bytes * plan.columns;
+  const int64_t most_parts = alone ? 1 : most / own;
   plan.parts =
-      static_cast<int>(std::clamp<int64_t>(std::min(most / own, ceil_div(rows.length, 8 * teams)), 1, kMostLaneWarps));
+      static_cast<int>(std::clamp<int64_t>(std::min(most_parts, ceil_div(rows.length, 8 * teams)), 1, kMostLaneWarps));
   const int64_t least = teams * plan.parts * std::max<int64_t>(64, problem.segments * plan.columns / 4);
-  const int64_t slices = 1056 * std::min(plan.parts, 2) / plan.parts / chunks;
+  const int64_t slices = (alone ? 528 : 1056 * std::min(plan.parts, 2) / plan.parts) / chunks;
   plan.tiles = std::clamp<int64_t>(rows.length / least, 1, std::max<int64_t>(1, slices));
   plan.rows = ceil_div(rows.length, plan.tiles);
   if (plan.tiles > 1)
     plan.workspace_bytes = aligned(plan.tiles * rows.inner * problem.segments * partial_bytes(problem));
-  const int64_t units = std::clamp<int64_t>(gpu.shared_bytes / (own * plan.parts), 1, std::max(1, 4 / plan.parts));
+  const int64_t most_units = alone ? kMostLaneWarps : std::max(1, 4 / plan.parts);
+  const int64_t units = std::clamp<int64_t>(gpu.shared_bytes / (own * plan.parts), 1, most_units);
   plan.warps = static_cast<int>(units * plan.parts);
   plan.shared_bytes = plan.warps * own;
   return true;
@@ -263,6 +269,8 @@ bool plan_atomics(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
   plan.algorithm = Segmenting::kAtomics;
   while (plan.team_bits < 5 && rows.inner > 1 << plan.team_bits) ++plan.team_bits;
   plan.overlap = gpu.dependent_launch;
+  // Of several columns of a row, some number is most often larger, and one atomic instruction takes them all.
+  plan.looks = rows.inner < 8;
   // A warp takes `step` rows at a time, eight times if that leaves a block for each multiprocessor.
   const int64_t step = 32 >> plan.team_bits, steps = ceil_div(rows.length, step);
   plan.rows = step * std::clamp<int64_t>(ceil_div(steps, 4224), std::clamp<int64_t>(steps / 1056, 1, 8), 64);

@@ -186,6 +186,7 @@ struct SegmentsPlan {
   int threads = 0;           // for kFew: threads of a block
   int64_t shared_bytes = 0;  // shared memory of a block
   ExactShape exact;          // for kAtomics: how sums of floats are kept
+  bool looks = false;        // for kAtomics: whether accumulators of extremes are looked at before an atomic
   bool overlap = false;      // for kAtomics: whether a kernel may start before the one before it ends
   // Offset of the second half of the partial results: of segments that begin in a tile and end in a later one.
   int64_t tails = 0;

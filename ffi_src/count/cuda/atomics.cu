@@ -37,6 +37,7 @@ struct Args : SegmentArgs {
   int64_t run, runs;  // rows of a warp; warps that share the rows of a chunk of columns
   int64_t chunks;
   int team_bits;  // 2^team_bits lanes have a row
+  bool looks;     // whether accumulators of extremes are looked at before an atomic
   ExactShape exact;
 
   JAXGPUOPS_HOST_DEVICE int64_t cells() const { return segments * inner; }
@@ -86,7 +87,7 @@ struct Whole {
 
   // The accumulator as it is now: most numbers are not larger, and need no atomic. Called for several rows at a time,
   // so that the loads overlap.
-  __device__ Word peek(uint32_t id) const { return kLargest && id != kNone ? words[id * a.inner] : Word{0}; }
+  __device__ Word peek(uint32_t id) const { return kLargest && a.looks && id != kNone ? words[id * a.inner] : Word{0}; }
   __device__ Word key_of(Word seen) const {
     if constexpr (kLargest && kInPlace) return Monoid::load(seen, a.keys);
     return seen;
@@ -94,7 +95,7 @@ struct Whole {
   __device__ void put(uint32_t id, Word word) const {
     Word* const to = words + id * a.inner;
     if constexpr (kLargest && kInPlace) {
-      if (key_of(*to) >= word) return;  // as in atomic_fold
+      if (a.looks && key_of(*to) >= word) return;  // as in atomic_fold
       // The smallest of floats is NaN if its bits are not below any others.
       const bool is_nan = a.keys.infinity && word == Monoid::kAll;
       atomic_extreme(to, is_nan && a.keys.smallest ? word : Monoid::store(word, a.keys), a.keys);
@@ -107,14 +108,15 @@ struct Whole {
     const Word word = Monoid::load(bits, a.keys);
     if (is_hot) {
       sum = fold(sum, word);
-    } else if (id != kNone && (!kLargest || key_of(seen) < word)) {
+    } else if (id != kNone && (!kLargest || !a.looks || key_of(seen) < word)) {
       put(id, word);
     }
   }
   __device__ void flush() {
     if (hot == kNone) return;
     for (int lanes = 1 << a.team_bits; lanes < 32; lanes *= 2) sum = fold(sum, shuffle_xor(sum, lanes));
-    if ((threadIdx.x & 31) >> a.team_bits == 0 && sum) put(hot, sum);
+    const bool has = (threadIdx.x & 31) >> a.team_bits == 0 && sum;
+    if (has && !(kLargest && !a.looks && key_of(words[hot * a.inner]) >= sum)) put(hot, sum);
     sum = 0;
   }
   __device__ void end() {}
@@ -340,6 +342,7 @@ cudaError_t launch_segment_atomics(cudaStream_t stream, const SegmentsPlan& plan
   a.runs = plan.tiles;
   a.team_bits = plan.team_bits;
   a.chunks = (a.inner + (int64_t{1} << a.team_bits) - 1) >> a.team_bits;
+  a.looks = plan.looks;
   a.exact = plan.exact;
   return dispatch_monoid(problem, [&](auto monoid) {
     using Monoid = decltype(monoid);
