@@ -147,6 +147,9 @@ class Kernel:
         for operands of types ``avals``, with rows = (outer, length, inner), and ``workspace_bytes``, the scratch memory
         it needs per outer index. The handler gets it as one more uint8 result. Algorithm "none": the fallback, which is
         made of other kernels, is faster. None: the handler takes no such result.
+      leaves: ``leaves(rows, avals, **params)`` says whether XLA's own kernels are faster on a GPU than those of
+        the CUDA handler. It is not asked where XLA may split the program: there the kernel's `Rule` holds, and it is
+        asked again for each device's part.
       reindexes: whether the axis of results is another one than that of the operands: then it is split over an explicit
         mesh only as the param ``along`` says, if there is one. Others are split as the operands are. So are those of
         calls with the param ``permutes``.
@@ -167,6 +170,7 @@ class Kernel:
         broadcasts: Callable[..., Sequence[int]] = lambda count, **params: (),
         shortest: int = 0,
         plan: Callable[..., dict[str, Any]] | None = None,
+        leaves: Callable[..., bool] | None = None,
         reindexes: bool = False,
         splits_as_one: bool = False,
     ):
@@ -181,6 +185,7 @@ class Kernel:
         self.broadcasts = broadcasts
         self.shortest = shortest
         self.plan = plan
+        self.leaves = leaves
         self.reindexes = reindexes
         self.splits_as_one = splits_as_one
         self.primitive = p = Primitive(self.target)
@@ -270,8 +275,9 @@ class Kernel:
 
     # ---- Lowering ---------------------------------------------------------------------------------------------------
 
-    def choose(self, platform: str, avals, *, axis: int, **params) -> Lowering:
-        """Kernel or plain JAX, for a call on a platform; no GPU is needed to ask."""
+    def choose(self, platform: str, avals, *, axis: int, partitioned: bool = False, **params) -> Lowering:
+        """Kernel or plain JAX, for a call on a platform; no GPU is needed to ask. ``partitioned``: XLA may split it over
+        devices."""
         x, whole = avals[0], whole_shape(avals, axis)
         length = x.shape[axis]
         planned = platform == "cuda" and self.plan is not None
@@ -289,6 +295,8 @@ class Kernel:
             why = f"it is faster at rows of {length}"
         elif planned and any(map(jax.export.is_symbolic_dim, [*whole[axis:], *params.values()])):
             why = "the plan must know the axis and what follows it"
+        elif planned and not partitioned and self.leaves and self.leaves(_rows(whole, axis), avals, **params):
+            why = "XLA's own kernels are faster"
         plan = {}
         if planned and not why:
             plan = self.plan(_rows(whole, axis), avals, _native.compute_capability(), axis, **params)
@@ -315,7 +323,7 @@ class Kernel:
                 outs = _lower_fun(ctx, lambda *xs: self.primitive.bind(*merged(*xs), axis=first, **params), operands)
                 return [lower_with_sharding_in_types(ctx, y, aval) for y, aval in zip(outs, ctx.avals_out, strict=True)]
             avals = jax.eval_shape(merged, *(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals))
-        choice = self.choose(platform, avals, axis=first, **params)
+        choice = self.choose(platform, avals, axis=first, partitioned=partitioned, **params)
         own = partitioned and bool(choice.kernel or self.splits_as_one)
         choice = dataclasses.replace(choice, partitioned=own and not _partition.missing)
         # A kernel that is not split as one is made of others, which are recorded instead.

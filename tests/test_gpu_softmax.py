@@ -10,6 +10,9 @@ from gpu import busy_stream, memory, needs_memory, plan, run_in_command_buffers,
 
 import jaxgpuops
 
+# These tests are of the kernels, also where XLA's own are faster.
+pytestmark = pytest.mark.usefixtures("kernels")
+
 # Every kernel and form of it: (shape, axis).
 REGIMES = {
     "rows, a few lanes": ((30_000, 7), 1),

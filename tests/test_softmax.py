@@ -685,3 +685,19 @@ def test_parts_of_logsumexp(paths):
     assert m[:4].tolist() == [1, 3, 0, 0] and np.isfinite(m[4])
     expected = [np.log(3000), np.log(1 + 2999 * np.exp(-2)), -INF, INF, NAN]
     np.testing.assert_allclose(log_sum, expected, rtol=1e-6)
+
+
+def test_short_rows_are_left_to_xla_on_a_gpu(cuda_build):
+    """The logsumexp of a few numbers, whatever their number is."""
+
+    def has_kernel(*shape, dtype="float32", **options):
+        fn = functools.partial(jaxgpuops.logsumexp, axis=1, **options)
+        [call] = jaxgpuops.explain(fn, jax.ShapeDtypeStruct(shape, dtype), platform="cuda")
+        return call.kernel is not None
+
+    for rows, n in itertools.product((1, 1 << 22), (2, 3, 8)):
+        assert not has_kernel(rows, n) and not has_kernel(rows, n, dtype="bfloat16")
+        assert (
+            has_kernel(rows, n, scale=2.0) and has_kernel(rows, n, where=jnp.ones(n, bool)) and has_kernel(rows, n, 5)
+        )
+    assert has_kernel(5, 9)

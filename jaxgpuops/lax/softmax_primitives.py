@@ -30,6 +30,16 @@ from jaxgpuops._primitive import Kernel, def_jvp, def_jvp_by_fallback, like
 # ---- Logits -----------------------------------------------------------------------------------------------------------
 
 
+# On a GPU the log-sum-exp of rows of so few numbers is left to XLA: as an expression of the whole row, in which the order
+# of additions is fixed.
+SHORT = 8
+
+
+def _leaves_short(rows, avals, *, factor, scaled, biased, masked, query_axis, **_):
+    plain = not (factor != 1 or scaled or biased or masked or query_axis is not None)
+    return plain and 1 < rows[1] <= SHORT and rows[2] == 1
+
+
 def _kernel(name, operands, *, plan=True, shortest=2, **kwargs):
     """Makes a kernel with this many operands that do not broadcast, which optional operands follow.
 
@@ -336,6 +346,12 @@ def_jvp(log_softmax_p, _log_softmax_jvp)
 
 def _logsumexp_fallback(x, *rest, axis, parts, **logits):
     z, _ = _call(x, rest, axis, **logits)
+    if isinstance(x.shape[axis], int) and 1 < x.shape[axis] <= SHORT:
+        each = [lax.index_in_dim(z, i, axis, keepdims=False) for i in range(x.shape[axis])]
+        m = functools.reduce(jnp.maximum, each)
+        m = jnp.where(jnp.isfinite(m), m, np.zeros((), m.dtype))
+        both = [m, jnp.log(functools.reduce(jnp.add, (jnp.exp(a - m) for a in each)))]
+        return both if parts else (whole(both, x.dtype),)
     _, m = _maximum(z, axis)
     both = [lax.squeeze(a, (axis,)) for a in (m, _log_sum(z, m, axis))]
     return both if parts else (whole(both, x.dtype),)
@@ -357,6 +373,7 @@ logsumexp_p = _kernel(
     fallback=_logsumexp_fallback,
     accepts=FLOATS.__contains__,
     attributes=(*_LOGITS["attributes"], "parts"),
+    leaves=_leaves_short,
     dimensions=_LOGITS["dimensions"],
 )
 
