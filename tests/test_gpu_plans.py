@@ -35,9 +35,20 @@ def test_exports_with_a_symbolic_batch(fn, length):
 
 
 def test_short_rows_left_to_xla_do_not_depend_on_the_batch():
+    derivative = lambda fn: lambda x: jax.vjp(fn, x)[1](x[:, ::-1])[0]
     along = lambda name: lambda x: getattr(jaxgpuops, name)(x, axis=1)
+    softmaxes = [along("softmax"), along("log_softmax")]
+    pairs = [*softmaxes, *map(derivative, softmaxes)]
     rows = [along("sum"), along("mean"), along("logsumexp")]
-    shapes = [(rows, (2,)), (rows, (3,)), (rows, (8,)), (rows[:2], (16,))]
+    shapes = [
+        (pairs, (2,)),
+        (pairs, (2, 7)),
+        (pairs, (2, 60)),
+        (rows, (2,)),
+        (rows, (3,)),
+        (rows, (8,)),
+        (rows[:2], (16,)),
+    ]
     for (fns, shape), dtype in itertools.product(shapes, ("bfloat16", "float16", "float32")):
         some = (3 * jax.random.normal(jax.random.key(len(shape)), (50, *shape))).astype(dtype)
         for fn, batch in itertools.product(fns, (1, 20, 1000)):

@@ -30,13 +30,17 @@ from jaxgpuops._primitive import Kernel, def_jvp, def_jvp_by_fallback, like
 # ---- Logits -----------------------------------------------------------------------------------------------------------
 
 
-# On a GPU the log-sum-exp of rows of so few numbers is left to XLA: as an expression of the whole row, in which the order
-# of additions is fixed.
-SHORT = 8
+# Rows of so few numbers are left to XLA on a GPU: as expressions of a whole row, in which the order of additions is
+# fixed. Those of a pair are elementwise, so XLA makes one loop of them and of what is around them.
+PAIR, SHORT = 2, 8
 
 
-def _leaves_short(rows, avals, *, factor, scaled, biased, masked, query_axis, **_):
-    plain = not (factor != 1 or scaled or biased or masked or query_axis is not None)
+def _leaves_pairs(rows, avals, *, factor=1.0, scaled=False, biased=False, masked=False, query_axis=None, **_):
+    return rows[1] == PAIR and not (factor != 1 or scaled or biased or masked or query_axis is not None)
+
+
+def _leaves_short(rows, avals, **params):
+    plain = _leaves_pairs((1, PAIR, 1), avals, **params)
     return plain and 1 < rows[1] <= SHORT and rows[2] == 1
 
 
@@ -150,6 +154,27 @@ def _log_sum(z, m, axis):
     return jnp.where(jnp.isfinite(rest) & (count > 0), jnp.log1p(rest), jnp.log(jnp.sum(e, axis, keepdims=True)))
 
 
+def _length(x, axis):
+    """Returns the length of the axis, or 0 if it is a symbol."""
+    return x.shape[axis] if isinstance(x.shape[axis], int) else 0
+
+
+def _other(x, axis):
+    """Returns the other number of each pair."""
+    return lax.rev(x, (axis,))
+
+
+def _row_sum(x, axis):
+    """Returns sums of rows, in a shape that broadcasts; those of pairs in the shape of x, elementwise."""
+    return x + _other(x, axis) if _length(x, axis) == PAIR else jnp.sum(x, axis, keepdims=True)
+
+
+def _nan_if_infinite(z, axis):
+    """Returns NaN for pairs that have a NaN or +inf, or are -inf, else 0."""
+    m = jnp.maximum(z, _other(z, axis))
+    return m - m
+
+
 def _call(x, rest, axis, factor, scaled, biased, masked, query_axis, split=None):
     """Returns the logits and the mask of a call."""
     scale, bias, where = _optional(rest, scaled, biased, masked)
@@ -174,7 +199,7 @@ def _is_likely(p):
 def _relative(t, p, axis):
     """Subtracts the tangent of the likely entry, if there is one, from all tangents. That changes their mean by as
     much."""
-    most = jnp.sum(jnp.where(_is_likely(p), t, np.zeros((), t.dtype)), axis, keepdims=True)
+    most = _row_sum(jnp.where(_is_likely(p), t, np.zeros((), t.dtype)), axis)
     return t - most
 
 
@@ -186,7 +211,7 @@ def _times(y, factor, scale):
 def _softmax_jvp_fallback(t, y, *scale, axis, factor, scaled):
     dtype, t, y = t.dtype, wide(t), wide(y)
     t = _relative(jnp.where(y == 0, np.zeros((), t.dtype), t), y, axis)
-    out = or_zero(y, t - jnp.sum(or_zero(y, t), axis, keepdims=True))
+    out = or_zero(y, t - _row_sum(or_zero(y, t), axis))
     return (_times(out, factor, *_optional(scale, scaled)).astype(dtype),)
 
 
@@ -198,6 +223,7 @@ softmax_jvp_p = _kernel(
     fallback=_softmax_jvp_fallback,
     accepts=FLOATS.__contains__,
     attributes=("factor", "scaled"),
+    leaves=_leaves_pairs,
 )
 
 
@@ -209,13 +235,11 @@ def _log_softmax_jvp_fallback(t, y, *rest, axis, factor, scaled, masked, query_a
     zero = np.zeros((), t.dtype)
     if transpose:
         likely = _is_likely(p)
-        total, others, q = (
-            jnp.sum(a, axis, keepdims=True) for a in (t, jnp.where(likely, zero, t), jnp.where(likely, zero, p))
-        )
+        total, others, q = (_row_sum(a, axis) for a in (t, jnp.where(likely, zero, t), jnp.where(likely, zero, p)))
         out = jnp.where(likely, q * total - others, t - p * total)
     else:
         t = _relative(t, p, axis)
-        out = t - jnp.sum(or_zero(p, t), axis, keepdims=True)
+        out = t - _row_sum(or_zero(p, t), axis)
     return (_where(mask, _times(out, factor, scale), 0).astype(dtype),)
 
 
@@ -228,6 +252,7 @@ log_softmax_jvp_p = _kernel(
     accepts=FLOATS.__contains__,
     attributes=("factor", "scaled", "masked", "transpose"),
     dimensions=("query_axis",),
+    leaves=_leaves_pairs,
 )
 
 
@@ -300,17 +325,30 @@ _LOGITS = {"attributes": ("factor", "scaled", "biased", "masked"), "dimensions":
 
 def _softmax_fallback(x, *rest, axis, **logits):
     z, mask = _call(x, rest, axis, **logits)
+    if _length(x, axis) == PAIR and mask is None:
+        y = 1 / (1 + jnp.exp(_other(z, axis) - z))
+        return ((y + _nan_if_infinite(z, axis)).astype(x.dtype),)
     e = _where(mask, jnp.exp(_below(z, _maximum(z, axis)[0])), 0)
     return (_where(mask, e / jnp.sum(e, axis, keepdims=True), 0).astype(x.dtype),)
 
 
 softmax_p = _kernel(
-    "softmax", 1, results=_like_first, fallback=_softmax_fallback, accepts=FLOATS.__contains__, **_LOGITS
+    "softmax",
+    1,
+    results=_like_first,
+    fallback=_softmax_fallback,
+    accepts=FLOATS.__contains__,
+    leaves=_leaves_pairs,
+    **_LOGITS,
 )
 
 
 def _log_softmax_fallback(x, *rest, axis, **logits):
     z, mask = _call(x, rest, axis, **logits)
+    if _length(x, axis) == PAIR and mask is None:
+        d = _other(z, axis) - z
+        y = -(jnp.maximum(d, 0) + jnp.log1p(jnp.exp(-abs(d))))
+        return ((y + _nan_if_infinite(z, axis)).astype(x.dtype),)
     m, _ = _maximum(z, axis)
     return (_where(mask, _below(z, m) - _log_sum(z, m, axis), -np.inf).astype(x.dtype),)
 
@@ -322,6 +360,7 @@ log_softmax_p = _kernel(
     results=_like_first,
     fallback=_log_softmax_fallback,
     accepts=FLOATS.__contains__,
+    leaves=_leaves_pairs,
     **_LOGITS,
 )
 
@@ -346,7 +385,7 @@ def_jvp(log_softmax_p, _log_softmax_jvp)
 
 def _logsumexp_fallback(x, *rest, axis, parts, **logits):
     z, _ = _call(x, rest, axis, **logits)
-    if isinstance(x.shape[axis], int) and 1 < x.shape[axis] <= SHORT:
+    if 1 < _length(x, axis) <= SHORT:
         each = [lax.index_in_dim(z, i, axis, keepdims=False) for i in range(x.shape[axis])]
         m = functools.reduce(jnp.maximum, each)
         m = jnp.where(jnp.isfinite(m), m, np.zeros((), m.dtype))
