@@ -62,16 +62,17 @@ def _kernel(name, operands, *, plan=True, shortest=2, **kwargs):
         masked=False,
         query_axis=None,
         transpose=False,
+        of_logits=False,
         **_,
     ):
         options = factor, scaled, biased, masked or query_axis is not None
         dtype = avals[0].dtype.name
         plan = _native.modules["cpu"].plan_softmax
-        return plan(name, *rows, dtype, *options, compute_capability, transpose=transpose)
+        return plan(name, *rows, dtype, *options, compute_capability, transpose=transpose, of_logits=of_logits)
 
     return Kernel(
         name,
-        broadcasts=lambda count, **_: range(operands, count),
+        broadcasts=lambda count, of_logits=False, **_: range(operands + of_logits, count),
         plan=plan_softmax if plan else None,
         shortest=shortest,
         **kwargs,
@@ -208,14 +209,15 @@ def _times(y, factor, scale):
     return y if scale is None else y * scale
 
 
-def _softmax_jvp_fallback(t, y, *scale, axis, factor, scaled):
-    dtype, t, y = t.dtype, wide(t), wide(y)
+def _softmax_jvp_fallback(t, y, *rest, axis, factor, scaled, of_logits=False):
+    dtype, t, y, scale = t.dtype, wide(t), wide(y), () if of_logits else rest
     t = _relative(jnp.where(y == 0, np.zeros((), t.dtype), t), y, axis)
     out = or_zero(y, t - _row_sum(or_zero(y, t), axis))
     return (_times(out, factor, *_optional(scale, scaled)).astype(dtype),)
 
 
-# The tangent of y, given the tangent of x. The map is its own transpose.
+# The tangent of y, given the tangent of x. The map is its own transpose. With the param ``of_logits``, here and below, the
+# last operand is x, and there is neither a scale nor a mask: see `Kernel`.
 softmax_jvp_p = _kernel(
     "softmax_jvp",
     2,
@@ -224,10 +226,11 @@ softmax_jvp_p = _kernel(
     accepts=FLOATS.__contains__,
     attributes=("factor", "scaled"),
     leaves=_leaves_pairs,
+    remakes=True,
 )
 
 
-def _log_softmax_jvp_fallback(t, y, *rest, axis, factor, scaled, masked, query_axis, transpose):
+def _log_softmax_jvp_fallback(t, y, *rest, axis, factor, scaled, masked, query_axis, transpose, of_logits=False):
     dtype, t, y = t.dtype, wide(t), wide(y)
     scale, where = _optional(rest, scaled, masked)
     mask = _mask(where, t.shape, axis, query_axis)
@@ -253,6 +256,7 @@ log_softmax_jvp_p = _kernel(
     attributes=("factor", "scaled", "masked", "transpose"),
     dimensions=("query_axis",),
     leaves=_leaves_pairs,
+    remakes=True,
 )
 
 
