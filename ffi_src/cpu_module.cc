@@ -258,7 +258,8 @@ void define_row_operations(nb::module_& module) {
   module.def(
       "plan_softmax",
       [](const std::string& op, int64_t outer, int64_t length, int64_t inner, const std::string& dtype, double factor,
-         bool scaled, bool biased, bool masked, int compute_capability, int64_t workspace_bytes, bool transpose) {
+         bool scaled, bool biased, bool masked, int compute_capability, int64_t workspace_bytes, bool transpose,
+         bool of_logits) {
         using softmax::Op;
         softmax::Problem problem;
         problem.op = op_named({Op::kSoftmax, Op::kLogSoftmax, Op::kLogSumExp, Op::kCrossEntropy, Op::kCrossEntropyGrad,
@@ -266,11 +267,19 @@ void define_row_operations(nb::module_& module) {
                               op);
         problem.rows = {outer, length, inner};
         problem.dtype = dtype_named(dtype);
+        problem.factor = factor;
+        problem.transpose = transpose;
         problem.general = softmax::is_general(problem.op, factor, scaled, biased, masked, transpose);
+        problem.of_logits = of_logits;
+        if (of_logits && (scaled || !softmax::takes_logits(problem))) {
+          nb::dict none;
+          none["algorithm"] = "none";
+          return none;
+        }
         return plan_dict(softmax::plan_softmax(problem, gpu_of(compute_capability), workspace_bytes));
       },
       "op"_a, "outer"_a, "length"_a, "inner"_a, "dtype"_a, "factor"_a, "scaled"_a, "biased"_a, "masked"_a,
-      "compute_capability"_a, "workspace_bytes"_a = -1, "transpose"_a = true);
+      "compute_capability"_a, "workspace_bytes"_a = -1, "transpose"_a = true, "of_logits"_a = false);
 
   module.def(
       "plan_reduce",

@@ -50,6 +50,7 @@ def plan_softmax(
     compute_capability: int,
     workspace_bytes: int = -1,
     transpose: bool = True,
+    of_logits: bool = False,
 ) -> dict[str, Any]: ...
 def plan_reduce(
     op: str,

@@ -48,6 +48,8 @@ _vary = getattr(_core, "auto_insert_reshard", None) or _core.standard_insert_pva
 
 KERNELS: dict[str, Kernel] = {}  # the kernels by name
 _MADE_OF_OTHERS = "made of other kernels"
+# The most bytes of an array that is kept in the place of another that is made from it, so that this is not made.
+MOST_REMADE = 16 << 20
 MAX_GROUPS = 8  # IndexMap::kMaxGroups of ffi_src/common/broadcast.h
 
 
@@ -147,6 +149,12 @@ class Kernel:
         for operands of types ``avals``, with rows = (outer, length, inner), and ``workspace_bytes``, the scratch memory
         it needs per outer index. The handler gets it as one more uint8 result. Algorithm "none": the fallback, which is
         made of other kernels, is faster. None: the handler takes no such result.
+      leaves: ``leaves(rows, avals, **params)`` says whether XLA's own kernels are faster on a GPU than those of
+        the CUDA handler. It is not asked where XLA may split the program: there the kernel's `Rule` holds, and it is
+        asked again for each device's part.
+      remakes: whether the call may have the param ``of_logits`` and, as its last operand, what its second operand y was
+        made from. A CUDA handler that can make y on the way takes that in the place of y, if the array is small and the
+        plan is not "none"; then XLA makes no y, if nothing else needs it. Other calls leave it out.
       reindexes: whether the axis of results is another one than that of the operands: then it is split over an explicit
         mesh only as the param ``along`` says, if there is one. Others are split as the operands are. So are those of
         calls with the param ``permutes``.
@@ -167,6 +175,8 @@ class Kernel:
         broadcasts: Callable[..., Sequence[int]] = lambda count, **params: (),
         shortest: int = 0,
         plan: Callable[..., dict[str, Any]] | None = None,
+        leaves: Callable[..., bool] | None = None,
+        remakes: bool = False,
         reindexes: bool = False,
         splits_as_one: bool = False,
     ):
@@ -181,6 +191,8 @@ class Kernel:
         self.broadcasts = broadcasts
         self.shortest = shortest
         self.plan = plan
+        self.leaves = leaves
+        self.remakes = remakes
         self.reindexes = reindexes
         self.splits_as_one = splits_as_one
         self.primitive = p = Primitive(self.target)
@@ -270,8 +282,9 @@ class Kernel:
 
     # ---- Lowering ---------------------------------------------------------------------------------------------------
 
-    def choose(self, platform: str, avals, *, axis: int, **params) -> Lowering:
-        """Kernel or plain JAX, for a call on a platform; no GPU is needed to ask."""
+    def choose(self, platform: str, avals, *, axis: int, partitioned: bool = False, **params) -> Lowering:
+        """Kernel or plain JAX, for a call on a platform; no GPU is needed to ask. ``partitioned``: XLA may split it over
+        devices."""
         x, whole = avals[0], whole_shape(avals, axis)
         length = x.shape[axis]
         planned = platform == "cuda" and self.plan is not None
@@ -289,6 +302,8 @@ class Kernel:
             why = f"it is faster at rows of {length}"
         elif planned and any(map(jax.export.is_symbolic_dim, [*whole[axis:], *params.values()])):
             why = "the plan must know the axis and what follows it"
+        elif planned and not partitioned and self.leaves and self.leaves(_rows(whole, axis), avals, **params):
+            why = "XLA's own kernels are faster"
         plan = {}
         if planned and not why:
             plan = self.plan(_rows(whole, axis), avals, _native.compute_capability(), axis, **params)
@@ -307,6 +322,11 @@ class Kernel:
             return [lower_with_sharding_in_types(ctx, y, aval) for y, aval in zip(outs, ctx.avals_out, strict=True)]
         platform = platform or "/".join(ctx.platforms or ctx.module_context.platforms)
         partitioned = _is_partitioned(ctx) and not ctx.module_context.lowering_parameters.for_export
+        if params.get("of_logits"):
+            remade = platform == "cuda" and not partitioned and self._is_remade(ctx.avals_in, axis=axis, **params)
+            kept = (0, 2) if remade else (0, 1)
+            params = {name: value for name, value in params.items() if remade or name != "of_logits"}
+            operands, ctx = [operands[i] for i in kept], ctx.replace(avals_in=[ctx.avals_in[i] for i in kept])
         avals, first = ctx.avals_in, axis
         if not isinstance(axis, int):
             first = axis[0]
@@ -315,7 +335,7 @@ class Kernel:
                 outs = _lower_fun(ctx, lambda *xs: self.primitive.bind(*merged(*xs), axis=first, **params), operands)
                 return [lower_with_sharding_in_types(ctx, y, aval) for y, aval in zip(outs, ctx.avals_out, strict=True)]
             avals = jax.eval_shape(merged, *(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals))
-        choice = self.choose(platform, avals, axis=first, **params)
+        choice = self.choose(platform, avals, axis=first, partitioned=partitioned, **params)
         own = partitioned and bool(choice.kernel or self.splits_as_one)
         choice = dataclasses.replace(choice, partitioned=own and not _partition.missing)
         # A kernel that is not split as one is made of others, which are recorded instead.
@@ -338,6 +358,13 @@ class Kernel:
             outs = _lower_fun(ctx, functools.partial(self.fallback, axis=axis, **params), operands)
         return [lower_with_sharding_in_types(ctx, out, aval) for out, aval in zip(outs, ctx.avals_out, strict=True)]
 
+    def _is_remade(self, avals, *, axis, **params) -> bool:
+        size = math.prod(avals[0].shape) * avals[0].dtype.itemsize
+        if jax.export.is_symbolic_dim(size) or size > MOST_REMADE:
+            return False
+        choice = self.choose("cuda", avals[:2], axis=axis, **params)
+        return choice.kernel is not None
+
     def _custom_call(self, ctx, operands, choice, *, axis, **params):
         whole = whole_shape(ctx.avals_in, axis)
         numbers = {name: -1 if params[name] is None else params[name] for name in self.dimensions}
@@ -357,6 +384,8 @@ class Kernel:
         lower = jax.ffi.ffi_lowering(self.target, extra_attributes=contract, operand_output_aliases=aliases)
         attributes = {name: _attribute(params[name]) for name in self.attributes}
         attributes |= {name: np.int64(d) for name, d in (numbers | {"axis": axis}).items()}
+        if self.remakes:
+            attributes["of_logits"] = params.get("of_logits", False)
         return lower(ctx.replace(avals_out=[aval for aval, _ in outs]), *operands, **attributes)[: len(ctx.avals_out)]
 
 

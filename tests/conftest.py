@@ -17,7 +17,7 @@ import jax
 import pytest
 
 import jaxgpuops
-from jaxgpuops import _native
+from jaxgpuops import _native, _primitive
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_enable_x64", False)
@@ -67,10 +67,22 @@ def mesh(several_devices):
 
 
 @pytest.fixture
-def cuda(monkeypatch):
+def kernels(monkeypatch):
+    """Takes the kernels where XLA's own are faster, too."""
+    for kernel in _primitive.KERNELS.values():
+        monkeypatch.setattr(kernel, "leaves", None)
+
+
+@pytest.fixture
+def cuda_build(monkeypatch):
     """Lowers for CUDA as a full build does, also in a build without _cuda."""
     if _native.modules["cuda"] is None:
         monkeypatch.setitem(_native.modules, "cuda", _native.modules["cpu"])
+
+
+@pytest.fixture
+def cuda(cuda_build, kernels):
+    """The same, and takes the kernels where XLA's own are faster, too."""
 
 
 @pytest.fixture(params=["", "all"], ids=["kernels", "plain JAX"])

@@ -1,6 +1,7 @@
 """What is planned is what runs: calls for a part of the batch that was planned, and the kernels that `explain` names."""
 
 import glob
+import itertools
 import re
 
 import gpu  # noqa: F401  skips this file where there is no GPU
@@ -10,6 +11,7 @@ import pytest
 from gpu import same_bits
 
 import jaxgpuops
+from jaxgpuops._primitive import KERNELS as KERNELS_BY_NAME
 
 
 def cross_entropy(x):
@@ -30,6 +32,53 @@ def test_exports_with_a_symbolic_batch(fn, length):
     x = jax.random.normal(jax.random.key(0), (201, length))
     for rows in (1, 9, 132, 133, 201):
         assert same_bits(call(x[:rows]), jax.jit(fn)(x[:rows])), rows
+
+
+def test_short_rows_left_to_xla_do_not_depend_on_the_batch():
+    derivative = lambda fn: lambda x: jax.vjp(fn, x)[1](x[:, ::-1])[0]
+    along = lambda name: lambda x: getattr(jaxgpuops, name)(x, axis=1)
+    softmaxes = [along("softmax"), along("log_softmax")]
+    pairs = [*softmaxes, *map(derivative, softmaxes)]
+    rows = [along("sum"), along("mean"), along("logsumexp")]
+    shapes = [
+        (pairs, (2,)),
+        (pairs, (2, 7)),
+        (pairs, (2, 60)),
+        (rows, (2,)),
+        (rows, (3,)),
+        (rows, (8,)),
+        (rows[:2], (16,)),
+    ]
+    for (fns, shape), dtype in itertools.product(shapes, ("bfloat16", "float16", "float32")):
+        some = (3 * jax.random.normal(jax.random.key(len(shape)), (50, *shape))).astype(dtype)
+        for fn, batch in itertools.product(fns, (1, 20, 1000)):
+            assert all(not call.kernel for call in jaxgpuops.explain(fn, some))
+            whole, few = jax.jit(fn)(jnp.concatenate([some] * batch)), jax.jit(fn)(some[:3])
+            assert same_bits(whole[:3], few) and same_bits(whole[-50:], whole[:50]), (shape, dtype, batch)
+
+
+def test_extremes_left_to_xla_have_the_bits_of_the_kernels(monkeypatch):
+    for name, dtype in itertools.product(
+        ("max", "min"), ("bfloat16", "float16", "float32", "float64", "int8", "uint32")
+    ):
+        with jax.enable_x64(dtype == "float64"):
+            for shape in ((100_000, 3), (300, 193), (64, 4096), (3, 70_001), (3, 300, 50), (2, 30, 3001)):
+                x = jax.random.normal(jax.random.key(shape[1]), shape)
+                x = jnp.where(abs(x) < 2, jnp.copysign(0, x), x).astype(dtype)  # zeros of both signs
+                if jnp.issubdtype(dtype, jnp.floating):
+                    x = x.at[0, 1].set(jnp.nan).at[1, 2].set(-jnp.inf)
+                fn = lambda x, name=name: getattr(jaxgpuops, name)(x, axis=1)
+                plain = jax.jit(fn)(x)
+                with monkeypatch.context() as patch:
+                    for kernel in KERNELS_BY_NAME.values():
+                        patch.setattr(kernel, "leaves", None)
+                    ours = jax.jit(lambda x, fn=fn: fn(x))(x)
+                same = (
+                    plain == ours
+                    if x.dtype.kind in "iu"
+                    else (plain == ours) & (jnp.signbit(plain) == jnp.signbit(ours))
+                )
+                assert (same | (plain != plain) & (ours != ours)).all(), (name, dtype, shape)
 
 
 # For each algorithm of a family, as `explain` names it: how the name of one of its kernels begins.
@@ -129,7 +178,7 @@ CALLS = [
 
 
 @pytest.mark.parametrize("family,fn,shape", [(family, fn, shape) for family, fn, shapes in CALLS for shape in shapes])
-def test_explain_shows_what_is_launched(family, fn, shape, tmp_path):
+def test_explain_shows_what_is_launched(family, fn, shape, tmp_path, kernels):
     x = jnp.ones(shape)
     algorithms = {call.plan["algorithm"] for call in jaxgpuops.explain(fn, x)}
     run = jax.jit(fn).lower(x).compile()

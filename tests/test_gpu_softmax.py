@@ -10,6 +10,9 @@ from gpu import busy_stream, memory, needs_memory, plan, run_in_command_buffers,
 
 import jaxgpuops
 
+# These tests are of the kernels, also where XLA's own are faster.
+pytestmark = pytest.mark.usefixtures("kernels")
+
 # Every kernel and form of it: (shape, axis).
 REGIMES = {
     "rows, a few lanes": ((30_000, 7), 1),
@@ -216,6 +219,22 @@ def test_few_rows_have_the_bits_of_many(dtype):
                 for few in (slice(0, 4), slice(2, 3), slice(many - 1, many)):
                     assert same_bits(jax.jit(fn)(x[few]), whole[few]), (length, few)
                     assert same_bits(jax.jit(derivatives(fn))(x[few], t[few]), back[few]), (length, few)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_gradients_from_x_have_the_bits_of_those_from_the_result(dtype):
+    """The same rows are in a small array, whose gradient is one kernel, and in a large one, whose gradient is two."""
+    item = jnp.dtype(dtype).itemsize
+    for length in (36 // item, 100 // item, 256 // item, 1000 // item, 1572 // item, 2046 // item, 2048 // item):
+        many = (20 << 20) // (length * item)
+        x = 3 * jax.random.normal(jax.random.key(length), (many, length), dtype)
+        x = x.at[1].set(-jnp.inf).at[1, length // 2].set(2).at[2, 7].set(jnp.inf).at[3, 8].set(jnp.nan).at[4, 0].set(60)
+        t = jnp.roll(x, 1, 0).at[5].set(0)
+        for fn in (jaxgpuops.softmax, jaxgpuops.log_softmax):
+            pull = jax.jit(lambda x, t, fn=fn: jax.vjp(fn, x)[1](t)[0])
+            whole = pull(x, t)
+            for few in (slice(0, 3), slice(3, 1000), slice(many - 1, many)):
+                assert same_bits(pull(x[few], t[few]), whole[few]), (length, few)
 
 
 WALKED = ((2, 5001), (3, 999), (4, 256), (5, 333), (7, 2051), (8, 257), (20, 500), (25, 1000), (333, 999))

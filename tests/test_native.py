@@ -515,11 +515,18 @@ ROWS = {
     "softmax": ({"x": X}, {"y": X}, LOGITS),
     "log_softmax": ({"x": X}, {"y": X}, LOGITS),
     "logsumexp": ({"x": X}, {"y": LOSS}, LOGITS | {"parts": False}),
-    "softmax_jvp": ({"t": X, "y": X}, {"out": X}, {"factor": 1.0, "scaled": False}),
+    "softmax_jvp": ({"t": X, "y": X}, {"out": X}, {"factor": 1.0, "scaled": False, "of_logits": False}),
     "log_softmax_jvp": (
         {"t": X, "y": X},
         {"out": X},
-        {"factor": 1.0, "scaled": False, "masked": False, "query_axis": -1, "transpose": False},
+        {
+            "factor": 1.0,
+            "scaled": False,
+            "masked": False,
+            "query_axis": -1,
+            "transpose": False,
+            "of_logits": False,
+        },
     ),
     "cross_entropy": (
         {"logits": X, "labels": LABELS},
@@ -587,6 +594,9 @@ def test_rows_refuse(target):
     if "query_axis" in attributes:
         with refused("query_axis 1 is not before axis 1"):
             call_rows(target, query_axis=1)
+    if "of_logits" in attributes:
+        with refused("of_logits is for (rows|GPUs)"):
+            call_rows(target, of_logits=True, factor=2.0)
 
 
 def test_parts_of_logsumexp_are_checked():

@@ -313,3 +313,28 @@ def test_arrays_of_a_dot_product_broadcast():
     assert jaxgpuops.dot(x, y).tolist() == (x @ y).tolist()
     with pytest.raises(ValueError, match=r"dot: x and y must broadcast to one shape, got \(3, 4\) and \(3,\)"):
         jaxgpuops.dot(x, np.zeros(3))
+
+
+def test_what_is_left_to_xla_on_a_gpu(cuda_build):
+    """What has the same bits in any order, by its size; short rows of floats, whatever their number is."""
+
+    def kernel_of(name, *shape, dtype="float32", axis=1):
+        fn = functools.partial(getattr(jaxgpuops, name), axis=axis)
+        [call] = jaxgpuops.explain(fn, jax.ShapeDtypeStruct(shape, dtype), platform="cuda")
+        assert call.kernel or call.why == "XLA's own kernels are faster"
+        return call.kernel
+
+    for shape in ((5, 4096), (1691, 421), (15_184_311, 3), (1, 4_996_344), (3, 500, 7), (1, 1 << 19, 2)):
+        for dtype in ("int8", "int32", "bfloat16", "float32"):
+            assert not kernel_of("max", *shape, dtype=dtype) and not kernel_of("min", *shape, dtype=dtype)
+        assert not kernel_of("sum", *shape, dtype="int32")
+        assert bool(kernel_of("sum", *shape)) == (shape[1] > 16)
+    assert kernel_of("max", 1 << 16, 1024) and not kernel_of("max", 1 << 16, 1024, dtype="int32")
+    assert kernel_of("min", 494, 30_184, dtype="bfloat16") and not kernel_of("min", 494, 30_184)
+    assert kernel_of("max", 2, 2_013_253, 5) and kernel_of("max", 35, 4096, 130)
+    assert kernel_of("max", 40, 50, dtype="float8_e5m2") and kernel_of("sum", 3, 4, 5)
+    for rows in (1, 1 << 22):
+        assert not kernel_of("mean", rows, 16) and kernel_of("mean", rows, 17)
+    masked = lambda x: jaxgpuops.max(x, where=x > 0)
+    [call] = jaxgpuops.explain(masked, jax.ShapeDtypeStruct((5, 9), "float32"), platform="cuda")
+    assert call.kernel

@@ -685,3 +685,20 @@ def test_parts_of_logsumexp(paths):
     assert m[:4].tolist() == [1, 3, 0, 0] and np.isfinite(m[4])
     expected = [np.log(3000), np.log(1 + 2999 * np.exp(-2)), -INF, INF, NAN]
     np.testing.assert_allclose(log_sum, expected, rtol=1e-6)
+
+
+def test_short_rows_are_left_to_xla_on_a_gpu(cuda_build):
+    """Pairs along any axis, and the logsumexp of a few numbers, whatever their number is."""
+
+    def has_kernel(name, *shape, dtype="float32", **options):
+        fn = functools.partial(getattr(jaxgpuops, name), axis=1, **options)
+        [call] = jaxgpuops.explain(fn, jax.ShapeDtypeStruct(shape, dtype), platform="cuda")
+        return call.kernel is not None
+
+    for name in NAMES[:3]:
+        for rows in (1, 1 << 22):
+            assert not has_kernel(name, rows, 2) and not has_kernel(name, rows, 2, dtype="bfloat16")
+            assert has_kernel(name, rows, 3) == (name != "logsumexp")
+            assert has_kernel(name, rows, 2, scale=2.0) and has_kernel(name, rows, 2, where=jnp.ones(2, bool))
+        assert has_kernel(name, 3, 2, 50) == (name == "logsumexp")
+    assert not has_kernel("logsumexp", 5, 8) and has_kernel("logsumexp", 5, 9)

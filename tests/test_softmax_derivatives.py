@@ -305,3 +305,27 @@ def test_forward_mode_is_refused_with_a_reason():
     ):
         with pytest.raises(TypeError, match="forward-mode"):
             jax.jvp(fn, (X,), (X,))
+
+
+def test_gradients_of_short_rows_make_the_result_again(cuda_build):
+    """On a GPU small gradients are made from x, so that XLA drops the forward kernel if nothing else needs its result."""
+    shaped = lambda *shape, dtype="float32": jax.ShapeDtypeStruct(shape, dtype)
+
+    def from_x(fn, x):
+        *_, backward = jaxgpuops.explain(lambda x, ct: jax.vjp(fn, x)[1](ct), x, x, platform="cuda")
+        return backward.params.get("of_logits", False)
+
+    for name in ("softmax", "log_softmax"):
+        fn = getattr(jaxgpuops, name)
+        for dtype, fewest, most in (("float32", 9, 512), ("bfloat16", 17, 1024)):
+            for n in (fewest, most):
+                assert from_x(fn, shaped(7, n, dtype=dtype))
+                assert from_x(jax.vmap(fn), shaped(2, 7, n, dtype=dtype))
+            for n in (fewest - 1, most + 1):
+                assert not from_x(fn, shaped(7, n, dtype=dtype))
+        assert not from_x(fn, shaped((1 << 16) + 1, 64))  # too large to be kept
+        assert not from_x(fn, shaped(7, 100, dtype="float16"))
+        assert not from_x(functools.partial(fn, axis=0), shaped(100, 7))
+        for options in ({"scale": 2.0}, {"bias": jnp.zeros(100)}, {"where": jnp.ones(100, bool)}, {"causal": True}):
+            assert not from_x(functools.partial(fn, **options), shaped(7, 100))
+        assert not from_x(getattr(jaxgpuops.lax, name), shaped(7, 100))

@@ -24,13 +24,7 @@ RowPlan plan_reduce(const Problem& problem, const Gpu& gpu, int64_t workspace_by
   traits.swept = is_rare(problem.dtype) && !problem.masked;
   traits.stat_bytes = traits.final_bytes = traits.item_bytes == 8 ? 8 : 4;
   const RowPlan plan = plan_row_engine(problem.rows, traits, gpu, workspace_bytes, tuning);
-  if (problem.op == Op::kDot || problem.masked) return plan;
-  // If rows are whole vectors and there are kernels of several vectors for the dtype, these take the rows, and the
-  // small kernel does not.
-  if (problem.op != Op::kSum || !is_float(problem.dtype)) {
-    const bool whole = traits.fast && problem.rows.inner == 1 && problem.rows.length * traits.item_bytes % 16 == 0;
-    return whole ? plan : small_fold(plan, problem.rows);
-  }
+  if (problem.op != Op::kSum || !is_float(problem.dtype) || problem.masked) return plan;
   return small_walk(plan, problem.rows, problem.rows.length <= held_positions(1) ? kSmallHeld : kSmallWalked);
 }
 

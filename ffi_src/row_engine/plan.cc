@@ -23,9 +23,7 @@ constexpr int64_t kFlatAhead = 64 << 10;  // bytes that a block prefetches
 constexpr int64_t kFlatVectors = 4;       // vectors in a lane where several blocks share a short flat row
 constexpr int64_t kLateColumns = 2;       // the most columns whose statistics a warp merges before it writes results
 
-constexpr int64_t kSmallElements = 3 << 18;  // the most elements of an array that small_fold() takes
-constexpr int64_t kSmallLength = 8192;       // the most elements of a column that small_fold() takes
-constexpr int kPreferredSmallWarps = 4;      // warps of a block that small_walk() prefers
+constexpr int kPreferredSmallWarps = 4;  // warps of a block that small_walk() prefers
 
 constexpr int kTeamWarps = 4;        // warps of a block if each warp has its own rows
 constexpr int kPreferredWarps = 16;  // warps of a block that holds a row, or a part of one
@@ -466,18 +464,6 @@ RowPlan held_in_registers(RowPlan plan) {
   while (plan.blocks < kMaxCluster && ceil_div(plan.spans, plan.blocks) > kPreferredWarps) plan.blocks *= 2;
   plan.block_warps = static_cast<int>(ceil_div(plan.spans, plan.blocks));
   return plan;
-}
-
-RowPlan small_fold(const RowPlan& plan, const Rows& rows) {
-  if (rows.elements() == 0 || rows.elements() > kSmallElements || rows.length > kSmallLength) return plan;
-  const SmallShape shape = small_shape(rows, kFoldEach);
-  RowPlan small;
-  small.algorithm = RowAlgorithm::kSmall;
-  small.traits = plan.traits;
-  small.lane_bits = shape.part_bits;
-  small.column_lane_bits = shape.column_bits;
-  small.block_warps = shape.threads / 32;
-  return small;
 }
 
 // The warps that share a column divide it as those of walking kernels do.

@@ -141,10 +141,9 @@ struct RowTuning {
 // not. Must not be called for rows or columns that no cluster can hold.
 RowPlan held_in_registers(RowPlan plan);
 
-// Replace a plan by one of the kernels for few elements, if results keep their bits; else return `plan`. small_fold()
-// is for statistics that are the same in any order. small_walk() is for columns that `plan` walks along, in arrays of
-// at most `most` elements. Both are for operations on one array, without masks and labels.
-RowPlan small_fold(const RowPlan& plan, const Rows& rows);
+// Replaces a plan by that of the kernel for few elements, if results keep their bits; else returns `plan`. It is for
+// columns that `plan` walks along, in arrays of at most `most` elements, and for operations on one array, without masks
+// and labels.
 RowPlan small_walk(const RowPlan& plan, const Rows& rows, int64_t most);
 
 // `workspace_bytes` < 0 asks for the best plan. Otherwise the caller has a workspace of that size, and the plan needs

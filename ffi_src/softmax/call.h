@@ -141,7 +141,8 @@ inline Call log_sum_exp_call(ffi::AnyBuffer x, ffi::RemainingArgs rest, ffi::Rem
 
 // Makes the call of kSoftmaxJvp or kLogSoftmaxJvp.
 inline Call jvp_call(Op op, ffi::AnyBuffer t, ffi::AnyBuffer y, ffi::RemainingArgs rest, ffi::AnyBuffer out,
-                     int64_t axis, double factor, bool scaled, bool masked, int64_t query_axis, bool transpose) {
+                     int64_t axis, double factor, bool scaled, bool masked, int64_t query_axis, bool transpose,
+                     bool of_logits) {
   Call call;
   call.problem.op = op;
   call.problem.factor = factor;
@@ -149,6 +150,9 @@ inline Call jvp_call(Op op, ffi::AnyBuffer t, ffi::AnyBuffer y, ffi::RemainingAr
   call.problem.transpose = transpose;
   set_main(call, "t", t, axis);
   call.buffers.y = require_like("y", y, t);
+  call.problem.of_logits = of_logits;
+  if (of_logits && (scaled || !takes_logits(call.problem)))
+    throw invalid("of_logits is for rows of 33 to 2048 bytes of float32 or bfloat16, without a scale");
   set_optional(call, rest, t, axis, {scaled, false, masked});
   set_causal(call.problem, t, axis, query_axis);
   call.buffers.out = require_like("out", out, t);
@@ -235,7 +239,8 @@ auto softmax_jvp_binding() {
                               .template Ret<ffi::AnyBuffer>())  // out
       .template Attr<int64_t>("axis")
       .template Attr<double>("factor")
-      .template Attr<bool>("scaled");
+      .template Attr<bool>("scaled")
+      .template Attr<bool>("of_logits");
 }
 
 template <class Backend>
@@ -250,7 +255,8 @@ auto log_softmax_jvp_binding() {
       .template Attr<bool>("scaled")
       .template Attr<bool>("masked")
       .template Attr<int64_t>("query_axis")
-      .template Attr<bool>("transpose");
+      .template Attr<bool>("transpose")
+      .template Attr<bool>("of_logits");
 }
 
 template <class Backend>

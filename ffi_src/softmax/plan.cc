@@ -39,7 +39,7 @@ RowTraits traits_of(const Problem& problem) {
       traits.fast = traits.fast && !traits.masked;
       traits.large = false;
       traits.operands = 2;
-      traits.tiled = !problem.general;
+      traits.tiled = !problem.general && !problem.of_logits;
       traits.stat_bytes = (traits.item_bytes > 2 ? 3 : 1) * acc_bytes;
       traits.final_bytes = 4 * acc_bytes;
       break;
@@ -54,6 +54,14 @@ bool is_general(Op op, double factor, bool scaled, bool biased, bool masked, boo
   if (masked || op == Op::kSoftmaxJvp) return masked;
   if (op == Op::kLogSoftmaxJvp) return !transpose;
   return scaled || biased || !(factor > 0 && std::isfinite(factor));
+}
+
+bool takes_logits(const Problem& problem) {
+  const bool derivative = problem.op == Op::kSoftmaxJvp || (problem.op == Op::kLogSoftmaxJvp && problem.transpose);
+  const int64_t bytes = problem.rows.length * bytes_of(problem.dtype);
+  return derivative && !problem.general && problem.factor == 1 &&
+         (problem.dtype == DType::kFloat32 || problem.dtype == DType::kBFloat16) && problem.rows.inner == 1 &&
+         bytes > 2 * 16 && bytes <= 16 * kOnlyVectors * 32;
 }
 
 RowPlan plan_softmax(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, const RowTuning& tuning) {

@@ -12,6 +12,9 @@ namespace jaxgpuops::softmax {
 RowPlan plan_softmax(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes = -1,
                      const RowTuning& tuning = {});
 
+// Whether there is a kernel for a derivative with of_logits: for rows that a team of lanes holds in kOnlyVectors each.
+bool takes_logits(const Problem& problem);
+
 // Returns the value of Problem::general. Derivatives are general if they mask entries. The tangent of log_softmax is
 // also general if it is not transposed, since the fast kernels have only the transpose, which gradients need.
 bool is_general(Op op, double factor, bool scaled, bool biased, bool masked, bool transpose = false);

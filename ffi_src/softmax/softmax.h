@@ -34,6 +34,7 @@ struct Problem {
   Rows rows;
   double factor = 1;
   bool transpose = false;      // kLogSoftmaxJvp: apply the transposed map
+  bool of_logits = false;      // derivatives: y is the operand of the forward pass, not its result
   double label_smoothing = 0;  // used by kCrossEntropy and kCrossEntropyGrad
   double z_loss = 0;           // used by kCrossEntropy and kCrossEntropyGrad
   int64_t queries = 0;  // number of queries of a causal call, 0 if not causal; query = outer / query_stride % queries
@@ -50,7 +51,7 @@ struct Problem {
 // row-major. Arrays with one element for each row have the shape (outer, 1, inner).
 struct Buffers {
   const void* x = nullptr;         // derivatives: the tangent t
-  const void* y = nullptr;         // derivatives: the forward result
+  const void* y = nullptr;         // derivatives: the forward result; if of_logits, x
   const void* scale = nullptr;     // float32; float64 if x is float64
   const void* bias = nullptr;      // the same dtype as x
   const uint8_t* where = nullptr;  // PRED, that is bytes of 0 or 1

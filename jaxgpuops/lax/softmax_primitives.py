@@ -30,6 +30,20 @@ from jaxgpuops._primitive import Kernel, def_jvp, def_jvp_by_fallback, like
 # ---- Logits -----------------------------------------------------------------------------------------------------------
 
 
+# Rows of so few numbers are left to XLA on a GPU: as expressions of a whole row, in which the order of additions is
+# fixed. Those of a pair are elementwise, so XLA makes one loop of them and of what is around them.
+PAIR, SHORT = 2, 8
+
+
+def _leaves_pairs(rows, avals, *, factor=1.0, scaled=False, biased=False, masked=False, query_axis=None, **_):
+    return rows[1] == PAIR and not (factor != 1 or scaled or biased or masked or query_axis is not None)
+
+
+def _leaves_short(rows, avals, **params):
+    plain = _leaves_pairs((1, PAIR, 1), avals, **params)
+    return plain and 1 < rows[1] <= SHORT and rows[2] == 1
+
+
 def _kernel(name, operands, *, plan=True, shortest=2, **kwargs):
     """Makes a kernel with this many operands that do not broadcast, which optional operands follow.
 
@@ -48,16 +62,17 @@ def _kernel(name, operands, *, plan=True, shortest=2, **kwargs):
         masked=False,
         query_axis=None,
         transpose=False,
+        of_logits=False,
         **_,
     ):
         options = factor, scaled, biased, masked or query_axis is not None
         dtype = avals[0].dtype.name
         plan = _native.modules["cpu"].plan_softmax
-        return plan(name, *rows, dtype, *options, compute_capability, transpose=transpose)
+        return plan(name, *rows, dtype, *options, compute_capability, transpose=transpose, of_logits=of_logits)
 
     return Kernel(
         name,
-        broadcasts=lambda count, **_: range(operands, count),
+        broadcasts=lambda count, of_logits=False, **_: range(operands + of_logits, count),
         plan=plan_softmax if plan else None,
         shortest=shortest,
         **kwargs,
@@ -140,6 +155,27 @@ def _log_sum(z, m, axis):
     return jnp.where(jnp.isfinite(rest) & (count > 0), jnp.log1p(rest), jnp.log(jnp.sum(e, axis, keepdims=True)))
 
 
+def _length(x, axis):
+    """Returns the length of the axis, or 0 if it is a symbol."""
+    return x.shape[axis] if isinstance(x.shape[axis], int) else 0
+
+
+def _other(x, axis):
+    """Returns the other number of each pair."""
+    return lax.rev(x, (axis,))
+
+
+def _row_sum(x, axis):
+    """Returns sums of rows, in a shape that broadcasts; those of pairs in the shape of x, elementwise."""
+    return x + _other(x, axis) if _length(x, axis) == PAIR else jnp.sum(x, axis, keepdims=True)
+
+
+def _nan_if_infinite(z, axis):
+    """Returns NaN for pairs that have a NaN or +inf, or are -inf, else 0."""
+    m = jnp.maximum(z, _other(z, axis))
+    return m - m
+
+
 def _call(x, rest, axis, factor, scaled, biased, masked, query_axis, split=None):
     """Returns the logits and the mask of a call."""
     scale, bias, where = _optional(rest, scaled, biased, masked)
@@ -164,7 +200,7 @@ def _is_likely(p):
 def _relative(t, p, axis):
     """Subtracts the tangent of the likely entry, if there is one, from all tangents. That changes their mean by as
     much."""
-    most = jnp.sum(jnp.where(_is_likely(p), t, np.zeros((), t.dtype)), axis, keepdims=True)
+    most = _row_sum(jnp.where(_is_likely(p), t, np.zeros((), t.dtype)), axis)
     return t - most
 
 
@@ -173,14 +209,15 @@ def _times(y, factor, scale):
     return y if scale is None else y * scale
 
 
-def _softmax_jvp_fallback(t, y, *scale, axis, factor, scaled):
-    dtype, t, y = t.dtype, wide(t), wide(y)
+def _softmax_jvp_fallback(t, y, *rest, axis, factor, scaled, of_logits=False):
+    dtype, t, y, scale = t.dtype, wide(t), wide(y), () if of_logits else rest
     t = _relative(jnp.where(y == 0, np.zeros((), t.dtype), t), y, axis)
-    out = or_zero(y, t - jnp.sum(or_zero(y, t), axis, keepdims=True))
+    out = or_zero(y, t - _row_sum(or_zero(y, t), axis))
     return (_times(out, factor, *_optional(scale, scaled)).astype(dtype),)
 
 
-# The tangent of y, given the tangent of x. The map is its own transpose.
+# The tangent of y, given the tangent of x. The map is its own transpose. With the param ``of_logits``, here and below, the
+# last operand is x, and there is neither a scale nor a mask: see `Kernel`.
 softmax_jvp_p = _kernel(
     "softmax_jvp",
     2,
@@ -188,10 +225,12 @@ softmax_jvp_p = _kernel(
     fallback=_softmax_jvp_fallback,
     accepts=FLOATS.__contains__,
     attributes=("factor", "scaled"),
+    leaves=_leaves_pairs,
+    remakes=True,
 )
 
 
-def _log_softmax_jvp_fallback(t, y, *rest, axis, factor, scaled, masked, query_axis, transpose):
+def _log_softmax_jvp_fallback(t, y, *rest, axis, factor, scaled, masked, query_axis, transpose, of_logits=False):
     dtype, t, y = t.dtype, wide(t), wide(y)
     scale, where = _optional(rest, scaled, masked)
     mask = _mask(where, t.shape, axis, query_axis)
@@ -199,13 +238,11 @@ def _log_softmax_jvp_fallback(t, y, *rest, axis, factor, scaled, masked, query_a
     zero = np.zeros((), t.dtype)
     if transpose:
         likely = _is_likely(p)
-        total, others, q = (
-            jnp.sum(a, axis, keepdims=True) for a in (t, jnp.where(likely, zero, t), jnp.where(likely, zero, p))
-        )
+        total, others, q = (_row_sum(a, axis) for a in (t, jnp.where(likely, zero, t), jnp.where(likely, zero, p)))
         out = jnp.where(likely, q * total - others, t - p * total)
     else:
         t = _relative(t, p, axis)
-        out = t - jnp.sum(or_zero(p, t), axis, keepdims=True)
+        out = t - _row_sum(or_zero(p, t), axis)
     return (_where(mask, _times(out, factor, scale), 0).astype(dtype),)
 
 
@@ -218,6 +255,8 @@ log_softmax_jvp_p = _kernel(
     accepts=FLOATS.__contains__,
     attributes=("factor", "scaled", "masked", "transpose"),
     dimensions=("query_axis",),
+    leaves=_leaves_pairs,
+    remakes=True,
 )
 
 
@@ -290,17 +329,30 @@ _LOGITS = {"attributes": ("factor", "scaled", "biased", "masked"), "dimensions":
 
 def _softmax_fallback(x, *rest, axis, **logits):
     z, mask = _call(x, rest, axis, **logits)
+    if _length(x, axis) == PAIR and mask is None:
+        y = 1 / (1 + jnp.exp(_other(z, axis) - z))
+        return ((y + _nan_if_infinite(z, axis)).astype(x.dtype),)
     e = _where(mask, jnp.exp(_below(z, _maximum(z, axis)[0])), 0)
     return (_where(mask, e / jnp.sum(e, axis, keepdims=True), 0).astype(x.dtype),)
 
 
 softmax_p = _kernel(
-    "softmax", 1, results=_like_first, fallback=_softmax_fallback, accepts=FLOATS.__contains__, **_LOGITS
+    "softmax",
+    1,
+    results=_like_first,
+    fallback=_softmax_fallback,
+    accepts=FLOATS.__contains__,
+    leaves=_leaves_pairs,
+    **_LOGITS,
 )
 
 
 def _log_softmax_fallback(x, *rest, axis, **logits):
     z, mask = _call(x, rest, axis, **logits)
+    if _length(x, axis) == PAIR and mask is None:
+        d = _other(z, axis) - z
+        y = -(jnp.maximum(d, 0) + jnp.log1p(jnp.exp(-abs(d))))
+        return ((y + _nan_if_infinite(z, axis)).astype(x.dtype),)
     m, _ = _maximum(z, axis)
     return (_where(mask, _below(z, m) - _log_sum(z, m, axis), -np.inf).astype(x.dtype),)
 
@@ -312,6 +364,7 @@ log_softmax_p = _kernel(
     results=_like_first,
     fallback=_log_softmax_fallback,
     accepts=FLOATS.__contains__,
+    leaves=_leaves_pairs,
     **_LOGITS,
 )
 
@@ -336,6 +389,12 @@ def_jvp(log_softmax_p, _log_softmax_jvp)
 
 def _logsumexp_fallback(x, *rest, axis, parts, **logits):
     z, _ = _call(x, rest, axis, **logits)
+    if 1 < _length(x, axis) <= SHORT:
+        each = [lax.index_in_dim(z, i, axis, keepdims=False) for i in range(x.shape[axis])]
+        m = functools.reduce(jnp.maximum, each)
+        m = jnp.where(jnp.isfinite(m), m, np.zeros((), m.dtype))
+        both = [m, jnp.log(functools.reduce(jnp.add, (jnp.exp(a - m) for a in each)))]
+        return both if parts else (whole(both, x.dtype),)
     _, m = _maximum(z, axis)
     both = [lax.squeeze(a, (axis,)) for a in (m, _log_sum(z, m, axis))]
     return both if parts else (whole(both, x.dtype),)
@@ -357,6 +416,7 @@ logsumexp_p = _kernel(
     fallback=_logsumexp_fallback,
     accepts=FLOATS.__contains__,
     attributes=(*_LOGITS["attributes"], "parts"),
+    leaves=_leaves_short,
     dimensions=_LOGITS["dimensions"],
 )
 

@@ -64,7 +64,7 @@ def softmax(
     that is masked whole is 0.
 
     Derivatives: with respect to ``x``, ``scale`` and ``bias``; a cotangent that broadcasts is summed. That of ``x`` is
-    one kernel, which reads the result and the cotangent. Masked entries have the gradient 0, never NaN. Reverse mode
+    one kernel, which reads the cotangent and the result (of short rows in small arrays: ``x``). Masked entries have the gradient 0, never NaN. Reverse mode
     works, and whatever is built on top of it (`jax.grad`, `jax.jacrev`, `jax.hessian`, gradients of gradients). For
     forward mode at the bottom (`jax.jvp`, `jax.jacfwd`, `jax.linearize`) use `jaxgpuops.lax.softmax`; here JAX raises
     TypeError.
@@ -223,9 +223,11 @@ def _backward(name, axis, factor, query_axis, residuals, ct):
     def pull(scale, factor):
         """Returns the cotangent of x, which becomes logits when it is multiplied by scale and factor."""
         params = {"axis": axis, "factor": factor, "scaled": scale is not None}
+        plain = all(operand is None for operand in residuals[1][1:]) and factor == 1 and query_axis is None
+        made_from, params = (x, params | {"of_logits": True}) if plain else (None, params)
         if name == "softmax":
-            return primitives.softmax_jvp_p(*given(ct, y, scale), **params)[0]
-        operands = given(ct, y, scale, where)
+            return primitives.softmax_jvp_p(*given(ct, y, scale, made_from), **params)[0]
+        operands = given(ct, y, scale, where, made_from)
         params |= {"masked": where is not None, "query_axis": query_axis, "transpose": True}
         return primitives.log_softmax_jvp_p(*operands, **params)[0]
 

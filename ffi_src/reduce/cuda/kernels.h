@@ -10,7 +10,7 @@ namespace jaxgpuops::reduce {
 
 cudaError_t launch_sum(cudaStream_t, const RowPlan&, const Problem&, const Buffers&, void* workspace);
 cudaError_t launch_dot(cudaStream_t, const RowPlan&, const Problem&, const Buffers&, void* workspace);
-// For sums, maxima and minima of few elements.
+// For sums of few floats.
 cudaError_t launch_small(cudaStream_t, const RowPlan&, const Problem&, const Buffers&);
 cudaError_t launch_extreme(cudaStream_t, const RowPlan&, const Problem&, const Buffers&, void* workspace);
 

@@ -1,18 +1,15 @@
-// Small sums, maxima and minima: the kernels of row_engine/cuda/small.cuh.
+// Small sums of floats: the kernel of row_engine/cuda/small.cuh.
 #include "row_engine/cuda/small.cuh"
 #include "reduce/cuda/dispatch.cuh"
 
 namespace jaxgpuops::reduce {
 
 cudaError_t launch_small(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers) {
-  return with_element(problem.dtype, [&](auto element) {
-    using E = decltype(element);
-    const auto run = [&](auto policy) {
-      using P = decltype(policy);
-      return row_engine::run_small<P>(stream, plan, problem.rows, parameters_of<P>(problem, buffers));
-    };
-    return problem.op == Op::kSum ? run(Sum<E, false>{}) : run(Extreme<E, false>{});
-  });
+  const auto run = [&](auto element) {
+    using P = Sum<decltype(element), false>;
+    return row_engine::run_small<P>(stream, plan, problem.rows, parameters_of<P>(problem, buffers));
+  };
+  return is_float8(problem.dtype) ? with_float8(problem.dtype, run) : with_float(problem.dtype, run);
 }
 
 }  // namespace jaxgpuops::reduce

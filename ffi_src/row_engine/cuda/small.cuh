@@ -1,9 +1,8 @@
 // Kernels for arrays of few elements in all, rows or columns alike (see common/cuda/small.cuh). The array is read once
 // and written once.
 //
-// There are two kernels. Where the order of merging does not change statistics, some threads share a column, and each
-// takes some of its elements. Otherwise a lane has one element and computes its summand, and all lanes of a column add
-// up these summands in the order of the walking kernels, so the bits are theirs.
+// A lane has one element and computes its summand, and all lanes of a column add up these summands in the order of the
+// walking kernels, so the bits are theirs.
 #pragma once
 
 #include <algorithm>
@@ -20,47 +19,10 @@ struct SmallParameters {
   const void* x;
   void* out;  // null: the call has no results of the full shape
   SmallColumns columns;
-  uint32_t positions;  // small_kernel: the most positions of a part
-  uint32_t batch;      // small_kernel: positions that a walk adds up at a time, a power of two
+  uint32_t positions;  // the most positions of a part
+  uint32_t batch;      // positions that a walk adds up at a time, a power of two
   typename P::Args args;
 };
-
-// True if the order of merging does not matter: for maxima and for sums of integers.
-template <class P>
-constexpr bool kExact = P::kSums == 0 || !std::is_floating_point_v<typename P::Element::Acc>;
-
-template <class P>
-__global__ void __launch_bounds__(kMostSmallThreads) small_fold_kernel(const __grid_constant__ SmallParameters<P> p) {
-  using Element = typename P::Element;
-  using Bits = typename Element::Bits;
-  using Acc = typename Element::Acc;
-  const SmallPlace place(p.columns);
-  const Bits* const x = static_cast<const Bits*>(p.x) + place.first;
-  const uint32_t length = once(p.columns.length);
-  const auto fold = [](Acc a, Acc b) {
-    if constexpr (P::kSums == 0) {
-      return P::larger(a, b);
-    } else {
-      return a + b;
-    }
-  };
-  const auto value = [&](Bits bits) { return P::value(p.args, Element::load(bits)); };
-  const Bits pad = P::pad(p.args, 0);
-  Acc mine = value(pad);
-#pragma unroll 1
-  for (uint32_t i = place.part; i < length; i += kFoldEach * place.parts) {
-    Bits loaded[kFoldEach];
-#pragma unroll
-    for (uint32_t u = 0; u < kFoldEach; ++u)
-      loaded[u] = i + u * place.parts < length ? x[(i + u * place.parts) * place.step] : pad;
-#pragma unroll
-    for (uint32_t u = 0; u < kFoldEach; ++u) mine = fold(mine, value(loaded[u]));
-  }
-  if (!place.merge(mine, fold)) return;
-  const Stat<P> stat = {mine};
-  const typename P::Row row = {};
-  P::write_row(p.args, place.column, row, P::finish(p.args, row, stat));
-}
 
 // A warp has the same part of some columns as a warp of a walking kernel: positions threadIdx.y, threadIdx.y +
 // blockDim.y, ..
@@ -144,21 +106,15 @@ template <class P>
 cudaError_t run_small(cudaStream_t stream, const RowPlan& plan, const Rows& rows, const Parameters<P>& p) {
   static_assert(is_policy<P>() && kWalks<P> && P::kOperands == 1 && !P::kHole);
   const SmallColumns columns(rows, plan.column_lane_bits, plan.lane_bits);
+  const int groups = plan.block_warps / plan.axis_warps;  // groups of columns in a block
   SmallParameters<P> s = {p.operands[0], p.out, columns, 0, 0, p.args};
+  s.positions = static_cast<uint32_t>((rows.length + plan.axis_warps - 1) / plan.axis_warps);
+  s.batch = rows.length <= held_positions(1) ? held_positions(1) : Walk<P>::kCount;
+  const int64_t of_block = int64_t{groups} << plan.column_lane_bits;
   Launch launched;
-  if constexpr (kExact<P>) {
-    launched.grid = dim3(static_cast<unsigned>(small_shape(rows, kFoldEach).blocks));
-    launched.block = dim3(plan.threads());
-    return launch(stream, launched, small_fold_kernel<P>, s);
-  } else {
-    s.positions = static_cast<uint32_t>((rows.length + plan.axis_warps - 1) / plan.axis_warps);
-    s.batch = rows.length <= held_positions(1) ? held_positions(1) : Walk<P>::kCount;
-    const int groups = plan.block_warps / plan.axis_warps;  // groups of columns in a block
-    const int64_t of_block = int64_t{groups} << plan.column_lane_bits;
-    launched.grid = dim3(static_cast<unsigned>((rows.count() + of_block - 1) / of_block));
-    launched.block = dim3(32, plan.axis_warps, groups);
-    return launch(stream, launched, small_kernel<P>, s);
-  }
+  launched.grid = dim3(static_cast<unsigned>((rows.count() + of_block - 1) / of_block));
+  launched.block = dim3(32, plan.axis_warps, groups);
+  return launch(stream, launched, small_kernel<P>, s);
 }
 
 }  // namespace jaxgpuops::row_engine

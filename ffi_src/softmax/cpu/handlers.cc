@@ -25,19 +25,21 @@ ffi::Error log_sum_exp(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingArg
 }
 
 ffi::Error softmax_jvp(ffi::ThreadPool pool, ffi::AnyBuffer t, ffi::AnyBuffer y, ffi::RemainingArgs rest,
-                       ffi::Result<ffi::AnyBuffer> out, int64_t axis, double factor, bool scaled) {
+                       ffi::Result<ffi::AnyBuffer> out, int64_t axis, double factor, bool scaled, bool of_logits) {
   return handle(target_name(Op::kSoftmaxJvp), [&] {
-    const Call call = jvp_call(Op::kSoftmaxJvp, t, y, rest, *out, axis, factor, scaled, false, -1, false);
+    if (of_logits) throw invalid("of_logits is for GPUs");
+    const Call call = jvp_call(Op::kSoftmaxJvp, t, y, rest, *out, axis, factor, scaled, false, -1, false, of_logits);
     cpu::run_tangent(call.problem, call.buffers, workers_of(pool));
   });
 }
 
 ffi::Error log_softmax_jvp(ffi::ThreadPool pool, ffi::AnyBuffer t, ffi::AnyBuffer y, ffi::RemainingArgs rest,
                            ffi::Result<ffi::AnyBuffer> out, int64_t axis, double factor, bool scaled, bool masked,
-                           int64_t query_axis, bool transpose) {
+                           int64_t query_axis, bool transpose, bool of_logits) {
   return handle(target_name(Op::kLogSoftmaxJvp), [&] {
+    if (of_logits) throw invalid("of_logits is for GPUs");
     const Call call =
-        jvp_call(Op::kLogSoftmaxJvp, t, y, rest, *out, axis, factor, scaled, masked, query_axis, transpose);
+        jvp_call(Op::kLogSoftmaxJvp, t, y, rest, *out, axis, factor, scaled, masked, query_axis, transpose, of_logits);
     cpu::run_tangent(call.problem, call.buffers, workers_of(pool));
   });
 }

@@ -38,19 +38,20 @@ ffi::Error log_sum_exp(cudaStream_t stream, ffi::AnyBuffer x, ffi::RemainingArgs
 
 ffi::Error softmax_jvp(cudaStream_t stream, ffi::AnyBuffer t, ffi::AnyBuffer y, ffi::RemainingArgs rest,
                        ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace, int64_t axis,
-                       double factor, bool scaled) {
+                       double factor, bool scaled, bool of_logits) {
   return handle(target_name(Op::kSoftmaxJvp), [&] {
-    const Call call = jvp_call(Op::kSoftmaxJvp, t, y, rest, *out, axis, factor, scaled, false, -1, false);
+    const Call call = jvp_call(Op::kSoftmaxJvp, t, y, rest, *out, axis, factor, scaled, false, -1, false, of_logits);
     run(stream, call, t, *workspace, axis);
   });
 }
 
 ffi::Error log_softmax_jvp(cudaStream_t stream, ffi::AnyBuffer t, ffi::AnyBuffer y, ffi::RemainingArgs rest,
                            ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace, int64_t axis,
-                           double factor, bool scaled, bool masked, int64_t query_axis, bool transpose) {
+                           double factor, bool scaled, bool masked, int64_t query_axis, bool transpose,
+                           bool of_logits) {
   return handle(target_name(Op::kLogSoftmaxJvp), [&] {
     const Call call =
-        jvp_call(Op::kLogSoftmaxJvp, t, y, rest, *out, axis, factor, scaled, masked, query_axis, transpose);
+        jvp_call(Op::kLogSoftmaxJvp, t, y, rest, *out, axis, factor, scaled, masked, query_axis, transpose, of_logits);
     run(stream, call, t, *workspace, axis);
   });
 }

@@ -18,7 +18,9 @@ cudaError_t launch_softmax(cudaStream_t stream, const RowPlan& plan, const Probl
     case Op::kCrossEntropy:
     case Op::kCrossEntropyGrad: return launch_cross_entropy(stream, plan, problem, buffers, workspace);
     case Op::kSoftmaxJvp:
-    case Op::kLogSoftmaxJvp: return launch_jvp(stream, plan, problem, buffers, workspace);
+    case Op::kLogSoftmaxJvp:
+      return problem.of_logits ? launch_gradient(stream, plan, problem, buffers)
+                               : launch_jvp(stream, plan, problem, buffers, workspace);
   }
   return cudaErrorInvalidValue;
 }

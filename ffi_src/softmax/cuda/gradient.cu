@@ -1,0 +1,113 @@
+// Gradients of softmax and log_softmax from x and the cotangent, for short rows: the forward result, which nothing else
+// needs, is made on the way and stays in registers. Both arrays are read once, and the gradient is written once.
+//
+// A team of lanes holds a row, as in rows_kernel. The forward result is rounded as it would be in memory, and sums are
+// added up in the order of rows_kernel, so the bits are those of the two kernels whose place this one takes.
+#include "softmax/cuda/dispatch.cuh"
+#include "softmax/plan.h"
+
+namespace jaxgpuops::softmax {
+namespace {
+
+struct GradientParameters {
+  const void *x, *cotangent;
+  void* out;
+  int64_t rows;
+  int length, lane_bits;
+};
+
+// P is the policy of the forward pass, Q that of its derivative.
+template <class P, class Q, Op op, bool kAligned>
+__global__ void __launch_bounds__(32 * kPartWarps) gradient_kernel(const __grid_constant__ GradientParameters p) {
+  using Element = typename P::Element;
+  using Bits = typename Element::Bits;
+  using Acc = typename Element::Acc;
+  constexpr int kWidth = 16 / sizeof(Bits);
+  const row_engine::Span<P, kOnlyVectors, kAligned, true> span(p.lane_bits);
+  const int64_t row = int64_t{blockIdx.x} * (blockDim.x >> p.lane_bits) + (threadIdx.x >> p.lane_bits);
+  const bool last = row + 1 == p.rows;
+  const int left = row < p.rows ? p.length : 0;
+  const int64_t at = row * p.length;
+
+  typename P::Args known = {};
+  known.op = op;
+  known.scale.factor = 1;
+  const Unscaled<typename P::Args> args(known);
+  row_engine::Held<P, kOnlyVectors, true> forward;
+  row_engine::Held<Q, kOnlyVectors, true> backward;  // the cotangent, and the forward result
+  span.load(static_cast<const Bits*>(p.x) + at, left, last, P::pad(args, 0), forward.raw[0]);
+  span.load(static_cast<const Bits*>(p.cotangent) + at, left, last, Bits{}, backward.raw[0]);
+
+  Stat<P> stat;
+  stat.of[0] = row_engine::merged_peak<P>(forward.peak(args), 0, p.lane_bits);
+  stat.sum(0) = row_engine::merged_sum(forward.sum(args, 0, P::guard(stat.peak()), 0, kWidth), 0, p.lane_bits);
+  const typename P::Row plain = {1};
+  const auto final = P::finish(args, plain, stat);
+#pragma unroll
+  for (int j = 0; j < kOnlyVectors; ++j) {
+    Acc values[kWidth];
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) values[i] = P::output(args, plain, final, forward.x(args, j, i), Acc(0));
+    backward.raw[1][j] = row_engine::packed<Element>(values);
+  }
+
+  typename Q::Args of_result = {};
+  of_result.scale.factor = 1;
+  of_result.transpose = true;
+  const typename Q::Row unscaled = {1};
+  Stat<Q> sums;
+  Q::with_sum_args(of_result, [&](const auto& known) {
+#pragma unroll
+    for (int k = 0; k < Q::kSums; ++k)
+      sums.sum(k) = row_engine::merged_sum(backward.sum(known, k, Acc(0), 0, kWidth), 0, p.lane_bits);
+  });
+  const auto total = Q::finish(of_result, unscaled, sums);
+  Pack packs[kOnlyVectors];
+  Q::with_args(of_result, [&](const auto& known) {
+#pragma unroll
+    for (int j = 0; j < kOnlyVectors; ++j) {
+      Acc values[kWidth];
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i)
+        values[i] = Q::output(known, unscaled, total, backward.x(known, j, i), backward.y(j, i));
+      packs[j] = row_engine::packed<Element>(values);
+    }
+  });
+  span.store(static_cast<Bits*>(p.out) + at, left, packs);
+}
+
+template <class P, class Q, Op op>
+cudaError_t launch_kernel(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers) {
+  const GradientParameters p = {
+      buffers.y, buffers.x, buffers.out, problem.rows.outer, static_cast<int>(problem.rows.length), plan.lane_bits};
+  const auto past_vector = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16; };
+  const bool aligned = past_vector(p.x) + past_vector(p.cotangent) + past_vector(p.out) == 0 &&
+                       problem.rows.length * plan.traits.item_bytes % 16 == 0;
+  const int64_t teams = plan.threads() >> plan.lane_bits, blocks = (p.rows + teams - 1) / teams;
+  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+  Launch launched;
+  launched.grid = dim3(static_cast<unsigned>(blocks));
+  launched.block = dim3(plan.threads());
+  return launch(stream, launched, aligned ? gradient_kernel<P, Q, op, true> : gradient_kernel<P, Q, op, false>, p);
+}
+
+template <class E>
+cudaError_t launch_of(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers) {
+  using P = Softmax<E, false>;
+  if (problem.op == Op::kSoftmaxJvp)
+    return launch_kernel<P, SoftmaxTangent<E>, Op::kSoftmax>(stream, plan, problem, buffers);
+  return launch_kernel<P, LogSoftmaxTangent<E, false>, Op::kLogSoftmax>(stream, plan, problem, buffers);
+}
+
+}  // namespace
+
+cudaError_t launch_gradient(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers) {
+  if (plan.algorithm == RowAlgorithm::kEmpty) return cudaSuccess;
+  switch (problem.dtype) {
+    case DType::kBFloat16: return launch_of<BFloat16>(stream, plan, problem, buffers);
+    case DType::kFloat32: return launch_of<Float32>(stream, plan, problem, buffers);
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace jaxgpuops::softmax
