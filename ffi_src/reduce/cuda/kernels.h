@@ -8,10 +8,8 @@
 
 namespace jaxgpuops::reduce {
 
-cudaError_t launch_sum(cudaStream_t, const RowPlan&, const Problem&, const Buffers&, void* workspace);
-cudaError_t launch_dot(cudaStream_t, const RowPlan&, const Problem&, const Buffers&, void* workspace);
+cudaError_t launch_rows(cudaStream_t, const RowPlan&, const Problem&, const Buffers&, void* workspace);
 // For sums of few floats.
 cudaError_t launch_small(cudaStream_t, const RowPlan&, const Problem&, const Buffers&);
-cudaError_t launch_extreme(cudaStream_t, const RowPlan&, const Problem&, const Buffers&, void* workspace);
 
 }  // namespace jaxgpuops::reduce
