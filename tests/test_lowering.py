@@ -121,7 +121,7 @@ def test_a_mean_is_one_call(cuda):
 
 @pytest.mark.parametrize("axis", range(3))
 @pytest.mark.parametrize("op", OPS)
-def test_compiled_program_has_no_copy(op, axis):
+def test_compiled_program_has_no_copy(kernels, op, axis):
     target, fn = OPS[op]
     shape = (*SHAPE[:axis], 8, *SHAPE[axis + 1 :])  # on the CPU, the shortest rows have no kernel
     for batch in range(4):
@@ -641,7 +641,7 @@ def reduce_calls(dtype):
         *itertools.product([reduce_calls], ["float32", "bfloat16", "float8_e5m2", "int8", "uint32", "bool"]),
     ],
 )
-def test_fallback_of_rows_equals_kernel(monkeypatch, family, dtype):
+def test_fallback_of_rows_equals_kernel(monkeypatch, kernels, family, dtype):
     with jax.enable_x64(dtype == "float64"):
         calls, both = list(family(dtype)), []
         for disable in ("", "all"):

@@ -355,7 +355,8 @@ def test_jax_has_the_private_names_that_partitioning_needs():
 
 
 def test_every_kernel_has_a_rule():
-    assert {*_primitive.KERNELS} == {*_partition.RULES}
+    # The mask of `choose` is gathered: a byte for each element, where its places have four.
+    assert {*_primitive.KERNELS} - {"choose"} == {*_partition.RULES}
 
 
 @pytest.mark.filterwarnings("ignore:jaxgpuops gathers arrays")

@@ -30,15 +30,17 @@ __device__ __forceinline__ Word<Key> word_of(Key bits, const SortOrder& order) {
 // What a pass makes its digits with. It is in shared memory: where it is read anew, the compiler makes the digits of
 // all elements again, in fewer instructions than it would take to spill them. Masks, since votes need all predicates.
 struct Digits {
-  uint32_t select;  // selects the byte of a word: of its upper half if bit 16 is set
-  uint32_t floats;  // all ones if keys are floats of 32 or 64 bits, else 0
-  float zero;       // 0
+  uint32_t select;   // selects the byte of a word: of its upper half if bit 16 is set
+  uint32_t floats;   // all ones if elements are floats of 32 or 64 bits, else 0
+  uint32_t numbers;  // all ones if, besides, -0 is +0 and all NaNs are one; else 0, as in top-k's total order
+  float zero;        // 0
 };
 
 template <class Key>
 __device__ __forceinline__ Digits digits_of(int pass, const SortOrder& order) {
   const auto byte = static_cast<uint32_t>(sizeof(Key) < 4 ? pass + 2 : pass);
-  return {0x4440 | byte % 4 | byte / 4 << 16, order.ascending.sign != 0 ? ~0u : 0, 0.f};
+  return {0x4440 | byte % 4 | byte / 4 << 16, order.ascending.order.magnitude != 0 ? ~0u : 0,
+          order.ascending.sign != 0 ? ~0u : 0, 0.f};
 }
 template <class Key>
 __device__ __forceinline__ void set_digits(volatile Digits& digits, int pass, const SortOrder& order) {
@@ -46,10 +48,11 @@ __device__ __forceinline__ void set_digits(volatile Digits& digits, int pass, co
   const Digits own = digits_of<Key>(pass, order);
   digits.select = own.select;
   digits.floats = own.floats;
+  digits.numbers = own.numbers;
   digits.zero = own.zero;
 }
 __device__ __forceinline__ Digits read_anew(const volatile Digits& digits) {
-  return {digits.select, digits.floats, digits.zero};
+  return {digits.select, digits.floats, digits.numbers, digits.zero};
 }
 
 // Digits of integers are bytes of their bits, and those of floats nearly so: an exclusive or with `turn` puts them into
@@ -68,17 +71,18 @@ __device__ __forceinline__ uint32_t digit_of(Word<Key> word, const Digits& digit
   if constexpr (sizeof(Key) == 4) {
     // the sum turns -0 into 0, and any NaN into the largest one
     const uint32_t number = __float_as_uint(__fadd_rn(__uint_as_float(word), digits.zero));
-    half = choose(digits.floats, number, half);
+    half = choose(digits.numbers, number, half);
     half ^= sign_mask(half) & digits.floats & 0x7fffffff;
   }
   if constexpr (sizeof(Key) == 8) {
     const uint32_t upper = 0u - (digits.select >> 16), magnitude = ~(upper & 1u << 31);
     const double element = __longlong_as_double(static_cast<long long>(word));
     const auto number = static_cast<uint64_t>(__double_as_longlong(__dadd_rn(element, digits.zero)));
-    const auto high = static_cast<uint32_t>(number >> 32);
-    uint32_t of_float = choose(upper, high, static_cast<uint32_t>(number)) ^ (sign_mask(high) & magnitude);
-    if (isnan(element)) of_float = magnitude;
-    half = choose(digits.floats, of_float, choose(upper, static_cast<uint32_t>(word >> 32), half));
+    const uint32_t high =
+        choose(digits.numbers, static_cast<uint32_t>(number >> 32), static_cast<uint32_t>(word >> 32));
+    const uint32_t low = choose(digits.numbers, static_cast<uint32_t>(number), half);
+    half = choose(upper, high, low) ^ (sign_mask(high) & magnitude & digits.floats);
+    if (isnan(element)) half = choose(digits.numbers, magnitude, half);
   }
   return __byte_perm(half, 0, digits.select);
 }
@@ -87,7 +91,7 @@ __device__ __forceinline__ uint32_t digit_of(Word<Key> word, const Digits& digit
 template <class Key>
 __device__ __forceinline__ Word<Key> last_word(int pass, const SortOrder& order) {
   uint32_t byte = turn_of<Key>(pass, order) ^ (kDigits - 1);
-  const bool is_float = sizeof(Key) >= 4 && order.ascending.sign != 0;
+  const bool is_float = sizeof(Key) >= 4 && order.ascending.order.magnitude != 0;
   if (is_float && pass == sizeof(Key) - 1 && byte >= 128) byte ^= 127;  // the digit of a negative number
   return Word<Key>{byte} << (kDigitBits * (sizeof(Key) < 4 ? pass + 2 : pass));
 }
