@@ -22,10 +22,10 @@ void plan_tables(const Rows& rows, int64_t bins, int64_t ranges, int64_t extra, 
   plan.ranges = ranges;
   plan.range = ceil_div(bins, ranges);
   // Small tables let four blocks share a multiprocessor. A block has as many tables as fit, but at most one for every
-  // two warps. Short rows of few bins take no longer than their table takes to be cleared and written, by two warps.
+  // two warps.
   const int64_t own = 4 * plan.range, quarter = gpu.multiprocessor_shared / 4 - 1024 - extra;
   plan.threads = own <= quarter ? 512 : 1024;
-  if (rows.length <= 2048 && own <= quarter) plan.threads = rows.length <= 256 && own <= 2048 && !extra ? 64 : 128;
+  if (rows.length <= 2048 && own <= quarter) plan.threads = 128;
   const int64_t per_block = own <= quarter ? quarter : gpu.shared_bytes - extra;
   plan.tables =
       static_cast<int>(std::clamp<int64_t>(std::min<int64_t>(per_block, 32 << 10) / own, 1, plan.threads / 64));

@@ -173,11 +173,9 @@ __global__ void __launch_bounds__(1024) bincount_tables_kernel(const __grid_cons
       if (has[p]) pack[p] = load_once(from + at);
     }
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      if (i + p * blockDim.x + (threadIdx.x & ~31u) >= packs) break;  // the warp has no more
+    for (int p = 0; p < kPacks; ++p)
 #pragma unroll
       for (int e = 0; e < kPerPack; ++e) counter.add(has[p] ? binning(get<Bits>(pack[p], e)) : counter.kNone, e == 0);
-    }
   }
   const int64_t rest = packs_at + packs * kPerPack;
   if (threadIdx.x < 32) count(rest + threadIdx.x, rest + threadIdx.x < end);
