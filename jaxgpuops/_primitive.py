@@ -37,19 +37,17 @@ from jax._src.core import Primitive, ShardingTypeError
 from jax._src.interpreters.mlir import broadcast_in_dim, lower_with_sharding_in_types
 from jax._src.mesh import use_abstract_mesh
 from jax._src.sharding_impls import ShardingContext, SPMDAxisContext
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import batching, mlir
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxgpuops import _native, _partition
-from jaxgpuops._partition import ends, whole_shape
+from jaxgpuops import _native, _partition, _split
+from jaxgpuops._split import ends, whole_shape
 
 # `auto_insert_reshard` was called `standard_insert_pvary` before jax 0.10.
 _vary = getattr(_core, "auto_insert_reshard", None) or _core.standard_insert_pvary
 
 KERNELS: dict[str, Kernel] = {}  # the kernels by name
 _MADE_OF_OTHERS = "made of other kernels"
-# The most bytes of an array that is kept in the place of another that is made from it, so that this is not made.
-MOST_REMADE = 16 << 20
 MAX_GROUPS = 8  # IndexMap::kMaxGroups of ffi_src/common/broadcast.h
 
 
@@ -152,9 +150,6 @@ class Kernel:
       leaves: ``leaves(rows, avals, **params)`` says whether XLA's own kernels are faster on a GPU than those of
         the CUDA handler. It is not asked where XLA may split the program: there the kernel's `Rule` holds, and it is
         asked again for each device's part.
-      remakes: whether the call may have the param ``of_logits`` and, as its last operand, what its second operand y was
-        made from. A CUDA handler that can make y on the way takes that in the place of y, if the array is small and the
-        plan is not "none"; then XLA makes no y, if nothing else needs it. Other calls leave it out.
       reindexes: whether the axis of results is another one than that of the operands: then it is split over an explicit
         mesh only as the param ``along`` says, if there is one. Others are split as the operands are. So are those of
         calls with the param ``permutes``.
@@ -176,7 +171,6 @@ class Kernel:
         shortest: int = 0,
         plan: Callable[..., dict[str, Any]] | None = None,
         leaves: Callable[..., bool] | None = None,
-        remakes: bool = False,
         reindexes: bool = False,
         splits_as_one: bool = False,
     ):
@@ -192,7 +186,6 @@ class Kernel:
         self.shortest = shortest
         self.plan = plan
         self.leaves = leaves
-        self.remakes = remakes
         self.reindexes = reindexes
         self.splits_as_one = splits_as_one
         self.primitive = p = Primitive(self.target)
@@ -206,7 +199,7 @@ class Kernel:
         KERNELS[name] = self
 
     def __call__(self, *operands: jax.Array, axis: int | tuple[int, ...], split=None, **params: Any) -> list[jax.Array]:
-        """Calls the kernel. With ``split``, the `_partition.Split` that ``axis_name`` gives, operands and results are
+        """Calls the kernel. With ``split``, the `_split.Split` that ``axis_name`` gives, operands and results are
         this device's parts."""
         if split is None:
             return self.primitive.bind(*_vary(*operands), axis=axis, **params)
@@ -245,9 +238,9 @@ class Kernel:
             sharding = mesh.update(spec=mesh.spec.update(partitions=tuple(name for _, name in dims)))
             shape = tuple(size for size, _ in dims)
             aval = x.update(shape=shape, dtype=np.dtype(dtype), weak_type=False, sharding=sharding)
-            keeps = length is not None and getattr(_partition.rule_of(self, params), "keeps", False)
+            keeps = length is not None and getattr(_split.rule_of(self, params), "keeps", False)
             is_part = split is None or not split.checked or keeps
-            return aval if is_part else _partition.invarying(aval, split.names)
+            return aval if is_part else _split.invarying(aval, split.names)
 
         return [result(*each) for each in self.results(*avals, axis=axis, **params)]
 
@@ -316,17 +309,12 @@ class Kernel:
         if split is not None:
             outs = _lower_fun(
                 ctx,
-                functools.partial(_partition.run_manually, self, split, ctx.avals_out, axis=axis, **params),
+                functools.partial(_split.run_manually, self, split, ctx.avals_out, axis=axis, **params),
                 operands,
             )
             return [lower_with_sharding_in_types(ctx, y, aval) for y, aval in zip(outs, ctx.avals_out, strict=True)]
         platform = platform or "/".join(ctx.platforms or ctx.module_context.platforms)
-        partitioned = _is_partitioned(ctx) and not ctx.module_context.lowering_parameters.for_export
-        if params.get("of_logits"):
-            remade = platform == "cuda" and not partitioned and self._is_remade(ctx.avals_in, axis=axis, **params)
-            kept = (0, 2) if remade else (0, 1)
-            params = {name: value for name, value in params.items() if remade or name != "of_logits"}
-            operands, ctx = [operands[i] for i in kept], ctx.replace(avals_in=[ctx.avals_in[i] for i in kept])
+        partitioned = asks_partitioner(ctx)
         avals, first = ctx.avals_in, axis
         if not isinstance(axis, int):
             first = axis[0]
@@ -345,7 +333,7 @@ class Kernel:
             _warn_missing_partitioner()
         if choice.partitioned:
             beside = ((), ())
-            if (rule := _partition.rule_of(self, params)) and rule.beside:
+            if (rule := _split.rule_of(self, params)) and rule.beside:
                 function = functools.partial(rule.beside, axis=axis, **params)
                 shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in ctx.avals_in]
                 beside = jax.eval_shape(function, *shapes), _lower_fun(ctx, function, operands)
@@ -357,13 +345,6 @@ class Kernel:
                 _warn_missing_cuda(choice.why)
             outs = _lower_fun(ctx, functools.partial(self.fallback, axis=axis, **params), operands)
         return [lower_with_sharding_in_types(ctx, out, aval) for out, aval in zip(outs, ctx.avals_out, strict=True)]
-
-    def _is_remade(self, avals, *, axis, **params) -> bool:
-        size = math.prod(avals[0].shape) * avals[0].dtype.itemsize
-        if jax.export.is_symbolic_dim(size) or size > MOST_REMADE:
-            return False
-        choice = self.choose("cuda", avals[:2], axis=axis, **params)
-        return choice.kernel is not None
 
     def _custom_call(self, ctx, operands, choice, *, axis, **params):
         whole = whole_shape(ctx.avals_in, axis)
@@ -379,13 +360,11 @@ class Kernel:
             # One row of bytes per outer index, so that the workspace partitions with the batch.
             workspace = (*whole[:axis], choice.plan["workspace_bytes"])
             outs.append((jax.core.ShapedArray(workspace, np.uint8), True))
-        contract = _sharding_contract(ctx, axis, batch_dims, len(whole), ins, outs)
+        contract = _partition.contract(ctx, axis, batch_dims, len(whole), ins, outs)
         aliases = {i: out for i, out in self.aliases.items() if _is_worth_a_copy(choice.platform, ctx.avals_in[i])}
         lower = jax.ffi.ffi_lowering(self.target, extra_attributes=contract, operand_output_aliases=aliases)
         attributes = {name: _attribute(params[name]) for name in self.attributes}
         attributes |= {name: np.int64(d) for name, d in (numbers | {"axis": axis}).items()}
-        if self.remakes:
-            attributes["of_logits"] = params.get("of_logits", False)
         return lower(ctx.replace(avals_out=[aval for aval, _ in outs]), *operands, **attributes)[: len(ctx.avals_out)]
 
 
@@ -443,6 +422,11 @@ def _is_partitioned(ctx) -> bool:
     return False
 
 
+def asks_partitioner(ctx) -> bool:
+    """Whether XLA's partitioner can ask how to split a call. Where an exported program is compiled, it cannot."""
+    return _is_partitioned(ctx) and not ctx.module_context.lowering_parameters.for_export
+
+
 def _expand(ctx, operands, target):
     """Broadcasts every operand to ``target(shape of the operand)``."""
 
@@ -477,48 +461,6 @@ def groups_after(avals, axis) -> int:
     x, *others = (aval.shape for aval in avals)
     most = max((_groups(shape[axis + 1 :], x[axis + 1 :]) for shape in others), default=0)
     return most if most <= MAX_GROUPS else 1  # with more groups, `_readable` broadcasts the operand
-
-
-def _sharding_contract(ctx, axis, batch_dims, rank, ins, outs):
-    """Returns attributes that tell the partitioner to split a call along the first ``batch_dims`` dimensions only.
-
-    XLA splits the first ``num_batch_dims`` dimensions of a call to a batch-partitionable target, and Shardy propagates
-    shardings by the rule. Both are needed: either alone has no effect. Later dimensions are gathered first
-    (``need_replication``), because a larger ``num_batch_dims`` would split the axis, with wrong results.
-
-    ``ins`` and ``outs`` list ``(aval, whether it has the axis)``; ``rank`` is the rank of the operands.
-    """
-    if any(jax.export.is_symbolic_dim(d) for aval, _ in (*ins, *outs) for d in aval.shape):
-        return None
-    # Shardy's factors: one for each dimension before and after the axis, which all arrays share; and one for each
-    # array's axis and for each dimension in which an array broadcasts. The first array has the full shape.
-    fresh = itertools.count(rank - 1)
-    sizes: dict[int, int] = {}
-
-    def factors(aval, has_axis):
-        mapped = []
-        for d, n in enumerate(aval.shape):
-            i = d - (has_axis and d > axis)
-            if (has_axis and d == axis) or sizes.get(i, n) != n:
-                i = next(fresh)
-            sizes[i] = n
-            mapped.append(i)
-        return f"[{', '.join(map(_factor, mapped))}]"
-
-    mapping = "->".join(f"({', '.join(itertools.starmap(factors, side))})" for side in (ins, outs))
-    dims = ", ".join(f"{_factor(i)}={size}" for i, size in sorted(sizes.items()))
-    whole = ", ".join(_factor(i) for i in sorted(sizes) if i >= batch_dims)
-    with ctx.module_context.context:
-        rule = mlir.ir.Attribute.parse(f"#sdy.op_sharding_rule<{mapping} {{{dims}}} need_replication={{{whole}}}>")
-        return {
-            "mhlo.frontend_attributes": mlir.ir_attribute({"num_batch_dims": str(batch_dims)}),
-            "sdy.sharding_rule": rule,
-        }
-
-
-def _factor(i: int) -> str:
-    """Returns Shardy's name for factor i: i, j, .. z, z_1, z_2, .."""
-    return chr(ord("i") + i) if i < 18 else f"z_{i - 17}"
 
 
 # ---- Explicit meshes ------------------------------------------------------------------------------------------------
@@ -597,69 +539,3 @@ def batch_first(kernel: Kernel) -> None:
         return kernel._batch(operands, dims, **params)
 
     batching.primitive_batchers[kernel.primitive] = batch
-
-
-# ---- Derivatives ----------------------------------------------------------------------------------------------------
-
-
-def _zero_tangent(out):
-    return ad.Zero(jax.typeof(out).to_tangent_aval())
-
-
-def def_jvp(kernel: Kernel, rule: Callable[..., Sequence[jax.Array | None]]) -> None:
-    """Defines the derivative: ``rule(outs, primals, tangents, **params)`` returns the tangents of the results. None
-    stands for zero."""
-
-    def jvp(primals, tangents, **params):
-        outs = kernel(*primals, **params)
-        tangents = [None if isinstance(t, ad.Zero) else t for t in tangents]
-        if all(t is None for t in tangents):
-            return outs, [_zero_tangent(out) for out in outs]
-        douts = rule(outs, primals, tangents, **params)
-        return outs, [_zero_tangent(out) if d is None else d for out, d in zip(outs, douts, strict=True)]
-
-    ad.primitive_jvps[kernel.primitive] = jvp
-
-
-def differentiated(formula: Callable, primals: Sequence, tangents: Sequence):
-    """Returns the tangents of ``formula(*primals)``, computed in plain JAX. A tangent that is None is zero."""
-    active = [i for i, t in enumerate(tangents) if t is not None]
-
-    def of_active(*values):
-        operands = list(primals)
-        for i, value in zip(active, values, strict=True):
-            operands[i] = value
-        return formula(*operands)
-
-    return jax.jvp(of_active, [primals[i] for i in active], [tangents[i] for i in active])[1]
-
-
-def def_jvp_by_fallback(kernel: Kernel) -> None:
-    """Differentiates the fallback, which is made of differentiable parts, in place of the kernel."""
-
-    def rule(outs, primals, tangents, split=None, **params):
-        if split is not None:
-            local = functools.partial(_partition.rule_of(kernel, params).local, {params["axis"]: split}, **params)
-            return differentiated(lambda *primals: tuple(local(*primals)), primals, tangents)
-        specs = tuple(jax.typeof(out).sharding.spec for out in outs)
-        fallback = lambda *primals: tuple(kernel.fallback(*primals, **params))
-        return differentiated(functools.partial(as_automatic, fallback, specs), primals, tangents)
-
-    def_jvp(kernel, rule)
-
-
-def def_linear(kernel: Kernel, transpose: Callable[..., jax.Array]) -> None:
-    """Declares that a kernel of one result is linear in its first operand; its other operands are integers.
-
-    ``transpose(ct, aval, *others, **params)`` gives the cotangent of the first operand, whose type is ``aval``.
-    """
-
-    def rule(outs, primals, tangents, **params):
-        return kernel(tangents[0], *primals[1:], **params)
-
-    def transposed(cts, x, *others, **params):
-        ct = None if isinstance(cts[0], ad.Zero) else transpose(cts[0], x.aval, *others, **params)
-        return [ct, *(None for _ in others)]
-
-    def_jvp(kernel, rule)
-    ad.primitive_transposes[kernel.primitive] = transposed

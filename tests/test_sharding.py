@@ -12,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxgpuops
-from jaxgpuops import _partition, _primitive
+from jaxgpuops import _partition, _primitive, _split
 from jaxgpuops.lax.along_axis import put_along_axis, take_along_axis
 
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
@@ -356,7 +356,7 @@ def test_jax_has_the_private_names_that_partitioning_needs():
 
 def test_every_kernel_has_a_rule():
     # The mask of `choose` is gathered: a byte for each element, where its places have four.
-    assert {*_primitive.KERNELS} - {"choose"} == {*_partition.RULES}
+    assert {*_primitive.KERNELS} - {"choose"} == {*_split.RULES}
 
 
 @pytest.mark.filterwarnings("ignore:jaxgpuops gathers arrays")

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import scan_reference
 from softmax_reference import Logits, cross_entropy, tiny
+from test_cross_entropy import OPTIONS
 from test_softmax import (
     FLOATS,
     INF,
     NAMES,
     NAN,
-    OPTIONS,
     SIZES,
     TIERS,
     X,

@@ -13,8 +13,9 @@ import numpy as np
 from jax import lax
 
 from jaxgpuops import _arguments, _native
-from jaxgpuops._partition import RULES, Rule, all_axes, ends, filled_axes, plain_rule
-from jaxgpuops._primitive import Kernel, align, batch_first, def_jvp, def_linear
+from jaxgpuops._derivatives import def_jvp, def_linear
+from jaxgpuops._primitive import Kernel, align, batch_first
+from jaxgpuops._split import RULES, Rule, all_axes, ends, filled_axes, plain_rule
 from jaxgpuops.lax._scan import cumsum
 from jaxgpuops.lax.along_axis import along, put_along_axis, take_along_axis
 from jaxgpuops.lax.order import from_keys, sort_keys, to_keys

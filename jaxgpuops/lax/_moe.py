@@ -15,8 +15,9 @@ import numpy as np
 from jax.interpreters import ad, batching
 
 from jaxgpuops import _arguments, _native
-from jaxgpuops._partition import RULES, Rule, all_axes, filled_axes
-from jaxgpuops._primitive import Kernel, batch_first, def_jvp
+from jaxgpuops._derivatives import def_jvp
+from jaxgpuops._primitive import Kernel, batch_first
+from jaxgpuops._split import RULES, Rule, all_axes, filled_axes
 from jaxgpuops.lax.along_axis import put_along_axis_p
 
 MAX_EXPERTS = 4096  # kMostExperts of ffi_src/moe/plan.h

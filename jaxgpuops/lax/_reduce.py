@@ -14,8 +14,9 @@ from jax.typing import ArrayLike
 from jaxgpuops import _arguments, _native
 from jaxgpuops._arguments import FLOATS, FLOATS8, INTEGERS, ORDERED_DTYPES, Axis, given
 from jaxgpuops._axes import Merged
-from jaxgpuops._partition import RULES, Rule, all_axes, filled_axes, manual, plain_rule
-from jaxgpuops._primitive import Kernel, align, def_jvp, def_jvp_by_fallback, like
+from jaxgpuops._derivatives import def_jvp, def_jvp_by_fallback
+from jaxgpuops._primitive import Kernel, align, like
+from jaxgpuops._split import RULES, Rule, all_axes, filled_axes, manual, plain_rule
 from jaxgpuops.lax.order import from_keys, identity, to_keys
 
 # ---- Primitives -------------------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
 from jaxgpuops._arguments import COMPLEX, FLOATS, given
-from jaxgpuops._partition import manual
 from jaxgpuops._primitive import align
+from jaxgpuops._split import manual
 from jaxgpuops.lax.scan_primitives import CUMULATIVE, CUMULATIVE_DTYPES, last, linear_scan_p
 
 AxisName = _arguments.AxisName

@@ -16,9 +16,10 @@ from jax.typing import ArrayLike
 from jaxgpuops import _arguments
 from jaxgpuops._arguments import FLOATS, FLOATS8, INTEGERS, Axis, given
 from jaxgpuops._axes import Merged
-from jaxgpuops._partition import manual
 from jaxgpuops._primitive import align
-from jaxgpuops.lax.softmax_primitives import bind, cross_entropy_p, log_softmax_p, logsumexp_p, softmax_p, sum_of_losses
+from jaxgpuops._split import manual
+from jaxgpuops.lax.cross_entropy import cross_entropy_p, sum_of_losses
+from jaxgpuops.lax.softmax_primitives import bind, log_softmax_p, logsumexp_p, softmax_p
 
 # ---- Arguments --------------------------------------------------------------------------------------------------------
 

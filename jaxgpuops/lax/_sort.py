@@ -13,8 +13,9 @@ from jax.interpreters import ad
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments, _native
-from jaxgpuops._partition import RULES, Rule, by_rows, manual
-from jaxgpuops._primitive import Kernel, align, batch_first, def_jvp, differentiated
+from jaxgpuops._derivatives import def_jvp, differentiated
+from jaxgpuops._primitive import Kernel, align, batch_first
+from jaxgpuops._split import RULES, Rule, by_rows, manual
 from jaxgpuops.lax._count import bincount, take_rows
 from jaxgpuops.lax._scan import cumsum
 from jaxgpuops.lax.along_axis import take_along_axis

@@ -11,8 +11,9 @@ from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxgpuops import _arguments, _native
-from jaxgpuops._partition import RULES, Rule, manual
-from jaxgpuops._primitive import Kernel, def_jvp
+from jaxgpuops._derivatives import def_jvp
+from jaxgpuops._primitive import Kernel
+from jaxgpuops._split import RULES, Rule, manual
 from jaxgpuops.lax.along_axis import take_along_axis
 from jaxgpuops.lax.order import from_keys, identity, sort_keys, to_keys
 

@@ -13,8 +13,9 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments, _native
-from jaxgpuops._partition import RULES, Rule, manual
-from jaxgpuops._primitive import Kernel, align, def_jvp
+from jaxgpuops._derivatives import def_jvp
+from jaxgpuops._primitive import Kernel, align
+from jaxgpuops._split import RULES, Rule, manual
 from jaxgpuops.lax._topk import top_k_p
 from jaxgpuops.lax.along_axis import put_along_axis, take_along_axis
 from jaxgpuops.lax.softmax_primitives import bind, logsumexp_p, softmax_p
@@ -145,8 +146,8 @@ def composed(
     split=None,
     differentiable=True,
 ):
-    """The gate, made of other kernels and plain JAX: what the primitive computes, for any dtype and size. The primitive,
-    which has derivatives of its own, can do without those of ``differentiable``."""
+    """The gate, made of other kernels and plain JAX: what the primitive computes, for any dtype and size. Where the
+    primitive's own rule gives the derivatives, ``differentiable=False`` spares a read."""
     wide = logits.astype(_arguments.wide(logits.dtype))
     keys, scores = jax.lax.stop_gradient(logits), None
     if biased or not normalize:

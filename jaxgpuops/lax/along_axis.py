@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxgpuops._partition import RULES, Rule, by_rows
-from jaxgpuops._primitive import Kernel, def_linear
+from jaxgpuops._derivatives import def_linear
+from jaxgpuops._primitive import Kernel
+from jaxgpuops._split import RULES, Rule, by_rows
 
 
 def _take_fallback(x, indices, *, axis, permutes=False):

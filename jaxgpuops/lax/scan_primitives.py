@@ -22,8 +22,9 @@ from jax.sharding import PartitionSpec
 
 from jaxgpuops import _native
 from jaxgpuops._arguments import COMPLEX, FLOATS, FLOATS8, INTEGERS, ORDERED_DTYPES, given
-from jaxgpuops._partition import RULES, Rule, plain_rule
-from jaxgpuops._primitive import Kernel, as_automatic, def_jvp, def_jvp_by_fallback, groups_after
+from jaxgpuops._derivatives import def_jvp, def_jvp_by_fallback
+from jaxgpuops._primitive import Kernel, as_automatic, groups_after
+from jaxgpuops._split import RULES, Rule, plain_rule
 from jaxgpuops.lax._reduce import max_p, min_p, sum_p
 from jaxgpuops.lax.softmax_primitives import logsumexp_p
 

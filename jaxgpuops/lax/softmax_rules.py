@@ -15,18 +15,20 @@ import numpy as np
 from jax import lax
 
 from jaxgpuops._arguments import given
-from jaxgpuops._partition import RULES, Rule, all_axes, filled_axes, plain_rule
-from jaxgpuops.lax.softmax_primitives import (
-    _below,
+from jaxgpuops._split import RULES, Rule, all_axes, filled_axes, plain_rule
+from jaxgpuops.lax.cross_entropy import (
     _cross_entropy_slope,
-    _logits,
-    _optional,
-    _times,
-    _where,
     cross_entropy_grad_p,
     cross_entropy_jvp_p,
     cross_entropy_p,
     cross_entropy_vjp_p,
+)
+from jaxgpuops.lax.softmax_primitives import (
+    _below,
+    _logits,
+    _optional,
+    _times,
+    _where,
     log_softmax_jvp_p,
     log_softmax_p,
     logsumexp_jvp_p,

@@ -12,8 +12,8 @@ from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
 from jaxgpuops._arguments import AxisName
-from jaxgpuops._partition import manual
 from jaxgpuops._primitive import align, as_automatic
+from jaxgpuops._split import manual
 from jaxgpuops.lax import _count as _lax
 from jaxgpuops.lax._count import (
     SEGMENT_KERNELS,
@@ -59,6 +59,13 @@ def bincount(x: ArrayLike, length: int, weights: ArrayLike | None = None, *, axi
     Returns:
       Counts of shape ``(*batch, length)``, int32, or sums of the dtype of the weights: the same bits in every run, and
       whether a row is alone or in a batch. Gradients reach the weights.
+
+    Raises:
+      TypeError: for numbers that are not integers, weights of bools or floats of 8 bits, and a ``length`` that is not an
+        integer known at trace time.
+      ValueError: for a scalar ``x``, a negative ``length``, and weights that do not broadcast to x.
+
+    Algorithms: docs/count.md.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops
@@ -256,6 +263,10 @@ def take(table: ArrayLike, ids: ArrayLike, *, axis_name: AxisName = None) -> jax
       which neither wraps nor clamps. The gradient has the same bits in every run, and that of a table of 16 bits is
       added up in float32.
 
+    Raises:
+      TypeError: for other dtypes of the table, and ids that are not integers.
+      ValueError: for a table that is a scalar.
+
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops
     >>> table = jnp.array([[1.0, 2.0], [3.0, 4.0]])
@@ -400,8 +411,9 @@ def segment_logsumexp(
 ) -> jax.Array:
     """The logarithm of the sum of the exponentials of the rows that have the same id, for each feature.
 
-    Of floats; computed in float32 at least, and without overflow. -inf for a segment without rows. As `segment_sum`
-    otherwise. The gradient is one pass over the data.
+    Of floats (TypeError for others); computed in float32 at least, and without overflow. -inf for a segment without rows,
+    NaN for one that has a NaN. Shapes, bits and errors otherwise as for `segment_sum`. The gradient is one pass over the
+    data.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops
@@ -424,8 +436,9 @@ def segment_softmax(
 ) -> jax.Array:
     """Exponentials divided by their sum over the rows that have the same id: softmax over segments, of each feature.
 
-    Of floats; computed in float32 at least. The result has the shape of the data; rows whose id is out of range have 0.
-    As `segment_sum` otherwise. The gradient has one segment sum.
+    Of floats (TypeError for others); computed in float32 at least. The result has the shape of the data; rows whose id is
+    out of range have 0. A NaN makes its whole segment NaN. Bits and errors otherwise as for `segment_sum`. The gradient
+    has one segment sum.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops
@@ -454,7 +467,8 @@ def histogram(
     """How many numbers fall between edges, along the last axis.
 
     Args:
-      x: numbers of shape ``(*batch, n)``. NaNs and numbers beyond the edges are not counted.
+      x: numbers of shape ``(*batch, n)``: integers, float16, bfloat16, float32 or float64. NaNs and numbers beyond the
+        edges are not counted.
       bins: how many bins of equal width, static; or their edges, which ascend, of shape ``(bins + 1,)``.
       range: the first and the last edge, where ``bins`` is a number; those of all of x by default.
       weights: what each number adds in place of 1, of the shape of x, or any that broadcasts to it.
@@ -463,7 +477,14 @@ def histogram(
 
     Returns:
       ``(counts, edges)``, as `jax.numpy.histogram` of each row gives them, but for the dtype of counts, which is int32:
-      a bin has its lower edge, the last one has both. Of shapes ``(*batch, bins)`` and ``(bins + 1,)``.
+      a bin has its lower edge, the last one has both. Of shapes ``(*batch, bins)`` and ``(bins + 1,)``. Sums of weights
+      have the same bits in every run.
+
+    Raises:
+      TypeError: for other dtypes, and ``bins`` that is neither an integer known at trace time nor an array.
+      ValueError: for a scalar ``x``, edges of another shape, fewer than two of them, and weights that do not broadcast.
+
+    Algorithms: docs/count.md.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops

@@ -12,9 +12,9 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
-from jaxgpuops._partition import manual
 from jaxgpuops._primitive import align as aligned
 from jaxgpuops._primitive import like
+from jaxgpuops._split import manual
 from jaxgpuops.lax._moe import (
     MAX_EXPERTS,
     combine_vjp,
@@ -387,6 +387,9 @@ def moe_route(
     Returns:
       ``(weights, expert_ids, plan)``: weights and ids of shape ``(*batch, tokens, k)``. Gradients reach the logits
       through the weights. With ``losses`` a fourth, `MoELosses`, through which they reach them, too.
+
+    Raises:
+      TypeError, ValueError: as `topk_softmax` and `moe_plan`.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops

@@ -15,8 +15,8 @@ from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
 from jaxgpuops._axes import Merged
-from jaxgpuops._partition import manual
 from jaxgpuops._primitive import align
+from jaxgpuops._split import manual
 from jaxgpuops.lax import _count as _lax
 from jaxgpuops.lax._scan import cumsum
 from jaxgpuops.lax._sort import sort_operands
@@ -144,12 +144,16 @@ def nonzero(
     """The indices of what is not zero, in row-major order: `jax.numpy.nonzero` with a static size.
 
     Args:
-      x: array of any shape but a scalar, of less than ``2**31`` elements; a mask, or numbers.
+      x: array of any shape but a scalar, of less than ``2**31`` elements: bools, or numbers of any dtype. NaN is not zero.
       size: how many indices, static. If more are not zero, the first ``size`` of them.
       fill_value: what comes after the last: an integer, or one for each dimension; 0 by default.
 
     Returns:
       A tuple with an int32 array of shape ``(size,)`` for each dimension of ``x``.
+
+    Raises:
+      TypeError: for a ``size`` that is not an integer known at trace time, and a ``fill_value`` of no integers.
+      ValueError: for a scalar ``x``, a negative ``size``, and another number of ``fill_value`` than dimensions.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops
@@ -198,6 +202,10 @@ def compact(x: ArrayLike, mask: ArrayLike, *, size: int, fill_value: ArrayLike =
       filled.
 
     Derivatives: the cotangents go back to where elements came from; fills have none, nor has the mask. Both modes.
+
+    Raises:
+      TypeError: for a mask that is not of bools, and a ``size`` that is not an integer known at trace time.
+      ValueError: for a mask of another shape, a negative ``size``, and a ``fill_value`` that is not a scalar.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops

@@ -17,8 +17,8 @@ from jax.typing import ArrayLike
 from jaxgpuops import _arguments
 from jaxgpuops._arguments import Axis
 from jaxgpuops._axes import Merged
-from jaxgpuops._partition import manual
 from jaxgpuops._primitive import align
+from jaxgpuops._split import manual
 from jaxgpuops.lax import _count as _lax
 from jaxgpuops.lax._scan import cumsum
 from jaxgpuops.lax._sort import check_operands, follow, permutation, ranked, select, sort_operands, sort_p
@@ -93,6 +93,8 @@ def median(
     x: ArrayLike, *, axis: Axis = -1, keepdims: bool = False, axis_name: _arguments.AxisName = None
 ) -> jax.Array:
     """Medians along an axis, or several: `jaxgpuops.quantile` of one half, with method "midpoint".
+
+    Arguments, dtypes, NaNs, derivatives and errors are those of `jaxgpuops.quantile`.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops
@@ -316,8 +318,8 @@ def _kth_value(x, k, axis, names):
 
 
 def partition(x: ArrayLike, kth: int, *, axis: int = -1, axis_name: _arguments.AxisName = None) -> jax.Array:
-    """The elements along an axis so that the kth is the one that a sort puts there, and none after it is smaller, and
-    none before it larger: the contract of `jax.numpy.partition`.
+    """The elements along an axis, reordered: the kth is the one that a sort puts there, none before it is larger, and none
+    after it is smaller. That is the contract of `jax.numpy.partition`.
 
     Args:
       x: array of the dtypes of `jaxgpuops.sort`.

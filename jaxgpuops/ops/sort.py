@@ -8,8 +8,8 @@ import jax
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
-from jaxgpuops._partition import manual
 from jaxgpuops._primitive import align
+from jaxgpuops._split import manual
 from jaxgpuops.lax._sort import check_operands, permutation, sort_operands
 from jaxgpuops.lax.along_axis import put_along_axis
 

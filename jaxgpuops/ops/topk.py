@@ -11,7 +11,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
-from jaxgpuops._partition import manual
+from jaxgpuops._split import manual
 from jaxgpuops.lax._sort import bounds, permutation, sort_p
 from jaxgpuops.lax._topk import top_k_p
 from jaxgpuops.lax.along_axis import along, put_along_axis, take_along_axis

@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(kThreads, 6) put_runs(Rows rows, int64_t k, Bo
   }
 }
 
-// Writes short rows, where all blocks run at the same time. The launch then takes as long as one block waits for its
+// For short rows, so few that all blocks run at the same time: then the launch takes as long as one block waits for its
 // updates and its instructions. So a block has few instructions, each warp assembles its rows without waiting for other
 // warps, and rows must be whole 16-byte vectors.
 struct ShortRows {

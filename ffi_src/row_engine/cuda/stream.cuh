@@ -225,7 +225,7 @@ struct StreamPart {
 
   const Parameters<P>& p;
   const int block = blockIdx.x % static_cast<unsigned>(p.blocks);
-  // The number of blocks is a power of two. Number of this one:
+  // How many chains and spans of a row this block has. The number of blocks is a power of two.
   const int chains = kStreamChains / p.blocks, chain_bits = bits_of(chains);
   const int count =
       (p.spans / kStreamChains << chain_bits) + ((p.spans % kStreamChains + p.blocks - 1 - block) >> (5 - chain_bits));

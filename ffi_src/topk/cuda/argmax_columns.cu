@@ -100,8 +100,8 @@ __global__ void __launch_bounds__(kArgmaxMostThreads, 1024 / kArgmaxMostThreads)
     if (!call.beside) {
       const int64_t elements = misaligned + static_cast<int64_t>(count) * inner;
       if (v == end && elements % kVector) edge();
-      // If the block's elements begin within a vector, the first thread's places before that are not used in the first
-      // step; in the others they belong to the end of the step before.
+      // If the block's elements begin inside a vector, the first thread's first places lie before them. It skips these
+      // in the first step; later they are the end of the step before.
       uint32_t place = thread * kVector;
       steps_before = place < misaligned;
       place = (steps_before ? place + call.threads * kVector : place) - misaligned;

@@ -104,22 +104,7 @@ __device__ __noinline__ C search(const Buckets& a, Shared<kThreads, C>& s, int64
     for (uint32_t i = tid; i < kBucketsDigits; i += kThreads)
       if (s.histogram[i]) atomicAdd(&exchange.counts[i], s.histogram[i]);
     meet(exchange.arrivals, a.slices, target);
-    constexpr uint32_t kEach = kBucketsDigits / kThreads;
-    uint32_t counts[kEach], sum = 0;
-#pragma unroll
-    for (uint32_t j = 0; j < kEach; ++j)
-      sum += counts[j] = __ldcg(&exchange.counts[kBucketsDigits - 1 - (tid * kEach + j)]);
-    uint32_t before = sum_before<kThreads>(sum, s.sums);
-#pragma unroll
-    for (uint32_t j = 0; j < kEach; ++j) {
-      if (before < need && before + counts[j] >= need) {
-        s.boundary = kBucketsDigits - 1 - (tid * kEach + j);
-        s.above = before;
-        s.kept = counts[j];
-      }
-      before += counts[j];
-    }
-    __syncthreads();
+    find_digit<kThreads, kBucketsDigits>(s, need, [&](uint32_t d) { return __ldcg(&exchange.counts[d]); });
     need -= s.above;
     prefix = prefix << digit | s.boundary;
     reached = a.k - need + s.kept;

@@ -173,6 +173,24 @@ struct Bins {
   }
 };
 
+// Finds the digit of the k-th largest element, and sets s.boundary, s.above and s.kept (of that digit alone). There are
+// count(d) elements of digit d. Ends with the block in step.
+template <int kThreads, uint32_t kDigits, class C, class Count>
+__device__ __forceinline__ void find_digit(Shared<kThreads, C>& s, uint32_t k, Count count) {
+  constexpr uint32_t kEach = kDigits / kThreads;
+  const uint32_t highest = kDigits - 1 - threadIdx.x * kEach;
+  uint32_t counts[kEach], sum = 0;
+#pragma unroll
+  for (uint32_t j = 0; j < kEach; ++j) sum += counts[j] = count(highest - j);
+  uint32_t before = sum_before<kThreads>(sum, s.sums);
+#pragma unroll
+  for (uint32_t j = 0; j < kEach; ++j) {
+    if (before < k && before + counts[j] >= k) s.boundary = highest - j, s.above = before, s.kept = counts[j];
+    before += counts[j];
+  }
+  __syncthreads();
+}
+
 // Divides the range [from, to] into bins and counts the candidates of buffer[0, m) in them. Leaves in s.histogram, for
 // each bin, the number of candidates above it. k must be at least 1, and the range must contain k candidates. Starts
 // and ends with the block in step.

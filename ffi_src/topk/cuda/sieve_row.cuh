@@ -27,7 +27,7 @@ struct Control {
   Shared<kThreads, C> shared;
   uint32_t counts[32];  // survivors, each in one of 32 lists that are interleaved
   uint32_t tops[kWarps];
-  uint32_t digit, found, before;
+  uint32_t found, before;
   C most;
 };
 static_assert(kSieveKeep * sizeof(C) <= kSieveRing);
@@ -146,23 +146,9 @@ __device__ __noinline__ void search(const Sieve& a, int64_t row, uint32_t rank, 
       for (uint32_t i = tid; i < kDigits; i += kThreads) s.histogram[i] = __ldcg(&exchange.bins[i]);
       __syncthreads();
     }
-    uint32_t counts[kDigits / kThreads], sum = 0;
-#pragma unroll
-    for (uint32_t j = 0; j < kDigits / kThreads; ++j)
-      sum += counts[j] = s.histogram[kDigits - 1 - (tid * (kDigits / kThreads) + j)];
-    uint32_t before = sum_before<kThreads>(sum, s.sums);
-#pragma unroll
-    for (uint32_t j = 0; j < kDigits / kThreads; ++j) {
-      if (before < need && before + counts[j] >= need) {
-        control.digit = kDigits - 1 - (tid * (kDigits / kThreads) + j);
-        s.above = before;
-        s.kept = counts[j];
-      }
-      before += counts[j];
-    }
-    __syncthreads();
+    find_digit<kThreads, kDigits>(s, need, [&](uint32_t d) { return s.histogram[d]; });
     need -= s.above;
-    prefix = prefix << digit | control.digit;
+    prefix = prefix << digit | s.boundary;
     const uint32_t reached = a.k - need + s.kept;
     meet(exchange.arrivals, a.slices, target);  // now all blocks have read the bins
     if (reached <= kSieveKeep || bits == 0) break;

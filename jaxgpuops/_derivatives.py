@@ -1,0 +1,75 @@
+"""Derivatives of kernels: what a rule of JAX's for forward or reverse mode must say, but for the formula."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import jax
+from jax.interpreters import ad
+
+from jaxgpuops._primitive import Kernel, as_automatic
+from jaxgpuops._split import rule_of
+
+
+def _zero_tangent(out):
+    return ad.Zero(jax.typeof(out).to_tangent_aval())
+
+
+def def_jvp(kernel: Kernel, rule: Callable[..., Sequence[jax.Array | None]]) -> None:
+    """Defines the derivative: ``rule(outs, primals, tangents, **params)`` returns the tangents of the results. None
+    stands for zero."""
+
+    def jvp(primals, tangents, **params):
+        outs = kernel(*primals, **params)
+        tangents = [None if isinstance(t, ad.Zero) else t for t in tangents]
+        if all(t is None for t in tangents):
+            return outs, [_zero_tangent(out) for out in outs]
+        douts = rule(outs, primals, tangents, **params)
+        return outs, [_zero_tangent(out) if d is None else d for out, d in zip(outs, douts, strict=True)]
+
+    ad.primitive_jvps[kernel.primitive] = jvp
+
+
+def differentiated(formula: Callable, primals: Sequence, tangents: Sequence):
+    """Returns the tangents of ``formula(*primals)``, computed in plain JAX. A tangent that is None is zero."""
+    active = [i for i, t in enumerate(tangents) if t is not None]
+
+    def of_active(*values):
+        operands = list(primals)
+        for i, value in zip(active, values, strict=True):
+            operands[i] = value
+        return formula(*operands)
+
+    return jax.jvp(of_active, [primals[i] for i in active], [tangents[i] for i in active])[1]
+
+
+def def_jvp_by_fallback(kernel: Kernel) -> None:
+    """Differentiates the fallback, which is made of differentiable parts, in place of the kernel."""
+
+    def rule(outs, primals, tangents, split=None, **params):
+        if split is not None:
+            local = functools.partial(rule_of(kernel, params).local, {params["axis"]: split}, **params)
+            return differentiated(lambda *primals: tuple(local(*primals)), primals, tangents)
+        specs = tuple(jax.typeof(out).sharding.spec for out in outs)
+        fallback = lambda *primals: tuple(kernel.fallback(*primals, **params))
+        return differentiated(functools.partial(as_automatic, fallback, specs), primals, tangents)
+
+    def_jvp(kernel, rule)
+
+
+def def_linear(kernel: Kernel, transpose: Callable[..., jax.Array]) -> None:
+    """Declares that a kernel of one result is linear in its first operand; its other operands are integers.
+
+    ``transpose(ct, aval, *others, **params)`` gives the cotangent of the first operand, whose type is ``aval``.
+    """
+
+    def rule(outs, primals, tangents, **params):
+        return kernel(tangents[0], *primals[1:], **params)
+
+    def transposed(cts, x, *others, **params):
+        ct = None if isinstance(cts[0], ad.Zero) else transpose(cts[0], x.aval, *others, **params)
+        return [ct, *(None for _ in others)]
+
+    def_jvp(kernel, rule)
+    ad.primitive_transposes[kernel.primitive] = transposed
