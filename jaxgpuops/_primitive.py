@@ -139,8 +139,9 @@ class Kernel:
       dimensions: the params that are dimension numbers, or None; the handler reads -1 for None. They are before the
         axis. A result depends on the index along such a dimension, which is therefore not split over devices. Or tuples
         of numbers, of which the handler knows nothing, and which are.
-      aliases: ``{operand: result}``, by index, of those that share memory: XLA copies an operand that lives on. (On a
-        GPU those of little memory do not: there a copy is one more kernel.)
+      aliases: ``{operand: result}``, by index, of those that share memory: XLA copies an operand that lives on. An
+        argument of the program that is not donated shares none: it would be copied for nothing. (On a GPU, neither do
+        those of little memory: there a copy is one more kernel.)
       broadcasts: ``broadcasts(count, **params)`` gives which of ``count`` operands may have size 1 where others have
         more: under vmap, they are not copied for each element of a batch that they do not depend on.
       shortest: length of the shortest rows that the CPU handler is for: for shorter ones the fallback is faster, of which
@@ -152,9 +153,11 @@ class Kernel:
       leaves: ``leaves(rows, avals, **params)`` says whether XLA's own kernels are faster on a GPU than those of
         the CUDA handler. It is not asked where XLA may split the program: there the kernel's `Rule` holds, and it is
         asked again for each device's part.
-      remakes: whether the call may have the param ``of_logits`` and, as its last operand, what its second operand y was
-        made from. A CUDA handler that can make y on the way takes that in the place of y, if the array is small and the
-        plan is not "none"; then XLA makes no y, if nothing else needs it. Other calls leave it out.
+      remakes: if given, the call may have the param ``of_logits`` and, as its last operand, what its second operand y was
+        made from. A CUDA handler that can make y on the way takes that in the place of y, if the plan is not "none"; then
+        XLA makes no y, if nothing else needs it. Other calls leave it out. ``remakes(plan)`` says whether the results have
+        other bits than those made from y: then this must not depend on the batch, so it holds for arrays of any size,
+        split over devices or not. Otherwise large arrays are not kept in the place of y.
       reindexes: whether the axis of results is another one than that of the operands: then it is split over an explicit
         mesh only as the param ``along`` says, if there is one. Others are split as the operands are. So are those of
         calls with the param ``permutes``.
@@ -176,7 +179,7 @@ class Kernel:
         shortest: int = 0,
         plan: Callable[..., dict[str, Any]] | None = None,
         leaves: Callable[..., bool] | None = None,
-        remakes: bool = False,
+        remakes: Callable[[dict[str, Any]], bool] | None = None,
         reindexes: bool = False,
         splits_as_one: bool = False,
     ):
@@ -201,7 +204,10 @@ class Kernel:
         p.def_abstract_eval(self._abstract_eval)
         batching.primitive_batchers[p] = self._batch
         for platform in ("cpu", "cuda"):
-            mlir.register_lowering(p, functools.partial(self._lower, platform), platform=platform)
+            # JAX lowers in a function of its own what it keeps for equal calls. There, an operand does not show where it
+            # is from.
+            keeps = not self.aliases
+            mlir.register_lowering(p, functools.partial(self._lower, platform), platform=platform, cacheable=keeps)
         mlir.register_lowering(p, functools.partial(self._lower, None))  # for any other platform
         KERNELS[name] = self
 
@@ -323,8 +329,9 @@ class Kernel:
         platform = platform or "/".join(ctx.platforms or ctx.module_context.platforms)
         partitioned = _is_partitioned(ctx) and not ctx.module_context.lowering_parameters.for_export
         if params.get("of_logits"):
-            remade = platform == "cuda" and not partitioned and self._is_remade(ctx.avals_in, axis=axis, **params)
-            kept = (0, 2) if remade else (0, 1)
+            remade = platform == "cuda" and self._is_remade(ctx.avals_in, partitioned, axis=axis, **params)
+            # Where XLA splits the call, devices that have parts of rows need y.
+            kept = (0, 1, 2) if remade and partitioned and not _partition.missing else (0, 2) if remade else (0, 1)
             params = {name: value for name, value in params.items() if remade or name != "of_logits"}
             operands, ctx = [operands[i] for i in kept], ctx.replace(avals_in=[ctx.avals_in[i] for i in kept])
         avals, first = ctx.avals_in, axis
@@ -358,12 +365,12 @@ class Kernel:
             outs = _lower_fun(ctx, functools.partial(self.fallback, axis=axis, **params), operands)
         return [lower_with_sharding_in_types(ctx, out, aval) for out, aval in zip(outs, ctx.avals_out, strict=True)]
 
-    def _is_remade(self, avals, *, axis, **params) -> bool:
-        size = math.prod(avals[0].shape) * avals[0].dtype.itemsize
-        if jax.export.is_symbolic_dim(size) or size > MOST_REMADE:
-            return False
+    def _is_remade(self, avals, partitioned, *, axis, **params) -> bool:
         choice = self.choose("cuda", avals[:2], axis=axis, **params)
-        return choice.kernel is not None
+        if choice.kernel is None or self.remakes(choice.plan):
+            return choice.kernel is not None
+        size = math.prod(avals[0].shape) * avals[0].dtype.itemsize
+        return not (partitioned or jax.export.is_symbolic_dim(size) or size > MOST_REMADE)
 
     def _custom_call(self, ctx, operands, choice, *, axis, **params):
         whole = whole_shape(ctx.avals_in, axis)
@@ -380,11 +387,13 @@ class Kernel:
             workspace = (*whole[:axis], choice.plan["workspace_bytes"])
             outs.append((jax.core.ShapedArray(workspace, np.uint8), True))
         contract = _sharding_contract(ctx, axis, batch_dims, len(whole), ins, outs)
-        aliases = {i: out for i, out in self.aliases.items() if _is_worth_a_copy(choice.platform, ctx.avals_in[i])}
+        aliases = {
+            i: out for i, out in self.aliases.items() if _is_worth_a_copy(choice.platform, ctx.avals_in[i], operands[i])
+        }
         lower = jax.ffi.ffi_lowering(self.target, extra_attributes=contract, operand_output_aliases=aliases)
         attributes = {name: _attribute(params[name]) for name in self.attributes}
         attributes |= {name: np.int64(d) for name, d in (numbers | {"axis": axis}).items()}
-        if self.remakes:
+        if self.remakes is not None:
             attributes["of_logits"] = params.get("of_logits", False)
         return lower(ctx.replace(avals_out=[aval for aval, _ in outs]), *operands, **attributes)[: len(ctx.avals_out)]
 
@@ -420,10 +429,25 @@ def _attribute(value):
     return np.float64(value) if isinstance(value, float) else value
 
 
-def _is_worth_a_copy(platform, aval) -> bool:
-    """Whether aliasing an operand saves enough memory to be worth the copy that XLA makes if the operand lives on."""
+def _is_worth_a_copy(platform, aval, operand) -> bool:
+    """Whether aliasing an operand may save enough memory to be worth the copy that XLA makes if the operand lives on."""
     count = math.prod(aval.shape)
-    return platform != "cuda" or jax.export.is_symbolic_dim(count) or count * aval.dtype.itemsize >= 64 << 20
+    large = jax.export.is_symbolic_dim(count) or count * aval.dtype.itemsize >= 64 << 20
+    return (large or platform != "cuda") and not _is_kept(operand)
+
+
+def _is_kept(operand) -> bool:
+    """Whether a value is an argument of the whole program that is not donated, so that it lives on."""
+    while not isinstance(operand.owner, mlir.ir.Block):
+        operation = operand.owner.operation
+        if operation.name != "stablehlo.reshape":
+            return False
+        [operand] = operation.operands
+    attributes = operand.owner.owner.attributes
+    if "sym_name" not in attributes or mlir.ir.StringAttr(attributes["sym_name"]).value != "main":
+        return False
+    own = mlir.ir.DictAttr(mlir.ir.ArrayAttr(attributes["arg_attrs"])[mlir.ir.BlockArgument(operand).arg_number])
+    return not any(name in own for name in ("jax.buffer_donor", "tf.aliasing_output"))
 
 
 def _rows(shape, axis) -> tuple[int, int, int]:

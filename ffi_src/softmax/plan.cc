@@ -1,11 +1,21 @@
 #include "softmax/plan.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace jaxgpuops::softmax {
 namespace {
 
 constexpr int64_t kSmallElements = 1 << 17;  // the most elements of an array for which small_walk() is asked
+
+// Gradients of rows that no cluster holds: the most units of a row; and units of a block that writes results, at most,
+// if that leaves so many blocks per multiprocessor.
+constexpr int64_t kMostUnits = 1024, kMostMerged = 8, kResultBlocks = 4;
+constexpr int64_t kMostTeamBytes = 16 * kOnlyVectors * 32, kMostClusterBytes = kMaxFlatSpans * kMostTeamBytes;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int64_t row_bytes(const Problem& problem) { return problem.rows.length * bytes_of(problem.dtype); }
 
 // These values must agree with the policies in cuda/policy.cuh: the plan runs where no CUDA code is compiled.
 RowTraits traits_of(const Problem& problem) {
@@ -48,6 +58,24 @@ RowTraits traits_of(const Problem& problem) {
   return traits;
 }
 
+// The division into units depends on the length and the dtype alone, since sums do.
+RowPlan plan_split_gradient(const Problem& problem, const Gpu& gpu) {
+  RowPlan plan;
+  plan.traits = traits_of(problem);
+  plan.traits.stat_bytes = 5 * 4;
+  if (problem.rows.outer == 0) return plan;
+  plan.algorithm = RowAlgorithm::kRowsSplit;
+  plan.block_warps = kPartWarps;
+  const int64_t turn = 32 * kPartWarps * kGradientEach;
+  plan.part_length = ceil_div(ceil_div(problem.rows.length, turn), kMostUnits) * turn;
+  plan.units = plan.blocks = ceil_div(problem.rows.length, plan.part_length);
+  const int64_t merged = problem.rows.outer * plan.units / (kResultBlocks * gpu.multiprocessors);
+  plan.result_length = std::clamp<int64_t>(merged, 1, kMostMerged) * plan.part_length;
+  plan.workspace_bytes = plan.units * plan.traits.stat_bytes;
+  plan.overlap = gpu.dependent_launch;
+  return plan;
+}
+
 }  // namespace
 
 bool is_general(Op op, double factor, bool scaled, bool biased, bool masked, bool transpose) {
@@ -58,14 +86,22 @@ bool is_general(Op op, double factor, bool scaled, bool biased, bool masked, boo
 
 bool takes_logits(const Problem& problem) {
   const bool derivative = problem.op == Op::kSoftmaxJvp || (problem.op == Op::kLogSoftmaxJvp && problem.transpose);
-  const int64_t bytes = problem.rows.length * bytes_of(problem.dtype);
-  return derivative && !problem.general && problem.factor == 1 &&
-         (problem.dtype == DType::kFloat32 || problem.dtype == DType::kBFloat16) && problem.rows.inner == 1 &&
-         bytes > 2 * 16 && bytes <= 16 * kOnlyVectors * 32;
+  if (!derivative || problem.general || problem.factor != 1 || problem.rows.inner != 1) return false;
+  const int64_t bytes = row_bytes(problem);
+  return problem.dtype != DType::kFloat64 && (bytes <= kMostTeamBytes || bytes > kMostClusterBytes);
 }
 
 RowPlan plan_softmax(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, const RowTuning& tuning) {
-  const RowPlan plan = plan_row_engine(problem.rows, traits_of(problem), gpu, workspace_bytes, tuning);
+  if (problem.of_logits && row_bytes(problem) > kMostClusterBytes) return plan_split_gradient(problem, gpu);
+  RowPlan plan = plan_row_engine(problem.rows, traits_of(problem), gpu, workspace_bytes, tuning);
+  if (problem.of_logits && plan.algorithm == RowAlgorithm::kRows) {
+    plan.spread = true;
+    const int64_t lanes = int64_t{plan.vectors} << plan.lane_bits, warps = ceil_div(problem.rows.outer * lanes, 32);
+    plan.block_warps = kGradientWarps;
+    while (plan.block_warps > std::max<int64_t>(1, lanes / 32) &&
+           ceil_div(warps, plan.block_warps) < 2 * gpu.multiprocessors)
+      plan.block_warps /= 2;
+  }
   const bool plain = problem.op == Op::kSoftmax || problem.op == Op::kLogSoftmax || problem.op == Op::kLogSumExp;
   return plain && !problem.general ? small_walk(plan, problem.rows, kSmallElements) : plan;
 }

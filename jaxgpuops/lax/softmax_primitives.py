@@ -209,6 +209,12 @@ def _times(y, factor, scale):
     return y if scale is None else y * scale
 
 
+def _remakes_otherwise(plan):
+    """Whether a gradient made from x has other bits than one from y: that of a row too long to be held, which is read
+    once before its maximum and sum are known."""
+    return plan["algorithm"] == "rows_split"
+
+
 def _softmax_jvp_fallback(t, y, *rest, axis, factor, scaled, of_logits=False):
     dtype, t, y, scale = t.dtype, wide(t), wide(y), () if of_logits else rest
     t = _relative(jnp.where(y == 0, np.zeros((), t.dtype), t), y, axis)
@@ -226,7 +232,7 @@ softmax_jvp_p = _kernel(
     accepts=FLOATS.__contains__,
     attributes=("factor", "scaled"),
     leaves=_leaves_pairs,
-    remakes=True,
+    remakes=_remakes_otherwise,
 )
 
 
@@ -256,7 +262,7 @@ log_softmax_jvp_p = _kernel(
     attributes=("factor", "scaled", "masked", "transpose"),
     dimensions=("query_axis",),
     leaves=_leaves_pairs,
-    remakes=True,
+    remakes=_remakes_otherwise,
 )
 
 
@@ -718,6 +724,7 @@ cross_entropy_sum_grad_p = _kernel(
     fallback=_cross_entropy_sum_grad_fallback,
     accepts=None,
     dimensions=("summed",),
+    aliases={0: 0},
     splits_as_one=True,
 )
 def_jvp_by_fallback(cross_entropy_sum_grad_p)

@@ -1,10 +1,12 @@
 // Gradients of softmax and log_softmax from x and the cotangent, for short rows: the forward result, which nothing else
 // needs, is made on the way and stays in registers. Both arrays are read once, and the gradient is written once.
 //
-// A team of lanes holds a row, as in rows_kernel. The forward result is rounded as it would be in memory, and sums are
-// added up in the order of rows_kernel, so the bits are those of the two kernels whose place this one takes.
-#include "softmax/cuda/dispatch.cuh"
-#include "softmax/plan.h"
+// A lane has one vector of a row, so that it runs little code, which is most of the time of a small problem. The
+// forward result is rounded as it would be in memory, and sums are added up in the order of rows_kernel, so the bits
+// are those of the two kernels whose place this one takes.
+//
+// Rows that no cluster holds: gradient_split.cuh.
+#include "softmax/cuda/gradient_split.cuh"
 
 namespace jaxgpuops::softmax {
 namespace {
@@ -13,77 +15,100 @@ struct GradientParameters {
   const void *x, *cotangent;
   void* out;
   int64_t rows;
-  int length, lane_bits;
+  int length, lane_bits, vector_bits;
 };
+
+constexpr int kThreads = 32 * kGradientWarps;
+
+// Merges a number of each lane: first those of vectors that one lane of rows_kernel has, one after the other, then
+// those of its lanes. All threads of a row get the result.
+template <class Acc, class Add>
+__device__ __forceinline__ Acc merged(Acc (&shared)[kThreads], Acc mine, const GradientParameters& p, Add add) {
+  shared[threadIdx.x] = mine;
+  __syncthreads();
+  const int lanes = 1 << p.lane_bits;
+  const int first = threadIdx.x & ((lanes - 1) | -(lanes << p.vector_bits));
+  Acc all = shared[first];
+#pragma unroll 1
+  for (int j = 1; j < 1 << p.vector_bits; ++j) all = add(all, shared[first + j * lanes]);
+#pragma unroll 1
+  for (int lane = 1; lane < lanes; lane *= 2) all = add(all, shuffle_xor(all, lane));
+  return all;
+}
 
 // P is the policy of the forward pass, Q that of its derivative.
 template <class P, class Q, Op op, bool kAligned>
-__global__ void __launch_bounds__(32 * kPartWarps) gradient_kernel(const __grid_constant__ GradientParameters p) {
+__global__ void __launch_bounds__(kThreads) gradient_kernel(const __grid_constant__ GradientParameters p) {
   using Element = typename P::Element;
   using Bits = typename Element::Bits;
   using Acc = typename Element::Acc;
   constexpr int kWidth = 16 / sizeof(Bits);
-  const row_engine::Span<P, kOnlyVectors, kAligned, true> span(p.lane_bits);
-  const int64_t row = int64_t{blockIdx.x} * (blockDim.x >> p.lane_bits) + (threadIdx.x >> p.lane_bits);
-  const bool last = row + 1 == p.rows;
-  const int left = row < p.rows ? p.length : 0;
-  const int64_t at = row * p.length;
+  __shared__ Acc shared[2 + Q::kSums][kThreads];
+  const int bits = p.lane_bits + p.vector_bits, u = threadIdx.x & ((1 << bits) - 1);
+  const int64_t row = int64_t{blockIdx.x} * (blockDim.x >> bits) + (threadIdx.x >> bits);
+  const int left = row < p.rows ? p.length - u * kWidth : 0;
+  const int64_t at = row * p.length + u * kWidth;
+  const auto load = [&](const void* array, Bits pad, Pack& pack) {
+    const Bits* const from = static_cast<const Bits*>(array) + at;
+    if (kAligned && left > 0) {
+      pack = row_engine::load_pack(reinterpret_cast<const Pack*>(from));
+    } else {
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) set<Bits>(pack, i, !kAligned && i < left ? from[i] : pad);
+    }
+  };
 
   typename P::Args known = {};
   known.op = op;
   known.scale.factor = 1;
   const Unscaled<typename P::Args> args(known);
-  row_engine::Held<P, kOnlyVectors, true> forward;
-  row_engine::Held<Q, kOnlyVectors, true> backward;  // the cotangent, and the forward result
-  span.load(static_cast<const Bits*>(p.x) + at, left, last, P::pad(args, 0), forward.raw[0]);
-  span.load(static_cast<const Bits*>(p.cotangent) + at, left, last, Bits{}, backward.raw[0]);
+  row_engine::Held<P, 1, true> forward;
+  row_engine::Held<Q, 1, true> backward;  // the cotangent, and the forward result
+  load(p.x, P::pad(args, 0), forward.raw[0][0]);
+  load(p.cotangent, Bits{}, backward.raw[0][0]);
 
+  const auto plus = [](Acc a, Acc b) { return a + b; };
   Stat<P> stat;
-  stat.of[0] = row_engine::merged_peak<P>(forward.peak(args), 0, p.lane_bits);
-  stat.sum(0) = row_engine::merged_sum(forward.sum(args, 0, P::guard(stat.peak()), 0, kWidth), 0, p.lane_bits);
+  stat.of[0] = merged(shared[0], forward.peak(args), p, [](Acc a, Acc b) { return P::larger(a, b); });
+  stat.sum(0) = merged(shared[1], forward.sum(args, 0, P::guard(stat.peak()), 0, kWidth), p, plus);
   const typename P::Row plain = {1};
   const auto final = P::finish(args, plain, stat);
+  Acc values[kWidth];
 #pragma unroll
-  for (int j = 0; j < kOnlyVectors; ++j) {
-    Acc values[kWidth];
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) values[i] = P::output(args, plain, final, forward.x(args, j, i), Acc(0));
-    backward.raw[1][j] = row_engine::packed<Element>(values);
-  }
+  for (int i = 0; i < kWidth; ++i) values[i] = P::output(args, plain, final, forward.x(args, 0, i), Acc(0));
+  backward.raw[1][0] = row_engine::packed<Element>(values);
 
   typename Q::Args of_result = {};
   of_result.scale.factor = 1;
   of_result.transpose = true;
   const typename Q::Row unscaled = {1};
   Stat<Q> sums;
-  Q::with_sum_args(of_result, [&](const auto& known) {
-#pragma unroll
-    for (int k = 0; k < Q::kSums; ++k)
-      sums.sum(k) = row_engine::merged_sum(backward.sum(known, k, Acc(0), 0, kWidth), 0, p.lane_bits);
-  });
-  const auto total = Q::finish(of_result, unscaled, sums);
-  Pack packs[kOnlyVectors];
   Q::with_args(of_result, [&](const auto& known) {
 #pragma unroll
-    for (int j = 0; j < kOnlyVectors; ++j) {
-      Acc values[kWidth];
+    for (int k = 0; k < Q::kSums; ++k)
+      sums.sum(k) = merged(shared[2 + k], backward.sum(known, k, Acc(0), 0, kWidth), p, plus);
+    const auto total = Q::finish(known, unscaled, sums);
 #pragma unroll
-      for (int i = 0; i < kWidth; ++i)
-        values[i] = Q::output(known, unscaled, total, backward.x(known, j, i), backward.y(j, i));
-      packs[j] = row_engine::packed<Element>(values);
-    }
+    for (int i = 0; i < kWidth; ++i)
+      values[i] = Q::output(known, unscaled, total, backward.x(known, 0, i), backward.y(0, i));
   });
-  span.store(static_cast<Bits*>(p.out) + at, left, packs);
+  const Pack pack = row_engine::packed<Element>(values);
+  Bits* const to = static_cast<Bits*>(p.out) + at;
+  if (kAligned && left > 0) row_engine::store_pack(reinterpret_cast<Pack*>(to), pack);
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i)
+    if (!kAligned && i < left) to[i] = get<Bits>(pack, i);
 }
 
 template <class P, class Q, Op op>
 cudaError_t launch_kernel(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers) {
-  const GradientParameters p = {
-      buffers.y, buffers.x, buffers.out, problem.rows.outer, static_cast<int>(problem.rows.length), plan.lane_bits};
+  GradientParameters p = {
+      buffers.y, buffers.x, buffers.out, problem.rows.outer, static_cast<int>(problem.rows.length), plan.lane_bits, 0};
+  while (1 << p.vector_bits < plan.vectors) ++p.vector_bits;
   const auto past_vector = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16; };
   const bool aligned = past_vector(p.x) + past_vector(p.cotangent) + past_vector(p.out) == 0 &&
                        problem.rows.length * plan.traits.item_bytes % 16 == 0;
-  const int64_t teams = plan.threads() >> plan.lane_bits, blocks = (p.rows + teams - 1) / teams;
+  const int64_t rows = plan.threads() >> (p.lane_bits + p.vector_bits), blocks = (p.rows + rows - 1) / rows;
   if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
   Launch launched;
   launched.grid = dim3(static_cast<unsigned>(blocks));
@@ -92,7 +117,9 @@ cudaError_t launch_kernel(cudaStream_t stream, const RowPlan& plan, const Proble
 }
 
 template <class E>
-cudaError_t launch_of(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers) {
+cudaError_t launch_of(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers,
+                      void* workspace) {
+  if (plan.algorithm == RowAlgorithm::kRowsSplit) return launch_split<E>(stream, plan, problem, buffers, workspace);
   using P = Softmax<E, false>;
   if (problem.op == Op::kSoftmaxJvp)
     return launch_kernel<P, SoftmaxTangent<E>, Op::kSoftmax>(stream, plan, problem, buffers);
@@ -101,11 +128,13 @@ cudaError_t launch_of(cudaStream_t stream, const RowPlan& plan, const Problem& p
 
 }  // namespace
 
-cudaError_t launch_gradient(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers) {
+cudaError_t launch_gradient(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers,
+                            void* workspace) {
   if (plan.algorithm == RowAlgorithm::kEmpty) return cudaSuccess;
   switch (problem.dtype) {
-    case DType::kBFloat16: return launch_of<BFloat16>(stream, plan, problem, buffers);
-    case DType::kFloat32: return launch_of<Float32>(stream, plan, problem, buffers);
+    case DType::kFloat16: return launch_of<Float16>(stream, plan, problem, buffers, workspace);
+    case DType::kBFloat16: return launch_of<BFloat16>(stream, plan, problem, buffers, workspace);
+    case DType::kFloat32: return launch_of<Float32>(stream, plan, problem, buffers, workspace);
     default: return cudaErrorInvalidValue;
   }
 }
