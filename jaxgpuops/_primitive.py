@@ -329,7 +329,7 @@ class Kernel:
         platform = platform or "/".join(ctx.platforms or ctx.module_context.platforms)
         partitioned = _is_partitioned(ctx) and not ctx.module_context.lowering_parameters.for_export
         if params.get("of_logits"):
-            remade = platform == "cuda" and self._is_remade(ctx.avals_in, partitioned, axis=axis, **params)
+            remade = self._is_remade(platform, ctx.avals_in, partitioned, axis=axis, **params)
             # Where XLA splits the call, devices that have parts of rows need y.
             kept = (0, 1, 2) if remade and partitioned and not _partition.missing else (0, 2) if remade else (0, 1)
             params = {name: value for name, value in params.items() if remade or name != "of_logits"}
@@ -365,10 +365,11 @@ class Kernel:
             outs = _lower_fun(ctx, functools.partial(self.fallback, axis=axis, **params), operands)
         return [lower_with_sharding_in_types(ctx, out, aval) for out, aval in zip(outs, ctx.avals_out, strict=True)]
 
-    def _is_remade(self, avals, partitioned, *, axis, **params) -> bool:
-        choice = self.choose("cuda", avals[:2], axis=axis, **params)
-        if choice.kernel is None or self.remakes(choice.plan):
-            return choice.kernel is not None
+    def _is_remade(self, platform, avals, partitioned, *, axis, **params) -> bool:
+        if platform != "cuda" or not (choice := self.choose(platform, avals[:2], axis=axis, **params)).kernel:
+            return False
+        if self.remakes(choice.plan):
+            return True
         size = math.prod(avals[0].shape) * avals[0].dtype.itemsize
         return not (partitioned or jax.export.is_symbolic_dim(size) or size > MOST_REMADE)
 

@@ -11,7 +11,8 @@ constexpr int64_t kSmallElements = 1 << 17;  // the most elements of an array fo
 // Gradients of rows that no cluster holds: the most units of a row; and units of a block that writes results, at most,
 // if that leaves so many blocks per multiprocessor.
 constexpr int64_t kMostUnits = 1024, kMostMerged = 8, kResultBlocks = 4;
-constexpr int64_t kMostTeamBytes = 16 * kOnlyVectors * 32, kMostClusterBytes = kMaxFlatSpans * kMostTeamBytes;
+constexpr int64_t kMostBlockBytes = 16 * 32 * kMaxBlockWarps,
+                  kMostClusterBytes = kMaxFlatSpans * 16 * kOnlyVectors * 32;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -58,6 +59,28 @@ RowTraits traits_of(const Problem& problem) {
   return traits;
 }
 
+// A lane has one vector of x and one of the cotangent. Spans are those of other kernels of rows of two operands.
+RowPlan plan_gradient(const Problem& problem, const Gpu& gpu) {
+  RowPlan plan;
+  plan.traits = traits_of(problem);
+  if (problem.rows.elements() == 0) return plan;
+  plan.algorithm = RowAlgorithm::kRows;
+  plan.spread = true;
+  const int64_t vectors = ceil_div(row_bytes(problem), 16);
+  plan.vectors = vectors <= 2 ? 1 : kOnlyVectors;
+  while (plan.lane_bits < 5 && int64_t{plan.vectors} << plan.lane_bits < vectors) ++plan.lane_bits;
+  const int64_t lanes = int64_t{plan.vectors} << plan.lane_bits;
+  plan.spans = ceil_div(vectors, lanes);
+  if (plan.spans > 1) {
+    plan.block_warps = static_cast<int>(ceil_div(vectors, 32));
+    return plan;
+  }
+  const int64_t warps = ceil_div(problem.rows.outer * lanes, 32), least = std::max<int64_t>(1, lanes / 32);
+  plan.block_warps = kGradientWarps;
+  while (plan.block_warps > least && ceil_div(warps, plan.block_warps) < 2 * gpu.multiprocessors) plan.block_warps /= 2;
+  return plan;
+}
+
 // The division into units depends on the length and the dtype alone, since sums do.
 RowPlan plan_split_gradient(const Problem& problem, const Gpu& gpu) {
   RowPlan plan;
@@ -88,20 +111,13 @@ bool takes_logits(const Problem& problem) {
   const bool derivative = problem.op == Op::kSoftmaxJvp || (problem.op == Op::kLogSoftmaxJvp && problem.transpose);
   if (!derivative || problem.general || problem.factor != 1 || problem.rows.inner != 1) return false;
   const int64_t bytes = row_bytes(problem);
-  return problem.dtype != DType::kFloat64 && (bytes <= kMostTeamBytes || bytes > kMostClusterBytes);
+  return problem.dtype != DType::kFloat64 && (bytes <= kMostBlockBytes || bytes > kMostClusterBytes);
 }
 
 RowPlan plan_softmax(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, const RowTuning& tuning) {
-  if (problem.of_logits && row_bytes(problem) > kMostClusterBytes) return plan_split_gradient(problem, gpu);
-  RowPlan plan = plan_row_engine(problem.rows, traits_of(problem), gpu, workspace_bytes, tuning);
-  if (problem.of_logits && plan.algorithm == RowAlgorithm::kRows) {
-    plan.spread = true;
-    const int64_t lanes = int64_t{plan.vectors} << plan.lane_bits, warps = ceil_div(problem.rows.outer * lanes, 32);
-    plan.block_warps = kGradientWarps;
-    while (plan.block_warps > std::max<int64_t>(1, lanes / 32) &&
-           ceil_div(warps, plan.block_warps) < 2 * gpu.multiprocessors)
-      plan.block_warps /= 2;
-  }
+  if (problem.of_logits)
+    return row_bytes(problem) > kMostClusterBytes ? plan_split_gradient(problem, gpu) : plan_gradient(problem, gpu);
+  const RowPlan plan = plan_row_engine(problem.rows, traits_of(problem), gpu, workspace_bytes, tuning);
   const bool plain = problem.op == Op::kSoftmax || problem.op == Op::kLogSoftmax || problem.op == Op::kLogSumExp;
   return plain && !problem.general ? small_walk(plan, problem.rows, kSmallElements) : plan;
 }

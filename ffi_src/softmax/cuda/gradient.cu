@@ -1,5 +1,6 @@
-// Gradients of softmax and log_softmax from x and the cotangent, for short rows: the forward result, which nothing else
-// needs, is made on the way and stays in registers. Both arrays are read once, and the gradient is written once.
+// Gradients of softmax and log_softmax from x and the cotangent, for rows that a block holds: the forward result, which
+// nothing else needs, is made on the way and stays in registers. Both arrays are read once, and the gradient is written
+// once.
 //
 // A lane has one vector of a row, so that it runs little code, which is most of the time of a small problem. The
 // forward result is rounded as it would be in memory, and sums are added up in the order of rows_kernel, so the bits
@@ -11,41 +12,59 @@
 namespace jaxgpuops::softmax {
 namespace {
 
+// How a row is divided into spans, and these among lanes, in the kernel whose sums these are: see row_engine/plan.h.
+struct Spans {
+  int count, lane_bits, vector_bits;
+};
+
 struct GradientParameters {
   const void *x, *cotangent;
   void* out;
   int64_t rows;
-  int length, lane_bits, vector_bits;
+  int length;
+  int block_rows, row_bits;  // 2^row_bits lanes share a row; or a block of fewer has one
+  Spans forward, backward;
 };
 
-constexpr int kThreads = 32 * kGradientWarps;
-
-// Merges a number of each lane: first those of vectors that one lane of rows_kernel has, one after the other, then
-// those of its lanes. All threads of a row get the result.
+// Merges a number of each lane over its span: first those of vectors that one lane has there, one after the other, then
+// those of its lanes. All threads get the result of their span.
 template <class Acc, class Add>
-__device__ __forceinline__ Acc merged(Acc (&shared)[kThreads], Acc mine, const GradientParameters& p, Add add) {
+__device__ __forceinline__ Acc merged(Acc* shared, Acc mine, const Spans& spans, Add add) {
   shared[threadIdx.x] = mine;
   __syncthreads();
-  const int lanes = 1 << p.lane_bits;
-  const int first = threadIdx.x & ((lanes - 1) | -(lanes << p.vector_bits));
+  const int lanes = 1 << spans.lane_bits, size = lanes << spans.vector_bits;
+  const int first = threadIdx.x & ((lanes - 1) | -size);
+  const int end = min(static_cast<int>(blockDim.x), (first & -size) + size);
   Acc all = shared[first];
 #pragma unroll 1
-  for (int j = 1; j < 1 << p.vector_bits; ++j) all = add(all, shared[first + j * lanes]);
+  for (int from = first + lanes; from < end; from += lanes) all = add(all, shared[from]);
 #pragma unroll 1
   for (int lane = 1; lane < lanes; lane *= 2) all = add(all, shuffle_xor(all, lane));
   return all;
 }
 
+// Returns the statistics of the row, given those of the thread's span.
+template <class P>
+__device__ __forceinline__ Stat<P> merged_spans(Stat<P> stat, const Spans& spans) {
+  __shared__ Stat<P> of_spans[kMaxBlockWarps];
+  if (spans.count == 1) return stat;
+  const int bits = spans.lane_bits + spans.vector_bits;
+  if ((threadIdx.x & ((1 << bits) - 1)) == 0) of_spans[threadIdx.x >> bits] = stat;
+  __syncthreads();
+  const int lane = threadIdx.x % 32;
+  return row_engine::merge_lanes<P>(lane < spans.count ? of_spans[lane] : Stat<P>::none());
+}
+
 // P is the policy of the forward pass, Q that of its derivative.
 template <class P, class Q, Op op, bool kAligned>
-__global__ void __launch_bounds__(kThreads) gradient_kernel(const __grid_constant__ GradientParameters p) {
+__global__ void __launch_bounds__(32 * kMaxBlockWarps) gradient_kernel(const __grid_constant__ GradientParameters p) {
   using Element = typename P::Element;
   using Bits = typename Element::Bits;
   using Acc = typename Element::Acc;
   constexpr int kWidth = 16 / sizeof(Bits);
-  __shared__ Acc shared[2 + Q::kSums][kThreads];
-  const int bits = p.lane_bits + p.vector_bits, u = threadIdx.x & ((1 << bits) - 1);
-  const int64_t row = int64_t{blockIdx.x} * (blockDim.x >> bits) + (threadIdx.x >> bits);
+  auto* const shared = reinterpret_cast<Acc*>(dynamic_shared_memory());
+  const int u = threadIdx.x & ((1 << p.row_bits) - 1);
+  const int64_t row = int64_t{blockIdx.x} * p.block_rows + (threadIdx.x >> p.row_bits);
   const int left = row < p.rows ? p.length - u * kWidth : 0;
   const int64_t at = row * p.length + u * kWidth;
   const auto load = [&](const void* array, Bits pad, Pack& pack) {
@@ -69,10 +88,11 @@ __global__ void __launch_bounds__(kThreads) gradient_kernel(const __grid_constan
 
   const auto plus = [](Acc a, Acc b) { return a + b; };
   Stat<P> stat;
-  stat.of[0] = merged(shared[0], forward.peak(args), p, [](Acc a, Acc b) { return P::larger(a, b); });
-  stat.sum(0) = merged(shared[1], forward.sum(args, 0, P::guard(stat.peak()), 0, kWidth), p, plus);
+  stat.of[0] = merged(shared, forward.peak(args), p.forward, [](Acc a, Acc b) { return P::larger(a, b); });
+  const Acc sum = forward.sum(args, 0, P::guard(stat.peak()), 0, kWidth);
+  stat.sum(0) = merged(shared + blockDim.x, sum, p.forward, plus);
   const typename P::Row plain = {1};
-  const auto final = P::finish(args, plain, stat);
+  const auto final = P::finish(args, plain, merged_spans<P>(stat, p.forward));
   Acc values[kWidth];
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) values[i] = P::output(args, plain, final, forward.x(args, 0, i), Acc(0));
@@ -82,12 +102,14 @@ __global__ void __launch_bounds__(kThreads) gradient_kernel(const __grid_constan
   of_result.scale.factor = 1;
   of_result.transpose = true;
   const typename Q::Row unscaled = {1};
-  Stat<Q> sums;
   Q::with_args(of_result, [&](const auto& known) {
+    Stat<Q> sums;
 #pragma unroll
-    for (int k = 0; k < Q::kSums; ++k)
-      sums.sum(k) = merged(shared[2 + k], backward.sum(known, k, Acc(0), 0, kWidth), p, plus);
-    const auto total = Q::finish(known, unscaled, sums);
+    for (int k = 0; k < Q::kSums; ++k) {
+      const Acc sum = backward.sum(known, k, Acc(0), 0, kWidth);
+      sums.sum(k) = merged(shared + (2 + k) * blockDim.x, sum, p.backward, plus);
+    }
+    const auto total = Q::finish(known, unscaled, merged_spans<Q>(sums, p.backward));
 #pragma unroll
     for (int i = 0; i < kWidth; ++i)
       values[i] = Q::output(known, unscaled, total, backward.x(known, 0, i), backward.y(0, i));
@@ -102,17 +124,31 @@ __global__ void __launch_bounds__(kThreads) gradient_kernel(const __grid_constan
 
 template <class P, class Q, Op op>
 cudaError_t launch_kernel(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers) {
-  GradientParameters p = {
-      buffers.y, buffers.x, buffers.out, problem.rows.outer, static_cast<int>(problem.rows.length), plan.lane_bits, 0};
-  while (1 << p.vector_bits < plan.vectors) ++p.vector_bits;
+  const auto bits = [](int64_t n) {
+    int bits = 0;
+    while (int64_t{1} << bits < n) ++bits;
+    return bits;
+  };
+  GradientParameters p = {};
+  p.x = buffers.y;
+  p.cotangent = buffers.x;
+  p.out = buffers.out;
+  p.rows = problem.rows.outer;
+  p.length = static_cast<int>(problem.rows.length);
+  p.backward = {static_cast<int>(plan.spans), plan.lane_bits, bits(plan.vectors)};
+  p.forward = p.backward;
+  if (P::kLarge && plan.spans > 1) p.forward = {static_cast<int>((plan.spans + 1) / 2), plan.lane_bits, bits(8)};
+  p.row_bits = plan.spans > 1 ? bits(32 * kMaxBlockWarps) : plan.lane_bits + p.backward.vector_bits;
+  p.block_rows = std::max(plan.threads() >> p.row_bits, 1);
   const auto past_vector = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16; };
   const bool aligned = past_vector(p.x) + past_vector(p.cotangent) + past_vector(p.out) == 0 &&
                        problem.rows.length * plan.traits.item_bytes % 16 == 0;
-  const int64_t rows = plan.threads() >> (p.lane_bits + p.vector_bits), blocks = (p.rows + rows - 1) / rows;
+  const int64_t blocks = (p.rows + p.block_rows - 1) / p.block_rows;
   if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
   Launch launched;
   launched.grid = dim3(static_cast<unsigned>(blocks));
   launched.block = dim3(plan.threads());
+  launched.shared_bytes = (2 + Q::kSums) * plan.threads() * sizeof(typename P::Acc);
   return launch(stream, launched, aligned ? gradient_kernel<P, Q, op, true> : gradient_kernel<P, Q, op, false>, p);
 }
 
