@@ -10,7 +10,7 @@ constexpr int64_t kSmallElements = 1 << 17;  // the most elements of an array fo
 
 // Gradients of rows that no cluster holds: the most units of a row; and units of a block that writes results, at most,
 // if that leaves so many blocks per multiprocessor.
-constexpr int64_t kMostUnits = 1024, kMostMerged = 8, kResultBlocks = 4;
+constexpr int64_t kMostUnits = 512, kMostMerged = 8, kResultBlocks = 4;
 constexpr int64_t kMostBlockBytes = 16 * 32 * kMaxBlockWarps,
                   kMostClusterBytes = kMaxFlatSpans * 16 * kOnlyVectors * 32;
 
@@ -92,7 +92,7 @@ RowPlan plan_split_gradient(const Problem& problem, const Gpu& gpu) {
   const int64_t turn = 32 * kPartWarps * kGradientEach;
   plan.part_length = ceil_div(ceil_div(problem.rows.length, turn), kMostUnits) * turn;
   plan.units = plan.blocks = ceil_div(problem.rows.length, plan.part_length);
-  const int64_t merged = problem.rows.outer * plan.units / (kResultBlocks * gpu.multiprocessors);
+  const int64_t merged = ceil_div(problem.rows.outer * plan.units, kResultBlocks * gpu.multiprocessors);
   plan.result_length = std::clamp<int64_t>(merged, 1, kMostMerged) * plan.part_length;
   plan.workspace_bytes = plan.units * plan.traits.stat_bytes;
   plan.overlap = gpu.dependent_launch;

@@ -27,20 +27,35 @@ struct GradientParameters {
 };
 
 // Merges a number of each lane over its span: first those of vectors that one lane has there, one after the other, then
-// those of its lanes. All threads get the result of their span.
+// those of its lanes. All threads get the result of their span, and whether `any` is true in the block.
 template <class Acc, class Add>
-__device__ __forceinline__ Acc merged(Acc* shared, Acc mine, const Spans& spans, Add add) {
+__device__ __forceinline__ Acc merged(Acc* shared, Acc mine, const Spans& spans, Add add, bool& any) {
+  constexpr int kTogether = kOnlyVectors - 1;
   shared[threadIdx.x] = mine;
-  __syncthreads();
+  any = __syncthreads_or(any);
   const int lanes = 1 << spans.lane_bits, size = lanes << spans.vector_bits;
   const int first = threadIdx.x & ((lanes - 1) | -size);
   const int end = min(static_cast<int>(blockDim.x), (first & -size) + size);
   Acc all = shared[first];
 #pragma unroll 1
-  for (int from = first + lanes; from < end; from += lanes) all = add(all, shared[from]);
-#pragma unroll 1
-  for (int lane = 1; lane < lanes; lane *= 2) all = add(all, shuffle_xor(all, lane));
+  for (int from = first + lanes; from < end; from += kTogether * lanes) {
+    Acc more[kTogether];
+#pragma unroll
+    for (int t = 0; t < kTogether; ++t) more[t] = from + t * lanes < end ? shared[from + t * lanes] : Acc(0);
+#pragma unroll
+    for (int t = 0; t < kTogether; ++t) all = from + t * lanes < end ? add(all, more[t]) : all;
+  }
+#pragma unroll
+  for (int bit = 0; bit < 5; ++bit)
+    if (bit < spans.lane_bits) all = add(all, shuffle_xor(all, 1 << bit));
   return all;
+}
+
+// The same for sums, not inlined: the code of sums that few rows have.
+template <class Acc>
+__device__ __noinline__ Acc merged_sum(Acc* shared, Acc mine, const Spans& spans) {
+  bool any = false;
+  return merged(shared, mine, spans, [](Acc a, Acc b) { return a + b; }, any);
 }
 
 // Returns the statistics of the row, given those of the thread's span.
@@ -87,10 +102,11 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) gradient_kernel(const __g
   load(p.cotangent, Bits{}, backward.raw[0][0]);
 
   const auto plus = [](Acc a, Acc b) { return a + b; };
+  bool any = false;
   Stat<P> stat;
-  stat.of[0] = merged(shared, forward.peak(args), p.forward, [](Acc a, Acc b) { return P::larger(a, b); });
+  stat.of[0] = merged(shared, forward.peak(args), p.forward, [](Acc a, Acc b) { return P::larger(a, b); }, any);
   const Acc sum = forward.sum(args, 0, P::guard(stat.peak()), 0, kWidth);
-  stat.sum(0) = merged(shared + blockDim.x, sum, p.forward, plus);
+  stat.sum(0) = merged(shared + blockDim.x, sum, p.forward, plus, any);
   const typename P::Row plain = {1};
   const auto final = P::finish(args, plain, merged_spans<P>(stat, p.forward));
   Acc values[kWidth];
@@ -103,11 +119,18 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) gradient_kernel(const __g
   of_result.transpose = true;
   const typename Q::Row unscaled = {1};
   Q::with_args(of_result, [&](const auto& known) {
-    Stat<Q> sums;
+    // The sums after the first are of rows with a likely element: see Tangent.
+    bool likely = false;
 #pragma unroll
-    for (int k = 0; k < Q::kSums; ++k) {
-      const Acc sum = backward.sum(known, k, Acc(0), 0, kWidth);
-      sums.sum(k) = merged(shared + (2 + k) * blockDim.x, sum, p.backward, plus);
+    for (int i = 0; i < kWidth; ++i)
+      if (Q::kTails) likely |= Q::add(known, 2, Acc(0), Acc(1), backward.y(0, i), Acc(0)) != 0;
+    const auto sum_of_lane = [&](int k) { return backward.sum(known, k, Acc(0), 0, kWidth); };
+    Stat<Q> sums = {};
+    sums.sum(0) = merged(shared + 2 * blockDim.x, sum_of_lane(0), p.backward, plus, likely);
+    if (likely) {
+#pragma unroll
+      for (int k = 1; k < Q::kSums; ++k)
+        sums.sum(k) = merged_sum(shared + (2 + k) * blockDim.x, sum_of_lane(k), p.backward);
     }
     const auto total = Q::finish(known, unscaled, merged_spans<Q>(sums, p.backward));
 #pragma unroll
