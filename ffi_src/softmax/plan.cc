@@ -11,7 +11,7 @@ constexpr int64_t kSmallElements = 1 << 17;  // the most elements of an array fo
 // Gradients of rows that no cluster holds: the most units of a row; and units of a block that writes results, at most,
 // if that leaves so many blocks per multiprocessor.
 constexpr int64_t kMostUnits = 512, kMostMerged = 8, kResultBlocks = 4;
-constexpr int64_t kMostBlockBytes = 16 * 32 * kMaxBlockWarps,
+constexpr int64_t kMostBlockBytes = 16 * kGradientVectors * 32 * kMaxBlockWarps,
                   kMostClusterBytes = kMaxFlatSpans * 16 * kOnlyVectors * 32;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -67,15 +67,16 @@ RowPlan plan_gradient(const Problem& problem, const Gpu& gpu) {
   plan.algorithm = RowAlgorithm::kRows;
   plan.spread = true;
   const int64_t vectors = ceil_div(row_bytes(problem), 16);
-  plan.vectors = vectors <= 2 ? 1 : kOnlyVectors;
+  plan.vectors = vectors <= 2 ? 2 : kOnlyVectors;
   while (plan.lane_bits < 5 && int64_t{plan.vectors} << plan.lane_bits < vectors) ++plan.lane_bits;
   const int64_t lanes = int64_t{plan.vectors} << plan.lane_bits;
   plan.spans = ceil_div(vectors, lanes);
   if (plan.spans > 1) {
-    plan.block_warps = static_cast<int>(ceil_div(vectors, 32));
+    plan.block_warps = static_cast<int>(ceil_div(vectors, 32 * kGradientVectors));
     return plan;
   }
-  const int64_t warps = ceil_div(problem.rows.outer * lanes, 32), least = std::max<int64_t>(1, lanes / 32);
+  const int64_t warps = ceil_div(problem.rows.outer * lanes, 32 * kGradientVectors);
+  const int64_t least = std::max<int64_t>(1, lanes / (32 * kGradientVectors));
   plan.block_warps = kGradientWarps;
   while (plan.block_warps > least && ceil_div(warps, plan.block_warps) < 2 * gpu.multiprocessors) plan.block_warps /= 2;
   return plan;

@@ -18,7 +18,8 @@ bool takes_logits(const Problem& problem);
 
 // Of rows that no cluster holds, a lane takes so many elements at a time: see cuda/gradient_split.cuh.
 constexpr int kGradientEach = 8;
-constexpr int kGradientWarps = 4;  // the most warps of a block that has several rows: see cuda/gradient.cu
+constexpr int kGradientVectors = 2;  // vectors of a lane, for rows that a block holds: see cuda/gradient.cu
+constexpr int kGradientWarps = 4;    // the most warps of a block that has several rows: see cuda/gradient.cu
 
 // Returns the value of Problem::general. Derivatives are general if they mask entries. The tangent of log_softmax is
 // also general if it is not transposed, since the fast kernels have only the transpose, which gradients need.
