@@ -389,7 +389,7 @@ class Kernel:
             outs.append((jax.core.ShapedArray(workspace, np.uint8), True))
         contract = _sharding_contract(ctx, axis, batch_dims, len(whole), ins, outs)
         aliases = {
-            i: out for i, out in self.aliases.items() if _is_worth_a_copy(choice.platform, ctx.avals_in[i], operands[i])
+            i: out for i, out in self.aliases.items() if _may_be_worth_a_copy(choice.platform, ctx, i, operands[i])
         }
         lower = jax.ffi.ffi_lowering(self.target, extra_attributes=contract, operand_output_aliases=aliases)
         attributes = {name: _attribute(params[name]) for name in self.attributes}
@@ -430,15 +430,18 @@ def _attribute(value):
     return np.float64(value) if isinstance(value, float) else value
 
 
-def _is_worth_a_copy(platform, aval, operand) -> bool:
+def _may_be_worth_a_copy(platform, ctx, i, operand) -> bool:
     """Whether aliasing an operand may save enough memory to be worth the copy that XLA makes if the operand lives on."""
+    aval = ctx.avals_in[i]
     count = math.prod(aval.shape)
     large = jax.export.is_symbolic_dim(count) or count * aval.dtype.itemsize >= 64 << 20
-    return (large or platform != "cuda") and not _is_kept(operand)
+    return (large or platform != "cuda") and not _is_kept(ctx, operand)
 
 
-def _is_kept(operand) -> bool:
+def _is_kept(ctx, operand) -> bool:
     """Whether a value is an argument of the whole program that is not donated, so that it lives on."""
+    if not isinstance(ctx.module_context.axis_context, ShardingContext):  # what a device does with its part of an array
+        return False
     while not isinstance(operand.owner, mlir.ir.Block):
         operation = operand.owner.operation
         if operation.name != "stablehlo.reshape":
