@@ -321,7 +321,12 @@ def softmax_cross_entropy(
     return _jitted_cross_entropy(*arrays_and_axis, *losses(op, label_smoothing, z_loss, reduction))
 
 
-@functools.partial(jax.jit, static_argnums=(3, 4, 5, 6, 7), inline=True)
+# Part of the function that is traced, so that the kernel's lowering sees whether logits are an argument of the program. (In
+# jax 0.12 True means that a function is lowered on its own first.)
+_INLINE = jax.Inline.JAX_EARLY if hasattr(jax, "Inline") else True
+
+
+@functools.partial(jax.jit, static_argnums=(3, 4, 5, 6, 7), inline=_INLINE)
 def _jitted_cross_entropy(logits, labels, where, axis, names, label_smoothing, z_loss, reduction):
     op = "jaxgpuops.softmax_cross_entropy"
     logits, labels, where, axis, split = cross_entropy_operands(op, logits, labels, where, axis, names)
