@@ -225,15 +225,17 @@ class _Derivative(Kernel):
     def _lower(self, platform, ctx, *operands, axis, of_logits=False, **params):
         if of_logits:
             partitioned = asks_partitioner(ctx)
-            remade = platform == "cuda" and self._takes_x(ctx.avals_in, partitioned, axis, **params)
+            remade = self._takes_x(platform, ctx.avals_in, partitioned, axis, **params)
             # Where XLA splits the call, devices that have parts of rows need y.
             kept = (0, 1, 2) if remade and partitioned and not _partition.missing else (0, 2) if remade else (0, 1)
             operands, ctx = [operands[i] for i in kept], ctx.replace(avals_in=[ctx.avals_in[i] for i in kept])
             params |= {"of_logits": True} if remade else {}
         return super()._lower(platform, ctx, *operands, axis=axis, **params)
 
-    def _takes_x(self, avals, partitioned, axis, **params):
-        choice = self.choose("cuda", avals[:2], axis=axis, of_logits=True, **params)
+    def _takes_x(self, platform, avals, partitioned, axis, **params):
+        if platform != "cuda":
+            return False
+        choice = self.choose(platform, avals[:2], axis=axis, of_logits=True, **params)
         if choice.kernel is None:
             return False
         # A row too long to be held is read once before its maximum and sum are known, so that its bits are not those of a
