@@ -1,4 +1,4 @@
-"""Softmax, its logarithm and logsumexp as primitives, and what cross_entropy.py shares with them.
+"""Softmax, its logarithm and logsumexp as primitives, and what cross_entropy_primitives.py shares with them.
 
 All are functions of logits ``z = factor * scale * x + bias``, where ``scale`` and ``bias`` are optional and broadcast,
 and of a mask. An entry is masked where ``where`` is False and, in a causal call, where its position along the axis is

@@ -16,7 +16,7 @@ from jax import lax
 
 from jaxgpuops._arguments import given
 from jaxgpuops._split import RULES, Rule, all_axes, filled_axes, plain_rule
-from jaxgpuops.lax.cross_entropy import (
+from jaxgpuops.lax.cross_entropy_primitives import (
     _cross_entropy_slope,
     cross_entropy_grad_p,
     cross_entropy_jvp_p,
