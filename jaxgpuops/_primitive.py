@@ -137,8 +137,9 @@ class Kernel:
       dimensions: the params that are dimension numbers, or None; the handler reads -1 for None. They are before the
         axis. A result depends on the index along such a dimension, which is therefore not split over devices. Or tuples
         of numbers, of which the handler knows nothing, and which are.
-      aliases: ``{operand: result}``, by index, of those that share memory: XLA copies an operand that lives on. (On a
-        GPU those of little memory do not: there a copy is one more kernel.)
+      aliases: ``{operand: result}``, by index, of those that share memory: XLA copies an operand that lives on. An
+        argument of the program that is not donated shares none: it would be copied for nothing. (On a GPU, neither do
+        those of little memory: there a copy is one more kernel.)
       broadcasts: ``broadcasts(count, **params)`` gives which of ``count`` operands may have size 1 where others have
         more: under vmap, they are not copied for each element of a batch that they do not depend on.
       shortest: length of the shortest rows that the CPU handler is for: for shorter ones the fallback is faster, of which
@@ -194,7 +195,10 @@ class Kernel:
         p.def_abstract_eval(self._abstract_eval)
         batching.primitive_batchers[p] = self._batch
         for platform in ("cpu", "cuda"):
-            mlir.register_lowering(p, functools.partial(self._lower, platform), platform=platform)
+            # JAX lowers in a function of its own what it keeps for equal calls. There, an operand does not show where it
+            # is from.
+            keeps = not self.aliases
+            mlir.register_lowering(p, functools.partial(self._lower, platform), platform=platform, cacheable=keeps)
         mlir.register_lowering(p, functools.partial(self._lower, None))  # for any other platform
         KERNELS[name] = self
 
@@ -361,7 +365,9 @@ class Kernel:
             workspace = (*whole[:axis], choice.plan["workspace_bytes"])
             outs.append((jax.core.ShapedArray(workspace, np.uint8), True))
         contract = _partition.contract(ctx, axis, batch_dims, len(whole), ins, outs)
-        aliases = {i: out for i, out in self.aliases.items() if _is_worth_a_copy(choice.platform, ctx.avals_in[i])}
+        aliases = {
+            i: out for i, out in self.aliases.items() if _may_be_worth_a_copy(choice.platform, ctx, i, operands[i])
+        }
         lower = jax.ffi.ffi_lowering(self.target, extra_attributes=contract, operand_output_aliases=aliases)
         attributes = {name: _attribute(params[name]) for name in self.attributes}
         attributes |= {name: np.int64(d) for name, d in (numbers | {"axis": axis}).items()}
@@ -399,10 +405,28 @@ def _attribute(value):
     return np.float64(value) if isinstance(value, float) else value
 
 
-def _is_worth_a_copy(platform, aval) -> bool:
-    """Whether aliasing an operand saves enough memory to be worth the copy that XLA makes if the operand lives on."""
+def _may_be_worth_a_copy(platform, ctx, i, operand) -> bool:
+    """Whether aliasing an operand may save enough memory to be worth the copy that XLA makes if the operand lives on."""
+    aval = ctx.avals_in[i]
     count = math.prod(aval.shape)
-    return platform != "cuda" or jax.export.is_symbolic_dim(count) or count * aval.dtype.itemsize >= 64 << 20
+    large = jax.export.is_symbolic_dim(count) or count * aval.dtype.itemsize >= 64 << 20
+    return (large or platform != "cuda") and not _is_kept(ctx, operand)
+
+
+def _is_kept(ctx, operand) -> bool:
+    """Whether a value is an argument of the whole program that is not donated, so that it lives on."""
+    if not isinstance(ctx.module_context.axis_context, ShardingContext):  # what a device does with its part of an array
+        return False
+    while not isinstance(operand.owner, mlir.ir.Block):
+        operation = operand.owner.operation
+        if operation.name != "stablehlo.reshape":
+            return False
+        [operand] = operation.operands
+    attributes = operand.owner.owner.attributes
+    if "sym_name" not in attributes or mlir.ir.StringAttr(attributes["sym_name"]).value != "main":
+        return False
+    own = mlir.ir.DictAttr(mlir.ir.ArrayAttr(attributes["arg_attrs"])[mlir.ir.BlockArgument(operand).arg_number])
+    return not any(name in own for name in ("jax.buffer_donor", "tf.aliasing_output"))
 
 
 def _rows(shape, axis) -> tuple[int, int, int]:

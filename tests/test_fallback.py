@@ -14,7 +14,7 @@ import jaxgpuops
 from jaxgpuops import _primitive
 from jaxgpuops._arguments import ORDERED_DTYPES
 from jaxgpuops.lax import _reduce as reduce
-from jaxgpuops.lax import cross_entropy, scan_primitives, softmax_primitives
+from jaxgpuops.lax import cross_entropy_primitives, scan_primitives, softmax_primitives
 
 
 def awkward(dtype, shape, seed=0):
@@ -150,8 +150,8 @@ def softmax_calls(dtype):
     for masked, options in itertools.product((False, True), ((0.0, 0.0), (0.1, 0.01))):
         flags = {"axis": 1, "masked": masked} | dict(zip(("label_smoothing", "z_loss"), options, strict=True))
         where = [rows] if masked else []
-        yield functools.partial(cross_entropy.cross_entropy_p, x, labels, *where, **flags)
-        yield functools.partial(cross_entropy.cross_entropy_grad_p, x, labels, cotangent, *where, **flags)
+        yield functools.partial(cross_entropy_primitives.cross_entropy_p, x, labels, *where, **flags)
+        yield functools.partial(cross_entropy_primitives.cross_entropy_grad_p, x, labels, cotangent, *where, **flags)
 
 
 def reduce_calls(dtype):

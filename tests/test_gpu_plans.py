@@ -113,10 +113,10 @@ KERNELS = {
     | {"spans": "scan_columns", "span_look_ahead": "scan_look_ahead"},
     "row_engine": {
         "small": "small_(fold_)?kernel",
-        "rows": "((lean_)?rows|spread|wide|sweep)_kernel",
+        "rows": "((lean_)?rows|spread|wide|sweep|gradient)_kernel",
         "rows_tiles": "(part_)?tile_kernel",
     }
-    | {"rows_stream": "stream_kernel", "rows_split": "merge_kernel"}
+    | {"rows_stream": "stream_kernel", "rows_split": "(merge|results)_kernel"}
     | {"columns": "(columns|along)_kernel", "columns_stream": "columns_stream_kernel", "columns_split": "merge_"}
     | {"columns_flat": "flat_kernel", "columns_walk": "((held_)?walk|held_packs|strip)_kernel"},
     "count": {"tables": "(bincount|segment)_tables_kernel", "global": "bincount_global_kernel"}

@@ -221,14 +221,26 @@ def test_few_rows_have_the_bits_of_many(dtype):
                     assert same_bits(jax.jit(derivatives(fn))(x[few], t[few]), back[few]), (length, few)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_gradients_from_x_have_the_bits_of_those_from_the_result(dtype):
     """The same rows are in a small array, whose gradient is one kernel, and in a large one, whose gradient is two."""
     item = jnp.dtype(dtype).itemsize
-    for length in (36 // item, 100 // item, 256 // item, 1000 // item, 1572 // item, 2046 // item, 2048 // item):
+    sizes = 12, 16, 32, 36, 100, 256, 1000, 1572, 2044, 2048, 2052, 4096, 4100, 9000, 12_288, 16_380, 16_384
+    for length in (size // item for size in sizes):
         many = (20 << 20) // (length * item)
         x = 3 * jax.random.normal(jax.random.key(length), (many, length), dtype)
-        x = x.at[1].set(-jnp.inf).at[1, length // 2].set(2).at[2, 7].set(jnp.inf).at[3, 8].set(jnp.nan).at[4, 0].set(60)
+        x = (
+            x.at[1]
+            .set(-jnp.inf)
+            .at[1, length // 2]
+            .set(2)
+            .at[2, -1]
+            .set(jnp.inf)
+            .at[3, 1]
+            .set(jnp.nan)
+            .at[4, 0]
+            .set(60)
+        )
         t = jnp.roll(x, 1, 0).at[5].set(0)
         for fn in (jaxgpuops.softmax, jaxgpuops.log_softmax):
             pull = jax.jit(lambda x, t, fn=fn: jax.vjp(fn, x)[1](t)[0])

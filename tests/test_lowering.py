@@ -217,16 +217,26 @@ def test_gradient_of_softmax_is_one_kernel_each_way(cuda, name):
                 assert name == "logsumexp" and np.prod([int(n) for n in size.split("x")]) == np.prod(ct)
 
 
-def test_gradient_of_cross_entropy_is_in_place_where_it_is_large(cuda):
+def test_gradient_of_cross_entropy_is_in_place_where_that_saves_memory(cuda):
     labels = shape_of((3, 4), np.int32)
     loss = lambda x, labels: jaxgpuops.softmax_cross_entropy(x, labels, axis=1, reduction="mean")
-    for shape in (SHAPE, (1 << 14, 1 << 10)):
-        own = labels if shape == SHAPE else shape_of(shape[:1], np.int32)
-        text = lowered(jax.value_and_grad(loss), shape_of(shape), own, platforms=("cuda",))
+    gradient = jax.value_and_grad(loss)
+    computed = lambda x, labels: gradient(x + 1, labels)
+    flat = lambda x, labels: gradient(x.reshape(labels.size, -1), labels)
+    large = shape_of((1 << 14, 1 << 10)), shape_of((1 << 14,), np.int32)
+    for fn, x, own, in_place in (
+        (computed, shape_of(), labels, False),
+        (computed, *large, True),
+        (gradient, *large, False),  # XLA would copy the logits, which the caller keeps
+        (flat, shape_of((1 << 24,)), large[1], False),
+    ):
+        text = lowered(fn, x, own, platforms=("cuda",))
         assert custom_calls(text) == ["jaxgpuops.cross_entropy_grad"]
         [call] = re.findall(r"custom_call @jaxgpuops.cross_entropy_grad.*", text)
         alias = "output_operand_alias<output_tuple_indices = [0], operand_index = 0"
-        assert (alias in call) == (shape != SHAPE)
+        assert (alias in call) == in_place, fn
+    donated = jax.jit(gradient, donate_argnums=0).trace(*large).lower(lowering_platforms=("cuda",)).as_text()
+    assert alias in donated
     assert custom_calls(lowered(loss, shape_of(), labels, platforms=("cuda",))) == ["jaxgpuops.cross_entropy"]
     for module in (jaxgpuops, jaxgpuops.lax):
         losses = lambda x, labels, module=module: module.softmax_cross_entropy(x, labels, axis=1).sum()

@@ -275,7 +275,8 @@ def test_results_are_those_of_one_device_and_bytes_not_more_than_those_of_jax(me
         elif name in SAID:
             shards = mesh.shape["a"] * (1 if spec[0] else mesh.shape["b"])
             assert own <= SAID[name](shards, SHAPE[0] * SHAPE[2] // (mesh.shape["b"] if spec[0] else 1))
-        if plain is not None and spec[1]:
+        # That the limits of SAID are below what JAX moves, one way to split the axis shows.
+        if plain is not None and spec[1] and (name not in SAID or spec == SPECS[0]):
             theirs = jax.jit(plain).lower(x).compile()
             assert own <= moved(theirs.as_text())[0] or is_wrong(theirs(x), plain(integers()))
 

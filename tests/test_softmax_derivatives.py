@@ -307,8 +307,9 @@ def test_forward_mode_is_refused_with_a_reason():
             jax.jvp(fn, (X,), (X,))
 
 
-def test_gradients_of_short_rows_make_the_result_again(cuda_build):
-    """On a GPU small gradients are made from x, so that XLA drops the forward kernel if nothing else needs its result."""
+def test_gradients_make_the_result_again(cuda_build):
+    """On a GPU small gradients, and those of rows that no cluster holds, are made from x, so that XLA drops the forward
+    kernel if nothing else needs its result."""
     shaped = lambda *shape, dtype="float32": jax.ShapeDtypeStruct(shape, dtype)
 
     def from_x(fn, x):
@@ -317,15 +318,18 @@ def test_gradients_of_short_rows_make_the_result_again(cuda_build):
 
     for name in ("softmax", "log_softmax"):
         fn = getattr(jaxgpuops, name)
-        for dtype, fewest, most in (("float32", 9, 512), ("bfloat16", 17, 1024)):
-            for n in (fewest, most):
+        for dtype, size in (("float32", 4), ("bfloat16", 2), ("float16", 2)):
+            for n in (3, (32 << 10) // size, (1 << 20) // size + 1):
                 assert from_x(fn, shaped(7, n, dtype=dtype))
                 assert from_x(jax.vmap(fn), shaped(2, 7, n, dtype=dtype))
-            for n in (fewest - 1, most + 1):
+            for n in (2, (32 << 10) // size + 1, (1 << 20) // size):
                 assert not from_x(fn, shaped(7, n, dtype=dtype))
         assert not from_x(fn, shaped((1 << 16) + 1, 64))  # too large to be kept
-        assert not from_x(fn, shaped(7, 100, dtype="float16"))
-        assert not from_x(functools.partial(fn, axis=0), shaped(100, 7))
-        for options in ({"scale": 2.0}, {"bias": jnp.zeros(100)}, {"where": jnp.ones(100, bool)}, {"causal": True}):
-            assert not from_x(functools.partial(fn, **options), shaped(7, 100))
-        assert not from_x(getattr(jaxgpuops.lax, name), shaped(7, 100))
+        assert from_x(fn, shaped(1 << 12, 1 << 19))  # long rows have the same bits in any batch
+        for n in (100, 1 << 20):
+            with jax.enable_x64(True):
+                assert not from_x(fn, shaped(7, n, dtype="float64"))
+            assert not from_x(functools.partial(fn, axis=0), shaped(n, 7))
+            for options in ({"scale": 2.0}, {"bias": jnp.zeros(n)}, {"where": jnp.ones(n, bool)}, {"causal": True}):
+                assert not from_x(functools.partial(fn, **options), shaped(7, n))
+            assert not from_x(getattr(jaxgpuops.lax, name), shaped(7, n))

@@ -155,7 +155,6 @@ def linear_scan_cases(module, tier, forward):
             lambda a, b, h0: loop(step, h0, (a, b)),
             factors_terms_state,
             forward,
-            representative=forward,
         ),
         Case(
             f"{tier}linear_scan-broadcast",
@@ -320,7 +319,6 @@ SOFTMAX_CASES = [
         finite(lambda x, bias, where: jax.nn.log_softmax(jnp.where(where, x + bias, 0), axis=1, where=where)),
         x_bias_where,
         tolerance=2e-5,
-        representative=True,
     ),
     Case(
         "lax.softmax_cross_entropy",
@@ -364,7 +362,6 @@ MOE_CASES = [
         lambda x, ids: jnp.einsum("ar,aij->rij", rows_of(ids[:, :, 0]), jnp.repeat(x, ids.shape[1], 0)),
         x_and_experts,
         forward=False,
-        representative=True,
     ),
     Case(
         "moe_combine",

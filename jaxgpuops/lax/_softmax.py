@@ -18,7 +18,7 @@ from jaxgpuops._arguments import FLOATS, FLOATS8, INTEGERS, Axis, given
 from jaxgpuops._axes import Merged
 from jaxgpuops._primitive import align
 from jaxgpuops._split import manual
-from jaxgpuops.lax.cross_entropy import cross_entropy_p, sum_of_losses
+from jaxgpuops.lax.cross_entropy_primitives import cross_entropy_p, sum_of_losses
 from jaxgpuops.lax.softmax_primitives import bind, log_softmax_p, logsumexp_p, softmax_p
 
 # ---- Arguments --------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Softmax, its logarithm and logsumexp as primitives, and what cross_entropy.py shares with them.
+"""Softmax, its logarithm and logsumexp as primitives, and what cross_entropy_primitives.py shares with them.
 
 All are functions of logits ``z = factor * scale * x + bias``, where ``scale`` and ``bias`` are optional and broadcast,
 and of a mask. An entry is masked where ``where`` is False and, in a causal call, where its position along the axis is
@@ -25,7 +25,7 @@ import numpy as np
 from jax import lax
 from jax.interpreters import ad
 
-from jaxgpuops import _arguments, _native
+from jaxgpuops import _arguments, _native, _partition
 from jaxgpuops._arguments import FLOATS, given
 from jaxgpuops._derivatives import def_jvp, def_jvp_by_fallback
 from jaxgpuops._primitive import Kernel, asks_partitioner, like
@@ -215,26 +215,36 @@ def _times(y, factor, scale):
 class _Derivative(Kernel):
     """A derivative of y = softmax(x) or log_softmax(x), whose operands are a tangent or cotangent, and y.
 
-    A call may have the param ``of_logits`` and x as its last operand. Then, if the arrays are small, the CUDA handler is
-    given x in the place of y, which it makes on the way: so XLA makes no y, if nothing else needs it. All other calls
-    leave x out. There is neither a scale nor a mask.
+    A call may have the param ``of_logits`` and x as its last operand. Then the CUDA handler may be given x in the place of
+    y, which it makes on the way: so XLA makes no y, if nothing else needs it. All other calls leave x out. There is
+    neither a scale nor a mask.
     """
 
     _MOST_BYTES = 16 << 20
 
     def _lower(self, platform, ctx, *operands, axis, of_logits=False, **params):
         if of_logits:
-            remade = platform == "cuda" and not asks_partitioner(ctx) and self._takes_x(ctx.avals_in, axis, **params)
-            kept = (0, 2) if remade else (0, 1)
+            partitioned = asks_partitioner(ctx)
+            remade = self._takes_x(platform, ctx.avals_in, partitioned, axis, **params)
+            # Where XLA splits the call, devices that have parts of rows need y.
+            kept = (0, 1, 2) if remade and partitioned and not _partition.missing else (0, 2) if remade else (0, 1)
             operands, ctx = [operands[i] for i in kept], ctx.replace(avals_in=[ctx.avals_in[i] for i in kept])
             params |= {"of_logits": True} if remade else {}
         return super()._lower(platform, ctx, *operands, axis=axis, **params)
 
-    def _takes_x(self, avals, axis, **params):
-        size = math.prod(avals[0].shape) * avals[0].dtype.itemsize
-        if jax.export.is_symbolic_dim(size) or size > self._MOST_BYTES:
+    def _takes_x(self, platform, avals, partitioned, axis, **params):
+        if platform != "cuda":
             return False
-        return self.choose("cuda", avals[:2], axis=axis, of_logits=True, **params).kernel is not None
+        choice = self.choose(platform, avals[:2], axis=axis, of_logits=True, **params)
+        if choice.kernel is None:
+            return False
+        # A row too long to be held is read once before its maximum and sum are known, so that its bits are not those of a
+        # gradient made from y. The choice must then not depend on the batch: it holds for arrays of any size, split over
+        # devices or not. Otherwise large arrays are not kept in the place of y.
+        if choice.plan["algorithm"] == "rows_split":
+            return True
+        size = math.prod(avals[0].shape) * avals[0].dtype.itemsize
+        return not (partitioned or jax.export.is_symbolic_dim(size) or size > self._MOST_BYTES)
 
     def _custom_call(self, ctx, operands, choice, *, of_logits=False, **params):
         return super()._custom_call(ctx, operands, choice, of_logits=of_logits, **params)

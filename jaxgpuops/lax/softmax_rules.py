@@ -16,7 +16,7 @@ from jax import lax
 
 from jaxgpuops._arguments import given
 from jaxgpuops._split import RULES, Rule, all_axes, filled_axes, plain_rule
-from jaxgpuops.lax.cross_entropy import (
+from jaxgpuops.lax.cross_entropy_primitives import (
     _cross_entropy_slope,
     cross_entropy_grad_p,
     cross_entropy_jvp_p,
@@ -102,15 +102,16 @@ def _forward(name):
     return local
 
 
-def _softmax_jvp(splits, t, y, *scale, axis, factor, scaled):
+def _softmax_jvp(splits, t, y, *rest, axis, factor, scaled, of_logits=False):
     split, dtype = splits[axis], t.dtype
+    scale = () if of_logits else rest
     t, y = wide(split.fill(t, axis, 0)), wide(split.fill(y, axis, 0))
     mean = _total(split, or_zero(y, t), axis)
     return [_times(or_zero(y, t - mean), factor, *_optional(scale, scaled)).astype(dtype)]
 
 
-def _log_softmax_jvp(splits, t, y, *rest, axis, factor, scaled, masked, query_axis, transpose):
-    scale, where, *beside = *_optional(rest, scaled, masked), *rest[scaled + masked :]
+def _log_softmax_jvp(splits, t, y, *rest, axis, factor, scaled, masked, query_axis, transpose, of_logits=False):
+    scale, where, *beside = *_optional(rest, scaled, masked), *rest[scaled + masked + of_logits :]
     mask = _mask(splits, t.shape, where, axis, query_axis)
     if axis not in splits:
         flags = {"factor": factor, "scaled": scaled, "masked": mask is not None, "transpose": transpose}

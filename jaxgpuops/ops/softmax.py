@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
 from jaxgpuops._arguments import Axis, given
-from jaxgpuops.lax import cross_entropy
+from jaxgpuops.lax import cross_entropy_primitives as entropy
 from jaxgpuops.lax import softmax_primitives as primitives
 from jaxgpuops.lax._softmax import (
     AxisName,
@@ -321,7 +321,12 @@ def softmax_cross_entropy(
     return _jitted_cross_entropy(*arrays_and_axis, *losses(op, label_smoothing, z_loss, reduction))
 
 
-@functools.partial(jax.jit, static_argnums=(3, 4, 5, 6, 7), inline=True)
+# Part of the function that is traced, so that the kernel's lowering sees whether logits are an argument of the program. (In
+# jax 0.12 True means that a function is lowered on its own first.)
+_INLINE = jax.Inline.JAX_EARLY if hasattr(jax, "Inline") else True
+
+
+@functools.partial(jax.jit, static_argnums=(3, 4, 5, 6, 7), inline=_INLINE)
 def _jitted_cross_entropy(logits, labels, where, axis, names, label_smoothing, z_loss, reduction):
     op = "jaxgpuops.softmax_cross_entropy"
     logits, labels, where, axis, split = cross_entropy_operands(op, logits, labels, where, axis, names)
@@ -341,7 +346,7 @@ def _params(config, where):
 
 
 def _losses_forward(config, logits, labels, where):
-    loss, *parts = cross_entropy.cross_entropy_p(*given(logits, labels, where), **_params(config, where))
+    loss, *parts = entropy.cross_entropy_p(*given(logits, labels, where), **_params(config, where))
     return loss, (logits, labels, where, *parts)
 
 
@@ -354,7 +359,7 @@ def _losses_backward(config, residuals, ct):
     logits, labels, where, *rows = residuals
     rows = (lax.expand_dims(a, (config[0],)) for a in (*rows, ct))
     operands = given(logits, labels, *rows, where)
-    return *cross_entropy.cross_entropy_vjp_p(*operands, **_params(config, where)), None, None
+    return *entropy.cross_entropy_vjp_p(*operands, **_params(config, where)), None, None
 
 
 _losses.defvjp(_losses_forward, _losses_backward)
@@ -362,14 +367,14 @@ _losses.defvjp(_losses_forward, _losses_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _weighted_sum(config, logits, labels, where, weight):
-    return cross_entropy.sum_of_losses(*given(logits, labels, where), **_params(config, where)) * weight
+    return entropy.sum_of_losses(*given(logits, labels, where), **_params(config, where)) * weight
 
 
 def _weighted_sum_forward(config, logits, labels, where, weight):
     cotangent = jnp.broadcast_to(weight, (1,) * logits.ndim)
     operands = given(logits, labels, cotangent, where)
-    summed = cross_entropy.all_rows(logits, config[0])
-    gradient, total = cross_entropy.cross_entropy_sum_grad_p(*operands, summed=summed, **_params(config, where))
+    summed = entropy.all_rows(logits, config[0])
+    gradient, total = entropy.cross_entropy_sum_grad_p(*operands, summed=summed, **_params(config, where))
     return total.reshape(()) * weight, gradient
 
 

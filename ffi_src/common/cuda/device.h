@@ -57,6 +57,12 @@ struct OnCuda {
   }
 };
 
+// Throws if a plan needs a larger workspace than the call has.
+inline void require_enough(int64_t workspace_bytes, int64_t needed, const char* kernel) {
+  if (workspace_bytes < needed)
+    throw invalid("workspace has ", workspace_bytes, " bytes, kernel ", kernel, " needs ", needed);
+}
+
 // Throws if a launch failed. The text says which kernel was launched, for which problem and on which device.
 inline void require_launched(cudaError_t status, const char* kernel, const Rows& rows, ffi::AnyBuffer x,
                              const Device& device) {

@@ -69,7 +69,7 @@ ffi::Error select(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer ranks, f
     const Device device = current_device();
     const SelectPlan plan = plan_select(problem, device.gpu());
     if (plan.algorithm == Selecting::kNone) throw invalid("rows of ", problem.rows.length, " are to be sorted here");
-    if (bytes < plan.workspace_bytes) throw invalid("workspace has ", bytes, " bytes, expected ", plan.workspace_bytes);
+    require_enough(bytes, plan.workspace_bytes, kSelectingNames[static_cast<int>(plan.algorithm)]);
     require_launched(launch_select(stream, plan, problem, x.untyped_data(),
                                    static_cast<const int32_t*>(ranks.untyped_data()), values->untyped_data(),
                                    static_cast<int32_t*>(indices->untyped_data()), workspace->untyped_data()),
@@ -86,7 +86,7 @@ ffi::Error segments(cudaStream_t stream, ffi::AnyBuffer data, ffi::AnyBuffer ids
     const SegmentsPlan plan = plan_segments(problem, device.gpu());
     if (plan.algorithm == Segmenting::kNone) throw invalid("ids of type uint8 are to be int32 here");
     const int64_t bytes = require_workspace(*workspace, *out, axis);
-    if (bytes < plan.workspace_bytes) throw invalid("workspace has ", bytes, " bytes, expected ", plan.workspace_bytes);
+    require_enough(bytes, plan.workspace_bytes, kSegmentingNames[static_cast<int>(plan.algorithm)]);
     const SegmentsBuffers buffers = {data.untyped_data(), static_cast<const int32_t*>(ids.untyped_data()),
                                      out->untyped_data(), static_cast<char*>(workspace->untyped_data()), bytes};
     require_launched(launch_segments(stream, plan, problem, buffers),
@@ -105,7 +105,7 @@ ffi::Error segment_softmax(cudaStream_t stream, ffi::AnyBuffer data, ffi::AnyBuf
     if (plan.algorithm == Segmenting::kNone)
       throw invalid(problem.rows.length, " rows are to be reduced by other calls here");
     const int64_t bytes = require_workspace(*workspace, *out, axis);
-    if (bytes < plan.workspace_bytes) throw invalid("workspace has ", bytes, " bytes, expected ", plan.workspace_bytes);
+    require_enough(bytes, plan.workspace_bytes, kSegmentingNames[static_cast<int>(plan.algorithm)]);
     const SegmentsBuffers buffers = {data.untyped_data(), static_cast<const int32_t*>(ids.untyped_data()),
                                      out->untyped_data(), static_cast<char*>(workspace->untyped_data()), bytes};
     const auto launch = plan.algorithm == Segmenting::kFew ? launch_few_softmax : launch_tiles_softmax;

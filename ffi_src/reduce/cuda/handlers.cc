@@ -10,9 +10,7 @@ void run(cudaStream_t stream, const Call& call, ffi::AnyBuffer x, ffi::AnyBuffer
   const int64_t workspace_bytes = require_workspace(workspace, x, axis);
   const Device device = current_device();
   const RowPlan plan = plan_reduce(call.problem, device.gpu(), workspace_bytes);
-  if (plan.workspace_bytes > workspace_bytes)
-    throw invalid("workspace has ", workspace_bytes, " bytes, kernel ", name(plan.algorithm), " needs ",
-                  plan.workspace_bytes);
+  require_enough(workspace_bytes, plan.workspace_bytes, name(plan.algorithm));
   const cudaError_t status = launch_reduce(stream, plan, call.problem, call.buffers, workspace.untyped_data());
   require_launched(status, name(plan.algorithm), call.problem.rows, x, device);
 }

@@ -10,9 +10,7 @@ void run(cudaStream_t stream, const Call& call, ffi::AnyBuffer main, ffi::AnyBuf
   const int64_t workspace_bytes = require_workspace(workspace, main, axis);
   const Device device = current_device();
   const RowPlan plan = plan_softmax(call.problem, device.gpu(), workspace_bytes);
-  if (plan.workspace_bytes > workspace_bytes)
-    throw invalid("workspace has ", workspace_bytes, " bytes, kernel ", name(plan.algorithm), " needs ",
-                  plan.workspace_bytes);
+  require_enough(workspace_bytes, plan.workspace_bytes, name(plan.algorithm));
   const cudaError_t status = launch_softmax(stream, plan, call.problem, call.buffers, workspace.untyped_data());
   require_launched(status, name(plan.algorithm), call.problem.rows, main, device);
 }

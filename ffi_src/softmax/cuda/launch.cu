@@ -19,7 +19,7 @@ cudaError_t launch_softmax(cudaStream_t stream, const RowPlan& plan, const Probl
     case Op::kCrossEntropyGrad: return launch_cross_entropy(stream, plan, problem, buffers, workspace);
     case Op::kSoftmaxJvp:
     case Op::kLogSoftmaxJvp:
-      return problem.of_logits ? launch_gradient(stream, plan, problem, buffers)
+      return problem.of_logits ? launch_gradient(stream, plan, problem, buffers, workspace)
                                : launch_jvp(stream, plan, problem, buffers, workspace);
   }
   return cudaErrorInvalidValue;

@@ -15,9 +15,7 @@ ffi::Error sort(cudaStream_t stream, ffi::AnyBuffer x, ffi::RemainingRets result
     const int64_t workspace_bytes = require_workspace(workspace, x, axis);
     const Device device = current_device();
     const Plan plan = plan_sort(call.problem, device.gpu());
-    if (plan.workspace_bytes > workspace_bytes)
-      throw invalid("workspace has ", workspace_bytes, " bytes, kernel ", name(plan.algorithm), " needs ",
-                    plan.workspace_bytes);
+    require_enough(workspace_bytes, plan.workspace_bytes, name(plan.algorithm));
     const cudaError_t status =
         launch_sort(stream, plan, call.problem, call.x, call.values, call.indices, workspace.untyped_data());
     require_launched(status, name(plan.algorithm), call.problem.rows, x, device);

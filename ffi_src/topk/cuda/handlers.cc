@@ -14,9 +14,7 @@ ffi::Error topk(cudaStream_t stream, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffe
     const int64_t workspace_bytes = require_workspace(*workspace, x, axis);
     const Device device = current_device();
     const Plan plan = plan_topk(problem.rows, problem.k, problem.key_bits, sorted, device.gpu(), workspace_bytes);
-    if (plan.workspace_bytes > workspace_bytes)
-      throw invalid("workspace has ", workspace_bytes, " bytes, kernel ", name(plan.algorithm), " needs ",
-                    plan.workspace_bytes);
+    require_enough(workspace_bytes, plan.workspace_bytes, name(plan.algorithm));
     const cudaError_t status = launch_topk(stream, plan, problem, x.untyped_data(), values->untyped_data(),
                                            static_cast<int32_t*>(indices->untyped_data()), workspace->untyped_data());
     require_launched(status, name(plan.algorithm), problem.rows, x, device);
@@ -30,9 +28,7 @@ ffi::Error argmax(cudaStream_t stream, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuf
     const int64_t workspace_bytes = require_workspace(*workspace, x, axis);
     const Device device = current_device();
     const Plan plan = plan_argmax(problem.rows, problem.key_bits, device.gpu(), workspace_bytes);
-    if (plan.workspace_bytes > workspace_bytes)
-      throw invalid("workspace has ", workspace_bytes, " bytes, kernel ", name(plan.algorithm), " needs ",
-                    plan.workspace_bytes);
+    require_enough(workspace_bytes, plan.workspace_bytes, name(plan.algorithm));
     const cudaError_t status = launch_argmax(stream, plan, problem, x.untyped_data(),
                                              static_cast<int32_t*>(indices->untyped_data()), workspace->untyped_data());
     require_launched(status, name(plan.algorithm), problem.rows, x, device);

@@ -250,6 +250,7 @@ cross_entropy_sum_grad_p = _kernel(
     fallback=_cross_entropy_sum_grad_fallback,
     accepts=None,
     dimensions=("summed",),
+    aliases={0: 0},
     splits_as_one=True,
 )
 def_jvp_by_fallback(cross_entropy_sum_grad_p)

@@ -1,0 +1,218 @@
+// Gradients of softmax and log_softmax from x and the cotangent, for rows that no cluster holds: x and the cotangent
+// are read twice, the second time backwards, from L2 where they are still there. (From the forward result, which takes
+// three times the memory traffic of x to make, they would be read twice, too.)
+//
+// A row is cut into units, a block has one. It finds the largest logit of its unit, the peak, and the sums that both
+// gradients are made from, relative to it. The blocks of the second kernel each merge all units of their row, always in
+// the same order, and write results. Elements are loaded one by one, so rows may begin anywhere.
+//
+// The elements at the peak are not in the sum of the others. So if one element has almost all of the probability, what
+// it lacks to 1 is not lost.
+#pragma once
+
+#include "softmax/cuda/dispatch.cuh"
+#include "softmax/plan.h"
+
+namespace jaxgpuops::softmax {
+
+struct SplitParameters {
+  const void *x, *cotangent;
+  void* out;
+  void* workspace;
+  int64_t length, unit_length, result_length;
+  int units;
+  bool logs;  // log_softmax
+};
+
+template <class E>
+struct Share {
+  using Acc = typename E::Acc;
+  Acc peak;
+  Acc count, own;        // how many logits are equal to the peak, and the sum of their cotangents
+  Acc others, weighted;  // of other logits: the sum of e^(z - peak), and of cotangents, times that for softmax
+
+  static __device__ Share none() { return {-infinity<Acc>(), 0, 0, 0, 0}; }
+  static __device__ Acc exponential_below(Acc x) {
+    if constexpr (sizeof(Acc) == 4) {
+      return fast_exp2(rounded_product(x, 1.44269504f));  // accurate enough: see ExponentialSum::add()
+    } else {
+      return exponential<E>(x);
+    }
+  }
+  // Makes the sums relative to another peak, which is not below the own one. A weight of 0 drops infinite cotangents,
+  // as in the sums of rows that are held.
+  __device__ void raise(Acc to, bool logs) {
+    if (to == peak) return;
+    const Acc weight = exponential_below(peak - to);
+    others = weight * (others + count);
+    weighted += own;
+    if (!logs) weighted = weight == 0 ? Acc(0) : weight * weighted;
+    peak = to;
+    count = own = 0;
+  }
+  __device__ void add(Acc z, Acc cotangent, bool logs) {
+    const bool at_peak = z == peak;
+    const Acc e = at_peak ? Acc(0) : exponential_below(z - peak);
+    others += e;
+    count += at_peak ? Acc(1) : Acc(0);
+    own += at_peak ? cotangent : Acc(0);
+    const Acc weight = logs && !at_peak ? Acc(1) : e;
+    weighted = weight == 0 ? weighted : fused_multiply_add(weight, cotangent, weighted);
+  }
+  __device__ void add(Share share, bool logs) {
+    const Acc larger = larger_number(peak, share.peak);
+    raise(larger, logs);
+    share.raise(larger, logs);
+    count += share.count;
+    own += share.own;
+    others += share.others;
+    weighted += share.weighted;
+  }
+  __device__ void merge_lanes(bool logs) {
+    raise(fold_lanes(peak, [](Acc a, Acc b) { return larger_number(a, b); }), logs);
+    for (Acc* each : {&count, &own, &others, &weighted}) *each = row_engine::merged_sum(*each, 0, 5);
+  }
+  // All threads get the share of the block.
+  __device__ void merge_block(bool logs) {
+    __shared__ Share of_warps[kPartWarps];
+    merge_lanes(logs);
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = *this;
+    __syncthreads();
+    *this = threadIdx.x % 32 < kPartWarps ? of_warps[threadIdx.x % 32] : none();
+    merge_lanes(logs);
+  }
+};
+
+// The gradient of an element, given the share that the whole row is.
+template <class E>
+struct Gradient {
+  using Acc = typename E::Acc;
+  Acc peak, inverse, origin, total, of_likely;
+
+  Gradient() = default;
+  __device__ Gradient(const Share<E>& row, bool logs) : peak(row.peak) {
+    const Acc sum = row.others + row.count;
+    const bool plain = sum < infinity<Acc>() && peak - peak == 0;  // there is no NaN or +inf, and not only -inf
+    inverse = plain ? 1 / sum : nan<Acc>();
+    const bool likely = inverse > Acc(0.75);  // then one element is at the peak
+    origin = likely && !logs ? row.own : Acc(0);
+    total = likely && !logs ? fused_multiply_add(-origin, row.others, row.weighted) : row.weighted + row.own;
+    if (!logs) total *= inverse;
+    of_likely = fused_multiply_add(row.others * inverse, total, -row.weighted);
+  }
+  __device__ Acc operator()(Acc z, Acc cotangent, bool logs) const {
+    const Acc y = exponential<E>(z - peak) * inverse;
+    const Acc product = rounded_product(y, logs ? total : (cotangent - origin) - total);
+    return logs ? (y > Acc(0.75) ? of_likely : cotangent - product) : y == 0 ? Acc(0) : product;
+  }
+};
+
+// The elements that a lane takes at a time: every 32nd of its warp's.
+template <class E>
+struct Turn {
+  using Bits = typename E::Bits;
+  static constexpr int kEach = kGradientEach, kOfWarp = 32 * kEach, kOfBlock = kPartWarps * kOfWarp;
+  Bits x[kEach], cotangent[kEach];
+
+  // Loads what is below `end`, from the warp's first element on; the rest is -inf, and 0.
+  __device__ void load(const SplitParameters& p, int64_t row, int64_t first, int64_t end) {
+    const int64_t at = row * p.length + first;
+    const auto* const from = static_cast<const Bits*>(p.x) + at;
+    const auto* const cotangents = static_cast<const Bits*>(p.cotangent) + at;
+    const Bits lowest = E::store(-infinity<typename E::Acc>());
+    const int left = static_cast<int>(min(end - first, int64_t{kOfWarp}));
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) x[i] = i * 32 + lane < left ? from[i * 32 + lane] : lowest;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) cotangent[i] = i * 32 + lane < left ? cotangents[i * 32 + lane] : Bits{};
+  }
+};
+
+template <class E>
+__global__ void __launch_bounds__(32 * kPartWarps, 4) shares_kernel(const __grid_constant__ SplitParameters p) {
+  using Acc = typename E::Acc;
+  using Turn = Turn<E>;
+  const int64_t row = blockIdx.x / static_cast<unsigned>(p.units), unit = blockIdx.x % static_cast<unsigned>(p.units);
+  const int64_t begin = unit * p.unit_length, end = min(p.length, begin + p.unit_length);
+  auto mine = Share<E>::none();
+#pragma unroll 1
+  for (int64_t first = begin + threadIdx.x / 32 * Turn::kOfWarp; first < end; first += Turn::kOfBlock) {
+    Turn turn;
+    turn.load(p, row, first, end);
+    Acc peak = mine.peak;
+#pragma unroll
+    for (int i = 0; i < Turn::kEach; ++i) peak = larger_number(peak, E::load(turn.x[i]));
+    mine.raise(peak, p.logs);
+#pragma unroll
+    for (int i = 0; i < Turn::kEach; ++i) mine.add(E::load(turn.x[i]), E::load(turn.cotangent[i]), p.logs);
+  }
+  let_dependents_start();
+  mine.merge_block(p.logs);
+  if (threadIdx.x == 0) static_cast<Share<E>*>(p.workspace)[blockIdx.x] = mine;
+}
+
+template <class E>
+__global__ void __launch_bounds__(32 * kPartWarps, 4) results_kernel(const __grid_constant__ SplitParameters p) {
+  using Acc = typename E::Acc;
+  using Turn = Turn<E>;
+  const auto parts = static_cast<unsigned>((p.length + p.result_length - 1) / p.result_length);
+  const unsigned block = gridDim.x - 1 - blockIdx.x;
+  const int64_t row = block / parts, begin = block % parts * p.result_length;
+  const int64_t end = min(p.length, begin + p.result_length);
+  int64_t first = begin + threadIdx.x / 32 * Turn::kOfWarp;
+  first += (end - 1 - begin) / Turn::kOfBlock * Turn::kOfBlock;
+  auto* const out = static_cast<typename E::Bits*>(p.out) + row * p.length;
+  Gradient<E> gradient;
+  bool merged = false;
+#pragma unroll 1
+  for (; first >= begin; first -= Turn::kOfBlock) {
+    Turn turn;
+    turn.load(p, row, first, end);
+    if (!merged) {  // the first elements are on their way meanwhile
+      wait_for_predecessor();
+      const auto* const shares = static_cast<const Share<E>*>(p.workspace) + row * p.units;
+      auto all = Share<E>::none();
+#pragma unroll 1
+      for (int u = threadIdx.x; u < p.units; u += blockDim.x) all.add(shares[u], p.logs);
+      all.merge_block(p.logs);
+      gradient = Gradient<E>(all, p.logs);
+      merged = true;
+    }
+#pragma unroll
+    for (int i = 0; i < Turn::kEach; ++i) {
+      const int64_t at = first + i * 32 + threadIdx.x % 32;
+      const Acc value = gradient(E::load(turn.x[i]), E::load(turn.cotangent[i]), p.logs);
+      if (at < end) out[at] = E::store(value);
+    }
+  }
+}
+
+template <class E>
+cudaError_t launch_split(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers,
+                         void* workspace) {
+  if (plan.traits.stat_bytes != static_cast<int>(sizeof(Share<E>)) || plan.part_length % Turn<E>::kOfBlock != 0)
+    return cudaErrorInvalidValue;
+  const SplitParameters p = {buffers.y,
+                             buffers.x,
+                             buffers.out,
+                             workspace,
+                             problem.rows.length,
+                             plan.part_length,
+                             plan.result_length,
+                             static_cast<int>(plan.units),
+                             problem.op == Op::kLogSoftmaxJvp};
+  const int64_t blocks = problem.rows.outer * plan.units;
+  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+  Launch launched;
+  launched.block = dim3(plan.threads());
+  launched.grid = dim3(static_cast<unsigned>(blocks));
+  const cudaError_t status = launch(stream, launched, shares_kernel<E>, p);
+  if (status != cudaSuccess) return status;
+  const int64_t parts = (p.length + p.result_length - 1) / p.result_length;
+  launched.grid = dim3(static_cast<unsigned>(problem.rows.outer * parts));
+  launched.overlap = plan.overlap;
+  return launch(stream, launched, results_kernel<E>, p);
+}
+
+}  // namespace jaxgpuops::softmax
