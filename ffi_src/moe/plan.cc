@@ -48,6 +48,13 @@ Plan plan_route(const PlanProblem& problem, const Gpu& gpu, int64_t workspace_by
   const int64_t counters = 4 * std::max<int64_t>(problem.experts, 1);
   const int64_t share = std::max<int64_t>(gpu.multiprocessors / std::max<int64_t>(problem.outer, 1), 1);
   Plan plan;
+  if (problem.assignments <= kOneWarp) {
+    const int64_t warps = ceil_div(problem.experts + 1, 32);  // a thread for each offset
+    plan.algorithm = Algorithm::kWarp;
+    plan.warps = static_cast<int>(std::min<int64_t>(warps, kFewWarps));
+    plan.blocks = ceil_div(warps, plan.warps);
+    return plan;
+  }
   if (problem.assignments > kOneBlock && plan_cluster(problem, gpu, std::min<int64_t>(gpu.max_cluster, share), plan))
     return plan;
   plan = {};

@@ -80,6 +80,41 @@ __device__ __forceinline__ int64_t shift_of_rows(const MoveProblem& p, int64_t l
   return p.outer == 1 ? 0 : shift_of_batched_rows(p, line);
 }
 
+// A weight as it was loaded. It becomes a number where it is used: to convert it means to wait for it, and loads that
+// follow should begin before that.
+template <class Element>
+struct Weight {
+  using Acc = typename Element::Acc;
+  static constexpr bool kMayBeNarrow = sizeof(typename Element::Bits) == 2;
+  std::conditional_t<kMayBeNarrow, uint32_t, Acc> bits;
+
+  __device__ __forceinline__ static Weight load(const MoveProblem& p, const void* weights, int64_t i) {
+    if constexpr (kMayBeNarrow) {
+      if (p.narrow) return {static_cast<const typename Element::Bits*>(weights)[i]};
+      return {static_cast<const uint32_t*>(weights)[i]};
+    } else {
+      return {static_cast<const Acc*>(weights)[i]};
+    }
+  }
+  __device__ __forceinline__ Acc number(const MoveProblem& p) const {
+    if constexpr (kMayBeNarrow)
+      return p.narrow ? Element::load(static_cast<typename Element::Bits>(bits)) : __uint_as_float(bits);
+    else
+      return bits;
+  }
+};
+template <class Element>
+__device__ __forceinline__ void put_weight(const MoveProblem& p, void* weights, int64_t i,
+                                           typename Element::Acc weight) {
+  if constexpr (sizeof(typename Element::Bits) == 2) {
+    if (p.narrow) {
+      static_cast<typename Element::Bits*>(weights)[i] = Element::store(weight);
+      return;
+    }
+  }
+  static_cast<typename Element::Acc*>(weights)[i] = weight;
+}
+
 // Writes zeros to the rows that have no token. `block`: the number of this block among those that do this.
 template <class V>
 __device__ __forceinline__ void fill(const MoveProblem& p, int64_t block, const int32_t* index, int64_t units, V* out) {
@@ -108,7 +143,7 @@ struct alignas(kVector * sizeof(typename Element::Bits)) Vector {
 
 // What dispatch writes to a row: its token, or the token times the assignment's weight.
 struct Copied {
-  __device__ __forceinline__ int factor(int64_t) const { return 1; }
+  __device__ __forceinline__ int factor(const MoveProblem&, int64_t) const { return 1; }
   template <class V>
   __device__ __forceinline__ V operator()(const V& v, int) const {
     return v;
@@ -117,8 +152,10 @@ struct Copied {
 
 template <class Element>
 struct Scaled {
-  const typename Element::Acc* weights;
-  __device__ __forceinline__ typename Element::Acc factor(int64_t at) const { return weights[at]; }
+  const void* weights;
+  __device__ __forceinline__ typename Element::Acc factor(const MoveProblem& p, int64_t at) const {
+    return Weight<Element>::load(p, weights, at).number(p);
+  }
   template <class V>
   __device__ __forceinline__ V operator()(V v, typename Element::Acc factor) const {
 #pragma unroll
@@ -155,7 +192,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       if (row[i] >= rows) continue;  // skips assignments without a row, too: their -1 is a large number here
-      const auto factor = made.factor(weight + j + i);
+      const auto factor = made.factor(p, weight + j + i);
 #pragma unroll
       for (int n = 0; n < kEach; ++n)
         if (at.first + n * threads < units) out[int64_t{row[i]} * units + n * threads] = made(token[n], factor);
@@ -169,7 +206,7 @@ template <class Element, int kVector, int kEach, int kTogether>
 __global__ void __launch_bounds__(kCombineThreads)
     combine_kernel(const __grid_constant__ MoveProblem p, uint32_t units, uint32_t threads, bool wide,
                    const Vector<Element, kVector>* __restrict__ y, const int32_t* __restrict__ index,
-                   const typename Element::Acc* __restrict__ weights, Vector<Element, kVector>* __restrict__ out) {
+                   const void* __restrict__ weights, Vector<Element, kVector>* __restrict__ out) {
   using Acc = typename Element::Acc;
   const Place at(wide, threads);
   if (at.first >= threads || at.token >= p.outer * p.tokens) return;
@@ -177,7 +214,7 @@ __global__ void __launch_bounds__(kCombineThreads)
   const Shift shift = shift_of(p, at.token);
   const int64_t a = at.token * choices;
   const int32_t* const rows = index + a + shift.index;
-  if (weights) weights += a + shift.weight;
+  const int64_t first_weight = a + shift.weight;
   y += shift.row * units + at.first;
   out += at.token * units + at.first;
   const auto within = [&](int c) { return at.first + c * threads < units; };
@@ -185,7 +222,7 @@ __global__ void __launch_bounds__(kCombineThreads)
 #pragma unroll 1
   for (uint32_t j = 0; j < choices; j += kTogether) {
     Vector<Element, kVector> v[kTogether][kEach];
-    Acc scale[kTogether];
+    Weight<Element> scale[kTogether];
     bool there[kTogether];
 #pragma unroll
     for (int n = 0; n < kTogether; ++n) {
@@ -194,15 +231,16 @@ __global__ void __launch_bounds__(kCombineThreads)
 #pragma unroll
       for (int c = 0; c < kEach; ++c)
         if (there[n] && within(c)) v[n][c] = y[static_cast<uint32_t>(row) * uint64_t{units} + c * threads];
-      scale[n] = there[n] && weights ? weights[j + n] : Acc{1};
+      if (there[n] && weights) scale[n] = Weight<Element>::load(p, weights, first_weight + j + n);
     }
 #pragma unroll
     for (int n = 0; n < kTogether; ++n) {
       if (!there[n]) continue;
+      const Acc factor = weights ? scale[n].number(p) : Acc{1};
 #pragma unroll
       for (int c = 0; c < kEach; ++c)
 #pragma unroll
-        for (int i = 0; i < kVector; ++i) sums[c][i] += scale[n] * Element::load(v[n][c].bits[i]);
+        for (int i = 0; i < kVector; ++i) sums[c][i] += factor * Element::load(v[n][c].bits[i]);
     }
   }
 #pragma unroll
@@ -218,11 +256,11 @@ __global__ void __launch_bounds__(kCombineThreads)
 // ---- the gradient of combine ----------------------------------------------------------------------------------------
 
 // Writes zero for assignment `a` if it has no row.
-template <class Acc>
+template <class Element>
 __device__ __forceinline__ void fill_dropped(const MoveProblem& p, int64_t a, const int32_t* row_of_assignment,
-                                             Acc* dw) {
+                                             void* dw) {
   if (a >= p.outer * p.assignments()) return;
-  if (row_of_assignment[a + shift_of(p, quotient(a, p.choices)).index] < 0) dw[a] = 0;
+  if (row_of_assignment[a + shift_of(p, quotient(a, p.choices)).index] < 0) put_weight<Element>(p, dw, a, 0);
 }
 
 // combine's gradient. A block has a token and at most `each` of its rows of y. A thread keeps kUnits units of the
@@ -241,8 +279,8 @@ __global__ void __launch_bounds__(kGradientThreads)
     combine_vjp_kernel(const __grid_constant__ MoveProblem p, uint32_t blocks, uint32_t parts, uint32_t each,
                        const typename Element::Bits* __restrict__ y, const typename Element::Bits* __restrict__ ct,
                        const int32_t* __restrict__ row_of_assignment, const int32_t* __restrict__ assignment_of_row,
-                       const typename Element::Acc* __restrict__ weights, typename Element::Bits* __restrict__ dy,
-                       typename Element::Acc* __restrict__ dw) {
+                       const void* __restrict__ weights, typename Element::Bits* __restrict__ dy,
+                       void* __restrict__ dw) {
   using Bits = typename Element::Bits;
   using Acc = typename Element::Acc;
   constexpr int kVector = 16 / sizeof(Bits);
@@ -254,7 +292,7 @@ __global__ void __launch_bounds__(kGradientThreads)
   if (blockIdx.x >= blocks) {
     const uint32_t block = blockIdx.x - blocks;
     if constexpr (kByRow)
-      return fill_dropped(p, int64_t{block} * blockDim.x + threadIdx.x, row_of_assignment, dw);
+      return fill_dropped<Element>(p, int64_t{block} * blockDim.x + threadIdx.x, row_of_assignment, dw);
     else if constexpr (kWhole)
       return fill(p, block, assignment_of_row, p.inner / kVector, reinterpret_cast<V*>(dy));
     else
@@ -288,7 +326,7 @@ __global__ void __launch_bounds__(kGradientThreads)
   uint32_t token, count = 1;
   int64_t a;               // the block's first assignment, counted over all outer indices
   int32_t own_row = -1;    // the row of a choice, which each lane keeps,
-  Acc own_scale = Acc{0};  // and its weight
+  Weight<Element> own_scale{};  // and its weight
   V early[kRows][kUnits];
   if constexpr (kByRow) {
     const int64_t line = blockIdx.x;
@@ -308,7 +346,7 @@ __global__ void __launch_bounds__(kGradientThreads)
     a = o * p.assignments() + assignment;
     token = static_cast<uint32_t>(o * p.tokens) + static_cast<uint32_t>(assignment) / choices;
     own_row = 0;
-    own_scale = weights[(p.outer == 1 ? 0 : p.weight(o)) + assignment];
+    own_scale = Weight<Element>::load(p, weights, (p.outer == 1 ? 0 : p.weight(o)) + assignment);
   } else {
     token = parts == 1 ? blockIdx.x : blockIdx.x / parts;
     const uint32_t first_choice = (blockIdx.x - token * parts) * each;
@@ -317,7 +355,7 @@ __global__ void __launch_bounds__(kGradientThreads)
     a = int64_t{token} * choices + first_choice;
     if (lane < count) {
       own_row = row_of_assignment[a + shift.index + lane];
-      own_scale = weights[a + shift.weight + lane];
+      own_scale = Weight<Element>::load(p, weights, a + shift.weight + lane);
     }
     y += shift.row * p.inner;
     dy += shift.row * p.inner;
@@ -339,7 +377,8 @@ __global__ void __launch_bounds__(kGradientThreads)
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         row[r] = kByRow ? own_row : __shfl_sync(kEveryLane, own_row, (j + r) % 32);
-        scale[r] = kByRow ? own_scale : __shfl_sync(kEveryLane, own_scale, (j + r) % 32);
+        const Acc own_factor = own_scale.number(p);
+        scale[r] = kByRow ? own_factor : __shfl_sync(kEveryLane, own_factor, (j + r) % 32);
         if (j + r >= count) row[r] = -1;
       }
       const auto use = [&](int r, int64_t u, const V& c, const V& v) {
@@ -391,7 +430,7 @@ __global__ void __launch_bounds__(kGradientThreads)
 #pragma unroll
     for (unsigned w = 0; w < kGradientThreads / 32; ++w)
       if (w < blockDim.x / 32) total += sums[threadIdx.x][w];
-    dw[a + threadIdx.x] = total;
+    put_weight<Element>(p, dw, a + threadIdx.x, total);
   }
 }
 
@@ -487,7 +526,7 @@ cudaError_t launch_dispatch(cudaStream_t stream, const MoveProblem& p, const voi
   }
   return dispatch_vector(p.dtype, bytes == 16, [&](auto element, auto vector) {
     using Element = decltype(element);
-    const Scaled<Element> made{static_cast<const typename Element::Acc*>(weights)};
+    const Scaled<Element> made{weights};
     return dispatch<Vector<Element, vector>>(stream, p, p.inner / vector, made, x, row_of_assignment, assignment_of_row,
                                              out);
   });
@@ -505,8 +544,7 @@ cudaError_t launch_combine(cudaStream_t stream, const MoveProblem& p, const void
     const auto start = [&](auto each, auto together) {
       const Shares shares(p, units, each, kCombineThreads);
       return launch(stream, {shares.grid(), grid_of(shares.block)}, combine_kernel<Element, vector, each, together>, p,
-                    units, shares.threads, shares.wide, static_cast<const V*>(y), index,
-                    static_cast<const typename Element::Acc*>(weights), static_cast<V*>(out));
+                    units, shares.threads, shares.wide, static_cast<const V*>(y), index, weights, static_cast<V*>(out));
     };
     const std::integral_constant<int, 1> one;
     const std::integral_constant<int, 2> two;
@@ -544,12 +582,11 @@ cudaError_t launch_combine_vjp(cudaStream_t stream, const MoveProblem& p, const 
     const auto start = [&](auto whole, auto by_row) {
       using Element = decltype(element);
       using Bits = typename Element::Bits;
-      using Acc = typename Element::Acc;
       const int64_t blocks = p.outer * (by_row ? p.rows : p.tokens * parts);
       const int64_t more = by_row ? ceil_div(p.outer * p.assignments(), threads) : fill_blocks(p, threads);
       return launch(stream, {grid_of(blocks + more), grid_of(threads)}, combine_vjp_kernel<Element, whole, by_row>, p,
                     blocks, parts, each, static_cast<const Bits*>(y), static_cast<const Bits*>(ct), row_of_assignment,
-                    assignment_of_row, static_cast<const Acc*>(weights), static_cast<Bits*>(dy), static_cast<Acc*>(dw));
+                    assignment_of_row, weights, static_cast<Bits*>(dy), dw);
     };
     if (!whole) return start(std::false_type(), std::false_type());
     if constexpr (sizeof(typename decltype(element)::Bits) > 1)  // others load no row early
