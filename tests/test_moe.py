@@ -318,26 +318,27 @@ def test_forward_mode_of_the_primitives():
 
 
 def test_the_plan_of_the_cuda_kernel():
-    plan_moe = jaxgpuops._native.modules["cpu"].plan_moe
+    plan_moe = functools.partial(jaxgpuops._native.modules["cpu"].plan_moe, capacity=-1, align=1)
     shared = {75: 64, 80: 163, 86: 99, 90: 227, 100: 227, 120: 99}
-    for assignments in (0, 1, 32, 33, 1024, 1025, 4096, 16384, 32768, 32769, 1 << 20):
+    for assignments in (0, 1, 1024, 1025, 4096, 16384, 32768, 32769, 1 << 20):
         for experts in (1, 8, 128, 512, 1024, 4096):
             for capability in shared:
-                best = plan_moe(1, assignments, experts, capability)
-                poor = plan_moe(1, assignments, experts, capability, 0)
-                some = plan_moe(1, assignments, experts, capability, best["workspace_bytes"] // 2)
-                many = plan_moe(132, assignments, experts, capability)
-                few = plan_moe(20, assignments, experts, capability)
+                problem = {"assignments": assignments, "experts": experts, "compute_capability": capability}
+                best, aligned = plan_moe(1, **problem), plan_moe(1, **problem, align=8)
+                capped = plan_moe(1, **problem, capacity=3)
+                poor = plan_moe(1, **problem, workspace_bytes=0)
+                some = plan_moe(1, **problem, workspace_bytes=best["workspace_bytes"] // 2)
+                many, few = plan_moe(132, **problem, align=8), plan_moe(20, **problem, align=8)
                 if assignments <= 1024:
-                    assert best["algorithm"] == ("warp" if assignments <= 32 else "block")
+                    assert best["algorithm"] == "warp" and aligned["algorithm"] == "block"
+                    assert capped["algorithm"] == ("warp" if experts <= 128 else "block")
                 elif capability >= 90 and assignments <= (1 << 14 if capability == 120 else 1 << 15) and experts <= 512:
                     assert best["algorithm"] == "cluster"
                 elif assignments > (1536 if capability < 90 else 1 << 15):
                     assert best["algorithm"] == "grid"
-                assert many["algorithm"] in ("warp", "block") and (poor["algorithm"] != "grid")
-                assert 1 <= some["blocks"] <= best["blocks"] <= 132
-                assert 20 * few["blocks"] <= 132 or assignments <= 32
-                for plan in (best, poor, some, many, few):
+                assert many["algorithm"] == "block" and (poor["algorithm"] != "grid")
+                assert 1 <= some["blocks"] <= best["blocks"] <= 132 and 20 * few["blocks"] <= 132
+                for plan in (best, poor, some, many, few, aligned, capped):
                     assert 32 <= plan["threads"] <= 1024
                     grid = plan["algorithm"] == "grid"
                     assert plan["workspace_bytes"] == (4 * experts * plan["blocks"] if grid else 0)

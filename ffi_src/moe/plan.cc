@@ -18,7 +18,9 @@ constexpr int64_t kStagedFrom = 1024;
 // Up to so many experts, it is not worth the time to put assignments into order first.
 constexpr int64_t kUnstaged = 32;
 constexpr int64_t kGridChunk = 96;  // assignments of a warp of a grid
-constexpr int kFewWarps = 8;        // fewer warps have fewer counters to add up
+// Up to so many experts with a capacity, it is worth the time that each warp counts what earlier experts keep, too.
+constexpr int64_t kEarlierExperts = 128;
+constexpr int kFewWarps = 8;  // fewer warps have fewer counters to add up
 
 int64_t shared_bytes(const Plan& plan, const PlanProblem& problem) {
   const int64_t staged = plan.staged ? plan.warps * chunk_of(problem, plan.blocks * plan.warps) : 0;
@@ -48,11 +50,10 @@ Plan plan_route(const PlanProblem& problem, const Gpu& gpu, int64_t workspace_by
   const int64_t counters = 4 * std::max<int64_t>(problem.experts, 1);
   const int64_t share = std::max<int64_t>(gpu.multiprocessors / std::max<int64_t>(problem.outer, 1), 1);
   Plan plan;
-  if (problem.assignments <= kOneWarp) {
-    const int64_t warps = ceil_div(problem.experts + 1, 32);  // a thread for each offset
+  if (problem.assignments <= kOneWarp && problem.align == 1 &&
+      (problem.capacity < 0 || problem.experts <= kEarlierExperts)) {
     plan.algorithm = Algorithm::kWarp;
-    plan.warps = static_cast<int>(std::min<int64_t>(warps, kFewWarps));
-    plan.blocks = ceil_div(warps, plan.warps);
+    plan.blocks = ceil_div(problem.experts, 32);
     return plan;
   }
   if (problem.assignments > kOneBlock && plan_cluster(problem, gpu, std::min<int64_t>(gpu.max_cluster, share), plan))

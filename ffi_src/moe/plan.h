@@ -14,10 +14,10 @@ constexpr int64_t kMostExperts = 4096;  // with more, the counters of a block do
 
 constexpr int64_t kMostHeld = 512;  // the most assignments of a warp that its registers hold
 
-constexpr int64_t kOneWarp = 32;  // the most assignments that are a lane's each
+constexpr int64_t kOneWarp = 1024;  // the most assignments that each warp looks at by itself
 
 enum class Algorithm {
-  kWarp,     // every warp has all assignments
+  kWarp,     // a warp for each 32 experts, which looks at all assignments
   kBlock,    // one block makes the plan
   kCluster,  // a cluster of blocks, which exchange their totals through shared memory
   kGrid,     // blocks that run at the same time and exchange their totals through the workspace

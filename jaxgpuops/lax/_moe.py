@@ -58,8 +58,8 @@ def plan_fallback(experts, *, axis, num_experts, capacity, align, room):
     return [jnp.moveaxis(out, -1, axis) for out in outs]
 
 
-def _plan_moe(rows, avals, compute_capability, axis, *, num_experts, **_):
-    return _native.modules["cpu"].plan_moe(rows[0], rows[1], num_experts, compute_capability)
+def _plan_moe(rows, avals, compute_capability, axis, *, num_experts, capacity, align, **_):
+    return _native.modules["cpu"].plan_moe(rows[0], rows[1], num_experts, capacity, align, compute_capability)
 
 
 moe_plan_p = Kernel(

@@ -131,19 +131,18 @@ __global__ void __launch_bounds__(kCombineThreads)
   for (uint32_t j = 0; j < choices; j += kTogether) {
     Vector<Element, kVector> v[kTogether][kEach];
     Weight<Element> scale[kTogether];
-    bool there[kTogether];
+    int32_t row[kTogether];
 #pragma unroll
-    for (int n = 0; n < kTogether; ++n) {
-      const int32_t row = j + n < choices ? rows[j + n] : -1;
-      there[n] = row >= 0;
+    for (int n = 0; n < kTogether; ++n) row[n] = j + n < choices ? rows[j + n] : -1;
+    Weight<Element>::load(p, weights, j, choices, scale);
+#pragma unroll
+    for (int n = 0; n < kTogether; ++n)
 #pragma unroll
       for (int c = 0; c < kEach; ++c)
-        if (there[n] && within(c)) v[n][c] = y[static_cast<uint32_t>(row) * uint64_t{units} + c * threads];
-      scale[n] = there[n] && weights ? Weight<Element>::load(p, weights, j + n) : Weight<Element>::one();
-    }
+        if (row[n] >= 0 && within(c)) v[n][c] = y[static_cast<uint32_t>(row[n]) * uint64_t{units} + c * threads];
 #pragma unroll
     for (int n = 0; n < kTogether; ++n) {
-      if (!there[n]) continue;
+      if (row[n] < 0) continue;
       const Acc factor = scale[n].number(p);
 #pragma unroll
       for (int c = 0; c < kEach; ++c)
