@@ -627,3 +627,27 @@ def test_errors_of_axis_names():
         run, args = on_devices(lambda ids, plan=plan: plan(ids).group_sizes, ids, names=("x",), shape=(count,))
         with pytest.raises(ValueError, match=r"with axis_name, expert_ids must have shape \(tokens, k\)"):
             run(*args)
+
+
+@pytest.mark.skipif(len(jax.devices()) < 8, reason="needs eight devices")
+@pytest.mark.parametrize("k", [1, 2])
+def test_weights_of_16_bits_on_several_devices(k):
+    """Where rows, tokens or features are split, sums over devices are of float32, and rounded once. Numbers are whole."""
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    plan = jaxgpuops.moe_plan(ids_of("out of range", 32, k, 6, np.random.default_rng(40)), 6, align=8)
+    y, w = numbers((plan.assignment_of_row.size, 16), "bfloat16", 41), numbers((32, k), "bfloat16", 42)
+    ct = numbers((32, 16), "bfloat16", 43)
+
+    def gradients(y, w, ct):
+        out, pull = jax.vjp(lambda y, w: jaxgpuops.moe_combine(y, plan, w), y, w)
+        return out, *pull(ct)
+
+    expected = gradients(y, w, ct)
+    for rows, tokens in (("x", None), (None, "x"), ("x", "x"), (None, None)):
+        features = None if rows or tokens else "x"
+        specs = (rows, features), (tokens, None), (tokens, features)
+        where = [jax.NamedSharding(mesh, jax.P(*spec)) for spec in specs]
+        found = jax.jit(gradients)(*jax.device_put([y, w, ct], where))
+        for a, b in zip(found, expected, strict=True):
+            assert a.dtype == b.dtype
+            np.testing.assert_array_equal(a.astype(np.float32), b.astype(np.float32))
