@@ -48,6 +48,26 @@ __device__ __forceinline__ float sigmoid(float z) { return 1 / (1 + expf(-z)); }
 __device__ __forceinline__ float sqrt_softplus(float z, float shift) {
   return z < kFar ? expf(0.5f * (z - shift)) : sqrtf(fmaxf(z, 0) + log1pf(expf(-fabsf(z))));
 }
+// The scores of kCount logits. They are computed in functions that are not inlined, since code for each kind of score
+// of each element would be longer than what a multiprocessor keeps. Softmax is e^(z - top) inverse.
+template <int kCount>
+struct Scores {
+  float of[kCount];
+};
+template <int kCount>
+__device__ __noinline__ Scores<kCount> scores_of(Scores<kCount> z, float top, float inverse, Score kind) {
+  if (kind == Score::kSoftmax) {
+#pragma unroll
+    for (float& each : z.of) each = expf(each - top) * inverse;
+  } else if (kind == Score::kSigmoid) {
+#pragma unroll
+    for (float& each : z.of) each = sigmoid(each);
+  } else {
+#pragma unroll
+    for (float& each : z.of) each = sqrt_softplus(each, 0);
+  }
+  return z;
+}
 // Makes all NaNs the same, since experts are chosen by these bits.
 __device__ __forceinline__ float canonical(float sum) { return sum == sum ? sum : __uint_as_float(0x7fc00000); }
 
@@ -58,26 +78,20 @@ struct Selection {
   int64_t stride;
   const float* bias;
   int64_t bias_stride;
-  float top, inverse;  // softmax is e^(z - top) inverse
+  float top, inverse;  // for scores_of
   Score kind;
   uint64_t groups;  // a bit for each chosen group
   uint32_t group_reciprocal;
 
-  __device__ __forceinline__ float score(float z) const {
-    switch (kind) {
-      case Score::kSoftmax: return expf(z - top) * inverse;
-      case Score::kSigmoid: return sigmoid(z);
-      default: return sqrt_softplus(z, 0);
-    }
-  }
+  __device__ __forceinline__ float score(float z) const { return scores_of<1>({{z}}, top, inverse, kind).of[0]; }
   // Score and bias, rounded one after the other wherever it is computed.
-  __device__ __forceinline__ float biased(float z, uint32_t index) const {
-    return canonical(__fadd_rn(score(z), __ldg(bias + index * bias_stride)));
+  __device__ __forceinline__ float biased(float score, uint32_t index) const {
+    return canonical(__fadd_rn(score, __ldg(bias + index * bias_stride)));
   }
   __device__ __forceinline__ uint32_t key(uint32_t index) const {
     const auto bits = __ldg(row + index * stride);
     if constexpr (kBiased) {
-      return key_of(biased(Element::load(bits), index));
+      return key_of(biased(score(Element::load(bits)), index));
     } else {
       return key_of(bits);
     }

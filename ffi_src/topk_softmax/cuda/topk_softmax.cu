@@ -211,8 +211,15 @@ __global__ void __launch_bounds__(kBlock, resident(kElements, kBiased || kGroupe
   if constexpr (kBiased) {
     selection.bias = a.bias + a.bias_at.outer(outer) + a.bias_at.inner(inner);
     selection.bias_stride = a.bias_at.axis_stride;
+    constexpr uint32_t kCount = 4;
 #pragma unroll
-    for (uint32_t j = 0; j < kElements; ++j) v[j] = j < count ? selection.biased(v[j], index(j)) : -INFINITY;
+    for (uint32_t j = 0; j < kElements; j += kCount) {
+      const Scores<kCount> scores =
+          scores_of<kCount>({{v[j], v[j + 1], v[j + 2], v[j + 3]}}, selection.top, selection.inverse, a.score);
+#pragma unroll
+      for (uint32_t i = 0; i < kCount; ++i)
+        v[j + i] = j + i < count ? selection.biased(scores.of[i], index(j + i)) : -INFINITY;
+    }
   }
   if constexpr (kGrouped) {
     __shared__ GroupBoard<kTeam, kElements> group_boards[kTeams];
