@@ -59,6 +59,7 @@ KINDS = ["uniform", "out of range", "one", "skewed", "most have none", "k times 
     [
         (1, 1, 1),
         (7, 2, 8),
+        (4, 7, 40),
         (64, 8, 128),
         (33, 3, 5),
         (0, 2, 4),
@@ -320,8 +321,9 @@ def test_forward_mode_of_the_primitives():
 def test_the_plan_of_the_cuda_kernel():
     plan_moe = functools.partial(jaxgpuops._native.modules["cpu"].plan_moe, capacity=-1, align=1)
     shared = {75: 64, 80: 163, 86: 99, 90: 227, 100: 227, 120: 99}
-    for assignments in (0, 1, 1024, 1025, 4096, 16384, 32768, 32769, 1 << 20):
-        for experts in (1, 8, 128, 512, 1024, 4096):
+    for assignments in (0, 1, 33, 65, 256, 257, 1024, 1025, 4096, 16384, 32768, 32769, 1 << 20):
+        for experts in (1, 32, 33, 128, 129, 512, 1024, 4096):
+            most = -1 if experts <= 32 else 64 if experts <= 128 else 256  # assignments that every warp looks at
             for capability in shared:
                 problem = {"assignments": assignments, "experts": experts, "compute_capability": capability}
                 best, aligned = plan_moe(1, **problem), plan_moe(1, **problem, align=8)
@@ -330,8 +332,9 @@ def test_the_plan_of_the_cuda_kernel():
                 some = plan_moe(1, **problem, workspace_bytes=best["workspace_bytes"] // 2)
                 many, few = plan_moe(132, **problem, align=8), plan_moe(20, **problem, align=8)
                 if assignments <= 1024:
-                    assert best["algorithm"] == "warp" and aligned["algorithm"] == "block"
-                    assert capped["algorithm"] == ("warp" if experts <= 128 else "block")
+                    assert best["algorithm"] == ("warp" if assignments <= most else "block")
+                    assert capped["algorithm"] == ("warp" if assignments <= min(most, 32) else "block")
+                    assert aligned["algorithm"] == "block"
                 elif capability >= 90 and assignments <= (1 << 14 if capability == 120 else 1 << 15) and experts <= 512:
                     assert best["algorithm"] == "cluster"
                 elif assignments > (1536 if capability < 90 else 1 << 15):

@@ -18,9 +18,15 @@ constexpr int64_t kStagedFrom = 1024;
 // Up to so many experts, it is not worth the time to put assignments into order first.
 constexpr int64_t kUnstaged = 32;
 constexpr int64_t kGridChunk = 96;  // assignments of a warp of a grid
-// Up to so many experts with a capacity, it is worth the time that each warp counts what earlier experts keep, too.
-constexpr int64_t kEarlierExperts = 128;
-constexpr int kFewWarps = 8;  // fewer warps have fewer counters to add up
+constexpr int kFewWarps = 8;        // fewer warps have fewer counters to add up
+
+// Up to so many assignments, it is faster if each warp looks at all of them. Few experts have counters in registers,
+// which take little time; if there is a capacity, a warp also counts the assignments of all earlier experts.
+int64_t warp_most(const PlanProblem& problem) {
+  if (problem.experts <= 32) return -1;
+  if (problem.capacity >= 0) return 32;
+  return problem.experts <= 128 ? 64 : kWarpMost;
+}
 
 int64_t shared_bytes(const Plan& plan, const PlanProblem& problem) {
   const int64_t staged = plan.staged ? plan.warps * chunk_of(problem, plan.blocks * plan.warps) : 0;
@@ -50,8 +56,7 @@ Plan plan_route(const PlanProblem& problem, const Gpu& gpu, int64_t workspace_by
   const int64_t counters = 4 * std::max<int64_t>(problem.experts, 1);
   const int64_t share = std::max<int64_t>(gpu.multiprocessors / std::max<int64_t>(problem.outer, 1), 1);
   Plan plan;
-  if (problem.assignments <= kOneWarp && problem.align == 1 &&
-      (problem.capacity < 0 || problem.experts <= kEarlierExperts)) {
+  if (problem.align == 1 && problem.assignments <= warp_most(problem)) {
     plan.algorithm = Algorithm::kWarp;
     plan.blocks = ceil_div(problem.experts, 32);
     return plan;

@@ -14,7 +14,7 @@ constexpr int64_t kMostExperts = 4096;  // with more, the counters of a block do
 
 constexpr int64_t kMostHeld = 512;  // the most assignments of a warp that its registers hold
 
-constexpr int64_t kOneWarp = 1024;  // the most assignments that each warp looks at by itself
+constexpr int64_t kWarpMost = 256;  // the most assignments that each warp looks at by itself
 
 enum class Algorithm {
   kWarp,     // a warp for each 32 experts, which looks at all assignments

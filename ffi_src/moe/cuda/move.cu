@@ -6,6 +6,8 @@
 // bytes, or less if rows are not multiples of that; neighbouring threads have neighbouring units. Sums are in float32
 // (float64 for float64) and in the order of choices, so that every run gives the same bits. Without scales, dispatch
 // copies bytes for any dtype.
+#include <type_traits>
+
 #include "common/cuda/dispatch.cuh"
 #include "common/cuda/element.h"
 #include "common/cuda/launch.cuh"
@@ -110,19 +112,27 @@ __global__ void __launch_bounds__(kThreads)
 
 // ---- combine --------------------------------------------------------------------------------------------------------
 
-template <class Element, int kVector, int kEach, int kTogether>
+// W: float16 or bfloat16 like Element, or the type of the sums. It is not chosen by a branch as for other kernels,
+// since that took 3 to 5 %, also without weights.
+template <class Element, class W, int kVector, int kEach, int kTogether>
 __global__ void __launch_bounds__(kCombineThreads)
     combine_kernel(const __grid_constant__ MoveProblem p, uint32_t units, uint32_t threads, bool wide,
                    const Vector<Element, kVector>* __restrict__ y, const int32_t* __restrict__ index,
-                   const void* __restrict__ weights, Vector<Element, kVector>* __restrict__ out) {
+                   const W* __restrict__ weights, Vector<Element, kVector>* __restrict__ out) {
   using Acc = typename Element::Acc;
+  const auto number = [](W weight) -> Acc {
+    if constexpr (std::is_same_v<W, Acc>)
+      return weight;
+    else
+      return Element::load(weight);
+  };
   const Place at(wide, threads);
   if (at.first >= threads || at.token >= p.outer * p.tokens) return;
   const auto choices = static_cast<uint32_t>(p.choices);
   const Shift shift = shift_of(p, at.token);
   const int64_t a = at.token * choices;
   const int32_t* const rows = index + a + shift.index;
-  if (weights) weights = Weight<Element>::from(p, weights, a + shift.weight);
+  if (weights) weights += a + shift.weight;
   y += shift.row * units + at.first;
   out += at.token * units + at.first;
   const auto within = [&](int c) { return at.first + c * threads < units; };
@@ -130,24 +140,24 @@ __global__ void __launch_bounds__(kCombineThreads)
 #pragma unroll 1
   for (uint32_t j = 0; j < choices; j += kTogether) {
     Vector<Element, kVector> v[kTogether][kEach];
-    Weight<Element> scale[kTogether];
-    int32_t row[kTogether];
-#pragma unroll
-    for (int n = 0; n < kTogether; ++n) row[n] = j + n < choices ? rows[j + n] : -1;
-    Weight<Element>::load(p, weights, j, choices, scale);
-#pragma unroll
-    for (int n = 0; n < kTogether; ++n)
-#pragma unroll
-      for (int c = 0; c < kEach; ++c)
-        if (row[n] >= 0 && within(c)) v[n][c] = y[static_cast<uint32_t>(row[n]) * uint64_t{units} + c * threads];
+    W scale[kTogether];
+    bool there[kTogether];
 #pragma unroll
     for (int n = 0; n < kTogether; ++n) {
-      if (row[n] < 0) continue;
-      const Acc factor = scale[n].number(p);
+      const int32_t row = j + n < choices ? rows[j + n] : -1;
+      there[n] = row >= 0;
+#pragma unroll
+      for (int c = 0; c < kEach; ++c)
+        if (there[n] && within(c)) v[n][c] = y[static_cast<uint32_t>(row) * uint64_t{units} + c * threads];
+      scale[n] = there[n] && weights ? weights[j + n] : W{1};  // narrow weights are never null
+    }
+#pragma unroll
+    for (int n = 0; n < kTogether; ++n) {
+      if (!there[n]) continue;
 #pragma unroll
       for (int c = 0; c < kEach; ++c)
 #pragma unroll
-        for (int i = 0; i < kVector; ++i) sums[c][i] += factor * Element::load(v[n][c].bits[i]);
+        for (int i = 0; i < kVector; ++i) sums[c][i] += number(scale[n]) * Element::load(v[n][c].bits[i]);
     }
   }
 #pragma unroll
@@ -269,8 +279,15 @@ cudaError_t launch_combine(cudaStream_t stream, const MoveProblem& p, const void
     const int64_t units = p.inner / vector;
     const auto start = [&](auto each, auto together) {
       const Shares shares(p, units, each, kCombineThreads);
-      return launch(stream, {shares.grid(), grid_of(shares.block)}, combine_kernel<Element, vector, each, together>, p,
-                    units, shares.threads, shares.wide, static_cast<const V*>(y), index, weights, static_cast<V*>(out));
+      const auto with = [&](auto weight) {
+        using W = decltype(weight);
+        return launch(stream, {shares.grid(), grid_of(shares.block)},
+                      combine_kernel<Element, W, vector, each, together>, p, units, shares.threads, shares.wide,
+                      static_cast<const V*>(y), index, static_cast<const W*>(weights), static_cast<V*>(out));
+      };
+      if constexpr (sizeof(typename Element::Bits) == 2)
+        if (p.narrow) return with(typename Element::Bits{});
+      return with(typename Element::Acc{});
     };
     const std::integral_constant<int, 1> one;
     const std::integral_constant<int, 2> two;

@@ -355,9 +355,7 @@ cudaError_t launch_route(cudaStream_t stream, const Plan& plan, const PlanProble
   if (problem.outer == 0) return cudaSuccess;
   const dim3 grid(static_cast<unsigned>(plan.blocks), static_cast<unsigned>(problem.outer));
   switch (plan.algorithm) {
-    case Algorithm::kWarp:
-      return launch(stream, {grid, dim3(32)}, problem.assignments <= 256 ? route_warp_kernel<8> : route_warp_kernel<32>,
-                    problem, routes);
+    case Algorithm::kWarp: return launch(stream, {grid, dim3(32)}, route_warp_kernel, problem, routes);
     case Algorithm::kBlock: return launch_with<Algorithm::kBlock>(stream, plan, problem, routes);
     case Algorithm::kCluster: return launch_with<Algorithm::kCluster>(stream, plan, problem, routes);
     default: return launch_with<Algorithm::kGrid>(stream, plan, problem, routes);

@@ -8,12 +8,11 @@
 
 namespace jaxgpuops::moe {
 
-// Each lane holds kItems assignments in registers.
-template <int kItems>
 __global__ void __launch_bounds__(32) route_warp_kernel(PlanProblem p, Routes all) {
   const Routes routes = routes_of(p, all, blockIdx.y);
   const auto experts = static_cast<int32_t>(p.experts), assignments = static_cast<int32_t>(p.assignments);
   const int32_t lane = threadIdx.x, own = blockIdx.x;
+  constexpr int kItems = kWarpMost / 32;
   int32_t key[kItems], rank[kItems];
   int32_t before = 0, kept = 0;  // of what earlier warps' experts keep, a part; what the lane's expert keeps
 #pragma unroll

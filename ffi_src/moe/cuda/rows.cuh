@@ -58,31 +58,6 @@ struct Weight {
       return {static_cast<const Acc*>(weights)[i]};
     }
   }
-  // Where the weights from the i-th on are.
-  __device__ __forceinline__ static const void* from(const MoveProblem& p, const void* weights, int64_t i) {
-    return static_cast<const char*>(weights) + i * (p.narrow ? sizeof(typename Element::Bits) : sizeof(Acc));
-  }
-  // Loads those of `loaded` from the i-th on that are below `count`. All loads are of one branch, so that none waits
-  // for another; without weights, which are not narrow either, each is one.
-  template <int kCount>
-  __device__ __forceinline__ static void load(const MoveProblem& p, const void* weights, uint32_t i, uint32_t count,
-                                              Weight (&loaded)[kCount]) {
-    const auto load_from = [&](auto* first) {
-#pragma unroll
-      for (uint32_t n = 0; n < kCount; ++n)
-        if (i + n < count) loaded[n].bits = first[i + n];
-    };
-    if constexpr (kMayBeNarrow) {
-      if (p.narrow) return load_from(static_cast<const typename Element::Bits*>(weights));
-      if (weights) return load_from(static_cast<const uint32_t*>(weights));
-#pragma unroll
-      for (auto& weight : loaded) weight.bits = __float_as_uint(1.0f);
-    } else {
-      if (weights) return load_from(static_cast<const Acc*>(weights));
-#pragma unroll
-      for (auto& weight : loaded) weight.bits = Acc{1};
-    }
-  }
   __device__ __forceinline__ Acc number(const MoveProblem& p) const {
     if constexpr (kMayBeNarrow)
       return p.narrow ? Element::load(static_cast<typename Element::Bits>(bits)) : __uint_as_float(bits);
