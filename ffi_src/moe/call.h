@@ -89,6 +89,7 @@ inline ffi::DataType wide_type(const MoveProblem& problem) {
   return problem.dtype == DType::kFloat64 ? ffi::DataType::F64 : ffi::DataType::F32;
 }
 
+// Checks the weights, and notes whether they are narrow.
 inline const void* weights_of(MoveProblem& problem, Rest& rest, const Dims& whole, int64_t axis) {
   const ffi::AnyBuffer weights = rest.next("weights");
   problem.narrow = bytes_of(problem.dtype) == 2 && require_dtype("weights", weights) == problem.dtype;
